@@ -1,0 +1,368 @@
+//! Measures `linear` beside candle and beside what the machine can do at most:
+//! `cargo run --release -p cresset-kernels --example linear_bench [-- [threads] [smol | table] [types…] [ROWSxCOLS…]]`.
+//!
+//! Every case is checked against the reference before it is timed. Contenders take turns, and the best round counts: on a
+//! shared machine the others' load only ever adds time.
+
+use candle_core::quantized::{GgmlDType, QMatMul, QTensor};
+use candle_core::{Device, Module, Tensor};
+use cresset_kernels::Compute;
+use cresset_kernels::linear::{Weight, linear_reference, linear_slices};
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+type Anyhow = Box<dyn std::error::Error>;
+
+const TYPES: [GgmlDType; 13] = [
+    GgmlDType::F32,
+    GgmlDType::F16,
+    GgmlDType::BF16,
+    GgmlDType::Q4_0,
+    GgmlDType::Q4_1,
+    GgmlDType::Q5_0,
+    GgmlDType::Q5_1,
+    GgmlDType::Q8_0,
+    GgmlDType::Q2K,
+    GgmlDType::Q3K,
+    GgmlDType::Q4K,
+    GgmlDType::Q5K,
+    GgmlDType::Q6K,
+];
+/// `(rows, cols)`.
+const SHAPES: [(usize, usize); 5] = [(576, 576), (1536, 576), (576, 1536), (49152, 576), (2048, 8192)];
+const BATCHES: [usize; 6] = [1, 4, 8, 16, 64, 512];
+/// Stop repeating a case after this long.
+const BUDGET: Duration = Duration::from_millis(250);
+
+fn main() -> Result<(), Anyhow> {
+    let mut args: Vec<String> = std::env::args().skip(1).collect();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = match args.first().map(|arg| arg.parse()) {
+        Some(Ok(threads)) => {
+            args.remove(0);
+            threads
+        }
+        _ => cores,
+    };
+    let bench = Bench::new(threads);
+    match args.split_first() {
+        Some((mode, types)) if mode == "table" => bench.table(types),
+        Some((mode, types)) if mode == "smol" => bench.smollm2(types),
+        Some((other, _)) => Err(format!("unknown mode {other}: table or smol").into()),
+        None => {
+            bench.smollm2(&[])?;
+            bench.table(&[])
+        }
+    }
+}
+
+fn wanted_shape(rows: usize, cols: usize, args: &[String]) -> bool {
+    let mut named = args.iter().filter(|arg| arg.contains('x')).peekable();
+    named.peek().is_none() || named.any(|name| *name == format!("{rows}x{cols}"))
+}
+
+fn wanted(dtype: GgmlDType, types: &[String]) -> bool {
+    let mut named = types.iter().filter(|arg| !arg.contains('x')).peekable();
+    named.peek().is_none() || named.any(|name| *name == format!("{dtype:?}"))
+}
+
+struct Bench {
+    c: Compute,
+    /// Ceilings of all threads together.
+    gflops: f64,
+    gbytes: f64,
+}
+
+impl Bench {
+    fn new(threads: usize) -> Self {
+        let c = Compute::new(threads);
+        let gflops = ceiling::multiply_adds(&c);
+        let (gbytes, copy) = (ceiling::read(&c), ceiling::copy(&c));
+        println!(
+            "{threads} threads, at most {gflops:.0} GFLOP/s, {gbytes:.1} GB/s read, {copy:.1} GB/s copied (read + written)"
+        );
+        println!("handing out an op: {:.2} µs\n", ceiling::hand_out(&c));
+        Self { c, gflops, gbytes }
+    }
+
+    fn table(&self, types: &[String]) -> Result<(), Anyhow> {
+        println!("| type | rows × cols | n | µs | GB/s | of read | GFLOP/s | of peak | candle µs | × candle |");
+        println!("|---|---|---:|---:|---:|---:|---:|---:|---:|---:|");
+        for dtype in TYPES {
+            if !wanted(dtype, types) {
+                continue;
+            }
+            for (rows, cols) in SHAPES {
+                if cols.is_multiple_of(dtype.block_size()) && wanted_shape(rows, cols, types) {
+                    self.rows_of_table(dtype, rows, cols)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn rows_of_table(&self, dtype: GgmlDType, rows: usize, cols: usize) -> Result<(), Anyhow> {
+        let (weight, theirs) = matrices(dtype, rows, cols)?;
+        for n in BATCHES {
+            let x = Tensor::randn(0f32, 1.0, (n, cols), &Device::Cpu)?;
+            let values: Vec<f32> = x.flatten_all()?.to_vec1()?;
+            let mut out = vec![f32::NAN; n * rows];
+            linear_slices(&self.c, &weight, None, &values, n, &mut out)?;
+            check(&weight, &values, &out)?;
+            let times = best(&mut [
+                &mut || {
+                    linear_slices(&self.c, &weight, None, &values, n, &mut out).expect("checked sizes");
+                },
+                &mut || {
+                    black_box(theirs.forward(&x).expect("candle multiplies"));
+                },
+            ]);
+            self.print_row(dtype, rows, cols, n, weight.bytes(), &times);
+        }
+        Ok(())
+    }
+
+    fn print_row(&self, dtype: GgmlDType, rows: usize, cols: usize, n: usize, bytes: usize, times: &[f64]) {
+        let gbytes = bytes as f64 / times[0] / 1e9;
+        let gflops = 2.0 * (rows * cols * n) as f64 / times[0] / 1e9;
+        println!(
+            "| {dtype:?} | {rows} × {cols} | {n} | {:.1} | {gbytes:.1} | {:.0} % | {gflops:.0} | {:.0} % | {:.1} | {:.1} |",
+            times[0] * 1e6,
+            100.0 * gbytes / self.gbytes,
+            100.0 * gflops / self.gflops,
+            times[1] * 1e6,
+            times[1] / times[0],
+        );
+    }
+
+    /// All linears of SmolLM2-135M (30 layers, tied head), each layer with its own weights so that caches see the real traffic.
+    fn smollm2(&self, types: &[String]) -> Result<(), Anyhow> {
+        for dtype in [GgmlDType::Q4_1, GgmlDType::Q4_0, GgmlDType::Q8_0, GgmlDType::F16] {
+            if !wanted(dtype, types) {
+                continue;
+            }
+            let shapes = [(960, 576), (576, 576), (3072, 576), (576, 1536)];
+            let layers: Vec<_> = (0..30)
+                .flat_map(|_| shapes)
+                .map(|(rows, cols)| matrices(dtype, rows, cols))
+                .collect::<Result<_, _>>()?;
+            let head = matrices(dtype, 49152, 576)?;
+            let decode: Vec<_> = layers.iter().chain([&head]).collect();
+            self.pass(dtype, "decode with head", 1, &decode)?;
+            self.pass(dtype, "decode of 8 with head", 8, &decode)?;
+            self.pass(dtype, "prefill of 512 without head", 512, &layers.iter().collect::<Vec<_>>())?;
+        }
+        println!();
+        Ok(())
+    }
+
+    /// One pass over the matrices, in order. The time is the sum of each call's best: a pass is long enough to be interrupted,
+    /// a call is not, and between two calls of one matrix all others have gone through the caches.
+    fn pass(&self, dtype: GgmlDType, what: &str, n: usize, matrices: &[&(Weight, Theirs)]) -> Result<(), Anyhow> {
+        let x = Tensor::randn(0f32, 1.0, (n, 1536), &Device::Cpu)?;
+        let narrow = x.narrow(1, 0, 576)?.contiguous()?;
+        let values: Vec<f32> = x.flatten_all()?.to_vec1()?;
+        let mut out = vec![0f32; n * 49152];
+        let ours = sum_of_best(matrices, 12 * BUDGET, |(w, _)| {
+            let (x, out) = (&values[..n * w.cols()], &mut out[..n * w.rows()]);
+            linear_slices(&self.c, w, None, x, n, out).expect("sizes fit");
+        });
+        let candle = sum_of_best(matrices, 4 * BUDGET, |(w, theirs)| {
+            let x = if w.cols() == 576 { &narrow } else { &x };
+            black_box(theirs.forward(x).expect("candle multiplies"));
+        });
+        let work: usize = matrices.iter().map(|(w, _)| w.rows() * w.cols()).sum();
+        let bytes: usize = matrices.iter().map(|(w, _)| w.bytes()).sum();
+        let gflops = 2.0 * (work * n) as f64 / ours / 1e9;
+        println!(
+            "SmolLM2 {dtype:?} {what}: {:.0} tok/s, {:.1} GB/s, {gflops:.0} GFLOP/s ({:.0} % of peak), candle {:.0} tok/s",
+            n as f64 / ours,
+            bytes as f64 / ours / 1e9,
+            100.0 * gflops / self.gflops,
+            n as f64 / candle,
+        );
+        Ok(())
+    }
+}
+
+/// Seconds: each call's best over at least two rounds.
+fn sum_of_best<T>(items: &[&T], budget: Duration, mut call: impl FnMut(&T)) -> f64 {
+    let mut best = vec![f64::INFINITY; items.len()];
+    let begin = Instant::now();
+    for round in 0.. {
+        if round >= 2 && begin.elapsed() > budget {
+            break;
+        }
+        for (item, best) in items.iter().zip(&mut best) {
+            let start = Instant::now();
+            call(item);
+            *best = best.min(start.elapsed().as_secs_f64());
+        }
+    }
+    best.iter().sum()
+}
+
+enum Theirs {
+    Quantised(QMatMul),
+    Dense(Tensor),
+}
+
+impl Theirs {
+    fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        match self {
+            Theirs::Quantised(matmul) => matmul.forward(x),
+            Theirs::Dense(w) => x.to_dtype(w.dtype())?.matmul(&w.t()?),
+        }
+    }
+}
+
+/// The same random matrix for both contenders.
+fn matrices(dtype: GgmlDType, rows: usize, cols: usize) -> Result<(Weight, Theirs), Anyhow> {
+    let dense = Tensor::randn(0f32, 1.0, (rows, cols), &Device::Cpu)?;
+    let q = QTensor::quantize(&dense, dtype)?;
+    let weight = Weight::from_ggml(dtype, &q.data()?, rows, cols)?;
+    let theirs = match dtype {
+        GgmlDType::F32 => Theirs::Dense(dense),
+        GgmlDType::F16 => Theirs::Dense(dense.to_dtype(candle_core::DType::F16)?),
+        GgmlDType::BF16 => Theirs::Dense(dense.to_dtype(candle_core::DType::BF16)?),
+        _ => Theirs::Quantised(QMatMul::from_arc(Arc::new(q))?),
+    };
+    Ok((weight, theirs))
+}
+
+/// The first and last token's outputs against the reference.
+fn check(w: &Weight, x: &[f32], out: &[f32]) -> Result<(), Anyhow> {
+    let (cols, rows) = (w.cols(), w.rows());
+    for (x, out) in [(&x[..cols], &out[..rows]), (&x[x.len() - cols..], &out[out.len() - rows..])] {
+        let want = linear_reference(w, None, x);
+        let close = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-5 * (cols as f32).sqrt() * (1.0 + b.abs());
+        if !out.iter().zip(&want).all(close) {
+            return Err(format!("[{rows}, {cols}] differs from the reference").into());
+        }
+    }
+    Ok(())
+}
+
+/// Seconds of each contender's best round; they take turns.
+fn best(contenders: &mut [&mut dyn FnMut()]) -> Vec<f64> {
+    let mut best = vec![f64::INFINITY; contenders.len()];
+    let mut spent = vec![Duration::ZERO; contenders.len()];
+    for _ in 0..2000 {
+        for (i, contender) in contenders.iter_mut().enumerate() {
+            if spent[i] > BUDGET {
+                continue;
+            }
+            let start = Instant::now();
+            contender();
+            let took = start.elapsed();
+            spent[i] += took;
+            best[i] = best[i].min(took.as_secs_f64());
+        }
+    }
+    best
+}
+
+/// What the machine can do.
+mod ceiling {
+    use super::{Compute, best, black_box};
+    use std::sync::atomic::Ordering;
+
+    /// GFLOP/s of independent fused multiply-adds in registers.
+    pub fn multiply_adds(c: &Compute) -> f64 {
+        const STEPS: usize = 200_000;
+        let seconds = best(&mut [&mut || c.run(c.threads(), |_| chains(STEPS))])[0];
+        (c.threads() * STEPS * CHAINS * WIDTH * 2) as f64 / seconds / 1e9
+    }
+
+    const CHAINS: usize = 16;
+    const WIDTH: usize = 16;
+
+    #[cfg(target_arch = "x86_64")]
+    fn chains(steps: usize) {
+        if is_x86_feature_detected!("avx512f") {
+            // SAFETY: just detected.
+            unsafe { chains_avx512(steps) }
+        } else {
+            chains_portable(steps);
+        }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn chains(steps: usize) {
+        chains_portable(steps);
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f")]
+    fn chains_avx512(steps: usize) {
+        use std::arch::x86_64::{_mm512_fmadd_ps, _mm512_set1_ps};
+        let (a, b) = (_mm512_set1_ps(black_box(0.999)), _mm512_set1_ps(black_box(1e-3)));
+        let mut sums = [_mm512_set1_ps(1.0); CHAINS];
+        for _ in 0..steps {
+            for sum in &mut sums {
+                *sum = _mm512_fmadd_ps(*sum, a, b);
+            }
+        }
+        black_box(sums);
+    }
+
+    fn chains_portable(steps: usize) {
+        let (a, b) = (black_box(0.999f32), black_box(1e-3f32));
+        let mut sums = [[1f32; WIDTH]; CHAINS];
+        for _ in 0..steps {
+            for sum in sums.iter_mut().flatten() {
+                *sum = *sum * a + b;
+            }
+        }
+        black_box(sums);
+    }
+
+    /// µs that a run takes over the longest of its tasks, one per thread, each known to be on a thread of its own.
+    pub fn hand_out(c: &Compute) -> f64 {
+        let arrived = std::sync::atomic::AtomicUsize::new(0);
+        let rounds = 1000;
+        let seconds = best(&mut [&mut || {
+            for round in 1..=rounds {
+                c.run(c.threads(), |_| {
+                    arrived.fetch_add(1, Ordering::Relaxed);
+                    while arrived.load(Ordering::Relaxed) < round * c.threads() {
+                        std::hint::spin_loop();
+                    }
+                });
+            }
+            arrived.store(0, Ordering::Relaxed);
+        }])[0];
+        seconds / rounds as f64 * 1e6
+    }
+
+    const BUFFER: usize = 64 << 20;
+
+    /// GB/s of reading memory that no cache holds.
+    pub fn read(c: &Compute) -> f64 {
+        let data = vec![1u64; BUFFER];
+        let part = BUFFER / c.threads();
+        let sum = |i: usize| data[i * part..][..part].iter().fold(0u64, |a, b| a ^ b);
+        let seconds = best(&mut [&mut || {
+            c.run(c.threads(), |i| {
+                black_box(sum(i));
+            });
+        }])[0];
+        (BUFFER * 8) as f64 / seconds / 1e9
+    }
+
+    /// GB/s of copying, both directions counted.
+    pub fn copy(c: &Compute) -> f64 {
+        let from = vec![1u64; BUFFER / 2];
+        let mut to = vec![0u64; BUFFER / 2];
+        let part = BUFFER / 2 / c.threads();
+        let slots: Vec<_> = to.chunks_exact_mut(part).map(std::sync::Mutex::new).collect();
+        let seconds = best(&mut [&mut || {
+            c.run(slots.len(), |i| {
+                let mut slot = slots[i].lock().expect("each task has its own slot");
+                slot.copy_from_slice(&from[i * part..][..part]);
+            });
+        }])[0];
+        (BUFFER * 8) as f64 / seconds / 1e9
+    }
+}

@@ -1,0 +1,57 @@
+//! The fast paths against the reference, and what a bad call gets.
+
+use super::*;
+use crate::testing::{assert_close, compute, poisoned, random, values};
+
+const ACTIVATIONS: [Activation; 2] = [Activation::Silu, Activation::GeluTanh];
+
+#[test]
+fn every_path_equals_the_reference() {
+    for act in ACTIVATIONS {
+        for d in [0, 1, 15, 16, 17, 576, 1537] {
+            let gate: Vec<f32> = values(&random(&[d], 1)).iter().map(|x| x * 12.0).collect();
+            let up = values(&random(&[d], 2));
+            let mut want = vec![f32::NAN; d];
+            reference::gated_row(act, &gate, &up, &mut want);
+            for isa in Isa::available() {
+                let mut out = vec![f32::NAN; d];
+                cpu::gated_row(isa, act, &gate, &up, &mut out);
+                assert_close(&out, &want, 1e-6, &format!("{isa:?} {act:?} {d}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn large_gates_saturate() {
+    for act in ACTIVATIONS {
+        for isa in Isa::available() {
+            let mut out = [f32::NAN; 4];
+            cpu::gated_row(isa, act, &[-1e4, -200.0, 0.0, 1e4], &[1.0; 4], &mut out);
+            assert_eq!(out, [0.0, 0.0, 0.0, 1e4], "{isa:?} {act:?}");
+        }
+    }
+}
+
+#[test]
+fn the_op_equals_composed_candle_ops() {
+    for (n, d) in [(1, 1536), (19, 99), (989, 64)] {
+        let x = random(&[n, 2 * d], 3);
+        let (gate, up) = (x.narrow(1, 0, d).unwrap(), x.narrow(1, d, d).unwrap());
+        for act in ACTIVATIONS {
+            let gate = match act {
+                Activation::Silu => gate.silu().unwrap(),
+                Activation::GeluTanh => gate.gelu().unwrap(),
+            };
+            let out = poisoned(&[n, d]);
+            gated(&compute(), act, &x, &out).unwrap();
+            assert_close(&values(&out), &values(&(gate * &up).unwrap()), 1e-6, &format!("{act:?} {n}x{d}"));
+        }
+    }
+}
+
+#[test]
+fn a_wrong_shape_is_refused() {
+    let result = gated(&compute(), Activation::Silu, &random(&[2, 6], 1), &poisoned(&[2, 4]));
+    assert!(matches!(result, Err(crate::Error::Shape { .. })));
+}

@@ -1,0 +1,29 @@
+//! Numeric kernels: one folder per op. `mod.rs` states shapes, dtypes and aliasing once and checks them; `reference.rs` is the
+//! specification in plain f32 loops; `cpu.rs` is the fast path judged by it. Outputs are owned by the caller.
+
+pub mod activation;
+pub mod attention;
+pub mod compute;
+pub mod embedding;
+pub mod linear;
+pub mod norm;
+pub mod rope;
+mod simd;
+mod storage;
+#[cfg(test)]
+mod testing;
+
+pub use compute::Compute;
+
+/// What an op can refuse. A shape error is a bug of the caller; it names the op and the sizes.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{op}: {detail}")]
+    Shape { op: &'static str, detail: String },
+    #[error("{op}: unsupported {detail}")]
+    Unsupported { op: &'static str, detail: String },
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
+}
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;

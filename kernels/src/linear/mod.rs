@@ -1,0 +1,237 @@
+//! `out[n, rows] = x[n, cols] · Wᵀ (+ bias)` with dense or block-quantised weights, f32 activations and f32 sums.
+//!
+//! Weights stay quantised in memory and are decoded, bit for bit as their format defines, on the way to the multiply-adds.
+//! So a quantised matrix gives exactly the bits that its dequantised copy gives.
+#![expect(clippy::inline_always, reason = "vector code must end up inside the function that enables its instructions")]
+
+mod decode;
+mod format;
+mod fused;
+mod lanes;
+mod matmul;
+mod pack;
+mod reference;
+#[cfg(test)]
+mod tests;
+mod tile;
+
+pub use reference::linear as linear_reference;
+
+use crate::simd::Isa;
+use crate::storage::{self, shape};
+use crate::{Compute, Error, Result};
+use candle_core::quantized::GgmlDType;
+use candle_core::{DType, Tensor};
+use lanes::LANES;
+use pack::Line;
+use std::ops::Range;
+
+const OP: &str = "linear";
+
+/// A weight matrix `[rows (outputs), cols (inputs)]`, prepared for this CPU. Several matrices with the same `cols` may be
+/// stacked into one (fused QKV, gate-up), each part keeping its own type.
+pub struct Weight {
+    rows: usize,
+    cols: usize,
+    parts: Vec<Part>,
+}
+
+/// Rows of one type, in panels of sixteen.
+struct Part {
+    /// Its first row in the whole matrix.
+    first: usize,
+    rows: usize,
+    dtype: GgmlDType,
+    panel_bytes: usize,
+    data: Vec<Line>,
+}
+
+impl Part {
+    fn new(dtype: GgmlDType, raw: &[u8], rows: usize, cols: usize) -> Result<Self> {
+        let blocks = cols / dtype.block_size();
+        let expected = rows.checked_mul(blocks).and_then(|b| b.checked_mul(dtype.type_size()));
+        if !cols.is_multiple_of(dtype.block_size()) {
+            let detail = format!("{cols} columns are not whole {dtype:?} blocks");
+            return Err(shape(OP, detail));
+        }
+        if expected != Some(raw.len()) {
+            let got = raw.len();
+            let detail = format!("[{rows}, {cols}] {dtype:?} takes {expected:?} bytes, got {got}");
+            return Err(shape(OP, detail));
+        }
+        let (panel_bytes, data) = match (dtype, format::of(dtype)) {
+            _ if raw.is_empty() => (0, Vec::new()),
+            (_, Some(format)) => {
+                let data = pack::quantised(dtype, &format, raw, rows, cols);
+                (format.panel_bytes(cols), data)
+            }
+            (GgmlDType::F32 | GgmlDType::F16 | GgmlDType::BF16, None) => {
+                pack::dense(raw, rows, cols, dtype.type_size())
+            }
+            (other, None) => {
+                let detail = format!("weights of type {other:?}");
+                return Err(Error::Unsupported { op: OP, detail });
+            }
+        };
+        Ok(Self { first: 0, rows, dtype, panel_bytes, data })
+    }
+
+    fn panels(&self) -> usize {
+        self.rows.div_ceil(LANES)
+    }
+
+    fn panel(&self, index: usize) -> *const u8 {
+        let start = index * self.panel_bytes;
+        let end = start + self.panel_bytes;
+        assert!(end <= size_of_val(self.data.as_slice()), "panel within the matrix");
+        self.data.as_ptr().cast::<u8>().wrapping_add(start)
+    }
+
+    /// Outputs of the whole matrix that some panels of this part produce.
+    fn outputs(&self, panels: &Range<usize>) -> Range<usize> {
+        self.first + panels.start * LANES..self.first + self.rows.min(panels.end * LANES)
+    }
+}
+
+impl Weight {
+    /// From a GGUF tensor's raw little-endian blocks (F32, F16, BF16 and every block type), row-major `[rows, cols]`.
+    pub fn from_ggml(dtype: GgmlDType, raw: &[u8], rows: usize, cols: usize) -> Result<Self> {
+        let parts = vec![Part::new(dtype, raw, rows, cols)?];
+        Ok(Self { rows, cols, parts })
+    }
+
+    /// From f32, f16 or bf16 `[rows, cols]` (safetensors). Kept in its own width.
+    pub fn from_dense(tensor: &Tensor) -> Result<Self> {
+        let (rows, cols) = tensor.dims2()?;
+        let flat = tensor.flatten_all()?;
+        let dense = |dtype, raw: &[u8]| Self::from_ggml(dtype, raw, rows, cols);
+        match tensor.dtype() {
+            DType::F32 => dense(GgmlDType::F32, bytes_of(&flat.to_vec1::<f32>()?)),
+            DType::F16 => dense(GgmlDType::F16, bytes_of(&flat.to_vec1::<half::f16>()?)),
+            DType::BF16 => dense(GgmlDType::BF16, bytes_of(&flat.to_vec1::<half::bf16>()?)),
+            other => Err(Error::Unsupported {
+                op: OP,
+                detail: format!("dense weights of type {other:?}; expected f32, f16 or bf16"),
+            }),
+        }
+    }
+
+    /// Stacks matrices along the output dimension.
+    pub fn stack(parts: Vec<Weight>) -> Result<Self> {
+        let cols = parts.first().map_or(0, |w| w.cols);
+        let mut whole = Self { rows: 0, cols, parts: Vec::new() };
+        for weight in parts {
+            if weight.cols != cols {
+                let other = weight.cols;
+                let detail = format!("stacked matrices have {cols} and {other} columns");
+                return Err(shape(OP, detail));
+            }
+            let first = whole.rows;
+            whole.rows += weight.rows;
+            let moved = |part: Part| Part { first: first + part.first, ..part };
+            whole.parts.extend(weight.parts.into_iter().map(moved));
+        }
+        Ok(whole)
+    }
+
+    /// The same matrix dequantised to f32 (the exactness reference mode).
+    pub fn to_f32(&self) -> Result<Self> {
+        let mut values = vec![0f32; self.rows * self.cols];
+        if self.cols > 0 {
+            for (row, out) in values.chunks_exact_mut(self.cols).enumerate() {
+                self.row_f32(row, out);
+            }
+        }
+        Self::from_ggml(GgmlDType::F32, bytes_of(&values), self.rows, self.cols)
+    }
+
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Columns as packed: dense panels end with columns of zeros.
+    fn padded_cols(&self) -> usize {
+        self.cols.next_multiple_of(format::BLOCK)
+    }
+
+    /// Bytes of memory held.
+    pub fn bytes(&self) -> usize {
+        let lines = |part: &Part| size_of_val(part.data.as_slice());
+        self.parts.iter().map(lines).sum()
+    }
+
+    /// Dequantises one row (`out.len() == cols`): embedding look-up from a tied matrix.
+    pub fn row_f32(&self, row: usize, out: &mut [f32]) {
+        self.row_f32_with(Isa::best(), row, out);
+    }
+
+    fn row_f32_with(&self, isa: Isa, row: usize, out: &mut [f32]) {
+        assert_eq!(out.len(), self.cols, "a row has as many values as columns");
+        let holds = |part: &&Part| (part.first..part.first + part.rows).contains(&row);
+        let part = self.parts.iter().find(holds).expect("row of this matrix");
+        matmul::row(isa, part, row - part.first, out);
+    }
+}
+
+fn bytes_of<T: Copy>(values: &[T]) -> &[u8] {
+    // SAFETY: only called with f32, f16 and bf16, which are plain bytes.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+}
+
+/// `x: [n, cols]` f32 contiguous, `out: [n, rows]` f32 contiguous, not aliasing `x`; `bias: [rows]` f32.
+/// Each output is summed in an order that depends on `cols` and the weight's type alone, never on `n`, the thread count or
+/// neighbours: one row gives the same bits alone and in a batch.
+pub fn linear(c: &Compute, w: &Weight, bias: Option<&Tensor>, x: &Tensor, out: &Tensor) -> Result<()> {
+    storage::distinct(OP, &[out, x])?;
+    let (n, _) = storage::dims2(OP, x)?;
+    let x = storage::read(OP, x)?;
+    let Some(bias) = bias else {
+        return storage::write(OP, out, |out| linear_slices(c, w, None, &x, n, out));
+    };
+    storage::distinct(OP, &[out, bias])?;
+    let bias = storage::read(OP, bias)?;
+    storage::write(OP, out, |out| linear_slices(c, w, Some(&bias), &x, n, out))
+}
+
+/// `linear` on slices: `x: [n, cols]`, `out: [n, rows]`, `bias: [rows]`.
+pub fn linear_slices(
+    c: &Compute,
+    w: &Weight,
+    bias: Option<&[f32]>,
+    x: &[f32],
+    n: usize,
+    out: &mut [f32],
+) -> Result<()> {
+    linear_slices_with(Isa::best(), c, w, bias, x, n, out)
+}
+
+fn linear_slices_with(
+    isa: Isa,
+    c: &Compute,
+    w: &Weight,
+    bias: Option<&[f32]>,
+    x: &[f32],
+    n: usize,
+    out: &mut [f32],
+) -> Result<()> {
+    let (rows, cols) = (w.rows, w.cols);
+    let expected = (n * cols, n * rows, bias.map(|_| rows));
+    let got = (x.len(), out.len(), bias.map(<[f32]>::len));
+    if got != expected {
+        let detail = format!("[{rows}, {cols}] for {n} rows: x, out, bias want {expected:?} elements, got {got:?}");
+        return Err(shape(OP, detail));
+    }
+    if cols == 0 {
+        out.chunks_exact_mut(rows.max(1)).for_each(|out| match bias {
+            Some(bias) => out.copy_from_slice(bias),
+            None => out.fill(0.0),
+        });
+    } else if n > 0 {
+        matmul::run(isa, c, w, bias, x, out);
+    }
+    Ok(())
+}

@@ -1,0 +1,227 @@
+//! From a GGUF tensor's blocks to panels. Each block type is first unpacked to codes and scales (`SuperBlock`), then laid out
+//! by its `Format`. Layouts of the blocks: ggml's block definitions (`ggml-common.h`).
+
+use super::format::{BLOCK, Format, Scales};
+use super::lanes::LANES;
+use candle_core::quantized::GgmlDType;
+
+/// 64 aligned bytes: a cache line.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+pub(super) struct Line(#[expect(dead_code, reason = "read through as_bytes_mut")] [u8; 64]);
+
+impl Line {
+    pub const ZERO: Line = Line([0; 64]);
+}
+
+/// Zeroed memory for `bytes`, aligned to cache lines.
+pub(super) fn zeroed(bytes: usize) -> Vec<Line> {
+    vec![Line::ZERO; bytes.div_ceil(size_of::<Line>())]
+}
+
+pub(super) fn as_bytes_mut(lines: &mut [Line]) -> &mut [u8] {
+    // SAFETY: a line is 64 plain bytes without padding.
+    unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), size_of_val(lines)) }
+}
+
+/// Codes and scales of up to 256 columns of one row.
+struct SuperBlock {
+    /// f16 bits.
+    d: u16,
+    /// f16 bits of what is added (times `mins`, where there are any).
+    m: u16,
+    scales: [u8; 16],
+    mins: [u8; 16],
+    codes: [u8; 256],
+}
+
+/// Panels of a dense matrix of `width` bytes an element, `[panel][col][16]`, and the bytes of one; columns are padded with
+/// zeros to whole blocks.
+pub(super) fn dense(raw: &[u8], rows: usize, cols: usize, width: usize) -> (usize, Vec<Line>) {
+    let panel_bytes = cols.next_multiple_of(BLOCK) * LANES * width;
+    let mut data = zeroed(rows.div_ceil(LANES) * panel_bytes);
+    let bytes = as_bytes_mut(&mut data);
+    for (row, values) in raw.chunks_exact(cols * width).enumerate() {
+        let lane = &mut bytes[row / LANES * panel_bytes + row % LANES * width..];
+        let slots = lane.chunks_mut(LANES * width);
+        for (slot, value) in slots.zip(values.chunks_exact(width)) {
+            slot[..width].copy_from_slice(value);
+        }
+    }
+    (panel_bytes, data)
+}
+
+/// Panels of a block-quantised matrix; `raw` holds `rows * cols / super_cols` blocks.
+pub(super) fn quantised(dtype: GgmlDType, f: &Format, raw: &[u8], rows: usize, cols: usize) -> Vec<Line> {
+    let per_row = cols / f.super_cols;
+    let mut data = zeroed(rows.div_ceil(LANES) * f.panel_bytes(cols));
+    let bytes = as_bytes_mut(&mut data);
+    let mut unpacked = SuperBlock { d: 0, m: 0, scales: [0; 16], mins: [0; 16], codes: [0; 256] };
+    for (i, block) in raw.chunks_exact(dtype.type_size()).enumerate() {
+        let (row, column) = (i / per_row, i % per_row);
+        unpack(dtype, block, &mut unpacked);
+        let at = row / LANES * f.panel_bytes(cols) + column * f.super_bytes();
+        unpacked.place(f, row % LANES, &mut bytes[at..at + f.super_bytes()]);
+    }
+    data
+}
+
+impl SuperBlock {
+    fn place(&self, f: &Format, lane: usize, out: &mut [u8]) {
+        out[2 * lane..][..2].copy_from_slice(&self.d.to_le_bytes());
+        if f.min {
+            out[2 * (LANES + lane)..][..2].copy_from_slice(&self.m.to_le_bytes());
+        }
+        let blocks = out[f.header_bytes()..].chunks_exact_mut(f.block_bytes());
+        for (i, block) in blocks.enumerate() {
+            let (groups, codes) = block.split_at_mut(f.codes_offset());
+            self.place_scales(f, lane, i * BLOCK / f.group, groups);
+            place_codes(f, lane, &self.codes[i * BLOCK..][..BLOCK], codes);
+        }
+    }
+
+    fn place_scales(&self, f: &Format, lane: usize, first: usize, out: &mut [u8]) {
+        if f.scales == Scales::Direct {
+            return;
+        }
+        for (i, group) in out.chunks_exact_mut(f.group_bytes()).enumerate() {
+            group[lane] = self.scales[first + i];
+            if let Some(min) = group.get_mut(LANES + lane) {
+                *min = self.mins[first + i];
+            }
+        }
+    }
+}
+
+fn place_codes(f: &Format, lane: usize, codes: &[u8], out: &mut [u8]) {
+    if f.low == 8 {
+        for (column, &code) in codes.iter().enumerate() {
+            out[column * LANES + lane] = code;
+        }
+        return;
+    }
+    let (low, high) = out.split_at_mut(4 * LANES * f.low);
+    place_plane(f.low, 0, lane, codes, low);
+    if f.high > 0 {
+        place_plane(f.high, f.low, lane, codes, high);
+    }
+}
+
+/// Bits `from..from + bits` of the codes, as one output's words of a plane.
+fn place_plane(bits: usize, from: usize, lane: usize, codes: &[u8], out: &mut [u8]) {
+    let mask = (1u32 << bits) - 1;
+    let words = out.chunks_exact_mut(4 * LANES);
+    for (word, codes) in words.zip(codes.chunks_exact(32 / bits)) {
+        let packed = codes
+            .iter()
+            .rev()
+            .fold(0u32, |word, &code| word.wrapping_shl(bits as u32) | (u32::from(code) >> from & mask));
+        word[4 * lane..][..4].copy_from_slice(&packed.to_le_bytes());
+    }
+}
+
+fn unpack(dtype: GgmlDType, block: &[u8], out: &mut SuperBlock) {
+    match dtype {
+        GgmlDType::Q4_0 => legacy(block, 2, None, out),
+        GgmlDType::Q4_1 => legacy(block, 4, None, out),
+        GgmlDType::Q5_0 => legacy(block, 6, Some(2), out),
+        GgmlDType::Q5_1 => legacy(block, 8, Some(4), out),
+        GgmlDType::Q8_0 => q8_0(block, out),
+        GgmlDType::Q2K => q2_k(block, out),
+        GgmlDType::Q3K => q3_k(block, out),
+        GgmlDType::Q4K => q4_k(block, out),
+        GgmlDType::Q5K => q5_k(block, out),
+        GgmlDType::Q6K => q6_k(block, out),
+        other => unreachable!("{other:?} has no block format"),
+    }
+}
+
+fn u16_at(block: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([block[at], block[at + 1]])
+}
+
+/// `d [, m] [, 32 fifth bits], 16 bytes of nibbles` from `nibbles`.
+fn legacy(block: &[u8], nibbles: usize, fifth: Option<usize>, out: &mut SuperBlock) {
+    out.d = u16_at(block, 0);
+    out.m = u16_at(block, 2);
+    for column in 0..BLOCK {
+        let bit = fifth.map_or(0, |at| block[at + column / 8] >> (column % 8) & 1);
+        let nibble = block[nibbles + column % 16] >> (column / 16 * 4) & 15;
+        out.codes[column] = bit << 4 | nibble;
+    }
+}
+
+fn q8_0(block: &[u8], out: &mut SuperBlock) {
+    out.d = u16_at(block, 0);
+    out.codes[..BLOCK].copy_from_slice(&block[2..]);
+}
+
+/// Column `c`'s two bits of a plane that keeps four columns, 32 apart, in one byte.
+fn two_bits(plane: &[u8], c: usize) -> u8 {
+    plane[c / 128 * 32 + c % 32] >> (c % 128 / 32 * 2) & 3
+}
+
+fn q2_k(block: &[u8], out: &mut SuperBlock) {
+    out.scales.copy_from_slice(&block[..16]);
+    for (c, code) in out.codes.iter_mut().enumerate() {
+        *code = two_bits(&block[16..80], c);
+    }
+    out.d = u16_at(block, 80);
+    out.m = negated(u16_at(block, 82));
+}
+
+fn q3_k(block: &[u8], out: &mut SuperBlock) {
+    let (third_bits, two, scales) = (&block[..32], &block[32..96], &block[96..108]);
+    for (c, code) in out.codes.iter_mut().enumerate() {
+        *code = (third_bits[c % 32] >> (c / 32) & 1) << 2 | two_bits(two, c);
+    }
+    for (i, scale) in out.scales.iter_mut().enumerate() {
+        let low = scales[i % 8] >> (i / 8 * 4) & 15;
+        let high = scales[8 + i % 4] >> (i / 4 * 2) & 3;
+        *scale = (high << 4 | low).wrapping_sub(32);
+    }
+    out.d = u16_at(block, 108);
+}
+
+fn q4_k(block: &[u8], out: &mut SuperBlock) {
+    k_scales(block, out);
+    for (c, code) in out.codes.iter_mut().enumerate() {
+        *code = block[16 + c / 64 * 32 + c % 32] >> (c % 64 / 32 * 4) & 15;
+    }
+}
+
+fn q5_k(block: &[u8], out: &mut SuperBlock) {
+    k_scales(block, out);
+    for (c, code) in out.codes.iter_mut().enumerate() {
+        let fifth = block[16 + c % 32] >> (c / 32) & 1;
+        let nibble = block[48 + c / 64 * 32 + c % 32] >> (c % 64 / 32 * 4) & 15;
+        *code = fifth << 4 | nibble;
+    }
+}
+
+fn q6_k(block: &[u8], out: &mut SuperBlock) {
+    for (c, code) in out.codes.iter_mut().enumerate() {
+        let nibble = block[c / 128 * 64 + c % 64] >> (c % 128 / 64 * 4) & 15;
+        *code = two_bits(&block[128..192], c) << 4 | nibble;
+    }
+    out.scales.copy_from_slice(&block[192..208]);
+    out.d = u16_at(block, 208);
+}
+
+/// `d, dmin`, then eight 6-bit scales and eight 6-bit minimums in twelve bytes.
+fn k_scales(block: &[u8], out: &mut SuperBlock) {
+    out.d = u16_at(block, 0);
+    out.m = negated(u16_at(block, 2));
+    let s = &block[4..16];
+    for j in 0..4 {
+        out.scales[j] = s[j] & 63;
+        out.mins[j] = s[j + 4] & 63;
+        out.scales[j + 4] = s[j + 8] & 15 | s[j] >> 6 << 4;
+        out.mins[j + 4] = s[j + 8] >> 4 | s[j + 4] >> 6 << 4;
+    }
+}
+
+/// The k-quants subtract their minimum.
+fn negated(f16_bits: u16) -> u16 {
+    f16_bits ^ 0x8000
+}

@@ -1,0 +1,280 @@
+//! Judges: candle's dequantisation for the values, the reference for the products, and bitwise equality for what may not
+//! depend on batch, threads or stacking.
+
+use super::*;
+use candle_core::Device;
+use candle_core::quantized::QTensor;
+use std::hash::{BuildHasher, RandomState};
+
+const DTYPES: [GgmlDType; 13] = [
+    GgmlDType::F32,
+    GgmlDType::F16,
+    GgmlDType::BF16,
+    GgmlDType::Q4_0,
+    GgmlDType::Q4_1,
+    GgmlDType::Q5_0,
+    GgmlDType::Q5_1,
+    GgmlDType::Q8_0,
+    GgmlDType::Q2K,
+    GgmlDType::Q3K,
+    GgmlDType::Q4K,
+    GgmlDType::Q5K,
+    GgmlDType::Q6K,
+];
+const ROWS: [usize; 4] = [1, 16, 17, 99];
+const COLS: [usize; 6] = [32, 64, 96, 256, 576, 1536];
+const BATCHES: [usize; 9] = [1, 2, 3, 5, 8, 17, 64, 199, 200];
+
+/// Error allowed of a sum of `cols` products, relative to the sum of their magnitudes.
+fn tolerance(cols: usize) -> f32 {
+    2.0 * f32::EPSILON * (cols as f32).sqrt()
+}
+
+/// Fresh values in (-1, 1) on every run.
+fn random(count: usize) -> Vec<f32> {
+    let mut state = RandomState::new().hash_one(count) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+fn shapes(dtype: GgmlDType) -> impl Iterator<Item = (usize, usize)> {
+    let whole = move |cols: &usize| cols.is_multiple_of(dtype.block_size());
+    ROWS.into_iter().flat_map(move |rows| COLS.into_iter().filter(whole).map(move |cols| (rows, cols)))
+}
+
+struct Case {
+    weight: Weight,
+    /// candle's dequantisation of the same bytes, `[rows, cols]`.
+    values: Vec<f32>,
+    file_bytes: usize,
+}
+
+fn case(dtype: GgmlDType, rows: usize, cols: usize) -> Case {
+    let dense = Tensor::from_vec(random(rows * cols), (rows, cols), &Device::Cpu).unwrap();
+    let q = QTensor::quantize(&dense, dtype).unwrap();
+    let raw = q.data().unwrap();
+    let values = q.dequantize(&Device::Cpu).unwrap();
+    Case {
+        weight: Weight::from_ggml(dtype, &raw, rows, cols).unwrap(),
+        values: values.flatten_all().unwrap().to_vec1().unwrap(),
+        file_bytes: raw.len(),
+    }
+}
+
+/// `linear` into an output poisoned beforehand.
+fn product(isa: Isa, c: &Compute, w: &Weight, bias: Option<&[f32]>, x: &[f32]) -> Vec<f32> {
+    let n = x.len() / w.cols();
+    let mut out = vec![f32::NAN; n * w.rows()];
+    linear_slices_with(isa, c, w, bias, x, n, &mut out).unwrap();
+    out
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+fn check_against_reference(isa: Isa, w: &Weight, bias: Option<&[f32]>, n: usize, what: &str) {
+    let x = random(n * w.cols());
+    let got = product(isa, &Compute::new(2), w, bias, &x);
+    let want = reference::linear(w, bias, &x);
+    let magnitude = |row: usize, x: &[f32]| -> f32 {
+        let mut weights = vec![0.0; w.cols()];
+        w.row_f32(row, &mut weights);
+        x.iter().zip(weights).map(|(x, w)| (x * w).abs()).sum()
+    };
+    for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+        let (token, row) = (i / w.rows(), i % w.rows());
+        let x = &x[token * w.cols()..][..w.cols()];
+        let allowed = tolerance(w.cols()) * (magnitude(row, x) + 1.0);
+        assert!((got - want).abs() <= allowed, "{what} {isa:?} n={n} token {token} row {row}: {got} is not {want}");
+    }
+}
+
+#[test]
+fn values_equal_the_formats_definition() {
+    for dtype in DTYPES {
+        for (rows, cols) in shapes(dtype) {
+            let Case { weight, values, .. } = case(dtype, rows, cols);
+            let dequantised = weight.to_f32().unwrap();
+            let mut got = vec![f32::NAN; cols];
+            for (row, want) in values.chunks_exact(cols).enumerate() {
+                for isa in Isa::available() {
+                    weight.row_f32_with(isa, row, &mut got);
+                    assert_eq!(got, want, "{dtype:?} [{rows}, {cols}] row {row} {isa:?}");
+                }
+                dequantised.row_f32(row, &mut got);
+                assert_eq!(got, want, "{dtype:?} [{rows}, {cols}] row {row} dequantised");
+            }
+        }
+    }
+}
+
+#[test]
+fn products_equal_the_reference() {
+    for dtype in DTYPES {
+        for (rows, cols) in shapes(dtype) {
+            let weight = case(dtype, rows, cols).weight;
+            let bias = random(rows);
+            let what = format!("{dtype:?} [{rows}, {cols}]");
+            for isa in Isa::available() {
+                check_against_reference(isa, &weight, None, 1, &what);
+                check_against_reference(isa, &weight, Some(&bias), 7, &what);
+                check_against_reference(isa, &weight, Some(&bias), 13, &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn dense_columns_need_no_alignment() {
+    for dtype in [GgmlDType::F32, GgmlDType::F16, GgmlDType::BF16] {
+        for cols in [1, 19, 65, 577] {
+            let weight = case(dtype, 17, cols).weight;
+            for isa in Isa::available() {
+                check_against_reference(isa, &weight, None, 3, &format!("{dtype:?} {cols} columns"));
+                check_against_reference(isa, &weight, None, 9, &format!("{dtype:?} {cols} columns"));
+            }
+        }
+    }
+}
+
+/// The same bits for a row alone and in any batch, on any number of threads, quantised or dequantised.
+#[test]
+fn bits_depend_on_the_row_alone() {
+    let cols = 768;
+    let threads = [1, 2, 3].map(Compute::new);
+    for dtype in DTYPES {
+        let weight = case(dtype, 99, cols).weight;
+        let dequantised = weight.to_f32().unwrap();
+        let bias = random(99);
+        let x = random(200 * cols);
+        for isa in Isa::available() {
+            let alone = |x: &[f32]| product(isa, &threads[0], &weight, Some(&bias), x);
+            let want: Vec<f32> = x.chunks_exact(cols).flat_map(alone).collect();
+            for n in BATCHES {
+                let (x, want) = (&x[..n * cols], bits(&want[..n * 99]));
+                for c in &threads {
+                    let got = product(isa, c, &weight, Some(&bias), x);
+                    assert_eq!(bits(&got), want, "{dtype:?} {isa:?} n={n} threads {}", c.threads());
+                }
+                let got = product(isa, &threads[1], &dequantised, Some(&bias), x);
+                assert_eq!(bits(&got), want, "{dtype:?} {isa:?} n={n} dequantised");
+            }
+        }
+    }
+}
+
+#[test]
+fn stacking_changes_no_bits() {
+    let c = Compute::new(2);
+    let cols = 256;
+    let dtypes = [GgmlDType::Q4K, GgmlDType::F16, GgmlDType::Q6K];
+    let rows = [17, 40, 3];
+    let parts = || -> Vec<Case> { dtypes.into_iter().zip(rows).map(|(d, r)| case(d, r, cols)).collect() };
+    let parts = parts();
+    for n in [1, 6, 14] {
+        let x = random(n * cols);
+        let separate: Vec<_> = parts.iter().map(|p| product(Isa::best(), &c, &p.weight, None, &x)).collect();
+        let copies = parts.iter().map(|p| p.weight.to_f32().unwrap()).collect();
+        let got = product(Isa::best(), &c, &Weight::stack(copies).unwrap(), None, &x);
+        for token in 0..n {
+            let row: Vec<f32> =
+                separate.iter().zip(rows).flat_map(|(out, rows)| out[token * rows..][..rows].to_vec()).collect();
+            assert_eq!(bits(&got[token * 60..][..60]), bits(&row), "n={n} token {token}");
+        }
+    }
+    let mixed = Weight::stack(parts.into_iter().map(|p| p.weight).collect()).unwrap();
+    for n in [1, 6, 14] {
+        check_against_reference(Isa::best(), &mixed, Some(&random(60)), n, "mixed stack");
+    }
+}
+
+#[test]
+fn memory_is_close_to_the_files() {
+    for dtype in DTYPES {
+        let Case { weight, file_bytes, .. } = case(dtype, 512, 1024);
+        let share = weight.bytes() as f64 / file_bytes as f64;
+        assert!(share <= 1.1, "{dtype:?} takes {share:.3} of the file's bytes");
+    }
+}
+
+#[test]
+fn wrong_sizes_are_errors() {
+    let refused = |dtype, bytes: usize, rows, cols| {
+        let error = Weight::from_ggml(dtype, &vec![0; bytes], rows, cols).err();
+        error.unwrap_or_else(|| panic!("{dtype:?} [{rows}, {cols}] of {bytes} bytes was taken"))
+    };
+    for (dtype, bytes, rows, cols) in [
+        (GgmlDType::Q4_0, 17, 1, 32),
+        (GgmlDType::Q4_0, 36, 1, 32),
+        (GgmlDType::Q4_0, 18, 1, 31),
+        (GgmlDType::Q4K, 144, 1, 255),
+        (GgmlDType::Q4K, 324, 2, 288),
+        (GgmlDType::F32, 0, usize::MAX, usize::MAX),
+        (GgmlDType::F16, 5, 1, 3),
+    ] {
+        assert!(matches!(refused(dtype, bytes, rows, cols), Error::Shape { .. }), "{dtype:?} {bytes}");
+    }
+    let q8k = GgmlDType::Q8K;
+    assert!(matches!(refused(q8k, q8k.type_size(), 1, 256), Error::Unsupported { .. }));
+
+    let w = case(GgmlDType::F32, 3, 4).weight;
+    let c = Compute::new(1);
+    for (x, n, bias, out) in [(4, 2, 3, 6), (8, 2, 3, 5), (8, 2, 2, 6)] {
+        let (x, bias, mut out) = (vec![0.0; x], vec![0.0; bias], vec![0.0; out]);
+        assert!(linear_slices(&c, &w, Some(&bias), &x, n, &mut out).is_err());
+    }
+    let narrow = case(GgmlDType::F32, 3, 5).weight;
+    assert!(Weight::stack(vec![w, narrow]).is_err());
+}
+
+#[test]
+fn empty_matrices_and_batches_do_nothing() {
+    let c = Compute::new(2);
+    let none = Weight::from_ggml(GgmlDType::Q4_1, &[], 0, 64).unwrap();
+    assert_eq!(product(Isa::best(), &c, &none, None, &random(64)), [0f32; 0]);
+    let w = case(GgmlDType::Q4_1, 5, 64).weight;
+    assert_eq!(product(Isa::best(), &c, &w, None, &[]), [0f32; 0]);
+    let flat = Weight::from_ggml(GgmlDType::F32, &[], 2, 0).unwrap();
+    let mut out = [f32::NAN; 4];
+    linear_slices(&c, &flat, Some(&[1.0, 2.0]), &[], 2, &mut out).unwrap();
+    assert_eq!(bits(&out), bits(&[1.0, 2.0, 1.0, 2.0]));
+}
+
+#[test]
+fn tensors_are_written_in_place() {
+    let c = Compute::new(2);
+    let cpu = Device::Cpu;
+    let (n, rows, cols) = (3, 20, 64);
+    for (tensor_dtype, dtype) in
+        [(DType::F32, GgmlDType::F32), (DType::F16, GgmlDType::F16), (DType::BF16, GgmlDType::BF16)]
+    {
+        let dense = Tensor::from_vec(random(rows * cols), (rows, cols), &cpu).unwrap();
+        let w = Weight::from_dense(&dense.to_dtype(tensor_dtype).unwrap()).unwrap();
+        assert_eq!(w.parts[0].dtype, dtype);
+        let (x, bias) = (random((n + 2) * cols), random(rows));
+        let want = product(Isa::best(), &c, &w, Some(&bias), &x[cols..(n + 1) * cols]);
+
+        let x = Tensor::from_vec(x, (n + 2, cols), &cpu).unwrap().narrow(0, 1, n).unwrap();
+        let bias = Tensor::from_vec(bias, rows, &cpu).unwrap();
+        let workspace = Tensor::full(f32::NAN, (n + 8, rows), &cpu).unwrap().contiguous().unwrap();
+        let out = workspace.narrow(0, 2, n).unwrap();
+        linear(&c, &w, Some(&bias), &x, &out).unwrap();
+        let got: Vec<f32> = workspace.flatten_all().unwrap().to_vec1().unwrap();
+        assert_eq!(bits(&got[2 * rows..][..n * rows]), bits(&want));
+        let untouched = got[..2 * rows].iter().chain(&got[(n + 2) * rows..]);
+        assert!(untouched.into_iter().all(|v| v.is_nan()));
+
+        let column = workspace.narrow(1, 0, rows - 1).unwrap();
+        assert!(linear(&c, &w, None, &x, &column).is_err(), "a strided output");
+        let square = workspace.flatten_all().unwrap().narrow(0, 0, n * cols).unwrap().reshape((n, cols)).unwrap();
+        assert!(linear(&c, &w, None, &square, &out).is_err(), "an output that shares the input's storage");
+        let half = out.to_dtype(DType::F16).unwrap();
+        assert!(linear(&c, &w, None, &x, &half).is_err(), "an f16 output");
+    }
+}

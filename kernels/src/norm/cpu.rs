@@ -1,0 +1,55 @@
+//! One pass for the sum of squares, one for the product; the sums of four vectors run side by side.
+
+#![expect(
+    clippy::inline_always,
+    reason = "generic bodies must end up inside the functions that enable the instruction set"
+)]
+
+use crate::simd::{LANES, Lanes, vectorised};
+
+vectorised! {
+    /// `x` and `out` hold whole rows of `weight.len()`.
+    pub(super) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) = norm_rows
+}
+
+vectorised! {
+    pub(super) fn add_rms_norm(residual: &mut [f32], delta: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) = add_norm_rows
+}
+
+#[inline(always)]
+fn norm_rows<L: Lanes>(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    let d = weight.len();
+    for (x, out) in x.chunks_exact(d).zip(out.chunks_exact_mut(d)) {
+        let scale = 1.0 / (sum_of_squares::<L>(x) / d as f32 + eps).sqrt();
+        for ((out, x), w) in out.iter_mut().zip(x).zip(weight) {
+            *out = x * scale * w;
+        }
+    }
+}
+
+#[inline(always)]
+fn add_norm_rows<L: Lanes>(residual: &mut [f32], delta: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    let d = weight.len();
+    let rows = residual.chunks_exact_mut(d).zip(delta.chunks_exact(d));
+    for ((residual, delta), out) in rows.zip(out.chunks_exact_mut(d)) {
+        for (r, d) in residual.iter_mut().zip(delta) {
+            *r += d;
+        }
+        norm_rows::<L>(residual, weight, eps, out);
+    }
+}
+
+#[inline(always)]
+fn sum_of_squares<L: Lanes>(x: &[f32]) -> f32 {
+    let (blocks, rest) = x.as_chunks::<{ 4 * LANES }>();
+    let mut sums = [L::splat(0.0); 4];
+    for block in blocks {
+        let (vectors, _) = block.as_chunks::<LANES>();
+        for (sum, v) in sums.iter_mut().zip(vectors) {
+            let v = L::load(v);
+            *sum = v.mul_add(v, *sum);
+        }
+    }
+    let tail: f32 = rest.iter().map(|x| x * x).sum();
+    sums[0].add(sums[1]).add(sums[2].add(sums[3])).sum() + tail
+}

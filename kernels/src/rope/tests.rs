@@ -1,0 +1,119 @@
+//! Rotation, per-head norm and the cache write against the reference, and what a bad call gets.
+
+use super::*;
+use crate::Error;
+use crate::testing::{assert_close, compute, poisoned, random, values};
+
+const HEADS: usize = 3;
+const KV_HEADS: usize = 2;
+const BLOCKS: usize = 6;
+const BLOCK_SIZE: usize = 8;
+
+struct Case {
+    dim: usize,
+    qkv: Tensor,
+    table: RopeTable,
+    norm: Option<QkNorm>,
+    k: Tensor,
+    v: Tensor,
+}
+
+impl Case {
+    fn new(n: usize, dim: usize, rotary: usize, style: RopeStyle, normed: bool) -> Self {
+        let cache = [BLOCKS, BLOCK_SIZE, KV_HEADS, dim];
+        Self {
+            dim,
+            qkv: random(&[n, (HEADS + 2 * KV_HEADS) * dim], 1),
+            table: RopeTable { cos: random(&[50, rotary / 2], 2), sin: random(&[50, rotary / 2], 3), style },
+            norm: normed.then(|| QkNorm { q: random(&[dim], 4), k: random(&[dim], 5), eps: 1e-6 }),
+            k: poisoned(&cache),
+            v: poisoned(&cache),
+        }
+    }
+
+    fn run(&self, positions: &[u32], slots: &[u32]) -> Result<()> {
+        rope_kv_write(
+            &compute(),
+            &RopeKvArgs {
+                qkv: &self.qkv,
+                heads: HEADS,
+                kv_heads: KV_HEADS,
+                head_dim: self.dim,
+                positions,
+                slot_mapping: slots,
+                table: &self.table,
+                qk_norm: self.norm.as_ref(),
+                k_cache: &self.k,
+                v_cache: &self.v,
+            },
+        )
+    }
+
+    /// Row `i` of Q, K (both normed and rotated) and V by the reference.
+    fn want(&self, i: usize, position: usize) -> [Vec<f32>; 3] {
+        let row = values(&self.qkv.narrow(0, i, 1).unwrap());
+        let (q, kv) = row.split_at(HEADS * self.dim);
+        let (k, v) = kv.split_at(KV_HEADS * self.dim);
+        let norm = self.norm.as_ref();
+        [self.turned(q, position, norm.map(|n| &n.q)), self.turned(k, position, norm.map(|n| &n.k)), v.to_vec()]
+    }
+
+    fn turned(&self, heads: &[f32], position: usize, norm: Option<&Tensor>) -> Vec<f32> {
+        let angle = |t: &Tensor| values(&t.narrow(0, position, 1).unwrap());
+        let mut out = heads.to_vec();
+        for head in out.chunks_mut(self.dim) {
+            if let Some(weight) = norm {
+                let x = head.to_vec();
+                crate::norm::reference::rms_norm(&x, &values(weight), 1e-6, head);
+            }
+            reference::rotate(head, &angle(&self.table.cos), &angle(&self.table.sin), self.table.style);
+        }
+        out
+    }
+}
+
+#[test]
+fn equals_the_reference() {
+    for style in [RopeStyle::Neox, RopeStyle::Interleaved] {
+        for (dim, rotary) in [(64, 64), (64, 32), (80, 80), (6, 4), (2, 2)] {
+            for normed in [false, true] {
+                let positions: Vec<u32> = (0..37).map(|i| (i * 7) % 50).collect();
+                let slots: Vec<u32> = (0..37).map(|i| (i * 11) % 48).collect();
+                let case = Case::new(37, dim, rotary, style, normed);
+                let want: Vec<_> = positions.iter().enumerate().map(|(i, p)| case.want(i, *p as usize)).collect();
+                case.run(&positions, &slots).unwrap();
+                let what = format!("{style:?} {dim} {rotary} {normed}");
+                for (i, [q, k, v]) in want.iter().enumerate() {
+                    let slot = |cache: &Tensor| {
+                        let flat = cache.reshape((BLOCKS * BLOCK_SIZE, KV_HEADS * dim)).unwrap();
+                        values(&flat.narrow(0, slots[i] as usize, 1).unwrap())
+                    };
+                    let row = values(&case.qkv.narrow(0, i, 1).unwrap());
+                    assert_close(&row[..HEADS * dim], q, 1e-5, &what);
+                    assert_close(&slot(&case.k), k, 1e-5, &what);
+                    assert_eq!(&slot(&case.v), v, "{what}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn slots_not_named_are_not_touched() {
+    let case = Case::new(1, 64, 64, RopeStyle::Neox, false);
+    case.run(&[3], &[9]).unwrap();
+    let written = values(&case.k).iter().filter(|x| !x.is_nan()).count();
+    assert_eq!(written, KV_HEADS * 64);
+}
+
+#[test]
+fn bad_indices_are_refused_before_anything_is_written() {
+    for (positions, slots) in
+        [([0, 50], [0, 1]), ([0, 1], [0, 48]), ([0, 1], [5, 5]), ([0, u32::MAX], [0, 1]), ([0, 1], [0, u32::MAX])]
+    {
+        let case = Case::new(2, 64, 64, RopeStyle::Neox, false);
+        assert!(matches!(case.run(&positions, &slots), Err(Error::Shape { .. })));
+        assert!(values(&case.k).iter().all(|x| x.is_nan()));
+        assert_eq!(values(&case.qkv), values(&random(&[2, (HEADS + 2 * KV_HEADS) * 64], 1)));
+    }
+}

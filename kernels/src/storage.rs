@@ -1,0 +1,148 @@
+//! Candle tensors as f32 slices: borrowing inputs, writing outputs in place, and sharing one output between tasks.
+
+use crate::{Error, Result};
+use candle_core::{CpuStorage, InplaceOp1, Layout, Storage, StorageRef, Tensor};
+use std::cell::RefCell;
+use std::marker::PhantomData;
+use std::ops::{Deref, Range};
+
+/// A contiguous f32 CPU tensor, borrowed for reading.
+pub(crate) struct Data<'a> {
+    storage: StorageRef<'a>,
+    range: Range<usize>,
+}
+
+impl Deref for Data<'_> {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        match &*self.storage {
+            Storage::Cpu(CpuStorage::F32(data)) => &data[self.range.clone()],
+            _ => unreachable!("`read` accepts f32 CPU storage only"),
+        }
+    }
+}
+
+pub(crate) fn read<'a>(op: &'static str, tensor: &'a Tensor) -> Result<Data<'a>> {
+    let (storage, layout) = tensor.storage_and_layout();
+    match &*storage {
+        Storage::Cpu(CpuStorage::F32(_)) => {}
+        _ => return Err(unsupported(op, tensor)),
+    }
+    let range = contiguous(op, layout)?;
+    Ok(Data { storage, range })
+}
+
+/// Lets `f` write a contiguous f32 CPU tensor, which must not share its storage with a tensor borrowed at the time.
+pub(crate) fn write(op: &'static str, tensor: &Tensor, f: impl FnOnce(&mut [f32]) -> Result<()>) -> Result<()> {
+    let range = contiguous(op, tensor.layout())?;
+    let action = InPlace { op, range, state: RefCell::new(State::Ready(f)) };
+    tensor.inplace_op1(&action)?;
+    match action.state.into_inner() {
+        State::Done(result) => result,
+        _ => Err(unsupported(op, tensor)),
+    }
+}
+
+enum State<F> {
+    Ready(F),
+    Running,
+    Done(Result<()>),
+}
+
+/// Runs a closure once inside candle's in-place mechanism, which takes ops by shared reference.
+struct InPlace<F> {
+    op: &'static str,
+    range: Range<usize>,
+    state: RefCell<State<F>>,
+}
+
+impl<F: FnOnce(&mut [f32]) -> Result<()>> InplaceOp1 for InPlace<F> {
+    fn name(&self) -> &'static str {
+        self.op
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> candle_core::Result<()> {
+        let CpuStorage::F32(data) = storage else {
+            return Ok(());
+        };
+        let State::Ready(f) = self.state.replace(State::Running) else {
+            return Ok(());
+        };
+        let result = f(&mut data[self.range.clone()]);
+        self.state.replace(State::Done(result));
+        Ok(())
+    }
+}
+
+fn contiguous(op: &'static str, layout: &Layout) -> Result<Range<usize>> {
+    let (start, end) = layout
+        .contiguous_offsets()
+        .ok_or_else(|| Error::Shape { op, detail: format!("{:?} is not contiguous", layout.shape()) })?;
+    Ok(start..end)
+}
+
+fn unsupported(op: &'static str, tensor: &Tensor) -> Error {
+    let detail = format!("{:?} tensor on {:?}", tensor.dtype(), tensor.device());
+    Error::Unsupported { op, detail }
+}
+
+/// Refuses tensors that share one allocation: their locks would wait for each other, and their values would mix.
+pub(crate) fn distinct(op: &'static str, tensors: &[&Tensor]) -> Result<()> {
+    let address = |t: &Tensor| std::ptr::from_ref(&*t.storage_and_layout().0);
+    for (i, a) in tensors.iter().enumerate() {
+        if tensors[..i].iter().any(|b| address(a) == address(b)) {
+            return Err(shape(op, "an output shares its storage with another argument"));
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn shape(op: &'static str, detail: impl Into<String>) -> Error {
+    let detail = detail.into();
+    Error::Shape { op, detail }
+}
+
+/// Fails with what `detail` says unless `ok`.
+pub(crate) fn ensure(op: &'static str, ok: bool, detail: impl FnOnce() -> String) -> Result<()> {
+    if ok { Ok(()) } else { Err(shape(op, detail())) }
+}
+
+/// Rows and columns of a matrix.
+pub(crate) fn dims2(op: &'static str, tensor: &Tensor) -> Result<(usize, usize)> {
+    match tensor.dims() {
+        &[rows, cols] => Ok((rows, cols)),
+        other => Err(shape(op, format!("expected a matrix, got {other:?}"))),
+    }
+}
+
+/// An output whose disjoint parts are written by the tasks of one `Compute::run`.
+#[derive(Clone, Copy)]
+pub(crate) struct Parts<'a> {
+    start: *mut f32,
+    len: usize,
+    owner: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: the pointer stands for a `&mut [f32]`, which is Send; `slice` leaves disjointness to its callers.
+unsafe impl Send for Parts<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Parts<'_> {}
+
+impl<'a> Parts<'a> {
+    pub fn new(whole: &'a mut [f32]) -> Self {
+        Self { start: whole.as_mut_ptr(), len: whole.len(), owner: PhantomData }
+    }
+
+    /// # Safety
+    /// No two live slices overlap.
+    pub unsafe fn slice(self, range: Range<usize>) -> &'a mut [f32] {
+        assert!(
+            range.start <= range.end && range.end <= self.len,
+            "part {range:?} of an output of {} values",
+            self.len
+        );
+        // SAFETY: in bounds by the assertion; unaliased by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
+    }
+}
