@@ -1,0 +1,126 @@
+//! A decoder's shape from GGUF metadata: `<architecture>.*` keys, each of which must be understood.
+
+use crate::config::{RopeConfig, RopeScaling};
+use crate::loader::damaged;
+use crate::loader::gguf::{GgufFile, Value};
+use crate::{Error, ModelConfig, Result};
+use std::collections::BTreeSet;
+
+/// Keys that say nothing about the computation.
+const IGNORED: [&str; 3] = ["tensor_data_layout", "rope.scaling.finetuned", "attention.value_length_swa"];
+
+pub struct Keys<'a> {
+    file: &'a GgufFile,
+    architecture: String,
+    used: BTreeSet<String>,
+}
+
+impl<'a> Keys<'a> {
+    pub fn new(file: &'a GgufFile) -> Result<Self> {
+        let name = file.metadata.get("general.architecture").and_then(Value::as_str);
+        let name = name.ok_or_else(|| damaged(file.path(), "general.architecture is missing"))?;
+        Ok(Self { file, architecture: name.to_owned(), used: BTreeSet::new() })
+    }
+
+    pub fn architecture(&self) -> &str {
+        &self.architecture
+    }
+
+    fn get<T>(&mut self, key: &str, convert: impl Fn(&Value) -> Option<T>) -> Result<Option<T>> {
+        let key = format!("{}.{key}", self.architecture);
+        let Some(value) = self.file.metadata.get(&key) else { return Ok(None) };
+        let converted = convert(value).ok_or_else(|| self.bad(&format!("{key} is {value:?}")))?;
+        self.used.insert(key);
+        Ok(Some(converted))
+    }
+
+    fn size(&mut self, key: &str) -> Result<Option<usize>> {
+        self.get(key, |v| v.as_usize().filter(|v| *v > 0 && u32::try_from(*v).is_ok()))
+    }
+
+    fn required(&mut self, key: &str) -> Result<usize> {
+        let found = self.size(key)?;
+        found.ok_or_else(|| self.bad(&format!("{}.{key} is missing", self.architecture)))
+    }
+
+    fn float(&mut self, key: &str) -> Result<Option<f32>> {
+        self.get(key, |v| v.as_f32().filter(|v| v.is_finite() && *v > 0.0))
+    }
+
+    fn bad(&self, what: &str) -> Error {
+        damaged(self.file.path(), what)
+    }
+
+    /// What every decoder has; heads may not differ in the sizes of K and V.
+    pub fn decoder(&mut self) -> Result<ModelConfig> {
+        let (hidden_size, heads) = (self.required("embedding_length")?, self.required("attention.head_count")?);
+        let head_dim = self.size("attention.key_length")?.unwrap_or(hidden_size / heads);
+        if self.size("attention.value_length")?.is_some_and(|v| v != head_dim) {
+            return Err(Error::Unsupported("keys and values of different sizes are not supported".into()));
+        }
+        let epsilon = self.float("attention.layer_norm_rms_epsilon")?;
+        let config = ModelConfig {
+            architecture: self.architecture.clone(),
+            vocab_size: self.vocabulary()?,
+            hidden_size,
+            intermediate_size: self.required("feed_forward_length")?,
+            layers: self.required("block_count")?,
+            heads,
+            kv_heads: self.size("attention.head_count_kv")?.unwrap_or(heads),
+            head_dim,
+            rms_norm_eps: epsilon.ok_or_else(|| self.bad("attention.layer_norm_rms_epsilon is missing"))?,
+            rope: self.rope(head_dim)?,
+            max_positions: self.required("context_length")?,
+            sliding_window: self.size("attention.sliding_window")?,
+            tied_embeddings: !self.file.tensors.contains_key("output.weight"),
+        };
+        config.check().map_err(|what| self.bad(&what))?;
+        Ok(config)
+    }
+
+    fn vocabulary(&mut self) -> Result<usize> {
+        let stored = self.file.tensors.get("token_embd.weight").and_then(|t| t.shape.first().copied());
+        let stated = self.size("vocab_size")?;
+        stated.or(stored).ok_or_else(|| self.bad("token_embd.weight is missing"))
+    }
+
+    fn rope(&mut self, head_dim: usize) -> Result<RopeConfig> {
+        Ok(RopeConfig {
+            theta: self.float("rope.freq_base")?.unwrap_or(10_000.0),
+            rotary_dim: self.size("rope.dimension_count")?.unwrap_or(head_dim),
+            scaling: self.rope_scaling()?,
+        })
+    }
+
+    /// Llama 3's scaling is not here: the converter bakes it into `rope_freqs.weight`.
+    fn rope_scaling(&mut self) -> Result<RopeScaling> {
+        let kind = self.get("rope.scaling.type", |v| v.as_str().map(str::to_owned))?;
+        let factor = self.float("rope.scaling.factor")?.or(self.float("rope.scale_linear")?);
+        match (kind.as_deref(), factor) {
+            (None | Some("none"), None) => Ok(RopeScaling::None),
+            (None | Some("linear"), Some(factor)) => Ok(RopeScaling::Linear { factor }),
+            (Some(kind), _) => Err(Error::Unsupported(format!(
+                "{}: RoPE scaling {kind:?} with factor {factor:?} is not supported",
+                self.file.path().display()
+            ))),
+        }
+    }
+
+    /// Refuses keys of the architecture that nothing asked for: they may change the computation.
+    pub fn finish(self) -> Result<()> {
+        let prefix = format!("{}.", self.architecture);
+        let ignored = |key: &str| key.strip_prefix(&prefix).is_some_and(|rest| IGNORED.contains(&rest));
+        let split = self.file.metadata.get("split.count").and_then(Value::as_usize).filter(|n| *n > 1);
+        let unknown =
+            self.file.metadata.keys().filter(|k| k.starts_with(&prefix) && !self.used.contains(*k) && !ignored(k));
+        let unknown: Vec<&str> = unknown.map(String::as_str).chain(split.map(|_| "split.count")).collect();
+        if unknown.is_empty() {
+            return Ok(());
+        }
+        Err(Error::Unsupported(format!(
+            "{}: this build does not know the metadata {}",
+            self.file.path().display(),
+            unknown.join(", ")
+        )))
+    }
+}

@@ -1,0 +1,185 @@
+//! The decoder skeleton every architecture fills: embedding, pre-norm blocks, final norm, output projection.
+
+use super::attention::{Attention, Step};
+use super::mlp::Mlp;
+use super::rope;
+use super::workspace::{Logits, Workspace};
+use crate::arch::Blueprint;
+use crate::config::RopeScaling;
+use crate::loader::LoadOptions;
+use crate::loader::tensors::{Presence, Tensors};
+use crate::{Error, ForwardBatch, KvCache, Model, ModelConfig, Result};
+use candle_core::Tensor;
+use cresset_kernels::Compute;
+use cresset_kernels::embedding::{gather, gather_rows};
+use cresset_kernels::linear::{Weight, linear};
+use cresset_kernels::norm::{add_rms_norm, rms_norm};
+use cresset_kernels::rope::RopeTable;
+
+pub struct Decoder {
+    config: ModelConfig,
+    weights: Weights,
+    rope: RopeTable,
+    compute: Compute,
+    workspace: Workspace,
+    /// `residual` and `attended` of the rows whose logits are wanted, same shapes.
+    wanted: [Tensor; 2],
+    logits: Logits,
+}
+
+pub struct Weights {
+    embedding: Weight,
+    blocks: Vec<Block>,
+    norm: Tensor,
+    /// `None`: the embedding's transpose.
+    head: Option<Weight>,
+    /// Divisors of the rotary frequencies, where the file has them.
+    rope_factors: Option<Tensor>,
+}
+
+struct Block {
+    attention_norm: Tensor,
+    attention: Attention,
+    mlp_norm: Tensor,
+    mlp: Mlp,
+}
+
+impl Block {
+    fn load(t: &mut Tensors, index: usize, blueprint: &Blueprint) -> Option<Self> {
+        let Blueprint { config, recipe } = blueprint;
+        let prefix = format!("model.layers.{index}.");
+        let attention_norm = t.vector(&format!("{prefix}input_layernorm.weight"), config.hidden_size);
+        let attention = Attention::load(t, &prefix, config, recipe);
+        let mlp_norm = t.vector(&format!("{prefix}post_attention_layernorm.weight"), config.hidden_size);
+        let mlp = Mlp::load(t, &prefix, config, recipe);
+        Some(Self { attention_norm: attention_norm?, attention: attention?, mlp_norm: mlp_norm?, mlp: mlp? })
+    }
+}
+
+impl Decoder {
+    /// Takes every tensor; `None` is a problem that the tensors will tell.
+    pub fn weights(blueprint: &Blueprint, t: &mut Tensors) -> Option<Weights> {
+        let config = &blueprint.config;
+        let embedding = t.matrix("model.embed_tokens.weight", config.vocab_size, config.hidden_size);
+        let blocks: Vec<_> = (0..config.layers).map(|i| Block::load(t, i, blueprint)).collect();
+        let norm = t.vector("model.norm.weight", config.hidden_size);
+        let head = if config.tied_embeddings {
+            Some(None)
+        } else {
+            t.matrix("lm_head.weight", config.vocab_size, config.hidden_size).map(Some)
+        };
+        let rope_factors = t.vector_if(Presence::Optional, "rope_freqs.weight", config.rope.rotary_dim / 2);
+        // Older checkpoints store what is computed here, and tied ones may store the embedding twice.
+        t.ignore("rotary_emb.inv_freq");
+        if config.tied_embeddings {
+            t.ignore("lm_head.weight");
+        }
+        Some(Weights {
+            embedding: embedding?,
+            blocks: blocks.into_iter().collect::<Option<_>>()?,
+            norm: norm?,
+            head: head?,
+            rope_factors: rope_factors?,
+        })
+    }
+
+    pub fn new(blueprint: Blueprint, weights: Weights, options: &LoadOptions) -> Result<Self> {
+        if !options.device.is_cpu() {
+            return Err(Error::Unsupported("this build computes on the CPU only".into()));
+        }
+        let Blueprint { mut config, recipe } = blueprint;
+        if let Some(factors) = &weights.rope_factors {
+            config.rope.scaling = RopeScaling::Factors(factors.to_vec1()?);
+        }
+        let positions = options.max_context.min(config.max_positions);
+        let workspace = Workspace::new(&config, options.max_batched_tokens)?;
+        Ok(Self {
+            rope: rope::table(&config.rope, recipe.rope_style, positions)?,
+            compute: options.compute.clone(),
+            wanted: [workspace.residual.zeros_like()?, workspace.attended.zeros_like()?],
+            workspace,
+            logits: Logits::new(config.vocab_size)?,
+            config,
+            weights,
+        })
+    }
+
+    /// All blocks. Of the last one, what comes after the write into the cache is computed for the wanted rows alone; they
+    /// end up, normed, in the workspace that is returned.
+    fn blocks(&self, batch: &ForwardBatch, kv: &KvCache) -> Result<Workspace> {
+        let (c, eps) = (&self.compute, self.config.rms_norm_eps);
+        let step = Step { compute: c, config: &self.config, rope: &self.rope, batch };
+        let mut w = self.workspace.first(batch.input_ids.len())?;
+        gather(c, &self.weights.embedding, &batch.input_ids, 1.0, &w.residual)?;
+        let blocks = &self.weights.blocks;
+        rms_norm(c, &w.residual, &blocks[0].attention_norm, eps, &w.normed)?;
+        for (i, block) in blocks.iter().enumerate() {
+            let (k, v) = (&kv.k[i], &kv.v[i]);
+            block.attention.project(&step, &w, k, v)?;
+            let next = blocks.get(i + 1);
+            if next.is_none() && batch.logits_indices.is_empty() {
+                break;
+            }
+            Attention::attend(&step, &w, k, v)?;
+            if next.is_none() {
+                w = self.pick(w, &batch.logits_indices)?;
+            }
+            block.attention.output(c, &w)?;
+            add_rms_norm(c, &w.residual, &w.delta, &block.mlp_norm, eps, &w.normed)?;
+            block.mlp.forward(c, &w)?;
+            let norm = next.map_or(&self.weights.norm, |next| &next.attention_norm);
+            add_rms_norm(c, &w.residual, &w.delta, norm, eps, &w.normed)?;
+        }
+        Ok(w)
+    }
+
+    /// The state of the given rows alone; all of them need no copy.
+    fn pick(&self, w: Workspace, rows: &[u32]) -> Result<Workspace> {
+        if rows.len() == w.residual.dims()[0] {
+            return Ok(w);
+        }
+        let [residual, attended] = &self.wanted;
+        let picked = Workspace {
+            residual: residual.narrow(0, 0, rows.len())?,
+            attended: attended.narrow(0, 0, rows.len())?,
+            ..self.workspace.first(rows.len())?
+        };
+        gather_rows(&self.compute, &w.residual, rows, &picked.residual)?;
+        gather_rows(&self.compute, &w.attended, rows, &picked.attended)?;
+        Ok(picked)
+    }
+
+    fn check(&self, batch: &ForwardBatch, kv: &KvCache) -> Result<()> {
+        let (layers, capacity) = (self.config.layers, self.workspace.residual.dims()[0]);
+        if kv.k.len() != layers || kv.v.len() != layers {
+            return Err(Error::Batch(format!("a cache of {} layers for a model of {layers}", kv.k.len())));
+        }
+        if batch.input_ids.len() > capacity {
+            return Err(Error::Batch(format!("{} tokens in a step of at most {capacity}", batch.input_ids.len())));
+        }
+        batch.check(self.config.vocab_size, self.rope.cos.dims()[0], kv.block_size, kv.num_blocks).map_err(Error::Batch)
+    }
+}
+
+impl Model for Decoder {
+    fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    fn forward(&mut self, batch: &ForwardBatch, kv: &mut KvCache) -> Result<Tensor> {
+        self.check(batch, kv)?;
+        let w = self.blocks(batch, kv)?;
+        let logits = self.logits.rows(batch.logits_indices.len())?;
+        if !batch.logits_indices.is_empty() {
+            let head = self.weights.head.as_ref().unwrap_or(&self.weights.embedding);
+            linear(&self.compute, head, None, &w.normed, &logits)?;
+        }
+        Ok(logits)
+    }
+
+    fn weight_bytes(&self) -> usize {
+        let w = &self.weights;
+        let blocks: usize = w.blocks.iter().map(|b| b.attention.bytes() + b.mlp.bytes()).sum();
+        w.embedding.bytes() + w.head.as_ref().map_or(0, Weight::bytes) + blocks
+    }
+}

@@ -1,0 +1,49 @@
+//! The gated feed-forward block with a fused gate and up projection.
+
+use super::workspace::Workspace;
+use crate::arch::Recipe;
+use crate::loader::tensors::Tensors;
+use crate::{ModelConfig, Result};
+use candle_core::Tensor;
+use cresset_kernels::Compute;
+use cresset_kernels::activation::{Activation, gated};
+use cresset_kernels::linear::{Weight, linear};
+
+pub struct Mlp {
+    gate_up: Weight,
+    gate_up_bias: Option<Tensor>,
+    down: Weight,
+    down_bias: Option<Tensor>,
+    activation: Activation,
+}
+
+impl Mlp {
+    /// `prefix` ends with a dot.
+    pub fn load(t: &mut Tensors, prefix: &str, config: &ModelConfig, recipe: &Recipe) -> Option<Self> {
+        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        let name = |part: &str| format!("{prefix}mlp.{part}");
+        let gate_up = t.stack(&[(&name("gate_proj.weight"), inner), (&name("up_proj.weight"), inner)], hidden);
+        let biases = [(&*name("gate_proj.bias"), inner), (&*name("up_proj.bias"), inner)];
+        let gate_up_bias = t.stack_vectors_if(recipe.mlp_bias, &biases);
+        let down = t.matrix(&name("down_proj.weight"), hidden, inner);
+        let down_bias = t.vector_if(recipe.mlp_bias, &name("down_proj.bias"), hidden);
+        Some(Self {
+            gate_up: gate_up?,
+            gate_up_bias: gate_up_bias?,
+            down: down?,
+            down_bias: down_bias?,
+            activation: recipe.activation,
+        })
+    }
+
+    /// `normed` → `delta`.
+    pub fn forward(&self, compute: &Compute, w: &Workspace) -> Result<()> {
+        linear(compute, &self.gate_up, self.gate_up_bias.as_ref(), &w.normed, &w.gate_up)?;
+        gated(compute, self.activation, &w.gate_up, &w.activated)?;
+        Ok(linear(compute, &self.down, self.down_bias.as_ref(), &w.activated, &w.delta)?)
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.gate_up.bytes() + self.down.bytes()
+    }
+}

@@ -1,0 +1,275 @@
+//! GGUF container (format document: ggml docs/gguf.md, versions 2 and 3), memory-mapped, every bound checked.
+
+mod cursor;
+#[cfg(test)]
+mod tests;
+
+use crate::{Error, Result};
+use candle_core::quantized::GgmlDType;
+use cursor::{Cursor, Parse};
+use memmap2::Mmap;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    U8(u8),
+    I8(i8),
+    U16(u16),
+    I16(i16),
+    U32(u32),
+    I32(i32),
+    U64(u64),
+    I64(i64),
+    F32(f32),
+    F64(f64),
+    Bool(bool),
+    String(String),
+    Array(Vec<Value>),
+}
+
+impl Value {
+    /// Any non-negative integer.
+    pub fn as_usize(&self) -> Option<usize> {
+        match *self {
+            Self::U8(v) => Some(v.into()),
+            Self::U16(v) => Some(v.into()),
+            Self::U32(v) => v.try_into().ok(),
+            Self::U64(v) => v.try_into().ok(),
+            Self::I8(v) => v.try_into().ok(),
+            Self::I16(v) => v.try_into().ok(),
+            Self::I32(v) => v.try_into().ok(),
+            Self::I64(v) => v.try_into().ok(),
+            _ => None,
+        }
+    }
+
+    pub fn as_f32(&self) -> Option<f32> {
+        match *self {
+            Self::F32(v) => Some(v),
+            Self::F64(v) => Some(v as f32),
+            _ => None,
+        }
+    }
+
+    pub fn as_str(&self) -> Option<&str> {
+        match self {
+            Self::String(v) => Some(v),
+            _ => None,
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// Row-major shape, outermost first (GGUF stores it reversed).
+    pub shape: Vec<usize>,
+    pub dtype: GgmlDType,
+    /// Byte range in the file.
+    pub range: Range<usize>,
+}
+
+pub struct GgufFile {
+    pub metadata: BTreeMap<String, Value>,
+    pub tensors: BTreeMap<String, TensorInfo>,
+    path: PathBuf,
+    map: Mmap,
+}
+
+impl GgufFile {
+    /// Maps the file and checks its whole header; tensor data is not read.
+    pub fn open(path: &Path) -> Result<Self> {
+        let map = super::map_file(path)?;
+        let header = parse(&map).map_err(|what| match what {
+            Refusal::Damaged(what) => super::damaged(path, &what),
+            Refusal::Unsupported(what) => Error::Unsupported(format!("{}: {what}", path.display())),
+        })?;
+        Ok(Self { metadata: header.metadata, tensors: header.tensors, path: path.to_owned(), map })
+    }
+
+    /// A tensor's raw bytes.
+    pub fn bytes(&self, info: &TensorInfo) -> &[u8] {
+        &self.map[info.range.clone()]
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// Why a header is refused: damage, or a sound file of a kind that this build does not read.
+enum Refusal {
+    Damaged(String),
+    Unsupported(String),
+}
+
+impl From<String> for Refusal {
+    fn from(what: String) -> Self {
+        Self::Damaged(what)
+    }
+}
+
+struct Header {
+    metadata: BTreeMap<String, Value>,
+    tensors: BTreeMap<String, TensorInfo>,
+}
+
+/// Smallest encodings of one metadata pair and one tensor entry: what bounds the counts a header may claim.
+const MIN_PAIR_BYTES: usize = 8 + 4 + 1;
+const MIN_TENSOR_BYTES: usize = 8 + 4 + 8 + 4 + 8;
+const DEFAULT_ALIGNMENT: usize = 32;
+const MAX_ALIGNMENT: usize = 1 << 20;
+const MAX_DIMENSIONS: usize = 4;
+
+fn parse(data: &[u8]) -> Result<Header, Refusal> {
+    let mut c = Cursor::new(data);
+    check_version(&mut c)?;
+    let tensor_count = c.count("tensor", MIN_TENSOR_BYTES)?;
+    let pair_count = c.count("metadata", MIN_PAIR_BYTES)?;
+    let metadata = read_metadata(&mut c, pair_count)?;
+    let entries = read_entries(&mut c, tensor_count)?;
+    let alignment = alignment(&metadata)?;
+    let data_start = c.position().next_multiple_of(alignment);
+    let mut tensors = BTreeMap::new();
+    for entry in entries {
+        let info = entry.place(data_start, alignment, data.len())?;
+        tensors.insert(entry.name, info);
+    }
+    check_overlaps(&tensors)?;
+    Ok(Header { metadata, tensors })
+}
+
+fn check_version(c: &mut Cursor) -> Result<(), Refusal> {
+    if c.take(4)? != b"GGUF" {
+        return Err(Refusal::Damaged("it does not begin with the GGUF magic".into()));
+    }
+    match c.u32()? {
+        2 | 3 => Ok(()),
+        1 => Err(Refusal::Unsupported("GGUF version 1 is not supported: convert it to version 3".into())),
+        v if matches!(v.swap_bytes(), 1..=3) => {
+            Err(Refusal::Unsupported("big-endian GGUF files are not supported: use the little-endian file".into()))
+        }
+        v => Err(Refusal::Damaged(format!("GGUF version {v} does not exist"))),
+    }
+}
+
+fn read_metadata(c: &mut Cursor, count: usize) -> Parse<BTreeMap<String, Value>> {
+    let mut metadata = BTreeMap::new();
+    for _ in 0..count {
+        let key = c.string()?;
+        let kind = c.u32()?;
+        let value = c.value(kind, 0).map_err(|e| format!("metadata {key:?}: {e}"))?;
+        if metadata.insert(key.clone(), value).is_some() {
+            return Err(format!("metadata key {key:?} is there twice"));
+        }
+    }
+    Ok(metadata)
+}
+
+fn alignment(metadata: &BTreeMap<String, Value>) -> Parse<usize> {
+    let Some(value) = metadata.get("general.alignment") else {
+        return Ok(DEFAULT_ALIGNMENT);
+    };
+    match value.as_usize() {
+        Some(a) if a.is_power_of_two() && a <= MAX_ALIGNMENT => Ok(a),
+        _ => Err(format!("general.alignment is {value:?}, not a power of two")),
+    }
+}
+
+/// A tensor's entry as the header gives it.
+struct Entry {
+    name: String,
+    shape: Vec<usize>,
+    dtype: GgmlDType,
+    offset: usize,
+}
+
+fn read_entries(c: &mut Cursor, count: usize) -> Result<Vec<Entry>, Refusal> {
+    let mut names = std::collections::BTreeSet::new();
+    let mut entries = Vec::new();
+    for _ in 0..count {
+        let entry = read_entry(c)?;
+        if !names.insert(entry.name.clone()) {
+            return Err(Refusal::Damaged(format!("tensor {:?} is there twice", entry.name)));
+        }
+        entries.push(entry);
+    }
+    Ok(entries)
+}
+
+fn read_entry(c: &mut Cursor) -> Result<Entry, Refusal> {
+    let name = c.string()?;
+    let dimensions = c.u32()? as usize;
+    if !(1..=MAX_DIMENSIONS).contains(&dimensions) {
+        return Err(Refusal::Damaged(format!("tensor {name:?} has {dimensions} dimensions")));
+    }
+    let mut shape = (0..dimensions).map(|_| c.size()).collect::<Parse<Vec<_>>>()?;
+    shape.reverse();
+    let dtype = tensor_type(&name, c.u32()?)?;
+    Ok(Entry { name, shape, dtype, offset: c.size()? })
+}
+
+/// Ids of ggml's types. Newer block formats exist that this build cannot multiply with.
+fn tensor_type(name: &str, id: u32) -> Result<GgmlDType, Refusal> {
+    Ok(match id {
+        0 => GgmlDType::F32,
+        1 => GgmlDType::F16,
+        2 => GgmlDType::Q4_0,
+        3 => GgmlDType::Q4_1,
+        6 => GgmlDType::Q5_0,
+        7 => GgmlDType::Q5_1,
+        8 => GgmlDType::Q8_0,
+        9 => GgmlDType::Q8_1,
+        10 => GgmlDType::Q2K,
+        11 => GgmlDType::Q3K,
+        12 => GgmlDType::Q4K,
+        13 => GgmlDType::Q5K,
+        14 => GgmlDType::Q6K,
+        15 => GgmlDType::Q8K,
+        30 => GgmlDType::BF16,
+        16..=29 | 34 | 35 | 39 => {
+            return Err(Refusal::Unsupported(format!(
+                "tensor {name:?} has the quantisation type {id}, which is not supported: use a Q4_0 to Q8_0 or k-quant file"
+            )));
+        }
+        _ => return Err(Refusal::Damaged(format!("tensor {name:?} has the unknown type {id}"))),
+    })
+}
+
+impl Entry {
+    fn place(&self, data_start: usize, alignment: usize, file_len: usize) -> Parse<TensorInfo> {
+        let name = &self.name;
+        if !self.offset.is_multiple_of(alignment) {
+            return Err(format!("tensor {name:?} is not aligned to {alignment} bytes"));
+        }
+        let bytes = self.bytes().ok_or_else(|| format!("tensor {name:?} has the impossible shape {:?}", self.shape))?;
+        let start = data_start.checked_add(self.offset);
+        let range = start.and_then(|start| Some(start..start.checked_add(bytes)?));
+        match range {
+            Some(range) if range.end <= file_len => {
+                Ok(TensorInfo { shape: self.shape.clone(), dtype: self.dtype, range })
+            }
+            _ => Err(format!(
+                "tensor {name:?} ({bytes} bytes at offset {}) ends beyond the file's {file_len} bytes",
+                self.offset
+            )),
+        }
+    }
+
+    fn bytes(&self) -> Option<usize> {
+        let columns = *self.shape.last()?;
+        let elements = self.shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d))?;
+        let whole = elements > 0 && columns.is_multiple_of(self.dtype.block_size());
+        whole.then_some(elements / self.dtype.block_size())?.checked_mul(self.dtype.type_size())
+    }
+}
+
+fn check_overlaps(tensors: &BTreeMap<String, TensorInfo>) -> Parse<()> {
+    let mut by_start: Vec<_> = tensors.iter().map(|(name, info)| (&info.range, name)).collect();
+    by_start.sort_by_key(|(range, _)| range.start);
+    match by_start.windows(2).find(|pair| pair[0].0.end > pair[1].0.start) {
+        Some(pair) => Err(format!("tensors {:?} and {:?} overlap", pair[0].1, pair[1].1)),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,49 @@
+//! Tensor names: architectures ask in Hugging Face's; GGUF has its own for the same things.
+
+/// HF name → GGUF name. Layer names keep their suffix (`.weight`, `.bias`).
+pub fn gguf(hf: &str) -> Option<String> {
+    let whole = match hf {
+        "model.embed_tokens.weight" => Some("token_embd.weight"),
+        "model.norm.weight" => Some("output_norm.weight"),
+        "lm_head.weight" => Some("output.weight"),
+        _ => None,
+    };
+    whole.map(str::to_owned).or_else(|| layer(hf))
+}
+
+fn layer(hf: &str) -> Option<String> {
+    let (index, rest) = hf.strip_prefix("model.layers.")?.split_once('.')?;
+    let (module, suffix) = rest.rsplit_once('.')?;
+    let module = match module {
+        "input_layernorm" => "attn_norm",
+        "post_attention_layernorm" => "ffn_norm",
+        "self_attn.q_proj" => "attn_q",
+        "self_attn.k_proj" => "attn_k",
+        "self_attn.v_proj" => "attn_v",
+        "self_attn.o_proj" => "attn_output",
+        "self_attn.q_norm" => "attn_q_norm",
+        "self_attn.k_norm" => "attn_k_norm",
+        "mlp.gate_proj" => "ffn_gate",
+        "mlp.up_proj" => "ffn_up",
+        "mlp.down_proj" => "ffn_down",
+        _ => return None,
+    };
+    Some(format!("blk.{index}.{module}.{suffix}"))
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn hf_names_become_gguf_names() {
+        for (hf, gguf) in [
+            ("model.embed_tokens.weight", Some("token_embd.weight")),
+            ("lm_head.weight", Some("output.weight")),
+            ("model.layers.11.self_attn.q_proj.bias", Some("blk.11.attn_q.bias")),
+            ("model.layers.0.mlp.down_proj.weight", Some("blk.0.ffn_down.weight")),
+            ("model.layers.0.mlp.experts.weight", None),
+            ("something.else", None),
+        ] {
+            assert_eq!(super::gguf(hf).as_deref(), gguf, "{hf}");
+        }
+    }
+}

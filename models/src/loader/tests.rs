@@ -1,0 +1,149 @@
+//! What a release with something wrong in it says.
+
+use super::*;
+use crate::testing::{GgufWriter, TinyLlama};
+use gguf::Value;
+use serde_json::json;
+
+fn options() -> LoadOptions {
+    LoadOptions {
+        device: Device::Cpu,
+        compute: Compute::new(1),
+        dequantise: false,
+        max_batched_tokens: 8,
+        max_context: 64,
+    }
+}
+
+/// The whole message must hold every part.
+fn check(result: Result<Box<dyn Model>>, parts: &[&str]) {
+    let error = result.err().unwrap_or_else(|| panic!("loaded, expected {parts:?}")).to_string();
+    for part in parts {
+        assert!(error.contains(part), "{error:?} does not say {part:?}");
+    }
+}
+
+fn gguf(change: impl Fn(&mut GgufWriter)) -> Result<Box<dyn Model>> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tiny.gguf");
+    let mut writer = TinyLlama::default().gguf();
+    change(&mut writer);
+    std::fs::write(&path, writer.to_bytes()).unwrap();
+    load(&ModelSource::Gguf(path), &options())
+}
+
+fn folder(change: impl Fn(&Path, &mut serde_json::Value)) -> Result<Box<dyn Model>> {
+    let folder = tempfile::tempdir().unwrap();
+    let tiny = TinyLlama::default();
+    tiny.write_safetensors(folder.path()).unwrap();
+    let mut config = tiny.hf_config();
+    change(folder.path(), &mut config);
+    if !config.is_null() {
+        std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    }
+    load(&ModelSource::HfFolder(folder.path().to_owned()), &options())
+}
+
+fn set(writer: &mut GgufWriter, key: &str, value: Value) {
+    writer.metadata.retain(|(k, _)| k != key);
+    writer.metadata.push((key.to_owned(), value));
+}
+
+#[test]
+fn one_error_names_every_missing_and_left_over_tensor() {
+    let result = gguf(|w| {
+        w.tensors.retain(|t| t.0 != "blk.0.attn_v.weight" && t.0 != "blk.1.ffn_norm.weight");
+        let mut extra = w.tensors[0].clone();
+        extra.0 = "blk.1.attn_gate.weight".into();
+        w.tensors.push(extra);
+    });
+    check(
+        result,
+        &["blk.0.attn_v.weight is missing", "blk.1.ffn_norm.weight is missing", "blk.1.attn_gate.weight is left over"],
+    );
+}
+
+#[test]
+fn a_shape_that_contradicts_the_config_is_named() {
+    let result = gguf(|w| set(w, "llama.feed_forward_length", Value::U32(128)));
+    check(result, &["blk.0.ffn_down.weight has shape [64, 96] instead of [64, 128]"]);
+}
+
+#[test]
+fn gguf_settings_that_are_not_understood_are_refused() {
+    let text = |t: &str| Value::String(t.into());
+    check(gguf(|w| set(w, "llama.expert_count", Value::U32(8))), &["does not know", "llama.expert_count"]);
+    check(gguf(|w| set(w, "split.count", Value::U16(2))), &["split.count"]);
+    check(gguf(|w| set(w, "general.architecture", text("quokka"))), &["\"quokka\"", "llama"]);
+    check(gguf(|w| set(w, "llama.rope.scaling.type", text("yarn"))), &["yarn"]);
+    check(gguf(|w| set(w, "llama.attention.head_count", Value::U32(0))), &["head_count"]);
+    check(gguf(|w| set(w, "llama.attention.head_count_kv", Value::U32(3))), &["cannot share"]);
+    check(gguf(|w| set(w, "llama.context_length", Value::F32(9.0))), &["llama.context_length"]);
+    check(gguf(|w| w.metadata.retain(|(k, _)| k != "llama.block_count")), &["llama.block_count is missing", "fetch"]);
+    check(gguf(|w| set(w, "llama.block_count", Value::U32(u32::MAX))), &["beyond any model's", "fetch"]);
+    check(gguf(|w| w.metadata.clear()), &["general.architecture is missing"]);
+}
+
+#[test]
+fn hf_settings_that_are_not_understood_are_refused() {
+    check(folder(|_, c| c["layer_scale"] = json!(1.0)), &["layer_scale"]);
+    check(folder(|_, c| c["quantization_config"] = json!({"quant_method": "awq"})), &["quantization_config"]);
+    check(folder(|_, c| c["hidden_act"] = json!("relu")), &["hidden_act"]);
+    check(folder(|_, c| c["sliding_window"] = json!(64)), &["sliding_window"]);
+    check(folder(|_, c| c["model_type"] = json!("quokka")), &["\"quokka\"", "mistral"]);
+    check(folder(|_, c| c["rope_scaling"] = json!({"rope_type": "yarn", "factor": 2.0})), &["yarn"]);
+    check(folder(|_, c| c["rope_scaling"] = json!({"type": "linear"})), &["factor"]);
+    check(folder(|_, c| c["attention_bias"] = json!(true)), &["self_attn.q_proj.bias is missing"]);
+    check(folder(|_, c| c["tie_word_embeddings"] = json!(false)), &["lm_head.weight is missing"]);
+    check(folder(|_, c| c["num_hidden_layers"] = json!(1)), &["model.layers.1.input_layernorm.weight is left over"]);
+    check(folder(|_, c| c["hidden_size"] = json!(1u64 << 60)), &["beyond any model's"]);
+    check(folder(|_, c| c["hidden_size"] = json!(-1)), &["config.json", "fetch it again"]);
+}
+
+#[test]
+fn ignorable_settings_and_mistrals_window_are_accepted() {
+    folder(|_, c| c["use_cache"] = json!(true)).unwrap();
+    let mistral = folder(|_, c| {
+        c["model_type"] = json!("mistral");
+        c["sliding_window"] = json!(16);
+    });
+    assert_eq!(mistral.unwrap().config().sliding_window, Some(16));
+}
+
+#[test]
+fn damaged_safetensors_are_refused() {
+    let weights = |f: &Path| f.join("model.safetensors");
+    let damage = |change: fn(&mut Vec<u8>)| {
+        folder(|f, _| {
+            let mut bytes = std::fs::read(weights(f)).unwrap();
+            change(&mut bytes);
+            std::fs::write(weights(f), bytes).unwrap();
+        })
+    };
+    check(damage(|b| b.truncate(b.len() - 1)), &["model.safetensors is damaged", "fetch it again"]);
+    check(damage(|b| b.truncate(4)), &["model.safetensors is damaged"]);
+    check(damage(Vec::clear), &["model.safetensors is damaged", "empty"]);
+    check(damage(|b| b[7] = 0xff), &["model.safetensors is damaged"]);
+    check(damage(|b| b[9] = b'!'), &["model.safetensors is damaged"]);
+    check(folder(|f, _| std::fs::remove_file(weights(f)).unwrap()), &["model.safetensors"]);
+    check(
+        folder(|f, c| {
+            std::fs::remove_file(f.join("config.json")).unwrap();
+            *c = serde_json::Value::Null;
+        }),
+        &["config.json"],
+    );
+}
+
+#[test]
+fn an_index_is_checked() {
+    let index = |map: serde_json::Value| {
+        folder(move |f, _| {
+            std::fs::write(f.join("model.safetensors.index.json"), json!({"weight_map": map}).to_string()).unwrap();
+        })
+    };
+    check(index(json!({"a": "../model.safetensors"})), &["outside the folder"]);
+    check(index(json!({"a": "/etc/passwd"})), &["outside the folder"]);
+    check(index(json!({"a": "model.safetensors"})), &["\"a\" is in none of its shards"]);
+    check(index(json!(3)), &["index.json is damaged"]);
+}

@@ -1,0 +1,114 @@
+//! Writes GGUF version 3.
+
+use crate::loader::gguf::Value;
+use candle_core::quantized::GgmlDType;
+
+const ALIGNMENT: usize = 32;
+
+#[derive(Clone, Debug, Default)]
+pub struct GgufWriter {
+    pub metadata: Vec<(String, Value)>,
+    /// Name, row-major shape, type, raw blocks.
+    pub tensors: Vec<(String, Vec<usize>, GgmlDType, Vec<u8>)>,
+}
+
+impl GgufWriter {
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut out = b"GGUF".to_vec();
+        out.extend(3u32.to_le_bytes());
+        put_size(&mut out, self.tensors.len());
+        put_size(&mut out, self.metadata.len());
+        for (key, value) in &self.metadata {
+            put_string(&mut out, key);
+            out.extend(kind(value).to_le_bytes());
+            put_value(&mut out, value);
+        }
+        let mut offset = 0;
+        for (name, shape, dtype, data) in &self.tensors {
+            put_string(&mut out, name);
+            out.extend((shape.len() as u32).to_le_bytes());
+            for dimension in shape.iter().rev() {
+                put_size(&mut out, *dimension);
+            }
+            out.extend(type_id(*dtype).to_le_bytes());
+            put_size(&mut out, offset);
+            offset += data.len().next_multiple_of(ALIGNMENT);
+        }
+        for (.., data) in &self.tensors {
+            out.resize(out.len().next_multiple_of(ALIGNMENT), 0);
+            out.extend(data);
+        }
+        out
+    }
+}
+
+fn put_size(out: &mut Vec<u8>, size: usize) {
+    out.extend((size as u64).to_le_bytes());
+}
+
+fn put_string(out: &mut Vec<u8>, text: &str) {
+    put_size(out, text.len());
+    out.extend(text.as_bytes());
+}
+
+fn put_value(out: &mut Vec<u8>, value: &Value) {
+    match value {
+        Value::U8(v) => out.push(*v),
+        Value::I8(v) => out.extend(v.to_le_bytes()),
+        Value::U16(v) => out.extend(v.to_le_bytes()),
+        Value::I16(v) => out.extend(v.to_le_bytes()),
+        Value::U32(v) => out.extend(v.to_le_bytes()),
+        Value::I32(v) => out.extend(v.to_le_bytes()),
+        Value::U64(v) => out.extend(v.to_le_bytes()),
+        Value::I64(v) => out.extend(v.to_le_bytes()),
+        Value::F32(v) => out.extend(v.to_le_bytes()),
+        Value::F64(v) => out.extend(v.to_le_bytes()),
+        Value::Bool(v) => out.push(u8::from(*v)),
+        Value::String(v) => put_string(out, v),
+        Value::Array(values) => {
+            out.extend(values.first().map_or(4, kind).to_le_bytes());
+            put_size(out, values.len());
+            for value in values {
+                put_value(out, value);
+            }
+        }
+    }
+}
+
+fn kind(value: &Value) -> u32 {
+    match value {
+        Value::U8(_) => 0,
+        Value::I8(_) => 1,
+        Value::U16(_) => 2,
+        Value::I16(_) => 3,
+        Value::U32(_) => 4,
+        Value::I32(_) => 5,
+        Value::F32(_) => 6,
+        Value::Bool(_) => 7,
+        Value::String(_) => 8,
+        Value::Array(_) => 9,
+        Value::U64(_) => 10,
+        Value::I64(_) => 11,
+        Value::F64(_) => 12,
+    }
+}
+
+fn type_id(dtype: GgmlDType) -> u32 {
+    match dtype {
+        GgmlDType::F32 => 0,
+        GgmlDType::F16 => 1,
+        GgmlDType::Q4_0 => 2,
+        GgmlDType::Q4_1 => 3,
+        GgmlDType::Q5_0 => 6,
+        GgmlDType::Q5_1 => 7,
+        GgmlDType::Q8_0 => 8,
+        GgmlDType::Q8_1 => 9,
+        GgmlDType::Q2K => 10,
+        GgmlDType::Q3K => 11,
+        GgmlDType::Q4K => 12,
+        GgmlDType::Q5K => 13,
+        GgmlDType::Q6K => 14,
+        GgmlDType::Q8K => 15,
+        GgmlDType::BF16 => 30,
+    }
+}
