@@ -1,0 +1,50 @@
+//! The same request gives the same bits by whatever path it is computed.
+
+use super::{Bench, Finding, identical};
+use crate::subject::{Request, Result};
+
+/// Tenants that no other check uses: their prefix caches are cold.
+const ALONE: u32 = 10;
+const TOGETHER: u32 = 11;
+const WARM: u32 = 12;
+const COLD: u32 = 13;
+
+const TOPICS: [&str; 8] = [
+    "bees",
+    "old bridges in the north of the country, and who built them",
+    "tea",
+    "why the sky is blue in the day and red in the evening, with all the steps of the explanation",
+    "chess openings",
+    "a train",
+    "the number seven",
+    "how bread is made from flour, water, salt and time, and what can go wrong on the way",
+];
+
+pub fn batch(bench: &mut Bench) -> Result<Finding> {
+    let prompts = TOPICS.iter().map(|topic| bench.prompt(topic)).collect::<Result<Vec<_>>>()?;
+    let requests = |tenant| prompts.iter().map(|p| Request::greedy(tenant, p, 12)).collect::<Vec<_>>();
+    let alone = requests(ALONE).into_iter().map(|r| bench.one(r)).collect::<Result<Vec<_>>>()?;
+    let together = bench.subject.generate(&requests(TOGETHER))?;
+    let differs = alone.iter().zip(&together).enumerate().filter(|(_, (a, b))| !identical(a, b));
+    let wrong: Vec<String> = differs.map(|(i, _)| format!("row {i} ({})", TOPICS[i])).collect();
+    Ok(Finding::from_wrong(&wrong, TOPICS.len(), "batch of 8 = batch of 1, bitwise"))
+}
+
+/// Warm: a prompt that shares a long beginning with an earlier one. Cold: the same prompt in an account that never saw it.
+pub fn prefix(bench: &mut Bench) -> Result<Finding> {
+    let shared = TOPICS.join(", ");
+    let first = bench.prompt(&format!("{shared} and rivers"))?;
+    let second = bench.prompt(&format!("{shared} and lakes"))?;
+    bench.one(Request::greedy(WARM, &first, 4))?;
+    let warm = bench.one(Request::greedy(WARM, &second, 12))?;
+    let repeated = bench.one(Request::greedy(WARM, &second, 12))?;
+    let cold = bench.one(Request::greedy(COLD, &second, 12))?;
+    let mut wrong = Vec::new();
+    if !identical(&warm, &cold) || !identical(&repeated, &cold) {
+        wrong.push("a reused prefix changed the answer".into());
+    }
+    if cold.cached_tokens != 0 {
+        wrong.push(format!("{} tokens reused from another account", cold.cached_tokens));
+    }
+    Ok(Finding::from_wrong(&wrong, 2, "bitwise equal; nothing shared between accounts"))
+}

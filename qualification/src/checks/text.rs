@@ -1,0 +1,128 @@
+//! Checks of files, tokenizer and template: nothing is generated.
+
+use super::{Bench, Finding};
+use crate::subject::{Message, Result, SubjectError};
+
+/// Composed forms only: some tokenizers normalise to them.
+const TEXTS: &[&str] = &[
+    "Hello, world!",
+    "The quick brown fox jumps over 13 lazy dogs, 1024 times at 3.14159 m/s.",
+    "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich.",
+    "Съешь ещё этих мягких французских булок",
+    "敏捷的棕色狐狸跳过懒狗。",
+    "いろはにほへと ちりぬるを",
+    "다람쥐 헌 쳇바퀴에 타고파",
+    "نص حكيم له سر قاطع",
+    "ऋषियों को सताने वाले दुष्ट राक्षसों",
+    "😀🚀👩‍👩‍👧‍👦🇩🇪✍🏽",
+    "fn main() {\n\tprintln!(\"{:?}\", [1, 2, 3]);\n}\n",
+    "a  b   c\n\n\nd\t\te",
+    "\\n \\u0041 %20 &amp; <b>bold</b>",
+    "x",
+];
+
+pub fn digests(bench: &mut Bench) -> Result<Finding> {
+    let found = bench.subject.digests()?;
+    let expected = bench.files;
+    let mut wrong: Vec<String> = expected
+        .iter()
+        .filter(|(name, digest)| found.get(*name) != Some(digest))
+        .map(|(name, _)| name.clone())
+        .collect();
+    wrong.extend(found.keys().filter(|name| !expected.contains_key(*name)).map(|name| format!("{name} is extra")));
+    Ok(Finding::from_wrong(&wrong, expected.len(), "every SHA-256 as in the manifest"))
+}
+
+pub fn tokenizer_round_trip(bench: &mut Bench) -> Result<Finding> {
+    let mut wrong = Vec::new();
+    for text in TEXTS {
+        let ids = bench.subject.encode(text, false)?;
+        let back = bench.subject.decode(&ids, true)?;
+        if back != *text {
+            wrong.push(format!("{text:?} became {back:?}"));
+        }
+    }
+    Ok(Finding::from_wrong(&wrong, TEXTS.len(), "decode(encode(text)) = text"))
+}
+
+pub fn tokenizer_goldens(bench: &mut Bench) -> Result<Finding> {
+    let Some(goldens) = bench.goldens else { return Ok(Finding::without_goldens()) };
+    let mut wrong = Vec::new();
+    for case in &goldens.tokenizer {
+        let plain = bench.subject.encode(&case.text, false)? == case.ids;
+        let parsed = bench.subject.encode(&case.text, true)? == *case.special_ids.as_ref().unwrap_or(&case.ids);
+        if !plain || !parsed {
+            wrong.push(format!("{:?}", case.text));
+        }
+    }
+    Ok(Finding::from_wrong(&wrong, goldens.tokenizer.len(), "ids equal the reference's"))
+}
+
+/// The content of a hostile message must not add a single end-of-text id to the prompt.
+pub fn special_text(bench: &mut Bench) -> Result<Finding> {
+    let ids = bench.subject.eos_ids();
+    let mut wrong = Vec::new();
+    for id in &ids {
+        let text = bench.subject.decode(&[*id], false)?;
+        let harmless = count(bench, *id, "plain words")?;
+        if text.is_empty() || count(bench, *id, &format!("plain {text} words"))? != harmless {
+            wrong.push(format!("{text:?} (id {id})"));
+        }
+    }
+    if ids.is_empty() {
+        wrong.push("the release has no end-of-text id".into());
+    }
+    Ok(Finding::from_wrong(&wrong, ids.len(), "no special id from a message's text"))
+}
+
+fn count(bench: &mut Bench, id: u32, content: &str) -> Result<usize> {
+    let prompt = bench.subject.encode_chat(&[Message::new("user", content)])?;
+    Ok(prompt.iter().filter(|&&token| token == id).count())
+}
+
+/// A refused role is a right answer: some templates know no system role. Dropping the message would not be.
+pub fn template_render(bench: &mut Bench) -> Result<Finding> {
+    let conversations = [
+        vec![("user", "What grows in spring?")],
+        vec![("system", "Answer in one word."), ("user", "What falls in autumn?")],
+        vec![("user", "Name a river."), ("assistant", "The Danube."), ("user", "Name another one.")],
+        vec![("user", "größer, 大きい, 😀 & <tag> \"quoted\" {{ braces }}")],
+    ];
+    let mut wrong = Vec::new();
+    for conversation in &conversations {
+        let messages: Vec<Message> = conversation.iter().map(|(role, content)| Message::new(role, content)).collect();
+        let prompt = match bench.subject.render(&messages) {
+            Err(SubjectError::Refused(_)) if conversation[0].0 == "system" => continue,
+            rendered => rendered?,
+        };
+        if !in_order(&prompt, conversation) {
+            wrong.push(format!("{conversation:?} became {prompt:?}"));
+        }
+    }
+    Ok(Finding::from_wrong(&wrong, conversations.len(), "each message once, in order"))
+}
+
+fn in_order(prompt: &str, conversation: &[(&str, &str)]) -> bool {
+    let mut rest = prompt;
+    conversation.iter().all(|(_, content)| {
+        let found = rest.split_once(content);
+        rest = found.map_or("", |(_, after)| after);
+        found.is_some() && !rest.contains(content)
+    })
+}
+
+pub fn template_goldens(bench: &mut Bench) -> Result<Finding> {
+    let Some(goldens) = bench.goldens else { return Ok(Finding::without_goldens()) };
+    let mut wrong = Vec::new();
+    for (i, case) in goldens.templates.iter().enumerate() {
+        if bench.subject.render(&case.messages)? != case.prompt {
+            wrong.push(format!("conversation {i}"));
+        }
+    }
+    for case in &goldens.cases {
+        if bench.subject.encode_chat(&case.messages)? != case.prompt_ids {
+            wrong.push(format!("prompt ids of {}", case.id));
+        }
+    }
+    Ok(Finding::from_wrong(&wrong, goldens.templates.len() + goldens.cases.len(), "equal to the reference"))
+}

@@ -1,0 +1,203 @@
+//! A subject that needs no model: bytes are tokens, and the next one is a hash of those before it.
+
+use crate::goldens::{Case, Goldens, TemplateCase, TokenizerCase};
+use crate::subject::{Finish, Generation, Message, Request, Result, Subject, SubjectError, TOP_LOGPROBS, TokenLogprob};
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+const START: u32 = 256;
+const END: u32 = 257;
+const END_OF_TEXT: u32 = 258;
+const VOCABULARY: u32 = 259;
+const SPECIALS: [(u32, &str); 3] = [(START, "<|start|>"), (END, "<|end|>"), (END_OF_TEXT, "<|endoftext|>")];
+/// Longer than the prompts of all checks that do not look at prefixes.
+const PREFIX: usize = 128;
+
+#[derive(Default)]
+pub struct Fake {
+    prefixes: BTreeSet<(u32, Vec<u32>)>,
+}
+
+pub fn files() -> BTreeMap<String, String> {
+    BTreeMap::from([("weights.gguf".to_owned(), "a".repeat(64))])
+}
+
+/// What a reference implementation would say: the fake itself, asked while it was right.
+pub fn goldens() -> Goldens {
+    let mut fake = Fake::default();
+    let messages = vec![Message::new("user", "hello")];
+    let prompt_ids = fake.encode_chat(&messages).unwrap();
+    let generation = fake.generate(&[Request::greedy(0, &prompt_ids, 64)]).unwrap().remove(0);
+    let top2 = generation.tokens.iter().map(|token| [(*token, 1.0), (0, 0.0)]).collect();
+    let case = Case { id: "hello".into(), messages: messages.clone(), prompt_ids, greedy_ids: generation.tokens, top2 };
+    let text = "about";
+    Goldens {
+        weights_sha256: "a".repeat(64),
+        cases: vec![case],
+        tokenizer: vec![TokenizerCase { text: text.into(), ids: fake.encode(text, false).unwrap(), special_ids: None }],
+        templates: vec![TemplateCase {
+            prompt: fake.render(&messages).unwrap(),
+            messages,
+            add_generation_prompt: true,
+        }],
+    }
+}
+
+fn hash(value: impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
+}
+
+fn unit(value: impl Hash) -> f64 {
+    (hash(value) >> 11) as f64 / (1u64 << 53) as f64
+}
+
+/// Letters and blanks are likely, everything else is not.
+fn logits(before: &[u32], bias: &[(u32, f32)]) -> Vec<f32> {
+    let tail = &before[before.len().saturating_sub(12)..];
+    let likely = |id: u32| (97..123).contains(&id) || id == 32;
+    let mut logits: Vec<f32> =
+        (0..VOCABULARY).map(|id| unit((tail, id)) as f32 * 6.0 - if likely(id) { 0.0 } else { 12.0 }).collect();
+    for (id, by) in bias {
+        logits[*id as usize] += by;
+    }
+    logits
+}
+
+fn choose(logits: &[f32], request: &Request, position: usize) -> u32 {
+    let gumbel = |id: usize| match request.temperature {
+        0.0 => 0.0,
+        t => -f64::from(t) * (-unit((request.seed, position, id)).max(1e-300).ln()).ln(),
+    };
+    let score = |id: usize| f64::from(logits[id]) + gumbel(id);
+    (0..logits.len()).max_by(|&a, &b| score(a).total_cmp(&score(b))).unwrap() as u32
+}
+
+fn logprob(logits: &[f32], chosen: u32) -> TokenLogprob {
+    let sum: f64 = logits.iter().map(|l| f64::from(*l).exp()).sum();
+    let mut all: Vec<(u32, f32)> =
+        logits.iter().enumerate().map(|(id, l)| (id as u32, (f64::from(*l) - sum.ln()) as f32)).collect();
+    let own = all[chosen as usize].1;
+    all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    all.truncate(TOP_LOGPROBS.into());
+    TokenLogprob { chosen: own, top: all }
+}
+
+/// Whole characters as they become certain; `pending` keeps the rest.
+fn certain(pending: &mut Vec<u8>) -> String {
+    let mut text = String::new();
+    while let Err(error) = std::str::from_utf8(pending) {
+        let (valid, invalid) = (error.valid_up_to(), error.error_len());
+        text.extend(std::str::from_utf8(&pending[..valid]));
+        pending.drain(..valid + invalid.unwrap_or(0));
+        if invalid.is_none() {
+            return text;
+        }
+        text.push('\u{fffd}');
+    }
+    text + &String::from_utf8(std::mem::take(pending)).unwrap()
+}
+
+fn token_bytes(id: u32, skip_special: bool) -> Vec<u8> {
+    let special = SPECIALS.iter().find(|(special, _)| *special == id);
+    match special {
+        Some(_) if skip_special => Vec::new(),
+        Some((_, text)) => text.as_bytes().to_vec(),
+        None => vec![id as u8],
+    }
+}
+
+impl Fake {
+    fn cached(&mut self, request: &Request) -> u32 {
+        let Some(prefix) = request.prompt.get(..PREFIX) else { return 0 };
+        let known = !self.prefixes.insert((request.tenant, prefix.to_vec()));
+        if known { PREFIX as u32 } else { 0 }
+    }
+
+    fn one(&mut self, request: &Request) -> Result<Generation> {
+        if request.prompt.len() + 1 > self.context_tokens() as usize {
+            return Err(SubjectError::Refused("the prompt is longer than the context".into()));
+        }
+        let cached_tokens = self.cached(request);
+        let (mut sequence, mut pending) = (request.prompt.clone(), Vec::new());
+        let (mut deltas, mut logprobs, mut finish) = (Vec::new(), Vec::new(), Finish::Length);
+        for _ in 0..request.max_tokens {
+            let logits = logits(&sequence, &request.bias);
+            let token = choose(&logits, request, sequence.len());
+            sequence.push(token);
+            logprobs.push(logprob(&logits, token));
+            pending.extend(token_bytes(token, true));
+            deltas.push(certain(&mut pending));
+            let text = deltas.concat();
+            if let Some(at) = request.stop.iter().filter_map(|stop| text.find(stop.as_str())).min() {
+                deltas = vec![text[..at].to_owned()];
+                finish = Finish::Stop;
+                break;
+            }
+            if !request.ignore_eos && self.eos_ids().contains(&token) {
+                finish = Finish::Stop;
+                break;
+            }
+        }
+        deltas.push(String::from_utf8_lossy(&pending).into_owned());
+        let tokens = sequence.split_off(request.prompt.len());
+        let (prompt_tokens, completion_tokens) = (request.prompt.len() as u32, tokens.len() as u32);
+        Ok(Generation { tokens, logprobs, deltas, finish, prompt_tokens, cached_tokens, completion_tokens })
+    }
+}
+
+impl Subject for Fake {
+    fn digests(&mut self) -> Result<BTreeMap<String, String>> {
+        Ok(files())
+    }
+
+    fn context_tokens(&self) -> u32 {
+        1024
+    }
+
+    fn eos_ids(&self) -> Vec<u32> {
+        vec![END, END_OF_TEXT]
+    }
+
+    fn encode(&mut self, text: &str, parse_special: bool) -> Result<Vec<u32>> {
+        let (mut ids, mut rest) = (Vec::new(), text);
+        while let Some(character) = rest.chars().next() {
+            let special = SPECIALS.iter().find(|(_, special)| parse_special && rest.starts_with(special));
+            let (length, new) = match special {
+                Some((id, special)) => (special.len(), vec![*id]),
+                None => (character.len_utf8(), character.to_string().bytes().map(u32::from).collect()),
+            };
+            ids.extend(new);
+            rest = &rest[length..];
+        }
+        Ok(ids)
+    }
+
+    fn decode(&mut self, ids: &[u32], skip_special: bool) -> Result<String> {
+        let bytes: Vec<u8> = ids.iter().flat_map(|id| token_bytes(*id, skip_special)).collect();
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    fn render(&mut self, messages: &[Message]) -> Result<String> {
+        let turns = messages.iter().map(|m| format!("<|start|>{}\n{}<|end|>\n", m.role, m.content));
+        Ok(turns.collect::<String>() + "<|start|>assistant\n")
+    }
+
+    fn encode_chat(&mut self, messages: &[Message]) -> Result<Vec<u32>> {
+        let mut ids = Vec::new();
+        for message in messages {
+            ids.push(START);
+            ids.extend(self.encode(&format!("{}\n{}", message.role, message.content), false)?);
+            ids.push(END);
+            ids.extend(self.encode("\n", false)?);
+        }
+        ids.push(START);
+        ids.extend(self.encode("assistant\n", false)?);
+        Ok(ids)
+    }
+
+    fn generate(&mut self, requests: &[Request]) -> Result<Vec<Generation>> {
+        requests.iter().map(|request| self.one(request)).collect()
+    }
+}

@@ -1,0 +1,175 @@
+//! Planted faults: a subject that is right except for one defect, as known from the field. A suite that stays green over one
+//! of these proves nothing.
+
+use crate::subject::{Generation, Message, Request, Result, Subject, TokenLogprob};
+use std::collections::{BTreeMap, BTreeSet};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Fault {
+    /// One byte of a file is not the release's.
+    ByteFlipped,
+    /// The last token of text outside ASCII is lost.
+    LossyEncoding,
+    /// The tokenizer adds a special token of its own.
+    SpecialAdded,
+    /// Special tokens are parsed out of a user's text.
+    SpecialTextParsed,
+    /// The first message of a conversation is left out of the prompt.
+    MessageDropped,
+    /// Another release's template: one blank more.
+    SisterTemplate,
+    LogitsShifted,
+    NotANumber,
+    /// A late wrong token, as a slip in long-range attention gives.
+    WrongToken,
+    OneTokenMore,
+    UsageOffByOne,
+    EndIgnored,
+    StopDropped,
+    /// Each token decoded by itself: characters of several tokens break.
+    HalfCharacter,
+    /// Sampling is seeded by something else.
+    SeedIgnored,
+    /// One seed for all requests.
+    SeedShared,
+    /// The last bit of a log-probability depends on the number of rows.
+    BatchDependent,
+    /// A hit on a long prefix changes the last bit.
+    PrefixDiffers,
+    /// Prefixes are found again across accounts.
+    PrefixLeaks,
+    /// A prompt over the context is cut and answered.
+    CutAtEdge,
+    /// A long prompt loses its first half.
+    LongPromptCut,
+}
+
+/// Prompts from this length on are long for [`Fault::LongPromptCut`], tokens.
+const LONG: usize = 512;
+/// Cached tokens from which on a prefix is long: more than the checks that look at other things share, tokens.
+const LONG_PREFIX: u32 = 112;
+/// Where [`Fault::WrongToken`] strikes: later than any check but the reference comparison looks.
+const LATE: usize = 40;
+
+/// A subject with one fault.
+pub struct Faulty<S> {
+    inner: S,
+    fault: Fault,
+    seen: BTreeSet<Vec<u32>>,
+    calls: u64,
+}
+
+impl<S: Subject> Faulty<S> {
+    pub fn new(inner: S, fault: Fault) -> Self {
+        Self { inner, fault, seen: BTreeSet::new(), calls: 0 }
+    }
+
+    fn spoil_request(&mut self, request: &Request) -> Request {
+        let mut spoiled = request.clone();
+        let context = self.inner.context_tokens() as usize;
+        let length = request.prompt.len();
+        match self.fault {
+            Fault::OneTokenMore if request.max_tokens < 8 => spoiled.max_tokens += 1,
+            Fault::EndIgnored => spoiled.ignore_eos = true,
+            Fault::StopDropped => spoiled.stop.clear(),
+            Fault::SeedIgnored => spoiled.seed = self.calls,
+            Fault::SeedShared => spoiled.seed = 1,
+            Fault::CutAtEdge if length > context => spoiled.prompt.truncate(context / 2),
+            Fault::LongPromptCut if (LONG..=context).contains(&length) => drop(spoiled.prompt.drain(..length / 2)),
+            _ => {}
+        }
+        spoiled
+    }
+
+    fn spoil_generation(&mut self, request: &Request, rows: usize, g: &mut Generation) -> Result<()> {
+        let seen_before = !self.seen.insert(request.prompt.clone());
+        match self.fault {
+            Fault::LogitsShifted => g.logprobs.iter_mut().for_each(shift),
+            Fault::NotANumber => {
+                g.logprobs.iter_mut().filter_map(|l| l.top.get_mut(1)).for_each(|second| second.1 = f32::NAN);
+            }
+            Fault::WrongToken => g.tokens.iter_mut().skip(LATE).take(1).for_each(|token| *token ^= 1),
+            Fault::UsageOffByOne => g.completion_tokens += 1,
+            Fault::HalfCharacter if request.stop.is_empty() => g.deltas = self.one_by_one(&g.tokens)?,
+            Fault::BatchDependent if rows >= 8 => last_bit(g),
+            Fault::PrefixDiffers if g.cached_tokens >= LONG_PREFIX => last_bit(g),
+            Fault::PrefixLeaks if seen_before => g.cached_tokens = g.cached_tokens.max(1),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn one_by_one(&mut self, tokens: &[u32]) -> Result<Vec<String>> {
+        tokens.iter().map(|token| self.inner.decode(&[*token], true)).collect()
+    }
+}
+
+fn shift(logprob: &mut TokenLogprob) {
+    const BY: f32 = 10.0;
+    logprob.chosen += BY;
+    logprob.top.iter_mut().for_each(|(_, p)| *p += BY);
+}
+
+fn last_bit(g: &mut Generation) {
+    if let Some(last) = g.logprobs.last_mut() {
+        last.chosen = last.chosen.next_down();
+    }
+}
+
+impl<S: Subject> Subject for Faulty<S> {
+    fn digests(&mut self) -> Result<BTreeMap<String, String>> {
+        let mut digests = self.inner.digests()?;
+        if self.fault == Fault::ByteFlipped {
+            digests.values_mut().take(1).for_each(|digest| *digest = "0".repeat(64));
+        }
+        Ok(digests)
+    }
+
+    fn context_tokens(&self) -> u32 {
+        self.inner.context_tokens()
+    }
+
+    fn eos_ids(&self) -> Vec<u32> {
+        self.inner.eos_ids()
+    }
+
+    fn encode(&mut self, text: &str, parse_special: bool) -> Result<Vec<u32>> {
+        let mut ids = self.inner.encode(text, parse_special)?;
+        match self.fault {
+            Fault::LossyEncoding if !text.is_ascii() => drop(ids.pop()),
+            Fault::SpecialAdded => ids.splice(..0, self.inner.eos_ids().pop()).for_each(drop),
+            _ => {}
+        }
+        Ok(ids)
+    }
+
+    fn decode(&mut self, ids: &[u32], skip_special: bool) -> Result<String> {
+        self.inner.decode(ids, skip_special)
+    }
+
+    fn render(&mut self, messages: &[Message]) -> Result<String> {
+        match self.fault {
+            Fault::MessageDropped if messages.len() > 1 => self.inner.render(&messages[1..]),
+            Fault::SisterTemplate => Ok(self.inner.render(messages)? + " "),
+            _ => self.inner.render(messages),
+        }
+    }
+
+    fn encode_chat(&mut self, messages: &[Message]) -> Result<Vec<u32>> {
+        if self.fault == Fault::SpecialTextParsed {
+            let text = self.inner.render(messages)?;
+            return self.inner.encode(&text, true);
+        }
+        self.inner.encode_chat(messages)
+    }
+
+    fn generate(&mut self, requests: &[Request]) -> Result<Vec<Generation>> {
+        self.calls += 1;
+        let spoiled: Vec<Request> = requests.iter().map(|request| self.spoil_request(request)).collect();
+        let mut generations = self.inner.generate(&spoiled)?;
+        for (request, generation) in requests.iter().zip(&mut generations) {
+            self.spoil_generation(request, requests.len(), generation)?;
+        }
+        Ok(generations)
+    }
+}

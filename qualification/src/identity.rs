@@ -1,0 +1,102 @@
+//! What a verdict is about: the release's digests, the engine's build, the hardware, the serving settings. A verdict holds
+//! for exactly this tuple; when a part changes, the release has to be qualified again.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use uuid::Uuid;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    pub release: Release,
+    pub host: Host,
+}
+
+/// The model's side of the tuple.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Release {
+    pub name: String,
+    pub release_id: Uuid,
+    pub origin: Origin,
+    /// File name → hex SHA-256.
+    pub files: BTreeMap<String, String>,
+}
+
+/// Who vouches for a release. Published ones must pass against an independent reference; for ones that an operator added
+/// there is none, and the verdict says that it rests on self-consistency.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Origin {
+    Published,
+    Operator,
+}
+
+/// The node's side of the tuple.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Host {
+    pub engine: EngineBuild,
+    pub hardware: Hardware,
+    pub settings: ServingSettings,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EngineBuild {
+    pub version: String,
+    /// Hex SHA-256 of the lock file: every dependency's version.
+    pub lockfile_sha256: String,
+    /// Hex SHA-256 of the running executable.
+    pub executable_sha256: String,
+}
+
+/// A class of devices: another unit of the same kind has the same value.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hardware {
+    /// `cpu` or `gpu`.
+    pub kind: String,
+    pub vendor: String,
+    pub model: String,
+    /// Instruction sets that the kernels choose between.
+    pub features: Vec<String>,
+    pub threads: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServingSettings {
+    /// Of activations.
+    pub dtype: String,
+    pub kv_dtype: String,
+    pub dequantise: bool,
+    pub block_size: usize,
+    pub max_batched_tokens: usize,
+    pub max_rows: usize,
+    /// Longest prompt + output served, tokens; 0 is the model's own limit.
+    pub max_context: usize,
+}
+
+/// The first part in which two identities differ.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    pub part: &'static str,
+    pub recorded: String,
+    pub present: String,
+}
+
+impl Identity {
+    /// `None` when a verdict about `self` holds for `present` too.
+    pub fn difference(&self, present: &Self) -> Option<Difference> {
+        let (old, new) = (&self.host, &present.host);
+        differ("release", &self.release.release_id, &present.release.release_id)
+            .or_else(|| differ("release files", &self.release.files, &present.release.files))
+            .or_else(|| differ("release origin", &self.release.origin, &present.release.origin))
+            .or_else(|| differ("engine version", &old.engine.version, &new.engine.version))
+            .or_else(|| differ("dependencies", &old.engine.lockfile_sha256, &new.engine.lockfile_sha256))
+            .or_else(|| differ("executable", &old.engine.executable_sha256, &new.engine.executable_sha256))
+            .or_else(|| differ("hardware", &old.hardware, &new.hardware))
+            .or_else(|| differ("serving settings", &old.settings, &new.settings))
+    }
+}
+
+fn differ<T: PartialEq + Debug>(part: &'static str, recorded: &T, present: &T) -> Option<Difference> {
+    let text = |value: &T| format!("{value:?}");
+    (recorded != present).then(|| Difference { part, recorded: text(recorded), present: text(present) })
+}

@@ -1,0 +1,62 @@
+//! The qualification record: what was proven, with what evidence, until when.
+
+use crate::identity::Identity;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+/// Raised when checks or gates change meaning: older records then no longer count.
+pub const POLICY_VERSION: u32 = 1;
+
+/// Written once, never changed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    pub id: Uuid,
+    pub policy_version: u32,
+    pub suite: String,
+    pub identity: Identity,
+    /// Unix seconds.
+    pub started_at: u64,
+    pub finished_at: u64,
+    pub verdict: Verdict,
+    /// What the verdict rests on and what it does not cover, in sentences.
+    pub notes: Vec<String>,
+    /// The largest prompt + output really run with every check green; 0 when not qualified.
+    pub qualified_context_tokens: u32,
+    pub checks: Vec<CheckResult>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    Qualified,
+    Failed,
+    /// Nothing went red, but a required check could not run. Opens no door.
+    Inconclusive,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CheckResult {
+    pub id: String,
+    pub stage: String,
+    pub proves: String,
+    pub state: State,
+    /// What was measured.
+    pub value: String,
+    /// What it had to be.
+    pub gate: String,
+    pub seconds: f64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    Passed,
+    Failed,
+    NotRun,
+}
+
+impl Record {
+    pub fn failed_checks(&self) -> impl Iterator<Item = &CheckResult> {
+        self.checks.iter().filter(|check| check.state == State::Failed)
+    }
+}

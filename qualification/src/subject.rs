@@ -1,0 +1,119 @@
+//! What is qualified, as the checks see it: something that tokenises, renders and generates.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Message {
+    pub role: String,
+    pub content: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_call_id: Option<String>,
+}
+
+impl Message {
+    pub fn new(role: &str, content: &str) -> Self {
+        Self { role: role.into(), content: content.into(), name: None, tool_call_id: None }
+    }
+}
+
+/// One generation. The defaults are greedy, without stop strings, going on past end-of-text.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// Prefix caches are isolated between tenants: a fresh tenant sees a cold cache.
+    pub tenant: u32,
+    pub prompt: Vec<u32>,
+    pub max_tokens: u32,
+    pub temperature: f32,
+    pub seed: u64,
+    pub stop: Vec<String>,
+    pub ignore_eos: bool,
+    /// Added to the logits of these ids.
+    pub bias: Vec<(u32, f32)>,
+}
+
+impl Request {
+    pub fn greedy(tenant: u32, prompt: &[u32], max_tokens: u32) -> Self {
+        Self {
+            tenant,
+            prompt: prompt.to_vec(),
+            max_tokens,
+            temperature: 0.0,
+            seed: 0,
+            stop: Vec::new(),
+            ignore_eos: true,
+            bias: Vec::new(),
+        }
+    }
+
+    pub fn sampled(tenant: u32, prompt: &[u32], max_tokens: u32, seed: u64) -> Self {
+        Self { temperature: 1.0, seed, ..Self::greedy(tenant, prompt, max_tokens) }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// End-of-text or a stop string.
+    Stop,
+    Length,
+}
+
+/// Natural-log probabilities of one position under the model's own distribution.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenLogprob {
+    pub chosen: f32,
+    /// Most likely first.
+    pub top: Vec<(u32, f32)>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Generation {
+    pub tokens: Vec<u32>,
+    /// One per token, with the [`TOP_LOGPROBS`] most likely alternatives.
+    pub logprobs: Vec<TokenLogprob>,
+    /// The text as it was streamed, piece by piece.
+    pub deltas: Vec<String>,
+    pub finish: Finish,
+    pub prompt_tokens: u32,
+    pub cached_tokens: u32,
+    pub completion_tokens: u32,
+}
+
+impl Generation {
+    pub fn text(&self) -> String {
+        self.deltas.concat()
+    }
+}
+
+/// Alternatives that every generation reports per position.
+pub const TOP_LOGPROBS: u8 = 20;
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SubjectError {
+    /// A correct answer to input that cannot be served (too long, a role the template does not know).
+    #[error("refused: {0}")]
+    Refused(String),
+    #[error("{0}")]
+    Failed(String),
+}
+
+pub type Result<T, E = SubjectError> = std::result::Result<T, E>;
+
+pub trait Subject {
+    /// File name → hex SHA-256, read from the files that were loaded.
+    fn digests(&mut self) -> Result<BTreeMap<String, String>>;
+    /// Longest prompt + output, tokens.
+    fn context_tokens(&self) -> u32;
+    /// Ids that end a generation.
+    fn eos_ids(&self) -> Vec<u32>;
+    /// `parse_special`: whether the text of special tokens becomes their ids.
+    fn encode(&mut self, text: &str, parse_special: bool) -> Result<Vec<u32>>;
+    fn decode(&mut self, ids: &[u32], skip_special: bool) -> Result<String>;
+    /// The conversation as the template writes it, with a generation prompt.
+    fn render(&mut self, messages: &[Message]) -> Result<String>;
+    fn encode_chat(&mut self, messages: &[Message]) -> Result<Vec<u32>>;
+    /// Runs all requests at the same time, so that they share steps. Results are in the requests' order.
+    fn generate(&mut self, requests: &[Request]) -> Result<Vec<Generation>>;
+}

@@ -1,0 +1,244 @@
+//! Runs the checks over a subject and writes the record.
+
+use crate::checks::{ALL, Bench, Check, Finding};
+use crate::goldens::Goldens;
+use crate::identity::{Identity, Origin};
+use crate::record::{CheckResult, POLICY_VERSION, Record, State, Verdict};
+use crate::subject::{Subject, SubjectError};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use uuid::Uuid;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Suite {
+    /// Seconds: short reference cases, a bounded context.
+    Quick,
+    /// Minutes: every reference case, the whole context.
+    Full,
+}
+
+impl Suite {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Quick => "quick",
+            Self::Full => "full",
+        }
+    }
+}
+
+/// How far a suite goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scope {
+    pub suite: Suite,
+    /// Longest prompt + output run, tokens.
+    pub context_tokens: u32,
+    /// Reference cases with longer prompts are left out.
+    pub golden_prompt_tokens: u32,
+}
+
+impl Scope {
+    /// `quick_context_tokens` bounds the quick suite only; nothing goes past what the subject serves.
+    pub fn new(suite: Suite, quick_context_tokens: u32, subject: &dyn Subject) -> Self {
+        let served = subject.context_tokens();
+        match suite {
+            Suite::Quick => {
+                Self { suite, context_tokens: served.min(quick_context_tokens), golden_prompt_tokens: 80.min(served) }
+            }
+            Suite::Full => Self { suite, context_tokens: served, golden_prompt_tokens: served },
+        }
+    }
+}
+
+/// Check `done` of `total` comes next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    pub done: usize,
+    pub total: usize,
+    pub check: &'static str,
+}
+
+/// Runs every check; none is repeated until it is green, and a check that cannot finish is a failed one.
+pub fn run(
+    subject: &mut dyn Subject,
+    identity: Identity,
+    goldens: Option<&Goldens>,
+    scope: Scope,
+    progress: &mut dyn FnMut(Progress),
+) -> Record {
+    let started_at = unix_seconds();
+    let mut checks = Vec::with_capacity(ALL.len());
+    for (done, check) in ALL.iter().enumerate() {
+        progress(Progress { done, total: ALL.len(), check: check.id });
+        let bench = Bench { subject, files: &identity.release.files, goldens, scope };
+        checks.push(perform(check, bench));
+    }
+    let verdict = judge(&checks, identity.release.origin);
+    let qualified = if verdict == Verdict::Qualified { scope.context_tokens } else { 0 };
+    Record {
+        id: Uuid::now_v7(),
+        policy_version: POLICY_VERSION,
+        suite: scope.suite.name().into(),
+        notes: notes(&checks, &identity, scope, subject),
+        identity,
+        started_at,
+        finished_at: unix_seconds(),
+        verdict,
+        qualified_context_tokens: qualified,
+        checks,
+    }
+}
+
+fn perform(check: &Check, mut bench: Bench) -> CheckResult {
+    let began = Instant::now();
+    let finding = (check.run)(&mut bench)
+        .unwrap_or_else(|error: SubjectError| Finding::new(false, error.to_string(), "an answer"));
+    CheckResult {
+        id: check.id.into(),
+        stage: check.stage.into(),
+        proves: check.proves.into(),
+        state: finding.state,
+        value: finding.value,
+        gate: finding.gate,
+        seconds: began.elapsed().as_secs_f64(),
+    }
+}
+
+/// A published release without its reference comparison is not proven; an operator's own has none to run.
+fn judge(checks: &[CheckResult], origin: Origin) -> Verdict {
+    let any = |state| checks.iter().any(|check| check.state == state);
+    match origin {
+        _ if any(State::Failed) => Verdict::Failed,
+        Origin::Published if any(State::NotRun) => Verdict::Inconclusive,
+        Origin::Published | Origin::Operator => Verdict::Qualified,
+    }
+}
+
+fn notes(checks: &[CheckResult], identity: &Identity, scope: Scope, subject: &dyn Subject) -> Vec<String> {
+    let mut notes = Vec::new();
+    if checks.iter().any(|check| check.state == State::NotRun) {
+        notes.push(match identity.release.origin {
+            Origin::Operator => "Self-consistency only: there are no reference outputs for this release.".into(),
+            Origin::Published => "The reference outputs of this release do not fit its files: not proven.".to_owned(),
+        });
+    }
+    let served = subject.context_tokens();
+    if scope.context_tokens < served {
+        let ran = scope.context_tokens;
+        notes.push(format!("Context was run up to {ran} of {served} tokens; the full suite runs all of it."));
+    }
+    notes
+}
+
+fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::{self, Fake};
+    use crate::faults::{Fault, Faulty};
+    use crate::identity::{EngineBuild, Hardware, Host, Release, ServingSettings};
+
+    fn identity(origin: Origin) -> Identity {
+        let release = Release { name: "fake".into(), release_id: Uuid::nil(), origin, files: fake::files() };
+        let engine = EngineBuild { version: "1".into(), lockfile_sha256: "l".into(), executable_sha256: "e".into() };
+        let hardware = Hardware {
+            kind: "cpu".into(),
+            vendor: "v".into(),
+            model: "m".into(),
+            features: vec!["avx2".into()],
+            threads: 2,
+        };
+        let settings = ServingSettings {
+            dtype: "f32".into(),
+            kv_dtype: "f32".into(),
+            dequantise: false,
+            block_size: 16,
+            max_batched_tokens: 512,
+            max_rows: 8,
+            max_context: 0,
+        };
+        Identity { release, host: Host { engine, hardware, settings } }
+    }
+
+    fn record(subject: &mut dyn Subject, origin: Origin, goldens: Option<&Goldens>) -> Record {
+        let scope = Scope::new(Suite::Full, 0, subject);
+        run(subject, identity(origin), goldens, scope, &mut |_| {})
+    }
+
+    fn red(record: &Record) -> Vec<&str> {
+        record.failed_checks().map(|check| check.id.as_str()).collect()
+    }
+
+    #[test]
+    fn a_right_subject_is_all_green() {
+        let record = record(&mut Fake::default(), Origin::Published, Some(&fake::goldens()));
+        assert_eq!(record.verdict, Verdict::Qualified, "{:#?}", record.checks);
+        assert!(record.checks.iter().all(|check| check.state == State::Passed));
+        assert_eq!(record.qualified_context_tokens, 1024);
+    }
+
+    #[test]
+    fn each_planted_fault_turns_exactly_its_check_red() {
+        let goldens = fake::goldens();
+        for check in ALL {
+            assert!(!check.faults.is_empty(), "{} names no fault", check.id);
+            for &fault in check.faults {
+                // A comparison with the reference sees most faults; the other checks have to see theirs without it.
+                let goldens = check.id.ends_with("goldens").then_some(&goldens);
+                let record = record(&mut Faulty::new(Fake::default(), fault), Origin::Operator, goldens);
+                assert_eq!(red(&record), [check.id], "{fault:?}");
+                assert_eq!(record.verdict, Verdict::Failed);
+                assert_eq!(record.qualified_context_tokens, 0);
+            }
+        }
+    }
+
+    #[test]
+    fn a_published_release_is_not_proven_without_its_reference() {
+        let verdict = |origin| record(&mut Fake::default(), origin, None).verdict;
+        assert_eq!(verdict(Origin::Published), Verdict::Inconclusive);
+        assert_eq!(verdict(Origin::Operator), Verdict::Qualified);
+    }
+
+    #[test]
+    fn a_greedy_difference_counts_where_the_reference_is_decided() {
+        let mut goldens = fake::goldens();
+        let wrong = || Faulty::new(Fake::default(), Fault::WrongToken);
+        assert_eq!(red(&record(&mut wrong(), Origin::Published, Some(&goldens))), ["greedy_goldens"]);
+        goldens.cases[0].top2[40][1].1 = 1.0 - 1e-4;
+        assert!(red(&record(&mut wrong(), Origin::Published, Some(&goldens))).is_empty());
+    }
+
+    #[test]
+    fn the_quick_suite_says_how_far_it_went() {
+        let mut fake = Fake::default();
+        let scope = Scope::new(Suite::Quick, 600, &fake);
+        let record = run(&mut fake, identity(Origin::Operator), None, scope, &mut |_| {});
+        assert_eq!((record.suite.as_str(), record.qualified_context_tokens), ("quick", 600));
+        assert!(record.notes.iter().any(|note| note.contains("600 of 1024")), "{:?}", record.notes);
+    }
+
+    #[test]
+    fn any_changed_part_of_the_identity_is_named() {
+        type Change = fn(&mut Identity);
+        let old = identity(Origin::Published);
+        assert_eq!(old.difference(&old), None);
+        let changes: &[(&str, Change)] = &[
+            ("release", |i| i.release.release_id = Uuid::max()),
+            ("release files", |i| i.release.files.clear()),
+            ("release origin", |i| i.release.origin = Origin::Operator),
+            ("engine version", |i| i.host.engine.version.push('1')),
+            ("dependencies", |i| i.host.engine.lockfile_sha256.push('1')),
+            ("executable", |i| i.host.engine.executable_sha256.push('1')),
+            ("hardware", |i| i.host.hardware.threads = 3),
+            ("hardware", |i| i.host.hardware.features.clear()),
+            ("serving settings", |i| i.host.settings.dequantise = true),
+        ];
+        for (part, change) in changes {
+            let mut new = old.clone();
+            change(&mut new);
+            assert_eq!(old.difference(&new).map(|d| d.part), Some(*part));
+        }
+    }
+}
