@@ -1,0 +1,8 @@
+//! Cresset: an embedded inference node with a built-in, credentialed and exactly billed HTTP API.
+//!
+//! `ARCHITECTURE.md` beside this file is the map: which module may know which, and one request's way through them.
+
+pub mod clock;
+pub mod config;
+pub mod ids;
+pub mod metrics;

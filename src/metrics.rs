@@ -1,0 +1,187 @@
+//! Metrics in Prometheus text form; every one documented here. Names follow those that vLLM dashboards know, under our prefix.
+
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Metric, Registry};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+type Labels<const N: usize> = [(&'static str, String); N];
+type Ratio = Gauge<f64, AtomicU64>;
+
+const FIRST_TOKEN: [f64; 18] =
+    [0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0];
+const BETWEEN_TOKENS: [f64; 14] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.4, 0.75, 1.0, 5.0];
+const REQUEST: [f64; 14] = [0.1, 0.3, 0.5, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 240.0, 480.0];
+const COMMIT: [f64; 10] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0];
+
+/// Everything the node counts.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    pub time_to_first_token: Histogram,
+    pub inter_token_latency: Histogram,
+    pub queue_time: Histogram,
+    pub request_latency: Histogram,
+    pub commit_time: Histogram,
+    pub replays: Counter,
+    pub attaches: Counter,
+    pub charged_units: Counter,
+    prompt_tokens: Counter,
+    cached_tokens: Counter,
+    generation_tokens: Counter,
+    requests: Family<Labels<1>, Counter>,
+    responses: Family<Labels<2>, Counter>,
+    running: Family<Labels<1>, Gauge>,
+    waiting: Family<Labels<1>, Gauge>,
+    kv_usage: Family<Labels<1>, Ratio>,
+    throughput: Family<Labels<1>, Ratio>,
+    prefix_hits: Family<Labels<1>, Counter>,
+    preemptions: Family<Labels<1>, Counter>,
+    open_reservations: Gauge,
+    audit_ok: Gauge,
+    ready: Gauge,
+}
+
+/// What one engine says of itself at a scrape.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EngineSample {
+    pub running: usize,
+    pub waiting: usize,
+    pub blocks_total: usize,
+    pub blocks_used: usize,
+    pub prefix_hit_tokens: u64,
+    pub preemptions: u64,
+    pub tokens_per_second: f64,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let mut r = Registry::with_prefix("cresset");
+        Self {
+            time_to_first_token: histogram(
+                &mut r,
+                "time_to_first_token_seconds",
+                "Admission to first token",
+                &FIRST_TOKEN,
+            ),
+            inter_token_latency: histogram(
+                &mut r,
+                "inter_token_latency_seconds",
+                "Between two tokens",
+                &BETWEEN_TOKENS,
+            ),
+            queue_time: histogram(&mut r, "request_queue_time_seconds", "Admission to first computed token", &REQUEST),
+            request_latency: histogram(&mut r, "e2e_request_latency_seconds", "Admission to settlement", &REQUEST),
+            commit_time: histogram(&mut r, "ledger_commit_seconds", "One durable ledger command", &COMMIT),
+            replays: add(&mut r, "idempotent_replays", "Stored answers sent again"),
+            attaches: add(&mut r, "idempotent_attaches", "Requests that joined a running one"),
+            charged_units: add(&mut r, "charged_microcredits", "Microcredits charged"),
+            prompt_tokens: add(&mut r, "prompt_tokens", "Prompt tokens of settled requests"),
+            cached_tokens: add(&mut r, "prompt_tokens_cached", "Prompt tokens served from the prefix cache"),
+            generation_tokens: add(&mut r, "generation_tokens", "Output tokens of settled requests"),
+            requests: add(&mut r, "requests", "Ended requests by how they ended"),
+            responses: add(&mut r, "http_responses", "HTTP responses by status and code"),
+            running: add(&mut r, "num_requests_running", "Sequences in the running batch"),
+            waiting: add(&mut r, "num_requests_waiting", "Sequences waiting to start"),
+            kv_usage: add(&mut r, "kv_cache_usage_ratio", "Share of KV blocks in use, 0 to 1"),
+            throughput: add(&mut r, "generation_tokens_per_second", "Tokens produced per second, lately"),
+            prefix_hits: add(&mut r, "prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache"),
+            preemptions: add(&mut r, "num_preemptions", "Sequences put back to waiting for memory"),
+            open_reservations: add(&mut r, "ledger_open_reservations", "Requests that hold a reservation"),
+            audit_ok: add(&mut r, "ledger_audit_ok", "1 while the ledger commits and no audit has failed"),
+            ready: add(&mut r, "ready", "1 while the node can serve"),
+            registry: r,
+        }
+    }
+}
+
+fn add<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, help: &str) -> M {
+    let metric = M::default();
+    registry.register(name, help, metric.clone());
+    metric
+}
+
+fn histogram(registry: &mut Registry, name: &str, help: &str, buckets: &[f64]) -> Histogram {
+    let metric = Histogram::new(buckets.iter().copied());
+    registry.register(name, help, metric.clone());
+    metric
+}
+
+impl Metrics {
+    pub fn http_response(&self, status: u16, code: &'static str) {
+        self.responses.get_or_create(&[("status", status.to_string()), ("code", code.to_owned())]).inc();
+    }
+
+    /// `end` is `completed`, `cancelled` or `failed`.
+    pub fn request_ended(&self, end: &'static str) {
+        self.requests.get_or_create(&[("end", end.to_owned())]).inc();
+    }
+
+    pub fn tokens(&self, prompt: u32, cached: u32, generated: u32) {
+        self.prompt_tokens.inc_by(prompt.into());
+        self.cached_tokens.inc_by(cached.into());
+        self.generation_tokens.inc_by(generated.into());
+    }
+
+    pub fn sample_engine(&self, model: &str, sample: &EngineSample) {
+        let label = &[("model", model.to_owned())];
+        self.running.get_or_create(label).set(sample.running as i64);
+        self.waiting.get_or_create(label).set(sample.waiting as i64);
+        let used = sample.blocks_used as f64 / sample.blocks_total.max(1) as f64;
+        self.kv_usage.get_or_create(label).set(used);
+        self.throughput.get_or_create(label).set(sample.tokens_per_second);
+        // The engine counts from its own start; a counter may only be told the total.
+        self.prefix_hits.get_or_create(label).inner().store(sample.prefix_hit_tokens, Ordering::Relaxed);
+        self.preemptions.get_or_create(label).inner().store(sample.preemptions, Ordering::Relaxed);
+    }
+
+    pub fn sample_node(&self, open_reservations: usize, audit_ok: bool, ready: bool) {
+        self.open_reservations.set(open_reservations as i64);
+        self.audit_ok.set(audit_ok.into());
+        self.ready.set(ready.into());
+    }
+
+    /// The text a scrape gets.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        encode(&mut text, &self.registry).expect("invariant: writing to a string does not fail");
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_metric_is_documented_and_told() {
+        let metrics = Metrics::default();
+        metrics.http_response(200, "ok");
+        metrics.request_ended("completed");
+        metrics.tokens(5, 2, 3);
+        metrics.time_to_first_token.observe(0.02);
+        metrics.sample_node(3, true, false);
+        let sample = EngineSample { running: 1, blocks_total: 4, blocks_used: 1, ..EngineSample::default() };
+        metrics.sample_engine("m", &sample);
+        let text = metrics.text();
+        for line in [
+            "cresset_http_responses_total{status=\"200\",code=\"ok\"} 1",
+            "cresset_requests_total{end=\"completed\"} 1",
+            "cresset_prompt_tokens_total 5",
+            "cresset_generation_tokens_total 3",
+            "cresset_kv_cache_usage_ratio{model=\"m\"} 0.25",
+            "cresset_ledger_open_reservations 3",
+            "cresset_ledger_audit_ok 1",
+            "cresset_ready 0",
+            "cresset_time_to_first_token_seconds_count 1",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
+        }
+        let helps = text.lines().filter(|l| l.starts_with("# HELP")).count();
+        let types = text.lines().filter(|l| l.starts_with("# TYPE")).count();
+        assert!(helps == types && helps > 15);
+    }
+}
