@@ -5,4 +5,5 @@
 pub mod clock;
 pub mod config;
 pub mod ids;
+pub mod ledger;
 pub mod metrics;

@@ -1,0 +1,136 @@
+//! Admission: credential, earlier attempts, concurrency and balance decided, and the reservation made, as one step.
+
+use super::amounts::Split;
+use super::apply::Result;
+use super::commands::{Admit, Outcome, Refusal};
+use super::records::{Account, AccountStatus, Attempt, AttemptState, Balances, EntryKind, RequestRecord};
+use super::state::{LedgerState, Reservation};
+use super::{invariants, journal};
+use crate::clock::UnixMillis;
+
+/// Attempts a request may have, the first included.
+pub const MAX_ATTEMPTS: usize = 3;
+/// An input that was running in this many crashes is not run again.
+pub const MAX_CRASHES: u32 = 2;
+
+pub(super) fn admit(state: &mut impl LedgerState, admit: &Admit, now: UnixMillis) -> Result {
+    let account = authorize(state, admit, now)?;
+    let known = state.request(&admit.key)?;
+    if let Some(record) = &known {
+        if let Some(outcome) = repeat(record, admit)? {
+            return Ok(outcome);
+        }
+    } else if let Some(record) = state.archived(&admit.key)? {
+        check_fingerprint(&record, admit)?;
+        return Err(Refusal::ResultExpired.into());
+    }
+    if state.crashes(account.id, &admit.fingerprint)?.is_some_and(|crashes| crashes.count >= MAX_CRASHES) {
+        return Err(Refusal::AttemptsExhausted.into());
+    }
+    if account.in_flight >= admit.max_concurrent {
+        return Err(Refusal::ConcurrencyLimit.into());
+    }
+    let balances = state.balances(account.id)?;
+    let amount = cover(admit, &balances)?;
+    reserve(state, admit, account, known, &balances, amount, now)
+}
+
+/// The account, if the credential still speaks for the scope the request is made in.
+fn authorize(state: &impl LedgerState, admit: &Admit, now: UnixMillis) -> Result<Account> {
+    let credential = state
+        .credential(admit.credential)?
+        .filter(|credential| credential.is_valid_at(now))
+        .filter(|credential| credential.account == admit.key.account)
+        .filter(|credential| credential.application == admit.key.application)
+        .ok_or(Refusal::CredentialInvalid)?;
+    Ok(state
+        .account(credential.account)?
+        .filter(|account| account.status == AccountStatus::Active)
+        .ok_or(Refusal::CredentialInvalid)?)
+}
+
+/// What an id seen before answers; `None` when a failure of the node allows another attempt.
+fn repeat(record: &RequestRecord, admit: &Admit) -> Result<Option<Outcome>> {
+    check_fingerprint(record, admit)?;
+    let latest = record.latest();
+    // The same command again, after a commit whose result was not known.
+    if latest.id == admit.attempt && !latest.state.is_terminal() {
+        return Ok(Some(Outcome::Admitted(record.clone())));
+    }
+    if latest.state != AttemptState::Failed {
+        return Ok(Some(Outcome::Existing(record.clone())));
+    }
+    if record.attempts.len() >= MAX_ATTEMPTS || record.attempt(admit.attempt).is_some() {
+        return Err(Refusal::AttemptsExhausted.into());
+    }
+    Ok(None)
+}
+
+fn check_fingerprint(record: &RequestRecord, admit: &Admit) -> Result<()> {
+    let same = record.fingerprint == admit.fingerprint;
+    same.then_some(()).ok_or(Refusal::FingerprintMismatch.into())
+}
+
+/// The upper bound of the cost, split over what is available.
+fn cover(admit: &Admit, balances: &Balances) -> Result<Split> {
+    let bound =
+        admit.prices.upper_bound(admit.prompt_tokens, admit.max_output_tokens).ok_or(Refusal::InsufficientCredits)?;
+    if let Some(split) = Split::take(bound, balances.available()) {
+        return Ok(split);
+    }
+    let once_settled = Split::take(bound, balances.unspent()).is_some();
+    Err(if once_settled { Refusal::CreditsReserved } else { Refusal::InsufficientCredits }.into())
+}
+
+fn reserve(
+    state: &mut impl LedgerState,
+    admit: &Admit,
+    account: Account,
+    known: Option<RequestRecord>,
+    before: &Balances,
+    amount: Split,
+    now: UnixMillis,
+) -> Result {
+    let after =
+        before.reserve(amount).ok_or_else(|| invariants::broken("a reservation passes its bucket", &admit.key))?;
+    invariants::check_balances(account.id, &after)?;
+    invariants::check_unreserved(state, &admit.key)?;
+    let record = with_attempt(known, admit, amount, now);
+    state.put_account(&Account { in_flight: account.in_flight + 1, ..account })?;
+    state.put_request(&record)?;
+    state.put_reservation(&Reservation { key: admit.key, attempt: admit.attempt, boot: admit.boot, amount })?;
+    let kind = EntryKind::Reserve { key: admit.key, attempt: admit.attempt };
+    journal::post(state, now, admit.key.account, kind, amount, after)?;
+    Ok(Outcome::Admitted(record))
+}
+
+fn with_attempt(known: Option<RequestRecord>, admit: &Admit, reserved: Split, now: UnixMillis) -> RequestRecord {
+    let mut record = known.unwrap_or_else(|| RequestRecord {
+        key: admit.key,
+        fingerprint: admit.fingerprint,
+        session: admit.session,
+        model: admit.model,
+        stream: admit.stream,
+        attempts: Vec::new(),
+    });
+    let attempt = Attempt {
+        id: admit.attempt,
+        number: record.attempts.len() as u32 + 1,
+        retry_of: record.attempts.last().map(|before| before.id),
+        credential: admit.credential,
+        boot: admit.boot,
+        state: AttemptState::Queued,
+        failure: None,
+        finish_reason: None,
+        cancel_requested: false,
+        prices: admit.prices,
+        reserved,
+        charged: Split::ZERO,
+        usage: None,
+        created_at: now,
+        started_at: None,
+        finished_at: None,
+    };
+    record.attempts.push(attempt);
+    record
+}

@@ -1,0 +1,147 @@
+//! Everything that may change money or request state, as plain data, with its possible outcomes.
+
+use super::amounts::{Prices, Units, Usage};
+use super::records::{AccountStatus, Bucket, Credential, FailureCode, FinishReason, RequestKey, RequestRecord};
+use crate::ids::{AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, SessionId};
+
+#[derive(Clone, Debug)]
+pub enum Command {
+    CreateAccount {
+        id: AccountId,
+        name: String,
+        plan: String,
+    },
+    SetAccountStatus {
+        id: AccountId,
+        status: AccountStatus,
+    },
+    CreateApplication {
+        id: ApplicationId,
+        account: AccountId,
+        name: String,
+    },
+    /// `created_at` is overwritten with the command's time.
+    IssueCredential {
+        credential: Credential,
+    },
+    RevokeCredential {
+        id: CredentialId,
+    },
+    /// Idempotent by (account, reference): the same grant twice is one grant; another amount under a used reference is refused.
+    Grant {
+        account: AccountId,
+        bucket: Bucket,
+        units: Units,
+        reference: String,
+    },
+    Admit(Box<Admit>),
+    /// queued → running. Not awaited by the engine; `AlreadyResolved` when the attempt ended meanwhile.
+    Start {
+        key: RequestKey,
+        attempt: AttemptId,
+    },
+    /// Terminal with a charge: completed, or ended by the client while running.
+    Settle {
+        key: RequestKey,
+        attempt: AttemptId,
+        usage: Usage,
+        end: SettleEnd,
+    },
+    /// Terminal without a charge: failed on the node's side, or cancelled before anything ran.
+    Release {
+        key: RequestKey,
+        attempt: AttemptId,
+        cause: ReleaseCause,
+    },
+    /// Sets the flag; the drive task does the stopping. Terminal already: no change.
+    RequestCancel {
+        key: RequestKey,
+    },
+    /// Releases up to `limit` reservations of boots other than `boot` as failed/node_restarted.
+    Recover {
+        boot: BootId,
+        limit: usize,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SettleEnd {
+    Completed(FinishReason),
+    Cancelled,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReleaseCause {
+    Failed(FailureCode),
+    CancelledInQueue,
+}
+
+/// One admission: decided and reserved in one transaction.
+#[derive(Clone, Debug)]
+pub struct Admit {
+    pub key: RequestKey,
+    pub credential: CredentialId,
+    /// Id for the attempt, should one be created.
+    pub attempt: AttemptId,
+    pub boot: BootId,
+    pub fingerprint: [u8; 32],
+    pub session: SessionId,
+    pub model: ModelId,
+    pub stream: bool,
+    pub prompt_tokens: u32,
+    pub max_output_tokens: u32,
+    pub prices: Prices,
+    /// Open reservations the account's plan allows.
+    pub max_concurrent: u32,
+}
+
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    /// Done, nothing more to say (also: an idempotent repeat).
+    Done,
+    /// A new attempt holds its reservation.
+    Admitted(RequestRecord),
+    /// Same id and fingerprint seen before: attach, replay or report by the record's latest attempt.
+    Existing(RequestRecord),
+    /// The request after the command.
+    Request(RequestRecord),
+    /// The attempt was terminal already; nothing was written.
+    AlreadyResolved(RequestRecord),
+    Recovered {
+        released: usize,
+        remaining: bool,
+    },
+}
+
+/// A command that was refused and wrote nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    #[error("no such account")]
+    AccountNotFound,
+    #[error("no such application")]
+    ApplicationNotFound,
+    #[error("no such credential")]
+    CredentialNotFound,
+    #[error("no such request")]
+    RequestNotFound,
+    #[error("the id is taken")]
+    IdTaken,
+    #[error("the credential is revoked, expired or its account suspended")]
+    CredentialInvalid,
+    #[error("the request id was used with another input")]
+    FingerprintMismatch,
+    #[error("the request's result has expired")]
+    ResultExpired,
+    #[error("no further attempt is allowed for this request")]
+    AttemptsExhausted,
+    #[error("too many requests of this account are in flight")]
+    ConcurrencyLimit,
+    #[error("the balance does not cover the reservation")]
+    InsufficientCredits,
+    #[error("the balance would cover the reservation once open reservations settle")]
+    CreditsReserved,
+    #[error("the reference was used with another amount")]
+    ReferenceReused,
+    #[error("the amount would pass the largest representable balance")]
+    AmountOverflow,
+}

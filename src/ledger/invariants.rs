@@ -1,0 +1,53 @@
+//! What always holds. Checked before every write of money; a violation is reported and never repaired.
+
+use super::amounts::{Split, Usage};
+use super::records::{Attempt, Balance, Balances, RequestKey};
+use super::state::{LedgerState, Reservation};
+use crate::ids::AccountId;
+
+/// A rule that does not hold, and for what.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{rule}: {subject}")]
+pub struct Violation {
+    pub rule: &'static str,
+    pub subject: String,
+}
+
+/// A violation found for a request.
+pub(super) fn broken(rule: &'static str, key: &RequestKey) -> Violation {
+    Violation { rule, subject: key.to_string() }
+}
+
+/// Credited covers debited and reserved, in each bucket.
+pub(super) fn check_balances(id: AccountId, balances: &Balances) -> Result<(), Violation> {
+    let covered = |bucket: &Balance| bucket.available().is_some();
+    let holds = covered(&balances.trial) && covered(&balances.premium);
+    holds.then_some(()).ok_or_else(|| Violation { rule: "a bucket is overdrawn", subject: format!("account {id}") })
+}
+
+/// A request without a live attempt has no reservation.
+pub(super) fn check_unreserved(state: &impl LedgerState, key: &RequestKey) -> Result<(), super::apply::ApplyError> {
+    match state.reservation(key)? {
+        None => Ok(()),
+        Some(_) => Err(broken("a request without a live attempt is reserved", key).into()),
+    }
+}
+
+/// A live attempt has exactly its own reservation.
+pub(super) fn check_reservation(
+    reservation: Option<&Reservation>,
+    attempt: &Attempt,
+    key: &RequestKey,
+) -> Result<(), Violation> {
+    let holds = reservation.is_some_and(|open| open.attempt == attempt.id && open.amount == attempt.reserved);
+    holds.then_some(()).ok_or_else(|| broken("a live attempt lacks its reservation", key))
+}
+
+/// The cost of `usage` at the attempt's own prices, taken from its reservation, trial first.
+pub(super) fn charge(attempt: &Attempt, usage: &Usage, key: &RequestKey) -> Result<Split, Violation> {
+    attempt
+        .prices
+        .cost(usage)
+        .and_then(|cost| Split::take(cost, attempt.reserved))
+        .ok_or_else(|| broken("a charge passes its reservation", key))
+}

@@ -1,0 +1,27 @@
+//! Money and request state as pure data: commands are applied to a `LedgerState`, one after another.
+//! No clock, no IO, no randomness: the store decides where the state lives and when it is durable.
+
+mod admission;
+pub mod amounts;
+pub mod apply;
+pub mod audit;
+pub mod canonical;
+pub mod commands;
+pub mod fingerprint;
+pub mod invariants;
+pub mod journal;
+#[cfg(test)]
+pub(crate) mod memory;
+pub mod records;
+mod resolution;
+pub mod secret;
+pub mod state;
+#[cfg(test)]
+mod tests;
+
+pub use amounts::{Prices, Split, Units, Usage};
+pub use commands::{Admit, Command, Outcome, Refusal};
+pub use records::{
+    Account, AccountStatus, Application, Attempt, AttemptState, Balance, Balances, Bucket, Credential, CredentialKind,
+    Entry, FailureCode, FinishReason, RequestKey, RequestRecord,
+};

@@ -1,0 +1,301 @@
+//! The rows of the ledger, as plain data. How they are laid out on disk is the store's business.
+
+use super::amounts::{Prices, Split, Units, Usage};
+use crate::clock::UnixMillis;
+use crate::ids::{AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AccountStatus {
+    Active,
+    Suspended,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Account {
+    pub id: AccountId,
+    pub name: String,
+    /// Name of a plan in the configuration.
+    pub plan: String,
+    pub status: AccountStatus,
+    pub created_at: UnixMillis,
+    /// Number of open reservations; equals the number of queued and running attempts.
+    pub in_flight: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bucket {
+    Trial,
+    Premium,
+}
+
+/// One bucket: `credited ≥ debited + reserved` always.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Balance {
+    pub credited: Units,
+    pub debited: Units,
+    pub reserved: Units,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Balances {
+    pub trial: Balance,
+    pub premium: Balance,
+}
+
+impl Balance {
+    /// What may still be reserved. `None` when the bucket is overdrawn, which no rule allows.
+    pub fn available(&self) -> Option<Units> {
+        self.unspent()?.checked_sub(self.reserved)
+    }
+
+    /// What would be available once every reservation is released.
+    pub fn unspent(&self) -> Option<Units> {
+        self.credited.checked_sub(self.debited)
+    }
+}
+
+impl Balances {
+    /// What may still be reserved, per bucket; an overdrawn bucket offers nothing.
+    pub fn available(&self) -> Split {
+        self.both(|bucket| bucket.available().unwrap_or_default())
+    }
+
+    /// What would be available once every reservation is released, per bucket.
+    pub fn unspent(&self) -> Split {
+        self.both(|bucket| bucket.unspent().unwrap_or_default())
+    }
+
+    pub fn reserved(&self) -> Split {
+        self.both(|bucket| bucket.reserved)
+    }
+
+    pub fn debited(&self) -> Split {
+        self.both(|bucket| bucket.debited)
+    }
+
+    pub fn credited(&self) -> Split {
+        self.both(|bucket| bucket.credited)
+    }
+
+    /// After a grant. `None` when both buckets together would pass `Units::MAX`.
+    pub fn credit(&self, amount: Split) -> Option<Self> {
+        let credited = self.credited().checked_add(amount)?;
+        credited.checked_total()?;
+        Some(Self::of(credited, self.debited(), self.reserved()))
+    }
+
+    /// After a reservation. `None` when the amounts overflow.
+    pub fn reserve(&self, amount: Split) -> Option<Self> {
+        let reserved = self.reserved().checked_add(amount)?;
+        Some(Self::of(self.credited(), self.debited(), reserved))
+    }
+
+    /// After a reservation's end: all of `reserved` is freed and `charged` debited. `None` when less was reserved.
+    pub fn resolve(&self, reserved: Split, charged: Split) -> Option<Self> {
+        let open = self.reserved().checked_sub(reserved)?;
+        let debited = self.debited().checked_add(charged)?;
+        Some(Self::of(self.credited(), debited, open))
+    }
+
+    fn both(&self, part: impl Fn(&Balance) -> Units) -> Split {
+        Split { trial: part(&self.trial), premium: part(&self.premium) }
+    }
+
+    fn of(credited: Split, debited: Split, reserved: Split) -> Self {
+        Self {
+            trial: Balance { credited: credited.trial, debited: debited.trial, reserved: reserved.trial },
+            premium: Balance { credited: credited.premium, debited: debited.premium, reserved: reserved.premium },
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Application {
+    pub id: ApplicationId,
+    pub account: AccountId,
+    pub name: String,
+    pub created_at: UnixMillis,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CredentialKind {
+    ApiKey,
+    AccessToken,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+pub struct Credential {
+    pub id: CredentialId,
+    pub kind: CredentialKind,
+    pub account: AccountId,
+    /// Set exactly for access tokens.
+    pub application: Option<ApplicationId>,
+    pub label: Option<String>,
+    /// SHA-256 of the whole secret.
+    pub digest: [u8; 32],
+    /// The secret's last four characters before its checksum, for listings.
+    pub hint: String,
+    pub created_at: UnixMillis,
+    pub expires_at: Option<UnixMillis>,
+    pub revoked_at: Option<UnixMillis>,
+}
+
+impl Credential {
+    /// Neither revoked nor expired at `now`.
+    pub fn is_valid_at(&self, now: UnixMillis) -> bool {
+        self.revoked_at.is_none() && self.expires_at.is_none_or(|end| now < end)
+    }
+}
+
+/// Without the digest: even that is nothing for a log.
+impl fmt::Debug for Credential {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credential")
+            .field("id", &self.id)
+            .field("kind", &self.kind)
+            .field("account", &self.account)
+            .field("application", &self.application)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Where a request lives: the same id under another account or application is another request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestKey {
+    pub account: AccountId,
+    /// `None` for requests made with an account API key.
+    pub application: Option<ApplicationId>,
+    pub request: RequestId,
+}
+
+impl fmt::Display for RequestKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "request {} of account {}", self.request, self.account)?;
+        match self.application {
+            Some(application) => write!(f, " and application {application}"),
+            None => Ok(()),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AttemptState {
+    Queued,
+    Running,
+    Completed,
+    Cancelled,
+    Failed,
+}
+
+impl AttemptState {
+    pub fn is_terminal(self) -> bool {
+        matches!(self, Self::Completed | Self::Cancelled | Self::Failed)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    Stop,
+    Length,
+}
+
+/// Why an attempt failed on the node's side, as clients may see it. Every one of these charges nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FailureCode {
+    GenerationFailed,
+    NodeRestarted,
+    DeadlineExceeded,
+    Overloaded,
+    Draining,
+    ControlPlaneUnavailable,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attempt {
+    pub id: AttemptId,
+    /// 1 for the first.
+    pub number: u32,
+    pub retry_of: Option<AttemptId>,
+    pub credential: CredentialId,
+    pub boot: BootId,
+    pub state: AttemptState,
+    pub failure: Option<FailureCode>,
+    pub finish_reason: Option<FinishReason>,
+    pub cancel_requested: bool,
+    pub prices: Prices,
+    /// What was reserved at admission; stays on the row after settlement.
+    pub reserved: Split,
+    pub charged: Split,
+    pub usage: Option<Usage>,
+    pub created_at: UnixMillis,
+    pub started_at: Option<UnixMillis>,
+    pub finished_at: Option<UnixMillis>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestRecord {
+    pub key: RequestKey,
+    pub fingerprint: [u8; 32],
+    pub session: SessionId,
+    pub model: ModelId,
+    pub stream: bool,
+    /// Ordered by number; never empty. The last one is the request's state.
+    pub attempts: Vec<Attempt>,
+}
+
+impl RequestRecord {
+    pub fn latest(&self) -> &Attempt {
+        self.attempts.last().expect("invariant: a request has at least one attempt")
+    }
+
+    pub(super) fn latest_mut(&mut self) -> &mut Attempt {
+        self.attempts.last_mut().expect("invariant: a request has at least one attempt")
+    }
+
+    pub fn attempt(&self, id: AttemptId) -> Option<&Attempt> {
+        self.attempts.iter().find(|attempt| attempt.id == id)
+    }
+}
+
+/// A line of the journal: hash-chained, gap-free, never changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    pub sequence: u64,
+    pub at: UnixMillis,
+    pub account: AccountId,
+    pub kind: EntryKind,
+    pub amount: Split,
+    /// Balances after this entry.
+    pub after: Balances,
+    /// First 16 bytes of SHA-256 over the previous entry's hash and this entry's content.
+    pub hash: [u8; 16],
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EntryKind {
+    Grant {
+        reference: String,
+    },
+    Reserve {
+        key: RequestKey,
+        attempt: AttemptId,
+    },
+    /// Charges `amount` and frees the whole reservation.
+    Settle {
+        key: RequestKey,
+        attempt: AttemptId,
+    },
+    /// Frees the whole reservation (`amount`), charging nothing.
+    Release {
+        key: RequestKey,
+        attempt: AttemptId,
+    },
+}

@@ -1,0 +1,161 @@
+//! The end of an attempt: settled with a charge or released without one, once. The first committed end wins.
+
+use super::amounts::{Split, Usage};
+use super::apply::Result;
+use super::commands::{Outcome, Refusal, ReleaseCause, SettleEnd};
+use super::records::{Account, Attempt, AttemptState, EntryKind, FailureCode, RequestKey, RequestRecord};
+use super::state::{Crashes, LedgerState, Reservation};
+use super::{invariants, journal};
+use crate::clock::UnixMillis;
+use crate::ids::{AccountId, AttemptId, BootId};
+
+pub(super) fn start(state: &mut impl LedgerState, key: &RequestKey, attempt: AttemptId, now: UnixMillis) -> Result {
+    let mut record = match find(state, key, attempt)? {
+        Found::Live(record) => record,
+        Found::Ended(record) => return Ok(Outcome::AlreadyResolved(record)),
+    };
+    if record.latest().state == AttemptState::Queued {
+        let latest = record.latest_mut();
+        latest.state = AttemptState::Running;
+        latest.started_at = Some(now);
+        state.put_request(&record)?;
+    }
+    Ok(Outcome::Request(record))
+}
+
+pub(super) fn settle(
+    state: &mut impl LedgerState,
+    key: &RequestKey,
+    attempt: AttemptId,
+    usage: Usage,
+    end: SettleEnd,
+    now: UnixMillis,
+) -> Result {
+    let mut record = match find(state, key, attempt)? {
+        Found::Live(record) => record,
+        Found::Ended(record) => return Ok(Outcome::AlreadyResolved(record)),
+    };
+    let latest = record.latest_mut();
+    // The start notice may be behind: what used tokens ran.
+    latest.started_at = latest.started_at.or(Some(now));
+    latest.charged = invariants::charge(latest, &usage, key)?;
+    latest.usage = Some(usage);
+    (latest.state, latest.finish_reason) = match end {
+        SettleEnd::Completed(reason) => (AttemptState::Completed, Some(reason)),
+        SettleEnd::Cancelled => (AttemptState::Cancelled, None),
+    };
+    finish(state, record, now, |key, attempt| EntryKind::Settle { key, attempt })
+}
+
+pub(super) fn release(
+    state: &mut impl LedgerState,
+    key: &RequestKey,
+    attempt: AttemptId,
+    cause: ReleaseCause,
+    now: UnixMillis,
+) -> Result {
+    let mut record = match find(state, key, attempt)? {
+        Found::Live(record) => record,
+        Found::Ended(record) => return Ok(Outcome::AlreadyResolved(record)),
+    };
+    let latest = record.latest_mut();
+    match cause {
+        ReleaseCause::Failed(code) => {
+            latest.state = AttemptState::Failed;
+            latest.failure = Some(code);
+        }
+        ReleaseCause::CancelledInQueue => latest.state = AttemptState::Cancelled,
+    }
+    finish(state, record, now, |key, attempt| EntryKind::Release { key, attempt })
+}
+
+/// Ends what earlier boots left open. An input that was running is remembered, so that one which brings the
+/// node down is not run for ever.
+pub(super) fn recover(state: &mut impl LedgerState, boot: BootId, limit: usize, now: UnixMillis) -> Result {
+    let mut open = state.foreign_reservations(boot, limit.saturating_add(1))?;
+    let remaining = open.len() > limit;
+    open.truncate(limit);
+    for reservation in &open {
+        abandon(state, reservation, now)?;
+    }
+    Ok(Outcome::Recovered { released: open.len(), remaining })
+}
+
+fn abandon(state: &mut impl LedgerState, reservation: &Reservation, now: UnixMillis) -> Result<()> {
+    let record = state
+        .request(&reservation.key)?
+        .ok_or_else(|| invariants::broken("a reservation has no request", &reservation.key))?;
+    let was_running = record.latest().state == AttemptState::Running;
+    let cause = ReleaseCause::Failed(FailureCode::NodeRestarted);
+    let outcome = release(state, &reservation.key, reservation.attempt, cause, now)?;
+    if matches!(outcome, Outcome::AlreadyResolved(_)) {
+        return Err(invariants::broken("a reservation outlived its attempt", &reservation.key).into());
+    }
+    if was_running {
+        count_crash(state, reservation.key.account, &record.fingerprint, reservation.boot)?;
+    }
+    Ok(())
+}
+
+/// Once per boot: an input that ran in many requests at once did not bring the node down many times.
+fn count_crash(state: &mut impl LedgerState, account: AccountId, fingerprint: &[u8; 32], boot: BootId) -> Result<()> {
+    let count = match state.crashes(account, fingerprint)? {
+        Some(crashes) if crashes.boot == boot => return Ok(()),
+        Some(crashes) => crashes.count.saturating_add(1),
+        None => 1,
+    };
+    Ok(state.put_crashes(account, fingerprint, Crashes { count, boot })?)
+}
+
+enum Found {
+    Live(RequestRecord),
+    Ended(RequestRecord),
+}
+
+/// The request, be it live, recent or archived.
+pub(super) fn known(state: &impl LedgerState, key: &RequestKey) -> Result<RequestRecord> {
+    match state.request(key)? {
+        Some(record) => Ok(record),
+        None => Ok(state.archived(key)?.ok_or(Refusal::RequestNotFound)?),
+    }
+}
+
+fn find(state: &impl LedgerState, key: &RequestKey, attempt: AttemptId) -> Result<Found> {
+    let record = known(state, key)?;
+    let found = record.attempt(attempt).ok_or(Refusal::RequestNotFound)?;
+    Ok(if found.state.is_terminal() { Found::Ended(record) } else { Found::Live(record) })
+}
+
+/// Frees the whole reservation, debits what the latest attempt is charged, and stores the attempt's end.
+fn finish(
+    state: &mut impl LedgerState,
+    mut record: RequestRecord,
+    now: UnixMillis,
+    kind: fn(RequestKey, AttemptId) -> EntryKind,
+) -> Result {
+    let key = record.key;
+    record.latest_mut().finished_at = Some(now);
+    let Attempt { id, reserved, charged, state: ended, .. } = *record.latest();
+    invariants::check_reservation(state.reservation(&key)?.as_ref(), record.latest(), &key)?;
+    let account = state.account(key.account)?.ok_or_else(|| invariants::broken("a request has no account", &key))?;
+    let in_flight =
+        account.in_flight.checked_sub(1).ok_or_else(|| invariants::broken("more ends than reservations", &key))?;
+    let after = state
+        .balances(key.account)?
+        .resolve(reserved, charged)
+        .ok_or_else(|| invariants::broken("an end frees more than is reserved", &key))?;
+    invariants::check_balances(key.account, &after)?;
+    let entry = kind(key, id);
+    let amount = match entry {
+        EntryKind::Release { .. } => reserved,
+        _ => charged,
+    };
+    if ended == AttemptState::Failed && charged != Split::ZERO {
+        return Err(invariants::broken("a failed attempt is charged", &key).into());
+    }
+    state.put_account(&Account { in_flight, ..account })?;
+    state.put_request(&record)?;
+    state.remove_reservation(&key)?;
+    journal::post(state, now, key.account, entry, amount, after)?;
+    Ok(Outcome::Request(record))
+}

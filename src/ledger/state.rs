@@ -1,0 +1,81 @@
+//! The seam between the rules and where rows live: an embedded database, memory, or a distributed one.
+
+use super::amounts::{Split, Units};
+use super::records::{Account, Application, Balances, Bucket, Credential, Entry, RequestKey, RequestRecord};
+use crate::ids::{AccountId, ApplicationId, AttemptId, BootId, CredentialId};
+
+/// The rows could not be read or written; nothing may be decided.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StateError {
+    #[error("the ledger's storage failed: {0}")]
+    Io(String),
+    /// A row is not what was written: its checksum, its version or its fields are wrong.
+    #[error("a stored row is damaged: {0}")]
+    Corrupt(String),
+}
+
+/// The end of the journal, from which the next entry follows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Head {
+    /// Sequence of the last entry, 0 when there is none.
+    pub sequence: u64,
+    pub hash: [u8; 16],
+}
+
+/// An open reservation: exists exactly while its attempt is queued or running.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reservation {
+    pub key: RequestKey,
+    pub attempt: AttemptId,
+    pub boot: BootId,
+    pub amount: Split,
+}
+
+/// How often an input was running when the node went down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Crashes {
+    /// Boots that ended so; several requests with one input count once.
+    pub count: u32,
+    /// The last of those boots.
+    pub boot: BootId,
+}
+
+/// What a grant's reference stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Granted {
+    pub bucket: Bucket,
+    pub units: Units,
+}
+
+type Result<T> = std::result::Result<T, StateError>;
+
+/// Rows as one transaction sees them. A `put` replaces; every command reads and checks all it needs before its first `put`.
+pub trait LedgerState {
+    fn account(&self, id: AccountId) -> Result<Option<Account>>;
+    fn put_account(&mut self, account: &Account) -> Result<()>;
+    /// Zero for an account without entries.
+    fn balances(&self, id: AccountId) -> Result<Balances>;
+    fn put_balances(&mut self, id: AccountId, balances: &Balances) -> Result<()>;
+    fn application(&self, id: ApplicationId) -> Result<Option<Application>>;
+    fn put_application(&mut self, application: &Application) -> Result<()>;
+    fn credential(&self, id: CredentialId) -> Result<Option<Credential>>;
+    fn credential_by_digest(&self, digest: &[u8; 32]) -> Result<Option<Credential>>;
+    fn put_credential(&mut self, credential: &Credential) -> Result<()>;
+    fn granted(&self, account: AccountId, reference: &str) -> Result<Option<Granted>>;
+    fn put_granted(&mut self, account: AccountId, reference: &str, granted: Granted) -> Result<()>;
+    fn request(&self, key: &RequestKey) -> Result<Option<RequestRecord>>;
+    /// A request past retention: still known, never run again.
+    fn archived(&self, key: &RequestKey) -> Result<Option<RequestRecord>>;
+    fn put_request(&mut self, record: &RequestRecord) -> Result<()>;
+    fn reservation(&self, key: &RequestKey) -> Result<Option<Reservation>>;
+    fn put_reservation(&mut self, reservation: &Reservation) -> Result<()>;
+    fn remove_reservation(&mut self, key: &RequestKey) -> Result<()>;
+    /// At most `limit` reservations made by boots other than `boot`.
+    fn foreign_reservations(&self, boot: BootId, limit: usize) -> Result<Vec<Reservation>>;
+    /// The crashes that an input of this account was running in.
+    fn crashes(&self, account: AccountId, fingerprint: &[u8; 32]) -> Result<Option<Crashes>>;
+    fn put_crashes(&mut self, account: AccountId, fingerprint: &[u8; 32], crashes: Crashes) -> Result<()>;
+    fn head(&self) -> Result<Head>;
+    /// Appends to the journal and moves the head.
+    fn append(&mut self, entry: &Entry) -> Result<()>;
+}

@@ -1,0 +1,238 @@
+//! The rules as text: each line is a command and what it must answer; after each, the audit must be clean.
+//!
+//! Names stand for ids. Prompt and output tokens cost one unit each, cached ones nothing, so amounts can be read off.
+
+mod planted;
+mod rules;
+
+use crate::clock::UnixMillis;
+use crate::ids::{AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId};
+use crate::ledger::amounts::{Prices, Units, Usage};
+use crate::ledger::apply::{ApplyError, apply};
+use crate::ledger::commands::{Admit, Command, Outcome, ReleaseCause, SettleEnd};
+use crate::ledger::memory::MemoryState;
+use crate::ledger::records::{
+    AccountStatus, Attempt, AttemptState, Bucket, Credential, CredentialKind, FailureCode, FinishReason, RequestKey,
+    RequestRecord,
+};
+use crate::ledger::state::LedgerState;
+use uuid::Uuid;
+
+fn uuid(name: &str) -> Uuid {
+    let mut bytes = [0; 16];
+    bytes[..name.len()].copy_from_slice(name.as_bytes());
+    Uuid::from_bytes(bytes)
+}
+
+/// `a` is account a's own scope, `a/x` that of its application x.
+fn key(scope: &str, request: &str) -> RequestKey {
+    let (account, application) = match scope.split_once('/') {
+        Some((account, application)) => (account, Some(ApplicationId(uuid(application)))),
+        None => (scope, None),
+    };
+    RequestKey { account: AccountId(uuid(account)), application, request: RequestId(uuid(request)) }
+}
+
+struct World {
+    state: MemoryState,
+    now: UnixMillis,
+    boot: BootId,
+}
+
+impl World {
+    fn new() -> Self {
+        Self { state: MemoryState::default(), now: UnixMillis(1_000), boot: BootId(uuid("boot1")) }
+    }
+
+    fn run(&mut self, line: &str) -> String {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words.as_slice() {
+            ["at", time] => {
+                self.now = UnixMillis(time.parse().unwrap());
+                "ok".into()
+            }
+            ["boot", name] => {
+                self.boot = BootId(uuid(name));
+                "ok".into()
+            }
+            ["archive", scope, request] => {
+                let record = self.state.requests.remove(&key(scope, request)).unwrap();
+                self.state.archived.insert(record.key, record);
+                "ok".into()
+            }
+            ["balance", account] => self.balance(AccountId(uuid(account))),
+            words => self.apply(&self.command(words)),
+        }
+    }
+
+    fn apply(&mut self, command: &Command) -> String {
+        let before = self.state.clone();
+        let outcome = apply(&mut self.state, command, self.now);
+        if outcome.is_err() {
+            assert_eq!(self.state.entries, before.entries, "a refusal wrote something");
+            assert_eq!(self.state.requests, before.requests, "a refusal wrote something");
+        }
+        describe(&outcome)
+    }
+
+    fn balance(&self, id: AccountId) -> String {
+        let balances = self.state.balances(id).unwrap();
+        let bucket = |bucket: super::Balance| format!("{}-{}-{}", bucket.credited, bucket.debited, bucket.reserved);
+        let in_flight = self.state.accounts[&id].in_flight;
+        format!("{} {} in flight {in_flight}", bucket(balances.trial), bucket(balances.premium))
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        match *words {
+            ["account", id] => {
+                Command::CreateAccount { id: AccountId(uuid(id)), name: id.into(), plan: "basic".into() }
+            }
+            ["suspend", id] => Command::SetAccountStatus { id: AccountId(uuid(id)), status: AccountStatus::Suspended },
+            ["app", id, account] => Command::CreateApplication {
+                id: ApplicationId(uuid(id)),
+                account: AccountId(uuid(account)),
+                name: id.into(),
+            },
+            ["key", id, account] => self.credential(id, account, None),
+            ["key", id, account, expires] => self.credential(id, account, expires.parse().ok()),
+            ["revoke", id] => Command::RevokeCredential { id: CredentialId(uuid(id)) },
+            ["grant", account, bucket, units, reference] => Command::Grant {
+                account: AccountId(uuid(account)),
+                bucket: if bucket == "trial" { Bucket::Trial } else { Bucket::Premium },
+                units: Units::new(units.parse().unwrap()).unwrap(),
+                reference: reference.into(),
+            },
+            _ => self.request_command(words),
+        }
+    }
+
+    fn request_command(&self, words: &[&str]) -> Command {
+        match *words {
+            ["admit", scope, request, attempt, credential, prompt, output] => {
+                self.admit([scope, request, attempt, credential, prompt, output], "input", 8)
+            }
+            ["admit", scope, request, attempt, credential, prompt, output, input] => {
+                self.admit([scope, request, attempt, credential, prompt, output], input, 8)
+            }
+            ["admit", scope, request, attempt, credential, prompt, output, input, limit] => {
+                let limit = limit.parse().unwrap();
+                self.admit([scope, request, attempt, credential, prompt, output], input, limit)
+            }
+            ["start", scope, request, attempt] => {
+                Command::Start { key: key(scope, request), attempt: AttemptId(uuid(attempt)) }
+            }
+            ["settle", scope, request, attempt, prompt, cached, output, end] => Command::Settle {
+                key: key(scope, request),
+                attempt: AttemptId(uuid(attempt)),
+                usage: Usage {
+                    prompt_tokens: prompt.parse().unwrap(),
+                    cached_tokens: cached.parse().unwrap(),
+                    completion_tokens: output.parse().unwrap(),
+                },
+                end: match end {
+                    "stop" => SettleEnd::Completed(FinishReason::Stop),
+                    "length" => SettleEnd::Completed(FinishReason::Length),
+                    _ => SettleEnd::Cancelled,
+                },
+            },
+            ["release", scope, request, attempt, cause] => Command::Release {
+                key: key(scope, request),
+                attempt: AttemptId(uuid(attempt)),
+                cause: match cause {
+                    "queued" => ReleaseCause::CancelledInQueue,
+                    _ => ReleaseCause::Failed(FailureCode::GenerationFailed),
+                },
+            },
+            ["cancel", scope, request] => Command::RequestCancel { key: key(scope, request) },
+            ["recover", limit] => Command::Recover { boot: self.boot, limit: limit.parse().unwrap() },
+            ref other => panic!("no such line: {other:?}"),
+        }
+    }
+
+    fn credential(&self, id: &str, scope: &str, expires: Option<u64>) -> Command {
+        let RequestKey { account, application, .. } = key(scope, "");
+        let kind = match application {
+            Some(_) => CredentialKind::AccessToken,
+            None => CredentialKind::ApiKey,
+        };
+        let mut digest = [0; 32];
+        digest[..id.len()].copy_from_slice(id.as_bytes());
+        let credential = Credential {
+            id: CredentialId(uuid(id)),
+            kind,
+            account,
+            application,
+            label: None,
+            digest,
+            hint: "hint".into(),
+            created_at: self.now,
+            expires_at: expires.map(UnixMillis),
+            revoked_at: None,
+        };
+        Command::IssueCredential { credential }
+    }
+
+    fn admit(&self, words: [&str; 6], input: &str, max_concurrent: u32) -> Command {
+        let [scope, request, attempt, credential, prompt, output] = words;
+        let mut fingerprint = [0; 32];
+        fingerprint[..input.len()].copy_from_slice(input.as_bytes());
+        Command::Admit(Box::new(Admit {
+            key: key(scope, request),
+            credential: CredentialId(uuid(credential)),
+            attempt: AttemptId(uuid(attempt)),
+            boot: self.boot,
+            fingerprint,
+            session: SessionId(uuid("session")),
+            model: ModelId(uuid("model")),
+            stream: false,
+            prompt_tokens: prompt.parse().unwrap(),
+            max_output_tokens: output.parse().unwrap(),
+            prices: Prices { revision: 1, input: 1_000_000, cached_input: 0, output: 1_000_000 },
+            max_concurrent,
+        }))
+    }
+}
+
+fn describe(outcome: &Result<Outcome, ApplyError>) -> String {
+    match outcome {
+        Ok(Outcome::Done) => "done".into(),
+        Ok(Outcome::Admitted(record)) => format!("admitted {}", show(record)),
+        Ok(Outcome::Existing(record)) => format!("existing {}", show(record)),
+        Ok(Outcome::Request(record)) => show(record),
+        Ok(Outcome::AlreadyResolved(record)) => format!("already {}", show(record)),
+        Ok(Outcome::Recovered { released, remaining }) => {
+            format!("released {released}{}", if *remaining { " of more" } else { "" })
+        }
+        Err(ApplyError::Refused(refusal)) => format!("refused {refusal:?}"),
+        Err(ApplyError::Violated(violation)) => format!("violated {}", violation.rule),
+        Err(ApplyError::State(error)) => error.to_string(),
+    }
+}
+
+/// `#attempt state`, then what is reserved (trial+premium) while it is live, or charged once it has ended.
+fn show(record: &RequestRecord) -> String {
+    let Attempt { number, state, reserved, charged, .. } = *record.latest();
+    let amount = if state.is_terminal() { charged } else { reserved };
+    let flag = if record.latest().cancel_requested { " cancelling" } else { "" };
+    let state = match state {
+        AttemptState::Queued => "queued",
+        AttemptState::Running => "running",
+        AttemptState::Completed => "completed",
+        AttemptState::Cancelled => "cancelled",
+        AttemptState::Failed => "failed",
+    };
+    format!("#{number} {state} {}+{}{flag}", amount.trial, amount.premium)
+}
+
+/// Runs `script` after an account `a` with key `k` and 100 units in either bucket.
+fn check(script: &str) {
+    let mut world = World::new();
+    for line in ["account a", "key k a", "grant a trial 100 t", "grant a premium 100 p"] {
+        assert_eq!(world.run(line), "done", "{line}");
+    }
+    for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let (command, expect) = line.split_once("->").unwrap();
+        assert_eq!(world.run(command), expect.trim(), "{line}");
+        assert_eq!(world.state.audit(), Vec::<String>::new(), "after {line}");
+    }
+}

@@ -1,0 +1,165 @@
+//! The test of the audit: each case plants one violation in a sound ledger, and the audit must name it.
+
+use super::{World, key, uuid};
+use crate::clock::UnixMillis;
+use crate::ids::{AccountId, ApplicationId, AttemptId, BootId};
+use crate::ledger::memory::MemoryState;
+use crate::ledger::{Balances, RequestRecord, Split, Units};
+
+const SOUND: [&str; 12] = [
+    "account a",
+    "key k a",
+    "grant a trial 100 t",
+    "grant a premium 100 p",
+    "app x a",
+    "admit a r 1 k 10 10",
+    "start a r 1",
+    "settle a r 1 10 0 5 stop",
+    "admit a s 2 k 10 10",
+    "release a s 2 failed",
+    "admit a s 3 k 10 10",
+    "admit a q 4 k 5 5",
+];
+
+fn find(expect: &str, plant: fn(&mut MemoryState)) {
+    let mut world = World::new();
+    for line in SOUND {
+        world.run(line);
+    }
+    assert_eq!(world.state.audit(), Vec::<String>::new());
+    plant(&mut world.state);
+    let found = world.state.audit();
+    let named = found.iter().any(|violation| violation.contains(expect));
+    assert!(named, "expected {expect:?} among {found:?}");
+}
+
+fn balances(state: &mut MemoryState) -> &mut Balances {
+    state.balances.values_mut().next().unwrap()
+}
+
+fn request<'a>(state: &'a mut MemoryState, name: &str) -> &'a mut RequestRecord {
+    state.requests.get_mut(&key("a", name)).unwrap()
+}
+
+#[test]
+fn wrong_balances_and_grants_are_found() {
+    find("other balances than its journal", |state| {
+        balances(state).trial.credited = Units::new(101).unwrap();
+    });
+    find("overdrawn its trial", |state| {
+        balances(state).trial.debited = Units::new(95).unwrap();
+    });
+    find("overdrawn its premium", |state| {
+        balances(state).premium.debited = Units::new(101).unwrap();
+    });
+    find("reserved another sum", |state| {
+        balances(state).trial.reserved = Units::new(29).unwrap();
+    });
+    find("in flight", |state| {
+        state.accounts.values_mut().next().unwrap().in_flight = 1;
+    });
+    find("its grant disagree", |state| {
+        state.granted.values_mut().next().unwrap().units = Units::new(1).unwrap();
+    });
+    find("is not in the journal", |state| {
+        let granted = *state.granted.values().next().unwrap();
+        let account = AccountId(uuid("a"));
+        state.granted.insert((account, "forged".into()), granted);
+    });
+}
+
+#[test]
+fn stray_and_missing_reservations_are_found() {
+    find("reservation says otherwise", |state| {
+        state.reservations.remove(&key("a", "s"));
+    });
+    find("reservation says otherwise", |state| {
+        state.reservations.get_mut(&key("a", "s")).unwrap().boot = BootId(uuid("other"));
+    });
+    find("which is not there", |state| {
+        let mut stray = state.reservations[&key("a", "s")];
+        stray.key = key("a", "stray");
+        state.reservations.insert(stray.key, stray);
+    });
+    find("its request is gone", |state| {
+        state.requests.remove(&key("a", "q"));
+        state.reservations.remove(&key("a", "q"));
+    });
+}
+
+#[test]
+fn attempts_that_contradict_themselves_are_found() {
+    find("contradicts itself", |state| {
+        request(state, "r").latest_mut().charged = Split::ZERO;
+    });
+    find("contradicts itself", |state| {
+        request(state, "r").latest_mut().usage = None;
+    });
+    find("contradicts itself", |state| {
+        let failed = &mut request(state, "s").attempts[0];
+        failed.charged.trial = Units::new(1).unwrap();
+    });
+    find("contradicts itself", |state| {
+        request(state, "r").latest_mut().prices.output = 7;
+    });
+    find("does not follow a failed one", |state| {
+        request(state, "s").attempts[1].retry_of = None;
+    });
+    find("and its journal disagree", |state| {
+        request(state, "q").latest_mut().id = AttemptId(uuid("other"));
+    });
+    find("and its journal disagree", |state| {
+        request(state, "q").latest_mut().reserved.premium = Units::new(1).unwrap();
+    });
+    find("archived with other content", |state| {
+        let mut twin = request(state, "r").clone();
+        twin.stream = true;
+        state.archived.insert(twin.key, twin);
+    });
+}
+
+#[test]
+fn rows_of_nobody_are_found() {
+    find("has no owner", |state| {
+        let mut stray = request(state, "q").clone();
+        stray.key.account = AccountId(uuid("b"));
+        state.requests.insert(stray.key, stray);
+    });
+    find("belongs to no account", |state| {
+        state.credentials.values_mut().next().unwrap().account = AccountId(uuid("b"));
+    });
+    find("belong to no account", |state| {
+        let balances = *state.balances.values().next().unwrap();
+        state.balances.insert(AccountId(uuid("b")), balances);
+    });
+}
+
+#[test]
+fn an_altered_journal_is_found() {
+    find("does not follow", |state| {
+        state.entries.remove(3);
+    });
+    find("does not follow", |state| {
+        let twin = state.entries[3].clone();
+        state.entries.insert(4, twin);
+    });
+    find("breaks the chain", |state| {
+        state.entries[2].account = AccountId(uuid("b"));
+    });
+    find("breaks the chain", |state| {
+        state.entries[4].hash[0] ^= 1;
+    });
+    find("does not lead to the balances", |state| {
+        state.entries[1].after.trial.credited = Units::MAX;
+    });
+    find("goes back in time", |state| {
+        state.entries[5].at = UnixMillis(1);
+    });
+    find("disagree", |state| {
+        state.entries[3].amount = Split::ZERO;
+    });
+    find("no application of its account", |state| {
+        let application = Some(ApplicationId(uuid("x")));
+        state.credentials.values_mut().next().unwrap().application = application;
+    });
+}

@@ -1,0 +1,246 @@
+//! What each command must answer, in the order a ledger would see them.
+
+use super::check;
+
+#[test]
+fn a_request_reserves_then_is_charged_what_it_used() {
+    check(
+        "admit a r 1 k 10 30        -> admitted #1 queued 40+0
+         balance a                  -> 100-0-40 100-0-0 in flight 1
+         start a r 1                -> #1 running 40+0
+         start a r 1                -> #1 running 40+0
+         settle a r 1 10 4 7 stop   -> #1 completed 13+0
+         balance a                  -> 100-13-0 100-0-0 in flight 0",
+    );
+}
+
+#[test]
+fn trial_is_spent_before_premium() {
+    check(
+        "admit a r 1 k 50 100       -> admitted #1 queued 100+50
+         settle a r 1 50 0 70 stop  -> #1 completed 100+20
+         admit a s 2 k 1 1          -> admitted #1 queued 0+2
+         balance a                  -> 100-100-0 100-20-2 in flight 1",
+    );
+}
+
+#[test]
+fn an_attempt_ends_once() {
+    check(
+        "admit a r 1 k 10 10         -> admitted #1 queued 20+0
+         settle a r 1 10 0 5 length  -> #1 completed 15+0
+         settle a r 1 10 0 9 stop    -> already #1 completed 15+0
+         release a r 1 failed        -> already #1 completed 15+0
+         start a r 1                 -> already #1 completed 15+0
+         cancel a r                  -> already #1 completed 15+0
+         admit a s 2 k 10 10         -> admitted #1 queued 20+0
+         release a s 2 queued        -> #1 cancelled 0+0
+         settle a s 2 10 0 5 stop    -> already #1 cancelled 0+0
+         balance a                   -> 100-15-0 100-0-0 in flight 0",
+    );
+}
+
+#[test]
+fn a_client_that_ends_a_running_request_pays_for_what_ran() {
+    check(
+        "admit a r 1 k 10 30             -> admitted #1 queued 40+0
+         start a r 1                     -> #1 running 40+0
+         cancel a r                      -> #1 running 40+0 cancelling
+         cancel a r                      -> #1 running 40+0 cancelling
+         settle a r 1 10 0 3 cancelled   -> #1 cancelled 13+0 cancelling
+         cancel a r                      -> already #1 cancelled 13+0 cancelling
+         admit a r 2 k 10 30             -> existing #1 cancelled 13+0 cancelling",
+    );
+}
+
+#[test]
+fn a_failure_of_the_node_is_free_and_may_be_tried_again() {
+    check(
+        "admit a r 1 k 10 30            -> admitted #1 queued 40+0
+         start a r 1                    -> #1 running 40+0
+         release a r 1 failed           -> #1 failed 0+0
+         admit a r 2 k 10 30 other      -> refused FingerprintMismatch
+         admit a r 2 k 10 30            -> admitted #2 queued 40+0
+         release a r 1 failed           -> already #2 queued 40+0
+         release a r 2 failed           -> #2 failed 0+0
+         admit a r 2 k 10 30            -> refused AttemptsExhausted
+         admit a r 3 k 10 30            -> admitted #3 queued 40+0
+         release a r 3 failed           -> #3 failed 0+0
+         admit a r 4 k 10 30            -> refused AttemptsExhausted
+         balance a                      -> 100-0-0 100-0-0 in flight 0",
+    );
+}
+
+#[test]
+fn one_id_is_one_request() {
+    check(
+        "admit a r 1 k 10 30            -> admitted #1 queued 40+0
+         admit a r 1 k 10 30            -> admitted #1 queued 40+0
+         admit a r 2 k 10 30            -> existing #1 queued 40+0
+         admit a r 2 k 10 30 other      -> refused FingerprintMismatch
+         settle a r 1 10 0 5 stop       -> #1 completed 15+0
+         admit a r 2 k 10 30            -> existing #1 completed 15+0
+         admit a r 1 k 10 30            -> existing #1 completed 15+0
+         archive a r                    -> ok
+         admit a r 2 k 10 30            -> refused ResultExpired
+         admit a r 2 k 10 30 other      -> refused FingerprintMismatch
+         cancel a r                     -> already #1 completed 15+0
+         settle a r 1 10 0 5 stop       -> already #1 completed 15+0
+         balance a                      -> 100-15-0 100-0-0 in flight 0",
+    );
+}
+
+#[test]
+fn a_repeat_is_answered_whatever_the_balance_and_the_limit() {
+    check(
+        "admit a r 1 k 100 100 i 1      -> admitted #1 queued 100+100
+         admit a r 2 k 100 100 i 1      -> existing #1 queued 100+100
+         admit a s 3 k 1 1 i 1          -> refused ConcurrencyLimit
+         admit a s 3 k 1 1 i 2          -> refused CreditsReserved
+         settle a r 1 100 0 100 stop    -> #1 completed 100+100
+         admit a r 2 k 100 100 i 1      -> existing #1 completed 100+100
+         admit a s 3 k 1 1              -> refused InsufficientCredits
+         grant a premium 2 more         -> done
+         admit a s 3 k 1 1 changed      -> admitted #1 queued 0+2",
+    );
+}
+
+#[test]
+fn scopes_are_apart() {
+    check(
+        "app x a                   -> done
+         app y a                   -> done
+         key tx a/x                -> done
+         key ty a/y                -> done
+         admit a r 1 k 1 1         -> admitted #1 queued 2+0
+         admit a/x r 2 tx 1 1 b    -> admitted #1 queued 2+0
+         admit a/y r 3 ty 1 1 c    -> admitted #1 queued 2+0
+         admit a/x r 4 ty 1 1 b    -> refused CredentialInvalid
+         admit a r 4 tx 1 1        -> refused CredentialInvalid
+         admit a/x s 4 k 1 1       -> refused CredentialInvalid
+         account b                 -> done
+         key kb b                  -> done
+         admit b r 5 kb 1 1        -> refused InsufficientCredits
+         admit a r 5 kb 1 1        -> refused CredentialInvalid
+         balance a                 -> 100-0-6 100-0-0 in flight 3",
+    );
+}
+
+#[test]
+fn a_credential_must_be_valid_now() {
+    check(
+        "key short a 2000          -> done
+         at 1999                   -> ok
+         admit a r 1 short 1 1     -> admitted #1 queued 2+0
+         at 2000                   -> ok
+         admit a s 2 short 1 1     -> refused CredentialInvalid
+         admit a r 1 short 1 1     -> refused CredentialInvalid
+         admit a s 2 k 1 1         -> admitted #1 queued 2+0
+         revoke k                  -> done
+         revoke k                  -> done
+         admit a t 3 k 1 1         -> refused CredentialInvalid
+         key k2 a                  -> done
+         suspend a                 -> done
+         admit a t 3 k2 1 1        -> refused CredentialInvalid
+         admit a t 3 nobody 1 1    -> refused CredentialInvalid
+         settle a r 1 1 0 1 stop   -> #1 completed 2+0",
+    );
+}
+
+#[test]
+fn what_names_nothing_is_refused() {
+    check(
+        "start a r 1                -> refused RequestNotFound
+         settle a r 1 1 0 1 stop    -> refused RequestNotFound
+         release a r 1 failed       -> refused RequestNotFound
+         cancel a r                 -> refused RequestNotFound
+         revoke none                -> refused CredentialNotFound
+         suspend none               -> refused AccountNotFound
+         grant none trial 1 x       -> refused AccountNotFound
+         app x none                 -> refused AccountNotFound
+         key z none                 -> refused AccountNotFound
+         key z a/none               -> refused ApplicationNotFound
+         admit a r 1 k 1 1          -> admitted #1 queued 2+0
+         settle a r 9 1 0 1 stop    -> refused RequestNotFound",
+    );
+}
+
+#[test]
+fn a_repeated_command_changes_nothing() {
+    check(
+        "account a                       -> done
+         app x a                         -> done
+         app x a                         -> done
+         key k a                         -> done
+         grant a trial 100 t             -> done
+         grant a trial 101 t             -> refused ReferenceReused
+         grant a premium 100 t           -> refused ReferenceReused
+         grant a trial 9007199254740791 u -> done
+         grant a trial 1 v               -> refused AmountOverflow
+         grant a premium 1 v             -> refused AmountOverflow
+         balance a                       -> 9007199254740891-0-0 100-0-0 in flight 0",
+    );
+}
+
+#[test]
+fn a_reservation_no_balance_can_hold_is_refused() {
+    check("admit a r 1 k 4294967295 4294967295 -> refused InsufficientCredits");
+}
+
+#[test]
+fn a_charge_never_passes_its_reservation() {
+    check(
+        "admit a r 1 k 10 10          -> admitted #1 queued 20+0
+         settle a r 1 10 0 11 stop    -> violated a charge passes its reservation
+         settle a r 1 10 11 5 stop    -> violated a charge passes its reservation
+         settle a r 1 10 0 10 length  -> #1 completed 20+0",
+    );
+}
+
+#[test]
+fn a_restart_releases_what_earlier_boots_left() {
+    check(
+        "admit a r 1 k 10 10 i      -> admitted #1 queued 20+0
+         admit a s 2 k 10 10 j      -> admitted #1 queued 20+0
+         start a s 2                -> #1 running 20+0
+         admit a t 3 k 10 10 l      -> admitted #1 queued 20+0
+         recover 10                 -> released 0
+         boot boot2                 -> ok
+         admit a u 4 k 10 10 m      -> admitted #1 queued 20+0
+         recover 2                  -> released 2 of more
+         recover 2                  -> released 1
+         recover 2                  -> released 0
+         balance a                  -> 100-0-20 100-0-0 in flight 1
+         settle a s 2 10 0 1 stop   -> already #1 failed 0+0",
+    );
+}
+
+#[test]
+fn one_crash_counts_once_however_many_requests_ran_the_input() {
+    check(
+        "admit a r 1 k 1 1 same     -> admitted #1 queued 2+0
+         start a r 1                -> #1 running 2+0
+         admit a s 2 k 1 1 same     -> admitted #1 queued 2+0
+         start a s 2                -> #1 running 2+0
+         boot boot2                 -> ok
+         recover 9                  -> released 2
+         admit a r 3 k 1 1 same     -> admitted #2 queued 2+0",
+    );
+}
+
+#[test]
+fn an_input_that_was_running_in_two_crashes_is_refused_under_any_id() {
+    check(
+        "admit a r 1 k 1 1 bad      -> admitted #1 queued 2+0
+         start a r 1                -> #1 running 2+0
+         boot boot2                 -> ok
+         recover 9                  -> released 1
+         admit a s 2 k 1 1 bad      -> admitted #1 queued 2+0
+         start a s 2                -> #1 running 2+0
+         boot boot3                 -> ok
+         recover 9                  -> released 1
+         admit a r 3 k 1 1 bad      -> refused AttemptsExhausted
+         admit a t 3 k 1 1 bad      -> refused AttemptsExhausted
+         admit a t 3 k 1 1 good     -> admitted #1 queued 2+0",
+    );
+}
