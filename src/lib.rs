@@ -7,3 +7,4 @@ pub mod config;
 pub mod ids;
 pub mod ledger;
 pub mod metrics;
+pub mod store;

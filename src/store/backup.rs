@@ -1,0 +1,131 @@
+//! Backups: one file with a consistent copy of the ledger and its tombstones, proven before it gets its name.
+//! A restore proves the backup again, in place, before it replaces anything.
+
+use super::disk::{self, File, Folder};
+use super::files::{self, SCHEMA};
+use super::rows::{Identity, Tenure};
+use super::snapshot::Snapshot;
+use super::tables::{self, Definition};
+use super::{Result, StoreError, check};
+use crate::ids::BootId;
+use crate::ledger::state::StateError;
+use redb::{Database, ReadTransaction, ReadableDatabase, ReadableTable, WriteTransaction};
+use std::fs;
+use std::path::Path;
+
+/// Tombstones travel with the money: without them a restored node would run finished requests again.
+const ARCHIVE_TABLES: [Definition; 2] = [tables::ARCHIVE, tables::ARCHIVE_DUE];
+
+/// Copies `snapshot` to `to`, which must not exist.
+pub(super) fn write(snapshot: &Snapshot, to: &Path) -> Result<()> {
+    if to.exists() {
+        return Err(StoreError::Unusable(format!("{} exists: a backup never replaces another file", to.display())));
+    }
+    let unfinished = to.with_added_extension("new");
+    remove_leftover(&unfinished)?;
+    let database = disk::create(&unfinished)?;
+    files::write(&database, |txn| {
+        copy_all(&snapshot.ledger, txn, &tables::LEDGER_TABLES)?;
+        copy_all(&snapshot.bodies, txn, &ARCHIVE_TABLES)
+    })?;
+    drop(database);
+    prove(&disk::open_existing(&unfinished)?, &unfinished)?;
+    disk::rename(&unfinished, to)
+}
+
+/// Replaces the folder's files with those made from the backup `from`.
+pub(super) fn restore(dir: &Path, from: &Path) -> Result<()> {
+    let folder = Folder::lock(dir)?;
+    for file in File::ALL {
+        remove_leftover(&folder.unfinished(file))?;
+    }
+    let ledger = folder.unfinished(File::Ledger);
+    fs::copy(from, &ledger).map_err(|error| disk::unusable(from, "cannot be copied", &error))?;
+    let database = disk::open_existing(&ledger)?;
+    let found = prove(&database, from)?;
+    let identity = Identity { schema: SCHEMA, epoch: found.epoch.max(current_epoch(&folder)) + 1 };
+    split(&database, &folder, identity)?;
+    drop(database);
+    // The bodies first: until the ledger follows, the epochs differ and neither is opened.
+    folder.finish(File::Bodies)?;
+    folder.finish(File::Ledger)
+}
+
+/// Moves the tombstones of a restored copy into a file of their own and gives both the new identity.
+fn split(database: &Database, folder: &Folder, identity: Identity) -> Result<()> {
+    let bodies = disk::create(&folder.unfinished(File::Bodies))?;
+    files::initialise(&bodies, &tables::BODIES_TABLES, identity)?;
+    let source = database.begin_read().map_err(StateError::from)?;
+    files::write(&bodies, |txn| copy_all(&source, txn, &ARCHIVE_TABLES))?;
+    drop(source);
+    files::write(database, |txn| {
+        for table in ARCHIVE_TABLES {
+            txn.delete_table(table)?;
+        }
+        files::set_identity(txn, identity)?;
+        // Nobody has used it yet: the next start releases whatever was open when the backup was made.
+        let mut meta = txn.open_table(tables::META)?;
+        let tenure = Tenure { boot: BootId::generate(), clean: true };
+        tables::put(&mut meta, tables::TENURE, &tenure)
+    })?;
+    Ok(())
+}
+
+/// The epoch of what the folder holds now; 0 when it holds nothing that can be read.
+fn current_epoch(folder: &Folder) -> u64 {
+    let readable = disk::open_existing(&folder.path(File::Ledger));
+    let identity = readable.and_then(|database| files::identity(&database, File::Ledger));
+    identity.map_or(0, |identity| identity.epoch)
+}
+
+/// Audits a backup, in which the tombstones lie beside the ledger.
+fn prove(database: &Database, shown: &Path) -> Result<Identity> {
+    let identity = files::identity(database, File::Ledger)?;
+    let begin = || database.begin_read().map_err(StateError::from);
+    let snapshot = Snapshot { ledger: begin()?, bodies: begin()? };
+    match check::audit(&snapshot)?.violations.first() {
+        None => Ok(identity),
+        Some(violation) => Err(disk::unusable(shown, "fails its audit", violation)),
+    }
+}
+
+fn copy_all(from: &ReadTransaction, to: &WriteTransaction, tables: &[Definition]) -> Result<(), StateError> {
+    tables.iter().try_for_each(|&table| {
+        let source = tables::open(from, table)?;
+        let mut target = to.open_table(table)?;
+        for pair in source.iter()? {
+            let (key, row) = pair?;
+            target.insert(key.value(), row.value())?;
+        }
+        Ok(())
+    })
+}
+
+/// A file that an interrupted run left unfinished.
+fn remove_leftover(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(disk::unusable(path, "cannot be removed", &error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Creates an empty ledger; refuses where there is anything of one.
+pub(super) fn init(dir: &Path) -> Result<()> {
+    let folder = Folder::lock(dir)?;
+    if let Some(file) = File::ALL.into_iter().find(|&file| folder.path(file).exists()) {
+        return Err(StoreError::Unusable(format!(
+            "{} exists: this folder has a ledger, and it is left as it is",
+            folder.path(file).display()
+        )));
+    }
+    let identity = Identity { schema: SCHEMA, epoch: 1 };
+    let contents = [(File::Bodies, tables::BODIES_TABLES.as_slice()), (File::Ledger, tables::LEDGER_TABLES.as_slice())];
+    for (file, tables) in contents {
+        remove_leftover(&folder.unfinished(file))?;
+        let database = disk::create(&folder.unfinished(file))?;
+        files::initialise(&database, tables, identity)?;
+    }
+    contents.into_iter().try_for_each(|(file, _)| folder.finish(file))
+}

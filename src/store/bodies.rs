@@ -1,0 +1,43 @@
+//! Stored answers, kept for replays until they expire.
+
+use super::files::Files;
+use super::queue::{Job, Work};
+use super::rows::Body;
+use super::tables::{self, due_key, get, put};
+use crate::clock::UnixMillis;
+use crate::ledger::RequestKey;
+use crate::ledger::state::StateError;
+use bytes::Bytes;
+use redb::{Database, ReadableDatabase, WriteTransaction};
+
+/// Makes the bodies among the jobs durable, in one transaction of their own.
+pub(super) fn write_all(database: &Database, jobs: &[Job]) -> Result<(), StateError> {
+    let bodies: Vec<_> = jobs.iter().filter_map(body_of).collect();
+    if bodies.is_empty() {
+        return Ok(());
+    }
+    super::files::write(database, |txn| bodies.iter().try_for_each(|(key, body)| insert(txn, key, body)))
+}
+
+fn body_of(job: &Job) -> Option<(&RequestKey, &Body)> {
+    match &job.work {
+        Work::PutBody { key, body } => Some((key, body)),
+        Work::Apply(_) => None,
+    }
+}
+
+fn insert(txn: &WriteTransaction, key: &RequestKey, body: &Body) -> Result<(), StateError> {
+    let key = tables::request_key(key);
+    put(&mut txn.open_table(tables::BODIES)?, &key, body)?;
+    let due = due_key(body.expires_at, &key);
+    put(&mut txn.open_table(tables::BODIES_DUE)?, &due, &())
+}
+
+/// The body stored for a request, unless it has expired.
+pub(super) fn read(files: &Files, key: &RequestKey, now: UnixMillis) -> Result<Option<Bytes>, StateError> {
+    let txn = files.bodies.begin_read()?;
+    let bodies = tables::open(&txn, tables::BODIES)?;
+    let body: Option<Body> = get(&bodies, &tables::request_key(key))?;
+    let fresh = body.filter(|body| now < body.expires_at);
+    Ok(fresh.map(|body| body.content))
+}

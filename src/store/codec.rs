@@ -1,0 +1,223 @@
+//! How rows become bytes: `[version][fields in order, big-endian][crc32c of key, version and fields]`.
+//! Explicit and hand-kept: a database library's or serializer's own layout may change under stored money.
+
+use crate::ledger::state::StateError;
+use uuid::Uuid;
+
+/// Layout of every row; a later layout reads this one.
+const VERSION: u8 = 1;
+const CRC_BYTES: usize = 4;
+
+/// Something with a fixed place and layout in a row.
+pub(super) trait Field: Sized {
+    fn write(&self, out: &mut Vec<u8>);
+    fn read(input: &mut Reader<'_>) -> Result<Self, Malformed>;
+}
+
+/// The bytes are no row of this type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Malformed(pub &'static str);
+
+/// The stored form of `row` under `key`.
+pub(super) fn seal(key: &[u8], row: &impl Field) -> Vec<u8> {
+    let mut bytes = vec![VERSION];
+    row.write(&mut bytes);
+    let crc = checksum(key, &bytes);
+    bytes.extend(crc.to_be_bytes());
+    bytes
+}
+
+/// The row stored under `key`. The checksum covers the key, so a row moved to another place is damaged too.
+pub(super) fn unseal<T: Field>(key: &[u8], stored: &[u8]) -> Result<T, StateError> {
+    decode(key, stored).map_err(|Malformed(why)| {
+        let key = hex::encode(key);
+        StateError::Corrupt(format!("{why}, under key {key}"))
+    })
+}
+
+fn decode<T: Field>(key: &[u8], stored: &[u8]) -> Result<T, Malformed> {
+    let (bytes, crc) = stored.split_last_chunk::<CRC_BYTES>().ok_or(Malformed("too short"))?;
+    if checksum(key, bytes) != u32::from_be_bytes(*crc) {
+        return Err(Malformed("wrong checksum"));
+    }
+    let mut input = Reader(bytes);
+    if u8::read(&mut input)? != VERSION {
+        return Err(Malformed("unknown row version"));
+    }
+    let row = T::read(&mut input)?;
+    let exact = input.0.is_empty();
+    exact.then_some(row).ok_or(Malformed("bytes left over"))
+}
+
+fn checksum(key: &[u8], bytes: &[u8]) -> u32 {
+    crc32c::crc32c_append(crc32c::crc32c(key), bytes)
+}
+
+/// Bytes not read yet.
+pub(super) struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, length: usize) -> Result<&'a [u8], Malformed> {
+        let (front, rest) = self.0.split_at_checked(length).ok_or(Malformed("too short"))?;
+        self.0 = rest;
+        Ok(front)
+    }
+
+    fn length(&mut self) -> Result<usize, Malformed> {
+        u32::read(self).map(|length| length as usize)
+    }
+}
+
+fn write_length(length: usize, out: &mut Vec<u8>) {
+    u32::try_from(length).expect("invariant: a row is far below 4 GiB").write(out);
+}
+
+impl Field for () {
+    fn write(&self, _: &mut Vec<u8>) {}
+    fn read(_: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(())
+    }
+}
+
+impl<const N: usize> Field for [u8; N] {
+    fn write(&self, out: &mut Vec<u8>) {
+        out.extend(self);
+    }
+    fn read(input: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let bytes = input.take(N)?;
+        Ok(bytes.try_into().expect("invariant: took N bytes"))
+    }
+}
+
+macro_rules! integers {
+    ($($type:ty),+) => {$(
+        impl Field for $type {
+            fn write(&self, out: &mut Vec<u8>) {
+                self.to_be_bytes().write(out);
+            }
+            fn read(input: &mut Reader<'_>) -> Result<Self, Malformed> {
+                Field::read(input).map(Self::from_be_bytes)
+            }
+        }
+    )+};
+}
+
+integers!(u8, u32, u64);
+
+impl Field for bool {
+    fn write(&self, out: &mut Vec<u8>) {
+        u8::from(*self).write(out);
+    }
+    fn read(input: &mut Reader<'_>) -> Result<Self, Malformed> {
+        match u8::read(input)? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(Malformed("neither true nor false")),
+        }
+    }
+}
+
+impl Field for Uuid {
+    fn write(&self, out: &mut Vec<u8>) {
+        self.as_bytes().write(out);
+    }
+    fn read(input: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Field::read(input).map(Self::from_bytes)
+    }
+}
+
+impl Field for String {
+    fn write(&self, out: &mut Vec<u8>) {
+        write_length(self.len(), out);
+        out.extend(self.as_bytes());
+    }
+    fn read(input: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let length = input.length()?;
+        let bytes = input.take(length)?.to_vec();
+        Self::from_utf8(bytes).map_err(|_| Malformed("text is not UTF-8"))
+    }
+}
+
+impl Field for bytes::Bytes {
+    fn write(&self, out: &mut Vec<u8>) {
+        write_length(self.len(), out);
+        out.extend_from_slice(self);
+    }
+    fn read(input: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let length = input.length()?;
+        input.take(length).map(Self::copy_from_slice)
+    }
+}
+
+impl<T: Field> Field for Option<T> {
+    fn write(&self, out: &mut Vec<u8>) {
+        self.is_some().write(out);
+        if let Some(value) = self {
+            value.write(out);
+        }
+    }
+    fn read(input: &mut Reader<'_>) -> Result<Self, Malformed> {
+        bool::read(input)?.then(|| T::read(input)).transpose()
+    }
+}
+
+impl<T: Field> Field for Vec<T> {
+    fn write(&self, out: &mut Vec<u8>) {
+        write_length(self.len(), out);
+        for value in self {
+            value.write(out);
+        }
+    }
+    fn read(input: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let length = input.length()?;
+        (0..length).map(|_| T::read(input)).collect()
+    }
+}
+
+/// Lays out a struct: the fields in the order given here, which never changes.
+macro_rules! row {
+    ($type:ident { $($field:ident),+ $(,)? }) => {
+        impl Field for $type {
+            fn write(&self, out: &mut Vec<u8>) {
+                $(self.$field.write(out);)+
+            }
+            fn read(input: &mut Reader<'_>) -> Result<Self, Malformed> {
+                $(let $field = Field::read(input)?;)+
+                Ok(Self { $($field),+ })
+            }
+        }
+    };
+}
+
+/// Lays out an enum without fields: one byte, whose meaning never changes.
+macro_rules! codes {
+    ($type:ident { $($code:literal => $variant:ident),+ $(,)? }) => {
+        impl Field for $type {
+            fn write(&self, out: &mut Vec<u8>) {
+                out.push(match self { $(Self::$variant => $code),+ });
+            }
+            fn read(input: &mut Reader<'_>) -> Result<Self, Malformed> {
+                match u8::read(input)? {
+                    $($code => Ok(Self::$variant),)+
+                    _ => Err(Malformed("unknown code")),
+                }
+            }
+        }
+    };
+}
+
+/// Lays out a newtype as what it wraps.
+macro_rules! wrapper {
+    ($($type:ident),+ $(,)?) => {$(
+        impl Field for $type {
+            fn write(&self, out: &mut Vec<u8>) {
+                self.0.write(out);
+            }
+            fn read(input: &mut Reader<'_>) -> Result<Self, Malformed> {
+                Field::read(input).map(Self)
+            }
+        }
+    )+};
+}
+
+pub(super) use {codes, row, wrapper};

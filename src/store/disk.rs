@@ -1,0 +1,157 @@
+//! Where the two databases lie. The only place that knows file names, and what a file must look like to be opened.
+
+use super::{Result, StoreError};
+use redb::{Builder, Database, DatabaseError};
+use std::fs::{self, OpenOptions, TryLockError};
+use std::io::{self, Read};
+use std::panic::{self, AssertUnwindSafe};
+use std::path::{Path, PathBuf};
+
+/// Memory each database may use for pages.
+const CACHE_BYTES: usize = 128 << 20;
+/// The first bytes of every redb file.
+const MAGIC: [u8; 9] = *b"redb\x1a\x0a\xa9\x0d\x0a";
+const LOCK: &str = "lock";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum File {
+    /// Money, credentials and requests: small, and kept small.
+    Ledger,
+    /// Stored answers and tombstones.
+    Bodies,
+}
+
+impl File {
+    pub const ALL: [Self; 2] = [Self::Ledger, Self::Bodies];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ledger => "ledger.redb",
+            Self::Bodies => "bodies.redb",
+        }
+    }
+
+    /// Its name until it is complete.
+    pub fn unfinished(self) -> String {
+        format!("{}.new", self.name())
+    }
+}
+
+/// Storage that databases can be opened on; tests supply one that fails on purpose.
+pub(super) trait Disk: Send + Sync + 'static {
+    /// Opens an existing database after checking every page of it. Never creates one.
+    fn open(&self, file: File) -> Result<Database>;
+    fn free_bytes(&self) -> io::Result<u64>;
+}
+
+/// A locked folder of the file system.
+pub(super) struct Folder {
+    dir: PathBuf,
+    /// Held, and with it the folder, until the last handle is gone.
+    _lock: fs::File,
+}
+
+impl Folder {
+    /// Locks the folder for this process; another that has it open is an error.
+    pub fn lock(dir: &Path) -> Result<Self> {
+        let path = dir.join(LOCK);
+        let opened = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
+        let lock = opened.map_err(|error| unusable(dir, "cannot be locked", &error))?;
+        match lock.try_lock() {
+            Ok(()) => Ok(Self { dir: dir.to_owned(), _lock: lock }),
+            Err(TryLockError::WouldBlock) => {
+                Err(StoreError::InUse(format!("{} is in use by another process", dir.display())))
+            }
+            Err(TryLockError::Error(error)) => Err(unusable(dir, "cannot be locked", &error)),
+        }
+    }
+
+    pub fn path(&self, file: File) -> PathBuf {
+        self.dir.join(file.name())
+    }
+
+    pub fn unfinished(&self, file: File) -> PathBuf {
+        self.dir.join(file.unfinished())
+    }
+
+    /// Gives a completed file its name, durably.
+    pub fn finish(&self, file: File) -> Result<()> {
+        rename(&self.unfinished(file), &self.path(file))
+    }
+}
+
+impl Disk for Folder {
+    fn open(&self, file: File) -> Result<Database> {
+        open_existing(&self.path(file))
+    }
+
+    fn free_bytes(&self) -> io::Result<u64> {
+        let space = rustix::fs::statvfs(&self.dir)?;
+        Ok(space.f_bavail.saturating_mul(space.f_frsize))
+    }
+}
+
+/// Creates a database in a file that must not exist yet.
+pub(super) fn create(path: &Path) -> Result<Database> {
+    let fresh = OpenOptions::new().write(true).create_new(true).open(path);
+    fresh.map_err(|error| unusable(path, "cannot be created", &error))?;
+    let created = builder().create(path);
+    created.map_err(|error| unusable(path, "cannot be created", &error))
+}
+
+/// Opens a database file after checking every page of it.
+pub(super) fn open_existing(path: &Path) -> Result<Database> {
+    check_kind(path)?;
+    // The database panics on some damaged files; nothing of it outlives the unwinding.
+    let opened = panic::catch_unwind(AssertUnwindSafe(|| builder().open(path)));
+    match opened {
+        Ok(Ok(database)) => Ok(database),
+        Ok(Err(DatabaseError::DatabaseAlreadyOpen)) => {
+            Err(StoreError::Unusable(format!("{} is open in another process", path.display())))
+        }
+        Ok(Err(error)) => Err(unusable(path, DAMAGED, &error)),
+        Err(_) => Err(unusable(path, DAMAGED, &"its pages contradict each other")),
+    }
+}
+
+const DAMAGED: &str = "is damaged or cannot be read; keep a copy of it and restore a backup";
+
+fn builder() -> Builder {
+    let mut builder = Builder::new();
+    builder.set_cache_size(CACHE_BYTES).set_check_integrity_on_open(true);
+    builder
+}
+
+/// Refuses what is no database file before the database may touch it.
+fn check_kind(path: &Path) -> Result<()> {
+    let mut head = Vec::new();
+    let read = fs::File::open(path).and_then(|file| {
+        let head_bytes = MAGIC.len() as u64;
+        file.take(head_bytes).read_to_end(&mut head)
+    });
+    let shown = path.display();
+    match read {
+        Ok(_) if head == MAGIC => Ok(()),
+        Ok(0) => Err(StoreError::Unusable(format!(
+            "{shown} is empty: a ledger was lost here; restore a backup, or remove the file and run `cresset ledger init`"
+        ))),
+        Ok(_) => Err(StoreError::Unusable(format!("{shown} is no ledger file: check the configured folder"))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(StoreError::Unusable(format!(
+            "there is no {shown}: create a ledger with `cresset ledger init`, or restore a backup"
+        ))),
+        Err(error) => Err(unusable(path, "cannot be read", &error)),
+    }
+}
+
+/// Renames and makes the new name durable.
+pub(super) fn rename(from: &Path, to: &Path) -> Result<()> {
+    let folder = to.parent().filter(|dir| !dir.as_os_str().is_empty());
+    let folder = folder.unwrap_or(Path::new("."));
+    fs::rename(from, to)
+        .and_then(|()| fs::File::open(folder)?.sync_all())
+        .map_err(|error| unusable(to, "cannot be put in place", &error))
+}
+
+pub(super) fn unusable(path: &Path, what: &str, why: &dyn std::fmt::Display) -> StoreError {
+    StoreError::Unusable(format!("{} {what}: {why}", path.display()))
+}

@@ -1,0 +1,109 @@
+//! The two open databases, and what makes them one ledger.
+
+use super::disk::{Disk, File};
+use super::rows::{Identity, Progress, Tenure};
+use super::snapshot::Snapshot;
+use super::tables::{self, Definition};
+use super::{Result, StoreError};
+use crate::clock::UnixMillis;
+use crate::ids::BootId;
+use crate::ledger::state::StateError;
+use redb::{Database, ReadableDatabase, WriteTransaction};
+
+/// Layout of tables and keys this build reads and writes.
+pub(super) const SCHEMA: u32 = 1;
+
+pub(super) struct Files {
+    pub ledger: Database,
+    pub bodies: Database,
+}
+
+impl Files {
+    pub fn open(disk: &dyn Disk) -> Result<Self> {
+        let files = Self { ledger: disk.open(File::Ledger)?, bodies: disk.open(File::Bodies)? };
+        let ledger = identity(&files.ledger, File::Ledger)?;
+        if ledger != identity(&files.bodies, File::Bodies)? {
+            return Err(StoreError::Unusable(
+                "ledger.redb and bodies.redb do not belong together: a restore was interrupted; run it again".into(),
+            ));
+        }
+        Ok(files)
+    }
+
+    pub fn snapshot(&self) -> Result<Snapshot, StateError> {
+        // The ledger first: a request on its way to the archive is then seen in at least one of the two.
+        let ledger = self.ledger.begin_read()?;
+        let bodies = self.bodies.begin_read()?;
+        Ok(Snapshot { ledger, bodies })
+    }
+
+    pub fn tenure(&self) -> Result<Option<Tenure>, StateError> {
+        let txn = self.ledger.begin_read()?;
+        tables::get(&tables::open(&txn, tables::META)?, tables::TENURE)
+    }
+
+    /// Records who uses the ledger, or, `clean`, that nobody does any more.
+    pub fn set_tenure(&self, boot: BootId, clean: bool) -> Result<(), StateError> {
+        let tenure = Tenure { boot, clean };
+        write(&self.ledger, |txn| {
+            let mut meta = txn.open_table(tables::META)?;
+            tables::put(&mut meta, tables::TENURE, &tenure)
+        })
+    }
+
+    /// The latest time the ledger knows of.
+    pub fn clock(&self) -> Result<UnixMillis, StateError> {
+        let txn = self.ledger.begin_read()?;
+        let meta = tables::open(&txn, tables::META)?;
+        let progress = tables::get::<Progress>(&meta, tables::PROGRESS)?;
+        Ok(progress.unwrap_or_default().clock)
+    }
+}
+
+/// Gives an empty database its tables and identity.
+pub(super) fn initialise(database: &Database, tables: &[Definition], identity: Identity) -> Result<(), StateError> {
+    write(database, |txn| {
+        tables::create(txn, tables)?;
+        set_identity(txn, identity)
+    })
+}
+
+pub(super) fn set_identity(txn: &WriteTransaction, identity: Identity) -> Result<(), StateError> {
+    let mut meta = txn.open_table(tables::META)?;
+    tables::put(&mut meta, tables::IDENTITY, &identity)
+}
+
+/// One durable transaction, abandoned when `change` fails.
+pub(super) fn write(
+    database: &Database,
+    change: impl FnOnce(&WriteTransaction) -> Result<(), StateError>,
+) -> Result<(), StateError> {
+    let txn = database.begin_write()?;
+    change(&txn)?;
+    Ok(txn.commit()?)
+}
+
+/// What the file says it is; an error when this build must not use it.
+pub(super) fn identity(database: &Database, file: File) -> Result<Identity> {
+    let name = file.name();
+    let found = read_identity(database)
+        .map_err(|error| StoreError::Unusable(format!("{name} does not say what it is: {error}")))?;
+    let identity =
+        found.ok_or_else(|| StoreError::Unusable(format!("{name} is a database, but not one of this service")))?;
+    if identity.schema != SCHEMA {
+        return Err(StoreError::Unusable(format!(
+            "{name} has schema {}, this build knows schema {SCHEMA}: use the build that wrote it, or a newer one",
+            identity.schema
+        )));
+    }
+    Ok(identity)
+}
+
+fn read_identity(database: &Database) -> Result<Option<Identity>, StateError> {
+    let txn = database.begin_read()?;
+    match txn.open_table(tables::META) {
+        Ok(meta) => tables::get(&meta, tables::IDENTITY),
+        Err(redb::TableError::TableDoesNotExist(_)) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}

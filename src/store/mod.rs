@@ -1,0 +1,251 @@
+//! The ledger on disk: redb only, one writer thread, group commit. Nothing else in the node knows redb.
+
+mod auditor;
+mod backup;
+mod bodies;
+mod check;
+mod codec;
+mod disk;
+mod files;
+mod queue;
+mod retention;
+mod rows;
+mod shared;
+mod snapshot;
+mod state;
+mod tables;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+use crate::clock::{Clock, UnixMillis};
+use crate::ids::{AttemptId, BootId};
+use crate::ledger::state::StateError;
+use crate::ledger::{Command, Outcome, Refusal, RequestKey};
+use auditor::Auditor;
+use disk::{Disk, Folder};
+use files::Files;
+use queue::{Job, Queue, Work};
+pub use retention::Retention;
+use rows::Body;
+use shared::Shared;
+pub use snapshot::Snapshot;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use tokio::sync::oneshot;
+use writer::Writer;
+
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The command was understood and refused; nothing was written.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// Whether the command is durable is not known, or the store cannot be used now. The same command may be sent again.
+    #[error("the ledger cannot be reached: {0}")]
+    Unavailable(String),
+    /// The folder has no ledger, or one that must not be used; the text says what to do.
+    #[error("{0}")]
+    Unusable(String),
+    /// Another process has the folder open; the text names it.
+    #[error("{0}")]
+    InUse(String),
+}
+
+impl From<StateError> for StoreError {
+    fn from(error: StateError) -> Self {
+        Self::Unavailable(error.to_string())
+    }
+}
+
+pub type Result<T, E = StoreError> = std::result::Result<T, E>;
+
+/// Handle to the store; cheap to clone. Dropping the last one waits for what is queued and closes the files cleanly.
+#[derive(Clone)]
+pub struct Store {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    shared: Arc<Shared>,
+    writer: Option<JoinHandle<()>>,
+    /// Dropped last: closing the files ends an audit that is under way.
+    _auditor: Auditor,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.shared.queue.close();
+        if self.writer.take().is_some_and(|writer| writer.join().is_err()) {
+            tracing::error!("the ledger's writer panicked");
+        }
+    }
+}
+
+impl Store {
+    /// Creates the ledger in an existing folder; refuses when there is one.
+    pub fn init(dir: &Path) -> Result<()> {
+        backup::init(dir)
+    }
+
+    /// Locks the folder, opens, checks every page and every invariant, releases the reservations of earlier boots,
+    /// starts the writer. A second process on the same folder gets `InUse`.
+    pub fn open(dir: &Path, clock: Arc<dyn Clock>) -> Result<Self> {
+        Self::open_with(dir, clock, Retention::default())
+    }
+
+    /// `open` with other times for remembering ended requests.
+    pub fn open_with(dir: &Path, clock: Arc<dyn Clock>, retention: Retention) -> Result<Self> {
+        Self::start(Box::new(Folder::lock(dir)?), clock, retention)
+    }
+
+    fn start(disk: Box<dyn Disk>, clock: Arc<dyn Clock>, retention: Retention) -> Result<Self> {
+        let (shared, writer) = prepare(disk, clock, retention)?;
+        let unstarted = |error: std::io::Error| StoreError::Unavailable(error.to_string());
+        let auditor = Auditor::start(Arc::clone(&shared)).map_err(unstarted)?;
+        let thread = thread::Builder::new().name("store-writer".into());
+        let writer = thread.spawn(|| writer.run()).map_err(unstarted)?;
+        Ok(Self { inner: Arc::new(Inner { shared, writer: Some(writer), _auditor: auditor }) })
+    }
+
+    /// This start of the node; every reservation it makes carries it.
+    pub fn boot(&self) -> BootId {
+        self.inner.shared.boot
+    }
+
+    /// Applies one command durably: returns after the commit. An admission whose caller stops waiting, or is told
+    /// `Unavailable`, is released; any other command may be sent again until its outcome is known.
+    pub async fn submit(&self, command: Command) -> Result<Outcome> {
+        let work = Work::Apply(command);
+        let unheard = Unheard::of(&work, &self.inner.shared.queue);
+        let outcome = self.enqueue(work).await;
+        unheard.forget();
+        outcome.unwrap_or_else(|_| Err(gone()))
+    }
+
+    /// The same from a thread outside the runtime.
+    pub fn submit_blocking(&self, command: Command) -> Result<Outcome> {
+        let waiting = self.enqueue(Work::Apply(command));
+        waiting.blocking_recv().unwrap_or_else(|_| Err(gone()))
+    }
+
+    /// Sends a command without waiting. A start, settlement or release is never lost while the process lives: it
+    /// outlasts a failure of the storage, and their number is bounded by that of open reservations.
+    pub fn submit_detached(&self, command: Command) {
+        let job = Job::new(Work::Apply(command), None);
+        self.inner.shared.queue.push(job);
+    }
+
+    /// A consistent snapshot for reads.
+    pub fn read(&self) -> Result<Snapshot> {
+        self.inner.shared.snapshot()
+    }
+
+    /// Durable before it returns. The body can be read until `expires_at`.
+    pub async fn put_body(&self, key: RequestKey, body: bytes::Bytes, expires_at: UnixMillis) -> Result<()> {
+        let content = body;
+        let body = Body { expires_at, content };
+        let stored = self.enqueue(Work::PutBody { key, body }).await;
+        stored.unwrap_or_else(|_| Err(gone())).map(|_| ())
+    }
+
+    /// `None` when there is none or it has expired.
+    pub fn body(&self, key: &RequestKey) -> Result<Option<bytes::Bytes>> {
+        let shared = &self.inner.shared;
+        let now = shared.clock.now();
+        shared.with_files(|files| Ok(bodies::read(files, key, now)?))
+    }
+
+    /// Checks every invariant over everything stored. A violation stops admissions until a person has looked.
+    pub fn audit(&self) -> Result<AuditReport> {
+        self.inner.shared.audit()
+    }
+
+    /// The same over a folder that nobody has open, also where `open` refuses it for what it finds. Changes no record.
+    pub fn inspect(dir: &Path) -> Result<AuditReport> {
+        let files = Files::open(&Folder::lock(dir)?)?;
+        Ok(check::audit(&files.snapshot()?)?)
+    }
+
+    /// Copies a consistent snapshot into a new file, verifies it, renames it into place.
+    pub fn backup(&self, to: &Path) -> Result<()> {
+        backup::write(&self.read()?, to)
+    }
+
+    /// Replaces a (closed) folder's ledger with a backup, after checking the backup.
+    pub fn restore(dir: &Path, from: &Path) -> Result<()> {
+        backup::restore(dir, from)
+    }
+
+    /// True while commits succeed and no audit has failed.
+    pub fn healthy(&self) -> bool {
+        let health = &self.inner.shared.health;
+        health.reachable() && health.trusted().is_ok()
+    }
+
+    fn enqueue(&self, work: Work) -> oneshot::Receiver<Result<Outcome>> {
+        let (reply, waiting) = oneshot::channel();
+        self.inner.shared.queue.push(Job::new(work, Some(reply)));
+        waiting
+    }
+}
+
+/// Opens, checks and recovers: everything before the first new command.
+fn prepare(disk: Box<dyn Disk>, clock: Arc<dyn Clock>, retention: Retention) -> Result<(Arc<Shared>, Writer)> {
+    let files = Files::open(&*disk)?;
+    if files.tenure()?.is_some_and(|last| !last.clean) {
+        tracing::warn!("the last stop was not orderly: the ledger was checked and is intact");
+    }
+    if let Some(violation) = check::audit(&files.snapshot()?)?.violations.first() {
+        return Err(StoreError::Unusable(format!(
+            "the ledger breaks its own rules and is not served: {violation}; restore a backup"
+        )));
+    }
+    let now = files.clock()?;
+    let shared = Arc::new(Shared::new(disk, clock, files));
+    shared.with_files(|files| Ok(files.set_tenure(shared.boot, false)?))?;
+    let mut writer = Writer::new(Arc::clone(&shared), retention, now);
+    writer.recover()?;
+    Ok((shared, writer))
+}
+
+fn gone() -> StoreError {
+    StoreError::Unavailable("its writer stopped".into())
+}
+
+/// Releases an admission whose caller is dropped before it heard the outcome.
+struct Unheard<'a> {
+    queue: &'a Queue,
+    admission: Option<(RequestKey, AttemptId)>,
+}
+
+impl<'a> Unheard<'a> {
+    fn of(work: &Work, queue: &'a Queue) -> Self {
+        let admission = work.admission();
+        Self { queue, admission }
+    }
+
+    fn forget(mut self) {
+        self.admission = None;
+    }
+}
+
+impl Drop for Unheard<'_> {
+    fn drop(&mut self) {
+        if let Some((key, attempt)) = self.admission {
+            self.queue.push(writer::abandoned(key, attempt));
+        }
+    }
+}
+
+/// What `ledger audit` found.
+#[derive(Clone, Debug, Default, serde::Serialize)]
+pub struct AuditReport {
+    pub ok: bool,
+    pub accounts: u64,
+    pub credentials: u64,
+    pub requests: u64,
+    pub reservations: u64,
+    pub entries: u64,
+    pub violations: Vec<String>,
+}

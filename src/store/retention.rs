@@ -1,0 +1,150 @@
+//! What is past its time: answers are deleted, ended requests move to the archive, tombstones go at last.
+//! The journal stays.
+
+use super::files::{self, Files};
+use super::rows::Body;
+use super::tables::{self, Writable, due_key, due_subject, get, put};
+use crate::clock::UnixMillis;
+use crate::ledger::RequestRecord;
+use crate::ledger::state::StateError;
+use redb::{ReadableDatabase, ReadableTable, WriteTransaction};
+
+/// Rows of one kind handled in one pass, so that a pass never holds up commands for long.
+const MAX_ROWS: usize = 1_000;
+const HOUR_MS: u64 = 3_600_000;
+
+/// How long ended requests are remembered, in milliseconds after their end.
+#[derive(Clone, Copy, Debug)]
+pub struct Retention {
+    /// Until then a completed request can be replayed and a failed one tried again.
+    pub replay_ms: u64,
+    /// Until then its id stays known; afterwards it is free.
+    pub tombstone_ms: u64,
+}
+
+impl Default for Retention {
+    fn default() -> Self {
+        Self { replay_ms: 24 * HOUR_MS, tombstone_ms: 30 * 24 * HOUR_MS }
+    }
+}
+
+type Result<T> = std::result::Result<T, StateError>;
+
+/// One pass; true when more is due.
+pub(super) fn sweep(files: &Files, now: UnixMillis, retention: &Retention) -> Result<bool> {
+    let ended = due(files, ago(now, retention.replay_ms))?;
+    let purge = |txn: &WriteTransaction| -> Result<usize> {
+        let bodies = purge_bodies(txn, now)?;
+        let tombstones = purge_tombstones(txn, ago(now, retention.tombstone_ms))?;
+        Ok(bodies.max(tombstones))
+    };
+    // The copy is durable before the original goes: a crash in between leaves both, and the next pass ends it.
+    let txn = files.bodies.begin_write()?;
+    let purged = purge(&txn)?;
+    archive(&txn, &ended)?;
+    if purged > 0 || !ended.is_empty() {
+        txn.commit()?;
+    }
+    if !ended.is_empty() {
+        files::write(&files.ledger, |txn| forget(txn, &ended))?;
+    }
+    Ok(ended.len().max(purged) >= MAX_ROWS)
+}
+
+/// A row of the index of ended requests, with the request if that is still its last end.
+struct Ended {
+    due: Vec<u8>,
+    record: Option<RequestRecord>,
+}
+
+fn due(files: &Files, until: UnixMillis) -> Result<Vec<Ended>> {
+    let txn = files.ledger.begin_read()?;
+    let requests = tables::open(&txn, tables::REQUESTS)?;
+    let mut found = Vec::new();
+    for due in due_keys(&tables::open(&txn, tables::ENDED)?, until)? {
+        let key = due_subject(&due);
+        let record: Option<RequestRecord> = get(&requests, key)?;
+        let last_end = |record: &RequestRecord| {
+            let at = record.latest().finished_at;
+            at.is_some_and(|at| due_key(at, key) == due)
+        };
+        let record = record.filter(last_end);
+        found.push(Ended { due, record });
+    }
+    Ok(found)
+}
+
+/// Keys of an index that are due, oldest first.
+fn due_keys(index: &impl ReadableTable<&'static [u8], &'static [u8]>, until: UnixMillis) -> Result<Vec<Vec<u8>>> {
+    let until = until.0.saturating_add(1).to_be_bytes();
+    let due = index.range(..until.as_slice())?.take(MAX_ROWS);
+    due.map(|pair| Ok(pair?.0.value().to_vec())).collect()
+}
+
+fn archive(txn: &WriteTransaction, ended: &[Ended]) -> Result<()> {
+    let mut archive = txn.open_table(tables::ARCHIVE)?;
+    let mut index = txn.open_table(tables::ARCHIVE_DUE)?;
+    for Ended { due, record } in ended {
+        if let Some(record) = record {
+            put(&mut archive, due_subject(due), record)?;
+            put(&mut index, due, &())?;
+        }
+    }
+    Ok(())
+}
+
+fn forget(txn: &WriteTransaction, ended: &[Ended]) -> Result<()> {
+    let mut requests = txn.open_table(tables::REQUESTS)?;
+    let mut index = txn.open_table(tables::ENDED)?;
+    for Ended { due, record } in ended {
+        if record.is_some() {
+            requests.remove(due_subject(due))?;
+        }
+        index.remove(due.as_slice())?;
+    }
+    Ok(())
+}
+
+fn purge_bodies(txn: &WriteTransaction, now: UnixMillis) -> Result<usize> {
+    let mut bodies = txn.open_table(tables::BODIES)?;
+    purge(&mut txn.open_table(tables::BODIES_DUE)?, now, |_, key| {
+        let body: Option<Body> = get(&bodies, key)?;
+        // A later attempt may have stored another body for longer.
+        if body.is_some_and(|body| body.expires_at <= now) {
+            bodies.remove(key)?;
+        }
+        Ok(())
+    })
+}
+
+fn purge_tombstones(txn: &WriteTransaction, until: UnixMillis) -> Result<usize> {
+    let mut archive = txn.open_table(tables::ARCHIVE)?;
+    purge(&mut txn.open_table(tables::ARCHIVE_DUE)?, until, |due, key| {
+        let record: Option<RequestRecord> = get(&archive, key)?;
+        // The id may have been used anew since, and archived again.
+        let at = record.and_then(|record| record.latest().finished_at);
+        if at.is_some_and(|at| due_key(at, key) == due) {
+            archive.remove(key)?;
+        }
+        Ok(())
+    })
+}
+
+/// Handles every due row of an index and takes it out; the number of them.
+fn purge(
+    index: &mut Writable<'_>,
+    until: UnixMillis,
+    mut handle: impl FnMut(&[u8], &[u8]) -> Result<()>,
+) -> Result<usize> {
+    let due = due_keys(index, until)?;
+    for key in &due {
+        handle(key, due_subject(key))?;
+        index.remove(key.as_slice())?;
+    }
+    Ok(due.len())
+}
+
+/// Before the epoch nothing ended.
+fn ago(now: UnixMillis, span_ms: u64) -> UnixMillis {
+    UnixMillis(now.0.saturating_sub(span_ms))
+}

@@ -1,0 +1,159 @@
+//! The layout of every stored row. A change here is a new row version with a reader for the old one.
+
+use super::codec::{Field, Malformed, Reader, codes, row, wrapper};
+use crate::clock::UnixMillis;
+use crate::ids::{AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId};
+use crate::ledger::records::EntryKind;
+use crate::ledger::state::{Crashes, Granted, Head, Reservation};
+use crate::ledger::{
+    Account, AccountStatus, Application, Attempt, AttemptState, Balance, Balances, Bucket, Credential, CredentialKind,
+    Entry, FailureCode, FinishReason, Prices, RequestKey, RequestRecord, Split, Units, Usage,
+};
+use bytes::Bytes;
+
+/// What the files are: the same in both, so that two that do not belong together are noticed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Identity {
+    pub schema: u32,
+    /// Risen by one with every restore.
+    pub epoch: u64,
+}
+
+/// The last process that used the ledger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tenure {
+    pub boot: BootId,
+    /// Set as the last write of an orderly stop.
+    pub clean: bool,
+}
+
+/// Where the journal and time stand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Progress {
+    pub head: Head,
+    /// No command was ever given a later time.
+    pub clock: UnixMillis,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Body {
+    pub expires_at: UnixMillis,
+    pub content: Bytes,
+}
+
+wrapper!(AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId, UnixMillis,);
+
+impl Field for Units {
+    fn write(&self, out: &mut Vec<u8>) {
+        self.get().write(out);
+    }
+    fn read(input: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Self::new(u64::read(input)?).ok_or(Malformed("amount out of range"))
+    }
+}
+
+row!(Identity { schema, epoch });
+row!(Tenure { boot, clean });
+row!(Head { sequence, hash });
+row!(Progress { head, clock });
+row!(Body { expires_at, content });
+
+codes!(AccountStatus { 0 => Active, 1 => Suspended });
+codes!(Bucket { 0 => Trial, 1 => Premium });
+codes!(CredentialKind { 0 => ApiKey, 1 => AccessToken });
+codes!(AttemptState { 0 => Queued, 1 => Running, 2 => Completed, 3 => Cancelled, 4 => Failed });
+codes!(FinishReason { 0 => Stop, 1 => Length });
+codes!(FailureCode {
+    0 => GenerationFailed,
+    1 => NodeRestarted,
+    2 => DeadlineExceeded,
+    3 => Overloaded,
+    4 => Draining,
+    5 => ControlPlaneUnavailable,
+});
+
+row!(Split { trial, premium });
+row!(Prices { revision, input, cached_input, output });
+row!(Usage { prompt_tokens, cached_tokens, completion_tokens });
+row!(Account { id, name, plan, status, created_at, in_flight });
+row!(Balance { credited, debited, reserved });
+row!(Balances { trial, premium });
+row!(Application { id, account, name, created_at });
+row!(Credential { id, kind, account, application, label, digest, hint, created_at, expires_at, revoked_at });
+row!(Granted { bucket, units });
+row!(RequestKey { account, application, request });
+row!(Attempt {
+    id,
+    number,
+    retry_of,
+    credential,
+    boot,
+    state,
+    failure,
+    finish_reason,
+    cancel_requested,
+    prices,
+    reserved,
+    charged,
+    usage,
+    created_at,
+    started_at,
+    finished_at
+});
+row!(Reservation { key, attempt, boot, amount });
+row!(Crashes { count, boot });
+row!(Entry { sequence, at, account, kind, amount, after, hash });
+
+impl Field for RequestRecord {
+    fn write(&self, out: &mut Vec<u8>) {
+        self.key.write(out);
+        self.fingerprint.write(out);
+        self.session.write(out);
+        self.model.write(out);
+        self.stream.write(out);
+        self.attempts.write(out);
+    }
+    fn read(input: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let record = Self {
+            key: Field::read(input)?,
+            fingerprint: Field::read(input)?,
+            session: Field::read(input)?,
+            model: Field::read(input)?,
+            stream: Field::read(input)?,
+            attempts: Field::read(input)?,
+        };
+        let started = !record.attempts.is_empty();
+        started.then_some(record).ok_or(Malformed("request without attempts"))
+    }
+}
+
+impl Field for EntryKind {
+    fn write(&self, out: &mut Vec<u8>) {
+        let (code, key, attempt) = match self {
+            Self::Grant { reference } => {
+                out.push(0);
+                return reference.write(out);
+            }
+            Self::Reserve { key, attempt } => (1, key, attempt),
+            Self::Settle { key, attempt } => (2, key, attempt),
+            Self::Release { key, attempt } => (3, key, attempt),
+        };
+        out.push(code);
+        key.write(out);
+        attempt.write(out);
+    }
+    fn read(input: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let code = u8::read(input)?;
+        if code == 0 {
+            let reference = Field::read(input)?;
+            return Ok(Self::Grant { reference });
+        }
+        let (key, attempt) = (Field::read(input)?, Field::read(input)?);
+        match code {
+            1 => Ok(Self::Reserve { key, attempt }),
+            2 => Ok(Self::Settle { key, attempt }),
+            3 => Ok(Self::Release { key, attempt }),
+            _ => Err(Malformed("unknown entry kind")),
+        }
+    }
+}

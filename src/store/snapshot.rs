@@ -1,0 +1,131 @@
+//! Reads: one consistent view of the ledger, never in the way of the writer.
+
+use super::Result;
+use super::tables::{self, Definition, ReadOnly};
+use crate::ids::{AccountId, ApplicationId, CredentialId, RequestId};
+use crate::ledger::state::{Reservation, StateError};
+use crate::ledger::{Account, Application, Balances, Credential, Entry, RequestKey, RequestRecord};
+use redb::ReadTransaction;
+use std::collections::BTreeMap;
+
+/// A read transaction.
+pub struct Snapshot {
+    pub(super) ledger: ReadTransaction,
+    pub(super) bodies: ReadTransaction,
+}
+
+impl Snapshot {
+    pub fn account(&self, id: AccountId) -> Result<Option<Account>> {
+        let accounts = self.table(tables::ACCOUNTS)?;
+        Ok(tables::get(&accounts, id.0.as_bytes())?)
+    }
+
+    pub fn accounts(&self) -> Result<Vec<Account>> {
+        self.all(tables::ACCOUNTS)
+    }
+
+    /// Zero for an account that never had any.
+    pub fn balances(&self, id: AccountId) -> Result<Balances> {
+        let balances = self.table(tables::BALANCES)?;
+        Ok(tables::get(&balances, id.0.as_bytes())?.unwrap_or_default())
+    }
+
+    pub fn credential_by_digest(&self, digest: &[u8; 32]) -> Result<Option<Credential>> {
+        match tables::get(&self.table(tables::DIGESTS)?, digest)? {
+            Some(id) => self.credential(id),
+            None => Ok(None),
+        }
+    }
+
+    pub fn credential(&self, id: CredentialId) -> Result<Option<Credential>> {
+        let credentials = self.table(tables::CREDENTIALS)?;
+        Ok(tables::get(&credentials, id.0.as_bytes())?)
+    }
+
+    pub fn credentials(&self, account: AccountId) -> Result<Vec<Credential>> {
+        let mut credentials: Vec<Credential> = self.all(tables::CREDENTIALS)?;
+        credentials.retain(|credential| credential.account == account);
+        Ok(credentials)
+    }
+
+    pub fn application(&self, id: ApplicationId) -> Result<Option<Application>> {
+        let applications = self.table(tables::APPLICATIONS)?;
+        Ok(tables::get(&applications, id.0.as_bytes())?)
+    }
+
+    pub fn applications(&self, account: AccountId) -> Result<Vec<Application>> {
+        let mut applications: Vec<Application> = self.all(tables::APPLICATIONS)?;
+        applications.retain(|application| application.account == account);
+        Ok(applications)
+    }
+
+    /// The request, be it live, recent or archived.
+    pub fn request(&self, key: &RequestKey) -> Result<Option<RequestRecord>> {
+        let key = tables::request_key(key);
+        if let Some(record) = tables::get(&self.table(tables::REQUESTS)?, &key)? {
+            return Ok(Some(record));
+        }
+        Ok(tables::get(&self.archive()?, &key)?)
+    }
+
+    /// All of an account's requests with this id, over every scope (account keys may read its applications' requests).
+    pub fn requests_by_id(&self, account: AccountId, request: RequestId) -> Result<Vec<RequestRecord>> {
+        self.requests_under(&tables::request_prefix(account, request))
+    }
+
+    /// Newest last.
+    pub fn requests(&self, account: AccountId) -> Result<Vec<RequestRecord>> {
+        let mut records = self.requests_under(account.0.as_bytes())?;
+        records.sort_by_key(|record| record.attempts.first().map(|first| first.created_at));
+        Ok(records)
+    }
+
+    /// Every queued and running request.
+    pub fn live_requests(&self) -> Result<Vec<RequestRecord>> {
+        let open: Vec<Reservation> = self.all(tables::RESERVATIONS)?;
+        let requests = self.table(tables::REQUESTS)?;
+        let records = open.iter().map(|open| tables::get(&requests, &tables::request_key(&open.key)));
+        Ok(records.filter_map(Result::transpose).collect::<Result<_, StateError>>()?)
+    }
+
+    /// Every queued and running request made with this credential.
+    pub fn live_requests_of(&self, credential: CredentialId) -> Result<Vec<RequestRecord>> {
+        let mut records = self.live_requests()?;
+        records.retain(|record| record.latest().credential == credential);
+        Ok(records)
+    }
+
+    /// An account's journal, oldest first.
+    pub fn entries(&self, account: AccountId) -> Result<Vec<Entry>> {
+        let places = tables::under::<()>(&self.table(tables::ENTRIES_BY_ACCOUNT)?, account.0.as_bytes())?;
+        let entries = self.table(tables::ENTRIES)?;
+        let found = places.iter().map(|(place, ())| {
+            let sequence = place.get(16..).unwrap_or_default();
+            tables::get(&entries, sequence)
+        });
+        Ok(found.filter_map(Result::transpose).collect::<Result<_, StateError>>()?)
+    }
+
+    pub(super) fn table(&self, table: Definition) -> Result<ReadOnly, StateError> {
+        tables::open(&self.ledger, table)
+    }
+
+    pub(super) fn archive(&self) -> Result<ReadOnly, StateError> {
+        tables::open(&self.bodies, tables::ARCHIVE)
+    }
+
+    fn all<T: super::codec::Field>(&self, table: Definition) -> Result<Vec<T>> {
+        let table = self.table(table)?;
+        let rows = tables::rows(&table)?.map(|row| row.map(|(_, row)| row));
+        Ok(rows.collect::<Result<_, StateError>>()?)
+    }
+
+    /// Recent and archived requests whose keys begin with `prefix`, each once.
+    fn requests_under(&self, prefix: &[u8]) -> Result<Vec<RequestRecord>> {
+        let mut found = BTreeMap::new();
+        for table in [self.archive()?, self.table(tables::REQUESTS)?] {
+            found.extend(tables::under::<RequestRecord>(&table, prefix)?);
+        }
+        Ok(found.into_values().collect())
+    }
+}

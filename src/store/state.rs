@@ -1,0 +1,184 @@
+//! `LedgerState` over one open write transaction: what a batch of commands sees and changes.
+
+use super::rows::Progress;
+use super::tables::{self, ReadOnly, Writable, get, put};
+use crate::clock::UnixMillis;
+use crate::ids::{AccountId, ApplicationId, BootId, CredentialId};
+use crate::ledger::state::{Crashes, Granted, Head, LedgerState, Reservation, StateError};
+use crate::ledger::{Account, Application, Balances, Credential, Entry, RequestKey, RequestRecord};
+use redb::WriteTransaction;
+
+type Result<T> = std::result::Result<T, StateError>;
+
+pub(super) struct WriteState<'t> {
+    meta: Writable<'t>,
+    accounts: Writable<'t>,
+    balances: Writable<'t>,
+    applications: Writable<'t>,
+    credentials: Writable<'t>,
+    digests: Writable<'t>,
+    grants: Writable<'t>,
+    requests: Writable<'t>,
+    ended: Writable<'t>,
+    reservations: Writable<'t>,
+    crashes: Writable<'t>,
+    entries: Writable<'t>,
+    entries_by_account: Writable<'t>,
+    archive: ReadOnly,
+    head: Head,
+    changed: bool,
+}
+
+impl<'t> WriteState<'t> {
+    pub fn open(txn: &'t WriteTransaction, archive: ReadOnly) -> Result<Self> {
+        let meta = txn.open_table(tables::META)?;
+        let progress = get::<Progress>(&meta, tables::PROGRESS)?.unwrap_or_default();
+        Ok(Self {
+            meta,
+            accounts: txn.open_table(tables::ACCOUNTS)?,
+            balances: txn.open_table(tables::BALANCES)?,
+            applications: txn.open_table(tables::APPLICATIONS)?,
+            credentials: txn.open_table(tables::CREDENTIALS)?,
+            digests: txn.open_table(tables::DIGESTS)?,
+            grants: txn.open_table(tables::GRANTS)?,
+            requests: txn.open_table(tables::REQUESTS)?,
+            ended: txn.open_table(tables::ENDED)?,
+            reservations: txn.open_table(tables::RESERVATIONS)?,
+            crashes: txn.open_table(tables::CRASHES)?,
+            entries: txn.open_table(tables::ENTRIES)?,
+            entries_by_account: txn.open_table(tables::ENTRIES_BY_ACCOUNT)?,
+            archive,
+            head: progress.head,
+            changed: false,
+        })
+    }
+
+    /// Writes where the journal and time stand now; false when nothing was changed and nothing needs a commit.
+    pub fn finish(mut self, now: UnixMillis) -> Result<bool> {
+        if self.changed {
+            let progress = Progress { head: self.head, clock: now };
+            put(&mut self.meta, tables::PROGRESS, &progress)?;
+        }
+        Ok(self.changed)
+    }
+}
+
+impl LedgerState for WriteState<'_> {
+    fn account(&self, id: AccountId) -> Result<Option<Account>> {
+        get(&self.accounts, id.0.as_bytes())
+    }
+
+    fn put_account(&mut self, account: &Account) -> Result<()> {
+        self.changed = true;
+        put(&mut self.accounts, account.id.0.as_bytes(), account)
+    }
+
+    fn balances(&self, id: AccountId) -> Result<Balances> {
+        get(&self.balances, id.0.as_bytes()).map(Option::unwrap_or_default)
+    }
+
+    fn put_balances(&mut self, id: AccountId, balances: &Balances) -> Result<()> {
+        self.changed = true;
+        put(&mut self.balances, id.0.as_bytes(), balances)
+    }
+
+    fn application(&self, id: ApplicationId) -> Result<Option<Application>> {
+        get(&self.applications, id.0.as_bytes())
+    }
+
+    fn put_application(&mut self, application: &Application) -> Result<()> {
+        self.changed = true;
+        let key = application.id.0.as_bytes();
+        put(&mut self.applications, key, application)
+    }
+
+    fn credential(&self, id: CredentialId) -> Result<Option<Credential>> {
+        get(&self.credentials, id.0.as_bytes())
+    }
+
+    fn credential_by_digest(&self, digest: &[u8; 32]) -> Result<Option<Credential>> {
+        match get(&self.digests, digest)? {
+            Some(id) => self.credential(id),
+            None => Ok(None),
+        }
+    }
+
+    fn put_credential(&mut self, credential: &Credential) -> Result<()> {
+        self.changed = true;
+        put(&mut self.digests, &credential.digest, &credential.id)?;
+        let key = credential.id.0.as_bytes();
+        put(&mut self.credentials, key, credential)
+    }
+
+    fn granted(&self, account: AccountId, reference: &str) -> Result<Option<Granted>> {
+        get(&self.grants, &tables::grant_key(account, reference))
+    }
+
+    fn put_granted(&mut self, account: AccountId, reference: &str, granted: Granted) -> Result<()> {
+        self.changed = true;
+        let key = tables::grant_key(account, reference);
+        put(&mut self.grants, &key, &granted)
+    }
+
+    fn request(&self, key: &RequestKey) -> Result<Option<RequestRecord>> {
+        get(&self.requests, &tables::request_key(key))
+    }
+
+    fn archived(&self, key: &RequestKey) -> Result<Option<RequestRecord>> {
+        get(&self.archive, &tables::request_key(key))
+    }
+
+    fn put_request(&mut self, record: &RequestRecord) -> Result<()> {
+        self.changed = true;
+        let key = tables::request_key(&record.key);
+        if let Some(at) = record.latest().finished_at {
+            put(&mut self.ended, &tables::due_key(at, &key), &())?;
+        }
+        put(&mut self.requests, &key, record)
+    }
+
+    fn reservation(&self, key: &RequestKey) -> Result<Option<Reservation>> {
+        get(&self.reservations, &tables::request_key(key))
+    }
+
+    fn put_reservation(&mut self, reservation: &Reservation) -> Result<()> {
+        self.changed = true;
+        let key = tables::request_key(&reservation.key);
+        put(&mut self.reservations, &key, reservation)
+    }
+
+    fn remove_reservation(&mut self, key: &RequestKey) -> Result<()> {
+        self.changed = true;
+        self.reservations.remove(tables::request_key(key).as_slice())?;
+        Ok(())
+    }
+
+    fn foreign_reservations(&self, boot: BootId, limit: usize) -> Result<Vec<Reservation>> {
+        let open = tables::rows::<Reservation>(&self.reservations)?;
+        let open = open.map(|row| row.map(|(_, reservation)| reservation));
+        let foreign = open.filter(|row| row.as_ref().map_or(true, |open| open.boot != boot));
+        foreign.take(limit).collect()
+    }
+
+    fn crashes(&self, account: AccountId, fingerprint: &[u8; 32]) -> Result<Option<Crashes>> {
+        get(&self.crashes, &tables::crash_key(account, fingerprint))
+    }
+
+    fn put_crashes(&mut self, account: AccountId, fingerprint: &[u8; 32], crashes: Crashes) -> Result<()> {
+        self.changed = true;
+        let key = tables::crash_key(account, fingerprint);
+        put(&mut self.crashes, &key, &crashes)
+    }
+
+    fn head(&self) -> Result<Head> {
+        Ok(self.head)
+    }
+
+    fn append(&mut self, entry: &Entry) -> Result<()> {
+        self.changed = true;
+        self.head = Head { sequence: entry.sequence, hash: entry.hash };
+        let place = tables::entry_key(entry.account, entry.sequence);
+        put(&mut self.entries_by_account, &place, &())?;
+        put(&mut self.entries, &entry.sequence.to_be_bytes(), entry)
+    }
+}

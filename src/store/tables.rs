@@ -1,0 +1,174 @@
+//! Tables and keys of the two files. Keys are big-endian bytes, so their order is the order of what they name.
+
+use super::codec::{self, Field};
+use crate::clock::UnixMillis;
+use crate::ids::{AccountId, RequestId};
+use crate::ledger::RequestKey;
+use crate::ledger::state::StateError;
+use redb::{ReadTransaction, ReadableTable, Table, TableDefinition, WriteTransaction};
+
+pub(super) type Definition = TableDefinition<'static, &'static [u8], &'static [u8]>;
+pub(super) type Writable<'t> = Table<'t, &'static [u8], &'static [u8]>;
+pub(super) type ReadOnly = redb::ReadOnlyTable<&'static [u8], &'static [u8]>;
+
+/// In both files: `identity`; in the ledger also `tenure` and `progress`.
+pub(super) const META: Definition = TableDefinition::new("meta");
+pub(super) const IDENTITY: &[u8] = b"identity";
+pub(super) const TENURE: &[u8] = b"tenure";
+pub(super) const PROGRESS: &[u8] = b"progress";
+
+// ledger.redb: money and what is live or recent.
+pub(super) const ACCOUNTS: Definition = TableDefinition::new("accounts");
+pub(super) const BALANCES: Definition = TableDefinition::new("balances");
+pub(super) const APPLICATIONS: Definition = TableDefinition::new("applications");
+pub(super) const CREDENTIALS: Definition = TableDefinition::new("credentials");
+/// Digest of a secret → credential id.
+pub(super) const DIGESTS: Definition = TableDefinition::new("digests");
+/// Account and reference → what was granted.
+pub(super) const GRANTS: Definition = TableDefinition::new("grants");
+pub(super) const REQUESTS: Definition = TableDefinition::new("requests");
+/// Time a request last ended and its key, for the move into the archive.
+pub(super) const ENDED: Definition = TableDefinition::new("ended");
+pub(super) const RESERVATIONS: Definition = TableDefinition::new("reservations");
+/// Account and fingerprint → crashes the input was running in.
+pub(super) const CRASHES: Definition = TableDefinition::new("crashes");
+/// The journal, by sequence.
+pub(super) const ENTRIES: Definition = TableDefinition::new("entries");
+/// Account and sequence.
+pub(super) const ENTRIES_BY_ACCOUNT: Definition = TableDefinition::new("entries_by_account");
+
+pub(super) const LEDGER_TABLES: [Definition; 13] = [
+    META,
+    ACCOUNTS,
+    BALANCES,
+    APPLICATIONS,
+    CREDENTIALS,
+    DIGESTS,
+    GRANTS,
+    REQUESTS,
+    ENDED,
+    RESERVATIONS,
+    CRASHES,
+    ENTRIES,
+    ENTRIES_BY_ACCOUNT,
+];
+
+// bodies.redb: what clients sent back for, and tombstones.
+pub(super) const BODIES: Definition = TableDefinition::new("bodies");
+/// Expiry and key of a body.
+pub(super) const BODIES_DUE: Definition = TableDefinition::new("bodies_due");
+/// Requests past retention: still known, never run again.
+pub(super) const ARCHIVE: Definition = TableDefinition::new("archive");
+/// Time an archived request ended, and its key.
+pub(super) const ARCHIVE_DUE: Definition = TableDefinition::new("archive_due");
+
+pub(super) const BODIES_TABLES: [Definition; 5] = [META, BODIES, BODIES_DUE, ARCHIVE, ARCHIVE_DUE];
+
+/// Creates the tables that are missing.
+pub(super) fn create(txn: &WriteTransaction, tables: &[Definition]) -> Result<(), StateError> {
+    for table in tables {
+        txn.open_table(*table)?;
+    }
+    Ok(())
+}
+
+/// Account, request, then scope: all scopes of an id lie together.
+pub(super) fn request_key(key: &RequestKey) -> Vec<u8> {
+    let mut bytes = request_prefix(key.account, key.request);
+    key.application.write(&mut bytes);
+    bytes
+}
+
+pub(super) fn request_prefix(account: AccountId, request: RequestId) -> Vec<u8> {
+    [account.0.into_bytes(), request.0.into_bytes()].concat()
+}
+
+/// A time and what is due then.
+pub(super) fn due_key(at: UnixMillis, key: &[u8]) -> Vec<u8> {
+    [&at.0.to_be_bytes(), key].concat()
+}
+
+/// What is due, out of a key made by `due_key`.
+pub(super) fn due_subject(key: &[u8]) -> &[u8] {
+    key.get(8..).unwrap_or_default()
+}
+
+pub(super) fn grant_key(account: AccountId, reference: &str) -> Vec<u8> {
+    [account.0.as_bytes(), reference.as_bytes()].concat()
+}
+
+pub(super) fn crash_key(account: AccountId, fingerprint: &[u8; 32]) -> Vec<u8> {
+    [account.0.as_bytes().as_slice(), fingerprint].concat()
+}
+
+pub(super) fn entry_key(account: AccountId, sequence: u64) -> Vec<u8> {
+    [account.0.as_bytes().as_slice(), &sequence.to_be_bytes()].concat()
+}
+
+pub(super) fn get<T: Field>(
+    table: &impl ReadableTable<&'static [u8], &'static [u8]>,
+    key: &[u8],
+) -> Result<Option<T>, StateError> {
+    let stored = table.get(key)?;
+    stored.map(|stored| codec::unseal(key, stored.value())).transpose()
+}
+
+pub(super) fn put(table: &mut Writable<'_>, key: &[u8], row: &impl Field) -> Result<(), StateError> {
+    table.insert(key, codec::seal(key, row).as_slice())?;
+    Ok(())
+}
+
+/// Every row in key order, as (key, row); a damaged one is an item of its own.
+pub(super) fn rows<T: Field>(
+    table: &impl ReadableTable<&'static [u8], &'static [u8]>,
+) -> Result<impl Iterator<Item = Result<(Vec<u8>, T), StateError>>, StateError> {
+    Ok(table.iter()?.map(|pair| {
+        let (key, stored) = pair?;
+        let row = codec::unseal(key.value(), stored.value())?;
+        Ok((key.value().to_vec(), row))
+    }))
+}
+
+/// The rows whose keys begin with `prefix`, in key order.
+pub(super) fn under<T: Field>(
+    table: &impl ReadableTable<&'static [u8], &'static [u8]>,
+    prefix: &[u8],
+) -> Result<Vec<(Vec<u8>, T)>, StateError> {
+    let mut found = Vec::new();
+    for pair in table.range(prefix..)? {
+        let (key, stored) = pair?;
+        if !key.value().starts_with(prefix) {
+            break;
+        }
+        let row = codec::unseal(key.value(), stored.value())?;
+        found.push((key.value().to_vec(), row));
+    }
+    Ok(found)
+}
+
+pub(super) fn open(txn: &ReadTransaction, table: Definition) -> Result<ReadOnly, StateError> {
+    Ok(txn.open_table(table)?)
+}
+
+/// Makes `?` turn the database's errors into the ledger's.
+macro_rules! faults {
+    ($($error:ident),+ $(,)?) => {$(
+        impl From<redb::$error> for StateError {
+            fn from(error: redb::$error) -> Self {
+                fault(error.into())
+            }
+        }
+    )+};
+}
+
+faults!(StorageError, TableError, TransactionError, CommitError, DatabaseError,);
+
+fn fault(error: redb::Error) -> StateError {
+    match error {
+        redb::Error::Corrupted(what) => StateError::Corrupt(what),
+        redb::Error::TableTypeMismatch { .. } | redb::Error::TableDoesNotExist(_) => {
+            StateError::Corrupt(error.to_string())
+        }
+        other => StateError::Io(other.to_string()),
+    }
+}

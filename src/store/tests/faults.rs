@@ -1,0 +1,302 @@
+//! Disks that lose power, fail or were tampered with: nothing acknowledged is lost, every reservation ends once.
+
+use super::super::disk::File;
+use super::super::queue::{Job, Work};
+use super::super::retention::Retention;
+use super::super::shared::Shared;
+use super::super::writer::Writer;
+use super::super::{Result, prepare};
+use super::media::{Random, SimulatedDisk};
+use super::*;
+use crate::ledger::AttemptState;
+use std::collections::HashMap;
+use std::fs;
+use tokio::sync::oneshot;
+
+/// The writer without its thread: every step is taken by the test, so a seed decides everything.
+pub struct Bench {
+    disk: SimulatedDisk,
+    clock: TestClock,
+    pub shared: Arc<Shared>,
+    writer: Writer,
+}
+
+impl Bench {
+    pub fn open(disk: &SimulatedDisk, clock: &TestClock) -> Result<Self> {
+        let (shared, writer) = prepare(Box::new(disk.clone()), Arc::new(clock.clone()), Retention::default())?;
+        Ok(Self { disk: disk.clone(), clock: clock.clone(), shared, writer })
+    }
+
+    /// Applies the commands as one batch; `None` where no answer came.
+    pub fn apply(&mut self, commands: Vec<Command>) -> Vec<Option<Result<Outcome>>> {
+        let (jobs, answers): (Vec<_>, Vec<_>) = commands
+            .into_iter()
+            .map(|command| {
+                let (reply, answer) = oneshot::channel();
+                (Job::new(Work::Apply(command), Some(reply)), answer)
+            })
+            .unzip();
+        self.writer.commit(jobs);
+        answers.into_iter().map(|mut answer| answer.try_recv().ok()).collect()
+    }
+
+    /// Applies commands whose outcome nobody waits for.
+    fn detach(&mut self, commands: Vec<Command>) {
+        let jobs = commands.into_iter().map(|command| Job::new(Work::Apply(command), None));
+        self.writer.commit(jobs.collect());
+    }
+
+    pub fn sweep(&mut self) {
+        while self.writer.sweep().unwrap() {}
+    }
+
+    /// Stops in good order and starts again.
+    pub fn reopen(self) -> Self {
+        let Self { disk, clock, shared, writer } = self;
+        writer.close();
+        drop(shared);
+        Self::open(&disk, &clock).unwrap()
+    }
+
+    /// Comes back to a mended disk.
+    fn reconnect(&mut self) {
+        while !self.shared.health.reachable() {
+            self.writer.reconnect();
+        }
+    }
+
+    fn audit(&self) -> Vec<String> {
+        super::super::check::audit(&self.shared.snapshot().unwrap()).unwrap().violations
+    }
+
+    fn state(&self, request: u128) -> Option<AttemptState> {
+        let record = self.shared.snapshot().unwrap().request(&key(request)).unwrap();
+        record.map(|record| record.latest().state)
+    }
+
+    /// The audit is clean, `debited` was charged and nothing is reserved.
+    fn assert_books(&self, debited: u64, context: u64) {
+        let premium = self.premium();
+        assert_eq!((premium.debited.get(), premium.reserved.get()), (debited, 0), "{context}");
+        assert_eq!(self.audit(), Vec::<String>::new(), "{context}");
+    }
+
+    fn premium(&self) -> crate::ledger::Balance {
+        let snapshot = self.shared.snapshot().unwrap();
+        snapshot.balances(AccountId(id(1))).unwrap().premium
+    }
+}
+
+fn opened(balance: u64) -> (SimulatedDisk, TestClock, Bench) {
+    let disk = SimulatedDisk::formatted();
+    let clock = TestClock::at(1_000_000);
+    let mut bench = Bench::open(&disk, &clock).unwrap();
+    for answer in bench.apply(opening(balance)) {
+        answer.unwrap().unwrap();
+    }
+    (disk, clock, bench)
+}
+
+/// What the client side of a test knows of its requests.
+#[derive(Default)]
+struct Known {
+    next: u128,
+    admitted: Vec<u128>,
+    /// Charge of every acknowledged settlement.
+    settled: HashMap<u128, u32>,
+}
+
+impl Known {
+    /// A few admissions and settlements as one batch; records what is acknowledged.
+    fn step(&mut self, bench: &mut Bench, random: &mut Random) {
+        let boot = bench.shared.boot;
+        let mut commands = Vec::new();
+        let mut asked = Vec::new();
+        for _ in 0..=random.below(3) {
+            self.next += 1;
+            commands.push(admit(self.next, self.next, boot, 10));
+            asked.push((self.next, None));
+        }
+        while !self.admitted.is_empty() && random.below(2) == 0 {
+            let place = random.below(self.admitted.len());
+            let request = self.admitted.swap_remove(place);
+            let charge = random.below(11) as u32;
+            commands.push(settle(request, request, charge));
+            asked.push((request, Some(charge)));
+        }
+        for ((request, charge), answer) in asked.into_iter().zip(bench.apply(commands)) {
+            match (charge, answer) {
+                (None, Some(outcome)) if is_admitted(&outcome) => self.admitted.push(request),
+                (Some(charge), Some(Ok(Outcome::Request(_)))) => {
+                    self.settled.insert(request, charge);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Every acknowledged settlement is there; the money adds up.
+    fn check(&mut self, bench: &Bench, seed: u64) {
+        assert_eq!(bench.audit(), Vec::<String>::new(), "seed {seed}");
+        let snapshot = bench.shared.snapshot().unwrap();
+        let mut debited = 0;
+        for record in snapshot.requests(AccountId(id(1))).unwrap() {
+            let latest = record.latest();
+            assert!(latest.state.is_terminal(), "seed {seed}: left open");
+            debited += latest.charged.total().get();
+        }
+        for (request, charge) in &self.settled {
+            let record = snapshot.request(&key(*request)).unwrap();
+            let latest = record.unwrap_or_else(|| panic!("seed {seed}: {request} lost")).latest().clone();
+            assert_eq!(latest.state, AttemptState::Completed, "seed {seed}");
+            assert_eq!(latest.charged.total().get(), u64::from(*charge), "seed {seed}");
+        }
+        for request in self.admitted.drain(..) {
+            let state = bench.state(request);
+            assert_eq!(state, Some(AttemptState::Failed), "seed {seed}: {request}");
+        }
+        let premium = bench.premium();
+        assert_eq!((premium.debited.get(), premium.reserved.get()), (debited, 0), "seed {seed}");
+    }
+}
+
+/// Power is lost at a random write, sometimes again while the ledger is being opened.
+fn lose_power_often(seeds: std::ops::Range<u64>, losses: u32) {
+    for seed in seeds {
+        let mut random = Random(seed);
+        let (disk, clock, mut bench) = opened(1_000_000);
+        let mut known = Known::default();
+        for _ in 0..losses {
+            disk.fail_after(random.below(60) as u64);
+            while !disk.is_broken() {
+                known.step(&mut bench, &mut random);
+            }
+            drop(bench);
+            disk.lose_power(&mut random);
+            if random.below(3) == 0 {
+                disk.fail_after(random.below(40) as u64);
+                drop(Bench::open(&disk, &clock));
+                disk.lose_power(&mut random);
+            }
+            bench = Bench::open(&disk, &clock).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+            known.check(&bench, seed);
+        }
+        println!("seed {seed}: {losses} losses of power survived");
+    }
+}
+
+#[test]
+fn a_loss_of_power_loses_nothing_acknowledged() {
+    lose_power_often(0..8, 8);
+}
+
+#[test]
+#[ignore = "minutes: many more losses of power"]
+fn thousands_of_losses_of_power_lose_nothing() {
+    lose_power_often(1_000..3_000, 10);
+}
+
+/// The disk fails at every change in turn: what is owed is written once it works again.
+#[test]
+fn a_failing_disk_delays_settlements_and_loses_none() {
+    let survives = |failing_at| {
+        let (disk, _, mut bench) = opened(100);
+        let boot = bench.shared.boot;
+        bench.apply(vec![admit(1, 1, boot, 10), admit(2, 2, boot, 10)]);
+        disk.fail_after(failing_at);
+        bench.detach(vec![settle(1, 1, 4), release(2, 2)]);
+        if !disk.is_broken() {
+            return false;
+        }
+        assert!(!bench.shared.health.reachable());
+        disk.mend();
+        bench.reconnect();
+        assert_eq!(bench.state(1), Some(AttemptState::Completed), "{failing_at}");
+        assert_eq!(bench.state(2), Some(AttemptState::Failed), "{failing_at}");
+        bench.assert_books(4, failing_at);
+        true
+    };
+    let failures = (0..1_000).take_while(|&at| survives(at)).count();
+    assert!(failures > 5, "the disk was hardly made to fail");
+}
+
+#[test]
+fn a_full_disk_still_serves_reads() {
+    let (disk, _, mut bench) = opened(100);
+    let boot = bench.shared.boot;
+    bench.apply(vec![admit(1, 1, boot, 10)]);
+    disk.set_full(true);
+    bench.detach(vec![settle(1, 1, 4)]);
+    bench.writer.reconnect();
+    assert!(!bench.shared.health.reachable());
+    assert_eq!(bench.state(1), Some(AttemptState::Queued));
+    disk.set_full(false);
+    bench.reconnect();
+    assert_eq!(bench.state(1), Some(AttemptState::Completed));
+    bench.assert_books(4, 0);
+}
+
+/// A failing disk with callers who wait: they are told that nothing is known, and a repeat ends the attempt once.
+#[test]
+fn an_unknown_outcome_may_be_asked_for_again() {
+    let survives = |failing_at| {
+        let (disk, _, mut bench) = opened(100);
+        let boot = bench.shared.boot;
+        bench.apply(vec![admit(1, 1, boot, 10)]);
+        disk.fail_after(failing_at);
+        let answers = bench.apply(vec![settle(1, 1, 4), admit(2, 2, boot, 50)]);
+        if !disk.is_broken() {
+            assert!(answers.iter().all(|answer| matches!(answer, Some(Ok(_)))));
+            return false;
+        }
+        let unknown = |answer: &_| matches!(answer, Some(Err(StoreError::Unavailable(_))));
+        assert!(answers.iter().all(unknown), "{answers:?}");
+        disk.mend();
+        bench.reconnect();
+        assert_ne!(bench.state(2), Some(AttemptState::Queued), "an admission nobody knows of is released");
+        let again = bench.apply(vec![settle(1, 1, 4)]).remove(0).unwrap();
+        let Ok(Outcome::Request(record) | Outcome::AlreadyResolved(record)) = again else {
+            panic!("{failing_at}: {again:?}");
+        };
+        assert_eq!(record.latest().state, AttemptState::Completed);
+        bench.assert_books(4, failing_at);
+        true
+    };
+    let failures = (0..1_000).take_while(|&at| survives(at)).count();
+    assert!(failures > 5, "the disk was hardly made to fail");
+}
+
+/// Any byte flipped while the node is stopped is noticed, or lies where nothing is stored.
+#[test]
+fn a_flipped_byte_is_noticed_or_harmless() {
+    let fixture = Fixture::new(100);
+    let store = fixture.open();
+    store.submit_blocking(admit(1, 1, store.boot(), 10)).unwrap();
+    store.submit_blocking(settle(1, 1, 7)).unwrap();
+    drop(store);
+    let path = fixture.dir.path().join(File::Ledger.name());
+    let sound = fs::read(&path).unwrap();
+    let mut random = Random(1);
+    let mut refused = 0;
+    for round in 0..60 {
+        let mut bytes = sound.clone();
+        // Half of the flips hit what looks like content: most of a small file is filler.
+        let place = loop {
+            let place = random.below(bytes.len());
+            if round % 2 == 0 || !matches!(bytes[place], 0 | 255) {
+                break place;
+            }
+        };
+        bytes[place] ^= 1 << random.below(8);
+        fs::write(&path, &bytes).unwrap();
+        match fixture.try_open() {
+            Ok(store) => {
+                assert_eq!(spent(&store), (7, 0), "byte {place}");
+                assert_sound(&store);
+            }
+            Err(StoreError::Unusable(_) | StoreError::Unavailable(_)) => refused += 1,
+            Err(other) => panic!("byte {place}: {other}"),
+        }
+    }
+    assert!(refused > 0, "no flip was ever noticed");
+}

@@ -1,0 +1,93 @@
+//! A process killed under load, again and again, on one ledger: nothing acknowledged is lost, everything open ends once.
+
+use super::media::Random;
+use super::*;
+use crate::ledger::AttemptState;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{self, Stdio};
+
+/// What the killed process says before it goes on: this settlement was acknowledged.
+const ACKNOWLEDGED: &str = "acknowledged ";
+
+/// Not a test of its own: started by the one below, in a folder with a ledger, and killed by it.
+#[test]
+#[ignore = "only does something in a folder with a ledger"]
+fn load_until_killed() {
+    if !Path::new("ledger.redb").exists() {
+        return;
+    }
+    let store = Store::open(Path::new("."), Arc::new(crate::clock::SystemClock)).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                loop {
+                    load(&store);
+                }
+            });
+        }
+    });
+}
+
+fn load(store: &Store) {
+    let request = Uuid::now_v7().as_u128();
+    let charge = (request % 10) as u32;
+    assert!(is_admitted(&store.submit_blocking(admit(request, request, store.boot(), 10))));
+    store.submit_blocking(start(request, request)).unwrap();
+    if charge == 0 {
+        // Left open: the next start has to release it.
+        return;
+    }
+    store.submit_blocking(settle(request, request, charge)).unwrap();
+    println!("{ACKNOWLEDGED}{request}");
+}
+
+/// Starts a process under load, waits for `wait` acknowledgements, kills it; every request it acknowledged.
+fn run_and_kill(dir: &Path, wait: usize) -> Vec<u128> {
+    let name = "store::tests::kill::load_until_killed";
+    let mut child = process::Command::new(std::env::current_exe().unwrap())
+        .args([name, "--exact", "--ignored", "--nocapture"])
+        .current_dir(dir)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut acknowledged = lines.filter_map(|line| line.ok()?.split_once(ACKNOWLEDGED)?.1.parse().ok());
+    let mut known: Vec<u128> = acknowledged.by_ref().take(wait).collect();
+    child.kill().unwrap();
+    known.extend(acknowledged);
+    child.wait().unwrap();
+    known
+}
+
+fn kill_often(rounds: usize) {
+    let fixture = Fixture::new(Units::MAX.get());
+    let mut random = Random(5);
+    for round in 0..rounds {
+        let known = run_and_kill(fixture.dir.path(), 1 + random.below(100));
+        assert!(!known.is_empty(), "round {round}: the load did nothing");
+        let store = fixture.open();
+        assert_sound(&store);
+        let read = store.read().unwrap();
+        for request in known {
+            let record = read.request(&key(request)).unwrap().expect("an acknowledged request");
+            assert_eq!(record.latest().state, AttemptState::Completed);
+            assert_eq!(u128::from(record.latest().charged.total().get()), request % 10);
+        }
+        assert_eq!(read.live_requests().unwrap(), [], "round {round}");
+        let (_, reserved) = spent(&store);
+        assert_eq!(reserved, 0, "round {round}");
+    }
+}
+
+#[test]
+fn a_killed_process_loses_nothing_acknowledged() {
+    kill_often(4);
+}
+
+#[test]
+#[ignore = "minutes: many more kills"]
+fn two_hundred_killed_processes_lose_nothing() {
+    kill_often(200);
+}
