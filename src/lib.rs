@@ -8,3 +8,4 @@ pub mod ids;
 pub mod ledger;
 pub mod metrics;
 pub mod store;
+pub mod text;

@@ -1,0 +1,192 @@
+//! Jinja chat templates, rendered as Hugging Face's `apply_chat_template` does.
+
+use super::{Error, Result};
+use hf_chat_template::{ChatTemplate as Jinja, Error as JinjaError};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+/// A message as templates see it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ChatMessage {
+    /// Taken as it stands, so the caller has checked it against the roles it knows.
+    pub role: String,
+    /// `None` only for an assistant message with tool calls.
+    pub content: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool_call_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool_calls: Option<serde_json::Value>,
+}
+
+/// Longest text of a refusal that is passed on, in characters.
+const REFUSAL_LIMIT: usize = 300;
+
+pub struct ChatTemplate {
+    jinja: Jinja,
+    knows_tool_calls: bool,
+    /// `bos_token` and `eos_token` as far as the release has them, and the absence of `tools` and `documents`.
+    variables: Map<String, Value>,
+}
+
+impl ChatTemplate {
+    /// An empty token counts as one the release does not have.
+    pub fn new(source: &str, bos_token: &str, eos_token: &str) -> Result<Self> {
+        let jinja = Jinja::from_str(source).map_err(|error| {
+            Error::BadFile(format!("the chat template does not compile: {error}; use the release's own template"))
+        })?;
+        let tokens = [("bos_token", bos_token), ("eos_token", eos_token)];
+        let present = tokens.into_iter().filter(|(_, token)| !token.is_empty());
+        let variables = present.map(|(name, token)| (name.to_owned(), token.into())).collect();
+        let mut template = Self { jinja, knows_tool_calls: source.contains("tool_calls"), variables };
+        template.declare_absent()?;
+        Ok(template)
+    }
+
+    /// The reference defines `tools` and `documents` as none, and templates ask `tools is not none`. Where a template asks
+    /// `tools is iterable` instead, which none is in this engine though not in Python, an empty list answers as in Python.
+    fn declare_absent(&mut self) -> Result<()> {
+        let question = json!([{ "role": "user", "content": "question" }]);
+        self.variables.extend([("tools".into(), Value::Null), ("documents".into(), Value::Null)]);
+        if let Err(JinjaError::Render(_)) = self.fill(&question, true) {
+            self.variables.insert("tools".into(), json!([]));
+        }
+        match self.fill(&question, true) {
+            Err(JinjaError::Render(error)) => Err(Error::BadFile(format!(
+                "the chat template cannot render a single user message: {error}; use the release's own template"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    fn fill(&self, messages: &Value, add_generation_prompt: bool) -> Result<String, JinjaError> {
+        let mut context = self.variables.clone();
+        context.insert("messages".into(), messages.clone());
+        context.insert("add_generation_prompt".into(), add_generation_prompt.into());
+        self.jinja.render_context(&context)
+    }
+
+    /// Errors: `TemplateRefused` when the template raises an exception, cannot express these messages, or leaves one out.
+    pub fn render(&self, messages: &[ChatMessage], add_generation_prompt: bool) -> Result<String> {
+        if !self.knows_tool_calls && messages.iter().any(|message| message.tool_calls.is_some()) {
+            return Err(Error::TemplateRefused("it has no place for tool_calls".into()));
+        }
+        let prompt = self.fill(&json!(messages), add_generation_prompt).map_err(refusal)?;
+        match messages.iter().find(|message| is_left_out(message, &prompt)) {
+            Some(message) => Err(Error::TemplateRefused(format!("it leaves out a {} message", message.role))),
+            None => Ok(prompt),
+        }
+    }
+}
+
+/// Templates may drop old reasoning from assistant messages; what system and user said has to be in the prompt.
+fn is_left_out(message: &ChatMessage, prompt: &str) -> bool {
+    let content = message.content.as_deref().unwrap_or_default().trim();
+    ["system", "user"].contains(&message.role.as_str()) && !prompt.contains(content)
+}
+
+/// The template rendered a plain question when the release was loaded, so a failure now is these messages'.
+fn refusal(error: JinjaError) -> Error {
+    match error {
+        JinjaError::TemplateRaised { message } => Error::TemplateRefused(message.chars().take(REFUSAL_LIMIT).collect()),
+        _ => Error::TemplateRefused("it cannot express this combination of roles and fields".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn conversation(turns: &[(&str, &str)]) -> Vec<ChatMessage> {
+        let message = |(role, content): &(&str, &str)| ChatMessage {
+            role: (*role).into(),
+            content: Some((*content).into()),
+            name: None,
+            tool_call_id: None,
+            tool_calls: None,
+        };
+        turns.iter().map(message).collect()
+    }
+
+    fn render(source: &str, turns: &[(&str, &str)]) -> Result<String> {
+        ChatTemplate::new(source, "<s>", "</s>")?.render(&conversation(turns), true)
+    }
+
+    #[test]
+    fn python_and_jinja_habits() {
+        let check =
+            |source: &str, expect: &str| assert_eq!(render(source, &[("user", " hi ")]).unwrap(), expect, "{source}");
+        let all = "{{ messages[0].content }}";
+        check(&format!("{{{{ bos_token }}}}{all}{{{{ eos_token }}}}{{{{ pad_token }}}}"), "<s> hi </s>");
+        check("{% if add_generation_prompt %}{{ messages[0]['content'].strip() }}{% endif %}", "hi");
+        check("{% if tools is defined and tools is none %}{{ messages[0].content | trim }}{% endif %}", "hi");
+        check("{%- for m in messages -%}\n  {{ m.content }}\n{%- endfor %}\n", " hi ");
+        check("{{ messages | tojson }}", r#"[{"role": "user", "content": " hi "}]"#);
+        check("{% generation %}{{ messages[0].content }}{% endgeneration %}", " hi ");
+        check("{{ messages[0].content }}{{ messages[0].name is defined }}", " hi False");
+        check(
+            "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{{ m.content }}{% endfor %}{{ ns.n }}",
+            " hi 1",
+        );
+        check("{{ messages[0].content }}{{ strftime_now('%%') }}", " hi %");
+    }
+
+    #[test]
+    fn refusals_are_the_clients_to_read() {
+        let check = |source: &str, expect: &str| {
+            let refused = render(source, &[("system", "a"), ("user", "b")]);
+            assert!(
+                matches!(&refused, Err(Error::TemplateRefused(reason)) if reason == expect),
+                "{source}: {refused:?}"
+            );
+        };
+        check("{{ raise_exception('roles must alternate') }}", "roles must alternate");
+        check(&format!("{{{{ raise_exception('{}') }}}}", "x".repeat(9999)), &"x".repeat(REFUSAL_LIMIT));
+        check(
+            "{{ messages[1].content + none if messages[1] else messages[0].content }}",
+            "it cannot express this combination of roles and fields",
+        );
+        check("{{ messages[-1].content }}", "it leaves out a system message");
+        check("{{ messages[0].content }}", "it leaves out a user message");
+    }
+
+    #[test]
+    fn tool_calls_are_never_dropped() {
+        let mut messages = conversation(&[("user", "a"), ("assistant", "b")]);
+        messages[1].tool_calls = Some(json!([{ "function": { "name": "f" } }]));
+        let render = |source: &str| ChatTemplate::new(source, "", "").unwrap().render(&messages, false);
+        assert!(matches!(render("{{ messages[0].content }}"), Err(Error::TemplateRefused(_))));
+        assert_eq!(render("{% for m in messages %}{{ (m.tool_calls or [{}])[0].function.name if m.tool_calls else m.content }}{% endfor %}").unwrap(), "af");
+    }
+
+    #[test]
+    fn absent_tools_are_absent_to_every_kind_of_question() {
+        let check = |question: &str| {
+            let source = format!("{{{{ messages[0].content }}}}{{% if {question} %}}tools!{{% endif %}}");
+            assert_eq!(render(&source, &[("user", "hi")]).unwrap(), "hi", "{question}");
+        };
+        check("tools");
+        check("tools is not none");
+        check("tools is defined and tools is not none and tools | length > 0");
+        check("tools is iterable and tools | length > 0");
+    }
+
+    #[test]
+    fn a_template_that_cannot_work_is_a_bad_file() {
+        let check = |source: &str, expect: &str| {
+            let Err(Error::BadFile(reason)) = ChatTemplate::new(source, "", "") else { panic!("{source}: accepted") };
+            assert!(reason.contains(expect), "{reason}");
+        };
+        check("{% if %}", "does not compile");
+        check("{{ messages[0].content + 1 }}", "a single user message");
+    }
+
+    proptest! {
+        #[test]
+        fn contents_are_data_not_template(content in any::<String>()) {
+            prop_assert_eq!(render("[{{ messages[0].content }}]", &[("user", &content)]).unwrap(), format!("[{content}]"));
+        }
+    }
+}

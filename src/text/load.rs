@@ -1,0 +1,216 @@
+//! A release's textual side from its files: tokenizer, template, and the ids that end a generation.
+
+use super::gguf::Keys;
+use super::{ChatMessage, ChatTemplate, Error, Result, TextModel, Tokenizer};
+use cresset_models::ModelSource;
+use cresset_models::loader::gguf::GgufFile;
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::path::Path;
+
+impl TextModel {
+    /// Loads from the release's files (GGUF metadata, or tokenizer.json + tokenizer_config.json + generation_config.json).
+    pub fn load(source: &ModelSource) -> Result<Self> {
+        match source {
+            ModelSource::Gguf(path) => {
+                let file = GgufFile::open(path).map_err(|error| Error::BadFile(error.to_string()))?;
+                Self::from_gguf_metadata(Keys(&file.metadata))
+            }
+            ModelSource::HfFolder(folder) => Self::from_hf_folder(folder),
+        }
+    }
+
+    pub(super) fn from_gguf_metadata(keys: Keys<'_>) -> Result<Self> {
+        let tokens = keys.tokens()?;
+        let token = |key: &str| keys.id(key).and_then(|id| tokens.get(id as usize)).copied().unwrap_or_default();
+        let source = keys
+            .string("tokenizer.chat_template")
+            .ok_or_else(|| no_template("tokenizer.chat_template in the GGUF file"))?;
+        let ends = ["eos", "eot", "eom"].map(|kind| format!("tokenizer.ggml.{kind}_token_id"));
+        Self::assemble(
+            Tokenizer::new(super::gguf::tokenizer(keys)?)?,
+            ChatTemplate::new(source, token("tokenizer.ggml.bos_token_id"), token("tokenizer.ggml.eos_token_id"))?,
+            ends.iter().filter_map(|key| keys.id(key)),
+        )
+    }
+
+    fn from_hf_folder(folder: &Path) -> Result<Self> {
+        let tokenizer = Tokenizer::from_tokenizer_json(&read(&folder.join("tokenizer.json"))?)?;
+        let config = json(&folder.join("tokenizer_config.json"))?;
+        let source = template_in(folder, &config)?;
+        let (bos, eos) = (token_in(&config["bos_token"]), token_in(&config["eos_token"]));
+        let mut ends: Vec<u32> = tokenizer.token_to_id(eos).into_iter().collect();
+        for file in ["generation_config.json", "config.json"] {
+            ends.extend(ids_in(&json_if_present(&folder.join(file))?["eos_token_id"]));
+        }
+        Self::assemble(tokenizer, ChatTemplate::new(&source, bos, eos)?, ends.into_iter())
+    }
+
+    fn assemble(tokenizer: Tokenizer, template: ChatTemplate, declared: impl Iterator<Item = u32>) -> Result<Self> {
+        let eos_ids: BTreeSet<u32> = declared.chain(end_of_turn(&tokenizer, &template)).collect();
+        if eos_ids.is_empty() {
+            return Err(Error::BadFile(
+                "neither generation config, tokenizer nor chat template names a token that ends an answer; use the release's own files".into(),
+            ));
+        }
+        Ok(Self { tokenizer, template, eos_ids: eos_ids.into_iter().collect() })
+    }
+}
+
+fn no_template(place: &str) -> Error {
+    Error::BadFile(format!(
+        "there is no chat template ({place}); only chat models can be served: use the instruction-tuned release"
+    ))
+}
+
+/// The special token that the template puts behind an assistant's answer.
+fn end_of_turn(tokenizer: &Tokenizer, template: &ChatTemplate) -> Option<u32> {
+    const ANSWER: &str = "answer0";
+    let message = |role: &str, content: &str| ChatMessage {
+        role: role.into(),
+        content: Some(content.into()),
+        name: None,
+        tool_call_id: None,
+        tool_calls: None,
+    };
+    let prompt = template.render(&[message("user", "question0"), message("assistant", ANSWER)], false).ok()?;
+    let (_, behind) = prompt.rsplit_once(ANSWER)?;
+    Some(tokenizer.specials().at_start_of(behind.trim_start())?.id)
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    std::fs::read(path).map_err(|error| Error::BadFile(format!("{}: {error}", path.display())))
+}
+
+fn json(path: &Path) -> Result<Value> {
+    serde_json::from_slice(&read(path)?)
+        .map_err(|error| Error::BadFile(format!("{} is no JSON: {error}", path.display())))
+}
+
+fn json_if_present(path: &Path) -> Result<Value> {
+    if path.exists() { json(path) } else { Ok(Value::Null) }
+}
+
+/// The template in a file of its own, else the one in the config: a string, or the entry named `default` of a list.
+fn template_in(folder: &Path, config: &Value) -> Result<String> {
+    let standalone = folder.join("chat_template.jinja");
+    if standalone.exists() {
+        let text = String::from_utf8(read(&standalone)?);
+        return text.map_err(|error| Error::BadFile(format!("{} is no UTF-8: {error}", standalone.display())));
+    }
+    let template = &config["chat_template"];
+    let default = || template.as_array()?.iter().find(|entry| entry["name"] == "default")?["template"].as_str();
+    let inline = template.as_str().or_else(default);
+    let place = "chat_template.jinja, or chat_template in tokenizer_config.json";
+    inline.map(str::to_owned).ok_or_else(|| no_template(place))
+}
+
+/// A token is a string, or an object with its `content`.
+fn token_in(value: &Value) -> &str {
+    value.as_str().or_else(|| value["content"].as_str()).unwrap_or_default()
+}
+
+/// One id, or a list of them.
+fn ids_in(value: &Value) -> Vec<u32> {
+    let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+    value.as_array().map_or_else(|| id(value).into_iter().collect(), |ids| ids.iter().filter_map(id).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::testing;
+    use cresset_models::loader::gguf::Value as Gguf;
+
+    #[test]
+    fn ends_of_generation_are_the_union_of_all_sources() {
+        let check = |change: &[(&str, Gguf)], expect: &[u32]| {
+            let mut metadata = testing::byte_level();
+            metadata.extend(change.iter().map(|(key, value)| ((*key).to_owned(), value.clone())));
+            assert_eq!(testing::text_model(&metadata).eos_ids, expect, "{change:?}");
+        };
+        let template = |source: &str| ("tokenizer.chat_template", Gguf::String(source.into()));
+        check(&[], &[0, 2]);
+        check(&[("tokenizer.ggml.eos_token_id", Gguf::U32(2))], &[2]);
+        check(&[("tokenizer.ggml.eot_token_id", Gguf::U32(7))], &[0, 2, 7]);
+        check(&[("tokenizer.ggml.eom_token_id", Gguf::U64(9))], &[0, 2, 9]);
+        check(&[template("{% for m in messages %}{{ m.content }}\n{{ eos_token }}{% endfor %}")], &[0]);
+        check(&[template("{% for m in messages %}{{ m.content }} no token {% endfor %}")], &[0]);
+        check(&[template("{{ raise_exception('never') }}")], &[0]);
+    }
+
+    #[test]
+    fn a_release_without_template_or_end_is_refused() {
+        let check = |change: &dyn Fn(&mut testing::Metadata), expect: &str| {
+            let mut metadata = testing::byte_level();
+            change(&mut metadata);
+            let Err(error) = TextModel::from_gguf_metadata(Keys(&metadata)) else { panic!("{expect}: accepted") };
+            assert!(error.to_string().contains(expect), "{error}");
+        };
+        check(&|metadata| drop(metadata.remove("tokenizer.chat_template")), "no chat template");
+        let endless = |metadata: &mut testing::Metadata| {
+            metadata.remove("tokenizer.ggml.eos_token_id");
+            metadata.insert("tokenizer.chat_template".into(), Gguf::String("{{ messages[0].content }}".into()));
+        };
+        check(&endless, "names a token that ends an answer");
+    }
+
+    const TOKENIZER: &str = r#"{
+        "added_tokens": [
+            {"id": 0, "content": "<s>", "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false},
+            {"id": 1, "content": "</s>", "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false}],
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+        "model": {"type": "BPE", "vocab": {"<s>": 0, "</s>": 1, "a": 2, "b": 3, "n": 4}, "merges": []}
+    }"#;
+
+    fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            std::fs::write(folder.path().join(name), text).unwrap();
+        }
+        folder
+    }
+
+    fn message(content: &str) -> ChatMessage {
+        ChatMessage {
+            role: "user".into(),
+            content: Some(content.into()),
+            name: None,
+            tool_call_id: None,
+            tool_calls: None,
+        }
+    }
+
+    #[test]
+    fn folders_in_hugging_face_layout() {
+        let check = |files: &[(&str, &str)], prompt: &[u32], eos: &[u32]| {
+            let files = [files, &[("tokenizer.json", TOKENIZER)]].concat();
+            let model = TextModel::load(&ModelSource::HfFolder(folder(&files).path().into())).unwrap();
+            assert_eq!(model.encode_chat(&[message("ab")]).unwrap(), prompt, "{files:?}");
+            assert_eq!(model.eos_ids, eos, "{files:?}");
+        };
+        let template = r#"{"bos_token": {"content": "<s>"}, "eos_token": "</s>", "chat_template": "{{ bos_token }}{{ messages[0].content }}"}"#;
+        check(&[("tokenizer_config.json", template)], &[0, 2, 3], &[1]);
+        check(
+            &[("tokenizer_config.json", template), ("generation_config.json", r#"{"eos_token_id": [3, 1]}"#)],
+            &[0, 2, 3],
+            &[1, 3],
+        );
+        check(&[("tokenizer_config.json", template), ("config.json", r#"{"eos_token_id": 4}"#)], &[0, 2, 3], &[1, 4]);
+        check(
+            &[("tokenizer_config.json", template), ("chat_template.jinja", "{{ messages[0].content }}n\n")],
+            &[2, 3, 4],
+            &[1],
+        );
+        let list = r#"{"eos_token": "</s>", "chat_template": [{"name": "tool_use", "template": "x"}, {"name": "default", "template": "{{ messages[0].content }}"}]}"#;
+        check(&[("tokenizer_config.json", list)], &[2, 3], &[1]);
+    }
+
+    #[test]
+    fn a_missing_file_is_named() {
+        let folder = folder(&[("tokenizer.json", TOKENIZER)]);
+        let Err(error) = TextModel::load(&ModelSource::HfFolder(folder.path().into())) else { panic!("accepted") };
+        assert!(error.to_string().contains("tokenizer_config.json"), "{error}");
+    }
+}

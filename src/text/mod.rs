@@ -1,0 +1,41 @@
+//! Text in, token ids out, and back: tokenizer, chat template, streaming detokenizer, stop strings.
+
+pub mod chat_template;
+pub mod detokenizer;
+mod gguf;
+mod load;
+mod pre_tokenizer;
+mod prompt;
+mod shared_model;
+pub mod special;
+pub mod stop;
+#[cfg(test)]
+mod testing;
+pub mod tokenizer;
+
+pub use chat_template::{ChatMessage, ChatTemplate};
+pub use detokenizer::Detokenizer;
+pub use stop::StopMatcher;
+pub use tokenizer::Tokenizer;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Tokenizer or template files are missing, damaged or of an unknown kind.
+    #[error("{0}")]
+    BadFile(String),
+    /// The template refused the conversation (its `raise_exception`), e.g. roles out of order. Safe to show to the client.
+    #[error("the model's chat template refused the messages: {0}")]
+    TemplateRefused(String),
+    #[error("{0}")]
+    Internal(String),
+}
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Everything textual about one release. Shared by reference between requests.
+pub struct TextModel {
+    pub tokenizer: Tokenizer,
+    pub template: ChatTemplate,
+    /// Ids that end a generation: the union of generation config, tokenizer and template, ascending.
+    pub eos_ids: Vec<u32>,
+}

@@ -1,0 +1,174 @@
+//! Special tokens (`<|im_start|>`, `</s>`, …): where a rendered prompt may contain them and where text only looks like one.
+
+use super::tokenizer::Tokenizer;
+use std::collections::{HashMap, HashSet};
+
+/// A special token as it is written in a prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SpecialToken {
+    pub id: u32,
+    pub text: String,
+    /// Whitespace before the token belongs to it.
+    pub lstrip: bool,
+    /// Whitespace after the token belongs to it.
+    pub rstrip: bool,
+}
+
+/// Characters that no client text needs: the first one that a conversation does not contain becomes its mark. A conversation
+/// would need half a megabyte to use them all up.
+const MARKS: std::ops::RangeInclusive<char> = '\u{F0000}'..='\u{10FFFD}';
+
+/// The special tokens of one tokenizer.
+#[derive(Debug)]
+pub struct SpecialTokens {
+    tokens: Vec<SpecialToken>,
+    /// Every beginning of a token, and which token it is when it is a whole one: hostile text costs no more than the longest
+    /// token a character, however many tokens there are.
+    beginnings: HashMap<String, Option<usize>>,
+}
+
+impl SpecialTokens {
+    pub fn new(mut tokens: Vec<SpecialToken>) -> Self {
+        tokens.retain(|token| !token.text.is_empty());
+        let mut beginnings = HashMap::new();
+        for (index, SpecialToken { text, .. }) in tokens.iter().enumerate() {
+            for (at, _) in text.char_indices().skip(1) {
+                beginnings.entry(text[..at].to_owned()).or_insert(None);
+            }
+            beginnings.insert(text.clone(), Some(index));
+        }
+        Self { tokens, beginnings }
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &SpecialToken> {
+        self.tokens.iter()
+    }
+
+    /// The longest special token that `text` starts with.
+    pub fn at_start_of(&self, text: &str) -> Option<&SpecialToken> {
+        self.matches(text).filter_map(|(_, token)| token).last()
+    }
+
+    /// Lengths of `text`'s beginnings that are beginnings of special tokens, with the token that is whole there.
+    fn matches(&self, text: &str) -> impl Iterator<Item = (usize, Option<&SpecialToken>)> {
+        let ends = text.char_indices().map(|(at, c)| at + c.len_utf8());
+        ends.map_while(|end| Some((end, self.beginnings.get(&text[..end])?.map(|index| &self.tokens[index]))))
+    }
+
+    /// `text` with `mark` before every place where a special token starts, or could start or go on once the template puts its
+    /// own text around it. Without such a place: `None`.
+    pub fn shield(&self, text: &str, mark: char) -> Option<String> {
+        let length = text.trim_end().len();
+        let head = text.len() - text.trim_start().len();
+        let places = text.char_indices().map(|(at, _)| at);
+        let endangered = |&at: &usize| {
+            self.may_start_with(&text[at..], length.saturating_sub(at))
+                || (at == head && self.may_go_on_with(&text[at..]))
+        };
+        let endangered: Vec<usize> = places.filter(endangered).collect();
+        (!endangered.is_empty()).then(|| with_marks(text, &endangered, mark))
+    }
+
+    /// Whether a special token starts here, or could when the text, or its `trimmed` first bytes, go on.
+    fn may_start_with(&self, text: &str, trimmed: usize) -> bool {
+        self.matches(text).any(|(end, token)| token.is_some() || end == text.len() || end == trimmed)
+    }
+
+    /// Whether a special token that began in the template's text could continue with `text`.
+    fn may_go_on_with(&self, text: &str) -> bool {
+        self.iter().any(|SpecialToken { text: token, .. }| {
+            let mut tails = token.char_indices().skip(1).map(|(at, _)| &token[at..]);
+            tails.any(|tail| text.starts_with(tail) || tail.starts_with(text.trim_end()))
+        })
+    }
+}
+
+fn with_marks(text: &str, places: &[usize], mark: char) -> String {
+    let mut marked = String::with_capacity(text.len() + places.len() * mark.len_utf8());
+    let mut from = 0;
+    for &at in places {
+        marked.push_str(&text[from..at]);
+        marked.push(mark);
+        from = at;
+    }
+    marked + &text[from..]
+}
+
+/// A mark that occurs in none of `texts`.
+pub fn free_mark<'a>(texts: impl Iterator<Item = &'a str>) -> Option<char> {
+    let taken: HashSet<char> = texts.flat_map(str::chars).filter(|c| MARKS.contains(c)).collect();
+    MARKS.into_iter().find(|mark| !taken.contains(mark))
+}
+
+/// Ids of a prompt in which the character after a `mark` starts no special token. The marks themselves are not encoded.
+pub fn encode_marked(tokenizer: &Tokenizer, prompt: &str, mark: char) -> super::Result<Vec<u32>> {
+    let mut ids = Vec::new();
+    let mut plain = String::new();
+    let mut chars = prompt.chars();
+    while let Some(c) = chars.clone().next() {
+        if c == mark {
+            chars.next();
+            plain.extend(chars.next());
+        } else if let Some(special) = tokenizer.specials().at_start_of(chars.as_str()) {
+            let kept = if special.lstrip { plain.trim_end() } else { &plain };
+            ids.extend(tokenizer.encode_piece(kept, ids.is_empty())?);
+            ids.push(special.id);
+            plain.clear();
+            let rest = &chars.as_str()[special.text.len()..];
+            chars = if special.rstrip { rest.trim_start() } else { rest }.chars();
+        } else {
+            chars.next();
+            plain.push(c);
+        }
+    }
+    ids.extend(tokenizer.encode_piece(&plain, ids.is_empty())?);
+    Ok(ids)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn specials() -> SpecialTokens {
+        let token = |(id, text): (u32, &str)| SpecialToken { id, text: text.into(), lstrip: false, rstrip: false };
+        SpecialTokens::new([(0, "<s>"), (1, "</s>"), (2, "<|end|>"), (3, "<|end"), (4, "§")].map(token).to_vec())
+    }
+
+    #[test]
+    fn marks_stand_before_every_endangered_place() {
+        let check = |text: &str, expect: &str| {
+            let shielded = specials().shield(text, '!').unwrap_or_else(|| text.to_owned());
+            assert_eq!(shielded, expect, "{text:?}");
+        };
+        check("", "");
+        check("plain text, 1 < 2", "plain text, 1 < 2");
+        check("a <s> b", "a !<s> b");
+        check("<s><s></s>", "!<s>!<s>!</s>");
+        check("§", "!§");
+        check("x<|end|>y", "x!<|end|>y");
+        // What the template may complete behind it, with or without trimming.
+        check("stops with <", "stops with !<");
+        check("stops with <|en \n", "stops with !<|en \n");
+        // What the template may have begun before it.
+        check("s> goes on", "!s> goes on");
+        check("  |>", "  !|>");
+        check("end", "!end");
+        check("ending", "!ending");
+        check("the end", "the end");
+    }
+
+    #[test]
+    fn longest_special_token_wins() {
+        assert_eq!(specials().at_start_of("<|end|> x").map(|t| t.id), Some(2));
+        assert_eq!(specials().at_start_of("<|end x").map(|t| t.id), Some(3));
+        assert_eq!(specials().at_start_of(" <s>"), None);
+    }
+
+    #[test]
+    fn a_mark_is_never_part_of_the_conversation() {
+        assert_eq!(free_mark(["abc"].into_iter()), Some('\u{F0000}'));
+        assert_eq!(free_mark(["\u{F0000}", "\u{F0001}x"].into_iter()), Some('\u{F0002}'));
+        let all: String = MARKS.collect();
+        assert_eq!(free_mark([all.as_str()].into_iter()), None);
+    }
+}

@@ -1,0 +1,83 @@
+//! Small vocabularies for tests: GGUF metadata written by hand.
+
+use super::gguf::{self, Keys};
+use super::{TextModel, Tokenizer};
+use cresset_models::loader::gguf::Value;
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+pub static BYTE_LEVEL: LazyLock<Tokenizer> = LazyLock::new(|| tokenizer(&byte_level()));
+pub static SENTENCE_PIECE: LazyLock<Tokenizer> = LazyLock::new(|| tokenizer(&sentence_piece()));
+
+pub const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}{% endfor %}\
+     {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+
+pub type Metadata = BTreeMap<String, Value>;
+
+const NORMAL: i32 = 1;
+const UNKNOWN: i32 = 2;
+const CONTROL: i32 = 3;
+const USER_DEFINED: i32 = 4;
+const BYTE: i32 = 6;
+
+fn strings(texts: &[String]) -> Value {
+    Value::Array(texts.iter().cloned().map(Value::String).collect())
+}
+
+fn vocabulary(entries: &[(String, i32)]) -> [(String, Value); 2] {
+    let tokens: Vec<String> = entries.iter().map(|(token, _)| token.clone()).collect();
+    let types = entries.iter().map(|(_, kind)| Value::I32(*kind)).collect();
+    [("tokenizer.ggml.tokens".into(), strings(&tokens)), ("tokenizer.ggml.token_type".into(), Value::Array(types))]
+}
+
+fn named(fields: &[(&str, Value)]) -> impl Iterator<Item = (String, Value)> {
+    fields.iter().map(|(key, value)| ((*key).to_owned(), value.clone()))
+}
+
+/// GPT-2's alphabet in byte order from id 3 on, then a few merges; ids 0 to 2 are control tokens, the last one a user's.
+pub fn byte_level() -> Metadata {
+    let printable = |byte: &u8| matches!(byte, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF);
+    let mut others = (0x100..).filter_map(char::from_u32);
+    let alphabet =
+        (0..=255u8).map(|byte| if printable(&byte) { char::from(byte) } else { others.next().expect("endless") });
+    let merges = ["h e", "l l", "he ll", "hell o", "Ġ w", "Ġ Ġ", "1 2", "Ã ©", "< |"];
+    let control = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"].map(|token| (token.to_owned(), CONTROL));
+    let letters = alphabet.map(|letter| (letter.to_string(), NORMAL));
+    let merged = merges.map(|merge| (merge.replace(' ', ""), NORMAL));
+    let entries: Vec<_> =
+        control.into_iter().chain(letters).chain(merged).chain([("<tool>".to_owned(), USER_DEFINED)]).collect();
+    let fields = [
+        ("tokenizer.ggml.model", Value::String("gpt2".into())),
+        ("tokenizer.ggml.pre", Value::String("smollm".into())),
+        ("tokenizer.ggml.merges", strings(&merges.map(str::to_owned))),
+        ("tokenizer.ggml.bos_token_id", Value::U32(1)),
+        ("tokenizer.ggml.eos_token_id", Value::U32(0)),
+        ("tokenizer.chat_template", Value::String(CHATML.into())),
+    ];
+    vocabulary(&entries).into_iter().chain(named(&fields)).collect()
+}
+
+/// `<unk> <s> </s>`, the 256 bytes from id 3 on, then pieces; better pieces have higher scores.
+pub fn sentence_piece() -> Metadata {
+    let head = [("<unk>".to_owned(), UNKNOWN), ("<s>".to_owned(), CONTROL), ("</s>".to_owned(), CONTROL)];
+    let bytes = (0..=255u8).map(|byte| (format!("<0x{byte:02X}>"), BYTE));
+    let pieces =
+        ["▁h", "▁he", "ll", "▁hell", "▁hello", "▁wo", "<s", "▁▁", "▁", "h", "e", "l", "o", "w", "<", "s", ">", "/"];
+    let pieces = pieces.map(|piece| (piece.to_owned(), NORMAL));
+    let entries: Vec<_> = head.into_iter().chain(bytes).chain(pieces).collect();
+    let scores = (0..entries.len()).map(|id| Value::F32(if id < 259 { 0.0 } else { 259.0 - id as f32 })).collect();
+    let fields = [
+        ("tokenizer.ggml.model", Value::String("llama".into())),
+        ("tokenizer.ggml.scores", Value::Array(scores)),
+        ("tokenizer.ggml.eos_token_id", Value::U32(2)),
+    ];
+    vocabulary(&entries).into_iter().chain(named(&fields)).collect()
+}
+
+fn tokenizer(metadata: &Metadata) -> Tokenizer {
+    Tokenizer::new(gguf::tokenizer(Keys(metadata)).expect("a sound vocabulary")).expect("a sound tokenizer")
+}
+
+pub fn text_model(metadata: &Metadata) -> TextModel {
+    TextModel::from_gguf_metadata(Keys(metadata)).expect("a sound release")
+}

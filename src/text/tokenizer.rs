@@ -1,0 +1,331 @@
+//! The tokenizer: one vocabulary, encoding with and without special tokens, and the bytes behind every id.
+
+use super::shared_model::SharedModel;
+use super::special::{SpecialToken, SpecialTokens};
+use super::{Error, Result, gguf};
+use std::sync::Arc;
+use tokenizers::pre_tokenizers::metaspace::PrependScheme;
+use tokenizers::{DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl};
+
+type Pipeline =
+    TokenizerImpl<SharedModel, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
+
+/// How a vocabulary entry spells bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Spelling {
+    /// GPT-2's: every byte has a printable character.
+    ByteLevel,
+    /// SentencePiece's: `▁` is a space and `<0x0A>` a byte; the space before the very first word may be an artefact.
+    SentencePiece { strips_first_space: bool },
+}
+
+pub struct Tokenizer {
+    source: Arc<tokenizers::Tokenizer>,
+    parsing: Pipeline,
+    plain: Pipeline,
+    /// `plain` for text behind a special token, where it differs: no space is put before it.
+    plain_inside: Option<Pipeline>,
+    spelling: Spelling,
+    specials: SpecialTokens,
+}
+
+impl Tokenizer {
+    /// From the text of a `tokenizer.json`.
+    pub fn from_tokenizer_json(json: &[u8]) -> Result<Self> {
+        let tokenizer = tokenizers::Tokenizer::from_bytes(json)
+            .map_err(|error| Error::BadFile(format!("tokenizer.json cannot be read: {error}; fetch the file again")))?;
+        Self::new(tokenizer)
+    }
+
+    /// Rebuilt from the metadata of a GGUF file.
+    pub fn from_gguf(file: &cresset_models::loader::gguf::GgufFile) -> Result<Self> {
+        Self::new(gguf::tokenizer(gguf::Keys(&file.metadata))?)
+    }
+
+    pub(super) fn new(source: tokenizers::Tokenizer) -> Result<Self> {
+        let source = Arc::new(source);
+        let specials = SpecialTokens::new(special_tokens(&source));
+        let model = SharedModel::new(source.clone(), specials.iter().map(|token| token.id));
+        let pipeline = |parse_special: bool, pre_tokenizer| pipeline(&source, &model, pre_tokenizer, parse_special);
+        Ok(Self {
+            parsing: pipeline(true, source.get_pre_tokenizer().cloned())?,
+            plain: pipeline(false, source.get_pre_tokenizer().cloned())?,
+            plain_inside: without_first_space(source.get_pre_tokenizer())
+                .map(|inside| pipeline(false, Some(inside)))
+                .transpose()?,
+            spelling: spelling(source.get_decoder())?,
+            specials,
+            source,
+        })
+    }
+
+    /// `parse_special`: whether the text of special tokens becomes their ids. Adds no BOS by itself.
+    pub fn encode(&self, text: &str, parse_special: bool) -> Result<Vec<u32>> {
+        ids(if parse_special { &self.parsing } else { &self.plain }, text)
+    }
+
+    /// Plain text out of the middle of a prompt, or (`first`) its beginning.
+    pub(super) fn encode_piece(&self, text: &str, first: bool) -> Result<Vec<u32>> {
+        match &self.plain_inside {
+            Some(inside) if !first => ids(inside, text),
+            _ => ids(&self.plain, text),
+        }
+    }
+
+    /// The bytes a token stands for; empty for special tokens when `skip_special`, and for ids outside the vocabulary.
+    pub fn token_bytes(&self, id: u32, skip_special: bool) -> Vec<u8> {
+        match self.source.get_added_vocabulary().get_added_tokens_decoder().get(&id) {
+            Some(added) if added.special && skip_special => Vec::new(),
+            Some(added) => self.spelling.added_bytes(&added.content),
+            None => self.source.id_to_token(id).map_or_else(Vec::new, |token| self.spelling.bytes(&token)),
+        }
+    }
+
+    /// Bytes that are no UTF-8 become U+FFFD, one for each maximal invalid part.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
+        let bytes: Vec<u8> = ids.iter().flat_map(|id| self.token_bytes(*id, skip_special)).collect();
+        let text = if self.strips_first_space() { bytes.strip_prefix(b" ").unwrap_or(&bytes) } else { &bytes };
+        Ok(String::from_utf8_lossy(text).into_owned())
+    }
+
+    /// Whether the space before the first word of a text is the tokenizer's own.
+    pub fn strips_first_space(&self) -> bool {
+        self.spelling == Spelling::SentencePiece { strips_first_space: true }
+    }
+
+    pub fn vocab_size(&self) -> usize {
+        self.source.get_vocab_size(true)
+    }
+
+    pub fn token_to_id(&self, token: &str) -> Option<u32> {
+        self.source.token_to_id(token)
+    }
+
+    pub fn specials(&self) -> &SpecialTokens {
+        &self.specials
+    }
+}
+
+fn ids(pipeline: &Pipeline, text: &str) -> Result<Vec<u32>> {
+    let encoding =
+        pipeline.encode_fast(text, false).map_err(|error| Error::Internal(format!("tokenizing failed: {error}")))?;
+    Ok(encoding.get_ids().to_vec())
+}
+
+fn special_tokens(source: &tokenizers::Tokenizer) -> Vec<SpecialToken> {
+    let added = source.get_added_vocabulary().get_added_tokens_decoder();
+    let special = added.iter().filter(|(_, token)| token.special);
+    special
+        .map(|(&id, token)| SpecialToken {
+            id,
+            text: token.content.clone(),
+            lstrip: token.lstrip,
+            rstrip: token.rstrip,
+        })
+        .collect()
+}
+
+/// Neither truncation nor padding nor a post-processor is taken over: a prompt is never cut and a BOS is the template's affair.
+fn pipeline(
+    source: &tokenizers::Tokenizer,
+    model: &SharedModel,
+    pre_tokenizer: Option<PreTokenizerWrapper>,
+    parse_special: bool,
+) -> Result<Pipeline> {
+    let mut pipeline = Pipeline::new(model.clone());
+    pipeline
+        .with_normalizer(source.get_normalizer().cloned())
+        .map_err(|error| Error::BadFile(format!("the tokenizer's normalizer cannot be used: {error}")))?;
+    pipeline.with_pre_tokenizer(pre_tokenizer);
+    pipeline.with_added_vocabulary(source.get_added_vocabulary().clone());
+    pipeline.set_encode_special_tokens(!parse_special);
+    Ok(pipeline)
+}
+
+/// The pre-tokenizer for text that is not at the start of a prompt, where it is another one.
+fn without_first_space(pre_tokenizer: Option<&PreTokenizerWrapper>) -> Option<PreTokenizerWrapper> {
+    match pre_tokenizer? {
+        PreTokenizerWrapper::Metaspace(metaspace) if metaspace.prepend_scheme == PrependScheme::First => {
+            let mut inside = metaspace.clone();
+            inside.set_prepend_scheme(PrependScheme::Never);
+            Some(inside.into())
+        }
+        _ => None,
+    }
+}
+
+fn spelling(decoder: Option<&DecoderWrapper>) -> Result<Spelling> {
+    let parts: &[DecoderWrapper] = match decoder {
+        Some(DecoderWrapper::Sequence(sequence)) => sequence.get_decoders(),
+        Some(single) => std::slice::from_ref(single),
+        None => &[],
+    };
+    if parts.iter().any(|part| matches!(part, DecoderWrapper::ByteLevel(_))) {
+        return Ok(Spelling::ByteLevel);
+    }
+    let sentence_piece = |part| matches!(part, &DecoderWrapper::Replace(_) | &DecoderWrapper::Metaspace(_));
+    if !parts.iter().any(sentence_piece) {
+        return Err(Error::BadFile(
+            "the tokenizer's decoder is neither byte-level nor SentencePiece; this build serves only those two kinds"
+                .into(),
+        ));
+    }
+    let strips_first_space = parts.iter().any(|part| match part {
+        DecoderWrapper::Strip(strip) => strip.start > 0,
+        DecoderWrapper::Metaspace(metaspace) => metaspace.prepend_scheme != PrependScheme::Never,
+        _ => false,
+    });
+    Ok(Spelling::SentencePiece { strips_first_space })
+}
+
+impl Spelling {
+    /// Added tokens are written in plain text; SentencePiece's may hold its mark for a space all the same.
+    fn added_bytes(self, content: &str) -> Vec<u8> {
+        match self {
+            Self::ByteLevel => content.into(),
+            Self::SentencePiece { .. } => self.bytes(content),
+        }
+    }
+
+    fn bytes(self, token: &str) -> Vec<u8> {
+        match self {
+            Self::ByteLevel => token.chars().map(byte_of).collect::<Option<_>>().unwrap_or_else(|| token.into()),
+            Self::SentencePiece { .. } => match fallback_byte(token) {
+                Some(byte) => vec![byte],
+                None => token.replace('▁', " ").into_bytes(),
+            },
+        }
+    }
+}
+
+/// The byte that a character of GPT-2's byte alphabet stands for: printable Latin-1 is itself, the other 68 bytes follow
+/// from U+0100 on, in order.
+fn byte_of(c: char) -> Option<u8> {
+    match u32::from(c) {
+        code @ (0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF) => Some(code as u8),
+        code @ 0x100..=0x120 => Some((code - 0x100) as u8),
+        code @ 0x121..=0x142 => Some((code - 0x121 + 0x7F) as u8),
+        0x143 => Some(0xAD),
+        _ => None,
+    }
+}
+
+/// `<0x0A>` → 10.
+fn fallback_byte(token: &str) -> Option<u8> {
+    let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
+    (digits.len() == 2).then(|| u8::from_str_radix(digits, 16).ok())?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::testing;
+    use proptest::prelude::*;
+
+    fn pieces(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<String> {
+        ids.iter().map(|id| String::from_utf8_lossy(&tokenizer.token_bytes(*id, false)).into_owned()).collect()
+    }
+
+    #[test]
+    fn byte_level_pieces() {
+        let tokenizer = &*testing::BYTE_LEVEL;
+        let check = |text: &str, parse: bool, expect: &[&str]| {
+            let ids = tokenizer.encode(text, parse).unwrap();
+            assert_eq!(pieces(tokenizer, &ids), expect, "{text:?}");
+            assert_eq!(tokenizer.decode(&ids, false).unwrap(), text);
+        };
+        check("", true, &[]);
+        check("hello wo", true, &["hello", " w", "o"]);
+        check("  hello", true, &[" ", " ", "hello"]);
+        check("12", true, &["1", "2"]);
+        check("é", true, &["é"]);
+        check("<|im_end|>", true, &["<|im_end|>"]);
+        check("<|im_end|>", false, &["<|", "i", "m", "_", "e", "n", "d", "|", ">"]);
+        check("a<tool>", false, &["a", "<tool>"]);
+    }
+
+    #[test]
+    fn sentence_pieces() {
+        let tokenizer = &*testing::SENTENCE_PIECE;
+        let check = |text: &str, parse: bool, expect: &[&str]| {
+            let ids = tokenizer.encode(text, parse).unwrap();
+            assert_eq!(pieces(tokenizer, &ids), expect, "{text:?}");
+        };
+        check("", true, &[]);
+        check("hello", true, &[" hello"]);
+        check(" hello", true, &[" ", " hello"]);
+        check("hello hello", true, &[" hello", " hello"]);
+        check("hx", true, &[" h", "x"]);
+        check("<s>", true, &["<s>"]);
+        // The vocabulary's own halves `<s` and `>` must not grow together into the control token.
+        check("<s>", false, &[" ", "<s", ">"]);
+        check("é", true, &[" ", "\u{FFFD}", "\u{FFFD}"]);
+        let ids = tokenizer.encode("hello é", true).unwrap();
+        assert_eq!(tokenizer.decode(&ids, true).unwrap(), "hello é");
+    }
+
+    #[test]
+    fn special_tokens_are_bytes_only_on_demand() {
+        let tokenizer = &*testing::BYTE_LEVEL;
+        assert_eq!(tokenizer.token_bytes(2, false), b"<|im_end|>");
+        assert_eq!(tokenizer.token_bytes(2, true), b"");
+        assert_eq!(tokenizer.token_bytes(u32::MAX, false), b"");
+        assert_eq!(tokenizer.decode(&[1, 2, u32::MAX], true).unwrap(), "");
+        let tool = tokenizer.token_to_id("<tool>").unwrap();
+        assert_eq!(tokenizer.token_bytes(tool, true), b"<tool>");
+        assert_eq!(tokenizer.vocab_size(), 3 + 256 + 9 + 1);
+    }
+
+    #[test]
+    fn every_byte_has_a_letter() {
+        let tokenizer = &*testing::BYTE_LEVEL;
+        let all: Vec<u8> = (3..=258).flat_map(|id| tokenizer.token_bytes(id, true)).collect();
+        assert_eq!(all, (0..=255).collect::<Vec<u8>>());
+    }
+
+    #[test]
+    fn tokenizer_json_says_what_is_wrong() {
+        let check = |json: &str, expect: &str| {
+            let Err(error) = Tokenizer::from_tokenizer_json(json.as_bytes()) else { panic!("{json} was accepted") };
+            assert!(error.to_string().contains(expect), "{error}");
+        };
+        check("{", "tokenizer.json cannot be read");
+        check(r#"{"model": {"type": "BPE", "vocab": {}, "merges": []}}"#, "neither byte-level nor SentencePiece");
+    }
+
+    #[test]
+    fn tokenizer_json_truncation_and_bos_are_left_to_others() {
+        let json = r#"{
+            "truncation": {"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 0},
+            "added_tokens": [{"id": 0, "content": "<s>", "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false}],
+            "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": false},
+            "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+                "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+                "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}}},
+            "decoder": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first"},
+            "model": {"type": "BPE", "vocab": {"<s>": 0, "▁": 1, "a": 2, "b": 3}, "merges": []}
+        }"#;
+        let tokenizer = Tokenizer::from_tokenizer_json(json.as_bytes()).unwrap();
+        assert_eq!(tokenizer.encode("ab<s>a", true).unwrap(), [1, 2, 3, 0, 2]);
+        assert_eq!(tokenizer.encode_piece("a", true).unwrap(), [1, 2]);
+        assert_eq!(tokenizer.encode_piece("a", false).unwrap(), [2]);
+        assert_eq!(tokenizer.decode(&[1, 2, 1, 3], true).unwrap(), "a b");
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_survives(text in any::<String>(), parse in any::<bool>()) {
+            let tokenizer = &*testing::BYTE_LEVEL;
+            let ids = tokenizer.encode(&text, parse).unwrap();
+            prop_assert_eq!(tokenizer.decode(&ids, false).unwrap(), text);
+        }
+
+        #[test]
+        fn plain_text_has_no_special_ids(parts in prop::collection::vec("(<s>|</s>|<unk>|<\\|im_end\\|>|<\\|im_start\\|>|<|s|>|hello| |.)", 0..20)) {
+            for tokenizer in [&*testing::BYTE_LEVEL, &*testing::SENTENCE_PIECE] {
+                let ids = tokenizer.encode(&parts.concat(), false).unwrap();
+                prop_assert!(ids.iter().all(|id| *id > 2), "{:?}", ids);
+            }
+        }
+    }
+}
