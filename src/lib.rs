@@ -4,6 +4,7 @@
 
 pub mod clock;
 pub mod config;
+pub mod engine;
 pub mod ids;
 pub mod ledger;
 pub mod metrics;

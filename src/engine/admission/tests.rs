@@ -1,0 +1,71 @@
+//! Tables of what the door refuses, and why.
+
+use super::*;
+use crate::engine::sampler::SamplingParams;
+use crate::ids::AccountId;
+use std::sync::Arc;
+use uuid::Uuid;
+
+fn options() -> EngineOptions {
+    EngineOptions {
+        max_batched_tokens: 16,
+        max_rows: 4,
+        max_waiting: 2,
+        block_size: 4,
+        num_blocks: 10,
+        max_context: 64,
+    }
+}
+
+fn request(prompt: usize, max_tokens: u32) -> GenerateRequest {
+    GenerateRequest {
+        account: AccountId(Uuid::nil()),
+        prompt: vec![0; prompt].into(),
+        sampling: SamplingParams::default(),
+        max_tokens,
+        min_tokens: 0,
+        eos_ids: Arc::default(),
+        deadline: None,
+    }
+}
+
+#[test]
+fn what_can_never_run_is_refused() {
+    let check = |prompt, max_tokens, expect: Option<&str>| {
+        let found = fits(&options(), &request(prompt, max_tokens));
+        let expect = expect.map_or(Ok(()), |text| Err(Refused::TooLarge(text.into())));
+        assert_eq!(found, expect, "{prompt} + {max_tokens}");
+    };
+    check(1, 1, None);
+    check(30, 10, None);
+    check(0, 1, Some("the prompt is empty"));
+    check(1, 0, Some("max_tokens is 0"));
+    check(64, 1, Some("the prompt has 64 tokens and the engine's context is 64"));
+    check(30, 11, Some("it needs 11 KV blocks and there are 10"));
+    check(30, u32::MAX, Some("it needs 16 KV blocks and there are 10"));
+}
+
+#[test]
+fn what_would_wait_in_vain_is_refused() {
+    let now = Instant::now();
+    // live, prompt tokens, output tokens, tokens per second, deadline in seconds => seconds of Retry-After
+    let check = |load: (usize, usize, usize, f64), deadline: Option<u64>, expect: Option<u64>| {
+        let (live, prompt_tokens, output_tokens, tokens_per_second) = load;
+        let load = Load { live, prompt_tokens, output_tokens, tokens_per_second };
+        let mut request = request(1, 1);
+        request.deadline = deadline.map(|seconds| now + Duration::from_secs(seconds));
+        let refused = |seconds| Err(Refused::Overloaded { retry_after: Duration::from_secs(seconds) });
+        let found = admit(&options(), &load, &request, now);
+        assert_eq!(found, expect.map_or(Ok(()), refused), "{load:?} by {deadline:?}");
+    };
+    check((0, 0, 0, 0.0), None, None);
+    check((5, 0, 0, 0.0), None, None);
+    check((6, 0, 0, 0.0), None, Some(1));
+    check((6, 100, 900, 100.0), None, Some(10));
+    check((6, 100, 90_000, 100.0), None, Some(60));
+    check((5, 100, 900, 100.0), Some(11), None);
+    check((5, 100, 900, 100.0), Some(9), Some(10));
+    check((3, 100, 900, 100.0), Some(9), None);
+    check((4, 0, 30_001, 100.0), None, Some(60));
+    check((4, 0, 29_999, 100.0), None, None);
+}

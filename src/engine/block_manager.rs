@@ -1,0 +1,362 @@
+//! KV blocks: reference counts, prefix reuse, eviction.
+//!
+//! A block is in exactly one place: *free* (no content), *evictable* (content of an earlier sequence, nobody uses it) or *used*
+//! (in at least one block table). Full blocks are found again by a chain of hashes: each covers the block's tokens and the hash
+//! before it, and the chain starts from a per-boot secret and the account, so no account can reach another's blocks. What a
+//! block holds is compared on every hit: a collision is a miss. Handing one customer's block to another would leak a prompt,
+//! so the assertions here stay on in release builds.
+
+use crate::ids::AccountId;
+use sha2::{Digest, Sha256};
+use std::collections::{BTreeMap, HashMap};
+
+/// The first 128 bits of SHA-256.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct BlockHash([u8; 16]);
+
+/// The blocks of one sequence, in order. Blocks are only ever appended, or released all at once.
+#[derive(Debug)]
+pub struct BlockTable {
+    account: AccountId,
+    blocks: Vec<u32>,
+    /// Hashes of the sequence's leading full blocks as far as they were needed. A function of its tokens alone, so it
+    /// outlives a preemption.
+    chain: Vec<BlockHash>,
+    /// Leading blocks that are in the cache, or whose content another block holds there.
+    registered: usize,
+}
+
+impl BlockTable {
+    pub fn new(account: AccountId) -> Self {
+        Self { account, blocks: Vec::new(), chain: Vec::new(), registered: 0 }
+    }
+
+    pub fn blocks(&self) -> &[u32] {
+        &self.blocks
+    }
+}
+
+/// Blocks that already hold the beginning of a sequence; nothing is claimed yet.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Prefix {
+    pub blocks: Vec<u32>,
+    /// How many of them nobody uses: claiming these takes from `available`.
+    pub evictable: usize,
+}
+
+/// The block accounting contradicts itself. The engine must not run another step.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("KV block accounting is broken: {0}; restart the node")]
+pub struct IntegrityError(pub String);
+
+#[derive(Debug, Default)]
+struct Block {
+    /// Tables that hold the block.
+    ref_count: u32,
+    /// The account whose tokens the block holds or will hold; `None` when free.
+    owner: Option<AccountId>,
+    content: Option<Content>,
+    /// When the last table let go of it: the key of `evictable`.
+    released: u64,
+}
+
+#[derive(Debug)]
+struct Content {
+    hash: BlockHash,
+    parent: BlockHash,
+    tokens: Box<[u32]>,
+}
+
+#[derive(Debug)]
+pub struct BlockManager {
+    block_size: usize,
+    blocks: Vec<Block>,
+    free: Vec<u32>,
+    /// Least recently released first.
+    evictable: BTreeMap<u64, u32>,
+    cached: HashMap<BlockHash, u32>,
+    releases: u64,
+    secret: [u8; 32],
+}
+
+impl BlockManager {
+    /// `secret` is drawn once per boot: it makes hashes unpredictable from outside.
+    pub fn new(num_blocks: usize, block_size: usize, secret: [u8; 32]) -> Self {
+        assert!(block_size > 0, "a block holds at least one token");
+        Self {
+            block_size,
+            blocks: (0..num_blocks).map(|_| Block::default()).collect(),
+            free: (0..num_blocks as u32).rev().collect(),
+            evictable: BTreeMap::new(),
+            cached: HashMap::new(),
+            releases: 0,
+            secret,
+        }
+    }
+
+    pub fn total(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Blocks that can be had without taking one from a running sequence.
+    pub fn available(&self) -> usize {
+        self.free.len() + self.evictable.len()
+    }
+
+    pub fn used(&self) -> usize {
+        self.total() - self.available()
+    }
+
+    pub fn blocks_for(&self, tokens: usize) -> usize {
+        tokens.div_ceil(self.block_size)
+    }
+
+    /// The longest cached prefix of `tokens` in whole blocks. The last token is never part of it: it must be run to give logits.
+    pub fn lookup(&self, table: &mut BlockTable, tokens: &[u32]) -> Prefix {
+        let full_blocks = tokens.len().saturating_sub(1) / self.block_size;
+        let mut prefix = Prefix { blocks: Vec::new(), evictable: 0 };
+        for index in 0..full_blocks {
+            let Some(block) = self.hit(table, index, tokens) else {
+                break;
+            };
+            prefix.evictable += usize::from(self.block(block).ref_count == 0);
+            prefix.blocks.push(block);
+        }
+        prefix
+    }
+
+    /// Makes `prefix` the beginning of an empty table. Returns how many tokens it holds.
+    pub fn adopt(&mut self, table: &mut BlockTable, prefix: Prefix) -> usize {
+        assert!(table.blocks.is_empty(), "block tables are append-only");
+        for &id in &prefix.blocks {
+            let block = &mut self.blocks[id as usize];
+            assert_eq!(block.owner, Some(table.account), "block of another account");
+            if block.ref_count == 0 {
+                self.evictable.remove(&block.released);
+            }
+            block.ref_count += 1;
+        }
+        table.registered = prefix.blocks.len();
+        table.blocks = prefix.blocks;
+        table.blocks.len() * self.block_size
+    }
+
+    /// Makes room for the tokens `from..to` of a sequence, all or nothing. Afterwards their blocks belong to this table alone
+    /// and may be written.
+    pub fn claim(&mut self, table: &mut BlockTable, from: usize, to: usize) -> bool {
+        let missing = self.blocks_for(to).saturating_sub(table.blocks.len());
+        if missing > self.available() {
+            return false;
+        }
+        for _ in 0..missing {
+            let block = self.take(table.account);
+            table.blocks.push(block);
+        }
+        for &block in &table.blocks[from / self.block_size..self.blocks_for(to)] {
+            self.assert_writable(block, table.account);
+        }
+        true
+    }
+
+    /// Offers the full blocks among the computed `tokens` to later sequences of the account.
+    pub fn register(&mut self, table: &mut BlockTable, tokens: &[u32]) {
+        for index in table.registered..tokens.len() / self.block_size {
+            let hash = self.hash_of(table, index, tokens);
+            let id = table.blocks[index];
+            // Two sequences may compute the same block side by side: the first one stays in the cache.
+            if let std::collections::hash_map::Entry::Vacant(entry) = self.cached.entry(hash) {
+                entry.insert(id);
+                self.blocks[id as usize].content = Some(Content {
+                    hash,
+                    parent: self.parent(table, index),
+                    tokens: self.tokens_of(index, tokens).into(),
+                });
+            }
+            table.registered = index + 1;
+        }
+    }
+
+    /// Empties a table. Cached blocks stay evictable, the last of the sequence going first.
+    pub fn release(&mut self, table: &mut BlockTable) {
+        for id in std::mem::take(&mut table.blocks).into_iter().rev() {
+            self.release_block(id, table.account);
+        }
+        table.registered = 0;
+    }
+
+    /// Empties a table whose content cannot be trusted: what nobody else holds leaves the cache as well.
+    pub fn discard(&mut self, table: &mut BlockTable) {
+        for &id in &table.blocks {
+            if self.block(id).ref_count == 1 {
+                self.forget(id);
+            }
+        }
+        self.release(table);
+    }
+
+    /// Every block accounted for exactly once, and none shared between accounts. `tables` are all tables there are.
+    pub fn check_integrity<'a>(&self, tables: impl Iterator<Item = &'a BlockTable>) -> Result<(), IntegrityError> {
+        self.check_references(tables)?;
+        self.check_places()?;
+        self.check_cache()
+    }
+
+    fn check_references<'a>(&self, tables: impl Iterator<Item = &'a BlockTable>) -> Result<(), IntegrityError> {
+        let mut references = vec![0; self.total()];
+        for table in tables {
+            for &id in &table.blocks {
+                references[id as usize] += 1;
+                let owner = self.block(id).owner;
+                ensure(owner == Some(table.account), || {
+                    format!("block {id} of {owner:?} is in a table of {}", table.account)
+                })?;
+            }
+        }
+        for (id, (block, found)) in self.blocks.iter().zip(references).enumerate() {
+            ensure(block.ref_count == found, || {
+                let counted = block.ref_count;
+                format!("block {id} counts {counted} references and has {found}")
+            })?;
+        }
+        Ok(())
+    }
+
+    fn check_places(&self) -> Result<(), IntegrityError> {
+        let mut places: Vec<u32> = self.blocks.iter().map(|block| u32::from(block.ref_count > 0)).collect();
+        for &id in &self.free {
+            places[id as usize] += 1;
+            let block = self.block(id);
+            ensure(block.content.is_none() && block.owner.is_none(), || format!("free block {id} has content"))?;
+        }
+        for (&released, &id) in &self.evictable {
+            places[id as usize] += 1;
+            let block = self.block(id);
+            ensure(block.content.is_some() && block.released == released, || {
+                format!("evictable block {id} is out of place")
+            })?;
+        }
+        match places.iter().position(|&count| count != 1) {
+            Some(id) => Err(IntegrityError(format!("block {id} is in {} places", places[id]))),
+            None => Ok(()),
+        }
+    }
+
+    fn check_cache(&self) -> Result<(), IntegrityError> {
+        let with_content = self.blocks.iter().filter(|block| block.content.is_some());
+        ensure(with_content.count() == self.cached.len(), || {
+            "the cache lists another number of blocks than have content".into()
+        })?;
+        for (hash, &id) in &self.cached {
+            let content = self.block(id).content.as_ref();
+            ensure(content.is_some_and(|content| content.hash == *hash), || {
+                format!("block {id} does not hold what the cache says")
+            })?;
+        }
+        Ok(())
+    }
+
+    fn block(&self, id: u32) -> &Block {
+        &self.blocks[id as usize]
+    }
+
+    /// A block without content: a free one, or the least recently used evictable one.
+    fn take(&mut self, account: AccountId) -> u32 {
+        let id = self.free.pop().unwrap_or_else(|| {
+            let (_, id) = self.evictable.pop_first().expect("invariant: the caller checked `available`");
+            self.forget(id);
+            id
+        });
+        let block = &mut self.blocks[id as usize];
+        assert!(block.ref_count == 0 && block.content.is_none(), "block {id} handed out twice");
+        block.ref_count = 1;
+        block.owner = Some(account);
+        id
+    }
+
+    fn assert_writable(&self, id: u32, account: AccountId) {
+        let block = self.block(id);
+        assert!(
+            block.ref_count == 1 && block.content.is_none() && block.owner == Some(account),
+            "block {id} would be written while shared"
+        );
+    }
+
+    fn release_block(&mut self, id: u32, account: AccountId) {
+        let block = &mut self.blocks[id as usize];
+        assert!(
+            block.ref_count > 0 && block.owner == Some(account),
+            "block {id} released by a table that does not hold it"
+        );
+        block.ref_count -= 1;
+        if block.ref_count > 0 {
+            return;
+        }
+        if block.content.is_some() {
+            self.releases += 1;
+            block.released = self.releases;
+            self.evictable.insert(self.releases, id);
+        } else {
+            block.owner = None;
+            self.free.push(id);
+        }
+    }
+
+    fn forget(&mut self, id: u32) {
+        if let Some(content) = self.blocks[id as usize].content.take() {
+            self.cached.remove(&content.hash);
+        }
+    }
+
+    /// The block that holds the `index`-th block of `tokens`, compared field by field.
+    fn hit(&self, table: &mut BlockTable, index: usize, tokens: &[u32]) -> Option<u32> {
+        let hash = self.hash_of(table, index, tokens);
+        let id = *self.cached.get(&hash)?;
+        let block = self.block(id);
+        let content = block.content.as_ref()?;
+        let same = block.owner == Some(table.account)
+            && content.parent == self.parent(table, index)
+            && *content.tokens == *self.tokens_of(index, tokens);
+        same.then_some(id)
+    }
+
+    fn tokens_of<'a>(&self, index: usize, tokens: &'a [u32]) -> &'a [u32] {
+        &tokens[index * self.block_size..(index + 1) * self.block_size]
+    }
+
+    fn hash_of(&self, table: &mut BlockTable, index: usize, tokens: &[u32]) -> BlockHash {
+        for next in table.chain.len()..=index {
+            let parent = self.parent(table, next);
+            table.chain.push(chained(parent, self.tokens_of(next, tokens)));
+        }
+        table.chain[index]
+    }
+
+    /// The hash before the `index`-th block; the chain must reach that far.
+    fn parent(&self, table: &BlockTable, index: usize) -> BlockHash {
+        match index.checked_sub(1) {
+            Some(before) => table.chain[before],
+            None => truncated(Sha256::new().chain_update(self.secret).chain_update(table.account.0.as_bytes())),
+        }
+    }
+}
+
+fn chained(parent: BlockHash, tokens: &[u32]) -> BlockHash {
+    let mut hasher = Sha256::new().chain_update(parent.0);
+    for token in tokens {
+        hasher.update(token.to_le_bytes());
+    }
+    truncated(hasher)
+}
+
+fn truncated(hasher: Sha256) -> BlockHash {
+    let mut hash = BlockHash([0; 16]);
+    hash.0.copy_from_slice(&hasher.finalize()[..16]);
+    hash
+}
+
+fn ensure(holds: bool, detail: impl FnOnce() -> String) -> Result<(), IntegrityError> {
+    if holds { Ok(()) } else { Err(IntegrityError(detail())) }
+}
+
+#[cfg(test)]
+mod tests;

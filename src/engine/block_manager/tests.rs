@@ -1,0 +1,241 @@
+//! Block tables driven by text: each line is an operation and what it must say.
+
+use super::*;
+use uuid::Uuid;
+
+const BLOCK_SIZE: usize = 4;
+
+struct Bench {
+    manager: BlockManager,
+    tables: BTreeMap<String, (BlockTable, Vec<u32>)>,
+}
+
+impl Bench {
+    fn new(num_blocks: usize) -> Self {
+        Self { manager: BlockManager::new(num_blocks, BLOCK_SIZE, [7; 32]), tables: BTreeMap::new() }
+    }
+
+    /// `open NAME ACCOUNT FROM..TO`: a table for the tokens FROM..TO, its cached prefix adopted, the rest computed.
+    fn open(&mut self, name: &str, account: &str, tokens: &str) -> String {
+        let tokens = range(tokens);
+        let mut table = BlockTable::new(self::account(account));
+        let prefix = self.manager.lookup(&mut table, &tokens);
+        let cached = self.manager.adopt(&mut table, prefix);
+        let fits = self.manager.claim(&mut table, cached, tokens.len());
+        if fits {
+            self.manager.register(&mut table, &tokens);
+        } else {
+            self.manager.release(&mut table);
+        }
+        let blocks = table.blocks.clone();
+        self.tables.insert(name.into(), (table, tokens));
+        if fits { format!("cached {cached} in {blocks:?}") } else { "full".into() }
+    }
+
+    /// `grow NAME FROM..TO`: more tokens at the end.
+    fn grow(&mut self, name: &str, more: &str) -> String {
+        let (table, tokens) = self.tables.get_mut(name).unwrap();
+        let from = tokens.len();
+        tokens.extend(range(more));
+        assert!(self.manager.claim(table, from, tokens.len()));
+        self.manager.register(table, tokens);
+        format!("{:?}", table.blocks)
+    }
+
+    fn close(&mut self, name: &str, discard: bool) -> String {
+        let (mut table, _) = self.tables.remove(name).unwrap();
+        if discard {
+            self.manager.discard(&mut table);
+        } else {
+            self.manager.release(&mut table);
+        }
+        let manager = &self.manager;
+        let (free, evictable) = (manager.free.len(), manager.evictable.len());
+        format!("free {free} evictable {evictable}")
+    }
+
+    fn run(&mut self, operation: &str) -> String {
+        let words: Vec<_> = operation.split_whitespace().collect();
+        let said = match words[..] {
+            ["open", name, account, tokens] => self.open(name, account, tokens),
+            ["grow", name, more] => self.grow(name, more),
+            ["close", name] => self.close(name, false),
+            ["discard", name] => self.close(name, true),
+            _ => panic!("unknown operation: {operation}"),
+        };
+        self.integrity().unwrap();
+        said
+    }
+
+    fn integrity(&self) -> Result<(), IntegrityError> {
+        let tables = self.tables.values().map(|(table, _)| table);
+        self.manager.check_integrity(tables)
+    }
+}
+
+fn account(name: &str) -> AccountId {
+    AccountId(Uuid::from_u128(u128::from(name.as_bytes()[0])))
+}
+
+fn range(text: &str) -> Vec<u32> {
+    let (from, to) = text.split_once("..").unwrap();
+    (from.parse().unwrap()..to.parse().unwrap()).collect()
+}
+
+fn check(num_blocks: usize, script: &str) -> Bench {
+    let mut bench = Bench::new(num_blocks);
+    for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let (operation, expect) = line.split_once("=>").unwrap();
+        assert_eq!(bench.run(operation), expect.trim(), "{line}");
+    }
+    bench
+}
+
+#[test]
+fn a_prefix_is_found_in_whole_blocks_without_the_last_token() {
+    check(
+        8,
+        "open s a 0..10 => cached 0 in [0, 1, 2]
+         open t a 0..10 => cached 8 in [0, 1, 3]
+         open u a 0..9  => cached 8 in [0, 1, 4]
+         open v a 0..8  => cached 4 in [0, 5]
+         open w a 1..9  => cached 0 in [6, 7]",
+    );
+}
+
+#[test]
+fn a_prefix_outlives_its_sequence() {
+    check(
+        8,
+        "open s a 0..10 => cached 0 in [0, 1, 2]
+         close s        => free 6 evictable 2
+         open t a 0..10 => cached 8 in [0, 1, 2]
+         close t        => free 6 evictable 2",
+    );
+}
+
+#[test]
+fn output_is_shared_as_soon_as_it_fills_a_block() {
+    check(
+        8,
+        "open s a 0..6  => cached 0 in [0, 1]
+         grow s 6..9    => [0, 1, 2]
+         open t a 0..10 => cached 8 in [0, 1, 3]",
+    );
+}
+
+#[test]
+fn accounts_share_nothing() {
+    check(
+        8,
+        "open s a 0..10 => cached 0 in [0, 1, 2]
+         open t b 0..10 => cached 0 in [3, 4, 5]
+         close s        => free 3 evictable 2
+         open u b 0..10 => cached 8 in [3, 4, 2]
+         close t        => free 3 evictable 2",
+    );
+}
+
+#[test]
+fn the_same_block_computed_twice_is_cached_once() {
+    let mut bench = check(
+        8,
+        "open s a 0..5 => cached 0 in [0, 1]
+         open t a 0..4 => cached 0 in [2]
+         close s       => free 6 evictable 1
+         close t       => free 7 evictable 1",
+    );
+    assert_eq!(bench.run("open u a 0..5"), "cached 4 in [0, 2]");
+}
+
+#[test]
+fn the_least_recently_used_goes_first_and_tails_before_heads() {
+    check(
+        4,
+        "open s a 0..8   => cached 0 in [0, 1]
+         open t a 50..58 => cached 0 in [2, 3]
+         close s         => free 0 evictable 2
+         close t         => free 0 evictable 4
+         open u a 90..94 => cached 0 in [1]
+         open v a 0..5   => cached 4 in [0, 3]
+         open w a 50..55 => full
+         close u         => free 0 evictable 2
+         open x a 50..55 => cached 4 in [2, 1]",
+    );
+}
+
+#[test]
+fn a_full_cache_refuses_and_changes_nothing() {
+    check(
+        2,
+        "open s a 0..5 => cached 0 in [0, 1]
+         open t a 9..13 => full
+         close s       => free 1 evictable 1",
+    );
+}
+
+#[test]
+fn discarded_blocks_leave_the_cache_unless_somebody_holds_them() {
+    check(
+        8,
+        "open s a 0..5   => cached 0 in [0, 1]
+         open t a 0..9   => cached 4 in [0, 2, 3]
+         discard t       => free 6 evictable 0
+         open u a 0..9   => cached 4 in [0, 2, 3]
+         discard u       => free 6 evictable 0
+         discard s       => free 8 evictable 0",
+    );
+}
+
+#[test]
+fn a_hit_compares_the_tokens() {
+    let mut bench = Bench::new(4);
+    bench.run("open s a 0..5");
+    bench.manager.blocks[0].content.as_mut().unwrap().tokens = [9, 9, 9, 9].into();
+    assert_eq!(bench.run("open t a 0..5"), "cached 0 in [2, 3]");
+}
+
+#[test]
+fn another_secret_gives_other_hashes() {
+    let hash = |secret| {
+        let manager = BlockManager::new(1, BLOCK_SIZE, secret);
+        manager.hash_of(&mut BlockTable::new(account("a")), 0, &[1, 2, 3, 4])
+    };
+    assert_ne!(hash([1; 32]), hash([2; 32]));
+}
+
+#[test]
+#[should_panic(expected = "would be written while shared")]
+fn a_shared_block_is_not_written() {
+    let mut bench = Bench::new(4);
+    bench.run("open s a 0..5");
+    bench.run("open t a 0..5");
+    let (table, _) = bench.tables.get_mut("t").unwrap();
+    bench.manager.claim(table, 3, 5);
+}
+
+#[test]
+fn integrity_finds_what_is_broken() {
+    let check = |breaks: fn(&mut Bench), expect: &str| {
+        let mut bench = Bench::new(4);
+        bench.run("open s a 0..6");
+        bench.run("open t b 0..5");
+        bench.run("close t");
+        breaks(&mut bench);
+        let error = bench.integrity().expect_err(expect).to_string();
+        assert!(error.contains(expect), "{error}");
+    };
+    check(|b| b.manager.blocks[0].ref_count += 1, "counts 2 references and has 1");
+    check(|b| b.manager.blocks[0].owner = Some(account("b")), "is in a table of");
+    check(|b| b.manager.free.push(1), "free block 1 has content");
+    check(|b| b.manager.free.truncate(0), "is in 0 places");
+    check(|b| b.manager.evictable.clear(), "is in 0 places");
+    check(|b| b.manager.cached.clear(), "another number of blocks");
+    check(|b| b.manager.blocks[2].released += 1, "evictable block 2 is out of place");
+    let swap = |b: &mut Bench| {
+        for id in b.manager.cached.values_mut() {
+            *id = 2 - *id;
+        }
+    };
+    check(swap, "does not hold what the cache says");
+}

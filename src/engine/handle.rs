@@ -1,0 +1,129 @@
+//! What the rest of the node sees of the engine: a bounded door in, a bounded stream of events out.
+
+use super::mailbox::{Mailbox, Submission};
+use super::sampler::TokenLogprobs;
+use super::worker::Worker;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+
+pub use super::scheduler::EngineOptions;
+pub use super::sequence::{Finished, GenerateRequest, SequenceId, StopCause};
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// The first chunk of the prompt was scheduled.
+    Started,
+    Token {
+        id: u32,
+        logprobs: Option<TokenLogprobs>,
+    },
+    /// Always the last event, exactly once.
+    Finished(Finished),
+}
+
+/// Refused at the door; nothing was started.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Refused {
+    #[error("the queue is full; try again in {} s", retry_after.as_secs())]
+    Overloaded { retry_after: Duration },
+    #[error("the engine is draining")]
+    Draining,
+    #[error("the sequence can never fit: {0}")]
+    TooLarge(String),
+    #[error("the engine has stopped: {0}")]
+    Dead(String),
+}
+
+/// A point-in-time view for metrics and status.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct EngineStats {
+    pub running: usize,
+    pub waiting: usize,
+    pub blocks_total: usize,
+    pub blocks_used: usize,
+    pub steps: u64,
+    /// Prompt tokens computed or taken from the prefix cache, each once however often it was computed.
+    pub prompt_tokens: u64,
+    pub generated_tokens: u64,
+    pub prefix_hit_tokens: u64,
+    pub preemptions: u64,
+    /// Produced tokens per second over the last seconds.
+    pub tokens_per_second: f64,
+}
+
+/// Cheap to clone; the engine thread ends when `shutdown` is called or all handles are gone.
+#[derive(Clone)]
+pub struct EngineHandle {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    mailbox: Arc<Mailbox>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// The last handle lets the thread go without waiting for it: handles are dropped in async code.
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.mailbox.ask_to_end();
+    }
+}
+
+impl EngineHandle {
+    /// Starts the engine thread around a runner.
+    pub fn start(runner: Box<dyn super::runner::Runner>, options: EngineOptions) -> Self {
+        let mailbox = Arc::new(Mailbox::new(options));
+        let worker = Worker::new(runner, Arc::clone(&mailbox));
+        let thread = std::thread::Builder::new()
+            .name("engine".into())
+            .spawn(move || worker.run())
+            .expect("the operating system gives the engine a thread");
+        let inner = Inner { mailbox, thread: Mutex::new(Some(thread)) };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// Never blocks. The channel holds `max_tokens + 2` events, so the engine never waits for a slow reader. Dropping the
+    /// receiver is the same as `stop`.
+    pub fn submit(&self, request: GenerateRequest) -> Result<(SequenceId, mpsc::Receiver<Event>), Refused> {
+        let (events, receiver) = mpsc::channel(request.max_tokens as usize + 2);
+        let submission = Submission { request, events };
+        let id = self.inner.mailbox.submit(submission, Instant::now())?;
+        Ok((id, receiver))
+    }
+
+    /// Ends a sequence before the next step; its `Finished` follows. Unknown ids are ignored.
+    pub fn stop(&self, id: SequenceId) {
+        self.inner.mailbox.stop(id);
+    }
+
+    pub fn stats(&self) -> EngineStats {
+        self.inner.mailbox.stats(Instant::now())
+    }
+
+    pub fn options(&self) -> &EngineOptions {
+        self.inner.mailbox.options()
+    }
+
+    /// False once the engine thread has died.
+    pub fn is_alive(&self) -> bool {
+        self.inner.mailbox.is_open()
+    }
+
+    /// Refuses new sequences from now on; running ones go on.
+    pub fn drain(&self) {
+        self.inner.mailbox.drain();
+    }
+
+    /// Ends the engine thread before its next step and waits for it (blocking: a step at most). What still runs fails.
+    pub fn shutdown(&self) {
+        self.inner.mailbox.ask_to_end();
+        let thread = &self.inner.thread;
+        let mut thread = thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(thread) = thread.take() {
+            // The thread catches its panics and reports them through `is_alive` and the sequences' events.
+            let _ = thread.join();
+        }
+    }
+}

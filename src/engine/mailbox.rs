@@ -1,0 +1,152 @@
+//! Between the handles and the engine thread: requests and stops in, load and statistics out. The lock is held for moments
+//! only, never during a step; what it guards is bounded by `max_rows + max_waiting` sequences.
+
+use super::admission::{self, Load};
+use super::handle::{EngineStats, Event, Refused};
+use super::rate::RateMeter;
+use super::scheduler::EngineOptions;
+use super::sequence::{GenerateRequest, SequenceId};
+use std::collections::HashSet;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+use tokio::sync::mpsc::Sender;
+
+pub struct Submission {
+    pub request: GenerateRequest,
+    pub events: Sender<Event>,
+}
+
+/// What came in since the engine looked last.
+#[derive(Default)]
+pub struct Mail {
+    pub submitted: Vec<(SequenceId, Submission)>,
+    pub stopped: Vec<SequenceId>,
+    pub end: bool,
+}
+
+impl Mail {
+    fn is_empty(&self) -> bool {
+        self.submitted.is_empty() && self.stopped.is_empty() && !self.end
+    }
+}
+
+#[derive(Default)]
+struct Inbox {
+    mail: Mail,
+    /// As of the last look, plus what was submitted since.
+    load: Load,
+    last_id: u64,
+    draining: bool,
+    /// Why nothing is taken any more.
+    closed: Option<String>,
+    stats: EngineStats,
+    produced: RateMeter,
+    /// Sequences the engine has taken and not ended: the only ones worth stopping.
+    live: HashSet<SequenceId>,
+}
+
+pub struct Mailbox {
+    options: EngineOptions,
+    inbox: Mutex<Inbox>,
+    wake: Condvar,
+}
+
+impl Mailbox {
+    pub fn new(options: EngineOptions) -> Self {
+        Self { options, inbox: Mutex::default(), wake: Condvar::new() }
+    }
+
+    pub fn options(&self) -> &EngineOptions {
+        &self.options
+    }
+
+    pub fn submit(&self, submission: Submission, now: Instant) -> Result<SequenceId, Refused> {
+        let request = &submission.request;
+        let mut inbox = self.lock();
+        if let Some(reason) = &inbox.closed {
+            return Err(Refused::Dead(reason.clone()));
+        }
+        if inbox.draining {
+            return Err(Refused::Draining);
+        }
+        admission::fits(&self.options, request)?;
+        admission::admit(&self.options, &inbox.load, request, now)?;
+        inbox.load.add(request);
+        inbox.last_id += 1;
+        let id = SequenceId(inbox.last_id);
+        inbox.live.insert(id);
+        inbox.mail.submitted.push((id, submission));
+        self.wake.notify_one();
+        Ok(id)
+    }
+
+    pub fn stop(&self, id: SequenceId) {
+        let mut inbox = self.lock();
+        // Removed, so that a repeated stop adds nothing.
+        if inbox.live.remove(&id) {
+            inbox.mail.stopped.push(id);
+            self.wake.notify_one();
+        }
+    }
+
+    pub fn drain(&self) {
+        self.lock().draining = true;
+    }
+
+    pub fn ask_to_end(&self) {
+        self.lock().mail.end = true;
+        self.wake.notify_one();
+    }
+
+    pub fn is_open(&self) -> bool {
+        self.lock().closed.is_none()
+    }
+
+    pub fn stats(&self, now: Instant) -> EngineStats {
+        let inbox = self.lock();
+        EngineStats {
+            waiting: inbox.stats.waiting + inbox.mail.submitted.len(),
+            tokens_per_second: inbox.produced.per_second(now),
+            ..inbox.stats.clone()
+        }
+    }
+
+    /// Takes what has come in. With `idle` it sleeps until there is something.
+    pub fn take(&self, idle: bool) -> Mail {
+        let mut inbox = self.lock();
+        while idle && inbox.mail.is_empty() {
+            let woken = self.wake.wait(inbox);
+            inbox = woken.unwrap_or_else(PoisonError::into_inner);
+        }
+        std::mem::take(&mut inbox.mail)
+    }
+
+    /// After each step: what the engine has to do, and what it has done; `produced` tokens are new.
+    pub fn publish(&self, load: Load, stats: EngineStats, produced: u64, now: Instant) {
+        let mut inbox = self.lock();
+        inbox.load = load;
+        let Inbox { load, mail, .. } = &mut *inbox;
+        for (_, submission) in &mail.submitted {
+            load.add(&submission.request);
+        }
+        inbox.stats = stats;
+        inbox.produced.record(now, produced);
+    }
+
+    pub fn ended(&self, id: SequenceId) {
+        self.lock().live.remove(&id);
+    }
+
+    /// Nothing is taken from now on. Returns what nobody will look at.
+    pub fn close(&self, reason: &str) -> Mail {
+        let mut inbox = self.lock();
+        inbox.closed = Some(reason.to_owned());
+        inbox.live.clear();
+        inbox.stats = EngineStats::default();
+        std::mem::take(&mut inbox.mail)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,25 @@
+//! The engine: `schedule → run → commit` on one thread that owns the model and its KV cache.
+//! `sequence`, `block_manager`, `fair_queue`, `scheduler`, `admission` and `rate` are pure; tensors appear in `model_runner`.
+
+pub mod admission;
+pub mod batch;
+pub mod block_manager;
+pub mod fair_queue;
+pub mod handle;
+mod mailbox;
+pub mod model_runner;
+mod philox;
+pub mod rate;
+pub mod runner;
+pub mod sampler;
+pub mod scheduler;
+pub mod sequence;
+mod worker;
+
+#[cfg(test)]
+mod tests;
+
+pub use handle::{
+    EngineHandle, EngineOptions, EngineStats, Event, Finished, GenerateRequest, Refused, SequenceId, StopCause,
+};
+pub use sampler::{SamplingParams, TokenLogprobs};

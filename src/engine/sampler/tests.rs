@@ -1,0 +1,243 @@
+//! The sampler against designed distributions (chi-square, fixed seeds) and against slow, obvious versions of itself.
+
+use super::*;
+
+const DRAWS: u64 = 20_000;
+
+/// Token i is twice as likely as token i + 1, except the last two: 8 4 2 1 1 sixteenths.
+fn logits() -> Vec<f32> {
+    [8.0f32, 4.0, 2.0, 1.0, 1.0].map(f32::ln).to_vec()
+}
+
+fn row(params: SamplingParams, prompt: &[u32], output: &[u32], banned: &[u32]) -> RowSampling {
+    RowSampling {
+        params: Arc::new(params),
+        tokens: Arc::new([prompt, output].concat()),
+        prompt_len: prompt.len(),
+        banned: banned.into(),
+    }
+}
+
+/// The 99.9 % quantile of chi-square for 1 to 4 degrees of freedom.
+const CRITICAL: [f64; 5] = [0.0, 10.83, 13.82, 16.27, 18.47];
+
+/// Counts must follow `weights`; what weighs nothing must never come.
+fn check_counts(counts: &[u64], weights: &[f64], what: &str) {
+    let draws = counts.iter().sum::<u64>() as f64;
+    let total: f64 = weights.iter().sum();
+    let mut statistic = 0.0;
+    for (&count, weight) in counts.iter().zip(weights) {
+        let expect = draws * weight / total;
+        if expect == 0.0 {
+            assert_eq!(count, 0, "{what}: an excluded token came: {counts:?}");
+        } else {
+            statistic += (count as f64 - expect).powi(2) / expect;
+        }
+    }
+    let freedom = weights.iter().filter(|&&weight| weight > 0.0).count() - 1;
+    assert!(statistic <= CRITICAL[freedom], "{what}: {statistic} for {counts:?}");
+}
+
+fn check(what: &str, row: &RowSampling, weights: [f64; 5]) {
+    let mut sampler = Sampler::default();
+    let mut counts = [0; 5];
+    for seed in 0..DRAWS {
+        let mut row = row.clone();
+        Arc::make_mut(&mut row.params).seed = seed;
+        let sampled = sampler.sample(&logits(), &row).unwrap();
+        counts[sampled.token as usize] += 1;
+    }
+    check_counts(&counts, &weights, what);
+}
+
+#[test]
+fn every_parameter_shapes_the_distribution_as_defined() {
+    let plain = SamplingParams::default;
+    let with = |change: fn(&mut SamplingParams)| {
+        let mut params = plain();
+        change(&mut params);
+        params
+    };
+    let only = |change| row(with(change), &[0], &[], &[]);
+    let ln2 = std::f32::consts::LN_2;
+    check("plain", &row(plain(), &[0], &[], &[]), [8.0, 4.0, 2.0, 1.0, 1.0]);
+    check("temperature 0.5", &only(|p| p.temperature = 0.5), [64.0, 16.0, 4.0, 1.0, 1.0]);
+    check("temperature 2", &only(|p| p.temperature = 2.0), [8f64.sqrt(), 2.0, 2f64.sqrt(), 1.0, 1.0]);
+    check("greedy", &only(|p| p.temperature = 0.0), [1.0, 0.0, 0.0, 0.0, 0.0]);
+    check("top-k 2", &only(|p| p.top_k = 2), [8.0, 4.0, 0.0, 0.0, 0.0]);
+    check("top-k 4 cuts a tie by id", &only(|p| p.top_k = 4), [8.0, 4.0, 2.0, 1.0, 0.0]);
+    check("top-k beyond the vocabulary", &only(|p| p.top_k = 99), [8.0, 4.0, 2.0, 1.0, 1.0]);
+    check("top-p 0.7", &only(|p| p.top_p = 0.7), [8.0, 4.0, 0.0, 0.0, 0.0]);
+    check("top-p 0.8", &only(|p| p.top_p = 0.8), [8.0, 4.0, 2.0, 0.0, 0.0]);
+    check("top-p 0", &only(|p| p.top_p = 0.0), [1.0, 0.0, 0.0, 0.0, 0.0]);
+    check("min-p 0.2", &only(|p| p.min_p = 0.2), [8.0, 4.0, 2.0, 0.0, 0.0]);
+    check("min-p 1", &only(|p| p.min_p = 1.0), [1.0, 0.0, 0.0, 0.0, 0.0]);
+    let both = |p: &mut SamplingParams| (p.top_k, p.top_p) = (3, 0.85);
+    check("top-p counts what top-k left", &only(both), [8.0, 4.0, 0.0, 0.0, 0.0]);
+    let biased = SamplingParams { logit_bias: [(3, ln2), (0, -ln2)].into(), ..plain() };
+    check("bias", &row(biased, &[0], &[], &[]), [4.0, 4.0, 2.0, 2.0, 1.0]);
+    check("banned", &row(plain(), &[0], &[], &[0, 99]), [0.0, 4.0, 2.0, 1.0, 1.0]);
+    let frequency = with(|p| p.frequency_penalty = std::f32::consts::LN_2);
+    check("frequency", &row(frequency, &[1, 1], &[0, 0, 2], &[]), [2.0, 4.0, 1.0, 1.0, 1.0]);
+    let presence = with(|p| p.presence_penalty = std::f32::consts::LN_2);
+    check("presence", &row(presence, &[1, 1], &[0, 0, 2], &[]), [4.0, 4.0, 1.0, 1.0, 1.0]);
+    let repetition = with(|p| p.repetition_penalty = 2.0);
+    check("repetition", &row(repetition, &[1], &[0, 0], &[]), [8f64.sqrt(), 2.0, 2.0, 1.0, 1.0]);
+}
+
+#[test]
+fn a_repeated_negative_logit_falls() {
+    let params = SamplingParams { repetition_penalty: 2.0, ..SamplingParams::default() };
+    assert_eq!([-1.5, 1.5].map(|logit| penalised(logit, 3, &params).to_bits()), [-3f32, 0.75].map(f32::to_bits));
+}
+
+#[test]
+fn positions_of_one_seed_are_independent_draws() {
+    let mut sampler = Sampler::default();
+    let mut row = row(SamplingParams::default(), &[0], &[], &[]);
+    let mut counts = [0; 5];
+    let mut pairs = [0; 4];
+    let mut last = 0;
+    for _ in 0..DRAWS {
+        let token = sampler.sample(&logits(), &row).unwrap().token;
+        Arc::make_mut(&mut row.tokens).push(token);
+        counts[token as usize] += 1;
+        let kind = usize::from(token > 0);
+        pairs[last * 2 + kind] += 1;
+        last = kind;
+    }
+    check_counts(&counts, &[8.0, 4.0, 2.0, 1.0, 1.0], "along positions");
+    check_counts(&pairs, &[1.0; 4], "token after token");
+}
+
+#[test]
+fn a_draw_depends_on_seed_and_position_alone() {
+    let draw = |sampler: &mut Sampler, seed, length| {
+        let params = SamplingParams { seed, ..SamplingParams::default() };
+        let flat = vec![0.0; 1000];
+        sampler.sample(&flat, &row(params, &vec![0; length], &[], &[])).unwrap().token
+    };
+    let mut used = Sampler::default();
+    let first = draw(&mut used, 1, 5);
+    assert_ne!(draw(&mut used, 2, 5), first);
+    assert_ne!(draw(&mut used, 1 << 32, 5), draw(&mut used, 2 << 32, 5));
+    assert_ne!(draw(&mut used, 1, 6), first);
+    assert_eq!(draw(&mut used, 1, 5), first);
+    assert_eq!(draw(&mut Sampler::default(), 1, 5), first);
+}
+
+/// Logits as models give them, with many ties.
+fn wide_logits(vocab_size: u32, seed: u32) -> Vec<f32> {
+    let logit = |id| philox4x32([id, 0, 0, 1], [seed, 0])[0] % 4000;
+    (0..vocab_size).map(|id| logit(id) as f32 / 250.0).collect()
+}
+
+/// Truncation by sorting everything.
+fn truncated_slowly(logits: &[f32], params: &SamplingParams) -> Vec<u32> {
+    let max = f64::from(logits.iter().copied().fold(f32::MIN, f32::max));
+    let weight = |id: &u32| (f64::from(logits[*id as usize]) - max).exp();
+    let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
+    ids.sort_by(|a, b| weight(b).total_cmp(&weight(a)).then(a.cmp(b)));
+    if params.top_k > 0 {
+        ids.truncate(params.top_k as usize);
+    }
+    let total: f64 = ids.iter().map(weight).sum();
+    let mut mass = 0.0;
+    let nucleus = ids.iter().position(|id| {
+        mass += weight(id);
+        mass >= f64::from(params.top_p) * total
+    });
+    if params.top_p < 1.0 {
+        ids.truncate(nucleus.map_or(ids.len(), |last| last + 1));
+    }
+    ids.retain(|id| weight(id) >= f64::from(params.min_p));
+    ids.sort_unstable();
+    ids
+}
+
+#[test]
+fn truncation_keeps_what_sorting_everything_would_keep() {
+    let check = |vocab_size, top_k, top_p, min_p| {
+        let params = SamplingParams { top_p, top_k, min_p, ..SamplingParams::default() };
+        let logits = wide_logits(vocab_size, top_k);
+        let (_, max) = argmax(&logits).unwrap();
+        let scaled = logits.iter().zip(0..);
+        let mut kept: Vec<_> = scaled.map(|(l, id)| Candidate { id, scaled: l - max }).collect();
+        truncate(&mut kept, &params);
+        let mut ids: Vec<_> = kept.iter().map(|candidate| candidate.id).collect();
+        ids.sort_unstable();
+        assert_eq!(ids, truncated_slowly(&logits, &params), "{params:?}");
+    };
+    for top_k in [0, 1, 7, 63, 64, 65, 600] {
+        for top_p in [0.0, 0.1, 0.5, 0.9, 0.99, 1.0] {
+            check(1_000, top_k, top_p, 0.0);
+            check(1_000, top_k, top_p, 0.3);
+        }
+    }
+    check(40_000, 0, 0.95, 0.0);
+}
+
+#[test]
+fn skipping_by_the_bound_never_changes_the_choice() {
+    for seed in 0..50 {
+        let logits = wide_logits(3_000, seed);
+        let candidates = || logits.iter().zip(0..).map(|(&scaled, id)| Candidate { id, scaled });
+        let mut noise = GumbelNoise::new(u64::from(seed), 9);
+        let slow = candidates()
+            .map(|c| (f64::from(c.scaled) + gumbel(noise.word(c.id)), c.id))
+            .max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
+        assert_eq!(noise.argmax(candidates()), slow.unwrap().1);
+    }
+    for word in [0, 1, 2, 3, 1 << 16, u32::MAX / 3, u32::MAX - 1, u32::MAX] {
+        assert!(gumbel(word).is_finite() && gumbel(word) <= noise_bound(word), "{word}");
+        assert!(noise_bound(word) <= MOST_NOISE);
+    }
+}
+
+#[test]
+fn logprobs_are_those_of_the_model() {
+    let logits = wide_logits(2_000, 3);
+    let total: f64 = logits.iter().map(|&l| f64::from(l).exp()).sum();
+    let expect = |id: u32| (f64::from(logits[id as usize]).exp() / total).ln() as f32;
+    let params =
+        SamplingParams { temperature: 0.3, frequency_penalty: 2.0, logprobs: Some(20), ..SamplingParams::default() };
+    let sampled = Sampler::default().sample(&logits, &row(params, &[1], &[2, 3], &[4])).unwrap();
+    let found = sampled.logprobs.unwrap();
+    assert!((found.chosen - expect(sampled.token)).abs() < 1e-5);
+    let mut ids: Vec<u32> = (0..2_000).collect();
+    ids.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b)));
+    assert_eq!(found.top.iter().map(|(id, _)| *id).collect::<Vec<_>>(), ids[..20]);
+    assert!(found.top.iter().all(|&(id, logprob)| (logprob - expect(id)).abs() < 1e-5));
+}
+
+#[test]
+fn the_most_likely_are_ordered_by_value_then_id() {
+    let check = |logits: &[f32], count, expect: &[u32]| {
+        assert_eq!(most_likely(logits, count), expect, "{logits:?}");
+    };
+    check(&[1.0, 3.0, 2.0, 3.0], 0, &[]);
+    check(&[1.0, 3.0, 2.0, 3.0], 1, &[1]);
+    check(&[1.0, 3.0, 2.0, 3.0], 3, &[1, 3, 2]);
+    check(&[1.0, 3.0, 2.0, 3.0], 9, &[1, 3, 2, 0]);
+    check(&[0.0, 0.0, 0.0], 2, &[0, 1]);
+}
+
+#[test]
+fn a_row_without_a_token_says_why() {
+    let check = |logits: &[f32], change: fn(&mut RowSampling), expect: SampleError| {
+        let mut row = row(SamplingParams::default(), &[0], &[], &[]);
+        change(&mut row);
+        let found = Sampler::default().sample(logits, &row).unwrap_err();
+        assert_eq!(found.to_string(), expect.to_string());
+    };
+    for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        check(&[0.0, value], |_| {}, SampleError::NotFinite { token: 1, value });
+        let greedy = |row: &mut RowSampling| Arc::make_mut(&mut row.params).temperature = 0.0;
+        check(&[0.0, value], greedy, SampleError::NotFinite { token: 1, value });
+    }
+    check(&[0.0, 0.0], |row| row.banned = [0, 1].into(), SampleError::NothingLeft);
+    let bias = |row: &mut RowSampling| {
+        Arc::make_mut(&mut row.params).logit_bias = [(2, 1.0)].into();
+    };
+    check(&[0.0, 0.0], bias, SampleError::UnknownToken { token: 2, vocab_size: 2 });
+}

@@ -1,0 +1,396 @@
+//! Who runs in the next step, and with how many tokens.
+//!
+//! There is no prefill or decode phase: every sequence has tokens beyond `num_computed_tokens`, and each step's token budget is
+//! handed out until it is spent. Sequences that miss only their last token come first; the rest of the budget goes to prompts,
+//! in chunks, fairly between accounts. When blocks run out, the latest arrived sequence is preempted and computed again later.
+//! Rows and blocks are shared too: an account that runs nothing and finds no room takes it from the account that runs most.
+
+use super::block_manager::{BlockManager, IntegrityError};
+use super::fair_queue::FairQueue;
+use super::sequence::{Finished, GenerateRequest, Sequence, SequenceId, State, StopCause};
+use crate::ids::AccountId;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Instant;
+
+/// Limits of one engine; all from the configuration.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// Tokens in one step (prefill chunks and decodes together).
+    pub max_batched_tokens: usize,
+    /// Sequences in one step.
+    pub max_rows: usize,
+    /// Sequences waiting for a row before new ones are refused.
+    pub max_waiting: usize,
+    pub block_size: usize,
+    pub num_blocks: usize,
+    /// Longest prompt + output of a sequence, tokens.
+    pub max_context: usize,
+}
+
+/// What one step computes.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Step {
+    pub rows: Vec<StepRow>,
+    /// Sequences that run for the first time.
+    pub started: Vec<SequenceId>,
+    pub preempted: Vec<SequenceId>,
+}
+
+impl Step {
+    pub fn num_tokens(&self) -> usize {
+        self.rows.iter().map(|row| row.num_tokens).sum()
+    }
+}
+
+/// `num_tokens` tokens of a sequence from its `num_computed_tokens` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepRow {
+    pub id: SequenceId,
+    pub num_tokens: usize,
+    /// The row reaches the sequence's end, so its last token gives logits.
+    pub samples: bool,
+}
+
+/// Counters since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    pub prompt_tokens: u64,
+    pub generated_tokens: u64,
+    pub prefix_hit_tokens: u64,
+    pub preemptions: u64,
+}
+
+#[derive(Debug)]
+pub struct Scheduler {
+    options: EngineOptions,
+    blocks: BlockManager,
+    /// In order of arrival.
+    sequences: BTreeMap<SequenceId, Sequence>,
+    running: BTreeSet<SequenceId>,
+    /// Sequences with more than one token to compute, running or waiting.
+    queue: FairQueue,
+    /// Sequences per account.
+    accounts: HashMap<AccountId, usize>,
+    /// A sequence that found no room in the last step although its account runs nothing.
+    starved: Option<SequenceId>,
+    totals: Totals,
+}
+
+impl Scheduler {
+    /// `secret` seeds the hashes of the prefix cache; draw it once per boot. No more sequences run than a step has tokens:
+    /// each running one gets at least one.
+    pub fn new(mut options: EngineOptions, secret: [u8; 32]) -> Self {
+        options.max_rows = options.max_rows.min(options.max_batched_tokens);
+        assert!(options.max_rows > 0, "a step has at least one row and one token");
+        Self {
+            blocks: BlockManager::new(options.num_blocks, options.block_size, secret),
+            sequences: BTreeMap::new(),
+            running: BTreeSet::new(),
+            queue: FairQueue::new(options.max_batched_tokens),
+            accounts: HashMap::new(),
+            starved: None,
+            totals: Totals::default(),
+            options,
+        }
+    }
+
+    /// The sequence must have passed `admission::fits`.
+    pub fn add(&mut self, id: SequenceId, request: GenerateRequest) {
+        let account = request.account;
+        self.queue.push_waiting(account, id);
+        *self.accounts.entry(account).or_default() += 1;
+        self.sequences.insert(id, Sequence::new(id, request));
+    }
+
+    pub fn get(&self, id: SequenceId) -> Option<&Sequence> {
+        self.sequences.get(&id)
+    }
+
+    pub fn sequences(&self) -> impl Iterator<Item = &Sequence> {
+        self.sequences.values()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.sequences.is_empty()
+    }
+
+    pub fn num_running(&self) -> usize {
+        self.running.len()
+    }
+
+    pub fn num_waiting(&self) -> usize {
+        self.sequences.len() - self.running.len()
+    }
+
+    pub fn blocks(&self) -> &BlockManager {
+        &self.blocks
+    }
+
+    pub fn totals(&self) -> Totals {
+        self.totals
+    }
+
+    /// Sequences whose deadline has passed.
+    pub fn expired(&self, now: Instant) -> Vec<SequenceId> {
+        let late = |sequence: &&Sequence| sequence.request.deadline.is_some_and(|at| at <= now);
+        self.sequences().filter(late).map(|s| s.id).collect()
+    }
+
+    /// Hands out the next step's token budget. Empty only when there is no sequence.
+    pub fn schedule(&mut self) -> Step {
+        let mut step = Step::default();
+        let starved = self.displace(&mut step);
+        let displaced = step.preempted.len();
+        self.schedule_decodes(&mut step);
+        // Blocks that the decodes have just freed belong to those who needed them.
+        let admitting = step.preempted.len() == displaced;
+        self.schedule_prompts(&mut step, starved.filter(|_| admitting), admitting);
+        step
+    }
+
+    /// Records that a step was computed: its tokens are in the cache, its full blocks can be shared.
+    pub fn advance(&mut self, step: &Step) {
+        for row in &step.rows {
+            let sequence = sequence_mut(&mut self.sequences, row.id);
+            self.totals.prompt_tokens += sequence.advance(row.num_tokens) as u64;
+            let computed = &sequence.tokens[..sequence.num_computed_tokens];
+            self.blocks.register(&mut sequence.table, computed);
+        }
+    }
+
+    /// Appends a sampled token; a cause means that the sequence is complete and must be finished.
+    pub fn append(&mut self, id: SequenceId, token: u32) -> Option<StopCause> {
+        self.totals.generated_tokens += 1;
+        sequence_mut(&mut self.sequences, id).append(token, self.options.max_context)
+    }
+
+    /// Removes a sequence and frees its blocks at once. `None` when there is no such sequence.
+    pub fn finish(&mut self, id: SequenceId, cause: StopCause) -> Option<Finished> {
+        let mut sequence = self.sequences.remove(&id)?;
+        self.running.remove(&id);
+        self.leave_account(&sequence);
+        if matches!(cause, StopCause::Failed(_)) {
+            self.blocks.discard(&mut sequence.table);
+        } else {
+            self.blocks.release(&mut sequence.table);
+        }
+        Some(sequence.finished(cause))
+    }
+
+    /// Every block accounted for, every sequence where its state says.
+    pub fn check_integrity(&self) -> Result<(), IntegrityError> {
+        self.blocks.check_integrity(self.sequences().map(|sequence| &sequence.table))?;
+        let broken = self.sequences().find(|sequence| !self.is_consistent(sequence));
+        match broken {
+            Some(sequence) => Err(IntegrityError(format!("{:?} is misplaced", sequence.id))),
+            None if self.running.len() > self.options.max_rows => {
+                Err(IntegrityError("more sequences run than a step has rows".into()))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn is_consistent(&self, sequence: &Sequence) -> bool {
+        let queued = self.queue.contains(sequence.request.account, sequence.id);
+        let running = self.running.contains(&sequence.id);
+        let blocks = sequence.table.blocks().len();
+        match sequence.state {
+            State::Waiting => queued && !running && blocks == 0 && sequence.num_computed_tokens == 0,
+            State::Running => {
+                running
+                    && queued != sequence.is_decoding()
+                    && blocks >= self.blocks.blocks_for(sequence.num_computed_tokens)
+            }
+        }
+    }
+
+    /// Of a live sequence.
+    fn account(&self, id: SequenceId) -> AccountId {
+        self.sequences[&id].request.account
+    }
+
+    fn schedule_decodes(&mut self, step: &mut Step) {
+        let running: Vec<_> = self.running.iter().copied().collect();
+        for id in running {
+            if !self.sequences[&id].is_decoding() || !self.make_room(id, step) {
+                continue;
+            }
+            self.queue.charge(self.account(id), 1);
+            self.push_row(step, id, 1);
+        }
+    }
+
+    /// Gets the block for one more token, from later arrivals if need be. False when the sequence itself had to give way.
+    fn make_room(&mut self, id: SequenceId, step: &mut Step) -> bool {
+        while !self.claim(id, 1) {
+            let latest = *self.running.last().expect("invariant: `id` is running");
+            // Rows are handed out in order of arrival, so the latest has none in this step yet.
+            self.preempt(latest);
+            step.preempted.push(latest);
+            if latest == id {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Makes room for the starved sequence, if it still is: the account that runs the most gives up its latest arrival.
+    fn displace(&mut self, step: &mut Step) -> Option<SequenceId> {
+        let rows = self.rows_by_account();
+        let starved = self.starved.take().and_then(|id| self.get(id));
+        let starved = starved.filter(|sequence| is_starved(sequence, &rows))?.id;
+        let most = rows.into_values().max_by_key(Vec::len).filter(|rows| rows.len() > 1);
+        if let Some(latest) = most.as_ref().and_then(|rows| rows.last()) {
+            self.preempt(*latest);
+            step.preempted.push(*latest);
+        }
+        Some(starved)
+    }
+
+    /// What each account runs, in order of arrival.
+    fn rows_by_account(&self) -> Rows {
+        let mut rows = Rows::new();
+        for &id in &self.running {
+            rows.entry(self.account(id)).or_default().push(id);
+        }
+        rows
+    }
+
+    /// `first` is served before the queue.
+    fn schedule_prompts(&mut self, step: &mut Step, first: Option<SequenceId>, mut admitting: bool) {
+        let mut budget = self.options.max_batched_tokens - step.num_tokens();
+        let mut popped = Vec::new();
+        if let Some(id) = first {
+            self.queue.remove(self.account(id), id, false);
+        }
+        let mut next = first.or_else(|| self.queue.pop(admitting));
+        while let Some(id) = next {
+            popped.push(id);
+            // Nobody overtakes a sequence that does not fit yet, or a long one would wait for ever.
+            admitting = self.admit(id, step) && admitting;
+            let count = self.chunk(id, budget);
+            if count > 0 {
+                self.queue.charge(self.account(id), count);
+                self.push_row(step, id, count);
+                budget -= count;
+            }
+            next = if budget > 0 { self.queue.pop(admitting) } else { None };
+        }
+        for id in popped {
+            self.requeue(id, step);
+        }
+        if !admitting {
+            let rows = self.rows_by_account();
+            let starved = self.sequences().find(|sequence| is_starved(sequence, &rows)).map(|sequence| sequence.id);
+            self.starved = starved;
+        }
+    }
+
+    /// Lets a waiting sequence in when a row is free and its known tokens fit beside what the running ones still need.
+    fn admit(&mut self, id: SequenceId, step: &mut Step) -> bool {
+        let headroom = self.headroom();
+        let sequence = sequence_mut(&mut self.sequences, id);
+        if sequence.state == State::Running {
+            return true;
+        }
+        if self.running.len() >= self.options.max_rows {
+            return false;
+        }
+        let prefix = self.blocks.lookup(&mut sequence.table, &sequence.tokens);
+        let shared = prefix.blocks.len() - prefix.evictable;
+        if self.blocks.blocks_for(sequence.tokens.len()) - shared > headroom {
+            return false;
+        }
+        let cached = self.blocks.adopt(&mut sequence.table, prefix);
+        if sequence.start(cached) {
+            step.started.push(id);
+            self.totals.prefix_hit_tokens += cached as u64;
+        }
+        self.totals.prompt_tokens += sequence.advance(0) as u64;
+        self.running.insert(id);
+        true
+    }
+
+    /// Blocks left for newcomers: the known tokens of running sequences, and one more block for each, are spoken for.
+    fn headroom(&self) -> usize {
+        let outstanding = |id: &SequenceId| {
+            let sequence = &self.sequences[id];
+            1 + self.blocks.blocks_for(sequence.tokens.len()) - sequence.table.blocks().len()
+        };
+        let spoken_for = self.running.iter().map(outstanding).sum();
+        self.blocks.available().saturating_sub(spoken_for)
+    }
+
+    /// Claims blocks for as many tokens as the budget and the free blocks allow, and returns how many that are.
+    fn chunk(&mut self, id: SequenceId, budget: usize) -> usize {
+        let sequence = &self.sequences[&id];
+        if sequence.state == State::Waiting {
+            return 0;
+        }
+        let reachable = sequence.table.blocks().len() + self.blocks.available();
+        let room = reachable * self.options.block_size - sequence.num_computed_tokens;
+        let count = sequence.uncomputed().min(budget).min(room);
+        assert!(self.claim(id, count), "the chunk was cut to fit");
+        count
+    }
+
+    fn claim(&mut self, id: SequenceId, count: usize) -> bool {
+        let sequence = sequence_mut(&mut self.sequences, id);
+        let from = sequence.num_computed_tokens;
+        self.blocks.claim(&mut sequence.table, from, from + count)
+    }
+
+    fn push_row(&self, step: &mut Step, id: SequenceId, num_tokens: usize) {
+        let samples = num_tokens == self.sequences[&id].uncomputed();
+        step.rows.push(StepRow { id, num_tokens, samples });
+    }
+
+    /// Puts a sequence back in line unless this step leaves it at most one token to compute.
+    fn requeue(&mut self, id: SequenceId, step: &Step) {
+        let sequence = &self.sequences[&id];
+        let account = sequence.request.account;
+        let given = step.rows.iter().find(|row| row.id == id);
+        let left = sequence.uncomputed() - given.map_or(0, |row| row.num_tokens);
+        if sequence.state == State::Waiting {
+            self.queue.push_waiting(account, id);
+        } else if left > 1 {
+            self.queue.push_partial(account, id);
+        }
+    }
+
+    fn preempt(&mut self, id: SequenceId) {
+        let sequence = sequence_mut(&mut self.sequences, id);
+        self.blocks.release(&mut sequence.table);
+        sequence.reset();
+        self.running.remove(&id);
+        let account = sequence.request.account;
+        self.queue.remove(account, id, false);
+        self.queue.push_waiting(account, id);
+        self.totals.preemptions += 1;
+    }
+
+    fn leave_account(&mut self, sequence: &Sequence) {
+        let account = sequence.request.account;
+        let left = self.accounts.get_mut(&account).expect("invariant: accounts of live sequences are counted");
+        *left -= 1;
+        let alone = *left == 0;
+        if alone {
+            self.accounts.remove(&account);
+        }
+        self.queue.remove(account, sequence.id, alone);
+    }
+}
+
+type Rows = BTreeMap<AccountId, Vec<SequenceId>>;
+
+fn is_starved(sequence: &Sequence, rows: &Rows) -> bool {
+    sequence.state == State::Waiting && !rows.contains_key(&sequence.request.account)
+}
+
+/// Not a method, so that the block manager can be borrowed beside the sequence.
+fn sequence_mut(sequences: &mut BTreeMap<SequenceId, Sequence>, id: SequenceId) -> &mut Sequence {
+    sequences.get_mut(&id).expect("invariant: scheduled ids are live")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,374 @@
+//! The scheduler driven by text: each line is an operation and what it must say. Integrity is checked after each.
+
+use super::*;
+use crate::engine::philox::philox4x32;
+use crate::engine::sampler::SamplingParams;
+use crate::engine::tests::any_instant;
+use std::fmt::Write;
+use std::time::Duration;
+use uuid::Uuid;
+
+struct Bench {
+    scheduler: Scheduler,
+    began: Instant,
+}
+
+impl Bench {
+    /// `options`: budget, rows, block size, blocks, context.
+    fn new(options: [usize; 5]) -> Self {
+        let [max_batched_tokens, max_rows, block_size, num_blocks, max_context] = options;
+        let options =
+            EngineOptions { max_batched_tokens, max_rows, max_waiting: 0, block_size, num_blocks, max_context };
+        Self { scheduler: Scheduler::new(options, [7; 32]), began: any_instant() }
+    }
+
+    /// `add ID ACCOUNT FROM..TO +MAX`, optionally `eos ID` or `by SECONDS`.
+    fn add(&mut self, id: &str, account: &str, prompt: &str, max: &str, rest: &[&str]) -> String {
+        let (from, to) = prompt.split_once("..").unwrap();
+        let value = |key: &str| {
+            let at = rest.iter().position(|word| *word == key)?;
+            rest[at + 1].parse::<u32>().ok()
+        };
+        let request = GenerateRequest {
+            account: self::account(account),
+            prompt: (from.parse().unwrap()..to.parse().unwrap()).collect(),
+            sampling: SamplingParams::default(),
+            max_tokens: max[1..].parse().unwrap(),
+            min_tokens: 0,
+            eos_ids: value("eos").into_iter().collect(),
+            deadline: value("by").map(|s| self.began + Duration::from_secs(s.into())),
+        };
+        self.scheduler.add(self::id(id), request);
+        String::new()
+    }
+
+    /// One step in which every sampled row produces 1000 + its length. Says `ID:TOKENS` (`*` when it samples), who was
+    /// preempted and who ended.
+    fn step(&mut self) -> String {
+        let step = self.scheduler.schedule();
+        let mut said = String::new();
+        for row in &step.rows {
+            let star = if row.samples { "*" } else { "" };
+            write!(said, "{}:{}{star} ", row.id.0, row.num_tokens).unwrap();
+        }
+        for id in &step.preempted {
+            write!(said, "preempted {} ", id.0).unwrap();
+        }
+        self.scheduler.advance(&step);
+        for row in step.rows.iter().filter(|row| row.samples) {
+            let token = 1000 + self.scheduler.get(row.id).unwrap().tokens.len() as u32;
+            if let Some(cause) = self.scheduler.append(row.id, token) {
+                write!(said, "{cause:?} {} ", row.id.0).unwrap();
+                self.scheduler.finish(row.id, cause).unwrap();
+            }
+        }
+        said.trim_end().into()
+    }
+
+    fn finish(&mut self, id: &str, cause: StopCause) -> String {
+        match self.scheduler.finish(self::id(id), cause) {
+            None => "unknown".into(),
+            Some(finished) => {
+                let Finished { prompt_tokens, cached_tokens, completion_tokens, .. } = finished;
+                format!("prompt {prompt_tokens} cached {cached_tokens} output {completion_tokens}")
+            }
+        }
+    }
+
+    fn expired(&self, seconds: &str) -> String {
+        let now = self.began + Duration::from_secs(seconds.parse().unwrap());
+        let ids = self.scheduler.expired(now);
+        ids.iter().map(|id| id.0.to_string()).collect::<Vec<_>>().join(" ")
+    }
+
+    fn blocks(&self) -> String {
+        let blocks = self.scheduler.blocks();
+        format!("used {} of {}", blocks.used(), blocks.total())
+    }
+
+    fn run(&mut self, operation: &str) -> String {
+        let words: Vec<_> = operation.split_whitespace().collect();
+        let said = match words[..] {
+            ["add", id, account, prompt, max, ref rest @ ..] => self.add(id, account, prompt, max, rest),
+            ["step"] => self.step(),
+            ["steps", count] => (0..count.parse().unwrap()).fold(String::new(), |_, _| self.step()),
+            ["stop", id] => self.finish(id, StopCause::Stopped),
+            ["fail", id] => self.finish(id, StopCause::Failed("scripted".into())),
+            ["expired", seconds] => self.expired(seconds),
+            ["blocks"] => self.blocks(),
+            _ => panic!("unknown operation: {operation}"),
+        };
+        self.scheduler.check_integrity().unwrap();
+        said
+    }
+}
+
+fn id(text: &str) -> SequenceId {
+    SequenceId(text.parse().unwrap())
+}
+
+fn account(name: &str) -> AccountId {
+    AccountId(Uuid::from_u128(u128::from(name.as_bytes()[0])))
+}
+
+fn check(options: [usize; 5], script: &str) -> Bench {
+    let mut bench = Bench::new(options);
+    for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let (operation, expect) = line.split_once("=>").unwrap_or((line, ""));
+        assert_eq!(bench.run(operation), expect.trim(), "{line}");
+    }
+    bench
+}
+
+#[test]
+fn a_prompt_is_computed_in_chunks_beside_decodes() {
+    check(
+        [8, 4, 4, 16, 64],
+        "add 1 a 0..6 +4
+         step      => 1:6*
+         add 2 a 100..120 +2
+         step      => 1:1* 2:7
+         step      => 1:1* 2:7
+         step      => 1:1* 2:6* Length 1
+         step      => 2:1* Length 2
+         blocks    => used 0 of 16",
+    );
+}
+
+#[test]
+fn a_sequence_ends_by_its_own_causes() {
+    check(
+        [8, 4, 4, 16, 8],
+        "add 1 a 0..3 +9 eos 1004
+         add 2 a 10..13 +2
+         step  => 1:3* 2:3*
+         step  => 1:1* 2:1* EndOfText 1 Length 2
+         add 3 a 20..26 +9
+         step  => 3:6*
+         step  => 3:1* Length 3",
+    );
+}
+
+#[test]
+fn usage_is_what_was_computed() {
+    check(
+        [8, 4, 4, 16, 64],
+        "add 1 a 0..20 +4
+         stop 1 => prompt 0 cached 0 output 0
+         add 2 a 0..20 +4
+         step   => 2:8
+         stop 2 => prompt 8 cached 0 output 0
+         add 3 a 0..20 +4
+         step   => 3:8
+         step   => 3:4*
+         step   => 3:1*
+         stop 3 => prompt 20 cached 8 output 2
+         stop 3 => unknown
+         blocks => used 0 of 16",
+    );
+}
+
+#[test]
+fn rows_are_limited_and_first_come_is_first_served() {
+    check(
+        [16, 2, 4, 16, 64],
+        "add 1 a 0..2 +2
+         add 2 a 10..12 +3
+         add 3 a 20..22 +2
+         step => 1:2* 2:2*
+         step => 1:1* 2:1* Length 1
+         step => 2:1* 3:2* Length 2
+         step => 3:1* Length 3",
+    );
+}
+
+#[test]
+fn nobody_overtakes_a_sequence_that_does_not_fit_yet() {
+    check(
+        [32, 4, 4, 6, 24],
+        "add 1 a 0..12 +3
+         step   => 1:12*
+         add 2 a 100..112 +1
+         add 3 a 200..202 +1
+         step   => 1:1*
+         step   => 1:1* Length 1
+         step   => 2:12* 3:2* Length 2 Length 3",
+    );
+}
+
+#[test]
+fn the_latest_arrival_is_preempted_and_computed_again() {
+    check(
+        [32, 4, 4, 6, 24],
+        "add 1 a 0..8 +9
+         add 2 b 100..107 +9
+         step   => 1:8* 2:7*
+         step   => 1:1* 2:1*
+         steps 3 => 1:1* 2:1*
+         step   => 1:1* preempted 2
+         blocks => used 4 of 6
+         step   => 1:1*
+         step   => 1:1*
+         step   => 1:1* Length 1
+         step   => 2:4*
+         step   => 2:1*
+         stop 2 => prompt 7 cached 0 output 7",
+    );
+}
+
+#[test]
+fn a_failed_sequence_leaves_nothing_in_the_cache() {
+    check(
+        [32, 4, 4, 16, 64],
+        "add 1 a 0..9 +9
+         step   => 1:9*
+         fail 1 => prompt 9 cached 0 output 1
+         add 2 a 0..9 +9
+         step   => 2:9*
+         stop 2 => prompt 9 cached 0 output 1
+         add 3 a 0..9 +9
+         step   => 3:1*",
+    );
+}
+
+#[test]
+fn deadlines_are_those_that_have_passed() {
+    check(
+        [8, 4, 4, 16, 64],
+        "add 1 a 0..3 +9 by 5
+         add 2 a 0..3 +9
+         add 3 a 0..3 +9 by 2
+         expired 1 =>
+         expired 2 => 3
+         expired 9 => 1 3",
+    );
+}
+
+#[test]
+fn an_account_with_one_prompt_does_not_wait_for_one_with_many() {
+    check(
+        [128, 8, 16, 256, 1024],
+        "add 1 a 0..500 +1
+         add 2 a 1000..1500 +1
+         step => 1:128
+         add 3 b 0..100 +1
+         step => 1:128
+         step => 3:100* 1:28 Length 3
+         step => 1:128",
+    );
+}
+
+#[test]
+fn an_account_that_runs_nothing_takes_a_row_from_the_one_that_runs_most() {
+    check(
+        [4, 4, 4, 64, 64],
+        "add 1 a 0..1 +9
+         add 2 a 10..11 +9
+         add 3 b 20..21 +9
+         add 4 a 30..31 +9
+         step   => 1:1* 2:1* 4:1* 3:1*
+         add 5 a 40..41 +9
+         add 6 c 50..51 +9
+         step   => 1:1* 2:1* 3:1* 4:1*
+         step   => 1:1* 2:1* 3:1* 6:1* preempted 4
+         add 7 d 60..61 +9
+         step   => 1:1* 2:1* 3:1* 6:1*
+         step   => 1:1* 3:1* 6:1* 7:1* preempted 2
+         add 8 e 70..71 +9
+         step   => 1:1* 3:1* 6:1* 7:1*
+         step   => 1:1* 3:1* 6:1* 7:1*
+         stop 3 => prompt 1 cached 0 output 7
+         step   => 1:1* 6:1* 7:1* 8:1*",
+    );
+}
+
+#[test]
+fn an_account_that_runs_nothing_takes_blocks_from_the_one_that_runs_most() {
+    check(
+        [64, 8, 4, 8, 32],
+        "add 1 a 0..9 +9
+         add 2 a 100..109 +9
+         step => 1:9* 2:9*
+         add 3 b 200..209 +9
+         step => 1:1* 2:1*
+         step => 1:1* 3:9* preempted 2
+         step => 1:1* 3:1*",
+    );
+}
+
+/// Three accounts with endless work, unequal in sequences: what they are given differs by little at any time.
+#[test]
+fn backlogged_accounts_get_equal_shares() {
+    const BUDGET: usize = 100;
+    let mut bench = Bench::new([BUDGET, 16, 16, 4096, 4096]);
+    let mut next = 0..;
+    let mut given = HashMap::<AccountId, usize>::new();
+    for round in 0..400 {
+        for (name, sequences) in [("a", 9), ("b", 4), ("c", 3)] {
+            let live = bench.scheduler.accounts.get(&account(name)).copied();
+            for _ in live.unwrap_or(0)..sequences {
+                let id = next.next().unwrap();
+                let from = id * 1000;
+                bench.run(&format!("add {id} {name} {from}..{} +5", from + 400));
+            }
+        }
+        let step = bench.scheduler.schedule();
+        assert_eq!(step.num_tokens(), BUDGET, "no budget is left unused in round {round}");
+        for row in &step.rows {
+            let owner = bench.scheduler.get(row.id).unwrap().request.account;
+            *given.entry(owner).or_default() += row.num_tokens;
+        }
+        bench.scheduler.advance(&step);
+        for row in step.rows.iter().filter(|row| row.samples) {
+            if let Some(cause) = bench.scheduler.append(row.id, 1) {
+                bench.scheduler.finish(row.id, cause);
+            }
+        }
+    }
+    let most = given.values().max().unwrap();
+    let least = given.values().min().unwrap();
+    assert!(given.len() == 3 && most - least <= 4 * BUDGET, "{given:?}");
+}
+
+/// Random arrivals, stops, failures and steps under a tight cache; everything is checked after each operation.
+fn churn(operations: u32) {
+    let mut bench = Bench::new([24, 6, 4, 20, 64]);
+    let mut next = 1..;
+    let mut live = Vec::new();
+    for operation in 0..operations {
+        let [kind, a, b, c] = philox4x32([operation, 0, 0, 0], [1, 2]);
+        let said = match kind % 16 {
+            0..3 if live.len() < 24 => {
+                let (id, from) = (next.next().unwrap(), a % 3);
+                live.push(id);
+                let to = from + 1 + b % 40;
+                let (name, max) = (["a", "b", "c"][c as usize % 3], 1 + (c >> 8) % 30);
+                bench.run(&format!("add {id} {name} {from}..{to} +{max}"))
+            }
+            3 if !live.is_empty() => {
+                let id = live.swap_remove(a as usize % live.len());
+                bench.run(&format!("{} {id}", ["stop", "fail"][b as usize % 2]))
+            }
+            _ => bench.run("step"),
+        };
+        assert!(kind % 16 < 4 || live.is_empty() || !said.is_empty(), "stalled at {operation}");
+        live.retain(|&id| bench.scheduler.get(SequenceId(id)).is_some());
+    }
+    assert!(bench.scheduler.totals().preemptions > 100, "the cache was not tight");
+    assert!(bench.scheduler.totals().prefix_hit_tokens > 100, "nothing was shared");
+    while !bench.scheduler.is_empty() {
+        assert!(!bench.run("step").is_empty(), "stalled at the end");
+    }
+    assert_eq!(bench.run("blocks"), "used 0 of 20");
+}
+
+#[test]
+fn random_operations_keep_every_block_accounted_for() {
+    churn(100_000);
+}
+
+#[test]
+#[ignore = "the same ten times longer"]
+fn a_million_random_operations_keep_every_block_accounted_for() {
+    churn(1_000_000);
+}

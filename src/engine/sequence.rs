@@ -1,0 +1,170 @@
+//! One sequence: its tokens, how far they are computed, its blocks.
+
+use super::block_manager::BlockTable;
+use super::sampler::{RowSampling, SamplingParams};
+use crate::ids::AccountId;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Ids rise in order of arrival.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SequenceId(pub u64);
+
+/// One sequence to generate. Stop strings are the caller's: it ends the sequence with `EngineHandle::stop`.
+#[derive(Clone, Debug)]
+pub struct GenerateRequest {
+    /// Fairness and prefix-cache isolation are per account.
+    pub account: AccountId,
+    /// At least one token.
+    pub prompt: Arc<[u32]>,
+    pub sampling: SamplingParams,
+    /// At least 1.
+    pub max_tokens: u32,
+    /// End-of-text ids are masked out until this many tokens are produced.
+    pub min_tokens: u32,
+    /// Ids that end the generation (empty when end-of-text is ignored). The ending token counts as produced but is not text.
+    pub eos_ids: Arc<[u32]>,
+    pub deadline: Option<Instant>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finished {
+    pub cause: StopCause,
+    /// Prompt tokens computed or taken from the prefix cache so far.
+    pub prompt_tokens: u32,
+    /// Prompt tokens taken from the prefix cache when the sequence first started.
+    pub cached_tokens: u32,
+    /// Exactly the number of `Token` events sent.
+    pub completion_tokens: u32,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum StopCause {
+    /// An end-of-text id was produced.
+    EndOfText,
+    /// `max_tokens` or the context was reached.
+    Length,
+    /// `EngineHandle::stop` was called (cancel, or a stop string).
+    Stopped,
+    DeadlineExceeded,
+    /// The step failed; the text is for logs, not for clients.
+    Failed(String),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Holds no blocks; nothing of it is computed.
+    Waiting,
+    Running,
+}
+
+/// A sequence in the scheduler. It catches up with its own tokens: whatever lies beyond `num_computed_tokens` is still to be
+/// run, be it a prompt, the last sampled token, or everything again after a preemption.
+#[derive(Debug)]
+pub struct Sequence {
+    pub id: SequenceId,
+    pub request: GenerateRequest,
+    /// Prompt and output so far. Shared with the runner during a step only, so appending copies nothing.
+    pub tokens: Arc<Vec<u32>>,
+    pub num_computed_tokens: usize,
+    pub table: BlockTable,
+    pub state: State,
+    sampling: Arc<SamplingParams>,
+    /// `None` until the sequence started for the first time.
+    cached_tokens: Option<usize>,
+    /// Most prompt tokens that were ever computed: a preemption does not take them back.
+    prompt_tokens: usize,
+}
+
+impl Sequence {
+    pub fn new(id: SequenceId, request: GenerateRequest) -> Self {
+        Self {
+            id,
+            tokens: Arc::new(request.prompt.to_vec()),
+            num_computed_tokens: 0,
+            table: BlockTable::new(request.account),
+            state: State::Waiting,
+            sampling: Arc::new(request.sampling.clone()),
+            cached_tokens: None,
+            prompt_tokens: 0,
+            request,
+        }
+    }
+
+    /// Known tokens that are not computed yet.
+    pub fn uncomputed(&self) -> usize {
+        self.tokens.len() - self.num_computed_tokens
+    }
+
+    pub fn output_len(&self) -> usize {
+        self.tokens.len() - self.request.prompt.len()
+    }
+
+    /// Only the last sampled token is missing: one token in, one out.
+    pub fn is_decoding(&self) -> bool {
+        self.state == State::Running && self.uncomputed() == 1
+    }
+
+    /// Enters the running set with `cached` tokens already in its blocks. True for the first time.
+    pub fn start(&mut self, cached: usize) -> bool {
+        self.state = State::Running;
+        self.num_computed_tokens = cached;
+        let first = self.cached_tokens.is_none();
+        self.cached_tokens.get_or_insert(cached);
+        first
+    }
+
+    /// Gives up everything computed; the tokens stay.
+    pub fn reset(&mut self) {
+        self.state = State::Waiting;
+        self.num_computed_tokens = 0;
+    }
+
+    /// `count` more tokens are in the cache. Returns how many prompt tokens that adds to the most seen before.
+    pub fn advance(&mut self, count: usize) -> usize {
+        self.num_computed_tokens += count;
+        assert!(self.num_computed_tokens <= self.tokens.len());
+        let seen = self.num_computed_tokens.min(self.request.prompt.len());
+        let before = self.prompt_tokens;
+        self.prompt_tokens = before.max(seen);
+        self.prompt_tokens - before
+    }
+
+    /// Appends a sampled token and says whether it is the last one.
+    pub fn append(&mut self, token: u32, max_context: usize) -> Option<StopCause> {
+        Arc::make_mut(&mut self.tokens).push(token);
+        if self.request.eos_ids.contains(&token) {
+            Some(StopCause::EndOfText)
+        } else if self.remaining(max_context) == 0 {
+            Some(StopCause::Length)
+        } else {
+            None
+        }
+    }
+
+    /// Tokens it may still produce.
+    pub fn remaining(&self, max_context: usize) -> usize {
+        (self.request.max_tokens as usize)
+            .saturating_sub(self.output_len())
+            .min(max_context.saturating_sub(self.tokens.len()))
+    }
+
+    pub fn row_sampling(&self) -> RowSampling {
+        let may_end = self.output_len() >= self.request.min_tokens as usize;
+        RowSampling {
+            params: Arc::clone(&self.sampling),
+            tokens: Arc::clone(&self.tokens),
+            prompt_len: self.request.prompt.len(),
+            banned: if may_end { Arc::default() } else { Arc::clone(&self.request.eos_ids) },
+        }
+    }
+
+    pub fn finished(&self, cause: StopCause) -> Finished {
+        Finished {
+            cause,
+            prompt_tokens: self.prompt_tokens as u32,
+            cached_tokens: self.cached_tokens.unwrap_or(0) as u32,
+            completion_tokens: self.output_len() as u32,
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! The engine as a whole, around runners without a model.
+
+mod determinism;
+mod lifecycle;
+
+use super::sampler::SamplingParams;
+use super::*;
+use crate::ids::AccountId;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+use uuid::Uuid;
+
+fn options() -> EngineOptions {
+    EngineOptions {
+        max_batched_tokens: 64,
+        max_rows: 8,
+        max_waiting: 4,
+        block_size: 4,
+        num_blocks: 64,
+        max_context: 128,
+    }
+}
+
+fn request(prompt: impl IntoIterator<Item = u32>, max_tokens: u32) -> GenerateRequest {
+    GenerateRequest {
+        account: AccountId(Uuid::nil()),
+        prompt: prompt.into_iter().collect(),
+        sampling: SamplingParams::default(),
+        max_tokens,
+        min_tokens: 0,
+        eos_ids: Arc::default(),
+        deadline: None,
+    }
+}
+
+/// For tests of pure code, which has no clock.
+pub fn any_instant() -> Instant {
+    Instant::now()
+}
+
+/// Everything a sequence said, to its end.
+fn collect(mut events: mpsc::Receiver<Event>) -> (Vec<u32>, Finished) {
+    let mut tokens = Vec::new();
+    let mut started = 0;
+    loop {
+        match events.blocking_recv().expect("a sequence ends with Finished") {
+            Event::Started => started += 1,
+            Event::Token { id, .. } => tokens.push(id),
+            Event::Finished(finished) => {
+                assert_eq!(finished.completion_tokens as usize, tokens.len());
+                assert!(started == 1 || (started == 0 && tokens.is_empty()));
+                assert_eq!(events.blocking_recv(), None, "nothing follows Finished");
+                return (tokens, finished);
+            }
+        }
+    }
+}
+
+/// Statistics are published after each step: looks until they say what is expected.
+fn wait_for(engine: &EngineHandle, what: &str, reached: impl Fn(&EngineStats) -> bool) {
+    let patience = Instant::now() + Duration::from_secs(20);
+    while !reached(&engine.stats()) {
+        assert!(Instant::now() < patience, "never {what}: {:?}", engine.stats());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}

@@ -1,0 +1,179 @@
+//! The same input and seed give the same tokens, whatever else is in the batch. The toy model below reads the past only
+//! through block tables and slots, so a block mix-up, a stale block or a wrong position changes what it says.
+
+use super::*;
+use crate::engine::model_runner::{ModelRunner, RunnerOptions};
+use crate::engine::runner::{RowResult, Runner};
+use crate::engine::sampler::{RowSampling, Sampler};
+use cresset_models::testing::tiny_llama_gguf;
+use cresset_models::{ForwardBatch, ModelSource};
+use std::collections::HashMap;
+
+/// How an engine for given options comes to be.
+type Start<'a> = &'a dyn Fn(&EngineOptions) -> EngineHandle;
+
+const VOCABULARY: u64 = 40;
+
+/// A "model" whose cache is one number per slot. What a token stores covers its whole past, like a deep layer's key does; what
+/// it says covers every slot of its past, like attention does.
+struct SlotRunner {
+    block_size: usize,
+    slots: HashMap<u32, u64>,
+    sampler: Sampler,
+}
+
+impl SlotRunner {
+    fn start(options: &EngineOptions) -> EngineHandle {
+        let runner = Self { block_size: options.block_size, slots: HashMap::new(), sampler: Sampler::default() };
+        EngineHandle::start(Box::new(runner), options.clone())
+    }
+
+    fn read(&self, table: &[u32], position: usize) -> u64 {
+        let block = table[position / self.block_size] as usize;
+        self.slots[&((block * self.block_size + position % self.block_size) as u32)]
+    }
+
+    /// Stores one token and returns its logits.
+    fn token(&mut self, batch: &ForwardBatch, index: usize, table: &[u32]) -> Vec<f32> {
+        let position = batch.positions[index] as usize;
+        let before = position.checked_sub(1).map_or(0, |p| self.read(table, p));
+        let stored = mix(mix(before, u64::from(batch.input_ids[index])), position as u64);
+        self.slots.insert(batch.slot_mapping[index], stored);
+        let seen = (0..=position).fold(0, |seen, p| mix(seen, self.read(table, p)));
+        let logit = |id| (mix(seen, id) % 1000) as f32 / 300.0;
+        (0..VOCABULARY).map(logit).collect()
+    }
+}
+
+impl Runner for SlotRunner {
+    fn run(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<Vec<RowResult>, String> {
+        let mut rows = rows.iter();
+        let mut results = Vec::new();
+        for (sequence, table) in batch.block_tables.iter().enumerate() {
+            let [from, to] = [0, 1].map(|edge| batch.cu_seqlens_q[sequence + edge]);
+            assert_eq!(batch.positions[to as usize - 1] + 1, batch.seq_lens[sequence]);
+            for index in from..to {
+                let logits = self.token(batch, index as usize, table);
+                if batch.logits_indices.contains(&index) {
+                    let row = rows.next().expect("a row for each index");
+                    let sampled = self.sampler.sample(&logits, row);
+                    results.push(sampled.map_err(|error| error.to_string()));
+                }
+            }
+        }
+        Ok(results)
+    }
+}
+
+fn mix(a: u64, b: u64) -> u64 {
+    let mixed = (a ^ b.wrapping_mul(0x9E37_79B9_7F4A_7C15)).wrapping_add(0xD1B5_4A32_D192_ED03);
+    (mixed ^ (mixed >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9) ^ (mixed >> 32)
+}
+
+fn probe() -> GenerateRequest {
+    GenerateRequest {
+        sampling: SamplingParams {
+            seed: 42,
+            temperature: 0.9,
+            top_p: 0.95,
+            presence_penalty: 0.3,
+            ..SamplingParams::default()
+        },
+        ..request(0..37, 40)
+    }
+}
+
+/// Sequences of several accounts; many begin like the probe and then differ.
+fn crowd(count: u32) -> impl Iterator<Item = GenerateRequest> {
+    (0..count).map(|i| GenerateRequest {
+        account: AccountId(Uuid::from_u128(u128::from(i % 3))),
+        sampling: SamplingParams { seed: u64::from(i), ..SamplingParams::default() },
+        ..request((0..i % 37).chain(i..i + 9), 1 + i % 60)
+    })
+}
+
+/// What everybody says, the probe first, and the engine's statistics afterwards.
+fn said(start: Start, options: &EngineOptions, others: u32) -> (Vec<Vec<u32>>, EngineStats) {
+    let engine = start(&EngineOptions { max_waiting: 100, ..options.clone() });
+    let submit = |request| engine.submit(request).unwrap().1;
+    let before: Vec<_> = crowd(others).map(submit).collect();
+    let probe = submit(probe());
+    let after: Vec<_> = crowd(others / 2).map(submit).collect();
+    let tokens = |events| {
+        let (tokens, finished) = collect(events);
+        assert_eq!(finished.cause, StopCause::Length);
+        tokens
+    };
+    let tokens = std::iter::once(probe).chain(before).chain(after).map(tokens).collect();
+    wait_for(&engine, "idle", |stats| stats.running + stats.blocks_used == 0);
+    (tokens, engine.stats())
+}
+
+/// Alone, and in crowds of 96 under options that chunk, preempt and share.
+fn check_every_company(start: Start) {
+    let roomy = EngineOptions { num_blocks: 4_096, max_rows: 64, ..options() };
+    let (alone, _) = said(start, &roomy, 0);
+    let (expect, stats) = said(start, &roomy, 64);
+    assert_eq!((&alone[0], stats.preemptions), (&expect[0], 0));
+    assert!(alone[0].len() == 40 && stats.prefix_hit_tokens > 0);
+    let check = |what: &str, options: EngineOptions, happened: fn(&EngineStats) -> bool| {
+        let (tokens, stats) = said(start, &options, 64);
+        assert!(tokens == expect, "{what} changed what somebody says");
+        assert!(happened(&stats), "{what} did not happen: {stats:?}");
+    };
+    check("preemption", EngineOptions { num_blocks: 32, ..options() }, |stats| stats.preemptions > 0);
+    let chunked = EngineOptions { max_batched_tokens: 8, ..options() };
+    let spacious = EngineOptions { num_blocks: 256, ..chunked.clone() };
+    check("chunking", spacious, |stats| stats.steps > 300);
+    check("chunking with preemption", EngineOptions { num_blocks: 32, ..chunked }, |stats| stats.preemptions > 0);
+    let sevens = EngineOptions { block_size: 7, num_blocks: 20, ..options() };
+    check("another block size", sevens, |stats| stats.preemptions > 0);
+}
+
+#[test]
+fn the_same_seed_says_the_same_in_every_company() {
+    check_every_company(&SlotRunner::start);
+}
+
+#[test]
+fn a_real_model_says_the_same_in_every_company() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tiny.gguf");
+    tiny_llama_gguf(&path, 3).unwrap();
+    check_every_company(&|options| {
+        let (runner, info) = ModelRunner::load(&ModelSource::Gguf(path.clone()), &runner_options(options)).unwrap();
+        assert_eq!(info.num_blocks, options.num_blocks);
+        EngineHandle::start(Box::new(runner), options.clone())
+    });
+}
+
+/// Memory for exactly `num_blocks` blocks of the tiny model: 2 layers, 2 heads of 16, keys and values in f32.
+fn runner_options(options: &EngineOptions) -> RunnerOptions {
+    RunnerOptions {
+        threads: 2,
+        dequantise: false,
+        kv_bytes: options.num_blocks * options.block_size * 2 * 2 * 16 * 2 * 4,
+        block_size: options.block_size,
+        max_batched_tokens: options.max_batched_tokens,
+        max_context: Some(options.max_context),
+    }
+}
+
+#[test]
+fn a_prefix_hit_changes_nothing() {
+    let engine = SlotRunner::start(&options());
+    let say = || collect(engine.submit(probe()).unwrap().1);
+    let (cold, first) = say();
+    let (warm, second) = say();
+    assert_eq!(warm, cold);
+    assert_eq!((first.cached_tokens, second.cached_tokens), (0, 36));
+}
+
+#[test]
+fn another_seed_says_something_else() {
+    let engine = SlotRunner::start(&options());
+    let mut other = probe();
+    other.sampling.seed = 43;
+    let [one, two] = [probe(), other].map(|request| collect(engine.submit(request).unwrap().1).0);
+    assert_ne!(one, two);
+}

@@ -1,0 +1,245 @@
+//! The engine thread: `schedule → run → commit`, one step after the other, asleep when there is nothing to do.
+
+use super::admission::Load;
+use super::batch::forward_batch;
+use super::handle::{EngineStats, Event};
+use super::mailbox::{Mail, Mailbox};
+use super::rate::Throughput;
+use super::runner::{RowResult, Runner};
+use super::sampler::Sampled;
+use super::scheduler::{Scheduler, Step};
+use super::sequence::{Finished, SequenceId, State, StopCause};
+use std::any::Any;
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Instant;
+use tokio::sync::mpsc::Sender;
+
+pub struct Worker {
+    runner: Box<dyn Runner>,
+    scheduler: Scheduler,
+    streams: HashMap<SequenceId, Sender<Event>>,
+    mailbox: Arc<Mailbox>,
+    throughput: Throughput,
+    steps: u64,
+}
+
+impl Worker {
+    pub fn new(runner: Box<dyn Runner>, mailbox: Arc<Mailbox>) -> Self {
+        let scheduler = Scheduler::new(mailbox.options().clone(), boot_secret());
+        let worker =
+            Self { runner, scheduler, streams: HashMap::new(), mailbox, throughput: Throughput::default(), steps: 0 };
+        worker.publish(0);
+        worker
+    }
+
+    /// Runs until told to end. However it ends, every live sequence gets its `Finished`.
+    pub fn run(mut self) {
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.serve()));
+        let reason = match outcome {
+            Ok(Ok(())) => "it was shut down".to_owned(),
+            Ok(Err(reason)) => reason,
+            Err(panic) => panic_text(panic.as_ref()),
+        };
+        tracing::info!(%reason, "the engine has stopped");
+        self.close(&reason);
+    }
+
+    fn serve(&mut self) -> Result<(), String> {
+        loop {
+            if self.scheduler.is_empty() {
+                self.check_integrity()?;
+            }
+            let mail = self.mailbox.take(self.scheduler.is_empty());
+            if mail.end {
+                self.sort(mail);
+                return Ok(());
+            }
+            self.sort(mail);
+            self.drop_abandoned();
+            let now = Instant::now();
+            for id in self.scheduler.expired(now) {
+                self.finish(id, StopCause::DeadlineExceeded);
+            }
+            let produced = self.step(now)?;
+            self.publish(produced);
+        }
+    }
+
+    fn sort(&mut self, mail: Mail) {
+        for (id, submission) in mail.submitted {
+            self.streams.insert(id, submission.events);
+            self.scheduler.add(id, submission.request);
+        }
+        for id in mail.stopped {
+            self.finish(id, StopCause::Stopped);
+        }
+    }
+
+    /// A reader that is gone wants no more tokens.
+    fn drop_abandoned(&mut self) {
+        let gone: Vec<_> = self.streams.iter().filter(|(_, events)| events.is_closed()).map(|(&id, _)| id).collect();
+        for id in gone {
+            self.finish(id, StopCause::Stopped);
+        }
+    }
+
+    /// One step. Returns how many tokens it produced; an error ends the engine.
+    fn step(&mut self, began: Instant) -> Result<u64, String> {
+        let step = self.scheduler.schedule();
+        if step.rows.is_empty() {
+            return if self.scheduler.is_empty() {
+                Ok(0)
+            } else {
+                Err("no sequence can go on, which is a fault of the scheduler".into())
+            };
+        }
+        for &id in &step.started {
+            self.send(id, Event::Started);
+        }
+        self.steps += 1;
+        match self.run_rows(&step) {
+            Ok(results) => {
+                self.throughput.record(step.num_tokens(), began.elapsed());
+                Ok(self.commit(&step, results))
+            }
+            Err(reason) => self.fail(&step, &reason).map(|()| 0),
+        }
+    }
+
+    fn run_rows(&mut self, step: &Step) -> Result<Vec<RowResult>, String> {
+        let block_size = self.mailbox.options().block_size;
+        let (batch, rows) = forward_batch(&self.scheduler, step, block_size);
+        let results = catch_unwind(AssertUnwindSafe(|| self.runner.run(&batch, &rows)))
+            .unwrap_or_else(|panic| Err(panic_text(panic.as_ref())))?;
+        if results.len() == rows.len() {
+            Ok(results)
+        } else {
+            let (found, wanted) = (results.len(), rows.len());
+            Err(format!("the runner gave {found} results for {wanted} rows"))
+        }
+    }
+
+    fn commit(&mut self, step: &Step, results: Vec<RowResult>) -> u64 {
+        self.scheduler.advance(step);
+        let mut produced = 0;
+        let sampled = step.rows.iter().filter(|row| row.samples);
+        for (row, result) in sampled.zip(results) {
+            match result {
+                Ok(sampled) => {
+                    produced += 1;
+                    self.append(row.id, sampled);
+                }
+                Err(reason) => {
+                    tracing::error!(sequence = row.id.0, %reason, "a row failed");
+                    self.finish(row.id, StopCause::Failed(reason));
+                }
+            }
+        }
+        produced
+    }
+
+    fn append(&mut self, id: SequenceId, sampled: Sampled) {
+        let Sampled { token, logprobs } = sampled;
+        let cause = self.scheduler.append(id, token);
+        self.send(id, Event::Token { id: token, logprobs });
+        if let Some(cause) = cause {
+            self.finish(id, cause);
+        }
+    }
+
+    fn fail(&mut self, step: &Step, reason: &str) -> Result<(), String> {
+        tracing::error!(step = self.steps, %reason, "a step failed");
+        for row in &step.rows {
+            self.finish(row.id, StopCause::Failed(reason.to_owned()));
+        }
+        catch_unwind(AssertUnwindSafe(|| self.runner.recover())).unwrap_or_else(|panic| Err(panic_text(panic.as_ref())))
+    }
+
+    fn finish(&mut self, id: SequenceId, cause: StopCause) {
+        if let Some(finished) = self.scheduler.finish(id, cause) {
+            self.end_stream(id, finished);
+        }
+    }
+
+    fn end_stream(&mut self, id: SequenceId, finished: Finished) {
+        self.send(id, Event::Finished(finished));
+        self.streams.remove(&id);
+        self.mailbox.ended(id);
+    }
+
+    fn send(&self, id: SequenceId, event: Event) {
+        use tokio::sync::mpsc::error::TrySendError;
+        // A closed channel is found by `drop_abandoned` before the next step.
+        if let Some(Err(TrySendError::Full(_))) = self.streams.get(&id).map(|s| s.try_send(event)) {
+            panic!("the channel of {id:?} is full: it got more than max_tokens + 2 events");
+        }
+    }
+
+    fn check_integrity(&self) -> Result<(), String> {
+        self.scheduler.check_integrity().map_err(|error| error.to_string())
+    }
+
+    fn publish(&self, produced: u64) {
+        self.mailbox.publish(self.load(), self.stats(), produced, Instant::now());
+    }
+
+    fn load(&self) -> Load {
+        let context = self.mailbox.options().max_context;
+        let mut load = Load { tokens_per_second: self.throughput.per_second(), ..Load::default() };
+        for sequence in self.scheduler.sequences() {
+            load.live += 1;
+            load.prompt_tokens += sequence.uncomputed();
+            if sequence.state == State::Waiting {
+                load.output_tokens += sequence.remaining(context);
+            }
+        }
+        load
+    }
+
+    fn stats(&self) -> EngineStats {
+        let totals = self.scheduler.totals();
+        EngineStats {
+            running: self.scheduler.num_running(),
+            waiting: self.scheduler.num_waiting(),
+            blocks_total: self.scheduler.blocks().total(),
+            blocks_used: self.scheduler.blocks().used(),
+            steps: self.steps,
+            prompt_tokens: totals.prompt_tokens,
+            generated_tokens: totals.generated_tokens,
+            prefix_hit_tokens: totals.prefix_hit_tokens,
+            preemptions: totals.preemptions,
+            tokens_per_second: 0.0,
+        }
+    }
+
+    /// The scheduler may be in any state here, so it is only read.
+    fn close(mut self, reason: &str) {
+        let mail = self.mailbox.close(reason);
+        let failed = || StopCause::Failed(format!("the engine has stopped: {reason}"));
+        let ended: Vec<_> =
+            self.scheduler.sequences().map(|sequence| (sequence.id, sequence.finished(failed()))).collect();
+        for (id, finished) in ended {
+            self.end_stream(id, finished);
+        }
+        for (id, submission) in mail.submitted {
+            self.streams.insert(id, submission.events);
+            let finished = Finished { cause: failed(), prompt_tokens: 0, cached_tokens: 0, completion_tokens: 0 };
+            self.end_stream(id, finished);
+        }
+    }
+}
+
+/// Unpredictable hashes keep clients from aiming at one another's cache blocks.
+fn boot_secret() -> [u8; 32] {
+    let mut secret = [0; 32];
+    getrandom::fill(&mut secret).expect("the operating system gives random bytes");
+    secret
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    format!("a panic: {}", text.unwrap_or("without a message"))
+}
