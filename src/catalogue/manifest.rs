@@ -1,0 +1,281 @@
+//! What a release is: identity, files with digests, limits, prices, and where to get it.
+
+use super::{Error, Result};
+use crate::ids::ModelId;
+use cresset_qualification::Origin;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use uuid::Uuid;
+
+/// The releases that come with the node; the first is the default.
+const BUILT_IN: &[(&str, &str)] =
+    &[("models/releases/smollm2-135m-instruct.toml", include_str!("../../models/releases/smollm2-135m-instruct.toml"))];
+
+/// `models/releases/*.toml`, built in, or written by `models add` / `models pull` into the data folder.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    pub id: ModelId,
+    /// Short name for the command line ("smollm2-135m-instruct").
+    pub name: String,
+    /// Public address shown to clients, or none.
+    pub address: Option<String>,
+    pub publisher: String,
+    pub upstream: Upstream,
+    pub release_id: Uuid,
+    pub release_label: String,
+    /// Unix seconds.
+    pub created: u64,
+    pub files: Vec<ReleaseFile>,
+    pub limits: ManifestLimits,
+    pub generation: GenerationDefaults,
+    pub prices: ManifestPrices,
+    #[serde(default)]
+    pub sources: Vec<Source>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Upstream {
+    pub name: String,
+    pub url: Option<String>,
+    pub revision: Option<String>,
+    /// SPDX identifier.
+    pub license: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReleaseFile {
+    /// File name inside the release's folder.
+    pub name: String,
+    /// Hex SHA-256.
+    pub sha256: String,
+    pub bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ManifestLimits {
+    /// Absolute limit of the model, tokens.
+    pub model_context_tokens: u32,
+    pub max_output_tokens: u32,
+}
+
+/// What a request gets where it says nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GenerationDefaults {
+    pub temperature: f32,
+    pub top_p: f32,
+    pub top_k: u32,
+    pub min_p: f32,
+    pub repetition_penalty: f32,
+}
+
+impl Default for GenerationDefaults {
+    fn default() -> Self {
+        Self { temperature: 1.0, top_p: 1.0, top_k: 0, min_p: 0.0, repetition_penalty: 1.0 }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ManifestPrices {
+    pub revision: u32,
+    /// Microcredits per million tokens.
+    pub input: u64,
+    pub cached_input: u64,
+    pub output: u64,
+}
+
+/// Where files can come from, tried in order.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Source {
+    /// A folder that holds the files under their names, or the one file itself. Relative to the data folder.
+    Local { path: PathBuf },
+    /// `files` maps release file names to paths in the repository.
+    Hub { repo: String, revision: String, files: BTreeMap<String, String> },
+    /// `files` maps release file names to paths inside the wheel.
+    PythonPackage { package: String, version: String, files: BTreeMap<String, String> },
+}
+
+impl Manifest {
+    /// The releases that come with the node.
+    pub fn built_in() -> Vec<Self> {
+        let parse = |(origin, text): &(&str, &str)| Self::parse(text, origin).expect("built-in manifests are valid");
+        BUILT_IN.iter().map(parse).collect()
+    }
+
+    /// The release that `quickstart` fetches.
+    pub fn default_release() -> Self {
+        Self::built_in().remove(0)
+    }
+
+    /// `origin` names the text in errors.
+    pub fn parse(text: &str, origin: &str) -> Result<Self> {
+        let refuse = |why: String| Error::BadManifest { origin: origin.to_owned(), why };
+        let manifest: Self = toml::from_str(text).map_err(|error| refuse(error.to_string()))?;
+        manifest.validate().map_err(refuse)?;
+        Ok(manifest)
+    }
+
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).expect("a manifest is representable in TOML")
+    }
+
+    /// Published means: exactly a release that comes with the node.
+    pub fn origin(&self) -> Origin {
+        let same = |other: &Self| other.release_id == self.release_id && other.files == self.files;
+        if Self::built_in().iter().any(same) { Origin::Published } else { Origin::Operator }
+    }
+
+    pub fn digests(&self) -> BTreeMap<String, String> {
+        self.files.iter().map(|file| (file.name.clone(), file.sha256.clone())).collect()
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.bytes).sum()
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        check_name(&self.name)?;
+        ensure(!self.id.0.is_nil() && !self.release_id.is_nil(), || "id and release_id must not be nil".into())?;
+        ensure(!self.publisher.is_empty() && !self.upstream.license.is_empty(), || {
+            "publisher and upstream.license must be given".into()
+        })?;
+        self.validate_files()?;
+        self.validate_limits()?;
+        self.generation.validate()?;
+        self.sources.iter().try_for_each(|source| self.validate_source(source))
+    }
+
+    fn validate_files(&self) -> Result<(), String> {
+        ensure(!self.files.is_empty(), || "files must not be empty".into())?;
+        ensure(self.digests().len() == self.files.len(), || "two files have the same name".into())?;
+        for file in &self.files {
+            let name = &file.name;
+            ensure(is_plain(name), || format!("files: {name:?} must be a plain file name"))?;
+            let hex = |c: u8| c.is_ascii_digit() || (b'a'..=b'f').contains(&c);
+            let digest = file.sha256.len() == 64 && file.sha256.bytes().all(hex);
+            ensure(digest, || format!("files: sha256 of {name} must be 64 lower-case hex digits"))?;
+            ensure(file.bytes > 0, || format!("files: bytes of {name} must be above 0"))?;
+        }
+        Ok(())
+    }
+
+    fn validate_limits(&self) -> Result<(), String> {
+        let ManifestLimits { model_context_tokens: context, max_output_tokens: output } = self.limits;
+        ensure(output > 0 && output <= context, || {
+            format!("limits: 0 < max_output_tokens ({output}) <= model_context_tokens ({context}) must hold")
+        })
+    }
+
+    fn validate_source(&self, source: &Source) -> Result<(), String> {
+        let (Source::Hub { files, .. } | Source::PythonPackage { files, .. }) = source else { return Ok(()) };
+        let missing = self.files.iter().find(|file| !files.contains_key(&file.name));
+        missing.map_or(Ok(()), |file| Err(format!("sources: {source} does not say where {} is", file.name)))
+    }
+}
+
+impl GenerationDefaults {
+    fn validate(&self) -> Result<(), String> {
+        let within = |name: &str, value: f32, low: f32, high: f32| {
+            ensure((low..=high).contains(&value), || {
+                format!("generation.{name} = {value} must be from {low} to {high}")
+            })
+        };
+        within("temperature", self.temperature, 0.0, 2.0)?;
+        within("top_p", self.top_p, f32::MIN_POSITIVE, 1.0)?;
+        within("min_p", self.min_p, 0.0, 1.0)?;
+        within("repetition_penalty", self.repetition_penalty, f32::MIN_POSITIVE, 2.0)
+    }
+}
+
+impl std::fmt::Display for Source {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Local { path } => write!(f, "local path {}", path.display()),
+            Self::Hub { repo, revision, .. } => write!(f, "hub repository {repo}@{revision}"),
+            Self::PythonPackage { package, version, .. } => write!(f, "Python package {package}=={version}"),
+        }
+    }
+}
+
+fn ensure(holds: bool, why: impl FnOnce() -> String) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(why()) }
+}
+
+/// Names become folder names and command-line arguments.
+pub(super) fn check_name(name: &str) -> Result<(), String> {
+    let allowed = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || b"-._".contains(&c);
+    let first = name.bytes().next().is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
+    ensure(first && name.len() <= 96 && name.bytes().all(allowed), || {
+        format!(
+            "the name {name:?} must be lower-case letters, digits, '-', '.' and '_', at most 96, the first a letter or digit"
+        )
+    })
+}
+
+/// No separators, no parent folder, not hidden: hidden names are the catalogue's own.
+fn is_plain(name: &str) -> bool {
+    !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0']) && name != super::folder::MANIFEST
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_release_is_complete_and_survives_being_written() {
+        let manifest = Manifest::default_release();
+        assert_eq!(manifest.origin(), Origin::Published);
+        assert_eq!(manifest.bytes(), 98_362_432);
+        assert_eq!(Manifest::parse(&manifest.to_toml(), "written").unwrap(), manifest);
+        let kinds: Vec<String> = manifest.sources.iter().map(ToString::to_string).collect();
+        assert!(kinds[0].starts_with("local") && kinds[1].starts_with("hub") && kinds[2].starts_with("Python"));
+    }
+
+    #[test]
+    fn a_changed_digest_is_no_longer_the_published_release() {
+        let mut manifest = Manifest::default_release();
+        manifest.files[0].sha256 = "0".repeat(64);
+        assert_eq!(manifest.origin(), Origin::Operator);
+    }
+
+    fn check(change: impl FnOnce(&mut Manifest), expect: &str) {
+        let mut manifest = Manifest::default_release();
+        change(&mut manifest);
+        let error = Manifest::parse(&manifest.to_toml(), "release.toml").unwrap_err().to_string();
+        assert!(error.contains(expect) && error.contains("release.toml"), "{error}");
+    }
+
+    #[test]
+    fn bad_manifests_are_refused_with_the_reason() {
+        check(|m| m.name = "../up".into(), "the name");
+        check(|m| m.name = String::new(), "the name");
+        check(|m| m.id.0 = Uuid::nil(), "nil");
+        check(|m| m.upstream.license.clear(), "license");
+        check(|m| m.files.clear(), "files must not be empty");
+        check(|m| m.files.push(m.files[0].clone()), "same name");
+        check(|m| m.files[0].name = "../x".into(), "plain file name");
+        check(|m| m.files[0].name = ".hidden".into(), "plain file name");
+        check(|m| m.files[0].name = "manifest.toml".into(), "plain file name");
+        check(|m| m.files[0].sha256 = "ABC".into(), "64 lower-case hex");
+        check(|m| m.files[0].bytes = 0, "above 0");
+        check(|m| m.limits.max_output_tokens = 9000, "limits");
+        check(|m| m.limits.max_output_tokens = 0, "limits");
+        check(|m| m.generation.temperature = 2.5, "generation.temperature");
+        check(|m| m.generation.top_p = 0.0, "generation.top_p");
+        check(|m| m.files[0].name = "other.gguf".into(), "does not say where other.gguf is");
+    }
+
+    #[test]
+    fn unknown_keys_are_refused_with_their_line() {
+        let text = Manifest::default_release().to_toml().replace("publisher", "publishers");
+        let error = Manifest::parse(&text, "x").unwrap_err().to_string();
+        assert!(error.contains("publishers") && error.contains("line"), "{error}");
+    }
+}

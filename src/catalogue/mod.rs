@@ -1,0 +1,188 @@
+//! Releases: manifests, fetching with digests, qualification records. Only a `QualifiedModel` can be served.
+//!
+//! In the data folder: `models/NAME/` holds a release's files and its `manifest.toml`; `qualification/NAME/` its records.
+
+mod adding;
+mod fetch;
+mod folder;
+mod host;
+mod manifest;
+mod qualified;
+
+pub use fetch::{FetchOptions, Progress};
+pub use host::host;
+pub use manifest::{GenerationDefaults, Manifest, ManifestLimits, ManifestPrices, ReleaseFile, Source, Upstream};
+pub use qualified::{NotQualified, QualifiedModel};
+
+use cresset_models::ModelSource;
+use cresset_qualification::{Host, Identity, Record, Release};
+use folder::Folder;
+use std::path::{Path, PathBuf};
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(
+        "no release is called {name:?}. Known are: {known}. `cresset models pull OWNER/REPOSITORY` fetches others from the hub"
+    )]
+    Unknown { name: String, known: String },
+    #[error("{origin}: {why}")]
+    BadManifest { origin: String, why: String },
+    #[error("the files of {name} are not here: run `cresset models pull {name}`")]
+    NotPulled { name: String },
+    #[error(
+        "{path} is damaged or not what its manifest says (SHA-256 {found}, expected {expected}). \
+         Nothing of it is used: run `cresset models pull {name}` to fetch it again"
+    )]
+    WrongDigest { name: String, path: PathBuf, found: String, expected: String },
+    #[error("could not fetch {name}; each source was tried:{account}")]
+    NoSource { name: String, account: String },
+    #[error("the disk is full at {path}: free some space there, or choose another --data-dir")]
+    DiskFull { path: PathBuf },
+    #[error("{path}: {why}")]
+    NotAModel { path: PathBuf, why: String },
+    #[error("the name {0:?} is taken by another release: choose one with --name")]
+    NameTaken(String),
+    #[error("another process is working on {0}: wait until it is done")]
+    Busy(String),
+    #[error("could not {doing} {path}: {source}")]
+    Io { doing: &'static str, path: PathBuf, source: std::io::Error },
+}
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// For `map_err`: an error of the file system with what was being done.
+    fn io(doing: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
+        move |source| match source.kind() {
+            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
+                Self::DiskFull { path: path.to_owned() }
+            }
+            _ => Self::Io { doing, path: path.to_owned(), source },
+        }
+    }
+}
+
+/// The releases that this node knows, over its data folder. Holds nothing in memory: every call reads what is there.
+#[derive(Clone, Debug)]
+pub struct Catalogue {
+    data: PathBuf,
+}
+
+/// How far a release has come.
+#[derive(Debug)]
+pub struct Entry {
+    pub manifest: Manifest,
+    pub pulled: bool,
+    pub qualification: Result<QualifiedModel, NotQualified>,
+}
+
+impl Catalogue {
+    pub fn new(data_folder: &Path) -> Self {
+        Self { data: data_folder.to_owned() }
+    }
+
+    /// Every release that is built in or in the data folder, by name.
+    pub fn manifests(&self) -> Result<Vec<Manifest>> {
+        let mut found = folder::manifests(&self.models())?;
+        let new: Vec<Manifest> =
+            Manifest::built_in().into_iter().filter(|m| found.iter().all(|other| other.name != m.name)).collect();
+        found.extend(new);
+        found.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(found)
+    }
+
+    /// By name, address, model id or release id.
+    pub fn find(&self, wanted: &str) -> Result<Manifest> {
+        let all = self.manifests()?;
+        let is_wanted = |m: &Manifest| {
+            let ids = [m.id.to_string(), m.release_id.to_string()];
+            m.name == wanted || m.address.as_deref() == Some(wanted) || ids.iter().any(|id| id == wanted)
+        };
+        let known = all.iter().map(|m| m.name.as_str()).collect::<Vec<_>>().join(", ");
+        all.into_iter().find(is_wanted).ok_or_else(|| Error::Unknown { name: wanted.to_owned(), known })
+    }
+
+    /// Where each known release stands on this host.
+    pub fn entries(&self, host: &Host, max_age_days: u64, now: crate::clock::UnixMillis) -> Result<Vec<Entry>> {
+        let entry = |manifest: Manifest| Entry {
+            pulled: self.folder(&manifest.name).is_complete(&manifest),
+            qualification: self.qualified(&manifest, host, max_age_days, now),
+            manifest,
+        };
+        Ok(self.manifests()?.into_iter().map(entry).collect())
+    }
+
+    pub fn is_pulled(&self, manifest: &Manifest) -> bool {
+        self.folder(&manifest.name).is_complete(manifest)
+    }
+
+    /// The release's files, with their digests checked (again only where a file changed since it was last checked).
+    pub fn source(&self, manifest: &Manifest) -> Result<ModelSource> {
+        let folder = self.folder(&manifest.name);
+        folder.verify(manifest)?;
+        Ok(folder.source(manifest))
+    }
+
+    /// The digests of the files as they are on the disk now, whatever was known before.
+    pub fn digests(&self, manifest: &Manifest) -> Result<std::collections::BTreeMap<String, String>> {
+        self.folder(&manifest.name).digests(manifest)
+    }
+
+    /// What a verdict about this release on this host is bound to.
+    pub fn identity(&self, manifest: &Manifest, host: &Host) -> Identity {
+        let release = Release {
+            name: manifest.name.clone(),
+            release_id: manifest.release_id,
+            origin: manifest.origin(),
+            files: manifest.digests(),
+        };
+        Identity { release, host: host.clone() }
+    }
+
+    /// Keeps a record; a few older ones of the release stay beside it.
+    pub fn save_record(&self, record: &Record) -> Result<PathBuf> {
+        qualified::save(&self.data.join("qualification"), record)
+    }
+
+    /// Newest first. Records that this version cannot read are passed over: they prove nothing to it.
+    pub fn records(&self, name: &str) -> Result<Vec<Record>> {
+        qualified::records(&self.data.join("qualification"), name)
+    }
+
+    /// Fetches the files of a known release, or adds a release from a hub repository (`OWNER/REPOSITORY[/FILE.gguf][@REVISION]`).
+    /// What is already here with the right digest is not fetched again.
+    pub fn pull(&self, wanted: &str, options: &FetchOptions, progress: &mut dyn FnMut(Progress)) -> Result<Manifest> {
+        let manifest = match (self.find(wanted), fetch::HubTarget::parse(wanted)) {
+            (Err(Error::Unknown { .. }), Some(target)) => return self.pull_from_hub(&target, options, progress),
+            (found, _) => found?,
+        };
+        let folder = self.folder(&manifest.name);
+        let _working = folder.lock()?;
+        fetch::fetch(&manifest, &folder, &self.data, options, progress)?;
+        folder.write_manifest(&manifest)?;
+        folder.verify(&manifest)?;
+        Ok(manifest)
+    }
+
+    /// Removes a release's files and records. A built-in release stays known and can be pulled again.
+    pub fn remove(&self, wanted: &str) -> Result<Manifest> {
+        let manifest = self.find(wanted)?;
+        let folder = self.folder(&manifest.name);
+        if !folder.path().exists() {
+            return Err(Error::NotPulled { name: manifest.name });
+        }
+        let working = folder.lock()?;
+        folder::remove_all(folder.path())?;
+        drop(working);
+        folder::remove_all(&self.data.join("qualification").join(&manifest.name))?;
+        Ok(manifest)
+    }
+
+    fn models(&self) -> PathBuf {
+        self.data.join("models")
+    }
+
+    fn folder(&self, name: &str) -> Folder {
+        Folder::new(self.models().join(name), name)
+    }
+}
