@@ -9,5 +9,6 @@ pub mod engine;
 pub mod ids;
 pub mod ledger;
 pub mod metrics;
+pub mod server;
 pub mod store;
 pub mod text;

@@ -1,0 +1,169 @@
+//! `POST /v1/chat/completions`: reads a request, finds out whether it is new, and answers it.
+
+use super::auth::Caller;
+use super::error::ApiError;
+use super::headers;
+use super::hub::{LiveRequest, NotAdmitted, Subscription};
+use super::node::Node;
+use super::replay::{self, Known};
+use super::wire::chat_request::ChatRequest;
+use super::{drive, prepare, sse};
+use crate::config::Http;
+use crate::ids::SessionId;
+use crate::ledger::RequestKey;
+use crate::ledger::fingerprint::{canonicalise, fingerprint};
+use axum::body::Body;
+use axum::extract::{Extension, Request, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderValue, header};
+use axum::response::Response;
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A well-formed request, not yet looked up.
+#[derive(Debug)]
+pub struct Call {
+    pub caller: Arc<Caller>,
+    pub key: RequestKey,
+    pub session: SessionId,
+    pub fingerprint: [u8; 32],
+    pub request: ChatRequest,
+}
+
+pub async fn create(
+    State(node): State<Arc<Node>>,
+    Extension(caller): Extension<Arc<Caller>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let (parts, body) = request.into_parts();
+    let call = read(&node, caller, &parts, body).await?;
+    let mut response = answer(&node, &call).await?;
+    if let Some(names) = ignored_names(&call.request.ignored) {
+        response.headers_mut().insert("x-ignored-params", names);
+    }
+    Ok(response)
+}
+
+async fn read(node: &Node, caller: Arc<Caller>, parts: &Parts, body: Body) -> Result<Call, ApiError> {
+    let key = caller.key(headers::idempotency_key(&parts.headers)?);
+    let session = headers::session(&parts.headers, &node.config.service_name)?;
+    headers::refuse_cache_namespaces(&parts.headers)?;
+    node.fuse.check(&caller.account)?;
+    let body = read_body(&node.config.http, parts, body).await?;
+    let tree = canonicalise(&body).map_err(|error| ApiError::InvalidRequest {
+        message: format!("The body was not accepted as JSON: {error}."),
+        param: None,
+    })?;
+    let request = ChatRequest::parse(&tree)?;
+    let fingerprint = fingerprint(parts.method.as_str(), parts.uri.path(), session, &tree);
+    Ok(Call { caller, key, session, fingerprint, request })
+}
+
+async fn read_body(limits: &Http, parts: &Parts, body: Body) -> Result<Bytes, ApiError> {
+    let declared = parts.headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
+    if declared.is_none_or(|length| length <= limits.max_body_bytes) {
+        headers::check_media_type(&parts.headers)?;
+    }
+    let time = Duration::from_secs(limits.body_seconds);
+    tokio::time::timeout(time, take(body, limits.max_body_bytes)).await.unwrap_or_else(|_| {
+        Err(ApiError::InvalidRequest { message: "The body did not arrive in time.".into(), param: None })
+    })
+}
+
+/// What is read and thrown away of a body that is too large, so that its sender gets to read the answer.
+const DISCARDED_BYTES: usize = 8 << 20;
+
+async fn take(mut body: Body, limit: usize) -> Result<Bytes, ApiError> {
+    let (mut bytes, mut seen) = (BytesMut::new(), 0);
+    while let Some(frame) = body.frame().await {
+        let broken = |_| ApiError::InvalidRequest { message: "The body could not be read.".into(), param: None };
+        let Ok(data) = frame.map_err(broken)?.into_data() else { continue };
+        seen += data.len();
+        if seen <= limit {
+            bytes.extend_from_slice(&data);
+        } else if seen > limit + DISCARDED_BYTES {
+            break;
+        }
+    }
+    if seen <= limit { Ok(bytes.freeze()) } else { Err(ApiError::RequestTooLarge { limit }) }
+}
+
+/// Finds the request among the live ones and in the ledger, or makes it live. Equal requests that arrive together meet in
+/// the hub: one is admitted, the others join it, or try again by themselves when it is refused.
+async fn answer(node: &Arc<Node>, call: &Call) -> Result<Response, ApiError> {
+    loop {
+        if let Some(live) = node.hub.get(&call.key) {
+            match join(node, call, &live).await? {
+                Some(response) => return Ok(response),
+                None => continue,
+            }
+        }
+        if let Some(record) = node.store.read()?.request(&call.key)? {
+            match replay::judge(&record, &call.fingerprint) {
+                Ok(Known::Answered) => return replay::answer(node, &record, call.request.include_usage),
+                Ok(Known::MayRetry) => {}
+                // It went live after the hub was asked.
+                Err(ApiError::RequestInProgress) if node.hub.get(&call.key).is_some() => continue,
+                Err(error) => return Err(error),
+            }
+        }
+        let job = prepare::prepare(node, call).await?;
+        if let Some(response) = run(node, call, job).await? {
+            return Ok(response);
+        }
+    }
+}
+
+/// Answers from a running request; `None` when it was not admitted.
+async fn join(node: &Node, call: &Call, live: &Arc<LiveRequest>) -> Result<Option<Response>, ApiError> {
+    if live.admitted().await.is_err() {
+        return Ok(None);
+    }
+    if live.fingerprint != call.fingerprint {
+        return Err(ApiError::IdempotencyKeyReused);
+    }
+    node.metrics.attaches.inc();
+    let seat = if live.stream { Some(listen(node, live)?) } else { None };
+    follow(node, call, live, seat).await.map(Some)
+}
+
+/// Starts the request and answers from it; `None` when another one turned out to be first.
+async fn run(node: &Arc<Node>, call: &Call, job: drive::Job) -> Result<Option<Response>, ApiError> {
+    let live = job.live.clone();
+    // Before the drive starts: a stream without listeners would count as abandoned.
+    let seat = if live.stream { Some(listen(node, &live)?) } else { None };
+    if !node.hub.claim(&live) {
+        return Ok(None);
+    }
+    node.drives.spawn(drive::drive(node.clone(), job));
+    match live.admitted().await {
+        Ok(()) => follow(node, call, &live, seat).await.map(Some),
+        Err(NotAdmitted::Superseded) => Ok(None),
+        Err(NotAdmitted::Refused(error)) => Err(error),
+    }
+}
+
+fn listen(node: &Node, live: &Arc<LiveRequest>) -> Result<Subscription, ApiError> {
+    Subscription::new(live, node.config.requests.max_subscribers).ok_or(ApiError::RequestInProgress)
+}
+
+async fn follow(
+    node: &Node,
+    call: &Call,
+    live: &LiveRequest,
+    seat: Option<Subscription>,
+) -> Result<Response, ApiError> {
+    let Some(subscription) = seat else { return live.ended().await.map(replay::json) };
+    let silence = Duration::from_secs(node.config.http.keep_alive_seconds);
+    Ok(sse::response(sse::follow(subscription, call.key.request.0, silence)))
+}
+
+/// Names told in one header.
+const MAX_IGNORED: usize = 32;
+
+fn ignored_names(ignored: &[String]) -> Option<HeaderValue> {
+    let names: Vec<&str> = ignored.iter().take(MAX_IGNORED).map(String::as_str).collect();
+    (!names.is_empty()).then(|| HeaderValue::from_str(&names.join(", ")).ok()).flatten()
+}

@@ -1,0 +1,374 @@
+//! The task that owns one request: from before its reservation to its settlement, whatever happens to the connection.
+//!
+//! The sequence enters the engine first, so that a full engine refuses without leaving a record; the reservation becomes
+//! durable while the prompt is computed, and nothing is published before it is. At the end: body, settlement, last chunk.
+
+use super::error::ApiError;
+use super::hub::{Ending, LiveRequest, NotAdmitted};
+use super::node::{LoadedModel, Node};
+use super::sse;
+use super::transcript::{Delta, Transcript};
+use super::wire::completion::{Choice, Completion, Credits, Header, Logprobs, Reply};
+use crate::clock::UnixMillis;
+use crate::engine::{Event, Finished, GenerateRequest, SequenceId, StopCause};
+use crate::ids::AttemptId;
+use crate::ledger::commands::{ReleaseCause, SettleEnd};
+use crate::ledger::{Admit, Command, FailureCode, FinishReason, Outcome, RequestRecord, Split, Units, Usage};
+use crate::store::StoreError;
+use bytes::Bytes;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+/// All that a request needs to run.
+pub struct Job {
+    pub live: Arc<LiveRequest>,
+    pub model: Arc<LoadedModel>,
+    pub admit: Admit,
+    pub generate: GenerateRequest,
+    pub stop: Vec<String>,
+    pub include_usage: bool,
+}
+
+/// How long an end waits for a ledger that cannot be reached before the request fails uncharged.
+const LEDGER_PATIENCE: Duration = Duration::from_secs(30);
+const LEDGER_PAUSE: Duration = Duration::from_millis(100);
+
+/// Runs the job to its end. Never returns without the request having one.
+pub async fn drive(node: Arc<Node>, job: Job) {
+    let mut custody = Custody::new(&node, &job);
+    let (sequence, events) = match job.model.engine.submit(job.generate.clone()) {
+        Ok(accepted) => accepted,
+        Err(refused) => return custody.refuse(NotAdmitted::Refused(refused.into())),
+    };
+    let began = Instant::now();
+    custody.take(sequence);
+    match commit(&node, Command::Admit(Box::new(job.admit.clone()))).await {
+        Ok(Outcome::Admitted(record)) => {
+            let mut run = Run::new(node.clone(), job, events, record, began);
+            run.live.admit();
+            let end = run.generate(sequence).await;
+            run.conclude(end, &mut custody).await;
+        }
+        Ok(_) => custody.refuse(NotAdmitted::Superseded),
+        Err(StoreError::Refused(refusal)) => custody.refuse(NotAdmitted::Refused(refusal.into())),
+        // Whether the reservation is durable is not known: the guard releases it if it is.
+        Err(_) => custody.give_up(),
+    }
+}
+
+async fn commit(node: &Node, command: Command) -> Result<Outcome, StoreError> {
+    let began = Instant::now();
+    let outcome = node.store.submit(command).await;
+    node.metrics.commit_time.observe(began.elapsed().as_secs_f64());
+    outcome
+}
+
+/// Holds a request's place in the hub, its sequence and its reservation. Dropped early, by a panic or otherwise, it gives all
+/// of them back and ends the request uncharged.
+struct Custody {
+    node: Arc<Node>,
+    live: Arc<LiveRequest>,
+    model: Arc<LoadedModel>,
+    attempt: AttemptId,
+    sequence: Option<SequenceId>,
+    /// What the attempt failed of, while a reservation may be open.
+    open: Option<FailureCode>,
+}
+
+impl Custody {
+    fn new(node: &Arc<Node>, job: &Job) -> Self {
+        let (live, model, attempt) = (job.live.clone(), job.model.clone(), job.admit.attempt);
+        Self { node: node.clone(), live, model, attempt, sequence: None, open: None }
+    }
+
+    /// From here on there is something to stop and something to release.
+    fn take(&mut self, sequence: SequenceId) {
+        self.sequence = Some(sequence);
+        self.open = Some(FailureCode::GenerationFailed);
+    }
+
+    /// There is no reservation.
+    fn refuse(mut self, reason: NotAdmitted) {
+        self.open = None;
+        self.leave(reason);
+    }
+
+    /// There may be a reservation: the drop releases it.
+    fn give_up(mut self) {
+        self.unreachable();
+        self.leave(NotAdmitted::Refused(ApiError::ControlPlaneUnavailable));
+    }
+
+    fn leave(&self, reason: NotAdmitted) {
+        // Out of the hub first: whoever was waiting for the answer looks there again.
+        self.node.hub.remove(&self.live);
+        self.live.refuse(reason);
+    }
+
+    /// The ledger cannot be told the end now.
+    fn unreachable(&mut self) {
+        self.open = Some(FailureCode::ControlPlaneUnavailable);
+    }
+
+    /// The reservation has its end in the ledger.
+    fn resolved(&mut self) {
+        self.open = None;
+        self.node.hub.remove(&self.live);
+    }
+}
+
+impl Drop for Custody {
+    fn drop(&mut self) {
+        if let Some(sequence) = self.sequence {
+            self.model.engine.stop(sequence);
+        }
+        if let Some(code) = self.open {
+            let cause = ReleaseCause::Failed(code);
+            self.node.store.submit_detached(Command::Release { key: self.live.key, attempt: self.attempt, cause });
+        }
+        self.node.hub.remove(&self.live);
+        self.live.end(Err(ApiError::GenerationFailed));
+    }
+}
+
+/// How a generation ended, as the ledger must know it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum End {
+    Completed(FinishReason, Usage),
+    Cancelled(Usage),
+    CancelledInQueue,
+    Failed(FailureCode),
+}
+
+/// An admitted request while it generates.
+struct Run {
+    node: Arc<Node>,
+    live: Arc<LiveRequest>,
+    model: Arc<LoadedModel>,
+    events: mpsc::Receiver<Event>,
+    record: RequestRecord,
+    header: Header,
+    transcript: Transcript,
+    /// The note that the attempt runs, on its way to the ledger.
+    started: Option<JoinHandle<()>>,
+    began: Instant,
+    last_token: Option<Instant>,
+}
+
+impl Run {
+    fn new(node: Arc<Node>, job: Job, events: mpsc::Receiver<Event>, record: RequestRecord, began: Instant) -> Self {
+        let Job { live, model, generate, stop, include_usage, .. } = job;
+        let created = record.latest().created_at.seconds();
+        let header = Header { id: live.key.request, created, model: record.model, include_usage };
+        let logprobs = generate.sampling.logprobs.is_some();
+        let transcript = Transcript::new(model.text.clone(), generate.eos_ids, stop, logprobs);
+        Self { node, live, model, events, record, header, transcript, started: None, began, last_token: None }
+    }
+
+    /// Follows the sequence to its last event, passing text on as it becomes certain.
+    async fn generate(&mut self, sequence: SequenceId) -> End {
+        self.publish(Header::role);
+        let grace = Duration::from_secs(self.node.config.requests.disconnect_grace_seconds);
+        let live = self.live.clone();
+        let asked = live.asked_to_end(grace);
+        tokio::pin!(asked);
+        let mut ending = None;
+        loop {
+            tokio::select! {
+                biased;
+                asked = &mut asked, if ending.is_none() => {
+                    ending = Some(asked);
+                    self.model.engine.stop(sequence);
+                }
+                event = self.events.recv() => match event {
+                    Some(Event::Started) => self.start(),
+                    Some(Event::Token { id, logprobs }) => {
+                        let delta = self.transcript.push(id, logprobs.as_ref());
+                        self.pass_on(delta);
+                        if self.transcript.stopped {
+                            self.model.engine.stop(sequence);
+                        }
+                    }
+                    Some(Event::Finished(finished)) => return self.judge(&finished, ending),
+                    None => return End::Failed(FailureCode::GenerationFailed),
+                },
+            }
+        }
+    }
+
+    fn start(&mut self) {
+        self.node.metrics.queue_time.observe(self.began.elapsed().as_secs_f64());
+        let (node, key, attempt) = (self.node.clone(), self.live.key, self.record.latest().id);
+        // Not awaited here: a token never waits for a note that its request runs.
+        self.started = Some(tokio::spawn(async move {
+            if let Err(error) = commit(&node, Command::Start { key, attempt }).await {
+                tracing::warn!(%error, request_id = %key.request, "the start of a request was not noted");
+            }
+        }));
+    }
+
+    fn pass_on(&mut self, delta: Option<Delta>) {
+        let now = Instant::now();
+        match self.last_token.replace(now) {
+            None => self.node.metrics.time_to_first_token.observe(self.began.elapsed().as_secs_f64()),
+            Some(last) => self.node.metrics.inter_token_latency.observe((now - last).as_secs_f64()),
+        }
+        if let Some(Delta { text, logprobs }) = delta {
+            self.publish(|header| header.delta(&text, logprobs.as_ref()));
+        }
+    }
+
+    fn publish(&self, chunk: impl FnOnce(&Header) -> String) {
+        if self.live.stream {
+            self.live.publish(sse::event(&chunk(&self.header)));
+        }
+    }
+
+    /// What the engine's last event means. An answer that is complete stays so, whoever asked for its end meanwhile.
+    fn judge(&mut self, finished: &Finished, ending: Option<Ending>) -> End {
+        let natural = matches!(finished.cause, StopCause::EndOfText | StopCause::Length);
+        if natural && let Some(delta) = self.transcript.finish() {
+            self.publish(|header| header.delta(&delta.text, delta.logprobs.as_ref()));
+        }
+        let mut usage = Usage {
+            prompt_tokens: finished.prompt_tokens,
+            cached_tokens: finished.cached_tokens,
+            completion_tokens: finished.completion_tokens,
+        };
+        if self.transcript.stopped {
+            usage.completion_tokens = self.transcript.tokens;
+            return End::Completed(FinishReason::Stop, usage);
+        }
+        match (&finished.cause, ending) {
+            (StopCause::EndOfText, _) => End::Completed(FinishReason::Stop, usage),
+            (StopCause::Length, _) => End::Completed(FinishReason::Length, usage),
+            (StopCause::DeadlineExceeded, _) => End::Failed(FailureCode::DeadlineExceeded),
+            (StopCause::Stopped, Some(Ending::Cancelled)) if self.started.is_some() => End::Cancelled(usage),
+            (StopCause::Stopped, Some(Ending::Cancelled)) => End::CancelledInQueue,
+            (StopCause::Stopped, Some(Ending::Shutdown)) => End::Failed(FailureCode::Draining),
+            (StopCause::Stopped, None) => End::Failed(FailureCode::GenerationFailed),
+            (StopCause::Failed(why), _) => {
+                tracing::error!(%why, request_id = %self.live.key.request, "a generation failed");
+                End::Failed(FailureCode::GenerationFailed)
+            }
+        }
+    }
+
+    /// Makes the end durable, then tells it.
+    async fn conclude(mut self, end: End, custody: &mut Custody) {
+        if let Some(started) = self.started.take() {
+            // Its own failure is logged there; what counts is that it is over.
+            let _ = started.await;
+        }
+        let told = match end {
+            End::Completed(reason, usage) => self.complete(reason, usage).await,
+            End::Cancelled(usage) => {
+                self.settle(usage, SettleEnd::Cancelled).await.map(|()| Err(ApiError::RequestCancelled))
+            }
+            End::CancelledInQueue => {
+                self.release(ReleaseCause::CancelledInQueue).await.map(|()| Err(ApiError::RequestCancelled))
+            }
+            End::Failed(code) => self.release(ReleaseCause::Failed(code)).await.map(|()| Err(code.into())),
+        };
+        match told {
+            Ok(told) => {
+                custody.resolved();
+                self.count(end);
+                self.live.end(told);
+            }
+            // The guard leaves the release with the store, which keeps trying.
+            Err(error) => {
+                tracing::error!(%error, request_id = %self.live.key.request, "the end of a request could not be recorded");
+                custody.unreachable();
+                self.live.end(Err(ApiError::ControlPlaneUnavailable));
+            }
+        }
+    }
+
+    async fn complete(&mut self, reason: FinishReason, usage: Usage) -> Result<Result<Bytes, ApiError>, StoreError> {
+        let prices = self.record.latest().prices;
+        let Some(charge) = prices.cost(&usage) else {
+            tracing::error!(request_id = %self.live.key.request, ?usage, "a usage has no price");
+            let failed = FailureCode::GenerationFailed;
+            return self.release(ReleaseCause::Failed(failed)).await.map(|()| Err(failed.into()));
+        };
+        let spare = self.transcript.take_pending();
+        let completion = self.completion(reason, usage, charge);
+        let body = Bytes::from(serde_json::to_vec(&completion).expect("invariant: an answer has only string keys"));
+        self.store_body(&body).await?;
+        self.settle(usage, SettleEnd::Completed(reason)).await?;
+        self.publish_last(&completion, spare.as_ref());
+        Ok(Ok(body))
+    }
+
+    fn completion(&self, reason: FinishReason, usage: Usage, charge: Units) -> Completion {
+        let message = Reply { role: "assistant".into(), content: self.transcript.text.clone(), refusal: None };
+        let logprobs = self.transcript.logprobs();
+        let choice = Choice { index: 0, message, logprobs, finish_reason: reason };
+        Completion::new(&self.header, choice, usage.into(), Credits::charged(charge))
+    }
+
+    fn publish_last(&self, completion: &Completion, spare: Option<&Logprobs>) {
+        if !self.live.stream {
+            return;
+        }
+        let reason = completion.choices[0].finish_reason;
+        let last = self.header.finish(reason, spare, completion.usage, &completion.credits);
+        for chunk in last {
+            self.live.publish(sse::event(&chunk));
+        }
+    }
+
+    async fn store_body(&self, body: &Bytes) -> Result<(), StoreError> {
+        let retention = self.node.config.requests.body_retention_hours * 3_600_000;
+        let until = Instant::now() + LEDGER_PATIENCE;
+        loop {
+            let expires_at = UnixMillis(self.node.clock.now().0.saturating_add(retention));
+            match self.node.store.put_body(self.live.key, body.clone(), expires_at).await {
+                Err(StoreError::Unavailable(_)) if Instant::now() < until => tokio::time::sleep(LEDGER_PAUSE).await,
+                other => return other,
+            }
+        }
+    }
+
+    async fn settle(&self, usage: Usage, end: SettleEnd) -> Result<(), StoreError> {
+        let (key, attempt) = (self.live.key, self.record.latest().id);
+        let settled = self.resolve(&Command::Settle { key, attempt, usage, end }).await?;
+        if let Outcome::Request(record) = settled {
+            self.node.metrics.tokens(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens);
+            self.node.metrics.charged_units.inc_by(total(record.latest().charged));
+        }
+        Ok(())
+    }
+
+    async fn release(&self, cause: ReleaseCause) -> Result<(), StoreError> {
+        let (key, attempt) = (self.live.key, self.record.latest().id);
+        self.resolve(&Command::Release { key, attempt, cause }).await.map(drop)
+    }
+
+    /// Sends a terminal command until the ledger has it: sending it twice ends the attempt once.
+    async fn resolve(&self, command: &Command) -> Result<Outcome, StoreError> {
+        let until = Instant::now() + LEDGER_PATIENCE;
+        loop {
+            match commit(&self.node, command.clone()).await {
+                Err(StoreError::Unavailable(_)) if Instant::now() < until => tokio::time::sleep(LEDGER_PAUSE).await,
+                other => return other,
+            }
+        }
+    }
+
+    fn count(&self, end: End) {
+        self.node.metrics.request_latency.observe(self.began.elapsed().as_secs_f64());
+        self.node.metrics.request_ended(match end {
+            End::Completed(..) => "completed",
+            End::Cancelled(_) | End::CancelledInQueue => "cancelled",
+            End::Failed(_) => "failed",
+        });
+    }
+}
+
+fn total(split: Split) -> u64 {
+    split.trial.get() + split.premium.get()
+}

@@ -1,0 +1,309 @@
+//! Everything that can go wrong as a client sees it, and the one table of how each looks on the wire.
+
+use crate::engine::handle::Refused;
+use crate::ledger::{FailureCode, Refusal};
+use crate::store::StoreError;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// A refusal or failure. Texts say what to change and never repeat a body, a key or an internal detail.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ApiError {
+    #[error("{message}")]
+    InvalidRequest { message: String, param: Option<String> },
+    /// The sentence is the one that client libraries look for.
+    #[error(
+        "This model's maximum context length is {limit} tokens, but the prompt is too long: {prompt} prompt + {output} \
+         requested output tokens = {}. Shorten the messages or lower max_tokens.", u64::from(*.prompt) + u64::from(*.output)
+    )]
+    ContextLengthExceeded { limit: u32, prompt: u32, output: u32 },
+    #[error("The credential is missing, invalid, expired or revoked.")]
+    InvalidCredential,
+    #[error("The account's credits do not cover the prompt and max_tokens. Lower max_tokens or add credits.")]
+    InsufficientCredits,
+    #[error(
+        "The account's credits are reserved by its own running requests. Send the same request again when one has ended."
+    )]
+    CreditsReserved,
+    #[error("There is no such request that this credential can see.")]
+    RequestNotFound,
+    #[error("There is no such model available to this account. GET /v1/models lists the ids that are.")]
+    ModelNotFound,
+    #[error("There is nothing at this path.")]
+    NotFound,
+    #[error("This path does not know this method. The Allow header names those that it knows.")]
+    MethodNotAllowed,
+    #[error("The request was cancelled. Use a new Idempotency-Key to run it again.")]
+    RequestCancelled,
+    #[error("The request is still in progress. Send it again after the time in Retry-After to get its answer.")]
+    RequestInProgress,
+    #[error("The request was answered, but its answer is no longer kept. Use a new Idempotency-Key to run it again.")]
+    RequestResultExpired,
+    #[error("The body is larger than {limit} bytes.")]
+    RequestTooLarge { limit: usize },
+    #[error("The body must be JSON, sent with Content-Type: application/json.")]
+    UnsupportedMediaType,
+    #[error("This Idempotency-Key was used with another body or session. Use a fresh UUID for every new request.")]
+    IdempotencyKeyReused,
+    #[error("The account has sent too many requests. Slow down and retry after the time in Retry-After.")]
+    RateLimited { retry_after: Duration },
+    #[error("The account has as many requests in flight as its plan allows. Retry when one of them has ended.")]
+    ConcurrencyLimit,
+    #[error(
+        "The generation failed on the node's side and was not charged. Sending the same request again starts a new attempt."
+    )]
+    GenerationFailed,
+    #[error("The request failed as often as it may be tried; nothing was charged. Use a new Idempotency-Key.")]
+    AttemptsExhausted,
+    #[error("Authorization or credits cannot be confirmed now. Sending the same request again is safe.")]
+    ControlPlaneUnavailable,
+    #[error("The node has more work than it can take. Retry after the time in Retry-After.")]
+    Overloaded { retry_after: Duration },
+    #[error("The node is shutting down and takes no new requests.")]
+    Draining,
+    #[error("The request did not finish within its time limit and was not charged.")]
+    DeadlineExceeded,
+}
+
+/// How an error looks on the wire.
+struct Row {
+    status: StatusCode,
+    code: &'static str,
+    /// Family by which existing clients choose an exception.
+    family: &'static str,
+    /// Whether a client may send the same request again by itself.
+    retry: bool,
+    retry_after: Option<Duration>,
+}
+
+const fn row(status: StatusCode, code: &'static str, family: &'static str) -> Row {
+    Row { status, code, family, retry: false, retry_after: None }
+}
+
+const fn retriable(status: StatusCode, code: &'static str, family: &'static str, after: Duration) -> Row {
+    Row { status, code, family, retry: true, retry_after: Some(after) }
+}
+
+const INVALID: &str = "invalid_request_error";
+const SERVER: &str = "server_error";
+const CREDITS: &str = "insufficient_credits";
+const RATE: &str = "rate_limit_error";
+const CONFLICT: &str = "conflict_error";
+const SOON: Duration = Duration::from_secs(1);
+const LATER: Duration = Duration::from_secs(5);
+
+impl ApiError {
+    /// `invalid_request` about one parameter, header or path part.
+    pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::InvalidRequest { message: message.into(), param: Some(param.into()) }
+    }
+
+    /// The table: status, code, family and retry rule of each.
+    fn row(&self) -> Row {
+        use StatusCode as S;
+        match self {
+            Self::InvalidRequest { .. } => row(S::BAD_REQUEST, "invalid_request", INVALID),
+            Self::ContextLengthExceeded { .. } => row(S::BAD_REQUEST, "context_length_exceeded", INVALID),
+            Self::InvalidCredential => row(S::UNAUTHORIZED, "invalid_credential", "authentication_error"),
+            Self::InsufficientCredits => row(S::PAYMENT_REQUIRED, "insufficient_credits", CREDITS),
+            Self::CreditsReserved => retriable(S::PAYMENT_REQUIRED, "credits_reserved", CREDITS, LATER),
+            Self::RequestNotFound => row(S::NOT_FOUND, "request_not_found", INVALID),
+            Self::ModelNotFound => row(S::NOT_FOUND, "model_not_found", INVALID),
+            Self::NotFound => row(S::NOT_FOUND, "not_found", INVALID),
+            Self::MethodNotAllowed => row(S::METHOD_NOT_ALLOWED, "method_not_allowed", INVALID),
+            Self::RequestCancelled => row(S::CONFLICT, "request_cancelled", CONFLICT),
+            Self::RequestInProgress => retriable(S::CONFLICT, "request_in_progress", CONFLICT, SOON),
+            Self::RequestResultExpired => row(S::GONE, "request_result_expired", INVALID),
+            Self::RequestTooLarge { .. } => row(S::PAYLOAD_TOO_LARGE, "request_too_large", INVALID),
+            Self::UnsupportedMediaType => row(S::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", INVALID),
+            Self::IdempotencyKeyReused => row(S::UNPROCESSABLE_ENTITY, "idempotency_key_reused", INVALID),
+            Self::RateLimited { retry_after } => {
+                retriable(S::TOO_MANY_REQUESTS, "conversation_rate_limit", RATE, *retry_after)
+            }
+            Self::ConcurrencyLimit => retriable(S::TOO_MANY_REQUESTS, "concurrency_limit", RATE, SOON),
+            Self::GenerationFailed => Row { retry: true, ..row(S::INTERNAL_SERVER_ERROR, "generation_failed", SERVER) },
+            Self::AttemptsExhausted => row(S::INTERNAL_SERVER_ERROR, "generation_failed", SERVER),
+            Self::ControlPlaneUnavailable => {
+                retriable(S::SERVICE_UNAVAILABLE, "control_plane_unavailable", SERVER, LATER)
+            }
+            Self::Overloaded { retry_after } => retriable(S::SERVICE_UNAVAILABLE, "overloaded", SERVER, *retry_after),
+            Self::Draining => retriable(S::SERVICE_UNAVAILABLE, "draining", SERVER, LATER),
+            Self::DeadlineExceeded => row(S::GATEWAY_TIMEOUT, "deadline_exceeded", SERVER),
+        }
+    }
+
+    pub fn status(&self) -> StatusCode {
+        self.row().status
+    }
+
+    pub fn code(&self) -> &'static str {
+        self.row().code
+    }
+
+    /// The `{"error":{…}}` document. A refused credential's holds the code alone.
+    pub fn body(&self, request_id: &str) -> Value {
+        let Row { code, family, .. } = self.row();
+        if *self == Self::InvalidCredential {
+            return json!({ "error": { "code": code } });
+        }
+        let param = match self {
+            Self::InvalidRequest { param, .. } => param.as_deref(),
+            Self::ContextLengthExceeded { .. } => Some("messages"),
+            Self::ModelNotFound => Some("model"),
+            _ => None,
+        };
+        json!({ "error": {
+            "code": code, "message": self.to_string(), "type": family, "param": param, "request_id": request_id,
+        } })
+    }
+
+    /// Headers that go with it. Clients ignore a `Retry-After` above a minute, so it never is.
+    pub fn headers(&self) -> HeaderMap {
+        let Row { retry, retry_after, .. } = self.row();
+        let mut headers = HeaderMap::new();
+        headers.insert("x-should-retry", HeaderValue::from_static(if retry { "true" } else { "false" }));
+        if let Some(wait) = retry_after {
+            headers.insert(header::RETRY_AFTER, whole_seconds(wait).into());
+        }
+        if *self == Self::InvalidCredential {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        headers
+    }
+}
+
+fn whole_seconds(wait: Duration) -> u64 {
+    let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
+    seconds.clamp(1, 60)
+}
+
+/// The error travels as an extension; `respond::dress` writes the body, which holds the request id.
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status(), self.headers()).into_response();
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
+impl From<StoreError> for ApiError {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Refused(refusal) => refusal.into(),
+            StoreError::Unavailable(_) | StoreError::Unusable(_) | StoreError::InUse(_) => {
+                Self::ControlPlaneUnavailable
+            }
+        }
+    }
+}
+
+impl From<Refusal> for ApiError {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::CredentialInvalid
+            | Refusal::CredentialNotFound
+            | Refusal::AccountNotFound
+            | Refusal::ApplicationNotFound => Self::InvalidCredential,
+            Refusal::RequestNotFound => Self::RequestNotFound,
+            Refusal::FingerprintMismatch => Self::IdempotencyKeyReused,
+            Refusal::ResultExpired => Self::RequestResultExpired,
+            Refusal::AttemptsExhausted => Self::AttemptsExhausted,
+            Refusal::ConcurrencyLimit => Self::ConcurrencyLimit,
+            Refusal::InsufficientCredits => Self::InsufficientCredits,
+            Refusal::CreditsReserved => Self::CreditsReserved,
+            // No public request sends a command that can be refused so.
+            Refusal::IdTaken | Refusal::ReferenceReused | Refusal::AmountOverflow => Self::ControlPlaneUnavailable,
+        }
+    }
+}
+
+impl From<Refused> for ApiError {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Overloaded { retry_after } => Self::Overloaded { retry_after },
+            Refused::Draining => Self::Draining,
+            Refused::TooLarge(_) => Self::invalid("max_tokens", "Prompt and max_tokens together never fit this node."),
+            Refused::Dead(_) => Self::GenerationFailed,
+        }
+    }
+}
+
+impl From<FailureCode> for ApiError {
+    fn from(failure: FailureCode) -> Self {
+        match failure {
+            FailureCode::GenerationFailed | FailureCode::NodeRestarted => Self::GenerationFailed,
+            FailureCode::DeadlineExceeded => Self::DeadlineExceeded,
+            FailureCode::Overloaded => Self::Overloaded { retry_after: SOON },
+            FailureCode::Draining => Self::Draining,
+            FailureCode::ControlPlaneUnavailable => Self::ControlPlaneUnavailable,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[expect(clippy::needless_pass_by_value, reason = "rows of a table read better")]
+    fn check(error: ApiError, status: u16, code: &str, retry: &str, retry_after: Option<&str>) {
+        assert_eq!((error.status().as_u16(), error.code()), (status, code));
+        let headers = error.headers();
+        assert_eq!(headers["x-should-retry"], retry, "{code}");
+        assert_eq!(headers.get("retry-after").map(|v| v.to_str().unwrap()), retry_after, "{code}");
+        let body = error.body("id");
+        assert_eq!(body["error"]["code"], code);
+        if status == 401 {
+            assert_eq!(body["error"].as_object().unwrap().len(), 1, "a 401 says nothing but its code");
+            assert_eq!(headers["www-authenticate"], "Bearer");
+        } else {
+            assert!(body["error"]["message"].as_str().is_some_and(|m| m.len() > 10), "{code}");
+            assert_eq!(body["error"]["request_id"], "id");
+        }
+    }
+
+    #[test]
+    fn the_table() {
+        use ApiError as E;
+        let wait = Duration::from_millis(1_500);
+        check(E::invalid("n", "must be 1 here"), 400, "invalid_request", "false", None);
+        check(
+            E::ContextLengthExceeded { limit: 1, prompt: 2, output: 3 },
+            400,
+            "context_length_exceeded",
+            "false",
+            None,
+        );
+        check(E::InvalidCredential, 401, "invalid_credential", "false", None);
+        check(E::InsufficientCredits, 402, "insufficient_credits", "false", None);
+        check(E::CreditsReserved, 402, "credits_reserved", "true", Some("5"));
+        check(E::RequestNotFound, 404, "request_not_found", "false", None);
+        check(E::ModelNotFound, 404, "model_not_found", "false", None);
+        check(E::NotFound, 404, "not_found", "false", None);
+        check(E::MethodNotAllowed, 405, "method_not_allowed", "false", None);
+        check(E::RequestCancelled, 409, "request_cancelled", "false", None);
+        check(E::RequestInProgress, 409, "request_in_progress", "true", Some("1"));
+        check(E::RequestResultExpired, 410, "request_result_expired", "false", None);
+        check(E::RequestTooLarge { limit: 9 }, 413, "request_too_large", "false", None);
+        check(E::UnsupportedMediaType, 415, "unsupported_media_type", "false", None);
+        check(E::IdempotencyKeyReused, 422, "idempotency_key_reused", "false", None);
+        check(E::RateLimited { retry_after: wait }, 429, "conversation_rate_limit", "true", Some("2"));
+        check(E::ConcurrencyLimit, 429, "concurrency_limit", "true", Some("1"));
+        check(E::GenerationFailed, 500, "generation_failed", "true", None);
+        check(E::AttemptsExhausted, 500, "generation_failed", "false", None);
+        check(E::ControlPlaneUnavailable, 503, "control_plane_unavailable", "true", Some("5"));
+        check(E::Overloaded { retry_after: Duration::from_mins(15) }, 503, "overloaded", "true", Some("60"));
+        check(E::Overloaded { retry_after: Duration::ZERO }, 503, "overloaded", "true", Some("1"));
+        check(E::Draining, 503, "draining", "true", Some("5"));
+        check(E::DeadlineExceeded, 504, "deadline_exceeded", "false", None);
+    }
+
+    #[test]
+    fn context_overflow_says_the_sentence_clients_look_for() {
+        let text = ApiError::ContextLengthExceeded { limit: 8192, prompt: 9000, output: 512 }.to_string();
+        let wanted = "This model's maximum context length is 8192 tokens, but the prompt is too long: \
+                      9000 prompt + 512 requested output tokens = 9512";
+        assert!(text.starts_with(wanted), "{text}");
+    }
+}

@@ -1,0 +1,168 @@
+//! Request headers: the credential, the request's id, the session, the media type, and what is refused outright.
+
+use super::error::ApiError;
+use crate::ids::{RequestId, SessionId};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+use uuid::Uuid;
+
+pub const IDEMPOTENCY_KEY: &str = "Idempotency-Key";
+
+/// The token of exactly one `Authorization: Bearer …`.
+pub fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let (scheme, token) = only(headers, &header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+    (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
+}
+
+/// The request's id: exactly one, a UUID with optional quotes around it.
+pub fn idempotency_key(headers: &HeaderMap) -> Result<RequestId, ApiError> {
+    let name = HeaderName::from_static("idempotency-key");
+    named_uuid(headers.get_all(name).iter(), IDEMPOTENCY_KEY, "reuse it only to retry the same request").map(RequestId)
+}
+
+/// The conversation's id, as `X-Service-Session-Id` or under the service's own name; one of them, once.
+pub fn session(headers: &HeaderMap, service_name: &str) -> Result<SessionId, ApiError> {
+    let own = format!("x-{service_name}-session-id").to_ascii_lowercase();
+    let generic = headers.get_all("x-service-session-id").iter();
+    let named = headers.get_all(&own).iter().filter(|_| own != "x-service-session-id");
+    named_uuid(generic.chain(named), "X-Service-Session-Id", "keep it for one conversation").map(SessionId)
+}
+
+fn named_uuid<'a>(
+    mut values: impl Iterator<Item = &'a HeaderValue>,
+    name: &str,
+    advice: &str,
+) -> Result<Uuid, ApiError> {
+    let refuse = |what: &str| ApiError::invalid(name, format!("{what} header {name}. Send one UUID; {advice}."));
+    let value = values.next().ok_or_else(|| refuse("Missing"))?;
+    if values.next().is_some() {
+        return Err(refuse("More than one"));
+    }
+    let text = value.to_str().unwrap_or_default();
+    let text = text.strip_prefix('"').and_then(|t| t.strip_suffix('"')).unwrap_or(text);
+    hyphenated(text).filter(|id| !id.is_nil() && !id.is_max()).ok_or_else(|| refuse("Malformed"))
+}
+
+/// A UUID in its hyphenated 36-character form and no other.
+pub fn hyphenated(text: &str) -> Option<Uuid> {
+    (text.len() == 36).then(|| Uuid::try_parse(text).ok()).flatten()
+}
+
+/// JSON, uncompressed.
+pub fn check_media_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    let value = only(headers, &header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
+    let essence = value.split(';').next().unwrap_or_default().trim();
+    if !essence.eq_ignore_ascii_case("application/json") {
+        return Err(ApiError::UnsupportedMediaType);
+    }
+    if headers.contains_key(header::CONTENT_ENCODING) {
+        return Err(ApiError::invalid("Content-Encoding", "Send the body without a Content-Encoding."));
+    }
+    Ok(())
+}
+
+/// Names by which callers try to choose a cache namespace; the node isolates caches by account and takes no part in it.
+const CACHE_HEADERS: [&str; 4] = ["cache-salt", "cache-namespace", "cache-key", "cache-scope"];
+
+pub fn refuse_cache_namespaces(headers: &HeaderMap) -> Result<(), ApiError> {
+    let offending = headers.keys().find(|name| CACHE_HEADERS.iter().any(|part| name.as_str().contains(part)));
+    match offending {
+        Some(name) => Err(ApiError::invalid(name.as_str(), "A cache namespace cannot be chosen by the caller.")),
+        None => Ok(()),
+    }
+}
+
+fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a HeaderValue> {
+    let mut values = headers.get_all(name).iter();
+    values.next().filter(|_| values.next().is_none())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: &str = "0197a0b1-c2d3-7e4f-8a5b-6c7d8e9f0a1b";
+
+    fn headers(pairs: &[(&str, &str)]) -> HeaderMap {
+        let parse = |(name, value): &(&str, &str)| {
+            (HeaderName::from_bytes(name.as_bytes()).unwrap(), HeaderValue::from_str(value).unwrap())
+        };
+        let mut map = HeaderMap::new();
+        for (name, value) in pairs.iter().map(parse) {
+            map.append(name, value);
+        }
+        map
+    }
+
+    #[test]
+    fn request_ids() {
+        let check = |values: &[&str], accepted: bool| {
+            let pairs: Vec<_> = values.iter().map(|v| ("Idempotency-Key", *v)).collect();
+            assert_eq!(idempotency_key(&headers(&pairs)).is_ok(), accepted, "{values:?}");
+        };
+        check(&[ID], true);
+        check(&[&ID.to_uppercase()], true);
+        check(&[&format!("\"{ID}\"")], true);
+        check(&["f81d4fae-7dec-11d0-a765-00a0c91e6bf6"], true);
+        check(&[], false);
+        check(&[ID, ID], false);
+        check(&[""], false);
+        check(&["00000000-0000-0000-0000-000000000000"], false);
+        check(&["ffffffff-ffff-ffff-ffff-ffffffffffff"], false);
+        check(&[&ID.replace('-', "")], false);
+        check(&[&format!("{{{ID}}}")], false);
+        check(&[&format!("urn:uuid:{ID}")], false);
+        check(&[&format!("\"{ID}")], false);
+        check(&[&format!("{ID}, {ID}")], false);
+        check(&["not-a-uuid"], false);
+    }
+
+    #[test]
+    fn sessions_come_under_either_name_but_once() {
+        let check = |pairs: &[(&str, &str)], accepted: bool| {
+            assert_eq!(session(&headers(pairs), "Cresset").is_ok(), accepted, "{pairs:?}");
+        };
+        check(&[("X-Service-Session-Id", ID)], true);
+        check(&[("x-cresset-session-id", ID)], true);
+        check(&[("X-Service-Session-Id", ID), ("x-cresset-session-id", ID)], false);
+        check(&[("x-other-session-id", ID)], false);
+        assert!(session(&headers(&[("X-Service-Session-Id", ID)]), "Service").is_ok());
+    }
+
+    #[test]
+    fn credentials() {
+        let check = |pairs: &[(&str, &str)], expect: Option<&str>| assert_eq!(bearer(&headers(pairs)), expect);
+        check(&[("authorization", "Bearer abc")], Some("abc"));
+        check(&[("authorization", "bearer abc")], Some("abc"));
+        check(&[("authorization", "Basic abc")], None);
+        check(&[("authorization", "Bearer ")], None);
+        check(&[("authorization", "Bearer")], None);
+        check(&[("authorization", "Bearer a"), ("authorization", "Bearer a")], None);
+        check(&[], None);
+    }
+
+    #[test]
+    fn media_types() {
+        let check = |pairs: &[(&str, &str)], status: Option<u16>| {
+            let refused = check_media_type(&headers(pairs)).err().map(|e| e.status().as_u16());
+            assert_eq!(refused, status, "{pairs:?}");
+        };
+        check(&[("content-type", "application/json")], None);
+        check(&[("content-type", "Application/JSON; charset=utf-8")], None);
+        check(&[("content-type", "text/plain")], Some(415));
+        check(&[("content-type", "application/jsonp")], Some(415));
+        check(&[], Some(415));
+        check(&[("content-type", "application/json"), ("content-type", "application/json")], Some(415));
+        check(&[("content-type", "application/json"), ("content-encoding", "gzip")], Some(400));
+    }
+
+    #[test]
+    fn cache_namespaces_are_refused() {
+        let check = |name: &str, accepted: bool| {
+            assert_eq!(refuse_cache_namespaces(&headers(&[(name, "x")])).is_ok(), accepted, "{name}");
+        };
+        check("x-cache-salt", false);
+        check("X-Cresset-Cache-Namespace", false);
+        check("prompt-cache-key", false);
+        check("cache-control", true);
+    }
+}

@@ -1,0 +1,55 @@
+//! The HTTP surfaces: public `/v1`, the operator listener, and the task that owns a request.
+//!
+//! Order of checks on `/v1`: framing and header bounds (`listener`), credential and its account (`auth`), then for completions
+//! (`chat`) the request's own headers, the account's rate fuse, size and media type, JSON, idempotency, model, limits,
+//! concurrency, credits.
+//! A request without a valid credential learns nothing else, not even whether its path exists.
+
+pub mod auth;
+pub mod chat;
+pub mod credits;
+pub mod drive;
+pub mod error;
+pub mod fuse;
+pub mod headers;
+pub mod hub;
+pub mod listener;
+pub mod me;
+pub mod models;
+pub mod node;
+pub mod operator;
+pub mod prepare;
+pub mod replay;
+pub mod requests;
+pub mod respond;
+pub mod sse;
+pub mod transcript;
+pub mod wire;
+
+pub use error::ApiError;
+pub use listener::serve;
+pub use node::{LoadedModel, Node};
+
+use axum::Router;
+use axum::middleware::{from_fn, from_fn_with_state};
+use axum::routing::{get, post};
+use std::sync::Arc;
+
+/// The public surface. Unknown paths and methods are answered behind the credential check as well.
+pub fn router(node: Arc<Node>) -> Router {
+    let plain = Router::new()
+        .route("/v1/me", get(me::show))
+        .route("/v1/models/{id}", get(models::show))
+        .route("/v1/credits", get(credits::show))
+        .route("/v1/chat/completions", post(chat::create))
+        .route("/v1/requests/{id}", get(requests::show).delete(requests::cancel))
+        .layer(from_fn(wire::query::refuse_any));
+    Router::new()
+        .route("/v1/models", get(models::list))
+        .merge(plain)
+        .fallback(async || ApiError::NotFound)
+        .method_not_allowed_fallback(async || ApiError::MethodNotAllowed)
+        .layer(from_fn_with_state(node.clone(), auth::require))
+        .layer(from_fn_with_state(node.clone(), respond::dress))
+        .with_state(node)
+}

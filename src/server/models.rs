@@ -1,0 +1,31 @@
+//! `GET /v1/models` and `GET /v1/models/{id}`: what the account can use now.
+
+use super::auth::Caller;
+use super::error::ApiError;
+use super::node::Node;
+use super::wire::Json;
+use super::wire::objects::{Model, ModelPage};
+use super::wire::query::{Page, PathId};
+use crate::ids::ModelId;
+use axum::extract::{Extension, State};
+use std::sync::Arc;
+
+pub async fn list(
+    State(node): State<Arc<Node>>,
+    Extension(caller): Extension<Arc<Caller>>,
+    page: Page,
+) -> Json<ModelPage> {
+    let plan = node.config.plan(&caller.account.plan);
+    let models = node.models_of(plan).iter().map(|model| Model::of(model, plan)).collect();
+    Json(ModelPage::cut(models, page))
+}
+
+pub async fn show(
+    State(node): State<Arc<Node>>,
+    Extension(caller): Extension<Arc<Caller>>,
+    PathId(id): PathId,
+) -> Result<Json<Model>, ApiError> {
+    let plan = node.config.plan(&caller.account.plan);
+    let model = node.model_of(plan, ModelId(id)).ok_or(ApiError::ModelNotFound)?;
+    Ok(Json(Model::of(&model, plan)))
+}

@@ -1,0 +1,310 @@
+//! Executes operator commands, on a store alone or beside a running node: the answers are the same.
+
+use super::command::{AdminCommand, AdminError, RequestScope};
+use super::{Live, status, view};
+use crate::clock::UnixMillis;
+use crate::config::Config;
+use crate::ids::{AccountId, ApplicationId, CredentialId, RequestId};
+use crate::ledger::{
+    Account, AccountStatus, Application, AttemptState, Bucket, Command, Credential, CredentialKind, Refusal,
+    RequestRecord, Units, secret,
+};
+use crate::server::requests;
+use crate::store::{Snapshot, Store};
+use serde_json::{Value, json};
+use std::path::Path;
+
+type Result<T = Value, E = AdminError> = std::result::Result<T, E>;
+
+/// What operator commands act on. Without a node there is no running work to stop or to report.
+#[derive(Clone, Copy)]
+pub struct Operator<'a> {
+    pub store: &'a Store,
+    pub config: &'a Config,
+    pub live: Option<&'a Live>,
+}
+
+impl<'a> Operator<'a> {
+    pub fn of(live: &'a Live) -> Self {
+        Self { store: &live.node.store, config: &live.node.config, live: Some(live) }
+    }
+}
+
+impl Operator<'_> {
+    pub async fn execute(&self, command: AdminCommand) -> Result {
+        use AdminCommand as C;
+        match command {
+            C::AccountCreate { name, plan, trial, premium } => self.create_account(name, plan, trial, premium).await,
+            C::AccountList => self.list_accounts(),
+            C::AccountShow { id } => self.show_account(id),
+            C::AccountSuspend { id } => self.set_status(id, AccountStatus::Suspended).await,
+            C::AccountResume { id } => self.set_status(id, AccountStatus::Active).await,
+            C::KeyCreate { account, label, expires_at } => {
+                self.issue(CredentialKind::ApiKey, account, None, label, expires_at).await
+            }
+            C::KeyList { account } => self.list_keys(account),
+            C::KeyRevoke { id } => self.revoke(id, CredentialKind::ApiKey).await,
+            C::ApplicationCreate { account, name } => self.create_application(account, name).await,
+            C::ApplicationList { account } => self.list_applications(account),
+            C::ApplicationToken { application, expires_at } => self.issue_token(application, expires_at).await,
+            C::TokenRevoke { id } => self.revoke(id, CredentialKind::AccessToken).await,
+            C::CreditGrant { account, bucket, units, reference } => {
+                self.grant(account, bucket, units, &reference).await
+            }
+            C::CreditShow { account } => self.show_credits(account),
+            C::CreditStatement { account } => self.statement(account),
+            C::RequestList { account, state } => self.list_requests(account, state),
+            C::RequestShow { request, scope } => Ok(view::request(&self.find_request(request, scope)?)),
+            C::RequestCancel { request, scope } => self.cancel(request, scope).await,
+            C::LedgerAudit => Ok(view::audit(&self.store.audit()?)),
+            C::LedgerBackup { to } => self.backup(&to),
+            C::Status => Ok(self.status()),
+        }
+    }
+
+    // --- accounts
+
+    async fn create_account(&self, name: String, plan: Option<String>, trial: u64, premium: u64) -> Result {
+        let plan = plan.unwrap_or_else(|| "default".to_owned());
+        self.require_plan(&plan)?;
+        let (trial, premium) = (units(trial)?, units(premium)?);
+        let id = AccountId::generate();
+        self.store.submit(Command::CreateAccount { id, name, plan }).await?;
+        self.grant_units(id, Bucket::Trial, trial, "opening trial balance").await?;
+        self.grant_units(id, Bucket::Premium, premium, "opening premium balance").await?;
+        self.show_account(id)
+    }
+
+    fn require_plan(&self, plan: &str) -> Result<()> {
+        if self.config.plans.contains_key(plan) {
+            return Ok(());
+        }
+        let known = self.config.plans.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+        Err(AdminError::Invalid(format!("no plan {plan:?} in the configuration; there are: {known}")))
+    }
+
+    fn list_accounts(&self) -> Result {
+        let snapshot = self.store.read()?;
+        let rows = snapshot.accounts()?.into_iter().map(|account| describe_account(&snapshot, &account));
+        Ok(view::list(rows.collect::<Result<Vec<_>>>()?))
+    }
+
+    fn show_account(&self, id: AccountId) -> Result {
+        let snapshot = self.store.read()?;
+        describe_account(&snapshot, &find_account(&snapshot, id)?)
+    }
+
+    async fn set_status(&self, id: AccountId, status: AccountStatus) -> Result {
+        self.store.submit(Command::SetAccountStatus { id, status }).await?;
+        if let (Some(live), AccountStatus::Suspended) = (self.live, status) {
+            live.node.suspended(id);
+        }
+        self.show_account(id)
+    }
+
+    // --- credentials
+
+    async fn issue_token(&self, application: ApplicationId, expires_at: Option<UnixMillis>) -> Result {
+        let found = self.store.read()?.application(application)?.ok_or(Refusal::ApplicationNotFound)?;
+        self.issue(CredentialKind::AccessToken, found.account, Some(application), None, expires_at).await
+    }
+
+    /// Mints a secret and shows it this once; the ledger keeps its digest.
+    async fn issue(
+        &self,
+        kind: CredentialKind,
+        account: AccountId,
+        application: Option<ApplicationId>,
+        label: Option<String>,
+        expires_at: Option<UnixMillis>,
+    ) -> Result {
+        let prefix = &self.config.credentials.prefix;
+        let mut random = [0; 32];
+        getrandom::fill(&mut random).map_err(|error| AdminError::Unavailable(format!("no randomness: {error}")))?;
+        let minted = secret::mint(prefix, kind, &random);
+        let digest = secret::digest(prefix, &minted).expect("invariant: a minted secret is well formed");
+        let id = CredentialId::generate();
+        let hint = secret::hint(&minted).to_owned();
+        let credential = Credential {
+            id,
+            kind,
+            account,
+            application,
+            label,
+            digest,
+            hint,
+            created_at: UnixMillis::default(),
+            expires_at,
+            revoked_at: None,
+        };
+        self.store.submit(Command::IssueCredential { credential }).await?;
+        Ok(view::merged(json!({ "id": id, "secret": minted }), self.show_credential(id)?))
+    }
+
+    fn show_credential(&self, id: CredentialId) -> Result {
+        let found = self.store.read()?.credential(id)?.ok_or(Refusal::CredentialNotFound)?;
+        Ok(view::credential(&found))
+    }
+
+    fn list_keys(&self, account: AccountId) -> Result {
+        let snapshot = self.store.read()?;
+        find_account(&snapshot, account)?;
+        let credentials = snapshot.credentials(account)?;
+        Ok(view::list(credentials.iter().filter(|c| c.kind == CredentialKind::ApiKey).map(view::credential)))
+    }
+
+    /// Takes effect on the next request, and cancels what runs under the credential.
+    async fn revoke(&self, id: CredentialId, kind: CredentialKind) -> Result {
+        let found = self.store.read()?.credential(id)?.filter(|credential| credential.kind == kind);
+        found.ok_or(Refusal::CredentialNotFound)?;
+        self.store.submit(Command::RevokeCredential { id }).await?;
+        if let Some(live) = self.live {
+            live.node.revoked(id);
+        }
+        self.show_credential(id)
+    }
+
+    // --- applications
+
+    async fn create_application(&self, account: AccountId, name: String) -> Result {
+        let id = ApplicationId::generate();
+        self.store.submit(Command::CreateApplication { id, account, name }).await?;
+        let created = self.store.read()?.application(id)?.ok_or(Refusal::ApplicationNotFound)?;
+        Ok(view::application(&created, &[]))
+    }
+
+    fn list_applications(&self, account: Option<AccountId>) -> Result {
+        let snapshot = self.store.read()?;
+        let accounts = match account {
+            Some(id) => vec![find_account(&snapshot, id)?],
+            None => snapshot.accounts()?,
+        };
+        let rows = accounts.iter().map(|account| describe_applications(&snapshot, account.id));
+        Ok(view::list(rows.collect::<Result<Vec<_>>>()?.into_iter().flatten()))
+    }
+
+    // --- credits
+
+    async fn grant(&self, account: AccountId, bucket: Bucket, amount: u64, reference: &str) -> Result {
+        let amount = units(amount)?;
+        if amount.get() == 0 || reference.trim().is_empty() {
+            return Err(AdminError::Invalid(
+                "a grant needs at least one unit and a reference that is not empty".into(),
+            ));
+        }
+        self.grant_units(account, bucket, amount, reference).await?;
+        let snapshot = self.store.read()?;
+        let found = find_account(&snapshot, account)?;
+        Ok(view::grant(&found, bucket, amount, reference, snapshot.balances(account)?))
+    }
+
+    async fn grant_units(&self, account: AccountId, bucket: Bucket, units: Units, reference: &str) -> Result<()> {
+        if units.get() > 0 {
+            let reference = reference.to_owned();
+            self.store.submit(Command::Grant { account, bucket, units, reference }).await?;
+        }
+        Ok(())
+    }
+
+    fn show_credits(&self, account: AccountId) -> Result {
+        let snapshot = self.store.read()?;
+        let found = find_account(&snapshot, account)?;
+        Ok(view::credits(&found, snapshot.balances(account)?))
+    }
+
+    fn statement(&self, account: AccountId) -> Result {
+        let snapshot = self.store.read()?;
+        let found = find_account(&snapshot, account)?;
+        let lines = view::list(snapshot.entries(account)?.iter().map(view::entry));
+        Ok(view::merged(view::credits(&found, snapshot.balances(account)?), lines))
+    }
+
+    // --- requests
+
+    fn list_requests(&self, account: AccountId, state: Option<AttemptState>) -> Result {
+        let snapshot = self.store.read()?;
+        find_account(&snapshot, account)?;
+        let wanted = |record: &&RequestRecord| state.is_none_or(|state| record.latest().state == state);
+        Ok(view::list(snapshot.requests(account)?.iter().filter(wanted).map(view::request)))
+    }
+
+    fn find_request(&self, request: RequestId, scope: RequestScope) -> Result<RequestRecord> {
+        let snapshot = self.store.read()?;
+        let accounts = match scope.account {
+            Some(id) => vec![id],
+            None => snapshot.accounts()?.iter().map(|account| account.id).collect(),
+        };
+        let mut found = Vec::new();
+        for account in accounts {
+            found.extend(snapshot.requests_by_id(account, request)?);
+        }
+        // An account alone names the request made with the account's own key, where its applications used the id too.
+        let own = scope.account.is_some() && found.len() > 1;
+        found.retain(|record| match scope.application {
+            Some(id) => record.key.application == Some(id),
+            None => !own || record.key.application.is_none(),
+        });
+        only_one(found)
+    }
+
+    /// Without a node nothing is running: opening the ledger ended what an earlier one left behind.
+    async fn cancel(&self, request: RequestId, scope: RequestScope) -> Result {
+        let record = self.find_request(request, scope)?;
+        let Some(live) = self.live else { return Ok(view::request(&record)) };
+        let unavailable = |_| AdminError::Unavailable("the ledger cannot be reached now: try again".to_owned());
+        Ok(view::request(&requests::cancelled(&live.node, record).await.map_err(unavailable)?))
+    }
+
+    // --- the ledger and the node
+
+    fn backup(&self, to: &Path) -> Result {
+        if to.exists() {
+            let text = format!("{} exists and is left as it is: name a new file", to.display());
+            return Err(AdminError::Refused(text));
+        }
+        self.store.backup(to)?;
+        let bytes = std::fs::metadata(to).map_or(0, |file| file.len());
+        Ok(json!({ "path": to, "bytes": bytes }))
+    }
+
+    fn status(&self) -> Value {
+        self.live.map_or_else(status::stopped, status::of)
+    }
+}
+
+fn units(amount: u64) -> Result<Units> {
+    Units::new(amount).ok_or_else(|| {
+        AdminError::Invalid(format!("{amount} microcredits are more than the largest amount, {}", Units::MAX))
+    })
+}
+
+fn find_account(snapshot: &Snapshot, id: AccountId) -> Result<Account> {
+    Ok(snapshot.account(id)?.ok_or(Refusal::AccountNotFound)?)
+}
+
+fn describe_account(snapshot: &Snapshot, account: &Account) -> Result {
+    Ok(view::account(account, snapshot.balances(account.id)?))
+}
+
+fn describe_applications(snapshot: &Snapshot, account: AccountId) -> Result<Vec<Value>> {
+    let credentials = snapshot.credentials(account)?;
+    let tokens_of = |application: &Application| -> Vec<Credential> {
+        credentials.iter().filter(|token| token.application == Some(application.id)).cloned().collect()
+    };
+    let applications = snapshot.applications(account)?;
+    Ok(applications.iter().map(|application| view::application(application, &tokens_of(application))).collect())
+}
+
+fn only_one(mut found: Vec<RequestRecord>) -> Result<RequestRecord> {
+    let last = found.pop().ok_or(Refusal::RequestNotFound)?;
+    if found.is_empty() {
+        return Ok(last);
+    }
+    found.push(last);
+    let scope = |record: &RequestRecord| match record.key.application {
+        Some(application) => format!("--account {} --application {application}", record.key.account),
+        None => format!("--account {}", record.key.account),
+    };
+    let scopes = found.iter().map(scope).collect::<Vec<_>>().join("\n  ");
+    Err(AdminError::Invalid(format!("several requests have this id; name one of:\n  {scopes}")))
+}

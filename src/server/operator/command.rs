@@ -1,0 +1,87 @@
+//! Operator commands as data, so that the command line can run them on a store or send them to a running node.
+
+use crate::clock::UnixMillis;
+use crate::ids::{AccountId, ApplicationId, CredentialId, RequestId};
+use crate::ledger::{AttemptState, Bucket, Refusal};
+use crate::store::StoreError;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// Amounts are microcredits, times are milliseconds since the Unix epoch, paths are absolute.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "command", rename_all = "snake_case")]
+pub enum AdminCommand {
+    AccountCreate { name: String, plan: Option<String>, trial: u64, premium: u64 },
+    AccountList,
+    AccountShow { id: AccountId },
+    AccountSuspend { id: AccountId },
+    AccountResume { id: AccountId },
+    KeyCreate { account: AccountId, label: Option<String>, expires_at: Option<UnixMillis> },
+    KeyList { account: AccountId },
+    KeyRevoke { id: CredentialId },
+    ApplicationCreate { account: AccountId, name: String },
+    ApplicationList { account: Option<AccountId> },
+    ApplicationToken { application: ApplicationId, expires_at: Option<UnixMillis> },
+    TokenRevoke { id: CredentialId },
+    CreditGrant { account: AccountId, bucket: Bucket, units: u64, reference: String },
+    CreditShow { account: AccountId },
+    CreditStatement { account: AccountId },
+    RequestList { account: AccountId, state: Option<AttemptState> },
+    RequestShow { request: RequestId, scope: RequestScope },
+    RequestCancel { request: RequestId, scope: RequestScope },
+    LedgerAudit,
+    LedgerBackup { to: PathBuf },
+    Status,
+}
+
+/// Narrows a request id down where several accounts or applications used the same one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RequestScope {
+    pub account: Option<AccountId>,
+    pub application: Option<ApplicationId>,
+}
+
+/// Why a command failed; the text says what to do about it. Travels over the operator socket as it is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
+#[serde(tag = "code", content = "message", rename_all = "snake_case")]
+pub enum AdminError {
+    #[error("{0}")]
+    NotFound(String),
+    /// The command contradicts what is stored; nothing was written.
+    #[error("{0}")]
+    Refused(String),
+    #[error("{0}")]
+    Invalid(String),
+    #[error("{0}")]
+    Unavailable(String),
+}
+
+impl From<StoreError> for AdminError {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Refused(refusal) => refusal.into(),
+            StoreError::Unavailable(_) | StoreError::Unusable(_) | StoreError::InUse(_) => {
+                Self::Unavailable(error.to_string())
+            }
+        }
+    }
+}
+
+impl From<Refusal> for AdminError {
+    fn from(refusal: Refusal) -> Self {
+        let hint = match refusal {
+            Refusal::AccountNotFound => "`cresset accounts list` shows those there are",
+            Refusal::ApplicationNotFound => "`cresset applications list` shows those there are",
+            Refusal::CredentialNotFound => "`cresset keys list --account ID` shows those there are",
+            Refusal::RequestNotFound => "`cresset requests list --account ID` shows those there are",
+            Refusal::ReferenceReused => "a grant is made once per reference: choose another --reference",
+            Refusal::AmountOverflow => "grant a smaller amount",
+            _ => return Self::Refused(refusal.to_string()),
+        };
+        let text = format!("{refusal}: {hint}");
+        match refusal {
+            Refusal::ReferenceReused | Refusal::AmountOverflow => Self::Refused(text),
+            _ => Self::NotFound(text),
+        }
+    }
+}

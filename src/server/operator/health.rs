@@ -1,0 +1,44 @@
+//! The operator listener: is the process up, may it be sent work, what do its numbers say.
+
+use super::socket::json;
+use super::{Live, status};
+use axum::Router;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use serde_json::json;
+use std::sync::Arc;
+
+/// The media type Prometheus asks for.
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// `/healthz`, `/readyz` and `/metrics`. Mounted on the operator's own listener only.
+pub fn router(live: Arc<Live>) -> Router {
+    Router::new()
+        .route("/healthz", get(healthz))
+        .route("/readyz", get(readyz))
+        .route("/metrics", get(metrics))
+        .with_state(live)
+}
+
+/// 200 for as long as the process answers at all.
+async fn healthz() -> Response {
+    json(StatusCode::OK, &json!({ "status": "ok" }))
+}
+
+/// 200 only while new work would be taken: engine alive, ledger committing, a qualified model loaded, not draining.
+async fn readyz(State(live): State<Arc<Live>>) -> Response {
+    match status::not_ready_because(&live.node) {
+        None => json(StatusCode::OK, &json!({ "status": "ok" })),
+        Some(reason) => {
+            let body = json!({ "status": "unavailable", "message": reason });
+            ([(RETRY_AFTER, "1")], json(StatusCode::SERVICE_UNAVAILABLE, &body)).into_response()
+        }
+    }
+}
+
+async fn metrics(State(live): State<Arc<Live>>) -> Response {
+    ([(CONTENT_TYPE, OPEN_METRICS)], live.node.metrics_text()).into_response()
+}

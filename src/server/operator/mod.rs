@@ -1,0 +1,24 @@
+//! The operator's side of the node, never reachable from the public listener: commands over a Unix socket in the data
+//! folder, and health, readiness and metrics over TCP.
+
+pub mod admin;
+pub mod command;
+mod health;
+pub mod socket;
+pub mod status;
+pub mod view;
+
+pub use admin::Operator;
+pub use command::{AdminCommand, AdminError, RequestScope};
+pub use health::router;
+
+use crate::server::Node;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+/// A running node and where it is reached.
+pub struct Live {
+    pub node: Arc<Node>,
+    pub public: SocketAddr,
+    pub operator: SocketAddr,
+}

@@ -1,0 +1,77 @@
+//! The operator socket: one POST route on a Unix socket that only the node's own user may open.
+
+use super::{AdminCommand, AdminError, Live, Operator};
+use axum::Router;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use bytes::Bytes;
+use serde::Serialize;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tokio::net::UnixListener;
+use tokio_util::sync::CancellationToken;
+
+/// Path of the one route.
+pub const ROUTE: &str = "/command";
+
+pub fn path(data_dir: &Path) -> PathBuf {
+    data_dir.join("operator.sock")
+}
+
+/// Binds the socket. The caller holds the folder's lock, so a socket found there is a dead node's and is replaced.
+pub fn bind(data_dir: &Path) -> io::Result<UnixListener> {
+    // Renamed into place once its mode is right: nobody can connect in between.
+    let unfinished = data_dir.join("operator.sock.new");
+    remove(&unfinished)?;
+    let listener = UnixListener::bind(&unfinished)?;
+    std::fs::set_permissions(&unfinished, std::fs::Permissions::from_mode(0o600))?;
+    std::fs::rename(&unfinished, path(data_dir))?;
+    Ok(listener)
+}
+
+/// Answers until `shutdown`, then removes the socket.
+pub async fn serve(listener: UnixListener, live: Arc<Live>, data_dir: &Path, shutdown: CancellationToken) {
+    let routes = Router::new().route(ROUTE, post(command)).with_state(live);
+    let served = axum::serve(listener, routes).with_graceful_shutdown(shutdown.cancelled_owned()).await;
+    if let Err(error) = served {
+        tracing::error!(%error, "the operator socket stopped");
+    }
+    let _ = remove(&path(data_dir));
+}
+
+async fn command(State(live): State<Arc<Live>>, body: Bytes) -> Response {
+    let answer = match serde_json::from_slice::<AdminCommand>(&body) {
+        Ok(command) => Operator::of(&live).execute(command).await,
+        Err(error) => Err(AdminError::Invalid(format!("the running node does not know this command: {error}"))),
+    };
+    match answer {
+        Ok(value) => json(StatusCode::OK, &value),
+        Err(error) => json(status(&error), &error),
+    }
+}
+
+pub(super) fn json(status: StatusCode, value: &impl Serialize) -> Response {
+    let body = serde_json::to_string(value).expect("invariant: answers have string keys only");
+    (status, [(CONTENT_TYPE, "application/json")], body).into_response()
+}
+
+fn status(error: &AdminError) -> StatusCode {
+    match error {
+        AdminError::NotFound(_) => StatusCode::NOT_FOUND,
+        AdminError::Refused(_) => StatusCode::CONFLICT,
+        AdminError::Invalid(_) => StatusCode::BAD_REQUEST,
+        AdminError::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+    }
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}

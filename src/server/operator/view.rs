@@ -1,0 +1,148 @@
+//! What operators see of the ledger, as JSON: times in Unix seconds, amounts in microcredits as integer strings.
+
+use crate::clock::UnixMillis;
+use crate::ledger::records::EntryKind;
+use crate::ledger::{Account, Application, Attempt, Balances, Bucket, Credential, Entry, RequestRecord, Split, Units};
+use crate::server::wire::objects::{CreditBalance, RequestObject};
+use crate::store::AuditReport;
+use serde_json::{Value, json};
+
+pub fn list(data: impl IntoIterator<Item = Value>) -> Value {
+    json!({ "object": "list", "data": data.into_iter().collect::<Vec<_>>() })
+}
+
+/// Two objects as one; the second wins where both have a field.
+pub fn merged(mut first: Value, second: Value) -> Value {
+    if let (Value::Object(fields), Value::Object(more)) = (&mut first, second) {
+        fields.extend(more);
+    }
+    first
+}
+
+pub fn account(account: &Account, balances: Balances) -> Value {
+    let described = json!({
+        "id": account.id,
+        "name": account.name,
+        "plan": account.plan,
+        "status": account.status,
+        "created_at": account.created_at.seconds(),
+        "in_flight": account.in_flight,
+    });
+    merged(described, amounts(balances))
+}
+
+/// The public balance object, with the account it belongs to.
+pub fn credits(account: &Account, balances: Balances) -> Value {
+    merged(balance(balances), json!({ "account_id": account.id }))
+}
+
+fn balance(balances: Balances) -> Value {
+    json!(CreditBalance::of(&balances))
+}
+
+/// The amounts of the public balance object alone.
+fn amounts(balances: Balances) -> Value {
+    let Value::Object(mut fields) = balance(balances) else { return json!({}) };
+    fields.retain(|name, _| name.ends_with("Units"));
+    Value::Object(fields)
+}
+
+/// Everything but the secret, which is nowhere to be had again.
+pub fn credential(credential: &Credential) -> Value {
+    json!({
+        "id": credential.id,
+        "kind": credential.kind,
+        "account_id": credential.account,
+        "application_id": credential.application,
+        "label": credential.label,
+        "hint": credential.hint,
+        "created_at": credential.created_at.seconds(),
+        "expires_at": credential.expires_at.map(UnixMillis::seconds),
+        "revoked_at": credential.revoked_at.map(UnixMillis::seconds),
+    })
+}
+
+pub fn application(application: &Application, tokens: &[Credential]) -> Value {
+    json!({
+        "id": application.id,
+        "account_id": application.account,
+        "name": application.name,
+        "created_at": application.created_at.seconds(),
+        "tokens": tokens.iter().map(credential).collect::<Vec<_>>(),
+    })
+}
+
+/// The public request object, then what only operators may see.
+pub fn request(record: &RequestRecord) -> Value {
+    let operator = json!({
+        "account_id": record.key.account,
+        "application_id": record.key.application,
+        "stream": record.stream,
+        "attempts": record.attempts.iter().map(attempt).collect::<Vec<_>>(),
+    });
+    merged(json!(RequestObject::of(record)), operator)
+}
+
+fn attempt(attempt: &Attempt) -> Value {
+    json!({
+        "id": attempt.id,
+        "number": attempt.number,
+        "retry_of": attempt.retry_of,
+        "state": attempt.state,
+        "failure_code": attempt.failure,
+        "finish_reason": attempt.finish_reason,
+        "credential_id": attempt.credential,
+        "boot_id": attempt.boot,
+        "prices": attempt.prices,
+        "usage": attempt.usage,
+        "reserved": split(attempt.reserved),
+        "charged": split(attempt.charged),
+        "created_at": attempt.created_at.seconds(),
+        "started_at": attempt.started_at.map(UnixMillis::seconds),
+        "finished_at": attempt.finished_at.map(UnixMillis::seconds),
+    })
+}
+
+pub fn entry(entry: &Entry) -> Value {
+    let line = json!({
+        "sequence": entry.sequence,
+        "at": entry.at.seconds(),
+        "amount": split(entry.amount),
+        "after": amounts(entry.after),
+        "hash": hex::encode(entry.hash),
+    });
+    merged(cause(&entry.kind), line)
+}
+
+fn cause(kind: &EntryKind) -> Value {
+    let of_attempt = |kind, key: &crate::ledger::RequestKey, attempt| json!({ "kind": kind, "request_id": key.request, "application_id": key.application, "attempt_id": attempt });
+    match kind {
+        EntryKind::Grant { reference } => json!({ "kind": "grant", "reference": reference }),
+        EntryKind::Reserve { key, attempt } => of_attempt("reserve", key, attempt),
+        EntryKind::Settle { key, attempt } => of_attempt("settle", key, attempt),
+        EntryKind::Release { key, attempt } => of_attempt("release", key, attempt),
+    }
+}
+
+pub fn grant(account: &Account, bucket: Bucket, units: Units, reference: &str, balances: Balances) -> Value {
+    let head = json!({ "bucket": bucket, "units": units, "reference": reference });
+    merged(head, credits(account, balances))
+}
+
+fn split(split: Split) -> Value {
+    json!({ "trialUnits": split.trial, "premiumUnits": split.premium })
+}
+
+pub fn audit(report: &AuditReport) -> Value {
+    json!({
+        "ok": report.ok,
+        "checked": {
+            "accounts": report.accounts,
+            "credentials": report.credentials,
+            "requests": report.requests,
+            "reservations": report.reservations,
+            "entries": report.entries,
+        },
+        "violations": report.violations,
+    })
+}

@@ -1,0 +1,61 @@
+//! Server-sent events: the exact bytes of a stream, and the response that carries them.
+//!
+//! Only `data:` lines and comments: `id:`, `event:` and `retry:` lines break several widespread clients.
+
+use super::error::ApiError;
+use super::hub::Subscription;
+use axum::body::Body;
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures_util::stream;
+use std::convert::Infallible;
+use std::time::Duration;
+use uuid::Uuid;
+
+const DONE: Bytes = Bytes::from_static(b"data: [DONE]\n\n");
+const KEEP_ALIVE: Bytes = Bytes::from_static(b": keep-alive\n\n");
+
+/// One event. `json` is one line.
+pub fn event(json: &str) -> Bytes {
+    Bytes::from(format!("data: {json}\n\n"))
+}
+
+/// All of a finished answer, in one piece.
+pub fn whole(chunks: &[String]) -> Body {
+    let mut bytes: Vec<u8> = chunks.iter().flat_map(|chunk| event(chunk)).collect();
+    bytes.extend_from_slice(&DONE);
+    Body::from(bytes)
+}
+
+/// What a failure after the first byte looks like: an event, then a clean end.
+fn failure(error: &ApiError, id: Uuid) -> Bytes {
+    let text = error.body(&id.hyphenated().to_string()).to_string();
+    [event(&text), DONE].concat().into()
+}
+
+/// Follows a live request from its first event to its end, with a comment whenever nothing happened for `silence`.
+pub fn follow(subscription: Subscription, id: Uuid, silence: Duration) -> Body {
+    let events = stream::unfold(Some(subscription), move |subscription| async move {
+        let mut subscription = subscription?;
+        let next = tokio::time::timeout(silence, subscription.next()).await;
+        let (bytes, rest) = match next {
+            Err(_) => (KEEP_ALIVE, Some(subscription)),
+            Ok(Ok(Some(event))) => (event, Some(subscription)),
+            Ok(Ok(None)) => (DONE, None),
+            Ok(Err(error)) => (failure(&error, id), None),
+        };
+        Some((Ok::<_, Infallible>(bytes), rest))
+    });
+    Body::from_stream(events)
+}
+
+/// The headers that keep proxies from holding a stream back.
+pub fn response(body: Body) -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
+        (header::CACHE_CONTROL, HeaderValue::from_static("private, no-store, no-transform")),
+        (header::HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
+    ];
+    (headers, body).into_response()
+}

@@ -1,0 +1,282 @@
+//! The body of `POST /v1/chat/completions`: what is honoured, what is accepted without effect, what is refused.
+
+use super::fields::{Field, refuse_rest};
+use super::messages;
+use crate::catalogue::GenerationDefaults;
+use crate::engine::SamplingParams;
+use crate::ids::ModelId;
+use crate::ledger::canonical::Canonical as Json;
+use crate::server::error::ApiError;
+use crate::text::ChatMessage;
+
+pub const DEFAULT_MAX_TOKENS: u32 = 512;
+/// Largest count of tokens a body may name; the model's limits are far below.
+const MAX_COUNT: i64 = u32::MAX as i64;
+const MAX_STOPS: usize = 8;
+const MAX_STOP_CHARACTERS: usize = 256;
+const MAX_LOGIT_BIASES: usize = 1024;
+const MAX_LABEL: usize = 512;
+const MAX_METADATA: usize = 16;
+const MAX_METADATA_KEY: usize = 64;
+const MAX_TOOLS: usize = 64;
+const MAX_TOOL_NAME: usize = 64;
+const MAX_TOOL_DESCRIPTION: usize = 4 * 1024;
+const MAX_TOOL_SCHEMA: usize = 16 * 1024;
+
+/// A request within every bound that does not depend on the model.
+#[derive(Clone, Debug, Default)]
+pub struct ChatRequest {
+    pub model: Option<ModelId>,
+    pub messages: Vec<ChatMessage>,
+    pub stream: bool,
+    pub include_usage: bool,
+    pub max_tokens: Option<u32>,
+    pub min_tokens: u32,
+    pub ignore_eos: bool,
+    pub stop: Vec<String>,
+    pub sampling: Sampling,
+    /// Paths of fields that were accepted and have no effect.
+    pub ignored: Vec<String>,
+    /// `max_completion_tokens`, until it is known to agree with `max_tokens`.
+    max_completion_tokens: Option<u32>,
+    logprobs: bool,
+    top_logprobs: Option<u8>,
+}
+
+/// Sampling as far as the client said.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Sampling {
+    pub temperature: Option<f32>,
+    pub top_p: Option<f32>,
+    pub top_k: Option<u32>,
+    pub min_p: Option<f32>,
+    pub frequency_penalty: Option<f32>,
+    pub presence_penalty: Option<f32>,
+    pub repetition_penalty: Option<f32>,
+    pub seed: Option<u64>,
+    pub logit_bias: Vec<(u32, f32)>,
+    pub logprobs: Option<u8>,
+}
+
+impl Sampling {
+    /// Fills what the client left open from the release's defaults, and the seed from `fresh_seed`.
+    pub fn resolve(&self, defaults: &GenerationDefaults, fresh_seed: u64) -> SamplingParams {
+        SamplingParams {
+            temperature: self.temperature.unwrap_or(defaults.temperature),
+            top_p: self.top_p.unwrap_or(defaults.top_p),
+            top_k: self.top_k.unwrap_or(defaults.top_k),
+            min_p: self.min_p.unwrap_or(defaults.min_p),
+            frequency_penalty: self.frequency_penalty.unwrap_or_default(),
+            presence_penalty: self.presence_penalty.unwrap_or_default(),
+            repetition_penalty: self.repetition_penalty.unwrap_or(defaults.repetition_penalty),
+            seed: self.seed.unwrap_or(fresh_seed),
+            logit_bias: self.logit_bias.as_slice().into(),
+            logprobs: self.logprobs,
+        }
+    }
+}
+
+impl ChatRequest {
+    pub fn parse(tree: &Json) -> Result<Self, ApiError> {
+        let Json::Object(_) = tree else {
+            return Err(ApiError::InvalidRequest { message: "The body must be a JSON object.".into(), param: None });
+        };
+        let mut request = Self::default();
+        for (name, field) in (Field { path: String::new(), value: tree }).members()? {
+            if !request.honour(name, &field)? && !request.tolerate(name, &field)? {
+                return Err(refusal(name, &field));
+            }
+        }
+        request.check()
+    }
+
+    /// Takes a field that has an effect; false when `name` is none.
+    fn honour(&mut self, name: &str, field: &Field) -> Result<bool, ApiError> {
+        let sampling = &mut self.sampling;
+        match name {
+            "model" => self.model = Some(ModelId(field.uuid()?)),
+            "messages" => self.messages = messages::parse(field, &mut self.ignored)?,
+            "stream" => self.stream = field.bool()?,
+            "n" => drop(field.integer(1..=1)?),
+            "max_tokens" => self.max_tokens = Some(count(field, 1)?),
+            "max_completion_tokens" => self.max_completion_tokens = Some(count(field, 1)?),
+            "min_tokens" => self.min_tokens = count(field, 0)?,
+            "ignore_eos" => self.ignore_eos = field.bool()?,
+            "stop" => self.stop = stops(field)?,
+            "stream_options" => self.stream_options(field)?,
+            "logprobs" => self.logprobs = field.bool()?,
+            "top_logprobs" => self.top_logprobs = Some(field.integer(0..=20)? as u8),
+            "temperature" => sampling.temperature = Some(field.number(0.0..=2.0)?),
+            "top_p" => sampling.top_p = Some(above_zero(field, 1.0)?),
+            "top_k" => sampling.top_k = Some(field.integer(-1..=MAX_COUNT)?.max(0) as u32),
+            "min_p" => sampling.min_p = Some(field.number(0.0..=1.0)?),
+            "frequency_penalty" => sampling.frequency_penalty = Some(field.number(-2.0..=2.0)?),
+            "presence_penalty" => sampling.presence_penalty = Some(field.number(-2.0..=2.0)?),
+            "repetition_penalty" => sampling.repetition_penalty = Some(above_zero(field, 2.0)?),
+            "seed" => sampling.seed = Some(field.integer(i64::MIN..=i64::MAX)? as u64),
+            "logit_bias" => sampling.logit_bias = logit_bias(field)?,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// Takes a field that has no effect in the one form that says so; false when `name` is none.
+    fn tolerate(&mut self, name: &str, field: &Field) -> Result<bool, ApiError> {
+        match name {
+            "user" | "safety_identifier" => drop(field.text(MAX_LABEL)?),
+            "metadata" => metadata(field)?,
+            "parallel_tool_calls" => drop(field.bool()?),
+            "store" => only(field, !field.bool()?, "can only be false")?,
+            "service_tier" => only(field, field.text(MAX_LABEL)? == "auto", "can only be auto")?,
+            "tool_choice" => {
+                let choice = field.text(MAX_LABEL).unwrap_or_default();
+                only(field, ["none", "auto"].contains(&choice), "can only be none or auto")?;
+            }
+            "tools" | "functions" => tools(field)?,
+            "modalities" => {
+                let items = field.items(1)?;
+                only(field, items.iter().all(|item| item.text(MAX_LABEL) == Ok("text")), "can only be [\"text\"]")?;
+            }
+            "response_format" => {
+                let mut members = field.members()?;
+                let kind = members.remove("type");
+                only(field, kind.is_some_and(|k| k.text(MAX_LABEL) == Ok("text")), "can only be of type text")?;
+                refuse_rest(&members)?;
+            }
+            _ => return Ok(false),
+        }
+        self.ignored.push(name.to_owned());
+        Ok(true)
+    }
+
+    fn stream_options(&mut self, field: &Field) -> Result<(), ApiError> {
+        let mut members = field.members()?;
+        if let Some(include) = members.remove("include_usage") {
+            self.include_usage = include.bool()?;
+        }
+        for name in ["continuous_usage_stats", "include_obfuscation"] {
+            if let Some(field) = members.remove(name) {
+                field.bool()?;
+                self.ignored.push(field.path);
+            }
+        }
+        refuse_rest(&members)
+    }
+
+    /// What only shows once every field is read.
+    fn check(mut self) -> Result<Self, ApiError> {
+        let missing = |name: &str| Err(ApiError::invalid(name, format!("{name} is required.")));
+        if self.model.is_none() {
+            return missing("model");
+        }
+        if self.messages.is_empty() {
+            return missing("messages");
+        }
+        if self.max_tokens.zip(self.max_completion_tokens).is_some_and(|(a, b)| a != b) {
+            return Err(ApiError::invalid("max_completion_tokens", "max_completion_tokens and max_tokens must agree."));
+        }
+        self.max_tokens = self.max_tokens.or(self.max_completion_tokens);
+        if self.max_tokens.is_some_and(|max| self.min_tokens > max) {
+            return Err(ApiError::invalid("min_tokens", "min_tokens must not be above max_tokens."));
+        }
+        if self.top_logprobs.is_some() && !self.logprobs {
+            return Err(ApiError::invalid("top_logprobs", "top_logprobs needs logprobs: true."));
+        }
+        self.sampling.logprobs = self.logprobs.then(|| self.top_logprobs.unwrap_or(0));
+        Ok(self)
+    }
+}
+
+fn refusal(name: &str, field: &Field) -> ApiError {
+    match name {
+        "cache_salt" | "cache_namespace" | "prompt_cache_key" => field.refuse("cannot be chosen by the caller"),
+        _ => field.refuse("is not supported"),
+    }
+}
+
+fn only(field: &Field, holds: bool, must: &str) -> Result<(), ApiError> {
+    if holds { Ok(()) } else { Err(field.refuse(must)) }
+}
+
+fn count(field: &Field, least: i64) -> Result<u32, ApiError> {
+    Ok(field.integer(least..=MAX_COUNT)? as u32)
+}
+
+fn above_zero(field: &Field, most: f64) -> Result<f32, ApiError> {
+    let number = field.number(0.0..=most)?;
+    if number > 0.0 { Ok(number) } else { Err(field.refuse("must be above 0")) }
+}
+
+/// One string, or up to 8; none of them empty.
+fn stops(field: &Field) -> Result<Vec<String>, ApiError> {
+    let all = match field.value {
+        Json::String(_) => vec![field.clone()],
+        _ => field.items(MAX_STOPS)?,
+    };
+    all.iter().map(stop).collect()
+}
+
+fn stop(field: &Field) -> Result<String, ApiError> {
+    let text = field.text(MAX_STOP_CHARACTERS)?;
+    only(field, !text.is_empty(), "must not be empty").map(|()| text.to_owned())
+}
+
+/// Token ids (checked against the vocabulary later) to additions between -100 and 100.
+fn logit_bias(field: &Field) -> Result<Vec<(u32, f32)>, ApiError> {
+    let members = field.members()?;
+    only(field, members.len() <= MAX_LOGIT_BIASES, &format!("must have at most {MAX_LOGIT_BIASES} entries"))?;
+    let entry = |(name, value): (&str, Field)| {
+        let id = name.parse().map_err(|_| field.refuse("must have token ids as keys"))?;
+        Ok((id, value.number(-100.0..=100.0)?))
+    };
+    members.into_iter().map(entry).collect()
+}
+
+fn metadata(field: &Field) -> Result<(), ApiError> {
+    let members = field.members()?;
+    only(field, members.len() <= MAX_METADATA, &format!("must have at most {MAX_METADATA} entries"))?;
+    for (name, value) in members {
+        only(field, name.chars().count() <= MAX_METADATA_KEY, "must have keys of at most 64 characters")?;
+        value.text(MAX_LABEL)?;
+    }
+    Ok(())
+}
+
+/// Tools are bounded before they are refused; only an empty list passes.
+fn tools(field: &Field) -> Result<(), ApiError> {
+    let items = field.items(MAX_TOOLS)?;
+    for item in &items {
+        tool(item)?;
+    }
+    only(field, items.is_empty(), "is not supported: this service generates text only")
+}
+
+/// Either form: `{"type":"function","function":{…}}`, or the bare function of older clients.
+fn tool(field: &Field) -> Result<(), ApiError> {
+    let mut members = field.members()?;
+    let function = members.remove("function").unwrap_or_else(|| field.clone());
+    let mut members = function.members()?;
+    if let Some(name) = members.remove("name") {
+        name.text(MAX_TOOL_NAME)?;
+    }
+    if let Some(description) = members.remove("description") {
+        description.text(MAX_TOOL_DESCRIPTION)?;
+    }
+    match members.remove("parameters") {
+        Some(schema) => only(&schema, schema_size(schema.value) <= MAX_TOOL_SCHEMA, "must have at most 16 KiB"),
+        None => Ok(()),
+    }
+}
+
+/// Bytes of names and values, near enough to the schema's text to bound it.
+fn schema_size(value: &Json) -> usize {
+    match value {
+        Json::Null | Json::Bool(_) => 4,
+        Json::Number(literal) => literal.len(),
+        Json::String(text) => text.len() + 2,
+        Json::Array(items) => 2 + items.iter().map(|item| schema_size(item) + 1).sum::<usize>(),
+        Json::Object(members) => {
+            2 + members.iter().map(|(name, item)| name.len() + 4 + schema_size(item)).sum::<usize>()
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! The `messages` of a completion request.
+
+use super::fields::{Field, missing, refuse_rest, required};
+use crate::ledger::canonical::Canonical as Json;
+use crate::server::error::ApiError;
+use crate::text::ChatMessage;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+const MAX_MESSAGES: usize = 64;
+const MAX_PARTS: usize = 64;
+const MAX_TOOL_CALLS: usize = 64;
+/// Characters of a name, a tool call's id or a function's name.
+const MAX_NAME: usize = 64;
+const MAX_ARGUMENTS: usize = 16 * 1024;
+const ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
+
+type Members<'a> = BTreeMap<&'a str, Field<'a>>;
+
+/// 1 to 64 messages. Null members are dropped and named in `ignored`: clients send replies back as they got them.
+pub fn parse(field: &Field, ignored: &mut Vec<String>) -> Result<Vec<ChatMessage>, ApiError> {
+    let items = field.items(MAX_MESSAGES)?;
+    if items.is_empty() {
+        return Err(field.refuse("must have at least one message"));
+    }
+    items.iter().map(|item| message(item, ignored)).collect()
+}
+
+fn message(field: &Field, ignored: &mut Vec<String>) -> Result<ChatMessage, ApiError> {
+    let mut members = field.all_members()?;
+    drop_nulls(&mut members, ignored);
+    let role = role(&required(field, &mut members, "role")?)?;
+    let name = members.remove("name").map(|name| short(&name)).transpose()?;
+    let tool_calls = members.remove("tool_calls").map(|calls| tool_calls(role, &calls)).transpose()?.flatten();
+    let tool_call_id = tool_call_id(field, role, members.remove("tool_call_id"))?;
+    let content = content(field, members.remove("content"), tool_calls.is_some())?;
+    refuse_rest(&members)?;
+    Ok(ChatMessage { role: role.to_owned(), content, name, tool_call_id, tool_calls })
+}
+
+/// Only the calls of an assistant can stand in for its text.
+fn content(of: &Field, found: Option<Field>, has_calls: bool) -> Result<Option<String>, ApiError> {
+    match found {
+        Some(content) => text(&content).map(Some),
+        None if has_calls => Ok(None),
+        None => Err(missing(of, "content")),
+    }
+}
+
+fn tool_call_id(of: &Field, role: &str, found: Option<Field>) -> Result<Option<String>, ApiError> {
+    match found {
+        Some(id) if role == "tool" => short(&id).map(Some),
+        Some(id) => Err(id.refuse("belongs to tool messages")),
+        None if role == "tool" => Err(missing(of, "tool_call_id")),
+        None => Ok(None),
+    }
+}
+
+fn drop_nulls(members: &mut Members, ignored: &mut Vec<String>) {
+    members.retain(|name, field| {
+        if field.is_null() && *name != "content" {
+            ignored.push(field.path.clone());
+        }
+        !field.is_null()
+    });
+}
+
+fn role<'a>(field: &Field<'a>) -> Result<&'a str, ApiError> {
+    let must = || field.refuse("must be system, user, assistant or tool");
+    field.text(MAX_NAME).ok().filter(|role| ROLES.contains(role)).ok_or_else(must)
+}
+
+fn short(field: &Field) -> Result<String, ApiError> {
+    field.text(MAX_NAME).map(str::to_owned)
+}
+
+/// A string, or text parts in a row. The body's size bounds the text.
+fn text(field: &Field) -> Result<String, ApiError> {
+    if let Ok(text) = field.text(usize::MAX) {
+        return Ok(text.to_owned());
+    }
+    let parts = field.items(MAX_PARTS).map_err(|error| match field.value {
+        Json::Array(_) => error,
+        _ => field.refuse("must be a string or an array of text parts"),
+    })?;
+    parts.iter().map(part).collect()
+}
+
+fn part<'a>(field: &Field<'a>) -> Result<&'a str, ApiError> {
+    let mut members = field.members()?;
+    let kind = required(field, &mut members, "type")?;
+    if kind.text(MAX_NAME) != Ok("text") {
+        return Err(kind.refuse("must be text; no other content is supported"));
+    }
+    let text = required(field, &mut members, "text")?.text(usize::MAX)?;
+    refuse_rest(&members)?;
+    Ok(text)
+}
+
+/// Calls of an earlier turn, as templates want them. An empty list is none.
+fn tool_calls(role: &str, field: &Field) -> Result<Option<Value>, ApiError> {
+    if role != "assistant" {
+        return Err(field.refuse("belongs to assistant messages"));
+    }
+    let calls: Vec<Value> = field.items(MAX_TOOL_CALLS)?.iter().map(tool_call).collect::<Result<_, _>>()?;
+    Ok((!calls.is_empty()).then_some(Value::Array(calls)))
+}
+
+fn tool_call(field: &Field) -> Result<Value, ApiError> {
+    let mut members = field.members()?;
+    let id = required(field, &mut members, "id")?.text(MAX_NAME)?;
+    let kind = required(field, &mut members, "type")?;
+    if kind.text(MAX_NAME) != Ok("function") {
+        return Err(kind.refuse("must be function"));
+    }
+    let function = required(field, &mut members, "function")?;
+    refuse_rest(&members)?;
+    let mut members = function.members()?;
+    let name = required(&function, &mut members, "name")?.text(MAX_NAME)?;
+    let arguments = required(&function, &mut members, "arguments")?.text(MAX_ARGUMENTS)?;
+    refuse_rest(&members)?;
+    Ok(json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } }))
+}

@@ -1,0 +1,278 @@
+//! Objects that are read: the account, its balances, models, requests. Times are Unix seconds, amounts integer strings.
+
+use super::completion::UsageObject;
+use super::query::Page;
+use crate::catalogue::Upstream;
+use crate::clock::UnixMillis;
+use crate::config::Plan;
+use crate::ids::{AccountId, ApplicationId, AttemptId, CredentialId, ModelId, RequestId, SessionId};
+use crate::ledger::{
+    Account, AccountStatus, Attempt, AttemptState, Balances, Credential, CredentialKind, FailureCode, RequestRecord,
+    Split, Units,
+};
+use crate::server::node::LoadedModel;
+use serde::Serialize;
+use uuid::Uuid;
+
+#[derive(Debug, Serialize)]
+pub struct Me {
+    object: &'static str,
+    id: AccountId,
+    status: AccountStatus,
+    plan: String,
+    credential: CredentialObject,
+    application_connection_id: Option<ApplicationId>,
+}
+
+#[derive(Debug, Serialize)]
+struct CredentialObject {
+    id: CredentialId,
+    kind: CredentialKind,
+    expires_at: Option<u64>,
+}
+
+impl Me {
+    pub fn of(account: &Account, credential: &Credential) -> Self {
+        let Credential { id, kind, expires_at, application, .. } = *credential;
+        Self {
+            object: "account",
+            id: account.id,
+            status: account.status,
+            plan: account.plan.clone(),
+            credential: CredentialObject { id, kind, expires_at: expires_at.map(UnixMillis::seconds) },
+            application_connection_id: application,
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CreditBalance {
+    object: &'static str,
+    unit: &'static str,
+    units_per_credit: &'static str,
+    trial_units: Units,
+    premium_units: Units,
+    processing_eligible_units: Units,
+    purchase_eligible_units: Units,
+    reserved_units: Units,
+}
+
+impl CreditBalance {
+    /// `None` when the balances contradict themselves.
+    pub fn of(balances: &Balances) -> Option<Self> {
+        let trial = balances.trial.credited.checked_sub(balances.trial.debited)?;
+        let premium = balances.premium.credited.checked_sub(balances.premium.debited)?;
+        let reserved = balances.trial.reserved.checked_add(balances.premium.reserved)?;
+        Some(Self {
+            object: "credit_balance",
+            unit: "microcredit",
+            units_per_credit: "1000000",
+            trial_units: trial,
+            premium_units: premium,
+            processing_eligible_units: trial.checked_add(premium)?.checked_sub(reserved)?,
+            purchase_eligible_units: premium.checked_sub(balances.premium.reserved)?,
+            reserved_units: reserved,
+        })
+    }
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct Model {
+    pub id: ModelId,
+    object: &'static str,
+    created: u64,
+    owned_by: String,
+    address: Option<String>,
+    publisher: String,
+    upstream: Upstream,
+    release_id: Uuid,
+    release_label: String,
+    task: &'static str,
+    input_modalities: [&'static str; 1],
+    output_modalities: [&'static str; 1],
+    limits: ModelLimits,
+    pricing: Pricing,
+}
+
+/// Tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct ModelLimits {
+    pub model_context_tokens: u32,
+    pub qualified_context_tokens: u32,
+    pub plan_context_tokens: u32,
+    /// The lowest of the three.
+    pub context_tokens: u32,
+    pub max_output_tokens: u32,
+}
+
+/// Microcredits per million tokens.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Pricing {
+    #[serde(rename = "inputUnitsPerMillion")]
+    input: Units,
+    #[serde(rename = "cachedInputUnitsPerMillion")]
+    cached_input: Units,
+    #[serde(rename = "outputUnitsPerMillion")]
+    output: Units,
+}
+
+impl Model {
+    pub fn of(model: &LoadedModel, plan: &Plan) -> Self {
+        let manifest = model.qualified.manifest();
+        let units = |price| Units::new(price).unwrap_or(Units::MAX);
+        Self {
+            id: manifest.id,
+            object: "model",
+            created: manifest.created,
+            owned_by: manifest.publisher.clone(),
+            address: manifest.address.clone(),
+            publisher: manifest.publisher.clone(),
+            upstream: manifest.upstream.clone(),
+            release_id: manifest.release_id,
+            release_label: manifest.release_label.clone(),
+            task: "text_generation",
+            input_modalities: ["text"],
+            output_modalities: ["text"],
+            limits: ModelLimits::of(model, plan),
+            pricing: Pricing {
+                input: units(manifest.prices.input),
+                cached_input: units(manifest.prices.cached_input),
+                output: units(manifest.prices.output),
+            },
+        }
+    }
+}
+
+impl ModelLimits {
+    pub fn of(model: &LoadedModel, plan: &Plan) -> Self {
+        let limits = model.qualified.manifest().limits;
+        let served = u32::try_from(model.engine.options().max_context).unwrap_or(u32::MAX);
+        let qualified = model.qualified.qualified_context_tokens().min(served);
+        Self::lowest(limits.model_context_tokens, qualified, plan, limits.max_output_tokens)
+    }
+
+    fn lowest(model: u32, qualified: u32, plan: &Plan, max_output: u32) -> Self {
+        let plan_context = plan.context_tokens.unwrap_or(model);
+        let context = model.min(qualified).min(plan_context);
+        Self {
+            model_context_tokens: model,
+            qualified_context_tokens: qualified,
+            plan_context_tokens: plan_context,
+            context_tokens: context,
+            max_output_tokens: max_output.min(plan.max_output_tokens.unwrap_or(max_output)).min(context),
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
+pub struct ModelPage {
+    object: &'static str,
+    data: Vec<Model>,
+    has_more: bool,
+    next_after: Option<ModelId>,
+}
+
+impl ModelPage {
+    /// The asked part of `models`, which are sorted by id.
+    pub fn cut(models: Vec<Model>, page: Page) -> Self {
+        let mut data: Vec<Model> =
+            models.into_iter().filter(|m| page.after.is_none_or(|after| m.id.0 > after)).collect();
+        let has_more = data.len() > page.limit;
+        data.truncate(page.limit);
+        let next_after = data.last().map(|model| model.id).filter(|_| has_more);
+        Self { object: "list", data, has_more, next_after }
+    }
+}
+
+/// A request as its owner may see it.
+#[derive(Debug, Serialize)]
+pub struct RequestObject {
+    pub id: RequestId,
+    object: &'static str,
+    session_id: SessionId,
+    model: ModelId,
+    pub state: AttemptState,
+    attempt_id: AttemptId,
+    attempt_count: u32,
+    retry_of: Option<AttemptId>,
+    failure_code: Option<FailureCode>,
+    pub cancel_requested: bool,
+    cancellable: bool,
+    created_at: u64,
+    started_at: Option<u64>,
+    finished_at: Option<u64>,
+    usage: Option<UsageObject>,
+    /// What the latest attempt holds now: nothing any more once it has ended.
+    #[serde(rename = "reservedUnits")]
+    reserved_units: Units,
+    #[serde(rename = "chargedUnits")]
+    charged_units: Units,
+}
+
+impl RequestObject {
+    pub fn of(record: &RequestRecord) -> Self {
+        let attempt: &Attempt = record.latest();
+        let total = |split: Split| split.trial.checked_add(split.premium).unwrap_or(Units::MAX);
+        let live = matches!(attempt.state, AttemptState::Queued | AttemptState::Running);
+        Self {
+            id: record.key.request,
+            object: "request",
+            session_id: record.session,
+            model: record.model,
+            state: attempt.state,
+            attempt_id: attempt.id,
+            attempt_count: attempt.number,
+            retry_of: attempt.retry_of,
+            failure_code: attempt.failure,
+            cancel_requested: attempt.cancel_requested,
+            cancellable: live,
+            created_at: attempt.created_at.seconds(),
+            started_at: attempt.started_at.map(UnixMillis::seconds),
+            finished_at: attempt.finished_at.map(UnixMillis::seconds),
+            usage: attempt.usage.map(UsageObject::from),
+            reserved_units: if live { total(attempt.reserved) } else { Units::default() },
+            charged_units: total(attempt.charged),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::Balance;
+
+    fn balance(credited: u64, debited: u64, reserved: u64) -> Balance {
+        let units = |n| Units::new(n).unwrap();
+        Balance { credited: units(credited), debited: units(debited), reserved: units(reserved) }
+    }
+
+    #[test]
+    fn what_is_eligible() {
+        let check = |trial: Balance, premium: Balance, expect: Option<[u64; 5]>| {
+            let object = CreditBalance::of(&Balances { trial, premium });
+            let seen = object.map(|b| {
+                let all = [b.trial_units, b.premium_units, b.processing_eligible_units];
+                let more = [b.purchase_eligible_units, b.reserved_units];
+                [all[0].get(), all[1].get(), all[2].get(), more[0].get(), more[1].get()]
+            });
+            assert_eq!(seen, expect);
+        };
+        check(balance(0, 0, 0), balance(0, 0, 0), Some([0, 0, 0, 0, 0]));
+        check(balance(100, 40, 60), balance(500, 0, 30), Some([60, 500, 470, 470, 90]));
+        check(balance(1, 2, 0), balance(0, 0, 0), None);
+    }
+
+    #[test]
+    fn the_lowest_context_counts() {
+        let check = |plan: (Option<u32>, Option<u32>), qualified: u32, expect: (u32, u32, u32)| {
+            let plan = Plan { context_tokens: plan.0, max_output_tokens: plan.1, ..Plan::default() };
+            let limits = ModelLimits::lowest(8192, qualified, &plan, 4096);
+            assert_eq!((limits.plan_context_tokens, limits.context_tokens, limits.max_output_tokens), expect);
+        };
+        check((None, None), 8192, (8192, 8192, 4096));
+        check((None, None), 2048, (8192, 2048, 2048));
+        check((Some(1000), None), 2048, (1000, 1000, 1000));
+        check((Some(100_000), Some(10)), 8192, (100_000, 8192, 10));
+    }
+}
