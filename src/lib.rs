@@ -3,6 +3,7 @@
 //! `ARCHITECTURE.md` beside this file is the map: which module may know which, and one request's way through them.
 
 pub mod catalogue;
+pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod engine;

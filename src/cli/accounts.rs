@@ -1,0 +1,61 @@
+//! `cresset accounts`: who owns balances, keys and requests.
+
+use super::context::Context;
+use super::output::Result;
+use super::{text, values};
+use crate::ids::AccountId;
+use crate::server::operator::AdminCommand;
+use clap::Subcommand;
+
+const COLUMNS: &[&str] =
+    &["id", "name", "plan", "status", "trialUnits", "premiumUnits", "reservedUnits", "in_flight", "created_at"];
+
+#[derive(Debug, Subcommand)]
+#[command(after_help = "Examples:
+  cresset accounts create --name acme --trial 5_000_000
+  cresset accounts suspend 0192f0c1-2a7e-7c3d-9a51-3f0e5b1c7d42")]
+pub enum Accounts {
+    /// Create an account, with credits if wanted
+    Create {
+        #[arg(long)]
+        name: String,
+        /// A plan of the configuration [default: default]
+        #[arg(long)]
+        plan: Option<String>,
+        /// Trial credits to begin with, microcredits
+        #[arg(long, value_name = "UNITS", default_value = "0", value_parser = values::units)]
+        trial: u64,
+        /// Premium credits to begin with, microcredits
+        #[arg(long, value_name = "UNITS", default_value = "0", value_parser = values::units)]
+        premium: u64,
+    },
+    /// List accounts with their balances
+    List,
+    /// Show one account
+    Show { id: AccountId },
+    /// Refuse the account's credentials and cancel what it runs
+    Suspend { id: AccountId },
+    /// Accept the account's credentials again
+    Resume { id: AccountId },
+}
+
+pub async fn run(context: &Context, command: Accounts) -> Result {
+    let render = match command {
+        Accounts::List => |list: &_| text::table(list, COLUMNS),
+        _ => |account: &_| text::fields(account),
+    };
+    let document = context.admin(command.into()).await?;
+    context.output.result(&document, render)
+}
+
+impl From<Accounts> for AdminCommand {
+    fn from(command: Accounts) -> Self {
+        match command {
+            Accounts::Create { name, plan, trial, premium } => Self::AccountCreate { name, plan, trial, premium },
+            Accounts::List => Self::AccountList,
+            Accounts::Show { id } => Self::AccountShow { id },
+            Accounts::Suspend { id } => Self::AccountSuspend { id },
+            Accounts::Resume { id } => Self::AccountResume { id },
+        }
+    }
+}

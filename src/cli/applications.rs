@@ -1,0 +1,74 @@
+//! `cresset applications`: application connections of an account, and their tokens.
+
+use super::context::Context;
+use super::output::Result;
+use super::{text, values};
+use crate::ids::{AccountId, ApplicationId, CredentialId};
+use crate::server::operator::AdminCommand;
+use clap::Subcommand;
+use serde_json::Value;
+use std::time::Duration;
+
+const APPLICATION_COLUMNS: &[&str] = &["id", "account_id", "name", "created_at"];
+const TOKEN_COLUMNS: &[&str] = &["id", "application_id", "hint", "created_at", "expires_at", "revoked_at"];
+
+#[derive(Debug, Subcommand)]
+#[command(after_help = "Example:
+  cresset applications create --account ID --name phone
+  cresset applications token --application ID --expires-in 12h")]
+pub enum Applications {
+    /// Create an application connection of an account
+    Create {
+        #[arg(long, value_name = "ID")]
+        account: AccountId,
+        #[arg(long)]
+        name: String,
+    },
+    /// List applications with their tokens
+    List {
+        /// Only this account's
+        #[arg(long, value_name = "ID")]
+        account: Option<AccountId>,
+    },
+    /// Issue an access token; its secret is shown this once
+    Token {
+        #[arg(long, value_name = "ID")]
+        application: ApplicationId,
+        /// Time until the token stops working, such as 12h [default: never]
+        #[arg(long, value_name = "TIME", value_parser = values::duration)]
+        expires_in: Option<Duration>,
+    },
+    /// Refuse a token from now on and cancel what runs under it
+    Revoke { token_id: CredentialId },
+}
+
+pub async fn run(context: &Context, command: Applications) -> Result {
+    let render = match command {
+        Applications::List { .. } => applications_and_tokens,
+        Applications::Token { .. } => text::secret,
+        _ => |document: &_| text::fields(document),
+    };
+    let document = context.admin(command.into()).await?;
+    context.output.result(&document, render)
+}
+
+fn applications_and_tokens(list: &Value) -> String {
+    let applications = list["data"].as_array().map_or(&[][..], Vec::as_slice);
+    let tokens: Vec<Value> =
+        applications.iter().filter_map(|row| row["tokens"].as_array()).flatten().cloned().collect();
+    let tokens = text::table(&serde_json::json!({ "data": tokens }), TOKEN_COLUMNS);
+    format!("{}\nTokens:\n{tokens}", text::table(list, APPLICATION_COLUMNS))
+}
+
+impl From<Applications> for AdminCommand {
+    fn from(command: Applications) -> Self {
+        match command {
+            Applications::Create { account, name } => Self::ApplicationCreate { account, name },
+            Applications::List { account } => Self::ApplicationList { account },
+            Applications::Token { application, expires_in } => {
+                Self::ApplicationToken { application, expires_at: expires_in.map(values::from_now) }
+            }
+            Applications::Revoke { token_id } => Self::TokenRevoke { id: token_id },
+        }
+    }
+}

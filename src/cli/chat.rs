@@ -1,0 +1,115 @@
+//! `cresset chat`: a conversation in the terminal, with a running node or one of our own.
+
+use super::ask::Asker;
+use super::context::Context;
+use super::output::{Failure, Result, Style, note, print_generated, style};
+use super::{host, shutdown, text};
+use clap::Args;
+use serde_json::{Value, json};
+use std::io::{BufRead, IsTerminal, Write};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  cresset chat
+  echo 'Name three rivers.' | cresset chat smollm2-135m-instruct --max-tokens 100
+An empty line is skipped, /new begins a new conversation, Ctrl-D ends.")]
+pub struct Arguments {
+    /// Model, by name or id [default: the only one, or the default release]
+    model: Option<String>,
+    /// Longest answer, tokens
+    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
+    max_tokens: u32,
+    /// What the model is told before the conversation
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+}
+
+pub async fn run(context: Context, arguments: Arguments) -> Result {
+    let shutdown = shutdown::on_signal()?;
+    let opening = host::open(&context, arguments.model.as_deref());
+    let host = shutdown::unless_interrupted(&shutdown, opening).await?;
+    let talked = talk(&context, &host.asker, &arguments, &shutdown).await;
+    host.close().await;
+    talked
+}
+
+async fn talk(context: &Context, asker: &Asker, arguments: &Arguments, shutdown: &CancellationToken) -> Result {
+    let mut conversation = Conversation::begin(asker.clone(), arguments);
+    let mut lines = read_lines();
+    loop {
+        prompt();
+        let line = tokio::select! {
+            line = lines.recv() => line,
+            () = shutdown.cancelled() => None,
+        };
+        match line.as_deref().map(str::trim) {
+            None => return Ok(()),
+            Some("") => {}
+            Some("/new") => conversation = Conversation::begin(asker.clone(), arguments),
+            Some(question) => {
+                let turn = conversation.turn(context, question);
+                shutdown::unless_interrupted(shutdown, turn).await?;
+            }
+        }
+    }
+}
+
+struct Conversation {
+    asker: Asker,
+    messages: Vec<Value>,
+    max_tokens: u32,
+}
+
+impl Conversation {
+    fn begin(asker: Asker, arguments: &Arguments) -> Self {
+        let system = arguments.system.iter().map(|text| json!({ "role": "system", "content": text }));
+        let asker = Asker { session: uuid::Uuid::new_v4(), ..asker };
+        Self { asker, messages: system.collect(), max_tokens: arguments.max_tokens }
+    }
+
+    /// A refused question leaves the conversation as it was.
+    async fn turn(&mut self, context: &Context, question: &str) -> Result {
+        self.messages.push(json!({ "role": "user", "content": question }));
+        let json = context.output.json;
+        let show = |text: &str| if json { Ok(()) } else { print_generated(text) };
+        match self.asker.ask(&self.messages, &json!({ "max_tokens": self.max_tokens }), show).await {
+            Ok(answer) => {
+                self.messages.push(json!({ "role": "assistant", "content": answer.text }));
+                let document = json!({ "request_id": answer.request, "answer": answer.text, "usage": answer.usage,
+                                       "chargedUnits": answer.charged.to_string() });
+                context.output.line(&document, "")?;
+                let cost =
+                    format!("{} tokens, {} credits", answer.usage["total_tokens"], text::credits(answer.charged));
+                note(&style(Style::Dim, &cost));
+                Ok(())
+            }
+            Err(failure @ Failure::OutputClosed) => Err(failure),
+            Err(failure) => {
+                self.messages.pop();
+                context.output.fail(&failure);
+                Ok(())
+            }
+        }
+    }
+}
+
+fn prompt() {
+    if std::io::stdin().is_terminal() {
+        let _ = write!(std::io::stderr().lock(), "> ");
+    }
+}
+
+/// Lines of stdin, read on a thread of their own: a blocked read must not keep a signal waiting.
+fn read_lines() -> mpsc::Receiver<String> {
+    let (sender, receiver) = mpsc::channel(1);
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lock().lines().map_while(Result::<_, std::io::Error>::ok) {
+            if sender.blocking_send(line).is_err() {
+                return;
+            }
+        }
+    });
+    receiver
+}

@@ -1,0 +1,91 @@
+//! `cresset credits`: grants, balances and statements.
+
+use super::context::Context;
+use super::output::Result;
+use super::{text, values};
+use crate::ids::AccountId;
+use crate::ledger::Bucket;
+use crate::server::operator::AdminCommand;
+use clap::{Subcommand, ValueEnum};
+use serde_json::Value;
+
+const COLUMNS: &[&str] = &[
+    "sequence",
+    "at",
+    "kind",
+    "amount.trialUnits",
+    "amount.premiumUnits",
+    "after.processingEligibleUnits",
+    "request_id",
+    "reference",
+];
+
+#[derive(Debug, Subcommand)]
+#[command(after_help = "Example:
+  cresset credits grant --account ID --bucket premium --units 10_000_000 --reference invoice-17
+The same grant sent twice is one grant.")]
+pub enum Credits {
+    /// Add credits to an account, once per reference
+    Grant {
+        #[arg(long, value_name = "ID")]
+        account: AccountId,
+        #[arg(long)]
+        bucket: BucketName,
+        /// Microcredits
+        #[arg(long, value_parser = values::units)]
+        units: u64,
+        /// What the grant is for: an invoice, a ticket
+        #[arg(long, value_name = "TEXT")]
+        reference: String,
+    },
+    /// Show an account's balances
+    Show {
+        #[arg(long, value_name = "ID")]
+        account: AccountId,
+    },
+    /// List every change to an account's balances, oldest first
+    Statement {
+        #[arg(long, value_name = "ID")]
+        account: AccountId,
+    },
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum BucketName {
+    Trial,
+    Premium,
+}
+
+pub async fn run(context: &Context, command: Credits) -> Result {
+    let render = match command {
+        Credits::Statement { .. } => statement,
+        _ => |balances: &_| text::fields(balances),
+    };
+    let document = context.admin(command.into()).await?;
+    context.output.result(&document, render)
+}
+
+fn statement(document: &Value) -> String {
+    format!("{}\n{}", text::table(document, COLUMNS), text::fields(document))
+}
+
+impl From<Credits> for AdminCommand {
+    fn from(command: Credits) -> Self {
+        match command {
+            Credits::Grant { account, bucket, units, reference } => {
+                Self::CreditGrant { account, bucket: bucket.into(), units, reference }
+            }
+            Credits::Show { account } => Self::CreditShow { account },
+            Credits::Statement { account } => Self::CreditStatement { account },
+        }
+    }
+}
+
+impl From<BucketName> for Bucket {
+    fn from(name: BucketName) -> Self {
+        match name {
+            BucketName::Trial => Self::Trial,
+            BucketName::Premium => Self::Premium,
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! `cresset doctor`: what is wrong on this machine, and the command that mends it.
+
+use super::context::{Context, data_dir, load_config};
+use super::output::{Failure, Output, Result, Style, style};
+use super::{Globals, text};
+use crate::config::Config;
+use crate::server::operator::AdminCommand;
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::fmt::Write;
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+
+/// Free memory under which even the default release is not comfortable, bytes.
+const LOW_MEMORY: u64 = 1 << 30;
+/// Free disk under which the ledger stops admitting work soon, bytes.
+const LOW_DISK: u64 = 2 << 30;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Verdict {
+    Good,
+    Warning,
+    Wrong,
+}
+
+/// One thing looked at. Whatever is not good comes with what mends it.
+#[derive(Debug, Serialize)]
+struct Finding {
+    check: &'static str,
+    verdict: Verdict,
+    detail: String,
+    remedy: Option<String>,
+}
+
+impl Finding {
+    fn good(check: &'static str, detail: impl Into<String>) -> Self {
+        Self { check, verdict: Verdict::Good, detail: detail.into(), remedy: None }
+    }
+
+    fn warning(check: &'static str, detail: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { check, verdict: Verdict::Warning, detail: detail.into(), remedy: Some(remedy.into()) }
+    }
+
+    fn wrong(check: &'static str, detail: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { check, verdict: Verdict::Wrong, detail: detail.into(), remedy: Some(remedy.into()) }
+    }
+}
+
+/// Fails when something is wrong; warnings alone do not.
+pub async fn run(globals: &Globals) -> Result {
+    let findings = examine(globals).await?;
+    let ok = findings.iter().all(|finding| finding.verdict != Verdict::Wrong);
+    let document = json!({ "ok": ok, "checks": findings });
+    Output { json: globals.json }.result(&document, report)?;
+    if ok { Ok(()) } else { Err(Failure::Negative) }
+}
+
+async fn examine(globals: &Globals) -> Result<Vec<Finding>> {
+    let dir = data_dir(globals)?;
+    let mut findings = vec![processor(), memory(), disk(&dir)];
+    match load_config(globals, &dir, &[]) {
+        Err(failure) => {
+            findings.push(Finding::wrong(
+                "configuration",
+                failure.to_string(),
+                "correct it; see `cresset config schema`",
+            ));
+        }
+        Ok(loaded) => {
+            findings.push(Finding::good("configuration", format!("{} keys set", loaded.origins.len())));
+            findings.push(fetching(&loaded.config));
+            let context = Context { data_dir: dir, config: loaded.config, output: Output { json: globals.json } };
+            findings.extend(folder(&context).await);
+        }
+    }
+    Ok(findings)
+}
+
+fn processor() -> Finding {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let detail = format!("{} with {cores} cores, {}", std::env::consts::ARCH, vector_unit());
+    if vector_unit() == SCALAR {
+        return Finding::warning("processor", detail, "models run, but slowly: use a machine with AVX2 or AVX-512");
+    }
+    Finding::good("processor", detail)
+}
+
+const SCALAR: &str = "no vector unit this build uses";
+
+#[cfg(target_arch = "x86_64")]
+fn vector_unit() -> &'static str {
+    if is_x86_feature_detected!("avx512f") {
+        "AVX-512"
+    } else if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+        "AVX2"
+    } else {
+        SCALAR
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn vector_unit() -> &'static str {
+    SCALAR
+}
+
+fn memory() -> Finding {
+    let Some(available) = available_memory() else {
+        return Finding::warning("memory", "cannot be read here", "see that 1 GiB or more is free");
+    };
+    let detail = format!("{} available", text::mebibytes(available));
+    if available < LOW_MEMORY {
+        return Finding::warning("memory", detail, "free some, or lower engine.kv_mib in the configuration");
+    }
+    Finding::good("memory", detail)
+}
+
+fn available_memory() -> Option<u64> {
+    let information = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = information.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kibibytes: u64 = line.trim().trim_end_matches(" kB").parse().ok()?;
+    Some(kibibytes * 1024)
+}
+
+fn disk(data_dir: &Path) -> Finding {
+    let existing = data_dir.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
+    match rustix::fs::statvfs(existing) {
+        Err(error) => Finding::warning("disk", format!("{}: {error}", existing.display()), "check the file system"),
+        Ok(found) => {
+            let free = found.f_bavail * found.f_frsize;
+            let detail = format!("{} free at {}", text::mebibytes(free), existing.display());
+            if free < LOW_DISK {
+                return Finding::warning("disk", detail, "free some space, or move the data folder with --data-dir");
+            }
+            Finding::good("disk", detail)
+        }
+    }
+}
+
+/// The last resort of `models pull` and `quickstart` needs pip.
+fn fetching(config: &Config) -> Finding {
+    let python = config.hub.python.display().to_string();
+    let found = std::process::Command::new(&config.hub.python).args(["-m", "pip", "--version"]).output();
+    match found {
+        Ok(output) if output.status.success() => Finding::good("fetching", format!("{python} with pip")),
+        _ => Finding::warning(
+            "fetching",
+            format!("{python} has no pip: releases come from the model hub only"),
+            "install python3-pip, or set hub.python",
+        ),
+    }
+}
+
+/// The ledger, the node and its models, or the ports that a node would take.
+async fn folder(context: &Context) -> Vec<Finding> {
+    let shown = context.data_dir.display();
+    if !context.has_ledger() {
+        return vec![
+            Finding::warning("ledger", format!("there is none in {shown}"), "cresset init (or cresset quickstart)"),
+            port("port", context.config.listen.public),
+            port("operator port", context.config.listen.operator),
+        ];
+    }
+    let mut findings = vec![ledger(context).await];
+    if let Ok(Some(status)) = context.ask_node(&AdminCommand::Status).await {
+        findings.push(node(&status));
+    } else {
+        findings.push(port("port", context.config.listen.public));
+        findings.push(port("operator port", context.config.listen.operator));
+    }
+    findings.push(models(context));
+    findings
+}
+
+async fn ledger(context: &Context) -> Finding {
+    let restore = "cresset ledger audit, then cresset ledger restore FILE";
+    match super::ledger::report(context).await {
+        Err(failure) => Finding::wrong("ledger", failure.to_string(), restore),
+        Ok(report) if report["ok"] == true => {
+            Finding::good("ledger", format!("{} entries, every invariant holds", report["checked"]["entries"]))
+        }
+        Ok(report) => {
+            let violations = report["violations"].as_array().map_or(0, Vec::len);
+            Finding::wrong("ledger", format!("{violations} invariants are violated"), restore)
+        }
+    }
+}
+
+fn node(status: &Value) -> Finding {
+    match status["reason"].as_str() {
+        None => Finding::good("node", format!("ready on {}", status["listen"].as_str().unwrap_or("-"))),
+        Some(reason) => Finding::wrong("node", reason, "cresset status"),
+    }
+}
+
+fn models(context: &Context) -> Finding {
+    match super::releases::servable(context, &[]) {
+        Ok(models) => {
+            let names: Vec<&str> = models.iter().map(|model| model.manifest().name.as_str()).collect();
+            Finding::good("models", format!("qualified: {}", names.join(", ")))
+        }
+        Err(Failure::Said { what, remedy }) => {
+            Finding::warning("models", what, remedy.unwrap_or_else(|| "cresset quickstart".to_owned()))
+        }
+        Err(failure) => Finding::wrong("models", failure.to_string(), "cresset models list"),
+    }
+}
+
+fn port(check: &'static str, address: SocketAddr) -> Finding {
+    match TcpListener::bind(address) {
+        Ok(_) => Finding::good(check, format!("{address} is free")),
+        Err(error) => {
+            Finding::wrong(check, format!("{address}: {error}"), "stop what uses it, or set another under [listen]")
+        }
+    }
+}
+
+fn report(document: &Value) -> String {
+    let checks = document["checks"].as_array().map_or(&[][..], Vec::as_slice);
+    checks.iter().fold(String::new(), |mut out, finding| {
+        let sign = match finding["verdict"].as_str() {
+            Some("good") => style(Style::Good, "ok   "),
+            Some("warning") => style(Style::Warning, "warn "),
+            _ => style(Style::Error, "WRONG"),
+        };
+        let word = |name: &str| finding[name].as_str().unwrap_or_default();
+        let _ = writeln!(out, "{sign}  {:14} {}", word("check"), word("detail"));
+        if let Some(remedy) = finding["remedy"].as_str() {
+            let _ = writeln!(out, "{:22} mend: {remedy}", "");
+        }
+        out
+    })
+}

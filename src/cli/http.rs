@@ -1,0 +1,179 @@
+//! A small HTTP/1 client for the node itself: its public address, or the operator socket in the data folder.
+
+use super::output::{Failure, Result};
+use bytes::{Bytes, BytesMut};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::{Method, Request, Response, StatusCode, Uri};
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use std::path::Path;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
+
+/// Largest answer read whole, bytes.
+const MAX_ANSWER: usize = 256 << 20;
+
+/// One request on a connection of its own.
+#[derive(Debug)]
+pub struct Call {
+    pub method: Method,
+    pub path: String,
+    pub headers: Vec<(&'static str, String)>,
+    pub body: Bytes,
+}
+
+impl Call {
+    pub fn get(path: &str) -> Self {
+        Self { method: Method::GET, path: path.to_owned(), headers: Vec::new(), body: Bytes::new() }
+    }
+
+    pub fn post(path: &str, body: &Value) -> Self {
+        let headers = vec![("content-type", "application/json".to_owned())];
+        Self { method: Method::POST, path: path.to_owned(), headers, body: body.to_string().into() }
+    }
+
+    pub fn header(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.headers.push((name, value.into()));
+        self
+    }
+
+    pub fn bearer(self, secret: &str) -> Self {
+        self.header("authorization", format!("Bearer {secret}"))
+    }
+
+    /// To `base`, an `http://host:port` address.
+    pub async fn send(self, base: &str) -> Result<Response<Incoming>> {
+        let authority = authority(base)?;
+        let stream = TcpStream::connect(authority.as_str()).await.map_err(|error| {
+            Failure::new(format!("cannot connect to {base}: {error}")).remedy("start a node with `cresset serve`")
+        })?;
+        stream.set_nodelay(true)?;
+        self.exchange(stream, &authority).await
+    }
+
+    /// To a node's operator socket. `None` when no node listens on it.
+    pub async fn send_to_socket(self, socket: &Path) -> Result<Option<Response<Incoming>>> {
+        match UnixStream::connect(socket).await {
+            Ok(stream) => self.exchange(stream, "operator").await.map(Some),
+            Err(_) => Ok(None),
+        }
+    }
+
+    async fn exchange<S>(self, stream: S, host: &str) -> Result<Response<Incoming>>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
+        tokio::spawn(connection);
+        let mut request = Request::builder().method(self.method).uri(self.path).header("host", host);
+        for (name, value) in self.headers {
+            request = request.header(name, value);
+        }
+        let request = request.body(Full::new(self.body)).map_err(Failure::new)?;
+        sender.send_request(request).await.map_err(broken)
+    }
+}
+
+/// `host:port` of an `http://` address.
+fn authority(base: &str) -> Result<String> {
+    let wrong = || Failure::new(format!("{base:?} is not an address like http://127.0.0.1:8080"));
+    let uri: Uri = base.parse().map_err(|_| wrong())?;
+    match (uri.scheme_str(), uri.host()) {
+        (Some("http"), Some(host)) => Ok(format!("{host}:{}", uri.port_u16().unwrap_or(80))),
+        (Some("https"), _) => Err(Failure::new("https addresses need a proxy in between: give its http:// address")),
+        _ => Err(wrong()),
+    }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "used as map_err(broken)")]
+fn broken(error: hyper::Error) -> Failure {
+    Failure::new(format!("the connection to the node broke: {error}")).remedy("see whether it runs: `cresset status`")
+}
+
+/// The whole answer as JSON.
+pub async fn json(response: Response<Incoming>) -> Result<(StatusCode, Value)> {
+    let status = response.status();
+    let body = http_body_util::Limited::new(response.into_body(), MAX_ANSWER);
+    let bytes = body.collect().await.map_err(Failure::new)?.to_bytes();
+    let value = serde_json::from_slice(&bytes)
+        .map_err(|error| Failure::new(format!("the node answered {status} with something that is no JSON: {error}")))?;
+    Ok((status, value))
+}
+
+/// The answer of the public surface, or its error as a failure.
+pub async fn accepted(response: Response<Incoming>) -> Result<Value> {
+    let (status, value) = json(response).await?;
+    if status.is_success() { Ok(value) } else { Err(refusal(status, &value)) }
+}
+
+/// The public surface's error body in words.
+pub fn refusal(status: StatusCode, body: &Value) -> Failure {
+    let error = &body["error"];
+    let text = |name: &str| error[name].as_str().unwrap_or_default().to_owned();
+    Failure::new(format!("the node answered {}: {} {}", status.as_u16(), text("code"), text("message")))
+}
+
+/// The `data:` payloads of a server-sent event stream.
+pub struct EventStream {
+    body: Incoming,
+    buffer: BytesMut,
+}
+
+impl EventStream {
+    pub fn new(response: Response<Incoming>) -> Self {
+        Self { body: response.into_body(), buffer: BytesMut::new() }
+    }
+
+    /// The next payload; `None` at the end of the stream. Comments are skipped.
+    pub async fn next(&mut self) -> Result<Option<String>> {
+        loop {
+            if let Some(line) = take_line(&mut self.buffer) {
+                match line.strip_prefix("data:") {
+                    Some(data) => return Ok(Some(data.trim_start().to_owned())),
+                    None => continue,
+                }
+            }
+            match self.body.frame().await {
+                None => return Ok(None),
+                Some(frame) => {
+                    let frame = frame.map_err(broken)?;
+                    self.buffer.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
+                }
+            }
+        }
+    }
+}
+
+fn take_line(buffer: &mut BytesMut) -> Option<String> {
+    let end = buffer.iter().position(|byte| *byte == b'\n')?;
+    let line = buffer.split_to(end + 1);
+    Some(String::from_utf8_lossy(&line[..end]).trim_end_matches('\r').to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses() {
+        let check = |base: &str, expect: Option<&str>| assert_eq!(authority(base).ok().as_deref(), expect, "{base}");
+        check("http://127.0.0.1:8080", Some("127.0.0.1:8080"));
+        check("http://[::1]:9/", Some("[::1]:9"));
+        check("http://node", Some("node:80"));
+        check("https://node", None);
+        check("127.0.0.1:8080", None);
+        check("", None);
+    }
+
+    #[test]
+    fn lines_arrive_in_pieces() {
+        let mut buffer = BytesMut::from(&b"data: a\r\n\nda"[..]);
+        assert_eq!(take_line(&mut buffer).as_deref(), Some("data: a"));
+        assert_eq!(take_line(&mut buffer).as_deref(), Some(""));
+        assert_eq!(take_line(&mut buffer), None);
+        buffer.extend_from_slice(b"ta: b\n");
+        assert_eq!(take_line(&mut buffer).as_deref(), Some("data: b"));
+    }
+}

@@ -1,0 +1,57 @@
+//! `cresset keys`: an account's API keys.
+
+use super::context::Context;
+use super::output::Result;
+use super::{text, values};
+use crate::ids::{AccountId, CredentialId};
+use crate::server::operator::AdminCommand;
+use clap::Subcommand;
+use std::time::Duration;
+
+const COLUMNS: &[&str] = &["id", "label", "hint", "created_at", "expires_at", "revoked_at"];
+
+#[derive(Debug, Subcommand)]
+#[command(after_help = "Example:
+  cresset keys create --account ID --label laptop --expires-in 30d")]
+pub enum Keys {
+    /// Create a key; its secret is shown this once
+    Create {
+        #[arg(long, value_name = "ID")]
+        account: AccountId,
+        /// What the key is for
+        #[arg(long)]
+        label: Option<String>,
+        /// Time until the key stops working, such as 30d [default: never]
+        #[arg(long, value_name = "TIME", value_parser = values::duration)]
+        expires_in: Option<Duration>,
+    },
+    /// List an account's keys, without their secrets
+    List {
+        #[arg(long, value_name = "ID")]
+        account: AccountId,
+    },
+    /// Refuse a key from now on and cancel what runs under it
+    Revoke { id: CredentialId },
+}
+
+pub async fn run(context: &Context, command: Keys) -> Result {
+    let render = match command {
+        Keys::List { .. } => |list: &_| text::table(list, COLUMNS),
+        Keys::Create { .. } => text::secret,
+        Keys::Revoke { .. } => |key: &_| text::fields(key),
+    };
+    let document = context.admin(command.into()).await?;
+    context.output.result(&document, render)
+}
+
+impl From<Keys> for AdminCommand {
+    fn from(command: Keys) -> Self {
+        match command {
+            Keys::Create { account, label, expires_in } => {
+                Self::KeyCreate { account, label, expires_at: expires_in.map(values::from_now) }
+            }
+            Keys::List { account } => Self::KeyList { account },
+            Keys::Revoke { id } => Self::KeyRevoke { id },
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! `cresset ledger`: proof, copies, and the way back from a copy.
+
+use super::context::Context;
+use super::output::{Failure, Result};
+use super::text;
+use crate::server::operator::{AdminCommand, view};
+use crate::store::{Store, StoreError};
+use clap::Subcommand;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+#[derive(Debug, Subcommand)]
+#[command(after_help = "Examples:
+  cresset ledger audit
+  cresset ledger backup /var/backups/cresset-2026-01-31.ledger       (also while the node runs)")]
+pub enum Ledger {
+    /// Check every invariant over everything stored
+    Audit,
+    /// Write a verified copy to a new file
+    Backup { file: PathBuf },
+    /// Replace the ledger with a copy; the node must be stopped
+    Restore { file: PathBuf },
+}
+
+pub async fn run(context: &Context, command: Ledger) -> Result {
+    match command {
+        Ledger::Audit => audit(context).await,
+        Ledger::Backup { file } => backup(context, &file).await,
+        Ledger::Restore { file } => restore(context, &file).await,
+    }
+}
+
+async fn audit(context: &Context) -> Result {
+    let report = report(context).await?;
+    context.output.result(&report, findings)?;
+    if report["ok"] == true { Ok(()) } else { Err(Failure::Negative) }
+}
+
+/// By the running node, or else by reading: a ledger too broken to be opened for work is told about all the same.
+pub async fn report(context: &Context) -> Result<Value> {
+    context.require_ledger()?;
+    let read = async || match context.ask_node(&AdminCommand::LedgerAudit).await? {
+        Some(report) => Ok(Some(report)),
+        None => match Store::inspect(&context.data_dir) {
+            Ok(report) => Ok(Some(view::audit(&report))),
+            Err(StoreError::InUse(_)) => Ok(None),
+            Err(error) => Err(Failure::new(error)),
+        },
+    };
+    context.patiently(read).await
+}
+
+fn findings(report: &Value) -> String {
+    let checked = text::fields(&report["checked"]);
+    let violations = report["violations"].as_array().map_or(&[][..], Vec::as_slice);
+    if violations.is_empty() {
+        return format!("the ledger is sound; checked:\n{checked}");
+    }
+    let named: Vec<&str> = violations.iter().filter_map(Value::as_str).collect();
+    format!(
+        "{} violations:\n  {}\nchecked:\n{checked}restore a copy with `cresset ledger restore`\n",
+        violations.len(),
+        named.join("\n  ")
+    )
+}
+
+async fn backup(context: &Context, file: &Path) -> Result {
+    let to = std::path::absolute(file)?;
+    let document = context.admin(AdminCommand::LedgerBackup { to }).await?;
+    context.output.result(&document, text::fields)
+}
+
+async fn restore(context: &Context, file: &Path) -> Result {
+    if context.ask_node(&AdminCommand::Status).await?.is_some() {
+        let what = "a node runs on this data folder, and its ledger cannot be replaced under it";
+        return Err(Failure::new(what).remedy("stop the node, then restore"));
+    }
+    let from = std::path::absolute(file)?;
+    Store::restore(&context.data_dir, &from).map_err(Failure::new)?;
+    let document = json!({ "data_dir": context.data_dir, "restored_from": from });
+    context.output.result(&document, text::fields)
+}

@@ -1,0 +1,213 @@
+//! The command line: one file per command. Results go to stdout, progress and logs to stderr.
+
+mod accounts;
+mod applications;
+mod ask;
+mod chat;
+mod context;
+mod credits;
+mod doctor;
+mod host;
+mod http;
+mod keys;
+mod launch;
+mod ledger;
+mod load;
+mod local_key;
+mod logging;
+mod models;
+mod output;
+mod progress;
+mod qualify;
+mod quickstart;
+mod relay;
+mod releases;
+mod requests;
+mod serve;
+mod settings;
+mod shutdown;
+mod status;
+mod text;
+mod values;
+
+use clap::{Args, CommandFactory, Parser, Subcommand};
+use context::Context;
+use output::{Output, Result};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "Examples:
+  cresset quickstart                                   from nothing to an answer, then keep serving
+  cresset init && cresset serve                        a node on a data folder of its own
+  cresset accounts create --name acme --trial 5_000_000
+  cresset keys create --account ID --expires-in 30d
+  cresset status --watch
+
+Amounts are microcredits; 1 000 000 of them are one credit.
+Every command prints JSON with --json, and works whether or not a node is running on the data folder.
+Exit codes: 0 done, 1 failed, 2 wrong usage.";
+
+/// Serve language models on your own hardware, every token accounted for.
+#[derive(Debug, Parser)]
+#[command(name = "cresset", version, after_help = EXAMPLES, max_term_width = 110, arg_required_else_help = true)]
+struct Cli {
+    #[command(flatten)]
+    globals: Globals,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Args, Debug)]
+struct Globals {
+    /// Folder of the ledger, models and records [default: the platform's convention, or CRESSET_DATA_DIR]
+    #[arg(long, global = true, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    /// Configuration file [default: CRESSET_CONFIG, or cresset.toml in the data folder where there is one]
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Print one JSON document on stdout
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Go from nothing to an answer: model, account, key, qualification, node
+    Quickstart(quickstart::Arguments),
+    /// Run the node
+    Serve(serve::Arguments),
+    /// Talk to a model in the terminal
+    Chat(chat::Arguments),
+    /// Show what the node is doing
+    Status(status::Arguments),
+    /// Look for what is wrong on this machine, and say what mends it
+    Doctor,
+    /// Make a data folder with an empty ledger
+    Init,
+    /// Create, list, suspend and resume accounts
+    #[command(subcommand)]
+    Accounts(accounts::Accounts),
+    /// Create, list and revoke API keys
+    #[command(subcommand)]
+    Keys(keys::Keys),
+    /// Create applications, and issue and revoke their tokens
+    #[command(subcommand)]
+    Applications(applications::Applications),
+    /// Grant credits, show balances and statements
+    #[command(subcommand)]
+    Credits(credits::Credits),
+    /// List, show and cancel requests
+    #[command(subcommand)]
+    Requests(requests::Requests),
+    /// Audit, back up and restore the ledger
+    #[command(subcommand)]
+    Ledger(ledger::Ledger),
+    /// Fetch, add, list and remove model releases
+    #[command(subcommand)]
+    Models(releases::Models),
+    /// Prove a release on this machine: only qualified releases are served
+    Qualify(releases::Arguments),
+    /// Show, check and describe the configuration
+    #[command(subcommand)]
+    Config(settings::Settings),
+    /// Give header-less tools a loopback address that adds the required headers
+    Relay(relay::Arguments),
+    /// Print a completion script for a shell
+    Completions { shell: clap_complete::Shell },
+}
+
+/// Parses the command line, runs the command, and turns what happened into an exit code.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return refuse_usage(&error),
+    };
+    let output = Output { json: cli.globals.json };
+    match run(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => output.fail(&failure),
+    }
+}
+
+/// Usage errors keep clap's own text and colours; with `--json` stdout has a document all the same.
+fn refuse_usage(error: &clap::Error) -> ExitCode {
+    let _ = error.print();
+    if error.use_stderr() && std::env::args().any(|argument| argument == "--json") {
+        let message = error.render().to_string();
+        let _ = output::print(&format!("{:#}\n", serde_json::json!({ "error": { "message": message.trim_end() } })));
+    }
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
+}
+
+fn run(cli: Cli) -> Result {
+    if let Command::Completions { shell } = cli.command {
+        return completions(Output { json: cli.globals.json }, shell);
+    }
+    let Cli { globals, command } = cli;
+    let runtime = tokio::runtime::Runtime::new()?;
+    let result = runtime.block_on(dispatch(globals, command));
+    // A blocking task may still be tokenising or loading after an interrupt; nobody waits for it.
+    runtime.shutdown_background();
+    result
+}
+
+async fn dispatch(globals: Globals, command: Command) -> Result {
+    if let Command::Config(settings) = command {
+        return settings::run(&globals, &settings);
+    }
+    if let Command::Doctor = command {
+        return doctor::run(&globals).await;
+    }
+    let (flags, attended) = match &command {
+        Command::Serve(arguments) => (arguments.overrides(), false),
+        _ => (Vec::new(), true),
+    };
+    let context = Context::load(&globals, &flags, attended)?;
+    logging::start(&context.config.log)?;
+    match command {
+        Command::Quickstart(arguments) => quickstart::run(context, arguments).await,
+        Command::Serve(arguments) => serve::run(context, arguments).await,
+        Command::Chat(arguments) => chat::run(context, arguments).await,
+        Command::Status(arguments) => status::run(&context, &arguments).await,
+        Command::Init => context.init(),
+        Command::Accounts(command) => accounts::run(&context, command).await,
+        Command::Keys(command) => keys::run(&context, command).await,
+        Command::Applications(command) => applications::run(&context, command).await,
+        Command::Credits(command) => credits::run(&context, command).await,
+        Command::Requests(command) => requests::run(&context, command).await,
+        Command::Ledger(command) => ledger::run(&context, command).await,
+        Command::Models(command) => releases::run_models(&context, command).await,
+        Command::Qualify(arguments) => releases::run_qualify(&context, arguments).await,
+        Command::Relay(arguments) => relay::run(&context, arguments).await,
+        Command::Config(_) | Command::Doctor | Command::Completions { .. } => {
+            unreachable!("invariant: handled before a context is loaded")
+        }
+    }
+}
+
+fn completions(output: Output, shell: clap_complete::Shell) -> Result {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "cresset", &mut script);
+    let script = String::from_utf8_lossy(&script);
+    let document = serde_json::json!({ "shell": shell.to_string(), "script": script });
+    output.result(&document, |_| script.clone().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_tree_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_says_what_it_does() {
+        fn check(command: &clap::Command) {
+            assert!(command.get_about().is_some(), "{} has no description", command.get_name());
+            command.get_subcommands().for_each(check);
+        }
+        check(&Cli::command());
+    }
+}

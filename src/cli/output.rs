@@ -1,0 +1,130 @@
+//! What leaves the process: one document on stdout, for people or as JSON; everything else on stderr.
+
+use serde_json::{Value, json};
+use std::fmt::Display;
+use std::io::{self, IsTerminal, Write};
+use std::process::ExitCode;
+
+/// A command that did not do what it was asked: what happened, why, and what to do about it.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    #[error("{what}")]
+    Said { what: String, remedy: Option<String> },
+    /// The result was printed already and is itself the bad news (an audit with violations, a node that is not ready).
+    #[error("the result is negative")]
+    Negative,
+    /// The reader of our output has gone; there is nobody left to tell.
+    #[error("the output was closed")]
+    OutputClosed,
+}
+
+pub type Result<T = (), E = Failure> = std::result::Result<T, E>;
+
+impl Failure {
+    pub fn new(what: impl Display) -> Self {
+        Self::Said { what: what.to_string(), remedy: None }
+    }
+
+    pub fn remedy(self, remedy: impl Display) -> Self {
+        match self {
+            Self::Said { what, .. } => Self::Said { what, remedy: Some(remedy.to_string()) },
+            other => other,
+        }
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe => Self::OutputClosed,
+            _ => Self::new(error),
+        }
+    }
+}
+
+/// How results are written.
+#[derive(Clone, Copy, Debug)]
+pub struct Output {
+    pub json: bool,
+}
+
+impl Output {
+    /// The command's one result: the document itself, or its text for people.
+    pub fn result(self, document: &Value, text: impl FnOnce(&Value) -> String) -> Result {
+        if self.json {
+            return print(&format!("{document:#}\n"));
+        }
+        print(&text(document))
+    }
+
+    /// One line of a stream of JSON events (`serve --json`), or of text.
+    pub fn line(self, document: &Value, text: impl Display) -> Result {
+        if self.json { print(&format!("{document}\n")) } else { print(&format!("{text}\n")) }
+    }
+
+    /// Reports a failure and gives the exit code that belongs to it.
+    pub fn fail(self, failure: &Failure) -> ExitCode {
+        if let Failure::Said { what, remedy } = failure {
+            self.explain(what, remedy.as_deref());
+        }
+        ExitCode::from(u8::from(!matches!(failure, Failure::OutputClosed)))
+    }
+
+    fn explain(self, what: &str, remedy: Option<&str>) {
+        let mut error = json!({ "message": what });
+        if let Some(remedy) = remedy {
+            error["remedy"] = remedy.into();
+        }
+        if self.json {
+            let _ = print(&format!("{:#}\n", json!({ "error": error })));
+        }
+        let remedy = remedy.map(|text| format!("\n  {text}")).unwrap_or_default();
+        note(&format!("{} {what}{remedy}", style(Style::Error, "error:")));
+    }
+}
+
+/// Text for stdout, flushed, so that pipes see it at once.
+pub fn print(text: &str) -> Result {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes())?;
+    stdout.flush()?;
+    Ok(())
+}
+
+/// Text that a model made, without what a terminal would take for commands.
+pub fn print_generated(text: &str) -> Result {
+    let harmless = |character: &char| !character.is_control() || matches!(character, '\n' | '\t');
+    print(&text.chars().filter(harmless).collect::<String>())
+}
+
+/// A line for the person watching. Nobody watching is no failure.
+pub fn note(text: &str) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Style {
+    Good,
+    Warning,
+    Error,
+    Dim,
+}
+
+/// Colours a word for stderr or stdout when both are terminals that want colours.
+pub fn style(style: Style, text: &str) -> String {
+    if !colours() {
+        return text.to_owned();
+    }
+    let code = match style {
+        Style::Good => "32",
+        Style::Warning => "33",
+        Style::Error => "1;31",
+        Style::Dim => "2",
+    };
+    format!("\u{1b}[{code}m{text}\u{1b}[0m")
+}
+
+/// Whether escapes are welcome: two terminals, and nobody asked for none.
+pub fn colours() -> bool {
+    crate::config::colours_allowed() && io::stdout().is_terminal() && io::stderr().is_terminal()
+}

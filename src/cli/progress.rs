@@ -1,0 +1,57 @@
+//! Progress on stderr: a bar on a terminal, a line every tenth elsewhere.
+
+use super::output::note;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io::IsTerminal;
+use std::time::Duration;
+
+const BYTES: &str = "{msg} [{bar:30}] {percent:>3}% {bytes}/{total_bytes} {bytes_per_sec} {eta}";
+const STEPS: &str = "{spinner} {msg} {wide_msg}";
+
+/// One measured piece of work.
+pub struct Progress {
+    what: String,
+    /// Absent where stderr is no terminal.
+    bar: Option<ProgressBar>,
+    tenths: u64,
+}
+
+impl Progress {
+    pub fn bytes(what: impl Into<String>) -> Self {
+        Self::styled(what.into(), BYTES)
+    }
+
+    pub fn steps(what: impl Into<String>) -> Self {
+        Self::styled(what.into(), STEPS)
+    }
+
+    fn styled(what: String, template: &str) -> Self {
+        if !std::io::stderr().is_terminal() {
+            note(&what);
+            return Self { what, bar: None, tenths: 0 };
+        }
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr()).with_message(what.clone());
+        bar.set_style(ProgressStyle::with_template(template).expect("invariant: the template is a constant"));
+        bar.enable_steady_tick(Duration::from_millis(100));
+        Self { what, bar: Some(bar), tenths: 0 }
+    }
+
+    pub fn at(&mut self, done: u64, total: u64) {
+        if let Some(bar) = &self.bar {
+            bar.set_length(total);
+            return bar.set_position(done);
+        }
+        let tenths = done.saturating_mul(10).checked_div(total).unwrap_or(0);
+        if tenths > self.tenths {
+            self.tenths = tenths;
+            note(&format!("{} {}%", self.what, tenths * 10));
+        }
+    }
+
+    /// Takes the bar away.
+    pub fn clear(self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

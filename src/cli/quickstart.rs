@@ -1,0 +1,132 @@
+//! `cresset quickstart`: from nothing to an answer, and every step that is done already is skipped.
+
+use super::ask::{Answer, Asker};
+use super::context::Context;
+use super::output::{Result, Style, note, print, print_generated, style};
+use super::{host, local_key, releases, shutdown, text};
+use crate::catalogue::Manifest;
+use clap::Args;
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+const QUESTION: &str = "What is the capital of France? Answer in one sentence.";
+const MAX_TOKENS: u32 = 128;
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  cresset quickstart
+  cresset quickstart --once --data-dir /tmp/try --question 'Why is the sky blue?'")]
+pub struct Arguments {
+    /// Stop after the answer
+    #[arg(long)]
+    once: bool,
+    /// What to ask the model
+    #[arg(long, value_name = "TEXT", default_value = QUESTION)]
+    question: String,
+}
+
+pub async fn run(context: Context, arguments: Arguments) -> Result {
+    let shutdown = shutdown::on_signal()?;
+    let host = shutdown::unless_interrupted(&shutdown, prepare(&context)).await?;
+    let asked = shutdown::unless_interrupted(&shutdown, show(&context, &host.asker, &arguments)).await;
+    if asked.is_ok() && host.own.is_some() && !arguments.once {
+        keep_serving(&shutdown).await;
+    }
+    host.close().await;
+    asked
+}
+
+/// Folder, model, proof, node, account and key.
+async fn prepare(context: &Context) -> Result<host::Host> {
+    if !context.has_ledger() {
+        context.create_ledger()?;
+        note(&format!("made {}", context.data_dir.display()));
+    }
+    let release = Manifest::default_release().name;
+    releases::ensure_qualified(context, &release).await?;
+    host::open(context, Some(&release)).await
+}
+
+async fn keep_serving(shutdown: &CancellationToken) {
+    note("\nserving until Ctrl-C");
+    shutdown.cancelled().await;
+}
+
+async fn show(context: &Context, asker: &Asker, arguments: &Arguments) -> Result {
+    let json = context.output.json;
+    let messages = [json!({ "role": "user", "content": arguments.question })];
+    let options = json!({ "max_tokens": MAX_TOKENS, "temperature": 0 });
+    let stream = |text: &str| if json { Ok(()) } else { print_generated(text) };
+    if !json {
+        print(&format!("\n> {}\n", arguments.question))?;
+    }
+    let answer = asker.ask(&messages, &options, stream).await?;
+    let (me, credits) = (asker.me().await?, asker.credits().await?);
+    let document = summary(context, asker, &answer, &me, &credits);
+    context.output.result(&document, |document| format!("\n\n{}\n\n{}", facts(document), snippets(context, asker)))
+}
+
+fn summary(context: &Context, asker: &Asker, answer: &Answer, me: &Value, credits: &Value) -> Value {
+    json!({
+        "listen": asker.base,
+        "data_dir": context.data_dir,
+        "model": asker.model,
+        "account_id": me["id"],
+        "key_file": local_key::path(&context.data_dir),
+        "request_id": answer.request,
+        "answer": answer.text,
+        "usage": answer.usage,
+        "chargedUnits": answer.charged.to_string(),
+        "credits": credits,
+    })
+}
+
+fn facts(document: &Value) -> String {
+    let units = |value: &Value| value.as_str().and_then(|text| text.parse().ok()).unwrap_or(0);
+    let usage = &document["usage"];
+    let rows = [
+        ("tokens", format!("{} prompt + {} completion", usage["prompt_tokens"], usage["completion_tokens"])),
+        ("charged", format!("{} credits", text::credits(units(&document["chargedUnits"])))),
+        ("balance", format!("{} credits", text::credits(units(&document["credits"]["processingEligibleUnits"])))),
+        ("address", document["listen"].as_str().unwrap_or_default().to_owned()),
+        ("key", format!("in {}", document["key_file"].as_str().unwrap_or_default())),
+    ];
+    let line = |(name, value): &(&str, String)| format!("{}  {value}", style(Style::Dim, &format!("{name:8}")));
+    rows.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// Both work as pasted: the key comes out of its file, and every call gets a request id of its own.
+fn snippets(context: &Context, asker: &Asker) -> String {
+    let key = local_key::path(&context.data_dir);
+    let (base, model, key) = (&asker.base, &asker.model, key.display());
+    format!(
+        r#"With curl:
+
+curl -N {base}/v1/chat/completions \
+  -H "Authorization: Bearer $(cat '{key}')" \
+  -H "Idempotency-Key: $({UUID})" -H "X-Service-Session-Id: $({UUID})" \
+  -H "Content-Type: application/json" \
+  -d '{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'
+
+With Python (pip install openai):
+
+import uuid, openai
+
+class Node(openai.OpenAI):  # one request id per call, kept over the client's own retries
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._idempotency_header = "Idempotency-Key"
+    def _idempotency_key(self):
+        return str(uuid.uuid4())
+
+client = Node(base_url="{base}/v1", api_key=open("{key}").read().strip(),
+              default_headers={{"X-Service-Session-Id": str(uuid.uuid4())}})
+answer = client.chat.completions.create(
+    model="{model}", messages=[{{"role": "user", "content": "Why is the sky blue?"}}])
+print(answer.choices[0].message.content)
+"#
+    )
+}
+
+/// A shell command that prints a fresh UUID.
+const UUID: &str = if cfg!(target_os = "linux") { "cat /proc/sys/kernel/random/uuid" } else { "uuidgen | tr A-Z a-z" };

@@ -1,0 +1,229 @@
+//! `cresset models` and `cresset qualify`, and the releases that may be served.
+
+use super::context::Context;
+use super::load::load;
+use super::output::{Failure, Result, note};
+use super::progress::Progress;
+use super::{models, qualify};
+use crate::catalogue::{self, Catalogue, Manifest, NotQualified, QualifiedModel};
+use crate::clock::{Clock, SystemClock};
+use crate::ids::ModelId;
+use crate::server::operator::AdminCommand;
+use clap::{Args, Subcommand, ValueEnum};
+use cresset_qualification::{Record, Suite, Verdict};
+use serde_json::Value;
+use std::path::PathBuf;
+
+#[derive(Debug, Subcommand)]
+#[command(after_help = "Examples:
+  cresset models list
+  cresset models pull smollm2-135m-instruct
+  cresset models add --path ./model.gguf --name mine && cresset qualify mine")]
+pub enum Models {
+    /// List releases: known, pulled, qualified, loaded
+    List,
+    /// Fetch a known release, or a repository of the model hub, and check its digests
+    Pull {
+        /// A release's name, or a repository of the hub: `OWNER/REPOSITORY[/FILE.gguf][@REVISION]`
+        #[arg(value_name = "NAME")]
+        release: String,
+    },
+    /// Add a GGUF file or a folder in Hugging Face layout from this machine
+    Add {
+        #[arg(long)]
+        path: PathBuf,
+        /// Name for the command line [default: from the file's name]
+        #[arg(long)]
+        name: Option<String>,
+    },
+    /// Remove a release's files and records
+    Remove {
+        #[arg(value_name = "NAME")]
+        release: String,
+    },
+    /// Show a release's manifest and its records
+    Show {
+        #[arg(value_name = "NAME")]
+        release: String,
+    },
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example:
+  cresset qualify smollm2-135m-instruct --suite full --report report.html")]
+pub struct Arguments {
+    /// Name or id of a pulled release
+    #[arg(value_name = "MODEL")]
+    release: String,
+    /// Quick takes seconds, full takes minutes and runs the whole context
+    #[arg(long, default_value = "quick")]
+    suite: SuiteName,
+    /// Write a report: HTML, Markdown or JSON, as the file's extension says
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum SuiteName {
+    Quick,
+    Full,
+}
+
+impl From<SuiteName> for Suite {
+    fn from(name: SuiteName) -> Self {
+        match name {
+            SuiteName::Quick => Self::Quick,
+            SuiteName::Full => Self::Full,
+        }
+    }
+}
+
+impl From<catalogue::Error> for Failure {
+    fn from(error: catalogue::Error) -> Self {
+        Self::new(error)
+    }
+}
+
+pub async fn run_models(context: &Context, command: Models) -> Result {
+    let catalogue = Catalogue::new(&context.data_dir);
+    let output = context.output;
+    match command {
+        Models::List => output.result(&list(context, &catalogue).await?, models::list_text),
+        Models::Pull { release } => output.result(&pull(context, release).await?, models::pulled_text),
+        Models::Add { path, name } => output.result(&add(context, path, name).await?, models::pulled_text),
+        Models::Remove { release } => output.result(&models::remove(&catalogue, &release)?, models::removed_text),
+        Models::Show { release } => output.result(&models::show(&catalogue, &release)?, models::show_text),
+    }
+}
+
+async fn list(context: &Context, catalogue: &Catalogue) -> Result<Value> {
+    let host = qualify::host_of(&context.config);
+    let max_age = context.config.qualification.max_age_days;
+    Ok(models::list(catalogue, &host, max_age, SystemClock.now(), &loaded(context).await?)?)
+}
+
+/// Models of the running node; none where no node runs.
+async fn loaded(context: &Context) -> Result<Vec<ModelId>> {
+    let status = context.ask_node(&AdminCommand::Status).await?.unwrap_or_default();
+    let ids = status["models"].as_array().into_iter().flatten().filter_map(|model| model["id"].as_str()?.parse().ok());
+    Ok(ids.collect())
+}
+
+async fn pull(context: &Context, release: String) -> Result<Value> {
+    let options = models::fetch_options(&context.config);
+    with_bytes(context, format!("fetching {release}"), move |catalogue, on_bytes| {
+        models::pull(catalogue, &release, &options, on_bytes)
+    })
+    .await
+}
+
+async fn add(context: &Context, path: PathBuf, name: Option<String>) -> Result<Value> {
+    with_bytes(context, format!("reading {}", path.display()), move |catalogue, on_bytes| {
+        models::add(catalogue, &path, name.as_deref(), on_bytes)
+    })
+    .await
+}
+
+/// Runs blocking work on the catalogue with a bar over its bytes.
+async fn with_bytes<T: Send + 'static>(
+    context: &Context,
+    what: String,
+    work: impl FnOnce(&Catalogue, &mut dyn FnMut(catalogue::Progress)) -> Result<T, catalogue::Error> + Send + 'static,
+) -> Result<T> {
+    let catalogue = Catalogue::new(&context.data_dir);
+    let blocking = tokio::task::spawn_blocking(move || {
+        let mut progress = Progress::bytes(what);
+        let done = work(&catalogue, &mut |at: catalogue::Progress| progress.at(at.done, at.total));
+        progress.clear();
+        done
+    });
+    Ok(blocking.await.map_err(Failure::new)??)
+}
+
+/// A release that does not qualify is a result, and a negative one.
+pub async fn run_qualify(context: &Context, arguments: Arguments) -> Result {
+    let manifest = Catalogue::new(&context.data_dir).find(&arguments.release)?;
+    let record = qualify_release(context, manifest, arguments.suite.into()).await?;
+    if let Some(file) = &arguments.report {
+        qualify::write_report(&record, file)
+            .map_err(|error| Failure::new(format!("the report {}: {error}", file.display())))?;
+    }
+    context.output.result(&qualify::json(&record), |_| qualify::verdict_text(&record))?;
+    if record.verdict == Verdict::Qualified { Ok(()) } else { Err(Failure::Negative) }
+}
+
+/// Loads the release's engine, runs the suite over it and keeps the record.
+async fn qualify_release(context: &Context, manifest: Manifest, suite: Suite) -> Result<Record> {
+    let (catalogue, config) = (Catalogue::new(&context.data_dir), context.config.clone());
+    let blocking = tokio::task::spawn_blocking(move || {
+        let source = catalogue.source(&manifest)?;
+        let loaded = load(&source, &config).map_err(|why| cannot_load(&manifest.name, &why))?;
+        let mut progress = Progress::steps(format!("qualifying {}", manifest.name));
+        let mut on_check = |at: cresset_qualification::Progress| progress.at(at.done as u64, at.total as u64);
+        let engine = loaded.engine.clone();
+        let record = qualify::run(&catalogue, &manifest, &config, suite, engine, loaded.text, &mut on_check);
+        progress.clear();
+        loaded.engine.shutdown();
+        record.map_err(Failure::from)
+    });
+    blocking.await.map_err(Failure::new)?
+}
+
+pub fn cannot_load(name: &str, why: &str) -> Failure {
+    Failure::new(format!("cannot load {name}: {why}")).remedy(format!("fetch it again: cresset models pull {name}"))
+}
+
+/// Fetches and qualifies the release where that was not done yet.
+pub async fn ensure_qualified(context: &Context, release: &str) -> Result {
+    let catalogue = Catalogue::new(&context.data_dir);
+    let manifest = catalogue.find(release)?;
+    if !catalogue.is_pulled(&manifest) {
+        pull(context, release.to_owned()).await?;
+        note(&format!("fetched {release}, its digests are right"));
+    }
+    if qualified(context, &manifest).is_ok() {
+        return Ok(());
+    }
+    let record = qualify_release(context, manifest, Suite::Quick).await?;
+    note(&format!("{release} is {} on this machine", record.verdict.words()));
+    if record.verdict == Verdict::Qualified {
+        return Ok(());
+    }
+    note(&qualify::verdict_text(&record));
+    Err(Failure::new(format!("{release} did not qualify on this machine and is not served"))
+        .remedy(format!("cresset qualify {release} --report report.html shows the evidence")))
+}
+
+fn qualified(context: &Context, manifest: &Manifest) -> Result<QualifiedModel, NotQualified> {
+    let max_age = context.config.qualification.max_age_days;
+    let host = qualify::host_of(&context.config);
+    Catalogue::new(&context.data_dir).qualified(manifest, &host, max_age, SystemClock.now())
+}
+
+/// The named models, each of which must be qualified here, or, when none is named, every one that is.
+pub fn servable(context: &Context, names: &[String]) -> Result<Vec<QualifiedModel>> {
+    let catalogue = Catalogue::new(&context.data_dir);
+    if !names.is_empty() {
+        let prove = |name: &String| qualified(context, &catalogue.find(name)?).map_err(Failure::new);
+        return names.iter().map(prove).collect();
+    }
+    let pulled = catalogue.manifests()?.into_iter().filter(|manifest| catalogue.is_pulled(manifest));
+    let (mut proven, mut refused) = (Vec::new(), None);
+    for manifest in pulled {
+        match qualified(context, &manifest) {
+            Ok(model) => proven.push(model),
+            Err(why) => refused = Some(why),
+        }
+    }
+    match (proven.is_empty(), refused) {
+        (true, Some(why)) => Err(Failure::new(format!("there is no model to serve: {why}"))),
+        (true, None) => Err(Failure::new("there is no model to serve")
+            .remedy("fetch one with `cresset models pull NAME` and prove it with `cresset qualify NAME`")),
+        (false, refused) => {
+            if let Some(why) = refused {
+                note(&format!("not served: {why}"));
+            }
+            Ok(proven)
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! `cresset requests`: what clients asked for, and what became of it.
+
+use super::context::Context;
+use super::output::Result;
+use super::text;
+use crate::ids::{AccountId, ApplicationId, RequestId};
+use crate::ledger::AttemptState;
+use crate::server::operator::{AdminCommand, RequestScope};
+use clap::{Args, Subcommand, ValueEnum};
+
+const COLUMNS: &[&str] =
+    &["id", "state", "failure_code", "model", "attempt_count", "reservedUnits", "chargedUnits", "created_at"];
+
+#[derive(Debug, Subcommand)]
+#[command(after_help = "Examples:
+  cresset requests list --account ID --state running
+  cresset requests cancel ID")]
+pub enum Requests {
+    /// List an account's requests, newest last
+    List {
+        #[arg(long, value_name = "ID")]
+        account: AccountId,
+        /// Only those in this state
+        #[arg(long)]
+        state: Option<StateName>,
+    },
+    /// Show one request with all its attempts
+    Show {
+        id: RequestId,
+        #[command(flatten)]
+        scope: Scope,
+    },
+    /// Stop a queued or running request; a finished one is left as it is
+    Cancel {
+        id: RequestId,
+        #[command(flatten)]
+        scope: Scope,
+    },
+}
+
+/// For ids that more than one account or application used.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct Scope {
+    /// The account the request belongs to, where several used the id
+    #[arg(long, value_name = "ID")]
+    account: Option<AccountId>,
+    /// The application the request belongs to, where several used the id
+    #[arg(long, value_name = "ID")]
+    application: Option<ApplicationId>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum StateName {
+    Queued,
+    Running,
+    Completed,
+    Cancelled,
+    Failed,
+}
+
+pub async fn run(context: &Context, command: Requests) -> Result {
+    let render = match command {
+        Requests::List { .. } => |list: &_| text::table(list, COLUMNS),
+        _ => |request: &_| text::fields(request),
+    };
+    let document = context.admin(command.into()).await?;
+    context.output.result(&document, render)
+}
+
+impl From<Requests> for AdminCommand {
+    fn from(command: Requests) -> Self {
+        match command {
+            Requests::List { account, state } => Self::RequestList { account, state: state.map(AttemptState::from) },
+            Requests::Show { id, scope } => Self::RequestShow { request: id, scope: scope.into() },
+            Requests::Cancel { id, scope } => Self::RequestCancel { request: id, scope: scope.into() },
+        }
+    }
+}
+
+impl From<Scope> for RequestScope {
+    fn from(Scope { account, application }: Scope) -> Self {
+        Self { account, application }
+    }
+}
+
+impl From<StateName> for AttemptState {
+    fn from(name: StateName) -> Self {
+        match name {
+            StateName::Queued => Self::Queued,
+            StateName::Running => Self::Running,
+            StateName::Completed => Self::Completed,
+            StateName::Cancelled => Self::Cancelled,
+            StateName::Failed => Self::Failed,
+        }
+    }
+}

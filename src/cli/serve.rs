@@ -1,0 +1,52 @@
+//! `cresset serve`: the node, until a signal ends it.
+
+use super::context::Context;
+use super::output::{Result, note};
+use super::{launch, shutdown};
+use crate::config::Override;
+use clap::Args;
+use serde_json::json;
+use std::net::SocketAddr;
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  cresset serve                                        every qualified model of the data folder
+  cresset serve --model smollm2-135m-instruct --listen 127.0.0.1:0
+SIGTERM or Ctrl-C drains: nothing new is taken, running requests finish. A second one ends at once.")]
+pub struct Arguments {
+    /// Serve this model, by name or id; may be given more than once [default: every qualified model]
+    #[arg(long, value_name = "NAME")]
+    model: Vec<String>,
+    /// Address of the public /v1 surface; port 0 picks a free one
+    #[arg(long, value_name = "ADDR")]
+    listen: Option<SocketAddr>,
+    /// Address of the operator surface: health, readiness, metrics
+    #[arg(long, value_name = "ADDR")]
+    operator: Option<SocketAddr>,
+}
+
+impl Arguments {
+    /// What the flags set in the configuration.
+    pub fn overrides(&self) -> Vec<Override> {
+        let flag = |key: &str, address: Option<SocketAddr>| address.map(|at| (key.to_owned(), at.to_string()));
+        [flag("listen.public", self.listen), flag("listen.operator", self.operator)].into_iter().flatten().collect()
+    }
+}
+
+pub async fn run(context: Context, arguments: Arguments) -> Result {
+    let shutdown = shutdown::on_signal()?;
+    let ports = launch::Ports::bind(&context.config.listen, launch::Fallback::None).await?;
+    let starting = launch::start(&context, ports, &arguments.model);
+    let running = shutdown::unless_interrupted(&shutdown, starting).await?;
+    let ready = json!({
+        "event": "ready",
+        "listen": running.public_url(),
+        "operator": running.operator_url(),
+        "models": running.models(),
+    });
+    context.output.line(&ready, format!("listening on {}", running.public_url()))?;
+    shutdown.cancelled().await;
+    note("draining: nothing new is taken; a second signal ends at once");
+    running.drain().await;
+    Ok(())
+}

@@ -1,0 +1,34 @@
+//! SIGINT and SIGTERM: the first asks for a clean end, the second ends at once.
+
+use super::output::{Failure, Result};
+use std::future::Future;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+/// Exit code of a process that was told twice to stop.
+const ENDED_BY_FORCE: i32 = 1;
+
+/// A token that is cancelled by the first signal. The second ends the process.
+pub fn on_signal() -> Result<CancellationToken> {
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let token = CancellationToken::new();
+    let first = token.clone();
+    tokio::spawn(async move {
+        loop {
+            tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
+            if first.is_cancelled() {
+                std::process::exit(ENDED_BY_FORCE);
+            }
+            first.cancel();
+        }
+    });
+    Ok(token)
+}
+
+/// Runs `work` unless a signal comes first.
+pub async fn unless_interrupted<T>(shutdown: &CancellationToken, work: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::select! {
+        done = work => done,
+        () = shutdown.cancelled() => Err(Failure::new("interrupted before it was done; nothing half-made is left")),
+    }
+}

@@ -1,0 +1,81 @@
+//! `cresset status`: what the node is doing, once, again and again, or as a health check.
+
+use super::context::Context;
+use super::output::{Failure, Result, Style, print, style};
+use super::{shutdown, text};
+use crate::server::operator::{AdminCommand, status};
+use clap::Args;
+use serde_json::Value;
+use std::fmt::Write;
+use std::io::IsTerminal;
+use std::time::Duration;
+
+const MODEL_COLUMNS: &[&str] =
+    &["name", "id", "running", "waiting", "kv_blocks_used", "kv_blocks_total", "generated_tokens"];
+const REFRESH: Duration = Duration::from_secs(1);
+const CLEAR_SCREEN: &str = "\u{1b}[H\u{1b}[2J";
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  cresset status --watch
+  cresset status --ready                exit code 0 when the node takes work: a health check for containers")]
+pub struct Arguments {
+    /// Show it again every second, until Ctrl-C
+    #[arg(long, conflicts_with = "ready")]
+    watch: bool,
+    /// Fail unless the node takes new work now
+    #[arg(long)]
+    ready: bool,
+}
+
+pub async fn run(context: &Context, arguments: &Arguments) -> Result {
+    if arguments.watch {
+        return watch(context).await;
+    }
+    let document = ask(context).await?;
+    context.output.result(&document, screen)?;
+    if arguments.ready && document["ready"] != true { Err(Failure::Negative) } else { Ok(()) }
+}
+
+/// A folder without a node has a status too, and so does a machine without a folder.
+async fn ask(context: &Context) -> Result<Value> {
+    Ok(context.ask_node(&AdminCommand::Status).await?.unwrap_or_else(status::stopped))
+}
+
+async fn watch(context: &Context) -> Result {
+    let shutdown = shutdown::on_signal()?;
+    while !shutdown.is_cancelled() {
+        let document = ask(context).await?;
+        if context.output.json {
+            context.output.line(&document, "")?;
+        } else {
+            let clear = if std::io::stdout().is_terminal() { CLEAR_SCREEN } else { "" };
+            print(&format!("{clear}{}", screen(&document)))?;
+        }
+        tokio::select! { () = tokio::time::sleep(REFRESH) => {}, () = shutdown.cancelled() => {} }
+    }
+    Ok(())
+}
+
+fn screen(document: &Value) -> String {
+    let mut out = match (&document["ready"], document["reason"].as_str()) {
+        (Value::Bool(true), _) => format!("{}\n", style(Style::Good, "ready")),
+        (_, reason) => format!("{}: {}\n", style(Style::Warning, "not ready"), reason.unwrap_or("unknown")),
+    };
+    if document["running"] != true {
+        return out + "start it with `cresset serve`\n";
+    }
+    let shown = |name: &str| document[name].as_str().unwrap_or("-").to_owned();
+    let number = |name: &str| document[name].as_f64().unwrap_or(0.0);
+    let memory = text::mebibytes(document["memory_bytes"].as_u64().unwrap_or(0));
+    let _ = writeln!(out, "clients   {}\noperator  {}\nmemory    {memory}", shown("listen"), shown("operator"));
+    let _ = writeln!(
+        out,
+        "requests  {} running, {} waiting, {:.1} tokens/s",
+        number("requests_running"),
+        number("requests_waiting"),
+        number("tokens_per_second")
+    );
+    let models = serde_json::json!({ "data": document["models"] });
+    out + "\n" + &text::table(&models, MODEL_COLUMNS)
+}

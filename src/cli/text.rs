@@ -1,0 +1,117 @@
+//! Results as text for people: aligned fields, tables, times and amounts.
+
+use serde_json::Value;
+use std::fmt::Write;
+
+const SECONDS_PER_DAY: u64 = 86_400;
+
+/// One `name  value` line per field; nested objects and lists are left to `--json`.
+pub fn fields(document: &Value) -> String {
+    let Value::Object(fields) = document else { return format!("{}\n", cell("", document)) };
+    let shown = || fields.iter().filter(|(_, value)| !value.is_object() && !value.is_array());
+    let width = shown().map(|(name, _)| name.len()).max().unwrap_or(0);
+    shown().fold(String::new(), |mut text, (name, value)| {
+        let _ = writeln!(text, "{name:width$}  {}", cell(name, value));
+        text
+    })
+}
+
+/// A list's `data` as a table of the named columns; a dotted name reaches into an object.
+pub fn table(document: &Value, columns: &[&str]) -> String {
+    let rows = document["data"].as_array().map_or(&[][..], Vec::as_slice);
+    if rows.is_empty() {
+        return "(none)\n".to_owned();
+    }
+    let head = columns.iter().map(|name| name.rsplit('.').next().unwrap_or(name).to_uppercase()).collect();
+    let body = rows.iter().map(|row| columns.iter().map(|name| cell(name, reach(row, name))).collect());
+    align(&std::iter::once(head).chain(body).collect::<Vec<_>>())
+}
+
+/// A freshly issued credential: the only time its secret is seen.
+pub fn secret(document: &Value) -> String {
+    format!("{}The secret is shown this once. Keep it now.\n", fields(document))
+}
+
+fn reach<'a>(row: &'a Value, path: &str) -> &'a Value {
+    path.split('.').fold(row, |value, name| &value[name])
+}
+
+fn align(rows: &[Vec<String>]) -> String {
+    let widths: Vec<usize> = (0..rows[0].len())
+        .map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
+        .collect();
+    rows.iter().fold(String::new(), |mut text, row| {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
+        let _ = writeln!(text, "{}", cells.collect::<Vec<_>>().join("  ").trim_end());
+        text
+    })
+}
+
+/// A value as one cell: absent is a dash, times are UTC.
+fn cell(name: &str, value: &Value) -> String {
+    let is_time = name == "at" || name.ends_with("_at");
+    match value {
+        Value::Null => "-".to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Number(number) if is_time => number.as_u64().map_or_else(|| number.to_string(), utc),
+        other => other.to_string(),
+    }
+}
+
+/// Unix seconds as `2026-01-31 12:00:00Z`. Days to a date as in Hinnant, "chrono-Compatible Low-Level Date Algorithms".
+pub fn utc(seconds: u64) -> String {
+    let (days, time) = (seconds / SECONDS_PER_DAY + 719_468, seconds % SECONDS_PER_DAY);
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted_month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02}Z", time / 3_600, time / 60 % 60, time % 60)
+}
+
+/// Microcredits as credits: `1500` is `0.0015`.
+pub fn credits(units: u64) -> String {
+    let text = format!("{}.{:06}", units / 1_000_000, units % 1_000_000);
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+pub fn mebibytes(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn times_are_utc() {
+        let cases = [
+            (0, "1970-01-01 00:00:00Z"),
+            (951_782_399, "2000-02-28 23:59:59Z"),
+            (951_782_400, "2000-02-29 00:00:00Z"),
+            (4_107_542_399, "2100-02-28 23:59:59Z"),
+            (4_107_542_400, "2100-03-01 00:00:00Z"),
+        ];
+        for (seconds, expect) in cases {
+            assert_eq!(utc(seconds), expect);
+        }
+    }
+
+    #[test]
+    fn amounts_lose_no_digit() {
+        for (units, expect) in [(0, "0"), (1, "0.000001"), (1_500_000, "1.5"), (10_000_000, "10")] {
+            assert_eq!(credits(units), expect);
+        }
+    }
+
+    #[test]
+    fn tables_align_and_reach_into_objects() {
+        let list = json!({ "data": [{ "id": "a", "at": 0, "x": { "n": 5 } }, { "id": "long", "at": null, "x": {} }] });
+        let expect = "ID    AT                    N\na     1970-01-01 00:00:00Z  5\nlong  -                     -\n";
+        assert_eq!(table(&list, &["id", "at", "x.n"]), expect);
+        assert_eq!(table(&json!({ "data": [] }), &["id"]), "(none)\n");
+    }
+}

@@ -1,0 +1,60 @@
+//! Values people type: amounts and durations.
+
+use crate::clock::{Clock, SystemClock, UnixMillis};
+use std::time::Duration;
+
+/// Microcredits: digits, with `_` between them where that helps reading.
+pub fn units(text: &str) -> Result<u64, String> {
+    text.replace('_', "").parse().map_err(|_| "expected a whole number of microcredits, such as 5_000_000".to_owned())
+}
+
+/// A length of time: a number and one of s, m, h, d, w.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    let expected = || "expected a number and a unit (s, m, h, d or w), such as 30d".to_owned();
+    let unit = text.chars().last().ok_or_else(expected)?;
+    let seconds = match unit {
+        's' => 1,
+        'm' => 60,
+        'h' => 3_600,
+        'd' => 86_400,
+        'w' => 604_800,
+        _ => return Err(expected()),
+    };
+    let count: u64 = text[..text.len() - unit.len_utf8()].parse().map_err(|_| expected())?;
+    match count.checked_mul(seconds) {
+        Some(total @ 1..) => Ok(Duration::from_secs(total)),
+        _ => Err(expected()),
+    }
+}
+
+/// The moment that lies `time` ahead.
+pub fn from_now(time: Duration) -> UnixMillis {
+    let ahead = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    UnixMillis(SystemClock.now().0.saturating_add(ahead))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations() {
+        let check = |text: &str, expect: Option<u64>| assert_eq!(duration(text).ok().map(|d| d.as_secs()), expect);
+        check("30d", Some(2_592_000));
+        check("90s", Some(90));
+        check("2w", Some(1_209_600));
+        for wrong in ["", "d", "30", "-1d", "1.5h", "0s", "30é", "99999999999999999999d", "18446744073709551615w"] {
+            check(wrong, None);
+        }
+    }
+
+    #[test]
+    fn amounts() {
+        let check = |text: &str, expect: Option<u64>| assert_eq!(units(text).ok(), expect);
+        check("5_000_000", Some(5_000_000));
+        check("0", Some(0));
+        for wrong in ["", "1.5", "-1", "1M"] {
+            check(wrong, None);
+        }
+    }
+}

@@ -1,0 +1,312 @@
+//! The command line from outside: documents, exit codes, errors that say what to do.
+
+use crate::process::{Folder, eventually, request};
+use crate::release::with_release;
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
+
+const NOBODY: &str = "0192f0c1-2a7e-7c3d-9a51-3f0e5b1c7d42";
+
+#[test]
+fn init_makes_a_folder_once() {
+    let folder = Folder::empty();
+    let made = folder.json(&["init"]);
+    assert_eq!(made["data_dir"], folder.path().to_str().unwrap());
+    let ledger = || std::fs::read(folder.path().join("ledger.redb")).unwrap();
+    let before = ledger();
+    let message = folder.fails(&["init"], 1);
+    assert!(message.contains("has a ledger already"), "{message}");
+    assert_eq!(before, ledger(), "a refused init changes nothing");
+}
+
+#[test]
+fn a_folder_without_a_ledger_is_never_made_by_accident() {
+    let folder = Folder::empty();
+    for arguments in [&["accounts", "list"][..], &["ledger", "audit"], &["serve"]] {
+        let message = folder.fails(arguments, 1);
+        assert!(message.contains("no ledger") && message.contains("cresset init"), "{arguments:?}: {message}");
+    }
+    assert!(!folder.path().join("ledger.redb").exists());
+}
+
+#[test]
+fn exit_codes_tell_failure_from_wrong_usage() {
+    let folder = Folder::initialised();
+    let check = |arguments: &[&str], code: i32, part: &str| {
+        let finished = folder.run(arguments);
+        let all = format!("{}{}", finished.stdout, finished.stderr);
+        assert_eq!(finished.code, Some(code), "{arguments:?}: {all}");
+        assert!(all.contains(part), "{arguments:?} does not say {part:?}: {all}");
+    };
+    check(&["--help"], 0, "Examples:");
+    check(&["credits", "grant", "--help"], 0, "--reference");
+    check(&["--version"], 0, "cresset ");
+    check(&[], 2, "Usage");
+    check(&["acounts"], 2, "accounts");
+    check(&["keys", "create"], 2, "--account");
+    check(&["keys", "create", "--account", "me"], 2, "--account");
+    check(&["keys", "create", "--account", NOBODY, "--expires-in", "soon"], 2, "30d");
+    check(
+        &["credits", "grant", "--account", NOBODY, "--bucket", "gold", "--units", "1", "--reference", "r"],
+        2,
+        "premium",
+    );
+    check(
+        &["credits", "grant", "--account", NOBODY, "--bucket", "trial", "--units", "1.5", "--reference", "r"],
+        2,
+        "whole number",
+    );
+    check(&["accounts", "show", NOBODY], 1, "cresset accounts list");
+    check(&["keys", "list", "--account", NOBODY], 1, "no such account");
+    check(&["keys", "revoke", NOBODY], 1, "no such credential");
+    check(&["applications", "token", "--application", NOBODY], 1, "no such application");
+    check(&["requests", "show", NOBODY], 1, "no such request");
+    check(&["requests", "cancel", NOBODY], 1, "no such request");
+    check(&["serve"], 1, "no model to serve");
+    check(&["status", "--ready"], 1, "no node runs");
+    check(&["status"], 0, "cresset serve");
+}
+
+#[test]
+fn usage_errors_are_documents_too() {
+    let folder = Folder::empty();
+    let message = folder.fails(&["keys", "create"], 2);
+    assert!(message.contains("--account"), "{message}");
+}
+
+#[test]
+fn errors_go_to_stderr_and_stay_off_stdout() {
+    let folder = Folder::initialised();
+    let finished = folder.run(&["accounts", "show", NOBODY]);
+    assert_eq!(finished.stdout, "");
+    assert!(finished.stderr.starts_with("error: no such account"), "{}", finished.stderr);
+    assert!(!finished.stderr.contains('\u{1b}'), "no colours where stderr is no terminal");
+}
+
+#[test]
+fn a_closed_pipe_is_quiet() {
+    let folder = Folder::initialised();
+    let mut child =
+        folder.command(&["config", "schema"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+}
+
+#[test]
+fn configuration_is_shown_checked_and_described() {
+    let folder = Folder::empty();
+    let file = folder.path().join("own.toml");
+    std::fs::write(&file, "[engine]\nkv_mib = 64\n").unwrap();
+    let file = file.to_str().unwrap();
+    let shown = folder.json(&["config", "show", "--config", file]);
+    let row = |key: &str| shown["data"].as_array().unwrap().iter().find(|row| row["key"] == key).unwrap().clone();
+    assert_eq!((&row("engine.kv_mib")["value"], row("engine.kv_mib")["origin"].as_str()), (&json!(64), Some(file)));
+    assert_eq!(row("engine.threads")["origin"], "default");
+    for row in shown["data"].as_array().unwrap() {
+        assert!(row["description"].as_str().is_some_and(|text| !text.is_empty()), "{row} is not described");
+    }
+    assert_eq!(folder.json(&["config", "check", "--config", file])["ok"], true);
+    assert_eq!(folder.json(&["config", "schema"])["properties"]["engine"]["$ref"], "#/$defs/Engine");
+}
+
+#[test]
+fn wrong_configuration_names_key_and_line() {
+    let folder = Folder::initialised();
+    let file = folder.path().join("cresset.toml");
+    let check = |text: &str, parts: &[&str]| {
+        std::fs::write(&file, text).unwrap();
+        for arguments in [&["config", "check"][..], &["accounts", "list"], &["serve"]] {
+            let message = folder.fails(arguments, 1);
+            assert!(parts.iter().all(|part| message.contains(part)), "{arguments:?}: {message}");
+        }
+    };
+    check("[engine]\nkv_mibs = 64\n", &["cresset.toml", "line 2", "kv_mibs"]);
+    check("[listen]\n\npublic = \"nowhere\"\n", &["line 3", "public"]);
+    check("[engine]\nblock_size = 17\n", &["engine.block_size"]);
+}
+
+#[test]
+fn variables_override_the_file() {
+    let folder = Folder::empty();
+    std::fs::write(folder.path().join("cresset.toml"), "[engine]\nkv_mib = 64\n").unwrap();
+    let mut command = folder.command(&["config", "show", "--json"]);
+    let output = command.env("CRESSET_ENGINE__KV_MIB", "128").output().unwrap();
+    let shown: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let row = shown["data"].as_array().unwrap().iter().find(|row| row["key"] == "engine.kv_mib").unwrap();
+    assert_eq!((&row["value"], &row["origin"]), (&json!(128), &json!("CRESSET_ENGINE__KV_MIB")));
+}
+
+#[test]
+fn completions_know_every_command() {
+    let folder = Folder::empty();
+    for shell in ["bash", "zsh", "fish"] {
+        let script = folder.run(&["completions", shell]).stdout;
+        for command in ["quickstart", "serve", "accounts", "ledger", "relay"] {
+            assert!(script.contains(command), "{shell} does not complete {command}");
+        }
+    }
+}
+
+#[test]
+fn a_taken_port_is_named() {
+    let folder = Folder::ready();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let message = folder.fails(&["serve", "--listen", &address, "--operator", "127.0.0.1:0"], 1);
+    assert!(message.contains(&address) && message.contains("--listen"), "{message}");
+    let message = folder.fails(&["serve", "--listen", "127.0.0.1:0", "--operator", &address], 1);
+    assert!(message.contains(&address) && message.contains("--operator"), "{message}");
+}
+
+#[test]
+fn a_second_node_on_one_folder_is_refused() {
+    let folder = Folder::ready();
+    let _first = folder.serve();
+    let message = folder.fails(&["serve", "--listen", "127.0.0.1:0", "--operator", "127.0.0.1:0"], 1);
+    assert!(message.contains("in use by another process") && message.contains("cresset status"), "{message}");
+}
+
+#[test]
+fn doctor_names_what_is_wrong_and_what_mends_it() {
+    let folder = Folder::initialised();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    std::fs::write(folder.path().join("cresset.toml"), format!("[listen]\npublic = \"{address}\"\n")).unwrap();
+    let finished = folder.run(&["doctor", "--json"]);
+    let document = finished.document();
+    assert_eq!((finished.code, &document["ok"]), (Some(1), &json!(false)));
+    let checks = document["checks"].as_array().unwrap();
+    let find = |name: &str| checks.iter().find(|check| check["check"] == name).unwrap_or_else(|| panic!("no {name}"));
+    assert_eq!(find("port")["verdict"], "wrong");
+    assert_eq!(find("ledger")["verdict"], "good");
+    for check in checks {
+        assert_eq!(check["verdict"] == "good", check["remedy"].is_null(), "{check}");
+    }
+}
+
+#[test]
+fn chat_takes_lines_from_a_pipe() {
+    let folder = Folder::ready();
+    let _node = folder.serve();
+    let mut child = Command::new("sh")
+        .args(["-c", "printf 'one\\n\\ntwo\\n' | \"$0\" \"$@\"", env!("CARGO_BIN_EXE_cresset"), "--data-dir"])
+        .arg(folder.path())
+        .args(["chat", "--json", "--max-tokens", "4"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let status = child.wait().unwrap();
+    let output = child.wait_with_output().unwrap();
+    let answers: Vec<Value> =
+        String::from_utf8(output.stdout).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(answers.len(), 2);
+    let grown = |name: &str| answers[1]["usage"][name].as_u64() > answers[0]["usage"][name].as_u64();
+    assert!(grown("prompt_tokens"), "the second question carries the first: {answers:?}");
+}
+
+#[test]
+fn a_second_signal_ends_at_once() {
+    let folder = Folder::ready();
+    let customer = folder.customer(100_000_000);
+    let mut node = folder.serve();
+    let endless = json!({ "model": node.model, "messages": [{ "role": "user", "content": "go on" }], "stream": true,
+                          "max_tokens": 1_500, "ignore_eos": true });
+    let mut stream = node.chat(&customer.key, "0b7f7a86-37a5-4d43-9d2e-5c3c6f1e0d11", &endless);
+    stream.read_until("\"content\":");
+    node.signal("INT");
+    eventually("the node drains", || node.log().contains("draining"));
+    node.signal("INT");
+    assert_eq!(node.wait().code(), Some(1));
+    assert_eq!(folder.json(&["ledger", "audit"])["ok"], true);
+}
+
+#[test]
+fn relay_adds_what_tools_cannot_say() {
+    let folder = Folder::ready();
+    let customer = folder.customer(100_000_000);
+    let node = folder.serve();
+    let key = folder.path().join("relay.key");
+    std::fs::write(&key, &customer.key).unwrap();
+    let arguments = ["relay", "--json", "--listen", "127.0.0.1:0", "--upstream", &node.listen, "--key-file"];
+    let mut relay = folder.command(&arguments).arg(&key).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(relay.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let ready: Value = serde_json::from_str(&line).unwrap();
+    let body = json!({ "model": node.model, "messages": [{ "role": "user", "content": "hello" }], "max_tokens": 3 });
+    let head = "POST /v1/chat/completions HTTP/1.1\r\nContent-Type: application/json\r\n";
+    let ask = || request(ready["listen"].as_str().unwrap(), head, &body.to_string()).finish();
+    let (first, second) = (ask(), ask());
+    relay.kill().unwrap();
+    relay.wait().unwrap();
+    assert_eq!((first.status, second.status), (200, 200), "{first:?}");
+    assert_ne!(first.json()["id"], second.json()["id"], "each call is a request of its own");
+    let requests = folder.json(&["requests", "list", "--account", &customer.account]);
+    let rows = requests["data"].as_array().unwrap();
+    assert_eq!(rows.len(), 2);
+    assert!(rows.iter().all(|row| row["session_id"] == ready["session"]), "{rows:?}");
+}
+
+#[test]
+fn relay_stays_on_this_machine_unless_told() {
+    let message = Folder::empty().fails(&["relay", "--listen", "0.0.0.0:0", "--upstream", "http://127.0.0.1:1"], 1);
+    assert!(message.contains("--allow-remote"), "{message}");
+}
+
+#[test]
+fn models_are_listed_with_how_far_they_have_come() {
+    let folder = Folder::ready();
+    let row = || {
+        let list = folder.json(&["models", "list"]);
+        list["models"].as_array().unwrap().iter().find(|row| row["name"] == "tiny").unwrap().clone()
+    };
+    let states = |row: Value| ["pulled", "qualified", "loaded"].map(|state| row[state] == true);
+    assert_eq!(states(row()), [true, true, false]);
+    let _node = folder.serve();
+    assert_eq!(states(row()), [true, true, true]);
+}
+
+#[test]
+fn a_model_that_did_not_qualify_here_is_not_served() {
+    let folder = Folder::ready();
+    std::fs::remove_dir_all(folder.path().join("qualification")).unwrap();
+    let message = folder.fails(&["serve", "--listen", "127.0.0.1:0", "--operator", "127.0.0.1:0"], 1);
+    assert!(message.contains("cresset qualify tiny"), "{message}");
+}
+
+/// One run of the main job on a folder that has the release; its document and what it said on the way.
+fn quickstart(folder: &Folder, listen: &str) -> (Value, String) {
+    let mut command = folder.command(&["quickstart", "--once", "--json"]);
+    // The suite runs a short context: that its full length qualifies is tested elsewhere.
+    command.env("CRESSET_QUALIFICATION__QUICK_CONTEXT_TOKENS", "256").env("CRESSET_LISTEN__PUBLIC", listen);
+    let output = command.env("CRESSET_LISTEN__OPERATOR", "127.0.0.1:0").output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{said}");
+    (serde_json::from_slice(&output.stdout).unwrap(), said)
+}
+
+#[test]
+fn quickstart_answers_and_does_nothing_twice() {
+    let folder = with_release();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let (first, said) = quickstart(&folder, &address);
+    assert!(first["answer"].as_str().unwrap().contains("Paris"), "{first}");
+    assert!(said.contains("is taken; using a free port") && said.contains("is qualified"), "{said}");
+    let key_file = std::fs::metadata(first["key_file"].as_str().unwrap()).unwrap();
+    assert_eq!(key_file.permissions().mode() & 0o777, 0o600);
+
+    let (second, said) = quickstart(&folder, "127.0.0.1:0");
+    assert!(!said.contains("qualif") && !said.contains("fetch"), "{said}");
+    assert_eq!(first["answer"], second["answer"], "the same question at temperature 0");
+    assert_eq!(first["account_id"], second["account_id"]);
+    let units = |value: &Value| value.as_str().unwrap().parse::<u64>().unwrap();
+    let left = |run: &Value| units(&run["credits"]["processingEligibleUnits"]);
+    assert_eq!(left(&second), left(&first) - units(&second["chargedUnits"]), "the balance went down by the charge");
+    assert_eq!(folder.json(&["ledger", "audit"])["ok"], true);
+}

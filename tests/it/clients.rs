@@ -1,0 +1,89 @@
+//! Existing clients, pinned, against a node: they must work as they are with nothing but the two required headers.
+//!
+//! They are installed once under the build folder. Where that is impossible (no network, no pip or npm) the test says so
+//! loudly and is skipped; everything that can be installed must pass.
+
+use crate::process::Folder;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Mutex;
+
+/// Installing writes into a shared folder, and other test processes may be at it.
+static INSTALLING: Mutex<()> = Mutex::new(());
+
+fn scripts() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/clients")
+}
+
+/// `target/clients/NAME`, kept between runs.
+fn installed_under(name: &str) -> PathBuf {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
+    target.join("clients").join(name)
+}
+
+fn succeeded(command: &mut Command) -> Result<(), String> {
+    match command.output() {
+        Ok(output) if output.status.success() => Ok(()),
+        Ok(output) => Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr))),
+        Err(error) => Err(format!("{command:?}: {error}")),
+    }
+}
+
+/// Runs `install` unless the pinned versions are there already.
+fn install(folder: &Path, pins: &str, install: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
+    let _one = INSTALLING.lock().unwrap();
+    let (wanted, stamp) = (std::fs::read_to_string(scripts().join(pins)).unwrap(), folder.join("installed"));
+    if std::fs::read_to_string(&stamp).is_ok_and(|found| found == wanted) {
+        return Ok(());
+    }
+    let _ = std::fs::remove_dir_all(folder);
+    std::fs::create_dir_all(folder).unwrap();
+    install()?;
+    std::fs::write(stamp, wanted).unwrap();
+    Ok(())
+}
+
+/// A customer of a ready node runs the client.
+fn check(what: &str, installed: Result<(), String>, client: impl FnOnce(&str, &str) -> Output) {
+    if let Err(why) = installed {
+        eprintln!("\n!!! SKIPPED: {what} could not be installed and was NOT tested: {why}\n");
+        return;
+    }
+    let folder = Folder::ready();
+    let customer = folder.customer(100_000_000);
+    let node = folder.serve();
+    let output = client(&node.listen, &customer.key);
+    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && said.contains("ok"), "{what}: {said}\n{}", node.log());
+    assert_eq!(folder.json(&["ledger", "audit"])["ok"], true);
+}
+
+#[test]
+fn openai_for_python() {
+    let folder = installed_under("python");
+    let python = folder.join("venv/bin/python");
+    let installed = install(&folder, "requirements.txt", || {
+        succeeded(Command::new("python3").args(["-m", "venv"]).arg(folder.join("venv")))?;
+        let pins = scripts().join("requirements.txt");
+        succeeded(Command::new(&python).args(["-m", "pip", "install", "--quiet", "-r"]).arg(pins))
+    });
+    check("openai for Python", installed, |base, key| {
+        Command::new(&python).arg(scripts().join("openai_python.py")).args([base, key]).output().unwrap()
+    });
+}
+
+#[test]
+fn openai_for_javascript() {
+    let folder = installed_under("javascript");
+    let installed = install(&folder, "package.json", || {
+        std::fs::copy(scripts().join("package.json"), folder.join("package.json"))
+            .map_err(|error| error.to_string())?;
+        succeeded(Command::new("npm").args(["install", "--silent", "--no-audit", "--no-fund"]).current_dir(&folder))
+    });
+    check("openai for JavaScript", installed, |base, key| {
+        // Node finds packages beside the script, so the script goes where they are.
+        let script = folder.join("openai_node.mjs");
+        std::fs::copy(scripts().join("openai_node.mjs"), &script).unwrap();
+        Command::new("node").arg(script).args([base, key]).output().unwrap()
+    });
+}

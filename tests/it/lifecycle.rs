@@ -1,0 +1,319 @@
+//! A request's life beside its answer: cancelling, clients that go away, deadlines, draining, and the limits at the door.
+
+use super::support::{Answer, World, issue, next_piece, statuses};
+use futures_util::future::join_all;
+use serde_json::{Value, json};
+use std::time::Duration;
+use uuid::Uuid;
+
+/// A world whose answers go on until `max_tokens`, a few milliseconds a token.
+async fn endless(choose: impl FnOnce(&mut super::support::Setup)) -> World {
+    World::with(|setup| {
+        setup.ends = false;
+        setup.step = Duration::from_millis(5);
+        choose(setup);
+    })
+    .await
+}
+
+fn long(world: &World, stream: bool) -> Value {
+    world.ask(json!({ "stream": stream, "max_tokens": 900 }))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancelled_request_pays_for_what_was_computed() {
+    let world = endless(|_| {}).await;
+    let id = Uuid::new_v4();
+    let body = long(&world, false);
+    let (answer, deleted) = tokio::join!(world.post(id, &body), async {
+        world.reaches(id, &["running"]).await;
+        world.delete(id).await
+    });
+    assert_eq!(answer.error(), (409, "request_cancelled".into()));
+    assert_eq!(answer.header("x-should-retry"), "false");
+    let request = deleted.json();
+    assert_eq!(
+        (deleted.status, &request["state"], &request["cancel_requested"]),
+        (200, &json!("cancelled"), &json!(true))
+    );
+    let usage = |name: &str| request["usage"][name].as_u64().unwrap();
+    let cost = (usage("prompt_tokens") * 100_000 + usage("completion_tokens") * 400_000).div_ceil(1_000_000);
+    assert_eq!(request["chargedUnits"], cost.to_string());
+    assert!(usage("completion_tokens") < 900);
+    assert_eq!(world.balances().await, [1_000_000 - cost, 1_000_000, 0]);
+    assert_eq!(world.delete(id).await.json(), request, "cancelling again changes nothing");
+    assert_eq!(world.post(id, &body).await.error(), (409, "request_cancelled".into()));
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_cancelled_in_the_queue_costs_nothing() {
+    let world = endless(|setup| setup.step = Duration::from_millis(300)).await;
+    let first = Uuid::new_v4();
+    let body = long(&world, false);
+    let blocker = world.post(first, &body);
+    let waiting = async {
+        world.reaches(first, &["running"]).await;
+        // A step is in progress: what comes now waits for the next one.
+        let id = Uuid::new_v4();
+        let (answer, deleted) = tokio::join!(world.post(id, &body), async {
+            world.reaches_any(id).await;
+            world.delete(id).await
+        });
+        assert_eq!(answer.error(), (409, "request_cancelled".into()));
+        let request = deleted.json();
+        if request["started_at"].is_null() {
+            assert_eq!((&request["chargedUnits"], &request["state"]), (&json!("0"), &json!("cancelled")));
+        }
+        world.delete(first).await
+    };
+    let (_, deleted) = tokio::join!(blocker, waiting);
+    assert_eq!(deleted.status, 200);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancel_that_takes_longer_is_accepted() {
+    let world = endless(|setup| {
+        setup.config.requests.cancel_wait_milliseconds = 20;
+        setup.step = Duration::from_millis(400);
+    })
+    .await;
+    let (id, body) = (Uuid::new_v4(), long(&world, false));
+    let (answer, ()) = tokio::join!(world.post(id, &body), async {
+        world.reaches(id, &["running"]).await;
+        let deleted = world.delete(id).await;
+        let request = deleted.json();
+        assert_eq!((deleted.status, &request["cancel_requested"]), (202, &json!(true)));
+        assert_eq!((&request["state"], &request["chargedUnits"]), (&json!("running"), &json!("0")));
+        assert_ne!(request["reservedUnits"], "0");
+    });
+    assert_eq!(answer.error(), (409, "request_cancelled".into()));
+    assert_eq!(world.delete(id).await.status, 200);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn finishing_and_cancelling_race_to_one_end() {
+    let world = World::with(|setup| setup.step = Duration::from_millis(1)).await;
+    let body = world.ask(json!({}));
+    for round in 0..40_u64 {
+        let id = Uuid::new_v4();
+        let (answer, deleted) = tokio::join!(world.post(id, &body), async {
+            tokio::time::sleep(Duration::from_micros(round * 400)).await;
+            world.delete(id).await
+        });
+        let state = world.request(id).await["state"].clone();
+        match answer.status {
+            200 => assert_eq!(state, "completed"),
+            409 => assert_eq!(state, "cancelled"),
+            other => panic!("{other}: {}", answer.text()),
+        }
+        assert!([200, 404].contains(&deleted.status), "{}", deleted.text());
+    }
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_nobody_reads_is_cancelled_after_the_grace() {
+    let world = endless(|setup| setup.config.requests.disconnect_grace_seconds = 1).await;
+    let id = Uuid::new_v4();
+    let mut response = world.open(&world.key, id, &long(&world, true)).await;
+    next_piece(&mut response).await;
+    drop(response);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(world.request(id).await["state"], "running", "the grace is not over");
+    let request = world.reaches(id, &["cancelled", "completed"]).await;
+    assert_eq!(request["state"], "cancelled");
+    assert_ne!(request["chargedUnits"], "0");
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_listener_that_comes_back_keeps_the_stream() {
+    let world = World::with(|setup| {
+        setup.step = Duration::from_millis(60);
+        setup.config.requests.disconnect_grace_seconds = 1;
+    })
+    .await;
+    let id = Uuid::new_v4();
+    let body = world.ask(json!({ "stream": true, "ignore_eos": true, "max_tokens": 30 }));
+    let mut response = world.open(&world.key, id, &body).await;
+    let first = next_piece(&mut response).await;
+    drop(response);
+    let whole = world.post(id, &body).await.text();
+    assert!(whole.starts_with(&first) && whole.contains("\"finish_reason\":\"length\""), "{whole}");
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_in_one_piece_is_finished_for_whoever_left() {
+    let world = World::with(|setup| setup.step = Duration::from_millis(30)).await;
+    let (id, body) = (Uuid::new_v4(), world.ask(json!({})));
+    let gone = tokio::time::timeout(Duration::from_millis(40), world.open(&world.key, id, &body)).await;
+    assert!(gone.is_err(), "the client left before the answer");
+    let request = world.reaches(id, &["completed", "cancelled", "failed"]).await;
+    assert_eq!(request["state"], "completed");
+    let fetched = world.post(id, &body).await;
+    assert_eq!((fetched.status, fetched.header("idempotent-replayed")), (200, "true"));
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deadline_costs_nothing() {
+    let world = endless(|setup| setup.config.requests.deadline_seconds = 1).await;
+    let id = Uuid::new_v4();
+    let answer = world.post(id, &long(&world, false)).await;
+    assert_eq!(answer.error(), (504, "deadline_exceeded".into()));
+    assert_eq!(world.request(id).await["failure_code"], "deadline_exceeded");
+    assert_eq!(world.balances().await, [1_000_000, 1_000_000, 0]);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn draining_refuses_what_is_new_and_ends_what_is_slow() {
+    let world = endless(|setup| setup.config.requests.drain_grace_seconds = 1).await;
+    let (id, finished) = (Uuid::new_v4(), Uuid::new_v4());
+    let short = world.ask(json!({ "max_tokens": 2 }));
+    let answered = world.post(finished, &short).await;
+    let body = long(&world, false);
+    let (slow, ()) = tokio::join!(world.post(id, &body), async {
+        world.reaches(id, &["running"]).await;
+        assert!(world.node.ready());
+        let drained = world.node.drain();
+        let meanwhile = async {
+            while !world.node.is_draining() {
+                tokio::task::yield_now().await;
+            }
+            let refused = world.post(Uuid::new_v4(), &short).await;
+            assert_eq!(refused.error(), (503, "draining".into()));
+            assert!(!refused.header("retry-after").is_empty() && !world.node.ready());
+            assert_eq!(world.post(finished, &short).await.body, answered.body, "replays go on");
+        };
+        tokio::join!(drained, meanwhile);
+    });
+    assert_eq!(slow.error(), (503, "draining".into()));
+    let request = world.request(id).await;
+    assert_eq!((&request["failure_code"], &request["chargedUnits"]), (&json!("draining"), &json!("0")));
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_balance_admits_what_it_covers() {
+    // 500 tokens of output at 0.4 units and the prompt come to a little more than 200 units.
+    let world = endless(|setup| (setup.trial, setup.premium) = (450, 250)).await;
+    let body = world.ask(json!({ "max_tokens": 500 }));
+    let ids: Vec<Uuid> = (0..16).map(|_| Uuid::new_v4()).collect();
+    let posts = join_all(ids.iter().map(|id| world.post(*id, &body)));
+    let (answers, ()) = tokio::join!(posts, async {
+        // Once the door is decided, end what runs.
+        loop {
+            let [_, _, reserved] = world.balances().await;
+            if reserved > 600 {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        for id in &ids {
+            world.delete(*id).await;
+        }
+    });
+    let codes: Vec<_> = answers.iter().map(Answer::error).collect();
+    let admitted = codes.iter().filter(|(_, code)| code == "request_cancelled").count();
+    let reserved = codes.iter().filter(|(_, code)| code == "credits_reserved").count();
+    assert!(admitted >= 3 && admitted + reserved == 16, "{codes:?}");
+    let refused = answers.iter().find(|answer| answer.status == 402).unwrap();
+    assert!(!refused.header("retry-after").is_empty() && refused.header("x-should-retry") == "true");
+    assert_eq!(world.balances().await[2], 0);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_account_has_so_many_requests_in_flight_whatever_its_keys() {
+    let world = endless(|setup| setup.config.plans.get_mut("default").unwrap().max_concurrent = 3).await;
+    let (_, other) = issue(&world.node, world.account, None).await;
+    let body = long(&world, true);
+    let ids: Vec<Uuid> = (0..3).map(|_| Uuid::new_v4()).collect();
+    let mut open = Vec::new();
+    for id in &ids {
+        open.push(world.open(&world.key, *id, &body).await);
+    }
+    let fourth = world.post_as(&other, Uuid::new_v4(), &body).await;
+    assert_eq!(fourth.error(), (429, "concurrency_limit".into()));
+    assert_eq!((fourth.header("retry-after"), fourth.header("x-should-retry")), ("1", "true"));
+    world.delete(ids[0]).await;
+    let freed = world.open(&other, Uuid::new_v4(), &body).await;
+    assert_eq!(freed.status().as_u16(), 200);
+    for id in &ids {
+        world.delete(*id).await;
+    }
+    drop((open, freed));
+    world.node.hub.end_account(world.account);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_fuse_is_the_account_s() {
+    let world = World::with(|setup| {
+        let plan = setup.config.plans.get_mut("default").unwrap();
+        (plan.requests_per_minute, plan.burst) = (1, 5);
+    })
+    .await;
+    let (_, other) = issue(&world.node, world.account, None).await;
+    let body = world.ask(json!({ "max_tokens": 1 }));
+    let keys = [&world.key, &other];
+    let answers = join_all((0..8).map(|i| world.post_as(keys[i % 2], Uuid::new_v4(), &body))).await;
+    assert_eq!(statuses(&answers), [200, 200, 200, 200, 200, 429, 429, 429]);
+    let refused = world.post(Uuid::new_v4(), &json!("not even a request")).await;
+    assert_eq!(refused.error(), (429, "conversation_rate_limit".into()));
+    assert!((1..=60).contains(&refused.header("retry-after").parse::<u64>().unwrap()));
+    assert_eq!(world.get("/v1/me").await.status, 200, "reading and cancelling are not fused");
+    let neighbour = super::support::account(&world.node, 1_000, 0).await;
+    let (_, key) = issue(&world.node, neighbour, None).await;
+    assert_eq!(world.post_as(&key, Uuid::new_v4(), &body).await.status, 200, "another account has its own");
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_engine_refuses_without_a_record() {
+    let world = endless(|setup| {
+        (setup.max_rows, setup.max_waiting) = (2, 1);
+    })
+    .await;
+    let body = long(&world, false);
+    let ids: Vec<Uuid> = (0..12).map(|_| Uuid::new_v4()).collect();
+    let (answers, ()) = tokio::join!(join_all(ids.iter().map(|id| world.post(*id, &body))), async {
+        // The door is decided at once; then what runs may end.
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        world.node.hub.end_account(world.account);
+    });
+    let refused: Vec<_> = ids.iter().zip(&answers).filter(|(_, answer)| answer.status == 503).collect();
+    assert!(!refused.is_empty(), "{:?}", statuses(&answers));
+    for (id, answer) in refused {
+        assert_eq!(answer.error(), (503, "overloaded".into()));
+        assert!((1..=60).contains(&answer.header("retry-after").parse::<u64>().unwrap()));
+        assert_eq!(world.get(&format!("/v1/requests/{id}")).await.status, 404);
+    }
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metrics_tell_what_happened() {
+    let world = World::new().await;
+    let (id, body) = (Uuid::new_v4(), world.ask(json!({})));
+    world.post(id, &body).await;
+    world.post(id, &body).await;
+    let text = world.node.metrics_text();
+    for line in [
+        "cresset_requests_total{end=\"completed\"} 1",
+        "cresset_idempotent_replays_total 1",
+        "cresset_ledger_open_reservations 0",
+        "cresset_ledger_audit_ok 1",
+        "cresset_ready 1",
+        "cresset_time_to_first_token_seconds_count 1",
+    ] {
+        assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
+    }
+    assert!(!text.contains(&world.key) && !text.contains("hello"));
+    world.close().await;
+}

@@ -1,0 +1,19 @@
+//! Everything that is tested from outside, in one binary: a file per subject.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod api;
+mod cli;
+mod clients;
+mod crash;
+mod hostile;
+mod idempotency;
+mod lifecycle;
+mod operator;
+mod process;
+mod release;
+mod secrecy;
+mod sse;
+mod support;
+mod text_goldens;
+mod tidy;

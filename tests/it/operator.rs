@@ -1,0 +1,258 @@
+//! The operator's commands and listener: the same answers with and without a running node, and nothing of it in public.
+
+use crate::process::{Customer, Folder, Served, eventually, get, request};
+use serde_json::{Value, json};
+use std::os::unix::fs::PermissionsExt;
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_else(|| panic!("{value} is no string"))
+}
+
+/// Every kind of operator command once; the documents in order.
+fn tour(folder: &Folder) -> Vec<Value> {
+    let account = folder.json(&["accounts", "create", "--name", "acme", "--trial", "5_000_000", "--premium", "7"]);
+    let id = text(&account["id"]).to_owned();
+    let key = folder.json(&["keys", "create", "--account", &id, "--label", "laptop", "--expires-in", "30d"]);
+    let application = folder.json(&["applications", "create", "--account", &id, "--name", "phone"]);
+    let application_id = text(&application["id"]).to_owned();
+    let token = folder.json(&["applications", "token", "--application", &application_id, "--expires-in", "12h"]);
+    let grant =
+        ["credits", "grant", "--account", &id, "--bucket", "premium", "--units", "100", "--reference", "invoice 1"];
+    let copy = folder.path().join("copy.ledger");
+    let mut documents =
+        vec![account, key.clone(), application, token.clone(), folder.json(&grant), folder.json(&grant)];
+    documents.extend(
+        [
+            &["accounts", "list"][..],
+            &["accounts", "show", &id],
+            &["accounts", "suspend", &id],
+            &["accounts", "resume", &id],
+            &["keys", "list", "--account", &id],
+            &["keys", "revoke", text(&key["id"])],
+            &["applications", "list"],
+            &["applications", "list", "--account", &id],
+            &["applications", "revoke", text(&token["id"])],
+            &["credits", "show", "--account", &id],
+            &["credits", "statement", "--account", &id],
+            &["requests", "list", "--account", &id],
+            &["requests", "list", "--account", &id, "--state", "running"],
+            &["ledger", "audit"],
+            &["ledger", "backup", copy.to_str().unwrap()],
+        ]
+        .map(|arguments| folder.json(arguments)),
+    );
+    documents
+}
+
+/// A document without what differs between two runs: ids, secrets, times, hashes, paths, sizes.
+fn steady(value: &Value) -> Value {
+    const CHANGING: [&str; 7] = ["secret", "hint", "hash", "path", "bytes", "at", "sequence"];
+    let changes =
+        |name: &str| name == "id" || name.ends_with("_id") || name.ends_with("_at") || CHANGING.contains(&name);
+    match value {
+        Value::Object(fields) => {
+            let kept = |(name, value): (&String, &Value)| {
+                let shown = if changes(name) && !value.is_null() { json!("…") } else { steady(value) };
+                (name.clone(), shown)
+            };
+            Value::Object(fields.iter().map(kept).collect())
+        }
+        Value::Array(rows) => Value::Array(rows.iter().map(steady).collect()),
+        other => other.clone(),
+    }
+}
+
+#[test]
+fn a_running_node_gives_the_same_answers() {
+    let folder = Folder::ready();
+    let stopped = tour(&folder);
+    let folder = Folder::ready();
+    let node = folder.serve();
+    let running = tour(&folder);
+    for (stopped, running) in stopped.iter().zip(&running) {
+        assert_eq!(steady(stopped), steady(running));
+    }
+    assert!(node.terminate().success());
+}
+
+#[test]
+fn documents_have_the_promised_fields() {
+    let folder = Folder::initialised();
+    let documents = tour(&folder);
+    let [account, key, application, token, grant, again] = &documents[..6] else { panic!() };
+    assert_eq!((&account["trialUnits"], &account["premiumUnits"]), (&json!("5000000"), &json!("7")));
+    assert_eq!((&account["status"], &account["plan"]), (&json!("active"), &json!("default")));
+    assert!(text(&key["secret"]).starts_with("cresset_key_") && text(&token["secret"]).starts_with("cresset_app_"));
+    let lifetime = key["expires_at"].as_u64().unwrap() - key["created_at"].as_u64().unwrap();
+    assert!(lifetime.abs_diff(30 * 86_400) <= 2, "times are Unix seconds: {key}");
+    assert_eq!(application["name"], "phone");
+    assert_eq!(grant["premiumUnits"], "107");
+    assert_eq!(grant, again, "the same grant twice is one grant");
+    let audit = &documents[19];
+    assert_eq!((&audit["ok"], &audit["violations"]), (&json!(true), &json!([])));
+    assert!(audit["checked"]["entries"].as_u64().unwrap() >= 3);
+}
+
+#[test]
+fn secrets_are_shown_once() {
+    let folder = Folder::initialised();
+    let Customer { account, key, .. } = folder.customer(1);
+    let listed = folder.json(&["keys", "list", "--account", &account]).to_string();
+    assert!(!listed.contains(&key));
+    let random = &key["cresset_key_".len()..];
+    let stored = std::fs::read(folder.path().join("ledger.redb")).unwrap();
+    let found = stored.windows(random.len()).any(|window| window == random.as_bytes());
+    assert!(!found, "the secret itself is not in the ledger");
+}
+
+#[test]
+fn a_reference_buys_one_grant() {
+    let folder = Folder::initialised();
+    let Customer { account, .. } = folder.customer(1);
+    let grant = |units: &'static str| {
+        ["credits", "grant", "--account", &account, "--bucket", "trial", "--units", units, "--reference", "r"]
+            .map(str::to_owned)
+    };
+    let run = |units| folder.run(&grant(units).iter().map(String::as_str).collect::<Vec<_>>()).code;
+    assert_eq!(run("5"), Some(0));
+    assert_eq!(run("5"), Some(0));
+    assert_eq!(run("6"), Some(1), "another amount under a used reference");
+    assert_eq!(run("0"), Some(1), "nothing to grant");
+    assert_eq!(folder.json(&["credits", "show", "--account", &account])["trialUnits"], "6");
+}
+
+#[test]
+fn a_backup_brings_back_what_was() {
+    let folder = Folder::initialised();
+    let Customer { account, .. } = folder.customer(1_000);
+    let copy = folder.path().join("copy.ledger");
+    let copy = copy.to_str().unwrap();
+    folder.json(&["ledger", "backup", copy]);
+    assert!(folder.fails(&["ledger", "backup", copy], 1).contains("exists"), "a backup is never written over");
+    folder.json(&[
+        "credits",
+        "grant",
+        "--account",
+        &account,
+        "--bucket",
+        "trial",
+        "--units",
+        "1",
+        "--reference",
+        "later",
+    ]);
+    folder.json(&["ledger", "restore", copy]);
+    assert_eq!(folder.json(&["credits", "show", "--account", &account])["trialUnits"], "1000");
+    assert_eq!(folder.json(&["ledger", "audit"])["ok"], true);
+}
+
+#[test]
+fn a_ledger_is_not_replaced_under_a_node() {
+    let folder = Folder::ready();
+    let copy = folder.path().join("copy.ledger");
+    folder.json(&["ledger", "backup", copy.to_str().unwrap()]);
+    let _node = folder.serve();
+    let message = folder.fails(&["ledger", "restore", copy.to_str().unwrap()], 1);
+    assert!(message.contains("stop the node"), "{message}");
+}
+
+#[test]
+fn the_socket_is_the_owners_alone_and_goes_with_the_node() {
+    let folder = Folder::ready();
+    let socket = folder.path().join("operator.sock");
+    let node = folder.serve();
+    assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
+    assert!(node.terminate().success());
+    assert!(!socket.exists());
+    // A dead node's socket stands in nobody's way.
+    let node = folder.serve();
+    node.kill();
+    assert!(socket.exists());
+    folder.json(&["accounts", "list"]);
+    let node = folder.serve();
+    assert!(node.terminate().success());
+}
+
+#[test]
+fn the_operator_listener_tells_health_readiness_and_metrics() {
+    let folder = Folder::ready();
+    let node = folder.serve();
+    let status = |path: &str| get(&node.operator, path).status;
+    assert_eq!((status("/healthz"), status("/readyz"), status("/nothing")), (200, 200, 404));
+    let metrics = get(&node.operator, "/metrics");
+    assert!(metrics.headers["content-type"].starts_with("application/openmetrics-text"));
+    assert!(metrics.body.contains("# HELP") && metrics.body.ends_with("# EOF\n"), "{}", metrics.body);
+    assert_eq!(folder.run(&["status", "--ready"]).code, Some(0));
+    let status = folder.json(&["status"]);
+    assert_eq!((&status["ready"], &status["models"][0]["name"]), (&json!(true), &json!("tiny")));
+    assert_eq!(status["listen"], node.listen.as_str());
+}
+
+#[test]
+fn nothing_of_the_operator_is_public() {
+    let folder = Folder::ready();
+    let Customer { key, .. } = folder.customer(1_000_000);
+    let node = folder.serve();
+    for path in ["/healthz", "/readyz", "/metrics", "/command"] {
+        assert_eq!(get(&node.listen, path).status, 401, "{path} without a credential");
+        assert_eq!(node.get(&key, path).status, 404, "{path} with one");
+        let post = request(&node.operator, "POST /command HTTP/1.1\r\n", r#"{"command":"account_list"}"#).finish();
+        assert_eq!(post.status, 404, "commands come over the socket only");
+    }
+}
+
+fn endless(node: &Served) -> Value {
+    json!({ "model": node.model, "messages": [{ "role": "user", "content": "go on" }], "stream": true,
+            "max_tokens": 1_500, "ignore_eos": true })
+}
+
+#[test]
+fn revoking_a_key_ends_what_runs_under_it() {
+    let folder = Folder::ready();
+    let Customer { account, key, key_id } = folder.customer(100_000_000);
+    let node = folder.serve();
+    let id = uuid::Uuid::new_v4().to_string();
+    let mut stream = node.chat(&key, &id, &endless(&node));
+    stream.read_until("data:");
+    folder.json(&["keys", "revoke", &key_id]);
+    assert_eq!(node.get(&key, "/v1/me").status, 401);
+    let state = || folder.json(&["requests", "show", &id])["state"].clone();
+    eventually("the request is cancelled", || state() == "cancelled");
+    assert_eq!(folder.json(&["credits", "show", "--account", &account])["reservedUnits"], "0");
+}
+
+#[test]
+fn suspending_an_account_refuses_its_keys() {
+    let folder = Folder::ready();
+    let Customer { account, key, .. } = folder.customer(1_000_000);
+    let node = folder.serve();
+    let me = || node.get(&key, "/v1/me").status;
+    assert_eq!(me(), 200);
+    folder.json(&["accounts", "suspend", &account]);
+    assert_eq!(me(), 401);
+    folder.json(&["accounts", "resume", &account]);
+    assert_eq!(me(), 200);
+}
+
+#[test]
+fn requests_are_listed_shown_and_cancelled() {
+    let folder = Folder::ready();
+    let Customer { account, key, .. } = folder.customer(100_000_000);
+    let node = folder.serve();
+    let id = uuid::Uuid::new_v4().to_string();
+    let body = json!({ "model": node.model, "messages": [{ "role": "user", "content": "hello" }], "max_tokens": 5 });
+    let answer = node.chat(&key, &id, &body).finish().json();
+    let shown = folder.json(&["requests", "show", &id]);
+    let public = node.get(&key, &format!("/v1/requests/{id}")).json();
+    for (name, value) in public.as_object().unwrap() {
+        assert_eq!(&shown[name], value, "the operator sees the public {name}");
+    }
+    assert_eq!(shown["account_id"], account.as_str());
+    assert_eq!(shown["attempts"][0]["usage"]["completion_tokens"], answer["usage"]["completion_tokens"]);
+    let cancelled = folder.json(&["requests", "cancel", &id]);
+    assert_eq!(cancelled["state"], "completed", "what has ended stays as it ended");
+    let listed = folder.json(&["requests", "list", "--account", &account, "--state", "completed"]);
+    assert_eq!(listed["data"][0]["id"], id.as_str());
+    let none = folder.json(&["requests", "list", "--account", &account, "--state", "failed"]);
+    assert_eq!(none["data"], json!([]));
+}

@@ -1,0 +1,330 @@
+//! The real binary on data folders of its own, and a plain HTTP/1.1 client to talk to what it serves.
+
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::{Mutex, OnceLock};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// Name of the model in a ready folder.
+pub const MODEL: &str = "tiny";
+
+/// A data folder that ends with the test.
+pub struct Folder {
+    dir: TempDir,
+}
+
+/// What a command printed, and its exit code.
+#[derive(Debug)]
+pub struct Finished {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Folder {
+    /// No ledger, no model.
+    pub fn empty() -> Self {
+        Self { dir: TempDir::new().unwrap() }
+    }
+
+    /// A ledger and nothing else.
+    pub fn initialised() -> Self {
+        let folder = Self::empty();
+        folder.json(&["init"]);
+        folder
+    }
+
+    /// A ledger and a small qualified model, as a copy of one that is made once per run.
+    pub fn ready() -> Self {
+        static TEMPLATE: OnceLock<Folder> = OnceLock::new();
+        let template = TEMPLATE.get_or_init(Self::make_ready);
+        let folder = Self::empty();
+        copy(template.path(), folder.path());
+        folder
+    }
+
+    fn make_ready() -> Self {
+        let folder = Self::initialised();
+        let model = folder.path().join("tiny.gguf");
+        cresset_models::testing::tiny_llama_gguf(&model, 7).unwrap();
+        folder.json(&["models", "add", "--path", model.to_str().unwrap(), "--name", MODEL]);
+        folder.json(&["qualify", MODEL]);
+        folder
+    }
+
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cresset"));
+        command.arg("--data-dir").arg(self.path()).args(arguments);
+        for name in ["CRESSET_DATA_DIR", "CRESSET_CONFIG", "NO_COLOR"] {
+            command.env_remove(name);
+        }
+        command.stdin(Stdio::null());
+        command
+    }
+
+    pub fn run(&self, arguments: &[&str]) -> Finished {
+        Finished::of(self.command(arguments).output().unwrap())
+    }
+
+    /// A command that must succeed; its document.
+    pub fn json(&self, arguments: &[&str]) -> Value {
+        let finished = self.run(&[arguments, &["--json"]].concat());
+        assert_eq!(finished.code, Some(0), "{arguments:?}: {finished:?}");
+        finished.document()
+    }
+
+    /// A command that must fail with `code`; its error's message.
+    pub fn fails(&self, arguments: &[&str], code: i32) -> String {
+        let finished = self.run(&[arguments, &["--json"]].concat());
+        assert_eq!(finished.code, Some(code), "{arguments:?}: {finished:?}");
+        let document = finished.document();
+        let message = document["error"]["message"].as_str().unwrap_or_else(|| panic!("{arguments:?}: {finished:?}"));
+        format!("{message} {}", document["error"]["remedy"].as_str().unwrap_or_default())
+    }
+
+    /// An account with trial credits and a key for it.
+    pub fn customer(&self, trial: u64) -> Customer {
+        let account = self.json(&["accounts", "create", "--name", "acme", "--trial", &trial.to_string()]);
+        let account = account["id"].as_str().unwrap().to_owned();
+        let key = self.json(&["keys", "create", "--account", &account]);
+        Customer {
+            account,
+            key: key["secret"].as_str().unwrap().to_owned(),
+            key_id: key["id"].as_str().unwrap().to_owned(),
+        }
+    }
+
+    /// A node on this folder, ready for requests.
+    pub fn serve(&self) -> Served {
+        self.serve_with(&[])
+    }
+
+    pub fn serve_with(&self, more: &[&str]) -> Served {
+        let arguments = ["serve", "--json", "--listen", "127.0.0.1:0", "--operator", "127.0.0.1:0"];
+        let mut child = self
+            .command(&[&arguments[..], more].concat())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let log = drain(child.stderr.take().unwrap());
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        stdout.read_line(&mut line).unwrap();
+        let ready: Value = serde_json::from_str(&line)
+            .unwrap_or_else(|_| panic!("no ready line but {line:?}; the log:\n{}", log.lock().unwrap()));
+        assert_eq!(ready["event"], "ready");
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        Served {
+            child,
+            listen: text(&ready["listen"]),
+            operator: text(&ready["operator"]),
+            model: text(&ready["models"][0]["id"]),
+            log,
+        }
+    }
+}
+
+pub struct Customer {
+    pub account: String,
+    pub key: String,
+    pub key_id: String,
+}
+
+impl Finished {
+    fn of(output: Output) -> Self {
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        Self { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+    }
+
+    pub fn document(&self) -> Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+}
+
+/// A running node. Killed when dropped.
+pub struct Served {
+    child: Child,
+    pub listen: String,
+    pub operator: String,
+    /// Id of the only model.
+    pub model: String,
+    log: std::sync::Arc<Mutex<String>>,
+}
+
+impl Served {
+    pub fn signal(&self, name: &str) {
+        let status = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status().unwrap();
+        assert!(status.success());
+    }
+
+    /// SIGTERM, and the exit status that follows.
+    pub fn terminate(mut self) -> ExitStatus {
+        self.signal("TERM");
+        self.wait()
+    }
+
+    /// SIGKILL: nothing in the process gets a chance to tidy up.
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    pub fn wait(&mut self) -> ExitStatus {
+        self.child.wait().unwrap()
+    }
+
+    pub fn log(&self) -> String {
+        self.log.lock().unwrap().clone()
+    }
+
+    pub fn get(&self, key: &str, path: &str) -> Reply {
+        request(&self.listen, &format!("GET {path} HTTP/1.1\r\nAuthorization: Bearer {key}\r\n"), "").finish()
+    }
+
+    /// Sends a chat completion and returns when its answer's head is here.
+    pub fn chat(&self, key: &str, id: &str, body: &Value) -> Stream {
+        let head = format!(
+            "POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer {key}\r\nContent-Type: application/json\r\n\
+             Idempotency-Key: {id}\r\nX-Service-Session-Id: 5f0f3b0a-3c0e-4c3a-9d4e-0b8f6d1c2a11\r\n"
+        );
+        request(&self.listen, &head, &body.to_string())
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Keeps reading, so that the child never blocks on a full pipe.
+fn drain(stderr: impl Read + Send + 'static) -> std::sync::Arc<Mutex<String>> {
+    let log = std::sync::Arc::new(Mutex::new(String::new()));
+    let kept = log.clone();
+    std::thread::spawn(move || {
+        for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+            let mut kept = kept.lock().unwrap();
+            kept.push_str(&line);
+            kept.push('\n');
+        }
+    });
+    log
+}
+
+/// A whole answer.
+#[derive(Debug)]
+pub struct Reply {
+    pub status: u16,
+    pub headers: BTreeMap<String, String>,
+    pub body: String,
+}
+
+impl Reply {
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+}
+
+/// An answer whose body is still coming.
+pub struct Stream {
+    pub status: u16,
+    headers: BTreeMap<String, String>,
+    reader: BufReader<TcpStream>,
+}
+
+/// One request on a connection of its own. `head` is the request line and headers, each with its line end.
+pub fn request(base: &str, head: &str, body: &str) -> Stream {
+    let address = base.strip_prefix("http://").unwrap();
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_mins(2))).unwrap();
+    write!(stream, "{head}Host: {address}\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+        .unwrap();
+    let mut reader = BufReader::new(stream);
+    let status = line(&mut reader).split(' ').nth(1).unwrap().parse().unwrap();
+    let headers = std::iter::from_fn(|| Some(line(&mut reader)).filter(|line| !line.is_empty()))
+        .filter_map(|line| line.split_once(": ").map(|(name, value)| (name.to_lowercase(), value.to_owned())))
+        .collect();
+    Stream { status, headers, reader }
+}
+
+pub fn get(base: &str, path: &str) -> Reply {
+    request(base, &format!("GET {path} HTTP/1.1\r\n"), "").finish()
+}
+
+fn line(reader: &mut BufReader<TcpStream>) -> String {
+    let mut line = String::new();
+    reader.read_line(&mut line).unwrap();
+    line.trim_end().to_owned()
+}
+
+impl Stream {
+    /// Reads raw lines until one contains `needle`.
+    pub fn read_until(&mut self, needle: &str) {
+        let mut seen = String::new();
+        while !seen.contains(needle) {
+            seen.clear();
+            assert_ne!(self.reader.read_line(&mut seen).unwrap(), 0, "the stream ended before {needle:?}");
+        }
+    }
+
+    /// The rest of an answer of which a part was read, as it came over the wire.
+    pub fn rest(mut self) -> String {
+        let mut rest = String::new();
+        self.reader.read_to_string(&mut rest).unwrap();
+        rest
+    }
+
+    /// The whole answer, chunks joined.
+    pub fn finish(mut self) -> Reply {
+        let mut raw = Vec::new();
+        self.reader.read_to_end(&mut raw).unwrap();
+        let chunked = self.headers.get("transfer-encoding").is_some_and(|value| value == "chunked");
+        let body = if chunked { join_chunks(&raw) } else { raw };
+        Reply { status: self.status, headers: self.headers, body: String::from_utf8(body).unwrap() }
+    }
+}
+
+fn join_chunks(mut raw: &[u8]) -> Vec<u8> {
+    let mut body = Vec::new();
+    while let Some(end) = raw.windows(2).position(|pair| pair == b"\r\n") {
+        let length = usize::from_str_radix(std::str::from_utf8(&raw[..end]).unwrap(), 16).unwrap();
+        if length == 0 {
+            break;
+        }
+        body.extend_from_slice(&raw[end + 2..end + 2 + length]);
+        raw = &raw[end + 2 + length + 2..];
+    }
+    body
+}
+
+/// Waits for something that another process does soon. Fails after a minute.
+pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !done() {
+        assert!(began.elapsed() < Duration::from_mins(1), "{what}: still not so after a minute");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let target: PathBuf = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            std::fs::create_dir_all(&target).unwrap();
+            copy(&entry.path(), &target);
+        } else {
+            std::fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}

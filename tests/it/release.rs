@@ -1,0 +1,124 @@
+//! The default release as a user gets it: fetched, proven, served. Fetched once into the build folder.
+
+use super::process::Folder;
+use cresset::catalogue::{Catalogue, FetchOptions};
+use cresset::engine::model_runner::{ModelRunner, RunnerOptions};
+use cresset::engine::{EngineHandle, EngineOptions, Event, GenerateRequest, SamplingParams};
+use cresset::ids::AccountId;
+use cresset_models::ModelSource;
+use cresset_qualification::Goldens;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+const NAME: &str = "smollm2-135m-instruct";
+
+/// A data folder's worth of the default release, kept between runs.
+fn fetched() -> &'static Path {
+    static FETCHED: OnceLock<PathBuf> = OnceLock::new();
+    FETCHED.get_or_init(|| {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("releases");
+        std::fs::create_dir_all(&folder).unwrap();
+        let catalogue = Catalogue::new(&folder);
+        let manifest = catalogue.find(NAME).unwrap();
+        if !catalogue.is_pulled(&manifest) {
+            catalogue.pull(NAME, &FetchOptions::default(), &mut |_| ()).unwrap();
+        }
+        folder
+    })
+}
+
+/// The default release's GGUF file.
+pub fn default_gguf() -> PathBuf {
+    fetched().join("models").join(NAME).join("SmolLM2-135M-Instruct.Q4_1.gguf")
+}
+
+/// A ledger and the default release, pulled from a local folder as an operator without a network would.
+pub fn with_release() -> Folder {
+    let folder = Folder::initialised();
+    let place = folder.path().join("models").join(NAME);
+    std::fs::create_dir_all(&place).unwrap();
+    let manifest = fetched().join("models").join(NAME).join("manifest.toml");
+    std::fs::copy(manifest, place.join("manifest.toml")).unwrap();
+    std::os::unix::fs::symlink(default_gguf(), place.join("SmolLM2-135M-Instruct.Q4_1.gguf")).unwrap();
+    folder
+}
+
+/// An engine over the default release; `dequantise` turns its weights into f32 first.
+fn engine(dequantise: bool) -> EngineHandle {
+    let runner = RunnerOptions {
+        threads: 2,
+        dequantise,
+        kv_bytes: 512 << 20,
+        block_size: 16,
+        max_batched_tokens: 512,
+        max_context: Some(2048),
+    };
+    let (runner, info) = ModelRunner::load(&ModelSource::Gguf(default_gguf()), &runner).unwrap();
+    let options = EngineOptions {
+        max_batched_tokens: 512,
+        max_rows: 64,
+        max_waiting: 64,
+        block_size: 16,
+        num_blocks: info.num_blocks,
+        max_context: 2048,
+    };
+    EngineHandle::start(Box::new(runner), options)
+}
+
+/// The greedy continuation of `prompt`, end-of-text ignored.
+fn greedy(engine: &EngineHandle, prompt: &[u32], max_tokens: u32) -> tokio::sync::mpsc::Receiver<Event> {
+    let request = GenerateRequest {
+        account: AccountId::generate(),
+        prompt: prompt.into(),
+        sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
+        max_tokens,
+        min_tokens: 0,
+        eos_ids: [].into(),
+        deadline: None,
+    };
+    engine.submit(request).unwrap().1
+}
+
+fn tokens(mut events: tokio::sync::mpsc::Receiver<Event>) -> Vec<u32> {
+    let mut ids = Vec::new();
+    while let Some(event) = events.blocking_recv() {
+        if let Event::Token { id, .. } = event {
+            ids.push(id);
+        }
+    }
+    ids
+}
+
+/// All cases run at once, as served and as the dequantised f32 model: the tokens are the reference's, and a first difference
+/// is allowed only where the reference's two best logits lie within 1e-3.
+#[test]
+fn greedy_tokens_equal_the_reference() {
+    let manifest = Catalogue::new(fetched()).find(NAME).unwrap();
+    let digests = manifest.files.into_iter().map(|file| (file.name, file.sha256)).collect();
+    let goldens = Goldens::of_files(&digests).unwrap();
+    assert_eq!(goldens.cases.len(), 20);
+    for dequantise in [false, true] {
+        let engine = engine(dequantise);
+        let running: Vec<_> = goldens.cases.iter().map(|case| greedy(&engine, &case.prompt_ids, 64)).collect();
+        for (case, events) in goldens.cases.iter().zip(running) {
+            let ids = tokens(events);
+            assert_eq!(ids.len(), case.greedy_ids.len(), "{}", case.id);
+            if let Some(at) = ids.iter().zip(&case.greedy_ids).position(|(ours, theirs)| ours != theirs) {
+                let [(_, best), (_, second)] = case.top2[at];
+                assert!(best - second <= 1e-3, "{} differs at {at} (dequantise = {dequantise})", case.id);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_default_release_qualifies() {
+    let folder = with_release();
+    let verdict = folder.json(&["qualify", NAME]);
+    assert_eq!(verdict["verdict"], "qualified", "{verdict}");
+    let checks = verdict["checks"].as_array().unwrap();
+    for id in ["tokenizer_goldens", "template_goldens", "greedy_goldens"] {
+        let check = checks.iter().find(|check| check["id"] == id).unwrap_or_else(|| panic!("{id} is missing"));
+        assert_eq!(check["state"], "passed", "{check}");
+    }
+}

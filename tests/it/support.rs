@@ -1,0 +1,413 @@
+//! A whole node in this process: real ledger, real HTTP over loopback, a tiny tokenizer, and an engine that follows a script.
+
+use bytes::Bytes;
+use cresset::catalogue::{Catalogue, QualifiedModel};
+use cresset::clock::{Clock, SystemClock, UnixMillis};
+use cresset::config::Config;
+use cresset::engine::runner::ScriptedRunner;
+use cresset::engine::{EngineHandle, EngineOptions};
+use cresset::ids::{AccountId, ApplicationId, CredentialId};
+use cresset::ledger::{AccountStatus, Bucket, Command, Credential, CredentialKind, Units, secret};
+use cresset::server::{self, LoadedModel, Node};
+use cresset::store::Store;
+use cresset::text::TextModel;
+use cresset_qualification::ServingSettings;
+use cresset_qualification::record::{POLICY_VERSION, Record, Verdict};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::header::HeaderMap;
+use hyper::{Method, Request, Response};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tempfile::TempDir;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+/// What a test may choose before the node starts.
+pub struct Setup {
+    pub config: Config,
+    /// What every request is answered.
+    pub reply: &'static str,
+    /// The reply ends with an end-of-text token; otherwise it repeats until `max_tokens`.
+    pub ends: bool,
+    pub step: Duration,
+    /// Steps that fail.
+    pub failures: Vec<(u64, cresset::engine::runner::Failure)>,
+    pub trial: u64,
+    pub premium: u64,
+    /// Tiny models loaded, each with an id of its own.
+    pub models: usize,
+    pub max_rows: usize,
+    pub max_waiting: usize,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        let mut config = Config::default();
+        let plan = config.plans.get_mut("default").expect("there is a default plan");
+        (plan.requests_per_minute, plan.burst) = (1_000_000, 1_000_000);
+        Self {
+            config,
+            reply: "hello world and you",
+            ends: true,
+            step: Duration::ZERO,
+            failures: Vec::new(),
+            trial: 1_000_000,
+            premium: 1_000_000,
+            models: 1,
+            max_rows: 64,
+            max_waiting: 64,
+        }
+    }
+}
+
+/// A running node with one account and one key.
+pub struct World {
+    pub node: Arc<Node>,
+    pub address: SocketAddr,
+    pub account: AccountId,
+    pub key: String,
+    pub credential: CredentialId,
+    pub model: String,
+    stop: CancellationToken,
+    _folder: TempDir,
+}
+
+/// A response, read to its end.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: u16,
+    pub headers: HeaderMap,
+    pub body: Bytes,
+}
+
+impl Answer {
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|e| panic!("{e}: {}", self.text()))
+    }
+
+    pub fn text(&self) -> String {
+        String::from_utf8(self.body.to_vec()).unwrap()
+    }
+
+    /// Status and error code.
+    pub fn error(&self) -> (u16, String) {
+        let code = self.json()["error"]["code"].as_str().unwrap_or_default().to_owned();
+        (self.status, code)
+    }
+
+    pub fn header(&self, name: &str) -> &str {
+        self.headers.get(name).map_or("", |value| value.to_str().unwrap())
+    }
+
+    /// The stream's events after `data: `, comments left out.
+    pub fn events(&self) -> Vec<String> {
+        let text = self.text();
+        let events = text.split_terminator("\n\n").filter(|event| !event.starts_with(':'));
+        events.map(|event| event.strip_prefix("data: ").unwrap_or_else(|| panic!("{event:?}")).to_owned()).collect()
+    }
+}
+
+impl World {
+    pub async fn new() -> Self {
+        Self::with(|_| {}).await
+    }
+
+    pub async fn with(choose: impl FnOnce(&mut Setup)) -> Self {
+        let mut setup = Setup::default();
+        choose(&mut setup);
+        let folder = TempDir::new().unwrap();
+        let ledger = folder.path().join("ledger");
+        std::fs::create_dir(&ledger).unwrap();
+        Store::init(&ledger).unwrap();
+        let store = Store::open(&ledger, Arc::new(SystemClock)).unwrap();
+        let node = Node::new(setup.config.clone(), store, Arc::new(SystemClock));
+        for seed in 0..setup.models {
+            node.insert_model(load(&setup, folder.path(), seed as u64));
+        }
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let stop = CancellationToken::new();
+        let (router, limits, stopped) = (server::router(node.clone()), setup.config.http.clone(), stop.clone());
+        tokio::spawn(async move { server::serve(listener, router, &limits, stopped).await });
+        let account = account(&node, setup.trial, setup.premium).await;
+        let (credential, key) = issue(&node, account, None).await;
+        let model = node.models()[0].qualified.id().to_string();
+        Self { node, address, account, key, credential, model, stop, _folder: folder }
+    }
+
+    pub async fn get(&self, path: &str) -> Answer {
+        self.get_as(&self.key, path).await
+    }
+
+    pub async fn get_as(&self, key: &str, path: &str) -> Answer {
+        self.call(Method::GET, path, &bearer(key), Bytes::new()).await
+    }
+
+    pub async fn delete(&self, id: Uuid) -> Answer {
+        self.delete_as(&self.key, id).await
+    }
+
+    pub async fn delete_as(&self, key: &str, id: Uuid) -> Answer {
+        self.call(Method::DELETE, &format!("/v1/requests/{id}"), &bearer(key), Bytes::new()).await
+    }
+
+    /// A completion request in the default session.
+    pub async fn post(&self, id: Uuid, body: &Value) -> Answer {
+        self.post_as(&self.key, id, body).await
+    }
+
+    pub async fn post_as(&self, key: &str, id: Uuid, body: &Value) -> Answer {
+        read(self.open(key, id, body).await).await
+    }
+
+    /// A completion request whose response is read by the caller.
+    pub async fn open(&self, key: &str, id: Uuid, body: &Value) -> Response<Incoming> {
+        let headers = chat_headers(key, &id.to_string());
+        self.send(Method::POST, CHAT, &headers, body.to_string().into()).await
+    }
+
+    pub async fn call(&self, method: Method, path: &str, headers: &[(&str, String)], body: Bytes) -> Answer {
+        read(self.send(method, path, headers, body).await).await
+    }
+
+    /// One request on a connection of its own.
+    pub async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, String)],
+        body: Bytes,
+    ) -> Response<Incoming> {
+        let stream = TcpStream::connect(self.address).await.unwrap();
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
+        tokio::spawn(connection);
+        let mut request = Request::builder().method(method).uri(path).header("host", "node");
+        for (name, value) in headers {
+            request = request.header(*name, value);
+        }
+        sender.send_request(request.body(Full::new(body)).unwrap()).await.unwrap()
+    }
+
+    /// The smallest body that asks the loaded model, with `extra` members.
+    #[expect(clippy::needless_pass_by_value, reason = "every caller has just made it")]
+    pub fn ask(&self, extra: Value) -> Value {
+        let mut body = json!({ "model": self.model, "messages": [{ "role": "user", "content": "hello" }] });
+        for (name, value) in extra.as_object().unwrap() {
+            body[name] = value.clone();
+        }
+        body
+    }
+
+    /// `[trial, premium, reserved]`.
+    pub async fn balances(&self) -> [u64; 3] {
+        let credits = self.get("/v1/credits").await.json();
+        let units = |name: &str| credits[name].as_str().unwrap().parse().unwrap();
+        [units("trialUnits"), units("premiumUnits"), units("reservedUnits")]
+    }
+
+    pub async fn request(&self, id: Uuid) -> Value {
+        self.get(&format!("/v1/requests/{id}")).await.json()
+    }
+
+    /// Asks until the request's state is one of `states`.
+    pub async fn reaches(&self, id: Uuid, states: &[&str]) -> Value {
+        loop {
+            let request = self.request(id).await;
+            if states.iter().any(|state| request["state"] == *state) {
+                return request;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Asks until the request exists.
+    pub async fn reaches_any(&self, id: Uuid) -> Value {
+        self.reaches(id, &["queued", "running", "completed", "cancelled", "failed"]).await
+    }
+
+    /// Every test ends with a ledger that holds together and nothing reserved.
+    pub async fn close(self) {
+        tokio::time::timeout(Duration::from_mins(1), self.node.drain()).await.expect("requests end");
+        let report = self.node.store.audit().unwrap();
+        assert!(report.ok, "{:?}", report.violations);
+        assert_eq!(report.reservations, 0, "no reservation is left open");
+        self.stop.cancel();
+    }
+
+    pub fn stop_listening(&self) {
+        self.stop.cancel();
+    }
+}
+
+pub const CHAT: &str = "/v1/chat/completions";
+pub const SESSION: &str = "0197a0b1-c2d3-7e4f-8a5b-6c7d8e9f0a1b";
+
+pub fn bearer(key: &str) -> Vec<(&'static str, String)> {
+    vec![("authorization", format!("Bearer {key}"))]
+}
+
+pub fn chat_headers(key: &str, id: &str) -> Vec<(&'static str, String)> {
+    let mut headers = bearer(key);
+    headers.push(("content-type", "application/json".into()));
+    headers.push(("idempotency-key", id.to_owned()));
+    headers.push(("x-service-session-id", SESSION.into()));
+    headers
+}
+
+pub async fn read(response: Response<Incoming>) -> Answer {
+    let (parts, body) = response.into_parts();
+    let body = body.collect().await.unwrap().to_bytes();
+    Answer { status: parts.status.as_u16(), headers: parts.headers, body }
+}
+
+/// The next piece of a stream; empty at its end.
+pub async fn next_piece(response: &mut Response<Incoming>) -> String {
+    match response.frame().await {
+        Some(frame) => String::from_utf8(frame.unwrap().into_data().unwrap_or_default().to_vec()).unwrap(),
+        None => String::new(),
+    }
+}
+
+pub async fn account(node: &Node, trial: u64, premium: u64) -> AccountId {
+    let id = AccountId::generate();
+    let create = Command::CreateAccount { id, name: "tester".into(), plan: "default".into() };
+    node.store.submit(create).await.unwrap();
+    for (bucket, units) in [(Bucket::Trial, trial), (Bucket::Premium, premium)] {
+        let (units, reference) = (Units::new(units).unwrap(), format!("{bucket:?}"));
+        if units.get() > 0 {
+            node.store.submit(Command::Grant { account: id, bucket, units, reference }).await.unwrap();
+        }
+    }
+    id
+}
+
+pub async fn application(node: &Node, account: AccountId) -> ApplicationId {
+    let id = ApplicationId::generate();
+    node.store.submit(Command::CreateApplication { id, account, name: "app".into() }).await.unwrap();
+    id
+}
+
+pub async fn issue(node: &Node, account: AccountId, application: Option<ApplicationId>) -> (CredentialId, String) {
+    issue_until(node, account, application, None).await
+}
+
+pub async fn issue_until(
+    node: &Node,
+    account: AccountId,
+    application: Option<ApplicationId>,
+    expires_at: Option<UnixMillis>,
+) -> (CredentialId, String) {
+    let kind = if application.is_some() { CredentialKind::AccessToken } else { CredentialKind::ApiKey };
+    let random = random();
+    let prefix = &node.config.credentials.prefix;
+    let text = secret::mint(prefix, kind, &random);
+    let id = CredentialId::generate();
+    let credential = Credential {
+        id,
+        kind,
+        account,
+        application,
+        label: None,
+        digest: secret::digest(prefix, &text).unwrap(),
+        hint: secret::hint(&text).to_owned(),
+        created_at: SystemClock.now(),
+        expires_at,
+        revoked_at: None,
+    };
+    node.store.submit(Command::IssueCredential { credential }).await.unwrap();
+    (id, text)
+}
+
+pub async fn suspend(node: &Node, id: AccountId) {
+    node.store.submit(Command::SetAccountStatus { id, status: AccountStatus::Suspended }).await.unwrap();
+    node.suspended(id);
+}
+
+pub async fn revoke(node: &Node, id: CredentialId) {
+    node.store.submit(Command::RevokeCredential { id }).await.unwrap();
+    node.revoked(id);
+}
+
+/// 32 bytes that no other call in this process returns.
+fn random() -> [u8; 32] {
+    static COUNT: AtomicU64 = AtomicU64::new(1);
+    let mut bytes = [7; 32];
+    bytes[24..].copy_from_slice(&COUNT.fetch_add(1, Ordering::Relaxed).to_be_bytes());
+    bytes
+}
+
+fn load(setup: &Setup, folder: &std::path::Path, seed: u64) -> LoadedModel {
+    let qualified = qualified(folder, seed);
+    let text = Arc::new(TextModel::load(qualified.source()).unwrap());
+    let mut script = text.tokenizer.encode(setup.reply, false).unwrap();
+    if setup.ends {
+        script.push(text.eos_ids[0]);
+    }
+    let runner = ScriptedRunner::repeating(script).step_time(setup.step);
+    let runner = setup.failures.iter().fold(runner, |runner, (step, failure)| runner.fail_at(*step, *failure));
+    let options = EngineOptions {
+        max_batched_tokens: 256,
+        max_rows: setup.max_rows,
+        max_waiting: setup.max_waiting,
+        block_size: 16,
+        num_blocks: 4096,
+        max_context: 2048,
+    };
+    LoadedModel { qualified, text, engine: EngineHandle::start(Box::new(runner), options) }
+}
+
+/// A tiny model with a record that says it was proven here. What the record rests on is not this test's subject.
+fn qualified(folder: &std::path::Path, seed: u64) -> QualifiedModel {
+    let name = format!("tiny-{seed}");
+    let file = folder.join(format!("{name}.gguf"));
+    cresset_models::testing::tiny_llama_gguf(&file, seed).unwrap();
+    let catalogue = Catalogue::new(folder);
+    let manifest = catalogue.add(&file, Some(&name), &mut |_| {}).unwrap();
+    let settings = ServingSettings {
+        dtype: "f32".into(),
+        kv_dtype: "f32".into(),
+        dequantise: false,
+        block_size: 16,
+        max_batched_tokens: 256,
+        max_rows: 64,
+        max_context: 0,
+    };
+    let host = cresset::catalogue::host(1, settings);
+    let now = SystemClock.now();
+    let record = Record {
+        id: Uuid::now_v7(),
+        policy_version: POLICY_VERSION,
+        suite: "quick".into(),
+        identity: catalogue.identity(&manifest, &host),
+        started_at: now.seconds(),
+        finished_at: now.seconds(),
+        verdict: Verdict::Qualified,
+        notes: Vec::new(),
+        qualified_context_tokens: 1024,
+        checks: Vec::new(),
+    };
+    catalogue.save_record(&record).unwrap();
+    catalogue.qualified(&manifest, &host, 90, now).unwrap()
+}
+
+/// A client that speaks HTTP/2 with prior knowledge.
+pub async fn http2(address: SocketAddr) -> hyper::client::conn::http2::SendRequest<Full<Bytes>> {
+    let stream = TcpStream::connect(address).await.unwrap();
+    let io = TokioIo::new(stream);
+    let (sender, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), io).await.unwrap();
+    tokio::spawn(connection);
+    sender
+}
+
+/// Statuses of answers, sorted, for races.
+pub fn statuses(answers: &[Answer]) -> Vec<u16> {
+    let mut all: Vec<u16> = answers.iter().map(|answer| answer.status).collect();
+    all.sort_unstable();
+    all
+}
