@@ -280,9 +280,8 @@ impl Collector {
 mod tests {
     use super::*;
     use crate::catalogue::{FetchOptions, NotQualified};
+    use crate::cli::load::{self, Loaded};
     use crate::clock::{Clock, SystemClock};
-    use crate::engine::EngineOptions;
-    use crate::engine::model_runner::{ModelRunner, RunnerOptions};
     use cresset_qualification::checks::ALL;
     use cresset_qualification::{Faulty, State};
 
@@ -296,26 +295,8 @@ mod tests {
 
     /// Loads a release as `serve` does.
     fn load(catalogue: &Catalogue, manifest: &Manifest, config: &Config) -> (EngineHandle, Arc<TextModel>) {
-        let source = catalogue.source(manifest).unwrap();
-        let engine = &config.engine;
-        let options = RunnerOptions {
-            threads: config.threads(),
-            dequantise: engine.dequantise,
-            kv_bytes: engine.kv_mib << 20,
-            block_size: engine.block_size,
-            max_batched_tokens: engine.max_batched_tokens,
-            max_context: None,
-        };
-        let (runner, info) = ModelRunner::load(&source, &options).unwrap();
-        let options = EngineOptions {
-            max_batched_tokens: engine.max_batched_tokens,
-            max_rows: engine.max_rows,
-            max_waiting: engine.max_waiting,
-            block_size: engine.block_size,
-            num_blocks: info.num_blocks,
-            max_context: info.config.max_positions,
-        };
-        (EngineHandle::start(Box::new(runner), options), Arc::new(TextModel::load(&source).unwrap()))
+        let Loaded { text, engine } = load::load(&catalogue.source(manifest).unwrap(), config).unwrap();
+        (engine, text)
     }
 
     fn qualify(catalogue: &Catalogue, manifest: &Manifest, config: &Config, suite: Suite) -> Record {
