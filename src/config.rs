@@ -73,27 +73,36 @@ pub enum Device {
 pub struct Http {
     /// Time for a new connection to send its first byte, seconds.
     pub first_byte_seconds: u64,
-    /// Time to read a request's headers, seconds.
+    /// Time to read a request's line and headers, from their first byte, seconds.
     pub header_seconds: u64,
     /// Time to read a request's body, seconds.
     pub body_seconds: u64,
     /// Time a client may refuse to take bytes before it is let go, seconds.
     pub write_stall_seconds: u64,
+    /// Time a connection may be kept open without a request on it, seconds. Longer than clients keep theirs for reuse.
+    pub idle_seconds: u64,
+    /// Time to go on taking what a client sends after its connection's last answer, so that it gets to read it, seconds.
+    pub linger_seconds: u64,
     /// Silence on a stream before a keep-alive comment is sent, seconds.
     pub keep_alive_seconds: u64,
     /// Headers in one request.
     pub max_headers: usize,
-    /// All headers of one request, bytes.
+    /// Line and headers of one request, bytes.
     pub max_header_bytes: usize,
     /// Body of one request, bytes.
     pub max_body_bytes: usize,
     /// Open connections in all.
     pub max_connections: usize,
-    /// Open connections from one address.
+    /// Open connections from one IPv4 address or IPv6 /64 network. Further ones are closed at once.
     pub max_connections_per_ip: usize,
     /// Concurrent streams on one HTTP/2 connection.
     pub max_http2_streams: u32,
-    /// Failed authentications from one address in a minute before further ones are refused.
+    /// Streams of one HTTP/2 connection that a client may open and reset before they were served.
+    pub max_http2_resets: usize,
+    /// Time between two HTTP/2 pings, which find out that a client is gone, seconds.
+    pub http2_ping_seconds: u64,
+    /// Failed authentications from one address (IPv6: /64 network) in a minute. Each one above closes its connection. A valid
+    /// credential is honoured all the same, whatever others behind the same address send.
     pub failed_auth_per_minute: u32,
 }
 
@@ -238,13 +247,17 @@ impl Default for Http {
             header_seconds: 10,
             body_seconds: 30,
             write_stall_seconds: 30,
+            idle_seconds: 120,
+            linger_seconds: 2,
             keep_alive_seconds: 10,
             max_headers: 64,
             max_header_bytes: 32 * 1024,
             max_body_bytes: 256 * 1024,
             max_connections: 4096,
             max_connections_per_ip: 1024,
-            max_http2_streams: 128,
+            max_http2_streams: 32,
+            max_http2_resets: 64,
+            http2_ping_seconds: 20,
             failed_auth_per_minute: 600,
         }
     }
@@ -460,6 +473,8 @@ impl Config {
         require_range("http.header_seconds", h.header_seconds, 1, 3_600)?;
         require_range("http.body_seconds", h.body_seconds, 1, 3_600)?;
         require_range("http.write_stall_seconds", h.write_stall_seconds, 1, 3_600)?;
+        require_range("http.idle_seconds", h.idle_seconds, 1, 86_400)?;
+        require_range("http.linger_seconds", h.linger_seconds, 0, 60)?;
         require_range("http.keep_alive_seconds", h.keep_alive_seconds, 1, 3_600)?;
         require_range("http.max_headers", h.max_headers as u64, 8, 1_024)?;
         require_range("http.max_header_bytes", h.max_header_bytes as u64, 8_192, 1 << 20)?;
@@ -467,6 +482,8 @@ impl Config {
         require_range("http.max_connections", h.max_connections as u64, 1, 1 << 20)?;
         require_range("http.max_connections_per_ip", h.max_connections_per_ip as u64, 1, 1 << 20)?;
         require_range("http.max_http2_streams", u64::from(h.max_http2_streams), 1, 65_536)?;
+        require_range("http.max_http2_resets", h.max_http2_resets as u64, 1, 65_536)?;
+        require_range("http.http2_ping_seconds", h.http2_ping_seconds, 1, 3_600)?;
         require_range("http.failed_auth_per_minute", u64::from(h.failed_auth_per_minute), 1, 1 << 20)?;
         require_range("requests.disconnect_grace_seconds", r.disconnect_grace_seconds, 0, 3_600)?;
         require_range("requests.deadline_seconds", r.deadline_seconds, 1, 86_400)?;

@@ -2,8 +2,8 @@
 
 use super::error::ApiError;
 use super::headers;
-use super::listener::Peer;
 use super::node::Node;
+use super::peers::Peer;
 use crate::ids::RequestId;
 use crate::ledger::secret;
 use crate::ledger::{Account, AccountStatus, Credential, RequestKey};
@@ -13,6 +13,7 @@ use axum::http::{HeaderMap, HeaderValue, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use std::sync::Arc;
+use std::time::Instant;
 use subtle::ConstantTimeEq;
 
 /// A verified credential and its account.
@@ -62,7 +63,8 @@ fn look_up(snapshot: &Snapshot, digest: &[u8; 32]) -> StoreResult<Option<Caller>
 
 /// An address that keeps guessing has to open a new connection for every guess.
 fn refuse(node: &Node, peer: Option<&Peer>, error: ApiError) -> Response {
-    let guessing = error == ApiError::InvalidCredential && peer.is_some_and(|peer| !node.guesses.allow(peer.0));
+    let guessing =
+        error == ApiError::InvalidCredential && peer.is_some_and(|peer| !node.guesses.allow(*peer, Instant::now()));
     let mut response = error.into_response();
     if guessing {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));

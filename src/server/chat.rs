@@ -62,32 +62,31 @@ async fn read(node: &Node, caller: Arc<Caller>, parts: &Parts, body: Body) -> Re
 }
 
 async fn read_body(limits: &Http, parts: &Parts, body: Body) -> Result<Bytes, ApiError> {
+    let limit = limits.max_body_bytes;
     let declared = parts.headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
-    if declared.is_none_or(|length| length <= limits.max_body_bytes) {
-        headers::check_media_type(&parts.headers)?;
+    // Refused before a byte of it is asked for.
+    if declared.is_some_and(|length| length > limit) {
+        return Err(ApiError::RequestTooLarge { limit });
     }
+    headers::check_media_type(&parts.headers)?;
     let time = Duration::from_secs(limits.body_seconds);
-    tokio::time::timeout(time, take(body, limits.max_body_bytes)).await.unwrap_or_else(|_| {
+    tokio::time::timeout(time, take(body, limit)).await.unwrap_or_else(|_| {
         Err(ApiError::InvalidRequest { message: "The body did not arrive in time.".into(), param: None })
     })
 }
 
-/// What is read and thrown away of a body that is too large, so that its sender gets to read the answer.
-const DISCARDED_BYTES: usize = 8 << 20;
-
 async fn take(mut body: Body, limit: usize) -> Result<Bytes, ApiError> {
-    let (mut bytes, mut seen) = (BytesMut::new(), 0);
+    let refuse = |message: &str| ApiError::InvalidRequest { message: message.into(), param: None };
+    let mut bytes = BytesMut::new();
     while let Some(frame) = body.frame().await {
-        let broken = |_| ApiError::InvalidRequest { message: "The body could not be read.".into(), param: None };
-        let Ok(data) = frame.map_err(broken)?.into_data() else { continue };
-        seen += data.len();
-        if seen <= limit {
-            bytes.extend_from_slice(&data);
-        } else if seen > limit + DISCARDED_BYTES {
-            break;
+        let frame = frame.map_err(|_| refuse("The body could not be read."))?;
+        let data = frame.into_data().map_err(|_| refuse("Send the body without trailers."))?;
+        if bytes.len() + data.len() > limit {
+            return Err(ApiError::RequestTooLarge { limit });
         }
+        bytes.extend_from_slice(&data);
     }
-    if seen <= limit { Ok(bytes.freeze()) } else { Err(ApiError::RequestTooLarge { limit }) }
+    Ok(bytes.freeze())
 }
 
 /// Finds the request among the live ones and in the ledger, or makes it live. Equal requests that arrive together meet in

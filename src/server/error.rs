@@ -43,6 +43,10 @@ pub enum ApiError {
     RequestResultExpired,
     #[error("The body is larger than {limit} bytes.")]
     RequestTooLarge { limit: usize },
+    #[error("The request line and headers are larger than {bytes} bytes, or more than {headers} headers.")]
+    HeadTooLarge { bytes: usize, headers: usize },
+    #[error("The request line and headers did not arrive in time.")]
+    HeadTimeout,
     #[error("The body must be JSON, sent with Content-Type: application/json.")]
     UnsupportedMediaType,
     #[error("This Idempotency-Key was used with another body or session. Use a fresh UUID for every new request.")]
@@ -117,6 +121,8 @@ impl ApiError {
             Self::RequestInProgress => retriable(S::CONFLICT, "request_in_progress", CONFLICT, SOON),
             Self::RequestResultExpired => row(S::GONE, "request_result_expired", INVALID),
             Self::RequestTooLarge { .. } => row(S::PAYLOAD_TOO_LARGE, "request_too_large", INVALID),
+            Self::HeadTooLarge { .. } => row(S::REQUEST_HEADER_FIELDS_TOO_LARGE, "invalid_request", INVALID),
+            Self::HeadTimeout => row(S::REQUEST_TIMEOUT, "invalid_request", INVALID),
             Self::UnsupportedMediaType => row(S::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", INVALID),
             Self::IdempotencyKeyReused => row(S::UNPROCESSABLE_ENTITY, "idempotency_key_reused", INVALID),
             Self::RateLimited { retry_after } => {
@@ -286,6 +292,8 @@ mod tests {
         check(E::RequestInProgress, 409, "request_in_progress", "true", Some("1"));
         check(E::RequestResultExpired, 410, "request_result_expired", "false", None);
         check(E::RequestTooLarge { limit: 9 }, 413, "request_too_large", "false", None);
+        check(E::HeadTooLarge { bytes: 9, headers: 9 }, 431, "invalid_request", "false", None);
+        check(E::HeadTimeout, 408, "invalid_request", "false", None);
         check(E::UnsupportedMediaType, 415, "unsupported_media_type", "false", None);
         check(E::IdempotencyKeyReused, 422, "idempotency_key_reused", "false", None);
         check(E::RateLimited { retry_after: wait }, 429, "conversation_rate_limit", "true", Some("2"));

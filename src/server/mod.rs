@@ -7,17 +7,21 @@
 
 pub mod auth;
 pub mod chat;
+mod client_stream;
 pub mod credits;
 pub mod drive;
 pub mod error;
 pub mod fuse;
+mod head;
 pub mod headers;
+mod http2;
 pub mod hub;
 pub mod listener;
 pub mod me;
 pub mod models;
 pub mod node;
 pub mod operator;
+pub mod peers;
 pub mod prepare;
 pub mod replay;
 pub mod requests;
