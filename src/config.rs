@@ -33,8 +33,10 @@ pub struct Config {
 pub struct Listen {
     /// Address of the public /v1 surface. Port 0 picks a free one.
     pub public: SocketAddr,
-    /// Address of the operator surface (health, readiness, metrics). Keep it off public networks.
+    /// Address of the operator surface (health, readiness, metrics). It asks for no credential.
     pub operator: SocketAddr,
+    /// Lets `operator` be an address that other machines can reach. Only behind a firewall of your own.
+    pub operator_beyond_loopback: bool,
 }
 
 /// The inference engine.
@@ -220,7 +222,11 @@ impl Default for Config {
 
 impl Default for Listen {
     fn default() -> Self {
-        Self { public: ([127, 0, 0, 1], 8080).into(), operator: ([127, 0, 0, 1], 8081).into() }
+        Self {
+            public: ([127, 0, 0, 1], 8080).into(),
+            operator: ([127, 0, 0, 1], 8081).into(),
+            operator_beyond_loopback: false,
+        }
     }
 }
 
@@ -461,6 +467,12 @@ impl Config {
         let r = &self.requests;
         require_name("service_name", &self.service_name, |c| c.is_ascii_alphanumeric() || c == '-')?;
         require_name("credentials.prefix", &self.credentials.prefix, |c| c.is_ascii_lowercase() || c.is_ascii_digit())?;
+        if !self.listen.operator.ip().to_canonical().is_loopback() && !self.listen.operator_beyond_loopback {
+            return Err(ConfigError(format!(
+                "listen.operator = {}: other machines could reach this listener, which asks for no credential; use 127.0.0.1, or set listen.operator_beyond_loopback = true",
+                self.listen.operator
+            )));
+        }
         require_range("engine.threads", e.threads as u64, 0, 1024)?;
         require_range("engine.kv_mib", e.kv_mib as u64, 1, 1 << 24)?;
         if ![16, 32, 64].contains(&e.block_size) {
@@ -633,11 +645,17 @@ mod tests {
             ("[engine\n", vec!["line 1"]),
             ("[engine]\nblock_size = 17\n", vec!["engine.block_size", "16, 32 or 64"]),
             ("[plans.small]\nburst = 0\n", vec!["plans.small.burst"]),
+            (
+                "[listen]\noperator = \"0.0.0.0:8081\"\n",
+                vec!["listen.operator = 0.0.0.0:8081", "operator_beyond_loopback"],
+            ),
         ];
         for (file, wanted) in cases {
             let error = load(file, &[], &[]).unwrap_err().to_string();
             assert!(wanted.iter().all(|part| error.contains(part)), "{file:?}: {error}");
         }
+        let open = "[listen]\noperator = \"[::]:8081\"\noperator_beyond_loopback = true\n";
+        assert!(load(open, &[], &[]).is_ok(), "an operator who says so may");
         let error = load("", &[("CRESSET_ENGINE__THREADS", "many")], &[]).unwrap_err().to_string();
         assert!(error.contains("CRESSET_ENGINE__THREADS") && error.contains("many"), "{error}");
         let error = load("", &[("CRESSET_ENGIN__THREADS", "1")], &[]).unwrap_err().to_string();

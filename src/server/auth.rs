@@ -43,6 +43,10 @@ pub async fn require(State(node): State<Arc<Node>>, mut request: Request, next: 
 fn authenticate(node: &Node, headers: &HeaderMap) -> Result<Caller, ApiError> {
     let token = headers::bearer(headers).ok_or(ApiError::InvalidCredential)?;
     let digest = secret::digest(&node.config.credentials.prefix, token).ok_or(ApiError::InvalidCredential)?;
+    // A ledger that cannot be written or failed its audit may hide a revocation.
+    if !node.store.healthy() {
+        return Err(ApiError::ControlPlaneUnavailable);
+    }
     let found = look_up(&node.store.read()?, &digest)?;
     let now = node.clock.now();
     let valid = |caller: &Caller| {
@@ -61,7 +65,8 @@ fn look_up(snapshot: &Snapshot, digest: &[u8; 32]) -> StoreResult<Option<Caller>
     Ok(account.map(|account| Caller { account, credential }))
 }
 
-/// An address that keeps guessing has to open a new connection for every guess.
+/// A peer that keeps guessing has to open a new connection for every guess. That is all: a valid credential is never refused
+/// for what others behind the same address send, so it has to be looked up, which costs less than reading the request did.
 fn refuse(node: &Node, peer: Option<&Peer>, error: ApiError) -> Response {
     let guessing =
         error == ApiError::InvalidCredential && peer.is_some_and(|peer| !node.guesses.allow(*peer, Instant::now()));

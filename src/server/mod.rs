@@ -48,12 +48,15 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/chat/completions", post(chat::create))
         .route("/v1/requests/{id}", get(requests::show).delete(requests::cancel))
         .layer(from_fn(wire::query::refuse_any));
-    Router::new()
+    let routes = Router::new()
         .route("/v1/models", get(models::list))
         .merge(plain)
         .fallback(async || ApiError::NotFound)
         .method_not_allowed_fallback(async || ApiError::MethodNotAllowed)
+        .with_state(node.clone());
+    // As one service: layers of `routes` itself would be inside what adds the Allow header, which a 401 must not carry.
+    Router::new()
+        .fallback_service(routes)
         .layer(from_fn_with_state(node.clone(), auth::require))
-        .layer(from_fn_with_state(node.clone(), respond::dress))
-        .with_state(node)
+        .layer(from_fn_with_state(node, respond::dress))
 }

@@ -5,12 +5,16 @@
 mod api;
 mod cli;
 mod clients;
+mod control_plane;
 mod crash;
+mod edge;
 mod hostile;
 mod idempotency;
+mod isolation;
 mod lifecycle;
 mod operator;
 mod process;
+mod raw;
 mod release;
 mod secrecy;
 mod sse;

@@ -109,13 +109,19 @@ impl Folder {
     }
 
     pub fn serve_with(&self, more: &[&str]) -> Served {
+        Served::start(self.serve_command(more))
+    }
+
+    pub fn serve_command(&self, more: &[&str]) -> Command {
         let arguments = ["serve", "--json", "--listen", "127.0.0.1:0", "--operator", "127.0.0.1:0"];
-        let mut child = self
-            .command(&[&arguments[..], more].concat())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        self.command(&[&arguments[..], more].concat())
+    }
+}
+
+impl Served {
+    /// Returns when the node is ready for requests.
+    pub fn start(mut command: Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let log = drain(child.stderr.take().unwrap());
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
@@ -124,7 +130,7 @@ impl Folder {
             .unwrap_or_else(|_| panic!("no ready line but {line:?}; the log:\n{}", log.lock().unwrap()));
         assert_eq!(ready["event"], "ready");
         let text = |value: &Value| value.as_str().unwrap().to_owned();
-        Served {
+        Self {
             child,
             listen: text(&ready["listen"]),
             operator: text(&ready["operator"]),
@@ -162,6 +168,10 @@ pub struct Served {
 }
 
 impl Served {
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     pub fn signal(&self, name: &str) {
         let status = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status().unwrap();
         assert!(status.success());
