@@ -43,7 +43,7 @@ pub struct GuessFuse {
 
 /// Peers remembered at once. Further ones count as over their limit until some of these are forgotten.
 const REMEMBERED_PEERS: usize = 10_000;
-const MINUTE: Duration = Duration::from_secs(60);
+const MINUTE: Duration = Duration::from_mins(1);
 
 impl GuessFuse {
     pub fn new(per_minute: u32) -> Self {
@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn guesses_run_out_by_peer_and_come_back() {
         let (fuse, start) = (GuessFuse::new(2), Instant::now());
-        let mut allow = |number, seconds| fuse.allow(peer(number), start + Duration::from_secs(seconds));
+        let allow = |number, seconds| fuse.allow(peer(number), start + Duration::from_secs(seconds));
         assert_eq!([allow(1, 0), allow(1, 0), allow(1, 0)], [true, true, false]);
         assert!(allow(2, 0));
         assert_eq!([allow(1, 29), allow(1, 31), allow(1, 31)], [false, true, false]);

@@ -5,7 +5,7 @@ use super::node::Node;
 use super::{head, headers};
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::{HeaderName, HeaderValue, header};
+use axum::http::{HeaderName, HeaderValue, Version, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
@@ -51,8 +51,11 @@ pub fn outside(error: ApiError) -> Response {
     response
 }
 
-/// The bounds again, for HTTP/2; HTTP/1 requests over them never come this far.
+/// The bounds of a head for HTTP/2; HTTP/1 requests over them never come this far.
 fn check_head(node: &Node, request: &Request) -> Result<(), ApiError> {
+    if request.version() < Version::HTTP_2 {
+        return Ok(());
+    }
     let limits = &node.config.http;
     let headers = request.headers();
     let line = |(name, value): (&HeaderName, &HeaderValue)| name.as_str().len() + value.len() + ": \r\n".len();

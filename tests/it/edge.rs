@@ -117,7 +117,9 @@ async fn requests_in_one_go_are_answered_in_order() {
     ] {
         let found = answers(&talk(world.address, requests.as_bytes()).await);
         assert_eq!(found.iter().map(|answer| answer.status).collect::<Vec<_>>(), statuses, "{found:?}");
-        found.iter().for_each(|answer| answer.assert_dressed("in one go"));
+        for answer in &found {
+            answer.assert_dressed("in one go");
+        }
         assert_eq!(found.last().unwrap().header("connection"), Some("close"));
     }
     world.close().await;
@@ -206,4 +208,130 @@ async fn http2_has_the_same_bounds() {
         assert!(status == 200 || body.starts_with(br#"{"error":{"code":"invalid_request""#), "{body:?}");
     }
     world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_first_thing_wrong_is_the_one_told() {
+    let plenty = World::new().await;
+    let slow = World::with(|setup| setup.config.plans.get_mut("default").unwrap().requests_per_minute = 1).await;
+    let narrow = World::with(|setup| setup.config.plans.get_mut("default").unwrap().max_concurrent = 0).await;
+    let poor = World::with(|setup| (setup.trial, setup.premium) = (0, 0)).await;
+    let used = Uuid::new_v4();
+    assert_eq!(plenty.post(used, &plenty.ask(json!({}))).await.status, 200);
+    let spent = slow.node.config.plans["default"].burst;
+    for _ in 0..spent {
+        let account = slow.node.store.read().unwrap().account(slow.account).unwrap().unwrap();
+        slow.node.fuse.check(&account).unwrap();
+    }
+    let large = "x".repeat(256 * 1024 + 1);
+    let unknown = json!({ "model": Uuid::new_v4(), "max_tokens": 5_000 });
+    let ask = |world: &World, extra: serde_json::Value| world.ask(extra).to_string();
+    // Each request is wrong in what is told and in everything that is checked after it.
+    for (world, drop_header, more, id, body, expect) in [
+        (&plenty, "authorization", "x: \0\r\n", used, large.clone(), (400, "invalid_request")),
+        (&plenty, "authorization", "idempotency-key: x\r\n", used, large.clone(), (401, "invalid_credential")),
+        (&slow, "content-type", "idempotency-key: x\r\n", used, large.clone(), (400, "invalid_request")),
+        (&slow, "content-type", "", used, large.clone(), (429, "conversation_rate_limit")),
+        (&plenty, "content-type", "", used, large.clone(), (413, "request_too_large")),
+        (&plenty, "content-type", "", used, "{".into(), (415, "unsupported_media_type")),
+        (&plenty, "none", "", used, "{".into(), (400, "invalid_request")),
+        (&plenty, "none", "", used, ask(&plenty, unknown.clone()), (422, "idempotency_key_reused")),
+        (&narrow, "none", "", used, ask(&narrow, unknown), (404, "model_not_found")),
+        (&narrow, "none", "", used, ask(&narrow, json!({ "max_tokens": 5_000 })), (400, "invalid_request")),
+        (&narrow, "none", "", used, ask(&narrow, json!({})), (429, "concurrency_limit")),
+        (&poor, "none", "", used, ask(&poor, json!({})), (402, "insufficient_credits")),
+    ] {
+        let headers = header_lines(&world.key, id);
+        let headers: String = headers.split_inclusive('\n').filter(|line| !line.starts_with(drop_header)).collect();
+        let request = format!(
+            "POST {CHAT} HTTP/1.1\r\n{headers}{more}connection: close\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        let answer = super::raw::ask(world.address, request.as_bytes()).await;
+        answer.assert_dressed(expect.1);
+        assert_eq!((answer.status, answer.code().as_str()), expect);
+    }
+    for world in [plenty, slow, narrow, poor] {
+        world.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn headers_that_are_doubled_or_not_ascii() {
+    let world = World::new().await;
+    let body = world.ask(json!({})).to_string();
+    let id = Uuid::new_v4();
+    for (name, line, status, param) in [
+        ("none", format!("idempotency-key: {id}\r\n"), 400, json!("Idempotency-Key")),
+        ("idempotency-key", "idempotency-key: \u{e9}\r\n".into(), 400, json!("Idempotency-Key")),
+        ("none", format!("x-cresset-session-id: {id}\r\n"), 400, json!("X-Service-Session-Id")),
+        ("none", format!("x-service-session-id: {id}\r\n"), 400, json!("X-Service-Session-Id")),
+        ("x-service", "x-service-session-id: \u{e9}\r\n".into(), 400, json!("X-Service-Session-Id")),
+        ("none", "content-type: application/json\r\n".into(), 415, json!(null)),
+        ("content-type", "content-type: application/json\u{e9}\r\n".into(), 415, json!(null)),
+        ("none", "content-encoding: identity\r\n".into(), 400, json!("Content-Encoding")),
+    ] {
+        let headers = header_lines(&world.key, id);
+        let headers: String = headers.split_inclusive('\n').filter(|line| !line.starts_with(name)).collect();
+        let request = format!(
+            "POST {CHAT} HTTP/1.1\r\n{headers}{line}connection: close\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        let answer = ask(world.address, request.as_bytes()).await;
+        assert_eq!((answer.status, &answer.json()["error"]["param"]), (status, &param), "{line}");
+    }
+    world.close().await;
+}
+
+/// Sends `count` requests with a few bytes changed: whatever comes of them, every answer is one of ours.
+async fn mutants(count: u64) {
+    const ODD: &[u8] = b"\r\n\t \0:;,/?#%0159GPax\x7f\xc3\xff";
+    let world = World::new().await;
+    let body = world.ask(json!({ "max_tokens": 1 }));
+    let seeds = [
+        completion(&world, Uuid::new_v4(), &body),
+        format!(
+            "POST {CHAT} HTTP/1.1\r\n{}transfer-encoding: chunked\r\n\r\n2\r\n{{}}\r\n0\r\n\r\n",
+            header_lines(&world.key, Uuid::new_v4())
+        ),
+        format!("GET /v1/me?a=b HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {}\r\n\r\n", world.key),
+    ];
+    for number in 0..count {
+        let mut state = number + 1;
+        let mut next = |below: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % below
+        };
+        let mut bytes = seeds[next(seeds.len())].clone().into_bytes();
+        for _ in 0..=next(3) {
+            let (at, odd) = (next(bytes.len()), ODD[next(ODD.len())]);
+            match next(3) {
+                0 => bytes[at] = odd,
+                1 => bytes.insert(at, odd),
+                _ => drop(bytes.remove(at)),
+            }
+        }
+        let mut stream = TcpStream::connect(world.address).await.unwrap();
+        let _ = stream.write_all(&bytes).await;
+        // Most of them are answered at once; the others are not waited for.
+        let patience = std::time::Duration::from_millis(20);
+        let mut seen = vec![0; 1 << 16];
+        if let Ok(Ok(read)) = tokio::time::timeout(patience, stream.read(&mut seen)).await {
+            for answer in answers(std::str::from_utf8(&seen[..read]).unwrap()) {
+                answer.assert_dressed(&String::from_utf8_lossy(&bytes));
+            }
+        }
+    }
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_answer_to_changed_bytes_is_one_of_ours() {
+    mutants(300).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "minutes"]
+async fn every_answer_to_many_changed_bytes_is_one_of_ours() {
+    mutants(100_000).await;
 }

@@ -296,7 +296,7 @@ async fn vanish(world: &World, stage: Stage) {
         Stage::BeforeHead | Stage::Silent => 0,
         Stage::MidHead => head / 2,
         Stage::BeforeBody => head,
-        Stage::MidBody => (head + request.len()) / 2,
+        Stage::MidBody => usize::midpoint(head, request.len()),
         _ => request.len(),
     };
     let mut stream = narrow(world).await;

@@ -79,7 +79,7 @@ pub fn answers(text: &str) -> Vec<Raw> {
             None => after.len(),
         };
         let (body, next) = after.split_at_checked(length).unwrap_or((after, ""));
-        answer.body = body.to_owned();
+        body.clone_into(&mut answer.body);
         rest = next;
         found.push(answer);
     }
