@@ -5,7 +5,7 @@ use super::node::Node;
 use super::{head, headers};
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::{HeaderName, HeaderValue, Version, header};
+use axum::http::{HeaderName, HeaderValue, Method, Version, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
@@ -16,6 +16,10 @@ use uuid::Uuid;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
+/// Methods that are logged. Any other is a text of the client's.
+const METHODS: [Method; 7] =
+    [Method::GET, Method::POST, Method::DELETE, Method::HEAD, Method::OPTIONS, Method::PUT, Method::PATCH];
+
 /// The id a response carries in `x-request-id`: the client's own where it sent a valid one.
 #[derive(Clone, Copy, Debug)]
 pub struct ResponseId(pub Uuid);
@@ -24,7 +28,7 @@ pub async fn dress(State(node): State<Arc<Node>>, mut request: Request, next: Ne
     let began = Instant::now();
     let id = headers::idempotency_key(request.headers()).map_or_else(|_| Uuid::now_v7(), |key| key.0);
     request.extensions_mut().insert(ResponseId(id));
-    let method = request.method().clone();
+    let method = METHODS.into_iter().find(|known| known == request.method());
     let mut response = match check_head(&node, &request) {
         // A panic is a failure of ours: the client gets an answer, not a cut connection.
         Ok(()) => AssertUnwindSafe(next.run(request))
@@ -37,7 +41,8 @@ pub async fn dress(State(node): State<Arc<Node>>, mut request: Request, next: Ne
     set_headers(&mut response, id);
     let status = response.status().as_u16();
     node.metrics.http_response(status, code.unwrap_or("ok"));
-    tracing::info!(%method, status, code, request_id = %id, milliseconds = began.elapsed().as_millis() as u64, "answered");
+    let method = method.as_ref().map(Method::as_str);
+    tracing::info!(method, status, code, request_id = %id, milliseconds = began.elapsed().as_millis() as u64, "answered");
     response
 }
 

@@ -99,6 +99,7 @@ fn indiscreet(node: &Served, key: &str) -> Vec<(String, String)> {
         (chat(key, &format!("X-Large: {}\r\n", PROMPT.repeat(3_000))), String::new()),
         (chat(key, &format!("X-Cache-Salt: {PROMPT}\r\n")), ask(json!({}))),
         (me.clone(), String::new()),
+        (me.replace("GET", PROMPT), String::new()),
         (me.replace(key, &format!("{key} {key}")), String::new()),
     ];
     for path in ["/{}", "/v1/requests/{}", "/v1/models/{}", "/v1/models?after={}", "/v1/me?{}", "http://{}/v1/me"] {
