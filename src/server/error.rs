@@ -1,10 +1,13 @@
 //! Everything that can go wrong as a client sees it, and the one table of how each looks on the wire.
 
+use crate::config::Http;
 use crate::engine::handle::Refused;
 use crate::ledger::{FailureCode, Refusal};
 use crate::store::StoreError;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use schemars::JsonSchema;
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -67,6 +70,24 @@ pub enum ApiError {
     DeadlineExceeded,
 }
 
+/// The `error` member of a body.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Error")]
+pub struct ErrorObject<'a> {
+    /// Stable; what a program looks at.
+    code: &'a str,
+    /// What went wrong and what to change, for people.
+    message: String,
+    /// Family of the error.
+    #[serde(rename = "type")]
+    family: &'a str,
+    /// The member, header or path part that was refused.
+    param: Option<&'a str>,
+    /// The response's `x-request-id`.
+    #[schemars(extend("format" = "uuid"))]
+    request_id: &'a str,
+}
+
 /// How an error looks on the wire.
 struct Row {
     status: StatusCode,
@@ -98,6 +119,36 @@ impl ApiError {
     /// `invalid_request` about one parameter, header or path part.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self::InvalidRequest { message: message.into(), param: Some(param.into()) }
+    }
+
+    /// One of each, for the public description: what is not here is not described.
+    pub fn each() -> Vec<Self> {
+        let limit = Http::default().max_body_bytes;
+        vec![
+            Self::invalid("n", "A part of the path, the query, the headers or the body is invalid; param names it."),
+            Self::ContextLengthExceeded { limit: 8192, prompt: 9000, output: 512 },
+            Self::InvalidCredential,
+            Self::InsufficientCredits,
+            Self::CreditsReserved,
+            Self::RequestNotFound,
+            Self::ModelNotFound,
+            Self::NotFound,
+            Self::MethodNotAllowed,
+            Self::RequestCancelled,
+            Self::RequestInProgress,
+            Self::RequestResultExpired,
+            Self::RequestTooLarge { limit },
+            Self::UnsupportedMediaType,
+            Self::IdempotencyKeyReused,
+            Self::RateLimited { retry_after: SOON },
+            Self::ConcurrencyLimit,
+            Self::GenerationFailed,
+            Self::AttemptsExhausted,
+            Self::ControlPlaneUnavailable,
+            Self::Overloaded { retry_after: SOON },
+            Self::Draining,
+            Self::DeadlineExceeded,
+        ]
     }
 
     /// The table: status, code, family and retry rule of each.
@@ -154,9 +205,7 @@ impl ApiError {
             Self::ModelNotFound => Some("model"),
             _ => None,
         };
-        json!({ "error": {
-            "code": code, "message": self.to_string(), "type": family, "param": param, "request_id": request_id,
-        } })
+        json!({ "error": ErrorObject { code, message: self.to_string(), family, param, request_id } })
     }
 
     /// Headers that go with it. Clients ignore a `Retry-After` above a minute, so it never is.

@@ -17,6 +17,7 @@ pub mod listener;
 pub mod me;
 pub mod models;
 pub mod node;
+pub mod openapi;
 pub mod operator;
 pub mod prepare;
 pub mod replay;

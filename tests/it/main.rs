@@ -9,6 +9,7 @@ mod crash;
 mod hostile;
 mod idempotency;
 mod lifecycle;
+mod openapi;
 mod operator;
 mod process;
 mod release;

@@ -11,13 +11,13 @@ use crate::text::ChatMessage;
 
 pub const DEFAULT_MAX_TOKENS: u32 = 512;
 /// Largest count of tokens a body may name; the model's limits are far below.
-const MAX_COUNT: i64 = u32::MAX as i64;
-const MAX_STOPS: usize = 8;
-const MAX_STOP_CHARACTERS: usize = 256;
-const MAX_LOGIT_BIASES: usize = 1024;
-const MAX_LABEL: usize = 512;
-const MAX_METADATA: usize = 16;
-const MAX_METADATA_KEY: usize = 64;
+pub(super) const MAX_COUNT: i64 = u32::MAX as i64;
+pub(super) const MAX_STOPS: usize = 8;
+pub(super) const MAX_STOP_CHARACTERS: usize = 256;
+pub(super) const MAX_LOGIT_BIASES: usize = 1024;
+pub(super) const MAX_LABEL: usize = 512;
+pub(super) const MAX_METADATA: usize = 16;
+pub(super) const MAX_METADATA_KEY: usize = 64;
 const MAX_TOOLS: usize = 64;
 const MAX_TOOL_NAME: usize = 64;
 const MAX_TOOL_DESCRIPTION: usize = 4 * 1024;
