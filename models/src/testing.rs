@@ -1,9 +1,11 @@
 //! Tiny random models with a real tokenizer inside, in both file formats, for tests of this and other crates.
 
 mod gguf_writer;
+mod mutate;
 mod tokenizer;
 
 pub use gguf_writer::GgufWriter;
+pub use mutate::{Edit, Mutation, mutated};
 
 use crate::loader::gguf::Value;
 use candle_core::quantized::GgmlDType;

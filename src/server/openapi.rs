@@ -136,8 +136,8 @@ fn parameter(name: &str) -> Value {
 fn parameters(config: &Config) -> Value {
     let id = json!({ "type": "string", "format": "uuid", "pattern": UUID });
     // The nil and the max UUID name nothing.
-    let named =
-        json!({ "type": "string", "format": "uuid", "pattern": UUID, "not": { "pattern": "^([0-]+|[fF-]+)$" } });
+    let real = UUID.replacen('^', "^(?![0-]+$)(?![fF-]+$)", 1);
+    let named = json!({ "type": "string", "format": "uuid", "pattern": real });
     let limit = json!({ "type": "integer", "minimum": 1, "maximum": Page::LARGEST, "default": Page::LARGEST });
     let session = format!("X-{}-Session-Id", config.service_name);
     let at = |place: &str, name: &str, about: &str, schema: &Value| {

@@ -1,5 +1,7 @@
 //! From files to a model: containers (`gguf`, `safetensors`), names, and the registry of architectures.
 
+#[cfg(test)]
+mod fuzz;
 pub mod gguf;
 pub(crate) mod names;
 pub mod safetensors;

@@ -2,6 +2,7 @@
 //!
 //! Names stand for ids. Prompt and output tokens cost one unit each, cached ones nothing, so amounts can be read off.
 
+mod fuzz;
 mod planted;
 mod rules;
 

@@ -24,7 +24,8 @@ pub fn unknown_members_are_null() -> RecursiveTransform<fn(&mut Schema)> {
     })
 }
 
-/// The body of a completion request. `null` means absent. Everything that is not named here is refused.
+/// The body of a completion request. `null` means absent. Everything that is not named here is refused. Whole
+/// numbers are written without fraction or exponent.
 #[expect(dead_code, reason = "only its schema is used")]
 #[derive(JsonSchema)]
 #[schemars(rename = "ChatCompletionRequest")]
@@ -70,7 +71,7 @@ pub struct Body {
     frequency_penalty: Option<f64>,
     #[schemars(range(min = -2, max = 2))]
     presence_penalty: Option<f64>,
-    #[schemars(range(max = 2), extend("exclusiveMinimum" = 0))]
+    #[schemars(range(min = body::LEAST_REPETITION_PENALTY, max = 2))]
     repetition_penalty: Option<f64>,
     /// The same input with the same seed gives the same answer.
     #[schemars(range(min = i64::MIN, max = i64::MAX))]

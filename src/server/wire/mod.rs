@@ -23,4 +23,6 @@ impl<T: Serialize> IntoResponse for Json<T> {
 }
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests;

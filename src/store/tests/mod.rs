@@ -2,6 +2,7 @@
 
 mod bench;
 mod faults;
+mod fuzz;
 mod kill;
 mod lifecycle;
 mod media;

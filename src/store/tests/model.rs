@@ -267,7 +267,7 @@ fn stored_attempt() -> impl Strategy<Value = Attempt> {
     )
 }
 
-fn record() -> impl Strategy<Value = RequestRecord> {
+pub(super) fn record() -> impl Strategy<Value = RequestRecord> {
     let attempts = proptest::collection::vec(stored_attempt(), 1..4);
     (request(), any::<[u8; 32]>(), any::<[u128; 2]>(), any::<bool>(), attempts).prop_map(
         |(key, fingerprint, ids, stream, attempts)| RequestRecord {
@@ -281,7 +281,7 @@ fn record() -> impl Strategy<Value = RequestRecord> {
     )
 }
 
-fn entry() -> impl Strategy<Value = Entry> {
+pub(super) fn entry() -> impl Strategy<Value = Entry> {
     let kind = prop_oneof![
         any::<String>().prop_map(|reference| EntryKind::Grant { reference }),
         (request(), attempt()).prop_map(|(key, attempt)| EntryKind::Reserve { key, attempt }),
