@@ -24,12 +24,15 @@ fn is(canonical: &Canonical, value: &Value) -> bool {
         (Canonical::Null, Value::Null) => true,
         (Canonical::Bool(ours), Value::Bool(theirs)) => ours == theirs,
         (Canonical::String(ours), Value::String(theirs)) => ours == theirs,
-        (Canonical::Number(literal), Value::Number(_)) => serde_json::from_str::<Value>(literal).ok().as_ref() == Some(value),
+        (Canonical::Number(literal), Value::Number(_)) => {
+            serde_json::from_str::<Value>(literal).ok().as_ref() == Some(value)
+        }
         (Canonical::Array(ours), Value::Array(theirs)) => {
             ours.len() == theirs.len() && ours.iter().zip(theirs).all(|(ours, theirs)| is(ours, theirs))
         }
         (Canonical::Object(ours), Value::Object(theirs)) => {
-            ours.len() == theirs.len() && ours.iter().all(|(key, ours)| theirs.get(key).is_some_and(|theirs| is(ours, theirs)))
+            ours.len() == theirs.len()
+                && ours.iter().all(|(key, ours)| theirs.get(key).is_some_and(|theirs| is(ours, theirs)))
         }
         _ => false,
     }
@@ -48,7 +51,9 @@ fn canonical_json() {
                 assert_eq!(again.as_ref(), Ok(&canonical));
                 assert_eq!(again.map(|again| of(&again)), Ok(of(&canonical)));
             }
-            (Err(refused), Ok(_)) => assert!(matches!(refused, JsonError::DuplicateKey | JsonError::TooDeep), "{refused:?}"),
+            (Err(refused), Ok(_)) => {
+                assert!(matches!(refused, JsonError::DuplicateKey | JsonError::TooDeep), "{refused:?}")
+            }
             (Err(_), Err(_)) => {}
         }
     });

@@ -256,3 +256,77 @@ struct FunctionCall {
     #[schemars(length(max = messages::MAX_ARGUMENTS))]
     arguments: String,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::canonical::canonicalise;
+    use crate::server::wire::chat_request::ChatRequest;
+    use serde_json::Value;
+
+    /// Whether the parser takes a body with this member.
+    fn accepts(name: &str, value: &Value) -> bool {
+        let mut body =
+            json!({ "model": Uuid::nil(), "messages": [{ "role": "user", "content": "hi" }], "logprobs": true });
+        body[name] = value.clone();
+        ChatRequest::parse(&canonicalise(body.to_string().as_bytes()).unwrap()).is_ok()
+    }
+
+    /// Values at each bound of a schema and just beyond it, and whether they are inside.
+    fn probes(schema: &Value) -> Vec<(Value, bool)> {
+        let mut all: Vec<(Value, bool)> = schema["anyOf"].as_array().into_iter().flatten().flat_map(probes).collect();
+        let is = |kind: &str| {
+            schema["type"] == kind || schema["type"].as_array().is_some_and(|all| all.contains(&json!(kind)))
+        };
+        let mut put = |value: Value, inside: bool| all.push((value, inside));
+        for (bound, step) in [("minimum", -1), ("maximum", 1)] {
+            if let Some(bound) = schema[bound].as_i64().filter(|_| is("integer")) {
+                put(json!(bound), true);
+                bound.checked_add(step).into_iter().for_each(|beyond| put(json!(beyond), false));
+            } else if let Some(bound) = schema[bound].as_f64() {
+                put(json!(bound), true);
+                put(json!(bound + step as f64 / 256.0), false);
+            }
+        }
+        if let Some(bound) = schema["exclusiveMinimum"].as_f64() {
+            put(json!(bound), false);
+            put(json!(f64::from_bits(1)), true);
+        }
+        if let Some(most) = schema["maxLength"].as_u64() {
+            put(json!("é".repeat(most as usize)), true);
+            put(json!("é".repeat(most as usize + 1)), false);
+            put(json!(""), schema["minLength"].is_null());
+        }
+        if let Some(most) = schema["maxItems"].as_u64() {
+            let item = schema["items"].get("const").cloned().unwrap_or(json!("x"));
+            put(json!(vec![item.clone(); most as usize]), true);
+            put(json!(vec![item; most as usize + 1]), false);
+        }
+        if let Some(words) = schema["enum"].as_array() {
+            words.iter().for_each(|word| put(word.clone(), true));
+            put(json!("no such word"), false);
+        } else if is("boolean") {
+            put(json!(true), true);
+            put(json!(false), true);
+            put(json!(0), false);
+        }
+        if is("null") {
+            put(Value::Null, true);
+        }
+        all
+    }
+
+    #[test]
+    fn the_parser_keeps_every_bound() {
+        let schema = schemars::schema_for!(Body).to_value();
+        let mut probed = 0;
+        for (name, property) in schema["properties"].as_object().unwrap() {
+            for (value, inside) in probes(property).into_iter().filter(|_| name != "messages") {
+                assert_eq!(accepts(name, &value), inside, "{name}: {value}");
+                probed += 1;
+            }
+        }
+        assert!(probed > 100, "{probed}");
+        assert!(accepts("no_such_member", &Value::Null) && !accepts("no_such_member", &json!(1)));
+    }
+}

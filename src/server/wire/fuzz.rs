@@ -59,7 +59,8 @@ fn names_a_request(value: &[u8]) -> bool {
     let quoted = value.len() >= 2 && value.starts_with(b"\"") && value.ends_with(b"\"");
     let id = if quoted { &value[1..value.len() - 1] } else { value };
     let hyphen = |place: usize| [8, 13, 18, 23].contains(&place);
-    let formed = id.iter().enumerate().all(|(at, byte)| if hyphen(at) { *byte == b'-' } else { byte.is_ascii_hexdigit() });
+    let formed =
+        id.iter().enumerate().all(|(at, byte)| if hyphen(at) { *byte == b'-' } else { byte.is_ascii_hexdigit() });
     let only = |letter: u8| id.iter().all(|byte| *byte == b'-' || byte.eq_ignore_ascii_case(&letter));
     id.len() == 36 && formed && !only(b'0') && !only(b'f')
 }

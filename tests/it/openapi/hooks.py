@@ -1,6 +1,7 @@
 """What schemathesis has to know about the node: which requests can succeed, and what the events of a stream are."""
 
 import atexit
+import itertools
 import json
 import os
 import uuid
@@ -17,7 +18,7 @@ counts = {"completions": 0, "streams": 0}
 atexit.register(lambda: [print(f"{name}: {count}") for name, count in counts.items()])
 
 chunks = None
-keys = iter(range(1, 1 << 62))
+streaming = itertools.cycle([False, True])
 
 
 @schemathesis.hook
@@ -39,17 +40,16 @@ def before_load_schema(context, raw_schema):
 def before_call(context, case, kwargs):
     """A sound request gets a fresh id, a model that exists and an answer that takes no time; every other one is a stream."""
     if case.operation.path == COMPLETIONS and case.meta and case.meta.generation.mode.is_positive:
-        key = next(keys)
-        case.headers["Idempotency-Key"] = str(uuid.UUID(int=key, version=4))
+        case.headers["Idempotency-Key"] = str(uuid.uuid4())
         soften(case.body)
-        case.body["stream"] = key % 2 == 0
+        case.body["stream"] = next(streaming)
 
 
 def soften(body):
     body["model"] = os.environ["MODEL"]
     for name in WHOLE & body.keys():
         # 5.0 is a whole number to JSON Schema, but not as the node reads it.
-        body[name] = body[name] and int(body[name])
+        body[name] = None if body[name] is None else int(body[name])
     limit = 1 + (body.get("max_tokens") or body.get("max_completion_tokens") or 0) % MOST_TOKENS
     body["max_tokens"] = limit
     if body.get("max_completion_tokens") is not None:
