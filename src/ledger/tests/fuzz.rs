@@ -52,7 +52,7 @@ fn canonical_json() {
                 assert_eq!(again.map(|again| of(&again)), Ok(of(&canonical)));
             }
             (Err(refused), Ok(_)) => {
-                assert!(matches!(refused, JsonError::DuplicateKey | JsonError::TooDeep), "{refused:?}")
+                assert!(matches!(refused, JsonError::DuplicateKey | JsonError::TooDeep), "{refused:?}");
             }
             (Err(_), Err(_)) => {}
         }

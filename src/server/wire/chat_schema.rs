@@ -303,7 +303,9 @@ mod tests {
             put(json!(vec![item; most as usize + 1]), false);
         }
         if let Some(words) = schema["enum"].as_array() {
-            words.iter().for_each(|word| put(word.clone(), true));
+            for word in words {
+                put(word.clone(), true);
+            }
             put(json!("no such word"), false);
         } else if is("boolean") {
             put(json!(true), true);

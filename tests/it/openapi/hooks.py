@@ -26,10 +26,9 @@ def before_load_schema(context, raw_schema):
     """Responses may hold nothing that is not described, and a stream is checked event by event, below."""
     global chunks
     components = raw_schema["components"]
-    requested = {"ChatCompletionRequest", "StreamOptions", "ContentPart", "Message", "ToolCall", "FunctionCall"}
-    for name, schema in components["schemas"].items():
-        if "properties" in schema and name not in requested:
-            schema["additionalProperties"] = False
+    for schema in components["schemas"].values():
+        if "properties" in schema:
+            schema.setdefault("additionalProperties", False)
     answers = raw_schema["paths"][COMPLETIONS]["post"]["responses"]["200"]["content"]
     del answers["text/event-stream"]["schema"]
     chunk = {"$ref": "#/components/schemas/ChatCompletionChunk", "components": components}
