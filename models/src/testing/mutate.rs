@@ -9,10 +9,10 @@ pub type Mutation = (u8, Vec<Edit>);
 /// Longest stretch that is copied within the bytes.
 const STRETCH: usize = 24;
 
-/// The chosen seed, changed up to 31 times. Few changes stay close to what is accepted.
+/// The chosen seed, changed up to 7 times: few changes stay close to what is accepted.
 pub fn mutated(seeds: &[&[u8]], (choice, edits): &Mutation) -> Vec<u8> {
     let mut bytes = seeds[usize::from(*choice) % seeds.len()].to_vec();
-    for &(place, what, byte) in edits.iter().take(usize::from(choice / 8)) {
+    for &(place, what, byte) in edits.iter().take(usize::from(choice / 32)) {
         let at = place as usize % (bytes.len() + 1);
         match what % 8 {
             0 | 1 => bytes.insert(at, byte),

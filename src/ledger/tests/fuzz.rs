@@ -38,6 +38,21 @@ fn is(canonical: &Canonical, value: &Value) -> bool {
     }
 }
 
+/// Members of all objects in a JSON text: colons outside of strings.
+fn members(text: &[u8]) -> usize {
+    let (mut inside, mut escaped, mut count) = (false, false, 0);
+    for byte in text {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = true,
+            b'"' => inside = !inside,
+            b':' if !inside => count += 1,
+            _ => {}
+        }
+    }
+    count
+}
+
 #[test]
 fn canonical_json() {
     bolero::check!().with_iterations(10_000).with_type().for_each(|mutation: &Mutation| {
@@ -47,6 +62,7 @@ fn canonical_json() {
                 // serde_json knows no numbers beyond f64; everything else it reads as well.
                 let number_too_large = |error: &serde_json::Error| error.to_string().starts_with("number out of range");
                 assert!(theirs.as_ref().map_or_else(number_too_large, |theirs| is(&canonical, theirs)));
+                assert_eq!(members(canonical.to_string().as_bytes()), members(&text), "a key is there twice");
                 let again = canonicalise(canonical.to_string().as_bytes());
                 assert_eq!(again.as_ref(), Ok(&canonical));
                 assert_eq!(again.map(|again| of(&again)), Ok(of(&canonical)));

@@ -35,7 +35,7 @@ fn rows() {
     let (record, entry) = (example(&record()), example(&entry()));
     let zeros = [&[1][..], &[0; 200]].concat();
     let seeds = [&record[..], &entry, &zeros[..1], &zeros];
-    bolero::check!().with_iterations(2_000).with_type().for_each(|mutation: &Mutation| {
+    bolero::check!().with_iterations(4_000).with_type().for_each(|mutation: &Mutation| {
         let mut stored = mutated(&seeds, mutation);
         // Under its right checksum, or the codec would look no further.
         let crc = crc32c::crc32c_append(crc32c::crc32c(KEY), &stored);
