@@ -117,6 +117,18 @@ pub struct Requests {
     pub drain_grace_seconds: u64,
 }
 
+impl Requests {
+    /// How long answers are kept for replay, milliseconds.
+    pub fn replay_ms(&self) -> u64 {
+        self.body_retention_hours * 3_600_000
+    }
+
+    /// How long a finished request's id is remembered, milliseconds.
+    pub fn tombstone_ms(&self) -> u64 {
+        self.tombstone_days * 24 * 3_600_000
+    }
+}
+
 /// Client credentials.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]

@@ -6,7 +6,7 @@ use super::output::{Failure, Output, Result};
 use crate::clock::SystemClock;
 use crate::config::{self, Config, Loaded, Override};
 use crate::server::operator::{AdminCommand, AdminError, Operator, socket};
-use crate::store::{Store, StoreError};
+use crate::store::{Retention, Store, StoreError};
 use serde_json::{Value, json};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -83,7 +83,9 @@ impl Context {
     /// Opens the ledger for a node of our own.
     pub fn open_store(&self) -> Result<Store> {
         self.require_ledger()?;
-        Store::open(&self.data_dir, Arc::new(SystemClock)).map_err(|error| match error {
+        let requests = &self.config.requests;
+        let retention = Retention { replay_ms: requests.replay_ms(), tombstone_ms: requests.tombstone_ms() };
+        Store::open_with(&self.data_dir, Arc::new(SystemClock), retention).map_err(|error| match error {
             error @ StoreError::InUse(_) => Failure::new(error)
                 .remedy("a node runs there already (`cresset status`); stop it, or give another --data-dir"),
             error => Failure::new(error),

@@ -118,6 +118,7 @@ enum Command {
 
 /// Parses the command line, runs the command, and turns what happened into an exit code.
 pub fn main() -> ExitCode {
+    let _armed = crate::failpoint::arm();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return refuse_usage(&error),

@@ -9,6 +9,7 @@ use super::runner::{RowResult, Runner};
 use super::sampler::Sampled;
 use super::scheduler::{Scheduler, Step};
 use super::sequence::{Finished, SequenceId, State, StopCause};
+use crate::failpoint::failpoint;
 use std::any::Any;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -111,8 +112,12 @@ impl Worker {
     fn run_rows(&mut self, step: &Step) -> Result<Vec<RowResult>, String> {
         let block_size = self.mailbox.options().block_size;
         let (batch, rows) = forward_batch(&self.scheduler, step, block_size);
-        let results = catch_unwind(AssertUnwindSafe(|| self.runner.run(&batch, &rows)))
-            .unwrap_or_else(|panic| Err(panic_text(panic.as_ref())))?;
+        let run = || {
+            failpoint!("engine::crash");
+            failpoint!("engine::step", |_| Err("a step failed".into()));
+            self.runner.run(&batch, &rows)
+        };
+        let results = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| Err(panic_text(panic.as_ref())))?;
         if results.len() == rows.len() {
             Ok(results)
         } else {

@@ -164,6 +164,9 @@ impl fmt::Debug for Credential {
     }
 }
 
+/// Attempts a request may have, the first included.
+const MAX_ATTEMPTS: usize = 3;
+
 /// Where a request lives: the same id under another account or application is another request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestKey {
@@ -240,6 +243,17 @@ pub struct Attempt {
     pub finished_at: Option<UnixMillis>,
 }
 
+impl Attempt {
+    /// The node refused it after all: for want of room, of time before a stop, or of a ledger that could be told of its start.
+    pub fn was_turned_away(&self) -> bool {
+        match self.failure {
+            Some(FailureCode::Overloaded | FailureCode::Draining) => true,
+            Some(FailureCode::ControlPlaneUnavailable) => self.started_at.is_none(),
+            _ => false,
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestRecord {
     pub key: RequestKey,
@@ -258,6 +272,11 @@ impl RequestRecord {
 
     pub(super) fn latest_mut(&mut self) -> &mut Attempt {
         self.attempts.last_mut().expect("invariant: a request has at least one attempt")
+    }
+
+    /// Whether the node failed on it as often as it may be tried. Refusals do not count as tries.
+    pub fn is_exhausted(&self) -> bool {
+        self.attempts.iter().filter(|attempt| !attempt.was_turned_away()).count() >= MAX_ATTEMPTS
     }
 
     pub fn attempt(&self, id: AttemptId) -> Option<&Attempt> {

@@ -10,8 +10,9 @@ use super::wire::chat_request::ChatRequest;
 use super::{drive, prepare, sse};
 use crate::config::Http;
 use crate::ids::SessionId;
-use crate::ledger::RequestKey;
 use crate::ledger::fingerprint::{canonicalise, fingerprint};
+use crate::ledger::state::Crashes;
+use crate::ledger::{RequestKey, RequestRecord};
 use axum::body::Body;
 use axum::extract::{Extension, Request, State};
 use axum::http::request::Parts;
@@ -93,6 +94,7 @@ async fn take(mut body: Body, limit: usize) -> Result<Bytes, ApiError> {
 /// Finds the request among the live ones and in the ledger, or makes it live. Equal requests that arrive together meet in
 /// the hub: one is admitted, the others join it, or try again by themselves when it is refused.
 async fn answer(node: &Arc<Node>, call: &Call) -> Result<Response, ApiError> {
+    let mut looked_again = false;
     loop {
         if let Some(live) = node.hub.get(&call.key) {
             match join(node, call, &live).await? {
@@ -100,20 +102,32 @@ async fn answer(node: &Arc<Node>, call: &Call) -> Result<Response, ApiError> {
                 None => continue,
             }
         }
-        if let Some(record) = node.store.read()?.request(&call.key)? {
-            match replay::judge(&record, &call.fingerprint) {
-                Ok(Known::Answered) => return replay::answer(node, &record, call.request.include_usage),
-                Ok(Known::MayRetry) => {}
-                // It went live after the hub was asked.
-                Err(ApiError::RequestInProgress) if node.hub.get(&call.key).is_some() => continue,
-                Err(error) => return Err(error),
-            }
+        match recall(node, call) {
+            Ok(Some(record)) => return replay::answer(node, &record, call.request.include_usage),
+            Ok(None) => {}
+            // It went live after the hub was asked, or has ended since it was read.
+            Err(ApiError::RequestInProgress) if !std::mem::replace(&mut looked_again, true) => continue,
+            Err(error) => return Err(error),
         }
         let job = prepare::prepare(node, call).await?;
         if let Some(response) = run(node, call, job).await? {
             return Ok(response);
         }
     }
+}
+
+/// The request's record when it has its answer; `None` when it may run.
+fn recall(node: &Node, call: &Call) -> Result<Option<RequestRecord>, ApiError> {
+    let ledger = node.store.read()?;
+    if let Some(record) = ledger.request(&call.key)? {
+        match replay::judge(&record, &call.fingerprint)? {
+            Known::Answered => return Ok(Some(record)),
+            Known::MayRetry => {}
+        }
+    }
+    // Admission refuses it, too, but by then the engine has seen it, and may be down again.
+    let refused = ledger.crashes(call.key.account, &call.fingerprint)?.is_some_and(Crashes::is_refused);
+    if refused { Err(ApiError::AttemptsExhausted) } else { Ok(None) }
 }
 
 /// Answers from a running request; `None` when it was not admitted.

@@ -11,6 +11,7 @@ use super::transcript::{Delta, Transcript};
 use super::wire::completion::{Choice, Completion, Credits, Header, Logprobs, Reply};
 use crate::clock::UnixMillis;
 use crate::engine::{Event, Finished, GenerateRequest, SequenceId, StopCause};
+use crate::failpoint::failpoint;
 use crate::ids::AttemptId;
 use crate::ledger::commands::{ReleaseCause, SettleEnd};
 use crate::ledger::{Admit, Command, FailureCode, FinishReason, Outcome, RequestRecord, Split, Units, Usage};
@@ -29,6 +30,8 @@ pub struct Job {
     pub generate: GenerateRequest,
     pub stop: Vec<String>,
     pub include_usage: bool,
+    /// When the credential expires: its request ends then as if it had been revoked.
+    pub expires_at: Option<UnixMillis>,
 }
 
 /// How long an end waits for a ledger that cannot be reached before the request fails uncharged.
@@ -44,8 +47,10 @@ pub async fn drive(node: Arc<Node>, job: Job) {
     };
     let began = Instant::now();
     custody.take(sequence);
+    failpoint!("drive::accepted");
     match commit(&node, Command::Admit(Box::new(job.admit.clone()))).await {
         Ok(Outcome::Admitted(record)) => {
+            failpoint!("drive::admitted");
             let mut run = Run::new(node.clone(), job, events, record, began);
             run.live.admit();
             let end = run.generate(sequence).await;
@@ -151,6 +156,7 @@ struct Run {
     record: RequestRecord,
     header: Header,
     transcript: Transcript,
+    expires_at: Option<UnixMillis>,
     /// The note that the attempt runs, on its way to the ledger.
     started: Option<JoinHandle<()>>,
     began: Instant,
@@ -159,12 +165,13 @@ struct Run {
 
 impl Run {
     fn new(node: Arc<Node>, job: Job, events: mpsc::Receiver<Event>, record: RequestRecord, began: Instant) -> Self {
-        let Job { live, model, generate, stop, include_usage, .. } = job;
+        let Job { live, model, generate, stop, include_usage, expires_at, .. } = job;
         let created = record.latest().created_at.seconds();
         let header = Header { id: live.key.request, created, model: record.model, include_usage };
         let logprobs = generate.sampling.logprobs.is_some();
         let transcript = Transcript::new(model.text.clone(), generate.eos_ids, stop, logprobs);
-        Self { node, live, model, events, record, header, transcript, started: None, began, last_token: None }
+        let (started, last_token) = (None, None);
+        Self { node, live, model, events, record, header, transcript, expires_at, started, began, last_token }
     }
 
     /// Follows the sequence to its last event, passing text on as it becomes certain.
@@ -172,7 +179,13 @@ impl Run {
         self.publish(Header::role);
         let grace = Duration::from_secs(self.node.config.requests.disconnect_grace_seconds);
         let live = self.live.clone();
-        let asked = live.asked_to_end(grace);
+        let expired = self.expired();
+        let asked = async {
+            tokio::select! {
+                asked = live.asked_to_end(grace) => asked,
+                () = expired => Ending::Cancelled,
+            }
+        };
         tokio::pin!(asked);
         let mut ending = None;
         loop {
@@ -198,6 +211,17 @@ impl Run {
         }
     }
 
+    /// Ends when the credential has expired.
+    fn expired(&self) -> impl Future<Output = ()> + use<> {
+        let left = self.expires_at.map(|at| Duration::from_millis(at.0.saturating_sub(self.node.clock.now().0)));
+        async move {
+            match left {
+                Some(left) => tokio::time::sleep(left).await,
+                None => std::future::pending().await,
+            }
+        }
+    }
+
     fn start(&mut self) {
         self.node.metrics.queue_time.observe(self.began.elapsed().as_secs_f64());
         let (node, key, attempt) = (self.node.clone(), self.live.key, self.record.latest().id);
@@ -216,6 +240,7 @@ impl Run {
             Some(last) => self.node.metrics.inter_token_latency.observe((now - last).as_secs_f64()),
         }
         if let Some(Delta { text, logprobs }) = delta {
+            failpoint!("drive::chunk");
             self.publish(|header| header.delta(&text, logprobs.as_ref()));
         }
     }
@@ -298,7 +323,9 @@ impl Run {
         let completion = self.completion(reason, usage, charge);
         let body = Bytes::from(serde_json::to_vec(&completion).expect("invariant: an answer has only string keys"));
         self.store_body(&body).await?;
+        failpoint!("drive::body_stored");
         self.settle(usage, SettleEnd::Completed(reason)).await?;
+        failpoint!("drive::settled");
         self.publish_last(&completion, spare.as_ref());
         Ok(Ok(body))
     }
@@ -322,7 +349,7 @@ impl Run {
     }
 
     async fn store_body(&self, body: &Bytes) -> Result<(), StoreError> {
-        let retention = self.node.config.requests.body_retention_hours * 3_600_000;
+        let retention = self.node.config.requests.replay_ms();
         let until = Instant::now() + LEDGER_PATIENCE;
         loop {
             let expires_at = UnixMillis(self.node.clock.now().0.saturating_add(retention));

@@ -55,7 +55,10 @@ pub enum ApiError {
         "The generation failed on the node's side and was not charged. Sending the same request again starts a new attempt."
     )]
     GenerationFailed,
-    #[error("The request failed as often as it may be tried; nothing was charged. Use a new Idempotency-Key.")]
+    #[error(
+        "The node failed on this request as often as it may be tried; nothing was charged. Use a new Idempotency-Key, and \
+         another input if this one is refused again."
+    )]
     AttemptsExhausted,
     #[error("Authorization or credits cannot be confirmed now. Sending the same request again is safe.")]
     ControlPlaneUnavailable,

@@ -49,7 +49,8 @@ pub async fn prepare(node: &Node, call: &Call) -> Result<Job, ApiError> {
     let generate = generate(node, call, &model, prompt, max_tokens)?;
     let live = LiveRequest::new(call.key, call.fingerprint, admit.credential, call.request.stream);
     let (stop, include_usage) = (call.request.stop.clone(), call.request.include_usage);
-    Ok(Job { live: Arc::new(live), model, admit, generate, stop, include_usage })
+    let expires_at = call.caller.credential.expires_at;
+    Ok(Job { live: Arc::new(live), model, admit, generate, stop, include_usage, expires_at })
 }
 
 fn generate(

@@ -7,6 +7,7 @@ use super::rows::{Identity, Tenure};
 use super::snapshot::Snapshot;
 use super::tables::{self, Definition};
 use super::{Result, StoreError, check};
+use crate::failpoint::failpoint;
 use crate::ids::BootId;
 use crate::ledger::state::StateError;
 use redb::{Database, ReadTransaction, ReadableDatabase, ReadableTable, WriteTransaction};
@@ -29,7 +30,9 @@ pub(super) fn write(snapshot: &Snapshot, to: &Path) -> Result<()> {
         copy_all(&snapshot.bodies, txn, &ARCHIVE_TABLES)
     })?;
     drop(database);
+    failpoint!("store::copied");
     prove(&disk::open_existing(&unfinished)?, &unfinished)?;
+    failpoint!("store::proven");
     disk::rename(&unfinished, to)
 }
 

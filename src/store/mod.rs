@@ -19,6 +19,7 @@ mod tests;
 mod writer;
 
 use crate::clock::{Clock, UnixMillis};
+use crate::failpoint::failpoint;
 use crate::ids::{AttemptId, BootId};
 use crate::ledger::state::StateError;
 use crate::ledger::{Command, Outcome, Refusal, RequestKey};
@@ -203,7 +204,9 @@ fn prepare(disk: Box<dyn Disk>, clock: Arc<dyn Clock>, retention: Retention) -> 
     }
     let now = files.clock()?;
     let shared = Arc::new(Shared::new(disk, clock, files));
+    failpoint!("store::opened");
     shared.with_files(|files| Ok(files.set_tenure(shared.boot, false)?))?;
+    failpoint!("store::claimed");
     let mut writer = Writer::new(Arc::clone(&shared), retention, now);
     writer.recover()?;
     Ok((shared, writer))

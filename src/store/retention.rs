@@ -5,6 +5,7 @@ use super::files::{self, Files};
 use super::rows::Body;
 use super::tables::{self, Writable, due_key, due_subject, get, put};
 use crate::clock::UnixMillis;
+use crate::failpoint::failpoint;
 use crate::ledger::RequestRecord;
 use crate::ledger::state::StateError;
 use redb::{ReadableDatabase, ReadableTable, WriteTransaction};
@@ -43,10 +44,13 @@ pub(super) fn sweep(files: &Files, now: UnixMillis, retention: &Retention) -> Re
     let purged = purge(&txn)?;
     archive(&txn, &ended)?;
     if purged > 0 || !ended.is_empty() {
+        failpoint!("store::before_archive");
         txn.commit()?;
     }
     if !ended.is_empty() {
+        failpoint!("store::archived");
         files::write(&files.ledger, |txn| forget(txn, &ended))?;
+        failpoint!("store::forgotten");
     }
     Ok(ended.len().max(purged) >= MAX_ROWS)
 }

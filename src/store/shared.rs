@@ -6,6 +6,7 @@ use super::queue::Queue;
 use super::snapshot::Snapshot;
 use super::{AuditReport, Result, StoreError, check};
 use crate::clock::Clock;
+use crate::failpoint::failpoint;
 use crate::ids::BootId;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard};
@@ -45,6 +46,7 @@ impl Shared {
     }
 
     pub fn snapshot(&self) -> Result<Snapshot> {
+        failpoint!("store::read", |_| Err(StoreError::Unavailable("a read failed".into())));
         self.with_files(|files| Ok(files.snapshot()?))
     }
 

@@ -3,7 +3,7 @@
 use super::Result;
 use super::tables::{self, Definition, ReadOnly};
 use crate::ids::{AccountId, ApplicationId, CredentialId, RequestId};
-use crate::ledger::state::{Reservation, StateError};
+use crate::ledger::state::{Crashes, Reservation, StateError};
 use crate::ledger::{Account, Application, Balances, Credential, Entry, RequestKey, RequestRecord};
 use redb::ReadTransaction;
 use std::collections::BTreeMap;
@@ -71,6 +71,12 @@ impl Snapshot {
     /// All of an account's requests with this id, over every scope (account keys may read its applications' requests).
     pub fn requests_by_id(&self, account: AccountId, request: RequestId) -> Result<Vec<RequestRecord>> {
         self.requests_under(&tables::request_prefix(account, request))
+    }
+
+    /// The crashes that an input of this account was running in.
+    pub fn crashes(&self, account: AccountId, fingerprint: &[u8; 32]) -> Result<Option<Crashes>> {
+        let crashes = self.table(tables::CRASHES)?;
+        Ok(tables::get(&crashes, &tables::crash_key(account, fingerprint))?)
     }
 
     /// Newest last.

@@ -12,6 +12,7 @@ use super::state::WriteState;
 use super::tables;
 use super::{Result, Shared, StoreError, bodies, check};
 use crate::clock::UnixMillis;
+use crate::failpoint::failpoint;
 use crate::ids::AttemptId;
 use crate::ledger::apply::{ApplyError, apply};
 use crate::ledger::commands::ReleaseCause;
@@ -96,6 +97,7 @@ impl Writer {
                 return Err(StoreError::Unusable(why.into()));
             };
             total += released;
+            failpoint!("store::recovered");
             if !remaining {
                 break;
             }
@@ -165,7 +167,11 @@ impl Writer {
             results.push(self.perform(&mut state, &job.work, index)?);
         }
         if state.finish(self.clock)? {
+            failpoint!("store::before_commit");
+            failpoint!("store::commit_lost", |_| Err(Failure::Handle("the commit failed".into())));
             txn.commit().map_err(StateError::from)?;
+            failpoint!("store::after_commit");
+            failpoint!("store::commit_unknown", |_| Err(Failure::Handle("the commit failed".into())));
         }
         Ok(results)
     }
@@ -270,6 +276,7 @@ impl Writer {
     }
 
     fn try_reopen(&mut self) -> Result<()> {
+        failpoint!("store::reopen", |_| Err(StoreError::Unavailable("it stays closed".into())));
         let files = Files::open(&*self.shared.disk)?;
         let report = check::audit(&files.snapshot()?)?;
         if let Some(violation) = report.violations.first() {

@@ -3,17 +3,22 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod api;
+mod charges;
 mod cli;
 mod clients;
 mod crash;
+mod crash_points;
 mod hostile;
 mod idempotency;
 mod lifecycle;
 mod operator;
 mod process;
+mod races;
+mod raw;
 mod release;
 mod secrecy;
 mod sse;
 mod support;
 mod text_goldens;
 mod tidy;
+mod unavailable;

@@ -42,10 +42,7 @@ impl Folder {
     /// A ledger and a small qualified model, as a copy of one that is made once per run.
     pub fn ready() -> Self {
         static TEMPLATE: OnceLock<Folder> = OnceLock::new();
-        let template = TEMPLATE.get_or_init(Self::make_ready);
-        let folder = Self::empty();
-        copy(template.path(), folder.path());
-        folder
+        TEMPLATE.get_or_init(Self::make_ready).twin()
     }
 
     fn make_ready() -> Self {
@@ -54,6 +51,13 @@ impl Folder {
         cresset_models::testing::tiny_llama_gguf(&model, 7).unwrap();
         folder.json(&["models", "add", "--path", model.to_str().unwrap(), "--name", MODEL]);
         folder.json(&["qualify", MODEL]);
+        folder
+    }
+
+    /// A folder with the same content. Nothing may be running on this one.
+    pub fn twin(&self) -> Self {
+        let folder = Self::empty();
+        copy(self.path(), folder.path());
         folder
     }
 
@@ -73,6 +77,11 @@ impl Folder {
 
     pub fn run(&self, arguments: &[&str]) -> Finished {
         Finished::of(self.command(arguments).output().unwrap())
+    }
+
+    /// A command with the given `FAILPOINTS`.
+    pub fn run_failing(&self, points: &str, arguments: &[&str]) -> Finished {
+        Finished::of(self.command(arguments).env("FAILPOINTS", points).output().unwrap())
     }
 
     /// A command that must succeed; its document.
@@ -109,9 +118,19 @@ impl Folder {
     }
 
     pub fn serve_with(&self, more: &[&str]) -> Served {
+        self.start(more, "")
+    }
+
+    /// A node with the given `FAILPOINTS`.
+    pub fn serve_failing(&self, points: &str) -> Served {
+        self.start(&[], points)
+    }
+
+    fn start(&self, more: &[&str], points: &str) -> Served {
         let arguments = ["serve", "--json", "--listen", "127.0.0.1:0", "--operator", "127.0.0.1:0"];
         let mut child = self
             .command(&[&arguments[..], more].concat())
+            .env("FAILPOINTS", points)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()

@@ -37,11 +37,13 @@ struct World {
     state: MemoryState,
     now: UnixMillis,
     boot: BootId,
+    prices: Prices,
 }
 
 impl World {
     fn new() -> Self {
-        Self { state: MemoryState::default(), now: UnixMillis(1_000), boot: BootId(uuid("boot1")) }
+        let prices = Prices { revision: 1, input: 1_000_000, cached_input: 0, output: 1_000_000 };
+        Self { state: MemoryState::default(), now: UnixMillis(1_000), boot: BootId(uuid("boot1")), prices }
     }
 
     fn run(&mut self, line: &str) -> String {
@@ -53,6 +55,12 @@ impl World {
             }
             ["boot", name] => {
                 self.boot = BootId(uuid(name));
+                "ok".into()
+            }
+            ["prices", revision, input, cached, output] => {
+                let millions = |units: &str| units.parse::<u64>().unwrap() * 1_000_000;
+                let (input, cached_input, output) = (millions(input), millions(cached), millions(output));
+                self.prices = Prices { revision: revision.parse().unwrap(), input, cached_input, output };
                 "ok".into()
             }
             ["archive", scope, request] => {
@@ -140,6 +148,9 @@ impl World {
                 attempt: AttemptId(uuid(attempt)),
                 cause: match cause {
                     "queued" => ReleaseCause::CancelledInQueue,
+                    "overloaded" => ReleaseCause::Failed(FailureCode::Overloaded),
+                    "draining" => ReleaseCause::Failed(FailureCode::Draining),
+                    "unreachable" => ReleaseCause::Failed(FailureCode::ControlPlaneUnavailable),
                     _ => ReleaseCause::Failed(FailureCode::GenerationFailed),
                 },
             },
@@ -187,7 +198,7 @@ impl World {
             stream: false,
             prompt_tokens: prompt.parse().unwrap(),
             max_output_tokens: output.parse().unwrap(),
-            prices: Prices { revision: 1, input: 1_000_000, cached_input: 0, output: 1_000_000 },
+            prices: self.prices,
             max_concurrent,
         }))
     }
