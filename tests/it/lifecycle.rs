@@ -67,56 +67,49 @@ async fn a_cancel_that_takes_longer_is_accepted() {
     world.close().await;
 }
 
-/// `rounds` times 16 requests, each cancelled at some moment around its end.
+/// Requests that race at once.
+const LANES: u64 = 64;
+
+/// `rounds` times as many requests, each cancelled at some moment of its life or shortly after.
 async fn finish_against_cancel(rounds: u64) {
-    let world = World::with(|setup| {
-        setup.step = Duration::from_millis(1);
-        (setup.trial, setup.premium) = (1_000_000_000, 0);
+    let world = endless(|setup| {
+        setup.step = Duration::from_millis(2);
+        setup.trial = 1_000_000_000;
     })
     .await;
-    let completed = race(&world, rounds).await;
-    assert!(completed > 0 && completed < rounds * 16, "neither side won always: {completed} of {}", rounds * 16);
+    let mut completed = 0;
+    for _ in 0..rounds {
+        completed += join_all((0..LANES).map(|lane| race(&world, lane * 3))).await.into_iter().sum::<u64>();
+    }
+    assert!(completed > 0 && completed < rounds * LANES, "neither side won always: {completed} of {rounds} rounds");
     world.close().await;
 }
 
-/// How many of them completed.
-async fn race(world: &World, rounds: u64) -> u64 {
-    let body = &world.ask(json!({}));
-    let mut completed = 0;
-    for round in 0..rounds {
-        let ends = join_all((0..16).map(|lane| async move {
-            let id = Uuid::new_v4();
-            let (answer, deleted) = tokio::join!(world.post(id, body), async {
-                tokio::time::sleep(Duration::from_micros((round * 16 + lane) % 40 * 1_000)).await;
-                world.delete(id).await
-            });
-            let request = world.request(id).await;
-            match answer.status {
-                200 => assert_eq!(request["state"], "completed"),
-                409 => assert_eq!(request["state"], "cancelled"),
-                other => panic!("{other}: {}", answer.text()),
-            }
-            assert!([200, 404].contains(&deleted.status), "{}", deleted.text());
-            if deleted.status == 200 {
-                assert_eq!(deleted.json(), request, "what DELETE saw is the end");
-            }
-            assert_eq!(world.delete(id).await.json(), request, "and stays so");
-            u64::from(answer.status == 200)
-        }));
-        completed += ends.await.into_iter().sum::<u64>();
-    }
-    completed
+/// 1 when the request was completed before it was cancelled, `delay` milliseconds after its admission.
+async fn race(world: &World, delay: u64) -> u64 {
+    let (id, body) = (Uuid::new_v4(), world.ask(json!({ "max_tokens": 50 })));
+    let (answer, deleted) = tokio::join!(world.post(id, &body), async {
+        world.reaches_any(id).await;
+        tokio::time::sleep(Duration::from_millis(delay)).await;
+        world.delete(id).await
+    });
+    let request = world.request(id).await;
+    let expect = if answer.status == 200 { "completed" } else { "cancelled" };
+    assert_eq!(request["state"], expect, "{}", answer.text());
+    assert_eq!((deleted.status, deleted.json()), (200, request.clone()), "what DELETE saw is the end");
+    assert_eq!(world.delete(id).await.json(), request, "and stays so");
+    u64::from(answer.status == 200)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn finishing_and_cancelling_race_to_one_end() {
-    finish_against_cancel(8).await;
+    finish_against_cancel(2).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "a minute or more: ten thousand races"]
 async fn ten_thousand_races_of_finishing_and_cancelling_have_one_end_each() {
-    finish_against_cancel(625).await;
+    finish_against_cancel(160).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

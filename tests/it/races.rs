@@ -4,6 +4,7 @@ use crate::process::{Customer, Folder, Reply, Served, eventually};
 use crate::raw::{Call, volley};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
+use std::time::Duration;
 use uuid::Uuid;
 
 const OUTPUT: u32 = 60;
@@ -65,7 +66,7 @@ impl Arena {
 
     fn close(self) {
         let audit = self.folder.json(&["ledger", "audit"]);
-        assert_eq!((&audit["ok"], &audit["reservations"]), (&json!(true), &json!(0)), "{audit}");
+        assert_eq!((&audit["ok"], &audit["checked"]["reservations"]), (&json!(true), &json!(0)), "{audit}");
         assert!(self.node.terminate().success());
     }
 }
@@ -247,27 +248,33 @@ fn a_hundred_deletes_are_one() {
 #[test]
 fn a_revocation_ends_or_keeps_out_every_racer() {
     let arena = Arena::open(SLOW, 1_000);
-    let Customer { account, key, key_id } = arena.folder.customer(1_000_000);
-    let ids: Vec<String> = (0..64).map(|_| fresh()).collect();
-    let calls = ids.iter().map(|id| arena.chat(&key, id, &arena.ask(0))).collect();
-    let replies = std::thread::scope(|scope| {
-        let revoking = scope.spawn(|| arena.folder.json(&["keys", "revoke", &key_id]));
-        let replies = whole(volley(calls));
-        revoking.join().unwrap();
-        replies
-    });
-    let kept_out = replies.iter().filter(|reply| reply.status == 401).count();
-    let ended = replies.iter().filter(|reply| reply.status == 409).count();
-    assert_eq!(kept_out + ended, 64, "{:?}", tally(&replies));
-    assert_eq!(arena.records(&account), ended, "who was kept out left no record");
-    let other = arena.folder.json(&["keys", "create", "--account", &account]);
-    let other = other["secret"].as_str().unwrap();
-    let mut charged = 0;
-    for (id, _) in ids.iter().zip(&replies).filter(|(_, reply)| reply.status == 409) {
-        let request = arena.request(other, id);
-        assert_eq!(request["state"], "cancelled");
-        charged += units(&request["chargedUnits"]);
+    let Customer { account, .. } = arena.folder.customer(1_000_000);
+    let create = || arena.folder.json(&["keys", "create", "--account", &account]);
+    let reader = create();
+    let (mut records, mut charged) = (0, 0);
+    for pause in [0, 40, 80, 120] {
+        let issued = create();
+        let ids: Vec<String> = (0..32).map(|_| fresh()).collect();
+        let key = issued["secret"].as_str().unwrap();
+        let calls = ids.iter().map(|id| arena.chat(key, id, &arena.ask(0))).collect();
+        let replies = std::thread::scope(|scope| {
+            let racers = scope.spawn(|| whole(volley(calls)));
+            std::thread::sleep(Duration::from_millis(pause));
+            arena.folder.json(&["keys", "revoke", issued["id"].as_str().unwrap()]);
+            racers.join().unwrap()
+        });
+        for (id, reply) in ids.iter().zip(&replies) {
+            let request = arena.request(reader["secret"].as_str().unwrap(), id);
+            if reply.status == 401 {
+                assert_eq!(request["error"]["code"], "request_not_found", "who was kept out left no record");
+                continue;
+            }
+            assert_eq!((reply.status, &request["state"]), (409, &json!("cancelled")), "{}", reply.body);
+            records += 1;
+            charged += units(&request["chargedUnits"]);
+        }
     }
+    assert_eq!(arena.records(&account), records);
     assert_eq!(arena.balances(&account), [1_000_000 - charged, 0, 0]);
     arena.close();
 }
