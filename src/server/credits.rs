@@ -12,6 +12,9 @@ pub async fn show(
     State(node): State<Arc<Node>>,
     Extension(caller): Extension<Arc<Caller>>,
 ) -> Result<Json<CreditBalance>, ApiError> {
+    if !node.store.trusted() {
+        return Err(ApiError::ControlPlaneUnavailable);
+    }
     let balances = node.store.read()?.balances(caller.account.id)?;
     CreditBalance::of(&balances).map(Json).ok_or(ApiError::ControlPlaneUnavailable)
 }

@@ -96,6 +96,7 @@ impl Health {
 
     /// The reason when a rule of the ledger was found broken.
     pub fn trusted(&self) -> Result<(), String> {
+        failpoint!("store::distrusted", |_| Err("a rule is broken".into()));
         match self.distrusted.get() {
             None => Ok(()),
             Some(why) => Err(format!("it failed its own checks: {why}")),

@@ -9,7 +9,7 @@ use cresset::engine::{EngineHandle, EngineOptions};
 use cresset::ids::{AccountId, ApplicationId, CredentialId};
 use cresset::ledger::{AccountStatus, Bucket, Command, Credential, CredentialKind, Units, secret};
 use cresset::server::{self, LoadedModel, Node};
-use cresset::store::Store;
+use cresset::store::{Store, StoreError};
 use cresset::text::TextModel;
 use cresset_qualification::ServingSettings;
 use cresset_qualification::record::{POLICY_VERSION, Record, Verdict};
@@ -125,7 +125,7 @@ impl World {
         let ledger = folder.path().join("ledger");
         std::fs::create_dir(&ledger).unwrap();
         Store::init(&ledger).unwrap();
-        let store = Store::open(&ledger, Arc::new(SystemClock)).unwrap();
+        let store = open(&ledger);
         let node = Node::new(setup.config.clone(), store, Arc::new(SystemClock));
         for seed in 0..setup.models {
             node.insert_model(load(&setup, folder.path(), seed as u64));
@@ -242,6 +242,16 @@ impl World {
 
     pub fn stop_listening(&self) {
         self.stop.cancel();
+    }
+}
+
+/// A process that another test is just starting holds on to the lock of `init` until it has become another program.
+fn open(ledger: &std::path::Path) -> Store {
+    loop {
+        match Store::open(ledger, Arc::new(SystemClock)) {
+            Err(StoreError::InUse(_)) => std::thread::sleep(Duration::from_millis(5)),
+            store => return store.unwrap(),
+        }
     }
 }
 

@@ -51,6 +51,24 @@ fn no_route_answers_when_the_ledger_cannot_be_read() {
     }
 }
 
+#[test]
+fn a_ledger_that_failed_its_checks_tells_and_takes_no_money() {
+    let folder = Folder::ready();
+    let Customer { key, .. } = folder.customer(TRIAL);
+    let node = folder.serve();
+    let (done, body) = (Uuid::new_v4().to_string(), ask(&node));
+    let first = Call::chat(&node.listen, &key, &done, &body).go().unwrap();
+    assert!(node.terminate().success());
+    let node = folder.serve_failing("store::distrusted=return");
+    let id = Uuid::new_v4().to_string();
+    assert_unavailable(&Call::chat(&node.listen, &key, &id, &body).go().unwrap(), "a new request");
+    assert_unavailable(&Call::plain(&node.listen, "GET", "/v1/credits", &key).go().unwrap(), "the balance");
+    assert_eq!(node.get(&key, "/v1/me").status, 200);
+    assert_eq!(node.get(&key, &format!("/v1/requests/{id}")).status, 404, "a refused one leaves no record");
+    assert_eq!(Call::chat(&node.listen, &key, &done, &body).go().unwrap().body, first.body, "what is done is done");
+    assert_eq!(crate::process::get(&node.operator, "/readyz").status, 503);
+}
+
 /// At each commit of a request's life, the commit is lost or becomes durable unheard, once, or the database panics.
 #[test]
 fn a_failed_commit_is_one_run_in_the_end() {
