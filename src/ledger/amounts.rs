@@ -22,10 +22,6 @@ impl Units {
         self.0
     }
 
-    pub fn is_zero(self) -> bool {
-        self.0 == 0
-    }
-
     /// `None` when the sum would pass `MAX`.
     pub fn checked_add(self, other: Self) -> Option<Self> {
         self.0.checked_add(other.0).and_then(Self::new)
@@ -214,6 +210,7 @@ mod tests {
             let available = Split { trial: units(trial), premium: units(premium) };
             let taken = Split::take(units(amount), available);
             let parts = taken.map(|split| (split.trial.get(), split.premium.get()));
+            assert!(taken.is_none_or(|split| split.total() == units(amount)), "{amount} from {trial}+{premium}");
             assert_eq!(parts, expect, "{amount} from {trial}+{premium}");
         };
         check(5, 10, 10, Some((5, 0)));

@@ -31,6 +31,7 @@ pub use retention::Retention;
 use rows::Body;
 use shared::Shared;
 pub use snapshot::Snapshot;
+use std::panic::{self, AssertUnwindSafe};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -77,9 +78,8 @@ struct Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         self.shared.queue.close();
-        if self.writer.take().is_some_and(|writer| writer.join().is_err()) {
-            tracing::error!("the ledger's writer panicked");
-        }
+        // A writer that panics takes the process with it.
+        let _ = self.writer.take().map(JoinHandle::join);
     }
 }
 
@@ -105,7 +105,9 @@ impl Store {
         let unstarted = |error: std::io::Error| StoreError::Unavailable(error.to_string());
         let auditor = Auditor::start(Arc::clone(&shared)).map_err(unstarted)?;
         let thread = thread::Builder::new().name("store-writer".into());
-        let writer = thread.spawn(|| writer.run()).map_err(unstarted)?;
+        // Without its writer a node could end nothing any more: a crash and the recovery after it can.
+        let run = || panic::catch_unwind(AssertUnwindSafe(|| writer.run())).unwrap_or_else(|_| std::process::abort());
+        let writer = thread.spawn(run).map_err(unstarted)?;
         Ok(Self { inner: Arc::new(Inner { shared, writer: Some(writer), _auditor: auditor }) })
     }
 

@@ -221,6 +221,7 @@ impl Writer {
     }
 
     fn acknowledge(&self, jobs: Vec<Job>, results: Vec<Result<Outcome>>) {
+        failpoint!("store::acknowledge");
         for (job, result) in jobs.into_iter().zip(results) {
             let admission = job.work.admission();
             let admitted = matches!(result, Ok(Outcome::Admitted(_)));

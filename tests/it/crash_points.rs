@@ -27,6 +27,8 @@ const CRASHES: &[(&str, Left)] = &[
     ("drive::accepted=return", Left::Nothing),
     ("store::before_commit=return", Left::Nothing),
     ("store::after_commit=return", Left::Failed),
+    // The writer itself panics: the node goes down rather than go on without it.
+    ("store::acknowledge=panic", Left::Failed),
     ("drive::admitted=return", Left::Failed),
     ("store::before_commit=1*off->return", Left::Failed),
     ("store::after_commit=1*off->return", Left::Failed),

@@ -92,8 +92,9 @@ impl World {
 
     fn command(&self, words: &[&str]) -> Command {
         match *words {
-            ["account", id] => {
-                Command::CreateAccount { id: AccountId(uuid(id)), name: id.into(), plan: "basic".into() }
+            ["account", id] => self.command(&["account", id, "basic"]),
+            ["account", id, plan] => {
+                Command::CreateAccount { id: AccountId(uuid(id)), name: id.into(), plan: plan.into() }
             }
             ["suspend", id] => Command::SetAccountStatus { id: AccountId(uuid(id)), status: AccountStatus::Suspended },
             ["app", id, account] => Command::CreateApplication {

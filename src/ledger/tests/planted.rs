@@ -1,4 +1,5 @@
-//! The test of the audit: each case plants one violation in a sound ledger, and the audit must name it.
+//! The test of the audit: each case plants one violation in a sound ledger, and the audit must name it. Commands that meet one
+//! write nothing.
 
 use super::{World, key, uuid};
 use crate::clock::UnixMillis;
@@ -31,6 +32,60 @@ fn find(expect: &str, plant: fn(&mut MemoryState)) {
     let found = world.state.audit();
     let named = found.iter().any(|violation| violation.contains(expect));
     assert!(named, "expected {expect:?} among {found:?}");
+}
+
+/// What a command answers that meets the planted violation. It must write nothing.
+fn meet(line: &str, expect: &str, plant: fn(&mut MemoryState)) {
+    let mut world = World::new();
+    for line in SOUND {
+        world.run(line);
+    }
+    plant(&mut world.state);
+    let before = world.state.clone();
+    assert_eq!(world.run(line), format!("violated {expect}"), "{line}");
+    assert_eq!(world.state.entries, before.entries, "{line}");
+    assert_eq!(world.state.requests, before.requests, "{line}");
+    assert_eq!(world.state.balances, before.balances, "{line}");
+    assert_eq!(world.state.reservations, before.reservations, "{line}");
+}
+
+#[test]
+fn a_command_that_meets_a_violation_writes_nothing() {
+    const OVERDRAWN: &str = "a bucket is overdrawn";
+    const UNCOVERED: &str = "a live attempt lacks its reservation";
+    meet("grant a premium 1 g", OVERDRAWN, |state| balances(state).trial.debited = Units::new(99).unwrap());
+    meet("grant a trial 1 g", OVERDRAWN, |state| balances(state).premium.debited = Units::new(101).unwrap());
+    meet("settle a s 3 1 0 1 stop", UNCOVERED, |state| {
+        state.reservations.remove(&key("a", "s"));
+    });
+    meet("release a s 3 failed", UNCOVERED, |state| {
+        state.reservations.get_mut(&key("a", "s")).unwrap().amount = Split::ZERO;
+    });
+    meet("release a s 3 failed", UNCOVERED, |state| {
+        state.reservations.get_mut(&key("a", "s")).unwrap().attempt = AttemptId(uuid("4"));
+    });
+    meet("admit a t 5 k 1 1", "a request without a live attempt is reserved", |state| {
+        let stray = state.reservations[&key("a", "s")];
+        state.reservations.insert(key("a", "t"), stray);
+    });
+    meet("release a s 3 failed", "more ends than reservations", |state| {
+        state.accounts.values_mut().next().unwrap().in_flight = 0;
+    });
+    meet("release a s 3 failed", "an end frees more than is reserved", |state| {
+        balances(state).trial.reserved = Units::new(1).unwrap();
+    });
+}
+
+#[test]
+fn a_credential_is_as_old_as_its_command() {
+    let mut world = World::new();
+    world.run("account a");
+    let mut command = world.command(&["key", "k", "a"]);
+    if let crate::ledger::Command::IssueCredential { credential } = &mut command {
+        credential.created_at = UnixMillis(7);
+    }
+    assert_eq!(world.apply(&command), "done");
+    assert!(world.state.credentials.values().all(|credential| credential.created_at == UnixMillis(1_000)));
 }
 
 fn balances(state: &mut MemoryState) -> &mut Balances {

@@ -207,8 +207,11 @@ fn what_names_nothing_is_refused() {
 fn a_repeated_command_changes_nothing() {
     check(
         "account a                       -> done
+         account a other                 -> refused IdTaken
          app x a                         -> done
          app x a                         -> done
+         account b                       -> done
+         app x b                         -> refused IdTaken
          key k a                         -> done
          grant a trial 100 t             -> done
          grant a trial 101 t             -> refused ReferenceReused
