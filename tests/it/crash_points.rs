@@ -1,7 +1,7 @@
 //! The real binary, ended or broken at every named place between a request's admission and its end, and during recovery,
 //! archiving and backups. Then it starts again: the audit is clean, and the request stands where the rules say.
 
-use crate::process::{Customer, Folder, Served};
+use crate::process::{Customer, Folder, Served, eventually};
 use crate::raw::{Call, volley};
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -189,9 +189,7 @@ fn a_request_is_found_once_whatever_happens_to_its_archiving() {
         assert!(node.terminate().success());
         // Past the tombstone's days the id is free.
         let node = folder.serve_failing("clock::hours_ahead=return(800)");
-        crate::process::eventually("the tombstone goes", || {
-            node.get(&key, &format!("/v1/requests/{id}")).status == 404
-        });
+        eventually("the tombstone goes", || node.get(&key, &format!("/v1/requests/{id}")).status == 404);
         let anew = Call::chat(&node.listen, &key, &id, &ask(&node.model, true)).go().unwrap();
         assert_eq!((anew.status, anew.headers.get("idempotent-replayed")), (200, None), "{point}");
         assert_eq!(folder.json(&["ledger", "audit"])["ok"], true, "{point}");
@@ -258,7 +256,10 @@ fn a_stop_under_load_leaves_no_reservation() {
         .collect();
     let replies = std::thread::scope(|scope| {
         let volley = scope.spawn(|| volley(calls));
-        std::thread::sleep(std::time::Duration::from_millis(300));
+        let state = |id: &str| show(&node, &key, id)["state"].clone();
+        eventually("a short one has ended and a long one runs", || {
+            state(&ids[0]) == "completed" && state(&ids[2]) == "running"
+        });
         node.signal("TERM");
         volley.join().unwrap()
     });
