@@ -249,7 +249,7 @@ fn a_restart_releases_what_earlier_boots_left() {
          boot boot2                 -> ok
          admit a u 4 k 10 10 m      -> admitted #1 queued 20+0
          recover 2                  -> released 2 of more
-         recover 2                  -> released 1
+         recover 1                  -> released 1
          recover 2                  -> released 0
          balance a                  -> 100-0-20 100-0-0 in flight 1
          settle a s 2 10 0 1 stop   -> already #1 failed 0+0",
