@@ -6,7 +6,9 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 type Labels<const N: usize> = [(&'static str, String); N];
 type Ratio = Gauge<f64, AtomicU64>;
@@ -42,6 +44,9 @@ pub struct Metrics {
     preemptions: Family<Labels<1>, Counter>,
     open_reservations: Gauge,
     audit_ok: Gauge,
+    violations: Counter,
+    oldest_reservation: Ratio,
+    releases: Family<Labels<1>, Counter>,
     ready: Gauge,
 }
 
@@ -92,6 +97,13 @@ impl Default for Metrics {
             preemptions: add(&mut r, "num_preemptions", "Sequences put back to waiting for memory"),
             open_reservations: add(&mut r, "ledger_open_reservations", "Requests that hold a reservation"),
             audit_ok: add(&mut r, "ledger_audit_ok", "1 while the ledger commits and no audit has failed"),
+            violations: add(&mut r, "ledger_violations", "Broken rules that audits and commands have found"),
+            oldest_reservation: add(
+                &mut r,
+                "ledger_oldest_reservation_seconds",
+                "Age of the oldest open reservation, 0 when there is none",
+            ),
+            releases: add(&mut r, "ledger_releases", "Reservations that ended uncharged, by cause"),
             ready: add(&mut r, "ready", "1 while the node can serve"),
             registry: r,
         }
@@ -144,6 +156,15 @@ impl Metrics {
         self.ready.set(ready.into());
     }
 
+    /// The ledger counts from the start of the node.
+    pub fn sample_ledger(&self, violations: u64, oldest: Duration, releases: &BTreeMap<&'static str, u64>) {
+        self.violations.inner().store(violations, Ordering::Relaxed);
+        self.oldest_reservation.set(oldest.as_secs_f64());
+        for (cause, count) in releases {
+            self.releases.get_or_create(&[("cause", (*cause).to_owned())]).inner().store(*count, Ordering::Relaxed);
+        }
+    }
+
     /// The text a scrape gets.
     pub fn text(&self) -> String {
         let mut text = String::new();
@@ -164,6 +185,7 @@ mod tests {
         metrics.tokens(5, 2, 3);
         metrics.time_to_first_token.observe(0.02);
         metrics.sample_node(3, true, false);
+        metrics.sample_ledger(0, Duration::from_millis(1_500), &BTreeMap::from([("draining", 2)]));
         let sample = EngineSample { running: 1, blocks_total: 4, blocks_used: 1, ..EngineSample::default() };
         metrics.sample_engine("m", &sample);
         let text = metrics.text();
@@ -175,6 +197,9 @@ mod tests {
             "cresset_kv_cache_usage_ratio{model=\"m\"} 0.25",
             "cresset_ledger_open_reservations 3",
             "cresset_ledger_audit_ok 1",
+            "cresset_ledger_violations_total 0",
+            "cresset_ledger_oldest_reservation_seconds 1.5",
+            "cresset_ledger_releases_total{cause=\"draining\"} 2",
             "cresset_ready 0",
             "cresset_time_to_first_token_seconds_count 1",
         ] {

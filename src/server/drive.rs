@@ -52,7 +52,9 @@ pub async fn drive(node: Arc<Node>, job: Job) {
             run.conclude(end, &mut custody).await;
         }
         Ok(_) => custody.refuse(NotAdmitted::Superseded),
-        Err(StoreError::Refused(refusal)) => custody.refuse(NotAdmitted::Refused(refusal.into())),
+        Err(error @ (StoreError::Refused(_) | StoreError::Overloaded)) => {
+            custody.refuse(NotAdmitted::Refused(error.into()));
+        }
         // Whether the reservation is durable is not known: the guard releases it if it is.
         Err(_) => custody.give_up(),
     }

@@ -192,6 +192,7 @@ impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
         match error {
             StoreError::Refused(refusal) => refusal.into(),
+            StoreError::Overloaded => Self::Overloaded { retry_after: SOON },
             StoreError::Unavailable(_) | StoreError::Unusable(_) | StoreError::InUse(_) => {
                 Self::ControlPlaneUnavailable
             }

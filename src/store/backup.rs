@@ -2,12 +2,14 @@
 //! A restore proves the backup again, in place, before it replaces anything.
 
 use super::disk::{self, File, Folder};
-use super::files::{self, SCHEMA};
+use super::files;
 use super::rows::{Identity, Tenure};
+use super::schema::{self, SCHEMA};
 use super::snapshot::Snapshot;
 use super::tables::{self, Definition};
-use super::{Result, StoreError, check};
+use super::{Result, StoreError};
 use crate::ids::BootId;
+use crate::ledger::audit;
 use crate::ledger::state::StateError;
 use redb::{Database, ReadTransaction, ReadableDatabase, ReadableTable, WriteTransaction};
 use std::fs;
@@ -33,7 +35,7 @@ pub(super) fn write(snapshot: &Snapshot, to: &Path) -> Result<()> {
     disk::rename(&unfinished, to)
 }
 
-/// Replaces the folder's files with those made from the backup `from`.
+/// Replaces the folder's files with those made from the backup `from`. The replaced ones are kept beside them.
 pub(super) fn restore(dir: &Path, from: &Path) -> Result<()> {
     let folder = Folder::lock(dir)?;
     for file in File::ALL {
@@ -42,13 +44,27 @@ pub(super) fn restore(dir: &Path, from: &Path) -> Result<()> {
     let ledger = folder.unfinished(File::Ledger);
     fs::copy(from, &ledger).map_err(|error| disk::unusable(from, "cannot be copied", &error))?;
     let database = disk::open_existing(&ledger)?;
-    let found = prove(&database, from)?;
+    let found = schema::upgrade(&database, &File::ALL, schema::STEPS)?;
+    prove(&database, from)?;
     let identity = Identity { schema: SCHEMA, epoch: found.epoch.max(current_epoch(&folder)) + 1 };
     split(&database, &folder, identity)?;
     drop(database);
+    File::ALL.into_iter().try_for_each(|file| keep(&folder.path(file)))?;
     // The bodies first: until the ledger follows, the epochs differ and neither is opened.
     folder.finish(File::Bodies)?;
     folder.finish(File::Ledger)
+}
+
+/// Gives a file that is about to be replaced a second name.
+fn keep(path: &Path) -> Result<()> {
+    let kept = path.with_added_extension("replaced");
+    remove_leftover(&kept)?;
+    match fs::hard_link(path, &kept) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        // A file system without second names.
+        Err(_) => fs::copy(path, &kept).map(drop).map_err(|error| disk::unusable(path, "cannot be kept aside", &error)),
+        Ok(()) => Ok(()),
+    }
 }
 
 /// Moves the tombstones of a restored copy into a file of their own and gives both the new identity.
@@ -74,18 +90,17 @@ fn split(database: &Database, folder: &Folder, identity: Identity) -> Result<()>
 /// The epoch of what the folder holds now; 0 when it holds nothing that can be read.
 fn current_epoch(folder: &Folder) -> u64 {
     let readable = disk::open_existing(&folder.path(File::Ledger));
-    let identity = readable.and_then(|database| files::identity(&database, File::Ledger));
+    let identity = readable.and_then(|database| schema::identity(&database, File::Ledger.name()));
     identity.map_or(0, |identity| identity.epoch)
 }
 
 /// Audits a backup, in which the tombstones lie beside the ledger.
-fn prove(database: &Database, shown: &Path) -> Result<Identity> {
-    let identity = files::identity(database, File::Ledger)?;
+fn prove(database: &Database, shown: &Path) -> Result<()> {
     let begin = || database.begin_read().map_err(StateError::from);
     let snapshot = Snapshot { ledger: begin()?, bodies: begin()? };
-    match check::audit(&snapshot)?.violations.first() {
-        None => Ok(identity),
-        Some(violation) => Err(disk::unusable(shown, "fails its audit", violation)),
+    match audit::everything(&snapshot)?.violations.first() {
+        None => Ok(()),
+        Some(violation) => Err(disk::unusable(shown, "fails its audit and was not used", violation)),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Where the two databases lie. The only place that knows file names, and what a file must look like to be opened.
 
-use super::{Result, StoreError};
+use super::rows::Identity;
+use super::{Result, StoreError, schema};
 use redb::{Builder, Database, DatabaseError};
 use std::fs::{self, OpenOptions, TryLockError};
 use std::io::{self, Read};
@@ -82,7 +83,9 @@ impl Folder {
 
 impl Disk for Folder {
     fn open(&self, file: File) -> Result<Database> {
-        open_existing(&self.path(file))
+        let path = self.path(file);
+        check_schema(&path, file)?;
+        open_existing(&path)
     }
 
     fn free_bytes(&self) -> io::Result<u64> {
@@ -111,6 +114,18 @@ pub(super) fn open_existing(path: &Path) -> Result<Database> {
         }
         Ok(Err(error)) => Err(unusable(path, DAMAGED, &error)),
         Err(_) => Err(unusable(path, DAMAGED, &"its pages contradict each other")),
+    }
+}
+
+/// Refuses the file of a newer build before anything is written to it. Whatever else is wrong with it, opening says.
+fn check_schema(path: &Path, file: File) -> Result<()> {
+    let read = || -> Option<Identity> {
+        let database = Builder::new().open_read_only(path).ok()?;
+        schema::identity(&database, file.name()).ok()
+    };
+    match panic::catch_unwind(read) {
+        Ok(Some(found)) => schema::check(found.schema, schema::SCHEMA, file.name()),
+        _ => Ok(()),
     }
 }
 

@@ -22,9 +22,15 @@ pub struct Retention {
     pub tombstone_ms: u64,
 }
 
+impl Retention {
+    pub fn of(replay_hours: u64, tombstone_days: u64) -> Self {
+        Self { replay_ms: replay_hours * HOUR_MS, tombstone_ms: tombstone_days * 24 * HOUR_MS }
+    }
+}
+
 impl Default for Retention {
     fn default() -> Self {
-        Self { replay_ms: 24 * HOUR_MS, tombstone_ms: 30 * 24 * HOUR_MS }
+        Self::of(24, 30)
     }
 }
 

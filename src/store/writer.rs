@@ -10,7 +10,7 @@ use super::queue::{Job, Taken, Work};
 use super::retention::{self, Retention};
 use super::state::WriteState;
 use super::tables;
-use super::{Result, Shared, StoreError, bodies, check};
+use super::{Result, Shared, StoreError, bodies};
 use crate::clock::UnixMillis;
 use crate::ids::AttemptId;
 use crate::ledger::apply::{ApplyError, apply};
@@ -83,6 +83,7 @@ impl Writer {
     /// Ends what earlier boots left open. Before this, nothing may be admitted.
     pub fn recover(&mut self) -> Result<()> {
         let boot = self.shared.boot;
+        self.shared.with_files(|files| Ok(bodies::remove_orphans(files)?))?;
         let mut total = 0;
         loop {
             let limit = RECOVERY_BATCH;
@@ -102,6 +103,7 @@ impl Writer {
         }
         if total > 0 {
             tracing::warn!(released = total, "released reservations of earlier starts");
+            self.shared.released(ReleaseCause::Failed(FailureCode::NodeRestarted), total as u64);
         }
         Ok(())
     }
@@ -216,6 +218,9 @@ impl Writer {
 
     fn acknowledge(&self, jobs: Vec<Job>, results: Vec<Result<Outcome>>) {
         for (job, result) in jobs.into_iter().zip(results) {
+            if let (Work::Apply(Command::Release { cause, .. }), Ok(Outcome::Request(_))) = (&job.work, &result) {
+                self.shared.released(*cause, 1);
+            }
             let admission = job.work.admission();
             let admitted = matches!(result, Ok(Outcome::Admitted(_)));
             let heard = job.answer(result);
@@ -271,10 +276,7 @@ impl Writer {
 
     fn try_reopen(&mut self) -> Result<()> {
         let files = Files::open(&*self.shared.disk)?;
-        let report = check::audit(&files.snapshot()?)?;
-        if let Some(violation) = report.violations.first() {
-            self.shared.health.distrust(violation);
-        }
+        self.shared.audit_news(&files.snapshot()?)?;
         self.clock = self.clock.max(files.clock()?);
         self.shared.connect(files);
         Ok(())
@@ -302,11 +304,11 @@ impl Writer {
         }
     }
 
-    /// True when more is due.
+    /// True when more is due. Goes by the clock itself: stored time, which never goes back, may be ahead of it, and nothing
+    /// may be forgotten early.
     pub fn sweep(&mut self) -> Result<bool, StateError> {
-        self.clock = self.clock.max(self.shared.clock.now());
         match &*self.shared.files() {
-            Some(files) => retention::sweep(files, self.clock, &self.retention),
+            Some(files) => retention::sweep(files, self.shared.clock.now(), &self.retention),
             None => Ok(false),
         }
     }

@@ -4,7 +4,8 @@ use super::{World, key, uuid};
 use crate::clock::UnixMillis;
 use crate::ids::{AccountId, ApplicationId, AttemptId, BootId};
 use crate::ledger::memory::MemoryState;
-use crate::ledger::{Balances, RequestRecord, Split, Units};
+use crate::ledger::records::EntryKind;
+use crate::ledger::{Balances, RequestRecord, Split, Units, Usage, audit, journal};
 
 const SOUND: [&str; 12] = [
     "account a",
@@ -105,8 +106,11 @@ fn attempts_that_contradict_themselves_are_found() {
     find("does not follow a failed one", |state| {
         request(state, "s").attempts[1].retry_of = None;
     });
-    find("and its journal disagree", |state| {
+    find("is not in the journal", |state| {
         request(state, "q").latest_mut().id = AttemptId(uuid("other"));
+    });
+    find("and its journal disagree", |state| {
+        request(state, "r").latest_mut().reserved.premium = Units::new(1).unwrap();
     });
     find("and its journal disagree", |state| {
         request(state, "q").latest_mut().reserved.premium = Units::new(1).unwrap();
@@ -116,6 +120,77 @@ fn attempts_that_contradict_themselves_are_found() {
         twin.stream = true;
         state.archived.insert(twin.key, twin);
     });
+}
+
+/// The journal's own rules hold, so that only what an entry says can give it away.
+fn post(state: &mut MemoryState, kind: EntryKind, amount: Split, change: impl Fn(Balances) -> Option<Balances>) {
+    let account = AccountId(uuid("a"));
+    let at = state.entries.last().unwrap().at;
+    let after = change(state.balances[&account]).unwrap();
+    journal::post(state, at, account, kind, amount, after).unwrap();
+}
+
+#[test]
+fn a_journal_that_says_things_twice_is_found() {
+    find("is reserved twice", |state| {
+        let (key, attempt) = (key("a", "r"), state.requests[&key("a", "r")].latest().id);
+        let amount = state.requests[&key].latest().reserved;
+        post(state, EntryKind::Reserve { key, attempt }, amount, |before| before.reserve(amount));
+        let charged = state.requests[&key].latest().charged;
+        post(state, EntryKind::Settle { key, attempt }, charged, |before| before.resolve(amount, charged));
+    });
+    find("ends twice", |state| {
+        let (key, attempt) = (key("a", "r"), state.requests[&key("a", "r")].latest().id);
+        post(state, EntryKind::Release { key, attempt }, Split::ZERO, Some);
+    });
+    find("journalled twice", |state| {
+        let amount = state.granted[&(AccountId(uuid("a")), "t".to_owned())].split();
+        post(state, EntryKind::Grant { reference: "t".into() }, amount, |before| before.credit(amount));
+    });
+    find("and its grant disagree", |state| {
+        let amount = state.granted[&(AccountId(uuid("a")), "t".to_owned())].split();
+        post(state, EntryKind::Grant { reference: "forged".into() }, amount, |before| before.credit(amount));
+    });
+    find("charged more than was reserved", |state| {
+        let key = key("a", "q");
+        let attempt = state.requests[&key].latest().id;
+        let more = Split { premium: Units::new(50).unwrap(), ..state.requests[&key].latest().reserved };
+        let reserved = state.requests[&key].latest().reserved;
+        post(state, EntryKind::Settle { key, attempt }, more, |before| before.resolve(reserved, more));
+    });
+    find("does not match its reservation", |state| {
+        let key = key("a", "q");
+        let attempt = state.requests[&key].latest().id;
+        let reserved = state.requests[&key].latest().reserved;
+        post(state, EntryKind::Release { key, attempt }, Split::ZERO, |before| before.resolve(reserved, Split::ZERO));
+    });
+}
+
+/// An audit of what is new finds what is wrong with what it touches, wherever the wrong began.
+#[test]
+fn news_are_audited_alone() {
+    let cases: [(&str, fn(&mut MemoryState)); 7] = [
+        ("", |_| {}),
+        ("other balances than its journal", |state| balances(state).premium.debited = Units::new(1).unwrap()),
+        ("not what it was at the audit before", |state| state.entries[3].hash[0] ^= 1),
+        ("breaks the chain", |state| state.entries.last_mut().unwrap().hash[0] ^= 1),
+        ("does not follow", |state| drop(state.entries.remove(5))),
+        ("in flight", |state| state.accounts.values_mut().next().unwrap().in_flight = 9),
+        ("contradicts itself", |state| request(state, "s").attempts[0].usage = Some(Usage::default())),
+    ];
+    for (expect, plant) in cases {
+        let mut world = World::new();
+        SOUND[..8].iter().for_each(|line| drop(world.run(line)));
+        let first = audit::everything(&world.state).unwrap();
+        assert_eq!((first.violations.len(), first.entries, first.head.sequence), (0, 4, 4));
+        let trusted = first.head;
+        SOUND[8..].iter().for_each(|line| drop(world.run(line)));
+        plant(&mut world.state);
+        let news = audit::since(&world.state, trusted).unwrap();
+        let named = news.violations.iter().any(|violation| violation.contains(expect));
+        assert!(if expect.is_empty() { news.ok } else { named }, "{expect:?} among {:?}", news.violations);
+        assert!(news.entries < audit::everything(&world.state).unwrap().entries);
+    }
 }
 
 #[test]

@@ -1,14 +1,15 @@
-//! Disks that lose power, fail or were tampered with: nothing acknowledged is lost, every reservation ends once.
+//! Disks that lose power: nothing acknowledged is lost, every reservation ends once.
 
 use super::super::disk::File;
 use super::super::queue::{Job, Work};
 use super::super::retention::Retention;
 use super::super::shared::Shared;
 use super::super::writer::Writer;
-use super::super::{Result, prepare};
+use super::super::{Care, Result, prepare};
 use super::media::{Random, SimulatedDisk};
 use super::*;
 use crate::ledger::AttemptState;
+use crate::ledger::audit;
 use std::collections::HashMap;
 use std::fs;
 use tokio::sync::oneshot;
@@ -23,7 +24,8 @@ pub struct Bench {
 
 impl Bench {
     pub fn open(disk: &SimulatedDisk, clock: &TestClock) -> Result<Self> {
-        let (shared, writer) = prepare(Box::new(disk.clone()), Arc::new(clock.clone()), Retention::default())?;
+        let (shared, writer) =
+            prepare(Box::new(disk.clone()), Arc::new(clock.clone()), Retention::default(), Care::Always)?;
         Ok(Self { disk: disk.clone(), clock: clock.clone(), shared, writer })
     }
 
@@ -41,7 +43,7 @@ impl Bench {
     }
 
     /// Applies commands whose outcome nobody waits for.
-    fn detach(&mut self, commands: Vec<Command>) {
+    pub fn detach(&mut self, commands: Vec<Command>) {
         let jobs = commands.into_iter().map(|command| Job::new(Work::Apply(command), None));
         self.writer.commit(jobs.collect());
     }
@@ -58,36 +60,40 @@ impl Bench {
         Self::open(&disk, &clock).unwrap()
     }
 
+    pub fn try_reconnect(&mut self) {
+        self.writer.reconnect();
+    }
+
     /// Comes back to a mended disk.
-    fn reconnect(&mut self) {
+    pub fn reconnect(&mut self) {
         while !self.shared.health.reachable() {
             self.writer.reconnect();
         }
     }
 
-    fn audit(&self) -> Vec<String> {
-        super::super::check::audit(&self.shared.snapshot().unwrap()).unwrap().violations
+    pub fn audit(&self) -> Vec<String> {
+        audit::everything(&self.shared.snapshot().unwrap()).unwrap().violations
     }
 
-    fn state(&self, request: u128) -> Option<AttemptState> {
+    pub fn state(&self, request: u128) -> Option<AttemptState> {
         let record = self.shared.snapshot().unwrap().request(&key(request)).unwrap();
         record.map(|record| record.latest().state)
     }
 
     /// The audit is clean, `debited` was charged and nothing is reserved.
-    fn assert_books(&self, debited: u64, context: u64) {
+    pub fn assert_books(&self, debited: u64, context: u64) {
         let premium = self.premium();
         assert_eq!((premium.debited.get(), premium.reserved.get()), (debited, 0), "{context}");
         assert_eq!(self.audit(), Vec::<String>::new(), "{context}");
     }
 
-    fn premium(&self) -> crate::ledger::Balance {
+    pub fn premium(&self) -> crate::ledger::Balance {
         let snapshot = self.shared.snapshot().unwrap();
         snapshot.balances(AccountId(id(1))).unwrap().premium
     }
 }
 
-fn opened(balance: u64) -> (SimulatedDisk, TestClock, Bench) {
+pub fn opened(balance: u64) -> (SimulatedDisk, TestClock, Bench) {
     let disk = SimulatedDisk::formatted();
     let clock = TestClock::at(1_000_000);
     let mut bench = Bench::open(&disk, &clock).unwrap();
@@ -194,109 +200,4 @@ fn a_loss_of_power_loses_nothing_acknowledged() {
 #[ignore = "minutes: many more losses of power"]
 fn thousands_of_losses_of_power_lose_nothing() {
     lose_power_often(1_000..3_000, 10);
-}
-
-/// The disk fails at every change in turn: what is owed is written once it works again.
-#[test]
-fn a_failing_disk_delays_settlements_and_loses_none() {
-    let survives = |failing_at| {
-        let (disk, _, mut bench) = opened(100);
-        let boot = bench.shared.boot;
-        bench.apply(vec![admit(1, 1, boot, 10), admit(2, 2, boot, 10)]);
-        disk.fail_after(failing_at);
-        bench.detach(vec![settle(1, 1, 4), release(2, 2)]);
-        if !disk.is_broken() {
-            return false;
-        }
-        assert!(!bench.shared.health.reachable());
-        disk.mend();
-        bench.reconnect();
-        assert_eq!(bench.state(1), Some(AttemptState::Completed), "{failing_at}");
-        assert_eq!(bench.state(2), Some(AttemptState::Failed), "{failing_at}");
-        bench.assert_books(4, failing_at);
-        true
-    };
-    let failures = (0..1_000).take_while(|&at| survives(at)).count();
-    assert!(failures > 5, "the disk was hardly made to fail");
-}
-
-#[test]
-fn a_full_disk_still_serves_reads() {
-    let (disk, _, mut bench) = opened(100);
-    let boot = bench.shared.boot;
-    bench.apply(vec![admit(1, 1, boot, 10)]);
-    disk.set_full(true);
-    bench.detach(vec![settle(1, 1, 4)]);
-    bench.writer.reconnect();
-    assert!(!bench.shared.health.reachable());
-    assert_eq!(bench.state(1), Some(AttemptState::Queued));
-    disk.set_full(false);
-    bench.reconnect();
-    assert_eq!(bench.state(1), Some(AttemptState::Completed));
-    bench.assert_books(4, 0);
-}
-
-/// A failing disk with callers who wait: they are told that nothing is known, and a repeat ends the attempt once.
-#[test]
-fn an_unknown_outcome_may_be_asked_for_again() {
-    let survives = |failing_at| {
-        let (disk, _, mut bench) = opened(100);
-        let boot = bench.shared.boot;
-        bench.apply(vec![admit(1, 1, boot, 10)]);
-        disk.fail_after(failing_at);
-        let answers = bench.apply(vec![settle(1, 1, 4), admit(2, 2, boot, 50)]);
-        if !disk.is_broken() {
-            assert!(answers.iter().all(|answer| matches!(answer, Some(Ok(_)))));
-            return false;
-        }
-        let unknown = |answer: &_| matches!(answer, Some(Err(StoreError::Unavailable(_))));
-        assert!(answers.iter().all(unknown), "{answers:?}");
-        disk.mend();
-        bench.reconnect();
-        assert_ne!(bench.state(2), Some(AttemptState::Queued), "an admission nobody knows of is released");
-        let again = bench.apply(vec![settle(1, 1, 4)]).remove(0).unwrap();
-        let Ok(Outcome::Request(record) | Outcome::AlreadyResolved(record)) = again else {
-            panic!("{failing_at}: {again:?}");
-        };
-        assert_eq!(record.latest().state, AttemptState::Completed);
-        bench.assert_books(4, failing_at);
-        true
-    };
-    let failures = (0..1_000).take_while(|&at| survives(at)).count();
-    assert!(failures > 5, "the disk was hardly made to fail");
-}
-
-/// Any byte flipped while the node is stopped is noticed, or lies where nothing is stored.
-#[test]
-fn a_flipped_byte_is_noticed_or_harmless() {
-    let fixture = Fixture::new(100);
-    let store = fixture.open();
-    store.submit_blocking(admit(1, 1, store.boot(), 10)).unwrap();
-    store.submit_blocking(settle(1, 1, 7)).unwrap();
-    drop(store);
-    let path = fixture.dir.path().join(File::Ledger.name());
-    let sound = fs::read(&path).unwrap();
-    let mut random = Random(1);
-    let mut refused = 0;
-    for round in 0..60 {
-        let mut bytes = sound.clone();
-        // Half of the flips hit what looks like content: most of a small file is filler.
-        let place = loop {
-            let place = random.below(bytes.len());
-            if round % 2 == 0 || !matches!(bytes[place], 0 | 255) {
-                break place;
-            }
-        };
-        bytes[place] ^= 1 << random.below(8);
-        fs::write(&path, &bytes).unwrap();
-        match fixture.try_open() {
-            Ok(store) => {
-                assert_eq!(spent(&store), (7, 0), "byte {place}");
-                assert_sound(&store);
-            }
-            Err(StoreError::Unusable(_) | StoreError::Unavailable(_)) => refused += 1,
-            Err(other) => panic!("byte {place}: {other}"),
-        }
-    }
-    assert!(refused > 0, "no flip was ever noticed");
 }
