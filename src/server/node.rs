@@ -128,10 +128,9 @@ impl Node {
             self.metrics.sample_engine(&model.qualified.manifest().name, &sample);
         }
         self.metrics.sample_node(self.hub.len(), self.store.healthy(), self.ready());
-        if let Ok(vitals) = self.store.vitals() {
-            let oldest = Duration::from_millis(vitals.oldest_reservation_ms);
-            self.metrics.sample_ledger(vitals.violations, oldest, &vitals.releases);
-        }
+        let vitals = self.store.vitals();
+        let oldest = Duration::from_millis(vitals.oldest_reservation_ms);
+        self.metrics.sample_ledger(vitals.violations, oldest, &vitals.releases);
         self.metrics.text()
     }
 }

@@ -1,4 +1,9 @@
 //! The ledger on disk: redb only, one writer thread, group commit. Nothing else in the node knows redb.
+//!
+//! What is checked when: opening checks every page of both files, always. A node then audits everything before it
+//! listens; a short command does so only when the last stop was not orderly. While a node runs, what is new is audited every
+//! minute and everything every day. After a failure of the storage the reopened files are checked page by page and what is
+//! new is audited. A backup is audited before it gets its name, and again before a restore replaces anything.
 
 mod auditor;
 mod backup;

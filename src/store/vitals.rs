@@ -1,6 +1,6 @@
 //! What the ledger says of itself to those who watch the node.
 
-use super::{Result, Store};
+use super::Store;
 use crate::ledger::FailureCode;
 use crate::ledger::commands::ReleaseCause;
 use std::collections::BTreeMap;
@@ -10,21 +10,22 @@ use std::sync::PoisonError;
 pub struct Vitals {
     /// Violations found since the start of the node.
     pub violations: u64,
-    /// Age of the oldest open reservation, milliseconds; 0 when there is none.
+    /// Age of the oldest open reservation, milliseconds; 0 when there is none, or none can be read.
     pub oldest_reservation_ms: u64,
     /// Attempts that ended uncharged since the start of the node, by cause.
     pub releases: BTreeMap<&'static str, u64>,
 }
 
 impl Store {
-    pub fn vitals(&self) -> Result<Vitals> {
+    pub fn vitals(&self) -> Vitals {
         let shared = &self.inner.shared;
-        let oldest = shared.snapshot()?.live_requests()?.iter().map(|record| record.latest().created_at.0).min();
-        Ok(Vitals {
+        let live = shared.snapshot().and_then(|snapshot| snapshot.live_requests()).unwrap_or_default();
+        let oldest = live.iter().map(|record| record.latest().created_at.0).min();
+        Vitals {
             violations: shared.health.violations(),
             oldest_reservation_ms: oldest.map_or(0, |created| shared.clock.now().0.saturating_sub(created)),
             releases: shared.releases.lock().unwrap_or_else(PoisonError::into_inner).clone(),
-        })
+        }
     }
 }
 

@@ -14,6 +14,7 @@ mod process;
 mod release;
 mod secrecy;
 mod sse;
+mod storage;
 mod support;
 mod text_goldens;
 mod tidy;

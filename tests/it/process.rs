@@ -109,13 +109,25 @@ impl Folder {
     }
 
     pub fn serve_with(&self, more: &[&str]) -> Served {
-        let arguments = ["serve", "--json", "--listen", "127.0.0.1:0", "--operator", "127.0.0.1:0"];
-        let mut child = self
-            .command(&[&arguments[..], more].concat())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        Served::start(self.command(&[SERVE, more].concat()))
+    }
+
+    /// A node none of whose files may grow beyond this size.
+    pub fn serve_within(&self, file_bytes: u64) -> Served {
+        let node = self.command(SERVE);
+        let mut command = Command::new("sh");
+        // The shell counts blocks of 512 bytes; a write beyond the limit is an error, not a signal.
+        let limit = format!("trap '' XFSZ; ulimit -f {}; exec \"$@\"", file_bytes.div_ceil(512));
+        command.args(["-c", &limit, "sh"]).arg(node.get_program()).args(node.get_args()).stdin(Stdio::null());
+        Served::start(command)
+    }
+}
+
+const SERVE: &[&str] = &["serve", "--json", "--listen", "127.0.0.1:0", "--operator", "127.0.0.1:0"];
+
+impl Served {
+    fn start(mut command: Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let log = drain(child.stderr.take().unwrap());
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
@@ -124,7 +136,7 @@ impl Folder {
             .unwrap_or_else(|_| panic!("no ready line but {line:?}; the log:\n{}", log.lock().unwrap()));
         assert_eq!(ready["event"], "ready");
         let text = |value: &Value| value.as_str().unwrap().to_owned();
-        Served {
+        Self {
             child,
             listen: text(&ready["listen"]),
             operator: text(&ready["operator"]),

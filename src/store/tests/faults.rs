@@ -1,15 +1,18 @@
-//! Disks that lose power: nothing acknowledged is lost, every reservation ends once.
+//! Disks that lose power in the middle of commands, answers and sweeps: nothing acknowledged is lost, every reservation
+//! ends once.
 
 use super::super::disk::File;
 use super::super::queue::{Job, Work};
 use super::super::retention::Retention;
+use super::super::rows::Body;
 use super::super::shared::Shared;
 use super::super::writer::Writer;
-use super::super::{Care, Result, prepare};
+use super::super::{Care, Result, bodies, prepare};
 use super::media::{Random, SimulatedDisk};
 use super::*;
 use crate::ledger::AttemptState;
 use crate::ledger::audit;
+use bytes::Bytes;
 use std::collections::HashMap;
 use std::fs;
 use tokio::sync::oneshot;
@@ -31,11 +34,15 @@ impl Bench {
 
     /// Applies the commands as one batch; `None` where no answer came.
     pub fn apply(&mut self, commands: Vec<Command>) -> Vec<Option<Result<Outcome>>> {
-        let (jobs, answers): (Vec<_>, Vec<_>) = commands
+        self.perform(commands.into_iter().map(Work::Apply))
+    }
+
+    fn perform(&mut self, works: impl IntoIterator<Item = Work>) -> Vec<Option<Result<Outcome>>> {
+        let (jobs, answers): (Vec<_>, Vec<_>) = works
             .into_iter()
-            .map(|command| {
+            .map(|work| {
                 let (reply, answer) = oneshot::channel();
-                (Job::new(Work::Apply(command), Some(reply)), answer)
+                (Job::new(work, Some(reply)), answer)
             })
             .unzip();
         self.writer.commit(jobs);
@@ -103,41 +110,52 @@ pub fn opened(balance: u64) -> (SimulatedDisk, TestClock, Bench) {
     (disk, clock, bench)
 }
 
+const HOUR: u64 = 3_600_000;
+
 /// What the client side of a test knows of its requests.
 #[derive(Default)]
 struct Known {
     next: u128,
     admitted: Vec<u128>,
-    /// Charge of every acknowledged settlement.
-    settled: HashMap<u128, u32>,
+    /// Charge of every acknowledged settlement, and when its answer expires.
+    settled: HashMap<u128, (u32, u64)>,
 }
 
 impl Known {
-    /// A few admissions and settlements as one batch; records what is acknowledged.
+    /// A few admissions, answers and settlements as one batch; records what is acknowledged. Sometimes half a day passes.
     fn step(&mut self, bench: &mut Bench, random: &mut Random) {
-        let boot = bench.shared.boot;
-        let mut commands = Vec::new();
+        let (boot, now) = (bench.shared.boot, bench.clock.now().0);
+        let mut works = Vec::new();
         let mut asked = Vec::new();
         for _ in 0..=random.below(3) {
             self.next += 1;
-            commands.push(admit(self.next, self.next, boot, 10));
+            works.push(Work::Apply(admit(self.next, self.next, boot, 10)));
             asked.push((self.next, None));
         }
         while !self.admitted.is_empty() && random.below(2) == 0 {
             let place = random.below(self.admitted.len());
             let request = self.admitted.swap_remove(place);
             let charge = random.below(11) as u32;
-            commands.push(settle(request, request, charge));
-            asked.push((request, Some(charge)));
+            let body = Body { expires_at: UnixMillis(now + 24 * HOUR), content: answer(request) };
+            let answers = bench.perform([Work::PutBody { key: key(request), body }]);
+            if matches!(answers[..], [Some(Ok(_))]) {
+                works.push(Work::Apply(settle(request, request, charge)));
+                asked.push((request, Some(charge)));
+            }
         }
-        for ((request, charge), answer) in asked.into_iter().zip(bench.apply(commands)) {
+        for ((request, charge), answer) in asked.into_iter().zip(bench.perform(works)) {
             match (charge, answer) {
                 (None, Some(outcome)) if is_admitted(&outcome) => self.admitted.push(request),
                 (Some(charge), Some(Ok(Outcome::Request(_)))) => {
-                    self.settled.insert(request, charge);
+                    self.settled.insert(request, (charge, now + 24 * HOUR));
                 }
                 _ => {}
             }
+        }
+        // Never so long that tombstones go.
+        if random.below(6) == 0 && now < 25 * 24 * HOUR {
+            bench.clock.set(now + 12 * HOUR);
+            while let Ok(true) = bench.writer.sweep() {}
         }
     }
 
@@ -151,11 +169,14 @@ impl Known {
             assert!(latest.state.is_terminal(), "seed {seed}: left open");
             debited += latest.charged.total().get();
         }
-        for (request, charge) in &self.settled {
+        let now = bench.clock.now();
+        for (request, (charge, expires_at)) in &self.settled {
             let record = snapshot.request(&key(*request)).unwrap();
             let latest = record.unwrap_or_else(|| panic!("seed {seed}: {request} lost")).latest().clone();
             assert_eq!(latest.state, AttemptState::Completed, "seed {seed}");
             assert_eq!(latest.charged.total().get(), u64::from(*charge), "seed {seed}");
+            let body = bench.shared.with_files(|files| Ok(bodies::read(files, &key(*request), now)?)).unwrap();
+            assert_eq!(body, (now.0 < *expires_at).then(|| answer(*request)), "seed {seed}: {request}");
         }
         for request in self.admitted.drain(..) {
             let state = bench.state(request);
@@ -164,6 +185,10 @@ impl Known {
         let premium = bench.premium();
         assert_eq!((premium.debited.get(), premium.reserved.get()), (debited, 0), "seed {seed}");
     }
+}
+
+fn answer(request: u128) -> Bytes {
+    Bytes::from(format!("the answer to {request}"))
 }
 
 /// Power is lost at a random write, sometimes again while the ledger is being opened.
