@@ -50,3 +50,17 @@ fn steady() -> Duration {
     let time = clock_gettime(clock);
     Duration::new(time.tv_sec.cast_unsigned(), time.tv_nsec as u32)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_system_clock_starts_as_the_wall_clock_and_never_goes_back() {
+        let before = wall();
+        let times: Vec<_> = (0..1_000).map(|_| SystemClock.now()).collect();
+        assert!(times.is_sorted());
+        // Whoever asked first in this process did so not long ago.
+        assert!(before.as_secs().abs_diff(times[0].seconds()) < 3_600);
+    }
+}

@@ -21,7 +21,10 @@ const ARCHIVE_TABLES: [Definition; 2] = [tables::ARCHIVE, tables::ARCHIVE_DUE];
 /// Copies `snapshot` to `to`, which must not exist.
 pub(super) fn write(snapshot: &Snapshot, to: &Path) -> Result<()> {
     if to.exists() {
-        return Err(StoreError::Unusable(format!("{} exists: a backup never replaces another file", to.display())));
+        return Err(StoreError::Unusable(format!(
+            "{} exists: a backup never replaces another file, name a new one",
+            to.display()
+        )));
     }
     let unfinished = to.with_added_extension("new");
     remove_leftover(&unfinished)?;
@@ -42,7 +45,9 @@ pub(super) fn restore(dir: &Path, from: &Path) -> Result<()> {
         remove_leftover(&folder.unfinished(file))?;
     }
     let ledger = folder.unfinished(File::Ledger);
-    fs::copy(from, &ledger).map_err(|error| disk::unusable(from, "cannot be copied", &error))?;
+    fs::copy(from, &ledger).map_err(|error| {
+        disk::unusable(from, "cannot be copied; check its name, who may read it, and free space", &error)
+    })?;
     let database = disk::open_existing(&ledger)?;
     let found = schema::upgrade(&database, &File::ALL, schema::STEPS)?;
     prove(&database, from)?;
@@ -62,7 +67,9 @@ fn keep(path: &Path) -> Result<()> {
     match fs::hard_link(path, &kept) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         // A file system without second names.
-        Err(_) => fs::copy(path, &kept).map(drop).map_err(|error| disk::unusable(path, "cannot be kept aside", &error)),
+        Err(_) => fs::copy(path, &kept)
+            .map(drop)
+            .map_err(|error| disk::unusable(path, "cannot be kept aside; free space, then restore again", &error)),
         Ok(()) => Ok(()),
     }
 }
@@ -120,7 +127,7 @@ fn copy_all(from: &ReadTransaction, to: &WriteTransaction, tables: &[Definition]
 fn remove_leftover(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(disk::unusable(path, "cannot be removed", &error))
+            Err(disk::unusable(path, "cannot be removed; remove it by hand, then do it again", &error))
         }
         _ => Ok(()),
     }

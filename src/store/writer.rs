@@ -197,7 +197,7 @@ impl Writer {
             self.shared.health.trusted()?;
         }
         if matches!(command, Command::Admit(_)) && self.is_space_low() {
-            return Err("less than 512 MiB of disk space are free".into());
+            return Err("less than 512 MiB of disk space are free: make room".into());
         }
         Ok(())
     }

@@ -46,6 +46,8 @@ fn files_that_are_no_ledger_are_refused_by_every_command() {
 #[test]
 fn a_node_whose_files_cannot_grow_loses_nothing() {
     let folder = Folder::ready();
+    let limits = "[plans.default]\nrequests_per_minute = 1000000\nburst = 1000000\n";
+    fs::write(folder.path().join("cresset.toml"), limits).unwrap();
     let Customer { account, key, .. } = folder.customer(100_000_000);
     let largest = |name| fs::metadata(folder.path().join(name)).unwrap().len();
     let node = folder.serve_within(largest("ledger.redb").max(largest("bodies.redb")));
