@@ -52,9 +52,11 @@ pub fn since(books: &impl Books, from: Head) -> Result<Report> {
     let mut audit = Audit::of(books, from);
     audit.check_journal()?;
     for (account, replayed) in std::mem::take(&mut audit.replayed) {
-        audit.attempt(|audit| match audit.books.account(account)? {
-            Some(account) => audit.check_account(&account, replayed),
-            None => Ok(audit.findings.add(format!("account {account} has entries and no row"))),
+        audit.attempt(|audit| {
+            let Some(row) = audit.books.account(account)? else {
+                return Err(StateError::Corrupt(format!("account {account} has entries and no row")));
+            };
+            audit.check_account(&row, replayed)
         })?;
     }
     Ok(audit.report())
@@ -108,9 +110,10 @@ impl<'b, B: Books> Audit<'b, B> {
     /// A damaged row is a finding; only a storage that fails ends the audit.
     fn attempt(&mut self, check: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
         match check(self) {
-            Err(StateError::Corrupt(what)) => Ok(self.findings.add(what)),
-            other => other,
+            Err(StateError::Corrupt(what)) => self.findings.add(what),
+            other => return other,
         }
+        Ok(())
     }
 
     fn require(&mut self, holds: bool, what: impl FnOnce() -> String) {

@@ -8,7 +8,7 @@ use crate::ledger::journal;
 use crate::ledger::records::{Balances, Entry, EntryKind, RequestKey};
 use crate::ledger::state::Head;
 
-impl<'b, B: Books> Audit<'b, B> {
+impl<B: Books> Audit<'_, B> {
     pub(super) fn check_journal(&mut self) -> Result<()> {
         self.resume()?;
         let after = self.from.sequence;

@@ -15,7 +15,7 @@ pub(super) enum End {
     Released,
 }
 
-impl<'b, B: Books> Audit<'b, B> {
+impl<B: Books> Audit<'_, B> {
     /// Call after the journal was read from its beginning.
     pub(super) fn check_rows(&mut self) -> Result<()> {
         let books = self.books;

@@ -151,7 +151,9 @@ fn a_slow_disk_bounds_what_waits() {
     let disk = SimulatedDisk::formatted();
     let clock = Arc::new(TestClock::at(1));
     let store = Store::start(Box::new(disk.clone()), clock, Retention::default()).unwrap();
-    opening(100).into_iter().for_each(|command| drop(store.submit_blocking(command).unwrap()));
+    for command in opening(100) {
+        store.submit_blocking(command).unwrap();
+    }
     let boot = store.boot();
     store.submit_blocking(admit(1, 1, boot, 10)).unwrap();
     disk.set_slow(true);

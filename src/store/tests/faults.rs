@@ -1,7 +1,6 @@
 //! Disks that lose power in the middle of commands, answers and sweeps: nothing acknowledged is lost, every reservation
 //! ends once.
 
-use super::super::disk::File;
 use super::super::queue::{Job, Work};
 use super::super::retention::Retention;
 use super::super::rows::Body;
@@ -14,7 +13,6 @@ use crate::ledger::AttemptState;
 use crate::ledger::audit;
 use bytes::Bytes;
 use std::collections::HashMap;
-use std::fs;
 use tokio::sync::oneshot;
 
 /// The writer without its thread: every step is taken by the test, so a seed decides everything.
