@@ -5,7 +5,7 @@ use super::headers;
 use super::node::Node;
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::{HeaderName, HeaderValue, header};
+use axum::http::{HeaderName, HeaderValue, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
@@ -37,7 +37,13 @@ pub async fn dress(State(node): State<Arc<Node>>, mut request: Request, next: Ne
     set_headers(&mut response, id);
     let status = response.status().as_u16();
     node.metrics.http_response(status, code.unwrap_or("ok"));
-    tracing::info!(%method, status, code, request_id = %id, milliseconds = began.elapsed().as_millis() as u64, "answered");
+    let milliseconds = began.elapsed().as_millis() as u64;
+    if method == Method::GET && code.is_none() {
+        // Clients read often, and a line of the log costs as much as the read.
+        tracing::debug!(%method, status, request_id = %id, milliseconds, "answered");
+    } else {
+        tracing::info!(%method, status, code, request_id = %id, milliseconds, "answered");
+    }
     response
 }
 

@@ -116,7 +116,7 @@ pub(super) fn open_existing(path: &Path) -> Result<Database> {
 
 const DAMAGED: &str = "is damaged or cannot be read; keep a copy of it and restore a backup";
 
-fn builder() -> Builder {
+pub(super) fn builder() -> Builder {
     let mut builder = Builder::new();
     builder.set_cache_size(CACHE_BYTES).set_check_integrity_on_open(true);
     builder

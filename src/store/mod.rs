@@ -7,6 +7,7 @@ mod check;
 mod codec;
 mod disk;
 mod files;
+mod metered;
 mod queue;
 mod retention;
 mod rows;
@@ -25,6 +26,8 @@ use crate::ledger::{Command, Outcome, Refusal, RequestKey};
 use auditor::Auditor;
 use disk::{Disk, Folder};
 use files::Files;
+use metered::MeteredFolder;
+pub use metered::SyncMeter;
 use queue::{Job, Queue, Work};
 pub use retention::Retention;
 use rows::Body;
@@ -97,6 +100,12 @@ impl Store {
     /// `open` with other times for remembering ended requests.
     pub fn open_with(dir: &Path, clock: Arc<dyn Clock>, retention: Retention) -> Result<Self> {
         Self::start(Box::new(Folder::lock(dir)?), clock, retention)
+    }
+
+    /// `open` for measurements: `meter` learns what every sync costs.
+    pub fn open_metered(dir: &Path, clock: Arc<dyn Clock>, meter: Arc<SyncMeter>) -> Result<Self> {
+        let folder = Folder::lock(dir)?;
+        Self::start(Box::new(MeteredFolder { folder, meter }), clock, Retention::default())
     }
 
     fn start(disk: Box<dyn Disk>, clock: Arc<dyn Clock>, retention: Retention) -> Result<Self> {

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod api;
+mod bench;
 mod cli;
 mod clients;
 mod crash;

@@ -44,6 +44,10 @@ pub struct Setup {
     pub models: usize,
     pub max_rows: usize,
     pub max_waiting: usize,
+    /// Tokens of one step.
+    pub max_batched_tokens: usize,
+    /// Blocks of 16 tokens.
+    pub num_blocks: usize,
 }
 
 impl Default for Setup {
@@ -62,6 +66,8 @@ impl Default for Setup {
             models: 1,
             max_rows: 64,
             max_waiting: 64,
+            max_batched_tokens: 256,
+            num_blocks: 4096,
         }
     }
 }
@@ -352,11 +358,11 @@ fn load(setup: &Setup, folder: &std::path::Path, seed: u64) -> LoadedModel {
     let runner = ScriptedRunner::repeating(script).step_time(setup.step);
     let runner = setup.failures.iter().fold(runner, |runner, (step, failure)| runner.fail_at(*step, *failure));
     let options = EngineOptions {
-        max_batched_tokens: 256,
+        max_batched_tokens: setup.max_batched_tokens,
         max_rows: setup.max_rows,
         max_waiting: setup.max_waiting,
         block_size: 16,
-        num_blocks: 4096,
+        num_blocks: setup.num_blocks,
         max_context: 2048,
     };
     LoadedModel { qualified, text, engine: EngineHandle::start(Box::new(runner), options) }
