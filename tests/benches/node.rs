@@ -17,7 +17,7 @@ use std::time::Duration;
 use support::World;
 
 const STREAMS: &str = "256";
-const OUTPUT_TOKENS: &str = "1000";
+const OUTPUT_TOKENS: &str = "800";
 
 fn main() {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
