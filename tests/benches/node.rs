@@ -104,7 +104,7 @@ async fn reads() {
             answered += row["answered"].as_f64().unwrap();
             println!(
                 "{clients} clients, {}: {:.0} reads/s; at half: {:.0} reads/s, ms {}",
-                row["path"].as_str().unwrap().rsplit_once('/').unwrap().0,
+                row["path"].as_str().unwrap().split('/').nth(2).unwrap(),
                 row["per_second"].as_f64().unwrap(),
                 row["half"]["per_second"].as_f64().unwrap(),
                 row["half"]["milliseconds"],
