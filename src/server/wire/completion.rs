@@ -194,7 +194,7 @@ impl Header {
     fn chunk(&self, choices: &[ChunkChoice], usage: UsageField, credits: Option<&Credits>) -> String {
         let Self { id, created, model, .. } = *self;
         let chunk = Chunk { id, object: "chat.completion.chunk", created, model, choices, usage, credits };
-        // A token's chunk fits: a buffer that grows on its way was a tenth of what a streamed token cost.
+        // A token's chunk fits, so its buffer does not grow on the way.
         let mut text = Vec::with_capacity(CHUNK_BYTES);
         serde_json::to_writer(&mut text, &chunk).expect("invariant: a chunk has only string keys");
         String::from_utf8(text).expect("invariant: JSON is UTF-8")
