@@ -3,8 +3,21 @@
 //! Kernels are generic over [`Lanes`] and `#[inline(always)]`; [`vectorised!`] instantiates them inside functions that enable
 //! the instruction set. Sums differ between instruction sets in rounding only; within one they never depend on a batch.
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod portable;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx512::Avx512;
+pub(crate) use portable::Portable;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Isa {
+    /// With the byte and VNNI instructions, which all but the oldest AVX-512 machines have.
     #[cfg(target_arch = "x86_64")]
     Avx512,
     #[cfg(target_arch = "x86_64")]
@@ -17,7 +30,12 @@ impl Isa {
     pub fn available() -> impl Iterator<Item = Self> {
         [
             #[cfg(target_arch = "x86_64")]
-            (Self::Avx512, is_x86_feature_detected!("avx512f")),
+            (
+                Self::Avx512,
+                is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512vnni"),
+            ),
             #[cfg(target_arch = "x86_64")]
             (
                 Self::Avx2,
@@ -48,6 +66,11 @@ pub(crate) trait Lanes: Copy {
     fn mul_add(self, a: Self, b: Self) -> Self;
     /// The larger of each pair; `other` where either is NaN.
     fn max(self, other: Self) -> Self;
+    /// Little-endian halves.
+    fn load_f16(from: &[u8; 2 * LANES]) -> Self;
+    fn load_bf16(from: &[u8; 2 * LANES]) -> Self;
+    /// Signed bytes.
+    fn load_i8(from: &[u8; LANES]) -> Self;
     /// `self * 2^n` for integral `n` in [-127, 128]; -127 gives zero.
     fn scale(self, n: Self) -> Self;
 
@@ -109,209 +132,18 @@ pub(crate) trait Lanes: Copy {
     }
 }
 
-#[derive(Clone, Copy)]
-pub(crate) struct Portable([f32; LANES]);
-
-impl Portable {
-    #[inline(always)]
-    fn zip(self, other: Self, f: impl Fn(f32, f32) -> f32) -> Self {
-        Self(std::array::from_fn(|i| f(self.0[i], other.0[i])))
-    }
-}
-
-impl Lanes for Portable {
-    #[inline(always)]
-    fn splat(x: f32) -> Self {
-        Self([x; LANES])
-    }
-    #[inline(always)]
-    fn load(from: &[f32; LANES]) -> Self {
-        Self(*from)
-    }
-    #[inline(always)]
-    fn store(self, to: &mut [f32; LANES]) {
-        *to = self.0;
-    }
-    #[inline(always)]
-    fn add(self, other: Self) -> Self {
-        self.zip(other, |a, b| a + b)
-    }
-    #[inline(always)]
-    fn mul(self, other: Self) -> Self {
-        self.zip(other, |a, b| a * b)
-    }
-    #[inline(always)]
-    fn div(self, other: Self) -> Self {
-        self.zip(other, |a, b| a / b)
-    }
-    #[inline(always)]
-    fn mul_add(self, a: Self, b: Self) -> Self {
-        self.mul(a).add(b)
-    }
-    #[inline(always)]
-    fn max(self, other: Self) -> Self {
-        self.zip(other, |a, b| if a > b { a } else { b })
-    }
-    #[inline(always)]
-    fn scale(self, n: Self) -> Self {
-        self.zip(n, |x, n| x * f32::from_bits(((n as i32 + 127) as u32) << 23))
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-pub(crate) use x86::{Avx2, Avx512};
-
-/// Every `unsafe` here is sound because these types are only used inside [`vectorised!`] functions, which enable the
-/// features and are entered only after run-time detection.
-#[cfg(target_arch = "x86_64")]
-#[allow(clippy::wildcard_imports, reason = "intrinsics are named by their prefix")]
-mod x86 {
-    use super::{LANES, Lanes};
-    use std::arch::x86_64::*;
-
-    #[derive(Clone, Copy)]
-    pub(crate) struct Avx512(__m512);
-
-    impl Lanes for Avx512 {
-        #[inline(always)]
-        fn splat(x: f32) -> Self {
-            Self(unsafe { _mm512_set1_ps(x) })
-        }
-        #[inline(always)]
-        fn load(from: &[f32; LANES]) -> Self {
-            Self(unsafe { _mm512_loadu_ps(from.as_ptr()) })
-        }
-        #[inline(always)]
-        fn store(self, to: &mut [f32; LANES]) {
-            unsafe { _mm512_storeu_ps(to.as_mut_ptr(), self.0) }
-        }
-        #[inline(always)]
-        fn add(self, other: Self) -> Self {
-            Self(unsafe { _mm512_add_ps(self.0, other.0) })
-        }
-        #[inline(always)]
-        fn mul(self, other: Self) -> Self {
-            Self(unsafe { _mm512_mul_ps(self.0, other.0) })
-        }
-        #[inline(always)]
-        fn div(self, other: Self) -> Self {
-            Self(unsafe { _mm512_div_ps(self.0, other.0) })
-        }
-        #[inline(always)]
-        fn mul_add(self, a: Self, b: Self) -> Self {
-            Self(unsafe { _mm512_fmadd_ps(self.0, a.0, b.0) })
-        }
-        #[inline(always)]
-        fn max(self, other: Self) -> Self {
-            Self(unsafe { _mm512_max_ps(self.0, other.0) })
-        }
-        #[inline(always)]
-        fn scale(self, n: Self) -> Self {
-            unsafe {
-                let exponent = _mm512_add_epi32(_mm512_cvtps_epi32(n.0), _mm512_set1_epi32(127));
-                let power = _mm512_castsi512_ps(_mm512_slli_epi32::<23>(exponent));
-                Self(_mm512_mul_ps(self.0, power))
-            }
-        }
-        /// Pairs of rows, then of pairs, then of 128-bit quarters.
-        #[inline(always)]
-        fn transpose(rows: &mut [Self; LANES]) {
-            unsafe {
-                let mut t = [_mm512_setzero_ps(); LANES];
-                for i in (0..LANES).step_by(2) {
-                    t[i] = _mm512_unpacklo_ps(rows[i].0, rows[i + 1].0);
-                    t[i + 1] = _mm512_unpackhi_ps(rows[i].0, rows[i + 1].0);
-                }
-                let mut u = t;
-                for i in (0..LANES).step_by(4) {
-                    u[i] = _mm512_shuffle_ps::<0x44>(t[i], t[i + 2]);
-                    u[i + 1] = _mm512_shuffle_ps::<0xee>(t[i], t[i + 2]);
-                    u[i + 2] = _mm512_shuffle_ps::<0x44>(t[i + 1], t[i + 3]);
-                    u[i + 3] = _mm512_shuffle_ps::<0xee>(t[i + 1], t[i + 3]);
-                }
-                for i in 0..4 {
-                    let low = _mm512_shuffle_f32x4::<0x88>(u[i], u[i + 4]);
-                    let high = _mm512_shuffle_f32x4::<0xdd>(u[i], u[i + 4]);
-                    let low2 = _mm512_shuffle_f32x4::<0x88>(u[i + 8], u[i + 12]);
-                    let high2 = _mm512_shuffle_f32x4::<0xdd>(u[i + 8], u[i + 12]);
-                    rows[i].0 = _mm512_shuffle_f32x4::<0x88>(low, low2);
-                    rows[i + 4].0 = _mm512_shuffle_f32x4::<0x88>(high, high2);
-                    rows[i + 8].0 = _mm512_shuffle_f32x4::<0xdd>(low, low2);
-                    rows[i + 12].0 = _mm512_shuffle_f32x4::<0xdd>(high, high2);
-                }
-            }
-        }
-    }
-
-    #[derive(Clone, Copy)]
-    pub(crate) struct Avx2(__m256, __m256);
-
-    impl Lanes for Avx2 {
-        #[inline(always)]
-        fn splat(x: f32) -> Self {
-            let v = unsafe { _mm256_set1_ps(x) };
-            Self(v, v)
-        }
-        #[inline(always)]
-        fn load(from: &[f32; LANES]) -> Self {
-            unsafe {
-                let start = from.as_ptr();
-                Self(_mm256_loadu_ps(start), _mm256_loadu_ps(start.add(8)))
-            }
-        }
-        #[inline(always)]
-        fn store(self, to: &mut [f32; LANES]) {
-            unsafe {
-                let start = to.as_mut_ptr();
-                _mm256_storeu_ps(start, self.0);
-                _mm256_storeu_ps(start.add(8), self.1);
-            }
-        }
-        #[inline(always)]
-        fn add(self, o: Self) -> Self {
-            unsafe { Self(_mm256_add_ps(self.0, o.0), _mm256_add_ps(self.1, o.1)) }
-        }
-        #[inline(always)]
-        fn mul(self, o: Self) -> Self {
-            unsafe { Self(_mm256_mul_ps(self.0, o.0), _mm256_mul_ps(self.1, o.1)) }
-        }
-        #[inline(always)]
-        fn div(self, o: Self) -> Self {
-            unsafe { Self(_mm256_div_ps(self.0, o.0), _mm256_div_ps(self.1, o.1)) }
-        }
-        #[inline(always)]
-        fn mul_add(self, a: Self, b: Self) -> Self {
-            unsafe { Self(_mm256_fmadd_ps(self.0, a.0, b.0), _mm256_fmadd_ps(self.1, a.1, b.1)) }
-        }
-        #[inline(always)]
-        fn max(self, o: Self) -> Self {
-            unsafe { Self(_mm256_max_ps(self.0, o.0), _mm256_max_ps(self.1, o.1)) }
-        }
-        #[inline(always)]
-        fn scale(self, n: Self) -> Self {
-            unsafe {
-                let power = |n: __m256| {
-                    let exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
-                    _mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponent))
-                };
-                Self(_mm256_mul_ps(self.0, power(n.0)), _mm256_mul_ps(self.1, power(n.1)))
-            }
-        }
-    }
-}
-
 /// Defines `fn name(isa, args…)` that runs `kernel::<L>(args…)` with the lanes of `isa`.
 macro_rules! vectorised {
     ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) = $kernel:ident) => {
         $(#[$meta])*
         $vis fn $name(isa: $crate::simd::Isa, $($arg: $ty),*) {
             #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx512f")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
             fn avx512($($arg: $ty),*) {
                 $kernel::<$crate::simd::Avx512>($($arg),*);
             }
             #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx2,fma")]
+            #[target_feature(enable = "avx2,fma,f16c")]
             fn avx2($($arg: $ty),*) {
                 $kernel::<$crate::simd::Avx2>($($arg),*);
             }
