@@ -145,4 +145,10 @@ impl<'a, T> Parts<'a, T> {
         // SAFETY: in bounds by the assertion; unaliased by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
+
+    /// For writing from there on what a task owns.
+    pub fn at(self, index: usize) -> *mut T {
+        assert!(index <= self.len, "index {index} of an output of {} values", self.len);
+        self.start.wrapping_add(index)
+    }
 }

@@ -1,5 +1,5 @@
 //! Our side of `against_llama_cpp.py`, which says what to do, a line at a time, and takes the answers from standard output:
-//! `against_llama_cpp MODEL THREADS [dequantise]`, then `prefill N`, `decode STREAMS PROMPT COUNT`, `logits FILE ID…`.
+//! `against_llama_cpp MODEL THREADS [dequantise] [processor-time]`, then `prefill N`, `decode STREAMS PROMPT COUNT`, `logits FILE ID…`.
 
 use candle_core::Device;
 use cresset_kernels::Compute;
@@ -17,6 +17,9 @@ const MAX_BATCHED_TOKENS: usize = 512;
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
 struct Side {
+    /// Seconds of the processor that this thread took instead of seconds passed.
+    processor_time: bool,
+    start: Instant,
     model: Box<dyn Model>,
     kv: KvCache,
 }
@@ -24,12 +27,13 @@ struct Side {
 fn main() -> Outcome<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [path, threads, rest @ ..] = &args[..] else {
-        return Err("usage: against_llama_cpp MODEL THREADS [dequantise]".into());
+        return Err("usage: against_llama_cpp MODEL THREADS [dequantise] [processor-time]".into());
     };
+    let wants = |word: &str| rest.iter().any(|r| r == word);
     let options = LoadOptions {
         device: Device::Cpu,
         compute: Compute::new(threads.parse()?),
-        dequantise: rest.first().is_some_and(|word| word == "dequantise"),
+        dequantise: wants("dequantise"),
         max_batched_tokens: MAX_BATCHED_TOKENS,
         max_context: CAPACITY,
     };
@@ -37,7 +41,7 @@ fn main() -> Outcome<()> {
     let model = load(&ModelSource::Gguf(PathBuf::from(path)), &options)?;
     let kv = KvCache::new(&model.config().kv_layout(), CAPACITY / BLOCK_SIZE, BLOCK_SIZE, &Device::Cpu)?;
     answer(start.elapsed().as_secs_f64());
-    let mut side = Side { model, kv };
+    let mut side = Side { processor_time: wants("processor-time"), start, model, kv };
     for line in std::io::stdin().lines() {
         let line = line?;
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -62,11 +66,20 @@ fn token(stream: usize, position: usize) -> u32 {
 }
 
 impl Side {
+    fn seconds(&self) -> Outcome<f64> {
+        if !self.processor_time {
+            return Ok(self.start.elapsed().as_secs_f64());
+        }
+        let account = std::fs::read_to_string("/proc/self/schedstat")?;
+        let nanoseconds: f64 = account.split_whitespace().next().ok_or("an empty schedstat")?.parse()?;
+        Ok(nanoseconds / 1e9)
+    }
+
     /// Seconds for one prompt, logits of its last token.
     fn prefill(&mut self, tokens: usize) -> Outcome<f64> {
-        let start = Instant::now();
+        let start = self.seconds()?;
         self.step(1, 0..tokens, tokens)?;
-        Ok(start.elapsed().as_secs_f64())
+        Ok(self.seconds()? - start)
     }
 
     /// Seconds for `count` tokens of each stream after its prompt.
@@ -75,11 +88,11 @@ impl Side {
         for first in (0..prompt).step_by(chunk) {
             self.step(streams, first..prompt.min(first + chunk), prompt + count)?;
         }
-        let start = Instant::now();
+        let start = self.seconds()?;
         for position in prompt..prompt + count {
             self.step(streams, position..position + 1, prompt + count)?;
         }
-        Ok(start.elapsed().as_secs_f64())
+        Ok(self.seconds()? - start)
     }
 
     /// The same positions of every stream; each owns the blocks for `most` tokens.
@@ -102,7 +115,7 @@ impl Side {
 
     /// Writes `[ids, vocabulary]` f32 to a file.
     fn logits(&mut self, file: &str, ids: &[&str]) -> Outcome<f64> {
-        let start = Instant::now();
+        let start = self.seconds()?;
         let input_ids: Vec<u32> = ids.iter().map(|id| id.parse()).collect::<Result<_, _>>()?;
         let n = input_ids.len() as u32;
         let batch = ForwardBatch {
@@ -117,6 +130,6 @@ impl Side {
         let logits = self.model.forward(&batch, &mut self.kv)?.flatten_all()?.to_vec1::<f32>()?;
         let bytes: Vec<u8> = logits.iter().flat_map(|value| value.to_le_bytes()).collect();
         std::fs::File::create(file)?.write_all(&bytes)?;
-        Ok(start.elapsed().as_secs_f64())
+        Ok(self.seconds()? - start)
     }
 }

@@ -3,7 +3,7 @@
 
 use super::format::{BLOCK, Format, Quant, Scales, with_format};
 use super::rounding::Rounded;
-use super::tile::{PANELS, SUMS};
+use super::tile::PANELS;
 use crate::simd::{LANES, Lanes};
 use candle_core::quantized::GgmlDType;
 
@@ -49,11 +49,12 @@ pub(super) struct Operands {
     /// `[rows][blocks]`.
     pub x: *const Rounded,
     pub blocks: usize,
-    /// Written: `[rows][SUMS]`.
-    pub sums: *mut f32,
+    /// Written: the tile's first output; rows are `stride` apart.
+    pub out: *mut f32,
+    pub stride: usize,
 }
 
-/// Sets the sums of `rows` token rows and up to `PANELS` panels.
+/// Sets the outputs of `rows` token rows and up to `PANELS` panels.
 ///
 /// # Safety
 /// The operands cover all of them, the panels are packed as `dtype`, and the machine has `L`'s instructions.
@@ -67,7 +68,7 @@ pub(super) unsafe fn multiply_all<L: Integer>(dtype: GgmlDType, whole: &Operands
                 let part = Operands {
                     panel: whole.panel.add(panel * whole.panel_bytes),
                     x: whole.x.add(row * whole.blocks),
-                    sums: whole.sums.add(row * SUMS + panel * LANES),
+                    out: whole.out.add(row * whole.stride + panel * LANES),
                     ..*whole
                 };
                 with_format!(dtype, Q => dispatch::<L, Q>(&part, height, L::TILE.1.min(panels - panel)));
@@ -116,7 +117,7 @@ pub(super) unsafe fn multiply<L: Integer, Q: Quant, const R: usize, const P: usi
         }
         for (r, row) in sums.into_iter().enumerate() {
             for (p, sum) in row.into_iter().enumerate() {
-                sum.store(&mut *o.sums.add(r * SUMS + p * LANES).cast());
+                sum.store(&mut *o.out.add(r * o.stride + p * LANES).cast());
             }
         }
     }

@@ -3,12 +3,12 @@
 
 use super::integer::{self, Integer};
 use super::rounding::{self, Rounded};
-use super::tile::{self, Dense, PANELS, ROWS, SUMS};
+use super::tile::{self, Dense, PANELS, ROWS};
 use super::{Part, Weight, format};
 use crate::Compute;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{Avx2, Avx512};
-use crate::simd::{Isa, Portable};
+use crate::simd::{Isa, LANES, Portable};
 use crate::storage::Parts;
 use std::cell::RefCell;
 use std::ops::Range;
@@ -112,7 +112,7 @@ fn transpose(rows: &[f32], cols: usize, height: usize, tile: &mut [f32]) {
     }
 }
 
-impl<'a> Job<'a> {
+impl Job<'_> {
     fn run<L: Dense + Integer>(&self, c: &Compute) {
         let panels: usize = self.weight.parts.iter().map(Part::panel_count).sum();
         let pairs = panels.div_ceil(PANELS);
@@ -134,38 +134,60 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// All token rows by up to `PANELS` panels.
+    /// All token rows by up to `PANELS` panels; the bias comes last.
     fn multiply<L: Dense + Integer>(&self, part: &Part, panels: Range<usize>) {
         let outputs = part.outputs(&panels);
+        let mut padded = [0.0; ROWS * PANELS * LANES];
         for row in (0..self.n).step_by(ROWS) {
-            let mut sums = [[0.0; SUMS]; ROWS];
-            let to = sums.as_mut_ptr().cast();
-            if part.is_quantised() {
-                self.integers::<L>(part, &panels, row, to);
+            let rows = row..self.n.min(row + ROWS);
+            // A last panel has outputs that do not exist, a tile of floats rows.
+            let exact = outputs.len() == panels.len() * LANES && (part.is_quantised() || rows.len() == ROWS);
+            let (out, stride) = if exact {
+                (self.out.at(row * self.weight.rows + outputs.start), self.weight.rows)
             } else {
-                self.floats::<L>(part, &panels, row, to);
+                (padded.as_mut_ptr(), PANELS * LANES)
+            };
+            if part.is_quantised() {
+                self.integers::<L>(part, &panels, &rows, (out, stride));
+            } else {
+                self.floats::<L>(part, &panels, row, (out, stride));
             }
-            for (row, sums) in (row..self.n).zip(&mut sums) {
-                self.finish(row, &outputs, &mut sums[..outputs.len()]);
+            for (row, sums) in rows.zip(padded.chunks_exact(PANELS * LANES)) {
+                // SAFETY: tasks have disjoint outputs, and a task holds one such slice at a time.
+                let out = unsafe {
+                    self.out.slice(row * self.weight.rows + outputs.start..row * self.weight.rows + outputs.end)
+                };
+                if !exact {
+                    out.copy_from_slice(&sums[..outputs.len()]);
+                }
+                if let Some(bias) = self.bias {
+                    out.iter_mut().zip(&bias[outputs.clone()]).for_each(|(out, bias)| *out += bias);
+                }
             }
         }
     }
 
-    fn integers<L: Integer>(&self, part: &Part, panels: &Range<usize>, row: usize, sums: *mut f32) {
+    fn integers<L: Integer>(
+        &self,
+        part: &Part,
+        panels: &Range<usize>,
+        rows: &Range<usize>,
+        (out, stride): (*mut f32, usize),
+    ) {
         let blocks = self.weight.cols / format::BLOCK;
-        let rows = ROWS.min(self.n - row);
         let operands = integer::Operands {
             panel: part.panels(panels.clone()).as_ptr(),
             panel_bytes: part.panel_bytes,
-            x: self.x.rounded[row * blocks..(row + rows) * blocks].as_ptr(),
+            x: self.x.rounded[rows.start * blocks..rows.end * blocks].as_ptr(),
             blocks,
-            sums,
+            out,
+            stride,
         };
-        // SAFETY: the blocks and the sums cover the rows, the part these panels.
-        unsafe { integer::multiply_all::<L>(part.dtype, &operands, rows, panels.len()) };
+        // SAFETY: the blocks and the outputs cover the rows, the part these panels.
+        unsafe { integer::multiply_all::<L>(part.dtype, &operands, rows.len(), panels.len()) };
     }
 
-    fn floats<L: Dense>(&self, part: &Part, panels: &Range<usize>, row: usize, sums: *mut f32) {
+    fn floats<L: Dense>(&self, part: &Part, panels: &Range<usize>, row: usize, (out, stride): (*mut f32, usize)) {
         let cols = self.weight.cols;
         let height = tile_rows(row, self.n);
         let operands = tile::Operands {
@@ -174,21 +196,10 @@ impl<'a> Job<'a> {
             x_stride: height,
             panel: part.panels(panels.clone()).as_ptr(),
             panel_bytes: part.panel_bytes,
-            sums,
+            out,
+            stride,
         };
-        // SAFETY: the tile and the sums cover `height` rows, the part these panels.
+        // SAFETY: the tile and the outputs cover `height` rows, the part these panels.
         unsafe { tile::multiply_all::<L>(part.dtype, &operands, height, panels.len()) };
-    }
-
-    /// One token's share of the outputs, which belong to the calling task alone; the bias comes last.
-    fn finish(&self, row: usize, outputs: &Range<usize>, sums: &mut [f32]) {
-        if let Some(bias) = self.bias {
-            for (sum, bias) in sums.iter_mut().zip(&bias[outputs.clone()]) {
-                *sum += bias;
-            }
-        }
-        let at = row * self.weight.rows;
-        // SAFETY: tasks have disjoint outputs, and a task holds one such slice at a time.
-        unsafe { self.out.slice(at + outputs.start..at + outputs.end) }.copy_from_slice(sums);
     }
 }

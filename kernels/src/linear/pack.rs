@@ -105,14 +105,14 @@ fn place_codes(f: &Format, lane: usize, codes: &[u8], out: &mut [u8]) {
     }
 }
 
-/// Bits `from..from + bits` of the codes, as one output's words of a plane.
+/// Bits `from..from + bits` of the codes, as one output's words of a plane; four columns are moved at once.
 fn place_plane(bits: usize, from: usize, lane: usize, codes: &[u8], out: &mut [u8]) {
-    let mask = u8::MAX >> (8 - bits);
+    let mask = u32::from_ne_bytes([u8::MAX >> (8 - bits); 4]);
     let words = out.chunks_exact_mut(4 * LANES);
     for (word, codes) in words.zip(codes.chunks_exact(32 / bits)) {
-        for (i, code) in codes.iter().enumerate() {
-            word[4 * lane + i % 4] |= (code >> from & mask) << (i / 4 * bits);
-        }
+        let fields = codes.as_chunks().0.iter().map(|four| u32::from_le_bytes(*four) >> from & mask);
+        let packed = fields.enumerate().fold(0, |word, (i, four)| word | four << (i * bits));
+        word[4 * lane..][..4].copy_from_slice(&packed.to_le_bytes());
     }
 }
 

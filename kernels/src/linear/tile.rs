@@ -7,8 +7,6 @@ use candle_core::quantized::GgmlDType;
 /// Panels of a tile at most, and token rows.
 pub(super) const PANELS: usize = 2;
 pub(super) const ROWS: usize = 12;
-/// Outputs of a tile.
-pub(super) const SUMS: usize = PANELS * LANES;
 
 /// An element type of dense panels, `[cols][16]`.
 pub(super) trait Element {
@@ -75,14 +73,15 @@ pub(super) struct Operands {
     /// The first panel; panels are `panel_bytes` apart.
     pub panel: *const u8,
     pub panel_bytes: usize,
-    /// Written: `[rows][SUMS]`.
-    pub sums: *mut f32,
+    /// Written: the tile's first output; rows are `stride` apart.
+    pub out: *mut f32,
+    pub stride: usize,
 }
 
-/// Sets the sums of `rows` token rows and up to `PANELS` panels, in register tiles.
+/// Sets the outputs of `rows` token rows and up to `PANELS` panels, in register tiles.
 ///
 /// # Safety
-/// The operands' pointers cover the tile, `rows` is one of 1, 2, 4, 8, 12, and the machine has `L`'s instructions.
+/// The operands' pointers cover the tile and whole panels of outputs, `rows` is one of 1, 2, 4, 8, 12, and the machine has `L`'s instructions.
 pub(super) unsafe fn multiply_all<L: Dense>(dtype: GgmlDType, whole: &Operands, rows: usize, panels: usize) {
     let height = rows.min(L::ROWS);
     let width = (L::ACCUMULATORS / height).clamp(1, PANELS);
@@ -93,7 +92,7 @@ pub(super) unsafe fn multiply_all<L: Dense>(dtype: GgmlDType, whole: &Operands, 
                 let part = Operands {
                     x: whole.x.add(row),
                     panel: whole.panel.add(panel * whole.panel_bytes),
-                    sums: whole.sums.add(row * SUMS + panel * LANES),
+                    out: whole.out.add(row * whole.stride + panel * LANES),
                     ..*whole
                 };
                 let (rows, panels) = (height.min(rows - row), width.min(panels - panel));
@@ -142,7 +141,7 @@ unsafe fn multiply<L: Lanes, E: Element, const R: usize, const P: usize>(o: &Ope
         }
         for (r, row) in sums.into_iter().enumerate() {
             for (p, sum) in row.into_iter().enumerate() {
-                sum.store(&mut *o.sums.add(r * SUMS + p * LANES).cast());
+                sum.store(&mut *o.out.add(r * o.stride + p * LANES).cast());
             }
         }
     }
