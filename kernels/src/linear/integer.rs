@@ -1,5 +1,13 @@
 //! The product with quantised weights: codes times rounded activations in integers, exact within a group of columns, then scaled
 //! and added to an f32 chain over the groups in order. Whatever the tile, a result is the same chain.
+//!
+//! Steps, predicted and measured on one core of a Zen 4 whose f32 ceiling is 118 GFLOP/s (`RESULTS.md` has the tables):
+//! - Two byte products per sixteen-bit activation instead of f32 multiply-adds: twice the f32 ceiling (236), less a fifth for putting
+//!   bytes together and scaling, 190. Measured 181 to 192 at 64 rows, 1.7 to 1.8 times the f32 path.
+//! - Codes unpacked in registers by shift and mask, for any number of rows: one row 3 times faster or more than by f32 look-up.
+//!   Measured 13 µs instead of 43 (Q4_1, 1536 × 576, in cache); from memory some 10 GB/s are read by one core.
+//! - Storing straight into the output: 7 % of a prefill was zeroing and copying. Measured: 2 %.
+//! - Prefetching the next panels for one row: no difference; taken out again.
 
 use super::format::{BLOCK, Format, Quant, Scales, with_format};
 use super::rounding::Rounded;
