@@ -1,0 +1,53 @@
+//! Gemma 3: Gemma 2 with norms on Q and K in place of the attention's soft cap, and one full layer after five with a
+//! sliding window and a RoPE base of their own. Kamath et al. 2025.
+
+use super::gemma2::{self, RECIPE};
+use super::hf_rope::{self, Base};
+use super::{Architecture, Blueprint, Recipe, gguf_config, hf_config};
+use crate::Result;
+use crate::config::{RopeConfig, RopeScaling, Sliding};
+use crate::loader::tensors::Presence;
+
+/// Only the text model: "gemma3" is, in Hugging Face's configs, the one with a vision tower.
+pub const GEMMA3: Architecture = Architecture { gguf: Some(("gemma3", from_gguf)), hf: ("gemma3_text", from_hf) };
+
+const PATTERN: usize = 6;
+const WINDOW: usize = 4096;
+const LAYERS_OF_27B: usize = 62;
+const THETA: f32 = 1_000_000.0;
+const SLIDING_THETA: f32 = 10_000.0;
+
+fn from_gguf(keys: &mut gguf_config::Keys) -> Result<Blueprint> {
+    let mut config = gemma2::gguf_decoder(keys, LAYERS_OF_27B)?;
+    let theta = keys.float("rope.freq_base_swa")?.unwrap_or(SLIDING_THETA);
+    let layers = keys.sliding_layers(config.layers, PATTERN)?;
+    let rope = RopeConfig { theta, rotary_dim: config.rope.rotary_dim, scaling: RopeScaling::None };
+    config.sliding = keys.size("attention.sliding_window")?.map(|window| Sliding { window, layers, rope });
+    Ok(Blueprint { config, recipe: Recipe { qk_norm: Presence::Always, ..RECIPE } })
+}
+
+fn from_hf(keys: &mut hf_config::Keys) -> Result<Blueprint> {
+    let parameters = keys.object("rope_parameters")?;
+    let full_theta = keys.take("rope_theta")?.unwrap_or(THETA);
+    let sliding_theta = keys.take("rope_local_base_freq")?.unwrap_or(SLIDING_THETA);
+    let older = keys.object("rope_scaling")?;
+    let (mut config, recipe) = gemma2::hf_decoder(keys)?;
+    let base = |theta| Base { theta, head_dim: config.head_dim, max_positions: config.max_positions };
+    let (mut full, mut sliding) = (older, None);
+    if let Some(mut parameters) = parameters {
+        full = full.or(parameters.object("full_attention")?);
+        sliding = parameters.object("sliding_attention")?;
+        parameters.finish()?;
+    }
+    let rope = |keys: Option<_>, base: Base| match keys {
+        Some(keys) => hf_rope::scaled(keys, base, None),
+        None => Ok((base.plain(), base.max_positions)),
+    };
+    let (sliding_rope, _) = rope(sliding, base(sliding_theta))?;
+    (config.rope, config.max_positions) = rope(full, base(full_theta))?;
+    let window = if keys.has("sliding_window") { keys.take("sliding_window")? } else { Some(WINDOW) };
+    let (newer, older) = (keys.take("sliding_window_pattern")?, keys.take("_sliding_window_pattern")?);
+    let pattern = newer.or(older).unwrap_or(PATTERN).max(1);
+    config.sliding = keys.sliding(&config, window, sliding_rope, |layer| (layer + 1) % pattern != 0)?;
+    Ok(Blueprint { config, recipe: Recipe { qk_norm: Presence::Always, ..recipe } })
+}
