@@ -92,6 +92,13 @@ impl ModelConfig {
     }
 }
 
+impl Sliding {
+    /// In every layer, with the model's own rotation.
+    pub(crate) fn everywhere(window: usize, config: &ModelConfig) -> Self {
+        Self { window, layers: vec![true; config.layers], rope: config.rope.clone() }
+    }
+}
+
 /// Several times the largest of any published model: what a damaged config may make the loader do.
 const MAX_WIDTH: usize = 1 << 22;
 const MAX_LAYERS: usize = 1 << 10;

@@ -44,7 +44,7 @@ pub(super) fn gguf_decoder(keys: &mut gguf_config::Keys, layers_of_27b: usize) -
 fn from_hf(keys: &mut hf_config::Keys) -> Result<Blueprint> {
     let (mut config, recipe) = hf_decoder(keys)?;
     config.attention_softcap = keys.take("attn_logit_softcapping")?;
-    let window = if keys.has("sliding_window") { keys.take("sliding_window")? } else { Some(WINDOW) };
+    let window = keys.window(WINDOW)?;
     config.sliding = keys.sliding(&config, window, config.rope.clone(), |layer| (layer + 1) % PATTERN != 0)?;
     Ok(Blueprint { config, recipe })
 }

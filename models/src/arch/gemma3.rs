@@ -27,27 +27,28 @@ fn from_gguf(keys: &mut gguf_config::Keys) -> Result<Blueprint> {
 }
 
 fn from_hf(keys: &mut hf_config::Keys) -> Result<Blueprint> {
-    let parameters = keys.object("rope_parameters")?;
-    let full_theta = keys.take("rope_theta")?.unwrap_or(THETA);
-    let sliding_theta = keys.take("rope_local_base_freq")?.unwrap_or(SLIDING_THETA);
-    let older = keys.object("rope_scaling")?;
+    let [full, sliding] = ropes(keys)?;
     let (mut config, recipe) = gemma2::hf_decoder(keys)?;
-    let base = |theta| Base { theta, head_dim: config.head_dim, max_positions: config.max_positions };
-    let (mut full, mut sliding) = (older, None);
-    if let Some(mut parameters) = parameters {
-        full = full.or(parameters.object("full_attention")?);
-        sliding = parameters.object("sliding_attention")?;
-        parameters.finish()?;
-    }
-    let rope = |keys: Option<_>, base: Base| match keys {
-        Some(keys) => hf_rope::scaled(keys, base, None),
-        None => Ok((base.plain(), base.max_positions)),
-    };
-    let (sliding_rope, _) = rope(sliding, base(sliding_theta))?;
-    (config.rope, config.max_positions) = rope(full, base(full_theta))?;
-    let window = if keys.has("sliding_window") { keys.take("sliding_window")? } else { Some(WINDOW) };
-    let (newer, older) = (keys.take("sliding_window_pattern")?, keys.take("_sliding_window_pattern")?);
+    let (head_dim, max_positions) = (config.head_dim, config.max_positions);
+    let rope = |(parameters, theta)| hf_rope::rope(parameters, Base { theta, head_dim, max_positions }, None);
+    (config.rope, config.max_positions) = rope(full)?;
+    let (sliding_rope, _) = rope(sliding)?;
+    let window = keys.window(WINDOW)?;
+    let (newer, older) = (keys.take("_sliding_window_pattern")?, keys.take("sliding_window_pattern")?);
     let pattern = newer.or(older).unwrap_or(PATTERN).max(1);
     config.sliding = keys.sliding(&config, window, sliding_rope, |layer| (layer + 1) % pattern != 0)?;
     Ok(Blueprint { config, recipe: Recipe { qk_norm: Presence::Always, ..recipe } })
+}
+
+/// The rotations of full and of sliding layers: their parameters, and the base where those do not say it.
+fn ropes(keys: &mut hf_config::Keys) -> Result<[(Option<hf_config::Keys>, f32); 2]> {
+    let full_theta = keys.take("rope_theta")?.unwrap_or(THETA);
+    let sliding_theta = keys.take("rope_local_base_freq")?.unwrap_or(SLIDING_THETA);
+    let older = keys.object("rope_scaling")?;
+    let Some(mut nested) = keys.object("rope_parameters")? else {
+        return Ok([(older, full_theta), (None, sliding_theta)]);
+    };
+    let (full, sliding) = (nested.object("full_attention")?, nested.object("sliding_attention")?);
+    nested.finish()?;
+    Ok([(older.or(full), full_theta), (sliding, sliding_theta)])
 }

@@ -80,11 +80,6 @@ impl Keys {
         Ok(self.take(key)?.unwrap_or(false))
     }
 
-    /// Whether the key is there, null included: some families have a default that null turns off.
-    pub fn has(&self, key: &str) -> bool {
-        self.values.contains_key(key)
-    }
-
     /// An object inside, with its own keys to be understood.
     pub fn object(&mut self, key: &str) -> Result<Option<Self>> {
         Ok(self.take(key)?.map(|values| Self { path: self.path.clone(), values }))
@@ -131,6 +126,11 @@ impl Keys {
             Some("gelu_pytorch_tanh") => Ok(Activation::GeluTanh),
             Some(other) => Err(self.unsupported(&format!("`{key}` {other:?} is not supported"))),
         }
+    }
+
+    /// The `sliding_window`; null is none.
+    pub fn window(&mut self, usual: usize) -> Result<Option<usize>> {
+        if self.values.contains_key("sliding_window") { self.take("sliding_window") } else { Ok(Some(usual)) }
     }
 
     /// The layers with a sliding window: those that `layer_types` names, or else `by_default`.

@@ -7,7 +7,7 @@ use crate::config::{RopeConfig, RopeScaling, Yarn};
 
 const THETA: f32 = 10_000.0;
 
-/// What a scaling is relative to.
+/// What holds where the parameters say nothing, and what a scaling is relative to.
 #[derive(Clone, Copy)]
 pub struct Base {
     pub theta: f32,
@@ -21,20 +21,15 @@ pub fn shared(keys: &mut Keys, head_dim: usize, max_positions: usize) -> Result<
     let base = Base { theta: keys.take("rope_theta")?.unwrap_or(THETA), head_dim, max_positions };
     let original = keys.take("original_max_position_embeddings")?;
     let (older, newer) = (keys.object("rope_scaling")?, keys.object("rope_parameters")?);
-    match older.or(newer) {
-        Some(parameters) => scaled(parameters, base, original),
-        None => Ok((base.plain(), max_positions)),
-    }
+    rope(older.or(newer), base, original)
 }
 
-impl Base {
-    pub fn plain(self) -> RopeConfig {
-        RopeConfig { theta: self.theta, rotary_dim: self.head_dim, scaling: RopeScaling::None }
-    }
-}
-
-/// From an object of parameters. `original` overrides the length of the training that it gives.
-pub fn scaled(mut keys: Keys, base: Base, original: Option<usize>) -> Result<(RopeConfig, usize)> {
+/// From an object of parameters, if there is one. `original` overrides the length of the training that it gives.
+pub fn rope(parameters: Option<Keys>, base: Base, original: Option<usize>) -> Result<(RopeConfig, usize)> {
+    let rotary_dim = base.head_dim;
+    let Some(mut keys) = parameters else {
+        return Ok((RopeConfig { theta: base.theta, rotary_dim, scaling: RopeScaling::None }, base.max_positions));
+    };
     let theta = keys.take("rope_theta")?.unwrap_or(base.theta);
     let (newer, older) = (keys.take::<String>("rope_type")?, keys.take::<String>("type")?);
     let inside = keys.take("original_max_position_embeddings")?;
@@ -62,7 +57,7 @@ pub fn scaled(mut keys: Keys, base: Base, original: Option<usize>) -> Result<(Ro
         RopeScaling::Yarn(yarn) => (yarn.original_max_positions as f32 * yarn.factor) as usize,
         _ => base.max_positions,
     };
-    Ok((RopeConfig { theta, rotary_dim: base.head_dim, scaling }, reach.max(base.max_positions)))
+    Ok((RopeConfig { theta, rotary_dim, scaling }, reach.max(base.max_positions)))
 }
 
 fn yarn(keys: &mut Keys, max_positions: usize, original: usize) -> Result<Yarn> {

@@ -9,14 +9,12 @@ use cresset_kernels::rope::RopeStyle;
 /// Its GGUF files say "llama".
 pub const MISTRAL: Architecture = Architecture { gguf: None, hf: ("mistral", from_hf) };
 
-/// Where the config has no `sliding_window`; null is none.
+/// Where the config has no `sliding_window`.
 const WINDOW: usize = 4096;
 
 fn from_hf(keys: &mut hf_config::Keys) -> Result<Blueprint> {
     let mut config = keys.decoder(false)?;
-    let window = if keys.has("sliding_window") { keys.take("sliding_window")? } else { Some(WINDOW) };
-    let (layers, rope) = (vec![true; config.layers], config.rope.clone());
-    config.sliding = window.map(|window| Sliding { window, layers, rope });
+    config.sliding = keys.window(WINDOW)?.map(|window| Sliding::everywhere(window, &config));
     let recipe =
         Recipe { activation: keys.activation("hidden_act", Activation::Silu)?, ..Recipe::plain(RopeStyle::Neox) };
     Ok(Blueprint { config, recipe })

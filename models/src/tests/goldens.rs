@@ -7,6 +7,7 @@ use crate::loader::gguf::Value;
 use crate::loader::names;
 use crate::testing::{GgufWriter, interleaved};
 use candle_core::quantized::GgmlDType;
+use candle_transformers::models::{gemma2, gemma3, mistral, qwen2, qwen3};
 use cresset_kernels::linear::Weight;
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype, TensorView};
@@ -168,10 +169,13 @@ fn stored(file: &str) -> HashMap<String, Tensor> {
     candle_core::safetensors::load(format!("{FOLDER}/{file}"), &Device::Cpu).unwrap()
 }
 
+fn goldens() -> Goldens {
+    serde_json::from_slice(&std::fs::read(format!("{FOLDER}/architectures.json")).unwrap()).unwrap()
+}
+
 #[test]
 fn every_family_equals_transformers() {
-    let json = std::fs::read(format!("{FOLDER}/architectures.json")).unwrap();
-    let goldens: Goldens = serde_json::from_slice(&json).unwrap();
+    let goldens = goldens();
     let logits = stored("architectures.safetensors");
     assert_eq!(goldens.cases.len(), logits.len());
     for case in &goldens.cases {
@@ -181,6 +185,60 @@ fn every_family_equals_transformers() {
         if let Some(converted) = &case.gguf {
             case.check(case.gguf(converted), &want);
         }
+    }
+}
+
+type Step = Box<dyn FnMut(&Tensor, usize) -> candle_core::Result<Tensor>>;
+
+/// candle-transformers' model of a case: logits of a token that follows as many others.
+fn candle(case: &Case) -> candle_core::Result<Step> {
+    let weights = |(name, shape): (&String, &Vec<usize>)| {
+        Ok((name.clone(), Tensor::from_vec(case.weights(name, shape), &shape[..], &Device::Cpu)?))
+    };
+    let weights = case.tensors.iter().map(weights).collect::<candle_core::Result<HashMap<_, _>>>()?;
+    let weights = VarBuilder::from_tensors(weights, DType::F32, &Device::Cpu);
+    let mut config = case.older_config.clone();
+    if case.kind() == "qwen2" {
+        config["sliding_window"] = 4096.into();
+    }
+    Ok(match case.kind() {
+        "mistral" => {
+            let mut model = mistral::Model::new(&serde_json::from_value(config).unwrap(), weights)?;
+            Box::new(move |token, position| model.forward(token, position))
+        }
+        "qwen2" => {
+            let mut model = qwen2::ModelForCausalLM::new(&serde_json::from_value(config).unwrap(), weights)?;
+            Box::new(move |token, position| model.forward(token, position))
+        }
+        "qwen3" => {
+            let mut model = qwen3::ModelForCausalLM::new(&serde_json::from_value(config).unwrap(), weights)?;
+            Box::new(move |token, position| model.forward(token, position))
+        }
+        "gemma2" => {
+            let mut model = gemma2::Model::new(false, &serde_json::from_value(config).unwrap(), weights)?;
+            Box::new(move |token, position| model.forward(token, position))
+        }
+        _ => {
+            let mut model = gemma3::Model::new(false, &serde_json::from_value(config).unwrap(), weights)?;
+            Box::new(move |token, position| model.forward(token, position))
+        }
+    })
+}
+
+/// The second witness, where candle has the model; its Gemma 2 knows no window, so is asked no further than that.
+#[test]
+fn candles_models_agree() {
+    for (name, tokens) in [("mistral", 40), ("qwen2", 40), ("qwen3", 40), ("gemma2", 8), ("gemma3", 40)] {
+        let goldens = goldens();
+        let case = goldens.cases.iter().find(|case| case.name == name).unwrap();
+        let mut candle = candle(case).unwrap();
+        let step = |(position, token): (usize, &u32)| {
+            let token = Tensor::new(&[[*token]], &Device::Cpu).unwrap();
+            candle(&token, position).unwrap().flatten_all().unwrap().to_vec1().unwrap()
+        };
+        let want: Vec<Vec<f32>> = case.tokens[..tokens].iter().enumerate().map(step).collect();
+        let mut ours = case.folder(&case.config);
+        assert_close(&alone(&mut *ours, &case.tokens[..tokens], 1), &want, name);
     }
 }
 
