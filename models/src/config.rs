@@ -55,7 +55,7 @@ pub enum RopeScaling {
         high_freq_factor: f32,
         original_max_positions: usize,
     },
-    /// "NTK": the base grows with the length served, from that of the training on.
+    /// "NTK": the base grows with the length of the sequence, from that of the training on.
     Dynamic {
         factor: f32,
         original_max_positions: usize,
@@ -102,6 +102,7 @@ impl Sliding {
 /// Several times the largest of any published model: what a damaged config may make the loader do.
 const MAX_WIDTH: usize = 1 << 22;
 const MAX_LAYERS: usize = 1 << 10;
+const MAX_POSITIONS: usize = 1 << 26;
 
 impl ModelConfig {
     /// Relations between the sizes that the forward pass relies on.
@@ -110,7 +111,7 @@ impl ModelConfig {
             [self.vocab_size, self.hidden_size, self.intermediate_size, self.heads, self.kv_heads, self.head_dim];
         let sound = widths.iter().all(|width| (1..=MAX_WIDTH).contains(width))
             && (1..=MAX_LAYERS).contains(&self.layers)
-            && self.max_positions > 0;
+            && (1..=MAX_POSITIONS).contains(&self.max_positions);
         if !sound {
             return Err("the config has a size of zero, or one beyond any model's".into());
         }

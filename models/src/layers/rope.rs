@@ -9,10 +9,18 @@ use std::f32::consts::PI;
 /// Angles are rounded to f32 as position × frequency, as the reference implementations do: at position 8000 a more exact
 /// product would differ from what the model was trained with by more than any kernel's error.
 pub fn table(config: &RopeConfig, style: RopeStyle, positions: usize) -> Result<RopeTable> {
-    let (frequencies, length) = (frequencies(config, positions), attention_factor(&config.scaling));
-    let angles = (0..positions).flat_map(|p| frequencies.iter().map(move |f| p as f32 * f));
-    let (sin, cos): (Vec<f32>, Vec<f32>) = angles.map(|a| (a.sin() * length, a.cos() * length)).unzip();
-    let shape = (positions, frequencies.len());
+    let (shared, length) = (frequencies(config, positions), attention_factor(&config.scaling));
+    let (mut sin, mut cos) = (Vec::new(), Vec::new());
+    for position in 0..positions {
+        // "NTK" changes the frequencies as a sequence grows; what is in the cache already stays as it was.
+        let grows = matches!(config.scaling, RopeScaling::Dynamic { .. });
+        let own = grows.then(|| frequencies(config, position + 1));
+        let angles = own.as_ref().unwrap_or(&shared).iter().map(|frequency| position as f32 * frequency);
+        let (s, c): (Vec<f32>, Vec<f32>) = angles.map(|a| (a.sin() * length, a.cos() * length)).unzip();
+        sin.extend(s);
+        cos.extend(c);
+    }
+    let shape = (positions, shared.len());
     Ok(RopeTable {
         cos: Tensor::from_vec(cos, shape, &Device::Cpu)?,
         sin: Tensor::from_vec(sin, shape, &Device::Cpu)?,
@@ -29,29 +37,29 @@ fn attention_factor(scaling: &RopeScaling) -> f32 {
     }
 }
 
-/// Radians per position, `[rotary_dim / 2]`. Scalings that depend on a length take the longest that is served: then a token's
-/// K does not depend on how far its sequence will go, and can be cached and shared.
-fn frequencies(config: &RopeConfig, positions: usize) -> Vec<f32> {
+/// Radians per position, `[rotary_dim / 2]`, at a length: for LongRoPE the longest that is served, so that a token's K does not
+/// depend on how far its sequence will go, and can be cached and shared.
+fn frequencies(config: &RopeConfig, length: usize) -> Vec<f32> {
     let dim = config.rotary_dim;
     let theta = match config.scaling {
         RopeScaling::Dynamic { factor, original_max_positions } => {
-            let longer = (positions as f64 / original_max_positions as f64).max(1.0);
+            let longer = (length as f64 / original_max_positions as f64).max(1.0);
             let stretch = f64::from(factor) * longer - (f64::from(factor) - 1.0);
             (f64::from(config.theta) * stretch.powf(dim as f64 / (dim as f64 - 2.0))) as f32
         }
         _ => config.theta,
     };
     let base = |i: usize| 1.0 / theta.powf((2 * i) as f32 / dim as f32);
-    (0..dim / 2).map(|i| scaled(base(i), i, config, positions)).collect()
+    (0..dim / 2).map(|i| scaled(base(i), i, config, length)).collect()
 }
 
-fn scaled(frequency: f32, index: usize, config: &RopeConfig, positions: usize) -> f32 {
+fn scaled(frequency: f32, index: usize, config: &RopeConfig, length: usize) -> f32 {
     match &config.scaling {
         RopeScaling::None | RopeScaling::Dynamic { .. } => frequency,
         RopeScaling::Linear { factor } => frequency / factor,
         RopeScaling::Factors(factors) => frequency / factors[index],
         RopeScaling::LongRope { short, long, original_max_positions, .. } => {
-            frequency / if positions > *original_max_positions { long[index] } else { short[index] }
+            frequency / if length > *original_max_positions { long[index] } else { short[index] }
         }
         RopeScaling::Yarn(yarn) => {
             let kept = 1.0 - yarn_ramp(yarn, config, index);
@@ -94,7 +102,7 @@ fn yarn_ramp(yarn: &Yarn, config: &RopeConfig, index: usize) -> f32 {
 mod tests {
     use super::*;
 
-    /// Frequencies where 64 positions are served.
+    /// Frequencies at a length of 64.
     fn check(scaling: RopeScaling, want: [f32; 4]) {
         let config = RopeConfig { theta: 10_000.0, rotary_dim: 8, scaling };
         for (got, want) in frequencies(&config, 64).into_iter().zip(want) {

@@ -103,7 +103,30 @@ fn hf_settings_that_are_not_understood_are_refused() {
     check(folder(|_, c| c["tie_word_embeddings"] = json!(false)), &["lm_head.weight is missing"]);
     check(folder(|_, c| c["num_hidden_layers"] = json!(1)), &["model.layers.1.input_layernorm.weight is left over"]);
     check(folder(|_, c| c["hidden_size"] = json!(1u64 << 60)), &["beyond any model's"]);
+    check(
+        folder(|_, c| {
+            c["model_type"] = json!("mistral");
+            c["num_hidden_layers"] = json!(1u64 << 60);
+        }),
+        &["beyond any model's"],
+    );
     check(folder(|_, c| c["hidden_size"] = json!(-1)), &["config.json", "fetch it again"]);
+}
+
+#[test]
+fn impossible_windows_are_refused() {
+    let qwen = |types: serde_json::Value, window: serde_json::Value| {
+        folder(move |_, c| {
+            c["model_type"] = json!("qwen2");
+            c["use_sliding_window"] = json!(true);
+            c["sliding_window"] = window.clone();
+            c["layer_types"] = types.clone();
+        })
+    };
+    check(qwen(json!(["chunked_attention", "full_attention"]), json!(8)), &["chunked_attention"]);
+    check(qwen(json!(["sliding_attention", "full_attention"]), json!(null)), &["sliding_window", "missing"]);
+    check(qwen(json!(["sliding_attention"]), json!(8)), &["8 tokens over 1 of 2 layers"]);
+    check(qwen(json!(["sliding_attention", "full_attention"]), json!(0)), &["0 tokens over 2 of 2 layers"]);
 }
 
 #[test]

@@ -118,7 +118,7 @@ impl Case {
         self.load(ModelSource::Gguf(file.path().to_owned()))
     }
 
-    /// What is served is as long as the prompt: the scalings that depend on the length do as for one pass over it.
+    /// What is served is as long as the prompt: LongRoPE chooses as for one pass over it.
     fn load(&self, source: ModelSource) -> Box<dyn Model> {
         let options = LoadOptions { max_context: self.tokens.len(), ..options() };
         load(&source, &options).unwrap_or_else(|error| panic!("{}: {error}", self.name))
@@ -160,6 +160,8 @@ impl GoldenType {
 fn metadata(value: &serde_json::Value) -> Value {
     match value {
         serde_json::Value::String(text) => Value::String(text.clone()),
+        serde_json::Value::Bool(flag) => Value::Bool(*flag),
+        serde_json::Value::Array(values) => Value::Array(values.iter().map(metadata).collect()),
         number if number.is_u64() => Value::U32(number.as_u64().unwrap().try_into().unwrap()),
         number => Value::F32(number.as_f64().unwrap() as f32),
     }
@@ -186,6 +188,21 @@ fn every_family_equals_transformers() {
             case.check(case.gguf(converted), &want);
         }
     }
+}
+
+/// GGUF files may list the sliding layers in place of the family's own pattern.
+#[test]
+fn listed_sliding_layers_are_obeyed() {
+    let mut case = goldens().cases.into_iter().find(|case| case.name == "gemma3").unwrap();
+    let want = rows(&stored("architectures.safetensors")["gemma3"]);
+    let mut converted = case.gguf.take().unwrap();
+    let mut with = |full: usize| {
+        let list: Vec<bool> = (0..7).map(|layer| layer != full).collect();
+        converted.metadata.insert("gemma3.attention.sliding_window_pattern".into(), list.into());
+        alone(&mut *case.gguf(&converted), &case.tokens, 40)
+    };
+    assert_close(&with(5), &want, "the family's pattern");
+    assert_ne!(with(2), with(5));
 }
 
 type Step = Box<dyn FnMut(&Tensor, usize) -> candle_core::Result<Tensor>>;
