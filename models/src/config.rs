@@ -33,7 +33,8 @@ pub struct Sliding {
     pub window: usize,
     /// For each layer of the model, whether it is one of these.
     pub layers: Vec<bool>,
-    pub rope: RopeConfig,
+    /// Where it is not the model's.
+    pub rope: Option<RopeConfig>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -93,9 +94,9 @@ impl ModelConfig {
 }
 
 impl Sliding {
-    /// In every layer, with the model's own rotation.
-    pub(crate) fn everywhere(window: usize, config: &ModelConfig) -> Self {
-        Self { window, layers: vec![true; config.layers], rope: config.rope.clone() }
+    /// In each of so many layers.
+    pub(crate) fn everywhere(window: usize, layers: usize) -> Self {
+        Self { window, layers: vec![true; layers], rope: None }
     }
 }
 
@@ -132,7 +133,7 @@ impl ModelConfig {
                     self.layers
                 ));
             }
-            sliding.rope.check(self.head_dim)?;
+            sliding.rope.iter().try_for_each(|rope| rope.check(self.head_dim))?;
         }
         self.rope.check(self.head_dim)
     }

@@ -25,7 +25,7 @@ fn from_gguf(keys: &mut gguf_config::Keys) -> Result<Blueprint> {
     let mut config = gguf_decoder(keys, LAYERS_OF_27B)?;
     let window = keys.size("attention.sliding_window")?.unwrap_or(WINDOW);
     let layers = keys.sliding_layers(config.layers, PATTERN)?;
-    config.sliding = Some(Sliding { window, layers, rope: config.rope.clone() });
+    config.sliding = Some(Sliding { window, layers, rope: None });
     config.attention_softcap = keys.float("attn_logit_softcapping")?;
     Ok(Blueprint { config, recipe: RECIPE })
 }
@@ -45,7 +45,7 @@ fn from_hf(keys: &mut hf_config::Keys) -> Result<Blueprint> {
     let (mut config, recipe) = hf_decoder(keys)?;
     config.attention_softcap = keys.take("attn_logit_softcapping")?;
     let window = keys.window(WINDOW)?;
-    config.sliding = keys.sliding(&config, window, config.rope.clone(), |layer| (layer + 1) % PATTERN != 0)?;
+    config.sliding = keys.sliding(&config, window, |layer| (layer + 1) % PATTERN != 0)?;
     Ok(Blueprint { config, recipe })
 }
 

@@ -6,7 +6,6 @@ use super::hf_rope::{self, Base};
 use super::{Architecture, Blueprint, Recipe, gguf_config, hf_config};
 use crate::Result;
 use crate::config::{RopeConfig, RopeScaling, Sliding};
-use crate::loader::tensors::Presence;
 
 /// Only the text model: "gemma3" is, in Hugging Face's configs, the one with a vision tower.
 pub const GEMMA3: Architecture = Architecture { gguf: Some(("gemma3", from_gguf)), hf: ("gemma3_text", from_hf) };
@@ -21,9 +20,9 @@ fn from_gguf(keys: &mut gguf_config::Keys) -> Result<Blueprint> {
     let mut config = gemma2::gguf_decoder(keys, LAYERS_OF_27B)?;
     let theta = keys.float("rope.freq_base_swa")?.unwrap_or(SLIDING_THETA);
     let layers = keys.sliding_layers(config.layers, PATTERN)?;
-    let rope = RopeConfig { theta, rotary_dim: config.rope.rotary_dim, scaling: RopeScaling::None };
+    let rope = Some(RopeConfig { theta, rotary_dim: config.rope.rotary_dim, scaling: RopeScaling::None });
     config.sliding = keys.size("attention.sliding_window")?.map(|window| Sliding { window, layers, rope });
-    Ok(Blueprint { config, recipe: Recipe { qk_norm: Presence::Always, ..RECIPE } })
+    Ok(Blueprint { config, recipe: Recipe { qk_norm: true, ..RECIPE } })
 }
 
 fn from_hf(keys: &mut hf_config::Keys) -> Result<Blueprint> {
@@ -36,8 +35,9 @@ fn from_hf(keys: &mut hf_config::Keys) -> Result<Blueprint> {
     let window = keys.window(WINDOW)?;
     let (newer, older) = (keys.take("_sliding_window_pattern")?, keys.take("sliding_window_pattern")?);
     let pattern = newer.or(older).unwrap_or(PATTERN).max(1);
-    config.sliding = keys.sliding(&config, window, sliding_rope, |layer| (layer + 1) % pattern != 0)?;
-    Ok(Blueprint { config, recipe: Recipe { qk_norm: Presence::Always, ..recipe } })
+    let sliding = keys.sliding(&config, window, |layer| (layer + 1) % pattern != 0)?;
+    config.sliding = sliding.map(|sliding| Sliding { rope: Some(sliding_rope), ..sliding });
+    Ok(Blueprint { config, recipe: Recipe { qk_norm: true, ..recipe } })
 }
 
 /// The rotations of full and of sliding layers: their parameters, and the base where those do not say it.

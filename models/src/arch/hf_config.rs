@@ -1,7 +1,7 @@
 //! A decoder's shape from a Hugging Face `config.json`, each key of which must be understood.
 
 use super::hf_rope;
-use crate::config::{RopeConfig, Sliding};
+use crate::config::Sliding;
 use crate::loader::damaged;
 use crate::{Error, ModelConfig, Result};
 use cresset_kernels::activation::Activation;
@@ -10,15 +10,18 @@ use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
 /// Keys that say nothing about inference.
-const IGNORED: [&str; 36] = [
+const IGNORED: [&str; 42] = [
     "_attn_implementation",
+    "_attn_implementation_autoset",
     "_name_or_path",
     "architectures",
     "attention_dropout",
+    "attn_implementation",
     "bos_token_id",
     "cache_implementation",
     "chunk_size_feed_forward",
     "dtype",
+    "embd_pdrop",
     "eos_token_id",
     "finetuning_task",
     "id2label",
@@ -27,6 +30,7 @@ const IGNORED: [&str; 36] = [
     "is_llama_config",
     "keys_to_ignore_at_inference",
     "label2id",
+    "model_max_length",
     "model_type",
     "output_attentions",
     "output_hidden_states",
@@ -46,6 +50,8 @@ const IGNORED: [&str; 36] = [
     "transformers.js_config",
     "transformers_version",
     "unk_token_id",
+    "unsloth_fixed",
+    "unsloth_version",
     "use_cache",
 ];
 
@@ -141,7 +147,6 @@ impl Keys {
         &mut self,
         config: &ModelConfig,
         window: Option<usize>,
-        rope: RopeConfig,
         by_default: impl Fn(usize) -> bool,
     ) -> Result<Option<Sliding>> {
         let layers = match self.take::<Vec<String>>("layer_types")? {
@@ -153,7 +158,7 @@ impl Keys {
             return Ok(None);
         }
         let window = window.ok_or_else(|| self.bad("`layer_types` asks for a `sliding_window`, which is missing"))?;
-        Ok(Some(Sliding { window, layers, rope }))
+        Ok(Some(Sliding { window, layers, rope: None }))
     }
 
     fn is_sliding(&self, kind: &str) -> Result<bool> {

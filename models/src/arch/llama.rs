@@ -12,7 +12,7 @@ pub const LLAMA: Architecture = Architecture { gguf: Some(("llama", from_gguf)),
 /// GGUF files of this name hold Mistral too; the converter permutes the rows of Q and K for interleaved rotation.
 fn from_gguf(keys: &mut gguf_config::Keys) -> Result<Blueprint> {
     let mut config = keys.decoder()?;
-    config.sliding = keys.size("attention.sliding_window")?.map(|window| Sliding::everywhere(window, &config));
+    config.sliding = keys.size("attention.sliding_window")?.map(|window| Sliding::everywhere(window, config.layers));
     let recipe = Recipe {
         qkv_bias: Presence::Optional,
         output_bias: Presence::Optional,

@@ -45,7 +45,8 @@ pub struct Recipe {
     /// Bias of the attention's output projection.
     pub output_bias: Presence,
     pub mlp_bias: Presence,
-    pub qk_norm: Presence,
+    /// Norms on the heads of Q and K.
+    pub qk_norm: bool,
     /// Whether what attention and MLP add to the residual stream is normed as well.
     pub sub_layer_norms: bool,
     pub spelling: Spelling,
@@ -60,7 +61,7 @@ impl Recipe {
             qkv_bias: Presence::Never,
             output_bias: Presence::Never,
             mlp_bias: Presence::Never,
-            qk_norm: Presence::Never,
+            qk_norm: false,
             sub_layer_norms: false,
             spelling: Spelling { gguf: &[], norms_less_one: false },
         }

@@ -25,6 +25,6 @@ pub(super) fn decoder(keys: &mut hf_config::Keys) -> Result<ModelConfig> {
     let window = keys.take("sliding_window")?;
     let window = if keys.flag("use_sliding_window")? { window } else { None };
     let full = keys.take("max_window_layers")?.unwrap_or(28);
-    config.sliding = keys.sliding(&config, window, config.rope.clone(), |layer| layer >= full)?;
+    config.sliding = keys.sliding(&config, window, |layer| layer >= full)?;
     Ok(config)
 }

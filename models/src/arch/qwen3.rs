@@ -8,7 +8,7 @@ use cresset_kernels::rope::RopeStyle;
 
 pub const QWEN3: Architecture = Architecture { gguf: Some(("qwen3", from_gguf)), hf: ("qwen3", from_hf) };
 
-const RECIPE: Recipe = Recipe { qk_norm: Presence::Always, ..Recipe::plain(RopeStyle::Neox) };
+const RECIPE: Recipe = Recipe { qk_norm: true, ..Recipe::plain(RopeStyle::Neox) };
 
 fn from_gguf(keys: &mut gguf_config::Keys) -> Result<Blueprint> {
     let (qkv_bias, output_bias) = (Presence::Optional, Presence::Optional);

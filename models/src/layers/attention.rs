@@ -2,7 +2,7 @@
 
 use super::workspace::Workspace;
 use crate::arch::Recipe;
-use crate::loader::tensors::{Presence, Tensors};
+use crate::loader::tensors::Tensors;
 use crate::{ForwardBatch, ModelConfig, Result};
 use candle_core::Tensor;
 use cresset_kernels::Compute;
@@ -36,10 +36,7 @@ impl Attention {
         let ([wq, wk, wv], [bq, bk, bv]) = (parts("weight"), parts("bias"));
         let qkv = t.stack(&[(&wq, q), (&wk, kv), (&wv, kv)], config.hidden_size);
         let qkv_bias = t.stack_vectors_if(recipe.qkv_bias, &[(&bq, q), (&bk, kv), (&bv, kv)]);
-        let mut norm = |part| match recipe.qk_norm {
-            Presence::Always => t.norm(&name(part), config.head_dim).map(Some),
-            Presence::Never | Presence::Optional => Some(None),
-        };
+        let mut norm = |part| if recipe.qk_norm { t.norm(&name(part), config.head_dim).map(Some) } else { Some(None) };
         let (q_norm, k_norm) = (norm("q_norm.weight"), norm("k_norm.weight"));
         let output = t.matrix(&name("o_proj.weight"), config.hidden_size, q);
         let output_bias = t.vector_if(recipe.output_bias, &name("o_proj.bias"), config.hidden_size);

@@ -113,10 +113,10 @@ impl Decoder {
         let positions = options.max_context.min(config.max_positions);
         let workspace = Workspace::new(&config, options.max_batched_tokens)?;
         let table = |rope| rope::table(rope, recipe.rope_style, positions);
-        let other = config.sliding.as_ref().map(|sliding| &sliding.rope).filter(|rope| **rope != config.rope);
+        let sliding = config.sliding.as_ref().and_then(|sliding| sliding.rope.as_ref());
         Ok(Self {
             rope: table(&config.rope)?,
-            sliding_rope: other.map(table).transpose()?,
+            sliding_rope: sliding.map(table).transpose()?,
             compute: options.compute.clone(),
             wanted: [workspace.residual.zeros_like()?, workspace.attended.zeros_like()?],
             workspace,
@@ -216,9 +216,9 @@ impl Model for Decoder {
         if !batch.logits_indices.is_empty() {
             let head = self.weights.head.as_ref().unwrap_or(&self.weights.embedding);
             linear(&self.compute, head, None, &w.normed, &logits)?;
-        }
-        if let Some(cap) = self.config.logits_softcap.map(f64::from) {
-            return Ok(((logits / cap)?.tanh()? * cap)?);
+            if let Some(cap) = self.config.logits_softcap.map(f64::from) {
+                return Ok(((logits / cap)?.tanh()? * cap)?);
+            }
         }
         Ok(logits)
     }

@@ -22,8 +22,7 @@ fn layer(hf: &str, own: &[(&str, &str)]) -> Option<String> {
 fn usual(module: &str) -> Option<&'static str> {
     Some(match module {
         "input_layernorm" => "attn_norm",
-        "post_attention_layernorm" => "ffn_norm",
-        "pre_feedforward_layernorm" => "ffn_norm",
+        "post_attention_layernorm" | "pre_feedforward_layernorm" => "ffn_norm",
         "post_feedforward_layernorm" => "post_ffw_norm",
         "self_attn.q_proj" => "attn_q",
         "self_attn.k_proj" => "attn_k",
