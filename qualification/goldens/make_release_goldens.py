@@ -25,7 +25,7 @@ RELEASES = {
     "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818": "gemma-3-270m",
 }
 GREEDY_TOKENS = 24
-CONVERSATIONS = ["one-word", "question", "german", "chinese", "arabic", "code", "numbers", "whitespace", "system", "multi-turn", "json", "report-short"]
+CONVERSATIONS = ["one-word", "question", "german", "chinese", "arabic", "code", "numbers", "whitespace", "system", "multi-turn", "json"]
 # The last is longer than Gemma's sliding window.
 TEXTS = {"english": "The meaning of life and the universe is", "code": cases.PYTHON, "chinese": "长城是", "emoji": "🦀🚀 are", "report": cases.report(25) + "\n\nIn short,"}
 

@@ -6,6 +6,7 @@ mod api;
 mod cli;
 mod clients;
 mod crash;
+mod families;
 mod hostile;
 mod idempotency;
 mod lifecycle;

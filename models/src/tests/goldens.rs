@@ -89,7 +89,7 @@ impl Case {
         let views = tensors.iter().map(|(name, shape, data)| view((name, shape, data)));
         safetensors::serialize_to_file(views, None, &folder.path().join("model.safetensors")).unwrap();
         std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
-        self.load(ModelSource::HfFolder(folder.path().to_owned()))
+        self.load(&ModelSource::HfFolder(folder.path().to_owned()))
     }
 
     fn gguf(&self, converted: &Converted) -> Box<dyn Model> {
@@ -100,7 +100,7 @@ impl Case {
         for (name, shape) in &self.tensors {
             let mut data = self.weights(name, shape);
             if spelling.norms_less_one && name.ends_with("norm.weight") {
-                data.iter_mut().for_each(|x| *x += 1.0);
+                data = data.into_iter().map(|x| x + 1.0).collect();
             }
             if ["llama", "mistral"].contains(&self.kind()) && (name.contains("q_proj") || name.contains("k_proj")) {
                 data = interleaved(&data, shape[1], self.config["head_dim"].as_u64().unwrap() as usize);
@@ -115,13 +115,13 @@ impl Case {
         assert_eq!(digests.collect::<BTreeMap<_, _>>(), converted.digests, "{}", self.name);
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), writer.to_bytes()).unwrap();
-        self.load(ModelSource::Gguf(file.path().to_owned()))
+        self.load(&ModelSource::Gguf(file.path().to_owned()))
     }
 
     /// What is served is as long as the prompt: LongRoPE chooses as for one pass over it.
-    fn load(&self, source: ModelSource) -> Box<dyn Model> {
+    fn load(&self, source: &ModelSource) -> Box<dyn Model> {
         let options = LoadOptions { max_context: self.tokens.len(), ..options() };
-        load(&source, &options).unwrap_or_else(|error| panic!("{}: {error}", self.name))
+        load(source, &options).unwrap_or_else(|error| panic!("{}: {error}", self.name))
     }
 
     fn check(&self, mut model: Box<dyn Model>, want: &[Vec<f32>]) {
