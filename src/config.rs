@@ -45,8 +45,13 @@ pub struct Engine {
     pub device: Device,
     /// Compute threads on the CPU. 0 uses every core.
     pub threads: usize,
-    /// Memory for the key-value cache of each model, MiB.
+    /// Memory for the key-value cache of each loaded model, MiB.
     pub kv_mib: usize,
+    /// Memory for weights and key-value caches of all loaded models together, MiB. Idle models make room for those that are
+    /// asked for. 0 takes three quarters of the machine's memory.
+    pub memory_mib: usize,
+    /// How long a request waits for its model to be loaded before it is turned away as overloaded, seconds.
+    pub model_wait_seconds: u64,
     /// Tokens in one block of the key-value cache: 16, 32 or 64.
     pub block_size: usize,
     /// Tokens computed in one step, prompt chunks and generated tokens together.
@@ -187,6 +192,9 @@ pub struct Plan {
     pub context_tokens: Option<u32>,
     /// Ceiling on output, tokens. Absent: the model's.
     pub max_output_tokens: Option<u32>,
+    /// Whose requests start first when there are more than can run: 0 to 9, higher ones first. Waiting raises a request, so
+    /// that everybody is served in the end.
+    pub priority: u8,
     /// Models (by name or id) the plan may use. Absent: all.
     pub models: Option<Vec<String>>,
 }
@@ -221,6 +229,8 @@ impl Default for Engine {
             device: Device::Cpu,
             threads: 0,
             kv_mib: 1024,
+            memory_mib: 0,
+            model_wait_seconds: 60,
             block_size: 16,
             max_batched_tokens: 512,
             max_rows: 256,
@@ -302,6 +312,7 @@ impl Default for Plan {
             max_concurrent: 64,
             context_tokens: None,
             max_output_tokens: None,
+            priority: 0,
             models: None,
         }
     }
@@ -442,6 +453,14 @@ impl Config {
         }
     }
 
+    /// Memory for all loaded models, bytes, with 0 resolved.
+    pub fn model_bytes(&self) -> u64 {
+        match self.engine.memory_mib as u64 {
+            0 => machine_bytes().map_or(u64::MAX, |bytes| bytes / 4 * 3),
+            mib => mib << 20,
+        }
+    }
+
     fn validate(&self) -> Result<(), ConfigError> {
         let e = &self.engine;
         let h = &self.http;
@@ -450,6 +469,8 @@ impl Config {
         require_name("credentials.prefix", &self.credentials.prefix, |c| c.is_ascii_lowercase() || c.is_ascii_digit())?;
         require_range("engine.threads", e.threads as u64, 0, 1024)?;
         require_range("engine.kv_mib", e.kv_mib as u64, 1, 1 << 24)?;
+        require_range("engine.memory_mib", e.memory_mib as u64, 0, 1 << 24)?;
+        require_range("engine.model_wait_seconds", e.model_wait_seconds, 1, 3_600)?;
         if ![16, 32, 64].contains(&e.block_size) {
             return Err(ConfigError(format!("engine.block_size = {}: must be 16, 32 or 64", e.block_size)));
         }
@@ -488,6 +509,7 @@ impl Config {
             require_range(&format!("plans.{name}.requests_per_minute"), rate, 1, 1 << 24)?;
             require_range(&format!("plans.{name}.burst"), u64::from(plan.burst), 1, 1 << 24)?;
             require_range(&format!("plans.{name}.max_concurrent"), u64::from(plan.max_concurrent), 1, 1 << 20)?;
+            require_range(&format!("plans.{name}.priority"), plan.priority.into(), 0, 9)?;
         }
         Ok(())
     }
@@ -505,6 +527,13 @@ fn require_name(key: &str, value: &str, allowed: impl Fn(char) -> bool) -> Resul
         return Ok(());
     }
     Err(ConfigError(format!("{key} = {value:?}: 1 to 32 of the allowed characters (see `cresset config schema`)")))
+}
+
+/// Memory of this machine, where the platform tells.
+fn machine_bytes() -> Option<u64> {
+    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let kibibytes = info.strip_prefix("MemTotal:")?.split_whitespace().next()?;
+    Some(kibibytes.parse::<u64>().ok()? * 1024)
 }
 
 /// The data folder when none is given: the platform's convention, or `CRESSET_DATA_DIR`.

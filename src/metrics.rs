@@ -40,6 +40,12 @@ pub struct Metrics {
     throughput: Family<Labels<1>, Ratio>,
     prefix_hits: Family<Labels<1>, Counter>,
     preemptions: Family<Labels<1>, Counter>,
+    stops: Family<Labels<1>, Counter>,
+    late_frees: Family<Labels<1>, Counter>,
+    loaded: Family<Labels<1>, Gauge>,
+    model_memory: Gauge,
+    model_loads: Counter,
+    model_unloads: Counter,
     open_reservations: Gauge,
     audit_ok: Gauge,
     ready: Gauge,
@@ -48,12 +54,15 @@ pub struct Metrics {
 /// What one engine says of itself at a scrape.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EngineSample {
+    pub loaded: bool,
     pub running: usize,
     pub waiting: usize,
     pub blocks_total: usize,
     pub blocks_used: usize,
     pub prefix_hit_tokens: u64,
     pub preemptions: u64,
+    pub stops: u64,
+    pub late_frees: u64,
     pub tokens_per_second: f64,
 }
 
@@ -90,6 +99,12 @@ impl Default for Metrics {
             throughput: add(&mut r, "generation_tokens_per_second", "Tokens produced per second, lately"),
             prefix_hits: add(&mut r, "prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache"),
             preemptions: add(&mut r, "num_preemptions", "Sequences put back to waiting for memory"),
+            stops: add(&mut r, "num_stopped", "Running sequences stopped by a cancel, a stop string or a disconnect"),
+            late_frees: add(&mut r, "kv_late_frees", "Stopped sequences whose KV blocks were held for over two steps"),
+            loaded: add(&mut r, "model_loaded", "1 while the model is in memory"),
+            model_memory: add(&mut r, "model_memory_bytes", "Weights and KV caches of the loaded models"),
+            model_loads: add(&mut r, "model_loads", "Models loaded, or tried to, since the start"),
+            model_unloads: add(&mut r, "model_unloads", "Models unloaded to make room since the start"),
             open_reservations: add(&mut r, "ledger_open_reservations", "Requests that hold a reservation"),
             audit_ok: add(&mut r, "ledger_audit_ok", "1 while the ledger commits and no audit has failed"),
             ready: add(&mut r, "ready", "1 while the node can serve"),
@@ -136,6 +151,16 @@ impl Metrics {
         // The engine counts from its own start; a counter may only be told the total.
         self.prefix_hits.get_or_create(label).inner().store(sample.prefix_hit_tokens, Ordering::Relaxed);
         self.preemptions.get_or_create(label).inner().store(sample.preemptions, Ordering::Relaxed);
+        self.stops.get_or_create(label).inner().store(sample.stops, Ordering::Relaxed);
+        self.late_frees.get_or_create(label).inner().store(sample.late_frees, Ordering::Relaxed);
+        self.loaded.get_or_create(label).set(sample.loaded.into());
+    }
+
+    /// `bytes` are held by loaded models; loads and unloads are totals since the start.
+    pub fn sample_fleet(&self, bytes: u64, loads: u64, unloads: u64) {
+        self.model_memory.set(bytes as i64);
+        self.model_loads.inner().store(loads, Ordering::Relaxed);
+        self.model_unloads.inner().store(unloads, Ordering::Relaxed);
     }
 
     pub fn sample_node(&self, open_reservations: usize, audit_ok: bool, ready: bool) {

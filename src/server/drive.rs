@@ -4,13 +4,15 @@
 //! durable while the prompt is computed, and nothing is published before it is. At the end: body, settlement, last chunk.
 
 use super::error::ApiError;
+use super::faults::Fault;
+use super::fleet::{ServedModel, Ticket};
 use super::hub::{Ending, LiveRequest, NotAdmitted};
-use super::node::{LoadedModel, Node};
+use super::node::Node;
 use super::sse;
 use super::transcript::{Delta, Transcript};
 use super::wire::completion::{Choice, Completion, Credits, Header, Logprobs, Reply};
 use crate::clock::UnixMillis;
-use crate::engine::{Event, Finished, GenerateRequest, SequenceId, StopCause};
+use crate::engine::{Event, Finished, GenerateRequest, StopCause};
 use crate::ids::AttemptId;
 use crate::ledger::commands::{ReleaseCause, SettleEnd};
 use crate::ledger::{Admit, Command, FailureCode, FinishReason, Outcome, RequestRecord, Split, Units, Usage};
@@ -24,7 +26,7 @@ use tokio::task::JoinHandle;
 /// All that a request needs to run.
 pub struct Job {
     pub live: Arc<LiveRequest>,
-    pub model: Arc<LoadedModel>,
+    pub model: Arc<ServedModel>,
     pub admit: Admit,
     pub generate: GenerateRequest,
     pub stop: Vec<String>,
@@ -38,17 +40,17 @@ const LEDGER_PAUSE: Duration = Duration::from_millis(100);
 /// Runs the job to its end. Never returns without the request having one.
 pub async fn drive(node: Arc<Node>, job: Job) {
     let mut custody = Custody::new(&node, &job);
-    let (sequence, events) = match job.model.engine.submit(job.generate.clone()) {
+    let (ticket, events) = match node.fleet.submit(job.model.qualified.id(), job.generate.clone()) {
         Ok(accepted) => accepted,
         Err(refused) => return custody.refuse(NotAdmitted::Refused(refused.into())),
     };
     let began = Instant::now();
-    custody.take(sequence);
+    custody.take();
     match commit(&node, Command::Admit(Box::new(job.admit.clone()))).await {
         Ok(Outcome::Admitted(record)) => {
             let mut run = Run::new(node.clone(), job, events, record, began);
             run.live.admit();
-            let end = run.generate(sequence).await;
+            let end = run.generate(&ticket).await;
             run.conclude(end, &mut custody).await;
         }
         Ok(_) => custody.refuse(NotAdmitted::Superseded),
@@ -65,27 +67,23 @@ async fn commit(node: &Node, command: Command) -> Result<Outcome, StoreError> {
     outcome
 }
 
-/// Holds a request's place in the hub, its sequence and its reservation. Dropped early, by a panic or otherwise, it gives all
-/// of them back and ends the request uncharged.
+/// Holds a request's place in the hub and its reservation. Dropped early, by a panic or otherwise, it gives both back and ends
+/// the request uncharged. The sequence ends with its ticket.
 struct Custody {
     node: Arc<Node>,
     live: Arc<LiveRequest>,
-    model: Arc<LoadedModel>,
     attempt: AttemptId,
-    sequence: Option<SequenceId>,
     /// What the attempt failed of, while a reservation may be open.
     open: Option<FailureCode>,
 }
 
 impl Custody {
     fn new(node: &Arc<Node>, job: &Job) -> Self {
-        let (live, model, attempt) = (job.live.clone(), job.model.clone(), job.admit.attempt);
-        Self { node: node.clone(), live, model, attempt, sequence: None, open: None }
+        Self { node: node.clone(), live: job.live.clone(), attempt: job.admit.attempt, open: None }
     }
 
-    /// From here on there is something to stop and something to release.
-    fn take(&mut self, sequence: SequenceId) {
-        self.sequence = Some(sequence);
+    /// From here on there is something to release.
+    fn take(&mut self) {
         self.open = Some(FailureCode::GenerationFailed);
     }
 
@@ -121,9 +119,6 @@ impl Custody {
 
 impl Drop for Custody {
     fn drop(&mut self) {
-        if let Some(sequence) = self.sequence {
-            self.model.engine.stop(sequence);
-        }
         if let Some(code) = self.open {
             let cause = ReleaseCause::Failed(code);
             self.node.store.submit_detached(Command::Release { key: self.live.key, attempt: self.attempt, cause });
@@ -146,7 +141,7 @@ enum End {
 struct Run {
     node: Arc<Node>,
     live: Arc<LiveRequest>,
-    model: Arc<LoadedModel>,
+    model: Arc<ServedModel>,
     events: mpsc::Receiver<Event>,
     record: RequestRecord,
     header: Header,
@@ -168,7 +163,7 @@ impl Run {
     }
 
     /// Follows the sequence to its last event, passing text on as it becomes certain.
-    async fn generate(&mut self, sequence: SequenceId) -> End {
+    async fn generate(&mut self, ticket: &Ticket) -> End {
         self.publish(Header::role);
         let grace = Duration::from_secs(self.node.config.requests.disconnect_grace_seconds);
         let live = self.live.clone();
@@ -180,7 +175,7 @@ impl Run {
                 biased;
                 asked = &mut asked, if ending.is_none() => {
                     ending = Some(asked);
-                    self.model.engine.stop(sequence);
+                    ticket.stop();
                 }
                 event = self.events.recv() => match event {
                     Some(Event::Started) => self.start(),
@@ -188,7 +183,7 @@ impl Run {
                         let delta = self.transcript.push(id, logprobs.as_ref());
                         self.pass_on(delta);
                         if self.transcript.stopped {
-                            self.model.engine.stop(sequence);
+                            ticket.stop();
                         }
                     }
                     Some(Event::Finished(finished)) => return self.judge(&finished, ending),
@@ -249,7 +244,10 @@ impl Run {
             (StopCause::Stopped, Some(Ending::Cancelled)) => End::CancelledInQueue,
             (StopCause::Stopped, Some(Ending::Shutdown)) => End::Failed(FailureCode::Draining),
             (StopCause::Stopped, None) => End::Failed(FailureCode::GenerationFailed),
+            (StopCause::TurnedAway, _) => End::Failed(FailureCode::Overloaded),
             (StopCause::Failed(why), _) => {
+                let model = self.model.qualified.manifest().name.clone();
+                self.node.faults.note(Fault { at: self.node.clock.now(), model, message: why.clone() });
                 tracing::error!(%why, request_id = %self.live.key.request, "a generation failed");
                 End::Failed(FailureCode::GenerationFailed)
             }

@@ -10,6 +10,8 @@ pub mod chat;
 pub mod credits;
 pub mod drive;
 pub mod error;
+pub mod faults;
+pub mod fleet;
 pub mod fuse;
 pub mod headers;
 pub mod hub;
@@ -21,12 +23,14 @@ pub mod operator;
 pub mod prepare;
 pub mod replay;
 pub mod requests;
+pub mod residency;
 pub mod respond;
 pub mod sse;
 pub mod transcript;
 pub mod wire;
 
 pub use error::ApiError;
+pub use fleet::{Fleet, ServedModel};
 pub use listener::serve;
 pub use node::{LoadedModel, Node};
 

@@ -69,6 +69,7 @@ fn engine(dequantise: bool) -> EngineHandle {
 fn greedy(engine: &EngineHandle, prompt: &[u32], max_tokens: u32) -> tokio::sync::mpsc::Receiver<Event> {
     let request = GenerateRequest {
         account: AccountId::generate(),
+        priority: 0,
         prompt: prompt.into(),
         sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
         max_tokens,

@@ -75,7 +75,7 @@ pub struct World {
     pub credential: CredentialId,
     pub model: String,
     stop: CancellationToken,
-    _folder: TempDir,
+    pub folder: TempDir,
 }
 
 /// A response, read to its end.
@@ -138,7 +138,7 @@ impl World {
         let account = account(&node, setup.trial, setup.premium).await;
         let (credential, key) = issue(&node, account, None).await;
         let model = node.models()[0].qualified.id().to_string();
-        Self { node, address, account, key, credential, model, stop, _folder: folder }
+        Self { node, address, account, key, credential, model, stop, folder }
     }
 
     pub async fn get(&self, path: &str) -> Answer {
@@ -363,7 +363,7 @@ fn load(setup: &Setup, folder: &std::path::Path, seed: u64) -> LoadedModel {
 }
 
 /// A tiny model with a record that says it was proven here. What the record rests on is not this test's subject.
-fn qualified(folder: &std::path::Path, seed: u64) -> QualifiedModel {
+pub fn qualified(folder: &std::path::Path, seed: u64) -> QualifiedModel {
     let name = format!("tiny-{seed}");
     let file = folder.join(format!("{name}.gguf"));
     cresset_models::testing::tiny_llama_gguf(&file, seed).unwrap();

@@ -10,7 +10,7 @@ use crate::ledger::{
     Account, AccountStatus, Attempt, AttemptState, Balances, Credential, CredentialKind, FailureCode, RequestRecord,
     Split, Units,
 };
-use crate::server::node::LoadedModel;
+use crate::server::fleet::ServedModel;
 use serde::Serialize;
 use uuid::Uuid;
 
@@ -118,7 +118,7 @@ struct Pricing {
 }
 
 impl Model {
-    pub fn of(model: &LoadedModel, plan: &Plan) -> Self {
+    pub fn of(model: &ServedModel, plan: &Plan) -> Self {
         let manifest = model.qualified.manifest();
         let units = |price| Units::new(price).unwrap_or(Units::MAX);
         Self {
@@ -145,9 +145,9 @@ impl Model {
 }
 
 impl ModelLimits {
-    pub fn of(model: &LoadedModel, plan: &Plan) -> Self {
+    pub fn of(model: &ServedModel, plan: &Plan) -> Self {
         let limits = model.qualified.manifest().limits;
-        let served = u32::try_from(model.engine.options().max_context).unwrap_or(u32::MAX);
+        let served = u32::try_from(model.max_context).unwrap_or(u32::MAX);
         let qualified = model.qualified.qualified_context_tokens().min(served);
         Self::lowest(limits.model_context_tokens, qualified, plan, limits.max_output_tokens)
     }
