@@ -155,7 +155,10 @@ async fn soak(world: &World, visit: impl AsyncFn(u64)) {
         let stats = view.engine.map(|engine| engine.stats()).unwrap_or_default();
         assert_eq!((stats.running, stats.waiting, stats.blocks_used, stats.late_frees), (0, 0, 0, 0));
     }
-    assert!(late.0 <= early.0 + NOISE_MIB + (late.1 - early.1), "memory grew from {early:?} to {late:?}: {resident:?}");
+    assert!(
+        late.0 <= early.0 + NOISE_MIB + late.1.saturating_sub(early.1),
+        "memory grew from {early:?} to {late:?}: {resident:?}"
+    );
     assert!(loads > 2 && unloads > 1, "the models did not change places");
 }
 
@@ -164,7 +167,7 @@ async fn submit(world: &World, models: &[String], draw: u64) {
     let request = GenerateRequest {
         account: AccountId(Uuid::from_u128(u128::from(draw % 3))),
         priority: (draw % 2) as u8,
-        prompt: (0..1 + draw as u32 % 90).map(|token| token % 30).collect(),
+        prompt: (0..=draw as u32 % 90).map(|token| token % 30).collect(),
         sampling: SamplingParams { seed: draw, top_p: 0.9, frequency_penalty: 0.1, ..SamplingParams::default() },
         max_tokens: 1 + draw as u32 / 90 % 120,
         min_tokens: 0,
@@ -173,13 +176,15 @@ async fn submit(world: &World, models: &[String], draw: u64) {
     };
     let id = models[usize::from(draw.is_multiple_of(200))].parse().unwrap();
     let Ok((ticket, mut events)) = world.node.fleet.submit(id, request) else {
-        return tokio::time::sleep(Duration::from_millis(1)).await;
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        return;
     };
-    let mut patience = if draw / 7 % 4 == 0 { draw % 20 } else { u64::MAX };
+    let mut patience = if (draw / 7).is_multiple_of(4) { draw % 20 } else { u64::MAX };
     while let Some(event) = events.recv().await {
-        if patience == 0 && draw.is_multiple_of(2) {
-            return;
-        } else if patience == 0 {
+        if patience == 0 {
+            if draw.is_multiple_of(2) {
+                return;
+            }
             ticket.stop();
         }
         patience = patience.saturating_sub(1);
