@@ -247,7 +247,7 @@ impl Race {
 
     /// Looks further and further below the largest until there are `enough` candidates, or all.
     fn collect(&mut self, enough: impl Fn(&[Candidate]) -> bool) {
-        for reach in [8.0, 16.0, 32.0, f32::MAX] {
+        for reach in [4.0, 6.0, 8.0, 10.0, 12.0, 16.0, 32.0, f32::MAX] {
             self.collect_above(-reach);
             if enough(&self.candidates) {
                 break;
