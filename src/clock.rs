@@ -1,7 +1,10 @@
 //! Wall-clock time as data. Pure code takes `UnixMillis` as an argument; only the edges ask a `Clock`.
 
+use crate::failpoint::failpoint;
+use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::OnceLock;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Milliseconds since the Unix epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -20,13 +23,49 @@ pub trait Clock: Send + Sync + 'static {
     fn now(&self) -> UnixMillis;
 }
 
-/// The operating system's clock.
+/// The operating system's clock as it stood when the process first asked, and the time that has really passed since:
+/// setting the clock back or ahead expires, reorders and releases nothing in a running process.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 
+static FIRST_ASKED: OnceLock<(Duration, Duration)> = OnceLock::new();
+
 impl Clock for SystemClock {
     fn now(&self) -> UnixMillis {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        UnixMillis(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+        let (wall, steady) = *FIRST_ASKED.get_or_init(|| (wall(), steady()));
+        let now = wall + self::steady().saturating_sub(steady);
+        let now = UnixMillis(u64::try_from(now.as_millis()).unwrap_or(u64::MAX));
+        failpoint!("clock::hours_ahead", |hours| UnixMillis(
+            now.0 + 3_600_000 * hours.and_then(|hours| hours.parse::<u64>().ok()).unwrap_or_default()
+        ));
+        now
+    }
+}
+
+fn wall() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+/// Time that nobody can set, the machine's sleep included where the system counts it.
+fn steady() -> Duration {
+    #[cfg(target_os = "linux")]
+    let clock = ClockId::Boottime;
+    #[cfg(not(target_os = "linux"))]
+    let clock = ClockId::Monotonic;
+    let time = clock_gettime(clock);
+    Duration::new(time.tv_sec.cast_unsigned(), time.tv_nsec as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_system_clock_starts_as_the_wall_clock_and_never_goes_back() {
+        let before = wall();
+        let times: Vec<_> = (0..1_000).map(|_| SystemClock.now()).collect();
+        assert!(times.is_sorted());
+        // Whoever asked first in this process did so not long ago.
+        assert!(before.as_secs().abs_diff(times[0].seconds()) < 3_600);
     }
 }

@@ -33,8 +33,10 @@ pub struct Config {
 pub struct Listen {
     /// Address of the public /v1 surface. Port 0 picks a free one.
     pub public: SocketAddr,
-    /// Address of the operator surface (health, readiness, metrics). Keep it off public networks.
+    /// Address of the operator surface (health, readiness, metrics). It asks for no credential.
     pub operator: SocketAddr,
+    /// Lets `operator` be an address that other machines can reach. Only behind a firewall of your own.
+    pub operator_beyond_loopback: bool,
 }
 
 /// The inference engine.
@@ -45,8 +47,13 @@ pub struct Engine {
     pub device: Device,
     /// Compute threads on the CPU. 0 uses every core.
     pub threads: usize,
-    /// Memory for the key-value cache of each model, MiB.
+    /// Memory for the key-value cache of each loaded model, MiB.
     pub kv_mib: usize,
+    /// Memory for weights and key-value caches of all loaded models together, MiB. Idle models make room for those that are
+    /// asked for. 0 takes three quarters of the machine's memory.
+    pub memory_mib: usize,
+    /// How long a request waits for its model to be loaded before it is turned away as overloaded, seconds.
+    pub model_wait_seconds: u64,
     /// Tokens in one block of the key-value cache: 16, 32 or 64.
     pub block_size: usize,
     /// Tokens computed in one step, prompt chunks and generated tokens together.
@@ -73,27 +80,36 @@ pub enum Device {
 pub struct Http {
     /// Time for a new connection to send its first byte, seconds.
     pub first_byte_seconds: u64,
-    /// Time to read a request's headers, seconds.
+    /// Time to read a request's line and headers, from their first byte, seconds.
     pub header_seconds: u64,
     /// Time to read a request's body, seconds.
     pub body_seconds: u64,
     /// Time a client may refuse to take bytes before it is let go, seconds.
     pub write_stall_seconds: u64,
+    /// Time a connection may be kept open without a request on it, seconds. Longer than clients keep theirs for reuse.
+    pub idle_seconds: u64,
+    /// Time to go on taking what a client sends after its connection's last answer, so that it gets to read it, seconds.
+    pub linger_seconds: u64,
     /// Silence on a stream before a keep-alive comment is sent, seconds.
     pub keep_alive_seconds: u64,
     /// Headers in one request.
     pub max_headers: usize,
-    /// All headers of one request, bytes.
+    /// Line and headers of one request, bytes.
     pub max_header_bytes: usize,
     /// Body of one request, bytes.
     pub max_body_bytes: usize,
     /// Open connections in all.
     pub max_connections: usize,
-    /// Open connections from one address.
+    /// Open connections from one IPv4 address or IPv6 /64 network. Further ones are closed at once.
     pub max_connections_per_ip: usize,
     /// Concurrent streams on one HTTP/2 connection.
     pub max_http2_streams: u32,
-    /// Failed authentications from one address in a minute before further ones are refused.
+    /// Streams of one HTTP/2 connection that a client may open and reset before they were served.
+    pub max_http2_resets: usize,
+    /// Time between two HTTP/2 pings, which find out that a client is gone, seconds.
+    pub http2_ping_seconds: u64,
+    /// Failed authentications from one address (IPv6: /64 network) in a minute. Each one above closes its connection. A valid
+    /// credential is honoured all the same, whatever others behind the same address send.
     pub failed_auth_per_minute: u32,
 }
 
@@ -115,6 +131,18 @@ pub struct Requests {
     pub tombstone_days: u64,
     /// Time running work gets to finish at shutdown, seconds.
     pub drain_grace_seconds: u64,
+}
+
+impl Requests {
+    /// How long answers are kept for replay, milliseconds.
+    pub fn replay_ms(&self) -> u64 {
+        self.body_retention_hours * 3_600_000
+    }
+
+    /// How long a finished request's id is remembered, milliseconds.
+    pub fn tombstone_ms(&self) -> u64 {
+        self.tombstone_days * 24 * 3_600_000
+    }
 }
 
 /// Client credentials.
@@ -187,6 +215,9 @@ pub struct Plan {
     pub context_tokens: Option<u32>,
     /// Ceiling on output, tokens. Absent: the model's.
     pub max_output_tokens: Option<u32>,
+    /// Whose requests start first when there are more than can run: 0 to 9, higher ones first. Waiting raises a request, so
+    /// that everybody is served in the end.
+    pub priority: u8,
     /// Models (by name or id) the plan may use. Absent: all.
     pub models: Option<Vec<String>>,
 }
@@ -211,7 +242,11 @@ impl Default for Config {
 
 impl Default for Listen {
     fn default() -> Self {
-        Self { public: ([127, 0, 0, 1], 8080).into(), operator: ([127, 0, 0, 1], 8081).into() }
+        Self {
+            public: ([127, 0, 0, 1], 8080).into(),
+            operator: ([127, 0, 0, 1], 8081).into(),
+            operator_beyond_loopback: false,
+        }
     }
 }
 
@@ -221,6 +256,8 @@ impl Default for Engine {
             device: Device::Cpu,
             threads: 0,
             kv_mib: 1024,
+            memory_mib: 0,
+            model_wait_seconds: 60,
             block_size: 16,
             max_batched_tokens: 512,
             max_rows: 256,
@@ -238,13 +275,17 @@ impl Default for Http {
             header_seconds: 10,
             body_seconds: 30,
             write_stall_seconds: 30,
+            idle_seconds: 120,
+            linger_seconds: 2,
             keep_alive_seconds: 10,
             max_headers: 64,
             max_header_bytes: 32 * 1024,
             max_body_bytes: 256 * 1024,
             max_connections: 4096,
             max_connections_per_ip: 1024,
-            max_http2_streams: 128,
+            max_http2_streams: 32,
+            max_http2_resets: 64,
+            http2_ping_seconds: 20,
             failed_auth_per_minute: 600,
         }
     }
@@ -302,6 +343,7 @@ impl Default for Plan {
             max_concurrent: 64,
             context_tokens: None,
             max_output_tokens: None,
+            priority: 0,
             models: None,
         }
     }
@@ -442,14 +484,30 @@ impl Config {
         }
     }
 
+    /// Memory for all loaded models, bytes, with 0 resolved.
+    pub fn model_bytes(&self) -> u64 {
+        match self.engine.memory_mib as u64 {
+            0 => machine_bytes().map_or(u64::MAX, |bytes| bytes / 4 * 3),
+            mib => mib << 20,
+        }
+    }
+
     fn validate(&self) -> Result<(), ConfigError> {
         let e = &self.engine;
         let h = &self.http;
         let r = &self.requests;
         require_name("service_name", &self.service_name, |c| c.is_ascii_alphanumeric() || c == '-')?;
         require_name("credentials.prefix", &self.credentials.prefix, |c| c.is_ascii_lowercase() || c.is_ascii_digit())?;
+        if !self.listen.operator.ip().to_canonical().is_loopback() && !self.listen.operator_beyond_loopback {
+            return Err(ConfigError(format!(
+                "listen.operator = {}: other machines could reach this listener, which asks for no credential; use 127.0.0.1, or set listen.operator_beyond_loopback = true",
+                self.listen.operator
+            )));
+        }
         require_range("engine.threads", e.threads as u64, 0, 1024)?;
         require_range("engine.kv_mib", e.kv_mib as u64, 1, 1 << 24)?;
+        require_range("engine.memory_mib", e.memory_mib as u64, 0, 1 << 24)?;
+        require_range("engine.model_wait_seconds", e.model_wait_seconds, 1, 3_600)?;
         if ![16, 32, 64].contains(&e.block_size) {
             return Err(ConfigError(format!("engine.block_size = {}: must be 16, 32 or 64", e.block_size)));
         }
@@ -460,6 +518,8 @@ impl Config {
         require_range("http.header_seconds", h.header_seconds, 1, 3_600)?;
         require_range("http.body_seconds", h.body_seconds, 1, 3_600)?;
         require_range("http.write_stall_seconds", h.write_stall_seconds, 1, 3_600)?;
+        require_range("http.idle_seconds", h.idle_seconds, 1, 86_400)?;
+        require_range("http.linger_seconds", h.linger_seconds, 0, 60)?;
         require_range("http.keep_alive_seconds", h.keep_alive_seconds, 1, 3_600)?;
         require_range("http.max_headers", h.max_headers as u64, 8, 1_024)?;
         require_range("http.max_header_bytes", h.max_header_bytes as u64, 8_192, 1 << 20)?;
@@ -467,6 +527,8 @@ impl Config {
         require_range("http.max_connections", h.max_connections as u64, 1, 1 << 20)?;
         require_range("http.max_connections_per_ip", h.max_connections_per_ip as u64, 1, 1 << 20)?;
         require_range("http.max_http2_streams", u64::from(h.max_http2_streams), 1, 65_536)?;
+        require_range("http.max_http2_resets", h.max_http2_resets as u64, 1, 65_536)?;
+        require_range("http.http2_ping_seconds", h.http2_ping_seconds, 1, 3_600)?;
         require_range("http.failed_auth_per_minute", u64::from(h.failed_auth_per_minute), 1, 1 << 20)?;
         require_range("requests.disconnect_grace_seconds", r.disconnect_grace_seconds, 0, 3_600)?;
         require_range("requests.deadline_seconds", r.deadline_seconds, 1, 86_400)?;
@@ -488,6 +550,7 @@ impl Config {
             require_range(&format!("plans.{name}.requests_per_minute"), rate, 1, 1 << 24)?;
             require_range(&format!("plans.{name}.burst"), u64::from(plan.burst), 1, 1 << 24)?;
             require_range(&format!("plans.{name}.max_concurrent"), u64::from(plan.max_concurrent), 1, 1 << 20)?;
+            require_range(&format!("plans.{name}.priority"), plan.priority.into(), 0, 9)?;
         }
         Ok(())
     }
@@ -505,6 +568,13 @@ fn require_name(key: &str, value: &str, allowed: impl Fn(char) -> bool) -> Resul
         return Ok(());
     }
     Err(ConfigError(format!("{key} = {value:?}: 1 to 32 of the allowed characters (see `cresset config schema`)")))
+}
+
+/// Memory of this machine, where the platform tells.
+fn machine_bytes() -> Option<u64> {
+    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let kibibytes = info.strip_prefix("MemTotal:")?.split_whitespace().next()?;
+    Some(kibibytes.parse::<u64>().ok()? * 1024)
 }
 
 /// The data folder when none is given: the platform's convention, or `CRESSET_DATA_DIR`.
@@ -616,11 +686,17 @@ mod tests {
             ("[engine\n", vec!["line 1"]),
             ("[engine]\nblock_size = 17\n", vec!["engine.block_size", "16, 32 or 64"]),
             ("[plans.small]\nburst = 0\n", vec!["plans.small.burst"]),
+            (
+                "[listen]\noperator = \"0.0.0.0:8081\"\n",
+                vec!["listen.operator = 0.0.0.0:8081", "operator_beyond_loopback"],
+            ),
         ];
         for (file, wanted) in cases {
             let error = load(file, &[], &[]).unwrap_err().to_string();
             assert!(wanted.iter().all(|part| error.contains(part)), "{file:?}: {error}");
         }
+        let open = "[listen]\noperator = \"[::]:8081\"\noperator_beyond_loopback = true\n";
+        assert!(load(open, &[], &[]).is_ok(), "an operator who says so may");
         let error = load("", &[("CRESSET_ENGINE__THREADS", "many")], &[]).unwrap_err().to_string();
         assert!(error.contains("CRESSET_ENGINE__THREADS") && error.contains("many"), "{error}");
         let error = load("", &[("CRESSET_ENGIN__THREADS", "1")], &[]).unwrap_err().to_string();

@@ -7,6 +7,7 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod engine;
+mod failpoint;
 pub mod ids;
 pub mod ledger;
 pub mod metrics;

@@ -6,7 +6,9 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 type Labels<const N: usize> = [(&'static str, String); N];
 type Ratio = Gauge<f64, AtomicU64>;
@@ -40,20 +42,32 @@ pub struct Metrics {
     throughput: Family<Labels<1>, Ratio>,
     prefix_hits: Family<Labels<1>, Counter>,
     preemptions: Family<Labels<1>, Counter>,
+    stops: Family<Labels<1>, Counter>,
+    late_frees: Family<Labels<1>, Counter>,
+    loaded: Family<Labels<1>, Gauge>,
+    model_memory: Gauge,
+    model_loads: Counter,
+    model_unloads: Counter,
     open_reservations: Gauge,
     audit_ok: Gauge,
+    violations: Counter,
+    oldest_reservation: Ratio,
+    releases: Family<Labels<1>, Counter>,
     ready: Gauge,
 }
 
 /// What one engine says of itself at a scrape.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EngineSample {
+    pub loaded: bool,
     pub running: usize,
     pub waiting: usize,
     pub blocks_total: usize,
     pub blocks_used: usize,
     pub prefix_hit_tokens: u64,
     pub preemptions: u64,
+    pub stops: u64,
+    pub late_frees: u64,
     pub tokens_per_second: f64,
 }
 
@@ -90,8 +104,21 @@ impl Default for Metrics {
             throughput: add(&mut r, "generation_tokens_per_second", "Tokens produced per second, lately"),
             prefix_hits: add(&mut r, "prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache"),
             preemptions: add(&mut r, "num_preemptions", "Sequences put back to waiting for memory"),
+            stops: add(&mut r, "num_stopped", "Running sequences stopped by a cancel, a stop string or a disconnect"),
+            late_frees: add(&mut r, "kv_late_frees", "Stopped sequences whose KV blocks were held for over two steps"),
+            loaded: add(&mut r, "model_loaded", "1 while the model is in memory"),
+            model_memory: add(&mut r, "model_memory_bytes", "Weights and KV caches of the loaded models"),
+            model_loads: add(&mut r, "model_loads", "Models loaded, or tried to, since the start"),
+            model_unloads: add(&mut r, "model_unloads", "Models unloaded to make room since the start"),
             open_reservations: add(&mut r, "ledger_open_reservations", "Requests that hold a reservation"),
             audit_ok: add(&mut r, "ledger_audit_ok", "1 while the ledger commits and no audit has failed"),
+            violations: add(&mut r, "ledger_violations", "Broken rules that audits and commands have found"),
+            oldest_reservation: add(
+                &mut r,
+                "ledger_oldest_reservation_seconds",
+                "Age of the oldest open reservation, 0 when there is none",
+            ),
+            releases: add(&mut r, "ledger_releases", "Reservations that ended uncharged, by cause"),
             ready: add(&mut r, "ready", "1 while the node can serve"),
             registry: r,
         }
@@ -136,12 +163,31 @@ impl Metrics {
         // The engine counts from its own start; a counter may only be told the total.
         self.prefix_hits.get_or_create(label).inner().store(sample.prefix_hit_tokens, Ordering::Relaxed);
         self.preemptions.get_or_create(label).inner().store(sample.preemptions, Ordering::Relaxed);
+        self.stops.get_or_create(label).inner().store(sample.stops, Ordering::Relaxed);
+        self.late_frees.get_or_create(label).inner().store(sample.late_frees, Ordering::Relaxed);
+        self.loaded.get_or_create(label).set(sample.loaded.into());
+    }
+
+    /// `bytes` are held by loaded models; loads and unloads are totals since the start.
+    pub fn sample_fleet(&self, bytes: u64, loads: u64, unloads: u64) {
+        self.model_memory.set(bytes as i64);
+        self.model_loads.inner().store(loads, Ordering::Relaxed);
+        self.model_unloads.inner().store(unloads, Ordering::Relaxed);
     }
 
     pub fn sample_node(&self, open_reservations: usize, audit_ok: bool, ready: bool) {
         self.open_reservations.set(open_reservations as i64);
         self.audit_ok.set(audit_ok.into());
         self.ready.set(ready.into());
+    }
+
+    /// The ledger counts from the start of the node.
+    pub fn sample_ledger(&self, violations: u64, oldest: Duration, releases: &BTreeMap<&'static str, u64>) {
+        self.violations.inner().store(violations, Ordering::Relaxed);
+        self.oldest_reservation.set(oldest.as_secs_f64());
+        for (cause, count) in releases {
+            self.releases.get_or_create(&[("cause", (*cause).to_owned())]).inner().store(*count, Ordering::Relaxed);
+        }
     }
 
     /// The text a scrape gets.
@@ -164,6 +210,7 @@ mod tests {
         metrics.tokens(5, 2, 3);
         metrics.time_to_first_token.observe(0.02);
         metrics.sample_node(3, true, false);
+        metrics.sample_ledger(0, Duration::from_millis(1_500), &BTreeMap::from([("draining", 2)]));
         let sample = EngineSample { running: 1, blocks_total: 4, blocks_used: 1, ..EngineSample::default() };
         metrics.sample_engine("m", &sample);
         let text = metrics.text();
@@ -175,6 +222,9 @@ mod tests {
             "cresset_kv_cache_usage_ratio{model=\"m\"} 0.25",
             "cresset_ledger_open_reservations 3",
             "cresset_ledger_audit_ok 1",
+            "cresset_ledger_violations_total 0",
+            "cresset_ledger_oldest_reservation_seconds 1.5",
+            "cresset_ledger_releases_total{cause=\"draining\"} 2",
             "cresset_ready 0",
             "cresset_time_to_first_token_seconds_count 1",
         ] {

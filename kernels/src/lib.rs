@@ -8,6 +8,7 @@ pub mod embedding;
 pub mod linear;
 pub mod norm;
 pub mod rope;
+pub mod sampling;
 mod simd;
 mod storage;
 #[cfg(test)]

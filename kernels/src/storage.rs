@@ -118,25 +118,25 @@ pub(crate) fn dims2(op: &'static str, tensor: &Tensor) -> Result<(usize, usize)>
 
 /// An output whose disjoint parts are written by the tasks of one `Compute::run`.
 #[derive(Clone, Copy)]
-pub(crate) struct Parts<'a> {
-    start: *mut f32,
+pub(crate) struct Parts<'a, T = f32> {
+    start: *mut T,
     len: usize,
-    owner: PhantomData<&'a mut [f32]>,
+    owner: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: the pointer stands for a `&mut [f32]`, which is Send; `slice` leaves disjointness to its callers.
-unsafe impl Send for Parts<'_> {}
+// SAFETY: the pointer stands for a `&mut [T]`; `slice` leaves disjointness to its callers.
+unsafe impl<T: Send> Send for Parts<'_, T> {}
 // SAFETY: as above.
-unsafe impl Sync for Parts<'_> {}
+unsafe impl<T: Send> Sync for Parts<'_, T> {}
 
-impl<'a> Parts<'a> {
-    pub fn new(whole: &'a mut [f32]) -> Self {
+impl<'a, T> Parts<'a, T> {
+    pub fn new(whole: &'a mut [T]) -> Self {
         Self { start: whole.as_mut_ptr(), len: whole.len(), owner: PhantomData }
     }
 
     /// # Safety
     /// No two live slices overlap.
-    pub unsafe fn slice(self, range: Range<usize>) -> &'a mut [f32] {
+    pub unsafe fn slice(self, range: Range<usize>) -> &'a mut [T] {
         assert!(
             range.start <= range.end && range.end <= self.len,
             "part {range:?} of an output of {} values",
@@ -144,5 +144,11 @@ impl<'a> Parts<'a> {
         );
         // SAFETY: in bounds by the assertion; unaliased by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
+    }
+
+    /// For writing from there on what a task owns.
+    pub fn at(self, index: usize) -> *mut T {
+        assert!(index <= self.len, "index {index} of an output of {} values", self.len);
+        self.start.wrapping_add(index)
     }
 }

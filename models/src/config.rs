@@ -4,8 +4,6 @@ use crate::KvLayout;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
-    /// Architecture name as in the registry ("llama", …).
-    pub architecture: String,
     pub vocab_size: usize,
     pub hidden_size: usize,
     pub intermediate_size: usize,
@@ -17,8 +15,26 @@ pub struct ModelConfig {
     pub rope: RopeConfig,
     /// Absolute limit of the model in tokens.
     pub max_positions: usize,
-    pub sliding_window: Option<usize>,
+    pub sliding: Option<Sliding>,
+    /// What the products of Q and K are multiplied with.
+    pub attention_scale: f32,
+    /// `cap * tanh(x / cap)` on those, and on the logits.
+    pub attention_softcap: Option<f32>,
+    pub logits_softcap: Option<f32>,
+    /// What token embeddings are multiplied with.
+    pub embedding_scale: f32,
     pub tied_embeddings: bool,
+}
+
+/// Layers that see only the tokens nearest before them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sliding {
+    /// Tokens a query sees, itself included.
+    pub window: usize,
+    /// For each layer of the model, whether it is one of these.
+    pub layers: Vec<bool>,
+    /// Where it is not the model's.
+    pub rope: Option<RopeConfig>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -40,8 +56,35 @@ pub enum RopeScaling {
         high_freq_factor: f32,
         original_max_positions: usize,
     },
+    /// "NTK": the base grows with the length of the sequence, from that of the training on.
+    Dynamic {
+        factor: f32,
+        original_max_positions: usize,
+    },
+    Yarn(Yarn),
+    /// Per-frequency divisors, `[rotary_dim / 2]`: `long` where more than `original_max_positions` are served.
+    LongRope {
+        short: Vec<f32>,
+        long: Vec<f32>,
+        attention_factor: f32,
+        original_max_positions: usize,
+    },
     /// Per-frequency divisors as GGUF's `rope_freqs.weight` gives them, `[rotary_dim / 2]`.
     Factors(Vec<f32>),
+}
+
+/// Peng et al. 2023, "YaRN".
+#[derive(Clone, Debug, PartialEq)]
+pub struct Yarn {
+    pub factor: f32,
+    /// Factor of the rotated vectors' lengths.
+    pub attention_factor: f32,
+    /// Rotations over the original length above which a frequency is kept, and below which it is divided.
+    pub beta_fast: f32,
+    pub beta_slow: f32,
+    pub original_max_positions: usize,
+    /// Whether the range between the two is widened to whole dimensions.
+    pub truncate: bool,
 }
 
 impl ModelConfig {
@@ -50,32 +93,80 @@ impl ModelConfig {
     }
 }
 
+impl Sliding {
+    /// In each of so many layers.
+    pub(crate) fn everywhere(window: usize, layers: usize) -> Self {
+        Self { window, layers: vec![true; layers], rope: None }
+    }
+}
+
 /// Several times the largest of any published model: what a damaged config may make the loader do.
 const MAX_WIDTH: usize = 1 << 22;
 const MAX_LAYERS: usize = 1 << 10;
+const MAX_POSITIONS: usize = 1 << 26;
 
 impl ModelConfig {
     /// Relations between the sizes that the forward pass relies on.
     pub(crate) fn check(&self) -> Result<(), String> {
-        let rope = &self.rope;
         let widths =
             [self.vocab_size, self.hidden_size, self.intermediate_size, self.heads, self.kv_heads, self.head_dim];
         let sound = widths.iter().all(|width| (1..=MAX_WIDTH).contains(width))
             && (1..=MAX_LAYERS).contains(&self.layers)
-            && self.max_positions > 0
-            && self.sliding_window != Some(0);
+            && (1..=MAX_POSITIONS).contains(&self.max_positions);
         if !sound {
             return Err("the config has a size of zero, or one beyond any model's".into());
         }
         if !self.heads.is_multiple_of(self.kv_heads) {
             return Err(format!("{} heads cannot share {} KV heads", self.heads, self.kv_heads));
         }
-        if rope.rotary_dim > self.head_dim || !rope.rotary_dim.is_multiple_of(2) {
-            return Err(format!("a rotary dimension of {} does not fit heads of {}", rope.rotary_dim, self.head_dim));
+        let factors = [self.rms_norm_eps, self.attention_scale, self.embedding_scale];
+        let caps = [self.attention_softcap, self.logits_softcap];
+        if !factors.into_iter().chain(caps.into_iter().flatten()).all(positive) {
+            return Err("the norm's epsilon, the scales and the soft caps must be positive".into());
         }
-        if !(rope.theta.is_finite() && rope.theta > 0.0 && self.rms_norm_eps.is_finite() && self.rms_norm_eps > 0.0) {
-            return Err("the RoPE base and the norm's epsilon must be positive".into());
+        if let Some(sliding) = &self.sliding {
+            if sliding.window == 0 || sliding.layers.len() != self.layers {
+                return Err(format!(
+                    "a window of {} tokens over {} of {} layers",
+                    sliding.window,
+                    sliding.layers.len(),
+                    self.layers
+                ));
+            }
+            sliding.rope.iter().try_for_each(|rope| rope.check(self.head_dim))?;
         }
-        Ok(())
+        self.rope.check(self.head_dim)
+    }
+}
+
+fn positive(number: f32) -> bool {
+    number.is_finite() && number > 0.0
+}
+
+impl RopeConfig {
+    fn check(&self, head_dim: usize) -> Result<(), String> {
+        let dim = self.rotary_dim;
+        if dim > head_dim || !dim.is_multiple_of(2) {
+            return Err(format!("a rotary dimension of {dim} does not fit heads of {head_dim}"));
+        }
+        let numbers = match &self.scaling {
+            RopeScaling::None => vec![],
+            RopeScaling::Linear { factor } | RopeScaling::Dynamic { factor, .. } => vec![*factor],
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, .. } => {
+                vec![*factor, *low_freq_factor, high_freq_factor - low_freq_factor]
+            }
+            RopeScaling::Yarn(y) => vec![y.factor, y.attention_factor, y.beta_fast, y.beta_slow],
+            RopeScaling::LongRope { short, long, attention_factor, .. } => {
+                if [short, long].iter().any(|factors| factors.len() != dim / 2) {
+                    return Err(format!("RoPE needs {} short and long factors for a dimension of {dim}", dim / 2));
+                }
+                [&[*attention_factor], &short[..], long].concat()
+            }
+            RopeScaling::Factors(factors) => factors.clone(),
+        };
+        if positive(self.theta) && numbers.into_iter().all(positive) {
+            return Ok(());
+        }
+        Err("the RoPE base and the numbers of its scaling must be positive".into())
     }
 }

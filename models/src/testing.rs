@@ -1,12 +1,13 @@
 //! Tiny random models with a real tokenizer inside, in both file formats, for tests of this and other crates.
 
 mod gguf_writer;
+mod mutate;
 mod tokenizer;
 
 pub use gguf_writer::GgufWriter;
+pub use mutate::{Edit, Mutation, mutated};
 
 use crate::loader::gguf::Value;
-use candle_core::quantized::GgmlDType;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -177,26 +178,24 @@ impl TinyLlama {
             writer.metadata.push((key.to_owned(), value));
         }
         writer.metadata.extend(tokenizer::gguf_metadata());
-        for (name, shape, data) in self.tensors() {
-            let data = self.permuted(&name, &shape, data);
-            let name = crate::loader::names::gguf(&name).expect("invariant: every llama tensor has a GGUF name");
-            writer.tensors.push((name, shape, GgmlDType::F32, little_endian(&data)));
+        for (name, shape, mut data) in self.tensors() {
+            if name.contains("q_proj") || name.contains("k_proj") {
+                data = interleaved(&data, shape[1], self.hidden / self.heads);
+            }
+            let name = crate::loader::names::gguf(&name, &[]).expect("invariant: every llama tensor has a GGUF name");
+            writer.f32(&name, &shape, &data);
         }
         writer
     }
-
-    /// GGUF's llama rotates adjacent pairs: within each head of Q and K, row i and row i + d/2 become neighbours.
-    fn permuted(&self, name: &str, shape: &[usize], data: Vec<f32>) -> Vec<f32> {
-        if !name.contains("q_proj") && !name.contains("k_proj") {
-            return data;
-        }
-        let (dim, cols) = (self.hidden / self.heads, shape[1]);
-        let source = |row: usize| row / dim * dim + row % dim / 2 + row % 2 * (dim / 2);
-        (0..shape[0]).flat_map(|row| data[source(row) * cols..][..cols].to_vec()).collect()
-    }
 }
 
-fn little_endian(data: &[f32]) -> Vec<u8> {
+/// GGUF's llama rotates adjacent pairs: within each head of Q and K, row i and row i + d/2 become neighbours.
+pub(crate) fn interleaved(data: &[f32], cols: usize, head_dim: usize) -> Vec<f32> {
+    let source = |row: usize| row / head_dim * head_dim + row % head_dim / 2 + row % 2 * (head_dim / 2);
+    (0..data.len() / cols).flat_map(|row| data[source(row) * cols..][..cols].to_vec()).collect()
+}
+
+pub(crate) fn little_endian(data: &[f32]) -> Vec<u8> {
     data.iter().flat_map(|x| x.to_le_bytes()).collect()
 }
 

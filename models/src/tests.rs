@@ -1,5 +1,7 @@
 //! Whole models: against candle-transformers' llama, across file formats, and bit for bit across batches.
 
+mod goldens;
+
 use crate::testing::TinyLlama;
 use crate::{Error, ForwardBatch, KvCache, LoadOptions, Model, ModelSource, load};
 use candle_core::{DType, Device, Tensor};
@@ -84,12 +86,12 @@ fn alone(model: &mut dyn Model, prompt: &[u32], chunk: usize) -> Vec<Vec<f32>> {
     out
 }
 
-fn assert_close(got: &[Vec<f32>], want: &[Vec<f32>]) {
+fn assert_close(got: &[Vec<f32>], want: &[Vec<f32>], what: &str) {
     assert_eq!(got.len(), want.len());
     for (i, (got, want)) in got.iter().zip(want).enumerate() {
         let largest = want.iter().fold(0.0f32, |m, x| m.max(x.abs()));
         let error = got.iter().zip(want).fold(0.0f32, |m, (g, w)| m.max((g - w).abs()));
-        assert!(error <= 1e-4 * largest, "row {i}: error {error}, largest {largest}");
+        assert!(error <= 1e-4 * largest, "{what}, row {i}: error {error}, largest {largest}");
     }
 }
 
@@ -126,9 +128,9 @@ fn equals_candles_llama_token_by_token() {
     for tiny in shapes() {
         let want = oracle(&tiny, &prompt, None);
         let mut ours = from_folder(|f| tiny.write_safetensors(f).unwrap()).unwrap();
-        assert_close(&alone(&mut *ours, &prompt, 1), &want);
-        assert_close(&alone(&mut *ours, &prompt, 70), &want);
-        assert_close(&alone(&mut *from_gguf(&tiny), &prompt, 33), &want);
+        assert_close(&alone(&mut *ours, &prompt, 1), &want, "token by token");
+        assert_close(&alone(&mut *ours, &prompt, 70), &want, "in one step");
+        assert_close(&alone(&mut *from_gguf(&tiny), &prompt, 33), &want, "from GGUF");
     }
 }
 
@@ -146,7 +148,7 @@ fn equals_candles_llama_with_llama_3_scaling() {
         std::fs::write(f.join("config.json"), config.to_string()).unwrap();
     })
     .unwrap();
-    assert_close(&alone(&mut *ours, &prompt, 90), &want);
+    assert_close(&alone(&mut *ours, &prompt, 90), &want, "in one step");
 }
 
 #[test]

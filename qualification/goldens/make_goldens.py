@@ -186,14 +186,17 @@ def write(path, value):
     print(path, path.stat().st_size, "bytes")
 
 
+def made_with():
+    return {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__, "tokenizers": tokenizers.__version__, "gguf": "0.19.0", "numpy": numpy.__version__}
+
+
 def main(model_path, out):
     assert hashlib.sha256(model_path.read_bytes()).hexdigest() == SHA256, "not the file these goldens are about"
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)
     source = Source(model_path)
     tokenizer = load_tokenizer(source)
-    made_with = {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__, "tokenizers": tokenizers.__version__, "gguf": "0.19.0", "numpy": numpy.__version__}
-    about = {"model": "SmolLM2-135M-Instruct.Q4_1.gguf", "sha256": SHA256, "made_with": made_with}
+    about = {"model": "SmolLM2-135M-Instruct.Q4_1.gguf", "sha256": SHA256, "made_with": made_with()}
     write(out / "smollm2-135m-instruct.text.json", about | {"tokenizer": tokenizer_cases(tokenizer, source), "fuzz": fuzz(tokenizer), "template": template_cases(tokenizer)})
     model, difference = load_model(source, model_path)
     greedy = [greedy_case(model, tokenizer, name, messages) for name, messages in cases.CONVERSATIONS]

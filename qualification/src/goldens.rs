@@ -1,14 +1,20 @@
-//! Reference outputs made by an independent implementation (`goldens/make_goldens.py`), embedded per release.
+//! Reference outputs made by an independent implementation (`goldens/make_*.py`), embedded per release.
 
 use crate::subject::Message;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
 /// Greedy continuations and text cases of each release that has them.
-const EMBEDDED: &[(&str, &str)] = &[(
-    include_str!("../goldens/smollm2-135m-instruct.greedy.json"),
-    include_str!("../goldens/smollm2-135m-instruct.text.json"),
-)];
+const EMBEDDED: &[(&str, &str)] = &[
+    (
+        include_str!("../goldens/smollm2-135m-instruct.greedy.json"),
+        include_str!("../goldens/smollm2-135m-instruct.text.json"),
+    ),
+    (
+        include_str!("../goldens/qwen2.5-coder-1.5b-instruct.greedy.json"),
+        include_str!("../goldens/qwen2.5-coder-1.5b-instruct.text.json"),
+    ),
+];
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Goldens {
@@ -86,19 +92,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_default_release_has_its_reference() {
-        let digest = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53";
-        let files = BTreeMap::from([("weights.gguf".to_owned(), digest.to_owned())]);
-        let goldens = Goldens::of_files(&files).unwrap();
-        assert_eq!((goldens.cases.len(), goldens.templates.len()), (20, 40));
-        assert!(goldens.tokenizer.len() >= 300);
-        for case in &goldens.cases {
-            assert_eq!((case.greedy_ids.len(), case.top2.len()), (64, 64), "{}", case.id);
-            assert!(
-                (0..64).all(|at| case.top2[at][0].0 == case.greedy_ids[at] && case.margin(at) >= 0.0),
-                "{}",
-                case.id
-            );
+    fn releases_have_their_reference() {
+        for (digest, conversations, tokens) in [
+            ("b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53", 20, 64),
+            ("cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046", 11, 24),
+        ] {
+            let files = BTreeMap::from([("weights.gguf".to_owned(), digest.to_owned())]);
+            let goldens = Goldens::of_files(&files).unwrap();
+            assert_eq!((goldens.cases.len(), goldens.templates.len()), (conversations, 40));
+            assert!(goldens.tokenizer.len() >= 300);
+            for case in &goldens.cases {
+                assert_eq!((case.greedy_ids.len(), case.top2.len()), (tokens, tokens), "{}", case.id);
+                let sound = |at: usize| case.top2[at][0].0 == case.greedy_ids[at] && case.margin(at) >= 0.0;
+                assert!((0..tokens).all(sound), "{}", case.id);
+            }
         }
         assert_eq!(Goldens::of_files(&BTreeMap::new()), None);
     }

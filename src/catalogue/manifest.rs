@@ -3,14 +3,20 @@
 use super::{Error, Result};
 use crate::ids::ModelId;
 use cresset_qualification::Origin;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use uuid::Uuid;
 
 /// The releases that come with the node; the first is the default.
-const BUILT_IN: &[(&str, &str)] =
-    &[("models/releases/smollm2-135m-instruct.toml", include_str!("../../models/releases/smollm2-135m-instruct.toml"))];
+const BUILT_IN: &[(&str, &str)] = &[
+    ("models/releases/smollm2-135m-instruct.toml", include_str!("../../models/releases/smollm2-135m-instruct.toml")),
+    (
+        "models/releases/qwen2.5-coder-1.5b-instruct.toml",
+        include_str!("../../models/releases/qwen2.5-coder-1.5b-instruct.toml"),
+    ),
+];
 
 /// `models/releases/*.toml`, built in, or written by `models add` / `models pull` into the data folder.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -35,7 +41,7 @@ pub struct Manifest {
     pub sources: Vec<Source>,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Upstream {
     pub name: String,
@@ -100,6 +106,8 @@ pub enum Source {
     Hub { repo: String, revision: String, files: BTreeMap<String, String> },
     /// `files` maps release file names to paths inside the wheel.
     PythonPackage { package: String, version: String, files: BTreeMap<String, String> },
+    /// Files in parts, spread over packages of one version: `files` maps each to the paths of its parts, in order.
+    PythonPackages { packages: Vec<String>, version: String, files: BTreeMap<String, Vec<String>> },
 }
 
 impl Manifest {
@@ -174,8 +182,12 @@ impl Manifest {
     }
 
     fn validate_source(&self, source: &Source) -> Result<(), String> {
-        let (Source::Hub { files, .. } | Source::PythonPackage { files, .. }) = source else { return Ok(()) };
-        let missing = self.files.iter().find(|file| !files.contains_key(&file.name));
+        let has = |name: &String| match source {
+            Source::Local { .. } => true,
+            Source::Hub { files, .. } | Source::PythonPackage { files, .. } => files.contains_key(name),
+            Source::PythonPackages { files, .. } => files.get(name).is_some_and(|parts| !parts.is_empty()),
+        };
+        let missing = self.files.iter().find(|file| !has(&file.name));
         missing.map_or(Ok(()), |file| Err(format!("sources: {source} does not say where {} is", file.name)))
     }
 }
@@ -200,6 +212,9 @@ impl std::fmt::Display for Source {
             Self::Local { path } => write!(f, "local path {}", path.display()),
             Self::Hub { repo, revision, .. } => write!(f, "hub repository {repo}@{revision}"),
             Self::PythonPackage { package, version, .. } => write!(f, "Python package {package}=={version}"),
+            Self::PythonPackages { packages, version, .. } => {
+                write!(f, "Python packages {} (version {version})", packages.join(", "))
+            }
         }
     }
 }
@@ -229,11 +244,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_default_release_is_complete_and_survives_being_written() {
+    fn built_in_releases_survive_being_written() {
+        for manifest in Manifest::built_in() {
+            assert_eq!(manifest.origin(), Origin::Published);
+            assert_eq!(Manifest::parse(&manifest.to_toml(), "written").unwrap(), manifest);
+        }
+    }
+
+    #[test]
+    fn the_default_release_has_three_sources() {
         let manifest = Manifest::default_release();
-        assert_eq!(manifest.origin(), Origin::Published);
         assert_eq!(manifest.bytes(), 98_362_432);
-        assert_eq!(Manifest::parse(&manifest.to_toml(), "written").unwrap(), manifest);
         let kinds: Vec<String> = manifest.sources.iter().map(ToString::to_string).collect();
         assert!(kinds[0].starts_with("local") && kinds[1].starts_with("hub") && kinds[2].starts_with("Python"));
     }

@@ -43,10 +43,16 @@ pub enum Credits {
         #[arg(long, value_name = "ID")]
         account: AccountId,
     },
-    /// List every change to an account's balances, oldest first
+    /// List every change to an account's balances, oldest first, a page at a time
     Statement {
         #[arg(long, value_name = "ID")]
         account: AccountId,
+        /// List what came after this entry: `next_after` of the page before
+        #[arg(long, value_name = "SEQUENCE", default_value_t = 0)]
+        after: u64,
+        /// Entries on one page
+        #[arg(long, value_name = "COUNT", default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+        limit: u64,
     },
 }
 
@@ -76,7 +82,9 @@ impl From<Credits> for AdminCommand {
                 Self::CreditGrant { account, bucket: bucket.into(), units, reference }
             }
             Credits::Show { account } => Self::CreditShow { account },
-            Credits::Statement { account } => Self::CreditStatement { account },
+            Credits::Statement { account, after, limit } => {
+                Self::CreditStatement { account, after, limit: limit as usize }
+            }
         }
     }
 }

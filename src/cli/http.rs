@@ -77,7 +77,7 @@ impl Call {
 }
 
 /// `host:port` of an `http://` address.
-fn authority(base: &str) -> Result<String> {
+pub fn authority(base: &str) -> Result<String> {
     let wrong = || Failure::new(format!("{base:?} is not an address like http://127.0.0.1:8080"));
     let uri: Uri = base.parse().map_err(|_| wrong())?;
     match (uri.scheme_str(), uri.host()) {

@@ -1,15 +1,17 @@
-//! A node in this process: qualified models into engines, the store behind them, the listeners in front.
+//! A node in this process: the qualified models, the store behind them, the listeners in front.
 
 use super::context::Context;
-use super::load::{Loaded, load};
+use super::load;
 use super::output::{Failure, Result, note};
 use super::progress::Progress;
 use super::releases::{cannot_load, servable};
 use crate::catalogue::QualifiedModel;
 use crate::clock::SystemClock;
 use crate::config::Listen;
+use crate::ids::ModelId;
 use crate::server::operator::{self, socket, status};
-use crate::server::{self, LoadedModel, Node};
+use crate::server::{self, Node};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -36,10 +38,18 @@ pub struct Ports {
 
 impl Ports {
     pub async fn bind(listen: &Listen, fallback: Fallback) -> Result<Self> {
+        raise_file_limit();
         let public = bind(listen.public, "--listen", fallback).await?;
         let operator = bind(listen.operator, "--operator", fallback).await?;
         Ok(Self { public, operator })
     }
+}
+
+/// Many systems let a process have 1 024 files open until it asks for more: fewer than the connections a node may have.
+fn raise_file_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    // Refused, connections wait until others end.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 async fn bind(address: SocketAddr, flag: &str, fallback: Fallback) -> Result<TcpListener> {
@@ -61,12 +71,13 @@ pub struct Running {
     surfaces: JoinSet<()>,
 }
 
-/// Opens the ledger, loads `models` (every qualified one when none is named) and opens the doors.
+/// Opens the ledger, offers every qualified model, loads `pinned` for good (where none is named, as many as fit) and opens
+/// the doors.
 ///
-/// Health and the operator socket answer from the beginning; clients are accepted once every model is loaded.
-pub async fn start(context: &Context, ports: Ports, models: &[String]) -> Result<Running> {
+/// Health and the operator socket answer from the beginning; clients are accepted once those models are loaded.
+pub async fn start(context: &Context, ports: Ports, pinned: &[String]) -> Result<Running> {
     let store = context.open_store()?;
-    let qualified = servable(context, models)?;
+    let models = servable(context, pinned)?;
     let node = Node::new(context.config.clone(), store, Arc::new(SystemClock));
     let (stop, mut surfaces) = (CancellationToken::new(), JoinSet::new());
     let live = Arc::new(operator::Live {
@@ -83,25 +94,59 @@ pub async fn start(context: &Context, ports: Ports, models: &[String]) -> Result
     })?;
     let (socket_live, dir, socket_stop) = (live.clone(), context.data_dir.clone(), stop.clone());
     surfaces.spawn(async move { socket::serve(door, socket_live, &dir, socket_stop).await });
-    for model in qualified {
-        node.insert_model(load_model(context, model).await?);
+    let mut failed = None;
+    for (id, name, stays) in offer(context, &node, models, pinned.len()).await? {
+        if stays {
+            preload(&node, id, &name).await?;
+        } else if pinned.is_empty() && node.fleet.has_room(id) {
+            failed = preload(&node, id, &name).await.err().or(failed);
+        }
+    }
+    if let Some(why) = failed.filter(|_| !node.fleet.is_ready()) {
+        return Err(why);
     }
     let (routes, public_stop) = (server::router(node.clone()), stop.clone());
     surfaces.spawn(async move { server::serve(ports.public, routes, &limits, public_stop).await });
     Ok(Running { live, stop, surfaces })
 }
 
-/// Loads weights and tokenizer on a thread that may block, and starts the engine.
-async fn load_model(context: &Context, qualified: QualifiedModel) -> Result<LoadedModel> {
-    let (name, began) = (qualified.manifest().name.clone(), Instant::now());
-    let (source, config) = (qualified.source().clone(), context.config.clone());
+/// Makes the models known to the node, the first `pinned` ones for good. Another one that can never be loaded is left out.
+async fn offer(
+    context: &Context,
+    node: &Node,
+    models: Vec<QualifiedModel>,
+    pinned: usize,
+) -> Result<Vec<(ModelId, String, bool)>> {
+    let mut offered = Vec::new();
+    for (index, model) in models.into_iter().enumerate() {
+        let stays = index < pinned;
+        let (id, name) = (model.id(), model.manifest().name.clone());
+        let bytes = load::expected_bytes(&model, &context.config);
+        let config = context.config.clone();
+        let reading = tokio::task::spawn_blocking(move || load::served(model, &config));
+        let served = reading.await.map_err(Failure::new)?.map_err(|why| cannot_load(&name, &why))?;
+        match node.fleet.offer(served, bytes, stays) {
+            Ok(()) => offered.push((id, name, stays)),
+            Err(why) if stays => return Err(Failure::new(format!("{name} cannot stay loaded: {why}"))),
+            Err(why) => note(&format!("not served: {name}: {why}")),
+        }
+    }
+    if offered.is_empty() {
+        return Err(
+            Failure::new("no qualified model fits engine.memory_mib").remedy("raise it, or lower engine.kv_mib")
+        );
+    }
+    Ok(offered)
+}
+
+async fn preload(node: &Node, id: ModelId, name: &str) -> Result {
+    let began = Instant::now();
     let spinner = Progress::steps(format!("loading {name}"));
-    let loading = tokio::task::spawn_blocking(move || load(&source, &config));
-    let loaded = loading.await.map_err(Failure::new)?;
+    let loaded = node.fleet.preload(id).await;
     spinner.clear();
-    let Loaded { text, engine } = loaded.map_err(|why| cannot_load(&name, &why))?;
+    loaded.map_err(|why| cannot_load(name, &why))?;
     note(&format!("loaded {name} in {:.1} s", began.elapsed().as_secs_f64()));
-    Ok(LoadedModel { qualified, text, engine })
+    Ok(())
 }
 
 impl Running {

@@ -18,7 +18,7 @@ pub enum Ledger {
     Audit,
     /// Write a verified copy to a new file
     Backup { file: PathBuf },
-    /// Replace the ledger with a copy; the node must be stopped
+    /// Replace the ledger with a copy; the node must be stopped. The replaced files are kept as *.replaced
     Restore { file: PathBuf },
 }
 

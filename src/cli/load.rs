@@ -1,8 +1,10 @@
 //! From a release's files to a started engine and its text side.
 
+use crate::catalogue::QualifiedModel;
 use crate::config::Config;
 use crate::engine::model_runner::{ModelRunner, RunnerOptions};
 use crate::engine::{EngineHandle, EngineOptions};
+use crate::server::fleet::{self, ServedModel};
 use crate::text::TextModel;
 use cresset_models::ModelSource;
 use std::sync::Arc;
@@ -15,7 +17,27 @@ pub struct Loaded {
 
 /// Blocking: reads and repacks every weight.
 pub fn load(source: &ModelSource, config: &Config) -> Result<Loaded, String> {
-    let text = TextModel::load(source).map_err(|error| error.to_string())?;
+    Ok(Loaded { text: text(source)?, engine: engine(source, config)?.engine })
+}
+
+/// A proven release as the node serves it: its text side at once (blocking), its engine on demand.
+pub fn served(qualified: QualifiedModel, config: &Config) -> Result<ServedModel, String> {
+    let (source, text) = (qualified.source().clone(), text(qualified.source())?);
+    let max_context = max_context(config).unwrap_or(usize::MAX);
+    let config = config.clone();
+    Ok(ServedModel { qualified, text, max_context, load: Box::new(move || engine(&source, &config)) })
+}
+
+/// Bytes that a release is expected to take once it is loaded: weights about as large as its files, and its KV cache.
+pub fn expected_bytes(qualified: &QualifiedModel, config: &Config) -> u64 {
+    qualified.manifest().bytes() + kv_bytes(config) as u64
+}
+
+fn text(source: &ModelSource) -> Result<Arc<TextModel>, String> {
+    TextModel::load(source).map(Arc::new).map_err(|error| error.to_string())
+}
+
+fn engine(source: &ModelSource, config: &Config) -> Result<fleet::Loaded, String> {
     let (runner, info) = ModelRunner::load(source, &runner_options(config)).map_err(|error| error.to_string())?;
     let engine = &config.engine;
     let options = EngineOptions {
@@ -26,7 +48,8 @@ pub fn load(source: &ModelSource, config: &Config) -> Result<Loaded, String> {
         num_blocks: info.num_blocks,
         max_context: max_context(config).unwrap_or(usize::MAX).min(info.config.max_positions),
     };
-    Ok(Loaded { text: Arc::new(text), engine: EngineHandle::start(Box::new(runner), options) })
+    let bytes = (info.weight_bytes + kv_bytes(config)) as u64;
+    Ok(fleet::Loaded { engine: EngineHandle::start(Box::new(runner), options), bytes })
 }
 
 fn runner_options(config: &Config) -> RunnerOptions {
@@ -34,11 +57,15 @@ fn runner_options(config: &Config) -> RunnerOptions {
     RunnerOptions {
         threads: config.threads(),
         dequantise: engine.dequantise,
-        kv_bytes: engine.kv_mib << 20,
+        kv_bytes: kv_bytes(config),
         block_size: engine.block_size,
         max_batched_tokens: engine.max_batched_tokens,
         max_context: max_context(config),
     }
+}
+
+fn kv_bytes(config: &Config) -> usize {
+    config.engine.kv_mib << 20
 }
 
 /// In the configuration 0 stands for the model's own limit.

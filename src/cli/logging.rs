@@ -2,6 +2,7 @@
 
 use super::output::{Failure, Result};
 use crate::config::{Log, LogFormat};
+use std::any::Any;
 use tracing_subscriber::EnvFilter;
 
 /// Starts logging for the whole process.
@@ -13,5 +14,26 @@ pub fn start(log: &Log) -> Result {
         LogFormat::Text => base.with_ansi(super::output::colours()).with_target(false).try_init(),
         LogFormat::Json => base.json().flatten_event(true).try_init(),
     };
-    started.map_err(Failure::new)
+    started.map_err(Failure::new)?;
+    std::panic::set_hook(Box::new(|panic| {
+        let at = panic.location().map(ToString::to_string);
+        tracing::error!(at, what = constant(panic.payload()), "a panic");
+    }));
+    Ok(())
+}
+
+/// A panic's text where it is a constant: one made for the occasion may quote what a client sent.
+fn constant(payload: &(dyn Any + Send)) -> Option<&'static str> {
+    payload.downcast_ref().copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn panics_are_told_without_what_they_quote() {
+        assert_eq!(constant(&"a queue broke"), Some("a queue broke"));
+        assert_eq!(constant(&format!("index 9 is not in {:?}", "a prompt")), None);
+    }
 }

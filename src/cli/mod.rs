@@ -3,6 +3,7 @@
 mod accounts;
 mod applications;
 mod ask;
+mod bench;
 mod chat;
 mod context;
 mod credits;
@@ -78,6 +79,8 @@ enum Command {
     Serve(serve::Arguments),
     /// Talk to a model in the terminal
     Chat(chat::Arguments),
+    /// Measure a node under load, or the ledger
+    Bench(bench::Arguments),
     /// Show what the node is doing
     Status(status::Arguments),
     /// Look for what is wrong on this machine, and say what mends it
@@ -118,6 +121,7 @@ enum Command {
 
 /// Parses the command line, runs the command, and turns what happened into an exit code.
 pub fn main() -> ExitCode {
+    let _armed = crate::failpoint::arm();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return refuse_usage(&error),
@@ -168,6 +172,7 @@ async fn dispatch(globals: Globals, command: Command) -> Result {
         Command::Quickstart(arguments) => quickstart::run(context, arguments).await,
         Command::Serve(arguments) => serve::run(context, arguments).await,
         Command::Chat(arguments) => chat::run(context, arguments).await,
+        Command::Bench(arguments) => bench::run(context, arguments).await,
         Command::Status(arguments) => status::run(&context, &arguments).await,
         Command::Init => context.init(),
         Command::Accounts(command) => accounts::run(&context, command).await,

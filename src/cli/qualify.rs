@@ -138,6 +138,7 @@ impl EngineSubject {
         let eos_ids: &[u32] = if request.ignore_eos { &[] } else { &self.text.eos_ids };
         GenerateRequest {
             account,
+            priority: 0,
             prompt: request.prompt.as_slice().into(),
             sampling: SamplingParams {
                 temperature: request.temperature,

@@ -105,8 +105,8 @@ async fn list(context: &Context, catalogue: &Catalogue) -> Result<Value> {
 /// Models of the running node; none where no node runs.
 async fn loaded(context: &Context) -> Result<Vec<ModelId>> {
     let status = context.ask_node(&AdminCommand::Status).await?.unwrap_or_default();
-    let ids = status["models"].as_array().into_iter().flatten().filter_map(|model| model["id"].as_str()?.parse().ok());
-    Ok(ids.collect())
+    let loaded = status["models"].as_array().into_iter().flatten().filter(|model| model["state"] == "loaded");
+    Ok(loaded.filter_map(|model| model["id"].as_str()?.parse().ok()).collect())
 }
 
 async fn pull(context: &Context, release: String) -> Result<Value> {
@@ -200,17 +200,15 @@ fn qualified(context: &Context, manifest: &Manifest) -> Result<QualifiedModel, N
     Catalogue::new(&context.data_dir).qualified(manifest, &host, max_age, SystemClock.now())
 }
 
-/// The named models, each of which must be qualified here, or, when none is named, every one that is.
+/// Every release that is qualified here: first the named ones, which have to be, in their order.
 pub fn servable(context: &Context, names: &[String]) -> Result<Vec<QualifiedModel>> {
     let catalogue = Catalogue::new(&context.data_dir);
-    if !names.is_empty() {
-        let prove = |name: &String| qualified(context, &catalogue.find(name)?).map_err(Failure::new);
-        return names.iter().map(prove).collect();
-    }
-    let pulled = catalogue.manifests()?.into_iter().filter(|manifest| catalogue.is_pulled(manifest));
-    let (mut proven, mut refused) = (Vec::new(), None);
-    for manifest in pulled {
+    let prove = |name: &String| qualified(context, &catalogue.find(name)?).map_err(Failure::new);
+    let mut proven = names.iter().map(prove).collect::<Result<Vec<_>>>()?;
+    let mut refused = None;
+    for manifest in catalogue.manifests()?.into_iter().filter(|manifest| catalogue.is_pulled(manifest)) {
         match qualified(context, &manifest) {
+            Ok(model) if proven.iter().any(|known| known.id() == model.id()) => {}
             Ok(model) => proven.push(model),
             Err(why) => refused = Some(why),
         }
@@ -220,7 +218,7 @@ pub fn servable(context: &Context, names: &[String]) -> Result<Vec<QualifiedMode
         (true, None) => Err(Failure::new("there is no model to serve")
             .remedy("fetch one with `cresset models pull NAME` and prove it with `cresset qualify NAME`")),
         (false, refused) => {
-            if let Some(why) = refused {
+            if let Some(why) = refused.filter(|_| names.is_empty()) {
                 note(&format!("not served: {why}"));
             }
             Ok(proven)

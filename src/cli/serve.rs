@@ -11,10 +11,13 @@ use std::net::SocketAddr;
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   cresset serve                                        every qualified model of the data folder
-  cresset serve --model smollm2-135m-instruct --listen 127.0.0.1:0
+  cresset serve --model smollm2-135m-instruct          this one stays loaded, others come and go
+  cresset serve --listen 127.0.0.1:0
+Models are loaded when a request names them, and the least recently used one makes room (engine.memory_mib).
 SIGTERM or Ctrl-C drains: nothing new is taken, running requests finish. A second one ends at once.")]
 pub struct Arguments {
-    /// Serve this model, by name or id; may be given more than once [default: every qualified model]
+    /// Load this model, by name or id, at the start and keep it loaded; may be given more than once [default: at the start
+    /// as many of the qualified models as fit, and none for good]
     #[arg(long, value_name = "NAME")]
     model: Vec<String>,
     /// Address of the public /v1 surface; port 0 picks a free one

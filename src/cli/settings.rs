@@ -4,6 +4,7 @@ use super::Globals;
 use super::context::{data_dir, load_config};
 use super::output::{Output, Result, Style, style};
 use crate::config::{Config, Loaded, Origin};
+use crate::server::openapi::document;
 use clap::Subcommand;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -19,6 +20,8 @@ pub enum Settings {
     Check,
     /// Print the JSON Schema of the configuration file
     Schema,
+    /// Print the OpenAPI document of the public HTTP surface, as this configuration makes it
+    Openapi,
 }
 
 pub fn run(globals: &Globals, command: &Settings) -> Result {
@@ -28,6 +31,7 @@ pub fn run(globals: &Globals, command: &Settings) -> Result {
     }
     let loaded = load_config(globals, &data_dir(globals)?, &[])?;
     match command {
+        Settings::Openapi => output.result(&document(&loaded.config), |document| format!("{document:#}\n")),
         Settings::Check => output.result(&check(&loaded), |_| "the configuration is sound\n".to_owned()),
         _ => output.result(&show(&loaded), listing),
     }

@@ -11,7 +11,7 @@ use std::io::IsTerminal;
 use std::time::Duration;
 
 const MODEL_COLUMNS: &[&str] =
-    &["name", "id", "running", "waiting", "kv_blocks_used", "kv_blocks_total", "generated_tokens"];
+    &["name", "id", "state", "running", "waiting", "kv_blocks_used", "kv_blocks_total", "generated_tokens"];
 const REFRESH: Duration = Duration::from_secs(1);
 const CLEAR_SCREEN: &str = "\u{1b}[H\u{1b}[2J";
 
@@ -67,8 +67,10 @@ fn screen(document: &Value) -> String {
     }
     let shown = |name: &str| document[name].as_str().unwrap_or("-").to_owned();
     let number = |name: &str| document[name].as_f64().unwrap_or(0.0);
-    let memory = text::mebibytes(document["memory_bytes"].as_u64().unwrap_or(0));
-    let _ = writeln!(out, "clients   {}\noperator  {}\nmemory    {memory}", shown("listen"), shown("operator"));
+    let mebibytes = |name: &str| text::mebibytes(document[name].as_u64().unwrap_or(0));
+    let _ = writeln!(out, "clients   {}\noperator  {}", shown("listen"), shown("operator"));
+    let [process, models, limit] = ["memory_bytes", "model_memory_bytes", "model_memory_limit_bytes"].map(mebibytes);
+    let _ = writeln!(out, "memory    {process}; models {models} of {limit}");
     let _ = writeln!(
         out,
         "requests  {} running, {} waiting, {:.1} tokens/s",
@@ -77,5 +79,17 @@ fn screen(document: &Value) -> String {
         number("tokens_per_second")
     );
     let models = serde_json::json!({ "data": document["models"] });
-    out + "\n" + &text::table(&models, MODEL_COLUMNS)
+    out + "\n" + &text::table(&models, MODEL_COLUMNS) + &troubles(document)
+}
+
+/// Why models are left alone, and the latest errors.
+fn troubles(document: &Value) -> String {
+    let rows = |name: &str| document[name].as_array().map_or(&[][..], Vec::as_slice).iter();
+    let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let failed = rows("models").filter(|model| !model["failure"].is_null());
+    let failed = failed.map(|model| format!("{} failed: {}\n", word(&model["name"]), word(&model["failure"])));
+    let at = |error: &Value| text::utc(error["at"].as_u64().unwrap_or(0));
+    let errors = rows("last_errors").map(|e| format!("{}  {}: {}\n", at(e), word(&e["model"]), word(&e["message"])));
+    let lines: String = failed.chain(errors).collect();
+    if lines.is_empty() { lines } else { format!("\n{lines}") }
 }

@@ -36,7 +36,8 @@ fn reach<'a>(row: &'a Value, path: &str) -> &'a Value {
     path.split('.').fold(row, |value, name| &value[name])
 }
 
-fn align(rows: &[Vec<String>]) -> String {
+/// Rows of equal length as columns.
+pub fn align(rows: &[Vec<String>]) -> String {
     let widths: Vec<usize> = (0..rows[0].len())
         .map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
         .collect();

@@ -7,8 +7,18 @@ use cresset_models::ForwardBatch;
 
 /// The flattened input of `step`, and how to sample each of its `logits_indices`.
 pub fn forward_batch(scheduler: &Scheduler, step: &Step, block_size: usize) -> (ForwardBatch, Vec<RowSampling>) {
-    let mut batch = ForwardBatch { cu_seqlens_q: vec![0], ..ForwardBatch::default() };
-    let mut rows = Vec::new();
+    let (tokens, sequences) = (step.num_tokens(), step.rows.len());
+    let mut batch = ForwardBatch {
+        input_ids: Vec::with_capacity(tokens),
+        positions: Vec::with_capacity(tokens),
+        slot_mapping: Vec::with_capacity(tokens),
+        cu_seqlens_q: Vec::with_capacity(sequences + 1),
+        seq_lens: Vec::with_capacity(sequences),
+        block_tables: Vec::with_capacity(sequences),
+        logits_indices: Vec::with_capacity(sequences),
+    };
+    batch.cu_seqlens_q.push(0);
+    let mut rows = Vec::with_capacity(sequences);
     for row in &step.rows {
         let sequence = scheduler.get(row.id).expect("invariant: scheduled ids are live");
         push_tokens(&mut batch, sequence, row.num_tokens, block_size);

@@ -1,8 +1,10 @@
-//! Whose prompt is computed next: deficit round-robin between accounts, first come first served inside one
+//! Whose prompt is computed next: the account of the highest rank; among equals deficit round-robin, and first come first
+//! served inside one account
 //! (Shreedhar and Varghese, 1995, in the variant where a turn may overdraw and the next ones pay it back).
 //!
 //! Every token an account is given, prompt or decode, is charged. An account whose balance is not positive is passed over and
-//! earns a quantum; so the rounds go on until somebody can be served, and no budget is left unused.
+//! earns a quantum; so the rounds go on until somebody can be served, and no budget is left unused. A rank is the account's
+//! priority and rises by one with every `AGEING` steps in which it is given nothing, so nobody starves.
 
 use super::sequence::SequenceId;
 use crate::ids::AccountId;
@@ -10,6 +12,8 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 
 /// Tokens an account earns each time its turn passes.
 const QUANTUM: i64 = 128;
+/// Steps without a token that are worth one priority.
+const AGEING: u64 = 64;
 
 #[derive(Debug, Default)]
 struct Lane {
@@ -18,12 +22,19 @@ struct Lane {
     waiting: BTreeSet<SequenceId>,
     /// Tokens the account may be given; negative when it had more than its share.
     deficit: i64,
+    priority: u8,
+    /// The step in which it was given something, or came.
+    served: u64,
 }
 
 impl Lane {
     fn first(&self, admitting: bool) -> Option<SequenceId> {
         let waiting = self.waiting.first().filter(|_| admitting);
         self.partial.first().or(waiting).copied()
+    }
+
+    fn rank(&self, now: u64) -> u64 {
+        u64::from(self.priority) + (now - self.served) / AGEING
     }
 
     fn remove(&mut self, id: SequenceId) {
@@ -38,15 +49,25 @@ pub struct FairQueue {
     turns: VecDeque<AccountId>,
     /// Largest debt: what one step can give.
     floor: i64,
+    /// Number of the step.
+    now: u64,
 }
 
 impl FairQueue {
     pub fn new(max_batched_tokens: usize) -> Self {
-        Self { lanes: HashMap::new(), turns: VecDeque::new(), floor: -(max_batched_tokens as i64) }
+        Self { lanes: HashMap::new(), turns: VecDeque::new(), floor: -(max_batched_tokens as i64), now: 0 }
     }
 
-    pub fn push_waiting(&mut self, account: AccountId, id: SequenceId) {
-        self.lane(account).waiting.insert(id);
+    /// A step begins.
+    pub fn tick(&mut self) {
+        self.now += 1;
+    }
+
+    /// The latest `priority` of an account is that of all its sequences.
+    pub fn push_waiting(&mut self, account: AccountId, id: SequenceId, priority: u8) {
+        let lane = self.lane(account);
+        lane.priority = priority;
+        lane.waiting.insert(id);
     }
 
     pub fn push_partial(&mut self, account: AccountId, id: SequenceId) {
@@ -55,13 +76,13 @@ impl FairQueue {
 
     /// Takes out the next sequence to be given tokens; `admitting` says whether waiting ones may start.
     pub fn pop(&mut self, admitting: bool) -> Option<SequenceId> {
-        if !self.lanes.values().any(|lane| lane.first(admitting).is_some()) {
-            return None;
-        }
+        let now = self.now;
+        let ready = self.lanes.values().filter(|lane| lane.first(admitting).is_some());
+        let highest = ready.map(|lane| lane.rank(now)).max()?;
         loop {
             let account = *self.turns.front()?;
             let lane = self.lanes.get_mut(&account)?;
-            match lane.first(admitting) {
+            match lane.first(admitting).filter(|_| lane.rank(now) == highest) {
                 Some(id) if lane.deficit > 0 => {
                     lane.remove(id);
                     return Some(id);
@@ -74,9 +95,15 @@ impl FairQueue {
     }
 
     pub fn charge(&mut self, account: AccountId, tokens: usize) {
-        let floor = self.floor;
+        let (floor, now) = (self.floor, self.now);
         let lane = self.lane(account);
+        lane.served = now;
         lane.deficit = (lane.deficit - tokens as i64).max(floor);
+    }
+
+    /// 0 for an account without sequences.
+    pub fn rank(&self, account: AccountId) -> u64 {
+        self.lanes.get(&account).map_or(0, |lane| lane.rank(self.now))
     }
 
     /// Forgets a sequence, and with an account's last one (`alone`) the account's balance.
@@ -94,9 +121,10 @@ impl FairQueue {
     }
 
     fn lane(&mut self, account: AccountId) -> &mut Lane {
+        let now = self.now;
         self.lanes.entry(account).or_insert_with(|| {
             self.turns.push_back(account);
-            Lane::default()
+            Lane { served: now, ..Lane::default() }
         })
     }
 }

@@ -49,6 +49,9 @@ pub struct EngineStats {
     pub generated_tokens: u64,
     pub prefix_hit_tokens: u64,
     pub preemptions: u64,
+    /// Running sequences that were stopped from outside, and those whose blocks were held for more than two steps after that.
+    pub stops: u64,
+    pub late_frees: u64,
     /// Produced tokens per second over the last seconds.
     pub tokens_per_second: f64,
 }
@@ -88,9 +91,12 @@ impl EngineHandle {
     /// receiver is the same as `stop`.
     pub fn submit(&self, request: GenerateRequest) -> Result<(SequenceId, mpsc::Receiver<Event>), Refused> {
         let (events, receiver) = mpsc::channel(request.max_tokens as usize + 2);
-        let submission = Submission { request, events };
-        let id = self.inner.mailbox.submit(submission, Instant::now())?;
-        Ok((id, receiver))
+        Ok((self.submit_to(request, events)?, receiver))
+    }
+
+    /// As `submit`, with a channel of the caller's: it has room for `max_tokens + 2` events.
+    pub fn submit_to(&self, request: GenerateRequest, events: mpsc::Sender<Event>) -> Result<SequenceId, Refused> {
+        self.inner.mailbox.submit(Submission { request, events }, Instant::now())
     }
 
     /// Ends a sequence before the next step; its `Finished` follows. Unknown ids are ignored.

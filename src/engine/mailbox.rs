@@ -20,7 +20,8 @@ pub struct Submission {
 #[derive(Default)]
 pub struct Mail {
     pub submitted: Vec<(SequenceId, Submission)>,
-    pub stopped: Vec<SequenceId>,
+    /// With the number of steps there had been when the stop came.
+    pub stopped: Vec<(SequenceId, u64)>,
     pub end: bool,
 }
 
@@ -84,7 +85,8 @@ impl Mailbox {
         let mut inbox = self.lock();
         // Removed, so that a repeated stop adds nothing.
         if inbox.live.remove(&id) {
-            inbox.mail.stopped.push(id);
+            let steps = inbox.stats.steps;
+            inbox.mail.stopped.push((id, steps));
             self.wake.notify_one();
         }
     }

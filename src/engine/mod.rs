@@ -8,7 +8,6 @@ pub mod fair_queue;
 pub mod handle;
 mod mailbox;
 pub mod model_runner;
-mod philox;
 pub mod rate;
 pub mod runner;
 pub mod sampler;

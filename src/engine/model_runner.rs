@@ -5,6 +5,7 @@ use super::sampler::{RowSampling, Sampler};
 use candle_core::{CpuStorage, Device, Storage, Tensor};
 use cresset_kernels::Compute;
 use cresset_models::{ForwardBatch, KvCache, LoadOptions, Model, ModelConfig, ModelSource};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// How a model is loaded and how much memory its cache may take.
 #[derive(Clone, Debug)]
@@ -46,30 +47,32 @@ pub enum RunnerError {
 pub struct ModelRunner {
     model: Box<dyn Model>,
     kv: KvCache,
-    sampler: Sampler,
+    compute: Compute,
+    samplers: Samplers,
 }
 
 impl ModelRunner {
     /// Loads the model and allocates as many KV blocks as `kv_bytes` holds.
     pub fn load(source: &ModelSource, options: &RunnerOptions) -> Result<(Self, LoadedInfo), RunnerError> {
-        let model = cresset_models::load(source, &load_options(options))?;
+        let compute = Compute::new(options.threads);
+        let model = cresset_models::load(source, &load_options(options, compute.clone()))?;
         let num_blocks = num_blocks(model.config(), options)?;
         let layout = model.config().kv_layout();
         let kv = KvCache::new(&layout, num_blocks, options.block_size, &Device::Cpu)?;
         let info = LoadedInfo { config: model.config().clone(), weight_bytes: model.weight_bytes(), num_blocks };
-        Ok((Self::new(model, kv), info))
+        Ok((Self::new(model, kv, compute), info))
     }
 
     /// A runner around a model that is already loaded.
-    pub fn new(model: Box<dyn Model>, kv: KvCache) -> Self {
-        Self { model, kv, sampler: Sampler::default() }
+    pub fn new(model: Box<dyn Model>, kv: KvCache, compute: Compute) -> Self {
+        Self { model, kv, compute, samplers: Mutex::default() }
     }
 }
 
-fn load_options(options: &RunnerOptions) -> LoadOptions {
+fn load_options(options: &RunnerOptions, compute: Compute) -> LoadOptions {
     LoadOptions {
         device: Device::Cpu,
-        compute: Compute::new(options.threads),
+        compute,
         dequantise: options.dequantise,
         max_batched_tokens: options.max_batched_tokens,
         max_context: options.max_context.unwrap_or(usize::MAX),
@@ -90,30 +93,42 @@ impl Runner for ModelRunner {
     fn run(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<Vec<RowResult>, String> {
         let logits =
             self.model.forward(batch, &mut self.kv).map_err(|error| format!("the forward pass failed: {error}"))?;
-        let sampler = &mut self.sampler;
-        with_rows(&logits, rows.len(), |logits| {
-            let sample = |(logits, row)| sampler.sample(logits, row).map_err(|e| e.to_string());
-            logits.zip(rows).map(sample).collect()
-        })
-        .map_err(|error| format!("the logits cannot be read: {error}"))
+        with_logits(&logits, rows.len(), |logits| sample(&self.compute, &self.samplers, logits, rows))
+            .map_err(|error| format!("the logits cannot be read: {error}"))
     }
 }
 
-/// Calls `read` with the rows of a contiguous f32 `[rows, vocab_size]` tensor, without a copy.
-fn with_rows<T>(
-    logits: &Tensor,
-    rows: usize,
-    read: impl FnOnce(std::slice::ChunksExact<'_, f32>) -> T,
-) -> candle_core::Result<T> {
+/// Workspaces of the rows being sampled: as many as there are threads.
+type Samplers = Mutex<Vec<Sampler>>;
+
+/// Each row by itself, on whichever thread is free.
+fn sample(
+    compute: &Compute,
+    samplers: &Samplers,
+    (logits, vocab_size): (&[f32], usize),
+    rows: &[RowSampling],
+) -> Vec<RowResult> {
+    let results: Vec<OnceLock<RowResult>> = rows.iter().map(|_| OnceLock::new()).collect();
+    let workspaces = || samplers.lock().unwrap_or_else(PoisonError::into_inner);
+    compute.run(rows.len(), |i| {
+        let mut sampler = workspaces().pop().unwrap_or_default();
+        let sampled = sampler.sample(&logits[i * vocab_size..][..vocab_size], &rows[i]);
+        workspaces().push(sampler);
+        results[i].get_or_init(|| sampled.map_err(|error| error.to_string()));
+    });
+    let not_run = || Err("the row was not sampled".to_owned());
+    results.into_iter().map(|result| result.into_inner().unwrap_or_else(not_run)).collect()
+}
+
+/// Calls `read` with the values and the `vocab_size` of a contiguous f32 `[rows, vocab_size]` tensor, without a copy.
+fn with_logits<T>(logits: &Tensor, rows: usize, read: impl FnOnce((&[f32], usize)) -> T) -> candle_core::Result<T> {
     let (found, vocab_size) = logits.dims2()?;
     if found != rows {
         candle_core::bail!("{found} rows of logits where {rows} were asked for");
     }
     let (storage, layout) = logits.storage_and_layout();
     match (&*storage, layout.contiguous_offsets()) {
-        (Storage::Cpu(CpuStorage::F32(values)), Some((from, to))) => {
-            Ok(read(values[from..to].chunks_exact(vocab_size)))
-        }
+        (Storage::Cpu(CpuStorage::F32(values)), Some((from, to))) => Ok(read((&values[from..to], vocab_size))),
         _ => candle_core::bail!("they are not contiguous f32 values in host memory"),
     }
 }

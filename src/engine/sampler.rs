@@ -3,10 +3,13 @@
 //!
 //! The order is fixed: repetition penalty, frequency and presence penalties, bias, bans, temperature, top-k, top-p over what
 //! top-k left, min-p against the most likely token. Equal values rank by id, the lower first. Nothing sorts the vocabulary.
+//!
+//! A draw can be repeated from the request's seed and the number of tokens before it: the token is the one with the largest
+//! `(logit - largest) / temperature + noise` among those left, in f32 up to the noise and in f64 from there; `noise` is
+//! `cresset_kernels::sampling::gumbel_noise(seed, position, id)`, whose definition stands there.
 
-use super::philox::philox4x32;
+use cresset_kernels::sampling::{Scan, above, first_equal, gumbel_argmax, mass, scale, scan};
 use std::cmp::Ordering;
-use std::f64::consts::LN_2;
 use std::sync::Arc;
 
 /// Sampling parameters of one request. Defaults sample from the plain distribution.
@@ -93,17 +96,17 @@ pub enum SampleError {
     NothingLeft,
 }
 
-/// A token that may be chosen, with its logit relative to the largest, divided by the temperature.
+/// A token with the value it is ranked by.
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
     id: u32,
-    scaled: f32,
+    value: f32,
 }
 
 impl Candidate {
     /// More likely first.
     fn rank(self, other: Self) -> Ordering {
-        let by_value = other.scaled.total_cmp(&self.scaled);
+        let by_value = other.value.total_cmp(&self.value);
         by_value.then(self.id.cmp(&other.id))
     }
 }
@@ -116,22 +119,25 @@ const DONE: u32 = u32::MAX;
 pub struct Sampler {
     adjusted: Vec<f32>,
     counts: Vec<u32>,
-    candidates: Vec<Candidate>,
+    race: Race,
 }
 
 impl Sampler {
     /// Chooses the next token of a row. `logits`: `[vocab_size]`.
     pub fn sample(&mut self, logits: &[f32], row: &RowSampling) -> Result<Sampled, SampleError> {
-        check_finite(logits)?;
+        let Scan { max, finite } = scan(logits);
+        if !finite {
+            return Err(not_finite(logits));
+        }
         let params = &row.params;
         let plain = !params.has_penalties() && params.logit_bias.is_empty() && row.banned.is_empty();
         let token = if plain {
-            choose(logits, row, &mut self.candidates)?
+            self.race.choose(logits, max, row)?
         } else {
             self.adjust(logits, row)?;
-            choose(&self.adjusted, row, &mut self.candidates)?
+            self.race.choose(&self.adjusted, scan(&self.adjusted).max, row)?
         };
-        let logprobs = params.logprobs.map(|top| token_logprobs(logits, token, usize::from(top)));
+        let logprobs = params.logprobs.map(|top| self.race.logprobs(logits, max, token, usize::from(top)));
         Ok(Sampled { token, logprobs })
     }
 
@@ -182,171 +188,131 @@ fn penalised(logit: f32, count: u32, params: &SamplingParams) -> f32 {
     logit - params.frequency_penalty * count as f32 - presence
 }
 
-fn check_finite(logits: &[f32]) -> Result<(), SampleError> {
-    match logits.iter().position(|logit| !logit.is_finite()) {
-        None => Ok(()),
-        Some(token) => Err(SampleError::NotFinite { token: token as u32, value: logits[token] }),
-    }
+fn not_finite(logits: &[f32]) -> SampleError {
+    let token = logits.iter().position(|logit| !logit.is_finite()).unwrap_or_default();
+    SampleError::NotFinite { token: token as u32, value: logits[token] }
 }
 
-/// The token of the largest `logits` (greedy), or of the largest scaled logit plus Gumbel noise: a draw from the softmax.
-fn choose(logits: &[f32], row: &RowSampling, candidates: &mut Vec<Candidate>) -> Result<u32, SampleError> {
-    let (best, max) = argmax(logits).ok_or(SampleError::NothingLeft)?;
-    let params = &row.params;
-    if params.temperature <= 0.0 {
-        return Ok(best);
-    }
-    let mut noise = GumbelNoise::new(params.seed, row.tokens.len());
-    // Relative to the maximum, so that a tiny temperature cannot overflow.
-    let scaled = logits
-        .iter()
-        .enumerate()
-        .map(|(id, logit)| Candidate { id: id as u32, scaled: (logit - max) / params.temperature });
-    let token = if params.truncates() {
-        candidates.clear();
-        candidates.extend(scaled.filter(|candidate| candidate.scaled > f32::NEG_INFINITY));
-        truncate(candidates, params);
-        noise.argmax(candidates.iter().copied())
-    } else {
-        noise.argmax(scaled)
-    };
-    Ok(token)
+/// Workspace for the tokens that are still in the race.
+#[derive(Debug, Default)]
+struct Race {
+    /// `[vocab_size]`; minus infinity for what is out.
+    scaled: Vec<f32>,
+    ids: Vec<u32>,
+    candidates: Vec<Candidate>,
 }
 
-/// The largest value and its lowest id; `None` when nothing is above minus infinity.
-fn argmax(logits: &[f32]) -> Option<(u32, f32)> {
-    let mut best = (0, f32::NEG_INFINITY);
-    for (id, &logit) in logits.iter().enumerate() {
-        if logit > best.1 {
-            best = (id as u32, logit);
+impl Race {
+    /// The token of the largest of the `logits` (greedy), or a draw from the softmax of what the parameters leave.
+    fn choose(&mut self, logits: &[f32], max: f32, row: &RowSampling) -> Result<u32, SampleError> {
+        let params = &row.params;
+        if max == f32::NEG_INFINITY {
+            return Err(SampleError::NothingLeft);
+        }
+        if params.temperature <= 0.0 {
+            return first_equal(logits, max).map(|id| id as u32).ok_or(SampleError::NothingLeft);
+        }
+        // Relative to the maximum, so that a tiny temperature cannot overflow.
+        scale(logits, max, params.temperature, &mut self.scaled);
+        if params.truncates() {
+            self.truncate(params);
+            self.keep_candidates();
+        }
+        gumbel_argmax(&self.scaled, params.seed, row.tokens.len() as u32).ok_or(SampleError::NothingLeft)
+    }
+
+    /// `candidates` become the tokens that top-k, top-p and min-p leave, in no order.
+    fn truncate(&mut self, params: &SamplingParams) {
+        let k = params.top_k as usize;
+        let limited = (1..self.scaled.len()).contains(&k);
+        if limited {
+            self.collect(|found| found.len() >= k);
+            keep_best(&mut self.candidates, k);
+        }
+        if params.top_p < 1.0 {
+            let top_p = f64::from(params.top_p);
+            let wanted = top_p * if limited { weight(&self.candidates) } else { mass(&self.scaled) };
+            if !limited {
+                self.collect(|found| weight(found) >= wanted);
+            }
+            keep_nucleus(&mut self.candidates, wanted);
+        } else if !limited {
+            self.collect_above(params.min_p.ln().max(f32::MIN));
+        }
+        if params.min_p > 0.0 {
+            let threshold = params.min_p.ln();
+            self.candidates.retain(|candidate| candidate.value >= threshold);
         }
     }
-    (best.1 > f32::NEG_INFINITY).then_some(best)
-}
 
-fn truncate(candidates: &mut Vec<Candidate>, params: &SamplingParams) {
-    let k = params.top_k as usize;
-    if (1..candidates.len()).contains(&k) {
-        candidates.select_nth_unstable_by(k - 1, |a, b| a.rank(*b));
-        candidates.truncate(k);
-    }
-    if params.top_p < 1.0 {
-        keep_nucleus(candidates, f64::from(params.top_p));
-    }
-    if params.min_p > 0.0 {
-        let threshold = params.min_p.ln();
-        candidates.retain(|candidate| candidate.scaled >= threshold);
-    }
-}
-
-/// Keeps the most likely candidates that together reach `top_p` of the mass, at least one. Sorts only as far as needed.
-fn keep_nucleus(candidates: &mut Vec<Candidate>, top_p: f64) {
-    let weight = |candidate: &Candidate| f64::from(candidate.scaled).exp();
-    let wanted = top_p * candidates.iter().map(weight).sum::<f64>();
-    let mut mass = 0.0;
-    let mut sorted = 0;
-    while sorted < candidates.len() {
-        let end = (sorted * 8).clamp(64, candidates.len().max(64));
-        let end = end.min(candidates.len());
-        let rest = &mut candidates[sorted..];
-        if end - sorted < rest.len() {
-            rest.select_nth_unstable_by(end - sorted, |a, b| a.rank(*b));
-        }
-        rest[..end - sorted].sort_unstable_by(|a, b| a.rank(*b));
-        for index in sorted..end {
-            mass += weight(&candidates[index]);
-            if mass >= wanted {
-                candidates.truncate(index + 1);
-                return;
+    /// Looks further and further below the largest until there are `enough` candidates, or all.
+    fn collect(&mut self, enough: impl Fn(&[Candidate]) -> bool) {
+        for reach in [4.0, 6.0, 8.0, 10.0, 12.0, 16.0, 32.0, f32::MAX] {
+            self.collect_above(-reach);
+            if enough(&self.candidates) {
+                break;
             }
         }
-        sorted = end;
-    }
-}
-
-/// Standard Gumbel noise per token id: `-ln(-ln(1 - v))`, `v = (word + 1/2) / 2^32`, where `word` is number `id % 4` of
-/// Philox4x32-10 with the seed as key and the counter (`id / 4`, position, 0, 0).
-struct GumbelNoise {
-    key: [u32; 2],
-    position: u32,
-    /// The last `id / 4` and its words: ids mostly come in order.
-    last: Option<(u32, [u32; 4])>,
-}
-
-impl GumbelNoise {
-    fn new(seed: u64, position: usize) -> Self {
-        Self { key: [seed as u32, (seed >> 32) as u32], position: position as u32, last: None }
     }
 
-    fn word(&mut self, id: u32) -> u32 {
-        let group = id / 4;
-        let words = match self.last {
-            Some((last, words)) if last == group => words,
-            _ => philox4x32([group, self.position, 0, 0], self.key),
-        };
-        self.last = Some((group, words));
-        words[id as usize % 4]
+    fn collect_above(&mut self, threshold: f32) {
+        self.ids.clear();
+        above(&self.scaled, threshold, &mut self.ids);
+        let candidate = |&id: &u32| Candidate { id, value: self.scaled[id as usize] };
+        self.candidates.clear();
+        self.candidates.extend(self.ids.iter().map(candidate));
     }
 
-    /// Gumbel-max: the candidate with the largest `scaled + noise`, the lower id among equals.
-    fn argmax(&mut self, candidates: impl Iterator<Item = Candidate>) -> u32 {
-        let mut best = (0, f64::NEG_INFINITY);
-        for Candidate { id, scaled } in candidates {
-            let scaled = f64::from(scaled);
-            if scaled + MOST_NOISE < best.1 {
-                continue;
-            }
-            let word = self.word(id);
-            if scaled + noise_bound(word) < best.1 {
-                continue;
-            }
-            let value = scaled + gumbel(word);
-            if value > best.1 || (value >= best.1 && id < best.0) {
-                best = (id, value);
-            }
+    fn keep_candidates(&mut self) {
+        self.scaled.fill(f32::NEG_INFINITY);
+        for candidate in &self.candidates {
+            self.scaled[candidate.id as usize] = candidate.value;
         }
-        best.0
+    }
+
+    /// Log-softmax of the raw logits, whose largest is `max`; sums and differences in f64.
+    fn logprobs(&mut self, logits: &[f32], max: f32, token: u32, top: usize) -> TokenLogprobs {
+        scale(logits, max, 1.0, &mut self.scaled);
+        let log_total = mass(&self.scaled).ln();
+        let logprob = |id: u32| (f64::from(logits[id as usize]) - f64::from(max) - log_total) as f32;
+        self.collect(|found| found.len() >= top);
+        // Ranked by what the model said: the difference to the largest may round two values to one.
+        self.candidates.iter_mut().for_each(|candidate| candidate.value = logits[candidate.id as usize]);
+        keep_best(&mut self.candidates, top);
+        self.candidates.sort_unstable_by(|a, b| a.rank(*b));
+        let top = self.candidates.iter().map(|candidate| (candidate.id, logprob(candidate.id)));
+        TokenLogprobs { chosen: logprob(token), top: top.collect() }
     }
 }
 
-fn gumbel(word: u32) -> f64 {
-    let v = (f64::from(word) + 0.5) / 4_294_967_296.0;
-    -(-(-v).ln_1p()).ln()
-}
-
-/// The bound for the word 0: no noise is larger.
-const MOST_NOISE: f64 = 33.0 * LN_2;
-
-/// At least `gumbel(word)`, without a logarithm: `-ln(1 - v) >= v >= 2^-(zeros + 1)` where `zeros` leading bits are 0.
-fn noise_bound(word: u32) -> f64 {
-    f64::from(word.leading_zeros() + 1) * LN_2
-}
-
-/// Log-softmax of the raw logits, accumulated in f64.
-fn token_logprobs(logits: &[f32], token: u32, top: usize) -> TokenLogprobs {
-    let (_, max) = argmax(logits).expect("invariant: a token was chosen, so there are logits");
-    let shifted = |logit: f32| f64::from(logit) - f64::from(max);
-    let log_total = logits.iter().map(|&l| shifted(l).exp()).sum::<f64>().ln();
-    let logprob = |id: u32| (shifted(logits[id as usize]) - log_total) as f32;
-    TokenLogprobs {
-        chosen: logprob(token),
-        top: most_likely(logits, top).into_iter().map(|id| (id, logprob(id))).collect(),
+/// Keeps the `count` most likely, in no order.
+fn keep_best(candidates: &mut Vec<Candidate>, count: usize) {
+    if count < candidates.len() {
+        candidates.select_nth_unstable_by(count, |a, b| a.rank(*b));
+        candidates.truncate(count);
     }
 }
 
-/// The ids of the `count` largest logits, largest first. `count` is small: one pass with insertion.
-fn most_likely(logits: &[f32], count: usize) -> Vec<u32> {
-    let mut top: Vec<u32> = Vec::with_capacity(count + 1);
-    for (id, &logit) in logits.iter().enumerate() {
-        let full = top.len() == count;
-        if full && top.last().is_none_or(|&last| logits[last as usize] >= logit) {
-            continue;
+/// Keeps the most likely candidates that together reach the `wanted` weight, at least one. Halves the range in question
+/// instead of sorting it.
+fn keep_nucleus(candidates: &mut Vec<Candidate>, wanted: f64) {
+    // More than `low` are kept, and at most `high`; the weight of the first `low` is `before`.
+    let (mut low, mut high, mut before) = (0, candidates.len(), 0.0);
+    while high - low > 1 {
+        let middle = usize::midpoint(low, high);
+        candidates[low..high].select_nth_unstable_by(middle - low, |a, b| a.rank(*b));
+        let upper = weight(&candidates[low..middle]);
+        if before + upper >= wanted {
+            high = middle;
+        } else {
+            (low, before) = (middle, before + upper);
         }
-        let place = top.partition_point(|&other| logits[other as usize] >= logit);
-        top.insert(place, id as u32);
-        top.truncate(count);
     }
-    top
+    candidates.truncate(high);
+}
+
+fn weight(candidates: &[Candidate]) -> f64 {
+    candidates.iter().map(|candidate| f64::from(candidate.value).exp()).sum()
 }
 
 #[cfg(test)]

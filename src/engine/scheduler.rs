@@ -2,13 +2,15 @@
 //!
 //! There is no prefill or decode phase: every sequence has tokens beyond `num_computed_tokens`, and each step's token budget is
 //! handed out until it is spent. Sequences that miss only their last token come first; the rest of the budget goes to prompts,
-//! in chunks, fairly between accounts. When blocks run out, the latest arrived sequence is preempted and computed again later.
+//! in chunks: higher priorities first, fairly between accounts of the same one. When blocks run out, the latest arrived sequence
+//! is preempted and computed again later.
 //! Rows and blocks are shared too: an account that runs nothing and finds no room takes it from the account that runs most.
 
 use super::block_manager::{BlockManager, IntegrityError};
 use super::fair_queue::FairQueue;
 use super::sequence::{Finished, GenerateRequest, Sequence, SequenceId, State, StopCause};
 use crate::ids::AccountId;
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Instant;
 
@@ -96,8 +98,8 @@ impl Scheduler {
 
     /// The sequence must have passed `admission::fits`.
     pub fn add(&mut self, id: SequenceId, request: GenerateRequest) {
-        let account = request.account;
-        self.queue.push_waiting(account, id);
+        let (account, priority) = (request.account, request.priority);
+        self.queue.push_waiting(account, id, priority);
         *self.accounts.entry(account).or_default() += 1;
         self.sequences.insert(id, Sequence::new(id, request));
     }
@@ -138,6 +140,7 @@ impl Scheduler {
 
     /// Hands out the next step's token budget. Empty only when there is no sequence.
     pub fn schedule(&mut self) -> Step {
+        self.queue.tick();
         let mut step = Step::default();
         let starved = self.displace(&mut step);
         let displaced = step.preempted.len();
@@ -211,12 +214,17 @@ impl Scheduler {
 
     fn schedule_decodes(&mut self, step: &mut Step) {
         let running: Vec<_> = self.running.iter().copied().collect();
+        step.rows.reserve(running.len());
         for id in running {
-            if !self.sequences[&id].is_decoding() || !self.make_room(id, step) {
+            let sequence = sequence_mut(&mut self.sequences, id);
+            let (account, from) = (sequence.request.account, sequence.num_computed_tokens);
+            if !sequence.is_decoding() {
                 continue;
             }
-            self.queue.charge(self.account(id), 1);
-            self.push_row(step, id, 1);
+            if self.blocks.claim(&mut sequence.table, from, from + 1) || self.make_room(id, step) {
+                self.queue.charge(account, 1);
+                step.rows.push(StepRow { id, num_tokens: 1, samples: true });
+            }
         }
     }
 
@@ -281,8 +289,10 @@ impl Scheduler {
         }
         if !admitting {
             let rows = self.rows_by_account();
-            let starved = self.sequences().find(|sequence| is_starved(sequence, &rows)).map(|sequence| sequence.id);
-            self.starved = starved;
+            let starved = self.sequences().filter(|sequence| is_starved(sequence, &rows));
+            let first =
+                starved.max_by_key(|sequence| (self.queue.rank(sequence.request.account), Reverse(sequence.id)));
+            self.starved = first.map(|sequence| sequence.id);
         }
     }
 
@@ -352,7 +362,7 @@ impl Scheduler {
         let given = step.rows.iter().find(|row| row.id == id);
         let left = sequence.uncomputed() - given.map_or(0, |row| row.num_tokens);
         if sequence.state == State::Waiting {
-            self.queue.push_waiting(account, id);
+            self.queue.push_waiting(account, id, sequence.request.priority);
         } else if left > 1 {
             self.queue.push_partial(account, id);
         }
@@ -363,9 +373,9 @@ impl Scheduler {
         self.blocks.release(&mut sequence.table);
         sequence.reset();
         self.running.remove(&id);
-        let account = sequence.request.account;
+        let (account, priority) = (sequence.request.account, sequence.request.priority);
         self.queue.remove(account, id, false);
-        self.queue.push_waiting(account, id);
+        self.queue.push_waiting(account, id, priority);
         self.totals.preemptions += 1;
     }
 

@@ -15,6 +15,8 @@ pub struct SequenceId(pub u64);
 pub struct GenerateRequest {
     /// Fairness and prefix-cache isolation are per account.
     pub account: AccountId,
+    /// Of the account's plan: higher ones are served first.
+    pub priority: u8,
     /// At least one token.
     pub prompt: Arc<[u32]>,
     pub sampling: SamplingParams,
@@ -47,6 +49,8 @@ pub enum StopCause {
     /// `EngineHandle::stop` was called (cancel, or a stop string).
     Stopped,
     DeadlineExceeded,
+    /// Never started: its model was not loaded in time, or its engine was full by then.
+    TurnedAway,
     /// The step failed; the text is for logs, not for clients.
     Failed(String),
 }

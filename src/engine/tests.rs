@@ -1,5 +1,7 @@
 //! The engine as a whole, around runners without a model.
 
+mod company;
+mod cost;
 mod determinism;
 mod lifecycle;
 
@@ -25,6 +27,7 @@ fn options() -> EngineOptions {
 fn request(prompt: impl IntoIterator<Item = u32>, max_tokens: u32) -> GenerateRequest {
     GenerateRequest {
         account: AccountId(Uuid::nil()),
+        priority: 0,
         prompt: prompt.into_iter().collect(),
         sampling: SamplingParams::default(),
         max_tokens,

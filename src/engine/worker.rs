@@ -9,6 +9,7 @@ use super::runner::{RowResult, Runner};
 use super::sampler::Sampled;
 use super::scheduler::{Scheduler, Step};
 use super::sequence::{Finished, SequenceId, State, StopCause};
+use crate::failpoint::failpoint;
 use std::any::Any;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,13 +24,26 @@ pub struct Worker {
     mailbox: Arc<Mailbox>,
     throughput: Throughput,
     steps: u64,
+    stops: u64,
+    late_frees: u64,
 }
+
+/// Steps within which a stopped sequence must have given its blocks back.
+const PROMPT_FREE: u64 = 2;
 
 impl Worker {
     pub fn new(runner: Box<dyn Runner>, mailbox: Arc<Mailbox>) -> Self {
         let scheduler = Scheduler::new(mailbox.options().clone(), boot_secret());
-        let worker =
-            Self { runner, scheduler, streams: HashMap::new(), mailbox, throughput: Throughput::default(), steps: 0 };
+        let worker = Self {
+            runner,
+            scheduler,
+            streams: HashMap::new(),
+            mailbox,
+            throughput: Throughput::default(),
+            steps: 0,
+            stops: 0,
+            late_frees: 0,
+        };
         worker.publish(0);
         worker
     }
@@ -72,8 +86,11 @@ impl Worker {
             self.streams.insert(id, submission.events);
             self.scheduler.add(id, submission.request);
         }
-        for id in mail.stopped {
-            self.finish(id, StopCause::Stopped);
+        for (id, asked_at) in mail.stopped {
+            if self.finish(id, StopCause::Stopped) {
+                self.stops += 1;
+                self.late_frees += u64::from(self.steps - asked_at > PROMPT_FREE);
+            }
         }
     }
 
@@ -111,8 +128,12 @@ impl Worker {
     fn run_rows(&mut self, step: &Step) -> Result<Vec<RowResult>, String> {
         let block_size = self.mailbox.options().block_size;
         let (batch, rows) = forward_batch(&self.scheduler, step, block_size);
-        let results = catch_unwind(AssertUnwindSafe(|| self.runner.run(&batch, &rows)))
-            .unwrap_or_else(|panic| Err(panic_text(panic.as_ref())))?;
+        let run = || {
+            failpoint!("engine::crash");
+            failpoint!("engine::step", |_| Err("a step failed".into()));
+            self.runner.run(&batch, &rows)
+        };
+        let results = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| Err(panic_text(panic.as_ref())))?;
         if results.len() == rows.len() {
             Ok(results)
         } else {
@@ -157,10 +178,14 @@ impl Worker {
         catch_unwind(AssertUnwindSafe(|| self.runner.recover())).unwrap_or_else(|panic| Err(panic_text(panic.as_ref())))
     }
 
-    fn finish(&mut self, id: SequenceId, cause: StopCause) {
-        if let Some(finished) = self.scheduler.finish(id, cause) {
+    /// Ends a sequence and frees its blocks; false when it had ended before.
+    fn finish(&mut self, id: SequenceId, cause: StopCause) -> bool {
+        let finished = self.scheduler.finish(id, cause);
+        let found = finished.is_some();
+        if let Some(finished) = finished {
             self.end_stream(id, finished);
         }
+        found
     }
 
     fn end_stream(&mut self, id: SequenceId, finished: Finished) {
@@ -210,6 +235,8 @@ impl Worker {
             generated_tokens: totals.generated_tokens,
             prefix_hit_tokens: totals.prefix_hit_tokens,
             preemptions: totals.preemptions,
+            stops: self.stops,
+            late_frees: self.late_frees,
             tokens_per_second: 0.0,
         }
     }

@@ -4,14 +4,9 @@ use super::amounts::Split;
 use super::apply::Result;
 use super::commands::{Admit, Outcome, Refusal};
 use super::records::{Account, AccountStatus, Attempt, AttemptState, Balances, EntryKind, RequestRecord};
-use super::state::{LedgerState, Reservation};
+use super::state::{Crashes, LedgerState, Reservation};
 use super::{invariants, journal};
 use crate::clock::UnixMillis;
-
-/// Attempts a request may have, the first included.
-pub const MAX_ATTEMPTS: usize = 3;
-/// An input that was running in this many crashes is not run again.
-pub const MAX_CRASHES: u32 = 2;
 
 pub(super) fn admit(state: &mut impl LedgerState, admit: &Admit, now: UnixMillis) -> Result {
     let account = authorize(state, admit, now)?;
@@ -24,7 +19,7 @@ pub(super) fn admit(state: &mut impl LedgerState, admit: &Admit, now: UnixMillis
         check_fingerprint(&record, admit)?;
         return Err(Refusal::ResultExpired.into());
     }
-    if state.crashes(account.id, &admit.fingerprint)?.is_some_and(|crashes| crashes.count >= MAX_CRASHES) {
+    if state.crashes(account.id, &admit.fingerprint)?.is_some_and(Crashes::is_refused) {
         return Err(Refusal::AttemptsExhausted.into());
     }
     if account.in_flight >= admit.max_concurrent {
@@ -60,7 +55,7 @@ fn repeat(record: &RequestRecord, admit: &Admit) -> Result<Option<Outcome>> {
     if latest.state != AttemptState::Failed {
         return Ok(Some(Outcome::Existing(record.clone())));
     }
-    if record.attempts.len() >= MAX_ATTEMPTS || record.attempt(admit.attempt).is_some() {
+    if record.is_exhausted() || record.attempt(admit.attempt).is_some() {
         return Err(Refusal::AttemptsExhausted.into());
     }
     Ok(None)

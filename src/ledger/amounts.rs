@@ -1,6 +1,8 @@
 //! Amounts of money and what tokens cost. Integers only, every operation checked.
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
@@ -20,10 +22,6 @@ impl Units {
 
     pub fn get(self) -> u64 {
         self.0
-    }
-
-    pub fn is_zero(self) -> bool {
-        self.0 == 0
     }
 
     /// `None` when the sum would pass `MAX`.
@@ -69,6 +67,20 @@ impl<'de> Deserialize<'de> for Units {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
         text.parse().map_err(de::Error::custom)
+    }
+}
+
+impl JsonSchema for Units {
+    fn schema_name() -> Cow<'static, str> {
+        "Units".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "description": "Microcredits, a whole number up to 9007199254740991. One credit is 1000000 of them.",
+            "type": "string",
+            "pattern": "^(0|[1-9][0-9]{0,15})$",
+        })
     }
 }
 
@@ -214,6 +226,7 @@ mod tests {
             let available = Split { trial: units(trial), premium: units(premium) };
             let taken = Split::take(units(amount), available);
             let parts = taken.map(|split| (split.trial.get(), split.premium.get()));
+            assert!(taken.is_none_or(|split| split.total() == units(amount)), "{amount} from {trial}+{premium}");
             assert_eq!(parts, expect, "{amount} from {trial}+{premium}");
         };
         check(5, 10, 10, Some((5, 0)));

@@ -1,6 +1,6 @@
 //! The ledger in memory: the second implementation of `LedgerState`, against which the store is judged.
 
-use super::audit::Audit;
+use super::audit::{self, Books, Rows};
 use super::records::{Account, Application, Balances, Credential, Entry, RequestKey, RequestRecord};
 use super::state::{Crashes, Granted, Head, LedgerState, Reservation, StateError};
 use crate::ids::{AccountId, ApplicationId, BootId, CredentialId};
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 type Result<T> = std::result::Result<T, StateError>;
 
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct MemoryState {
     pub accounts: BTreeMap<AccountId, Account>,
     pub balances: BTreeMap<AccountId, Balances>,
@@ -24,30 +24,78 @@ pub(crate) struct MemoryState {
 
 impl MemoryState {
     pub fn audit(&self) -> Vec<String> {
-        let mut audit = Audit::default();
-        let accounts = self.accounts.values().cloned();
-        accounts.for_each(|account| audit.account(account));
-        for (id, balances) in &self.balances {
-            audit.balances(*id, *balances);
-        }
-        for application in self.applications.values() {
-            audit.application(application);
-        }
-        for credential in self.credentials.values() {
-            audit.credential(credential, Some(credential));
-        }
-        for ((account, reference), granted) in &self.granted {
-            audit.granted(*account, reference.clone(), *granted);
-        }
-        let requests = self.requests.values().chain(self.archived.values());
-        requests.for_each(|record| audit.request(record.clone()));
-        for reservation in self.reservations.values() {
-            audit.reservation(*reservation);
-        }
-        for entry in &self.entries {
-            audit.entry(entry);
-        }
-        audit.finish(self.head().unwrap())
+        audit::everything(self).unwrap().violations
+    }
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "the shape that the audit reads")]
+fn rows<'a, T: 'a>(rows: impl Iterator<Item = T> + 'a) -> Rows<'a, T> {
+    Ok(Box::new(rows.map(Ok)))
+}
+
+impl Books for MemoryState {
+    fn accounts(&self) -> Rows<'_, Account> {
+        rows(self.accounts.values().cloned())
+    }
+    fn all_balances(&self) -> Rows<'_, (AccountId, Balances)> {
+        rows(self.balances.iter().map(|(id, balances)| (*id, *balances)))
+    }
+    fn applications(&self) -> Rows<'_, Application> {
+        rows(self.applications.values().cloned())
+    }
+    fn credentials(&self) -> Rows<'_, Credential> {
+        rows(self.credentials.values().cloned())
+    }
+    fn grants(&self) -> Rows<'_, (AccountId, String, Granted)> {
+        rows(self.granted.iter().map(|((account, reference), granted)| (*account, reference.clone(), *granted)))
+    }
+    fn requests(&self) -> Rows<'_, RequestRecord> {
+        let archived = self.archived.values().filter(|record| self.requests.get(&record.key) != Some(record));
+        let archived = archived.map(|record| match self.requests.get(&record.key) {
+            None => Ok(record.clone()),
+            Some(_) => Err(audit::twin(&record.key)),
+        });
+        Ok(Box::new(self.requests.values().cloned().map(Ok).chain(archived)))
+    }
+    fn reservations(&self) -> Rows<'_, Reservation> {
+        rows(self.reservations.values().copied())
+    }
+    fn reservations_of(&self, account: AccountId) -> Rows<'_, Reservation> {
+        rows(self.reservations.values().filter(move |open| open.key.account == account).copied())
+    }
+    fn entries(&self, after: u64) -> Rows<'_, Entry> {
+        rows(self.entries.iter().skip(after as usize).cloned())
+    }
+    fn account(&self, id: AccountId) -> Result<Option<Account>> {
+        LedgerState::account(self, id)
+    }
+    fn balances(&self, id: AccountId) -> Result<Balances> {
+        LedgerState::balances(self, id)
+    }
+    fn application(&self, id: ApplicationId) -> Result<Option<Application>> {
+        LedgerState::application(self, id)
+    }
+    fn credential_by_digest(&self, digest: &[u8; 32]) -> Result<Option<Credential>> {
+        LedgerState::credential_by_digest(self, digest)
+    }
+    fn granted(&self, account: AccountId, reference: &str) -> Result<Option<Granted>> {
+        LedgerState::granted(self, account, reference)
+    }
+    fn request(&self, key: &RequestKey) -> Result<Option<RequestRecord>> {
+        Ok(self.requests.get(key).or_else(|| self.archived.get(key)).cloned())
+    }
+    fn reservation(&self, key: &RequestKey) -> Result<Option<Reservation>> {
+        LedgerState::reservation(self, key)
+    }
+    fn entry(&self, sequence: u64) -> Result<Option<Entry>> {
+        Ok(self.entries.iter().find(|entry| entry.sequence == sequence).cloned())
+    }
+    fn entry_of(&self, account: AccountId, until: u64) -> Result<Option<Entry>> {
+        let mut own = self.entries.iter().filter(|entry| entry.account == account && entry.sequence <= until);
+        Ok(own.next_back().cloned())
+    }
+    fn head(&self) -> Result<Head> {
+        LedgerState::head(self)
     }
 }
 

@@ -3,10 +3,11 @@
 use super::amounts::{Prices, Split, Units, Usage};
 use crate::clock::UnixMillis;
 use crate::ids::{AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AccountStatus {
     Active,
@@ -121,7 +122,7 @@ pub struct Application {
     pub created_at: UnixMillis,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CredentialKind {
     ApiKey,
@@ -164,6 +165,9 @@ impl fmt::Debug for Credential {
     }
 }
 
+/// Attempts a request may have, the first included.
+const MAX_ATTEMPTS: usize = 3;
+
 /// Where a request lives: the same id under another account or application is another request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestKey {
@@ -183,7 +187,7 @@ impl fmt::Display for RequestKey {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AttemptState {
     Queued,
@@ -199,7 +203,7 @@ impl AttemptState {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishReason {
     Stop,
@@ -207,7 +211,7 @@ pub enum FinishReason {
 }
 
 /// Why an attempt failed on the node's side, as clients may see it. Every one of these charges nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FailureCode {
     GenerationFailed,
@@ -240,6 +244,17 @@ pub struct Attempt {
     pub finished_at: Option<UnixMillis>,
 }
 
+impl Attempt {
+    /// The node refused it after all: for want of room, of time before a stop, or of a ledger that could be told of its start.
+    pub fn was_turned_away(&self) -> bool {
+        match self.failure {
+            Some(FailureCode::Overloaded | FailureCode::Draining) => true,
+            Some(FailureCode::ControlPlaneUnavailable) => self.started_at.is_none(),
+            _ => false,
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestRecord {
     pub key: RequestKey,
@@ -258,6 +273,11 @@ impl RequestRecord {
 
     pub(super) fn latest_mut(&mut self) -> &mut Attempt {
         self.attempts.last_mut().expect("invariant: a request has at least one attempt")
+    }
+
+    /// Whether the node failed on it as often as it may be tried. Refusals do not count as tries.
+    pub fn is_exhausted(&self) -> bool {
+        self.attempts.iter().filter(|attempt| !attempt.was_turned_away()).count() >= MAX_ATTEMPTS
     }
 
     pub fn attempt(&self, id: AttemptId) -> Option<&Attempt> {

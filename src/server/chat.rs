@@ -10,8 +10,9 @@ use super::wire::chat_request::ChatRequest;
 use super::{drive, prepare, sse};
 use crate::config::Http;
 use crate::ids::SessionId;
-use crate::ledger::RequestKey;
 use crate::ledger::fingerprint::{canonicalise, fingerprint};
+use crate::ledger::state::Crashes;
+use crate::ledger::{RequestKey, RequestRecord};
 use axum::body::Body;
 use axum::extract::{Extension, Request, State};
 use axum::http::request::Parts;
@@ -62,37 +63,37 @@ async fn read(node: &Node, caller: Arc<Caller>, parts: &Parts, body: Body) -> Re
 }
 
 async fn read_body(limits: &Http, parts: &Parts, body: Body) -> Result<Bytes, ApiError> {
+    let limit = limits.max_body_bytes;
     let declared = parts.headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
-    if declared.is_none_or(|length| length <= limits.max_body_bytes) {
-        headers::check_media_type(&parts.headers)?;
+    // Refused before a byte of it is asked for.
+    if declared.is_some_and(|length| length > limit) {
+        return Err(ApiError::RequestTooLarge { limit });
     }
+    headers::check_media_type(&parts.headers)?;
     let time = Duration::from_secs(limits.body_seconds);
-    tokio::time::timeout(time, take(body, limits.max_body_bytes)).await.unwrap_or_else(|_| {
+    tokio::time::timeout(time, take(body, limit)).await.unwrap_or_else(|_| {
         Err(ApiError::InvalidRequest { message: "The body did not arrive in time.".into(), param: None })
     })
 }
 
-/// What is read and thrown away of a body that is too large, so that its sender gets to read the answer.
-const DISCARDED_BYTES: usize = 8 << 20;
-
 async fn take(mut body: Body, limit: usize) -> Result<Bytes, ApiError> {
-    let (mut bytes, mut seen) = (BytesMut::new(), 0);
+    let refuse = |message: &str| ApiError::InvalidRequest { message: message.into(), param: None };
+    let mut bytes = BytesMut::new();
     while let Some(frame) = body.frame().await {
-        let broken = |_| ApiError::InvalidRequest { message: "The body could not be read.".into(), param: None };
-        let Ok(data) = frame.map_err(broken)?.into_data() else { continue };
-        seen += data.len();
-        if seen <= limit {
-            bytes.extend_from_slice(&data);
-        } else if seen > limit + DISCARDED_BYTES {
-            break;
+        let frame = frame.map_err(|_| refuse("The body could not be read."))?;
+        let data = frame.into_data().map_err(|_| refuse("Send the body without trailers."))?;
+        if bytes.len() + data.len() > limit {
+            return Err(ApiError::RequestTooLarge { limit });
         }
+        bytes.extend_from_slice(&data);
     }
-    if seen <= limit { Ok(bytes.freeze()) } else { Err(ApiError::RequestTooLarge { limit }) }
+    Ok(bytes.freeze())
 }
 
 /// Finds the request among the live ones and in the ledger, or makes it live. Equal requests that arrive together meet in
 /// the hub: one is admitted, the others join it, or try again by themselves when it is refused.
 async fn answer(node: &Arc<Node>, call: &Call) -> Result<Response, ApiError> {
+    let mut looked_again = false;
     loop {
         if let Some(live) = node.hub.get(&call.key) {
             match join(node, call, &live).await? {
@@ -100,20 +101,32 @@ async fn answer(node: &Arc<Node>, call: &Call) -> Result<Response, ApiError> {
                 None => continue,
             }
         }
-        if let Some(record) = node.store.read()?.request(&call.key)? {
-            match replay::judge(&record, &call.fingerprint) {
-                Ok(Known::Answered) => return replay::answer(node, &record, call.request.include_usage),
-                Ok(Known::MayRetry) => {}
-                // It went live after the hub was asked.
-                Err(ApiError::RequestInProgress) if node.hub.get(&call.key).is_some() => continue,
-                Err(error) => return Err(error),
-            }
+        match recall(node, call) {
+            Ok(Some(record)) => return replay::answer(node, &record, call.request.include_usage),
+            Ok(None) => {}
+            // It went live after the hub was asked, or has ended since it was read.
+            Err(ApiError::RequestInProgress) if !std::mem::replace(&mut looked_again, true) => continue,
+            Err(error) => return Err(error),
         }
         let job = prepare::prepare(node, call).await?;
         if let Some(response) = run(node, call, job).await? {
             return Ok(response);
         }
     }
+}
+
+/// The request's record when it has its answer; `None` when it may run.
+fn recall(node: &Node, call: &Call) -> Result<Option<RequestRecord>, ApiError> {
+    let ledger = node.store.read()?;
+    if let Some(record) = ledger.request(&call.key)? {
+        match replay::judge(&record, &call.fingerprint)? {
+            Known::Answered => return Ok(Some(record)),
+            Known::MayRetry => {}
+        }
+    }
+    // Admission refuses it, too, but by then the engine has seen it, and may be down again.
+    let refused = ledger.crashes(call.key.account, &call.fingerprint)?.is_some_and(Crashes::is_refused);
+    if refused { Err(ApiError::AttemptsExhausted) } else { Ok(None) }
 }
 
 /// Answers from a running request; `None` when it was not admitted.

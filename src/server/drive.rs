@@ -4,13 +4,16 @@
 //! durable while the prompt is computed, and nothing is published before it is. At the end: body, settlement, last chunk.
 
 use super::error::ApiError;
+use super::faults::Fault;
+use super::fleet::{ServedModel, Ticket};
 use super::hub::{Ending, LiveRequest, NotAdmitted};
-use super::node::{LoadedModel, Node};
+use super::node::Node;
 use super::sse;
 use super::transcript::{Delta, Transcript};
 use super::wire::completion::{Choice, Completion, Credits, Header, Logprobs, Reply};
 use crate::clock::UnixMillis;
-use crate::engine::{Event, Finished, GenerateRequest, SequenceId, StopCause};
+use crate::engine::{Event, Finished, GenerateRequest, StopCause};
+use crate::failpoint::failpoint;
 use crate::ids::AttemptId;
 use crate::ledger::commands::{ReleaseCause, SettleEnd};
 use crate::ledger::{Admit, Command, FailureCode, FinishReason, Outcome, RequestRecord, Split, Units, Usage};
@@ -24,11 +27,13 @@ use tokio::task::JoinHandle;
 /// All that a request needs to run.
 pub struct Job {
     pub live: Arc<LiveRequest>,
-    pub model: Arc<LoadedModel>,
+    pub model: Arc<ServedModel>,
     pub admit: Admit,
     pub generate: GenerateRequest,
     pub stop: Vec<String>,
     pub include_usage: bool,
+    /// When the credential expires: its request ends then as if it had been revoked.
+    pub expires_at: Option<UnixMillis>,
 }
 
 /// How long an end waits for a ledger that cannot be reached before the request fails uncharged.
@@ -38,21 +43,25 @@ const LEDGER_PAUSE: Duration = Duration::from_millis(100);
 /// Runs the job to its end. Never returns without the request having one.
 pub async fn drive(node: Arc<Node>, job: Job) {
     let mut custody = Custody::new(&node, &job);
-    let (sequence, events) = match job.model.engine.submit(job.generate.clone()) {
+    let (ticket, events) = match node.fleet.submit(job.model.qualified.id(), job.generate.clone()) {
         Ok(accepted) => accepted,
         Err(refused) => return custody.refuse(NotAdmitted::Refused(refused.into())),
     };
     let began = Instant::now();
-    custody.take(sequence);
+    custody.take();
+    failpoint!("drive::accepted");
     match commit(&node, Command::Admit(Box::new(job.admit.clone()))).await {
         Ok(Outcome::Admitted(record)) => {
+            failpoint!("drive::admitted");
             let mut run = Run::new(node.clone(), job, events, record, began);
             run.live.admit();
-            let end = run.generate(sequence).await;
+            let end = run.generate(&ticket).await;
             run.conclude(end, &mut custody).await;
         }
         Ok(_) => custody.refuse(NotAdmitted::Superseded),
-        Err(StoreError::Refused(refusal)) => custody.refuse(NotAdmitted::Refused(refusal.into())),
+        Err(error @ (StoreError::Refused(_) | StoreError::Overloaded)) => {
+            custody.refuse(NotAdmitted::Refused(error.into()));
+        }
         // Whether the reservation is durable is not known: the guard releases it if it is.
         Err(_) => custody.give_up(),
     }
@@ -65,27 +74,23 @@ async fn commit(node: &Node, command: Command) -> Result<Outcome, StoreError> {
     outcome
 }
 
-/// Holds a request's place in the hub, its sequence and its reservation. Dropped early, by a panic or otherwise, it gives all
-/// of them back and ends the request uncharged.
+/// Holds a request's place in the hub and its reservation. Dropped early, by a panic or otherwise, it gives both back and ends
+/// the request uncharged. The sequence ends with its ticket.
 struct Custody {
     node: Arc<Node>,
     live: Arc<LiveRequest>,
-    model: Arc<LoadedModel>,
     attempt: AttemptId,
-    sequence: Option<SequenceId>,
     /// What the attempt failed of, while a reservation may be open.
     open: Option<FailureCode>,
 }
 
 impl Custody {
     fn new(node: &Arc<Node>, job: &Job) -> Self {
-        let (live, model, attempt) = (job.live.clone(), job.model.clone(), job.admit.attempt);
-        Self { node: node.clone(), live, model, attempt, sequence: None, open: None }
+        Self { node: node.clone(), live: job.live.clone(), attempt: job.admit.attempt, open: None }
     }
 
-    /// From here on there is something to stop and something to release.
-    fn take(&mut self, sequence: SequenceId) {
-        self.sequence = Some(sequence);
+    /// From here on there is something to release.
+    fn take(&mut self) {
         self.open = Some(FailureCode::GenerationFailed);
     }
 
@@ -121,9 +126,6 @@ impl Custody {
 
 impl Drop for Custody {
     fn drop(&mut self) {
-        if let Some(sequence) = self.sequence {
-            self.model.engine.stop(sequence);
-        }
         if let Some(code) = self.open {
             let cause = ReleaseCause::Failed(code);
             self.node.store.submit_detached(Command::Release { key: self.live.key, attempt: self.attempt, cause });
@@ -146,11 +148,12 @@ enum End {
 struct Run {
     node: Arc<Node>,
     live: Arc<LiveRequest>,
-    model: Arc<LoadedModel>,
+    model: Arc<ServedModel>,
     events: mpsc::Receiver<Event>,
     record: RequestRecord,
     header: Header,
     transcript: Transcript,
+    expires_at: Option<UnixMillis>,
     /// The note that the attempt runs, on its way to the ledger.
     started: Option<JoinHandle<()>>,
     began: Instant,
@@ -159,20 +162,27 @@ struct Run {
 
 impl Run {
     fn new(node: Arc<Node>, job: Job, events: mpsc::Receiver<Event>, record: RequestRecord, began: Instant) -> Self {
-        let Job { live, model, generate, stop, include_usage, .. } = job;
+        let Job { live, model, generate, stop, include_usage, expires_at, .. } = job;
         let created = record.latest().created_at.seconds();
         let header = Header { id: live.key.request, created, model: record.model, include_usage };
         let logprobs = generate.sampling.logprobs.is_some();
         let transcript = Transcript::new(model.text.clone(), generate.eos_ids, stop, logprobs);
-        Self { node, live, model, events, record, header, transcript, started: None, began, last_token: None }
+        let (started, last_token) = (None, None);
+        Self { node, live, model, events, record, header, transcript, expires_at, started, began, last_token }
     }
 
     /// Follows the sequence to its last event, passing text on as it becomes certain.
-    async fn generate(&mut self, sequence: SequenceId) -> End {
+    async fn generate(&mut self, ticket: &Ticket) -> End {
         self.publish(Header::role);
         let grace = Duration::from_secs(self.node.config.requests.disconnect_grace_seconds);
         let live = self.live.clone();
-        let asked = live.asked_to_end(grace);
+        let expired = self.expired();
+        let asked = async {
+            tokio::select! {
+                asked = live.asked_to_end(grace) => asked,
+                () = expired => Ending::Cancelled,
+            }
+        };
         tokio::pin!(asked);
         let mut ending = None;
         loop {
@@ -180,7 +190,7 @@ impl Run {
                 biased;
                 asked = &mut asked, if ending.is_none() => {
                     ending = Some(asked);
-                    self.model.engine.stop(sequence);
+                    ticket.stop();
                 }
                 event = self.events.recv() => match event {
                     Some(Event::Started) => self.start(),
@@ -188,12 +198,23 @@ impl Run {
                         let delta = self.transcript.push(id, logprobs.as_ref());
                         self.pass_on(delta);
                         if self.transcript.stopped {
-                            self.model.engine.stop(sequence);
+                            ticket.stop();
                         }
                     }
                     Some(Event::Finished(finished)) => return self.judge(&finished, ending),
                     None => return End::Failed(FailureCode::GenerationFailed),
                 },
+            }
+        }
+    }
+
+    /// Ends when the credential has expired.
+    fn expired(&self) -> impl Future<Output = ()> + use<> {
+        let left = self.expires_at.map(|at| Duration::from_millis(at.0.saturating_sub(self.node.clock.now().0)));
+        async move {
+            match left {
+                Some(left) => tokio::time::sleep(left).await,
+                None => std::future::pending().await,
             }
         }
     }
@@ -216,6 +237,7 @@ impl Run {
             Some(last) => self.node.metrics.inter_token_latency.observe((now - last).as_secs_f64()),
         }
         if let Some(Delta { text, logprobs }) = delta {
+            failpoint!("drive::chunk");
             self.publish(|header| header.delta(&text, logprobs.as_ref()));
         }
     }
@@ -249,7 +271,10 @@ impl Run {
             (StopCause::Stopped, Some(Ending::Cancelled)) => End::CancelledInQueue,
             (StopCause::Stopped, Some(Ending::Shutdown)) => End::Failed(FailureCode::Draining),
             (StopCause::Stopped, None) => End::Failed(FailureCode::GenerationFailed),
+            (StopCause::TurnedAway, _) => End::Failed(FailureCode::Overloaded),
             (StopCause::Failed(why), _) => {
+                let model = self.model.qualified.manifest().name.clone();
+                self.node.faults.note(Fault { at: self.node.clock.now(), model, message: why.clone() });
                 tracing::error!(%why, request_id = %self.live.key.request, "a generation failed");
                 End::Failed(FailureCode::GenerationFailed)
             }
@@ -298,7 +323,9 @@ impl Run {
         let completion = self.completion(reason, usage, charge);
         let body = Bytes::from(serde_json::to_vec(&completion).expect("invariant: an answer has only string keys"));
         self.store_body(&body).await?;
+        failpoint!("drive::body_stored");
         self.settle(usage, SettleEnd::Completed(reason)).await?;
+        failpoint!("drive::settled");
         self.publish_last(&completion, spare.as_ref());
         Ok(Ok(body))
     }
@@ -322,7 +349,7 @@ impl Run {
     }
 
     async fn store_body(&self, body: &Bytes) -> Result<(), StoreError> {
-        let retention = self.node.config.requests.body_retention_hours * 3_600_000;
+        let retention = self.node.config.requests.replay_ms();
         let until = Instant::now() + LEDGER_PATIENCE;
         loop {
             let expires_at = UnixMillis(self.node.clock.now().0.saturating_add(retention));

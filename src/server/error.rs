@@ -1,10 +1,13 @@
 //! Everything that can go wrong as a client sees it, and the one table of how each looks on the wire.
 
+use crate::config::Http;
 use crate::engine::handle::Refused;
 use crate::ledger::{FailureCode, Refusal};
 use crate::store::StoreError;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use schemars::JsonSchema;
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -43,6 +46,10 @@ pub enum ApiError {
     RequestResultExpired,
     #[error("The body is larger than {limit} bytes.")]
     RequestTooLarge { limit: usize },
+    #[error("The request line and headers are larger than {bytes} bytes, or more than {headers} headers.")]
+    HeadTooLarge { bytes: usize, headers: usize },
+    #[error("The request line and headers did not arrive in time.")]
+    HeadTimeout,
     #[error("The body must be JSON, sent with Content-Type: application/json.")]
     UnsupportedMediaType,
     #[error("This Idempotency-Key was used with another body or session. Use a fresh UUID for every new request.")]
@@ -55,7 +62,10 @@ pub enum ApiError {
         "The generation failed on the node's side and was not charged. Sending the same request again starts a new attempt."
     )]
     GenerationFailed,
-    #[error("The request failed as often as it may be tried; nothing was charged. Use a new Idempotency-Key.")]
+    #[error(
+        "The node failed on this request as often as it may be tried; nothing was charged. Use a new Idempotency-Key, and \
+         another input if this one is refused again."
+    )]
     AttemptsExhausted,
     #[error("Authorization or credits cannot be confirmed now. Sending the same request again is safe.")]
     ControlPlaneUnavailable,
@@ -65,6 +75,24 @@ pub enum ApiError {
     Draining,
     #[error("The request did not finish within its time limit and was not charged.")]
     DeadlineExceeded,
+}
+
+/// The `error` member of a body.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Error")]
+pub struct ErrorObject<'a> {
+    /// Stable; what a program looks at.
+    code: &'a str,
+    /// What went wrong and what to change, for people.
+    message: String,
+    /// Family of the error.
+    #[serde(rename = "type")]
+    family: &'a str,
+    /// The member, header or path part that was refused.
+    param: Option<&'a str>,
+    /// The response's `x-request-id`.
+    #[schemars(extend("format" = "uuid"))]
+    request_id: &'a str,
 }
 
 /// How an error looks on the wire.
@@ -100,6 +128,38 @@ impl ApiError {
         Self::InvalidRequest { message: message.into(), param: Some(param.into()) }
     }
 
+    /// One of each, for the public description: what is not here is not described.
+    pub fn each() -> Vec<Self> {
+        let limit = Http::default().max_body_bytes;
+        vec![
+            Self::invalid("n", "A part of the path, the query, the headers or the body is invalid; param names it."),
+            Self::ContextLengthExceeded { limit: 8192, prompt: 9000, output: 512 },
+            Self::InvalidCredential,
+            Self::InsufficientCredits,
+            Self::CreditsReserved,
+            Self::RequestNotFound,
+            Self::ModelNotFound,
+            Self::NotFound,
+            Self::MethodNotAllowed,
+            Self::RequestCancelled,
+            Self::RequestInProgress,
+            Self::RequestResultExpired,
+            Self::RequestTooLarge { limit },
+            Self::HeadTooLarge { bytes: Http::default().max_header_bytes, headers: Http::default().max_headers },
+            Self::HeadTimeout,
+            Self::UnsupportedMediaType,
+            Self::IdempotencyKeyReused,
+            Self::RateLimited { retry_after: SOON },
+            Self::ConcurrencyLimit,
+            Self::GenerationFailed,
+            Self::AttemptsExhausted,
+            Self::ControlPlaneUnavailable,
+            Self::Overloaded { retry_after: SOON },
+            Self::Draining,
+            Self::DeadlineExceeded,
+        ]
+    }
+
     /// The table: status, code, family and retry rule of each.
     fn row(&self) -> Row {
         use StatusCode as S;
@@ -117,6 +177,8 @@ impl ApiError {
             Self::RequestInProgress => retriable(S::CONFLICT, "request_in_progress", CONFLICT, SOON),
             Self::RequestResultExpired => row(S::GONE, "request_result_expired", INVALID),
             Self::RequestTooLarge { .. } => row(S::PAYLOAD_TOO_LARGE, "request_too_large", INVALID),
+            Self::HeadTooLarge { .. } => row(S::REQUEST_HEADER_FIELDS_TOO_LARGE, "invalid_request", INVALID),
+            Self::HeadTimeout => row(S::REQUEST_TIMEOUT, "invalid_request", INVALID),
             Self::UnsupportedMediaType => row(S::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", INVALID),
             Self::IdempotencyKeyReused => row(S::UNPROCESSABLE_ENTITY, "idempotency_key_reused", INVALID),
             Self::RateLimited { retry_after } => {
@@ -154,9 +216,7 @@ impl ApiError {
             Self::ModelNotFound => Some("model"),
             _ => None,
         };
-        json!({ "error": {
-            "code": code, "message": self.to_string(), "type": family, "param": param, "request_id": request_id,
-        } })
+        json!({ "error": ErrorObject { code, message: self.to_string(), family, param, request_id } })
     }
 
     /// Headers that go with it. Clients ignore a `Retry-After` above a minute, so it never is.
@@ -192,6 +252,7 @@ impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
         match error {
             StoreError::Refused(refusal) => refusal.into(),
+            StoreError::Overloaded => Self::Overloaded { retry_after: SOON },
             StoreError::Unavailable(_) | StoreError::Unusable(_) | StoreError::InUse(_) => {
                 Self::ControlPlaneUnavailable
             }
@@ -286,6 +347,8 @@ mod tests {
         check(E::RequestInProgress, 409, "request_in_progress", "true", Some("1"));
         check(E::RequestResultExpired, 410, "request_result_expired", "false", None);
         check(E::RequestTooLarge { limit: 9 }, 413, "request_too_large", "false", None);
+        check(E::HeadTooLarge { bytes: 9, headers: 9 }, 431, "invalid_request", "false", None);
+        check(E::HeadTimeout, 408, "invalid_request", "false", None);
         check(E::UnsupportedMediaType, 415, "unsupported_media_type", "false", None);
         check(E::IdempotencyKeyReused, 422, "idempotency_key_reused", "false", None);
         check(E::RateLimited { retry_after: wait }, 429, "conversation_rate_limit", "true", Some("2"));

@@ -1,14 +1,16 @@
 //! Rate fuses (the generic cell rate algorithm): completion requests by account and plan, failed credentials by address.
 
 use super::error::ApiError;
+use super::peers::Peer;
 use crate::config::{Config, Plan};
 use crate::ids::AccountId;
 use crate::ledger::Account;
 use governor::clock::{Clock, DefaultClock};
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
-use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroU32;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// One fuse a plan, keyed by account: all credentials of an account share it.
 pub struct RateFuse {
@@ -31,23 +33,39 @@ impl RateFuse {
     }
 }
 
-/// Failed credentials an address may send a minute.
-pub struct GuessFuse(DefaultKeyedRateLimiter<IpAddr>);
+/// Failed credentials a peer may send a minute. Bounded in memory, whoever attacks it.
+pub struct GuessFuse {
+    /// Time that one failure costs.
+    cost: Duration,
+    /// By peer: when everything it has failed will be paid off.
+    debts: Mutex<HashMap<Peer, Instant>>,
+}
 
-/// Addresses remembered before idle ones are forgotten.
-const REMEMBERED_ADDRESSES: usize = 10_000;
+/// Peers remembered at once. Further ones count as over their limit until some of these are forgotten.
+const REMEMBERED_PEERS: usize = 10_000;
+const MINUTE: Duration = Duration::from_mins(1);
 
 impl GuessFuse {
     pub fn new(per_minute: u32) -> Self {
-        Self(RateLimiter::keyed(quota(per_minute, per_minute)))
+        Self { cost: MINUTE / per_minute.max(1), debts: Mutex::default() }
     }
 
-    /// Counts one failure; false once the address has used up its minute.
-    pub fn allow(&self, address: IpAddr) -> bool {
-        if self.0.len() > REMEMBERED_ADDRESSES {
-            self.0.retain_recent();
+    /// Counts one failure; false once the peer has used up its minute.
+    pub fn allow(&self, peer: Peer, now: Instant) -> bool {
+        let mut debts = self.debts.lock().unwrap_or_else(PoisonError::into_inner);
+        if debts.len() >= REMEMBERED_PEERS && !debts.contains_key(&peer) {
+            debts.retain(|_, paid| *paid > now);
+            if debts.len() >= REMEMBERED_PEERS {
+                return false;
+            }
         }
-        self.0.check_key(&address).is_ok()
+        let paid = debts.entry(peer).or_insert(now);
+        let owed = (*paid).max(now) + self.cost;
+        let within = owed <= now + MINUTE;
+        if within {
+            *paid = owed;
+        }
+        within
     }
 }
 
@@ -81,11 +99,27 @@ mod tests {
         assert!(fuse.check(&account("no such plan")).is_ok(), "unknown plans are the default one");
     }
 
+    fn peer(number: u32) -> Peer {
+        std::net::IpAddr::from(number.to_be_bytes()).into()
+    }
+
     #[test]
-    fn guesses_run_out_by_address() {
-        let fuse = GuessFuse::new(2);
-        let (one, other) = ([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
-        assert_eq!([fuse.allow(one), fuse.allow(one), fuse.allow(one)], [true, true, false]);
-        assert!(fuse.allow(other));
+    fn guesses_run_out_by_peer_and_come_back() {
+        let (fuse, start) = (GuessFuse::new(2), Instant::now());
+        let allow = |number, seconds| fuse.allow(peer(number), start + Duration::from_secs(seconds));
+        assert_eq!([allow(1, 0), allow(1, 0), allow(1, 0)], [true, true, false]);
+        assert!(allow(2, 0));
+        assert_eq!([allow(1, 29), allow(1, 31), allow(1, 31)], [false, true, false]);
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let (fuse, start) = (GuessFuse::new(60), Instant::now());
+        let most = REMEMBERED_PEERS as u32;
+        assert!((0..most).all(|number| fuse.allow(peer(number), start)));
+        assert!(!fuse.allow(peer(most), start), "there is no room for another");
+        assert!(fuse.allow(peer(0), start), "those that are known go on");
+        assert!(fuse.allow(peer(most), start + Duration::from_secs(3)), "the others have been forgotten");
+        assert_eq!(fuse.debts.lock().unwrap().len(), 1);
     }
 }

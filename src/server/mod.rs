@@ -1,32 +1,41 @@
 //! The HTTP surfaces: public `/v1`, the operator listener, and the task that owns a request.
 //!
-//! Order of checks on `/v1`: framing and header bounds (`listener`), credential and its account (`auth`), then for completions
-//! (`chat`) the request's own headers, the account's rate fuse, size and media type, JSON, idempotency, model, limits,
-//! concurrency, credits.
+//! Order of checks on `/v1`: framing and header bounds (`head`), credential, account and a ledger that can vouch for them
+//! (`auth`), then for completions (`chat`) the request's own headers, the account's rate fuse, size and media type, JSON,
+//! idempotency, model, limits, concurrency, credits.
 //! A request without a valid credential learns nothing else, not even whether its path exists.
 
 pub mod auth;
 pub mod chat;
+mod client_stream;
 pub mod credits;
 pub mod drive;
 pub mod error;
+pub mod faults;
+pub mod fleet;
 pub mod fuse;
+mod head;
 pub mod headers;
+mod http2;
 pub mod hub;
 pub mod listener;
 pub mod me;
 pub mod models;
 pub mod node;
+pub mod openapi;
 pub mod operator;
+pub mod peers;
 pub mod prepare;
 pub mod replay;
 pub mod requests;
+pub mod residency;
 pub mod respond;
 pub mod sse;
 pub mod transcript;
 pub mod wire;
 
 pub use error::ApiError;
+pub use fleet::{Fleet, ServedModel};
 pub use listener::serve;
 pub use node::{LoadedModel, Node};
 
@@ -44,12 +53,15 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/chat/completions", post(chat::create))
         .route("/v1/requests/{id}", get(requests::show).delete(requests::cancel))
         .layer(from_fn(wire::query::refuse_any));
-    Router::new()
+    let routes = Router::new()
         .route("/v1/models", get(models::list))
         .merge(plain)
         .fallback(async || ApiError::NotFound)
         .method_not_allowed_fallback(async || ApiError::MethodNotAllowed)
+        .with_state(node.clone());
+    // As one service: layers of `routes` itself would be inside what adds the Allow header, which a 401 must not carry.
+    Router::new()
+        .fallback_service(routes)
         .layer(from_fn_with_state(node.clone(), auth::require))
-        .layer(from_fn_with_state(node.clone(), respond::dress))
-        .with_state(node)
+        .layer(from_fn_with_state(node, respond::dress))
 }

@@ -1,4 +1,4 @@
-//! `GET /v1/models` and `GET /v1/models/{id}`: what the account can use now.
+//! `GET /v1/models` and `GET /v1/models/{id}`: what the account can use now, whether it is loaded or not.
 
 use super::auth::Caller;
 use super::error::ApiError;
@@ -26,6 +26,7 @@ pub async fn show(
     PathId(id): PathId,
 ) -> Result<Json<Model>, ApiError> {
     let plan = node.config.plan(&caller.account.plan);
-    let model = node.model_of(plan, ModelId(id)).ok_or(ApiError::ModelNotFound)?;
-    Ok(Json(Model::of(&model, plan)))
+    let models = node.models_of(plan);
+    let model = models.iter().find(|model| model.qualified.id() == ModelId(id)).ok_or(ApiError::ModelNotFound)?;
+    Ok(Json(Model::of(model, plan)))
 }

@@ -1,22 +1,23 @@
-//! The running node as its surfaces see it: configuration, ledger, loaded models, live requests.
+//! The running node as its surfaces see it: configuration, ledger, models, live requests.
 
+use super::faults::Faults;
+use super::fleet::{Fleet, Loaded, ServedModel};
 use super::fuse::{GuessFuse, RateFuse};
 use super::hub::Hub;
 use crate::catalogue::QualifiedModel;
 use crate::clock::Clock;
 use crate::config::{Config, Plan};
-use crate::engine::EngineHandle;
+use crate::engine::{EngineHandle, EngineStats};
 use crate::ids::{AccountId, CredentialId, ModelId};
 use crate::metrics::{EngineSample, Metrics};
 use crate::store::Store;
 use crate::text::TextModel;
-use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 use tokio_util::task::TaskTracker;
 
-/// A model that can be used now: proven, its text side and its engine.
+/// A model with an engine that runs already, for whoever loads by itself.
 pub struct LoadedModel {
     pub qualified: QualifiedModel,
     pub text: Arc<TextModel>,
@@ -31,9 +32,10 @@ pub struct Node {
     pub fuse: RateFuse,
     pub guesses: GuessFuse,
     pub hub: Hub,
+    pub fleet: Arc<Fleet>,
+    pub faults: Faults,
     /// The tasks that own requests.
     pub drives: TaskTracker,
-    models: RwLock<BTreeMap<ModelId, Arc<LoadedModel>>>,
     draining: AtomicBool,
 }
 
@@ -42,46 +44,47 @@ impl Node {
         Arc::new(Self {
             fuse: RateFuse::new(&config),
             guesses: GuessFuse::new(config.http.failed_auth_per_minute),
+            fleet: Fleet::new(&config.engine, config.model_bytes()),
             config,
             store,
             clock,
             metrics: Metrics::default(),
             hub: Hub::default(),
+            faults: Faults::default(),
             drives: TaskTracker::new(),
-            models: RwLock::default(),
             draining: AtomicBool::new(false),
         })
     }
 
-    /// Puts a model into service, in place of one with the same id. Requests of the old one finish on it.
+    /// Puts a model into service whose engine runs already. It stays loaded, and is not loaded again once its engine has died.
     pub fn insert_model(&self, model: LoadedModel) {
-        let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
-        models.insert(model.qualified.id(), Arc::new(model));
+        let LoadedModel { qualified, text, engine } = model;
+        let (id, max_context) = (qualified.id(), engine.options().max_context);
+        let load = Box::new(|| Err("it was loaded by hand, and only once".to_owned()));
+        // Without an estimate it fits any budget.
+        let offered = self.fleet.offer(ServedModel { qualified, text, max_context, load }, 0, true);
+        offered.expect("invariant: nothing fits everywhere");
+        self.fleet.adopt(id, Loaded { engine, bytes: 0 });
     }
 
-    /// Takes a model out of service. Its requests finish.
-    pub fn remove_model(&self, id: ModelId) -> Option<Arc<LoadedModel>> {
-        self.models.write().unwrap_or_else(PoisonError::into_inner).remove(&id)
+    /// All models that are served, loaded or not, by id.
+    pub fn models(&self) -> Vec<Arc<ServedModel>> {
+        self.fleet.models()
     }
 
-    /// All loaded models, by id.
-    pub fn models(&self) -> Vec<Arc<LoadedModel>> {
-        self.models.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    /// The models a plan may use now, by id. One that failed lately is not available.
+    pub fn models_of(&self, plan: &Plan) -> Vec<Arc<ServedModel>> {
+        let available = self.fleet.views().into_iter().filter(|view| view.failure.is_none());
+        available.map(|view| view.model).filter(|model| allows(plan, model)).collect()
     }
 
-    /// The models a plan may use, by id. One whose engine has died is not available.
-    pub fn models_of(&self, plan: &Plan) -> Vec<Arc<LoadedModel>> {
-        self.models().into_iter().filter(|model| model.engine.is_alive() && allows(plan, model)).collect()
-    }
-
-    pub fn model_of(&self, plan: &Plan, id: ModelId) -> Option<Arc<LoadedModel>> {
-        let found = self.models.read().unwrap_or_else(PoisonError::into_inner).get(&id).cloned();
-        found.filter(|model| model.engine.is_alive() && allows(plan, model))
+    pub fn model_of(&self, plan: &Plan, id: ModelId) -> Option<Arc<ServedModel>> {
+        self.fleet.get(id).filter(|model| allows(plan, model))
     }
 
     /// Whether a request sent now can be expected to run.
     pub fn ready(&self) -> bool {
-        !self.is_draining() && self.store.healthy() && self.models().iter().any(|model| model.engine.is_alive())
+        !self.is_draining() && self.store.healthy() && self.fleet.is_ready()
     }
 
     pub fn is_draining(&self) -> bool {
@@ -93,7 +96,7 @@ impl Node {
     pub async fn drain(&self) {
         self.draining.store(true, Ordering::Release);
         // A request that passed the check before it changed is refused at the engine's door.
-        self.models().iter().for_each(|model| model.engine.drain());
+        self.fleet.engines().iter().for_each(EngineHandle::drain);
         self.drives.close();
         let grace = Duration::from_secs(self.config.requests.drain_grace_seconds);
         if tokio::time::timeout(grace, self.drives.wait()).await.is_err() {
@@ -114,25 +117,37 @@ impl Node {
 
     /// The metrics, sampled now.
     pub fn metrics_text(&self) -> String {
-        for model in self.models() {
-            let stats = model.engine.stats();
-            let sample = EngineSample {
-                running: stats.running,
-                waiting: stats.waiting,
-                blocks_total: stats.blocks_total,
-                blocks_used: stats.blocks_used,
-                prefix_hit_tokens: stats.prefix_hit_tokens,
-                preemptions: stats.preemptions,
-                tokens_per_second: stats.tokens_per_second,
-            };
-            self.metrics.sample_engine(&model.qualified.manifest().name, &sample);
+        for view in self.fleet.views() {
+            let stats = view.engine.as_ref().map(EngineHandle::stats).unwrap_or_default();
+            self.metrics.sample_engine(&view.model.qualified.manifest().name, &sample(&stats, view.engine.is_some()));
         }
+        let [budget, free] = self.fleet.memory();
+        let [loads, unloads] = self.fleet.turnover();
+        self.metrics.sample_fleet(budget - free, loads, unloads);
         self.metrics.sample_node(self.hub.len(), self.store.healthy(), self.ready());
+        let vitals = self.store.vitals();
+        let oldest = Duration::from_millis(vitals.oldest_reservation_ms);
+        self.metrics.sample_ledger(vitals.violations, oldest, &vitals.releases);
         self.metrics.text()
     }
 }
 
-fn allows(plan: &Plan, model: &LoadedModel) -> bool {
+fn sample(stats: &EngineStats, loaded: bool) -> EngineSample {
+    EngineSample {
+        loaded,
+        running: stats.running,
+        waiting: stats.waiting,
+        blocks_total: stats.blocks_total,
+        blocks_used: stats.blocks_used,
+        prefix_hit_tokens: stats.prefix_hit_tokens,
+        preemptions: stats.preemptions,
+        stops: stats.stops,
+        late_frees: stats.late_frees,
+        tokens_per_second: stats.tokens_per_second,
+    }
+}
+
+fn allows(plan: &Plan, model: &ServedModel) -> bool {
     let (id, name) = (model.qualified.id().to_string(), &model.qualified.manifest().name);
     plan.models.as_ref().is_none_or(|models| models.iter().any(|m| m == name || *m == id))
 }

@@ -3,10 +3,12 @@
 use super::chat::Call;
 use super::drive::Job;
 use super::error::ApiError;
+use super::fleet::ServedModel;
 use super::hub::LiveRequest;
-use super::node::{LoadedModel, Node};
+use super::node::Node;
 use super::wire::chat_request::{ChatRequest, DEFAULT_MAX_TOKENS};
 use super::wire::objects::ModelLimits;
+use crate::config::Plan;
 use crate::engine::GenerateRequest;
 use crate::ids::AttemptId;
 use crate::ledger::Admit;
@@ -46,16 +48,18 @@ pub async fn prepare(node: &Node, call: &Call) -> Result<Job, ApiError> {
         prices: model.qualified.prices(),
         max_concurrent: plan.max_concurrent,
     };
-    let generate = generate(node, call, &model, prompt, max_tokens)?;
+    let generate = generate(node, call, &model, plan, prompt, max_tokens)?;
     let live = LiveRequest::new(call.key, call.fingerprint, admit.credential, call.request.stream);
     let (stop, include_usage) = (call.request.stop.clone(), call.request.include_usage);
-    Ok(Job { live: Arc::new(live), model, admit, generate, stop, include_usage })
+    let expires_at = call.caller.credential.expires_at;
+    Ok(Job { live: Arc::new(live), model, admit, generate, stop, include_usage, expires_at })
 }
 
 fn generate(
     node: &Node,
     call: &Call,
-    model: &LoadedModel,
+    model: &ServedModel,
+    plan: &Plan,
     prompt: Arc<[u32]>,
     max_tokens: u32,
 ) -> Result<GenerateRequest, ApiError> {
@@ -64,6 +68,7 @@ fn generate(
     let fresh_seed = getrandom::u64().map_err(|_| ApiError::GenerationFailed)?;
     Ok(GenerateRequest {
         account: call.key.account,
+        priority: plan.priority,
         prompt,
         sampling: request.sampling.resolve(&model.qualified.manifest().generation, fresh_seed),
         max_tokens,
@@ -84,7 +89,7 @@ fn check_output(request: &ChatRequest, limits: &ModelLimits) -> Result<(), ApiEr
     }
 }
 
-fn check_logit_bias(request: &ChatRequest, model: &LoadedModel) -> Result<(), ApiError> {
+fn check_logit_bias(request: &ChatRequest, model: &ServedModel) -> Result<(), ApiError> {
     let vocabulary = model.text.tokenizer.vocab_size();
     if request.sampling.logit_bias.iter().all(|(id, _)| (*id as usize) < vocabulary) {
         return Ok(());
@@ -93,7 +98,7 @@ fn check_logit_bias(request: &ChatRequest, model: &LoadedModel) -> Result<(), Ap
 }
 
 /// Long conversations take milliseconds to tokenise, so none does it on a thread that serves connections.
-async fn encode(model: &LoadedModel, request: &ChatRequest) -> Result<Arc<[u32]>, ApiError> {
+async fn encode(model: &ServedModel, request: &ChatRequest) -> Result<Arc<[u32]>, ApiError> {
     let (text, messages) = (model.text.clone(), request.messages.clone());
     let encoded = tokio::task::spawn_blocking(move || text.encode_chat(&messages)).await;
     match encoded {

@@ -26,6 +26,7 @@ pub fn judge(record: &RequestRecord, fingerprint: &[u8; 32]) -> Result<Known, Ap
     }
     match record.latest().state {
         AttemptState::Completed => Ok(Known::Answered),
+        AttemptState::Failed if record.is_exhausted() => Err(ApiError::AttemptsExhausted),
         AttemptState::Failed => Ok(Known::MayRetry),
         AttemptState::Cancelled => Err(ApiError::RequestCancelled),
         AttemptState::Queued | AttemptState::Running => Err(ApiError::RequestInProgress),

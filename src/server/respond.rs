@@ -1,11 +1,11 @@
 //! The outermost layer: every response gets its request id, its cache rules and, for errors, its body.
 
 use super::error::ApiError;
-use super::headers;
 use super::node::Node;
+use super::{head, headers};
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::{HeaderName, HeaderValue, header};
+use axum::http::{HeaderName, HeaderValue, Method, Version, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
@@ -16,6 +16,10 @@ use uuid::Uuid;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
+/// Methods that are logged. Any other is a text of the client's.
+const METHODS: [Method; 7] =
+    [Method::GET, Method::POST, Method::DELETE, Method::HEAD, Method::OPTIONS, Method::PUT, Method::PATCH];
+
 /// The id a response carries in `x-request-id`: the client's own where it sent a valid one.
 #[derive(Clone, Copy, Debug)]
 pub struct ResponseId(pub Uuid);
@@ -24,8 +28,8 @@ pub async fn dress(State(node): State<Arc<Node>>, mut request: Request, next: Ne
     let began = Instant::now();
     let id = headers::idempotency_key(request.headers()).map_or_else(|_| Uuid::now_v7(), |key| key.0);
     request.extensions_mut().insert(ResponseId(id));
-    let method = request.method().clone();
-    let mut response = match check_header_count(&node, &request) {
+    let method = METHODS.into_iter().find(|known| known == request.method());
+    let mut response = match check_head(&node, &request) {
         // A panic is a failure of ours: the client gets an answer, not a cut connection.
         Ok(()) => AssertUnwindSafe(next.run(request))
             .catch_unwind()
@@ -37,17 +41,39 @@ pub async fn dress(State(node): State<Arc<Node>>, mut request: Request, next: Ne
     set_headers(&mut response, id);
     let status = response.status().as_u16();
     node.metrics.http_response(status, code.unwrap_or("ok"));
-    tracing::info!(%method, status, code, request_id = %id, milliseconds = began.elapsed().as_millis() as u64, "answered");
+    let name = method.as_ref().map(Method::as_str);
+    let milliseconds = began.elapsed().as_millis() as u64;
+    if method == Some(Method::GET) && code.is_none() {
+        // Clients read often, and a line of the log costs as much as the read.
+        tracing::debug!(method = name, status, request_id = %id, milliseconds, "answered");
+    } else {
+        tracing::info!(method = name, status, code, request_id = %id, milliseconds, "answered");
+    }
     response
 }
 
-/// HTTP/2 bounds headers by bytes alone; HTTP/1 requests over the count never come this far.
-fn check_header_count(node: &Node, request: &Request) -> Result<(), ApiError> {
-    let limit = node.config.http.max_headers;
-    if request.headers().len() <= limit {
+/// What was refused before it became a request of anybody's.
+pub fn outside(error: ApiError) -> Response {
+    let mut response = error.into_response();
+    let id = Uuid::now_v7();
+    let code = write_error_body(&mut response, id);
+    set_headers(&mut response, id);
+    tracing::debug!(status = response.status().as_u16(), code, request_id = %id, "refused");
+    response
+}
+
+/// The bounds of a head for HTTP/2; HTTP/1 requests over them never come this far.
+fn check_head(node: &Node, request: &Request) -> Result<(), ApiError> {
+    if request.version() < Version::HTTP_2 {
         return Ok(());
     }
-    Err(ApiError::InvalidRequest { message: format!("At most {limit} headers are taken."), param: None })
+    let limits = &node.config.http;
+    let headers = request.headers();
+    let line = |(name, value): (&HeaderName, &HeaderValue)| name.as_str().len() + value.len() + ": \r\n".len();
+    let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
+    let bytes = target + headers.iter().map(line).sum::<usize>();
+    let small = headers.len() <= limits.max_headers && bytes <= limits.max_header_bytes;
+    if small { Ok(()) } else { Err(head::too_large(limits)) }
 }
 
 fn write_error_body(response: &mut Response, id: Uuid) -> Option<&'static str> {

@@ -1,4 +1,5 @@
-//! The background audit: everything stored is checked again every hour, from a snapshot, beside the writer.
+//! The background audit, from snapshots beside the writer: what is new every minute, everything every day. It ends at the
+//! first violation, after which a person has to look.
 
 use super::shared::Shared;
 use std::io;
@@ -6,9 +7,12 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-const INTERVAL: Duration = Duration::from_hours(1);
+/// Between two audits of what is new.
+const NEWS: Duration = Duration::from_mins(1);
+/// Between two audits of everything.
+const EVERYTHING: Duration = Duration::from_hours(24);
 
 /// The auditing thread, which runs until it is dropped.
 pub(super) struct Auditor {
@@ -21,8 +25,14 @@ impl Auditor {
         let (stop, stopped) = mpsc::sync_channel::<()>(1);
         let thread = thread::Builder::new().name("store-auditor".into());
         let thread = thread.spawn(move || {
-            while stopped.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
-                audit(&shared);
+            // Opening has audited everything.
+            let mut last = Instant::now();
+            while stopped.recv_timeout(NEWS) == Err(RecvTimeoutError::Timeout) && shared.health.trusted().is_ok() {
+                let whole = last.elapsed() >= EVERYTHING;
+                if whole {
+                    last = Instant::now();
+                }
+                audit(&shared, whole);
             }
         })?;
         Ok(Self { stop, thread: Some(thread) })
@@ -39,10 +49,11 @@ impl Drop for Auditor {
     }
 }
 
-fn audit(shared: &Shared) {
+fn audit(shared: &Shared, whole: bool) {
+    let audit = || if whole { shared.audit() } else { shared.audit_news(&shared.snapshot()?) };
     // The database may panic on damaged pages.
-    match panic::catch_unwind(AssertUnwindSafe(|| shared.audit())) {
-        Ok(Ok(report)) => tracing::info!(entries = report.entries, ok = report.ok, "audited the ledger"),
+    match panic::catch_unwind(AssertUnwindSafe(audit)) {
+        Ok(Ok(report)) => tracing::debug!(whole, entries = report.entries, ok = report.ok, "audited the ledger"),
         Ok(Err(error)) => tracing::warn!(%error, "the ledger could not be audited"),
         Err(_) => shared.health.distrust("reading it for the audit panicked"),
     }

@@ -2,12 +2,15 @@
 //! A restore proves the backup again, in place, before it replaces anything.
 
 use super::disk::{self, File, Folder};
-use super::files::{self, SCHEMA};
+use super::files;
 use super::rows::{Identity, Tenure};
+use super::schema::{self, SCHEMA};
 use super::snapshot::Snapshot;
 use super::tables::{self, Definition};
-use super::{Result, StoreError, check};
+use super::{Result, StoreError};
+use crate::failpoint::failpoint;
 use crate::ids::BootId;
+use crate::ledger::audit;
 use crate::ledger::state::StateError;
 use redb::{Database, ReadTransaction, ReadableDatabase, ReadableTable, WriteTransaction};
 use std::fs;
@@ -19,7 +22,10 @@ const ARCHIVE_TABLES: [Definition; 2] = [tables::ARCHIVE, tables::ARCHIVE_DUE];
 /// Copies `snapshot` to `to`, which must not exist.
 pub(super) fn write(snapshot: &Snapshot, to: &Path) -> Result<()> {
     if to.exists() {
-        return Err(StoreError::Unusable(format!("{} exists: a backup never replaces another file", to.display())));
+        return Err(StoreError::Unusable(format!(
+            "{} exists: a backup never replaces another file, name a new one",
+            to.display()
+        )));
     }
     let unfinished = to.with_added_extension("new");
     remove_leftover(&unfinished)?;
@@ -29,26 +35,46 @@ pub(super) fn write(snapshot: &Snapshot, to: &Path) -> Result<()> {
         copy_all(&snapshot.bodies, txn, &ARCHIVE_TABLES)
     })?;
     drop(database);
+    failpoint!("store::copied");
     prove(&disk::open_existing(&unfinished)?, &unfinished)?;
+    failpoint!("store::proven");
     disk::rename(&unfinished, to)
 }
 
-/// Replaces the folder's files with those made from the backup `from`.
+/// Replaces the folder's files with those made from the backup `from`. The replaced ones are kept beside them.
 pub(super) fn restore(dir: &Path, from: &Path) -> Result<()> {
     let folder = Folder::lock(dir)?;
     for file in File::ALL {
         remove_leftover(&folder.unfinished(file))?;
     }
     let ledger = folder.unfinished(File::Ledger);
-    fs::copy(from, &ledger).map_err(|error| disk::unusable(from, "cannot be copied", &error))?;
+    fs::copy(from, &ledger).map_err(|error| {
+        disk::unusable(from, "cannot be copied; check its name, who may read it, and free space", &error)
+    })?;
     let database = disk::open_existing(&ledger)?;
-    let found = prove(&database, from)?;
+    let found = schema::upgrade(&database, &File::ALL, schema::STEPS)?;
+    prove(&database, from)?;
     let identity = Identity { schema: SCHEMA, epoch: found.epoch.max(current_epoch(&folder)) + 1 };
     split(&database, &folder, identity)?;
     drop(database);
+    File::ALL.into_iter().try_for_each(|file| keep(&folder.path(file)))?;
     // The bodies first: until the ledger follows, the epochs differ and neither is opened.
     folder.finish(File::Bodies)?;
     folder.finish(File::Ledger)
+}
+
+/// Gives a file that is about to be replaced a second name.
+fn keep(path: &Path) -> Result<()> {
+    let kept = path.with_added_extension("replaced");
+    remove_leftover(&kept)?;
+    match fs::hard_link(path, &kept) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        // A file system without second names.
+        Err(_) => fs::copy(path, &kept)
+            .map(drop)
+            .map_err(|error| disk::unusable(path, "cannot be kept aside; free space, then restore again", &error)),
+        Ok(()) => Ok(()),
+    }
 }
 
 /// Moves the tombstones of a restored copy into a file of their own and gives both the new identity.
@@ -74,18 +100,17 @@ fn split(database: &Database, folder: &Folder, identity: Identity) -> Result<()>
 /// The epoch of what the folder holds now; 0 when it holds nothing that can be read.
 fn current_epoch(folder: &Folder) -> u64 {
     let readable = disk::open_existing(&folder.path(File::Ledger));
-    let identity = readable.and_then(|database| files::identity(&database, File::Ledger));
+    let identity = readable.and_then(|database| schema::identity(&database, File::Ledger.name()));
     identity.map_or(0, |identity| identity.epoch)
 }
 
 /// Audits a backup, in which the tombstones lie beside the ledger.
-fn prove(database: &Database, shown: &Path) -> Result<Identity> {
-    let identity = files::identity(database, File::Ledger)?;
+fn prove(database: &Database, shown: &Path) -> Result<()> {
     let begin = || database.begin_read().map_err(StateError::from);
     let snapshot = Snapshot { ledger: begin()?, bodies: begin()? };
-    match check::audit(&snapshot)?.violations.first() {
-        None => Ok(identity),
-        Some(violation) => Err(disk::unusable(shown, "fails its audit", violation)),
+    match audit::everything(&snapshot)?.violations.first() {
+        None => Ok(()),
+        Some(violation) => Err(disk::unusable(shown, "fails its audit and was not used", violation)),
     }
 }
 
@@ -105,7 +130,7 @@ fn copy_all(from: &ReadTransaction, to: &WriteTransaction, tables: &[Definition]
 fn remove_leftover(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(disk::unusable(path, "cannot be removed", &error))
+            Err(disk::unusable(path, "cannot be removed; remove it by hand, then do it again", &error))
         }
         _ => Ok(()),
     }

@@ -6,7 +6,7 @@ use super::rows::Body;
 use super::tables::{self, due_key, get, put};
 use crate::clock::UnixMillis;
 use crate::ledger::RequestKey;
-use crate::ledger::state::StateError;
+use crate::ledger::state::{Reservation, StateError};
 use bytes::Bytes;
 use redb::{Database, ReadableDatabase, WriteTransaction};
 
@@ -31,6 +31,26 @@ fn insert(txn: &WriteTransaction, key: &RequestKey, body: &Body) -> Result<(), S
     put(&mut txn.open_table(tables::BODIES)?, &key, body)?;
     let due = due_key(body.expires_at, &key);
     put(&mut txn.open_table(tables::BODIES_DUE)?, &due, &())
+}
+
+/// Removes answers whose settlement never came: those of requests that hold a reservation. Call while nothing runs.
+pub(super) fn remove_orphans(files: &Files) -> Result<(), StateError> {
+    let reservations = tables::open(&files.ledger.begin_read()?, tables::RESERVATIONS)?;
+    let stored = tables::open(&files.bodies.begin_read()?, tables::BODIES)?;
+    let mut orphans = Vec::new();
+    for row in tables::under::<Reservation>(&reservations, b"")? {
+        let (key, _) = row?;
+        if stored.get(key.as_slice())?.is_some() {
+            orphans.push(key);
+        }
+    }
+    if orphans.is_empty() {
+        return Ok(());
+    }
+    super::files::write(&files.bodies, |txn| {
+        let mut bodies = txn.open_table(tables::BODIES)?;
+        orphans.iter().try_for_each(|key| Ok(bodies.remove(key.as_slice()).map(drop)?))
+    })
 }
 
 /// The body stored for a request, unless it has expired.

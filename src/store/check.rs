@@ -1,112 +1,154 @@
-//! Feeds everything stored to the audit.
+//! The store as the audit reads it: a snapshot, row by row.
 
-use super::AuditReport;
 use super::codec::Field;
 use super::rows::Progress;
 use super::snapshot::Snapshot;
-use super::tables::{self, ReadOnly, get};
-use crate::ids::AccountId;
-use crate::ledger::audit::Audit;
+use super::tables::{self, Definition, ReadOnly, get, request_key};
+use crate::ids::{AccountId, ApplicationId, CredentialId};
+use crate::ledger::audit::{self, Books, Result, Rows};
 use crate::ledger::state::{Granted, Head, Reservation, StateError};
-use crate::ledger::{Account, Application, Balances, Credential, Entry, RequestRecord};
+use crate::ledger::{Account, Application, Balances, Credential, Entry, RequestKey, RequestRecord};
+use std::ops::Bound;
 use uuid::Uuid;
 
-/// Checks every invariant. A damaged row is a violation as well; an error means that nothing can be said.
-pub(super) fn audit(snapshot: &Snapshot) -> Result<AuditReport, StateError> {
-    let mut report = AuditReport::default();
-    let mut audit = Audit::default();
-    let head = match feed(snapshot, &mut audit, &mut report) {
-        Ok(head) => head,
-        Err(StateError::Corrupt(what)) => {
-            audit.damaged(what);
-            Head::default()
-        }
-        Err(error) => return Err(error),
-    };
-    report.violations = audit.finish(head);
-    report.ok = report.violations.is_empty();
-    Ok(report)
-}
-
-fn feed(snapshot: &Snapshot, audit: &mut Audit, report: &mut AuditReport) -> Result<Head, StateError> {
-    let table = |table| snapshot.table(table);
-    report.accounts = each(&table(tables::ACCOUNTS)?, audit, |audit, key, row: Account| {
-        audit.place(key == row.id.0.as_bytes(), "an account");
-        audit.account(row);
-    })?;
-    each(&table(tables::BALANCES)?, audit, |audit, key, row: Balances| {
-        audit.balances(account_of(key), row);
-    })?;
-    each(&table(tables::APPLICATIONS)?, audit, |audit, key, row: Application| {
-        audit.place(key == row.id.0.as_bytes(), "an application");
-        audit.application(&row);
-    })?;
-    report.credentials = feed_credentials(snapshot, audit)?;
-    each(&table(tables::GRANTS)?, audit, |audit, key, row: Granted| {
-        let reference = key.get(16..).unwrap_or_default();
-        let reference = String::from_utf8_lossy(reference).into_owned();
-        audit.granted(account_of(key), reference, row);
-    })?;
-    report.requests = feed_requests(snapshot, audit)?;
-    report.reservations = each(&table(tables::RESERVATIONS)?, audit, |audit, key, row: Reservation| {
-        audit.place(key == tables::request_key(&row.key), "a reservation");
-        audit.reservation(row);
-    })?;
-    report.entries = feed_entries(snapshot, audit)?;
-    let progress: Option<Progress> = get(&table(tables::META)?, tables::PROGRESS)?;
-    Ok(progress.unwrap_or_default().head)
-}
-
-fn feed_credentials(snapshot: &Snapshot, audit: &mut Audit) -> Result<u64, StateError> {
-    let credentials = snapshot.table(tables::CREDENTIALS)?;
-    let digests = snapshot.table(tables::DIGESTS)?;
-    each(&credentials, audit, |audit, key, row: Credential| {
-        audit.place(key == row.id.0.as_bytes(), "a credential");
-        let indexed = get(&digests, &row.digest);
-        let found = indexed.is_ok_and(|id| id == Some(row.id));
-        audit.credential(&row, found.then_some(&row));
-    })
-}
-
-/// Recent and archived ones; a request on its way from one to the other is counted once.
-fn feed_requests(snapshot: &Snapshot, audit: &mut Audit) -> Result<u64, StateError> {
-    for table in [snapshot.table(tables::REQUESTS)?, snapshot.archive()?] {
-        each(&table, audit, |audit, key, row: RequestRecord| {
-            audit.place(key == tables::request_key(&row.key), "a request");
-            audit.request(row);
-        })?;
+impl Snapshot {
+    /// Every row of a table whose key the content of the row asks for.
+    fn placed<T: Field + 'static>(&self, table: Definition, key: impl Fn(&T) -> Vec<u8> + 'static) -> Rows<'_, T> {
+        placed(&self.table(table)?, "", key)
     }
-    Ok(audit.requests())
 }
 
-fn feed_entries(snapshot: &Snapshot, audit: &mut Audit) -> Result<u64, StateError> {
-    let places = snapshot.table(tables::ENTRIES_BY_ACCOUNT)?;
-    let entries = snapshot.table(tables::ENTRIES)?;
-    each(&entries, audit, |audit, key, row: Entry| {
-        audit.place(key == row.sequence.to_be_bytes(), "an entry");
-        let place = tables::entry_key(row.account, row.sequence);
-        let indexed = get::<()>(&places, &place).is_ok_and(|found| found.is_some());
-        audit.place(indexed, "an account's entry");
-        audit.entry(&row);
-    })
-}
-
-/// Feeds every readable row and reports the others; the number of rows.
-fn each<T: Field>(
+/// Rows whose keys begin with `prefix`; one whose content asks for another key is a damaged one.
+fn placed<T: Field + 'static>(
     table: &ReadOnly,
-    audit: &mut Audit,
-    mut feed: impl FnMut(&mut Audit, &[u8], T),
-) -> Result<u64, StateError> {
-    let mut count = 0;
-    for row in tables::rows::<T>(table)? {
-        count += 1;
-        match row {
-            Ok((key, row)) => feed(audit, &key, row),
-            Err(StateError::Corrupt(what)) => audit.damaged(what),
-            Err(error) => return Err(error),
+    prefix: impl AsRef<[u8]>,
+    key: impl Fn(&T) -> Vec<u8> + 'static,
+) -> Rows<'static, T> {
+    let rows = tables::under::<T>(table, prefix.as_ref())?;
+    Ok(Box::new(rows.map(move |row| {
+        let (found, row) = row?;
+        let right = key(&row) == found;
+        let misplaced = || StateError::Corrupt(format!("it is not where it belongs, under key {}", hex::encode(found)));
+        right.then_some(row).ok_or_else(misplaced)
+    })))
+}
+
+impl Books for Snapshot {
+    fn accounts(&self) -> Rows<'_, Account> {
+        self.placed(tables::ACCOUNTS, |row: &Account| row.id.0.into_bytes().to_vec())
+    }
+
+    fn all_balances(&self) -> Rows<'_, (AccountId, Balances)> {
+        let rows = tables::under(&self.table(tables::BALANCES)?, b"")?;
+        Ok(Box::new(rows.map(|row| row.map(|(key, balances)| (account_of(&key), balances)))))
+    }
+
+    fn applications(&self) -> Rows<'_, Application> {
+        self.placed(tables::APPLICATIONS, |row: &Application| row.id.0.into_bytes().to_vec())
+    }
+
+    fn credentials(&self) -> Rows<'_, Credential> {
+        self.placed(tables::CREDENTIALS, |row: &Credential| row.id.0.into_bytes().to_vec())
+    }
+
+    fn grants(&self) -> Rows<'_, (AccountId, String, Granted)> {
+        let rows = tables::under(&self.table(tables::GRANTS)?, b"")?;
+        Ok(Box::new(rows.map(|row| {
+            row.map(|(key, granted)| {
+                let reference = key.get(16..).unwrap_or_default();
+                (account_of(&key), String::from_utf8_lossy(reference).into_owned(), granted)
+            })
+        })))
+    }
+
+    fn requests(&self) -> Rows<'_, RequestRecord> {
+        let own_key = |record: &RequestRecord| request_key(&record.key);
+        let requests = self.table(tables::REQUESTS)?;
+        let recent = placed(&requests, "", own_key)?;
+        // A request on its way into the archive is in both, and the same.
+        let archived = placed(&self.archive()?, "", own_key)?.filter_map(move |row| {
+            let check = |record: RequestRecord| match get::<RequestRecord>(&requests, &request_key(&record.key))? {
+                None => Ok(Some(record)),
+                Some(recent) if recent == record => Ok(None),
+                Some(_) => Err(audit::twin(&record.key)),
+            };
+            row.and_then(check).transpose()
+        });
+        Ok(Box::new(recent.chain(archived)))
+    }
+
+    fn reservations(&self) -> Rows<'_, Reservation> {
+        self.placed(tables::RESERVATIONS, |row: &Reservation| request_key(&row.key))
+    }
+
+    fn reservations_of(&self, account: AccountId) -> Rows<'_, Reservation> {
+        placed(&self.table(tables::RESERVATIONS)?, account.0.as_bytes(), |row: &Reservation| request_key(&row.key))
+    }
+
+    fn entries(&self, after: u64) -> Rows<'_, Entry> {
+        let places = self.table(tables::ENTRIES_BY_ACCOUNT)?;
+        let own_key = |entry: &Entry| entry.sequence.to_be_bytes();
+        let from = after.to_be_bytes();
+        let rows = tables::range(&self.table(tables::ENTRIES)?, (Bound::Excluded(&from[..]), Bound::Unbounded))?;
+        Ok(Box::new(rows.map(move |row| {
+            let (key, entry): (Vec<u8>, Entry) = row?;
+            let place = get::<()>(&places, &tables::entry_key(entry.account, entry.sequence))?;
+            let right = own_key(&entry) == *key && place.is_some();
+            right
+                .then_some(entry)
+                .ok_or_else(|| StateError::Corrupt(format!("entry {} is not where it belongs", hex::encode(key))))
+        })))
+    }
+
+    fn account(&self, id: AccountId) -> Result<Option<Account>> {
+        get(&self.table(tables::ACCOUNTS)?, id.0.as_bytes())
+    }
+
+    fn balances(&self, id: AccountId) -> Result<Balances> {
+        Ok(get(&self.table(tables::BALANCES)?, id.0.as_bytes())?.unwrap_or_default())
+    }
+
+    fn application(&self, id: ApplicationId) -> Result<Option<Application>> {
+        get(&self.table(tables::APPLICATIONS)?, id.0.as_bytes())
+    }
+
+    fn credential_by_digest(&self, digest: &[u8; 32]) -> Result<Option<Credential>> {
+        let Some(id) = get::<CredentialId>(&self.table(tables::DIGESTS)?, digest)? else { return Ok(None) };
+        get(&self.table(tables::CREDENTIALS)?, id.0.as_bytes())
+    }
+
+    fn granted(&self, account: AccountId, reference: &str) -> Result<Option<Granted>> {
+        get(&self.table(tables::GRANTS)?, &tables::grant_key(account, reference))
+    }
+
+    fn request(&self, key: &RequestKey) -> Result<Option<RequestRecord>> {
+        let key = request_key(key);
+        match get(&self.table(tables::REQUESTS)?, &key)? {
+            Some(record) => Ok(Some(record)),
+            None => get(&self.archive()?, &key),
         }
     }
-    Ok(count)
+
+    fn reservation(&self, key: &RequestKey) -> Result<Option<Reservation>> {
+        get(&self.table(tables::RESERVATIONS)?, &request_key(key))
+    }
+
+    fn entry(&self, sequence: u64) -> Result<Option<Entry>> {
+        get(&self.table(tables::ENTRIES)?, &sequence.to_be_bytes())
+    }
+
+    fn entry_of(&self, account: AccountId, until: u64) -> Result<Option<Entry>> {
+        let places = self.table(tables::ENTRIES_BY_ACCOUNT)?;
+        let (first, last) = (tables::entry_key(account, 0), tables::entry_key(account, until));
+        let Some(place) = places.range(first.as_slice()..=last.as_slice())?.next_back() else { return Ok(None) };
+        let sequence = place?.0.value().last_chunk().copied().unwrap_or_default();
+        Books::entry(self, u64::from_be_bytes(sequence))
+    }
+
+    fn head(&self) -> Result<Head> {
+        let progress: Option<Progress> = get(&self.table(tables::META)?, tables::PROGRESS)?;
+        Ok(progress.unwrap_or_default().head)
+    }
 }
 
 fn account_of(key: &[u8]) -> AccountId {

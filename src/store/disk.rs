@@ -1,6 +1,7 @@
 //! Where the two databases lie. The only place that knows file names, and what a file must look like to be opened.
 
-use super::{Result, StoreError};
+use super::rows::Identity;
+use super::{Result, StoreError, schema};
 use redb::{Builder, Database, DatabaseError};
 use std::fs::{self, OpenOptions, TryLockError};
 use std::io::{self, Read};
@@ -56,13 +57,13 @@ impl Folder {
     pub fn lock(dir: &Path) -> Result<Self> {
         let path = dir.join(LOCK);
         let opened = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
-        let lock = opened.map_err(|error| unusable(dir, "cannot be locked", &error))?;
+        let lock = opened.map_err(|error| unusable(dir, UNLOCKED, &error))?;
         match lock.try_lock() {
             Ok(()) => Ok(Self { dir: dir.to_owned(), _lock: lock }),
             Err(TryLockError::WouldBlock) => {
                 Err(StoreError::InUse(format!("{} is in use by another process", dir.display())))
             }
-            Err(TryLockError::Error(error)) => Err(unusable(dir, "cannot be locked", &error)),
+            Err(TryLockError::Error(error)) => Err(unusable(dir, UNLOCKED, &error)),
         }
     }
 
@@ -82,7 +83,9 @@ impl Folder {
 
 impl Disk for Folder {
     fn open(&self, file: File) -> Result<Database> {
-        open_existing(&self.path(file))
+        let path = self.path(file);
+        check_schema(&path, file)?;
+        open_existing(&path)
     }
 
     fn free_bytes(&self) -> io::Result<u64> {
@@ -94,9 +97,9 @@ impl Disk for Folder {
 /// Creates a database in a file that must not exist yet.
 pub(super) fn create(path: &Path) -> Result<Database> {
     let fresh = OpenOptions::new().write(true).create_new(true).open(path);
-    fresh.map_err(|error| unusable(path, "cannot be created", &error))?;
+    fresh.map_err(|error| unusable(path, UNWRITTEN, &error))?;
     let created = builder().create(path);
-    created.map_err(|error| unusable(path, "cannot be created", &error))
+    created.map_err(|error| unusable(path, UNWRITTEN, &error))
 }
 
 /// Opens a database file after checking every page of it.
@@ -107,16 +110,31 @@ pub(super) fn open_existing(path: &Path) -> Result<Database> {
     match opened {
         Ok(Ok(database)) => Ok(database),
         Ok(Err(DatabaseError::DatabaseAlreadyOpen)) => {
-            Err(StoreError::Unusable(format!("{} is open in another process", path.display())))
+            Err(StoreError::Unusable(format!("{} is open in another process: stop that one", path.display())))
         }
         Ok(Err(error)) => Err(unusable(path, DAMAGED, &error)),
         Err(_) => Err(unusable(path, DAMAGED, &"its pages contradict each other")),
     }
 }
 
+/// Refuses the file of a newer build before anything is written to it. Whatever else is wrong with it, opening says.
+fn check_schema(path: &Path, file: File) -> Result<()> {
+    let read = || -> Option<Identity> {
+        let database = Builder::new().open_read_only(path).ok()?;
+        schema::identity(&database, file.name()).ok()
+    };
+    match panic::catch_unwind(read) {
+        Ok(Some(found)) => schema::check(found.schema, schema::SCHEMA, file.name()),
+        _ => Ok(()),
+    }
+}
+
+const UNLOCKED: &str = "cannot be locked; it must be a folder that this user may write to";
+const UNWRITTEN: &str = "cannot be created; give it another place, free space there, or change who may write there";
+const UNREAD: &str = "cannot be read; it must be a file that this user may read and write";
 const DAMAGED: &str = "is damaged or cannot be read; keep a copy of it and restore a backup";
 
-fn builder() -> Builder {
+pub(super) fn builder() -> Builder {
     let mut builder = Builder::new();
     builder.set_cache_size(CACHE_BYTES).set_check_integrity_on_open(true);
     builder
@@ -133,13 +151,13 @@ fn check_kind(path: &Path) -> Result<()> {
     match read {
         Ok(_) if head == MAGIC => Ok(()),
         Ok(0) => Err(StoreError::Unusable(format!(
-            "{shown} is empty: a ledger was lost here; restore a backup, or remove the file and run `cresset ledger init`"
+            "{shown} is empty: a ledger was lost here; restore a backup, or, to begin anew, remove both files and run `cresset init`"
         ))),
         Ok(_) => Err(StoreError::Unusable(format!("{shown} is no ledger file: check the configured folder"))),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Err(StoreError::Unusable(format!(
-            "there is no {shown}: create a ledger with `cresset ledger init`, or restore a backup"
+            "there is no {shown}: create a ledger with `cresset init`, or restore a backup"
         ))),
-        Err(error) => Err(unusable(path, "cannot be read", &error)),
+        Err(error) => Err(unusable(path, UNREAD, &error)),
     }
 }
 
@@ -147,9 +165,9 @@ fn check_kind(path: &Path) -> Result<()> {
 pub(super) fn rename(from: &Path, to: &Path) -> Result<()> {
     let folder = to.parent().filter(|dir| !dir.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new("."));
-    fs::rename(from, to)
-        .and_then(|()| fs::File::open(folder)?.sync_all())
-        .map_err(|error| unusable(to, "cannot be put in place", &error))
+    fs::rename(from, to).and_then(|()| fs::File::open(folder)?.sync_all()).map_err(|error| {
+        unusable(to, "cannot be put in place; free space or change who may write there, then do it again", &error)
+    })
 }
 
 pub(super) fn unusable(path: &Path, what: &str, why: &dyn std::fmt::Display) -> StoreError {

@@ -4,14 +4,11 @@ use super::disk::{Disk, File};
 use super::rows::{Identity, Progress, Tenure};
 use super::snapshot::Snapshot;
 use super::tables::{self, Definition};
-use super::{Result, StoreError};
+use super::{Result, StoreError, schema};
 use crate::clock::UnixMillis;
 use crate::ids::BootId;
 use crate::ledger::state::StateError;
 use redb::{Database, ReadableDatabase, WriteTransaction};
-
-/// Layout of tables and keys this build reads and writes.
-pub(super) const SCHEMA: u32 = 1;
 
 pub(super) struct Files {
     pub ledger: Database,
@@ -21,12 +18,14 @@ pub(super) struct Files {
 impl Files {
     pub fn open(disk: &dyn Disk) -> Result<Self> {
         let files = Self { ledger: disk.open(File::Ledger)?, bodies: disk.open(File::Bodies)? };
-        let ledger = identity(&files.ledger, File::Ledger)?;
-        if ledger != identity(&files.bodies, File::Bodies)? {
+        let epoch = |database, file| Ok::<_, StoreError>(schema::identity(database, File::name(file))?.epoch);
+        if epoch(&files.ledger, File::Ledger)? != epoch(&files.bodies, File::Bodies)? {
             return Err(StoreError::Unusable(
                 "ledger.redb and bodies.redb do not belong together: a restore was interrupted; run it again".into(),
             ));
         }
+        schema::upgrade(&files.bodies, &[File::Bodies], schema::STEPS)?;
+        schema::upgrade(&files.ledger, &[File::Ledger], schema::STEPS)?;
         Ok(files)
     }
 
@@ -81,29 +80,4 @@ pub(super) fn write(
     let txn = database.begin_write()?;
     change(&txn)?;
     Ok(txn.commit()?)
-}
-
-/// What the file says it is; an error when this build must not use it.
-pub(super) fn identity(database: &Database, file: File) -> Result<Identity> {
-    let name = file.name();
-    let found = read_identity(database)
-        .map_err(|error| StoreError::Unusable(format!("{name} does not say what it is: {error}")))?;
-    let identity =
-        found.ok_or_else(|| StoreError::Unusable(format!("{name} is a database, but not one of this service")))?;
-    if identity.schema != SCHEMA {
-        return Err(StoreError::Unusable(format!(
-            "{name} has schema {}, this build knows schema {SCHEMA}: use the build that wrote it, or a newer one",
-            identity.schema
-        )));
-    }
-    Ok(identity)
-}
-
-fn read_identity(database: &Database) -> Result<Option<Identity>, StateError> {
-    let txn = database.begin_read()?;
-    match txn.open_table(tables::META) {
-        Ok(meta) => tables::get(&meta, tables::IDENTITY),
-        Err(redb::TableError::TableDoesNotExist(_)) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
 }

@@ -1,4 +1,9 @@
 //! The ledger on disk: redb only, one writer thread, group commit. Nothing else in the node knows redb.
+//!
+//! What is checked when: opening checks every page of both files, always. A node then audits everything before it
+//! listens; a short command does so only when the last stop was not orderly. While a node runs, what is new is audited every
+//! minute and everything every day. After a failure of the storage the reopened files are checked page by page and what is
+//! new is audited. A backup is audited before it gets its name, and again before a restore replaces anything.
 
 mod auditor;
 mod backup;
@@ -7,33 +12,43 @@ mod check;
 mod codec;
 mod disk;
 mod files;
+mod metered;
 mod queue;
 mod retention;
 mod rows;
+mod schema;
 mod shared;
 mod snapshot;
 mod state;
 mod tables;
 #[cfg(test)]
 mod tests;
+mod vitals;
 mod writer;
 
 use crate::clock::{Clock, UnixMillis};
+use crate::failpoint::failpoint;
 use crate::ids::{AttemptId, BootId};
+use crate::ledger::audit;
+pub use crate::ledger::audit::Report as AuditReport;
 use crate::ledger::state::StateError;
 use crate::ledger::{Command, Outcome, Refusal, RequestKey};
 use auditor::Auditor;
 use disk::{Disk, Folder};
 use files::Files;
+use metered::MeteredFolder;
+pub use metered::SyncMeter;
 use queue::{Job, Queue, Work};
 pub use retention::Retention;
 use rows::Body;
 use shared::Shared;
 pub use snapshot::Snapshot;
+use std::panic::{self, AssertUnwindSafe};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use tokio::sync::oneshot;
+pub use vitals::Vitals;
 use writer::Writer;
 
 #[derive(Clone, Debug, thiserror::Error)]
@@ -44,6 +59,9 @@ pub enum StoreError {
     /// Whether the command is durable is not known, or the store cannot be used now. The same command may be sent again.
     #[error("the ledger cannot be reached: {0}")]
     Unavailable(String),
+    /// Nothing was written: more commands wait than the ledger can take soon.
+    #[error("{} commands wait for the ledger already: send it again in a moment", queue::MAX_WAITING)]
+    Overloaded,
     /// The folder has no ledger, or one that must not be used; the text says what to do.
     #[error("{0}")]
     Unusable(String),
@@ -70,15 +88,14 @@ struct Inner {
     shared: Arc<Shared>,
     writer: Option<JoinHandle<()>>,
     /// Dropped last: closing the files ends an audit that is under way.
-    _auditor: Auditor,
+    _auditor: Option<Auditor>,
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
         self.shared.queue.close();
-        if self.writer.take().is_some_and(|writer| writer.join().is_err()) {
-            tracing::error!("the ledger's writer panicked");
-        }
+        // A writer that panics takes the process with it.
+        let _ = self.writer.take().map(JoinHandle::join);
     }
 }
 
@@ -89,7 +106,7 @@ impl Store {
     }
 
     /// Locks the folder, opens, checks every page and every invariant, releases the reservations of earlier boots,
-    /// starts the writer. A second process on the same folder gets `InUse`.
+    /// starts the writer and the background audit. A second process on the same folder gets `InUse`.
     pub fn open(dir: &Path, clock: Arc<dyn Clock>) -> Result<Self> {
         Self::open_with(dir, clock, Retention::default())
     }
@@ -99,12 +116,30 @@ impl Store {
         Self::start(Box::new(Folder::lock(dir)?), clock, retention)
     }
 
+    /// `open_with` for a short command: checks every page, but audits only when the last stop was not orderly, and has no
+    /// background audit.
+    pub fn open_briefly(dir: &Path, clock: Arc<dyn Clock>, retention: Retention) -> Result<Self> {
+        let (shared, writer) = prepare(Box::new(Folder::lock(dir)?), clock, retention, Care::AfterCrash)?;
+        Self::run(shared, writer, None)
+    }
+
+    /// `open` for measurements: `meter` learns what every sync costs.
+    pub fn open_metered(dir: &Path, clock: Arc<dyn Clock>, meter: Arc<SyncMeter>) -> Result<Self> {
+        let folder = Folder::lock(dir)?;
+        Self::start(Box::new(MeteredFolder { folder, meter }), clock, Retention::default())
+    }
+
     fn start(disk: Box<dyn Disk>, clock: Arc<dyn Clock>, retention: Retention) -> Result<Self> {
-        let (shared, writer) = prepare(disk, clock, retention)?;
-        let unstarted = |error: std::io::Error| StoreError::Unavailable(error.to_string());
+        let (shared, writer) = prepare(disk, clock, retention, Care::Always)?;
         let auditor = Auditor::start(Arc::clone(&shared)).map_err(unstarted)?;
+        Self::run(shared, writer, Some(auditor))
+    }
+
+    fn run(shared: Arc<Shared>, writer: Writer, auditor: Option<Auditor>) -> Result<Self> {
         let thread = thread::Builder::new().name("store-writer".into());
-        let writer = thread.spawn(|| writer.run()).map_err(unstarted)?;
+        // Without its writer a node could end nothing any more: a crash and the recovery after it can.
+        let run = || panic::catch_unwind(AssertUnwindSafe(|| writer.run())).unwrap_or_else(|_| std::process::abort());
+        let writer = thread.spawn(run).map_err(unstarted)?;
         Ok(Self { inner: Arc::new(Inner { shared, writer: Some(writer), _auditor: auditor }) })
     }
 
@@ -138,7 +173,14 @@ impl Store {
 
     /// A consistent snapshot for reads.
     pub fn read(&self) -> Result<Snapshot> {
+        failpoint!("store::read", |_| Err(StoreError::Unavailable("a read failed".into())));
         self.inner.shared.snapshot()
+    }
+
+    /// The same for answers that depend on balances or permissions: refused once a rule of the ledger was found broken.
+    pub fn read_trusted(&self) -> Result<Snapshot> {
+        self.inner.shared.health.trusted().map_err(StoreError::Unavailable)?;
+        self.read()
     }
 
     /// Durable before it returns. The body can be read until `expires_at`.
@@ -164,7 +206,7 @@ impl Store {
     /// The same over a folder that nobody has open, also where `open` refuses it for what it finds. Changes no record.
     pub fn inspect(dir: &Path) -> Result<AuditReport> {
         let files = Files::open(&Folder::lock(dir)?)?;
-        Ok(check::audit(&files.snapshot()?)?)
+        Ok(audit::everything(&files.snapshot()?)?)
     }
 
     /// Copies a consistent snapshot into a new file, verifies it, renames it into place.
@@ -179,8 +221,12 @@ impl Store {
 
     /// True while commits succeed and no audit has failed.
     pub fn healthy(&self) -> bool {
-        let health = &self.inner.shared.health;
-        health.reachable() && health.trusted().is_ok()
+        self.inner.shared.health.reachable() && self.trusted()
+    }
+
+    /// False once an audit has failed: amounts it holds may be wrong.
+    pub fn trusted(&self) -> bool {
+        self.inner.shared.health.trusted().is_ok()
     }
 
     fn enqueue(&self, work: Work) -> oneshot::Receiver<Result<Outcome>> {
@@ -190,23 +236,46 @@ impl Store {
     }
 }
 
+/// When opening audits.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Care {
+    Always,
+    AfterCrash,
+}
+
 /// Opens, checks and recovers: everything before the first new command.
-fn prepare(disk: Box<dyn Disk>, clock: Arc<dyn Clock>, retention: Retention) -> Result<(Arc<Shared>, Writer)> {
+fn prepare(
+    disk: Box<dyn Disk>,
+    clock: Arc<dyn Clock>,
+    retention: Retention,
+    care: Care,
+) -> Result<(Arc<Shared>, Writer)> {
     let files = Files::open(&*disk)?;
-    if files.tenure()?.is_some_and(|last| !last.clean) {
-        tracing::warn!("the last stop was not orderly: the ledger was checked and is intact");
-    }
-    if let Some(violation) = check::audit(&files.snapshot()?)?.violations.first() {
-        return Err(StoreError::Unusable(format!(
-            "the ledger breaks its own rules and is not served: {violation}; restore a backup"
-        )));
-    }
+    let crashed = files.tenure()?.is_some_and(|last| !last.clean);
     let now = files.clock()?;
     let shared = Arc::new(Shared::new(disk, clock, files));
+    failpoint!("store::opened");
+    if (crashed || care == Care::Always)
+        && let Some(violation) = shared.audit()?.violations.first()
+    {
+        return Err(StoreError::Unusable(format!(
+            "the ledger breaks its own rules and is not served: {violation}; `cresset ledger audit` names every \
+             violation, `cresset ledger restore` puts a backup in its place"
+        )));
+    }
+    if crashed {
+        tracing::warn!("the last stop was not orderly: the ledger was checked and is intact");
+    }
     shared.with_files(|files| Ok(files.set_tenure(shared.boot, false)?))?;
+    failpoint!("store::claimed");
     let mut writer = Writer::new(Arc::clone(&shared), retention, now);
     writer.recover()?;
     Ok((shared, writer))
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "the shape that map_err asks for")]
+fn unstarted(error: std::io::Error) -> StoreError {
+    StoreError::Unavailable(format!("a thread cannot be started: {error}"))
 }
 
 fn gone() -> StoreError {
@@ -236,16 +305,4 @@ impl Drop for Unheard<'_> {
             self.queue.push(writer::abandoned(key, attempt));
         }
     }
-}
-
-/// What `ledger audit` found.
-#[derive(Clone, Debug, Default, serde::Serialize)]
-pub struct AuditReport {
-    pub ok: bool,
-    pub accounts: u64,
-    pub credentials: u64,
-    pub requests: u64,
-    pub reservations: u64,
-    pub entries: u64,
-    pub violations: Vec<String>,
 }

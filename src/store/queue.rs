@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 /// Commands that may wait, besides those owed to open reservations, of which there are never more than reservations.
-const MAX_WAITING: usize = 4_096;
+pub(super) const MAX_WAITING: usize = 4_096;
 
 pub(super) enum Work {
     Apply(Command),
@@ -97,8 +97,7 @@ impl Queue {
         let mut lanes = self.lanes();
         if !job.work.is_owed() && lanes.urgent.len() + lanes.ordinary.len() >= MAX_WAITING {
             drop(lanes);
-            let why = "too many commands wait for it".to_owned();
-            job.answer(Err(StoreError::Unavailable(why)));
+            job.answer(Err(StoreError::Overloaded));
             return;
         }
         let lane = if job.work.is_urgent() { &mut lanes.urgent } else { &mut lanes.ordinary };
@@ -192,7 +191,7 @@ mod tests {
         for (job, refused) in [(recover(), true), (cancel(), true), (body(), false)] {
             let (reply, mut answer) = oneshot::channel();
             queue.push(Job { reply: Some(reply), ..job });
-            let answered = matches!(answer.try_recv(), Ok(Err(StoreError::Unavailable(_))));
+            let answered = matches!(answer.try_recv(), Ok(Err(StoreError::Overloaded)));
             assert_eq!(answered, refused);
         }
         assert_eq!(kinds(&queue, 1), ["body"]);

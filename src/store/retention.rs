@@ -5,6 +5,7 @@ use super::files::{self, Files};
 use super::rows::Body;
 use super::tables::{self, Writable, due_key, due_subject, get, put};
 use crate::clock::UnixMillis;
+use crate::failpoint::failpoint;
 use crate::ledger::RequestRecord;
 use crate::ledger::state::StateError;
 use redb::{ReadableDatabase, ReadableTable, WriteTransaction};
@@ -22,9 +23,15 @@ pub struct Retention {
     pub tombstone_ms: u64,
 }
 
+impl Retention {
+    pub fn of(replay_hours: u64, tombstone_days: u64) -> Self {
+        Self { replay_ms: replay_hours * HOUR_MS, tombstone_ms: tombstone_days * 24 * HOUR_MS }
+    }
+}
+
 impl Default for Retention {
     fn default() -> Self {
-        Self { replay_ms: 24 * HOUR_MS, tombstone_ms: 30 * 24 * HOUR_MS }
+        Self::of(24, 30)
     }
 }
 
@@ -43,10 +50,13 @@ pub(super) fn sweep(files: &Files, now: UnixMillis, retention: &Retention) -> Re
     let purged = purge(&txn)?;
     archive(&txn, &ended)?;
     if purged > 0 || !ended.is_empty() {
+        failpoint!("store::before_archive");
         txn.commit()?;
     }
     if !ended.is_empty() {
+        failpoint!("store::archived");
         files::write(&files.ledger, |txn| forget(txn, &ended))?;
+        failpoint!("store::forgotten");
     }
     Ok(ended.len().max(purged) >= MAX_ROWS)
 }

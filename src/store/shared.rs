@@ -4,11 +4,16 @@ use super::disk::Disk;
 use super::files::Files;
 use super::queue::Queue;
 use super::snapshot::Snapshot;
-use super::{AuditReport, Result, StoreError, check};
+use super::{AuditReport, Result, StoreError, vitals};
 use crate::clock::Clock;
+use crate::failpoint::failpoint;
 use crate::ids::BootId;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard};
+use crate::ledger::audit;
+use crate::ledger::commands::ReleaseCause;
+use crate::ledger::state::Head;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
 pub(super) struct Shared {
     pub disk: Box<dyn Disk>,
@@ -16,8 +21,12 @@ pub(super) struct Shared {
     pub boot: BootId,
     pub queue: Queue,
     pub health: Health,
+    /// Releases since the start of the node, by cause.
+    pub releases: Mutex<BTreeMap<&'static str, u64>>,
     /// `None` while a failed storage is being reopened.
     files: RwLock<Option<Files>>,
+    /// Up to where the journal was found sound; `None` before the first audit.
+    audited: Mutex<Option<Head>>,
 }
 
 impl Shared {
@@ -28,7 +37,9 @@ impl Shared {
             boot: BootId::generate(),
             queue: Queue::default(),
             health: Health::default(),
+            releases: Mutex::default(),
             files: RwLock::new(Some(files)),
+            audited: Mutex::default(),
         }
     }
 
@@ -50,11 +61,29 @@ impl Shared {
 
     /// Checks everything stored; a violation stops admissions.
     pub fn audit(&self) -> Result<AuditReport> {
-        let report = check::audit(&self.snapshot()?)?;
-        if let Some(violation) = report.violations.first() {
-            self.health.distrust(violation);
+        Ok(self.judge(audit::everything(&self.snapshot()?)?))
+    }
+
+    /// Checks what was written after the last audit that found nothing wrong, and everything when there was none.
+    pub fn audit_news(&self, snapshot: &Snapshot) -> Result<AuditReport> {
+        let audited = *self.audited.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(self.judge(match audited {
+            Some(head) => audit::since(snapshot, head)?,
+            None => audit::everything(snapshot)?,
+        }))
+    }
+
+    fn judge(&self, report: AuditReport) -> AuditReport {
+        report.violations.iter().for_each(|violation| self.health.distrust(violation));
+        if report.ok {
+            *self.audited.lock().unwrap_or_else(PoisonError::into_inner) = Some(report.head);
         }
-        Ok(report)
+        report
+    }
+
+    pub fn released(&self, cause: ReleaseCause, count: u64) {
+        let mut releases = self.releases.lock().unwrap_or_else(PoisonError::into_inner);
+        *releases.entry(vitals::label(cause)).or_default() += count;
     }
 
     /// Stops writing: after a failure the handles must not be asked again. They still serve reads until they are
@@ -79,11 +108,12 @@ pub(super) struct Health {
     reachable: AtomicBool,
     /// The first violation found. Never cleared: a person has to look.
     distrusted: OnceLock<String>,
+    violations: AtomicU64,
 }
 
 impl Default for Health {
     fn default() -> Self {
-        Self { reachable: AtomicBool::new(true), distrusted: OnceLock::new() }
+        Self { reachable: AtomicBool::new(true), distrusted: OnceLock::new(), violations: AtomicU64::new(0) }
     }
 }
 
@@ -94,14 +124,21 @@ impl Health {
 
     /// The reason when a rule of the ledger was found broken.
     pub fn trusted(&self) -> Result<(), String> {
+        failpoint!("store::distrusted", |_| Err("a rule is broken".into()));
         match self.distrusted.get() {
             None => Ok(()),
             Some(why) => Err(format!("it failed its own checks: {why}")),
         }
     }
 
+    /// Violations found since the start of the node.
+    pub fn violations(&self) -> u64 {
+        self.violations.load(Ordering::Relaxed)
+    }
+
     pub fn distrust(&self, why: &str) {
         tracing::error!(why, "the ledger breaks its own rules: nothing new is admitted");
+        self.violations.fetch_add(1, Ordering::Relaxed);
         self.distrusted.get_or_init(|| why.to_owned());
     }
 }

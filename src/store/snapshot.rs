@@ -3,10 +3,12 @@
 use super::Result;
 use super::tables::{self, Definition, ReadOnly};
 use crate::ids::{AccountId, ApplicationId, CredentialId, RequestId};
-use crate::ledger::state::{Reservation, StateError};
+use crate::ledger::audit::Books;
+use crate::ledger::state::{Crashes, Reservation, StateError};
 use crate::ledger::{Account, Application, Balances, Credential, Entry, RequestKey, RequestRecord};
 use redb::ReadTransaction;
 use std::collections::BTreeMap;
+use std::ops::Bound;
 
 /// A read transaction.
 pub struct Snapshot {
@@ -16,8 +18,7 @@ pub struct Snapshot {
 
 impl Snapshot {
     pub fn account(&self, id: AccountId) -> Result<Option<Account>> {
-        let accounts = self.table(tables::ACCOUNTS)?;
-        Ok(tables::get(&accounts, id.0.as_bytes())?)
+        Ok(Books::account(self, id)?)
     }
 
     pub fn accounts(&self) -> Result<Vec<Account>> {
@@ -26,15 +27,11 @@ impl Snapshot {
 
     /// Zero for an account that never had any.
     pub fn balances(&self, id: AccountId) -> Result<Balances> {
-        let balances = self.table(tables::BALANCES)?;
-        Ok(tables::get(&balances, id.0.as_bytes())?.unwrap_or_default())
+        Ok(Books::balances(self, id)?)
     }
 
     pub fn credential_by_digest(&self, digest: &[u8; 32]) -> Result<Option<Credential>> {
-        match tables::get(&self.table(tables::DIGESTS)?, digest)? {
-            Some(id) => self.credential(id),
-            None => Ok(None),
-        }
+        Ok(Books::credential_by_digest(self, digest)?)
     }
 
     pub fn credential(&self, id: CredentialId) -> Result<Option<Credential>> {
@@ -49,8 +46,7 @@ impl Snapshot {
     }
 
     pub fn application(&self, id: ApplicationId) -> Result<Option<Application>> {
-        let applications = self.table(tables::APPLICATIONS)?;
-        Ok(tables::get(&applications, id.0.as_bytes())?)
+        Ok(Books::application(self, id)?)
     }
 
     pub fn applications(&self, account: AccountId) -> Result<Vec<Application>> {
@@ -61,16 +57,18 @@ impl Snapshot {
 
     /// The request, be it live, recent or archived.
     pub fn request(&self, key: &RequestKey) -> Result<Option<RequestRecord>> {
-        let key = tables::request_key(key);
-        if let Some(record) = tables::get(&self.table(tables::REQUESTS)?, &key)? {
-            return Ok(Some(record));
-        }
-        Ok(tables::get(&self.archive()?, &key)?)
+        Ok(Books::request(self, key)?)
     }
 
     /// All of an account's requests with this id, over every scope (account keys may read its applications' requests).
     pub fn requests_by_id(&self, account: AccountId, request: RequestId) -> Result<Vec<RequestRecord>> {
         self.requests_under(&tables::request_prefix(account, request))
+    }
+
+    /// The crashes that an input of this account was running in.
+    pub fn crashes(&self, account: AccountId, fingerprint: &[u8; 32]) -> Result<Option<Crashes>> {
+        let crashes = self.table(tables::CRASHES)?;
+        Ok(tables::get(&crashes, &tables::crash_key(account, fingerprint))?)
     }
 
     /// Newest last.
@@ -95,13 +93,15 @@ impl Snapshot {
         Ok(records)
     }
 
-    /// An account's journal, oldest first.
-    pub fn entries(&self, account: AccountId) -> Result<Vec<Entry>> {
-        let places = tables::under::<()>(&self.table(tables::ENTRIES_BY_ACCOUNT)?, account.0.as_bytes())?;
+    /// Up to `limit` entries of an account's journal after sequence `after`, oldest first.
+    pub fn entries(&self, account: AccountId, after: u64, limit: usize) -> Result<Vec<Entry>> {
+        let places = self.table(tables::ENTRIES_BY_ACCOUNT)?;
+        let (from, to) = (tables::entry_key(account, after), tables::entry_key(account, u64::MAX));
+        let places = tables::range::<()>(&places, (Bound::Excluded(&from[..]), Bound::Included(&to[..])))?;
         let entries = self.table(tables::ENTRIES)?;
-        let found = places.iter().map(|(place, ())| {
-            let sequence = place.get(16..).unwrap_or_default();
-            tables::get(&entries, sequence)
+        let found = places.take(limit).map(|place| {
+            let (place, ()) = place?;
+            tables::get(&entries, place.get(16..).unwrap_or_default())
         });
         Ok(found.filter_map(Result::transpose).collect::<Result<_, StateError>>()?)
     }
@@ -116,7 +116,7 @@ impl Snapshot {
 
     fn all<T: super::codec::Field>(&self, table: Definition) -> Result<Vec<T>> {
         let table = self.table(table)?;
-        let rows = tables::rows(&table)?.map(|row| row.map(|(_, row)| row));
+        let rows = tables::under(&table, b"")?.map(|row| row.map(|(_, row)| row));
         Ok(rows.collect::<Result<_, StateError>>()?)
     }
 
@@ -124,7 +124,9 @@ impl Snapshot {
     fn requests_under(&self, prefix: &[u8]) -> Result<Vec<RequestRecord>> {
         let mut found = BTreeMap::new();
         for table in [self.archive()?, self.table(tables::REQUESTS)?] {
-            found.extend(tables::under::<RequestRecord>(&table, prefix)?);
+            for row in tables::under::<RequestRecord>(&table, prefix)? {
+                found.extend([row?]);
+            }
         }
         Ok(found.into_values().collect())
     }

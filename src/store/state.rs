@@ -7,6 +7,7 @@ use crate::ids::{AccountId, ApplicationId, BootId, CredentialId};
 use crate::ledger::state::{Crashes, Granted, Head, LedgerState, Reservation, StateError};
 use crate::ledger::{Account, Application, Balances, Credential, Entry, RequestKey, RequestRecord};
 use redb::WriteTransaction;
+use std::collections::BTreeMap;
 
 type Result<T> = std::result::Result<T, StateError>;
 
@@ -27,6 +28,9 @@ pub(super) struct WriteState<'t> {
     archive: ReadOnly,
     head: Head,
     changed: bool,
+    /// Rows that most commands of a batch change again, written once at its end.
+    changed_accounts: BTreeMap<AccountId, Account>,
+    changed_balances: BTreeMap<AccountId, Balances>,
 }
 
 impl<'t> WriteState<'t> {
@@ -50,12 +54,20 @@ impl<'t> WriteState<'t> {
             archive,
             head: progress.head,
             changed: false,
+            changed_accounts: BTreeMap::new(),
+            changed_balances: BTreeMap::new(),
         })
     }
 
-    /// Writes where the journal and time stand now; false when nothing was changed and nothing needs a commit.
+    /// Writes what is left to write and where the journal and time stand now; false when nothing was changed and nothing needs a commit.
     pub fn finish(mut self, now: UnixMillis) -> Result<bool> {
         if self.changed {
+            for (id, account) in &self.changed_accounts {
+                put(&mut self.accounts, id.0.as_bytes(), account)?;
+            }
+            for (id, balances) in &self.changed_balances {
+                put(&mut self.balances, id.0.as_bytes(), balances)?;
+            }
             let progress = Progress { head: self.head, clock: now };
             put(&mut self.meta, tables::PROGRESS, &progress)?;
         }
@@ -65,21 +77,29 @@ impl<'t> WriteState<'t> {
 
 impl LedgerState for WriteState<'_> {
     fn account(&self, id: AccountId) -> Result<Option<Account>> {
-        get(&self.accounts, id.0.as_bytes())
+        match self.changed_accounts.get(&id) {
+            Some(account) => Ok(Some(account.clone())),
+            None => get(&self.accounts, id.0.as_bytes()),
+        }
     }
 
     fn put_account(&mut self, account: &Account) -> Result<()> {
         self.changed = true;
-        put(&mut self.accounts, account.id.0.as_bytes(), account)
+        self.changed_accounts.insert(account.id, account.clone());
+        Ok(())
     }
 
     fn balances(&self, id: AccountId) -> Result<Balances> {
-        get(&self.balances, id.0.as_bytes()).map(Option::unwrap_or_default)
+        match self.changed_balances.get(&id) {
+            Some(balances) => Ok(*balances),
+            None => get(&self.balances, id.0.as_bytes()).map(Option::unwrap_or_default),
+        }
     }
 
     fn put_balances(&mut self, id: AccountId, balances: &Balances) -> Result<()> {
         self.changed = true;
-        put(&mut self.balances, id.0.as_bytes(), balances)
+        self.changed_balances.insert(id, *balances);
+        Ok(())
     }
 
     fn application(&self, id: ApplicationId) -> Result<Option<Application>> {

@@ -6,6 +6,7 @@ use crate::ids::{AccountId, RequestId};
 use crate::ledger::RequestKey;
 use crate::ledger::state::StateError;
 use redb::{ReadTransaction, ReadableTable, Table, TableDefinition, WriteTransaction};
+use std::ops::Bound;
 
 pub(super) type Definition = TableDefinition<'static, &'static [u8], &'static [u8]>;
 pub(super) type Writable<'t> = Table<'t, &'static [u8], &'static [u8]>;
@@ -129,21 +130,47 @@ pub(super) fn rows<T: Field>(
     }))
 }
 
-/// The rows whose keys begin with `prefix`, in key order.
-pub(super) fn under<T: Field>(
-    table: &impl ReadableTable<&'static [u8], &'static [u8]>,
-    prefix: &[u8],
-) -> Result<Vec<(Vec<u8>, T)>, StateError> {
-    let mut found = Vec::new();
-    for pair in table.range(prefix..)? {
+/// The rows of a range of keys, as (key, row). A damaged one is an item of its own; a failure of the database is the last.
+pub(super) fn range<T: Field>(
+    table: &ReadOnly,
+    keys: (Bound<&[u8]>, Bound<&[u8]>),
+) -> Result<impl Iterator<Item = Result<(Vec<u8>, T), StateError>> + use<T>, StateError> {
+    let pairs = table.range::<&[u8]>(keys)?;
+    let failed = |pair: &Result<_, _>| pair.is_err();
+    Ok(until_after(pairs, failed).map(|pair| {
         let (key, stored) = pair?;
-        if !key.value().starts_with(prefix) {
-            break;
-        }
         let row = codec::unseal(key.value(), stored.value())?;
-        found.push((key.value().to_vec(), row));
-    }
-    Ok(found)
+        Ok((key.value().to_vec(), row))
+    }))
+}
+
+/// The rows whose keys begin with `prefix`, likewise.
+pub(super) fn under<T: Field>(
+    table: &ReadOnly,
+    prefix: &[u8],
+) -> Result<impl Iterator<Item = Result<(Vec<u8>, T), StateError>> + use<T>, StateError> {
+    let behind = successor(prefix);
+    let end = behind.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
+    range(table, (Bound::Included(prefix), end))
+}
+
+/// The first key behind all that begin with `prefix`; `None` when no key is.
+fn successor(prefix: &[u8]) -> Option<Vec<u8>> {
+    let last = prefix.iter().rposition(|byte| *byte < u8::MAX)?;
+    let mut behind = prefix[..=last].to_vec();
+    behind[last] += 1;
+    Some(behind)
+}
+
+/// Ends after the first item that `is_last`.
+fn until_after<T>(items: impl Iterator<Item = T>, is_last: impl Fn(&T) -> bool) -> impl Iterator<Item = T> {
+    items.scan(false, move |ended, item| {
+        if *ended {
+            return None;
+        }
+        *ended = is_last(&item);
+        Some(item)
+    })
 }
 
 pub(super) fn open(txn: &ReadTransaction, table: Definition) -> Result<ReadOnly, StateError> {

@@ -10,8 +10,9 @@ use super::queue::{Job, Taken, Work};
 use super::retention::{self, Retention};
 use super::state::WriteState;
 use super::tables;
-use super::{Result, Shared, StoreError, bodies, check};
+use super::{Result, Shared, StoreError, bodies};
 use crate::clock::UnixMillis;
+use crate::failpoint::failpoint;
 use crate::ids::AttemptId;
 use crate::ledger::apply::{ApplyError, apply};
 use crate::ledger::commands::ReleaseCause;
@@ -65,6 +66,17 @@ impl From<StateError> for Failure {
     }
 }
 
+/// Ends the process where a panic passes it.
+struct EndOnPanic;
+
+impl Drop for EndOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort();
+        }
+    }
+}
+
 impl Writer {
     pub fn new(shared: Arc<Shared>, retention: Retention, clock: UnixMillis) -> Self {
         let now = Instant::now();
@@ -83,6 +95,7 @@ impl Writer {
     /// Ends what earlier boots left open. Before this, nothing may be admitted.
     pub fn recover(&mut self) -> Result<()> {
         let boot = self.shared.boot;
+        self.shared.with_files(|files| Ok(bodies::remove_orphans(files)?))?;
         let mut total = 0;
         loop {
             let limit = RECOVERY_BATCH;
@@ -96,12 +109,14 @@ impl Writer {
                 return Err(StoreError::Unusable(why.into()));
             };
             total += released;
+            failpoint!("store::recovered");
             if !remaining {
                 break;
             }
         }
         if total > 0 {
             tracing::warn!(released = total, "released reservations of earlier starts");
+            self.shared.released(ReleaseCause::Failed(FailureCode::NodeRestarted), total as u64);
         }
         Ok(())
     }
@@ -165,7 +180,11 @@ impl Writer {
             results.push(self.perform(&mut state, &job.work, index)?);
         }
         if state.finish(self.clock)? {
+            failpoint!("store::before_commit");
+            failpoint!("store::commit_lost", |_| Err(Failure::Handle("the commit failed".into())));
             txn.commit().map_err(StateError::from)?;
+            failpoint!("store::after_commit");
+            failpoint!("store::commit_unknown", |_| Err(Failure::Handle("the commit failed".into())));
         }
         Ok(results)
     }
@@ -195,7 +214,7 @@ impl Writer {
             self.shared.health.trusted()?;
         }
         if matches!(command, Command::Admit(_)) && self.is_space_low() {
-            return Err("less than 512 MiB of disk space are free".into());
+            return Err("less than 512 MiB of disk space are free: make room".into());
         }
         Ok(())
     }
@@ -215,7 +234,13 @@ impl Writer {
     }
 
     fn acknowledge(&self, jobs: Vec<Job>, results: Vec<Result<Outcome>>) {
+        // Dropped before the jobs are: nobody is told "unknown" of what was committed by a process that is about to end.
+        let _end = EndOnPanic;
+        failpoint!("store::acknowledge");
         for (job, result) in jobs.into_iter().zip(results) {
+            if let (Work::Apply(Command::Release { cause, .. }), Ok(Outcome::Request(_))) = (&job.work, &result) {
+                self.shared.released(*cause, 1);
+            }
             let admission = job.work.admission();
             let admitted = matches!(result, Ok(Outcome::Admitted(_)));
             let heard = job.answer(result);
@@ -270,11 +295,9 @@ impl Writer {
     }
 
     fn try_reopen(&mut self) -> Result<()> {
+        failpoint!("store::reopen", |_| Err(StoreError::Unavailable("it stays closed".into())));
         let files = Files::open(&*self.shared.disk)?;
-        let report = check::audit(&files.snapshot()?)?;
-        if let Some(violation) = report.violations.first() {
-            self.shared.health.distrust(violation);
-        }
+        self.shared.audit_news(&files.snapshot()?)?;
         self.clock = self.clock.max(files.clock()?);
         self.shared.connect(files);
         Ok(())
@@ -302,11 +325,11 @@ impl Writer {
         }
     }
 
-    /// True when more is due.
+    /// True when more is due. Goes by the clock itself: stored time, which never goes back, may be ahead of it, and nothing
+    /// may be forgotten early.
     pub fn sweep(&mut self) -> Result<bool, StateError> {
-        self.clock = self.clock.max(self.shared.clock.now());
         match &*self.shared.files() {
-            Some(files) => retention::sweep(files, self.clock, &self.retention),
+            Some(files) => retention::sweep(files, self.shared.clock.now(), &self.retention),
             None => Ok(false),
         }
     }

@@ -2,6 +2,8 @@
 
 pub mod chat_template;
 pub mod detokenizer;
+#[cfg(test)]
+mod fuzz;
 mod gguf;
 mod load;
 mod pre_tokenizer;

@@ -30,9 +30,9 @@ fn succeeded(command: &mut Command) -> Result<(), String> {
 }
 
 /// Runs `install` unless the pinned versions are there already.
-fn install(folder: &Path, pins: &str, install: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
+fn install(folder: &Path, pins: &Path, install: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
     let _one = INSTALLING.lock().unwrap();
-    let (wanted, stamp) = (std::fs::read_to_string(scripts().join(pins)).unwrap(), folder.join("installed"));
+    let (wanted, stamp) = (std::fs::read_to_string(pins).unwrap(), folder.join("installed"));
     if std::fs::read_to_string(&stamp).is_ok_and(|found| found == wanted) {
         return Ok(());
     }
@@ -41,6 +41,17 @@ fn install(folder: &Path, pins: &str, install: impl FnOnce() -> Result<(), Strin
     install()?;
     std::fs::write(stamp, wanted).unwrap();
     Ok(())
+}
+
+/// The Python of `target/clients/NAME` and whether `pins` could be installed for it.
+pub fn python(name: &str, pins: &Path) -> (PathBuf, Result<(), String>) {
+    let folder = installed_under(name);
+    let python = folder.join("venv/bin/python");
+    let installed = install(&folder, pins, || {
+        succeeded(Command::new("python3").args(["-m", "venv"]).arg(folder.join("venv")))?;
+        succeeded(Command::new(&python).args(["-m", "pip", "install", "--quiet", "-r"]).arg(pins))
+    });
+    (python, installed)
 }
 
 /// A customer of a ready node runs the client.
@@ -60,13 +71,7 @@ fn check(what: &str, installed: Result<(), String>, client: impl FnOnce(&str, &s
 
 #[test]
 fn openai_for_python() {
-    let folder = installed_under("python");
-    let python = folder.join("venv/bin/python");
-    let installed = install(&folder, "requirements.txt", || {
-        succeeded(Command::new("python3").args(["-m", "venv"]).arg(folder.join("venv")))?;
-        let pins = scripts().join("requirements.txt");
-        succeeded(Command::new(&python).args(["-m", "pip", "install", "--quiet", "-r"]).arg(pins))
-    });
+    let (python, installed) = python("python", &scripts().join("requirements.txt"));
     check("openai for Python", installed, |base, key| {
         Command::new(&python).arg(scripts().join("openai_python.py")).args([base, key]).output().unwrap()
     });
@@ -75,7 +80,7 @@ fn openai_for_python() {
 #[test]
 fn openai_for_javascript() {
     let folder = installed_under("javascript");
-    let installed = install(&folder, "package.json", || {
+    let installed = install(&folder, &scripts().join("package.json"), || {
         std::fs::copy(scripts().join("package.json"), folder.join("package.json"))
             .map_err(|error| error.to_string())?;
         succeeded(Command::new("npm").args(["install", "--silent", "--no-audit", "--no-fund"]).current_dir(&folder))

@@ -1,77 +1,93 @@
-//! Clients that break the rules of HTTP or of patience, seen from the socket. Whatever they do, the node goes on.
+//! Clients that break the rules of patience or vanish, seen from the socket. Whatever they do, the node goes on.
 
-use super::support::{CHAT, Setup, World, chat_headers, http2, next_piece};
+use super::raw::{answers, ask, completion, header_lines, talk};
+use super::support::{CHAT, Setup, World, bearer, http2, next_piece};
 use bytes::Bytes;
+use cresset::ledger::AttemptState;
 use http_body_util::{BodyExt, Full};
 use hyper::Request;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::json;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use uuid::Uuid;
-
-/// Sends bytes, then reads what comes until the node closes the connection.
-async fn talk(world: &World, bytes: &[u8]) -> String {
-    let mut stream = TcpStream::connect(world.address).await.unwrap();
-    stream.write_all(bytes).await.unwrap();
-    until_closed(&mut stream).await
-}
-
-fn header_lines(key: &str, id: Uuid) -> String {
-    let headers = chat_headers(key, &id.to_string());
-    let lines: Vec<String> = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-    lines.concat()
-}
-
-async fn until_closed(stream: &mut TcpStream) -> String {
-    let mut seen = Vec::new();
-    // A reset is an end, too.
-    let _ = tokio::time::timeout(Duration::from_secs(30), stream.read_to_end(&mut seen)).await.expect("it is closed");
-    String::from_utf8_lossy(&seen).into_owned()
-}
 
 async fn impatient(choose: impl FnOnce(&mut Setup)) -> World {
     World::with(|setup| {
         let http = &mut setup.config.http;
         (http.first_byte_seconds, http.header_seconds, http.body_seconds, http.write_stall_seconds) = (1, 1, 1, 1);
+        (http.idle_seconds, http.linger_seconds) = (1, 1);
         choose(setup);
     })
     .await
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn broken_framing_is_refused() {
-    let world = impatient(|_| {}).await;
-    let many = "x-a: 1\r\n".repeat(65);
-    let large = "a".repeat(40 * 1024);
-    for (request, status) in [
-        ("GET /v1/me HTTP/1.1\r\nbroken header\r\n\r\n".to_owned(), "400"),
-        (format!("GET /v1/me HTTP/1.1\r\n{many}\r\n"), "431"),
-        (format!("GET /v1/me HTTP/1.1\r\nx-a: {large}\r\n\r\n"), "431"),
-        (format!("POST {CHAT} HTTP/1.1\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\n"), "400"),
-        (format!("POST {CHAT} HTTP/1.1\r\ncontent-length: -1\r\n\r\n"), "400"),
-    ] {
-        let answer = talk(&world, request.as_bytes()).await;
-        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{}: {answer}", &request[..40]);
-    }
-    assert_eq!(world.get("/v1/me").await.status, 200);
-    world.close().await;
+/// A connection with buffers too small for an answer of some size.
+async fn narrow(world: &World) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    socket.connect(world.address).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn silence_is_not_waited_for() {
     let world = impatient(|_| {}).await;
     let headers = header_lines(&world.key, Uuid::new_v4());
-    let half_body = format!("POST {CHAT} HTTP/1.1\r\nhost: a\r\n{headers}content-length: 100\r\n\r\n{{");
-    let (nothing, half_head, body) = tokio::join!(
-        talk(&world, b""),
-        talk(&world, b"GET /v1/me HTTP/1.1\r\nhost: a\r\n"),
-        talk(&world, half_body.as_bytes()),
+    let half_body = format!("POST {CHAT} HTTP/1.1\r\n{headers}content-length: 100\r\n\r\n{{");
+    let half_chunk = format!("POST {CHAT} HTTP/1.1\r\n{headers}transfer-encoding: chunked\r\n\r\n5\r\n{{");
+    let me = format!("GET /v1/me HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {}\r\n\r\n", world.key);
+    let after_one = me.clone() + "GET /v1";
+    let (nothing, blank, half_head, half_next, idle, body, chunk, half_preface, no_stream) = tokio::join!(
+        talk(world.address, b""),
+        talk(world.address, b"\r\n"),
+        ask(world.address, b"GET /v1/me HTTP/1.1\r\nhost: a\r\n"),
+        talk(world.address, after_one.as_bytes()),
+        talk(world.address, me.as_bytes()),
+        ask(world.address, half_body.as_bytes()),
+        ask(world.address, half_chunk.as_bytes()),
+        talk(world.address, b"PRI * HTTP/2.0\r\n\r\nSM"),
+        talk(world.address, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0"),
     );
-    assert_eq!(nothing, "");
-    assert!(half_head.is_empty() || half_head.starts_with("HTTP/1.1 408"), "{half_head}");
-    assert!(body.starts_with("HTTP/1.1 400") && body.contains("did not arrive in time"), "{body}");
+    assert_eq!([nothing, blank], ["", ""]);
+    let half_next = answers(&half_next).pop().unwrap();
+    for late in [&half_head, &half_next] {
+        late.assert_dressed("late");
+        assert_eq!((late.status, late.code().as_str()), (408, "invalid_request"), "{late:?}");
+    }
+    assert_eq!(answers(&idle).len(), 1);
+    for late in [body, chunk] {
+        assert!(late.status == 400 && late.body.contains("did not arrive in time"), "{late:?}");
+    }
+    assert_eq!(half_preface, "");
+    assert!(!no_stream.contains("HTTP/1"), "a connection without streams ends: {no_stream:?}");
     assert_eq!(world.get("/v1/me").await.status, 200);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_byte_now_and_then_does_not_stretch_the_time() {
+    let world = impatient(|_| {}).await;
+    let headers = header_lines(&world.key, Uuid::new_v4());
+    let body = format!("POST {CHAT} HTTP/1.1\r\n{headers}content-length: 1000\r\n\r\n");
+    for (whole, then, status) in [("", "GET /v1/me HTTP/1.1\r\nhost: aaaaaaaaaaaaaaaaaaaa", 408), (&body, "{ ", 400)] {
+        let mut stream = TcpStream::connect(world.address).await.unwrap();
+        stream.write_all(whole.as_bytes()).await.unwrap();
+        let mut drops = then.bytes().cycle();
+        let mut answer = [0; 12];
+        // Far more drops than the time allows: without the limit this would go on for minutes.
+        let heard = loop {
+            let drop = [drops.next().unwrap()];
+            if stream.write_all(&drop).await.is_err() {
+                break stream.read(&mut answer).await.unwrap_or(0);
+            }
+            let next = tokio::time::timeout(Duration::from_millis(100), stream.read(&mut answer)).await;
+            if let Ok(read) = next {
+                break read.unwrap();
+            }
+        };
+        assert_eq!(String::from_utf8_lossy(&answer[..heard]), format!("HTTP/1.1 {status}"));
+    }
     world.close().await;
 }
 
@@ -83,15 +99,12 @@ async fn a_stream_that_is_never_read_stops_nobody() {
     })
     .await;
     // Enough events to fill every buffer between the node and a client that reads none of them.
-    let body =
-        world.ask(json!({ "stream": true, "max_tokens": 900, "logprobs": true, "top_logprobs": 20 })).to_string();
+    let body = world.ask(json!({ "stream": true, "max_tokens": 900, "logprobs": true, "top_logprobs": 20 }));
     let mut silent = Vec::new();
     for _ in 0..20 {
         let id = Uuid::new_v4();
-        let headers = header_lines(&world.key, id);
-        let head = format!("POST {CHAT} HTTP/1.1\r\nhost: a\r\n{headers}content-length: {}\r\n\r\n", body.len());
-        let mut stream = TcpStream::connect(world.address).await.unwrap();
-        stream.write_all((head + &body).as_bytes()).await.unwrap();
+        let mut stream = narrow(&world).await;
+        stream.write_all(completion(&world, id, &body).as_bytes()).await.unwrap();
         silent.push((id, stream));
     }
     assert_eq!(world.post(Uuid::new_v4(), &world.ask(json!({ "max_tokens": 5 }))).await.status, 200);
@@ -104,21 +117,24 @@ async fn a_stream_that_is_never_read_stops_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn clients_that_vanish_at_any_moment_leave_nothing_reserved() {
-    let world = World::with(|setup| {
-        setup.config.requests.disconnect_grace_seconds = 0;
-        setup.step = Duration::from_millis(1);
-    })
-    .await;
-    let body = world.ask(json!({ "stream": true, "ignore_eos": true, "max_tokens": 50 }));
-    for moment in 0..60_u64 {
-        let request = world.open(&world.key, Uuid::new_v4(), &body);
-        if let Ok(mut response) = tokio::time::timeout(Duration::from_micros(moment * 300), request).await {
-            for _ in 0..moment % 5 {
-                next_piece(&mut response).await;
-            }
-        }
-    }
+async fn an_answer_that_is_never_read_is_dropped() {
+    let world = impatient(|setup| setup.ends = false).await;
+    let body = world.ask(json!({ "max_tokens": 900, "logprobs": true, "top_logprobs": 20 }));
+    let id = Uuid::new_v4();
+    let size = world.post(id, &body).await.body.len();
+    // The same answer again and again, far more of it than any buffer holds.
+    let copies = (64 << 20) / size;
+    let mut stream = narrow(&world).await;
+    stream.write_all(completion(&world, id, &body).repeat(copies).as_bytes()).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    let mut seen = Vec::new();
+    let _ = stream.read_to_end(&mut seen).await;
+    assert!(
+        seen.len() < size * copies,
+        "the connection was closed with bytes left: {} of {}",
+        seen.len(),
+        size * copies
+    );
     world.close().await;
 }
 
@@ -130,38 +146,102 @@ async fn one_address_gets_so_many_connections() {
     // The first two are counted once they are accepted: an answer shows it.
     first.write_all(b"GET /v1/me HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
     first.read_u8().await.unwrap();
-    assert_eq!(talk(&world, b"").await, "", "the third is closed");
+    assert_eq!(talk(world.address, b"").await, "", "the third is closed");
     drop((first, second));
     world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_in_all_are_bounded_and_given_back() {
+    let world = impatient(|setup| setup.config.http.max_connections = 2).await;
+    let silent = [TcpStream::connect(world.address).await.unwrap(), TcpStream::connect(world.address).await.unwrap()];
+    assert_eq!(world.get("/v1/me").await.status, 200, "it waits until a silent one is let go");
+    drop(silent);
+    world.close().await;
+}
+
+fn get_me(world: &World) -> Request<Full<Bytes>> {
+    let (name, value) = bearer(&world.key).remove(0);
+    Request::builder().uri("http://node/v1/me").header(name, value).body(Full::default()).unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn http2_speaks_the_same_api() {
     let world = World::new().await;
     let mut sender = http2(world.address).await;
-    let request = |path: &str| {
-        let uri = format!("http://node{path}");
-        let request = Request::builder().uri(uri).header("authorization", format!("Bearer {}", world.key));
-        request.body(Full::new(Bytes::new())).unwrap()
-    };
-    let response = sender.send_request(request("/v1/me")).await.unwrap();
-    assert_eq!(response.status().as_u16(), 200);
-    let mut id = request(CHAT);
-    *id.method_mut() = hyper::Method::POST;
-    for (name, value) in chat_headers(&world.key, &Uuid::new_v4().to_string()).into_iter().skip(1) {
-        id.headers_mut().insert(name, value.parse().unwrap());
+    assert_eq!(sender.send_request(get_me(&world)).await.unwrap().status().as_u16(), 200);
+    let mut chat = get_me(&world);
+    (*chat.method_mut(), *chat.uri_mut()) = (hyper::Method::POST, format!("http://node{CHAT}").parse().unwrap());
+    for (name, value) in super::support::chat_headers(&world.key, &Uuid::new_v4().to_string()).into_iter().skip(1) {
+        chat.headers_mut().insert(name, value.parse().unwrap());
     }
-    *id.body_mut() = Full::new(world.ask(json!({ "stream": true })).to_string().into());
-    let response = sender.send_request(id).await.unwrap();
+    *chat.body_mut() = Full::new(world.ask(json!({ "stream": true })).to_string().into());
+    let response = sender.send_request(chat).await.unwrap();
     let text = response.into_body().collect().await.unwrap().to_bytes();
     assert!(text.ends_with(b"data: [DONE]\n\n"));
-    let mut crowded = request("/v1/me");
-    for i in 0..70 {
-        crowded
-            .headers_mut()
-            .insert(hyper::header::HeaderName::from_bytes(format!("x-{i}").as_bytes()).unwrap(), 1.into());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_http2_stream_whose_window_is_shut_is_reset() {
+    let world = impatient(|setup| setup.config.http.idle_seconds = 60).await;
+    let io = TokioIo::new(TcpStream::connect(world.address).await.unwrap());
+    let mut builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
+    let (mut sender, connection) = builder.initial_stream_window_size(0).handshake(io).await.unwrap();
+    tokio::spawn(connection);
+    let response = sender.send_request(get_me(&world)).await.unwrap();
+    assert_eq!(response.status().as_u16(), 200);
+    let error = response.into_body().collect().await.unwrap_err();
+    assert!(format!("{error:?}").contains("CANCEL"), "{error:?}");
+    world.close().await;
+}
+
+/// An HTTP/2 frame.
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = (payload.len() as u32).to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+/// `GET /`, the shortest header block there is.
+const GET: &[u8] = &[0x82, 0x84, 0x86, 0x41, 1, b'a'];
+const HEADERS: u8 = 1;
+const RESET: u8 = 3;
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const CONTINUATION: u8 = 9;
+
+fn greeting() -> Vec<u8> {
+    [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), frame(SETTINGS, 0, 0, &[])].concat()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn http2_floods_end_their_connection_alone() {
+    let world = impatient(|_| {}).await;
+    let streams = (0..5_000).map(|n| n * 2 + 1);
+    let open = |stream| frame(HEADERS, 0b101, stream, GET);
+    let floods: [(&str, Vec<u8>); 4] = [
+        ("rapid reset", streams.clone().flat_map(|n| [open(n), frame(RESET, 0, n, &[0, 0, 0, 8])].concat()).collect()),
+        ("streams", streams.clone().flat_map(open).collect()),
+        ("continuation", [frame(HEADERS, 0, 1, GET), frame(CONTINUATION, 0, 1, &[0x0f; 9_000]).repeat(200)].concat()),
+        ("pings", frame(PING, 0, 0, &[0; 8]).repeat(50_000)),
+    ];
+    for (name, flood) in floods {
+        let mut stream = TcpStream::connect(world.address).await.unwrap();
+        let (mut reading, mut writing) = stream.split();
+        let mut thrown = vec![0; 1 << 16];
+        let bytes = [greeting(), flood].concat();
+        let flooding = async { while writing.write_all(&bytes).await.is_ok() {} };
+        let listening = async { while reading.read(&mut thrown).await.is_ok_and(|count| count > 0) {} };
+        if name == "pings" {
+            // Nothing wrong with them but their number: they are answered, and hold nothing up.
+            let _ = tokio::time::timeout(Duration::from_millis(200), async { tokio::join!(flooding, listening) }).await;
+        } else {
+            let ended =
+                tokio::time::timeout(Duration::from_secs(30), async { tokio::join!(flooding, listening) }).await;
+            assert!(ended.is_ok(), "{name} goes on for ever");
+        }
+        assert_eq!(world.get("/v1/me").await.status, 200, "{name}");
     }
-    assert_eq!(sender.send_request(crowded).await.unwrap().status().as_u16(), 400);
     world.close().await;
 }
 
@@ -178,4 +258,100 @@ async fn streams_finish_when_the_listener_stops() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     world.close().await;
+}
+
+/// Where a client vanishes.
+#[derive(Clone, Copy, Debug)]
+enum Stage {
+    BeforeHead,
+    MidHead,
+    BeforeBody,
+    MidBody,
+    Sent,
+    MidStream,
+    AfterDone,
+    Silent,
+    NeverRead,
+}
+
+const STAGES: [Stage; 9] = [
+    Stage::BeforeHead,
+    Stage::MidHead,
+    Stage::BeforeBody,
+    Stage::MidBody,
+    Stage::Sent,
+    Stage::MidStream,
+    Stage::AfterDone,
+    Stage::Silent,
+    Stage::NeverRead,
+];
+
+/// Gets as far as `stage`, then resets the connection.
+async fn vanish(world: &World, stage: Stage) {
+    let max_tokens = if matches!(stage, Stage::AfterDone) { 2 } else { 200 };
+    let body = world.ask(json!({ "stream": true, "ignore_eos": true, "max_tokens": max_tokens }));
+    let request = completion(world, Uuid::new_v4(), &body);
+    let head = request.find("\r\n\r\n").unwrap() + 4;
+    let sent = match stage {
+        Stage::BeforeHead | Stage::Silent => 0,
+        Stage::MidHead => head / 2,
+        Stage::BeforeBody => head,
+        Stage::MidBody => usize::midpoint(head, request.len()),
+        _ => request.len(),
+    };
+    let mut stream = narrow(world).await;
+    stream.write_all(&request.as_bytes()[..sent]).await.unwrap();
+    match stage {
+        Stage::MidStream => drop(stream.read(&mut [0; 600]).await),
+        Stage::AfterDone => {
+            let mut seen = Vec::new();
+            while !seen.ends_with(b"data: [DONE]\n\n\r\n0\r\n\r\n") {
+                seen.push(stream.read_u8().await.unwrap());
+            }
+        }
+        Stage::Silent | Stage::NeverRead => {
+            // Reset only once the node has let go of it, or nearly.
+            tokio::time::sleep(Duration::from_millis(900)).await;
+        }
+        _ => tokio::task::yield_now().await,
+    }
+    stream.set_zero_linger().unwrap();
+}
+
+/// `rounds` times everything at once, with a well-behaved client beside it.
+async fn storm(rounds: usize) {
+    let world = impatient(|setup| {
+        setup.step = Duration::from_micros(200);
+        setup.max_rows = 4;
+        setup.config.requests.disconnect_grace_seconds = 0;
+        setup.config.plans.get_mut("default").unwrap().max_concurrent = 1_000;
+        setup.max_waiting = 1_000;
+        setup.trial = 1 << 40;
+    })
+    .await;
+    for _ in 0..rounds {
+        let clients = STAGES.iter().map(|stage| vanish(&world, *stage));
+        let ask = world.ask(json!({ "max_tokens": 2 }));
+        let (_, answer) = tokio::join!(futures_util::future::join_all(clients), world.post(Uuid::new_v4(), &ask));
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+    tokio::time::timeout(Duration::from_mins(1), world.node.drain()).await.expect("requests end");
+    let requests = world.node.store.read().unwrap().requests(world.account).unwrap();
+    assert!(requests.len() >= 4 * rounds, "they got as far as that: {}", requests.len());
+    for request in requests {
+        let state = request.latest().state;
+        assert!(!matches!(state, AttemptState::Queued | AttemptState::Running), "{request:?}");
+    }
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_that_vanish_at_any_stage_leave_nothing_open() {
+    storm(8).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "a quarter of an hour"]
+async fn thousands_of_clients_that_vanish_leave_nothing_open() {
+    storm(1_000).await;
 }

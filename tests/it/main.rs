@@ -3,17 +3,32 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod api;
+mod bench;
+mod charges;
 mod cli;
 mod clients;
+mod control_plane;
 mod crash;
+mod crash_points;
+mod edge;
+mod families;
+mod fleet;
 mod hostile;
 mod idempotency;
+mod isolation;
 mod lifecycle;
+mod openapi;
 mod operator;
 mod process;
+mod races;
+mod raw;
 mod release;
 mod secrecy;
+mod soak;
 mod sse;
+mod storage;
 mod support;
 mod text_goldens;
 mod tidy;
+mod unavailable;
+mod volley;

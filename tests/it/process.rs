@@ -42,10 +42,7 @@ impl Folder {
     /// A ledger and a small qualified model, as a copy of one that is made once per run.
     pub fn ready() -> Self {
         static TEMPLATE: OnceLock<Folder> = OnceLock::new();
-        let template = TEMPLATE.get_or_init(Self::make_ready);
-        let folder = Self::empty();
-        copy(template.path(), folder.path());
-        folder
+        TEMPLATE.get_or_init(Self::make_ready).twin()
     }
 
     fn make_ready() -> Self {
@@ -54,6 +51,13 @@ impl Folder {
         cresset_models::testing::tiny_llama_gguf(&model, 7).unwrap();
         folder.json(&["models", "add", "--path", model.to_str().unwrap(), "--name", MODEL]);
         folder.json(&["qualify", MODEL]);
+        folder
+    }
+
+    /// A folder with the same content. Nothing may be running on this one.
+    pub fn twin(&self) -> Self {
+        let folder = Self::empty();
+        copy(self.path(), folder.path());
         folder
     }
 
@@ -73,6 +77,11 @@ impl Folder {
 
     pub fn run(&self, arguments: &[&str]) -> Finished {
         Finished::of(self.command(arguments).output().unwrap())
+    }
+
+    /// A command with the given `FAILPOINTS`.
+    pub fn run_failing(&self, points: &str, arguments: &[&str]) -> Finished {
+        Finished::of(self.command(arguments).env("FAILPOINTS", points).output().unwrap())
     }
 
     /// A command that must succeed; its document.
@@ -109,13 +118,36 @@ impl Folder {
     }
 
     pub fn serve_with(&self, more: &[&str]) -> Served {
+        Served::start(self.serve_command(more))
+    }
+
+    pub fn serve_command(&self, more: &[&str]) -> Command {
         let arguments = ["serve", "--json", "--listen", "127.0.0.1:0", "--operator", "127.0.0.1:0"];
-        let mut child = self
-            .command(&[&arguments[..], more].concat())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        self.command(&[&arguments[..], more].concat())
+    }
+
+    /// A node with the given `FAILPOINTS`.
+    pub fn serve_failing(&self, points: &str) -> Served {
+        let mut command = self.serve_command(&[]);
+        command.env("FAILPOINTS", points);
+        Served::start(command)
+    }
+
+    /// A node none of whose files may grow beyond this size.
+    pub fn serve_within(&self, file_bytes: u64) -> Served {
+        let node = self.serve_command(&[]);
+        let mut command = Command::new("sh");
+        // The shell counts blocks of 512 bytes; a write beyond the limit is an error, not a signal.
+        let limit = format!("trap '' XFSZ; ulimit -S -f {}; exec \"$@\"", file_bytes.div_ceil(512));
+        command.args(["-c", &limit, "sh"]).arg(node.get_program()).args(node.get_args()).stdin(Stdio::null());
+        Served::start(command)
+    }
+}
+
+impl Served {
+    /// Returns when the node is ready for requests.
+    pub fn start(mut command: Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let log = drain(child.stderr.take().unwrap());
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
@@ -124,7 +156,7 @@ impl Folder {
             .unwrap_or_else(|_| panic!("no ready line but {line:?}; the log:\n{}", log.lock().unwrap()));
         assert_eq!(ready["event"], "ready");
         let text = |value: &Value| value.as_str().unwrap().to_owned();
-        Served {
+        Self {
             child,
             listen: text(&ready["listen"]),
             operator: text(&ready["operator"]),
@@ -162,6 +194,10 @@ pub struct Served {
 }
 
 impl Served {
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     pub fn signal(&self, name: &str) {
         let status = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status().unwrap();
         assert!(status.success());

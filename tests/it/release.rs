@@ -7,29 +7,32 @@ use cresset::engine::{EngineHandle, EngineOptions, Event, GenerateRequest, Sampl
 use cresset::ids::AccountId;
 use cresset_models::ModelSource;
 use cresset_qualification::Goldens;
+use cresset_qualification::goldens::Case;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 const NAME: &str = "smollm2-135m-instruct";
 
-/// A data folder's worth of the default release, kept between runs.
-fn fetched() -> &'static Path {
-    static FETCHED: OnceLock<PathBuf> = OnceLock::new();
-    FETCHED.get_or_init(|| {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("releases");
-        std::fs::create_dir_all(&folder).unwrap();
-        let catalogue = Catalogue::new(&folder);
-        let manifest = catalogue.find(NAME).unwrap();
-        if !catalogue.is_pulled(&manifest) {
-            catalogue.pull(NAME, &FetchOptions::default(), &mut |_| ()).unwrap();
-        }
-        folder
-    })
+/// A data folder's worth of releases, kept between runs.
+pub fn kept() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join("releases")
+}
+
+/// The file of a release, fetched unless it is there.
+pub fn fetch(name: &str) -> PathBuf {
+    std::fs::create_dir_all(kept()).unwrap();
+    let catalogue = Catalogue::new(&kept());
+    let manifest = catalogue.find(name).unwrap();
+    if !catalogue.is_pulled(&manifest) {
+        catalogue.pull(name, &FetchOptions::default(), &mut |_| ()).unwrap();
+    }
+    kept().join("models").join(name).join(&manifest.files[0].name)
 }
 
 /// The default release's GGUF file.
 pub fn default_gguf() -> PathBuf {
-    fetched().join("models").join(NAME).join("SmolLM2-135M-Instruct.Q4_1.gguf")
+    static FETCHED: OnceLock<PathBuf> = OnceLock::new();
+    FETCHED.get_or_init(|| fetch(NAME)).clone()
 }
 
 /// A ledger and the default release, pulled from a local folder as an operator without a network would.
@@ -37,14 +40,13 @@ pub fn with_release() -> Folder {
     let folder = Folder::initialised();
     let place = folder.path().join("models").join(NAME);
     std::fs::create_dir_all(&place).unwrap();
-    let manifest = fetched().join("models").join(NAME).join("manifest.toml");
-    std::fs::copy(manifest, place.join("manifest.toml")).unwrap();
+    std::fs::copy(default_gguf().with_file_name("manifest.toml"), place.join("manifest.toml")).unwrap();
     std::os::unix::fs::symlink(default_gguf(), place.join("SmolLM2-135M-Instruct.Q4_1.gguf")).unwrap();
     folder
 }
 
-/// An engine over the default release; `dequantise` turns its weights into f32 first.
-fn engine(dequantise: bool) -> EngineHandle {
+/// An engine over a GGUF file; `dequantise` turns its weights into f32 first.
+fn engine(file: &Path, dequantise: bool) -> EngineHandle {
     let runner = RunnerOptions {
         threads: 2,
         dequantise,
@@ -53,7 +55,7 @@ fn engine(dequantise: bool) -> EngineHandle {
         max_batched_tokens: 512,
         max_context: Some(2048),
     };
-    let (runner, info) = ModelRunner::load(&ModelSource::Gguf(default_gguf()), &runner).unwrap();
+    let (runner, info) = ModelRunner::load(&ModelSource::Gguf(file.to_owned()), &runner).unwrap();
     let options = EngineOptions {
         max_batched_tokens: 512,
         max_rows: 64,
@@ -69,6 +71,7 @@ fn engine(dequantise: bool) -> EngineHandle {
 fn greedy(engine: &EngineHandle, prompt: &[u32], max_tokens: u32) -> tokio::sync::mpsc::Receiver<Event> {
     let request = GenerateRequest {
         account: AccountId::generate(),
+        priority: 0,
         prompt: prompt.into(),
         sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
         max_tokens,
@@ -89,25 +92,29 @@ fn tokens(mut events: tokio::sync::mpsc::Receiver<Event>) -> Vec<u32> {
     ids
 }
 
-/// All cases run at once, as served and as the dequantised f32 model: the tokens are the reference's, and a first difference
-/// is allowed only where the reference's two best logits lie within 1e-3.
+/// All cases run at once: the tokens are the reference's, and a first difference is allowed only where the reference's two
+/// best logits lie within 1e-3.
+pub fn check_greedy(file: &Path, cases: &[Case], dequantise: bool) {
+    let engine = engine(file, dequantise);
+    let run = |case: &Case| greedy(&engine, &case.prompt_ids, case.greedy_ids.len() as u32);
+    let running: Vec<_> = cases.iter().map(run).collect();
+    for (case, events) in cases.iter().zip(running) {
+        let ids = tokens(events);
+        assert_eq!(ids.len(), case.greedy_ids.len(), "{}", case.id);
+        if let Some(at) = ids.iter().zip(&case.greedy_ids).position(|(ours, theirs)| ours != theirs) {
+            assert!(case.margin(at) <= 1e-3, "{} differs at {at} (dequantise = {dequantise})", case.id);
+        }
+    }
+}
+
+/// As served, and as the dequantised f32 model.
 #[test]
 fn greedy_tokens_equal_the_reference() {
-    let manifest = Catalogue::new(fetched()).find(NAME).unwrap();
-    let digests = manifest.files.into_iter().map(|file| (file.name, file.sha256)).collect();
+    let digests = Catalogue::new(&kept()).find(NAME).unwrap().digests();
     let goldens = Goldens::of_files(&digests).unwrap();
     assert_eq!(goldens.cases.len(), 20);
     for dequantise in [false, true] {
-        let engine = engine(dequantise);
-        let running: Vec<_> = goldens.cases.iter().map(|case| greedy(&engine, &case.prompt_ids, 64)).collect();
-        for (case, events) in goldens.cases.iter().zip(running) {
-            let ids = tokens(events);
-            assert_eq!(ids.len(), case.greedy_ids.len(), "{}", case.id);
-            if let Some(at) = ids.iter().zip(&case.greedy_ids).position(|(ours, theirs)| ours != theirs) {
-                let [(_, best), (_, second)] = case.top2[at];
-                assert!(best - second <= 1e-3, "{} differs at {at} (dequantise = {dequantise})", case.id);
-            }
-        }
+        check_greedy(&default_gguf(), &goldens.cases, dequantise);
     }
 }
 

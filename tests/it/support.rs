@@ -9,7 +9,7 @@ use cresset::engine::{EngineHandle, EngineOptions};
 use cresset::ids::{AccountId, ApplicationId, CredentialId};
 use cresset::ledger::{AccountStatus, Bucket, Command, Credential, CredentialKind, Units, secret};
 use cresset::server::{self, LoadedModel, Node};
-use cresset::store::Store;
+use cresset::store::{Store, StoreError};
 use cresset::text::TextModel;
 use cresset_qualification::ServingSettings;
 use cresset_qualification::record::{POLICY_VERSION, Record, Verdict};
@@ -44,6 +44,10 @@ pub struct Setup {
     pub models: usize,
     pub max_rows: usize,
     pub max_waiting: usize,
+    /// Tokens of one step.
+    pub max_batched_tokens: usize,
+    /// Blocks of 16 tokens.
+    pub num_blocks: usize,
 }
 
 impl Default for Setup {
@@ -62,6 +66,8 @@ impl Default for Setup {
             models: 1,
             max_rows: 64,
             max_waiting: 64,
+            max_batched_tokens: 256,
+            num_blocks: 4096,
         }
     }
 }
@@ -75,7 +81,7 @@ pub struct World {
     pub credential: CredentialId,
     pub model: String,
     stop: CancellationToken,
-    _folder: TempDir,
+    pub folder: TempDir,
 }
 
 /// A response, read to its end.
@@ -125,7 +131,7 @@ impl World {
         let ledger = folder.path().join("ledger");
         std::fs::create_dir(&ledger).unwrap();
         Store::init(&ledger).unwrap();
-        let store = Store::open(&ledger, Arc::new(SystemClock)).unwrap();
+        let store = open(&ledger);
         let node = Node::new(setup.config.clone(), store, Arc::new(SystemClock));
         for seed in 0..setup.models {
             node.insert_model(load(&setup, folder.path(), seed as u64));
@@ -138,7 +144,7 @@ impl World {
         let account = account(&node, setup.trial, setup.premium).await;
         let (credential, key) = issue(&node, account, None).await;
         let model = node.models()[0].qualified.id().to_string();
-        Self { node, address, account, key, credential, model, stop, _folder: folder }
+        Self { node, address, account, key, credential, model, stop, folder }
     }
 
     pub async fn get(&self, path: &str) -> Answer {
@@ -242,6 +248,16 @@ impl World {
 
     pub fn stop_listening(&self) {
         self.stop.cancel();
+    }
+}
+
+/// A process that another test is just starting holds on to the lock of `init` until it has become another program.
+fn open(ledger: &std::path::Path) -> Store {
+    loop {
+        match Store::open(ledger, Arc::new(SystemClock)) {
+            Err(StoreError::InUse(_)) => std::thread::sleep(Duration::from_millis(5)),
+            store => return store.unwrap(),
+        }
     }
 }
 
@@ -352,18 +368,18 @@ fn load(setup: &Setup, folder: &std::path::Path, seed: u64) -> LoadedModel {
     let runner = ScriptedRunner::repeating(script).step_time(setup.step);
     let runner = setup.failures.iter().fold(runner, |runner, (step, failure)| runner.fail_at(*step, *failure));
     let options = EngineOptions {
-        max_batched_tokens: 256,
+        max_batched_tokens: setup.max_batched_tokens,
         max_rows: setup.max_rows,
         max_waiting: setup.max_waiting,
         block_size: 16,
-        num_blocks: 4096,
+        num_blocks: setup.num_blocks,
         max_context: 2048,
     };
     LoadedModel { qualified, text, engine: EngineHandle::start(Box::new(runner), options) }
 }
 
 /// A tiny model with a record that says it was proven here. What the record rests on is not this test's subject.
-fn qualified(folder: &std::path::Path, seed: u64) -> QualifiedModel {
+pub fn qualified(folder: &std::path::Path, seed: u64) -> QualifiedModel {
     let name = format!("tiny-{seed}");
     let file = folder.join(format!("{name}.gguf"));
     cresset_models::testing::tiny_llama_gguf(&file, seed).unwrap();

@@ -6,16 +6,20 @@ use std::path::{Path, PathBuf};
 /// Which modules of the node each module may name. Anything absent here is refused.
 const MAY_KNOW: &[(&str, &[&str])] = &[
     ("ids", &[]),
-    ("clock", &[]),
+    ("failpoint", &[]),
+    ("clock", &["failpoint"]),
     ("config", &[]),
     ("metrics", &[]),
     ("text", &[]),
     ("ledger", &["ids", "clock"]),
-    ("store", &["ledger", "ids", "clock"]),
-    ("engine", &["ids"]),
+    ("store", &["ledger", "ids", "clock", "failpoint"]),
+    ("engine", &["ids", "failpoint"]),
     ("catalogue", &["ids", "ledger", "clock"]),
-    ("server", &["catalogue", "clock", "config", "engine", "ids", "ledger", "metrics", "store", "text"]),
-    ("cli", &["catalogue", "clock", "config", "engine", "ids", "ledger", "metrics", "server", "store", "text"]),
+    ("server", &["catalogue", "clock", "config", "engine", "failpoint", "ids", "ledger", "metrics", "store", "text"]),
+    (
+        "cli",
+        &["catalogue", "clock", "config", "engine", "failpoint", "ids", "ledger", "metrics", "server", "store", "text"],
+    ),
 ];
 
 /// Text that may stand only in files whose path begins with one of the given prefixes.

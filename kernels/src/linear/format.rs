@@ -4,13 +4,14 @@
 //! A panel holds sixteen outputs. Its super-blocks follow each other along the columns, each made of
 //! `header: d f16 × 16 [, m f16 × 16]`, then per 32 columns
 //! `per group: scales × 16 [, mins × 16]`, `low plane`, `high plane`.
-//! A plane of b bits is b rows of sixteen u32, one per output; each u32 holds 32 / b consecutive columns, lowest bits first.
-//! Codes of 8 bits are signed bytes `[32][16]`. The bytes held equal the file's but for the k-quants' scales (6 bits become 8).
+//! A plane of b bits is b rows of sixteen u32, one per output. Byte j of a u32 holds the fields of columns j, j + 4, j + 8, …, lowest
+//! bits first, so one shift and one mask give four consecutive columns of sixteen outputs as bytes.
+//! Codes are unsigned: Q8_0's are stored with 128 added. The bytes held equal the file's but for the k-quants' scales (6 bits become 8).
 
-use super::lanes::LANES;
+use crate::simd::LANES;
 use candle_core::quantized::GgmlDType;
 
-/// Columns decoded at a time.
+/// Columns whose activations share a scale.
 pub(super) const BLOCK: usize = 32;
 
 /// A group's scale and minimum.
@@ -74,13 +75,8 @@ pub(super) trait Quant {
     const FORMAT: Format;
 }
 
-/// Dense panels: `[cols][16]`.
-pub(super) struct F32;
-pub(super) struct F16;
-pub(super) struct BF16;
-
 const fn legacy(low: usize, high: usize, zero: i32) -> Format {
-    Format { low, high, zero, super_cols: 32, group: 32, min: zero == 0 && low < 8, scales: Scales::Direct }
+    Format { low, high, zero, super_cols: 32, group: 32, min: zero == 0, scales: Scales::Direct }
 }
 
 const fn k_quant(low: usize, high: usize, zero: i32, group: usize, scales: Scales) -> Format {
@@ -110,10 +106,27 @@ formats! {
     Q4_1: legacy(4, 0, 0);
     Q5_0: legacy(4, 1, 16);
     Q5_1: legacy(4, 1, 0);
-    Q8_0: legacy(8, 0, 0);
+    Q8_0: legacy(8, 0, 128);
     Q2K: k_quant(2, 0, 0, 16, Scales::Nibbles);
     Q3K: k_quant(2, 1, 4, 16, Scales::Bytes);
     Q4K: k_quant(4, 0, 0, 32, Scales::Bytes);
     Q5K: k_quant(4, 1, 0, 32, Scales::Bytes);
     Q6K: k_quant(4, 2, 32, 16, Scales::Bytes);
 }
+
+/// Runs `$call` with the type `$quant` standing for the format of a `GgmlDType`.
+macro_rules! with_format {
+    ($dtype:expr, $quant:ident => $call:expr) => {
+        with_format!($dtype, $quant => $call, Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2K Q3K Q4K Q5K Q6K)
+    };
+    ($dtype:expr, $quant:ident => $call:expr, $($name:ident)*) => {
+        match $dtype {
+            $(candle_core::quantized::GgmlDType::$name => {
+                type $quant = crate::linear::format::$name;
+                $call
+            })*
+            other => unreachable!("no weight is packed as {other:?}"),
+        }
+    };
+}
+pub(super) use with_format;

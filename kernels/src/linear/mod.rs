@@ -1,28 +1,28 @@
-//! `out[n, rows] = x[n, cols] · Wᵀ (+ bias)` with dense or block-quantised weights, f32 activations and f32 sums.
+//! `out[n, rows] = x[n, cols] · Wᵀ (+ bias)` with dense or block-quantised weights.
 //!
-//! Weights stay quantised in memory and are decoded, bit for bit as their format defines, on the way to the multiply-adds.
-//! So a quantised matrix gives exactly the bits that its dequantised copy gives.
+//! Dense weights meet f32 activations in fused multiply-adds (`tile`). Block-quantised weights stay so in memory, and their codes meet
+//! activations rounded to sixteen bits (`rounding`) in exact integer sums (`integer`).
 #![expect(clippy::inline_always, reason = "vector code must end up inside the function that enables its instructions")]
 
-mod decode;
 mod format;
-mod fused;
-mod lanes;
+mod integer;
+mod machines;
 mod matmul;
 mod pack;
 mod reference;
+mod rounding;
 #[cfg(test)]
 mod tests;
 mod tile;
+mod values;
 
 pub use reference::linear as linear_reference;
 
-use crate::simd::Isa;
+use crate::simd::{Isa, LANES};
 use crate::storage::{self, shape};
 use crate::{Compute, Error, Result};
 use candle_core::quantized::GgmlDType;
 use candle_core::{DType, Tensor};
-use lanes::LANES;
 use pack::Line;
 use std::ops::Range;
 
@@ -76,15 +76,16 @@ impl Part {
         Ok(Self { first: 0, rows, dtype, panel_bytes, data })
     }
 
-    fn panels(&self) -> usize {
+    fn is_quantised(&self) -> bool {
+        format::of(self.dtype).is_some()
+    }
+
+    fn panel_count(&self) -> usize {
         self.rows.div_ceil(LANES)
     }
 
-    fn panel(&self, index: usize) -> *const u8 {
-        let start = index * self.panel_bytes;
-        let end = start + self.panel_bytes;
-        assert!(end <= size_of_val(self.data.as_slice()), "panel within the matrix");
-        self.data.as_ptr().cast::<u8>().wrapping_add(start)
+    fn panels(&self, range: Range<usize>) -> &[u8] {
+        &pack::as_bytes(&self.data)[range.start * self.panel_bytes..range.end * self.panel_bytes]
     }
 
     /// Outputs of the whole matrix that some panels of this part produce.
@@ -153,11 +154,6 @@ impl Weight {
         self.cols
     }
 
-    /// Columns as packed: dense panels end with columns of zeros.
-    fn padded_cols(&self) -> usize {
-        self.cols.next_multiple_of(format::BLOCK)
-    }
-
     /// Bytes of memory held.
     pub fn bytes(&self) -> usize {
         let lines = |part: &Part| size_of_val(part.data.as_slice());
@@ -166,14 +162,10 @@ impl Weight {
 
     /// Dequantises one row (`out.len() == cols`): embedding look-up from a tied matrix.
     pub fn row_f32(&self, row: usize, out: &mut [f32]) {
-        self.row_f32_with(Isa::best(), row, out);
-    }
-
-    fn row_f32_with(&self, isa: Isa, row: usize, out: &mut [f32]) {
         assert_eq!(out.len(), self.cols, "a row has as many values as columns");
         let holds = |part: &&Part| (part.first..part.first + part.rows).contains(&row);
         let part = self.parts.iter().find(holds).expect("row of this matrix");
-        matmul::row(isa, part, row - part.first, out);
+        values::row(part, row - part.first, out);
     }
 }
 

@@ -2,13 +2,13 @@
 //! by its `Format`. Layouts of the blocks: ggml's block definitions (`ggml-common.h`).
 
 use super::format::{BLOCK, Format, Scales};
-use super::lanes::LANES;
+use crate::simd::LANES;
 use candle_core::quantized::GgmlDType;
 
 /// 64 aligned bytes: a cache line.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-pub(super) struct Line(#[expect(dead_code, reason = "read through as_bytes_mut")] [u8; 64]);
+pub(super) struct Line(#[expect(dead_code, reason = "read through as_bytes")] [u8; 64]);
 
 impl Line {
     pub const ZERO: Line = Line([0; 64]);
@@ -17,6 +17,11 @@ impl Line {
 /// Zeroed memory for `bytes`, aligned to cache lines.
 pub(super) fn zeroed(bytes: usize) -> Vec<Line> {
     vec![Line::ZERO; bytes.div_ceil(size_of::<Line>())]
+}
+
+pub(super) fn as_bytes(lines: &[Line]) -> &[u8] {
+    // SAFETY: a line is 64 plain bytes without padding.
+    unsafe { std::slice::from_raw_parts(lines.as_ptr().cast(), size_of_val(lines)) }
 }
 
 pub(super) fn as_bytes_mut(lines: &mut [Line]) -> &mut [u8] {
@@ -35,10 +40,9 @@ struct SuperBlock {
     codes: [u8; 256],
 }
 
-/// Panels of a dense matrix of `width` bytes an element, `[panel][col][16]`, and the bytes of one; columns are padded with
-/// zeros to whole blocks.
+/// Panels of a dense matrix of `width` bytes an element, `[panel][col][16]`, and the bytes of one.
 pub(super) fn dense(raw: &[u8], rows: usize, cols: usize, width: usize) -> (usize, Vec<Line>) {
-    let panel_bytes = cols.next_multiple_of(BLOCK) * LANES * width;
+    let panel_bytes = cols * LANES * width;
     let mut data = zeroed(rows.div_ceil(LANES) * panel_bytes);
     let bytes = as_bytes_mut(&mut data);
     for (row, values) in raw.chunks_exact(cols * width).enumerate() {
@@ -94,12 +98,6 @@ impl SuperBlock {
 }
 
 fn place_codes(f: &Format, lane: usize, codes: &[u8], out: &mut [u8]) {
-    if f.low == 8 {
-        for (column, &code) in codes.iter().enumerate() {
-            out[column * LANES + lane] = code;
-        }
-        return;
-    }
     let (low, high) = out.split_at_mut(4 * LANES * f.low);
     place_plane(f.low, 0, lane, codes, low);
     if f.high > 0 {
@@ -107,15 +105,13 @@ fn place_codes(f: &Format, lane: usize, codes: &[u8], out: &mut [u8]) {
     }
 }
 
-/// Bits `from..from + bits` of the codes, as one output's words of a plane.
+/// Bits `from..from + bits` of the codes, as one output's words of a plane; four columns are moved at once.
 fn place_plane(bits: usize, from: usize, lane: usize, codes: &[u8], out: &mut [u8]) {
-    let mask = (1u32 << bits) - 1;
+    let mask = u32::from_ne_bytes([u8::MAX >> (8 - bits); 4]);
     let words = out.chunks_exact_mut(4 * LANES);
     for (word, codes) in words.zip(codes.chunks_exact(32 / bits)) {
-        let packed = codes
-            .iter()
-            .rev()
-            .fold(0u32, |word, &code| word.wrapping_shl(bits as u32) | (u32::from(code) >> from & mask));
+        let fields = codes.as_chunks().0.iter().map(|four| u32::from_le_bytes(*four) >> from & mask);
+        let packed = fields.enumerate().fold(0, |word, (i, four)| word | four << (i * bits));
         word[4 * lane..][..4].copy_from_slice(&packed.to_le_bytes());
     }
 }
@@ -153,7 +149,9 @@ fn legacy(block: &[u8], nibbles: usize, fifth: Option<usize>, out: &mut SuperBlo
 
 fn q8_0(block: &[u8], out: &mut SuperBlock) {
     out.d = u16_at(block, 0);
-    out.codes[..BLOCK].copy_from_slice(&block[2..]);
+    for (code, signed) in out.codes.iter_mut().zip(&block[2..]) {
+        *code = signed ^ 0x80;
+    }
 }
 
 /// Column `c`'s two bits of a plane that keeps four columns, 32 apart, in one byte.

@@ -1,22 +1,29 @@
-//! The specification: plain loops over the dequantised weights.
+//! The specification: plain loops over the dequantised weights, with the activations that meet quantised weights rounded first.
 
 use super::Weight;
+use super::format::BLOCK;
+use super::rounding::round;
 
 /// `x: [n, cols]` to `[n, rows]`, summed in f64 and rounded once.
 pub fn linear(w: &Weight, bias: Option<&[f32]>, x: &[f32]) -> Vec<f32> {
-    let mut weights = vec![0f32; w.rows() * w.cols()];
-    for (row, values) in weights.chunks_exact_mut(w.cols()).enumerate() {
-        w.row_f32(row, values);
+    let mut out = vec![0.0; x.len() / w.cols() * w.rows()];
+    let mut weights = vec![0f32; w.cols()];
+    for part in &w.parts {
+        let x = if part.is_quantised() { &rounded(x) } else { x };
+        for row in part.first..part.first + part.rows {
+            w.row_f32(row, &mut weights);
+            let bias = bias.map_or(0.0, |bias| f64::from(bias[row]));
+            for (x, out) in x.chunks_exact(w.cols()).zip(out.chunks_exact_mut(w.rows())) {
+                let products = x.iter().zip(&weights).map(|(x, w)| f64::from(*x) * f64::from(*w));
+                out[row] = (products.sum::<f64>() + bias) as f32;
+            }
+        }
     }
-    let dot = |x: &[f32], w: &[f32]| -> f64 {
-        let products = x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w));
-        products.sum()
-    };
-    let add_bias = |row: usize| bias.map_or(0.0, |bias| f64::from(bias[row]));
-    x.chunks_exact(w.cols())
-        .flat_map(|x| {
-            let rows = weights.chunks_exact(w.cols()).enumerate();
-            rows.map(move |(row, w)| (dot(x, w) + add_bias(row)) as f32)
-        })
-        .collect()
+    out
+}
+
+/// What the codes of whole blocks stand for.
+pub(super) fn rounded(x: &[f32]) -> Vec<f32> {
+    let blocks = x.as_chunks::<BLOCK>().0.iter().map(round);
+    blocks.flat_map(|(codes, scale)| codes.map(|code| f32::from(code) * scale)).collect()
 }

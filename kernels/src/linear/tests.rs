@@ -55,7 +55,11 @@ struct Case {
 }
 
 fn case(dtype: GgmlDType, rows: usize, cols: usize) -> Case {
-    let dense = Tensor::from_vec(random(rows * cols), (rows, cols), &Device::Cpu).unwrap();
+    weight_of(dtype, random(rows * cols), rows, cols)
+}
+
+fn weight_of(dtype: GgmlDType, values: Vec<f32>, rows: usize, cols: usize) -> Case {
+    let dense = Tensor::from_vec(values, (rows, cols), &Device::Cpu).unwrap();
     let q = QTensor::quantize(&dense, dtype).unwrap();
     let raw = q.data().unwrap();
     let values = q.dequantize(&Device::Cpu).unwrap();
@@ -79,9 +83,13 @@ fn bits(values: &[f32]) -> Vec<u32> {
 }
 
 fn check_against_reference(isa: Isa, w: &Weight, bias: Option<&[f32]>, n: usize, what: &str) {
-    let x = random(n * w.cols());
-    let got = product(isa, &Compute::new(2), w, bias, &x);
-    let want = reference::linear(w, bias, &x);
+    check_product(isa, w, bias, &random(n * w.cols()), what);
+}
+
+fn check_product(isa: Isa, w: &Weight, bias: Option<&[f32]>, x: &[f32], what: &str) {
+    let n = x.len() / w.cols();
+    let got = product(isa, &Compute::new(2), w, bias, x);
+    let want = reference::linear(w, bias, x);
     let magnitude = |row: usize, x: &[f32]| -> f32 {
         let mut weights = vec![0.0; w.cols()];
         w.row_f32(row, &mut weights);
@@ -103,10 +111,8 @@ fn values_equal_the_formats_definition() {
             let dequantised = weight.to_f32().unwrap();
             let mut got = vec![f32::NAN; cols];
             for (row, want) in values.chunks_exact(cols).enumerate() {
-                for isa in Isa::available() {
-                    weight.row_f32_with(isa, row, &mut got);
-                    assert_eq!(got, want, "{dtype:?} [{rows}, {cols}] row {row} {isa:?}");
-                }
+                weight.row_f32(row, &mut got);
+                assert_eq!(got, want, "{dtype:?} [{rows}, {cols}] row {row}");
                 dequantised.row_f32(row, &mut got);
                 assert_eq!(got, want, "{dtype:?} [{rows}, {cols}] row {row} dequantised");
             }
@@ -143,14 +149,13 @@ fn dense_columns_need_no_alignment() {
     }
 }
 
-/// The same bits for a row alone and in any batch, on any number of threads, quantised or dequantised.
+/// The same bits for a row alone and in any batch, on any number of threads.
 #[test]
 fn bits_depend_on_the_row_alone() {
     let cols = 768;
     let threads = [1, 2, 3].map(Compute::new);
     for dtype in DTYPES {
         let weight = case(dtype, 99, cols).weight;
-        let dequantised = weight.to_f32().unwrap();
         let bias = random(99);
         let x = random(200 * cols);
         for isa in Isa::available() {
@@ -162,9 +167,50 @@ fn bits_depend_on_the_row_alone() {
                     let got = product(isa, c, &weight, Some(&bias), x);
                     assert_eq!(bits(&got), want, "{dtype:?} {isa:?} n={n} threads {}", c.threads());
                 }
-                let got = product(isa, &threads[1], &dequantised, Some(&bias), x);
-                assert_eq!(bits(&got), want, "{dtype:?} {isa:?} n={n} dequantised");
             }
+        }
+    }
+}
+
+/// Weights and activations of the largest codes there are: no sum of integers may wrap.
+#[test]
+fn the_largest_products_fit() {
+    let (rows, cols) = (16, 256);
+    for dtype in DTYPES {
+        for sign in [1.0, -1.0] {
+            let weight = weight_of(dtype, vec![sign * 3.0; rows * cols], rows, cols).weight;
+            for isa in Isa::available() {
+                check_product(isa, &weight, None, &vec![1e4; 5 * cols], &format!("{dtype:?} of {sign}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn rounding_keeps_sixteen_bits_of_each_block() {
+    for exponent in [-40, -3, 0, 30] {
+        let scale = 10f32.powi(exponent);
+        let x: Vec<f32> = random(96).iter().map(|x| x * scale).collect();
+        for (x, rounded) in x.chunks(32).zip(reference::rounded(&x).chunks(32)) {
+            let largest = x.iter().fold(0f32, |m, x| m.max(x.abs()));
+            let allowed = if largest > 1e-30 { largest / 65_000.0 } else { largest };
+            assert!(x.iter().zip(rounded).all(|(x, r)| (x - r).abs() <= allowed), "{x:?} became {rounded:?}");
+        }
+    }
+    assert_eq!(reference::rounded(&[0.0; 32]), [0.0; 32]);
+}
+
+/// What is not finite comes out not finite, in its own row alone.
+#[test]
+fn values_that_are_not_finite_show() {
+    let weight = case(GgmlDType::Q4_0, 17, 64).weight;
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let mut x = random(3 * 64);
+        x[64 + 40] = bad;
+        for isa in Isa::available() {
+            let got = product(isa, &Compute::new(1), &weight, None, &x);
+            let shown: Vec<bool> = got.iter().map(|v| !v.is_finite()).collect();
+            assert_eq!(shown, [[false; 17], [true; 17], [false; 17]].concat(), "{bad} {isa:?}");
         }
     }
 }
@@ -175,22 +221,18 @@ fn stacking_changes_no_bits() {
     let cols = 256;
     let dtypes = [GgmlDType::Q4K, GgmlDType::F16, GgmlDType::Q6K];
     let rows = [17, 40, 3];
-    let parts = || -> Vec<Case> { dtypes.into_iter().zip(rows).map(|(d, r)| case(d, r, cols)).collect() };
-    let parts = parts();
-    for n in [1, 6, 14] {
-        let x = random(n * cols);
-        let separate: Vec<_> = parts.iter().map(|p| product(Isa::best(), &c, &p.weight, None, &x)).collect();
-        let copies = parts.iter().map(|p| p.weight.to_f32().unwrap()).collect();
-        let got = product(Isa::best(), &c, &Weight::stack(copies).unwrap(), None, &x);
-        for token in 0..n {
+    let parts: Vec<Case> = dtypes.into_iter().zip(rows).map(|(d, r)| case(d, r, cols)).collect();
+    let xs = [1, 6, 14].map(|n| random(n * cols));
+    let separate = xs.each_ref().map(|x| parts.iter().map(|p| product(Isa::best(), &c, &p.weight, None, x)).collect());
+    let stacked = Weight::stack(parts.into_iter().map(|p| p.weight).collect()).unwrap();
+    for (x, separate) in xs.iter().zip::<[Vec<Vec<f32>>; 3]>(separate) {
+        let got = product(Isa::best(), &c, &stacked, None, x);
+        for (token, got) in got.chunks_exact(60).enumerate() {
             let row: Vec<f32> =
                 separate.iter().zip(rows).flat_map(|(out, rows)| out[token * rows..][..rows].to_vec()).collect();
-            assert_eq!(bits(&got[token * 60..][..60]), bits(&row), "n={n} token {token}");
+            assert_eq!(bits(got), bits(&row), "n={} token {token}", x.len() / cols);
         }
-    }
-    let mixed = Weight::stack(parts.into_iter().map(|p| p.weight).collect()).unwrap();
-    for n in [1, 6, 14] {
-        check_against_reference(Isa::best(), &mixed, Some(&random(60)), n, "mixed stack");
+        check_product(Isa::best(), &stacked, Some(&random(60)), x, "mixed stack");
     }
 }
 

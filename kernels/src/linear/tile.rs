@@ -1,32 +1,88 @@
-//! The micro-kernel: a register tile of token rows by outputs, summed along the columns in order. Each sum is one chain of
-//! fused multiply-adds from column 0 upwards, whatever the tile's size, so tile shapes never show in the result.
+//! The product with dense weights in f32: a register tile of token rows by outputs, summed along the columns in order. Each sum is
+//! one chain of fused multiply-adds from column 0 upwards, whatever the tile's size, so tile shapes never show in the result.
 
-use super::lanes::{LANES, Lanes};
+use crate::simd::{LANES, Lanes};
+use candle_core::quantized::GgmlDType;
 
 /// Panels of a tile at most, and token rows.
-pub(super) const PANELS: usize = 4;
+pub(super) const PANELS: usize = 2;
 pub(super) const ROWS: usize = 12;
 
-/// The sums of a tile: `[row][PANELS * 16]`.
-pub(super) type Sums = [[f32; PANELS * LANES]; ROWS];
+/// An element type of dense panels, `[cols][16]`.
+pub(super) trait Element {
+    const BYTES: usize;
+    /// # Safety
+    /// `at` is valid for sixteen elements.
+    unsafe fn load<L: Lanes>(at: *const u8) -> L;
+}
+
+macro_rules! elements {
+    ($($name:ident: $bytes:literal, $load:ident;)*) => {$(
+        pub(super) struct $name;
+        impl Element for $name {
+            const BYTES: usize = $bytes;
+            #[inline(always)]
+            unsafe fn load<L: Lanes>(at: *const u8) -> L {
+                // SAFETY: the caller's contract.
+                unsafe { L::$load(&*at.cast()) }
+            }
+        }
+    )*};
+}
+
+elements! {
+    F32: 4, load;
+    F16: 2, load_f16;
+    BF16: 2, load_bf16;
+}
+
+/// The multiply-adds of a machine.
+pub(super) trait Dense: Lanes {
+    /// Rows of a tile that are worked on together.
+    const ROWS: usize;
+    /// Accumulators that fit the registers.
+    const ACCUMULATORS: usize;
+    /// [`multiply`] compiled for this machine.
+    unsafe fn multiply<E: Element, const R: usize, const P: usize>(operands: &Operands);
+}
+
+macro_rules! dense {
+    ($machine:ident: $rows:literal, $accumulators:literal $(, $feature:literal)?) => {
+        impl Dense for crate::simd::$machine {
+            const ROWS: usize = $rows;
+            const ACCUMULATORS: usize = $accumulators;
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn multiply<E: Element, const R: usize, const P: usize>(operands: &Operands) {
+                // SAFETY: the caller's contract is passed on.
+                unsafe { multiply::<Self, E, R, P>(operands) }
+            }
+        }
+    };
+}
+#[cfg(target_arch = "x86_64")]
+dense!(Avx512: 12, 24, "avx512f");
+#[cfg(target_arch = "x86_64")]
+dense!(Avx2: 4, 4, "avx2,fma,f16c");
+dense!(Portable: 4, 4);
 
 pub(super) struct Operands {
     pub cols: usize,
     /// `[cols][x_stride]`, the tile's rows side by side.
     pub x: *const f32,
     pub x_stride: usize,
-    /// `[cols][16]` per panel, panels `w_stride` apart.
-    pub w: *const f32,
-    pub w_stride: usize,
-    /// Added to. The first row and panel of the tile; rows are `PANELS * 16` apart.
-    pub sums: *mut f32,
+    /// The first panel; panels are `panel_bytes` apart.
+    pub panel: *const u8,
+    pub panel_bytes: usize,
+    /// Written: the tile's first output; rows are `stride` apart.
+    pub out: *mut f32,
+    pub stride: usize,
 }
 
-/// Adds `x · W` to the sums of `rows` token rows and `panels` panels, in register tiles.
+/// Sets the outputs of `rows` token rows and up to `PANELS` panels, in register tiles.
 ///
 /// # Safety
-/// The operands' pointers cover the tile, `rows` is one of 1, 2, 4, 8, 12, and the machine has `L`'s instructions.
-pub(super) unsafe fn multiply_all<L: Lanes>(whole: &Operands, rows: usize, panels: usize) {
+/// The operands' pointers cover the tile and whole panels of outputs, `rows` is one of 1, 2, 4, 8, 12, and the machine has `L`'s instructions.
+pub(super) unsafe fn multiply_all<L: Dense>(dtype: GgmlDType, whole: &Operands, rows: usize, panels: usize) {
     let height = rows.min(L::ROWS);
     let width = (L::ACCUMULATORS / height).clamp(1, PANELS);
     for row in (0..rows).step_by(height) {
@@ -35,68 +91,57 @@ pub(super) unsafe fn multiply_all<L: Lanes>(whole: &Operands, rows: usize, panel
             unsafe {
                 let part = Operands {
                     x: whole.x.add(row),
-                    w: whole.w.add(panel * whole.w_stride),
-                    sums: whole.sums.add((row * PANELS + panel) * LANES),
+                    panel: whole.panel.add(panel * whole.panel_bytes),
+                    out: whole.out.add(row * whole.stride + panel * LANES),
                     ..*whole
                 };
-                dispatch::<L>(&part, height.min(rows - row), width.min(panels - panel));
+                let (rows, panels) = (height.min(rows - row), width.min(panels - panel));
+                match dtype {
+                    GgmlDType::F32 => dispatch::<L, F32>(&part, rows, panels),
+                    GgmlDType::F16 => dispatch::<L, F16>(&part, rows, panels),
+                    _ => dispatch::<L, BF16>(&part, rows, panels),
+                }
             }
         }
     }
 }
 
-unsafe fn dispatch<L: Lanes>(o: &Operands, rows: usize, panels: usize) {
+unsafe fn dispatch<L: Dense, E: Element>(o: &Operands, rows: usize, panels: usize) {
     // SAFETY: the caller's contract is passed on.
     unsafe {
         match (rows, panels) {
-            (1, 1) => L::multiply::<1, 1>(o),
-            (1, 2) => L::multiply::<1, 2>(o),
-            (1, 3) => L::multiply::<1, 3>(o),
-            (1, 4) => L::multiply::<1, 4>(o),
-            (2, 1) => L::multiply::<2, 1>(o),
-            (2, 2) => L::multiply::<2, 2>(o),
-            (2, 3) => L::multiply::<2, 3>(o),
-            (2, 4) => L::multiply::<2, 4>(o),
-            (4, 1) => L::multiply::<4, 1>(o),
-            (4, 2) => L::multiply::<4, 2>(o),
-            (4, 3) => L::multiply::<4, 3>(o),
-            (4, 4) => L::multiply::<4, 4>(o),
-            (8, 1) => L::multiply::<8, 1>(o),
-            (8, 2) => L::multiply::<8, 2>(o),
-            (8, 3) => L::multiply::<8, 3>(o),
-            (12, 1) => L::multiply::<12, 1>(o),
-            (12, 2) => L::multiply::<12, 2>(o),
+            (1, 1) => L::multiply::<E, 1, 1>(o),
+            (1, 2) => L::multiply::<E, 1, 2>(o),
+            (2, 1) => L::multiply::<E, 2, 1>(o),
+            (2, 2) => L::multiply::<E, 2, 2>(o),
+            (4, 1) => L::multiply::<E, 4, 1>(o),
+            (4, 2) => L::multiply::<E, 4, 2>(o),
+            (8, 1) => L::multiply::<E, 8, 1>(o),
+            (8, 2) => L::multiply::<E, 8, 2>(o),
+            (12, 1) => L::multiply::<E, 12, 1>(o),
+            (12, 2) => L::multiply::<E, 12, 2>(o),
             _ => unreachable!("no register tile of {rows} rows and {panels} panels"),
         }
     }
 }
 
 #[inline(always)]
-pub(super) unsafe fn multiply<L: Lanes, const R: usize, const P: usize>(o: &Operands) {
+unsafe fn multiply<L: Lanes, E: Element, const R: usize, const P: usize>(o: &Operands) {
     // SAFETY: the operands cover R rows and P panels.
     unsafe {
-        let at = |r: usize, p: usize| o.sums.add((r * PANELS + p) * LANES);
         let mut sums = [[L::splat(0.0); P]; R];
-        for (r, row) in sums.iter_mut().enumerate() {
-            for (p, sum) in row.iter_mut().enumerate() {
-                *sum = L::load(at(r, p));
-            }
-        }
         for k in 0..o.cols {
-            let mut w = [L::splat(0.0); P];
-            for (p, w) in w.iter_mut().enumerate() {
-                *w = L::load(o.w.add(p * o.w_stride + k * LANES));
-            }
+            let w: [L; P] = std::array::from_fn(|p| E::load(o.panel.add(p * o.panel_bytes + k * LANES * E::BYTES)));
             for (r, row) in sums.iter_mut().enumerate() {
                 let x = L::splat(*o.x.add(k * o.x_stride + r));
                 for (sum, w) in row.iter_mut().zip(w) {
-                    *sum = L::fma(x, w, *sum);
+                    *sum = x.mul_add(w, *sum);
                 }
             }
         }
-        for (r, row) in sums.iter().enumerate() {
-            for (p, sum) in row.iter().enumerate() {
-                L::store(at(r, p), *sum);
+        for (r, row) in sums.into_iter().enumerate() {
+            for (p, sum) in row.into_iter().enumerate() {
+                sum.store(&mut *o.out.add(r * o.stride + p * LANES).cast());
             }
         }
     }

@@ -1,6 +1,6 @@
 //! A decoder's shape from GGUF metadata: `<architecture>.*` keys, each of which must be understood.
 
-use crate::config::{RopeConfig, RopeScaling};
+use crate::config::{RopeConfig, RopeScaling, Yarn};
 use crate::loader::damaged;
 use crate::loader::gguf::{GgufFile, Value};
 use crate::{Error, ModelConfig, Result};
@@ -34,7 +34,7 @@ impl<'a> Keys<'a> {
         Ok(Some(converted))
     }
 
-    fn size(&mut self, key: &str) -> Result<Option<usize>> {
+    pub fn size(&mut self, key: &str) -> Result<Option<usize>> {
         self.get(key, |v| v.as_usize().filter(|v| *v > 0 && u32::try_from(*v).is_ok()))
     }
 
@@ -43,7 +43,7 @@ impl<'a> Keys<'a> {
         found.ok_or_else(|| self.bad(&format!("{}.{key} is missing", self.architecture)))
     }
 
-    fn float(&mut self, key: &str) -> Result<Option<f32>> {
+    pub fn float(&mut self, key: &str) -> Result<Option<f32>> {
         self.get(key, |v| v.as_f32().filter(|v| v.is_finite() && *v > 0.0))
     }
 
@@ -60,7 +60,6 @@ impl<'a> Keys<'a> {
         }
         let epsilon = self.float("attention.layer_norm_rms_epsilon")?;
         let config = ModelConfig {
-            architecture: self.architecture.clone(),
             vocab_size: self.vocabulary()?,
             hidden_size,
             intermediate_size: self.required("feed_forward_length")?,
@@ -71,11 +70,31 @@ impl<'a> Keys<'a> {
             rms_norm_eps: epsilon.ok_or_else(|| self.bad("attention.layer_norm_rms_epsilon is missing"))?,
             rope: self.rope(head_dim)?,
             max_positions: self.required("context_length")?,
-            sliding_window: self.size("attention.sliding_window")?,
+            sliding: None,
+            attention_scale: 1.0 / (head_dim as f32).sqrt(),
+            attention_softcap: None,
+            logits_softcap: None,
+            embedding_scale: 1.0,
             tied_embeddings: !self.file.tensors.contains_key("output.weight"),
         };
+        // Before anything is made of these sizes.
         config.check().map_err(|what| self.bad(&what))?;
         Ok(config)
+    }
+
+    /// The layers with a sliding window: listed one by one, or all but every n-th.
+    pub fn sliding_layers(&mut self, layers: usize, pattern: usize) -> Result<Vec<bool>> {
+        let key = "attention.sliding_window_pattern";
+        let flags = |v: &Value| match v {
+            Value::Array(flags) => flags.iter().map(Value::as_bool).collect(),
+            _ => Some(Vec::new()),
+        };
+        let listed: Vec<bool> = self.get(key, flags)?.unwrap_or_default();
+        if !listed.is_empty() {
+            return Ok(listed);
+        }
+        let pattern = self.size(key)?.unwrap_or(pattern);
+        Ok((0..layers).map(|layer| (layer + 1) % pattern != 0).collect())
     }
 
     fn vocabulary(&mut self) -> Result<usize> {
@@ -92,6 +111,19 @@ impl<'a> Keys<'a> {
         })
     }
 
+    fn yarn(&mut self, factor: f32) -> Result<Yarn> {
+        let original = self.required("rope.scaling.original_context_length")?;
+        let attention_factor = self.float("rope.scaling.yarn_attn_factor")?;
+        Ok(Yarn {
+            factor,
+            attention_factor: attention_factor.unwrap_or(0.1 * factor.max(1.0).ln() + 1.0),
+            beta_fast: self.float("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
+            beta_slow: self.float("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
+            original_max_positions: original,
+            truncate: true,
+        })
+    }
+
     /// Llama 3's scaling is not here: the converter bakes it into `rope_freqs.weight`.
     fn rope_scaling(&mut self) -> Result<RopeScaling> {
         let kind = self.get("rope.scaling.type", |v| v.as_str().map(str::to_owned))?;
@@ -99,6 +131,7 @@ impl<'a> Keys<'a> {
         match (kind.as_deref(), factor) {
             (None | Some("none"), None) => Ok(RopeScaling::None),
             (None | Some("linear"), Some(factor)) => Ok(RopeScaling::Linear { factor }),
+            (Some("yarn"), Some(factor)) => Ok(RopeScaling::Yarn(self.yarn(factor)?)),
             (Some(kind), _) => Err(Error::Unsupported(format!(
                 "{}: RoPE scaling {kind:?} with factor {factor:?} is not supported",
                 self.file.path().display()

@@ -1,135 +1,184 @@
 //! A decoder's shape from a Hugging Face `config.json`, each key of which must be understood.
 
-use crate::config::{RopeConfig, RopeScaling};
+use super::hf_rope;
+use crate::config::Sliding;
 use crate::loader::damaged;
 use crate::{Error, ModelConfig, Result};
-use serde::Deserialize;
+use cresset_kernels::activation::Activation;
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Keys that say nothing about inference.
-const IGNORED: [&str; 16] = [
+const IGNORED: [&str; 42] = [
+    "_attn_implementation",
+    "_attn_implementation_autoset",
     "_name_or_path",
     "architectures",
     "attention_dropout",
+    "attn_implementation",
     "bos_token_id",
+    "cache_implementation",
+    "chunk_size_feed_forward",
     "dtype",
+    "embd_pdrop",
     "eos_token_id",
+    "finetuning_task",
+    "id2label",
     "initializer_range",
+    "is_decoder",
     "is_llama_config",
+    "keys_to_ignore_at_inference",
+    "label2id",
+    "model_max_length",
+    "model_type",
+    "output_attentions",
+    "output_hidden_states",
     "pad_token_id",
+    "prefix",
     "pretraining_tp",
+    "problem_type",
+    "pruned_heads",
     "resid_pdrop",
+    "return_dict",
+    "sep_token_id",
+    "task_specific_params",
+    "tie_encoder_decoder",
+    "tokenizer_class",
     "torch_dtype",
+    "torchscript",
     "transformers.js_config",
     "transformers_version",
     "unk_token_id",
+    "unsloth_fixed",
+    "unsloth_version",
     "use_cache",
 ];
 
-#[derive(Deserialize)]
-pub struct HfConfig {
-    pub model_type: String,
-    vocab_size: usize,
-    hidden_size: usize,
-    intermediate_size: usize,
-    num_hidden_layers: usize,
-    num_attention_heads: usize,
-    num_key_value_heads: Option<usize>,
-    head_dim: Option<usize>,
-    hidden_act: String,
-    rms_norm_eps: f32,
-    max_position_embeddings: usize,
-    rope_theta: Option<f32>,
-    rope_scaling: Option<RopeParameters>,
-    rope_parameters: Option<RopeParameters>,
-    #[serde(default)]
-    rope_interleaved: bool,
-    #[serde(default)]
-    tie_word_embeddings: bool,
-    #[serde(default)]
-    pub attention_bias: bool,
-    #[serde(default)]
-    pub mlp_bias: bool,
-    pub sliding_window: Option<usize>,
-    #[serde(flatten)]
-    rest: Map<String, Value>,
+/// Switches that families without them may carry, off.
+const OFF: [&str; 5] = ["attention_bias", "mlp_bias", "rope_interleaved", "use_bidirectional_attention", "use_mrope"];
+
+/// The settings of a file, taken out as an architecture asks for them; what is left at the end is not understood.
+pub struct Keys {
+    path: PathBuf,
+    values: Map<String, Value>,
 }
 
-#[derive(Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RopeParameters {
-    rope_type: Option<String>,
-    /// The older name of `rope_type`.
-    r#type: Option<String>,
-    rope_theta: Option<f32>,
-    factor: Option<f32>,
-    low_freq_factor: Option<f32>,
-    high_freq_factor: Option<f32>,
-    original_max_position_embeddings: Option<usize>,
-}
-
-impl HfConfig {
+impl Keys {
     pub fn parse(path: &Path, json: &[u8]) -> Result<Self> {
-        let config: Self = serde_json::from_slice(json).map_err(|e| damaged(path, &e.to_string()))?;
-        let unknown = config.rest.iter().filter(|(key, value)| !value.is_null() && !IGNORED.contains(&key.as_str()));
-        let unknown: Vec<&str> = unknown.map(|(key, _)| key.as_str()).collect();
-        if unknown.is_empty() {
-            return Ok(config);
-        }
-        let unknown = unknown.join(", ");
-        Err(Error::Unsupported(format!("{}: this build does not know the keys {unknown}", path.display())))
+        let values = serde_json::from_slice(json).map_err(|e| damaged(path, &e.to_string()))?;
+        Ok(Self { path: path.to_owned(), values })
     }
 
-    pub fn decoder(&self) -> Result<ModelConfig, String> {
-        if self.hidden_act != "silu" || self.rope_interleaved {
-            return Err("only `hidden_act` \"silu\" and `rope_interleaved` false are supported".into());
+    /// The value of a key that is there and not null.
+    pub fn take<T: DeserializeOwned>(&mut self, key: &str) -> Result<Option<T>> {
+        match self.values.remove(key) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => serde_json::from_value(value).map(Some).map_err(|e| self.bad(&format!("{key}: {e}"))),
         }
-        let heads = self.num_attention_heads;
-        let head_dim = self.head_dim.or(self.hidden_size.checked_div(heads)).unwrap_or(0);
+    }
+
+    pub fn required<T: DeserializeOwned>(&mut self, key: &str) -> Result<T> {
+        self.take(key)?.ok_or_else(|| self.bad(&format!("{key} is missing")))
+    }
+
+    pub fn flag(&mut self, key: &str) -> Result<bool> {
+        Ok(self.take(key)?.unwrap_or(false))
+    }
+
+    /// An object inside, with its own keys to be understood.
+    pub fn object(&mut self, key: &str) -> Result<Option<Self>> {
+        Ok(self.take(key)?.map(|values| Self { path: self.path.clone(), values }))
+    }
+
+    pub fn bad(&self, what: &str) -> Error {
+        damaged(&self.path, what)
+    }
+
+    pub fn unsupported(&self, what: &str) -> Error {
+        Error::Unsupported(format!("{}: {what}", self.path.display()))
+    }
+
+    /// What every decoder has.
+    pub fn decoder(&mut self, tied_embeddings: bool) -> Result<ModelConfig> {
+        let max_positions = self.required("max_position_embeddings")?;
+        let (hidden_size, heads) = (self.required("hidden_size")?, self.required("num_attention_heads")?);
+        let head_dim = self.take("head_dim")?.or(usize::checked_div(hidden_size, heads)).unwrap_or(0);
+        let (rope, max_positions) = hf_rope::shared(self, head_dim, max_positions)?;
         let config = ModelConfig {
-            architecture: self.model_type.clone(),
-            vocab_size: self.vocab_size,
-            hidden_size: self.hidden_size,
-            intermediate_size: self.intermediate_size,
-            layers: self.num_hidden_layers,
+            vocab_size: self.required("vocab_size")?,
+            hidden_size,
+            intermediate_size: self.required("intermediate_size")?,
+            layers: self.required("num_hidden_layers")?,
             heads,
-            kv_heads: self.num_key_value_heads.unwrap_or(heads),
+            kv_heads: self.take("num_key_value_heads")?.unwrap_or(heads),
             head_dim,
-            rms_norm_eps: self.rms_norm_eps,
-            rope: self.rope(head_dim)?,
-            max_positions: self.max_position_embeddings,
-            sliding_window: self.sliding_window,
-            tied_embeddings: self.tie_word_embeddings,
+            rms_norm_eps: self.take("rms_norm_eps")?.unwrap_or(1e-6),
+            rope,
+            max_positions,
+            sliding: None,
+            attention_scale: 1.0 / (head_dim as f32).sqrt(),
+            attention_softcap: None,
+            logits_softcap: None,
+            embedding_scale: 1.0,
+            tied_embeddings: self.take("tie_word_embeddings")?.unwrap_or(tied_embeddings),
         };
-        config.check()?;
+        // Before anything is made of these sizes.
+        config.check().map_err(|what| self.bad(&what))?;
         Ok(config)
     }
 
-    fn rope(&self, rotary_dim: usize) -> Result<RopeConfig, String> {
-        let parameters = self.rope_parameters.as_ref().or(self.rope_scaling.as_ref());
-        let theta = self.rope_theta.or(parameters.and_then(|p| p.rope_theta)).unwrap_or(10_000.0);
-        let scaling = parameters.map_or(Ok(RopeScaling::None), RopeParameters::scaling)?;
-        Ok(RopeConfig { theta, rotary_dim, scaling })
-    }
-}
-
-impl RopeParameters {
-    fn scaling(&self) -> Result<RopeScaling, String> {
-        let kind = self.rope_type.as_deref().or(self.r#type.as_deref());
-        let need = |value: Option<f32>, name| value.ok_or(format!("the RoPE scaling lacks `{name}`"));
-        match kind {
-            None | Some("default") => Ok(RopeScaling::None),
-            Some("linear") => Ok(RopeScaling::Linear { factor: need(self.factor, "factor")? }),
-            Some("llama3") => Ok(RopeScaling::Llama3 {
-                factor: need(self.factor, "factor")?,
-                low_freq_factor: need(self.low_freq_factor, "low_freq_factor")?,
-                high_freq_factor: need(self.high_freq_factor, "high_freq_factor")?,
-                original_max_positions: self
-                    .original_max_position_embeddings
-                    .ok_or("the RoPE scaling lacks `original_max_position_embeddings`")?,
-            }),
-            Some(other) => Err(format!("RoPE scaling {other:?} is not supported")),
+    pub fn activation(&mut self, key: &str, usual: Activation) -> Result<Activation> {
+        match self.take::<String>(key)?.as_deref() {
+            None => Ok(usual),
+            Some("silu" | "swish") => Ok(Activation::Silu),
+            Some("gelu_pytorch_tanh") => Ok(Activation::GeluTanh),
+            Some(other) => Err(self.unsupported(&format!("`{key}` {other:?} is not supported"))),
         }
+    }
+
+    /// The `sliding_window`; null is none.
+    pub fn window(&mut self, usual: usize) -> Result<Option<usize>> {
+        if self.values.contains_key("sliding_window") { self.take("sliding_window") } else { Ok(Some(usual)) }
+    }
+
+    /// The layers with a sliding window: those that `layer_types` names, or else `by_default`.
+    pub fn sliding(
+        &mut self,
+        config: &ModelConfig,
+        window: Option<usize>,
+        by_default: impl Fn(usize) -> bool,
+    ) -> Result<Option<Sliding>> {
+        let layers = match self.take::<Vec<String>>("layer_types")? {
+            Some(types) => types.iter().map(|kind| self.is_sliding(kind)).collect::<Result<_>>()?,
+            None if window.is_some() => (0..config.layers).map(by_default).collect(),
+            None => Vec::new(),
+        };
+        if !layers.contains(&true) {
+            return Ok(None);
+        }
+        let window = window.ok_or_else(|| self.bad("`layer_types` asks for a `sliding_window`, which is missing"))?;
+        Ok(Some(Sliding { window, layers, rope: None }))
+    }
+
+    fn is_sliding(&self, kind: &str) -> Result<bool> {
+        match kind {
+            "sliding_attention" => Ok(true),
+            "full_attention" => Ok(false),
+            other => Err(self.unsupported(&format!("the layer type {other:?} is not supported"))),
+        }
+    }
+
+    /// Refuses what nothing asked for: it may change the computation.
+    pub fn finish(self) -> Result<()> {
+        let silent = |key: &str, value: &Value| {
+            value.is_null() || IGNORED.contains(&key) || (OFF.contains(&key) && *value == Value::Bool(false))
+        };
+        let unknown = self.values.iter().filter(|(key, value)| !silent(key, value));
+        let unknown: Vec<&str> = unknown.map(|(key, _)| key.as_str()).collect();
+        if unknown.is_empty() {
+            return Ok(());
+        }
+        Err(self.unsupported(&format!("this build does not know the keys {}", unknown.join(", "))))
     }
 }

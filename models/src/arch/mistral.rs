@@ -1,15 +1,21 @@
-//! Mistral: Llama's block with an optional sliding window. Jiang et al. 2023.
+//! Mistral: Llama's block with a sliding window in every layer, or none. Jiang et al. 2023.
 
-use super::hf_config::HfConfig;
-use super::{Architecture, Blueprint, Recipe};
+use super::{Architecture, Blueprint, Recipe, hf_config};
+use crate::Result;
+use crate::config::Sliding;
+use cresset_kernels::activation::Activation;
 use cresset_kernels::rope::RopeStyle;
 
 /// Its GGUF files say "llama".
-pub const MISTRAL: Architecture = Architecture { name: "mistral", gguf: None, hf: from_hf };
+pub const MISTRAL: Architecture = Architecture { gguf: None, hf: ("mistral", from_hf) };
 
-fn from_hf(config: &HfConfig) -> Result<Blueprint, String> {
-    if config.attention_bias || config.mlp_bias {
-        return Err("biases are not part of this architecture".into());
-    }
-    Ok(Blueprint { config: config.decoder()?, recipe: Recipe::plain(RopeStyle::Neox) })
+/// Where the config has no `sliding_window`.
+const WINDOW: usize = 4096;
+
+fn from_hf(keys: &mut hf_config::Keys) -> Result<Blueprint> {
+    let mut config = keys.decoder(false)?;
+    config.sliding = keys.window(WINDOW)?.map(|window| Sliding::everywhere(window, config.layers));
+    let recipe =
+        Recipe { activation: keys.activation("hidden_act", Activation::Silu)?, ..Recipe::plain(RopeStyle::Neox) };
+    Ok(Blueprint { config, recipe })
 }

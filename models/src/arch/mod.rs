@@ -1,29 +1,33 @@
 //! One file per architecture.
 
+mod gemma2;
+mod gemma3;
 mod gguf_config;
 mod hf_config;
+mod hf_rope;
 mod llama;
 mod mistral;
+mod qwen2;
+mod qwen3;
 
+use crate::loader::damaged;
 use crate::loader::gguf::GgufFile;
-use crate::loader::tensors::Presence;
+use crate::loader::tensors::{Presence, Spelling};
 use crate::{Error, ModelConfig, Result};
 use cresset_kernels::activation::Activation;
 use cresset_kernels::rope::RopeStyle;
-use gguf_config::Keys;
-use hf_config::HfConfig;
 use std::path::Path;
 
 /// How files of one architecture become a decoder.
 pub struct Architecture {
-    pub name: &'static str,
-    /// Where GGUF files of this architecture exist.
-    gguf: Option<fn(&mut Keys) -> Result<Blueprint>>,
-    /// A refusal says which setting this build does not have.
-    hf: fn(&HfConfig) -> Result<Blueprint, String>,
+    /// Its name in GGUF files, where it has one, and how they are read.
+    gguf: Option<(&'static str, fn(&mut gguf_config::Keys) -> Result<Blueprint>)>,
+    /// Its `model_type` in Hugging Face's configs.
+    hf: (&'static str, fn(&mut hf_config::Keys) -> Result<Blueprint>),
 }
 
-pub static REGISTRY: [Architecture; 2] = [llama::LLAMA, mistral::MISTRAL];
+pub static REGISTRY: [Architecture; 6] =
+    [llama::LLAMA, mistral::MISTRAL, qwen2::QWEN2, qwen3::QWEN3, gemma2::GEMMA2, gemma3::GEMMA3];
 
 /// A decoder's shape, and which of the skeleton's options it uses.
 pub struct Blueprint {
@@ -41,7 +45,11 @@ pub struct Recipe {
     /// Bias of the attention's output projection.
     pub output_bias: Presence,
     pub mlp_bias: Presence,
-    pub qk_norm: Presence,
+    /// Norms on the heads of Q and K.
+    pub qk_norm: bool,
+    /// Whether what attention and MLP add to the residual stream is normed as well.
+    pub sub_layer_norms: bool,
+    pub spelling: Spelling,
 }
 
 impl Recipe {
@@ -53,35 +61,44 @@ impl Recipe {
             qkv_bias: Presence::Never,
             output_bias: Presence::Never,
             mlp_bias: Presence::Never,
-            qk_norm: Presence::Never,
+            qk_norm: false,
+            sub_layer_norms: false,
+            spelling: Spelling { gguf: &[], norms_less_one: false },
         }
     }
 }
 
+impl Blueprint {
+    /// Refuses sizes that contradict each other.
+    fn checked(self, path: &Path) -> Result<Self> {
+        self.config.check().map_err(|what| damaged(path, &what))?;
+        Ok(self)
+    }
+}
+
 pub fn from_gguf(file: &GgufFile) -> Result<Blueprint> {
-    let mut keys = Keys::new(file)?;
-    let build =
-        find(keys.architecture()).and_then(|a| a.gguf).ok_or_else(|| unknown(file.path(), keys.architecture()))?;
+    let mut keys = gguf_config::Keys::new(file)?;
+    let known = || REGISTRY.iter().filter_map(|a| a.gguf);
+    let found = known().find(|(name, _)| *name == keys.architecture());
+    let (_, build) = found.ok_or_else(|| unknown(file.path(), keys.architecture(), known().map(|a| a.0)))?;
     let blueprint = build(&mut keys)?;
     keys.finish()?;
-    Ok(blueprint)
+    blueprint.checked(file.path())
 }
 
 pub fn from_hf(path: &Path, json: &[u8]) -> Result<Blueprint> {
-    let config = HfConfig::parse(path, json)?;
-    let architecture = find(&config.model_type).ok_or_else(|| unknown(path, &config.model_type))?;
-    (architecture.hf)(&config).map_err(|what| Error::Unsupported(format!("{}: {what}", path.display())))
+    let mut keys = hf_config::Keys::parse(path, json)?;
+    let kind: String = keys.required("model_type")?;
+    let known = || REGISTRY.iter().map(|a| a.hf);
+    let found = known().find(|(name, _)| *name == kind);
+    let (_, build) = found.ok_or_else(|| unknown(path, &kind, known().map(|a| a.0)))?;
+    let blueprint = build(&mut keys)?;
+    keys.finish()?;
+    blueprint.checked(path)
 }
 
-fn find(name: &str) -> Option<&'static Architecture> {
-    REGISTRY.iter().find(|a| a.name == name)
-}
-
-fn unknown(path: &Path, name: &str) -> Error {
-    let known: Vec<_> = REGISTRY.iter().map(|a| a.name).collect();
-    Error::Unsupported(format!(
-        "{}: architecture {name:?} is not supported; this build has {}",
-        path.display(),
-        known.join(", ")
-    ))
+fn unknown<'a>(path: &Path, name: &str, known: impl Iterator<Item = &'a str>) -> Error {
+    let known: Vec<_> = known.collect();
+    let (path, known) = (path.display(), known.join(", "));
+    Error::Unsupported(format!("{path}: architecture {name:?} is not supported; this build has {known}"))
 }

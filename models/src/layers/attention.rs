@@ -18,11 +18,12 @@ pub struct Attention {
     output_bias: Option<Tensor>,
 }
 
-/// What the attention of every layer shares within a step.
+/// What the attention of a layer takes from its step.
 pub struct Step<'a> {
     pub compute: &'a Compute,
     pub config: &'a ModelConfig,
     pub rope: &'a RopeTable,
+    pub window: Option<usize>,
     pub batch: &'a ForwardBatch,
 }
 
@@ -35,8 +36,8 @@ impl Attention {
         let ([wq, wk, wv], [bq, bk, bv]) = (parts("weight"), parts("bias"));
         let qkv = t.stack(&[(&wq, q), (&wk, kv), (&wv, kv)], config.hidden_size);
         let qkv_bias = t.stack_vectors_if(recipe.qkv_bias, &[(&bq, q), (&bk, kv), (&bv, kv)]);
-        let q_norm = t.vector_if(recipe.qk_norm, &name("q_norm.weight"), config.head_dim);
-        let k_norm = t.vector_if(recipe.qk_norm, &name("k_norm.weight"), config.head_dim);
+        let mut norm = |part| if recipe.qk_norm { t.norm(&name(part), config.head_dim).map(Some) } else { Some(None) };
+        let (q_norm, k_norm) = (norm("q_norm.weight"), norm("k_norm.weight"));
         let output = t.matrix(&name("o_proj.weight"), config.hidden_size, q);
         let output_bias = t.vector_if(recipe.output_bias, &name("o_proj.bias"), config.hidden_size);
         let norms = q_norm?.zip(k_norm?);
@@ -83,9 +84,9 @@ impl Attention {
                 cu_seqlens_q: &s.batch.cu_seqlens_q,
                 seq_lens: &s.batch.seq_lens,
                 block_tables: &s.batch.block_tables,
-                scale: 1.0 / (s.config.head_dim as f32).sqrt(),
-                window: s.config.sliding_window,
-                softcap: None,
+                scale: s.config.attention_scale,
+                window: s.window,
+                softcap: s.config.attention_softcap,
                 out: &w.attended,
             },
         )?)

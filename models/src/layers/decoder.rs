@@ -20,6 +20,8 @@ pub struct Decoder {
     config: ModelConfig,
     weights: Weights,
     rope: RopeTable,
+    /// Of the layers with a sliding window, where it is another.
+    sliding_rope: Option<RopeTable>,
     compute: Compute,
     workspace: Workspace,
     /// `residual` and `attended` of the rows whose logits are wanted, same shapes.
@@ -40,19 +42,36 @@ pub struct Weights {
 struct Block {
     attention_norm: Tensor,
     attention: Attention,
+    /// Of what the attention adds to the residual stream.
+    attended_norm: Option<Tensor>,
     mlp_norm: Tensor,
     mlp: Mlp,
+    /// Of what the MLP adds.
+    activated_norm: Option<Tensor>,
 }
 
 impl Block {
     fn load(t: &mut Tensors, index: usize, blueprint: &Blueprint) -> Option<Self> {
         let Blueprint { config, recipe } = blueprint;
         let prefix = format!("model.layers.{index}.");
-        let attention_norm = t.vector(&format!("{prefix}input_layernorm.weight"), config.hidden_size);
+        let mut norm = |name| t.norm(&format!("{prefix}{name}.weight"), config.hidden_size);
+        let attention_norm = norm("input_layernorm");
+        let (attended_norm, mlp_norm, activated_norm) = if recipe.sub_layer_norms {
+            let (attended, activated) = (norm("post_attention_layernorm"), norm("post_feedforward_layernorm"));
+            (attended.map(Some), norm("pre_feedforward_layernorm"), activated.map(Some))
+        } else {
+            (Some(None), norm("post_attention_layernorm"), Some(None))
+        };
         let attention = Attention::load(t, &prefix, config, recipe);
-        let mlp_norm = t.vector(&format!("{prefix}post_attention_layernorm.weight"), config.hidden_size);
         let mlp = Mlp::load(t, &prefix, config, recipe);
-        Some(Self { attention_norm: attention_norm?, attention: attention?, mlp_norm: mlp_norm?, mlp: mlp? })
+        Some(Self {
+            attention_norm: attention_norm?,
+            attention: attention?,
+            attended_norm: attended_norm?,
+            mlp_norm: mlp_norm?,
+            mlp: mlp?,
+            activated_norm: activated_norm?,
+        })
     }
 }
 
@@ -62,7 +81,7 @@ impl Decoder {
         let config = &blueprint.config;
         let embedding = t.matrix("model.embed_tokens.weight", config.vocab_size, config.hidden_size);
         let blocks: Vec<_> = (0..config.layers).map(|i| Block::load(t, i, blueprint)).collect();
-        let norm = t.vector("model.norm.weight", config.hidden_size);
+        let norm = t.norm("model.norm.weight", config.hidden_size);
         let head = if config.tied_embeddings {
             Some(None)
         } else {
@@ -93,8 +112,11 @@ impl Decoder {
         }
         let positions = options.max_context.min(config.max_positions);
         let workspace = Workspace::new(&config, options.max_batched_tokens)?;
+        let table = |rope| rope::table(rope, recipe.rope_style, positions);
+        let sliding = config.sliding.as_ref().and_then(|sliding| sliding.rope.as_ref());
         Ok(Self {
-            rope: rope::table(&config.rope, recipe.rope_style, positions)?,
+            rope: table(&config.rope)?,
+            sliding_rope: sliding.map(table).transpose()?,
             compute: options.compute.clone(),
             wanted: [workspace.residual.zeros_like()?, workspace.attended.zeros_like()?],
             workspace,
@@ -108,13 +130,12 @@ impl Decoder {
     /// end up, normed, in the workspace that is returned.
     fn blocks(&self, batch: &ForwardBatch, kv: &KvCache) -> Result<Workspace> {
         let (c, eps) = (&self.compute, self.config.rms_norm_eps);
-        let step = Step { compute: c, config: &self.config, rope: &self.rope, batch };
         let mut w = self.workspace.first(batch.input_ids.len())?;
-        gather(c, &self.weights.embedding, &batch.input_ids, 1.0, &w.residual)?;
+        gather(c, &self.weights.embedding, &batch.input_ids, self.config.embedding_scale, &w.residual)?;
         let blocks = &self.weights.blocks;
         rms_norm(c, &w.residual, &blocks[0].attention_norm, eps, &w.normed)?;
         for (i, block) in blocks.iter().enumerate() {
-            let (k, v) = (&kv.k[i], &kv.v[i]);
+            let (step, k, v) = (self.step(i, batch), &kv.k[i], &kv.v[i]);
             block.attention.project(&step, &w, k, v)?;
             let next = blocks.get(i + 1);
             if next.is_none() && batch.logits_indices.is_empty() {
@@ -125,12 +146,34 @@ impl Decoder {
                 w = self.pick(w, &batch.logits_indices)?;
             }
             block.attention.output(c, &w)?;
+            self.norm_delta(block.attended_norm.as_ref(), &mut w)?;
             add_rms_norm(c, &w.residual, &w.delta, &block.mlp_norm, eps, &w.normed)?;
             block.mlp.forward(c, &w)?;
+            self.norm_delta(block.activated_norm.as_ref(), &mut w)?;
             let norm = next.map_or(&self.weights.norm, |next| &next.attention_norm);
             add_rms_norm(c, &w.residual, &w.delta, norm, eps, &w.normed)?;
         }
         Ok(w)
+    }
+
+    fn step<'a>(&'a self, layer: usize, batch: &'a ForwardBatch) -> Step<'a> {
+        let sliding = self.config.sliding.as_ref().filter(|sliding| sliding.layers[layer]);
+        Step {
+            compute: &self.compute,
+            config: &self.config,
+            rope: sliding.and(self.sliding_rope.as_ref()).unwrap_or(&self.rope),
+            window: sliding.map(|sliding| sliding.window),
+            batch,
+        }
+    }
+
+    /// `delta`, normed; `normed` is lost.
+    fn norm_delta(&self, weights: Option<&Tensor>, w: &mut Workspace) -> Result<()> {
+        if let Some(weights) = weights {
+            rms_norm(&self.compute, &w.delta, weights, self.config.rms_norm_eps, &w.normed)?;
+            std::mem::swap(&mut w.delta, &mut w.normed);
+        }
+        Ok(())
     }
 
     /// The state of the given rows alone; all of them need no copy.
@@ -173,6 +216,9 @@ impl Model for Decoder {
         if !batch.logits_indices.is_empty() {
             let head = self.weights.head.as_ref().unwrap_or(&self.weights.embedding);
             linear(&self.compute, head, None, &w.normed, &logits)?;
+            if let Some(cap) = self.config.logits_softcap.map(f64::from) {
+                return Ok(((logits / cap)?.tanh()? * cap)?);
+            }
         }
         Ok(logits)
     }

@@ -1,7 +1,7 @@
 //! RoPE tables for every scaling.
 
 use crate::Result;
-use crate::config::{RopeConfig, RopeScaling};
+use crate::config::{RopeConfig, RopeScaling, Yarn};
 use candle_core::{Device, Tensor};
 use cresset_kernels::rope::{RopeStyle, RopeTable};
 use std::f32::consts::PI;
@@ -9,10 +9,18 @@ use std::f32::consts::PI;
 /// Angles are rounded to f32 as position × frequency, as the reference implementations do: at position 8000 a more exact
 /// product would differ from what the model was trained with by more than any kernel's error.
 pub fn table(config: &RopeConfig, style: RopeStyle, positions: usize) -> Result<RopeTable> {
-    let frequencies = frequencies(config);
-    let angles = (0..positions).flat_map(|p| frequencies.iter().map(move |f| p as f32 * f));
-    let (sin, cos): (Vec<f32>, Vec<f32>) = angles.map(f32::sin_cos).unzip();
-    let shape = (positions, frequencies.len());
+    let (shared, length) = (frequencies(config, positions), attention_factor(&config.scaling));
+    let (mut sin, mut cos) = (Vec::new(), Vec::new());
+    for position in 0..positions {
+        // "NTK" changes the frequencies as a sequence grows; what is in the cache already stays as it was.
+        let grows = matches!(config.scaling, RopeScaling::Dynamic { .. });
+        let own = grows.then(|| frequencies(config, position + 1));
+        let angles = own.as_ref().unwrap_or(&shared).iter().map(|frequency| position as f32 * frequency);
+        let (s, c): (Vec<f32>, Vec<f32>) = angles.map(|a| (a.sin() * length, a.cos() * length)).unzip();
+        sin.extend(s);
+        cos.extend(c);
+    }
+    let shape = (positions, shared.len());
     Ok(RopeTable {
         cos: Tensor::from_vec(cos, shape, &Device::Cpu)?,
         sin: Tensor::from_vec(sin, shape, &Device::Cpu)?,
@@ -20,18 +28,43 @@ pub fn table(config: &RopeConfig, style: RopeStyle, positions: usize) -> Result<
     })
 }
 
-/// Radians per position, `[rotary_dim / 2]`.
-fn frequencies(config: &RopeConfig) -> Vec<f32> {
-    let dim = config.rotary_dim;
-    let base = |i: usize| 1.0 / config.theta.powf((2 * i) as f32 / dim as f32);
-    (0..dim / 2).map(|i| scaled(base(i), i, &config.scaling)).collect()
+fn attention_factor(scaling: &RopeScaling) -> f32 {
+    match scaling {
+        RopeScaling::Yarn(Yarn { attention_factor, .. }) | RopeScaling::LongRope { attention_factor, .. } => {
+            *attention_factor
+        }
+        _ => 1.0,
+    }
 }
 
-fn scaled(frequency: f32, index: usize, scaling: &RopeScaling) -> f32 {
-    match scaling {
-        RopeScaling::None => frequency,
+/// Radians per position, `[rotary_dim / 2]`, at a length: for LongRoPE the longest that is served, so that a token's K does not
+/// depend on how far its sequence will go, and can be cached and shared.
+fn frequencies(config: &RopeConfig, length: usize) -> Vec<f32> {
+    let dim = config.rotary_dim;
+    let theta = match config.scaling {
+        RopeScaling::Dynamic { factor, original_max_positions } => {
+            let longer = (length as f64 / original_max_positions as f64).max(1.0);
+            let stretch = f64::from(factor) * longer - (f64::from(factor) - 1.0);
+            (f64::from(config.theta) * stretch.powf(dim as f64 / (dim as f64 - 2.0))) as f32
+        }
+        _ => config.theta,
+    };
+    let base = |i: usize| 1.0 / theta.powf((2 * i) as f32 / dim as f32);
+    (0..dim / 2).map(|i| scaled(base(i), i, config, length)).collect()
+}
+
+fn scaled(frequency: f32, index: usize, config: &RopeConfig, length: usize) -> f32 {
+    match &config.scaling {
+        RopeScaling::None | RopeScaling::Dynamic { .. } => frequency,
         RopeScaling::Linear { factor } => frequency / factor,
         RopeScaling::Factors(factors) => frequency / factors[index],
+        RopeScaling::LongRope { short, long, original_max_positions, .. } => {
+            frequency / if length > *original_max_positions { long[index] } else { short[index] }
+        }
+        RopeScaling::Yarn(yarn) => {
+            let kept = 1.0 - yarn_ramp(yarn, config, index);
+            frequency / yarn.factor * (1.0 - kept) + frequency * kept
+        }
         &RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_positions } => {
             let original = original_max_positions as f32;
             let wavelength = 2.0 * PI / frequency;
@@ -47,13 +80,32 @@ fn scaled(frequency: f32, index: usize, scaling: &RopeScaling) -> f32 {
     }
 }
 
+/// How far a frequency is between kept (0) and divided (1).
+fn yarn_ramp(yarn: &Yarn, config: &RopeConfig, index: usize) -> f32 {
+    // The dimension that turns so often over the original length.
+    let dimension = |rotations: f32| {
+        let turns = yarn.original_max_positions as f64 / (f64::from(rotations) * 2.0 * std::f64::consts::PI);
+        config.rotary_dim as f64 * turns.ln() / (2.0 * f64::from(config.theta).ln())
+    };
+    let (mut low, mut high) = (dimension(yarn.beta_fast), dimension(yarn.beta_slow));
+    if yarn.truncate {
+        (low, high) = (low.floor(), high.ceil());
+    }
+    let (low, mut high) = (low.max(0.0), high.min(config.rotary_dim as f64 - 1.0));
+    if low == high {
+        high += 0.001;
+    }
+    ((index as f64 - low) / (high - low)).clamp(0.0, 1.0) as f32
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// Frequencies at a length of 64.
     fn check(scaling: RopeScaling, want: [f32; 4]) {
         let config = RopeConfig { theta: 10_000.0, rotary_dim: 8, scaling };
-        for (got, want) in frequencies(&config).into_iter().zip(want) {
+        for (got, want) in frequencies(&config, 64).into_iter().zip(want) {
             assert!((got - want).abs() <= 1e-6 * want, "{:?}: {got} instead of {want}", config.scaling);
         }
     }
@@ -71,6 +123,30 @@ mod tests {
             original_max_positions: 1024,
         };
         check(llama3, [1.0, 0.1, 0.003_086_761, 0.000_125]);
+        // Twice the original length at a factor of 4: the base grows by (4 · 2 − 3)^(8/6) = 8.55.
+        check(RopeScaling::Dynamic { factor: 4.0, original_max_positions: 64 }, [1.0, 0.1, 0.01, 0.001]);
+        check(
+            RopeScaling::Dynamic { factor: 4.0, original_max_positions: 32 },
+            [1.0, 0.058_480_35, 0.003_419_952, 0.000_2],
+        );
+        let long_rope = |original_max_positions| RopeScaling::LongRope {
+            short: vec![1.0; 4],
+            long: vec![1.0, 2.0, 4.0, 8.0],
+            attention_factor: 1.0,
+            original_max_positions,
+        };
+        check(long_rope(64), [1.0, 0.1, 0.01, 0.001]);
+        check(long_rope(63), [1.0, 0.05, 0.0025, 0.000_125]);
+        // Rotations over 1024 positions: 163, 16, 1.6, 0.16; the ramp goes from dimension 0.7 to 2.2, widened to 0 and 3.
+        let yarn = Yarn {
+            factor: 4.0,
+            attention_factor: 1.0,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            original_max_positions: 1024,
+            truncate: true,
+        };
+        check(RopeScaling::Yarn(yarn), [1.0, 0.075, 0.005, 0.000_25]);
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! From files to a model: containers (`gguf`, `safetensors`), names, and the registry of architectures.
 
+#[cfg(test)]
+mod fuzz;
 pub mod gguf;
 pub(crate) mod names;
 pub mod safetensors;
@@ -7,7 +9,7 @@ pub(crate) mod tensors;
 #[cfg(test)]
 mod tests;
 
-use crate::arch::{self, Architecture, Blueprint};
+use crate::arch::{self, Blueprint};
 use crate::layers::decoder::Decoder;
 use crate::{Error, Model, Result};
 use candle_core::Device;
@@ -51,25 +53,21 @@ pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn Model
 fn load_gguf(path: &Path, options: &LoadOptions) -> Result<Box<dyn Model>> {
     let file = GgufFile::open(path)?;
     let blueprint = arch::from_gguf(&file)?;
-    build(blueprint, Tensors::new(Container::Gguf(&file), path.to_owned(), options.dequantise), options)
+    build(blueprint, Container::Gguf(&file), path, options)
 }
 
 fn load_folder(folder: &Path, options: &LoadOptions) -> Result<Box<dyn Model>> {
     let path = folder.join("config.json");
     let blueprint = arch::from_hf(&path, &safetensors::read_json(&path)?)?;
     let files = Checkpoint::open(folder)?;
-    build(blueprint, Tensors::new(Container::Checkpoint(&files), folder.to_owned(), options.dequantise), options)
+    build(blueprint, Container::Checkpoint(&files), folder, options)
 }
 
-fn build(blueprint: Blueprint, mut tensors: Tensors, options: &LoadOptions) -> Result<Box<dyn Model>> {
+fn build(blueprint: Blueprint, files: Container, path: &Path, options: &LoadOptions) -> Result<Box<dyn Model>> {
+    let mut tensors = Tensors::new(files, path.to_owned(), options.dequantise, blueprint.recipe.spelling);
     let weights = Decoder::weights(&blueprint, &mut tensors);
     let weights = tensors.finish(weights)?;
     Ok(Box::new(Decoder::new(blueprint, weights, options)?))
-}
-
-/// Names of the architectures that can be loaded.
-pub fn architectures() -> impl Iterator<Item = &'static str> {
-    arch::REGISTRY.iter().map(|Architecture { name, .. }| *name)
 }
 
 pub(crate) fn damaged(path: &Path, what: &str) -> Error {

@@ -1,22 +1,29 @@
 //! Tensor names: architectures ask in Hugging Face's; GGUF has its own for the same things.
 
-/// HF name → GGUF name. Layer names keep their suffix (`.weight`, `.bias`).
-pub fn gguf(hf: &str) -> Option<String> {
+/// HF name → GGUF name. Layer names keep their suffix (`.weight`, `.bias`). `own` comes before the modules' usual names.
+pub fn gguf(hf: &str, own: &[(&str, &str)]) -> Option<String> {
     let whole = match hf {
         "model.embed_tokens.weight" => Some("token_embd.weight"),
         "model.norm.weight" => Some("output_norm.weight"),
         "lm_head.weight" => Some("output.weight"),
         _ => None,
     };
-    whole.map(str::to_owned).or_else(|| layer(hf))
+    whole.map(str::to_owned).or_else(|| layer(hf, own))
 }
 
-fn layer(hf: &str) -> Option<String> {
+fn layer(hf: &str, own: &[(&str, &str)]) -> Option<String> {
     let (index, rest) = hf.strip_prefix("model.layers.")?.split_once('.')?;
     let (module, suffix) = rest.rsplit_once('.')?;
-    let module = match module {
+    let own = own.iter().find(|(hf, _)| *hf == module);
+    let module = own.map(|(_, gguf)| *gguf).or_else(|| usual(module))?;
+    Some(format!("blk.{index}.{module}.{suffix}"))
+}
+
+fn usual(module: &str) -> Option<&'static str> {
+    Some(match module {
         "input_layernorm" => "attn_norm",
-        "post_attention_layernorm" => "ffn_norm",
+        "post_attention_layernorm" | "pre_feedforward_layernorm" => "ffn_norm",
+        "post_feedforward_layernorm" => "post_ffw_norm",
         "self_attn.q_proj" => "attn_q",
         "self_attn.k_proj" => "attn_k",
         "self_attn.v_proj" => "attn_v",
@@ -27,8 +34,7 @@ fn layer(hf: &str) -> Option<String> {
         "mlp.up_proj" => "ffn_up",
         "mlp.down_proj" => "ffn_down",
         _ => return None,
-    };
-    Some(format!("blk.{index}.{module}.{suffix}"))
+    })
 }
 
 #[cfg(test)]
@@ -43,7 +49,9 @@ mod tests {
             ("model.layers.0.mlp.experts.weight", None),
             ("something.else", None),
         ] {
-            assert_eq!(super::gguf(hf).as_deref(), gguf, "{hf}");
+            assert_eq!(super::gguf(hf, &[]).as_deref(), gguf, "{hf}");
         }
+        let own = super::gguf("model.layers.3.post_attention_layernorm.weight", &[("post_attention_layernorm", "own")]);
+        assert_eq!(own.as_deref(), Some("blk.3.own.weight"));
     }
 }

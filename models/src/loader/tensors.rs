@@ -26,17 +26,33 @@ pub enum Presence {
     Always,
 }
 
+impl Presence {
+    pub fn when(flag: bool) -> Self {
+        if flag { Self::Always } else { Self::Never }
+    }
+}
+
+/// How an architecture's files depart from the others'.
+#[derive(Clone, Copy, Debug)]
+pub struct Spelling {
+    /// Modules of a layer that GGUF names otherwise: HF name, GGUF name.
+    pub gguf: &'static [(&'static str, &'static str)],
+    /// Whether the weights of norms are stored less one.
+    pub norms_less_one: bool,
+}
+
 pub struct Tensors<'a> {
     container: Container<'a>,
     path: PathBuf,
     dequantise: bool,
+    spelling: Spelling,
     taken: BTreeSet<String>,
     problems: Vec<String>,
 }
 
 impl<'a> Tensors<'a> {
-    pub fn new(container: Container<'a>, path: PathBuf, dequantise: bool) -> Self {
-        Self { container, path, dequantise, taken: BTreeSet::new(), problems: Vec::new() }
+    pub fn new(container: Container<'a>, path: PathBuf, dequantise: bool, spelling: Spelling) -> Self {
+        Self { container, path, dequantise, spelling, taken: BTreeSet::new(), problems: Vec::new() }
     }
 
     /// A weight matrix by its HF name. `None` is a problem that [`Self::finish`] will tell.
@@ -74,6 +90,13 @@ impl<'a> Tensors<'a> {
             Container::Checkpoint(files) => files.tensor(&stored).and_then(|t| Ok(t.to_dtype(DType::F32)?)),
         };
         self.keep(name, vector)
+    }
+
+    /// The weights of a norm.
+    pub fn norm(&mut self, name: &str, len: usize) -> Option<Tensor> {
+        let weights = self.vector(name, len)?;
+        let whole = if self.spelling.norms_less_one { weights + 1.0 } else { Ok(weights) };
+        self.keep(name, whole.map_err(Error::from))
     }
 
     /// The inner `None` is a vector that may be, and is, absent.
@@ -143,7 +166,7 @@ impl<'a> Tensors<'a> {
     fn stored_name(&self, name: &str) -> String {
         match &self.container {
             // Names outside the table are GGUF's own (`rope_freqs.weight`).
-            Container::Gguf(_) => names::gguf(name).unwrap_or_else(|| name.to_owned()),
+            Container::Gguf(_) => names::gguf(name, self.spelling.gguf).unwrap_or_else(|| name.to_owned()),
             Container::Checkpoint(_) => name.to_owned(),
         }
     }

@@ -91,13 +91,42 @@ fn hf_settings_that_are_not_understood_are_refused() {
     check(folder(|_, c| c["hidden_act"] = json!("relu")), &["hidden_act"]);
     check(folder(|_, c| c["sliding_window"] = json!(64)), &["sliding_window"]);
     check(folder(|_, c| c["model_type"] = json!("quokka")), &["\"quokka\"", "mistral"]);
-    check(folder(|_, c| c["rope_scaling"] = json!({"rope_type": "yarn", "factor": 2.0})), &["yarn"]);
+    check(folder(|_, c| c["rope_scaling"] = json!({"rope_type": "mrope", "factor": 2.0})), &["mrope"]);
+    check(
+        folder(|_, c| c["rope_scaling"] = json!({"rope_type": "linear", "factor": 2.0, "beta_fast": 1})),
+        &["beta_fast"],
+    );
+    check(folder(|_, c| c["rope_scaling"] = json!({"rope_type": "linear", "factor": 0})), &["must be positive"]);
     check(folder(|_, c| c["rope_scaling"] = json!({"type": "linear"})), &["factor"]);
     check(folder(|_, c| c["attention_bias"] = json!(true)), &["self_attn.q_proj.bias is missing"]);
+    check(folder(|_, c| c["rope_interleaved"] = json!(true)), &["does not know", "rope_interleaved"]);
     check(folder(|_, c| c["tie_word_embeddings"] = json!(false)), &["lm_head.weight is missing"]);
     check(folder(|_, c| c["num_hidden_layers"] = json!(1)), &["model.layers.1.input_layernorm.weight is left over"]);
     check(folder(|_, c| c["hidden_size"] = json!(1u64 << 60)), &["beyond any model's"]);
+    check(
+        folder(|_, c| {
+            c["model_type"] = json!("mistral");
+            c["num_hidden_layers"] = json!(1u64 << 60);
+        }),
+        &["beyond any model's"],
+    );
     check(folder(|_, c| c["hidden_size"] = json!(-1)), &["config.json", "fetch it again"]);
+}
+
+#[test]
+fn impossible_windows_are_refused() {
+    let qwen = |types: serde_json::Value, window: serde_json::Value| {
+        folder(move |_, c| {
+            c["model_type"] = json!("qwen2");
+            c["use_sliding_window"] = json!(true);
+            c["sliding_window"] = window.clone();
+            c["layer_types"] = types.clone();
+        })
+    };
+    check(qwen(json!(["chunked_attention", "full_attention"]), json!(8)), &["chunked_attention"]);
+    check(qwen(json!(["sliding_attention", "full_attention"]), json!(null)), &["sliding_window", "missing"]);
+    check(qwen(json!(["sliding_attention"]), json!(8)), &["8 tokens over 1 of 2 layers"]);
+    check(qwen(json!(["sliding_attention", "full_attention"]), json!(0)), &["0 tokens over 2 of 2 layers"]);
 }
 
 #[test]
@@ -107,7 +136,8 @@ fn ignorable_settings_and_mistrals_window_are_accepted() {
         c["model_type"] = json!("mistral");
         c["sliding_window"] = json!(16);
     });
-    assert_eq!(mistral.unwrap().config().sliding_window, Some(16));
+    let sliding = mistral.unwrap().config().sliding.clone();
+    assert_eq!(sliding.map(|s| (s.window, s.layers)), Some((16, vec![true; 2])));
 }
 
 #[test]

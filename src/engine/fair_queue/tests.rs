@@ -11,14 +11,14 @@ fn account(number: u128) -> AccountId {
 fn turns(costs: &[(u128, usize)], count: usize) -> Vec<u128> {
     let mut queue = FairQueue::new(1_000);
     for &(number, _) in costs {
-        queue.push_waiting(account(number), SequenceId(number as u64));
+        queue.push_waiting(account(number), SequenceId(number as u64), 0);
     }
     (0..count)
         .map(|_| {
             let id = queue.pop(true).expect("the queue is never empty");
             let (number, cost) = costs[id.0 as usize - 1];
             queue.charge(account(number), cost);
-            queue.push_waiting(account(number), id);
+            queue.push_waiting(account(number), id, 0);
             number
         })
         .collect()
@@ -39,7 +39,7 @@ fn turns_are_as_long_as_the_quantum_allows() {
 fn running_prompts_come_before_waiting_ones_and_older_before_younger() {
     let mut queue = FairQueue::new(1_000);
     let mine = account(1);
-    queue.push_waiting(mine, SequenceId(1));
+    queue.push_waiting(mine, SequenceId(1), 0);
     queue.push_partial(mine, SequenceId(3));
     queue.push_partial(mine, SequenceId(2));
     let mut pop = |admitting| queue.pop(admitting).map(|id| id.0);
@@ -52,11 +52,33 @@ fn running_prompts_come_before_waiting_ones_and_older_before_younger() {
 #[test]
 fn an_account_that_leaves_takes_its_debt_along() {
     let mut queue = FairQueue::new(1_000);
-    queue.push_waiting(account(1), SequenceId(1));
-    queue.push_waiting(account(2), SequenceId(2));
+    queue.push_waiting(account(1), SequenceId(1), 0);
+    queue.push_waiting(account(2), SequenceId(2), 0);
     queue.charge(account(1), 900);
     queue.remove(account(1), SequenceId(1), true);
     assert!(!queue.contains(account(1), SequenceId(1)));
-    queue.push_waiting(account(1), SequenceId(3));
+    queue.push_waiting(account(1), SequenceId(3), 0);
     assert_eq!(queue.lanes[&account(1)].deficit, 0);
+}
+
+#[test]
+fn higher_priorities_come_first_and_waiting_raises_them() {
+    // Priorities of accounts, and steps since each was last given a token => the order of service in a step.
+    let check = |waiting: &[(u8, u64)], expect: &[u64]| {
+        let mut queue = FairQueue::new(1_000);
+        for (&(priority, _), number) in waiting.iter().zip(1..) {
+            queue.push_waiting(account(number), SequenceId(number as u64), priority);
+        }
+        for step in (0..=5 * AGEING).rev() {
+            queue.tick();
+            let served = waiting.iter().zip(1..).filter(|((_, since), _)| *since == step);
+            served.for_each(|(_, number)| queue.charge(account(number), 0));
+        }
+        let order: Vec<u64> = std::iter::from_fn(|| queue.pop(true)).map(|id| id.0).collect();
+        assert_eq!(order, expect, "{waiting:?}");
+    };
+    check(&[(0, 0), (2, 0), (1, 0)], &[2, 3, 1]);
+    check(&[(0, AGEING - 1), (1, 0)], &[2, 1]);
+    check(&[(0, 2 * AGEING), (1, 0)], &[1, 2]);
+    check(&[(0, 3 * AGEING), (2, AGEING - 1), (1, AGEING)], &[1, 2, 3]);
 }

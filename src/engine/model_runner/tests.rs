@@ -63,7 +63,7 @@ fn run(logits: Tensor, rows: usize) -> Result<Vec<RowResult>, String> {
         prompt_len: 1,
         banned: Arc::default(),
     };
-    ModelRunner::new(Box::new(model), runner.kv).run(&ForwardBatch::default(), &vec![row; rows])
+    ModelRunner::new(Box::new(model), runner.kv, Compute::new(2)).run(&ForwardBatch::default(), &vec![row; rows])
 }
 
 #[test]

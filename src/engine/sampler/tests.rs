@@ -1,6 +1,7 @@
 //! The sampler against designed distributions (chi-square, fixed seeds) and against slow, obvious versions of itself.
 
 use super::*;
+use cresset_kernels::sampling::{gumbel_noise, philox4x32};
 
 const DRAWS: u64 = 20_000;
 
@@ -155,43 +156,56 @@ fn truncated_slowly(logits: &[f32], params: &SamplingParams) -> Vec<u32> {
     ids
 }
 
-#[test]
-fn truncation_keeps_what_sorting_everything_would_keep() {
-    let check = |vocab_size, top_k, top_p, min_p| {
-        let params = SamplingParams { top_p, top_k, min_p, ..SamplingParams::default() };
-        let logits = wide_logits(vocab_size, top_k);
-        let (_, max) = argmax(&logits).unwrap();
-        let scaled = logits.iter().zip(0..);
-        let mut kept: Vec<_> = scaled.map(|(l, id)| Candidate { id, scaled: l - max }).collect();
-        truncate(&mut kept, &params);
-        let mut ids: Vec<_> = kept.iter().map(|candidate| candidate.id).collect();
-        ids.sort_unstable();
-        assert_eq!(ids, truncated_slowly(&logits, &params), "{params:?}");
-    };
-    for top_k in [0, 1, 7, 63, 64, 65, 600] {
-        for top_p in [0.0, 0.1, 0.5, 0.9, 0.99, 1.0] {
-            check(1_000, top_k, top_p, 0.0);
-            check(1_000, top_k, top_p, 0.3);
+/// The draw as its definition says it: every noise of what sorting leaves.
+fn drawn_slowly(logits: &[f32], params: &SamplingParams, position: u32) -> u32 {
+    let max = logits.iter().copied().fold(f32::MIN, f32::max);
+    let scaled: Vec<f32> = logits.iter().map(|logit| (logit - max) / params.temperature).collect();
+    let value = |id: &u32| f64::from(scaled[*id as usize]) + gumbel_noise(params.seed, position, *id);
+    let kept = truncated_slowly(&scaled, params);
+    kept.into_iter().max_by(|a, b| value(a).total_cmp(&value(b)).then(b.cmp(a))).unwrap()
+}
+
+fn check_truncation(logits: &[f32], top_k: u32, top_p: f32, min_p: f32) {
+    let mut race = Race::default();
+    for seed in 0..3 {
+        let params = SamplingParams { top_p, top_k, min_p, temperature: 1.3, seed, ..SamplingParams::default() };
+        let row = row(params.clone(), &[0; 5], &[], &[]);
+        let max = scan(logits).max;
+        let token = race.choose(logits, max, &row).unwrap();
+        assert_eq!(token, drawn_slowly(logits, &params, 5), "{params:?}");
+        if params.truncates() {
+            let mut kept: Vec<u32> = race.candidates.iter().map(|candidate| candidate.id).collect();
+            kept.sort_unstable();
+            let scaled: Vec<f32> = logits.iter().map(|logit| (logit - max) / 1.3).collect();
+            assert_eq!(kept, truncated_slowly(&scaled, &params), "{params:?}");
         }
     }
-    check(40_000, 0, 0.95, 0.0);
 }
 
 #[test]
-fn skipping_by_the_bound_never_changes_the_choice() {
-    for seed in 0..50 {
-        let logits = wide_logits(3_000, seed);
-        let candidates = || logits.iter().zip(0..).map(|(&scaled, id)| Candidate { id, scaled });
-        let mut noise = GumbelNoise::new(u64::from(seed), 9);
-        let slow = candidates()
-            .map(|c| (f64::from(c.scaled) + gumbel(noise.word(c.id)), c.id))
-            .max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
-        assert_eq!(noise.argmax(candidates()), slow.unwrap().1);
+fn truncation_keeps_what_sorting_everything_would_keep() {
+    let flat = vec![1.5; 300];
+    for top_k in [0, 1, 7, 63, 64, 65, 600] {
+        let logits = wide_logits(1_000, top_k);
+        for top_p in [0.0, 0.1, 0.5, 0.9, 0.99, 1.0] {
+            check_truncation(&logits, top_k, top_p, 0.0);
+            check_truncation(&logits, top_k, top_p, 0.3);
+            check_truncation(&flat, top_k, top_p, 0.0);
+        }
     }
-    for word in [0, 1, 2, 3, 1 << 16, u32::MAX / 3, u32::MAX - 1, u32::MAX] {
-        assert!(gumbel(word).is_finite() && gumbel(word) <= noise_bound(word), "{word}");
-        assert!(noise_bound(word) <= MOST_NOISE);
-    }
+    check_truncation(&wide_logits(40_000, 1), 0, 0.95, 0.0);
+    check_truncation(&wide_logits(40_000, 2), 0, 1.0, 1e-6);
+    check_truncation(&wide_logits(40_000, 3), 3_000, 0.999, 0.0);
+}
+
+#[test]
+fn the_nucleus_is_found_far_below_the_largest() {
+    // One token of weight 1 and ten thousand of e^-12 each, 0.06 together.
+    let mut logits = vec![0.0; 10_001];
+    logits[5_000] = 12.0;
+    check_truncation(&logits, 0, 0.9, 0.0);
+    check_truncation(&logits, 0, 0.96, 0.0);
+    check_truncation(&logits, 2, 1.0, 0.0);
 }
 
 #[test]
@@ -213,13 +227,16 @@ fn logprobs_are_those_of_the_model() {
 #[test]
 fn the_most_likely_are_ordered_by_value_then_id() {
     let check = |logits: &[f32], count, expect: &[u32]| {
-        assert_eq!(most_likely(logits, count), expect, "{logits:?}");
+        let found = Race::default().logprobs(logits, scan(logits).max, 0, count);
+        let ids: Vec<u32> = found.top.iter().map(|(id, _)| *id).collect();
+        assert_eq!(ids, expect, "{logits:?}");
     };
     check(&[1.0, 3.0, 2.0, 3.0], 0, &[]);
     check(&[1.0, 3.0, 2.0, 3.0], 1, &[1]);
     check(&[1.0, 3.0, 2.0, 3.0], 3, &[1, 3, 2]);
     check(&[1.0, 3.0, 2.0, 3.0], 9, &[1, 3, 2, 0]);
     check(&[0.0, 0.0, 0.0], 2, &[0, 1]);
+    check(&[1e-9, 30.0, 2e-9, -90.0], 3, &[1, 2, 0]);
 }
 
 #[test]

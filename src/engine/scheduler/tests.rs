@@ -1,9 +1,9 @@
 //! The scheduler driven by text: each line is an operation and what it must say. Integrity is checked after each.
 
 use super::*;
-use crate::engine::philox::philox4x32;
 use crate::engine::sampler::SamplingParams;
 use crate::engine::tests::any_instant;
+use cresset_kernels::sampling::philox4x32;
 use std::fmt::Write;
 use std::time::Duration;
 use uuid::Uuid;
@@ -22,7 +22,7 @@ impl Bench {
         Self { scheduler: Scheduler::new(options, [7; 32]), began: any_instant() }
     }
 
-    /// `add ID ACCOUNT FROM..TO +MAX`, optionally `eos ID` or `by SECONDS`.
+    /// `add ID ACCOUNT FROM..TO +MAX`, optionally `eos ID`, `by SECONDS` or `rank PRIORITY`.
     fn add(&mut self, id: &str, account: &str, prompt: &str, max: &str, rest: &[&str]) -> String {
         let (from, to) = prompt.split_once("..").unwrap();
         let value = |key: &str| {
@@ -31,6 +31,7 @@ impl Bench {
         };
         let request = GenerateRequest {
             account: self::account(account),
+            priority: value("rank").unwrap_or(0) as u8,
             prompt: (from.parse().unwrap()..to.parse().unwrap()).collect(),
             sampling: SamplingParams::default(),
             max_tokens: max[1..].parse().unwrap(),
@@ -213,6 +214,24 @@ fn the_latest_arrival_is_preempted_and_computed_again() {
          step   => 2:4*
          step   => 2:1*
          stop 2 => prompt 7 cached 0 output 7",
+    );
+}
+
+#[test]
+fn a_higher_priority_starts_first_and_chunks_first() {
+    check(
+        [8, 2, 4, 64, 64],
+        "add 1 a 0..2 +3
+         add 2 b 10..12 +3
+         step => 1:2* 2:2*
+         add 3 c 20..22 +1
+         add 4 d 30..44 +1 rank 2
+         add 5 e 50..52 +1 rank 1
+         step => 1:1* 2:1*
+         step => 1:1* 2:1* Length 1 Length 2
+         step => 4:8
+         step => 4:6* 5:2* Length 4 Length 5
+         step => 3:2* Length 3",
     );
 }
 

@@ -2,6 +2,7 @@
 //!
 //! Names stand for ids. Prompt and output tokens cost one unit each, cached ones nothing, so amounts can be read off.
 
+mod fuzz;
 mod planted;
 mod rules;
 
@@ -37,11 +38,13 @@ struct World {
     state: MemoryState,
     now: UnixMillis,
     boot: BootId,
+    prices: Prices,
 }
 
 impl World {
     fn new() -> Self {
-        Self { state: MemoryState::default(), now: UnixMillis(1_000), boot: BootId(uuid("boot1")) }
+        let prices = Prices { revision: 1, input: 1_000_000, cached_input: 0, output: 1_000_000 };
+        Self { state: MemoryState::default(), now: UnixMillis(1_000), boot: BootId(uuid("boot1")), prices }
     }
 
     fn run(&mut self, line: &str) -> String {
@@ -53,6 +56,12 @@ impl World {
             }
             ["boot", name] => {
                 self.boot = BootId(uuid(name));
+                "ok".into()
+            }
+            ["prices", revision, input, cached, output] => {
+                let millions = |units: &str| units.parse::<u64>().unwrap() * 1_000_000;
+                let (input, cached_input, output) = (millions(input), millions(cached), millions(output));
+                self.prices = Prices { revision: revision.parse().unwrap(), input, cached_input, output };
                 "ok".into()
             }
             ["archive", scope, request] => {
@@ -84,8 +93,9 @@ impl World {
 
     fn command(&self, words: &[&str]) -> Command {
         match *words {
-            ["account", id] => {
-                Command::CreateAccount { id: AccountId(uuid(id)), name: id.into(), plan: "basic".into() }
+            ["account", id] => self.command(&["account", id, "basic"]),
+            ["account", id, plan] => {
+                Command::CreateAccount { id: AccountId(uuid(id)), name: id.into(), plan: plan.into() }
             }
             ["suspend", id] => Command::SetAccountStatus { id: AccountId(uuid(id)), status: AccountStatus::Suspended },
             ["app", id, account] => Command::CreateApplication {
@@ -140,6 +150,9 @@ impl World {
                 attempt: AttemptId(uuid(attempt)),
                 cause: match cause {
                     "queued" => ReleaseCause::CancelledInQueue,
+                    "overloaded" => ReleaseCause::Failed(FailureCode::Overloaded),
+                    "draining" => ReleaseCause::Failed(FailureCode::Draining),
+                    "unreachable" => ReleaseCause::Failed(FailureCode::ControlPlaneUnavailable),
                     _ => ReleaseCause::Failed(FailureCode::GenerationFailed),
                 },
             },
@@ -187,7 +200,7 @@ impl World {
             stream: false,
             prompt_tokens: prompt.parse().unwrap(),
             max_output_tokens: output.parse().unwrap(),
-            prices: Prices { revision: 1, input: 1_000_000, cached_input: 0, output: 1_000_000 },
+            prices: self.prices,
             max_concurrent,
         }))
     }

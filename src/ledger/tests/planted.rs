@@ -1,10 +1,12 @@
-//! The test of the audit: each case plants one violation in a sound ledger, and the audit must name it.
+//! The test of the audit: each case plants one violation in a sound ledger, and the audit must name it. Commands that meet one
+//! write nothing.
 
 use super::{World, key, uuid};
 use crate::clock::UnixMillis;
 use crate::ids::{AccountId, ApplicationId, AttemptId, BootId};
 use crate::ledger::memory::MemoryState;
-use crate::ledger::{Balances, RequestRecord, Split, Units};
+use crate::ledger::records::EntryKind;
+use crate::ledger::{Balances, RequestRecord, Split, Units, Usage, audit, journal};
 
 const SOUND: [&str; 12] = [
     "account a",
@@ -31,6 +33,60 @@ fn find(expect: &str, plant: fn(&mut MemoryState)) {
     let found = world.state.audit();
     let named = found.iter().any(|violation| violation.contains(expect));
     assert!(named, "expected {expect:?} among {found:?}");
+}
+
+/// What a command answers that meets the planted violation. It must write nothing.
+fn meet(line: &str, expect: &str, plant: fn(&mut MemoryState)) {
+    let mut world = World::new();
+    for line in SOUND {
+        world.run(line);
+    }
+    plant(&mut world.state);
+    let before = world.state.clone();
+    assert_eq!(world.run(line), format!("violated {expect}"), "{line}");
+    assert_eq!(world.state.entries, before.entries, "{line}");
+    assert_eq!(world.state.requests, before.requests, "{line}");
+    assert_eq!(world.state.balances, before.balances, "{line}");
+    assert_eq!(world.state.reservations, before.reservations, "{line}");
+}
+
+#[test]
+fn a_command_that_meets_a_violation_writes_nothing() {
+    const OVERDRAWN: &str = "a bucket is overdrawn";
+    const UNCOVERED: &str = "a live attempt lacks its reservation";
+    meet("grant a premium 1 g", OVERDRAWN, |state| balances(state).trial.debited = Units::new(99).unwrap());
+    meet("grant a trial 1 g", OVERDRAWN, |state| balances(state).premium.debited = Units::new(101).unwrap());
+    meet("settle a s 3 1 0 1 stop", UNCOVERED, |state| {
+        state.reservations.remove(&key("a", "s"));
+    });
+    meet("release a s 3 failed", UNCOVERED, |state| {
+        state.reservations.get_mut(&key("a", "s")).unwrap().amount = Split::ZERO;
+    });
+    meet("release a s 3 failed", UNCOVERED, |state| {
+        state.reservations.get_mut(&key("a", "s")).unwrap().attempt = AttemptId(uuid("4"));
+    });
+    meet("admit a t 5 k 1 1", "a request without a live attempt is reserved", |state| {
+        let stray = state.reservations[&key("a", "s")];
+        state.reservations.insert(key("a", "t"), stray);
+    });
+    meet("release a s 3 failed", "more ends than reservations", |state| {
+        state.accounts.values_mut().next().unwrap().in_flight = 0;
+    });
+    meet("release a s 3 failed", "an end frees more than is reserved", |state| {
+        balances(state).trial.reserved = Units::new(1).unwrap();
+    });
+}
+
+#[test]
+fn a_credential_is_as_old_as_its_command() {
+    let mut world = World::new();
+    world.run("account a");
+    let mut command = world.command(&["key", "k", "a"]);
+    if let crate::ledger::Command::IssueCredential { credential } = &mut command {
+        credential.created_at = UnixMillis(7);
+    }
+    assert_eq!(world.apply(&command), "done");
+    assert!(world.state.credentials.values().all(|credential| credential.created_at == UnixMillis(1_000)));
 }
 
 fn balances(state: &mut MemoryState) -> &mut Balances {
@@ -105,8 +161,11 @@ fn attempts_that_contradict_themselves_are_found() {
     find("does not follow a failed one", |state| {
         request(state, "s").attempts[1].retry_of = None;
     });
-    find("and its journal disagree", |state| {
+    find("is not in the journal", |state| {
         request(state, "q").latest_mut().id = AttemptId(uuid("other"));
+    });
+    find("and its journal disagree", |state| {
+        request(state, "r").latest_mut().reserved.premium = Units::new(1).unwrap();
     });
     find("and its journal disagree", |state| {
         request(state, "q").latest_mut().reserved.premium = Units::new(1).unwrap();
@@ -116,6 +175,81 @@ fn attempts_that_contradict_themselves_are_found() {
         twin.stream = true;
         state.archived.insert(twin.key, twin);
     });
+}
+
+/// The journal's own rules hold, so that only what an entry says can give it away.
+fn post(state: &mut MemoryState, kind: EntryKind, amount: Split, change: impl Fn(Balances) -> Option<Balances>) {
+    let account = AccountId(uuid("a"));
+    let at = state.entries.last().unwrap().at;
+    let after = change(state.balances[&account]).unwrap();
+    journal::post(state, at, account, kind, amount, after).unwrap();
+}
+
+#[test]
+fn a_journal_that_says_things_twice_is_found() {
+    find("is reserved twice", |state| {
+        let (key, attempt) = (key("a", "r"), state.requests[&key("a", "r")].latest().id);
+        let amount = state.requests[&key].latest().reserved;
+        post(state, EntryKind::Reserve { key, attempt }, amount, |before| before.reserve(amount));
+        let charged = state.requests[&key].latest().charged;
+        post(state, EntryKind::Settle { key, attempt }, charged, |before| before.resolve(amount, charged));
+    });
+    find("ends twice", |state| {
+        let (key, attempt) = (key("a", "r"), state.requests[&key("a", "r")].latest().id);
+        post(state, EntryKind::Release { key, attempt }, Split::ZERO, Some);
+    });
+    find("journalled twice", |state| {
+        let amount = state.granted[&(AccountId(uuid("a")), "t".to_owned())].split();
+        post(state, EntryKind::Grant { reference: "t".into() }, amount, |before| before.credit(amount));
+    });
+    find("and its grant disagree", |state| {
+        let amount = state.granted[&(AccountId(uuid("a")), "t".to_owned())].split();
+        post(state, EntryKind::Grant { reference: "forged".into() }, amount, |before| before.credit(amount));
+    });
+    find("charged more than was reserved", |state| {
+        let key = key("a", "q");
+        let attempt = state.requests[&key].latest().id;
+        let more = Split { premium: Units::new(50).unwrap(), ..state.requests[&key].latest().reserved };
+        let reserved = state.requests[&key].latest().reserved;
+        post(state, EntryKind::Settle { key, attempt }, more, |before| before.resolve(reserved, more));
+    });
+    find("does not match its reservation", |state| {
+        let key = key("a", "q");
+        let attempt = state.requests[&key].latest().id;
+        let reserved = state.requests[&key].latest().reserved;
+        post(state, EntryKind::Release { key, attempt }, Split::ZERO, |before| before.resolve(reserved, Split::ZERO));
+    });
+}
+
+/// An audit of what is new finds what is wrong with what it touches, wherever the wrong began.
+#[test]
+fn news_are_audited_alone() {
+    let cases: [(&str, fn(&mut MemoryState)); 7] = [
+        ("", |_| {}),
+        ("other balances than its journal", |state| balances(state).premium.debited = Units::new(1).unwrap()),
+        ("not what it was at the audit before", |state| state.entries[3].hash[0] ^= 1),
+        ("breaks the chain", |state| state.entries.last_mut().unwrap().hash[0] ^= 1),
+        ("does not follow", |state| drop(state.entries.remove(5))),
+        ("in flight", |state| state.accounts.values_mut().next().unwrap().in_flight = 9),
+        ("contradicts itself", |state| request(state, "s").attempts[0].usage = Some(Usage::default())),
+    ];
+    for (expect, plant) in cases {
+        let mut world = World::new();
+        for line in &SOUND[..8] {
+            world.run(line);
+        }
+        let first = audit::everything(&world.state).unwrap();
+        assert_eq!((first.violations.len(), first.entries, first.head.sequence), (0, 4, 4));
+        let trusted = first.head;
+        for line in &SOUND[8..] {
+            world.run(line);
+        }
+        plant(&mut world.state);
+        let news = audit::since(&world.state, trusted).unwrap();
+        let named = news.violations.iter().any(|violation| violation.contains(expect));
+        assert!(if expect.is_empty() { news.ok } else { named }, "{expect:?} among {:?}", news.violations);
+        assert!(news.entries < audit::everything(&world.state).unwrap().entries);
+    }
 }
 
 #[test]

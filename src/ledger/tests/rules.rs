@@ -72,6 +72,44 @@ fn a_failure_of_the_node_is_free_and_may_be_tried_again() {
 }
 
 #[test]
+fn an_attempt_that_was_turned_away_does_not_count() {
+    check(
+        "admit a r 1 k 10 30            -> admitted #1 queued 40+0
+         release a r 1 overloaded       -> #1 failed 0+0
+         admit a r 2 k 10 30            -> admitted #2 queued 40+0
+         start a r 2                    -> #2 running 40+0
+         release a r 2 draining         -> #2 failed 0+0
+         admit a r 3 k 10 30            -> admitted #3 queued 40+0
+         release a r 3 unreachable      -> #3 failed 0+0
+         admit a r 4 k 10 30            -> admitted #4 queued 40+0
+         start a r 4                    -> #4 running 40+0
+         release a r 4 unreachable      -> #4 failed 0+0
+         admit a r 5 k 10 30            -> admitted #5 queued 40+0
+         release a r 5 failed           -> #5 failed 0+0
+         admit a r 6 k 10 30            -> admitted #6 queued 40+0
+         release a r 6 failed           -> #6 failed 0+0
+         admit a r 7 k 10 30            -> refused AttemptsExhausted",
+    );
+}
+
+#[test]
+fn an_attempt_costs_what_its_own_prices_say() {
+    check(
+        "prices 2 3 2 1                 -> ok
+         admit a r 1 k 10 20            -> admitted #1 queued 50+0
+         prices 3 1 1 4                 -> ok
+         admit a s 2 k 10 5             -> admitted #1 queued 30+0
+         settle a r 1 10 4 6 stop       -> #1 completed 32+0
+         release a s 2 failed           -> #1 failed 0+0
+         prices 4 0 0 2                 -> ok
+         admit a s 3 k 10 5             -> admitted #2 queued 10+0
+         prices 5 9 9 9                 -> ok
+         settle a s 3 10 0 5 cancelled  -> #2 cancelled 10+0
+         balance a                      -> 100-42-0 100-0-0 in flight 0",
+    );
+}
+
+#[test]
 fn one_id_is_one_request() {
     check(
         "admit a r 1 k 10 30            -> admitted #1 queued 40+0
@@ -169,8 +207,11 @@ fn what_names_nothing_is_refused() {
 fn a_repeated_command_changes_nothing() {
     check(
         "account a                       -> done
+         account a other                 -> refused IdTaken
          app x a                         -> done
          app x a                         -> done
+         account b                       -> done
+         app x b                         -> refused IdTaken
          key k a                         -> done
          grant a trial 100 t             -> done
          grant a trial 101 t             -> refused ReferenceReused
@@ -208,7 +249,7 @@ fn a_restart_releases_what_earlier_boots_left() {
          boot boot2                 -> ok
          admit a u 4 k 10 10 m      -> admitted #1 queued 20+0
          recover 2                  -> released 2 of more
-         recover 2                  -> released 1
+         recover 1                  -> released 1
          recover 2                  -> released 0
          balance a                  -> 100-0-20 100-0-0 in flight 1
          settle a s 2 10 0 1 stop   -> already #1 failed 0+0",

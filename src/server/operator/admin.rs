@@ -52,7 +52,7 @@ impl Operator<'_> {
                 self.grant(account, bucket, units, &reference).await
             }
             C::CreditShow { account } => self.show_credits(account),
-            C::CreditStatement { account } => self.statement(account),
+            C::CreditStatement { account, after, limit } => self.statement(account, after, limit),
             C::RequestList { account, state } => self.list_requests(account, state),
             C::RequestShow { request, scope } => Ok(view::request(&self.find_request(request, scope)?)),
             C::RequestCancel { request, scope } => self.cancel(request, scope).await,
@@ -212,10 +212,16 @@ impl Operator<'_> {
         Ok(view::credits(&found, snapshot.balances(account)?))
     }
 
-    fn statement(&self, account: AccountId) -> Result {
+    /// One page; `next_after` is the value for the next page's `after`.
+    fn statement(&self, account: AccountId, after: u64, limit: usize) -> Result {
         let snapshot = self.store.read()?;
         let found = find_account(&snapshot, account)?;
-        let lines = view::list(snapshot.entries(account)?.iter().map(view::entry));
+        let mut entries = snapshot.entries(account, after, limit.saturating_add(1))?;
+        let has_more = entries.len() > limit;
+        entries.truncate(limit);
+        let next_after = entries.last().filter(|_| has_more).map(|entry| entry.sequence);
+        let page = json!({ "has_more": has_more, "next_after": next_after });
+        let lines = view::merged(view::list(entries.iter().map(view::entry)), page);
         Ok(view::merged(view::credits(&found, snapshot.balances(account)?), lines))
     }
 

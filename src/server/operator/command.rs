@@ -25,7 +25,7 @@ pub enum AdminCommand {
     TokenRevoke { id: CredentialId },
     CreditGrant { account: AccountId, bucket: Bucket, units: u64, reference: String },
     CreditShow { account: AccountId },
-    CreditStatement { account: AccountId },
+    CreditStatement { account: AccountId, after: u64, limit: usize },
     RequestList { account: AccountId, state: Option<AttemptState> },
     RequestShow { request: RequestId, scope: RequestScope },
     RequestCancel { request: RequestId, scope: RequestScope },
@@ -60,7 +60,7 @@ impl From<StoreError> for AdminError {
     fn from(error: StoreError) -> Self {
         match error {
             StoreError::Refused(refusal) => refusal.into(),
-            StoreError::Unavailable(_) | StoreError::Unusable(_) | StoreError::InUse(_) => {
+            StoreError::Unavailable(_) | StoreError::Overloaded | StoreError::Unusable(_) | StoreError::InUse(_) => {
                 Self::Unavailable(error.to_string())
             }
         }

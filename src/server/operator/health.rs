@@ -1,7 +1,8 @@
-//! The operator listener: is the process up, may it be sent work, what do its numbers say.
+//! The operator listener: is the process up, may it be sent work, what do its numbers say, how is its public side used.
 
 use super::socket::json;
 use super::{Live, status};
+use crate::server::openapi::document;
 use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -14,12 +15,13 @@ use std::sync::Arc;
 /// The media type Prometheus asks for.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// `/healthz`, `/readyz` and `/metrics`. Mounted on the operator's own listener only.
+/// `/healthz`, `/readyz`, `/metrics` and `/openapi.json`. Mounted on the operator's own listener only.
 pub fn router(live: Arc<Live>) -> Router {
     Router::new()
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
+        .route("/openapi.json", get(openapi))
         .with_state(live)
 }
 
@@ -37,6 +39,11 @@ async fn readyz(State(live): State<Arc<Live>>) -> Response {
             ([(RETRY_AFTER, "1")], json(StatusCode::SERVICE_UNAVAILABLE, &body)).into_response()
         }
     }
+}
+
+/// The public surface as this node is configured.
+async fn openapi(State(live): State<Arc<Live>>) -> Response {
+    json(StatusCode::OK, &document(&live.node.config))
 }
 
 async fn metrics(State(live): State<Arc<Live>>) -> Response {

@@ -1,23 +1,24 @@
 //! What the node is doing, for `cresset status`, readiness and the operator's eyes.
 
 use super::Live;
-use crate::engine::handle::EngineStats;
-use crate::server::{LoadedModel, Node};
+use crate::engine::{EngineHandle, EngineStats};
+use crate::server::Node;
+use crate::server::faults::Fault;
+use crate::server::fleet::View;
 use serde_json::{Value, json};
 
 /// Why new work would be refused now; `None` when the node is ready.
 pub fn not_ready_because(node: &Node) -> Option<&'static str> {
-    let models = node.models();
     if node.is_draining() {
         Some("the node is draining: it finishes what runs and then stops")
     } else if !node.store.healthy() {
         Some("the ledger does not commit, or an audit of it failed: see the log and `cresset ledger audit`")
-    } else if models.is_empty() {
-        Some("no qualified model is loaded")
-    } else if models.iter().any(|model| !model.engine.is_alive()) {
-        Some("an engine has stopped: restart the node and see the log")
-    } else {
+    } else if node.fleet.is_ready() {
         None
+    } else if node.fleet.views().iter().any(|view| view.failure.is_some()) {
+        Some("no model is loaded, and one failed: see `cresset status` and the log")
+    } else {
+        Some("no qualified model is loaded")
     }
 }
 
@@ -25,8 +26,10 @@ pub fn not_ready_because(node: &Node) -> Option<&'static str> {
 pub fn of(live: &Live) -> Value {
     let node = &live.node;
     let reason = not_ready_because(node);
-    let models = node.models();
-    let stats: Vec<EngineStats> = models.iter().map(|model| model.engine.stats()).collect();
+    let models = node.fleet.views();
+    let stats: Vec<EngineStats> =
+        models.iter().map(|view| view.engine.as_ref().map(EngineHandle::stats).unwrap_or_default()).collect();
+    let [budget, free] = node.fleet.memory();
     json!({
         "running": true,
         "ready": reason.is_none(),
@@ -38,10 +41,13 @@ pub fn of(live: &Live) -> Value {
         "draining": node.is_draining(),
         "ledger_healthy": node.store.healthy(),
         "memory_bytes": resident_bytes(),
+        "model_memory_bytes": budget - free,
+        "model_memory_limit_bytes": budget,
         "requests_running": stats.iter().map(|engine| engine.running).sum::<usize>(),
         "requests_waiting": stats.iter().map(|engine| engine.waiting).sum::<usize>(),
         "tokens_per_second": stats.iter().map(|engine| engine.tokens_per_second).sum::<f64>(),
-        "models": models.iter().zip(&stats).map(|(model, stats)| of_model(model, stats)).collect::<Vec<_>>(),
+        "models": models.iter().zip(&stats).map(|(view, stats)| of_model(view, stats)).collect::<Vec<_>>(),
+        "last_errors": node.faults.latest().iter().map(of_fault).collect::<Vec<_>>(),
     })
 }
 
@@ -56,12 +62,24 @@ pub fn stopped() -> Value {
     })
 }
 
-fn of_model(model: &LoadedModel, stats: &EngineStats) -> Value {
+fn of_fault(fault: &Fault) -> Value {
+    json!({ "at": fault.at.seconds(), "model": fault.model, "message": fault.message })
+}
+
+/// `requests_active` have the model's engine, `requests_held` wait for the model to be loaded.
+fn of_model(view: &View, stats: &EngineStats) -> Value {
+    let qualified = &view.model.qualified;
     json!({
-        "id": model.qualified.id(),
-        "name": model.qualified.manifest().name,
-        "record_id": model.qualified.record_id(),
-        "alive": model.engine.is_alive(),
+        "id": qualified.id(),
+        "name": qualified.manifest().name,
+        "record_id": qualified.record_id(),
+        "state": view.state(),
+        "alive": view.engine.is_some(),
+        "failure": view.failure,
+        "pinned": view.resident.pinned,
+        "bytes": view.resident.bytes,
+        "requests_active": view.resident.active,
+        "requests_held": view.resident.waiting,
         "running": stats.running,
         "waiting": stats.waiting,
         "kv_blocks_total": stats.blocks_total,
@@ -71,6 +89,8 @@ fn of_model(model: &LoadedModel, stats: &EngineStats) -> Value {
         "generated_tokens": stats.generated_tokens,
         "prefix_hit_tokens": stats.prefix_hit_tokens,
         "preemptions": stats.preemptions,
+        "stops": stats.stops,
+        "late_frees": stats.late_frees,
         "tokens_per_second": stats.tokens_per_second,
     })
 }

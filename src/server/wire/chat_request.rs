@@ -10,14 +10,16 @@ use crate::server::error::ApiError;
 use crate::text::ChatMessage;
 
 pub const DEFAULT_MAX_TOKENS: u32 = 512;
+/// Logits are divided by it: less would push them beyond f32, and a request could fail its own generation.
+pub(super) const LEAST_REPETITION_PENALTY: f64 = 0.01;
 /// Largest count of tokens a body may name; the model's limits are far below.
-const MAX_COUNT: i64 = u32::MAX as i64;
-const MAX_STOPS: usize = 8;
-const MAX_STOP_CHARACTERS: usize = 256;
-const MAX_LOGIT_BIASES: usize = 1024;
-const MAX_LABEL: usize = 512;
-const MAX_METADATA: usize = 16;
-const MAX_METADATA_KEY: usize = 64;
+pub(super) const MAX_COUNT: i64 = u32::MAX as i64;
+pub(super) const MAX_STOPS: usize = 8;
+pub(super) const MAX_STOP_CHARACTERS: usize = 256;
+pub(super) const MAX_LOGIT_BIASES: usize = 1024;
+pub(super) const MAX_LABEL: usize = 512;
+pub(super) const MAX_METADATA: usize = 16;
+pub(super) const MAX_METADATA_KEY: usize = 64;
 const MAX_TOOLS: usize = 64;
 const MAX_TOOL_NAME: usize = 64;
 const MAX_TOOL_DESCRIPTION: usize = 4 * 1024;
@@ -107,12 +109,12 @@ impl ChatRequest {
             "logprobs" => self.logprobs = field.bool()?,
             "top_logprobs" => self.top_logprobs = Some(field.integer(0..=20)? as u8),
             "temperature" => sampling.temperature = Some(field.number(0.0..=2.0)?),
-            "top_p" => sampling.top_p = Some(above_zero(field, 1.0)?),
+            "top_p" => sampling.top_p = Some(top_p(field)?),
             "top_k" => sampling.top_k = Some(field.integer(-1..=MAX_COUNT)?.max(0) as u32),
             "min_p" => sampling.min_p = Some(field.number(0.0..=1.0)?),
             "frequency_penalty" => sampling.frequency_penalty = Some(field.number(-2.0..=2.0)?),
             "presence_penalty" => sampling.presence_penalty = Some(field.number(-2.0..=2.0)?),
-            "repetition_penalty" => sampling.repetition_penalty = Some(above_zero(field, 2.0)?),
+            "repetition_penalty" => sampling.repetition_penalty = Some(field.number(LEAST_REPETITION_PENALTY..=2.0)?),
             "seed" => sampling.seed = Some(field.integer(i64::MIN..=i64::MAX)? as u64),
             "logit_bias" => sampling.logit_bias = logit_bias(field)?,
             _ => return Ok(false),
@@ -202,9 +204,12 @@ fn count(field: &Field, least: i64) -> Result<u32, ApiError> {
     Ok(field.integer(least..=MAX_COUNT)? as u32)
 }
 
-fn above_zero(field: &Field, most: f64) -> Result<f32, ApiError> {
-    let number = field.number(0.0..=most)?;
-    if number > 0.0 { Ok(number) } else { Err(field.refuse("must be above 0")) }
+/// Above 0, however little: what f32 cannot tell from 0 is the least that it can.
+fn top_p(field: &Field) -> Result<f32, ApiError> {
+    field
+        .number(f64::from_bits(1)..=1.0)
+        .map(|p| p.max(f32::MIN_POSITIVE))
+        .map_err(|_| field.refuse("must be above 0 and at most 1"))
 }
 
 /// One string, or up to 8; none of them empty.
@@ -226,7 +231,9 @@ fn logit_bias(field: &Field) -> Result<Vec<(u32, f32)>, ApiError> {
     let members = field.members()?;
     only(field, members.len() <= MAX_LOGIT_BIASES, &format!("must have at most {MAX_LOGIT_BIASES} entries"))?;
     let entry = |(name, value): (&str, Field)| {
-        let id = name.parse().map_err(|_| field.refuse("must have token ids as keys"))?;
+        // In one spelling: `5`, `05` and `+5` would be one token with three biases.
+        let id = name.parse().ok().filter(|id: &u32| id.to_string() == name);
+        let id = id.ok_or_else(|| field.refuse("must have token ids as keys"))?;
         Ok((id, value.number(-100.0..=100.0)?))
     };
     members.into_iter().map(entry).collect()

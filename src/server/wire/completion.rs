@@ -2,12 +2,15 @@
 
 use crate::ids::{ModelId, RequestId};
 use crate::ledger::{FinishReason, Units, Usage};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The whole answer; also what is stored for replay.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "ChatCompletion")]
 pub struct Completion {
     pub id: RequestId,
+    #[schemars(extend("const" = "chat.completion"))]
     pub object: String,
     /// Unix seconds.
     pub created: u64,
@@ -17,7 +20,7 @@ pub struct Completion {
     pub credits: Credits,
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Choice {
     pub index: u32,
     pub message: Reply,
@@ -25,29 +28,32 @@ pub struct Choice {
     pub finish_reason: FinishReason,
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Reply {
+    #[schemars(extend("const" = "assistant"))]
     pub role: String,
     pub content: String,
     /// Always null; typed clients expect the key.
+    #[schemars(with = "()")]
     pub refusal: Option<String>,
 }
 
 /// Log-probabilities of the tokens behind a piece of text.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Logprobs {
     pub content: Vec<TokenLogprob>,
+    #[schemars(with = "()")]
     pub refusal: Option<Vec<TokenLogprob>>,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TokenLogprob {
     #[serde(flatten)]
     pub chosen: TokenChoice,
     pub top_logprobs: Vec<TokenChoice>,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TokenChoice {
     /// The token's text; U+FFFD stands for bytes that are no character by themselves.
     pub token: String,
@@ -55,7 +61,8 @@ pub struct TokenChoice {
     pub bytes: Vec<u8>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "Usage")]
 pub struct UsageObject {
     pub prompt_tokens: u32,
     pub completion_tokens: u32,
@@ -63,7 +70,7 @@ pub struct UsageObject {
     pub prompt_tokens_details: PromptTokensDetails,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PromptTokensDetails {
     pub cached_tokens: u32,
 }
@@ -80,8 +87,9 @@ impl From<Usage> for UsageObject {
 }
 
 /// What a request was charged.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Credits {
+    #[schemars(extend("const" = "microcredit"))]
     pub unit: String,
     #[serde(rename = "chargedUnits")]
     pub charged_units: Units,
@@ -93,6 +101,9 @@ impl Credits {
     }
 }
 
+/// Room for a chunk with one token's text.
+const CHUNK_BYTES: usize = 384;
+
 /// What all chunks of one answer share.
 #[derive(Clone, Debug)]
 pub struct Header {
@@ -103,14 +114,19 @@ pub struct Header {
     pub include_usage: bool,
 }
 
-#[derive(Serialize)]
-struct Chunk<'a> {
+/// One event of a stream.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "ChatCompletionChunk")]
+pub struct Chunk<'a> {
     id: RequestId,
+    #[schemars(extend("const" = "chat.completion.chunk"))]
     object: &'static str,
     created: u64,
     model: ModelId,
+    #[schemars(length(max = 1))]
     choices: &'a [ChunkChoice<'a>],
     #[serde(skip_serializing_if = "UsageField::is_absent")]
+    #[schemars(with = "Option<UsageObject>")]
     usage: UsageField,
     #[serde(skip_serializing_if = "Option::is_none")]
     credits: Option<&'a Credits>,
@@ -131,7 +147,7 @@ impl UsageField {
     }
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct ChunkChoice<'a> {
     index: u32,
     delta: Delta<'a>,
@@ -139,9 +155,10 @@ struct ChunkChoice<'a> {
     finish_reason: Option<FinishReason>,
 }
 
-#[derive(Default, Serialize)]
+#[derive(Default, Serialize, JsonSchema)]
 struct Delta<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("const" = "assistant"))]
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<&'a str>,
@@ -191,7 +208,10 @@ impl Header {
     fn chunk(&self, choices: &[ChunkChoice], usage: UsageField, credits: Option<&Credits>) -> String {
         let Self { id, created, model, .. } = *self;
         let chunk = Chunk { id, object: "chat.completion.chunk", created, model, choices, usage, credits };
-        serde_json::to_string(&chunk).expect("invariant: a chunk has only string keys")
+        // A token's chunk fits, so its buffer does not grow on the way.
+        let mut text = Vec::with_capacity(CHUNK_BYTES);
+        serde_json::to_writer(&mut text, &chunk).expect("invariant: a chunk has only string keys");
+        String::from_utf8(text).expect("invariant: JSON is UTF-8")
     }
 }
 

@@ -7,12 +7,12 @@ use crate::text::ChatMessage;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-const MAX_MESSAGES: usize = 64;
-const MAX_PARTS: usize = 64;
-const MAX_TOOL_CALLS: usize = 64;
+pub(super) const MAX_MESSAGES: usize = 64;
+pub(super) const MAX_PARTS: usize = 64;
+pub(super) const MAX_TOOL_CALLS: usize = 64;
 /// Characters of a name, a tool call's id or a function's name.
-const MAX_NAME: usize = 64;
-const MAX_ARGUMENTS: usize = 16 * 1024;
+pub(super) const MAX_NAME: usize = 64;
+pub(super) const MAX_ARGUMENTS: usize = 16 * 1024;
 const ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
 
 type Members<'a> = BTreeMap<&'a str, Field<'a>>;

@@ -1,6 +1,7 @@
 //! What goes over the wire, and nothing else: queries and bodies in, objects out. The only place that knows field names.
 
 pub mod chat_request;
+pub mod chat_schema;
 pub mod completion;
 pub mod fields;
 pub mod messages;
@@ -21,5 +22,7 @@ impl<T: Serialize> IntoResponse for Json<T> {
     }
 }
 
+#[cfg(test)]
+mod fuzz;
 #[cfg(test)]
 mod tests;

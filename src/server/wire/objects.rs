@@ -10,12 +10,15 @@ use crate::ledger::{
     Account, AccountStatus, Attempt, AttemptState, Balances, Credential, CredentialKind, FailureCode, RequestRecord,
     Split, Units,
 };
-use crate::server::node::LoadedModel;
+use crate::server::fleet::ServedModel;
+use schemars::JsonSchema;
 use serde::Serialize;
 use uuid::Uuid;
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Account")]
 pub struct Me {
+    #[schemars(extend("const" = "account"))]
     object: &'static str,
     id: AccountId,
     status: AccountStatus,
@@ -24,7 +27,8 @@ pub struct Me {
     application_connection_id: Option<ApplicationId>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Credential")]
 struct CredentialObject {
     id: CredentialId,
     kind: CredentialKind,
@@ -45,11 +49,14 @@ impl Me {
     }
 }
 
-#[derive(Debug, PartialEq, Serialize)]
+#[derive(Debug, PartialEq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CreditBalance {
+    #[schemars(extend("const" = "credit_balance"))]
     object: &'static str,
+    #[schemars(extend("const" = "microcredit"))]
     unit: &'static str,
+    #[schemars(extend("const" = "1000000"))]
     units_per_credit: &'static str,
     trial_units: Units,
     premium_units: Units,
@@ -77,9 +84,10 @@ impl CreditBalance {
     }
 }
 
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Model {
     pub id: ModelId,
+    #[schemars(extend("const" = "model"))]
     object: &'static str,
     created: u64,
     owned_by: String,
@@ -88,15 +96,18 @@ pub struct Model {
     upstream: Upstream,
     release_id: Uuid,
     release_label: String,
+    #[schemars(extend("const" = "text_generation"))]
     task: &'static str,
+    #[schemars(extend("const" = ["text"]))]
     input_modalities: [&'static str; 1],
+    #[schemars(extend("const" = ["text"]))]
     output_modalities: [&'static str; 1],
     limits: ModelLimits,
     pricing: Pricing,
 }
 
 /// Tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct ModelLimits {
     pub model_context_tokens: u32,
     pub qualified_context_tokens: u32,
@@ -107,7 +118,7 @@ pub struct ModelLimits {
 }
 
 /// Microcredits per million tokens.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
 struct Pricing {
     #[serde(rename = "inputUnitsPerMillion")]
     input: Units,
@@ -118,7 +129,7 @@ struct Pricing {
 }
 
 impl Model {
-    pub fn of(model: &LoadedModel, plan: &Plan) -> Self {
+    pub fn of(model: &ServedModel, plan: &Plan) -> Self {
         let manifest = model.qualified.manifest();
         let units = |price| Units::new(price).unwrap_or(Units::MAX);
         Self {
@@ -145,9 +156,9 @@ impl Model {
 }
 
 impl ModelLimits {
-    pub fn of(model: &LoadedModel, plan: &Plan) -> Self {
+    pub fn of(model: &ServedModel, plan: &Plan) -> Self {
         let limits = model.qualified.manifest().limits;
-        let served = u32::try_from(model.engine.options().max_context).unwrap_or(u32::MAX);
+        let served = u32::try_from(model.max_context).unwrap_or(u32::MAX);
         let qualified = model.qualified.qualified_context_tokens().min(served);
         Self::lowest(limits.model_context_tokens, qualified, plan, limits.max_output_tokens)
     }
@@ -165,8 +176,9 @@ impl ModelLimits {
     }
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct ModelPage {
+    #[schemars(extend("const" = "list"))]
     object: &'static str,
     data: Vec<Model>,
     has_more: bool,
@@ -186,9 +198,11 @@ impl ModelPage {
 }
 
 /// A request as its owner may see it.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Request")]
 pub struct RequestObject {
     pub id: RequestId,
+    #[schemars(extend("const" = "request"))]
     object: &'static str,
     session_id: SessionId,
     model: ModelId,

@@ -1,6 +1,7 @@
 //! How many requests a second the ledger can admit and settle. Prints, asserts nothing about time:
 //! `cargo test --release --lib store::tests::bench -- --ignored --nocapture`.
 
+use super::super::retention::Retention;
 use super::*;
 use std::time::{Duration, Instant};
 
@@ -41,4 +42,69 @@ fn admit_and_settle() {
         println!("{clients:>4} clients: {:>7.0} pairs/s", pairs as f64 / seconds);
         assert_sound(&store);
     }
+}
+
+/// The writer's own time for a pair, on a disk that costs nothing: what is left beside the syncs.
+#[test]
+#[ignore = "a measurement"]
+fn writer_alone() {
+    const BATCHES: u128 = 20;
+    const WIDE: u128 = 256;
+    let mut best = Duration::MAX;
+    for _ in 0..10 {
+        let (_, _, mut bench) = super::faults::opened(Units::MAX.get());
+        let boot = bench.shared.boot;
+        let began = Instant::now();
+        for batch in 0..BATCHES {
+            // Request ids are spread as random ones are.
+            let requests =
+                || (0..WIDE).map(move |number| (batch * WIDE + number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            bench.detach(requests().map(|request| admit(request, request, boot, 10)).collect());
+            bench.detach(requests().map(|request| settle(request, request, 1)).collect());
+        }
+        best = best.min(began.elapsed());
+        assert_eq!(u128::from(bench.premium().debited.get()), BATCHES * WIDE);
+    }
+    println!("{:.1} us a pair", best.as_secs_f64() * 1e6 / (BATCHES * WIDE) as f64);
+}
+
+/// What auditing a million entries costs: time, and memory beyond the databases' page caches.
+#[test]
+#[ignore = "a measurement"]
+fn audit_of_a_million_entries() {
+    let fixture = Fixture::new(Units::MAX.get());
+    let store = fixture.open();
+    let boot = store.boot();
+    for round in 0..4 {
+        std::thread::scope(|scope| {
+            for client in 0..256 {
+                let store = &store;
+                scope.spawn(move || {
+                    for number in 0..490 {
+                        let request =
+                            ((round * 256 + client) * 490 + number + 1_u128).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                        store.submit_blocking(admit(request, request, boot, 10)).unwrap();
+                        store.submit_blocking(settle(request, request, 1)).unwrap();
+                    }
+                });
+            }
+        });
+        let began = Instant::now();
+        let report = store.audit().unwrap();
+        assert!(report.ok);
+        println!("{} entries: {:.1} s, {} KiB at most", report.entries, began.elapsed().as_secs_f64(), most_memory());
+    }
+    drop(store);
+    for (name, open) in [("node", Store::open_with as fn(&_, _, _) -> _), ("command", Store::open_briefly)] {
+        let began = Instant::now();
+        drop(open(fixture.dir.path(), Arc::new(fixture.clock.clone()), Retention::default()).unwrap());
+        println!("opening and closing for a {name}: {:.1} s", began.elapsed().as_secs_f64());
+    }
+}
+
+/// The process's own high-water mark.
+fn most_memory() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
 }

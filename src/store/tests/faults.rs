@@ -1,16 +1,18 @@
-//! Disks that lose power, fail or were tampered with: nothing acknowledged is lost, every reservation ends once.
+//! Disks that lose power in the middle of commands, answers and sweeps: nothing acknowledged is lost, every reservation
+//! ends once.
 
-use super::super::disk::File;
 use super::super::queue::{Job, Work};
 use super::super::retention::Retention;
+use super::super::rows::Body;
 use super::super::shared::Shared;
 use super::super::writer::Writer;
-use super::super::{Result, prepare};
+use super::super::{Care, Result, bodies, prepare};
 use super::media::{Random, SimulatedDisk};
 use super::*;
 use crate::ledger::AttemptState;
+use crate::ledger::audit;
+use bytes::Bytes;
 use std::collections::HashMap;
-use std::fs;
 use tokio::sync::oneshot;
 
 /// The writer without its thread: every step is taken by the test, so a seed decides everything.
@@ -23,17 +25,22 @@ pub struct Bench {
 
 impl Bench {
     pub fn open(disk: &SimulatedDisk, clock: &TestClock) -> Result<Self> {
-        let (shared, writer) = prepare(Box::new(disk.clone()), Arc::new(clock.clone()), Retention::default())?;
+        let (shared, writer) =
+            prepare(Box::new(disk.clone()), Arc::new(clock.clone()), Retention::default(), Care::Always)?;
         Ok(Self { disk: disk.clone(), clock: clock.clone(), shared, writer })
     }
 
     /// Applies the commands as one batch; `None` where no answer came.
     pub fn apply(&mut self, commands: Vec<Command>) -> Vec<Option<Result<Outcome>>> {
-        let (jobs, answers): (Vec<_>, Vec<_>) = commands
+        self.perform(commands.into_iter().map(Work::Apply))
+    }
+
+    fn perform(&mut self, works: impl IntoIterator<Item = Work>) -> Vec<Option<Result<Outcome>>> {
+        let (jobs, answers): (Vec<_>, Vec<_>) = works
             .into_iter()
-            .map(|command| {
+            .map(|work| {
                 let (reply, answer) = oneshot::channel();
-                (Job::new(Work::Apply(command), Some(reply)), answer)
+                (Job::new(work, Some(reply)), answer)
             })
             .unzip();
         self.writer.commit(jobs);
@@ -41,7 +48,7 @@ impl Bench {
     }
 
     /// Applies commands whose outcome nobody waits for.
-    fn detach(&mut self, commands: Vec<Command>) {
+    pub fn detach(&mut self, commands: Vec<Command>) {
         let jobs = commands.into_iter().map(|command| Job::new(Work::Apply(command), None));
         self.writer.commit(jobs.collect());
     }
@@ -58,36 +65,40 @@ impl Bench {
         Self::open(&disk, &clock).unwrap()
     }
 
+    pub fn try_reconnect(&mut self) {
+        self.writer.reconnect();
+    }
+
     /// Comes back to a mended disk.
-    fn reconnect(&mut self) {
+    pub fn reconnect(&mut self) {
         while !self.shared.health.reachable() {
             self.writer.reconnect();
         }
     }
 
-    fn audit(&self) -> Vec<String> {
-        super::super::check::audit(&self.shared.snapshot().unwrap()).unwrap().violations
+    pub fn audit(&self) -> Vec<String> {
+        audit::everything(&self.shared.snapshot().unwrap()).unwrap().violations
     }
 
-    fn state(&self, request: u128) -> Option<AttemptState> {
+    pub fn state(&self, request: u128) -> Option<AttemptState> {
         let record = self.shared.snapshot().unwrap().request(&key(request)).unwrap();
         record.map(|record| record.latest().state)
     }
 
     /// The audit is clean, `debited` was charged and nothing is reserved.
-    fn assert_books(&self, debited: u64, context: u64) {
+    pub fn assert_books(&self, debited: u64, context: u64) {
         let premium = self.premium();
         assert_eq!((premium.debited.get(), premium.reserved.get()), (debited, 0), "{context}");
         assert_eq!(self.audit(), Vec::<String>::new(), "{context}");
     }
 
-    fn premium(&self) -> crate::ledger::Balance {
+    pub fn premium(&self) -> crate::ledger::Balance {
         let snapshot = self.shared.snapshot().unwrap();
         snapshot.balances(AccountId(id(1))).unwrap().premium
     }
 }
 
-fn opened(balance: u64) -> (SimulatedDisk, TestClock, Bench) {
+pub fn opened(balance: u64) -> (SimulatedDisk, TestClock, Bench) {
     let disk = SimulatedDisk::formatted();
     let clock = TestClock::at(1_000_000);
     let mut bench = Bench::open(&disk, &clock).unwrap();
@@ -97,41 +108,52 @@ fn opened(balance: u64) -> (SimulatedDisk, TestClock, Bench) {
     (disk, clock, bench)
 }
 
+const HOUR: u64 = 3_600_000;
+
 /// What the client side of a test knows of its requests.
 #[derive(Default)]
 struct Known {
     next: u128,
     admitted: Vec<u128>,
-    /// Charge of every acknowledged settlement.
-    settled: HashMap<u128, u32>,
+    /// Charge of every acknowledged settlement, and when its answer expires.
+    settled: HashMap<u128, (u32, u64)>,
 }
 
 impl Known {
-    /// A few admissions and settlements as one batch; records what is acknowledged.
+    /// A few admissions, answers and settlements as one batch; records what is acknowledged. Sometimes half a day passes.
     fn step(&mut self, bench: &mut Bench, random: &mut Random) {
-        let boot = bench.shared.boot;
-        let mut commands = Vec::new();
+        let (boot, now) = (bench.shared.boot, bench.clock.now().0);
+        let mut works = Vec::new();
         let mut asked = Vec::new();
         for _ in 0..=random.below(3) {
             self.next += 1;
-            commands.push(admit(self.next, self.next, boot, 10));
+            works.push(Work::Apply(admit(self.next, self.next, boot, 10)));
             asked.push((self.next, None));
         }
         while !self.admitted.is_empty() && random.below(2) == 0 {
             let place = random.below(self.admitted.len());
             let request = self.admitted.swap_remove(place);
             let charge = random.below(11) as u32;
-            commands.push(settle(request, request, charge));
-            asked.push((request, Some(charge)));
+            let body = Body { expires_at: UnixMillis(now + 24 * HOUR), content: answer(request) };
+            let answers = bench.perform([Work::PutBody { key: key(request), body }]);
+            if matches!(answers[..], [Some(Ok(_))]) {
+                works.push(Work::Apply(settle(request, request, charge)));
+                asked.push((request, Some(charge)));
+            }
         }
-        for ((request, charge), answer) in asked.into_iter().zip(bench.apply(commands)) {
+        for ((request, charge), answer) in asked.into_iter().zip(bench.perform(works)) {
             match (charge, answer) {
                 (None, Some(outcome)) if is_admitted(&outcome) => self.admitted.push(request),
                 (Some(charge), Some(Ok(Outcome::Request(_)))) => {
-                    self.settled.insert(request, charge);
+                    self.settled.insert(request, (charge, now + 24 * HOUR));
                 }
                 _ => {}
             }
+        }
+        // Never so long that tombstones go.
+        if random.below(6) == 0 && now < 25 * 24 * HOUR {
+            bench.clock.set(now + 12 * HOUR);
+            while let Ok(true) = bench.writer.sweep() {}
         }
     }
 
@@ -145,11 +167,14 @@ impl Known {
             assert!(latest.state.is_terminal(), "seed {seed}: left open");
             debited += latest.charged.total().get();
         }
-        for (request, charge) in &self.settled {
+        let now = bench.clock.now();
+        for (request, (charge, expires_at)) in &self.settled {
             let record = snapshot.request(&key(*request)).unwrap();
             let latest = record.unwrap_or_else(|| panic!("seed {seed}: {request} lost")).latest().clone();
             assert_eq!(latest.state, AttemptState::Completed, "seed {seed}");
             assert_eq!(latest.charged.total().get(), u64::from(*charge), "seed {seed}");
+            let body = bench.shared.with_files(|files| Ok(bodies::read(files, &key(*request), now)?)).unwrap();
+            assert_eq!(body, (now.0 < *expires_at).then(|| answer(*request)), "seed {seed}: {request}");
         }
         for request in self.admitted.drain(..) {
             let state = bench.state(request);
@@ -158,6 +183,10 @@ impl Known {
         let premium = bench.premium();
         assert_eq!((premium.debited.get(), premium.reserved.get()), (debited, 0), "seed {seed}");
     }
+}
+
+fn answer(request: u128) -> Bytes {
+    Bytes::from(format!("the answer to {request}"))
 }
 
 /// Power is lost at a random write, sometimes again while the ledger is being opened.
@@ -194,109 +223,4 @@ fn a_loss_of_power_loses_nothing_acknowledged() {
 #[ignore = "minutes: many more losses of power"]
 fn thousands_of_losses_of_power_lose_nothing() {
     lose_power_often(1_000..3_000, 10);
-}
-
-/// The disk fails at every change in turn: what is owed is written once it works again.
-#[test]
-fn a_failing_disk_delays_settlements_and_loses_none() {
-    let survives = |failing_at| {
-        let (disk, _, mut bench) = opened(100);
-        let boot = bench.shared.boot;
-        bench.apply(vec![admit(1, 1, boot, 10), admit(2, 2, boot, 10)]);
-        disk.fail_after(failing_at);
-        bench.detach(vec![settle(1, 1, 4), release(2, 2)]);
-        if !disk.is_broken() {
-            return false;
-        }
-        assert!(!bench.shared.health.reachable());
-        disk.mend();
-        bench.reconnect();
-        assert_eq!(bench.state(1), Some(AttemptState::Completed), "{failing_at}");
-        assert_eq!(bench.state(2), Some(AttemptState::Failed), "{failing_at}");
-        bench.assert_books(4, failing_at);
-        true
-    };
-    let failures = (0..1_000).take_while(|&at| survives(at)).count();
-    assert!(failures > 5, "the disk was hardly made to fail");
-}
-
-#[test]
-fn a_full_disk_still_serves_reads() {
-    let (disk, _, mut bench) = opened(100);
-    let boot = bench.shared.boot;
-    bench.apply(vec![admit(1, 1, boot, 10)]);
-    disk.set_full(true);
-    bench.detach(vec![settle(1, 1, 4)]);
-    bench.writer.reconnect();
-    assert!(!bench.shared.health.reachable());
-    assert_eq!(bench.state(1), Some(AttemptState::Queued));
-    disk.set_full(false);
-    bench.reconnect();
-    assert_eq!(bench.state(1), Some(AttemptState::Completed));
-    bench.assert_books(4, 0);
-}
-
-/// A failing disk with callers who wait: they are told that nothing is known, and a repeat ends the attempt once.
-#[test]
-fn an_unknown_outcome_may_be_asked_for_again() {
-    let survives = |failing_at| {
-        let (disk, _, mut bench) = opened(100);
-        let boot = bench.shared.boot;
-        bench.apply(vec![admit(1, 1, boot, 10)]);
-        disk.fail_after(failing_at);
-        let answers = bench.apply(vec![settle(1, 1, 4), admit(2, 2, boot, 50)]);
-        if !disk.is_broken() {
-            assert!(answers.iter().all(|answer| matches!(answer, Some(Ok(_)))));
-            return false;
-        }
-        let unknown = |answer: &_| matches!(answer, Some(Err(StoreError::Unavailable(_))));
-        assert!(answers.iter().all(unknown), "{answers:?}");
-        disk.mend();
-        bench.reconnect();
-        assert_ne!(bench.state(2), Some(AttemptState::Queued), "an admission nobody knows of is released");
-        let again = bench.apply(vec![settle(1, 1, 4)]).remove(0).unwrap();
-        let Ok(Outcome::Request(record) | Outcome::AlreadyResolved(record)) = again else {
-            panic!("{failing_at}: {again:?}");
-        };
-        assert_eq!(record.latest().state, AttemptState::Completed);
-        bench.assert_books(4, failing_at);
-        true
-    };
-    let failures = (0..1_000).take_while(|&at| survives(at)).count();
-    assert!(failures > 5, "the disk was hardly made to fail");
-}
-
-/// Any byte flipped while the node is stopped is noticed, or lies where nothing is stored.
-#[test]
-fn a_flipped_byte_is_noticed_or_harmless() {
-    let fixture = Fixture::new(100);
-    let store = fixture.open();
-    store.submit_blocking(admit(1, 1, store.boot(), 10)).unwrap();
-    store.submit_blocking(settle(1, 1, 7)).unwrap();
-    drop(store);
-    let path = fixture.dir.path().join(File::Ledger.name());
-    let sound = fs::read(&path).unwrap();
-    let mut random = Random(1);
-    let mut refused = 0;
-    for round in 0..60 {
-        let mut bytes = sound.clone();
-        // Half of the flips hit what looks like content: most of a small file is filler.
-        let place = loop {
-            let place = random.below(bytes.len());
-            if round % 2 == 0 || !matches!(bytes[place], 0 | 255) {
-                break place;
-            }
-        };
-        bytes[place] ^= 1 << random.below(8);
-        fs::write(&path, &bytes).unwrap();
-        match fixture.try_open() {
-            Ok(store) => {
-                assert_eq!(spent(&store), (7, 0), "byte {place}");
-                assert_sound(&store);
-            }
-            Err(StoreError::Unusable(_) | StoreError::Unavailable(_)) => refused += 1,
-            Err(other) => panic!("byte {place}: {other}"),
-        }
-    }
-    assert!(refused > 0, "no flip was ever noticed");
 }

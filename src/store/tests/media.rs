@@ -2,14 +2,15 @@
 //! be made to fail. Everything is decided by a seed.
 
 use super::super::disk::{Disk, File};
-use super::super::files;
 use super::super::rows::Identity;
 use super::super::tables::{BODIES_TABLES, LEDGER_TABLES};
 use super::super::{Result, StoreError};
+use super::super::{files, schema};
 use redb::{Builder, Database, StorageBackend};
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 const SECTOR: usize = 512;
 
@@ -96,26 +97,56 @@ fn tear(bytes: &mut Vec<u8>, change: &Change, random: &mut Random) {
     }
 }
 
+/// What redb asks of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    Read,
+    Write,
+    Sync,
+}
+
+/// An operation that will fail.
+#[derive(Clone, Copy, Debug)]
+pub struct Trap {
+    /// `None` for any change.
+    pub operation: Option<Operation>,
+    /// Such operations before the one that fails.
+    pub after: u64,
+    pub kind: io::ErrorKind,
+    /// Whether everything fails from then on until mended.
+    pub breaks: bool,
+}
+
+impl Trap {
+    fn catches(&self, operation: Operation) -> bool {
+        self.operation.map_or(operation != Operation::Read, |own| own == operation)
+    }
+}
+
 #[derive(Debug, Default)]
 struct Faults {
-    /// Changes until one fails; all fail from then on until mended.
-    changes_left: Option<u64>,
-    broken: bool,
+    trap: Option<Trap>,
+    sprung: bool,
+    broken: Option<io::ErrorKind>,
     free: Option<u64>,
     full: bool,
+    /// Syncs wait as long as this is set.
+    slow: bool,
+    uncached: bool,
 }
 
 #[derive(Clone, Debug, Default)]
 pub struct SimulatedDisk {
     media: Arc<Mutex<HashMap<File, Media>>>,
     faults: Arc<Mutex<Faults>>,
+    quick: Arc<Condvar>,
 }
 
 impl SimulatedDisk {
     /// A disk with an empty ledger on it.
     pub fn formatted() -> Self {
         let disk = Self::default();
-        let identity = Identity { schema: files::SCHEMA, epoch: 1 };
+        let identity = Identity { schema: schema::SCHEMA, epoch: 1 };
         let tables = [(File::Ledger, LEDGER_TABLES.as_slice()), (File::Bodies, BODIES_TABLES.as_slice())];
         for (file, tables) in tables {
             let database = disk.database(file).unwrap();
@@ -126,17 +157,48 @@ impl SimulatedDisk {
 
     /// After `changes` more changes everything fails, as on a full or dying disk.
     pub fn fail_after(&self, changes: u64) {
-        self.faults().changes_left = Some(changes);
+        self.set(Trap { operation: None, after: changes, kind: io::ErrorKind::Other, breaks: true });
+    }
+
+    pub fn set(&self, trap: Trap) {
+        let mut faults = self.faults();
+        faults.trap = Some(trap);
+        faults.sprung = false;
+    }
+
+    /// Whether the trap was met.
+    pub fn has_failed(&self) -> bool {
+        self.faults().sprung
     }
 
     pub fn mend(&self) {
         let mut faults = self.faults();
-        faults.changes_left = None;
-        faults.broken = false;
+        faults.trap = None;
+        faults.broken = None;
     }
 
     pub fn is_broken(&self) -> bool {
-        self.faults().broken
+        self.faults().broken.is_some()
+    }
+
+    /// Lets databases opened from now on keep no page in memory, so that reads reach the disk.
+    pub fn uncached(self) -> Self {
+        self.faults().uncached = true;
+        self
+    }
+
+    pub fn set_slow(&self, slow: bool) {
+        self.faults().slow = slow;
+        self.quick.notify_all();
+    }
+
+    /// Takes over what lies in a real folder.
+    pub fn load(&self, dir: &Path) {
+        for file in File::ALL {
+            let bytes = std::fs::read(dir.join(file.name())).unwrap();
+            let media = Media { synced: bytes.clone(), seen: bytes, unsynced: Vec::new() };
+            self.media.lock().unwrap().insert(file, media);
+        }
     }
 
     pub fn lose_power(&self, random: &mut Random) {
@@ -159,11 +221,14 @@ impl SimulatedDisk {
         faults.free = full.then_some(0);
     }
 
-    fn database(&self, file: File) -> Result<Database> {
+    pub fn database(&self, file: File) -> Result<Database> {
         self.media.lock().unwrap().entry(file).or_default();
         let drive = Drive { disk: self.clone(), file };
         let mut builder = Builder::new();
         builder.set_check_integrity_on_open(true);
+        if self.faults().uncached {
+            builder.set_cache_size(0);
+        }
         let opened = builder.create_with_backend(drive);
         opened.map_err(|error| StoreError::Unusable(error.to_string()))
     }
@@ -191,36 +256,46 @@ struct Drive {
 }
 
 impl Drive {
-    fn with<T>(&self, then: impl FnOnce(&mut Media) -> T) -> io::Result<T> {
-        if self.disk.is_broken() {
-            return Err(io::Error::other("broken"));
+    fn perform<T>(&self, operation: Operation, then: impl FnOnce(&mut Media) -> T) -> io::Result<T> {
+        let mut faults = self.disk.faults();
+        while faults.slow && operation == Operation::Sync {
+            faults = self.disk.quick.wait(faults).unwrap();
         }
+        if let Some(trap) = faults.trap.as_mut().filter(|trap| trap.catches(operation)) {
+            if trap.after > 0 {
+                trap.after -= 1;
+            } else {
+                let Trap { kind, breaks, .. } = *trap;
+                faults.trap = None;
+                faults.sprung = true;
+                faults.broken = breaks.then_some(kind);
+                return Err(kind.into());
+            }
+        }
+        if let Some(kind) = faults.broken.filter(|_| faults_reads(&faults, operation)) {
+            return Err(kind.into());
+        }
+        if faults.full && operation != Operation::Read {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        drop(faults);
         let mut media = self.disk.media.lock().unwrap();
         Ok(then(media.get_mut(&self.file).unwrap()))
     }
+}
 
-    fn change(&self, then: impl FnOnce(&mut Media)) -> io::Result<()> {
-        let mut faults = self.disk.faults();
-        match &mut faults.changes_left {
-            Some(0) => faults.broken = true,
-            Some(left) => *left -= 1,
-            None => {}
-        }
-        if faults.full {
-            return Err(io::Error::from(io::ErrorKind::StorageFull));
-        }
-        drop(faults);
-        self.with(then)
-    }
+/// A disk that cannot be written may still be read.
+fn faults_reads(faults: &Faults, operation: Operation) -> bool {
+    operation != Operation::Read || faults.broken != Some(io::ErrorKind::StorageFull)
 }
 
 impl StorageBackend for Drive {
     fn len(&self) -> io::Result<u64> {
-        self.with(|media| media.seen.len() as u64)
+        self.perform(Operation::Read, |media| media.seen.len() as u64)
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        self.with(|media| {
+        self.perform(Operation::Read, |media| {
             let from = offset as usize;
             let bytes = media.seen.get(from..from + out.len());
             bytes.map(|bytes| out.copy_from_slice(bytes))
@@ -229,14 +304,14 @@ impl StorageBackend for Drive {
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        self.change(|media| media.change(Change::SetLen(len as usize)))
+        self.perform(Operation::Write, |media| media.change(Change::SetLen(len as usize)))
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        self.change(Media::sync)
+        self.perform(Operation::Sync, Media::sync)
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.change(|media| media.change(Change::Write(offset as usize, data.to_vec())))
+        self.perform(Operation::Write, |media| media.change(Change::Write(offset as usize, data.to_vec())))
     }
 }

@@ -1,19 +1,27 @@
 //! What the store promises, checked on real files and on disks that fail.
 
 mod bench;
+mod disk;
 mod faults;
+mod fuzz;
 mod kill;
+mod layout;
 mod lifecycle;
 mod media;
 mod model;
+mod refusals;
+mod restore;
+mod schema;
+mod time;
 
+use super::disk::File;
 use super::{Store, StoreError};
 use crate::clock::{Clock, UnixMillis};
 use crate::ids::{AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId};
 use crate::ledger::commands::{ReleaseCause, SettleEnd};
 use crate::ledger::{
-    Admit, Bucket, Command, Credential, CredentialKind, FailureCode, FinishReason, Outcome, Prices, RequestKey, Units,
-    Usage,
+    Admit, Bucket, Command, Credential, CredentialKind, FailureCode, FinishReason, Outcome, Prices, Refusal,
+    RequestKey, Units, Usage,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -79,6 +87,16 @@ fn opening(balance: u64) -> Vec<Command> {
             reference: "opening".into(),
         },
     ]
+}
+
+/// What a process killed now would leave behind.
+fn image(of: &Fixture) -> Fixture {
+    let dir = tempfile::tempdir().unwrap();
+    for file in File::ALL {
+        std::fs::copy(of.dir.path().join(file.name()), dir.path().join(file.name())).unwrap();
+    }
+    let clock = of.clock.clone();
+    Fixture { dir, clock }
 }
 
 fn id(number: u128) -> Uuid {
@@ -167,4 +185,19 @@ fn is_admitted(outcome: &Result<Outcome, StoreError>) -> bool {
 fn assert_sound(store: &Store) {
     assert_eq!(store.audit().unwrap().violations, Vec::<String>::new());
     assert!(store.healthy());
+}
+
+fn refusal(outcome: Result<Outcome, StoreError>) -> Refusal {
+    match outcome {
+        Err(StoreError::Refused(refusal)) => refusal,
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+fn unusable<T>(result: Result<T, StoreError>) -> String {
+    match result {
+        Err(StoreError::Unusable(why)) => why,
+        Err(other) => panic!("another error: {other}"),
+        Ok(_) => panic!("it was used"),
+    }
 }

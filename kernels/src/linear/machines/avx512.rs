@@ -1,0 +1,84 @@
+//! AVX-512 with VNNI: sixteen outputs' four columns in one instruction, of unsigned by signed bytes. The two bytes of an activation
+//! are multiplied apart and put together once per group.
+#![allow(clippy::wildcard_imports, reason = "intrinsics are named by their prefix")]
+
+use crate::linear::format::{BLOCK, Quant};
+use crate::linear::integer::{Integer, Operands, entry_point, multiply};
+use crate::linear::rounding::Rounded;
+use crate::simd::{Avx512, LANES};
+use std::arch::x86_64::*;
+
+impl Integer for Avx512 {
+    type Codes = __m512i;
+    /// Of the high bytes and of the low ones.
+    type Sums = (__m512i, __m512i);
+    /// Sixteen chains of products and eight sums leave eight registers.
+    const TILE: (usize, usize) = (4, 2);
+
+    /// The high bytes, then the low ones, which are signed.
+    #[inline(always)]
+    fn arrange(codes: &[i16; BLOCK]) -> [u8; 2 * BLOCK] {
+        let mut out = [0; 2 * BLOCK];
+        let (high, low) = out.split_at_mut(BLOCK);
+        for ((code, high), low) in codes.iter().zip(high).zip(low) {
+            *low = *code as u8;
+            *high = ((code + 128) >> 8) as u8;
+        }
+        out
+    }
+
+    #[inline(always)]
+    unsafe fn start(offset: i32) -> Self::Sums {
+        unsafe { (_mm512_setzero_si512(), _mm512_set1_epi32(offset)) }
+    }
+
+    #[inline(always)]
+    unsafe fn codes<Q: Quant, const STEP: usize>(planes: *const u8) -> __m512i {
+        let f = const { Q::FORMAT };
+        // SAFETY: the planes hold 32 columns.
+        unsafe {
+            let low = field::<STEP>(planes, f.low, 0);
+            if f.high == 0 {
+                return low;
+            }
+            _mm512_or_si512(low, field::<STEP>(planes.add(4 * LANES * f.low), f.high, f.low))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn dot<const STEP: usize>((high, low): Self::Sums, codes: __m512i, x: &Rounded) -> Self::Sums {
+        // SAFETY: eight steps of four bytes, twice.
+        unsafe {
+            let four =
+                |at: usize| _mm512_set1_epi32(x.codes.as_ptr().add(at + 4 * STEP).cast::<i32>().read_unaligned());
+            (_mm512_dpbusd_epi32(high, codes, four(0)), _mm512_dpbusd_epi32(low, codes, four(BLOCK)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn finish((high, low): Self::Sums) -> Self {
+        unsafe { Self(_mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(high), low))) }
+    }
+
+    entry_point!("avx512f,avx512bw,avx512vnni");
+}
+
+/// The fields of `bits` bits of step `STEP`'s columns, moved up to bit `to` of each byte.
+#[inline(always)]
+unsafe fn field<const STEP: usize>(plane: *const u8, bits: usize, to: usize) -> __m512i {
+    // SAFETY: a plane has BLOCK columns.
+    unsafe {
+        let per_byte = 8 / bits;
+        let word = _mm512_loadu_si512(plane.add(STEP / per_byte * 4 * LANES).cast());
+        if bits == 8 {
+            return word;
+        }
+        let from = STEP % per_byte * bits;
+        let moved = if to > from {
+            _mm512_sllv_epi32(word, _mm512_set1_epi32((to - from) as i32))
+        } else {
+            _mm512_srlv_epi32(word, _mm512_set1_epi32((from - to) as i32))
+        };
+        _mm512_and_si512(moved, _mm512_set1_epi8((((1u32 << bits) - 1) << to) as u8 as i8))
+    }
+}

@@ -1,0 +1,59 @@
+//! Plain integers: any machine.
+
+use crate::linear::format::{BLOCK, Quant};
+use crate::linear::integer::{Integer, Operands, entry_point, multiply};
+use crate::linear::rounding::Rounded;
+use crate::simd::{LANES, Portable};
+use std::array::from_fn;
+
+impl Integer for Portable {
+    type Codes = [[u8; 4]; LANES];
+    type Sums = [i32; LANES];
+    const TILE: (usize, usize) = (2, 1);
+
+    #[inline(always)]
+    fn arrange(codes: &[i16; BLOCK]) -> [u8; 2 * BLOCK] {
+        from_fn(|i| codes[i / 2].to_le_bytes()[i % 2])
+    }
+
+    #[inline(always)]
+    unsafe fn start(offset: i32) -> Self::Sums {
+        [offset; LANES]
+    }
+
+    #[inline(always)]
+    unsafe fn codes<Q: Quant, const STEP: usize>(planes: *const u8) -> Self::Codes {
+        let f = const { Q::FORMAT };
+        // SAFETY: the planes hold 32 columns.
+        let (low, high) = unsafe {
+            (field::<STEP>(planes, f.low), (f.high > 0).then(|| field::<STEP>(planes.add(4 * LANES * f.low), f.high)))
+        };
+        let Some(high) = high else { return low };
+        from_fn(|i| from_fn(|j| low[i][j] | high[i][j] << f.low))
+    }
+
+    #[inline(always)]
+    unsafe fn dot<const STEP: usize>(sums: Self::Sums, codes: Self::Codes, x: &Rounded) -> Self::Sums {
+        let x: [i32; 4] = from_fn(|j| {
+            let at = 8 * STEP + 2 * j;
+            i32::from(i16::from_le_bytes([x.codes[at], x.codes[at + 1]]))
+        });
+        from_fn(|i| codes[i].iter().zip(x).fold(sums[i], |sum, (code, x)| sum + i32::from(*code) * x))
+    }
+
+    #[inline(always)]
+    unsafe fn finish(sums: Self::Sums) -> Self {
+        Self(sums.map(|sum| sum as f32))
+    }
+
+    entry_point!();
+}
+
+/// The fields of `bits` bits of step `STEP`'s columns.
+#[inline(always)]
+unsafe fn field<const STEP: usize>(plane: *const u8, bits: usize) -> [[u8; 4]; LANES] {
+    let per_byte = 8 / bits;
+    // SAFETY: a plane has BLOCK columns.
+    let word = unsafe { plane.add(STEP / per_byte * 4 * LANES).cast::<[[u8; 4]; LANES]>().read() };
+    word.map(|bytes| bytes.map(|byte| byte >> (STEP % per_byte * bits) & (u8::MAX >> (8 - bits))))
+}

@@ -1,0 +1,60 @@
+//! One row back out of its panel, each value as its format defines it, bit for bit: scale times code is exact in f32 for all
+//! formats (11 + 8 + 5 bits at most), so adding the minimum rounds once.
+
+use super::Part;
+use super::format::{self, BLOCK, Format, Scales};
+use crate::simd::LANES;
+use candle_core::quantized::GgmlDType;
+use half::{bf16, f16};
+
+/// `out.len()` is the number of columns.
+pub(super) fn row(part: &Part, row: usize, out: &mut [f32]) {
+    let (panel, lane) = (part.panels(row / LANES..row / LANES + 1), row % LANES);
+    match (part.dtype, format::of(part.dtype)) {
+        (_, Some(format)) => quantised(&format, panel, lane, out),
+        (GgmlDType::F32, None) => dense(panel, lane, out, f32::from_le_bytes),
+        (GgmlDType::F16, None) => dense(panel, lane, out, |bytes| f16::from_le_bytes(bytes).to_f32()),
+        (_, None) => dense(panel, lane, out, |bytes| bf16::from_le_bytes(bytes).to_f32()),
+    }
+}
+
+fn dense<const WIDTH: usize>(panel: &[u8], lane: usize, out: &mut [f32], value: impl Fn([u8; WIDTH]) -> f32) {
+    let (elements, _) = panel.as_chunks::<WIDTH>();
+    for (out, element) in out.iter_mut().zip(elements[lane..].iter().step_by(LANES)) {
+        *out = value(*element);
+    }
+}
+
+fn quantised(f: &Format, panel: &[u8], lane: usize, out: &mut [f32]) {
+    for (header, out) in panel.chunks_exact(f.super_bytes()).zip(out.chunks_mut(f.super_cols)) {
+        let (header, blocks) = header.split_at(f.header_bytes());
+        let at = |i: usize| f16::from_le_bytes([header[2 * i], header[2 * i + 1]]).to_f32();
+        let (d, m) = (at(lane), if f.min { at(LANES + lane) } else { 0.0 });
+        for (block, out) in blocks.chunks_exact(f.block_bytes()).zip(out.chunks_mut(BLOCK)) {
+            let (groups, planes) = block.split_at(f.codes_offset());
+            for (c, value) in out.iter_mut().enumerate() {
+                let (scale, min) = group_scale(f, &groups[c / f.group * f.group_bytes()..], lane, d, m);
+                *value = (code(f, planes, lane, c) - f.zero) as f32 * scale + min;
+            }
+        }
+    }
+}
+
+fn group_scale(f: &Format, group: &[u8], lane: usize, d: f32, m: f32) -> (f32, f32) {
+    let signed = |i: usize| f32::from(group[i].cast_signed());
+    match f.scales {
+        Scales::Direct => (d, m),
+        Scales::Bytes => (d * signed(lane), if f.min { m * signed(LANES + lane) } else { m }),
+        Scales::Nibbles => (d * f32::from(group[lane] & 15), m * f32::from(group[lane] >> 4)),
+    }
+}
+
+fn code(f: &Format, planes: &[u8], lane: usize, column: usize) -> i32 {
+    let field = |plane: &[u8], bits: usize| {
+        let per_word = 32 / bits;
+        let byte = plane[column / per_word * 4 * LANES + 4 * lane + column % 4];
+        i32::from(byte >> (column % per_word / 4 * bits) & (u8::MAX >> (8 - bits)))
+    };
+    let low = field(planes, f.low);
+    if f.high == 0 { low } else { low | field(&planes[4 * LANES * f.low..], f.high) << f.low }
+}

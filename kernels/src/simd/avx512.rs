@@ -1,0 +1,97 @@
+//! One 512-bit register.
+//!
+//! Every `unsafe` here is sound because the type is only used inside functions that enable the instructions and are entered
+//! only after run-time detection.
+#![allow(clippy::wildcard_imports, reason = "intrinsics are named by their prefix")]
+
+use super::{LANES, Lanes};
+use std::arch::x86_64::*;
+
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512(pub __m512);
+
+impl Lanes for Avx512 {
+    #[inline(always)]
+    fn splat(x: f32) -> Self {
+        Self(unsafe { _mm512_set1_ps(x) })
+    }
+    #[inline(always)]
+    fn load(from: &[f32; LANES]) -> Self {
+        Self(unsafe { _mm512_loadu_ps(from.as_ptr()) })
+    }
+    #[inline(always)]
+    fn store(self, to: &mut [f32; LANES]) {
+        unsafe { _mm512_storeu_ps(to.as_mut_ptr(), self.0) }
+    }
+    #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        Self(unsafe { _mm512_add_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    fn mul(self, other: Self) -> Self {
+        Self(unsafe { _mm512_mul_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    fn div(self, other: Self) -> Self {
+        Self(unsafe { _mm512_div_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    fn mul_add(self, a: Self, b: Self) -> Self {
+        Self(unsafe { _mm512_fmadd_ps(self.0, a.0, b.0) })
+    }
+    #[inline(always)]
+    fn max(self, other: Self) -> Self {
+        Self(unsafe { _mm512_max_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    fn scale(self, n: Self) -> Self {
+        unsafe {
+            let exponent = _mm512_add_epi32(_mm512_cvtps_epi32(n.0), _mm512_set1_epi32(127));
+            let power = _mm512_castsi512_ps(_mm512_slli_epi32::<23>(exponent));
+            Self(_mm512_mul_ps(self.0, power))
+        }
+    }
+    /// Pairs of rows, then of pairs, then of 128-bit quarters.
+    #[inline(always)]
+    fn transpose(rows: &mut [Self; LANES]) {
+        unsafe {
+            let mut t = [_mm512_setzero_ps(); LANES];
+            for i in (0..LANES).step_by(2) {
+                t[i] = _mm512_unpacklo_ps(rows[i].0, rows[i + 1].0);
+                t[i + 1] = _mm512_unpackhi_ps(rows[i].0, rows[i + 1].0);
+            }
+            let mut u = t;
+            for i in (0..LANES).step_by(4) {
+                u[i] = _mm512_shuffle_ps::<0x44>(t[i], t[i + 2]);
+                u[i + 1] = _mm512_shuffle_ps::<0xee>(t[i], t[i + 2]);
+                u[i + 2] = _mm512_shuffle_ps::<0x44>(t[i + 1], t[i + 3]);
+                u[i + 3] = _mm512_shuffle_ps::<0xee>(t[i + 1], t[i + 3]);
+            }
+            for i in 0..4 {
+                let low = _mm512_shuffle_f32x4::<0x88>(u[i], u[i + 4]);
+                let high = _mm512_shuffle_f32x4::<0xdd>(u[i], u[i + 4]);
+                let low2 = _mm512_shuffle_f32x4::<0x88>(u[i + 8], u[i + 12]);
+                let high2 = _mm512_shuffle_f32x4::<0xdd>(u[i + 8], u[i + 12]);
+                rows[i].0 = _mm512_shuffle_f32x4::<0x88>(low, low2);
+                rows[i + 4].0 = _mm512_shuffle_f32x4::<0x88>(high, high2);
+                rows[i + 8].0 = _mm512_shuffle_f32x4::<0xdd>(low, low2);
+                rows[i + 12].0 = _mm512_shuffle_f32x4::<0xdd>(high, high2);
+            }
+        }
+    }
+    #[inline(always)]
+    fn load_f16(from: &[u8; 2 * LANES]) -> Self {
+        Self(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast())) })
+    }
+    #[inline(always)]
+    fn load_bf16(from: &[u8; 2 * LANES]) -> Self {
+        unsafe {
+            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.as_ptr().cast()));
+            Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide)))
+        }
+    }
+    #[inline(always)]
+    fn load_i8(from: &[u8; LANES]) -> Self {
+        Self(unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.as_ptr().cast()))) })
+    }
+}

@@ -1,0 +1,234 @@
+//! Sixteen f32 lanes over AVX-512, AVX2 + FMA, or plain arrays, chosen at run time.
+//!
+//! Kernels are generic over [`Lanes`] and `#[inline(always)]`; [`vectorised!`] instantiates them inside functions that enable
+//! the instruction set. Sums differ between instruction sets in rounding only; within one they never depend on a batch.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod portable;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx512::Avx512;
+pub(crate) use portable::Portable;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Isa {
+    /// With the byte and VNNI instructions, which all but the oldest AVX-512 machines have.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    Portable,
+}
+
+impl Isa {
+    /// Everything this machine can run, best first.
+    pub fn available() -> impl Iterator<Item = Self> {
+        [
+            #[cfg(target_arch = "x86_64")]
+            (
+                Self::Avx512,
+                is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512vnni"),
+            ),
+            #[cfg(target_arch = "x86_64")]
+            (
+                Self::Avx2,
+                is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c"),
+            ),
+            (Self::Portable, true),
+        ]
+        .into_iter()
+        .filter_map(|(isa, runs)| runs.then_some(isa))
+    }
+
+    pub fn best() -> Self {
+        Self::available().next().unwrap_or(Self::Portable)
+    }
+}
+
+pub(crate) const LANES: usize = 16;
+
+/// A vector of [`LANES`] f32.
+pub(crate) trait Lanes: Copy {
+    fn splat(x: f32) -> Self;
+    fn load(from: &[f32; LANES]) -> Self;
+    fn store(self, to: &mut [f32; LANES]);
+    fn add(self, other: Self) -> Self;
+    fn mul(self, other: Self) -> Self;
+    fn div(self, other: Self) -> Self;
+    /// `self * a + b`, rounded once where the hardware can.
+    fn mul_add(self, a: Self, b: Self) -> Self;
+    /// The larger of each pair; `other` where either is NaN.
+    fn max(self, other: Self) -> Self;
+    /// Little-endian halves.
+    fn load_f16(from: &[u8; 2 * LANES]) -> Self;
+    fn load_bf16(from: &[u8; 2 * LANES]) -> Self;
+    /// Signed bytes.
+    fn load_i8(from: &[u8; LANES]) -> Self;
+    /// `self * 2^n` for integral `n` in [-127, 128]; -127 gives zero.
+    fn scale(self, n: Self) -> Self;
+
+    #[inline(always)]
+    fn to_array(self) -> [f32; LANES] {
+        let mut out = [0.0; LANES];
+        self.store(&mut out);
+        out
+    }
+
+    /// The sum as a balanced tree.
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        let mut v = self.to_array();
+        for half in [8, 4, 2, 1] {
+            for i in 0..half {
+                v[i] += v[i + half];
+            }
+        }
+        v[0]
+    }
+
+    #[inline(always)]
+    fn largest(self) -> f32 {
+        let mut v = self.to_array();
+        for half in [8, 4, 2, 1] {
+            for i in 0..half {
+                v[i] = if v[i] > v[i + half] { v[i] } else { v[i + half] };
+            }
+        }
+        v[0]
+    }
+
+    /// Sixteen rows of sixteen become sixteen columns.
+    #[inline(always)]
+    fn transpose(rows: &mut [Self; LANES]) {
+        let values = rows.map(Self::to_array);
+        for (i, row) in rows.iter_mut().enumerate() {
+            *row = Self::load(&std::array::from_fn(|j| values[j][i]));
+        }
+    }
+
+    /// e^x within 2 ulp; 0 below -87.7, infinity above 88.3, NaN kept. Cody-Waite reduction and Cephes' polynomial.
+    #[inline(always)]
+    fn exp(self) -> Self {
+        /// 1.5 · 2^23: adding it rounds to an integer.
+        const ROUND: f32 = 12_582_912.0;
+        let x = Self::splat(-88.0).max(self);
+        let x = Self::splat(-88.8).max(x.mul(Self::splat(-1.0))).mul(Self::splat(-1.0));
+        let n = x.mul_add(Self::splat(std::f32::consts::LOG2_E), Self::splat(ROUND)).add(Self::splat(-ROUND));
+        let r = n.mul_add(Self::splat(-0.693_359_4), x);
+        let r = n.mul_add(Self::splat(2.121_944_4e-4), r);
+        let mut p = Self::splat(1.987_569_1e-4);
+        for c in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_6e-1, 0.5] {
+            p = p.mul_add(r, Self::splat(c));
+        }
+        let p = p.mul_add(r.mul(r), r.add(Self::splat(1.0)));
+        p.scale(n)
+    }
+}
+
+/// Defines `fn name(isa, args…)` that runs `kernel::<L>(args…)` with the lanes of `isa`.
+macro_rules! vectorised {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) = $kernel:ident) => {
+        $(#[$meta])*
+        $vis fn $name(isa: $crate::simd::Isa, $($arg: $ty),*) {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+            fn avx512($($arg: $ty),*) {
+                $kernel::<$crate::simd::Avx512>($($arg),*);
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            fn avx2($($arg: $ty),*) {
+                $kernel::<$crate::simd::Avx2>($($arg),*);
+            }
+            match isa {
+                // SAFETY: these variants exist only where `Isa::available` found the features.
+                #[cfg(target_arch = "x86_64")]
+                $crate::simd::Isa::Avx512 => unsafe { avx512($($arg),*) },
+                // SAFETY: as above.
+                #[cfg(target_arch = "x86_64")]
+                $crate::simd::Isa::Avx2 => unsafe { avx2($($arg),*) },
+                $crate::simd::Isa::Portable => $kernel::<$crate::simd::Portable>($($arg),*),
+            }
+        }
+    };
+}
+pub(crate) use vectorised;
+
+/// Calls `f` on full vectors of `data` and once on a padded copy of the rest, whose `pad` lanes are dropped.
+#[inline(always)]
+pub(crate) fn map<L: Lanes>(data: &mut [f32], pad: f32, f: impl Fn(L) -> L) {
+    let (vectors, rest) = data.as_chunks_mut::<LANES>();
+    for v in vectors {
+        f(L::load(v)).store(v);
+    }
+    if !rest.is_empty() {
+        let mut last = [pad; LANES];
+        last[..rest.len()].copy_from_slice(rest);
+        let out = f(L::load(&last)).to_array();
+        rest.copy_from_slice(&out[..rest.len()]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[inline(always)]
+    fn exp_all<L: Lanes>(data: &mut [f32]) {
+        map::<L>(data, 0.0, L::exp);
+    }
+    vectorised!(fn exp_slice(data: &mut [f32]) = exp_all);
+
+    #[inline(always)]
+    fn transpose_all<L: Lanes>(data: &mut [f32]) {
+        let (rows, _) = data.as_chunks_mut::<LANES>();
+        let mut vectors: [L; LANES] = std::array::from_fn(|i| L::load(&rows[i]));
+        L::transpose(&mut vectors);
+        for (row, v) in rows.iter_mut().zip(vectors) {
+            v.store(row);
+        }
+    }
+    vectorised!(fn transpose_slice(data: &mut [f32]) = transpose_all);
+
+    #[test]
+    fn exp_is_close_everywhere_it_matters() {
+        for isa in Isa::available() {
+            let x: Vec<f32> = (-8700..=8830).map(|i| i as f32 * 0.01).collect();
+            let mut y = x.clone();
+            exp_slice(isa, &mut y);
+            for (x, y) in x.iter().zip(&y) {
+                let want = f64::from(*x).exp();
+                let error = (f64::from(*y) - want).abs() / want;
+                assert!(error < 2.5e-7, "{isa:?}: exp({x}) = {y}, want {want}");
+            }
+        }
+    }
+
+    #[test]
+    fn exp_at_the_ends() {
+        for isa in Isa::available() {
+            let mut y = [f32::NEG_INFINITY, -1e30, -100.0, 0.0, 200.0, f32::INFINITY, f32::NAN];
+            exp_slice(isa, &mut y);
+            assert_eq!(y[..4], [0.0, 0.0, 0.0, 1.0], "{isa:?}");
+            assert_eq!(y[4..6], [f32::INFINITY; 2], "{isa:?}");
+            assert!(y[6].is_nan(), "{isa:?}");
+        }
+    }
+
+    #[test]
+    fn transpose_swaps_rows_and_columns() {
+        for isa in Isa::available() {
+            let mut data: Vec<f32> = (0..256).map(|i| i as f32).collect();
+            transpose_slice(isa, &mut data);
+            let want: Vec<f32> = (0..256).map(|i| (i % 16 * 16 + i / 16) as f32).collect();
+            assert_eq!(data, want, "{isa:?}");
+        }
+    }
+}

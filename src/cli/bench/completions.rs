@@ -1,0 +1,206 @@
+//! Streamed completions under load: time to the first token, between tokens and to the end, at each concurrency.
+
+use super::Arguments;
+use super::connection::Connection;
+use super::figures::{show, show_percentiles};
+use super::tally::{Answer, Tally};
+use super::target::Target;
+use crate::cli::output::{Failure, Result};
+use crate::cli::progress::Progress;
+use crate::cli::text;
+use serde_json::{Value, json};
+use std::fmt::Write;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
+use uuid::Uuid;
+
+/// Words by which two prompts differ to tell how many tokens a word has.
+const PROBE_WORDS: usize = 32;
+/// Requests at a concurrency when none are asked for: so many for each client, and never fewer than the second.
+const REQUESTS_EACH: usize = 2;
+const FEWEST_REQUESTS: usize = 8;
+/// Short words that most tokenizers have as one token each.
+const WORDS: [&str; 16] = [
+    "time", "water", "house", "light", "world", "hand", "night", "road", "tree", "book", "city", "food", "music",
+    "day", "table", "stone",
+];
+
+/// What every request of a run has in common.
+struct Shape {
+    target: Arc<Target>,
+    /// Words of the prompt.
+    words: usize,
+    output_tokens: u32,
+}
+
+pub async fn run(target: Arc<Target>, arguments: &Arguments) -> Result<Value> {
+    let shape = calibrate(target, arguments).await?;
+    let longest = Duration::from_secs(arguments.seconds.unwrap_or(300));
+    let mut levels = Vec::new();
+    for &clients in &arguments.concurrency {
+        let requests = arguments.requests.map_or((clients * REQUESTS_EACH).max(FEWEST_REQUESTS), |n| n as usize);
+        levels.push(level(&shape, clients, requests, longest).await);
+    }
+    let Target { base, model, .. } = &*shape.target;
+    Ok(json!({ "url": base, "model": model, "input_tokens": arguments.input_tokens,
+               "output_tokens": arguments.output_tokens, "levels": levels }))
+}
+
+/// Finds how many words make the wanted prompt, from a short one and a longer one: the tokenizer is the server's.
+async fn calibrate(target: Arc<Target>, arguments: &Arguments) -> Result<Arc<Shape>> {
+    let wanted = f64::from(arguments.input_tokens);
+    let mut shape = Shape { target, words: 1, output_tokens: 1 };
+    let least = shape.prompt_tokens().await?;
+    shape.words += PROBE_WORDS;
+    let a_word = (shape.prompt_tokens().await? - least) / PROBE_WORDS as f64;
+    shape.words = 1 + ((wanted - least) / a_word.max(1.0)).max(0.0).round() as usize;
+    shape.output_tokens = arguments.output_tokens;
+    Ok(Arc::new(shape))
+}
+
+async fn level(shape: &Arc<Shape>, clients: usize, requests: usize, longest: Duration) -> Value {
+    let mut progress = Progress::steps(format!("{requests} requests, {clients} at a time"));
+    let left = Arc::new(AtomicUsize::new(requests));
+    let began = Instant::now();
+    let until = began + longest;
+    let mut workers = JoinSet::new();
+    for _ in 0..clients.min(requests) {
+        workers.spawn(client(shape.clone(), left.clone(), until));
+    }
+    let mut total = Tally::default();
+    while let Some(tally) = workers.join_next().await {
+        total.merge(tally.unwrap_or_default());
+        progress.at((requests - left.load(Ordering::Relaxed)) as u64, requests as u64);
+    }
+    progress.clear();
+    total.report(clients, began.elapsed())
+}
+
+/// One client: a request after the other until none is left or the time is over.
+async fn client(shape: Arc<Shape>, left: Arc<AtomicUsize>, until: Instant) -> Tally {
+    let (mut connection, mut tally) = (None, Tally::default());
+    let another = || left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1)).is_ok();
+    while Instant::now() < until && another() {
+        let asked = tokio::time::timeout_at(until.into(), shape.ask(&mut connection, &mut tally)).await;
+        if asked.is_err() {
+            tally.fail("not finished in time");
+        }
+    }
+    tally
+}
+
+impl Shape {
+    /// Tokens of a prompt of this shape, by asking.
+    async fn prompt_tokens(&self) -> Result<f64> {
+        let (mut connection, mut tally) = (None, Tally::default());
+        self.ask(&mut connection, &mut tally).await;
+        match tally.errors.keys().next() {
+            None => Ok(tally.usage.prompt as f64),
+            Some(error) => Err(Failure::new(format!("a first request was not answered: {error}"))
+                .remedy("check --url, --key, --model and the balance")),
+        }
+    }
+
+    /// Sends one request, over the kept connection where there is one, and takes down what comes of it.
+    async fn ask(&self, connection: &mut Option<Connection>, tally: &mut Tally) {
+        // Put back only when it can be used again.
+        let kept = connection.take();
+        match self.try_ask(kept, tally).await {
+            Ok(usable) => *connection = Some(usable),
+            Err(error) => tally.fail(&error.to_string()),
+        }
+    }
+
+    async fn try_ask(&self, kept: Option<Connection>, tally: &mut Tally) -> io::Result<Connection> {
+        let mut connection = match kept {
+            Some(connection) => connection,
+            None => Connection::open(&self.target.authority).await?,
+        };
+        let request = self.target.post("/v1/chat/completions", &self.body());
+        let mut answer = Answer::begin();
+        let status = connection.send(&request).await?;
+        if status == 200 {
+            while connection.piece(&mut answer.pending).await? {
+                answer.read(tally);
+            }
+        } else {
+            let mut body = Vec::new();
+            connection.rest(&mut body).await?;
+            answer.refuse(status, &body);
+        }
+        answer.close(tally);
+        Ok(connection)
+    }
+
+    fn body(&self) -> String {
+        let body = json!({
+            "model": self.target.model,
+            "messages": [{ "role": "user", "content": words(self.words) }],
+            "max_tokens": self.output_tokens,
+            "ignore_eos": true,
+            "stream": true,
+            "stream_options": { "include_usage": true },
+        });
+        body.to_string()
+    }
+}
+
+/// Random words, so that no prompt begins as another one did and none is answered out of a prefix cache.
+fn words(count: usize) -> String {
+    let mut text = String::new();
+    while text.split(' ').count() <= count {
+        for byte in Uuid::new_v4().into_bytes() {
+            text.push_str(WORDS[usize::from(byte) % WORDS.len()]);
+            text.push(' ');
+        }
+    }
+    text.split(' ').take(count).collect::<Vec<_>>().join(" ")
+}
+
+/// A table, and what went wrong below it.
+pub fn show_levels(document: &Value) -> String {
+    let levels = document["levels"].as_array().map_or(&[][..], Vec::as_slice);
+    let head =
+        ["CLIENTS", "ANSWERED", "FAILED", "REQUESTS/S", "TOKENS/S", "FIRST TOKEN", "BETWEEN TOKENS", "TO THE END"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    let mut errors = String::new();
+    for level in levels {
+        rows.push(vec![
+            level["concurrency"].to_string(),
+            level["answered"].to_string(),
+            level["failed"].to_string(),
+            show(&level["requests_per_second"]),
+            show(&level["output_tokens_per_second"]),
+            show_percentiles(&level["time_to_first_token_ms"]),
+            show_percentiles(&level["inter_token_ms"]),
+            show_percentiles(&level["end_to_end_ms"]),
+        ]);
+        for (error, count) in level["errors"].as_object().into_iter().flatten() {
+            let _ = writeln!(errors, "{count} requests of {} clients failed: {error}", level["concurrency"]);
+        }
+    }
+    let intro = format!(
+        "{} at {}: prompts of about {} tokens, answers of {}; times are p50 / p90 / p99 in ms\n",
+        document["model"].as_str().unwrap_or_default(),
+        document["url"].as_str().unwrap_or_default(),
+        document["input_tokens"],
+        document["output_tokens"],
+    );
+    intro + &text::align(&rows) + &errors
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prompts_have_their_words_and_differ() {
+        for count in [1, 16, 17, 100] {
+            assert_eq!(words(count).split(' ').count(), count);
+        }
+        assert_ne!(words(64), words(64));
+    }
+}

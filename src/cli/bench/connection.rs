@@ -1,0 +1,166 @@
+//! A kept-alive HTTP/1.1 connection that costs little per answer, so that the generator of a load is not what is measured.
+
+use std::io;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+
+/// Largest answer read whole, bytes.
+const MAX_ANSWER: usize = 16 << 20;
+
+pub struct Connection {
+    stream: BufReader<TcpStream>,
+    line: Vec<u8>,
+    body: Body,
+}
+
+/// What is left of the answer being read.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Body {
+    Done,
+    Sized(usize),
+    /// Bytes left in the chunk; its line end follows.
+    Chunk(usize),
+    /// The next line is a chunk's size.
+    NextChunk,
+    UntilClosed,
+}
+
+impl Connection {
+    /// `authority` is `host:port`.
+    pub async fn open(authority: &str) -> io::Result<Self> {
+        let stream = TcpStream::connect(authority).await?;
+        stream.set_nodelay(true)?;
+        Ok(Self { stream: BufReader::new(stream), line: Vec::new(), body: Body::Done })
+    }
+
+    /// Sends a whole request and reads the answer up to its body; returns the status.
+    pub async fn send(&mut self, request: &[u8]) -> io::Result<u16> {
+        self.stream.get_mut().write_all(request).await?;
+        self.read_line().await?;
+        let status = std::str::from_utf8(&self.line).ok().and_then(|line| line.get(9..12)?.parse().ok());
+        let status = status.ok_or_else(|| broken("the answer is not HTTP"))?;
+        self.body = Body::UntilClosed;
+        loop {
+            self.read_line().await?;
+            if self.line.is_empty() {
+                return Ok(status);
+            }
+            if let Some(length) = header(&self.line, "content-length") {
+                self.body = Body::Sized(length.parse().map_err(|_| broken("a content length is no number"))?);
+            } else if header(&self.line, "transfer-encoding").is_some_and(|value| value.eq_ignore_ascii_case("chunked"))
+            {
+                self.body = Body::NextChunk;
+            }
+        }
+    }
+
+    /// Appends what has arrived of the body, at least one byte; false at its end.
+    pub async fn piece(&mut self, out: &mut Vec<u8>) -> io::Result<bool> {
+        if self.body == Body::NextChunk {
+            self.read_line().await?;
+            let size = std::str::from_utf8(&self.line).ok().and_then(|size| usize::from_str_radix(size, 16).ok());
+            self.body = Body::Chunk(size.ok_or_else(|| broken("a chunk has no size"))?);
+        }
+        let most = match self.body {
+            Body::Chunk(0) => {
+                self.read_line().await?;
+                self.body = Body::Done;
+                0
+            }
+            Body::Done | Body::NextChunk => 0,
+            Body::Sized(left) | Body::Chunk(left) => left,
+            Body::UntilClosed => usize::MAX,
+        };
+        if most == 0 {
+            return Ok(false);
+        }
+        let arrived = self.stream.fill_buf().await?;
+        let taken = arrived.len().min(most);
+        out.extend_from_slice(&arrived[..taken]);
+        self.stream.consume(taken);
+        self.took(taken).await
+    }
+
+    async fn took(&mut self, taken: usize) -> io::Result<bool> {
+        match &mut self.body {
+            Body::Sized(left) | Body::Chunk(left) if taken > 0 => *left -= taken,
+            Body::UntilClosed => {}
+            _ => return Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+        if self.body == Body::Chunk(0) {
+            self.read_line().await?;
+            self.body = Body::NextChunk;
+        }
+        Ok(taken > 0)
+    }
+
+    /// Reads what is left of the body into `out`.
+    pub async fn rest(&mut self, out: &mut Vec<u8>) -> io::Result<()> {
+        while self.piece(out).await? {
+            if out.len() > MAX_ANSWER {
+                return Err(broken("the answer is too long"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The next line, without its end.
+    async fn read_line(&mut self) -> io::Result<()> {
+        self.line.clear();
+        self.stream.read_until(b'\n', &mut self.line).await?;
+        if self.line.pop() != Some(b'\n') {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.line.pop_if(|byte| *byte == b'\r');
+        Ok(())
+    }
+}
+
+/// The value of a header line with this name.
+fn header<'a>(line: &'a [u8], name: &str) -> Option<&'a str> {
+    let (found, value) = std::str::from_utf8(line).ok()?.split_once(':')?;
+    found.eq_ignore_ascii_case(name).then(|| value.trim())
+}
+
+fn broken(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::net::TcpListener;
+
+    /// What a client reads when a server answers with `bytes` and closes.
+    async fn read(bytes: &'static str) -> io::Result<(u16, String)> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let mut connection = Connection::open(&listener.local_addr()?.to_string()).await?;
+        let (mut server, _) = listener.accept().await?;
+        server.write_all(bytes.as_bytes()).await?;
+        drop(server);
+        let (status, mut body) = (connection.send(b"").await?, Vec::new());
+        connection.rest(&mut body).await?;
+        Ok((status, String::from_utf8(body).unwrap()))
+    }
+
+    #[tokio::test]
+    async fn bodies_end_where_their_framing_says() {
+        for (bytes, expect) in [
+            ("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nabc", Some((200, "ab"))),
+            ("HTTP/1.1 402 No\r\ncontent-length:0\r\n\r\n", Some((402, ""))),
+            (
+                "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\na\r\n0123456789\r\n0\r\n\r\nx",
+                Some((200, "ab0123456789")),
+            ),
+            ("HTTP/1.1 200 OK\r\n\r\nall", Some((200, "all"))),
+            ("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nabc", None),
+            ("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab", None),
+            ("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nx\r\nab", None),
+            ("SSH-2.0-nothing\r\n", None),
+            ("", None),
+        ] {
+            let found = read(bytes).await.ok();
+            assert_eq!(found.as_ref().map(|(status, body)| (*status, body.as_str())), expect, "{bytes:?}");
+        }
+    }
+}

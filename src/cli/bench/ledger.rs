@@ -1,0 +1,202 @@
+//! Durable admissions and settlements against a ledger of its own, and what its syncs cost meanwhile.
+
+use super::Arguments;
+use super::figures::{Times, per_second, show, show_percentiles};
+use crate::cli::output::{Failure, Result};
+use crate::cli::progress::Progress;
+use crate::cli::text;
+use crate::clock::{SystemClock, UnixMillis};
+use crate::ids::{AccountId, AttemptId, CredentialId, ModelId, RequestId, SessionId};
+use crate::ledger::commands::SettleEnd;
+use crate::ledger::{
+    Admit, Bucket, Command, Credential, CredentialKind, FinishReason, Prices, RequestKey, Units, Usage,
+};
+use crate::store::{Result as StoreResult, Store, SyncMeter};
+use serde_json::{Value, json};
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
+use uuid::Uuid;
+
+/// Seconds that each number of clients is measured for, when nothing else is asked for.
+const SECONDS: u64 = 3;
+/// Syncs measured alone, each after a write of one page.
+const PROBES: usize = 50;
+const PAGE: [u8; 4096] = [1; 4096];
+
+pub async fn run(default_folder: &Path, arguments: &Arguments) -> Result<Value> {
+    let scratch = Scratch::in_folder(arguments.folder.as_deref().unwrap_or(default_folder))?;
+    let alone = probe(&scratch.0)?;
+    let meter = SyncMeter::new(Duration::from_millis(arguments.simulate_fsync_ms));
+    Store::init(&scratch.0).map_err(Failure::new)?;
+    let store = Store::open_metered(&scratch.0, Arc::new(SystemClock), meter.clone()).map_err(Failure::new)?;
+    let (account, credential) = open_account(&store).await.map_err(Failure::new)?;
+    let span = Duration::from_secs(arguments.seconds.unwrap_or(SECONDS));
+    let mut levels = Vec::new();
+    for &clients in &arguments.clients {
+        let progress = Progress::steps(format!("{clients} clients"));
+        let client = Client { store: store.clone(), account, credential, until: Instant::now() + span };
+        levels.push(level(&client, clients, &meter).await.map_err(Failure::new)?);
+        progress.clear();
+    }
+    let audit = store.audit().map_err(Failure::new)?;
+    Ok(json!({ "folder": scratch.0.parent(), "one_page_fsync_ms": alone.percentiles(),
+               "simulated_fsync_ms": arguments.simulate_fsync_ms, "levels": levels, "audit_ok": audit.ok }))
+}
+
+/// A folder that goes away with the measurement.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn in_folder(folder: &Path) -> Result<Self> {
+        let path = folder.join(format!("bench-{}", Uuid::new_v4()));
+        fs::create_dir_all(&path).map_err(|error| {
+            Failure::new(format!("cannot make {}: {error}", path.display())).remedy("name a folder with --folder")
+        })?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn probe(folder: &Path) -> Result<Times> {
+    let (mut file, mut times) = (fs::File::create(folder.join("probe"))?, Times::default());
+    for _ in 0..PROBES {
+        file.write_all(&PAGE)?;
+        let began = Instant::now();
+        file.sync_data()?;
+        times.add(began.elapsed());
+    }
+    Ok(times)
+}
+
+async fn open_account(store: &Store) -> StoreResult<(AccountId, CredentialId)> {
+    let (id, credential) = (AccountId::generate(), CredentialId::generate());
+    let key = Credential {
+        id: credential,
+        kind: CredentialKind::ApiKey,
+        account: id,
+        application: None,
+        label: None,
+        digest: [1; 32],
+        hint: String::new(),
+        created_at: UnixMillis(0),
+        expires_at: None,
+        revoked_at: None,
+    };
+    let reference = "bench".to_owned();
+    store.submit(Command::CreateAccount { id, name: reference.clone(), plan: "default".into() }).await?;
+    store.submit(Command::IssueCredential { credential: key }).await?;
+    store.submit(Command::Grant { account: id, bucket: Bucket::Premium, units: Units::MAX, reference }).await?;
+    Ok((id, credential))
+}
+
+async fn level(client: &Client, clients: usize, meter: &SyncMeter) -> StoreResult<Value> {
+    let (began, (syncs_before, spent_before)) = (Instant::now(), meter.total());
+    let mut workers = JoinSet::new();
+    for _ in 0..clients {
+        workers.spawn(client.clone().run());
+    }
+    let (mut pairs, mut times) = (0, Times::default());
+    while let Some(done) = workers.join_next().await {
+        let (count, own) = done.expect("invariant: a client does not panic")?;
+        pairs += count;
+        times.merge(own);
+    }
+    let (wall, (syncs, spent)) = (began.elapsed(), meter.total());
+    let (syncs, spent) = (syncs - syncs_before, spent.saturating_sub(spent_before));
+    let sync_ms = spent.as_secs_f64() * 1_000.0 / syncs.max(1) as f64;
+    let latency = times.percentiles();
+    let in_syncs = |name: &str| latency[name].as_f64().map(|ms| ms / sync_ms);
+    Ok(json!({
+        "clients": clients,
+        "pairs": pairs,
+        "pairs_per_second": per_second(pairs, wall),
+        "fsyncs": syncs,
+        "fsync_ms": sync_ms,
+        "fsync_share": spent.as_secs_f64() / wall.as_secs_f64(),
+        "pair_ms": latency,
+        "pair_in_fsyncs": { "p50": in_syncs("p50"), "p90": in_syncs("p90"), "p99": in_syncs("p99") },
+    }))
+}
+
+#[derive(Clone)]
+struct Client {
+    store: Store,
+    account: AccountId,
+    credential: CredentialId,
+    until: Instant,
+}
+
+impl Client {
+    /// Admits and settles one request after the other: their number, and how long each pair took.
+    async fn run(self) -> StoreResult<(u64, Times)> {
+        let (mut pairs, mut times) = (0, Times::default());
+        while Instant::now() < self.until {
+            let began = Instant::now();
+            let admit = self.admit();
+            let (key, attempt) = (admit.key, admit.attempt);
+            self.store.submit(Command::Admit(Box::new(admit))).await?;
+            let usage = Usage { prompt_tokens: 100, cached_tokens: 0, completion_tokens: 100 };
+            let end = SettleEnd::Completed(FinishReason::Length);
+            self.store.submit(Command::Settle { key, attempt, usage, end }).await?;
+            times.add(began.elapsed());
+            pairs += 1;
+        }
+        Ok((pairs, times))
+    }
+
+    fn admit(&self) -> Admit {
+        let request = RequestId::generate();
+        let mut fingerprint = [0; 32];
+        fingerprint[..16].copy_from_slice(request.0.as_bytes());
+        Admit {
+            key: RequestKey { account: self.account, application: None, request },
+            credential: self.credential,
+            attempt: AttemptId::generate(),
+            boot: self.store.boot(),
+            fingerprint,
+            session: SessionId(Uuid::nil()),
+            model: ModelId(Uuid::nil()),
+            stream: true,
+            prompt_tokens: 100,
+            max_output_tokens: 200,
+            prices: Prices { revision: 1, input: 1, cached_input: 1, output: 1 },
+            max_concurrent: u32::MAX,
+        }
+    }
+}
+
+pub fn show_levels(document: &Value) -> String {
+    let head = ["CLIENTS", "PAIRS/S", "FSYNCS", "MS EACH", "SHARE OF TIME", "PAIR MS p50 / p90 / p99", "IN FSYNCS"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    for level in document["levels"].as_array().into_iter().flatten() {
+        let share = level["fsync_share"].as_f64().unwrap_or_default();
+        rows.push(vec![
+            level["clients"].to_string(),
+            show(&level["pairs_per_second"]),
+            level["fsyncs"].to_string(),
+            show(&level["fsync_ms"]),
+            format!("{:.0} %", share * 100.0),
+            show_percentiles(&level["pair_ms"]),
+            show_percentiles(&level["pair_in_fsyncs"]),
+        ]);
+    }
+    let alone = show_percentiles(&document["one_page_fsync_ms"]);
+    let simulated = match document["simulated_fsync_ms"].as_u64() {
+        Some(ms) if ms > 0 => format!("; every fsync of the ledger is made to take {ms} ms at least"),
+        _ => String::new(),
+    };
+    let sound = if document["audit_ok"] == true { "sound" } else { "NOT SOUND" };
+    format!(
+        "durable admissions and settlements; an fsync of one page takes {alone} ms (p50 / p90 / p99){simulated}\n{}the ledger is {sound} afterwards\n",
+        text::align(&rows)
+    )
+}

@@ -1,0 +1,127 @@
+//! `cresset bench`: what a node does under load, and what its ledger costs.
+
+mod completions;
+mod connection;
+mod figures;
+mod ledger;
+mod reads;
+mod tally;
+mod target;
+
+use super::ask::Asker;
+use super::context::Context;
+use super::output::{Failure, Result};
+use super::{host, shutdown};
+use clap::Args;
+use serde_json::Value;
+use std::path::PathBuf;
+use std::sync::Arc;
+use target::Target;
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  cresset bench                                        completions, on the data folder's node or one of its own
+  cresset bench --concurrency 64 --input-tokens 512 --output-tokens 128 --requests 256
+  cresset bench --url http://127.0.0.1:8080 --key KEY  any node, and most other servers of this interface
+  cresset bench --reads                                account, credits and request look-ups
+  cresset bench --ledger --simulate-fsync-ms 4         durable admissions and settlements on a slow disk
+Completions spend the key's credits. A running node's plan limits what one key may do: 429 answers are counted as failed.
+A node that the command starts for itself has no such limits.")]
+pub struct Arguments {
+    /// Address of the node to measure [default: the data folder's]
+    #[arg(long, requires = "key")]
+    url: Option<String>,
+    /// Key to use at --url
+    #[arg(long, requires = "url")]
+    key: Option<String>,
+    /// Model, by name or id; at --url by id [default: the first]
+    #[arg(long)]
+    model: Option<String>,
+    /// Clients at a time, one measurement for each number
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,8,64", value_parser = clients_parser())]
+    concurrency: Vec<usize>,
+    /// Length of each prompt, tokens
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
+    input_tokens: u32,
+    /// Length of each answer, tokens; end-of-text is ignored
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    output_tokens: u32,
+    /// Requests for each number of clients [default: two a client, at least 8]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    requests: Option<u32>,
+    /// Longest time for each number of clients, seconds [default: 300; 2 for --reads, 3 for --ledger]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    seconds: Option<u64>,
+    /// Measure reads instead of completions
+    #[arg(long, conflicts_with = "ledger")]
+    reads: bool,
+    /// Measure a fresh ledger instead of a node
+    #[arg(long, conflicts_with = "url")]
+    ledger: bool,
+    /// Clients of the ledger at a time, one measurement for each number
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,8,64,256", requires = "ledger", value_parser = clients_parser())]
+    clients: Vec<usize>,
+    /// Let every fsync of the ledger take at least so long, milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 0, requires = "ledger")]
+    simulate_fsync_ms: u64,
+    /// Where to make the fresh ledger [default: the data folder, so that it is on the same disk]
+    #[arg(long, value_name = "DIR", requires = "ledger")]
+    folder: Option<PathBuf>,
+}
+
+fn clients_parser() -> impl clap::builder::TypedValueParser<Value = usize> {
+    use clap::builder::TypedValueParser;
+    clap::value_parser!(u16).range(1..=4096).map(usize::from)
+}
+
+pub async fn run(mut context: Context, arguments: Arguments) -> Result {
+    let shutdown = shutdown::on_signal()?;
+    if arguments.ledger {
+        let measuring = ledger::run(&context.data_dir, &arguments);
+        let document = shutdown::unless_interrupted(&shutdown, measuring).await?;
+        context.output.result(&document, ledger::show_levels)?;
+        return verdict(document["audit_ok"] == true);
+    }
+    if let (Some(url), Some(key)) = (&arguments.url, &arguments.key) {
+        let measuring =
+            async { measure(&target::asker(url, key, arguments.model.as_deref()).await?, &arguments).await };
+        let document = shutdown::unless_interrupted(&shutdown, measuring).await?;
+        return show(&context, &document);
+    }
+    lift_limits(&mut context);
+    let opening = host::open(&context, arguments.model.as_deref());
+    let host = shutdown::unless_interrupted(&shutdown, opening).await?;
+    let measured = shutdown::unless_interrupted(&shutdown, measure(&host.asker, &arguments)).await;
+    host.close().await;
+    show(&context, &measured?)
+}
+
+/// For a node of our own: the node is measured, not the plan.
+fn lift_limits(context: &mut Context) {
+    for plan in context.config.plans.values_mut() {
+        (plan.requests_per_minute, plan.burst, plan.max_concurrent) = (1 << 24, 1 << 24, 1 << 20);
+    }
+}
+
+async fn measure(asker: &Asker, arguments: &Arguments) -> Result<Value> {
+    let target = Arc::new(Target::new(asker)?);
+    if arguments.reads {
+        reads::run(asker, &target, arguments).await
+    } else {
+        completions::run(target, arguments).await
+    }
+}
+
+fn show(context: &Context, document: &Value) -> Result {
+    if document["reads"].is_array() {
+        return context.output.result(document, reads::show_rows);
+    }
+    context.output.result(document, completions::show_levels)?;
+    let levels = document["levels"].as_array().map_or(&[][..], Vec::as_slice);
+    verdict(levels.iter().all(|level| level["answered"] != 0))
+}
+
+/// Something was measured, or the exit code says that it was not.
+fn verdict(good: bool) -> Result {
+    if good { Ok(()) } else { Err(Failure::Negative) }
+}

@@ -1,0 +1,130 @@
+//! Reads under load: as many as the node answers, and how long they take at half that rate.
+
+use super::Arguments;
+use super::connection::Connection;
+use super::figures::{Times, per_second, show, show_percentiles};
+use super::target::Target;
+use crate::cli::ask::Asker;
+use crate::cli::output::{Failure, Result};
+use crate::cli::progress::Progress;
+use crate::cli::text;
+use serde_json::{Value, json};
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
+
+/// Seconds that one figure is measured for, when nothing else is asked for.
+const SECONDS: u64 = 2;
+
+pub async fn run(asker: &Asker, target: &Arc<Target>, arguments: &Arguments) -> Result<Value> {
+    let question = [json!({ "role": "user", "content": "hello" })];
+    let request = asker.ask(&question, &json!({ "max_tokens": 1 }), |_| Ok(())).await?.request;
+    let span = Duration::from_secs(arguments.seconds.unwrap_or(SECONDS));
+    let mut rows = Vec::new();
+    for path in ["/v1/me", "/v1/credits", &format!("/v1/requests/{request}")] {
+        for &clients in &arguments.concurrency {
+            rows.push(measure(target, path, clients, span).await?);
+        }
+    }
+    Ok(json!({ "url": target.base, "reads": rows }))
+}
+
+async fn measure(target: &Arc<Target>, path: &str, clients: usize, span: Duration) -> Result<Value> {
+    let progress = Progress::steps(format!("{path}, {clients} at a time"));
+    let broken = |error: io::Error| Failure::new(format!("GET {path}: {error}"));
+    let full = load(target, path, clients, span, None).await.map_err(broken)?;
+    let rate = per_second(full.count, span);
+    let pause = Duration::from_secs_f64(2.0 * clients as f64 / rate.max(1.0));
+    let half = load(target, path, clients, span, Some(pause)).await.map_err(broken)?;
+    progress.clear();
+    Ok(json!({
+        "path": path,
+        "concurrency": clients,
+        "answered": full.count + half.count,
+        "per_second": rate,
+        "milliseconds": full.times.percentiles(),
+        "half": { "per_second": per_second(half.count, span), "milliseconds": half.times.percentiles() },
+    }))
+}
+
+#[derive(Default)]
+struct Tally {
+    count: u64,
+    times: Times,
+}
+
+/// `clients` connections for the time of `span`; each sends one request every `pause`, or the next as soon as it can.
+async fn load(
+    target: &Arc<Target>,
+    path: &str,
+    clients: usize,
+    span: Duration,
+    pause: Option<Duration>,
+) -> io::Result<Tally> {
+    let (until, request) = (Instant::now() + span, Arc::<[u8]>::from(target.get(path)));
+    let mut workers = JoinSet::new();
+    for number in 0..clients {
+        let connection = Connection::open(&target.authority).await?;
+        // Spread over the pause, as independent clients would be.
+        let first = pause.map(|pause| Instant::now() + pause.mul_f64(number as f64 / clients as f64));
+        workers.spawn(client(connection, request.clone(), until, first.zip(pause)));
+    }
+    let mut total = Tally::default();
+    while let Some(tally) = workers.join_next().await {
+        let tally = tally.map_err(io::Error::other)??;
+        total.count += tally.count;
+        total.times.merge(tally.times);
+    }
+    Ok(total)
+}
+
+/// `schedule`: when to send first, and the time from one to the next. A request that had to wait for the answer before it
+/// counts from when it was due.
+async fn client(
+    mut connection: Connection,
+    request: Arc<[u8]>,
+    until: Instant,
+    mut schedule: Option<(Instant, Duration)>,
+) -> io::Result<Tally> {
+    let (mut tally, mut body) = (Tally::default(), Vec::new());
+    loop {
+        let mut began = Instant::now();
+        if let Some((due, pause)) = &mut schedule {
+            if *due > began {
+                tokio::time::sleep_until((*due).into()).await;
+                began = Instant::now();
+            } else {
+                began = *due;
+            }
+            *due += *pause;
+        }
+        if began >= until {
+            return Ok(tally);
+        }
+        body.clear();
+        let status = connection.send(&request).await?;
+        connection.rest(&mut body).await?;
+        if status != 200 {
+            return Err(io::Error::other(format!("status {status}: {}", String::from_utf8_lossy(&body))));
+        }
+        tally.count += 1;
+        tally.times.add(began.elapsed());
+    }
+}
+
+pub fn show_rows(document: &Value) -> String {
+    let head = ["PATH", "CLIENTS", "READS/S", "MS p50 / p90 / p99", "AT HALF: READS/S", "MS p50 / p90 / p99"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    for row in document["reads"].as_array().into_iter().flatten() {
+        rows.push(vec![
+            row["path"].as_str().unwrap_or_default().to_owned(),
+            row["concurrency"].to_string(),
+            show(&row["per_second"]),
+            show_percentiles(&row["milliseconds"]),
+            show(&row["half"]["per_second"]),
+            show_percentiles(&row["half"]["milliseconds"]),
+        ]);
+    }
+    text::align(&rows)
+}

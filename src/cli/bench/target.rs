@@ -1,0 +1,53 @@
+//! What is put under load: a node's address, a key and a model, and the bytes of requests to it.
+
+use crate::cli::ask::Asker;
+use crate::cli::http::{Call, accepted, authority};
+use crate::cli::output::{Failure, Result};
+use uuid::Uuid;
+
+pub struct Target {
+    /// `http://host:port`
+    pub base: String,
+    /// `host:port`
+    pub authority: String,
+    pub model: String,
+    /// The headers that all requests have in common.
+    headers: String,
+}
+
+impl Target {
+    pub fn new(asker: &Asker) -> Result<Self> {
+        let Asker { base, secret, model, session } = asker;
+        let authority = authority(base)?;
+        let headers =
+            format!("host: {authority}\r\nauthorization: Bearer {secret}\r\nx-service-session-id: {session}\r\n");
+        Ok(Self { base: base.clone(), authority, model: model.clone(), headers })
+    }
+
+    pub fn get(&self, path: &str) -> Vec<u8> {
+        format!("GET {path} HTTP/1.1\r\n{}\r\n", self.headers).into_bytes()
+    }
+
+    /// A JSON body under a request id of its own.
+    pub fn post(&self, path: &str, body: &str) -> Vec<u8> {
+        let (id, length) = (Uuid::new_v4(), body.len());
+        let own = format!("idempotency-key: {id}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n");
+        format!("POST {path} HTTP/1.1\r\n{}{own}\r\n{body}", self.headers).into_bytes()
+    }
+}
+
+/// The node at `base`; without a model, the first that the key may use.
+pub async fn asker(base: &str, key: &str, model: Option<&str>) -> Result<Asker> {
+    let base = base.trim_end_matches('/').trim_end_matches("/v1");
+    let model = match model {
+        Some(model) => model.to_owned(),
+        None => first_model(base, key).await?,
+    };
+    Ok(Asker { base: base.to_owned(), secret: key.to_owned(), model, session: Uuid::new_v4() })
+}
+
+async fn first_model(base: &str, key: &str) -> Result<String> {
+    let models = accepted(Call::get("/v1/models").bearer(key).send(base).await?).await?;
+    let first = models["data"][0]["id"].as_str().map(str::to_owned);
+    first.ok_or_else(|| Failure::new(format!("{base} has no model for this key")))
+}

@@ -1,0 +1,246 @@
+//! Bit for bit the same in any company: random mixes of neighbours around one request, on the kernels' own path in its default
+//! configuration, with a tiny model.
+//!
+//! The loop below is the engine thread's without the thread, so that what happened to the request can be told exactly.
+
+use super::*;
+use crate::engine::batch::forward_batch;
+use crate::engine::model_runner::{ModelRunner, RunnerOptions};
+use crate::engine::runner::Runner;
+use crate::engine::scheduler::{Scheduler, Step};
+use cresset_kernels::sampling::philox4x32;
+use cresset_models::ModelSource;
+use cresset_models::testing::{tiny_llama_gguf, vocab_size};
+
+const BLOCK: usize = 16;
+const BLOCKS: usize = 800;
+const CONTEXT: usize = 256;
+const PROBE: SequenceId = SequenceId(1_000);
+const PROMPT: u32 = 67;
+const OUTPUT: u32 = 48;
+
+fn runner(threads: usize) -> ModelRunner {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tiny.gguf");
+    tiny_llama_gguf(&path, 3).unwrap();
+    let options = RunnerOptions {
+        threads,
+        dequantise: false,
+        kv_bytes: 64 << 20,
+        block_size: BLOCK,
+        max_batched_tokens: 512,
+        max_context: Some(CONTEXT),
+    };
+    let (runner, info) = ModelRunner::load(&ModelSource::Gguf(path), &options).unwrap();
+    assert!(info.num_blocks >= BLOCKS);
+    runner
+}
+
+/// What a mix may do, drawn from its number.
+struct Mix {
+    number: u32,
+    draws: u32,
+}
+
+impl Mix {
+    fn below(&mut self, bound: u32) -> u32 {
+        self.draws += 1;
+        philox4x32([self.draws, 0, 0, 7], [self.number, 0])[0] % bound
+    }
+
+    fn pick(&mut self, from: &[usize]) -> usize {
+        from[self.below(from.len() as u32) as usize]
+    }
+
+    /// A third of the mixes has little cache, a third many rows, a third anything. With them comes how many arrive in a turn,
+    /// before the probe and after it: the later ones give way first when blocks run out.
+    fn scene(&mut self) -> (EngineOptions, [u32; 2]) {
+        let (max_batched_tokens, max_rows, num_blocks, arrivals) = match self.number % 3 {
+            0 => (64, 16, self.pick(&[16, 20, 24]), [4, 1]),
+            1 => (512, 96, BLOCKS, [16, 16]),
+            _ => (self.pick(&[24, 64, 200]), self.pick(&[4, 16]), self.pick(&[26, BLOCKS]), [6, 6]),
+        };
+        let options = EngineOptions {
+            max_batched_tokens,
+            max_rows,
+            max_waiting: 0,
+            block_size: BLOCK,
+            num_blocks,
+            max_context: CONTEXT,
+        };
+        (options, arrivals)
+    }
+
+    /// A neighbour of one of three accounts; some begin with a part of the probe's prompt.
+    fn neighbour(&mut self) -> GenerateRequest {
+        let shared = self.below(2) * self.below(PROMPT + 1);
+        // Where the cache is small: little to begin with and much to say, so that it fills up on the way.
+        let grows = self.number.is_multiple_of(3);
+        let own = 1 + self.below(if grows { 9 } else { 60 });
+        let from = self.below(vocab_size() as u32);
+        let tokens = (0..shared).chain(from..from + own).map(|token| token % vocab_size() as u32);
+        let sampling = SamplingParams {
+            temperature: self.below(3) as f32 * 0.6,
+            top_k: self.below(2) * self.below(9),
+            top_p: 1.0 - self.below(2) as f32 * 0.2,
+            repetition_penalty: 1.0 + self.below(2) as f32 * 0.3,
+            seed: self.below(1_000).into(),
+            logprobs: Some(3).filter(|_| self.below(2) == 0),
+            ..SamplingParams::default()
+        };
+        let account = AccountId(Uuid::from_u128(self.below(3).into()));
+        let max_tokens = 1 + self.below(70) + if grows { 60 } else { 0 };
+        GenerateRequest { account, priority: self.below(3) as u8, sampling, ..request(tokens, max_tokens) }
+    }
+}
+
+fn probe() -> GenerateRequest {
+    let sampling = SamplingParams {
+        seed: 42,
+        temperature: 0.9,
+        top_p: 0.97,
+        frequency_penalty: 0.2,
+        logprobs: Some(5),
+        ..SamplingParams::default()
+    };
+    GenerateRequest { sampling, ..request((0..PROMPT).map(|token| token % vocab_size() as u32), OUTPUT) }
+}
+
+/// What happened to the probe in a mix.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    preempted: usize,
+    /// Rows that computed more than one of its tokens.
+    chunks: usize,
+    cached: u32,
+    /// Most rows in a step of its.
+    company: usize,
+    /// Neighbours cancelled while it ran.
+    cancelled: usize,
+}
+
+/// Tokens and log-probabilities, to the bit.
+type Said = Vec<(u32, u32, Vec<(u32, u32)>)>;
+
+struct Stage<'a> {
+    runner: &'a mut ModelRunner,
+    scheduler: Scheduler,
+    said: Said,
+    seen: Seen,
+}
+
+impl<'a> Stage<'a> {
+    fn new(runner: &'a mut ModelRunner, options: EngineOptions) -> Self {
+        Self { runner, scheduler: Scheduler::new(options, [9; 32]), said: Said::new(), seen: Seen::default() }
+    }
+
+    /// False once the probe has ended.
+    fn step(&mut self) -> bool {
+        let step = self.scheduler.schedule();
+        self.look(&step);
+        let (batch, rows) = forward_batch(&self.scheduler, &step, BLOCK);
+        let results = self.runner.run(&batch, &rows).unwrap();
+        self.scheduler.advance(&step);
+        let mut going = true;
+        for (row, sampled) in step.rows.iter().filter(|row| row.samples).zip(results) {
+            let sampled = sampled.unwrap();
+            if row.id == PROBE {
+                let logprobs = sampled.logprobs.unwrap();
+                let top = logprobs.top.iter().map(|(id, logprob)| (*id, logprob.to_bits())).collect();
+                self.said.push((sampled.token, logprobs.chosen.to_bits(), top));
+            }
+            if let Some(cause) = self.scheduler.append(row.id, sampled.token) {
+                let finished = self.scheduler.finish(row.id, cause).unwrap();
+                if row.id == PROBE {
+                    self.seen.cached = finished.cached_tokens;
+                    going = false;
+                }
+            }
+        }
+        self.scheduler.check_integrity().unwrap();
+        going
+    }
+
+    fn look(&mut self, step: &Step) {
+        self.seen.preempted += usize::from(step.preempted.contains(&PROBE));
+        if let Some(row) = step.rows.iter().find(|row| row.id == PROBE) {
+            self.seen.chunks += usize::from(row.num_tokens > 1);
+            self.seen.company = self.seen.company.max(step.rows.len());
+        }
+    }
+}
+
+fn alone(runner: &mut ModelRunner) -> Said {
+    let options = EngineOptions { num_blocks: BLOCKS, max_context: CONTEXT, block_size: BLOCK, ..options() };
+    let mut stage = Stage::new(runner, EngineOptions { max_batched_tokens: 512, ..options });
+    stage.scheduler.add(PROBE, probe());
+    while stage.step() {}
+    stage.said
+}
+
+fn in_company(runner: &mut ModelRunner, number: u32) -> (Said, Seen) {
+    let mut mix = Mix { number, draws: 0 };
+    let (options, arrivals) = mix.scene();
+    let mut stage = Stage::new(runner, options);
+    let arrives = mix.below(30);
+    // Ids rise in order of arrival: the probe is in the middle of them.
+    let (mut before, mut after, mut live) = (0, PROBE.0, Vec::new());
+    for turn in 0.. {
+        let arrived = turn >= arrives;
+        for _ in 0..mix.below(arrivals[usize::from(arrived)]) {
+            let id = if arrived { &mut after } else { &mut before };
+            *id += 1;
+            if live.len() < 100 {
+                stage.scheduler.add(SequenceId(*id), mix.neighbour());
+                live.push(SequenceId(*id));
+            }
+        }
+        if turn == arrives {
+            stage.scheduler.add(PROBE, probe());
+        }
+        if mix.below(4) == 0 && !live.is_empty() {
+            let id = live.swap_remove(mix.below(live.len() as u32) as usize);
+            let stopped = stage.scheduler.finish(id, StopCause::Stopped).is_some();
+            stage.seen.cancelled += usize::from(arrived && stopped);
+        }
+        if !stage.scheduler.is_empty() && !stage.step() {
+            return (stage.said, stage.seen);
+        }
+        live.retain(|id| stage.scheduler.get(*id).is_some());
+    }
+    unreachable!("the probe ends");
+}
+
+fn check(mixes: u32) {
+    let mut one = runner(2);
+    let expect = alone(&mut one);
+    assert_eq!(expect.len(), OUTPUT as usize);
+    for threads in [1, 3] {
+        assert_eq!(alone(&mut runner(threads)), expect, "after a restart with {threads} threads");
+    }
+    let mut all = Vec::new();
+    for number in 0..mixes {
+        let (said, seen) = in_company(&mut one, number);
+        assert!(said == expect, "mix {number} changed what the request says: {seen:?}");
+        all.push(seen);
+    }
+    let happened = |what: &str, test: &dyn Fn(&Seen) -> bool| assert!(all.iter().any(test), "never {what}: {all:?}");
+    happened("preempted twice", &|seen| seen.preempted >= 2);
+    happened("chunked", &|seen| seen.chunks >= 3);
+    happened("a full prefix hit", &|seen| seen.cached == PROMPT / BLOCK as u32 * BLOCK as u32);
+    happened("a partial prefix hit", &|seen| (1..PROMPT - BLOCK as u32).contains(&seen.cached));
+    happened("no prefix hit", &|seen| seen.cached == 0);
+    happened("in a batch of 64", &|seen| seen.company >= 64);
+    happened("beside cancelled neighbours", &|seen| seen.cancelled >= 3);
+}
+
+#[test]
+fn any_company_leaves_every_bit_as_it_is() {
+    check(60);
+}
+
+#[test]
+#[ignore = "the same fifty times longer"]
+fn three_thousand_companies_leave_every_bit_as_it_is() {
+    check(3_000);
+}

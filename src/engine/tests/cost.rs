@@ -1,0 +1,88 @@
+//! What the host does between two steps, measured: run it alone, in an optimised build.
+
+use super::*;
+use crate::engine::batch::forward_batch;
+use crate::engine::sampler::{RowSampling, Sampler};
+use crate::engine::scheduler::Scheduler;
+use cresset_kernels::sampling::philox4x32;
+
+/// Median and fastest of `times`, µs.
+fn told(what: &str, mut times: Vec<f64>) {
+    times.sort_by(f64::total_cmp);
+    println!("{what}: {:.1} µs (fastest {:.1})", times[times.len() / 2], times[0]);
+}
+
+fn timed(times: &mut Vec<f64>, work: impl FnOnce()) {
+    let began = Instant::now();
+    work();
+    times.push(began.elapsed().as_secs_f64() * 1e6);
+}
+
+#[test]
+#[ignore = "measures"]
+fn a_step_of_256_rows() {
+    let options = EngineOptions {
+        max_batched_tokens: 512,
+        max_rows: 256,
+        max_waiting: 1_024,
+        block_size: 16,
+        num_blocks: 65_536,
+        max_context: 4_096,
+    };
+    let mut scheduler = Scheduler::new(options, [0; 32]);
+    for id in 0..256 {
+        let account = AccountId(Uuid::from_u128(u128::from(id % 32)));
+        let prompt = id as u32 * 1_000..id as u32 * 1_000 + 500;
+        scheduler.add(SequenceId(id + 1), GenerateRequest { account, ..request(prompt, 3_000) });
+    }
+    let (mut planning, mut committing) = (Vec::new(), Vec::new());
+    for turn in 0..1_200 {
+        let (mut step, mut batch) = (None, None);
+        let plan = || {
+            let planned = scheduler.schedule();
+            batch = Some(forward_batch(&scheduler, &planned, 16));
+            step = Some(planned);
+        };
+        let mut ignored = Vec::new();
+        timed(if turn < 700 { &mut ignored } else { &mut planning }, plan);
+        let step = step.unwrap();
+        assert!(turn < 700 || step.rows.len() == 256);
+        drop(batch);
+        timed(if turn < 700 { &mut ignored } else { &mut committing }, || {
+            scheduler.advance(&step);
+            for row in step.rows.iter().filter(|row| row.samples) {
+                assert!(scheduler.append(row.id, 7).is_none());
+            }
+        });
+    }
+    told("schedule and build the batch", planning);
+    told("advance and append", committing);
+}
+
+#[test]
+#[ignore = "measures"]
+fn a_row_of_49_152_logits() {
+    // About as peaked as a language model's: a normal distribution of deviation 3.
+    let uniform = |id: u32, word: usize| (f64::from(philox4x32([id, 0, 0, 0], [1, 2])[word]) + 0.5) / 4_294_967_296.0;
+    let normal = |id| (-2.0 * uniform(id, 0).ln()).sqrt() * (std::f64::consts::TAU * uniform(id, 1)).cos();
+    let logits: Vec<f32> = (0..49_152).map(|id| (normal(id) * 3.0) as f32).collect();
+    let measure = |what: &str, change: fn(&mut SamplingParams)| {
+        let mut params = SamplingParams::default();
+        change(&mut params);
+        let tokens = Arc::new((0..700).collect::<Vec<u32>>());
+        let mut row = RowSampling { params: Arc::new(params), tokens, prompt_len: 500, banned: Arc::default() };
+        let (mut sampler, mut times) = (Sampler::default(), Vec::new());
+        for seed in 0..200 {
+            Arc::make_mut(&mut row.params).seed = seed;
+            timed(&mut times, || drop(sampler.sample(&logits, &row).unwrap()));
+        }
+        told(what, times);
+    };
+    measure("greedy", |p| p.temperature = 0.0);
+    measure("temperature", |p| p.temperature = 0.8);
+    measure("top-k 50", |p| p.top_k = 50);
+    measure("top-p 0.95", |p| p.top_p = 0.95);
+    measure("top-k 50, top-p 0.9, min-p 0.05", |p| (p.top_k, p.top_p, p.min_p) = (50, 0.9, 0.05));
+    measure("greedy with penalties", |p| (p.temperature, p.repetition_penalty) = (0.0, 1.1));
+    measure("temperature with 20 logprobs", |p| p.logprobs = Some(20));
+}

@@ -1,0 +1,31 @@
+//! Named places where tests stop, delay or break the running node. Test builds only: elsewhere nothing is left of them.
+//!
+//! The variable `FAILPOINTS`, such as `name=1*off->return;other=sleep(50)`, says what happens at which place.
+
+/// `failpoint!("name")` ends the process on `return`, as a crash would. With a closure, `return(text)` leaves the function with the
+/// closure's value for the text. `panic` and `sleep(ms)` work everywhere.
+#[cfg(feature = "failpoints")]
+macro_rules! failpoint {
+    ($name:literal) => {
+        fail::fail_point!($name, |_| std::process::abort())
+    };
+    ($name:literal, $value:expr) => {
+        fail::fail_point!($name, $value)
+    };
+}
+
+#[cfg(not(feature = "failpoints"))]
+macro_rules! failpoint {
+    ($($any:tt)*) => {};
+}
+
+pub(crate) use failpoint;
+
+/// Reads `FAILPOINTS`. What it says holds until the guard is dropped.
+#[cfg(feature = "failpoints")]
+pub fn arm() -> impl Sized {
+    fail::FailScenario::setup()
+}
+
+#[cfg(not(feature = "failpoints"))]
+pub fn arm() -> impl Sized {}

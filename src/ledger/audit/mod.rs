@@ -1,0 +1,163 @@
+//! The audit: every invariant over everything stored, computed again from the journal and independently of `apply`.
+//!
+//! It streams. Held in memory are the balances of each account, what is reserved, and a fixed table of sums; never the
+//! journal or the requests, however many there are.
+
+mod books;
+mod pairing;
+mod replay;
+mod rows;
+
+use super::amounts::Split;
+use super::records::{Balances, RequestKey};
+use super::state::{Head, StateError};
+use crate::clock::UnixMillis;
+use crate::ids::{AccountId, AttemptId};
+pub use books::{Books, Result, Rows, twin};
+use pairing::{Item, Pairing};
+use std::collections::HashMap;
+
+/// Violations named before the rest is only counted.
+const MAX_NAMED: usize = 100;
+
+/// What an audit read and found.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    pub ok: bool,
+    pub accounts: u64,
+    pub credentials: u64,
+    pub requests: u64,
+    pub reservations: u64,
+    pub entries: u64,
+    pub violations: Vec<String>,
+    /// The end of the journal as it was read.
+    pub head: Head,
+}
+
+/// Checks everything. An error means that nothing can be said.
+pub fn everything(books: &impl Books) -> Result<Report> {
+    let mut audit = Audit::of(books, Head::default());
+    audit.check_everything()?;
+    if let Some(suspicion) = std::mem::take(&mut audit.pairing).suspicion() {
+        let mut again = Audit { pairing: suspicion, ..Audit::of(books, Head::default()) };
+        again.check_everything()?;
+        again.pairing.unpaired().for_each(|(item, surplus)| audit.findings.add(unpaired(&item, surplus)));
+    }
+    Ok(audit.report())
+}
+
+/// Checks the journal after `from` and every account and request that it touches. What an earlier audit has checked and
+/// no entry has touched since is not read.
+pub fn since(books: &impl Books, from: Head) -> Result<Report> {
+    let mut audit = Audit::of(books, from);
+    audit.check_journal()?;
+    for (account, replayed) in std::mem::take(&mut audit.replayed) {
+        audit.attempt(|audit| {
+            let Some(row) = audit.books.account(account)? else {
+                return Err(StateError::Corrupt(format!("account {account} has entries and no row")));
+            };
+            audit.check_account(&row, replayed)
+        })?;
+    }
+    Ok(audit.report())
+}
+
+struct Audit<'b, B> {
+    books: &'b B,
+    findings: Findings,
+    report: Report,
+    /// Where the reading of the journal began; entries up to here are trusted.
+    from: Head,
+    head: Head,
+    last: UnixMillis,
+    /// What the journal says of balances so far.
+    replayed: HashMap<AccountId, Balances>,
+    /// What the journal has reserved and not ended so far.
+    open: HashMap<(RequestKey, AttemptId), Split>,
+    pairing: Pairing,
+}
+
+impl<'b, B: Books> Audit<'b, B> {
+    fn of(books: &'b B, from: Head) -> Self {
+        Self {
+            books,
+            findings: Findings::default(),
+            report: Report::default(),
+            from,
+            head: from,
+            last: UnixMillis::default(),
+            replayed: HashMap::new(),
+            open: HashMap::new(),
+            pairing: Pairing::default(),
+        }
+    }
+
+    fn check_everything(&mut self) -> Result<()> {
+        self.check_journal()?;
+        self.check_rows()
+    }
+
+    /// Checks each row; the number of rows.
+    fn each<T>(&mut self, rows: Rows<'b, T>, mut check: impl FnMut(&mut Self, T) -> Result<()>) -> Result<u64> {
+        let mut count = 0;
+        for row in rows? {
+            count += 1;
+            self.attempt(|audit| check(audit, row?))?;
+        }
+        Ok(count)
+    }
+
+    /// A damaged row is a finding; only a storage that fails ends the audit.
+    fn attempt(&mut self, check: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
+        match check(self) {
+            Err(StateError::Corrupt(what)) => self.findings.add(what),
+            other => return other,
+        }
+        Ok(())
+    }
+
+    fn require(&mut self, holds: bool, what: impl FnOnce() -> String) {
+        if !holds {
+            self.findings.add(what());
+        }
+    }
+
+    fn report(self) -> Report {
+        let violations = self.findings.list();
+        Report { ok: violations.is_empty(), violations, head: self.head, ..self.report }
+    }
+}
+
+fn unpaired(item: &Item, surplus: i64) -> String {
+    match item {
+        Item::Attempt(key, attempt) if surplus < 0 => format!("attempt {attempt} of {key} is not in the journal"),
+        Item::Attempt(key, attempt) => format!("attempt {attempt} of {key} is reserved twice"),
+        Item::Grant(account, reference) if surplus < 0 => {
+            format!("grant {reference:?} of account {account} is not in the journal")
+        }
+        Item::Grant(account, reference) => format!("grant {reference:?} of account {account} is journalled twice"),
+    }
+}
+
+#[derive(Default)]
+struct Findings {
+    named: Vec<String>,
+    unnamed: u64,
+}
+
+impl Findings {
+    fn add(&mut self, what: String) {
+        if self.named.len() < MAX_NAMED {
+            self.named.push(what);
+        } else {
+            self.unnamed += 1;
+        }
+    }
+
+    fn list(mut self) -> Vec<String> {
+        if self.unnamed > 0 {
+            self.named.push(format!("and {} more violations", self.unnamed));
+        }
+        self.named
+    }
+}

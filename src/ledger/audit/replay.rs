@@ -1,0 +1,157 @@
+//! The journal, entry by entry: its numbers, its chain, its time, and the balances and reservations it leads to.
+
+use super::rows::{End, expected_end};
+use super::{Audit, Books, Item, Result};
+use crate::ids::AttemptId;
+use crate::ledger::amounts::Split;
+use crate::ledger::journal;
+use crate::ledger::records::{Balances, Entry, EntryKind, RequestKey};
+use crate::ledger::state::Head;
+
+impl<B: Books> Audit<'_, B> {
+    pub(super) fn check_journal(&mut self) -> Result<()> {
+        self.resume()?;
+        let after = self.from.sequence;
+        self.report.entries = self.each(self.books.entries(after), |audit, entry| audit.check_entry(&entry))?;
+        let head = self.books.head()?;
+        self.require(self.head == head, || format!("the journal ends before its recorded entry {}", head.sequence));
+        for ((key, attempt), reserved) in std::mem::take(&mut self.open) {
+            self.attempt(|audit| audit.check_open(&key, attempt, reserved))?;
+        }
+        Ok(())
+    }
+
+    /// Finds the entry that an earlier audit ended with as it was.
+    fn resume(&mut self) -> Result<()> {
+        let Head { sequence, hash } = self.from;
+        if sequence == 0 {
+            return Ok(());
+        }
+        self.attempt(|audit| {
+            let last = audit.books.entry(sequence)?;
+            audit.require(last.as_ref().is_some_and(|entry| entry.hash == hash), || {
+                format!("entry {sequence} is not what it was at the audit before")
+            });
+            audit.last = last.map_or(audit.last, |entry| entry.at);
+            Ok(())
+        })
+    }
+
+    fn check_entry(&mut self, entry: &Entry) -> Result<()> {
+        let sequence = entry.sequence;
+        let before = std::mem::replace(&mut self.head, Head { sequence, hash: entry.hash });
+        self.require(sequence == before.sequence + 1, || {
+            format!("entry {sequence} does not follow entry {}", before.sequence)
+        });
+        self.require(entry.hash == journal::chain(&before, entry), || {
+            format!("entry {sequence} breaks the chain of hashes")
+        });
+        self.require(entry.at >= self.last, || format!("entry {sequence} goes back in time"));
+        self.last = entry.at;
+        let before = match self.replayed.get(&entry.account) {
+            Some(replayed) => *replayed,
+            None => self.balances_before(entry)?,
+        };
+        // From here on the account stands where the entry says, so that one wrong entry is one finding.
+        self.replayed.insert(entry.account, entry.after);
+        let after = match &entry.kind {
+            EntryKind::Grant { reference } => self.check_grant(entry, reference, &before)?,
+            EntryKind::Reserve { key, attempt } => self.check_reserve(entry, key, *attempt, &before),
+            EntryKind::Settle { key, attempt } => {
+                self.check_end(entry, key, *attempt, End::Settled(entry.amount), &before)?
+            }
+            EntryKind::Release { key, attempt } => self.check_end(entry, key, *attempt, End::Released, &before)?,
+        };
+        self.require(after == Some(entry.after), || {
+            format!("entry {sequence} does not lead to the balances it records")
+        });
+        Ok(())
+    }
+
+    /// What the trusted part of the journal left the account with.
+    fn balances_before(&self, entry: &Entry) -> Result<Balances> {
+        if self.from.sequence == 0 {
+            return Ok(Balances::default());
+        }
+        let last = self.books.entry_of(entry.account, self.from.sequence)?;
+        Ok(last.map_or_else(Balances::default, |last| last.after))
+    }
+
+    fn check_grant(&mut self, entry: &Entry, reference: &str, before: &Balances) -> Result<Option<Balances>> {
+        let granted = self.books.granted(entry.account, reference)?;
+        let same = granted.is_some_and(|granted| granted.split() == entry.amount);
+        self.require(same, || format!("entry {} and its grant disagree", entry.sequence));
+        if granted.is_some() {
+            self.pairing.journalled(Item::Grant(entry.account, reference.to_owned()));
+        }
+        Ok(before.credit(entry.amount))
+    }
+
+    fn check_reserve(
+        &mut self,
+        entry: &Entry,
+        key: &RequestKey,
+        attempt: AttemptId,
+        before: &Balances,
+    ) -> Option<Balances> {
+        self.require(key.account == entry.account, || {
+            format!("entry {} names another account's request", entry.sequence)
+        });
+        let twice = self.open.insert((*key, attempt), entry.amount).is_some();
+        self.require(!twice, || format!("attempt {attempt} of {key} is reserved twice"));
+        before.reserve(entry.amount)
+    }
+
+    fn check_end(
+        &mut self,
+        entry: &Entry,
+        key: &RequestKey,
+        attempt: AttemptId,
+        end: End,
+        before: &Balances,
+    ) -> Result<Option<Balances>> {
+        let record = self.books.request(key)?;
+        let stored = record.as_ref().and_then(|record| record.attempt(attempt));
+        let opened = self.open.remove(&(*key, attempt));
+        // Reserved in the trusted part of the journal, or not at all.
+        let trusted = || before.reserved().checked_sub(entry.after.reserved()).filter(|_| self.from.sequence > 0);
+        let Some(reserved) = opened.or_else(trusted) else {
+            self.findings.add(format!("attempt {attempt} of {key} ends twice, or without a reservation"));
+            return Ok(None);
+        };
+        // Without a row the request's tombstone was purged: long ended.
+        if let Some(stored) = stored {
+            let agrees = stored.reserved == reserved && expected_end(stored) == Some(end);
+            self.require(agrees, || format!("attempt {attempt} of {key} and its journal disagree"));
+            self.pairing.journalled(Item::Attempt(*key, attempt));
+        }
+        let charged = if let End::Settled(charged) = end { charged } else { Split::ZERO };
+        self.require(reserved.checked_sub(charged).is_some(), || {
+            format!("attempt {attempt} of {key} is charged more than was reserved")
+        });
+        let whole = end != End::Released || entry.amount == reserved;
+        self.require(whole && key.account == entry.account, || {
+            format!("entry {} does not match its reservation", entry.sequence)
+        });
+        if self.from.sequence > 0 {
+            record.map_or(Ok(()), |record| self.check_request(&record))?;
+        }
+        Ok(before.resolve(reserved, charged))
+    }
+
+    /// A reservation that the journal does not end.
+    fn check_open(&mut self, key: &RequestKey, attempt: AttemptId, reserved: Split) -> Result<()> {
+        let record = self.books.request(key)?;
+        let Some(stored) = record.as_ref().and_then(|record| record.attempt(attempt)) else {
+            self.findings.add(format!("attempt {attempt} of {key} is reserved and its request is gone"));
+            return Ok(());
+        };
+        let agrees = stored.reserved == reserved && expected_end(stored).is_none();
+        self.require(agrees, || format!("attempt {attempt} of {key} and its journal disagree"));
+        self.pairing.journalled(Item::Attempt(*key, attempt));
+        if self.from.sequence > 0 {
+            record.map_or(Ok(()), |record| self.check_request(&record))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,167 @@
+//! The rows: each against its owner, against itself, and against what the journal says of it.
+
+use super::{Audit, Books, Item, Result};
+use crate::ids::{AccountId, ApplicationId};
+use crate::ledger::amounts::{Split, Units};
+use crate::ledger::records::{
+    Account, Attempt, AttemptState, Balances, Credential, CredentialKind, RequestKey, RequestRecord,
+};
+use crate::ledger::state::Reservation;
+
+/// How the journal ends an attempt.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    Settled(Split),
+    Released,
+}
+
+impl<B: Books> Audit<'_, B> {
+    /// Call after the journal was read from its beginning.
+    pub(super) fn check_rows(&mut self) -> Result<()> {
+        let books = self.books;
+        self.report.accounts = self.each(books.accounts(), |audit, account| {
+            let replayed = audit.replayed.remove(&account.id).unwrap_or_default();
+            audit.check_account(&account, replayed)
+        })?;
+        for account in std::mem::take(&mut self.replayed).into_keys() {
+            self.findings.add(format!("account {account} has entries and no row"));
+        }
+        self.each(books.all_balances(), |audit, (account, _)| {
+            let owned = audit.books.account(account)?.is_some();
+            audit.require(owned, || format!("balances of {account} belong to no account"));
+            Ok(())
+        })?;
+        self.each(books.applications(), |audit, application| {
+            let owned = audit.books.account(application.account)?.is_some();
+            audit.require(owned, || format!("application {} belongs to no account", application.id));
+            Ok(())
+        })?;
+        self.report.credentials =
+            self.each(books.credentials(), |audit, credential| audit.check_credential(&credential))?;
+        self.report.requests = self.each(books.requests(), |audit, record| {
+            for attempt in &record.attempts {
+                audit.pairing.stored(Item::Attempt(record.key, attempt.id));
+            }
+            audit.check_request(&record)
+        })?;
+        self.report.reservations =
+            self.each(books.reservations(), |audit, reservation| audit.check_reservation(&reservation))?;
+        self.each(books.grants(), |audit, (account, reference, _)| {
+            audit.pairing.stored(Item::Grant(account, reference));
+            Ok(())
+        })?;
+        Ok(())
+    }
+
+    pub(super) fn check_account(&mut self, account: &Account, replayed: Balances) -> Result<()> {
+        let id = account.id;
+        let balances = self.books.balances(id)?;
+        let mut reserved = Some(Split::ZERO);
+        let mut count = 0;
+        for reservation in self.books.reservations_of(id)? {
+            let amount = reservation?.amount;
+            reserved = reserved.and_then(|sum| sum.checked_add(amount));
+            count += 1;
+        }
+        self.require(balances == replayed, || format!("account {id} has other balances than its journal"));
+        for (bucket, name) in [(balances.trial, "trial"), (balances.premium, "premium")] {
+            self.require(bucket.available().is_some(), || format!("account {id} has overdrawn its {name} bucket"));
+        }
+        self.require(reserved == Some(balances.reserved()), || {
+            format!("account {id} has reserved another sum than its reservations")
+        });
+        self.require(account.in_flight == count, || {
+            format!("account {id} counts {} in flight and has {count} reservations", account.in_flight)
+        });
+        Ok(())
+    }
+
+    fn check_credential(&mut self, credential: &Credential) -> Result<()> {
+        let id = credential.id;
+        let found = self.books.credential_by_digest(&credential.digest)?;
+        self.require(found.as_ref() == Some(credential), || format!("credential {id} is not found by its digest"));
+        let owned = self.books.account(credential.account)?.is_some();
+        self.require(owned, || format!("credential {id} belongs to no account"));
+        let scope = match (credential.kind, credential.application) {
+            (CredentialKind::ApiKey, None) => true,
+            (CredentialKind::AccessToken, Some(_)) => self.is_scope(credential.account, credential.application)?,
+            _ => false,
+        };
+        self.require(scope, || format!("credential {id} belongs to no application of its account"));
+        Ok(())
+    }
+
+    fn is_scope(&self, account: AccountId, application: Option<ApplicationId>) -> Result<bool> {
+        match application {
+            None => Ok(true),
+            Some(id) => Ok(self.books.application(id)?.is_some_and(|found| found.account == account)),
+        }
+    }
+
+    pub(super) fn check_request(&mut self, record: &RequestRecord) -> Result<()> {
+        let key = record.key;
+        let owned = self.books.account(key.account)?.is_some() && self.is_scope(key.account, key.application)?;
+        self.require(owned, || format!("{key} has no owner"));
+        let reservation = self.books.reservation(&key)?;
+        let mut before: Option<&Attempt> = None;
+        for (index, attempt) in record.attempts.iter().enumerate() {
+            let follows = attempt.number as usize == index + 1
+                && attempt.retry_of == before.map(|attempt| attempt.id)
+                && before.is_none_or(|attempt| attempt.state == AttemptState::Failed);
+            self.require(follows, || format!("attempt {} of {key} does not follow a failed one", attempt.id));
+            self.require(is_consistent(attempt), || format!("attempt {} of {key} contradicts itself", attempt.id));
+            self.check_reserved(attempt, reservation, &key);
+            before = Some(attempt);
+        }
+        Ok(())
+    }
+
+    /// An attempt is reserved exactly while it is live.
+    fn check_reserved(&mut self, attempt: &Attempt, reservation: Option<Reservation>, key: &RequestKey) {
+        let own = reservation.filter(|reservation| reservation.attempt == attempt.id);
+        let found = own.map(|own| (own.amount, own.boot));
+        let expect = (!attempt.state.is_terminal()).then_some((attempt.reserved, attempt.boot));
+        self.require(found == expect, || {
+            format!("attempt {} of {key} is {:?} and its reservation says otherwise", attempt.id, attempt.state)
+        });
+    }
+
+    fn check_reservation(&mut self, reservation: &Reservation) -> Result<()> {
+        let Reservation { key, attempt, .. } = reservation;
+        let record = self.books.request(key)?;
+        let there = record.is_some_and(|record| record.attempt(*attempt).is_some());
+        self.require(there, || format!("reservation of {key} names attempt {attempt}, which is not there"));
+        Ok(())
+    }
+}
+
+/// What the journal must say of an attempt's end.
+pub(super) fn expected_end(attempt: &Attempt) -> Option<End> {
+    match (attempt.state, attempt.usage) {
+        (AttemptState::Queued | AttemptState::Running, _) => None,
+        (_, Some(_)) => Some(End::Settled(attempt.charged)),
+        (_, None) => Some(End::Released),
+    }
+}
+
+/// State, times, usage, charge and reasons of one attempt fit together.
+fn is_consistent(attempt: &Attempt) -> bool {
+    let terminal = attempt.state.is_terminal();
+    let cost = attempt.usage.map_or(Some(Units::ZERO), |usage| attempt.prices.cost(&usage));
+    let charged = cost.and_then(|cost| Split::take(cost, attempt.reserved));
+    attempt.finished_at.is_some() == terminal
+        && attempt.failure.is_some() == (attempt.state == AttemptState::Failed)
+        && attempt.finish_reason.is_some() == (attempt.state == AttemptState::Completed)
+        && has_right_usage(attempt)
+        && charged == Some(attempt.charged)
+}
+
+fn has_right_usage(attempt: &Attempt) -> bool {
+    match attempt.state {
+        AttemptState::Completed => attempt.usage.is_some() && attempt.started_at.is_some(),
+        AttemptState::Cancelled => attempt.usage.is_none() || attempt.started_at.is_some(),
+        AttemptState::Failed => attempt.usage.is_none(),
+        AttemptState::Queued => attempt.usage.is_none() && attempt.started_at.is_none(),
+        AttemptState::Running => attempt.usage.is_none() && attempt.started_at.is_some(),
+    }
+}

@@ -1,0 +1,334 @@
+//! The body of a completion request as its JSON Schema tells it. `ChatRequest` reads bodies; that both say the same is
+//! tested here value by value, and by a property-based client over HTTP.
+//!
+//! `null` means absent, under any name: every optional member may be null, and so may members that nobody knows.
+
+use super::chat_request as body;
+use super::messages;
+use schemars::JsonSchema;
+use schemars::transform::RecursiveTransform;
+use schemars::{Schema, json_schema};
+use serde_json::json;
+use std::collections::BTreeMap;
+use uuid::Uuid;
+
+/// The only form of a UUID that is read.
+pub const UUID: &str = "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$";
+
+/// What the generator of request schemas has to do to each object.
+pub fn unknown_members_are_null() -> RecursiveTransform<fn(&mut Schema)> {
+    RecursiveTransform(|schema| {
+        if schema.get("type").is_some() && schema.get("properties").is_some() {
+            schema.insert("additionalProperties".into(), json!({ "type": "null" }));
+        }
+    })
+}
+
+/// The body of a completion request. `null` means absent. Everything that is not named here is refused. Whole
+/// numbers are written without fraction or exponent.
+#[expect(dead_code, reason = "only its schema is used")]
+#[derive(JsonSchema)]
+#[schemars(rename = "ChatCompletionRequest")]
+#[schemars(extend(
+    "if" = { "required": ["top_logprobs"], "properties": { "top_logprobs": { "type": "integer" } } },
+    "then" = { "required": ["logprobs"], "properties": { "logprobs": { "const": true } } },
+))]
+pub struct Body {
+    /// Id of a model, as `GET /v1/models` lists it.
+    #[schemars(regex(pattern = UUID))]
+    model: Uuid,
+    #[schemars(length(min = 1, max = messages::MAX_MESSAGES))]
+    messages: Vec<Message>,
+    /// Answer with server-sent events instead of one object.
+    stream: Option<bool>,
+    stream_options: Option<StreamOptions>,
+    /// One answer is made.
+    #[schemars(range(min = 1, max = 1))]
+    n: Option<u32>,
+    /// Output tokens at most, within the model's `max_output_tokens`. Absent: 512, or as many as the context has room for.
+    #[schemars(range(min = 1, max = body::MAX_COUNT))]
+    max_tokens: Option<u32>,
+    /// Another name for `max_tokens`. Both given must agree.
+    #[schemars(range(min = 1, max = body::MAX_COUNT))]
+    max_completion_tokens: Option<u32>,
+    /// Output tokens before the answer may end; not above `max_tokens`.
+    #[schemars(range(max = body::MAX_COUNT))]
+    min_tokens: Option<u32>,
+    /// Goes on after an end-of-text token.
+    ignore_eos: Option<bool>,
+    /// The answer ends before the first of these texts.
+    stop: Option<Stop>,
+    #[schemars(range(min = 0, max = 2))]
+    temperature: Option<f64>,
+    #[schemars(range(max = 1), extend("exclusiveMinimum" = 0))]
+    top_p: Option<f64>,
+    /// Only the most likely so many tokens are drawn from. 0 and -1 switch it off.
+    #[schemars(range(min = -1, max = body::MAX_COUNT))]
+    top_k: Option<i64>,
+    #[schemars(range(min = 0, max = 1))]
+    min_p: Option<f64>,
+    #[schemars(range(min = -2, max = 2))]
+    frequency_penalty: Option<f64>,
+    #[schemars(range(min = -2, max = 2))]
+    presence_penalty: Option<f64>,
+    #[schemars(range(min = body::LEAST_REPETITION_PENALTY, max = 2))]
+    repetition_penalty: Option<f64>,
+    /// The same input with the same seed gives the same answer.
+    #[schemars(range(min = i64::MIN, max = i64::MAX))]
+    seed: Option<i64>,
+    /// Additions to the logits of tokens, by token id.
+    #[schemars(extend(
+        "maxProperties" = body::MAX_LOGIT_BIASES,
+        "propertyNames" = { "pattern": "^(0|[1-9][0-9]{0,9})$" },
+        "additionalProperties" = { "type": "number", "minimum": -100, "maximum": 100 },
+    ))]
+    logit_bias: Option<BTreeMap<String, f64>>,
+    logprobs: Option<bool>,
+    /// Needs `logprobs: true`.
+    #[schemars(range(min = 0, max = 20))]
+    top_logprobs: Option<u8>,
+    /// Has no effect.
+    #[schemars(length(max = body::MAX_LABEL))]
+    user: Option<String>,
+    /// Has no effect.
+    #[schemars(length(max = body::MAX_LABEL))]
+    safety_identifier: Option<String>,
+    /// Has no effect.
+    #[schemars(extend(
+        "maxProperties" = body::MAX_METADATA,
+        "propertyNames" = { "maxLength": body::MAX_METADATA_KEY },
+        "additionalProperties" = { "type": "string", "maxLength": body::MAX_LABEL },
+    ))]
+    metadata: Option<BTreeMap<String, String>>,
+    /// Has no effect.
+    parallel_tool_calls: Option<bool>,
+    /// Has no effect.
+    #[schemars(extend("enum" = [false, null]))]
+    store: Option<bool>,
+    /// Has no effect.
+    #[schemars(extend("enum" = ["auto", null]))]
+    service_tier: Option<String>,
+    /// Has no effect.
+    #[schemars(extend("enum" = ["none", "auto", null]))]
+    tool_choice: Option<String>,
+    /// Tools are not supported; an empty list has no effect.
+    #[schemars(length(max = 0))]
+    tools: Option<Vec<serde_json::Value>>,
+    /// Functions are not supported; an empty list has no effect.
+    #[schemars(length(max = 0))]
+    functions: Option<Vec<serde_json::Value>>,
+    /// Has no effect.
+    #[schemars(length(max = 1))]
+    modalities: Option<Vec<Text>>,
+    /// Has no effect.
+    response_format: Option<ResponseFormat>,
+}
+
+#[expect(dead_code, reason = "only its schema is used")]
+#[derive(JsonSchema)]
+struct StreamOptions {
+    /// A chunk of its own at the end carries the usage.
+    include_usage: Option<bool>,
+    /// Has no effect.
+    continuous_usage_stats: Option<bool>,
+    /// Has no effect.
+    include_obfuscation: Option<bool>,
+}
+
+#[expect(dead_code, reason = "only its schema is used")]
+#[derive(JsonSchema)]
+#[schemars(untagged, inline)]
+enum Stop {
+    One(StopText),
+    Many(#[schemars(length(max = body::MAX_STOPS))] Vec<StopText>),
+}
+
+#[expect(dead_code, reason = "only its schema is used")]
+#[derive(JsonSchema)]
+#[schemars(inline)]
+struct StopText(#[schemars(length(min = 1, max = body::MAX_STOP_CHARACTERS))] String);
+
+#[expect(dead_code, reason = "only its schema is used")]
+#[derive(JsonSchema)]
+#[schemars(inline)]
+struct ResponseFormat {
+    r#type: Text,
+}
+
+/// The one word `text`.
+struct Text;
+
+impl JsonSchema for Text {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Text".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> Schema {
+        json_schema!({ "const": "text" })
+    }
+}
+
+/// A turn of the conversation. Other members may be there when they are null, so that replies can be sent back as they came.
+#[expect(dead_code, reason = "only its schema is used")]
+#[derive(JsonSchema)]
+#[schemars(untagged)]
+enum Message {
+    /// What the system or the user says.
+    #[schemars(title = "system or user")]
+    Plain {
+        #[schemars(extend("enum" = ["system", "user"]))]
+        role: String,
+        content: Content,
+        #[schemars(length(max = messages::MAX_NAME))]
+        name: Option<String>,
+    },
+    /// What the assistant said.
+    #[schemars(title = "assistant")]
+    Said {
+        #[schemars(extend("const" = "assistant"))]
+        role: String,
+        content: Content,
+        #[schemars(length(max = messages::MAX_TOOL_CALLS))]
+        tool_calls: Option<Vec<ToolCall>>,
+        #[schemars(length(max = messages::MAX_NAME))]
+        name: Option<String>,
+    },
+    /// What the assistant called, with or without a text.
+    #[schemars(title = "assistant with tool calls")]
+    Called {
+        #[schemars(extend("const" = "assistant"))]
+        role: String,
+        content: Option<Content>,
+        #[schemars(length(min = 1, max = messages::MAX_TOOL_CALLS))]
+        tool_calls: Vec<ToolCall>,
+        #[schemars(length(max = messages::MAX_NAME))]
+        name: Option<String>,
+    },
+    /// What a tool answered.
+    #[schemars(title = "tool")]
+    Answered {
+        #[schemars(extend("const" = "tool"))]
+        role: String,
+        content: Content,
+        #[schemars(length(max = messages::MAX_NAME))]
+        tool_call_id: String,
+        #[schemars(length(max = messages::MAX_NAME))]
+        name: Option<String>,
+    },
+}
+
+/// A text, whole or in parts. The size of the body bounds it.
+#[expect(dead_code, reason = "only its schema is used")]
+#[derive(JsonSchema)]
+#[schemars(untagged)]
+enum Content {
+    Whole(String),
+    Parts(#[schemars(length(max = messages::MAX_PARTS))] Vec<Part>),
+}
+
+#[expect(dead_code, reason = "only its schema is used")]
+#[derive(JsonSchema)]
+#[schemars(rename = "ContentPart")]
+struct Part {
+    r#type: Text,
+    text: String,
+}
+
+#[expect(dead_code, reason = "only its schema is used")]
+#[derive(JsonSchema)]
+struct ToolCall {
+    #[schemars(length(max = messages::MAX_NAME))]
+    id: String,
+    #[schemars(extend("const" = "function"))]
+    r#type: String,
+    function: FunctionCall,
+}
+
+#[expect(dead_code, reason = "only its schema is used")]
+#[derive(JsonSchema)]
+struct FunctionCall {
+    #[schemars(length(max = messages::MAX_NAME))]
+    name: String,
+    #[schemars(length(max = messages::MAX_ARGUMENTS))]
+    arguments: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::canonical::canonicalise;
+    use crate::server::wire::chat_request::ChatRequest;
+    use serde_json::Value;
+
+    /// Whether the parser takes a body with this member.
+    fn accepts(name: &str, value: &Value) -> bool {
+        let mut body =
+            json!({ "model": Uuid::nil(), "messages": [{ "role": "user", "content": "hi" }], "logprobs": true });
+        body[name] = value.clone();
+        ChatRequest::parse(&canonicalise(body.to_string().as_bytes()).unwrap()).is_ok()
+    }
+
+    /// Values at each bound of a schema and just beyond it, and whether they are inside.
+    fn probes(schema: &Value) -> Vec<(Value, bool)> {
+        let mut all: Vec<(Value, bool)> = schema["anyOf"].as_array().into_iter().flatten().flat_map(probes).collect();
+        let is = |kind: &str| {
+            schema["type"] == kind || schema["type"].as_array().is_some_and(|all| all.contains(&json!(kind)))
+        };
+        let mut put = |value: Value, inside: bool| all.push((value, inside));
+        for (bound, step) in [("minimum", -1), ("maximum", 1)] {
+            if let Some(bound) = schema[bound].as_i64().filter(|_| is("integer")) {
+                put(json!(bound), true);
+                bound.checked_add(step).into_iter().for_each(|beyond| put(json!(beyond), false));
+            } else if let Some(bound) = schema[bound].as_f64() {
+                put(json!(bound), true);
+                put(json!(bound + step as f64 / 256.0), false);
+            }
+        }
+        if let Some(bound) = schema["exclusiveMinimum"].as_f64() {
+            put(json!(bound), false);
+            put(json!(f64::from_bits(1)), true);
+        }
+        if let Some(most) = schema["maxLength"].as_u64() {
+            put(json!("é".repeat(most as usize)), true);
+            put(json!("é".repeat(most as usize + 1)), false);
+            put(json!(""), schema["minLength"].is_null());
+        }
+        if let Some(most) = schema["maxItems"].as_u64() {
+            let item = schema["items"].get("const").cloned().unwrap_or(json!("x"));
+            put(json!(vec![item.clone(); most as usize]), true);
+            put(json!(vec![item; most as usize + 1]), false);
+        }
+        if let Some(words) = schema["enum"].as_array() {
+            for word in words {
+                put(word.clone(), true);
+            }
+            put(json!("no such word"), false);
+        } else if is("boolean") {
+            put(json!(true), true);
+            put(json!(false), true);
+            put(json!(0), false);
+        }
+        if is("null") {
+            put(Value::Null, true);
+        }
+        all
+    }
+
+    #[test]
+    fn the_parser_keeps_every_bound() {
+        let schema = schemars::schema_for!(Body).to_value();
+        let mut probed = 0;
+        for (name, property) in schema["properties"].as_object().unwrap() {
+            for (value, inside) in probes(property).into_iter().filter(|_| name != "messages") {
+                assert_eq!(accepts(name, &value), inside, "{name}: {value}");
+                probed += 1;
+            }
+        }
+        assert!(probed > 100, "{probed}");
+        assert!(accepts("no_such_member", &Value::Null) && !accepts("no_such_member", &json!(1)));
+    }
+}

@@ -1,0 +1,65 @@
+//! Versions of the layout of tables, keys and rows: what this build reads, and the steps that bring older files up to it.
+
+use super::disk::File;
+use super::rows::Identity;
+use super::tables;
+use super::{Result, StoreError, files};
+use crate::ledger::state::StateError;
+use redb::{Database, ReadableDatabase, WriteTransaction};
+
+/// Rewrites one kind of file from one schema to the next.
+pub(super) type Step = fn(File, &WriteTransaction) -> Result<(), StateError>;
+
+/// The first leads from schema 1 to schema 2. A released step never changes.
+pub(super) const STEPS: &[Step] = &[];
+
+/// What this build writes.
+pub(super) const SCHEMA: u32 = 1 + STEPS.len() as u32;
+
+/// Brings a database, which holds the tables of `contents`, up to the schema after the last of `steps`. Each step is one
+/// transaction together with its number: an interrupted one has not happened, and the next start goes on from there.
+pub(super) fn upgrade(database: &Database, contents: &[File], steps: &[Step]) -> Result<Identity> {
+    let name = contents.first().map_or("the backup", |file| file.name());
+    loop {
+        let found = identity(database, name)?;
+        check(found.schema, 1 + steps.len() as u32, name)?;
+        let Some(step) = steps.get(found.schema as usize - 1) else {
+            return Ok(found);
+        };
+        let schema = found.schema + 1;
+        tracing::info!(name, schema, "bringing the ledger up to this build's schema");
+        files::write(database, |txn| {
+            contents.iter().try_for_each(|&file| step(file, txn))?;
+            files::set_identity(txn, Identity { schema, ..found })
+        })?;
+    }
+}
+
+/// Refuses a schema that only other builds know.
+pub(super) fn check(found: u32, known: u32, name: &str) -> Result<()> {
+    if (1..=known).contains(&found) {
+        return Ok(());
+    }
+    Err(StoreError::Unusable(format!(
+        "{name} has schema {found} and this build reads schemas 1 to {known}: a newer build has used it. It is left as it \
+         is: run that build or a newer one, or restore a backup made before the update"
+    )))
+}
+
+/// What a file says it is.
+pub(super) fn identity(database: &impl ReadableDatabase, name: &str) -> Result<Identity> {
+    let found = read_identity(database)
+        .map_err(|error| StoreError::Unusable(format!("{name} does not say what it is: {error}; restore a backup")))?;
+    found.ok_or_else(|| {
+        StoreError::Unusable(format!("{name} is a database, but no ledger: check the configured data folder"))
+    })
+}
+
+fn read_identity(database: &impl ReadableDatabase) -> Result<Option<Identity>, StateError> {
+    let txn = database.begin_read()?;
+    match txn.open_table(tables::META) {
+        Ok(meta) => tables::get(&meta, tables::IDENTITY),
+        Err(redb::TableError::TableDoesNotExist(_)) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}

@@ -1,0 +1,315 @@
+//! Files and rows of every schema there was, kept for ever, and the way from one schema to the next.
+
+use super::super::codec::{Field, seal, unseal};
+use super::super::files::write;
+use super::super::rows::{Body, Identity, Progress, Tenure};
+use super::super::schema::{SCHEMA, Step, identity, upgrade};
+use super::super::tables;
+use super::media::{Random, SimulatedDisk};
+use super::*;
+use crate::ledger::records::EntryKind;
+use crate::ledger::state::{Crashes, Granted, Head, Reservation, StateError};
+use crate::ledger::{
+    Account, AccountStatus, Application, Attempt, AttemptState, Balance, Balances, Entry, RequestRecord, Split,
+};
+use redb::{ReadableTableMetadata, WriteTransaction};
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src/store/tests/golden").join(name)
+}
+
+fn units(units: u64) -> Units {
+    Units::new(units).unwrap()
+}
+
+fn split(trial: u64, premium: u64) -> Split {
+    Split { trial: units(trial), premium: units(premium) }
+}
+
+fn balance() -> Balance {
+    Balance { credited: units(100), debited: units(20), reserved: units(3) }
+}
+
+fn scoped() -> RequestKey {
+    RequestKey { application: Some(ApplicationId(id(6))), ..key(9) }
+}
+
+fn attempt(number: u32, state: AttemptState) -> Attempt {
+    let completed = state == AttemptState::Completed;
+    Attempt {
+        id: AttemptId(id(number.into())),
+        number,
+        retry_of: (number > 1).then(|| AttemptId(id(u128::from(number) - 1))),
+        credential: CredentialId(id(5)),
+        boot: BootId(id(7)),
+        state,
+        failure: (state == AttemptState::Failed).then_some(FailureCode::DeadlineExceeded),
+        finish_reason: completed.then_some(FinishReason::Length),
+        cancel_requested: state == AttemptState::Cancelled,
+        prices: Prices { revision: 2, input: 3, cached_input: 4, output: 5 },
+        reserved: split(6, 7),
+        charged: split(0, 1),
+        usage: completed.then_some(Usage { prompt_tokens: 8, cached_tokens: 2, completion_tokens: 9 }),
+        created_at: UnixMillis(10),
+        started_at: (state != AttemptState::Queued).then_some(UnixMillis(11)),
+        finished_at: state.is_terminal().then_some(UnixMillis(12)),
+    }
+}
+
+fn request(states: &[AttemptState]) -> RequestRecord {
+    let attempts = (1..).zip(states).map(|(number, state)| attempt(number, *state)).collect();
+    RequestRecord {
+        key: scoped(),
+        fingerprint: [0xfe; 32],
+        session: SessionId(id(3)),
+        model: ModelId(id(4)),
+        stream: true,
+        attempts,
+    }
+}
+
+fn entry(kind: EntryKind) -> Entry {
+    Entry {
+        sequence: 17,
+        at: UnixMillis(18),
+        account: AccountId(id(1)),
+        kind,
+        amount: split(1, 2),
+        after: Balances { trial: balance(), premium: Balance::default() },
+        hash: [0xcd; 16],
+    }
+}
+
+fn credential(application: Option<u128>) -> Credential {
+    let Command::IssueCredential { credential } = issue(5, 1, application) else { unreachable!() };
+    Credential { expires_at: Some(UnixMillis(13)), revoked_at: Some(UnixMillis(14)), ..credential }
+}
+
+/// Calls back with a row of every kind there is, one for each way it can be laid out.
+fn each_row(mut row: impl Row) {
+    use AttemptState::{Cancelled, Completed, Failed, Queued, Running};
+    let reserved = Reservation { key: scoped(), attempt: AttemptId(id(2)), boot: BootId(id(7)), amount: split(6, 7) };
+    let of_attempt = (scoped(), AttemptId(id(2)));
+    let account = |status| Account {
+        id: AccountId(id(1)),
+        name: "Ünïcode".into(),
+        plan: "basic".into(),
+        status,
+        created_at: UnixMillis(15),
+        in_flight: 2,
+    };
+    row.row("identity", Identity { schema: 1, epoch: 2 });
+    row.row("tenure", Tenure { boot: BootId(id(7)), clean: true });
+    row.row("progress", Progress { head: Head { sequence: 16, hash: [0xab; 16] }, clock: UnixMillis(16) });
+    row.row("body", Body { expires_at: UnixMillis(17), content: bytes::Bytes::from_static(b"answer") });
+    row.row("account", account(AccountStatus::Active));
+    row.row("account suspended", account(AccountStatus::Suspended));
+    row.row("balances", Balances { trial: balance(), premium: balance() });
+    let application = Application {
+        id: ApplicationId(id(6)),
+        account: AccountId(id(1)),
+        name: "app".into(),
+        created_at: UnixMillis(2),
+    };
+    row.row("application", application);
+    row.row("key", credential(None));
+    row.row("token", credential(Some(6)));
+    row.row("digest", CredentialId(id(5)));
+    row.row("granted", Granted { bucket: Bucket::Trial, units: units(100) });
+    row.row("request", request(&[Failed, Failed, Completed]));
+    for (name, state) in [("queued", Queued), ("running", Running), ("cancelled", Cancelled)] {
+        row.row(&format!("request {name}"), request(&[state]));
+    }
+    row.row("reservation", reserved);
+    row.row("crashes", Crashes { count: 1, boot: BootId(id(7)) });
+    row.row("entry grant", entry(EntryKind::Grant { reference: "opening".into() }));
+    let (key, attempt) = of_attempt;
+    row.row("entry reserve", entry(EntryKind::Reserve { key, attempt }));
+    row.row("entry settle", entry(EntryKind::Settle { key, attempt }));
+    row.row("entry release", entry(EntryKind::Release { key, attempt }));
+    row.row("index", ());
+}
+
+trait Row {
+    fn row<T: Field + PartialEq + std::fmt::Debug>(&mut self, name: &str, row: T);
+}
+
+/// Lines of `name: row`, in hex; the name is the key that the row is stored under.
+struct Printed(String);
+
+impl Row for &mut Printed {
+    fn row<T: Field + PartialEq + std::fmt::Debug>(&mut self, name: &str, row: T) {
+        writeln!(self.0, "{name}: {}", hex::encode(seal(name.as_bytes(), &row))).unwrap();
+    }
+}
+
+/// Rows as some schema stored them.
+struct Stored(String);
+
+impl Row for &Stored {
+    fn row<T: Field + PartialEq + std::fmt::Debug>(&mut self, name: &str, row: T) {
+        let line = self.0.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+        let stored = hex::decode(line.unwrap_or_else(|| panic!("no {name} was kept"))).unwrap();
+        assert_eq!(unseal::<T>(name.as_bytes(), &stored).unwrap(), row, "{name}");
+    }
+}
+
+#[test]
+fn rows_of_every_schema_can_be_read() {
+    for schema in 1..=SCHEMA {
+        each_row(&Stored(fs::read_to_string(golden(&format!("schema-{schema}/rows.txt"))).unwrap()));
+    }
+}
+
+#[test]
+fn this_schema_writes_what_is_kept_of_it() {
+    let mut printed = Printed(String::new());
+    each_row(&mut printed);
+    assert_eq!(printed.0, fs::read_to_string(golden(&format!("schema-{SCHEMA}/rows.txt"))).unwrap());
+}
+
+/// The folder that a release with this schema left behind.
+fn kept(schema: u32) -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for file in File::ALL {
+        fs::copy(golden(&format!("schema-{schema}/{}", file.name())), dir.path().join(file.name())).unwrap();
+    }
+    dir
+}
+
+const HOUR: u64 = 3_600_000;
+
+/// Writes what is kept of this build's schema. Run once, when a schema is released; what is there is never written again.
+#[test]
+#[ignore = "writes the files that the tests read"]
+fn keep_this_schema() {
+    let fixture = Fixture::new(1_000);
+    let store = fixture.open();
+    for request in 1..=4 {
+        store.submit_blocking(admit(request, request, store.boot(), 10)).unwrap();
+    }
+    store.submit_blocking(settle(1, 1, 4)).unwrap();
+    drop(store);
+    fixture.clock.set(1_000_000 + 25 * HOUR);
+    let store = fixture.open();
+    store.submit_blocking(admit(5, 5, store.boot(), 10)).unwrap();
+    let body = bytes::Bytes::from_static(b"the answer");
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(store.put_body(key(5), body, UnixMillis(u64::MAX))).unwrap();
+    store.submit_blocking(settle(5, 5, 6)).unwrap();
+    // Attempts 2 of requests 2 and 3: one fails for good, one is cancelled.
+    for request in [2, 3] {
+        store.submit_blocking(admit(request, request + 10, store.boot(), 10)).unwrap();
+    }
+    store.submit_blocking(release(2, 12)).unwrap();
+    store.submit_blocking(Command::RequestCancel { key: key(3) }).unwrap();
+    drop(store);
+    let folder = golden(&format!("schema-{SCHEMA}"));
+    fs::create_dir(&folder).expect("a schema that was released never changes");
+    for file in File::ALL {
+        fs::copy(fixture.dir.path().join(file.name()), folder.join(file.name())).unwrap();
+    }
+    let mut printed = Printed(String::new());
+    each_row(&mut printed);
+    fs::write(folder.join("rows.txt"), printed.0).unwrap();
+}
+
+#[test]
+fn folders_of_every_schema_can_be_used() {
+    for schema in 1..=SCHEMA {
+        let dir = kept(schema);
+        let clock = Arc::new(TestClock::at(1_000_000 + 26 * HOUR));
+        let store = Store::open(dir.path(), clock).unwrap();
+        assert_sound(&store);
+        assert_eq!(spent(&store), (10, 0));
+        let state = |request| store.read().unwrap().request(&key(request)).unwrap().map(|record| record.latest().state);
+        let (completed, failed) = (Some(AttemptState::Completed), Some(AttemptState::Failed));
+        assert_eq!([1, 2, 3, 4, 5, 6].map(state), [completed, failed, failed, failed, completed, None], "{schema}");
+        assert_eq!(store.body(&key(5)).unwrap().unwrap(), "the answer");
+        assert_eq!(refusal(store.submit_blocking(admit(1, 90, store.boot(), 10))), Refusal::ResultExpired);
+        assert!(is_admitted(&store.submit_blocking(admit(3, 23, store.boot(), 10))));
+        store.submit_blocking(settle(3, 23, 1)).unwrap();
+        assert_sound(&store);
+        drop(store);
+        let database = super::super::disk::open_existing(&dir.path().join("ledger.redb")).unwrap();
+        assert_eq!(identity(&database, "ledger").unwrap().schema, SCHEMA);
+    }
+}
+
+// Steps that only these tests have: one that changes rows, one that adds a table. Neither may happen twice.
+
+fn rename_accounts(file: File, txn: &WriteTransaction) -> Result<(), StateError> {
+    if file == File::Ledger {
+        let mut accounts = txn.open_table(tables::ACCOUNTS)?;
+        let rows: Vec<_> = tables::rows::<Account>(&accounts)?.collect::<Result<_, _>>()?;
+        for (key, row) in rows {
+            tables::put(&mut accounts, &key, &Account { name: row.name + "!", ..row })?;
+        }
+    }
+    Ok(())
+}
+
+fn add_table(_: File, txn: &WriteTransaction) -> Result<(), StateError> {
+    let mut added = txn.open_table(redb::TableDefinition::<&[u8], &[u8]>::new("added"))?;
+    let count = added.len()?.to_be_bytes();
+    tables::put(&mut added, &count, &())
+}
+
+fn steps() -> Vec<Step> {
+    let released = super::super::schema::STEPS.iter().copied();
+    released.chain([rename_accounts as Step, add_table]).collect()
+}
+
+/// Power is lost at every write of an upgrade in turn: it goes on where it was, and each step happens once.
+#[test]
+fn an_interrupted_upgrade_goes_on() {
+    let steps = steps();
+    let mut random = Random(3);
+    let mut upgrade_losing_power = |after: u64| {
+        let disk = SimulatedDisk::default();
+        disk.load(kept(1).path());
+        disk.fail_after(after);
+        let bring_up = |disk: &SimulatedDisk| {
+            File::ALL.into_iter().try_for_each(|file| upgrade(&disk.database(file)?, &[file], &steps).map(drop))
+        };
+        let failed = bring_up(&disk).is_err() || disk.is_broken();
+        disk.lose_power(&mut random);
+        bring_up(&disk).unwrap();
+        for file in File::ALL {
+            let database = disk.database(file).unwrap();
+            assert_eq!(identity(&database, "it").unwrap().schema as usize, 1 + steps.len(), "{after}");
+            write(&database, |txn| {
+                let added = txn.open_table(redb::TableDefinition::<&[u8], &[u8]>::new("added"))?;
+                assert_eq!(added.len()?, 1, "{after}");
+                if file == File::Ledger {
+                    let accounts = txn.open_table(tables::ACCOUNTS)?;
+                    let account = tables::get::<Account>(&accounts, id(1).as_bytes())?;
+                    assert_eq!(account.unwrap().name, "one!", "{after}");
+                }
+                Ok(())
+            })
+            .unwrap();
+        }
+        // The build that does not know the steps leaves it alone.
+        let older = faults::Bench::open(&disk, &TestClock::at(1)).err().unwrap().to_string();
+        assert!(older.contains("a newer build has used it"), "{older}");
+        failed
+    };
+    let losses = (0..1_000).take_while(|&after| upgrade_losing_power(after)).count();
+    assert!(losses > 10, "an upgrade was hardly interrupted");
+}
+
+/// A backup made before an update is brought up when it is restored.
+#[test]
+fn a_backup_of_an_older_schema_is_restored() {
+    let dir = kept(1);
+    let old = dir.path().join("ledger.redb");
+    let database = super::super::disk::open_existing(&old).unwrap();
+    let found = upgrade(&database, &File::ALL, &steps()).unwrap();
+    assert_eq!(found.schema as usize, 1 + steps().len());
+    let unknown = upgrade(&database, &File::ALL, &[]).unwrap_err().to_string();
+    assert!(unknown.contains("restore a backup made before the update"), "{unknown}");
+}

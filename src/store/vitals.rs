@@ -1,0 +1,45 @@
+//! What the ledger says of itself to those who watch the node.
+
+use super::Store;
+use crate::ledger::FailureCode;
+use crate::ledger::commands::ReleaseCause;
+use std::collections::BTreeMap;
+use std::sync::PoisonError;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Vitals {
+    /// Violations found since the start of the node.
+    pub violations: u64,
+    /// Age of the oldest open reservation, milliseconds; 0 when there is none, or none can be read.
+    pub oldest_reservation_ms: u64,
+    /// Attempts that ended uncharged since the start of the node, by cause.
+    pub releases: BTreeMap<&'static str, u64>,
+}
+
+impl Store {
+    pub fn vitals(&self) -> Vitals {
+        let shared = &self.inner.shared;
+        let live = shared.snapshot().and_then(|snapshot| snapshot.live_requests()).unwrap_or_default();
+        let oldest = live.iter().map(|record| record.latest().created_at.0).min();
+        Vitals {
+            violations: shared.health.violations(),
+            oldest_reservation_ms: oldest.map_or(0, |created| shared.clock.now().0.saturating_sub(created)),
+            releases: shared.releases.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+        }
+    }
+}
+
+/// A cause as metrics label it.
+pub(super) fn label(cause: ReleaseCause) -> &'static str {
+    match cause {
+        ReleaseCause::CancelledInQueue => "cancelled_in_queue",
+        ReleaseCause::Failed(code) => match code {
+            FailureCode::GenerationFailed => "generation_failed",
+            FailureCode::NodeRestarted => "node_restarted",
+            FailureCode::DeadlineExceeded => "deadline_exceeded",
+            FailureCode::Overloaded => "overloaded",
+            FailureCode::Draining => "draining",
+            FailureCode::ControlPlaneUnavailable => "control_plane_unavailable",
+        },
+    }
+}

@@ -1,0 +1,77 @@
+//! What the host does for one engine step of 256 decoding rows: schedule, build the batch, take the tokens in.
+//! `cargo bench --bench scheduler`. A GPU waits for all of it, so it should stay under 100 µs.
+
+use cresset::engine::batch::forward_batch;
+use cresset::engine::scheduler::{EngineOptions, Scheduler};
+use cresset::engine::{GenerateRequest, SamplingParams, SequenceId};
+use cresset::ids::AccountId;
+use criterion::{Criterion, criterion_group, criterion_main};
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+const ROWS: u64 = 256;
+const PROMPT: u32 = 500;
+const BLOCK: usize = 16;
+
+/// 256 sequences of 16 accounts, prompts computed, each with a first token.
+fn decoding() -> Scheduler {
+    let options = EngineOptions {
+        max_batched_tokens: 8_192,
+        max_rows: ROWS as usize,
+        max_waiting: 0,
+        block_size: BLOCK,
+        num_blocks: 32_768,
+        max_context: 4_096,
+    };
+    let mut scheduler = Scheduler::new(options, [7; 32]);
+    let accounts: Vec<AccountId> = (0..16).map(|_| AccountId::generate()).collect();
+    for row in 0..ROWS {
+        let request = GenerateRequest {
+            account: accounts[row as usize % accounts.len()],
+            prompt: (0..PROMPT).map(|token| token + row as u32).collect(),
+            sampling: SamplingParams::default(),
+            max_tokens: 3_000,
+            min_tokens: 0,
+            eos_ids: [0].into(),
+            deadline: None,
+        };
+        scheduler.add(SequenceId(row + 1), request);
+    }
+    while scheduler.sequences().any(|sequence| !sequence.is_decoding()) {
+        step(&mut scheduler);
+    }
+    scheduler
+}
+
+fn step(scheduler: &mut Scheduler) {
+    let step = scheduler.schedule();
+    let batch = forward_batch(scheduler, &step, BLOCK);
+    black_box(&batch);
+    drop(batch);
+    scheduler.advance(&step);
+    for row in step.rows.iter().filter(|row| row.samples) {
+        black_box(scheduler.append(row.id, 9));
+    }
+}
+
+fn bench(criterion: &mut Criterion) {
+    criterion.bench_function("one step of 256 decoding rows", |bencher| {
+        bencher.iter_custom(|steps| {
+            let (mut left, mut spent) = (steps, Duration::ZERO);
+            while left > 0 {
+                // A fresh scheduler now and then: sequences grow, and end at their context.
+                let (mut scheduler, count) = (decoding(), left.min(1_000));
+                let began = Instant::now();
+                for _ in 0..count {
+                    step(&mut scheduler);
+                }
+                spent += began.elapsed();
+                left -= count;
+            }
+            spent
+        });
+    });
+}
+
+criterion_group!(benches, bench);
+criterion_main!(benches);

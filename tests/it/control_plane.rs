@@ -1,0 +1,53 @@
+//! While the ledger cannot be trusted to know who is who, nobody is: every authenticated route answers 503, and comes back.
+
+use crate::process::{Customer, Folder, Served, eventually, request};
+use serde_json::json;
+use std::process::Command;
+use uuid::Uuid;
+
+const ID: &str = "0197a0b1-c2d3-7e4f-8a5b-6c7d8e9f0a1b";
+
+/// Lets the node's files grow no further than `bytes`, as a full disk would.
+fn limit_files(node: &Served, bytes: &str) {
+    let arguments = ["--pid", &node.id().to_string(), &format!("--fsize={bytes}:unlimited")];
+    assert!(Command::new("prlimit").args(arguments).status().unwrap().success());
+}
+
+fn send(node: &Served, key: &str, method: &str, path: &str) -> (u16, String) {
+    let head = format!("{method} {path} HTTP/1.1\r\nAuthorization: Bearer {key}\r\n");
+    let reply = request(&node.listen, &head, "").finish();
+    let code = reply.json()["error"]["code"].as_str().unwrap_or_default().to_owned();
+    assert_eq!(reply.status == 503, reply.headers.contains_key("retry-after"), "{reply:?}");
+    (reply.status, code)
+}
+
+#[test]
+fn a_ledger_that_cannot_be_written_confirms_nobody() {
+    let folder = Folder::ready();
+    let Customer { key, .. } = folder.customer(1_000_000);
+    let node = folder.serve_within(1 << 40);
+    let ask = json!({ "model": node.model, "messages": [{ "role": "user", "content": "hello" }], "max_tokens": 2 });
+    let paths = [
+        ("GET", "/v1/me".to_owned()),
+        ("GET", "/v1/models".to_owned()),
+        ("GET", format!("/v1/models/{}", node.model)),
+        ("GET", "/v1/credits".to_owned()),
+        ("GET", format!("/v1/requests/{ID}")),
+        ("DELETE", format!("/v1/requests/{ID}")),
+        ("GET", "/no/such/path".to_owned()),
+    ];
+    limit_files(&node, "4096");
+    let lost = Uuid::new_v4().to_string();
+    assert_eq!(node.chat(&key, &lost, &ask).finish().status, 503, "its reservation cannot be made");
+    for (method, path) in &paths {
+        let unavailable = (503, "control_plane_unavailable".to_owned());
+        assert_eq!(send(&node, &key, method, path), unavailable, "{method} {path}");
+        assert_eq!(send(&node, "junk", method, path).0, 401, "what no ledger has to confirm");
+    }
+    limit_files(&node, "unlimited");
+    eventually("the ledger is back", || send(&node, &key, "GET", "/v1/me").0 == 200);
+    assert_eq!(node.chat(&key, &lost, &ask).finish().status, 200, "the same request again");
+    assert!(node.terminate().success());
+    let audit = folder.json(&["ledger", "audit"]);
+    assert_eq!((&audit["ok"], &audit["checked"]["reservations"]), (&json!(true), &json!(0)));
+}

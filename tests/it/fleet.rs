@@ -1,0 +1,180 @@
+//! Models that come and go: loaded when a request names them, within a budget of memory.
+
+use super::support::{World, next_piece, qualified, read};
+use cresset::engine::runner::{Failure, ScriptedRunner};
+use cresset::engine::{EngineHandle, EngineOptions};
+use cresset::server::fleet::{Loaded, ServedModel};
+use cresset::server::operator::{Live, status};
+use cresset::text::TextModel;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+use uuid::Uuid;
+
+const MIB: u64 = 1 << 20;
+
+/// A node whose budget is 10 MiB, beside a pinned model without weight.
+async fn small_node() -> World {
+    World::with(|setup| {
+        setup.config.engine.memory_mib = 10;
+        setup.config.engine.model_wait_seconds = 20;
+        setup.config.http.keep_alive_seconds = 1;
+    })
+    .await
+}
+
+/// How an on-demand model behaves.
+#[derive(Clone, Copy)]
+struct Kind {
+    mib: u64,
+    step: Duration,
+    load_time: Duration,
+    loads: bool,
+    /// The step in which its engine dies.
+    dies_at: Option<u64>,
+}
+
+const QUICK: Kind = Kind { mib: 6, step: Duration::ZERO, load_time: Duration::ZERO, loads: true, dies_at: None };
+
+/// Offers a model and returns its id.
+fn offer(world: &World, seed: u64, kind: Kind) -> String {
+    let qualified = qualified(world.folder.path(), seed);
+    let text = Arc::new(TextModel::load(qualified.source()).unwrap());
+    let id = qualified.id().to_string();
+    let script = text.tokenizer.encode("hello world", false).unwrap();
+    let load = move || {
+        std::thread::sleep(kind.load_time);
+        if !kind.loads {
+            return Err("its weights are damaged".to_owned());
+        }
+        let runner = ScriptedRunner::repeating(script.clone()).step_time(kind.step);
+        let runner = kind.dies_at.into_iter().fold(runner, |runner, step| runner.fail_at(step, Failure::Fatal));
+        let options = EngineOptions {
+            max_batched_tokens: 256,
+            max_rows: 16,
+            max_waiting: 16,
+            block_size: 16,
+            num_blocks: 512,
+            max_context: 1024,
+        };
+        Ok(Loaded { engine: EngineHandle::start(Box::new(runner), options), bytes: kind.mib * MIB })
+    };
+    let model = ServedModel { qualified, text, max_context: 1024, load: Box::new(load) };
+    world.node.fleet.offer(model, kind.mib * MIB, false).unwrap();
+    id
+}
+
+fn ask(world: &World, model: &str, extra: Value) -> Value {
+    let mut body = world.ask(extra);
+    body["model"] = model.into();
+    body
+}
+
+/// State of a model in the status document.
+fn state(world: &World, model: &str) -> Value {
+    let nowhere = ([127, 0, 0, 1], 1).into();
+    let live = Live { node: world.node.clone(), public: nowhere, operator: nowhere };
+    let document = status::of(&live);
+    let models = document["models"].as_array().unwrap();
+    models.iter().find(|row| row["id"] == model).unwrap()["state"].clone()
+}
+
+async fn listed(world: &World) -> usize {
+    world.get("/v1/models").await.json()["data"].as_array().unwrap().len()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_is_loaded_for_the_first_request_and_makes_room_when_idle() {
+    let world = small_node().await;
+    let [first, second] = [11, 12].map(|seed| offer(&world, seed, QUICK));
+    assert_eq!((listed(&world).await, state(&world, &first)), (3, json!("unloaded")));
+    for (model, other) in [(&first, &second), (&second, &first), (&first, &second)] {
+        let answer = world.post(Uuid::new_v4(), &ask(&world, model, json!({ "max_tokens": 3 }))).await;
+        assert_eq!((answer.status, &answer.json()["usage"]["completion_tokens"]), (200, &json!(3)));
+        assert_eq!((state(&world, model), state(&world, other)), (json!("loaded"), json!("unloaded")));
+    }
+    assert_eq!((listed(&world).await, world.node.fleet.turnover()), (3, [4, 2]));
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_busy_model_finishes_first_and_who_waits_is_kept_alive() {
+    let world = small_node().await;
+    let slow = Kind { step: Duration::from_millis(30), ..QUICK };
+    let (busy, wanted) = (offer(&world, 11, slow), offer(&world, 12, QUICK));
+    let body = ask(&world, &busy, json!({ "max_tokens": 80, "stream": true }));
+    let mut running = world.open(&world.key, Uuid::new_v4(), &body).await;
+    next_piece(&mut running).await;
+    let body = ask(&world, &wanted, json!({ "max_tokens": 2, "stream": true }));
+    let waiting = read(world.open(&world.key, Uuid::new_v4(), &body).await);
+    let (waited, ran) = tokio::join!(waiting, read(running));
+    assert!(waited.text().contains(": keep-alive\n\n"), "{}", waited.text());
+    for (answer, tokens) in [(waited, 2), (ran, 80)] {
+        let text = answer.text();
+        assert!(text.contains(&format!("\"completion_tokens\":{tokens}")) && text.ends_with("[DONE]\n\n"), "{text}");
+    }
+    assert_eq!((state(&world, &wanted), state(&world, &busy)), (json!("loaded"), json!("unloaded")));
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_waits_for_its_model_only_so_long_and_may_be_cancelled() {
+    let world = World::with(|setup| {
+        setup.config.engine.memory_mib = 10;
+        setup.config.engine.model_wait_seconds = 1;
+    })
+    .await;
+    let model = offer(&world, 11, Kind { load_time: Duration::from_secs(3), ..QUICK });
+    let before = world.balances().await;
+    let refused = world.post(Uuid::new_v4(), &ask(&world, &model, json!({ "max_tokens": 2 }))).await;
+    assert_eq!(refused.error(), (503, "overloaded".into()));
+    assert!((1..=60).contains(&refused.header("retry-after").parse::<u64>().unwrap()));
+    let id = Uuid::new_v4();
+    let body = ask(&world, &model, json!({ "max_tokens": 2 }));
+    let (answer, cancelled) = tokio::join!(world.post(id, &body), async {
+        world.reaches_any(id).await;
+        world.delete(id).await
+    });
+    assert_eq!((answer.status, cancelled.json()["state"].clone()), (409, json!("cancelled")));
+    assert_eq!(world.balances().await, before, "nobody pays for waiting");
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_that_fails_is_left_alone_and_the_others_go_on() {
+    let world = small_node().await;
+    let broken = offer(&world, 11, Kind { loads: false, ..QUICK });
+    let mortal = offer(&world, 12, Kind { dies_at: Some(1), mib: 1, ..QUICK });
+    let before = world.balances().await;
+    for model in [&broken, &mortal] {
+        let post = || async { world.post(Uuid::new_v4(), &ask(&world, model, json!({ "max_tokens": 9 }))).await };
+        assert_eq!(post().await.error(), (500, "generation_failed".into()));
+        while state(&world, model) != "failed" {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let refused = post().await;
+        assert_eq!(refused.error(), (503, "overloaded".into()));
+        assert!(refused.header("retry-after").parse::<u64>().unwrap() > 20);
+    }
+    assert_eq!((listed(&world).await, world.node.ready()), (1, true));
+    assert_eq!(world.balances().await, before);
+    let errors = world.node.faults.latest();
+    assert!(errors.iter().any(|fault| fault.message.contains("scripted")), "{errors:?}");
+    let metrics = world.node.metrics_text();
+    assert!(metrics.contains("cresset_model_loaded{model=\"tiny-0\"} 1"), "{metrics}");
+    assert!(metrics.contains("cresset_model_loaded{model=\"tiny-11\"} 0"), "{metrics}");
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_can_never_fit_is_not_offered() {
+    let world = small_node().await;
+    let qualified = qualified(world.folder.path(), 11);
+    let text = Arc::new(TextModel::load(qualified.source()).unwrap());
+    let load = Box::new(|| Err("it is never loaded".to_owned()));
+    let model = ServedModel { qualified, text, max_context: 1024, load };
+    let why = world.node.fleet.offer(model, 11 * MIB, false).unwrap_err();
+    assert!(why.contains("11 MiB") && why.contains("engine.memory_mib"), "{why}");
+    assert_eq!(listed(&world).await, 1);
+    world.close().await;
+}

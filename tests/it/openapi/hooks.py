@@ -1,0 +1,95 @@
+"""What schemathesis has to know about the node: which requests can succeed, and what the events of a stream are."""
+
+import atexit
+import itertools
+import json
+import os
+import uuid
+
+import jsonschema_rs
+import schemathesis
+
+COMPLETIONS = "/v1/chat/completions"
+WHOLE = {"max_tokens", "max_completion_tokens", "min_tokens", "n", "seed", "top_k", "top_logprobs"}
+MOST_TOKENS = 6
+MOST_CHARACTERS = 300
+
+counts = {"completions": 0, "streams": 0}
+atexit.register(lambda: [print(f"{name}: {count}") for name, count in counts.items()])
+
+chunks = None
+streaming = itertools.cycle([False, True])
+
+
+@schemathesis.hook
+def before_load_schema(context, raw_schema):
+    """Responses may hold nothing that is not described, and a stream is checked event by event, below."""
+    global chunks
+    components = raw_schema["components"]
+    for schema in components["schemas"].values():
+        if "properties" in schema:
+            schema.setdefault("additionalProperties", False)
+    answers = raw_schema["paths"][COMPLETIONS]["post"]["responses"]["200"]["content"]
+    del answers["text/event-stream"]["schema"]
+    chunk = {"$ref": "#/components/schemas/ChatCompletionChunk", "components": components}
+    chunks = jsonschema_rs.Draft202012Validator(chunk)
+
+
+@schemathesis.hook
+def before_call(context, case, kwargs):
+    """A sound request gets a fresh id, a model that exists and an answer that takes no time; every other one is a stream."""
+    if case.operation.path == COMPLETIONS and case.meta and case.meta.generation.mode.is_positive:
+        case.headers["Idempotency-Key"] = str(uuid.uuid4())
+        soften(case.body)
+        case.body["stream"] = next(streaming)
+
+
+def soften(body):
+    body["model"] = os.environ["MODEL"]
+    for name in WHOLE & body.keys():
+        # 5.0 is a whole number to JSON Schema, but not as the node reads it.
+        body[name] = None if body[name] is None else int(body[name])
+    limit = 1 + (body.get("max_tokens") or body.get("max_completion_tokens") or 0) % MOST_TOKENS
+    body["max_tokens"] = limit
+    if body.get("max_completion_tokens") is not None:
+        body["max_completion_tokens"] = limit
+    if body.get("min_tokens") is not None:
+        body["min_tokens"] = min(body["min_tokens"], limit)
+    if body.get("logit_bias"):
+        body["logit_bias"] = {str(int(token) % 100): bias for token, bias in body["logit_bias"].items()}
+    room = [MOST_CHARACTERS]
+    for message in body["messages"]:
+        # The small model's template has no place for them.
+        if message.pop("tool_calls", None):
+            message["content"] = "called"
+        content = message.get("content")
+        if isinstance(content, str):
+            message["content"] = cut(content, room)
+        for part in content if isinstance(content, list) else []:
+            part["text"] = cut(part["text"], room)
+
+
+def cut(text, room):
+    text = text[: room[0]]
+    room[0] -= len(text)
+    return text
+
+
+@schemathesis.check
+def stream_conformance(context, response, case):
+    """`data:` lines only, each a chunk, one end, and `[DONE]`."""
+    if response.status_code != 200 or case.operation.path != COMPLETIONS:
+        return
+    if response.headers["content-type"] != ["text/event-stream"]:
+        counts["completions"] += 1
+        return
+    counts["streams"] += 1
+    events = [event for event in response.text.split("\n\n") if not event.startswith(":")]
+    assert events[-2:] == ["data: [DONE]", ""], f"the stream ends with {events[-2:]}"
+    assert all(event.startswith("data: ") and "\n" not in event for event in events[:-1]), events
+    told = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+    for chunk in told:
+        chunks.validate(chunk)
+    ends = [chunk for chunk in told if any(choice["finish_reason"] for choice in chunk["choices"])]
+    assert len(ends) == 1, f"{len(ends)} ends"
+    assert told[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}, told[0]
