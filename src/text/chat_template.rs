@@ -1,7 +1,7 @@
 //! Jinja chat templates, rendered as Hugging Face's `apply_chat_template` does.
 
 use super::{Error, Result};
-use hf_chat_template::{ChatTemplate as Jinja, Error as JinjaError};
+use hf_chat_template::{ChatTemplate as Jinja, Clock, Error as JinjaError, SystemClock};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -26,6 +26,8 @@ const REFUSAL_LIMIT: usize = 300;
 pub struct ChatTemplate {
     jinja: Jinja,
     knows_tool_calls: bool,
+    /// Whether a call's arguments reach the template as the object that they spell, not as the client's text.
+    wants_objects: bool,
     /// `bos_token` and `eos_token` as far as the release has them, and the absence of `tools` and `documents`.
     variables: Map<String, Value>,
 }
@@ -33,14 +35,21 @@ pub struct ChatTemplate {
 impl ChatTemplate {
     /// An empty token counts as one the release does not have.
     pub fn new(source: &str, bos_token: &str, eos_token: &str) -> Result<Self> {
-        let jinja = Jinja::from_str(source).map_err(|error| {
+        Self::with_clock(source, bos_token, eos_token, SystemClock)
+    }
+
+    /// `clock` answers templates that ask for today's date.
+    pub fn with_clock(source: &str, bos_token: &str, eos_token: &str, clock: impl Clock + 'static) -> Result<Self> {
+        let jinja = Jinja::builder(source).clock(clock).build().map_err(|error| {
             Error::BadFile(format!("the chat template does not compile: {error}; use the release's own template"))
         })?;
         let tokens = [("bos_token", bos_token), ("eos_token", eos_token)];
         let present = tokens.into_iter().filter(|(_, token)| !token.is_empty());
         let variables = present.map(|(name, token)| (name.to_owned(), token.into())).collect();
-        let mut template = Self { jinja, knows_tool_calls: source.contains("tool_calls"), variables };
+        let knows_tool_calls = source.contains("tool_calls");
+        let mut template = Self { jinja, knows_tool_calls, wants_objects: false, variables };
         template.declare_absent()?;
+        template.wants_objects = knows_tool_calls && template.prefers_objects();
         Ok(template)
     }
 
@@ -49,10 +58,10 @@ impl ChatTemplate {
     fn declare_absent(&mut self) -> Result<()> {
         let question = json!([{ "role": "user", "content": "question" }]);
         self.variables.extend([("tools".into(), Value::Null), ("documents".into(), Value::Null)]);
-        if let Err(JinjaError::Render(_)) = self.fill(&question, true) {
+        if let Err(JinjaError::Render(_)) = self.fill(&question, None, true) {
             self.variables.insert("tools".into(), json!([]));
         }
-        match self.fill(&question, true) {
+        match self.fill(&question, None, true) {
             Err(JinjaError::Render(error)) => Err(Error::BadFile(format!(
                 "the chat template cannot render a single user message: {error}; use the release's own template"
             ))),
@@ -60,8 +69,44 @@ impl ChatTemplate {
         }
     }
 
-    fn fill(&self, messages: &Value, add_generation_prompt: bool) -> Result<String, JinjaError> {
+    /// Clients send a call's arguments as text, the reference's convention is an object. Objects are right for a template that
+    /// writes them in its own way; one that fails on them, or prints them as it prints the text, gets the text unchanged.
+    fn prefers_objects(&self) -> bool {
+        let object = json!({ "argument0": "value0" });
+        let prompt = |arguments: Value| {
+            let call = json!([{ "id": "call00000", "type": "function", "function": { "name": "function0", "arguments": arguments } }]);
+            let messages = json!([
+                { "role": "user", "content": "question" },
+                { "role": "assistant", "content": null, "tool_calls": call },
+                { "role": "tool", "tool_call_id": "call00000", "content": "result" },
+            ]);
+            self.fill(&messages, None, true).ok()
+        };
+        let of_text = prompt(r#"{"argument0": "value0"}"#.into());
+        prompt(object).is_some_and(|prompt| prompt.contains("value0") && Some(prompt) != of_text)
+    }
+
+    /// The messages with their calls' arguments as this template takes them.
+    pub(super) fn adapted(&self, messages: &[ChatMessage]) -> Vec<ChatMessage> {
+        let mut messages = messages.to_vec();
+        if self.wants_objects {
+            let calls = messages.iter_mut().filter_map(|message| message.tool_calls.as_mut()?.as_array_mut()).flatten();
+            for arguments in calls.filter_map(|call| call.pointer_mut("/function/arguments")) {
+                let object = arguments.as_str().and_then(|text| serde_json::from_str::<Map<String, Value>>(text).ok());
+                *arguments = object.map_or_else(|| arguments.take(), Value::Object);
+            }
+        }
+        messages
+    }
+
+    /// What the template makes of any conversation, and of tools, which no request can bring: nothing is adapted or checked.
+    pub fn render_raw(&self, messages: &Value, tools: Option<&Value>, add_generation_prompt: bool) -> Result<String> {
+        self.fill(messages, tools, add_generation_prompt).map_err(refusal)
+    }
+
+    fn fill(&self, messages: &Value, tools: Option<&Value>, add_generation_prompt: bool) -> Result<String, JinjaError> {
         let mut context = self.variables.clone();
+        context.extend(tools.map(|tools| ("tools".to_owned(), tools.clone())));
         context.insert("messages".into(), messages.clone());
         context.insert("add_generation_prompt".into(), add_generation_prompt.into());
         self.jinja.render_context(&context)
@@ -72,7 +117,7 @@ impl ChatTemplate {
         if !self.knows_tool_calls && messages.iter().any(|message| message.tool_calls.is_some()) {
             return Err(Error::TemplateRefused("it has no place for tool_calls".into()));
         }
-        let prompt = self.fill(&json!(messages), add_generation_prompt).map_err(refusal)?;
+        let prompt = self.render_raw(&json!(self.adapted(messages)), None, add_generation_prompt)?;
         match messages.iter().find(|message| is_left_out(message, &prompt)) {
             Some(message) => Err(Error::TemplateRefused(format!("it leaves out a {} message", message.role))),
             None => Ok(prompt),

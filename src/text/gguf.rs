@@ -94,10 +94,11 @@ pub fn tokenizer(keys: Keys<'_>) -> Result<Tokenizer> {
     let kind = keys.string("tokenizer.ggml.model").ok_or_else(|| missing("tokenizer.ggml.model"))?;
     let mut tokenizer = match kind {
         "gpt2" => byte_level(keys)?,
-        "llama" => sentence_piece(keys)?,
+        "llama" => sentence_piece(keys, merges_from_scores(keys)?)?,
+        "gemma4" => sentence_piece(keys, merges(keys)?)?,
         other => {
             return Err(Error::BadFile(format!(
-                "the GGUF file has a tokenizer of kind {other:?} (tokenizer.ggml.model); this build knows gpt2 and llama"
+                "the GGUF file has a tokenizer of kind {other:?} (tokenizer.ggml.model); this build knows gpt2, llama and gemma4"
             )));
         }
     };
@@ -159,16 +160,19 @@ fn merges(keys: Keys<'_>) -> Result<Merges> {
     keys.array("tokenizer.ggml.merges", pair)
 }
 
-fn sentence_piece(keys: Keys<'_>) -> Result<Tokenizer> {
+fn merges_from_scores(keys: Keys<'_>) -> Result<Merges> {
     let tokens = keys.tokens()?;
     let scores = keys.array("tokenizer.ggml.scores", score)?;
     let types = keys.array("tokenizer.ggml.token_type", integer)?;
-    let vocabulary = vocabulary(&tokens);
     // Control tokens and bytes are written only by name, never grown out of letters.
     let grown = tokens.iter().zip(scores).zip(types).filter(|(_, kind)| [NORMAL, USER_DEFINED].contains(kind));
-    let merges = merges_by_score(grown.map(|((token, score), _)| (*token, score)), &tokens, &vocabulary);
+    Ok(merges_by_score(grown.map(|((token, score), _)| (*token, score)), &tokens, &vocabulary(&tokens)))
+}
+
+fn sentence_piece(keys: Keys<'_>, merges: Merges) -> Result<Tokenizer> {
+    let tokens = keys.tokens()?;
     let unknown = keys.id("tokenizer.ggml.unknown_token_id").unwrap_or(0);
-    let mut bpe = BPE::builder().vocab_and_merges(vocabulary, merges).byte_fallback(true).fuse_unk(true);
+    let mut bpe = BPE::builder().vocab_and_merges(vocabulary(&tokens), merges).byte_fallback(true).fuse_unk(true);
     if let Some(token) = tokens.get(unknown as usize) {
         bpe = bpe.unk_token((*token).to_owned());
     }

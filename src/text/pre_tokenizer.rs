@@ -57,7 +57,7 @@ pub fn by_name(name: &str) -> Result<PreTokenization> {
         "llama3" | "llama-v3" | "llama-bpe" => (false, true, &[Pattern(LLAMA3)]),
         "dbrx" => (false, false, &[Pattern(LLAMA3)]),
         "qwen2" => (true, false, &[Pattern(QWEN2)]),
-        "qwen35" => (true, false, &[Pattern(QWEN35)]),
+        "qwen35" => (false, false, &[Pattern(QWEN35)]),
         "deepseek-r1-qwen" => (false, false, &[Pattern(QWEN2)]),
         "tekken" => (false, true, &[Pattern(TEKKEN)]),
         "gpt-4o" | "llama4" => (false, false, &[Pattern(O200K)]),
@@ -70,6 +70,18 @@ pub fn by_name(name: &str) -> Result<PreTokenization> {
                 Pattern(r"\s?\p{P}+"),
                 Pattern("[一-龥ࠀ-一가-\u{d7ff}]+"),
                 EachDigit,
+            ],
+        ),
+        "deepseek-llm" => (
+            false,
+            false,
+            &[
+                Pattern(r"[\r\n]"),
+                Pattern(r"\s?[\p{Lu}\p{Ll}\p{Lt}]+"),
+                Pattern(r"\s?[!-/:-~！-／：-～‘-‟\u{3000}-。]+"),
+                Pattern(r"\s+$"),
+                Pattern("[一-龥ࠀ-一가-\u{d7ff}]+"),
+                AllDigits,
             ],
         ),
         "deepseek-v3" => {
@@ -136,7 +148,7 @@ mod tests {
         check("qwen2", "IT'S 1234  ok!\n\nx", "IT|'S|Ġ|1|2|3|4|Ġ|Ġok|!ĊĊ|x");
         check("qwen2", "e\u{301}", "Ã©");
         check("deepseek-r1-qwen", "e\u{301}", "e|Ìģ");
-        check("qwen35", "e\u{301}a", "Ã©a");
+        check("qwen35", "e\u{301}a", "eÌģa");
         check("command-r", "a 12", "a|Ġ|1|2");
         check("tekken", "fooBar BAZ/\n12", "foo|Bar|ĠBAZ|/Ċ|1|2");
         check("gpt-4o", "fooBar's 1234", "foo|Bar's|Ġ|123|4");

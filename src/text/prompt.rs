@@ -12,6 +12,8 @@ impl TextModel {
     /// prompt afterwards tells it from the template's own tokens. All other conversations are encoded exactly as
     /// `apply_chat_template(tokenize=True)` does.
     pub fn encode_chat(&self, messages: &[ChatMessage]) -> Result<Vec<u32>> {
+        // Arguments become objects before marks could stand between their braces.
+        let messages = self.template.adapted(messages);
         let mark = free_mark(messages.iter().flat_map(strings))
             .ok_or_else(|| Error::TemplateRefused("they use every character of the private planes".into()))?;
         let shielded: Vec<ChatMessage> =
