@@ -90,7 +90,7 @@ const SCALAR: &str = "no vector unit this build uses";
 
 #[cfg(target_arch = "x86_64")]
 fn vector_unit() -> &'static str {
-    if is_x86_feature_detected!("avx512f") {
+    if is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vnni") {
         "AVX-512"
     } else if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
         "AVX2"

@@ -34,6 +34,7 @@ fn decoding() -> Scheduler {
             min_tokens: 0,
             eos_ids: [0].into(),
             deadline: None,
+            priority: 0,
         };
         scheduler.add(SequenceId(row + 1), request);
     }

@@ -1,4 +1,4 @@
-//! While the ledger cannot be trusted to know who is who, nobody is: every authenticated route answers 503, and comes back.
+//! While the ledger cannot be written nothing is admitted; a read is answered as ever or refused with 503, never wrongly.
 
 use crate::process::{Customer, Folder, Served, eventually, request};
 use serde_json::json;
@@ -22,7 +22,7 @@ fn send(node: &Served, key: &str, method: &str, path: &str) -> (u16, String) {
 }
 
 #[test]
-fn a_ledger_that_cannot_be_written_confirms_nobody() {
+fn a_ledger_that_cannot_be_written_admits_nobody_and_denies_nobody() {
     let folder = Folder::ready();
     let Customer { key, .. } = folder.customer(1_000_000);
     let node = folder.serve_within(1 << 40);
@@ -36,17 +36,18 @@ fn a_ledger_that_cannot_be_written_confirms_nobody() {
         ("DELETE", format!("/v1/requests/{ID}")),
         ("GET", "/no/such/path".to_owned()),
     ];
+    let usual = paths.each_ref().map(|(method, path)| send(&node, &key, method, path));
     limit_files(&node, "4096");
     let lost = Uuid::new_v4().to_string();
     assert_eq!(node.chat(&key, &lost, &ask).finish().status, 503, "its reservation cannot be made");
-    for (method, path) in &paths {
+    for ((method, path), usual) in paths.iter().zip(&usual) {
         let unavailable = (503, "control_plane_unavailable".to_owned());
-        assert_eq!(send(&node, &key, method, path), unavailable, "{method} {path}");
+        let found = send(&node, &key, method, path);
+        assert!(found == unavailable || found == *usual, "{method} {path}: {found:?}");
         assert_eq!(send(&node, "junk", method, path).0, 401, "what no ledger has to confirm");
     }
     limit_files(&node, "unlimited");
-    eventually("the ledger is back", || send(&node, &key, "GET", "/v1/me").0 == 200);
-    assert_eq!(node.chat(&key, &lost, &ask).finish().status, 200, "the same request again");
+    eventually("the same request is answered", || node.chat(&key, &lost, &ask).finish().status == 200);
     assert!(node.terminate().success());
     let audit = folder.json(&["ledger", "audit"]);
     assert_eq!((&audit["ok"], &audit["checked"]["reservations"]), (&json!(true), &json!(0)));
