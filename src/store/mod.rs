@@ -221,12 +221,8 @@ impl Store {
 
     /// True while commits succeed and no audit has failed.
     pub fn healthy(&self) -> bool {
-        self.inner.shared.health.reachable() && self.trusted()
-    }
-
-    /// False once an audit has failed: amounts it holds may be wrong.
-    pub fn trusted(&self) -> bool {
-        self.inner.shared.health.trusted().is_ok()
+        let health = &self.inner.shared.health;
+        health.reachable() && health.trusted().is_ok()
     }
 
     fn enqueue(&self, work: Work) -> oneshot::Receiver<Result<Outcome>> {
