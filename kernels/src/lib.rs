@@ -1,10 +1,12 @@
 //! Numeric kernels: one folder per op. `mod.rs` states shapes, dtypes and aliasing once and checks them; `reference.rs` is the
-//! specification in plain f32 loops; `cpu.rs` is the fast path judged by it. Outputs are owned by the caller.
+//! specification in plain f32 loops; `cpu.rs` is the fast path judged by it; `gpu.rs` launches the kernels of `<op>.cu`. Outputs
+//! are owned by the caller.
 
 pub mod activation;
 pub mod attention;
 pub mod compute;
 pub mod embedding;
+pub mod gpu;
 pub mod linear;
 pub mod norm;
 pub mod rope;
@@ -23,6 +25,9 @@ pub enum Error {
     Shape { op: &'static str, detail: String },
     #[error("{op}: unsupported {detail}")]
     Unsupported { op: &'static str, detail: String },
+    /// The device refused or failed; what it had under way is lost.
+    #[error("{op}: the device failed: {detail}")]
+    Device { op: &'static str, detail: String },
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
 }

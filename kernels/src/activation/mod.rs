@@ -1,6 +1,7 @@
 //! Gated activations: `out = act(gate) * up`. Shazeer 2020, "GLU Variants Improve Transformer".
 
 mod cpu;
+pub mod gpu;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Causal attention of a ragged batch over the paged KV cache, grouped heads, optional sliding window and soft cap.
 
 mod cpu;
+pub mod gpu;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]

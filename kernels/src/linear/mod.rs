@@ -5,6 +5,7 @@
 #![expect(clippy::inline_always, reason = "vector code must end up inside the function that enables its instructions")]
 
 mod format;
+pub mod gpu;
 mod integer;
 mod machines;
 mod matmul;

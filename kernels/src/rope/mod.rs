@@ -2,6 +2,7 @@
 //! Su et al. 2021, "RoFormer".
 
 mod cpu;
+pub mod gpu;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
