@@ -75,18 +75,6 @@ template <class T, uint32_t N> DEVICE void store(T* to, const Vec<T, N>& values)
     *reinterpret_cast<Vec<T, N>*>(to) = values;
 }
 
-// 16 bytes as four words, of memory that no kernel of this launch writes and nobody reads soon again: kept out of the first-level cache.
-DEVICE Vec<uint32_t, 4> load_once(const void* from) {
-    Vec<uint32_t, 4> words;
-#ifdef __CUDACC__
-    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(words.at[0]), "=r"(words.at[1]), "=r"(words.at[2]), "=r"(words.at[3]) : "l"(from));
-#else
-    words = *static_cast<const Vec<uint32_t, 4>*>(from);
-#endif
-    return words;
-}
-
 // ---- shared memory asked for at launch
 
 template <class T> DEVICE T* dynamic_shared() {

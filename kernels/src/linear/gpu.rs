@@ -26,8 +26,12 @@ pub struct Linear {
     pub mode: Mode,
 }
 
-/// Most rows of `x` that `gemv` takes.
+/// Most rows of `x` that `gemv` takes, the rows of `w` of its tiles, and its slots: three for each of eight warps, of both.
 const FEW: usize = 8;
+const GEMV_ROWS: usize = 32;
+const GEMV_SHARED_BYTES: u32 = 3 * 8 * (GEMV_ROWS + FEW) as u32 * 128;
+/// Beside what is asked for: its sums.
+const GEMV_SUMS_BYTES: u32 = 16 * 1024;
 
 /// A kernel of `linear.cu` by the rows of `w` and of `x` that a block takes.
 #[derive(Debug, PartialEq, Eq)]
@@ -87,7 +91,7 @@ fn way(product: &Gemm, mode: Mode, properties: &Properties) -> Way {
     match mode {
         Mode::Fast if n > FEW => Way::Library,
         _ if !tensor => Way::Dot,
-        _ if n <= FEW => Way::Gemv,
+        _ if n <= FEW && GEMV_SHARED_BYTES + GEMV_SUMS_BYTES <= properties.shared_bytes => Way::Gemv,
         _ => Way::Gemm(tile(n, rows, properties)),
     }
 }
@@ -103,9 +107,10 @@ fn tile(n: usize, rows: usize, properties: &Properties) -> &'static Tile {
 
 fn run(gpu: &dyn Gpu, product: &Gemm, way: &Way) -> Result<()> {
     let &Gemm { x, w, bias, out, n, rows, cols, .. } = product;
+    let multiprocessors = gpu.properties().multiprocessors as usize;
     let (kernel, blocks, threads, shared_bytes) = match way {
         Way::Library => return gpu.gemm(product),
-        Way::Gemv => ("gemv_bf16", [rows.div_ceil(16), 1], 256, 0),
+        Way::Gemv => ("gemv_bf16", [rows.div_ceil(GEMV_ROWS).min(multiprocessors), 1], 256, GEMV_SHARED_BYTES),
         Way::Gemm(tile) => (tile.kernel, [tile.blocks(n, rows), 1], tile.threads, tile.shared_bytes()),
         Way::Dot if x.kind() == Kind::Bf16 => ("dot_bf16", [rows.div_ceil(4), n.div_ceil(8)], 128, 0),
         Way::Dot => ("dot_f32", [rows.div_ceil(4), n.div_ceil(8)], 128, 0),

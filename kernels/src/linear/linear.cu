@@ -1,24 +1,27 @@
 // out[n, rows] = x[n, cols] · wᵀ (+ bias), w: [rows, cols]; sums in f32; out in the operands' type or f32.
 //
-// Every output of the tensor-core kernels (bf16, cols a multiple of 8) is summed in one order, whatever n and the kernel:
-// cols are cut into SEGMENTS ranges of whole TILE_Ks, each range is summed from zero by products of 16 columns in ascending
-// windows of 32 (`multiply`), and the ranges' sums are added in order. So a row has the same bits alone and in any company, as
-// long as a tensor core computes each element of its tile alike. In `multiply` a lane takes 8 neighbouring columns of a window
-// with one 16-byte load; the instruction's columns are a permutation of the window's, the same one for w and x.
+// Every output of the tensor-core kernels (bf16, cols a multiple of 8) is summed in one order, whatever n and the kernel: cols
+// are cut into SEGMENTS ranges of whole TILE_Ks, each range is summed from zero by products of 16 columns in ascending order,
+// and the ranges' sums are added in order. So a row has the same bits alone and in any company, if a tensor core computes all
+// elements of its tile alike.
 //
-// gemv (n ≤ 8): reads each weight once. A block takes 16 rows of w, each of its 8 warps one range of the columns, and the sums
-//   meet in shared memory. w goes from global memory to the tensor cores' registers, past the first-level cache, which keeps x
-//   (64 KiB for 8 rows of 4096) for all warps of the multiprocessor. A warp has 8 loads of 512 bytes in flight: 4 KiB, and at
-//   4096 rows (256 blocks on 132 multiprocessors) 64 KiB a multiprocessor or 8 MiB in all; 4.8 TB/s × 0.6 µs ask for 3.
-//   Tensor cores cost 2 instructions per KiB of w, whatever n is. Considered: multiply-adds in f32 (at n = 8 they bind: 8
-//   operations a byte and unpacking); x in shared memory (229 KiB at 8 rows of 14336).
-// gemm (any n): a block takes a tile of w's rows × x's rows, streams both through shared memory in STAGES slots of TILE_K columns
-//   by asynchronous copies, one barrier a slot. A row of a slot is 128 bytes, all banks; of two rows that eight lanes read
-//   together one has its halves swapped, so neither reads nor writes conflict. A lane's values of an x row are neighbouring rows of
-//   w: which row of w is which of a tensor core's is free, so outputs leave in vectors of up to 16 bytes, whole lines per warp.
-//   Tiles: 128 × 128 (8 warps of 64 × 32: 12 shared 512-byte reads for 32 products of 2048 multiply-adds, near the balance of
-//   both) for many rows; 64 × 64, 32 × 64 and 32 × 32 fill the multiprocessors when there are few and keep up to 44 KiB of w in
-//   flight. Tiles are walked 8 tiles of x at a time over all of w, so that a wave re-reads both from the second-level cache.
+// Both stream tiles of w and x through slots of TILE_K columns in shared memory by asynchronous copies. A row of a slot is 128
+// bytes, all banks; its eight 16-byte chunks are permuted by the row's number, so that neither the copies nor `ldmatrix` conflict.
+// Which row of w is which of a tensor core's is free: a lane's values of an x row are neighbouring rows of w and leave as vectors.
+//
+// gemv (n ≤ 8): reads each weight once. A block takes 32 rows of w at a time, each of its 8 warps one range of the columns, in
+//   slots of its own without barriers; the sums meet in shared memory. One block a multiprocessor goes on from tile to tile
+//   with its copies always under way: 2 of 3 slots of 4 KiB of w a warp, 64 KiB a multiprocessor, 8 MiB in all, where 4.8 TB/s ×
+//   0.6 µs ask for 3, so half of the multiprocessors suffice when the last tiles are few. x comes from the second-level cache:
+//   n / 32 of w's bytes. About 180 instructions a warp and 4 KiB of w: a quarter of the issue slots. Considered: multiply-adds in
+//   f32 (at n = 8 they bind: 8 operations a byte, and unpacking); w from global memory to registers (a lane's 16 bytes are of
+//   one row, the tensor core's registers of two: three moves a product in the other kernel, for the same order of sums); 16 rows a
+//   warp (twice the reading of x).
+// gemm (any n): a block takes a tile of w's rows × x's rows, all columns, one barrier a slot, all slots but one under way.
+//   Tiles: 128 × 128 (8 warps of 64 × 32: for a slot 24 reads of 512 bytes and 64 products of 2048 multiply-adds, about 240
+//   instructions, the copies' addresses among the products) for many rows; 64 × 64, 32 × 64 and 32 × 32 fill the multiprocessors
+//   when there are few and keep up to 44 KiB of w under way. Tiles are walked 8 tiles of x at a time over all of w, so that a
+//   wave re-reads both from the second-level cache: 512 rows read w once.
 //   Considered: cutting columns over blocks for few rows (needs a workspace and a second pass); warp-group instructions
 //   (Hopper only, half as fast again for many rows; to be tried on a device).
 // dot (f32, and bf16 with other sizes): a warp for each row of w and 8 rows of x, plain multiply-adds. Simple, not fast.
@@ -35,75 +38,115 @@ DEVICE uint32_t segment(uint32_t cols) {
     return (cols + WHOLE - 1) / WHOLE * TILE_K;
 }
 
-using Eight = Vec<uint32_t, 4>;  // neighbouring bf16 values
+// Starts the copy of TILE_K columns from `k` on of COUNT rows from `first` on, by THREADS threads; zeros where there are none.
+// The chunks of row r are permuted by r / PERIOD: `ldmatrix` reads rows PERIOD apart.
+template <uint32_t COUNT, uint32_t PERIOD, uint32_t THREADS>
+DEVICE void copy_tile(bf16* to, const bf16* from, uint32_t first, uint32_t rows, uint32_t cols, uint32_t k) {
+    static_assert(COUNT * 8 % THREADS == 0);
+    uint32_t thread = threadIdx.x % THREADS, chunk = thread % 8, column = k + chunk * 8;
+#pragma unroll
+    for (uint32_t i = 0; i < COUNT * 8 / THREADS; i++) {
+        uint32_t row = thread / 8 + i * (THREADS / 8);
+        bool valid = first + row < rows && column < cols;
+        size_t at = valid ? static_cast<size_t>(first + row) * cols + column : 0;
+        copy_async(to + row * TILE_K + (chunk ^ (row / PERIOD % 8)) * 8, from + at, valid);
+    }
+}
 
-// d += 16 rows × 8 rows over a window of 32 columns. With g = lane / 4 and t = lane % 4: `low` and `high` hold columns 8 t.. of the
-// tile's rows g and g + 8 of w, `x` those of its row g of x; d as `mma` says.
-DEVICE void multiply(float (&d)[4], const Eight& low, const Eight& high, const Eight& x) {
-    mma(d, {low.at[0], high.at[0], low.at[1], high.at[1]}, {x.at[0], x.at[1]});
-    mma(d, {low.at[2], high.at[2], low.at[3], high.at[3]}, {x.at[2], x.at[3]});
+// Adds the products of a slot's columns: 16 DOWN rows of w by 8 ACROSS of x. With g = lane / 4 and t = lane % 4, value h of
+// part[i][j] belongs to row 2 DOWN g + 2 i + h / 2 of w and row 8 j + 2 t + h % 2 of x. What `meanwhile` does stands behind the
+// last reading of the slot, so that it is scheduled among the products.
+template <uint32_t DOWN, uint32_t ACROSS, class Meanwhile>
+DEVICE void multiply(float (&part)[DOWN][ACROSS][4], const bf16* w, const bf16* x, Meanwhile meanwhile) {
+    uint32_t row = lane() % 8, tile = lane() / 8;
+    const bf16* w_row = w + (row * 2 * DOWN + tile % 2) * TILE_K;
+    const bf16* x_row = x + row * TILE_K;
+#pragma unroll
+    for (uint32_t window = 0; window < TILE_K / 32; window++) {
+        uint32_t a[2][DOWN][4], b[ACROSS][4];
+#pragma unroll
+        for (uint32_t j = 0; j < ACROSS; j++) ldmatrix(b[j], x_row + j * 8 * TILE_K + ((window * 4 + tile) ^ row) * 8);
+#pragma unroll
+        for (uint32_t half = 0; half < 2; half++)
+#pragma unroll
+            for (uint32_t i = 0; i < DOWN; i++)
+                ldmatrix(a[half][i], w_row + i * 2 * TILE_K + ((window * 4 + half * 2 + tile / 2) ^ row) * 8);
+        if (window == TILE_K / 32 - 1) meanwhile();
+#pragma unroll
+        for (uint32_t half = 0; half < 2; half++)
+#pragma unroll
+            for (uint32_t i = 0; i < DOWN; i++)
+#pragma unroll
+                for (uint32_t j = 0; j < ACROSS; j++) mma(part[i][j], a[half][i], {b[j][half * 2], b[j][half * 2 + 1]});
+    }
 }
 
 DEVICE float bias_of(const bf16* bias, uint32_t row) { return bias == nullptr ? 0.0f : to_float(bias[row]); }
 
 // ---- gemv
 
-DEVICE void gemv(const bf16* x, const bf16* w, const bf16* bias, void* out, uint32_t wide, uint32_t n, uint32_t rows, uint32_t cols) {
-    constexpr uint32_t ROWS = 16, UNROLL = 4;
-    SHARED(float, parts, SEGMENTS * ROWS * 8);
-    uint32_t g = lane() / 4, t = lane() % 4, first = blockIdx.x * ROWS;
-    const bf16* low_row = w + static_cast<size_t>(min(first + g, rows - 1)) * cols;
-    const bf16* high_row = w + static_cast<size_t>(min(first + g + 8, rows - 1)) * cols;
-    const bf16* x_row = x + static_cast<size_t>(min(g, n - 1)) * cols;
-    uint32_t begin = warp() * segment(cols), end = min(begin + segment(cols), cols);
-    float d[4] = {};
-    for (uint32_t window = begin; window < end; window += 32 * UNROLL) {
-        Eight low[UNROLL] = {}, high[UNROLL] = {}, values[UNROLL] = {};
-#pragma unroll
-        for (uint32_t u = 0; u < UNROLL; u++) {
-            uint32_t k = window + 32 * u + 8 * t;
-            if (k >= end) continue;
-            low[u] = load_once(low_row + k);
-            high[u] = load_once(high_row + k);
-            if (g < n) values[u] = load<uint32_t>(reinterpret_cast<const uint32_t*>(x_row + k));
+struct Gemv {
+    static constexpr uint32_t ROWS = 32, TOKENS = 8, STAGES = 3, SLOT = (ROWS + TOKENS) * TILE_K;
+
+    const bf16 *x, *w;
+    uint32_t n, rows, cols, begin, end;  // of the warp's columns
+    bf16* slots;
+    uint32_t next_row, next_k;  // of the next copy
+
+    // Starts the warp's copies into the slot of its step `count`, counted over all tiles of the block; none behind the last one.
+    DEVICE void start(uint32_t count) {
+        if (next_row < rows && begin < end) {
+            bf16* slot = slots + count % STAGES * SLOT;
+            copy_tile<ROWS, 4, WARP>(slot, w, next_row, rows, cols, next_k);
+            copy_tile<TOKENS, 1, WARP>(slot + ROWS * TILE_K, x, 0, n, cols, next_k);
+            next_k += TILE_K;
+            if (next_k >= end) next_k = begin, next_row += gridDim.x * ROWS;
         }
-#pragma unroll
-        for (uint32_t u = 0; u < UNROLL; u++) multiply(d, low[u], high[u], values[u]);
+        copy_commit();
     }
-    for (uint32_t i = 0; i < 4; i++) parts[(warp() * 4 + i) * WARP + lane()] = d[i];
-    __syncthreads();
-    if (warp() >= 4) return;
-    // Warp i adds the ranges' values i of `d` of each lane.
-    float sum = 0.0f;
-    for (uint32_t s = 0; s < SEGMENTS; s++) sum += parts[(s * 4 + warp()) * WARP + lane()];
-    uint32_t row = first + g + warp() / 2 * 8, token = 2 * t + warp() % 2;
-    if (row >= rows || token >= n) return;
-    sum += bias_of(bias, row);
-    size_t at = static_cast<size_t>(token) * rows + row;
-    if (wide != 0) static_cast<float*>(out)[at] = sum;
-    else static_cast<bf16*>(out)[at] = from_float<bf16>(sum);
+
+    // Adds the ranges' sums of this thread's output, value `warp()` of each lane's.
+    DEVICE void finish(uint32_t first, const float* sums, const bf16* bias, void* out, uint32_t wide) {
+        float sum = 0.0f;
+        for (uint32_t s = 0; s < SEGMENTS; s++) sum += sums[(s * 8 + warp()) * WARP + lane()];
+        uint32_t row = first + lane() / 4 * 4 + warp() / 2, token = lane() % 4 * 2 + warp() % 2;
+        if (row >= rows || token >= n) return;
+        sum += bias_of(bias, row);
+        size_t at = static_cast<size_t>(token) * rows + row;
+        if (wide != 0) static_cast<float*>(out)[at] = sum;
+        else static_cast<bf16*>(out)[at] = from_float<bf16>(sum);
+    }
+
+    DEVICE void run(const bf16* bias, void* out, uint32_t wide) {
+        SHARED(float, sums, 2 * SEGMENTS * ROWS * TOKENS);
+        for (uint32_t count = 0; count < STAGES - 1; count++) start(count);
+        uint32_t count = 0;
+        for (uint32_t first = blockIdx.x * ROWS, round = 0; first < rows; first += gridDim.x * ROWS, round++) {
+            float part[ROWS / 16][1][4] = {};
+            for (uint32_t k = begin; k < end; k += TILE_K, count++) {
+                copy_wait<STAGES - 2>();
+                // All lanes' copies of this slot have landed, and the slot before it has been read.
+                __syncwarp();
+                start(count + STAGES - 1);
+                const bf16* slot = slots + count % STAGES * SLOT;
+                multiply(part, slot, slot + ROWS * TILE_K, [] {});
+            }
+            // Two sets of sums in turn: one may still be read while the next is written.
+            float* mine = sums + round % 2 * (SEGMENTS * ROWS * TOKENS);
+            for (uint32_t i = 0; i < 8; i++) mine[(warp() * 8 + i) * WARP + lane()] = part[i / 4][0][i % 4];
+            __syncthreads();
+            finish(first, mine, bias, out, wide);
+        }
+    }
+};
+
+DEVICE void gemv(const bf16* x, const bf16* w, const bf16* bias, void* out, uint32_t wide, uint32_t n, uint32_t rows, uint32_t cols) {
+    uint32_t begin = min(warp() * segment(cols), cols), end = min(begin + segment(cols), cols);
+    bf16* slots = dynamic_shared<bf16>() + warp() * (Gemv::STAGES * Gemv::SLOT);
+    Gemv{x, w, n, rows, cols, begin, end, slots, blockIdx.x * Gemv::ROWS, begin}.run(bias, out, wide);
 }
 
 // ---- gemm
-
-// Where the 16 bytes `chunk` of row `row` stand in a slot, in bf16 values, if lanes that read together have rows `PERIOD` apart.
-template <uint32_t PERIOD> DEVICE uint32_t place(uint32_t row, uint32_t chunk) {
-    return row * TILE_K + (chunk ^ (row / PERIOD % 2 * 4)) * 8;
-}
-
-// Starts the copy of TILE_K columns from `k` on of COUNT rows from `first` on; zeros where there are none.
-template <uint32_t COUNT, uint32_t PERIOD, uint32_t THREADS>
-DEVICE void copy_tile(bf16* to, const bf16* from, uint32_t first, uint32_t rows, uint32_t cols, uint32_t k) {
-    static_assert(COUNT * 8 % THREADS == 0);
-    uint32_t chunk = threadIdx.x % 8, column = k + chunk * 8;
-#pragma unroll
-    for (uint32_t i = 0; i < COUNT * 8 / THREADS; i++) {
-        uint32_t row = threadIdx.x / 8 + i * (THREADS / 8);
-        bool valid = first + row < rows && column < cols;
-        size_t at = valid ? static_cast<size_t>(first + row) * cols + column : 0;
-        copy_async(to + place<PERIOD>(row, chunk), from + at, valid);
-    }
-}
 
 // N neighbouring outputs, of which the first `count` exist.
 template <class T, uint32_t N> DEVICE void put(T* out, const float (&values)[N], uint32_t count, bool aligned) {
@@ -124,7 +167,7 @@ template <class T, uint32_t N> DEVICE void put(T* out, const float (&values)[N],
 // A block's tile of ROWS of w by COLUMNS of x, cut into WARPS_DOWN × WARPS_ACROSS.
 template <uint32_t ROWS, uint32_t COLUMNS, uint32_t WARPS_DOWN, uint32_t WARPS_ACROSS, uint32_t STAGES> struct Tile {
     static constexpr uint32_t THREADS = WARPS_DOWN * WARPS_ACROSS * WARP, SLOT = (ROWS + COLUMNS) * TILE_K;
-    static constexpr uint32_t DOWN = ROWS / WARPS_DOWN / 16, ACROSS = COLUMNS / WARPS_ACROSS / 8;  // tensor-core tiles of a warp
+    static constexpr uint32_t DOWN = ROWS / WARPS_DOWN / 16, ACROSS = COLUMNS / WARPS_ACROSS / 8;  // a warp's part of the tile
     static constexpr uint32_t NEIGHBOURS = 2 * DOWN;                                               // rows of w of a lane
 
     const bf16 *x, *w;
@@ -132,56 +175,8 @@ template <uint32_t ROWS, uint32_t COLUMNS, uint32_t WARPS_DOWN, uint32_t WARPS_A
     bf16* slots;
     float part[DOWN][ACROSS][4], total[DOWN][ACROSS][4];
 
-    DEVICE uint32_t warp_row() const { return warp() / WARPS_ACROSS * DOWN * 16 + lane() / 4 * NEIGHBOURS; }
+    DEVICE uint32_t warp_row() const { return warp() / WARPS_ACROSS * DOWN * 16; }
     DEVICE uint32_t warp_column() const { return warp() % WARPS_ACROSS * ACROSS * 8; }
-
-    DEVICE void start(uint32_t step) {
-        bf16* slot = slots + step % STAGES * SLOT;
-        copy_tile<ROWS, NEIGHBOURS, THREADS>(slot, w, first_row, rows, cols, step * TILE_K);
-        copy_tile<COLUMNS, 1, THREADS>(slot + ROWS * TILE_K, x, first_column, n, cols, step * TILE_K);
-    }
-
-    DEVICE void add_slot(uint32_t step) {
-        const uint32_t* of_w = reinterpret_cast<const uint32_t*>(slots + step % STAGES * SLOT);
-        const uint32_t* of_x = of_w + ROWS * TILE_K / 2;
-#pragma unroll
-        for (uint32_t window = 0; window < TILE_K / 32; window++) {
-            uint32_t chunk = window * 4 + lane() % 4;
-            Eight a[DOWN][2], b[ACROSS];
-#pragma unroll
-            for (uint32_t i = 0; i < NEIGHBOURS; i++) a[i / 2][i % 2] = load<uint32_t>(of_w + place<NEIGHBOURS>(warp_row() + i, chunk) / 2);
-#pragma unroll
-            for (uint32_t j = 0; j < ACROSS; j++) b[j] = load<uint32_t>(of_x + place<1>(warp_column() + j * 8 + lane() / 4, chunk) / 2);
-#pragma unroll
-            for (uint32_t i = 0; i < DOWN; i++)
-#pragma unroll
-                for (uint32_t j = 0; j < ACROSS; j++) multiply(part[i][j], a[i][0], a[i][1], b[j]);
-        }
-    }
-
-    DEVICE void end_segment() {
-#pragma unroll
-        for (uint32_t i = 0; i < DOWN * ACROSS * 4; i++) {
-            total[i / 4 / ACROSS][i / 4 % ACROSS][i % 4] += part[i / 4 / ACROSS][i / 4 % ACROSS][i % 4];
-            part[i / 4 / ACROSS][i / 4 % ACROSS][i % 4] = 0.0f;
-        }
-    }
-
-    template <class T> DEVICE void write(const bf16* bias, T* out) {
-        uint32_t row = first_row + warp_row(), count = row < rows ? rows - row : 0;
-        bool aligned = rows % NEIGHBOURS == 0;
-        float added[NEIGHBOURS];
-#pragma unroll
-        for (uint32_t i = 0; i < NEIGHBOURS; i++) added[i] = i < count ? bias_of(bias, row + i) : 0.0f;
-#pragma unroll
-        for (uint32_t j = 0; j < ACROSS * 2; j++) {
-            uint32_t token = first_column + warp_column() + j / 2 * 8 + lane() % 4 * 2 + j % 2;
-            float values[NEIGHBOURS];
-#pragma unroll
-            for (uint32_t i = 0; i < NEIGHBOURS; i++) values[i] = total[i / 2][j / 2][i % 2 * 2 + j % 2] + added[i];
-            if (token < n) put(out + static_cast<size_t>(token) * rows + row, values, count, aligned);
-        }
-    }
 
     // The block's tile, 8 tiles of x at a time.
     DEVICE void choose() {
@@ -192,21 +187,51 @@ template <uint32_t ROWS, uint32_t COLUMNS, uint32_t WARPS_DOWN, uint32_t WARPS_A
         first_row = inside / width * ROWS;
     }
 
+    // Without a branch for the steps behind the last one: their copies read nothing.
+    DEVICE void start(uint32_t step) {
+        bf16* slot = slots + step % STAGES * SLOT;
+        copy_tile<ROWS, NEIGHBOURS, THREADS>(slot, w, first_row, rows, cols, step * TILE_K);
+        copy_tile<COLUMNS, 1, THREADS>(slot + ROWS * TILE_K, x, first_column, n, cols, step * TILE_K);
+        copy_commit();
+    }
+
+    DEVICE void end_segment() {
+#pragma unroll
+        for (uint32_t i = 0; i < DOWN; i++)
+#pragma unroll
+            for (uint32_t j = 0; j < ACROSS; j++)
+#pragma unroll
+                for (uint32_t h = 0; h < 4; h++) total[i][j][h] += part[i][j][h], part[i][j][h] = 0.0f;
+    }
+
     DEVICE void run() {
         choose();
-        uint32_t steps = (cols + TILE_K - 1) / TILE_K, ends = segment(cols) / TILE_K;
-        for (uint32_t step = 0; step < STAGES - 1; step++) {
-            if (step < steps) start(step);
-            copy_commit();
-        }
-        for (uint32_t step = 0; step < steps; step++) {
+        uint32_t steps = (cols + TILE_K - 1) / TILE_K, end = segment(cols) / TILE_K;
+        for (uint32_t step = 0; step < STAGES - 1; step++) start(step);
+        for (uint32_t step = 0; step < steps;) {
             copy_wait<STAGES - 2>();
             // All threads' copies of this slot have landed, and the slot before it has been read.
             __syncthreads();
-            if (step + STAGES - 1 < steps) start(step + STAGES - 1);
-            copy_commit();
-            add_slot(step);
-            if ((step + 1) % ends == 0 || step + 1 == steps) end_segment();
+            const bf16* slot = slots + step % STAGES * SLOT;
+            multiply(part, slot + warp_row() * TILE_K, slot + (ROWS + warp_column()) * TILE_K, [&] { start(step + STAGES - 1); });
+            if (++step == end) end_segment(), end += segment(cols) / TILE_K;
+        }
+        // The rest of the last range, or zeros.
+        end_segment();
+    }
+
+    template <class T> DEVICE void write(const bf16* bias, T* out) {
+        uint32_t row = first_row + warp_row() + lane() / 4 * NEIGHBOURS, count = row < rows ? rows - row : 0;
+        float added[NEIGHBOURS];
+#pragma unroll
+        for (uint32_t i = 0; i < NEIGHBOURS; i++) added[i] = i < count ? bias_of(bias, row + i) : 0.0f;
+#pragma unroll
+        for (uint32_t j = 0; j < ACROSS * 2; j++) {
+            uint32_t token = first_column + warp_column() + j / 2 * 8 + lane() % 4 * 2 + j % 2;
+            float values[NEIGHBOURS];
+#pragma unroll
+            for (uint32_t i = 0; i < NEIGHBOURS; i++) values[i] = total[i / 2][j / 2][i % 2 * 2 + j % 2] + added[i];
+            if (token < n) put(out + static_cast<size_t>(token) * rows + row, values, count, rows % NEIGHBOURS == 0);
         }
     }
 };

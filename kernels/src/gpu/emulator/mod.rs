@@ -28,9 +28,9 @@ type Signature = unsafe extern "C" fn() -> *const c_char;
 include!(concat!(env!("OUT_DIR"), "/emulated.rs"));
 
 const ALIGNMENT: usize = 256;
-/// Kept behind each allocation and looked at when it is freed.
+/// Kept behind each allocation and looked at when it is freed; huge in every float type, so that reading it shows as well.
 const GUARD: usize = 256;
-const GUARD_BYTE: u8 = 0xa5;
+const GUARD_BYTE: u8 = 0xfe;
 /// NaN in every float type.
 const POISON: u8 = 0xff;
 
@@ -220,7 +220,8 @@ impl Drop for Emulator {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         for work in std::mem::take(&mut state.queue) {
             if let Work::Free(address) = work {
-                let _ = state.release(address);
+                let outcome = state.release(address);
+                assert!(outcome.is_ok() || std::thread::panicking(), "{outcome:?}");
             }
         }
     }

@@ -74,3 +74,14 @@ fn faults_are_seen() {
     );
     check_fault(|gpu| gpu.allocate(1 << 40).map(drop), "out of memory");
 }
+
+#[test]
+#[should_panic(expected = "behind an allocation")]
+fn a_write_behind_an_allocation_is_seen_without_waiting_again() {
+    let gpu = Emulator::new();
+    let buffer = Buffer::zeros(&gpu, Kind::F32, 4).unwrap();
+    let beyond = View::new(buffer.view().address(), 4, Kind::F32);
+    let launch = Launch { kernel: "silu_f32", blocks: [1, 2, 1], threads: 128, shared_bytes: 0 };
+    gpu.launch(&launch, &args![beyond, beyond, 8usize]).unwrap();
+    gpu.synchronise().unwrap();
+}
