@@ -70,7 +70,7 @@ impl Case {
         run.outcome.as_ref().unwrap();
         let (q_width, kv_width) = (self.heads * self.dim, self.kv_heads * self.dim);
         let (out, caches) = (downloaded(&run.out), [&run.caches[0], &run.caches[1]].map(downloaded));
-        let mut untouched = vec![true; SLOTS];
+        let mut untouched = [true; SLOTS];
         for (i, row) in run.qkv.chunks(q_width + 2 * kv_width).enumerate() {
             let (q, k) = (&row[..q_width], &row[q_width..q_width + kv_width]);
             let slot = slots[i] as usize;
@@ -92,7 +92,8 @@ impl Case {
         let mut out = heads.to_vec();
         for head in out.chunks_mut(self.dim) {
             if self.normed {
-                rms_norm(&head.to_vec(), &run.weights[weight], EPS, head);
+                let plain = head.to_vec();
+                rms_norm(&plain, &run.weights[weight], EPS, head);
             }
             let angles = |table: &'_ [f32]| table[position * half..][..half].to_vec();
             reference::rotate(head, &angles(&run.cos), &angles(&run.sin), self.style);
@@ -108,7 +109,9 @@ fn the_kernel_equals_the_reference() {
             for normed in [false, true] {
                 for (n, heads, kv_heads) in [(1, 4, 1), (37, 3, 2)] {
                     let case = Case { n, heads, kv_heads, dim, rotary, style, normed };
-                    KINDS.into_iter().for_each(|(kind, tolerance)| case.check(kind, tolerance));
+                    for (kind, tolerance) in KINDS {
+                        case.check(kind, tolerance);
+                    }
                 }
             }
         }
