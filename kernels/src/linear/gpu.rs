@@ -26,12 +26,31 @@ pub struct Linear {
     pub mode: Mode,
 }
 
-/// Most rows of `x` that `gemv` takes, the rows of `w` of its tiles, and its slots: three for each of eight warps, of both.
+/// Most rows of `x` for which the row-by-row kernel is taken to be the fastest.
 const FEW: usize = 8;
-const GEMV_ROWS: usize = 32;
-const GEMV_SHARED_BYTES: u32 = 3 * 8 * (GEMV_ROWS + FEW) as u32 * 128;
-/// Beside what is asked for: its sums.
-const GEMV_SUMS_BYTES: u32 = 16 * 1024;
+
+/// The row-by-row kernel for up to so many rows of `x`.
+#[derive(Debug, PartialEq, Eq)]
+struct Few {
+    kernel: &'static str,
+    tokens: usize,
+}
+
+static FEWS: [Few; 3] = [
+    Few { kernel: "gemv_8_bf16", tokens: 8 },
+    Few { kernel: "gemv_16_bf16", tokens: 16 },
+    Few { kernel: "gemv_32_bf16", tokens: 32 },
+];
+
+impl Few {
+    /// Rows of `w` that a block takes at a time.
+    const ROWS: usize = 32;
+
+    /// For each of eight warps three slots of 64 columns of two bytes, and its sums.
+    fn shared_bytes(&self) -> u32 {
+        8 * (3 * (Self::ROWS + self.tokens) * 128 + Self::ROWS * self.tokens * 4) as u32
+    }
+}
 
 /// A kernel of `linear.cu` by the rows of `w` and of `x` that a block takes.
 #[derive(Debug, PartialEq, Eq)]
@@ -44,11 +63,10 @@ struct Tile {
 }
 
 /// From the one that reads least to the one that cuts finest.
-static TILES: [Tile; 4] = [
+static TILES: [Tile; 3] = [
     Tile { kernel: "gemm_128x128_bf16", rows: 128, columns: 128, stages: 4, threads: 256 },
     Tile { kernel: "gemm_64x64_bf16", rows: 64, columns: 64, stages: 6, threads: 128 },
     Tile { kernel: "gemm_32x64_bf16", rows: 32, columns: 64, stages: 8, threads: 128 },
-    Tile { kernel: "gemm_32x32_bf16", rows: 32, columns: 32, stages: 12, threads: 128 },
 ];
 
 impl Tile {
@@ -65,7 +83,7 @@ impl Tile {
 #[derive(Debug, PartialEq, Eq)]
 enum Way {
     Library,
-    Gemv,
+    Gemv(&'static Few),
     Gemm(&'static Tile),
     Dot,
 }
@@ -88,11 +106,12 @@ fn way(product: &Gemm, mode: Mode, properties: &Properties) -> Way {
     // What the tensor-core kernels read and write at once.
     let aligned = [x, w, out].iter().all(|view| view.address().is_multiple_of(16));
     let tensor = x.kind() == Kind::Bf16 && cols.is_multiple_of(8) && aligned;
-    match mode {
-        Mode::Fast if n > FEW => Way::Library,
+    let few = FEWS.iter().find(|few| n <= few.tokens && few.shared_bytes() <= properties.shared_bytes);
+    match (mode, few) {
+        (Mode::Fast, _) if n > FEW => Way::Library,
         _ if !tensor => Way::Dot,
-        _ if n <= FEW && GEMV_SHARED_BYTES + GEMV_SUMS_BYTES <= properties.shared_bytes => Way::Gemv,
-        _ => Way::Gemm(tile(n, rows, properties)),
+        (_, Some(few)) => Way::Gemv(few),
+        (_, None) => Way::Gemm(tile(n, rows, properties)),
     }
 }
 
@@ -110,7 +129,7 @@ fn run(gpu: &dyn Gpu, product: &Gemm, way: &Way) -> Result<()> {
     let multiprocessors = gpu.properties().multiprocessors as usize;
     let (kernel, blocks, threads, shared_bytes) = match way {
         Way::Library => return gpu.gemm(product),
-        Way::Gemv => ("gemv_bf16", [rows.div_ceil(GEMV_ROWS).min(multiprocessors), 1], 256, GEMV_SHARED_BYTES),
+        Way::Gemv(few) => (few.kernel, [rows.div_ceil(Few::ROWS).min(multiprocessors), 1], 256, few.shared_bytes()),
         Way::Gemm(tile) => (tile.kernel, [tile.blocks(n, rows), 1], tile.threads, tile.shared_bytes()),
         Way::Dot if x.kind() == Kind::Bf16 => ("dot_bf16", [rows.div_ceil(4), n.div_ceil(8)], 128, 0),
         Way::Dot => ("dot_f32", [rows.div_ceil(4), n.div_ceil(8)], 128, 0),

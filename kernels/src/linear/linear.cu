@@ -9,21 +9,22 @@
 // bytes, all banks; its eight 16-byte chunks are permuted by the row's number, so that neither the copies nor `ldmatrix` conflict.
 // Which row of w is which of a tensor core's is free: a lane's values of an x row are neighbouring rows of w and leave as vectors.
 //
-// gemv (n ≤ 8): reads each weight once. A block takes 32 rows of w at a time, each of its 8 warps one range of the columns, in
-//   slots of its own without barriers; the sums meet in shared memory. One block a multiprocessor goes on from tile to tile
-//   with its copies always under way: 2 of 3 slots of 4 KiB of w a warp, 64 KiB a multiprocessor, 8 MiB in all, where 4.8 TB/s ×
-//   0.6 µs ask for 3, so half of the multiprocessors suffice when the last tiles are few. x comes from the second-level cache:
-//   n / 32 of w's bytes. About 180 instructions a warp and 4 KiB of w: a quarter of the issue slots. Considered: multiply-adds in
-//   f32 (at n = 8 they bind: 8 operations a byte, and unpacking); w from global memory to registers (a lane's 16 bytes are of
-//   one row, the tensor core's registers of two: three moves a product in the other kernel, for the same order of sums); 16 rows a
-//   warp (twice the reading of x).
+// gemv (n ≤ 8, 16, 32): reads each weight once. A block takes 32 rows of w at a time, each of its 8 warps one range of the
+//   columns, in slots of its own without barriers; the sums meet in shared memory. One block a multiprocessor goes on from tile
+//   to tile with its copies always under way: 2 of 3 slots of 4 KiB of w a warp, 64 KiB a multiprocessor, 8 MiB in all, where
+//   4.8 TB/s × 0.6 µs ask for 3, so half of the multiprocessors suffice when the last tiles are few. x comes from the
+//   second-level cache: n / 32 of w's bytes. At n ≤ 8 about 180 instructions a warp and 4 KiB of w: a quarter of the issue slots.
+//   Considered: multiply-adds in f32 (at n = 8 they bind: 8 operations a byte, and unpacking); w from global memory to
+//   registers (a lane's 16 bytes are of one row, the tensor core's registers of two: three moves a product in the other
+//   kernel, for the same order of sums); 16 rows a warp (twice the reading of x).
 // gemm (any n): a block takes a tile of w's rows × x's rows, all columns, one barrier a slot, all slots but one under way.
-//   Tiles: 128 × 128 (8 warps of 64 × 32: for a slot 24 reads of 512 bytes and 64 products of 2048 multiply-adds, about 240
-//   instructions, the copies' addresses among the products) for many rows; 64 × 64, 32 × 64 and 32 × 32 fill the multiprocessors
-//   when there are few and keep up to 44 KiB of w under way. Tiles are walked 8 tiles of x at a time over all of w, so that a
-//   wave re-reads both from the second-level cache: 512 rows read w once.
-//   Considered: cutting columns over blocks for few rows (needs a workspace and a second pass); warp-group instructions
-//   (Hopper only, half as fast again for many rows; to be tried on a device).
+//   Tiles: 128 × 128 (8 warps of 64 × 32) for many rows; 64 × 64 and 32 × 64 fill the multiprocessors when there are few.
+//   A slot of the large one is 64 products of 2048 multiply-adds a warp in about 240 instructions, the copies' addresses among
+//   them; its 24 reads of 512 bytes a warp and the copies' writes take 1024 cycles of shared memory, the products about 740 of
+//   the tensor cores', so it should reach some 45 % of what warp-group instructions (Hopper only; to be tried on a device) could.
+//   Warps of 64 × 64 would balance them, but two sets of sums do not fit into registers.
+//   Tiles are walked 8 tiles of x at a time over all of w, so that a wave re-reads both from the second-level cache: 512 rows
+//   read w once. Considered: cutting columns over blocks for few rows (needs a workspace and a second pass).
 // dot (f32, and bf16 with other sizes): a warp for each row of w and 8 rows of x, plain multiply-adds. Simple, not fast.
 // Not measured yet.
 #include "common.cuh"
@@ -85,65 +86,71 @@ DEVICE float bias_of(const bf16* bias, uint32_t row) { return bias == nullptr ? 
 
 // ---- gemv
 
-struct Gemv {
-    static constexpr uint32_t ROWS = 32, TOKENS = 8, STAGES = 3, SLOT = (ROWS + TOKENS) * TILE_K;
+// What a warp does for ROWS of w at a time, its range of the columns, and up to TOKENS rows of x.
+template <uint32_t TOKENS> struct Gemv {
+    static constexpr uint32_t ROWS = 32, STAGES = 3, SLOT = (ROWS + TOKENS) * TILE_K;
+    static constexpr uint32_t VALUES = ROWS * TOKENS / WARP;  // of a lane
 
     const bf16 *x, *w;
     uint32_t n, rows, cols, begin, end;  // of the warp's columns
-    bf16* slots;
-    uint32_t next_row, next_k;  // of the next copy
+    uint32_t next_row, next_k;           // of the next copy
 
-    // Starts the warp's copies into the slot of its step `count`, counted over all tiles of the block; none behind the last one.
+    DEVICE bf16* slot(uint32_t count) const { return dynamic_shared<bf16>() + (warp() * STAGES + count % STAGES) * SLOT; }
+
+    // Starts the copies for the warp's step `count`, counted over all tiles of the block; none behind the last one.
     DEVICE void start(uint32_t count) {
         if (next_row < rows && begin < end) {
-            bf16* slot = slots + count % STAGES * SLOT;
-            copy_tile<ROWS, 4, WARP>(slot, w, next_row, rows, cols, next_k);
-            copy_tile<TOKENS, 1, WARP>(slot + ROWS * TILE_K, x, 0, n, cols, next_k);
+            copy_tile<ROWS, 4, WARP>(slot(count), w, next_row, rows, cols, next_k);
+            copy_tile<TOKENS, 1, WARP>(slot(count) + ROWS * TILE_K, x, 0, n, cols, next_k);
             next_k += TILE_K;
             if (next_k >= end) next_k = begin, next_row += gridDim.x * ROWS;
         }
         copy_commit();
     }
 
-    // Adds the ranges' sums of this thread's output, value `warp()` of each lane's.
-    DEVICE void finish(uint32_t first, const float* sums, const bf16* bias, void* out, uint32_t wide) {
-        float sum = 0.0f;
-        for (uint32_t s = 0; s < SEGMENTS; s++) sum += sums[(s * 8 + warp()) * WARP + lane()];
-        uint32_t row = first + lane() / 4 * 4 + warp() / 2, token = lane() % 4 * 2 + warp() % 2;
-        if (row >= rows || token >= n) return;
-        sum += bias_of(bias, row);
-        size_t at = static_cast<size_t>(token) * rows + row;
-        if (wide != 0) static_cast<float*>(out)[at] = sum;
-        else static_cast<bf16*>(out)[at] = from_float<bf16>(sum);
+    // Adds the ranges' sums: a warp takes every eighth of the lanes' values.
+    DEVICE void finish(uint32_t first, const float* sums, const bf16* bias, void* out, uint32_t wide) const {
+        for (uint32_t value = warp(); value < VALUES; value += SEGMENTS) {
+            float sum = 0.0f;
+            for (uint32_t s = 0; s < SEGMENTS; s++) sum += sums[(s * VALUES + value) * WARP + lane()];
+            uint32_t i = value / (TOKENS / 2), j = value / 4 % (TOKENS / 8), h = value % 4;
+            uint32_t row = first + lane() / 4 * 4 + i * 2 + h / 2, token = j * 8 + lane() % 4 * 2 + h % 2;
+            if (row >= rows || token >= n) continue;
+            sum += bias_of(bias, row);
+            size_t at = static_cast<size_t>(token) * rows + row;
+            if (wide != 0) static_cast<float*>(out)[at] = sum;
+            else static_cast<bf16*>(out)[at] = from_float<bf16>(sum);
+        }
     }
 
     DEVICE void run(const bf16* bias, void* out, uint32_t wide) {
-        SHARED(float, sums, 2 * SEGMENTS * ROWS * TOKENS);
+        float* sums = reinterpret_cast<float*>(dynamic_shared<bf16>() + SEGMENTS * STAGES * SLOT);
         for (uint32_t count = 0; count < STAGES - 1; count++) start(count);
         uint32_t count = 0;
-        for (uint32_t first = blockIdx.x * ROWS, round = 0; first < rows; first += gridDim.x * ROWS, round++) {
-            float part[ROWS / 16][1][4] = {};
+        for (uint32_t first = blockIdx.x * ROWS; first < rows; first += gridDim.x * ROWS) {
+            float part[ROWS / 16][TOKENS / 8][4] = {};
             for (uint32_t k = begin; k < end; k += TILE_K, count++) {
                 copy_wait<STAGES - 2>();
                 // All lanes' copies of this slot have landed, and the slot before it has been read.
                 __syncwarp();
                 start(count + STAGES - 1);
-                const bf16* slot = slots + count % STAGES * SLOT;
-                multiply(part, slot, slot + ROWS * TILE_K, [] {});
+                multiply(part, slot(count), slot(count) + ROWS * TILE_K, [] {});
             }
-            // Two sets of sums in turn: one may still be read while the next is written.
-            float* mine = sums + round % 2 * (SEGMENTS * ROWS * TOKENS);
-            for (uint32_t i = 0; i < 8; i++) mine[(warp() * 8 + i) * WARP + lane()] = part[i / 4][0][i % 4];
+            // Until the sums of the tile before have been read.
             __syncthreads();
-            finish(first, mine, bias, out, wide);
+#pragma unroll
+            for (uint32_t v = 0; v < VALUES; v++)
+                sums[(warp() * VALUES + v) * WARP + lane()] = part[v / (TOKENS / 2)][v / 4 % (TOKENS / 8)][v % 4];
+            __syncthreads();
+            finish(first, sums, bias, out, wide);
         }
     }
 };
 
+template <uint32_t TOKENS>
 DEVICE void gemv(const bf16* x, const bf16* w, const bf16* bias, void* out, uint32_t wide, uint32_t n, uint32_t rows, uint32_t cols) {
     uint32_t begin = min(warp() * segment(cols), cols), end = min(begin + segment(cols), cols);
-    bf16* slots = dynamic_shared<bf16>() + warp() * (Gemv::STAGES * Gemv::SLOT);
-    Gemv{x, w, n, rows, cols, begin, end, slots, blockIdx.x * Gemv::ROWS, begin}.run(bias, out, wide);
+    Gemv<TOKENS>{x, w, n, rows, cols, begin, end, blockIdx.x * Gemv<TOKENS>::ROWS, begin}.run(bias, out, wide);
 }
 
 // ---- gemm
@@ -271,14 +278,18 @@ DEVICE void dot(const T* x, const T* w, const T* bias, void* out, uint32_t wide,
 }  // namespace
 
 // `wide`: out is f32.
-KERNEL __launch_bounds__(256) gemv_bf16(const bf16* x, const bf16* w, const bf16* bias, void* out, uint32_t wide, uint32_t n, uint32_t rows, uint32_t cols) {
-    gemv(x, w, bias, out, wide, n, rows, cols);
+KERNEL __launch_bounds__(256) gemv_8_bf16(const bf16* x, const bf16* w, const bf16* bias, void* out, uint32_t wide, uint32_t n, uint32_t rows, uint32_t cols) {
+    gemv<8>(x, w, bias, out, wide, n, rows, cols);
 }
-EXPORT(gemv_bf16)
-KERNEL __launch_bounds__(128) gemm_32x32_bf16(const bf16* x, const bf16* w, const bf16* bias, void* out, uint32_t wide, uint32_t n, uint32_t rows, uint32_t cols) {
-    gemm<32, 32, 2, 2, 12>(x, w, bias, out, wide, n, rows, cols);
+EXPORT(gemv_8_bf16)
+KERNEL __launch_bounds__(256) gemv_16_bf16(const bf16* x, const bf16* w, const bf16* bias, void* out, uint32_t wide, uint32_t n, uint32_t rows, uint32_t cols) {
+    gemv<16>(x, w, bias, out, wide, n, rows, cols);
 }
-EXPORT(gemm_32x32_bf16)
+EXPORT(gemv_16_bf16)
+KERNEL __launch_bounds__(256) gemv_32_bf16(const bf16* x, const bf16* w, const bf16* bias, void* out, uint32_t wide, uint32_t n, uint32_t rows, uint32_t cols) {
+    gemv<32>(x, w, bias, out, wide, n, rows, cols);
+}
+EXPORT(gemv_32_bf16)
 KERNEL __launch_bounds__(128) gemm_32x64_bf16(const bf16* x, const bf16* w, const bf16* bias, void* out, uint32_t wide, uint32_t n, uint32_t rows, uint32_t cols) {
     gemm<32, 64, 2, 2, 8>(x, w, bias, out, wide, n, rows, cols);
 }

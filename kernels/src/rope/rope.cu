@@ -73,9 +73,9 @@ template <class T, uint32_t N> DEVICE float inverse_rms(const T* in, uint32_t di
 
 template <class T, uint32_t N, bool INTERLEAVED> DEVICE void rope_head(const Job<T>& job) {
     uint32_t dim = job.dim, per_token = job.heads + 2 * job.kv_heads;
-    uint64_t item = (static_cast<uint64_t>(blockIdx.x) * THREADS + threadIdx.x) / LANES;
-    bool real = item < static_cast<uint64_t>(job.n) * per_token;
-    uint32_t token = real ? static_cast<uint32_t>(item / per_token) : 0, head = real ? static_cast<uint32_t>(item % per_token) : 0;
+    uint32_t item = blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES;
+    bool real = item < job.n * per_token;
+    uint32_t token = real ? item / per_token : 0, head = real ? item % per_token : 0;
     T* in = job.qkv + (static_cast<size_t>(token) * per_token + head) * dim;
     bool is_q = head < job.heads, is_v = head >= job.heads + job.kv_heads;
     const float* norm = is_q ? job.q_norm : is_v ? nullptr : job.k_norm;

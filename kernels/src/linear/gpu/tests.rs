@@ -58,6 +58,11 @@ fn tiles() -> impl Iterator<Item = Way> {
     TILES.iter().map(Way::Gemm)
 }
 
+/// Every kernel of bf16 for so many rows.
+fn ways(n: usize) -> impl Iterator<Item = Way> {
+    FEWS.iter().filter(move |few| n <= few.tokens).map(Way::Gemv).chain(tiles())
+}
+
 #[test]
 fn dot_equals_the_reference() {
     for (n, rows, cols) in [(1, 1, 1), (1, 5, 64), (8, 4, 7), (19, 33, 100)] {
@@ -68,20 +73,28 @@ fn dot_equals_the_reference() {
 }
 
 #[test]
-fn gemv_equals_the_reference() {
-    for (n, rows, cols) in
-        [(1, 1, 8), (1, 16, 576), (2, 17, 64), (3, 48, 1096), (8, 15, 512), (7, 30, 520), (8, 128, 2056), (2, 9000, 8)]
-    {
-        Case::new(Kind::Bf16, n, rows, cols).check(Kind::Bf16, 1e-2, &Way::Gemv);
+fn tensor_core_kernels_equal_the_reference() {
+    for (n, rows, cols) in [
+        (1, 1, 8),
+        (2, 17, 64),
+        (3, 48, 1096),
+        (7, 30, 520),
+        (8, 128, 2056),
+        (9, 40, 64),
+        (19, 129, 1544),
+        (32, 15, 512),
+        (33, 65, 136),
+        (130, 132, 72),
+    ] {
+        let case = Case::new(Kind::Bf16, n, rows, cols);
+        ways(n).for_each(|way| case.check(Kind::Bf16, 1e-2, &way));
     }
 }
 
 #[test]
-fn every_tile_equals_the_reference() {
-    for (n, rows, cols) in [(1, 1, 8), (9, 40, 64), (33, 65, 136), (130, 132, 72), (19, 129, 1544)] {
-        let case = Case::new(Kind::Bf16, n, rows, cols);
-        tiles().for_each(|way| case.check(Kind::Bf16, 1e-2, &way));
-    }
+fn blocks_of_gemv_go_on_from_tile_to_tile() {
+    let case = Case::new(Kind::Bf16, 2, 9000, 8);
+    case.check(Kind::Bf16, 1e-2, &Way::Gemv(&FEWS[0]));
 }
 
 #[test]
@@ -94,14 +107,9 @@ fn many_tiles_are_all_computed() {
 fn a_row_has_the_same_bits_in_any_company_and_by_any_kernel() {
     for cols in [64, 712, 1160] {
         let case = Case::new(Kind::Bf16, 140, 36, cols);
-        let alone = case.run(8, true, Kind::F32, &Way::Gemv);
-        for n in [1, 5, 8] {
-            assert_eq!(case.run(n, true, Kind::F32, &Way::Gemv)[..], alone[..n * 36], "{n}");
-        }
-        for way in tiles() {
-            let crowd = case.run(140, true, Kind::F32, &way);
-            assert_eq!(crowd[..8 * 36], alone, "{way:?}");
-            for n in [1, 33, 100] {
+        let crowd = case.run(140, true, Kind::F32, &Way::Gemm(&TILES[0]));
+        for n in [1, 5, 8, 16, 31, 100, 140] {
+            for way in ways(n) {
                 assert_eq!(case.run(n, true, Kind::F32, &way)[..], crowd[..n * 36], "{n} {way:?}");
             }
         }
@@ -144,9 +152,12 @@ fn the_way_is_chosen_by_kind_rows_and_mode() {
         assert_eq!(way(&product, Mode::Fast, &h200()), fast, "{product:?}");
         assert_eq!(way(&product, Mode::Invariant, &h200()), invariant, "{product:?}");
     };
-    check(Kind::Bf16, 1, 4096, 0, Way::Gemv, Way::Gemv);
-    check(Kind::Bf16, 8, 4096, 0, Way::Gemv, Way::Gemv);
-    check(Kind::Bf16, 9, 4096, 0, Way::Library, Way::Gemm(&TILES[3]));
+    let few = |i: usize| Way::Gemv(&FEWS[i]);
+    check(Kind::Bf16, 1, 4096, 0, few(0), few(0));
+    check(Kind::Bf16, 8, 4096, 0, few(0), few(0));
+    check(Kind::Bf16, 9, 4096, 0, Way::Library, few(1));
+    check(Kind::Bf16, 32, 4096, 0, Way::Library, few(2));
+    check(Kind::Bf16, 33, 4096, 0, Way::Library, Way::Gemm(&TILES[2]));
     check(Kind::Bf16, 512, 4096, 0, Way::Library, Way::Gemm(&TILES[0]));
     check(Kind::Bf16, 1, 4092, 0, Way::Dot, Way::Dot);
     check(Kind::Bf16, 1, 4096, 2, Way::Dot, Way::Dot);
@@ -157,19 +168,27 @@ fn the_way_is_chosen_by_kind_rows_and_mode() {
 
 #[test]
 fn tiles_are_large_where_all_multiprocessors_have_one() {
-    let name = |n, rows, properties: &Properties| tile(n, rows, properties).kernel;
-    let check = |rows, expect: [usize; 6]| {
-        let got = [9, 64, 65, 128, 256, 512].map(|n| name(n, rows, &h200()));
+    let check = |rows, expect: [usize; 5]| {
+        let got = [33, 64, 128, 256, 512].map(|n| tile(n, rows, &h200()).kernel);
         assert_eq!(got, expect.map(|i| TILES[i].kernel), "{rows}");
     };
-    check(4096, [3, 2, 1, 1, 1, 0]);
-    check(6144, [3, 2, 1, 1, 1, 0]);
-    check(28_672, [3, 1, 0, 0, 0, 0]);
-    check(128_256, [3, 1, 0, 0, 0, 0]);
-    check(512, [3, 3, 3, 3, 3, 2]);
+    check(512, [2, 2, 2, 2, 2]);
+    check(4096, [2, 2, 1, 1, 0]);
+    check(6144, [2, 2, 1, 1, 0]);
+    check(28_672, [1, 1, 0, 0, 0]);
+    check(128_256, [1, 1, 0, 0, 0]);
+}
+
+#[test]
+fn what_has_no_room_is_not_taken() {
+    let shared: Vec<u32> = FEWS.iter().map(Few::shared_bytes).chain(TILES.iter().map(Tile::shared_bytes)).collect();
+    assert!(shared.iter().all(|bytes| *bytes <= h200().shared_bytes), "{shared:?}");
     let small = Properties { shared_bytes: 99 * 1024, ..h200() };
-    assert_eq!(name(512, 28_672, &small), "gemm_64x64_bf16");
-    assert!(TILES.iter().all(|tile| tile.shared_bytes() <= h200().shared_bytes));
+    assert_eq!(tile(512, 28_672, &small).kernel, "gemm_64x64_bf16");
+    let case = Case::new(Kind::Bf16, 1, 8, 8);
+    let out = poisoned_buffer(&case.gpu, Kind::Bf16, 8);
+    let way = way(&case.product(1, false, out.view()), Mode::Fast, &small);
+    assert_eq!(way, Way::Gemm(&TILES[2]));
 }
 
 #[test]
