@@ -8,7 +8,7 @@ use std::sync::Arc;
 /// Outputs looked at.
 const SAMPLES: usize = 64;
 /// Of the largest value wanted: what rounding to bf16 makes.
-const TOLERANCE: f64 = 1e-2;
+pub const TOLERANCE: f64 = 1e-2;
 
 pub struct Case {
     pub op: &'static str,
@@ -17,6 +17,8 @@ pub struct Case {
     /// Read and written at least, and multiplied or added.
     pub bytes: usize,
     pub flops: usize,
+    /// Of the largest value wanted.
+    pub tolerance: f64,
     pub out: Arc<Buffer>,
     /// The output at an index, after the first launch.
     pub want: Box<dyn Fn(usize) -> f64>,
@@ -34,7 +36,7 @@ impl Case {
         let pairs: Vec<(f64, f64)> = indices.map(|i| (got[i], (self.want)(i))).collect();
         let largest = pairs.iter().fold(1e-6, |m: f64, (_, want)| m.max(want.abs()));
         let error = pairs.iter().map(|(got, want)| (got - want).abs() / largest).fold(0.0, f64::max);
-        if error <= TOLERANCE && pairs.iter().all(|(got, _)| got.is_finite()) {
+        if error <= self.tolerance && pairs.iter().all(|(got, _)| got.is_finite()) {
             return Ok(error);
         }
         Err(format!("{} {} at {} rows: an error of {error:.1e} of the largest value", self.op, self.shape, self.n)
@@ -45,6 +47,7 @@ impl Case {
 fn read(buffer: &Buffer) -> Result<Vec<f64>> {
     Ok(match buffer.view().kind() {
         Kind::Bf16 => buffer.to_vec::<bf16>()?.into_iter().map(bf16::to_f64).collect(),
+        Kind::U32 => buffer.to_vec::<u32>()?.into_iter().map(f64::from).collect(),
         _ => buffer.to_vec::<f32>()?.into_iter().map(f64::from).collect(),
     })
 }

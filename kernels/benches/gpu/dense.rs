@@ -1,6 +1,6 @@
 //! The products of a decoder, as fast as can be and batch-invariant.
 
-use crate::case::{Case, bf16s, output, value};
+use crate::case::{Case, TOLERANCE, bf16s, output, value};
 use crate::{Model, Result};
 use cresset_kernels::gpu::{Buffer, Gpu, Kind};
 use cresset_kernels::linear::gpu::{Linear, Mode, linear};
@@ -64,6 +64,7 @@ fn case(
         n,
         bytes: (rows + n) * cols * 2 + n * rows * kind.bytes(),
         flops: 2 * n * rows * cols,
+        tolerance: TOLERANCE,
         out,
         want: Box::new(want),
         launch: Box::new(launch),

@@ -4,7 +4,9 @@
 
 mod case;
 mod dense;
+mod ends;
 mod measure;
+mod paged;
 mod small;
 
 use cresset_kernels::gpu::{Emulator, Gpu};
@@ -23,6 +25,9 @@ pub struct Model {
     pub vocab_size: usize,
     /// Rows of a step.
     pub steps: &'static [usize],
+    /// Tokens of each sequence that is decoded.
+    pub context: usize,
+    pub prompts: &'static [usize],
     /// What repeated launches must read in all before they read it again, so that no cache helps: bytes.
     pub spread: usize,
 }
@@ -35,6 +40,8 @@ const LLAMA_8B: Model = Model {
     head_dim: 128,
     vocab_size: 128_256,
     steps: &[1, 8, 64, 256, 512],
+    context: 2048,
+    prompts: &[512, 2048, 8192],
     spread: 512 << 20,
 };
 
@@ -46,6 +53,8 @@ const TINY: Model = Model {
     head_dim: 32,
     vocab_size: 130,
     steps: &[1, 8, 33],
+    context: 100,
+    prompts: &[40],
     spread: 64 << 10,
 };
 
@@ -55,10 +64,15 @@ fn main() -> Result<()> {
     let model = if emulated { TINY } else { LLAMA_8B };
     let ceilings = if emulated { None } else { Some(ceilings(&gpu)?) };
     head(&gpu, ceilings.as_ref());
-    for case in small::cases(&gpu, &model).chain(dense::cases(&gpu, &model)) {
-        report(&gpu, &case?, ceilings.as_ref())?;
+    let cases = small::cases(&gpu, &model).chain(ends::cases(&gpu, &model)).chain(paged::cases(&gpu, &model));
+    let mut failed = 0;
+    for case in cases.chain(dense::cases(&gpu, &model)) {
+        if let Err(error) = case.and_then(|case| report(&gpu, &case, ceilings.as_ref())) {
+            eprintln!("{error}");
+            failed += 1;
+        }
     }
-    Ok(())
+    if failed == 0 { Ok(()) } else { Err(format!("{failed} cases failed").into()) }
 }
 
 fn device() -> Arc<dyn Gpu> {

@@ -1,6 +1,6 @@
 //! The ops between the products.
 
-use crate::case::{Case, bf16s, f32s, output, value};
+use crate::case::{Case, TOLERANCE, bf16s, f32s, output, value};
 use crate::{Model, Result};
 use cresset_kernels::activation::{self, Activation};
 use cresset_kernels::gpu::{Buffer, Gpu, Kind};
@@ -38,6 +38,7 @@ fn normed(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> {
         n,
         bytes: 4 * n * width * 2,
         flops: 6 * n * width,
+        tolerance: TOLERANCE,
         out,
         want: Box::new(want),
         launch: Box::new(launch),
@@ -88,6 +89,7 @@ fn rotated(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> {
         n,
         bytes: n * (2 * width * 2 + 2 * half * 4),
         flops: 3 * n * width,
+        tolerance: TOLERANCE,
         out,
         want: Box::new(want),
         launch: Box::new(launch),
@@ -110,6 +112,7 @@ fn gated(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> {
         n,
         bytes: 3 * n * width * 2,
         flops: 5 * n * width,
+        tolerance: TOLERANCE,
         out,
         want: Box::new(want),
         launch: Box::new(launch),
