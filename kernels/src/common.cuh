@@ -157,11 +157,12 @@ template <bool TRANSPOSED = false> DEVICE void ldmatrix(uint32_t (&out)[4], cons
 }
 
 // Starts the copy of 16 bytes from global to shared memory, both aligned to 16, past the first-level cache; zeros instead
-// where `valid` is false. It has landed, for this thread, after `copy_wait`; for the block after a barrier behind that.
+// where `valid` is false. Hints that the rest of their 256 bytes is wanted next. It has landed, for this thread, after
+// `copy_wait`; for the block after a barrier behind that.
 DEVICE void copy_async(void* to, const void* from, bool valid = true) {
 #ifdef __CUDACC__
     uint32_t target = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(from), "r"(valid ? 16 : 0) : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(target), "l"(from), "r"(valid ? 16 : 0) : "memory");
 #else
     simt::copy_async(to, from, valid);
 #endif

@@ -8,7 +8,6 @@ mod tests;
 use super::{Arg, Event, Gemm, Gpu, Graph, Kind, Launch, Properties, Staging, View, failed};
 use crate::{Error, Result};
 use half::bf16;
-use std::alloc::{Layout, alloc, dealloc};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -27,9 +26,15 @@ type Signature = unsafe extern "C" fn() -> *const c_char;
 
 include!(concat!(env!("OUT_DIR"), "/emulated.rs"));
 
+unsafe extern "C" {
+    /// Whole pages with some on both sides that nobody may touch; null when there are none. `bytes` is a multiple of 256.
+    fn simt_allocate(bytes: usize) -> *mut u8;
+    fn simt_free(start: *mut u8, bytes: usize);
+}
+
 const ALIGNMENT: usize = 256;
-/// Kept behind each allocation and looked at when it is freed; huge in every float type, so that reading it shows as well.
-const GUARD: usize = 256;
+/// Fills what the alignment leaves of each allocation, and is looked at when it is freed; huge in every float type, so that
+/// reading it shows as well.
 const GUARD_BYTE: u8 = 0xfe;
 /// NaN in every float type.
 const POISON: u8 = 0xff;
@@ -122,13 +127,13 @@ impl Gpu for Emulator {
         if state.used + bytes > self.properties.memory_bytes {
             return Err(failed("allocate", format!("out of memory: {bytes} bytes with {} in use", state.used)));
         }
-        // SAFETY: the size is not zero.
-        let start = unsafe { alloc(layout(bytes)) };
+        // SAFETY: the size is a multiple of 256.
+        let start = unsafe { simt_allocate(padded(bytes)) };
         assert!(!start.is_null(), "the host has no memory left");
         // SAFETY: just allocated with this size.
         unsafe {
             start.write_bytes(POISON, bytes);
-            start.add(bytes).write_bytes(GUARD_BYTE, GUARD);
+            start.add(bytes).write_bytes(GUARD_BYTE, padded(bytes) - bytes);
         }
         state.used += bytes;
         state.live.insert(start as u64, bytes);
@@ -307,16 +312,17 @@ impl State {
         let start = address as *mut u8;
         // SAFETY: allocated with this size in `allocate`, and taken out of `live` just now.
         unsafe {
-            let guard = std::slice::from_raw_parts(start.add(bytes), GUARD);
+            let guard = std::slice::from_raw_parts(start.add(bytes), padded(bytes) - bytes);
             let whole = guard.iter().all(|byte| *byte == GUARD_BYTE);
-            dealloc(start, layout(bytes));
+            simt_free(start, padded(bytes));
             if whole { Ok(()) } else { Err(format!("something was written behind an allocation of {bytes} bytes")) }
         }
     }
 }
 
-fn layout(bytes: usize) -> Layout {
-    Layout::from_size_align(bytes + GUARD, ALIGNMENT).expect("invariant: sizes below the memory's")
+/// At least one guarding byte.
+fn padded(bytes: usize) -> usize {
+    (bytes + 1).next_multiple_of(ALIGNMENT)
 }
 
 type Kernels = HashMap<&'static str, (Run, Vec<String>)>;

@@ -1,10 +1,12 @@
 // The fibers behind simt.h, and the warp-wide instructions.
 #include "simt.h"
 
+#include <signal.h>
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <unordered_map>
 #include <vector>
@@ -136,12 +138,29 @@ void run_block(std::mt19937_64& random, std::vector<uint32_t>& order) {
             if (fiber.done || machine.failed) continue;
             machine.current = &fiber;
             simt_switch(&machine.scheduler, fiber.stack_pointer);
+            machine.current = nullptr;
         }
         if (machine.progress == before && machine.live > 0 && !machine.failed) {
             machine.failed = true;
             machine.error = "threads wait for others that never come: a barrier or warp instruction inside a branch";
         }
     }
+}
+
+// A kernel that leaves its memory ends the launch; any other fault is told as without us.
+struct sigaction before;
+void on_fault(int, siginfo_t*, void*) {
+    if (machine.current != nullptr) simt::fail("memory outside every allocation");
+    sigaction(SIGSEGV, &before, nullptr);
+}
+void watch_faults() {
+    static std::once_flag once;
+    std::call_once(once, [] {
+        struct sigaction action {};
+        action.sa_sigaction = on_fault;
+        action.sa_flags = SA_SIGINFO | SA_NODEFER;  // the handler is left by a switch of stacks
+        sigaction(SIGSEGV, &action, &before);
+    });
 }
 
 uint32_t lane() { return machine.current->place.thread.x % 32; }
@@ -154,9 +173,26 @@ float half_of(uint32_t pair, uint32_t which) {
 
 namespace simt {
 
+// Device memory stands at the end of pages that are followed, and led, by one that nobody may touch.
+constexpr size_t PAGE = 4096;
+size_t whole_pages(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
+extern "C" void* simt_allocate(size_t bytes) {
+    size_t inside = whole_pages(bytes), all = inside + 2 * PAGE;
+    void* start = mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (start == MAP_FAILED) return nullptr;
+    unsigned char* first = static_cast<unsigned char*>(start) + PAGE;
+    if (mprotect(first, inside, PROT_READ | PROT_WRITE) != 0) return nullptr;
+    return first + inside - bytes;
+}
+extern "C" void simt_free(void* start, size_t bytes) {
+    size_t inside = whole_pages(bytes);
+    munmap(static_cast<unsigned char*>(start) + bytes - inside - PAGE, inside + 2 * PAGE);
+}
+
 const Thread& self() { return machine.current->place; }
 
 const char* run_blocks(const char* name, const Grid& grid, void (*body)(void*), void* context) {
+    watch_faults();
     Machine& m = machine;
     m.threads = grid.threads;
     m.fibers.resize(std::max<size_t>(m.fibers.size(), grid.threads));

@@ -72,6 +72,16 @@ fn faults_are_seen() {
         },
         "behind an allocation",
     );
+    check_fault(
+        |gpu| {
+            let [gate_up, out] = [4, 4096].map(|len| Buffer::new(gpu, Kind::F32, len));
+            let (gate_up, out) = (gate_up?, out?);
+            let launch = Launch { kernel: "silu_f32", blocks: [1, 8, 1], threads: 128, shared_bytes: 0 };
+            gpu.launch(&launch, &args![gate_up.view(), out.view(), 4096usize])?;
+            gpu.synchronise()
+        },
+        "memory outside every allocation",
+    );
     check_fault(|gpu| gpu.allocate(1 << 40).map(drop), "out of memory");
 }
 
