@@ -16,6 +16,7 @@ pub enum Mode {
 }
 
 /// `out[n, rows] = x[n, cols] · wᵀ (+ bias)`, `w: [rows, cols]`; `x`, `w`, `bias` of one kind (f32 or bf16), `out` of that kind or f32.
+/// Fast kernels of our own are for bf16 with `cols` a multiple of 8 and operands aligned to 16 bytes; others take a simple one.
 pub struct Linear {
     pub x: View,
     pub w: View,

@@ -13,7 +13,9 @@
 //   columns, in slots of its own without barriers; the sums meet in shared memory. One block a multiprocessor goes on from tile
 //   to tile with its copies always under way: 2 of 3 slots of 4 KiB of w a warp, 64 KiB a multiprocessor, 8 MiB in all, where
 //   4.8 TB/s × 0.6 µs ask for 3, so half of the multiprocessors suffice when the last tiles are few. x comes from the
-//   second-level cache: n / 32 of w's bytes. At n ≤ 8 about 180 instructions a warp and 4 KiB of w: a quarter of the issue slots.
+//   second-level cache: n / 32 of w's bytes. A warp takes 128 bytes of a row of w at a time; the copies hint at 256, so that the
+//   memory is asked for neighbours together (ranges of interleaved columns would do more here, and harm gemm).
+//   At n ≤ 8 about 180 instructions a warp and 4 KiB of w: a quarter of the issue slots.
 //   Considered: multiply-adds in f32 (at n = 8 they bind: 8 operations a byte, and unpacking); w from global memory to
 //   registers (a lane's 16 bytes are of one row, the tensor core's registers of two: three moves a product in the other
 //   kernel, for the same order of sums); 16 rows a warp (twice the reading of x).
