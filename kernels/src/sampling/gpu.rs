@@ -1,7 +1,8 @@
 //! Sampling on a device: the same order of parameters and the same random numbers as on the CPU. `sampling.cu` says how.
 
-use crate::Result;
-use crate::gpu::{Gpu, View};
+use crate::gpu::{Gpu, Kind, Launch, View};
+use crate::storage::ensure;
+use crate::{Result, args};
 
 /// Most log-probabilities of a row beside the chosen token's.
 pub const MOST_TOP_LOGPROBS: usize = 20;
@@ -96,8 +97,16 @@ pub fn sample(gpu: &dyn Gpu, args: &Sample) -> Result<()> {
     Err(crate::Error::Unsupported { op: "sampling", detail: "the device path is being written".into() })
 }
 
-/// `cap * tanh(x / cap)` in place, f32.
+/// `cap * tanh(x / cap)` in place, f32. `soft_cap.cu` says how.
 pub fn soft_cap(gpu: &dyn Gpu, logits: View, cap: f32) -> Result<()> {
-    let _ = (gpu, logits, cap);
-    Err(crate::Error::Unsupported { op: "soft cap", detail: "the device path is being written".into() })
+    ensure("soft cap", logits.kind() == Kind::F32, || format!("{logits:?}"))?;
+    if logits.is_empty() {
+        return Ok(());
+    }
+    let blocks = [logits.len().div_ceil(1024) as u32, 1, 1];
+    let launch = Launch { kernel: "soft_cap_f32", blocks, threads: 256, shared_bytes: 0 };
+    gpu.launch(&launch, &args![logits, logits.len() as u64, cap])
 }
+
+#[cfg(test)]
+mod tests;
