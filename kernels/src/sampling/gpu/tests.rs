@@ -1,7 +1,160 @@
 //! The device's sampler against the specification.
 
 use super::*;
-use crate::testing::{assert_close, downloaded, gpu, random, upload, values};
+use crate::gpu::Buffer;
+use crate::sampling::{philox4x32, reference};
+use crate::testing::{assert_close, downloaded, gpu, poisoned_buffer, random, upload, values};
+
+/// Numbers for making up rows, each as likely as the others.
+struct Dice {
+    seed: u32,
+    count: u32,
+}
+
+impl Dice {
+    fn below(&mut self, sides: u32) -> u32 {
+        self.count += 1;
+        philox4x32([self.count, 0, 0, 0], [self.seed, 7])[0] % sides
+    }
+
+    fn unit(&mut self) -> f32 {
+        self.below(1 << 24) as f32 / (1 << 24) as f32
+    }
+
+    fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.below(of.len() as u32) as usize]
+    }
+}
+
+struct Case {
+    logits: Vec<f32>,
+    params: RowParams,
+    specials: Vec<Special>,
+}
+
+/// `previous` of every test: tokens that the host does not know.
+const PREVIOUS: [u32; 3] = [4, 0, 3];
+
+fn case(vocab_size: usize, dice: &mut Dice) -> Case {
+    let k_bound = 2 * vocab_size as u32;
+    let params = RowParams {
+        temperature: dice.pick(&[0.0, 1.0, 0.7, 1.8, 1e-30, 1e-3, 40.0]),
+        top_p: dice.pick(&[1.0, 1.0, 0.9, 0.5, 0.0, 1e-6, 0.999]),
+        top_k: dice.pick(&[0, 0, 1, 2, 40, k_bound / 2 - 1, k_bound / 2, k_bound]),
+        min_p: dice.pick(&[0.0, 0.0, 0.05, 1.0, 1e-12]),
+        frequency_penalty: dice.pick(&[0.0, 0.3, -1.1]),
+        presence_penalty: dice.pick(&[0.0, 0.7]),
+        repetition_penalty: dice.pick(&[1.0, 1.3, 0.8]),
+        seed: u64::from(dice.below(u32::MAX)) << 20,
+        position: dice.below(100_000),
+        logprobs: dice.pick(&[None, None, Some(0), Some(3), Some(20)]),
+        pending: dice.pick(&[None, Some(0), Some(1), Some(2)]),
+    };
+    Case { logits: logits(vocab_size, dice), params, specials: specials(vocab_size, dice) }
+}
+
+fn logits(vocab_size: usize, dice: &mut Dice) -> Vec<f32> {
+    let spread = dice.pick(&[0.0, 3.0, 12.0, 100.0]);
+    // Few different values, so that cuts fall among equals. Zeros have one sign.
+    let step = dice.pick(&[0.0, 0.0, 0.25, 4.0]);
+    let value = |x: f32| if step > 0.0 { (x / step).round() * step } else { x } + 0.0;
+    let mut logits: Vec<f32> = (0..vocab_size).map(|_| value((dice.unit() - 0.3) * spread)).collect();
+    if dice.below(20) == 0 {
+        logits[dice.below(vocab_size as u32) as usize] = dice.pick(&[f32::NAN, f32::INFINITY, f32::NEG_INFINITY]);
+    }
+    logits
+}
+
+fn specials(vocab_size: usize, dice: &mut Dice) -> Vec<Special> {
+    // Sometimes none, sometimes all are banned; ids outside the vocabulary cannot be chosen anyway.
+    let (every, banned) = dice.pick(&[(0, 0), (0, 0), (3, 9), (2, 2), (1, 9), (1, 1)]);
+    let tokens = (0..vocab_size as u32 + 2).filter(|_| every > 0 && dice.below(every) == 0).collect::<Vec<_>>();
+    let mut special = |token| Special {
+        token,
+        bias: if dice.below(banned) == 0 { f32::NEG_INFINITY } else { dice.pick(&[0.0, -3.5, 2.0]) },
+        output_count: dice.below(3),
+        seen: dice.below(3) > 0,
+    };
+    tokens.into_iter().map(&mut special).collect()
+}
+
+/// Samples all cases at once, on fewer rows than there is room for.
+fn sampled(gpu: &std::sync::Arc<dyn Gpu>, cases: &[Case]) -> Vec<Outcome> {
+    let vocab_size = cases[0].logits.len();
+    let rows = cases.len() + 1;
+    let mut logits: Vec<f32> = cases.iter().flat_map(|case| case.logits.iter().copied()).collect();
+    logits.resize(rows * vocab_size, f32::NAN);
+    let encoded: Vec<_> = cases.iter().map(|case| (case.params.clone(), case.specials.clone())).collect();
+    let mut words = vec![7; encoded_words(rows, cases.iter().map(|case| case.specials.len()).sum())];
+    encode(&encoded, rows, &mut words);
+    let (logits, params) = (upload(gpu, Kind::F32, &logits), Buffer::from_slice(gpu, &words).unwrap());
+    let previous = Buffer::from_slice(gpu, &PREVIOUS).unwrap();
+    let [tokens, results] = [rows, rows * RESULT_WORDS].map(|len| poisoned_buffer(gpu, Kind::U32, len));
+    let work = poisoned_buffer(gpu, Kind::U8, workspace(rows, vocab_size));
+    let args = Sample {
+        logits: logits.view(),
+        vocab_size,
+        params: params.view(),
+        previous: previous.view(),
+        tokens: tokens.view(),
+        results: results.view(),
+        workspace: work.view(),
+    };
+    sample(&**gpu, &args).unwrap();
+    let (tokens, results) = (tokens.to_vec::<u32>().unwrap(), results.to_vec::<u32>().unwrap());
+    let (results, _) = results.as_chunks::<RESULT_WORDS>();
+    assert_eq!(decode(&results[rows - 1], &PADDING), Outcome::NotFinite);
+    let outcome = |((case, token), result): ((&Case, &u32), &[u32; RESULT_WORDS])| {
+        let outcome = decode(result, &case.params);
+        let expect = if let Outcome::Token { token, .. } = outcome { token } else { 0 };
+        assert_eq!(*token, expect);
+        outcome
+    };
+    cases.iter().zip(&tokens).zip(results).map(outcome).collect()
+}
+
+/// Equal but for the last places of log-probabilities.
+fn assert_same(found: &Outcome, want: &Outcome, what: &str) {
+    let (Outcome::Token { token, logprobs }, Outcome::Token { token: want_token, logprobs: want_logprobs }) =
+        (found, want)
+    else {
+        assert_eq!(found, want, "{what}");
+        return;
+    };
+    assert_eq!(token, want_token, "{what}");
+    assert_eq!(logprobs.is_some(), want_logprobs.is_some(), "{what}");
+    let Some(((chosen, top), (want_chosen, want_top))) = logprobs.as_ref().zip(want_logprobs.as_ref()) else { return };
+    let ids = |top: &[(u32, f32)]| top.iter().map(|(id, _)| *id).collect::<Vec<_>>();
+    assert_eq!(ids(top), ids(want_top), "{what}");
+    for (found, want) in [*chosen]
+        .iter()
+        .chain(top.iter().map(|(_, x)| x))
+        .zip([*want_chosen].iter().chain(want_top.iter().map(|(_, x)| x)))
+    {
+        assert!((found - want).abs() <= 1e-5, "{what}: {found} for {want}");
+    }
+}
+
+fn check(gpu: &std::sync::Arc<dyn Gpu>, cases: &[Case]) {
+    for (index, (case, outcome)) in cases.iter().zip(sampled(gpu, cases)).enumerate() {
+        let Case { logits, params, specials } = case;
+        let pending = params.pending.map(|at| PREVIOUS[at as usize]);
+        let want = reference::sample(logits, params, specials, pending);
+        let what = format!("row {index} of {} ids with {params:?} and {} specials", logits.len(), specials.len());
+        assert_same(&outcome, &want, &what);
+    }
+}
+
+#[test]
+fn rows_of_every_mix_get_the_specified_tokens() {
+    let gpu = gpu();
+    for (seed, vocab_size, rows, batches) in [(1, 5, 50, 8), (2, 97, 50, 8), (3, 4097, 20, 2), (4, 49_152, 12, 1)] {
+        let mut dice = Dice { seed, count: 0 };
+        for _ in 0..batches {
+            check(&gpu, &(0..rows).map(|_| case(vocab_size, &mut dice)).collect::<Vec<_>>());
+        }
+    }
+}
 
 #[test]
 fn a_soft_cap_bounds_every_value() {
