@@ -16,6 +16,8 @@
 #ifdef __CUDACC__
 #include <cuda_bf16.h>
 #define DEVICE __device__ __forceinline__
+// For long code that is seldom run.
+#define DEVICE_CALL __device__ __noinline__
 #define KERNEL extern "C" __global__ void
 #define EXPORT(name)
 // A block's array of `count` values of a type in shared memory; uninitialised.

@@ -5,6 +5,7 @@ pub mod admission;
 pub mod batch;
 pub mod block_manager;
 pub mod fair_queue;
+pub mod gpu_sampling;
 pub mod handle;
 mod mailbox;
 pub mod model_runner;

@@ -51,8 +51,13 @@ impl Default for SamplingParams {
 }
 
 impl SamplingParams {
-    fn has_penalties(&self) -> bool {
-        self.frequency_penalty != 0.0 || self.presence_penalty != 0.0 || (self.repetition_penalty - 1.0).abs() > 0.0
+    pub(super) fn has_penalties(&self) -> bool {
+        self.frequency_penalty != 0.0 || self.presence_penalty != 0.0 || !self.repeats_freely()
+    }
+
+    /// Whether tokens of the prompt are treated as any other.
+    pub(super) fn repeats_freely(&self) -> bool {
+        (self.repetition_penalty - 1.0).abs() <= 0.0
     }
 
     fn truncates(&self) -> bool {

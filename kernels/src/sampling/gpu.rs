@@ -1,4 +1,4 @@
-//! Sampling on a device: the same order of parameters and the same random numbers as on the CPU. `sampling.cu` says how.
+//! Sampling on a device: the same order of parameters and the same random numbers as on the CPU. `sampling.cuh` says how.
 
 use crate::gpu::{Arg, Gpu, Kind, Launch, View};
 use crate::storage::ensure;
@@ -55,7 +55,7 @@ pub struct Sample {
     pub workspace: View,
 }
 
-/// Words of a row's parameters and of a special token, as `sampling.cu` declares them.
+/// Words of a row's parameters and of a special token, as `sampling.cuh` declares them.
 const ROW_WORDS: usize = 16;
 const SPECIAL_WORDS: usize = 4;
 /// Words of a row's result.
@@ -67,6 +67,8 @@ const NOT_FINITE: u32 = u32::MAX;
 const NOTHING_LEFT: u32 = u32::MAX - 1;
 
 const PIECE: usize = 4096;
+/// Largest vocabulary: sums of masses, of 40 bits each, must fit 64 bits.
+const MOST_IDS: usize = 1 << 23;
 /// Of the workspace: a row's own, and for each piece of its vocabulary.
 const ROW_BYTES: usize = (512 + 2048 + 2) * 8;
 const PIECE_BYTES: usize = (4 + MOST_TOP_LOGPROBS) * 8;
@@ -178,7 +180,7 @@ pub fn sample(gpu: &dyn Gpu, args: &Sample) -> Result<()> {
     let rows = tokens.len();
     let words = [params, previous, tokens, results].iter().all(|view| view.kind() == Kind::U32);
     let kinds = words && logits.kind() == Kind::F32 && work.kind() == Kind::U8 && work.address().is_multiple_of(8);
-    let sizes = vocab_size > 0
+    let sizes = (1..=MOST_IDS).contains(&vocab_size)
         && logits.len() == rows * vocab_size
         && params.len() >= encoded_words(rows, 0)
         && results.len() == rows * RESULT_WORDS

@@ -13,6 +13,7 @@
 #include <type_traits>
 
 #define DEVICE inline
+#define DEVICE_CALL inline
 #define KERNEL static void
 #define SHARED(type, name, count)    \
     static const char name##_site = 0; \

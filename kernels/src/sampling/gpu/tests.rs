@@ -156,6 +156,52 @@ fn rows_of_every_mix_get_the_specified_tokens() {
     }
 }
 
+/// More ids than a list holds are in question at the cut: many equals, or all that both top-k and top-p look at.
+#[test]
+fn cuts_through_more_than_a_list_holds_are_exact() {
+    let mut dice = Dice { seed: 9, count: 0 };
+    let mut row = |spread: f32, top_k, top_p, min_p| Case {
+        logits: (0..9_000).map(|_| dice.unit() * spread + 1.0).collect(),
+        params: RowParams { temperature: 0.9, top_k, top_p, min_p, position: dice.below(1000), ..PADDING },
+        specials: Vec::new(),
+    };
+    let mut cases = Vec::new();
+    for spread in [0.0, 0.01, 3.0] {
+        for (top_k, top_p) in [(3000, 1.0), (0, 0.5), (3000, 0.7), (8999, 0.01), (2, 1.0), (0, 0.0)] {
+            cases.extend([0.0, 0.99].map(|min_p| row(spread, top_k, top_p, min_p)));
+        }
+    }
+    check(&gpu(), &cases);
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let check = |vocab_size: usize, pending, first_special, expect: &str| {
+        let gpu = gpu();
+        let logits = upload(&gpu, Kind::F32, &[0.0; 10]);
+        let mut words = [0; 16];
+        encode(&[(RowParams { pending, ..PADDING }, Vec::new())], 1, &mut words);
+        words[13] = first_special;
+        let [params, tokens, results] =
+            [&words[..], &[0], &[0; RESULT_WORDS]].map(|w| Buffer::from_slice(&gpu, w).unwrap());
+        let work = poisoned_buffer(&gpu, Kind::U8, workspace(1, 10));
+        let args = Sample {
+            logits: logits.view(),
+            vocab_size,
+            params: params.view(),
+            previous: tokens.view(),
+            tokens: tokens.view(),
+            results: results.view(),
+            workspace: work.view(),
+        };
+        let error = sample(&*gpu, &args).and_then(|()| gpu.synchronise()).unwrap_err().to_string();
+        assert!(error.contains(expect), "{error}");
+    };
+    check(11, None, 0, "rows of 11");
+    check(10, None, 1, "params_len");
+    check(10, Some(1), 0, "previous_len");
+}
+
 #[test]
 fn a_soft_cap_bounds_every_value() {
     let gpu = gpu();
