@@ -43,7 +43,7 @@ pub struct Sample {
     /// `[rows, vocab_size]` f32; overwritten.
     pub logits: View,
     pub vocab_size: usize,
-    /// What `encode` wrote, uploaded: u32.
+    /// What `encode` wrote for as many padded rows, uploaded: u32. The kernels note raw logits in it.
     pub params: View,
     /// Tokens of the step before, u32; its length is free.
     pub previous: View,
@@ -73,7 +73,7 @@ const MOST_IDS: usize = 1 << 23;
 const ROW_BYTES: usize = (512 + 2048 + 2) * 8;
 const PIECE_BYTES: usize = (4 + MOST_TOP_LOGPROBS) * 8;
 
-/// Words that `encode` needs for so many rows, padding included, with so many special tokens in all.
+/// Words that `encode` needs at most for so many rows, padding included, with so many special tokens in all.
 pub fn encoded_words(rows: usize, specials: usize) -> usize {
     rows * ROW_WORDS + specials * SPECIAL_WORDS
 }

@@ -11,17 +11,17 @@
 // whom choose finds the nucleus. A list that is full (k over 2048, or as many logits within 1/16) is passed over: choose then
 // goes over the whole row, which is slow (some ten passes by one block) and right.
 //
-// Masses are 64-bit integers in units of 2^-40 of the most likely id's, so their sums do not depend on the order of atomics. What
-// weighs less than a unit is outside every nucleus of top_p < 1; a nucleus ends within 2^-40 of an id's weight, and 2 ulp of
-// f32 for its exponential, of where exact arithmetic ends it.
+// Masses are 64-bit integers in units of 2^-40 of the most likely id's, so their sums do not depend on the order of atomics. An
+// id's mass is its exponential within 2 ulp of f32, rounded down to a unit; what weighs less than a unit is in no nucleus.
 //
 // Bytes moved: the row once (greedy), twice (sampled), thrice (top-k, top-p); penalties read changed rows twice in scan, from L2.
-// By arithmetic, H200, not measured yet: 256 rows of 128 256 are 131 MB, 27 us a pass at 4.8 TB/s, 8192 blocks of 4 x 16 bytes
-// a thread in flight, so some 35 us a kernel with tails: 110 us for top-p, 75 us sampled, 40 us greedy. Philox is 18 instructions
-// an id, 21 us of all multiprocessors at 256 rows, and passed over for vectors too far below the leader. One row: 32
-// blocks, each kernel about one launch and three trips to L2: 3 us, 12 us in all.
-// Variants: one block a row (5 us a pass at 64 bytes a clock); clusters with a histogram in distributed memory (sm_90 alone, and
-// rows of 64 pieces do not fit one); sorting keys (three passes more). 64-bit atomics in shared memory are loops, hence two halves.
+// By arithmetic for an H200, not measured yet: 256 rows of 128 256 ids are 131 MB, 27 us a pass at 4.8 TB/s. A thread has four
+// loads of 16 bytes in flight and at most 64 registers, so 64 KB a multiprocessor, more than latency times bandwidth (25 KB);
+// with tails some 35 us a kernel. Race issues about 45 instructions an id where bounds rule nothing out (14 of them divide, 18
+// are Philox), 51 us; after a cut most ids are out and it waits for memory. So greedy 40 us, sampled 90, top-p 120. One row: 32
+// blocks; a kernel is a launch and three or four trips to L2, about 3 us, or 1 where it leaves: 8 us greedy, 12 top-p.
+// Variants, by thought: one block a row (8 us a pass at one row); clusters with a histogram in distributed memory (sm_90 alone,
+// and 64 pieces do not fit one); sorting keys (passes more). 64-bit atomics in shared memory are loops on sm_90, hence halves.
 #pragma once
 
 #include "common.cuh"

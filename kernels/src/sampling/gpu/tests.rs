@@ -47,7 +47,7 @@ fn case(vocab_size: usize, dice: &mut Dice) -> Case {
         repetition_penalty: dice.pick(&[1.0, 1.3, 0.8]),
         seed: u64::from(dice.below(u32::MAX)) << 20,
         position: dice.below(100_000),
-        logprobs: dice.pick(&[None, None, Some(0), Some(3), Some(20)]),
+        logprobs: dice.pick(&[None, None, None, None, Some(0), Some(1), Some(3), Some(20)]),
         pending: dice.pick(&[None, Some(0), Some(1), Some(2)]),
     };
     Case { logits: logits(vocab_size, dice), params, specials: specials(vocab_size, dice) }
