@@ -124,6 +124,27 @@ template <uint32_t THREADS> DEVICE float block_max(float x) {
     return block_combine<THREADS>(x, MINUS_INFINITY, [](float v) { return warp_max(v); });
 }
 
+// ---- arithmetic and storage of a thread
+
+// 2^x within two units in the last place; exact at 0 and minus infinity. Results below the smallest normal number are 0.
+DEVICE float exp2_approx(float x) {
+#ifdef __CUDACC__
+    float out;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+    return out;
+#else
+    return exp2f(x);
+#endif
+}
+
+// A thread's array that is to stay in memory instead of registers, since it is seldom touched.
+template <class T> DEVICE T* in_memory(T* array) {
+#ifdef __CUDACC__
+    asm volatile("" : "+l"(array)::"memory");
+#endif
+    return array;
+}
+
 // ---- tensor cores and copies (sm_80 and later)
 
 // d += a · b for a 16 × 8 tile over 16 values of k, bf16 in, f32 sums: mma.sync.m16n8k16. With g = lane / 4 and t = lane % 4:

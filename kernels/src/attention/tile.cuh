@@ -1,0 +1,271 @@
+// Attention of up to 32 query rows a warp over keys in tiles of 64, on tensor cores: what decode and prefill have in common. A
+// row's result is a chain of operations that depends on its own keys alone, so neither its place in a tile, nor its neighbours,
+// nor the number of warps can change a bit:
+//   scores of a tile     S = Q Kᵀ, sums over 16 dimensions at a time;
+//   weights              P = 2^(S - m), m the largest so far, rounded to bf16;
+//   sums                 O = O 2^(m_old - m) + P V, and the sum of weights likewise, as a product with ones.
+// A tile that a row does not see changes nothing: m stays, and a factor of 2^0 is exactly 1.
+//
+// K and V tiles alternate in a ring of three slots: one is multiplied while two are on their way (32 KiB a warp of decode at 128
+// dimensions; 4 such warps a multiprocessor keep 128 KiB under way, four times what 4.8 TB/s × 700 ns needs).
+// Banks: 16-byte chunks are permuted within their row so that the 8 rows an ldmatrix reads at once, and the chunks that 8 lanes
+// of a copy write, lie in different banks.
+#pragma once
+
+#include "attention/paged.cuh"
+
+namespace {
+
+constexpr uint32_t KEYS = 64;
+constexpr uint32_t SLOTS = 3;
+constexpr uint32_t PAGE = 16;  // keys that lie side by side in every cache
+
+// Rows of D values in shared memory. `at`: where the eight values of a chunk start.
+template <uint32_t D> struct Rows {
+    static constexpr uint32_t CHUNKS = D / 8;
+    static constexpr uint32_t SPREAD = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2;
+    DEVICE static uint32_t at(uint32_t row, uint32_t chunk) { return row * D + (chunk ^ (row % 8 / (8 / SPREAD))) * 8; }
+};
+
+// MT tiles of 16 rows of a warp. Values lie as `mma` wants them: [0], [1] belong to row lane / 4, [2], [3] to the row 8 below.
+template <uint32_t D, uint32_t MT> struct Sums {
+    float out[MT][D / 8][4];
+    float weights[MT][4];
+    float largest[MT][2];
+};
+
+template <uint32_t D, uint32_t MT> DEVICE void clear(Sums<D, MT>& sums) {
+#pragma unroll
+    for (uint32_t m = 0; m < MT; m++) {
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            sums.weights[m][i] = 0.0f;
+#pragma unroll
+            for (uint32_t n = 0; n < D / 8; n++) sums.out[m][n][i] = 0.0f;
+        }
+        sums.largest[m][0] = sums.largest[m][1] = MINUS_INFINITY;
+    }
+}
+
+// Positions of a warp's rows: those of this thread, and the least and most.
+template <uint32_t MT> struct Queries {
+    uint32_t position[MT][2];
+    uint32_t first, last;
+    bool any;  // false for a warp that only helps to copy
+};
+
+// ---- copies
+
+// The keys of one KV head of one sequence, for a block of THREADS threads. Keys outside `range` are never read: zeros stand for
+// them, since what their slots hold may not even be a number.
+template <uint32_t D, uint32_t THREADS> struct Keys {
+    const bf16* cache[2];  // K, V
+    const uint32_t* table;
+    size_t stride;
+    uint32_t blocks, block_size;
+    Range range;
+    uint32_t block;  // of this lane's page, lane % 4, in the tile found last
+
+    DEVICE Keys(const Paged<bf16>& call, const uint32_t* table, uint32_t kv_head)
+        : cache{call.k + kv_head * D, call.v + kv_head * D}, table(table), stride(static_cast<size_t>(call.kv_heads) * D),
+          blocks(call.blocks), block_size(call.block_size), range{0, 0}, block(0) {}
+
+    DEVICE void find(uint32_t tile) {
+        uint32_t key = tile * KEYS + lane() % (KEYS / PAGE) * PAGE;
+        block = key < range.end && key + PAGE > range.begin ? table[key / block_size] : 0;
+        ASSERT(block < blocks);
+    }
+
+    // Starts copying K (`which` 0) or V (1) of the tile found last.
+    DEVICE void copy(bf16* to, uint32_t which, uint32_t tile) const {
+        constexpr uint32_t CHUNKS = Rows<D>::CHUNKS, COUNT = PAGE * CHUNKS;
+#pragma unroll
+        for (uint32_t page = 0; page < KEYS / PAGE; page++) {
+            uint32_t key = tile * KEYS + page * PAGE;
+            size_t slot = static_cast<size_t>(__shfl_sync(FULL, block, page)) * block_size + key % block_size;
+            const bf16* from = cache[which] + slot * stride;
+#pragma unroll
+            for (uint32_t i = 0; i < divide_up(COUNT, THREADS); i++) {
+                uint32_t index = i * THREADS + threadIdx.x, row = index / CHUNKS, chunk = index % CHUNKS;
+                if (COUNT % THREADS != 0 && index >= COUNT) break;
+                bool inside = key + row >= range.begin && key + row < range.end;
+                copy_async(to + Rows<D>::at(page * PAGE + row, chunk), from + row * stride + chunk * 8, inside);
+            }
+        }
+    }
+};
+
+template <uint32_t WARPS> DEVICE void meet() {
+    if constexpr (WARPS == 1) __syncwarp();
+    else __syncthreads();
+}
+
+// ---- arithmetic
+
+// s = Q Kᵀ for this warp's rows of `q`.
+template <uint32_t D, uint32_t MT> DEVICE void multiply_keys(float (&s)[MT][KEYS / 8][4], const bf16* q, const bf16* k) {
+#pragma unroll
+    for (uint32_t m = 0; m < MT; m++)
+#pragma unroll
+        for (uint32_t n = 0; n < KEYS / 8; n++)
+#pragma unroll
+            for (uint32_t i = 0; i < 4; i++) s[m][n][i] = 0.0f;
+    uint32_t tile = lane() / 8, row = lane() % 8;
+#pragma unroll
+    for (uint32_t step = 0; step < D / 16; step++) {
+        uint32_t a[MT][4];
+#pragma unroll
+        for (uint32_t m = 0; m < MT; m++) ldmatrix(a[m], q + Rows<D>::at(m * 16 + tile % 2 * 8 + row, step * 2 + tile / 2));
+#pragma unroll
+        for (uint32_t n = 0; n < KEYS / 8; n += 2) {
+            uint32_t b[4];
+            ldmatrix(b, k + Rows<D>::at(n * 8 + tile / 2 * 8 + row, step * 2 + tile % 2));
+#pragma unroll
+            for (uint32_t m = 0; m < MT; m++) {
+                mma(s[m][n], a[m], {b[0], b[1]});
+                mma(s[m][n + 1], a[m], {b[2], b[3]});
+            }
+        }
+    }
+}
+
+// What a query does not see weighs nothing.
+template <uint32_t MT>
+DEVICE void mask(float (&s)[MT][KEYS / 8][4], const Paged<bf16>& call, const Queries<MT>& queries, uint32_t tile) {
+#pragma unroll
+    for (uint32_t m = 0; m < MT; m++)
+#pragma unroll
+        for (uint32_t half = 0; half < 2; half++) {
+            uint32_t last = queries.position[m][half], first = call.lowest(last);
+#pragma unroll
+            for (uint32_t n = 0; n < KEYS / 8; n++)
+#pragma unroll
+                for (uint32_t i = 0; i < 2; i++) {
+                    uint32_t key = tile * KEYS + n * 8 + lane() % 4 * 2 + i;
+                    if (key < first || key > last) s[m][n][half * 2 + i] = MINUS_INFINITY;
+                }
+        }
+}
+
+// tanh(s · cap_in), within 1e-6, as 1 - 2 / (e^2x + 1).
+template <uint32_t MT> DEVICE void cap(float (&s)[MT][KEYS / 8][4], float cap_in) {
+    constexpr float TWO_LOG2_E = 2.8853901f;
+#pragma unroll
+    for (uint32_t m = 0; m < MT; m++)
+#pragma unroll
+        for (uint32_t n = 0; n < KEYS / 8; n++)
+#pragma unroll
+            for (uint32_t i = 0; i < 4; i++)
+                s[m][n][i] = 1.0f - __fdividef(2.0f, power(s[m][n][i] * (cap_in * TWO_LOG2_E)) + 1.0f);
+}
+
+// Scores of one row (this thread has two in every eight) to weights; brings its sums to the new reference.
+template <uint32_t D, uint32_t MT, uint32_t M, uint32_t HALF>
+DEVICE void soften(float (&s)[KEYS / 8][4], Sums<D, MT>& sums, const Paged<bf16>& call) {
+    float largest = MINUS_INFINITY;
+#pragma unroll
+    for (uint32_t n = 0; n < KEYS / 8; n++) largest = fmaxf(largest, fmaxf(s[n][HALF * 2], s[n][HALF * 2 + 1]));
+    largest = fmaxf(largest, __shfl_xor_sync(FULL, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(FULL, largest, 2));
+    float old = sums.largest[M][HALF];
+    largest = fmaxf(old, __fmul_rn(largest, call.to_log2));
+    sums.largest[M][HALF] = largest;
+    float reference = reference_of(largest), factor = power(old - reference);
+#pragma unroll
+    for (uint32_t n = 0; n < KEYS / 8; n++)
+#pragma unroll
+        for (uint32_t i = HALF * 2; i < HALF * 2 + 2; i++) s[n][i] = power(fmaf(s[n][i], call.to_log2, -reference));
+    // Most tiles bring no new largest score; multiplying by one could be left out anywhere.
+    if (!__any_sync(FULL, factor != 1.0f)) return;
+#pragma unroll
+    for (uint32_t i = HALF * 2; i < HALF * 2 + 2; i++) {
+        sums.weights[M][i] *= factor;
+#pragma unroll
+        for (uint32_t n = 0; n < D / 8; n++) sums.out[M][n][i] *= factor;
+    }
+}
+
+// p: weights as the first operands of the product with V.
+template <uint32_t D, uint32_t MT, uint32_t M = 0>
+DEVICE void weigh(float (&s)[MT][KEYS / 8][4], uint32_t (&p)[MT][KEYS / 16][4], Sums<D, MT>& sums, const Paged<bf16>& call) {
+    if constexpr (M < MT) {
+        soften<D, MT, M, 0>(s[M], sums, call);
+        soften<D, MT, M, 1>(s[M], sums, call);
+#pragma unroll
+        for (uint32_t step = 0; step < KEYS / 16; step++)
+#pragma unroll
+            for (uint32_t i = 0; i < 4; i++) {
+                const float* pair = &s[M][step * 2 + i / 2][i % 2 * 2];
+                p[M][step][i] = pack(pair[0], pair[1]);
+            }
+        weigh<D, MT, M + 1>(s, p, sums, call);
+    }
+}
+
+template <uint32_t D, uint32_t MT>
+DEVICE void multiply_values(Sums<D, MT>& sums, const uint32_t (&p)[MT][KEYS / 16][4], const bf16* v) {
+    constexpr uint32_t ONES = 0x3f803f80u;
+    uint32_t tile = lane() / 8, row = lane() % 8;
+#pragma unroll
+    for (uint32_t step = 0; step < KEYS / 16; step++) {
+#pragma unroll
+        for (uint32_t m = 0; m < MT; m++) mma(sums.weights[m], p[m][step], {ONES, ONES});
+#pragma unroll
+        for (uint32_t n = 0; n < D / 8; n += 2) {
+            uint32_t b[4];
+            ldmatrix<true>(b, v + Rows<D>::at(step * 16 + tile % 2 * 8 + row, n + tile / 2));
+#pragma unroll
+            for (uint32_t m = 0; m < MT; m++) {
+                mma(sums.out[m][n], p[m][step], {b[0], b[1]});
+                mma(sums.out[m][n + 1], p[m][step], {b[2], b[3]});
+            }
+        }
+    }
+}
+
+// ---- a split
+
+// Sums of this warp's rows over `keys.range`. `q`: the warp's rows; copies into it may still be under way. `ring`: SLOTS tiles.
+template <uint32_t D, uint32_t MT, uint32_t WARPS>
+DEVICE void attend(Sums<D, MT>& sums, const Paged<bf16>& call, Keys<D, WARPS * WARP>& keys, const Queries<MT>& queries,
+                   const bf16* q, bf16* ring) {
+    clear(sums);
+    uint32_t tile = keys.range.begin / KEYS, end = keys.range.end > keys.range.begin ? divide_up(keys.range.end, KEYS) : tile;
+    bf16 *now = ring, *next = ring + KEYS * D, *free = ring + 2 * KEYS * D;
+    meet<WARPS>();  // Whoever still reads the ring is done.
+    if (tile < end) {
+        keys.find(tile);
+        keys.copy(now, 0, tile);
+        copy_commit();
+        keys.copy(next, 1, tile);
+        keys.find(tile + 1);
+    }
+    copy_commit();
+    for (; tile < end; tile++) {
+        uint32_t p[MT][KEYS / 16][4];
+        bool seen = queries.any && tile * KEYS <= queries.last && (tile + 1) * KEYS > call.lowest(queries.first);
+        copy_wait<1>();
+        meet<WARPS>();
+        if (tile + 1 < end) keys.copy(free, 0, tile + 1);
+        copy_commit();
+        if (seen) {
+            float s[MT][KEYS / 8][4];
+            multiply_keys<D, MT>(s, q, now);
+            if (call.cap_in > 0.0f) cap<MT>(s, call.cap_in);
+            if ((tile + 1) * KEYS > queries.first + 1 || tile * KEYS < call.lowest(queries.last)) mask<MT>(s, call, queries, tile);
+            weigh<D, MT>(s, p, sums, call);
+        }
+        copy_wait<1>();
+        meet<WARPS>();
+        if (tile + 1 < end) {
+            keys.copy(now, 1, tile + 1);
+            keys.find(tile + 2);
+        }
+        copy_commit();
+        if (seen) multiply_values<D, MT>(sums, p, next);
+        bf16* copied = free;
+        free = next, next = now, now = copied;
+    }
+}
+
+}  // namespace
