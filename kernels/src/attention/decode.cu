@@ -60,6 +60,13 @@ template <uint32_t D> struct Piece {
     }
 };
 
+// Every row is a head of the last token.
+struct LastQuery {
+    uint32_t first, last;
+    static constexpr bool any = true;
+    DEVICE uint32_t position(uint32_t) const { return last; }
+};
+
 template <uint32_t D> DEVICE void decode(const Paged<bf16>& call, float* workspace, uint32_t max_splits) {
     bf16 *q = dynamic_shared<bf16>(), *ring = q + HEADS * D;
     uint32_t parts = call.kv_heads * divide_up(call.group(), HEADS);
@@ -76,7 +83,7 @@ template <uint32_t D> DEVICE void decode(const Paged<bf16>& call, float* workspa
         Keys<D, WARP> keys(call, call.table(piece.sequence, splits.keys.end), piece.kv_head);
         keys.range = piece.range;
         Sums<D, 1> sums;
-        attend<D, 1, 1>(sums, call, keys, Queries<1>{{{last, last}}, last, last, true}, q, ring);
+        attend<D, 1, 1>(sums, call, keys, LastQuery{last, last}, q, ring);
         piece.store_rows(call, sums, workspace, max_splits);
     }
 }

@@ -16,7 +16,7 @@ pub struct Paged {
     pub kv_heads: usize,
     /// With bf16 one of 16, 32, 64, 80, 96, 128, 256; with f32 at most 256.
     pub head_dim: usize,
-    /// `[blocks, block_size, kv_heads, head_dim]`; the size is a multiple of 16.
+    /// `[blocks, block_size, kv_heads, head_dim]`; the size is a power of two, at least 16.
     pub k_cache: View,
     pub v_cache: View,
     pub block_size: usize,
@@ -212,8 +212,8 @@ fn check(args: &Paged) -> Result<usize> {
     ensure(OP, rows && args.header.len() == 2, || format!("{q:?} for {n} rows of {q_stride}, {:?}", args.header))?;
     let block = block_size * kv_heads * head_dim;
     let caches = block > 0 && k_cache.len().is_multiple_of(block) && k_cache.len() == v_cache.len();
-    ensure(OP, caches && block_size.is_multiple_of(16), || {
-        format!("caches {k_cache:?} and {v_cache:?} in blocks of {block_size} tokens (a multiple of 16)")
+    ensure(OP, caches && block_size.is_power_of_two() && block_size >= 16, || {
+        format!("caches {k_cache:?} and {v_cache:?} in blocks of {block_size} tokens (a power of two, at least 16)")
     })?;
     let positive = args.scale > 0.0 && args.window != Some(0) && args.softcap.is_none_or(|cap| cap > 0.0);
     ensure(OP, positive, || format!("scale {}, window {:?}, cap {:?}", args.scale, args.window, args.softcap))?;

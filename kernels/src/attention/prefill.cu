@@ -52,16 +52,6 @@ template <uint32_t D> struct Block {
     // Rows beyond the last stand where the last does.
     DEVICE uint32_t position_of(uint32_t row) const { return position + min(row, rows - 1) / group; }
 
-    DEVICE Queries<TILES<D>> queries() const {
-        Queries<TILES<D>> out;
-        uint32_t start = warp() * 16 * TILES<D>;
-        out.any = start < rows, out.first = position_of(start), out.last = position_of(start + 16 * TILES<D> - 1);
-#pragma unroll
-        for (uint32_t m = 0; m < TILES<D>; m++)
-            for (uint32_t half = 0; half < 2; half++) out.position[m][half] = position_of(start + row_of(m, half));
-        return out;
-    }
-
     // Within the warp's.
     DEVICE static uint32_t row_of(uint32_t m, uint32_t half) { return m * 16 + half * 8 + lane() / 4; }
 
@@ -82,6 +72,18 @@ template <uint32_t D> struct Block {
                 }
             }
     }
+};
+
+// The rows of this warp.
+template <uint32_t D> struct WarpQueries {
+    const Block<D>& block;
+    uint32_t start, first, last;
+    bool any;
+
+    DEVICE WarpQueries(const Block<D>& block) : block(block), start(warp() * 16 * TILES<D>) {
+        any = start < block.rows, first = position(0), last = position(16 * TILES<D> - 1);
+    }
+    DEVICE uint32_t position(uint32_t row) const { return block.position_of(start + row); }
 };
 
 // sums: those of the splits before, merged with them.
@@ -107,17 +109,16 @@ template <uint32_t D> DEVICE void prefill(const Paged<bf16>& call, const uint32_
     Block<D> block;
     if (!block.find(call, cu_seqlens, n)) return;
     block.copy_queries(call, q);
-    Queries<MT> queries = block.queries();
+    WarpQueries<D> queries(block);
     Splits splits({call.lowest(block.position), block.position_of(block.rows - 1) + 1}, call.header);
     Keys<D, WARPS * WARP> keys(call, call.table(block.sequence, block.len), block.kv_head);
     Sums<D, MT> sums, kept;
-    Sums<D, MT>* before = in_memory(&kept);
 #pragma unroll 1
     for (uint32_t part = 0; part < splits.count; part++) {
         keys.range = splits.part(part);
         attend<D, MT, WARPS>(sums, call, keys, queries, q + warp() * 16 * MT * D, ring);
-        if (part > 0) merge_after(before, sums);
-        if (part + 1 < splits.count) *before = sums;
+        if (part > 0) merge_after(in_memory(&kept), sums);
+        if (part + 1 < splits.count) *in_memory(&kept) = sums;
     }
     block.store_rows(call, sums);
 }

@@ -47,49 +47,43 @@ template <uint32_t D, uint32_t MT> DEVICE void clear(Sums<D, MT>& sums) {
     }
 }
 
-// Positions of a warp's rows: those of this thread, and the least and most.
-template <uint32_t MT> struct Queries {
-    uint32_t position[MT][2];
-    uint32_t first, last;
-    bool any;  // false for a warp that only helps to copy
-};
-
 // ---- copies
 
 // The keys of one KV head of one sequence, for a block of THREADS threads. Keys outside `range` are never read: zeros stand for
 // them, since what their slots hold may not even be a number.
 template <uint32_t D, uint32_t THREADS> struct Keys {
-    const bf16* cache[2];  // K, V
+    const Paged<bf16>& call;
     const uint32_t* table;
-    size_t stride;
-    uint32_t blocks, block_size;
-    Range range;
-    uint32_t block;  // of this lane's page, lane % 4, in the tile found last
+    uint32_t head;  // where the head's values start in a token's
+    Range range{0, 0};
+    uint32_t block = 0;  // of this lane's page, lane % 4, in the tile found last
 
-    DEVICE Keys(const Paged<bf16>& call, const uint32_t* table, uint32_t kv_head)
-        : cache{call.k + kv_head * D, call.v + kv_head * D}, table(table), stride(static_cast<size_t>(call.kv_heads) * D),
-          blocks(call.blocks), block_size(call.block_size), range{0, 0}, block(0) {}
+    DEVICE Keys(const Paged<bf16>& call, const uint32_t* table, uint32_t kv_head) : call(call), table(table), head(kv_head * D) {}
 
     DEVICE void find(uint32_t tile) {
         uint32_t key = tile * KEYS + lane() % (KEYS / PAGE) * PAGE;
-        block = key < range.end && key + PAGE > range.begin ? table[key / block_size] : 0;
-        ASSERT(block < blocks);
+        block = key < range.end && key + PAGE > range.begin ? table[key >> (31 - __clz(call.block_size))] : 0;
+        ASSERT(block < call.blocks);
     }
 
-    // Starts copying K (`which` 0) or V (1) of the tile found last.
-    DEVICE void copy(bf16* to, uint32_t which, uint32_t tile) const {
+    // Starts copying the tile found last.
+    DEVICE void copy(bf16* to, const bf16* cache, uint32_t tile) const {
         constexpr uint32_t CHUNKS = Rows<D>::CHUNKS, COUNT = PAGE * CHUNKS;
+        uint32_t stride = call.kv_heads * D, size = range.end - range.begin;
+        // Where a thread's chunks lie at one distance from each other, one multiplication serves all.
+        constexpr bool EVEN = THREADS % CHUNKS == 0;
+        uint32_t first = threadIdx.x / CHUNKS * stride + threadIdx.x % CHUNKS * 8, step = THREADS / CHUNKS * stride;
 #pragma unroll
         for (uint32_t page = 0; page < KEYS / PAGE; page++) {
             uint32_t key = tile * KEYS + page * PAGE;
-            size_t slot = static_cast<size_t>(__shfl_sync(FULL, block, page)) * block_size + key % block_size;
-            const bf16* from = cache[which] + slot * stride;
+            size_t slot = static_cast<size_t>(__shfl_sync(FULL, block, page)) * call.block_size + (key & (call.block_size - 1));
+            const bf16* from = cache + slot * stride + head;
 #pragma unroll
             for (uint32_t i = 0; i < divide_up(COUNT, THREADS); i++) {
                 uint32_t index = i * THREADS + threadIdx.x, row = index / CHUNKS, chunk = index % CHUNKS;
                 if (COUNT % THREADS != 0 && index >= COUNT) break;
-                bool inside = key + row >= range.begin && key + row < range.end;
-                copy_async(to + Rows<D>::at(page * PAGE + row, chunk), from + row * stride + chunk * 8, inside);
+                uint32_t offset = EVEN ? first + i * step : row * stride + chunk * 8;
+                copy_async(to + Rows<D>::at(page * PAGE + row, chunk), from + offset, key + row - range.begin < size);
             }
         }
     }
@@ -130,13 +124,13 @@ template <uint32_t D, uint32_t MT> DEVICE void multiply_keys(float (&s)[MT][KEYS
 }
 
 // What a query does not see weighs nothing.
-template <uint32_t MT>
-DEVICE void mask(float (&s)[MT][KEYS / 8][4], const Paged<bf16>& call, const Queries<MT>& queries, uint32_t tile) {
+template <uint32_t MT, class Queries>
+DEVICE void mask(float (&s)[MT][KEYS / 8][4], const Paged<bf16>& call, const Queries& queries, uint32_t tile) {
 #pragma unroll
     for (uint32_t m = 0; m < MT; m++)
 #pragma unroll
         for (uint32_t half = 0; half < 2; half++) {
-            uint32_t last = queries.position[m][half], first = call.lowest(last);
+            uint32_t last = queries.position(m * 16 + half * 8 + lane() / 4), first = call.lowest(last);
 #pragma unroll
             for (uint32_t n = 0; n < KEYS / 8; n++)
 #pragma unroll
@@ -226,18 +220,20 @@ DEVICE void multiply_values(Sums<D, MT>& sums, const uint32_t (&p)[MT][KEYS / 16
 // ---- a split
 
 // Sums of this warp's rows over `keys.range`. `q`: the warp's rows; copies into it may still be under way. `ring`: SLOTS tiles.
-template <uint32_t D, uint32_t MT, uint32_t WARPS>
-DEVICE void attend(Sums<D, MT>& sums, const Paged<bf16>& call, Keys<D, WARPS * WARP>& keys, const Queries<MT>& queries,
-                   const bf16* q, bf16* ring) {
+// `queries`: positions of the warp's rows (`position(row)`, the least in `first`, the most in `last`), and whether there are `any`:
+// some warps only help to copy.
+template <uint32_t D, uint32_t MT, uint32_t WARPS, class Queries>
+DEVICE void attend(Sums<D, MT>& sums, const Paged<bf16>& call, Keys<D, WARPS * WARP>& keys, const Queries& queries, const bf16* q,
+                   bf16* ring) {
     clear(sums);
     uint32_t tile = keys.range.begin / KEYS, end = keys.range.end > keys.range.begin ? divide_up(keys.range.end, KEYS) : tile;
-    bf16 *now = ring, *next = ring + KEYS * D, *free = ring + 2 * KEYS * D;
+    uint32_t now = 0, next = KEYS * D, free = 2 * KEYS * D;
     meet<WARPS>();  // Whoever still reads the ring is done.
     if (tile < end) {
         keys.find(tile);
-        keys.copy(now, 0, tile);
+        keys.copy(ring + now, call.k, tile);
         copy_commit();
-        keys.copy(next, 1, tile);
+        keys.copy(ring + next, call.v, tile);
         keys.find(tile + 1);
     }
     copy_commit();
@@ -246,11 +242,11 @@ DEVICE void attend(Sums<D, MT>& sums, const Paged<bf16>& call, Keys<D, WARPS * W
         bool seen = queries.any && tile * KEYS <= queries.last && (tile + 1) * KEYS > call.lowest(queries.first);
         copy_wait<1>();
         meet<WARPS>();
-        if (tile + 1 < end) keys.copy(free, 0, tile + 1);
+        if (tile + 1 < end) keys.copy(ring + free, call.k, tile + 1);
         copy_commit();
         if (seen) {
             float s[MT][KEYS / 8][4];
-            multiply_keys<D, MT>(s, q, now);
+            multiply_keys<D, MT>(s, q, ring + now);
             if (call.cap_in > 0.0f) cap<MT>(s, call.cap_in);
             if ((tile + 1) * KEYS > queries.first + 1 || tile * KEYS < call.lowest(queries.last)) mask<MT>(s, call, queries, tile);
             weigh<D, MT>(s, p, sums, call);
@@ -258,12 +254,12 @@ DEVICE void attend(Sums<D, MT>& sums, const Paged<bf16>& call, Keys<D, WARPS * W
         copy_wait<1>();
         meet<WARPS>();
         if (tile + 1 < end) {
-            keys.copy(now, 1, tile + 1);
+            keys.copy(ring + now, call.v, tile + 1);
             keys.find(tile + 2);
         }
         copy_commit();
-        if (seen) multiply_values<D, MT>(sums, p, next);
-        bf16* copied = free;
+        if (seen) multiply_values<D, MT>(sums, p, ring + next);
+        uint32_t copied = free;
         free = next, next = now, now = copied;
     }
 }
