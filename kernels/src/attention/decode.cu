@@ -1,4 +1,17 @@
-// Attention of one query a sequence over the paged cache, bf16.
+// Attention of one query a sequence over the paged cache, bf16; `combine.cu` merges the splits where there are several.
+//
+// Bytes moved: each visible key's K and V of each KV head once, 4 * head_dim bytes; nothing else counts. So the aim is enough
+// bytes under way on every multiprocessor, with arithmetic that stays below the time of the copies.
+// Grid: as many blocks as run at once (at 128 dimensions 52 KiB of shared memory each, 4 a multiprocessor, 528 on 132); each is
+// one warp, the 16 rows of whose tile are the query heads of a group. Work is dealt out by the lengths on the device, so a
+// recorded launch serves every batch up to its size, and splits that a sequence does not have cost nothing. At batch 1 the host
+// chooses splits short enough for two warps a multiprocessor; a sequence of one split writes its result at once.
+// At 128 dimensions a tile of 64 keys is 32 KiB, about 1300 instructions and 132 products of a warp: with one tile under way
+// while one is multiplied, four warps should keep up with three times the 21 bytes a clock that 4.8 TB/s gives a multiprocessor.
+// Considered: four warps a block that share a tile (scores by keys, sums by dimensions): shorter chains at batch 1, but two
+// barriers and a passage through shared memory a tile, for time that copies cover anyway; a grid of (splits, heads, sequences):
+// a long context allows 64 splits, so 512 short sequences would start a quarter of a million blocks that have nothing to do.
+// Not yet measured on a device.
 #include "attention/tile.cuh"
 
 namespace {
@@ -62,9 +75,8 @@ template <uint32_t D> struct Piece {
 
 // Every row is a head of the last token.
 struct LastQuery {
-    uint32_t first, last;
-    static constexpr bool any = true;
-    DEVICE uint32_t position(uint32_t) const { return last; }
+    uint32_t first, end;
+    DEVICE uint32_t position(uint32_t) const { return first; }
 };
 
 template <uint32_t D> DEVICE void decode(const Paged<bf16>& call, float* workspace, uint32_t max_splits) {
@@ -77,13 +89,12 @@ template <uint32_t D> DEVICE void decode(const Paged<bf16>& call, float* workspa
         Splits splits = splits_of(finder.owner);
         ASSERT(splits.count <= max_splits);
         Piece<D> piece(call, finder, number % parts, splits);
-        uint32_t last = splits.keys.end - 1;
         __syncwarp();  // Nobody still reads the queries before.
         piece.copy_queries(call, q);
         Keys<D, WARP> keys(call, call.table(piece.sequence, splits.keys.end), piece.kv_head);
         keys.range = piece.range;
         Sums<D, 1> sums;
-        attend<D, 1, 1>(sums, call, keys, LastQuery{last, last}, q, ring);
+        attend<D, 1, 1>(sums, call, keys, LastQuery{splits.keys.end - 1, splits.keys.end}, q, ring);
         piece.store_rows(call, sums, workspace, max_splits);
     }
 }
@@ -106,7 +117,7 @@ KERNEL __launch_bounds__(32) attention_decode_80_bf16(PAGED_PARAMETERS(bf16), fl
     decode<80>(PAGED(bf16), workspace, max_splits);
 }
 EXPORT(attention_decode_80_bf16)
-KERNEL __launch_bounds__(32) attention_decode_96_bf16(PAGED_PARAMETERS(bf16), float* workspace, uint32_t max_splits) {
+KERNEL __launch_bounds__(32, 5) attention_decode_96_bf16(PAGED_PARAMETERS(bf16), float* workspace, uint32_t max_splits) {
     decode<96>(PAGED(bf16), workspace, max_splits);
 }
 EXPORT(attention_decode_96_bf16)

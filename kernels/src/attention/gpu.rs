@@ -63,9 +63,12 @@ pub fn decode(gpu: &dyn Gpu, args: &Paged, max_splits: usize, workspace: View) -
     let n = check(args)?;
     let sequences = args.seq_lens.len();
     let needed = decode_workspace(sequences, args.heads, args.head_dim, max_splits);
-    ensure(OP, n == sequences && max_splits > 0, || format!("{n} queries of {sequences} sequences, {max_splits} splits"))?;
-    ensure(OP, workspace.kind() == Kind::F32 && workspace.len() >= needed, || {
-        format!("a workspace of {workspace:?}, where decode needs {needed} f32 values")
+    ensure(OP, n == sequences && max_splits > 0, || {
+        format!("{n} queries of {sequences} sequences, {max_splits} splits")
+    })?;
+    let fits = workspace.kind() == Kind::F32 && workspace.len() >= needed && workspace.address().is_multiple_of(8);
+    ensure(OP, fits, || {
+        format!("a workspace of {workspace:?}, where decode needs {needed} f32 values, aligned to 8 bytes")
     })?;
     if n == 0 {
         return Ok(());
@@ -190,12 +193,10 @@ fn parameters(args: &Paged) -> Vec<Arg> {
         Some(cap) => (cap * log2_e, args.scale / cap),
     };
     let &Paged { q, k_cache, v_cache, out, seq_lens, block_tables, header, q_stride, heads, kv_heads, .. } = args;
-    let (block_size, table_len) = (args.block_size, block_tables.len());
-    args![
-        q, k_cache, v_cache, out, seq_lens, block_tables, header, q_stride, heads, kv_heads, seq_lens.len(), blocks,
-        block_size, table_len, window(args), to_log2, cap_in
-    ]
-    .to_vec()
+    let mut params = args![q, k_cache, v_cache, out, seq_lens, block_tables, header].to_vec();
+    params.extend(args![q_stride, heads, kv_heads, seq_lens.len(), blocks, args.block_size]);
+    params.extend(args![block_tables.len(), window(args), to_log2, cap_in]);
+    params
 }
 
 /// The number of queries.

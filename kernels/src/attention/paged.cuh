@@ -121,16 +121,16 @@ struct Merge {
 // What a sum is multiplied with in the end. Without keys the result is zero.
 DEVICE float share(float weights) { return weights > 0.0f ? 1.0f / weights : 0.0f; }
 
-// Where decode leaves the sums of a split for the last step, in f32: `[sequences, max_splits, heads, head_dim]`, and behind them
-// `[sequences, max_splits, heads, 2]`, the largest score and the sum of weights.
+// Where decode leaves the sums of a split for the last step, in f32: `[sequences, max_splits, heads, 2]`, the largest score and
+// the sum of weights, and behind them `[sequences, max_splits, heads, head_dim]`.
 struct Partial {
-    float *sums, *state;
+    float *state, *sums;
 
     DEVICE Partial(float* workspace, size_t sequences, size_t max_splits, size_t heads, uint32_t head_dim, size_t sequence,
                    size_t split, size_t head) {
         size_t index = (sequence * max_splits + split) * heads + head;
-        sums = workspace + index * head_dim;
-        state = workspace + sequences * max_splits * heads * head_dim + index * 2;
+        state = workspace + index * 2;
+        sums = workspace + sequences * max_splits * heads * 2 + index * head_dim;
     }
 };
 

@@ -1,4 +1,17 @@
 // Attention of a ragged batch of queries over the paged cache, bf16: FlashAttention-2 class.
+//
+// Grid: a block of four warps for each (tile of queries, KV head), KV heads fastest. A tile is up to 128 rows (64 at 256
+// dimensions), a row one query of one head of the group, so a group reads its keys once. Which sequence a tile belongs to follows
+// from cu_seqlens on the device; blocks beyond the last tile end at once.
+// At 128 dimensions: 80 KiB of shared memory and 255 registers a thread, two blocks a multiprocessor, so that one's softmax runs
+// beside the other's products. A warp reads 40 KiB of shared memory for 264 products a tile (320 clocks of the multiprocessor's
+// 128 bytes each, against some 1700 of its quarter's tensor core): products are the limit, not shared memory; with 16 rows a
+// warp it would be the other way round.
+// Several splits: the running sums of those before wait in the thread's own memory (a stack frame of about 600 bytes, for which
+// the driver sets aside 600 * 2048 bytes a multiprocessor) and are touched once a split.
+// Considered: sums of the splits in shared memory (64 KiB, leaves one block a multiprocessor); a grid over splits with a
+// workspace (as large as q in f32, times the splits). wgmma would lift the limit of mma, about six tenths of the tensor cores'
+// rate. Not yet measured on a device.
 #include "attention/tile.cuh"
 
 namespace {
@@ -38,13 +51,13 @@ template <uint32_t D> struct Block {
         return found;
     }
 
-    DEVICE size_t head(const Paged<bf16>& call, uint32_t row) const { return kv_head * group + row % group; }
+    DEVICE size_t head(uint32_t row) const { return kv_head * group + row % group; }
 
     DEVICE void copy_queries(const Paged<bf16>& call, bf16* q) const {
 #pragma unroll 4
         for (uint32_t i = threadIdx.x; i < ROWS<D> * D / 8; i += WARPS * WARP) {
             uint32_t row = i / (D / 8), chunk = i % (D / 8), some = min(row, rows - 1);
-            size_t from = static_cast<size_t>(query + some / group) * call.q_stride + head(call, some) * D + chunk * 8;
+            size_t from = static_cast<size_t>(query + some / group) * call.q_stride + head(some) * D + chunk * 8;
             copy_async(q + Rows<D>::at(row, chunk), call.q + from, row < rows);
         }
     }
@@ -62,7 +75,7 @@ template <uint32_t D> struct Block {
             for (uint32_t half = 0; half < 2; half++) {
                 uint32_t row = warp() * 16 * TILES<D> + row_of(m, half);
                 if (row >= rows) continue;
-                size_t to = static_cast<size_t>(query + row / group) * call.heads + head(call, row);
+                size_t to = static_cast<size_t>(query + row / group) * call.heads + head(row);
                 float by = share(sums.weights[m][half * 2]);
 #pragma unroll
                 for (uint32_t n = 0; n < D / 8; n++) {
@@ -77,13 +90,13 @@ template <uint32_t D> struct Block {
 // The rows of this warp.
 template <uint32_t D> struct WarpQueries {
     const Block<D>& block;
-    uint32_t start, first, last;
-    bool any;
+    uint32_t first, end;
 
-    DEVICE WarpQueries(const Block<D>& block) : block(block), start(warp() * 16 * TILES<D>) {
-        any = start < block.rows, first = position(0), last = position(16 * TILES<D> - 1);
+    DEVICE WarpQueries(const Block<D>& block) : block(block) {
+        bool any = warp() * 16 * TILES<D> < block.rows;
+        first = position(0), end = any ? position(16 * TILES<D> - 1) + 1 : 0;
     }
-    DEVICE uint32_t position(uint32_t row) const { return block.position_of(start + row); }
+    DEVICE uint32_t position(uint32_t row) const { return block.position_of(warp() * 16 * TILES<D> + row); }
 };
 
 // sums: those of the splits before, merged with them.
@@ -106,11 +119,13 @@ template <uint32_t D, uint32_t MT> DEVICE void merge_after(const Sums<D, MT>* be
 template <uint32_t D> DEVICE void prefill(const Paged<bf16>& call, const uint32_t* cu_seqlens, uint32_t n) {
     constexpr uint32_t MT = TILES<D>;
     bf16 *q = dynamic_shared<bf16>(), *ring = q + ROWS<D> * D;
-    Block<D> block;
-    if (!block.find(call, cu_seqlens, n)) return;
-    block.copy_queries(call, q);
+    Block<D> found;
+    if (!found.find(call, cu_seqlens, n)) return;
+    found.copy_queries(call, q);
+    const Block<D>& block = *in_memory(&found);  // Registers are for tiles.
     WarpQueries<D> queries(block);
-    Splits splits({call.lowest(block.position), block.position_of(block.rows - 1) + 1}, call.header);
+    Splits cut({call.lowest(block.position), block.position_of(block.rows - 1) + 1}, call.header);
+    const Splits& splits = *in_memory(&cut);
     Keys<D, WARPS * WARP> keys(call, call.table(block.sequence, block.len), block.kv_head);
     Sums<D, MT> sums, kept;
 #pragma unroll 1

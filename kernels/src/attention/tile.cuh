@@ -6,8 +6,8 @@
 //   sums                 O = O 2^(m_old - m) + P V, and the sum of weights likewise, as a product with ones.
 // A tile that a row does not see changes nothing: m stays, and a factor of 2^0 is exactly 1.
 //
-// K and V tiles alternate in a ring of three slots: one is multiplied while two are on their way (32 KiB a warp of decode at 128
-// dimensions; 4 such warps a multiprocessor keep 128 KiB under way, four times what 4.8 TB/s × 700 ns needs).
+// K and V tiles alternate in a ring of three slots: one is multiplied while two are on their way: 32 KiB for a warp of decode at
+// 128 dimensions. Four such warps keep 128 KiB under way on a multiprocessor, where 4.8 TB/s for 700 ns takes 25 KiB on each.
 // Banks: 16-byte chunks are permuted within their row so that the 8 rows an ldmatrix reads at once, and the chunks that 8 lanes
 // of a copy write, lie in different banks.
 #pragma once
@@ -17,7 +17,6 @@
 namespace {
 
 constexpr uint32_t KEYS = 64;
-constexpr uint32_t SLOTS = 3;
 constexpr uint32_t PAGE = 16;  // keys that lie side by side in every cache
 
 // Rows of D values in shared memory. `at`: where the eight values of a chunk start.
@@ -68,23 +67,37 @@ template <uint32_t D, uint32_t THREADS> struct Keys {
 
     // Starts copying the tile found last.
     DEVICE void copy(bf16* to, const bf16* cache, uint32_t tile) const {
-        constexpr uint32_t CHUNKS = Rows<D>::CHUNKS, COUNT = PAGE * CHUNKS;
         uint32_t stride = call.kv_heads * D, size = range.end - range.begin;
-        // Where a thread's chunks lie at one distance from each other, one multiplication serves all.
-        constexpr bool EVEN = THREADS % CHUNKS == 0;
-        uint32_t first = threadIdx.x / CHUNKS * stride + threadIdx.x % CHUNKS * 8, step = THREADS / CHUNKS * stride;
 #pragma unroll
         for (uint32_t page = 0; page < KEYS / PAGE; page++) {
             uint32_t key = tile * KEYS + page * PAGE;
             size_t slot = static_cast<size_t>(__shfl_sync(FULL, block, page)) * call.block_size + (key & (call.block_size - 1));
             const bf16* from = cache + slot * stride + head;
+            if constexpr (THREADS % CHUNKS == 0) copy_evenly(to + page * PAGE * D, from, stride, key - range.begin, size);
+            else copy_any(to + page * PAGE * D, from, stride, key - range.begin, size);
+        }
+    }
+
+private:
+    static constexpr uint32_t CHUNKS = Rows<D>::CHUNKS;
+
+    // The rows of a page of which `first + row` is below `size`.
+    DEVICE static void copy_any(bf16* to, const bf16* from, uint32_t stride, uint32_t first, uint32_t size) {
 #pragma unroll
-            for (uint32_t i = 0; i < divide_up(COUNT, THREADS); i++) {
-                uint32_t index = i * THREADS + threadIdx.x, row = index / CHUNKS, chunk = index % CHUNKS;
-                if (COUNT % THREADS != 0 && index >= COUNT) break;
-                uint32_t offset = EVEN ? first + i * step : row * stride + chunk * 8;
-                copy_async(to + Rows<D>::at(page * PAGE + row, chunk), from + offset, key + row - range.begin < size);
-            }
+        for (uint32_t i = 0; i < PAGE * CHUNKS; i += THREADS) {
+            uint32_t row = (i + threadIdx.x) / CHUNKS, chunk = (i + threadIdx.x) % CHUNKS;
+            if (row < PAGE) copy_async(to + Rows<D>::at(row, chunk), from + row * stride + chunk * 8, first + row < size);
+        }
+    }
+
+    // The same where all chunks of a thread have one column: one address each for source and target, and constant steps.
+    DEVICE static void copy_evenly(bf16* to, const bf16* from, uint32_t stride, uint32_t first, uint32_t size) {
+        uint32_t row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS, spot = Rows<D>::at(row, chunk);
+        from += row * stride + chunk * 8;
+#pragma unroll
+        for (uint32_t step = 0; step < PAGE; step += THREADS / CHUNKS) {
+            if (PAGE % (THREADS / CHUNKS) != 0 && row + step >= PAGE) break;
+            copy_async(to + (spot ^ Rows<D>::at(step, 0) % D) + step * D, from + step * stride, first + row + step < size);
         }
     }
 };
@@ -105,7 +118,7 @@ template <uint32_t D, uint32_t MT> DEVICE void multiply_keys(float (&s)[MT][KEYS
 #pragma unroll
             for (uint32_t i = 0; i < 4; i++) s[m][n][i] = 0.0f;
     uint32_t tile = lane() / 8, row = lane() % 8;
-#pragma unroll
+#pragma unroll (D * MT > 128 ? 2 : 8)  // More leaves too few registers.
     for (uint32_t step = 0; step < D / 16; step++) {
         uint32_t a[MT][4];
 #pragma unroll
@@ -219,9 +232,8 @@ DEVICE void multiply_values(Sums<D, MT>& sums, const uint32_t (&p)[MT][KEYS / 16
 
 // ---- a split
 
-// Sums of this warp's rows over `keys.range`. `q`: the warp's rows; copies into it may still be under way. `ring`: SLOTS tiles.
-// `queries`: positions of the warp's rows (`position(row)`, the least in `first`, the most in `last`), and whether there are `any`:
-// some warps only help to copy.
+// Sums of this warp's rows over `keys.range`. `q`: the warp's rows; copies into it may still be under way. `ring`: three tiles.
+// `queries`: positions of the warp's rows: `position(row)`, from `first` to below `end`; none for a warp that only helps to copy.
 template <uint32_t D, uint32_t MT, uint32_t WARPS, class Queries>
 DEVICE void attend(Sums<D, MT>& sums, const Paged<bf16>& call, Keys<D, WARPS * WARP>& keys, const Queries& queries, const bf16* q,
                    bf16* ring) {
@@ -239,7 +251,7 @@ DEVICE void attend(Sums<D, MT>& sums, const Paged<bf16>& call, Keys<D, WARPS * W
     copy_commit();
     for (; tile < end; tile++) {
         uint32_t p[MT][KEYS / 16][4];
-        bool seen = queries.any && tile * KEYS <= queries.last && (tile + 1) * KEYS > call.lowest(queries.first);
+        bool seen = tile * KEYS < queries.end && (tile + 1) * KEYS > call.lowest(queries.first);
         copy_wait<1>();
         meet<WARPS>();
         if (tile + 1 < end) keys.copy(ring + free, call.k, tile + 1);
@@ -248,7 +260,7 @@ DEVICE void attend(Sums<D, MT>& sums, const Paged<bf16>& call, Keys<D, WARPS * W
             float s[MT][KEYS / 8][4];
             multiply_keys<D, MT>(s, q, ring + now);
             if (call.cap_in > 0.0f) cap<MT>(s, call.cap_in);
-            if ((tile + 1) * KEYS > queries.first + 1 || tile * KEYS < call.lowest(queries.last)) mask<MT>(s, call, queries, tile);
+            if ((tile + 1) * KEYS > queries.first + 1 || tile * KEYS < call.lowest(queries.end - 1)) mask<MT>(s, call, queries, tile);
             weigh<D, MT>(s, p, sums, call);
         }
         copy_wait<1>();

@@ -204,7 +204,9 @@ fn prefill_equals_the_reference() {
 /// other blocks.
 #[test]
 fn bits_depend_on_the_query_alone() {
-    for (kind, window, softcap) in [(Kind::F32, None, None), (Kind::Bf16, None, None), (Kind::Bf16, Some(70), Some(8.0))] {
+    for (kind, window, softcap) in
+        [(Kind::F32, None, None), (Kind::Bf16, None, None), (Kind::Bf16, Some(70), Some(8.0))]
+    {
         let make = |block_size| {
             let case = Case::new(6, 2, 32, &[(170, 170), (3, 40)]);
             Paging::new(kind, Case { window, softcap, ..case }, block_size)
