@@ -87,7 +87,9 @@ impl Paging {
         let tables: Vec<u32> = parts.iter().flat_map(padded).collect();
         let lens: Vec<u32> = parts.iter().map(|part| part.len as u32).collect();
         let mut cu = vec![0];
-        parts.iter().for_each(|part| cu.push(cu[cu.len() - 1] + part.queries as u32));
+        for part in parts {
+            cu.push(cu[cu.len() - 1] + part.queries as u32);
+        }
         self.call(&self.queries(parts), &tables, &lens, &cu, [stride as u32, split], how)
     }
 
