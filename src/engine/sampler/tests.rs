@@ -14,6 +14,7 @@ fn row(params: SamplingParams, prompt: &[u32], output: &[u32], banned: &[u32]) -
     RowSampling {
         params: Arc::new(params),
         tokens: Arc::new([prompt, output].concat()),
+        pending: None,
         prompt_len: prompt.len(),
         banned: banned.into(),
     }

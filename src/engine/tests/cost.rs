@@ -49,8 +49,7 @@ fn a_step_of_256_rows() {
         assert!(turn < 700 || step.rows.len() == 256);
         drop(batch);
         timed(if turn < 700 { &mut ignored } else { &mut committing }, || {
-            scheduler.advance(&step);
-            for row in step.rows.iter().filter(|row| row.samples) {
+            for row in scheduler.advance().iter().filter(|row| row.samples) {
                 assert!(scheduler.append(row.id, 7).is_none());
             }
         });
@@ -70,7 +69,8 @@ fn a_row_of_49_152_logits() {
         let mut params = SamplingParams::default();
         change(&mut params);
         let tokens = Arc::new((0..700).collect::<Vec<u32>>());
-        let mut row = RowSampling { params: Arc::new(params), tokens, prompt_len: 500, banned: Arc::default() };
+        let params = Arc::new(params);
+        let mut row = RowSampling { params, tokens, pending: None, prompt_len: 500, banned: Arc::default() };
         let (mut sampler, mut times) = (Sampler::default(), Vec::new());
         for seed in 0..200 {
             Arc::make_mut(&mut row.params).seed = seed;
