@@ -185,7 +185,7 @@ impl Scheduler {
     /// Records that the oldest step in flight was computed: its tokens are in the cache, its full blocks can be shared. Returns
     /// its rows; those of sequences that have ended since count for nothing.
     pub fn advance(&mut self) -> Vec<StepRow> {
-        let rows = self.in_flight.pop_front().expect("a step is in flight");
+        let rows = self.in_flight.pop_front().expect("invariant: a step is in flight");
         for row in &rows {
             let Some(sequence) = self.sequences.get_mut(&row.id) else { continue };
             sequence.in_flight -= 1;
@@ -241,11 +241,11 @@ impl Scheduler {
         for sequence in self.sequences() {
             let rows = || self.in_flight.iter().flatten().filter(|row| row.id == sequence.id);
             let (count, sampling) = (rows().count(), rows().filter(|row| row.samples).count());
-            // A preempted one starts again only when nothing of it is in flight, so all its rows are of one run.
-            let follow =
-                rows().rev().try_fold(sequence.num_computed_tokens, |end, row| (row.end() == end).then_some(row.from));
-            let runs = sequence.state == State::Running;
-            if (count, sampling) != (sequence.in_flight, sequence.pending) || (runs && follow.is_none()) {
+            let joins = |end, row: &StepRow| (row.end() == end).then_some(row.from);
+            // A preempted one starts again only when nothing of it is in flight, so its rows join on to each other.
+            let joined = sequence.state == State::Waiting
+                || rows().rev().try_fold(sequence.num_computed_tokens, joins).is_some();
+            if (count, sampling) != (sequence.in_flight, sequence.pending) || !joined {
                 return Err(IntegrityError(format!("{:?} and its rows in flight do not agree", sequence.id)));
             }
         }

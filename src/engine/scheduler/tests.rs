@@ -496,6 +496,24 @@ fn a_failed_step_takes_the_one_launched_after_it_along() {
     );
 }
 
+#[test]
+fn integrity_covers_what_is_in_flight() {
+    let check = |breaks: fn(&mut Scheduler), expect: &str| {
+        let mut bench = Bench::new(2, [8, 4, 4, 16, 64]);
+        bench.run("add 1 a 0..3 +9");
+        bench.run("add 2 b 0..3 +9");
+        bench.run("step");
+        bench.scheduler.schedule();
+        breaks(&mut bench.scheduler);
+        let error = bench.scheduler.check_integrity().expect_err(expect).to_string();
+        assert!(error.contains(expect), "{error}");
+    };
+    check(|s| s.in_flight[1][0].feedback = Some(1), "fed another sequence's token");
+    check(|s| drop(s.in_flight.pop_front()), "do not agree");
+    check(|s| s.in_flight[0][0].from = 1, "do not agree");
+    check(|s| sequence_mut(&mut s.sequences, SequenceId(1)).in_flight = 1, "do not agree");
+}
+
 /// Random arrivals, stops, failures, crashes and steps under a tight cache; everything is checked after each operation.
 fn churn(depth: usize, operations: u32) {
     let mut bench = Bench::new(depth, [24, 6, 4, 20, 64]);

@@ -27,8 +27,10 @@ impl Ahead {
 impl Runner for Ahead {
     fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), String> {
         let mut batch = batch.clone();
+        assert!(batch.feedback.is_empty() || batch.feedback.len() == batch.input_ids.len());
         for (id, from) in batch.input_ids.iter_mut().zip(std::mem::take(&mut batch.feedback)) {
             if let Some(index) = from {
+                assert_eq!(*id, 0);
                 *id = self.previous[index as usize].as_ref().unwrap().token;
             }
         }
