@@ -16,6 +16,8 @@
 #ifdef __CUDACC__
 #include <cuda_bf16.h>
 #define DEVICE __device__ __forceinline__
+// For long code that is seldom run.
+#define DEVICE_CALL __device__ __noinline__
 #define KERNEL extern "C" __global__ void
 #define EXPORT(name)
 // A block's array of `count` values of a type in shared memory; uninitialised.
@@ -122,6 +124,27 @@ template <uint32_t THREADS> DEVICE float block_sum(float x) {
 }
 template <uint32_t THREADS> DEVICE float block_max(float x) {
     return block_combine<THREADS>(x, MINUS_INFINITY, [](float v) { return warp_max(v); });
+}
+
+// ---- arithmetic and storage of a thread
+
+// 2^x within two units in the last place; exact at 0 and minus infinity. Results below the smallest normal number are 0.
+DEVICE float exp2_approx(float x) {
+#ifdef __CUDACC__
+    float out;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+    return out;
+#else
+    return exp2f(x);
+#endif
+}
+
+// A thread's array that is to stay in memory instead of registers, since it is seldom touched.
+template <class T> DEVICE T* in_memory(T* array) {
+#ifdef __CUDACC__
+    asm volatile("" : "+l"(array)::"memory");
+#endif
+    return array;
 }
 
 // ---- tensor cores and copies (sm_80 and later)

@@ -215,7 +215,7 @@ fn contradictory_batches_are_refused() {
     let prompt = tokens(20, 1);
     let good = batch(&[Span { tokens: &prompt, cached: 0, blocks: &[4, 9] }], BLOCK_SIZE, true);
     model.forward(&good, &mut kv).unwrap();
-    let breaks: [(&str, fn(&mut ForwardBatch)); 10] = [
+    let breaks: [(&str, fn(&mut ForwardBatch)); 12] = [
         ("vocabulary", |b| b.input_ids[3] = 100_000),
         ("needs position", |b| b.positions[3] = 4),
         ("needs position", |b| b.slot_mapping[3] = 4 * 16 + 4),
@@ -224,6 +224,8 @@ fn contradictory_batches_are_refused() {
         ("blocks of", |b| b.block_tables[0] = vec![4]),
         ("do not agree", |b| b.cu_seqlens_q = vec![0, 19]),
         ("do not agree", |b| *b = ForwardBatch { cu_seqlens_q: vec![0], ..ForwardBatch::default() }),
+        ("do not agree", |b| b.feedback = vec![None; 19]),
+        ("result of the previous step", |b| b.feedback = vec![Some(0); 20]),
         ("logits are wanted", |b| b.logits_indices = vec![20]),
         ("beyond the context", |b| b.seq_lens[0] = 257),
     ];

@@ -49,6 +49,8 @@ pub struct ModelRunner {
     kv: KvCache,
     compute: Compute,
     samplers: Samplers,
+    /// Of the launched step: it is computed right away.
+    results: Option<Vec<RowResult>>,
 }
 
 impl ModelRunner {
@@ -65,7 +67,7 @@ impl ModelRunner {
 
     /// A runner around a model that is already loaded.
     pub fn new(model: Box<dyn Model>, kv: KvCache, compute: Compute) -> Self {
-        Self { model, kv, compute, samplers: Mutex::default() }
+        Self { model, kv, compute, samplers: Mutex::default(), results: None }
     }
 }
 
@@ -90,11 +92,24 @@ fn num_blocks(config: &ModelConfig, options: &RunnerOptions) -> Result<usize, Ru
 }
 
 impl Runner for ModelRunner {
-    fn run(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<Vec<RowResult>, String> {
+    fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), String> {
+        if self.results.is_some() || !batch.feedback.is_empty() {
+            return Err("a step was launched before the one before it was collected".into());
+        }
         let logits =
             self.model.forward(batch, &mut self.kv).map_err(|error| format!("the forward pass failed: {error}"))?;
-        with_logits(&logits, rows.len(), |logits| sample(&self.compute, &self.samplers, logits, rows))
-            .map_err(|error| format!("the logits cannot be read: {error}"))
+        let results = with_logits(&logits, rows.len(), |logits| sample(&self.compute, &self.samplers, logits, rows));
+        self.results = Some(results.map_err(|error| format!("the logits cannot be read: {error}"))?);
+        Ok(())
+    }
+
+    fn collect(&mut self) -> Result<Vec<RowResult>, String> {
+        self.results.take().ok_or_else(|| "nothing was launched".into())
+    }
+
+    fn recover(&mut self) -> Result<(), String> {
+        self.results = None;
+        Ok(())
     }
 }
 

@@ -1,5 +1,6 @@
 //! The engine as a whole, around runners without a model.
 
+mod ahead;
 mod company;
 mod cost;
 mod determinism;

@@ -6,24 +6,24 @@ use crate::testing::{assert_close, compute, poisoned, random, values};
 use candle_core::{D, DType, Device};
 
 /// A ragged batch over a paged cache whose unused slots are NaN.
-struct Case {
-    heads: usize,
-    kv_heads: usize,
-    dim: usize,
-    window: Option<usize>,
-    softcap: Option<f32>,
+pub(super) struct Case {
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub dim: usize,
+    pub window: Option<usize>,
+    pub softcap: Option<f32>,
     /// Per sequence: queries and tokens.
-    spans: Vec<(usize, usize)>,
-    q: Tensor,
+    pub spans: Vec<(usize, usize)>,
+    pub q: Tensor,
     /// Per sequence `[tokens, kv_heads, dim]`.
-    keys: Vec<Tensor>,
-    vals: Vec<Tensor>,
+    pub keys: Vec<Tensor>,
+    pub vals: Vec<Tensor>,
 }
 
-const SCALE: f32 = 0.3;
+pub(super) const SCALE: f32 = 0.3;
 
 impl Case {
-    fn new(heads: usize, kv_heads: usize, dim: usize, spans: &[(usize, usize)]) -> Self {
+    pub fn new(heads: usize, kv_heads: usize, dim: usize, spans: &[(usize, usize)]) -> Self {
         let n = spans.iter().map(|s| s.0).sum();
         let cached = |seed| move |(i, s): (usize, &(usize, usize))| random(&[s.1, kv_heads, dim], seed + i as u64);
         Self {
@@ -39,18 +39,18 @@ impl Case {
         }
     }
 
-    fn windowed(mut self, window: usize) -> Self {
+    pub fn windowed(mut self, window: usize) -> Self {
         self.window = Some(window);
         self
     }
 
-    fn capped(mut self, cap: f32) -> Self {
+    pub fn capped(mut self, cap: f32) -> Self {
         self.softcap = Some(cap);
         self
     }
 
     /// The sequences' blocks, dealt out in a scattered order.
-    fn tables(&self, block_size: usize) -> (Vec<Vec<u32>>, usize) {
+    pub fn tables(&self, block_size: usize) -> (Vec<Vec<u32>>, usize) {
         let needed: usize = self.spans.iter().map(|s| s.1.div_ceil(block_size)).sum();
         let blocks = (needed + 3).next_multiple_of(2) + 1;
         let mut next = (0..blocks).map(|i| (i * 2 % blocks) as u32);
@@ -58,7 +58,7 @@ impl Case {
         (self.spans.iter().map(table).collect(), blocks)
     }
 
-    fn cache(&self, rows: &[Tensor], tables: &[Vec<u32>], blocks: usize, block_size: usize) -> Tensor {
+    pub fn cache(&self, rows: &[Tensor], tables: &[Vec<u32>], blocks: usize, block_size: usize) -> Tensor {
         let width = self.kv_heads * self.dim;
         let mut data = vec![f32::NAN; blocks * block_size * width];
         for (rows, table) in rows.iter().zip(tables) {
@@ -87,7 +87,7 @@ impl Case {
         self.call(&self.q, &tables, (blocks, block_size), &cu, &lens).unwrap()
     }
 
-    fn offsets(&self) -> impl Iterator<Item = usize> {
+    pub fn offsets(&self) -> impl Iterator<Item = usize> {
         self.spans.iter().scan(0, |sum, s| Some(std::mem::replace(sum, *sum + s.0)))
     }
 
@@ -122,7 +122,7 @@ impl Case {
         Ok(values(&out))
     }
 
-    fn want(&self) -> Vec<f32> {
+    pub fn want(&self) -> Vec<f32> {
         let (mut out, q, stride) = (Vec::new(), values(&self.q), self.q.dims()[1]);
         for (i, (queries, tokens)) in self.spans.iter().enumerate() {
             let (keys, vals) = (values(&self.keys[i]), values(&self.vals[i]));

@@ -60,10 +60,13 @@ fn run(logits: Tensor, rows: usize) -> Result<Vec<RowResult>, String> {
     let row = RowSampling {
         params: Arc::new(SamplingParams { temperature: 0.0, ..SamplingParams::default() }),
         tokens: Arc::new(vec![0]),
+        pending: None,
         prompt_len: 1,
         banned: Arc::default(),
     };
-    ModelRunner::new(Box::new(model), runner.kv, Compute::new(2)).run(&ForwardBatch::default(), &vec![row; rows])
+    let mut runner = ModelRunner::new(Box::new(model), runner.kv, Compute::new(2));
+    runner.launch(&ForwardBatch::default(), &vec![row; rows])?;
+    runner.collect()
 }
 
 #[test]

@@ -14,6 +14,7 @@
 #include <type_traits>
 
 #define DEVICE inline
+#define DEVICE_CALL inline
 #define KERNEL static void
 #define SHARED(type, name, count)    \
     static const char name##_site = 0; \
@@ -155,6 +156,7 @@ inline uint32_t __umulhi(uint32_t a, uint32_t b) { return static_cast<uint32_t>(
 inline int __popc(uint32_t x) { return __builtin_popcount(x); }
 inline int __clz(uint32_t x) { return x == 0 ? 32 : __builtin_clz(x); }
 inline int __ffs(uint32_t x) { return __builtin_ffs(static_cast<int>(x)); }
+inline int __clzll(uint64_t x) { return x == 0 ? 64 : __builtin_clzll(x); }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline float __expf(float x) { return expf(x); }
 inline float __logf(float x) { return logf(x); }
