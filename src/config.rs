@@ -47,10 +47,17 @@ pub struct Engine {
     pub device: Device,
     /// Compute threads on the CPU. 0 uses every core.
     pub threads: usize,
-    /// Memory for the key-value cache of each loaded model, MiB.
+    /// Memory for the key-value cache of each loaded model, MiB. On a GPU, `gpu_memory_share` says it.
     pub kv_mib: usize,
-    /// Memory for weights and key-value caches of all loaded models together, MiB. Idle models make room for those that are
-    /// asked for. 0 takes three quarters of the machine's memory.
+    /// What each loaded model may take of a GPU's memory, 0.05 to 1: its key-value cache gets what weights and workspace leave of
+    /// it. The rest is for recorded steps and the driver.
+    pub gpu_memory_share: f64,
+    /// Decoding steps of up to so many sequences are recorded once at start and replayed on a GPU. 0 records none.
+    pub gpu_graph_rows: usize,
+    /// On a GPU: the same tokens whatever else runs, however a prompt is cut, at some cost in speed. The CPU always does so.
+    pub deterministic: bool,
+    /// Memory for weights and key-value caches of all loaded models together, MiB; for the weights alone on a GPU. Idle models
+    /// make room for those that are asked for. 0 takes three quarters of the machine's memory.
     pub memory_mib: usize,
     /// How long a request waits for its model to be loaded before it is turned away as overloaded, seconds.
     pub model_wait_seconds: u64,
@@ -64,7 +71,8 @@ pub struct Engine {
     pub max_waiting: usize,
     /// Longest prompt plus output served, tokens. 0 takes the model's own limit.
     pub max_context: usize,
-    /// Turn every weight into f32 at load: the exact reference, at several times the memory.
+    /// Turn every weight into f32 at load: the exact reference, at several times the memory. On a GPU, activations and cache
+    /// are f32 then too, and bf16 otherwise.
     pub dequantise: bool,
 }
 
@@ -256,6 +264,9 @@ impl Default for Engine {
             device: Device::Cpu,
             threads: 0,
             kv_mib: 1024,
+            gpu_memory_share: 0.9,
+            gpu_graph_rows: 512,
+            deterministic: false,
             memory_mib: 0,
             model_wait_seconds: 60,
             block_size: 16,
@@ -506,6 +517,10 @@ impl Config {
         }
         require_range("engine.threads", e.threads as u64, 0, 1024)?;
         require_range("engine.kv_mib", e.kv_mib as u64, 1, 1 << 24)?;
+        if !(0.05..=1.0).contains(&e.gpu_memory_share) {
+            return Err(ConfigError(format!("engine.gpu_memory_share = {}: must be 0.05 to 1", e.gpu_memory_share)));
+        }
+        require_range("engine.gpu_graph_rows", e.gpu_graph_rows as u64, 0, 1_024)?;
         require_range("engine.memory_mib", e.memory_mib as u64, 0, 1 << 24)?;
         require_range("engine.model_wait_seconds", e.model_wait_seconds, 1, 3_600)?;
         if ![16, 32, 64].contains(&e.block_size) {

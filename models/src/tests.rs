@@ -1,6 +1,6 @@
 //! Whole models: against candle-transformers' llama, across file formats, and bit for bit across batches.
 
-mod goldens;
+pub mod goldens;
 
 use crate::testing::TinyLlama;
 use crate::{Error, ForwardBatch, KvCache, LoadOptions, Model, ModelSource, load};
@@ -40,19 +40,19 @@ fn cache(model: &dyn Model) -> KvCache {
     KvCache::new(&model.config().kv_layout(), BLOCKS, BLOCK_SIZE, &Device::Cpu).unwrap()
 }
 
-fn tokens(count: usize, seed: usize) -> Vec<u32> {
+pub fn tokens(count: usize, seed: usize) -> Vec<u32> {
     (0..count).map(|i| ((i * 31 + seed * 17 + 5) % crate::testing::vocab_size()) as u32).collect()
 }
 
 /// A sequence's next tokens: what was cached before them, and its blocks.
-struct Span<'a> {
-    tokens: &'a [u32],
-    cached: usize,
-    blocks: &'a [u32],
+pub struct Span<'a> {
+    pub tokens: &'a [u32],
+    pub cached: usize,
+    pub blocks: &'a [u32],
 }
 
 /// Logits of every row unless `last` asks for each sequence's last row only.
-fn batch(spans: &[Span], block_size: usize, last: bool) -> ForwardBatch {
+pub fn batch(spans: &[Span], block_size: usize, last: bool) -> ForwardBatch {
     let mut b = ForwardBatch { cu_seqlens_q: vec![0], ..ForwardBatch::default() };
     for span in spans {
         let len = span.cached + span.tokens.len();
@@ -71,7 +71,7 @@ fn batch(spans: &[Span], block_size: usize, last: bool) -> ForwardBatch {
     b
 }
 
-fn rows(logits: &Tensor) -> Vec<Vec<f32>> {
+pub fn rows(logits: &Tensor) -> Vec<Vec<f32>> {
     logits.to_vec2().unwrap()
 }
 
@@ -86,7 +86,7 @@ fn alone(model: &mut dyn Model, prompt: &[u32], chunk: usize) -> Vec<Vec<f32>> {
     out
 }
 
-fn assert_close(got: &[Vec<f32>], want: &[Vec<f32>], what: &str) {
+pub fn assert_close(got: &[Vec<f32>], want: &[Vec<f32>], what: &str) {
     assert_eq!(got.len(), want.len());
     for (i, (got, want)) in got.iter().zip(want).enumerate() {
         let largest = want.iter().fold(0.0f32, |m, x| m.max(x.abs()));

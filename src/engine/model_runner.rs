@@ -1,5 +1,6 @@
 //! Builds the model and its KV cache, runs them, and samples.
 
+use super::gpu_runner::{self, GpuRunner};
 use super::runner::{RowResult, Runner};
 use super::sampler::{RowSampling, Sampler};
 use candle_core::{CpuStorage, Device, Storage, Tensor};
@@ -8,13 +9,15 @@ use cresset_models::{ForwardBatch, KvCache, LoadOptions, Model, ModelConfig, Mod
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// How a model is loaded and how much memory its cache may take.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct RunnerOptions {
+    /// Where it runs, if not on the CPU.
+    pub gpu: Option<gpu_runner::Options>,
     /// Worker threads, the engine's own included.
     pub threads: usize,
     /// Dequantise every weight to f32 at load: the exact reference mode.
     pub dequantise: bool,
-    /// Bytes for the KV cache.
+    /// Bytes for the KV cache in the machine's own memory.
     pub kv_bytes: usize,
     /// Tokens per block.
     pub block_size: usize,
@@ -43,7 +46,15 @@ pub enum RunnerError {
     NoRoomForCache { kv_bytes: usize, block_size: usize, block_bytes: usize },
 }
 
-/// The real runner: owns weights and KV cache.
+/// Loads the model to where the options say.
+pub fn load(source: &ModelSource, options: &RunnerOptions) -> Result<(Box<dyn Runner>, LoadedInfo), RunnerError> {
+    match &options.gpu {
+        Some(gpu) => GpuRunner::load(source, options, gpu).map(|(runner, info)| (Box::new(runner) as _, info)),
+        None => ModelRunner::load(source, options).map(|(runner, info)| (Box::new(runner) as _, info)),
+    }
+}
+
+/// The runner on the CPU: owns weights and KV cache.
 pub struct ModelRunner {
     model: Box<dyn Model>,
     kv: KvCache,

@@ -27,6 +27,7 @@ fn offer(world: &World, seed: u64) -> String {
     let (id, source) = (qualified.id().to_string(), qualified.source().clone());
     let load = move || {
         let options = RunnerOptions {
+            gpu: None,
             threads: 2,
             dequantise: false,
             kv_bytes: BLOCKS * 8192,

@@ -96,10 +96,11 @@ pub fn encode(rows: &[(RowParams, Vec<Special>)], padded_rows: usize, words: &mu
         }
         first += specials.len();
     }
-    heads[rows.len()..].fill(encode_row(&PADDING, 0, 0));
+    heads[rows.len()..].fill(encode_row(&GREEDY, 0, 0));
 }
 
-const PADDING: RowParams = RowParams {
+/// The largest logit: what padding rows get.
+pub const GREEDY: RowParams = RowParams {
     temperature: 0.0,
     top_p: 1.0,
     top_k: 0,

@@ -52,6 +52,7 @@ fn params(vocab_size: usize, dice: &mut Dice) -> SamplingParams {
 fn row(vocab_size: usize, dice: &mut Dice) -> RowSampling {
     let (prompt, output) = (dice.ids(30, vocab_size + 1), dice.ids(30, vocab_size));
     RowSampling {
+        pending: None,
         params: Arc::new(params(vocab_size, dice)),
         prompt_len: prompt.len(),
         tokens: Arc::new([prompt, output].concat()),

@@ -7,7 +7,15 @@ use cresset_models::testing::{tiny_llama_gguf, vocab_size};
 use std::sync::Arc;
 
 fn options(kv_bytes: usize, max_context: Option<usize>) -> RunnerOptions {
-    RunnerOptions { threads: 1, dequantise: true, kv_bytes, block_size: 16, max_batched_tokens: 32, max_context }
+    RunnerOptions {
+        gpu: None,
+        threads: 1,
+        dequantise: true,
+        kv_bytes,
+        block_size: 16,
+        max_batched_tokens: 32,
+        max_context,
+    }
 }
 
 fn load(options: &RunnerOptions) -> Result<(ModelRunner, LoadedInfo), RunnerError> {

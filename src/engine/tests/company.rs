@@ -25,6 +25,7 @@ fn runner(depth: usize, threads: usize) -> Box<dyn Runner> {
     let path = folder.path().join("tiny.gguf");
     tiny_llama_gguf(&path, 3).unwrap();
     let options = RunnerOptions {
+        gpu: None,
         threads,
         dequantise: false,
         kv_bytes: 64 << 20,

@@ -159,6 +159,7 @@ fn a_real_model_says_the_same_in_every_company() {
 /// Memory for exactly `num_blocks` blocks of the tiny model: 2 layers, 2 heads of 16, keys and values in f32.
 fn runner_options(options: &EngineOptions) -> RunnerOptions {
     RunnerOptions {
+        gpu: None,
         threads: 2,
         dequantise: false,
         kv_bytes: options.num_blocks * options.block_size * 2 * 2 * 16 * 2 * 4,
