@@ -1,15 +1,20 @@
-//! Builds the device code: for the emulator with the C++ compiler of this machine.
+//! Builds the device code: with nvcc for devices, and for the emulator with the C++ compiler of this machine.
 
+#[path = "build/cuda.rs"]
+mod cuda;
 #[path = "build/emulator.rs"]
 mod emulator;
 
 use std::path::{Path, PathBuf};
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     println!("cargo::rerun-if-changed=src");
     let sources = sources(Path::new("src"))?;
     if std::env::var_os("CARGO_FEATURE_EMULATOR").is_some() {
         emulator::build(&sources)?;
+    }
+    if std::env::var_os("CARGO_FEATURE_CUDA").is_some() {
+        cuda::build(&sources)?;
     }
     Ok(())
 }
@@ -27,4 +32,10 @@ fn sources(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
     }
     found.sort();
     Ok(found)
+}
+
+/// The names in lines of the form `EXPORT(name)`.
+fn exports(source: &str) -> Vec<String> {
+    let name = |line: &str| Some(line.trim().strip_prefix("EXPORT(")?.split(')').next()?.trim().to_owned());
+    source.lines().filter_map(name).collect()
 }

@@ -43,7 +43,8 @@ pub struct Listen {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Engine {
-    /// Where models run.
+    /// Where models run: `cpu`, `cuda:0` (the first NVIDIA GPU; `cuda:1` the second), or `auto`: the first GPU where the build
+    /// and the machine have one, else the CPU. A GPU needs a build with the feature `cuda`.
     pub device: Device,
     /// Compute threads on the CPU. 0 uses every core.
     pub threads: usize,
@@ -69,9 +70,37 @@ pub struct Engine {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
+#[serde(try_from = "String", into = "String")]
+#[schemars(extend("pattern" = "^(auto|cpu|cuda:[0-9]{1,2})$"))]
 pub enum Device {
+    Auto,
     Cpu,
+    /// By number, as the driver counts.
+    Cuda(usize),
+}
+
+impl TryFrom<String> for Device {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let number = text.strip_prefix("cuda:").filter(|digits| (1..=2).contains(&digits.len()));
+        match (text.as_str(), number.and_then(|digits| digits.parse().ok())) {
+            ("auto", _) => Ok(Self::Auto),
+            ("cpu", _) => Ok(Self::Cpu),
+            (_, Some(number)) => Ok(Self::Cuda(number)),
+            _ => Err(format!("{text:?} is no device: use \"auto\", \"cpu\" or \"cuda:0\"")),
+        }
+    }
+}
+
+impl From<Device> for String {
+    fn from(device: Device) -> Self {
+        match device {
+            Device::Auto => "auto".into(),
+            Device::Cpu => "cpu".into(),
+            Device::Cuda(number) => format!("cuda:{number}"),
+        }
+    }
 }
 
 /// Limits of the HTTP surface.
@@ -253,7 +282,7 @@ impl Default for Listen {
 impl Default for Engine {
     fn default() -> Self {
         Self {
-            device: Device::Cpu,
+            device: Device::Auto,
             threads: 0,
             kv_mib: 1024,
             memory_mib: 0,
@@ -679,11 +708,24 @@ mod tests {
     }
 
     #[test]
+    fn devices_are_named() {
+        for (text, device) in
+            [("auto", Device::Auto), ("cpu", Device::Cpu), ("cuda:0", Device::Cuda(0)), ("cuda:12", Device::Cuda(12))]
+        {
+            let loaded = load("", &[("CRESSET_ENGINE__DEVICE", text)], &[]).unwrap();
+            assert_eq!(loaded.config.engine.device, device);
+            assert_eq!(String::from(device), text);
+        }
+    }
+
+    #[test]
     fn refusals_name_key_and_line() {
         let cases = [
             ("[engine]\nkv_mibs = 1\n", vec!["line 2", "kv_mibs"]),
             ("[engine]\nkv_mib = \"lots\"\n", vec!["line 2", "kv_mib"]),
             ("[engine\n", vec!["line 1"]),
+            ("[engine]\ndevice = \"gpu\"\n", vec!["line 2", "auto", "cuda:0"]),
+            ("[engine]\ndevice = \"cuda:+1\"\n", vec!["line 2", "cuda:+1"]),
             ("[engine]\nblock_size = 17\n", vec!["engine.block_size", "16, 32 or 64"]),
             ("[plans.small]\nburst = 0\n", vec!["plans.small.burst"]),
             (

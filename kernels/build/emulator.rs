@@ -1,10 +1,11 @@
 //! Kernels as host code: each `.cu` file compiled as C++ against `gpu/emulator/simt.h`, and a table of what they export.
 
+use super::exports;
 use std::error::Error;
 use std::fmt::Write;
 use std::path::PathBuf;
 
-pub fn build(sources: &[PathBuf]) -> Result<(), Box<dyn Error>> {
+pub fn build(sources: &[PathBuf]) -> Result<(), Box<dyn Error + Send + Sync>> {
     cc::Build::new()
         .cpp(true)
         .std("c++17")
@@ -20,12 +21,6 @@ pub fn build(sources: &[PathBuf]) -> Result<(), Box<dyn Error>> {
     }
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
     Ok(std::fs::write(out.join("emulated.rs"), table(&names)?)?)
-}
-
-/// The names in lines of the form `EXPORT(name)`.
-fn exports(source: &str) -> Vec<String> {
-    let name = |line: &str| Some(line.trim().strip_prefix("EXPORT(")?.split(')').next()?.trim().to_owned());
-    source.lines().filter_map(name).collect()
 }
 
 fn table(names: &[String]) -> Result<String, std::fmt::Error> {

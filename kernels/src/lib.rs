@@ -6,6 +6,7 @@ pub mod activation;
 pub mod attention;
 pub mod compute;
 pub mod embedding;
+#[cfg_attr(not(any(feature = "cuda", feature = "emulator")), expect(dead_code, reason = "what only devices use"))]
 pub mod gpu;
 pub mod linear;
 pub mod norm;
@@ -25,6 +26,9 @@ pub enum Error {
     Shape { op: &'static str, detail: String },
     #[error("{op}: unsupported {detail}")]
     Unsupported { op: &'static str, detail: String },
+    /// Says what is missing and what to do.
+    #[error("no GPU can be used: {0}")]
+    NoDevice(String),
     /// The device refused or failed; what it had under way is lost.
     #[error("{op}: the device failed: {detail}")]
     Device { op: &'static str, detail: String },

@@ -1,5 +1,6 @@
 //! From a release's files to a started engine and its text side.
 
+use super::device;
 use crate::catalogue::QualifiedModel;
 use crate::config::Config;
 use crate::engine::model_runner::{ModelRunner, RunnerOptions};
@@ -38,6 +39,9 @@ fn text(source: &ModelSource) -> Result<Arc<TextModel>, String> {
 }
 
 fn engine(source: &ModelSource, config: &Config) -> Result<fleet::Loaded, String> {
+    if device::open(config).map_err(|why| why.to_string())?.is_some() {
+        return Err("this version runs no models on GPUs: set engine.device to \"cpu\"".into());
+    }
     let (runner, info) = ModelRunner::load(source, &runner_options(config)).map_err(|error| error.to_string())?;
     let engine = &config.engine;
     let options = EngineOptions {

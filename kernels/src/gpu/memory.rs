@@ -200,7 +200,6 @@ unsafe impl Sync for Staging {}
 impl Staging {
     /// # Safety
     /// `start` points to `len` initialised bytes that nobody else uses until `free` is called.
-    #[cfg_attr(not(any(feature = "emulator", feature = "cuda")), expect(dead_code, reason = "made by devices"))]
     pub(crate) unsafe fn new(start: *mut u8, len: usize, free: impl FnOnce() + Send + 'static) -> Self {
         Self { start, len, free: Some(Box::new(free)) }
     }
@@ -215,7 +214,6 @@ impl Staging {
         unsafe { std::slice::from_raw_parts_mut(self.start, self.len) }
     }
 
-    #[cfg_attr(not(any(feature = "emulator", feature = "cuda")), expect(dead_code, reason = "used by devices"))]
     pub(crate) fn address(&self, offset: usize, bytes: usize) -> Result<*mut u8> {
         if offset.checked_add(bytes).is_some_and(|end| end <= self.len) {
             return Ok(self.start.wrapping_add(offset));

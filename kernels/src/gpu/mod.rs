@@ -3,10 +3,13 @@
 //!
 //! All work goes to one stream and runs in the order of the calls. Nothing but `wait` and `synchronise` waits for it.
 
+#[cfg_attr(not(feature = "cuda"), path = "absent.rs")]
+mod cuda;
 #[cfg(feature = "emulator")]
 mod emulator;
 mod memory;
 
+pub use cuda::{BUILT, open, open_keeping, probe};
 #[cfg(feature = "emulator")]
 pub use emulator::Emulator;
 pub use memory::{Buffer, Element, Kind, Staging, View};
