@@ -136,7 +136,7 @@ fn table(sources: &[PathBuf], out: &Path) -> Result<String> {
     for source in sources {
         let kernels = exports(&fs::read_to_string(source)?);
         let image = fatbin(out, source);
-        writeln!(text, "    Fatbin {{ image: include_bytes!({image:?}), kernels: &{kernels:?} }},")?;
+        writeln!(text, "    Fatbin {{ image: include_bytes!(\"{}\"), kernels: &{kernels:?} }},", image.display())?;
     }
     text.push_str("];\n");
     Ok(text)

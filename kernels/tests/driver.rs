@@ -46,9 +46,9 @@ impl Fake {
 fn compile() -> Library {
     let folder = tempfile();
     let cc = |arguments: &[&str]| {
-        let made =
-            Command::new("cc").args(["-shared", "-fPIC", "-Wall", "-Werror"]).args(arguments).current_dir(&folder);
-        assert!(made.status().unwrap().success(), "cc {arguments:?}");
+        let mut command = Command::new("cc");
+        command.args(["-shared", "-fPIC", "-Wall", "-Werror"]).args(arguments).current_dir(&folder);
+        assert!(command.status().unwrap().success(), "cc {arguments:?}");
     };
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/driver/fake.c");
     cc(&[source.to_str().unwrap(), "-o", "libcuda.so.1", "-Wl,-soname,libcuda.so.1"]);

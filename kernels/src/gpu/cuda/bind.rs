@@ -82,7 +82,9 @@ fn bind_all() -> Result<(), String> {
     let missing: Vec<&str> = missing.iter().map(|(bound, _)| bound.file).collect();
     explain(&missing)?;
     for (bound, library) in found {
-        library.iter().for_each(|library| fill(bound, library));
+        if let Some(library) = &library {
+            fill(bound, library);
+        }
         // Never unloaded: the slots point into it.
         std::mem::forget(library);
     }

@@ -1,7 +1,7 @@
 //! Which algorithm a product of some shape takes: measured once, then kept in a file that belongs to one device and one version
 //! of driver and library. A file that is not whole is as good as none.
 
-use crate::gpu::{Gemm, Kind, Properties};
+use crate::gpu::{Gemm, Kind, Properties, View};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ const HEAD: &str = "cresset products 1";
 impl Shape {
     pub fn of(gemm: &Gemm) -> Self {
         let stride = |view_kind: Kind, stride: usize| (stride * view_kind.bytes()) as u64;
-        let addresses = [gemm.x.address(), gemm.w.address(), gemm.out.address(), gemm.bias.map_or(0, |b| b.address())];
+        let addresses = [gemm.x.address(), gemm.w.address(), gemm.out.address(), gemm.bias.map_or(0, View::address)];
         let kind = gemm.x.kind();
         let strides = [stride(kind, gemm.x_stride), stride(kind, gemm.cols), stride(gemm.out.kind(), gemm.out_stride)];
         let every_bit = addresses.into_iter().chain(strides).fold(MOST_ALIGNED, |all, value| all | value);

@@ -77,17 +77,16 @@ impl Products {
             return Ok(*ready);
         }
         let chosen = state.choices.get(&shape).filter(|chosen| self.fits(problem, chosen));
-        let algorithm = match chosen {
-            Some(chosen) => chosen,
-            None => {
-                let candidates = self.candidates(problem, &shape)?;
-                if self.recording()? {
-                    return Ok(candidates[0]);
-                }
-                let best = self.fastest(problem, gemm, &candidates)?;
-                state.choices.keep(&shape, best);
-                best
+        let algorithm = if let Some(chosen) = chosen {
+            chosen
+        } else {
+            let candidates = self.candidates(problem, &shape)?;
+            if self.recording()? {
+                return Ok(candidates[0]);
             }
+            let best = self.fastest(problem, gemm, &candidates)?;
+            state.choices.keep(&shape, best);
+            best
         };
         state.ready.insert(exact, algorithm);
         Ok(algorithm)
@@ -266,7 +265,7 @@ impl Problem {
     }
 
     /// `value` has the type that the library documents for the attribute.
-    fn set<T>(&self, attribute: Attribute, value: T) -> Result<(), CublasError> {
+    fn set<T: Copy>(&self, attribute: Attribute, value: T) -> Result<(), CublasError> {
         // SAFETY: the description is live; the library copies the value.
         unsafe { lt::set_matmul_desc_attribute(self.description, attribute, (&raw const value).cast(), size_of::<T>()) }
     }
@@ -306,7 +305,7 @@ impl Wishes {
     }
 
     /// `value` has the type that the library documents for the attribute.
-    fn set<T>(&self, attribute: Preference, value: T) -> Result<(), CublasError> {
+    fn set<T: Copy>(&self, attribute: Preference, value: T) -> Result<(), CublasError> {
         // SAFETY: the preference is live; the library copies the value.
         unsafe { lt::set_matmul_pref_attribute(self.0, attribute, (&raw const value).cast(), size_of::<T>()) }
     }
