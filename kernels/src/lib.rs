@@ -4,8 +4,10 @@
 pub mod activation;
 pub mod attention;
 pub mod compute;
+mod element;
 pub mod embedding;
 pub mod linear;
+pub mod memory;
 pub mod norm;
 pub mod rope;
 pub mod sampling;

@@ -51,6 +51,14 @@ impl Lanes for Avx512 {
             Self(_mm512_mul_ps(self.0, power))
         }
     }
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        unsafe { _mm512_reduce_add_ps(self.0) }
+    }
+    #[inline(always)]
+    fn largest(self) -> f32 {
+        unsafe { _mm512_reduce_max_ps(self.0) }
+    }
     /// Pairs of rows, then of pairs, then of 128-bit quarters.
     #[inline(always)]
     fn transpose(rows: &mut [Self; LANES]) {
@@ -82,6 +90,10 @@ impl Lanes for Avx512 {
     #[inline(always)]
     fn load_f16(from: &[u8; 2 * LANES]) -> Self {
         Self(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast())) })
+    }
+    #[inline(always)]
+    fn store_f16(self, to: &mut [u8; 2 * LANES]) {
+        unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), _mm512_cvtps_ph::<0>(self.0)) }
     }
     #[inline(always)]
     fn load_bf16(from: &[u8; 2 * LANES]) -> Self {

@@ -67,6 +67,7 @@ pub(crate) trait Lanes: Copy {
     /// The larger of each pair; `other` where either is NaN.
     fn max(self, other: Self) -> Self;
     /// Little-endian halves.
+    fn store_f16(self, to: &mut [u8; 2 * LANES]);
     fn load_f16(from: &[u8; 2 * LANES]) -> Self;
     fn load_bf16(from: &[u8; 2 * LANES]) -> Self;
     /// Signed bytes.
