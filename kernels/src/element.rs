@@ -43,7 +43,7 @@ impl Element for f16 {
 
     #[inline(always)]
     fn load<L: Lanes>(from: &[Self; LANES]) -> L {
-        // SAFETY: sixteen halves are 32 bytes, and `Lanes` exists for little-endian machines' order.
+        // SAFETY: sixteen halves are 32 bytes.
         L::load_f16(unsafe { &*from.as_ptr().cast() })
     }
 

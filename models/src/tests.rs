@@ -4,6 +4,7 @@ mod goldens;
 
 use crate::testing::TinyLlama;
 use crate::{Error, ForwardBatch, KvCache, LoadOptions, Model, ModelSource, load};
+use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use candle_transformers::models::llama::{Cache, Llama, LlamaConfig};
@@ -206,6 +207,30 @@ fn the_exact_mode_equals_f32_weights() {
     let mut exact = load(&ModelSource::Gguf(path), &LoadOptions { dequantise: true, ..options() }).unwrap();
     let prompt = tokens(9, 1);
     assert_eq!(alone(&mut *exact, &prompt, 9), alone(&mut *from_gguf(&tiny), &prompt, 9));
+}
+
+#[test]
+fn beside_quantised_weights_keys_and_values_take_half() {
+    let mut file = TinyLlama { seed: 9, ..TinyLlama::default() }.gguf();
+    for (_, shape, dtype, data) in file.tensors.iter_mut().filter(|(_, shape, ..)| shape.len() == 2) {
+        let values = Tensor::from_raw_buffer(data, DType::F32, shape, &Device::Cpu).unwrap();
+        *dtype = GgmlDType::Q8_0;
+        *data = QTensor::quantize(&values, *dtype).unwrap().data().unwrap().into_owned();
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tiny.gguf");
+    std::fs::write(&path, file.to_bytes()).unwrap();
+    let [mut fast, mut exact] = [false, true]
+        .map(|dequantise| load(&ModelSource::Gguf(path.clone()), &LoadOptions { dequantise, ..options() }).unwrap());
+    let bytes = |model: &dyn Model| model.config().kv_layout().block_bytes(BLOCK_SIZE);
+    assert_eq!((bytes(&*fast) * 2, fast.config().kv_dtype), (bytes(&*exact), DType::F16));
+    let prompt = tokens(90, 3);
+    let whole = alone(&mut *fast, &prompt, 90);
+    assert_eq!(alone(&mut *fast, &prompt, 1), whole, "token by token");
+    for (got, want) in whole.iter().zip(alone(&mut *exact, &prompt, 90)) {
+        let largest = want.iter().fold(0f32, |largest, x| largest.max(x.abs()));
+        assert!(got.iter().zip(&want).all(|(g, w)| (g - w).abs() < 1e-3 * largest));
+    }
 }
 
 #[test]

@@ -154,6 +154,11 @@ impl Weight {
         self.cols
     }
 
+    /// Whether any of it is block-quantised.
+    pub fn is_quantised(&self) -> bool {
+        self.parts.iter().any(Part::is_quantised)
+    }
+
     /// Bytes of memory held.
     pub fn bytes(&self) -> usize {
         self.parts.iter().map(|part| part.data.len()).sum()

@@ -9,7 +9,7 @@ use crate::config::RopeScaling;
 use crate::loader::LoadOptions;
 use crate::loader::tensors::{Presence, Tensors};
 use crate::{Error, ForwardBatch, KvCache, Model, ModelConfig, Result};
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 use cresset_kernels::Compute;
 use cresset_kernels::embedding::{gather, gather_rows};
 use cresset_kernels::linear::{Weight, linear};
@@ -109,6 +109,9 @@ impl Decoder {
         let Blueprint { mut config, recipe } = blueprint;
         if let Some(factors) = &weights.rope_factors {
             config.rope.scaling = RopeScaling::Factors(factors.to_vec1()?);
+        }
+        if weights.blocks.iter().any(|block| block.mlp.is_quantised()) {
+            config.kv_dtype = DType::F16;
         }
         let positions = options.max_context.min(config.max_positions);
         let workspace = Workspace::new(&config, options.max_batched_tokens)?;

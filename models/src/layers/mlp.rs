@@ -43,6 +43,10 @@ impl Mlp {
         Ok(linear(compute, &self.down, self.down_bias.as_ref(), &w.activated, &w.delta)?)
     }
 
+    pub fn is_quantised(&self) -> bool {
+        self.gate_up.is_quantised() || self.down.is_quantised()
+    }
+
     pub fn bytes(&self) -> usize {
         self.gate_up.bytes() + self.down.bytes()
     }
