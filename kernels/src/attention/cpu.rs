@@ -8,7 +8,7 @@
 //! Steps, predicted and measured (SmolLM2-135M, one token at 512, two threads; `RESULTS.md` has the tables):
 //! - K kept with its keys side by side and both caches read where they lie, in f16, instead of gathering 64 keys at a time and transposing
 //!   them: 3.7 ms of 10.3 should become 0.5. Measured: about 1, 1.4 times as many tokens.
-//! - Six rows through the registers instead of four, now that keys are widened each time they are read: 1.1 times in a prefill.
+//! - Six rows through the registers instead of four: no difference; taken out again.
 //! - Prefetching the next keys and the values: no difference; taken out again.
 
 use super::QueryTile;
@@ -23,7 +23,7 @@ use std::ops::Range;
 /// Keys of a split: enough to pay for merging it.
 const SPLIT: usize = 4 * TILE;
 /// Rows (queries × heads of a group) that go through the registers together.
-pub(super) const ROWS: usize = 6;
+pub(super) const ROWS: usize = 4;
 
 pub(super) struct Problem<'a, E> {
     pub q: &'a [f32],

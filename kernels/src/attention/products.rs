@@ -70,8 +70,6 @@ pub(super) fn attend_keys<L: Lanes, E: Element>(
             1 => attend_rows::<L, E, 1>(p, tile, row, keys, q, acc, state),
             2 => attend_rows::<L, E, 2>(p, tile, row, keys, q, acc, state),
             3 => attend_rows::<L, E, 3>(p, tile, row, keys, q, acc, state),
-            4 => attend_rows::<L, E, 4>(p, tile, row, keys, q, acc, state),
-            5 => attend_rows::<L, E, 5>(p, tile, row, keys, q, acc, state),
             _ => attend_rows::<L, E, ROWS>(p, tile, row, keys, q, acc, state),
         }
     }
@@ -108,14 +106,14 @@ fn attend_rows<L: Lanes, E: Element, const R: usize>(
     if common.is_empty() {
         common = TILE..TILE;
     }
-    for (r, seen) in seen.iter().enumerate() {
-        let before = seen.start..seen.end.min(common.start);
-        accumulate::<L, E, 1>(p, [&weights[r]], keys, before, &mut acc[r * width..(r + 1) * width]);
-    }
-    accumulate::<L, E, R>(p, weights.each_ref(), keys, common.clone(), acc);
-    for (r, seen) in seen.iter().enumerate() {
-        let after = common.end..seen.end;
-        accumulate::<L, E, 1>(p, [&weights[r]], keys, after, &mut acc[r * width..(r + 1) * width]);
+    for after in [false, true] {
+        for (r, seen) in seen.iter().enumerate() {
+            let own = if after { common.end..seen.end } else { seen.start..seen.end.min(common.start) };
+            accumulate::<L, E, 1>(p, [&weights[r]], keys, own, &mut acc[r * width..(r + 1) * width]);
+        }
+        if !after {
+            accumulate::<L, E, R>(p, weights.each_ref(), keys, common.clone(), acc);
+        }
     }
 }
 
