@@ -31,7 +31,9 @@ impl Case {
     }
 
     fn halved(mut self) -> Self {
-        [&mut self.k, &mut self.v].into_iter().for_each(|cache| *cache = cache.to_dtype(DType::F16).unwrap());
+        for cache in [&mut self.k, &mut self.v] {
+            *cache = cache.to_dtype(DType::F16).unwrap();
+        }
         self
     }
 
