@@ -229,7 +229,8 @@ fn beside_quantised_weights_keys_and_values_take_half() {
     assert_eq!(alone(&mut *fast, &prompt, 1), whole, "token by token");
     for (got, want) in whole.iter().zip(alone(&mut *exact, &prompt, 90)) {
         let largest = want.iter().fold(0f32, |largest, x| largest.max(x.abs()));
-        assert!(got.iter().zip(&want).all(|(g, w)| (g - w).abs() < 1e-3 * largest));
+        let error = got.iter().zip(&want).fold(0f32, |error, (g, w)| error.max((g - w).abs()));
+        assert!(error < 1e-2 * largest, "error {error}, largest {largest}");
     }
 }
 
