@@ -6,13 +6,26 @@
 )]
 
 use super::Activation;
-use crate::simd::{LANES, Lanes, vectorised};
+use crate::simd::{LANES, Lanes, map, vectorised};
 use std::f32::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
 const MINUS_2_SQRT_2_OVER_PI: f32 = -2.0 * FRAC_2_SQRT_PI * FRAC_1_SQRT_2;
 
 vectorised! {
     pub(super) fn gated_row(act: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) = gated
+}
+
+vectorised! {
+    pub(super) fn soft_cap(cap: f32, values: &mut [f32]) = capped
+}
+
+/// `cap · tanh(x / cap)` as `cap - 2·cap / (e^(2x/cap) + 1)`.
+#[inline(always)]
+fn capped<L: Lanes>(cap: f32, values: &mut [f32]) {
+    map::<L>(values, 0.0, |x| {
+        let grown = x.mul(L::splat(2.0 / cap)).exp().add(L::splat(1.0));
+        L::splat(-2.0 * cap).div(grown).add(L::splat(cap))
+    });
 }
 
 #[inline(always)]

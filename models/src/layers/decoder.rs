@@ -11,6 +11,7 @@ use crate::loader::tensors::{Presence, Tensors};
 use crate::{Error, ForwardBatch, KvCache, Model, ModelConfig, Result};
 use candle_core::Tensor;
 use cresset_kernels::Compute;
+use cresset_kernels::activation::soft_cap;
 use cresset_kernels::embedding::{gather, gather_rows};
 use cresset_kernels::linear::{Weight, linear};
 use cresset_kernels::norm::{add_rms_norm, rms_norm};
@@ -216,8 +217,8 @@ impl Model for Decoder {
         if !batch.logits_indices.is_empty() {
             let head = self.weights.head.as_ref().unwrap_or(&self.weights.embedding);
             linear(&self.compute, head, None, &w.normed, &logits)?;
-            if let Some(cap) = self.config.logits_softcap.map(f64::from) {
-                return Ok(((logits / cap)?.tanh()? * cap)?);
+            if let Some(cap) = self.config.logits_softcap {
+                soft_cap(&self.compute, cap, &logits)?;
             }
         }
         Ok(logits)
