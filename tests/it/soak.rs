@@ -113,6 +113,9 @@ async fn small_node() -> World {
     World::with(|setup| {
         setup.config.engine.memory_mib = 10;
         setup.config.requests.disconnect_grace_seconds = 0;
+        // On a busy machine the clients may be slow to begin.
+        setup.config.http.first_byte_seconds = 3_600;
+        setup.config.http.header_seconds = 3_600;
         setup.trial = 1_000_000_000_000;
     })
     .await
