@@ -43,14 +43,22 @@ pub struct Listen {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Engine {
-    /// Where models run.
+    /// Where models run: `cpu`, `cuda:0` (the first NVIDIA GPU; `cuda:1` the second), or `auto`: the first GPU where the build
+    /// and the machine have one, else the CPU. A GPU needs a build with the feature `cuda`.
     pub device: Device,
     /// Compute threads on the CPU. 0 uses every core.
     pub threads: usize,
-    /// Memory for the key-value cache of each loaded model, MiB.
+    /// Memory for the key-value cache of each loaded model, MiB. On a GPU, `gpu_memory_share` says it.
     pub kv_mib: usize,
-    /// Memory for weights and key-value caches of all loaded models together, MiB. Idle models make room for those that are
-    /// asked for. 0 takes three quarters of the machine's memory.
+    /// What each loaded model may take of a GPU's memory, 0.05 to 1: its key-value cache gets what weights and workspace leave of
+    /// it. The rest is for recorded steps and the driver.
+    pub gpu_memory_share: f64,
+    /// Decoding steps of up to so many sequences are recorded once at start and replayed on a GPU. 0 records none.
+    pub gpu_graph_rows: usize,
+    /// On a GPU: the same tokens whatever else runs, however a prompt is cut, at some cost in speed. The CPU always does so.
+    pub deterministic: bool,
+    /// Memory for weights and key-value caches of all loaded models together, MiB; for the weights alone on a GPU. Idle models
+    /// make room for those that are asked for. 0 takes three quarters of the machine's memory.
     pub memory_mib: usize,
     /// How long a request waits for its model to be loaded before it is turned away as overloaded, seconds.
     pub model_wait_seconds: u64,
@@ -64,14 +72,44 @@ pub struct Engine {
     pub max_waiting: usize,
     /// Longest prompt plus output served, tokens. 0 takes the model's own limit.
     pub max_context: usize,
-    /// Turn every weight into f32 at load: the exact reference, at several times the memory.
+    /// Turn every weight into f32 at load: the exact reference, at several times the memory. On a GPU, activations and cache
+    /// are f32 then too, and bf16 otherwise.
     pub dequantise: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
+#[serde(try_from = "String", into = "String")]
+#[schemars(extend("pattern" = "^(auto|cpu|cuda:[0-9]{1,2})$"))]
 pub enum Device {
+    Auto,
     Cpu,
+    /// By number, as the driver counts.
+    Cuda(usize),
+}
+
+impl TryFrom<String> for Device {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let plain = |digits: &&str| digits.len() <= 2 && digits.bytes().all(|digit| digit.is_ascii_digit());
+        let number = text.strip_prefix("cuda:").filter(plain);
+        match (text.as_str(), number.and_then(|digits| digits.parse().ok())) {
+            ("auto", _) => Ok(Self::Auto),
+            ("cpu", _) => Ok(Self::Cpu),
+            (_, Some(number)) => Ok(Self::Cuda(number)),
+            _ => Err(format!("{text:?} is no device: use \"auto\", \"cpu\" or \"cuda:0\"")),
+        }
+    }
+}
+
+impl From<Device> for String {
+    fn from(device: Device) -> Self {
+        match device {
+            Device::Auto => "auto".into(),
+            Device::Cpu => "cpu".into(),
+            Device::Cuda(number) => format!("cuda:{number}"),
+        }
+    }
 }
 
 /// Limits of the HTTP surface.
@@ -253,9 +291,12 @@ impl Default for Listen {
 impl Default for Engine {
     fn default() -> Self {
         Self {
-            device: Device::Cpu,
+            device: Device::Auto,
             threads: 0,
             kv_mib: 1024,
+            gpu_memory_share: 0.9,
+            gpu_graph_rows: 512,
+            deterministic: false,
             memory_mib: 0,
             model_wait_seconds: 60,
             block_size: 16,
@@ -506,6 +547,10 @@ impl Config {
         }
         require_range("engine.threads", e.threads as u64, 0, 1024)?;
         require_range("engine.kv_mib", e.kv_mib as u64, 1, 1 << 24)?;
+        if !(0.05..=1.0).contains(&e.gpu_memory_share) {
+            return Err(ConfigError(format!("engine.gpu_memory_share = {}: must be 0.05 to 1", e.gpu_memory_share)));
+        }
+        require_range("engine.gpu_graph_rows", e.gpu_graph_rows as u64, 0, 1_024)?;
         require_range("engine.memory_mib", e.memory_mib as u64, 0, 1 << 24)?;
         require_range("engine.model_wait_seconds", e.model_wait_seconds, 1, 3_600)?;
         if ![16, 32, 64].contains(&e.block_size) {
@@ -585,6 +630,14 @@ pub fn default_data_dir() -> PathBuf {
     match directories::ProjectDirs::from("", "", "cresset") {
         Some(dirs) => dirs.data_dir().to_owned(),
         None => PathBuf::from("cresset-data"),
+    }
+}
+
+/// Where what can be measured again is kept, by the platform's convention.
+pub fn cache_dir() -> PathBuf {
+    match directories::ProjectDirs::from("", "", "cresset") {
+        Some(dirs) => dirs.cache_dir().to_owned(),
+        None => std::env::temp_dir().join("cresset-cache"),
     }
 }
 
@@ -679,11 +732,24 @@ mod tests {
     }
 
     #[test]
+    fn devices_are_named() {
+        for (text, device) in
+            [("auto", Device::Auto), ("cpu", Device::Cpu), ("cuda:0", Device::Cuda(0)), ("cuda:12", Device::Cuda(12))]
+        {
+            let loaded = load("", &[("CRESSET_ENGINE__DEVICE", text)], &[]).unwrap();
+            assert_eq!(loaded.config.engine.device, device);
+            assert_eq!(String::from(device), text);
+        }
+    }
+
+    #[test]
     fn refusals_name_key_and_line() {
         let cases = [
             ("[engine]\nkv_mibs = 1\n", vec!["line 2", "kv_mibs"]),
             ("[engine]\nkv_mib = \"lots\"\n", vec!["line 2", "kv_mib"]),
             ("[engine\n", vec!["line 1"]),
+            ("[engine]\ndevice = \"gpu\"\n", vec!["line 2", "auto", "cuda:0"]),
+            ("[engine]\ndevice = \"cuda:+1\"\n", vec!["line 2", "cuda:+1"]),
             ("[engine]\nblock_size = 17\n", vec!["engine.block_size", "16, 32 or 64"]),
             ("[plans.small]\nburst = 0\n", vec!["plans.small.burst"]),
             (

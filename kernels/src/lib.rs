@@ -1,11 +1,16 @@
 //! Numeric kernels: one folder per op. `mod.rs` states shapes, dtypes and aliasing once and checks them; `reference.rs` is the
-//! specification in plain f32 loops; `cpu.rs` is the fast path judged by it. Outputs are owned by the caller.
+//! specification in plain f32 loops; `cpu.rs` is the fast path judged by it; `gpu.rs` launches the kernels of `<op>.cu`. Outputs
+//! are owned by the caller.
 
 pub mod activation;
 pub mod attention;
 pub mod compute;
+mod element;
 pub mod embedding;
+#[cfg_attr(not(any(feature = "cuda", feature = "emulator")), expect(dead_code, reason = "what only devices use"))]
+pub mod gpu;
 pub mod linear;
+pub mod memory;
 pub mod norm;
 pub mod rope;
 pub mod sampling;
@@ -23,6 +28,12 @@ pub enum Error {
     Shape { op: &'static str, detail: String },
     #[error("{op}: unsupported {detail}")]
     Unsupported { op: &'static str, detail: String },
+    /// Says what is missing and what to do.
+    #[error("no GPU can be used: {0}")]
+    NoDevice(String),
+    /// The device refused or failed; what it had under way is lost.
+    #[error("{op}: the device failed: {detail}")]
+    Device { op: &'static str, detail: String },
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
 }

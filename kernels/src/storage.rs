@@ -1,42 +1,54 @@
-//! Candle tensors as f32 slices: borrowing inputs, writing outputs in place, and sharing one output between tasks.
+//! Candle tensors as slices: borrowing inputs, writing outputs in place, and sharing one output between tasks.
 
+use crate::element::Element;
 use crate::{Error, Result};
 use candle_core::{CpuStorage, InplaceOp1, Layout, Storage, StorageRef, Tensor};
 use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::ops::{Deref, Range};
 
-/// A contiguous f32 CPU tensor, borrowed for reading.
-pub(crate) struct Data<'a> {
+/// A contiguous CPU tensor, borrowed for reading.
+pub(crate) struct Data<'a, E = f32> {
     storage: StorageRef<'a>,
     range: Range<usize>,
+    element: PhantomData<E>,
 }
 
-impl Deref for Data<'_> {
-    type Target = [f32];
+impl<E: Element> Deref for Data<'_, E> {
+    type Target = [E];
 
-    fn deref(&self) -> &[f32] {
-        match &*self.storage {
-            Storage::Cpu(CpuStorage::F32(data)) => &data[self.range.clone()],
-            _ => unreachable!("`read` accepts f32 CPU storage only"),
-        }
+    fn deref(&self) -> &[E] {
+        let data = if let Storage::Cpu(storage) = &*self.storage { E::of(storage) } else { None };
+        &data.expect("invariant: `read_as` found these elements")[self.range.clone()]
     }
 }
 
 pub(crate) fn read<'a>(op: &'static str, tensor: &'a Tensor) -> Result<Data<'a>> {
+    read_as(op, tensor)
+}
+
+pub(crate) fn read_as<'a, E: Element>(op: &'static str, tensor: &'a Tensor) -> Result<Data<'a, E>> {
     let (storage, layout) = tensor.storage_and_layout();
-    match &*storage {
-        Storage::Cpu(CpuStorage::F32(_)) => {}
-        _ => return Err(unsupported(op, tensor)),
+    if !matches!(&*storage, Storage::Cpu(storage) if E::of(storage).is_some()) {
+        return Err(unsupported(op, tensor));
     }
     let range = contiguous(op, layout)?;
-    Ok(Data { storage, range })
+    Ok(Data { storage, range, element: PhantomData })
 }
 
 /// Lets `f` write a contiguous f32 CPU tensor, which must not share its storage with a tensor borrowed at the time.
 pub(crate) fn write(op: &'static str, tensor: &Tensor, f: impl FnOnce(&mut [f32]) -> Result<()>) -> Result<()> {
+    write_as(op, tensor, f)
+}
+
+/// As [`write()`].
+pub(crate) fn write_as<E: Element>(
+    op: &'static str,
+    tensor: &Tensor,
+    f: impl FnOnce(&mut [E]) -> Result<()>,
+) -> Result<()> {
     let range = contiguous(op, tensor.layout())?;
-    let action = InPlace { op, range, state: RefCell::new(State::Ready(f)) };
+    let action = InPlace { op, range, state: RefCell::new(State::Ready(f)), element: PhantomData };
     tensor.inplace_op1(&action)?;
     match action.state.into_inner() {
         State::Done(result) => result,
@@ -51,19 +63,20 @@ enum State<F> {
 }
 
 /// Runs a closure once inside candle's in-place mechanism, which takes ops by shared reference.
-struct InPlace<F> {
+struct InPlace<F, E> {
     op: &'static str,
     range: Range<usize>,
     state: RefCell<State<F>>,
+    element: PhantomData<E>,
 }
 
-impl<F: FnOnce(&mut [f32]) -> Result<()>> InplaceOp1 for InPlace<F> {
+impl<F: FnOnce(&mut [E]) -> Result<()>, E: Element> InplaceOp1 for InPlace<F, E> {
     fn name(&self) -> &'static str {
         self.op
     }
 
     fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> candle_core::Result<()> {
-        let CpuStorage::F32(data) = storage else {
+        let Some(data) = E::of_mut(storage) else {
             return Ok(());
         };
         let State::Ready(f) = self.state.replace(State::Running) else {
@@ -82,7 +95,7 @@ fn contiguous(op: &'static str, layout: &Layout) -> Result<Range<usize>> {
     Ok(start..end)
 }
 
-fn unsupported(op: &'static str, tensor: &Tensor) -> Error {
+pub(crate) fn unsupported(op: &'static str, tensor: &Tensor) -> Error {
     let detail = format!("{:?} tensor on {:?}", tensor.dtype(), tensor.device());
     Error::Unsupported { op, detail }
 }
@@ -117,12 +130,19 @@ pub(crate) fn dims2(op: &'static str, tensor: &Tensor) -> Result<(usize, usize)>
 }
 
 /// An output whose disjoint parts are written by the tasks of one `Compute::run`.
-#[derive(Clone, Copy)]
 pub(crate) struct Parts<'a, T = f32> {
     start: *mut T,
     len: usize,
     owner: PhantomData<&'a mut [T]>,
 }
+
+impl<T> Clone for Parts<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Parts<'_, T> {}
 
 // SAFETY: the pointer stands for a `&mut [T]`; `slice` leaves disjointness to its callers.
 unsafe impl<T: Send> Send for Parts<'_, T> {}

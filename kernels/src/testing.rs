@@ -1,7 +1,10 @@
 //! What op tests share: seeded random tensors, poisoned outputs, a comparison.
 
 use crate::Compute;
+use crate::gpu::{Buffer, Emulator, Gpu, Kind};
 use candle_core::{Device, Tensor};
+use half::bf16;
+use std::sync::Arc;
 
 pub fn compute() -> Compute {
     Compute::new(2)
@@ -34,5 +37,41 @@ pub fn assert_close(got: &[f32], want: &[f32], tolerance: f32, what: &str) {
     for (i, (g, w)) in got.iter().zip(want).enumerate() {
         let ok = (g - w).abs() <= tolerance * largest;
         assert!(ok, "{what}: value {i} is {g}, want {w} (largest {largest})");
+    }
+}
+
+/// What device kernels are tested on: the machine's own device where this build can use one.
+pub fn gpu() -> Arc<dyn Gpu> {
+    crate::gpu::open(0).unwrap_or_else(|_| Emulator::new())
+}
+
+/// The kinds activations come in, with the relative tolerance of a result rounded to each.
+pub const KINDS: [(Kind, f32); 2] = [(Kind::F32, 1e-5), (Kind::Bf16, 1e-2)];
+
+/// Values as a device of this kind would hold them.
+pub fn rounded(kind: Kind, values: &[f32]) -> Vec<f32> {
+    let round = |x: &f32| if kind == Kind::Bf16 { bf16::from_f32(*x).to_f32() } else { *x };
+    values.iter().map(round).collect()
+}
+
+/// Values of either kind on a device.
+pub fn upload(gpu: &Arc<dyn Gpu>, kind: Kind, values: &[f32]) -> Buffer {
+    match kind {
+        Kind::Bf16 => Buffer::from_slice(gpu, &values.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>()).unwrap(),
+        _ => Buffer::from_slice(gpu, values).unwrap(),
+    }
+}
+
+/// An output of either kind, full of NaN.
+pub fn poisoned_buffer(gpu: &Arc<dyn Gpu>, kind: Kind, len: usize) -> Buffer {
+    let buffer = Buffer::new(gpu, kind, len).unwrap();
+    gpu.fill(buffer.view(), 0xff).unwrap();
+    buffer
+}
+
+pub fn downloaded(buffer: &Buffer) -> Vec<f32> {
+    match buffer.view().kind() {
+        Kind::Bf16 => buffer.to_vec::<bf16>().unwrap().into_iter().map(bf16::to_f32).collect(),
+        _ => buffer.to_vec::<f32>().unwrap(),
     }
 }

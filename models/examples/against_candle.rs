@@ -50,6 +50,7 @@ impl Side for Ours {
         let positions: Vec<u32> = (position as u32..len as u32).collect();
         let batch = ForwardBatch {
             input_ids: tokens.to_vec(),
+            feedback: Vec::new(),
             slot_mapping: positions.clone(),
             positions,
             cu_seqlens_q: vec![0, n],

@@ -102,6 +102,7 @@ impl Side {
         let n = positions.len();
         let batch = ForwardBatch {
             input_ids: rows().map(|(s, p)| token(s, p)).collect(),
+            feedback: Vec::new(),
             positions: rows().map(|(_, p)| p as u32).collect(),
             slot_mapping: rows().map(|(s, p)| (s * own * BLOCK_SIZE + p) as u32).collect(),
             cu_seqlens_q: (0..=streams).map(|s| (s * n) as u32).collect(),
@@ -120,6 +121,7 @@ impl Side {
         let n = input_ids.len() as u32;
         let batch = ForwardBatch {
             input_ids,
+            feedback: Vec::new(),
             positions: (0..n).collect(),
             slot_mapping: (0..n).collect(),
             cu_seqlens_q: vec![0, n],

@@ -53,6 +53,7 @@ fn step(new: &[u32], computed: usize, block_size: usize) -> ForwardBatch {
     let positions: Vec<u32> = (computed as u32..len as u32).collect();
     ForwardBatch {
         input_ids: new.to_vec(),
+        feedback: Vec::new(),
         slot_mapping: positions.clone(),
         positions,
         cu_seqlens_q: vec![0, new.len() as u32],

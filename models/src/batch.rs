@@ -5,6 +5,9 @@
 pub struct ForwardBatch {
     /// `[n]` token ids.
     pub input_ids: Vec<u32>,
+    /// Empty, or `[n]`: for a row whose token the host does not know yet, the index of the previous step's result that is the
+    /// token; `input_ids[row]` is 0 then.
+    pub feedback: Vec<Option<u32>>,
     /// `[n]` position of each token in its sequence.
     pub positions: Vec<u32>,
     /// `[sequences + 1]`.
@@ -40,6 +43,10 @@ impl ForwardBatch {
         if let Some(block) = blocks.into_iter().find(|b| **b as usize >= num_blocks) {
             return Err(format!("block {block} is outside the cache of {num_blocks}"));
         }
+        let mut tokens = self.feedback.iter().zip(&self.input_ids);
+        if let Some((_, id)) = tokens.find(|(feedback, id)| feedback.is_some() && **id != 0) {
+            return Err(format!("a row is token {id} and a result of the previous step at once"));
+        }
         (0..self.seq_lens.len()).try_for_each(|i| self.check_sequence(i, block_size))
     }
 
@@ -49,6 +56,7 @@ impl ForwardBatch {
         let agree = n > 0
             && self.positions.len() == n
             && self.slot_mapping.len() == n
+            && (self.feedback.is_empty() || self.feedback.len() == n)
             && self.block_tables.len() == sequences
             && spans.len() == sequences + 1
             && spans.first() == Some(&0)

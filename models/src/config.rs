@@ -1,6 +1,7 @@
 //! What a decoder's shape is, whichever file format said it.
 
 use crate::KvLayout;
+use candle_core::DType;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
@@ -24,6 +25,8 @@ pub struct ModelConfig {
     /// What token embeddings are multiplied with.
     pub embedding_scale: f32,
     pub tied_embeddings: bool,
+    /// What keys and values are kept in: f32, or f16 beside quantised weights, whose own rounding is far coarser.
+    pub kv_dtype: DType,
 }
 
 /// Layers that see only the tokens nearest before them.
@@ -89,7 +92,7 @@ pub struct Yarn {
 
 impl ModelConfig {
     pub fn kv_layout(&self) -> KvLayout {
-        KvLayout { layers: self.layers, kv_heads: self.kv_heads, head_dim: self.head_dim }
+        KvLayout { layers: self.layers, kv_heads: self.kv_heads, head_dim: self.head_dim, dtype: self.kv_dtype }
     }
 }
 

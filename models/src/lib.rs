@@ -3,6 +3,7 @@
 pub mod arch;
 pub mod batch;
 pub mod config;
+pub mod gpu;
 pub mod kv_cache;
 pub mod layers;
 pub mod loader;
@@ -31,6 +32,9 @@ pub enum Error {
     /// A batch that contradicts itself, the model or the cache: a bug of the caller, found before anything is computed.
     #[error("batch: {0}")]
     Batch(String),
+    /// A device has too little memory. The text says what takes it and what to do.
+    #[error("{0}")]
+    OutOfMemory(String),
     #[error(transparent)]
     Kernel(#[from] cresset_kernels::Error),
     #[error(transparent)]

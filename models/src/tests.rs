@@ -1,9 +1,10 @@
 //! Whole models: against candle-transformers' llama, across file formats, and bit for bit across batches.
 
-mod goldens;
+pub mod goldens;
 
 use crate::testing::TinyLlama;
 use crate::{Error, ForwardBatch, KvCache, LoadOptions, Model, ModelSource, load};
+use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use candle_transformers::models::llama::{Cache, Llama, LlamaConfig};
@@ -40,19 +41,19 @@ fn cache(model: &dyn Model) -> KvCache {
     KvCache::new(&model.config().kv_layout(), BLOCKS, BLOCK_SIZE, &Device::Cpu).unwrap()
 }
 
-fn tokens(count: usize, seed: usize) -> Vec<u32> {
+pub fn tokens(count: usize, seed: usize) -> Vec<u32> {
     (0..count).map(|i| ((i * 31 + seed * 17 + 5) % crate::testing::vocab_size()) as u32).collect()
 }
 
 /// A sequence's next tokens: what was cached before them, and its blocks.
-struct Span<'a> {
-    tokens: &'a [u32],
-    cached: usize,
-    blocks: &'a [u32],
+pub struct Span<'a> {
+    pub tokens: &'a [u32],
+    pub cached: usize,
+    pub blocks: &'a [u32],
 }
 
 /// Logits of every row unless `last` asks for each sequence's last row only.
-fn batch(spans: &[Span], block_size: usize, last: bool) -> ForwardBatch {
+pub fn batch(spans: &[Span], block_size: usize, last: bool) -> ForwardBatch {
     let mut b = ForwardBatch { cu_seqlens_q: vec![0], ..ForwardBatch::default() };
     for span in spans {
         let len = span.cached + span.tokens.len();
@@ -71,7 +72,7 @@ fn batch(spans: &[Span], block_size: usize, last: bool) -> ForwardBatch {
     b
 }
 
-fn rows(logits: &Tensor) -> Vec<Vec<f32>> {
+pub fn rows(logits: &Tensor) -> Vec<Vec<f32>> {
     logits.to_vec2().unwrap()
 }
 
@@ -86,7 +87,7 @@ fn alone(model: &mut dyn Model, prompt: &[u32], chunk: usize) -> Vec<Vec<f32>> {
     out
 }
 
-fn assert_close(got: &[Vec<f32>], want: &[Vec<f32>], what: &str) {
+pub fn assert_close(got: &[Vec<f32>], want: &[Vec<f32>], what: &str) {
     assert_eq!(got.len(), want.len());
     for (i, (got, want)) in got.iter().zip(want).enumerate() {
         let largest = want.iter().fold(0.0f32, |m, x| m.max(x.abs()));
@@ -209,13 +210,38 @@ fn the_exact_mode_equals_f32_weights() {
 }
 
 #[test]
+fn beside_quantised_weights_keys_and_values_take_half() {
+    let mut file = TinyLlama { seed: 9, ..TinyLlama::default() }.gguf();
+    for (_, shape, dtype, data) in file.tensors.iter_mut().filter(|(_, shape, ..)| shape.len() == 2) {
+        let values = Tensor::from_raw_buffer(data, DType::F32, shape, &Device::Cpu).unwrap();
+        *dtype = GgmlDType::Q8_0;
+        *data = QTensor::quantize(&values, *dtype).unwrap().data().unwrap().into_owned();
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tiny.gguf");
+    std::fs::write(&path, file.to_bytes()).unwrap();
+    let [mut fast, mut exact] = [false, true]
+        .map(|dequantise| load(&ModelSource::Gguf(path.clone()), &LoadOptions { dequantise, ..options() }).unwrap());
+    let bytes = |model: &dyn Model| model.config().kv_layout().block_bytes(BLOCK_SIZE);
+    assert_eq!((bytes(&*fast) * 2, fast.config().kv_dtype), (bytes(&*exact), DType::F16));
+    let prompt = tokens(90, 3);
+    let whole = alone(&mut *fast, &prompt, 90);
+    assert_eq!(alone(&mut *fast, &prompt, 1), whole, "token by token");
+    for (got, want) in whole.iter().zip(alone(&mut *exact, &prompt, 90)) {
+        let largest = want.iter().fold(0f32, |largest, x| largest.max(x.abs()));
+        let error = got.iter().zip(&want).fold(0f32, |error, (g, w)| error.max((g - w).abs()));
+        assert!(error < 1e-2 * largest, "error {error}, largest {largest}");
+    }
+}
+
+#[test]
 fn contradictory_batches_are_refused() {
     let mut model = from_gguf(&TinyLlama::default());
     let mut kv = cache(&*model);
     let prompt = tokens(20, 1);
     let good = batch(&[Span { tokens: &prompt, cached: 0, blocks: &[4, 9] }], BLOCK_SIZE, true);
     model.forward(&good, &mut kv).unwrap();
-    let breaks: [(&str, fn(&mut ForwardBatch)); 10] = [
+    let breaks: [(&str, fn(&mut ForwardBatch)); 12] = [
         ("vocabulary", |b| b.input_ids[3] = 100_000),
         ("needs position", |b| b.positions[3] = 4),
         ("needs position", |b| b.slot_mapping[3] = 4 * 16 + 4),
@@ -224,6 +250,8 @@ fn contradictory_batches_are_refused() {
         ("blocks of", |b| b.block_tables[0] = vec![4]),
         ("do not agree", |b| b.cu_seqlens_q = vec![0, 19]),
         ("do not agree", |b| *b = ForwardBatch { cu_seqlens_q: vec![0], ..ForwardBatch::default() }),
+        ("do not agree", |b| b.feedback = vec![None; 19]),
+        ("result of the previous step", |b| b.feedback = vec![Some(0); 20]),
         ("logits are wanted", |b| b.logits_indices = vec![20]),
         ("beyond the context", |b| b.seq_lens[0] = 257),
     ];

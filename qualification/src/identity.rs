@@ -51,12 +51,13 @@ pub struct EngineBuild {
 /// A class of devices: another unit of the same kind has the same value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hardware {
-    /// `cpu` or `gpu`.
+    /// `cpu` or `cuda`.
     pub kind: String,
     pub vendor: String,
     pub model: String,
-    /// Instruction sets that the kernels choose between.
+    /// Instruction sets that the kernels choose between; of a GPU its architecture, memory, driver and libraries.
     pub features: Vec<String>,
+    /// Compute threads; of a GPU its multiprocessors.
     pub threads: usize,
 }
 

@@ -1,5 +1,6 @@
 //! The record for people: Markdown, or one HTML page that needs nothing else.
 
+use crate::identity::Hardware;
 use crate::record::{CheckResult, Record, State, Verdict};
 use std::fmt::Write;
 
@@ -32,8 +33,8 @@ fn facts(record: &Record) -> Vec<(&'static str, String)> {
         ("Qualified context", format!("{} tokens", record.qualified_context_tokens)),
         ("Suite", format!("{}, policy {}", record.suite, record.policy_version)),
         ("Engine", format!("{}, executable sha256 {}", host.engine.version, host.engine.executable_sha256)),
-        ("Hardware", format!("{} {}, {} threads", host.hardware.vendor, host.hardware.model, host.hardware.threads)),
-        ("Instruction sets", host.hardware.features.join(" ")),
+        ("Hardware", hardware(&host.hardware)),
+        ("Features", host.hardware.features.join(" ")),
         ("Settings", settings(record)),
         ("Record", record.id.to_string()),
         ("Finished", format!("{} (Unix seconds)", record.finished_at)),
@@ -42,6 +43,12 @@ fn facts(record: &Record) -> Vec<(&'static str, String)> {
     facts.extend(release.files.iter().map(|(name, digest)| ("File", format!("{name}, sha256 {digest}"))));
     facts.extend(record.notes.iter().map(|note| ("Note", note.clone())));
     facts
+}
+
+fn hardware(hardware: &Hardware) -> String {
+    let Hardware { kind, vendor, model, threads, .. } = hardware;
+    let units = if kind == "cpu" { "threads" } else { "multiprocessors" };
+    format!("{vendor} {model}, {threads} {units}")
 }
 
 fn settings(record: &Record) -> String {

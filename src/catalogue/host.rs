@@ -1,13 +1,15 @@
 //! What runs here: this build and this hardware, as verdicts are bound to them.
 
+use cresset_kernels::gpu::Properties;
 use cresset_qualification::{EngineBuild, Hardware, Host, ServingSettings};
 use sha2::{Digest, Sha256};
 use std::path::Path;
 use std::sync::OnceLock;
 
-/// `threads` is the number of compute threads. The executable is read once per process.
-pub fn host(threads: usize, settings: ServingSettings) -> Host {
-    Host { engine: engine_build(), hardware: cpu(threads), settings }
+/// On a GPU, or with so many compute threads on the CPU. The executable is read once per process.
+pub fn host(gpu: Option<&Properties>, threads: usize, settings: ServingSettings) -> Host {
+    let hardware = gpu.map_or_else(|| cpu(threads), cuda);
+    Host { engine: engine_build(), hardware, settings }
 }
 
 fn engine_build() -> EngineBuild {
@@ -31,6 +33,19 @@ fn cpu(threads: usize) -> Hardware {
     let field = |name: &str| cpuinfo(&info, name).unwrap_or(std::env::consts::ARCH).to_owned();
     let features = features().into_iter().map(str::to_owned).collect();
     Hardware { kind: "cpu".into(), vendor: field("vendor_id"), model: field("model name"), features, threads }
+}
+
+/// All that an answer may depend on: another device, driver or library is other hardware.
+fn cuda(found: &Properties) -> Hardware {
+    let (major, minor) = found.capability;
+    let memory = format!("{} MiB", found.memory_bytes >> 20);
+    Hardware {
+        kind: "cuda".into(),
+        vendor: "NVIDIA".into(),
+        model: found.name.clone(),
+        features: vec![format!("sm_{major}{minor}"), memory, found.versions.clone()],
+        threads: found.multiprocessors as usize,
+    }
 }
 
 fn cpuinfo<'a>(info: &'a str, name: &str) -> Option<&'a str> {
@@ -71,6 +86,38 @@ mod tests {
         assert_eq!(cpuinfo(info, "vendor_id"), Some("GenuineIntel"));
         assert_eq!(cpuinfo(info, "model name"), Some("Xeon: fast"));
         assert_eq!(cpuinfo(info, "flags"), None);
+    }
+
+    #[test]
+    fn a_verdict_holds_for_one_device() {
+        let settings = || ServingSettings {
+            dtype: "bf16".into(),
+            kv_dtype: "bf16".into(),
+            dequantise: false,
+            block_size: 16,
+            max_batched_tokens: 512,
+            max_rows: 256,
+            max_context: 0,
+        };
+        let found = Properties {
+            name: "NVIDIA H200".into(),
+            capability: (9, 0),
+            multiprocessors: 132,
+            shared_bytes: 232_448,
+            memory_bytes: 140 << 30,
+            versions: "driver 580.82.07 CUDA 13.0 cuBLASLt 130002".into(),
+        };
+        let here = host(Some(&found), 2, settings());
+        assert_eq!(here, host(Some(&found), 8, settings()), "the CPU does not matter there");
+        let others = [
+            Properties { name: "NVIDIA H100".into(), ..found.clone() },
+            Properties { capability: (9, 1), ..found.clone() },
+            Properties { memory_bytes: 80 << 30, ..found.clone() },
+            Properties { versions: "driver 590.1 CUDA 13.1 cuBLASLt 130002".into(), ..found.clone() },
+        ];
+        for other in others.iter().map(Some).chain([None]) {
+            assert_ne!(here.hardware, host(other, 2, settings()).hardware, "{other:?}");
+        }
     }
 
     #[test]

@@ -184,7 +184,7 @@ mod tests {
                 max_rows: 8,
                 max_context: 0,
             };
-            Self { data, manifest, host: host(2, settings) }
+            Self { data, manifest, host: host(None, 2, settings) }
         }
 
         fn catalogue(&self) -> Catalogue {

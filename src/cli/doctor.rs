@@ -2,7 +2,7 @@
 
 use super::context::{Context, data_dir, load_config};
 use super::output::{Failure, Output, Result, Style, style};
-use super::{Globals, text};
+use super::{Globals, device, text};
 use crate::config::Config;
 use crate::server::operator::AdminCommand;
 use serde::Serialize;
@@ -69,6 +69,7 @@ async fn examine(globals: &Globals) -> Result<Vec<Finding>> {
         }
         Ok(loaded) => {
             findings.push(Finding::good("configuration", format!("{} keys set", loaded.origins.len())));
+            findings.extend(gpu(&loaded.config));
             findings.push(fetching(&loaded.config));
             let context = Context { data_dir: dir, config: loaded.config, output: Output { json: globals.json } };
             findings.extend(folder(&context).await);
@@ -134,6 +135,20 @@ fn disk(data_dir: &Path) -> Finding {
             }
             Finding::good("disk", detail)
         }
+    }
+}
+
+/// Whether models run on a GPU, where that is possible or asked for.
+fn gpu(config: &Config) -> Option<Finding> {
+    match (device::chosen(config), device::sentence(config)) {
+        (Err(Failure::Said { what, remedy }), _) => Some(Finding::wrong("gpu", what, remedy.unwrap_or_default())),
+        (Ok(Some(_)), Ok(Some(found))) => Some(Finding::good("gpu", format!("models run {found}"))),
+        (_, Ok(Some(missing))) => Some(Finding::warning(
+            "gpu",
+            format!("models run {missing}"),
+            "as said; or set engine.device to \"cpu\" if this machine is to have none",
+        )),
+        _ => None,
     }
 }
 

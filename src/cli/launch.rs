@@ -1,6 +1,7 @@
 //! A node in this process: the qualified models, the store behind them, the listeners in front.
 
 use super::context::Context;
+use super::device;
 use super::load;
 use super::output::{Failure, Result, note};
 use super::progress::Progress;
@@ -78,6 +79,9 @@ pub struct Running {
 pub async fn start(context: &Context, ports: Ports, pinned: &[String]) -> Result<Running> {
     let store = context.open_store()?;
     let models = servable(context, pinned)?;
+    if let Some(place) = device::sentence(&context.config)? {
+        note(&format!("models run {place}"));
+    }
     let node = Node::new(context.config.clone(), store, Arc::new(SystemClock));
     let (stop, mut surfaces) = (CancellationToken::new(), JoinSet::new());
     let live = Arc::new(operator::Live {

@@ -1,11 +1,13 @@
 //! From a release's files to a started engine and its text side.
 
+use super::device;
 use crate::catalogue::QualifiedModel;
 use crate::config::Config;
-use crate::engine::model_runner::{ModelRunner, RunnerOptions};
-use crate::engine::{EngineHandle, EngineOptions};
+use crate::engine::model_runner::{self, RunnerOptions};
+use crate::engine::{EngineHandle, EngineOptions, gpu_runner};
 use crate::server::fleet::{self, ServedModel};
 use crate::text::TextModel;
+use cresset_kernels::gpu::Gpu;
 use cresset_models::ModelSource;
 use std::sync::Arc;
 
@@ -28,7 +30,8 @@ pub fn served(qualified: QualifiedModel, config: &Config) -> Result<ServedModel,
     Ok(ServedModel { qualified, text, max_context, load: Box::new(move || engine(&source, &config)) })
 }
 
-/// Bytes that a release is expected to take once it is loaded: weights about as large as its files, and its KV cache.
+/// Bytes that a release is expected to take once it is loaded: weights about as large as its files, and on the CPU its KV
+/// cache. A GPU's caches have a share of their own.
 pub fn expected_bytes(qualified: &QualifiedModel, config: &Config) -> u64 {
     qualified.manifest().bytes() + kv_bytes(config) as u64
 }
@@ -38,7 +41,8 @@ fn text(source: &ModelSource) -> Result<Arc<TextModel>, String> {
 }
 
 fn engine(source: &ModelSource, config: &Config) -> Result<fleet::Loaded, String> {
-    let (runner, info) = ModelRunner::load(source, &runner_options(config)).map_err(|error| error.to_string())?;
+    let gpu = device::open(config).map_err(|failure| failure.to_string())?;
+    let (runner, info) = model_runner::load(source, &runner_options(config, gpu)).map_err(|error| error.to_string())?;
     let engine = &config.engine;
     let options = EngineOptions {
         max_batched_tokens: engine.max_batched_tokens,
@@ -49,12 +53,20 @@ fn engine(source: &ModelSource, config: &Config) -> Result<fleet::Loaded, String
         max_context: max_context(config).unwrap_or(usize::MAX).min(info.config.max_positions),
     };
     let bytes = (info.weight_bytes + kv_bytes(config)) as u64;
-    Ok(fleet::Loaded { engine: EngineHandle::start(Box::new(runner), options), bytes })
+    Ok(fleet::Loaded { engine: EngineHandle::start(runner, options), bytes })
 }
 
-fn runner_options(config: &Config) -> RunnerOptions {
+fn runner_options(config: &Config, gpu: Option<Arc<dyn Gpu>>) -> RunnerOptions {
     let engine = &config.engine;
+    let on_gpu = |gpu| gpu_runner::Options {
+        gpu,
+        memory_share: engine.gpu_memory_share,
+        deterministic: engine.deterministic,
+        max_rows: engine.max_rows,
+        graph_rows: engine.gpu_graph_rows,
+    };
     RunnerOptions {
+        gpu: gpu.map(on_gpu),
         threads: config.threads(),
         dequantise: engine.dequantise,
         kv_bytes: kv_bytes(config),
@@ -64,8 +76,12 @@ fn runner_options(config: &Config) -> RunnerOptions {
     }
 }
 
+/// Of the machine's own memory.
 fn kv_bytes(config: &Config) -> usize {
-    config.engine.kv_mib << 20
+    match device::chosen(config) {
+        Ok(Some(_)) => 0,
+        _ => config.engine.kv_mib << 20,
+    }
 }
 
 /// In the configuration 0 stands for the model's own limit.

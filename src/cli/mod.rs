@@ -7,6 +7,7 @@ mod bench;
 mod chat;
 mod context;
 mod credits;
+mod device;
 mod doctor;
 mod host;
 mod http;

@@ -158,7 +158,7 @@ mod tests {
     fn a_fresh_data_folder_knows_the_default_release() {
         let data = tempfile::tempdir().unwrap();
         let catalogue = Catalogue::new(data.path());
-        let document = list(&catalogue, &host_of(&Config::default()), 90, UnixMillis(0), &[]).unwrap();
+        let document = list(&catalogue, &host_of(&Config::default()).unwrap(), 90, UnixMillis(0), &[]).unwrap();
         let rows = document["models"].as_array().unwrap();
         let row = rows.iter().find(|row| row["name"] == "smollm2-135m-instruct").unwrap();
         assert_eq!([&row["pulled"], &row["qualified"], &row["loaded"]], [false, false, false]);

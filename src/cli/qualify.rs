@@ -1,6 +1,8 @@
 //! `cresset qualify`: runs the suite over the engine that will serve, and keeps the record.
 
-use crate::catalogue::{Catalogue, Error, Manifest, host};
+use super::device;
+use super::output::Result;
+use crate::catalogue::{Catalogue, Manifest, host};
 use crate::config::Config;
 use crate::engine::{EngineHandle, Event, GenerateRequest, Refused, SamplingParams, SequenceId, StopCause};
 use crate::ids::AccountId;
@@ -19,18 +21,30 @@ use std::time::Duration;
 use tokio::sync::mpsc::Receiver;
 
 /// This build on this hardware with these settings: what a verdict is bound to.
-pub fn host_of(config: &Config) -> Host {
-    let engine = &config.engine;
+pub fn host_of(config: &Config) -> Result<Host> {
+    let (engine, gpu) = (&config.engine, device::chosen(config)?);
+    let (dtype, kv_dtype) = dtypes(config, gpu.is_some());
     let settings = ServingSettings {
-        dtype: "f32".into(),
-        kv_dtype: "f32".into(),
+        dtype: dtype.into(),
+        kv_dtype: kv_dtype.into(),
         dequantise: engine.dequantise,
         block_size: engine.block_size,
         max_batched_tokens: engine.max_batched_tokens,
         max_rows: engine.max_rows,
         max_context: engine.max_context,
     };
-    host(config.threads(), settings)
+    Ok(host(gpu.as_ref().map(|(_, found)| found), config.threads(), settings))
+}
+
+/// What activations, and keys and values, are computed and kept in.
+fn dtypes(config: &Config, on_gpu: bool) -> (&'static str, &'static str) {
+    match (on_gpu, config.engine.dequantise, config.engine.deterministic) {
+        (_, true, false) | (false, true, _) => ("f32", "f32"),
+        (false, false, _) => ("f32", "f16 beside quantised weights"),
+        (true, true, true) => ("f32, deterministic", "f32"),
+        (true, false, true) => ("bf16, deterministic", "bf16"),
+        (true, false, false) => ("bf16", "bf16"),
+    }
 }
 
 /// Qualifies a release on a started engine, which can go on to serve it. Blocking: never call it on an async thread.
@@ -42,8 +56,8 @@ pub fn run(
     engine: EngineHandle,
     text: Arc<TextModel>,
     progress: &mut dyn FnMut(Progress),
-) -> Result<Record, Error> {
-    let identity = catalogue.identity(manifest, &host_of(config));
+) -> Result<Record> {
+    let identity = catalogue.identity(manifest, &host_of(config)?);
     let digests = catalogue.digests(manifest)?;
     let mut subject = EngineSubject { engine, text, digests, tenants: BTreeMap::new() };
     let scope = Scope::new(suite, config.qualification.quick_context_tokens, &subject);
@@ -313,7 +327,8 @@ mod tests {
         let catalogue = Catalogue::new(data.path());
         let manifest = catalogue.add(&file, None, &mut |_| {}).unwrap();
         assert_eq!((manifest.name.as_str(), manifest.limits.model_context_tokens), ("tiny-llama", 2048));
-        let qualified = || catalogue.qualified(&manifest, &host_of(&config), 90, SystemClock.now());
+        let host = host_of(&config).unwrap();
+        let qualified = || catalogue.qualified(&manifest, &host, 90, SystemClock.now());
         assert!(matches!(qualified(), Err(NotQualified::NoRecord { .. })));
         let record = qualify(&catalogue, &manifest, &config, Suite::Quick);
         assert_eq!(record.verdict, Verdict::Qualified, "{}", verdict_text(&record));
@@ -339,7 +354,7 @@ mod tests {
                 let subject = EngineSubject { engine, text, digests, tenants: BTreeMap::new() };
                 let mut faulty = Faulty::new(subject, fault);
                 let scope = Scope::new(Suite::Quick, config.qualification.quick_context_tokens, &faulty);
-                let identity = catalogue.identity(&manifest, &host_of(&config));
+                let identity = catalogue.identity(&manifest, &host_of(&config).unwrap());
                 let record = cresset_qualification::run(&mut faulty, identity, None, scope, &mut |_| {});
                 let red: Vec<&str> = record.failed_checks().map(|check| check.id.as_str()).collect();
                 assert_eq!(red, [check.id], "{fault:?}: {}", verdict_text(&record));

@@ -10,7 +10,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::ids::ModelId;
 use crate::server::operator::AdminCommand;
 use clap::{Args, Subcommand, ValueEnum};
-use cresset_qualification::{Record, Suite, Verdict};
+use cresset_qualification::{Host, Record, Suite, Verdict};
 use serde_json::Value;
 use std::path::PathBuf;
 
@@ -97,7 +97,7 @@ pub async fn run_models(context: &Context, command: Models) -> Result {
 }
 
 async fn list(context: &Context, catalogue: &Catalogue) -> Result<Value> {
-    let host = qualify::host_of(&context.config);
+    let host = qualify::host_of(&context.config)?;
     let max_age = context.config.qualification.max_age_days;
     Ok(models::list(catalogue, &host, max_age, SystemClock.now(), &loaded(context).await?)?)
 }
@@ -164,7 +164,7 @@ async fn qualify_release(context: &Context, manifest: Manifest, suite: Suite) ->
         let record = qualify::run(&catalogue, &manifest, &config, suite, engine, loaded.text, &mut on_check);
         progress.clear();
         loaded.engine.shutdown();
-        record.map_err(Failure::from)
+        record
     });
     blocking.await.map_err(Failure::new)?
 }
@@ -181,7 +181,7 @@ pub async fn ensure_qualified(context: &Context, release: &str) -> Result {
         pull(context, release.to_owned()).await?;
         note(&format!("fetched {release}, its digests are right"));
     }
-    if qualified(context, &manifest).is_ok() {
+    if qualified(context, &manifest, &qualify::host_of(&context.config)?).is_ok() {
         return Ok(());
     }
     let record = qualify_release(context, manifest, Suite::Quick).await?;
@@ -194,20 +194,20 @@ pub async fn ensure_qualified(context: &Context, release: &str) -> Result {
         .remedy(format!("cresset qualify {release} --report report.html shows the evidence")))
 }
 
-fn qualified(context: &Context, manifest: &Manifest) -> Result<QualifiedModel, NotQualified> {
+fn qualified(context: &Context, manifest: &Manifest, host: &Host) -> Result<QualifiedModel, NotQualified> {
     let max_age = context.config.qualification.max_age_days;
-    let host = qualify::host_of(&context.config);
-    Catalogue::new(&context.data_dir).qualified(manifest, &host, max_age, SystemClock.now())
+    Catalogue::new(&context.data_dir).qualified(manifest, host, max_age, SystemClock.now())
 }
 
 /// Every release that is qualified here: first the named ones, which have to be, in their order.
 pub fn servable(context: &Context, names: &[String]) -> Result<Vec<QualifiedModel>> {
     let catalogue = Catalogue::new(&context.data_dir);
-    let prove = |name: &String| qualified(context, &catalogue.find(name)?).map_err(Failure::new);
+    let host = qualify::host_of(&context.config)?;
+    let prove = |name: &String| qualified(context, &catalogue.find(name)?, &host).map_err(Failure::new);
     let mut proven = names.iter().map(prove).collect::<Result<Vec<_>>>()?;
     let mut refused = None;
     for manifest in catalogue.manifests()?.into_iter().filter(|manifest| catalogue.is_pulled(manifest)) {
-        match qualified(context, &manifest) {
+        match qualified(context, &manifest, &host) {
             Ok(model) if proven.iter().any(|known| known.id() == model.id()) => {}
             Ok(model) => proven.push(model),
             Err(why) => refused = Some(why),

@@ -123,9 +123,10 @@ impl Mailbox {
         std::mem::take(&mut inbox.mail)
     }
 
-    /// After each step: what the engine has to do, and what it has done; `produced` tokens are new.
-    pub fn publish(&self, load: Load, stats: EngineStats, produced: u64, now: Instant) {
+    /// After each step: what the engine has to do, and what it has done.
+    pub fn publish(&self, load: Load, stats: EngineStats, now: Instant) {
         let mut inbox = self.lock();
+        let produced = stats.generated_tokens - inbox.stats.generated_tokens;
         inbox.load = load;
         let Inbox { load, mail, .. } = &mut *inbox;
         for (_, submission) in &mail.submitted {

@@ -1,10 +1,13 @@
-//! The engine: `schedule → run → commit` on one thread that owns the model and its KV cache.
-//! `sequence`, `block_manager`, `fair_queue`, `scheduler`, `admission` and `rate` are pure; tensors appear in `model_runner`.
+//! The engine: `schedule → launch → collect → commit` on one thread that owns the model and its KV cache.
+//! `sequence`, `block_manager`, `fair_queue`, `scheduler`, `admission` and `rate` are pure; tensors appear in `model_runner` and
+//! `gpu_runner`.
 
 pub mod admission;
 pub mod batch;
 pub mod block_manager;
 pub mod fair_queue;
+pub mod gpu_runner;
+pub mod gpu_sampling;
 pub mod handle;
 mod mailbox;
 pub mod model_runner;

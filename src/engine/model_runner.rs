@@ -1,5 +1,6 @@
 //! Builds the model and its KV cache, runs them, and samples.
 
+use super::gpu_runner::{self, GpuRunner};
 use super::runner::{RowResult, Runner};
 use super::sampler::{RowSampling, Sampler};
 use candle_core::{CpuStorage, Device, Storage, Tensor};
@@ -8,13 +9,15 @@ use cresset_models::{ForwardBatch, KvCache, LoadOptions, Model, ModelConfig, Mod
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// How a model is loaded and how much memory its cache may take.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct RunnerOptions {
+    /// Where it runs, if not on the CPU.
+    pub gpu: Option<gpu_runner::Options>,
     /// Worker threads, the engine's own included.
     pub threads: usize,
     /// Dequantise every weight to f32 at load: the exact reference mode.
     pub dequantise: bool,
-    /// Bytes for the KV cache.
+    /// Bytes for the KV cache in the machine's own memory.
     pub kv_bytes: usize,
     /// Tokens per block.
     pub block_size: usize,
@@ -43,12 +46,22 @@ pub enum RunnerError {
     NoRoomForCache { kv_bytes: usize, block_size: usize, block_bytes: usize },
 }
 
-/// The real runner: owns weights and KV cache.
+/// Loads the model to where the options say.
+pub fn load(source: &ModelSource, options: &RunnerOptions) -> Result<(Box<dyn Runner>, LoadedInfo), RunnerError> {
+    match &options.gpu {
+        Some(gpu) => GpuRunner::load(source, options, gpu).map(|(runner, info)| (Box::new(runner) as _, info)),
+        None => ModelRunner::load(source, options).map(|(runner, info)| (Box::new(runner) as _, info)),
+    }
+}
+
+/// The runner on the CPU: owns weights and KV cache.
 pub struct ModelRunner {
     model: Box<dyn Model>,
     kv: KvCache,
     compute: Compute,
     samplers: Samplers,
+    /// Of the launched step: it is computed right away.
+    results: Option<Vec<RowResult>>,
 }
 
 impl ModelRunner {
@@ -65,7 +78,7 @@ impl ModelRunner {
 
     /// A runner around a model that is already loaded.
     pub fn new(model: Box<dyn Model>, kv: KvCache, compute: Compute) -> Self {
-        Self { model, kv, compute, samplers: Mutex::default() }
+        Self { model, kv, compute, samplers: Mutex::default(), results: None }
     }
 }
 
@@ -90,11 +103,24 @@ fn num_blocks(config: &ModelConfig, options: &RunnerOptions) -> Result<usize, Ru
 }
 
 impl Runner for ModelRunner {
-    fn run(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<Vec<RowResult>, String> {
+    fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), String> {
+        if self.results.is_some() || !batch.feedback.is_empty() {
+            return Err("a step was launched before the one before it was collected".into());
+        }
         let logits =
             self.model.forward(batch, &mut self.kv).map_err(|error| format!("the forward pass failed: {error}"))?;
-        with_logits(&logits, rows.len(), |logits| sample(&self.compute, &self.samplers, logits, rows))
-            .map_err(|error| format!("the logits cannot be read: {error}"))
+        let results = with_logits(&logits, rows.len(), |logits| sample(&self.compute, &self.samplers, logits, rows));
+        self.results = Some(results.map_err(|error| format!("the logits cannot be read: {error}"))?);
+        Ok(())
+    }
+
+    fn collect(&mut self) -> Result<Vec<RowResult>, String> {
+        self.results.take().ok_or_else(|| "nothing was launched".into())
+    }
+
+    fn recover(&mut self) -> Result<(), String> {
+        self.results = None;
+        Ok(())
     }
 }
 

@@ -2,50 +2,97 @@
 
 use super::sampler::{RowSampling, Sampled, TokenLogprobs};
 use cresset_models::ForwardBatch;
-use std::collections::HashMap;
-use std::time::Duration;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// What became of one row: its next token, or why there is none. A row's error fails its own sequence only.
 pub type RowResult = Result<Sampled, String>;
 
-/// Computes one step. A returned error, or a panic, fails every sequence of the step.
+/// Computes steps in the order of their launches. A returned error, or a panic, fails every sequence of the step and of those
+/// launched after it.
 pub trait Runner: Send {
-    /// `rows[i]` says how to sample from the logits of `batch.logits_indices[i]`; one result for each row.
-    fn run(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<Vec<RowResult>, String>;
+    /// Starts one step; its results are `collect`ed in the order of the launches. `rows[i]` says how to sample from the logits of
+    /// `batch.logits_indices[i]`; a clone of its tokens that outlives the call makes appending to them a copy. Where `batch.feedback`
+    /// names a result of the step launched just before, that result is the row's token, not its `input_ids`; after a row that failed
+    /// any token will do.
+    fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), String>;
 
-    /// Called after a failed step. An error means that no further step can be run, and ends the engine.
+    /// The results of the oldest launched step: one for each of its rows. Waits for them.
+    fn collect(&mut self) -> Result<Vec<RowResult>, String>;
+
+    /// Most steps that may be launched and not yet collected: 1, or 2 for a device that computes while the host schedules.
+    fn depth(&self) -> usize {
+        1
+    }
+
+    /// After a failed step: forgets everything launched. An error means that no further step can be run, and ends the engine.
     fn recover(&mut self) -> Result<(), String> {
         Ok(())
     }
 }
 
+/// `row` with its pending token, one of the `previous` step's results.
+pub fn with_pending(row: &RowSampling, previous: &[RowResult]) -> RowSampling {
+    let mut row = row.clone();
+    if let Some(index) = row.pending.take() {
+        let token = previous[index as usize].as_ref().map_or(0, |sampled| sampled.token);
+        Arc::make_mut(&mut row.tokens).push(token);
+    }
+    row
+}
+
 /// How a scripted step fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// `run` returns an error.
+    /// `launch` returns an error.
+    Launch,
+    /// `collect` returns an error.
     Error,
-    /// `run` panics.
+    /// `collect` panics.
     Panic,
     /// Every sampled row of the step fails, the step itself does not.
     Rows,
-    /// `run` returns an error and `recover` another.
+    /// `collect` returns an error and `recover` another.
     Fatal,
 }
 
-/// A runner without a model, for tests and for measuring the node around the engine: tokens come from a script.
-/// Log-probabilities, when asked for, say that the token was certain.
+/// A runner without a model, for tests and for measuring the node around the engine: tokens come from a script, when they are
+/// collected. Log-probabilities, when asked for, say that the token was certain.
 pub struct ScriptedRunner {
     script: Box<dyn FnMut(&RowSampling) -> u32 + Send>,
     step_time: Duration,
     failures: HashMap<u64, Failure>,
+    depth: usize,
     steps: u64,
     fatal: bool,
+    launched: VecDeque<Launched>,
+    /// Of the step collected last.
+    previous: Vec<RowResult>,
+    /// When the step launched last is done.
+    busy_until: Instant,
+}
+
+struct Launched {
+    step: u64,
+    rows: Vec<RowSampling>,
+    done: Instant,
 }
 
 impl ScriptedRunner {
     /// `script` gives a row's next token; it may look at the row's tokens.
     pub fn new(script: impl FnMut(&RowSampling) -> u32 + Send + 'static) -> Self {
-        Self { script: Box::new(script), step_time: Duration::ZERO, failures: HashMap::new(), steps: 0, fatal: false }
+        Self {
+            script: Box::new(script),
+            step_time: Duration::ZERO,
+            failures: HashMap::new(),
+            depth: 1,
+            steps: 0,
+            fatal: false,
+            launched: VecDeque::new(),
+            previous: Vec::new(),
+            busy_until: Instant::now(),
+        }
     }
 
     /// Every sequence produces `output`, over and over. Must not be empty.
@@ -54,9 +101,15 @@ impl ScriptedRunner {
         Self::new(move |row| output[(row.tokens.len() - row.prompt_len) % output.len()])
     }
 
-    /// Each step sleeps this long.
+    /// Each step takes this long from its launch, or from the end of the one before.
     pub fn step_time(mut self, step_time: Duration) -> Self {
         self.step_time = step_time;
+        self
+    }
+
+    /// Steps that may be in flight, 1 or 2.
+    pub fn depth(mut self, depth: usize) -> Self {
+        self.depth = depth;
         self
     }
 
@@ -67,31 +120,46 @@ impl ScriptedRunner {
     }
 
     fn sample(&mut self, row: &RowSampling) -> Sampled {
-        let token = (self.script)(row);
+        let row = with_pending(row, &self.previous);
+        let token = (self.script)(&row);
         let certain = |top: u8| TokenLogprobs { chosen: 0.0, top: vec![(token, 0.0); usize::from(top.min(1))] };
         Sampled { token, logprobs: row.params.logprobs.map(certain) }
     }
 }
 
 impl Runner for ScriptedRunner {
-    fn run(&mut self, _batch: &ForwardBatch, rows: &[RowSampling]) -> Result<Vec<RowResult>, String> {
-        if !self.step_time.is_zero() {
-            std::thread::sleep(self.step_time);
-        }
+    fn launch(&mut self, _batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), String> {
         let step = self.steps;
         self.steps += 1;
-        match self.failures.get(&step) {
-            None => Ok(rows.iter().map(|row| Ok(self.sample(row))).collect()),
-            Some(Failure::Rows) => Ok(vec![Err(format!("scripted failure in step {step}")); rows.len()]),
+        if self.failures.get(&step) == Some(&Failure::Launch) {
+            return Err(format!("scripted failure to launch step {step}"));
+        }
+        self.busy_until = self.busy_until.max(Instant::now()) + self.step_time;
+        self.launched.push_back(Launched { step, rows: rows.to_vec(), done: self.busy_until });
+        Ok(())
+    }
+
+    fn collect(&mut self) -> Result<Vec<RowResult>, String> {
+        let Launched { step, rows, done } = self.launched.pop_front().ok_or("nothing was launched")?;
+        std::thread::sleep(done.saturating_duration_since(Instant::now()));
+        self.previous = match self.failures.get(&step) {
+            None => rows.iter().map(|row| Ok(self.sample(row))).collect(),
+            Some(Failure::Rows) => vec![Err(format!("scripted failure in step {step}")); rows.len()],
             Some(Failure::Panic) => panic!("scripted panic in step {step}"),
             Some(failure) => {
                 self.fatal = *failure == Failure::Fatal;
-                Err(format!("scripted failure of step {step}"))
+                return Err(format!("scripted failure of step {step}"));
             }
-        }
+        };
+        Ok(self.previous.clone())
+    }
+
+    fn depth(&self) -> usize {
+        self.depth
     }
 
     fn recover(&mut self) -> Result<(), String> {
+        self.launched.clear();
         if self.fatal {
             return Err("scripted end of the engine".into());
         }

@@ -51,8 +51,13 @@ impl Default for SamplingParams {
 }
 
 impl SamplingParams {
-    fn has_penalties(&self) -> bool {
-        self.frequency_penalty != 0.0 || self.presence_penalty != 0.0 || (self.repetition_penalty - 1.0).abs() > 0.0
+    pub(super) fn has_penalties(&self) -> bool {
+        self.frequency_penalty != 0.0 || self.presence_penalty != 0.0 || !self.repeats_freely()
+    }
+
+    /// Whether tokens of the prompt are treated as any other.
+    pub(super) fn repeats_freely(&self) -> bool {
+        (self.repetition_penalty - 1.0).abs() <= 0.0
     }
 
     fn truncates(&self) -> bool {
@@ -72,11 +77,20 @@ pub struct TokenLogprobs {
 #[derive(Clone, Debug)]
 pub struct RowSampling {
     pub params: Arc<SamplingParams>,
-    /// Prompt and output so far (penalties; its length is the position that keys the random numbers).
+    /// Prompt and output as far as the host knows them.
     pub tokens: Arc<Vec<u32>>,
+    /// Which of the previous step's results belongs behind `tokens`; penalties count it too.
+    pub pending: Option<u32>,
     pub prompt_len: usize,
     /// Ids that must not be chosen (end-of-text before `min_tokens`).
     pub banned: Arc<[u32]>,
+}
+
+impl RowSampling {
+    /// Of the token to choose, in its sequence: it keys the random numbers.
+    pub fn position(&self) -> usize {
+        self.tokens.len() + usize::from(self.pending.is_some())
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -123,7 +137,7 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Chooses the next token of a row. `logits`: `[vocab_size]`.
+    /// Chooses the next token of a row, all of whose tokens are known. `logits`: `[vocab_size]`.
     pub fn sample(&mut self, logits: &[f32], row: &RowSampling) -> Result<Sampled, SampleError> {
         let Scan { max, finite } = scan(logits);
         if !finite {
@@ -218,7 +232,7 @@ impl Race {
             self.truncate(params);
             self.keep_candidates();
         }
-        gumbel_argmax(&self.scaled, params.seed, row.tokens.len() as u32).ok_or(SampleError::NothingLeft)
+        gumbel_argmax(&self.scaled, params.seed, row.position() as u32).ok_or(SampleError::NothingLeft)
     }
 
     /// `candidates` become the tokens that top-k, top-p and min-p leave, in no order.

@@ -4,14 +4,18 @@
 //! handed out until it is spent. Sequences that miss only their last token come first; the rest of the budget goes to prompts,
 //! in chunks: higher priorities first, fairly between accounts of the same one. When blocks run out, the latest arrived sequence
 //! is preempted and computed again later.
+//! A step is in flight from `schedule` until `advance` takes it in. The next one may be scheduled before that: a token that is
+//! sampled in flight counts as the sequence's, only its value is not known.
 //! Rows and blocks are shared too: an account that runs nothing and finds no room takes it from the account that runs most.
 
-use super::block_manager::{BlockManager, IntegrityError};
+mod integrity;
+
+use super::block_manager::BlockManager;
 use super::fair_queue::FairQueue;
 use super::sequence::{Finished, GenerateRequest, Sequence, SequenceId, State, StopCause};
 use crate::ids::AccountId;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Instant;
 
 /// Limits of one engine; all from the configuration.
@@ -36,21 +40,39 @@ pub struct Step {
     /// Sequences that run for the first time.
     pub started: Vec<SequenceId>,
     pub preempted: Vec<SequenceId>,
+    /// Rows that sample.
+    num_results: u32,
 }
 
 impl Step {
+    fn push(&mut self, sequence: &mut Sequence, num_tokens: usize) {
+        let (id, from, feedback) = (sequence.id, sequence.num_computed_tokens, sequence.feedback());
+        let samples = sequence.launch(num_tokens, self.num_results);
+        self.num_results += u32::from(samples);
+        self.rows.push(StepRow { id, from, num_tokens, feedback, samples });
+    }
+
     pub fn num_tokens(&self) -> usize {
         self.rows.iter().map(|row| row.num_tokens).sum()
     }
 }
 
-/// `num_tokens` tokens of a sequence from its `num_computed_tokens` on.
+/// `num_tokens` tokens of a sequence from position `from` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepRow {
     pub id: SequenceId,
+    pub from: usize,
     pub num_tokens: usize,
+    /// The row's only token is this result of the step before, not known yet.
+    pub feedback: Option<u32>,
     /// The row reaches the sequence's end, so its last token gives logits.
     pub samples: bool,
+}
+
+impl StepRow {
+    pub fn end(&self) -> usize {
+        self.from + self.num_tokens
+    }
 }
 
 /// Counters since the start.
@@ -75,6 +97,7 @@ pub struct Scheduler {
     accounts: HashMap<AccountId, usize>,
     /// A sequence that found no room in the last step although its account runs nothing.
     starved: Option<SequenceId>,
+    in_flight: VecDeque<Vec<StepRow>>,
     totals: Totals,
 }
 
@@ -91,6 +114,7 @@ impl Scheduler {
             queue: FairQueue::new(options.max_batched_tokens),
             accounts: HashMap::new(),
             starved: None,
+            in_flight: VecDeque::new(),
             totals: Totals::default(),
             options,
         }
@@ -116,6 +140,11 @@ impl Scheduler {
         self.sequences.is_empty()
     }
 
+    /// Rows of the steps in flight, oldest first. Some may be of sequences that have ended since.
+    pub fn in_flight(&self) -> &VecDeque<Vec<StepRow>> {
+        &self.in_flight
+    }
+
     pub fn num_running(&self) -> usize {
         self.running.len()
     }
@@ -138,7 +167,8 @@ impl Scheduler {
         self.sequences().filter(late).map(|s| s.id).collect()
     }
 
-    /// Hands out the next step's token budget. Empty only when there is no sequence.
+    /// Hands out the next step's token budget; a step that is not empty is in flight from now on. Empty only when there is no
+    /// sequence, or nothing to do before the steps in flight are taken in.
     pub fn schedule(&mut self) -> Step {
         self.queue.tick();
         let mut step = Step::default();
@@ -148,20 +178,35 @@ impl Scheduler {
         // Blocks that the decodes have just freed belong to those who needed them.
         let admitting = step.preempted.len() == displaced;
         self.schedule_prompts(&mut step, starved.filter(|_| admitting), admitting);
+        if !step.rows.is_empty() {
+            self.in_flight.push_back(step.rows.clone());
+        }
         step
     }
 
-    /// Records that a step was computed: its tokens are in the cache, its full blocks can be shared.
-    pub fn advance(&mut self, step: &Step) {
-        for row in &step.rows {
-            let sequence = sequence_mut(&mut self.sequences, row.id);
-            self.totals.prompt_tokens += sequence.advance(row.num_tokens) as u64;
-            let computed = &sequence.tokens[..sequence.num_computed_tokens];
-            self.blocks.register(&mut sequence.table, computed);
+    /// Records that the oldest step in flight was computed: its tokens are in the cache, its full blocks can be shared. Returns
+    /// its rows; those of sequences that have ended since count for nothing.
+    pub fn advance(&mut self) -> Vec<StepRow> {
+        let rows = self.in_flight.pop_front().expect("invariant: a step is in flight");
+        for row in &rows {
+            let Some(sequence) = self.sequences.get_mut(&row.id) else { continue };
+            sequence.in_flight -= 1;
+            self.totals.prompt_tokens += sequence.see(row.end()) as u64;
+            // The blocks of a sequence that was preempted since are somebody else's.
+            if sequence.state == State::Running {
+                self.blocks.register(&mut sequence.table, &sequence.tokens[..row.end()]);
+            }
         }
+        rows
     }
 
-    /// Appends a sampled token; a cause means that the sequence is complete and must be finished.
+    /// Gives up the steps in flight. The sequences in them, some perhaps named twice or ended before, must be finished.
+    pub fn abandon(&mut self) -> Vec<SequenceId> {
+        self.in_flight.drain(..).flatten().map(|row| row.id).collect()
+    }
+
+    /// Appends the token sampled by a row of the step that `advance` took in; a cause means that the sequence is complete and
+    /// must be finished.
     pub fn append(&mut self, id: SequenceId, token: u32) -> Option<StopCause> {
         self.totals.generated_tokens += 1;
         sequence_mut(&mut self.sequences, id).append(token, self.options.max_context)
@@ -180,33 +225,6 @@ impl Scheduler {
         Some(sequence.finished(cause))
     }
 
-    /// Every block accounted for, every sequence where its state says.
-    pub fn check_integrity(&self) -> Result<(), IntegrityError> {
-        self.blocks.check_integrity(self.sequences().map(|sequence| &sequence.table))?;
-        let broken = self.sequences().find(|sequence| !self.is_consistent(sequence));
-        match broken {
-            Some(sequence) => Err(IntegrityError(format!("{:?} is misplaced", sequence.id))),
-            None if self.running.len() > self.options.max_rows => {
-                Err(IntegrityError("more sequences run than a step has rows".into()))
-            }
-            None => Ok(()),
-        }
-    }
-
-    fn is_consistent(&self, sequence: &Sequence) -> bool {
-        let queued = self.queue.contains(sequence.request.account, sequence.id);
-        let running = self.running.contains(&sequence.id);
-        let blocks = sequence.table.blocks().len();
-        match sequence.state {
-            State::Waiting => queued && !running && blocks == 0 && sequence.num_computed_tokens == 0,
-            State::Running => {
-                running
-                    && queued != sequence.is_decoding()
-                    && blocks >= self.blocks.blocks_for(sequence.num_computed_tokens)
-            }
-        }
-    }
-
     /// Of a live sequence.
     fn account(&self, id: SequenceId) -> AccountId {
         self.sequences[&id].request.account
@@ -218,12 +236,12 @@ impl Scheduler {
         for id in running {
             let sequence = sequence_mut(&mut self.sequences, id);
             let (account, from) = (sequence.request.account, sequence.num_computed_tokens);
-            if !sequence.is_decoding() {
+            if !sequence.is_decoding() || sequence.is_ending(self.options.max_context) {
                 continue;
             }
             if self.blocks.claim(&mut sequence.table, from, from + 1) || self.make_room(id, step) {
                 self.queue.charge(account, 1);
-                step.rows.push(StepRow { id, num_tokens: 1, samples: true });
+                step.push(sequence_mut(&mut self.sequences, id), 1);
             }
         }
     }
@@ -279,13 +297,13 @@ impl Scheduler {
             let count = self.chunk(id, budget);
             if count > 0 {
                 self.queue.charge(self.account(id), count);
-                self.push_row(step, id, count);
+                step.push(sequence_mut(&mut self.sequences, id), count);
                 budget -= count;
             }
             next = if budget > 0 { self.queue.pop(admitting) } else { None };
         }
         for id in popped {
-            self.requeue(id, step);
+            self.requeue(id);
         }
         if !admitting {
             let rows = self.rows_by_account();
@@ -296,11 +314,12 @@ impl Scheduler {
         }
     }
 
-    /// Lets a waiting sequence in when a row is free and its known tokens fit beside what the running ones still need.
+    /// Lets a waiting sequence in when a row is free and its known tokens fit beside what the running ones still need. One that
+    /// was preempted in flight sits this step out, without being in the way of others.
     fn admit(&mut self, id: SequenceId, step: &mut Step) -> bool {
         let headroom = self.headroom();
         let sequence = sequence_mut(&mut self.sequences, id);
-        if sequence.state == State::Running {
+        if sequence.state == State::Running || sequence.in_flight > 0 {
             return true;
         }
         if self.running.len() >= self.options.max_rows {
@@ -316,7 +335,7 @@ impl Scheduler {
             step.started.push(id);
             self.totals.prefix_hit_tokens += cached as u64;
         }
-        self.totals.prompt_tokens += sequence.advance(0) as u64;
+        self.totals.prompt_tokens += sequence.see(cached) as u64;
         self.running.insert(id);
         true
     }
@@ -325,7 +344,7 @@ impl Scheduler {
     fn headroom(&self) -> usize {
         let outstanding = |id: &SequenceId| {
             let sequence = &self.sequences[id];
-            1 + self.blocks.blocks_for(sequence.tokens.len()) - sequence.table.blocks().len()
+            1 + self.blocks.blocks_for(sequence.tokens.len()).saturating_sub(sequence.table.blocks().len())
         };
         let spoken_for = self.running.iter().map(outstanding).sum();
         self.blocks.available().saturating_sub(spoken_for)
@@ -350,20 +369,13 @@ impl Scheduler {
         self.blocks.claim(&mut sequence.table, from, from + count)
     }
 
-    fn push_row(&self, step: &mut Step, id: SequenceId, num_tokens: usize) {
-        let samples = num_tokens == self.sequences[&id].uncomputed();
-        step.rows.push(StepRow { id, num_tokens, samples });
-    }
-
-    /// Puts a sequence back in line unless this step leaves it at most one token to compute.
-    fn requeue(&mut self, id: SequenceId, step: &Step) {
+    /// Puts a sequence back in line unless it has at most one token left to compute.
+    fn requeue(&mut self, id: SequenceId) {
         let sequence = &self.sequences[&id];
         let account = sequence.request.account;
-        let given = step.rows.iter().find(|row| row.id == id);
-        let left = sequence.uncomputed() - given.map_or(0, |row| row.num_tokens);
         if sequence.state == State::Waiting {
             self.queue.push_waiting(account, id, sequence.request.priority);
-        } else if left > 1 {
+        } else if sequence.uncomputed() > 1 {
             self.queue.push_partial(account, id);
         }
     }

@@ -68,11 +68,18 @@ pub enum State {
 pub struct Sequence {
     pub id: SequenceId,
     pub request: GenerateRequest,
-    /// Prompt and output so far. Shared with the runner during a step only, so appending copies nothing.
+    /// Prompt and output so far. Shared with the runner during a launch only, so appending copies nothing.
     pub tokens: Arc<Vec<u32>>,
+    /// Tokens in its blocks once the steps in flight are done.
     pub num_computed_tokens: usize,
     pub table: BlockTable,
     pub state: State,
+    /// Its rows in flight.
+    pub in_flight: usize,
+    /// How many of these give a token: what follows `tokens`, known to the runner only.
+    pub pending: usize,
+    /// Index of its latest result in that result's step.
+    result: u32,
     sampling: Arc<SamplingParams>,
     /// `None` until the sequence started for the first time.
     cached_tokens: Option<usize>,
@@ -88,6 +95,9 @@ impl Sequence {
             num_computed_tokens: 0,
             table: BlockTable::new(request.account),
             state: State::Waiting,
+            in_flight: 0,
+            pending: 0,
+            result: 0,
             sampling: Arc::new(request.sampling.clone()),
             cached_tokens: None,
             prompt_tokens: 0,
@@ -95,9 +105,9 @@ impl Sequence {
         }
     }
 
-    /// Known tokens that are not computed yet.
+    /// Tokens, known or pending, that are neither computed nor in flight.
     pub fn uncomputed(&self) -> usize {
-        self.tokens.len() - self.num_computed_tokens
+        self.tokens.len() + self.pending - self.num_computed_tokens
     }
 
     pub fn output_len(&self) -> usize {
@@ -107,6 +117,16 @@ impl Sequence {
     /// Only the last sampled token is missing: one token in, one out.
     pub fn is_decoding(&self) -> bool {
         self.state == State::Running && self.uncomputed() == 1
+    }
+
+    /// Its last token is in flight already.
+    pub fn is_ending(&self, max_context: usize) -> bool {
+        self.remaining(max_context) <= self.pending
+    }
+
+    /// Which result of the step launched last is the token behind `tokens`.
+    pub fn feedback(&self) -> Option<u32> {
+        (self.pending > 0).then_some(self.result)
     }
 
     /// Enters the running set with `cached` tokens already in its blocks. True for the first time.
@@ -124,18 +144,30 @@ impl Sequence {
         self.num_computed_tokens = 0;
     }
 
-    /// `count` more tokens are in the cache. Returns how many prompt tokens that adds to the most seen before.
-    pub fn advance(&mut self, count: usize) -> usize {
+    /// A row of `count` tokens goes into flight. True when it reaches the end: then its result, the step's `result`-th, is the
+    /// next token.
+    pub fn launch(&mut self, count: usize, result: u32) -> bool {
+        let samples = count == self.uncomputed();
         self.num_computed_tokens += count;
-        assert!(self.num_computed_tokens <= self.tokens.len());
-        let seen = self.num_computed_tokens.min(self.request.prompt.len());
+        self.in_flight += 1;
+        if samples {
+            self.pending += 1;
+            self.result = result;
+        }
+        samples
+    }
+
+    /// The first `count` tokens are or were in the cache. Returns how many prompt tokens that adds to the most seen before.
+    pub fn see(&mut self, count: usize) -> usize {
+        assert!(count <= self.tokens.len());
         let before = self.prompt_tokens;
-        self.prompt_tokens = before.max(seen);
+        self.prompt_tokens = before.max(count.min(self.request.prompt.len()));
         self.prompt_tokens - before
     }
 
-    /// Appends a sampled token and says whether it is the last one.
+    /// Appends the token that was pending longest and says whether it is the last one.
     pub fn append(&mut self, token: u32, max_context: usize) -> Option<StopCause> {
+        self.pending -= 1;
         Arc::make_mut(&mut self.tokens).push(token);
         if self.request.eos_ids.contains(&token) {
             Some(StopCause::EndOfText)
@@ -146,18 +178,21 @@ impl Sequence {
         }
     }
 
-    /// Tokens it may still produce.
+    /// Tokens it may still produce, pending ones included.
     pub fn remaining(&self, max_context: usize) -> usize {
         (self.request.max_tokens as usize)
             .saturating_sub(self.output_len())
             .min(max_context.saturating_sub(self.tokens.len()))
     }
 
-    pub fn row_sampling(&self) -> RowSampling {
-        let may_end = self.output_len() >= self.request.min_tokens as usize;
+    /// For a row of the step being launched, whose last token is `pending` if not known.
+    pub fn row_sampling(&self, pending: Option<u32>) -> RowSampling {
+        let before = self.output_len() + usize::from(pending.is_some());
+        let may_end = before >= self.request.min_tokens as usize;
         RowSampling {
             params: Arc::clone(&self.sampling),
             tokens: Arc::clone(&self.tokens),
+            pending,
             prompt_len: self.request.prompt.len(),
             banned: if may_end { Arc::default() } else { Arc::clone(&self.request.eos_ids) },
         }

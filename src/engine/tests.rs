@@ -1,5 +1,6 @@
 //! The engine as a whole, around runners without a model.
 
+mod ahead;
 mod company;
 mod cost;
 mod determinism;
@@ -24,7 +25,7 @@ fn options() -> EngineOptions {
     }
 }
 
-fn request(prompt: impl IntoIterator<Item = u32>, max_tokens: u32) -> GenerateRequest {
+pub fn request(prompt: impl IntoIterator<Item = u32>, max_tokens: u32) -> GenerateRequest {
     GenerateRequest {
         account: AccountId(Uuid::nil()),
         priority: 0,
@@ -43,7 +44,7 @@ pub fn any_instant() -> Instant {
 }
 
 /// Everything a sequence said, to its end.
-fn collect(mut events: mpsc::Receiver<Event>) -> (Vec<u32>, Finished) {
+pub fn collect(mut events: mpsc::Receiver<Event>) -> (Vec<u32>, Finished) {
     let mut tokens = Vec::new();
     let mut started = 0;
     loop {
@@ -61,7 +62,7 @@ fn collect(mut events: mpsc::Receiver<Event>) -> (Vec<u32>, Finished) {
 }
 
 /// Statistics are published after each step: looks until they say what is expected.
-fn wait_for(engine: &EngineHandle, what: &str, reached: impl Fn(&EngineStats) -> bool) {
+pub fn wait_for(engine: &EngineHandle, what: &str, reached: impl Fn(&EngineStats) -> bool) {
     let patience = Instant::now() + Duration::from_secs(20);
     while !reached(&engine.stats()) {
         assert!(Instant::now() < patience, "never {what}: {:?}", engine.stats());

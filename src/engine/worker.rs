@@ -1,4 +1,5 @@
-//! The engine thread: `schedule → run → commit`, one step after the other, asleep when there is nothing to do.
+//! The engine thread: `schedule → launch → collect → commit`, asleep when there is nothing to do. With a runner of depth 2 the next
+//! step is launched before the results of the last one are here: the host works while the device computes.
 
 use super::admission::Load;
 use super::batch::forward_batch;
@@ -23,6 +24,8 @@ pub struct Worker {
     streams: HashMap<SequenceId, Sender<Event>>,
     mailbox: Arc<Mailbox>,
     throughput: Throughput,
+    /// When the runner began with the oldest step in flight.
+    busy_since: Instant,
     steps: u64,
     stops: u64,
     late_frees: u64,
@@ -40,11 +43,12 @@ impl Worker {
             streams: HashMap::new(),
             mailbox,
             throughput: Throughput::default(),
+            busy_since: Instant::now(),
             steps: 0,
             stops: 0,
             late_frees: 0,
         };
-        worker.publish(0);
+        worker.publish();
         worker
     }
 
@@ -62,10 +66,11 @@ impl Worker {
 
     fn serve(&mut self) -> Result<(), String> {
         loop {
-            if self.scheduler.is_empty() {
+            let idle = self.scheduler.is_empty() && self.scheduler.in_flight().is_empty();
+            if idle {
                 self.check_integrity()?;
             }
-            let mail = self.mailbox.take(self.scheduler.is_empty());
+            let mail = self.mailbox.take(idle);
             if mail.end {
                 self.sort(mail);
                 return Ok(());
@@ -76,8 +81,8 @@ impl Worker {
             for id in self.scheduler.expired(now) {
                 self.finish(id, StopCause::DeadlineExceeded);
             }
-            let produced = self.step(now)?;
-            self.publish(produced);
+            self.step(now)?;
+            self.publish();
         }
     }
 
@@ -102,63 +107,73 @@ impl Worker {
         }
     }
 
-    /// One step. Returns how many tokens it produced; an error ends the engine.
-    fn step(&mut self, began: Instant) -> Result<u64, String> {
+    /// Launches the next step, if there is anything to compute, and takes in the oldest one unless the runner takes another before
+    /// that. An error ends the engine.
+    fn step(&mut self, now: Instant) -> Result<(), String> {
         let step = self.scheduler.schedule();
-        if step.rows.is_empty() {
-            return if self.scheduler.is_empty() {
-                Ok(0)
-            } else {
-                Err("no sequence can go on, which is a fault of the scheduler".into())
-            };
+        if self.scheduler.in_flight().is_empty() {
+            let fault = "no sequence can go on, which is a fault of the scheduler";
+            return if self.scheduler.is_empty() { Ok(()) } else { Err(fault.into()) };
         }
         for &id in &step.started {
             self.send(id, Event::Started);
         }
-        self.steps += 1;
-        match self.run_rows(&step) {
-            Ok(results) => {
-                self.throughput.record(step.num_tokens(), began.elapsed());
-                Ok(self.commit(&step, results))
-            }
-            Err(reason) => self.fail(&step, &reason).map(|()| 0),
-        }
+        let launched = if step.rows.is_empty() { Ok(()) } else { self.launch(&step, now) };
+        let more = !step.rows.is_empty() && self.scheduler.in_flight().len() < self.runner.depth();
+        let outcome = launched.and_then(|()| if more { Ok(()) } else { self.take_in() });
+        outcome.or_else(|reason| self.fail(&reason))
     }
 
-    fn run_rows(&mut self, step: &Step) -> Result<Vec<RowResult>, String> {
+    fn launch(&mut self, step: &Step, now: Instant) -> Result<(), String> {
+        self.steps += 1;
+        let first = self.scheduler.in_flight().len() == 1;
+        if first {
+            self.busy_since = now;
+        }
         let block_size = self.mailbox.options().block_size;
         let (batch, rows) = forward_batch(&self.scheduler, step, block_size);
-        let run = || {
+        let launched = caught(|| {
             failpoint!("engine::crash");
             failpoint!("engine::step", |_| Err("a step failed".into()));
-            self.runner.run(&batch, &rows)
-        };
-        let results = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| Err(panic_text(panic.as_ref())))?;
-        if results.len() == rows.len() {
-            Ok(results)
-        } else {
-            let (found, wanted) = (results.len(), rows.len());
-            Err(format!("the runner gave {found} results for {wanted} rows"))
+            self.runner.launch(&batch, &rows)
+        });
+        if launched.is_err() && !first {
+            // The step before it is whole.
+            self.take_in()?;
         }
+        launched
     }
 
-    fn commit(&mut self, step: &Step, results: Vec<RowResult>) -> u64 {
-        self.scheduler.advance(step);
-        let mut produced = 0;
-        let sampled = step.rows.iter().filter(|row| row.samples);
-        for (row, result) in sampled.zip(results) {
-            match result {
-                Ok(sampled) => {
-                    produced += 1;
-                    self.append(row.id, sampled);
-                }
-                Err(reason) => {
-                    tracing::error!(sequence = row.id.0, %reason, "a row failed");
-                    self.finish(row.id, StopCause::Failed(reason));
-                }
+    /// The results of the oldest step in flight.
+    fn take_in(&mut self) -> Result<(), String> {
+        let results = caught(|| self.runner.collect())?;
+        let oldest = self.scheduler.in_flight().front().into_iter().flatten();
+        let (found, wanted) = (results.len(), oldest.filter(|row| row.samples).count());
+        if found != wanted {
+            return Err(format!("the runner gave {found} results for {wanted} rows"));
+        }
+        let rows = self.scheduler.advance();
+        let now = Instant::now();
+        let spent = now - std::mem::replace(&mut self.busy_since, now);
+        self.throughput.record(rows.iter().map(|row| row.num_tokens).sum(), spent);
+        for (row, result) in rows.iter().filter(|row| row.samples).zip(results) {
+            self.commit(row.id, result);
+        }
+        Ok(())
+    }
+
+    fn commit(&mut self, id: SequenceId, result: RowResult) {
+        if self.scheduler.get(id).is_none() {
+            // It ended while the step was in flight: nobody gets this token, and nobody pays for it.
+            return;
+        }
+        match result {
+            Ok(sampled) => self.append(id, sampled),
+            Err(reason) => {
+                tracing::error!(sequence = id.0, %reason, "a row failed");
+                self.finish(id, StopCause::Failed(reason));
             }
         }
-        produced
     }
 
     fn append(&mut self, id: SequenceId, sampled: Sampled) {
@@ -170,12 +185,13 @@ impl Worker {
         }
     }
 
-    fn fail(&mut self, step: &Step, reason: &str) -> Result<(), String> {
+    /// A step failed, and with it all that were launched after it.
+    fn fail(&mut self, reason: &str) -> Result<(), String> {
         tracing::error!(step = self.steps, %reason, "a step failed");
-        for row in &step.rows {
-            self.finish(row.id, StopCause::Failed(reason.to_owned()));
+        for id in self.scheduler.abandon() {
+            self.finish(id, StopCause::Failed(reason.to_owned()));
         }
-        catch_unwind(AssertUnwindSafe(|| self.runner.recover())).unwrap_or_else(|panic| Err(panic_text(panic.as_ref())))
+        caught(|| self.runner.recover())
     }
 
     /// Ends a sequence and frees its blocks; false when it had ended before.
@@ -206,8 +222,8 @@ impl Worker {
         self.scheduler.check_integrity().map_err(|error| error.to_string())
     }
 
-    fn publish(&self, produced: u64) {
-        self.mailbox.publish(self.load(), self.stats(), produced, Instant::now());
+    fn publish(&self) {
+        self.mailbox.publish(self.load(), self.stats(), Instant::now());
     }
 
     fn load(&self) -> Load {
@@ -263,6 +279,11 @@ fn boot_secret() -> [u8; 32] {
     let mut secret = [0; 32];
     getrandom::fill(&mut secret).expect("the operating system gives random bytes");
     secret
+}
+
+/// Calls the runner: its panic is an error.
+fn caught<T>(call: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| Err(panic_text(panic.as_ref())))
 }
 
 fn panic_text(panic: &(dyn Any + Send)) -> String {

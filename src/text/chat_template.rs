@@ -1,7 +1,8 @@
 //! Jinja chat templates, rendered as Hugging Face's `apply_chat_template` does.
 
+use super::jinja::{Jinja, raised};
 use super::{Error, Result};
-use hf_chat_template::{ChatTemplate as Jinja, Clock, Error as JinjaError, SystemClock};
+use chrono::{Local, NaiveDateTime};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -35,38 +36,33 @@ pub struct ChatTemplate {
 impl ChatTemplate {
     /// An empty token counts as one the release does not have.
     pub fn new(source: &str, bos_token: &str, eos_token: &str) -> Result<Self> {
-        Self::with_clock(source, bos_token, eos_token, SystemClock)
+        Self::with_clock(source, bos_token, eos_token, || Local::now().naive_local())
     }
 
-    /// `clock` answers templates that ask for today's date.
-    pub fn with_clock(source: &str, bos_token: &str, eos_token: &str, clock: impl Clock + 'static) -> Result<Self> {
-        let jinja = Jinja::builder(source).clock(clock).build().map_err(|error| {
-            Error::BadFile(format!("the chat template does not compile: {error}; use the release's own template"))
-        })?;
+    /// `now` answers templates that ask for the date.
+    pub fn with_clock(
+        source: &str,
+        bos_token: &str,
+        eos_token: &str,
+        now: impl Fn() -> NaiveDateTime + Send + Sync + 'static,
+    ) -> Result<Self> {
+        let bad = |what: &str, error: minijinja::Error| {
+            Error::BadFile(format!("the chat template {what}: {error}; use the release's own template"))
+        };
+        let jinja = Jinja::compile(source, now).map_err(|error| bad("does not compile", error))?;
         let tokens = [("bos_token", bos_token), ("eos_token", eos_token)];
         let present = tokens.into_iter().filter(|(_, token)| !token.is_empty());
-        let variables = present.map(|(name, token)| (name.to_owned(), token.into())).collect();
+        let mut variables: Map<_, _> = present.map(|(name, token)| (name.to_owned(), token.into())).collect();
+        // The reference defines both as none, and templates ask `tools is not none`.
+        variables.extend(["tools", "documents"].map(|name| (name.to_owned(), Value::Null)));
         let knows_tool_calls = source.contains("tool_calls");
         let mut template = Self { jinja, knows_tool_calls, wants_objects: false, variables };
-        template.declare_absent()?;
+        match template.fill(&json!([{ "role": "user", "content": "question" }]), None, true) {
+            Err(error) if raised(&error).is_none() => return Err(bad("cannot render a single user message", error)),
+            _ => {}
+        }
         template.wants_objects = knows_tool_calls && template.prefers_objects();
         Ok(template)
-    }
-
-    /// The reference defines `tools` and `documents` as none, and templates ask `tools is not none`. Where a template asks
-    /// `tools is iterable` instead, which none is in this engine though not in Python, an empty list answers as in Python.
-    fn declare_absent(&mut self) -> Result<()> {
-        let question = json!([{ "role": "user", "content": "question" }]);
-        self.variables.extend([("tools".into(), Value::Null), ("documents".into(), Value::Null)]);
-        if let Err(JinjaError::Render(_)) = self.fill(&question, None, true) {
-            self.variables.insert("tools".into(), json!([]));
-        }
-        match self.fill(&question, None, true) {
-            Err(JinjaError::Render(error)) => Err(Error::BadFile(format!(
-                "the chat template cannot render a single user message: {error}; use the release's own template"
-            ))),
-            _ => Ok(()),
-        }
     }
 
     /// Clients send a call's arguments as text, the reference's convention is an object. Objects are right for a template that
@@ -101,15 +97,20 @@ impl ChatTemplate {
 
     /// What the template makes of any conversation, and of tools, which no request can bring: nothing is adapted or checked.
     pub fn render_raw(&self, messages: &Value, tools: Option<&Value>, add_generation_prompt: bool) -> Result<String> {
-        self.fill(messages, tools, add_generation_prompt).map_err(refusal)
+        self.fill(messages, tools, add_generation_prompt).map_err(|error| refusal(&error))
     }
 
-    fn fill(&self, messages: &Value, tools: Option<&Value>, add_generation_prompt: bool) -> Result<String, JinjaError> {
+    fn fill(
+        &self,
+        messages: &Value,
+        tools: Option<&Value>,
+        add_generation_prompt: bool,
+    ) -> Result<String, minijinja::Error> {
         let mut context = self.variables.clone();
         context.extend(tools.map(|tools| ("tools".to_owned(), tools.clone())));
         context.insert("messages".into(), messages.clone());
         context.insert("add_generation_prompt".into(), add_generation_prompt.into());
-        self.jinja.render_context(&context)
+        self.jinja.render(context)
     }
 
     /// Errors: `TemplateRefused` when the template raises an exception, cannot express these messages, or leaves one out.
@@ -132,11 +133,9 @@ fn is_left_out(message: &ChatMessage, prompt: &str) -> bool {
 }
 
 /// The template rendered a plain question when the release was loaded, so a failure now is these messages'.
-fn refusal(error: JinjaError) -> Error {
-    match error {
-        JinjaError::TemplateRaised { message } => Error::TemplateRefused(message.chars().take(REFUSAL_LIMIT).collect()),
-        _ => Error::TemplateRefused("it cannot express this combination of roles and fields".into()),
-    }
+fn refusal(error: &minijinja::Error) -> Error {
+    let reason = raised(error).unwrap_or("it cannot express this combination of roles and fields");
+    Error::TemplateRefused(reason.chars().take(REFUSAL_LIMIT).collect())
 }
 
 #[cfg(test)]
@@ -176,6 +175,8 @@ mod tests {
             " hi 1",
         );
         check("{{ messages[0].content }}{{ strftime_now('%%') }}", " hi %");
+        check("{%- generation +%}{{ messages[0].content }}{%+endgeneration-%}\n{% set generation = 1 %}", " hi ");
+        check("{{ messages[0].content }}{{ tools }}{{ none ~ none }}", " hi NoneNoneNone");
     }
 
     #[test]
@@ -189,6 +190,7 @@ mod tests {
         };
         check("{{ raise_exception('roles must alternate') }}", "roles must alternate");
         check(&format!("{{{{ raise_exception('{}') }}}}", "x".repeat(9999)), &"x".repeat(REFUSAL_LIMIT));
+        check("{% macro m() %}{{ raise_exception('deep') }}{% endmacro %}{{ 'x' ~ m() }}", "deep");
         check(
             "{{ messages[1].content + none if messages[1] else messages[0].content }}",
             "it cannot express this combination of roles and fields",

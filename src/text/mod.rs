@@ -5,9 +5,11 @@ pub mod detokenizer;
 #[cfg(test)]
 mod fuzz;
 mod gguf;
+mod jinja;
 mod load;
 mod pre_tokenizer;
 mod prompt;
+mod python;
 mod shared_model;
 pub mod special;
 pub mod stop;

@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn every_text_a_client_writes_is_shielded() {
-        let source = "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.name }} {{ m.tool_call_id }} {{ m.tool_calls | tojson }}{{ m.content }}{% endfor %}";
+        let source = "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.name }} {{ m.tool_call_id }} {% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}{{ m.content }}{% endfor %}";
         let mut metadata = testing::byte_level();
         metadata.insert("tokenizer.chat_template".into(), cresset_models::loader::gguf::Value::String(source.into()));
         let model = testing::text_model(&metadata);

@@ -49,8 +49,7 @@ fn step(scheduler: &mut Scheduler) {
     let batch = forward_batch(scheduler, &step, BLOCK);
     black_box(&batch);
     drop(batch);
-    scheduler.advance(&step);
-    for row in step.rows.iter().filter(|row| row.samples) {
+    for row in scheduler.advance().iter().filter(|row| row.samples) {
         black_box(scheduler.append(row.id, 9));
     }
 }

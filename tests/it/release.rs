@@ -48,6 +48,7 @@ pub fn with_release() -> Folder {
 /// An engine over a GGUF file; `dequantise` turns its weights into f32 first.
 fn engine(file: &Path, dequantise: bool) -> EngineHandle {
     let runner = RunnerOptions {
+        gpu: None,
         threads: 2,
         dequantise,
         kv_bytes: 512 << 20,

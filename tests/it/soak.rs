@@ -27,6 +27,7 @@ fn offer(world: &World, seed: u64) -> String {
     let (id, source) = (qualified.id().to_string(), qualified.source().clone());
     let load = move || {
         let options = RunnerOptions {
+            gpu: None,
             threads: 2,
             dequantise: false,
             kv_bytes: BLOCKS * 8192,
@@ -113,6 +114,9 @@ async fn small_node() -> World {
     World::with(|setup| {
         setup.config.engine.memory_mib = 10;
         setup.config.requests.disconnect_grace_seconds = 0;
+        // On a busy machine the clients may be slow to begin.
+        setup.config.http.first_byte_seconds = 3_600;
+        setup.config.http.header_seconds = 3_600;
         setup.trial = 1_000_000_000_000;
     })
     .await

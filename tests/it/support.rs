@@ -394,7 +394,7 @@ pub fn qualified(folder: &std::path::Path, seed: u64) -> QualifiedModel {
         max_rows: 64,
         max_context: 0,
     };
-    let host = cresset::catalogue::host(1, settings);
+    let host = cresset::catalogue::host(None, 1, settings);
     let now = SystemClock.now();
     let record = Record {
         id: Uuid::now_v7(),

@@ -26,8 +26,9 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
 const ONLY_IN: &[(&str, &[&str])] = &[
     ("redb::", &["src/store/"]),
     ("axum::", &["src/server/"]),
-    ("std::env::var", &["src/config.rs", "tests/", "models/examples/", "kernels/examples/"]),
+    ("std::env::var", &["src/config.rs", "tests/", "models/examples/", "kernels/examples/", "kernels/build"]),
     ("unsafe {", &["kernels/", "models/src/loader/"]),
+    ("feature = \"cuda\"", &["kernels/"]),
     ("unbounded_channel", &[]),
     ("todo!(", &[]),
     ("unimplemented!(", &[]),

@@ -6,13 +6,29 @@
 )]
 
 use super::Activation;
-use crate::simd::{LANES, Lanes, vectorised};
+use crate::simd::{self, LANES, Lanes, vectorised};
 use std::f32::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
 const MINUS_2_SQRT_2_OVER_PI: f32 = -2.0 * FRAC_2_SQRT_PI * FRAC_1_SQRT_2;
 
 vectorised! {
     pub(super) fn gated_row(act: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) = gated
+}
+
+vectorised! {
+    pub(super) fn soft_cap(cap: f32, values: &mut [f32]) = capped
+}
+
+#[inline(always)]
+fn capped<L: Lanes>(cap: f32, values: &mut [f32]) {
+    let (vectors, rest) = values.as_chunks_mut::<LANES>();
+    for x in vectors {
+        simd::soft_cap(L::load(x), cap).store(x);
+    }
+    let mut last = [0.0; LANES];
+    last[..rest.len()].copy_from_slice(rest);
+    let last = simd::soft_cap(L::load(&last), cap).to_array();
+    rest.copy_from_slice(&last[..rest.len()]);
 }
 
 #[inline(always)]

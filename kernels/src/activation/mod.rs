@@ -1,6 +1,7 @@
-//! Gated activations: `out = act(gate) * up`. Shazeer 2020, "GLU Variants Improve Transformer".
+//! Gated activations: `out = act(gate) * up`. Shazeer 2020, "GLU Variants Improve Transformer". And the soft cap of logits.
 
 mod cpu;
+pub mod gpu;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -38,6 +39,19 @@ pub fn gated(c: &Compute, act: Activation, gate_up: &Tensor, out: &Tensor) -> Re
                 let out = unsafe { parts.slice(row * d..(row + 1) * d) };
                 cpu::gated_row(Isa::best(), act, gate, up, out);
             }
+        });
+        Ok(())
+    })
+}
+
+/// `values = cap * tanh(values / cap)` in place; f32 of any shape.
+pub fn soft_cap(c: &Compute, cap: f32, values: &Tensor) -> Result<()> {
+    write("soft_cap", values, |values| {
+        let (count, parts) = (values.len(), Parts::new(values));
+        c.run(count.div_ceil(OUTPUTS_PER_TASK), |task| {
+            let range = task * OUTPUTS_PER_TASK..count.min((task + 1) * OUTPUTS_PER_TASK);
+            // SAFETY: each range belongs to one task.
+            cpu::soft_cap(Isa::best(), cap, unsafe { parts.slice(range) });
         });
         Ok(())
     })

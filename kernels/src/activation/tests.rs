@@ -51,6 +51,18 @@ fn the_op_equals_composed_candle_ops() {
 }
 
 #[test]
+fn a_soft_cap_equals_composed_candle_ops() {
+    for shape in [vec![0], vec![1, 17], vec![3, 20_000]] {
+        for (cap, scale) in [(30.0, 12.0), (30.0, 1e4), (0.5, 1.0)] {
+            let x = (random(&shape, 5) * scale).unwrap();
+            let want = ((&x / f64::from(cap)).unwrap().tanh().unwrap() * f64::from(cap)).unwrap();
+            soft_cap(&compute(), cap, &x).unwrap();
+            assert_close(&values(&x), &values(&want), 1e-6, &format!("{cap} {scale} {shape:?}"));
+        }
+    }
+}
+
+#[test]
 fn a_wrong_shape_is_refused() {
     let result = gated(&compute(), Activation::Silu, &random(&[2, 6], 1), &poisoned(&[2, 4]));
     assert!(matches!(result, Err(crate::Error::Shape { .. })));

@@ -1,15 +1,19 @@
 //! Causal attention of a ragged batch over the paged KV cache, grouped heads, optional sliding window and soft cap.
 
 mod cpu;
+pub mod gpu;
+mod products;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
 mod tests;
 
+use crate::element::Element;
 use crate::simd::Isa;
-use crate::storage::{Parts, dims2, distinct, ensure, read, shape, write};
+use crate::storage::{Parts, dims2, distinct, ensure, read, read_as, shape, unsupported, write};
 use crate::{Compute, Result};
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
+use half::f16;
 
 pub struct AttentionArgs<'a> {
     /// `[n, q_stride]` f32, the first `heads * head_dim` columns are Q (a fused QKV buffer may be passed as it is).
@@ -17,8 +21,9 @@ pub struct AttentionArgs<'a> {
     pub heads: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
-    /// `[blocks, block_size, kv_heads, head_dim]` f32.
+    /// `[blocks, kv_heads, head_dim, block_size]` f32 or f16; fastest where `block_size` is a multiple of sixteen.
     pub k_cache: &'a Tensor,
+    /// `[blocks, kv_heads, block_size, head_dim]`, as wide as K.
     pub v_cache: &'a Tensor,
     /// `[sequences + 1]`: rows of each sequence's queries.
     pub cu_seqlens_q: &'a [u32],
@@ -40,13 +45,21 @@ const OP: &str = "paged_attention";
 /// A query's result depends only on its own keys: the same bits alone, in a batch, and however its prompt was chunked.
 pub fn paged_attention(c: &Compute, args: &AttentionArgs) -> Result<()> {
     check(args)?;
-    let (q, k, v) = (read(OP, args.q)?, read(OP, args.k_cache)?, read(OP, args.v_cache)?);
+    match args.k_cache.dtype() {
+        DType::F32 => run::<f32>(c, args),
+        DType::F16 => run::<f16>(c, args),
+        _ => Err(unsupported(OP, args.k_cache)),
+    }
+}
+
+fn run<E: Element>(c: &Compute, args: &AttentionArgs) -> Result<()> {
+    let (q, k, v) = (read(OP, args.q)?, read_as::<E>(OP, args.k_cache)?, read_as::<E>(OP, args.v_cache)?);
     let problem = cpu::Problem {
         q: &q,
         k: &k,
         v: &v,
         q_stride: args.q.dims()[1],
-        block_size: args.k_cache.dims()[1],
+        block_size: args.k_cache.dims()[3],
         group: args.heads / args.kv_heads,
         kv_heads: args.kv_heads,
         head_dim: args.head_dim,
@@ -56,13 +69,7 @@ pub fn paged_attention(c: &Compute, args: &AttentionArgs) -> Result<()> {
     };
     let tiles = query_tiles(args, cpu::queries_per_tile(problem.group));
     write(OP, args.out, |out| {
-        let parts = Parts::new(out);
-        // The last tiles of a prompt see the most keys: started first, they do not finish alone.
-        let last = tiles.len() * args.kv_heads;
-        c.run(last, |task| {
-            let task = last - 1 - task;
-            cpu::tile(Isa::best(), &problem, &tiles[task / args.kv_heads], task % args.kv_heads, parts);
-        });
+        cpu::run(Isa::best(), c, &problem, &tiles, Parts::new(out));
         Ok(())
     })
 }
@@ -102,16 +109,25 @@ fn check(args: &AttentionArgs) -> Result<()> {
     })?;
     distinct(OP, &[args.out, args.q])?;
     distinct(OP, &[args.out, args.k_cache, args.v_cache])?;
-    let blocks = check_cache(args)?;
+    let blocks = cache_shape(OP, args.k_cache, args.v_cache, args.kv_heads, args.head_dim)?;
     check_sequences(args, n, blocks)
 }
 
-/// The number of blocks and their size.
-fn check_cache(args: &AttentionArgs) -> Result<(usize, usize)> {
-    let (k, v) = (args.k_cache.dims(), args.v_cache.dims());
-    match k {
-        &[blocks, size, heads, dim] if k == v && heads == args.kv_heads && dim == args.head_dim => Ok((blocks, size)),
-        _ => Err(shape(OP, format!("caches {k:?} and {v:?} for {} heads of {}", args.kv_heads, args.head_dim))),
+/// The number of blocks of a cache and their size.
+pub(crate) fn cache_shape(
+    op: &'static str,
+    k: &Tensor,
+    v: &Tensor,
+    kv_heads: usize,
+    head_dim: usize,
+) -> Result<(usize, usize)> {
+    match k.dims() {
+        &[blocks, heads, dim, size]
+            if heads == kv_heads && dim == head_dim && v.dims() == [blocks, heads, size, dim] =>
+        {
+            Ok((blocks, size))
+        }
+        k => Err(shape(op, format!("caches {k:?} and {:?} for {kv_heads} heads of {head_dim}", v.dims()))),
     }
 }
 

@@ -3,27 +3,29 @@
 use super::*;
 use crate::Error;
 use crate::testing::{assert_close, compute, poisoned, random, values};
-use candle_core::{D, DType, Device};
+use candle_core::{D, DType, Device, WithDType};
 
 /// A ragged batch over a paged cache whose unused slots are NaN.
-struct Case {
-    heads: usize,
-    kv_heads: usize,
-    dim: usize,
-    window: Option<usize>,
-    softcap: Option<f32>,
+pub(super) struct Case {
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub dim: usize,
+    pub window: Option<usize>,
+    pub softcap: Option<f32>,
+    /// Of the CPU's caches.
+    pub dtype: DType,
     /// Per sequence: queries and tokens.
-    spans: Vec<(usize, usize)>,
-    q: Tensor,
+    pub spans: Vec<(usize, usize)>,
+    pub q: Tensor,
     /// Per sequence `[tokens, kv_heads, dim]`.
-    keys: Vec<Tensor>,
-    vals: Vec<Tensor>,
+    pub keys: Vec<Tensor>,
+    pub vals: Vec<Tensor>,
 }
 
-const SCALE: f32 = 0.3;
+pub(super) const SCALE: f32 = 0.3;
 
 impl Case {
-    fn new(heads: usize, kv_heads: usize, dim: usize, spans: &[(usize, usize)]) -> Self {
+    pub fn new(heads: usize, kv_heads: usize, dim: usize, spans: &[(usize, usize)]) -> Self {
         let n = spans.iter().map(|s| s.0).sum();
         let cached = |seed| move |(i, s): (usize, &(usize, usize))| random(&[s.1, kv_heads, dim], seed + i as u64);
         Self {
@@ -32,6 +34,7 @@ impl Case {
             dim,
             window: None,
             softcap: None,
+            dtype: DType::F32,
             spans: spans.to_vec(),
             q: (random(&[n, heads * dim + 5], 1) * 3.0).unwrap(),
             keys: spans.iter().enumerate().map(cached(100)).collect(),
@@ -39,18 +42,27 @@ impl Case {
         }
     }
 
-    fn windowed(mut self, window: usize) -> Self {
+    pub fn windowed(mut self, window: usize) -> Self {
         self.window = Some(window);
         self
     }
 
-    fn capped(mut self, cap: f32) -> Self {
+    pub fn capped(mut self, cap: f32) -> Self {
         self.softcap = Some(cap);
         self
     }
 
+    /// With keys and values that f16 holds.
+    fn halved(mut self) -> Self {
+        self.dtype = DType::F16;
+        for tensor in self.keys.iter_mut().chain(&mut self.vals) {
+            *tensor = tensor.to_dtype(DType::F16).unwrap().to_dtype(DType::F32).unwrap();
+        }
+        self
+    }
+
     /// The sequences' blocks, dealt out in a scattered order.
-    fn tables(&self, block_size: usize) -> (Vec<Vec<u32>>, usize) {
+    pub fn tables(&self, block_size: usize) -> (Vec<Vec<u32>>, usize) {
         let needed: usize = self.spans.iter().map(|s| s.1.div_ceil(block_size)).sum();
         let blocks = (needed + 3).next_multiple_of(2) + 1;
         let mut next = (0..blocks).map(|i| (i * 2 % blocks) as u32);
@@ -58,7 +70,8 @@ impl Case {
         (self.spans.iter().map(table).collect(), blocks)
     }
 
-    fn cache(&self, rows: &[Tensor], tables: &[Vec<u32>], blocks: usize, block_size: usize) -> Tensor {
+    /// As devices have it: `[blocks, block_size, kv_heads, dim]`.
+    pub fn cache_by_token(&self, rows: &[Tensor], tables: &[Vec<u32>], blocks: usize, block_size: usize) -> Tensor {
         let width = self.kv_heads * self.dim;
         let mut data = vec![f32::NAN; blocks * block_size * width];
         for (rows, table) in rows.iter().zip(tables) {
@@ -68,6 +81,21 @@ impl Case {
             }
         }
         Tensor::from_vec(data, (blocks, block_size, self.kv_heads, self.dim), &Device::Cpu).unwrap()
+    }
+
+    /// `[blocks, kv_heads, dim, block_size]` of keys, `[blocks, kv_heads, block_size, dim]` of values.
+    fn cache(&self, keys: bool, tables: &[Vec<u32>], blocks: usize, size: usize) -> Tensor {
+        let (heads, dim) = (self.kv_heads, self.dim);
+        let mut data = vec![f32::NAN; blocks * size * heads * dim];
+        for (rows, table) in if keys { &self.keys } else { &self.vals }.iter().zip(tables) {
+            for (i, value) in values(rows).into_iter().enumerate() {
+                let (token, head, d) = (i / (heads * dim), i / dim % heads, i % dim);
+                let start = (table[token / size] as usize * heads + head) * size * dim;
+                data[start + if keys { d * size + token % size } else { token % size * dim + d }] = value;
+            }
+        }
+        let shape = if keys { (blocks, heads, dim, size) } else { (blocks, heads, size, dim) };
+        Tensor::from_vec(data, shape, &Device::Cpu).unwrap().to_dtype(self.dtype).unwrap()
     }
 
     /// The op over queries `part` of every sequence (all sequences must have them).
@@ -87,7 +115,7 @@ impl Case {
         self.call(&self.q, &tables, (blocks, block_size), &cu, &lens).unwrap()
     }
 
-    fn offsets(&self) -> impl Iterator<Item = usize> {
+    pub fn offsets(&self) -> impl Iterator<Item = usize> {
         self.spans.iter().scan(0, |sum, s| Some(std::mem::replace(sum, *sum + s.0)))
     }
 
@@ -99,7 +127,7 @@ impl Case {
         cu: &[u32],
         lens: &[u32],
     ) -> Result<Vec<f32>> {
-        let real = |lens: &[Tensor]| self.cache(lens, &self.tables(block_size).0, blocks, block_size);
+        let real = |keys| self.cache(keys, &self.tables(block_size).0, blocks, block_size);
         let out = poisoned(&[q.dims()[0], self.heads * self.dim]);
         paged_attention(
             &compute(),
@@ -108,8 +136,8 @@ impl Case {
                 heads: self.heads,
                 kv_heads: self.kv_heads,
                 head_dim: self.dim,
-                k_cache: &real(&self.keys),
-                v_cache: &real(&self.vals),
+                k_cache: &real(true),
+                v_cache: &real(false),
                 cu_seqlens_q: cu,
                 seq_lens: lens,
                 block_tables: tables,
@@ -122,7 +150,7 @@ impl Case {
         Ok(values(&out))
     }
 
-    fn want(&self) -> Vec<f32> {
+    pub fn want(&self) -> Vec<f32> {
         let (mut out, q, stride) = (Vec::new(), values(&self.q), self.q.dims()[1]);
         for (i, (queries, tokens)) in self.spans.iter().enumerate() {
             let (keys, vals) = (values(&self.keys[i]), values(&self.vals[i]));
@@ -160,6 +188,10 @@ fn cases() -> Vec<Case> {
         Case::new(4, 2, 64, &[(99, 99), (1, 250)]).windowed(33),
         Case::new(4, 2, 64, &[(9, 140)]).windowed(1),
         Case::new(2, 1, 256, &[(20, 90)]).capped(5.0).windowed(70),
+        Case::new(9, 3, 64, &[(1, 700), (30, 600)]),
+        Case::new(9, 3, 64, &[(1, 700), (30, 600)]).windowed(280),
+        Case::new(9, 3, 64, &[(1, 257), (64, 64)]).halved(),
+        Case::new(8, 1, 17, &[(19, 99), (1, 300)]).halved(),
     ]
 }
 
@@ -176,33 +208,41 @@ fn equals_the_reference() {
 #[test]
 fn every_instruction_set_equals_the_reference() {
     for case in cases() {
-        let (tables, blocks) = case.tables(16);
-        let (k, v) = (case.cache(&case.keys, &tables, blocks, 16), case.cache(&case.vals, &tables, blocks, 16));
-        let (q, k, v) = (values(&case.q), values(&k), values(&v));
-        let want = case.want();
         for isa in Isa::available() {
-            let problem = cpu::Problem {
-                q: &q,
-                k: &k,
-                v: &v,
-                q_stride: case.q.dims()[1],
-                block_size: 16,
-                group: case.heads / case.kv_heads,
-                kv_heads: case.kv_heads,
-                head_dim: case.dim,
-                scale: SCALE,
-                window: case.window,
-                softcap: case.softcap,
-            };
-            let mut out = vec![f32::NAN; want.len()];
-            let parts = Parts::new(&mut out);
-            for (i, (offset, (queries, tokens))) in case.offsets().zip(&case.spans).enumerate() {
-                let tile = QueryTile { rows: offset..offset + queries, position: tokens - queries, blocks: &tables[i] };
-                (0..case.kv_heads).for_each(|head| cpu::tile(isa, &problem, &tile, head, parts));
+            match case.dtype {
+                DType::F16 => check_isa::<f16>(isa, &case),
+                _ => check_isa::<f32>(isa, &case),
             }
-            assert_close(&out, &want, 2e-5, &format!("{isa:?} {:?} dim {}", case.spans, case.dim));
         }
     }
+}
+
+fn check_isa<E: Element + WithDType>(isa: Isa, case: &Case) {
+    let (tables, blocks) = case.tables(16);
+    let cache = |keys| case.cache(keys, &tables, blocks, 16).flatten_all().unwrap().to_vec1::<E>().unwrap();
+    let problem = cpu::Problem {
+        q: &values(&case.q),
+        k: &cache(true),
+        v: &cache(false),
+        q_stride: case.q.dims()[1],
+        block_size: 16,
+        group: case.heads / case.kv_heads,
+        kv_heads: case.kv_heads,
+        head_dim: case.dim,
+        scale: SCALE,
+        window: case.window,
+        softcap: case.softcap,
+    };
+    let tile = |(i, (offset, (queries, tokens))): (usize, (usize, &(usize, usize)))| QueryTile {
+        rows: offset..offset + queries,
+        position: tokens - queries,
+        blocks: &tables[i],
+    };
+    let tiles: Vec<QueryTile> = case.offsets().zip(&case.spans).enumerate().map(tile).collect();
+    let want = case.want();
+    let mut out = vec![f32::NAN; want.len()];
+    cpu::run(isa, &compute(), &problem, &tiles, Parts::new(&mut out));
+    assert_close(&out, &want, 2e-5, &format!("{isa:?} {:?} dim {}", case.spans, case.dim));
 }
 
 #[test]
@@ -223,8 +263,8 @@ fn equals_composed_candle_ops() {
 
 #[test]
 fn bits_do_not_depend_on_the_batch() {
-    for window in [None, Some(50)] {
-        let mut together = Case::new(9, 3, 64, &[(1, 200), (64, 64), (33, 130), (2, 65)]);
+    for window in [None, Some(50), Some(300)] {
+        let mut together = Case::new(9, 3, 64, &[(1, 200), (64, 64), (33, 130), (2, 65), (1, 900)]).halved();
         together.window = window;
         let all = together.run(16);
         let width = together.heads * together.dim;
@@ -235,6 +275,7 @@ fn bits_do_not_depend_on_the_batch() {
                 q: together.q.narrow(0, offset, queries).unwrap(),
                 keys: vec![together.keys[i].clone()],
                 vals: vec![together.vals[i].clone()],
+                dtype: together.dtype,
                 ..Case::new(9, 3, 64, &[])
             };
             let alone = Case { window, ..alone };
@@ -245,14 +286,17 @@ fn bits_do_not_depend_on_the_batch() {
 
 #[test]
 fn bits_depend_neither_on_chunks_nor_on_the_block_size() {
-    for window in [None, Some(40)] {
-        let mut case = Case::new(6, 2, 64, &[(150, 150)]);
+    const LENGTH: usize = 540;
+    for window in [None, Some(40), Some(257)] {
+        let mut case = Case::new(6, 2, 64, &[(LENGTH, LENGTH)]);
         case.window = window;
         let whole = case.run(16);
-        assert_eq!(case.run(32), whole, "block size {window:?}");
+        for size in [48, 7] {
+            assert_eq!(case.run(size), whole, "block size {size} {window:?}");
+        }
         for chunk in [1, 7, 16, 64] {
             let parts: Vec<f32> =
-                (0..150).step_by(chunk).flat_map(|i| case.run_part(16, i..150.min(i + chunk))).collect();
+                (0..LENGTH).step_by(chunk).flat_map(|i| case.run_part(16, i..LENGTH.min(i + chunk))).collect();
             assert_eq!(parts, whole, "chunks of {chunk} {window:?}");
         }
     }

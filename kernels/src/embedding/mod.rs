@@ -1,5 +1,7 @@
 //! `out[i] = table[ids[i]] * scale`.
 
+pub mod gpu;
+
 use crate::linear::Weight;
 use crate::storage::{self, Parts, shape};
 use crate::{Compute, Result};

@@ -37,7 +37,7 @@ struct Job<'a> {
 /// `out[n, rows] = x[n, cols] · Wᵀ (+ bias)`; sizes have been checked.
 pub(super) fn run(isa: Isa, c: &Compute, weight: &Weight, bias: Option<&[f32]>, x: &[f32], out: &mut [f32]) {
     SCRATCH.with_borrow_mut(|scratch| {
-        if weight.parts.iter().any(Part::is_quantised) {
+        if weight.is_quantised() {
             scratch.round(isa, c, x);
         }
         if !weight.parts.iter().all(Part::is_quantised) {

@@ -5,6 +5,7 @@
 #![expect(clippy::inline_always, reason = "vector code must end up inside the function that enables its instructions")]
 
 mod format;
+pub mod gpu;
 mod integer;
 mod machines;
 mod matmul;
@@ -18,12 +19,12 @@ mod values;
 
 pub use reference::linear as linear_reference;
 
+use crate::memory::Block;
 use crate::simd::{Isa, LANES};
 use crate::storage::{self, shape};
 use crate::{Compute, Error, Result};
 use candle_core::quantized::GgmlDType;
 use candle_core::{DType, Tensor};
-use pack::Line;
 use std::ops::Range;
 
 const OP: &str = "linear";
@@ -43,7 +44,7 @@ struct Part {
     rows: usize,
     dtype: GgmlDType,
     panel_bytes: usize,
-    data: Vec<Line>,
+    data: Block,
 }
 
 impl Part {
@@ -60,7 +61,7 @@ impl Part {
             return Err(shape(OP, detail));
         }
         let (panel_bytes, data) = match (dtype, format::of(dtype)) {
-            _ if raw.is_empty() => (0, Vec::new()),
+            _ if raw.is_empty() => (0, Block::zeroed(0)),
             (_, Some(format)) => {
                 let data = pack::quantised(dtype, &format, raw, rows, cols);
                 (format.panel_bytes(cols), data)
@@ -85,7 +86,7 @@ impl Part {
     }
 
     fn panels(&self, range: Range<usize>) -> &[u8] {
-        &pack::as_bytes(&self.data)[range.start * self.panel_bytes..range.end * self.panel_bytes]
+        &self.data[range.start * self.panel_bytes..range.end * self.panel_bytes]
     }
 
     /// Outputs of the whole matrix that some panels of this part produce.
@@ -154,10 +155,14 @@ impl Weight {
         self.cols
     }
 
+    /// Whether any of it is block-quantised.
+    pub fn is_quantised(&self) -> bool {
+        self.parts.iter().any(Part::is_quantised)
+    }
+
     /// Bytes of memory held.
     pub fn bytes(&self) -> usize {
-        let lines = |part: &Part| size_of_val(part.data.as_slice());
-        self.parts.iter().map(lines).sum()
+        self.parts.iter().map(|part| part.data.len()).sum()
     }
 
     /// Dequantises one row (`out.len() == cols`): embedding look-up from a tied matrix.

@@ -2,32 +2,9 @@
 //! by its `Format`. Layouts of the blocks: ggml's block definitions (`ggml-common.h`).
 
 use super::format::{BLOCK, Format, Scales};
+use crate::memory::Block;
 use crate::simd::LANES;
 use candle_core::quantized::GgmlDType;
-
-/// 64 aligned bytes: a cache line.
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-pub(super) struct Line(#[expect(dead_code, reason = "read through as_bytes")] [u8; 64]);
-
-impl Line {
-    pub const ZERO: Line = Line([0; 64]);
-}
-
-/// Zeroed memory for `bytes`, aligned to cache lines.
-pub(super) fn zeroed(bytes: usize) -> Vec<Line> {
-    vec![Line::ZERO; bytes.div_ceil(size_of::<Line>())]
-}
-
-pub(super) fn as_bytes(lines: &[Line]) -> &[u8] {
-    // SAFETY: a line is 64 plain bytes without padding.
-    unsafe { std::slice::from_raw_parts(lines.as_ptr().cast(), size_of_val(lines)) }
-}
-
-pub(super) fn as_bytes_mut(lines: &mut [Line]) -> &mut [u8] {
-    // SAFETY: a line is 64 plain bytes without padding.
-    unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), size_of_val(lines)) }
-}
 
 /// Codes and scales of up to 256 columns of one row.
 struct SuperBlock {
@@ -41,12 +18,11 @@ struct SuperBlock {
 }
 
 /// Panels of a dense matrix of `width` bytes an element, `[panel][col][16]`, and the bytes of one.
-pub(super) fn dense(raw: &[u8], rows: usize, cols: usize, width: usize) -> (usize, Vec<Line>) {
+pub(super) fn dense(raw: &[u8], rows: usize, cols: usize, width: usize) -> (usize, Block) {
     let panel_bytes = cols * LANES * width;
-    let mut data = zeroed(rows.div_ceil(LANES) * panel_bytes);
-    let bytes = as_bytes_mut(&mut data);
+    let mut data = Block::zeroed(rows.div_ceil(LANES) * panel_bytes);
     for (row, values) in raw.chunks_exact(cols * width).enumerate() {
-        let lane = &mut bytes[row / LANES * panel_bytes + row % LANES * width..];
+        let lane = &mut data[row / LANES * panel_bytes + row % LANES * width..];
         let slots = lane.chunks_mut(LANES * width);
         for (slot, value) in slots.zip(values.chunks_exact(width)) {
             slot[..width].copy_from_slice(value);
@@ -56,16 +32,15 @@ pub(super) fn dense(raw: &[u8], rows: usize, cols: usize, width: usize) -> (usiz
 }
 
 /// Panels of a block-quantised matrix; `raw` holds `rows * cols / super_cols` blocks.
-pub(super) fn quantised(dtype: GgmlDType, f: &Format, raw: &[u8], rows: usize, cols: usize) -> Vec<Line> {
+pub(super) fn quantised(dtype: GgmlDType, f: &Format, raw: &[u8], rows: usize, cols: usize) -> Block {
     let per_row = cols / f.super_cols;
-    let mut data = zeroed(rows.div_ceil(LANES) * f.panel_bytes(cols));
-    let bytes = as_bytes_mut(&mut data);
+    let mut data = Block::zeroed(rows.div_ceil(LANES) * f.panel_bytes(cols));
     let mut unpacked = SuperBlock { d: 0, m: 0, scales: [0; 16], mins: [0; 16], codes: [0; 256] };
     for (i, block) in raw.chunks_exact(dtype.type_size()).enumerate() {
         let (row, column) = (i / per_row, i % per_row);
         unpack(dtype, block, &mut unpacked);
         let at = row / LANES * f.panel_bytes(cols) + column * f.super_bytes();
-        unpacked.place(f, row % LANES, &mut bytes[at..at + f.super_bytes()]);
+        unpacked.place(f, row % LANES, &mut data[at..at + f.super_bytes()]);
     }
     data
 }

@@ -27,16 +27,40 @@ impl Rounded {
     pub const ZERO: Self = Self { codes: [0; 2 * BLOCK], scale: 0.0, offsets: [0; 3], sums: [0.0; 3] };
 }
 
-/// The codes of a block and their scale. Values that are not finite make the scale so.
+/// The block's scale, and what its values are multiplied with to give codes. Values that are not finite make the scale so.
+#[inline(always)]
+pub(super) fn scale(largest: f32) -> (f32, f32) {
+    (largest / LIMIT, if largest > NOTHING { LIMIT / largest } else { 0.0 })
+}
+
+/// A block's codes and scale.
 #[inline(always)]
 pub(super) fn round(x: &[f32; BLOCK]) -> ([i16; BLOCK], f32) {
     /// 1.5 · 2^23: adding it rounds to an integer, ties to even, and leaves that in the low bits.
     const ROUND: f32 = 12_582_912.0;
     // Without the sign, bits order magnitudes, and NaN comes out above all.
     let largest = f32::from_bits(x.iter().fold(0, |largest, x| largest.max(x.to_bits() & (u32::MAX >> 1))));
-    let inverse = if largest > NOTHING { LIMIT / largest } else { 0.0 };
+    let (scale, inverse) = scale(largest);
     let code = |x: f32| (x * inverse + ROUND).to_bits().wrapping_sub(ROUND.to_bits()) as i16;
-    (x.map(code), largest / LIMIT)
+    (x.map(code), scale)
+}
+
+impl Rounded {
+    /// Of codes as the products want them, and their sums over the first half and the second.
+    #[inline(always)]
+    pub fn new(codes: [u8; 2 * BLOCK], scale: f32, first: i32, second: i32) -> Self {
+        let sums = [first, second, first + second];
+        Self { codes, scale, offsets: sums.map(|sum| -sum), sums: sums.map(|sum| sum as f32 * scale) }
+    }
+
+    /// Without a machine's own instructions.
+    #[inline(always)]
+    pub fn plain(x: &[f32; BLOCK], arrange: impl Fn(&[i16; BLOCK]) -> [u8; 2 * BLOCK]) -> Self {
+        let (codes, scale) = round(x);
+        let (first, second) = codes.split_at(BLOCK / 2);
+        let sum = |half: &[i16]| half.iter().map(|code| i32::from(*code)).sum();
+        Self::new(arrange(&codes), scale, sum(first), sum(second))
+    }
 }
 
 vectorised! {
@@ -47,15 +71,6 @@ vectorised! {
 #[inline(always)]
 fn round_with<L: Integer>(x: &[f32], out: &mut [Rounded]) {
     for (x, out) in x.as_chunks().0.iter().zip(out) {
-        let (codes, scale) = round(x);
-        let (first, second) = codes.split_at(BLOCK / 2);
-        let [first, second] = [first, second].map(|half| half.iter().map(|code| i32::from(*code)).sum::<i32>());
-        let sums = [first, second, first + second];
-        *out = Rounded {
-            codes: L::arrange(&codes),
-            scale,
-            offsets: sums.map(|sum| -sum),
-            sums: sums.map(|sum| sum as f32 * scale),
-        };
+        *out = L::round(x);
     }
 }

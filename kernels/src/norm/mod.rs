@@ -2,6 +2,7 @@
 //! Zhang and Sennrich 2019, "Root Mean Square Layer Normalization".
 
 mod cpu;
+pub mod gpu;
 #[cfg(test)]
 pub(crate) mod reference;
 #[cfg(test)]

@@ -6,7 +6,9 @@
 )]
 
 use super::RopeStyle;
-use crate::simd::{Lanes, vectorised};
+use crate::element::{Element, load_some};
+use crate::simd::{LANES, Lanes, vectorised};
+use crate::storage::Parts;
 
 pub(super) struct Heads<'a> {
     pub q: usize,
@@ -17,19 +19,53 @@ pub(super) struct Heads<'a> {
     pub norm: Option<(&'a [f32], &'a [f32], f32)>,
 }
 
+/// Where keys and values go.
+pub(super) struct Cache<'a, E> {
+    /// `[blocks, kv_heads, head_dim, block_size]`.
+    pub k: Parts<'a, E>,
+    /// `[blocks, kv_heads, block_size, head_dim]`.
+    pub v: Parts<'a, E>,
+    pub block_size: usize,
+}
+
 vectorised! {
-    /// `qkv`: one token's projections; `k`, `v`: its slot, `[kv_heads, head_dim]`; `cos`, `sin`: its angles.
-    pub(super) fn token(heads: &Heads, cos: &[f32], sin: &[f32], qkv: &mut [f32], k: &mut [f32], v: &mut [f32]) = token_with
+    /// `qkv`: one token's projections; `cos`, `sin`: its angles. No other thread may write this slot.
+    pub(super) fn token<E: Element>(
+        heads: &Heads, cos: &[f32], sin: &[f32], qkv: &mut [f32], cache: &Cache<E>, slot: usize
+    ) = token_with
 }
 
 #[inline(always)]
-fn token_with<L: Lanes>(heads: &Heads, cos: &[f32], sin: &[f32], qkv: &mut [f32], k: &mut [f32], v: &mut [f32]) {
+fn token_with<L: Lanes, E: Element>(
+    heads: &Heads,
+    cos: &[f32],
+    sin: &[f32],
+    qkv: &mut [f32],
+    cache: &Cache<E>,
+    slot: usize,
+) {
     let (q, kv) = qkv.split_at_mut(heads.q * heads.dim);
-    let (k_in, v_in) = kv.split_at(heads.kv * heads.dim);
-    k.copy_from_slice(k_in);
-    v.copy_from_slice(v_in);
+    let (k, v) = kv.split_at_mut(heads.kv * heads.dim);
     rotate_heads(heads, heads.norm.map(|(q, _, eps)| (q, eps)), cos, sin, q);
     rotate_heads(heads, heads.norm.map(|(_, k, eps)| (k, eps)), cos, sin, k);
+    let (block, offset) = (slot / cache.block_size, slot % cache.block_size);
+    for (head, (k, v)) in k.chunks_exact(heads.dim).zip(v.chunks_exact(heads.dim)).enumerate() {
+        let start = (block * heads.kv + head) * cache.block_size * heads.dim;
+        let values = start + offset * heads.dim;
+        // SAFETY: the slot is this token's alone.
+        let out = unsafe { cache.v.slice(values..values + heads.dim) };
+        for ((k, v), (i, out)) in k.chunks(LANES).zip(v.chunks(LANES)).zip(out.chunks_mut(LANES).enumerate()) {
+            let (mut keys, mut values) = ([E::default(); LANES], [E::default(); LANES]);
+            E::store(load_some::<L, f32>(k), &mut keys);
+            E::store(load_some::<L, f32>(v), &mut values);
+            out.copy_from_slice(&values[..out.len()]);
+            for (d, key) in keys.into_iter().take(k.len()).enumerate() {
+                let at = start + (i * LANES + d) * cache.block_size + offset;
+                // SAFETY: as above.
+                unsafe { cache.k.slice(at..at + 1)[0] = key };
+            }
+        }
+    }
 }
 
 #[inline(always)]

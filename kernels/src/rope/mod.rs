@@ -2,15 +2,19 @@
 //! Su et al. 2021, "RoFormer".
 
 mod cpu;
+pub mod gpu;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
 mod tests;
 
+use crate::attention::cache_shape;
+use crate::element::Element;
 use crate::simd::Isa;
-use crate::storage::{Parts, distinct, ensure, read, shape, write};
+use crate::storage::{Parts, distinct, ensure, read, shape, unsupported, write, write_as};
 use crate::{Compute, Result};
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
+use half::f16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopeStyle {
@@ -45,8 +49,9 @@ pub struct RopeKvArgs<'a> {
     pub slot_mapping: &'a [u32],
     pub table: &'a RopeTable,
     pub qk_norm: Option<&'a QkNorm>,
-    /// `[blocks, block_size, kv_heads, head_dim]` f32.
+    /// `[blocks, kv_heads, head_dim, block_size]` f32 or f16.
     pub k_cache: &'a Tensor,
+    /// `[blocks, kv_heads, block_size, head_dim]`, as wide as K.
     pub v_cache: &'a Tensor,
 }
 
@@ -56,7 +61,15 @@ const VALUES_PER_TASK: usize = 16 * 1024;
 
 /// The K part of `qkv` is left unspecified.
 pub fn rope_kv_write(c: &Compute, args: &RopeKvArgs) -> Result<()> {
-    check(args)?;
+    let blocks = check(args)?;
+    match args.k_cache.dtype() {
+        DType::F32 => run::<f32>(c, args, blocks),
+        DType::F16 => run::<f16>(c, args, blocks),
+        _ => Err(unsupported(OP, args.k_cache)),
+    }
+}
+
+fn run<E: Element>(c: &Compute, args: &RopeKvArgs, (_, block_size): (usize, usize)) -> Result<()> {
     let (cos, sin) = (read(OP, &args.table.cos)?, read(OP, &args.table.sin)?);
     let norm = match args.qk_norm {
         Some(n) => Some((read(OP, &n.q)?, read(OP, &n.k)?, n.eps)),
@@ -70,21 +83,22 @@ pub fn rope_kv_write(c: &Compute, args: &RopeKvArgs) -> Result<()> {
         norm: norm.as_ref().map(|(q, k, eps)| (&**q, &**k, *eps)),
     };
     let half = args.table.cos.dims()[1];
-    let (width, kv_width) = ((args.heads + 2 * args.kv_heads) * args.head_dim, args.kv_heads * args.head_dim);
+    let width = (args.heads + 2 * args.kv_heads) * args.head_dim;
     let (n, rows) = (args.positions.len(), (VALUES_PER_TASK / width.max(1)).max(1));
     write(OP, args.qkv, |qkv| {
-        write(OP, args.k_cache, |k_cache| {
-            write(OP, args.v_cache, |v_cache| {
-                let (qkv, k, v) = (Parts::new(qkv), Parts::new(k_cache), Parts::new(v_cache));
+        write_as::<E>(OP, args.k_cache, |k_cache| {
+            write_as::<E>(OP, args.v_cache, |v_cache| {
+                let qkv = Parts::new(qkv);
+                let cache = cpu::Cache { k: Parts::new(k_cache), v: Parts::new(v_cache), block_size };
                 c.run(n.div_ceil(rows), |task| {
                     for i in task * rows..n.min((task + 1) * rows) {
-                        let (position, slot) = (args.positions[i] as usize, args.slot_mapping[i] as usize);
-                        let (angles, slot) =
-                            (position * half..(position + 1) * half, slot * kv_width..(slot + 1) * kv_width);
-                        // SAFETY: each row belongs to one task, and `check` found every slot once.
-                        let (qkv, k, v) =
-                            unsafe { (qkv.slice(i * width..(i + 1) * width), k.slice(slot.clone()), v.slice(slot)) };
-                        cpu::token(Isa::best(), &heads, &cos[angles.clone()], &sin[angles], qkv, k, v);
+                        let position = args.positions[i] as usize;
+                        let angles = position * half..(position + 1) * half;
+                        // SAFETY: each row belongs to one task.
+                        let qkv = unsafe { qkv.slice(i * width..(i + 1) * width) };
+                        let slot = args.slot_mapping[i] as usize;
+                        // `check` found every slot once.
+                        cpu::token(Isa::best(), &heads, &cos[angles.clone()], &sin[angles], qkv, &cache, slot);
                     }
                 });
                 Ok(())
@@ -93,8 +107,9 @@ pub fn rope_kv_write(c: &Compute, args: &RopeKvArgs) -> Result<()> {
     })
 }
 
-/// Everything an index could hit is checked before anything is written: a wrong slot is another sequence's memory.
-fn check(args: &RopeKvArgs) -> Result<()> {
+/// Everything an index could hit is checked before anything is written: a wrong slot is another sequence's memory. Returns the cache's
+/// blocks and their size.
+fn check(args: &RopeKvArgs) -> Result<(usize, usize)> {
     let n = args.positions.len();
     let width = (args.heads + 2 * args.kv_heads) * args.head_dim;
     ensure(OP, args.qkv.dims() == [n, width], || {
@@ -126,13 +141,8 @@ fn check_norm(args: &RopeKvArgs) -> Result<()> {
     ensure(OP, ok, || format!("norm weights {:?} and {:?}", norm.q.dims(), norm.k.dims()))
 }
 
-fn check_slots(args: &RopeKvArgs) -> Result<()> {
-    let (k, v) = (args.k_cache.dims(), args.v_cache.dims());
-    let &[blocks, block_size, kv_heads, head_dim] = k else {
-        return Err(shape(OP, format!("K cache {k:?}")));
-    };
-    let ok = k == v && kv_heads == args.kv_heads && head_dim == args.head_dim;
-    ensure(OP, ok, || format!("caches {k:?} and {v:?} for {} heads of {}", args.kv_heads, args.head_dim))?;
+fn check_slots(args: &RopeKvArgs) -> Result<(usize, usize)> {
+    let (blocks, block_size) = cache_shape(OP, args.k_cache, args.v_cache, args.kv_heads, args.head_dim)?;
     ensure(OP, args.slot_mapping.len() == args.positions.len(), || {
         format!("{} slots for {} tokens", args.slot_mapping.len(), args.positions.len())
     })?;
@@ -145,6 +155,6 @@ fn check_slots(args: &RopeKvArgs) -> Result<()> {
         Some(last) if *last as usize >= blocks * block_size => {
             Err(shape(OP, format!("slot {last} is beyond the cache's {}", blocks * block_size)))
         }
-        _ => Ok(()),
+        _ => Ok((blocks, block_size)),
     }
 }

@@ -6,8 +6,8 @@ use crate::testing::{assert_close, compute, poisoned, random, values};
 
 const HEADS: usize = 3;
 const KV_HEADS: usize = 2;
-const BLOCKS: usize = 6;
-const BLOCK_SIZE: usize = 8;
+const BLOCKS: usize = 3;
+const BLOCK_SIZE: usize = 16;
 
 struct Case {
     dim: usize,
@@ -20,15 +20,30 @@ struct Case {
 
 impl Case {
     fn new(n: usize, dim: usize, rotary: usize, style: RopeStyle, normed: bool) -> Self {
-        let cache = [BLOCKS, BLOCK_SIZE, KV_HEADS, dim];
         Self {
             dim,
             qkv: random(&[n, (HEADS + 2 * KV_HEADS) * dim], 1),
             table: RopeTable { cos: random(&[50, rotary / 2], 2), sin: random(&[50, rotary / 2], 3), style },
             norm: normed.then(|| QkNorm { q: random(&[dim], 4), k: random(&[dim], 5), eps: 1e-6 }),
-            k: poisoned(&cache),
-            v: poisoned(&cache),
+            k: poisoned(&[BLOCKS, KV_HEADS, dim, BLOCK_SIZE]),
+            v: poisoned(&[BLOCKS, KV_HEADS, BLOCK_SIZE, dim]),
         }
+    }
+
+    fn halved(mut self) -> Self {
+        for cache in [&mut self.k, &mut self.v] {
+            *cache = cache.to_dtype(DType::F16).unwrap();
+        }
+        self
+    }
+
+    /// Keys and values of all heads in a slot.
+    fn slot(&self, slot: u32) -> [Vec<f32>; 2] {
+        let (block, offset) = (slot as usize / BLOCK_SIZE, slot as usize % BLOCK_SIZE);
+        [self.k.transpose(2, 3).unwrap(), self.v.clone()].map(|cache| {
+            let token = cache.narrow(0, block, 1).unwrap().narrow(2, offset, 1).unwrap();
+            values(&token.to_dtype(DType::F32).unwrap())
+        })
     }
 
     fn run(&self, positions: &[u32], slots: &[u32]) -> Result<()> {
@@ -83,15 +98,17 @@ fn equals_the_reference() {
                 let want: Vec<_> = positions.iter().enumerate().map(|(i, p)| case.want(i, *p as usize)).collect();
                 case.run(&positions, &slots).unwrap();
                 let what = format!("{style:?} {dim} {rotary} {normed}");
+                let half = Case::new(37, dim, rotary, style, normed).halved();
+                half.run(&positions, &slots).unwrap();
                 for (i, [q, k, v]) in want.iter().enumerate() {
-                    let slot = |cache: &Tensor| {
-                        let flat = cache.reshape((BLOCKS * BLOCK_SIZE, KV_HEADS * dim)).unwrap();
-                        values(&flat.narrow(0, slots[i] as usize, 1).unwrap())
-                    };
                     let row = values(&case.qkv.narrow(0, i, 1).unwrap());
                     assert_close(&row[..HEADS * dim], q, 1e-5, &what);
-                    assert_close(&slot(&case.k), k, 1e-5, &what);
-                    assert_eq!(&slot(&case.v), v, "{what}");
+                    let [keys, vals] = case.slot(slots[i]);
+                    assert_close(&keys, k, 1e-5, &what);
+                    assert_eq!(&vals, v, "{what}");
+                    let round = |x: &f32| f16::from_f32(*x).to_f32();
+                    let rounded = [keys, vals].map(|exact| exact.iter().map(round).collect::<Vec<_>>());
+                    assert_eq!(half.slot(slots[i]), rounded, "{what} in f16");
                 }
             }
         }

@@ -5,6 +5,7 @@
 //! AVX-512 (portable): `scan` 1.9 (4.9), `first_equal` 2.0 (2.4), `scale` 7, `mass` 20 (55), `above` 23 (24) with a hit in most
 //! vectors, `gumbel_argmax` 125 where no value is far enough below the largest to be passed over.
 
+pub mod gpu;
 mod gumbel;
 mod philox;
 #[cfg(test)]

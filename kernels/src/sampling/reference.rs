@@ -1,5 +1,6 @@
 //! The specification, in plain loops.
 
+use super::gpu::{Outcome, RowParams, Special};
 use super::gumbel_noise;
 
 pub fn mass(row: &[f32]) -> f64 {
@@ -15,4 +16,81 @@ pub fn gumbel_argmax(scaled: &[f32], seed: u64, position: u32) -> Option<u32> {
         }
     }
     best.map(|(id, _)| id)
+}
+
+/// A row's outcome by sorting everything; `pending` is the token that `params.pending` names.
+pub fn sample(logits: &[f32], params: &RowParams, specials: &[Special], pending: Option<u32>) -> Outcome {
+    if logits.iter().any(|x| !x.is_finite()) {
+        return Outcome::NotFinite;
+    }
+    let adjusted = adjusted(logits, params, specials, pending);
+    let max = adjusted.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    if max == f32::NEG_INFINITY {
+        return Outcome::NothingLeft;
+    }
+    let token = if params.temperature > 0.0 {
+        let scaled: Vec<f32> = adjusted.iter().map(|x| (x - max) / params.temperature).collect();
+        gumbel_argmax(&truncated(&scaled, params), params.seed, params.position).unwrap()
+    } else {
+        adjusted.iter().position(|x| *x == max).unwrap() as u32
+    };
+    let logprobs = params.logprobs.map(|top| {
+        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let relative: Vec<f32> = logits.iter().map(|x| x - max).collect();
+        let total = f64::from(max) + mass(&relative).ln();
+        let logprob = |id: u32| (f64::from(logits[id as usize]) - total) as f32;
+        (logprob(token), ranked(logits).into_iter().take(top.into()).map(|id| (id, logprob(id))).collect())
+    });
+    Outcome::Token { token, logprobs }
+}
+
+fn adjusted(logits: &[f32], params: &RowParams, specials: &[Special], pending: Option<u32>) -> Vec<f32> {
+    let mut specials = specials.to_vec();
+    if let Some(token) = pending {
+        match specials.iter_mut().find(|special| special.token == token) {
+            Some(special) => (special.output_count, special.seen) = (special.output_count + 1, true),
+            None => specials.push(Special { token, bias: 0.0, output_count: 1, seen: true }),
+        }
+    }
+    let mut logits = logits.to_vec();
+    for Special { token, bias, output_count, seen } in specials {
+        let Some(x) = logits.get_mut(token as usize) else { continue };
+        if seen {
+            *x = if *x > 0.0 { *x / params.repetition_penalty } else { *x * params.repetition_penalty };
+            *x -= params.frequency_penalty * output_count as f32;
+            *x -= if output_count > 0 { params.presence_penalty } else { 0.0 };
+        }
+        *x += bias;
+    }
+    logits
+}
+
+/// Ids, the largest first, the lower id among equals.
+fn ranked(values: &[f32]) -> Vec<u32> {
+    let mut ids: Vec<u32> = (0..values.len() as u32).collect();
+    ids.sort_by(|a, b| values[*b as usize].total_cmp(&values[*a as usize]));
+    ids
+}
+
+/// Minus infinity for what top-k, top-p and min-p leave out.
+fn truncated(scaled: &[f32], params: &RowParams) -> Vec<f32> {
+    let mut ids = ranked(scaled);
+    if params.top_k > 0 {
+        ids.truncate(params.top_k as usize);
+    }
+    if params.top_p < 1.0 {
+        let weight = |id: &u32| f64::from(scaled[*id as usize]).exp();
+        let wanted = f64::from(params.top_p) * ids.iter().map(weight).sum::<f64>();
+        let mut sum = 0.0;
+        let reached = ids.iter().position(|id| {
+            sum += weight(id);
+            sum >= wanted
+        });
+        ids.truncate(reached.map_or(ids.len(), |at| at + 1));
+    }
+    let mut left = vec![f32::NEG_INFINITY; scaled.len()];
+    for id in ids.into_iter().map(|id| id as usize).filter(|id| scaled[*id] >= params.min_p.ln()) {
+        left[id] = scaled[id];
+    }
+    left
 }

@@ -67,6 +67,13 @@ impl Lanes for Avx2 {
         Self(half(0), half(16))
     }
     #[inline(always)]
+    fn store_f16(self, to: &mut [u8; 2 * LANES]) {
+        unsafe {
+            _mm_storeu_si128(to.as_mut_ptr().cast(), _mm256_cvtps_ph::<0>(self.0));
+            _mm_storeu_si128(to.as_mut_ptr().add(LANES).cast(), _mm256_cvtps_ph::<0>(self.1));
+        }
+    }
+    #[inline(always)]
     fn load_bf16(from: &[u8; 2 * LANES]) -> Self {
         let half = |i| unsafe {
             let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.as_ptr().add(i).cast()));

@@ -51,37 +51,21 @@ impl Lanes for Avx512 {
             Self(_mm512_mul_ps(self.0, power))
         }
     }
-    /// Pairs of rows, then of pairs, then of 128-bit quarters.
     #[inline(always)]
-    fn transpose(rows: &mut [Self; LANES]) {
-        unsafe {
-            let mut t = [_mm512_setzero_ps(); LANES];
-            for i in (0..LANES).step_by(2) {
-                t[i] = _mm512_unpacklo_ps(rows[i].0, rows[i + 1].0);
-                t[i + 1] = _mm512_unpackhi_ps(rows[i].0, rows[i + 1].0);
-            }
-            let mut u = t;
-            for i in (0..LANES).step_by(4) {
-                u[i] = _mm512_shuffle_ps::<0x44>(t[i], t[i + 2]);
-                u[i + 1] = _mm512_shuffle_ps::<0xee>(t[i], t[i + 2]);
-                u[i + 2] = _mm512_shuffle_ps::<0x44>(t[i + 1], t[i + 3]);
-                u[i + 3] = _mm512_shuffle_ps::<0xee>(t[i + 1], t[i + 3]);
-            }
-            for i in 0..4 {
-                let low = _mm512_shuffle_f32x4::<0x88>(u[i], u[i + 4]);
-                let high = _mm512_shuffle_f32x4::<0xdd>(u[i], u[i + 4]);
-                let low2 = _mm512_shuffle_f32x4::<0x88>(u[i + 8], u[i + 12]);
-                let high2 = _mm512_shuffle_f32x4::<0xdd>(u[i + 8], u[i + 12]);
-                rows[i].0 = _mm512_shuffle_f32x4::<0x88>(low, low2);
-                rows[i + 4].0 = _mm512_shuffle_f32x4::<0x88>(high, high2);
-                rows[i + 8].0 = _mm512_shuffle_f32x4::<0xdd>(low, low2);
-                rows[i + 12].0 = _mm512_shuffle_f32x4::<0xdd>(high, high2);
-            }
-        }
+    fn sum(self) -> f32 {
+        unsafe { _mm512_reduce_add_ps(self.0) }
+    }
+    #[inline(always)]
+    fn largest(self) -> f32 {
+        unsafe { _mm512_reduce_max_ps(self.0) }
     }
     #[inline(always)]
     fn load_f16(from: &[u8; 2 * LANES]) -> Self {
         Self(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast())) })
+    }
+    #[inline(always)]
+    fn store_f16(self, to: &mut [u8; 2 * LANES]) {
+        unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), _mm512_cvtps_ph::<0>(self.0)) }
     }
     #[inline(always)]
     fn load_bf16(from: &[u8; 2 * LANES]) -> Self {

@@ -67,6 +67,7 @@ pub(crate) trait Lanes: Copy {
     /// The larger of each pair; `other` where either is NaN.
     fn max(self, other: Self) -> Self;
     /// Little-endian halves.
+    fn store_f16(self, to: &mut [u8; 2 * LANES]);
     fn load_f16(from: &[u8; 2 * LANES]) -> Self;
     fn load_bf16(from: &[u8; 2 * LANES]) -> Self;
     /// Signed bytes.
@@ -104,15 +105,6 @@ pub(crate) trait Lanes: Copy {
         v[0]
     }
 
-    /// Sixteen rows of sixteen become sixteen columns.
-    #[inline(always)]
-    fn transpose(rows: &mut [Self; LANES]) {
-        let values = rows.map(Self::to_array);
-        for (i, row) in rows.iter_mut().enumerate() {
-            *row = Self::load(&std::array::from_fn(|j| values[j][i]));
-        }
-    }
-
     /// e^x within 2 ulp; 0 below -87.7, infinity above 88.3, NaN kept. Cody-Waite reduction and Cephes' polynomial.
     #[inline(always)]
     fn exp(self) -> Self {
@@ -132,20 +124,20 @@ pub(crate) trait Lanes: Copy {
     }
 }
 
-/// Defines `fn name(isa, args…)` that runs `kernel::<L>(args…)` with the lanes of `isa`.
+/// Defines `fn name(isa, args…)` that runs `kernel::<L>(args…)` with the lanes of `isa`; `fn name<E: Bound>` runs `kernel::<L, E>`.
 macro_rules! vectorised {
-    ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) = $kernel:ident) => {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident$(<$element:ident: $bound:path>)?($($arg:ident: $ty:ty),* $(,)?) = $kernel:ident) => {
         $(#[$meta])*
-        $vis fn $name(isa: $crate::simd::Isa, $($arg: $ty),*) {
+        $vis fn $name$(<$element: $bound>)?(isa: $crate::simd::Isa, $($arg: $ty),*) {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-            fn avx512($($arg: $ty),*) {
-                $kernel::<$crate::simd::Avx512>($($arg),*);
+            fn avx512$(<$element: $bound>)?($($arg: $ty),*) {
+                $kernel::<$crate::simd::Avx512 $(, $element)?>($($arg),*);
             }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c")]
-            fn avx2($($arg: $ty),*) {
-                $kernel::<$crate::simd::Avx2>($($arg),*);
+            fn avx2$(<$element: $bound>)?($($arg: $ty),*) {
+                $kernel::<$crate::simd::Avx2 $(, $element)?>($($arg),*);
             }
             match isa {
                 // SAFETY: these variants exist only where `Isa::available` found the features.
@@ -154,48 +146,33 @@ macro_rules! vectorised {
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
                 $crate::simd::Isa::Avx2 => unsafe { avx2($($arg),*) },
-                $crate::simd::Isa::Portable => $kernel::<$crate::simd::Portable>($($arg),*),
+                $crate::simd::Isa::Portable => $kernel::<$crate::simd::Portable $(, $element)?>($($arg),*),
             }
         }
     };
 }
 pub(crate) use vectorised;
 
-/// Calls `f` on full vectors of `data` and once on a padded copy of the rest, whose `pad` lanes are dropped.
+/// `cap · tanh(s / cap)` as `cap - 2·cap / (e^(2s/cap) + 1)`.
 #[inline(always)]
-pub(crate) fn map<L: Lanes>(data: &mut [f32], pad: f32, f: impl Fn(L) -> L) {
-    let (vectors, rest) = data.as_chunks_mut::<LANES>();
-    for v in vectors {
-        f(L::load(v)).store(v);
-    }
-    if !rest.is_empty() {
-        let mut last = [pad; LANES];
-        last[..rest.len()].copy_from_slice(rest);
-        let out = f(L::load(&last)).to_array();
-        rest.copy_from_slice(&out[..rest.len()]);
-    }
+pub(crate) fn soft_cap<L: Lanes>(s: L, cap: f32) -> L {
+    let grown = s.mul(L::splat(2.0 / cap)).exp().add(L::splat(1.0));
+    L::splat(-2.0 * cap).div(grown).add(L::splat(cap))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::element::load_some;
 
     #[inline(always)]
     fn exp_all<L: Lanes>(data: &mut [f32]) {
-        map::<L>(data, 0.0, L::exp);
-    }
-    vectorised!(fn exp_slice(data: &mut [f32]) = exp_all);
-
-    #[inline(always)]
-    fn transpose_all<L: Lanes>(data: &mut [f32]) {
-        let (rows, _) = data.as_chunks_mut::<LANES>();
-        let mut vectors: [L; LANES] = std::array::from_fn(|i| L::load(&rows[i]));
-        L::transpose(&mut vectors);
-        for (row, v) in rows.iter_mut().zip(vectors) {
-            v.store(row);
+        for chunk in data.chunks_mut(LANES) {
+            let y = load_some::<L, f32>(chunk).exp().to_array();
+            chunk.copy_from_slice(&y[..chunk.len()]);
         }
     }
-    vectorised!(fn transpose_slice(data: &mut [f32]) = transpose_all);
+    vectorised!(fn exp_slice(data: &mut [f32]) = exp_all);
 
     #[test]
     fn exp_is_close_everywhere_it_matters() {
@@ -219,16 +196,6 @@ mod tests {
             assert_eq!(y[..4], [0.0, 0.0, 0.0, 1.0], "{isa:?}");
             assert_eq!(y[4..6], [f32::INFINITY; 2], "{isa:?}");
             assert!(y[6].is_nan(), "{isa:?}");
-        }
-    }
-
-    #[test]
-    fn transpose_swaps_rows_and_columns() {
-        for isa in Isa::available() {
-            let mut data: Vec<f32> = (0..256).map(|i| i as f32).collect();
-            transpose_slice(isa, &mut data);
-            let want: Vec<f32> = (0..256).map(|i| (i % 16 * 16 + i / 16) as f32).collect();
-            assert_eq!(data, want, "{isa:?}");
         }
     }
 }

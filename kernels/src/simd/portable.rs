@@ -55,6 +55,12 @@ impl Lanes for Portable {
         Self(std::array::from_fn(|i| f16::from_le_bytes([from[2 * i], from[2 * i + 1]]).to_f32()))
     }
     #[inline(always)]
+    fn store_f16(self, to: &mut [u8; 2 * LANES]) {
+        for (to, x) in to.as_chunks_mut().0.iter_mut().zip(self.0) {
+            *to = f16::from_f32(x).to_le_bytes();
+        }
+    }
+    #[inline(always)]
     fn load_bf16(from: &[u8; 2 * LANES]) -> Self {
         Self(std::array::from_fn(|i| bf16::from_le_bytes([from[2 * i], from[2 * i + 1]]).to_f32()))
     }

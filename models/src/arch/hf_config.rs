@@ -4,6 +4,7 @@ use super::hf_rope;
 use crate::config::Sliding;
 use crate::loader::damaged;
 use crate::{Error, ModelConfig, Result};
+use candle_core::DType;
 use cresset_kernels::activation::Activation;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -118,6 +119,7 @@ impl Keys {
             max_positions,
             sliding: None,
             attention_scale: 1.0 / (head_dim as f32).sqrt(),
+            kv_dtype: DType::F32,
             attention_softcap: None,
             logits_softcap: None,
             embedding_scale: 1.0,

@@ -7,10 +7,12 @@ use super::workspace::{Logits, Workspace};
 use crate::arch::Blueprint;
 use crate::config::RopeScaling;
 use crate::loader::LoadOptions;
-use crate::loader::tensors::{Presence, Tensors};
+use crate::loader::store::{Host, Store};
+use crate::loader::tensors::Tensors;
 use crate::{Error, ForwardBatch, KvCache, Model, ModelConfig, Result};
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 use cresset_kernels::Compute;
+use cresset_kernels::activation::soft_cap;
 use cresset_kernels::embedding::{gather, gather_rows};
 use cresset_kernels::linear::{Weight, linear};
 use cresset_kernels::norm::{add_rms_norm, rms_norm};
@@ -29,29 +31,27 @@ pub struct Decoder {
     logits: Logits,
 }
 
-pub struct Weights {
-    embedding: Weight,
-    blocks: Vec<Block>,
-    norm: Tensor,
+pub struct Weights<S: Store = Host> {
+    pub embedding: S::Matrix,
+    pub blocks: Vec<Block<S>>,
+    pub norm: S::Vector,
     /// `None`: the embedding's transpose.
-    head: Option<Weight>,
-    /// Divisors of the rotary frequencies, where the file has them.
-    rope_factors: Option<Tensor>,
+    pub head: Option<S::Matrix>,
 }
 
-struct Block {
-    attention_norm: Tensor,
-    attention: Attention,
+pub struct Block<S: Store = Host> {
+    pub attention_norm: S::Vector,
+    pub attention: Attention<S>,
     /// Of what the attention adds to the residual stream.
-    attended_norm: Option<Tensor>,
-    mlp_norm: Tensor,
-    mlp: Mlp,
+    pub attended_norm: Option<S::Vector>,
+    pub mlp_norm: S::Vector,
+    pub mlp: Mlp<S>,
     /// Of what the MLP adds.
-    activated_norm: Option<Tensor>,
+    pub activated_norm: Option<S::Vector>,
 }
 
-impl Block {
-    fn load(t: &mut Tensors, index: usize, blueprint: &Blueprint) -> Option<Self> {
+impl<S: Store> Block<S> {
+    fn load(t: &mut Tensors<S>, index: usize, blueprint: &Blueprint) -> Option<Self> {
         let Blueprint { config, recipe } = blueprint;
         let prefix = format!("model.layers.{index}.");
         let mut norm = |name| t.norm(&format!("{prefix}{name}.weight"), config.hidden_size);
@@ -75,9 +75,9 @@ impl Block {
     }
 }
 
-impl Decoder {
+impl<S: Store> Weights<S> {
     /// Takes every tensor; `None` is a problem that the tensors will tell.
-    pub fn weights(blueprint: &Blueprint, t: &mut Tensors) -> Option<Weights> {
+    pub fn load(blueprint: &mut Blueprint, t: &mut Tensors<S>) -> Option<Self> {
         let config = &blueprint.config;
         let embedding = t.matrix("model.embed_tokens.weight", config.vocab_size, config.hidden_size);
         let blocks: Vec<_> = (0..config.layers).map(|i| Block::load(t, i, blueprint)).collect();
@@ -87,28 +87,35 @@ impl Decoder {
         } else {
             t.matrix("lm_head.weight", config.vocab_size, config.hidden_size).map(Some)
         };
-        let rope_factors = t.vector_if(Presence::Optional, "rope_freqs.weight", config.rope.rotary_dim / 2);
         // Older checkpoints store what is computed here, and tied ones may store the embedding twice.
         t.ignore("rotary_emb.inv_freq");
         if config.tied_embeddings {
             t.ignore("lm_head.weight");
         }
-        Some(Weights {
+        if t.has(ROPE_FACTORS) {
+            let factors = t.numbers(ROPE_FACTORS, config.rope.rotary_dim / 2)?;
+            blueprint.config.rope.scaling = RopeScaling::Factors(factors);
+        }
+        Some(Self {
             embedding: embedding?,
             blocks: blocks.into_iter().collect::<Option<_>>()?,
             norm: norm?,
             head: head?,
-            rope_factors: rope_factors?,
         })
     }
+}
 
+/// Divisors of the rotary frequencies, where the file has them.
+const ROPE_FACTORS: &str = "rope_freqs.weight";
+
+impl Decoder {
     pub fn new(blueprint: Blueprint, weights: Weights, options: &LoadOptions) -> Result<Self> {
         if !options.device.is_cpu() {
             return Err(Error::Unsupported("this build computes on the CPU only".into()));
         }
         let Blueprint { mut config, recipe } = blueprint;
-        if let Some(factors) = &weights.rope_factors {
-            config.rope.scaling = RopeScaling::Factors(factors.to_vec1()?);
+        if weights.blocks.iter().any(|block| block.mlp.is_quantised()) {
+            config.kv_dtype = DType::F16;
         }
         let positions = options.max_context.min(config.max_positions);
         let workspace = Workspace::new(&config, options.max_batched_tokens)?;
@@ -216,8 +223,8 @@ impl Model for Decoder {
         if !batch.logits_indices.is_empty() {
             let head = self.weights.head.as_ref().unwrap_or(&self.weights.embedding);
             linear(&self.compute, head, None, &w.normed, &logits)?;
-            if let Some(cap) = self.config.logits_softcap.map(f64::from) {
-                return Ok(((logits / cap)?.tanh()? * cap)?);
+            if let Some(cap) = self.config.logits_softcap {
+                soft_cap(&self.compute, cap, &logits)?;
             }
         }
         Ok(logits)

@@ -5,12 +5,13 @@ mod fuzz;
 pub mod gguf;
 pub(crate) mod names;
 pub mod safetensors;
+pub(crate) mod store;
 pub(crate) mod tensors;
 #[cfg(test)]
 mod tests;
 
 use crate::arch::{self, Blueprint};
-use crate::layers::decoder::Decoder;
+use crate::layers::decoder::{Decoder, Weights};
 use crate::{Error, Model, Result};
 use candle_core::Device;
 use cresset_kernels::Compute;
@@ -18,6 +19,7 @@ use gguf::GgufFile;
 use memmap2::Mmap;
 use safetensors::Checkpoint;
 use std::path::{Path, PathBuf};
+use store::{Host, Store};
 use tensors::{Container, Tensors};
 
 /// The files of a release.
@@ -44,30 +46,36 @@ pub struct LoadOptions {
 /// Loads a model. Ends with an error that names every tensor left over or missing and every config key not understood.
 /// The files are unmapped again: afterwards the weights are in memory once.
 pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn Model>> {
+    let (blueprint, weights) = read(source, &mut Host { dequantise: options.dequantise })?;
+    Ok(Box::new(Decoder::new(blueprint, weights, options)?))
+}
+
+/// A model's shape, and its weights in a store.
+pub(crate) fn read<S: Store>(source: &ModelSource, store: &mut S) -> Result<(Blueprint, Weights<S>)> {
     match source {
-        ModelSource::Gguf(path) => load_gguf(path, options),
-        ModelSource::HfFolder(folder) => load_folder(folder, options),
+        ModelSource::Gguf(path) => {
+            let file = GgufFile::open(path)?;
+            fill(arch::from_gguf(&file)?, Container::Gguf(&file), path, store)
+        }
+        ModelSource::HfFolder(folder) => {
+            let path = folder.join("config.json");
+            let blueprint = arch::from_hf(&path, &safetensors::read_json(&path)?)?;
+            let files = Checkpoint::open(folder)?;
+            fill(blueprint, Container::Checkpoint(&files), folder, store)
+        }
     }
 }
 
-fn load_gguf(path: &Path, options: &LoadOptions) -> Result<Box<dyn Model>> {
-    let file = GgufFile::open(path)?;
-    let blueprint = arch::from_gguf(&file)?;
-    build(blueprint, Container::Gguf(&file), path, options)
-}
-
-fn load_folder(folder: &Path, options: &LoadOptions) -> Result<Box<dyn Model>> {
-    let path = folder.join("config.json");
-    let blueprint = arch::from_hf(&path, &safetensors::read_json(&path)?)?;
-    let files = Checkpoint::open(folder)?;
-    build(blueprint, Container::Checkpoint(&files), folder, options)
-}
-
-fn build(blueprint: Blueprint, files: Container, path: &Path, options: &LoadOptions) -> Result<Box<dyn Model>> {
-    let mut tensors = Tensors::new(files, path.to_owned(), options.dequantise, blueprint.recipe.spelling);
-    let weights = Decoder::weights(&blueprint, &mut tensors);
+fn fill<S: Store>(
+    mut blueprint: Blueprint,
+    files: Container,
+    path: &Path,
+    store: &mut S,
+) -> Result<(Blueprint, Weights<S>)> {
+    let mut tensors = Tensors::new(files, path.to_owned(), store, blueprint.recipe.spelling);
+    let weights = Weights::load(&mut blueprint, &mut tensors);
     let weights = tensors.finish(weights)?;
-    Ok(Box::new(Decoder::new(blueprint, weights, options)?))
+    Ok((blueprint, weights))
 }
 
 pub(crate) fn damaged(path: &Path, what: &str) -> Error {

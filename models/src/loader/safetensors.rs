@@ -2,7 +2,7 @@
 
 use super::{damaged, map_file};
 use crate::{Error, Result};
-use candle_core::{DType, Device, Tensor};
+use candle_core::quantized::GgmlDType;
 use memmap2::Mmap;
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
@@ -19,7 +19,7 @@ const MAX_JSON_BYTES: u64 = 64 << 20;
 struct Entry {
     shard: usize,
     shape: Vec<usize>,
-    dtype: DType,
+    dtype: GgmlDType,
     range: Range<usize>,
 }
 
@@ -85,12 +85,10 @@ impl Checkpoint {
         self.entries.get(name).map(|entry| &entry.shape[..])
     }
 
-    /// A tensor in its own dtype.
-    pub fn tensor(&self, name: &str) -> Result<Tensor> {
-        let entry =
-            self.entries.get(name).ok_or_else(|| damaged(&self.folder, &format!("tensor {name:?} is missing")))?;
-        let bytes = &self.shards[entry.shard][entry.range.clone()];
-        Ok(Tensor::from_raw_buffer(bytes, entry.dtype, &entry.shape, &Device::Cpu)?)
+    /// A tensor's type and bytes.
+    pub fn tensor(&self, name: &str) -> Option<(GgmlDType, &[u8])> {
+        let entry = self.entries.get(name)?;
+        Some((entry.dtype, &self.shards[entry.shard][entry.range.clone()]))
     }
 }
 
@@ -109,11 +107,11 @@ fn entries(map: &Mmap, shard: usize) -> Result<Vec<(String, Entry)>, String> {
     metadata.tensors().into_iter().map(entry).collect()
 }
 
-fn dtype(dtype: Dtype) -> Option<DType> {
+fn dtype(dtype: Dtype) -> Option<GgmlDType> {
     match dtype {
-        Dtype::F32 => Some(DType::F32),
-        Dtype::F16 => Some(DType::F16),
-        Dtype::BF16 => Some(DType::BF16),
+        Dtype::F32 => Some(GgmlDType::F32),
+        Dtype::F16 => Some(GgmlDType::F16),
+        Dtype::BF16 => Some(GgmlDType::BF16),
         _ => None,
     }
 }

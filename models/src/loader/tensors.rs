@@ -4,9 +4,8 @@
 use super::gguf::GgufFile;
 use super::names;
 use super::safetensors::Checkpoint;
+use super::store::{Raw, Store};
 use crate::{Error, Result};
-use candle_core::{DType, Device, Tensor};
-use cresset_kernels::linear::Weight;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
@@ -15,8 +14,8 @@ pub enum Container<'a> {
     Checkpoint(&'a Checkpoint),
 }
 
-/// A vector that the file may not have.
-pub type Optional = Option<Tensor>;
+/// What the file may not have.
+pub type Optional<T> = Option<T>;
 
 /// Whether an architecture has a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,83 +40,61 @@ pub struct Spelling {
     pub norms_less_one: bool,
 }
 
-pub struct Tensors<'a> {
+pub struct Tensors<'a, S> {
     container: Container<'a>,
     path: PathBuf,
-    dequantise: bool,
+    store: &'a mut S,
     spelling: Spelling,
     taken: BTreeSet<String>,
     problems: Vec<String>,
 }
 
-impl<'a> Tensors<'a> {
-    pub fn new(container: Container<'a>, path: PathBuf, dequantise: bool, spelling: Spelling) -> Self {
-        Self { container, path, dequantise, spelling, taken: BTreeSet::new(), problems: Vec::new() }
+impl<'a, S: Store> Tensors<'a, S> {
+    pub fn new(container: Container<'a>, path: PathBuf, store: &'a mut S, spelling: Spelling) -> Self {
+        Self { container, path, store, spelling, taken: BTreeSet::new(), problems: Vec::new() }
     }
 
     /// A weight matrix by its HF name. `None` is a problem that [`Self::finish`] will tell.
-    pub fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Option<Weight> {
-        let stored = self.take(name, &[rows, cols])?;
-        let weight = match &self.container {
-            Container::Gguf(file) => {
-                let info = &file.tensors[&stored];
-                Weight::from_ggml(info.dtype, file.bytes(info), rows, cols).map_err(Error::from)
-            }
-            Container::Checkpoint(files) => files.tensor(&stored).and_then(|t| Ok(Weight::from_dense(&t)?)),
-        };
-        let weight = match weight {
-            Ok(weight) if self.dequantise => weight.to_f32().map_err(Error::from),
-            other => other,
-        };
-        self.keep(name, weight)
+    pub fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Option<S::Matrix> {
+        self.stack(&[(name, rows)], cols)
     }
 
     /// Matrices of the same width, one below the other.
-    pub fn stack(&mut self, parts: &[(&str, usize)], cols: usize) -> Option<Weight> {
-        let found: Vec<_> = parts.iter().map(|(name, rows)| self.matrix(name, *rows, cols)).collect();
-        let stacked = Weight::stack(found.into_iter().collect::<Option<_>>()?);
-        self.keep(parts[0].0, stacked.map_err(Error::from))
+    pub fn stack(&mut self, parts: &[(&str, usize)], cols: usize) -> Option<S::Matrix> {
+        let found: Vec<_> = parts.iter().map(|(name, rows)| self.raw(name, &[*rows, cols])).collect();
+        let found: Vec<Raw> = found.into_iter().collect::<Option<_>>()?;
+        let stacked = self.store.matrix(&found);
+        self.keep(parts[0].0, stacked)
     }
 
-    /// A vector in f32.
-    pub fn vector(&mut self, name: &str, len: usize) -> Option<Tensor> {
-        let stored = self.take(name, &[len])?;
-        let vector = match &self.container {
-            Container::Gguf(file) => {
-                let info = &file.tensors[&stored];
-                row_vector(Weight::from_ggml(info.dtype, file.bytes(info), 1, len))
-            }
-            Container::Checkpoint(files) => files.tensor(&stored).and_then(|t| Ok(t.to_dtype(DType::F32)?)),
-        };
-        self.keep(name, vector)
+    /// A vector on the host.
+    pub fn numbers(&mut self, name: &str, len: usize) -> Option<Vec<f32>> {
+        let values = self.raw(name, &[len])?.values();
+        self.keep(name, values)
     }
 
     /// The weights of a norm.
-    pub fn norm(&mut self, name: &str, len: usize) -> Option<Tensor> {
-        let weights = self.vector(name, len)?;
-        let whole = if self.spelling.norms_less_one { weights + 1.0 } else { Ok(weights) };
-        self.keep(name, whole.map_err(Error::from))
-    }
-
-    /// The inner `None` is a vector that may be, and is, absent.
-    pub fn vector_if(&mut self, presence: Presence, name: &str, len: usize) -> Option<Optional> {
-        match presence {
-            Presence::Always => self.vector(name, len).map(Some),
-            Presence::Optional if self.has(name) => self.vector(name, len).map(Some),
-            Presence::Never | Presence::Optional => Some(None),
+    pub fn norm(&mut self, name: &str, len: usize) -> Option<S::Vector> {
+        let mut weights = self.numbers(name, len)?;
+        if self.spelling.norms_less_one {
+            for weight in &mut weights {
+                *weight += 1.0;
+            }
         }
+        let norm = self.store.norm(weights);
+        self.keep(name, norm)
     }
 
-    /// Vectors one after the other; all there or all absent.
-    pub fn stack_vectors_if(&mut self, presence: Presence, parts: &[(&str, usize)]) -> Option<Optional> {
+    /// Biases one after the other; all there or all absent. The inner `None` is one that may be, and is, absent.
+    pub fn bias_if(&mut self, presence: Presence, parts: &[(&str, usize)]) -> Option<Optional<S::Vector>> {
         let any = parts.iter().any(|(name, _)| self.has(name));
         if presence == Presence::Never || (presence == Presence::Optional && !any) {
             return Some(None);
         }
-        let found: Vec<_> = parts.iter().map(|(name, len)| self.vector(name, *len)).collect();
-        let found: Vec<Tensor> = found.into_iter().collect::<Option<_>>()?;
-        let stacked = Tensor::cat(&found, 0);
-        self.keep(parts[0].0, stacked.map_err(Error::from)).map(Some)
+        let found: Vec<_> = parts.iter().map(|(name, len)| self.numbers(name, *len)).collect();
+        let found: Vec<Vec<f32>> = found.into_iter().collect::<Option<_>>()?;
+        let bias = self.store.bias(found.concat());
+        self.keep(parts[0].0, bias).map(Some)
     }
 
     pub fn has(&self, name: &str) -> bool {
@@ -159,6 +136,20 @@ impl<'a> Tensors<'a> {
         fits.then_some(stored)
     }
 
+    /// Takes a vector, as one row, or a matrix.
+    fn raw(&mut self, name: &str, shape: &[usize]) -> Option<Raw<'a>> {
+        let stored = self.take(name, shape)?;
+        let (rows, cols) = if let [rows, cols] = *shape { (rows, cols) } else { (1, shape.iter().product()) };
+        let (dtype, bytes) = match self.container {
+            Container::Gguf(file) => {
+                let info = &file.tensors[&stored];
+                (info.dtype, file.bytes(info))
+            }
+            Container::Checkpoint(files) => files.tensor(&stored)?,
+        };
+        Some(Raw { dtype, bytes, rows, cols })
+    }
+
     fn keep<T>(&mut self, name: &str, result: Result<T>) -> Option<T> {
         result.map_err(|e| self.problems.push(format!("{name}: {e}"))).ok()
     }
@@ -184,11 +175,4 @@ impl<'a> Tensors<'a> {
             Container::Checkpoint(files) => files.shape(stored),
         }
     }
-}
-
-fn row_vector(row: cresset_kernels::Result<Weight>) -> Result<Tensor> {
-    let row = row?;
-    let mut values = vec![0.0; row.cols()];
-    row.row_f32(0, &mut values);
-    Ok(Tensor::from_vec(values, row.cols(), &Device::Cpu)?)
 }

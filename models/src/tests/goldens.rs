@@ -18,20 +18,20 @@ use std::collections::{BTreeMap, HashMap};
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../qualification/goldens");
 
 #[derive(Deserialize)]
-struct Goldens {
-    cases: Vec<Case>,
+pub struct Goldens {
+    pub cases: Vec<Case>,
 }
 
 #[derive(Deserialize)]
-struct Case {
-    name: String,
+pub struct Case {
+    pub name: String,
     /// Of the stored weights.
     dtype: GoldenType,
-    config: serde_json::Value,
+    pub config: serde_json::Value,
     /// The same in the layout of earlier versions.
     older_config: serde_json::Value,
     tensors: BTreeMap<String, Vec<usize>>,
-    tokens: Vec<u32>,
+    pub tokens: Vec<u32>,
     /// Where a GGUF file can say all of the config.
     gguf: Option<Converted>,
 }
@@ -79,6 +79,11 @@ impl Case {
     }
 
     fn folder(&self, config: &serde_json::Value) -> Box<dyn Model> {
+        self.in_folder(config, |source| self.load(source))
+    }
+
+    /// Loads it from files that are there during the call.
+    pub fn in_folder<T>(&self, config: &serde_json::Value, load: impl FnOnce(&ModelSource) -> T) -> T {
         let folder = tempfile::tempdir().unwrap();
         let bytes = |(name, shape): (&String, &Vec<usize>)| {
             let data: Vec<u8> = self.weights(name, shape).into_iter().flat_map(|x| self.dtype.bytes(x)).collect();
@@ -89,7 +94,7 @@ impl Case {
         let views = tensors.iter().map(|(name, shape, data)| view((name, shape, data)));
         safetensors::serialize_to_file(views, None, &folder.path().join("model.safetensors")).unwrap();
         std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
-        self.load(&ModelSource::HfFolder(folder.path().to_owned()))
+        load(&ModelSource::HfFolder(folder.path().to_owned()))
     }
 
     fn gguf(&self, converted: &Converted) -> Box<dyn Model> {
@@ -167,11 +172,11 @@ fn metadata(value: &serde_json::Value) -> Value {
     }
 }
 
-fn stored(file: &str) -> HashMap<String, Tensor> {
+pub fn stored(file: &str) -> HashMap<String, Tensor> {
     candle_core::safetensors::load(format!("{FOLDER}/{file}"), &Device::Cpu).unwrap()
 }
 
-fn goldens() -> Goldens {
+pub fn goldens() -> Goldens {
     serde_json::from_slice(&std::fs::read(format!("{FOLDER}/architectures.json")).unwrap()).unwrap()
 }
 

@@ -7,7 +7,15 @@ use cresset_models::testing::{tiny_llama_gguf, vocab_size};
 use std::sync::Arc;
 
 fn options(kv_bytes: usize, max_context: Option<usize>) -> RunnerOptions {
-    RunnerOptions { threads: 1, dequantise: true, kv_bytes, block_size: 16, max_batched_tokens: 32, max_context }
+    RunnerOptions {
+        gpu: None,
+        threads: 1,
+        dequantise: true,
+        kv_bytes,
+        block_size: 16,
+        max_batched_tokens: 32,
+        max_context,
+    }
 }
 
 fn load(options: &RunnerOptions) -> Result<(ModelRunner, LoadedInfo), RunnerError> {
@@ -60,10 +68,13 @@ fn run(logits: Tensor, rows: usize) -> Result<Vec<RowResult>, String> {
     let row = RowSampling {
         params: Arc::new(SamplingParams { temperature: 0.0, ..SamplingParams::default() }),
         tokens: Arc::new(vec![0]),
+        pending: None,
         prompt_len: 1,
         banned: Arc::default(),
     };
-    ModelRunner::new(Box::new(model), runner.kv, Compute::new(2)).run(&ForwardBatch::default(), &vec![row; rows])
+    let mut runner = ModelRunner::new(Box::new(model), runner.kv, Compute::new(2));
+    runner.launch(&ForwardBatch::default(), &vec![row; rows])?;
+    runner.collect()
 }
 
 #[test]

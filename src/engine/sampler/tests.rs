@@ -1,6 +1,7 @@
 //! The sampler against designed distributions (chi-square, fixed seeds) and against slow, obvious versions of itself.
 
 use super::*;
+use crate::engine::runner::with_pending;
 use cresset_kernels::sampling::{gumbel_noise, philox4x32};
 
 const DRAWS: u64 = 20_000;
@@ -14,6 +15,7 @@ fn row(params: SamplingParams, prompt: &[u32], output: &[u32], banned: &[u32]) -
     RowSampling {
         params: Arc::new(params),
         tokens: Arc::new([prompt, output].concat()),
+        pending: None,
         prompt_len: prompt.len(),
         banned: banned.into(),
     }
@@ -257,4 +259,15 @@ fn a_row_without_a_token_says_why() {
         Arc::make_mut(&mut row.params).logit_bias = [(2, 1.0)].into();
     };
     check(&[0.0, 0.0], bias, SampleError::UnknownToken { token: 2, vocab_size: 2 });
+}
+
+#[test]
+fn a_pending_token_counts_as_one_of_the_row() {
+    let known = row(SamplingParams::default(), &[3, 1], &[4], &[]);
+    let before = row(SamplingParams::default(), &[3, 1], &[], &[]);
+    let pending = RowSampling { pending: Some(1), ..before.clone() };
+    assert_eq!([&before, &pending, &known].map(RowSampling::position), [2, 3, 3]);
+    let previous = [9, 4].map(|token| Ok(Sampled { token, logprobs: None }));
+    let found = with_pending(&pending, &previous);
+    assert_eq!((&found.tokens, found.pending, found.position()), (&known.tokens, None, 3));
 }

@@ -3,6 +3,7 @@
 //!
 //! The loop below is the engine thread's without the thread, so that what happened to the request can be told exactly.
 
+use super::ahead::Ahead;
 use super::*;
 use crate::engine::batch::forward_batch;
 use crate::engine::model_runner::{ModelRunner, RunnerOptions};
@@ -19,11 +20,12 @@ const PROBE: SequenceId = SequenceId(1_000);
 const PROMPT: u32 = 67;
 const OUTPUT: u32 = 48;
 
-fn runner(threads: usize) -> ModelRunner {
+fn runner(depth: usize, threads: usize) -> Box<dyn Runner> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");
     tiny_llama_gguf(&path, 3).unwrap();
     let options = RunnerOptions {
+        gpu: None,
         threads,
         dequantise: false,
         kv_bytes: 64 << 20,
@@ -33,7 +35,7 @@ fn runner(threads: usize) -> ModelRunner {
     };
     let (runner, info) = ModelRunner::load(&ModelSource::Gguf(path), &options).unwrap();
     assert!(info.num_blocks >= BLOCKS);
-    runner
+    Ahead::wrap(depth, runner)
 }
 
 /// What a mix may do, drawn from its number.
@@ -123,14 +125,16 @@ struct Seen {
 type Said = Vec<(u32, u32, Vec<(u32, u32)>)>;
 
 struct Stage<'a> {
-    runner: &'a mut ModelRunner,
+    runner: &'a mut dyn Runner,
     scheduler: Scheduler,
     said: Said,
     seen: Seen,
 }
 
 impl<'a> Stage<'a> {
-    fn new(runner: &'a mut ModelRunner, options: EngineOptions) -> Self {
+    fn new(runner: &'a mut dyn Runner, options: EngineOptions) -> Self {
+        // The scene before may have left a step in flight.
+        runner.recover().unwrap();
         Self { runner, scheduler: Scheduler::new(options, [9; 32]), said: Said::new(), seen: Seen::default() }
     }
 
@@ -138,11 +142,23 @@ impl<'a> Stage<'a> {
     fn step(&mut self) -> bool {
         let step = self.scheduler.schedule();
         self.look(&step);
-        let (batch, rows) = forward_batch(&self.scheduler, &step, BLOCK);
-        let results = self.runner.run(&batch, &rows).unwrap();
-        self.scheduler.advance(&step);
+        if !step.rows.is_empty() {
+            let (batch, rows) = forward_batch(&self.scheduler, &step, BLOCK);
+            self.runner.launch(&batch, &rows).unwrap();
+        }
+        let more = !step.rows.is_empty() && self.scheduler.in_flight().len() < self.runner.depth();
+        let going = more || self.take_in();
+        self.scheduler.check_integrity().unwrap();
+        going
+    }
+
+    fn take_in(&mut self) -> bool {
+        let results = self.runner.collect().unwrap();
         let mut going = true;
-        for (row, sampled) in step.rows.iter().filter(|row| row.samples).zip(results) {
+        for (row, sampled) in self.scheduler.advance().iter().filter(|row| row.samples).zip(results) {
+            if self.scheduler.get(row.id).is_none() {
+                continue;
+            }
             let sampled = sampled.unwrap();
             if row.id == PROBE {
                 let logprobs = sampled.logprobs.unwrap();
@@ -157,7 +173,6 @@ impl<'a> Stage<'a> {
                 }
             }
         }
-        self.scheduler.check_integrity().unwrap();
         going
     }
 
@@ -170,7 +185,7 @@ impl<'a> Stage<'a> {
     }
 }
 
-fn alone(runner: &mut ModelRunner) -> Said {
+fn alone(runner: &mut dyn Runner) -> Said {
     let options = EngineOptions { num_blocks: BLOCKS, max_context: CONTEXT, block_size: BLOCK, ..options() };
     let mut stage = Stage::new(runner, EngineOptions { max_batched_tokens: 512, ..options });
     stage.scheduler.add(PROBE, probe());
@@ -178,7 +193,7 @@ fn alone(runner: &mut ModelRunner) -> Said {
     stage.said
 }
 
-fn in_company(runner: &mut ModelRunner, number: u32) -> (Said, Seen) {
+fn in_company(runner: &mut dyn Runner, number: u32) -> (Said, Seen) {
     let mut mix = Mix { number, draws: 0 };
     let (options, arrivals) = mix.scene();
     let mut stage = Stage::new(runner, options);
@@ -212,16 +227,20 @@ fn in_company(runner: &mut ModelRunner, number: u32) -> (Said, Seen) {
 }
 
 fn check(mixes: u32) {
-    let mut one = runner(2);
-    let expect = alone(&mut one);
+    let expect = alone(&mut *runner(1, 2));
     assert_eq!(expect.len(), OUTPUT as usize);
     for threads in [1, 3] {
-        assert_eq!(alone(&mut runner(threads)), expect, "after a restart with {threads} threads");
+        assert_eq!(alone(&mut *runner(1, threads)), expect, "after a restart with {threads} threads");
     }
+    check_mixes(&mut *runner(1, 2), 0..mixes, &expect);
+    check_mixes(&mut *runner(2, 2), mixes..2 * mixes, &expect);
+}
+
+fn check_mixes(runner: &mut dyn Runner, mixes: std::ops::Range<u32>, expect: &Said) {
     let mut all = Vec::new();
-    for number in 0..mixes {
-        let (said, seen) = in_company(&mut one, number);
-        assert!(said == expect, "mix {number} changed what the request says: {seen:?}");
+    for number in mixes {
+        let (said, seen) = in_company(runner, number);
+        assert!(said == *expect, "mix {number} changed what the request says: {seen:?}");
         all.push(seen);
     }
     let happened = |what: &str, test: &dyn Fn(&Seen) -> bool| assert!(all.iter().any(test), "never {what}: {all:?}");

@@ -21,6 +21,11 @@ fn timed(times: &mut Vec<f64>, work: impl FnOnce()) {
 #[test]
 #[ignore = "measures"]
 fn a_step_of_256_rows() {
+    steps_of_256_rows(1);
+    steps_of_256_rows(2);
+}
+
+fn steps_of_256_rows(depth: usize) {
     let options = EngineOptions {
         max_batched_tokens: 512,
         max_rows: 256,
@@ -37,26 +42,26 @@ fn a_step_of_256_rows() {
     }
     let (mut planning, mut committing) = (Vec::new(), Vec::new());
     for turn in 0..1_200 {
-        let (mut step, mut batch) = (None, None);
+        let mut rows = 0;
         let plan = || {
-            let planned = scheduler.schedule();
-            batch = Some(forward_batch(&scheduler, &planned, 16));
-            step = Some(planned);
+            let step = scheduler.schedule();
+            rows = step.rows.len();
+            forward_batch(&scheduler, &step, 16);
         };
         let mut ignored = Vec::new();
         timed(if turn < 700 { &mut ignored } else { &mut planning }, plan);
-        let step = step.unwrap();
-        assert!(turn < 700 || step.rows.len() == 256);
-        drop(batch);
+        assert!(turn < 700 || rows == 256);
+        if scheduler.in_flight().len() < depth {
+            continue;
+        }
         timed(if turn < 700 { &mut ignored } else { &mut committing }, || {
-            scheduler.advance(&step);
-            for row in step.rows.iter().filter(|row| row.samples) {
+            for row in scheduler.advance().iter().filter(|row| row.samples) {
                 assert!(scheduler.append(row.id, 7).is_none());
             }
         });
     }
-    told("schedule and build the batch", planning);
-    told("advance and append", committing);
+    told(&format!("schedule and build the batch at depth {depth}"), planning);
+    told(&format!("advance and append at depth {depth}"), committing);
 }
 
 #[test]
@@ -70,7 +75,8 @@ fn a_row_of_49_152_logits() {
         let mut params = SamplingParams::default();
         change(&mut params);
         let tokens = Arc::new((0..700).collect::<Vec<u32>>());
-        let mut row = RowSampling { params: Arc::new(params), tokens, prompt_len: 500, banned: Arc::default() };
+        let params = Arc::new(params);
+        let mut row = RowSampling { params, tokens, pending: None, prompt_len: 500, banned: Arc::default() };
         let (mut sampler, mut times) = (Sampler::default(), Vec::new());
         for seed in 0..200 {
             Arc::make_mut(&mut row.params).seed = seed;

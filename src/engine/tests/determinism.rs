@@ -1,6 +1,7 @@
 //! The same input and seed give the same tokens, whatever else is in the batch. The toy model below reads the past only
 //! through block tables and slots, so a block mix-up, a stale block or a wrong position changes what it says.
 
+use super::ahead::Ahead;
 use super::*;
 use crate::engine::model_runner::{ModelRunner, RunnerOptions};
 use crate::engine::runner::{RowResult, Runner};
@@ -9,8 +10,8 @@ use cresset_models::testing::tiny_llama_gguf;
 use cresset_models::{ForwardBatch, ModelSource};
 use std::collections::HashMap;
 
-/// How an engine for given options comes to be.
-type Start<'a> = &'a dyn Fn(&EngineOptions) -> EngineHandle;
+/// How an engine for given options and a depth comes to be.
+type Start<'a> = &'a dyn Fn(&EngineOptions, usize) -> EngineHandle;
 
 const VOCABULARY: u64 = 40;
 
@@ -20,12 +21,14 @@ struct SlotRunner {
     block_size: usize,
     slots: HashMap<u32, u64>,
     sampler: Sampler,
+    results: Vec<RowResult>,
 }
 
 impl SlotRunner {
-    fn start(options: &EngineOptions) -> EngineHandle {
-        let runner = Self { block_size: options.block_size, slots: HashMap::new(), sampler: Sampler::default() };
-        EngineHandle::start(Box::new(runner), options.clone())
+    fn start(options: &EngineOptions, depth: usize) -> EngineHandle {
+        let (block_size, slots) = (options.block_size, HashMap::new());
+        let runner = Self { block_size, slots, sampler: Sampler::default(), results: Vec::new() };
+        EngineHandle::start(Ahead::wrap(depth, runner), options.clone())
     }
 
     fn read(&self, table: &[u32], position: usize) -> u64 {
@@ -46,9 +49,8 @@ impl SlotRunner {
 }
 
 impl Runner for SlotRunner {
-    fn run(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<Vec<RowResult>, String> {
+    fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), String> {
         let mut rows = rows.iter();
-        let mut results = Vec::new();
         for (sequence, table) in batch.block_tables.iter().enumerate() {
             let [from, to] = [0, 1].map(|edge| batch.cu_seqlens_q[sequence + edge]);
             assert_eq!(batch.positions[to as usize - 1] + 1, batch.seq_lens[sequence]);
@@ -57,11 +59,15 @@ impl Runner for SlotRunner {
                 if batch.logits_indices.contains(&index) {
                     let row = rows.next().expect("a row for each index");
                     let sampled = self.sampler.sample(&logits, row);
-                    results.push(sampled.map_err(|error| error.to_string()));
+                    self.results.push(sampled.map_err(|error| error.to_string()));
                 }
             }
         }
-        Ok(results)
+        Ok(())
+    }
+
+    fn collect(&mut self) -> Result<Vec<RowResult>, String> {
+        Ok(std::mem::take(&mut self.results))
     }
 }
 
@@ -93,8 +99,8 @@ fn crowd(count: u32) -> impl Iterator<Item = GenerateRequest> {
 }
 
 /// What everybody says, the probe first, and the engine's statistics afterwards.
-fn said(start: Start, options: &EngineOptions, others: u32) -> (Vec<Vec<u32>>, EngineStats) {
-    let engine = start(&EngineOptions { max_waiting: 100, ..options.clone() });
+fn said(start: Start, depth: usize, options: &EngineOptions, others: u32) -> (Vec<Vec<u32>>, EngineStats) {
+    let engine = start(&EngineOptions { max_waiting: 100, ..options.clone() }, depth);
     let submit = |request| engine.submit(request).unwrap().1;
     let before: Vec<_> = crowd(others).map(submit).collect();
     let probe = submit(probe());
@@ -109,18 +115,21 @@ fn said(start: Start, options: &EngineOptions, others: u32) -> (Vec<Vec<u32>>, E
     (tokens, engine.stats())
 }
 
-/// Alone, and in crowds of 96 under options that chunk, preempt and share.
+/// Alone, and in crowds of 96 under options that chunk, preempt and share; step by step and one step ahead.
 fn check_every_company(start: Start) {
     let roomy = EngineOptions { num_blocks: 4_096, max_rows: 64, ..options() };
-    let (alone, _) = said(start, &roomy, 0);
-    let (expect, stats) = said(start, &roomy, 64);
+    let (alone, _) = said(start, 1, &roomy, 0);
+    let (expect, stats) = said(start, 1, &roomy, 64);
     assert_eq!((&alone[0], stats.preemptions), (&expect[0], 0));
     assert!(alone[0].len() == 40 && stats.prefix_hit_tokens > 0);
     let check = |what: &str, options: EngineOptions, happened: fn(&EngineStats) -> bool| {
-        let (tokens, stats) = said(start, &options, 64);
-        assert!(tokens == expect, "{what} changed what somebody says");
-        assert!(happened(&stats), "{what} did not happen: {stats:?}");
+        for depth in [1, 2] {
+            let (tokens, stats) = said(start, depth, &options, 64);
+            assert!(tokens == expect, "{what} changed what somebody says at depth {depth}");
+            assert!(happened(&stats), "{what} did not happen at depth {depth}: {stats:?}");
+        }
     };
+    check("company", roomy, |stats| stats.preemptions == 0);
     check("preemption", EngineOptions { num_blocks: 32, ..options() }, |stats| stats.preemptions > 0);
     let chunked = EngineOptions { max_batched_tokens: 8, ..options() };
     let spacious = EngineOptions { num_blocks: 256, ..chunked.clone() };
@@ -140,16 +149,17 @@ fn a_real_model_says_the_same_in_every_company() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");
     tiny_llama_gguf(&path, 3).unwrap();
-    check_every_company(&|options| {
+    check_every_company(&|options, depth| {
         let (runner, info) = ModelRunner::load(&ModelSource::Gguf(path.clone()), &runner_options(options)).unwrap();
         assert_eq!(info.num_blocks, options.num_blocks);
-        EngineHandle::start(Box::new(runner), options.clone())
+        EngineHandle::start(Ahead::wrap(depth, runner), options.clone())
     });
 }
 
 /// Memory for exactly `num_blocks` blocks of the tiny model: 2 layers, 2 heads of 16, keys and values in f32.
 fn runner_options(options: &EngineOptions) -> RunnerOptions {
     RunnerOptions {
+        gpu: None,
         threads: 2,
         dequantise: false,
         kv_bytes: options.num_blocks * options.block_size * 2 * 2 * 16 * 2 * 4,
@@ -161,7 +171,7 @@ fn runner_options(options: &EngineOptions) -> RunnerOptions {
 
 #[test]
 fn a_prefix_hit_changes_nothing() {
-    let engine = SlotRunner::start(&options());
+    let engine = SlotRunner::start(&options(), 2);
     let say = || collect(engine.submit(probe()).unwrap().1);
     let (cold, first) = say();
     let (warm, second) = say();
@@ -171,7 +181,7 @@ fn a_prefix_hit_changes_nothing() {
 
 #[test]
 fn another_seed_says_something_else() {
-    let engine = SlotRunner::start(&options());
+    let engine = SlotRunner::start(&options(), 1);
     let mut other = probe();
     other.sampling.seed = 43;
     let [one, two] = [probe(), other].map(|request| collect(engine.submit(request).unwrap().1).0);

@@ -14,15 +14,9 @@ impl Integer for Avx2 {
     type Sums = [__m256i; 2];
     const TILE: (usize, usize) = (2, 1);
 
-    /// Of each four columns, the even ones, then the odd ones.
     #[inline(always)]
-    fn arrange(codes: &[i16; BLOCK]) -> [u8; 2 * BLOCK] {
-        let mut out = [0; 2 * BLOCK];
-        for (codes, out) in codes.as_chunks::<4>().0.iter().zip(out.as_chunks_mut::<8>().0) {
-            let [a, b, c, d] = codes.map(i16::to_le_bytes);
-            *out = [a[0], a[1], c[0], c[1], b[0], b[1], d[0], d[1]];
-        }
-        out
+    fn round(x: &[f32; BLOCK]) -> Rounded {
+        Rounded::plain(x, arrange)
     }
 
     #[inline(always)]
@@ -32,19 +26,14 @@ impl Integer for Avx2 {
 
     #[inline(always)]
     unsafe fn codes<Q: Quant, const STEP: usize>(planes: *const u8) -> Self::Codes {
-        let f = const { Q::FORMAT };
-        let half = |half: usize| {
-            let columns = |odd: usize| unsafe {
-                let low = field::<STEP>(planes.add(2 * LANES * half), odd, f.low, 0);
-                if f.high == 0 {
-                    return low;
-                }
-                let plane = planes.add(4 * LANES * f.low + 2 * LANES * half);
-                _mm256_or_si256(low, field::<STEP>(plane, odd, f.high, f.low))
-            };
-            (columns(0), columns(1))
-        };
-        [half(0), half(1)]
+        // SAFETY: the planes hold 32 columns of sixteen outputs.
+        unsafe {
+            let second = planes.add(2 * LANES);
+            [
+                (columns::<Q, STEP>(planes, 0), columns::<Q, STEP>(planes, 1)),
+                (columns::<Q, STEP>(second, 0), columns::<Q, STEP>(second, 1)),
+            ]
+        }
     }
 
     #[inline(always)]
@@ -67,6 +56,31 @@ impl Integer for Avx2 {
     }
 
     entry_point!("avx2,fma,f16c");
+}
+
+/// Of each four columns, the even ones, then the odd ones.
+#[inline(always)]
+fn arrange(codes: &[i16; BLOCK]) -> [u8; 2 * BLOCK] {
+    let mut out = [0; 2 * BLOCK];
+    for (codes, out) in codes.as_chunks::<4>().0.iter().zip(out.as_chunks_mut::<8>().0) {
+        let [a, b, c, d] = codes.map(i16::to_le_bytes);
+        *out = [a[0], a[1], c[0], c[1], b[0], b[1], d[0], d[1]];
+    }
+    out
+}
+
+/// The even or odd ones of step `STEP`'s columns, of the eight outputs that `planes` starts with.
+#[inline(always)]
+unsafe fn columns<Q: Quant, const STEP: usize>(planes: *const u8, odd: usize) -> __m256i {
+    let f = const { Q::FORMAT };
+    // SAFETY: as above.
+    unsafe {
+        let low = field::<STEP>(planes, odd, f.low, 0);
+        if f.high == 0 {
+            return low;
+        }
+        _mm256_or_si256(low, field::<STEP>(planes.add(4 * LANES * f.low), odd, f.high, f.low))
+    }
 }
 
 /// The fields of `bits` bits of step `STEP`'s even or odd columns, moved to bit `to` of sixteen.

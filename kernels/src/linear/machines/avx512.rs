@@ -4,7 +4,7 @@
 
 use crate::linear::format::{BLOCK, Quant};
 use crate::linear::integer::{Integer, Operands, entry_point, multiply};
-use crate::linear::rounding::Rounded;
+use crate::linear::rounding::{self, Rounded};
 use crate::simd::{Avx512, LANES};
 use std::arch::x86_64::*;
 
@@ -17,14 +17,24 @@ impl Integer for Avx512 {
 
     /// The high bytes, then the low ones, which are signed.
     #[inline(always)]
-    fn arrange(codes: &[i16; BLOCK]) -> [u8; 2 * BLOCK] {
-        let mut out = [0; 2 * BLOCK];
-        let (high, low) = out.split_at_mut(BLOCK);
-        for ((code, high), low) in codes.iter().zip(high).zip(low) {
-            *low = *code as u8;
-            *high = ((code + 128) >> 8) as u8;
+    fn round(x: &[f32; BLOCK]) -> Rounded {
+        // SAFETY: half a block is sixteen values, or sixteen bytes of codes.
+        unsafe {
+            let (first, second) = (_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(LANES)));
+            // Without the sign, bits order magnitudes, and NaN comes out above all.
+            let bits = |half| _mm512_and_si512(_mm512_castps_si512(half), _mm512_set1_epi32(i32::MAX));
+            let largest = _mm512_reduce_max_epu32(_mm512_max_epu32(bits(first), bits(second)));
+            let (scale, inverse) = rounding::scale(f32::from_bits(largest));
+            // What is not finite becomes a code too, under a scale that tells.
+            let code = |half| _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(_mm512_mul_ps(half, _mm512_set1_ps(inverse))));
+            let (first, second) = (_mm512_cvtepi16_epi32(code(first)), _mm512_cvtepi16_epi32(code(second)));
+            let high = |half| _mm512_srai_epi32::<8>(_mm512_add_epi32(half, _mm512_set1_epi32(128)));
+            let mut codes = [0u8; 2 * BLOCK];
+            for (i, half) in [high(first), high(second), first, second].into_iter().enumerate() {
+                _mm_storeu_si128(codes.as_mut_ptr().add(i * LANES).cast(), _mm512_cvtepi32_epi8(half));
+            }
+            Rounded::new(codes, scale, _mm512_reduce_add_epi32(first), _mm512_reduce_add_epi32(second))
         }
-        out
     }
 
     #[inline(always)]

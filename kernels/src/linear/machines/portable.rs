@@ -12,8 +12,8 @@ impl Integer for Portable {
     const TILE: (usize, usize) = (2, 1);
 
     #[inline(always)]
-    fn arrange(codes: &[i16; BLOCK]) -> [u8; 2 * BLOCK] {
-        from_fn(|i| codes[i / 2].to_le_bytes()[i % 2])
+    fn round(x: &[f32; BLOCK]) -> Rounded {
+        Rounded::plain(x, |codes| from_fn(|i| codes[i / 2].to_le_bytes()[i % 2]))
     }
 
     #[inline(always)]

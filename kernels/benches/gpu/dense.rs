@@ -1,0 +1,72 @@
+//! The products of a decoder, as fast as can be and batch-invariant.
+
+use crate::case::{Case, TOLERANCE, bf16s, output, value};
+use crate::{Model, Result};
+use cresset_kernels::gpu::{Buffer, Gpu, Kind};
+use cresset_kernels::linear::gpu::{Linear, Mode, linear};
+use std::sync::Arc;
+
+/// Name, rows, columns and the type of the result.
+fn shapes(m: &Model) -> [(&'static str, usize, usize, Kind); 5] {
+    let qkv = (m.heads + 2 * m.kv_heads) * m.head_dim;
+    [
+        ("qkv", qkv, m.hidden, Kind::Bf16),
+        ("o", m.hidden, m.heads * m.head_dim, Kind::Bf16),
+        ("gate-up", 2 * m.ffn, m.hidden, Kind::Bf16),
+        ("down", m.hidden, m.ffn, Kind::Bf16),
+        ("head", m.vocab_size, m.hidden, Kind::F32),
+    ]
+}
+
+type Weights = Arc<Vec<Arc<Buffer>>>;
+
+pub fn cases<'a>(gpu: &'a Arc<dyn Gpu>, model: &'a Model) -> impl Iterator<Item = Result<Case>> + 'a {
+    shapes(model).into_iter().flat_map(move |shape| {
+        let made = weights(gpu, shape.1 * shape.2, model.spread).map_err(|error| error.to_string());
+        let steps = model.steps.iter().flat_map(|n| [Mode::Fast, Mode::Invariant].map(|mode| (*n, mode)));
+        steps.map(move |(n, mode)| case(gpu, made.clone()?, n, shape, mode))
+    })
+}
+
+/// The same matrix so often that repeated launches find none of it in a cache.
+fn weights(gpu: &Arc<dyn Gpu>, len: usize, spread: usize) -> Result<Weights> {
+    let first = bf16s(gpu, 1, len)?;
+    let mut copies = vec![first.clone()];
+    for _ in 1..spread.div_ceil(len * 2) {
+        let copy = output(gpu, Kind::Bf16, len)?;
+        gpu.copy(first.view(), copy.view())?;
+        copies.push(copy);
+    }
+    Ok(Arc::new(copies))
+}
+
+fn case(
+    gpu: &Arc<dyn Gpu>,
+    weights: Weights,
+    n: usize,
+    (name, rows, cols, kind): (&str, usize, usize, Kind),
+    mode: Mode,
+) -> Result<Case> {
+    let x = bf16s(gpu, 0, n * cols)?;
+    let out = output(gpu, kind, n * rows)?;
+    let (on, written) = (gpu.clone(), out.clone());
+    let launch = move |i: usize| {
+        let (x, w, out) = (x.view(), weights[i % weights.len()].view(), written.view());
+        linear(&*on, &Linear { x, w, bias: None, rows, cols, out, mode })
+    };
+    let want = move |i: usize| {
+        let (token, row) = (i / rows, i % rows);
+        (0..cols).map(|c| value(0, token * cols + c) * value(1, row * cols + c)).sum()
+    };
+    Ok(Case {
+        op: if mode == Mode::Fast { "linear" } else { "linear, invariant" },
+        shape: format!("{name} {rows} × {cols}"),
+        n,
+        bytes: (rows + n) * cols * 2 + n * rows * kind.bytes(),
+        flops: 2 * n * rows * cols,
+        tolerance: TOLERANCE,
+        out,
+        want: Box::new(want),
+        launch: Box::new(launch),
+    })
+}

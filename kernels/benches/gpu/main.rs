@@ -1,0 +1,118 @@
+//! Device kernels at the shapes of an 8B model, each checked before it is timed, as shares of what the device was measured to do
+//! in the same run: `cargo bench -p cresset-kernels --features cuda --bench gpu`. Prints a table for `RESULTS.md`. Without a
+//! GPU it runs small shapes in the emulator, to test itself, and prints no times.
+
+mod case;
+mod dense;
+mod ends;
+mod measure;
+mod paged;
+mod small;
+
+use cresset_kernels::gpu::{self, Emulator, Gpu};
+use measure::{Ceilings, ceilings, rehearse, seconds};
+use std::sync::Arc;
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+/// Sizes of a decoder.
+pub struct Model {
+    pub hidden: usize,
+    pub ffn: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub vocab_size: usize,
+    /// Rows of a step.
+    pub steps: &'static [usize],
+    /// Tokens of each sequence that is decoded.
+    pub context: usize,
+    pub prompts: &'static [usize],
+    /// What repeated launches must read in all before they read it again, so that no cache helps: bytes.
+    pub spread: usize,
+}
+
+const LLAMA_8B: Model = Model {
+    hidden: 4096,
+    ffn: 14_336,
+    heads: 32,
+    kv_heads: 8,
+    head_dim: 128,
+    vocab_size: 128_256,
+    steps: &[1, 8, 64, 256, 512],
+    context: 2048,
+    prompts: &[512, 2048, 8192],
+    spread: 512 << 20,
+};
+
+const TINY: Model = Model {
+    hidden: 72,
+    ffn: 200,
+    heads: 4,
+    kv_heads: 2,
+    head_dim: 32,
+    vocab_size: 130,
+    steps: &[1, 8, 33],
+    context: 100,
+    prompts: &[40],
+    spread: 64 << 10,
+};
+
+fn main() -> Result<()> {
+    let gpu = device();
+    let emulated = gpu.properties().name == "emulator";
+    let model = if emulated { TINY } else { LLAMA_8B };
+    let ceilings = if emulated { None } else { Some(ceilings(&gpu)?) };
+    head(&gpu, ceilings.as_ref());
+    let cases = small::cases(&gpu, &model).chain(ends::cases(&gpu, &model)).chain(paged::cases(&gpu, &model));
+    let mut failed = 0;
+    for case in cases.chain(dense::cases(&gpu, &model)) {
+        if let Err(error) = case.and_then(|case| report(&gpu, &case, ceilings.as_ref())) {
+            eprintln!("{error}");
+            failed += 1;
+        }
+    }
+    if failed == 0 { Ok(()) } else { Err(format!("{failed} cases failed").into()) }
+}
+
+fn device() -> Arc<dyn Gpu> {
+    gpu::open(0).unwrap_or_else(|_| Emulator::new())
+}
+
+fn head(gpu: &Arc<dyn Gpu>, ceilings: Option<&Ceilings>) {
+    let properties = gpu.properties();
+    match ceilings {
+        None => println!("Emulated: values are checked, nothing is timed.\n"),
+        Some(Ceilings { copy, product }) => println!(
+            "{} ({}), measured in this run: copy {:.0} GB/s (read and written), bf16 product {:.0} TFLOP/s.\n",
+            properties.name,
+            properties.versions,
+            copy / 1e9,
+            product / 1e12
+        ),
+    }
+    println!("| op | shape | rows | µs | GB/s | of copy | TFLOP/s | of product | error |");
+    println!("|---|---|---:|---:|---:|---:|---:|---:|---:|");
+}
+
+/// Checks, times and prints one case.
+fn report(gpu: &Arc<dyn Gpu>, case: &case::Case, ceilings: Option<&Ceilings>) -> Result<()> {
+    let error = case.check(gpu)?;
+    let &case::Case { op, ref shape, n, bytes, flops, .. } = case;
+    let Some(ceilings) = ceilings else {
+        rehearse(gpu, &*case.launch)?;
+        println!("| {op} | {shape} | {n} | | | | | | {error:.0e} |");
+        return Ok(());
+    };
+    let seconds = seconds(gpu, &*case.launch)?;
+    let (bandwidth, rate) = (bytes as f64 / seconds, flops as f64 / seconds);
+    println!(
+        "| {op} | {shape} | {n} | {:.1} | {:.0} | {:.0} % | {:.1} | {:.0} % | {error:.0e} |",
+        seconds * 1e6,
+        bandwidth / 1e9,
+        100.0 * bandwidth / ceilings.copy,
+        rate / 1e12,
+        100.0 * rate / ceilings.product,
+    );
+    Ok(())
+}

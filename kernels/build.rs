@@ -1,0 +1,41 @@
+//! Builds the device code: with nvcc for devices, and for the emulator with the C++ compiler of this machine.
+
+#[path = "build/cuda.rs"]
+mod cuda;
+#[path = "build/emulator.rs"]
+mod emulator;
+
+use std::path::{Path, PathBuf};
+
+fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    println!("cargo::rerun-if-changed=src");
+    let sources = files(Path::new("src"), "cu")?;
+    if std::env::var_os("CARGO_FEATURE_EMULATOR").is_some() {
+        emulator::build(&sources)?;
+    }
+    if std::env::var_os("CARGO_FEATURE_CUDA").is_some() {
+        cuda::build(&sources)?;
+    }
+    Ok(())
+}
+
+/// Every file below `folder` with this extension, sorted.
+fn files(folder: &Path, extension: &str) -> std::io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            found.extend(files(&path, extension)?);
+        } else if path.extension().is_some_and(|found| found == extension) {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// The names in lines of the form `EXPORT(name)`.
+fn exports(source: &str) -> Vec<String> {
+    let name = |line: &str| Some(line.trim().strip_prefix("EXPORT(")?.split(')').next()?.trim().to_owned());
+    source.lines().filter_map(name).collect()
+}

@@ -1,0 +1,152 @@
+//! Kernels as device code: each `.cu` file compiled by nvcc to one fat binary with the machine code of some architectures, and
+//! PTX of the lowest for whatever comes later. And what lets the linker do without CUDA's libraries.
+
+use super::exports;
+use std::error::Error;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+use std::{env, fs, thread};
+
+type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
+
+/// Names the architectures to compile for.
+const ARCHITECTURES: &str = "CRESSET_CUDA_ARCHITECTURES";
+const DEFAULT: &str = "80,90,90a";
+/// What candle's bindings want linked; `gpu/cuda/bind.rs` defines what is used of them.
+const LIBRARIES: [&str; 5] = ["cuda", "cublas", "cublasLt", "curand", "nvrtc"];
+
+pub fn build(sources: &[PathBuf]) -> Result<()> {
+    for name in [ARCHITECTURES, "NVCC", "CUDA_HOME", "PATH"] {
+        println!("cargo::rerun-if-env-changed={name}");
+    }
+    if env::var("CARGO_CFG_TARGET_OS")? != "linux" || env::var("CARGO_CFG_TARGET_ARCH")? != "x86_64" {
+        return Err("the feature `cuda` is for Linux on x86-64".into());
+    }
+    let out = PathBuf::from(env::var("OUT_DIR")?);
+    for library in LIBRARIES {
+        fs::write(out.join(format!("lib{library}.a")), "!<arch>\n")?;
+    }
+    println!("cargo::rustc-link-search=native={}", out.display());
+    compile_all(&Compiler::find()?, sources, &out)?;
+    Ok(fs::write(out.join("fatbins.rs"), table(sources, &out)?)?)
+}
+
+struct Compiler {
+    nvcc: PathBuf,
+    version: String,
+    arguments: Vec<String>,
+    /// What kernels include.
+    headers: String,
+}
+
+impl Compiler {
+    fn find() -> Result<Self> {
+        let in_home = || env::var_os("CUDA_HOME").map(|home| Path::new(&home).join("bin/nvcc"));
+        let nvcc = env::var_os("NVCC").map(PathBuf::from).or_else(in_home).unwrap_or_else(|| "nvcc".into());
+        let version = Command::new(&nvcc).arg("--version").output().map_err(|error| {
+            let missing =
+                format!("{} cannot be run ({error}), and the feature `cuda` needs CUDA's compiler", nvcc.display());
+            format!("{missing}: set CUDA_HOME to a toolkit, or install one with `eval \"$(kernels/setup-cuda)\"`")
+        })?;
+        let architectures = env::var(ARCHITECTURES).unwrap_or_else(|_| DEFAULT.into());
+        Ok(Self {
+            nvcc,
+            version: String::from_utf8_lossy(&version.stdout).into_owned(),
+            arguments: arguments(&architectures)?,
+            headers: headers(Path::new("src"))?,
+        })
+    }
+
+    /// Compiles one file, unless the output was made of the very same things.
+    fn compile(&self, source: &Path, out: &Path) -> Result<()> {
+        let (output, record) = (fatbin(out, source), fatbin(out, source).with_extension("made-of"));
+        let made_of =
+            [fs::read_to_string(source)?, self.headers.clone(), self.version.clone(), self.arguments.join(" ")];
+        let made_of = made_of.join("\n");
+        if output.exists() && fs::read_to_string(&record).is_ok_and(|before| before == made_of) {
+            return Ok(());
+        }
+        let ran = Command::new(&self.nvcc).args(&self.arguments).arg(source).arg("-o").arg(&output).output()?;
+        let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+        if !ran.status.success() {
+            return Err(
+                format!("nvcc refuses {}:\n{}{said}", source.display(), String::from_utf8_lossy(&ran.stdout)).into()
+            );
+        }
+        if let Some(kernel) = spilling(&said) {
+            return Err(format!("{}: {kernel} needs more registers than there are", source.display()).into());
+        }
+        Ok(fs::write(record, made_of)?)
+    }
+}
+
+/// All of them, one after the other.
+fn headers(folder: &Path) -> Result<String> {
+    let mut text = String::new();
+    for path in super::files(folder, "cuh")? {
+        text.push_str(&fs::read_to_string(path)?);
+    }
+    Ok(text)
+}
+
+fn arguments(architectures: &str) -> Result<Vec<String>> {
+    let fixed = ["-fatbin", "-std=c++17", "-O3", "-lineinfo", "--compress-mode=size", "-Xptxas=-v", "-I", "src"];
+    let mut arguments = fixed.map(str::to_owned).to_vec();
+    let mut lowest = u32::MAX;
+    for name in architectures.split(',').map(str::trim) {
+        let number = name.trim_end_matches(|c: char| c.is_ascii_lowercase()).parse::<u32>();
+        let number = number.map_err(|_| format!("{ARCHITECTURES}: {name:?} is not like 80, 90 or 90a"))?;
+        lowest = lowest.min(number);
+        arguments.push(format!("-gencode=arch=compute_{name},code=sm_{name}"));
+    }
+    arguments.push(format!("-gencode=arch=compute_{lowest},code=compute_{lowest}"));
+    Ok(arguments)
+}
+
+/// The first function that keeps registers in memory, from what ptxas says of each.
+fn spilling(said: &str) -> Option<&str> {
+    let mut function = "";
+    said.lines().find_map(|line| {
+        if let Some((_, name)) = line.split_once("Function properties for ") {
+            function = name;
+        }
+        let spills =
+            line.contains("bytes spill stores") && !line.contains(" 0 bytes spill stores, 0 bytes spill loads");
+        spills.then_some(function)
+    })
+}
+
+/// Several at a time, as many as cargo allows.
+fn compile_all(compiler: &Compiler, sources: &[PathBuf], out: &Path) -> Result<()> {
+    let jobs: usize = env::var("NUM_JOBS")?.parse()?;
+    let queue = Mutex::new(sources.iter());
+    let next = || queue.lock().ok()?.next();
+    let worker = || -> Result<()> {
+        while let Some(source) = next() {
+            compiler.compile(source, out)?;
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..jobs).map(|_| scope.spawn(worker)).collect();
+        workers.into_iter().try_for_each(|worker| worker.join().map_err(|_| "a compiling thread panicked")?)
+    })
+}
+
+fn fatbin(out: &Path, source: &Path) -> PathBuf {
+    let name: Vec<_> = source.with_extension("fatbin").iter().map(|part| part.to_string_lossy().into_owned()).collect();
+    out.join(name.join("-"))
+}
+
+fn table(sources: &[PathBuf], out: &Path) -> Result<String> {
+    let mut text = String::from("static FATBINS: &[Fatbin] = &[\n");
+    for source in sources {
+        let kernels = exports(&fs::read_to_string(source)?);
+        let image = fatbin(out, source);
+        writeln!(text, "    Fatbin {{ image: include_bytes!(\"{}\"), kernels: &{kernels:?} }},", image.display())?;
+    }
+    text.push_str("];\n");
+    Ok(text)
+}

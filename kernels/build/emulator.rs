@@ -1,0 +1,38 @@
+//! Kernels as host code: each `.cu` file compiled as C++ against `gpu/emulator/simt.h`, and a table of what they export.
+
+use super::exports;
+use std::error::Error;
+use std::fmt::Write;
+use std::path::PathBuf;
+
+pub fn build(sources: &[PathBuf]) -> Result<(), Box<dyn Error + Send + Sync>> {
+    cc::Build::new()
+        .cpp(true)
+        .std("c++17")
+        .include("src")
+        .flags(["-x", "c++", "-Wno-unused-function", "-Wno-unknown-pragmas", "-ffp-contract=off"])
+        .opt_level(2)
+        .file("src/gpu/emulator/simt.cpp")
+        .files(sources)
+        .try_compile("cresset_emulated_kernels")?;
+    let mut names = Vec::new();
+    for source in sources {
+        names.extend(exports(&std::fs::read_to_string(source)?));
+    }
+    let out = PathBuf::from(std::env::var("OUT_DIR")?);
+    Ok(std::fs::write(out.join("emulated.rs"), table(&names)?)?)
+}
+
+fn table(names: &[String]) -> Result<String, std::fmt::Error> {
+    let mut text = String::from("unsafe extern \"C\" {\n");
+    for name in names {
+        writeln!(text, "    fn simt_run_{name}(grid: *const Grid, args: *const *const c_void) -> *const c_char;")?;
+        writeln!(text, "    fn simt_signature_{name}() -> *const c_char;")?;
+    }
+    writeln!(text, "}}\nstatic KERNELS: &[(&str, Run, Signature)] = &[")?;
+    for name in names {
+        writeln!(text, "    (\"{name}\", simt_run_{name}, simt_signature_{name}),")?;
+    }
+    writeln!(text, "];")?;
+    Ok(text)
+}

@@ -1,0 +1,54 @@
+//! The kernels against the reference.
+
+use super::super::reference;
+use super::*;
+use crate::testing::{KINDS, assert_close, downloaded, gpu, poisoned_buffer, random, rounded, upload, values};
+
+const ACTIVATIONS: [Activation; 2] = [Activation::Silu, Activation::GeluTanh];
+
+fn check(activation: Activation, kind: Kind, tolerance: f32, n: usize, width: usize) {
+    let gpu = gpu();
+    let x: Vec<f32> = values(&random(&[n, 2 * width], 1)).iter().map(|x| x * 12.0).collect();
+    let x = rounded(kind, &x);
+    let mut want = vec![f32::NAN; n * width];
+    for (x, want) in x.chunks(2 * width).zip(want.chunks_mut(width)) {
+        reference::gated_row(activation, &x[..width], &x[width..], want);
+    }
+    let (x, out) = (upload(&gpu, kind, &x), poisoned_buffer(&gpu, kind, n * width));
+    gated(&*gpu, activation, x.view(), width, out.view()).unwrap();
+    assert_close(&downloaded(&out), &want, tolerance, &format!("{activation:?} {kind:?} {n}x{width}"));
+}
+
+#[test]
+fn the_kernels_equal_the_reference() {
+    for (n, width) in [(0, 8), (1, 1), (1, 1536), (3, 17), (19, 64), (2, 1032), (70, 4), (1, 14336)] {
+        for (kind, tolerance) in KINDS {
+            for activation in ACTIVATIONS {
+                check(activation, kind, tolerance, n, width);
+            }
+        }
+    }
+}
+
+#[test]
+fn large_gates_saturate() {
+    let gpu = gpu();
+    for activation in ACTIVATIONS {
+        for (kind, _) in KINDS {
+            let x = rounded(kind, &[-1e4, -200.0, 0.0, 1e4, 1.0, 1.0, 1.0, 1.0]);
+            let (x, out) = (upload(&gpu, kind, &x), poisoned_buffer(&gpu, kind, 4));
+            gated(&*gpu, activation, x.view(), 4, out.view()).unwrap();
+            assert_eq!(downloaded(&out), rounded(kind, &[0.0, 0.0, 0.0, 1e4]), "{kind:?} {activation:?}");
+        }
+    }
+}
+
+#[test]
+fn wrong_shapes_are_refused() {
+    let gpu = gpu();
+    let out = poisoned_buffer(&gpu, Kind::F32, 8).view();
+    for (gate_up, width) in [(Kind::F32, 3), (Kind::F32, 0), (Kind::Bf16, 4)] {
+        let gate_up = poisoned_buffer(&gpu, gate_up, 16).view();
+        assert!(gated(&*gpu, Activation::Silu, gate_up, width, out).is_err());
+    }
+}

@@ -1,0 +1,363 @@
+//! The kernels against the reference, the bits they promise, and what a call out of bounds gets.
+
+use super::super::tests::{Case, SCALE};
+use super::*;
+use crate::gpu::{Buffer, Emulator};
+use crate::testing::{assert_close, downloaded, gpu, poisoned_buffer, rounded, upload, values};
+use candle_core::{Device, Tensor};
+use std::sync::Arc;
+
+/// Rounded to bf16: the weights before the product with V, and the result.
+const TOLERANCES: [(Kind, f32); 2] = [(Kind::F32, 2e-5), (Kind::Bf16, 1.2e-2)];
+/// Columns of a row of queries that are not Q.
+const BESIDE: usize = 8;
+
+/// A paged cache on a device, and the queries that may be asked of it.
+struct Paging {
+    gpu: Arc<dyn Gpu>,
+    kind: Kind,
+    case: Case,
+    block_size: usize,
+    k: Buffer,
+    v: Buffer,
+    tables: Vec<Vec<u32>>,
+}
+
+/// Some queries of a sequence of the case: the last of its first `len` tokens.
+#[derive(Clone, Copy)]
+struct Part {
+    sequence: usize,
+    queries: usize,
+    len: usize,
+}
+
+#[derive(Clone, Copy)]
+enum How {
+    Decode { max_splits: usize },
+    Prefill,
+}
+
+impl Paging {
+    fn new(kind: Kind, mut case: Case, block_size: usize) -> Self {
+        let gpu = gpu();
+        let round = |t: &Tensor| Tensor::from_vec(rounded(kind, &values(t)), t.dims(), &Device::Cpu).unwrap();
+        let width = case.heads * case.dim;
+        case.q = round(&case.q.narrow(1, 0, width).unwrap());
+        case.keys = case.keys.iter().map(round).collect();
+        case.vals = case.vals.iter().map(round).collect();
+        let (tables, blocks) = case.tables(block_size);
+        let cache = |rows| upload(&gpu, kind, &values(&case.cache_by_token(rows, &tables, blocks, block_size)));
+        let (k, v) = (cache(&case.keys), cache(&case.vals));
+        Self { gpu, kind, case, block_size, k, v, tables }
+    }
+
+    fn width(&self) -> usize {
+        self.case.heads * self.case.dim
+    }
+
+    /// All queries of the case.
+    fn parts(&self) -> Vec<Part> {
+        let part = |(sequence, &(queries, len))| Part { sequence, queries, len };
+        self.case.spans.iter().enumerate().map(part).collect()
+    }
+
+    /// The queries, each behind NaN that is not Q.
+    fn queries(&self, parts: &[Part]) -> Vec<f32> {
+        let q = values(&self.case.q);
+        let offsets: Vec<usize> = self.case.offsets().collect();
+        let mut out = Vec::new();
+        for part in parts {
+            let (queries, tokens) = self.case.spans[part.sequence];
+            let first = offsets[part.sequence] + part.len - part.queries - (tokens - queries);
+            for row in q[first * self.width()..].chunks(self.width()).take(part.queries) {
+                out.extend(row);
+                out.extend([f32::NAN; BESIDE]);
+            }
+        }
+        out
+    }
+
+    fn run(&self, parts: &[Part], split: u32, how: How) -> Result<Vec<f32>> {
+        let stride = self.tables.iter().map(Vec::len).max().unwrap() + 1;
+        let padded = |part: &Part| {
+            let mut table = self.tables[part.sequence].clone();
+            table.resize(stride, u32::MAX);
+            table
+        };
+        let tables: Vec<u32> = parts.iter().flat_map(padded).collect();
+        let lens: Vec<u32> = parts.iter().map(|part| part.len as u32).collect();
+        let mut cu = vec![0];
+        for part in parts {
+            cu.push(cu[cu.len() - 1] + part.queries as u32);
+        }
+        self.call(&self.queries(parts), &tables, &lens, &cu, [stride as u32, split], how)
+    }
+
+    fn call(
+        &self,
+        q: &[f32],
+        tables: &[u32],
+        lens: &[u32],
+        cu: &[u32],
+        header: [u32; 2],
+        how: How,
+    ) -> Result<Vec<f32>> {
+        let rows = q.len() / (self.width() + BESIDE);
+        let out = poisoned_buffer(&self.gpu, self.kind, rows * self.width());
+        let q = upload(&self.gpu, self.kind, q);
+        let [tables, lens, cu, header] =
+            [tables, lens, cu, &header].map(|words| Buffer::from_slice(&self.gpu, words).unwrap());
+        let args = self.args(&q, &tables, &lens, &header, &out);
+        match how {
+            How::Prefill => prefill(&*self.gpu, &args, cu.view(), self.case.spans.iter().map(|s| s.0).max().unwrap())?,
+            How::Decode { max_splits } => {
+                let len = decode_workspace(lens.view().len(), self.case.heads, self.case.dim, max_splits);
+                let workspace = poisoned_buffer(&self.gpu, Kind::F32, len);
+                decode(&*self.gpu, &args, max_splits, workspace.view())?;
+                self.gpu.synchronise()?;
+            }
+        }
+        self.gpu.synchronise()?;
+        Ok(downloaded(&out))
+    }
+
+    fn args(&self, q: &Buffer, tables: &Buffer, lens: &Buffer, header: &Buffer, out: &Buffer) -> Paged {
+        Paged {
+            q: q.view(),
+            q_stride: self.width() + BESIDE,
+            heads: self.case.heads,
+            kv_heads: self.case.kv_heads,
+            head_dim: self.case.dim,
+            k_cache: self.k.view(),
+            v_cache: self.v.view(),
+            block_size: self.block_size,
+            seq_lens: lens.view(),
+            block_tables: tables.view(),
+            header: header.view(),
+            scale: SCALE,
+            window: self.case.window,
+            softcap: self.case.softcap,
+            out: out.view(),
+        }
+    }
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|x| x.to_bits()).collect()
+}
+
+fn decodes() -> Vec<Case> {
+    vec![
+        Case::new(1, 1, 16, &[(1, 1)]),
+        Case::new(4, 1, 64, &[(1, 1), (1, 19), (1, 63), (1, 64), (1, 65), (1, 99)]),
+        Case::new(3, 3, 80, &[(1, 300), (1, 2)]),
+        Case::new(6, 2, 96, &[(1, 129)]),
+        Case::new(14, 2, 128, &[(1, 989), (1, 40)]),
+        Case::new(40, 2, 32, &[(1, 200), (1, 70)]),
+        Case::new(8, 1, 256, &[(1, 130)]).capped(5.0),
+        Case::new(4, 2, 16, &[(1, 250), (1, 33), (1, 32)]).windowed(33),
+        Case::new(4, 2, 64, &[(1, 140)]).windowed(1),
+    ]
+}
+
+fn prefills() -> Vec<Case> {
+    vec![
+        Case::new(1, 1, 16, &[(1, 1)]),
+        Case::new(9, 3, 64, &[(1, 200), (64, 64), (33, 130), (1, 1), (2, 65)]),
+        Case::new(4, 4, 80, &[(70, 70), (1, 129)]),
+        Case::new(7, 1, 96, &[(19, 99)]),
+        Case::new(4, 1, 128, &[(150, 150)]),
+        Case::new(8, 1, 32, &[(63, 63), (99, 99)]).windowed(33),
+        Case::new(4, 2, 16, &[(9, 140), (200, 989)]).windowed(70),
+        Case::new(2, 1, 256, &[(20, 90)]).capped(5.0).windowed(64),
+    ]
+}
+
+fn check(case: Case, kind: Kind, tolerance: f32, block_size: usize, how: How, split: u32) {
+    let what = format!("{kind:?} {:?} dim {} split {split}", case.spans, case.dim);
+    let paging = Paging::new(kind, case, block_size);
+    let got = paging.run(&paging.parts(), split, how).unwrap();
+    assert_close(&got, &paging.case.want(), tolerance, &what);
+}
+
+#[test]
+fn decode_equals_the_reference() {
+    for (kind, tolerance) in TOLERANCES {
+        for (block_size, max_splits, split) in [(16, 1, WHOLE), (64, 16, 64), (32, 3, 384)] {
+            for case in decodes() {
+                check(case, kind, tolerance, block_size, How::Decode { max_splits }, split);
+            }
+        }
+    }
+}
+
+#[test]
+fn prefill_equals_the_reference() {
+    for (kind, tolerance) in TOLERANCES {
+        for (block_size, split) in [(16, WHOLE), (64, 64)] {
+            for case in prefills() {
+                check(case, kind, tolerance, block_size, How::Prefill, split);
+            }
+        }
+    }
+}
+
+/// Every query of a prompt of 170 tokens, however it is asked: in chunks, alone, beside others, as the last of a decode step, over
+/// other blocks.
+#[test]
+fn bits_depend_on_the_query_alone() {
+    for (kind, window, softcap) in
+        [(Kind::F32, None, None), (Kind::Bf16, None, None), (Kind::Bf16, Some(70), Some(8.0))]
+    {
+        let make = |block_size| {
+            let case = Case::new(6, 2, 32, &[(170, 170), (3, 40)]);
+            Paging::new(kind, Case { window, softcap, ..case }, block_size)
+        };
+        let (paging, other) = (make(16), make(32));
+        let part = |from: usize, to: usize| Part { sequence: 0, queries: to - from, len: to };
+        let beside = Part { sequence: 1, queries: 3, len: 40 };
+        for split in [64, 128, WHOLE] {
+            let what = format!("{kind:?} window {window:?} split {split}");
+            let row = |i: usize| i * paging.width()..(i + 1) * paging.width();
+            let all = bits(&paging.run(&[part(0, 170)], split, How::Prefill).unwrap());
+            let elsewhere = bits(&other.run(&[part(0, 170)], split, How::Prefill).unwrap());
+            assert!(all == elsewhere, "{what}: other blocks");
+            let crowd = bits(&paging.run(&[beside, part(100, 170), beside], split, How::Prefill).unwrap());
+            assert!(crowd[row(3).start..row(73).start] == all[row(100).start..], "{what}: beside others");
+            let chunks = (0..170).step_by(23).map(|at| part(at, 170.min(at + 23)));
+            let parts: Vec<u32> =
+                chunks.flat_map(|part| bits(&paging.run(&[part], split, How::Prefill).unwrap())).collect();
+            assert!(parts == all, "{what}: in chunks");
+            let ends = [1, 64, 65, 128, 170];
+            let steps: Vec<Part> = ends.iter().map(|end| part(end - 1, *end)).collect();
+            let decoded = bits(&paging.run(&steps, split, How::Decode { max_splits: 3 }).unwrap());
+            for (i, end) in ends.iter().enumerate() {
+                assert!(decoded[row(i)] == all[row(end - 1)], "{what}: decoded at {end}");
+                let alone = paging.run(&steps[i..=i], split, How::Decode { max_splits: 3 }).unwrap();
+                assert!(bits(&alone) == all[row(end - 1)], "{what}: decoded alone at {end}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_recorded_step_reads_lengths_and_splits_anew() {
+    let paging = Paging::new(Kind::Bf16, Case::new(4, 2, 16, &[(1, 200), (1, 150)]), 16);
+    let stride = paging.tables[0].len();
+    let mut tables = paging.tables.concat();
+    tables.resize(2 * stride, 0);
+    let q = upload(&paging.gpu, Kind::Bf16, &paging.queries(&paging.parts()));
+    let out = poisoned_buffer(&paging.gpu, Kind::Bf16, 2 * paging.width());
+    let workspace = Buffer::new(&paging.gpu, Kind::F32, decode_workspace(2, 4, 16, 4)).unwrap();
+    let words = |words: &[u32]| Buffer::from_slice(&paging.gpu, words).unwrap();
+    let (tables, lens, header) = (words(&tables), words(&[1, 1]), words(&[stride as u32, 64]));
+    let args = paging.args(&q, &tables, &lens, &header, &out);
+    let graph = paging.gpu.capture(&mut || decode(&*paging.gpu, &args, 4, workspace.view())).unwrap();
+    for split in [64, 128, WHOLE] {
+        for (new, old) in [(words(&[200, 150]), &lens), (words(&[stride as u32, split]), &header)] {
+            paging.gpu.copy(new.view(), old.view()).unwrap();
+        }
+        paging.gpu.replay(&graph).unwrap();
+        assert_close(&downloaded(&out), &paging.case.want(), 1.2e-2, "replayed");
+    }
+}
+
+#[test]
+fn a_sequence_without_tokens_gets_zeros() {
+    for (kind, _) in TOLERANCES {
+        let paging = Paging::new(kind, Case::new(4, 2, 16, &[(1, 64)]), 16);
+        let q = vec![1.0; 2 * (paging.width() + BESIDE)];
+        let table = [&paging.tables[0][..], &[u32::MAX; 4]].concat();
+        let got = paging.call(&q, &table, &[64, 0], &[], [4, 64], How::Decode { max_splits: 2 }).unwrap();
+        assert!(got[..paging.width()].iter().all(|x| *x != 0.0) && got[paging.width()..].iter().all(|x| *x == 0.0));
+    }
+}
+
+#[test]
+fn a_step_out_of_bounds_fails() {
+    type Step<'a> = (&'a [u32], &'a [u32], &'a [u32], [u32; 2], How);
+    let good: Step = (&[0, 1, 2, 3], &[64], &[0, 1], [4, 64], How::Decode { max_splits: 1 });
+    let bad: [Step; 9] = [
+        (&[0, 1, 2, 1000], good.1, good.2, good.3, good.4),
+        (&[0, u32::MAX, 2, 3], good.1, good.2, good.3, How::Prefill),
+        (good.0, &[65], good.2, good.3, good.4),
+        (good.0, good.1, good.2, [3, 64], good.4),
+        (good.0, good.1, good.2, [4, 32], good.4),
+        (good.0, good.1, good.2, [4, 0], How::Prefill),
+        (&[0, 1, 2, 3, 4, 5], &[90], good.2, [6, 64], good.4),
+        (good.0, good.1, &[0, 2], good.3, How::Prefill),
+        (good.0, &[0], good.2, good.3, How::Prefill),
+    ];
+    for (kind, _) in TOLERANCES {
+        for (i, (tables, lens, cu, header, how)) in [good].into_iter().chain(bad).enumerate() {
+            let paging = Paging::new(kind, Case::new(4, 2, 16, &[(1, 90)]), 16);
+            let q = vec![1.0; paging.width() + BESIDE];
+            let result = paging.call(&q, tables, lens, cu, header, how);
+            assert_eq!(result.is_ok(), i == 0, "{kind:?} step {i}: {result:?}");
+        }
+    }
+}
+
+#[test]
+fn a_call_that_does_not_fit_is_refused() {
+    let changes: [fn(&mut Paged); 10] = [
+        |args| args.heads = 3,
+        |args| args.head_dim = 8,
+        |args| args.q_stride = 63,
+        |args| args.q_stride = 68,
+        |args| args.block_size = 24,
+        |args| args.window = Some(0),
+        |args| args.softcap = Some(-1.0),
+        |args| args.scale = 0.0,
+        |args| args.out = args.out.slice(1..args.out.len()),
+        |args| args.v_cache = args.v_cache.slice(0..16),
+    ];
+    let paging = Paging::new(Kind::Bf16, Case::new(4, 2, 16, &[(1, 64)]), 16);
+    let gpu = &paging.gpu;
+    let (q, out) = (upload(gpu, Kind::Bf16, &[0.0; 72]), poisoned_buffer(gpu, Kind::Bf16, 64));
+    let [tables, lens, header] = [&[0u32, 1, 2, 3][..], &[64], &[4, 64]].map(|w| Buffer::from_slice(gpu, w).unwrap());
+    let workspace = Buffer::new(gpu, Kind::F32, decode_workspace(1, 4, 16, 2)).unwrap().view();
+    let args = paging.args(&q, &tables, &lens, &header, &out);
+    decode(&**gpu, &args, 2, workspace).unwrap();
+    assert!(decode(&**gpu, &args, 3, workspace).is_err(), "a workspace too small");
+    for (i, change) in changes.iter().enumerate() {
+        let mut args = args;
+        change(&mut args);
+        assert!(decode(&**gpu, &args, 2, workspace).is_err(), "change {i}");
+    }
+}
+
+#[test]
+fn splits_fill_the_device_and_stay_below_their_maximum() {
+    // Sequences, KV heads, longest, maximum; tokens of a split on 132 multiprocessors.
+    let table = [
+        (1, 8, 1000, 64, 64),
+        (1, 8, 8192, 64, 256),
+        (1, 8, 131_072, 64, 2048),
+        (8, 8, 1000, 64, 256),
+        (64, 8, 1000, 64, 1024),
+        (512, 8, 8192, 64, 1024),
+        (512, 8, 8192, 1, 8192),
+        (1, 1, 1, 1, 64),
+    ];
+    let gpu = Emulator::with(1 << 20, 132);
+    for (sequences, kv_heads, longest, max_splits, want) in table {
+        let got = tokens_per_split(&*gpu, sequences, kv_heads, longest, 131_072, max_splits, false);
+        assert_eq!(got, want, "{sequences} {kv_heads} {longest} {max_splits}");
+        let invariant = tokens_per_split(&*gpu, sequences, kv_heads, longest, 131_072, max_splits, true);
+        assert_eq!(invariant, 131_072usize.div_ceil(max_splits), "{sequences} {longest} {max_splits}");
+    }
+    assert_eq!(tokens_per_split(&*gpu, 1, 8, 100, 4096, 64, true), 256);
+}
+
+#[test]
+fn the_grid_of_prefill_has_room_for_every_batch() {
+    for spans in [&[1usize][..], &[0, 0, 5], &[1; 40], &[64, 1, 1, 200, 0], &[33, 31, 32]] {
+        let n: usize = spans.iter().sum();
+        for per_tile in [1, 16, 32, 42, 128] {
+            let tiles: usize = spans.iter().map(|queries| queries.div_ceil(per_tile)).sum();
+            let room = prefill_tiles(n, spans.len(), *spans.iter().max().unwrap(), per_tile);
+            assert!(tiles <= room && room <= n / per_tile + spans.len(), "{spans:?} {per_tile}: {tiles} {room}");
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! A tile of queries against a tile of 64 keys, both read where they lie: scores with lanes as keys, outputs with lanes as dimensions.
+//! Each result is a chain of its own, over dimensions for a score, over keys for an output.
+#![expect(clippy::needless_range_loop, reason = "the indices of register tiles are those of rows and vectors")]
+
+use super::QueryTile;
+use super::cpu::{Problem, ROWS, RowState, Rows};
+use crate::element::{Element, load_some};
+use crate::simd::{LANES, Lanes, soft_cap};
+use std::ops::Range;
+
+pub(super) const TILE: usize = 64;
+const VECTORS: usize = TILE / LANES;
+
+/// Where the keys of a tile are, in groups of sixteen neighbours.
+pub(super) struct Keys {
+    /// Position of the first.
+    start: usize,
+    groups: usize,
+    /// Each group's start in `k` and `v`.
+    k: [usize; VECTORS],
+    v: [usize; VECTORS],
+}
+
+impl Keys {
+    /// In blocks of whole groups.
+    pub fn new<E>(p: &Problem<E>, blocks: &[u32], kv_head: usize, positions: Range<usize>) -> Self {
+        let groups = positions.len().div_ceil(LANES);
+        let mut keys = Self { start: positions.start, groups, k: [0; VECTORS], v: [0; VECTORS] };
+        for (group, position) in positions.step_by(LANES).enumerate() {
+            let (start, offset) = p.block(blocks, kv_head, position);
+            keys.k[group] = start + offset;
+            keys.v[group] = start + offset * p.head_dim;
+        }
+        keys
+    }
+}
+
+/// Copies of a tile's keys and values as one block of `TILE`: for blocks that break groups up.
+pub(super) fn gather<E: Element>(
+    p: &Problem<E>,
+    blocks: &[u32],
+    kv_head: usize,
+    positions: Range<usize>,
+) -> [Vec<E>; 2] {
+    let mut out = [(); 2].map(|()| vec![E::default(); p.head_dim * TILE]);
+    for (i, position) in positions.enumerate() {
+        let (start, offset) = p.block(blocks, kv_head, position);
+        for d in 0..p.head_dim {
+            out[0][d * TILE + i] = p.k[start + d * p.block_size + offset];
+            out[1][i * p.head_dim + d] = p.v[start + offset * p.head_dim + d];
+        }
+    }
+    out
+}
+
+/// Brings every row of the tile forward over the keys.
+#[inline(always)]
+pub(super) fn attend_keys<L: Lanes, E: Element>(
+    p: &Problem<E>,
+    tile: &QueryTile,
+    keys: &Keys,
+    q: &[f32],
+    rows: &mut Rows,
+) {
+    let width = rows.acc.len() / rows.state.len();
+    let chunks = q.chunks(ROWS * p.head_dim).zip(rows.acc.chunks_mut(ROWS * width));
+    for (chunk, ((q, acc), state)) in chunks.zip(rows.state.chunks_mut(ROWS)).enumerate() {
+        let row = chunk * ROWS;
+        match state.len() {
+            1 => attend_rows::<L, E, 1>(p, tile, row, keys, q, acc, state),
+            2 => attend_rows::<L, E, 2>(p, tile, row, keys, q, acc, state),
+            3 => attend_rows::<L, E, 3>(p, tile, row, keys, q, acc, state),
+            _ => attend_rows::<L, E, ROWS>(p, tile, row, keys, q, acc, state),
+        }
+    }
+}
+
+/// `R` rows, the first of which is `row` of the tile.
+#[inline(always)]
+fn attend_rows<L: Lanes, E: Element, const R: usize>(
+    p: &Problem<E>,
+    tile: &QueryTile,
+    row: usize,
+    keys: &Keys,
+    q: &[f32],
+    acc: &mut [f32],
+    state: &mut [RowState],
+) {
+    let mut seen: [Range<usize>; R] = std::array::from_fn(|_| 0..0);
+    for (r, seen) in seen.iter_mut().enumerate() {
+        let all = p.visible(tile.position + (row + r) / p.group);
+        *seen = all.start.saturating_sub(keys.start).min(TILE)..all.end.saturating_sub(keys.start).min(TILE);
+    }
+    if seen.iter().all(Range::is_empty) {
+        return;
+    }
+    let mut weights = scores::<L, E, R>(p, keys, q);
+    let width = acc.len() / R;
+    for (r, seen) in seen.iter().enumerate().filter(|(_, seen)| !seen.is_empty()) {
+        let old = soften::<L, E>(p, &mut weights[r], seen.clone(), &mut state[r]);
+        for a in acc[r * width..(r + 1) * width].as_chunks_mut().0 {
+            L::load(a).mul(L::splat(old)).store(a);
+        }
+    }
+    let mut common = seen.iter().fold(0..TILE, |a, b| a.start.max(b.start)..a.end.min(b.end));
+    if common.is_empty() {
+        common = TILE..TILE;
+    }
+    for after in [false, true] {
+        for (r, seen) in seen.iter().enumerate() {
+            let own = if after { common.end..seen.end } else { seen.start..seen.end.min(common.start) };
+            accumulate::<L, E, 1>(p, [&weights[r]], keys, own, &mut acc[r * width..(r + 1) * width]);
+        }
+        if !after {
+            accumulate::<L, E, R>(p, weights.each_ref(), keys, common.clone(), acc);
+        }
+    }
+}
+
+/// `Q·Kᵀ` of `R` rows and a tile: `q: [head_dim, R]`. What belongs to no key is of no meaning.
+#[inline(always)]
+fn scores<L: Lanes, E: Element, const R: usize>(p: &Problem<E>, keys: &Keys, q: &[f32]) -> [[f32; TILE]; R] {
+    let mut out = [[0.0; TILE]; R];
+    if keys.groups == VECTORS {
+        score_groups::<L, E, R, VECTORS>(p, keys, 0, q, &mut out);
+    } else {
+        for group in 0..keys.groups {
+            score_groups::<L, E, R, 1>(p, keys, group, q, &mut out);
+        }
+    }
+    out
+}
+
+/// `W` groups of keys from `first` on.
+#[inline(always)]
+fn score_groups<L: Lanes, E: Element, const R: usize, const W: usize>(
+    p: &Problem<E>,
+    keys: &Keys,
+    first: usize,
+    q: &[f32],
+    out: &mut [[f32; TILE]; R],
+) {
+    let mut columns = [std::ptr::null::<E>(); W];
+    for w in 0..W {
+        let start = keys.k[first + w];
+        columns[w] = p.k[start..start + (p.head_dim - 1) * p.block_size + LANES].as_ptr();
+    }
+    let mut sums = [[L::splat(0.0); W]; R];
+    for (d, q) in q.as_chunks::<R>().0.iter().enumerate().take(p.head_dim) {
+        for w in 0..W {
+            // SAFETY: the slice above ends with the last dimension's vector.
+            let key: L = E::load(unsafe { &*columns[w].add(d * p.block_size).cast() });
+            for r in 0..R {
+                sums[r][w] = key.mul_add(L::splat(q[r]), sums[r][w]);
+            }
+        }
+    }
+    for r in 0..R {
+        for w in 0..W {
+            sums[r][w].store(&mut out[r].as_chunks_mut().0[first + w]);
+        }
+    }
+}
+
+/// Scores to weights relative to the row's largest score so far; returns the factor that brings older sums to it.
+#[inline(always)]
+fn soften<L: Lanes, E>(p: &Problem<E>, scores: &mut [f32; TILE], keys: Range<usize>, state: &mut RowState) -> f32 {
+    for v in scores.as_chunks_mut().0 {
+        let s = L::load(v).mul(L::splat(p.scale));
+        if let Some(cap) = p.softcap { soft_cap(s, cap) } else { s }.store(v);
+    }
+    scores[..keys.start].fill(f32::NEG_INFINITY);
+    scores[keys.end..].fill(f32::NEG_INFINITY);
+    let (vectors, _) = scores.as_chunks_mut::<LANES>();
+    let mut largest = L::splat(state.largest);
+    for v in &*vectors {
+        largest = largest.max(L::load(v));
+    }
+    let largest = largest.largest();
+    let mut total = L::splat(0.0);
+    for v in vectors {
+        let weight = L::load(v).add(L::splat(-largest)).exp();
+        total = total.add(weight);
+        weight.store(v);
+    }
+    let old = L::splat(state.largest - largest).exp().to_array()[0];
+    *state = RowState { largest, total: state.total * old + total.sum() };
+    old
+}
+
+/// `acc[r] += Σ weights[r][key] · v[key]` over `seen` of the tile's keys, key by key.
+#[inline(always)]
+fn accumulate<L: Lanes, E: Element, const R: usize>(
+    p: &Problem<E>,
+    weights: [&[f32; TILE]; R],
+    keys: &Keys,
+    seen: Range<usize>,
+    acc: &mut [f32],
+) {
+    let mut column = 0;
+    while column + VECTORS * LANES <= p.head_dim {
+        accumulate_columns::<L, E, R, VECTORS>(p, weights, keys, seen.clone(), acc, column);
+        column += VECTORS * LANES;
+    }
+    while column < p.head_dim {
+        accumulate_columns::<L, E, R, 1>(p, weights, keys, seen.clone(), acc, column);
+        column += LANES;
+    }
+}
+
+/// `W` vectors of columns from `column` on.
+#[inline(always)]
+fn accumulate_columns<L: Lanes, E: Element, const R: usize, const W: usize>(
+    p: &Problem<E>,
+    weights: [&[f32; TILE]; R],
+    keys: &Keys,
+    seen: Range<usize>,
+    acc: &mut [f32],
+    column: usize,
+) {
+    let width = acc.len() / R;
+    let columns = column..p.head_dim.min(column + W * LANES);
+    let mut sums = [[L::splat(0.0); W]; R];
+    for r in 0..R {
+        for w in 0..W {
+            sums[r][w] = L::load(&acc[r * width + column..].as_chunks().0[w]);
+        }
+    }
+    let mut key = seen.start;
+    while key < seen.end {
+        let group = key / LANES;
+        let end = seen.end.min((group + 1) * LANES);
+        let start = keys.v[group] + key % LANES * p.head_dim;
+        for v in p.v[start..start + (end - key) * p.head_dim].chunks_exact(p.head_dim) {
+            let v = &v[columns.clone()];
+            for w in 0..W {
+                // Only the last vector of a row may be cut short, and it comes alone.
+                let value = if W == 1 { load_some::<L, E>(v) } else { E::load(&v.as_chunks().0[w]) };
+                for r in 0..R {
+                    sums[r][w] = value.mul_add(L::splat(weights[r][key]), sums[r][w]);
+                }
+            }
+            key += 1;
+        }
+    }
+    for r in 0..R {
+        for w in 0..W {
+            sums[r][w].store(&mut acc[r * width + column..].as_chunks_mut().0[w]);
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! The numbers that tensors hold: f32, and f16 where a cache is to take half the memory.
+
+use crate::simd::{LANES, Lanes};
+use candle_core::CpuStorage;
+use half::f16;
+
+pub(crate) trait Element: Copy + Default + Send + Sync {
+    fn of(storage: &CpuStorage) -> Option<&[Self]>;
+    fn of_mut(storage: &mut CpuStorage) -> Option<&mut [Self]>;
+    fn load<L: Lanes>(from: &[Self; LANES]) -> L;
+    /// Rounded to nearest, ties to even.
+    fn store<L: Lanes>(lanes: L, to: &mut [Self; LANES]);
+}
+
+impl Element for f32 {
+    fn of(storage: &CpuStorage) -> Option<&[Self]> {
+        if let CpuStorage::F32(data) = storage { Some(data) } else { None }
+    }
+
+    fn of_mut(storage: &mut CpuStorage) -> Option<&mut [Self]> {
+        if let CpuStorage::F32(data) = storage { Some(data) } else { None }
+    }
+
+    #[inline(always)]
+    fn load<L: Lanes>(from: &[Self; LANES]) -> L {
+        L::load(from)
+    }
+
+    #[inline(always)]
+    fn store<L: Lanes>(lanes: L, to: &mut [Self; LANES]) {
+        lanes.store(to);
+    }
+}
+
+impl Element for f16 {
+    fn of(storage: &CpuStorage) -> Option<&[Self]> {
+        if let CpuStorage::F16(data) = storage { Some(data) } else { None }
+    }
+
+    fn of_mut(storage: &mut CpuStorage) -> Option<&mut [Self]> {
+        if let CpuStorage::F16(data) = storage { Some(data) } else { None }
+    }
+
+    #[inline(always)]
+    fn load<L: Lanes>(from: &[Self; LANES]) -> L {
+        // SAFETY: sixteen halves are 32 bytes.
+        L::load_f16(unsafe { &*from.as_ptr().cast() })
+    }
+
+    #[inline(always)]
+    fn store<L: Lanes>(lanes: L, to: &mut [Self; LANES]) {
+        // SAFETY: as above.
+        lanes.store_f16(unsafe { &mut *to.as_mut_ptr().cast() });
+    }
+}
+
+/// Up to a full vector, the missing lanes zero.
+#[inline(always)]
+pub(crate) fn load_some<L: Lanes, E: Element>(data: &[E]) -> L {
+    if let Some(full) = data.first_chunk() {
+        return E::load(full);
+    }
+    let mut padded = [E::default(); LANES];
+    padded[..data.len()].copy_from_slice(data);
+    E::load(&padded)
+}

@@ -1,0 +1,71 @@
+//! Gathered rows are the table's, whether ids come from the host or from the step before.
+
+use super::*;
+use crate::gpu::Buffer;
+use crate::testing::{KINDS, assert_close, downloaded, gpu, poisoned_buffer, random, rounded, upload, values};
+
+const HOST: u32 = u32::MAX;
+
+fn want(table: &[f32], width: usize, ids: &[u32], scale: f32) -> Vec<f32> {
+    ids.iter().flat_map(|&id| table[id as usize * width..][..width].iter().map(|x| x * scale)).collect()
+}
+
+#[test]
+fn rows_are_those_of_the_table() {
+    let gpu = gpu();
+    let ids = [4u32, 0, 12, 4, 7];
+    let many: Vec<u32> = (0..300).map(|i| i * 7 % 13).collect();
+    for width in [1, 19, 64, 989, 4096] {
+        for (kind, tolerance) in KINDS {
+            for (ids, scale) in [(&ids[..], 1.0), (&ids[..2], 64.5), (&many, 1.0), (&[], 1.0)] {
+                let table = rounded(kind, &values(&random(&[13, width], 5)));
+                let device_table = upload(&gpu, kind, &table);
+                // Every other id is known to the device alone; what the host has in its place is no id at all.
+                let previous = Buffer::from_slice(&gpu, &ids.iter().rev().copied().collect::<Vec<_>>()).unwrap();
+                let fed_back = |i: usize| i % 2 == 1;
+                let host: Vec<u32> = ids.iter().enumerate().map(|(i, id)| if fed_back(i) { 99 } else { *id }).collect();
+                let back = |i: usize| if fed_back(i) { (ids.len() - 1 - i) as u32 } else { HOST };
+                let feedback: Vec<u32> = (0..ids.len()).map(back).collect();
+                let [host, feedback, ids_alone] =
+                    [&host, &feedback, ids].map(|words| Buffer::from_slice(&gpu, words).unwrap());
+                let [out, plain] = [0, 1].map(|_| poisoned_buffer(&gpu, kind, ids.len() * width));
+                let args = Gather {
+                    table: device_table.view(),
+                    width,
+                    ids: host.view(),
+                    feedback: feedback.view(),
+                    previous: previous.view(),
+                    scale,
+                    out: out.view(),
+                };
+                gather(&*gpu, &args).unwrap();
+                let what = format!("{kind:?} {}x{width}", ids.len());
+                assert_close(&downloaded(&out), &want(&table, width, ids, scale), tolerance, &what);
+                gather_rows(&*gpu, device_table.view(), width, ids_alone.view(), plain.view()).unwrap();
+                assert_eq!(downloaded(&plain), want(&table, width, ids, 1.0), "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let check = |ids: u32, feedback: u32, previous: &[u32], width: usize, expect: &str| {
+        let gpu = gpu();
+        let table = upload(&gpu, Kind::F32, &[0.0; 12]);
+        let out = poisoned_buffer(&gpu, Kind::F32, 4);
+        let [ids, feedback] = [ids, feedback].map(|word| Buffer::from_slice(&gpu, &[word]).unwrap());
+        let previous = Buffer::from_slice(&gpu, previous).unwrap();
+        let [ids, feedback, previous] = [&ids, &feedback, &previous].map(Buffer::view);
+        let args = Gather { table: table.view(), width, ids, feedback, previous, scale: 1.0, out: out.view() };
+        let error = gather(&*gpu, &args).and_then(|()| gpu.synchronise()).unwrap_err().to_string();
+        assert!(error.contains(expect), "{error}");
+    };
+    check(3, HOST, &[0], 4, "id < rows");
+    check(0, 0, &[3], 4, "id < rows");
+    check(0, 1, &[0], 4, "back < previous_len");
+    check(0, HOST, &[0], 5, "width of 5");
+    let gpu = gpu();
+    let table = upload(&gpu, Kind::F32, &[0.0; 12]);
+    assert!(gather_rows(&*gpu, table.view(), 4, table.view(), table.view()).is_err());
+}

@@ -1,0 +1,234 @@
+//! A CUDA device: candle's, with one stream of its own. Kernels come compiled with this binary and products from cuBLASLt; a
+//! step allocates nothing, and its launches can be recorded as a graph.
+//!
+//! After a fault of a kernel the driver refuses everything on the device until the process ends: such an error comes back from
+//! every later call, `synchronise` first of all.
+
+mod bind;
+mod choices;
+mod modules;
+mod probe;
+mod product;
+
+use super::{Arg, Event, Gemm, Gpu, Graph, Launch, Properties, Staging, View, failed};
+use crate::{Error, Result};
+use candle_core::Device;
+use candle_core::cuda_backend::CudaDevice;
+use candle_core::cuda_backend::cudarc::driver::sys::{
+    CUgraphInstantiate_flags, CUresult, CUstream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+};
+use candle_core::cuda_backend::cudarc::driver::{CudaContext, CudaEvent, CudaGraph, CudaStream, DriverError, result};
+use choices::Choices;
+use modules::Kernels;
+pub use probe::probe;
+use product::Products;
+use std::ffi::c_void;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Whether this build can use a device.
+pub const BUILT: bool = true;
+
+pub struct Cuda {
+    properties: Properties,
+    kernels: Kernels,
+    products: Products,
+    stream: Arc<CudaStream>,
+    /// Last, as everything above needs its context.
+    _device: CudaDevice,
+}
+
+/// The device with this number.
+pub fn open(ordinal: usize) -> Result<Arc<dyn Gpu>> {
+    open_with(ordinal, None)
+}
+
+/// The device with this number. What is measured on it is kept in the folder, and not measured again.
+pub fn open_keeping(ordinal: usize, folder: &Path) -> Result<Arc<dyn Gpu>> {
+    open_with(ordinal, Some(folder))
+}
+
+fn open_with(ordinal: usize, folder: Option<&Path>) -> Result<Arc<dyn Gpu>> {
+    let properties = probe(ordinal)?;
+    let Device::Cuda(device) = Device::new_cuda_with_stream(ordinal)? else {
+        return Err(failed("open", "candle gave another device"));
+    };
+    // SAFETY: all work goes to this device's one stream.
+    unsafe { device.disable_event_tracking() };
+    let stream = device.cuda_stream();
+    let kernels = Kernels::load(stream.context(), properties.shared_bytes)?;
+    let products = Products::new(&stream, Choices::open(folder, &properties))?;
+    Ok(Arc::new(Cuda { properties, kernels, products, stream, _device: device }))
+}
+
+impl Cuda {
+    /// The stream, its context made this thread's own.
+    fn stream(&self, op: &'static str) -> Result<CUstream> {
+        self.context().bind_to_thread().map_err(failure(op))?;
+        Ok(self.stream.cu_stream())
+    }
+
+    fn context(&self) -> &Arc<CudaContext> {
+        self.stream.context()
+    }
+}
+
+impl Gpu for Cuda {
+    fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
+    fn memory(&self) -> Result<(usize, usize)> {
+        self.context().mem_get_info().map_err(failure("memory"))
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<u64> {
+        self.stream("allocate")?;
+        // SAFETY: whoever reads it first has written it, as `Gpu` asks.
+        unsafe { result::malloc_sync(bytes.max(1)) }.map_err(|error| match error.0 {
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+                let free = self.memory().map_or(0, |(free, _)| free);
+                failed("allocate", format!("{} MiB do not fit in {} free MiB", bytes >> 20, free >> 20))
+            }
+            _ => failure("allocate")(error),
+        })
+    }
+
+    fn free(&self, address: u64) {
+        // What was launched may still use it. A failure of that work comes back from the next call.
+        let _ = self.synchronise();
+        // SAFETY: `allocate` gave the address, and its owner gives it back once.
+        let _ = unsafe { result::free_sync(address) };
+    }
+
+    fn staging(&self, bytes: usize) -> Result<Staging> {
+        // SAFETY: written below before anybody reads.
+        let memory = unsafe { self.context().alloc_pinned_with_flags::<u8>(bytes.max(1), 0) };
+        let mut memory = memory.map_err(failure("staging"))?;
+        let start = memory.as_mut_ptr().map_err(failure("staging"))?;
+        // SAFETY: so many bytes were just allocated.
+        unsafe { start.write_bytes(0, bytes) };
+        let stream = self.stream.clone();
+        let free = move || {
+            // Copies may still be under way. A failure comes back from the next call.
+            let _ = stream.synchronize();
+            drop(memory);
+        };
+        // SAFETY: the memory is zeroed and this buffer's alone until `free` is called.
+        Ok(unsafe { Staging::new(start, bytes, free) })
+    }
+
+    fn upload(&self, from: &Staging, offset: usize, to: View) -> Result<()> {
+        let (from, stream) = (from.address(offset, to.bytes())?, self.stream("upload")?);
+        // SAFETY: inside the staging buffer, whose owner leaves it alone until the copy is done.
+        let from = unsafe { std::slice::from_raw_parts(from, to.bytes()) };
+        // SAFETY: the view is allocated, by its promise, and as long as `from`.
+        unsafe { result::memcpy_htod_async(to.address(), from, stream) }.map_err(failure("upload"))
+    }
+
+    fn download(&self, from: View, to: &Staging, offset: usize) -> Result<()> {
+        let (to, stream) = (to.address(offset, from.bytes())?, self.stream("download")?);
+        // SAFETY: inside the staging buffer, which nobody reads until the copy is done.
+        let to = unsafe { std::slice::from_raw_parts_mut(to, from.bytes()) };
+        // SAFETY: the view is allocated, by its promise, and as long as `to`.
+        unsafe { result::memcpy_dtoh_async(to, from.address(), stream) }.map_err(failure("download"))
+    }
+
+    fn copy(&self, from: View, to: View) -> Result<()> {
+        if from.kind() != to.kind() || from.len() != to.len() {
+            return Err(failed("copy", format!("{from:?} to {to:?}")));
+        }
+        let stream = self.stream("copy")?;
+        // SAFETY: both views are allocated, by their promise, and equally long.
+        unsafe { result::memcpy_dtod_async(to.address(), from.address(), from.bytes(), stream) }
+            .map_err(failure("copy"))
+    }
+
+    fn fill(&self, view: View, byte: u8) -> Result<()> {
+        let stream = self.stream("fill")?;
+        // SAFETY: the view is allocated, by its promise.
+        unsafe { result::memset_d8_async(view.address(), byte, view.bytes(), stream) }.map_err(failure("fill"))
+    }
+
+    fn launch(&self, launch: &Launch, args: &[Arg]) -> Result<()> {
+        let kernel = self.kernels.get(launch, args.iter().map(|arg| word(arg).1))?;
+        let mut words: Vec<u64> = args.iter().map(|arg| word(arg).0).collect();
+        let mut pointers: Vec<*mut c_void> = words.iter_mut().map(|word| std::ptr::from_mut(word).cast()).collect();
+        let stream = self.stream(launch.kernel)?;
+        let (blocks, threads) = (launch.blocks.into(), (launch.threads, 1, 1));
+        // SAFETY: each pointer stands for an argument of its parameter's size, as `get` found, which the driver copies before
+        // it returns; what the kernel does with views is its caller's to keep inside them.
+        unsafe {
+            let function = kernel.function.cu_function();
+            result::launch_kernel(function, blocks, threads, launch.shared_bytes, stream, &mut pointers)
+        }
+        .map_err(failure(launch.kernel))
+    }
+
+    fn gemm(&self, gemm: &Gemm) -> Result<()> {
+        gemm.check()?;
+        self.stream("gemm")?;
+        self.products.run(gemm)
+    }
+
+    fn record(&self) -> Result<Event> {
+        let event = self.context().new_event(None).map_err(failure("record"))?;
+        event.record(&self.stream).map_err(failure("record"))?;
+        Ok(Event(Box::new(event)))
+    }
+
+    fn wait(&self, event: &Event) -> Result<()> {
+        let event = event.0.downcast_ref::<CudaEvent>().ok_or_else(|| failed("wait", "an event of another device"))?;
+        event.synchronize().map_err(failure("wait"))
+    }
+
+    fn synchronise(&self) -> Result<()> {
+        self.stream.synchronize().map_err(failure("synchronise"))
+    }
+
+    fn capture(&self, record: &mut dyn FnMut() -> Result<()>) -> Result<Graph> {
+        // Other threads may go on allocating: the weights of another model.
+        self.stream.begin_capture(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).map_err(failure("capture"))?;
+        let recorded = record();
+        // Ended in any case, so that the stream runs again.
+        let graph = self.stream.end_capture(CUgraphInstantiate_flags(0));
+        recorded?;
+        let graph = graph.map_err(failure("capture"))?.ok_or_else(|| failed("capture", "nothing was recorded"))?;
+        // The first replay would do it otherwise.
+        graph.upload().map_err(failure("capture"))?;
+        Ok(Graph(Box::new(Recorded(Mutex::new(graph)))))
+    }
+
+    fn replay(&self, graph: &Graph) -> Result<()> {
+        let graph = graph.0.downcast_ref::<Recorded>().ok_or_else(|| failed("replay", "a graph of another device"))?;
+        graph.0.lock().unwrap_or_else(PoisonError::into_inner).launch().map_err(failure("replay"))
+    }
+}
+
+/// The driver lets any thread use a graph, one at a time.
+struct Recorded(Mutex<CudaGraph>);
+
+// SAFETY: handles are not bound to a thread, and the mutex lets one thread use them at a time.
+unsafe impl Send for Recorded {}
+// SAFETY: as above.
+unsafe impl Sync for Recorded {}
+
+/// An argument's bits, the low ones first, and how many bytes of them there are.
+fn word(arg: &Arg) -> (u64, usize) {
+    match *arg {
+        Arg::View(view) => (view.address(), 8),
+        Arg::Null => (0, 8),
+        Arg::U64(value) => (value, 8),
+        Arg::U32(value) => (u64::from(value), 4),
+        Arg::I32(value) => (u64::from(value.cast_unsigned()), 4),
+        Arg::F32(value) => (u64::from(value.to_bits()), 4),
+    }
+}
+
+/// In the driver's own words.
+fn failure(op: &'static str) -> impl Fn(DriverError) -> Error {
+    move |error| {
+        let text = error.error_string().map_or_else(|_| String::new(), |text| format!(": {}", text.to_string_lossy()));
+        Error::Device { op, detail: format!("{:?}{text}", error.0) }
+    }
+}

@@ -1,0 +1,68 @@
+//! What device there is, found out without taking any of its memory.
+
+use super::{bind, failure};
+use crate::gpu::Properties;
+use crate::{Error, Result};
+use candle_core::cuda_backend::cudarc::cublaslt::sys::cublasLtGetVersion;
+use candle_core::cuda_backend::cudarc::driver::sys::{CUdevice, CUdevice_attribute as Attribute, cuDriverGetVersion};
+use candle_core::cuda_backend::cudarc::driver::{DriverError, result};
+
+/// The CUDA version that a driver must know: the one this is compiled against.
+const NEEDED: i32 = 13_000;
+
+/// The device with this number, if it and all that it needs are here.
+pub fn probe(ordinal: usize) -> Result<Properties> {
+    bind::bind().map_err(Error::NoDevice)?;
+    result::init()
+        .map_err(|error| Error::NoDevice(format!("the NVIDIA driver finds none ({:?}): see `nvidia-smi`", error.0)))?;
+    let version = driver_version().map_err(failure("probe"))?;
+    if version < NEEDED {
+        let known = format!("the NVIDIA driver knows CUDA {}, and this build needs 13.0", dotted(version));
+        return Err(Error::NoDevice(format!("{known}: install driver 580 or newer")));
+    }
+    let count = result::device::get_count().map_err(failure("probe"))?;
+    if ordinal >= count.max(0) as usize {
+        return Err(Error::NoDevice(format!("cuda:{ordinal} is not among the {count} GPUs that the driver finds")));
+    }
+    describe(ordinal, version).map_err(failure("probe"))
+}
+
+fn describe(ordinal: usize, version: i32) -> Result<Properties, DriverError> {
+    let device = result::device::get(ordinal as i32)?;
+    // SAFETY: it asks nothing of its caller.
+    let library = unsafe { cublasLtGetVersion() };
+    Ok(Properties {
+        name: result::device::get_name(device)?,
+        capability: (
+            attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        ),
+        multiprocessors: attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        shared_bytes: attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+        // SAFETY: the driver gave the handle.
+        memory_bytes: unsafe { result::device::total_mem(device) }?,
+        versions: format!("driver {}CUDA {} cuBLASLt {library}", release(), dotted(version)),
+    })
+}
+
+fn attribute(device: CUdevice, name: Attribute) -> Result<u32, DriverError> {
+    // SAFETY: the driver gave the handle.
+    unsafe { result::device::get_attribute(device, name) }.map(i32::cast_unsigned)
+}
+
+fn driver_version() -> Result<i32, DriverError> {
+    let mut version = 0;
+    // SAFETY: it writes one integer.
+    unsafe { cuDriverGetVersion(&raw mut version) }.result()?;
+    Ok(version)
+}
+
+fn dotted(version: i32) -> String {
+    format!("{}.{}", version / 1000, version % 1000 / 10)
+}
+
+/// As in `580.82.07 `, where the kernel module tells.
+fn release() -> String {
+    let text = std::fs::read_to_string("/sys/module/nvidia/version");
+    text.map_or_else(|_| String::new(), |text| format!("{} ", text.trim()))
+}

@@ -1,0 +1,331 @@
+//! Products by cuBLASLt: row-major operands as the column-major ones it knows, one workspace for all, the algorithm of each
+//! shape measured where it is first used.
+
+use super::choices::{Algorithm, Choices, Shape};
+use super::failure;
+use crate::gpu::{Gemm, Kind};
+use crate::{Error, Result};
+use candle_core::cuda_backend::cudarc::cublaslt::result::{self as lt, CublasError};
+use candle_core::cuda_backend::cudarc::cublaslt::sys::{
+    self, cublasLtMatmulDescAttributes_t as Attribute, cublasLtMatmulPreferenceAttributes_t as Preference,
+};
+use candle_core::cuda_backend::cudarc::driver::sys::{CUdevice_attribute, CUevent_flags, CUstreamCaptureStatus};
+use candle_core::cuda_backend::cudarc::driver::{CudaEvent, CudaSlice, CudaStream, DevicePtr};
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+use std::ptr::null_mut;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What the library's makers advise for sm_90; less helps nobody at these memory sizes. Bytes.
+const WORKSPACE: usize = 32 << 20;
+/// Algorithms asked for and measured.
+const CANDIDATES: usize = 8;
+/// Timings of each; the first is thrown away.
+const ROUNDS: usize = 6;
+
+/// `CUBLAS_OP_T`.
+const TRANSPOSED: i32 = 1;
+
+pub struct Products {
+    stream: Arc<CudaStream>,
+    handle: sys::cublasLtHandle_t,
+    workspace: CudaSlice<u8>,
+    state: Mutex<State>,
+}
+
+// SAFETY: the handle may be used by any thread, as the library documents; the rest is safe to share.
+unsafe impl Send for Products {}
+// SAFETY: as above.
+unsafe impl Sync for Products {}
+
+struct State {
+    choices: Choices,
+    /// Checked for exactly this problem.
+    ready: HashMap<(Shape, [usize; 3]), Algorithm>,
+}
+
+impl Products {
+    pub fn new(stream: &Arc<CudaStream>, choices: Choices) -> Result<Self> {
+        let handle = lt::create_handle().map_err(refusal)?;
+        // SAFETY: nothing reads the workspace before the library has written it.
+        let workspace = unsafe { stream.alloc(WORKSPACE) }.map_err(failure("gemm"))?;
+        let state = Mutex::new(State { choices, ready: HashMap::new() });
+        Ok(Self { stream: stream.clone(), handle, workspace, state })
+    }
+
+    pub fn run(&self, gemm: &Gemm) -> Result<()> {
+        if gemm.bias.is_some() && gemm.out.kind() != gemm.x.kind() {
+            let detail = "bias where the output's kind is not the operands'".into();
+            return Err(Error::Unsupported { op: "gemm", detail });
+        }
+        if gemm.n == 0 || gemm.rows == 0 {
+            return Ok(());
+        }
+        let problem = Problem::new(gemm).map_err(refusal)?;
+        let algorithm = self.algorithm(&problem, gemm)?;
+        self.multiply(&problem, gemm, algorithm)
+    }
+
+    /// The one chosen for its shape. Where none is, it is measured, which writes the product several times; a graph being
+    /// recorded gets the library's first guess, and nothing is kept.
+    fn algorithm(&self, problem: &Problem, gemm: &Gemm) -> Result<Algorithm> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let shape = Shape::of(gemm);
+        let exact = (shape, [gemm.n, gemm.x_stride, gemm.out_stride]);
+        if let Some(ready) = state.ready.get(&exact) {
+            return Ok(*ready);
+        }
+        let chosen = state.choices.get(&shape).filter(|chosen| self.fits(problem, chosen));
+        let algorithm = if let Some(chosen) = chosen {
+            chosen
+        } else {
+            let candidates = self.candidates(problem, &shape)?;
+            if self.recording()? {
+                return Ok(candidates[0]);
+            }
+            let best = self.fastest(problem, gemm, &candidates)?;
+            state.choices.keep(&shape, best);
+            best
+        };
+        state.ready.insert(exact, algorithm);
+        Ok(algorithm)
+    }
+
+    fn recording(&self) -> Result<bool> {
+        let status = self.stream.capture_status().map_err(failure("gemm"))?;
+        Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    }
+
+    fn fits(&self, problem: &Problem, algorithm: &Algorithm) -> bool {
+        let algorithm = sys::cublasLtMatmulAlgo_t { data: *algorithm };
+        let Problem { description, w, x, out } = *problem;
+        let mut found = MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::zeroed();
+        // SAFETY: all descriptors are live, and `found` is read only after success.
+        unsafe {
+            sys::cublasLtMatmulAlgoCheck(
+                self.handle,
+                description,
+                w,
+                x,
+                out,
+                out,
+                &raw const algorithm,
+                found.as_mut_ptr(),
+            )
+            .result()
+            .is_ok_and(|()| found.assume_init().workspaceSize <= WORKSPACE)
+        }
+    }
+
+    /// At least one, the library's favourite first.
+    fn candidates(&self, problem: &Problem, shape: &Shape) -> Result<Vec<Algorithm>> {
+        let wishes = Wishes::new(shape).map_err(refusal)?;
+        let Problem { description, w, x, out } = *problem;
+        let mut found = [const { MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::zeroed() }; CANDIDATES];
+        let mut count = 0;
+        // SAFETY: all descriptors are live; there is room for as many results as are asked for.
+        unsafe {
+            let (asked, first) = (CANDIDATES as i32, found.as_mut_ptr().cast());
+            sys::cublasLtMatmulAlgoGetHeuristic(
+                self.handle,
+                description,
+                w,
+                x,
+                out,
+                out,
+                wishes.0,
+                asked,
+                first,
+                &raw mut count,
+            )
+        }
+        .result()
+        .map_err(refusal)?;
+        // SAFETY: the library wrote the first `count`.
+        let found = found[..count as usize].iter().map(|found| unsafe { found.assume_init() });
+        let good: Vec<_> = found.filter(|found| found.state.result().is_ok()).map(|found| found.algo.data).collect();
+        if good.is_empty() {
+            return Err(Error::Unsupported {
+                op: "gemm",
+                detail: format!("product: cuBLASLt knows no way for {shape:?}"),
+            });
+        }
+        Ok(good)
+    }
+
+    /// By the median of interleaved timings, each from a second-level cache that holds nothing of the operands, as they are
+    /// found in a model.
+    fn fastest(&self, problem: &Problem, gemm: &Gemm, candidates: &[Algorithm]) -> Result<Algorithm> {
+        let context = self.stream.context();
+        let cache =
+            context.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE).map_err(failure("gemm"))?;
+        // SAFETY: it is only written.
+        let scratch = unsafe { self.stream.alloc::<u8>(2 * cache.max(0) as usize) };
+        let Ok(mut scratch) = scratch else { return Ok(candidates[0]) };
+        let mut timings: Vec<Vec<_>> = candidates.iter().map(|_| Vec::new()).collect();
+        for _ in 0..ROUNDS {
+            for (timings, candidate) in timings.iter_mut().zip(candidates) {
+                self.stream.memset_zeros(&mut scratch).map_err(failure("gemm"))?;
+                let start = self.mark()?;
+                let ran = self.multiply(problem, gemm, *candidate);
+                let end = self.mark()?;
+                if ran.is_ok() {
+                    timings.push((start, end));
+                }
+            }
+        }
+        let mut best = (f32::INFINITY, candidates[0]);
+        for (timings, candidate) in timings.iter().zip(candidates) {
+            let median = median(timings.iter().skip(1))?;
+            if median < best.0 {
+                best = (median, *candidate);
+            }
+        }
+        Ok(best.1)
+    }
+
+    fn mark(&self) -> Result<CudaEvent> {
+        let event = self.stream.context().new_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).map_err(failure("gemm"))?;
+        event.record(&self.stream).map_err(failure("gemm"))?;
+        Ok(event)
+    }
+
+    fn multiply(&self, problem: &Problem, gemm: &Gemm, algorithm: Algorithm) -> Result<()> {
+        let algorithm = sys::cublasLtMatmulAlgo_t { data: algorithm };
+        let (workspace, _guard) = self.workspace.device_ptr(&self.stream);
+        let pointer = |address: u64| address as *mut c_void;
+        let out = pointer(gemm.out.address());
+        let (one, zero) = (1f32, 0f32);
+        // SAFETY: descriptors and handle are live; the layouts stay inside the views, as `Gemm::check` found, which by the
+        // promise of `View` are allocated; the output is never read, its factor being zero; the factors are read at once.
+        unsafe {
+            lt::matmul(
+                self.handle,
+                problem.description,
+                (&raw const one).cast(),
+                (&raw const zero).cast(),
+                pointer(gemm.w.address()),
+                problem.w,
+                pointer(gemm.x.address()),
+                problem.x,
+                out,
+                problem.out,
+                out,
+                problem.out,
+                &raw const algorithm,
+                pointer(workspace),
+                WORKSPACE,
+                self.stream.cu_stream().cast(),
+            )
+        }
+        .map_err(refusal)
+    }
+}
+
+impl Drop for Products {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, destroyed here alone. A failure leaves nothing to do.
+        let _ = unsafe { lt::destroy_handle(self.handle) };
+    }
+}
+
+/// Milliseconds; infinite where there are none.
+fn median<'a>(timings: impl Iterator<Item = &'a (CudaEvent, CudaEvent)>) -> Result<f32> {
+    let times: Result<Vec<f32>, _> = timings.map(|(start, end)| start.elapsed_ms(end)).collect();
+    let mut times = times.map_err(failure("gemm"))?;
+    times.sort_by(f32::total_cmp);
+    Ok(times.get(times.len() / 2).copied().unwrap_or(f32::INFINITY))
+}
+
+/// A product as the library sees it: out (rows × n) = transposed w (cols × rows) · x (cols × n), column-major.
+struct Problem {
+    description: sys::cublasLtMatmulDesc_t,
+    w: sys::cublasLtMatrixLayout_t,
+    x: sys::cublasLtMatrixLayout_t,
+    out: sys::cublasLtMatrixLayout_t,
+}
+
+impl Problem {
+    fn new(gemm: &Gemm) -> Result<Self, CublasError> {
+        let (n, rows, cols) = (gemm.n as u64, gemm.rows as u64, gemm.cols as u64);
+        let (operands, out) = (data_type(gemm.x.kind()), data_type(gemm.out.kind()));
+        let mut new = Self { description: null_mut(), w: null_mut(), x: null_mut(), out: null_mut() };
+        let f32_sums = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
+        new.description = lt::create_matmul_desc(f32_sums, sys::cudaDataType::CUDA_R_32F)?;
+        new.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, TRANSPOSED)?;
+        if let Some(bias) = gemm.bias {
+            new.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS)?;
+            new.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias.address())?;
+        }
+        new.w = lt::create_matrix_layout(operands, cols, rows, cols as i64)?;
+        new.x = lt::create_matrix_layout(operands, cols, n, gemm.x_stride as i64)?;
+        new.out = lt::create_matrix_layout(out, rows, n, gemm.out_stride as i64)?;
+        Ok(new)
+    }
+
+    /// `value` has the type that the library documents for the attribute.
+    fn set<T: Copy>(&self, attribute: Attribute, value: T) -> Result<(), CublasError> {
+        // SAFETY: the description is live; the library copies the value.
+        unsafe { lt::set_matmul_desc_attribute(self.description, attribute, (&raw const value).cast(), size_of::<T>()) }
+    }
+}
+
+impl Drop for Problem {
+    fn drop(&mut self) {
+        for layout in [self.w, self.x, self.out] {
+            if !layout.is_null() {
+                // SAFETY: made by `new`, destroyed here alone. A failure leaves nothing to do.
+                let _ = unsafe { lt::destroy_matrix_layout(layout) };
+            }
+        }
+        if !self.description.is_null() {
+            // SAFETY: as above.
+            let _ = unsafe { lt::destroy_matmul_desc(self.description) };
+        }
+    }
+}
+
+/// What an algorithm may count on.
+struct Wishes(sys::cublasLtMatmulPreference_t);
+
+impl Wishes {
+    fn new(shape: &Shape) -> Result<Self, CublasError> {
+        let new = Self(lt::create_matmul_pref()?);
+        new.set(Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, WORKSPACE as u64)?;
+        for operand in [
+            Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+            Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+            Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+            Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+        ] {
+            new.set(operand, shape.alignment as u32)?;
+        }
+        Ok(new)
+    }
+
+    /// `value` has the type that the library documents for the attribute.
+    fn set<T: Copy>(&self, attribute: Preference, value: T) -> Result<(), CublasError> {
+        // SAFETY: the preference is live; the library copies the value.
+        unsafe { lt::set_matmul_pref_attribute(self.0, attribute, (&raw const value).cast(), size_of::<T>()) }
+    }
+}
+
+impl Drop for Wishes {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, destroyed here alone. A failure leaves nothing to do.
+        let _ = unsafe { lt::destroy_matmul_pref(self.0) };
+    }
+}
+
+/// `Gemm::check` lets no other kind through.
+fn data_type(kind: Kind) -> sys::cudaDataType {
+    match kind {
+        Kind::Bf16 => sys::cudaDataType::CUDA_R_16BF,
+        _ => sys::cudaDataType::CUDA_R_32F,
+    }
+}
+
+fn refusal(error: CublasError) -> Error {
+    Error::Device { op: "gemm", detail: format!("cuBLASLt: {:?}", error.0) }
+}

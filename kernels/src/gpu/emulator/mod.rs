@@ -1,0 +1,423 @@
+//! The device that tests use where there is none: kernels compiled as C++ and run one thread at a time (`simt.h` says what is
+//! checked). Memory is the host's; what it is given runs only when somebody waits, so that a staging buffer changed too early
+//! shows.
+
+#[cfg(test)]
+mod tests;
+
+use super::{Arg, Event, Gemm, Gpu, Graph, Kind, Launch, Properties, Staging, View, failed};
+use crate::{Error, Result};
+use half::bf16;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::ffi::{CStr, c_char, c_void};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// As `simt.h` declares it.
+#[repr(C)]
+struct Grid {
+    blocks: [u32; 3],
+    threads: u32,
+    shared_bytes: u32,
+    seed: u64,
+}
+
+type Run = unsafe extern "C" fn(*const Grid, *const *const c_void) -> *const c_char;
+type Signature = unsafe extern "C" fn() -> *const c_char;
+
+include!(concat!(env!("OUT_DIR"), "/emulated.rs"));
+
+unsafe extern "C" {
+    /// Whole pages with some on both sides that nobody may touch; null when there are none. `bytes` is a multiple of 256.
+    fn simt_allocate(bytes: usize) -> *mut u8;
+    fn simt_free(start: *mut u8, bytes: usize);
+}
+
+const ALIGNMENT: usize = 256;
+/// Fills what the alignment leaves of each allocation, and is looked at when it is freed; huge in every float type, so that
+/// reading it shows as well.
+const GUARD_BYTE: u8 = 0xfe;
+/// NaN in every float type.
+const POISON: u8 = 0xff;
+
+pub struct Emulator {
+    properties: Properties,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Address and bytes.
+    live: BTreeMap<u64, usize>,
+    used: usize,
+    queue: VecDeque<Work>,
+    /// Works ever queued, and ever run.
+    queued: u64,
+    run: u64,
+    recording: Option<Vec<Work>>,
+    /// Says how the next launch is shuffled.
+    seed: u64,
+    /// A device that has failed stays so.
+    fault: Option<String>,
+}
+
+#[derive(Clone)]
+enum Work {
+    Launch(Launch, Vec<Arg>),
+    Gemm(Gemm),
+    Copy { from: usize, to: usize, bytes: usize },
+    Fill { to: usize, bytes: usize, byte: u8 },
+    Free(u64),
+}
+
+impl Emulator {
+    #[expect(clippy::new_ret_no_self, reason = "it is used as a device only")]
+    pub fn new() -> Arc<dyn Gpu> {
+        Self::with(1 << 30, 4)
+    }
+
+    /// With so much memory and so many multiprocessors.
+    pub fn with(memory_bytes: usize, multiprocessors: u32) -> Arc<dyn Gpu> {
+        let properties = Properties {
+            name: "emulator".into(),
+            capability: (9, 0),
+            multiprocessors,
+            shared_bytes: 227 * 1024,
+            memory_bytes,
+            versions: String::new(),
+        };
+        Arc::new(Self { properties, state: Mutex::default() })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn give(&self, work: Work) -> Result<()> {
+        let mut state = self.state();
+        state.usable()?;
+        if let Some(recorded) = &mut state.recording {
+            recorded.push(work);
+        } else {
+            state.queued += 1;
+            state.queue.push_back(work);
+        }
+        Ok(())
+    }
+
+    fn outside_capture(&self, op: &'static str) -> Result<MutexGuard<'_, State>> {
+        let state = self.state();
+        state.usable()?;
+        match state.recording {
+            None => Ok(state),
+            Some(_) => Err(failed(op, "not possible while a graph is recorded")),
+        }
+    }
+}
+
+impl Gpu for Emulator {
+    fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
+    fn memory(&self) -> Result<(usize, usize)> {
+        Ok((self.properties.memory_bytes - self.state().used, self.properties.memory_bytes))
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<u64> {
+        let mut state = self.outside_capture("allocate")?;
+        if state.used + bytes > self.properties.memory_bytes {
+            return Err(failed("allocate", format!("out of memory: {bytes} bytes with {} in use", state.used)));
+        }
+        // SAFETY: the size is a multiple of 256.
+        let start = unsafe { simt_allocate(padded(bytes)) };
+        assert!(!start.is_null(), "the host has no memory left");
+        // SAFETY: just allocated with this size.
+        unsafe {
+            start.write_bytes(POISON, bytes);
+            start.add(bytes).write_bytes(GUARD_BYTE, padded(bytes) - bytes);
+        }
+        state.used += bytes;
+        state.live.insert(start as u64, bytes);
+        Ok(start as u64)
+    }
+
+    fn free(&self, address: u64) {
+        let mut state = self.state();
+        state.queued += 1;
+        state.queue.push_back(Work::Free(address));
+    }
+
+    fn staging(&self, bytes: usize) -> Result<Staging> {
+        let memory = Box::leak(vec![0; bytes].into_boxed_slice());
+        let (start, len) = (memory.as_mut_ptr(), memory.len());
+        let address = start as usize;
+        // SAFETY: the box made from the same parts, once.
+        let free = move || drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(address as *mut u8, len)) });
+        // SAFETY: leaked above, so it is this buffer's alone.
+        Ok(unsafe { Staging::new(start, len, free) })
+    }
+
+    fn upload(&self, from: &Staging, offset: usize, to: View) -> Result<()> {
+        drop(self.outside_capture("upload")?);
+        let from = from.address(offset, to.bytes())? as usize;
+        self.give(Work::Copy { from, to: to.address() as usize, bytes: to.bytes() })
+    }
+
+    fn download(&self, from: View, to: &Staging, offset: usize) -> Result<()> {
+        drop(self.outside_capture("download")?);
+        let to = to.address(offset, from.bytes())? as usize;
+        self.give(Work::Copy { from: from.address() as usize, to, bytes: from.bytes() })
+    }
+
+    fn copy(&self, from: View, to: View) -> Result<()> {
+        if from.kind() != to.kind() || from.len() != to.len() {
+            return Err(failed("copy", format!("{from:?} to {to:?}")));
+        }
+        self.give(Work::Copy { from: from.address() as usize, to: to.address() as usize, bytes: from.bytes() })
+    }
+
+    fn fill(&self, view: View, byte: u8) -> Result<()> {
+        self.give(Work::Fill { to: view.address() as usize, bytes: view.bytes(), byte })
+    }
+
+    fn launch(&self, launch: &Launch, args: &[Arg]) -> Result<()> {
+        check_launch(launch, args, &self.properties)?;
+        self.give(Work::Launch(*launch, args.to_vec()))
+    }
+
+    fn gemm(&self, gemm: &Gemm) -> Result<()> {
+        gemm.check()?;
+        self.give(Work::Gemm(*gemm))
+    }
+
+    fn record(&self) -> Result<Event> {
+        Ok(Event(Box::new(self.outside_capture("record")?.queued)))
+    }
+
+    fn wait(&self, event: &Event) -> Result<()> {
+        let until = *event.0.downcast_ref::<u64>().ok_or_else(|| failed("wait", "an event of another device"))?;
+        self.outside_capture("wait")?.run_until(until)
+    }
+
+    fn synchronise(&self) -> Result<()> {
+        let mut state = self.outside_capture("synchronise")?;
+        let all = state.queued;
+        state.run_until(all)
+    }
+
+    fn capture(&self, record: &mut dyn FnMut() -> Result<()>) -> Result<Graph> {
+        self.outside_capture("capture")?.recording = Some(Vec::new());
+        let outcome = record();
+        let recorded = self.state().recording.take().unwrap_or_default();
+        outcome?;
+        Ok(Graph(Box::new(recorded)))
+    }
+
+    fn replay(&self, graph: &Graph) -> Result<()> {
+        let recorded = graph.0.downcast_ref::<Vec<Work>>();
+        let recorded = recorded.ok_or_else(|| failed("replay", "a graph of another device"))?;
+        drop(self.outside_capture("replay")?);
+        recorded.iter().try_for_each(|work| self.give(work.clone()))
+    }
+}
+
+impl Drop for Emulator {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for work in std::mem::take(&mut state.queue) {
+            if let Work::Free(address) = work {
+                let outcome = state.release(address);
+                assert!(outcome.is_ok() || std::thread::panicking(), "{outcome:?}");
+            }
+        }
+    }
+}
+
+impl State {
+    fn usable(&self) -> Result<()> {
+        self.fault.as_ref().map_or(Ok(()), |fault| Err(failed("device", fault)))
+    }
+
+    fn run_until(&mut self, count: u64) -> Result<()> {
+        while self.run < count
+            && let Some(work) = self.queue.pop_front()
+        {
+            self.run += 1;
+            if let Err(fault) = self.perform(&work) {
+                self.fault = Some(fault);
+                return self.usable();
+            }
+        }
+        Ok(())
+    }
+
+    fn perform(&mut self, work: &Work) -> Result<(), String> {
+        match work {
+            Work::Launch(launch, args) => self.perform_launch(launch, args),
+            Work::Gemm(gemm) => {
+                for view in [Some(gemm.x), Some(gemm.w), gemm.bias, Some(gemm.out)].into_iter().flatten() {
+                    self.check(view.address(), view.bytes())?;
+                }
+                // SAFETY: every view was just found inside a live allocation.
+                unsafe { multiply(gemm) };
+                Ok(())
+            }
+            &Work::Copy { from, to, bytes } => {
+                // SAFETY: device ranges stand in live allocations, staging ranges in buffers the caller keeps.
+                unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
+                Ok(())
+            }
+            &Work::Fill { to, bytes, byte } => {
+                self.check(to as u64, bytes)?;
+                // SAFETY: just found inside a live allocation.
+                unsafe { (to as *mut u8).write_bytes(byte, bytes) };
+                Ok(())
+            }
+            Work::Free(address) => self.release(*address),
+        }
+    }
+
+    fn perform_launch(&mut self, launch: &Launch, args: &[Arg]) -> Result<(), String> {
+        for arg in args {
+            if let Arg::View(view) = arg {
+                self.check(view.address(), view.bytes()).map_err(|fault| format!("{}: {fault}", launch.kernel))?;
+            }
+        }
+        self.seed += 1;
+        let &Launch { blocks, threads, shared_bytes, .. } = launch;
+        let grid = Grid { blocks, threads, shared_bytes, seed: self.seed };
+        let values: Vec<u64> = args.iter().map(word).collect();
+        let pointers: Vec<*const c_void> = values.iter().map(|value| std::ptr::from_ref(value).cast()).collect();
+        let (run, _) = kernels()[launch.kernel];
+        // SAFETY: `check_launch` compared the arguments with the kernel's parameters; what it does with its memory is its own.
+        let error = unsafe { run(&raw const grid, pointers.as_ptr()) };
+        if error.is_null() {
+            return Ok(());
+        }
+        // SAFETY: not null, so it is a string that lives until this thread's next launch.
+        Err(unsafe { CStr::from_ptr(error) }.to_string_lossy().into_owned())
+    }
+
+    /// That a range lies in one live allocation.
+    fn check(&self, address: u64, bytes: usize) -> Result<(), String> {
+        let found = self.live.range(..=address).next_back();
+        match found {
+            Some((start, size)) if address + bytes as u64 <= start + *size as u64 => Ok(()),
+            _ => Err(format!("{bytes} bytes at {address:#x} are outside every allocation")),
+        }
+    }
+
+    fn release(&mut self, address: u64) -> Result<(), String> {
+        let bytes = self.live.remove(&address).ok_or("memory that is not allocated is freed")?;
+        self.used -= bytes;
+        let start = address as *mut u8;
+        // SAFETY: allocated with this size in `allocate`, and taken out of `live` just now.
+        unsafe {
+            let guard = std::slice::from_raw_parts(start.add(bytes), padded(bytes) - bytes);
+            let whole = guard.iter().all(|byte| *byte == GUARD_BYTE);
+            simt_free(start, padded(bytes));
+            if whole { Ok(()) } else { Err(format!("something was written behind an allocation of {bytes} bytes")) }
+        }
+    }
+}
+
+/// At least one guarding byte.
+fn padded(bytes: usize) -> usize {
+    (bytes + 1).next_multiple_of(ALIGNMENT)
+}
+
+type Kernels = HashMap<&'static str, (Run, Vec<String>)>;
+
+/// Each kernel with the letters of its parameters.
+fn kernels() -> &'static Kernels {
+    static FOUND: OnceLock<Kernels> = OnceLock::new();
+    FOUND.get_or_init(|| {
+        let read = |signature: Signature| {
+            // SAFETY: returns a static string.
+            let text = unsafe { CStr::from_ptr(signature()) };
+            text.to_string_lossy().split_whitespace().map(str::to_owned).collect()
+        };
+        KERNELS.iter().map(|&(name, run, signature)| (name, (run, read(signature)))).collect()
+    })
+}
+
+fn check_launch(launch: &Launch, args: &[Arg], properties: &Properties) -> Result<()> {
+    let refuse = |detail: String| Err(Error::Device { op: launch.kernel, detail });
+    let Some((_, letters)) = kernels().get(launch.kernel) else {
+        return refuse("there is no kernel of this name".into());
+    };
+    let fits = letters.len() == args.len() && letters.iter().zip(args).all(|(letter, arg)| accepts(letter, arg));
+    if !fits {
+        return refuse(format!("parameters {letters:?} do not take {args:?}"));
+    }
+    let threads = launch.threads;
+    let shape = threads.is_multiple_of(32) && (32..=1024).contains(&threads) && launch.blocks.iter().all(|b| *b > 0);
+    if !shape || launch.blocks[1].max(launch.blocks[2]) > 65_535 || launch.shared_bytes > properties.shared_bytes {
+        return refuse(format!("{launch:?} cannot be launched"));
+    }
+    Ok(())
+}
+
+fn accepts(letter: &str, arg: &Arg) -> bool {
+    match arg {
+        Arg::View(view) => letter == "p0" || letter == format!("p{}", view.kind().bytes()),
+        Arg::Null => letter.starts_with('p'),
+        Arg::U32(_) => letter == "u",
+        Arg::I32(_) => letter == "i",
+        Arg::U64(_) => letter == "l",
+        Arg::F32(_) => letter == "f",
+    }
+}
+
+fn word(arg: &Arg) -> u64 {
+    match *arg {
+        Arg::View(view) => view.address(),
+        Arg::Null => 0,
+        Arg::U32(value) => u64::from(value),
+        Arg::I32(value) => u64::from(value.cast_unsigned()),
+        Arg::U64(value) => value,
+        Arg::F32(value) => u64::from(value.to_bits()),
+    }
+}
+
+/// # Safety
+/// Every view is readable, and `out` writable.
+unsafe fn multiply(g: &Gemm) {
+    // SAFETY: by the caller's promise; indices stay inside the views, as `Gemm::check` found.
+    let value = |view: View, index: usize| unsafe { get(view, index) };
+    for i in 0..g.n {
+        let x: Vec<f32> = (0..g.cols).map(|c| value(g.x, i * g.x_stride + c)).collect();
+        for row in 0..g.rows {
+            let dot: f32 = x.iter().enumerate().map(|(c, x)| x * value(g.w, row * g.cols + c)).sum();
+            let sum = dot + g.bias.map_or(0.0, |bias| value(bias, row));
+            // SAFETY: as above.
+            unsafe { set(g.out, i * g.out_stride + row, sum) };
+        }
+    }
+}
+
+/// # Safety
+/// The element is readable.
+unsafe fn get(view: View, index: usize) -> f32 {
+    let at = view.address() as usize + index * view.kind().bytes();
+    // SAFETY: by the caller's promise.
+    unsafe {
+        match view.kind() {
+            Kind::Bf16 => (at as *const bf16).read().to_f32(),
+            _ => (at as *const f32).read(),
+        }
+    }
+}
+
+/// # Safety
+/// The element is writable.
+unsafe fn set(view: View, index: usize, value: f32) {
+    let at = view.address() as usize + index * view.kind().bytes();
+    // SAFETY: by the caller's promise.
+    unsafe {
+        match view.kind() {
+            Kind::Bf16 => (at as *mut bf16).write(bf16::from_f32(value)),
+            _ => (at as *mut f32).write(value),
+        }
+    }
+}

@@ -1,0 +1,343 @@
+// The fibers behind simt.h, and the warp-wide instructions.
+#include "simt.h"
+
+#include <signal.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <unordered_map>
+#include <vector>
+
+#ifndef __x86_64__
+#error "the emulator switches stacks in x86-64 assembly"
+#endif
+
+namespace {
+
+using simt::Grid;
+using simt::Thread;
+
+constexpr size_t STACK_BYTES = 128 * 1024;
+constexpr size_t SHARED_LIMIT = 227 * 1024;  // a block's most on sm_90
+constexpr unsigned char POISON = 0xff;       // NaN in every float type
+
+struct PendingCopy {
+    void* to;
+    unsigned char bytes[16];
+    uint32_t group;
+};
+
+struct Fiber {
+    void* stack_pointer = nullptr;
+    unsigned char* stack = nullptr;
+    Thread place{};
+    bool done = false;
+    std::vector<PendingCopy> copies;
+    uint32_t group = 0;  // that the next copy belongs to
+};
+
+// Lanes may be one exchange apart, hence two buffers.
+struct Warp {
+    unsigned char slots[2][32][64];
+    uint32_t arrived = 0;
+    uint64_t round = 0;
+};
+
+struct Machine {
+    std::vector<Fiber> fibers;
+    std::vector<Warp> warps;
+    std::vector<unsigned char> shared;
+    std::unordered_map<const void*, size_t> sites;
+    size_t shared_used = 0, dynamic_bytes = 0;
+    uint32_t threads = 0, at_barrier = 0, live = 0;
+    uint64_t barriers = 0, progress = 0;
+    void* scheduler = nullptr;
+    Fiber* current = nullptr;
+    void (*body)(void*) = nullptr;
+    void* context = nullptr;
+    std::string error;
+    bool failed = false;
+};
+thread_local Machine machine;
+
+extern "C" void simt_switch(void** from, void* to);
+asm(R"(
+.text
+.globl simt_switch
+.type simt_switch,@function
+simt_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+.size simt_switch,.-simt_switch
+)");
+
+void yield() { simt_switch(&machine.current->stack_pointer, machine.scheduler); }
+
+void release_barrier() {
+    if (machine.at_barrier > 0 && machine.at_barrier == machine.live) {
+        machine.at_barrier = 0;
+        machine.barriers++;
+        machine.progress++;
+    }
+}
+
+extern "C" void simt_enter() {
+    machine.body(machine.context);
+    machine.current->done = true;
+    machine.live--;
+    machine.progress++;
+    release_barrier();
+    yield();
+    __builtin_unreachable();
+}
+
+void prepare(Fiber& fiber) {
+    if (fiber.stack == nullptr) {
+        void* stack = mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (stack == MAP_FAILED) abort();
+        fiber.stack = static_cast<unsigned char*>(stack);
+    }
+    // What `simt_switch` pops: six registers and the address to return to; the stack is as after a call then.
+    void** top = reinterpret_cast<void**>(fiber.stack + STACK_BYTES) - 1;
+    *--top = reinterpret_cast<void*>(&simt_enter);
+    top -= 6;
+    std::fill(top, top + 6, nullptr);
+    fiber.stack_pointer = top;
+    fiber.done = false;
+    fiber.copies.clear();
+    fiber.group = 0;
+}
+
+// Runs every fiber until it waits, over and over, in an order of its own each time.
+void run_block(std::mt19937_64& random, std::vector<uint32_t>& order) {
+    for (uint32_t i = 0; i < machine.threads; i++) prepare(machine.fibers[i]);
+    for (auto& warp : machine.warps) warp.arrived = 0, warp.round = 0;
+    machine.live = machine.threads;
+    machine.at_barrier = 0;
+    while (machine.live > 0 && !machine.failed) {
+        uint64_t before = machine.progress;
+        std::shuffle(order.begin(), order.end(), random);
+        for (uint32_t index : order) {
+            Fiber& fiber = machine.fibers[index];
+            if (fiber.done || machine.failed) continue;
+            machine.current = &fiber;
+            simt_switch(&machine.scheduler, fiber.stack_pointer);
+            machine.current = nullptr;
+        }
+        if (machine.progress == before && machine.live > 0 && !machine.failed) {
+            machine.failed = true;
+            machine.error = "threads wait for others that never come: a barrier or warp instruction inside a branch";
+        }
+    }
+}
+
+// A kernel that leaves its memory ends the launch; any other fault is told as without us.
+struct sigaction before;
+void on_fault(int, siginfo_t*, void*) {
+    if (machine.current != nullptr) simt::fail("memory outside every allocation");
+    sigaction(SIGSEGV, &before, nullptr);
+}
+void watch_faults() {
+    static std::once_flag once;
+    std::call_once(once, [] {
+        struct sigaction action {};
+        action.sa_sigaction = on_fault;
+        action.sa_flags = SA_SIGINFO | SA_NODEFER;  // the handler is left by a switch of stacks
+        sigaction(SIGSEGV, &action, &before);
+    });
+}
+
+uint32_t lane() { return machine.current->place.thread.x % 32; }
+
+float half_of(uint32_t pair, uint32_t which) {
+    return __uint_as_float(which == 0 ? pair << 16 : pair & 0xffff0000u);
+}
+
+}  // namespace
+
+namespace simt {
+
+// Device memory stands at the end of pages that are followed, and led, by one that nobody may touch.
+constexpr size_t PAGE = 4096;
+size_t whole_pages(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
+extern "C" void* simt_allocate(size_t bytes) {
+    size_t inside = whole_pages(bytes), all = inside + 2 * PAGE;
+    void* start = mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (start == MAP_FAILED) return nullptr;
+    unsigned char* first = static_cast<unsigned char*>(start) + PAGE;
+    if (mprotect(first, inside, PROT_READ | PROT_WRITE) != 0) return nullptr;
+    return first + inside - bytes;
+}
+extern "C" void simt_free(void* start, size_t bytes) {
+    size_t inside = whole_pages(bytes);
+    munmap(static_cast<unsigned char*>(start) + bytes - inside - PAGE, inside + 2 * PAGE);
+}
+
+const Thread& self() { return machine.current->place; }
+
+const char* run_blocks(const char* name, const Grid& grid, void (*body)(void*), void* context) {
+    watch_faults();
+    Machine& m = machine;
+    m.threads = grid.threads;
+    m.fibers.resize(std::max<size_t>(m.fibers.size(), grid.threads));
+    m.warps.resize((grid.threads + 31) / 32);
+    m.shared.resize(SHARED_LIMIT + 128);
+    m.body = body;
+    m.context = context;
+    m.failed = false;
+    m.dynamic_bytes = grid.shared_bytes;
+    std::mt19937_64 random(grid.seed);
+    std::vector<uint32_t> order(grid.threads);
+    for (uint32_t i = 0; i < grid.threads; i++) order[i] = i;
+    uint64_t count = static_cast<uint64_t>(grid.blocks[0]) * grid.blocks[1] * grid.blocks[2];
+    std::vector<uint64_t> blocks(count);
+    for (uint64_t i = 0; i < count; i++) blocks[i] = i;
+    std::shuffle(blocks.begin(), blocks.end(), random);
+    dim3 shape{grid.blocks[0], grid.blocks[1], grid.blocks[2]};
+    for (uint64_t block : blocks) {
+        dim3 at{static_cast<uint32_t>(block % shape.x), static_cast<uint32_t>(block / shape.x % shape.y),
+                static_cast<uint32_t>(block / shape.x / shape.y)};
+        for (uint32_t i = 0; i < grid.threads; i++)
+            m.fibers[i].place = Thread{{i, 0, 0}, at, {grid.threads, 1, 1}, shape};
+        m.sites.clear();
+        m.shared_used = (grid.shared_bytes + 127) / 128 * 128;
+        std::fill_n(m.shared.begin(), std::min(m.shared_used + 49 * 1024, m.shared.size()), POISON);
+        if (m.shared_used > SHARED_LIMIT) {
+            m.failed = true;
+            m.error = "more shared memory than a block may have";
+        } else {
+            run_block(random, order);
+        }
+        if (m.failed) {
+            m.error = std::string(name) + ": block (" + std::to_string(at.x) + ", " + std::to_string(at.y) + ", " +
+                      std::to_string(at.z) + "): " + m.error;
+            return m.error.c_str();
+        }
+    }
+    return nullptr;
+}
+
+void fail(const char* what) {
+    machine.failed = true;
+    machine.error = "thread " + std::to_string(machine.current->place.thread.x) + ": " + what;
+    yield();
+    __builtin_unreachable();
+}
+
+void* dynamic_shared() {
+    uintptr_t start = reinterpret_cast<uintptr_t>(machine.shared.data());
+    return reinterpret_cast<void*>((start + 127) / 128 * 128);
+}
+
+void* shared(const void* site, size_t bytes) {
+    auto [found, fresh] = machine.sites.try_emplace(site, machine.shared_used);
+    if (fresh) {
+        machine.shared_used += (bytes + 15) / 16 * 16;
+        if (machine.shared_used - (machine.dynamic_bytes + 127) / 128 * 128 > 48 * 1024)
+            fail("more than 48 KiB of shared arrays: ask for the memory at launch");
+        if (machine.shared_used > SHARED_LIMIT) fail("more shared memory than a block may have");
+    }
+    return static_cast<unsigned char*>(dynamic_shared()) + found->second;
+}
+
+void block_barrier() {
+    uint64_t round = machine.barriers;
+    machine.at_barrier++;
+    machine.progress++;
+    release_barrier();
+    while (machine.barriers == round) yield();
+}
+
+const unsigned char (*exchange(const void* mine, size_t bytes))[64] {
+    Warp& warp = machine.warps[machine.current->place.thread.x / 32];
+    uint64_t round = warp.round;
+    auto& slots = warp.slots[round % 2];
+    if (bytes > 0) memcpy(slots[lane()], mine, bytes);
+    machine.progress++;
+    if (++warp.arrived == 32) {
+        warp.arrived = 0;
+        warp.round++;
+    }
+    while (warp.round == round) yield();
+    return slots;
+}
+
+void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    uint32_t mine[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
+    auto all = exchange(mine, sizeof mine);
+    auto word = [&](uint32_t from, uint32_t index) {
+        uint32_t bits;
+        memcpy(&bits, all[from] + 4 * index, 4);
+        return bits;
+    };
+    uint32_t group = lane() / 4, pair = lane() % 4;
+    for (uint32_t i = 0; i < 4; i++) {
+        uint32_t row = group + 8 * (i / 2), column = 2 * pair + i % 2;
+        float sum = 0.0f;
+        for (uint32_t k = 0; k < 16; k++) {
+            float x = half_of(word(row % 8 * 4 + k % 8 / 2, row / 8 + k / 8 * 2), k % 2);
+            float y = half_of(word(column * 4 + k % 8 / 2, 4 + k / 8), k % 2);
+            sum += x * y;
+        }
+        d[i] += sum;
+    }
+}
+
+void ldmatrix(uint32_t (&out)[4], const void* row, bool transposed) {
+    if (reinterpret_cast<uintptr_t>(row) % 16 != 0) fail("ldmatrix wants rows aligned to 16 bytes");
+    auto all = exchange(&row, sizeof row);
+    auto value = [&](uint32_t tile, uint32_t r, uint32_t column) {
+        const unsigned char* from;
+        memcpy(&from, all[tile * 8 + r], sizeof from);
+        uint16_t bits;
+        memcpy(&bits, from + 2 * column, 2);
+        return static_cast<uint32_t>(bits);
+    };
+    uint32_t r = lane() / 4, c = lane() % 4 * 2;
+    for (uint32_t tile = 0; tile < 4; tile++) {
+        uint32_t low = transposed ? value(tile, c, r) : value(tile, r, c);
+        uint32_t high = transposed ? value(tile, c + 1, r) : value(tile, r, c + 1);
+        out[tile] = low | high << 16;
+    }
+    // The rows may be overwritten after the instruction: nobody leaves before all have read.
+    exchange(nullptr, 0);
+}
+
+void copy_async(void* to, const void* from, bool valid) {
+    if (reinterpret_cast<uintptr_t>(to) % 16 != 0 || (valid && reinterpret_cast<uintptr_t>(from) % 16 != 0))
+        fail("asynchronous copies want addresses aligned to 16 bytes");
+    PendingCopy copy{to, {}, machine.current->group};
+    if (valid) memcpy(copy.bytes, from, 16);
+    memset(to, POISON, 16);
+    machine.current->copies.push_back(copy);
+}
+
+void copy_commit() { machine.current->group++; }
+
+void copy_wait(uint32_t pending) {
+    Fiber& fiber = *machine.current;
+    std::vector<PendingCopy> left;
+    for (const auto& copy : fiber.copies) {
+        if (copy.group + pending < fiber.group) memcpy(copy.to, copy.bytes, 16);
+        else left.push_back(copy);
+    }
+    fiber.copies = std::move(left);
+}
+
+}  // namespace simt

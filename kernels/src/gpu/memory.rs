@@ -1,0 +1,232 @@
+//! Device memory as typed ranges.
+
+use super::Gpu;
+use crate::{Error, Result};
+use half::bf16;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Element types of device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    F32,
+    Bf16,
+    U32,
+    U64,
+    U8,
+}
+
+impl Kind {
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::U8 => 1,
+            Self::Bf16 => 2,
+            Self::F32 | Self::U32 => 4,
+            Self::U64 => 8,
+        }
+    }
+
+    /// As kernels' names end.
+    pub fn suffix(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::U32 => "u32",
+            Self::U64 => "u64",
+            Self::U8 => "u8",
+        }
+    }
+}
+
+/// A contiguous range of elements in a device's memory. Plain data: whoever hands it out keeps the allocation alive until the
+/// work that was given it is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct View {
+    address: u64,
+    len: usize,
+    kind: Kind,
+}
+
+impl View {
+    pub(crate) fn new(address: u64, len: usize, kind: Kind) -> Self {
+        Self { address, len, kind }
+    }
+
+    pub fn address(self) -> u64 {
+        self.address
+    }
+
+    /// In elements.
+    pub fn len(self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(self) -> bool {
+        self.len == 0
+    }
+
+    pub fn kind(self) -> Kind {
+        self.kind
+    }
+
+    pub fn bytes(self) -> usize {
+        self.len * self.kind.bytes()
+    }
+
+    /// Some of its elements.
+    ///
+    /// # Panics
+    /// When the range leaves the view.
+    #[must_use]
+    pub fn slice(self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of a view of {} elements", self.len);
+        Self::new(self.address + (range.start * self.kind.bytes()) as u64, range.len(), self.kind)
+    }
+
+    /// The same bytes as elements of another kind.
+    ///
+    /// # Panics
+    /// When they are not whole elements, or not aligned.
+    #[must_use]
+    pub fn cast(self, kind: Kind) -> Self {
+        let bytes = self.bytes();
+        assert!(
+            bytes.is_multiple_of(kind.bytes()) && self.address.is_multiple_of(kind.bytes() as u64),
+            "{bytes} bytes at {:#x} as {kind:?}",
+            self.address
+        );
+        Self::new(self.address, bytes / kind.bytes(), kind)
+    }
+}
+
+/// Device memory of one kind, freed when dropped.
+pub struct Buffer {
+    gpu: Arc<dyn Gpu>,
+    view: View,
+}
+
+impl Buffer {
+    /// `len` elements of unspecified content.
+    pub fn new(gpu: &Arc<dyn Gpu>, kind: Kind, len: usize) -> Result<Self> {
+        let address = gpu.allocate(len * kind.bytes())?;
+        Ok(Self { gpu: gpu.clone(), view: View::new(address, len, kind) })
+    }
+
+    /// Zeroed.
+    pub fn zeros(gpu: &Arc<dyn Gpu>, kind: Kind, len: usize) -> Result<Self> {
+        let buffer = Self::new(gpu, kind, len)?;
+        gpu.fill(buffer.view, 0)?;
+        Ok(buffer)
+    }
+
+    /// A copy of host values; waits for it.
+    pub fn from_slice<T: Element>(gpu: &Arc<dyn Gpu>, values: &[T]) -> Result<Self> {
+        let buffer = Self::new(gpu, T::KIND, values.len())?;
+        if !values.is_empty() {
+            let mut staging = gpu.staging(buffer.view.bytes())?;
+            T::encode(values, staging.bytes_mut());
+            gpu.upload(&staging, 0, buffer.view)?;
+            gpu.synchronise()?;
+        }
+        Ok(buffer)
+    }
+
+    pub fn view(&self) -> View {
+        self.view
+    }
+
+    /// The values, once all work given so far is done.
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        if self.view.kind != T::KIND {
+            let detail = format!("{:?} values of a {:?} buffer", T::KIND, self.view.kind);
+            return Err(Error::Unsupported { op: "read", detail });
+        }
+        if self.view.is_empty() {
+            return Ok(Vec::new());
+        }
+        let staging = self.gpu.staging(self.view.bytes())?;
+        self.gpu.download(self.view, &staging, 0)?;
+        self.gpu.synchronise()?;
+        Ok(T::decode(staging.bytes()))
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.gpu.free(self.view.address);
+    }
+}
+
+/// Host types of device elements.
+pub trait Element: Copy {
+    const KIND: Kind;
+    fn encode(values: &[Self], bytes: &mut [u8]);
+    fn decode(bytes: &[u8]) -> Vec<Self>;
+}
+
+macro_rules! element {
+    ($($type:ty => $kind:ident),*) => { $(
+        impl Element for $type {
+            const KIND: Kind = Kind::$kind;
+
+            fn encode(values: &[Self], bytes: &mut [u8]) {
+                for (value, bytes) in values.iter().zip(bytes.chunks_exact_mut(size_of::<Self>())) {
+                    bytes.copy_from_slice(&value.to_le_bytes());
+                }
+            }
+
+            fn decode(bytes: &[u8]) -> Vec<Self> {
+                let (values, _) = bytes.as_chunks();
+                values.iter().map(|bytes| Self::from_le_bytes(*bytes)).collect()
+            }
+        }
+    )* };
+}
+
+element!(f32 => F32, bf16 => Bf16, u32 => U32, u64 => U64, u8 => U8);
+
+/// Host memory that a device copies from and to by itself.
+pub struct Staging {
+    start: *mut u8,
+    len: usize,
+    free: Option<Box<dyn FnOnce() + Send>>,
+}
+
+// SAFETY: it owns its memory like a `Box<[u8]>`.
+unsafe impl Send for Staging {}
+// SAFETY: as above; shared references only read.
+unsafe impl Sync for Staging {}
+
+impl Staging {
+    /// # Safety
+    /// `start` points to `len` initialised bytes that nobody else uses until `free` is called.
+    pub(crate) unsafe fn new(start: *mut u8, len: usize, free: impl FnOnce() + Send + 'static) -> Self {
+        Self { start, len, free: Some(Box::new(free)) }
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: by the promise given to `new`. A copy by the device is waited for before anybody reads.
+        unsafe { std::slice::from_raw_parts(self.start, self.len) }
+    }
+
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.len) }
+    }
+
+    pub(crate) fn address(&self, offset: usize, bytes: usize) -> Result<*mut u8> {
+        if offset.checked_add(bytes).is_some_and(|end| end <= self.len) {
+            return Ok(self.start.wrapping_add(offset));
+        }
+        let detail = format!("{bytes} bytes at {offset} of a staging buffer of {}", self.len);
+        Err(Error::Shape { op: "copy", detail })
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        if let Some(free) = self.free.take() {
+            free();
+        }
+    }
+}

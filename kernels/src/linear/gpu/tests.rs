@@ -1,0 +1,211 @@
+//! The kernels against the reference, against each other bit by bit, and which one is taken when.
+
+use super::super::Weight;
+use super::*;
+use crate::gpu::Buffer;
+use crate::linear::linear_reference;
+use crate::testing::{KINDS, assert_close, downloaded, gpu, poisoned_buffer, random, rounded, upload, values};
+use candle_core::{Device, Tensor};
+use std::sync::Arc;
+
+/// Operands on a device, and what is wanted of them.
+struct Case {
+    gpu: Arc<dyn Gpu>,
+    operands: [Buffer; 3],
+    n: usize,
+    rows: usize,
+    cols: usize,
+    want: [Vec<f32>; 2],
+}
+
+impl Case {
+    fn new(kind: Kind, n: usize, rows: usize, cols: usize) -> Self {
+        let gpu = gpu();
+        let [x, w, bias] = [n * cols, rows * cols, rows].map(|len| rounded(kind, &values(&random(&[len], len as u64))));
+        let weight = Tensor::from_slice(&w, (rows, cols), &Device::Cpu).unwrap();
+        let weight = Weight::from_dense(&weight).unwrap();
+        let want = [None, Some(&bias[..])].map(|bias| linear_reference(&weight, bias, &x));
+        let operands = [x, w, bias].map(|values| upload(&gpu, kind, &values));
+        Self { gpu, operands, n, rows, cols, want }
+    }
+
+    fn product(&self, n: usize, biased: bool, out: View) -> Gemm {
+        let [x, w, bias] = [0, 1, 2].map(|i| self.operands[i].view());
+        let (rows, cols) = (self.rows, self.cols);
+        let (x, bias) = (x.slice(0..n * cols), biased.then_some(bias));
+        Gemm { x, x_stride: cols, w, bias, out, out_stride: rows, n, rows, cols }
+    }
+
+    /// The first `n` rows.
+    fn run(&self, n: usize, biased: bool, out: Kind, way: &Way) -> Vec<f32> {
+        let out = poisoned_buffer(&self.gpu, out, n * self.rows);
+        run(&*self.gpu, &self.product(n, biased, out.view()), way).unwrap();
+        downloaded(&out)
+    }
+
+    fn check(&self, kind: Kind, tolerance: f32, way: &Way) {
+        for (biased, out) in [(false, kind), (true, kind), (true, Kind::F32)] {
+            let what = format!("{way:?} {out:?} of {kind:?} {} {}x{}", self.n, self.rows, self.cols);
+            let tolerance = if out == Kind::F32 { 1e-5 } else { tolerance };
+            let got = self.run(self.n, biased, out, way);
+            assert_close(&got, &self.want[usize::from(biased)], tolerance, &what);
+        }
+    }
+}
+
+/// Every kernel of bf16 that takes any number of rows.
+fn tiles() -> impl Iterator<Item = Way> {
+    TILES.iter().map(Way::Gemm)
+}
+
+/// Every kernel of bf16 for so many rows.
+fn ways(n: usize) -> impl Iterator<Item = Way> {
+    FEWS.iter().filter(move |few| n <= few.tokens).map(Way::Gemv).chain(tiles())
+}
+
+#[test]
+fn dot_equals_the_reference() {
+    for (n, rows, cols) in [(1, 1, 1), (1, 5, 64), (8, 4, 7), (19, 33, 100)] {
+        for (kind, tolerance) in KINDS {
+            Case::new(kind, n, rows, cols).check(kind, tolerance, &Way::Dot);
+        }
+    }
+}
+
+#[test]
+fn tensor_core_kernels_equal_the_reference() {
+    for (n, rows, cols) in [
+        (1, 1, 8),
+        (2, 17, 64),
+        (3, 48, 1096),
+        (7, 30, 520),
+        (8, 128, 2056),
+        (9, 40, 64),
+        (19, 129, 1544),
+        (32, 15, 512),
+        (33, 65, 136),
+        (130, 132, 72),
+    ] {
+        let case = Case::new(Kind::Bf16, n, rows, cols);
+        ways(n).for_each(|way| case.check(Kind::Bf16, 1e-2, &way));
+    }
+}
+
+#[test]
+fn blocks_of_gemv_go_on_from_tile_to_tile() {
+    let case = Case::new(Kind::Bf16, 2, 9000, 8);
+    case.check(Kind::Bf16, 1e-2, &Way::Gemv(&FEWS[0]));
+}
+
+#[test]
+fn many_tiles_are_all_computed() {
+    let case = Case::new(Kind::Bf16, 330, 100, 8);
+    tiles().for_each(|way| case.check(Kind::Bf16, 1e-2, &way));
+}
+
+#[test]
+fn a_row_has_the_same_bits_in_any_company_and_by_any_kernel() {
+    for cols in [64, 712, 1160] {
+        let case = Case::new(Kind::Bf16, 140, 36, cols);
+        let crowd = case.run(140, true, Kind::F32, &Way::Gemm(&TILES[0]));
+        for n in [1, 5, 8, 16, 31, 100, 140] {
+            for way in ways(n) {
+                assert_eq!(case.run(n, true, Kind::F32, &way)[..], crowd[..n * 36], "{n} {way:?}");
+            }
+        }
+    }
+    let case = Case::new(Kind::F32, 20, 9, 70);
+    let crowd = case.run(20, true, Kind::F32, &Way::Dot);
+    for n in 1..20 {
+        assert_eq!(case.run(n, true, Kind::F32, &Way::Dot)[..], crowd[..n * 9], "{n}");
+    }
+}
+
+#[test]
+fn the_op_equals_the_reference_in_both_modes() {
+    for mode in [Mode::Fast, Mode::Invariant] {
+        for (kind, tolerance) in KINDS {
+            for n in [0, 1, 8, 9, 40] {
+                let case = Case::new(kind, n, 48, 72);
+                let out = poisoned_buffer(&case.gpu, kind, n * 48);
+                let Gemm { x, w, bias, out: view, rows, cols, .. } = case.product(n, true, out.view());
+                linear(&*case.gpu, &Linear { x, w, bias, rows, cols, out: view, mode }).unwrap();
+                assert_close(&downloaded(&out), &case.want[1], tolerance, &format!("{mode:?} {kind:?} {n}"));
+            }
+        }
+    }
+}
+
+fn h200() -> Properties {
+    Properties { multiprocessors: 132, shared_bytes: 227 * 1024, ..gpu().properties().clone() }
+}
+
+#[test]
+fn the_way_is_chosen_by_kind_rows_and_mode() {
+    let view = |kind, shift: u64| View::new(4096 + shift, 1 << 30, kind);
+    let product = |kind, n, cols, shift| {
+        let [x, w, out] = [shift, 0, 0].map(|shift| view(kind, shift));
+        Gemm { x, x_stride: cols, w, bias: None, out, out_stride: 4096, n, rows: 4096, cols }
+    };
+    let check = |kind, n, cols, shift, fast, invariant| {
+        let product = product(kind, n, cols, shift);
+        assert_eq!(way(&product, Mode::Fast, &h200()), fast, "{product:?}");
+        assert_eq!(way(&product, Mode::Invariant, &h200()), invariant, "{product:?}");
+    };
+    let few = |i: usize| Way::Gemv(&FEWS[i]);
+    check(Kind::Bf16, 1, 4096, 0, few(0), few(0));
+    check(Kind::Bf16, 8, 4096, 0, few(0), few(0));
+    check(Kind::Bf16, 9, 4096, 0, Way::Library, few(1));
+    check(Kind::Bf16, 32, 4096, 0, Way::Library, few(2));
+    check(Kind::Bf16, 33, 4096, 0, Way::Library, Way::Gemm(&TILES[2]));
+    check(Kind::Bf16, 512, 4096, 0, Way::Library, Way::Gemm(&TILES[0]));
+    check(Kind::Bf16, 1, 4092, 0, Way::Dot, Way::Dot);
+    check(Kind::Bf16, 1, 4096, 2, Way::Dot, Way::Dot);
+    check(Kind::Bf16, 9, 4096, 2, Way::Library, Way::Dot);
+    check(Kind::F32, 1, 4096, 0, Way::Dot, Way::Dot);
+    check(Kind::F32, 9, 4096, 0, Way::Library, Way::Dot);
+}
+
+#[test]
+fn tiles_are_large_where_all_multiprocessors_have_one() {
+    let check = |rows, expect: [usize; 5]| {
+        let got = [33, 64, 128, 256, 512].map(|n| tile(n, rows, &h200()).kernel);
+        assert_eq!(got, expect.map(|i| TILES[i].kernel), "{rows}");
+    };
+    check(512, [2, 2, 2, 2, 2]);
+    check(4096, [2, 2, 1, 1, 0]);
+    check(6144, [2, 2, 1, 1, 0]);
+    check(28_672, [1, 1, 0, 0, 0]);
+    check(128_256, [1, 1, 0, 0, 0]);
+}
+
+#[test]
+fn what_has_no_room_is_not_taken() {
+    let shared: Vec<u32> = FEWS.iter().map(Few::shared_bytes).chain(TILES.iter().map(Tile::shared_bytes)).collect();
+    assert!(shared.iter().all(|bytes| *bytes <= h200().shared_bytes), "{shared:?}");
+    let small = Properties { shared_bytes: 99 * 1024, ..h200() };
+    assert_eq!(tile(512, 28_672, &small).kernel, "gemm_64x64_bf16");
+    let case = Case::new(Kind::Bf16, 1, 8, 8);
+    let out = poisoned_buffer(&case.gpu, Kind::Bf16, 8);
+    let way = way(&case.product(1, false, out.view()), Mode::Fast, &small);
+    assert_eq!(way, Way::Gemm(&TILES[2]));
+}
+
+#[test]
+fn wrong_operands_are_refused() {
+    let gpu = gpu();
+    let view = |kind, len| poisoned_buffer(&gpu, kind, len).view();
+    let f32 = Kind::F32;
+    for (x, w, bias, rows, out) in [
+        (view(f32, 8), view(f32, 12), None, 4, view(f32, 8)),
+        (view(f32, 8), view(f32, 16), None, 4, view(f32, 9)),
+        (view(f32, 9), view(f32, 16), None, 4, view(f32, 8)),
+        (view(f32, 8), view(Kind::Bf16, 16), None, 4, view(f32, 8)),
+        (view(f32, 8), view(f32, 16), Some(view(f32, 3)), 4, view(f32, 8)),
+        (view(f32, 8), view(f32, 16), None, 4, view(Kind::Bf16, 8)),
+        (view(f32, 8), view(f32, 0), None, 0, view(f32, 0)),
+    ] {
+        let args = Linear { x, w, bias, rows, cols: 4, out, mode: Mode::Fast };
+        assert!(linear(&*gpu, &args).is_err());
+    }
+}

@@ -1,0 +1,150 @@
+//! Memory in pages of 2 MiB where the system has them. A token reads every weight once, so its time is that of reading memory, and
+//! with pages of 4 KiB the address look-ups cost more than half of that: 42 GB/s instead of 73 on the machine of `RESULTS.md`.
+
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+const PAGE: usize = 2 << 20;
+/// Most weights are smaller than a page: they are cut from regions of this size, which lives as long as one of its blocks.
+const REGION: usize = 8 << 20;
+/// Blocks start at cache lines.
+const ALIGN: usize = 64;
+
+/// Asks for large pages under memory that has not been written yet. It only ever costs time not to get them.
+pub fn prefer_large_pages<T>(memory: &[T]) {
+    advise(memory.as_ptr().cast_mut().cast(), size_of_val(memory));
+}
+
+/// Advice is about whole small pages: the partial ones at the ends are left out.
+#[cfg(target_os = "linux")]
+fn advise(start: *mut u8, bytes: usize) {
+    const SMALL_PAGE: usize = 4096;
+    let skipped = start.align_offset(SMALL_PAGE);
+    let whole = bytes.saturating_sub(skipped) / SMALL_PAGE * SMALL_PAGE;
+    if whole > 0 {
+        // SAFETY: this advice changes no contents, and the range lies within the memory. A refusal leaves small pages.
+        let _ = unsafe {
+            rustix::mm::madvise(start.wrapping_add(skipped).cast(), whole, rustix::mm::Advice::LinuxHugepage)
+        };
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn advise(_: *mut u8, _: usize) {}
+
+/// Pages of the system's own, zero at first.
+struct Region {
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: plain memory; the blocks cut from it are disjoint.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    fn new(bytes: usize) -> Self {
+        let layout = Self::layout(bytes);
+        // SAFETY: the layout is not empty.
+        let start = unsafe { std::alloc::alloc(layout) };
+        let Some(start) = NonNull::new(start) else { std::alloc::handle_alloc_error(layout) };
+        advise(start.as_ptr(), bytes);
+        Self { start, bytes }
+    }
+
+    fn layout(bytes: usize) -> std::alloc::Layout {
+        std::alloc::Layout::from_size_align(bytes, PAGE).expect("invariant: a size that fits memory")
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: allocated so in `new`.
+        unsafe { std::alloc::dealloc(self.start.as_ptr(), Self::layout(self.bytes)) };
+    }
+}
+
+/// The region that the next blocks come from, and the bytes taken of it.
+static OPEN: Mutex<(Weak<Region>, usize)> = Mutex::new((Weak::new(), 0));
+
+/// Bytes in a region, with no owner but this.
+pub(crate) struct Block {
+    region: Arc<Region>,
+    start: usize,
+    bytes: usize,
+}
+
+impl Block {
+    pub fn zeroed(bytes: usize) -> Self {
+        let mut block = Self::cut(bytes);
+        block.fill(0);
+        block
+    }
+
+    fn cut(bytes: usize) -> Self {
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = bytes.next_multiple_of(ALIGN);
+        if let Some(region) = open.0.upgrade().filter(|region| region.bytes - open.1 >= taken) {
+            let start = open.1;
+            open.1 += taken;
+            return Self { region, start, bytes };
+        }
+        let region = Arc::new(Region::new(REGION.max(taken.next_multiple_of(PAGE))));
+        *open = (Arc::downgrade(&region), taken);
+        Self { region, start: 0, bytes }
+    }
+}
+
+impl Deref for Block {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the range was cut for this block alone, and `zeroed` has written all of it.
+        unsafe { std::slice::from_raw_parts(self.region.start.add(self.start).as_ptr(), self.bytes) }
+    }
+}
+
+impl DerefMut for Block {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts_mut(self.region.start.add(self.start).as_ptr(), self.bytes) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_zero_aligned_and_apart() {
+        let sizes = [1, 64, 65, 3 << 20, 0, REGION - 64, REGION, REGION + 1, 5 << 20, 5 << 20];
+        let mut blocks: Vec<Block> = sizes.iter().map(|bytes| Block::zeroed(*bytes)).collect();
+        for (i, block) in blocks.iter_mut().enumerate() {
+            assert!(block.len() == sizes[i] && block.as_ptr().addr().is_multiple_of(ALIGN));
+            assert!(block.iter().all(|byte| *byte == 0), "block {i}");
+            block.fill(i as u8 + 1);
+        }
+        for (i, block) in blocks.iter().enumerate() {
+            assert!(block.iter().all(|byte| *byte == i as u8 + 1), "block {i}");
+        }
+    }
+
+    #[test]
+    fn a_region_goes_with_its_last_block() {
+        let block = Block::zeroed(REGION);
+        let region = Arc::downgrade(&block.region);
+        drop(block);
+        assert!(region.upgrade().is_none());
+    }
+
+    #[test]
+    fn any_memory_may_be_asked_for() {
+        for bytes in [0, 1, 4095, 4096, 3 * PAGE] {
+            let memory = vec![7u8; bytes];
+            prefer_large_pages(&memory);
+            assert!(memory.iter().all(|byte| *byte == 7));
+        }
+    }
+}

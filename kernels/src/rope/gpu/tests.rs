@@ -1,0 +1,144 @@
+//! The kernel against the reference, and what it leaves alone.
+
+use super::super::reference;
+use super::*;
+use crate::gpu::Buffer;
+use crate::norm::reference::rms_norm;
+use crate::testing::{KINDS, assert_close, downloaded, gpu, poisoned_buffer, random, rounded, upload, values};
+use std::sync::Arc;
+
+const EPS: f32 = 1e-6;
+const POSITIONS: usize = 50;
+const SLOTS: usize = 48;
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    n: usize,
+    heads: usize,
+    kv_heads: usize,
+    dim: usize,
+    rotary: usize,
+    style: RopeStyle,
+    normed: bool,
+}
+
+/// Operands and the caches they were run with.
+struct Run {
+    qkv: Vec<f32>,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    weights: [Vec<f32>; 2],
+    out: Buffer,
+    caches: [Buffer; 2],
+    outcome: Result<()>,
+}
+
+impl Case {
+    fn run(self, gpu: &Arc<dyn Gpu>, kind: Kind, positions: &[u32], slots: &[u32]) -> Run {
+        let Self { n, heads, kv_heads, dim, rotary, style, normed } = self;
+        let qkv = rounded(kind, &values(&random(&[n, (heads + 2 * kv_heads) * dim], 1)));
+        let [cos, sin] = [2, 3].map(|seed| values(&random(&[POSITIONS, rotary / 2], seed)));
+        let weights = [4, 5].map(|seed| values(&random(&[dim], seed)));
+        let out = upload(gpu, kind, &qkv);
+        let caches = [(); 2].map(|()| poisoned_buffer(gpu, kind, SLOTS * kv_heads * dim));
+        let [cos_on, sin_on, q, k] = [&cos, &sin, &weights[0], &weights[1]].map(|v| upload(gpu, Kind::F32, v));
+        let [positions, slots] = [positions, slots].map(|v| Buffer::from_slice(gpu, v).unwrap());
+        let args = RopeKv {
+            qkv: out.view(),
+            heads,
+            kv_heads,
+            head_dim: dim,
+            positions: positions.view(),
+            slots: slots.view(),
+            rotary_dim: rotary,
+            cos: cos_on.view(),
+            sin: sin_on.view(),
+            style,
+            qk_norm: normed.then(|| QkNorm { q: q.view(), k: k.view(), eps: EPS }),
+            k_cache: caches[0].view(),
+            v_cache: caches[1].view(),
+        };
+        let outcome = rope_kv_write(&**gpu, &args).and_then(|()| gpu.synchronise());
+        Run { qkv, cos, sin, weights, out, caches, outcome }
+    }
+
+    fn check(self, kind: Kind, tolerance: f32) {
+        let what = format!("{kind:?} {self:?}");
+        let positions: Vec<u32> = (0..self.n as u32).map(|i| (i * 7 + 49) % POSITIONS as u32).collect();
+        let slots: Vec<u32> = (0..self.n as u32).map(|i| (i * 11 + 47) % SLOTS as u32).collect();
+        let run = self.run(&gpu(), kind, &positions, &slots);
+        run.outcome.as_ref().unwrap();
+        let (q_width, kv_width) = (self.heads * self.dim, self.kv_heads * self.dim);
+        let (out, caches) = (downloaded(&run.out), [&run.caches[0], &run.caches[1]].map(downloaded));
+        let mut untouched = [true; SLOTS];
+        for (i, row) in run.qkv.chunks(q_width + 2 * kv_width).enumerate() {
+            let (q, k) = (&row[..q_width], &row[q_width..q_width + kv_width]);
+            let slot = slots[i] as usize;
+            untouched[slot] = false;
+            let cached = |cache: usize| &caches[cache][slot * kv_width..][..kv_width];
+            let got = &out[i * row.len()..][..q_width];
+            assert_close(got, &self.turned(&run, 0, q, positions[i] as usize), tolerance, &what);
+            assert_close(cached(0), &self.turned(&run, 1, k, positions[i] as usize), tolerance, &what);
+            assert_eq!(cached(1), &row[q_width + kv_width..], "{what}");
+        }
+        for slot in (0..SLOTS).filter(|slot| untouched[*slot]) {
+            let nan = |cache: &Vec<f32>| cache[slot * kv_width..][..kv_width].iter().all(|x| x.is_nan());
+            assert!(caches.iter().all(nan), "{what}: slot {slot}");
+        }
+    }
+
+    fn turned(self, run: &Run, weight: usize, heads: &[f32], position: usize) -> Vec<f32> {
+        let half = self.rotary / 2;
+        let mut out = heads.to_vec();
+        for head in out.chunks_mut(self.dim) {
+            if self.normed {
+                let plain = head.to_vec();
+                rms_norm(&plain, &run.weights[weight], EPS, head);
+            }
+            let angles = |table: &'_ [f32]| table[position * half..][..half].to_vec();
+            reference::rotate(head, &angles(&run.cos), &angles(&run.sin), self.style);
+        }
+        out
+    }
+}
+
+#[test]
+fn the_kernel_equals_the_reference() {
+    for style in [RopeStyle::Neox, RopeStyle::Interleaved] {
+        for (dim, rotary) in [(128, 128), (64, 64), (64, 32), (80, 80), (256, 64), (6, 4), (2, 2), (36, 20)] {
+            for normed in [false, true] {
+                for (n, heads, kv_heads) in [(1, 4, 1), (37, 3, 2)] {
+                    let case = Case { n, heads, kv_heads, dim, rotary, style, normed };
+                    for (kind, tolerance) in KINDS {
+                        case.check(kind, tolerance);
+                    }
+                }
+            }
+        }
+    }
+}
+
+const SMALL: Case = Case { n: 2, heads: 2, kv_heads: 1, dim: 8, rotary: 8, style: RopeStyle::Neox, normed: false };
+
+#[test]
+fn the_last_slot_and_position_are_the_last() {
+    let last = [POSITIONS as u32 - 1, SLOTS as u32 - 1];
+    SMALL.run(&gpu(), Kind::Bf16, &[0, last[0]], &[0, last[1]]).outcome.unwrap();
+    for (positions, slots) in
+        [([0, last[0] + 1], [0, 1]), ([0, u32::MAX], [0, 1]), ([0, 1], [0, last[1] + 1]), ([0, 1], [0, u32::MAX])]
+    {
+        let error = SMALL.run(&gpu(), Kind::Bf16, &positions, &slots).outcome.unwrap_err().to_string();
+        assert!(error.contains("assertion failed"), "{error}");
+    }
+}
+
+#[test]
+fn wrong_shapes_are_refused() {
+    let gpu = gpu();
+    assert!(SMALL.run(&gpu, Kind::F32, &[0], &[0, 1]).outcome.is_err());
+    assert!(SMALL.run(&gpu, Kind::F32, &[0, 1, 2], &[0, 1, 2]).outcome.is_err());
+    for case in [Case { rotary: 10, ..SMALL }, Case { rotary: 3, ..SMALL }, Case { kv_heads: 0, ..SMALL }] {
+        assert!(case.run(&gpu, Kind::F32, &[0, 1], &[0, 1]).outcome.is_err(), "{case:?}");
+    }
+    assert!(Case { n: 0, ..SMALL }.run(&gpu, Kind::F32, &[], &[]).outcome.is_ok());
+}

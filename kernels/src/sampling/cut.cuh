@@ -1,0 +1,95 @@
+// Sums of ids or of mass by bucket of scaled logit, and where a running sum reaches what top-k or top-p want.
+#pragma once
+
+#include "sampling/sampling.cuh"
+
+namespace {
+
+DEVICE bool present(float scaled) { return scaled >= -LARGEST; }
+// Its whole part is the bucket.
+DEVICE float depth(float scaled) { return fminf(-scaled * STEPS, BUCKETS - 1); }
+DEVICE uint64_t mass(float scaled) { return static_cast<uint64_t>(expf(scaled) * 1099511627776.0f); }
+
+// A block's sums in shared memory.
+struct Tally {
+    uint32_t *low, *high;
+
+    DEVICE void clear() const {
+        for (uint32_t b = threadIdx.x; b < BUCKETS; b += THREADS) low[b] = high[b] = 0;
+        __syncthreads();
+    }
+    DEVICE void add(uint32_t bucket, uint64_t amount) const {
+        uint32_t part = static_cast<uint32_t>(amount);
+        uint32_t carry = atomicAdd(&low[bucket], part) > ~part;
+        uint32_t rest = static_cast<uint32_t>(amount >> 32) + carry;
+        if (rest > 0) atomicAdd(&high[bucket], rest);
+    }
+    DEVICE uint64_t operator()(uint32_t bucket) const { return static_cast<uint64_t>(high[bucket]) << 32 | low[bucket]; }
+};
+DEVICE Tally shared_tally() {
+    SHARED(uint32_t, low, BUCKETS);
+    SHARED(uint32_t, high, BUCKETS);
+    return {low, high};
+}
+
+// The bucket in which the running sum reaches `wanted`, and what the buckets before leave of that.
+struct Cut {
+    uint32_t bucket;
+    uint64_t rest, wanted;
+};
+
+// `x` summed over this thread and those before it, and over all.
+DEVICE void block_prefix(uint64_t x, uint64_t& upto, uint64_t& total) {
+    SHARED(uint64_t, warps, THREADS / WARP);
+#pragma unroll
+    for (uint32_t step = 1; step < WARP; step *= 2) {
+        uint64_t other = __shfl_up_sync(FULL, x, step);
+        if (lane() >= step) x += other;
+    }
+    if (lane() == WARP - 1) warps[warp()] = x;
+    __syncthreads();
+    upto = x, total = 0;
+#pragma unroll
+    for (uint32_t w = 0; w < THREADS / WARP; w++) {
+        if (w < warp()) upto += warps[w];
+        total += warps[w];
+    }
+    __syncthreads();
+}
+
+// `wanted(total)` is at least 1 and at most the total of the buckets.
+template <class Sums, class Wanted> DEVICE Cut find_cut(const Sums& sums, Wanted wanted_of) {
+    SHARED(Cut, found, 1);
+    uint64_t left = sums(2 * threadIdx.x), right = sums(2 * threadIdx.x + 1), upto, total;
+    block_prefix(left + right, upto, total);
+    uint64_t wanted = wanted_of(total), before = upto - left - right;
+    if (before < wanted && wanted <= upto) {
+        if (before + left >= wanted) found[0] = {2 * threadIdx.x, wanted - before, wanted};
+        else found[0] = {2 * threadIdx.x + 1, wanted - before - left, wanted};
+    }
+    __syncthreads();
+    Cut cut = found[0];
+    __syncthreads();
+    return cut;
+}
+
+// At least one id stays.
+DEVICE uint64_t nucleus_of(float top_p, uint64_t total) {
+    uint64_t wanted = static_cast<uint64_t>(ceil(static_cast<double>(top_p) * static_cast<double>(total)));
+    wanted = wanted > 1 ? wanted : 1;
+    return wanted < total ? wanted : total;
+}
+
+DEVICE Cut row_cut(const Args& args) {
+    const uint64_t* sums = args.work().tally;
+    const Row& row = args.row();
+    bool counts = args.limited();
+    return find_cut([&](uint32_t b) { return sums[b]; }, [&](uint64_t total) {
+        if (!counts) return nucleus_of(row.top_p, total);
+        return row.top_k < total ? row.top_k : total;
+    });
+}
+
+static_assert(BUCKETS == 2 * THREADS, "as find_cut takes them");
+
+}  // namespace

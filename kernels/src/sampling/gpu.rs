@@ -1,0 +1,218 @@
+//! Sampling on a device: the same order of parameters and the same random numbers as on the CPU. `sampling.cuh` says how.
+
+use crate::gpu::{Arg, Gpu, Kind, Launch, View};
+use crate::storage::ensure;
+use crate::{Result, args};
+
+/// Most log-probabilities of a row beside the chosen token's.
+pub const MOST_TOP_LOGPROBS: usize = 20;
+
+/// How one row is sampled; its meaning is that of the node's sampler (repetition penalty, frequency and presence penalties, bias, bans,
+/// temperature, top-k, top-p over what is left, min-p; ties go to the lower id).
+#[derive(Clone, Debug, PartialEq)]
+pub struct RowParams {
+    /// 0 is greedy.
+    pub temperature: f32,
+    pub top_p: f32,
+    /// 0 is off.
+    pub top_k: u32,
+    pub min_p: f32,
+    pub frequency_penalty: f32,
+    pub presence_penalty: f32,
+    pub repetition_penalty: f32,
+    pub seed: u64,
+    /// Tokens before the one to be drawn, one that only the device knows included.
+    pub position: u32,
+    /// `Some(n)`: log-probabilities of the chosen token and of the n most likely.
+    pub logprobs: Option<u8>,
+    /// Index into `previous` of a token that belongs behind `counts`.
+    pub pending: Option<u32>,
+}
+
+/// A token that a row treats otherwise: what is added to its logit (minus infinity bans it), how often it stands in the output, and
+/// whether in prompt or output at all. At most one entry a token and row.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Special {
+    pub token: u32,
+    pub bias: f32,
+    pub output_count: u32,
+    pub seen: bool,
+}
+
+pub struct Sample {
+    /// `[rows, vocab_size]` f32; overwritten.
+    pub logits: View,
+    pub vocab_size: usize,
+    /// What `encode` wrote for as many padded rows, uploaded: u32. The kernels note raw logits in it.
+    pub params: View,
+    /// Tokens of the step before, u32; its length is free.
+    pub previous: View,
+    /// `[rows]` u32.
+    pub tokens: View,
+    /// `[rows, 2 + 2 * MOST_TOP_LOGPROBS]` u32: see `decode`.
+    pub results: View,
+    /// `workspace` bytes, u8.
+    pub workspace: View,
+}
+
+/// Words of a row's parameters and of a special token, as `sampling.cuh` declares them.
+const ROW_WORDS: usize = 16;
+const SPECIAL_WORDS: usize = 4;
+/// Words of a row's result.
+pub const RESULT_WORDS: usize = 2 + 2 * MOST_TOP_LOGPROBS;
+/// For no pending token, and for no id among the most likely.
+const NONE: u32 = u32::MAX;
+/// In place of a token.
+const NOT_FINITE: u32 = u32::MAX;
+const NOTHING_LEFT: u32 = u32::MAX - 1;
+
+const PIECE: usize = 4096;
+/// Largest vocabulary: sums of masses, of 40 bits each, must fit 64 bits.
+const MOST_IDS: usize = 1 << 23;
+/// Of the workspace: a row's own, and for each piece of its vocabulary.
+const ROW_BYTES: usize = (512 + 2048 + 2) * 8;
+const PIECE_BYTES: usize = (4 + MOST_TOP_LOGPROBS) * 8;
+
+/// Words that `encode` needs at most for so many rows, padding included, with so many special tokens in all.
+pub fn encoded_words(rows: usize, specials: usize) -> usize {
+    rows * ROW_WORDS + specials * SPECIAL_WORDS
+}
+
+/// Writes the parameters of each row and its special tokens. Rows beyond those given (a graph's padding) are greedy.
+///
+/// # Panics
+/// When `words` are fewer than `encoded_words`, or the rows more than `padded_rows`.
+pub fn encode(rows: &[(RowParams, Vec<Special>)], padded_rows: usize, words: &mut [u32]) {
+    assert!(rows.len() <= padded_rows, "{} rows padded to {padded_rows}", rows.len());
+    let (heads, specials) = words.split_at_mut(padded_rows * ROW_WORDS);
+    let (heads, _) = heads.as_chunks_mut::<ROW_WORDS>();
+    let (entries, _) = specials.as_chunks_mut::<SPECIAL_WORDS>();
+    let mut first = 0;
+    for (head, (params, specials)) in heads.iter_mut().zip(rows) {
+        *head = encode_row(params, first, specials.len());
+        for (entry, special) in entries[first..][..specials.len()].iter_mut().zip(specials) {
+            let Special { token, bias, output_count, seen } = *special;
+            *entry = [token, bias.to_bits(), output_count << 1 | u32::from(seen), 0];
+        }
+        first += specials.len();
+    }
+    heads[rows.len()..].fill(encode_row(&GREEDY, 0, 0));
+}
+
+/// The largest logit: what padding rows get.
+pub const GREEDY: RowParams = RowParams {
+    temperature: 0.0,
+    top_p: 1.0,
+    top_k: 0,
+    min_p: 0.0,
+    frequency_penalty: 0.0,
+    presence_penalty: 0.0,
+    repetition_penalty: 1.0,
+    seed: 0,
+    position: 0,
+    logprobs: None,
+    pending: None,
+};
+
+fn encode_row(params: &RowParams, first: usize, specials: usize) -> [u32; ROW_WORDS] {
+    let most = |n: u8| 1 + u32::from(n).min(MOST_TOP_LOGPROBS as u32);
+    [
+        params.temperature.to_bits(),
+        params.top_p.to_bits(),
+        params.top_k,
+        // The logarithm is the host's, so that the threshold has the same bits as the CPU's.
+        params.min_p.ln().max(f32::MIN).to_bits(),
+        params.frequency_penalty.to_bits(),
+        params.presence_penalty.to_bits(),
+        params.repetition_penalty.to_bits(),
+        params.position,
+        params.seed as u32,
+        (params.seed >> 32) as u32,
+        params.logprobs.map_or(0, most),
+        params.pending.unwrap_or(NONE),
+        first as u32,
+        specials as u32,
+        0,
+        0,
+    ]
+}
+
+/// Bytes of workspace for so many rows.
+pub fn workspace(rows: usize, vocab_size: usize) -> usize {
+    rows * row_bytes(vocab_size)
+}
+
+fn row_bytes(vocab_size: usize) -> usize {
+    ROW_BYTES + vocab_size.div_ceil(PIECE) * PIECE_BYTES
+}
+
+/// One row's outcome.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    Token {
+        token: u32,
+        /// Of the token, natural logarithm, under the model's own distribution; and the most likely, most likely first.
+        logprobs: Option<(f32, Vec<(u32, f32)>)>,
+    },
+    /// A logit is NaN or infinite.
+    NotFinite,
+    /// Bans leave no token.
+    NothingLeft,
+}
+
+/// Reads one row of `results`.
+pub fn decode(result: &[u32], params: &RowParams) -> Outcome {
+    let logprobs = |top: u8| {
+        let (pairs, _) = result[2..].as_chunks::<2>();
+        let known = pairs.iter().take(top.into()).take_while(|[id, _]| *id != NONE);
+        (f32::from_bits(result[1]), known.map(|&[id, logprob]| (id, f32::from_bits(logprob))).collect())
+    };
+    match result[0] {
+        NOT_FINITE => Outcome::NotFinite,
+        NOTHING_LEFT => Outcome::NothingLeft,
+        token => Outcome::Token { token, logprobs: params.logprobs.map(logprobs) },
+    }
+}
+
+/// Rows of `tokens`; everything else is read on the device, so a recorded launch stays right. A row without a token gets 0 in
+/// `tokens`, which may be `previous`.
+pub fn sample(gpu: &dyn Gpu, args: &Sample) -> Result<()> {
+    let &Sample { logits, vocab_size, params, previous, tokens, results, workspace: work } = args;
+    let rows = tokens.len();
+    let words = [params, previous, tokens, results].iter().all(|view| view.kind() == Kind::U32);
+    let kinds = words && logits.kind() == Kind::F32 && work.kind() == Kind::U8 && work.address().is_multiple_of(8);
+    let sizes = (1..=MOST_IDS).contains(&vocab_size)
+        && logits.len() == rows * vocab_size
+        && params.len() >= encoded_words(rows, 0)
+        && results.len() == rows * RESULT_WORDS
+        && work.len() >= workspace(rows, vocab_size);
+    ensure("sampling", kinds && sizes, || {
+        format!("{logits:?}, {params:?}, {results:?} and {work:?} for {rows} rows of {vocab_size}")
+    })?;
+    if rows == 0 {
+        return Ok(());
+    }
+    let pieces = [vocab_size.div_ceil(PIECE) as u32, rows as u32, 1];
+    let launch = |kernel, blocks, own: &[Arg]| {
+        let common = args![logits, vocab_size, params, params.len(), rows, work, row_bytes(vocab_size)];
+        gpu.launch(&Launch { kernel, blocks, threads: 256, shared_bytes: 0 }, &[&common, own].concat())
+    };
+    launch("sampling_scan_f32", pieces, &args![previous, previous.len()])?;
+    launch("sampling_tally_f32", pieces, &[])?;
+    launch("sampling_race_f32", pieces, &[])?;
+    launch("sampling_choose_f32", [rows as u32, 1, 1], &args![tokens, results])
+}
+
+/// `cap * tanh(x / cap)` in place, f32. `soft_cap.cu` says how.
+pub fn soft_cap(gpu: &dyn Gpu, logits: View, cap: f32) -> Result<()> {
+    ensure("soft cap", logits.kind() == Kind::F32, || format!("{logits:?}"))?;
+    if logits.is_empty() {
+        return Ok(());
+    }
+    let blocks = [logits.len().div_ceil(1024) as u32, 1, 1];
+    let launch = Launch { kernel: "soft_cap_f32", blocks, threads: 256, shared_bytes: 0 };
+    gpu.launch(&launch, &args![logits, logits.len() as u64, cap])
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,78 @@
+// Gumbel-max: the largest of scaled logit + noise, the lower id among equals, with the words and the noise of gumbel.rs.
+// Logarithms are taken in f64, and only where a bound without one does not rule the id out.
+#pragma once
+
+#include "sampling/sampling.cuh"
+
+namespace {
+
+struct Best {
+    double value;
+    uint32_t id;
+    DEVICE void take(Best other) {
+        if (other.value > value || (other.value == value && other.id < id)) *this = other;
+    }
+};
+DEVICE Best block_best(Best best) {
+    return block_combine<THREADS>(best, Best{static_cast<double>(MINUS_INFINITY), FULL}, [](Best best) {
+#pragma unroll
+        for (uint32_t step = WARP / 2; step > 0; step /= 2)
+            best.take({__shfl_xor_sync(FULL, best.value, step), __shfl_xor_sync(FULL, best.id, step)});
+        return best;
+    });
+}
+
+DEVICE_CALL double noise(uint32_t word) {
+    double v = (static_cast<double>(word) + 0.5) / 4294967296.0;
+    return -log(-log1p(-v));
+}
+
+struct Race {
+    uint32_t position, seed_low, seed_high;
+    Best best;
+    float bar;  // what cannot reach it needs no logarithm
+
+    DEVICE Race(const Row& row, uint32_t leader) : position(row.position), seed_low(row.seed_low), seed_high(row.seed_high) {
+        best = {noise(word(leader)), leader};
+        raise();
+    }
+    // Below the best by more than f32 rounds.
+    DEVICE void raise() { bar = static_cast<float>(best.value) - 1e-3f; }
+
+    // Philox4x32-10 of (group, position, 0, 0): the words of four consecutive ids.
+    DEVICE uint4 words(uint32_t group) const {
+        uint4 c = make_uint4(group, position, 0, 0);
+        uint32_t low = seed_low, high = seed_high;
+#pragma unroll
+        for (uint32_t round = 0; round < 10; round++) {
+            uint32_t high0 = __umulhi(0xD2511F53u, c.x), low0 = 0xD2511F53u * c.x;
+            uint32_t high1 = __umulhi(0xCD9E8D57u, c.z), low1 = 0xCD9E8D57u * c.z;
+            c = make_uint4(high1 ^ c.y ^ low, low1, high0 ^ c.w ^ high, low0);
+            low += 0x9E3779B9u, high += 0xBB67AE85u;
+        }
+        return c;
+    }
+    static DEVICE uint32_t pick(const uint4& words, uint32_t i) {
+        return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
+    }
+    DEVICE uint32_t word(uint32_t id) const { return pick(words(id / 4), id % 4); }
+
+    DEVICE void enter(uint32_t id, float scaled, uint32_t word) {
+        // -ln(1 - v) >= v >= 2^-(zeros + 1) where `zeros` leading bits are 0, so the noise is at most (zeros + 1) ln 2.
+        if (scaled + static_cast<float>(__clz(word) + 1) * 0.6931472f < bar) return;
+        best.take({static_cast<double>(scaled) + noise(word), id});
+        raise();
+    }
+    // Minus infinity does not take part.
+    DEVICE void enter_four(uint32_t first, const float (&scaled)[LANES]) {
+        float most = fmaxf(fmaxf(scaled[0], scaled[1]), fmaxf(scaled[2], scaled[3]));
+        if (most + 33 * 0.6931472f < bar) return;
+        uint4 random = words(first / 4);
+#pragma unroll
+        for (uint32_t i = 0; i < LANES; i++) enter(first + i, scaled[i], pick(random, i));
+    }
+};
+
+static_assert(LANES == 4, "as words gives them");
+
+}  // namespace

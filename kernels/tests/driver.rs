@@ -1,0 +1,292 @@
+//! The whole CUDA device against a driver of our own (`driver/fake.c`, compiled here), which computes products for real, writes
+//! down what it is asked for, and fails when it is told to. What it cannot show is that NVIDIA's agrees with its own headers.
+
+use cresset_kernels::gpu::{self, Arg, Buffer, Emulator, Gemm, Gpu, Launch};
+use cresset_kernels::{Error, args};
+use half::bf16;
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// The fake, one test at a time. The loader gives it to whoever asks for a library of its name.
+struct Fake(Library);
+
+impl Fake {
+    fn start() -> MutexGuard<'static, Self> {
+        static FAKE: OnceLock<Mutex<Fake>> = OnceLock::new();
+        let fake = FAKE.get_or_init(|| Mutex::new(Self(compile()))).lock().unwrap_or_else(PoisonError::into_inner);
+        fake.forget();
+        fake
+    }
+
+    fn forget(&self) {
+        // SAFETY: as `fake.c` defines it.
+        unsafe { self.0.get::<extern "C" fn()>(b"fake_forget").unwrap()() }
+    }
+
+    /// The next call of this function fails so.
+    fn fail(&self, name: &str, code: c_int) {
+        let name = CString::new(name).unwrap();
+        // SAFETY: as `fake.c` defines it.
+        unsafe { self.0.get::<extern "C" fn(*const c_char, c_int)>(b"fake_fail").unwrap()(name.as_ptr(), code) }
+    }
+
+    /// What was asked for since the last time.
+    fn calls(&self) -> Vec<String> {
+        // SAFETY: as `fake.c` defines it: a string that lives on.
+        let text = unsafe { CStr::from_ptr(self.0.get::<extern "C" fn() -> *const c_char>(b"fake_calls").unwrap()()) };
+        let lines = text.to_str().unwrap().lines().map(str::to_owned).collect();
+        self.forget();
+        lines
+    }
+}
+
+fn compile() -> Library {
+    let folder = tempfile();
+    let cc = |arguments: &[&str]| {
+        let mut command = Command::new("cc");
+        command.args(["-shared", "-fPIC", "-Wall", "-Werror"]).args(arguments).current_dir(&folder);
+        assert!(command.status().unwrap().success(), "cc {arguments:?}");
+    };
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/driver/fake.c");
+    cc(&[source.to_str().unwrap(), "-o", "libcuda.so.1", "-Wl,-soname,libcuda.so.1"]);
+    // SAFETY: it has no initialisers.
+    let open = |name: &str| unsafe { Library::open(Some(folder.join(name)), RTLD_NOW | RTLD_GLOBAL) }.unwrap();
+    let fake = open("libcuda.so.1");
+    for name in ["libcublas.so.13", "libcublasLt.so.13", "libcurand.so.10"] {
+        cc(&["-o", name, &format!("-Wl,-soname,{name}"), "-Wl,--no-as-needed", "libcuda.so.1"]);
+        std::mem::forget(open(name));
+    }
+    fake
+}
+
+fn tempfile() -> std::path::PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("driver-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+const NORM: Launch = Launch { kernel: "norm_f32", blocks: [3, 2, 1], threads: 256, shared_bytes: 40 };
+
+fn said<T>(result: cresset_kernels::Result<T>) -> String {
+    result.err().expect("refused").to_string()
+}
+
+#[test]
+fn opening_loads_every_kernel_and_closing_gives_all_back() {
+    let fake = Fake::start();
+    let gpu = gpu::open(0).unwrap();
+    let calls = fake.calls();
+    let place =
+        |line: &str| calls.iter().position(|call| call == line).unwrap_or_else(|| panic!("{line} in {calls:#?}"));
+    assert!(place("stream flags 1") < place("load module"), "a stream that waits for no other");
+    assert!(place("norm_f32 attribute 8 = 231424") < place("load norm_f32"), "all shared memory but its own");
+    let found = gpu.properties();
+    assert_eq!((found.name.as_str(), found.capability, found.multiprocessors), ("Fake 70", (9, 0), 132));
+    assert_eq!((found.shared_bytes, found.memory_bytes), (232_448, 70 << 30));
+    assert!(found.versions.ends_with("CUDA 13.0 cuBLASLt 130002"), "{}", found.versions);
+    assert_eq!(gpu.memory().unwrap(), (5 << 30, 70 << 30));
+    drop(gpu);
+    let calls = fake.calls();
+    assert_eq!(calls.last().map(String::as_str), Some("release context 70"), "{calls:#?}");
+    assert!(calls.contains(&"unload module".into()) && calls.contains(&"destroy handle".into()), "{calls:#?}");
+}
+
+#[test]
+fn what_stands_in_the_way_is_said() {
+    let fake = Fake::start();
+    let check = |function: &str, code: c_int, parts: &[&str]| {
+        fake.fail(function, code);
+        let said = said(gpu::open(0));
+        assert!(parts.iter().all(|part| said.contains(part)), "{function}: {said}");
+    };
+    check("cuInit", 100, &["no GPU can be used", "NO_DEVICE", "nvidia-smi"]);
+    check("cuModuleLoadData", 209, &["load kernels", "NO_BINARY_FOR_GPU"]);
+    check("cublasLtCreate", 1, &["gemm", "NOT_INITIALIZED"]);
+    check("cublasCreate_v2", 3, &["ALLOC_FAILED"]);
+    assert!(said(gpu::open(1)).contains("cuda:1 is not among the 1 GPUs"));
+    gpu::open(0).unwrap();
+}
+
+#[test]
+fn values_go_there_and_back_through_pinned_memory() {
+    let fake = Fake::start();
+    let gpu = gpu::open(0).unwrap();
+    fake.calls();
+    let values = [1.5f32, -2.0, 3.25];
+    let buffer = Buffer::from_slice(&gpu, &values).unwrap();
+    assert_eq!(
+        fake.calls(),
+        ["allocate 12", "event flags 1", "pin 12 flags 0", "upload 12", "synchronise", "synchronise", "unpin"]
+    );
+    let other = Buffer::zeros(&gpu, buffer.view().kind(), 3).unwrap();
+    gpu.copy(buffer.view().slice(1..3), other.view().slice(0..2)).unwrap();
+    assert_eq!(fake.calls(), ["allocate 12", "fill 12 with 0", "copy 8"]);
+    assert_eq!(other.to_vec::<f32>().unwrap(), [-2.0, 3.25, 0.0]);
+    assert!(said(gpu.copy(buffer.view(), other.view().slice(0..1))).contains("copy"));
+    fake.calls();
+    drop(other);
+    assert_eq!(fake.calls(), ["synchronise", "free"], "what was launched may still use it");
+    let short = gpu.staging(8).unwrap();
+    assert!(said(gpu.upload(&short, 0, buffer.view())).contains("12 bytes at 0 of a staging buffer of 8"));
+    fake.fail("cuMemAlloc_v2", 2);
+    assert!(said(gpu.allocate(7 << 30)).contains("7168 MiB do not fit in 5120 free MiB"));
+    let event = gpu.record().unwrap();
+    fake.fail("cuEventSynchronize", 700);
+    assert!(said(gpu.wait(&event)).contains("ILLEGAL_ADDRESS: an illegal memory access"));
+    gpu.wait(&event).unwrap();
+}
+
+#[test]
+fn a_launch_passes_what_the_kernel_takes() {
+    let fake = Fake::start();
+    let gpu = gpu::open(0).unwrap();
+    let x = Buffer::from_slice(&gpu, &[0f32; 8]).unwrap().view();
+    fake.calls();
+    let arguments = args![x, None, x.slice(2..4), x.slice(4..8), 8usize, 1.0f32];
+    gpu.launch(&NORM, &arguments).unwrap();
+    let at = x.address();
+    let passed = format!("{at:x} 0 {:x} {:x} 8 3f800000", at + 8, at + 16);
+    let shape = "blocks 3 2 1 threads 256 1 1 shared 40 stream 51 extra 0";
+    assert_eq!(fake.calls(), [format!("launch norm_f32 {shape}: {passed}")]);
+    let refused: [(&[Arg], &str); 2] =
+        [(&arguments[..5], "parameters take"), (&args![x, x, x, x, x, 1.0f32], "parameters take")];
+    for (arguments, part) in refused {
+        assert!(said(gpu.launch(&NORM, arguments)).contains(part));
+    }
+    assert!(said(gpu.launch(&Launch { kernel: "norm_f64", ..NORM }, &[])).contains("norm_f64: unsupported kernel"));
+    assert_eq!(fake.calls(), [""; 0], "nothing refused is launched");
+    fake.fail("cuLaunchKernel", 719);
+    assert!(matches!(gpu.launch(&NORM, &arguments), Err(Error::Device { op: "norm_f32", .. })));
+}
+
+#[test]
+fn a_graph_is_recorded_once_and_replayed() {
+    let fake = Fake::start();
+    let gpu = gpu::open(0).unwrap();
+    let x = Buffer::from_slice(&gpu, &[1f32; 8]).unwrap();
+    let y = Buffer::zeros(&gpu, x.view().kind(), 8).unwrap();
+    let (a, b) = (x.view(), y.view());
+    let step = || {
+        gpu.copy(a, b)?;
+        gpu.launch(&NORM, &args![a, None, a, b, 8usize, 1.0f32])?;
+        gpu.gemm(&Gemm { x: a, x_stride: 4, w: a, bias: None, out: b, out_stride: 2, n: 2, rows: 2, cols: 4 })
+    };
+    fake.calls();
+    let graph = gpu.capture(&mut || step()).unwrap();
+    let calls = fake.calls();
+    let first_words = |call: &String| call.split(',').next().unwrap().split(" blocks").next().unwrap().to_owned();
+    let words: Vec<String> = calls.iter().map(first_words).collect();
+    let expected = [
+        "begin capture",
+        "recorded copy 32",
+        "recorded launch norm_f32",
+        "candidates",
+        "recorded product by 1",
+        "end capture",
+        "instantiate",
+        "upload graph",
+    ];
+    assert_eq!(words, expected, "no measuring inside");
+    assert!(calls[0].ends_with("mode 1") && calls[6].ends_with("flags 0"), "thread-local, plain: {calls:#?}");
+    assert_eq!(y.to_vec::<f32>().unwrap(), [0.0; 8], "recording runs nothing");
+    fake.calls();
+    gpu.replay(&graph).unwrap();
+    gpu.replay(&graph).unwrap();
+    assert_eq!(fake.calls(), ["launch graph", "launch graph"]);
+    let broken = gpu.capture(&mut || gpu.launch(&NORM, &[]));
+    assert!(matches!(broken, Err(Error::Shape { .. })), "the reason, not what became of the graph");
+    assert_eq!(
+        fake.calls(),
+        ["begin capture, mode 1", "end capture", "instantiate, flags 0", "destroy exec", "destroy graph"]
+    );
+    step().unwrap();
+    assert!(!fake.calls().iter().any(|call| call.starts_with("recorded")), "the stream runs again");
+    fake.fail("cuStreamEndCapture", 901);
+    assert!(said(gpu.capture(&mut || step())).contains("CAPTURE_INVALIDATED"));
+    let foreign = Emulator::new().capture(&mut || Ok(())).unwrap();
+    assert!(said(gpu.replay(&foreign)).contains("another device"));
+    drop(graph);
+    assert!(fake.calls().contains(&"destroy exec".into()));
+}
+
+/// A product with padded rows, on some device.
+fn product(gpu: &Arc<dyn Gpu>, n: usize, wide: bool, bias: bool) -> Vec<f32> {
+    let (rows, cols, x_stride, out_stride) = (5, 12, 16, 7);
+    let numbers = |count: usize, seed: usize| -> Vec<bf16> {
+        (0..count).map(|i| bf16::from_f32(((i * 37 + seed) % 17) as f32 / 4.0 - 2.0)).collect()
+    };
+    let narrow = |values: &[bf16]| Buffer::from_slice(gpu, values).unwrap();
+    let full =
+        |values: &[bf16]| Buffer::from_slice(gpu, &values.iter().map(|v| v.to_f32()).collect::<Vec<_>>()).unwrap();
+    let upload = |values: &[bf16]| if wide { full(values) } else { narrow(values) };
+    let (x, w, b) = (upload(&numbers(n * x_stride, 1)), upload(&numbers(rows * cols, 2)), upload(&numbers(rows, 3)));
+    let out = upload(&numbers(n * out_stride, 4));
+    let bias = bias.then(|| b.view());
+    let (x, w, view) = (x.view(), w.view(), out.view());
+    let gemm = Gemm { x, x_stride, w, bias, out: view, out_stride, n, rows, cols };
+    gpu.gemm(&gemm).unwrap();
+    if wide { out.to_vec().unwrap() } else { out.to_vec::<bf16>().unwrap().iter().map(|v| v.to_f32()).collect() }
+}
+
+#[test]
+fn products_equal_the_emulators() {
+    let _fake = Fake::start();
+    let (gpu, emulator) = (gpu::open(0).unwrap(), Emulator::new());
+    for (n, wide, bias) in [(1, false, false), (3, false, true), (3, true, true), (8, true, false), (0, true, false)] {
+        let (got, want) = (product(&gpu, n, wide, bias), product(&emulator, n, wide, bias));
+        assert_eq!(got, want, "n {n}, f32 {wide}, bias {bias}");
+    }
+}
+
+#[test]
+fn the_fastest_algorithm_is_measured_once_and_kept() {
+    let fake = Fake::start();
+    let folder = tempfile().join("choices");
+    let run = |n: usize| {
+        let gpu = gpu::open_keeping(0, &folder).unwrap();
+        fake.calls();
+        product(&gpu, n, true, true);
+        product(&gpu, n, true, true);
+        let calls = fake.calls();
+        let asked = calls.iter().filter(|call| call.starts_with("candidates")).count();
+        let products: Vec<String> = calls.into_iter().filter(|call| call.starts_with("product")).collect();
+        (asked, products)
+    };
+    let once = "product by 2, workspace 33554432".to_owned();
+    let (asked, products) = run(5);
+    assert_eq!((asked, products.len()), (1, 3 * 6 + 2), "three candidates in six rounds, then the best");
+    assert_eq!(products[18..], [once.clone(), once.clone()]);
+    assert_eq!(run(5), (0, vec![once.clone(); 2]), "kept over a restart");
+    assert_eq!(run(7).0, 0, "rows of one power of two share a choice");
+    assert_eq!(run(9).0, 1, "others do not");
+    let file = std::fs::read_dir(&folder).unwrap().next().unwrap().unwrap().path();
+    let whole = std::fs::read_to_string(&file).unwrap();
+    assert!(file.file_name().unwrap().to_str().unwrap().starts_with("products-Fake-70-driver-"), "{}", file.display());
+    for damaged in [whole.replacen("0002", "0003", 1), whole[..whole.len() / 2].to_owned(), String::new()] {
+        std::fs::write(&file, damaged).unwrap();
+        assert_eq!(run(5).0, 1, "measured anew");
+        assert_eq!(run(5).0, 0);
+    }
+}
+
+#[test]
+fn what_no_product_can_do_is_refused() {
+    let fake = Fake::start();
+    let gpu = gpu::open(0).unwrap();
+    let x = Buffer::from_slice(&gpu, &[bf16::ONE; 16]).unwrap();
+    let out = Buffer::from_slice(&gpu, &[0f32; 16]).unwrap();
+    let (x, out) = (x.view(), out.view());
+    let gemm = Gemm { x, x_stride: 4, w: x, bias: None, out, out_stride: 4, n: 4, rows: 4, cols: 4 };
+    gpu.gemm(&gemm).unwrap();
+    let bias = Gemm { bias: Some(x.slice(0..4)), ..gemm };
+    assert!(matches!(gpu.gemm(&bias), Err(Error::Unsupported { .. })));
+    assert!(matches!(gpu.gemm(&Gemm { rows: 5, ..gemm }), Err(Error::Shape { .. })));
+    fake.fail("cublasLtMatmul", 13);
+    assert!(said(gpu.gemm(&gemm)).contains("EXECUTION_FAILED"));
+    let tight = Gemm { x: x.slice(1..16), n: 3, out: out.slice(0..12), ..gemm };
+    gpu.gemm(&tight).unwrap();
+    assert!(fake.calls().iter().any(|call| call.contains("alignment 2 2 2 2")), "the least aligned operand counts");
+}

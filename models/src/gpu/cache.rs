@@ -1,0 +1,93 @@
+//! Paged keys and values on a device, and how many blocks its memory holds.
+
+use crate::{Error, KvLayout, Result};
+use cresset_kernels::gpu::{Buffer, Gpu, Kind};
+use std::sync::Arc;
+
+pub struct KvCache {
+    pub block_size: usize,
+    pub num_blocks: usize,
+    /// Per layer: `[num_blocks, block_size, kv_heads, head_dim]`.
+    pub k: Vec<Buffer>,
+    pub v: Vec<Buffer>,
+}
+
+impl KvCache {
+    pub fn new(
+        gpu: &Arc<dyn Gpu>,
+        kind: Kind,
+        layout: &KvLayout,
+        num_blocks: usize,
+        block_size: usize,
+    ) -> Result<Self> {
+        let len = num_blocks * block_size * layout.kv_heads * layout.head_dim;
+        let layers = || (0..layout.layers).map(|_| Ok(Buffer::new(gpu, kind, len)?)).collect::<Result<Vec<_>>>();
+        Ok(Self { block_size, num_blocks, k: layers()?, v: layers()? })
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.k.iter().chain(&self.v).map(|buffer| buffer.view().bytes()).sum()
+    }
+}
+
+/// Bytes of one block over all layers, K and V.
+pub fn block_bytes(layout: &KvLayout, kind: Kind, block_size: usize) -> usize {
+    2 * layout.layers * layout.kv_heads * layout.head_dim * block_size * kind.bytes()
+}
+
+/// What a model may take of a device's memory, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Budget {
+    pub total: usize,
+    pub free: usize,
+    /// Taken by this model so far.
+    pub own: usize,
+    /// Of the total, 0 to 1: what this model may take.
+    pub share: f64,
+}
+
+impl Budget {
+    /// Blocks that fit: at least one beside the one that padding rows write to.
+    pub fn blocks(&self, block_bytes: usize, block_size: usize) -> Result<usize> {
+        let allowed = (self.total as f64 * self.share) as usize;
+        let left = allowed.saturating_sub(self.own).min(self.free);
+        // Slots are numbered in 32 bits.
+        let blocks = (left / block_bytes).min(u32::MAX as usize / block_size);
+        if blocks >= 2 {
+            return Ok(blocks);
+        }
+        let mib = |bytes: usize| bytes.div_ceil(1 << 20);
+        Err(Error::OutOfMemory(format!(
+            "the model may take {} of the GPU's {} MiB, of which {} are free now; its weights and workspace take {} MiB, which \
+             leaves no room for the KV cache (two blocks of {block_size} tokens take {} MiB): allow a larger share, fewer \
+             tokens or rows in a step, or stop what else uses this GPU",
+            mib(allowed),
+            mib(self.total),
+            mib(self.free),
+            mib(self.own),
+            mib(2 * block_bytes)
+        )))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cache_takes_what_is_left_of_the_share() {
+        let budget = |own, free| Budget { total: 1000 << 20, free, own, share: 0.5 };
+        let check = |budget: Budget, expect: Option<usize>| match (budget.blocks(1 << 20, 16), expect) {
+            (Ok(found), Some(expect)) => assert_eq!(found, expect, "{budget:?}"),
+            (Err(error), None) => assert!(error.to_string().contains("may take 500 of the GPU's 1000 MiB"), "{error}"),
+            (found, _) => panic!("{budget:?}: {found:?}"),
+        };
+        check(budget(100 << 20, 900 << 20), Some(400));
+        check(budget(100 << 20, 30 << 20), Some(30));
+        check(budget(498 << 20, 500 << 20), Some(2));
+        check(budget(499 << 20, 500 << 20), None);
+        check(budget(700 << 20, 300 << 20), None);
+        let huge = Budget { total: 1 << 45, free: 1 << 45, own: 0, share: 1.0 };
+        assert_eq!(huge.blocks(1 << 10, 64).unwrap(), (1 << 26) - 1);
+    }
+}

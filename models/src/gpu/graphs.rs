@@ -1,0 +1,89 @@
+//! Recorded steps by their number of rows.
+
+use super::inputs::Shape;
+use crate::Result;
+use cresset_kernels::gpu::{Gpu, Graph};
+
+pub struct Graphs {
+    /// Ascending; `None` is not recorded (any more).
+    buckets: Vec<(usize, Option<Graph>)>,
+}
+
+impl Graphs {
+    /// Powers of two and, from 16 on, the numbers halfway between them, up to `most` and that itself: at most half of a step
+    /// is padding, beyond 16 rows a third, and start-up records few.
+    pub fn new(most: usize) -> Self {
+        let powers = (0..usize::BITS - 1).map(|bit| 1 << bit);
+        let steps = powers.flat_map(|rows: usize| [Some(rows), (rows >= 16).then_some(rows + rows / 2)]);
+        let below = steps.flatten().take_while(|rows| *rows < most);
+        let all = below.chain(Some(most).filter(|most| *most > 0));
+        Self { buckets: all.map(|rows| (rows, None)).collect() }
+    }
+
+    pub fn buckets(&self) -> Vec<usize> {
+        self.buckets.iter().map(|(rows, _)| *rows).collect()
+    }
+
+    /// The smallest bucket for so many rows.
+    pub fn bucket(&self, rows: usize) -> Option<usize> {
+        self.buckets.iter().map(|(bucket, _)| *bucket).find(|bucket| *bucket >= rows.max(1))
+    }
+
+    /// Whether the step is one that is recorded.
+    pub fn covers(&self, shape: &Shape) -> bool {
+        shape.most_queries == 1
+            && shape.tokens == shape.sequences
+            && shape.sequences == shape.rows
+            && self.bucket(shape.rows) == Some(shape.rows)
+    }
+
+    /// Records what `step` launches.
+    pub fn record(&mut self, gpu: &dyn Gpu, shape: Shape, step: &dyn Fn() -> Result<()>) -> Result<()> {
+        let mut outcome = Ok(());
+        let graph = gpu.capture(&mut || {
+            outcome = step();
+            Ok(())
+        })?;
+        outcome?;
+        if let Some((_, place)) = self.buckets.iter_mut().find(|(rows, _)| *rows == shape.rows) {
+            *place = Some(graph);
+        }
+        Ok(())
+    }
+
+    /// Runs the recorded step, recording it before where it is not yet.
+    pub fn replay(&mut self, gpu: &dyn Gpu, shape: Shape, step: &dyn Fn() -> Result<()>) -> Result<()> {
+        let recorded =
+            |graphs: &Self| graphs.buckets.iter().any(|(rows, graph)| *rows == shape.rows && graph.is_some());
+        if !recorded(self) {
+            self.record(gpu, shape, step)?;
+        }
+        match self.buckets.iter().find(|(rows, _)| *rows == shape.rows) {
+            Some((_, Some(graph))) => Ok(gpu.replay(graph)?),
+            _ => step(),
+        }
+    }
+
+    /// Drops all records: what they name has moved.
+    pub fn forget(&mut self) {
+        self.buckets.iter_mut().for_each(|(_, graph)| *graph = None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_cover_all_rows_with_little_padding() {
+        let check = |most, expect: &[usize]| assert_eq!(Graphs::new(most).buckets(), expect, "{most}");
+        check(0, &[]);
+        check(1, &[1]);
+        check(6, &[1, 2, 4, 6]);
+        check(200, &[1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 200]);
+        check(512, &[1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512]);
+        let graphs = Graphs::new(200);
+        let buckets = [0, 1, 3, 25, 193, 200, 201].map(|rows| graphs.bucket(rows));
+        assert_eq!(buckets, [Some(1), Some(1), Some(4), Some(32), Some(200), Some(200), None]);
+    }
+}

@@ -1,0 +1,306 @@
+//! Models on a device against the CPU's and against themselves, whatever runs beside them.
+
+use super::*;
+use crate::loader::store::{Raw, Store};
+use crate::testing::{TinyLlama, vocab_size};
+use crate::tests::goldens::{Case, goldens, stored};
+use crate::tests::{Span, assert_close, batch, rows, tokens};
+use candle_core::quantized::GgmlDType;
+use cresset_kernels::gpu::{Buffer, Emulator};
+use cresset_kernels::sampling::gpu::{GREEDY, Special};
+use half::bf16;
+
+const BLOCK: usize = 16;
+
+fn options(kind: Kind) -> Options {
+    Options {
+        gpu: Emulator::with(24 << 20, 4),
+        compute: Compute::new(1),
+        kind,
+        deterministic: false,
+        memory_share: 0.5,
+        block_size: BLOCK,
+        max_batched_tokens: 64,
+        max_rows: 8,
+        max_context: 256,
+        graph_rows: 8,
+    }
+}
+
+fn load(tiny: &TinyLlama, options: Options) -> Result<GpuModel> {
+    let folder = tempfile::tempdir().unwrap();
+    tiny.write_safetensors(folder.path()).unwrap();
+    GpuModel::load(&ModelSource::HfFolder(folder.path().to_owned()), options)
+}
+
+impl GpuModel {
+    /// One step alone, without sampling: `[logits_indices, vocab_size]`.
+    fn logits(&mut self, batch: &ForwardBatch) -> Vec<Vec<f32>> {
+        let shape = self.shape(batch);
+        self.stage(batch, &[], shape).unwrap();
+        self.decoder.forward(&self.kv, &self.inputs, &shape).unwrap();
+        let all: Vec<f32> = self.decoder.workspace.logits.to_vec().unwrap();
+        let rows = all.chunks_exact(self.config().vocab_size).take(batch.logits_indices.len());
+        rows.map(<[f32]>::to_vec).collect()
+    }
+}
+
+/// Logits of tokens behind `cached` others, in blocks that do not follow each other.
+fn alone(model: &mut GpuModel, cached: usize, tokens: &[u32], chunk: usize) -> Vec<Vec<f32>> {
+    let blocks: Vec<u32> = (1..16).map(|i| i * 2 + 1).collect();
+    let mut out = Vec::new();
+    for (i, part) in tokens.chunks(chunk).enumerate() {
+        let span = Span { tokens: part, cached: cached + i * chunk, blocks: &blocks };
+        out.extend(model.logits(&batch(&[span], BLOCK, false)));
+    }
+    out
+}
+
+/// The largest error over the largest value, for whole rows.
+fn error(got: &[Vec<f32>], want: &[Vec<f32>]) -> f32 {
+    let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|x| x * x).sum::<f32>().sqrt();
+    let pairs = || got.iter().flatten().zip(want.iter().flatten());
+    norm(&mut pairs().map(|(g, w)| g - w)) / norm(&mut pairs().map(|(_, w)| *w))
+}
+
+/// A prompt in two chunks, then token by token.
+fn check_family(case: &Case, want: &[Vec<f32>]) {
+    let run = |kind| {
+        // Every row's logits are wanted, and LongRoPE goes by the longest context.
+        let (len, positions) = (case.tokens.len(), case.tokens.len());
+        let sizes = Options { max_rows: len, max_batched_tokens: len, max_context: positions, ..options(kind) };
+        let load = |source: &ModelSource| GpuModel::load(source, Options { graph_rows: 0, ..sizes });
+        let mut model = case.in_folder(&case.config, load)?;
+        let (prompt, rest) = case.tokens.split_at(len - 3);
+        let mut logits = alone(&mut model, 0, prompt, len / 2);
+        logits.extend(alone(&mut model, prompt.len(), rest, 1));
+        Ok(logits)
+    };
+    let name = &case.name;
+    assert_close(&run(Kind::F32).unwrap_or_else(|error: Error| panic!("{name}: {error}")), want, name);
+    match run(Kind::Bf16) {
+        Ok(rounded) => assert!(error(&rounded, want) < 0.05, "{name} in bf16: {}", error(&rounded, want)),
+        Err(error) => {
+            assert!(name == "llama-head-size" && error.to_string().contains("heads of 24"), "{name}: {error}");
+        }
+    }
+}
+
+#[test]
+fn every_family_equals_transformers() {
+    let logits = stored("architectures.safetensors");
+    for case in &goldens().cases {
+        check_family(case, &rows(&logits[&case.name]));
+    }
+}
+
+#[test]
+fn every_format_of_the_files_is_widened() {
+    let blocks = stored("blocks.safetensors");
+    let options = options(Kind::Bf16);
+    for (name, dtype) in [
+        ("Q4_0", GgmlDType::Q4_0),
+        ("Q5_1", GgmlDType::Q5_1),
+        ("Q8_0", GgmlDType::Q8_0),
+        ("Q4_K", GgmlDType::Q4K),
+        ("Q6_K", GgmlDType::Q6K),
+        ("F16", GgmlDType::F16),
+        ("BF16", GgmlDType::BF16),
+    ] {
+        let bytes = blocks[&format!("{name}.raw")].flatten_all().unwrap().to_vec1::<u8>().unwrap();
+        let want = rows(&blocks[&format!("{name}.values")]);
+        let raw = Raw { dtype, bytes: &bytes, rows: want.len(), cols: want[0].len() };
+        let twice = [want.concat(), want.concat()].concat();
+        let store = |kind| Device::new(&options.gpu, kind, options.compute.clone()).unwrap();
+        let exact: Buffer = store(Kind::F32).matrix(&[raw, raw]).unwrap();
+        assert_eq!(exact.to_vec::<f32>().unwrap(), twice, "{name}");
+        let rounded: Buffer = store(Kind::Bf16).matrix(&[raw, raw]).unwrap();
+        let twice: Vec<bf16> = twice.into_iter().map(bf16::from_f32).collect();
+        assert_eq!(rounded.to_vec::<bf16>().unwrap(), twice, "{name}");
+    }
+}
+
+/// Sequences that decode greedily, some in the middle of others' prompts.
+struct Crowd {
+    model: GpuModel,
+    tokens: Vec<Vec<u32>>,
+    computed: Vec<usize>,
+    /// What a row's special tokens are.
+    specials: Vec<Special>,
+}
+
+impl Crowd {
+    fn new(model: GpuModel, prompts: &[usize]) -> Self {
+        let tokens: Vec<_> = prompts.iter().enumerate().map(|(i, len)| tokens(*len, i)).collect();
+        Self { model, computed: vec![0; tokens.len()], tokens, specials: Vec::new() }
+    }
+
+    /// The next step of the given sequences, with at most `chunk` tokens of each.
+    fn batch(&self, of: &[usize], chunk: usize) -> (ForwardBatch, Vec<usize>) {
+        let blocks: Vec<Vec<u32>> = of.iter().map(|i| (0..10).map(|j| (j * 13 + i) as u32).collect()).collect();
+        let span = |(i, blocks): (&usize, _)| {
+            let from = self.computed[*i];
+            let to = self.tokens[*i].len().min(from + chunk);
+            Span { tokens: &self.tokens[*i][from..to], cached: from, blocks }
+        };
+        let spans: Vec<_> = of.iter().zip(&blocks).map(|(i, blocks)| span((i, blocks))).collect();
+        let mut step = batch(&spans, BLOCK, true);
+        let ready = |(_, i): &(usize, &usize)| self.computed[**i] + chunk >= self.tokens[**i].len();
+        let (at, sampled): (Vec<usize>, Vec<usize>) = of.iter().enumerate().filter(ready).unzip();
+        step.logits_indices = at.iter().map(|at| step.logits_indices[*at]).collect();
+        (step, sampled)
+    }
+
+    fn step(&mut self, of: &[usize], chunk: usize) {
+        let (step, sampled) = self.batch(of, chunk);
+        let rows: Vec<Row> = sampled.iter().map(|_| (GREEDY, self.specials.clone())).collect();
+        self.model.launch(&step, &rows).unwrap();
+        let outcomes = self.model.collect().unwrap();
+        for i in of {
+            self.computed[*i] = self.tokens[*i].len().min(self.computed[*i] + chunk);
+        }
+        for (i, outcome) in sampled.into_iter().zip(outcomes) {
+            let Outcome::Token { token, .. } = outcome else { panic!("{outcome:?}") };
+            self.tokens[i].push(token);
+        }
+    }
+}
+
+/// Prompts in chunks, then all together, then in turns.
+fn said(model: GpuModel) -> Vec<Vec<u32>> {
+    let mut crowd = Crowd::new(model, &[37, 1, 18, 5, 29]);
+    crowd.step(&[0, 1], 20);
+    for _ in 0..4 {
+        crowd.step(&[0, 1, 2, 3], 9);
+    }
+    for turn in 0..9 {
+        let all = [0, 1, 2, 3, 4];
+        crowd.step(&all[turn % 3..], 12);
+    }
+    crowd.tokens
+}
+
+#[test]
+fn recorded_steps_say_what_others_do() {
+    let tiny = TinyLlama { seed: 11, ..TinyLlama::default() };
+    for (kind, deterministic) in [(Kind::F32, false), (Kind::Bf16, true)] {
+        let with = |graph_rows| load(&tiny, Options { deterministic, graph_rows, ..options(kind) }).unwrap();
+        let expect = said(with(0));
+        assert_eq!(said(with(8)), expect, "{kind:?}");
+        assert!(expect.iter().all(|tokens| tokens.len() > 8));
+    }
+}
+
+/// The same tokens when each is fed back on the device, before the host has seen it.
+#[test]
+fn steps_run_ahead_of_the_host() {
+    let tiny = TinyLlama { seed: 12, ..TinyLlama::default() };
+    for graph_rows in [0, 8] {
+        let model = |rows| load(&tiny, Options { graph_rows: rows, ..options(Kind::F32) }).unwrap();
+        let mut slow = Crowd::new(model(0), &[9, 14, 3]);
+        (0..8).for_each(|_| slow.step(&[0, 1, 2], 64));
+        let mut fast = Crowd::new(model(graph_rows), &[9, 14, 3]);
+        let mut launched = Vec::new();
+        for step in 0..8 {
+            let (mut batch, _) = fast.batch(&[0, 1, 2], 64);
+            if step > 0 {
+                batch.feedback = (0..3).map(Some).collect();
+            }
+            fast.model.launch(&batch, &vec![(GREEDY, Vec::new()); 3]).unwrap();
+            launched.push(batch.seq_lens.clone());
+            if step > 0 {
+                fast.take(&launched);
+            }
+            // The token is not known yet: a zero stands for it.
+            for i in 0..3 {
+                fast.computed[i] = fast.tokens[i].len();
+                fast.tokens[i].push(0);
+            }
+        }
+        fast.take(&launched);
+        assert_eq!(fast.tokens, slow.tokens, "recorded for {graph_rows} rows");
+    }
+}
+
+impl Crowd {
+    /// Puts the results of the oldest step in flight where zeros stand.
+    fn take(&mut self, launched: &[Vec<u32>]) {
+        let step = launched.len() - self.model.in_flight.len();
+        for (i, outcome) in self.model.collect().unwrap().into_iter().enumerate() {
+            let Outcome::Token { token, .. } = outcome else { panic!("{outcome:?}") };
+            self.tokens[i][launched[step][i] as usize] = token;
+        }
+    }
+}
+
+/// More special tokens and longer tables than the inputs had room for: they grow, and what was recorded is recorded again.
+#[test]
+fn inputs_grow() {
+    let tiny = TinyLlama { seed: 13, ..TinyLlama::default() };
+    let said = |specials: &[Special]| {
+        let mut crowd = Crowd::new(load(&tiny, Options { max_rows: 2, ..options(Kind::F32) }).unwrap(), &[6, 6]);
+        let before = crowd.model.inputs.capacity();
+        for step in 0..6 {
+            crowd.specials = if step < 3 { Vec::new() } else { specials.to_vec() };
+            crowd.step(&[0, 1], 64);
+        }
+        assert_eq!(crowd.model.inputs.capacity() == before, specials.is_empty());
+        crowd.tokens
+    };
+    let idle = |token| Special { token, bias: 0.0, output_count: 0, seen: true };
+    let many: Vec<_> = (0..vocab_size() as u32).map(idle).collect();
+    assert_eq!(said(&many), said(&[]));
+}
+
+#[test]
+fn contradictory_steps_are_refused_and_do_no_harm() {
+    let mut crowd = Crowd::new(load(&TinyLlama::default(), options(Kind::F32)).unwrap(), &[20, 20]);
+    crowd.step(&[0, 1], 64);
+    let (good, _) = crowd.batch(&[0, 1], 64);
+    let row = |pending| vec![(RowParams { pending, ..GREEDY }, Vec::new()); 2];
+    let mut check = |message: &str, rows: &[Row], change: fn(&mut ForwardBatch)| {
+        let mut bad = good.clone();
+        change(&mut bad);
+        let error = crowd.model.launch(&bad, rows).unwrap_err().to_string();
+        assert!(error.contains(message), "{error:?} does not say {message:?}");
+    };
+    check("result 2 of a step that had 2", &row(Some(2)), |_| ());
+    check("result 7", &row(None), |b| (b.feedback, b.input_ids[1]) = (vec![None, Some(7)], 0));
+    check("1 rows are sampled where 2", &row(None)[..1], |_| ());
+    check("outside the cache", &row(None), |b| b.block_tables[0][3] = 1_000_000);
+    check("needs position", &row(None), |b| b.slot_mapping[0] = 3);
+    for _ in 0..DEPTH {
+        crowd.model.launch(&good, &row(None)).unwrap();
+    }
+    let error = crowd.model.launch(&good, &row(None)).unwrap_err().to_string();
+    assert!(error.contains("in flight"), "{error}");
+    crowd.model.recover().unwrap();
+    assert!(crowd.model.collect().is_err());
+    crowd.step(&[0, 1], 64);
+}
+
+/// A kernel that fails takes the device with it, and that is said.
+#[test]
+fn a_fault_of_the_device_is_final() {
+    let mut crowd = Crowd::new(load(&TinyLlama::default(), options(Kind::F32)).unwrap(), &[3]);
+    crowd.step(&[0], 64);
+    let (step, _) = crowd.batch(&[0], 64);
+    // A slot outside the cache, which `launch` would have refused.
+    let shape = crowd.model.shape(&step);
+    let bad = ForwardBatch { slot_mapping: vec![u32::MAX - 7], ..step };
+    crowd.model.stage(&bad, &[], shape).unwrap();
+    crowd.model.decoder.step(&crowd.model.kv, &crowd.model.inputs, &shape).unwrap();
+    assert!(crowd.model.recover().is_err());
+}
+
+#[test]
+fn too_little_memory_is_told_at_the_start() {
+    let load = |bytes, memory_share| {
+        let options = Options { gpu: Emulator::with(bytes, 4), memory_share, ..options(Kind::F32) };
+        load(&TinyLlama::default(), options).err().unwrap().to_string()
+    };
+    let error = load(24 << 20, 0.01);
+    assert!(error.contains("no room for the KV cache"), "{error}");
+    let error = load(1 << 18, 0.9);
+    assert!(error.contains("out of memory"), "{error}");
+}

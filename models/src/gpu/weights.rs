@@ -1,0 +1,132 @@
+//! Weights on a device, dense: every format of the files is widened or rounded to the activations' kind on the way.
+
+use crate::loader::store::{Raw, Store};
+use crate::{Error, Result};
+use candle_core::quantized::GgmlDType;
+use cresset_kernels::Compute;
+use cresset_kernels::gpu::{Buffer, Element, Event, Gpu, Kind, Staging, View};
+use half::bf16;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+/// Bytes of each of the two pinned buffers. No row of a matrix is longer.
+const STAGING_BYTES: usize = 64 << 20;
+/// Bytes that one task of a conversion writes, about.
+const TASK_BYTES: usize = 1 << 20;
+
+/// While one buffer is copied to the device, all threads fill the other one straight from the mapped file.
+pub struct Device {
+    gpu: Arc<dyn Gpu>,
+    kind: Kind,
+    compute: Compute,
+    lanes: [Lane; 2],
+    next: usize,
+    /// Of everything stored.
+    pub bytes: usize,
+}
+
+struct Lane {
+    staging: Staging,
+    copied: Option<Event>,
+}
+
+impl Device {
+    /// Matrices and biases become values of `kind`, f32 or bf16.
+    pub fn new(gpu: &Arc<dyn Gpu>, kind: Kind, compute: Compute) -> Result<Self> {
+        let lane = || Ok::<_, Error>(Lane { staging: gpu.staging(STAGING_BYTES)?, copied: None });
+        Ok(Self { gpu: gpu.clone(), kind, compute, lanes: [lane()?, lane()?], next: 0, bytes: 0 })
+    }
+
+    fn buffer(&mut self, kind: Kind, len: usize) -> Result<Buffer> {
+        self.bytes += len * kind.bytes();
+        Ok(Buffer::new(&self.gpu, kind, len)?)
+    }
+
+    fn upload(&mut self, to: View, fill: impl FnOnce(&Compute, &mut [u8]) -> Result<()>) -> Result<()> {
+        let lane = &mut self.lanes[self.next];
+        self.next = 1 - self.next;
+        if let Some(copied) = lane.copied.take() {
+            self.gpu.wait(&copied)?;
+        }
+        fill(&self.compute, &mut lane.staging.bytes_mut()[..to.bytes()])?;
+        self.gpu.upload(&lane.staging, 0, to)?;
+        lane.copied = Some(self.gpu.record()?);
+        Ok(())
+    }
+
+    fn vector(&mut self, kind: Kind, values: &[f32]) -> Result<Buffer> {
+        let buffer = self.buffer(kind, values.len())?;
+        self.upload(buffer.view(), |_, out| {
+            encode(kind, values, out);
+            Ok(())
+        })?;
+        Ok(buffer)
+    }
+}
+
+impl Store for Device {
+    type Matrix = Buffer;
+    type Vector = Buffer;
+
+    fn matrix(&mut self, parts: &[Raw]) -> Result<Buffer> {
+        let kind = self.kind;
+        let whole = self.buffer(kind, parts.iter().map(|part| part.rows * part.cols).sum())?;
+        let mut from = 0;
+        for part in parts {
+            let most = (STAGING_BYTES / (part.cols * kind.bytes())).max(1);
+            for first in (0..part.rows).step_by(most) {
+                let piece = part.slice(first, most.min(part.rows - first));
+                let to = from + piece.rows * piece.cols;
+                self.upload(whole.view().slice(from..to), |compute, out| convert(compute, &piece, kind, out))?;
+                from = to;
+            }
+        }
+        Ok(whole)
+    }
+
+    fn norm(&mut self, values: Vec<f32>) -> Result<Buffer> {
+        self.vector(Kind::F32, &values)
+    }
+
+    fn bias(&mut self, values: Vec<f32>) -> Result<Buffer> {
+        self.vector(self.kind, &values)
+    }
+}
+
+impl Drop for Device {
+    /// The copies end before their buffers do.
+    fn drop(&mut self) {
+        if let Err(error) = self.gpu.synchronise() {
+            tracing::error!(%error, "weights were not copied to the device");
+        }
+    }
+}
+
+/// Each task some rows.
+fn convert(compute: &Compute, matrix: &Raw, kind: Kind, out: &mut [u8]) -> Result<()> {
+    let row_bytes = matrix.cols * kind.bytes();
+    let most = (TASK_BYTES / row_bytes).max(1);
+    let pieces: Vec<_> = out.chunks_mut(most * row_bytes).map(Mutex::new).collect();
+    let failed = OnceLock::new();
+    compute.run(pieces.len(), |i| {
+        let mut out = pieces[i].lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(error) = convert_rows(&matrix.slice(i * most, out.len() / row_bytes), kind, &mut out) {
+            failed.get_or_init(|| error);
+        }
+    });
+    failed.into_inner().map_or(Ok(()), Err)
+}
+
+fn convert_rows(rows: &Raw, kind: Kind, out: &mut [u8]) -> Result<()> {
+    match (rows.dtype, kind) {
+        (GgmlDType::BF16, Kind::Bf16) | (GgmlDType::F32, Kind::F32) => out.copy_from_slice(rows.bytes),
+        _ => encode(kind, &rows.values()?, out),
+    }
+    Ok(())
+}
+
+fn encode(kind: Kind, values: &[f32], out: &mut [u8]) {
+    match kind {
+        Kind::Bf16 => bf16::encode(&values.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>(), out),
+        _ => f32::encode(values, out),
+    }
+}

@@ -1,0 +1,87 @@
+//! Where the weights of a model go: one reader of files fills the CPU's form of them, or a device's.
+
+use crate::{Error, Result};
+use candle_core::quantized::GgmlDType;
+use candle_core::{Device, Tensor};
+use cresset_kernels::linear::Weight;
+use half::{bf16, f16};
+
+/// A matrix as its file has it: little-endian, row-major.
+#[derive(Clone, Copy)]
+pub struct Raw<'a> {
+    pub dtype: GgmlDType,
+    pub bytes: &'a [u8],
+    pub rows: usize,
+    pub cols: usize,
+}
+
+pub trait Store {
+    type Matrix;
+    type Vector;
+    /// Matrices of one width, one below the other.
+    fn matrix(&mut self, parts: &[Raw]) -> Result<Self::Matrix>;
+    /// The weights of a norm.
+    fn norm(&mut self, values: Vec<f32>) -> Result<Self::Vector>;
+    fn bias(&mut self, values: Vec<f32>) -> Result<Self::Vector>;
+}
+
+/// Weights for the CPU: what is quantised stays so.
+pub struct Host {
+    /// Turn every matrix into f32: the exact reference mode.
+    pub dequantise: bool,
+}
+
+impl Store for Host {
+    type Matrix = Weight;
+    type Vector = Tensor;
+
+    fn matrix(&mut self, parts: &[Raw]) -> Result<Weight> {
+        let part = |raw: &Raw| {
+            let weight = raw.weight()?;
+            if self.dequantise { Ok(weight.to_f32()?) } else { Ok(weight) }
+        };
+        Ok(Weight::stack(parts.iter().map(part).collect::<Result<_>>()?)?)
+    }
+
+    fn norm(&mut self, values: Vec<f32>) -> Result<Tensor> {
+        let len = values.len();
+        Ok(Tensor::from_vec(values, len, &Device::Cpu)?)
+    }
+
+    fn bias(&mut self, values: Vec<f32>) -> Result<Tensor> {
+        self.norm(values)
+    }
+}
+
+impl<'a> Raw<'a> {
+    pub fn weight(&self) -> Result<Weight> {
+        Weight::from_ggml(self.dtype, self.bytes, self.rows, self.cols).map_err(Error::from)
+    }
+
+    /// Bytes of a row.
+    pub fn stride(&self) -> usize {
+        self.cols / self.dtype.block_size() * self.dtype.type_size()
+    }
+
+    /// Some of its rows.
+    pub fn slice(&self, first: usize, rows: usize) -> Raw<'a> {
+        let stride = self.stride();
+        Raw { bytes: &self.bytes[first * stride..(first + rows) * stride], rows, ..*self }
+    }
+
+    /// All values, row by row.
+    pub fn values(&self) -> Result<Vec<f32>> {
+        Ok(match self.dtype {
+            GgmlDType::F32 => self.bytes.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect(),
+            GgmlDType::F16 => self.bytes.as_chunks().0.iter().map(|x| f16::from_le_bytes(*x).to_f32()).collect(),
+            GgmlDType::BF16 => self.bytes.as_chunks().0.iter().map(|x| bf16::from_le_bytes(*x).to_f32()).collect(),
+            _ => {
+                let weight = self.weight()?;
+                let mut values = vec![0.0; self.rows * self.cols];
+                let rows = values.chunks_exact_mut(self.cols.max(1));
+                rows.enumerate().for_each(|(row, out)| weight.row_f32(row, out));
+                values
+            }
+        })
+    }
+}

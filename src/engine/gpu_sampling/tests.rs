@@ -1,0 +1,150 @@
+//! The device's sampler gives what the CPU's gives, parameter by parameter and row by row.
+
+use super::*;
+use crate::engine::sampler::{Sampler, SamplingParams};
+use cresset_kernels::gpu::{Buffer, Emulator, Gpu, Kind};
+use cresset_kernels::sampling::gpu::{RESULT_WORDS, Sample, decode, encode, encoded_words, sample, workspace};
+use cresset_kernels::sampling::philox4x32;
+use std::sync::Arc;
+
+/// Numbers for making up rows, each as likely as the others.
+struct Dice(u32);
+
+impl Dice {
+    fn below(&mut self, sides: usize) -> usize {
+        self.0 += 1;
+        philox4x32([self.0, 0, 0, 0], [3, 1])[0] as usize % sides
+    }
+
+    fn unit(&mut self) -> f32 {
+        self.below(1 << 24) as f32 / (1 << 24) as f32
+    }
+
+    /// Mostly `usual`.
+    fn rarely(&mut self, usual: f32, other: impl Fn(f32) -> f32) -> f32 {
+        if self.below(3) > 0 { usual } else { other(self.unit()) }
+    }
+
+    fn ids(&mut self, most: usize, vocab_size: usize) -> Vec<u32> {
+        (0..self.below(most)).map(|_| self.below(vocab_size) as u32).collect()
+    }
+}
+
+fn params(vocab_size: usize, dice: &mut Dice) -> SamplingParams {
+    let mut biased = dice.ids(4, vocab_size);
+    biased.sort_unstable();
+    biased.dedup();
+    SamplingParams {
+        temperature: dice.rarely(1.0, |x| if x < 0.3 { 0.0 } else { 2.0 * x }),
+        top_p: dice.rarely(1.0, |x| x),
+        top_k: if dice.below(3) == 0 { dice.below(2 * vocab_size) as u32 } else { 0 },
+        min_p: dice.rarely(0.0, |x| x * x),
+        frequency_penalty: dice.rarely(0.0, |x| 4.0 * x - 2.0),
+        presence_penalty: dice.rarely(0.0, |x| 4.0 * x - 2.0),
+        repetition_penalty: dice.rarely(1.0, |x| 0.5 + x),
+        seed: (dice.below(1 << 32) << 32 | dice.below(1 << 32)) as u64,
+        logit_bias: biased.into_iter().map(|token| (token, 20.0 * dice.unit() - 10.0)).collect(),
+        // Twenty cost the emulator most of its time.
+        logprobs: [None, Some(0), Some(1), Some(2), Some(20)][dice.below(33) / 8],
+    }
+}
+
+fn row(vocab_size: usize, dice: &mut Dice) -> RowSampling {
+    let (prompt, output) = (dice.ids(30, vocab_size + 1), dice.ids(30, vocab_size));
+    RowSampling {
+        pending: None,
+        params: Arc::new(params(vocab_size, dice)),
+        prompt_len: prompt.len(),
+        tokens: Arc::new([prompt, output].concat()),
+        banned: if dice.below(4) == 0 { dice.ids(3, vocab_size + 1).into() } else { [].into() },
+    }
+}
+
+fn logits(vocab_size: usize, dice: &mut Dice) -> Vec<f32> {
+    let spread = 20.0 * dice.unit();
+    let mut logits: Vec<f32> = (0..vocab_size).map(|_| (dice.unit() + dice.unit() - 1.2) * spread).collect();
+    if dice.below(2) == 0 {
+        // As from sixteen-bit weights: with ties.
+        for x in &mut logits {
+            *x = f32::from_bits(x.to_bits() & 0xffff_0000);
+        }
+    }
+    if dice.below(50) == 0 {
+        logits[dice.below(vocab_size)] = f32::NAN;
+    }
+    logits
+}
+
+/// The last token of each other row is known to the device alone.
+fn on_device(gpu: &Arc<dyn Gpu>, logits: &[Vec<f32>], rows: &[RowSampling]) -> Vec<RowResult> {
+    let vocab_size = logits[0].len();
+    let previous: Vec<u32> = rows.iter().map(|row| row.tokens.last().copied().unwrap_or_default()).collect();
+    let encoded: Vec<_> = (0..)
+        .zip(rows)
+        .map(|(index, row)| {
+            let mut row = row.clone();
+            let pending = (index % 2 == 0 && row.tokens.len() > row.prompt_len).then_some(index);
+            if pending.is_some() {
+                Arc::make_mut(&mut row.tokens).pop();
+            }
+            device_row(&row, pending, vocab_size).unwrap()
+        })
+        .collect();
+    let specials = encoded.iter().map(|(_, specials)| specials.len()).sum();
+    let mut words = vec![0; encoded_words(rows.len(), specials)];
+    encode(&encoded, rows.len(), &mut words);
+    let logits = Buffer::from_slice(gpu, &logits.concat()).unwrap();
+    let [params, previous] = [words, previous].map(|words| Buffer::from_slice(gpu, &words).unwrap());
+    let [tokens, results] = [1, RESULT_WORDS].map(|each| Buffer::new(gpu, Kind::U32, rows.len() * each).unwrap());
+    let work = Buffer::new(gpu, Kind::U8, workspace(rows.len(), vocab_size)).unwrap();
+    let args = Sample {
+        logits: logits.view(),
+        vocab_size,
+        params: params.view(),
+        previous: previous.view(),
+        tokens: tokens.view(),
+        results: results.view(),
+        workspace: work.view(),
+    };
+    sample(&**gpu, &args).unwrap();
+    let results = results.to_vec::<u32>().unwrap();
+    let row = |(result, (params, _)): (&[u32], &(RowParams, _))| row_result(decode(result, params));
+    results.chunks(RESULT_WORDS).zip(&encoded).map(row).collect()
+}
+
+fn assert_same(found: &RowResult, want: &Result<Sampled, SampleError>, what: &str) {
+    let (Ok(found), Ok(want)) = (found, want) else {
+        assert!(found.is_err() && want.is_err(), "{what}: {found:?} for {want:?}");
+        return;
+    };
+    assert_eq!(found.token, want.token, "{what}");
+    let flat = |sampled: &Sampled| {
+        let all = |logprobs: &TokenLogprobs| [&[(sampled.token, logprobs.chosen)], &logprobs.top[..]].concat();
+        sampled.logprobs.as_ref().map(all).unwrap_or_default()
+    };
+    let (found, want) = (flat(found), flat(want));
+    let same = |((a, x), (b, y)): (&(u32, f32), &(u32, f32))| a == b && (x - y).abs() <= 1e-5;
+    assert!(found.len() == want.len() && found.iter().zip(&want).all(same), "{what}: {found:?} for {want:?}");
+}
+
+#[test]
+fn the_device_gives_the_tokens_of_the_cpu() {
+    let gpu = Emulator::new();
+    let (mut dice, mut sampler) = (Dice(0), Sampler::default());
+    for (vocab_size, batches, rows) in [(5, 8, 100), (97, 8, 100), (1000, 4, 100), (10_000, 1, 20)] {
+        for _ in 0..batches {
+            let logits: Vec<_> = (0..rows).map(|_| logits(vocab_size, &mut dice)).collect();
+            let rows: Vec<_> = (0..rows).map(|_| row(vocab_size, &mut dice)).collect();
+            for ((logits, row), found) in logits.iter().zip(&rows).zip(on_device(&gpu, &logits, &rows)) {
+                assert_same(&found, &sampler.sample(logits, row), &format!("{row:?}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_bias_outside_the_vocabulary_is_refused() {
+    let mut row = row(5, &mut Dice(0));
+    Arc::make_mut(&mut row.params).logit_bias = [(5, 1.0)].into();
+    assert_eq!(device_row(&row, None, 5).unwrap_err(), SampleError::UnknownToken { token: 5, vocab_size: 5 });
+}

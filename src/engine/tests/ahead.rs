@@ -1,0 +1,56 @@
+//! A runner with two steps in flight, without a device.
+
+use crate::engine::runner::{RowResult, Runner, with_pending};
+use crate::engine::sampler::RowSampling;
+use cresset_models::ForwardBatch;
+use std::collections::VecDeque;
+
+/// Around a runner of depth 1: each step is computed at its launch, its tokens that the host has not seen yet are this runner's
+/// own last results, and the host sees them when it collects.
+pub struct Ahead {
+    inner: Box<dyn Runner>,
+    previous: Vec<RowResult>,
+    launched: VecDeque<Vec<RowResult>>,
+}
+
+impl Ahead {
+    /// `runner` itself for a depth of 1.
+    pub fn wrap(depth: usize, runner: impl Runner + 'static) -> Box<dyn Runner> {
+        let inner: Box<dyn Runner> = Box::new(runner);
+        match depth {
+            1 => inner,
+            _ => Box::new(Self { inner, previous: Vec::new(), launched: VecDeque::new() }),
+        }
+    }
+}
+
+impl Runner for Ahead {
+    fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), String> {
+        let mut batch = batch.clone();
+        assert!(batch.feedback.is_empty() || batch.feedback.len() == batch.input_ids.len());
+        for (id, from) in batch.input_ids.iter_mut().zip(std::mem::take(&mut batch.feedback)) {
+            if let Some(index) = from {
+                assert_eq!(*id, 0);
+                *id = self.previous[index as usize].as_ref().unwrap().token;
+            }
+        }
+        let rows: Vec<_> = rows.iter().map(|row| with_pending(row, &self.previous)).collect();
+        self.inner.launch(&batch, &rows)?;
+        self.previous = self.inner.collect()?;
+        self.launched.push_back(self.previous.clone());
+        Ok(())
+    }
+
+    fn collect(&mut self) -> Result<Vec<RowResult>, String> {
+        self.launched.pop_front().ok_or_else(|| "nothing was launched".into())
+    }
+
+    fn depth(&self) -> usize {
+        2
+    }
+
+    fn recover(&mut self) -> Result<(), String> {
+        self.launched.clear();
+        self.inner.recover()
+    }
+}
