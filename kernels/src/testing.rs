@@ -1,7 +1,7 @@
 //! What op tests share: seeded random tensors, poisoned outputs, a comparison.
 
 use crate::Compute;
-use crate::gpu::{Buffer, Emulator, Gpu, Kind};
+use crate::gpu::{Buffer, Gpu, Kind, device_or_emulator};
 use candle_core::{Device, Tensor};
 use half::bf16;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ pub fn assert_close(got: &[f32], want: &[f32], tolerance: f32, what: &str) {
 
 /// What device kernels are tested on: the machine's own device where this build can use one.
 pub fn gpu() -> Arc<dyn Gpu> {
-    crate::gpu::open(0).unwrap_or_else(|_| Emulator::new())
+    device_or_emulator(1 << 30, 4)
 }
 
 /// The kinds activations come in, with the relative tolerance of a result rounded to each.

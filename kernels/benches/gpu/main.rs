@@ -9,7 +9,7 @@ mod measure;
 mod paged;
 mod small;
 
-use cresset_kernels::gpu::{self, Emulator, Gpu};
+use cresset_kernels::gpu::{Gpu, device_or_emulator};
 use measure::{Ceilings, ceilings, rehearse, seconds};
 use std::sync::Arc;
 
@@ -59,7 +59,7 @@ const TINY: Model = Model {
 };
 
 fn main() -> Result<()> {
-    let gpu = device();
+    let gpu = device_or_emulator(1 << 30, 4);
     let emulated = gpu.properties().name == "emulator";
     let model = if emulated { TINY } else { LLAMA_8B };
     let ceilings = if emulated { None } else { Some(ceilings(&gpu)?) };
@@ -73,10 +73,6 @@ fn main() -> Result<()> {
         }
     }
     if failed == 0 { Ok(()) } else { Err(format!("{failed} cases failed").into()) }
-}
-
-fn device() -> Arc<dyn Gpu> {
-    gpu::open(0).unwrap_or_else(|_| Emulator::new())
 }
 
 fn head(gpu: &Arc<dyn Gpu>, ceilings: Option<&Ceilings>) {

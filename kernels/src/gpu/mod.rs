@@ -17,6 +17,8 @@ pub use memory::{Buffer, Element, Kind, Staging, View};
 use crate::{Error, Result};
 use std::any::Any;
 use std::fmt::Debug;
+#[cfg(feature = "emulator")]
+use std::sync::{Arc, LazyLock};
 
 pub trait Gpu: Send + Sync {
     fn properties(&self) -> &Properties;
@@ -171,6 +173,20 @@ pub struct Event(pub(crate) Box<dyn Any + Send + Sync>);
 
 /// Recorded work.
 pub struct Graph(pub(crate) Box<dyn Any + Send + Sync>);
+
+/// What tests run on: the machine's first device, opened once, or an emulator of its own where there is none.
+///
+/// # Panics
+/// When there is a device and it cannot be used: a test that went to the emulator then would prove nothing.
+#[cfg(feature = "emulator")]
+pub fn device_or_emulator(memory_bytes: usize, multiprocessors: u32) -> Arc<dyn Gpu> {
+    static DEVICE: LazyLock<Result<Arc<dyn Gpu>>> = LazyLock::new(|| open(0));
+    match &*DEVICE {
+        Ok(device) => device.clone(),
+        Err(Error::NoDevice(_)) => Emulator::with(memory_bytes, multiprocessors),
+        Err(error) => panic!("{error}"),
+    }
+}
 
 pub(crate) fn failed(op: &'static str, detail: impl Debug) -> Error {
     Error::Device { op, detail: format!("{detail:?}") }

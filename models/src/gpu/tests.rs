@@ -6,19 +6,21 @@ use crate::testing::{TinyLlama, vocab_size};
 use crate::tests::goldens::{Case, goldens, stored};
 use crate::tests::{Span, assert_close, batch, rows, tokens};
 use candle_core::quantized::GgmlDType;
-use cresset_kernels::gpu::{Buffer, Emulator};
+use cresset_kernels::gpu::{Buffer, Emulator, device_or_emulator};
 use cresset_kernels::sampling::gpu::{GREEDY, Special};
 use half::bf16;
 
 const BLOCK: usize = 16;
 
 fn options(kind: Kind) -> Options {
+    let gpu = device_or_emulator(24 << 20, 4);
     Options {
-        gpu: Emulator::with(24 << 20, 4),
+        // Of a large device, what leaves some blocks' numbers outside the cache.
+        memory_share: (f64::from(1 << 30) / gpu.properties().memory_bytes as f64).min(0.5),
+        gpu,
         compute: Compute::new(1),
         kind,
         deterministic: false,
-        memory_share: 0.5,
         block_size: BLOCK,
         max_batched_tokens: 64,
         max_rows: 8,
@@ -279,10 +281,11 @@ fn contradictory_steps_are_refused_and_do_no_harm() {
     crowd.step(&[0, 1], 64);
 }
 
-/// A kernel that fails takes the device with it, and that is said.
+/// A kernel that fails takes the device with it, and that is said. Emulated, as it would take the other tests' too.
 #[test]
 fn a_fault_of_the_device_is_final() {
-    let mut crowd = Crowd::new(load(&TinyLlama::default(), options(Kind::F32)).unwrap(), &[3]);
+    let options = Options { gpu: Emulator::with(24 << 20, 4), memory_share: 0.5, ..options(Kind::F32) };
+    let mut crowd = Crowd::new(load(&TinyLlama::default(), options).unwrap(), &[3]);
     crowd.step(&[0], 64);
     let (step, _) = crowd.batch(&[0], 64);
     // A slot outside the cache, which `launch` would have refused.

@@ -5,7 +5,7 @@ use crate::engine::model_runner;
 use crate::engine::sampler::SamplingParams;
 use crate::engine::tests::{collect, request, wait_for};
 use crate::engine::{EngineHandle, EngineOptions, Event, GenerateRequest, StopCause, TokenLogprobs};
-use cresset_kernels::gpu::Emulator;
+use cresset_kernels::gpu::{Emulator, device_or_emulator};
 use cresset_models::testing::{tiny_llama_gguf, vocab_size};
 use tokio::sync::mpsc::Receiver;
 
@@ -35,7 +35,9 @@ fn runner_options(options: &EngineOptions, gpu: Option<Options>) -> RunnerOption
 }
 
 fn on_gpu(deterministic: bool) -> Options {
-    Options { gpu: Emulator::with(24 << 20, 4), memory_share: 0.5, deterministic, max_rows: 8, graph_rows: 8 }
+    let gpu = device_or_emulator(24 << 20, 4);
+    let memory_share = (f64::from(1 << 30) / gpu.properties().memory_bytes as f64).min(0.5);
+    Options { gpu, memory_share, deterministic, max_rows: 8, graph_rows: 8 }
 }
 
 fn start(options: EngineOptions, runner: &RunnerOptions) -> EngineHandle {
@@ -134,7 +136,7 @@ fn a_row_that_cannot_be_sampled_fails_alone() {
 
 #[test]
 fn a_gpu_without_room_is_refused_at_load() {
-    let on = Options { memory_share: 0.001, ..on_gpu(false) };
+    let on = Options { gpu: Emulator::with(24 << 20, 4), memory_share: 0.001, ..on_gpu(false) };
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");
     tiny_llama_gguf(&path, 3).unwrap();

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::engine::sampler::{Sampler, SamplingParams};
-use cresset_kernels::gpu::{Buffer, Emulator, Gpu, Kind};
+use cresset_kernels::gpu::{Buffer, Gpu, Kind, device_or_emulator};
 use cresset_kernels::sampling::gpu::{RESULT_WORDS, Sample, decode, encode, encoded_words, sample, workspace};
 use cresset_kernels::sampling::philox4x32;
 use std::sync::Arc;
@@ -129,7 +129,7 @@ fn assert_same(found: &RowResult, want: &Result<Sampled, SampleError>, what: &st
 
 #[test]
 fn the_device_gives_the_tokens_of_the_cpu() {
-    let gpu = Emulator::new();
+    let gpu = device_or_emulator(1 << 30, 4);
     let (mut dice, mut sampler) = (Dice(0), Sampler::default());
     for (vocab_size, batches, rows) in [(5, 8, 100), (97, 8, 100), (1000, 4, 100), (10_000, 1, 20)] {
         for _ in 0..batches {

@@ -1,0 +1,150 @@
+#!/usr/bin/env python3
+"""A model with random weights, and what PyTorch and transformers make of it.
+
+    random_model.py make FOLDER [--tiny]      writes config.json and seeded bf16 weights in the shape of Llama 3.1 8B
+    random_model.py prompts FOLDER            prints prompts for it: a JSON list of lists of token ids
+    random_model.py compare FOLDER FILE       reads what `on_device check` printed; exits with 1 when it is too far off
+    random_model.py speed FOLDER              decoded tokens a second at batch 1, compiled, with a static cache
+
+Needs torch, transformers and safetensors; no network. Uses the first GPU where there is one.
+"""
+import json
+import os
+import sys
+import time
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import torch
+from safetensors.torch import save_file
+
+LARGE = dict(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
+             num_key_value_heads=8, head_dim=128, vocab_size=128256)
+TINY = dict(hidden_size=128, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4,
+            num_key_value_heads=2, head_dim=32, vocab_size=515)
+COMMON = dict(
+    architectures=["LlamaForCausalLM"], model_type="llama", hidden_act="silu", rms_norm_eps=1e-5, rope_theta=500000.0,
+    rope_scaling=dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                      original_max_position_embeddings=8192),
+    max_position_embeddings=131072, tie_word_embeddings=False, attention_bias=False, mlp_bias=False,
+    bos_token_id=1, eos_token_id=2, torch_dtype="bfloat16")
+STD = 0.02
+# Largest relative error of the log-probabilities' vector.
+LIMITS = {"bf16": 1e-2, "f32": 1e-4}
+PROMPT_LENGTHS = [1, 7, 33, 128, 300, 511]
+# Tokens decoded for the speed, behind so many others.
+DECODED, CONTEXT = 64, 1000
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def make(folder, *flags):
+    config = {**COMMON, **(TINY if "--tiny" in flags else LARGE)}
+    os.makedirs(folder, exist_ok=True)
+    with open(f"{folder}/config.json", "w") as out:
+        json.dump(config, out, indent=2)
+    groups = [outer(config)] + [layer(config, i) for i in range(config["num_hidden_layers"])]
+    # One file for each group, made on the device one after the other.
+    weight_map, total = {}, 0
+    generator = torch.Generator(DEVICE).manual_seed(1)
+    for number, group in enumerate(groups, 1):
+        name = f"model-{number:05}-of-{len(groups):05}.safetensors"
+        tensors = {key: weights(shape, generator) for key, shape in group.items()}
+        save_file(tensors, f"{folder}/{name}", metadata={"format": "pt"})
+        weight_map.update(dict.fromkeys(tensors, name))
+        total += sum(tensor.nbytes for tensor in tensors.values())
+    with open(f"{folder}/model.safetensors.index.json", "w") as out:
+        json.dump({"metadata": {"total_size": total}, "weight_map": weight_map}, out)
+
+
+def outer(config):
+    table = (config["vocab_size"], config["hidden_size"])
+    return {"model.embed_tokens.weight": table, "model.norm.weight": table[1:], "lm_head.weight": table}
+
+
+def layer(config, number):
+    hidden, ffn, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    q, kv = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    shapes = {"self_attn.q_proj": (q, hidden), "self_attn.k_proj": (kv, hidden), "self_attn.v_proj": (kv, hidden),
+              "self_attn.o_proj": (hidden, q), "mlp.gate_proj": (ffn, hidden), "mlp.up_proj": (ffn, hidden),
+              "mlp.down_proj": (hidden, ffn), "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,)}
+    return {f"model.layers.{number}.{name}.weight": shape for name, shape in shapes.items()}
+
+
+def weights(shape, generator):
+    """Norms are near one, so that a model which forgets them shows."""
+    values = torch.randn(shape, generator=generator, device=generator.device) * STD
+    return (values + 1 if len(shape) == 1 else values).bfloat16().cpu()
+
+
+def prompts(folder):
+    with open(f"{folder}/config.json") as file:
+        vocab_size = json.load(file)["vocab_size"]
+    generator = torch.Generator().manual_seed(2)
+    print(json.dumps([torch.randint(vocab_size, (n,), generator=generator).tolist() for n in PROMPT_LENGTHS]))
+
+
+def load(folder, kind):
+    from transformers import AutoModelForCausalLM
+    dtype = {"bf16": torch.bfloat16, "f32": torch.float32}[kind]
+    # Products in f32 that are not rounded to tf32.
+    torch.set_float32_matmul_precision("highest")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+    return model.to(DEVICE).eval()
+
+
+@torch.inference_mode()
+def compare(folder, path):
+    with open(path) as file:
+        said = json.load(file)
+    model, limit, failed = load(folder, said["kind"]), LIMITS[said["kind"]], False
+    print("| run | relative error | largest error | same tokens |\n|---|---:|---:|---:|")
+    for run, entries in said["runs"].items():
+        found, wanted, agree, steps = [], [], 0, 0
+        for entry in entries:
+            got, want, same = against(model, entry)
+            found, wanted, agree, steps = found + [got], wanted + [want], agree + same, steps + len(entry["tokens"])
+        found, wanted = torch.cat(found), torch.cat(wanted)
+        error = ((found - wanted).norm() / wanted.norm()).item()
+        # Not a number counts as too far.
+        failed |= not error <= limit
+        print(f"| {said['kind']}, {run} | {error:.1e} of at most {limit:.0e} | {(found - wanted).abs().max():.1e} "
+              f"| {agree} of {steps} |")
+    return failed
+
+
+def against(model, entry):
+    """Log-probabilities given and wanted of the ids given at each step, and how many tokens are the likeliest here too."""
+    prompt, tokens = entry["prompt"], torch.tensor(entry["tokens"], device=DEVICE)
+    ids = torch.tensor([prompt + entry["tokens"][:-1]], device=DEVICE)
+    logits = model(ids, use_cache=False).logits[0, len(prompt) - 1:].double()
+    likeliest = torch.tensor(entry["likeliest"], dtype=torch.float64, device=DEVICE)
+    wanted = logits.log_softmax(-1).gather(1, likeliest[:, :, 0].long())
+    return likeliest[:, :, 1].flatten(), wanted.flatten(), (logits.argmax(-1) == tokens).sum().item()
+
+
+@torch.inference_mode()
+def speed(folder):
+    from transformers import StaticCache
+    model = load(folder, "bf16")
+    model.set_attn_implementation("sdpa")
+    cache = StaticCache(config=model.config, max_cache_len=CONTEXT + 2 * DECODED + 8)
+    position = torch.arange(CONTEXT, device=DEVICE)
+    token = model((position % model.config.vocab_size)[None], past_key_values=cache,
+                  cache_position=position).logits[:, -1:].argmax(-1)
+    # Graphs need a GPU; without one this only shows that the loop runs.
+    step = torch.compile(model.forward, mode="reduce-overhead") if DEVICE == "cuda" else model.forward
+    for name in ["warm-up", "timed"]:
+        start = time.perf_counter()
+        for _ in range(DECODED):
+            position = position[-1:] + 1
+            token = step(token, past_key_values=cache, cache_position=position).logits[:, -1:].argmax(-1).clone()
+        token.item()
+        seconds = time.perf_counter() - start
+        print(f"transformers, bf16, batch 1, {name}: {DECODED / seconds:.1f} tok/s", flush=True)
+
+
+if __name__ == "__main__":
+    commands = {"make": make, "prompts": prompts, "compare": compare, "speed": speed}
+    if len(sys.argv) < 3 or sys.argv[1] not in commands:
+        sys.exit(__doc__)
+    sys.exit(bool(commands[sys.argv[1]](*sys.argv[2:])))
