@@ -54,7 +54,7 @@ libraries! {
         cuFuncGetAttribute cuFuncGetParamInfo cuFuncLoad cuFuncSetAttribute cuGetErrorString cuGraphDestroy
         cuGraphExecDestroy cuGraphInstantiateWithFlags cuGraphLaunch cuGraphUpload cuInit cuLaunchKernel
         cuMemAllocAsync cuMemAlloc_v2 cuMemFreeAsync cuMemFreeHost cuMemFree_v2 cuMemGetInfo_v2 cuMemHostAlloc
-        cuMemcpyDtoDAsync_v2 cuMemcpyDtoHAsync_v2 cuMemcpyHtoDAsync_v2 cuMemsetD8Async cuModuleGetFunction
+        cuMemcpyDtoDAsync_v2 cuMemcpyDtoHAsync_v2 cuMemcpyHtoDAsync_v2 cuMemcpyPeerAsync cuMemsetD8Async cuModuleGetFunction
         cuModuleLoad cuModuleLoadData cuModuleUnload cuStreamBeginCapture_v2 cuStreamCreate cuStreamDestroy_v2
         cuStreamEndCapture cuStreamIsCapturing cuStreamSynchronize cuStreamWaitEvent;
     "libcublas.so.13" or 1:
