@@ -58,7 +58,7 @@ pub trait Gpu: Send + Sync {
 pub struct Options {
     /// Where what is measured on the device is kept, so that it is not measured again. None keeps it in memory.
     pub folder: Option<PathBuf>,
-    /// Let each kernel begin when the one before it has ended, as devices before sm_90 do anyway. For comparisons.
+    /// Let each kernel begin when the one before it has ended, as kernels for less than sm_90 do anyway. For comparisons.
     pub plain_launches: bool,
 }
 

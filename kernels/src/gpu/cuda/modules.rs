@@ -33,25 +33,34 @@ struct Kernel {
     parameters: Vec<usize>,
 }
 
-pub struct Kernels(HashMap<&'static str, Kernel>);
+pub struct Kernels {
+    by_name: HashMap<&'static str, Kernel>,
+    /// Whether each waits by itself for the one before it, as only code for sm_90 and later does: PTX of an earlier architecture
+    /// does not, whatever device it runs on.
+    pub waiting: bool,
+}
+
+/// Major and minor of the architecture, times ten.
+const WAITING_SINCE: i32 = 90;
 
 impl Kernels {
     /// `shared_bytes` is the most a block may have.
     pub fn load(context: &Arc<CudaContext>, shared_bytes: u32) -> Result<Self> {
-        let mut all = HashMap::new();
+        let mut all = Self { by_name: HashMap::new(), waiting: true };
         for fatbin in FATBINS {
             let module =
                 context.load_module(Ptx::from_binary(fatbin.image.to_vec())).map_err(failure("load kernels"))?;
             for name in fatbin.kernels {
                 let function = module.load_function(name).map_err(failure(name))?;
-                all.insert(*name, prepare(function, shared_bytes).map_err(failure(name))?);
+                all.waiting &= function.ptx_version().map_err(failure(name))? >= WAITING_SINCE;
+                all.by_name.insert(*name, prepare(function, shared_bytes).map_err(failure(name))?);
             }
         }
-        Ok(Self(all))
+        Ok(all)
     }
 
-    /// Puts the kernel into the stream. Overlapped, its blocks may begin while the kernel before it still runs; each then waits
-    /// by itself (`common.cuh`) until that one is done.
+    /// Puts the kernel into the stream. Overlapped, its blocks may begin while the kernel before it still runs: only for kernels
+    /// that are `waiting`.
     pub fn launch(&self, launch: &Launch, args: &[Arg], stream: CUstream, overlapped: bool) -> Result<()> {
         let kernel = self.get(launch, args)?;
         let mut words = [0u64; MOST_PARAMETERS];
@@ -87,8 +96,10 @@ impl Kernels {
     /// The kernel, if these arguments have the sizes of its parameters.
     fn get(&self, launch: &Launch, args: &[Arg]) -> Result<&Kernel> {
         let op = launch.kernel;
-        let found =
-            self.0.get(op).ok_or_else(|| Error::Unsupported { op, detail: "kernel: not in this build".into() })?;
+        let found = self
+            .by_name
+            .get(op)
+            .ok_or_else(|| Error::Unsupported { op, detail: "kernel: not in this build".into() })?;
         let sizes = args.iter().map(|arg| bits(arg).1);
         if args.len() <= MOST_PARAMETERS && sizes.eq(found.parameters.iter().copied()) {
             return Ok(found);

@@ -7,9 +7,6 @@ use crate::norm::gpu::{Norm, norm};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Devices before this know no overlapping.
-pub const SINCE: (u32, u32) = (9, 0);
-
 /// Links of the chain. Each reads what the one before wrote.
 const LINKS: usize = 24;
 const ROWS: usize = 64;
