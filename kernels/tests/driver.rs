@@ -11,6 +11,7 @@ use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 /// The fake, one test at a time. The loader gives it to whoever asks for a library of its name.
 struct Fake(Library);
@@ -253,6 +254,24 @@ fn a_graph_is_recorded_once_and_replayed() {
     assert!(said(gpu.replay(&foreign)).contains("another device"));
     drop(graph);
     assert!(fake.calls().contains(&"destroy exec".into()));
+}
+
+#[test]
+fn no_device_is_opened_while_a_graph_is_recorded() {
+    let fake = Fake::start();
+    let gpu = gpu::open(0).unwrap();
+    fake.calls();
+    let mut other = None;
+    gpu.capture(&mut || {
+        other = Some(std::thread::spawn(|| gpu::open(0).map(drop)));
+        std::thread::sleep(Duration::from_millis(50));
+        Ok(())
+    })
+    .unwrap();
+    other.unwrap().join().unwrap().unwrap();
+    let calls = fake.calls();
+    let place = |what: &str| calls.iter().position(|call| call == what).unwrap();
+    assert!(place("end capture") < place("load module"), "{calls:#?}");
 }
 
 /// A product with padded rows, on some device.

@@ -10,7 +10,7 @@ use candle_core::cuda_backend::cudarc::cublaslt::sys::{
     self, cublasLtMatmulDescAttributes_t as Attribute, cublasLtMatmulPreferenceAttributes_t as Preference,
 };
 use candle_core::cuda_backend::cudarc::driver::sys::{CUdevice_attribute, CUevent_flags, CUstreamCaptureStatus};
-use candle_core::cuda_backend::cudarc::driver::{CudaEvent, CudaSlice, CudaStream, DevicePtr};
+use candle_core::cuda_backend::cudarc::driver::{CudaEvent, CudaStream, DriverError, result};
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
@@ -35,7 +35,7 @@ const TRANSPOSED: i32 = 1;
 pub struct Products {
     stream: Arc<CudaStream>,
     handle: sys::cublasLtHandle_t,
-    workspace: CudaSlice<u8>,
+    workspace: Memory,
     state: Mutex<State>,
 }
 
@@ -58,8 +58,7 @@ struct Ready {
 
 impl Products {
     pub fn new(stream: &Arc<CudaStream>, choices: Choices) -> Result<Self> {
-        // SAFETY: nothing reads the workspace before the library has written it.
-        let workspace = unsafe { stream.alloc(WORKSPACE) }.map_err(failure("gemm"))?;
+        let workspace = Memory::new(WORKSPACE).map_err(failure("gemm"))?;
         let handle = lt::create_handle().map_err(refusal)?;
         let state = Mutex::new(State { choices, ready: HashMap::new() });
         Ok(Self { stream: stream.clone(), handle, workspace, state })
@@ -183,13 +182,14 @@ impl Products {
         let context = self.stream.context();
         let cache =
             context.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE).map_err(failure("gemm"))?;
-        // SAFETY: it is only written.
-        let scratch = unsafe { self.stream.alloc::<u8>(2 * cache.max(0) as usize) };
-        let Ok(mut scratch) = scratch else { return Ok(candidates[0]) };
+        let bytes = 2 * cache.max(0) as usize;
+        let Ok(scratch) = Memory::new(bytes) else { return Ok(candidates[0]) };
         let mut timings: Vec<Vec<_>> = candidates.iter().map(|_| Vec::new()).collect();
         for _ in 0..ROUNDS {
             for (timings, candidate) in timings.iter_mut().zip(candidates) {
-                self.stream.memset_zeros(&mut scratch).map_err(failure("gemm"))?;
+                // SAFETY: just allocated with this size.
+                unsafe { result::memset_d8_async(scratch.0, 0, bytes, self.stream.cu_stream()) }
+                    .map_err(failure("gemm"))?;
                 let start = self.mark()?;
                 let ran = self.multiply(problem, gemm, *candidate);
                 let end = self.mark()?;
@@ -217,7 +217,6 @@ impl Products {
     fn multiply(&self, problem: &Problem, gemm: &Gemm, algorithm: Algorithm) -> Result<()> {
         problem.set_bias(gemm).map_err(refusal)?;
         let algorithm = sys::cublasLtMatmulAlgo_t { data: algorithm };
-        let (workspace, _guard) = self.workspace.device_ptr(&self.stream);
         let pointer = |address: u64| address as *mut c_void;
         let out = pointer(gemm.out.address());
         let (one, zero) = (1f32, 0f32);
@@ -238,7 +237,7 @@ impl Products {
                 out,
                 problem.out,
                 &raw const algorithm,
-                pointer(workspace),
+                pointer(self.workspace.0),
                 WORKSPACE,
                 self.stream.cu_stream().cast(),
             )
@@ -250,8 +249,27 @@ impl Products {
 impl Drop for Products {
     fn drop(&mut self) {
         let _quiet = super::not_recording();
-        // SAFETY: made by `new`, destroyed here alone. A failure leaves nothing to do.
+        // For the workspace as well. No failure here leaves anything to do.
+        let _ = self.stream.context().bind_to_thread();
+        // SAFETY: made by `new`, destroyed here alone.
         let _ = unsafe { lt::destroy_handle(self.handle) };
+    }
+}
+
+/// Device memory, outside the pools that would keep it from others when it is given back. The context is this thread's own.
+struct Memory(u64);
+
+impl Memory {
+    fn new(bytes: usize) -> Result<Self, DriverError> {
+        // SAFETY: whoever reads it first has written it.
+        unsafe { result::malloc_sync(bytes) }.map(Self)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: allocated by `new`, freed here alone; the driver waits for what still uses it.
+        let _ = unsafe { result::free_sync(self.0) };
     }
 }
 
