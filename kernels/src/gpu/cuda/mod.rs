@@ -57,7 +57,10 @@ pub fn open_with(ordinal: usize, options: &Options) -> Result<Arc<dyn Gpu>> {
         return Ok(gpu);
     }
     match overlap::check(&gpu) {
-        Ok(()) => Ok(gpu),
+        Ok(()) => {
+            tracing::info!("kernels overlap: each may begin before the one ahead of it has ended");
+            Ok(gpu)
+        }
         Err(error) => {
             tracing::warn!(%error, "kernels run strictly one after the other, which is slower: overlapping them failed");
             // A fault may have spoiled the context: the last owner takes it down.
