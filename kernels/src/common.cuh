@@ -88,6 +88,31 @@ template <class T> DEVICE T* dynamic_shared() {
 #endif
 }
 
+// ---- launches that follow each other. A device of sm_90 or later may start a launch while the one before still runs, so that
+// its blocks stand ready, and weights are on their way, when their input is. Hence every thread of every kernel calls `in_turn`, or
+// `start_next` at once and later `wait_for_earlier`, before it returns or touches any memory but what is never written after
+// loading. All must wait even if they have nothing to do: a launch is over when its blocks are, and the next one waits for that
+// alone. (`const __restrict__` and `__ldg` would let the compiler read ahead of the wait.)
+
+// Lets the next launch start as soon as all blocks of this one have.
+DEVICE void start_next() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+// Until all earlier launches are over and what they wrote is visible.
+DEVICE void wait_for_earlier() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#elif !defined(__CUDACC__)
+    simt::wait_for_earlier();
+#endif
+}
+DEVICE void in_turn() {
+    start_next();
+    wait_for_earlier();
+}
+
 // ---- warps and blocks: every thread takes part
 
 DEVICE uint32_t lane() { return threadIdx.x % WARP; }

@@ -80,6 +80,7 @@ struct LastQuery {
 };
 
 template <uint32_t D> DEVICE void decode(const Paged<bf16>& call, float* workspace, uint32_t max_splits) {
+    in_turn();
     bf16 *q = dynamic_shared<bf16>(), *ring = q + HEADS * D;
     uint32_t parts = call.kv_heads * divide_up(call.group(), HEADS);
     auto splits_of = [&](uint32_t sequence) { return decode_splits(call.seq_lens[sequence], call.window, call.header); };

@@ -18,6 +18,7 @@ template <class T, uint32_t N> DEVICE void copy_row(const T* from, T* to, uint32
 }
 
 DEVICE uint32_t row_of(const uint32_t* ids, const uint32_t* feedback, const uint32_t* previous, uint32_t previous_len) {
+    in_turn();
     uint32_t back = feedback == nullptr ? FULL : feedback[blockIdx.x];
     if (back == FULL) return ids[blockIdx.x];
     ASSERT(back < previous_len);

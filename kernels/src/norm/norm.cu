@@ -34,6 +34,7 @@ DEVICE void norm_row(T* x, const T* delta, const float* weight, T* out, uint32_t
 }
 
 template <class T> DEVICE void norm(T* x, const T* delta, const float* weight, T* out, uint32_t width, float eps) {
+    in_turn();
     size_t row = static_cast<size_t>(blockIdx.x) * width;
     const T* added = delta == nullptr ? nullptr : delta + row;
     if (width % PER_VEC<T> == 0) norm_row<T, PER_VEC<T>>(x + row, added, weight, out + row, width, eps);

@@ -98,6 +98,7 @@ template <class T, uint32_t N, bool INTERLEAVED> DEVICE void rope_head(const Job
 }
 
 template <class T> DEVICE void rope(const Job<T>& job, bool interleaved) {
+    in_turn();
     constexpr uint32_t N = 4;
     bool whole = job.dim % N == 0 && job.half % N == 0;
     if (whole && interleaved) rope_head<T, N, true>(job);

@@ -122,6 +122,7 @@ DEVICE void report(const Args& args, uint32_t token, uint32_t* result) {
 }
 
 DEVICE void choose(const Args& args, uint32_t* tokens, uint32_t* results) {
+    in_turn();
     uint64_t leader = row_leader(args);
     uint32_t* result = results + static_cast<size_t>(args.index) * RESULT;
     if (!usable(leader)) {

@@ -5,6 +5,7 @@
 namespace {
 
 DEVICE void tally(const Args& args) {
+    in_turn();
     if (!args.sampled() || !(args.limited() || args.nucleus())) return;
     Share logits;
     logits.load_from(args.row_logits(), args.vocab);
@@ -50,6 +51,7 @@ DEVICE void append(Work& work, const Share& scaled, float from, float to) {
 }
 
 DEVICE void race(const Args& args) {
+    in_turn();
     if (!args.sampled()) return;
     Share logits;
     logits.load_from(args.row_logits(), args.vocab);

@@ -58,6 +58,7 @@ DEVICE void adjust(const Args& args, uint32_t pending) {
 }
 
 DEVICE void scan(const Args& args, const uint32_t* previous, uint32_t previous_len) {
+    in_turn();
     const Row& row = args.row();
     Work& work = args.work();
     Piece& piece = work.pieces()[blockIdx.x];

@@ -34,7 +34,7 @@ struct Fiber {
     void* stack_pointer = nullptr;
     unsigned char* stack = nullptr;
     Thread place{};
-    bool done = false;
+    bool done = false, waited = false;
     std::vector<PendingCopy> copies;
     uint32_t group = 0;  // that the next copy belongs to
 };
@@ -99,6 +99,7 @@ void release_barrier() {
 
 extern "C" void simt_enter() {
     machine.body(machine.context);
+    if (!machine.current->waited) simt::fail("returns without having waited for earlier launches");
     machine.current->done = true;
     machine.live--;
     machine.progress++;
@@ -119,7 +120,7 @@ void prepare(Fiber& fiber) {
     top -= 6;
     std::fill(top, top + 6, nullptr);
     fiber.stack_pointer = top;
-    fiber.done = false;
+    fiber.done = fiber.waited = false;
     fiber.copies.clear();
     fiber.group = 0;
 }
@@ -255,6 +256,8 @@ void* shared(const void* site, size_t bytes) {
     }
     return static_cast<unsigned char*>(dynamic_shared()) + found->second;
 }
+
+void wait_for_earlier() { machine.current->waited = true; }
 
 void block_barrier() {
     uint64_t round = machine.barriers;

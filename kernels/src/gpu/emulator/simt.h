@@ -1,7 +1,7 @@
 // Runs kernels on the CPU: a fiber for every thread of a block, one block after the other. What tests see here and could miss
 // on a device: blocks and threads run in a shuffled order, shared memory is full of NaN at the start of each block, copied
-// bytes are NaN until they are waited for, threads that wait for each other in vain are an error, and so are a wrong argument
-// and an address 256 bytes or more outside an allocation (nearer ones are seen when they are written, or read and used).
+// bytes are NaN until they are waited for, threads that wait for each other in vain are an error, and so are one that did not
+// wait for earlier launches, a wrong argument, and an address 256 bytes or more outside an allocation (nearer ones are seen when they are written, or read and used).
 // What only a device can show: memory ordering between blocks, timing, and what the instructions cost.
 #pragma once
 
@@ -74,6 +74,8 @@ template <class F> const char* run(const char* name, const Grid& grid, F body) {
 }
 [[noreturn]] void fail(const char* what);
 
+// What every thread must call before it returns.
+void wait_for_earlier();
 void* shared(const void* site, size_t bytes);
 void* dynamic_shared();
 void block_barrier();
