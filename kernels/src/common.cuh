@@ -27,6 +27,7 @@
     do {                  \
         if (!(condition)) __trap(); \
     } while (0)
+#define ALIGNED(pointer) (pointer)
 #else
 #include "gpu/emulator/simt.h"
 #endif
@@ -65,16 +66,16 @@ DEVICE uint32_t pack(float x, float y) {
     return static_cast<uint32_t>(from_float<bf16>(x).bits) | static_cast<uint32_t>(from_float<bf16>(y).bits) << 16;
 }
 
-// N values that one instruction loads or stores: at most 16 bytes, aligned to their size.
+// N values that one instruction loads or stores: at most 16 bytes, which must stand at a multiple of their size.
 template <class T, uint32_t N> struct alignas(sizeof(T) * N) Vec {
     T at[N];
 };
 template <class T> constexpr uint32_t PER_VEC = 16 / sizeof(T);
 template <class T, uint32_t N = PER_VEC<T>> DEVICE Vec<T, N> load(const T* from) {
-    return *reinterpret_cast<const Vec<T, N>*>(from);
+    return *ALIGNED((reinterpret_cast<const Vec<T, N>*>(from)));
 }
 template <class T, uint32_t N> DEVICE void store(T* to, const Vec<T, N>& values) {
-    *reinterpret_cast<Vec<T, N>*>(to) = values;
+    *ALIGNED((reinterpret_cast<Vec<T, N>*>(to))) = values;
 }
 
 // ---- shared memory asked for at launch
@@ -91,7 +92,7 @@ template <class T> DEVICE T* dynamic_shared() {
 // ---- launches that follow each other. A device of sm_90 or later may start a launch while the one before still runs, so that
 // its blocks stand ready, and weights are on their way, when their input is. Hence every thread of every kernel calls `in_turn`, or
 // `start_next` at once and later `wait_for_earlier`, before it returns or touches any memory but what is never written after
-// loading. All must wait even if they have nothing to do: a launch is over when its blocks are, and the next one waits for that
+// loading; anything may be asked for by `prefetch`. All must wait even if they have nothing to do: a launch is over when its blocks are, and the next one waits for that
 // alone. (`const __restrict__` and `__ldg` would let the compiler read ahead of the wait.)
 
 // Lets the next launch start as soon as all blocks of this one have.
@@ -111,6 +112,14 @@ DEVICE void wait_for_earlier() {
 DEVICE void in_turn() {
     start_next();
     wait_for_earlier();
+}
+// Asks for the 32 bytes around an address, so that a later reading finds them in the second-level cache.
+DEVICE void prefetch(const void* at) {
+#ifdef __CUDACC__
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+#else
+    simt::touch(at);
+#endif
 }
 
 // ---- warps and blocks: every thread takes part

@@ -249,6 +249,8 @@ template <uint32_t ROWS, uint32_t COLUMNS, uint32_t WARPS_DOWN, uint32_t WARPS_A
         }
         // The rest of the last range, or zeros.
         end_segment();
+        // A block leaves no copies behind, be it of zeros.
+        copy_wait<0>();
     }
 
     template <class T> DEVICE void write(const bf16* bias, T* out) {

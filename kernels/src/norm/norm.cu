@@ -34,7 +34,12 @@ DEVICE void norm_row(T* x, const T* delta, const float* weight, T* out, uint32_t
 }
 
 template <class T> DEVICE void norm(T* x, const T* delta, const float* weight, T* out, uint32_t width, float eps) {
-    in_turn();
+    start_next();
+    // All weights of the layers have gone through the cache since these were read last.
+    constexpr uint32_t SECTOR = 8;
+    if (blockIdx.x == 0)
+        for (uint32_t i = threadIdx.x * SECTOR; i < width; i += THREADS * SECTOR) prefetch(weight + i);
+    wait_for_earlier();
     size_t row = static_cast<size_t>(blockIdx.x) * width;
     const T* added = delta == nullptr ? nullptr : delta + row;
     if (width % PER_VEC<T> == 0) norm_row<T, PER_VEC<T>>(x + row, added, weight, out + row, width, eps);

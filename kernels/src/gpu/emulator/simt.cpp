@@ -325,6 +325,8 @@ void ldmatrix(uint32_t (&out)[4], const void* row, bool transposed) {
 void copy_async(void* to, const void* from, bool valid) {
     if (reinterpret_cast<uintptr_t>(to) % 16 != 0 || (valid && reinterpret_cast<uintptr_t>(from) % 16 != 0))
         fail("asynchronous copies want addresses aligned to 16 bytes");
+    for (const auto& other : machine.current->copies)
+        if (other.to == to) fail("an asynchronous copy to where another one is still under way");
     PendingCopy copy{to, {}, machine.current->group};
     if (valid) memcpy(copy.bytes, from, 16);
     memset(to, POISON, 16);

@@ -1,7 +1,8 @@
 // Runs kernels on the CPU: a fiber for every thread of a block, one block after the other. What tests see here and could miss
 // on a device: blocks and threads run in a shuffled order, shared memory is full of NaN at the start of each block, copied
-// bytes are NaN until they are waited for, threads that wait for each other in vain are an error, and so are one that did not
-// wait for earlier launches, a wrong argument, and an address 256 bytes or more outside an allocation (nearer ones are seen when they are written, or read and used).
+// bytes are NaN until they are waited for. Errors are: threads that wait for each other in vain, or return without having
+// waited for earlier launches; vectors not aligned to their size; two copies under way to one place; wrong arguments; and an
+// address 256 bytes or more outside an allocation (nearer ones are seen when they are written, or read and used).
 // What only a device can show: memory ordering between blocks, timing, and what the instructions cost.
 #pragma once
 
@@ -23,6 +24,7 @@
     do {                  \
         if (!(condition)) simt::fail("assertion failed: " #condition); \
     } while (0)
+#define ALIGNED(pointer) simt::aligned(pointer)
 #define EXPORT(name)                                                                       \
     extern "C" const char* simt_run_##name(const simt::Grid* grid, void** args) {          \
         return simt::run(#name, *grid, [&] { simt::call(&name, args); });                  \
@@ -74,8 +76,15 @@ template <class F> const char* run(const char* name, const Grid& grid, F body) {
 }
 [[noreturn]] void fail(const char* what);
 
+template <class T> T* aligned(T* pointer) {
+    if (reinterpret_cast<uintptr_t>(pointer) % alignof(T) != 0) fail("a vector that is not aligned to its size");
+    return pointer;
+}
+
 // What every thread must call before it returns.
 void wait_for_earlier();
+// A prefetch: fails outside of memory.
+inline void touch(const void* at) { (void)*static_cast<const volatile unsigned char*>(at); }
 void* shared(const void* site, size_t bytes);
 void* dynamic_shared();
 void block_barrier();
