@@ -121,6 +121,14 @@ DEVICE void prefetch(const void* at) {
     simt::touch(at);
 #endif
 }
+// The same for so many bytes, a multiple of 16, at such an address. Before sm_90 nothing, as launches do not overlap there.
+DEVICE void prefetch(const void* from, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+#elif !defined(__CUDACC__)
+    simt::touch(from, bytes);
+#endif
+}
 
 // ---- warps and blocks: every thread takes part
 

@@ -83,8 +83,12 @@ template <class T> T* aligned(T* pointer) {
 
 // What every thread must call before it returns.
 void wait_for_earlier();
-// A prefetch: fails outside of memory.
+// Prefetches: fail outside of memory.
 inline void touch(const void* at) { (void)*static_cast<const volatile unsigned char*>(at); }
+inline void touch(const void* from, uint32_t bytes) {
+    if (bytes == 0 || bytes % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0) fail("prefetches want whole 16 bytes");
+    touch(from), touch(static_cast<const unsigned char*>(from) + bytes - 1);
+}
 void* shared(const void* site, size_t bytes);
 void* dynamic_shared();
 void block_barrier();
