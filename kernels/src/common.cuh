@@ -41,9 +41,6 @@ constexpr uint32_t FULL = 0xffffffffu;
 struct alignas(2) bf16 {
     uint16_t bits;
 };
-struct alignas(4) bf16x2 {
-    bf16 x, y;
-};
 
 DEVICE float to_float(float x) { return x; }
 DEVICE float to_float(bf16 x) { return __uint_as_float(static_cast<uint32_t>(x.bits) << 16); }
@@ -92,7 +89,7 @@ template <class T> DEVICE T* dynamic_shared() {
 // ---- launches that follow each other. A device of sm_90 or later may start a launch while the one before still runs, so that
 // its blocks stand ready, and weights are on their way, when their input is. Hence every thread of every kernel calls `in_turn`, or
 // `start_next` at once and later `wait_for_earlier`, before it returns or touches any memory but what is never written after
-// loading; anything may be asked for by `prefetch`. All must wait even if they have nothing to do: a launch is over when its blocks are, and the next one waits for that
+// loading, and that by `copy_async` alone; anything may be asked for by `prefetch`. All must wait even if they have nothing to do: a launch is over when its blocks are, and the next one waits for that
 // alone. (`const __restrict__` and `__ldg` would let the compiler read ahead of the wait.)
 
 // Lets the next launch start as soon as all blocks of this one have.
@@ -117,8 +114,6 @@ DEVICE void in_turn() {
 DEVICE void prefetch(const void* at) {
 #ifdef __CUDACC__
     asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
-#else
-    simt::touch(at);
 #endif
 }
 // The same for so many bytes, a multiple of 16, at such an address. Before sm_90 nothing, as launches do not overlap there.
@@ -126,7 +121,7 @@ DEVICE void prefetch(const void* from, uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 #elif !defined(__CUDACC__)
-    simt::touch(from, bytes);
+    simt::check_prefetch(from, bytes);
 #endif
 }
 
