@@ -86,11 +86,13 @@ template <class T> DEVICE T* dynamic_shared() {
 #endif
 }
 
-// ---- launches that follow each other. A device of sm_90 or later may start a launch while the one before still runs, so that
-// its blocks stand ready, and weights are on their way, when their input is. Hence every thread of every kernel calls `in_turn`, or
-// `start_next` at once and later `wait_for_earlier`, before it returns or touches any memory but what is never written after
-// loading, and that by `copy_async` alone; anything may be asked for by `prefetch`. All must wait even if they have nothing to do: a launch is over when its blocks are, and the next one waits for that
-// alone. (`const __restrict__` and `__ldg` would let the compiler read ahead of the wait.)
+// ---- launches that follow each other
+//
+// A device of sm_90 or later may start a launch while the one before still runs, so that its blocks stand ready, and weights are
+// on their way, when their input is. Hence every thread of every kernel calls `in_turn`, or `start_next` at once and
+// `wait_for_earlier` later, before it returns or uses global memory; even one that has nothing to do, since a launch is over when
+// its blocks are, and the next waits for that alone. Before the wait it may `prefetch` anything, and start `copy_async` of what no
+// launch ever writes. (`const __restrict__` and `__ldg` would let the compiler read ahead of the wait.)
 
 // Lets the next launch start as soon as all blocks of this one have.
 DEVICE void start_next() {
@@ -111,13 +113,13 @@ DEVICE void in_turn() {
     wait_for_earlier();
 }
 // Asks for the 32 bytes around an address, so that a later reading finds them in the second-level cache.
-DEVICE void prefetch(const void* at) {
+DEVICE void prefetch([[maybe_unused]] const void* at) {
 #ifdef __CUDACC__
     asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
 #endif
 }
-// The same for so many bytes, a multiple of 16, at such an address. Before sm_90 nothing, as launches do not overlap there.
-DEVICE void prefetch(const void* from, uint32_t bytes) {
+// The same for so many bytes, a multiple of 16, at such an address. Nothing before sm_90, where launches do not overlap.
+DEVICE void prefetch([[maybe_unused]] const void* from, [[maybe_unused]] uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 #elif !defined(__CUDACC__)

@@ -81,8 +81,10 @@ struct LastQuery {
 
 template <uint32_t D> DEVICE void decode(const Paged<bf16>& call, float* workspace, uint32_t max_splits) {
     start_next();
-    // Each is a reading from memory that the next one would wait for.
-    prefetch(call.header), prefetch(call.seq_lens + min(lane() * 8, call.sequences - 1)), prefetch(call.tables + min(lane() * 8, call.table_len - 1));
+    // What says where the keys are: one reading from memory after the other if it were not in the cache.
+    prefetch(call.header);
+    prefetch(call.seq_lens + min(lane() * 8, call.sequences - 1));
+    prefetch(call.tables + min(lane() * 8, call.table_len - 1));
     wait_for_earlier();
     bf16 *q = dynamic_shared<bf16>(), *ring = q + HEADS * D;
     uint32_t parts = call.kv_heads * divide_up(call.group(), HEADS);

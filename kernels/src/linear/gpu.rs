@@ -19,7 +19,7 @@ pub enum Mode {
 /// Fast kernels of our own are for bf16 with `cols` a multiple of 8 and operands aligned to 16 bytes; others take a simple one.
 pub struct Linear {
     pub x: View,
-    /// Written before anything was launched: it is read before earlier launches are over.
+    /// No launch may write it: it is read before earlier ones are over.
     pub w: View,
     pub bias: Option<View>,
     pub rows: usize,
