@@ -27,8 +27,8 @@ pub struct Linear {
     pub mode: Mode,
 }
 
-/// Most rows of `x` for which the row-by-row kernel is taken to be the fastest.
-const FEW: usize = 8;
+/// Most rows of `x` for which the row-by-row kernel is taken to be the fastest. The library computes no fewer.
+pub const FEW: usize = 8;
 
 /// The row-by-row kernel for up to so many rows of `x`.
 #[derive(Debug, PartialEq, Eq)]
