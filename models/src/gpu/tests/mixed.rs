@@ -153,9 +153,9 @@ fn mixed_company_changes_no_logit() {
             |i: usize, from: usize, to: usize| Span { tokens: &known[i][from..to], cached: from, blocks: &blocks[i] };
         let new = |i: usize| span(i, SEQUENCES[i].0, known[i].len());
         let mut want = Vec::new();
-        for i in 0..6 {
-            for from in (0..SEQUENCES[i].0).step_by(64) {
-                model.logits(&batch(&[span(i, from, SEQUENCES[i].0.min(from + 64))], BLOCK, true));
+        for (i, (cached, _)) in SEQUENCES.into_iter().enumerate() {
+            for from in (0..cached).step_by(64) {
+                model.logits(&batch(&[span(i, from, cached.min(from + 64))], BLOCK, true));
             }
             want.extend(model.logits(&batch(&[new(i)], BLOCK, true)));
         }
