@@ -1,6 +1,7 @@
 //! The first and the last op of a step.
 
-use crate::case::{Case, bf16s, f32s, output, value};
+use crate::case::{Case, f32s};
+use crate::data::{bf16s, output, value};
 use crate::{Model, Result};
 use cresset_kernels::embedding::gpu::{Gather, gather};
 use cresset_kernels::gpu::{Buffer, Gpu, Kind};
