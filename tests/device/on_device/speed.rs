@@ -33,6 +33,9 @@ const EMULATED: Sizes =
 /// Of the prompt; the median counts.
 const ROUNDS: usize = 5;
 
+/// Of a context, beyond the longest prompt.
+const BEYOND: usize = 64;
+
 pub fn speed(source: &Source) -> Result<()> {
     let sizes = source.sized(DEVICE, EMULATED);
     let properties = source.gpu.properties();
@@ -57,9 +60,6 @@ pub fn speed(source: &Source) -> Result<()> {
     online::warm_prefix(source, &loaded)?;
     exposed(&loaded, &sizes)
 }
-
-/// Of a context, beyond the longest prompt.
-const BEYOND: usize = 64;
 
 fn decodes(loaded: &Loaded, sizes: &Sizes, ceilings: &Ceilings) -> Result<()> {
     let &Sizes { context, steps, prompt, .. } = sizes;
@@ -132,12 +132,13 @@ fn exposed(loaded: &Loaded, sizes: &Sizes) -> Result<()> {
     let requests = (0..rows).map(|i| answers::request(tokens(2 + i, context, vocab_size), longest)).collect();
     answers::ask_all(&engine, requests)?;
     answers::end(&engine)?;
-    let whole: Vec<_> = loaded.runner.take_steps().into_iter().filter(|step| step.tokens == rows).collect();
-    let pure: Vec<_> = whole.iter().filter(|step| step.rows == rows).skip(WARM_UP).take(steps + 1).collect();
+    let mut pure = loaded.runner.take_steps();
+    pure.retain(|step| (step.rows, step.tokens) == (rows, rows));
+    let pure: Vec<_> = pure.iter().skip(WARM_UP).take(steps + 1).collect();
     let [first, .., last] = pure[..] else { return Err("the engine made no steps of all rows".into()) };
     let in_engine = (last.at - first.at).as_secs_f64() / (pure.len() - 1) as f64;
     // Steps without the engine, with as many tokens in the cache in the middle.
-    let context = (first.cached + last.cached) / 2 / rows - steps / 2;
+    let context = usize::midpoint(first.cached, last.cached) / rows - steps / 2;
     let work = Decode { rows, context, steps };
     let (alone, _) = decode_seconds(&mut loaded.runner.clone(), work, vocab_size, prompt)?;
     let ms = (in_engine - alone) * 1e3;
