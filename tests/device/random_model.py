@@ -34,8 +34,9 @@ LIMITS = {"bf16": 1e-2, "f32": 1e-4}
 PROMPT_LENGTHS = [1, 7, 33, 128, 300, 511]
 # Tokens decoded for the speed, behind so many others.
 DECODED, CONTEXT = 64, 1000
-# Prompt, answer, requests: as `on_device offline` has them.
+# Prompt, answer, requests; the first two lengths are those of `on_device offline`.
 PAGED, PAGED_TINY = [(128, 128, 1024), (1000, 1000, 400)], [(8, 4, 3)]
+HEAD = "| work | measured | of the ceiling | target |\n|---|---|---|---|"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -135,6 +136,7 @@ def speed(folder):
                   cache_position=position).logits[:, -1:].argmax(-1)
     # Graphs need a GPU; without one this only shows that the loop runs.
     step = torch.compile(model.forward, mode="reduce-overhead") if DEVICE == "cuda" else model.forward
+    print(HEAD)
     for name in ["warm-up", "timed"]:
         start = time.perf_counter()
         for _ in range(DECODED):
@@ -158,6 +160,7 @@ def paged(folder, *flags):
             why = f"{type(error).__name__}: {error}"
     else:
         sys.exit(f"no continuous batching here: {why}")
+    print(HEAD)
     for prompt, answer, requests in PAGED_TINY if "--tiny" in flags else PAGED:
         seconds = batched(model, prompt, answer, requests)
         print(f"| transformers, continuous batching ({model.config._attn_implementation}), {prompt} in, {answer} out, {requests} requests "
