@@ -561,7 +561,8 @@ impl Config {
                 self.listen.public
             )));
         }
-        if let Some(endpoint) = self.hub.endpoint.as_ref().filter(|text| !text.starts_with("http")) {
+        let address = |text: &&String| text.starts_with("https://") || text.starts_with("http://");
+        if let Some(endpoint) = self.hub.endpoint.as_ref().filter(|text| !address(text)) {
             return Err(ConfigError(format!("hub.endpoint = {endpoint:?}: must begin with https:// or http://")));
         }
         require_range("engine.threads", e.threads as u64, 0, 1024)?;
