@@ -221,22 +221,21 @@ pub fn servable(context: &Context, names: &[String]) -> Result<Vec<QualifiedMode
     let host = qualify::host_of(&context.config)?;
     let prove = |name: &String| qualified(context, &catalogue.find(name)?, &host).map_err(Failure::new);
     let mut proven = names.iter().map(prove).collect::<Result<Vec<_>>>()?;
-    let mut refused = None;
+    let mut refused = Vec::new();
     for manifest in catalogue.manifests()?.into_iter().filter(|manifest| catalogue.is_pulled(manifest)) {
         match qualified(context, &manifest, &host) {
             Ok(model) if proven.iter().any(|known| known.id() == model.id()) => {}
             Ok(model) => proven.push(model),
-            Err(why) => refused = Some(why),
+            Err(why) => refused.push(why.to_string()),
         }
     }
-    match (proven.is_empty(), refused) {
-        (true, Some(why)) => Err(Failure::new(format!("there is no model to serve: {why}"))),
-        (true, None) => Err(Failure::new("there is no model to serve")
+    match (proven.is_empty(), refused.as_slice()) {
+        (true, []) => Err(Failure::new("there is no model to serve")
             .remedy("fetch one with `cresset models pull NAME` and prove it with `cresset qualify NAME`")),
-        (false, refused) => {
-            if let Some(why) = refused.filter(|_| names.is_empty()) {
-                note(&format!("not served: {why}"));
-            }
+        (true, all) => Err(Failure::new(format!("there is no model to serve: {}", all.join("; ")))),
+        (false, all) => {
+            // Who names models knows of the others.
+            all.iter().filter(|_| names.is_empty()).for_each(|why| note(&format!("not served: {why}")));
             Ok(proven)
         }
     }

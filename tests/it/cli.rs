@@ -282,8 +282,10 @@ fn models_are_listed_with_how_far_they_have_come() {
 fn a_model_that_did_not_qualify_here_is_not_served() {
     let folder = Folder::ready();
     std::fs::remove_dir_all(folder.path().join("qualification")).unwrap();
+    folder.json(&["models", "add", "--path", folder.path().join("tiny.gguf").to_str().unwrap(), "--name", "another"]);
     let message = folder.fails(&["serve", "--listen", "127.0.0.1:0", "--operator", "127.0.0.1:0"], 1);
-    assert!(message.contains("cresset qualify tiny"), "{message}");
+    let both = ["tiny", "another"].map(|name| message.contains(&format!("cresset qualify {name}")));
+    assert_eq!(both, [true, true], "{message}");
 }
 
 /// One run of the main job on a folder that has the release; its document and what it said on the way.
