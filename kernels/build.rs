@@ -8,8 +8,13 @@ mod emulator;
 use std::path::{Path, PathBuf};
 
 fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    println!("cargo::rerun-if-changed=src");
     let sources = files(Path::new("src"), "cu")?;
+    // Not the folder, in which most changes are to Rust files. A file that is new is seen once another one here changes.
+    for extension in ["cu", "cuh", "h", "cpp"] {
+        for file in files(Path::new("src"), extension)? {
+            println!("cargo::rerun-if-changed={}", file.display());
+        }
+    }
     if std::env::var_os("CARGO_FEATURE_EMULATOR").is_some() {
         emulator::build(&sources)?;
     }

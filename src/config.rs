@@ -419,7 +419,9 @@ pub type Override = (String, String);
 impl Loaded {
     /// Reads `file` (a missing default file is no error), then the environment, then `flags`.
     pub fn load(file: Option<&Path>, flags: &[Override]) -> Result<Self, ConfigError> {
-        let variables = std::env::vars().filter_map(|(name, value)| Some((variable_key(&name)?, name, value)));
+        // Compose files pass on what is not set as an empty text.
+        let given = std::env::vars().filter(|(name, value)| !(name.starts_with("HF_") && value.is_empty()));
+        let variables = given.filter_map(|(name, value)| Some((variable_key(&name)?, name, value)));
         let text = file.map(read_file).transpose()?;
         Self::from_layers(file.zip(text.as_deref()), variables.collect(), flags)
     }
@@ -465,8 +467,7 @@ impl Layers {
     }
 
     fn add_file(&mut self, path: &Path, text: &str) -> Result<(), ConfigError> {
-        let refuse =
-            |error: toml::de::Error| ConfigError(format!("{}: {}", path.display(), error.to_string().trim_end()));
+        let refuse = |error: toml::de::Error| ConfigError(format!("{}: {}", path.display(), in_words(&error)));
         // Parsed as a whole Config first: its errors carry the line.
         toml::from_str::<Config>(text).map_err(refuse)?;
         let table: Table = toml::from_str(text).map_err(refuse)?;
@@ -495,8 +496,13 @@ impl Layers {
             Origin::Variable(name) => format!("environment variable {name}"),
             _ => format!("setting {key}"),
         };
-        let error = last.map(|e| e.to_string()).unwrap_or_default();
-        Err(ConfigError(format!("{source} = {text:?}: {}", error.trim_end())))
+        let error = last.map(|error| in_words(&error)).unwrap_or_default();
+        // The value of what is no setting of ours may be a secret.
+        Err(ConfigError(if error.starts_with("unknown field") {
+            format!("{source}: {error}\nCRESSET_ENGINE__KV_MIB, with two underscores, sets engine.kv_mib")
+        } else {
+            format!("{source} = {text:?}: {error}")
+        }))
     }
 
     fn finish(self) -> Result<Loaded, ConfigError> {
@@ -537,13 +543,27 @@ impl Config {
         let e = &self.engine;
         let h = &self.http;
         let r = &self.requests;
-        require_name("service_name", &self.service_name, |c| c.is_ascii_alphanumeric() || c == '-')?;
-        require_name("credentials.prefix", &self.credentials.prefix, |c| c.is_ascii_lowercase() || c.is_ascii_digit())?;
+        require_name("service_name", &self.service_name, "letters, digits and dashes", |c| {
+            c.is_ascii_alphanumeric() || c == '-'
+        })?;
+        require_name("credentials.prefix", &self.credentials.prefix, "lower-case letters and digits", |c| {
+            c.is_ascii_lowercase() || c.is_ascii_digit()
+        })?;
         if !self.listen.operator.ip().to_canonical().is_loopback() && !self.listen.operator_beyond_loopback {
             return Err(ConfigError(format!(
                 "listen.operator = {}: other machines could reach this listener, which asks for no credential; use 127.0.0.1, or set listen.operator_beyond_loopback = true",
                 self.listen.operator
             )));
+        }
+        if self.listen.public == self.listen.operator && self.listen.public.port() != 0 {
+            return Err(ConfigError(format!(
+                "listen.public = listen.operator = {}: give each a port of its own",
+                self.listen.public
+            )));
+        }
+        let address = |text: &&String| text.starts_with("https://") || text.starts_with("http://");
+        if let Some(endpoint) = self.hub.endpoint.as_ref().filter(|text| !address(text)) {
+            return Err(ConfigError(format!("hub.endpoint = {endpoint:?}: must begin with https:// or http://")));
         }
         require_range("engine.threads", e.threads as u64, 0, 1024)?;
         require_range("engine.kv_mib", e.kv_mib as u64, 1, 1 << 24)?;
@@ -559,6 +579,7 @@ impl Config {
         require_range("engine.max_batched_tokens", e.max_batched_tokens as u64, 16, 65_536)?;
         require_range("engine.max_rows", e.max_rows as u64, 1, e.max_batched_tokens as u64)?;
         require_range("engine.max_waiting", e.max_waiting as u64, 1, 1 << 20)?;
+        require_range("engine.max_context", e.max_context as u64, 0, 1 << 24)?;
         require_range("http.first_byte_seconds", h.first_byte_seconds, 1, 3_600)?;
         require_range("http.header_seconds", h.header_seconds, 1, 3_600)?;
         require_range("http.body_seconds", h.body_seconds, 1, 3_600)?;
@@ -583,6 +604,8 @@ impl Config {
         require_range("requests.tombstone_days", r.tombstone_days, 1, 3_650)?;
         require_range("requests.drain_grace_seconds", r.drain_grace_seconds, 0, 86_400)?;
         require_range("qualification.max_age_days", self.qualification.max_age_days, 1, 3_650)?;
+        let quick = self.qualification.quick_context_tokens;
+        require_range("qualification.quick_context_tokens", quick.into(), 1, 1 << 24)?;
         self.validate_plans()
     }
 
@@ -601,6 +624,21 @@ impl Config {
     }
 }
 
+/// What the deserialiser wanted, without the names of its types.
+fn in_words(error: &toml::de::Error) -> String {
+    const WORDS: [(&str, &str); 7] = [
+        ("expected usize", "expected a whole number from 0 to 9223372036854775807"),
+        ("expected u64", "expected a whole number from 0 to 9223372036854775807"),
+        ("expected u32", "expected a whole number from 0 to 4294967295"),
+        ("expected u8", "expected a whole number from 0 to 255"),
+        ("expected f64", "expected a number"),
+        ("expected struct", "expected a table for"),
+        ("invalid socket address syntax", "expected an address and a port, such as 127.0.0.1:8080"),
+    ];
+    let text = error.to_string();
+    WORDS.iter().fold(text.trim_end().to_owned(), |text, (theirs, ours)| text.replace(theirs, ours))
+}
+
 fn require_range(key: &str, value: u64, low: u64, high: u64) -> Result<(), ConfigError> {
     if (low..=high).contains(&value) {
         return Ok(());
@@ -608,11 +646,11 @@ fn require_range(key: &str, value: u64, low: u64, high: u64) -> Result<(), Confi
     Err(ConfigError(format!("{key} = {value}: must be {low} to {high}")))
 }
 
-fn require_name(key: &str, value: &str, allowed: impl Fn(char) -> bool) -> Result<(), ConfigError> {
+fn require_name(key: &str, value: &str, what: &str, allowed: impl Fn(char) -> bool) -> Result<(), ConfigError> {
     if (1..=32).contains(&value.len()) && value.chars().all(allowed) {
         return Ok(());
     }
-    Err(ConfigError(format!("{key} = {value:?}: 1 to 32 of the allowed characters (see `cresset config schema`)")))
+    Err(ConfigError(format!("{key} = {value:?}: must be 1 to 32 {what}")))
 }
 
 /// Memory of this machine, where the platform tells.
@@ -653,12 +691,13 @@ pub fn colours_allowed() -> bool {
     !refused && !dumb
 }
 
-/// `CRESSET_ENGINE__KV_MIB` sets `engine.kv_mib`. `CRESSET_DATA_DIR` and `CRESSET_CONFIG` are not settings.
+/// `CRESSET_ENGINE__KV_MIB` sets `engine.kv_mib`. `CRESSET_DATA_DIR` and `CRESSET_CONFIG` are not settings, nor is
+/// `CRESSET_KEY`, in which clients on the same machine keep their key.
 fn variable_key(name: &str) -> Option<String> {
     match name {
         "HF_ENDPOINT" => return Some("hub.endpoint".into()),
         "HF_TOKEN" => return Some("hub.token".into()),
-        "CRESSET_DATA_DIR" | "CRESSET_CONFIG" => return None,
+        "CRESSET_DATA_DIR" | "CRESSET_CONFIG" | "CRESSET_KEY" => return None,
         _ => {}
     }
     let rest = name.strip_prefix("CRESSET_")?;
@@ -747,7 +786,14 @@ mod tests {
         let cases = [
             ("[engine]\nkv_mibs = 1\n", vec!["line 2", "kv_mibs"]),
             ("[engine]\nkv_mib = \"lots\"\n", vec!["line 2", "kv_mib"]),
+            ("[engine]\nkv_mib = -1\n", vec!["line 2", "a whole number from 0 to"]),
+            ("engine = 1\n", vec!["line 1", "a table"]),
             ("[engine\n", vec!["line 1"]),
+            ("service_name = \"a b\"\n", vec!["service_name", "letters, digits and dashes"]),
+            ("[listen]\npublic = \"localhost:80\"\n", vec!["line 2", "such as 127.0.0.1:8080"]),
+            ("[listen]\npublic = \"127.0.0.1:8081\"\n", vec!["listen.public", "a port of its own"]),
+            ("[hub]\nendpoint = \"mirror\"\n", vec!["hub.endpoint", "https://"]),
+            ("[qualification]\nquick_context_tokens = 0\n", vec!["quick_context_tokens", "1 to"]),
             ("[engine]\ndevice = \"gpu\"\n", vec!["line 2", "auto", "cuda:0"]),
             ("[engine]\ndevice = \"cuda:+1\"\n", vec!["line 2", "cuda:+1"]),
             ("[engine]\nblock_size = 17\n", vec!["engine.block_size", "16, 32 or 64"]),
@@ -767,6 +813,9 @@ mod tests {
         assert!(error.contains("CRESSET_ENGINE__THREADS") && error.contains("many"), "{error}");
         let error = load("", &[("CRESSET_ENGIN__THREADS", "1")], &[]).unwrap_err().to_string();
         assert!(error.contains("CRESSET_ENGIN__THREADS"), "{error}");
+        let error = load("", &[("CRESSET_API_KEY", "secret")], &[]).unwrap_err().to_string();
+        assert!(error.contains("two underscores") && !error.contains("secret"), "{error}");
+        assert_eq!(variable_key("CRESSET_KEY"), None, "the README's clients keep their key in it");
     }
 
     #[test]

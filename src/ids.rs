@@ -25,9 +25,10 @@ macro_rules! id {
         }
 
         impl std::str::FromStr for $name {
-            type Err = uuid::Error;
+            type Err = &'static str;
             fn from_str(text: &str) -> Result<Self, Self::Err> {
-                Uuid::parse_str(text).map(Self)
+                let expected = "expected an id such as 0192f0c1-2a7e-7c3d-9a51-3f0e5b1c7d42";
+                Uuid::parse_str(text).map(Self).map_err(|_| expected)
             }
         }
     )+};

@@ -29,7 +29,9 @@ pub fn build(sources: &[PathBuf]) -> Result<()> {
         fs::write(out.join(format!("lib{library}.a")), "!<arch>\n")?;
     }
     println!("cargo::rustc-link-search=native={}", out.display());
-    compile_all(&Compiler::find()?, sources, &out)?;
+    let compiler = Compiler::find()?;
+    compiler.own_runtime(&out)?;
+    compile_all(&compiler, sources, &out)?;
     Ok(fs::write(out.join("fatbins.rs"), table(sources, &out)?)?)
 }
 
@@ -57,6 +59,25 @@ impl Compiler {
             arguments: arguments(&architectures)?,
             headers: headers(Path::new("src"))?,
         })
+    }
+
+    /// Kernels of candle's ask the linker for CUDA's runtime by a name that a toolkit's shared library may answer to, which
+    /// would then be needed to start. cargo has folders of its own, such as `out`, searched before others: there the name stands
+    /// for the static library, from where the compiler itself would link it.
+    fn own_runtime(&self, out: &Path) -> Result<()> {
+        let asked = Command::new(&self.nvcc).args(["--dryrun", "none.cu"]).output()?;
+        let said = String::from_utf8_lossy(&asked.stderr).into_owned();
+        let folders =
+            said.lines().filter_map(|line| line.split_once("LIBRARIES=")).flat_map(|(_, rest)| rest.split('"'));
+        let mut files = folders.filter_map(|word| Some(Path::new(word.strip_prefix("-L")?).join("libcudart_static.a")));
+        match files.find(|file| file.exists()) {
+            Some(file) => fs::copy(file, out.join("libcudart.a")).map(drop)?,
+            None => println!(
+                "cargo::warning=no libcudart_static.a beside {}: a shared one may be linked",
+                self.nvcc.display()
+            ),
+        }
+        Ok(())
     }
 
     /// Compiles one file, unless the output was made of the very same things.

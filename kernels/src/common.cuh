@@ -27,6 +27,7 @@
     do {                  \
         if (!(condition)) __trap(); \
     } while (0)
+#define ALIGNED(pointer) (pointer)
 #else
 #include "gpu/emulator/simt.h"
 #endif
@@ -39,9 +40,6 @@ constexpr uint32_t FULL = 0xffffffffu;
 
 struct alignas(2) bf16 {
     uint16_t bits;
-};
-struct alignas(4) bf16x2 {
-    bf16 x, y;
 };
 
 DEVICE float to_float(float x) { return x; }
@@ -65,16 +63,16 @@ DEVICE uint32_t pack(float x, float y) {
     return static_cast<uint32_t>(from_float<bf16>(x).bits) | static_cast<uint32_t>(from_float<bf16>(y).bits) << 16;
 }
 
-// N values that one instruction loads or stores: at most 16 bytes, aligned to their size.
+// N values that one instruction loads or stores: at most 16 bytes, which must stand at a multiple of their size.
 template <class T, uint32_t N> struct alignas(sizeof(T) * N) Vec {
     T at[N];
 };
 template <class T> constexpr uint32_t PER_VEC = 16 / sizeof(T);
 template <class T, uint32_t N = PER_VEC<T>> DEVICE Vec<T, N> load(const T* from) {
-    return *reinterpret_cast<const Vec<T, N>*>(from);
+    return *ALIGNED((reinterpret_cast<const Vec<T, N>*>(from)));
 }
 template <class T, uint32_t N> DEVICE void store(T* to, const Vec<T, N>& values) {
-    *reinterpret_cast<Vec<T, N>*>(to) = values;
+    *ALIGNED((reinterpret_cast<Vec<T, N>*>(to))) = values;
 }
 
 // ---- shared memory asked for at launch
@@ -85,6 +83,47 @@ template <class T> DEVICE T* dynamic_shared() {
     return reinterpret_cast<T*>(dynamic_shared_bytes);
 #else
     return reinterpret_cast<T*>(simt::dynamic_shared());
+#endif
+}
+
+// ---- launches that follow each other
+//
+// A device of sm_90 or later may start a launch while the one before still runs, so that its blocks stand ready, and weights are
+// on their way, when their input is. Hence every thread of every kernel calls `in_turn`, or `start_next` at once and
+// `wait_for_earlier` later, before it returns or uses global memory; even one that has nothing to do, since a launch is over when
+// its blocks are, and the next waits for that alone. Before the wait it may `prefetch` anything, and start `copy_async` of what no
+// launch ever writes. (`const __restrict__` and `__ldg` would let the compiler read ahead of the wait.)
+
+// Lets the next launch start as soon as all blocks of this one have.
+DEVICE void start_next() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+// Until all earlier launches are over and what they wrote is visible.
+DEVICE void wait_for_earlier() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#elif !defined(__CUDACC__)
+    simt::wait_for_earlier();
+#endif
+}
+DEVICE void in_turn() {
+    start_next();
+    wait_for_earlier();
+}
+// Asks for the 32 bytes around an address, so that a later reading finds them in the second-level cache.
+DEVICE void prefetch([[maybe_unused]] const void* at) {
+#ifdef __CUDACC__
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+#endif
+}
+// The same for so many bytes, a multiple of 16, at such an address. Nothing before sm_90, where launches do not overlap.
+DEVICE void prefetch([[maybe_unused]] const void* from, [[maybe_unused]] uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+#elif !defined(__CUDACC__)
+    simt::check_prefetch(from, bytes);
 #endif
 }
 

@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-use cresset_kernels::gpu::{self, Arg, Buffer, Emulator, Gemm, Gpu, Launch};
+use cresset_kernels::gpu::{self, Arg, Buffer, Emulator, Gemm, Gpu, Launch, Options};
 use cresset_kernels::{Error, args};
 use half::bf16;
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
@@ -11,6 +11,7 @@ use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 /// The fake, one test at a time. The loader gives it to whoever asks for a library of its name.
 struct Fake(Library);
@@ -35,6 +36,12 @@ impl Fake {
         unsafe { self.0.get::<extern "C" fn(*const c_char, c_int)>(b"fake_fail").unwrap()(name.as_ptr(), code) }
     }
 
+    /// The major one, from now on.
+    fn capability(&self, major: c_int) {
+        // SAFETY: as `fake.c` defines it.
+        unsafe { self.0.get::<extern "C" fn(c_int)>(b"fake_capability").unwrap()(major) }
+    }
+
     /// What was asked for since the last time.
     fn calls(&self) -> Vec<String> {
         // SAFETY: as `fake.c` defines it: a string that lives on.
@@ -49,7 +56,7 @@ fn compile() -> Library {
     let folder = tempfile();
     let cc = |arguments: &[&str]| {
         let mut command = Command::new("cc");
-        command.args(["-shared", "-fPIC", "-Wall", "-Werror"]).args(arguments).current_dir(&folder);
+        command.args(["-shared", "-fPIC", "-O2", "-Wall", "-Werror"]).args(arguments).current_dir(&folder);
         assert!(command.status().unwrap().success(), "cc {arguments:?}");
     };
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/driver/fake.c");
@@ -85,6 +92,7 @@ fn opening_loads_every_kernel_and_closing_gives_all_back() {
         |line: &str| calls.iter().position(|call| call == line).unwrap_or_else(|| panic!("{line} in {calls:#?}"));
     assert!(place("stream flags 1") < place("load module"), "a stream that waits for no other");
     assert!(place("norm_f32 attribute 8 = 231424") < place("load norm_f32"), "all shared memory but its own");
+    assert!(place("norm_f32 attribute 9 = 100") < place("load norm_f32"), "and as much of it as can be");
     let found = gpu.properties();
     assert_eq!((found.name.as_str(), found.capability, found.multiprocessors), ("Fake 70", (9, 0), 132));
     assert_eq!((found.shared_bytes, found.memory_bytes), (232_448, 70 << 30));
@@ -107,7 +115,6 @@ fn what_stands_in_the_way_is_said() {
     check("cuInit", 100, &["no GPU can be used", "NO_DEVICE", "nvidia-smi"]);
     check("cuModuleLoadData", 209, &["load kernels", "NO_BINARY_FOR_GPU"]);
     check("cublasLtCreate", 1, &["gemm", "NOT_INITIALIZED"]);
-    check("cublasCreate_v2", 3, &["ALLOC_FAILED"]);
     assert!(said(gpu::open(1)).contains("cuda:1 is not among the 1 GPUs"));
     gpu::open(0).unwrap();
 }
@@ -128,6 +135,12 @@ fn values_go_there_and_back_through_pinned_memory() {
     assert_eq!(fake.calls(), ["allocate 12", "fill 12 with 0", "copy 8"]);
     assert_eq!(other.to_vec::<f32>().unwrap(), [-2.0, 3.25, 0.0]);
     assert!(said(gpu.copy(buffer.view(), other.view().slice(0..1))).contains("copy"));
+    fake.calls();
+    // The fake refuses copies of no bytes.
+    let (staging, none) = (gpu.staging(0).unwrap(), other.view().slice(3..3));
+    gpu.upload(&staging, 0, none).and_then(|()| gpu.download(none, &staging, 0)).unwrap();
+    gpu.copy(none, none).and_then(|()| gpu.fill(none, 0)).unwrap();
+    drop(staging);
     fake.calls();
     drop(other);
     assert_eq!(fake.calls(), ["synchronise", "free"], "what was launched may still use it");
@@ -152,7 +165,7 @@ fn a_launch_passes_what_the_kernel_takes() {
     let at = x.address();
     let passed = format!("{at:x} 0 {:x} {:x} 8 3f800000", at + 8, at + 16);
     let shape = "blocks 3 2 1 threads 256 1 1 shared 40 stream 51 extra 0";
-    assert_eq!(fake.calls(), [format!("launch norm_f32 {shape}: {passed}")]);
+    assert_eq!(fake.calls(), [format!("overlapped launch norm_f32 {shape}: {passed}")]);
     let refused: [(&[Arg], &str); 2] =
         [(&arguments[..5], "parameters take"), (&args![x, x, x, x, x, 1.0f32], "parameters take")];
     for (arguments, part) in refused {
@@ -160,8 +173,36 @@ fn a_launch_passes_what_the_kernel_takes() {
     }
     assert!(said(gpu.launch(&Launch { kernel: "norm_f64", ..NORM }, &[])).contains("norm_f64: unsupported kernel"));
     assert_eq!(fake.calls(), [""; 0], "nothing refused is launched");
-    fake.fail("cuLaunchKernel", 719);
+    fake.fail("cuLaunchKernelEx", 719);
     assert!(matches!(gpu.launch(&NORM, &arguments), Err(Error::Device { op: "norm_f32", .. })));
+}
+
+#[test]
+fn launches_overlap_where_that_was_found_to_work() {
+    let fake = Fake::start();
+    let check = |what: &str, options: &Options, overlapped: bool| {
+        let gpu = gpu::open_with(0, options).unwrap();
+        let x = Buffer::from_slice(&gpu, &[0f32; 8]).unwrap().view();
+        fake.calls();
+        gpu.launch(&NORM, &args![x, None, x, x, 8usize, 1.0f32]).unwrap();
+        assert_eq!(fake.calls()[0].starts_with("overlapped"), overlapped, "{what}");
+    };
+    let options = Options::default();
+    check("capability 9.0", &options, true);
+    check("not wanted", &Options { plain_launches: true, ..options.clone() }, false);
+    for (function, code) in [
+        ("overlapped launch", 801),
+        ("waiting", 1),
+        ("cuStreamEndCapture", 906),
+        ("cuGraphInstantiateWithFlags", 1),
+        ("cuGraphLaunch", 719),
+    ] {
+        fake.fail(function, code);
+        check(function, &options, false);
+    }
+    fake.capability(8);
+    check("capability 8.0", &options, false);
+    fake.capability(9);
 }
 
 #[test]
@@ -184,7 +225,8 @@ fn a_graph_is_recorded_once_and_replayed() {
     let expected = [
         "begin capture",
         "recorded copy 32",
-        "recorded launch norm_f32",
+        "recorded overlapped launch norm_f32",
+        "describe",
         "candidates",
         "recorded product by 1",
         "end capture",
@@ -192,7 +234,7 @@ fn a_graph_is_recorded_once_and_replayed() {
         "upload graph",
     ];
     assert_eq!(words, expected, "no measuring inside");
-    assert!(calls[0].ends_with("mode 1") && calls[6].ends_with("flags 0"), "thread-local, plain: {calls:#?}");
+    assert!(calls[0].ends_with("mode 1") && calls[7].ends_with("flags 0"), "thread-local, plain: {calls:#?}");
     assert_eq!(y.to_vec::<f32>().unwrap(), [0.0; 8], "recording runs nothing");
     fake.calls();
     gpu.replay(&graph).unwrap();
@@ -214,11 +256,31 @@ fn a_graph_is_recorded_once_and_replayed() {
     assert!(fake.calls().contains(&"destroy exec".into()));
 }
 
+#[test]
+fn no_device_is_opened_while_a_graph_is_recorded() {
+    let fake = Fake::start();
+    let gpu = gpu::open(0).unwrap();
+    fake.calls();
+    let mut other = None;
+    gpu.capture(&mut || {
+        other = Some(std::thread::spawn(|| gpu::open(0).map(drop)));
+        std::thread::sleep(Duration::from_millis(50));
+        Ok(())
+    })
+    .unwrap();
+    other.unwrap().join().unwrap().unwrap();
+    let calls = fake.calls();
+    let place = |what: &str| calls.iter().position(|call| call == what).unwrap();
+    for what in ["synchronise context", "load module"] {
+        assert!(place("end capture") < place(what), "{what} in {calls:#?}");
+    }
+}
+
 /// A product with padded rows, on some device.
-fn product(gpu: &Arc<dyn Gpu>, n: usize, wide: bool, bias: bool) -> Vec<f32> {
+fn product(gpu: &Arc<dyn Gpu>, seed: usize, n: usize, wide: bool, bias: bool) -> Vec<f32> {
     let (rows, cols, x_stride, out_stride) = (5, 12, 16, 7);
-    let numbers = |count: usize, seed: usize| -> Vec<bf16> {
-        (0..count).map(|i| bf16::from_f32(((i * 37 + seed) % 17) as f32 / 4.0 - 2.0)).collect()
+    let numbers = |count: usize, part: usize| -> Vec<bf16> {
+        (0..count).map(|i| bf16::from_f32(((i * 37 + seed * 5 + part) % 17) as f32 / 4.0 - 2.0)).collect()
     };
     let narrow = |values: &[bf16]| Buffer::from_slice(gpu, values).unwrap();
     let full =
@@ -238,8 +300,11 @@ fn products_equal_the_emulators() {
     let _fake = Fake::start();
     let (gpu, emulator) = (gpu::open(0).unwrap(), Emulator::new());
     for (n, wide, bias) in [(1, false, false), (3, false, true), (3, true, true), (8, true, false), (0, true, false)] {
-        let (got, want) = (product(&gpu, n, wide, bias), product(&emulator, n, wide, bias));
-        assert_eq!(got, want, "n {n}, f32 {wide}, bias {bias}");
+        // The second time it is ready, but for the addresses.
+        for seed in 0..2 {
+            let [got, want] = [&gpu, &emulator].map(|gpu| product(gpu, seed, n, wide, bias));
+            assert_eq!(got, want, "n {n}, f32 {wide}, bias {bias}, seed {seed}");
+        }
     }
 }
 
@@ -247,16 +312,19 @@ fn products_equal_the_emulators() {
 fn the_fastest_algorithm_is_measured_once_and_kept() {
     let fake = Fake::start();
     let folder = tempfile().join("choices");
-    let run = |n: usize| {
-        let gpu = gpu::open_keeping(0, &folder).unwrap();
+    let run_failing = |n: usize, failing: &str| {
+        let gpu = gpu::open_with(0, &Options { folder: Some(folder.clone()), ..Options::default() }).unwrap();
         fake.calls();
-        product(&gpu, n, true, true);
-        product(&gpu, n, true, true);
+        fake.fail(failing, 15);
+        product(&gpu, 0, n, true, true);
+        product(&gpu, 0, n, true, true);
         let calls = fake.calls();
+        assert_eq!(calls.iter().filter(|call| *call == "describe").count(), 1, "descriptors are kept");
         let asked = calls.iter().filter(|call| call.starts_with("candidates")).count();
         let products: Vec<String> = calls.into_iter().filter(|call| call.starts_with("product")).collect();
         (asked, products)
     };
+    let run = |n: usize| run_failing(n, "nothing");
     let once = "product by 2, workspace 33554432".to_owned();
     let (asked, products) = run(5);
     assert_eq!((asked, products.len()), (1, 3 * 6 + 2), "three candidates in six rounds, then the best");
@@ -264,6 +332,9 @@ fn the_fastest_algorithm_is_measured_once_and_kept() {
     assert_eq!(run(5), (0, vec![once.clone(); 2]), "kept over a restart");
     assert_eq!(run(7).0, 0, "rows of one power of two share a choice");
     assert_eq!(run(9).0, 1, "others do not");
+    let guess = "product by 1, workspace 33554432".to_owned();
+    let refused = run_failing(6, "cublasLtMatmulAlgoCheck");
+    assert_eq!(refused, (1, vec![guess; 2]), "where the choice does not do, the first guess does, unmeasured");
     let file = std::fs::read_dir(&folder).unwrap().next().unwrap().unwrap().path();
     let whole = std::fs::read_to_string(&file).unwrap();
     assert!(file.file_name().unwrap().to_str().unwrap().starts_with("products-Fake-70-driver-"), "{}", file.display());

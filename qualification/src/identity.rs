@@ -2,8 +2,8 @@
 //! for exactly this tuple; when a part changes, the release has to be qualified again.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::collections::BTreeMap;
-use std::fmt::Debug;
 use uuid::Uuid;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,11 +93,24 @@ impl Identity {
             .or_else(|| differ("dependencies", &old.engine.lockfile_sha256, &new.engine.lockfile_sha256))
             .or_else(|| differ("executable", &old.engine.executable_sha256, &new.engine.executable_sha256))
             .or_else(|| differ("hardware", &old.hardware, &new.hardware))
-            .or_else(|| differ("serving settings", &old.settings, &new.settings))
+            .or_else(|| differ("serving setting", &old.settings, &new.settings))
     }
 }
 
-fn differ<T: PartialEq + Debug>(part: &'static str, recorded: &T, present: &T) -> Option<Difference> {
-    let text = |value: &T| format!("{value:?}");
-    (recorded != present).then(|| Difference { part, recorded: text(recorded), present: text(present) })
+fn differ<T: PartialEq + Serialize>(part: &'static str, recorded: &T, present: &T) -> Option<Difference> {
+    let json = |value: &T| serde_json::to_value(value).expect("invariant: an identity has only string keys");
+    let (old, new) = (json(recorded), json(present));
+    (recorded != present).then(|| Difference { part, recorded: apart(&old, &new), present: apart(&new, &old) })
+}
+
+/// A value for people; of an object, the members in which it is not like `other`.
+fn apart(value: &Value, other: &Value) -> String {
+    match value {
+        Value::Object(members) => {
+            let differ = members.iter().filter(|(name, value)| other.get(name) != Some(value));
+            differ.map(|(name, value)| format!("{name} {value}")).collect::<Vec<_>>().join(", ")
+        }
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
 }

@@ -233,7 +233,7 @@ mod tests {
             ("executable", |i| i.host.engine.executable_sha256.push('1')),
             ("hardware", |i| i.host.hardware.threads = 3),
             ("hardware", |i| i.host.hardware.features.clear()),
-            ("serving settings", |i| i.host.settings.dequantise = true),
+            ("serving setting", |i| i.host.settings.dequantise = true),
         ];
         for (part, change) in changes {
             let mut new = old.clone();

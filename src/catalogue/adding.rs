@@ -35,6 +35,9 @@ const HF_FILES: [&str; 7] = [
     "model.safetensors.index.json",
 ];
 
+/// Without these there is no model.
+const NEEDED: [&str; 2] = ["config.json", "tokenizer.json"];
+
 /// What is known of a release before its files are hashed.
 struct Draft {
     name: String,
@@ -174,7 +177,10 @@ fn choose(listing: &Listing, target: &HubTarget) -> Result<Vec<String>> {
     let wanted = |file: &&String| HF_FILES.contains(&file.as_str()) || (is_safetensors(file) && !file.contains('/'));
     let layout: Vec<String> = listing.files.iter().filter(wanted).cloned().collect();
     match ggufs.as_slice() {
-        _ if layout.iter().any(|file| is_safetensors(file)) => Ok(layout),
+        _ if layout.iter().any(|file| is_safetensors(file)) => match lacking(&layout) {
+            Some(why) => Err(refuse(why)),
+            None => Ok(layout),
+        },
         [one] => Ok(vec![(*one).clone()]),
         [] => Err(refuse("it has neither safetensors nor GGUF files".into())),
         several => {
@@ -202,11 +208,22 @@ fn model_files(path: &Path) -> Result<Vec<PathBuf>> {
     let name = |file: &Path| file.file_name().and_then(|n| n.to_str()).unwrap_or_default().to_owned();
     files.retain(|file| HF_FILES.contains(&name(file).as_str()) || is_safetensors(&name(file)));
     match ggufs.len() {
-        0 if files.iter().any(|file| is_safetensors(&name(file))) => Ok(files),
+        0 if files.iter().any(|file| is_safetensors(&name(file))) => {
+            match lacking(&files.iter().map(|file| name(file)).collect::<Vec<_>>()) {
+                Some(why) => Err(refuse(&why)),
+                None => Ok(files),
+            }
+        }
         0 => Err(refuse("it holds neither a .gguf file nor config.json with *.safetensors")),
         1 => Ok(ggufs),
         _ => Err(refuse("it holds several .gguf files: give the path of one")),
     }
+}
+
+/// What a folder of weights lacks to be a model.
+fn lacking(names: &[String]) -> Option<String> {
+    let missing = NEEDED.iter().find(|needed| names.iter().all(|name| name != *needed))?;
+    Some(format!("it has no {missing}, which a model needs beside its weights"))
 }
 
 fn is_safetensors(name: &str) -> bool {
@@ -279,8 +296,8 @@ fn context_tokens(files: &[PathBuf]) -> Result<u32> {
 }
 
 fn gguf(path: &Path) -> Result<BTreeMap<String, Value>> {
-    let refuse = |error: cresset_models::Error| Error::NotAModel { path: path.to_owned(), why: error.to_string() };
-    Ok(GgufFile::open(path).map_err(refuse)?.metadata)
+    // The error names the file itself.
+    Ok(GgufFile::open(path).map_err(|error| Error::Unreadable(error.to_string()))?.metadata)
 }
 
 fn gguf_text(path: &Path, key: &str) -> Result<Option<String>> {
@@ -337,6 +354,7 @@ mod tests {
         fs::write(folder.join("generation_config.json"), r#"{"temperature": 0.6, "top_k": 20, "top_p": 0.95}"#)
             .unwrap();
         fs::write(folder.join("model.safetensors"), weights).unwrap();
+        fs::write(folder.join("tokenizer.json"), "{}").unwrap();
         fs::write(folder.join("README.md"), "not part of the release").unwrap();
         folder
     }
@@ -348,7 +366,7 @@ mod tests {
         let folder = hf_folder(data.path(), "weights");
         let catalogue = Catalogue::new(data.path());
         let manifest = catalogue.add(&folder, None, &mut |_| {}).unwrap();
-        assert_eq!((manifest.name.as_str(), manifest.files.len()), ("my-model", 3));
+        assert_eq!((manifest.name.as_str(), manifest.files.len()), ("my-model", 4));
         assert_eq!((manifest.generation.temperature, manifest.generation.top_k), (0.6, 20));
         assert_eq!(manifest.limits, ManifestLimits { model_context_tokens: 512, max_output_tokens: 512 });
         assert_eq!(catalogue.add(&folder, None, &mut |_| {}).unwrap().id, manifest.id, "adding twice changes nothing");
@@ -393,6 +411,8 @@ mod tests {
         let folder = hf_folder(data.path(), "weights");
         fs::write(folder.join("config.json"), "{}").unwrap();
         check(&folder, "context length");
+        fs::remove_file(folder.join("tokenizer.json")).unwrap();
+        check(&folder, "no tokenizer.json");
     }
 
     #[test]
@@ -424,6 +444,7 @@ mod tests {
         check(&["a.gguf", "b.gguf"], "o/r/b.gguf", Ok(&["b.gguf"]));
         check(&["a.gguf"], "o/r/c.gguf", Err("no file c.gguf"));
         check(&["README.md"], "o/r", Err("neither"));
+        check(&["config.json", "model.safetensors"], "o/r", Err("no tokenizer.json"));
         let hf = ["README.md", "config.json", "model.safetensors", "onnx/model.safetensors", "tokenizer.json"];
         check(&hf, "o/r", Ok(&["config.json", "model.safetensors", "tokenizer.json"]));
     }

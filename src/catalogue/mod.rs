@@ -40,6 +40,8 @@ pub enum Error {
     DiskFull { path: PathBuf },
     #[error("{path}: {why}")]
     NotAModel { path: PathBuf, why: String },
+    #[error("{0}")]
+    Unreadable(String),
     #[error("the name {0:?} is taken by another release: choose one with --name")]
     NameTaken(String),
     #[error("another process is working on {0}: wait until it is done")]

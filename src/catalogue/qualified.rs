@@ -174,6 +174,7 @@ mod tests {
             fs::create_dir(&folder).unwrap();
             fs::write(folder.join("config.json"), r#"{"max_position_embeddings": 512}"#).unwrap();
             fs::write(folder.join("model.safetensors"), "weights").unwrap();
+            fs::write(folder.join("tokenizer.json"), "{}").unwrap();
             let manifest = Catalogue::new(data.path()).add(&folder, Some("own"), &mut |_| {}).unwrap();
             let settings = ServingSettings {
                 dtype: "f32".into(),
@@ -262,7 +263,7 @@ mod tests {
             ("another suite policy", |r| r.policy_version += 1),
             ("another executable", |r| r.identity.host.engine.executable_sha256 = "0".into()),
             ("another hardware", |r| r.identity.host.hardware.model = "other".into()),
-            ("another serving settings", |r| r.identity.host.settings.max_rows = 9),
+            ("another serving setting (then max_rows 9, now max_rows 8)", |r| r.identity.host.settings.max_rows = 9),
             ("another release files", |r| r.identity.release.files.clear()),
         ];
         for (part, change) in changes {

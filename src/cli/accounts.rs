@@ -17,7 +17,8 @@ const COLUMNS: &[&str] =
 pub enum Accounts {
     /// Create an account, with credits if wanted
     Create {
-        #[arg(long)]
+        /// Whom the account is for
+        #[arg(long, value_parser = values::label)]
         name: String,
         /// A plan of the configuration [default: default]
         #[arg(long)]
@@ -32,11 +33,20 @@ pub enum Accounts {
     /// List accounts with their balances
     List,
     /// Show one account
-    Show { id: AccountId },
+    Show {
+        /// The account
+        id: AccountId,
+    },
     /// Refuse the account's credentials and cancel what it runs
-    Suspend { id: AccountId },
+    Suspend {
+        /// The account
+        id: AccountId,
+    },
     /// Accept the account's credentials again
-    Resume { id: AccountId },
+    Resume {
+        /// The account
+        id: AccountId,
+    },
 }
 
 pub async fn run(context: &Context, command: Accounts) -> Result {

@@ -19,9 +19,11 @@ const TOKEN_COLUMNS: &[&str] = &["id", "application_id", "hint", "created_at", "
 pub enum Applications {
     /// Create an application connection of an account
     Create {
+        /// The account
         #[arg(long, value_name = "ID")]
         account: AccountId,
-        #[arg(long)]
+        /// What the application is
+        #[arg(long, value_parser = values::label)]
         name: String,
     },
     /// List applications with their tokens
@@ -32,6 +34,7 @@ pub enum Applications {
     },
     /// Issue an access token; its secret is shown this once
     Token {
+        /// The application
         #[arg(long, value_name = "ID")]
         application: ApplicationId,
         /// Time until the token stops working, such as 12h [default: never]
@@ -39,7 +42,10 @@ pub enum Applications {
         expires_in: Option<Duration>,
     },
     /// Refuse a token from now on and cancel what runs under it
-    Revoke { token_id: CredentialId },
+    Revoke {
+        /// The token, by the id that `applications list` shows
+        token_id: CredentialId,
+    },
 }
 
 pub async fn run(context: &Context, command: Applications) -> Result {

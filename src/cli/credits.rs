@@ -27,24 +27,28 @@ The same grant sent twice is one grant.")]
 pub enum Credits {
     /// Add credits to an account, once per reference
     Grant {
+        /// The account
         #[arg(long, value_name = "ID")]
         account: AccountId,
+        /// Trial credits are spent first
         #[arg(long)]
         bucket: BucketName,
         /// Microcredits
         #[arg(long, value_parser = values::units)]
         units: u64,
         /// What the grant is for: an invoice, a ticket
-        #[arg(long, value_name = "TEXT")]
+        #[arg(long, value_name = "TEXT", value_parser = values::label)]
         reference: String,
     },
     /// Show an account's balances
     Show {
+        /// The account
         #[arg(long, value_name = "ID")]
         account: AccountId,
     },
     /// List every change to an account's balances, oldest first, a page at a time
     Statement {
+        /// The account
         #[arg(long, value_name = "ID")]
         account: AccountId,
         /// List what came after this entry: `next_after` of the page before

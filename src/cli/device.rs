@@ -23,7 +23,8 @@ pub fn chosen(config: &Config) -> Result<Option<(usize, Properties)>> {
 /// The chosen GPU, ready for work.
 pub fn open(config: &Config) -> Result<Option<Arc<dyn Gpu>>> {
     let Some((number, _)) = chosen(config)? else { return Ok(None) };
-    gpu::open_keeping(number, &cache_dir()).map(Some).map_err(Failure::new)
+    let options = gpu::Options { folder: Some(cache_dir()), ..gpu::Options::default() };
+    gpu::open_with(number, &options).map(Some).map_err(Failure::new)
 }
 
 /// One sentence for people. A build without support for GPUs has nothing to say of them.

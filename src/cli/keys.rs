@@ -16,10 +16,11 @@ const COLUMNS: &[&str] = &["id", "label", "hint", "created_at", "expires_at", "r
 pub enum Keys {
     /// Create a key; its secret is shown this once
     Create {
+        /// The account
         #[arg(long, value_name = "ID")]
         account: AccountId,
         /// What the key is for
-        #[arg(long)]
+        #[arg(long, value_parser = values::label)]
         label: Option<String>,
         /// Time until the key stops working, such as 30d [default: never]
         #[arg(long, value_name = "TIME", value_parser = values::duration)]
@@ -27,11 +28,15 @@ pub enum Keys {
     },
     /// List an account's keys, without their secrets
     List {
+        /// The account
         #[arg(long, value_name = "ID")]
         account: AccountId,
     },
     /// Refuse a key from now on and cancel what runs under it
-    Revoke { id: CredentialId },
+    Revoke {
+        /// The key, by the id that `keys list` shows
+        id: CredentialId,
+    },
 }
 
 pub async fn run(context: &Context, command: Keys) -> Result {

@@ -17,9 +17,15 @@ pub enum Ledger {
     /// Check every invariant over everything stored
     Audit,
     /// Write a verified copy to a new file
-    Backup { file: PathBuf },
+    Backup {
+        /// Where to write it; what exists is left as it is
+        file: PathBuf,
+    },
     /// Replace the ledger with a copy; the node must be stopped. The replaced files are kept as *.replaced
-    Restore { file: PathBuf },
+    Restore {
+        /// A copy that `ledger backup` wrote
+        file: PathBuf,
+    },
 }
 
 pub async fn run(context: &Context, command: Ledger) -> Result {

@@ -33,7 +33,8 @@ pub fn served(qualified: QualifiedModel, config: &Config) -> Result<ServedModel,
 /// Bytes that a release is expected to take once it is loaded: weights about as large as its files, and on the CPU its KV
 /// cache. A GPU's caches have a share of their own.
 pub fn expected_bytes(qualified: &QualifiedModel, config: &Config) -> u64 {
-    qualified.manifest().bytes() + kv_bytes(config) as u64
+    let on_gpu = matches!(device::chosen(config), Ok(Some(_)));
+    qualified.manifest().bytes() + kv_bytes(config, on_gpu) as u64
 }
 
 fn text(source: &ModelSource) -> Result<Arc<TextModel>, String> {
@@ -42,7 +43,9 @@ fn text(source: &ModelSource) -> Result<Arc<TextModel>, String> {
 
 fn engine(source: &ModelSource, config: &Config) -> Result<fleet::Loaded, String> {
     let gpu = device::open(config).map_err(|failure| failure.to_string())?;
-    let (runner, info) = model_runner::load(source, &runner_options(config, gpu)).map_err(|error| error.to_string())?;
+    let options = runner_options(config, gpu);
+    let (runner, info) = model_runner::load(source, &options).map_err(|error| error.to_string())?;
+    let bytes = (info.weight_bytes + options.kv_bytes) as u64;
     let engine = &config.engine;
     let options = EngineOptions {
         max_batched_tokens: engine.max_batched_tokens,
@@ -52,7 +55,6 @@ fn engine(source: &ModelSource, config: &Config) -> Result<fleet::Loaded, String
         num_blocks: info.num_blocks,
         max_context: max_context(config).unwrap_or(usize::MAX).min(info.config.max_positions),
     };
-    let bytes = (info.weight_bytes + kv_bytes(config)) as u64;
     Ok(fleet::Loaded { engine: EngineHandle::start(runner, options), bytes })
 }
 
@@ -66,10 +68,10 @@ fn runner_options(config: &Config, gpu: Option<Arc<dyn Gpu>>) -> RunnerOptions {
         graph_rows: engine.gpu_graph_rows,
     };
     RunnerOptions {
+        kv_bytes: kv_bytes(config, gpu.is_some()),
         gpu: gpu.map(on_gpu),
         threads: config.threads(),
         dequantise: engine.dequantise,
-        kv_bytes: kv_bytes(config),
         block_size: engine.block_size,
         max_batched_tokens: engine.max_batched_tokens,
         max_context: max_context(config),
@@ -77,11 +79,8 @@ fn runner_options(config: &Config, gpu: Option<Arc<dyn Gpu>>) -> RunnerOptions {
 }
 
 /// Of the machine's own memory.
-fn kv_bytes(config: &Config) -> usize {
-    match device::chosen(config) {
-        Ok(Some(_)) => 0,
-        _ => config.engine.kv_mib << 20,
-    }
+fn kv_bytes(config: &Config, on_gpu: bool) -> usize {
+    if on_gpu { 0 } else { config.engine.kv_mib << 20 }
 }
 
 /// In the configuration 0 stands for the model's own limit.

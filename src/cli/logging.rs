@@ -5,11 +5,15 @@ use crate::config::{Log, LogFormat};
 use std::any::Any;
 use tracing_subscriber::EnvFilter;
 
+/// Which lines are written.
+pub fn filter(log: &Log) -> Result<EnvFilter> {
+    EnvFilter::try_new(&log.level)
+        .map_err(|error| Failure::new(format!("log.level = {:?}: {error}", log.level)).remedy("try `info`"))
+}
+
 /// Starts logging for the whole process.
 pub fn start(log: &Log) -> Result {
-    let filter = EnvFilter::try_new(&log.level)
-        .map_err(|error| Failure::new(format!("log.level = {:?}: {error}", log.level)).remedy("try `info`"))?;
-    let base = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let base = tracing_subscriber::fmt().with_env_filter(filter(log)?).with_writer(std::io::stderr);
     let started = match log.format {
         LogFormat::Text => base.with_ansi(super::output::colours()).with_target(false).try_init(),
         LogFormat::Json => base.json().flatten_event(true).try_init(),

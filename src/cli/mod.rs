@@ -60,6 +60,7 @@ struct Cli {
 }
 
 #[derive(Args, Debug)]
+#[command(next_help_heading = "Options of every command")]
 struct Globals {
     /// Folder of the ledger, models and records [default: the platform's convention, or CRESSET_DATA_DIR]
     #[arg(long, global = true, value_name = "DIR")]
@@ -117,7 +118,10 @@ enum Command {
     /// Give header-less tools a loopback address that adds the required headers
     Relay(relay::Arguments),
     /// Print a completion script for a shell
-    Completions { shell: clap_complete::Shell },
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
 }
 
 /// Parses the command line, runs the command, and turns what happened into an exit code.
@@ -209,9 +213,12 @@ mod tests {
     }
 
     #[test]
-    fn every_command_says_what_it_does() {
+    fn every_command_and_argument_is_described() {
         fn check(command: &clap::Command) {
             assert!(command.get_about().is_some(), "{} has no description", command.get_name());
+            for argument in command.get_arguments() {
+                assert!(argument.get_help().is_some(), "{argument} of {} has no description", command.get_name());
+            }
             command.get_subcommands().for_each(check);
         }
         check(&Cli::command());

@@ -1,5 +1,6 @@
 //! `cresset models`: the releases of the data folder, as documents and as text for people.
 
+use super::text;
 use crate::catalogue::{Catalogue, Entry, Error, FetchOptions, Manifest, NotQualified, Progress};
 use crate::clock::UnixMillis;
 use crate::config::Config;
@@ -146,7 +147,7 @@ pub fn show_text(document: &Value) -> String {
 
 /// Strings without their quotes.
 fn words(value: &Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+    value.as_str().map_or_else(|| value.to_string(), text::plain)
 }
 
 #[cfg(test)]

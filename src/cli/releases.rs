@@ -4,7 +4,7 @@ use super::context::Context;
 use super::load::load;
 use super::output::{Failure, Result, note};
 use super::progress::Progress;
-use super::{models, qualify};
+use super::{models, qualify, values};
 use crate::catalogue::{self, Catalogue, Manifest, NotQualified, QualifiedModel};
 use crate::clock::{Clock, SystemClock};
 use crate::ids::ModelId;
@@ -30,6 +30,7 @@ pub enum Models {
     },
     /// Add a GGUF file or a folder in Hugging Face layout from this machine
     Add {
+        /// The file or folder
         #[arg(long)]
         path: PathBuf,
         /// Name for the command line [default: from the file's name]
@@ -38,11 +39,13 @@ pub enum Models {
     },
     /// Remove a release's files and records
     Remove {
+        /// The release, by name or id
         #[arg(value_name = "NAME")]
         release: String,
     },
     /// Show a release's manifest and its records
     Show {
+        /// The release, by name or id
         #[arg(value_name = "NAME")]
         release: String,
     },
@@ -59,7 +62,7 @@ pub struct Arguments {
     #[arg(long, default_value = "quick")]
     suite: SuiteName,
     /// Write a report: HTML, Markdown or JSON, as the file's extension says
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = values::report)]
     report: Option<PathBuf>,
 }
 
@@ -91,7 +94,9 @@ pub async fn run_models(context: &Context, command: Models) -> Result {
         Models::List => output.result(&list(context, &catalogue).await?, models::list_text),
         Models::Pull { release } => output.result(&pull(context, release).await?, models::pulled_text),
         Models::Add { path, name } => output.result(&add(context, path, name).await?, models::pulled_text),
-        Models::Remove { release } => output.result(&models::remove(&catalogue, &release)?, models::removed_text),
+        Models::Remove { release } => {
+            output.result(&remove(context, &catalogue, &release).await?, models::removed_text)
+        }
         Models::Show { release } => output.result(&models::show(&catalogue, &release)?, models::show_text),
     }
 }
@@ -99,14 +104,25 @@ pub async fn run_models(context: &Context, command: Models) -> Result {
 async fn list(context: &Context, catalogue: &Catalogue) -> Result<Value> {
     let host = qualify::host_of(&context.config)?;
     let max_age = context.config.qualification.max_age_days;
-    Ok(models::list(catalogue, &host, max_age, SystemClock.now(), &loaded(context).await?)?)
+    let loaded = served(context, |model| model["state"] == "loaded").await?;
+    Ok(models::list(catalogue, &host, max_age, SystemClock.now(), &loaded)?)
 }
 
-/// Models of the running node; none where no node runs.
-async fn loaded(context: &Context) -> Result<Vec<ModelId>> {
+/// Models of the running node that are `so`; none where no node runs.
+async fn served(context: &Context, so: impl Fn(&Value) -> bool) -> Result<Vec<ModelId>> {
     let status = context.ask_node(&AdminCommand::Status).await?.unwrap_or_default();
-    let loaded = status["models"].as_array().into_iter().flatten().filter(|model| model["state"] == "loaded");
-    Ok(loaded.filter_map(|model| model["id"].as_str()?.parse().ok()).collect())
+    let models = status["models"].as_array().into_iter().flatten().filter(|model| so(model));
+    Ok(models.filter_map(|model| model["id"].as_str()?.parse().ok()).collect())
+}
+
+/// Not under a node that offers the release to its clients and may load it again.
+async fn remove(context: &Context, catalogue: &Catalogue, wanted: &str) -> Result<Value> {
+    let manifest = catalogue.find(wanted)?;
+    if served(context, |_| true).await?.contains(&manifest.id) {
+        let what = format!("{} is served by the node that runs on this data folder", manifest.name);
+        return Err(Failure::new(what).remedy("stop the node, then remove the release"));
+    }
+    Ok(models::remove(catalogue, wanted)?)
 }
 
 async fn pull(context: &Context, release: String) -> Result<Value> {
@@ -170,7 +186,7 @@ async fn qualify_release(context: &Context, manifest: Manifest, suite: Suite) ->
 }
 
 pub fn cannot_load(name: &str, why: &str) -> Failure {
-    Failure::new(format!("cannot load {name}: {why}")).remedy(format!("fetch it again: cresset models pull {name}"))
+    Failure::new(format!("cannot load {name}: {why}")).remedy("if its files are damaged, pull or add it again")
 }
 
 /// Fetches and qualifies the release where that was not done yet.
@@ -205,22 +221,21 @@ pub fn servable(context: &Context, names: &[String]) -> Result<Vec<QualifiedMode
     let host = qualify::host_of(&context.config)?;
     let prove = |name: &String| qualified(context, &catalogue.find(name)?, &host).map_err(Failure::new);
     let mut proven = names.iter().map(prove).collect::<Result<Vec<_>>>()?;
-    let mut refused = None;
+    let mut refused = Vec::new();
     for manifest in catalogue.manifests()?.into_iter().filter(|manifest| catalogue.is_pulled(manifest)) {
         match qualified(context, &manifest, &host) {
             Ok(model) if proven.iter().any(|known| known.id() == model.id()) => {}
             Ok(model) => proven.push(model),
-            Err(why) => refused = Some(why),
+            Err(why) => refused.push(why.to_string()),
         }
     }
-    match (proven.is_empty(), refused) {
-        (true, Some(why)) => Err(Failure::new(format!("there is no model to serve: {why}"))),
-        (true, None) => Err(Failure::new("there is no model to serve")
+    match (proven.is_empty(), refused.as_slice()) {
+        (true, []) => Err(Failure::new("there is no model to serve")
             .remedy("fetch one with `cresset models pull NAME` and prove it with `cresset qualify NAME`")),
-        (false, refused) => {
-            if let Some(why) = refused.filter(|_| names.is_empty()) {
-                note(&format!("not served: {why}"));
-            }
+        (true, all) => Err(Failure::new(format!("there is no model to serve: {}", all.join("; ")))),
+        (false, all) => {
+            // Who names models knows of the others.
+            all.iter().filter(|_| names.is_empty()).for_each(|why| note(&format!("not served: {why}")));
             Ok(proven)
         }
     }

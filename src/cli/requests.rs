@@ -18,6 +18,7 @@ const COLUMNS: &[&str] =
 pub enum Requests {
     /// List an account's requests, newest last
     List {
+        /// The account
         #[arg(long, value_name = "ID")]
         account: AccountId,
         /// Only those in this state
@@ -26,12 +27,14 @@ pub enum Requests {
     },
     /// Show one request with all its attempts
     Show {
+        /// The request: what its client sent as Idempotency-Key
         id: RequestId,
         #[command(flatten)]
         scope: Scope,
     },
     /// Stop a queued or running request; a finished one is left as it is
     Cancel {
+        /// The request: what its client sent as Idempotency-Key
         id: RequestId,
         #[command(flatten)]
         scope: Scope,

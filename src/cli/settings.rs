@@ -2,6 +2,7 @@
 
 use super::Globals;
 use super::context::{data_dir, load_config};
+use super::logging;
 use super::output::{Output, Result, Style, style};
 use crate::config::{Config, Loaded, Origin};
 use crate::server::openapi::document;
@@ -32,13 +33,14 @@ pub fn run(globals: &Globals, command: &Settings) -> Result {
     let loaded = load_config(globals, &data_dir(globals)?, &[])?;
     match command {
         Settings::Openapi => output.result(&document(&loaded.config), |document| format!("{document:#}\n")),
-        Settings::Check => output.result(&check(&loaded), |_| "the configuration is sound\n".to_owned()),
+        Settings::Check => output.result(&check(&loaded)?, |_| "the configuration is sound\n".to_owned()),
         _ => output.result(&show(&loaded), listing),
     }
 }
 
-fn check(loaded: &Loaded) -> Value {
-    json!({ "ok": true, "keys_set": loaded.origins.len() })
+fn check(loaded: &Loaded) -> Result<Value> {
+    logging::filter(&loaded.config.log)?;
+    Ok(json!({ "ok": true, "keys_set": loaded.origins.len() }))
 }
 
 /// Every key there is, the ones without a value included. Secrets are named but not shown.

@@ -22,9 +22,19 @@ pub fn table(document: &Value, columns: &[&str]) -> String {
     if rows.is_empty() {
         return "(none)\n".to_owned();
     }
-    let head = columns.iter().map(|name| name.rsplit('.').next().unwrap_or(name).to_uppercase()).collect();
+    let head = columns.iter().map(|name| heading(name)).collect();
     let body = rows.iter().map(|row| columns.iter().map(|name| cell(name, reach(row, name))).collect());
     align(&std::iter::once(head).chain(body).collect::<Vec<_>>())
+}
+
+/// `after.trialUnits` is headed `TRIAL_UNITS`.
+fn heading(path: &str) -> String {
+    let name = path.rsplit('.').next().unwrap_or(path);
+    name.chars().fold(String::new(), |mut text, c| {
+        text.extend(c.is_uppercase().then_some('_'));
+        text.push(c.to_ascii_uppercase());
+        text
+    })
 }
 
 /// A freshly issued credential: the only time its secret is seen.
@@ -53,10 +63,15 @@ fn cell(name: &str, value: &Value) -> String {
     let is_time = name == "at" || name.ends_with("_at");
     match value {
         Value::Null => "-".to_owned(),
-        Value::String(text) => text.clone(),
+        Value::String(text) => plain(text),
         Value::Number(number) if is_time => number.as_u64().map_or_else(|| number.to_string(), utc),
         other => other.to_string(),
     }
+}
+
+/// Without what would move a terminal's cursor: some texts come out of model files.
+pub fn plain(text: &str) -> String {
+    text.replace(char::is_control, "\u{fffd}")
 }
 
 /// Unix seconds as `2026-01-31 12:00:00Z`. Days to a date as in Hinnant, "chrono-Compatible Low-Level Date Algorithms".
@@ -110,9 +125,9 @@ mod tests {
 
     #[test]
     fn tables_align_and_reach_into_objects() {
-        let list = json!({ "data": [{ "id": "a", "at": 0, "x": { "n": 5 } }, { "id": "long", "at": null, "x": {} }] });
-        let expect = "ID    AT                    N\na     1970-01-01 00:00:00Z  5\nlong  -                     -\n";
-        assert_eq!(table(&list, &["id", "at", "x.n"]), expect);
+        let list = json!({ "data": [{ "id": "\u{1b}", "at": 0, "x": { "nUnits": 5 } }, { "id": "long", "at": null, "x": {} }] });
+        let expect = "ID    AT                    N_UNITS\n\u{fffd}     1970-01-01 00:00:00Z  5\nlong  -                     -\n";
+        assert_eq!(table(&list, &["id", "at", "x.nUnits"]), expect);
         assert_eq!(table(&json!({ "data": [] }), &["id"]), "(none)\n");
     }
 }

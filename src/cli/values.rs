@@ -1,7 +1,29 @@
-//! Values people type: amounts and durations.
+//! Values people type: amounts, durations, names.
 
 use crate::clock::{Clock, SystemClock, UnixMillis};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+/// Longest name, label or reference, characters.
+const MAX_LABEL: usize = 128;
+
+/// What is shown to people later on: something to see, and nothing that moves a terminal's cursor.
+pub fn label(text: &str) -> Result<String, String> {
+    let fits = text.chars().count() <= MAX_LABEL && !text.contains(char::is_control) && !text.trim().is_empty();
+    let expected = || format!("expected 1 to {MAX_LABEL} characters, none of them a control character");
+    fits.then(|| text.to_owned()).ok_or_else(expected)
+}
+
+/// A report to write: found out before the work it tells of, not after.
+pub fn report(text: &str) -> Result<PathBuf, String> {
+    let file = PathBuf::from(text);
+    let known = file.extension().is_some_and(|kind| ["html", "htm", "md", "json"].iter().any(|name| kind == *name));
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+    if known && folder.is_none_or(Path::is_dir) {
+        return Ok(file);
+    }
+    Err("expected a file in a folder that exists, ending in .html, .md or .json".to_owned())
+}
 
 /// Microcredits: digits, with `_` between them where that helps reading.
 pub fn units(text: &str) -> Result<u64, String> {
@@ -45,6 +67,26 @@ mod tests {
         check("2w", Some(1_209_600));
         for wrong in ["", "d", "30", "-1d", "1.5h", "0s", "30é", "99999999999999999999d", "18446744073709551615w"] {
             check(wrong, None);
+        }
+    }
+
+    #[test]
+    fn labels() {
+        for right in ["acme", "Zoë & Co.", &"x".repeat(MAX_LABEL)] {
+            assert_eq!(label(right).as_deref(), Ok(right));
+        }
+        for wrong in ["", " ", "two\nlines", "\u{1b}[31mred", &"x".repeat(MAX_LABEL + 1)] {
+            assert!(label(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn reports() {
+        for right in ["report.html", "./report.md", "../report.json"] {
+            assert_eq!(report(right), Ok(right.into()));
+        }
+        for wrong in ["", "report", "report.txt", "/nowhere/report.md"] {
+            assert!(report(wrong).is_err(), "{wrong:?}");
         }
     }
 

@@ -68,7 +68,7 @@ impl Runner for GpuRunner {
         let vocab_size = self.model.config().vocab_size;
         let (mut encoded, mut refused) = (Vec::with_capacity(rows.len()), Vec::with_capacity(rows.len()));
         for row in rows {
-            let (row, reason) = match device_row(row, row.pending, vocab_size) {
+            let (row, reason) = match device_row(row, vocab_size) {
                 Ok(row) => (row, None),
                 Err(error) => ((GREEDY, Vec::new()), Some(error.to_string())),
             };

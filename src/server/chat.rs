@@ -119,7 +119,7 @@ async fn answer(node: &Arc<Node>, call: &Call) -> Result<Response, ApiError> {
 fn recall(node: &Node, call: &Call) -> Result<Option<RequestRecord>, ApiError> {
     let ledger = node.store.read()?;
     if let Some(record) = ledger.request(&call.key)? {
-        match replay::judge(&record, &call.fingerprint)? {
+        match replay::judge(node, &record, &call.fingerprint)? {
             Known::Answered => return Ok(Some(record)),
             Known::MayRetry => {}
         }

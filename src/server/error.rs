@@ -71,7 +71,7 @@ pub enum ApiError {
     ControlPlaneUnavailable,
     #[error("The node has more work than it can take. Retry after the time in Retry-After.")]
     Overloaded { retry_after: Duration },
-    #[error("The node is shutting down and takes no new requests.")]
+    #[error("The node is shutting down; nothing was charged. Sending the same request again later is safe.")]
     Draining,
     #[error("The request did not finish within its time limit and was not charged.")]
     DeadlineExceeded,

@@ -19,10 +19,14 @@ pub enum Known {
     MayRetry,
 }
 
-/// Whether the record is this very request, and where it stands.
-pub fn judge(record: &RequestRecord, fingerprint: &[u8; 32]) -> Result<Known, ApiError> {
+/// Whether the record is this very request, and where it stands. However it ended, past its retention it is only known.
+pub fn judge(node: &Node, record: &RequestRecord, fingerprint: &[u8; 32]) -> Result<Known, ApiError> {
     if record.fingerprint != *fingerprint {
         return Err(ApiError::IdempotencyKeyReused);
+    }
+    let until = record.latest().finished_at.map(|at| at.0.saturating_add(node.config.requests.replay_ms()));
+    if until.is_some_and(|until| until <= node.clock.now().0) {
+        return Err(ApiError::RequestResultExpired);
     }
     match record.latest().state {
         AttemptState::Completed => Ok(Known::Answered),

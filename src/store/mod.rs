@@ -225,6 +225,11 @@ impl Store {
         health.reachable() && health.trusted().is_ok()
     }
 
+    /// True while new requests are refused for want of disk space.
+    pub fn is_space_low(&self) -> bool {
+        self.inner.shared.is_space_low()
+    }
+
     fn enqueue(&self, work: Work) -> oneshot::Receiver<Result<Outcome>> {
         let (reply, waiting) = oneshot::channel();
         self.inner.shared.queue.push(Job::new(work, Some(reply)));

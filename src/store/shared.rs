@@ -15,6 +15,9 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
+/// Free space under which nothing new is begun.
+const MIN_FREE_BYTES: u64 = 512 << 20;
+
 pub(super) struct Shared {
     pub disk: Box<dyn Disk>,
     pub clock: Arc<dyn Clock>,
@@ -41,6 +44,11 @@ impl Shared {
             files: RwLock::new(Some(files)),
             audited: Mutex::default(),
         }
+    }
+
+    /// Where free space cannot be told, there is enough.
+    pub fn is_space_low(&self) -> bool {
+        self.disk.free_bytes().is_ok_and(|free| free < MIN_FREE_BYTES)
     }
 
     pub fn files(&self) -> RwLockReadGuard<'_, Option<Files>> {

@@ -28,8 +28,6 @@ use std::time::{Duration, Instant};
 const MAX_BATCH: usize = 256;
 /// Reservations of earlier boots released in one transaction.
 const RECOVERY_BATCH: usize = 1_000;
-/// Free space under which nothing new is begun.
-pub(super) const MIN_FREE_BYTES: u64 = 512 << 20;
 /// Free space under which a failed ledger is not reopened yet.
 const MIN_REOPEN_BYTES: u64 = 16 << 20;
 /// How long one look at the free space holds.
@@ -224,10 +222,9 @@ impl Writer {
         if let Some((_, low)) = self.space_checked.filter(fresh) {
             return low;
         }
-        let free = self.shared.disk.free_bytes();
-        let low = free.is_ok_and(|free| free < MIN_FREE_BYTES);
+        let low = self.shared.is_space_low();
         if low {
-            tracing::error!("disk space is low: admissions are refused");
+            tracing::error!("less than 512 MiB are free where the data folder is: new requests are refused");
         }
         self.space_checked = Some((Instant::now(), low));
         low

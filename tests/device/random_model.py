@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """A model with random weights, and what PyTorch and transformers make of it.
 
-    random_model.py make FOLDER [--tiny]      writes config.json and seeded bf16 weights in the shape of Llama 3.1 8B
-    random_model.py prompts FOLDER            prints prompts for it: a JSON list of lists of token ids
+    random_model.py make FOLDER [--tiny]      writes config.json, seeded bf16 weights in the shape of Llama 3.1 8B, and prompts.json
     random_model.py compare FOLDER FILE       reads what `on_device check` printed; exits with 1 when it is too far off
     random_model.py speed FOLDER              decoded tokens a second at batch 1, compiled, with a static cache
+    random_model.py paged FOLDER [--tiny]     produced tokens a second of transformers' continuous batching
 
 Needs torch, transformers and safetensors; no network. Uses the first GPU where there is one.
 """
@@ -34,6 +34,9 @@ LIMITS = {"bf16": 1e-2, "f32": 1e-4}
 PROMPT_LENGTHS = [1, 7, 33, 128, 300, 511]
 # Tokens decoded for the speed, behind so many others.
 DECODED, CONTEXT = 64, 1000
+# Prompt, answer, requests; the first two lengths are those of `on_device offline`.
+PAGED, PAGED_TINY = [(128, 128, 1024), (1000, 1000, 400)], [(8, 4, 3)]
+HEAD = "| work | measured | of the ceiling | target |\n|---|---|---|---|"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -54,6 +57,12 @@ def make(folder, *flags):
         total += sum(tensor.nbytes for tensor in tensors.values())
     with open(f"{folder}/model.safetensors.index.json", "w") as out:
         json.dump({"metadata": {"total_size": total}, "weight_map": weight_map}, out)
+    with open(f"{folder}/prompts.json", "w") as out:
+        json.dump([random_ids(config["vocab_size"], n, n) for n in PROMPT_LENGTHS], out)
+
+
+def random_ids(vocab_size, count, seed):
+    return torch.randint(vocab_size, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 def outer(config):
@@ -76,20 +85,12 @@ def weights(shape, generator):
     return (values + 1 if len(shape) == 1 else values).bfloat16().cpu()
 
 
-def prompts(folder):
-    with open(f"{folder}/config.json") as file:
-        vocab_size = json.load(file)["vocab_size"]
-    generator = torch.Generator().manual_seed(2)
-    print(json.dumps([torch.randint(vocab_size, (n,), generator=generator).tolist() for n in PROMPT_LENGTHS]))
-
-
 def load(folder, kind):
     from transformers import AutoModelForCausalLM
-    dtype = {"bf16": torch.bfloat16, "f32": torch.float32}[kind]
     # Products in f32 that are not rounded to tf32.
     torch.set_float32_matmul_precision("highest")
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
-    return model.to(DEVICE).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="eager").to(DEVICE).eval()
+    return model.float() if kind == "f32" else model
 
 
 @torch.inference_mode()
@@ -98,6 +99,8 @@ def compare(folder, path):
         said = json.load(file)
     model, limit, failed = load(folder, said["kind"]), LIMITS[said["kind"]], False
     print("| run | relative error | largest error | same tokens |\n|---|---:|---:|---:|")
+    for ways, tokens in said["same"].items():
+        print(f"| {said['kind']}, {ways} | the same bits | | {tokens} of {tokens} |")
     for run, entries in said["runs"].items():
         found, wanted, agree, steps = [], [], 0, 0
         for entry in entries:
@@ -133,6 +136,7 @@ def speed(folder):
                   cache_position=position).logits[:, -1:].argmax(-1)
     # Graphs need a GPU; without one this only shows that the loop runs.
     step = torch.compile(model.forward, mode="reduce-overhead") if DEVICE == "cuda" else model.forward
+    print(HEAD)
     for name in ["warm-up", "timed"]:
         start = time.perf_counter()
         for _ in range(DECODED):
@@ -140,11 +144,45 @@ def speed(folder):
             token = step(token, past_key_values=cache, cache_position=position).logits[:, -1:].argmax(-1).clone()
         token.item()
         seconds = time.perf_counter() - start
-        print(f"transformers, bf16, batch 1, {name}: {DECODED / seconds:.1f} tok/s", flush=True)
+        print(f"| transformers compiled, 1 row after {CONTEXT} tokens, {name} | {DECODED / seconds:.1f} tok/s | | |", flush=True)
+
+
+def paged(folder, *flags):
+    """The first way of attention that this version can use here; it may take a better one by itself."""
+    model = load(folder, "bf16")
+    for attention in ["sdpa", "paged|sdpa", "paged|eager"]:
+        try:
+            model.set_attn_implementation(attention)
+            # Graphs are recorded and kernels chosen before what counts.
+            batched(model, *PAGED_TINY[0])
+            break
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+    else:
+        sys.exit(f"no continuous batching here: {why}")
+    print(HEAD)
+    for prompt, answer, requests in PAGED_TINY if "--tiny" in flags else PAGED:
+        seconds = batched(model, prompt, answer, requests)
+        print(f"| transformers, continuous batching ({model.config._attn_implementation}), {prompt} in, {answer} out, {requests} requests "
+              f"| {requests * answer / seconds:.0f} tok/s | | |", flush=True)
+
+
+def batched(model, prompt, answer, requests):
+    """Seconds, graphs recorded and the cache made included, where this version does that in each call."""
+    from transformers import GenerationConfig
+    inputs = [random_ids(model.config.vocab_size, prompt, seed) for seed in range(requests)]
+    # No token ends a text.
+    config = GenerationConfig(max_new_tokens=answer, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    start = time.perf_counter()
+    outputs = model.generate_batch(inputs=inputs, generation_config=config, progress_bar=False)
+    produced = sum(len(output.generated_tokens) for output in outputs.values())
+    if produced != requests * answer:
+        raise RuntimeError(f"{produced} tokens where {requests * answer} were asked for")
+    return time.perf_counter() - start
 
 
 if __name__ == "__main__":
-    commands = {"make": make, "prompts": prompts, "compare": compare, "speed": speed}
+    commands = {"make": make, "compare": compare, "speed": speed, "paged": paged}
     if len(sys.argv) < 3 or sys.argv[1] not in commands:
         sys.exit(__doc__)
     sys.exit(bool(commands[sys.argv[1]](*sys.argv[2:])))

@@ -47,7 +47,8 @@ fn exit_codes_tell_failure_from_wrong_usage() {
     check(&[], 2, "Usage");
     check(&["acounts"], 2, "accounts");
     check(&["keys", "create"], 2, "--account");
-    check(&["keys", "create", "--account", "me"], 2, "--account");
+    check(&["keys", "create", "--account", "me"], 2, "expected an id such as");
+    check(&["accounts", "create", "--name", "two\nlines"], 2, "control character");
     check(&["keys", "create", "--account", NOBODY, "--expires-in", "soon"], 2, "30d");
     check(
         &["credits", "grant", "--account", NOBODY, "--bucket", "gold", "--units", "1", "--reference", "r"],
@@ -127,6 +128,7 @@ fn wrong_configuration_names_key_and_line() {
     check("[engine]\nkv_mibs = 64\n", &["cresset.toml", "line 2", "kv_mibs"]);
     check("[listen]\n\npublic = \"nowhere\"\n", &["line 3", "public"]);
     check("[engine]\nblock_size = 17\n", &["engine.block_size"]);
+    check("[log]\nlevel = \"cresset=loud\"\n", &["log.level", "try `info`"]);
 }
 
 #[test]
@@ -267,16 +269,23 @@ fn models_are_listed_with_how_far_they_have_come() {
     };
     let states = |row: Value| ["pulled", "qualified", "loaded"].map(|state| row[state] == true);
     assert_eq!(states(row()), [true, true, false]);
-    let _node = folder.serve();
+    let node = folder.serve();
     assert_eq!(states(row()), [true, true, true]);
+    let message = folder.fails(&["models", "remove", "tiny"], 1);
+    assert!(message.contains("is served") && message.contains("stop the node"), "{message}");
+    node.kill();
+    folder.json(&["models", "remove", "tiny"]);
+    assert!(!folder.path().join("models/tiny").exists());
 }
 
 #[test]
 fn a_model_that_did_not_qualify_here_is_not_served() {
     let folder = Folder::ready();
     std::fs::remove_dir_all(folder.path().join("qualification")).unwrap();
+    folder.json(&["models", "add", "--path", folder.path().join("tiny.gguf").to_str().unwrap(), "--name", "another"]);
     let message = folder.fails(&["serve", "--listen", "127.0.0.1:0", "--operator", "127.0.0.1:0"], 1);
-    assert!(message.contains("cresset qualify tiny"), "{message}");
+    let both = ["tiny", "another"].map(|name| message.contains(&format!("cresset qualify {name}")));
+    assert_eq!(both, [true, true], "{message}");
 }
 
 /// One run of the main job on a folder that has the release; its document and what it said on the way.

@@ -150,13 +150,30 @@ async fn a_refused_admission_leaves_the_id_free() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn expired_answers_are_gone_and_not_run_again() {
-    let world = World::with(|setup| setup.config.requests.body_retention_hours = 0).await;
-    let (id, body) = (Uuid::new_v4(), world.ask(json!({})));
-    assert_eq!(world.post(id, &body).await.status, 200);
-    let balances = world.balances().await;
-    assert_eq!(world.post(id, &body).await.error(), (410, "request_result_expired".into()));
-    assert_eq!(world.balances().await, balances);
+async fn whatever_has_expired_is_gone_and_not_run_again() {
+    let world = World::with(|setup| {
+        setup.config.requests.body_retention_hours = 0;
+        setup.step = Duration::from_millis(5);
+        setup.failures = vec![(0, Failure::Error)];
+    })
+    .await;
+    let bodies = [json!({}), json!({}), json!({ "ignore_eos": true, "max_tokens": 900 })].map(|more| world.ask(more));
+    for (body, state) in bodies.iter().zip(["failed", "completed", "cancelled"]) {
+        let id = Uuid::new_v4();
+        let cancel = async {
+            world.reaches_any(id).await;
+            if state == "cancelled" {
+                world.delete(id).await;
+            }
+        };
+        tokio::join!(world.post(id, body), cancel);
+        assert_eq!(world.request(id).await["state"], state);
+        let balances = world.balances().await;
+        assert_eq!(world.post(id, body).await.error(), (410, "request_result_expired".into()), "{state}");
+        let changed = world.ask(json!({ "seed": 1 }));
+        assert_eq!(world.post(id, &changed).await.error(), (422, "idempotency_key_reused".into()), "{state}");
+        assert_eq!((world.request(id).await["attempt_count"].clone(), world.balances().await), (json!(1), balances));
+    }
     world.close().await;
 }
 

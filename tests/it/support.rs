@@ -11,6 +11,8 @@ use cresset::ledger::{AccountStatus, Bucket, Command, Credential, CredentialKind
 use cresset::server::{self, LoadedModel, Node};
 use cresset::store::{Store, StoreError};
 use cresset::text::TextModel;
+use cresset_models::loader::gguf::Value as Metadata;
+use cresset_models::testing::TinyLlama;
 use cresset_qualification::ServingSettings;
 use cresset_qualification::record::{POLICY_VERSION, Record, Verdict};
 use http_body_util::{BodyExt, Full};
@@ -48,6 +50,8 @@ pub struct Setup {
     pub max_batched_tokens: usize,
     /// Blocks of 16 tokens.
     pub num_blocks: usize,
+    /// In place of the tiny model's own chat template.
+    pub template: Option<&'static str>,
 }
 
 impl Default for Setup {
@@ -68,6 +72,7 @@ impl Default for Setup {
             max_waiting: 64,
             max_batched_tokens: 256,
             num_blocks: 4096,
+            template: None,
         }
     }
 }
@@ -359,7 +364,7 @@ fn random() -> [u8; 32] {
 }
 
 fn load(setup: &Setup, folder: &std::path::Path, seed: u64) -> LoadedModel {
-    let qualified = qualified(folder, seed);
+    let qualified = qualified_with(folder, seed, setup.template);
     let text = Arc::new(TextModel::load(qualified.source()).unwrap());
     let mut script = text.tokenizer.encode(setup.reply, false).unwrap();
     if setup.ends {
@@ -380,9 +385,17 @@ fn load(setup: &Setup, folder: &std::path::Path, seed: u64) -> LoadedModel {
 
 /// A tiny model with a record that says it was proven here. What the record rests on is not this test's subject.
 pub fn qualified(folder: &std::path::Path, seed: u64) -> QualifiedModel {
+    qualified_with(folder, seed, None)
+}
+
+fn qualified_with(folder: &std::path::Path, seed: u64, template: Option<&str>) -> QualifiedModel {
     let name = format!("tiny-{seed}");
     let file = folder.join(format!("{name}.gguf"));
-    cresset_models::testing::tiny_llama_gguf(&file, seed).unwrap();
+    let mut gguf = TinyLlama { seed, ..TinyLlama::default() }.gguf();
+    if let Some(template) = template {
+        gguf.set("tokenizer.chat_template", Metadata::String(template.into()));
+    }
+    std::fs::write(&file, gguf.to_bytes()).unwrap();
     let catalogue = Catalogue::new(folder);
     let manifest = catalogue.add(&file, Some(&name), &mut |_| {}).unwrap();
     let settings = ServingSettings {

@@ -1,6 +1,7 @@
 //! One op at one shape: what to launch, what it moves, and what some of its outputs must be.
 
 use crate::Result;
+use crate::data::value;
 use cresset_kernels::gpu::{Buffer, Gpu, Kind};
 use half::bf16;
 use std::sync::Arc;
@@ -52,26 +53,7 @@ fn read(buffer: &Buffer) -> Result<Vec<f64>> {
     })
 }
 
-/// Values in (-1, 1) by their index, so that no copy has to be kept; of bf16 precision.
-pub fn value(seed: usize, index: usize) -> f64 {
-    let mixed = (index as u64 ^ (seed as u64) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let mixed = (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 56;
-    (mixed as f64 - 127.5) / 128.0
-}
-
-pub fn bf16s(gpu: &Arc<dyn Gpu>, seed: usize, len: usize) -> Result<Arc<Buffer>> {
-    let values: Vec<bf16> = (0..len).map(|i| bf16::from_f64(value(seed, i))).collect();
-    Ok(Arc::new(Buffer::from_slice(gpu, &values)?))
-}
-
 pub fn f32s(gpu: &Arc<dyn Gpu>, seed: usize, len: usize) -> Result<Arc<Buffer>> {
     let values: Vec<f32> = (0..len).map(|i| value(seed, i) as f32).collect();
     Ok(Arc::new(Buffer::from_slice(gpu, &values)?))
-}
-
-/// Full of NaN, so that what is not written shows.
-pub fn output(gpu: &Arc<dyn Gpu>, kind: Kind, len: usize) -> Result<Arc<Buffer>> {
-    let buffer = Buffer::new(gpu, kind, len)?;
-    gpu.fill(buffer.view(), 0xff)?;
-    Ok(Arc::new(buffer))
 }

@@ -1,6 +1,7 @@
 //! The products of a decoder, as fast as can be and batch-invariant.
 
-use crate::case::{Case, TOLERANCE, bf16s, output, value};
+use crate::case::{Case, TOLERANCE};
+use crate::data::{bf16s, output, value};
 use crate::{Model, Result};
 use cresset_kernels::gpu::{Buffer, Gpu, Kind};
 use cresset_kernels::linear::gpu::{Linear, Mode, linear};

@@ -1,10 +1,11 @@
 //! The first and the last op of a step.
 
-use crate::case::{Case, bf16s, f32s, output, value};
+use crate::case::{Case, f32s};
+use crate::data::{bf16s, output, value};
 use crate::{Model, Result};
 use cresset_kernels::embedding::gpu::{Gather, gather};
 use cresset_kernels::gpu::{Buffer, Gpu, Kind};
-use cresset_kernels::sampling::gpu::{MOST_TOP_LOGPROBS, Sample, encode, encoded_words, sample, workspace};
+use cresset_kernels::sampling::gpu::{History, MOST_TOP_LOGPROBS, Sample, encode, encoded_words, sample, workspace};
 use std::sync::Arc;
 
 pub fn cases<'a>(gpu: &'a Arc<dyn Gpu>, model: &'a Model) -> impl Iterator<Item = Result<Case>> + 'a {
@@ -17,13 +18,17 @@ fn embedded(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> {
     let table = bf16s(gpu, 0, rows * width)?;
     let id = move |i: usize| i * 7_919 % rows;
     let ids: Vec<u32> = (0..n).map(|i| id(i) as u32).collect();
-    let [ids, feedback, previous] = [ids, vec![u32::MAX; n], vec![0]].map(|words| Buffer::from_slice(gpu, &words));
-    let (ids, feedback, previous) = (ids?, feedback?, previous?);
+    let places = (0..n as u32).collect();
+    let arrays = [ids, vec![u32::MAX; n], vec![0], places].map(|words| Buffer::from_slice(gpu, &words));
+    let [ids, feedback, previous, slots] = arrays;
+    let (ids, feedback, previous, slots) = (ids?, feedback?, previous?, slots?);
+    let history = output(gpu, Kind::U32, n)?;
     let out = output(gpu, Kind::Bf16, n * width)?;
     let (on, written) = (gpu.clone(), out.clone());
     let launch = move |_| {
         let [table, ids, feedback, previous] = [table.view(), ids.view(), feedback.view(), previous.view()];
-        gather(&*on, &Gather { table, width, ids, feedback, previous, scale: 1.0, out: written.view() })
+        let (slots, history, out) = (slots.view(), history.view(), written.view());
+        gather(&*on, &Gather { table, width, ids, feedback, previous, slots, history, scale: 1.0, out })
     };
     Ok(Case {
         op: "embedding",
@@ -43,19 +48,20 @@ fn sampled(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> {
     let vocab_size = m.vocab_size;
     let logits = f32s(gpu, 0, n * vocab_size)?;
     let mut words = vec![0; encoded_words(n, 0)];
-    encode(&[], n, &mut words);
-    let [params, previous] = [words, vec![0]].map(|words| Buffer::from_slice(gpu, &words));
-    let (params, previous) = (params?, previous?);
+    encode(&[], |_| 0, n, 0, &mut words);
+    let [params, empty] = [words, vec![0]].map(|words| Buffer::from_slice(gpu, &words));
+    let (params, empty) = (params?, empty?);
     let out = output(gpu, Kind::U32, n)?;
     let results = output(gpu, Kind::U32, n * (2 + 2 * MOST_TOP_LOGPROBS))?;
     let workspace = output(gpu, Kind::U8, workspace(n, vocab_size))?;
     let (on, written) = (gpu.clone(), out.clone());
     let launch = move |_| {
+        let none = empty.view();
         let args = Sample {
             logits: logits.view(),
             vocab_size,
             params: params.view(),
-            previous: previous.view(),
+            history: History { tokens: none, seq_lens: none, tables: none, header: none, block_size: 16 },
             tokens: written.view(),
             results: results.view(),
             workspace: workspace.view(),

@@ -1,26 +1,19 @@
 //! Times of launches, and what the device can do at most.
 
 use crate::Result;
-use crate::case::{bf16s, output};
+use crate::data::{bf16s, output};
 use cresset_kernels::gpu::{Buffer, Gemm, Gpu, Kind};
 use std::sync::Arc;
 use std::time::Instant;
 
 /// The i-th launch in a row.
-type Launches<'a> = &'a dyn Fn(usize) -> cresset_kernels::Result<()>;
+pub type Launches<'a> = &'a dyn Fn(usize) -> cresset_kernels::Result<()>;
 
 /// Launches of one graph: the host's part of a launch does not count.
 const LAUNCHES: usize = 32;
 const ROUNDS: usize = 7;
 /// That a round takes at least.
 const ROUND_SECONDS: f64 = 0.02;
-
-/// Records and replays without looking at the time.
-pub fn rehearse(gpu: &Arc<dyn Gpu>, launch: Launches) -> Result<()> {
-    let graph = gpu.capture(&mut || (0..2).try_for_each(launch))?;
-    gpu.replay(&graph)?;
-    Ok(gpu.synchronise()?)
-}
 
 /// Seconds of one launch: the median round of replayed graphs.
 pub fn seconds(gpu: &Arc<dyn Gpu>, launch: Launches) -> Result<f64> {
@@ -46,11 +39,11 @@ pub struct Ceilings {
     pub product: f64,
 }
 
-pub fn ceilings(gpu: &Arc<dyn Gpu>) -> Result<Ceilings> {
-    let bytes = 1 << 30;
+/// Of a copy of so many bytes, well beyond any cache, and a product of square matrices of so many rows. Their values are random:
+/// zeros would draw less power than models do, and clock higher.
+pub fn ceilings(gpu: &Arc<dyn Gpu>, bytes: usize, size: usize) -> Result<Ceilings> {
     let [from, to] = [Buffer::zeros(gpu, Kind::U8, bytes)?, Buffer::zeros(gpu, Kind::U8, bytes)?];
     let copy = 2.0 * bytes as f64 / seconds(gpu, &|_| gpu.copy(from.view(), to.view()))?;
-    let size = 8192;
     let [x, w] = [bf16s(gpu, 1, size * size)?, bf16s(gpu, 2, size * size)?];
     let out = output(gpu, Kind::Bf16, size * size)?;
     let gemm = Gemm {

@@ -1,6 +1,7 @@
 //! Attention over a paged cache.
 
-use crate::case::{Case, TOLERANCE, bf16s, output, value};
+use crate::case::{Case, TOLERANCE};
+use crate::data::{bf16s, output, value};
 use crate::{Model, Result};
 use cresset_kernels::attention::gpu::{Paged, decode, decode_workspace, prefill, tokens_per_split};
 use cresset_kernels::gpu::{Buffer, Gpu, Kind};

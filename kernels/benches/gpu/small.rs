@@ -1,6 +1,7 @@
 //! The ops between the products.
 
-use crate::case::{Case, TOLERANCE, bf16s, f32s, output, value};
+use crate::case::{Case, TOLERANCE, f32s};
+use crate::data::{bf16s, output, value};
 use crate::{Model, Result};
 use cresset_kernels::activation::{self, Activation};
 use cresset_kernels::gpu::{Buffer, Gpu, Kind};

@@ -28,6 +28,7 @@ DEVICE void gated_values(const T* gate, const T* up, T* out, uint32_t width, Act
 
 // `N` must be what the launch counted with.
 template <class T, class Activate> DEVICE void gated(const T* gate_up, T* out, uint32_t width, Activate activate) {
+    in_turn();
     size_t row = static_cast<size_t>(blockIdx.x) * width;
     const T* gate = gate_up + 2 * row;
     if (width % PER_VEC<T> == 0) gated_values<T, PER_VEC<T>>(gate, gate + width, out + row, width, activate);

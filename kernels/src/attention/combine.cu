@@ -10,6 +10,7 @@ constexpr uint32_t PER_LANE = 8;  // head sizes up to 256
 template <class T>
 DEVICE void combine(float* workspace, T* out, const uint32_t* seq_lens, const uint32_t* header, uint32_t sequences, uint32_t heads,
                     uint32_t head_dim, uint32_t window, uint32_t max_splits) {
+    in_turn();
     uint32_t row = blockIdx.x * (blockDim.x / WARP) + warp(), sequence = row / heads;
     if (sequence >= sequences) return;
     uint32_t count = decode_splits(seq_lens[sequence], window, header).count;

@@ -80,6 +80,12 @@ struct LastQuery {
 };
 
 template <uint32_t D> DEVICE void decode(const Paged<bf16>& call, float* workspace, uint32_t max_splits) {
+    start_next();
+    // What says where the keys are: one reading from memory after the other if it were not in the cache.
+    prefetch(call.header);
+    prefetch(call.seq_lens + min(lane() * 8, call.sequences - 1));
+    prefetch(call.tables + min(lane() * 8, call.table_len - 1));
+    wait_for_earlier();
     bf16 *q = dynamic_shared<bf16>(), *ring = q + HEADS * D;
     uint32_t parts = call.kv_heads * divide_up(call.group(), HEADS);
     auto splits_of = [&](uint32_t sequence) { return decode_splits(call.seq_lens[sequence], call.window, call.header); };
@@ -89,7 +95,9 @@ template <uint32_t D> DEVICE void decode(const Paged<bf16>& call, float* workspa
         Splits splits = splits_of(finder.owner);
         ASSERT(splits.count <= max_splits);
         Piece<D> piece(call, finder, number % parts, splits);
-        __syncwarp();  // Nobody still reads the queries before.
+        // Nobody still reads the queries before, nor are they on their way, as where a sequence has no keys.
+        copy_wait<0>();
+        __syncwarp();
         piece.copy_queries(call, q);
         Keys<D, WARP> keys(call, call.table(piece.sequence, splits.keys.end), piece.kv_head);
         keys.range = piece.range;
@@ -109,11 +117,11 @@ KERNEL __launch_bounds__(32) attention_decode_32_bf16(PAGED_PARAMETERS(bf16), fl
     decode<32>(PAGED(bf16), workspace, max_splits);
 }
 EXPORT(attention_decode_32_bf16)
-KERNEL __launch_bounds__(32) attention_decode_64_bf16(PAGED_PARAMETERS(bf16), float* workspace, uint32_t max_splits) {
+KERNEL __launch_bounds__(32, 8) attention_decode_64_bf16(PAGED_PARAMETERS(bf16), float* workspace, uint32_t max_splits) {
     decode<64>(PAGED(bf16), workspace, max_splits);
 }
 EXPORT(attention_decode_64_bf16)
-KERNEL __launch_bounds__(32) attention_decode_80_bf16(PAGED_PARAMETERS(bf16), float* workspace, uint32_t max_splits) {
+KERNEL __launch_bounds__(32, 6) attention_decode_80_bf16(PAGED_PARAMETERS(bf16), float* workspace, uint32_t max_splits) {
     decode<80>(PAGED(bf16), workspace, max_splits);
 }
 EXPORT(attention_decode_80_bf16)

@@ -67,6 +67,7 @@ DEVICE void write(const Paged<float>& call, const PlainSums& sums, uint32_t head
 // Grid: (max_splits, heads, sequences).
 KERNEL __launch_bounds__(32)
     attention_decode_f32(PAGED_PARAMETERS(float), float* workspace, uint32_t max_splits, uint32_t head_dim) {
+    in_turn();
     auto call = PAGED(float);
     uint32_t split = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z, len = seq_lens[sequence];
     Splits splits = decode_splits(len, window, header);
@@ -85,6 +86,7 @@ EXPORT(attention_decode_f32)
 // Grid: (queries, heads).
 KERNEL __launch_bounds__(32)
     attention_prefill_f32(PAGED_PARAMETERS(float), const uint32_t* cu_seqlens, uint32_t n, uint32_t head_dim) {
+    in_turn();
     auto call = PAGED(float);
     uint32_t row = blockIdx.x, head = blockIdx.y;
     Finder finder;

@@ -117,6 +117,7 @@ template <uint32_t D, uint32_t MT> DEVICE void merge_after(const Sums<D, MT>* be
 }
 
 template <uint32_t D> DEVICE void prefill(const Paged<bf16>& call, const uint32_t* cu_seqlens, uint32_t n) {
+    in_turn();
     constexpr uint32_t MT = TILES<D>;
     bf16 *q = dynamic_shared<bf16>(), *ring = q + ROWS<D> * D;
     Block<D> found;

@@ -16,6 +16,10 @@ pub struct Gather {
     pub feedback: View,
     /// The tokens of the step before; its length is free.
     pub previous: View,
+    /// `[n]` u32: places in `history`, where the i-th id is noted.
+    pub slots: View,
+    /// u32; its length is free.
+    pub history: View,
     /// What every value is multiplied with.
     pub scale: f32,
     /// `[n, width]` of the table's kind.
@@ -23,15 +27,19 @@ pub struct Gather {
 }
 
 pub fn gather(gpu: &dyn Gpu, args: &Gather) -> Result<()> {
-    let &Gather { table, width, ids, feedback, previous, scale, out } = args;
-    let words = [ids, feedback, previous].iter().all(|view| view.kind() == Kind::U32) && feedback.len() == ids.len();
-    ensure("embedding", words, || format!("{ids:?}, {feedback:?} and {previous:?}"))?;
-    launch(gpu, "embedding", [table, ids, out], width, scale, args![feedback, previous, previous.len()])
+    let &Gather { table, width, ids, feedback, previous, slots, history, scale, out } = args;
+    let words = [ids, feedback, previous, slots, history].iter().all(|view| view.kind() == Kind::U32);
+    ensure("embedding", words && [feedback, slots].iter().all(|view| view.len() == ids.len()), || {
+        format!("{ids:?}, {feedback:?}, {previous:?}, {slots:?} and {history:?}")
+    })?;
+    let (previous, history) = (args![feedback, previous, previous.len()], args![slots, history, history.len()]);
+    launch(gpu, "embedding", [table, ids, out], width, scale, previous, history)
 }
 
 /// `out[i] = from[rows[i]]`, `width` values each, of one kind; `rows` u32.
 pub fn gather_rows(gpu: &dyn Gpu, from: View, width: usize, rows: View, out: View) -> Result<()> {
-    launch(gpu, "row gather", [from, rows, out], width, 1.0, [Arg::Null, Arg::Null, 0usize.into()])
+    let none = [Arg::Null, Arg::Null, 0usize.into()];
+    launch(gpu, "row gather", [from, rows, out], width, 1.0, none, none)
 }
 
 fn launch(
@@ -41,6 +49,7 @@ fn launch(
     width: usize,
     scale: f32,
     [feedback, previous, previous_len]: [Arg; 3],
+    history: [Arg; 3],
 ) -> Result<()> {
     let (kernel, lanes) = match table.kind() {
         Kind::Bf16 => ("gather_bf16", 8),
@@ -55,18 +64,8 @@ fn launch(
     let parts = width.div_ceil(THREADS * lanes) as u32;
     let launch = Launch { kernel, blocks: [ids.len() as u32, parts, 1], threads: THREADS as u32, shared_bytes: 0 };
     let rows = table.len() / width;
-    let args: [Arg; 9] = [
-        table.into(),
-        rows.into(),
-        width.into(),
-        ids.into(),
-        feedback,
-        previous,
-        previous_len,
-        scale.into(),
-        out.into(),
-    ];
-    gpu.launch(&launch, &args)
+    let fixed = args![table, rows, width, ids, feedback, previous, previous_len, scale, out];
+    gpu.launch(&launch, &[&fixed[..], &history].concat())
 }
 
 #[cfg(test)]

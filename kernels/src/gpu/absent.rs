@@ -1,8 +1,7 @@
 //! Builds without the feature `cuda` have no device.
 
-use super::{Gpu, Properties};
+use super::{Gpu, Options, Properties};
 use crate::{Error, Result};
-use std::path::Path;
 use std::sync::Arc;
 
 /// Whether this build can use a device.
@@ -21,6 +20,6 @@ pub fn open(_: usize) -> Result<Arc<dyn Gpu>> {
 }
 
 /// The device with this number: there is none.
-pub fn open_keeping(_: usize, _: &Path) -> Result<Arc<dyn Gpu>> {
+pub fn open_with(_: usize, _: &Options) -> Result<Arc<dyn Gpu>> {
     Err(Error::NoDevice(WHY.into()))
 }

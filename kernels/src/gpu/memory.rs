@@ -214,6 +214,17 @@ impl Staging {
         unsafe { std::slice::from_raw_parts_mut(self.start, self.len) }
     }
 
+    /// As words, of the machine's own byte order; bytes left over at the end are not among them.
+    ///
+    /// # Panics
+    /// When they are not aligned, which devices' and allocators' memory is.
+    pub fn words_mut(&mut self) -> &mut [u32] {
+        // SAFETY: any four bytes are a word.
+        let (before, words, _) = unsafe { self.bytes_mut().align_to_mut() };
+        assert!(before.is_empty(), "staging buffers are aligned");
+        words
+    }
+
     pub(crate) fn address(&self, offset: usize, bytes: usize) -> Result<*mut u8> {
         if offset.checked_add(bytes).is_some_and(|end| end <= self.len) {
             return Ok(self.start.wrapping_add(offset));

@@ -9,7 +9,7 @@ mod cuda;
 mod emulator;
 mod memory;
 
-pub use cuda::{BUILT, open, open_keeping, probe};
+pub use cuda::{BUILT, open, open_with, probe};
 #[cfg(feature = "emulator")]
 pub use emulator::Emulator;
 pub use memory::{Buffer, Element, Kind, Staging, View};
@@ -17,6 +17,7 @@ pub use memory::{Buffer, Element, Kind, Staging, View};
 use crate::{Error, Result};
 use std::any::Any;
 use std::fmt::Debug;
+use std::path::PathBuf;
 #[cfg(feature = "emulator")]
 use std::sync::{Arc, LazyLock};
 
@@ -50,6 +51,15 @@ pub trait Gpu: Send + Sync {
     fn capture(&self, record: &mut dyn FnMut() -> Result<()>) -> Result<Graph>;
     /// Runs a captured graph; the memory its work names must still be allocated.
     fn replay(&self, graph: &Graph) -> Result<()>;
+}
+
+/// How a device is opened.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Where what is measured on the device is kept, so that it is not measured again. None keeps it in memory.
+    pub folder: Option<PathBuf>,
+    /// Let each kernel begin when the one before it has ended, as kernels for less than sm_90 do anyway. For comparisons.
+    pub plain_launches: bool,
 }
 
 /// What decides how work is cut.

@@ -19,6 +19,7 @@ pub enum Mode {
 /// Fast kernels of our own are for bf16 with `cols` a multiple of 8 and operands aligned to 16 bytes; others take a simple one.
 pub struct Linear {
     pub x: View,
+    /// No launch may write it: it is read before earlier ones are over.
     pub w: View,
     pub bias: Option<View>,
     pub rows: usize,
@@ -27,8 +28,8 @@ pub struct Linear {
     pub mode: Mode,
 }
 
-/// Most rows of `x` for which the row-by-row kernel is taken to be the fastest.
-const FEW: usize = 8;
+/// Most rows of `x` for which the row-by-row kernel is taken to be the fastest. The library computes no fewer.
+pub const FEW: usize = 8;
 
 /// The row-by-row kernel for up to so many rows of `x`.
 #[derive(Debug, PartialEq, Eq)]

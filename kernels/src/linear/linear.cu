@@ -15,10 +15,16 @@
 //   4.8 TB/s × 0.6 µs ask for 3, so half of the multiprocessors suffice when the last tiles are few. x comes from the
 //   second-level cache: n / 32 of w's bytes. A warp takes 128 bytes of a row of w at a time; the copies hint at 256, so that the
 //   memory is asked for neighbours together (ranges of interleaved columns would do more here, and harm gemm).
+//   Before the launch waits for earlier ones it asks for what it needs of w first: 2 slots a warp, and 512 bytes of each row more
+//   as far as the second-level cache: 24 MiB in all, 5 us of the memory's time that norm, rope and attention leave idle.
 //   At n ≤ 8 about 180 instructions a warp and 4 KiB of w: a quarter of the issue slots.
 //   Considered: multiply-adds in f32 (at n = 8 they bind: 8 operations a byte, and unpacking); w from global memory to
 //   registers (a lane's 16 bytes are of one row, the tensor core's registers of two: three moves a product in the other
 //   kernel, for the same order of sums); 16 rows a warp (twice the reading of x).
+//   Left out: rows of gate and up in one tile, so that SiLU or GELU and the product are taken of the sums. It would save a launch
+//   a layer (about 1 us of 110 at one row of an 8B model) and 6 bytes a value through the second-level cache.
+//   To be tried on a device: other values of AHEAD, 0 among them; w marked to leave the second-level cache first, so that what
+//   is small stays there from layer to layer (or else its own lines push each other out before both halves were used).
 // gemm (any n): a block takes a tile of w's rows × x's rows, all columns, one barrier a slot, all slots but one under way.
 //   Tiles: 128 × 128 (8 warps of 64 × 32) for many rows; 64 × 64 and 32 × 64 fill the multiprocessors when there are few.
 //   A slot of the large one is 64 products of 2048 multiply-adds a warp in about 240 instructions, the copies' addresses among
@@ -92,22 +98,40 @@ DEVICE float bias_of(const bf16* bias, uint32_t row) { return bias == nullptr ? 
 template <uint32_t TOKENS> struct Gemv {
     static constexpr uint32_t ROWS = 32, STAGES = 3, SLOT = (ROWS + TOKENS) * TILE_K;
     static constexpr uint32_t VALUES = ROWS * TOKENS / WARP;  // of a lane
+    static constexpr uint32_t AHEAD = 256;                    // columns
 
     const bf16 *x, *w;
     uint32_t n, rows, cols, begin, end;  // of the warp's columns
-    uint32_t next_row, next_k;           // of the next copy
 
     DEVICE bf16* slot(uint32_t count) const { return dynamic_shared<bf16>() + (warp() * STAGES + count % STAGES) * SLOT; }
 
-    // Starts the copies for the warp's step `count`, counted over all tiles of the block; none behind the last one.
-    DEVICE void start(uint32_t count) {
-        if (next_row < rows && begin < end) {
-            copy_tile<ROWS, 4, WARP>(slot(count), w, next_row, rows, cols, next_k);
-            copy_tile<TOKENS, 1, WARP>(slot(count) + ROWS * TILE_K, x, 0, n, cols, next_k);
-            next_k += TILE_K;
-            if (next_k >= end) next_k = begin, next_row += gridDim.x * ROWS;
-        }
+    // A step of the warp, counted over all tiles of the block. Nothing is copied behind the last one.
+    struct Step {
+        uint32_t count, row, k;
+    };
+    DEVICE bool exists(const Step& step) const { return step.row < rows && begin < end; }
+    DEVICE void copy_w(const Step& step) const {
+        if (exists(step)) copy_tile<ROWS, 4, WARP>(slot(step.count), w, step.row, rows, cols, step.k);
+    }
+    DEVICE void copy_x(const Step& step) const {
+        if (exists(step)) copy_tile<TOKENS, 1, WARP>(slot(step.count) + ROWS * TILE_K, x, 0, n, cols, step.k);
         copy_commit();
+    }
+    DEVICE void advance(Step& step) const {
+        step.count++, step.k += TILE_K;
+        if (step.k >= end) step.k = begin, step.row += gridDim.x * ROWS;
+    }
+    // Starts the copies for the first steps, of w before those of x may start. What of w the slots have no room for comes as far
+    // as the second-level cache.
+    DEVICE Step start() const {
+        start_next();
+        Step next{0, blockIdx.x * ROWS, begin}, ahead = next;
+        for (; ahead.count < STAGES - 1; advance(ahead)) copy_w(ahead);
+        uint32_t row = next.row + lane(), k = begin + (STAGES - 1) * TILE_K;
+        if (row < rows && k < end) prefetch(w + static_cast<size_t>(row) * cols + k, min(end - k, AHEAD) * sizeof(bf16));
+        wait_for_earlier();
+        for (; next.count < STAGES - 1; advance(next)) copy_x(next);
+        return next;
     }
 
     // Adds the ranges' sums: a warp takes every eighth of the lanes' values.
@@ -127,7 +151,7 @@ template <uint32_t TOKENS> struct Gemv {
 
     DEVICE void run(const bf16* bias, void* out, uint32_t wide) {
         float* sums = reinterpret_cast<float*>(dynamic_shared<bf16>() + SEGMENTS * STAGES * SLOT);
-        for (uint32_t count = 0; count < STAGES - 1; count++) start(count);
+        Step next = start();
         uint32_t count = 0;
         for (uint32_t first = blockIdx.x * ROWS; first < rows; first += gridDim.x * ROWS) {
             float part[ROWS / 16][TOKENS / 8][4] = {};
@@ -135,7 +159,7 @@ template <uint32_t TOKENS> struct Gemv {
                 copy_wait<STAGES - 2>();
                 // All lanes' copies of this slot have landed, and the slot before it has been read.
                 __syncwarp();
-                start(count + STAGES - 1);
+                copy_w(next), copy_x(next), advance(next);
                 multiply(part, slot(count), slot(count) + ROWS * TILE_K, [] {});
             }
             // Until the sums of the tile before have been read.
@@ -152,7 +176,7 @@ template <uint32_t TOKENS> struct Gemv {
 template <uint32_t TOKENS>
 DEVICE void gemv(const bf16* x, const bf16* w, const bf16* bias, void* out, uint32_t wide, uint32_t n, uint32_t rows, uint32_t cols) {
     uint32_t begin = min(warp() * segment(cols), cols), end = min(begin + segment(cols), cols);
-    Gemv<TOKENS>{x, w, n, rows, cols, begin, end, blockIdx.x * Gemv<TOKENS>::ROWS, begin}.run(bias, out, wide);
+    Gemv<TOKENS>{x, w, n, rows, cols, begin, end}.run(bias, out, wide);
 }
 
 // ---- gemm
@@ -197,10 +221,11 @@ template <uint32_t ROWS, uint32_t COLUMNS, uint32_t WARPS_DOWN, uint32_t WARPS_A
     }
 
     // Without a branch for the steps behind the last one: their copies read nothing.
-    DEVICE void start(uint32_t step) {
-        bf16* slot = slots + step % STAGES * SLOT;
-        copy_tile<ROWS, NEIGHBOURS, THREADS>(slot, w, first_row, rows, cols, step * TILE_K);
-        copy_tile<COLUMNS, 1, THREADS>(slot + ROWS * TILE_K, x, first_column, n, cols, step * TILE_K);
+    DEVICE void copy_w(uint32_t step) const {
+        copy_tile<ROWS, NEIGHBOURS, THREADS>(slots + step % STAGES * SLOT, w, first_row, rows, cols, step * TILE_K);
+    }
+    DEVICE void copy_x(uint32_t step) const {
+        copy_tile<COLUMNS, 1, THREADS>(slots + (step % STAGES * SLOT + ROWS * TILE_K), x, first_column, n, cols, step * TILE_K);
         copy_commit();
     }
 
@@ -214,19 +239,27 @@ template <uint32_t ROWS, uint32_t COLUMNS, uint32_t WARPS_DOWN, uint32_t WARPS_A
     }
 
     DEVICE void run() {
+        start_next();
         choose();
         uint32_t steps = (cols + TILE_K - 1) / TILE_K, end = segment(cols) / TILE_K;
-        for (uint32_t step = 0; step < STAGES - 1; step++) start(step);
+        for (uint32_t step = 0; step < STAGES - 1; step++) copy_w(step);
+        wait_for_earlier();
+        for (uint32_t step = 0; step < STAGES - 1; step++) copy_x(step);
         for (uint32_t step = 0; step < steps;) {
             copy_wait<STAGES - 2>();
             // All threads' copies of this slot have landed, and the slot before it has been read.
             __syncthreads();
             const bf16* slot = slots + step % STAGES * SLOT;
-            multiply(part, slot + warp_row() * TILE_K, slot + (ROWS + warp_column()) * TILE_K, [&] { start(step + STAGES - 1); });
+            multiply(part, slot + warp_row() * TILE_K, slot + (ROWS + warp_column()) * TILE_K, [&] {
+                copy_w(step + STAGES - 1);
+                copy_x(step + STAGES - 1);
+            });
             if (++step == end) end_segment(), end += segment(cols) / TILE_K;
         }
         // The rest of the last range, or zeros.
         end_segment();
+        // A block leaves no copies behind, be it of zeros.
+        copy_wait<0>();
     }
 
     template <class T> DEVICE void write(const bf16* bias, T* out) {
@@ -257,6 +290,7 @@ DEVICE void gemm(const bf16* x, const bf16* w, const bf16* bias, void* out, uint
 
 template <class T>
 DEVICE void dot(const T* x, const T* w, const T* bias, void* out, uint32_t wide, uint32_t n, uint32_t rows, uint32_t cols) {
+    in_turn();
     constexpr uint32_t TOKENS = 8, WARPS = 4;
     uint32_t row = blockIdx.x * WARPS + warp(), first = blockIdx.y * TOKENS, count = min(TOKENS, n - first);
     if (row >= rows) return;

@@ -26,14 +26,24 @@ template <class T, uint32_t N>
 DEVICE void norm_row(T* x, const T* delta, const float* weight, T* out, uint32_t width, float eps) {
     float sum = block_sum<THREADS>(add_and_square<T, N>(x, delta, width));
     float scale = 1.0f / sqrtf(sum / static_cast<float>(width) + eps);
+    constexpr uint32_t W = N < PER_VEC<float> ? N : PER_VEC<float>;
     for (uint32_t i = threadIdx.x * N; i < width; i += THREADS * N) {
         Vec<T, N> values = load<T, N>(x + i);
-        for (uint32_t j = 0; j < N; j++) values.at[j] = from_float<T>(to_float(values.at[j]) * scale * weight[i + j]);
+        for (uint32_t j = 0; j < N; j += W) {
+            Vec<float, W> weights = load<float, W>(weight + i + j);
+            for (uint32_t k = 0; k < W; k++) values.at[j + k] = from_float<T>(to_float(values.at[j + k]) * scale * weights.at[k]);
+        }
         store(out + i, values);
     }
 }
 
 template <class T> DEVICE void norm(T* x, const T* delta, const float* weight, T* out, uint32_t width, float eps) {
+    start_next();
+    // All weights of the layers have gone through the cache since these were read last.
+    constexpr uint32_t SECTOR = 8;
+    if (blockIdx.x == 0)
+        for (uint32_t i = threadIdx.x * SECTOR; i < width; i += THREADS * SECTOR) prefetch(weight + i);
+    wait_for_earlier();
     size_t row = static_cast<size_t>(blockIdx.x) * width;
     const T* added = delta == nullptr ? nullptr : delta + row;
     if (width % PER_VEC<T> == 0) norm_row<T, PER_VEC<T>>(x + row, added, weight, out + row, width, eps);

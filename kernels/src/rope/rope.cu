@@ -77,6 +77,9 @@ template <class T, uint32_t N, bool INTERLEAVED> DEVICE void rope_head(const Job
     bool real = item < job.n * per_token;
     uint32_t token = real ? item / per_token : 0, head = real ? item % per_token : 0;
     T* in = job.qkv + (static_cast<size_t>(token) * per_token + head) * dim;
+    start_next();
+    prefetch(job.positions + token), prefetch(job.slots + token);
+    wait_for_earlier();
     bool is_q = head < job.heads, is_v = head >= job.heads + job.kv_heads;
     const float* norm = is_q ? job.q_norm : is_v ? nullptr : job.k_norm;
     float scale = inverse_rms<T, N>(in, norm == nullptr ? 0 : dim, job.eps);

@@ -116,6 +116,21 @@ fn equals_the_reference() {
 }
 
 #[test]
+fn what_f16_cannot_hold_is_kept_at_its_largest() {
+    let case = Case::new(1, 64, 64, RopeStyle::Neox, false);
+    let huge = Case { qkv: (&case.qkv * 1e6).unwrap(), ..case }.halved();
+    let exact = [1, 2].map(|part| huge.want(0, 3)[part].clone());
+    huge.run(&[3], &[9]).unwrap();
+    let kept = exact.map(|part| part.iter().map(|x| f16::from_f32(x.clamp(-65504.0, 65504.0)).to_f32()).collect());
+    assert!(kept.iter().all(|part: &Vec<f32>| part.iter().any(|x| x.abs() == 65504.0)));
+    assert_eq!(huge.slot(9), kept);
+    let lost = Case::new(1, 64, 64, RopeStyle::Neox, false).halved();
+    let nothing = Case { qkv: (&lost.qkv * f64::NAN).unwrap(), ..lost };
+    nothing.run(&[3], &[9]).unwrap();
+    assert!(nothing.slot(9).iter().flatten().all(|x| x.is_nan()), "what is no number does not become one");
+}
+
+#[test]
 fn slots_not_named_are_not_touched() {
     let case = Case::new(1, 64, 64, RopeStyle::Neox, false);
     case.run(&[3], &[9]).unwrap();

@@ -55,7 +55,7 @@ DEVICE void settle(const Args& args, float max, Race& race) {
     const Row& row = args.row();
     Work& work = args.work();
     bool counts = args.limited(), both = counts && args.nucleus(), full = work.listed > LIST;
-    Source source{full ? nullptr : work.list, args.row_logits(), full ? args.vocab : work.listed, max, row.temperature};
+    Source source{full ? nullptr : work.list, args.changed_logits(), full ? args.vocab : work.listed, max, row.temperature};
     Cut cut = row_cut(args);
     uint64_t last = descend(source, LAST_RANK, both || full ? cut.wanted : cut.rest, counts);
     if (both) {
@@ -81,19 +81,6 @@ DEVICE uint32_t draw(const Args& args, uint64_t leader) {
     return block_best(race.best).id;
 }
 
-// The raw logit of any id.
-DEVICE float raw_logit(const Args& args, uint32_t id) {
-    SHARED(float, raw, 1);
-    const Work& work = args.work();
-    if (threadIdx.x == 0) raw[0] = id == work.pending ? work.pending_raw : args.row_logits()[id];
-    __syncthreads();
-    const Special* specials = args.specials();
-    for (uint32_t i = threadIdx.x; i < args.row().specials; i += THREADS)
-        if (specials[i].token == id) raw[0] = specials[i].raw;
-    __syncthreads();
-    return raw[0];
-}
-
 DEVICE void report(const Args& args, uint32_t token, uint32_t* result) {
     const Piece* pieces = args.work().pieces();
     uint32_t count = args.pieces(), top = args.row().logprobs - 1;
@@ -106,8 +93,7 @@ DEVICE void report(const Args& args, uint32_t token, uint32_t* result) {
     sum = block_combine<THREADS>(sum, 0.0, [](double v) { return warp_sum(v); });
     double total = static_cast<double>(max) + log(sum);
     auto bits = [&](float raw) { return __float_as_uint(static_cast<float>(static_cast<double>(raw) - total)); };
-    float raw = raw_logit(args, token);
-    if (threadIdx.x == 0) result[1] = bits(raw);
+    if (threadIdx.x == 0) result[1] = bits(args.row_logits()[token]);
     uint64_t below = ALL_ONES;
     for (uint32_t n = 0; n < top; n++) {
         uint64_t best = 0;
@@ -122,6 +108,7 @@ DEVICE void report(const Args& args, uint32_t token, uint32_t* result) {
 }
 
 DEVICE void choose(const Args& args, uint32_t* tokens, uint32_t* results) {
+    in_turn();
     uint64_t leader = row_leader(args);
     uint32_t* result = results + static_cast<size_t>(args.index) * RESULT;
     if (!usable(leader)) {
@@ -138,7 +125,7 @@ DEVICE void choose(const Args& args, uint32_t* tokens, uint32_t* results) {
 
 }  // namespace
 
-KERNEL __launch_bounds__(256) sampling_choose_f32(float* logits, uint32_t vocab, uint32_t* params, uint32_t params_len,
+KERNEL __launch_bounds__(256) sampling_choose_f32(float* logits, uint32_t vocab, const uint32_t* params, uint32_t params_len,
     uint32_t rows, unsigned char* work, uint32_t row_bytes, uint32_t* tokens, uint32_t* results) {
     choose({logits, vocab, params, params_len, rows, work, row_bytes, blockIdx.x}, tokens, results);
 }

@@ -21,32 +21,42 @@ pub struct RowParams {
     pub presence_penalty: f32,
     pub repetition_penalty: f32,
     pub seed: u64,
-    /// Tokens before the one to be drawn, one that only the device knows included.
+    /// Tokens before the one to be drawn.
     pub position: u32,
     /// `Some(n)`: log-probabilities of the chosen token and of the n most likely.
     pub logprobs: Option<u8>,
-    /// Index into `previous` of a token that belongs behind `counts`.
-    pub pending: Option<u32>,
+    /// So many of its sequence's tokens are the prompt; the frequency and presence penalties count those behind.
+    pub prompt_len: u32,
 }
 
-/// A token that a row treats otherwise: what is added to its logit (minus infinity bans it), how often it stands in the output, and
-/// whether in prompt or output at all. At most one entry a token and row.
+/// A token that a row treats otherwise: what is added to its logit; minus infinity bans it. At most one entry a token and row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Special {
     pub token: u32,
     pub bias: f32,
-    pub output_count: u32,
-    pub seen: bool,
+}
+
+/// The tokens that penalties count: each where the cache keeps its K and V.
+#[derive(Clone, Copy)]
+pub struct History {
+    /// `[blocks * block_size]` u32.
+    pub tokens: View,
+    /// `[sequences]` u32: tokens of each.
+    pub seq_lens: View,
+    /// u32, `[sequences, stride]`, where the stride is the first word of `header`.
+    pub tables: View,
+    pub header: View,
+    /// A multiple of four.
+    pub block_size: usize,
 }
 
 pub struct Sample {
     /// `[rows, vocab_size]` f32; overwritten.
     pub logits: View,
     pub vocab_size: usize,
-    /// What `encode` wrote for as many padded rows, uploaded: u32. The kernels note raw logits in it.
+    /// What `encode` wrote for as many padded rows, uploaded: u32.
     pub params: View,
-    /// Tokens of the step before, u32; its length is free.
-    pub previous: View,
+    pub history: History,
     /// `[rows]` u32.
     pub tokens: View,
     /// `[rows, 2 + 2 * MOST_TOP_LOGPROBS]` u32: see `decode`.
@@ -57,10 +67,10 @@ pub struct Sample {
 
 /// Words of a row's parameters and of a special token, as `sampling.cuh` declares them.
 const ROW_WORDS: usize = 16;
-const SPECIAL_WORDS: usize = 4;
+const SPECIAL_WORDS: usize = 2;
 /// Words of a row's result.
 pub const RESULT_WORDS: usize = 2 + 2 * MOST_TOP_LOGPROBS;
-/// For no pending token, and for no id among the most likely.
+/// For no id among the most likely.
 const NONE: u32 = u32::MAX;
 /// In place of a token.
 const NOT_FINITE: u32 = u32::MAX;
@@ -78,25 +88,32 @@ pub fn encoded_words(rows: usize, specials: usize) -> usize {
     rows * ROW_WORDS + specials * SPECIAL_WORDS
 }
 
-/// Writes the parameters of each row and its special tokens. Rows beyond those given (a graph's padding) are greedy.
+/// Writes the parameters of each row, the i-th one that of sequence `sequence_of(i)`, and, behind `between` words (an even number)
+/// that are left as they are, its special tokens. Rows beyond those given (a graph's padding) are greedy.
 ///
 /// # Panics
-/// When `words` are fewer than `encoded_words`, or the rows more than `padded_rows`.
-pub fn encode(rows: &[(RowParams, Vec<Special>)], padded_rows: usize, words: &mut [u32]) {
+/// When `words` are fewer than `encoded_words` and those between, or the rows more than `padded_rows`.
+pub fn encode(
+    rows: &[(RowParams, Vec<Special>)],
+    sequence_of: impl Fn(usize) -> u32,
+    padded_rows: usize,
+    between: usize,
+    words: &mut [u32],
+) {
     assert!(rows.len() <= padded_rows, "{} rows padded to {padded_rows}", rows.len());
+    assert!(between.is_multiple_of(SPECIAL_WORDS), "{between} words");
     let (heads, specials) = words.split_at_mut(padded_rows * ROW_WORDS);
     let (heads, _) = heads.as_chunks_mut::<ROW_WORDS>();
     let (entries, _) = specials.as_chunks_mut::<SPECIAL_WORDS>();
-    let mut first = 0;
-    for (head, (params, specials)) in heads.iter_mut().zip(rows) {
-        *head = encode_row(params, first, specials.len());
+    let mut first = between / SPECIAL_WORDS;
+    for (i, (head, (params, specials))) in heads.iter_mut().zip(rows).enumerate() {
+        *head = encode_row(params, sequence_of(i), first, specials.len());
         for (entry, special) in entries[first..][..specials.len()].iter_mut().zip(specials) {
-            let Special { token, bias, output_count, seen } = *special;
-            *entry = [token, bias.to_bits(), output_count << 1 | u32::from(seen), 0];
+            *entry = [special.token, special.bias.to_bits()];
         }
         first += specials.len();
     }
-    heads[rows.len()..].fill(encode_row(&GREEDY, 0, 0));
+    heads[rows.len()..].fill(encode_row(&GREEDY, 0, 0, 0));
 }
 
 /// The largest logit: what padding rows get.
@@ -111,10 +128,10 @@ pub const GREEDY: RowParams = RowParams {
     seed: 0,
     position: 0,
     logprobs: None,
-    pending: None,
+    prompt_len: 0,
 };
 
-fn encode_row(params: &RowParams, first: usize, specials: usize) -> [u32; ROW_WORDS] {
+fn encode_row(params: &RowParams, sequence: u32, first: usize, specials: usize) -> [u32; ROW_WORDS] {
     let most = |n: u8| 1 + u32::from(n).min(MOST_TOP_LOGPROBS as u32);
     [
         params.temperature.to_bits(),
@@ -129,10 +146,10 @@ fn encode_row(params: &RowParams, first: usize, specials: usize) -> [u32; ROW_WO
         params.seed as u32,
         (params.seed >> 32) as u32,
         params.logprobs.map_or(0, most),
-        params.pending.unwrap_or(NONE),
+        sequence,
+        params.prompt_len,
         first as u32,
         specials as u32,
-        0,
         0,
     ]
 }
@@ -143,7 +160,7 @@ pub fn workspace(rows: usize, vocab_size: usize) -> usize {
 }
 
 fn row_bytes(vocab_size: usize) -> usize {
-    ROW_BYTES + vocab_size.div_ceil(PIECE) * PIECE_BYTES
+    ROW_BYTES + vocab_size.div_ceil(PIECE) * PIECE_BYTES + vocab_size.next_multiple_of(4) * Kind::F32.bytes()
 }
 
 /// One row's outcome.
@@ -175,11 +192,11 @@ pub fn decode(result: &[u32], params: &RowParams) -> Outcome {
 }
 
 /// Rows of `tokens`; everything else is read on the device, so a recorded launch stays right. A row without a token gets 0 in
-/// `tokens`, which may be `previous`.
+/// `tokens`.
 pub fn sample(gpu: &dyn Gpu, args: &Sample) -> Result<()> {
-    let &Sample { logits, vocab_size, params, previous, tokens, results, workspace: work } = args;
+    let &Sample { logits, vocab_size, params, history, tokens, results, workspace: work } = args;
     let rows = tokens.len();
-    let words = [params, previous, tokens, results].iter().all(|view| view.kind() == Kind::U32);
+    let words = [params, tokens, results].iter().all(|view| view.kind() == Kind::U32);
     let kinds = words && logits.kind() == Kind::F32 && work.kind() == Kind::U8 && work.address().is_multiple_of(8);
     let sizes = (1..=MOST_IDS).contains(&vocab_size)
         && logits.len() == rows * vocab_size
@@ -189,6 +206,7 @@ pub fn sample(gpu: &dyn Gpu, args: &Sample) -> Result<()> {
     ensure("sampling", kinds && sizes, || {
         format!("{logits:?}, {params:?}, {results:?} and {work:?} for {rows} rows of {vocab_size}")
     })?;
+    history.check()?;
     if rows == 0 {
         return Ok(());
     }
@@ -197,10 +215,26 @@ pub fn sample(gpu: &dyn Gpu, args: &Sample) -> Result<()> {
         let common = args![logits, vocab_size, params, params.len(), rows, work, row_bytes(vocab_size)];
         gpu.launch(&Launch { kernel, blocks, threads: 256, shared_bytes: 0 }, &[&common, own].concat())
     };
-    launch("sampling_scan_f32", pieces, &args![previous, previous.len()])?;
+    launch("sampling_scan_f32", pieces, &history.args())?;
     launch("sampling_tally_f32", pieces, &[])?;
     launch("sampling_race_f32", pieces, &[])?;
     launch("sampling_choose_f32", [rows as u32, 1, 1], &args![tokens, results])
+}
+
+impl History {
+    fn check(&self) -> Result<()> {
+        let &Self { tokens, seq_lens, tables, header, block_size } = self;
+        let kinds =
+            [tokens, seq_lens, tables, header].iter().all(|view| view.kind() == Kind::U32) && !header.is_empty();
+        ensure("sampling", kinds && tokens.address().is_multiple_of(16) && block_size.is_multiple_of(4), || {
+            format!("{tokens:?}, {seq_lens:?}, {tables:?} and {header:?} for blocks of {block_size}")
+        })
+    }
+
+    fn args(&self) -> [Arg; 8] {
+        let &Self { tokens, seq_lens, tables, header, block_size } = self;
+        args![tokens, tables, header, seq_lens, tokens.len(), tables.len(), seq_lens.len(), block_size]
+    }
 }
 
 /// `cap * tanh(x / cap)` in place, f32. `soft_cap.cu` says how.

@@ -5,9 +5,10 @@
 namespace {
 
 DEVICE void tally(const Args& args) {
+    in_turn();
     if (!args.sampled() || !(args.limited() || args.nucleus())) return;
     Share logits;
-    logits.load_from(args.row_logits(), args.vocab);
+    logits.load_from(args.changed_logits(), args.vocab);
     uint64_t leader = row_leader(args);
     if (!usable(leader)) return;
     logits.scale(key_value(leader), args.row().temperature);
@@ -50,9 +51,10 @@ DEVICE void append(Work& work, const Share& scaled, float from, float to) {
 }
 
 DEVICE void race(const Args& args) {
+    in_turn();
     if (!args.sampled()) return;
     Share logits;
-    logits.load_from(args.row_logits(), args.vocab);
+    logits.load_from(args.changed_logits(), args.vocab);
     uint64_t leader = row_leader(args);
     if (!usable(leader)) return;
     const Row& row = args.row();
@@ -81,12 +83,12 @@ DEVICE void race(const Args& args) {
 
 }  // namespace
 
-KERNEL __launch_bounds__(256) sampling_tally_f32(float* logits, uint32_t vocab, uint32_t* params, uint32_t params_len,
+KERNEL __launch_bounds__(256) sampling_tally_f32(float* logits, uint32_t vocab, const uint32_t* params, uint32_t params_len,
     uint32_t rows, unsigned char* work, uint32_t row_bytes) {
     tally({logits, vocab, params, params_len, rows, work, row_bytes, blockIdx.y});
 }
 EXPORT(sampling_tally_f32)
-KERNEL __launch_bounds__(256) sampling_race_f32(float* logits, uint32_t vocab, uint32_t* params, uint32_t params_len,
+KERNEL __launch_bounds__(256) sampling_race_f32(float* logits, uint32_t vocab, const uint32_t* params, uint32_t params_len,
     uint32_t rows, unsigned char* work, uint32_t row_bytes) {
     race({logits, vocab, params, params_len, rows, work, row_bytes, blockIdx.y});
 }

@@ -18,12 +18,12 @@ pub fn gumbel_argmax(scaled: &[f32], seed: u64, position: u32) -> Option<u32> {
     best.map(|(id, _)| id)
 }
 
-/// A row's outcome by sorting everything; `pending` is the token that `params.pending` names.
-pub fn sample(logits: &[f32], params: &RowParams, specials: &[Special], pending: Option<u32>) -> Outcome {
+/// A row's outcome by sorting everything; `history` are its sequence's tokens.
+pub fn sample(logits: &[f32], params: &RowParams, specials: &[Special], history: &[u32]) -> Outcome {
     if logits.iter().any(|x| !x.is_finite()) {
         return Outcome::NotFinite;
     }
-    let adjusted = adjusted(logits, params, specials, pending);
+    let adjusted = adjusted(logits, params, specials, history);
     let max = adjusted.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     if max == f32::NEG_INFINITY {
         return Outcome::NothingLeft;
@@ -44,23 +44,19 @@ pub fn sample(logits: &[f32], params: &RowParams, specials: &[Special], pending:
     Outcome::Token { token, logprobs }
 }
 
-fn adjusted(logits: &[f32], params: &RowParams, specials: &[Special], pending: Option<u32>) -> Vec<f32> {
-    let mut specials = specials.to_vec();
-    if let Some(token) = pending {
-        match specials.iter_mut().find(|special| special.token == token) {
-            Some(special) => (special.output_count, special.seen) = (special.output_count + 1, true),
-            None => specials.push(Special { token, bias: 0.0, output_count: 1, seen: true }),
-        }
-    }
+fn adjusted(logits: &[f32], params: &RowParams, specials: &[Special], history: &[u32]) -> Vec<f32> {
     let mut logits = logits.to_vec();
-    for Special { token, bias, output_count, seen } in specials {
-        let Some(x) = logits.get_mut(token as usize) else { continue };
-        if seen {
-            *x = if *x > 0.0 { *x / params.repetition_penalty } else { *x * params.repetition_penalty };
-            *x -= params.frequency_penalty * output_count as f32;
-            *x -= if output_count > 0 { params.presence_penalty } else { 0.0 };
+    for (id, x) in (0..).zip(&mut logits).filter(|(id, _)| history.contains(id)) {
+        let output = history.iter().skip(params.prompt_len as usize);
+        let count = output.filter(|token| **token == id).count();
+        *x = if *x > 0.0 { *x / params.repetition_penalty } else { *x * params.repetition_penalty };
+        *x -= params.frequency_penalty * count as f32;
+        *x -= if count > 0 { params.presence_penalty } else { 0.0 };
+    }
+    for Special { token, bias } in specials {
+        if let Some(x) = logits.get_mut(*token as usize) {
+            *x += bias;
         }
-        *x += bias;
     }
     logits
 }

@@ -1,8 +1,8 @@
 // A token for each row of logits[rows, vocab_size] (f32), whatever mix of parameters the rows have; the log-probabilities asked for.
 //
 // A vocabulary is cut into pieces of 4096 ids whatever the batch is, so a row's result never depends on other rows. Four kernels:
-//   scan    finite?, largest raw logit, sum of exponentials and foremost of the piece; then penalties, bias and bans in place,
-//           and the largest of what they leave. Grid (pieces, rows).
+//   scan    finite?, largest raw logit, sum of exponentials and foremost of the piece; then penalties, bias and bans, and the
+//           largest of what they leave. Grid (pieces, rows).
 //   tally   rows with top-k or top-p: how many ids, or how much mass, each 1/16 below the largest scaled logit holds. As scan.
 //   race    Gumbel-max over what is certainly in; what shares the bucket of the cut goes to the row's list. As scan.
 //   choose  the exact cut within the list, the race of what it leaves, the merge of all. Grid (rows).
@@ -11,10 +11,16 @@
 // whom choose finds the nucleus. A list that is full (k over 2048, or as many logits within 1/16) is passed over: choose then
 // goes over the whole row, which is slow (some ten passes by one block) and right.
 //
+// Penalties count a sequence's tokens anew from the cache's history in each step, each block of scan those of its own piece: the
+// host neither counts nor uploads them, and a token that only the device knows is among them. What changes a logit changes it in
+// place; where log-probabilities of the raw ones are wanted too, all of the row is copied into its workspace first.
+//
 // Masses are 64-bit integers in units of 2^-40 of the most likely id's, so their sums do not depend on the order of atomics. An
 // id's mass is its exponential within 2 ulp of f32, rounded down to a unit; what weighs less than a unit is in no nucleus.
 //
-// Bytes moved: the row once (greedy), twice (sampled), thrice (top-k, top-p); penalties read changed rows twice in scan, from L2.
+// Bytes moved: the row once (greedy), twice (sampled), thrice (top-k, top-p). Penalties read the row twice in scan, the second
+// time from L2, and 4 bytes a token of the sequence for each piece, from L2 too: 66 MB for 256 rows of 2000 tokens, 12 us at its
+// rate; two dependent loads for every 1024 tokens should hide behind the 32 warps of a multiprocessor.
 // By arithmetic for an H200, not measured yet: 256 rows of 128 256 ids are 131 MB, 27 us a pass at 4.8 TB/s. A thread has four
 // loads of 16 bytes in flight and at most 64 registers, so 64 KB a multiprocessor, more than latency times bandwidth (25 KB);
 // with tails some 35 us a kernel. Race issues about 45 instructions an id where bounds rule nothing out (14 of them divide, 18
@@ -42,14 +48,16 @@ struct Row {
     float frequency, presence, repetition;
     uint32_t position, seed_low, seed_high;
     uint32_t logprobs;  // 0, or 1 + how many of the most likely
-    uint32_t pending;   // into `previous`, or FULL
-    uint32_t first, specials, unused[2];
+    uint32_t sequence, prompt;
+    uint32_t first, specials, unused;
+
+    DEVICE bool penalises() const { return frequency != 0.0f || presence != 0.0f || repetition != 1.0f; }
+    DEVICE bool changes() const { return specials > 0 || penalises(); }
+    DEVICE bool copies() const { return logprobs > 0 && changes(); }
 };
 struct Special {
     uint32_t token;
     float bias;
-    uint32_t marks;  // twice its count in the output, and 1 if seen
-    float raw;       // written by scan
 };
 
 struct Piece {
@@ -63,31 +71,35 @@ struct Piece {
 struct Work {
     uint64_t tally[BUCKETS];
     uint64_t list[LIST];
-    uint32_t listed;
-    uint32_t pending;   // token, or FULL
-    float pending_raw;  // its logit, where it is not among the specials
-    uint32_t unused;
+    uint32_t listed, unused[3];
+    // Behind them the row's logits, where they are not changed in place.
     DEVICE Piece* pieces() { return reinterpret_cast<Piece*>(this + 1); }
 };
 
 struct Args {
     float* logits;
     uint32_t vocab;
-    uint32_t* params;
+    const uint32_t* params;
     uint32_t params_len, rows;
     unsigned char* work_bytes;
     uint32_t row_bytes, index;
 
+    // Raw ones, unless they were changed in place.
     DEVICE float* row_logits() const { return logits + static_cast<size_t>(index) * vocab; }
+    // With penalties, bias and bans, once scan is done.
+    DEVICE float* changed_logits() const {
+        size_t at = static_cast<size_t>(index) * row_bytes + row_bytes - (vocab + 3) / 4 * 16;
+        return row().copies() ? reinterpret_cast<float*>(work_bytes + at) : row_logits();
+    }
     DEVICE const Row& row() const { return reinterpret_cast<const Row*>(params)[index]; }
-    DEVICE Special* specials() const {
+    DEVICE const Special* specials() const {
         uint64_t from = static_cast<uint64_t>(rows) * sizeof(Row) + row().first * sizeof(Special);
         ASSERT(from + row().specials * sizeof(Special) <= static_cast<uint64_t>(params_len) * 4);
-        return reinterpret_cast<Special*>(params + from / 4);
+        return reinterpret_cast<const Special*>(params + from / 4);
     }
     DEVICE uint32_t pieces() const { return (vocab + PIECE - 1) / PIECE; }
     DEVICE Work& work() const {
-        ASSERT(row_bytes == sizeof(Work) + pieces() * sizeof(Piece));
+        ASSERT(row_bytes == sizeof(Work) + pieces() * sizeof(Piece) + (vocab + 3) / 4 * 16);
         return *reinterpret_cast<Work*>(work_bytes + static_cast<size_t>(index) * row_bytes);
     }
     DEVICE bool sampled() const { return row().temperature > 0.0f; }

@@ -20,44 +20,78 @@ DEVICE void summarise(const Share& x, uint32_t vocab, float max, uint32_t top, P
     }
 }
 
+// The tokens of the step's sequences, each where the cache keeps its K and V.
+struct History {
+    const uint32_t *tokens, *tables, *header, *seq_lens;
+    uint32_t slots, table_len, sequences, block_size;
+
+    DEVICE uint32_t len(uint32_t sequence) const {
+        ASSERT(sequence < sequences);
+        return seq_lens[sequence];
+    }
+    // f(token) for those at positions from `first` to before `end`. Blocks begin at multiples of four, so four are read at once.
+    template <class F> DEVICE void each(uint32_t sequence, uint32_t first, uint32_t end, F f) const {
+        size_t table = static_cast<size_t>(sequence) * header[0];
+        ASSERT((end + block_size - 1) / block_size <= header[0] && table + header[0] <= table_len);
+        for (uint32_t p = first / 4 * 4 + threadIdx.x * 4; p < end; p += THREADS * 4) {
+            size_t slot = static_cast<size_t>(tables[table + p / block_size]) * block_size + p % block_size;
+            ASSERT(slot + 4 <= slots);
+            auto four = load<uint32_t, 4>(tokens + slot);
+#pragma unroll
+            for (uint32_t i = 0; i < 4; i++)
+                if (p + i >= first && p + i < end) f(four.at[i]);
+        }
+    }
+};
+
+// For each id of the piece: twice how often it stands in the row's output, and 1 more where it stands in the prompt.
+DEVICE void count(const Row& row, const History& history, uint32_t* marks) {
+    for (uint32_t i = threadIdx.x; i < PIECE; i += THREADS) marks[i] = 0;
+    __syncthreads();
+    if (!row.penalises()) return;
+    uint32_t len = history.len(row.sequence), prompt = min(row.prompt, len);
+    auto here = [](uint32_t token) { return token / PIECE == blockIdx.x; };
+    if (row.repetition != 1.0f) {
+        history.each(row.sequence, 0, prompt, [&](uint32_t token) {
+            if (here(token)) marks[token % PIECE] = 1;
+        });
+        __syncthreads();
+    }
+    history.each(row.sequence, prompt, len, [&](uint32_t token) {
+        if (here(token)) atomicAdd(&marks[token % PIECE], 2u);
+    });
+    __syncthreads();
+}
+
 // In the node's order, nothing fused.
-DEVICE float adjusted(float x, const Row& row, float bias, uint32_t count, bool seen) {
-    if (bias == MINUS_INFINITY) return bias;
-    if (seen) {
-        x = x > 0.0f ? __fdiv_rn(x, row.repetition) : __fmul_rn(x, row.repetition);
-        x = __fadd_rn(x, -__fmul_rn(row.frequency, static_cast<float>(count)));
-        if (count > 0) x = __fadd_rn(x, -row.presence);
-    }
-    return __fadd_rn(x, bias);
+DEVICE float penalised(float x, const Row& row, uint32_t count) {
+    x = x > 0.0f ? __fdiv_rn(x, row.repetition) : __fmul_rn(x, row.repetition);
+    x = __fadd_rn(x, -__fmul_rn(row.frequency, static_cast<float>(count)));
+    return count > 0 ? __fadd_rn(x, -row.presence) : x;
 }
 
-// Changes the logits of the piece's specials and of the pending token.
-DEVICE void adjust(const Args& args, uint32_t pending) {
-    SHARED(uint32_t, listed, 1);
-    if (threadIdx.x == 0) listed[0] = 0;
+// Writes what penalties, bias and bans make of the piece.
+DEVICE void change(const Args& args, const History& history, const Share& x) {
+    SHARED(uint32_t, marks, PIECE);
+    const Row& row = args.row();
+    count(row, history, marks);
+    float* changed = args.changed_logits();
+    x.each([&](uint32_t id, float x) {
+        uint32_t mark = marks[id % PIECE];
+        if (id < args.vocab && (mark > 0 || row.copies())) changed[id] = mark > 0 ? penalised(x, row, mark / 2) : x;
+    });
     __syncthreads();
-    float* logits = args.row_logits();
-    auto here = [&](uint32_t token) { return token / PIECE == blockIdx.x && token < args.vocab; };
-    Special* specials = args.specials();
-    for (uint32_t i = threadIdx.x; i < args.row().specials; i += THREADS) {
-        Special& special = specials[i];
-        if (!here(special.token)) continue;
-        uint32_t again = special.token == pending;
-        if (again) listed[0] = 1;
-        special.raw = logits[special.token];
-        uint32_t count = special.marks / 2 + again;
-        logits[special.token] = adjusted(special.raw, args.row(), special.bias, count, special.marks % 2 + again > 0);
-    }
-    __syncthreads();
-    if (threadIdx.x == 0 && here(pending) && listed[0] == 0) {
-        float raw = logits[pending];
-        args.work().pending_raw = raw;
-        logits[pending] = adjusted(raw, args.row(), 0.0f, 1, true);
+    for (uint32_t i = threadIdx.x; i < row.specials; i += THREADS) {
+        Special special = args.specials()[i];
+        if (special.token / PIECE != blockIdx.x || special.token >= args.vocab) continue;
+        float& logit = changed[special.token];
+        logit = special.bias == MINUS_INFINITY ? MINUS_INFINITY : __fadd_rn(logit, special.bias);
     }
     __syncthreads();
 }
 
-DEVICE void scan(const Args& args, const uint32_t* previous, uint32_t previous_len) {
+DEVICE void scan(const Args& args, const History& history) {
+    in_turn();
     const Row& row = args.row();
     Work& work = args.work();
     Piece& piece = work.pieces()[blockIdx.x];
@@ -65,23 +99,23 @@ DEVICE void scan(const Args& args, const uint32_t* previous, uint32_t previous_l
     x.load_from(args.row_logits(), args.vocab);
     uint64_t leader = block_most(x.finite(args.vocab) ? x.leader(args.vocab) : ALL_ONES);
     if (row.logprobs > 0 && leader != ALL_ONES) summarise(x, args.vocab, key_value(leader), row.logprobs - 1, piece);
-    ASSERT(row.pending == FULL || row.pending < previous_len);
-    uint32_t pending = row.pending == FULL ? FULL : previous[row.pending];
-    if ((row.specials > 0 || pending != FULL) && leader != ALL_ONES) {
-        adjust(args, pending);
-        x.load_from(args.row_logits(), args.vocab);
+    if (row.changes() && leader != ALL_ONES) {
+        change(args, history, x);
+        x.load_from(args.changed_logits(), args.vocab);
         leader = block_most(x.leader(args.vocab));
     }
     if (threadIdx.x == 0) piece.leader = leader;
     if (blockIdx.x > 0) return;
     for (uint32_t b = threadIdx.x; b < BUCKETS; b += THREADS) work.tally[b] = 0;
-    if (threadIdx.x == 0) work.listed = 0, work.pending = pending;
+    if (threadIdx.x == 0) work.listed = 0;
 }
 
 }  // namespace
 
-KERNEL __launch_bounds__(256) sampling_scan_f32(float* logits, uint32_t vocab, uint32_t* params, uint32_t params_len,
-    uint32_t rows, unsigned char* work, uint32_t row_bytes, const uint32_t* previous, uint32_t previous_len) {
-    scan({logits, vocab, params, params_len, rows, work, row_bytes, blockIdx.y}, previous, previous_len);
+KERNEL __launch_bounds__(256, 4) sampling_scan_f32(float* logits, uint32_t vocab, const uint32_t* params, uint32_t params_len,
+    uint32_t rows, unsigned char* work, uint32_t row_bytes, const uint32_t* tokens, const uint32_t* tables, const uint32_t* header,
+    const uint32_t* seq_lens, uint32_t slots, uint32_t table_len, uint32_t sequences, uint32_t block_size) {
+    scan({logits, vocab, params, params_len, rows, work, row_bytes, blockIdx.y},
+         {tokens, tables, header, seq_lens, slots, table_len, sequences, block_size});
 }
 EXPORT(sampling_scan_f32)

@@ -9,6 +9,8 @@ mod llama;
 mod mistral;
 mod qwen2;
 mod qwen3;
+#[cfg(test)]
+mod tests;
 
 use crate::loader::damaged;
 use crate::loader::gguf::GgufFile;

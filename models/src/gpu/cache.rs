@@ -1,4 +1,4 @@
-//! Paged keys and values on a device, and how many blocks its memory holds.
+//! Paged keys, values and tokens on a device, and how many blocks its memory holds.
 
 use crate::{Error, KvLayout, Result};
 use cresset_kernels::gpu::{Buffer, Gpu, Kind};
@@ -10,6 +10,8 @@ pub struct KvCache {
     /// Per layer: `[num_blocks, block_size, kv_heads, head_dim]`.
     pub k: Vec<Buffer>,
     pub v: Vec<Buffer>,
+    /// `[num_blocks, block_size]` u32: the token in each slot.
+    pub tokens: Buffer,
 }
 
 impl KvCache {
@@ -22,17 +24,19 @@ impl KvCache {
     ) -> Result<Self> {
         let len = num_blocks * block_size * layout.kv_heads * layout.head_dim;
         let layers = || (0..layout.layers).map(|_| Ok(Buffer::new(gpu, kind, len)?)).collect::<Result<Vec<_>>>();
-        Ok(Self { block_size, num_blocks, k: layers()?, v: layers()? })
+        let tokens = Buffer::new(gpu, Kind::U32, num_blocks * block_size)?;
+        Ok(Self { block_size, num_blocks, k: layers()?, v: layers()?, tokens })
     }
 
     pub fn bytes(&self) -> usize {
-        self.k.iter().chain(&self.v).map(|buffer| buffer.view().bytes()).sum()
+        self.k.iter().chain(&self.v).chain([&self.tokens]).map(|buffer| buffer.view().bytes()).sum()
     }
 }
 
-/// Bytes of one block over all layers, K and V.
+/// Bytes of one block: K and V over all layers, and its tokens.
 pub fn block_bytes(layout: &KvLayout, kind: Kind, block_size: usize) -> usize {
-    2 * layout.layers * layout.kv_heads * layout.head_dim * block_size * kind.bytes()
+    let token = 2 * layout.layers * layout.kv_heads * layout.head_dim * kind.bytes() + Kind::U32.bytes();
+    token * block_size
 }
 
 /// What a model may take of a device's memory, in bytes.

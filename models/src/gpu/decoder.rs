@@ -2,7 +2,7 @@
 //! step to step but the shape, so a step can be recorded and replayed.
 
 use super::cache::KvCache;
-use super::inputs::{Inputs, Shape};
+use super::inputs::{Inputs, Sequences, Shape};
 use super::weights::Device;
 use super::workspace::{Activations, Workspace};
 use super::{Options, max_splits};
@@ -19,7 +19,8 @@ use cresset_kernels::linear::gpu::{Linear, Mode, linear};
 use cresset_kernels::norm::gpu::{Norm, norm};
 use cresset_kernels::rope::gpu::{QkNorm, RopeKv, rope_kv_write};
 use cresset_kernels::rope::{RopeStyle, RopeTable};
-use cresset_kernels::sampling::gpu::{RESULT_WORDS, Sample, sample, soft_cap};
+use cresset_kernels::sampling::gpu::{History, RESULT_WORDS, Sample, sample, soft_cap};
+use std::ops::Range;
 use std::sync::Arc;
 
 pub struct Decoder {
@@ -84,11 +85,12 @@ impl Decoder {
         if rows == 0 {
             return Ok(());
         }
+        let Sequences { header, seq_lens, tables } = inputs.all(shape);
         let args = Sample {
             logits: self.logits(rows),
             vocab_size: self.config.vocab_size,
             params: inputs.sampling(shape),
-            previous: w.tokens.view(),
+            history: History { tokens: kv.tokens.view(), seq_lens, tables, header, block_size: kv.block_size },
             tokens: w.tokens.view().slice(0..rows),
             results: w.results.view().slice(0..rows * RESULT_WORDS),
             workspace: w.sampling.view(),
@@ -111,6 +113,8 @@ impl Decoder {
             ids: inputs.ids(shape),
             feedback: inputs.feedback(shape),
             previous: w.tokens.view(),
+            slots: inputs.slots(shape),
+            history: kv.tokens.view(),
             scale: self.config.embedding_scale,
             out: x.residual,
         };
@@ -162,30 +166,34 @@ impl Decoder {
 
     /// `qkv` and the cache → `attended`.
     fn attend(&self, s: &Step, layer: usize, x: &Activations) -> Result<()> {
-        let (c, shape) = (&self.config, s.shape);
-        let args = Paged {
-            q: x.qkv,
-            q_stride: (c.heads + 2 * c.kv_heads) * c.head_dim,
+        let (c, shape, gpu) = (&self.config, s.shape, &*self.gpu);
+        let (stride, width) = ((c.heads + 2 * c.kv_heads) * c.head_dim, c.heads * c.head_dim);
+        let args = |of: Sequences, tokens: Range<usize>| Paged {
+            q: x.qkv.slice(tokens.start * stride..tokens.end * stride),
+            q_stride: stride,
             heads: c.heads,
             kv_heads: c.kv_heads,
             head_dim: c.head_dim,
             k_cache: s.kv.k[layer].view(),
             v_cache: s.kv.v[layer].view(),
             block_size: s.kv.block_size,
-            seq_lens: s.inputs.seq_lens(shape),
-            block_tables: s.inputs.tables(),
-            header: s.inputs.header(shape),
+            seq_lens: of.seq_lens,
+            block_tables: of.tables,
+            header: of.header,
             scale: c.attention_scale,
             window: self.window(layer),
             softcap: c.attention_softcap,
-            out: x.attended,
+            out: x.attended.slice(tokens.start * width..tokens.end * width),
         };
-        match shape.most_queries {
-            1 if shape.tokens == shape.sequences => {
-                Ok(decode(&*self.gpu, &args, shape.max_splits, self.workspace.attention.view())?)
-            }
-            most => Ok(prefill(&*self.gpu, &args, s.inputs.cu_seqlens(shape), most)?),
+        if shape.decodes > 0 {
+            let args = args(s.inputs.decodes(shape), 0..shape.decodes);
+            decode(gpu, &args, shape.max_splits, self.workspace.attention.view())?;
         }
+        if shape.decodes < shape.sequences {
+            let args = args(s.inputs.others(shape), shape.decodes..shape.tokens);
+            prefill(gpu, &args, s.inputs.cu_seqlens(shape), shape.most_queries)?;
+        }
+        Ok(())
     }
 
     /// The state of the wanted rows alone.

@@ -31,10 +31,7 @@ impl Graphs {
 
     /// Whether the step is one that is recorded.
     pub fn covers(&self, shape: &Shape) -> bool {
-        shape.most_queries == 1
-            && shape.tokens == shape.sequences
-            && shape.sequences == shape.rows
-            && self.bucket(shape.rows) == Some(shape.rows)
+        shape.is_decode() && self.bucket(shape.rows) == Some(shape.rows)
     }
 
     /// Records what `step` launches.

@@ -1,11 +1,13 @@
-//! What a step reads that changes from step to step: one pinned buffer on the host, in device memory as small arrays at places
-//! that follow from the step's shape alone, so that a recorded step finds them.
+//! What a step reads that changes from step to step: one pinned buffer on the host and one on the device, filled by one copy.
 //!
-//! Both ends of variable length are last: the sampling parameters behind the arrays, the block tables in a region of their own.
+//! Small arrays stand at places that follow from the step's shape alone, so that a recorded step finds them. What has no fixed
+//! length is last: the block tables, which begin at such a place too, and the tokens that rows treat otherwise, at which the
+//! sampling parameters point.
 
 use crate::{ForwardBatch, Result};
-use cresset_kernels::gpu::{Buffer, Element, Gpu, Kind, Staging, View};
+use cresset_kernels::gpu::{Buffer, Gpu, Kind, Staging, View};
 use cresset_kernels::sampling::gpu::{RowParams, Special, encode, encoded_words};
+use std::iter::repeat;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -17,12 +19,36 @@ pub type Row = (RowParams, Vec<Special>);
 pub struct Shape {
     pub tokens: usize,
     pub sequences: usize,
+    /// So many sequences, the first ones, have one new token and are read by decode's attention, the others by prefill's.
+    pub decodes: usize,
     /// Rows whose logits are wanted.
     pub rows: usize,
-    /// No sequence has more new tokens.
+    /// None of the others has more new tokens.
     pub most_queries: usize,
-    /// Most splits of a sequence's keys where each has one new token.
+    /// Most splits of the keys of a sequence that decodes.
     pub max_splits: usize,
+    /// Blocks that a table has room for. Replays of a recorded step differ in it: it reaches them in the header.
+    pub table_stride: usize,
+}
+
+impl Shape {
+    /// Of sequences with one new token each, all of which want their next.
+    pub fn decode(rows: usize, max_splits: usize, table_stride: usize) -> Self {
+        Self { tokens: rows, sequences: rows, decodes: rows, rows, most_queries: 0, max_splits, table_stride }
+    }
+
+    pub fn is_decode(&self) -> bool {
+        [self.tokens, self.sequences, self.decodes] == [self.rows; 3]
+    }
+
+    /// Words of the inputs with so many special tokens.
+    pub fn words(&self, specials: usize) -> usize {
+        Layout::new(self).sampling + encoded_words(self.rows, specials) + self.table_words()
+    }
+
+    fn table_words(&self) -> usize {
+        (self.sequences * self.table_stride).next_multiple_of(ALIGNMENT)
+    }
 }
 
 /// Words at whose multiples each array begins: vector loads need 16 bytes.
@@ -32,20 +58,23 @@ const NONE: u32 = u32::MAX;
 
 /// Where each array begins and ends, in words.
 struct Layout {
-    header: Range<usize>,
+    decode_header: Range<usize>,
+    prefill_header: Range<usize>,
     ids: Range<usize>,
     feedback: Range<usize>,
     positions: Range<usize>,
     slots: Range<usize>,
-    cu_seqlens: Range<usize>,
     seq_lens: Range<usize>,
+    /// Of the sequences that do not decode, from 0 on.
+    cu_seqlens: Range<usize>,
     wanted: Range<usize>,
     sampling: usize,
+    tables: usize,
 }
 
 impl Layout {
     fn new(shape: &Shape) -> Self {
-        let &Shape { tokens, sequences, rows, .. } = shape;
+        let &Shape { tokens, sequences, decodes, rows, .. } = shape;
         let mut end = 0;
         let mut take = |len: usize| {
             let start = end;
@@ -53,57 +82,86 @@ impl Layout {
             start..start + len
         };
         Self {
-            header: take(2),
+            decode_header: take(2),
+            prefill_header: take(2),
             ids: take(tokens),
             feedback: take(tokens),
             positions: take(tokens),
             slots: take(tokens),
-            cu_seqlens: take(sequences + 1),
             seq_lens: take(sequences),
+            cu_seqlens: take(sequences - decodes + 1),
             wanted: take(rows),
             sampling: end,
+            tables: end + encoded_words(rows, 0),
         }
     }
 }
 
 /// The device's side.
-pub struct Inputs {
-    words: Buffer,
-    tables: Buffer,
+pub struct Inputs(Buffer);
+
+/// Some of a step's sequences, and how attention cuts their keys.
+pub struct Sequences {
+    pub header: View,
+    pub seq_lens: View,
+    pub tables: View,
 }
 
 macro_rules! arrays {
     ($($name:ident),*) => { $(
         pub fn $name(&self, shape: &Shape) -> View {
-            self.words.view().slice(Layout::new(shape).$name)
+            self.0.view().slice(Layout::new(shape).$name)
         }
     )* };
 }
 
 impl Inputs {
-    pub fn new(gpu: &Arc<dyn Gpu>, words: usize, tables: usize) -> Result<Self> {
-        Ok(Self { words: Buffer::new(gpu, Kind::U32, words)?, tables: Buffer::new(gpu, Kind::U32, tables)? })
+    pub fn new(gpu: &Arc<dyn Gpu>, words: usize) -> Result<Self> {
+        Ok(Self(Buffer::new(gpu, Kind::U32, words)?))
     }
 
-    arrays!(header, ids, feedback, positions, slots, cu_seqlens, seq_lens, wanted);
+    arrays!(ids, feedback, positions, slots, cu_seqlens, wanted);
+
+    pub fn all(&self, shape: &Shape) -> Sequences {
+        let at = Layout::new(shape);
+        let words = self.0.view();
+        Sequences {
+            header: words.slice(at.decode_header),
+            seq_lens: words.slice(at.seq_lens),
+            tables: self.from(at.tables),
+        }
+    }
+
+    /// Those that decode.
+    pub fn decodes(&self, shape: &Shape) -> Sequences {
+        let all = self.all(shape);
+        Sequences { seq_lens: all.seq_lens.slice(0..shape.decodes), ..all }
+    }
+
+    pub fn others(&self, shape: &Shape) -> Sequences {
+        let (all, first) = (self.all(shape), shape.decodes);
+        Sequences {
+            header: self.0.view().slice(Layout::new(shape).prefill_header),
+            seq_lens: all.seq_lens.slice(first..shape.sequences),
+            tables: all.tables.slice(first * shape.table_stride..all.tables.len()),
+        }
+    }
 
     pub fn sampling(&self, shape: &Shape) -> View {
-        let words = self.words.view();
-        words.slice(Layout::new(shape).sampling..words.len())
+        self.from(Layout::new(shape).sampling)
     }
 
-    pub fn tables(&self) -> View {
-        self.tables.view()
+    fn from(&self, start: usize) -> View {
+        self.0.view().slice(start..self.words())
     }
 
-    pub fn capacity(&self) -> (usize, usize) {
-        (self.words.view().len(), self.tables.view().len())
+    pub fn words(&self) -> usize {
+        self.0.view().len()
     }
 
-    /// Copies what `stage` wrote.
-    pub fn upload(&self, gpu: &dyn Gpu, from: &Staging, (words, tables): (usize, usize)) -> Result<()> {
-        gpu.upload(from, 0, self.words.view().slice(0..words))?;
-        Ok(gpu.upload(from, words * Kind::U32.bytes(), self.tables.view().slice(0..tables))?)
+    /// Copies the first so many words of `from`.
+    pub fn upload(&self, gpu: &dyn Gpu, from: &Staging, words: usize) -> Result<()> {
+        Ok(gpu.upload(from, 0, self.0.view().slice(0..words))?)
     }
 }
 
@@ -112,54 +170,49 @@ pub struct Staged<'a> {
     pub batch: &'a ForwardBatch,
     pub rows: &'a [Row],
     pub shape: Shape,
-    /// Tokens of one split of the keys.
-    pub split: usize,
+    /// Tokens of one split of the keys, for decode and for prefill.
+    pub splits: [u32; 2],
     /// Where padding rows write and look.
     pub dummy_block: u32,
     pub block_size: usize,
 }
 
 impl Staged<'_> {
-    /// Words of the arrays with the sampling parameters, and of the tables.
-    pub fn size(&self) -> (usize, usize) {
-        let specials = self.rows.iter().map(|(_, specials)| specials.len()).sum();
-        let words = Layout::new(&self.shape).sampling + encoded_words(self.shape.rows, specials);
-        (words, self.shape.sequences * self.stride())
+    pub fn words(&self) -> usize {
+        self.shape.words(self.rows.iter().map(|(_, specials)| specials.len()).sum())
     }
 
-    fn stride(&self) -> usize {
-        self.batch.block_tables.iter().map(Vec::len).max().unwrap_or(0).max(1)
-    }
-
-    /// Writes everything, by way of `scratch`, to the beginning of `to`. Rows beyond the batch's are padding: one token at
-    /// position 0 of the dummy block.
-    pub fn write(&self, scratch: &mut Vec<u32>, to: &mut [u8]) {
-        let (words, tables) = self.size();
-        let (batch, at) = (self.batch, Layout::new(&self.shape));
-        scratch.clear();
-        scratch.resize(words + tables, 0);
-        scratch[at.header.clone()].copy_from_slice(&[self.stride() as u32, self.split as u32]);
-        let mut put = |range: &Range<usize>, values: &[u32], padding: u32| {
-            let (own, rest) = scratch[range.clone()].split_at_mut(values.len());
-            own.copy_from_slice(values);
-            rest.fill(padding);
-        };
+    /// Writes everything to the beginning of `to`. Rows beyond the batch's are padding: one token at position 0 of the dummy block.
+    pub fn write(&self, to: &mut [u32]) {
+        let (batch, shape, at) = (self.batch, &self.shape, Layout::new(&self.shape));
+        let [decode, prefill] = self.splits.map(|split| [shape.table_stride as u32, split]);
+        let mut put = |range: &Range<usize>, values: &[u32], padding| fill(&mut to[range.clone()], values, padding);
+        put(&at.decode_header, &decode, 0);
+        put(&at.prefill_header, &prefill, 0);
         put(&at.ids, &batch.input_ids, 0);
-        put(&at.feedback, &batch.feedback.iter().map(|from| from.unwrap_or(NONE)).collect::<Vec<_>>(), NONE);
         put(&at.positions, &batch.positions, 0);
         put(&at.slots, &batch.slot_mapping, self.dummy_block * self.block_size as u32);
         put(&at.seq_lens, &batch.seq_lens, 1);
         put(&at.wanted, &batch.logits_indices, 0);
-        put(&at.cu_seqlens, &batch.cu_seqlens_q, 0);
-        // Only a recorded step is padded, and that has one token a sequence.
-        let (first, last) = (batch.cu_seqlens_q.len().max(1) - 1, self.shape.sequences);
-        (first..=last).for_each(|i| scratch[at.cu_seqlens.start + i] = (batch.input_ids.len() + i - first) as u32);
-        let (words, tables) = scratch.split_at_mut(words);
-        encode(self.rows, self.shape.rows, &mut words[at.sampling..]);
-        tables.fill(self.dummy_block);
-        for (table, row) in batch.block_tables.iter().zip(tables.chunks_exact_mut(self.stride())) {
-            row[..table.len()].copy_from_slice(table);
+        let feedback = batch.feedback.iter().map(|from| from.unwrap_or(NONE)).chain(repeat(NONE));
+        to[at.feedback].iter_mut().zip(feedback).for_each(|(to, from)| *to = from);
+        // Only a recorded step is padded, and in that all sequences decode.
+        let starts = batch.cu_seqlens_q.iter().skip(shape.decodes).map(|start| start - shape.decodes as u32);
+        to[at.cu_seqlens].iter_mut().zip(starts.chain(repeat(0))).for_each(|(to, start)| *to = start);
+        let (tables, stride) = (shape.table_words(), shape.table_stride);
+        let starts = &batch.cu_seqlens_q;
+        let sequence_of = |row: usize| starts.partition_point(|start| *start <= batch.logits_indices[row]) as u32 - 1;
+        encode(self.rows, sequence_of, shape.rows, tables, &mut to[at.sampling..]);
+        let (own, padding) = to[at.tables..][..tables].split_at_mut(batch.block_tables.len() * stride);
+        for (row, table) in own.chunks_exact_mut(stride).zip(&batch.block_tables) {
+            fill(row, table, self.dummy_block);
         }
-        u32::encode(scratch, &mut to[..scratch.len() * Kind::U32.bytes()]);
+        padding.fill(self.dummy_block);
     }
+}
+
+fn fill(to: &mut [u32], values: &[u32], padding: u32) {
+    let (own, rest) = to.split_at_mut(values.len());
+    own.copy_from_slice(values);
+    rest.fill(padding);
 }

@@ -2,7 +2,8 @@
 //!
 //! A step is one upload, a fixed sequence of kernels over preallocated memory, and one download. Steps in which every sequence
 //! has one token and wants its next one are recorded once for some numbers of rows and replayed with padding; all others run
-//! the same kernels one by one. Quantised files are widened to bf16 when they are loaded.
+//! the same kernels one by one, prefill's attention beside decode's where prompts come with sequences of one token. Quantised
+//! files are widened to bf16 when they are loaded.
 
 mod cache;
 mod decoder;
@@ -19,8 +20,9 @@ use crate::loader::{self, ModelSource};
 use crate::{Error, ForwardBatch, ModelConfig, Result};
 use cache::{Budget, KvCache, block_bytes};
 use cresset_kernels::Compute;
-use cresset_kernels::attention::gpu::tokens_per_split;
+use cresset_kernels::attention::gpu::{WHOLE, tokens_per_split};
 use cresset_kernels::gpu::{Element, Event, Gpu, Kind, Staging};
+use cresset_kernels::linear::gpu::FEW;
 use cresset_kernels::sampling::gpu::{Outcome, RESULT_WORDS, RowParams, decode};
 use decoder::Decoder;
 use graphs::Graphs;
@@ -72,13 +74,13 @@ impl Options {
     }
 }
 
-/// How many pieces a sequence's keys may be cut into in a step of so many sequences with one token each.
+/// How many pieces a sequence's keys may be cut into in a step in which so many decode.
 fn max_splits(options: &Options, config: &ModelConfig, sequences: usize) -> usize {
     if options.deterministic {
         return MOST_SPLITS;
     }
     let blocks = BLOCKS_PER_MULTIPROCESSOR * options.gpu.properties().multiprocessors as usize;
-    blocks.div_ceil(sequences * config.kv_heads).clamp(1, MOST_SPLITS)
+    blocks.div_ceil(sequences.max(1) * config.kv_heads).clamp(1, MOST_SPLITS)
 }
 
 pub struct GpuModel {
@@ -94,7 +96,6 @@ pub struct GpuModel {
     /// Results of the step launched last.
     previous_rows: usize,
     weight_bytes: usize,
-    scratch: Vec<u32>,
 }
 
 /// The host's side of a step. Its buffers may be changed again when the step has been collected.
@@ -110,7 +111,7 @@ struct InFlight {
 }
 
 impl GpuModel {
-    /// Loads the weights, runs the largest step once to see what it takes, gives the KV cache the rest of the model's share,
+    /// Loads the weights, runs steps of all sizes once to see what they take, gives the KV cache the rest of the model's share,
     /// and records the steps.
     pub fn load(source: &ModelSource, options: Options) -> Result<Self> {
         let gpu = options.gpu.clone();
@@ -121,8 +122,9 @@ impl GpuModel {
         drop(store);
         let decoder = Decoder::new(blueprint, weights, &options)?;
         let (kind, block_size, layout) = (options.kind, options.block_size, decoder.config.kv_layout());
-        let (arrays, rows) = (5 * options.max_tokens(), options.max_rows);
-        let inputs = Inputs::new(&gpu, arrays + rows * 8 * SPECIALS_PER_ROW, rows * BLOCKS_PER_ROW)?;
+        let rows = options.max_rows;
+        let first = Shape { tokens: options.max_tokens(), ..Shape::decode(rows, 1, BLOCKS_PER_ROW) };
+        let inputs = Inputs::new(&gpu, first.words(rows * SPECIALS_PER_ROW))?;
         let graphs = Graphs::new(options.graph_rows.min(rows));
         let kv = KvCache::new(&gpu, kind, &layout, 1, block_size)?;
         let mut model = Self {
@@ -135,11 +137,10 @@ impl GpuModel {
             in_flight: VecDeque::new(),
             previous_rows: 0,
             weight_bytes,
-            scratch: Vec::new(),
             options,
         };
         model.lanes = model.new_lanes()?;
-        model.run_largest_step()?;
+        model.run_largest_steps()?;
         let (free, _) = gpu.memory()?;
         let budget = Budget { total, free, own: free_before.saturating_sub(free), share: model.options.memory_share };
         let blocks = budget.blocks(block_bytes(&layout, kind, block_size), block_size)?;
@@ -167,8 +168,8 @@ impl GpuModel {
         self.kv.num_blocks - 1
     }
 
-    /// Starts a step. `rows[i]` says how to sample from the logits of `batch.logits_indices[i]`. Where the batch's `feedback` or a
-    /// row's `pending` names a result, it is one of the step launched just before.
+    /// Starts a step. `rows[i]` says how to sample from the logits of `batch.logits_indices[i]`, the last token of its sequence.
+    /// Where the batch's `feedback` names a result, it is one of the step launched just before.
     pub fn launch(&mut self, batch: &ForwardBatch, rows: &[Row]) -> Result<()> {
         self.check(batch, rows)?;
         let shape = self.shape(batch);
@@ -206,10 +207,9 @@ impl GpuModel {
     }
 
     fn new_lanes(&self) -> Result<Vec<Lane>> {
-        let (words, tables) = self.inputs.capacity();
         let staging = |words: usize| self.options.gpu.staging(words * Kind::U32.bytes());
-        let rows = self.options.max_rows;
-        let lane = |_| Ok(Lane { inputs: staging(words + tables)?, results: staging(rows * RESULT_WORDS)? });
+        let (words, results) = (self.inputs.words(), self.options.max_rows * RESULT_WORDS);
+        let lane = |_| Ok(Lane { inputs: staging(words)?, results: staging(results)? });
         (0..DEPTH).map(lane).collect()
     }
 
@@ -226,8 +226,7 @@ impl GpuModel {
         if rows.len() != batch.logits_indices.len() {
             return fail(format!("{} rows are sampled where {} are wanted", rows.len(), batch.logits_indices.len()));
         }
-        let pending = rows.iter().filter_map(|(params, _)| params.pending);
-        if let Some(index) = batch.feedback.iter().flatten().copied().chain(pending).max()
+        if let Some(&index) = batch.feedback.iter().flatten().max()
             && index as usize >= self.previous_rows
         {
             return fail(format!("result {index} of a step that had {}", self.previous_rows));
@@ -239,52 +238,58 @@ impl GpuModel {
 
     /// The batch's own shape, or that of a recorded step which has room for it.
     fn shape(&self, batch: &ForwardBatch) -> Shape {
-        let most_queries = batch.cu_seqlens_q.windows(2).map(|span| span[1] - span[0]).max().unwrap_or(0) as usize;
-        let (tokens, sequences, rows) = (batch.input_ids.len(), batch.seq_lens.len(), batch.logits_indices.len());
-        let decodes = most_queries == 1 && tokens == sequences && sequences == rows;
-        match self.graphs.bucket(rows).filter(|_| decodes) {
-            Some(rows) => self.decode_shape(rows),
-            None => Shape { tokens, sequences, rows, most_queries, max_splits: self.max_splits(sequences) },
-        }
+        let queries = || batch.cu_seqlens_q.windows(2).map(|span| (span[1] - span[0]) as usize);
+        // Decode's workspace has room for so many sequences.
+        let decodes = queries().take(self.options.max_rows).take_while(|n| *n == 1).count();
+        let own = Shape {
+            tokens: batch.input_ids.len(),
+            sequences: batch.seq_lens.len(),
+            decodes,
+            rows: batch.logits_indices.len(),
+            most_queries: queries().skip(decodes).max().unwrap_or(0),
+            max_splits: self.max_splits(decodes),
+            table_stride: batch.block_tables.iter().map(Vec::len).max().unwrap_or(0).max(1),
+        };
+        let recorded = self.graphs.bucket(own.rows).filter(|_| own.is_decode());
+        recorded.map_or(own, |rows| Shape::decode(rows, self.max_splits(rows), own.table_stride))
     }
 
-    fn decode_shape(&self, rows: usize) -> Shape {
-        Shape { tokens: rows, sequences: rows, rows, most_queries: 1, max_splits: self.max_splits(rows) }
+    fn max_splits(&self, decodes: usize) -> usize {
+        max_splits(&self.options, self.config(), decodes)
     }
 
-    fn max_splits(&self, sequences: usize) -> usize {
-        max_splits(&self.options, self.config(), sequences)
+    /// Tokens of a split of the keys, for decode and for prefill. Where prefill's bits need not be decode's, it has none.
+    fn splits(&self, batch: &ForwardBatch, shape: &Shape) -> [u32; 2] {
+        let Options { ref gpu, deterministic, .. } = self.options;
+        let longest = batch.seq_lens.iter().take(shape.decodes).copied().max().unwrap_or(1) as usize;
+        let (kv_heads, context) = (self.config().kv_heads, self.options.positions(self.config()));
+        let Shape { decodes, max_splits, .. } = *shape;
+        let split = tokens_per_split(&**gpu, decodes, kv_heads, longest, context, max_splits, deterministic) as u32;
+        [split, if deterministic { split } else { WHOLE }]
     }
 
     /// Uploads what the step reads, from the lane whose number it returns.
     fn stage(&mut self, batch: &ForwardBatch, rows: &[Row], shape: Shape) -> Result<usize> {
-        let Options { ref gpu, block_size, deterministic, .. } = self.options;
-        let longest = batch.seq_lens.iter().copied().max().unwrap_or(1) as usize;
-        let (kv_heads, context) = (self.config().kv_heads, self.options.positions(self.config()));
-        let (sequences, splits) = (shape.sequences, shape.max_splits);
-        let split = tokens_per_split(&**gpu, sequences, kv_heads, longest, context, splits, deterministic);
-        let dummy_block = self.num_blocks() as u32;
-        let staged = Staged { batch, rows, shape, split, dummy_block, block_size };
-        let size = staged.size();
-        self.reserve(size)?;
+        let (splits, dummy_block) = (self.splits(batch, &shape), self.num_blocks() as u32);
+        let staged = Staged { batch, rows, shape, splits, dummy_block, block_size: self.options.block_size };
+        let words = staged.words();
+        self.reserve(words)?;
         let number = self.staged % DEPTH;
         self.staged += 1;
         let lane = &mut self.lanes[number];
-        staged.write(&mut self.scratch, lane.inputs.bytes_mut());
-        self.inputs.upload(&*self.options.gpu, &lane.inputs, size)?;
+        staged.write(lane.inputs.words_mut());
+        self.inputs.upload(&*self.options.gpu, &lane.inputs, words)?;
         Ok(number)
     }
 
     /// Makes room for larger inputs, which recorded steps do not know.
-    fn reserve(&mut self, (words, tables): (usize, usize)) -> Result<()> {
-        let (had_words, had_tables) = self.inputs.capacity();
-        if words <= had_words && tables <= had_tables {
+    fn reserve(&mut self, words: usize) -> Result<()> {
+        if words <= self.inputs.words() {
             return Ok(());
         }
-        let larger = |need: usize, had: usize| if need > had { need.next_power_of_two() } else { had };
         self.options.gpu.synchronise()?;
         self.graphs.forget();
-        self.inputs = Inputs::new(&self.options.gpu, larger(words, had_words), larger(tables, had_tables))?;
+        self.inputs = Inputs::new(&self.options.gpu, words.next_power_of_two())?;
         // Results that were not collected yet stay where they are.
         for (larger, lane) in self.new_lanes()?.into_iter().zip(&mut self.lanes) {
             lane.inputs = larger.inputs;
@@ -292,13 +297,27 @@ impl GpuModel {
         Ok(())
     }
 
-    /// Whole prompts, as many tokens as fit in a step and as many rows, all in the dummy block.
-    fn run_largest_step(&mut self) -> Result<()> {
+    /// The largest step, and before it one for each size that the library's products are chosen for, powers of two: the first of
+    /// a size takes longer than any step of serving should.
+    fn run_largest_steps(&mut self) -> Result<()> {
+        let most = self.options.max_tokens();
+        let sizes = std::iter::successors(Some(2 * FEW), |tokens| tokens.checked_mul(2));
+        for tokens in sizes.take_while(|tokens| *tokens < most).chain([most]) {
+            let batch = self.full_batch(tokens);
+            self.run_unsampled(&batch, self.shape(&batch))?;
+        }
+        Ok(())
+    }
+
+    /// Sequences that decode for half of the tokens, whole prompts for the others, and as many rows as they allow, all in the
+    /// dummy block.
+    fn full_batch(&self, tokens: usize) -> ForwardBatch {
         let (positions, block_size) = (self.options.positions(self.config()), self.options.block_size);
         let mut batch = ForwardBatch { cu_seqlens_q: vec![0], ..ForwardBatch::default() };
-        let tokens = self.options.max_tokens();
         while batch.input_ids.len() < tokens {
-            let len = positions.min(tokens - batch.input_ids.len());
+            let left = tokens - batch.input_ids.len();
+            let decodes = batch.seq_lens.len() < self.options.max_rows.min(tokens / 2);
+            let len = if decodes { 1 } else { positions.min(left) };
             batch.positions.extend(0..len as u32);
             batch.slot_mapping.extend((0..len).map(|position| (position % block_size) as u32));
             batch.input_ids.resize(batch.input_ids.len() + len, 0);
@@ -306,15 +325,14 @@ impl GpuModel {
             batch.seq_lens.push(len as u32);
             batch.block_tables.push(vec![0; len.div_ceil(block_size)]);
         }
-        batch.logits_indices = (0..self.options.max_rows as u32).collect();
-        let shape = self.shape(&batch);
-        self.run_unsampled(&batch, Shape { rows: self.options.max_rows, ..shape })
+        batch.logits_indices = (0..self.options.max_rows.min(tokens) as u32).collect();
+        batch
     }
 
     /// Runs each step that is to be recorded once, with padding alone, and records it.
     fn record_all(&mut self) -> Result<()> {
         for rows in self.graphs.buckets() {
-            let shape = self.decode_shape(rows);
+            let shape = Shape::decode(rows, self.max_splits(rows), 1);
             self.run_unsampled(&ForwardBatch::default(), shape)?;
             let step = || self.decoder.step(&self.kv, &self.inputs, &shape);
             self.graphs.record(&*self.options.gpu, shape, &step)?;

@@ -47,11 +47,13 @@ pub struct Tensors<'a, S> {
     spelling: Spelling,
     taken: BTreeSet<String>,
     problems: Vec<String>,
+    /// What is no fault of the files: the device has no memory left, say.
+    failed: Option<Error>,
 }
 
 impl<'a, S: Store> Tensors<'a, S> {
     pub fn new(container: Container<'a>, path: PathBuf, store: &'a mut S, spelling: Spelling) -> Self {
-        Self { container, path, store, spelling, taken: BTreeSet::new(), problems: Vec::new() }
+        Self { container, path, store, spelling, taken: BTreeSet::new(), problems: Vec::new(), failed: None }
     }
 
     /// A weight matrix by its HF name. `None` is a problem that [`Self::finish`] will tell.
@@ -112,6 +114,9 @@ impl<'a, S: Store> Tensors<'a, S> {
         let left: Vec<String> =
             self.stored_names().filter(|n| !self.taken.contains(*n)).map(|n| format!("{n} is left over")).collect();
         self.problems.extend(left);
+        if let Some(error) = self.failed {
+            return Err(error);
+        }
         match built {
             Some(model) if self.problems.is_empty() => Ok(model),
             _ => Err(Error::BadFile(format!(
@@ -138,6 +143,9 @@ impl<'a, S: Store> Tensors<'a, S> {
 
     /// Takes a vector, as one row, or a matrix.
     fn raw(&mut self, name: &str, shape: &[usize]) -> Option<Raw<'a>> {
+        if self.failed.is_some() {
+            return None;
+        }
         let stored = self.take(name, shape)?;
         let (rows, cols) = if let [rows, cols] = *shape { (rows, cols) } else { (1, shape.iter().product()) };
         let (dtype, bytes) = match self.container {
@@ -151,7 +159,14 @@ impl<'a, S: Store> Tensors<'a, S> {
     }
 
     fn keep<T>(&mut self, name: &str, result: Result<T>) -> Option<T> {
-        result.map_err(|e| self.problems.push(format!("{name}: {e}"))).ok()
+        match result {
+            Ok(kept) => return Some(kept),
+            Err(error @ Error::Kernel(cresset_kernels::Error::Device { .. })) => {
+                self.failed.get_or_insert(error);
+            }
+            Err(error) => self.problems.push(format!("{name}: {error}")),
+        }
+        None
     }
 
     fn stored_name(&self, name: &str) -> String {

@@ -45,8 +45,7 @@ fn folder(change: impl Fn(&Path, &mut serde_json::Value)) -> Result<Box<dyn Mode
 }
 
 fn set(writer: &mut GgufWriter, key: &str, value: Value) {
-    writer.metadata.retain(|(k, _)| k != key);
-    writer.metadata.push((key.to_owned(), value));
+    writer.set(key, value);
 }
 
 #[test]

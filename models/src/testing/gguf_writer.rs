@@ -13,6 +13,12 @@ pub struct GgufWriter {
 }
 
 impl GgufWriter {
+    /// In place of what the key has held.
+    pub fn set(&mut self, key: &str, value: Value) {
+        self.metadata.retain(|(name, _)| name != key);
+        self.metadata.push((key.to_owned(), value));
+    }
+
     /// Adds a tensor in f32.
     pub fn f32(&mut self, name: &str, shape: &[usize], data: &[f32]) {
         self.tensors.push((name.to_owned(), shape.to_vec(), GgmlDType::F32, super::little_endian(data)));

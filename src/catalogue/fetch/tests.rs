@@ -319,19 +319,20 @@ fn a_full_disk_is_told_as_such() {
 fn a_repository_becomes_a_release() {
     let info = format!(
         r#"{{"sha":"{COMMIT}","siblings":[{{"rfilename":"README.md"}},{{"rfilename":"../../up.safetensors"}},{{"rfilename":"config.json"}},
-            {{"rfilename":"model.safetensors"}}],"cardData":{{"license":"mit"}}}}"#
+            {{"rfilename":"model.safetensors"}},{{"rfilename":"tokenizer.json"}}],"cardData":{{"license":"mit"}}}}"#
     );
     let mut hub = Hub { info, ..Hub::default() };
     let config = br#"{"max_position_embeddings": 2048}"#.to_vec();
     hub.files.insert(format!("/owner/My_Model/resolve/{COMMIT}/config.json"), config);
     hub.files.insert(format!("/owner/My_Model/resolve/{COMMIT}/model.safetensors"), content());
+    hub.files.insert(format!("/owner/My_Model/resolve/{COMMIT}/tokenizer.json"), b"{}".to_vec());
     let (_hub, options) = hub.start();
     let data = tempfile::tempdir().unwrap();
     let catalogue = Catalogue::new(data.path());
     let manifest = catalogue.pull("owner/My_Model", &options, &mut |_| {}).unwrap();
     assert_eq!((manifest.name.as_str(), manifest.publisher.as_str()), ("my_model", "owner"));
     assert_eq!((manifest.upstream.license.as_str(), manifest.upstream.revision.as_deref()), ("mit", Some(COMMIT)));
-    assert_eq!((manifest.files.len(), manifest.limits.model_context_tokens), (2, 2048));
+    assert_eq!((manifest.files.len(), manifest.limits.model_context_tokens), (3, 2048));
     assert_eq!(catalogue.find("my_model").unwrap(), manifest);
     catalogue.source(&manifest).unwrap();
     assert!(matches!(&manifest.sources[0], Source::Hub { revision, .. } if revision == COMMIT), "pinned to the commit");

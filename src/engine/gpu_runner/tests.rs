@@ -97,7 +97,8 @@ fn bits(mut events: Receiver<Event>) -> Vec<(u32, u32, Vec<(u32, u32)>)> {
 /// In bf16 with `deterministic`: alone, in company, in chunks, preempted, cancelled neighbours, with a prefix hit.
 #[test]
 fn any_company_leaves_every_bit_as_it_is() {
-    let sampling = SamplingParams { seed: 42, temperature: 0.9, logprobs: Some(5), ..SamplingParams::default() };
+    let plain = SamplingParams { seed: 42, temperature: 0.9, logprobs: Some(5), ..SamplingParams::default() };
+    let sampling = SamplingParams { repetition_penalty: 1.2, frequency_penalty: 0.3, presence_penalty: 0.1, ..plain };
     let probe = || GenerateRequest { sampling: sampling.clone(), ..request(0..37, 24) };
     let neighbour = |i: u32| request((0..i * 9 % 37).chain(i..i + 5), 30);
     let said = |options: EngineOptions, neighbours: u32| {

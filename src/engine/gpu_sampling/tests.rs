@@ -3,8 +3,9 @@
 use super::*;
 use crate::engine::sampler::{Sampler, SamplingParams};
 use cresset_kernels::gpu::{Buffer, Gpu, Kind, device_or_emulator};
-use cresset_kernels::sampling::gpu::{RESULT_WORDS, Sample, decode, encode, encoded_words, sample, workspace};
+use cresset_kernels::sampling::gpu::{History, RESULT_WORDS, Sample, decode, encode, encoded_words, sample, workspace};
 use cresset_kernels::sampling::philox4x32;
+use std::iter::repeat;
 use std::sync::Arc;
 
 /// Numbers for making up rows, each as likely as the others.
@@ -75,33 +76,29 @@ fn logits(vocab_size: usize, dice: &mut Dice) -> Vec<f32> {
     logits
 }
 
-/// The last token of each other row is known to the device alone.
+/// Each row's tokens are in one block of their own.
 fn on_device(gpu: &Arc<dyn Gpu>, logits: &[Vec<f32>], rows: &[RowSampling]) -> Vec<RowResult> {
+    const BLOCK: usize = 64;
     let vocab_size = logits[0].len();
-    let previous: Vec<u32> = rows.iter().map(|row| row.tokens.last().copied().unwrap_or_default()).collect();
-    let encoded: Vec<_> = (0..)
-        .zip(rows)
-        .map(|(index, row)| {
-            let mut row = row.clone();
-            let pending = (index % 2 == 0 && row.tokens.len() > row.prompt_len).then_some(index);
-            if pending.is_some() {
-                Arc::make_mut(&mut row.tokens).pop();
-            }
-            device_row(&row, pending, vocab_size).unwrap()
-        })
-        .collect();
+    let tokens = rows.iter().flat_map(|row| row.tokens.iter().copied().chain(repeat(0)).take(BLOCK)).collect();
+    let lens = rows.iter().map(|row| row.tokens.len() as u32).collect();
+    let history: [Vec<u32>; 4] = [tokens, lens, (0..rows.len() as u32).collect(), vec![1]];
+    let [tokens, seq_lens, tables, header] = &history.map(|words| Buffer::from_slice(gpu, &words).unwrap());
+    let [tokens, seq_lens, tables, header] = [tokens, seq_lens, tables, header].map(Buffer::view);
+    let history = History { tokens, seq_lens, tables, header, block_size: BLOCK };
+    let encoded: Vec<_> = rows.iter().map(|row| device_row(row, vocab_size).unwrap()).collect();
     let specials = encoded.iter().map(|(_, specials)| specials.len()).sum();
     let mut words = vec![0; encoded_words(rows.len(), specials)];
-    encode(&encoded, rows.len(), &mut words);
+    encode(&encoded, |row| row as u32, rows.len(), 0, &mut words);
     let logits = Buffer::from_slice(gpu, &logits.concat()).unwrap();
-    let [params, previous] = [words, previous].map(|words| Buffer::from_slice(gpu, &words).unwrap());
+    let params = Buffer::from_slice(gpu, &words).unwrap();
     let [tokens, results] = [1, RESULT_WORDS].map(|each| Buffer::new(gpu, Kind::U32, rows.len() * each).unwrap());
     let work = Buffer::new(gpu, Kind::U8, workspace(rows.len(), vocab_size)).unwrap();
     let args = Sample {
         logits: logits.view(),
         vocab_size,
         params: params.view(),
-        previous: previous.view(),
+        history,
         tokens: tokens.view(),
         results: results.view(),
         workspace: work.view(),
@@ -146,5 +143,5 @@ fn the_device_gives_the_tokens_of_the_cpu() {
 fn a_bias_outside_the_vocabulary_is_refused() {
     let mut row = row(5, &mut Dice(0));
     Arc::make_mut(&mut row.params).logit_bias = [(5, 1.0)].into();
-    assert_eq!(device_row(&row, None, 5).unwrap_err(), SampleError::UnknownToken { token: 5, vocab_size: 5 });
+    assert_eq!(device_row(&row, 5).unwrap_err(), SampleError::UnknownToken { token: 5, vocab_size: 5 });
 }

@@ -49,7 +49,10 @@ impl<'a> Field<'a> {
             Json::Number(literal) => literal.parse().ok(),
             _ => None,
         };
-        let must = || self.refuse(&format!("must be a whole number from {} to {}", range.start(), range.end()));
+        let must = || match (range.start(), range.end()) {
+            (least, most) if least == most => self.refuse(&format!("must be {least}")),
+            (least, most) => self.refuse(&format!("must be a whole number from {least} to {most}")),
+        };
         number.filter(|n| range.contains(n)).ok_or_else(must)
     }
 
@@ -90,7 +93,8 @@ impl<'a> Field<'a> {
 
     /// The path of a member. Names come from the client, so only plain short ones are repeated.
     pub fn path_of(&self, name: &str) -> String {
-        let plain = name.len() <= 64 && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-.".contains(&b));
+        let plain =
+            (1..=64).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-.".contains(&b));
         let name = if plain { name } else { "*" };
         if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) }
     }

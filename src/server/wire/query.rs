@@ -42,11 +42,11 @@ fn parse_limit(text: &str) -> Result<usize, ApiError> {
     let number = plain.then(|| text.parse().ok()).flatten();
     number
         .filter(|n| (1..=Page::LARGEST).contains(n))
-        .ok_or_else(|| ApiError::invalid("limit", "limit is a number from 1 to 100."))
+        .ok_or_else(|| ApiError::invalid("limit", "limit must be a whole number from 1 to 100."))
 }
 
 fn parse_after(text: &str) -> Result<Uuid, ApiError> {
-    headers::hyphenated(text).ok_or_else(|| ApiError::invalid("after", "after is a hyphenated UUID."))
+    headers::hyphenated(text).ok_or_else(|| ApiError::invalid("after", "after must be a hyphenated UUID."))
 }
 
 impl<S: Sync> FromRequestParts<S> for Page {
@@ -66,7 +66,7 @@ impl<S: Send + Sync> FromRequestParts<S> for PathId {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let text = Path::<String>::from_request_parts(parts, state).await.ok();
         let id = text.and_then(|Path(text)| headers::hyphenated(&text));
-        id.map(Self).ok_or_else(|| ApiError::invalid("id", "The id in the path is a hyphenated UUID."))
+        id.map(Self).ok_or_else(|| ApiError::invalid("id", "The id in the path must be a hyphenated UUID."))
     }
 }
 

@@ -200,3 +200,11 @@ fn model_and_messages_are_required() {
     check_refused(r#"{"model":"smollm2","messages":[{"role":"user","content":"x"}]}"#, "model");
     assert!(matches!(parse("[]"), Err(ApiError::InvalidRequest { param: None, .. })));
 }
+
+#[test]
+fn refusals_say_what_must_be() {
+    let check = |extra: &str, message: &str| assert_eq!(parse(&body(extra)).unwrap_err().to_string(), message);
+    check(r#""n":2"#, "n must be 1.");
+    check(r#""top_logprobs":21"#, "top_logprobs must be a whole number from 0 to 20.");
+    check(r#""":1"#, "* is not supported.");
+}

@@ -177,7 +177,9 @@ fn low_disk_space_is_no_reason_to_keep_a_reservation() {
     for command in opening(100) {
         store.submit_blocking(command).unwrap();
     }
+    assert!(!store.is_space_low());
     disk.set_free(0);
+    assert!(store.is_space_low());
     // No admission has looked at the space before, so this one does.
     let outcome = store.submit_blocking(admit(1, 1, store.boot(), 10));
     assert!(matches!(outcome, Err(StoreError::Unavailable(_))), "{outcome:?}");

@@ -29,18 +29,25 @@ fn rows_are_those_of_the_table() {
                 let [host, feedback, ids_alone] =
                     [&host, &feedback, ids].map(|words| Buffer::from_slice(&gpu, words).unwrap());
                 let [out, plain] = [0, 1].map(|_| poisoned_buffer(&gpu, kind, ids.len() * width));
+                let slots: Vec<u32> = (0..ids.len() as u32).map(|i| i * 3 + 1).collect();
+                let [slots, history] = [slots, vec![99; 900]].map(|words| Buffer::from_slice(&gpu, &words).unwrap());
                 let args = Gather {
                     table: device_table.view(),
                     width,
                     ids: host.view(),
                     feedback: feedback.view(),
                     previous: previous.view(),
+                    slots: slots.view(),
+                    history: history.view(),
                     scale,
                     out: out.view(),
                 };
                 gather(&*gpu, &args).unwrap();
                 let what = format!("{kind:?} {}x{width}", ids.len());
                 assert_close(&downloaded(&out), &want(&table, width, ids, scale), tolerance, &what);
+                let noted =
+                    |place: usize| (place % 3 == 1).then(|| ids.get(place / 3).copied()).flatten().unwrap_or(99);
+                assert_eq!(history.to_vec::<u32>().unwrap(), (0..900).map(noted).collect::<Vec<_>>(), "{what}");
                 gather_rows(&*gpu, device_table.view(), width, ids_alone.view(), plain.view()).unwrap();
                 assert_eq!(downloaded(&plain), want(&table, width, ids, 1.0), "{what}");
             }
@@ -50,21 +57,25 @@ fn rows_are_those_of_the_table() {
 
 #[test]
 fn what_does_not_fit_is_refused() {
-    let check = |ids: u32, feedback: u32, previous: &[u32], width: usize, expect: &str| {
+    let check = |[ids, feedback, slot]: [u32; 3], previous: &[u32], width: usize, expect: &str| {
         let gpu = gpu();
         let table = upload(&gpu, Kind::F32, &[0.0; 12]);
         let out = poisoned_buffer(&gpu, Kind::F32, 4);
-        let [ids, feedback] = [ids, feedback].map(|word| Buffer::from_slice(&gpu, &[word]).unwrap());
+        let [ids, feedback, slots] = [ids, feedback, slot].map(|word| Buffer::from_slice(&gpu, &[word]).unwrap());
         let previous = Buffer::from_slice(&gpu, previous).unwrap();
-        let [ids, feedback, previous] = [&ids, &feedback, &previous].map(Buffer::view);
-        let args = Gather { table: table.view(), width, ids, feedback, previous, scale: 1.0, out: out.view() };
+        let history = poisoned_buffer(&gpu, Kind::U32, 2);
+        let [ids, feedback, previous, slots, history] =
+            [&ids, &feedback, &previous, &slots, &history].map(Buffer::view);
+        let (table, out) = (table.view(), out.view());
+        let args = Gather { table, width, ids, feedback, previous, slots, history, scale: 1.0, out };
         let error = gather(&*gpu, &args).and_then(|()| gpu.synchronise()).unwrap_err().to_string();
         assert!(error.contains(expect), "{error}");
     };
-    check(3, HOST, &[0], 4, "id < rows");
-    check(0, 0, &[3], 4, "id < rows");
-    check(0, 1, &[0], 4, "back < previous_len");
-    check(0, HOST, &[0], 5, "width of 5");
+    check([3, HOST, 0], &[0], 4, "id < rows");
+    check([0, 0, 0], &[3], 4, "id < rows");
+    check([0, 1, 0], &[0], 4, "back < previous_len");
+    check([0, HOST, 2], &[0], 4, "slot < history_len");
+    check([0, HOST, 0], &[0], 5, "width of 5");
     let gpu = gpu();
     let table = upload(&gpu, Kind::F32, &[0.0; 12]);
     assert!(gather_rows(&*gpu, table.view(), 4, table.view(), table.view()).is_err());

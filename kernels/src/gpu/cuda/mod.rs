@@ -1,5 +1,6 @@
-//! A CUDA device: candle's, with one stream of its own. Kernels come compiled with this binary and products from cuBLASLt; a
-//! step allocates nothing, and its launches can be recorded as a graph.
+//! A CUDA device: candle's, with one stream of its own, so that models side by side on one device neither wait for each other nor appear
+//! in each other's recordings. Kernels come compiled with this binary and products from cuBLASLt; a step allocates nothing,
+//! and its launches can be recorded as a graph.
 //!
 //! After a fault of a kernel the driver refuses everything on the device until the process ends: such an error comes back from
 //! every later call, `synchronise` first of all.
@@ -7,10 +8,11 @@
 mod bind;
 mod choices;
 mod modules;
+mod overlap;
 mod probe;
 mod product;
 
-use super::{Arg, Event, Gemm, Gpu, Graph, Launch, Properties, Staging, View, failed};
+use super::{Arg, Event, Gemm, Gpu, Graph, Launch, Options, Properties, Staging, View, failed};
 use crate::{Error, Result};
 use candle_core::Device;
 use candle_core::cuda_backend::CudaDevice;
@@ -22,46 +24,89 @@ use choices::Choices;
 use modules::Kernels;
 pub use probe::probe;
 use product::Products;
-use std::ffi::c_void;
-use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Whether this build can use a device.
 pub const BUILT: bool = true;
 
+/// Held while a graph is recorded, and while libraries and kernels are loaded or let go: those may wait for the whole context,
+/// which is an error that ends every recording in it, another model's too.
+static RECORDING: Mutex<()> = Mutex::new(());
+
+fn not_recording() -> MutexGuard<'static, ()> {
+    RECORDING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 pub struct Cuda {
     properties: Properties,
+    /// Whether a kernel may begin before the one before it ends.
+    overlapped: AtomicBool,
     kernels: Kernels,
     products: Products,
     stream: Arc<CudaStream>,
     /// Last, as everything above needs its context.
-    _device: CudaDevice,
+    _owner: Owner,
+}
+
+/// candle's device, whose libraries wait for the whole context when they are let go.
+struct Owner(Option<CudaDevice>);
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        let _quiet = not_recording();
+        self.0.take();
+    }
 }
 
 /// The device with this number.
 pub fn open(ordinal: usize) -> Result<Arc<dyn Gpu>> {
-    open_with(ordinal, None)
+    open_with(ordinal, &Options::default())
 }
 
-/// The device with this number. What is measured on it is kept in the folder, and not measured again.
-pub fn open_keeping(ordinal: usize, folder: &Path) -> Result<Arc<dyn Gpu>> {
-    open_with(ordinal, Some(folder))
-}
-
-fn open_with(ordinal: usize, folder: Option<&Path>) -> Result<Arc<dyn Gpu>> {
-    let properties = probe(ordinal)?;
-    let Device::Cuda(device) = Device::new_cuda_with_stream(ordinal)? else {
-        return Err(failed("open", "candle gave another device"));
-    };
-    // SAFETY: all work goes to this device's one stream.
-    unsafe { device.disable_event_tracking() };
-    let stream = device.cuda_stream();
-    let kernels = Kernels::load(stream.context(), properties.shared_bytes)?;
-    let products = Products::new(&stream, Choices::open(folder, &properties))?;
-    Ok(Arc::new(Cuda { properties, kernels, products, stream, _device: device }))
+/// The device with this number.
+pub fn open_with(ordinal: usize, options: &Options) -> Result<Arc<dyn Gpu>> {
+    let gpu = Arc::new(Cuda::new(ordinal, options)?);
+    if options.plain_launches || !gpu.kernels.waiting {
+        return Ok(gpu);
+    }
+    match overlap::check(&gpu) {
+        Ok(()) => {
+            tracing::info!("kernels overlap: each may begin before the one ahead of it has ended");
+            Ok(gpu)
+        }
+        Err(error) => {
+            tracing::warn!(%error, "kernels run strictly one after the other, which is slower: overlapping them failed");
+            // A fault may have spoiled the context: the last owner takes it down.
+            drop(gpu);
+            Ok(Arc::new(Cuda::new(ordinal, options)?))
+        }
+    }
 }
 
 impl Cuda {
+    fn new(ordinal: usize, options: &Options) -> Result<Self> {
+        let properties = probe(ordinal)?;
+        let _quiet = not_recording();
+        let Device::Cuda(device) = Device::new_cuda_with_stream(ordinal)? else {
+            return Err(failed("open", "candle gave another device"));
+        };
+        // SAFETY: all work goes to this device's one stream.
+        unsafe { device.disable_event_tracking() };
+        let stream = device.cuda_stream();
+        let kernels = Kernels::load(stream.context(), properties.shared_bytes)?;
+        // Last: if anything failed behind it, letting it go would wait for ourselves.
+        let products = Products::new(&stream, Choices::open(options.folder.as_deref(), &properties))?;
+        Ok(Self {
+            properties,
+            overlapped: AtomicBool::new(false),
+            kernels,
+            products,
+            stream,
+            _owner: Owner(Some(device)),
+        })
+    }
+
     /// The stream, its context made this thread's own.
     fn stream(&self, op: &'static str) -> Result<CUstream> {
         self.context().bind_to_thread().map_err(failure(op))?;
@@ -120,6 +165,9 @@ impl Gpu for Cuda {
 
     fn upload(&self, from: &Staging, offset: usize, to: View) -> Result<()> {
         let (from, stream) = (from.address(offset, to.bytes())?, self.stream("upload")?);
+        if to.is_empty() {
+            return Ok(());
+        }
         // SAFETY: inside the staging buffer, whose owner leaves it alone until the copy is done.
         let from = unsafe { std::slice::from_raw_parts(from, to.bytes()) };
         // SAFETY: the view is allocated, by its promise, and as long as `from`.
@@ -128,6 +176,9 @@ impl Gpu for Cuda {
 
     fn download(&self, from: View, to: &Staging, offset: usize) -> Result<()> {
         let (to, stream) = (to.address(offset, from.bytes())?, self.stream("download")?);
+        if from.is_empty() {
+            return Ok(());
+        }
         // SAFETY: inside the staging buffer, which nobody reads until the copy is done.
         let to = unsafe { std::slice::from_raw_parts_mut(to, from.bytes()) };
         // SAFETY: the view is allocated, by its promise, and as long as `to`.
@@ -139,6 +190,9 @@ impl Gpu for Cuda {
             return Err(failed("copy", format!("{from:?} to {to:?}")));
         }
         let stream = self.stream("copy")?;
+        if from.is_empty() {
+            return Ok(());
+        }
         // SAFETY: both views are allocated, by their promise, and equally long.
         unsafe { result::memcpy_dtod_async(to.address(), from.address(), from.bytes(), stream) }
             .map_err(failure("copy"))
@@ -146,23 +200,16 @@ impl Gpu for Cuda {
 
     fn fill(&self, view: View, byte: u8) -> Result<()> {
         let stream = self.stream("fill")?;
+        if view.is_empty() {
+            return Ok(());
+        }
         // SAFETY: the view is allocated, by its promise.
         unsafe { result::memset_d8_async(view.address(), byte, view.bytes(), stream) }.map_err(failure("fill"))
     }
 
     fn launch(&self, launch: &Launch, args: &[Arg]) -> Result<()> {
-        let kernel = self.kernels.get(launch, args.iter().map(|arg| word(arg).1))?;
-        let mut words: Vec<u64> = args.iter().map(|arg| word(arg).0).collect();
-        let mut pointers: Vec<*mut c_void> = words.iter_mut().map(|word| std::ptr::from_mut(word).cast()).collect();
         let stream = self.stream(launch.kernel)?;
-        let (blocks, threads) = (launch.blocks.into(), (launch.threads, 1, 1));
-        // SAFETY: each pointer stands for an argument of its parameter's size, as `get` found, which the driver copies before
-        // it returns; what the kernel does with views is its caller's to keep inside them.
-        unsafe {
-            let function = kernel.function.cu_function();
-            result::launch_kernel(function, blocks, threads, launch.shared_bytes, stream, &mut pointers)
-        }
-        .map_err(failure(launch.kernel))
+        self.kernels.launch(launch, args, stream, self.overlapped.load(Ordering::Relaxed))
     }
 
     fn gemm(&self, gemm: &Gemm) -> Result<()> {
@@ -179,6 +226,7 @@ impl Gpu for Cuda {
 
     fn wait(&self, event: &Event) -> Result<()> {
         let event = event.0.downcast_ref::<CudaEvent>().ok_or_else(|| failed("wait", "an event of another device"))?;
+        // By polling, which takes this thread's core and saves some microseconds of each step.
         event.synchronize().map_err(failure("wait"))
     }
 
@@ -187,7 +235,8 @@ impl Gpu for Cuda {
     }
 
     fn capture(&self, record: &mut dyn FnMut() -> Result<()>) -> Result<Graph> {
-        // Other threads may go on allocating: the weights of another model.
+        let _quiet = not_recording();
+        // Other threads may go on allocating and waiting for their streams.
         self.stream.begin_capture(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).map_err(failure("capture"))?;
         let recorded = record();
         // Ended in any case, so that the stream runs again.
@@ -212,18 +261,6 @@ struct Recorded(Mutex<CudaGraph>);
 unsafe impl Send for Recorded {}
 // SAFETY: as above.
 unsafe impl Sync for Recorded {}
-
-/// An argument's bits, the low ones first, and how many bytes of them there are.
-fn word(arg: &Arg) -> (u64, usize) {
-    match *arg {
-        Arg::View(view) => (view.address(), 8),
-        Arg::Null => (0, 8),
-        Arg::U64(value) => (value, 8),
-        Arg::U32(value) => (u64::from(value), 4),
-        Arg::I32(value) => (u64::from(value.cast_unsigned()), 4),
-        Arg::F32(value) => (u64::from(value.to_bits()), 4),
-    }
-}
 
 /// In the driver's own words.
 fn failure(op: &'static str) -> impl Fn(DriverError) -> Error {

@@ -2,13 +2,23 @@
 //! waits for a load and none happens while a graph is recorded.
 
 use super::failure;
-use crate::gpu::Launch;
+use crate::gpu::{Arg, Launch};
 use crate::{Error, Result};
-use candle_core::cuda_backend::cudarc::driver::sys::{self, CUfunction_attribute as Attribute};
+use candle_core::cuda_backend::cudarc::driver::sys::{
+    self, CUfunction_attribute as Attribute, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue,
+    CUlaunchConfig, CUstream,
+};
 use candle_core::cuda_backend::cudarc::driver::{CudaContext, CudaFunction, DriverError};
 use candle_core::cuda_backend::cudarc::nvrtc::Ptx;
 use std::collections::HashMap;
+use std::ptr::null_mut;
 use std::sync::Arc;
+
+/// A kernel with more cannot be launched.
+const MOST_PARAMETERS: usize = 16;
+/// Percent of a multiprocessor's first-level memory that is shared memory. Alike for all kernels: one that changes its split
+/// waits until it is empty, and ours need most of it or nothing of the rest. Not yet measured.
+const SHARED_PERCENT: i32 = 100;
 
 struct Fatbin {
     image: &'static [u8],
@@ -17,35 +27,81 @@ struct Fatbin {
 
 include!(concat!(env!("OUT_DIR"), "/fatbins.rs"));
 
-pub struct Kernel {
-    pub function: CudaFunction,
+struct Kernel {
+    function: CudaFunction,
     /// Bytes of each parameter.
     parameters: Vec<usize>,
 }
 
-pub struct Kernels(HashMap<&'static str, Kernel>);
+pub struct Kernels {
+    by_name: HashMap<&'static str, Kernel>,
+    /// Whether each waits by itself for the one before it, as only code for sm_90 and later does: PTX of an earlier architecture
+    /// does not, whatever device it runs on.
+    pub waiting: bool,
+}
+
+/// Major and minor of the architecture, times ten.
+const WAITING_SINCE: i32 = 90;
 
 impl Kernels {
     /// `shared_bytes` is the most a block may have.
     pub fn load(context: &Arc<CudaContext>, shared_bytes: u32) -> Result<Self> {
-        let mut all = HashMap::new();
+        let mut all = Self { by_name: HashMap::new(), waiting: true };
         for fatbin in FATBINS {
             let module =
                 context.load_module(Ptx::from_binary(fatbin.image.to_vec())).map_err(failure("load kernels"))?;
             for name in fatbin.kernels {
                 let function = module.load_function(name).map_err(failure(name))?;
-                all.insert(*name, prepare(function, shared_bytes).map_err(failure(name))?);
+                all.waiting &= function.ptx_version().map_err(failure(name))? >= WAITING_SINCE;
+                all.by_name.insert(*name, prepare(function, shared_bytes).map_err(failure(name))?);
             }
         }
-        Ok(Self(all))
+        Ok(all)
     }
 
-    /// The kernel, if arguments of these sizes are what it takes.
-    pub fn get(&self, launch: &Launch, sizes: impl Iterator<Item = usize>) -> Result<&Kernel> {
+    /// Puts the kernel into the stream. Overlapped, its blocks may begin while the kernel before it still runs: only for kernels
+    /// that are `waiting`.
+    pub fn launch(&self, launch: &Launch, args: &[Arg], stream: CUstream, overlapped: bool) -> Result<()> {
+        let kernel = self.get(launch, args)?;
+        let mut words = [0u64; MOST_PARAMETERS];
+        let mut pointers = [null_mut(); MOST_PARAMETERS];
+        for ((word, pointer), arg) in words.iter_mut().zip(&mut pointers).zip(args) {
+            *word = bits(arg).0;
+            *pointer = (&raw mut *word).cast();
+        }
+        let mut attribute = overlap();
+        let [x, y, z] = launch.blocks;
+        let config = CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: launch.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: launch.shared_bytes,
+            hStream: stream,
+            attrs: &raw mut attribute,
+            numAttrs: u32::from(overlapped),
+        };
+        // SAFETY: each pointer stands for an argument of its parameter's size, as `get` found, which the driver copies before
+        // it returns, as it does the configuration; what the kernel does with views is its caller's to keep inside them.
+        unsafe {
+            let function = kernel.function.cu_function();
+            sys::cuLaunchKernelEx(&raw const config, function, pointers.as_mut_ptr(), null_mut())
+        }
+        .result()
+        .map_err(failure(launch.kernel))
+    }
+
+    /// The kernel, if these arguments have the sizes of its parameters.
+    fn get(&self, launch: &Launch, args: &[Arg]) -> Result<&Kernel> {
         let op = launch.kernel;
-        let found =
-            self.0.get(op).ok_or_else(|| Error::Unsupported { op, detail: "kernel: not in this build".into() })?;
-        if sizes.eq(found.parameters.iter().copied()) {
+        let found = self
+            .by_name
+            .get(op)
+            .ok_or_else(|| Error::Unsupported { op, detail: "kernel: not in this build".into() })?;
+        let sizes = args.iter().map(|arg| bits(arg).1);
+        if args.len() <= MOST_PARAMETERS && sizes.eq(found.parameters.iter().copied()) {
             return Ok(found);
         }
         let detail = format!("its parameters take {:?} bytes, its arguments others", found.parameters);
@@ -53,10 +109,30 @@ impl Kernels {
     }
 }
 
+fn overlap() -> CUlaunchAttribute {
+    let mut value = CUlaunchAttributeValue { pad: [0; 64] };
+    value.programmaticStreamSerializationAllowed = 1;
+    let id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    CUlaunchAttribute { id, pad: [0; 4], value }
+}
+
+/// An argument's bits, the low ones first, and how many bytes of them there are.
+fn bits(arg: &Arg) -> (u64, usize) {
+    match *arg {
+        Arg::View(view) => (view.address(), 8),
+        Arg::Null => (0, 8),
+        Arg::U64(value) => (value, 8),
+        Arg::U32(value) => (u64::from(value), 4),
+        Arg::I32(value) => (u64::from(value.cast_unsigned()), 4),
+        Arg::F32(value) => (u64::from(value.to_bits()), 4),
+    }
+}
+
 fn prepare(function: CudaFunction, shared_bytes: u32) -> Result<Kernel, DriverError> {
     let own = function.shared_size_bytes()?;
     let most = shared_bytes.cast_signed() - own;
     function.set_attribute(Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most)?;
+    function.set_attribute(Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, SHARED_PERCENT)?;
     // SAFETY: the handle is live as long as `function`, which holds its module.
     unsafe { sys::cuFuncLoad(function.cu_function()) }.result()?;
     let parameters = (0..).map_while(|index| parameter_bytes(&function, index)).collect();

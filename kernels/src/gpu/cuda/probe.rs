@@ -13,18 +13,22 @@ const NEEDED: i32 = 13_000;
 /// The device with this number, if it and all that it needs are here.
 pub fn probe(ordinal: usize) -> Result<Properties> {
     bind::bind().map_err(Error::NoDevice)?;
-    result::init()
-        .map_err(|error| Error::NoDevice(format!("the NVIDIA driver finds none ({:?}): see `nvidia-smi`", error.0)))?;
-    let version = driver_version().map_err(failure("probe"))?;
+    // Known without a device, and before the driver is started: an old one would only say that it cannot.
+    let version = driver_version().map_err(silent)?;
     if version < NEEDED {
         let known = format!("the NVIDIA driver knows CUDA {}, and this build needs 13.0", dotted(version));
         return Err(Error::NoDevice(format!("{known}: install driver 580 or newer")));
     }
+    result::init().map_err(silent)?;
     let count = result::device::get_count().map_err(failure("probe"))?;
     if ordinal >= count.max(0) as usize {
         return Err(Error::NoDevice(format!("cuda:{ordinal} is not among the {count} GPUs that the driver finds")));
     }
     describe(ordinal, version).map_err(failure("probe"))
+}
+
+fn silent(error: DriverError) -> Error {
+    Error::NoDevice(format!("the NVIDIA driver finds none ({:?}): see `nvidia-smi`", error.0))
 }
 
 fn describe(ordinal: usize, version: i32) -> Result<Properties, DriverError> {

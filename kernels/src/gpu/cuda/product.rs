@@ -3,14 +3,14 @@
 
 use super::choices::{Algorithm, Choices, Shape};
 use super::failure;
-use crate::gpu::{Gemm, Kind};
+use crate::gpu::{Gemm, Kind, View};
 use crate::{Error, Result};
 use candle_core::cuda_backend::cudarc::cublaslt::result::{self as lt, CublasError};
 use candle_core::cuda_backend::cudarc::cublaslt::sys::{
     self, cublasLtMatmulDescAttributes_t as Attribute, cublasLtMatmulPreferenceAttributes_t as Preference,
 };
 use candle_core::cuda_backend::cudarc::driver::sys::{CUdevice_attribute, CUevent_flags, CUstreamCaptureStatus};
-use candle_core::cuda_backend::cudarc::driver::{CudaEvent, CudaSlice, CudaStream, DevicePtr};
+use candle_core::cuda_backend::cudarc::driver::{CudaEvent, CudaStream, DriverError, result};
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
@@ -23,14 +23,19 @@ const WORKSPACE: usize = 32 << 20;
 const CANDIDATES: usize = 8;
 /// Timings of each; the first is thrown away.
 const ROUNDS: usize = 6;
+/// Problems kept ready at a time: some hundred bytes each.
+const MOST_READY: usize = 8192;
 
+/// Sums in parts meet in f32, in a fixed order: no other way of adding them is asked for. The library's own choice may round
+/// each part to the output's kind.
+const F32_PARTS: u32 = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
 /// `CUBLAS_OP_T`.
 const TRANSPOSED: i32 = 1;
 
 pub struct Products {
     stream: Arc<CudaStream>,
     handle: sys::cublasLtHandle_t,
-    workspace: CudaSlice<u8>,
+    workspace: Memory,
     state: Mutex<State>,
 }
 
@@ -41,15 +46,20 @@ unsafe impl Sync for Products {}
 
 struct State {
     choices: Choices,
-    /// Checked for exactly this problem.
-    ready: HashMap<(Shape, [usize; 3]), Algorithm>,
+    /// By shape, rows and strides.
+    ready: HashMap<(Shape, [usize; 3]), Ready>,
+}
+
+/// Descriptors with an algorithm that was checked for exactly this problem.
+struct Ready {
+    problem: Problem,
+    algorithm: Algorithm,
 }
 
 impl Products {
     pub fn new(stream: &Arc<CudaStream>, choices: Choices) -> Result<Self> {
+        let workspace = Memory::new(WORKSPACE).map_err(failure("gemm"))?;
         let handle = lt::create_handle().map_err(refusal)?;
-        // SAFETY: nothing reads the workspace before the library has written it.
-        let workspace = unsafe { stream.alloc(WORKSPACE) }.map_err(failure("gemm"))?;
         let state = Mutex::new(State { choices, ready: HashMap::new() });
         Ok(Self { stream: stream.clone(), handle, workspace, state })
     }
@@ -62,34 +72,46 @@ impl Products {
         if gemm.n == 0 || gemm.rows == 0 {
             return Ok(());
         }
-        let problem = Problem::new(gemm).map_err(refusal)?;
-        let algorithm = self.algorithm(&problem, gemm)?;
-        self.multiply(&problem, gemm, algorithm)
-    }
-
-    /// The one chosen for its shape. Where none is, it is measured, which writes the product several times; a graph being
-    /// recorded gets the library's first guess, and nothing is kept.
-    fn algorithm(&self, problem: &Problem, gemm: &Gemm) -> Result<Algorithm> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let shape = Shape::of(gemm);
         let exact = (shape, [gemm.n, gemm.x_stride, gemm.out_stride]);
         if let Some(ready) = state.ready.get(&exact) {
-            return Ok(*ready);
+            return self.multiply(&ready.problem, gemm, ready.algorithm);
         }
-        let chosen = state.choices.get(&shape).filter(|chosen| self.fits(problem, chosen));
-        let algorithm = if let Some(chosen) = chosen {
-            chosen
-        } else {
-            let candidates = self.candidates(problem, &shape)?;
-            if self.recording()? {
-                return Ok(candidates[0]);
+        let problem = Problem::new(gemm).map_err(refusal)?;
+        let (algorithm, lasting) = self.algorithm(&problem, gemm, &shape, &mut state.choices)?;
+        self.multiply(&problem, gemm, algorithm)?;
+        if lasting {
+            if state.ready.len() >= MOST_READY {
+                state.ready.clear();
             }
-            let best = self.fastest(problem, gemm, &candidates)?;
-            state.choices.keep(&shape, best);
-            best
-        };
-        state.ready.insert(exact, algorithm);
-        Ok(algorithm)
+            state.ready.insert(exact, Ready { problem, algorithm });
+        }
+        Ok(())
+    }
+
+    /// The one chosen for the shape, and whether that may be kept. Where none is, it is measured, which writes the product
+    /// several times; a graph being recorded gets the library's first guess for now. Where the shape's choice does not do for
+    /// this very number of rows, the first guess is it for good, so that once each power of two has been run nothing is
+    /// measured any more.
+    fn algorithm(
+        &self,
+        problem: &Problem,
+        gemm: &Gemm,
+        shape: &Shape,
+        choices: &mut Choices,
+    ) -> Result<(Algorithm, bool)> {
+        let chosen = choices.get(shape);
+        if let Some(chosen) = chosen.filter(|chosen| self.fits(problem, chosen)) {
+            return Ok((chosen, true));
+        }
+        let candidates = self.candidates(problem, shape)?;
+        if self.recording()? || (chosen.is_some() && !gemm.n.is_power_of_two()) {
+            return Ok((candidates[0], chosen.is_some()));
+        }
+        let best = self.fastest(problem, gemm, &candidates)?;
+        choices.keep(shape, best);
+        Ok((best, true))
     }
 
     fn recording(&self) -> Result<bool> {
@@ -160,13 +182,14 @@ impl Products {
         let context = self.stream.context();
         let cache =
             context.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE).map_err(failure("gemm"))?;
-        // SAFETY: it is only written.
-        let scratch = unsafe { self.stream.alloc::<u8>(2 * cache.max(0) as usize) };
-        let Ok(mut scratch) = scratch else { return Ok(candidates[0]) };
+        let bytes = 2 * cache.max(0) as usize;
+        let Ok(scratch) = Memory::new(bytes) else { return Ok(candidates[0]) };
         let mut timings: Vec<Vec<_>> = candidates.iter().map(|_| Vec::new()).collect();
         for _ in 0..ROUNDS {
             for (timings, candidate) in timings.iter_mut().zip(candidates) {
-                self.stream.memset_zeros(&mut scratch).map_err(failure("gemm"))?;
+                // SAFETY: just allocated with this size.
+                unsafe { result::memset_d8_async(scratch.0, 0, bytes, self.stream.cu_stream()) }
+                    .map_err(failure("gemm"))?;
                 let start = self.mark()?;
                 let ran = self.multiply(problem, gemm, *candidate);
                 let end = self.mark()?;
@@ -192,8 +215,8 @@ impl Products {
     }
 
     fn multiply(&self, problem: &Problem, gemm: &Gemm, algorithm: Algorithm) -> Result<()> {
+        problem.set_bias(gemm).map_err(refusal)?;
         let algorithm = sys::cublasLtMatmulAlgo_t { data: algorithm };
-        let (workspace, _guard) = self.workspace.device_ptr(&self.stream);
         let pointer = |address: u64| address as *mut c_void;
         let out = pointer(gemm.out.address());
         let (one, zero) = (1f32, 0f32);
@@ -214,7 +237,7 @@ impl Products {
                 out,
                 problem.out,
                 &raw const algorithm,
-                pointer(workspace),
+                pointer(self.workspace.0),
                 WORKSPACE,
                 self.stream.cu_stream().cast(),
             )
@@ -225,8 +248,28 @@ impl Products {
 
 impl Drop for Products {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, destroyed here alone. A failure leaves nothing to do.
+        let _quiet = super::not_recording();
+        // For the workspace as well. No failure here leaves anything to do.
+        let _ = self.stream.context().bind_to_thread();
+        // SAFETY: made by `new`, destroyed here alone.
         let _ = unsafe { lt::destroy_handle(self.handle) };
+    }
+}
+
+/// Device memory, outside the pools that would keep it from others when it is given back. The context is this thread's own.
+struct Memory(u64);
+
+impl Memory {
+    fn new(bytes: usize) -> Result<Self, DriverError> {
+        // SAFETY: whoever reads it first has written it.
+        unsafe { result::malloc_sync(bytes) }.map(Self)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: allocated by `new`, freed here alone; the driver waits for what still uses it.
+        let _ = unsafe { result::free_sync(self.0) };
     }
 }
 
@@ -254,14 +297,21 @@ impl Problem {
         let f32_sums = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
         new.description = lt::create_matmul_desc(f32_sums, sys::cudaDataType::CUDA_R_32F)?;
         new.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, TRANSPOSED)?;
-        if let Some(bias) = gemm.bias {
+        if gemm.bias.is_some() {
             new.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS)?;
-            new.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias.address())?;
+            // Known already when algorithms are asked for: what they may do depends on its alignment.
+            new.set_bias(gemm)?;
         }
         new.w = lt::create_matrix_layout(operands, cols, rows, cols as i64)?;
         new.x = lt::create_matrix_layout(operands, cols, n, gemm.x_stride as i64)?;
         new.out = lt::create_matrix_layout(out, rows, n, gemm.out_stride as i64)?;
         Ok(new)
+    }
+
+    /// The one operand that the library knows by its description: products of one problem differ in it.
+    fn set_bias(&self, gemm: &Gemm) -> Result<(), CublasError> {
+        let set = |bias: View| self.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias.address());
+        gemm.bias.map_or(Ok(()), set)
     }
 
     /// `value` has the type that the library documents for the attribute.
@@ -293,6 +343,7 @@ impl Wishes {
     fn new(shape: &Shape) -> Result<Self, CublasError> {
         let new = Self(lt::create_matmul_pref()?);
         new.set(Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, WORKSPACE as u64)?;
+        new.set(Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, F32_PARTS)?;
         for operand in [
             Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
             Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,

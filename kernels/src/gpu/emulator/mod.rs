@@ -14,7 +14,16 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// As `simt.h` declares it.
 #[repr(C)]
+struct Range {
+    start: u64,
+    bytes: usize,
+}
+
+/// As `simt.h` declares it.
+#[repr(C)]
 struct Grid {
+    memory: *const Range,
+    memory_count: usize,
     blocks: [u32; 3],
     threads: u32,
     shared_bytes: u32,
@@ -278,14 +287,17 @@ impl State {
     }
 
     fn perform_launch(&mut self, launch: &Launch, args: &[Arg]) -> Result<(), String> {
+        let mut memory = Vec::new();
         for arg in args {
             if let Arg::View(view) = arg {
-                self.check(view.address(), view.bytes()).map_err(|fault| format!("{}: {fault}", launch.kernel))?;
+                let found = self.check(view.address(), view.bytes());
+                memory.push(found.map_err(|fault| format!("{}: {fault}", launch.kernel))?);
             }
         }
         self.seed += 1;
         let &Launch { blocks, threads, shared_bytes, .. } = launch;
-        let grid = Grid { blocks, threads, shared_bytes, seed: self.seed };
+        let (memory, memory_count) = (memory.as_ptr(), memory.len());
+        let grid = Grid { memory, memory_count, blocks, threads, shared_bytes, seed: self.seed };
         let values: Vec<u64> = args.iter().map(word).collect();
         let pointers: Vec<*const c_void> = values.iter().map(|value| std::ptr::from_ref(value).cast()).collect();
         let (run, _) = kernels()[launch.kernel];
@@ -298,11 +310,13 @@ impl State {
         Err(unsafe { CStr::from_ptr(error) }.to_string_lossy().into_owned())
     }
 
-    /// That a range lies in one live allocation.
-    fn check(&self, address: u64, bytes: usize) -> Result<(), String> {
+    /// The live allocation in which a range lies, its guarding bytes included.
+    fn check(&self, address: u64, bytes: usize) -> Result<Range, String> {
         let found = self.live.range(..=address).next_back();
         match found {
-            Some((start, size)) if address + bytes as u64 <= start + *size as u64 => Ok(()),
+            Some((&start, &size)) if address + bytes as u64 <= start + size as u64 => {
+                Ok(Range { start, bytes: padded(size) })
+            }
             _ => Err(format!("{bytes} bytes at {address:#x} are outside every allocation")),
         }
     }

@@ -26,6 +26,7 @@ constexpr unsigned char POISON = 0xff;       // NaN in every float type
 
 struct PendingCopy {
     void* to;
+    const void* from;  // until it is read
     unsigned char bytes[16];
     uint32_t group;
 };
@@ -34,7 +35,7 @@ struct Fiber {
     void* stack_pointer = nullptr;
     unsigned char* stack = nullptr;
     Thread place{};
-    bool done = false;
+    bool done = false, waited = false;
     std::vector<PendingCopy> copies;
     uint32_t group = 0;  // that the next copy belongs to
 };
@@ -54,6 +55,9 @@ struct Machine {
     size_t shared_used = 0, dynamic_bytes = 0;
     uint32_t threads = 0, at_barrier = 0, live = 0;
     uint64_t barriers = 0, progress = 0;
+    const Grid* grid = nullptr;
+    bool closed = false;  // global memory, until all threads of the launch's first block have waited for earlier launches
+    uint32_t waited = 0;
     void* scheduler = nullptr;
     Fiber* current = nullptr;
     void (*body)(void*) = nullptr;
@@ -99,6 +103,7 @@ void release_barrier() {
 
 extern "C" void simt_enter() {
     machine.body(machine.context);
+    if (!machine.current->waited) simt::fail("returns without having waited for earlier launches");
     machine.current->done = true;
     machine.live--;
     machine.progress++;
@@ -119,7 +124,7 @@ void prepare(Fiber& fiber) {
     top -= 6;
     std::fill(top, top + 6, nullptr);
     fiber.stack_pointer = top;
-    fiber.done = false;
+    fiber.done = fiber.waited = false;
     fiber.copies.clear();
     fiber.group = 0;
 }
@@ -129,7 +134,7 @@ void run_block(std::mt19937_64& random, std::vector<uint32_t>& order) {
     for (uint32_t i = 0; i < machine.threads; i++) prepare(machine.fibers[i]);
     for (auto& warp : machine.warps) warp.arrived = 0, warp.round = 0;
     machine.live = machine.threads;
-    machine.at_barrier = 0;
+    machine.at_barrier = machine.waited = 0;
     while (machine.live > 0 && !machine.failed) {
         uint64_t before = machine.progress;
         std::shuffle(order.begin(), order.end(), random);
@@ -150,6 +155,7 @@ void run_block(std::mt19937_64& random, std::vector<uint32_t>& order) {
 // A kernel that leaves its memory ends the launch; any other fault is told as without us.
 struct sigaction before;
 void on_fault(int, siginfo_t*, void*) {
+    if (machine.current != nullptr && machine.closed) simt::fail("memory used before earlier launches were waited for");
     if (machine.current != nullptr) simt::fail("memory outside every allocation");
     sigaction(SIGSEGV, &before, nullptr);
 }
@@ -163,6 +169,24 @@ void watch_faults() {
     });
 }
 
+constexpr size_t PAGE = 4096;
+size_t whole_pages(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
+
+// Whether anybody may use the memory that a launch was given.
+void close_memory(bool closed) {
+    for (size_t i = 0; i < machine.grid->memory_count; i++) {
+        const auto& [start, bytes] = machine.grid->memory[i];
+        unsigned char* first = static_cast<unsigned char*>(start) + bytes - whole_pages(bytes);
+        if (mprotect(first, whole_pages(bytes), closed ? PROT_NONE : PROT_READ | PROT_WRITE) != 0) abort();
+    }
+    machine.closed = closed;
+}
+
+void read_source(PendingCopy& copy) {
+    if (copy.from != nullptr) memcpy(copy.bytes, copy.from, 16);
+    copy.from = nullptr;
+}
+
 uint32_t lane() { return machine.current->place.thread.x % 32; }
 
 float half_of(uint32_t pair, uint32_t which) {
@@ -174,8 +198,6 @@ float half_of(uint32_t pair, uint32_t which) {
 namespace simt {
 
 // Device memory stands at the end of pages that are followed, and led, by one that nobody may touch.
-constexpr size_t PAGE = 4096;
-size_t whole_pages(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
 extern "C" void* simt_allocate(size_t bytes) {
     size_t inside = whole_pages(bytes), all = inside + 2 * PAGE;
     void* start = mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -202,6 +224,8 @@ const char* run_blocks(const char* name, const Grid& grid, void (*body)(void*), 
     m.context = context;
     m.failed = false;
     m.dynamic_bytes = grid.shared_bytes;
+    m.grid = &grid;
+    close_memory(true);
     std::mt19937_64 random(grid.seed);
     std::vector<uint32_t> order(grid.threads);
     for (uint32_t i = 0; i < grid.threads; i++) order[i] = i;
@@ -224,6 +248,7 @@ const char* run_blocks(const char* name, const Grid& grid, void (*body)(void*), 
         } else {
             run_block(random, order);
         }
+        if (m.closed) close_memory(false);
         if (m.failed) {
             m.error = std::string(name) + ": block (" + std::to_string(at.x) + ", " + std::to_string(at.y) + ", " +
                       std::to_string(at.z) + "): " + m.error;
@@ -254,6 +279,19 @@ void* shared(const void* site, size_t bytes) {
         if (machine.shared_used > SHARED_LIMIT) fail("more shared memory than a block may have");
     }
     return static_cast<unsigned char*>(dynamic_shared()) + found->second;
+}
+
+void wait_for_earlier() {
+    Machine& m = machine;
+    m.current->waited = true;
+    m.waited++;
+    m.progress++;
+    if (m.closed && m.waited == m.threads) {
+        close_memory(false);
+        for (uint32_t i = 0; i < m.threads; i++)
+            for (auto& copy : m.fibers[i].copies) read_source(copy);
+    }
+    while (m.closed) yield();
 }
 
 void block_barrier() {
@@ -322,8 +360,10 @@ void ldmatrix(uint32_t (&out)[4], const void* row, bool transposed) {
 void copy_async(void* to, const void* from, bool valid) {
     if (reinterpret_cast<uintptr_t>(to) % 16 != 0 || (valid && reinterpret_cast<uintptr_t>(from) % 16 != 0))
         fail("asynchronous copies want addresses aligned to 16 bytes");
-    PendingCopy copy{to, {}, machine.current->group};
-    if (valid) memcpy(copy.bytes, from, 16);
+    for (const auto& other : machine.current->copies)
+        if (other.to == to) fail("an asynchronous copy to where another one is still under way");
+    PendingCopy copy{to, valid ? from : nullptr, {}, machine.current->group};
+    if (!machine.closed) read_source(copy);
     memset(to, POISON, 16);
     machine.current->copies.push_back(copy);
 }

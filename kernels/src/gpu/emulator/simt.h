@@ -1,7 +1,9 @@
 // Runs kernels on the CPU: a fiber for every thread of a block, one block after the other. What tests see here and could miss
 // on a device: blocks and threads run in a shuffled order, shared memory is full of NaN at the start of each block, copied
-// bytes are NaN until they are waited for, threads that wait for each other in vain are an error, and so are a wrong argument
-// and an address 256 bytes or more outside an allocation (nearer ones are seen when they are written, or read and used).
+// bytes are NaN until they are waited for. Errors are: threads that wait for each other in vain, return without having waited
+// for earlier launches, or use global memory before that (watched in one block of a launch); vectors not aligned to their
+// size; two copies under way to one place; wrong arguments; and an address 256 bytes or more outside an allocation (nearer
+// ones are seen when they are written, or read and used).
 // What only a device can show: memory ordering between blocks, timing, and what the instructions cost.
 #pragma once
 
@@ -23,6 +25,7 @@
     do {                  \
         if (!(condition)) simt::fail("assertion failed: " #condition); \
     } while (0)
+#define ALIGNED(pointer) simt::aligned(pointer)
 #define EXPORT(name)                                                                       \
     extern "C" const char* simt_run_##name(const simt::Grid* grid, void** args) {          \
         return simt::run(#name, *grid, [&] { simt::call(&name, args); });                  \
@@ -55,7 +58,13 @@ inline float2 make_float2(float x, float y) { return {x, y}; }
 
 namespace simt {
 
+struct Range {
+    void* start;
+    size_t bytes;
+};
 struct Grid {
+    const Range* memory;  // the allocations that the arguments point into
+    uint64_t memory_count;
     uint32_t blocks[3];
     uint32_t threads;
     uint32_t shared_bytes;
@@ -74,6 +83,16 @@ template <class F> const char* run(const char* name, const Grid& grid, F body) {
 }
 [[noreturn]] void fail(const char* what);
 
+template <class T> T* aligned(T* pointer) {
+    if (reinterpret_cast<uintptr_t>(pointer) % alignof(T) != 0) fail("a vector that is not aligned to its size");
+    return pointer;
+}
+
+// What every thread must call before it returns or uses global memory, but for `copy_async`.
+void wait_for_earlier();
+inline void check_prefetch(const void* from, uint32_t bytes) {
+    if (bytes == 0 || bytes % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0) fail("prefetches want whole 16 bytes");
+}
 void* shared(const void* site, size_t bytes);
 void* dynamic_shared();
 void block_barrier();

@@ -64,6 +64,14 @@ fn faults_are_seen() {
     check_fault(|gpu| gpu.launch(&launch, &all(view(4096))), "outside every allocation");
     check_fault(
         |gpu| {
+            let buffer = Buffer::new(gpu, Kind::F32, 5)?;
+            gpu.launch(&launch, &all(buffer.view().slice(1..5)))?;
+            gpu.synchronise()
+        },
+        "not aligned",
+    );
+    check_fault(
+        |gpu| {
             let buffer = Buffer::new(gpu, Kind::F32, 4)?;
             let beyond = View::new(buffer.view().address(), 4, Kind::F32);
             let mut args = all(beyond);

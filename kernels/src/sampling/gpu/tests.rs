@@ -30,10 +30,9 @@ struct Case {
     logits: Vec<f32>,
     params: RowParams,
     specials: Vec<Special>,
+    /// The tokens before.
+    history: Vec<u32>,
 }
-
-/// `previous` of every test: tokens that the host does not know.
-const PREVIOUS: [u32; 3] = [4, 0, 3];
 
 fn case(vocab_size: usize, dice: &mut Dice) -> Case {
     let k_bound = 2 * vocab_size as u32;
@@ -48,9 +47,16 @@ fn case(vocab_size: usize, dice: &mut Dice) -> Case {
         seed: u64::from(dice.below(u32::MAX)) << 20,
         position: dice.below(100_000),
         logprobs: dice.pick(&[None, None, None, None, Some(0), Some(1), Some(3), Some(20)]),
-        pending: dice.pick(&[None, Some(0), Some(1), Some(2)]),
+        prompt_len: dice.below(40),
     };
-    Case { logits: logits(vocab_size, dice), params, specials: specials(vocab_size, dice) }
+    let history = history(params.prompt_len as usize + dice.below(30) as usize, vocab_size, dice);
+    Case { logits: logits(vocab_size, dice), params, specials: specials(vocab_size, dice), history }
+}
+
+/// Some tokens often; ids outside the vocabulary cannot be chosen anyway.
+fn history(len: usize, vocab_size: usize, dice: &mut Dice) -> Vec<u32> {
+    let ids = dice.pick(&[5, vocab_size as u32 + 1]);
+    (0..len).map(|_| dice.below(ids)).collect()
 }
 
 fn logits(vocab_size: usize, dice: &mut Dice) -> Vec<f32> {
@@ -72,10 +78,37 @@ fn specials(vocab_size: usize, dice: &mut Dice) -> Vec<Special> {
     let mut special = |token| Special {
         token,
         bias: if dice.below(banned) == 0 { f32::NEG_INFINITY } else { dice.pick(&[0.0, -3.5, 2.0]) },
-        output_count: dice.below(3),
-        seen: dice.below(3) > 0,
     };
     tokens.into_iter().map(&mut special).collect()
+}
+
+const BLOCK: usize = 16;
+
+/// The cases' histories on the device, the last case's first, each in blocks that do not follow each other; what is behind the end
+/// of one in its last block, and in blocks of nobody, is a token that is often drawn.
+struct Histories([Buffer; 4]);
+
+impl Histories {
+    fn new(gpu: &std::sync::Arc<dyn Gpu>, cases: &[Case]) -> Self {
+        let blocks = cases.iter().map(|case| case.history.len().div_ceil(BLOCK)).max().unwrap_or(0) + 1;
+        let mut tokens = vec![0u32; cases.len() * blocks * BLOCK];
+        let (mut tables, mut lens) = (Vec::new(), Vec::new());
+        for (sequence, case) in cases.iter().rev().enumerate() {
+            let table: Vec<usize> = (0..blocks).map(|i| i * cases.len() + sequence).collect();
+            for (position, token) in case.history.iter().enumerate() {
+                tokens[table[position / BLOCK] * BLOCK + position % BLOCK] = *token;
+            }
+            tables.extend(table.into_iter().map(|block| block as u32));
+            lens.push(case.history.len() as u32);
+        }
+        let words = [&tokens[..], &lens, &tables, &[blocks as u32]];
+        Self(words.map(|words| Buffer::from_slice(gpu, words).unwrap()))
+    }
+
+    fn views(&self) -> History {
+        let [tokens, seq_lens, tables, header] = self.0.each_ref().map(Buffer::view);
+        History { tokens, seq_lens, tables, header, block_size: BLOCK }
+    }
 }
 
 /// Samples all cases at once, on fewer rows than there is room for.
@@ -85,17 +118,18 @@ fn sampled(gpu: &std::sync::Arc<dyn Gpu>, cases: &[Case]) -> Vec<Outcome> {
     let mut logits: Vec<f32> = cases.iter().flat_map(|case| case.logits.iter().copied()).collect();
     logits.resize(rows * vocab_size, f32::NAN);
     let encoded: Vec<_> = cases.iter().map(|case| (case.params.clone(), case.specials.clone())).collect();
-    let mut words = vec![7; encoded_words(rows, cases.iter().map(|case| case.specials.len()).sum())];
-    encode(&encoded, rows, &mut words);
+    let between = 6;
+    let mut words = vec![7; encoded_words(rows, cases.iter().map(|case| case.specials.len()).sum()) + between];
+    encode(&encoded, |row| (cases.len() - 1 - row) as u32, rows, between, &mut words);
+    let history = Histories::new(gpu, cases);
     let (logits, params) = (upload(gpu, Kind::F32, &logits), Buffer::from_slice(gpu, &words).unwrap());
-    let previous = Buffer::from_slice(gpu, &PREVIOUS).unwrap();
     let [tokens, results] = [rows, rows * RESULT_WORDS].map(|len| poisoned_buffer(gpu, Kind::U32, len));
     let work = poisoned_buffer(gpu, Kind::U8, workspace(rows, vocab_size));
     let args = Sample {
         logits: logits.view(),
         vocab_size,
         params: params.view(),
-        previous: previous.view(),
+        history: history.views(),
         tokens: tokens.view(),
         results: results.view(),
         workspace: work.view(),
@@ -137,10 +171,9 @@ fn assert_same(found: &Outcome, want: &Outcome, what: &str) {
 
 fn check(gpu: &std::sync::Arc<dyn Gpu>, cases: &[Case]) {
     for (index, (case, outcome)) in cases.iter().zip(sampled(gpu, cases)).enumerate() {
-        let Case { logits, params, specials } = case;
-        let pending = params.pending.map(|at| PREVIOUS[at as usize]);
-        let want = reference::sample(logits, params, specials, pending);
-        let what = format!("row {index} of {} ids with {params:?} and {} specials", logits.len(), specials.len());
+        let Case { logits, params, specials, history } = case;
+        let want = reference::sample(logits, params, specials, history);
+        let what = format!("row {index} of {} ids with {params:?}, {specials:?}, {history:?}", logits.len());
         assert_same(&outcome, &want, &what);
     }
 }
@@ -165,6 +198,7 @@ fn cuts_through_more_than_a_list_holds_are_exact() {
         logits: (0..9_000).map(|id| dice.unit() * spread + if id % 4 == 0 { 1.1 } else { 1.0 }).collect(),
         params: RowParams { temperature: 0.9, top_k, top_p, min_p, position: dice.below(1000), ..GREEDY },
         specials: Vec::new(),
+        history: Vec::new(),
     };
     let mut cases = Vec::new();
     for spread in [0.0, 0.01, 3.0] {
@@ -175,14 +209,33 @@ fn cuts_through_more_than_a_list_holds_are_exact() {
     check(&gpu(), &cases);
 }
 
+/// More than one round of a block, and a count beyond what a byte holds.
+#[test]
+fn long_histories_are_counted_whole() {
+    let mut dice = Dice { seed: 11, count: 0 };
+    let mut row = |len: usize, prompt_len| Case {
+        logits: logits(97, &mut dice),
+        params: RowParams { repetition_penalty: 1.1, frequency_penalty: 0.01, prompt_len, logprobs: Some(1), ..GREEDY },
+        specials: Vec::new(),
+        history: history(len, 97, &mut dice),
+    };
+    check(
+        &gpu(),
+        &[(1023, 5), (1024, 1023), (1025, 0), (3001, 1026), (2999, 5000)].map(|(len, prompt)| row(len, prompt)),
+    );
+}
+
 #[test]
 fn what_does_not_fit_is_refused() {
-    let check = |vocab_size: usize, pending, first_special, expect: &str| {
+    let check = |vocab_size: usize, change: fn(&mut [u32]), len: u32, expect: &str| {
         let gpu = gpu();
         let logits = upload(&gpu, Kind::F32, &[0.0; 10]);
         let mut words = [0; 16];
-        encode(&[(RowParams { pending, ..GREEDY }, Vec::new())], 1, &mut words);
-        words[13] = first_special;
+        encode(&[(RowParams { presence_penalty: 0.5, ..GREEDY }, Vec::new())], |_| 0, 1, 0, &mut words);
+        change(&mut words);
+        let case = |len: u32| Case { logits: vec![], params: GREEDY, specials: vec![], history: vec![0; len as usize] };
+        let mut history = Histories::new(&gpu, &[case(20)]);
+        history.0[1] = Buffer::from_slice(&gpu, &[len]).unwrap();
         let [params, tokens, results] =
             [&words[..], &[0], &[0; RESULT_WORDS]].map(|w| Buffer::from_slice(&gpu, w).unwrap());
         let work = poisoned_buffer(&gpu, Kind::U8, workspace(1, 10));
@@ -190,7 +243,7 @@ fn what_does_not_fit_is_refused() {
             logits: logits.view(),
             vocab_size,
             params: params.view(),
-            previous: tokens.view(),
+            history: history.views(),
             tokens: tokens.view(),
             results: results.view(),
             workspace: work.view(),
@@ -198,9 +251,10 @@ fn what_does_not_fit_is_refused() {
         let error = sample(&*gpu, &args).and_then(|()| gpu.synchronise()).unwrap_err().to_string();
         assert!(error.contains(expect), "{error}");
     };
-    check(11, None, 0, "rows of 11");
-    check(10, None, 1, "params_len");
-    check(10, Some(1), 0, "previous_len");
+    check(11, |_| (), 20, "rows of 11");
+    check(10, |words| words[14] = 1, 20, "params_len");
+    check(10, |words| words[11] = 1, 20, "sequence < sequences");
+    check(10, |_| (), 49, "header[0]");
 }
 
 #[test]

@@ -1,0 +1,85 @@
+//! Whether kernels may overlap on this device with this driver: tried when it is opened, against launches that do not.
+
+use super::Cuda;
+use crate::Result;
+use crate::gpu::{Buffer, Gemm, Gpu, Kind, failed};
+use crate::norm::gpu::{Norm, norm};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Links of the chain. Each reads what the one before wrote.
+const LINKS: usize = 24;
+const ROWS: usize = 64;
+const WIDTH: usize = 128;
+
+/// Lets launches overlap if a chain of them then has the results of one that does not, launched and recorded.
+pub fn check(gpu: &Arc<Cuda>) -> Result<()> {
+    let chain = Chain::new(gpu)?;
+    let want = chain.results(&mut || chain.run())?;
+    gpu.overlapped.store(true, Ordering::Relaxed);
+    let launched = chain.results(&mut || chain.run())?;
+    let graph = gpu.capture(&mut || chain.run())?;
+    let replayed = chain.results(&mut || gpu.replay(&graph))?;
+    if launched == want && replayed == want {
+        return Ok(());
+    }
+    Err(failed("overlap", "kernels that may overlap give other results"))
+}
+
+struct Chain {
+    gpu: Arc<dyn Gpu>,
+    x: Buffer,
+    delta: Buffer,
+    product: Buffer,
+    weight: Buffer,
+}
+
+impl Chain {
+    fn new(gpu: &Arc<Cuda>) -> Result<Self> {
+        let gpu: Arc<dyn Gpu> = gpu.clone();
+        let zeros = |len| Buffer::zeros(&gpu, Kind::F32, len);
+        let weight: Vec<f32> = (0..WIDTH * WIDTH).map(|i| (i % 61) as f32 / 32.0 - 1.0).collect();
+        let (x, delta, product) = (zeros(ROWS * WIDTH)?, zeros(ROWS * WIDTH)?, zeros(ROWS * WIDTH)?);
+        Ok(Self { x, delta, product, weight: Buffer::from_slice(&gpu, &weight)?, gpu })
+    }
+
+    /// What `work` leaves behind, from the same beginning each time.
+    fn results(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Vec<u32>> {
+        for buffer in [&self.x, &self.product] {
+            self.gpu.fill(buffer.view(), 0)?;
+        }
+        self.gpu.copy(self.weight.view().slice(0..ROWS * WIDTH), self.delta.view())?;
+        work()?;
+        let mut bits = Vec::new();
+        for buffer in [&self.x, &self.delta, &self.product] {
+            bits.extend(buffer.to_vec::<f32>()?.into_iter().map(f32::to_bits));
+        }
+        Ok(bits)
+    }
+
+    /// Norms, each of a sum with the last result, and products between them, as in a model.
+    fn run(&self) -> Result<()> {
+        let (x, delta, product, w) = (self.x.view(), self.delta.view(), self.product.view(), self.weight.view());
+        let mut last = delta;
+        for link in 0..LINKS {
+            norm(&*self.gpu, &Norm { x, delta: Some(last), weight: w.slice(0..WIDTH), eps: 1e-5, out: delta })?;
+            last = delta;
+            if link % 8 == 4 {
+                let (n, rows, cols, out) = (ROWS, WIDTH, WIDTH, product);
+                self.gpu.gemm(&Gemm {
+                    x: last,
+                    x_stride: cols,
+                    w,
+                    bias: None,
+                    out,
+                    out_stride: rows,
+                    n,
+                    rows,
+                    cols,
+                })?;
+                last = product;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,127 @@
+//! Hugging Face configs as its own tools write them, in every layout that was ever usual.
+
+use super::from_hf;
+use crate::{ModelConfig, Result};
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// Members of `more` in place of the usual ones; `"absent"` takes one out.
+fn read(more: &Value) -> Result<ModelConfig> {
+    let mut config = json!({
+        "model_type": "llama", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8, "hidden_act": "silu", "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0, "max_position_embeddings": 2048, "tie_word_embeddings": false, "torch_dtype": "float32",
+    });
+    for (key, value) in more.as_object().unwrap() {
+        config[key] = value.clone();
+    }
+    config.as_object_mut().unwrap().retain(|_, value| value != "absent");
+    from_hf(Path::new("config.json"), config.to_string().as_bytes()).map(|blueprint| blueprint.config)
+}
+
+#[test]
+fn one_model_may_be_described_in_many_ways() {
+    let check = |one: Value, other: Value| assert_eq!(read(&one).unwrap(), read(&other).unwrap(), "{one} and {other}");
+    for same in [
+        json!({ "head_dim": "absent" }),
+        json!({ "head_dim": null }),
+        json!({ "num_key_value_heads": "absent" }),
+        json!({ "num_key_value_heads": null }),
+        json!({ "tie_word_embeddings": "absent" }),
+        json!({ "rms_norm_eps": "absent" }),
+        json!({ "hidden_act": "absent" }),
+        json!({ "rope_theta": "absent" }),
+        json!({ "rope_scaling": null }),
+        json!({ "rope_scaling": { "type": "default" } }),
+        json!({ "rope_parameters": null }),
+        json!({ "rope_theta": "absent", "rope_parameters": { "rope_type": "default", "rope_theta": 10000.0 } }),
+        json!({ "rope_theta": "absent", "rope_parameters": { "rope_type": "default" } }),
+        json!({ "torch_dtype": "absent", "dtype": "bfloat16" }),
+        json!({ "dtype": "float16" }),
+        json!({ "sliding_window": null }),
+        json!({ "pad_token_id": null, "eos_token_id": [1, 2], "use_cache": true, "attention_bias": false }),
+    ] {
+        check(json!({}), same);
+    }
+    let scaled = json!({
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 512,
+    });
+    let mut newer = scaled.clone();
+    newer["rope_theta"] = json!(500_000.0);
+    check(
+        json!({ "rope_theta": 500_000.0, "rope_scaling": scaled }),
+        json!({ "rope_theta": "absent", "rope_parameters": newer }),
+    );
+    check(json!({ "rope_theta": 7.0 }), json!({ "rope_theta": 9.0, "rope_parameters": { "rope_theta": 7.0 } }));
+    let windowed = |more: Value| {
+        let mut config = json!({ "model_type": "mistral" });
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        config
+    };
+    check(windowed(json!({})), windowed(json!({ "sliding_window": 4096 })));
+    check(windowed(json!({ "sliding_window": null })), json!({}));
+}
+
+/// What `save_pretrained` of transformers 5.23 writes beside the sizes.
+#[test]
+fn what_transformers_writes_is_understood() {
+    let default = json!({ "rope_theta": 10000.0, "rope_type": "default" });
+    let qwen = json!({
+        "layer_types": ["full_attention", "sliding_attention"], "max_window_layers": 1, "sliding_window": 8,
+        "use_sliding_window": true,
+    });
+    let gemma = json!({
+        "attention_bias": false, "hidden_act": "absent", "hidden_activation": "gelu_pytorch_tanh",
+        "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 256, "sliding_window": 8,
+        "use_bidirectional_attention": null, "tie_word_embeddings": true,
+    });
+    let softcaps = json!({ "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0 });
+    let no_softcaps = json!({ "attn_logit_softcapping": null, "final_logit_softcapping": null });
+    let both = json!({
+        "_sliding_window_pattern": 6, "use_bidirectional_attention": false,
+        "rope_parameters": { "full_attention": { "rope_theta": 1e6, "rope_type": "default" }, "sliding_attention": default },
+    });
+    let biases = json!({ "attention_bias": false, "mlp_bias": false, "pretraining_tp": 1 });
+    for (kind, parts, window) in [
+        ("llama", vec![&biases], None),
+        ("mistral", vec![&json!({ "sliding_window": 8 })], Some(vec![true, true])),
+        ("qwen2", vec![&json!({ "head_dim": "absent" }), &qwen], Some(vec![false, true])),
+        ("qwen3", vec![&json!({ "attention_bias": false }), &qwen], Some(vec![false, true])),
+        ("gemma2", vec![&gemma, &softcaps], Some(vec![true, false])),
+        ("gemma3_text", vec![&gemma, &no_softcaps, &both], Some(vec![true, false])),
+    ] {
+        let mut config = json!({
+            "model_type": kind, "architectures": ["OfThisKind"], "attention_dropout": 0.0, "bos_token_id": null,
+            "dtype": "float32", "torch_dtype": "absent", "eos_token_id": 2, "initializer_range": 0.02,
+            "pad_token_id": null, "rope_theta": "absent", "rope_parameters": default,
+            "transformers_version": "5.23.0", "use_cache": true,
+        });
+        for part in parts {
+            config.as_object_mut().unwrap().extend(part.as_object().unwrap().clone());
+        }
+        let read = read(&config).unwrap_or_else(|error| panic!("{kind}: {error}"));
+        let sliding = read.sliding.as_ref().map(|sliding| (sliding.window, sliding.layers.clone()));
+        assert_eq!(sliding, window.map(|layers| (8, layers)), "{kind}");
+        assert_eq!(read.rope.theta, if kind == "gemma3_text" { 1e6 } else { 1e4 }, "{kind}");
+        assert_eq!(read.tied_embeddings, kind.starts_with("gemma"), "{kind}");
+    }
+}
+
+#[test]
+fn what_is_missing_or_wrong_is_named() {
+    for (change, part) in [
+        (json!({ "vocab_size": "absent" }), "vocab_size is missing"),
+        (json!({ "max_position_embeddings": null }), "max_position_embeddings is missing"),
+        (json!({ "hidden_size": 32.5 }), "hidden_size"),
+        (json!({ "num_key_value_heads": 3 }), "3"),
+        (json!({ "num_attention_heads": 0 }), "zero"),
+        (json!({ "head_dim": 7 }), "7"),
+        (json!({ "rope_parameters": { "rope_type": "default", "rope_theta": "fast" } }), "rope_theta"),
+        (json!({ "rope_parameters": { "rope_type": "spiral" } }), "spiral"),
+        (json!({ "partial_rotary_factor": 0.5 }), "partial_rotary_factor"),
+    ] {
+        let error = read(&change).expect_err(&change.to_string()).to_string();
+        assert!(error.contains("config.json") && error.contains(part), "{change}: {error}");
+    }
+}

@@ -1,0 +1,172 @@
+//! Steps that carry prompts beside sequences that decode: what they ask of a device, and that company changes nothing.
+
+use super::*;
+use cresset_kernels::Result;
+use cresset_kernels::gpu::{Arg, Gemm, Gpu, Graph, Launch, Properties, View};
+use std::collections::HashSet;
+use std::sync::{Mutex, MutexGuard};
+
+/// A device that notes what it is asked for.
+struct Spy {
+    gpu: Arc<dyn Gpu>,
+    noted: Mutex<Noted>,
+}
+
+#[derive(Default)]
+struct Noted {
+    uploads: usize,
+    kernels: Vec<&'static str>,
+    /// As algorithms are chosen: rows of x up to a power of two, rows and columns of w, whether there is a bias.
+    products: HashSet<(usize, usize, usize, bool)>,
+}
+
+impl Spy {
+    fn noted(&self) -> MutexGuard<'_, Noted> {
+        self.noted.lock().unwrap()
+    }
+}
+
+impl Gpu for Spy {
+    fn properties(&self) -> &Properties {
+        self.gpu.properties()
+    }
+    fn memory(&self) -> Result<(usize, usize)> {
+        self.gpu.memory()
+    }
+    fn allocate(&self, bytes: usize) -> Result<u64> {
+        self.gpu.allocate(bytes)
+    }
+    fn free(&self, address: u64) {
+        self.gpu.free(address);
+    }
+    fn staging(&self, bytes: usize) -> Result<Staging> {
+        self.gpu.staging(bytes)
+    }
+    fn upload(&self, from: &Staging, offset: usize, to: View) -> Result<()> {
+        self.noted().uploads += 1;
+        self.gpu.upload(from, offset, to)
+    }
+    fn download(&self, from: View, to: &Staging, offset: usize) -> Result<()> {
+        self.gpu.download(from, to, offset)
+    }
+    fn copy(&self, from: View, to: View) -> Result<()> {
+        self.gpu.copy(from, to)
+    }
+    fn fill(&self, view: View, byte: u8) -> Result<()> {
+        self.gpu.fill(view, byte)
+    }
+    fn launch(&self, launch: &Launch, args: &[Arg]) -> Result<()> {
+        self.noted().kernels.push(launch.kernel);
+        self.gpu.launch(launch, args)
+    }
+    fn gemm(&self, gemm: &Gemm) -> Result<()> {
+        let Gemm { n, rows, cols, bias, .. } = *gemm;
+        self.noted().products.insert((n.next_power_of_two(), rows, cols, bias.is_some()));
+        self.gpu.gemm(gemm)
+    }
+    fn record(&self) -> Result<Event> {
+        self.gpu.record()
+    }
+    fn wait(&self, event: &Event) -> Result<()> {
+        self.gpu.wait(event)
+    }
+    fn synchronise(&self) -> Result<()> {
+        self.gpu.synchronise()
+    }
+    fn capture(&self, record: &mut dyn FnMut() -> Result<()>) -> Result<Graph> {
+        self.gpu.capture(record)
+    }
+    fn replay(&self, graph: &Graph) -> Result<()> {
+        self.gpu.replay(graph)
+    }
+}
+
+fn spied(tiny: &TinyLlama, options: Options) -> (GpuModel, Arc<Spy>) {
+    let spy = Arc::new(Spy { gpu: options.gpu.clone(), noted: Mutex::default() });
+    let gpu: Arc<dyn Gpu> = spy.clone();
+    (load(tiny, Options { gpu, ..options }).unwrap(), spy)
+}
+
+/// One step in which sequences get so many first tokens.
+fn prompts(lens: &[usize]) -> ForwardBatch {
+    let tokens: Vec<_> = lens.iter().enumerate().map(|(i, len)| tokens(*len, i)).collect();
+    let blocks: Vec<Vec<u32>> = (0..lens.len() as u32).map(|i| (i * 4..i * 4 + 4).collect()).collect();
+    let span = |(tokens, blocks)| Span { tokens, cached: 0, blocks };
+    let spans: Vec<_> = tokens.iter().zip(&blocks).map(|(tokens, blocks)| span((tokens.as_slice(), blocks))).collect();
+    batch(&spans, BLOCK, true)
+}
+
+#[test]
+fn each_sequence_goes_through_the_attention_that_suits_it_after_one_upload() {
+    let (mut model, spy) = spied(&TinyLlama::default(), Options { max_rows: 4, graph_rows: 0, ..options(Kind::Bf16) });
+    for (lens, decodes, prefills) in [
+        (&[1, 1, 1][..], true, false),
+        (&[20], false, true),
+        (&[1, 1, 20], true, true),
+        (&[20, 1, 1], false, true),
+        (&[1, 20, 1], true, true),
+        // More than there are rows of decode's workspace.
+        (&[1, 1, 1, 1, 1], true, true),
+    ] {
+        let mut step = prompts(lens);
+        step.logits_indices.truncate(4);
+        *spy.noted() = Noted::default();
+        let rows = vec![(GREEDY, Vec::new()); step.logits_indices.len()];
+        model.launch(&step, &rows).unwrap();
+        model.collect().unwrap();
+        let noted = spy.noted();
+        let launched = |part| noted.kernels.iter().any(|kernel| kernel.starts_with(part));
+        let found = (launched("attention_decode"), launched("attention_prefill"), noted.uploads);
+        assert_eq!(found, (decodes, prefills, 1), "{lens:?}");
+    }
+}
+
+/// Choosing an algorithm takes longer than a step, so no step of serving may be the first with its products.
+#[test]
+fn serving_meets_no_product_that_loading_did_not() {
+    let sizes = Options { max_batched_tokens: 40, max_rows: 20, graph_rows: 0, ..options(Kind::Bf16) };
+    let (mut model, spy) = spied(&TinyLlama { layers: 2, ..TinyLlama::default() }, sizes);
+    let known = spy.noted().products.clone();
+    assert!(known.len() > 4);
+    let steps = (1..=40)
+        .map(|len| vec![len])
+        .chain((1..=20).map(|rows| vec![1; rows]))
+        .chain((1..=20).map(|rows| vec![2; rows]));
+    for lens in steps {
+        let step = prompts(&lens);
+        model.launch(&step, &vec![(GREEDY, Vec::new()); lens.len()]).unwrap();
+        model.collect().unwrap();
+        assert_eq!(spy.noted().products, known, "{lens:?}");
+    }
+}
+
+/// With `deterministic` bit for bit, whatever the order, and whichever attention that order leads to.
+#[test]
+fn mixed_company_changes_no_logit() {
+    const SEQUENCES: [(usize, usize); 6] = [(300, 1), (5, 1), (0, 20), (290, 9), (0, 1), (63, 2)];
+    for (kind, deterministic) in [(Kind::Bf16, true), (Kind::F32, false)] {
+        let sizes = Options { deterministic, max_context: 640, graph_rows: 0, ..options(kind) };
+        let mut model = load(&TinyLlama { seed: 15, ..TinyLlama::default() }, sizes).unwrap();
+        let known: Vec<_> = SEQUENCES.iter().enumerate().map(|(i, (from, new))| tokens(from + new, i)).collect();
+        let blocks: Vec<Vec<u32>> = (0..6).map(|i| (0..20).map(|j| j * 6 + i).collect()).collect();
+        let span =
+            |i: usize, from: usize, to: usize| Span { tokens: &known[i][from..to], cached: from, blocks: &blocks[i] };
+        let new = |i: usize| span(i, SEQUENCES[i].0, known[i].len());
+        let mut want = Vec::new();
+        for (i, (cached, _)) in SEQUENCES.into_iter().enumerate() {
+            for from in (0..cached).step_by(64) {
+                model.logits(&batch(&[span(i, from, cached.min(from + 64))], BLOCK, true));
+            }
+            want.extend(model.logits(&batch(&[new(i)], BLOCK, true)));
+        }
+        for order in [[0, 1, 4, 2, 3, 5], [2, 0, 3, 1, 4, 5], [1, 3, 0, 5, 4, 2], [4, 5, 3, 2, 1, 0]] {
+            let together = model.logits(&batch(&order.map(new), BLOCK, true));
+            let want = order.map(|i| want[i].clone());
+            if deterministic {
+                assert!(together == want, "{order:?}");
+            } else {
+                assert_close(&together, &want, &format!("{order:?}"));
+            }
+        }
+    }
+}

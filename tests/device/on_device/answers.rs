@@ -1,0 +1,84 @@
+//! Requests to an engine, and what comes back when.
+
+use crate::Result;
+use cresset::engine::{EngineHandle, EngineStats, Event, Finished, GenerateRequest, SamplingParams, StopCause};
+use cresset::ids::AccountId;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc::Receiver;
+use uuid::Uuid;
+
+/// So long may an engine take to give its blocks back.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Greedy, whatever ends a text ignored.
+pub fn request(prompt: Vec<u32>, max_tokens: usize) -> GenerateRequest {
+    GenerateRequest {
+        account: AccountId(Uuid::nil()),
+        priority: 0,
+        prompt: prompt.into(),
+        sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
+        max_tokens: max_tokens as u32,
+        min_tokens: 0,
+        eos_ids: Arc::default(),
+        deadline: None,
+    }
+}
+
+pub struct Answer {
+    pub tokens: Vec<u32>,
+    /// Seconds from the request to the first token, and between tokens.
+    pub first: f64,
+    pub gaps: Vec<f64>,
+    pub finished: Finished,
+}
+
+/// Sends a request and reads its answer as it comes.
+pub fn ask(engine: &EngineHandle, request: GenerateRequest) -> Result<Answer> {
+    let asked = Instant::now();
+    read(engine.submit(request)?.1, asked)
+}
+
+/// An answer to its last event, which must be its length.
+pub fn read(mut events: Receiver<Event>, asked: Instant) -> Result<Answer> {
+    let (mut tokens, mut times) = (Vec::new(), Vec::new());
+    loop {
+        match events.blocking_recv().ok_or("an answer without an end")? {
+            Event::Started => (),
+            Event::Token { id, .. } => {
+                tokens.push(id);
+                times.push(Instant::now());
+            }
+            Event::Finished(finished) if finished.cause == StopCause::Length => {
+                let first = times.first().map_or(f64::NAN, |first| (*first - asked).as_secs_f64());
+                let gaps = times.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64()).collect();
+                return Ok(Answer { tokens, first, gaps, finished });
+            }
+            Event::Finished(finished) => return Err(format!("an answer ended with {:?}", finished.cause).into()),
+        }
+    }
+}
+
+/// Answers to requests that were all sent at once, and the seconds to the last one.
+pub fn ask_all(engine: &EngineHandle, requests: Vec<GenerateRequest>) -> Result<(Vec<Answer>, f64)> {
+    let asked = Instant::now();
+    let sent: Vec<_> = requests.into_iter().map(|request| engine.submit(request)).collect::<Result<_, _>>()?;
+    let answers = sent.into_iter().map(|(_, events)| read(events, asked)).collect::<Result<_>>()?;
+    Ok((answers, asked.elapsed().as_secs_f64()))
+}
+
+/// Ends an engine that has nothing to do any more: all its blocks must be free. What it counted.
+pub fn end(engine: &EngineHandle) -> Result<EngineStats> {
+    let patience = Instant::now() + PATIENCE;
+    loop {
+        let stats = engine.stats();
+        if stats.blocks_used + stats.running + stats.waiting == 0 {
+            engine.shutdown();
+            return Ok(stats);
+        }
+        if Instant::now() > patience {
+            return Err(format!("blocks are still taken when all is done: {stats:?}").into());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}

@@ -1,0 +1,169 @@
+//! A model on the device, and its runner as several engines use it one after the other.
+
+use crate::Result;
+use crate::targets::{self, START};
+use cresset::engine::gpu_runner;
+use cresset::engine::model_runner::{self, LoadedInfo, RunnerOptions};
+use cresset::engine::runner::{RowResult, Runner};
+use cresset::engine::sampler::RowSampling;
+use cresset::engine::{EngineHandle, EngineOptions};
+use cresset_kernels::gpu::{Gpu, Kind};
+use cresset_models::{ForwardBatch, ModelSource};
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+pub const BLOCK_SIZE: usize = 16;
+
+/// A folder, and the device that its model goes to.
+pub struct Source {
+    pub folder: PathBuf,
+    pub gpu: Arc<dyn Gpu>,
+    pub emulated: bool,
+    /// When the program began.
+    pub began: Instant,
+}
+
+/// What of the options the uses choose.
+#[derive(Clone, Copy)]
+pub struct Wanted {
+    pub kind: Kind,
+    pub deterministic: bool,
+    /// Of the device's memory.
+    pub share: f64,
+    /// Whether steps of one token a row are recorded.
+    pub graphs: bool,
+    pub max_batched_tokens: usize,
+    pub max_rows: usize,
+    pub max_context: usize,
+}
+
+impl Source {
+    /// Of the sizes for a GPU and those for the emulator, the ones that apply.
+    pub fn sized<T>(&self, device: T, emulated: T) -> T {
+        if self.emulated { emulated } else { device }
+    }
+
+    pub fn load(&self, wanted: Wanted) -> Result<Loaded> {
+        let Wanted { kind, deterministic, share, graphs, max_batched_tokens, max_rows, max_context } = wanted;
+        let on = gpu_runner::Options {
+            gpu: self.gpu.clone(),
+            memory_share: share,
+            deterministic,
+            max_rows,
+            graph_rows: if graphs { max_rows } else { 0 },
+        };
+        let options = RunnerOptions {
+            gpu: Some(on),
+            threads: std::thread::available_parallelism()?.get(),
+            dequantise: kind == Kind::F32,
+            kv_bytes: 0,
+            block_size: BLOCK_SIZE,
+            max_batched_tokens,
+            max_context: Some(max_context),
+        };
+        let (runner, info) = model_runner::load(&ModelSource::HfFolder(self.folder.clone()), &options)?;
+        let watched = Watched { runner, launched: VecDeque::new(), done: Vec::new() };
+        Ok(Loaded { runner: Shared(Arc::new(Mutex::new(watched))), info, wanted })
+    }
+
+    /// Loads the first model of a program, and says in its table how long that took.
+    pub fn start(&self, wanted: Wanted) -> Result<Loaded> {
+        let loaded = self.load(wanted)?;
+        let seconds = self.began.elapsed().as_secs_f64();
+        targets::row("program started to model ready", format!("{seconds:.1} s"), "", &[(START, seconds)]);
+        Ok(loaded)
+    }
+}
+
+pub struct Loaded {
+    pub runner: Shared,
+    pub info: LoadedInfo,
+    wanted: Wanted,
+}
+
+impl Loaded {
+    /// What an engine may use of the model.
+    pub fn options(&self) -> EngineOptions {
+        let Wanted { max_batched_tokens, max_rows, max_context, .. } = self.wanted;
+        let num_blocks = self.info.num_blocks;
+        EngineOptions {
+            max_batched_tokens,
+            max_rows,
+            max_waiting: 1 << 16,
+            block_size: BLOCK_SIZE,
+            num_blocks,
+            max_context,
+        }
+    }
+
+    /// An engine around the runner. The one before must have been shut down.
+    pub fn engine(&self, options: EngineOptions) -> EngineHandle {
+        EngineHandle::start(Box::new(self.runner.clone()), options)
+    }
+}
+
+/// A runner that keeps account of its steps.
+#[derive(Clone)]
+pub struct Shared(Arc<Mutex<Watched>>);
+
+struct Watched {
+    runner: Box<dyn Runner>,
+    launched: VecDeque<Step>,
+    done: Vec<Step>,
+}
+
+#[derive(Clone, Copy)]
+pub struct Step {
+    pub rows: usize,
+    pub tokens: usize,
+    /// Tokens that its sequences have after it.
+    pub cached: usize,
+    /// When it was launched, and later when it was collected.
+    pub at: Instant,
+}
+
+impl Shared {
+    /// The steps collected since the last call.
+    pub fn take_steps(&self) -> Vec<Step> {
+        std::mem::take(&mut self.watched().done)
+    }
+
+    fn watched(&self) -> MutexGuard<'_, Watched> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Runner for Shared {
+    fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), String> {
+        let mut watched = self.watched();
+        watched.runner.launch(batch, rows)?;
+        let cached = batch.seq_lens.iter().map(|len| *len as usize).sum();
+        watched.launched.push_back(Step {
+            rows: batch.seq_lens.len(),
+            tokens: batch.input_ids.len(),
+            cached,
+            at: Instant::now(),
+        });
+        Ok(())
+    }
+
+    fn collect(&mut self) -> Result<Vec<RowResult>, String> {
+        let mut watched = self.watched();
+        let results = watched.runner.collect()?;
+        let step = watched.launched.pop_front().ok_or("a step that was not launched")?;
+        watched.done.push(Step { at: Instant::now(), ..step });
+        Ok(results)
+    }
+
+    fn depth(&self) -> usize {
+        self.watched().runner.depth()
+    }
+
+    fn recover(&mut self) -> Result<(), String> {
+        let mut watched = self.watched();
+        watched.launched.clear();
+        watched.runner.recover()
+    }
+}

@@ -1,0 +1,66 @@
+//! As many sequences at once as the cache holds, whatever ends a text ignored.
+
+use crate::answers::{ask_all, end, request};
+use crate::model::{BLOCK_SIZE, Loaded, Source, Wanted};
+use crate::targets::{self, OFFLINE, row};
+use crate::{Result, tokens};
+use cresset::engine::EngineOptions;
+use cresset_kernels::gpu::Kind;
+
+struct Work {
+    prompt: usize,
+    answer: usize,
+    /// How many requests for each row.
+    waves: usize,
+    /// Whether the target is for this.
+    judged: bool,
+}
+
+const DEVICE: [Work; 3] = [
+    Work { prompt: 1000, answer: 1000, waves: 1, judged: true },
+    Work { prompt: 128, answer: 128, waves: 4, judged: false },
+    Work { prompt: 2048, answer: 128, waves: 1, judged: false },
+];
+const EMULATED: [Work; 3] = [
+    Work { prompt: 20, answer: 20, waves: 1, judged: true },
+    Work { prompt: 8, answer: 8, waves: 2, judged: false },
+    Work { prompt: 40, answer: 8, waves: 1, judged: false },
+];
+
+pub fn offline(source: &Source) -> Result<()> {
+    targets::head();
+    let loaded = source.start(Wanted {
+        kind: Kind::Bf16,
+        deterministic: false,
+        share: 0.9,
+        graphs: true,
+        max_batched_tokens: source.sized(2048, 32),
+        max_rows: source.sized(512, 8),
+        max_context: source.sized(4096, 64),
+    })?;
+    source.sized(DEVICE, EMULATED).iter().try_for_each(|work| throughput(&loaded, work))
+}
+
+fn throughput(loaded: &Loaded, work: &Work) -> Result<()> {
+    let &Work { prompt, answer, waves, judged } = work;
+    let options = loaded.options();
+    let held = options.num_blocks / (prompt + answer).div_ceil(BLOCK_SIZE);
+    let rows = options.max_rows.min(held);
+    let requests = rows * waves;
+    let engine = loaded.engine(EngineOptions { max_rows: rows, ..options });
+    let ask = |i: usize| request(tokens(i, prompt, loaded.info.config.vocab_size), answer);
+    let (answers, seconds) = ask_all(&engine, (0..requests).map(ask).collect())?;
+    let preemptions = end(&engine)?.preemptions;
+    let produced: usize = answers.iter().map(|answer| answer.tokens.len()).sum();
+    let rate = produced as f64 / seconds;
+    row(
+        format!("offline, {prompt} in, {answer} out, {requests} requests in {rows} rows"),
+        format!(
+            "{rate:.0} tok/s produced, {:.0} read and produced, in {seconds:.1} s, {preemptions} preemptions",
+            (produced + requests * prompt) as f64 / seconds
+        ),
+        "",
+        judged.then_some((OFFLINE, rate)).as_slice(),
+    );
+    Ok(())
+}

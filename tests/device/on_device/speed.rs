@@ -1,0 +1,152 @@
+//! Times of one model: start, prompts, decoding at several numbers of rows, a few streams, the host's part of a step.
+
+use crate::measure::{Ceilings, ceilings};
+use crate::model::{Loaded, Source, Wanted};
+use crate::sequence::{Decode, WARM_UP, decode_seconds, prompt_seconds};
+use crate::targets::{self, DECODE, DECODE_SHARE, HOST, PREFILL_SHARE, row};
+use crate::{Result, answers, median, online, tokens};
+use cresset::engine::EngineOptions;
+use cresset_kernels::gpu::Kind;
+use cresset_models::ModelConfig;
+
+struct Sizes {
+    /// Bytes and rows of the ceilings' copy and product.
+    ceilings: (usize, usize),
+    prompt: usize,
+    rows: &'static [usize],
+    context: usize,
+    steps: usize,
+    /// Of the steps that an engine makes beside those that it makes alone.
+    exposed_rows: usize,
+}
+
+const DEVICE: Sizes = Sizes {
+    ceilings: (4 << 30, 8192),
+    prompt: 8192,
+    rows: &[1, 8, 64, 256],
+    context: 1000,
+    steps: 64,
+    exposed_rows: 256,
+};
+const EMULATED: Sizes =
+    Sizes { ceilings: (1 << 20, 64), prompt: 64, rows: &[1, 3], context: 20, steps: 4, exposed_rows: 3 };
+/// Of the prompt; the median counts.
+const ROUNDS: usize = 5;
+
+/// Of a context, beyond the longest prompt.
+const BEYOND: usize = 64;
+
+pub fn speed(source: &Source) -> Result<()> {
+    let sizes = source.sized(DEVICE, EMULATED);
+    let properties = source.gpu.properties();
+    println!("{} ({}), bf16\n", properties.name, properties.versions);
+    targets::head();
+    let loaded = source.start(Wanted {
+        kind: Kind::Bf16,
+        deterministic: false,
+        share: 0.85,
+        graphs: true,
+        max_batched_tokens: sizes.prompt,
+        max_rows: sizes.exposed_rows,
+        max_context: sizes.prompt + BEYOND,
+    })?;
+    let (bytes, side) = sizes.ceilings;
+    let ceilings = ceilings(&source.gpu, bytes, side)?;
+    row(format!("copy of {bytes} bytes"), format!("{:.0} GB/s read and written", ceilings.copy / 1e9), "is one", &[]);
+    row(format!("product of {side}³"), format!("{:.0} TFLOP/s", ceilings.product / 1e12), "is one", &[]);
+    decodes(&loaded, &sizes, &ceilings)?;
+    prompts(&loaded, &sizes, &ceilings)?;
+    online::streams(source, &loaded)?;
+    online::warm_prefix(source, &loaded)?;
+    exposed(&loaded, &sizes)
+}
+
+fn decodes(loaded: &Loaded, sizes: &Sizes, ceilings: &Ceilings) -> Result<()> {
+    let &Sizes { context, steps, prompt, .. } = sizes;
+    let config = &loaded.info.config;
+    for &rows in sizes.rows {
+        let work = Decode { rows, context, steps };
+        let what = format!("decode, batch {rows} after {context} tokens");
+        if work.blocks() > loaded.info.num_blocks {
+            row(what, "no room in the cache", "", &[]);
+            continue;
+        }
+        let (seconds, host) = decode_seconds(&mut loaded.runner.clone(), work, config.vocab_size, prompt)?;
+        let (rate, ms, us) = (rows as f64 / seconds, seconds * 1e3, host * 1e6);
+        let share = 100.0 * read_bytes(loaded, work.cached()) as f64 / seconds / ceilings.copy;
+        let judged = [(DECODE, rate), (DECODE_SHARE, share)];
+        row(
+            what,
+            format!("{rate:.1} tok/s, {ms:.3} ms a step, {us:.0} µs of the host a launch"),
+            format!("{share:.0} % of copy"),
+            &judged[..if rows == 1 { 2 } else { 0 }],
+        );
+    }
+    Ok(())
+}
+
+/// Bytes that a decoding step cannot but read: the weights, without the embeddings' table unless the head is the same, and keys
+/// and values of so many tokens.
+fn read_bytes(loaded: &Loaded, tokens: usize) -> usize {
+    let config = &loaded.info.config;
+    let table = if config.tied_embeddings { 0 } else { config.vocab_size * config.hidden_size };
+    let cached = 2 * config.layers * config.kv_heads * config.head_dim * tokens;
+    loaded.info.weight_bytes - table * Kind::Bf16.bytes() + cached * Kind::Bf16.bytes()
+}
+
+fn prompts(loaded: &Loaded, sizes: &Sizes, ceilings: &Ceilings) -> Result<()> {
+    let len = sizes.prompt;
+    let prompt = tokens(1, len, loaded.info.config.vocab_size);
+    let mut rounds = Vec::new();
+    for _ in 0..=ROUNDS {
+        rounds.push(prompt_seconds(&mut loaded.runner.clone(), &prompt)?);
+    }
+    let seconds = median(rounds.split_off(1));
+    let share = 100.0 * prompt_flops(&loaded.info.config, len) / seconds / ceilings.product;
+    row(
+        format!("prompt of {len} tokens"),
+        format!("{:.0} tok/s, {:.1} ms", len as f64 / seconds, seconds * 1e3),
+        format!("{share:.0} % of product"),
+        &[(PREFILL_SHARE, share)],
+    );
+    Ok(())
+}
+
+/// Multiplications and additions of a prompt: with each matrix of a layer and, causally, of its queries with keys and weights
+/// with values. The head sees one token.
+fn prompt_flops(config: &ModelConfig, len: usize) -> f64 {
+    let ModelConfig { hidden_size: hidden, intermediate_size: ffn, head_dim, heads, kv_heads, .. } = *config;
+    let matrices = hidden * head_dim * (2 * heads + 2 * kv_heads) + 3 * hidden * ffn;
+    let attention = heads * head_dim * (len + 1);
+    (2 * len * config.layers * (matrices + attention) + 2 * hidden * config.vocab_size) as f64
+}
+
+/// How much longer a step of the engine takes than the same step without it: what the host does while the device waits.
+fn exposed(loaded: &Loaded, sizes: &Sizes) -> Result<()> {
+    let &Sizes { context, steps, prompt, exposed_rows: rows, .. } = sizes;
+    let vocab_size = loaded.info.config.vocab_size;
+    let engine = loaded.engine(EngineOptions { max_rows: rows, ..loaded.options() });
+    // While prompts are computed, those before them decode.
+    let longest = 3 * steps + rows * context / prompt;
+    loaded.runner.take_steps();
+    let requests = (0..rows).map(|i| answers::request(tokens(2 + i, context, vocab_size), longest)).collect();
+    answers::ask_all(&engine, requests)?;
+    answers::end(&engine)?;
+    let mut pure = loaded.runner.take_steps();
+    pure.retain(|step| (step.rows, step.tokens) == (rows, rows));
+    let pure: Vec<_> = pure.iter().skip(WARM_UP).take(steps + 1).collect();
+    let [first, .., last] = pure[..] else { return Err("the engine made no steps of all rows".into()) };
+    let in_engine = (last.at - first.at).as_secs_f64() / (pure.len() - 1) as f64;
+    // Steps without the engine, with as many tokens in the cache in the middle.
+    let context = usize::midpoint(first.cached, last.cached) / rows - steps / 2;
+    let work = Decode { rows, context, steps };
+    let (alone, _) = decode_seconds(&mut loaded.runner.clone(), work, vocab_size, prompt)?;
+    let ms = (in_engine - alone) * 1e3;
+    row(
+        format!("host time exposed a step, {rows} rows after {context} tokens"),
+        format!("{ms:.3} ms ({:.3} in the engine, {:.3} without)", in_engine * 1e3, alone * 1e3),
+        "",
+        &[(HOST, ms)],
+    );
+    Ok(())
+}

@@ -1,0 +1,64 @@
+//! What the GPU path is to reach with the shape of Llama 3.1 8B in bf16 on one H200, and the tables that say whether it does.
+
+use std::fmt::Display;
+
+#[derive(Clone, Copy)]
+pub struct Target {
+    bound: Bound,
+    unit: &'static str,
+}
+
+#[derive(Clone, Copy)]
+enum Bound {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+const fn at_least(bound: f64, unit: &'static str) -> Target {
+    Target { bound: Bound::AtLeast(bound), unit }
+}
+
+const fn at_most(bound: f64, unit: &'static str) -> Target {
+    Target { bound: Bound::AtMost(bound), unit }
+}
+
+/// From the program's start, with the weights in the page cache.
+pub const START: Target = at_most(5.0, "s");
+/// One row.
+pub const DECODE: Target = at_least(256.0, "tok/s");
+pub const DECODE_SHARE: Target = at_least(85.0, "% of copy");
+/// Of 8192 tokens.
+pub const PREFILL_SHARE: Target = at_least(65.0, "% of product");
+/// 1000 tokens in and 1000 out.
+pub const OFFLINE: Target = at_least(9000.0, "tok/s");
+/// With four streams.
+pub const FIRST_TOKEN: Target = at_most(20.0, "ms");
+pub const BETWEEN_TOKENS: Target = at_most(4.3, "ms");
+pub const BETWEEN_TOKENS_P99: Target = at_most(2.0, "× median");
+/// Behind a prefix of 1000 tokens in the cache.
+pub const WARM_FIRST_TOKEN: Target = at_most(10.0, "ms");
+/// A step, at 256 rows.
+pub const HOST: Target = at_most(0.05, "ms");
+pub const DETERMINISTIC_COST: Target = at_most(10.0, "%");
+
+impl Target {
+    /// Not a number is a miss.
+    fn verdict(self, found: f64) -> String {
+        let Self { bound, unit } = self;
+        let (sign, bound, hit) = match bound {
+            Bound::AtLeast(least) => ("≥", least, found >= least),
+            Bound::AtMost(most) => ("≤", most, found <= most),
+        };
+        format!("{}: {sign} {bound} {unit}", if hit { "hit" } else { "MISSED" })
+    }
+}
+
+pub fn head() {
+    println!("| work | measured | of the ceiling | target |\n|---|---|---|---|");
+}
+
+/// A line of the table, with each target and what was found of it.
+pub fn row(work: impl Display, measured: impl Display, ceiling: impl Display, targets: &[(Target, f64)]) {
+    let verdicts: Vec<String> = targets.iter().map(|(target, found)| target.verdict(*found)).collect();
+    println!("| {work} | {measured} | {ceiling} | {} |", verdicts.join("; "));
+}
