@@ -169,6 +169,8 @@ pub struct Requests {
     pub tombstone_days: u64,
     /// Time running work gets to finish at shutdown, seconds.
     pub drain_grace_seconds: u64,
+    /// Free space where the data folder is under which new requests are refused, so that running ones can be ended, MiB.
+    pub min_free_mib: u64,
 }
 
 impl Requests {
@@ -342,6 +344,7 @@ impl Default for Requests {
             body_retention_hours: 24,
             tombstone_days: 30,
             drain_grace_seconds: 30,
+            min_free_mib: 512,
         }
     }
 }
@@ -603,6 +606,7 @@ impl Config {
         require_range("requests.body_retention_hours", r.body_retention_hours, 1, 24 * 365)?;
         require_range("requests.tombstone_days", r.tombstone_days, 1, 3_650)?;
         require_range("requests.drain_grace_seconds", r.drain_grace_seconds, 0, 86_400)?;
+        require_range("requests.min_free_mib", r.min_free_mib, 128, 1 << 24)?;
         require_range("qualification.max_age_days", self.qualification.max_age_days, 1, 3_650)?;
         let quick = self.qualification.quick_context_tokens;
         require_range("qualification.quick_context_tokens", quick.into(), 1, 1 << 24)?;

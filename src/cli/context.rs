@@ -6,7 +6,7 @@ use super::output::{Failure, Output, Result};
 use crate::clock::SystemClock;
 use crate::config::{self, Config, Loaded, Override};
 use crate::server::operator::{AdminCommand, AdminError, Operator, socket};
-use crate::store::{Retention, Store, StoreError};
+use crate::store::{Limits, Store, StoreError};
 use serde_json::{Value, json};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -57,7 +57,7 @@ impl Context {
             return Ok(Some(answer));
         }
         self.require_ledger()?;
-        match Store::open_briefly(&self.data_dir, Arc::new(SystemClock), self.retention()) {
+        match Store::open_briefly(&self.data_dir, Arc::new(SystemClock), self.limits()) {
             Ok(store) => {
                 let operator = Operator { store: &store, config: &self.config, live: None };
                 operator.execute(command.clone()).await.map(Some).map_err(Failure::from)
@@ -83,15 +83,16 @@ impl Context {
     /// Opens the ledger for a node of our own.
     pub fn open_store(&self) -> Result<Store> {
         self.require_ledger()?;
-        Store::open_with(&self.data_dir, Arc::new(SystemClock), self.retention()).map_err(|error| match error {
+        Store::open_with(&self.data_dir, Arc::new(SystemClock), self.limits()).map_err(|error| match error {
             error @ StoreError::InUse(_) => Failure::new(error)
                 .remedy("a node runs there already (`cresset status`); stop it, or give another --data-dir"),
             error => Failure::new(error),
         })
     }
 
-    fn retention(&self) -> Retention {
-        Retention::of(self.config.requests.body_retention_hours, self.config.requests.tombstone_days)
+    fn limits(&self) -> Limits {
+        let requests = &self.config.requests;
+        Limits::of(requests.body_retention_hours, requests.tombstone_days, requests.min_free_mib)
     }
 
     pub fn require_ledger(&self) -> Result {

@@ -12,6 +12,7 @@ mod check;
 mod codec;
 mod disk;
 mod files;
+mod limits;
 mod metered;
 mod queue;
 mod retention;
@@ -36,10 +37,10 @@ use crate::ledger::{Command, Outcome, Refusal, RequestKey};
 use auditor::Auditor;
 use disk::{Disk, Folder};
 use files::Files;
+pub use limits::Limits;
 use metered::MeteredFolder;
 pub use metered::SyncMeter;
 use queue::{Job, Queue, Work};
-pub use retention::Retention;
 use rows::Body;
 use shared::Shared;
 pub use snapshot::Snapshot;
@@ -108,29 +109,29 @@ impl Store {
     /// Locks the folder, opens, checks every page and every invariant, releases the reservations of earlier boots,
     /// starts the writer and the background audit. A second process on the same folder gets `InUse`.
     pub fn open(dir: &Path, clock: Arc<dyn Clock>) -> Result<Self> {
-        Self::open_with(dir, clock, Retention::default())
+        Self::open_with(dir, clock, Limits::default())
     }
 
-    /// `open` with other times for remembering ended requests.
-    pub fn open_with(dir: &Path, clock: Arc<dyn Clock>, retention: Retention) -> Result<Self> {
-        Self::start(Box::new(Folder::lock(dir)?), clock, retention)
+    /// `open` with other limits.
+    pub fn open_with(dir: &Path, clock: Arc<dyn Clock>, limits: Limits) -> Result<Self> {
+        Self::start(Box::new(Folder::lock(dir)?), clock, limits)
     }
 
     /// `open_with` for a short command: checks every page, but audits only when the last stop was not orderly, and has no
     /// background audit.
-    pub fn open_briefly(dir: &Path, clock: Arc<dyn Clock>, retention: Retention) -> Result<Self> {
-        let (shared, writer) = prepare(Box::new(Folder::lock(dir)?), clock, retention, Care::AfterCrash)?;
+    pub fn open_briefly(dir: &Path, clock: Arc<dyn Clock>, limits: Limits) -> Result<Self> {
+        let (shared, writer) = prepare(Box::new(Folder::lock(dir)?), clock, limits, Care::AfterCrash)?;
         Self::run(shared, writer, None)
     }
 
     /// `open` for measurements: `meter` learns what every sync costs.
     pub fn open_metered(dir: &Path, clock: Arc<dyn Clock>, meter: Arc<SyncMeter>) -> Result<Self> {
         let folder = Folder::lock(dir)?;
-        Self::start(Box::new(MeteredFolder { folder, meter }), clock, Retention::default())
+        Self::start(Box::new(MeteredFolder { folder, meter }), clock, Limits::default())
     }
 
-    fn start(disk: Box<dyn Disk>, clock: Arc<dyn Clock>, retention: Retention) -> Result<Self> {
-        let (shared, writer) = prepare(disk, clock, retention, Care::Always)?;
+    fn start(disk: Box<dyn Disk>, clock: Arc<dyn Clock>, limits: Limits) -> Result<Self> {
+        let (shared, writer) = prepare(disk, clock, limits, Care::Always)?;
         let auditor = Auditor::start(Arc::clone(&shared)).map_err(unstarted)?;
         Self::run(shared, writer, Some(auditor))
     }
@@ -245,16 +246,11 @@ enum Care {
 }
 
 /// Opens, checks and recovers: everything before the first new command.
-fn prepare(
-    disk: Box<dyn Disk>,
-    clock: Arc<dyn Clock>,
-    retention: Retention,
-    care: Care,
-) -> Result<(Arc<Shared>, Writer)> {
+fn prepare(disk: Box<dyn Disk>, clock: Arc<dyn Clock>, limits: Limits, care: Care) -> Result<(Arc<Shared>, Writer)> {
     let files = Files::open(&*disk)?;
     let crashed = files.tenure()?.is_some_and(|last| !last.clean);
     let now = files.clock()?;
-    let shared = Arc::new(Shared::new(disk, clock, files));
+    let shared = Arc::new(Shared::new(disk, clock, files, limits.min_free_bytes));
     failpoint!("store::opened");
     if (crashed || care == Care::Always)
         && let Some(violation) = shared.audit()?.violations.first()
@@ -269,7 +265,7 @@ fn prepare(
     }
     shared.with_files(|files| Ok(files.set_tenure(shared.boot, false)?))?;
     failpoint!("store::claimed");
-    let mut writer = Writer::new(Arc::clone(&shared), retention, now);
+    let mut writer = Writer::new(Arc::clone(&shared), limits, now);
     writer.recover()?;
     Ok((shared, writer))
 }

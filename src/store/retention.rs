@@ -2,6 +2,7 @@
 //! The journal stays.
 
 use super::files::{self, Files};
+use super::limits::Limits;
 use super::rows::Body;
 use super::tables::{self, Writable, due_key, due_subject, get, put};
 use crate::clock::UnixMillis;
@@ -12,37 +13,15 @@ use redb::{ReadableDatabase, ReadableTable, WriteTransaction};
 
 /// Rows of one kind handled in one pass, so that a pass never holds up commands for long.
 const MAX_ROWS: usize = 1_000;
-const HOUR_MS: u64 = 3_600_000;
-
-/// How long ended requests are remembered, in milliseconds after their end.
-#[derive(Clone, Copy, Debug)]
-pub struct Retention {
-    /// Until then a completed request can be replayed and a failed one tried again.
-    pub replay_ms: u64,
-    /// Until then its id stays known; afterwards it is free.
-    pub tombstone_ms: u64,
-}
-
-impl Retention {
-    pub fn of(replay_hours: u64, tombstone_days: u64) -> Self {
-        Self { replay_ms: replay_hours * HOUR_MS, tombstone_ms: tombstone_days * 24 * HOUR_MS }
-    }
-}
-
-impl Default for Retention {
-    fn default() -> Self {
-        Self::of(24, 30)
-    }
-}
 
 type Result<T> = std::result::Result<T, StateError>;
 
 /// One pass; true when more is due.
-pub(super) fn sweep(files: &Files, now: UnixMillis, retention: &Retention) -> Result<bool> {
-    let ended = due(files, ago(now, retention.replay_ms))?;
+pub(super) fn sweep(files: &Files, now: UnixMillis, limits: &Limits) -> Result<bool> {
+    let ended = due(files, ago(now, limits.replay_ms))?;
     let purge = |txn: &WriteTransaction| -> Result<usize> {
         let bodies = purge_bodies(txn, now)?;
-        let tombstones = purge_tombstones(txn, ago(now, retention.tombstone_ms))?;
+        let tombstones = purge_tombstones(txn, ago(now, limits.tombstone_ms))?;
         Ok(bodies.max(tombstones))
     };
     // The copy is durable before the original goes: a crash in between leaves both, and the next pass ends it.

@@ -15,9 +15,6 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
-/// Free space under which nothing new is begun.
-const MIN_FREE_BYTES: u64 = 512 << 20;
-
 pub(super) struct Shared {
     pub disk: Box<dyn Disk>,
     pub clock: Arc<dyn Clock>,
@@ -28,12 +25,13 @@ pub(super) struct Shared {
     pub releases: Mutex<BTreeMap<&'static str, u64>>,
     /// `None` while a failed storage is being reopened.
     files: RwLock<Option<Files>>,
+    min_free_bytes: u64,
     /// Up to where the journal was found sound; `None` before the first audit.
     audited: Mutex<Option<Head>>,
 }
 
 impl Shared {
-    pub fn new(disk: Box<dyn Disk>, clock: Arc<dyn Clock>, files: Files) -> Self {
+    pub fn new(disk: Box<dyn Disk>, clock: Arc<dyn Clock>, files: Files, min_free_bytes: u64) -> Self {
         Self {
             disk,
             clock,
@@ -42,13 +40,14 @@ impl Shared {
             health: Health::default(),
             releases: Mutex::default(),
             files: RwLock::new(Some(files)),
+            min_free_bytes,
             audited: Mutex::default(),
         }
     }
 
     /// Where free space cannot be told, there is enough.
     pub fn is_space_low(&self) -> bool {
-        self.disk.free_bytes().is_ok_and(|free| free < MIN_FREE_BYTES)
+        self.disk.free_bytes().is_ok_and(|free| free < self.min_free_bytes)
     }
 
     pub fn files(&self) -> RwLockReadGuard<'_, Option<Files>> {

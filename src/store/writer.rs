@@ -6,8 +6,9 @@
 //! as unknown are released.
 
 use super::files::Files;
+use super::limits::Limits;
 use super::queue::{Job, Taken, Work};
-use super::retention::{self, Retention};
+use super::retention;
 use super::state::WriteState;
 use super::tables;
 use super::{Result, Shared, StoreError, bodies};
@@ -39,7 +40,7 @@ const LAST_RETRY: Duration = Duration::from_secs(5);
 
 pub(super) struct Writer {
     shared: Arc<Shared>,
-    retention: Retention,
+    limits: Limits,
     /// The latest time any command was given; stored time never goes back.
     clock: UnixMillis,
     /// What the unusable ledger is owed, in the order it came.
@@ -76,11 +77,11 @@ impl Drop for EndOnPanic {
 }
 
 impl Writer {
-    pub fn new(shared: Arc<Shared>, retention: Retention, clock: UnixMillis) -> Self {
+    pub fn new(shared: Arc<Shared>, limits: Limits, clock: UnixMillis) -> Self {
         let now = Instant::now();
         Self {
             shared,
-            retention,
+            limits,
             clock,
             owed: VecDeque::new(),
             retry: FIRST_RETRY,
@@ -212,7 +213,7 @@ impl Writer {
             self.shared.health.trusted()?;
         }
         if matches!(command, Command::Admit(_)) && self.is_space_low() {
-            return Err("less than 512 MiB of disk space are free: make room".into());
+            return Err("less disk space is free than requests.min_free_mib: make room".into());
         }
         Ok(())
     }
@@ -224,7 +225,9 @@ impl Writer {
         }
         let low = self.shared.is_space_low();
         if low {
-            tracing::error!("less than 512 MiB are free where the data folder is: new requests are refused");
+            tracing::error!(
+                "less space is free where the data folder is than requests.min_free_mib: new requests are refused"
+            );
         }
         self.space_checked = Some((Instant::now(), low));
         low
@@ -326,7 +329,7 @@ impl Writer {
     /// may be forgotten early.
     pub fn sweep(&mut self) -> Result<bool, StateError> {
         match &*self.shared.files() {
-            Some(files) => retention::sweep(files, self.shared.clock.now(), &self.retention),
+            Some(files) => retention::sweep(files, self.shared.clock.now(), &self.limits),
             None => Ok(false),
         }
     }

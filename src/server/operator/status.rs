@@ -14,7 +14,9 @@ pub fn not_ready_because(node: &Node) -> Option<&'static str> {
     } else if !node.store.healthy() {
         Some("the ledger does not commit, or an audit of it failed: see the log and `cresset ledger audit`")
     } else if node.store.is_space_low() {
-        Some("less than 512 MiB are free where the data folder is, and new requests are refused: make room")
+        Some(
+            "less space is free where the data folder is than requests.min_free_mib, and new requests are refused: make room",
+        )
     } else if node.fleet.is_ready() {
         None
     } else if node.fleet.views().iter().any(|view| view.failure.is_some()) {

@@ -1,7 +1,7 @@
 //! What the writer and the audit cost by themselves. Prints, asserts nothing about time:
 //! `cargo test --release --lib store::tests::bench -- --ignored --nocapture`. Pairs a second under load: `cresset bench --ledger`.
 
-use super::super::retention::Retention;
+use super::super::limits::Limits;
 use super::*;
 use std::time::{Duration, Instant};
 
@@ -58,7 +58,7 @@ fn audit_of_a_million_entries() {
     drop(store);
     for (name, open) in [("node", Store::open_with as fn(&_, _, _) -> _), ("command", Store::open_briefly)] {
         let began = Instant::now();
-        drop(open(fixture.dir.path(), Arc::new(fixture.clock.clone()), Retention::default()).unwrap());
+        drop(open(fixture.dir.path(), Arc::new(fixture.clock.clone()), Limits::default()).unwrap());
         println!("opening and closing for a {name}: {:.1} s", began.elapsed().as_secs_f64());
     }
 }

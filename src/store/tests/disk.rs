@@ -1,7 +1,7 @@
 //! Disks that fail, fill up, are slow or were tampered with.
 
+use super::super::limits::Limits;
 use super::super::queue::{Job, MAX_WAITING, Work};
-use super::super::retention::Retention;
 use super::faults::{Bench, opened};
 use super::media::{Operation, Random, SimulatedDisk, Trap};
 use super::*;
@@ -150,7 +150,7 @@ fn any_read_may_fail() {
 fn a_slow_disk_bounds_what_waits() {
     let disk = SimulatedDisk::formatted();
     let clock = Arc::new(TestClock::at(1));
-    let store = Store::start(Box::new(disk.clone()), clock, Retention::default()).unwrap();
+    let store = Store::start(Box::new(disk.clone()), clock, Limits::default()).unwrap();
     for command in opening(100) {
         store.submit_blocking(command).unwrap();
     }
@@ -201,7 +201,7 @@ fn flip(places: impl Fn(&[u8]) -> Vec<(usize, u8)>) {
             fs::write(fixture.dir.path().join(file.name()), &bytes).unwrap();
             let briefly = place % 2 == 0;
             let open = if briefly { Store::open_briefly } else { Store::open_with };
-            match open(fixture.dir.path(), Arc::new(fixture.clock.clone()), Retention::default()) {
+            match open(fixture.dir.path(), Arc::new(fixture.clock.clone()), Limits::default()) {
                 Ok(store) => {
                     assert_eq!(spent(&store), (7, 0), "{file:?} {place}");
                     assert_eq!(store.body(&key(1)).unwrap(), Some(body.clone()), "{file:?} {place}");

@@ -1,8 +1,8 @@
 //! Disks that lose power in the middle of commands, answers and sweeps: nothing acknowledged is lost, every reservation
 //! ends once.
 
+use super::super::limits::Limits;
 use super::super::queue::{Job, Work};
-use super::super::retention::Retention;
 use super::super::rows::Body;
 use super::super::shared::Shared;
 use super::super::writer::Writer;
@@ -26,7 +26,7 @@ pub struct Bench {
 impl Bench {
     pub fn open(disk: &SimulatedDisk, clock: &TestClock) -> Result<Self> {
         let (shared, writer) =
-            prepare(Box::new(disk.clone()), Arc::new(clock.clone()), Retention::default(), Care::Always)?;
+            prepare(Box::new(disk.clone()), Arc::new(clock.clone()), Limits::default(), Care::Always)?;
         Ok(Self { disk: disk.clone(), clock: clock.clone(), shared, writer })
     }
 

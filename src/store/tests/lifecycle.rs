@@ -2,7 +2,7 @@
 
 use super::super::disk;
 use super::super::files;
-use super::super::retention::Retention;
+use super::super::limits::Limits;
 use super::*;
 use crate::ledger::AttemptState;
 use std::fs;
@@ -173,7 +173,7 @@ fn dropping_the_store_writes_what_is_queued() {
 fn low_disk_space_is_no_reason_to_keep_a_reservation() {
     let disk = media::SimulatedDisk::formatted();
     let clock = Arc::new(TestClock::at(1));
-    let store = Store::start(Box::new(disk.clone()), clock, Retention::default()).unwrap();
+    let store = Store::start(Box::new(disk.clone()), clock, Limits::default()).unwrap();
     for command in opening(100) {
         store.submit_blocking(command).unwrap();
     }
