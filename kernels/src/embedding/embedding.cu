@@ -1,7 +1,8 @@
 // out[n, width] = table[id] * scale, where id is ids[i], or previous[feedback[i]] for a token that only the device knows. Without
-// `feedback` none is fed back. Where there is a `history`, history[slots[i]] becomes the id. Grid: (n, parts), blocks of 256 threads; each thread copies vectors of 16 bytes where `width`
-// allows, else single values. Bytes moved: 2 * n * width elements. With a part for every 256 vectors all of a decode step's loads
-// are in flight at once, so it takes one access to memory behind that of the id. Not measured on a device yet.
+// `feedback` none is fed back. Where there is a `history`, history[slots[i]] becomes the id. Grid: (n, parts), blocks of 256
+// threads; each thread copies vectors of 16 bytes where `width` allows, else single values. Bytes moved: 2 * n * width elements.
+// With a part for every 256 vectors all of a decode step's loads are in flight at once, so it takes one access to memory behind
+// that of the id. Not measured on a device yet.
 #include "common.cuh"
 
 namespace {
