@@ -13,6 +13,7 @@ use cresset::text::TextModel;
 use serde_json::json;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::sync::Mutex;
 use uuid::Uuid;
 
 const CLIENTS: u64 = 24;
@@ -133,8 +134,12 @@ async fn crowd(until: Instant, visit: impl AsyncFn(u64)) {
     futures_util::future::join_all((0..CLIENTS).map(client)).await;
 }
 
+/// Memory is the whole process's, so one soak runs at a time.
+static ALONE: Mutex<()> = Mutex::const_new(());
+
 /// Lets the crowd in and sees to it that memory stays and every block comes back.
 async fn soak(world: &World, visit: impl AsyncFn(u64)) {
+    let _alone = ALONE.lock().await;
     let until = Instant::now() + minutes();
     let sampling = async {
         let (mut resident, mut store) = (Vec::new(), Vec::new());
