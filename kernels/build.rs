@@ -1,4 +1,5 @@
-//! Builds the device code: with nvcc for devices, and for the emulator with the C++ compiler of this machine.
+//! Builds the device code: with nvcc for devices, and for the emulator with the C++ compiler of
+//! this machine.
 
 #[path = "build/cuda.rs"]
 mod cuda;
@@ -9,7 +10,8 @@ use std::path::{Path, PathBuf};
 
 fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let sources = files(Path::new("src"), "cu")?;
-    // Not the folder, in which most changes are to Rust files. A file that is new is seen once another one here changes.
+    // Not the folder, in which most changes are to Rust files. A file that is new is seen once
+    // another one here changes.
     for extension in ["cu", "cuh", "h", "cpp"] {
         for file in files(Path::new("src"), extension)? {
             println!("cargo::rerun-if-changed={}", file.display());
@@ -41,6 +43,8 @@ fn files(folder: &Path, extension: &str) -> std::io::Result<Vec<PathBuf>> {
 
 /// The names in lines of the form `EXPORT(name)`.
 fn exports(source: &str) -> Vec<String> {
-    let name = |line: &str| Some(line.trim().strip_prefix("EXPORT(")?.split(')').next()?.trim().to_owned());
+    let name = |line: &str| {
+        Some(line.trim().strip_prefix("EXPORT(")?.split(')').next()?.trim().to_owned())
+    };
     source.lines().filter_map(name).collect()
 }

@@ -1,4 +1,5 @@
-//! Wall-clock time as data. Pure code takes `UnixMillis` as an argument; only the edges ask a `Clock`.
+//! Wall-clock time as data. Pure code takes `UnixMillis` as an argument; only the edges ask a
+//! `Clock`.
 
 use crate::failpoint::failpoint;
 use rustix::time::{ClockId, clock_gettime};
@@ -7,7 +8,9 @@ use std::sync::OnceLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Milliseconds since the Unix epoch.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 #[serde(transparent)]
 pub struct UnixMillis(pub u64);
 
@@ -23,8 +26,9 @@ pub trait Clock: Send + Sync + 'static {
     fn now(&self) -> UnixMillis;
 }
 
-/// The operating system's clock as it stood when the process first asked, and the time that has really passed since:
-/// setting the clock back or ahead expires, reorders and releases nothing in a running process.
+/// The operating system's clock as it stood when the process first asked, and the time that has
+/// really passed since: setting the clock back or ahead expires, reorders and releases nothing in a
+/// running process.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 
@@ -36,7 +40,8 @@ impl Clock for SystemClock {
         let now = wall + self::steady().saturating_sub(steady);
         let now = UnixMillis(u64::try_from(now.as_millis()).unwrap_or(u64::MAX));
         failpoint!("clock::hours_ahead", |hours| UnixMillis(
-            now.0 + 3_600_000 * hours.and_then(|hours| hours.parse::<u64>().ok()).unwrap_or_default()
+            now.0
+                + 3_600_000 * hours.and_then(|hours| hours.parse::<u64>().ok()).unwrap_or_default()
         ));
         now
     }

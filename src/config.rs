@@ -1,5 +1,5 @@
-//! Configuration: one TOML file, overridden by `CRESSET_…` variables, overridden by flags. Every limit is here, with its unit.
-//! The only module that reads environment variables.
+//! Configuration: one TOML file, overridden by `CRESSET_…` variables, overridden by flags. Every
+//! limit is here, with its unit. The only module that reads environment variables.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -12,7 +12,8 @@ use toml::{Table, Value};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Name of the service: clients may send the session header as X-NAME-Session-Id. Letters, digits and dashes.
+    /// Name of the service: clients may send the session header as X-NAME-Session-Id. Letters,
+    /// digits and dashes.
     pub service_name: String,
     pub listen: Listen,
     pub engine: Engine,
@@ -35,7 +36,8 @@ pub struct Listen {
     pub public: SocketAddr,
     /// Address of the operator surface (health, readiness, metrics). It asks for no credential.
     pub operator: SocketAddr,
-    /// Lets `operator` be an address that other machines can reach. Only behind a firewall of your own.
+    /// Lets `operator` be an address that other machines can reach. Only behind a firewall of your
+    /// own.
     pub operator_beyond_loopback: bool,
 }
 
@@ -43,24 +45,30 @@ pub struct Listen {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Engine {
-    /// Where models run: `cpu`, `cuda:0` (the first NVIDIA GPU; `cuda:1` the second), or `auto`: the first GPU where the build
-    /// and the machine have one, else the CPU. A GPU needs a build with the feature `cuda`.
+    /// Where models run: `cpu`, `cuda:0` (the first NVIDIA GPU; `cuda:1` the second), or `auto`:
+    /// the first GPU where the build and the machine have one, else the CPU. A GPU needs a build
+    /// with the feature `cuda`.
     pub device: Device,
     /// Compute threads on the CPU. 0 uses every core.
     pub threads: usize,
-    /// Memory for the key-value cache of each loaded model, MiB. On a GPU, `gpu_memory_share` says it.
+    /// Memory for the key-value cache of each loaded model, MiB. On a GPU, `gpu_memory_share` says
+    /// it.
     pub kv_mib: usize,
-    /// What each loaded model may take of a GPU's memory, 0.05 to 1: its key-value cache gets what weights and workspace leave of
-    /// it. The rest is for recorded steps and the driver.
+    /// What each loaded model may take of a GPU's memory, 0.05 to 1: its key-value cache gets what
+    /// weights and workspace leave of it. The rest is for recorded steps and the driver.
     pub gpu_memory_share: f64,
-    /// Decoding steps of up to so many sequences are recorded once at start and replayed on a GPU. 0 records none.
+    /// Decoding steps of up to so many sequences are recorded once at start and replayed on a GPU.
+    /// 0 records none.
     pub gpu_graph_rows: usize,
-    /// On a GPU: the same tokens whatever else runs, however a prompt is cut, at some cost in speed. The CPU always does so.
+    /// On a GPU: the same tokens whatever else runs, however a prompt is cut, at some cost in
+    /// speed. The CPU always does so.
     pub deterministic: bool,
-    /// Memory for weights and key-value caches of all loaded models together, MiB; for the weights alone on a GPU. Idle models
-    /// make room for those that are asked for. 0 takes three quarters of the machine's memory.
+    /// Memory for weights and key-value caches of all loaded models together, MiB; for the weights
+    /// alone on a GPU. Idle models make room for those that are asked for. 0 takes three quarters
+    /// of the machine's memory.
     pub memory_mib: usize,
-    /// How long a request waits for its model to be loaded before it is turned away as overloaded, seconds.
+    /// How long a request waits for its model to be loaded before it is turned away as overloaded,
+    /// seconds.
     pub model_wait_seconds: u64,
     /// Tokens in one block of the key-value cache: 16, 32 or 64.
     pub block_size: usize,
@@ -72,8 +80,8 @@ pub struct Engine {
     pub max_waiting: usize,
     /// Longest prompt plus output served, tokens. 0 takes the model's own limit.
     pub max_context: usize,
-    /// Turn every weight into f32 at load: the exact reference, at several times the memory. On a GPU, activations and cache
-    /// are f32 then too, and bf16 otherwise.
+    /// Turn every weight into f32 at load: the exact reference, at several times the memory. On a
+    /// GPU, activations and cache are f32 then too, and bf16 otherwise.
     pub dequantise: bool,
 }
 
@@ -91,7 +99,8 @@ impl TryFrom<String> for Device {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        let plain = |digits: &&str| digits.len() <= 2 && digits.bytes().all(|digit| digit.is_ascii_digit());
+        let plain =
+            |digits: &&str| digits.len() <= 2 && digits.bytes().all(|digit| digit.is_ascii_digit());
         let number = text.strip_prefix("cuda:").filter(plain);
         match (text.as_str(), number.and_then(|digits| digits.parse().ok())) {
             ("auto", _) => Ok(Self::Auto),
@@ -124,9 +133,11 @@ pub struct Http {
     pub body_seconds: u64,
     /// Time a client may refuse to take bytes before it is let go, seconds.
     pub write_stall_seconds: u64,
-    /// Time a connection may be kept open without a request on it, seconds. Longer than clients keep theirs for reuse.
+    /// Time a connection may be kept open without a request on it, seconds. Longer than clients
+    /// keep theirs for reuse.
     pub idle_seconds: u64,
-    /// Time to go on taking what a client sends after its connection's last answer, so that it gets to read it, seconds.
+    /// Time to go on taking what a client sends after its connection's last answer, so that it gets
+    /// to read it, seconds.
     pub linger_seconds: u64,
     /// Silence on a stream before a keep-alive comment is sent, seconds.
     pub keep_alive_seconds: u64,
@@ -146,8 +157,9 @@ pub struct Http {
     pub max_http2_resets: usize,
     /// Time between two HTTP/2 pings, which find out that a client is gone, seconds.
     pub http2_ping_seconds: u64,
-    /// Failed authentications from one address (IPv6: /64 network) in a minute. Each one above closes its connection. A valid
-    /// credential is honoured all the same, whatever others behind the same address send.
+    /// Failed authentications from one address (IPv6: /64 network) in a minute. Each one above
+    /// closes its connection. A valid credential is honoured all the same, whatever others behind
+    /// the same address send.
     pub failed_auth_per_minute: u32,
 }
 
@@ -169,7 +181,8 @@ pub struct Requests {
     pub tombstone_days: u64,
     /// Time running work gets to finish at shutdown, seconds.
     pub drain_grace_seconds: u64,
-    /// Free space where the data folder is under which new requests are refused, so that running ones can be ended, MiB.
+    /// Free space where the data folder is under which new requests are refused, so that running
+    /// ones can be ended, MiB.
     pub min_free_mib: u64,
 }
 
@@ -189,7 +202,8 @@ impl Requests {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Credentials {
-    /// Beginning of every key and token: PREFIX_key_… and PREFIX_app_…. Lower-case letters and digits.
+    /// Beginning of every key and token: PREFIX_key_… and PREFIX_app_…. Lower-case letters and
+    /// digits.
     pub prefix: String,
 }
 
@@ -255,8 +269,8 @@ pub struct Plan {
     pub context_tokens: Option<u32>,
     /// Ceiling on output, tokens. Absent: the model's.
     pub max_output_tokens: Option<u32>,
-    /// Whose requests start first when there are more than can run: 0 to 9, higher ones first. Waiting raises a request, so
-    /// that everybody is served in the end.
+    /// Whose requests start first when there are more than can run: 0 to 9, higher ones first.
+    /// Waiting raises a request, so that everybody is served in the end.
     pub priority: u8,
     /// Models (by name or id) the plan may use. Absent: all.
     pub models: Option<Vec<String>>,
@@ -403,7 +417,8 @@ pub enum Origin {
     Flag,
 }
 
-/// Why a configuration was refused: names the file, variable or flag, the key, and the line where there is one.
+/// Why a configuration was refused: names the file, variable or flag, the key, and the line where
+/// there is one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ConfigError(String);
@@ -423,7 +438,8 @@ impl Loaded {
     /// Reads `file` (a missing default file is no error), then the environment, then `flags`.
     pub fn load(file: Option<&Path>, flags: &[Override]) -> Result<Self, ConfigError> {
         // Compose files pass on what is not set as an empty text.
-        let given = std::env::vars().filter(|(name, value)| !(name.starts_with("HF_") && value.is_empty()));
+        let given =
+            std::env::vars().filter(|(name, value)| !(name.starts_with("HF_") && value.is_empty()));
         let variables = given.filter_map(|(name, value)| Some((variable_key(&name)?, name, value)));
         let text = file.map(read_file).transpose()?;
         Self::from_layers(file.zip(text.as_deref()), variables.collect(), flags)
@@ -470,7 +486,9 @@ impl Layers {
     }
 
     fn add_file(&mut self, path: &Path, text: &str) -> Result<(), ConfigError> {
-        let refuse = |error: toml::de::Error| ConfigError(format!("{}: {}", path.display(), in_words(&error)));
+        let refuse = |error: toml::de::Error| {
+            ConfigError(format!("{}: {}", path.display(), in_words(&error)))
+        };
         // Parsed as a whole Config first: its errors carry the line.
         toml::from_str::<Config>(text).map_err(refuse)?;
         let table: Table = toml::from_str(text).map_err(refuse)?;
@@ -502,14 +520,17 @@ impl Layers {
         let error = last.map(|error| in_words(&error)).unwrap_or_default();
         // The value of what is no setting of ours may be a secret.
         Err(ConfigError(if error.starts_with("unknown field") {
-            format!("{source}: {error}\nCRESSET_ENGINE__KV_MIB, with two underscores, sets engine.kv_mib")
+            format!(
+                "{source}: {error}\nCRESSET_ENGINE__KV_MIB, with two underscores, sets engine.kv_mib"
+            )
         } else {
             format!("{source} = {text:?}: {error}")
         }))
     }
 
     fn finish(self) -> Result<Loaded, ConfigError> {
-        let config: Config = self.table.try_into().map_err(|error| ConfigError(error.to_string()))?;
+        let config: Config =
+            self.table.try_into().map_err(|error| ConfigError(error.to_string()))?;
         config.validate()?;
         Ok(Loaded { config, origins: self.origins })
     }
@@ -521,7 +542,8 @@ impl Config {
         schemars::schema_for!(Config).to_value()
     }
 
-    /// The plan an account names; an unknown name gets `default`, so that renaming a plan never locks accounts out.
+    /// The plan an account names; an unknown name gets `default`, so that renaming a plan never
+    /// locks accounts out.
     pub fn plan(&self, name: &str) -> &Plan {
         self.plans.get(name).unwrap_or_else(|| &self.plans["default"])
     }
@@ -549,10 +571,15 @@ impl Config {
         require_name("service_name", &self.service_name, "letters, digits and dashes", |c| {
             c.is_ascii_alphanumeric() || c == '-'
         })?;
-        require_name("credentials.prefix", &self.credentials.prefix, "lower-case letters and digits", |c| {
-            c.is_ascii_lowercase() || c.is_ascii_digit()
-        })?;
-        if !self.listen.operator.ip().to_canonical().is_loopback() && !self.listen.operator_beyond_loopback {
+        require_name(
+            "credentials.prefix",
+            &self.credentials.prefix,
+            "lower-case letters and digits",
+            |c| c.is_ascii_lowercase() || c.is_ascii_digit(),
+        )?;
+        if !self.listen.operator.ip().to_canonical().is_loopback()
+            && !self.listen.operator_beyond_loopback
+        {
             return Err(ConfigError(format!(
                 "listen.operator = {}: other machines could reach this listener, which asks for no credential; use 127.0.0.1, or set listen.operator_beyond_loopback = true",
                 self.listen.operator
@@ -566,18 +593,26 @@ impl Config {
         }
         let address = |text: &&String| text.starts_with("https://") || text.starts_with("http://");
         if let Some(endpoint) = self.hub.endpoint.as_ref().filter(|text| !address(text)) {
-            return Err(ConfigError(format!("hub.endpoint = {endpoint:?}: must begin with https:// or http://")));
+            return Err(ConfigError(format!(
+                "hub.endpoint = {endpoint:?}: must begin with https:// or http://"
+            )));
         }
         require_range("engine.threads", e.threads as u64, 0, 1024)?;
         require_range("engine.kv_mib", e.kv_mib as u64, 1, 1 << 24)?;
         if !(0.05..=1.0).contains(&e.gpu_memory_share) {
-            return Err(ConfigError(format!("engine.gpu_memory_share = {}: must be 0.05 to 1", e.gpu_memory_share)));
+            return Err(ConfigError(format!(
+                "engine.gpu_memory_share = {}: must be 0.05 to 1",
+                e.gpu_memory_share
+            )));
         }
         require_range("engine.gpu_graph_rows", e.gpu_graph_rows as u64, 0, 1_024)?;
         require_range("engine.memory_mib", e.memory_mib as u64, 0, 1 << 24)?;
         require_range("engine.model_wait_seconds", e.model_wait_seconds, 1, 3_600)?;
         if ![16, 32, 64].contains(&e.block_size) {
-            return Err(ConfigError(format!("engine.block_size = {}: must be 16, 32 or 64", e.block_size)));
+            return Err(ConfigError(format!(
+                "engine.block_size = {}: must be 16, 32 or 64",
+                e.block_size
+            )));
         }
         require_range("engine.max_batched_tokens", e.max_batched_tokens as u64, 16, 65_536)?;
         require_range("engine.max_rows", e.max_rows as u64, 1, e.max_batched_tokens as u64)?;
@@ -598,7 +633,12 @@ impl Config {
         require_range("http.max_http2_streams", u64::from(h.max_http2_streams), 1, 65_536)?;
         require_range("http.max_http2_resets", h.max_http2_resets as u64, 1, 65_536)?;
         require_range("http.http2_ping_seconds", h.http2_ping_seconds, 1, 3_600)?;
-        require_range("http.failed_auth_per_minute", u64::from(h.failed_auth_per_minute), 1, 1 << 20)?;
+        require_range(
+            "http.failed_auth_per_minute",
+            u64::from(h.failed_auth_per_minute),
+            1,
+            1 << 20,
+        )?;
         require_range("requests.disconnect_grace_seconds", r.disconnect_grace_seconds, 0, 3_600)?;
         require_range("requests.deadline_seconds", r.deadline_seconds, 1, 86_400)?;
         require_range("requests.cancel_wait_milliseconds", r.cancel_wait_milliseconds, 0, 60_000)?;
@@ -621,7 +661,12 @@ impl Config {
             let rate = u64::from(plan.requests_per_minute);
             require_range(&format!("plans.{name}.requests_per_minute"), rate, 1, 1 << 24)?;
             require_range(&format!("plans.{name}.burst"), u64::from(plan.burst), 1, 1 << 24)?;
-            require_range(&format!("plans.{name}.max_concurrent"), u64::from(plan.max_concurrent), 1, 1 << 20)?;
+            require_range(
+                &format!("plans.{name}.max_concurrent"),
+                u64::from(plan.max_concurrent),
+                1,
+                1 << 20,
+            )?;
             require_range(&format!("plans.{name}.priority"), plan.priority.into(), 0, 9)?;
         }
         Ok(())
@@ -650,7 +695,12 @@ fn require_range(key: &str, value: u64, low: u64, high: u64) -> Result<(), Confi
     Err(ConfigError(format!("{key} = {value}: must be {low} to {high}")))
 }
 
-fn require_name(key: &str, value: &str, what: &str, allowed: impl Fn(char) -> bool) -> Result<(), ConfigError> {
+fn require_name(
+    key: &str,
+    value: &str,
+    what: &str,
+    allowed: impl Fn(char) -> bool,
+) -> Result<(), ConfigError> {
     if (1..=32).contains(&value.len()) && value.chars().all(allowed) {
         return Ok(());
     }
@@ -688,15 +738,16 @@ pub fn default_config_file() -> Option<PathBuf> {
     std::env::var_os("CRESSET_CONFIG").map(PathBuf::from)
 }
 
-/// False when the user asked every program for plain text: a `NO_COLOR` that is not empty, or a dumb terminal.
+/// False when the user asked every program for plain text: a `NO_COLOR` that is not empty, or a
+/// dumb terminal.
 pub fn colours_allowed() -> bool {
     let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let dumb = std::env::var_os("TERM").is_some_and(|value| value == "dumb");
     !refused && !dumb
 }
 
-/// `CRESSET_ENGINE__KV_MIB` sets `engine.kv_mib`. `CRESSET_DATA_DIR` and `CRESSET_CONFIG` are not settings, nor is
-/// `CRESSET_KEY`, in which clients on the same machine keep their key.
+/// `CRESSET_ENGINE__KV_MIB` sets `engine.kv_mib`. `CRESSET_DATA_DIR` and `CRESSET_CONFIG` are not
+/// settings, nor is `CRESSET_KEY`, in which clients on the same machine keep their key.
 fn variable_key(name: &str) -> Option<String> {
     match name {
         "HF_ENDPOINT" => return Some("hub.endpoint".into()),
@@ -709,18 +760,22 @@ fn variable_key(name: &str) -> Option<String> {
 }
 
 fn read_file(path: &Path) -> Result<String, ConfigError> {
-    std::fs::read_to_string(path)
-        .map_err(|error| ConfigError(format!("{}: {error}; check --config and its permissions", path.display())))
+    std::fs::read_to_string(path).map_err(|error| {
+        ConfigError(format!("{}: {error}; check --config and its permissions", path.display()))
+    })
 }
 
 /// How the text of a variable or flag may be meant: as a TOML value first, else as a plain string.
 fn readings(text: &str) -> impl Iterator<Item = Value> {
-    let parsed = toml::from_str::<Table>(&format!("v = {text}")).ok().and_then(|mut table| table.remove("v"));
+    let parsed = toml::from_str::<Table>(&format!("v = {text}"))
+        .ok()
+        .and_then(|mut table| table.remove("v"));
     parsed.into_iter().chain(std::iter::once(Value::String(text.to_owned())))
 }
 
 fn nested(key: &str, value: Value) -> Table {
-    let wrap = |inner: Value, part: &str| Value::Table(Table::from_iter([(part.to_owned(), inner)]));
+    let wrap =
+        |inner: Value, part: &str| Value::Table(Table::from_iter([(part.to_owned(), inner)]));
     match key.rsplit('.').fold(value, wrap) {
         Value::Table(table) => table,
         _ => unreachable!("a dotted key has at least one part"),
@@ -754,8 +809,15 @@ fn as_table(config: &Config) -> Table {
 mod tests {
     use super::*;
 
-    fn load(file: &str, variables: &[(&str, &str)], flags: &[(&str, &str)]) -> Result<Loaded, ConfigError> {
-        let variables = variables.iter().map(|(n, v)| (variable_key(n).unwrap(), (*n).into(), (*v).into())).collect();
+    fn load(
+        file: &str,
+        variables: &[(&str, &str)],
+        flags: &[(&str, &str)],
+    ) -> Result<Loaded, ConfigError> {
+        let variables = variables
+            .iter()
+            .map(|(n, v)| (variable_key(n).unwrap(), (*n).into(), (*v).into()))
+            .collect();
         let flags: Vec<Override> = flags.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect();
         Loaded::from_layers(Some((Path::new("cresset.toml"), file)), variables, &flags)
     }
@@ -763,22 +825,33 @@ mod tests {
     #[test]
     fn later_layers_win_and_name_their_origin() {
         let file = "[engine]\nkv_mib = 64\nthreads = 1\n[plans.default]\nburst = 5\n";
-        let loaded = load(file, &[("CRESSET_ENGINE__THREADS", "3")], &[("listen.public", "127.0.0.1:0")]).unwrap();
+        let loaded =
+            load(file, &[("CRESSET_ENGINE__THREADS", "3")], &[("listen.public", "127.0.0.1:0")])
+                .unwrap();
         assert_eq!(loaded.config.engine.kv_mib, 64);
         assert_eq!(loaded.config.engine.threads, 3);
         assert_eq!(loaded.config.plans["default"].burst, 5);
-        assert_eq!(loaded.config.plans["default"].requests_per_minute, 120, "a partly given plan keeps defaults");
+        assert_eq!(
+            loaded.config.plans["default"].requests_per_minute, 120,
+            "a partly given plan keeps defaults"
+        );
         assert_eq!(loaded.config.listen.public.port(), 0);
         assert_eq!(loaded.origins["engine.kv_mib"], Origin::File("cresset.toml".into()));
-        assert_eq!(loaded.origins["engine.threads"], Origin::Variable("CRESSET_ENGINE__THREADS".into()));
+        assert_eq!(
+            loaded.origins["engine.threads"],
+            Origin::Variable("CRESSET_ENGINE__THREADS".into())
+        );
         assert_eq!(loaded.origins["listen.public"], Origin::Flag);
     }
 
     #[test]
     fn devices_are_named() {
-        for (text, device) in
-            [("auto", Device::Auto), ("cpu", Device::Cpu), ("cuda:0", Device::Cuda(0)), ("cuda:12", Device::Cuda(12))]
-        {
+        for (text, device) in [
+            ("auto", Device::Auto),
+            ("cpu", Device::Cpu),
+            ("cuda:0", Device::Cuda(0)),
+            ("cuda:12", Device::Cuda(12)),
+        ] {
             let loaded = load("", &[("CRESSET_ENGINE__DEVICE", text)], &[]).unwrap();
             assert_eq!(loaded.config.engine.device, device);
             assert_eq!(String::from(device), text);

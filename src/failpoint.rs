@@ -1,9 +1,12 @@
-//! Named places where tests stop, delay or break the running node. Test builds only: elsewhere nothing is left of them.
+//! Named places where tests stop, delay or break the running node. Test builds only: elsewhere
+//! nothing is left of them.
 //!
-//! The variable `FAILPOINTS`, such as `name=1*off->return;other=sleep(50)`, says what happens at which place.
+//! The variable `FAILPOINTS`, such as `name=1*off->return;other=sleep(50)`, says what happens at
+//! which place.
 
-/// `failpoint!("name")` ends the process on `return`, as a crash would. With a closure, `return(text)` leaves the function with the
-/// closure's value for the text. `panic` and `sleep(ms)` work everywhere.
+/// `failpoint!("name")` ends the process on `return`, as a crash would. With a closure,
+/// `return(text)` leaves the function with the closure's value for the text. `panic` and
+/// `sleep(ms)` work everywhere.
 #[cfg(feature = "failpoints")]
 macro_rules! failpoint {
     ($name:literal) => {

@@ -1,4 +1,5 @@
-//! Identifiers: one newtype per kind of thing, so that an account can never be passed where a request is meant.
+//! Identifiers: one newtype per kind of thing, so that an account can never be passed where a
+//! request is meant.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -1,6 +1,7 @@
 //! Cresset: an embedded inference node with a built-in, credentialed and exactly billed HTTP API.
 //!
-//! `ARCHITECTURE.md` beside this file is the map: which module may know which, and one request's way through them.
+//! `ARCHITECTURE.md` beside this file is the map: which module may know which, and one request's
+//! way through them.
 
 pub mod catalogue;
 pub mod cli;

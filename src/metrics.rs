@@ -1,4 +1,5 @@
-//! Metrics in Prometheus text form; every one documented here. Names follow those that vLLM dashboards know, under our prefix.
+//! Metrics in Prometheus text form; every one documented here. Names follow those that vLLM
+//! dashboards know, under our prefix.
 
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -13,10 +14,14 @@ use std::time::Duration;
 type Labels<const N: usize> = [(&'static str, String); N];
 type Ratio = Gauge<f64, AtomicU64>;
 
-const FIRST_TOKEN: [f64; 18] =
-    [0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0];
-const BETWEEN_TOKENS: [f64; 14] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.4, 0.75, 1.0, 5.0];
-const REQUEST: [f64; 14] = [0.1, 0.3, 0.5, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 240.0, 480.0];
+const FIRST_TOKEN: [f64; 18] = [
+    0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0,
+    80.0, 160.0,
+];
+const BETWEEN_TOKENS: [f64; 14] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.4, 0.75, 1.0, 5.0];
+const REQUEST: [f64; 14] =
+    [0.1, 0.3, 0.5, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 240.0, 480.0];
 const COMMIT: [f64; 10] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0];
 
 /// Everything the node counts.
@@ -87,32 +92,91 @@ impl Default for Metrics {
                 "Between two tokens",
                 &BETWEEN_TOKENS,
             ),
-            queue_time: histogram(&mut r, "request_queue_time_seconds", "Admission to first computed token", &REQUEST),
-            request_latency: histogram(&mut r, "e2e_request_latency_seconds", "Admission to settlement", &REQUEST),
-            commit_time: histogram(&mut r, "ledger_commit_seconds", "One durable ledger command", &COMMIT),
+            queue_time: histogram(
+                &mut r,
+                "request_queue_time_seconds",
+                "Admission to first computed token",
+                &REQUEST,
+            ),
+            request_latency: histogram(
+                &mut r,
+                "e2e_request_latency_seconds",
+                "Admission to settlement",
+                &REQUEST,
+            ),
+            commit_time: histogram(
+                &mut r,
+                "ledger_commit_seconds",
+                "One durable ledger command",
+                &COMMIT,
+            ),
             replays: add(&mut r, "idempotent_replays", "Stored answers sent again"),
             attaches: add(&mut r, "idempotent_attaches", "Requests that joined a running one"),
             charged_units: add(&mut r, "charged_microcredits", "Microcredits charged"),
             prompt_tokens: add(&mut r, "prompt_tokens", "Prompt tokens of settled requests"),
-            cached_tokens: add(&mut r, "prompt_tokens_cached", "Prompt tokens served from the prefix cache"),
-            generation_tokens: add(&mut r, "generation_tokens", "Output tokens of settled requests"),
+            cached_tokens: add(
+                &mut r,
+                "prompt_tokens_cached",
+                "Prompt tokens served from the prefix cache",
+            ),
+            generation_tokens: add(
+                &mut r,
+                "generation_tokens",
+                "Output tokens of settled requests",
+            ),
             requests: add(&mut r, "requests", "Ended requests by how they ended"),
             responses: add(&mut r, "http_responses", "HTTP responses by status and code"),
             running: add(&mut r, "num_requests_running", "Sequences in the running batch"),
             waiting: add(&mut r, "num_requests_waiting", "Sequences waiting to start"),
             kv_usage: add(&mut r, "kv_cache_usage_ratio", "Share of KV blocks in use, 0 to 1"),
-            throughput: add(&mut r, "generation_tokens_per_second", "Tokens produced per second, lately"),
-            prefix_hits: add(&mut r, "prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache"),
+            throughput: add(
+                &mut r,
+                "generation_tokens_per_second",
+                "Tokens produced per second, lately",
+            ),
+            prefix_hits: add(
+                &mut r,
+                "prefix_cache_hit_tokens",
+                "Prompt tokens found in the prefix cache",
+            ),
             preemptions: add(&mut r, "num_preemptions", "Sequences put back to waiting for memory"),
-            stops: add(&mut r, "num_stopped", "Running sequences stopped by a cancel, a stop string or a disconnect"),
-            late_frees: add(&mut r, "kv_late_frees", "Stopped sequences whose KV blocks were held for over two steps"),
+            stops: add(
+                &mut r,
+                "num_stopped",
+                "Running sequences stopped by a cancel, a stop string or a disconnect",
+            ),
+            late_frees: add(
+                &mut r,
+                "kv_late_frees",
+                "Stopped sequences whose KV blocks were held for over two steps",
+            ),
             loaded: add(&mut r, "model_loaded", "1 while the model is in memory"),
-            model_memory: add(&mut r, "model_memory_bytes", "Weights and KV caches of the loaded models"),
+            model_memory: add(
+                &mut r,
+                "model_memory_bytes",
+                "Weights and KV caches of the loaded models",
+            ),
             model_loads: add(&mut r, "model_loads", "Models loaded, or tried to, since the start"),
-            model_unloads: add(&mut r, "model_unloads", "Models unloaded to make room since the start"),
-            open_reservations: add(&mut r, "ledger_open_reservations", "Requests that hold a reservation"),
-            audit_ok: add(&mut r, "ledger_audit_ok", "1 while the ledger commits and no audit has failed"),
-            violations: add(&mut r, "ledger_violations", "Broken rules that audits and commands have found"),
+            model_unloads: add(
+                &mut r,
+                "model_unloads",
+                "Models unloaded to make room since the start",
+            ),
+            open_reservations: add(
+                &mut r,
+                "ledger_open_reservations",
+                "Requests that hold a reservation",
+            ),
+            audit_ok: add(
+                &mut r,
+                "ledger_audit_ok",
+                "1 while the ledger commits and no audit has failed",
+            ),
+            violations: add(
+                &mut r,
+                "ledger_violations",
+                "Broken rules that audits and commands have found",
+            ),
             oldest_reservation: add(
                 &mut r,
                 "ledger_oldest_reservation_seconds",
@@ -139,7 +203,9 @@ fn histogram(registry: &mut Registry, name: &str, help: &str, buckets: &[f64]) -
 
 impl Metrics {
     pub fn http_response(&self, status: u16, code: &'static str) {
-        self.responses.get_or_create(&[("status", status.to_string()), ("code", code.to_owned())]).inc();
+        self.responses
+            .get_or_create(&[("status", status.to_string()), ("code", code.to_owned())])
+            .inc();
     }
 
     /// `end` is `completed`, `cancelled` or `failed`.
@@ -161,7 +227,10 @@ impl Metrics {
         self.kv_usage.get_or_create(label).set(used);
         self.throughput.get_or_create(label).set(sample.tokens_per_second);
         // The engine counts from its own start; a counter may only be told the total.
-        self.prefix_hits.get_or_create(label).inner().store(sample.prefix_hit_tokens, Ordering::Relaxed);
+        self.prefix_hits
+            .get_or_create(label)
+            .inner()
+            .store(sample.prefix_hit_tokens, Ordering::Relaxed);
         self.preemptions.get_or_create(label).inner().store(sample.preemptions, Ordering::Relaxed);
         self.stops.get_or_create(label).inner().store(sample.stops, Ordering::Relaxed);
         self.late_frees.get_or_create(label).inner().store(sample.late_frees, Ordering::Relaxed);
@@ -182,11 +251,19 @@ impl Metrics {
     }
 
     /// The ledger counts from the start of the node.
-    pub fn sample_ledger(&self, violations: u64, oldest: Duration, releases: &BTreeMap<&'static str, u64>) {
+    pub fn sample_ledger(
+        &self,
+        violations: u64,
+        oldest: Duration,
+        releases: &BTreeMap<&'static str, u64>,
+    ) {
         self.violations.inner().store(violations, Ordering::Relaxed);
         self.oldest_reservation.set(oldest.as_secs_f64());
         for (cause, count) in releases {
-            self.releases.get_or_create(&[("cause", (*cause).to_owned())]).inner().store(*count, Ordering::Relaxed);
+            self.releases
+                .get_or_create(&[("cause", (*cause).to_owned())])
+                .inner()
+                .store(*count, Ordering::Relaxed);
         }
     }
 
@@ -211,7 +288,8 @@ mod tests {
         metrics.time_to_first_token.observe(0.02);
         metrics.sample_node(3, true, false);
         metrics.sample_ledger(0, Duration::from_millis(1_500), &BTreeMap::from([("draining", 2)]));
-        let sample = EngineSample { running: 1, blocks_total: 4, blocks_used: 1, ..EngineSample::default() };
+        let sample =
+            EngineSample { running: 1, blocks_total: 4, blocks_used: 1, ..EngineSample::default() };
         metrics.sample_engine("m", &sample);
         let text = metrics.text();
         for line in [

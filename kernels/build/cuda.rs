@@ -1,5 +1,6 @@
-//! Kernels as device code: each `.cu` file compiled by nvcc to one fat binary with the machine code of some architectures, and
-//! PTX of the lowest for whatever comes later. And what lets the linker do without CUDA's libraries.
+//! Kernels as device code: each `.cu` file compiled by nvcc to one fat binary with the machine code
+//! of some architectures, and PTX of the lowest for whatever comes later. And what lets the linker
+//! do without CUDA's libraries.
 
 use super::exports;
 use std::error::Error;
@@ -21,7 +22,8 @@ pub fn build(sources: &[PathBuf]) -> Result<()> {
     for name in [ARCHITECTURES, "NVCC", "CUDA_HOME", "PATH"] {
         println!("cargo::rerun-if-env-changed={name}");
     }
-    if env::var("CARGO_CFG_TARGET_OS")? != "linux" || env::var("CARGO_CFG_TARGET_ARCH")? != "x86_64" {
+    if env::var("CARGO_CFG_TARGET_OS")? != "linux" || env::var("CARGO_CFG_TARGET_ARCH")? != "x86_64"
+    {
         return Err("the feature `cuda` is for Linux on x86-64".into());
     }
     let out = PathBuf::from(env::var("OUT_DIR")?);
@@ -46,7 +48,10 @@ struct Compiler {
 impl Compiler {
     fn find() -> Result<Self> {
         let in_home = || env::var_os("CUDA_HOME").map(|home| Path::new(&home).join("bin/nvcc"));
-        let nvcc = env::var_os("NVCC").map(PathBuf::from).or_else(in_home).unwrap_or_else(|| "nvcc".into());
+        let nvcc = env::var_os("NVCC")
+            .map(PathBuf::from)
+            .or_else(in_home)
+            .unwrap_or_else(|| "nvcc".into());
         let version = Command::new(&nvcc).arg("--version").output().map_err(|error| {
             let missing =
                 format!("{} cannot be run ({error}), and the feature `cuda` needs CUDA's compiler", nvcc.display());
@@ -61,15 +66,20 @@ impl Compiler {
         })
     }
 
-    /// Kernels of candle's ask the linker for CUDA's runtime by a name that a toolkit's shared library may answer to, which
-    /// would then be needed to start. cargo has folders of its own, such as `out`, searched before others: there the name stands
-    /// for the static library, from where the compiler itself would link it.
+    /// Kernels of candle's ask the linker for CUDA's runtime by a name that a toolkit's shared
+    /// library may answer to, which would then be needed to start. cargo has folders of its own,
+    /// such as `out`, searched before others: there the name stands for the static library, from
+    /// where the compiler itself would link it.
     fn own_runtime(&self, out: &Path) -> Result<()> {
         let asked = Command::new(&self.nvcc).args(["--dryrun", "none.cu"]).output()?;
         let said = String::from_utf8_lossy(&asked.stderr).into_owned();
-        let folders =
-            said.lines().filter_map(|line| line.split_once("LIBRARIES=")).flat_map(|(_, rest)| rest.split('"'));
-        let mut files = folders.filter_map(|word| Some(Path::new(word.strip_prefix("-L")?).join("libcudart_static.a")));
+        let folders = said
+            .lines()
+            .filter_map(|line| line.split_once("LIBRARIES="))
+            .flat_map(|(_, rest)| rest.split('"'));
+        let mut files = folders.filter_map(|word| {
+            Some(Path::new(word.strip_prefix("-L")?).join("libcudart_static.a"))
+        });
         match files.find(|file| file.exists()) {
             Some(file) => fs::copy(file, out.join("libcudart.a")).map(drop)?,
             None => println!(
@@ -83,21 +93,37 @@ impl Compiler {
     /// Compiles one file, unless the output was made of the very same things.
     fn compile(&self, source: &Path, out: &Path) -> Result<()> {
         let (output, record) = (fatbin(out, source), fatbin(out, source).with_extension("made-of"));
-        let made_of =
-            [fs::read_to_string(source)?, self.headers.clone(), self.version.clone(), self.arguments.join(" ")];
+        let made_of = [
+            fs::read_to_string(source)?,
+            self.headers.clone(),
+            self.version.clone(),
+            self.arguments.join(" "),
+        ];
         let made_of = made_of.join("\n");
         if output.exists() && fs::read_to_string(&record).is_ok_and(|before| before == made_of) {
             return Ok(());
         }
-        let ran = Command::new(&self.nvcc).args(&self.arguments).arg(source).arg("-o").arg(&output).output()?;
+        let ran = Command::new(&self.nvcc)
+            .args(&self.arguments)
+            .arg(source)
+            .arg("-o")
+            .arg(&output)
+            .output()?;
         let said = String::from_utf8_lossy(&ran.stderr).into_owned();
         if !ran.status.success() {
-            return Err(
-                format!("nvcc refuses {}:\n{}{said}", source.display(), String::from_utf8_lossy(&ran.stdout)).into()
-            );
+            return Err(format!(
+                "nvcc refuses {}:\n{}{said}",
+                source.display(),
+                String::from_utf8_lossy(&ran.stdout)
+            )
+            .into());
         }
         if let Some(kernel) = spilling(&said) {
-            return Err(format!("{}: {kernel} needs more registers than there are", source.display()).into());
+            return Err(format!(
+                "{}: {kernel} needs more registers than there are",
+                source.display()
+            )
+            .into());
         }
         Ok(fs::write(record, made_of)?)
     }
@@ -113,12 +139,22 @@ fn headers(folder: &Path) -> Result<String> {
 }
 
 fn arguments(architectures: &str) -> Result<Vec<String>> {
-    let fixed = ["-fatbin", "-std=c++17", "-O3", "-lineinfo", "--compress-mode=size", "-Xptxas=-v", "-I", "src"];
+    let fixed = [
+        "-fatbin",
+        "-std=c++17",
+        "-O3",
+        "-lineinfo",
+        "--compress-mode=size",
+        "-Xptxas=-v",
+        "-I",
+        "src",
+    ];
     let mut arguments = fixed.map(str::to_owned).to_vec();
     let mut lowest = u32::MAX;
     for name in architectures.split(',').map(str::trim) {
         let number = name.trim_end_matches(|c: char| c.is_ascii_lowercase()).parse::<u32>();
-        let number = number.map_err(|_| format!("{ARCHITECTURES}: {name:?} is not like 80, 90 or 90a"))?;
+        let number =
+            number.map_err(|_| format!("{ARCHITECTURES}: {name:?} is not like 80, 90 or 90a"))?;
         lowest = lowest.min(number);
         arguments.push(format!("-gencode=arch=compute_{name},code=sm_{name}"));
     }
@@ -133,8 +169,8 @@ fn spilling(said: &str) -> Option<&str> {
         if let Some((_, name)) = line.split_once("Function properties for ") {
             function = name;
         }
-        let spills =
-            line.contains("bytes spill stores") && !line.contains(" 0 bytes spill stores, 0 bytes spill loads");
+        let spills = line.contains("bytes spill stores")
+            && !line.contains(" 0 bytes spill stores, 0 bytes spill loads");
         spills.then_some(function)
     })
 }
@@ -152,12 +188,18 @@ fn compile_all(compiler: &Compiler, sources: &[PathBuf], out: &Path) -> Result<(
     };
     thread::scope(|scope| {
         let workers: Vec<_> = (0..jobs).map(|_| scope.spawn(worker)).collect();
-        workers.into_iter().try_for_each(|worker| worker.join().map_err(|_| "a compiling thread panicked")?)
+        workers
+            .into_iter()
+            .try_for_each(|worker| worker.join().map_err(|_| "a compiling thread panicked")?)
     })
 }
 
 fn fatbin(out: &Path, source: &Path) -> PathBuf {
-    let name: Vec<_> = source.with_extension("fatbin").iter().map(|part| part.to_string_lossy().into_owned()).collect();
+    let name: Vec<_> = source
+        .with_extension("fatbin")
+        .iter()
+        .map(|part| part.to_string_lossy().into_owned())
+        .collect();
     out.join(name.join("-"))
 }
 
@@ -166,7 +208,11 @@ fn table(sources: &[PathBuf], out: &Path) -> Result<String> {
     for source in sources {
         let kernels = exports(&fs::read_to_string(source)?);
         let image = fatbin(out, source);
-        writeln!(text, "    Fatbin {{ image: include_bytes!(\"{}\"), kernels: &{kernels:?} }},", image.display())?;
+        writeln!(
+            text,
+            "    Fatbin {{ image: include_bytes!(\"{}\"), kernels: &{kernels:?} }},",
+            image.display()
+        )?;
     }
     text.push_str("];\n");
     Ok(text)

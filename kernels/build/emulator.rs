@@ -1,4 +1,5 @@
-//! Kernels as host code: each `.cu` file compiled as C++ against `gpu/emulator/simt.h`, and a table of what they export.
+//! Kernels as host code: each `.cu` file compiled as C++ against `gpu/emulator/simt.h`, and a table
+//! of what they export.
 
 use super::exports;
 use std::error::Error;
@@ -26,7 +27,10 @@ pub fn build(sources: &[PathBuf]) -> Result<(), Box<dyn Error + Send + Sync>> {
 fn table(names: &[String]) -> Result<String, std::fmt::Error> {
     let mut text = String::from("unsafe extern \"C\" {\n");
     for name in names {
-        writeln!(text, "    fn simt_run_{name}(grid: *const Grid, args: *const *const c_void) -> *const c_char;")?;
+        writeln!(
+            text,
+            "    fn simt_run_{name}(grid: *const Grid, args: *const *const c_void) -> *const c_char;"
+        )?;
         writeln!(text, "    fn simt_signature_{name}() -> *const c_char;")?;
     }
     writeln!(text, "}}\nstatic KERNELS: &[(&str, Run, Signature)] = &[")?;

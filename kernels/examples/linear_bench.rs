@@ -1,8 +1,9 @@
 //! Measures `linear` beside candle and beside what the machine can do at most:
-//! `cargo run --release -p cresset-kernels --example linear_bench [-- [threads] [smol | table] [types…] [ROWSxCOLS…]]`.
+//! `cargo run --release -p cresset-kernels --example linear_bench [-- [threads] [smol | table]
+//! [types…] [ROWSxCOLS…]]`.
 //!
-//! Every case is checked against the reference before it is timed. Contenders take turns, and the best round counts: on a
-//! shared machine the others' load only ever adds time.
+//! Every case is checked against the reference before it is timed. Contenders take turns, and the
+//! best round counts: on a shared machine the others' load only ever adds time.
 
 use candle_core::quantized::{GgmlDType, QMatMul, QTensor};
 use candle_core::{Device, Module, Tensor};
@@ -30,7 +31,8 @@ const TYPES: [GgmlDType; 13] = [
     GgmlDType::Q6K,
 ];
 /// `(rows, cols)`.
-const SHAPES: [(usize, usize); 5] = [(576, 576), (1536, 576), (576, 1536), (49152, 576), (2048, 8192)];
+const SHAPES: [(usize, usize); 5] =
+    [(576, 576), (1536, 576), (576, 1536), (49152, 576), (2048, 8192)];
 const BATCHES: [usize; 6] = [1, 4, 8, 16, 64, 512];
 /// Stop repeating a case after this long.
 const BUDGET: Duration = Duration::from_millis(250);
@@ -87,7 +89,9 @@ impl Bench {
     }
 
     fn table(&self, types: &[String]) -> Result<(), Anyhow> {
-        println!("| type | rows × cols | n | µs | GB/s | of read | GFLOP/s | of peak | candle µs | × candle |");
+        println!(
+            "| type | rows × cols | n | µs | GB/s | of read | GFLOP/s | of peak | candle µs | × candle |"
+        );
         println!("|---|---|---:|---:|---:|---:|---:|---:|---:|---:|");
         for dtype in TYPES {
             if !wanted(dtype, types) {
@@ -112,7 +116,8 @@ impl Bench {
             check(&weight, &values, &out)?;
             let times = best(&mut [
                 &mut || {
-                    linear_slices(&self.c, &weight, None, &values, n, &mut out).expect("checked sizes");
+                    linear_slices(&self.c, &weight, None, &values, n, &mut out)
+                        .expect("checked sizes");
                 },
                 &mut || {
                     black_box(theirs.forward(&x).expect("candle multiplies"));
@@ -123,7 +128,15 @@ impl Bench {
         Ok(())
     }
 
-    fn print_row(&self, dtype: GgmlDType, rows: usize, cols: usize, n: usize, bytes: usize, times: &[f64]) {
+    fn print_row(
+        &self,
+        dtype: GgmlDType,
+        rows: usize,
+        cols: usize,
+        n: usize,
+        bytes: usize,
+        times: &[f64],
+    ) {
         let gbytes = bytes as f64 / times[0] / 1e9;
         let gflops = 2.0 * (rows * cols * n) as f64 / times[0] / 1e9;
         println!(
@@ -136,7 +149,8 @@ impl Bench {
         );
     }
 
-    /// All linears of SmolLM2-135M (30 layers, tied head), each layer with its own weights so that caches see the real traffic.
+    /// All linears of SmolLM2-135M (30 layers, tied head), each layer with its own weights so that
+    /// caches see the real traffic.
     fn smollm2(&self, types: &[String]) -> Result<(), Anyhow> {
         for dtype in [GgmlDType::Q4_1, GgmlDType::Q4_0, GgmlDType::Q8_0, GgmlDType::F16] {
             if !wanted(dtype, types) {
@@ -151,15 +165,27 @@ impl Bench {
             let decode: Vec<_> = layers.iter().chain([&head]).collect();
             self.pass(dtype, "decode with head", 1, &decode)?;
             self.pass(dtype, "decode of 8 with head", 8, &decode)?;
-            self.pass(dtype, "prefill of 512 without head", 512, &layers.iter().collect::<Vec<_>>())?;
+            self.pass(
+                dtype,
+                "prefill of 512 without head",
+                512,
+                &layers.iter().collect::<Vec<_>>(),
+            )?;
         }
         println!();
         Ok(())
     }
 
-    /// One pass over the matrices, in order. The time is the sum of each call's best: a pass is long enough to be interrupted,
-    /// a call is not, and between two calls of one matrix all others have gone through the caches.
-    fn pass(&self, dtype: GgmlDType, what: &str, n: usize, matrices: &[&(Weight, Theirs)]) -> Result<(), Anyhow> {
+    /// One pass over the matrices, in order. The time is the sum of each call's best: a pass is
+    /// long enough to be interrupted, a call is not, and between two calls of one matrix all others
+    /// have gone through the caches.
+    fn pass(
+        &self,
+        dtype: GgmlDType,
+        what: &str,
+        n: usize,
+        matrices: &[&(Weight, Theirs)],
+    ) -> Result<(), Anyhow> {
         let x = Tensor::randn(0f32, 1.0, (n, 1536), &Device::Cpu)?;
         let narrow = x.narrow(1, 0, 576)?.contiguous()?;
         let values: Vec<f32> = x.flatten_all()?.to_vec1()?;
@@ -236,7 +262,8 @@ fn check(w: &Weight, x: &[f32], out: &[f32]) -> Result<(), Anyhow> {
     let (cols, rows) = (w.cols(), w.rows());
     for (x, out) in [(&x[..cols], &out[..rows]), (&x[x.len() - cols..], &out[out.len() - rows..])] {
         let want = linear_reference(w, None, x);
-        let close = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-5 * (cols as f32).sqrt() * (1.0 + b.abs());
+        let close =
+            |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-5 * (cols as f32).sqrt() * (1.0 + b.abs());
         if !out.iter().zip(&want).all(close) {
             return Err(format!("[{rows}, {cols}] differs from the reference").into());
         }
@@ -318,7 +345,8 @@ mod ceiling {
         black_box(sums);
     }
 
-    /// µs that a run takes over the longest of its tasks, one per thread, each known to be on a thread of its own.
+    /// µs that a run takes over the longest of its tasks, one per thread, each known to be on a
+    /// thread of its own.
     pub fn hand_out(c: &Compute) -> f64 {
         let arrived = std::sync::atomic::AtomicUsize::new(0);
         let rounds = 1000;

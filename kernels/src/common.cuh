@@ -1,13 +1,15 @@
-// What every kernel may use: export macros, element types, vector access, warp and block reductions, and the tensor-core and
-// asynchronous-copy instructions (PTX ISA 9.0). Kernels include it, or headers of their op's own folder that do. Compiled by nvcc
-// for devices, and as C++ against gpu/emulator/simt.h for tests without one; only this file and that one know which.
+// What every kernel may use: export macros, element types, vector access, warp and block
+// reductions, and the tensor-core and asynchronous-copy instructions (PTX ISA 9.0). Kernels include
+// it, or headers of their op's own folder that do. Compiled by nvcc for devices, and as C++ against
+// gpu/emulator/simt.h for tests without one; only this file and that one know which.
 //
 // A kernel is written as
 //     namespace { template <class T> DEVICE void scale(T* x, uint32_t n, float by) { ... } }
 //     KERNEL scale_bf16(bf16* x, uint32_t n, float by) { scale(x, n, by); }
 //     EXPORT(scale_bf16)
-// Helpers stand in an anonymous namespace; exported names are unique over all files and end with their element type.
-// Parameters are pointers, uint32_t, int32_t, uint64_t and float. Blocks are one-dimensional: threadIdx.x alone.
+// Helpers stand in an anonymous namespace; exported names are unique over all files and end with
+// their element type. Parameters are pointers, uint32_t, int32_t, uint64_t and float. Blocks are
+// one-dimensional: threadIdx.x alone.
 #pragma once
 
 #include <stddef.h>
@@ -23,8 +25,8 @@
 // A block's array of `count` values of a type in shared memory; uninitialised.
 #define SHARED(type, name, count) __shared__ __align__(16) type name[count]
 // Ends the step with an error when it does not hold: an index that would leave its buffer.
-#define ASSERT(condition) \
-    do {                  \
+#define ASSERT(condition)           \
+    do {                            \
         if (!(condition)) __trap(); \
     } while (0)
 #define ALIGNED(pointer) (pointer)
@@ -46,9 +48,14 @@ DEVICE float to_float(float x) { return x; }
 DEVICE float to_float(bf16 x) { return __uint_as_float(static_cast<uint32_t>(x.bits) << 16); }
 
 // Rounds to nearest, ties to even.
-template <class T> DEVICE T from_float(float x);
-template <> DEVICE float from_float<float>(float x) { return x; }
-template <> DEVICE bf16 from_float<bf16>(float x) {
+template <class T>
+DEVICE T from_float(float x);
+template <>
+DEVICE float from_float<float>(float x) {
+    return x;
+}
+template <>
+DEVICE bf16 from_float<bf16>(float x) {
 #ifdef __CUDACC__
     return bf16{__bfloat16_as_ushort(__float2bfloat16_rn(x))};
 #else
@@ -60,24 +67,31 @@ template <> DEVICE bf16 from_float<bf16>(float x) {
 
 // Two values as the register of a tensor-core instruction holds them, the first in the low half.
 DEVICE uint32_t pack(float x, float y) {
-    return static_cast<uint32_t>(from_float<bf16>(x).bits) | static_cast<uint32_t>(from_float<bf16>(y).bits) << 16;
+    return static_cast<uint32_t>(from_float<bf16>(x).bits) |
+           static_cast<uint32_t>(from_float<bf16>(y).bits) << 16;
 }
 
-// N values that one instruction loads or stores: at most 16 bytes, which must stand at a multiple of their size.
-template <class T, uint32_t N> struct alignas(sizeof(T) * N) Vec {
+// N values that one instruction loads or stores: at most 16 bytes, which must stand at a multiple
+// of their size.
+template <class T, uint32_t N>
+struct alignas(sizeof(T) * N) Vec {
     T at[N];
 };
-template <class T> constexpr uint32_t PER_VEC = 16 / sizeof(T);
-template <class T, uint32_t N = PER_VEC<T>> DEVICE Vec<T, N> load(const T* from) {
+template <class T>
+constexpr uint32_t PER_VEC = 16 / sizeof(T);
+template <class T, uint32_t N = PER_VEC<T>>
+DEVICE Vec<T, N> load(const T* from) {
     return *ALIGNED((reinterpret_cast<const Vec<T, N>*>(from)));
 }
-template <class T, uint32_t N> DEVICE void store(T* to, const Vec<T, N>& values) {
+template <class T, uint32_t N>
+DEVICE void store(T* to, const Vec<T, N>& values) {
     *ALIGNED((reinterpret_cast<Vec<T, N>*>(to))) = values;
 }
 
 // ---- shared memory asked for at launch
 
-template <class T> DEVICE T* dynamic_shared() {
+template <class T>
+DEVICE T* dynamic_shared() {
 #ifdef __CUDACC__
     extern __shared__ __align__(128) unsigned char dynamic_shared_bytes[];
     return reinterpret_cast<T*>(dynamic_shared_bytes);
@@ -88,11 +102,13 @@ template <class T> DEVICE T* dynamic_shared() {
 
 // ---- launches that follow each other
 //
-// A device of sm_90 or later may start a launch while the one before still runs, so that its blocks stand ready, and weights are
-// on their way, when their input is. Hence every thread of every kernel calls `in_turn`, or `start_next` at once and
-// `wait_for_earlier` later, before it returns or uses global memory; even one that has nothing to do, since a launch is over when
-// its blocks are, and the next waits for that alone. Before the wait it may `prefetch` anything, and start `copy_async` of what no
-// launch ever writes. (`const __restrict__` and `__ldg` would let the compiler read ahead of the wait.)
+// A device of sm_90 or later may start a launch while the one before still runs, so that its blocks
+// stand ready, and weights are on their way, when their input is. Hence every thread of every
+// kernel calls `in_turn`, or `start_next` at once and `wait_for_earlier` later, before it returns
+// or uses global memory; even one that has nothing to do, since a launch is over when its blocks
+// are, and the next waits for that alone. Before the wait it may `prefetch` anything, and start
+// `copy_async` of what no launch ever writes. (`const __restrict__` and `__ldg` would let the
+// compiler read ahead of the wait.)
 
 // Lets the next launch start as soon as all blocks of this one have.
 DEVICE void start_next() {
@@ -112,13 +128,15 @@ DEVICE void in_turn() {
     start_next();
     wait_for_earlier();
 }
-// Asks for the 32 bytes around an address, so that a later reading finds them in the second-level cache.
+// Asks for the 32 bytes around an address, so that a later reading finds them in the second-level
+// cache.
 DEVICE void prefetch([[maybe_unused]] const void* at) {
 #ifdef __CUDACC__
     asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
 #endif
 }
-// The same for so many bytes, a multiple of 16, at such an address. Nothing before sm_90, where launches do not overlap.
+// The same for so many bytes, a multiple of 16, at such an address. Nothing before sm_90, where
+// launches do not overlap.
 DEVICE void prefetch([[maybe_unused]] const void* from, [[maybe_unused]] uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
@@ -132,12 +150,14 @@ DEVICE void prefetch([[maybe_unused]] const void* from, [[maybe_unused]] uint32_
 DEVICE uint32_t lane() { return threadIdx.x % WARP; }
 DEVICE uint32_t warp() { return threadIdx.x / WARP; }
 
-template <class T> DEVICE T warp_sum(T x) {
+template <class T>
+DEVICE T warp_sum(T x) {
 #pragma unroll
     for (uint32_t step = WARP / 2; step > 0; step /= 2) x += __shfl_xor_sync(FULL, x, step);
     return x;
 }
-template <class T> DEVICE T warp_max(T x) {
+template <class T>
+DEVICE T warp_max(T x) {
 #pragma unroll
     for (uint32_t step = WARP / 2; step > 0; step /= 2) {
         T other = __shfl_xor_sync(FULL, x, step);
@@ -146,9 +166,10 @@ template <class T> DEVICE T warp_max(T x) {
     return x;
 }
 
-// Combines a value of every thread in a fixed order; all threads get the result. `THREADS` is a multiple of 32. Ends with a
-// barrier, so calls may follow each other.
-template <uint32_t THREADS, class T, class Combine> DEVICE T block_combine(T x, T neutral, Combine warp_combine) {
+// Combines a value of every thread in a fixed order; all threads get the result. `THREADS` is a
+// multiple of 32. Ends with a barrier, so calls may follow each other.
+template <uint32_t THREADS, class T, class Combine>
+DEVICE T block_combine(T x, T neutral, Combine warp_combine) {
     static_assert(THREADS % WARP == 0 && THREADS <= 1024);
     SHARED(T, parts, THREADS / WARP);
     x = warp_combine(x);
@@ -158,16 +179,19 @@ template <uint32_t THREADS, class T, class Combine> DEVICE T block_combine(T x, 
     __syncthreads();
     return x;
 }
-template <uint32_t THREADS> DEVICE float block_sum(float x) {
+template <uint32_t THREADS>
+DEVICE float block_sum(float x) {
     return block_combine<THREADS>(x, 0.0f, [](float v) { return warp_sum(v); });
 }
-template <uint32_t THREADS> DEVICE float block_max(float x) {
+template <uint32_t THREADS>
+DEVICE float block_max(float x) {
     return block_combine<THREADS>(x, MINUS_INFINITY, [](float v) { return warp_max(v); });
 }
 
 // ---- arithmetic and storage of a thread
 
-// 2^x within two units in the last place; exact at 0 and minus infinity. Results below the smallest normal number are 0.
+// 2^x within two units in the last place; exact at 0 and minus infinity. Results below the smallest
+// normal number are 0.
 DEVICE float exp2_approx(float x) {
 #ifdef __CUDACC__
     float out;
@@ -179,7 +203,8 @@ DEVICE float exp2_approx(float x) {
 }
 
 // A thread's array that is to stay in memory instead of registers, since it is seldom touched.
-template <class T> DEVICE T* in_memory(T* array) {
+template <class T>
+DEVICE T* in_memory(T* array) {
 #ifdef __CUDACC__
     asm volatile("" : "+l"(array)::"memory");
 #endif
@@ -188,43 +213,54 @@ template <class T> DEVICE T* in_memory(T* array) {
 
 // ---- tensor cores and copies (sm_80 and later)
 
-// d += a · b for a 16 × 8 tile over 16 values of k, bf16 in, f32 sums: mma.sync.m16n8k16. With g = lane / 4 and t = lane % 4:
-//   a: registers hold (row g, k 2t..2t+1), (g + 8, 2t..), (g, 2t + 8..), (g + 8, 2t + 8..)
-//   b: (k 2t..2t+1, column g), (2t + 8.., g)
-//   d: (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)
+// d += a · b for a 16 × 8 tile over 16 values of k, bf16 in, f32 sums: mma.sync.m16n8k16. With g =
+//   lane / 4 and t = lane % 4: a: registers hold (row g, k 2t..2t+1), (g + 8, 2t..), (g, 2t + 8..),
+//   (g + 8, 2t + 8..) b: (k 2t..2t+1, column g), (2t + 8.., g) d: (g, 2t), (g, 2t + 1), (g + 8,
+//   2t), (g + 8, 2t + 1)
 DEVICE void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
 #ifdef __CUDACC__
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #else
     simt::mma(d, a, b);
 #endif
 }
 
-// Four 8 × 8 tiles of 16-bit values from shared memory: lane l names row l % 8 of tile l / 8 (16 bytes, aligned); register i
-// of lane l gets the two values at row l / 4, columns 2 (l % 4).. of tile i, or with TRANSPOSED those of its transpose.
-template <bool TRANSPOSED = false> DEVICE void ldmatrix(uint32_t (&out)[4], const void* row) {
+// Four 8 × 8 tiles of 16-bit values from shared memory: lane l names row l % 8 of tile l / 8 (16
+// bytes, aligned); register i of lane l gets the two values at row l / 4, columns 2 (l % 4).. of
+// tile i, or with TRANSPOSED those of its transpose.
+template <bool TRANSPOSED = false>
+DEVICE void ldmatrix(uint32_t (&out)[4], const void* row) {
 #ifdef __CUDACC__
     uint32_t from = static_cast<uint32_t>(__cvta_generic_to_shared(row));
     if constexpr (TRANSPOSED)
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3]) : "r"(from) : "memory");
+            : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+            : "r"(from)
+            : "memory");
     else
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3]) : "r"(from) : "memory");
+            : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+            : "r"(from)
+            : "memory");
 #else
     simt::ldmatrix(out, row, TRANSPOSED);
 #endif
 }
 
-// Starts the copy of 16 bytes from global to shared memory, both aligned to 16, past the first-level cache; zeros instead
-// where `valid` is false. Hints that the rest of their 256 bytes is wanted next. It has landed, for this thread, after
-// `copy_wait`; for the block after a barrier behind that.
+// Starts the copy of 16 bytes from global to shared memory, both aligned to 16, past the
+// first-level cache; zeros instead where `valid` is false. Hints that the rest of their 256 bytes
+// is wanted next. It has landed, for this thread, after `copy_wait`; for the block after a barrier
+// behind that.
 DEVICE void copy_async(void* to, const void* from, bool valid = true) {
 #ifdef __CUDACC__
     uint32_t target = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(target), "l"(from), "r"(valid ? 16 : 0) : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(target), "l"(from),
+        "r"(valid ? 16 : 0)
+        : "memory");
 #else
     simt::copy_async(to, from, valid);
 #endif
@@ -238,7 +274,8 @@ DEVICE void copy_commit() {
 #endif
 }
 // Waits until at most `PENDING` of the youngest groups are under way.
-template <uint32_t PENDING> DEVICE void copy_wait() {
+template <uint32_t PENDING>
+DEVICE void copy_wait() {
 #ifdef __CUDACC__
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 #else

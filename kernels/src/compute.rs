@@ -1,7 +1,8 @@
 //! Where the CPU ops run: a fixed set of worker threads that spin between the ops of a step.
 //!
-//! A model step is some two hundred ops of tens of microseconds each, so handing one out has to cost about a microsecond:
-//! idle workers watch one atomic word for a while before they go to sleep.
+//! A model step is some two hundred ops of tens of microseconds each, so handing one out has to
+//! cost about a microsecond: idle workers watch one atomic word for a while before they go to
+//! sleep.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -37,9 +38,10 @@ impl Compute {
         self.pool.as_ref().map_or(1, |pool| pool.workers.len() + 1)
     }
 
-    /// Runs `task(0)`, …, `task(tasks - 1)`, each once, over the workers; returns when all are done. A panic in a task is
-    /// passed on once no task runs any more; tasks not yet begun are then left out. While the workers are taken (a call from
-    /// inside a task, or from another thread) the calling thread does everything itself.
+    /// Runs `task(0)`, …, `task(tasks - 1)`, each once, over the workers; returns when all are
+    /// done. A panic in a task is passed on once no task runs any more; tasks not yet begun are
+    /// then left out. While the workers are taken (a call from inside a task, or from another
+    /// thread) the calling thread does everything itself.
     pub fn run(&self, tasks: usize, task: impl Fn(usize) + Sync) {
         match &self.pool {
             Some(pool) if tasks > 1 && pool.shared.acquire() => pool.shared.run(tasks, &task),
@@ -78,8 +80,9 @@ impl Drop for Pool {
     }
 }
 
-/// One job at a time. `job` and `tasks` are written only by the thread that holds `taken`, while no worker is inside; they are
-/// read only by workers that joined an open job by raising the count in `state`.
+/// One job at a time. `job` and `tasks` are written only by the thread that holds `taken`, while no
+/// worker is inside; they are read only by workers that joined an open job by raising the count in
+/// `state`.
 #[derive(Default)]
 struct Shared {
     taken: AtomicBool,
@@ -94,7 +97,8 @@ struct Shared {
     bell: Condvar,
 }
 
-// SAFETY: `job` is the only field that is not Sync; the struct's comment says who may touch it when, and `state` orders it.
+// SAFETY: `job` is the only field that is not Sync; the struct's comment says who may touch it
+// when, and `state` orders it.
 unsafe impl Sync for Shared {}
 // SAFETY: the pointer in `job` is dereferenced only while `run` keeps the closure borrowed.
 unsafe impl Send for Shared {}
@@ -119,9 +123,12 @@ impl Shared {
     fn open(&self, tasks: usize, task: &Task) {
         self.tasks.store(tasks, Ordering::Relaxed);
         self.next.store(0, Ordering::Relaxed);
-        // SAFETY: no worker is inside (`close` waited for that), so nobody reads `job` now. The lifetime is erased, yet no
-        // worker uses the pointer after `close` returns, which is before `run` gives the borrow back, panic or not.
-        unsafe { *self.job.get() = Some(std::mem::transmute::<&Task<'_>, *const Task<'static>>(task)) };
+        // SAFETY: no worker is inside (`close` waited for that), so nobody reads `job` now. The
+        // lifetime is erased, yet no worker uses the pointer after `close` returns, which is before
+        // `run` gives the borrow back, panic or not.
+        unsafe {
+            *self.job.get() = Some(std::mem::transmute::<&Task<'_>, *const Task<'static>>(task))
+        };
         let epoch = self.state.load(Ordering::Relaxed) & !(EPOCH - 1);
         self.state.store(epoch.wrapping_add(EPOCH) | OPEN, Ordering::SeqCst);
         if self.sleepers.load(Ordering::SeqCst) > 0 {
@@ -160,7 +167,8 @@ impl Shared {
             if !self.join(state) {
                 continue;
             }
-            // SAFETY: joined an open job: `open` has published the pointer, and `close` waits for this worker to leave.
+            // SAFETY: joined an open job: `open` has published the pointer, and `close` waits for
+            // this worker to leave.
             let task = unsafe { &*(*self.job.get()).expect("an open job has a task") };
             self.take_tasks(task);
             self.state.fetch_sub(WORKER, Ordering::Release);
@@ -172,7 +180,12 @@ impl Shared {
         let epoch = state & !(EPOCH - 1);
         while state & OPEN != 0 && state & !(EPOCH - 1) == epoch {
             let entered = state + WORKER;
-            match self.state.compare_exchange_weak(state, entered, Ordering::Acquire, Ordering::Relaxed) {
+            match self.state.compare_exchange_weak(
+                state,
+                entered,
+                Ordering::Acquire,
+                Ordering::Relaxed,
+            ) {
                 Ok(_) => return true,
                 Err(now) => state = now,
             }
@@ -193,7 +206,8 @@ impl Shared {
             std::hint::spin_loop();
         }
         let mut bed = lock(&self.bed);
-        // Announced before the last look, while `open` stores before it counts sleepers: one of the two sees the other.
+        // Announced before the last look, while `open` stores before it counts sleepers: one of the
+        // two sees the other.
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         let job = loop {
             if self.stop.load(Ordering::SeqCst) {
@@ -242,7 +256,10 @@ mod tests {
         compute.run(tasks, |i| {
             counts[i].fetch_add(1, Ordering::Relaxed);
         });
-        assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1), "{threads} threads, {tasks} tasks");
+        assert!(
+            counts.iter().all(|c| c.load(Ordering::Relaxed) == 1),
+            "{threads} threads, {tasks} tasks"
+        );
     }
 
     #[test]

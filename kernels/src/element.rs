@@ -8,8 +8,8 @@ pub(crate) trait Element: Copy + Default + Send + Sync {
     fn of(storage: &CpuStorage) -> Option<&[Self]>;
     fn of_mut(storage: &mut CpuStorage) -> Option<&mut [Self]>;
     fn load<L: Lanes>(from: &[Self; LANES]) -> L;
-    /// Rounded to nearest, ties to even. What is beyond the type's largest number becomes that: one infinite key would make
-    /// every later output NaN.
+    /// Rounded to nearest, ties to even. What is beyond the type's largest number becomes that: one
+    /// infinite key would make every later output NaN.
     fn store<L: Lanes>(lanes: L, to: &mut [Self; LANES]);
 }
 
@@ -50,7 +50,8 @@ impl Element for f16 {
 
     #[inline(always)]
     fn store<L: Lanes>(lanes: L, to: &mut [Self; LANES]) {
-        // Against the lower bound twice, the second time negated: NaN, on the right of `max`, stays NaN.
+        // Against the lower bound twice, the second time negated: NaN, on the right of `max`, stays
+        // NaN.
         let (least, minus) = (L::splat(f16::MIN.to_f32()), L::splat(-1.0));
         let negated = least.max(lanes).mul(minus);
         let lanes = least.max(negated).mul(minus);

@@ -1,13 +1,16 @@
-//! Numeric kernels: one folder per op. `mod.rs` states shapes, dtypes and aliasing once and checks them; `reference.rs` is the
-//! specification in plain f32 loops; `cpu.rs` is the fast path judged by it; `gpu.rs` launches the kernels of `<op>.cu`. Outputs
-//! are owned by the caller.
+//! Numeric kernels: one folder per op. `mod.rs` states shapes, dtypes and aliasing once and checks
+//! them; `reference.rs` is the specification in plain f32 loops; `cpu.rs` is the fast path judged
+//! by it; `gpu.rs` launches the kernels of `<op>.cu`. Outputs are owned by the caller.
 
 pub mod activation;
 pub mod attention;
 pub mod compute;
 mod element;
 pub mod embedding;
-#[cfg_attr(not(any(feature = "cuda", feature = "emulator")), expect(dead_code, reason = "what only devices use"))]
+#[cfg_attr(
+    not(any(feature = "cuda", feature = "emulator")),
+    expect(dead_code, reason = "what only devices use")
+)]
 pub mod gpu;
 pub mod linear;
 pub mod memory;

@@ -1,17 +1,20 @@
-//! Memory in pages of 2 MiB where the system has them. A token reads every weight once, so its time is that of reading memory, and
-//! with pages of 4 KiB the address look-ups cost more than half of that: 42 GB/s instead of 73 on the machine of `RESULTS.md`.
+//! Memory in pages of 2 MiB where the system has them. A token reads every weight once, so its time
+//! is that of reading memory, and with pages of 4 KiB the address look-ups cost more than half of
+//! that: 42 GB/s instead of 73 on the machine of `RESULTS.md`.
 
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 const PAGE: usize = 2 << 20;
-/// Most weights are smaller than a page: they are cut from regions of this size, which lives as long as one of its blocks.
+/// Most weights are smaller than a page: they are cut from regions of this size, which lives as
+/// long as one of its blocks.
 const REGION: usize = 8 << 20;
 /// Blocks start at cache lines.
 const ALIGN: usize = 64;
 
-/// Asks for large pages under memory that has not been written yet. It only ever costs time not to get them.
+/// Asks for large pages under memory that has not been written yet. It only ever costs time not to
+/// get them.
 pub fn prefer_large_pages<T>(memory: &[T]) {
     advise(memory.as_ptr().cast_mut().cast(), size_of_val(memory));
 }
@@ -23,9 +26,14 @@ fn advise(start: *mut u8, bytes: usize) {
     let skipped = start.align_offset(SMALL_PAGE);
     let whole = bytes.saturating_sub(skipped) / SMALL_PAGE * SMALL_PAGE;
     if whole > 0 {
-        // SAFETY: this advice changes no contents, and the range lies within the memory. A refusal leaves small pages.
+        // SAFETY: this advice changes no contents, and the range lies within the memory. A refusal
+        // leaves small pages.
         let _ = unsafe {
-            rustix::mm::madvise(start.wrapping_add(skipped).cast(), whole, rustix::mm::Advice::LinuxHugepage)
+            rustix::mm::madvise(
+                start.wrapping_add(skipped).cast(),
+                whole,
+                rustix::mm::Advice::LinuxHugepage,
+            )
         };
     }
 }
@@ -55,7 +63,8 @@ impl Region {
     }
 
     fn layout(bytes: usize) -> std::alloc::Layout {
-        std::alloc::Layout::from_size_align(bytes, PAGE).expect("invariant: a size that fits memory")
+        std::alloc::Layout::from_size_align(bytes, PAGE)
+            .expect("invariant: a size that fits memory")
     }
 }
 
@@ -102,14 +111,18 @@ impl Deref for Block {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: the range was cut for this block alone, and `zeroed` has written all of it.
-        unsafe { std::slice::from_raw_parts(self.region.start.add(self.start).as_ptr(), self.bytes) }
+        unsafe {
+            std::slice::from_raw_parts(self.region.start.add(self.start).as_ptr(), self.bytes)
+        }
     }
 }
 
 impl DerefMut for Block {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above.
-        unsafe { std::slice::from_raw_parts_mut(self.region.start.add(self.start).as_ptr(), self.bytes) }
+        unsafe {
+            std::slice::from_raw_parts_mut(self.region.start.add(self.start).as_ptr(), self.bytes)
+        }
     }
 }
 

@@ -1,4 +1,5 @@
-//! Candle tensors as slices: borrowing inputs, writing outputs in place, and sharing one output between tasks.
+//! Candle tensors as slices: borrowing inputs, writing outputs in place, and sharing one output
+//! between tasks.
 
 use crate::element::Element;
 use crate::{Error, Result};
@@ -36,8 +37,13 @@ pub(crate) fn read_as<'a, E: Element>(op: &'static str, tensor: &'a Tensor) -> R
     Ok(Data { storage, range, element: PhantomData })
 }
 
-/// Lets `f` write a contiguous f32 CPU tensor, which must not share its storage with a tensor borrowed at the time.
-pub(crate) fn write(op: &'static str, tensor: &Tensor, f: impl FnOnce(&mut [f32]) -> Result<()>) -> Result<()> {
+/// Lets `f` write a contiguous f32 CPU tensor, which must not share its storage with a tensor
+/// borrowed at the time.
+pub(crate) fn write(
+    op: &'static str,
+    tensor: &Tensor,
+    f: impl FnOnce(&mut [f32]) -> Result<()>,
+) -> Result<()> {
     write_as(op, tensor, f)
 }
 
@@ -89,9 +95,10 @@ impl<F: FnOnce(&mut [E]) -> Result<()>, E: Element> InplaceOp1 for InPlace<F, E>
 }
 
 fn contiguous(op: &'static str, layout: &Layout) -> Result<Range<usize>> {
-    let (start, end) = layout
-        .contiguous_offsets()
-        .ok_or_else(|| Error::Shape { op, detail: format!("{:?} is not contiguous", layout.shape()) })?;
+    let (start, end) = layout.contiguous_offsets().ok_or_else(|| Error::Shape {
+        op,
+        detail: format!("{:?} is not contiguous", layout.shape()),
+    })?;
     Ok(start..end)
 }
 
@@ -100,7 +107,8 @@ pub(crate) fn unsupported(op: &'static str, tensor: &Tensor) -> Error {
     Error::Unsupported { op, detail }
 }
 
-/// Refuses tensors that share one allocation: their locks would wait for each other, and their values would mix.
+/// Refuses tensors that share one allocation: their locks would wait for each other, and their
+/// values would mix.
 pub(crate) fn distinct(op: &'static str, tensors: &[&Tensor]) -> Result<()> {
     let address = |t: &Tensor| std::ptr::from_ref(&*t.storage_and_layout().0);
     for (i, a) in tensors.iter().enumerate() {

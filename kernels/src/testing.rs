@@ -14,7 +14,8 @@ pub fn compute() -> Compute {
 pub fn random(shape: &[usize], seed: u64) -> Tensor {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     };
     let data: Vec<f32> = (0..shape.iter().product()).map(|_| next()).collect();
@@ -57,7 +58,10 @@ pub fn rounded(kind: Kind, values: &[f32]) -> Vec<f32> {
 /// Values of either kind on a device.
 pub fn upload(gpu: &Arc<dyn Gpu>, kind: Kind, values: &[f32]) -> Buffer {
     match kind {
-        Kind::Bf16 => Buffer::from_slice(gpu, &values.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>()).unwrap(),
+        Kind::Bf16 => {
+            Buffer::from_slice(gpu, &values.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>())
+                .unwrap()
+        }
         _ => Buffer::from_slice(gpu, values).unwrap(),
     }
 }

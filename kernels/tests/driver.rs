@@ -1,5 +1,6 @@
-//! The whole CUDA device against a driver of our own (`driver/fake.c`, compiled here), which computes products for real, writes
-//! down what it is asked for, and fails when it is told to. What it cannot show is that NVIDIA's agrees with its own headers.
+//! The whole CUDA device against a driver of our own (`driver/fake.c`, compiled here), which
+//! computes products for real, writes down what it is asked for, and fails when it is told to. What
+//! it cannot show is that NVIDIA's agrees with its own headers.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -19,7 +20,10 @@ struct Fake(Library);
 impl Fake {
     fn start() -> MutexGuard<'static, Self> {
         static FAKE: OnceLock<Mutex<Fake>> = OnceLock::new();
-        let fake = FAKE.get_or_init(|| Mutex::new(Self(compile()))).lock().unwrap_or_else(PoisonError::into_inner);
+        let fake = FAKE
+            .get_or_init(|| Mutex::new(Self(compile())))
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         fake.forget();
         fake
     }
@@ -33,7 +37,12 @@ impl Fake {
     fn fail(&self, name: &str, code: c_int) {
         let name = CString::new(name).unwrap();
         // SAFETY: as `fake.c` defines it.
-        unsafe { self.0.get::<extern "C" fn(*const c_char, c_int)>(b"fake_fail").unwrap()(name.as_ptr(), code) }
+        unsafe {
+            self.0.get::<extern "C" fn(*const c_char, c_int)>(b"fake_fail").unwrap()(
+                name.as_ptr(),
+                code,
+            )
+        }
     }
 
     /// The major one, from now on.
@@ -45,7 +54,9 @@ impl Fake {
     /// What was asked for since the last time.
     fn calls(&self) -> Vec<String> {
         // SAFETY: as `fake.c` defines it: a string that lives on.
-        let text = unsafe { CStr::from_ptr(self.0.get::<extern "C" fn() -> *const c_char>(b"fake_calls").unwrap()()) };
+        let text = unsafe {
+            CStr::from_ptr(self.0.get::<extern "C" fn() -> *const c_char>(b"fake_calls").unwrap()())
+        };
         let lines = text.to_str().unwrap().lines().map(str::to_owned).collect();
         self.forget();
         lines
@@ -56,13 +67,18 @@ fn compile() -> Library {
     let folder = tempfile();
     let cc = |arguments: &[&str]| {
         let mut command = Command::new("cc");
-        command.args(["-shared", "-fPIC", "-O2", "-Wall", "-Werror"]).args(arguments).current_dir(&folder);
+        command
+            .args(["-shared", "-fPIC", "-O2", "-Wall", "-Werror"])
+            .args(arguments)
+            .current_dir(&folder);
         assert!(command.status().unwrap().success(), "cc {arguments:?}");
     };
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/driver/fake.c");
     cc(&[source.to_str().unwrap(), "-o", "libcuda.so.1", "-Wl,-soname,libcuda.so.1"]);
     // SAFETY: it has no initialisers.
-    let open = |name: &str| unsafe { Library::open(Some(folder.join(name)), RTLD_NOW | RTLD_GLOBAL) }.unwrap();
+    let open = |name: &str| {
+        unsafe { Library::open(Some(folder.join(name)), RTLD_NOW | RTLD_GLOBAL) }.unwrap()
+    };
     let fake = open("libcuda.so.1");
     for name in ["libcublas.so.13", "libcublasLt.so.13", "libcurand.so.10"] {
         cc(&["-o", name, &format!("-Wl,-soname,{name}"), "-Wl,--no-as-needed", "libcuda.so.1"]);
@@ -72,12 +88,14 @@ fn compile() -> Library {
 }
 
 fn tempfile() -> std::path::PathBuf {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("driver-{}", std::process::id()));
+    let folder =
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("driver-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     folder
 }
 
-const NORM: Launch = Launch { kernel: "norm_f32", blocks: [3, 2, 1], threads: 256, shared_bytes: 40 };
+const NORM: Launch =
+    Launch { kernel: "norm_f32", blocks: [3, 2, 1], threads: 256, shared_bytes: 40 };
 
 fn said<T>(result: cresset_kernels::Result<T>) -> String {
     result.err().expect("refused").to_string()
@@ -88,20 +106,33 @@ fn opening_loads_every_kernel_and_closing_gives_all_back() {
     let fake = Fake::start();
     let gpu = gpu::open(0).unwrap();
     let calls = fake.calls();
-    let place =
-        |line: &str| calls.iter().position(|call| call == line).unwrap_or_else(|| panic!("{line} in {calls:#?}"));
+    let place = |line: &str| {
+        calls.iter().position(|call| call == line).unwrap_or_else(|| panic!("{line} in {calls:#?}"))
+    };
     assert!(place("stream flags 1") < place("load module"), "a stream that waits for no other");
-    assert!(place("norm_f32 attribute 8 = 231424") < place("load norm_f32"), "all shared memory but its own");
-    assert!(place("norm_f32 attribute 9 = 100") < place("load norm_f32"), "and as much of it as can be");
+    assert!(
+        place("norm_f32 attribute 8 = 231424") < place("load norm_f32"),
+        "all shared memory but its own"
+    );
+    assert!(
+        place("norm_f32 attribute 9 = 100") < place("load norm_f32"),
+        "and as much of it as can be"
+    );
     let found = gpu.properties();
-    assert_eq!((found.name.as_str(), found.capability, found.multiprocessors), ("Fake 70", (9, 0), 132));
+    assert_eq!(
+        (found.name.as_str(), found.capability, found.multiprocessors),
+        ("Fake 70", (9, 0), 132)
+    );
     assert_eq!((found.shared_bytes, found.memory_bytes), (232_448, 70 << 30));
     assert!(found.versions.ends_with("CUDA 13.0 cuBLASLt 130002"), "{}", found.versions);
     assert_eq!(gpu.memory().unwrap(), (5 << 30, 70 << 30));
     drop(gpu);
     let calls = fake.calls();
     assert_eq!(calls.last().map(String::as_str), Some("release context 70"), "{calls:#?}");
-    assert!(calls.contains(&"unload module".into()) && calls.contains(&"destroy handle".into()), "{calls:#?}");
+    assert!(
+        calls.contains(&"unload module".into()) && calls.contains(&"destroy handle".into()),
+        "{calls:#?}"
+    );
 }
 
 #[test]
@@ -128,7 +159,15 @@ fn values_go_there_and_back_through_pinned_memory() {
     let buffer = Buffer::from_slice(&gpu, &values).unwrap();
     assert_eq!(
         fake.calls(),
-        ["allocate 12", "event flags 1", "pin 12 flags 0", "upload 12", "synchronise", "synchronise", "unpin"]
+        [
+            "allocate 12",
+            "event flags 1",
+            "pin 12 flags 0",
+            "upload 12",
+            "synchronise",
+            "synchronise",
+            "unpin"
+        ]
     );
     let other = Buffer::zeros(&gpu, buffer.view().kind(), 3).unwrap();
     gpu.copy(buffer.view().slice(1..3), other.view().slice(0..2)).unwrap();
@@ -145,7 +184,10 @@ fn values_go_there_and_back_through_pinned_memory() {
     drop(other);
     assert_eq!(fake.calls(), ["synchronise", "free"], "what was launched may still use it");
     let short = gpu.staging(8).unwrap();
-    assert!(said(gpu.upload(&short, 0, buffer.view())).contains("12 bytes at 0 of a staging buffer of 8"));
+    assert!(
+        said(gpu.upload(&short, 0, buffer.view()))
+            .contains("12 bytes at 0 of a staging buffer of 8")
+    );
     fake.fail("cuMemAlloc_v2", 2);
     assert!(said(gpu.allocate(7 << 30)).contains("7168 MiB do not fit in 5120 free MiB"));
     let event = gpu.record().unwrap();
@@ -171,7 +213,10 @@ fn a_launch_passes_what_the_kernel_takes() {
     for (arguments, part) in refused {
         assert!(said(gpu.launch(&NORM, arguments)).contains(part));
     }
-    assert!(said(gpu.launch(&Launch { kernel: "norm_f64", ..NORM }, &[])).contains("norm_f64: unsupported kernel"));
+    assert!(
+        said(gpu.launch(&Launch { kernel: "norm_f64", ..NORM }, &[]))
+            .contains("norm_f64: unsupported kernel")
+    );
     assert_eq!(fake.calls(), [""; 0], "nothing refused is launched");
     fake.fail("cuLaunchKernelEx", 719);
     assert!(matches!(gpu.launch(&NORM, &arguments), Err(Error::Device { op: "norm_f32", .. })));
@@ -215,12 +260,23 @@ fn a_graph_is_recorded_once_and_replayed() {
     let step = || {
         gpu.copy(a, b)?;
         gpu.launch(&NORM, &args![a, None, a, b, 8usize, 1.0f32])?;
-        gpu.gemm(&Gemm { x: a, x_stride: 4, w: a, bias: None, out: b, out_stride: 2, n: 2, rows: 2, cols: 4 })
+        gpu.gemm(&Gemm {
+            x: a,
+            x_stride: 4,
+            w: a,
+            bias: None,
+            out: b,
+            out_stride: 2,
+            n: 2,
+            rows: 2,
+            cols: 4,
+        })
     };
     fake.calls();
     let graph = gpu.capture(&mut || step()).unwrap();
     let calls = fake.calls();
-    let first_words = |call: &String| call.split(',').next().unwrap().split(" blocks").next().unwrap().to_owned();
+    let first_words =
+        |call: &String| call.split(',').next().unwrap().split(" blocks").next().unwrap().to_owned();
     let words: Vec<String> = calls.iter().map(first_words).collect();
     let expected = [
         "begin capture",
@@ -234,7 +290,10 @@ fn a_graph_is_recorded_once_and_replayed() {
         "upload graph",
     ];
     assert_eq!(words, expected, "no measuring inside");
-    assert!(calls[0].ends_with("mode 1") && calls[7].ends_with("flags 0"), "thread-local, plain: {calls:#?}");
+    assert!(
+        calls[0].ends_with("mode 1") && calls[7].ends_with("flags 0"),
+        "thread-local, plain: {calls:#?}"
+    );
     assert_eq!(y.to_vec::<f32>().unwrap(), [0.0; 8], "recording runs nothing");
     fake.calls();
     gpu.replay(&graph).unwrap();
@@ -244,7 +303,13 @@ fn a_graph_is_recorded_once_and_replayed() {
     assert!(matches!(broken, Err(Error::Shape { .. })), "the reason, not what became of the graph");
     assert_eq!(
         fake.calls(),
-        ["begin capture, mode 1", "end capture", "instantiate, flags 0", "destroy exec", "destroy graph"]
+        [
+            "begin capture, mode 1",
+            "end capture",
+            "instantiate, flags 0",
+            "destroy exec",
+            "destroy graph"
+        ]
     );
     step().unwrap();
     assert!(!fake.calls().iter().any(|call| call.starts_with("recorded")), "the stream runs again");
@@ -280,26 +345,39 @@ fn no_device_is_opened_while_a_graph_is_recorded() {
 fn product(gpu: &Arc<dyn Gpu>, seed: usize, n: usize, wide: bool, bias: bool) -> Vec<f32> {
     let (rows, cols, x_stride, out_stride) = (5, 12, 16, 7);
     let numbers = |count: usize, part: usize| -> Vec<bf16> {
-        (0..count).map(|i| bf16::from_f32(((i * 37 + seed * 5 + part) % 17) as f32 / 4.0 - 2.0)).collect()
+        (0..count)
+            .map(|i| bf16::from_f32(((i * 37 + seed * 5 + part) % 17) as f32 / 4.0 - 2.0))
+            .collect()
     };
     let narrow = |values: &[bf16]| Buffer::from_slice(gpu, values).unwrap();
-    let full =
-        |values: &[bf16]| Buffer::from_slice(gpu, &values.iter().map(|v| v.to_f32()).collect::<Vec<_>>()).unwrap();
+    let full = |values: &[bf16]| {
+        Buffer::from_slice(gpu, &values.iter().map(|v| v.to_f32()).collect::<Vec<_>>()).unwrap()
+    };
     let upload = |values: &[bf16]| if wide { full(values) } else { narrow(values) };
-    let (x, w, b) = (upload(&numbers(n * x_stride, 1)), upload(&numbers(rows * cols, 2)), upload(&numbers(rows, 3)));
+    let (x, w, b) = (
+        upload(&numbers(n * x_stride, 1)),
+        upload(&numbers(rows * cols, 2)),
+        upload(&numbers(rows, 3)),
+    );
     let out = upload(&numbers(n * out_stride, 4));
     let bias = bias.then(|| b.view());
     let (x, w, view) = (x.view(), w.view(), out.view());
     let gemm = Gemm { x, x_stride, w, bias, out: view, out_stride, n, rows, cols };
     gpu.gemm(&gemm).unwrap();
-    if wide { out.to_vec().unwrap() } else { out.to_vec::<bf16>().unwrap().iter().map(|v| v.to_f32()).collect() }
+    if wide {
+        out.to_vec().unwrap()
+    } else {
+        out.to_vec::<bf16>().unwrap().iter().map(|v| v.to_f32()).collect()
+    }
 }
 
 #[test]
 fn products_equal_the_emulators() {
     let _fake = Fake::start();
     let (gpu, emulator) = (gpu::open(0).unwrap(), Emulator::new());
-    for (n, wide, bias) in [(1, false, false), (3, false, true), (3, true, true), (8, true, false), (0, true, false)] {
+    for (n, wide, bias) in
+        [(1, false, false), (3, false, true), (3, true, true), (8, true, false), (0, true, false)]
+    {
         // The second time it is ready, but for the addresses.
         for seed in 0..2 {
             let [got, want] = [&gpu, &emulator].map(|gpu| product(gpu, seed, n, wide, bias));
@@ -313,32 +391,53 @@ fn the_fastest_algorithm_is_measured_once_and_kept() {
     let fake = Fake::start();
     let folder = tempfile().join("choices");
     let run_failing = |n: usize, failing: &str| {
-        let gpu = gpu::open_with(0, &Options { folder: Some(folder.clone()), ..Options::default() }).unwrap();
+        let gpu =
+            gpu::open_with(0, &Options { folder: Some(folder.clone()), ..Options::default() })
+                .unwrap();
         fake.calls();
         fake.fail(failing, 15);
         product(&gpu, 0, n, true, true);
         product(&gpu, 0, n, true, true);
         let calls = fake.calls();
-        assert_eq!(calls.iter().filter(|call| *call == "describe").count(), 1, "descriptors are kept");
+        assert_eq!(
+            calls.iter().filter(|call| *call == "describe").count(),
+            1,
+            "descriptors are kept"
+        );
         let asked = calls.iter().filter(|call| call.starts_with("candidates")).count();
-        let products: Vec<String> = calls.into_iter().filter(|call| call.starts_with("product")).collect();
+        let products: Vec<String> =
+            calls.into_iter().filter(|call| call.starts_with("product")).collect();
         (asked, products)
     };
     let run = |n: usize| run_failing(n, "nothing");
     let once = "product by 2, workspace 33554432".to_owned();
     let (asked, products) = run(5);
-    assert_eq!((asked, products.len()), (1, 3 * 6 + 2), "three candidates in six rounds, then the best");
+    assert_eq!(
+        (asked, products.len()),
+        (1, 3 * 6 + 2),
+        "three candidates in six rounds, then the best"
+    );
     assert_eq!(products[18..], [once.clone(), once.clone()]);
     assert_eq!(run(5), (0, vec![once.clone(); 2]), "kept over a restart");
     assert_eq!(run(7).0, 0, "rows of one power of two share a choice");
     assert_eq!(run(9).0, 1, "others do not");
     let guess = "product by 1, workspace 33554432".to_owned();
     let refused = run_failing(6, "cublasLtMatmulAlgoCheck");
-    assert_eq!(refused, (1, vec![guess; 2]), "where the choice does not do, the first guess does, unmeasured");
+    assert_eq!(
+        refused,
+        (1, vec![guess; 2]),
+        "where the choice does not do, the first guess does, unmeasured"
+    );
     let file = std::fs::read_dir(&folder).unwrap().next().unwrap().unwrap().path();
     let whole = std::fs::read_to_string(&file).unwrap();
-    assert!(file.file_name().unwrap().to_str().unwrap().starts_with("products-Fake-70-driver-"), "{}", file.display());
-    for damaged in [whole.replacen("0002", "0003", 1), whole[..whole.len() / 2].to_owned(), String::new()] {
+    assert!(
+        file.file_name().unwrap().to_str().unwrap().starts_with("products-Fake-70-driver-"),
+        "{}",
+        file.display()
+    );
+    for damaged in
+        [whole.replacen("0002", "0003", 1), whole[..whole.len() / 2].to_owned(), String::new()]
+    {
         std::fs::write(&file, damaged).unwrap();
         assert_eq!(run(5).0, 1, "measured anew");
         assert_eq!(run(5).0, 0);
@@ -352,7 +451,8 @@ fn what_no_product_can_do_is_refused() {
     let x = Buffer::from_slice(&gpu, &[bf16::ONE; 16]).unwrap();
     let out = Buffer::from_slice(&gpu, &[0f32; 16]).unwrap();
     let (x, out) = (x.view(), out.view());
-    let gemm = Gemm { x, x_stride: 4, w: x, bias: None, out, out_stride: 4, n: 4, rows: 4, cols: 4 };
+    let gemm =
+        Gemm { x, x_stride: 4, w: x, bias: None, out, out_stride: 4, n: 4, rows: 4, cols: 4 };
     gpu.gemm(&gemm).unwrap();
     let bias = Gemm { bias: Some(x.slice(0..4)), ..gemm };
     assert!(matches!(gpu.gemm(&bias), Err(Error::Unsupported { .. })));
@@ -361,5 +461,8 @@ fn what_no_product_can_do_is_refused() {
     assert!(said(gpu.gemm(&gemm)).contains("EXECUTION_FAILED"));
     let tight = Gemm { x: x.slice(1..16), n: 3, out: out.slice(0..12), ..gemm };
     gpu.gemm(&tight).unwrap();
-    assert!(fake.calls().iter().any(|call| call.contains("alignment 2 2 2 2")), "the least aligned operand counts");
+    assert!(
+        fake.calls().iter().any(|call| call.contains("alignment 2 2 2 2")),
+        "the least aligned operand counts"
+    );
 }

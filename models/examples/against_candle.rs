@@ -1,5 +1,6 @@
-//! Speed beside candle-transformers on the same GGUF file, interleaved in one process after their greedy tokens agree:
-//! `RAYON_NUM_THREADS=2 cargo run --release -p cresset-models --example against_candle -- MODEL.gguf [THREADS]`.
+//! Speed beside candle-transformers on the same GGUF file, interleaved in one process after their
+//! greedy tokens agree: `RAYON_NUM_THREADS=2 cargo run --release -p cresset-models --example
+//! against_candle -- MODEL.gguf [THREADS]`.
 
 use candle_core::quantized::gguf_file;
 use candle_core::{Device, Tensor};
@@ -39,7 +40,12 @@ impl Ours {
             max_context: 2 * PROMPT,
         };
         let model = load(&ModelSource::Gguf(path.to_owned()), &options)?;
-        let kv = KvCache::new(&model.config().kv_layout(), 2 * PROMPT / BLOCK_SIZE, BLOCK_SIZE, &Device::Cpu)?;
+        let kv = KvCache::new(
+            &model.config().kv_layout(),
+            2 * PROMPT / BLOCK_SIZE,
+            BLOCK_SIZE,
+            &Device::Cpu,
+        )?;
         Ok(Self { model, kv })
     }
 }
@@ -107,8 +113,10 @@ fn main() -> Outcome<()> {
     let threads = args.next().map_or(Ok(2), |n| n.parse())?;
     let (mut ours, mut candle) = (Ours::load(&path, threads)?, Candle::load(&path)?);
     let vocab_size = ours.model.config().vocab_size;
-    let prompt: Vec<u32> = (0..PROMPT).map(|i| ((i * 7919 + 13) % (vocab_size - 100) + 50) as u32).collect();
-    // The file's candle model rounds activations to 8 bits, so random prompts may part on near ties: count, then insist.
+    let prompt: Vec<u32> =
+        (0..PROMPT).map(|i| ((i * 7919 + 13) % (vocab_size - 100) + 50) as u32).collect();
+    // The file's candle model rounds activations to 8 bits, so random prompts may part on near
+    // ties: count, then insist.
     let (short, _, _) = measure(&mut ours, &prompt[..64], AGREEING)?;
     let (theirs, _, _) = measure(&mut candle, &prompt[..64], AGREEING)?;
     let agreed = short.iter().zip(&theirs).take_while(|(a, b)| a == b).count();
@@ -120,7 +128,9 @@ fn main() -> Outcome<()> {
     for _ in 0..ROUNDS {
         let (_, prefill, decode) = measure(&mut ours, &prompt, DECODED)?;
         let (_, candle_prefill, candle_decode) = measure(&mut candle, &prompt, DECODED)?;
-        println!("prefill {prefill:.1} against {candle_prefill:.1}, decode {decode:.1} against {candle_decode:.1}");
+        println!(
+            "prefill {prefill:.1} against {candle_prefill:.1}, decode {decode:.1} against {candle_decode:.1}"
+        );
         for (to, rate) in rates.iter_mut().zip([prefill, candle_prefill, decode, candle_decode]) {
             to.push(rate);
         }

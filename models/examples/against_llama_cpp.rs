@@ -1,5 +1,6 @@
-//! Our side of `against_llama_cpp.py`, which says what to do, a line at a time, and takes the answers from standard output:
-//! `against_llama_cpp MODEL THREADS [dequantise] [processor-time]`, then `prefill N`, `decode STREAMS PROMPT COUNT`, `logits FILE ID…`.
+//! Our side of `against_llama_cpp.py`, which says what to do, a line at a time, and takes the
+//! answers from standard output: `against_llama_cpp MODEL THREADS [dequantise] [processor-time]`,
+//! then `prefill N`, `decode STREAMS PROMPT COUNT`, `logits FILE ID…`.
 
 use candle_core::Device;
 use cresset_kernels::Compute;
@@ -39,7 +40,8 @@ fn main() -> Outcome<()> {
     };
     let start = Instant::now();
     let model = load(&ModelSource::Gguf(PathBuf::from(path)), &options)?;
-    let kv = KvCache::new(&model.config().kv_layout(), CAPACITY / BLOCK_SIZE, BLOCK_SIZE, &Device::Cpu)?;
+    let kv =
+        KvCache::new(&model.config().kv_layout(), CAPACITY / BLOCK_SIZE, BLOCK_SIZE, &Device::Cpu)?;
     answer(start.elapsed().as_secs_f64());
     let mut side = Side { processor_time: wants("processor-time"), start, model, kv };
     for line in std::io::stdin().lines() {
@@ -47,7 +49,9 @@ fn main() -> Outcome<()> {
         let words: Vec<&str> = line.split_whitespace().collect();
         let seconds = match words[..] {
             ["prefill", tokens] => side.prefill(tokens.parse()?)?,
-            ["decode", streams, prompt, count] => side.decode(streams.parse()?, prompt.parse()?, count.parse()?)?,
+            ["decode", streams, prompt, count] => {
+                side.decode(streams.parse()?, prompt.parse()?, count.parse()?)?
+            }
             ["logits", file, ref ids @ ..] => side.logits(file, ids)?,
             _ => return Err(format!("unknown command {line:?}").into()),
         };
@@ -71,7 +75,8 @@ impl Side {
             return Ok(self.start.elapsed().as_secs_f64());
         }
         let account = std::fs::read_to_string("/proc/self/schedstat")?;
-        let nanoseconds: f64 = account.split_whitespace().next().ok_or("an empty schedstat")?.parse()?;
+        let nanoseconds: f64 =
+            account.split_whitespace().next().ok_or("an empty schedstat")?.parse()?;
         Ok(nanoseconds / 1e9)
     }
 
@@ -96,7 +101,12 @@ impl Side {
     }
 
     /// The same positions of every stream; each owns the blocks for `most` tokens.
-    fn step(&mut self, streams: usize, positions: std::ops::Range<usize>, most: usize) -> Outcome<()> {
+    fn step(
+        &mut self,
+        streams: usize,
+        positions: std::ops::Range<usize>,
+        most: usize,
+    ) -> Outcome<()> {
         let own = most.div_ceil(BLOCK_SIZE);
         let rows = || (0..streams).flat_map(|s| positions.clone().map(move |p| (s, p)));
         let n = positions.len();
@@ -107,7 +117,9 @@ impl Side {
             slot_mapping: rows().map(|(s, p)| (s * own * BLOCK_SIZE + p) as u32).collect(),
             cu_seqlens_q: (0..=streams).map(|s| (s * n) as u32).collect(),
             seq_lens: vec![positions.end as u32; streams],
-            block_tables: (0..streams).map(|s| (s * own..(s + 1) * own).map(|b| b as u32).collect()).collect(),
+            block_tables: (0..streams)
+                .map(|s| (s * own..(s + 1) * own).map(|b| b as u32).collect())
+                .collect(),
             logits_indices: (1..=streams).map(|s| (s * n - 1) as u32).collect(),
         };
         self.model.forward(&batch, &mut self.kv)?;

@@ -1,4 +1,5 @@
-//! Greedy continuation of token ids: `generate MODEL.gguf COUNT ID…` (a folder in Hugging Face layout works too).
+//! Greedy continuation of token ids: `generate MODEL.gguf COUNT ID…` (a folder in Hugging Face
+//! layout works too).
 
 use candle_core::Device;
 use cresset_kernels::Compute;
@@ -34,7 +35,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn generate(model: &mut dyn Model, kv: &mut KvCache, prompt: &[u32], count: usize) -> cresset_models::Result<Vec<u32>> {
+fn generate(
+    model: &mut dyn Model,
+    kv: &mut KvCache,
+    prompt: &[u32],
+    count: usize,
+) -> cresset_models::Result<Vec<u32>> {
     let (mut tokens, mut computed) = (prompt.to_vec(), 0);
     while tokens.len() < prompt.len() + count {
         let new = &tokens[computed..tokens.len().min(computed + MAX_BATCHED_TOKENS)];

@@ -5,8 +5,8 @@
 pub struct ForwardBatch {
     /// `[n]` token ids.
     pub input_ids: Vec<u32>,
-    /// Empty, or `[n]`: for a row whose token the host does not know yet, the index of the previous step's result that is the
-    /// token; `input_ids[row]` is 0 then.
+    /// Empty, or `[n]`: for a row whose token the host does not know yet, the index of the previous
+    /// step's result that is the token; `input_ids[row]` is 0 then.
     pub feedback: Vec<Option<u32>>,
     /// `[n]` position of each token in its sequence.
     pub positions: Vec<u32>,
@@ -23,8 +23,8 @@ pub struct ForwardBatch {
 }
 
 impl ForwardBatch {
-    /// That the arrays agree with each other, the model and the cache: a token's slot in particular must be the one its
-    /// sequence's own blocks give for its position.
+    /// That the arrays agree with each other, the model and the cache: a token's slot in particular
+    /// must be the one its sequence's own blocks give for its position.
     pub(crate) fn check(
         &self,
         vocab_size: usize,
@@ -37,7 +37,9 @@ impl ForwardBatch {
             return Err(format!("token {id} is outside the vocabulary of {vocab_size}"));
         }
         if let Some(len) = self.seq_lens.iter().find(|len| **len as usize > max_positions) {
-            return Err(format!("a sequence of {len} tokens is beyond the context of {max_positions}"));
+            return Err(format!(
+                "a sequence of {len} tokens is beyond the context of {max_positions}"
+            ));
         }
         let blocks = self.block_tables.iter().flatten();
         if let Some(block) = blocks.into_iter().find(|b| **b as usize >= num_blocks) {
@@ -63,7 +65,9 @@ impl ForwardBatch {
             && spans.last().is_some_and(|end| *end as usize == n)
             && spans.is_sorted();
         if !agree {
-            return Err(format!("the lengths of the arrays of {n} tokens and {sequences} sequences do not agree"));
+            return Err(format!(
+                "the lengths of the arrays of {n} tokens and {sequences} sequences do not agree"
+            ));
         }
         let ascending = self.logits_indices.windows(2).all(|w| w[0] < w[1]);
         if !ascending || self.logits_indices.last().is_some_and(|row| *row as usize >= n) {

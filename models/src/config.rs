@@ -25,7 +25,8 @@ pub struct ModelConfig {
     /// What token embeddings are multiplied with.
     pub embedding_scale: f32,
     pub tied_embeddings: bool,
-    /// What keys and values are kept in: f32, or f16 beside quantised weights, whose own rounding is far coarser.
+    /// What keys and values are kept in: f32, or f16 beside quantised weights, whose own rounding
+    /// is far coarser.
     pub kv_dtype: DType,
 }
 
@@ -65,7 +66,8 @@ pub enum RopeScaling {
         original_max_positions: usize,
     },
     Yarn(Yarn),
-    /// Per-frequency divisors, `[rotary_dim / 2]`: `long` where more than `original_max_positions` are served.
+    /// Per-frequency divisors, `[rotary_dim / 2]`: `long` where more than `original_max_positions`
+    /// are served.
     LongRope {
         short: Vec<f32>,
         long: Vec<f32>,
@@ -82,7 +84,8 @@ pub struct Yarn {
     pub factor: f32,
     /// Factor of the rotated vectors' lengths.
     pub attention_factor: f32,
-    /// Rotations over the original length above which a frequency is kept, and below which it is divided.
+    /// Rotations over the original length above which a frequency is kept, and below which it is
+    /// divided.
     pub beta_fast: f32,
     pub beta_slow: f32,
     pub original_max_positions: usize,
@@ -92,7 +95,12 @@ pub struct Yarn {
 
 impl ModelConfig {
     pub fn kv_layout(&self) -> KvLayout {
-        KvLayout { layers: self.layers, kv_heads: self.kv_heads, head_dim: self.head_dim, dtype: self.kv_dtype }
+        KvLayout {
+            layers: self.layers,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            dtype: self.kv_dtype,
+        }
     }
 }
 
@@ -111,8 +119,14 @@ const MAX_POSITIONS: usize = 1 << 26;
 impl ModelConfig {
     /// Relations between the sizes that the forward pass relies on.
     pub(crate) fn check(&self) -> Result<(), String> {
-        let widths =
-            [self.vocab_size, self.hidden_size, self.intermediate_size, self.heads, self.kv_heads, self.head_dim];
+        let widths = [
+            self.vocab_size,
+            self.hidden_size,
+            self.intermediate_size,
+            self.heads,
+            self.kv_heads,
+            self.head_dim,
+        ];
         let sound = widths.iter().all(|width| (1..=MAX_WIDTH).contains(width))
             && (1..=MAX_LAYERS).contains(&self.layers)
             && (1..=MAX_POSITIONS).contains(&self.max_positions);
@@ -161,7 +175,10 @@ impl RopeConfig {
             RopeScaling::Yarn(y) => vec![y.factor, y.attention_factor, y.beta_fast, y.beta_slow],
             RopeScaling::LongRope { short, long, attention_factor, .. } => {
                 if [short, long].iter().any(|factors| factors.len() != dim / 2) {
-                    return Err(format!("RoPE needs {} short and long factors for a dimension of {dim}", dim / 2));
+                    return Err(format!(
+                        "RoPE needs {} short and long factors for a dimension of {dim}",
+                        dim / 2
+                    ));
                 }
                 [&[*attention_factor], &short[..], long].concat()
             }

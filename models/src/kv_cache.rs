@@ -26,7 +26,8 @@ impl KvLayout {
 pub struct KvCache {
     pub block_size: usize,
     pub num_blocks: usize,
-    /// Per layer: `[num_blocks, kv_heads, head_dim, block_size]`, so that one instruction reads a dimension of many keys.
+    /// Per layer: `[num_blocks, kv_heads, head_dim, block_size]`, so that one instruction reads a
+    /// dimension of many keys.
     pub k: Vec<Tensor>,
     /// Per layer: `[num_blocks, kv_heads, block_size, head_dim]`.
     pub v: Vec<Tensor>,
@@ -34,8 +35,15 @@ pub struct KvCache {
 
 impl KvCache {
     /// Attention is fastest where `block_size` is a multiple of sixteen.
-    pub fn new(layout: &KvLayout, num_blocks: usize, block_size: usize, device: &Device) -> Result<Self> {
-        let of_layers = |shape: [usize; 4]| (0..layout.layers).map(|_| zeros(shape, layout.dtype, device)).collect();
+    pub fn new(
+        layout: &KvLayout,
+        num_blocks: usize,
+        block_size: usize,
+        device: &Device,
+    ) -> Result<Self> {
+        let of_layers = |shape: [usize; 4]| {
+            (0..layout.layers).map(|_| zeros(shape, layout.dtype, device)).collect()
+        };
         let k: Result<_> = of_layers([num_blocks, layout.kv_heads, layout.head_dim, block_size]);
         let v: Result<_> = of_layers([num_blocks, layout.kv_heads, block_size, layout.head_dim]);
         Ok(Self { block_size, num_blocks, k: k?, v: v? })

@@ -1,4 +1,5 @@
-//! Model files in, logits out: loading (GGUF, safetensors), the shared decoder skeleton, one file per architecture.
+//! Model files in, logits out: loading (GGUF, safetensors), the shared decoder skeleton, one file
+//! per architecture.
 
 pub mod arch;
 pub mod batch;
@@ -21,7 +22,8 @@ use candle_core::Tensor;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A model file is damaged, truncated or not what its name says. The text names the file and what to do.
+    /// A model file is damaged, truncated or not what its name says. The text names the file and
+    /// what to do.
     #[error("{0}")]
     BadFile(String),
     /// The file is sound but asks for something this build does not have.
@@ -29,7 +31,8 @@ pub enum Error {
     Unsupported(String),
     #[error("{path}: {source}")]
     Io { path: std::path::PathBuf, source: std::io::Error },
-    /// A batch that contradicts itself, the model or the cache: a bug of the caller, found before anything is computed.
+    /// A batch that contradicts itself, the model or the cache: a bug of the caller, found before
+    /// anything is computed.
     #[error("batch: {0}")]
     Batch(String),
     /// A device has too little memory. The text says what takes it and what to do.
@@ -46,9 +49,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// A loaded decoder. It owns weights and workspace; the KV cache is the caller's.
 pub trait Model: Send {
     fn config(&self) -> &ModelConfig;
-    /// One step over a ragged batch. Returns f32 logits `[batch.logits_indices.len(), vocab_size]`, valid until the next call.
-    /// The K and V of every token of the batch are in `kv` afterwards. A row's logits have the same bits whatever else is in
-    /// the batch and however its prompt was chunked.
+    /// One step over a ragged batch. Returns f32 logits `[batch.logits_indices.len(), vocab_size]`,
+    /// valid until the next call. The K and V of every token of the batch are in `kv` afterwards. A
+    /// row's logits have the same bits whatever else is in the batch and however its prompt was
+    /// chunked.
     fn forward(&mut self, batch: &ForwardBatch, kv: &mut KvCache) -> Result<Tensor>;
     /// Bytes of weights held in memory.
     fn weight_bytes(&self) -> usize;

@@ -1,4 +1,5 @@
-//! Tiny random models with a real tokenizer inside, in both file formats, for tests of this and other crates.
+//! Tiny random models with a real tokenizer inside, in both file formats, for tests of this and
+//! other crates.
 
 mod gguf_writer;
 mod mutate;
@@ -42,7 +43,8 @@ impl Default for TinyLlama {
     }
 }
 
-/// A default-shaped model as one GGUF file: f32 weights, byte-level BPE of [`vocab_size`] tokens, ChatML template.
+/// A default-shaped model as one GGUF file: f32 weights, byte-level BPE of [`vocab_size`] tokens,
+/// ChatML template.
 pub fn tiny_llama_gguf(path: &Path, seed: u64) -> io::Result<()> {
     TinyLlama { seed, ..TinyLlama::default() }.write_gguf(path)
 }
@@ -104,8 +106,11 @@ impl TinyLlama {
         self.write_config(folder)?;
         let shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
         let second = |name: &str| name.contains("layers.1.");
-        let map: BTreeMap<String, &str> =
-            self.tensors().into_iter().map(|(name, ..)| (name.clone(), shards[usize::from(second(&name))])).collect();
+        let map: BTreeMap<String, &str> = self
+            .tensors()
+            .into_iter()
+            .map(|(name, ..)| (name.clone(), shards[usize::from(second(&name))]))
+            .collect();
         let index = json!({"metadata": {}, "weight_map": map});
         std::fs::write(folder.join("model.safetensors.index.json"), index.to_string())?;
         self.write_shard(&folder.join(shards[0]), |name| !second(name))?;
@@ -116,15 +121,19 @@ impl TinyLlama {
         std::fs::create_dir_all(folder)?;
         std::fs::write(folder.join("config.json"), self.hf_config().to_string())?;
         std::fs::write(folder.join("tokenizer.json"), tokenizer::hf_tokenizer().to_string())?;
-        std::fs::write(folder.join("tokenizer_config.json"), tokenizer::hf_tokenizer_config().to_string())
+        std::fs::write(
+            folder.join("tokenizer_config.json"),
+            tokenizer::hf_tokenizer_config().to_string(),
+        )
     }
 
     fn write_shard(&self, path: &Path, keep: impl Fn(&str) -> bool) -> io::Result<()> {
-        let tensors: Vec<Named> = self.tensors().into_iter().filter(|(name, ..)| keep(name)).collect();
+        let tensors: Vec<Named> =
+            self.tensors().into_iter().filter(|(name, ..)| keep(name)).collect();
         let bytes: Vec<Vec<u8>> = tensors.iter().map(|(_, _, data)| little_endian(data)).collect();
         let views = tensors.iter().zip(&bytes).map(|((name, shape, _), bytes)| {
-            let view =
-                TensorView::new(Dtype::F32, shape.clone(), bytes).expect("invariant: as many bytes as the shape needs");
+            let view = TensorView::new(Dtype::F32, shape.clone(), bytes)
+                .expect("invariant: as many bytes as the shape needs");
             (name, view)
         });
         safetensors::serialize_to_file(views, None, path).map_err(io::Error::other)
@@ -182,16 +191,19 @@ impl TinyLlama {
             if name.contains("q_proj") || name.contains("k_proj") {
                 data = interleaved(&data, shape[1], self.hidden / self.heads);
             }
-            let name = crate::loader::names::gguf(&name, &[]).expect("invariant: every llama tensor has a GGUF name");
+            let name = crate::loader::names::gguf(&name, &[])
+                .expect("invariant: every llama tensor has a GGUF name");
             writer.f32(&name, &shape, &data);
         }
         writer
     }
 }
 
-/// GGUF's llama rotates adjacent pairs: within each head of Q and K, row i and row i + d/2 become neighbours.
+/// GGUF's llama rotates adjacent pairs: within each head of Q and K, row i and row i + d/2 become
+/// neighbours.
 pub(crate) fn interleaved(data: &[f32], cols: usize, head_dim: usize) -> Vec<f32> {
-    let source = |row: usize| row / head_dim * head_dim + row % head_dim / 2 + row % 2 * (head_dim / 2);
+    let source =
+        |row: usize| row / head_dim * head_dim + row % head_dim / 2 + row % 2 * (head_dim / 2);
     (0..data.len() / cols).flat_map(|row| data[source(row) * cols..][..cols].to_vec()).collect()
 }
 
@@ -205,11 +217,13 @@ struct Random(u64);
 impl Random {
     /// Uniform in (-1, 1).
     fn next(&mut self) -> f32 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
 
-    /// Norm weights around one; matrices scaled so that activations keep their size and attention is not flat.
+    /// Norm weights around one; matrices scaled so that activations keep their size and attention
+    /// is not flat.
     fn tensor(&mut self, name: String, shape: Vec<usize>) -> Named {
         let (scale, shift) = match shape[..] {
             [_] => (0.2, 1.0),

@@ -1,4 +1,5 @@
-//! Whole models: against candle-transformers' llama, across file formats, and bit for bit across batches.
+//! Whole models: against candle-transformers' llama, across file formats, and bit for bit across
+//! batches.
 
 pub mod goldens;
 
@@ -68,7 +69,11 @@ pub fn batch(spans: &[Span], block_size: usize, last: bool) -> ForwardBatch {
         b.block_tables.push(span.blocks.to_vec());
     }
     let rows = b.input_ids.len() as u32;
-    b.logits_indices = if last { b.cu_seqlens_q[1..].iter().map(|end| end - 1).collect() } else { (0..rows).collect() };
+    b.logits_indices = if last {
+        b.cu_seqlens_q[1..].iter().map(|end| end - 1).collect()
+    } else {
+        (0..rows).collect()
+    };
     b
 }
 
@@ -100,12 +105,24 @@ fn shapes() -> Vec<TinyLlama> {
     vec![
         TinyLlama { seed: 1, ..TinyLlama::default() },
         TinyLlama { seed: 2, tied: false, heads: 4, kv_heads: 4, ..TinyLlama::default() },
-        TinyLlama { seed: 3, hidden: 96, heads: 6, kv_heads: 1, layers: 3, intermediate: 160, ..TinyLlama::default() },
+        TinyLlama {
+            seed: 3,
+            hidden: 96,
+            heads: 6,
+            kv_heads: 1,
+            layers: 3,
+            intermediate: 160,
+            ..TinyLlama::default()
+        },
     ]
 }
 
 /// candle-transformers' llama on the same folder, token by token.
-fn oracle(tiny: &TinyLlama, prompt: &[u32], rope_scaling: Option<serde_json::Value>) -> Vec<Vec<f32>> {
+fn oracle(
+    tiny: &TinyLlama,
+    prompt: &[u32],
+    rope_scaling: Option<serde_json::Value>,
+) -> Vec<Vec<f32>> {
     let folder = tempfile::tempdir().unwrap();
     tiny.write_safetensors(folder.path()).unwrap();
     let mut config = tiny.hf_config();
@@ -173,23 +190,29 @@ fn bits_do_not_depend_on_chunks() {
     }
 }
 
-/// A decode, a whole prompt, a later chunk and a one-token prompt in one step have the bits each has alone.
+/// A decode, a whole prompt, a later chunk and a one-token prompt in one step have the bits each
+/// has alone.
 #[test]
 fn bits_do_not_depend_on_the_batch() {
     let mut model = from_gguf(&TinyLlama { seed: 7, ..TinyLlama::default() });
     let prompts = [tokens(41, 1), tokens(30, 2), tokens(64, 3), tokens(1, 4)];
     let cached = [40, 0, 37, 0];
-    let blocks: Vec<Vec<u32>> = (0..4).map(|i| (0..5).map(|j| (j * 7 + i * 9 + 1) as u32 % 40).collect()).collect();
+    let blocks: Vec<Vec<u32>> =
+        (0..4).map(|i| (0..5).map(|j| (j * 7 + i * 9 + 1) as u32 % 40).collect()).collect();
     let mut kv = cache(&*model);
     for i in 0..4 {
         if cached[i] > 0 {
             let span = Span { tokens: &prompts[i][..cached[i]], cached: 0, blocks: &blocks[i] };
             let mut step = batch(&[span], BLOCK_SIZE, true);
             step.logits_indices.clear();
-            assert_eq!(model.forward(&step, &mut kv).unwrap().dims(), [0, crate::testing::vocab_size()]);
+            assert_eq!(
+                model.forward(&step, &mut kv).unwrap().dims(),
+                [0, crate::testing::vocab_size()]
+            );
         }
     }
-    let span = |i: usize| Span { tokens: &prompts[i][cached[i]..], cached: cached[i], blocks: &blocks[i] };
+    let span =
+        |i: usize| Span { tokens: &prompts[i][cached[i]..], cached: cached[i], blocks: &blocks[i] };
     let step = batch(&[span(0), span(1), span(2), span(3)], BLOCK_SIZE, true);
     let together = rows(&model.forward(&step, &mut kv).unwrap());
     for (i, prompt) in prompts.iter().enumerate() {
@@ -204,7 +227,8 @@ fn the_exact_mode_equals_f32_weights() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");
     tiny.write_gguf(&path).unwrap();
-    let mut exact = load(&ModelSource::Gguf(path), &LoadOptions { dequantise: true, ..options() }).unwrap();
+    let mut exact =
+        load(&ModelSource::Gguf(path), &LoadOptions { dequantise: true, ..options() }).unwrap();
     let prompt = tokens(9, 1);
     assert_eq!(alone(&mut *exact, &prompt, 9), alone(&mut *from_gguf(&tiny), &prompt, 9));
 }
@@ -212,7 +236,8 @@ fn the_exact_mode_equals_f32_weights() {
 #[test]
 fn beside_quantised_weights_keys_and_values_take_half() {
     let mut file = TinyLlama { seed: 9, ..TinyLlama::default() }.gguf();
-    for (_, shape, dtype, data) in file.tensors.iter_mut().filter(|(_, shape, ..)| shape.len() == 2) {
+    for (_, shape, dtype, data) in file.tensors.iter_mut().filter(|(_, shape, ..)| shape.len() == 2)
+    {
         let values = Tensor::from_raw_buffer(data, DType::F32, shape, &Device::Cpu).unwrap();
         *dtype = GgmlDType::Q8_0;
         *data = QTensor::quantize(&values, *dtype).unwrap().data().unwrap().into_owned();
@@ -220,8 +245,9 @@ fn beside_quantised_weights_keys_and_values_take_half() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");
     std::fs::write(&path, file.to_bytes()).unwrap();
-    let [mut fast, mut exact] = [false, true]
-        .map(|dequantise| load(&ModelSource::Gguf(path.clone()), &LoadOptions { dequantise, ..options() }).unwrap());
+    let [mut fast, mut exact] = [false, true].map(|dequantise| {
+        load(&ModelSource::Gguf(path.clone()), &LoadOptions { dequantise, ..options() }).unwrap()
+    });
     let bytes = |model: &dyn Model| model.config().kv_layout().block_bytes(BLOCK_SIZE);
     assert_eq!((bytes(&*fast) * 2, fast.config().kv_dtype), (bytes(&*exact), DType::F16));
     let prompt = tokens(90, 3);
@@ -249,7 +275,9 @@ fn contradictory_batches_are_refused() {
         ("needs position", |b| b.block_tables[0] = vec![9, 4]),
         ("blocks of", |b| b.block_tables[0] = vec![4]),
         ("do not agree", |b| b.cu_seqlens_q = vec![0, 19]),
-        ("do not agree", |b| *b = ForwardBatch { cu_seqlens_q: vec![0], ..ForwardBatch::default() }),
+        ("do not agree", |b| {
+            *b = ForwardBatch { cu_seqlens_q: vec![0], ..ForwardBatch::default() }
+        }),
         ("do not agree", |b| b.feedback = vec![None; 19]),
         ("result of the previous step", |b| b.feedback = vec![Some(0); 20]),
         ("logits are wanted", |b| b.logits_indices = vec![20]),
@@ -259,11 +287,17 @@ fn contradictory_batches_are_refused() {
         let mut bad = good.clone();
         break_it(&mut bad);
         match model.forward(&bad, &mut kv) {
-            Err(Error::Batch(text)) => assert!(text.contains(message), "{text:?} does not say {message:?}"),
+            Err(Error::Batch(text)) => {
+                assert!(text.contains(message), "{text:?} does not say {message:?}")
+            }
             other => panic!("{message}: {other:?}"),
         }
     }
     let long = tokens(129, 1);
-    let long = batch(&[Span { tokens: &long, cached: 0, blocks: &(0..9).collect::<Vec<_>>() }], BLOCK_SIZE, true);
+    let long = batch(
+        &[Span { tokens: &long, cached: 0, blocks: &(0..9).collect::<Vec<_>>() }],
+        BLOCK_SIZE,
+        true,
+    );
     assert!(matches!(model.forward(&long, &mut kv), Err(Error::Batch(_))));
 }

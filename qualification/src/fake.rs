@@ -1,7 +1,9 @@
 //! A subject that needs no model: bytes are tokens, and the next one is a hash of those before it.
 
 use crate::goldens::{Case, Goldens, TemplateCase, TokenizerCase};
-use crate::subject::{Finish, Generation, Message, Request, Result, Subject, SubjectError, TOP_LOGPROBS, TokenLogprob};
+use crate::subject::{
+    Finish, Generation, Message, Request, Result, Subject, SubjectError, TOP_LOGPROBS, TokenLogprob,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -9,7 +11,8 @@ const START: u32 = 256;
 const END: u32 = 257;
 const END_OF_TEXT: u32 = 258;
 const VOCABULARY: u32 = 259;
-const SPECIALS: [(u32, &str); 3] = [(START, "<|start|>"), (END, "<|end|>"), (END_OF_TEXT, "<|endoftext|>")];
+const SPECIALS: [(u32, &str); 3] =
+    [(START, "<|start|>"), (END, "<|end|>"), (END_OF_TEXT, "<|endoftext|>")];
 /// Longer than the prompts of all checks that do not look at prefixes.
 const PREFIX: usize = 128;
 
@@ -29,12 +32,22 @@ pub fn goldens() -> Goldens {
     let prompt_ids = fake.encode_chat(&messages).unwrap();
     let generation = fake.generate(&[Request::greedy(0, &prompt_ids, 64)]).unwrap().remove(0);
     let top2 = generation.tokens.iter().map(|token| [(*token, 1.0), (0, 0.0)]).collect();
-    let case = Case { id: "hello".into(), messages: messages.clone(), prompt_ids, greedy_ids: generation.tokens, top2 };
+    let case = Case {
+        id: "hello".into(),
+        messages: messages.clone(),
+        prompt_ids,
+        greedy_ids: generation.tokens,
+        top2,
+    };
     let text = "about";
     Goldens {
         weights_sha256: "a".repeat(64),
         cases: vec![case],
-        tokenizer: vec![TokenizerCase { text: text.into(), ids: fake.encode(text, false).unwrap(), special_ids: None }],
+        tokenizer: vec![TokenizerCase {
+            text: text.into(),
+            ids: fake.encode(text, false).unwrap(),
+            special_ids: None,
+        }],
         templates: vec![TemplateCase {
             prompt: fake.render(&messages).unwrap(),
             messages,
@@ -57,8 +70,9 @@ fn unit(value: impl Hash) -> f64 {
 fn logits(before: &[u32], bias: &[(u32, f32)]) -> Vec<f32> {
     let tail = &before[before.len().saturating_sub(12)..];
     let likely = |id: u32| (97..123).contains(&id) || id == 32;
-    let mut logits: Vec<f32> =
-        (0..VOCABULARY).map(|id| unit((tail, id)) as f32 * 6.0 - if likely(id) { 0.0 } else { 12.0 }).collect();
+    let mut logits: Vec<f32> = (0..VOCABULARY)
+        .map(|id| unit((tail, id)) as f32 * 6.0 - if likely(id) { 0.0 } else { 12.0 })
+        .collect();
     for (id, by) in bias {
         logits[*id as usize] += by;
     }
@@ -76,8 +90,11 @@ fn choose(logits: &[f32], request: &Request, position: usize) -> u32 {
 
 fn logprob(logits: &[f32], chosen: u32) -> TokenLogprob {
     let sum: f64 = logits.iter().map(|l| f64::from(*l).exp()).sum();
-    let mut all: Vec<(u32, f32)> =
-        logits.iter().enumerate().map(|(id, l)| (id as u32, (f64::from(*l) - sum.ln()) as f32)).collect();
+    let mut all: Vec<(u32, f32)> = logits
+        .iter()
+        .enumerate()
+        .map(|(id, l)| (id as u32, (f64::from(*l) - sum.ln()) as f32))
+        .collect();
     let own = all[chosen as usize].1;
     all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     all.truncate(TOP_LOGPROBS.into());
@@ -130,7 +147,8 @@ impl Fake {
             pending.extend(token_bytes(token, true));
             deltas.push(certain(&mut pending));
             let text = deltas.concat();
-            if let Some(at) = request.stop.iter().filter_map(|stop| text.find(stop.as_str())).min() {
+            if let Some(at) = request.stop.iter().filter_map(|stop| text.find(stop.as_str())).min()
+            {
                 deltas = vec![text[..at].to_owned()];
                 finish = Finish::Stop;
                 break;
@@ -143,7 +161,15 @@ impl Fake {
         deltas.push(String::from_utf8_lossy(&pending).into_owned());
         let tokens = sequence.split_off(request.prompt.len());
         let (prompt_tokens, completion_tokens) = (request.prompt.len() as u32, tokens.len() as u32);
-        Ok(Generation { tokens, logprobs, deltas, finish, prompt_tokens, cached_tokens, completion_tokens })
+        Ok(Generation {
+            tokens,
+            logprobs,
+            deltas,
+            finish,
+            prompt_tokens,
+            cached_tokens,
+            completion_tokens,
+        })
     }
 }
 
@@ -163,10 +189,13 @@ impl Subject for Fake {
     fn encode(&mut self, text: &str, parse_special: bool) -> Result<Vec<u32>> {
         let (mut ids, mut rest) = (Vec::new(), text);
         while let Some(character) = rest.chars().next() {
-            let special = SPECIALS.iter().find(|(_, special)| parse_special && rest.starts_with(special));
+            let special =
+                SPECIALS.iter().find(|(_, special)| parse_special && rest.starts_with(special));
             let (length, new) = match special {
                 Some((id, special)) => (special.len(), vec![*id]),
-                None => (character.len_utf8(), character.to_string().bytes().map(u32::from).collect()),
+                None => {
+                    (character.len_utf8(), character.to_string().bytes().map(u32::from).collect())
+                }
             };
             ids.extend(new);
             rest = &rest[length..];

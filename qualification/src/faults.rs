@@ -1,5 +1,5 @@
-//! Planted faults: a subject that is right except for one defect, as known from the field. A suite that stays green over one
-//! of these proves nothing.
+//! Planted faults: a subject that is right except for one defect, as known from the field. A suite
+//! that stays green over one of these proves nothing.
 
 use crate::subject::{Generation, Message, Request, Result, Subject, TokenLogprob};
 use std::collections::{BTreeMap, BTreeSet};
@@ -46,7 +46,8 @@ pub enum Fault {
 
 /// Prompts from this length on are long for [`Fault::LongPromptCut`], tokens.
 const LONG: usize = 512;
-/// Cached tokens from which on a prefix is long: more than the checks that look at other things share, tokens.
+/// Cached tokens from which on a prefix is long: more than the checks that look at other things
+/// share, tokens.
 const LONG_PREFIX: u32 = 112;
 /// Where [`Fault::WrongToken`] strikes: later than any check but the reference comparison looks.
 const LATE: usize = 40;
@@ -75,22 +76,36 @@ impl<S: Subject> Faulty<S> {
             Fault::SeedIgnored => spoiled.seed = self.calls,
             Fault::SeedShared => spoiled.seed = 1,
             Fault::CutAtEdge if length > context => spoiled.prompt.truncate(context / 2),
-            Fault::LongPromptCut if (LONG..=context).contains(&length) => drop(spoiled.prompt.drain(..length / 2)),
+            Fault::LongPromptCut if (LONG..=context).contains(&length) => {
+                drop(spoiled.prompt.drain(..length / 2))
+            }
             _ => {}
         }
         spoiled
     }
 
-    fn spoil_generation(&mut self, request: &Request, rows: usize, g: &mut Generation) -> Result<()> {
+    fn spoil_generation(
+        &mut self,
+        request: &Request,
+        rows: usize,
+        g: &mut Generation,
+    ) -> Result<()> {
         let seen_before = !self.seen.insert(request.prompt.clone());
         match self.fault {
             Fault::LogitsShifted => g.logprobs.iter_mut().for_each(shift),
             Fault::NotANumber => {
-                g.logprobs.iter_mut().filter_map(|l| l.top.get_mut(1)).for_each(|second| second.1 = f32::NAN);
+                g.logprobs
+                    .iter_mut()
+                    .filter_map(|l| l.top.get_mut(1))
+                    .for_each(|second| second.1 = f32::NAN);
             }
-            Fault::WrongToken => g.tokens.iter_mut().skip(LATE).take(1).for_each(|token| *token ^= 1),
+            Fault::WrongToken => {
+                g.tokens.iter_mut().skip(LATE).take(1).for_each(|token| *token ^= 1)
+            }
             Fault::UsageOffByOne => g.completion_tokens += 1,
-            Fault::HalfCharacter if request.stop.is_empty() => g.deltas = self.one_by_one(&g.tokens)?,
+            Fault::HalfCharacter if request.stop.is_empty() => {
+                g.deltas = self.one_by_one(&g.tokens)?
+            }
             Fault::BatchDependent if rows >= 8 => last_bit(g),
             Fault::PrefixDiffers if g.cached_tokens >= LONG_PREFIX => last_bit(g),
             Fault::PrefixLeaks if seen_before => g.cached_tokens = g.cached_tokens.max(1),
@@ -165,7 +180,8 @@ impl<S: Subject> Subject for Faulty<S> {
 
     fn generate(&mut self, requests: &[Request]) -> Result<Vec<Generation>> {
         self.calls += 1;
-        let spoiled: Vec<Request> = requests.iter().map(|request| self.spoil_request(request)).collect();
+        let spoiled: Vec<Request> =
+            requests.iter().map(|request| self.spoil_request(request)).collect();
         let mut generations = self.inner.generate(&spoiled)?;
         for (request, generation) in requests.iter().zip(&mut generations) {
             self.spoil_generation(request, requests.len(), generation)?;

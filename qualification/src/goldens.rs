@@ -1,4 +1,5 @@
-//! Reference outputs made by an independent implementation (`goldens/make_*.py`), embedded per release.
+//! Reference outputs made by an independent implementation (`goldens/make_*.py`), embedded per
+//! release.
 
 use crate::subject::Message;
 use serde::Deserialize;
@@ -67,16 +68,23 @@ struct TextFile {
 impl Goldens {
     /// Those made from one of these files (name → hex SHA-256), if there are any.
     pub fn of_files(files: &BTreeMap<String, String>) -> Option<Self> {
-        let mut all =
-            EMBEDDED.iter().map(|(greedy, text)| Self::parse(greedy, text).expect("embedded goldens are valid"));
+        let mut all = EMBEDDED
+            .iter()
+            .map(|(greedy, text)| Self::parse(greedy, text).expect("embedded goldens are valid"));
         all.find(|goldens| files.values().any(|digest| *digest == goldens.weights_sha256))
     }
 
     fn parse(greedy: &str, text: &str) -> serde_json::Result<Self> {
         let greedy: GreedyFile = serde_json::from_str(greedy)?;
         let text: TextFile = serde_json::from_str(text)?;
-        let templates = text.template.into_iter().filter(|case| case.add_generation_prompt).collect();
-        Ok(Self { weights_sha256: greedy.sha256, cases: greedy.cases, tokenizer: text.tokenizer, templates })
+        let templates =
+            text.template.into_iter().filter(|case| case.add_generation_prompt).collect();
+        Ok(Self {
+            weights_sha256: greedy.sha256,
+            cases: greedy.cases,
+            tokenizer: text.tokenizer,
+            templates,
+        })
     }
 }
 
@@ -102,8 +110,14 @@ mod tests {
             assert_eq!((goldens.cases.len(), goldens.templates.len()), (conversations, 40));
             assert!(goldens.tokenizer.len() >= 300);
             for case in &goldens.cases {
-                assert_eq!((case.greedy_ids.len(), case.top2.len()), (tokens, tokens), "{}", case.id);
-                let sound = |at: usize| case.top2[at][0].0 == case.greedy_ids[at] && case.margin(at) >= 0.0;
+                assert_eq!(
+                    (case.greedy_ids.len(), case.top2.len()),
+                    (tokens, tokens),
+                    "{}",
+                    case.id
+                );
+                let sound =
+                    |at: usize| case.top2[at][0].0 == case.greedy_ids[at] && case.margin(at) >= 0.0;
                 assert!((0..tokens).all(sound), "{}", case.id);
             }
         }

@@ -1,5 +1,6 @@
-//! What a verdict is about: the release's digests, the engine's build, the hardware, the serving settings. A verdict holds
-//! for exactly this tuple; when a part changes, the release has to be qualified again.
+//! What a verdict is about: the release's digests, the engine's build, the hardware, the serving
+//! settings. A verdict holds for exactly this tuple; when a part changes, the release has to be
+//! qualified again.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -22,8 +23,8 @@ pub struct Release {
     pub files: BTreeMap<String, String>,
 }
 
-/// Who vouches for a release. Published ones must pass against an independent reference; for ones that an operator added
-/// there is none, and the verdict says that it rests on self-consistency.
+/// Who vouches for a release. Published ones must pass against an independent reference; for ones
+/// that an operator added there is none, and the verdict says that it rests on self-consistency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Origin {
@@ -55,7 +56,8 @@ pub struct Hardware {
     pub kind: String,
     pub vendor: String,
     pub model: String,
-    /// Instruction sets that the kernels choose between; of a GPU its architecture, memory, driver and libraries.
+    /// Instruction sets that the kernels choose between; of a GPU its architecture, memory, driver
+    /// and libraries.
     pub features: Vec<String>,
     /// Compute threads; of a GPU its multiprocessors.
     pub threads: usize,
@@ -90,17 +92,31 @@ impl Identity {
             .or_else(|| differ("release files", &self.release.files, &present.release.files))
             .or_else(|| differ("release origin", &self.release.origin, &present.release.origin))
             .or_else(|| differ("engine version", &old.engine.version, &new.engine.version))
-            .or_else(|| differ("dependencies", &old.engine.lockfile_sha256, &new.engine.lockfile_sha256))
-            .or_else(|| differ("executable", &old.engine.executable_sha256, &new.engine.executable_sha256))
+            .or_else(|| {
+                differ("dependencies", &old.engine.lockfile_sha256, &new.engine.lockfile_sha256)
+            })
+            .or_else(|| {
+                differ("executable", &old.engine.executable_sha256, &new.engine.executable_sha256)
+            })
             .or_else(|| differ("hardware", &old.hardware, &new.hardware))
             .or_else(|| differ("serving setting", &old.settings, &new.settings))
     }
 }
 
-fn differ<T: PartialEq + Serialize>(part: &'static str, recorded: &T, present: &T) -> Option<Difference> {
-    let json = |value: &T| serde_json::to_value(value).expect("invariant: an identity has only string keys");
+fn differ<T: PartialEq + Serialize>(
+    part: &'static str,
+    recorded: &T,
+    present: &T,
+) -> Option<Difference> {
+    let json = |value: &T| {
+        serde_json::to_value(value).expect("invariant: an identity has only string keys")
+    };
     let (old, new) = (json(recorded), json(present));
-    (recorded != present).then(|| Difference { part, recorded: apart(&old, &new), present: apart(&new, &old) })
+    (recorded != present).then(|| Difference {
+        part,
+        recorded: apart(&old, &new),
+        present: apart(&new, &old),
+    })
 }
 
 /// A value for people; of an object, the members in which it is not like `other`.

@@ -1,7 +1,8 @@
-//! Qualification: checks that prove a model release on this hardware with this build, and the record that says so.
+//! Qualification: checks that prove a model release on this hardware with this build, and the
+//! record that says so.
 //!
-//! Generic over a [`Subject`], so it knows no engine. Every check names the planted faults ([`Fault`]) that must turn it red;
-//! the tests of this crate plant each of them and look.
+//! Generic over a [`Subject`], so it knows no engine. Every check names the planted faults
+//! ([`Fault`]) that must turn it red; the tests of this crate plant each of them and look.
 
 pub mod checks;
 pub mod faults;
@@ -17,7 +18,9 @@ mod fake;
 
 pub use faults::{Fault, Faulty};
 pub use goldens::Goldens;
-pub use identity::{Difference, EngineBuild, Hardware, Host, Identity, Origin, Release, ServingSettings};
+pub use identity::{
+    Difference, EngineBuild, Hardware, Host, Identity, Origin, Release, ServingSettings,
+};
 pub use record::{CheckResult, Record, State, Verdict};
 pub use subject::{Finish, Generation, Message, Request, Subject, SubjectError, TokenLogprob};
 pub use suite::{Progress, Scope, Suite, run};

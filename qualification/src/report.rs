@@ -32,7 +32,10 @@ fn facts(record: &Record) -> Vec<(&'static str, String)> {
         ("Release", format!("{} ({})", release.name, release.release_id)),
         ("Qualified context", format!("{} tokens", record.qualified_context_tokens)),
         ("Suite", format!("{}, policy {}", record.suite, record.policy_version)),
-        ("Engine", format!("{}, executable sha256 {}", host.engine.version, host.engine.executable_sha256)),
+        (
+            "Engine",
+            format!("{}, executable sha256 {}", host.engine.version, host.engine.executable_sha256),
+        ),
         ("Hardware", hardware(&host.hardware)),
         ("Features", host.hardware.features.join(" ")),
         ("Settings", settings(record)),
@@ -40,7 +43,9 @@ fn facts(record: &Record) -> Vec<(&'static str, String)> {
         ("Finished", format!("{} (Unix seconds)", record.finished_at)),
         ("Reproduce", format!("cresset qualify {} --suite {}", release.name, record.suite)),
     ];
-    facts.extend(release.files.iter().map(|(name, digest)| ("File", format!("{name}, sha256 {digest}"))));
+    facts.extend(
+        release.files.iter().map(|(name, digest)| ("File", format!("{name}, sha256 {digest}"))),
+    );
     facts.extend(record.notes.iter().map(|note| ("Note", note.clone())));
     facts
 }
@@ -74,7 +79,8 @@ fn cells(check: &CheckResult) -> [String; 7] {
     ]
 }
 
-const COLUMNS: [&str; 7] = ["Stage", "Check", "Result", "Measured", "Required", "Proves", "Seconds"];
+const COLUMNS: [&str; 7] =
+    ["Stage", "Check", "Result", "Measured", "Required", "Proves", "Seconds"];
 
 pub fn markdown(record: &Record) -> String {
     let mut out = format!("# Qualification of {}\n\n", record.identity.release.name);
@@ -82,7 +88,12 @@ pub fn markdown(record: &Record) -> String {
         let _ = writeln!(out, "- **{label}**: {value}");
     }
     let row = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
-    let _ = write!(out, "\n{}{}", row(&COLUMNS.map(str::to_owned)), row(&COLUMNS.map(|_| "---".to_owned())));
+    let _ = write!(
+        out,
+        "\n{}{}",
+        row(&COLUMNS.map(str::to_owned)),
+        row(&COLUMNS.map(|_| "---".to_owned()))
+    );
     for check in &record.checks {
         out.push_str(&row(&cells(check).map(|cell| cell.replace('|', "\\|").replace('\n', " "))));
     }

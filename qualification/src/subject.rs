@@ -92,7 +92,8 @@ pub const TOP_LOGPROBS: u8 = 20;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubjectError {
-    /// A correct answer to input that cannot be served (too long, a role the template does not know).
+    /// A correct answer to input that cannot be served (too long, a role the template does not
+    /// know).
     #[error("refused: {0}")]
     Refused(String),
     #[error("{0}")]
@@ -114,6 +115,7 @@ pub trait Subject {
     /// The conversation as the template writes it, with a generation prompt.
     fn render(&mut self, messages: &[Message]) -> Result<String>;
     fn encode_chat(&mut self, messages: &[Message]) -> Result<Vec<u32>>;
-    /// Runs all requests at the same time, so that they share steps. Results are in the requests' order.
+    /// Runs all requests at the same time, so that they share steps. Results are in the requests'
+    /// order.
     fn generate(&mut self, requests: &[Request]) -> Result<Vec<Generation>>;
 }

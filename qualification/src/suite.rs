@@ -36,13 +36,16 @@ pub struct Scope {
 }
 
 impl Scope {
-    /// `quick_context_tokens` bounds the quick suite only; nothing goes past what the subject serves.
+    /// `quick_context_tokens` bounds the quick suite only; nothing goes past what the subject
+    /// serves.
     pub fn new(suite: Suite, quick_context_tokens: u32, subject: &dyn Subject) -> Self {
         let served = subject.context_tokens();
         match suite {
-            Suite::Quick => {
-                Self { suite, context_tokens: served.min(quick_context_tokens), golden_prompt_tokens: 80.min(served) }
-            }
+            Suite::Quick => Self {
+                suite,
+                context_tokens: served.min(quick_context_tokens),
+                golden_prompt_tokens: 80.min(served),
+            },
             Suite::Full => Self { suite, context_tokens: served, golden_prompt_tokens: served },
         }
     }
@@ -56,7 +59,8 @@ pub struct Progress {
     pub check: &'static str,
 }
 
-/// Runs every check; none is repeated until it is green, and a check that cannot finish is a failed one.
+/// Runs every check; none is repeated until it is green, and a check that cannot finish is a failed
+/// one.
 pub fn run(
     subject: &mut dyn Subject,
     identity: Identity,
@@ -102,7 +106,8 @@ fn perform(check: &Check, mut bench: Bench) -> CheckResult {
     }
 }
 
-/// A published release without its reference comparison is not proven; an operator's own has none to run.
+/// A published release without its reference comparison is not proven; an operator's own has none
+/// to run.
 fn judge(checks: &[CheckResult], origin: Origin) -> Verdict {
     let any = |state| checks.iter().any(|check| check.state == state);
     match origin {
@@ -112,18 +117,29 @@ fn judge(checks: &[CheckResult], origin: Origin) -> Verdict {
     }
 }
 
-fn notes(checks: &[CheckResult], identity: &Identity, scope: Scope, subject: &dyn Subject) -> Vec<String> {
+fn notes(
+    checks: &[CheckResult],
+    identity: &Identity,
+    scope: Scope,
+    subject: &dyn Subject,
+) -> Vec<String> {
     let mut notes = Vec::new();
     if checks.iter().any(|check| check.state == State::NotRun) {
         notes.push(match identity.release.origin {
-            Origin::Operator => "Self-consistency only: there are no reference outputs for this release.".into(),
-            Origin::Published => "The reference outputs of this release do not fit its files: not proven.".to_owned(),
+            Origin::Operator => {
+                "Self-consistency only: there are no reference outputs for this release.".into()
+            }
+            Origin::Published => {
+                "The reference outputs of this release do not fit its files: not proven.".to_owned()
+            }
         });
     }
     let served = subject.context_tokens();
     if scope.context_tokens < served {
         let ran = scope.context_tokens;
-        notes.push(format!("Context was run up to {ran} of {served} tokens; the full suite runs all of it."));
+        notes.push(format!(
+            "Context was run up to {ran} of {served} tokens; the full suite runs all of it."
+        ));
     }
     notes
 }
@@ -140,8 +156,13 @@ mod tests {
     use crate::identity::{EngineBuild, Hardware, Host, Release, ServingSettings};
 
     fn identity(origin: Origin) -> Identity {
-        let release = Release { name: "fake".into(), release_id: Uuid::nil(), origin, files: fake::files() };
-        let engine = EngineBuild { version: "1".into(), lockfile_sha256: "l".into(), executable_sha256: "e".into() };
+        let release =
+            Release { name: "fake".into(), release_id: Uuid::nil(), origin, files: fake::files() };
+        let engine = EngineBuild {
+            version: "1".into(),
+            lockfile_sha256: "l".into(),
+            executable_sha256: "e".into(),
+        };
         let hardware = Hardware {
             kind: "cpu".into(),
             vendor: "v".into(),
@@ -184,9 +205,11 @@ mod tests {
         for check in ALL {
             assert!(!check.faults.is_empty(), "{} names no fault", check.id);
             for &fault in check.faults {
-                // A comparison with the reference sees most faults; the other checks have to see theirs without it.
+                // A comparison with the reference sees most faults; the other checks have to see
+                // theirs without it.
                 let goldens = check.id.ends_with("goldens").then_some(&goldens);
-                let record = record(&mut Faulty::new(Fake::default(), fault), Origin::Operator, goldens);
+                let record =
+                    record(&mut Faulty::new(Fake::default(), fault), Origin::Operator, goldens);
                 assert_eq!(red(&record), [check.id], "{fault:?}");
                 assert_eq!(record.verdict, Verdict::Failed);
                 assert_eq!(record.qualified_context_tokens, 0);
@@ -205,7 +228,10 @@ mod tests {
     fn a_greedy_difference_counts_where_the_reference_is_decided() {
         let mut goldens = fake::goldens();
         let wrong = || Faulty::new(Fake::default(), Fault::WrongToken);
-        assert_eq!(red(&record(&mut wrong(), Origin::Published, Some(&goldens))), ["greedy_goldens"]);
+        assert_eq!(
+            red(&record(&mut wrong(), Origin::Published, Some(&goldens))),
+            ["greedy_goldens"]
+        );
         goldens.cases[0].top2[40][1].1 = 1.0 - 1e-4;
         assert!(red(&record(&mut wrong(), Origin::Published, Some(&goldens))).is_empty());
     }

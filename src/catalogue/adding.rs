@@ -1,12 +1,13 @@
-//! New releases: from a path on this machine or from a hub repository that has no manifest yet. Digests are computed here and
-//! pinned; ids follow from the digests, so the same files get the same ids on every node.
+//! New releases: from a path on this machine or from a hub repository that has no manifest yet.
+//! Digests are computed here and pinned; ids follow from the digests, so the same files get the
+//! same ids on every node.
 
 use super::fetch::{self, FetchOptions, HubTarget, Listing, Progress};
 use super::folder::{Folder, is_gguf, remove_all, sha256};
 use super::manifest::check_name;
 use super::{
-    Catalogue, Error, GenerationDefaults, Manifest, ManifestLimits, ManifestPrices, ReleaseFile, Result, Source,
-    Upstream,
+    Catalogue, Error, GenerationDefaults, Manifest, ManifestLimits, ManifestPrices, ReleaseFile,
+    Result, Source, Upstream,
 };
 use crate::ids::ModelId;
 use cresset_models::loader::gguf::{GgufFile, Value};
@@ -22,7 +23,8 @@ const NO_LICENSE: &str = "NOASSERTION";
 /// Output limit of releases that do not come with one, tokens.
 const MAX_OUTPUT: u32 = 4096;
 /// Of releases that an operator adds; edit the manifest to change them.
-const PRICES: ManifestPrices = ManifestPrices { revision: 1, input: 100_000, cached_input: 25_000, output: 400_000 };
+const PRICES: ManifestPrices =
+    ManifestPrices { revision: 1, input: 100_000, cached_input: 25_000, output: 400_000 };
 
 /// What a node reads of a folder in Hugging Face layout, beside the weights.
 const HF_FILES: [&str; 7] = [
@@ -47,13 +49,22 @@ struct Draft {
 }
 
 impl Catalogue {
-    /// Adds a GGUF file, or a folder with one or in Hugging Face layout. The files are linked where the disk allows it, else copied.
-    /// Files that are exactly a built-in release become that release.
-    pub fn add(&self, path: &Path, name: Option<&str>, progress: &mut dyn FnMut(Progress)) -> Result<Manifest> {
+    /// Adds a GGUF file, or a folder with one or in Hugging Face layout. The files are linked where
+    /// the disk allows it, else copied. Files that are exactly a built-in release become that
+    /// release.
+    pub fn add(
+        &self,
+        path: &Path,
+        name: Option<&str>,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Manifest> {
         let path = path.canonicalize().map_err(Error::io("find", path))?;
         let files = model_files(&path)?;
-        let digested = files.iter().map(|file| digest(file, progress)).collect::<Result<Vec<_>>>()?;
-        let known = |m: &Manifest| m.files.len() == 1 && digested.len() == 1 && m.files[0].sha256 == digested[0].sha256;
+        let digested =
+            files.iter().map(|file| digest(file, progress)).collect::<Result<Vec<_>>>()?;
+        let known = |m: &Manifest| {
+            m.files.len() == 1 && digested.len() == 1 && m.files[0].sha256 == digested[0].sha256
+        };
         let manifest = match Manifest::built_in().into_iter().find(known) {
             Some(built_in) if name.is_none_or(|name| name == built_in.name) => built_in,
             _ => draft_of(&path, &files, name)?.manifest(&files, digested)?,
@@ -71,19 +82,28 @@ impl Catalogue {
         let name = slug(target.file.as_deref().and_then(stem).unwrap_or(&target.repo));
         let folder = self.folder(&name);
         let cache = folder.incoming().join("hub");
-        let no_source = |why: String| Error::NoSource { name: target.repo.clone(), account: format!(" {why}") };
+        let no_source =
+            |why: String| Error::NoSource { name: target.repo.clone(), account: format!(" {why}") };
         let listing = fetch::describe(target, &cache, options).map_err(no_source)?;
         let mut files = Vec::new();
         for file in choose(&listing, target)? {
             let mut report = |done| progress(Progress { file: &file, done, total: 0 });
-            let got = fetch::download(&target.repo, &listing.revision, &file, &cache, options, &mut report);
+            let got = fetch::download(
+                &target.repo,
+                &listing.revision,
+                &file,
+                &cache,
+                options,
+                &mut report,
+            );
             let got = got.map_err(|error| match error {
                 fetch::Download::DiskFull => Error::DiskFull { path: cache.clone() },
                 fetch::Download::Failed(why) => no_source(format!("{file}: {why}")),
             })?;
             files.push(named(&folder, &got, &file)?);
         }
-        let digested = files.iter().map(|file| digest(file, progress)).collect::<Result<Vec<_>>>()?;
+        let digested =
+            files.iter().map(|file| digest(file, progress)).collect::<Result<Vec<_>>>()?;
         let manifest = hub_draft(name, target, listing, &digested).manifest(&files, digested)?;
         self.install(&manifest, &files)?;
         remove_all(&folder.incoming())?;
@@ -108,8 +128,10 @@ impl Catalogue {
 
 impl Draft {
     fn manifest(self, files: &[PathBuf], digested: Vec<ReleaseFile>) -> Result<Manifest> {
-        check_name(&self.name)
-            .map_err(|why| Error::NotAModel { path: files[0].clone(), why: format!("{why}; use --name") })?;
+        check_name(&self.name).map_err(|why| Error::NotAModel {
+            path: files[0].clone(),
+            why: format!("{why}; use --name"),
+        })?;
         let context = context_tokens(files)?;
         Ok(Manifest {
             id: ModelId(content_id("model", &self.name, &digested)),
@@ -121,7 +143,10 @@ impl Draft {
             upstream: self.upstream,
             created: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
             files: digested,
-            limits: ManifestLimits { model_context_tokens: context, max_output_tokens: MAX_OUTPUT.min(context) },
+            limits: ManifestLimits {
+                model_context_tokens: context,
+                max_output_tokens: MAX_OUTPUT.min(context),
+            },
             generation: generation_defaults(files),
             prices: PRICES,
             sources: self.sources,
@@ -149,8 +174,14 @@ fn draft_of(path: &Path, files: &[PathBuf], name: Option<&str>) -> Result<Draft>
     })
 }
 
-fn hub_draft(name: String, target: &HubTarget, listing: Listing, digested: &[ReleaseFile]) -> Draft {
-    let in_repository = |file: &ReleaseFile| target.file.clone().unwrap_or_else(|| file.name.clone());
+fn hub_draft(
+    name: String,
+    target: &HubTarget,
+    listing: Listing,
+    digested: &[ReleaseFile],
+) -> Draft {
+    let in_repository =
+        |file: &ReleaseFile| target.file.clone().unwrap_or_else(|| file.name.clone());
     let files: BTreeMap<String, String> =
         digested.iter().map(|file| (file.name.clone(), in_repository(file))).collect();
     Draft {
@@ -166,15 +197,22 @@ fn hub_draft(name: String, target: &HubTarget, listing: Listing, digested: &[Rel
     }
 }
 
-/// The files of a repository that make a release: the one asked for, the only GGUF, or Hugging Face layout.
+/// The files of a repository that make a release: the one asked for, the only GGUF, or Hugging Face
+/// layout.
 fn choose(listing: &Listing, target: &HubTarget) -> Result<Vec<String>> {
     let refuse = |why: String| Error::NotAModel { path: target.repo.clone().into(), why };
     let ggufs: Vec<&String> = listing.files.iter().filter(|file| is_gguf(file)).collect();
     if let Some(wanted) = &target.file {
         let found = listing.files.iter().any(|file| file == wanted);
-        return if found { Ok(vec![wanted.clone()]) } else { Err(refuse(format!("it has no file {wanted}"))) };
+        return if found {
+            Ok(vec![wanted.clone()])
+        } else {
+            Err(refuse(format!("it has no file {wanted}")))
+        };
     }
-    let wanted = |file: &&String| HF_FILES.contains(&file.as_str()) || (is_safetensors(file) && !file.contains('/'));
+    let wanted = |file: &&String| {
+        HF_FILES.contains(&file.as_str()) || (is_safetensors(file) && !file.contains('/'))
+    };
     let layout: Vec<String> = listing.files.iter().filter(wanted).cloned().collect();
     match ggufs.as_slice() {
         _ if layout.iter().any(|file| is_safetensors(file)) => match lacking(&layout) {
@@ -185,7 +223,11 @@ fn choose(listing: &Listing, target: &HubTarget) -> Result<Vec<String>> {
         [] => Err(refuse("it has neither safetensors nor GGUF files".into())),
         several => {
             let names: Vec<&str> = several.iter().map(|name| name.as_str()).collect();
-            Err(refuse(format!("it has several GGUF files; ask for one as {}/FILE: {}", target.repo, names.join(", "))))
+            Err(refuse(format!(
+                "it has several GGUF files; ask for one as {}/FILE: {}",
+                target.repo,
+                names.join(", ")
+            )))
         }
     }
 }
@@ -205,7 +247,8 @@ fn model_files(path: &Path) -> Result<Vec<PathBuf>> {
         entries.filter_map(|entry| entry.ok().map(|e| e.path())).filter(|p| p.is_file()).collect();
     files.sort();
     let ggufs: Vec<PathBuf> = files.iter().filter(|file| is_gguf_path(file)).cloned().collect();
-    let name = |file: &Path| file.file_name().and_then(|n| n.to_str()).unwrap_or_default().to_owned();
+    let name =
+        |file: &Path| file.file_name().and_then(|n| n.to_str()).unwrap_or_default().to_owned();
     files.retain(|file| HF_FILES.contains(&name(file).as_str()) || is_safetensors(&name(file)));
     match ggufs.len() {
         0 if files.iter().any(|file| is_safetensors(&name(file))) => {
@@ -290,8 +333,12 @@ fn place(from: &Path, folder: &Folder, name: &str) -> Result<()> {
 }
 
 fn context_tokens(files: &[PathBuf]) -> Result<u32> {
-    let found = if is_gguf_path(&files[0]) { gguf_context(&files[0])? } else { config_context(files) };
-    let refuse = || Error::NotAModel { path: files[0].clone(), why: "it does not say its context length".into() };
+    let found =
+        if is_gguf_path(&files[0]) { gguf_context(&files[0])? } else { config_context(files) };
+    let refuse = || Error::NotAModel {
+        path: files[0].clone(),
+        why: "it does not say its context length".into(),
+    };
     found.and_then(|n| u32::try_from(n).ok()).filter(|n| *n > 0).ok_or_else(refuse)
 }
 
@@ -309,7 +356,9 @@ fn gguf_text(path: &Path, key: &str) -> Result<Option<String>> {
 
 fn gguf_context(path: &Path) -> Result<Option<u64>> {
     let metadata = gguf(path)?;
-    let Some(Value::String(architecture)) = metadata.get("general.architecture") else { return Ok(None) };
+    let Some(Value::String(architecture)) = metadata.get("general.architecture") else {
+        return Ok(None);
+    };
     Ok(match metadata.get(&format!("{architecture}.context_length")) {
         Some(Value::U32(n)) => Some(u64::from(*n)),
         Some(Value::U64(n)) => Some(*n),
@@ -351,8 +400,11 @@ mod tests {
         let folder = root.join("My Model");
         fs::create_dir_all(&folder).unwrap();
         fs::write(folder.join("config.json"), r#"{"max_position_embeddings": 512}"#).unwrap();
-        fs::write(folder.join("generation_config.json"), r#"{"temperature": 0.6, "top_k": 20, "top_p": 0.95}"#)
-            .unwrap();
+        fs::write(
+            folder.join("generation_config.json"),
+            r#"{"temperature": 0.6, "top_k": 20, "top_p": 0.95}"#,
+        )
+        .unwrap();
         fs::write(folder.join("model.safetensors"), weights).unwrap();
         fs::write(folder.join("tokenizer.json"), "{}").unwrap();
         fs::write(folder.join("README.md"), "not part of the release").unwrap();
@@ -368,8 +420,15 @@ mod tests {
         let manifest = catalogue.add(&folder, None, &mut |_| {}).unwrap();
         assert_eq!((manifest.name.as_str(), manifest.files.len()), ("my-model", 4));
         assert_eq!((manifest.generation.temperature, manifest.generation.top_k), (0.6, 20));
-        assert_eq!(manifest.limits, ManifestLimits { model_context_tokens: 512, max_output_tokens: 512 });
-        assert_eq!(catalogue.add(&folder, None, &mut |_| {}).unwrap().id, manifest.id, "adding twice changes nothing");
+        assert_eq!(
+            manifest.limits,
+            ManifestLimits { model_context_tokens: 512, max_output_tokens: 512 }
+        );
+        assert_eq!(
+            catalogue.add(&folder, None, &mut |_| {}).unwrap().id,
+            manifest.id,
+            "adding twice changes nothing"
+        );
         let elsewhere = Catalogue::new(other_node.path()).add(&folder, None, &mut |_| {}).unwrap();
         assert_eq!((elsewhere.id, elsewhere.release_id), (manifest.id, manifest.release_id));
         assert!(!manifest.id.0.is_nil() && manifest.id.0 != manifest.release_id);
@@ -430,7 +489,8 @@ mod tests {
     #[test]
     fn a_repository_with_several_ggufs_asks_for_one() {
         let files = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        let listing = |names: &[&str]| Listing { revision: "c".into(), files: files(names), license: None };
+        let listing =
+            |names: &[&str]| Listing { revision: "c".into(), files: files(names), license: None };
         let check = |names: &[&str], target: &str, expect: Result<&[&str], &str>| {
             let chosen = choose(&listing(names), &HubTarget::parse(target).unwrap());
             match (chosen, expect) {
@@ -445,7 +505,13 @@ mod tests {
         check(&["a.gguf"], "o/r/c.gguf", Err("no file c.gguf"));
         check(&["README.md"], "o/r", Err("neither"));
         check(&["config.json", "model.safetensors"], "o/r", Err("no tokenizer.json"));
-        let hf = ["README.md", "config.json", "model.safetensors", "onnx/model.safetensors", "tokenizer.json"];
+        let hf = [
+            "README.md",
+            "config.json",
+            "model.safetensors",
+            "onnx/model.safetensors",
+            "tokenizer.json",
+        ];
         check(&hf, "o/r", Ok(&["config.json", "model.safetensors", "tokenizer.json"]));
     }
 }

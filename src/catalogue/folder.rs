@@ -1,4 +1,5 @@
-//! One release's folder: its files, its manifest, and stamps that say which files were checked as they are now.
+//! One release's folder: its files, its manifest, and stamps that say which files were checked as
+//! they are now.
 
 use super::{Error, Manifest, Result};
 use cresset_models::ModelSource;
@@ -50,7 +51,9 @@ pub(super) fn manifests(models: &Path) -> Result<Vec<Manifest>> {
 
 pub(super) fn remove_all(path: &Path) -> Result<()> {
     match fs::remove_dir_all(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::io("remove", path)(error)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(Error::io("remove", path)(error))
+        }
         _ => Ok(()),
     }
 }
@@ -118,7 +121,8 @@ impl Folder {
         }
     }
 
-    /// Every file has the manifest's digest. Files that look as they did when last checked are not read again.
+    /// Every file has the manifest's digest. Files that look as they did when last checked are not
+    /// read again.
     pub fn verify(&self, manifest: &Manifest) -> Result<()> {
         let known = self.stamps();
         let mut stamps = BTreeMap::new();
@@ -139,7 +143,9 @@ impl Folder {
     }
 
     pub fn digests(&self, manifest: &Manifest) -> Result<BTreeMap<String, String>> {
-        let digest = |file: &super::ReleaseFile| Ok((file.name.clone(), sha256(&self.path.join(&file.name), |_| {})?));
+        let digest = |file: &super::ReleaseFile| {
+            Ok((file.name.clone(), sha256(&self.path.join(&file.name), |_| {})?))
+        };
         manifest.files.iter().map(digest).collect()
     }
 

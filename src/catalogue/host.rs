@@ -32,7 +32,13 @@ fn cpu(threads: usize) -> Hardware {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let field = |name: &str| cpuinfo(&info, name).unwrap_or(std::env::consts::ARCH).to_owned();
     let features = features().into_iter().map(str::to_owned).collect();
-    Hardware { kind: "cpu".into(), vendor: field("vendor_id"), model: field("model name"), features, threads }
+    Hardware {
+        kind: "cpu".into(),
+        vendor: field("vendor_id"),
+        model: field("model name"),
+        features,
+        threads,
+    }
 }
 
 /// All that an answer may depend on: another device, driver or library is other hardware.
@@ -113,7 +119,10 @@ mod tests {
             Properties { name: "NVIDIA H100".into(), ..found.clone() },
             Properties { capability: (9, 1), ..found.clone() },
             Properties { memory_bytes: 80 << 30, ..found.clone() },
-            Properties { versions: "driver 590.1 CUDA 13.1 cuBLASLt 130002".into(), ..found.clone() },
+            Properties {
+                versions: "driver 590.1 CUDA 13.1 cuBLASLt 130002".into(),
+                ..found.clone()
+            },
         ];
         for other in others.iter().map(Some).chain([None]) {
             assert_ne!(here.hardware, host(other, 2, settings()).hardware, "{other:?}");

@@ -11,14 +11,18 @@ use uuid::Uuid;
 
 /// The releases that come with the node; the first is the default.
 const BUILT_IN: &[(&str, &str)] = &[
-    ("models/releases/smollm2-135m-instruct.toml", include_str!("../../models/releases/smollm2-135m-instruct.toml")),
+    (
+        "models/releases/smollm2-135m-instruct.toml",
+        include_str!("../../models/releases/smollm2-135m-instruct.toml"),
+    ),
     (
         "models/releases/qwen2.5-coder-1.5b-instruct.toml",
         include_str!("../../models/releases/qwen2.5-coder-1.5b-instruct.toml"),
     ),
 ];
 
-/// `models/releases/*.toml`, built in, or written by `models add` / `models pull` into the data folder.
+/// `models/releases/*.toml`, built in, or written by `models add` / `models pull` into the data
+/// folder.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
@@ -100,20 +104,24 @@ pub struct ManifestPrices {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Source {
-    /// A folder that holds the files under their names, or the one file itself. Relative to the data folder.
+    /// A folder that holds the files under their names, or the one file itself. Relative to the
+    /// data folder.
     Local { path: PathBuf },
     /// `files` maps release file names to paths in the repository.
     Hub { repo: String, revision: String, files: BTreeMap<String, String> },
     /// `files` maps release file names to paths inside the wheel.
     PythonPackage { package: String, version: String, files: BTreeMap<String, String> },
-    /// Files in parts, spread over packages of one version: `files` maps each to the paths of its parts, in order.
+    /// Files in parts, spread over packages of one version: `files` maps each to the paths of its
+    /// parts, in order.
     PythonPackages { packages: Vec<String>, version: String, files: BTreeMap<String, Vec<String>> },
 }
 
 impl Manifest {
     /// The releases that come with the node.
     pub fn built_in() -> Vec<Self> {
-        let parse = |(origin, text): &(&str, &str)| Self::parse(text, origin).expect("built-in manifests are valid");
+        let parse = |(origin, text): &(&str, &str)| {
+            Self::parse(text, origin).expect("built-in manifests are valid")
+        };
         BUILT_IN.iter().map(parse).collect()
     }
 
@@ -150,7 +158,9 @@ impl Manifest {
 
     fn validate(&self) -> Result<(), String> {
         check_name(&self.name)?;
-        ensure(!self.id.0.is_nil() && !self.release_id.is_nil(), || "id and release_id must not be nil".into())?;
+        ensure(!self.id.0.is_nil() && !self.release_id.is_nil(), || {
+            "id and release_id must not be nil".into()
+        })?;
         ensure(!self.publisher.is_empty() && !self.upstream.license.is_empty(), || {
             "publisher and upstream.license must be given".into()
         })?;
@@ -175,20 +185,29 @@ impl Manifest {
     }
 
     fn validate_limits(&self) -> Result<(), String> {
-        let ManifestLimits { model_context_tokens: context, max_output_tokens: output } = self.limits;
+        let ManifestLimits { model_context_tokens: context, max_output_tokens: output } =
+            self.limits;
         ensure(output > 0 && output <= context, || {
-            format!("limits: 0 < max_output_tokens ({output}) <= model_context_tokens ({context}) must hold")
+            format!(
+                "limits: 0 < max_output_tokens ({output}) <= model_context_tokens ({context}) must hold"
+            )
         })
     }
 
     fn validate_source(&self, source: &Source) -> Result<(), String> {
         let has = |name: &String| match source {
             Source::Local { .. } => true,
-            Source::Hub { files, .. } | Source::PythonPackage { files, .. } => files.contains_key(name),
-            Source::PythonPackages { files, .. } => files.get(name).is_some_and(|parts| !parts.is_empty()),
+            Source::Hub { files, .. } | Source::PythonPackage { files, .. } => {
+                files.contains_key(name)
+            }
+            Source::PythonPackages { files, .. } => {
+                files.get(name).is_some_and(|parts| !parts.is_empty())
+            }
         };
         let missing = self.files.iter().find(|file| !has(&file.name));
-        missing.map_or(Ok(()), |file| Err(format!("sources: {source} does not say where {} is", file.name)))
+        missing.map_or(Ok(()), |file| {
+            Err(format!("sources: {source} does not say where {} is", file.name))
+        })
     }
 }
 
@@ -211,7 +230,9 @@ impl std::fmt::Display for Source {
         match self {
             Self::Local { path } => write!(f, "local path {}", path.display()),
             Self::Hub { repo, revision, .. } => write!(f, "hub repository {repo}@{revision}"),
-            Self::PythonPackage { package, version, .. } => write!(f, "Python package {package}=={version}"),
+            Self::PythonPackage { package, version, .. } => {
+                write!(f, "Python package {package}=={version}")
+            }
             Self::PythonPackages { packages, version, .. } => {
                 write!(f, "Python packages {} (version {version})", packages.join(", "))
             }
@@ -236,7 +257,10 @@ pub(super) fn check_name(name: &str) -> Result<(), String> {
 
 /// No separators, no parent folder, not hidden: hidden names are the catalogue's own.
 fn is_plain(name: &str) -> bool {
-    !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0']) && name != super::folder::MANIFEST
+    !name.is_empty()
+        && !name.starts_with('.')
+        && !name.contains(['/', '\\', '\0'])
+        && name != super::folder::MANIFEST
 }
 
 #[cfg(test)]
@@ -256,7 +280,11 @@ mod tests {
         let manifest = Manifest::default_release();
         assert_eq!(manifest.bytes(), 98_362_432);
         let kinds: Vec<String> = manifest.sources.iter().map(ToString::to_string).collect();
-        assert!(kinds[0].starts_with("local") && kinds[1].starts_with("hub") && kinds[2].starts_with("Python"));
+        assert!(
+            kinds[0].starts_with("local")
+                && kinds[1].starts_with("hub")
+                && kinds[2].starts_with("Python")
+        );
     }
 
     #[test]

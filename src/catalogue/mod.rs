@@ -1,6 +1,8 @@
-//! Releases: manifests, fetching with digests, qualification records. Only a `QualifiedModel` can be served.
+//! Releases: manifests, fetching with digests, qualification records. Only a `QualifiedModel` can
+//! be served.
 //!
-//! In the data folder: `models/NAME/` holds a release's files and its `manifest.toml`; `qualification/NAME/` its records.
+//! In the data folder: `models/NAME/` holds a release's files and its `manifest.toml`;
+//! `qualification/NAME/` its records.
 
 mod adding;
 mod fetch;
@@ -11,7 +13,9 @@ mod qualified;
 
 pub use fetch::{FetchOptions, Progress};
 pub use host::host;
-pub use manifest::{GenerationDefaults, Manifest, ManifestLimits, ManifestPrices, ReleaseFile, Source, Upstream};
+pub use manifest::{
+    GenerationDefaults, Manifest, ManifestLimits, ManifestPrices, ReleaseFile, Source, Upstream,
+};
 pub use qualified::{NotQualified, QualifiedModel};
 
 use cresset_models::ModelSource;
@@ -64,7 +68,8 @@ impl Error {
     }
 }
 
-/// The releases that this node knows, over its data folder. Holds nothing in memory: every call reads what is there.
+/// The releases that this node knows, over its data folder. Holds nothing in memory: every call
+/// reads what is there.
 #[derive(Clone, Debug)]
 pub struct Catalogue {
     data: PathBuf,
@@ -86,8 +91,10 @@ impl Catalogue {
     /// Every release that is built in or in the data folder, by name.
     pub fn manifests(&self) -> Result<Vec<Manifest>> {
         let mut found = folder::manifests(&self.models())?;
-        let new: Vec<Manifest> =
-            Manifest::built_in().into_iter().filter(|m| found.iter().all(|other| other.name != m.name)).collect();
+        let new: Vec<Manifest> = Manifest::built_in()
+            .into_iter()
+            .filter(|m| found.iter().all(|other| other.name != m.name))
+            .collect();
         found.extend(new);
         found.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(found)
@@ -98,14 +105,23 @@ impl Catalogue {
         let all = self.manifests()?;
         let is_wanted = |m: &Manifest| {
             let ids = [m.id.to_string(), m.release_id.to_string()];
-            m.name == wanted || m.address.as_deref() == Some(wanted) || ids.iter().any(|id| id == wanted)
+            m.name == wanted
+                || m.address.as_deref() == Some(wanted)
+                || ids.iter().any(|id| id == wanted)
         };
         let known = all.iter().map(|m| m.name.as_str()).collect::<Vec<_>>().join(", ");
-        all.into_iter().find(is_wanted).ok_or_else(|| Error::Unknown { name: wanted.to_owned(), known })
+        all.into_iter()
+            .find(is_wanted)
+            .ok_or_else(|| Error::Unknown { name: wanted.to_owned(), known })
     }
 
     /// Where each known release stands on this host.
-    pub fn entries(&self, host: &Host, max_age_days: u64, now: crate::clock::UnixMillis) -> Result<Vec<Entry>> {
+    pub fn entries(
+        &self,
+        host: &Host,
+        max_age_days: u64,
+        now: crate::clock::UnixMillis,
+    ) -> Result<Vec<Entry>> {
         let entry = |manifest: Manifest| Entry {
             pulled: self.folder(&manifest.name).is_complete(&manifest),
             qualification: self.qualified(&manifest, host, max_age_days, now),
@@ -118,7 +134,8 @@ impl Catalogue {
         self.folder(&manifest.name).is_complete(manifest)
     }
 
-    /// The release's files, with their digests checked (again only where a file changed since it was last checked).
+    /// The release's files, with their digests checked (again only where a file changed since it
+    /// was last checked).
     pub fn source(&self, manifest: &Manifest) -> Result<ModelSource> {
         let folder = self.folder(&manifest.name);
         folder.verify(manifest)?;
@@ -126,7 +143,10 @@ impl Catalogue {
     }
 
     /// The digests of the files as they are on the disk now, whatever was known before.
-    pub fn digests(&self, manifest: &Manifest) -> Result<std::collections::BTreeMap<String, String>> {
+    pub fn digests(
+        &self,
+        manifest: &Manifest,
+    ) -> Result<std::collections::BTreeMap<String, String>> {
         self.folder(&manifest.name).digests(manifest)
     }
 
@@ -146,16 +166,25 @@ impl Catalogue {
         qualified::save(&self.data.join("qualification"), record)
     }
 
-    /// Newest first. Records that this version cannot read are passed over: they prove nothing to it.
+    /// Newest first. Records that this version cannot read are passed over: they prove nothing to
+    /// it.
     pub fn records(&self, name: &str) -> Result<Vec<Record>> {
         qualified::records(&self.data.join("qualification"), name)
     }
 
-    /// Fetches the files of a known release, or adds a release from a hub repository (`OWNER/REPOSITORY[/FILE.gguf][@REVISION]`).
-    /// What is already here with the right digest is not fetched again.
-    pub fn pull(&self, wanted: &str, options: &FetchOptions, progress: &mut dyn FnMut(Progress)) -> Result<Manifest> {
+    /// Fetches the files of a known release, or adds a release from a hub repository
+    /// (`OWNER/REPOSITORY[/FILE.gguf][@REVISION]`). What is already here with the right digest is
+    /// not fetched again.
+    pub fn pull(
+        &self,
+        wanted: &str,
+        options: &FetchOptions,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Manifest> {
         let manifest = match (self.find(wanted), fetch::HubTarget::parse(wanted)) {
-            (Err(Error::Unknown { .. }), Some(target)) => return self.pull_from_hub(&target, options, progress),
+            (Err(Error::Unknown { .. }), Some(target)) => {
+                return self.pull_from_hub(&target, options, progress);
+            }
             (found, _) => found?,
         };
         let folder = self.folder(&manifest.name);
@@ -166,7 +195,8 @@ impl Catalogue {
         Ok(manifest)
     }
 
-    /// Removes a release's files and records. A built-in release stays known and can be pulled again.
+    /// Removes a release's files and records. A built-in release stays known and can be pulled
+    /// again.
     pub fn remove(&self, wanted: &str) -> Result<Manifest> {
         let manifest = self.find(wanted)?;
         let folder = self.folder(&manifest.name);

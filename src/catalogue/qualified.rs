@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 /// Records kept per release.
 const KEPT: usize = 16;
 
-/// A release that was proven on this hardware with this build. There is no other way to make one than a matching record.
+/// A release that was proven on this hardware with this build. There is no other way to make one
+/// than a matching record.
 #[derive(Clone, Debug)]
 pub struct QualifiedModel {
     manifest: Manifest,
@@ -29,9 +30,13 @@ pub enum NotQualified {
     Files(#[from] Error),
     #[error("{name} was never qualified on this node: run `cresset qualify {name}`")]
     NoRecord { name: String },
-    #[error("{name} was qualified with another {part} (then {recorded}, now {present}): run `cresset qualify {name}`")]
+    #[error(
+        "{name} was qualified with another {part} (then {recorded}, now {present}): run `cresset qualify {name}`"
+    )]
     Differs { name: String, part: &'static str, recorded: String, present: String },
-    #[error("{name} did not qualify ({why}): run `cresset qualify {name} --report FILE` and read the report")]
+    #[error(
+        "{name} did not qualify ({why}): run `cresset qualify {name} --report FILE` and read the report"
+    )]
     Failed { name: String, why: String },
     #[error(
         "the qualification of {name} is {age_days} days old, over the limit of {max_age_days}: run `cresset qualify {name}`"
@@ -58,7 +63,12 @@ impl QualifiedModel {
     }
     pub fn prices(&self) -> Prices {
         let p = self.manifest.prices;
-        Prices { revision: p.revision, input: p.input, cached_input: p.cached_input, output: p.output }
+        Prices {
+            revision: p.revision,
+            input: p.input,
+            cached_input: p.cached_input,
+            output: p.output,
+        }
     }
 }
 
@@ -81,7 +91,8 @@ impl Catalogue {
         if age_days > max_age_days {
             return Err(NotQualified::Expired { name: name(), age_days, max_age_days });
         }
-        let qualified_context_tokens = record.qualified_context_tokens.min(manifest.limits.model_context_tokens);
+        let qualified_context_tokens =
+            record.qualified_context_tokens.min(manifest.limits.model_context_tokens);
         Ok(QualifiedModel {
             manifest: manifest.clone(),
             source,
@@ -97,21 +108,29 @@ impl Catalogue {
         for record in self.records(&manifest.name)? {
             let difference = match record.identity.difference(&present) {
                 None if record.policy_version == POLICY_VERSION => return Ok(record),
-                None => ("suite policy", record.policy_version.to_string(), POLICY_VERSION.to_string()),
+                None => {
+                    ("suite policy", record.policy_version.to_string(), POLICY_VERSION.to_string())
+                }
                 Some(d) => (d.part, d.recorded, d.present),
             };
             newest_difference.get_or_insert(difference);
         }
         Err(match newest_difference {
             None => NotQualified::NoRecord { name: name() },
-            Some((part, recorded, present)) => NotQualified::Differs { name: name(), part, recorded, present },
+            Some((part, recorded, present)) => {
+                NotQualified::Differs { name: name(), part, recorded, present }
+            }
         })
     }
 }
 
 fn reason(record: &Record) -> String {
     let red: Vec<&str> = record.failed_checks().map(|check| check.id.as_str()).collect();
-    if red.is_empty() { record.verdict.words().to_owned() } else { format!("failed: {}", red.join(", ")) }
+    if red.is_empty() {
+        record.verdict.words().to_owned()
+    } else {
+        format!("failed: {}", red.join(", "))
+    }
 }
 
 pub(super) fn save(root: &Path, record: &Record) -> Result<PathBuf> {
@@ -132,7 +151,9 @@ pub(super) fn records(root: &Path, name: &str) -> Result<Vec<Record>> {
         let text = fs::read(&path).map_err(Error::io("read", &path))?;
         match serde_json::from_slice::<Record>(&text) {
             Ok(record) => records.push(record),
-            Err(error) => tracing::warn!(path = %path.display(), %error, "passing over a qualification record"),
+            Err(error) => {
+                tracing::warn!(path = %path.display(), %error, "passing over a qualification record")
+            }
         }
     }
     Ok(records)
@@ -144,7 +165,8 @@ fn record_files(folder: &Path) -> Result<Vec<PathBuf>> {
         return Ok(Vec::new());
     }
     let entries = fs::read_dir(folder).map_err(Error::io("list", folder))?;
-    let mut paths: Vec<PathBuf> = entries.filter_map(|entry| entry.ok().map(|e| e.path())).collect();
+    let mut paths: Vec<PathBuf> =
+        entries.filter_map(|entry| entry.ok().map(|e| e.path())).collect();
     paths.retain(|path| path.extension().is_some_and(|ext| ext == "json"));
     paths.sort_unstable_by(|a, b| b.cmp(a));
     Ok(paths)
@@ -175,7 +197,8 @@ mod tests {
             fs::write(folder.join("config.json"), r#"{"max_position_embeddings": 512}"#).unwrap();
             fs::write(folder.join("model.safetensors"), "weights").unwrap();
             fs::write(folder.join("tokenizer.json"), "{}").unwrap();
-            let manifest = Catalogue::new(data.path()).add(&folder, Some("own"), &mut |_| {}).unwrap();
+            let manifest =
+                Catalogue::new(data.path()).add(&folder, Some("own"), &mut |_| {}).unwrap();
             let settings = ServingSettings {
                 dtype: "f32".into(),
                 kv_dtype: "f32".into(),
@@ -240,7 +263,10 @@ mod tests {
         let record = place.record(Verdict::Qualified);
         place.save(&record);
         let model = place.ask(90).unwrap();
-        assert_eq!((model.qualified_context_tokens(), model.record_id()), (300, record.id.to_string().as_str()));
+        assert_eq!(
+            (model.qualified_context_tokens(), model.record_id()),
+            (300, record.id.to_string().as_str())
+        );
         assert_eq!(model.prices().input, place.manifest.prices.input);
     }
 
@@ -263,7 +289,9 @@ mod tests {
             ("another suite policy", |r| r.policy_version += 1),
             ("another executable", |r| r.identity.host.engine.executable_sha256 = "0".into()),
             ("another hardware", |r| r.identity.host.hardware.model = "other".into()),
-            ("another serving setting (then max_rows 9, now max_rows 8)", |r| r.identity.host.settings.max_rows = 9),
+            ("another serving setting (then max_rows 9, now max_rows 8)", |r| {
+                r.identity.host.settings.max_rows = 9
+            }),
             ("another release files", |r| r.identity.release.files.clear()),
         ];
         for (part, change) in changes {

@@ -7,8 +7,17 @@ use crate::ids::AccountId;
 use crate::server::operator::AdminCommand;
 use clap::Subcommand;
 
-const COLUMNS: &[&str] =
-    &["id", "name", "plan", "status", "trialUnits", "premiumUnits", "reservedUnits", "in_flight", "created_at"];
+const COLUMNS: &[&str] = &[
+    "id",
+    "name",
+    "plan",
+    "status",
+    "trialUnits",
+    "premiumUnits",
+    "reservedUnits",
+    "in_flight",
+    "created_at",
+];
 
 #[derive(Debug, Subcommand)]
 #[command(after_help = "Examples:
@@ -61,7 +70,9 @@ pub async fn run(context: &Context, command: Accounts) -> Result {
 impl From<Accounts> for AdminCommand {
     fn from(command: Accounts) -> Self {
         match command {
-            Accounts::Create { name, plan, trial, premium } => Self::AccountCreate { name, plan, trial, premium },
+            Accounts::Create { name, plan, trial, premium } => {
+                Self::AccountCreate { name, plan, trial, premium }
+            }
             Accounts::List => Self::AccountList,
             Accounts::Show { id } => Self::AccountShow { id },
             Accounts::Suspend { id } => Self::AccountSuspend { id },

@@ -10,7 +10,8 @@ use serde_json::Value;
 use std::time::Duration;
 
 const APPLICATION_COLUMNS: &[&str] = &["id", "account_id", "name", "created_at"];
-const TOKEN_COLUMNS: &[&str] = &["id", "application_id", "hint", "created_at", "expires_at", "revoked_at"];
+const TOKEN_COLUMNS: &[&str] =
+    &["id", "application_id", "hint", "created_at", "expires_at", "revoked_at"];
 
 #[derive(Debug, Subcommand)]
 #[command(after_help = "Example:

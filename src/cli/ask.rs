@@ -1,4 +1,5 @@
-//! One chat completion over the node's public surface, streamed, exactly as any client would ask for it.
+//! One chat completion over the node's public surface, streamed, exactly as any client would ask
+//! for it.
 
 use super::http::{Call, EventStream, accepted, json, refusal};
 use super::output::{Failure, Result};
@@ -79,8 +80,13 @@ impl Answer {
     /// Takes one chunk in and returns its text.
     fn take<'a>(&mut self, chunk: &'a Value) -> Result<&'a str> {
         if let Some(error) = chunk.get("error") {
-            let message = error["message"].as_str().or(error["code"].as_str()).unwrap_or("the generation failed");
-            return Err(Failure::new(message).remedy("nothing was charged; the node's log has the reason"));
+            let message = error["message"]
+                .as_str()
+                .or(error["code"].as_str())
+                .unwrap_or("the generation failed");
+            return Err(
+                Failure::new(message).remedy("nothing was charged; the node's log has the reason")
+            );
         }
         if let Some(usage) = chunk.get("usage").filter(|usage| usage.is_object()) {
             self.usage = usage.clone();
@@ -113,7 +119,8 @@ mod tests {
             json!({ "choices": [{ "delta": {}, "finish_reason": "stop" }],
                     "usage": { "prompt_tokens": 3 }, "credits": { "chargedUnits": "7" } }),
         ];
-        let mut answer = Answer { request: Uuid::nil(), text: String::new(), usage: Value::Null, charged: 0 };
+        let mut answer =
+            Answer { request: Uuid::nil(), text: String::new(), usage: Value::Null, charged: 0 };
         for chunk in &chunks {
             answer.take(chunk).unwrap();
         }

@@ -35,7 +35,12 @@ pub async fn run(context: Context, arguments: Arguments) -> Result {
     talked
 }
 
-async fn talk(context: &Context, asker: &Asker, arguments: &Arguments, shutdown: &CancellationToken) -> Result {
+async fn talk(
+    context: &Context,
+    asker: &Asker,
+    arguments: &Arguments,
+    shutdown: &CancellationToken,
+) -> Result {
     let mut conversation = Conversation::begin(asker.clone(), arguments);
     let mut lines = read_lines();
     loop {
@@ -64,7 +69,8 @@ struct Conversation {
 
 impl Conversation {
     fn begin(asker: Asker, arguments: &Arguments) -> Self {
-        let system = arguments.system.iter().map(|text| json!({ "role": "system", "content": text }));
+        let system =
+            arguments.system.iter().map(|text| json!({ "role": "system", "content": text }));
         let asker = Asker { session: uuid::Uuid::new_v4(), ..asker };
         Self { asker, messages: system.collect(), max_tokens: arguments.max_tokens }
     }
@@ -74,14 +80,18 @@ impl Conversation {
         self.messages.push(json!({ "role": "user", "content": question }));
         let json = context.output.json;
         let show = |text: &str| if json { Ok(()) } else { print_generated(text) };
-        match self.asker.ask(&self.messages, &json!({ "max_tokens": self.max_tokens }), show).await {
+        match self.asker.ask(&self.messages, &json!({ "max_tokens": self.max_tokens }), show).await
+        {
             Ok(answer) => {
                 self.messages.push(json!({ "role": "assistant", "content": answer.text }));
                 let document = json!({ "request_id": answer.request, "answer": answer.text, "usage": answer.usage,
                                        "chargedUnits": answer.charged.to_string() });
                 context.output.line(&document, "")?;
-                let cost =
-                    format!("{} tokens, {} credits", answer.usage["total_tokens"], text::credits(answer.charged));
+                let cost = format!(
+                    "{} tokens, {} credits",
+                    answer.usage["total_tokens"],
+                    text::credits(answer.charged)
+                );
                 note(&style(Style::Dim, &cost));
                 Ok(())
             }

@@ -23,7 +23,8 @@ pub struct Context {
 }
 
 impl Context {
-    /// `attended`: a person watches the command, so that its log speaks of trouble only unless they asked for more.
+    /// `attended`: a person watches the command, so that its log speaks of trouble only unless they
+    /// asked for more.
     pub fn load(globals: &Globals, flags: &[Override], attended: bool) -> Result<Self> {
         let data_dir = data_dir(globals)?;
         let Loaded { mut config, origins } = load_config(globals, &data_dir, flags)?;
@@ -33,7 +34,8 @@ impl Context {
         Ok(Self { data_dir, config, output: Output { json: globals.json } })
     }
 
-    /// Runs an operator command in the node that owns the folder, or on the store when no node runs.
+    /// Runs an operator command in the node that owns the folder, or on the store when no node
+    /// runs.
     pub async fn admin(&self, command: AdminCommand) -> Result<Value> {
         self.patiently(async || self.try_admin(&command).await).await
     }
@@ -47,11 +49,15 @@ impl Context {
                 None => tokio::time::sleep(pause).await,
             }
         }
-        let what = format!("{} is in use by a process that does not answer on its operator socket", self.shown());
+        let what = format!(
+            "{} is in use by a process that does not answer on its operator socket",
+            self.shown()
+        );
         Err(Failure::new(what).remedy("wait for it to finish or stop it, then try again"))
     }
 
-    /// `None` while another process holds the folder without listening: it is starting, or a short command as this one.
+    /// `None` while another process holds the folder without listening: it is starting, or a short
+    /// command as this one.
     async fn try_admin(&self, command: &AdminCommand) -> Result<Option<Value>> {
         if let Some(answer) = self.ask_node(command).await? {
             return Ok(Some(answer));
@@ -71,7 +77,9 @@ impl Context {
     pub async fn ask_node(&self, command: &AdminCommand) -> Result<Option<Value>> {
         let command = serde_json::to_value(command).map_err(Failure::new)?;
         let call = Call::post(socket::ROUTE, &command);
-        let Some(response) = call.send_to_socket(&socket::path(&self.data_dir)).await? else { return Ok(None) };
+        let Some(response) = call.send_to_socket(&socket::path(&self.data_dir)).await? else {
+            return Ok(None);
+        };
         let (status, value) = json(response).await?;
         if status.is_success() {
             return Ok(Some(value));
@@ -100,7 +108,8 @@ impl Context {
             return Ok(());
         }
         let what = format!("there is no ledger in {}", self.shown());
-        Err(Failure::new(what).remedy("make one with `cresset init`, or name its folder with --data-dir"))
+        Err(Failure::new(what)
+            .remedy("make one with `cresset init`, or name its folder with --data-dir"))
     }
 
     pub fn has_ledger(&self) -> bool {
@@ -111,11 +120,15 @@ impl Context {
         self.create_ledger()?;
         let document = json!({ "data_dir": self.data_dir });
         self.output.result(&document, |_| {
-            format!("made {}\nnext: cresset accounts create --name NAME --trial 5_000_000\n", self.shown())
+            format!(
+                "made {}\nnext: cresset accounts create --name NAME --trial 5_000_000\n",
+                self.shown()
+            )
         })
     }
 
-    /// Makes the folder (a new one is its owner's alone) and an empty ledger; refuses where there is one.
+    /// Makes the folder (a new one is its owner's alone) and an empty ledger; refuses where there
+    /// is one.
     pub fn create_ledger(&self) -> Result {
         if self.has_ledger() {
             let what = format!("{} has a ledger already; it is left as it is", self.shown());
@@ -141,8 +154,9 @@ pub fn load_config(globals: &Globals, data_dir: &Path, flags: &[Override]) -> Re
     let named = globals.config.clone().or_else(config::default_config_file);
     let own = || Some(data_dir.join("cresset.toml")).filter(|path| path.exists());
     let file = named.or_else(own);
-    Loaded::load(file.as_deref(), flags)
-        .map_err(|error| Failure::new(error).remedy("`cresset config schema` lists every key with its type"))
+    Loaded::load(file.as_deref(), flags).map_err(|error| {
+        Failure::new(error).remedy("`cresset config schema` lists every key with its type")
+    })
 }
 
 impl From<AdminError> for Failure {

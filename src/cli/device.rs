@@ -30,7 +30,8 @@ pub fn open(config: &Config) -> Result<Option<Arc<dyn Gpu>>> {
 /// One sentence for people. A build without support for GPUs has nothing to say of them.
 pub fn sentence(config: &Config) -> Result<Option<String>> {
     let chosen = chosen(config)?;
-    let missing = || gpu::probe(0).err().filter(|_| gpu::BUILT && config.engine.device == Device::Auto);
+    let missing =
+        || gpu::probe(0).err().filter(|_| gpu::BUILT && config.engine.device == Device::Auto);
     Ok(chosen
         .map(|(number, found)| describe(number, &found))
         .or_else(|| missing().map(|why| format!("on the CPU: {why}"))))

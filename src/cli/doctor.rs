@@ -39,7 +39,12 @@ impl Finding {
     }
 
     fn warning(check: &'static str, detail: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { check, verdict: Verdict::Warning, detail: detail.into(), remedy: Some(remedy.into()) }
+        Self {
+            check,
+            verdict: Verdict::Warning,
+            detail: detail.into(),
+            remedy: Some(remedy.into()),
+        }
     }
 
     fn wrong(check: &'static str, detail: impl Into<String>, remedy: impl Into<String>) -> Self {
@@ -68,10 +73,15 @@ async fn examine(globals: &Globals) -> Result<Vec<Finding>> {
             ));
         }
         Ok(loaded) => {
-            findings.push(Finding::good("configuration", format!("{} keys set", loaded.origins.len())));
+            findings
+                .push(Finding::good("configuration", format!("{} keys set", loaded.origins.len())));
             findings.extend(gpu(&loaded.config));
             findings.push(fetching(&loaded.config));
-            let context = Context { data_dir: dir, config: loaded.config, output: Output { json: globals.json } };
+            let context = Context {
+                data_dir: dir,
+                config: loaded.config,
+                output: Output { json: globals.json },
+            };
             findings.extend(folder(&context).await);
         }
     }
@@ -82,7 +92,11 @@ fn processor() -> Finding {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let detail = format!("{} with {cores} cores, {}", std::env::consts::ARCH, vector_unit());
     if vector_unit() == SCALAR {
-        return Finding::warning("processor", detail, "models run, but slowly: use a machine with AVX2 or AVX-512");
+        return Finding::warning(
+            "processor",
+            detail,
+            "models run, but slowly: use a machine with AVX2 or AVX-512",
+        );
     }
     Finding::good("processor", detail)
 }
@@ -111,7 +125,11 @@ fn memory() -> Finding {
     };
     let detail = format!("{} available", text::mebibytes(available));
     if available < LOW_MEMORY {
-        return Finding::warning("memory", detail, "free some, or lower engine.kv_mib in the configuration");
+        return Finding::warning(
+            "memory",
+            detail,
+            "free some, or lower engine.kv_mib in the configuration",
+        );
     }
     Finding::good("memory", detail)
 }
@@ -126,12 +144,20 @@ fn available_memory() -> Option<u64> {
 fn disk(data_dir: &Path) -> Finding {
     let existing = data_dir.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
     match rustix::fs::statvfs(existing) {
-        Err(error) => Finding::warning("disk", format!("{}: {error}", existing.display()), "check the file system"),
+        Err(error) => Finding::warning(
+            "disk",
+            format!("{}: {error}", existing.display()),
+            "check the file system",
+        ),
         Ok(found) => {
             let free = found.f_bavail * found.f_frsize;
             let detail = format!("{} free at {}", text::mebibytes(free), existing.display());
             if free < LOW_DISK {
-                return Finding::warning("disk", detail, "free some space, or move the data folder with --data-dir");
+                return Finding::warning(
+                    "disk",
+                    detail,
+                    "free some space, or move the data folder with --data-dir",
+                );
             }
             Finding::good("disk", detail)
         }
@@ -141,7 +167,9 @@ fn disk(data_dir: &Path) -> Finding {
 /// Whether models run on a GPU, where that is possible or asked for.
 fn gpu(config: &Config) -> Option<Finding> {
     match (device::chosen(config), device::sentence(config)) {
-        (Err(Failure::Said { what, remedy }), _) => Some(Finding::wrong("gpu", what, remedy.unwrap_or_default())),
+        (Err(Failure::Said { what, remedy }), _) => {
+            Some(Finding::wrong("gpu", what, remedy.unwrap_or_default()))
+        }
         (Ok(Some(_)), Ok(Some(found))) => Some(Finding::good("gpu", format!("models run {found}"))),
         (_, Ok(Some(missing))) => Some(Finding::warning(
             "gpu",
@@ -155,9 +183,12 @@ fn gpu(config: &Config) -> Option<Finding> {
 /// The last resort of `models pull` and `quickstart` needs pip.
 fn fetching(config: &Config) -> Finding {
     let python = config.hub.python.display().to_string();
-    let found = std::process::Command::new(&config.hub.python).args(["-m", "pip", "--version"]).output();
+    let found =
+        std::process::Command::new(&config.hub.python).args(["-m", "pip", "--version"]).output();
     match found {
-        Ok(output) if output.status.success() => Finding::good("fetching", format!("{python} with pip")),
+        Ok(output) if output.status.success() => {
+            Finding::good("fetching", format!("{python} with pip"))
+        }
         _ => Finding::warning(
             "fetching",
             format!("{python} has no pip: releases come from the model hub only"),
@@ -171,7 +202,11 @@ async fn folder(context: &Context) -> Vec<Finding> {
     let shown = context.data_dir.display();
     if !context.has_ledger() {
         return vec![
-            Finding::warning("ledger", format!("there is none in {shown}"), "cresset init (or cresset quickstart)"),
+            Finding::warning(
+                "ledger",
+                format!("there is none in {shown}"),
+                "cresset init (or cresset quickstart)",
+            ),
             port("port", context.config.listen.public),
             port("operator port", context.config.listen.operator),
         ];
@@ -191,9 +226,10 @@ async fn ledger(context: &Context) -> Finding {
     let restore = "cresset ledger audit, then cresset ledger restore FILE";
     match super::ledger::report(context).await {
         Err(failure) => Finding::wrong("ledger", failure.to_string(), restore),
-        Ok(report) if report["ok"] == true => {
-            Finding::good("ledger", format!("{} entries, every invariant holds", report["checked"]["entries"]))
-        }
+        Ok(report) if report["ok"] == true => Finding::good(
+            "ledger",
+            format!("{} entries, every invariant holds", report["checked"]["entries"]),
+        ),
         Ok(report) => {
             let violations = report["violations"].as_array().map_or(0, Vec::len);
             Finding::wrong("ledger", format!("{violations} invariants are violated"), restore)
@@ -203,7 +239,9 @@ async fn ledger(context: &Context) -> Finding {
 
 fn node(status: &Value) -> Finding {
     match status["reason"].as_str() {
-        None => Finding::good("node", format!("ready on {}", status["listen"].as_str().unwrap_or("-"))),
+        None => {
+            Finding::good("node", format!("ready on {}", status["listen"].as_str().unwrap_or("-")))
+        }
         Some(reason) => Finding::wrong("node", reason, "cresset status"),
     }
 }
@@ -211,12 +249,15 @@ fn node(status: &Value) -> Finding {
 fn models(context: &Context) -> Finding {
     match super::releases::servable(context, &[]) {
         Ok(models) => {
-            let names: Vec<&str> = models.iter().map(|model| model.manifest().name.as_str()).collect();
+            let names: Vec<&str> =
+                models.iter().map(|model| model.manifest().name.as_str()).collect();
             Finding::good("models", format!("qualified: {}", names.join(", ")))
         }
-        Err(Failure::Said { what, remedy }) => {
-            Finding::warning("models", what, remedy.unwrap_or_else(|| "cresset quickstart".to_owned()))
-        }
+        Err(Failure::Said { what, remedy }) => Finding::warning(
+            "models",
+            what,
+            remedy.unwrap_or_else(|| "cresset quickstart".to_owned()),
+        ),
         Err(failure) => Finding::wrong("models", failure.to_string(), "cresset models list"),
     }
 }
@@ -224,9 +265,11 @@ fn models(context: &Context) -> Finding {
 fn port(check: &'static str, address: SocketAddr) -> Finding {
     match TcpListener::bind(address) {
         Ok(_) => Finding::good(check, format!("{address} is free")),
-        Err(error) => {
-            Finding::wrong(check, format!("{address}: {error}"), "stop what uses it, or set another under [listen]")
-        }
+        Err(error) => Finding::wrong(
+            check,
+            format!("{address}: {error}"),
+            "stop what uses it, or set another under [listen]",
+        ),
     }
 }
 

@@ -1,4 +1,5 @@
-//! A node to talk to: the one that runs on the data folder, or one of our own that ends with the command.
+//! A node to talk to: the one that runs on the data folder, or one of our own that ends with the
+//! command.
 
 use super::ask::Asker;
 use super::context::Context;
@@ -62,8 +63,9 @@ mod tests {
     #[test]
     fn models_go_by_name_or_id() {
         let status = json!({ "models": [{ "id": "1", "name": "a" }, { "id": "2", "name": "b" }] });
-        let check =
-            |model: Option<&str>, expect: Option<&str>| assert_eq!(pick(&status, model).ok().as_deref(), expect);
+        let check = |model: Option<&str>, expect: Option<&str>| {
+            assert_eq!(pick(&status, model).ok().as_deref(), expect)
+        };
         check(None, Some("1"));
         check(Some("b"), Some("2"));
         check(Some("2"), Some("2"));

@@ -1,4 +1,5 @@
-//! A small HTTP/1 client for the node itself: its public address, or the operator socket in the data folder.
+//! A small HTTP/1 client for the node itself: its public address, or the operator socket in the
+//! data folder.
 
 use super::output::{Failure, Result};
 use bytes::{Bytes, BytesMut};
@@ -46,7 +47,8 @@ impl Call {
     pub async fn send(self, base: &str) -> Result<Response<Incoming>> {
         let authority = authority(base)?;
         let stream = TcpStream::connect(authority.as_str()).await.map_err(|error| {
-            Failure::new(format!("cannot connect to {base}: {error}")).remedy("start a node with `cresset serve`")
+            Failure::new(format!("cannot connect to {base}: {error}"))
+                .remedy("start a node with `cresset serve`")
         })?;
         stream.set_nodelay(true)?;
         self.exchange(stream, &authority).await
@@ -67,7 +69,8 @@ impl Call {
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
         tokio::spawn(connection);
-        let mut request = Request::builder().method(self.method).uri(self.path).header("host", host);
+        let mut request =
+            Request::builder().method(self.method).uri(self.path).header("host", host);
         for (name, value) in self.headers {
             request = request.header(name, value);
         }
@@ -82,14 +85,17 @@ pub fn authority(base: &str) -> Result<String> {
     let uri: Uri = base.parse().map_err(|_| wrong())?;
     match (uri.scheme_str(), uri.host()) {
         (Some("http"), Some(host)) => Ok(format!("{host}:{}", uri.port_u16().unwrap_or(80))),
-        (Some("https"), _) => Err(Failure::new("https addresses need a proxy in between: give its http:// address")),
+        (Some("https"), _) => {
+            Err(Failure::new("https addresses need a proxy in between: give its http:// address"))
+        }
         _ => Err(wrong()),
     }
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "used as map_err(broken)")]
 fn broken(error: hyper::Error) -> Failure {
-    Failure::new(format!("the connection to the node broke: {error}")).remedy("see whether it runs: `cresset status`")
+    Failure::new(format!("the connection to the node broke: {error}"))
+        .remedy("see whether it runs: `cresset status`")
 }
 
 /// The whole answer as JSON.
@@ -97,8 +103,9 @@ pub async fn json(response: Response<Incoming>) -> Result<(StatusCode, Value)> {
     let status = response.status();
     let body = http_body_util::Limited::new(response.into_body(), MAX_ANSWER);
     let bytes = body.collect().await.map_err(Failure::new)?.to_bytes();
-    let value = serde_json::from_slice(&bytes)
-        .map_err(|error| Failure::new(format!("the node answered {status} with something that is no JSON: {error}")))?;
+    let value = serde_json::from_slice(&bytes).map_err(|error| {
+        Failure::new(format!("the node answered {status} with something that is no JSON: {error}"))
+    })?;
     Ok((status, value))
 }
 
@@ -112,7 +119,12 @@ pub async fn accepted(response: Response<Incoming>) -> Result<Value> {
 pub fn refusal(status: StatusCode, body: &Value) -> Failure {
     let error = &body["error"];
     let text = |name: &str| error[name].as_str().unwrap_or_default().to_owned();
-    Failure::new(format!("the node answered {}: {} {}", status.as_u16(), text("code"), text("message")))
+    Failure::new(format!(
+        "the node answered {}: {} {}",
+        status.as_u16(),
+        text("code"),
+        text("message")
+    ))
 }
 
 /// The `data:` payloads of a server-sent event stream.
@@ -158,7 +170,9 @@ mod tests {
 
     #[test]
     fn addresses() {
-        let check = |base: &str, expect: Option<&str>| assert_eq!(authority(base).ok().as_deref(), expect, "{base}");
+        let check = |base: &str, expect: Option<&str>| {
+            assert_eq!(authority(base).ok().as_deref(), expect, "{base}")
+        };
         check("http://127.0.0.1:8080", Some("127.0.0.1:8080"));
         check("http://[::1]:9/", Some("[::1]:9"));
         check("http://node", Some("node:80"));

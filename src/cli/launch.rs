@@ -46,7 +46,8 @@ impl Ports {
     }
 }
 
-/// Many systems let a process have 1 024 files open until it asks for more: fewer than the connections a node may have.
+/// Many systems let a process have 1 024 files open until it asks for more: fewer than the
+/// connections a node may have.
 fn raise_file_limit() {
     let limit = getrlimit(Resource::Nofile);
     // Refused, connections wait until others end.
@@ -60,8 +61,9 @@ async fn bind(address: SocketAddr, flag: &str, fallback: Fallback) -> Result<Tcp
             note(&format!("{address} is taken; using a free port"));
             Ok(TcpListener::bind(SocketAddr::new(address.ip(), 0)).await?)
         }
-        Err(error) => Err(Failure::new(format!("cannot listen on {address}: {error}"))
-            .remedy(format!("stop what listens there, or choose another address with {flag} ADDR"))),
+        Err(error) => Err(Failure::new(format!("cannot listen on {address}: {error}")).remedy(
+            format!("stop what listens there, or choose another address with {flag} ADDR"),
+        )),
     }
 }
 
@@ -72,10 +74,11 @@ pub struct Running {
     surfaces: JoinSet<()>,
 }
 
-/// Opens the ledger, offers every qualified model, loads `pinned` for good (where none is named, as many as fit) and opens
-/// the doors.
+/// Opens the ledger, offers every qualified model, loads `pinned` for good (where none is named, as
+/// many as fit) and opens the doors.
 ///
-/// Health and the operator socket answer from the beginning; clients are accepted once those models are loaded.
+/// Health and the operator socket answer from the beginning; clients are accepted once those models
+/// are loaded.
 pub async fn start(context: &Context, ports: Ports, pinned: &[String]) -> Result<Running> {
     let store = context.open_store()?;
     let models = servable(context, pinned)?;
@@ -92,9 +95,14 @@ pub async fn start(context: &Context, ports: Ports, pinned: &[String]) -> Result
     let limits = context.config.http.clone();
     let (routes, operator_stop) = (operator::router(live.clone()), stop.clone());
     let operator_limits = limits.clone();
-    surfaces.spawn(async move { server::serve(ports.operator, routes, &operator_limits, operator_stop).await });
+    surfaces.spawn(async move {
+        server::serve(ports.operator, routes, &operator_limits, operator_stop).await
+    });
     let door = socket::bind(&context.data_dir).map_err(|error| {
-        Failure::new(format!("cannot open the operator socket in {}: {error}", context.data_dir.display()))
+        Failure::new(format!(
+            "cannot open the operator socket in {}: {error}",
+            context.data_dir.display()
+        ))
     })?;
     let (socket_live, dir, socket_stop) = (live.clone(), context.data_dir.clone(), stop.clone());
     surfaces.spawn(async move { socket::serve(door, socket_live, &dir, socket_stop).await });
@@ -114,7 +122,8 @@ pub async fn start(context: &Context, ports: Ports, pinned: &[String]) -> Result
     Ok(Running { live, stop, surfaces })
 }
 
-/// Makes the models known to the node, the first `pinned` ones for good. Another one that can never be loaded is left out.
+/// Makes the models known to the node, the first `pinned` ones for good. Another one that can never
+/// be loaded is left out.
 async fn offer(
     context: &Context,
     node: &Node,
@@ -128,17 +137,19 @@ async fn offer(
         let bytes = load::expected_bytes(&model, &context.config);
         let config = context.config.clone();
         let reading = tokio::task::spawn_blocking(move || load::served(model, &config));
-        let served = reading.await.map_err(Failure::new)?.map_err(|why| cannot_load(&name, &why))?;
+        let served =
+            reading.await.map_err(Failure::new)?.map_err(|why| cannot_load(&name, &why))?;
         match node.fleet.offer(served, bytes, stays) {
             Ok(()) => offered.push((id, name, stays)),
-            Err(why) if stays => return Err(Failure::new(format!("{name} cannot stay loaded: {why}"))),
+            Err(why) if stays => {
+                return Err(Failure::new(format!("{name} cannot stay loaded: {why}")));
+            }
             Err(why) => note(&format!("not served: {name}: {why}")),
         }
     }
     if offered.is_empty() {
-        return Err(
-            Failure::new("no qualified model fits engine.memory_mib").remedy("raise it, or lower engine.kv_mib")
-        );
+        return Err(Failure::new("no qualified model fits engine.memory_mib")
+            .remedy("raise it, or lower engine.kv_mib"));
     }
     Ok(offered)
 }
@@ -175,7 +186,8 @@ impl Running {
             .collect()
     }
 
-    /// Takes nothing new, lets running requests finish within the grace time, then closes the doors.
+    /// Takes nothing new, lets running requests finish within the grace time, then closes the
+    /// doors.
     pub async fn drain(mut self) {
         self.live.node.drain().await;
         self.stop.cancel();

@@ -21,7 +21,8 @@ pub enum Ledger {
         /// Where to write it; what exists is left as it is
         file: PathBuf,
     },
-    /// Replace the ledger with a copy; the node must be stopped. The replaced files are kept as *.replaced
+    /// Replace the ledger with a copy; the node must be stopped. The replaced files are kept as
+    /// *.replaced
     Restore {
         /// A copy that `ledger backup` wrote
         file: PathBuf,
@@ -42,7 +43,8 @@ async fn audit(context: &Context) -> Result {
     if report["ok"] == true { Ok(()) } else { Err(Failure::Negative) }
 }
 
-/// By the running node, or else by reading: a ledger too broken to be opened for work is told about all the same.
+/// By the running node, or else by reading: a ledger too broken to be opened for work is told about
+/// all the same.
 pub async fn report(context: &Context) -> Result<Value> {
     context.require_ledger()?;
     let read = async || match context.ask_node(&AdminCommand::LedgerAudit).await? {

@@ -27,11 +27,16 @@ pub fn served(qualified: QualifiedModel, config: &Config) -> Result<ServedModel,
     let (source, text) = (qualified.source().clone(), text(qualified.source())?);
     let max_context = max_context(config).unwrap_or(usize::MAX);
     let config = config.clone();
-    Ok(ServedModel { qualified, text, max_context, load: Box::new(move || engine(&source, &config)) })
+    Ok(ServedModel {
+        qualified,
+        text,
+        max_context,
+        load: Box::new(move || engine(&source, &config)),
+    })
 }
 
-/// Bytes that a release is expected to take once it is loaded: weights about as large as its files, and on the CPU its KV
-/// cache. A GPU's caches have a share of their own.
+/// Bytes that a release is expected to take once it is loaded: weights about as large as its files,
+/// and on the CPU its KV cache. A GPU's caches have a share of their own.
 pub fn expected_bytes(qualified: &QualifiedModel, config: &Config) -> u64 {
     let on_gpu = matches!(device::chosen(config), Ok(Some(_)));
     qualified.manifest().bytes() + kv_bytes(config, on_gpu) as u64

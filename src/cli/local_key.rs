@@ -1,4 +1,5 @@
-//! The operator's own account and key, for `quickstart` and `chat`: made once, kept in a file that only its owner may read.
+//! The operator's own account and key, for `quickstart` and `chat`: made once, kept in a file that
+//! only its owner may read.
 
 use super::ask::Asker;
 use super::context::Context;
@@ -17,10 +18,15 @@ pub fn path(data_dir: &Path) -> PathBuf {
     data_dir.join("quickstart.key")
 }
 
-/// A client of the node at `base` with a working key: the kept one, or a new one under the same account.
+/// A client of the node at `base` with a working key: the kept one, or a new one under the same
+/// account.
 pub async fn asker(context: &Context, base: &str, model: &str) -> Result<Asker> {
-    let asker =
-        |secret: String| Asker { base: base.to_owned(), secret, model: model.to_owned(), session: Uuid::new_v4() };
+    let asker = |secret: String| Asker {
+        base: base.to_owned(),
+        secret,
+        model: model.to_owned(),
+        session: Uuid::new_v4(),
+    };
     if let Ok(secret) = std::fs::read_to_string(path(&context.data_dir)) {
         let kept = asker(secret.trim().to_owned());
         if kept.me().await.is_ok() {
@@ -29,8 +35,12 @@ pub async fn asker(context: &Context, base: &str, model: &str) -> Result<Asker> 
     }
     let account = account(context).await?;
     let label = Some(ACCOUNT.to_owned());
-    let key = context.admin(AdminCommand::KeyCreate { account: id(&account)?, label, expires_at: None }).await?;
-    let secret = key["secret"].as_str().ok_or_else(|| Failure::new("the node issued a key without a secret"))?;
+    let key = context
+        .admin(AdminCommand::KeyCreate { account: id(&account)?, label, expires_at: None })
+        .await?;
+    let secret = key["secret"]
+        .as_str()
+        .ok_or_else(|| Failure::new("the node issued a key without a secret"))?;
     keep(&path(&context.data_dir), secret)?;
     Ok(asker(secret.to_owned()))
 }
@@ -38,11 +48,14 @@ pub async fn asker(context: &Context, base: &str, model: &str) -> Result<Asker> 
 async fn account(context: &Context) -> Result<Value> {
     let list = context.admin(AdminCommand::AccountList).await?;
     let mut accounts = list["data"].as_array().into_iter().flatten();
-    if let Some(found) = accounts.find(|account| account["name"] == ACCOUNT && account["status"] == "active") {
+    if let Some(found) =
+        accounts.find(|account| account["name"] == ACCOUNT && account["status"] == "active")
+    {
         return Ok(found.clone());
     }
     let trial = context.config.quickstart.trial_units;
-    let create = AdminCommand::AccountCreate { name: ACCOUNT.to_owned(), plan: None, trial, premium: 0 };
+    let create =
+        AdminCommand::AccountCreate { name: ACCOUNT.to_owned(), plan: None, trial, premium: 0 };
     context.admin(create).await
 }
 
@@ -52,7 +65,12 @@ fn id(account: &Value) -> Result<crate::ids::AccountId> {
 
 fn keep(path: &Path, secret: &str) -> Result {
     let unfinished = path.with_extension("key.new");
-    let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&unfinished)?;
+    let mut file = std::fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&unfinished)?;
     file.write_all(secret.as_bytes())?;
     file.sync_all()?;
     std::fs::rename(&unfinished, path)?;

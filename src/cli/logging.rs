@@ -7,8 +7,9 @@ use tracing_subscriber::EnvFilter;
 
 /// Which lines are written.
 pub fn filter(log: &Log) -> Result<EnvFilter> {
-    EnvFilter::try_new(&log.level)
-        .map_err(|error| Failure::new(format!("log.level = {:?}: {error}", log.level)).remedy("try `info`"))
+    EnvFilter::try_new(&log.level).map_err(|error| {
+        Failure::new(format!("log.level = {:?}: {error}", log.level)).remedy("try `info`")
+    })
 }
 
 /// Starts logging for the whole process.

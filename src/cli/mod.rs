@@ -62,10 +62,12 @@ struct Cli {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Options of every command")]
 struct Globals {
-    /// Folder of the ledger, models and records [default: the platform's convention, or CRESSET_DATA_DIR]
+    /// Folder of the ledger, models and records [default: the platform's convention, or
+    /// CRESSET_DATA_DIR]
     #[arg(long, global = true, value_name = "DIR")]
     data_dir: Option<PathBuf>,
-    /// Configuration file [default: CRESSET_CONFIG, or cresset.toml in the data folder where there is one]
+    /// Configuration file [default: CRESSET_CONFIG, or cresset.toml in the data folder where there
+    /// is one]
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Print one JSON document on stdout
@@ -143,7 +145,10 @@ fn refuse_usage(error: &clap::Error) -> ExitCode {
     let _ = error.print();
     if error.use_stderr() && std::env::args().any(|argument| argument == "--json") {
         let message = error.render().to_string();
-        let _ = output::print(&format!("{:#}\n", serde_json::json!({ "error": { "message": message.trim_end() } })));
+        let _ = output::print(&format!(
+            "{:#}\n",
+            serde_json::json!({ "error": { "message": message.trim_end() } })
+        ));
     }
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }
@@ -217,7 +222,11 @@ mod tests {
         fn check(command: &clap::Command) {
             assert!(command.get_about().is_some(), "{} has no description", command.get_name());
             for argument in command.get_arguments() {
-                assert!(argument.get_help().is_some(), "{argument} of {} has no description", command.get_name());
+                assert!(
+                    argument.get_help().is_some(),
+                    "{argument} of {} has no description",
+                    command.get_name()
+                );
             }
             command.get_subcommands().for_each(check);
         }

@@ -23,26 +23,39 @@ pub fn fetch_options(config: &Config) -> FetchOptions {
     }
 }
 
-/// Where each release stands on this host. `loaded` are the models of the running node, if there is one.
-pub fn list(catalogue: &Catalogue, host: &Host, max_age_days: u64, now: UnixMillis, loaded: &[ModelId]) -> Result {
+/// Where each release stands on this host. `loaded` are the models of the running node, if there is
+/// one.
+pub fn list(
+    catalogue: &Catalogue,
+    host: &Host,
+    max_age_days: u64,
+    now: UnixMillis,
+    loaded: &[ModelId],
+) -> Result {
     let entries = catalogue.entries(host, max_age_days, now)?;
-    let rows = entries.iter().map(|entry| row(catalogue, entry, loaded)).collect::<Result<Vec<_>>>()?;
+    let rows =
+        entries.iter().map(|entry| row(catalogue, entry, loaded)).collect::<Result<Vec<_>>>()?;
     Ok(json!({ "models": rows }))
 }
 
 fn row(catalogue: &Catalogue, entry: &Entry, loaded: &[ModelId]) -> Result {
     let manifest = &entry.manifest;
     let record = match &entry.qualification {
-        Ok(model) => catalogue.records(&manifest.name)?.into_iter().find(|r| r.id.to_string() == model.record_id()),
+        Ok(model) => catalogue
+            .records(&manifest.name)?
+            .into_iter()
+            .find(|r| r.id.to_string() == model.record_id()),
         Err(_) => None,
     };
     let mut row = summary(manifest);
     row["pulled"] = entry.pulled.into();
     row["qualified"] = entry.qualification.is_ok().into();
     row["qualified_at"] = record.as_ref().map(|record| record.finished_at).into();
-    row["qualified_context_tokens"] = record.as_ref().map(|record| record.qualified_context_tokens).into();
+    row["qualified_context_tokens"] =
+        record.as_ref().map(|record| record.qualified_context_tokens).into();
     row["record_id"] = record.map(|record| record.id.to_string()).into();
-    row["not_qualified_because"] = entry.qualification.as_ref().err().map(NotQualified::to_string).into();
+    row["not_qualified_because"] =
+        entry.qualification.as_ref().err().map(NotQualified::to_string).into();
     row["loaded"] = loaded.contains(&manifest.id).into();
     Ok(row)
 }
@@ -64,10 +77,11 @@ pub fn list_text(document: &Value) -> String {
     let mut out = String::new();
     for row in document["models"].as_array().into_iter().flatten() {
         let flag = |key: &str, word: &'static str| if row[key] == true { Some(word) } else { None };
-        let states: Vec<&str> = [flag("pulled", "pulled"), flag("qualified", "qualified"), flag("loaded", "loaded")]
-            .into_iter()
-            .flatten()
-            .collect();
+        let states: Vec<&str> =
+            [flag("pulled", "pulled"), flag("qualified", "qualified"), flag("loaded", "loaded")]
+                .into_iter()
+                .flatten()
+                .collect();
         let states = if states.is_empty() { "known".to_owned() } else { states.join(", ") };
         let mib = row["bytes"].as_u64().unwrap_or_default() >> 20;
         let _ = writeln!(out, "{:<32} {:>7} MiB  {states}", words(&row["name"]), mib);
@@ -78,11 +92,21 @@ pub fn list_text(document: &Value) -> String {
     out
 }
 
-pub fn pull(catalogue: &Catalogue, wanted: &str, options: &FetchOptions, progress: &mut dyn FnMut(Progress)) -> Result {
+pub fn pull(
+    catalogue: &Catalogue,
+    wanted: &str,
+    options: &FetchOptions,
+    progress: &mut dyn FnMut(Progress),
+) -> Result {
     catalogue.pull(wanted, options, progress).map(|manifest| summary(&manifest))
 }
 
-pub fn add(catalogue: &Catalogue, path: &Path, name: Option<&str>, progress: &mut dyn FnMut(Progress)) -> Result {
+pub fn add(
+    catalogue: &Catalogue,
+    path: &Path,
+    name: Option<&str>,
+    progress: &mut dyn FnMut(Progress),
+) -> Result {
     catalogue.add(path, name, progress).map(|manifest| summary(&manifest))
 }
 
@@ -103,7 +127,8 @@ pub fn removed_text(document: &Value) -> String {
 pub fn show(catalogue: &Catalogue, wanted: &str) -> Result {
     let manifest = catalogue.find(wanted)?;
     let records: Vec<Value> = catalogue.records(&manifest.name)?.iter().map(record_line).collect();
-    let mut document = serde_json::to_value(&manifest).expect("a manifest is representable in JSON");
+    let mut document =
+        serde_json::to_value(&manifest).expect("a manifest is representable in JSON");
     document["pulled"] = catalogue.is_pulled(&manifest).into();
     document["records"] = records.into();
     Ok(document)
@@ -139,7 +164,13 @@ pub fn show_text(document: &Value) -> String {
     for record in document["records"].as_array().into_iter().flatten() {
         line(
             "record",
-            &format!("{} {} {}", words(&record["id"]), words(&record["suite"]), words(&record["verdict"])).into(),
+            &format!(
+                "{} {} {}",
+                words(&record["id"]),
+                words(&record["suite"]),
+                words(&record["verdict"])
+            )
+            .into(),
         );
     }
     out
@@ -159,11 +190,18 @@ mod tests {
     fn a_fresh_data_folder_knows_the_default_release() {
         let data = tempfile::tempdir().unwrap();
         let catalogue = Catalogue::new(data.path());
-        let document = list(&catalogue, &host_of(&Config::default()).unwrap(), 90, UnixMillis(0), &[]).unwrap();
+        let document =
+            list(&catalogue, &host_of(&Config::default()).unwrap(), 90, UnixMillis(0), &[])
+                .unwrap();
         let rows = document["models"].as_array().unwrap();
         let row = rows.iter().find(|row| row["name"] == "smollm2-135m-instruct").unwrap();
         assert_eq!([&row["pulled"], &row["qualified"], &row["loaded"]], [false, false, false]);
-        assert!(row["not_qualified_because"].as_str().unwrap().contains("cresset models pull smollm2-135m-instruct"));
+        assert!(
+            row["not_qualified_because"]
+                .as_str()
+                .unwrap()
+                .contains("cresset models pull smollm2-135m-instruct")
+        );
         assert!(list_text(&document).contains("known"));
         let shown = show_text(&show(&catalogue, "smollm2-135m-instruct").unwrap());
         assert!(shown.contains("Apache-2.0") && shown.contains("b179c952"), "{shown}");

@@ -1,4 +1,5 @@
-//! What leaves the process: one document on stdout, for people or as JSON; everything else on stderr.
+//! What leaves the process: one document on stdout, for people or as JSON; everything else on
+//! stderr.
 
 use serde_json::{Value, json};
 use std::fmt::Display;
@@ -10,7 +11,8 @@ use std::process::ExitCode;
 pub enum Failure {
     #[error("{what}")]
     Said { what: String, remedy: Option<String> },
-    /// The result was printed already and is itself the bad news (an audit with violations, a node that is not ready).
+    /// The result was printed already and is itself the bad news (an audit with violations, a node
+    /// that is not ready).
     #[error("the result is negative")]
     Negative,
     /// The reader of our output has gone; there is nobody left to tell.

@@ -30,8 +30,11 @@ impl Progress {
             note(&what);
             return Self { what, bar: None, tenths: 0 };
         }
-        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr()).with_message(what.clone());
-        bar.set_style(ProgressStyle::with_template(template).expect("invariant: the template is a constant"));
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr())
+            .with_message(what.clone());
+        bar.set_style(
+            ProgressStyle::with_template(template).expect("invariant: the template is a constant"),
+        );
         bar.enable_steady_tick(Duration::from_millis(100));
         Self { what, bar: Some(bar), tenths: 0 }
     }

@@ -4,13 +4,15 @@ use super::device;
 use super::output::Result;
 use crate::catalogue::{Catalogue, Manifest, host};
 use crate::config::Config;
-use crate::engine::{EngineHandle, Event, GenerateRequest, Refused, SamplingParams, SequenceId, StopCause};
+use crate::engine::{
+    EngineHandle, Event, GenerateRequest, Refused, SamplingParams, SequenceId, StopCause,
+};
 use crate::ids::AccountId;
 use crate::text::{self, ChatMessage, Detokenizer, StopMatcher, TextModel};
 use cresset_qualification::subject::{Result as SubjectResult, TOP_LOGPROBS};
 use cresset_qualification::{
-    Finish, Generation, Goldens, Host, Message, Progress, Record, Request, Scope, ServingSettings, Subject,
-    SubjectError, Suite, TokenLogprob, Verdict, report,
+    Finish, Generation, Goldens, Host, Message, Progress, Record, Request, Scope, ServingSettings,
+    Subject, SubjectError, Suite, TokenLogprob, Verdict, report,
 };
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -47,7 +49,8 @@ fn dtypes(config: &Config, on_gpu: bool) -> (&'static str, &'static str) {
     }
 }
 
-/// Qualifies a release on a started engine, which can go on to serve it. Blocking: never call it on an async thread.
+/// Qualifies a release on a started engine, which can go on to serve it. Blocking: never call it on
+/// an async thread.
 pub fn run(
     catalogue: &Catalogue,
     manifest: &Manifest,
@@ -62,7 +65,8 @@ pub fn run(
     let mut subject = EngineSubject { engine, text, digests, tenants: BTreeMap::new() };
     let scope = Scope::new(suite, config.qualification.quick_context_tokens, &subject);
     let goldens = Goldens::of_files(&identity.release.files);
-    let record = cresset_qualification::run(&mut subject, identity, goldens.as_ref(), scope, progress);
+    let record =
+        cresset_qualification::run(&mut subject, identity, goldens.as_ref(), scope, progress);
     catalogue.save_record(&record)?;
     Ok(record)
 }
@@ -88,12 +92,24 @@ pub fn verdict_text(record: &Record) -> String {
     let name = &record.identity.release.name;
     let mut out = String::new();
     for check in &record.checks {
-        let _ = writeln!(out, "{:<8} {:<22} {:>6.2} s  {}", check.state.words(), check.id, check.seconds, check.value);
+        let _ = writeln!(
+            out,
+            "{:<8} {:<22} {:>6.2} s  {}",
+            check.state.words(),
+            check.id,
+            check.seconds,
+            check.value
+        );
     }
     for note in &record.notes {
         let _ = writeln!(out, "note: {note}");
     }
-    let _ = writeln!(out, "{name} is {}, {} context tokens", record.verdict.words(), record.qualified_context_tokens);
+    let _ = writeln!(
+        out,
+        "{name} is {}, {} context tokens",
+        record.verdict.words(),
+        record.qualified_context_tokens
+    );
     out
 }
 
@@ -218,7 +234,12 @@ struct Collector {
 }
 
 impl Collector {
-    fn new(subject: &EngineSubject, request: &Request, id: SequenceId, events: Receiver<Event>) -> Self {
+    fn new(
+        subject: &EngineSubject,
+        request: &Request,
+        id: SequenceId,
+        events: Receiver<Event>,
+    ) -> Self {
         Self {
             engine: subject.engine.clone(),
             text: Arc::clone(&subject.text),
@@ -247,8 +268,13 @@ impl Collector {
         }
     }
 
-    fn token(&mut self, id: u32, logprobs: Option<crate::engine::TokenLogprobs>) -> SubjectResult<()> {
-        let logprobs = logprobs.ok_or_else(|| SubjectError::Failed("a token came without log-probabilities".into()))?;
+    fn token(
+        &mut self,
+        id: u32,
+        logprobs: Option<crate::engine::TokenLogprobs>,
+    ) -> SubjectResult<()> {
+        let logprobs = logprobs
+            .ok_or_else(|| SubjectError::Failed("a token came without log-probabilities".into()))?;
         self.tokens.push(id);
         self.logprobs.push(TokenLogprob { chosen: logprobs.chosen, top: logprobs.top });
         if !self.ending.contains(&id) {
@@ -277,10 +303,16 @@ impl Collector {
             _ if self.stopped => Finish::Stop,
             StopCause::EndOfText => Finish::Stop,
             StopCause::Length => Finish::Length,
-            other => return Err(SubjectError::Failed(format!("the generation ended with {other:?}"))),
+            other => {
+                return Err(SubjectError::Failed(format!("the generation ended with {other:?}")));
+            }
         };
         Ok(Generation {
-            completion_tokens: if self.stopped { self.tokens.len() as u32 } else { finished.completion_tokens },
+            completion_tokens: if self.stopped {
+                self.tokens.len() as u32
+            } else {
+                finished.completion_tokens
+            },
             prompt_tokens: finished.prompt_tokens,
             cached_tokens: finished.cached_tokens,
             tokens: self.tokens,
@@ -309,12 +341,22 @@ mod tests {
     }
 
     /// Loads a release as `serve` does.
-    fn load(catalogue: &Catalogue, manifest: &Manifest, config: &Config) -> (EngineHandle, Arc<TextModel>) {
-        let Loaded { text, engine } = load::load(&catalogue.source(manifest).unwrap(), config).unwrap();
+    fn load(
+        catalogue: &Catalogue,
+        manifest: &Manifest,
+        config: &Config,
+    ) -> (EngineHandle, Arc<TextModel>) {
+        let Loaded { text, engine } =
+            load::load(&catalogue.source(manifest).unwrap(), config).unwrap();
         (engine, text)
     }
 
-    fn qualify(catalogue: &Catalogue, manifest: &Manifest, config: &Config, suite: Suite) -> Record {
+    fn qualify(
+        catalogue: &Catalogue,
+        manifest: &Manifest,
+        config: &Config,
+        suite: Suite,
+    ) -> Record {
         let (engine, text) = load(catalogue, manifest, config);
         run(catalogue, manifest, config, suite, engine, text, &mut |_| {}).unwrap()
     }
@@ -326,18 +368,25 @@ mod tests {
         cresset_models::testing::tiny_llama_gguf(&file, 7).unwrap();
         let catalogue = Catalogue::new(data.path());
         let manifest = catalogue.add(&file, None, &mut |_| {}).unwrap();
-        assert_eq!((manifest.name.as_str(), manifest.limits.model_context_tokens), ("tiny-llama", 2048));
+        assert_eq!(
+            (manifest.name.as_str(), manifest.limits.model_context_tokens),
+            ("tiny-llama", 2048)
+        );
         let host = host_of(&config).unwrap();
         let qualified = || catalogue.qualified(&manifest, &host, 90, SystemClock.now());
         assert!(matches!(qualified(), Err(NotQualified::NoRecord { .. })));
         let record = qualify(&catalogue, &manifest, &config, Suite::Quick);
         assert_eq!(record.verdict, Verdict::Qualified, "{}", verdict_text(&record));
         let model = qualified().unwrap();
-        assert_eq!((model.qualified_context_tokens(), model.record_id()), (300, record.id.to_string().as_str()));
+        assert_eq!(
+            (model.qualified_context_tokens(), model.record_id()),
+            (300, record.id.to_string().as_str())
+        );
         assert!(verdict_text(&record).contains("Self-consistency only"));
     }
 
-    /// The crate's own tests plant faults in a fake; here they stand between the suite and the real engine.
+    /// The crate's own tests plant faults in a fake; here they stand between the suite and the real
+    /// engine.
     #[test]
     fn planted_faults_are_found_through_the_engine() {
         let (data, config) = (tempfile::tempdir().unwrap(), config(600));
@@ -353,10 +402,13 @@ mod tests {
                 let (engine, text, digests) = (engine.clone(), Arc::clone(&text), digests.clone());
                 let subject = EngineSubject { engine, text, digests, tenants: BTreeMap::new() };
                 let mut faulty = Faulty::new(subject, fault);
-                let scope = Scope::new(Suite::Quick, config.qualification.quick_context_tokens, &faulty);
+                let scope =
+                    Scope::new(Suite::Quick, config.qualification.quick_context_tokens, &faulty);
                 let identity = catalogue.identity(&manifest, &host_of(&config).unwrap());
-                let record = cresset_qualification::run(&mut faulty, identity, None, scope, &mut |_| {});
-                let red: Vec<&str> = record.failed_checks().map(|check| check.id.as_str()).collect();
+                let record =
+                    cresset_qualification::run(&mut faulty, identity, None, scope, &mut |_| {});
+                let red: Vec<&str> =
+                    record.failed_checks().map(|check| check.id.as_str()).collect();
                 assert_eq!(red, [check.id], "{fault:?}: {}", verdict_text(&record));
             }
         }
@@ -376,8 +428,17 @@ mod tests {
             std::fs::read_to_string(path).unwrap()
         };
         let (html, markdown, document) = (written("r.html"), written("r.md"), written("r.json"));
-        assert!(html.starts_with("<!doctype html>") && html.contains("&lt;tiny&gt;.gguf") && !html.contains("<tiny>"));
-        assert!(record.checks.iter().all(|check| html.contains(&check.id) && markdown.contains(&check.id)));
+        assert!(
+            html.starts_with("<!doctype html>")
+                && html.contains("&lt;tiny&gt;.gguf")
+                && !html.contains("<tiny>")
+        );
+        assert!(
+            record
+                .checks
+                .iter()
+                .all(|check| html.contains(&check.id) && markdown.contains(&check.id))
+        );
         assert_eq!(serde_json::from_str::<Value>(&document).unwrap()["qualified"], true);
     }
 
@@ -387,7 +448,8 @@ mod tests {
     fn the_default_release_qualifies_here() {
         let (data, config) = (tempfile::tempdir().unwrap(), config(2048));
         let catalogue = Catalogue::new(data.path());
-        let nowhere = FetchOptions { endpoint: Some("http://127.0.0.1:9".into()), ..FetchOptions::default() };
+        let nowhere =
+            FetchOptions { endpoint: Some("http://127.0.0.1:9".into()), ..FetchOptions::default() };
         let manifest = catalogue.pull("smollm2-135m-instruct", &nowhere, &mut |_| {}).unwrap();
         let record = qualify(&catalogue, &manifest, &config, Suite::Quick);
         println!("{}", verdict_text(&record));

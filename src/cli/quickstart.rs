@@ -28,7 +28,8 @@ pub struct Arguments {
 pub async fn run(context: Context, arguments: Arguments) -> Result {
     let shutdown = shutdown::on_signal()?;
     let host = shutdown::unless_interrupted(&shutdown, prepare(&context)).await?;
-    let asked = shutdown::unless_interrupted(&shutdown, show(&context, &host.asker, &arguments)).await;
+    let asked =
+        shutdown::unless_interrupted(&shutdown, show(&context, &host.asker, &arguments)).await;
     if asked.is_ok() && host.own.is_some() && !arguments.once {
         keep_serving(&shutdown).await;
     }
@@ -63,10 +64,18 @@ async fn show(context: &Context, asker: &Asker, arguments: &Arguments) -> Result
     let answer = asker.ask(&messages, &options, stream).await?;
     let (me, credits) = (asker.me().await?, asker.credits().await?);
     let document = summary(context, asker, &answer, &me, &credits);
-    context.output.result(&document, |document| format!("\n\n{}\n\n{}", facts(document), snippets(context, asker)))
+    context.output.result(&document, |document| {
+        format!("\n\n{}\n\n{}", facts(document), snippets(context, asker))
+    })
 }
 
-fn summary(context: &Context, asker: &Asker, answer: &Answer, me: &Value, credits: &Value) -> Value {
+fn summary(
+    context: &Context,
+    asker: &Asker,
+    answer: &Answer,
+    me: &Value,
+    credits: &Value,
+) -> Value {
     json!({
         "listen": asker.base,
         "data_dir": context.data_dir,
@@ -85,13 +94,27 @@ fn facts(document: &Value) -> String {
     let units = |value: &Value| value.as_str().and_then(|text| text.parse().ok()).unwrap_or(0);
     let usage = &document["usage"];
     let rows = [
-        ("tokens", format!("{} prompt + {} completion", usage["prompt_tokens"], usage["completion_tokens"])),
+        (
+            "tokens",
+            format!(
+                "{} prompt + {} completion",
+                usage["prompt_tokens"], usage["completion_tokens"]
+            ),
+        ),
         ("charged", format!("{} credits", text::credits(units(&document["chargedUnits"])))),
-        ("balance", format!("{} credits", text::credits(units(&document["credits"]["processingEligibleUnits"])))),
+        (
+            "balance",
+            format!(
+                "{} credits",
+                text::credits(units(&document["credits"]["processingEligibleUnits"]))
+            ),
+        ),
         ("address", document["listen"].as_str().unwrap_or_default().to_owned()),
         ("key", format!("in {}", document["key_file"].as_str().unwrap_or_default())),
     ];
-    let line = |(name, value): &(&str, String)| format!("{}  {value}", style(Style::Dim, &format!("{name:8}")));
+    let line = |(name, value): &(&str, String)| {
+        format!("{}  {value}", style(Style::Dim, &format!("{name:8}")))
+    };
     rows.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
@@ -129,4 +152,8 @@ print(answer.choices[0].message.content)
 }
 
 /// A shell command that prints a fresh UUID.
-const UUID: &str = if cfg!(target_os = "linux") { "cat /proc/sys/kernel/random/uuid" } else { "uuidgen | tr A-Z a-z" };
+const UUID: &str = if cfg!(target_os = "linux") {
+    "cat /proc/sys/kernel/random/uuid"
+} else {
+    "uuidgen | tr A-Z a-z"
+};

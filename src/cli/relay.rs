@@ -1,5 +1,6 @@
-//! `cresset relay`: a loopback proxy for tools that cannot set headers per request. It adds a fresh `Idempotency-Key` to each
-//! request and a session, keeps both over its own retries, and streams answers through untouched.
+//! `cresset relay`: a loopback proxy for tools that cannot set headers per request. It adds a fresh
+//! `Idempotency-Key` to each request and a session, keeps both over its own retries, and streams
+//! answers through untouched.
 
 use super::context::Context;
 use super::output::{Failure, Result};
@@ -8,7 +9,9 @@ use bytes::Bytes;
 use clap::Args;
 use http_body_util::{BodyExt, Either, Full, Limited};
 use hyper::body::Incoming;
-use hyper::header::{AUTHORIZATION, CONNECTION, HOST, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING};
+use hyper::header::{
+    AUTHORIZATION, CONNECTION, HOST, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING,
+};
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode, Uri};
 use hyper_util::client::legacy::Client;
@@ -22,7 +25,8 @@ use std::sync::Arc;
 use tokio::net::{TcpListener, TcpStream};
 use uuid::Uuid;
 
-/// Sends of one request whose connection broke before an answer began. The same key makes that safe.
+/// Sends of one request whose connection broke before an answer began. The same key makes that
+/// safe.
 const SENDS: u32 = 3;
 /// Largest body taken from a client, bytes. The node's own limit is lower by default.
 const MAX_BODY: usize = 64 << 20;
@@ -31,7 +35,8 @@ const SESSION: HeaderName = HeaderName::from_static("x-service-session-id");
 /// What tools call a request id of their own.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// What chat programs call their conversation; the first that holds a UUID is taken.
-const FOREIGN_SESSIONS: [&str; 4] = ["x-openwebui-chat-id", "x-session-id", "x-correlation-id", "x-session-affinity"];
+const FOREIGN_SESSIONS: [&str; 4] =
+    ["x-openwebui-chat-id", "x-session-id", "x-correlation-id", "x-session-affinity"];
 
 type Body = Either<Incoming, Full<Bytes>>;
 
@@ -59,8 +64,10 @@ pub struct Arguments {
 
 pub async fn run(context: &Context, arguments: Arguments) -> Result {
     if !arguments.listen.ip().is_loopback() && !arguments.allow_remote {
-        let what =
-            format!("{} can be reached from other machines, who could spend the key's credits", arguments.listen);
+        let what = format!(
+            "{} can be reached from other machines, who could spend the key's credits",
+            arguments.listen
+        );
         return Err(Failure::new(what).remedy("listen on 127.0.0.1, or add --allow-remote"));
     }
     let relay = Arc::new(Relay::new(&arguments)?);
@@ -85,7 +92,9 @@ async fn connection(relay: Arc<Relay>, stream: TcpStream) {
         let relay = relay.clone();
         async move { Ok::<_, Infallible>(relay.pass(request).await) }
     });
-    if let Err(error) = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await
+    if let Err(error) = hyper::server::conn::http1::Builder::new()
+        .serve_connection(TokioIo::new(stream), service)
+        .await
     {
         tracing::debug!(%error, "a client's connection ended badly");
     }
@@ -101,16 +110,20 @@ struct Relay {
 
 impl Relay {
     fn new(arguments: &Arguments) -> Result<Self> {
-        if arguments.upstream.scheme_str() != Some("http") || arguments.upstream.authority().is_none() {
+        if arguments.upstream.scheme_str() != Some("http")
+            || arguments.upstream.authority().is_none()
+        {
             return Err(Failure::new(format!(
                 "--upstream {}: an http://host:port address is needed",
                 arguments.upstream
             )));
         }
         let credential = arguments.key_file.as_ref().map(|file| {
-            let key = std::fs::read_to_string(file)
-                .map_err(|error| Failure::new(format!("{}: {error}", file.display())).remedy("check --key-file"))?;
-            let mut value = HeaderValue::from_str(&format!("Bearer {}", key.trim())).map_err(Failure::new)?;
+            let key = std::fs::read_to_string(file).map_err(|error| {
+                Failure::new(format!("{}: {error}", file.display())).remedy("check --key-file")
+            })?;
+            let mut value =
+                HeaderValue::from_str(&format!("Bearer {}", key.trim())).map_err(Failure::new)?;
             value.set_sensitive(true);
             Ok::<_, Failure>(value)
         });
@@ -127,7 +140,10 @@ impl Relay {
     async fn pass(&self, request: Request<Incoming>) -> Response<Body> {
         let (mut head, body) = request.into_parts();
         let Ok(body) = Limited::new(body, MAX_BODY).collect().await else {
-            return refuse(StatusCode::PAYLOAD_TOO_LARGE, "the request's body broke off or is too large");
+            return refuse(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                "the request's body broke off or is too large",
+            );
         };
         let body = body.to_bytes();
         self.complete(&mut head.headers);
@@ -222,7 +238,11 @@ mod tests {
         check(&[("x-session-id", "mine"), ("x-openwebui-chat-id", OWN)], SESSION, OWN);
         check(&[], SESSION, "00000000-0000-0000-0000-000000000007");
         check(&[("authorization", "Bearer theirs")], AUTHORIZATION, "Bearer own");
-        assert_ne!(completed(&[])[IDEMPOTENCY_KEY], completed(&[])[IDEMPOTENCY_KEY], "each request has its own key");
+        assert_ne!(
+            completed(&[])[IDEMPOTENCY_KEY],
+            completed(&[])[IDEMPOTENCY_KEY],
+            "each request has its own key"
+        );
         assert!(!completed(&[("host", "relay"), ("connection", "close")]).contains_key(HOST));
     }
 

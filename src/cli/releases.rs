@@ -92,12 +92,18 @@ pub async fn run_models(context: &Context, command: Models) -> Result {
     let output = context.output;
     match command {
         Models::List => output.result(&list(context, &catalogue).await?, models::list_text),
-        Models::Pull { release } => output.result(&pull(context, release).await?, models::pulled_text),
-        Models::Add { path, name } => output.result(&add(context, path, name).await?, models::pulled_text),
+        Models::Pull { release } => {
+            output.result(&pull(context, release).await?, models::pulled_text)
+        }
+        Models::Add { path, name } => {
+            output.result(&add(context, path, name).await?, models::pulled_text)
+        }
         Models::Remove { release } => {
             output.result(&remove(context, &catalogue, &release).await?, models::removed_text)
         }
-        Models::Show { release } => output.result(&models::show(&catalogue, &release)?, models::show_text),
+        Models::Show { release } => {
+            output.result(&models::show(&catalogue, &release)?, models::show_text)
+        }
     }
 }
 
@@ -144,7 +150,9 @@ async fn add(context: &Context, path: PathBuf, name: Option<String>) -> Result<V
 async fn with_bytes<T: Send + 'static>(
     context: &Context,
     what: String,
-    work: impl FnOnce(&Catalogue, &mut dyn FnMut(catalogue::Progress)) -> Result<T, catalogue::Error> + Send + 'static,
+    work: impl FnOnce(&Catalogue, &mut dyn FnMut(catalogue::Progress)) -> Result<T, catalogue::Error>
+    + Send
+    + 'static,
 ) -> Result<T> {
     let catalogue = Catalogue::new(&context.data_dir);
     let blocking = tokio::task::spawn_blocking(move || {
@@ -175,9 +183,11 @@ async fn qualify_release(context: &Context, manifest: Manifest, suite: Suite) ->
         let source = catalogue.source(&manifest)?;
         let loaded = load(&source, &config).map_err(|why| cannot_load(&manifest.name, &why))?;
         let mut progress = Progress::steps(format!("qualifying {}", manifest.name));
-        let mut on_check = |at: cresset_qualification::Progress| progress.at(at.done as u64, at.total as u64);
+        let mut on_check =
+            |at: cresset_qualification::Progress| progress.at(at.done as u64, at.total as u64);
         let engine = loaded.engine.clone();
-        let record = qualify::run(&catalogue, &manifest, &config, suite, engine, loaded.text, &mut on_check);
+        let record =
+            qualify::run(&catalogue, &manifest, &config, suite, engine, loaded.text, &mut on_check);
         progress.clear();
         loaded.engine.shutdown();
         record
@@ -186,7 +196,8 @@ async fn qualify_release(context: &Context, manifest: Manifest, suite: Suite) ->
 }
 
 pub fn cannot_load(name: &str, why: &str) -> Failure {
-    Failure::new(format!("cannot load {name}: {why}")).remedy("if its files are damaged, pull or add it again")
+    Failure::new(format!("cannot load {name}: {why}"))
+        .remedy("if its files are damaged, pull or add it again")
 }
 
 /// Fetches and qualifies the release where that was not done yet.
@@ -210,7 +221,11 @@ pub async fn ensure_qualified(context: &Context, release: &str) -> Result {
         .remedy(format!("cresset qualify {release} --report report.html shows the evidence")))
 }
 
-fn qualified(context: &Context, manifest: &Manifest, host: &Host) -> Result<QualifiedModel, NotQualified> {
+fn qualified(
+    context: &Context,
+    manifest: &Manifest,
+    host: &Host,
+) -> Result<QualifiedModel, NotQualified> {
     let max_age = context.config.qualification.max_age_days;
     Catalogue::new(&context.data_dir).qualified(manifest, host, max_age, SystemClock.now())
 }
@@ -219,10 +234,13 @@ fn qualified(context: &Context, manifest: &Manifest, host: &Host) -> Result<Qual
 pub fn servable(context: &Context, names: &[String]) -> Result<Vec<QualifiedModel>> {
     let catalogue = Catalogue::new(&context.data_dir);
     let host = qualify::host_of(&context.config)?;
-    let prove = |name: &String| qualified(context, &catalogue.find(name)?, &host).map_err(Failure::new);
+    let prove =
+        |name: &String| qualified(context, &catalogue.find(name)?, &host).map_err(Failure::new);
     let mut proven = names.iter().map(prove).collect::<Result<Vec<_>>>()?;
     let mut refused = Vec::new();
-    for manifest in catalogue.manifests()?.into_iter().filter(|manifest| catalogue.is_pulled(manifest)) {
+    for manifest in
+        catalogue.manifests()?.into_iter().filter(|manifest| catalogue.is_pulled(manifest))
+    {
         match qualified(context, &manifest, &host) {
             Ok(model) if proven.iter().any(|known| known.id() == model.id()) => {}
             Ok(model) => proven.push(model),
@@ -230,12 +248,15 @@ pub fn servable(context: &Context, names: &[String]) -> Result<Vec<QualifiedMode
         }
     }
     match (proven.is_empty(), refused.as_slice()) {
-        (true, []) => Err(Failure::new("there is no model to serve")
-            .remedy("fetch one with `cresset models pull NAME` and prove it with `cresset qualify NAME`")),
+        (true, []) => Err(Failure::new("there is no model to serve").remedy(
+            "fetch one with `cresset models pull NAME` and prove it with `cresset qualify NAME`",
+        )),
         (true, all) => Err(Failure::new(format!("there is no model to serve: {}", all.join("; ")))),
         (false, all) => {
             // Who names models knows of the others.
-            all.iter().filter(|_| names.is_empty()).for_each(|why| note(&format!("not served: {why}")));
+            all.iter()
+                .filter(|_| names.is_empty())
+                .for_each(|why| note(&format!("not served: {why}")));
             Ok(proven)
         }
     }

@@ -8,8 +8,16 @@ use crate::ledger::AttemptState;
 use crate::server::operator::{AdminCommand, RequestScope};
 use clap::{Args, Subcommand, ValueEnum};
 
-const COLUMNS: &[&str] =
-    &["id", "state", "failure_code", "model", "attempt_count", "reservedUnits", "chargedUnits", "created_at"];
+const COLUMNS: &[&str] = &[
+    "id",
+    "state",
+    "failure_code",
+    "model",
+    "attempt_count",
+    "reservedUnits",
+    "chargedUnits",
+    "created_at",
+];
 
 #[derive(Debug, Subcommand)]
 #[command(after_help = "Examples:
@@ -73,9 +81,13 @@ pub async fn run(context: &Context, command: Requests) -> Result {
 impl From<Requests> for AdminCommand {
     fn from(command: Requests) -> Self {
         match command {
-            Requests::List { account, state } => Self::RequestList { account, state: state.map(AttemptState::from) },
+            Requests::List { account, state } => {
+                Self::RequestList { account, state: state.map(AttemptState::from) }
+            }
             Requests::Show { id, scope } => Self::RequestShow { request: id, scope: scope.into() },
-            Requests::Cancel { id, scope } => Self::RequestCancel { request: id, scope: scope.into() },
+            Requests::Cancel { id, scope } => {
+                Self::RequestCancel { request: id, scope: scope.into() }
+            }
         }
     }
 }

@@ -16,8 +16,8 @@ use std::net::SocketAddr;
 Models are loaded when a request names them, and the least recently used one makes room (engine.memory_mib).
 SIGTERM or Ctrl-C drains: nothing new is taken, running requests finish. A second one ends at once.")]
 pub struct Arguments {
-    /// Load this model, by name or id, at the start and keep it loaded; may be given more than once [default: at the start
-    /// as many of the qualified models as fit, and none for good]
+    /// Load this model, by name or id, at the start and keep it loaded; may be given more than once
+    /// [default: at the start as many of the qualified models as fit, and none for good]
     #[arg(long, value_name = "NAME")]
     model: Vec<String>,
     /// Address of the public /v1 surface; port 0 picks a free one
@@ -31,8 +31,13 @@ pub struct Arguments {
 impl Arguments {
     /// What the flags set in the configuration.
     pub fn overrides(&self) -> Vec<Override> {
-        let flag = |key: &str, address: Option<SocketAddr>| address.map(|at| (key.to_owned(), at.to_string()));
-        [flag("listen.public", self.listen), flag("listen.operator", self.operator)].into_iter().flatten().collect()
+        let flag = |key: &str, address: Option<SocketAddr>| {
+            address.map(|at| (key.to_owned(), at.to_string()))
+        };
+        [flag("listen.public", self.listen), flag("listen.operator", self.operator)]
+            .into_iter()
+            .flatten()
+            .collect()
     }
 }
 

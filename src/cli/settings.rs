@@ -1,4 +1,5 @@
-//! `cresset config`: every key with its value and where it came from, whether a file is right, and its schema.
+//! `cresset config`: every key with its value and where it came from, whether a file is right, and
+//! its schema.
 
 use super::Globals;
 use super::context::{data_dir, load_config};
@@ -12,8 +13,10 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 #[derive(Debug, Subcommand)]
-#[command(after_help = "Precedence: flags, then CRESSET_… variables, then the file, then the defaults.
-  CRESSET_ENGINE__KV_MIB=512 cresset config show")]
+#[command(
+    after_help = "Precedence: flags, then CRESSET_… variables, then the file, then the defaults.
+  CRESSET_ENGINE__KV_MIB=512 cresset config show"
+)]
 pub enum Settings {
     /// Show every key: what it is for, its value, and where that came from
     Show,
@@ -32,8 +35,12 @@ pub fn run(globals: &Globals, command: &Settings) -> Result {
     }
     let loaded = load_config(globals, &data_dir(globals)?, &[])?;
     match command {
-        Settings::Openapi => output.result(&document(&loaded.config), |document| format!("{document:#}\n")),
-        Settings::Check => output.result(&check(&loaded)?, |_| "the configuration is sound\n".to_owned()),
+        Settings::Openapi => {
+            output.result(&document(&loaded.config), |document| format!("{document:#}\n"))
+        }
+        Settings::Check => {
+            output.result(&check(&loaded)?, |_| "the configuration is sound\n".to_owned())
+        }
         _ => output.result(&show(&loaded), listing),
     }
 }
@@ -59,7 +66,8 @@ fn show(loaded: &Loaded) -> Value {
     json!({ "object": "list", "data": rows.collect::<Vec<_>>() })
 }
 
-/// Visits the dotted key of every setting of the schema. What a map's own keys are is for its values to say.
+/// Visits the dotted key of every setting of the schema. What a map's own keys are is for its
+/// values to say.
 fn leaves(schema: &Value, at: &Value, prefix: &str, visit: &mut impl FnMut(&str)) {
     for (name, property) in at["properties"].as_object().into_iter().flatten() {
         let (key, property) = (format!("{prefix}{name}"), resolve(schema, property));
@@ -86,12 +94,14 @@ fn description(schema: &Value, key: &str) -> Option<String> {
         let at = resolve(schema, at);
         at["properties"].get(part).or_else(|| at.get("additionalProperties"))
     })?;
-    let text = found["description"].as_str().or_else(|| resolve(schema, found)["description"].as_str());
+    let text =
+        found["description"].as_str().or_else(|| resolve(schema, found)["description"].as_str());
     text.map(str::to_owned)
 }
 
 fn resolve<'a>(schema: &'a Value, at: &'a Value) -> &'a Value {
-    let target = at["$ref"].as_str().and_then(|reference| schema.pointer(reference.trim_start_matches('#')));
+    let target =
+        at["$ref"].as_str().and_then(|reference| schema.pointer(reference.trim_start_matches('#')));
     target.unwrap_or(at)
 }
 
@@ -100,7 +110,13 @@ fn listing(document: &Value) -> String {
     let word = |row: &Value, name: &str| row[name].as_str().unwrap_or_default().to_owned();
     rows.iter().fold(String::new(), |mut out, row| {
         let comment = style(Style::Dim, &format!("# {}", word(row, "description")));
-        let _ = writeln!(out, "{comment}\n{} = {}  ({})\n", word(row, "key"), row["value"], word(row, "origin"));
+        let _ = writeln!(
+            out,
+            "{comment}\n{} = {}  ({})\n",
+            word(row, "key"),
+            row["value"],
+            word(row, "origin")
+        );
         out
     })
 }

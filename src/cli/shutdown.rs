@@ -10,7 +10,8 @@ const ENDED_BY_FORCE: i32 = 1;
 
 /// A token that is cancelled by the first signal. The second ends the process.
 pub fn on_signal() -> Result<CancellationToken> {
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let (mut interrupt, mut terminate) =
+        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let token = CancellationToken::new();
     let first = token.clone();
     tokio::spawn(async move {
@@ -26,7 +27,10 @@ pub fn on_signal() -> Result<CancellationToken> {
 }
 
 /// Runs `work` unless a signal comes first.
-pub async fn unless_interrupted<T>(shutdown: &CancellationToken, work: impl Future<Output = Result<T>>) -> Result<T> {
+pub async fn unless_interrupted<T>(
+    shutdown: &CancellationToken,
+    work: impl Future<Output = Result<T>>,
+) -> Result<T> {
     tokio::select! {
         done = work => done,
         () = shutdown.cancelled() => Err(Failure::new("interrupted before it was done; nothing half-made is left")),

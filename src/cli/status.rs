@@ -10,8 +10,16 @@ use std::fmt::Write;
 use std::io::IsTerminal;
 use std::time::Duration;
 
-const MODEL_COLUMNS: &[&str] =
-    &["name", "id", "state", "running", "waiting", "kv_blocks_used", "kv_blocks_total", "generated_tokens"];
+const MODEL_COLUMNS: &[&str] = &[
+    "name",
+    "id",
+    "state",
+    "running",
+    "waiting",
+    "kv_blocks_used",
+    "kv_blocks_total",
+    "generated_tokens",
+];
 const REFRESH: Duration = Duration::from_secs(1);
 const CLEAR_SCREEN: &str = "\u{1b}[H\u{1b}[2J";
 
@@ -60,7 +68,9 @@ async fn watch(context: &Context) -> Result {
 fn screen(document: &Value) -> String {
     let mut out = match (&document["ready"], document["reason"].as_str()) {
         (Value::Bool(true), _) => format!("{}\n", style(Style::Good, "ready")),
-        (_, reason) => format!("{}: {}\n", style(Style::Warning, "not ready"), reason.unwrap_or("unknown")),
+        (_, reason) => {
+            format!("{}: {}\n", style(Style::Warning, "not ready"), reason.unwrap_or("unknown"))
+        }
     };
     if document["running"] != true {
         return out + "start it with `cresset serve`\n";
@@ -69,7 +79,8 @@ fn screen(document: &Value) -> String {
     let number = |name: &str| document[name].as_f64().unwrap_or(0.0);
     let mebibytes = |name: &str| text::mebibytes(document[name].as_u64().unwrap_or(0));
     let _ = writeln!(out, "clients   {}\noperator  {}", shown("listen"), shown("operator"));
-    let [process, models, limit] = ["memory_bytes", "model_memory_bytes", "model_memory_limit_bytes"].map(mebibytes);
+    let [process, models, limit] =
+        ["memory_bytes", "model_memory_bytes", "model_memory_limit_bytes"].map(mebibytes);
     let _ = writeln!(out, "memory    {process}; models {models} of {limit}");
     let _ = writeln!(
         out,
@@ -87,9 +98,11 @@ fn troubles(document: &Value) -> String {
     let rows = |name: &str| document[name].as_array().map_or(&[][..], Vec::as_slice).iter();
     let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let failed = rows("models").filter(|model| !model["failure"].is_null());
-    let failed = failed.map(|model| format!("{} failed: {}\n", word(&model["name"]), word(&model["failure"])));
+    let failed = failed
+        .map(|model| format!("{} failed: {}\n", word(&model["name"]), word(&model["failure"])));
     let at = |error: &Value| text::utc(error["at"].as_u64().unwrap_or(0));
-    let errors = rows("last_errors").map(|e| format!("{}  {}: {}\n", at(e), word(&e["model"]), word(&e["message"])));
+    let errors = rows("last_errors")
+        .map(|e| format!("{}  {}: {}\n", at(e), word(&e["model"]), word(&e["message"])));
     let lines: String = failed.chain(errors).collect();
     if lines.is_empty() { lines } else { format!("\n{lines}") }
 }

@@ -23,7 +23,8 @@ pub fn table(document: &Value, columns: &[&str]) -> String {
         return "(none)\n".to_owned();
     }
     let head = columns.iter().map(|name| heading(name)).collect();
-    let body = rows.iter().map(|row| columns.iter().map(|name| cell(name, reach(row, name))).collect());
+    let body =
+        rows.iter().map(|row| columns.iter().map(|name| cell(name, reach(row, name))).collect());
     align(&std::iter::once(head).chain(body).collect::<Vec<_>>())
 }
 
@@ -74,17 +75,24 @@ pub fn plain(text: &str) -> String {
     text.replace(char::is_control, "\u{fffd}")
 }
 
-/// Unix seconds as `2026-01-31 12:00:00Z`. Days to a date as in Hinnant, "chrono-Compatible Low-Level Date Algorithms".
+/// Unix seconds as `2026-01-31 12:00:00Z`. Days to a date as in Hinnant, "chrono-Compatible
+/// Low-Level Date Algorithms".
 pub fn utc(seconds: u64) -> String {
     let (days, time) = (seconds / SECONDS_PER_DAY + 719_468, seconds % SECONDS_PER_DAY);
     let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let year_of_era =
+        (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let shifted_month = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
     let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
     let year = era * 400 + year_of_era + u64::from(month <= 2);
-    format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02}Z", time / 3_600, time / 60 % 60, time % 60)
+    format!(
+        "{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02}Z",
+        time / 3_600,
+        time / 60 % 60,
+        time % 60
+    )
 }
 
 /// Microcredits as credits: `1500` is `0.0015`.

@@ -9,15 +9,20 @@ const MAX_LABEL: usize = 128;
 
 /// What is shown to people later on: something to see, and nothing that moves a terminal's cursor.
 pub fn label(text: &str) -> Result<String, String> {
-    let fits = text.chars().count() <= MAX_LABEL && !text.contains(char::is_control) && !text.trim().is_empty();
-    let expected = || format!("expected 1 to {MAX_LABEL} characters, none of them a control character");
+    let fits = text.chars().count() <= MAX_LABEL
+        && !text.contains(char::is_control)
+        && !text.trim().is_empty();
+    let expected =
+        || format!("expected 1 to {MAX_LABEL} characters, none of them a control character");
     fits.then(|| text.to_owned()).ok_or_else(expected)
 }
 
 /// A report to write: found out before the work it tells of, not after.
 pub fn report(text: &str) -> Result<PathBuf, String> {
     let file = PathBuf::from(text);
-    let known = file.extension().is_some_and(|kind| ["html", "htm", "md", "json"].iter().any(|name| kind == *name));
+    let known = file
+        .extension()
+        .is_some_and(|kind| ["html", "htm", "md", "json"].iter().any(|name| kind == *name));
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
     if known && folder.is_none_or(Path::is_dir) {
         return Ok(file);
@@ -27,7 +32,9 @@ pub fn report(text: &str) -> Result<PathBuf, String> {
 
 /// Microcredits: digits, with `_` between them where that helps reading.
 pub fn units(text: &str) -> Result<u64, String> {
-    text.replace('_', "").parse().map_err(|_| "expected a whole number of microcredits, such as 5_000_000".to_owned())
+    text.replace('_', "")
+        .parse()
+        .map_err(|_| "expected a whole number of microcredits, such as 5_000_000".to_owned())
 }
 
 /// A length of time: a number and one of s, m, h, d, w.
@@ -61,11 +68,23 @@ mod tests {
 
     #[test]
     fn durations() {
-        let check = |text: &str, expect: Option<u64>| assert_eq!(duration(text).ok().map(|d| d.as_secs()), expect);
+        let check = |text: &str, expect: Option<u64>| {
+            assert_eq!(duration(text).ok().map(|d| d.as_secs()), expect)
+        };
         check("30d", Some(2_592_000));
         check("90s", Some(90));
         check("2w", Some(1_209_600));
-        for wrong in ["", "d", "30", "-1d", "1.5h", "0s", "30é", "99999999999999999999d", "18446744073709551615w"] {
+        for wrong in [
+            "",
+            "d",
+            "30",
+            "-1d",
+            "1.5h",
+            "0s",
+            "30é",
+            "99999999999999999999d",
+            "18446744073709551615w",
+        ] {
             check(wrong, None);
         }
     }

@@ -31,7 +31,8 @@ impl Load {
         self.output_tokens += request.max_tokens as usize;
     }
 
-    /// How long a newcomer waits for its first step at most. With a row free, only prompts are ahead of it.
+    /// How long a newcomer waits for its first step at most. With a row free, only prompts are
+    /// ahead of it.
     fn wait(&self, options: &EngineOptions) -> Duration {
         if self.tokens_per_second <= 0.0 {
             return Duration::ZERO;
@@ -65,7 +66,12 @@ pub fn fits(options: &EngineOptions, request: &GenerateRequest) -> Result<(), Re
 }
 
 /// Refuses what would only wait in vain.
-pub fn admit(options: &EngineOptions, load: &Load, request: &GenerateRequest, now: Instant) -> Result<(), Refused> {
+pub fn admit(
+    options: &EngineOptions,
+    load: &Load,
+    request: &GenerateRequest,
+    now: Instant,
+) -> Result<(), Refused> {
     let wait = load.wait(options);
     let patience = match request.deadline {
         Some(deadline) => deadline.saturating_duration_since(now).min(LONGEST_WAIT),

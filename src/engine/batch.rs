@@ -5,8 +5,13 @@ use super::scheduler::{Scheduler, Step, StepRow};
 use super::sequence::Sequence;
 use cresset_models::ForwardBatch;
 
-/// The flattened input of `step`, the one scheduled last, and how to sample each of its `logits_indices`.
-pub fn forward_batch(scheduler: &Scheduler, step: &Step, block_size: usize) -> (ForwardBatch, Vec<RowSampling>) {
+/// The flattened input of `step`, the one scheduled last, and how to sample each of its
+/// `logits_indices`.
+pub fn forward_batch(
+    scheduler: &Scheduler,
+    step: &Step,
+    block_size: usize,
+) -> (ForwardBatch, Vec<RowSampling>) {
     let (tokens, sequences) = (step.num_tokens(), step.rows.len());
     let mut batch = ForwardBatch {
         input_ids: Vec::with_capacity(tokens),

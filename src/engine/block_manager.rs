@@ -1,10 +1,11 @@
 //! KV blocks: reference counts, prefix reuse, eviction.
 //!
-//! A block is in exactly one place: *free* (no content), *evictable* (content of an earlier sequence, nobody uses it) or *used*
-//! (in at least one block table). Full blocks are found again by a chain of hashes: each covers the block's tokens and the hash
-//! before it, and the chain starts from a per-boot secret and the account, so no account can reach another's blocks. What a
-//! block holds is compared on every hit: a collision is a miss. Handing one customer's block to another would leak a prompt,
-//! so the assertions here stay on in release builds.
+//! A block is in exactly one place: *free* (no content), *evictable* (content of an earlier
+//! sequence, nobody uses it) or *used* (in at least one block table). Full blocks are found again
+//! by a chain of hashes: each covers the block's tokens and the hash before it, and the chain
+//! starts from a per-boot secret and the account, so no account can reach another's blocks. What a
+//! block holds is compared on every hit: a collision is a miss. Handing one customer's block to
+//! another would leak a prompt, so the assertions here stay on in release builds.
 
 use crate::ids::AccountId;
 use sha2::{Digest, Sha256};
@@ -19,8 +20,8 @@ struct BlockHash([u8; 16]);
 pub struct BlockTable {
     account: AccountId,
     blocks: Vec<u32>,
-    /// Hashes of the sequence's leading full blocks as far as they were needed. A function of its tokens alone, so it
-    /// outlives a preemption.
+    /// Hashes of the sequence's leading full blocks as far as they were needed. A function of its
+    /// tokens alone, so it outlives a preemption.
     chain: Vec<BlockHash>,
     /// Leading blocks that are in the cache, or whose content another block holds there.
     registered: usize,
@@ -111,7 +112,8 @@ impl BlockManager {
         tokens.div_ceil(self.block_size)
     }
 
-    /// The longest cached prefix of `tokens` in whole blocks. The last token is never part of it: it must be run to give logits.
+    /// The longest cached prefix of `tokens` in whole blocks. The last token is never part of it:
+    /// it must be run to give logits.
     pub fn lookup(&self, table: &mut BlockTable, tokens: &[u32]) -> Prefix {
         let full_blocks = tokens.len().saturating_sub(1) / self.block_size;
         let mut prefix = Prefix { blocks: Vec::new(), evictable: 0 };
@@ -141,8 +143,8 @@ impl BlockManager {
         table.blocks.len() * self.block_size
     }
 
-    /// Makes room for the tokens `from..to` of a sequence, all or nothing. Afterwards their blocks belong to this table alone
-    /// and may be written.
+    /// Makes room for the tokens `from..to` of a sequence, all or nothing. Afterwards their blocks
+    /// belong to this table alone and may be written.
     pub fn claim(&mut self, table: &mut BlockTable, from: usize, to: usize) -> bool {
         let missing = self.blocks_for(to).saturating_sub(table.blocks.len());
         if missing > self.available() {
@@ -163,7 +165,8 @@ impl BlockManager {
         for index in table.registered..tokens.len() / self.block_size {
             let hash = self.hash_of(table, index, tokens);
             let id = table.blocks[index];
-            // Two sequences may compute the same block side by side: the first one stays in the cache.
+            // Two sequences may compute the same block side by side: the first one stays in the
+            // cache.
             if let std::collections::hash_map::Entry::Vacant(entry) = self.cached.entry(hash) {
                 entry.insert(id);
                 self.blocks[id as usize].content = Some(Content {
@@ -184,7 +187,8 @@ impl BlockManager {
         table.registered = 0;
     }
 
-    /// Empties a table whose content cannot be trusted: what nobody else holds leaves the cache as well.
+    /// Empties a table whose content cannot be trusted: what nobody else holds leaves the cache as
+    /// well.
     pub fn discard(&mut self, table: &mut BlockTable) {
         for &id in &table.blocks {
             if self.block(id).ref_count == 1 {
@@ -194,14 +198,21 @@ impl BlockManager {
         self.release(table);
     }
 
-    /// Every block accounted for exactly once, and none shared between accounts. `tables` are all tables there are.
-    pub fn check_integrity<'a>(&self, tables: impl Iterator<Item = &'a BlockTable>) -> Result<(), IntegrityError> {
+    /// Every block accounted for exactly once, and none shared between accounts. `tables` are all
+    /// tables there are.
+    pub fn check_integrity<'a>(
+        &self,
+        tables: impl Iterator<Item = &'a BlockTable>,
+    ) -> Result<(), IntegrityError> {
         self.check_references(tables)?;
         self.check_places()?;
         self.check_cache()
     }
 
-    fn check_references<'a>(&self, tables: impl Iterator<Item = &'a BlockTable>) -> Result<(), IntegrityError> {
+    fn check_references<'a>(
+        &self,
+        tables: impl Iterator<Item = &'a BlockTable>,
+    ) -> Result<(), IntegrityError> {
         let mut references = vec![0; self.total()];
         for table in tables {
             for &id in &table.blocks {
@@ -222,11 +233,14 @@ impl BlockManager {
     }
 
     fn check_places(&self) -> Result<(), IntegrityError> {
-        let mut places: Vec<u32> = self.blocks.iter().map(|block| u32::from(block.ref_count > 0)).collect();
+        let mut places: Vec<u32> =
+            self.blocks.iter().map(|block| u32::from(block.ref_count > 0)).collect();
         for &id in &self.free {
             places[id as usize] += 1;
             let block = self.block(id);
-            ensure(block.content.is_none() && block.owner.is_none(), || format!("free block {id} has content"))?;
+            ensure(block.content.is_none() && block.owner.is_none(), || {
+                format!("free block {id} has content")
+            })?;
         }
         for (&released, &id) in &self.evictable {
             places[id as usize] += 1;
@@ -262,7 +276,8 @@ impl BlockManager {
     /// A block without content: a free one, or the least recently used evictable one.
     fn take(&mut self, account: AccountId) -> u32 {
         let id = self.free.pop().unwrap_or_else(|| {
-            let (_, id) = self.evictable.pop_first().expect("invariant: the caller checked `available`");
+            let (_, id) =
+                self.evictable.pop_first().expect("invariant: the caller checked `available`");
             self.forget(id);
             id
         });
@@ -335,7 +350,9 @@ impl BlockManager {
     fn parent(&self, table: &BlockTable, index: usize) -> BlockHash {
         match index.checked_sub(1) {
             Some(before) => table.chain[before],
-            None => truncated(Sha256::new().chain_update(self.secret).chain_update(table.account.0.as_bytes())),
+            None => truncated(
+                Sha256::new().chain_update(self.secret).chain_update(table.account.0.as_bytes()),
+            ),
         }
     }
 }

@@ -1,10 +1,11 @@
-//! Whose prompt is computed next: the account of the highest rank; among equals deficit round-robin, and first come first
-//! served inside one account
-//! (Shreedhar and Varghese, 1995, in the variant where a turn may overdraw and the next ones pay it back).
+//! Whose prompt is computed next: the account of the highest rank; among equals deficit
+//! round-robin, and first come first served inside one account (Shreedhar and Varghese, 1995, in
+//! the variant where a turn may overdraw and the next ones pay it back).
 //!
-//! Every token an account is given, prompt or decode, is charged. An account whose balance is not positive is passed over and
-//! earns a quantum; so the rounds go on until somebody can be served, and no budget is left unused. A rank is the account's
-//! priority and rises by one with every `AGEING` steps in which it is given nothing, so nobody starves.
+//! Every token an account is given, prompt or decode, is charged. An account whose balance is not
+//! positive is passed over and earns a quantum; so the rounds go on until somebody can be served,
+//! and no budget is left unused. A rank is the account's priority and rises by one with every
+//! `AGEING` steps in which it is given nothing, so nobody starves.
 
 use super::sequence::SequenceId;
 use crate::ids::AccountId;
@@ -55,7 +56,12 @@ pub struct FairQueue {
 
 impl FairQueue {
     pub fn new(max_batched_tokens: usize) -> Self {
-        Self { lanes: HashMap::new(), turns: VecDeque::new(), floor: -(max_batched_tokens as i64), now: 0 }
+        Self {
+            lanes: HashMap::new(),
+            turns: VecDeque::new(),
+            floor: -(max_batched_tokens as i64),
+            now: 0,
+        }
     }
 
     /// A step begins.
@@ -74,7 +80,8 @@ impl FairQueue {
         self.lane(account).partial.insert(id);
     }
 
-    /// Takes out the next sequence to be given tokens; `admitting` says whether waiting ones may start.
+    /// Takes out the next sequence to be given tokens; `admitting` says whether waiting ones may
+    /// start.
     pub fn pop(&mut self, admitting: bool) -> Option<SequenceId> {
         let now = self.now;
         let ready = self.lanes.values().filter(|lane| lane.first(admitting).is_some());
@@ -117,7 +124,9 @@ impl FairQueue {
     }
 
     pub fn contains(&self, account: AccountId, id: SequenceId) -> bool {
-        self.lanes.get(&account).is_some_and(|lane| lane.partial.contains(&id) || lane.waiting.contains(&id))
+        self.lanes
+            .get(&account)
+            .is_some_and(|lane| lane.partial.contains(&id) || lane.waiting.contains(&id))
     }
 
     fn lane(&mut self, account: AccountId) -> &mut Lane {

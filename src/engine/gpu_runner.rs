@@ -1,4 +1,5 @@
-//! The runner on a GPU: the model samples where it computes, and one step runs while the host schedules the next.
+//! The runner on a GPU: the model samples where it computes, and one step runs while the host
+//! schedules the next.
 
 use super::gpu_sampling::{device_row, row_result};
 use super::model_runner::{LoadedInfo, RunnerError, RunnerOptions};
@@ -33,7 +34,8 @@ pub struct GpuRunner {
 }
 
 impl GpuRunner {
-    /// Loads the model, sizes its cache by what is left of its share of the device's memory, and records its steps.
+    /// Loads the model, sizes its cache by what is left of its share of the device's memory, and
+    /// records its steps.
     pub fn load(
         source: &ModelSource,
         options: &RunnerOptions,
@@ -66,7 +68,8 @@ impl GpuRunner {
 impl Runner for GpuRunner {
     fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), String> {
         let vocab_size = self.model.config().vocab_size;
-        let (mut encoded, mut refused) = (Vec::with_capacity(rows.len()), Vec::with_capacity(rows.len()));
+        let (mut encoded, mut refused) =
+            (Vec::with_capacity(rows.len()), Vec::with_capacity(rows.len()));
         for row in rows {
             let (row, reason) = match device_row(row, vocab_size) {
                 Ok(row) => (row, None),
@@ -75,7 +78,9 @@ impl Runner for GpuRunner {
             encoded.push(row);
             refused.push(reason);
         }
-        self.model.launch(batch, &encoded).map_err(|error| format!("the step cannot be run: {error}"))?;
+        self.model
+            .launch(batch, &encoded)
+            .map_err(|error| format!("the step cannot be run: {error}"))?;
         self.refused.push_back(refused);
         Ok(())
     }
@@ -83,7 +88,9 @@ impl Runner for GpuRunner {
     fn collect(&mut self) -> Result<Vec<RowResult>, String> {
         let outcomes = self.model.collect().map_err(|error| format!("the step failed: {error}"))?;
         let refused = self.refused.pop_front().unwrap_or_default();
-        let result = |(outcome, reason): (_, Option<String>)| reason.map_or_else(|| row_result(outcome), Err);
+        let result = |(outcome, reason): (_, Option<String>)| {
+            reason.map_or_else(|| row_result(outcome), Err)
+        };
         Ok(outcomes.into_iter().zip(refused).map(result).collect())
     }
 
@@ -93,7 +100,9 @@ impl Runner for GpuRunner {
 
     fn recover(&mut self) -> Result<(), String> {
         self.refused.clear();
-        self.model.recover().map_err(|error| format!("the GPU cannot go on: {error}; restart the node"))
+        self.model
+            .recover()
+            .map_err(|error| format!("the GPU cannot go on: {error}; restart the node"))
     }
 }
 

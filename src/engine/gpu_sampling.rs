@@ -5,7 +5,10 @@ use super::sampler::{RowSampling, SampleError, Sampled, TokenLogprobs};
 use cresset_kernels::sampling::gpu::{Outcome, RowParams, Special};
 
 /// What the device must know of a row beside its tokens, which it has.
-pub fn device_row(row: &RowSampling, vocab_size: usize) -> Result<(RowParams, Vec<Special>), SampleError> {
+pub fn device_row(
+    row: &RowSampling,
+    vocab_size: usize,
+) -> Result<(RowParams, Vec<Special>), SampleError> {
     let params = &row.params;
     let device = RowParams {
         temperature: params.temperature,
@@ -26,13 +29,16 @@ pub fn device_row(row: &RowSampling, vocab_size: usize) -> Result<(RowParams, Ve
 /// What the row adds to single tokens' logits, by token.
 fn specials(row: &RowSampling, vocab_size: usize) -> Result<Vec<Special>, SampleError> {
     let params = &row.params;
-    if let Some(&(token, _)) = params.logit_bias.iter().find(|(token, _)| *token as usize >= vocab_size) {
+    if let Some(&(token, _)) =
+        params.logit_bias.iter().find(|(token, _)| *token as usize >= vocab_size)
+    {
         return Err(SampleError::UnknownToken { token, vocab_size });
     }
     let bias = params.logit_bias.iter().map(|&(token, bias)| Special { token, bias });
     let bans = row.banned.iter().map(|&token| Special { token, bias: f32::NEG_INFINITY });
     // An id outside the vocabulary cannot be chosen anyway.
-    let mut specials: Vec<_> = bias.chain(bans).filter(|special| (special.token as usize) < vocab_size).collect();
+    let mut specials: Vec<_> =
+        bias.chain(bans).filter(|special| (special.token as usize) < vocab_size).collect();
     specials.sort_unstable_by_key(|special| special.token);
     specials.dedup_by(|next, kept| {
         let same = next.token == kept.token;
@@ -49,7 +55,8 @@ pub fn row_result(outcome: Outcome) -> RowResult {
             Ok(Sampled { token, logprobs })
         }
         Outcome::NotFinite => {
-            Err("the model gave a logit that is not finite; its weights or its cache are damaged".into())
+            Err("the model gave a logit that is not finite; its weights or its cache are damaged"
+                .into())
         }
         Outcome::NothingLeft => Err(SampleError::NothingLeft.to_string()),
     }

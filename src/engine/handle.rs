@@ -44,12 +44,14 @@ pub struct EngineStats {
     pub blocks_total: usize,
     pub blocks_used: usize,
     pub steps: u64,
-    /// Prompt tokens computed or taken from the prefix cache, each once however often it was computed.
+    /// Prompt tokens computed or taken from the prefix cache, each once however often it was
+    /// computed.
     pub prompt_tokens: u64,
     pub generated_tokens: u64,
     pub prefix_hit_tokens: u64,
     pub preemptions: u64,
-    /// Running sequences that were stopped from outside, and those whose blocks were held for more than two steps after that.
+    /// Running sequences that were stopped from outside, and those whose blocks were held for more
+    /// than two steps after that.
     pub stops: u64,
     pub late_frees: u64,
     /// Produced tokens per second over the last seconds.
@@ -87,15 +89,22 @@ impl EngineHandle {
         Self { inner: Arc::new(inner) }
     }
 
-    /// Never blocks. The channel holds `max_tokens + 2` events, so the engine never waits for a slow reader. Dropping the
-    /// receiver is the same as `stop`.
-    pub fn submit(&self, request: GenerateRequest) -> Result<(SequenceId, mpsc::Receiver<Event>), Refused> {
+    /// Never blocks. The channel holds `max_tokens + 2` events, so the engine never waits for a
+    /// slow reader. Dropping the receiver is the same as `stop`.
+    pub fn submit(
+        &self,
+        request: GenerateRequest,
+    ) -> Result<(SequenceId, mpsc::Receiver<Event>), Refused> {
         let (events, receiver) = mpsc::channel(request.max_tokens as usize + 2);
         Ok((self.submit_to(request, events)?, receiver))
     }
 
     /// As `submit`, with a channel of the caller's: it has room for `max_tokens + 2` events.
-    pub fn submit_to(&self, request: GenerateRequest, events: mpsc::Sender<Event>) -> Result<SequenceId, Refused> {
+    pub fn submit_to(
+        &self,
+        request: GenerateRequest,
+        events: mpsc::Sender<Event>,
+    ) -> Result<SequenceId, Refused> {
         self.inner.mailbox.submit(Submission { request, events }, Instant::now())
     }
 
@@ -122,13 +131,15 @@ impl EngineHandle {
         self.inner.mailbox.drain();
     }
 
-    /// Ends the engine thread before its next step and waits for it (blocking: a step at most). What still runs fails.
+    /// Ends the engine thread before its next step and waits for it (blocking: a step at most).
+    /// What still runs fails.
     pub fn shutdown(&self) {
         self.inner.mailbox.ask_to_end();
         let thread = &self.inner.thread;
         let mut thread = thread.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(thread) = thread.take() {
-            // The thread catches its panics and reports them through `is_alive` and the sequences' events.
+            // The thread catches its panics and reports them through `is_alive` and the sequences'
+            // events.
             let _ = thread.join();
         }
     }

@@ -1,5 +1,6 @@
-//! Between the handles and the engine thread: requests and stops in, load and statistics out. The lock is held for moments
-//! only, never during a step; what it guards is bounded by `max_rows + max_waiting` sequences.
+//! Between the handles and the engine thread: requests and stops in, load and statistics out. The
+//! lock is held for moments only, never during a step; what it guards is bounded by `max_rows +
+//! max_waiting` sequences.
 
 use super::admission::{self, Load};
 use super::handle::{EngineStats, Event, Refused};

@@ -1,6 +1,7 @@
-//! The engine: `schedule → launch → collect → commit` on one thread that owns the model and its KV cache.
-//! `sequence`, `block_manager`, `fair_queue`, `scheduler`, `admission` and `rate` are pure; tensors appear in `model_runner` and
-//! `gpu_runner`.
+//! The engine: `schedule → launch → collect → commit` on one thread that owns the model and its KV
+//! cache.
+//! `sequence`, `block_manager`, `fair_queue`, `scheduler`, `admission` and `rate` are pure; tensors
+//! appear in `model_runner` and `gpu_runner`.
 
 pub mod admission;
 pub mod batch;
@@ -22,6 +23,7 @@ mod worker;
 mod tests;
 
 pub use handle::{
-    EngineHandle, EngineOptions, EngineStats, Event, Finished, GenerateRequest, Refused, SequenceId, StopCause,
+    EngineHandle, EngineOptions, EngineStats, Event, Finished, GenerateRequest, Refused,
+    SequenceId, StopCause,
 };
 pub use sampler::{SamplingParams, TokenLogprobs};

@@ -47,10 +47,16 @@ pub enum RunnerError {
 }
 
 /// Loads the model to where the options say.
-pub fn load(source: &ModelSource, options: &RunnerOptions) -> Result<(Box<dyn Runner>, LoadedInfo), RunnerError> {
+pub fn load(
+    source: &ModelSource,
+    options: &RunnerOptions,
+) -> Result<(Box<dyn Runner>, LoadedInfo), RunnerError> {
     match &options.gpu {
-        Some(gpu) => GpuRunner::load(source, options, gpu).map(|(runner, info)| (Box::new(runner) as _, info)),
-        None => ModelRunner::load(source, options).map(|(runner, info)| (Box::new(runner) as _, info)),
+        Some(gpu) => GpuRunner::load(source, options, gpu)
+            .map(|(runner, info)| (Box::new(runner) as _, info)),
+        None => {
+            ModelRunner::load(source, options).map(|(runner, info)| (Box::new(runner) as _, info))
+        }
     }
 }
 
@@ -66,13 +72,20 @@ pub struct ModelRunner {
 
 impl ModelRunner {
     /// Loads the model and allocates as many KV blocks as `kv_bytes` holds.
-    pub fn load(source: &ModelSource, options: &RunnerOptions) -> Result<(Self, LoadedInfo), RunnerError> {
+    pub fn load(
+        source: &ModelSource,
+        options: &RunnerOptions,
+    ) -> Result<(Self, LoadedInfo), RunnerError> {
         let compute = Compute::new(options.threads);
         let model = cresset_models::load(source, &load_options(options, compute.clone()))?;
         let num_blocks = num_blocks(model.config(), options)?;
         let layout = model.config().kv_layout();
         let kv = KvCache::new(&layout, num_blocks, options.block_size, &Device::Cpu)?;
-        let info = LoadedInfo { config: model.config().clone(), weight_bytes: model.weight_bytes(), num_blocks };
+        let info = LoadedInfo {
+            config: model.config().clone(),
+            weight_bytes: model.weight_bytes(),
+            num_blocks,
+        };
         Ok((Self::new(model, kv, compute), info))
     }
 
@@ -95,9 +108,11 @@ fn load_options(options: &RunnerOptions, compute: Compute) -> LoadOptions {
 fn num_blocks(config: &ModelConfig, options: &RunnerOptions) -> Result<usize, RunnerError> {
     let block_bytes = config.kv_layout().block_bytes(options.block_size);
     match options.kv_bytes / block_bytes {
-        0 => {
-            Err(RunnerError::NoRoomForCache { kv_bytes: options.kv_bytes, block_size: options.block_size, block_bytes })
-        }
+        0 => Err(RunnerError::NoRoomForCache {
+            kv_bytes: options.kv_bytes,
+            block_size: options.block_size,
+            block_bytes,
+        }),
         blocks => Ok(blocks),
     }
 }
@@ -107,10 +122,15 @@ impl Runner for ModelRunner {
         if self.results.is_some() || !batch.feedback.is_empty() {
             return Err("a step was launched before the one before it was collected".into());
         }
-        let logits =
-            self.model.forward(batch, &mut self.kv).map_err(|error| format!("the forward pass failed: {error}"))?;
-        let results = with_logits(&logits, rows.len(), |logits| sample(&self.compute, &self.samplers, logits, rows));
-        self.results = Some(results.map_err(|error| format!("the logits cannot be read: {error}"))?);
+        let logits = self
+            .model
+            .forward(batch, &mut self.kv)
+            .map_err(|error| format!("the forward pass failed: {error}"))?;
+        let results = with_logits(&logits, rows.len(), |logits| {
+            sample(&self.compute, &self.samplers, logits, rows)
+        });
+        self.results =
+            Some(results.map_err(|error| format!("the logits cannot be read: {error}"))?);
         Ok(())
     }
 
@@ -146,15 +166,22 @@ fn sample(
     results.into_iter().map(|result| result.into_inner().unwrap_or_else(not_run)).collect()
 }
 
-/// Calls `read` with the values and the `vocab_size` of a contiguous f32 `[rows, vocab_size]` tensor, without a copy.
-fn with_logits<T>(logits: &Tensor, rows: usize, read: impl FnOnce((&[f32], usize)) -> T) -> candle_core::Result<T> {
+/// Calls `read` with the values and the `vocab_size` of a contiguous f32 `[rows, vocab_size]`
+/// tensor, without a copy.
+fn with_logits<T>(
+    logits: &Tensor,
+    rows: usize,
+    read: impl FnOnce((&[f32], usize)) -> T,
+) -> candle_core::Result<T> {
     let (found, vocab_size) = logits.dims2()?;
     if found != rows {
         candle_core::bail!("{found} rows of logits where {rows} were asked for");
     }
     let (storage, layout) = logits.storage_and_layout();
     match (&*storage, layout.contiguous_offsets()) {
-        (Storage::Cpu(CpuStorage::F32(values)), Some((from, to))) => Ok(read((&values[from..to], vocab_size))),
+        (Storage::Cpu(CpuStorage::F32(values)), Some((from, to))) => {
+            Ok(read((&values[from..to], vocab_size)))
+        }
         _ => candle_core::bail!("they are not contiguous f32 values in host memory"),
     }
 }

@@ -1,4 +1,5 @@
-//! The seam between scheduling and tensors: the real `ModelRunner`, or a scripted one that costs nothing.
+//! The seam between scheduling and tensors: the real `ModelRunner`, or a scripted one that costs
+//! nothing.
 
 use super::sampler::{RowSampling, Sampled, TokenLogprobs};
 use cresset_models::ForwardBatch;
@@ -6,27 +7,31 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What became of one row: its next token, or why there is none. A row's error fails its own sequence only.
+/// What became of one row: its next token, or why there is none. A row's error fails its own
+/// sequence only.
 pub type RowResult = Result<Sampled, String>;
 
-/// Computes steps in the order of their launches. A returned error, or a panic, fails every sequence of the step and of those
-/// launched after it.
+/// Computes steps in the order of their launches. A returned error, or a panic, fails every
+/// sequence of the step and of those launched after it.
 pub trait Runner: Send {
-    /// Starts one step; its results are `collect`ed in the order of the launches. `rows[i]` says how to sample from the logits of
-    /// `batch.logits_indices[i]`; a clone of its tokens that outlives the call makes appending to them a copy. Where `batch.feedback`
-    /// names a result of the step launched just before, that result is the row's token, not its `input_ids`; after a row that failed
-    /// any token will do.
+    /// Starts one step; its results are `collect`ed in the order of the launches. `rows[i]` says
+    /// how to sample from the logits of `batch.logits_indices[i]`; a clone of its tokens that
+    /// outlives the call makes appending to them a copy. Where `batch.feedback` names a result of
+    /// the step launched just before, that result is the row's token, not its `input_ids`; after a
+    /// row that failed any token will do.
     fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), String>;
 
     /// The results of the oldest launched step: one for each of its rows. Waits for them.
     fn collect(&mut self) -> Result<Vec<RowResult>, String>;
 
-    /// Most steps that may be launched and not yet collected: 1, or 2 for a device that computes while the host schedules.
+    /// Most steps that may be launched and not yet collected: 1, or 2 for a device that computes
+    /// while the host schedules.
     fn depth(&self) -> usize {
         1
     }
 
-    /// After a failed step: forgets everything launched. An error means that no further step can be run, and ends the engine.
+    /// After a failed step: forgets everything launched. An error means that no further step can be
+    /// run, and ends the engine.
     fn recover(&mut self) -> Result<(), String> {
         Ok(())
     }
@@ -57,8 +62,9 @@ pub enum Failure {
     Fatal,
 }
 
-/// A runner without a model, for tests and for measuring the node around the engine: tokens come from a script, when they are
-/// collected. Log-probabilities, when asked for, say that the token was certain.
+/// A runner without a model, for tests and for measuring the node around the engine: tokens come
+/// from a script, when they are collected. Log-probabilities, when asked for, say that the token
+/// was certain.
 pub struct ScriptedRunner {
     script: Box<dyn FnMut(&RowSampling) -> u32 + Send>,
     step_time: Duration,
@@ -122,7 +128,10 @@ impl ScriptedRunner {
     fn sample(&mut self, row: &RowSampling) -> Sampled {
         let row = with_pending(row, &self.previous);
         let token = (self.script)(&row);
-        let certain = |top: u8| TokenLogprobs { chosen: 0.0, top: vec![(token, 0.0); usize::from(top.min(1))] };
+        let certain = |top: u8| TokenLogprobs {
+            chosen: 0.0,
+            top: vec![(token, 0.0); usize::from(top.min(1))],
+        };
         Sampled { token, logprobs: row.params.logprobs.map(certain) }
     }
 }
@@ -140,11 +149,14 @@ impl Runner for ScriptedRunner {
     }
 
     fn collect(&mut self) -> Result<Vec<RowResult>, String> {
-        let Launched { step, rows, done } = self.launched.pop_front().ok_or("nothing was launched")?;
+        let Launched { step, rows, done } =
+            self.launched.pop_front().ok_or("nothing was launched")?;
         std::thread::sleep(done.saturating_duration_since(Instant::now()));
         self.previous = match self.failures.get(&step) {
             None => rows.iter().map(|row| Ok(self.sample(row))).collect(),
-            Some(Failure::Rows) => vec![Err(format!("scripted failure in step {step}")); rows.len()],
+            Some(Failure::Rows) => {
+                vec![Err(format!("scripted failure in step {step}")); rows.len()]
+            }
             Some(Failure::Panic) => panic!("scripted panic in step {step}"),
             Some(failure) => {
                 self.fatal = *failure == Failure::Fatal;

@@ -1,12 +1,15 @@
-//! From logits to a token, per row: penalties, bias, temperature, top-k, top-p, min-p; Gumbel-max on a counter-based generator
-//! keyed by (seed, position), so that a row's result depends on nothing else.
+//! From logits to a token, per row: penalties, bias, temperature, top-k, top-p, min-p; Gumbel-max
+//! on a counter-based generator keyed by (seed, position), so that a row's result depends on
+//! nothing else.
 //!
-//! The order is fixed: repetition penalty, frequency and presence penalties, bias, bans, temperature, top-k, top-p over what
-//! top-k left, min-p against the most likely token. Equal values rank by id, the lower first. Nothing sorts the vocabulary.
+//! The order is fixed: repetition penalty, frequency and presence penalties, bias, bans,
+//! temperature, top-k, top-p over what top-k left, min-p against the most likely token. Equal
+//! values rank by id, the lower first. Nothing sorts the vocabulary.
 //!
-//! A draw can be repeated from the request's seed and the number of tokens before it: the token is the one with the largest
-//! `(logit - largest) / temperature + noise` among those left, in f32 up to the noise and in f64 from there; `noise` is
-//! `cresset_kernels::sampling::gumbel_noise(seed, position, id)`, whose definition stands there.
+//! A draw can be repeated from the request's seed and the number of tokens before it: the token is
+//! the one with the largest `(logit - largest) / temperature + noise` among those left, in f32 up
+//! to the noise and in f64 from there; `noise` is `cresset_kernels::sampling::gumbel_noise(seed,
+//! position, id)`, whose definition stands there.
 
 use cresset_kernels::sampling::{Scan, above, first_equal, gumbel_argmax, mass, scale, scan};
 use std::cmp::Ordering;
@@ -65,7 +68,8 @@ impl SamplingParams {
     }
 }
 
-/// Natural-log probabilities under the model's own distribution (before temperature, penalties and truncation).
+/// Natural-log probabilities under the model's own distribution (before temperature, penalties and
+/// truncation).
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenLogprobs {
     pub chosen: f32,
@@ -102,7 +106,9 @@ pub struct Sampled {
 /// Why a row has no next token. It fails that row's sequence and no other.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SampleError {
-    #[error("the model gave a logit of {value} for token {token}; its weights or its cache are damaged")]
+    #[error(
+        "the model gave a logit of {value} for token {token}; its weights or its cache are damaged"
+    )]
     NotFinite { token: u32, value: f32 },
     #[error("logit_bias names token {token}, but the vocabulary has {vocab_size}; leave it out")]
     UnknownToken { token: u32, vocab_size: usize },
@@ -144,18 +150,21 @@ impl Sampler {
             return Err(not_finite(logits));
         }
         let params = &row.params;
-        let plain = !params.has_penalties() && params.logit_bias.is_empty() && row.banned.is_empty();
+        let plain =
+            !params.has_penalties() && params.logit_bias.is_empty() && row.banned.is_empty();
         let token = if plain {
             self.race.choose(logits, max, row)?
         } else {
             self.adjust(logits, row)?;
             self.race.choose(&self.adjusted, scan(&self.adjusted).max, row)?
         };
-        let logprobs = params.logprobs.map(|top| self.race.logprobs(logits, max, token, usize::from(top)));
+        let logprobs =
+            params.logprobs.map(|top| self.race.logprobs(logits, max, token, usize::from(top)));
         Ok(Sampled { token, logprobs })
     }
 
-    /// `adjusted` becomes the logits with penalties, bias and bans; a banned token's is minus infinity.
+    /// `adjusted` becomes the logits with penalties, bias and bans; a banned token's is minus
+    /// infinity.
     fn adjust(&mut self, logits: &[f32], row: &RowSampling) -> Result<(), SampleError> {
         self.adjusted.clear();
         self.adjusted.extend_from_slice(logits);
@@ -164,7 +173,10 @@ impl Sampler {
         }
         for &(token, bias) in row.params.logit_bias.iter() {
             let vocab_size = logits.len();
-            *self.adjusted.get_mut(token as usize).ok_or(SampleError::UnknownToken { token, vocab_size })? += bias;
+            *self
+                .adjusted
+                .get_mut(token as usize)
+                .ok_or(SampleError::UnknownToken { token, vocab_size })? += bias;
         }
         for &token in row.banned.iter() {
             // An id outside the vocabulary cannot be chosen anyway.
@@ -197,7 +209,11 @@ impl Sampler {
 }
 
 fn penalised(logit: f32, count: u32, params: &SamplingParams) -> f32 {
-    let logit = if logit > 0.0 { logit / params.repetition_penalty } else { logit * params.repetition_penalty };
+    let logit = if logit > 0.0 {
+        logit / params.repetition_penalty
+    } else {
+        logit * params.repetition_penalty
+    };
     let presence = if count > 0 { params.presence_penalty } else { 0.0 };
     logit - params.frequency_penalty * count as f32 - presence
 }
@@ -217,7 +233,8 @@ struct Race {
 }
 
 impl Race {
-    /// The token of the largest of the `logits` (greedy), or a draw from the softmax of what the parameters leave.
+    /// The token of the largest of the `logits` (greedy), or a draw from the softmax of what the
+    /// parameters leave.
     fn choose(&mut self, logits: &[f32], max: f32, row: &RowSampling) -> Result<u32, SampleError> {
         let params = &row.params;
         if max == f32::NEG_INFINITY {
@@ -232,7 +249,8 @@ impl Race {
             self.truncate(params);
             self.keep_candidates();
         }
-        gumbel_argmax(&self.scaled, params.seed, row.position() as u32).ok_or(SampleError::NothingLeft)
+        gumbel_argmax(&self.scaled, params.seed, row.position() as u32)
+            .ok_or(SampleError::NothingLeft)
     }
 
     /// `candidates` become the tokens that top-k, top-p and min-p leave, in no order.
@@ -245,7 +263,8 @@ impl Race {
         }
         if params.top_p < 1.0 {
             let top_p = f64::from(params.top_p);
-            let wanted = top_p * if limited { weight(&self.candidates) } else { mass(&self.scaled) };
+            let wanted =
+                top_p * if limited { weight(&self.candidates) } else { mass(&self.scaled) };
             if !limited {
                 self.collect(|found| weight(found) >= wanted);
             }
@@ -288,10 +307,13 @@ impl Race {
     fn logprobs(&mut self, logits: &[f32], max: f32, token: u32, top: usize) -> TokenLogprobs {
         scale(logits, max, 1.0, &mut self.scaled);
         let log_total = mass(&self.scaled).ln();
-        let logprob = |id: u32| (f64::from(logits[id as usize]) - f64::from(max) - log_total) as f32;
+        let logprob =
+            |id: u32| (f64::from(logits[id as usize]) - f64::from(max) - log_total) as f32;
         self.collect(|found| found.len() >= top);
         // Ranked by what the model said: the difference to the largest may round two values to one.
-        self.candidates.iter_mut().for_each(|candidate| candidate.value = logits[candidate.id as usize]);
+        self.candidates
+            .iter_mut()
+            .for_each(|candidate| candidate.value = logits[candidate.id as usize]);
         keep_best(&mut self.candidates, top);
         self.candidates.sort_unstable_by(|a, b| a.rank(*b));
         let top = self.candidates.iter().map(|candidate| (candidate.id, logprob(candidate.id)));
@@ -307,8 +329,8 @@ fn keep_best(candidates: &mut Vec<Candidate>, count: usize) {
     }
 }
 
-/// Keeps the most likely candidates that together reach the `wanted` weight, at least one. Halves the range in question
-/// instead of sorting it.
+/// Keeps the most likely candidates that together reach the `wanted` weight, at least one. Halves
+/// the range in question instead of sorting it.
 fn keep_nucleus(candidates: &mut Vec<Candidate>, wanted: f64) {
     // More than `low` are kept, and at most `high`; the weight of the first `low` is `before`.
     let (mut low, mut high, mut before) = (0, candidates.len(), 0.0);

@@ -1,12 +1,15 @@
 //! Who runs in the next step, and with how many tokens.
 //!
-//! There is no prefill or decode phase: every sequence has tokens beyond `num_computed_tokens`, and each step's token budget is
-//! handed out until it is spent. Sequences that miss only their last token come first; the rest of the budget goes to prompts,
-//! in chunks: higher priorities first, fairly between accounts of the same one. When blocks run out, the latest arrived sequence
-//! is preempted and computed again later.
-//! A step is in flight from `schedule` until `advance` takes it in. The next one may be scheduled before that: a token that is
-//! sampled in flight counts as the sequence's, only its value is not known.
-//! Rows and blocks are shared too: an account that runs nothing and finds no room takes it from the account that runs most.
+//! There is no prefill or decode phase: every sequence has tokens beyond `num_computed_tokens`, and
+//! each step's token budget is handed out until it is spent. Sequences that miss only their last
+//! token come first; the rest of the budget goes to prompts, in chunks: higher priorities first,
+//! fairly between accounts of the same one. When blocks run out, the latest arrived sequence is
+//! preempted and computed again later.
+//! A step is in flight from `schedule` until `advance` takes it in. The next one may be scheduled
+//! before that: a token that is sampled in flight counts as the sequence's, only its value is not
+//! known.
+//! Rows and blocks are shared too: an account that runs nothing and finds no room takes it from the
+//! account that runs most.
 
 mod integrity;
 
@@ -102,8 +105,8 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// `secret` seeds the hashes of the prefix cache; draw it once per boot. No more sequences run than a step has tokens:
-    /// each running one gets at least one.
+    /// `secret` seeds the hashes of the prefix cache; draw it once per boot. No more sequences run
+    /// than a step has tokens: each running one gets at least one.
     pub fn new(mut options: EngineOptions, secret: [u8; 32]) -> Self {
         options.max_rows = options.max_rows.min(options.max_batched_tokens);
         assert!(options.max_rows > 0, "a step has at least one row and one token");
@@ -167,8 +170,9 @@ impl Scheduler {
         self.sequences().filter(late).map(|s| s.id).collect()
     }
 
-    /// Hands out the next step's token budget; a step that is not empty is in flight from now on. Empty only when there is no
-    /// sequence, or nothing to do before the steps in flight are taken in.
+    /// Hands out the next step's token budget; a step that is not empty is in flight from now on.
+    /// Empty only when there is no sequence, or nothing to do before the steps in flight are taken
+    /// in.
     pub fn schedule(&mut self) -> Step {
         self.queue.tick();
         let mut step = Step::default();
@@ -184,8 +188,9 @@ impl Scheduler {
         step
     }
 
-    /// Records that the oldest step in flight was computed: its tokens are in the cache, its full blocks can be shared. Returns
-    /// its rows; those of sequences that have ended since count for nothing.
+    /// Records that the oldest step in flight was computed: its tokens are in the cache, its full
+    /// blocks can be shared. Returns its rows; those of sequences that have ended since count for
+    /// nothing.
     pub fn advance(&mut self) -> Vec<StepRow> {
         let rows = self.in_flight.pop_front().expect("invariant: a step is in flight");
         for row in &rows {
@@ -200,13 +205,14 @@ impl Scheduler {
         rows
     }
 
-    /// Gives up the steps in flight. The sequences in them, some perhaps named twice or ended before, must be finished.
+    /// Gives up the steps in flight. The sequences in them, some perhaps named twice or ended
+    /// before, must be finished.
     pub fn abandon(&mut self) -> Vec<SequenceId> {
         self.in_flight.drain(..).flatten().map(|row| row.id).collect()
     }
 
-    /// Appends the token sampled by a row of the step that `advance` took in; a cause means that the sequence is complete and
-    /// must be finished.
+    /// Appends the token sampled by a row of the step that `advance` took in; a cause means that
+    /// the sequence is complete and must be finished.
     pub fn append(&mut self, id: SequenceId, token: u32) -> Option<StopCause> {
         self.totals.generated_tokens += 1;
         sequence_mut(&mut self.sequences, id).append(token, self.options.max_context)
@@ -246,7 +252,8 @@ impl Scheduler {
         }
     }
 
-    /// Gets the block for one more token, from later arrivals if need be. False when the sequence itself had to give way.
+    /// Gets the block for one more token, from later arrivals if need be. False when the sequence
+    /// itself had to give way.
     fn make_room(&mut self, id: SequenceId, step: &mut Step) -> bool {
         while !self.claim(id, 1) {
             let latest = *self.running.last().expect("invariant: `id` is running");
@@ -260,7 +267,8 @@ impl Scheduler {
         true
     }
 
-    /// Makes room for the starved sequence, if it still is: the account that runs the most gives up its latest arrival.
+    /// Makes room for the starved sequence, if it still is: the account that runs the most gives up
+    /// its latest arrival.
     fn displace(&mut self, step: &mut Step) -> Option<SequenceId> {
         let rows = self.rows_by_account();
         let starved = self.starved.take().and_then(|id| self.get(id));
@@ -283,7 +291,12 @@ impl Scheduler {
     }
 
     /// `first` is served before the queue.
-    fn schedule_prompts(&mut self, step: &mut Step, first: Option<SequenceId>, mut admitting: bool) {
+    fn schedule_prompts(
+        &mut self,
+        step: &mut Step,
+        first: Option<SequenceId>,
+        mut admitting: bool,
+    ) {
         let mut budget = self.options.max_batched_tokens - step.num_tokens();
         let mut popped = Vec::new();
         if let Some(id) = first {
@@ -308,14 +321,16 @@ impl Scheduler {
         if !admitting {
             let rows = self.rows_by_account();
             let starved = self.sequences().filter(|sequence| is_starved(sequence, &rows));
-            let first =
-                starved.max_by_key(|sequence| (self.queue.rank(sequence.request.account), Reverse(sequence.id)));
+            let first = starved.max_by_key(|sequence| {
+                (self.queue.rank(sequence.request.account), Reverse(sequence.id))
+            });
             self.starved = first.map(|sequence| sequence.id);
         }
     }
 
-    /// Lets a waiting sequence in when a row is free and its known tokens fit beside what the running ones still need. One that
-    /// was preempted in flight sits this step out, without being in the way of others.
+    /// Lets a waiting sequence in when a row is free and its known tokens fit beside what the
+    /// running ones still need. One that was preempted in flight sits this step out, without being
+    /// in the way of others.
     fn admit(&mut self, id: SequenceId, step: &mut Step) -> bool {
         let headroom = self.headroom();
         let sequence = sequence_mut(&mut self.sequences, id);
@@ -340,17 +355,22 @@ impl Scheduler {
         true
     }
 
-    /// Blocks left for newcomers: the known tokens of running sequences, and one more block for each, are spoken for.
+    /// Blocks left for newcomers: the known tokens of running sequences, and one more block for
+    /// each, are spoken for.
     fn headroom(&self) -> usize {
         let outstanding = |id: &SequenceId| {
             let sequence = &self.sequences[id];
-            1 + self.blocks.blocks_for(sequence.tokens.len()).saturating_sub(sequence.table.blocks().len())
+            1 + self
+                .blocks
+                .blocks_for(sequence.tokens.len())
+                .saturating_sub(sequence.table.blocks().len())
         };
         let spoken_for = self.running.iter().map(outstanding).sum();
         self.blocks.available().saturating_sub(spoken_for)
     }
 
-    /// Claims blocks for as many tokens as the budget and the free blocks allow, and returns how many that are.
+    /// Claims blocks for as many tokens as the budget and the free blocks allow, and returns how
+    /// many that are.
     fn chunk(&mut self, id: SequenceId, budget: usize) -> usize {
         let sequence = &self.sequences[&id];
         if sequence.state == State::Waiting {
@@ -393,7 +413,10 @@ impl Scheduler {
 
     fn leave_account(&mut self, sequence: &Sequence) {
         let account = sequence.request.account;
-        let left = self.accounts.get_mut(&account).expect("invariant: accounts of live sequences are counted");
+        let left = self
+            .accounts
+            .get_mut(&account)
+            .expect("invariant: accounts of live sequences are counted");
         *left -= 1;
         let alone = *left == 0;
         if alone {

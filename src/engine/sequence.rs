@@ -10,7 +10,8 @@ use std::time::Instant;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SequenceId(pub u64);
 
-/// One sequence to generate. Stop strings are the caller's: it ends the sequence with `EngineHandle::stop`.
+/// One sequence to generate. Stop strings are the caller's: it ends the sequence with
+/// `EngineHandle::stop`.
 #[derive(Clone, Debug)]
 pub struct GenerateRequest {
     /// Fairness and prefix-cache isolation are per account.
@@ -24,7 +25,8 @@ pub struct GenerateRequest {
     pub max_tokens: u32,
     /// End-of-text ids are masked out until this many tokens are produced.
     pub min_tokens: u32,
-    /// Ids that end the generation (empty when end-of-text is ignored). The ending token counts as produced but is not text.
+    /// Ids that end the generation (empty when end-of-text is ignored). The ending token counts as
+    /// produced but is not text.
     pub eos_ids: Arc<[u32]>,
     pub deadline: Option<Instant>,
 }
@@ -62,13 +64,15 @@ pub enum State {
     Running,
 }
 
-/// A sequence in the scheduler. It catches up with its own tokens: whatever lies beyond `num_computed_tokens` is still to be
-/// run, be it a prompt, the last sampled token, or everything again after a preemption.
+/// A sequence in the scheduler. It catches up with its own tokens: whatever lies beyond
+/// `num_computed_tokens` is still to be run, be it a prompt, the last sampled token, or everything
+/// again after a preemption.
 #[derive(Debug)]
 pub struct Sequence {
     pub id: SequenceId,
     pub request: GenerateRequest,
-    /// Prompt and output so far. Shared with the runner during a launch only, so appending copies nothing.
+    /// Prompt and output so far. Shared with the runner during a launch only, so appending copies
+    /// nothing.
     pub tokens: Arc<Vec<u32>>,
     /// Tokens in its blocks once the steps in flight are done.
     pub num_computed_tokens: usize,
@@ -144,8 +148,8 @@ impl Sequence {
         self.num_computed_tokens = 0;
     }
 
-    /// A row of `count` tokens goes into flight. True when it reaches the end: then its result, the step's `result`-th, is the
-    /// next token.
+    /// A row of `count` tokens goes into flight. True when it reaches the end: then its result, the
+    /// step's `result`-th, is the next token.
     pub fn launch(&mut self, count: usize, result: u32) -> bool {
         let samples = count == self.uncomputed();
         self.num_computed_tokens += count;
@@ -157,7 +161,8 @@ impl Sequence {
         samples
     }
 
-    /// The first `count` tokens are or were in the cache. Returns how many prompt tokens that adds to the most seen before.
+    /// The first `count` tokens are or were in the cache. Returns how many prompt tokens that adds
+    /// to the most seen before.
     pub fn see(&mut self, count: usize) -> usize {
         assert!(count <= self.tokens.len());
         let before = self.prompt_tokens;

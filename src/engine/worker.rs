@@ -1,5 +1,6 @@
-//! The engine thread: `schedule → launch → collect → commit`, asleep when there is nothing to do. With a runner of depth 2 the next
-//! step is launched before the results of the last one are here: the host works while the device computes.
+//! The engine thread: `schedule → launch → collect → commit`, asleep when there is nothing to do.
+//! With a runner of depth 2 the next step is launched before the results of the last one are here:
+//! the host works while the device computes.
 
 use super::admission::Load;
 use super::batch::forward_batch;
@@ -101,14 +102,19 @@ impl Worker {
 
     /// A reader that is gone wants no more tokens.
     fn drop_abandoned(&mut self) {
-        let gone: Vec<_> = self.streams.iter().filter(|(_, events)| events.is_closed()).map(|(&id, _)| id).collect();
+        let gone: Vec<_> = self
+            .streams
+            .iter()
+            .filter(|(_, events)| events.is_closed())
+            .map(|(&id, _)| id)
+            .collect();
         for id in gone {
             self.finish(id, StopCause::Stopped);
         }
     }
 
-    /// Launches the next step, if there is anything to compute, and takes in the oldest one unless the runner takes another before
-    /// that. An error ends the engine.
+    /// Launches the next step, if there is anything to compute, and takes in the oldest one unless
+    /// the runner takes another before that. An error ends the engine.
     fn step(&mut self, now: Instant) -> Result<(), String> {
         let step = self.scheduler.schedule();
         if self.scheduler.in_flight().is_empty() {
@@ -164,7 +170,8 @@ impl Worker {
 
     fn commit(&mut self, id: SequenceId, result: RowResult) {
         if self.scheduler.get(id).is_none() {
-            // It ended while the step was in flight: nobody gets this token, and nobody pays for it.
+            // It ended while the step was in flight: nobody gets this token, and nobody pays for
+            // it.
             return;
         }
         match result {
@@ -261,14 +268,22 @@ impl Worker {
     fn close(mut self, reason: &str) {
         let mail = self.mailbox.close(reason);
         let failed = || StopCause::Failed(format!("the engine has stopped: {reason}"));
-        let ended: Vec<_> =
-            self.scheduler.sequences().map(|sequence| (sequence.id, sequence.finished(failed()))).collect();
+        let ended: Vec<_> = self
+            .scheduler
+            .sequences()
+            .map(|sequence| (sequence.id, sequence.finished(failed())))
+            .collect();
         for (id, finished) in ended {
             self.end_stream(id, finished);
         }
         for (id, submission) in mail.submitted {
             self.streams.insert(id, submission.events);
-            let finished = Finished { cause: failed(), prompt_tokens: 0, cached_tokens: 0, completion_tokens: 0 };
+            let finished = Finished {
+                cause: failed(),
+                prompt_tokens: 0,
+                cached_tokens: 0,
+                completion_tokens: 0,
+            };
             self.end_stream(id, finished);
         }
     }

@@ -1,9 +1,12 @@
-//! Admission: credential, earlier attempts, concurrency and balance decided, and the reservation made, as one step.
+//! Admission: credential, earlier attempts, concurrency and balance decided, and the reservation
+//! made, as one step.
 
 use super::amounts::Split;
 use super::apply::Result;
 use super::commands::{Admit, Outcome, Refusal};
-use super::records::{Account, AccountStatus, Attempt, AttemptState, Balances, EntryKind, RequestRecord};
+use super::records::{
+    Account, AccountStatus, Attempt, AttemptState, Balances, EntryKind, RequestRecord,
+};
 use super::state::{Crashes, LedgerState, Reservation};
 use super::{invariants, journal};
 use crate::clock::UnixMillis;
@@ -68,8 +71,10 @@ fn check_fingerprint(record: &RequestRecord, admit: &Admit) -> Result<()> {
 
 /// The upper bound of the cost, split over what is available.
 fn cover(admit: &Admit, balances: &Balances) -> Result<Split> {
-    let bound =
-        admit.prices.upper_bound(admit.prompt_tokens, admit.max_output_tokens).ok_or(Refusal::InsufficientCredits)?;
+    let bound = admit
+        .prices
+        .upper_bound(admit.prompt_tokens, admit.max_output_tokens)
+        .ok_or(Refusal::InsufficientCredits)?;
     if let Some(split) = Split::take(bound, balances.available()) {
         return Ok(split);
     }
@@ -86,20 +91,31 @@ fn reserve(
     amount: Split,
     now: UnixMillis,
 ) -> Result {
-    let after =
-        before.reserve(amount).ok_or_else(|| invariants::broken("a reservation passes its bucket", &admit.key))?;
+    let after = before
+        .reserve(amount)
+        .ok_or_else(|| invariants::broken("a reservation passes its bucket", &admit.key))?;
     invariants::check_balances(account.id, &after)?;
     invariants::check_unreserved(state, &admit.key)?;
     let record = with_attempt(known, admit, amount, now);
     state.put_account(&Account { in_flight: account.in_flight + 1, ..account })?;
     state.put_request(&record)?;
-    state.put_reservation(&Reservation { key: admit.key, attempt: admit.attempt, boot: admit.boot, amount })?;
+    state.put_reservation(&Reservation {
+        key: admit.key,
+        attempt: admit.attempt,
+        boot: admit.boot,
+        amount,
+    })?;
     let kind = EntryKind::Reserve { key: admit.key, attempt: admit.attempt };
     journal::post(state, now, admit.key.account, kind, amount, after)?;
     Ok(Outcome::Admitted(record))
 }
 
-fn with_attempt(known: Option<RequestRecord>, admit: &Admit, reserved: Split, now: UnixMillis) -> RequestRecord {
+fn with_attempt(
+    known: Option<RequestRecord>,
+    admit: &Admit,
+    reserved: Split,
+    now: UnixMillis,
+) -> RequestRecord {
     let mut record = known.unwrap_or_else(|| RequestRecord {
         key: admit.key,
         fingerprint: admit.fingerprint,

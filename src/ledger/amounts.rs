@@ -6,7 +6,8 @@ use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
-/// Microcredits. One credit is 1 000 000 of them. Never above `Units::MAX` (2^53 − 1, exact in JSON readers).
+/// Microcredits. One credit is 1 000 000 of them. Never above `Units::MAX` (2^53 − 1, exact in JSON
+/// readers).
 /// In JSON an amount is a string of digits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Units(u64);
@@ -94,11 +95,15 @@ pub struct Prices {
 }
 
 impl Prices {
-    /// What `usage` costs, rounded up once to a whole unit. `None` when more tokens are cached than were
-    /// prompted, or when the cost passes `Units::MAX`.
+    /// What `usage` costs, rounded up once to a whole unit. `None` when more tokens are cached than
+    /// were prompted, or when the cost passes `Units::MAX`.
     pub fn cost(&self, usage: &Usage) -> Option<Units> {
         let fresh = usage.prompt_tokens.checked_sub(usage.cached_tokens)?;
-        price(&[(fresh, self.input), (usage.cached_tokens, self.cached_input), (usage.completion_tokens, self.output)])
+        price(&[
+            (fresh, self.input),
+            (usage.cached_tokens, self.cached_input),
+            (usage.completion_tokens, self.output),
+        ])
     }
 
     /// The most a request may cost, whatever part of its prompt turns out to be cached.
@@ -110,13 +115,14 @@ impl Prices {
 
 /// ⌈Σ tokens · price / 10⁶⌉ in 128 bits.
 fn price(lines: &[(u32, u64)]) -> Option<Units> {
-    let exact = lines
-        .iter()
-        .try_fold(0_u128, |sum, &(tokens, price)| sum.checked_add(u128::from(tokens) * u128::from(price)))?;
+    let exact = lines.iter().try_fold(0_u128, |sum, &(tokens, price)| {
+        sum.checked_add(u128::from(tokens) * u128::from(price))
+    })?;
     Units::new(u64::try_from(exact.div_ceil(1_000_000)).ok()?)
 }
 
-/// Tokens a request used. `cached_tokens` are the part of `prompt_tokens` served from the prefix cache.
+/// Tokens a request used. `cached_tokens` are the part of `prompt_tokens` served from the prefix
+/// cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     pub prompt_tokens: u32,
@@ -153,12 +159,18 @@ impl Split {
 
     /// Part by part; `None` when either part would pass `Units::MAX`.
     pub fn checked_add(self, other: Self) -> Option<Self> {
-        Some(Self { trial: self.trial.checked_add(other.trial)?, premium: self.premium.checked_add(other.premium)? })
+        Some(Self {
+            trial: self.trial.checked_add(other.trial)?,
+            premium: self.premium.checked_add(other.premium)?,
+        })
     }
 
     /// Part by part; `None` when either part would be negative.
     pub fn checked_sub(self, other: Self) -> Option<Self> {
-        Some(Self { trial: self.trial.checked_sub(other.trial)?, premium: self.premium.checked_sub(other.premium)? })
+        Some(Self {
+            trial: self.trial.checked_sub(other.trial)?,
+            premium: self.premium.checked_sub(other.premium)?,
+        })
     }
 }
 
@@ -173,8 +185,17 @@ mod tests {
     #[test]
     fn cost_rounds_up_once() {
         let check = |prices: [u64; 3], usage: [u32; 3], expect: Option<u64>| {
-            let prices = Prices { revision: 1, input: prices[0], cached_input: prices[1], output: prices[2] };
-            let usage = Usage { prompt_tokens: usage[0], cached_tokens: usage[1], completion_tokens: usage[2] };
+            let prices = Prices {
+                revision: 1,
+                input: prices[0],
+                cached_input: prices[1],
+                output: prices[2],
+            };
+            let usage = Usage {
+                prompt_tokens: usage[0],
+                cached_tokens: usage[1],
+                completion_tokens: usage[2],
+            };
             let cost = prices.cost(&usage);
             assert_eq!(cost.map(Units::get), expect, "{prices:?} {usage:?}");
         };
@@ -226,7 +247,10 @@ mod tests {
             let available = Split { trial: units(trial), premium: units(premium) };
             let taken = Split::take(units(amount), available);
             let parts = taken.map(|split| (split.trial.get(), split.premium.get()));
-            assert!(taken.is_none_or(|split| split.total() == units(amount)), "{amount} from {trial}+{premium}");
+            assert!(
+                taken.is_none_or(|split| split.total() == units(amount)),
+                "{amount} from {trial}+{premium}"
+            );
             assert_eq!(parts, expect, "{amount} from {trial}+{premium}");
         };
         check(5, 10, 10, Some((5, 0)));

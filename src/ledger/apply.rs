@@ -1,10 +1,13 @@
-//! The rules: one command applied to the state as it is now. Everything is read and checked before the first
-//! write, so a refused command has written nothing and its neighbours in a transaction do not notice it.
+//! The rules: one command applied to the state as it is now. Everything is read and checked before
+//! the first write, so a refused command has written nothing and its neighbours in a transaction do
+//! not notice it.
 
 use super::amounts::Units;
 use super::commands::{Command, Outcome, Refusal};
 use super::invariants::{self, Violation};
-use super::records::{Account, AccountStatus, Application, Bucket, Credential, CredentialKind, EntryKind, RequestKey};
+use super::records::{
+    Account, AccountStatus, Application, Bucket, Credential, CredentialKind, EntryKind, RequestKey,
+};
 use super::state::{Granted, LedgerState, StateError};
 use super::{admission, journal, resolution};
 use crate::clock::UnixMillis;
@@ -15,7 +18,8 @@ use crate::ids::{AccountId, CredentialId};
 pub enum ApplyError {
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The state, or the command, breaks a rule that always holds. Nothing was written and nothing may be repaired.
+    /// The state, or the command, breaks a rule that always holds. Nothing was written and nothing
+    /// may be repaired.
     #[error(transparent)]
     Violated(#[from] Violation),
     /// The transaction must be abandoned.
@@ -33,7 +37,8 @@ pub fn apply(state: &mut impl LedgerState, command: &Command, now: UnixMillis) -
         Command::CreateAccount { id, name, plan } => create_account(state, *id, name, plan, now),
         Command::SetAccountStatus { id, status } => set_account_status(state, *id, *status),
         Command::CreateApplication { id, account, name } => {
-            let application = Application { id: *id, account: *account, name: name.clone(), created_at: now };
+            let application =
+                Application { id: *id, account: *account, name: name.clone(), created_at: now };
             create_application(state, &application)
         }
         Command::IssueCredential { credential } => issue_credential(state, credential, now),
@@ -44,14 +49,24 @@ pub fn apply(state: &mut impl LedgerState, command: &Command, now: UnixMillis) -
         }
         Command::Admit(admit) => admission::admit(state, admit, now),
         Command::Start { key, attempt } => resolution::start(state, key, *attempt, now),
-        Command::Settle { key, attempt, usage, end } => resolution::settle(state, key, *attempt, *usage, *end, now),
-        Command::Release { key, attempt, cause } => resolution::release(state, key, *attempt, *cause, now),
+        Command::Settle { key, attempt, usage, end } => {
+            resolution::settle(state, key, *attempt, *usage, *end, now)
+        }
+        Command::Release { key, attempt, cause } => {
+            resolution::release(state, key, *attempt, *cause, now)
+        }
         Command::RequestCancel { key } => request_cancel(state, key),
         Command::Recover { boot, limit } => resolution::recover(state, *boot, *limit, now),
     }
 }
 
-fn create_account(state: &mut impl LedgerState, id: AccountId, name: &str, plan: &str, now: UnixMillis) -> Result {
+fn create_account(
+    state: &mut impl LedgerState,
+    id: AccountId,
+    name: &str,
+    plan: &str,
+    now: UnixMillis,
+) -> Result {
     if let Some(account) = state.account(id)? {
         return repeat_or_taken(account.name == name && account.plan == plan);
     }
@@ -66,7 +81,11 @@ fn create_account(state: &mut impl LedgerState, id: AccountId, name: &str, plan:
     Ok(Outcome::Done)
 }
 
-fn set_account_status(state: &mut impl LedgerState, id: AccountId, status: AccountStatus) -> Result {
+fn set_account_status(
+    state: &mut impl LedgerState,
+    id: AccountId,
+    status: AccountStatus,
+) -> Result {
     let account = account(state, id)?;
     if account.status != status {
         state.put_account(&Account { status, ..account })?;
@@ -77,13 +96,19 @@ fn set_account_status(state: &mut impl LedgerState, id: AccountId, status: Accou
 fn create_application(state: &mut impl LedgerState, application: &Application) -> Result {
     account(state, application.account)?;
     if let Some(known) = state.application(application.id)? {
-        return repeat_or_taken(known.account == application.account && known.name == application.name);
+        return repeat_or_taken(
+            known.account == application.account && known.name == application.name,
+        );
     }
     state.put_application(application)?;
     Ok(Outcome::Done)
 }
 
-fn issue_credential(state: &mut impl LedgerState, credential: &Credential, now: UnixMillis) -> Result {
+fn issue_credential(
+    state: &mut impl LedgerState,
+    credential: &Credential,
+    now: UnixMillis,
+) -> Result {
     account(state, credential.account)?;
     check_scope(state, credential)?;
     if let Some(known) = state.credential(credential.id)? {
@@ -100,9 +125,9 @@ fn issue_credential(state: &mut impl LedgerState, credential: &Credential, now: 
 fn check_scope(state: &impl LedgerState, credential: &Credential) -> Result<()> {
     let belongs = match (credential.kind, credential.application) {
         (CredentialKind::ApiKey, None) => true,
-        (CredentialKind::AccessToken, Some(id)) => {
-            state.application(id)?.is_some_and(|application| application.account == credential.account)
-        }
+        (CredentialKind::AccessToken, Some(id)) => state
+            .application(id)?
+            .is_some_and(|application| application.account == credential.account),
         _ => false,
     };
     belongs.then_some(()).ok_or(Refusal::ApplicationNotFound.into())
@@ -116,7 +141,13 @@ fn revoke_credential(state: &mut impl LedgerState, id: CredentialId, now: UnixMi
     Ok(Outcome::Done)
 }
 
-fn grant(state: &mut impl LedgerState, id: AccountId, granted: Granted, reference: &str, now: UnixMillis) -> Result {
+fn grant(
+    state: &mut impl LedgerState,
+    id: AccountId,
+    granted: Granted,
+    reference: &str,
+    now: UnixMillis,
+) -> Result {
     account(state, id)?;
     if let Some(known) = state.granted(id, reference)? {
         let repeat = known == granted;

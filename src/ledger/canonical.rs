@@ -1,5 +1,6 @@
-//! JSON read strictly, into one form per meaning: two texts that differ only in white space, in the order of keys or
-//! in how a character is escaped become equal, everything else stays different. Numbers keep their literal token.
+//! JSON read strictly, into one form per meaning: two texts that differ only in white space, in the
+//! order of keys or in how a character is escaped become equal, everything else stays different.
+//! Numbers keep their literal token.
 
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -23,7 +24,8 @@ pub enum JsonError {
     TooDeep,
 }
 
-/// A JSON value in its canonical form: keys sorted by their UTF-8 bytes, escapes decoded, numbers as written.
+/// A JSON value in its canonical form: keys sorted by their UTF-8 bytes, escapes decoded, numbers
+/// as written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Canonical {
     Null,

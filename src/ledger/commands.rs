@@ -1,7 +1,9 @@
 //! Everything that may change money or request state, as plain data, with its possible outcomes.
 
 use super::amounts::{Prices, Units, Usage};
-use super::records::{AccountStatus, Bucket, Credential, FailureCode, FinishReason, RequestKey, RequestRecord};
+use super::records::{
+    AccountStatus, Bucket, Credential, FailureCode, FinishReason, RequestKey, RequestRecord,
+};
 use crate::ids::{AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, SessionId};
 
 #[derive(Clone, Debug)]
@@ -27,7 +29,8 @@ pub enum Command {
     RevokeCredential {
         id: CredentialId,
     },
-    /// Idempotent by (account, reference): the same grant twice is one grant; another amount under a used reference is refused.
+    /// Idempotent by (account, reference): the same grant twice is one grant; another amount under
+    /// a used reference is refused.
     Grant {
         account: AccountId,
         bucket: Bucket,
@@ -35,7 +38,8 @@ pub enum Command {
         reference: String,
     },
     Admit(Box<Admit>),
-    /// queued → running. Not awaited by the engine; `AlreadyResolved` when the attempt ended meanwhile.
+    /// queued → running. Not awaited by the engine; `AlreadyResolved` when the attempt ended
+    /// meanwhile.
     Start {
         key: RequestKey,
         attempt: AttemptId,
@@ -101,7 +105,8 @@ pub enum Outcome {
     Done,
     /// A new attempt holds its reservation.
     Admitted(RequestRecord),
-    /// Same id and fingerprint seen before: attach, replay or report by the record's latest attempt.
+    /// Same id and fingerprint seen before: attach, replay or report by the record's latest
+    /// attempt.
     Existing(RequestRecord),
     /// The request after the command.
     Request(RequestRecord),

@@ -1,4 +1,5 @@
-//! What always holds. Checked before every write of money; a violation is reported and never repaired.
+//! What always holds. Checked before every write of money; a violation is reported and never
+//! repaired.
 
 use super::amounts::{Split, Usage};
 use super::records::{Attempt, Balance, Balances, RequestKey};
@@ -22,11 +23,17 @@ pub(super) fn broken(rule: &'static str, key: &RequestKey) -> Violation {
 pub(super) fn check_balances(id: AccountId, balances: &Balances) -> Result<(), Violation> {
     let covered = |bucket: &Balance| bucket.available().is_some();
     let holds = covered(&balances.trial) && covered(&balances.premium);
-    holds.then_some(()).ok_or_else(|| Violation { rule: "a bucket is overdrawn", subject: format!("account {id}") })
+    holds.then_some(()).ok_or_else(|| Violation {
+        rule: "a bucket is overdrawn",
+        subject: format!("account {id}"),
+    })
 }
 
 /// A request without a live attempt has no reservation.
-pub(super) fn check_unreserved(state: &impl LedgerState, key: &RequestKey) -> Result<(), super::apply::ApplyError> {
+pub(super) fn check_unreserved(
+    state: &impl LedgerState,
+    key: &RequestKey,
+) -> Result<(), super::apply::ApplyError> {
     match state.reservation(key)? {
         None => Ok(()),
         Some(_) => Err(broken("a request without a live attempt is reserved", key).into()),
@@ -39,12 +46,17 @@ pub(super) fn check_reservation(
     attempt: &Attempt,
     key: &RequestKey,
 ) -> Result<(), Violation> {
-    let holds = reservation.is_some_and(|open| open.attempt == attempt.id && open.amount == attempt.reserved);
+    let holds = reservation
+        .is_some_and(|open| open.attempt == attempt.id && open.amount == attempt.reserved);
     holds.then_some(()).ok_or_else(|| broken("a live attempt lacks its reservation", key))
 }
 
 /// The cost of `usage` at the attempt's own prices, taken from its reservation, trial first.
-pub(super) fn charge(attempt: &Attempt, usage: &Usage, key: &RequestKey) -> Result<Split, Violation> {
+pub(super) fn charge(
+    attempt: &Attempt,
+    usage: &Usage,
+    key: &RequestKey,
+) -> Result<Split, Violation> {
     attempt
         .prices
         .cost(usage)

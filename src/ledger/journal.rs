@@ -1,5 +1,5 @@
-//! The journal: every change of a balance is one entry, numbered without gaps and chained by hashes,
-//! so that a dropped, doubled or edited entry breaks the chain at its place.
+//! The journal: every change of a balance is one entry, numbered without gaps and chained by
+//! hashes, so that a dropped, doubled or edited entry breaks the chain at its place.
 
 use super::amounts::Split;
 use super::apply::ApplyError;
@@ -19,15 +19,16 @@ pub(super) fn post(
     after: Balances,
 ) -> Result<(), ApplyError> {
     let head = state.head()?;
-    let mut entry = Entry { sequence: head.sequence + 1, at, account, kind, amount, after, hash: [0; 16] };
+    let mut entry =
+        Entry { sequence: head.sequence + 1, at, account, kind, amount, after, hash: [0; 16] };
     entry.hash = chain(&head, &entry);
     state.append(&entry)?;
     state.put_balances(account, &after)?;
     Ok(())
 }
 
-/// First 16 bytes of SHA-256 over the previous hash and the entry's content. Fields are fixed-width, big-endian;
-/// a text is preceded by its length.
+/// First 16 bytes of SHA-256 over the previous hash and the entry's content. Fields are
+/// fixed-width, big-endian; a text is preceded by its length.
 pub fn chain(previous: &Head, entry: &Entry) -> [u8; 16] {
     let mut hasher = Sha256::new();
     hasher.update(previous.hash);

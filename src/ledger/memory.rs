@@ -1,7 +1,10 @@
-//! The ledger in memory: the second implementation of `LedgerState`, against which the store is judged.
+//! The ledger in memory: the second implementation of `LedgerState`, against which the store is
+//! judged.
 
 use super::audit::{self, Books, Rows};
-use super::records::{Account, Application, Balances, Credential, Entry, RequestKey, RequestRecord};
+use super::records::{
+    Account, Application, Balances, Credential, Entry, RequestKey, RequestRecord,
+};
 use super::state::{Crashes, Granted, Head, LedgerState, Reservation, StateError};
 use crate::ids::{AccountId, ApplicationId, BootId, CredentialId};
 use std::collections::BTreeMap;
@@ -47,10 +50,15 @@ impl Books for MemoryState {
         rows(self.credentials.values().cloned())
     }
     fn grants(&self) -> Rows<'_, (AccountId, String, Granted)> {
-        rows(self.granted.iter().map(|((account, reference), granted)| (*account, reference.clone(), *granted)))
+        rows(
+            self.granted
+                .iter()
+                .map(|((account, reference), granted)| (*account, reference.clone(), *granted)),
+        )
     }
     fn requests(&self) -> Rows<'_, RequestRecord> {
-        let archived = self.archived.values().filter(|record| self.requests.get(&record.key) != Some(record));
+        let archived =
+            self.archived.values().filter(|record| self.requests.get(&record.key) != Some(record));
         let archived = archived.map(|record| match self.requests.get(&record.key) {
             None => Ok(record.clone()),
             Some(_) => Err(audit::twin(&record.key)),
@@ -91,7 +99,8 @@ impl Books for MemoryState {
         Ok(self.entries.iter().find(|entry| entry.sequence == sequence).cloned())
     }
     fn entry_of(&self, account: AccountId, until: u64) -> Result<Option<Entry>> {
-        let mut own = self.entries.iter().filter(|entry| entry.account == account && entry.sequence <= until);
+        let mut own =
+            self.entries.iter().filter(|entry| entry.account == account && entry.sequence <= until);
         Ok(own.next_back().cloned())
     }
     fn head(&self) -> Result<Head> {
@@ -161,7 +170,8 @@ impl LedgerState for MemoryState {
         Ok(())
     }
     fn foreign_reservations(&self, boot: BootId, limit: usize) -> Result<Vec<Reservation>> {
-        let mut foreign: Vec<_> = self.reservations.values().filter(|open| open.boot != boot).copied().collect();
+        let mut foreign: Vec<_> =
+            self.reservations.values().filter(|open| open.boot != boot).copied().collect();
         // The order any stored state finds them in: all scopes of an id lie together.
         foreign.sort_by_key(|open| (open.key.account, open.key.request, open.key.application));
         foreign.truncate(limit);
@@ -170,12 +180,20 @@ impl LedgerState for MemoryState {
     fn crashes(&self, account: AccountId, fingerprint: &[u8; 32]) -> Result<Option<Crashes>> {
         Ok(self.crashes.get(&(account, *fingerprint)).copied())
     }
-    fn put_crashes(&mut self, account: AccountId, fingerprint: &[u8; 32], crashes: Crashes) -> Result<()> {
+    fn put_crashes(
+        &mut self,
+        account: AccountId,
+        fingerprint: &[u8; 32],
+        crashes: Crashes,
+    ) -> Result<()> {
         self.crashes.insert((account, *fingerprint), crashes);
         Ok(())
     }
     fn head(&self) -> Result<Head> {
-        Ok(self.entries.last().map_or(Head::default(), |entry| Head { sequence: entry.sequence, hash: entry.hash }))
+        Ok(self
+            .entries
+            .last()
+            .map_or(Head::default(), |entry| Head { sequence: entry.sequence, hash: entry.hash }))
     }
     fn append(&mut self, entry: &Entry) -> Result<()> {
         self.entries.push(entry.clone());

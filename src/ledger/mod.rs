@@ -1,4 +1,5 @@
-//! Money and request state as pure data: commands are applied to a `LedgerState`, one after another.
+//! Money and request state as pure data: commands are applied to a `LedgerState`, one after
+//! another.
 //! No clock, no IO, no randomness: the store decides where the state lives and when it is durable.
 
 mod admission;
@@ -22,6 +23,6 @@ mod tests;
 pub use amounts::{Prices, Split, Units, Usage};
 pub use commands::{Admit, Command, Outcome, Refusal};
 pub use records::{
-    Account, AccountStatus, Application, Attempt, AttemptState, Balance, Balances, Bucket, Credential, CredentialKind,
-    Entry, FailureCode, FinishReason, RequestKey, RequestRecord,
+    Account, AccountStatus, Application, Attempt, AttemptState, Balance, Balances, Bucket,
+    Credential, CredentialKind, Entry, FailureCode, FinishReason, RequestKey, RequestRecord,
 };

@@ -2,7 +2,9 @@
 
 use super::amounts::{Prices, Split, Units, Usage};
 use crate::clock::UnixMillis;
-use crate::ids::{AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId};
+use crate::ids::{
+    AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId,
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -95,7 +97,8 @@ impl Balances {
         Some(Self::of(self.credited(), self.debited(), reserved))
     }
 
-    /// After a reservation's end: all of `reserved` is freed and `charged` debited. `None` when less was reserved.
+    /// After a reservation's end: all of `reserved` is freed and `charged` debited. `None` when
+    /// less was reserved.
     pub fn resolve(&self, reserved: Split, charged: Split) -> Option<Self> {
         let open = self.reserved().checked_sub(reserved)?;
         let debited = self.debited().checked_add(charged)?;
@@ -108,8 +111,16 @@ impl Balances {
 
     fn of(credited: Split, debited: Split, reserved: Split) -> Self {
         Self {
-            trial: Balance { credited: credited.trial, debited: debited.trial, reserved: reserved.trial },
-            premium: Balance { credited: credited.premium, debited: debited.premium, reserved: reserved.premium },
+            trial: Balance {
+                credited: credited.trial,
+                debited: debited.trial,
+                reserved: reserved.trial,
+            },
+            premium: Balance {
+                credited: credited.premium,
+                debited: debited.premium,
+                reserved: reserved.premium,
+            },
         }
     }
 }
@@ -210,7 +221,8 @@ pub enum FinishReason {
     Length,
 }
 
-/// Why an attempt failed on the node's side, as clients may see it. Every one of these charges nothing.
+/// Why an attempt failed on the node's side, as clients may see it. Every one of these charges
+/// nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FailureCode {
@@ -245,7 +257,8 @@ pub struct Attempt {
 }
 
 impl Attempt {
-    /// The node refused it after all: for want of room, of time before a stop, or of a ledger that could be told of its start.
+    /// The node refused it after all: for want of room, of time before a stop, or of a ledger that
+    /// could be told of its start.
     pub fn was_turned_away(&self) -> bool {
         match self.failure {
             Some(FailureCode::Overloaded | FailureCode::Draining) => true,

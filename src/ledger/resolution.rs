@@ -1,15 +1,23 @@
-//! The end of an attempt: settled with a charge or released without one, once. The first committed end wins.
+//! The end of an attempt: settled with a charge or released without one, once. The first committed
+//! end wins.
 
 use super::amounts::{Split, Usage};
 use super::apply::Result;
 use super::commands::{Outcome, Refusal, ReleaseCause, SettleEnd};
-use super::records::{Account, Attempt, AttemptState, EntryKind, FailureCode, RequestKey, RequestRecord};
+use super::records::{
+    Account, Attempt, AttemptState, EntryKind, FailureCode, RequestKey, RequestRecord,
+};
 use super::state::{Crashes, LedgerState, Reservation};
 use super::{invariants, journal};
 use crate::clock::UnixMillis;
 use crate::ids::{AccountId, AttemptId, BootId};
 
-pub(super) fn start(state: &mut impl LedgerState, key: &RequestKey, attempt: AttemptId, now: UnixMillis) -> Result {
+pub(super) fn start(
+    state: &mut impl LedgerState,
+    key: &RequestKey,
+    attempt: AttemptId,
+    now: UnixMillis,
+) -> Result {
     let mut record = match find(state, key, attempt)? {
         Found::Live(record) => record,
         Found::Ended(record) => return Ok(Outcome::AlreadyResolved(record)),
@@ -69,9 +77,14 @@ pub(super) fn release(
     finish(state, record, now, |key, attempt| EntryKind::Release { key, attempt })
 }
 
-/// Ends what earlier boots left open. An input that was running is remembered, so that one which brings the
-/// node down is not run for ever.
-pub(super) fn recover(state: &mut impl LedgerState, boot: BootId, limit: usize, now: UnixMillis) -> Result {
+/// Ends what earlier boots left open. An input that was running is remembered, so that one which
+/// brings the node down is not run for ever.
+pub(super) fn recover(
+    state: &mut impl LedgerState,
+    boot: BootId,
+    limit: usize,
+    now: UnixMillis,
+) -> Result {
     let mut open = state.foreign_reservations(boot, limit.saturating_add(1))?;
     let remaining = open.len() > limit;
     open.truncate(limit);
@@ -89,7 +102,9 @@ fn abandon(state: &mut impl LedgerState, reservation: &Reservation, now: UnixMil
     let cause = ReleaseCause::Failed(FailureCode::NodeRestarted);
     let outcome = release(state, &reservation.key, reservation.attempt, cause, now)?;
     if matches!(outcome, Outcome::AlreadyResolved(_)) {
-        return Err(invariants::broken("a reservation outlived its attempt", &reservation.key).into());
+        return Err(
+            invariants::broken("a reservation outlived its attempt", &reservation.key).into()
+        );
     }
     if was_running {
         count_crash(state, reservation.key.account, &record.fingerprint, reservation.boot)?;
@@ -97,8 +112,14 @@ fn abandon(state: &mut impl LedgerState, reservation: &Reservation, now: UnixMil
     Ok(())
 }
 
-/// Once per boot: an input that ran in many requests at once did not bring the node down many times.
-fn count_crash(state: &mut impl LedgerState, account: AccountId, fingerprint: &[u8; 32], boot: BootId) -> Result<()> {
+/// Once per boot: an input that ran in many requests at once did not bring the node down many
+/// times.
+fn count_crash(
+    state: &mut impl LedgerState,
+    account: AccountId,
+    fingerprint: &[u8; 32],
+    boot: BootId,
+) -> Result<()> {
     let count = match state.crashes(account, fingerprint)? {
         Some(crashes) if crashes.boot == boot => return Ok(()),
         Some(crashes) => crashes.count.saturating_add(1),
@@ -126,7 +147,8 @@ fn find(state: &impl LedgerState, key: &RequestKey, attempt: AttemptId) -> Resul
     Ok(if found.state.is_terminal() { Found::Ended(record) } else { Found::Live(record) })
 }
 
-/// Frees the whole reservation, debits what the latest attempt is charged, and stores the attempt's end.
+/// Frees the whole reservation, debits what the latest attempt is charged, and stores the attempt's
+/// end.
 fn finish(
     state: &mut impl LedgerState,
     mut record: RequestRecord,
@@ -137,9 +159,13 @@ fn finish(
     record.latest_mut().finished_at = Some(now);
     let Attempt { id, reserved, charged, state: ended, .. } = *record.latest();
     invariants::check_reservation(state.reservation(&key)?.as_ref(), record.latest(), &key)?;
-    let account = state.account(key.account)?.ok_or_else(|| invariants::broken("a request has no account", &key))?;
-    let in_flight =
-        account.in_flight.checked_sub(1).ok_or_else(|| invariants::broken("more ends than reservations", &key))?;
+    let account = state
+        .account(key.account)?
+        .ok_or_else(|| invariants::broken("a request has no account", &key))?;
+    let in_flight = account
+        .in_flight
+        .checked_sub(1)
+        .ok_or_else(|| invariants::broken("more ends than reservations", &key))?;
     let after = state
         .balances(key.account)?
         .resolve(reserved, charged)

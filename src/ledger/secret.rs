@@ -1,5 +1,6 @@
-//! Credential secrets: `<prefix>_key_` or `<prefix>_app_`, 32 base62 characters of randomness (190 bits) and six of CRC.
-//! The CRC lets junk, and another service's secrets, be refused without a look-up. Only the SHA-256 is ever stored.
+//! Credential secrets: `<prefix>_key_` or `<prefix>_app_`, 32 base62 characters of randomness (190
+//! bits) and six of CRC. The CRC lets junk, and another service's secrets, be refused without a
+//! look-up. Only the SHA-256 is ever stored.
 
 use super::records::CredentialKind;
 use sha2::{Digest, Sha256};
@@ -24,7 +25,8 @@ pub fn digest(prefix: &str, text: &str) -> Option<[u8; 32]> {
     well_formed.then(|| Sha256::digest(text.as_bytes()).into())
 }
 
-/// The last four characters before the checksum: enough to tell secrets apart in a list, useless to guess one.
+/// The last four characters before the checksum: enough to tell secrets apart in a list, useless to
+/// guess one.
 /// Empty for a text too short to be a secret.
 pub fn hint(secret: &str) -> &str {
     let end = secret.len().saturating_sub(CHECK_CHARS);

@@ -1,7 +1,10 @@
-//! The seam between the rules and where rows live: an embedded database, memory, or a distributed one.
+//! The seam between the rules and where rows live: an embedded database, memory, or a distributed
+//! one.
 
 use super::amounts::{Split, Units};
-use super::records::{Account, Application, Balances, Bucket, Credential, Entry, RequestKey, RequestRecord};
+use super::records::{
+    Account, Application, Balances, Bucket, Credential, Entry, RequestKey, RequestRecord,
+};
 use crate::ids::{AccountId, ApplicationId, AttemptId, BootId, CredentialId};
 
 /// The rows could not be read or written; nothing may be decided.
@@ -56,7 +59,8 @@ pub struct Granted {
 
 type Result<T> = std::result::Result<T, StateError>;
 
-/// Rows as one transaction sees them. A `put` replaces; every command reads and checks all it needs before its first `put`.
+/// Rows as one transaction sees them. A `put` replaces; every command reads and checks all it needs
+/// before its first `put`.
 pub trait LedgerState {
     fn account(&self, id: AccountId) -> Result<Option<Account>>;
     fn put_account(&mut self, account: &Account) -> Result<()>;
@@ -81,7 +85,12 @@ pub trait LedgerState {
     fn foreign_reservations(&self, boot: BootId, limit: usize) -> Result<Vec<Reservation>>;
     /// The crashes that an input of this account was running in.
     fn crashes(&self, account: AccountId, fingerprint: &[u8; 32]) -> Result<Option<Crashes>>;
-    fn put_crashes(&mut self, account: AccountId, fingerprint: &[u8; 32], crashes: Crashes) -> Result<()>;
+    fn put_crashes(
+        &mut self,
+        account: AccountId,
+        fingerprint: &[u8; 32],
+        crashes: Crashes,
+    ) -> Result<()>;
     fn head(&self) -> Result<Head>;
     /// Appends to the journal and moves the head.
     fn append(&mut self, entry: &Entry) -> Result<()>;

@@ -42,7 +42,8 @@ pub async fn require(State(node): State<Arc<Node>>, mut request: Request, next: 
 
 fn authenticate(node: &Node, headers: &HeaderMap) -> Result<Caller, ApiError> {
     let token = headers::bearer(headers).ok_or(ApiError::InvalidCredential)?;
-    let digest = secret::digest(&node.config.credentials.prefix, token).ok_or(ApiError::InvalidCredential)?;
+    let digest = secret::digest(&node.config.credentials.prefix, token)
+        .ok_or(ApiError::InvalidCredential)?;
     let found = look_up(&node.store.read_trusted()?, &digest)?;
     let now = node.clock.now();
     let valid = |caller: &Caller| {
@@ -61,11 +62,12 @@ fn look_up(snapshot: &Snapshot, digest: &[u8; 32]) -> StoreResult<Option<Caller>
     Ok(account.map(|account| Caller { account, credential }))
 }
 
-/// A peer that keeps guessing has to open a new connection for every guess. That is all: a valid credential is never refused
-/// for what others behind the same address send, so it has to be looked up, which costs less than reading the request did.
+/// A peer that keeps guessing has to open a new connection for every guess. That is all: a valid
+/// credential is never refused for what others behind the same address send, so it has to be looked
+/// up, which costs less than reading the request did.
 fn refuse(node: &Node, peer: Option<&Peer>, error: ApiError) -> Response {
-    let guessing =
-        error == ApiError::InvalidCredential && peer.is_some_and(|peer| !node.guesses.allow(*peer, Instant::now()));
+    let guessing = error == ApiError::InvalidCredential
+        && peer.is_some_and(|peer| !node.guesses.allow(*peer, Instant::now()));
     let mut response = error.into_response();
     if guessing {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));

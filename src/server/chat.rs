@@ -47,7 +47,12 @@ pub async fn create(
     Ok(response)
 }
 
-async fn read(node: &Node, caller: Arc<Caller>, parts: &Parts, body: Body) -> Result<Call, ApiError> {
+async fn read(
+    node: &Node,
+    caller: Arc<Caller>,
+    parts: &Parts,
+    body: Body,
+) -> Result<Call, ApiError> {
     let key = caller.key(headers::idempotency_key(&parts.headers)?);
     let session = headers::session(&parts.headers, &node.config.service_name)?;
     headers::refuse_cache_namespaces(&parts.headers)?;
@@ -64,7 +69,10 @@ async fn read(node: &Node, caller: Arc<Caller>, parts: &Parts, body: Body) -> Re
 
 async fn read_body(limits: &Http, parts: &Parts, body: Body) -> Result<Bytes, ApiError> {
     let limit = limits.max_body_bytes;
-    let declared = parts.headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
+    let declared = parts
+        .headers
+        .get(header::CONTENT_LENGTH)
+        .and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
     // Refused before a byte of it is asked for.
     if declared.is_some_and(|length| length > limit) {
         return Err(ApiError::RequestTooLarge { limit });
@@ -72,7 +80,10 @@ async fn read_body(limits: &Http, parts: &Parts, body: Body) -> Result<Bytes, Ap
     headers::check_media_type(&parts.headers)?;
     let time = Duration::from_secs(limits.body_seconds);
     tokio::time::timeout(time, take(body, limit)).await.unwrap_or_else(|_| {
-        Err(ApiError::InvalidRequest { message: "The body did not arrive in time.".into(), param: None })
+        Err(ApiError::InvalidRequest {
+            message: "The body did not arrive in time.".into(),
+            param: None,
+        })
     })
 }
 
@@ -90,8 +101,9 @@ async fn take(mut body: Body, limit: usize) -> Result<Bytes, ApiError> {
     Ok(bytes.freeze())
 }
 
-/// Finds the request among the live ones and in the ledger, or makes it live. Equal requests that arrive together meet in
-/// the hub: one is admitted, the others join it, or try again by themselves when it is refused.
+/// Finds the request among the live ones and in the ledger, or makes it live. Equal requests that
+/// arrive together meet in the hub: one is admitted, the others join it, or try again by themselves
+/// when it is refused.
 async fn answer(node: &Arc<Node>, call: &Call) -> Result<Response, ApiError> {
     let mut looked_again = false;
     loop {
@@ -105,7 +117,9 @@ async fn answer(node: &Arc<Node>, call: &Call) -> Result<Response, ApiError> {
             Ok(Some(record)) => return replay::answer(node, &record, call.request.include_usage),
             Ok(None) => {}
             // It went live after the hub was asked, or has ended since it was read.
-            Err(ApiError::RequestInProgress) if !std::mem::replace(&mut looked_again, true) => continue,
+            Err(ApiError::RequestInProgress) if !std::mem::replace(&mut looked_again, true) => {
+                continue;
+            }
             Err(error) => return Err(error),
         }
         let job = prepare::prepare(node, call).await?;
@@ -125,12 +139,17 @@ fn recall(node: &Node, call: &Call) -> Result<Option<RequestRecord>, ApiError> {
         }
     }
     // Admission refuses it, too, but by then the engine has seen it, and may be down again.
-    let refused = ledger.crashes(call.key.account, &call.fingerprint)?.is_some_and(Crashes::is_refused);
+    let refused =
+        ledger.crashes(call.key.account, &call.fingerprint)?.is_some_and(Crashes::is_refused);
     if refused { Err(ApiError::AttemptsExhausted) } else { Ok(None) }
 }
 
 /// Answers from a running request; `None` when it was not admitted.
-async fn join(node: &Node, call: &Call, live: &Arc<LiveRequest>) -> Result<Option<Response>, ApiError> {
+async fn join(
+    node: &Node,
+    call: &Call,
+    live: &Arc<LiveRequest>,
+) -> Result<Option<Response>, ApiError> {
     if live.admitted().await.is_err() {
         return Ok(None);
     }

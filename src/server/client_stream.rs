@@ -1,8 +1,10 @@
-//! A client's socket as the HTTP library sees it: examined heads, no client that refuses bytes for ever, no lost last answer.
+//! A client's socket as the HTTP library sees it: examined heads, no client that refuses bytes for
+//! ever, no lost last answer.
 //!
-//! An HTTP/1 head is held back until it is whole and was found good. In place of one that is refused the library gets a
-//! request of our own, the last one of the connection; the service answers it with the refusal. So every response, to broken
-//! requests too, is made in one place and looks alike.
+//! An HTTP/1 head is held back until it is whole and was found good. In place of one that is
+//! refused the library gets a request of our own, the last one of the connection; the service
+//! answers it with the refusal. So every response, to broken requests too, is made in one place and
+//! looks alike.
 
 use super::error::ApiError;
 use super::head::{self, Head};
@@ -89,7 +91,12 @@ impl ClientStream {
                 Poll::Pending if self.buffer.is_empty() => return Poll::Pending,
                 Poll::Pending => {
                     let time = Duration::from_secs(self.limits.header_seconds);
-                    ready!(self.head_due.get_or_insert_with(|| Box::pin(sleep(time))).as_mut().poll(cx));
+                    ready!(
+                        self.head_due
+                            .get_or_insert_with(|| Box::pin(sleep(time)))
+                            .as_mut()
+                            .poll(cx)
+                    );
                     return Poll::Ready(Ok(self.refuse(ApiError::HeadTimeout)));
                 }
             }
@@ -124,7 +131,11 @@ impl ClientStream {
     }
 
     /// Passes a write's result on, unless the client has refused bytes for too long.
-    fn watch_stall<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+    fn watch_stall<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        written: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
         if written.is_ready() {
             self.stall = None;
             return written;
@@ -141,7 +152,11 @@ impl ClientStream {
 }
 
 impl AsyncRead for ClientStream {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        out: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         loop {
             if self.passed > 0 {
                 let count = self.passed.min(out.remaining());
@@ -163,7 +178,11 @@ impl AsyncRead for ClientStream {
 }
 
 impl AsyncWrite for ClientStream {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.socket).poll_write(cx, bytes);
         self.watch_stall(cx, written)
     }
@@ -186,8 +205,8 @@ impl AsyncWrite for ClientStream {
         self.watch_stall(cx, flushed)
     }
 
-    /// Closes, then takes what still comes for a while: a socket closed over unread bytes is reset, and a reset destroys
-    /// the answer on its way.
+    /// Closes, then takes what still comes for a while: a socket closed over unread bytes is reset,
+    /// and a reset destroys the answer on its way.
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.linger.is_none() {
             let closed = Pin::new(&mut self.socket).poll_shutdown(cx);

@@ -1,7 +1,9 @@
-//! The task that owns one request: from before its reservation to its settlement, whatever happens to the connection.
+//! The task that owns one request: from before its reservation to its settlement, whatever happens
+//! to the connection.
 //!
-//! The sequence enters the engine first, so that a full engine refuses without leaving a record; the reservation becomes
-//! durable while the prompt is computed, and nothing is published before it is. At the end: body, settlement, last chunk.
+//! The sequence enters the engine first, so that a full engine refuses without leaving a record;
+//! the reservation becomes durable while the prompt is computed, and nothing is published before it
+//! is. At the end: body, settlement, last chunk.
 
 use super::error::ApiError;
 use super::faults::Fault;
@@ -16,7 +18,9 @@ use crate::engine::{Event, Finished, GenerateRequest, StopCause};
 use crate::failpoint::failpoint;
 use crate::ids::AttemptId;
 use crate::ledger::commands::{ReleaseCause, SettleEnd};
-use crate::ledger::{Admit, Command, FailureCode, FinishReason, Outcome, RequestRecord, Split, Units, Usage};
+use crate::ledger::{
+    Admit, Command, FailureCode, FinishReason, Outcome, RequestRecord, Split, Units, Usage,
+};
 use crate::store::StoreError;
 use bytes::Bytes;
 use std::sync::Arc;
@@ -74,8 +78,8 @@ async fn commit(node: &Node, command: Command) -> Result<Outcome, StoreError> {
     outcome
 }
 
-/// Holds a request's place in the hub and its reservation. Dropped early, by a panic or otherwise, it gives both back and ends
-/// the request uncharged. The sequence ends with its ticket.
+/// Holds a request's place in the hub and its reservation. Dropped early, by a panic or otherwise,
+/// it gives both back and ends the request uncharged. The sequence ends with its ticket.
 struct Custody {
     node: Arc<Node>,
     live: Arc<LiveRequest>,
@@ -128,7 +132,11 @@ impl Drop for Custody {
     fn drop(&mut self) {
         if let Some(code) = self.open {
             let cause = ReleaseCause::Failed(code);
-            self.node.store.submit_detached(Command::Release { key: self.live.key, attempt: self.attempt, cause });
+            self.node.store.submit_detached(Command::Release {
+                key: self.live.key,
+                attempt: self.attempt,
+                cause,
+            });
         }
         self.node.hub.remove(&self.live);
         self.live.end(Err(ApiError::GenerationFailed));
@@ -161,14 +169,32 @@ struct Run {
 }
 
 impl Run {
-    fn new(node: Arc<Node>, job: Job, events: mpsc::Receiver<Event>, record: RequestRecord, began: Instant) -> Self {
+    fn new(
+        node: Arc<Node>,
+        job: Job,
+        events: mpsc::Receiver<Event>,
+        record: RequestRecord,
+        began: Instant,
+    ) -> Self {
         let Job { live, model, generate, stop, include_usage, expires_at, .. } = job;
         let created = record.latest().created_at.seconds();
         let header = Header { id: live.key.request, created, model: record.model, include_usage };
         let logprobs = generate.sampling.logprobs.is_some();
         let transcript = Transcript::new(model.text.clone(), generate.eos_ids, stop, logprobs);
         let (started, last_token) = (None, None);
-        Self { node, live, model, events, record, header, transcript, expires_at, started, began, last_token }
+        Self {
+            node,
+            live,
+            model,
+            events,
+            record,
+            header,
+            transcript,
+            expires_at,
+            started,
+            began,
+            last_token,
+        }
     }
 
     /// Follows the sequence to its last event, passing text on as it becomes certain.
@@ -210,7 +236,9 @@ impl Run {
 
     /// Ends when the credential has expired.
     fn expired(&self) -> impl Future<Output = ()> + use<> {
-        let left = self.expires_at.map(|at| Duration::from_millis(at.0.saturating_sub(self.node.clock.now().0)));
+        let left = self
+            .expires_at
+            .map(|at| Duration::from_millis(at.0.saturating_sub(self.node.clock.now().0)));
         async move {
             match left {
                 Some(left) => tokio::time::sleep(left).await,
@@ -233,7 +261,9 @@ impl Run {
     fn pass_on(&mut self, delta: Option<Delta>) {
         let now = Instant::now();
         match self.last_token.replace(now) {
-            None => self.node.metrics.time_to_first_token.observe(self.began.elapsed().as_secs_f64()),
+            None => {
+                self.node.metrics.time_to_first_token.observe(self.began.elapsed().as_secs_f64())
+            }
             Some(last) => self.node.metrics.inter_token_latency.observe((now - last).as_secs_f64()),
         }
         if let Some(Delta { text, logprobs }) = delta {
@@ -248,7 +278,8 @@ impl Run {
         }
     }
 
-    /// What the engine's last event means. An answer that is complete stays so, whoever asked for its end meanwhile.
+    /// What the engine's last event means. An answer that is complete stays so, whoever asked for
+    /// its end meanwhile.
     fn judge(&mut self, finished: &Finished, ending: Option<Ending>) -> End {
         let natural = matches!(finished.cause, StopCause::EndOfText | StopCause::Length);
         if natural && let Some(delta) = self.transcript.finish() {
@@ -267,14 +298,20 @@ impl Run {
             (StopCause::EndOfText, _) => End::Completed(FinishReason::Stop, usage),
             (StopCause::Length, _) => End::Completed(FinishReason::Length, usage),
             (StopCause::DeadlineExceeded, _) => End::Failed(FailureCode::DeadlineExceeded),
-            (StopCause::Stopped, Some(Ending::Cancelled)) if self.started.is_some() => End::Cancelled(usage),
+            (StopCause::Stopped, Some(Ending::Cancelled)) if self.started.is_some() => {
+                End::Cancelled(usage)
+            }
             (StopCause::Stopped, Some(Ending::Cancelled)) => End::CancelledInQueue,
             (StopCause::Stopped, Some(Ending::Shutdown)) => End::Failed(FailureCode::Draining),
             (StopCause::Stopped, None) => End::Failed(FailureCode::GenerationFailed),
             (StopCause::TurnedAway, _) => End::Failed(FailureCode::Overloaded),
             (StopCause::Failed(why), _) => {
                 let model = self.model.qualified.manifest().name.clone();
-                self.node.faults.note(Fault { at: self.node.clock.now(), model, message: why.clone() });
+                self.node.faults.note(Fault {
+                    at: self.node.clock.now(),
+                    model,
+                    message: why.clone(),
+                });
                 tracing::error!(%why, request_id = %self.live.key.request, "a generation failed");
                 End::Failed(FailureCode::GenerationFailed)
             }
@@ -289,13 +326,17 @@ impl Run {
         }
         let told = match end {
             End::Completed(reason, usage) => self.complete(reason, usage).await,
-            End::Cancelled(usage) => {
-                self.settle(usage, SettleEnd::Cancelled).await.map(|()| Err(ApiError::RequestCancelled))
+            End::Cancelled(usage) => self
+                .settle(usage, SettleEnd::Cancelled)
+                .await
+                .map(|()| Err(ApiError::RequestCancelled)),
+            End::CancelledInQueue => self
+                .release(ReleaseCause::CancelledInQueue)
+                .await
+                .map(|()| Err(ApiError::RequestCancelled)),
+            End::Failed(code) => {
+                self.release(ReleaseCause::Failed(code)).await.map(|()| Err(code.into()))
             }
-            End::CancelledInQueue => {
-                self.release(ReleaseCause::CancelledInQueue).await.map(|()| Err(ApiError::RequestCancelled))
-            }
-            End::Failed(code) => self.release(ReleaseCause::Failed(code)).await.map(|()| Err(code.into())),
         };
         match told {
             Ok(told) => {
@@ -312,7 +353,11 @@ impl Run {
         }
     }
 
-    async fn complete(&mut self, reason: FinishReason, usage: Usage) -> Result<Result<Bytes, ApiError>, StoreError> {
+    async fn complete(
+        &mut self,
+        reason: FinishReason,
+        usage: Usage,
+    ) -> Result<Result<Bytes, ApiError>, StoreError> {
         let prices = self.record.latest().prices;
         let Some(charge) = prices.cost(&usage) else {
             tracing::error!(request_id = %self.live.key.request, ?usage, "a usage has no price");
@@ -321,7 +366,9 @@ impl Run {
         };
         let spare = self.transcript.take_pending();
         let completion = self.completion(reason, usage, charge);
-        let body = Bytes::from(serde_json::to_vec(&completion).expect("invariant: an answer has only string keys"));
+        let body = Bytes::from(
+            serde_json::to_vec(&completion).expect("invariant: an answer has only string keys"),
+        );
         self.store_body(&body).await?;
         failpoint!("drive::body_stored");
         self.settle(usage, SettleEnd::Completed(reason)).await?;
@@ -331,7 +378,11 @@ impl Run {
     }
 
     fn completion(&self, reason: FinishReason, usage: Usage, charge: Units) -> Completion {
-        let message = Reply { role: "assistant".into(), content: self.transcript.text.clone(), refusal: None };
+        let message = Reply {
+            role: "assistant".into(),
+            content: self.transcript.text.clone(),
+            refusal: None,
+        };
         let logprobs = self.transcript.logprobs();
         let choice = Choice { index: 0, message, logprobs, finish_reason: reason };
         Completion::new(&self.header, choice, usage.into(), Credits::charged(charge))
@@ -354,7 +405,9 @@ impl Run {
         loop {
             let expires_at = UnixMillis(self.node.clock.now().0.saturating_add(retention));
             match self.node.store.put_body(self.live.key, body.clone(), expires_at).await {
-                Err(StoreError::Unavailable(_)) if Instant::now() < until => tokio::time::sleep(LEDGER_PAUSE).await,
+                Err(StoreError::Unavailable(_)) if Instant::now() < until => {
+                    tokio::time::sleep(LEDGER_PAUSE).await
+                }
                 other => return other,
             }
         }
@@ -364,7 +417,11 @@ impl Run {
         let (key, attempt) = (self.live.key, self.record.latest().id);
         let settled = self.resolve(&Command::Settle { key, attempt, usage, end }).await?;
         if let Outcome::Request(record) = settled {
-            self.node.metrics.tokens(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens);
+            self.node.metrics.tokens(
+                usage.prompt_tokens,
+                usage.cached_tokens,
+                usage.completion_tokens,
+            );
             self.node.metrics.charged_units.inc_by(total(record.latest().charged));
         }
         Ok(())
@@ -380,7 +437,9 @@ impl Run {
         let until = Instant::now() + LEDGER_PATIENCE;
         loop {
             match commit(&self.node, command.clone()).await {
-                Err(StoreError::Unavailable(_)) if Instant::now() < until => tokio::time::sleep(LEDGER_PAUSE).await,
+                Err(StoreError::Unavailable(_)) if Instant::now() < until => {
+                    tokio::time::sleep(LEDGER_PAUSE).await
+                }
                 other => return other,
             }
         }

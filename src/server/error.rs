@@ -1,4 +1,5 @@
-//! Everything that can go wrong as a client sees it, and the one table of how each looks on the wire.
+//! Everything that can go wrong as a client sees it, and the one table of how each looks on the
+//! wire.
 
 use crate::config::Http;
 use crate::engine::handle::Refused;
@@ -11,7 +12,8 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// A refusal or failure. Texts say what to change and never repeat a body, a key or an internal detail.
+/// A refusal or failure. Texts say what to change and never repeat a body, a key or an internal
+/// detail.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ApiError {
     #[error("{message}")]
@@ -24,7 +26,9 @@ pub enum ApiError {
     ContextLengthExceeded { limit: u32, prompt: u32, output: u32 },
     #[error("The credential is missing, invalid, expired or revoked.")]
     InvalidCredential,
-    #[error("The account's credits do not cover the prompt and max_tokens. Lower max_tokens or add credits.")]
+    #[error(
+        "The account's credits do not cover the prompt and max_tokens. Lower max_tokens or add credits."
+    )]
     InsufficientCredits,
     #[error(
         "The account's credits are reserved by its own running requests. Send the same request again when one has ended."
@@ -32,7 +36,9 @@ pub enum ApiError {
     CreditsReserved,
     #[error("There is no such request that this credential can see.")]
     RequestNotFound,
-    #[error("There is no such model available to this account. GET /v1/models lists the ids that are.")]
+    #[error(
+        "There is no such model available to this account. GET /v1/models lists the ids that are."
+    )]
     ModelNotFound,
     #[error("There is nothing at this path.")]
     NotFound,
@@ -40,23 +46,35 @@ pub enum ApiError {
     MethodNotAllowed,
     #[error("The request was cancelled. Use a new Idempotency-Key to run it again.")]
     RequestCancelled,
-    #[error("The request is still in progress. Send it again after the time in Retry-After to get its answer.")]
+    #[error(
+        "The request is still in progress. Send it again after the time in Retry-After to get its answer."
+    )]
     RequestInProgress,
-    #[error("The request was answered, but its answer is no longer kept. Use a new Idempotency-Key to run it again.")]
+    #[error(
+        "The request was answered, but its answer is no longer kept. Use a new Idempotency-Key to run it again."
+    )]
     RequestResultExpired,
     #[error("The body is larger than {limit} bytes.")]
     RequestTooLarge { limit: usize },
-    #[error("The request line and headers are larger than {bytes} bytes, or more than {headers} headers.")]
+    #[error(
+        "The request line and headers are larger than {bytes} bytes, or more than {headers} headers."
+    )]
     HeadTooLarge { bytes: usize, headers: usize },
     #[error("The request line and headers did not arrive in time.")]
     HeadTimeout,
     #[error("The body must be JSON, sent with Content-Type: application/json.")]
     UnsupportedMediaType,
-    #[error("This Idempotency-Key was used with another body or session. Use a fresh UUID for every new request.")]
+    #[error(
+        "This Idempotency-Key was used with another body or session. Use a fresh UUID for every new request."
+    )]
     IdempotencyKeyReused,
-    #[error("The account has sent too many requests. Slow down and retry after the time in Retry-After.")]
+    #[error(
+        "The account has sent too many requests. Slow down and retry after the time in Retry-After."
+    )]
     RateLimited { retry_after: Duration },
-    #[error("The account has as many requests in flight as its plan allows. Retry when one of them has ended.")]
+    #[error(
+        "The account has as many requests in flight as its plan allows. Retry when one of them has ended."
+    )]
     ConcurrencyLimit,
     #[error(
         "The generation failed on the node's side and was not charged. Sending the same request again starts a new attempt."
@@ -67,11 +85,15 @@ pub enum ApiError {
          another input if this one is refused again."
     )]
     AttemptsExhausted,
-    #[error("Authorization or credits cannot be confirmed now. Sending the same request again is safe.")]
+    #[error(
+        "Authorization or credits cannot be confirmed now. Sending the same request again is safe."
+    )]
     ControlPlaneUnavailable,
     #[error("The node has more work than it can take. Retry after the time in Retry-After.")]
     Overloaded { retry_after: Duration },
-    #[error("The node is shutting down; nothing was charged. Sending the same request again later is safe.")]
+    #[error(
+        "The node is shutting down; nothing was charged. Sending the same request again later is safe."
+    )]
     Draining,
     #[error("The request did not finish within its time limit and was not charged.")]
     DeadlineExceeded,
@@ -110,7 +132,12 @@ const fn row(status: StatusCode, code: &'static str, family: &'static str) -> Ro
     Row { status, code, family, retry: false, retry_after: None }
 }
 
-const fn retriable(status: StatusCode, code: &'static str, family: &'static str, after: Duration) -> Row {
+const fn retriable(
+    status: StatusCode,
+    code: &'static str,
+    family: &'static str,
+    after: Duration,
+) -> Row {
     Row { status, code, family, retry: true, retry_after: Some(after) }
 }
 
@@ -132,7 +159,10 @@ impl ApiError {
     pub fn each() -> Vec<Self> {
         let limit = Http::default().max_body_bytes;
         vec![
-            Self::invalid("n", "A part of the path, the query, the headers or the body is invalid; param names it."),
+            Self::invalid(
+                "n",
+                "A part of the path, the query, the headers or the body is invalid; param names it.",
+            ),
             Self::ContextLengthExceeded { limit: 8192, prompt: 9000, output: 512 },
             Self::InvalidCredential,
             Self::InsufficientCredits,
@@ -145,7 +175,10 @@ impl ApiError {
             Self::RequestInProgress,
             Self::RequestResultExpired,
             Self::RequestTooLarge { limit },
-            Self::HeadTooLarge { bytes: Http::default().max_header_bytes, headers: Http::default().max_headers },
+            Self::HeadTooLarge {
+                bytes: Http::default().max_header_bytes,
+                headers: Http::default().max_headers,
+            },
             Self::HeadTimeout,
             Self::UnsupportedMediaType,
             Self::IdempotencyKeyReused,
@@ -165,32 +198,52 @@ impl ApiError {
         use StatusCode as S;
         match self {
             Self::InvalidRequest { .. } => row(S::BAD_REQUEST, "invalid_request", INVALID),
-            Self::ContextLengthExceeded { .. } => row(S::BAD_REQUEST, "context_length_exceeded", INVALID),
-            Self::InvalidCredential => row(S::UNAUTHORIZED, "invalid_credential", "authentication_error"),
+            Self::ContextLengthExceeded { .. } => {
+                row(S::BAD_REQUEST, "context_length_exceeded", INVALID)
+            }
+            Self::InvalidCredential => {
+                row(S::UNAUTHORIZED, "invalid_credential", "authentication_error")
+            }
             Self::InsufficientCredits => row(S::PAYMENT_REQUIRED, "insufficient_credits", CREDITS),
-            Self::CreditsReserved => retriable(S::PAYMENT_REQUIRED, "credits_reserved", CREDITS, LATER),
+            Self::CreditsReserved => {
+                retriable(S::PAYMENT_REQUIRED, "credits_reserved", CREDITS, LATER)
+            }
             Self::RequestNotFound => row(S::NOT_FOUND, "request_not_found", INVALID),
             Self::ModelNotFound => row(S::NOT_FOUND, "model_not_found", INVALID),
             Self::NotFound => row(S::NOT_FOUND, "not_found", INVALID),
             Self::MethodNotAllowed => row(S::METHOD_NOT_ALLOWED, "method_not_allowed", INVALID),
             Self::RequestCancelled => row(S::CONFLICT, "request_cancelled", CONFLICT),
-            Self::RequestInProgress => retriable(S::CONFLICT, "request_in_progress", CONFLICT, SOON),
+            Self::RequestInProgress => {
+                retriable(S::CONFLICT, "request_in_progress", CONFLICT, SOON)
+            }
             Self::RequestResultExpired => row(S::GONE, "request_result_expired", INVALID),
             Self::RequestTooLarge { .. } => row(S::PAYLOAD_TOO_LARGE, "request_too_large", INVALID),
-            Self::HeadTooLarge { .. } => row(S::REQUEST_HEADER_FIELDS_TOO_LARGE, "invalid_request", INVALID),
+            Self::HeadTooLarge { .. } => {
+                row(S::REQUEST_HEADER_FIELDS_TOO_LARGE, "invalid_request", INVALID)
+            }
             Self::HeadTimeout => row(S::REQUEST_TIMEOUT, "invalid_request", INVALID),
-            Self::UnsupportedMediaType => row(S::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", INVALID),
-            Self::IdempotencyKeyReused => row(S::UNPROCESSABLE_ENTITY, "idempotency_key_reused", INVALID),
+            Self::UnsupportedMediaType => {
+                row(S::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", INVALID)
+            }
+            Self::IdempotencyKeyReused => {
+                row(S::UNPROCESSABLE_ENTITY, "idempotency_key_reused", INVALID)
+            }
             Self::RateLimited { retry_after } => {
                 retriable(S::TOO_MANY_REQUESTS, "conversation_rate_limit", RATE, *retry_after)
             }
-            Self::ConcurrencyLimit => retriable(S::TOO_MANY_REQUESTS, "concurrency_limit", RATE, SOON),
-            Self::GenerationFailed => Row { retry: true, ..row(S::INTERNAL_SERVER_ERROR, "generation_failed", SERVER) },
+            Self::ConcurrencyLimit => {
+                retriable(S::TOO_MANY_REQUESTS, "concurrency_limit", RATE, SOON)
+            }
+            Self::GenerationFailed => {
+                Row { retry: true, ..row(S::INTERNAL_SERVER_ERROR, "generation_failed", SERVER) }
+            }
             Self::AttemptsExhausted => row(S::INTERNAL_SERVER_ERROR, "generation_failed", SERVER),
             Self::ControlPlaneUnavailable => {
                 retriable(S::SERVICE_UNAVAILABLE, "control_plane_unavailable", SERVER, LATER)
             }
-            Self::Overloaded { retry_after } => retriable(S::SERVICE_UNAVAILABLE, "overloaded", SERVER, *retry_after),
+            Self::Overloaded { retry_after } => {
+                retriable(S::SERVICE_UNAVAILABLE, "overloaded", SERVER, *retry_after)
+            }
             Self::Draining => retriable(S::SERVICE_UNAVAILABLE, "draining", SERVER, LATER),
             Self::DeadlineExceeded => row(S::GATEWAY_TIMEOUT, "deadline_exceeded", SERVER),
         }
@@ -223,7 +276,10 @@ impl ApiError {
     pub fn headers(&self) -> HeaderMap {
         let Row { retry, retry_after, .. } = self.row();
         let mut headers = HeaderMap::new();
-        headers.insert("x-should-retry", HeaderValue::from_static(if retry { "true" } else { "false" }));
+        headers.insert(
+            "x-should-retry",
+            HeaderValue::from_static(if retry { "true" } else { "false" }),
+        );
         if let Some(wait) = retry_after {
             headers.insert(header::RETRY_AFTER, whole_seconds(wait).into());
         }
@@ -275,7 +331,9 @@ impl From<Refusal> for ApiError {
             Refusal::InsufficientCredits => Self::InsufficientCredits,
             Refusal::CreditsReserved => Self::CreditsReserved,
             // No public request sends a command that can be refused so.
-            Refusal::IdTaken | Refusal::ReferenceReused | Refusal::AmountOverflow => Self::ControlPlaneUnavailable,
+            Refusal::IdTaken | Refusal::ReferenceReused | Refusal::AmountOverflow => {
+                Self::ControlPlaneUnavailable
+            }
         }
     }
 }
@@ -285,7 +343,9 @@ impl From<Refused> for ApiError {
         match refused {
             Refused::Overloaded { retry_after } => Self::Overloaded { retry_after },
             Refused::Draining => Self::Draining,
-            Refused::TooLarge(_) => Self::invalid("max_tokens", "Prompt and max_tokens together never fit this node."),
+            Refused::TooLarge(_) => {
+                Self::invalid("max_tokens", "Prompt and max_tokens together never fit this node.")
+            }
             Refused::Dead(_) => Self::GenerationFailed,
         }
     }
@@ -316,7 +376,11 @@ mod tests {
         let body = error.body("id");
         assert_eq!(body["error"]["code"], code);
         if status == 401 {
-            assert_eq!(body["error"].as_object().unwrap().len(), 1, "a 401 says nothing but its code");
+            assert_eq!(
+                body["error"].as_object().unwrap().len(),
+                1,
+                "a 401 says nothing but its code"
+            );
             assert_eq!(headers["www-authenticate"], "Bearer");
         } else {
             assert!(body["error"]["message"].as_str().is_some_and(|m| m.len() > 10), "{code}");
@@ -351,12 +415,24 @@ mod tests {
         check(E::HeadTimeout, 408, "invalid_request", "false", None);
         check(E::UnsupportedMediaType, 415, "unsupported_media_type", "false", None);
         check(E::IdempotencyKeyReused, 422, "idempotency_key_reused", "false", None);
-        check(E::RateLimited { retry_after: wait }, 429, "conversation_rate_limit", "true", Some("2"));
+        check(
+            E::RateLimited { retry_after: wait },
+            429,
+            "conversation_rate_limit",
+            "true",
+            Some("2"),
+        );
         check(E::ConcurrencyLimit, 429, "concurrency_limit", "true", Some("1"));
         check(E::GenerationFailed, 500, "generation_failed", "true", None);
         check(E::AttemptsExhausted, 500, "generation_failed", "false", None);
         check(E::ControlPlaneUnavailable, 503, "control_plane_unavailable", "true", Some("5"));
-        check(E::Overloaded { retry_after: Duration::from_mins(15) }, 503, "overloaded", "true", Some("60"));
+        check(
+            E::Overloaded { retry_after: Duration::from_mins(15) },
+            503,
+            "overloaded",
+            "true",
+            Some("60"),
+        );
         check(E::Overloaded { retry_after: Duration::ZERO }, 503, "overloaded", "true", Some("1"));
         check(E::Draining, 503, "draining", "true", Some("5"));
         check(E::DeadlineExceeded, 504, "deadline_exceeded", "false", None);
@@ -364,7 +440,8 @@ mod tests {
 
     #[test]
     fn context_overflow_says_the_sentence_clients_look_for() {
-        let text = ApiError::ContextLengthExceeded { limit: 8192, prompt: 9000, output: 512 }.to_string();
+        let text =
+            ApiError::ContextLengthExceeded { limit: 8192, prompt: 9000, output: 512 }.to_string();
         let wanted = "This model's maximum context length is 8192 tokens, but the prompt is too long: \
                       9000 prompt + 512 requested output tokens = 9512";
         assert!(text.starts_with(wanted), "{text}");

@@ -1,12 +1,16 @@
-//! The models that this node serves, loaded or not: hands requests to engines, loads and unloads as `residency` decides.
+//! The models that this node serves, loaded or not: hands requests to engines, loads and unloads as
+//! `residency` decides.
 //!
-//! Loading runs on threads that may block, so no stream ever waits for another model's load. A request for a model that is not
-//! loaded waits for it, within the configured patience; its stream is kept alive meanwhile as in any queue.
+//! Loading runs on threads that may block, so no stream ever waits for another model's load. A
+//! request for a model that is not loaded waits for it, within the configured patience; its stream
+//! is kept alive meanwhile as in any queue.
 
 use super::residency::{Action, Phase, Residency, Resident};
 use crate::catalogue::QualifiedModel;
 use crate::config::Engine;
-use crate::engine::{EngineHandle, Event, Finished, GenerateRequest, Refused, SequenceId, StopCause};
+use crate::engine::{
+    EngineHandle, Event, Finished, GenerateRequest, Refused, SequenceId, StopCause,
+};
 use crate::ids::ModelId;
 use crate::text::TextModel;
 use std::collections::BTreeMap;
@@ -15,8 +19,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-/// How long a model that could not be loaded, or whose engine died, is left alone. A pinned one and one that ran is then
-/// loaded again by itself, others when they are asked for.
+/// How long a model that could not be loaded, or whose engine died, is left alone. A pinned one and
+/// one that ran is then loaded again by itself, others when they are asked for.
 const RELOAD_PAUSE: Duration = Duration::from_secs(30);
 
 /// A started engine and the memory of its weights and KV cache.
@@ -28,7 +32,8 @@ pub struct Loaded {
 /// Blocking. The error says what is wrong and what to do.
 pub type Load = Box<dyn Fn() -> Result<Loaded, String> + Send + Sync>;
 
-/// A proven model that clients may name. Its text side is always here: what can be refused is refused without a load.
+/// A proven model that clients may name. Its text side is always here: what can be refused is
+/// refused without a load.
 pub struct ServedModel {
     pub qualified: QualifiedModel,
     pub text: Arc<TextModel>,
@@ -149,19 +154,28 @@ impl Drop for Ticket {
 impl Fleet {
     /// `budget`: bytes for weights and KV caches of all models together.
     pub fn new(config: &Engine, budget: u64) -> Arc<Self> {
-        let state = State { residency: Residency::new(budget), slots: BTreeMap::new(), loads: 0, unloads: 0 };
+        let state = State {
+            residency: Residency::new(budget),
+            slots: BTreeMap::new(),
+            loads: 0,
+            unloads: 0,
+        };
         let patience = Duration::from_secs(config.model_wait_seconds);
         Arc::new(Self { state: Mutex::new(state), patience, max_waiting: config.max_waiting })
     }
 
-    /// Makes a model available that takes about `bytes` once loaded. Refused when it can never fit beside the pinned ones.
+    /// Makes a model available that takes about `bytes` once loaded. Refused when it can never fit
+    /// beside the pinned ones.
     pub fn offer(&self, model: ServedModel, bytes: u64, pinned: bool) -> Result<(), String> {
         let id = model.qualified.id();
         let mut state = self.lock();
         if !state.residency.offer(id, bytes, pinned) {
             return Err(too_large(bytes, state.residency.budget()));
         }
-        state.slots.insert(id, Slot { model: Arc::new(model), engine: None, waiters: Vec::new(), failure: None });
+        state.slots.insert(
+            id,
+            Slot { model: Arc::new(model), engine: None, waiters: Vec::new(), failure: None },
+        );
         Ok(())
     }
 
@@ -183,7 +197,8 @@ impl Fleet {
         state.residency.get(id).bytes <= state.residency.free()
     }
 
-    /// Never blocks. The channel holds `max_tokens + 2` events, so the engine never waits for a slow reader.
+    /// Never blocks. The channel holds `max_tokens + 2` events, so the engine never waits for a
+    /// slow reader.
     pub fn submit(
         self: &Arc<Self>,
         id: ModelId,
@@ -260,7 +275,10 @@ impl Fleet {
         let mut guard = self.lock();
         let state = &mut *guard;
         self.bury(state, id);
-        let slot = state.slots.get_mut(&id).ok_or_else(|| Refused::Dead("it is not served here".into()))?;
+        let slot = state
+            .slots
+            .get_mut(&id)
+            .ok_or_else(|| Refused::Dead("it is not served here".into()))?;
         if let Some(retry_after) = slot.paused() {
             return Err(Refused::Overloaded { retry_after });
         }
@@ -320,8 +338,11 @@ impl Fleet {
 
     fn unload(self: Arc<Self>, id: ModelId, engine: Option<EngineHandle>) {
         tokio::spawn(async move {
-            // Waits for the engine's thread, and so for its memory. A panic there is logged where it happens.
-            let _ = tokio::task::spawn_blocking(move || engine.iter().for_each(EngineHandle::shutdown)).await;
+            // Waits for the engine's thread, and so for its memory. A panic there is logged where
+            // it happens.
+            let _ =
+                tokio::task::spawn_blocking(move || engine.iter().for_each(EngineHandle::shutdown))
+                    .await;
             let mut state = self.lock();
             state.residency.gone(id);
             state.unloads += 1;
@@ -418,7 +439,12 @@ impl State {
 }
 
 /// Submits a request once its model is loaded, and ends it where that does not come about.
-async fn start_later(mut place: Place, request: GenerateRequest, events: mpsc::Sender<Event>, stop: CancellationToken) {
+async fn start_later(
+    mut place: Place,
+    request: GenerateRequest,
+    events: mpsc::Sender<Event>,
+    stop: CancellationToken,
+) {
     let patience = place.fleet.patience;
     let cause = tokio::select! {
         biased;

@@ -1,4 +1,5 @@
-//! Rate fuses (the generic cell rate algorithm): completion requests by account and plan, failed credentials by address.
+//! Rate fuses (the generic cell rate algorithm): completion requests by account and plan, failed
+//! credentials by address.
 
 use super::error::ApiError;
 use super::peers::Peer;
@@ -27,9 +28,9 @@ impl RateFuse {
 
     pub fn check(&self, account: &Account) -> Result<(), ApiError> {
         let limiter = self.plans.get(&account.plan).unwrap_or_else(|| &self.plans["default"]);
-        limiter
-            .check_key(&account.id)
-            .map_err(|not_until| ApiError::RateLimited { retry_after: not_until.wait_time_from(self.clock.now()) })
+        limiter.check_key(&account.id).map_err(|not_until| ApiError::RateLimited {
+            retry_after: not_until.wait_time_from(self.clock.now()),
+        })
     }
 }
 
@@ -41,7 +42,8 @@ pub struct GuessFuse {
     debts: Mutex<HashMap<Peer, Instant>>,
 }
 
-/// Peers remembered at once. Further ones count as over their limit until some of these are forgotten.
+/// Peers remembered at once. Further ones count as over their limit until some of these are
+/// forgotten.
 const REMEMBERED_PEERS: usize = 10_000;
 const MINUTE: Duration = Duration::from_mins(1);
 
@@ -89,11 +91,15 @@ mod tests {
     #[test]
     fn the_burst_passes_then_the_fuse_blows_for_that_account_alone() {
         let mut config = Config::default();
-        config.plans.insert("small".into(), Plan { burst: 3, requests_per_minute: 1, ..Plan::default() });
+        config
+            .plans
+            .insert("small".into(), Plan { burst: 3, requests_per_minute: 1, ..Plan::default() });
         let fuse = RateFuse::new(&config);
         let (busy, calm) = (account("small"), account("small"));
         assert!((0..3).all(|_| fuse.check(&busy).is_ok()));
-        let Err(ApiError::RateLimited { retry_after }) = fuse.check(&busy) else { panic!("the fourth passed") };
+        let Err(ApiError::RateLimited { retry_after }) = fuse.check(&busy) else {
+            panic!("the fourth passed")
+        };
         assert!(retry_after.as_secs() > 30, "one a minute refills slowly: {retry_after:?}");
         assert!(fuse.check(&calm).is_ok());
         assert!(fuse.check(&account("no such plan")).is_ok(), "unknown plans are the default one");
@@ -106,7 +112,8 @@ mod tests {
     #[test]
     fn guesses_run_out_by_peer_and_come_back() {
         let (fuse, start) = (GuessFuse::new(2), Instant::now());
-        let allow = |number, seconds| fuse.allow(peer(number), start + Duration::from_secs(seconds));
+        let allow =
+            |number, seconds| fuse.allow(peer(number), start + Duration::from_secs(seconds));
         assert_eq!([allow(1, 0), allow(1, 0), allow(1, 0)], [true, true, false]);
         assert!(allow(2, 0));
         assert_eq!([allow(1, 29), allow(1, 31), allow(1, 31)], [false, true, false]);
@@ -119,7 +126,10 @@ mod tests {
         assert!((0..most).all(|number| fuse.allow(peer(number), start)));
         assert!(!fuse.allow(peer(most), start), "there is no room for another");
         assert!(fuse.allow(peer(0), start), "those that are known go on");
-        assert!(fuse.allow(peer(most), start + Duration::from_secs(3)), "the others have been forgotten");
+        assert!(
+            fuse.allow(peer(most), start + Duration::from_secs(3)),
+            "the others have been forgotten"
+        );
         assert_eq!(fuse.debts.lock().unwrap().len(), 1);
     }
 }

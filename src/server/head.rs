@@ -1,7 +1,9 @@
-//! The head of an HTTP/1 request, judged before the HTTP library sees it: its bounds, and that it can be read in one way only.
+//! The head of an HTTP/1 request, judged before the HTTP library sees it: its bounds, and that it
+//! can be read in one way only.
 //!
-//! What one program takes for a body another may take for the next request. So nothing is repaired or guessed here: line
-//! ends, lengths and codings that two readers could see differently are refused.
+//! What one program takes for a body another may take for the next request. So nothing is repaired
+//! or guessed here: line ends, lengths and codings that two readers could see differently are
+//! refused.
 
 use super::error::ApiError;
 use crate::config::Http;
@@ -17,10 +19,12 @@ pub struct Head {
     pub body: u64,
 }
 
-/// A body whose length its own chunks tell. The connection ends after it, so that nothing has to be found behind it.
+/// A body whose length its own chunks tell. The connection ends after it, so that nothing has to be
+/// found behind it.
 pub const CHUNKED: u64 = u64::MAX;
 
-/// Looks for a whole head at the front of `bytes`, from where the last look ended; `None` while its end has not come.
+/// Looks for a whole head at the front of `bytes`, from where the last look ended; `None` while its
+/// end has not come.
 pub fn examine(bytes: &[u8], looked: &mut usize, limits: &Http) -> Result<Option<Head>, ApiError> {
     while let Some(&byte) = bytes.get(*looked) {
         *looked += 1;
@@ -28,9 +32,13 @@ pub fn examine(bytes: &[u8], looked: &mut usize, limits: &Http) -> Result<Option
         match byte {
             _ if seen.len() > limits.max_header_bytes => return Err(too_large(limits)),
             b'\n' if seen.ends_with(b"\r\n\r\n") => return judge(seen, limits).map(Some),
-            b'\n' if !seen.ends_with(b"\r\n") => return Err(malformed("Its lines must end with CR LF.")),
+            b'\n' if !seen.ends_with(b"\r\n") => {
+                return Err(malformed("Its lines must end with CR LF."));
+            }
             b'\t' | b'\n' | b'\r' => {}
-            byte if byte.is_ascii_control() => return Err(malformed("It contains control characters.")),
+            byte if byte.is_ascii_control() => {
+                return Err(malformed("It contains control characters."));
+            }
             _ => {}
         }
     }
@@ -42,7 +50,10 @@ pub fn too_large(limits: &Http) -> ApiError {
 }
 
 fn malformed(why: &str) -> ApiError {
-    ApiError::InvalidRequest { message: format!("This is not a well-formed HTTP request. {why}"), param: None }
+    ApiError::InvalidRequest {
+        message: format!("This is not a well-formed HTTP request. {why}"),
+        param: None,
+    }
 }
 
 fn judge(head: &[u8], limits: &Http) -> Result<Head, ApiError> {
@@ -51,7 +62,9 @@ fn judge(head: &[u8], limits: &Http) -> Result<Head, ApiError> {
     match request.parse(head) {
         Ok(Status::Complete(_)) => {}
         Err(httparse::Error::TooManyHeaders) => return Err(too_large(limits)),
-        Ok(Status::Partial) | Err(_) => return Err(malformed("Check the request line and the headers.")),
+        Ok(Status::Partial) | Err(_) => {
+            return Err(malformed("Check the request line and the headers."));
+        }
     }
     let (method, target) = (request.method.unwrap_or_default(), request.path.unwrap_or_default());
     if Method::try_from(method).is_err() || Uri::try_from(target).is_err() {
@@ -61,26 +74,44 @@ fn judge(head: &[u8], limits: &Http) -> Result<Head, ApiError> {
     if only(request.headers, "host")?.is_none() && modern {
         return Err(malformed("Send a Host header."));
     }
-    let body = match (only(request.headers, "content-length")?, only(request.headers, "transfer-encoding")?) {
+    let body = match (
+        only(request.headers, "content-length")?,
+        only(request.headers, "transfer-encoding")?,
+    ) {
         (None, None) => 0,
-        (Some(length), None) => parse_length(length).ok_or_else(|| malformed("Content-Length must be a number."))?,
+        (Some(length), None) => {
+            parse_length(length).ok_or_else(|| malformed("Content-Length must be a number."))?
+        }
         (None, Some(coding)) if modern && coding.eq_ignore_ascii_case(b"chunked") => CHUNKED,
-        (None, Some(_)) => return Err(malformed("Transfer-Encoding may only be chunked, and only in HTTP/1.1.")),
-        (Some(_), Some(_)) => return Err(malformed("Send either Content-Length or Transfer-Encoding.")),
+        (None, Some(_)) => {
+            return Err(malformed("Transfer-Encoding may only be chunked, and only in HTTP/1.1."));
+        }
+        (Some(_), Some(_)) => {
+            return Err(malformed("Send either Content-Length or Transfer-Encoding."));
+        }
     };
     Ok(Head { length: head.len(), body })
 }
 
 /// The value of a header that may be sent once at most.
 fn only<'a>(headers: &[Header<'a>], name: &str) -> Result<Option<&'a [u8]>, ApiError> {
-    let mut values = headers.iter().filter(|header| header.name.eq_ignore_ascii_case(name)).map(|header| header.value);
+    let mut values = headers
+        .iter()
+        .filter(|header| header.name.eq_ignore_ascii_case(name))
+        .map(|header| header.value);
     let value = values.next();
-    if values.next().is_some() { Err(malformed("It repeats a header that may be sent once.")) } else { Ok(value) }
+    if values.next().is_some() {
+        Err(malformed("It repeats a header that may be sent once."))
+    } else {
+        Ok(value)
+    }
 }
 
 /// Digits only: no sign, no list. The HTTP library counts a little less far than 64 bits.
 fn parse_length(value: &[u8]) -> Option<u64> {
-    let digits = std::str::from_utf8(value).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()))?;
+    let digits = std::str::from_utf8(value)
+        .ok()
+        .filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()))?;
     digits.parse().ok().filter(|length| i64::try_from(*length).is_ok())
 }
 
@@ -110,7 +141,9 @@ mod tests {
 
     #[test]
     fn what_could_be_read_in_two_ways_is_refused() {
-        let check = |request: &str, status: u16| assert_eq!(look(request.as_bytes()), Err(status), "{request:?}");
+        let check = |request: &str, status: u16| {
+            assert_eq!(look(request.as_bytes()), Err(status), "{request:?}")
+        };
         for lines in [
             "Content-Length: 5\r\nTransfer-Encoding: chunked",
             "Transfer-Encoding: chunked\r\nContent-Length: 5",
@@ -155,13 +188,22 @@ mod tests {
         let check = |headers: usize, filler: usize, status: Option<u16>| {
             let lines = "x: a\r\n".repeat(headers - 1);
             let text = format!("GET / HTTP/1.1\r\nHost: {}\r\n{lines}\r\n", "a".repeat(filler));
-            assert_eq!(look(text.as_bytes()).err(), status, "{headers} headers, {} bytes", text.len());
+            assert_eq!(
+                look(text.as_bytes()).err(),
+                status,
+                "{headers} headers, {} bytes",
+                text.len()
+            );
         };
         check(64, 1, None);
         check(65, 1, Some(431));
         check(1, 32 * 1024 - 26, None);
         check(1, 32 * 1024 - 25, Some(431));
-        assert_eq!(look("a".repeat(32 * 1024 + 1).as_bytes()), Err(431), "an end that never comes is not waited for");
+        assert_eq!(
+            look("a".repeat(32 * 1024 + 1).as_bytes()),
+            Err(431),
+            "an end that never comes is not waited for"
+        );
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Request headers: the credential, the request's id, the session, the media type, and what is refused outright.
+//! Request headers: the credential, the request's id, the session, the media type, and what is
+//! refused outright.
 
 use super::error::ApiError;
 use crate::ids::{RequestId, SessionId};
@@ -16,15 +17,22 @@ pub fn bearer(headers: &HeaderMap) -> Option<&str> {
 /// The request's id: exactly one, a UUID with optional quotes around it.
 pub fn idempotency_key(headers: &HeaderMap) -> Result<RequestId, ApiError> {
     let name = HeaderName::from_static("idempotency-key");
-    named_uuid(headers.get_all(name).iter(), IDEMPOTENCY_KEY, "reuse it only to retry the same request").map(RequestId)
+    named_uuid(
+        headers.get_all(name).iter(),
+        IDEMPOTENCY_KEY,
+        "reuse it only to retry the same request",
+    )
+    .map(RequestId)
 }
 
-/// The conversation's id, as `X-Service-Session-Id` or under the service's own name; one of them, once.
+/// The conversation's id, as `X-Service-Session-Id` or under the service's own name; one of them,
+/// once.
 pub fn session(headers: &HeaderMap, service_name: &str) -> Result<SessionId, ApiError> {
     let own = format!("x-{service_name}-session-id").to_ascii_lowercase();
     let generic = headers.get_all("x-service-session-id").iter();
     let named = headers.get_all(&own).iter().filter(|_| own != "x-service-session-id");
-    named_uuid(generic.chain(named), "X-Service-Session-Id", "keep it for one conversation").map(SessionId)
+    named_uuid(generic.chain(named), "X-Service-Session-Id", "keep it for one conversation")
+        .map(SessionId)
 }
 
 fn named_uuid<'a>(
@@ -32,7 +40,9 @@ fn named_uuid<'a>(
     name: &str,
     advice: &str,
 ) -> Result<Uuid, ApiError> {
-    let refuse = |what: &str| ApiError::invalid(name, format!("{what} header {name}. Send one UUID; {advice}."));
+    let refuse = |what: &str| {
+        ApiError::invalid(name, format!("{what} header {name}. Send one UUID; {advice}."))
+    };
     let value = values.next().ok_or_else(|| refuse("Missing"))?;
     if values.next().is_some() {
         return Err(refuse("More than one"));
@@ -49,24 +59,33 @@ pub fn hyphenated(text: &str) -> Option<Uuid> {
 
 /// JSON, uncompressed.
 pub fn check_media_type(headers: &HeaderMap) -> Result<(), ApiError> {
-    let value = only(headers, &header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
+    let value =
+        only(headers, &header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
     let essence = value.split(';').next().unwrap_or_default().trim();
     if !essence.eq_ignore_ascii_case("application/json") {
         return Err(ApiError::UnsupportedMediaType);
     }
     if headers.contains_key(header::CONTENT_ENCODING) {
-        return Err(ApiError::invalid("Content-Encoding", "Send the body without a Content-Encoding."));
+        return Err(ApiError::invalid(
+            "Content-Encoding",
+            "Send the body without a Content-Encoding.",
+        ));
     }
     Ok(())
 }
 
-/// Names by which callers try to choose a cache namespace; the node isolates caches by account and takes no part in it.
+/// Names by which callers try to choose a cache namespace; the node isolates caches by account and
+/// takes no part in it.
 const CACHE_HEADERS: [&str; 4] = ["cache-salt", "cache-namespace", "cache-key", "cache-scope"];
 
 pub fn refuse_cache_namespaces(headers: &HeaderMap) -> Result<(), ApiError> {
-    let offending = headers.keys().find(|name| CACHE_HEADERS.iter().any(|part| name.as_str().contains(part)));
+    let offending =
+        headers.keys().find(|name| CACHE_HEADERS.iter().any(|part| name.as_str().contains(part)));
     match offending {
-        Some(name) => Err(ApiError::invalid(name.as_str(), "A cache namespace cannot be chosen by the caller.")),
+        Some(name) => Err(ApiError::invalid(
+            name.as_str(),
+            "A cache namespace cannot be chosen by the caller.",
+        )),
         None => Ok(()),
     }
 }
@@ -84,7 +103,10 @@ mod tests {
 
     fn headers(pairs: &[(&str, &str)]) -> HeaderMap {
         let parse = |(name, value): &(&str, &str)| {
-            (HeaderName::from_bytes(name.as_bytes()).unwrap(), HeaderValue::from_str(value).unwrap())
+            (
+                HeaderName::from_bytes(name.as_bytes()).unwrap(),
+                HeaderValue::from_str(value).unwrap(),
+            )
         };
         let mut map = HeaderMap::new();
         for (name, value) in pairs.iter().map(parse) {
@@ -130,7 +152,9 @@ mod tests {
 
     #[test]
     fn credentials() {
-        let check = |pairs: &[(&str, &str)], expect: Option<&str>| assert_eq!(bearer(&headers(pairs)), expect);
+        let check = |pairs: &[(&str, &str)], expect: Option<&str>| {
+            assert_eq!(bearer(&headers(pairs)), expect)
+        };
         check(&[("authorization", "Bearer abc")], Some("abc"));
         check(&[("authorization", "bearer abc")], Some("abc"));
         check(&[("authorization", "Basic abc")], None);
@@ -151,14 +175,21 @@ mod tests {
         check(&[("content-type", "text/plain")], Some(415));
         check(&[("content-type", "application/jsonp")], Some(415));
         check(&[], Some(415));
-        check(&[("content-type", "application/json"), ("content-type", "application/json")], Some(415));
+        check(
+            &[("content-type", "application/json"), ("content-type", "application/json")],
+            Some(415),
+        );
         check(&[("content-type", "application/json"), ("content-encoding", "gzip")], Some(400));
     }
 
     #[test]
     fn cache_namespaces_are_refused() {
         let check = |name: &str, accepted: bool| {
-            assert_eq!(refuse_cache_namespaces(&headers(&[(name, "x")])).is_ok(), accepted, "{name}");
+            assert_eq!(
+                refuse_cache_namespaces(&headers(&[(name, "x")])).is_ok(),
+                accepted,
+                "{name}"
+            );
         };
         check("x-cache-salt", false);
         check("X-Cresset-Cache-Namespace", false);

@@ -1,4 +1,5 @@
-//! What the HTTP/2 library leaves open: streams whose reader takes nothing, and connections on which nothing happens.
+//! What the HTTP/2 library leaves open: streams whose reader takes nothing, and connections on
+//! which nothing happens.
 
 use axum::body::{Body, Bytes};
 use axum::response::Response;
@@ -14,7 +15,8 @@ tokio::task_local! {
     static PACE: Arc<Pace>;
 }
 
-/// When the stream's last piece was handed out, while no further one has been asked for: the client's window is shut.
+/// When the stream's last piece was handed out, while no further one has been asked for: the
+/// client's window is shut.
 #[derive(Default)]
 struct Pace(Mutex<Option<Instant>>);
 
@@ -117,7 +119,10 @@ impl hyper::body::Body for Timed {
     type Data = Bytes;
     type Error = axum::Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         self.pace.note(None);
         let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
         self.pace.note(Some(Instant::now()));

@@ -1,7 +1,8 @@
 //! Requests that are alive: what each has said so far, who listens, and who asked it to end.
 //!
-//! A request's events are kept from the first to the last until it ends, so a listener may come late and read slowly: it
-//! reads at its own pace, and nobody waits for it. The number of events is bounded by `max_tokens`.
+//! A request's events are kept from the first to the last until it ends, so a listener may come
+//! late and read slowly: it reads at its own pace, and nobody waits for it. The number of events is
+//! bounded by `max_tokens`.
 
 use super::error::ApiError;
 use crate::ids::{AccountId, CredentialId};
@@ -60,7 +61,12 @@ pub struct LiveRequest {
 }
 
 impl LiveRequest {
-    pub fn new(key: RequestKey, fingerprint: [u8; 32], credential: CredentialId, stream: bool) -> Self {
+    pub fn new(
+        key: RequestKey,
+        fingerprint: [u8; 32],
+        credential: CredentialId,
+        stream: bool,
+    ) -> Self {
         let progress = Progress { admission: Admission::Pending, events: Vec::new(), end: None };
         Self {
             key,
@@ -93,7 +99,9 @@ impl LiveRequest {
             Ok(Admission::Admitted) => Ok(()),
             Ok(Admission::Refused(error)) => Err(NotAdmitted::Refused(error)),
             Ok(Admission::Superseded) => Err(NotAdmitted::Superseded),
-            Ok(Admission::Pending) | Err(_) => Err(NotAdmitted::Refused(ApiError::GenerationFailed)),
+            Ok(Admission::Pending) | Err(_) => {
+                Err(NotAdmitted::Refused(ApiError::GenerationFailed))
+            }
         }
     }
 
@@ -129,7 +137,8 @@ impl LiveRequest {
         });
     }
 
-    /// Waits until somebody asks for an end; a stream that nobody listened to for `grace` asks by itself.
+    /// Waits until somebody asks for an end; a stream that nobody listened to for `grace` asks by
+    /// itself.
     pub async fn asked_to_end(&self, grace: Duration) -> Ending {
         let mut ending = self.ending.subscribe();
         tokio::select! {
@@ -138,7 +147,8 @@ impl LiveRequest {
         }
     }
 
-    /// An answer in one piece is finished for whoever fetches it later; a stream is for those who listen.
+    /// An answer in one piece is finished for whoever fetches it later; a stream is for those who
+    /// listen.
     async fn abandoned(&self, grace: Duration) {
         if !self.stream {
             return std::future::pending().await;
@@ -146,7 +156,8 @@ impl LiveRequest {
         let mut listeners = self.listeners.subscribe();
         loop {
             let alone = listeners.wait_for(|n| *n == 0).await.is_ok();
-            let returned = tokio::time::timeout(grace, listeners.wait_for(|n| *n > 0)).await.is_ok();
+            let returned =
+                tokio::time::timeout(grace, listeners.wait_for(|n| *n > 0)).await.is_ok();
             if !alone || !returned {
                 return;
             }
@@ -192,7 +203,8 @@ impl Drop for Subscription {
     }
 }
 
-/// All live requests. A request enters before its admission, so that two equal ones meet here and only one is admitted.
+/// All live requests. A request enters before its admission, so that two equal ones meet here and
+/// only one is admitted.
 #[derive(Debug, Default)]
 pub struct Hub(Mutex<HashMap<RequestKey, Arc<LiveRequest>>>);
 
@@ -256,7 +268,11 @@ mod tests {
     const GRACE: Duration = Duration::from_millis(300);
 
     fn live(stream: bool) -> Arc<LiveRequest> {
-        let key = RequestKey { account: AccountId::generate(), application: None, request: RequestId::generate() };
+        let key = RequestKey {
+            account: AccountId::generate(),
+            application: None,
+            request: RequestId::generate(),
+        };
         Arc::new(LiveRequest::new(key, [0; 32], CredentialId::generate(), stream))
     }
 
@@ -350,7 +366,11 @@ mod tests {
         assert!(waited.is_err());
         live.ask_to_end(Ending::Shutdown);
         live.ask_to_end(Ending::Cancelled);
-        assert_eq!(live.asked_to_end(GRACE).await, Ending::Shutdown, "the first to ask says who pays");
+        assert_eq!(
+            live.asked_to_end(GRACE).await,
+            Ending::Shutdown,
+            "the first to ask says who pays"
+        );
     }
 
     #[tokio::test]

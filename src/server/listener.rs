@@ -1,4 +1,5 @@
-//! The accept loop of an HTTP surface, with every time limit and bound that a hostile or broken client can run into.
+//! The accept loop of an HTTP surface, with every time limit and bound that a hostile or broken
+//! client can run into.
 
 use super::client_stream::{ClientStream, Refusal};
 use super::http2::{self, Streams};
@@ -32,11 +33,18 @@ use tower::ServiceExt;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// What a client that speaks HTTP/2 begins with.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// Added to the library's own bounds, so that ours are met first and answered like any other refusal.
+/// Added to the library's own bounds, so that ours are met first and answered like any other
+/// refusal.
 const SLACK: usize = 96 << 10;
 
-/// Serves `router` until `shutdown`, then lets open exchanges end. Nothing new is accepted meanwhile.
-pub async fn serve(listener: TcpListener, router: Router, limits: &Http, shutdown: CancellationToken) {
+/// Serves `router` until `shutdown`, then lets open exchanges end. Nothing new is accepted
+/// meanwhile.
+pub async fn serve(
+    listener: TcpListener,
+    router: Router,
+    limits: &Http,
+    shutdown: CancellationToken,
+) {
     let limits = Arc::new(limits.clone());
     let seats = Arc::new(Semaphore::new(limits.max_connections));
     let places = Places::new(limits.max_connections_per_ip);
@@ -101,7 +109,8 @@ impl Connection {
 
     async fn http1(self, socket: TcpStream, read: BytesMut) -> hyper::Result<()> {
         let refusal = Refusal::default();
-        let io = TokioIo::new(ClientStream::http1(socket, read, self.limits.clone(), refusal.clone()));
+        let io =
+            TokioIo::new(ClientStream::http1(socket, read, self.limits.clone(), refusal.clone()));
         let (router, peer) = (self.router, self.peer);
         let service = service_fn(move |request| {
             let (router, refused) = (router.clone(), refusal.get().cloned());
@@ -115,7 +124,8 @@ impl Connection {
         let mut builder = http1::Builder::new();
         builder
             .timer(TokioTimer::new())
-            // Heads come whole and under their own timer: this one only sees the wait between two requests.
+            // Heads come whole and under their own timer: this one only sees the wait between two
+            // requests.
             .header_read_timeout(Duration::from_secs(self.limits.idle_seconds))
             .max_headers(self.limits.max_headers)
             .max_buf_size(self.limits.max_header_bytes + SLACK);
@@ -151,10 +161,12 @@ impl Connection {
     }
 }
 
-/// The first bytes, enough of them to tell HTTP/1 from HTTP/2. `None` when they do not come in time.
+/// The first bytes, enough of them to tell HTTP/1 from HTTP/2. `None` when they do not come in
+/// time.
 async fn greet(socket: &mut TcpStream, limits: &Http) -> Option<BytesMut> {
     let mut read = BytesMut::with_capacity(4096);
-    let first = timeout(Duration::from_secs(limits.first_byte_seconds), socket.read_buf(&mut read)).await;
+    let first =
+        timeout(Duration::from_secs(limits.first_byte_seconds), socket.read_buf(&mut read)).await;
     first.ok()?.ok().filter(|count| *count > 0)?;
     let rest = async {
         while read.len() < PREFACE.len() && PREFACE.starts_with(&read) {
@@ -181,7 +193,11 @@ fn http2_builder(limits: &Http, streams: Streams) -> hyper_http2::Builder<Stream
     builder
 }
 
-async fn answer(router: Router, peer: Peer, mut request: Request<Incoming>) -> Result<Response, Infallible> {
+async fn answer(
+    router: Router,
+    peer: Peer,
+    mut request: Request<Incoming>,
+) -> Result<Response, Infallible> {
     request.extensions_mut().insert(peer);
     let chunked = request.headers().contains_key(header::TRANSFER_ENCODING);
     let mut response = router.oneshot(request.map(Body::new)).await?;

@@ -1,8 +1,9 @@
 //! The HTTP surfaces: public `/v1`, the operator listener, and the task that owns a request.
 //!
-//! Order of checks on `/v1`: framing and header bounds (`head`), credential, account and a ledger that can vouch for them
-//! (`auth`), then for completions (`chat`) the request's own headers, the account's rate fuse, size and media type, JSON,
-//! idempotency, model, limits, concurrency, credits.
+//! Order of checks on `/v1`: framing and header bounds (`head`), credential, account and a ledger
+//! that can vouch for them (`auth`), then for completions (`chat`) the request's own headers, the
+//! account's rate fuse, size and media type, JSON, idempotency, model, limits, concurrency,
+//! credits.
 //! A request without a valid credential learns nothing else, not even whether its path exists.
 
 pub mod auth;
@@ -59,7 +60,8 @@ pub fn router(node: Arc<Node>) -> Router {
         .fallback(async || ApiError::NotFound)
         .method_not_allowed_fallback(async || ApiError::MethodNotAllowed)
         .with_state(node.clone());
-    // As one service: layers of `routes` itself would be inside what adds the Allow header, which a 401 must not carry.
+    // As one service: layers of `routes` itself would be inside what adds the Allow header, which a
+    // 401 must not carry.
     Router::new()
         .fallback_service(routes)
         .layer(from_fn_with_state(node.clone(), auth::require))

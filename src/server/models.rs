@@ -1,4 +1,5 @@
-//! `GET /v1/models` and `GET /v1/models/{id}`: what the account can use now, whether it is loaded or not.
+//! `GET /v1/models` and `GET /v1/models/{id}`: what the account can use now, whether it is loaded
+//! or not.
 
 use super::auth::Caller;
 use super::error::ApiError;
@@ -27,6 +28,9 @@ pub async fn show(
 ) -> Result<Json<Model>, ApiError> {
     let plan = node.config.plan(&caller.account.plan);
     let models = node.models_of(plan);
-    let model = models.iter().find(|model| model.qualified.id() == ModelId(id)).ok_or(ApiError::ModelNotFound)?;
+    let model = models
+        .iter()
+        .find(|model| model.qualified.id() == ModelId(id))
+        .ok_or(ApiError::ModelNotFound)?;
     Ok(Json(Model::of(model, plan)))
 }

@@ -56,7 +56,8 @@ impl Node {
         })
     }
 
-    /// Puts a model into service whose engine runs already. It stays loaded, and is not loaded again once its engine has died.
+    /// Puts a model into service whose engine runs already. It stays loaded, and is not loaded
+    /// again once its engine has died.
     pub fn insert_model(&self, model: LoadedModel) {
         let LoadedModel { qualified, text, engine } = model;
         let (id, max_context) = (qualified.id(), engine.options().max_context);
@@ -91,8 +92,8 @@ impl Node {
         self.draining.load(Ordering::Acquire)
     }
 
-    /// Admits nothing from now on, gives running requests the configured grace, then ends the rest uncharged. Returns when
-    /// every request has its end in the ledger.
+    /// Admits nothing from now on, gives running requests the configured grace, then ends the rest
+    /// uncharged. Returns when every request has its end in the ledger.
     pub async fn drain(&self) {
         self.draining.store(true, Ordering::Release);
         // A request that passed the check before it changed is refused at the engine's door.
@@ -119,7 +120,10 @@ impl Node {
     pub fn metrics_text(&self) -> String {
         for view in self.fleet.views() {
             let stats = view.engine.as_ref().map(EngineHandle::stats).unwrap_or_default();
-            self.metrics.sample_engine(&view.model.qualified.manifest().name, &sample(&stats, view.engine.is_some()));
+            self.metrics.sample_engine(
+                &view.model.qualified.manifest().name,
+                &sample(&stats, view.engine.is_some()),
+            );
         }
         let [budget, free] = self.fleet.memory();
         let [loads, unloads] = self.fleet.turnover();

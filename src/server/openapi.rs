@@ -1,4 +1,5 @@
-//! The public surface described as OpenAPI 3.1, from the types that are sent and read and from the error table.
+//! The public surface described as OpenAPI 3.1, from the types that are sent and read and from the
+//! error table.
 
 mod answers;
 
@@ -19,7 +20,10 @@ const ABOUT: &str = "Text generation with accounts, keys and exact credits. Amou
 /// The whole document, for a node with this configuration.
 pub fn document(config: &Config) -> Value {
     let settings = |contract: fn(SchemaSettings) -> SchemaSettings| {
-        contract(SchemaSettings::draft2020_12().with(|s| s.definitions_path = "/components/schemas".into()))
+        contract(
+            SchemaSettings::draft2020_12()
+                .with(|s| s.definitions_path = "/components/schemas".into()),
+        )
     };
     let mut sent = settings(SchemaSettings::for_serialize).into_generator();
     let mut read = settings(SchemaSettings::for_deserialize)
@@ -96,9 +100,11 @@ fn paths(config: &Config, schemas: &mut SchemaGenerator, body: &Value) -> Value 
 }
 
 fn completion(config: &Config, answers: &mut Answers, body: &Value) -> Value {
-    // Whatever is added to the error table is described here, unless it belongs to other paths alone.
+    // Whatever is added to the error table is described here, unless it belongs to other paths
+    // alone.
     let elsewhere = [ApiError::RequestNotFound, ApiError::NotFound, ApiError::MethodNotAllowed];
-    let refusals: Vec<ApiError> = ApiError::each().into_iter().filter(|error| !elsewhere.contains(error)).collect();
+    let refusals: Vec<ApiError> =
+        ApiError::each().into_iter().filter(|error| !elsewhere.contains(error)).collect();
     let stream = "Server-sent events. Each is one line `data: {json}`, a ChatCompletionChunk, with a blank line after it. The last \
                   is `data: [DONE]`. Before it there may be one whose JSON is an error's body. Lines that begin with a colon \
                   keep the connection alive.";
@@ -149,7 +155,10 @@ fn parameters(config: &Config) -> Value {
     add("limit", at("query", "limit", "Models on the page.", &limit));
     add("after", at("query", "after", "The `next_after` of the page before.", &id));
     add("modelId", at("path", "modelId", "A model's id.", &id));
-    add("requestId", at("path", "requestId", "The Idempotency-Key that the request was sent with.", &id));
+    add(
+        "requestId",
+        at("path", "requestId", "The Idempotency-Key that the request was sent with.", &id),
+    );
     let key = "Names this request for ever: a fresh UUID for a new request, the same one to send a request again.";
     add("idempotencyKey", at("header", IDEMPOTENCY_KEY, key, &named));
     let conversation = "Names the conversation: a UUID that stays the same over its requests. May be sent as \

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Who counts as one at the other end of a request's connection: an IPv4 address, or the /64 that one IPv6 customer has.
+/// Who counts as one at the other end of a request's connection: an IPv4 address, or the /64 that
+/// one IPv6 customer has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Peer(IpAddr);
 

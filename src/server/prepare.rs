@@ -21,7 +21,8 @@ pub async fn prepare(node: &Node, call: &Call) -> Result<Job, ApiError> {
         return Err(ApiError::Draining);
     }
     let plan = node.config.plan(&call.caller.account.plan);
-    let model = call.request.model.and_then(|id| node.model_of(plan, id)).ok_or(ApiError::ModelNotFound)?;
+    let model =
+        call.request.model.and_then(|id| node.model_of(plan, id)).ok_or(ApiError::ModelNotFound)?;
     let limits = ModelLimits::of(&model, plan);
     check_output(&call.request, &limits)?;
     check_logit_bias(&call.request, &model)?;
@@ -94,16 +95,22 @@ fn check_logit_bias(request: &ChatRequest, model: &ServedModel) -> Result<(), Ap
     if request.sampling.logit_bias.iter().all(|(id, _)| (*id as usize) < vocabulary) {
         return Ok(());
     }
-    Err(ApiError::invalid("logit_bias", format!("logit_bias has a token id that is not below {vocabulary}.")))
+    Err(ApiError::invalid(
+        "logit_bias",
+        format!("logit_bias has a token id that is not below {vocabulary}."),
+    ))
 }
 
-/// Long conversations take milliseconds to tokenise, so none does it on a thread that serves connections.
+/// Long conversations take milliseconds to tokenise, so none does it on a thread that serves
+/// connections.
 async fn encode(model: &ServedModel, request: &ChatRequest) -> Result<Arc<[u32]>, ApiError> {
     let (text, messages) = (model.text.clone(), request.messages.clone());
     let encoded = tokio::task::spawn_blocking(move || text.encode_chat(&messages)).await;
     match encoded {
         Ok(Ok(prompt)) => Ok(prompt.into()),
-        Ok(Err(error @ text::Error::TemplateRefused(_))) => Err(ApiError::invalid("messages", error.to_string())),
+        Ok(Err(error @ text::Error::TemplateRefused(_))) => {
+            Err(ApiError::invalid("messages", error.to_string()))
+        }
         Ok(Err(error)) => Err(failed(&error)),
         Err(panicked) => Err(failed(&panicked)),
     }
@@ -119,7 +126,11 @@ fn output_tokens(asked: Option<u32>, prompt: u32, limits: &ModelLimits) -> Resul
     let room = limits.context_tokens.saturating_sub(prompt);
     let wanted = asked.unwrap_or(DEFAULT_MAX_TOKENS.min(limits.max_output_tokens).min(room.max(1)));
     if wanted > room {
-        return Err(ApiError::ContextLengthExceeded { limit: limits.context_tokens, prompt, output: wanted });
+        return Err(ApiError::ContextLengthExceeded {
+            limit: limits.context_tokens,
+            prompt,
+            output: wanted,
+        });
     }
     Ok(wanted)
 }
@@ -138,7 +149,11 @@ mod tests {
             max_output_tokens: 600,
         };
         let check = |asked, prompt, expect: Option<u32>| {
-            assert_eq!(output_tokens(asked, prompt, &limits).ok(), expect, "{asked:?} after {prompt}");
+            assert_eq!(
+                output_tokens(asked, prompt, &limits).ok(),
+                expect,
+                "{asked:?} after {prompt}"
+            );
         };
         check(Some(600), 400, Some(600));
         check(Some(600), 401, None);

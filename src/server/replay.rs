@@ -19,12 +19,18 @@ pub enum Known {
     MayRetry,
 }
 
-/// Whether the record is this very request, and where it stands. However it ended, past its retention it is only known.
-pub fn judge(node: &Node, record: &RequestRecord, fingerprint: &[u8; 32]) -> Result<Known, ApiError> {
+/// Whether the record is this very request, and where it stands. However it ended, past its
+/// retention it is only known.
+pub fn judge(
+    node: &Node,
+    record: &RequestRecord,
+    fingerprint: &[u8; 32],
+) -> Result<Known, ApiError> {
     if record.fingerprint != *fingerprint {
         return Err(ApiError::IdempotencyKeyReused);
     }
-    let until = record.latest().finished_at.map(|at| at.0.saturating_add(node.config.requests.replay_ms()));
+    let until =
+        record.latest().finished_at.map(|at| at.0.saturating_add(node.config.requests.replay_ms()));
     if until.is_some_and(|until| until <= node.clock.now().0) {
         return Err(ApiError::RequestResultExpired);
     }
@@ -38,10 +44,15 @@ pub fn judge(node: &Node, record: &RequestRecord, fingerprint: &[u8; 32]) -> Res
 }
 
 /// The stored answer: the same bytes, or the same chunks' content as a stream.
-pub fn answer(node: &Node, record: &RequestRecord, include_usage: bool) -> Result<Response, ApiError> {
+pub fn answer(
+    node: &Node,
+    record: &RequestRecord,
+    include_usage: bool,
+) -> Result<Response, ApiError> {
     let body = node.store.body(&record.key)?.ok_or(ApiError::RequestResultExpired)?;
     let mut response = if record.stream {
-        let completion: Completion = serde_json::from_slice(&body).map_err(|_| ApiError::ControlPlaneUnavailable)?;
+        let completion: Completion =
+            serde_json::from_slice(&body).map_err(|_| ApiError::ControlPlaneUnavailable)?;
         sse::response(sse::whole(&completion.chunks(include_usage)))
     } else {
         json(body)
@@ -53,5 +64,6 @@ pub fn answer(node: &Node, record: &RequestRecord, include_usage: bool) -> Resul
 
 /// A finished body as it is.
 pub fn json(body: Bytes) -> Response {
-    ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], Body::from(body)).into_response()
+    ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], Body::from(body))
+        .into_response()
 }

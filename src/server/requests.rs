@@ -22,7 +22,8 @@ pub async fn show(
     find(&node, &caller, RequestId(id)).map(|record| Json(RequestObject::of(&record)))
 }
 
-/// Asks the request to end and waits a little for it: 200 with its end, or 202 while it is still ending.
+/// Asks the request to end and waits a little for it: 200 with its end, or 202 while it is still
+/// ending.
 pub async fn cancel(
     State(node): State<Arc<Node>>,
     Extension(caller): Extension<Arc<Caller>>,
@@ -52,7 +53,8 @@ pub async fn cancelled(node: &Node, record: RequestRecord) -> Result<RequestReco
     reread(node, &key)
 }
 
-/// An application sees its own requests; an account key all of the account's, its own first, then the newest.
+/// An application sees its own requests; an account key all of the account's, its own first, then
+/// the newest.
 fn find(node: &Node, caller: &Caller, id: RequestId) -> Result<RequestRecord, ApiError> {
     let snapshot = node.store.read()?;
     let own = snapshot.request(&caller.key(id))?;

@@ -1,8 +1,9 @@
 //! Which models are in memory: whom to load, whom to let go. Pure; `fleet` does what it says.
 //!
-//! One thing happens at a time: a load, or the unload that makes room for it. The model that is waited for longest comes next.
-//! Room is taken from the least recently used idle model; where none is idle, the least recently used busy one takes nothing
-//! new until its work is done. Pinned models stay.
+//! One thing happens at a time: a load, or the unload that makes room for it. The model that is
+//! waited for longest comes next. Room is taken from the least recently used idle model; where none
+//! is idle, the least recently used busy one takes nothing new until its work is done. Pinned
+//! models stay.
 
 use crate::ids::ModelId;
 use std::collections::BTreeMap;
@@ -57,8 +58,16 @@ impl Residency {
 
     /// Makes a model known; `false` when it could never be loaded beside the pinned ones.
     pub fn offer(&mut self, id: ModelId, bytes: u64, pinned: bool) -> bool {
-        let resident =
-            Resident { phase: Phase::Cold, bytes, pinned, active: 0, waiting: 0, fresh: false, used: 0, asked: 0 };
+        let resident = Resident {
+            phase: Phase::Cold,
+            bytes,
+            pinned,
+            active: 0,
+            waiting: 0,
+            fresh: false,
+            used: 0,
+            asked: 0,
+        };
         self.models.insert(id, resident);
         self.fits(id)
     }
@@ -77,7 +86,11 @@ impl Residency {
     }
 
     fn held(&self) -> u64 {
-        self.models.values().filter(|model| model.phase != Phase::Cold).map(|model| model.bytes).sum()
+        self.models
+            .values()
+            .filter(|model| model.phase != Phase::Cold)
+            .map(|model| model.bytes)
+            .sum()
     }
 
     /// True: the request goes ahead, and `leave` ends it. False: it has to wait.
@@ -123,7 +136,9 @@ impl Residency {
 
     /// Call it until it says `None`, after everything that was told.
     pub fn next_action(&mut self) -> Option<Action> {
-        let ready = |(id, model): &(&ModelId, &Resident)| model.waiting > 0 && (model.fresh || self.takes_work(**id));
+        let ready = |(id, model): &(&ModelId, &Resident)| {
+            model.waiting > 0 && (model.fresh || self.takes_work(**id))
+        };
         if let Some((&id, _)) = self.models.iter().find(ready) {
             let now = self.tick();
             let model = self.model(id);
@@ -158,7 +173,8 @@ impl Residency {
         if self.in_transit() {
             return None;
         }
-        let cold = self.models.iter().filter(|(_, model)| model.phase == Phase::Cold && model.waiting > 0);
+        let cold =
+            self.models.iter().filter(|(_, model)| model.phase == Phase::Cold && model.waiting > 0);
         cold.min_by_key(|(_, model)| model.asked).map(|(id, _)| *id)
     }
 
@@ -166,14 +182,15 @@ impl Residency {
         self.models.values().any(|model| matches!(model.phase, Phase::Loading | Phase::Unloading))
     }
 
-    /// Who has to go, at once if idle and else when its work is done: for the wanted model, or because a model turned out
-    /// larger than was thought.
+    /// Who has to go, at once if idle and else when its work is done: for the wanted model, or
+    /// because a model turned out larger than was thought.
     fn victim(&self) -> Option<ModelId> {
         let needed = self.wanted().map_or(0, |id| self.models[&id].bytes);
         if self.in_transit() || self.held() + needed <= self.budget {
             return None;
         }
-        let loose = self.models.iter().filter(|(_, model)| model.phase == Phase::Warm && !model.pinned);
+        let loose =
+            self.models.iter().filter(|(_, model)| model.phase == Phase::Warm && !model.pinned);
         loose.min_by_key(|(_, model)| (model.active > 0, model.used)).map(|(id, _)| *id)
     }
 
@@ -201,7 +218,8 @@ mod tests {
         char::from(id.0.as_u128() as u8)
     }
 
-    /// Each line is an event and what is to be done then. `waiting` counts those who were told to wait.
+    /// Each line is an event and what is to be done then. `waiting` counts those who were told to
+    /// wait.
     fn check(budget: u64, script: &str) {
         let mut residency = Residency::new(budget);
         for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
@@ -219,7 +237,9 @@ mod tests {
                 said.push_str(if fits { "" } else { "too large " });
             }
             ["enter", model] if residency.enter(id(model)) => said.push_str("goes "),
-            ["enter", model] => residency.set_waiting(id(model), residency.get(id(model)).waiting + 1),
+            ["enter", model] => {
+                residency.set_waiting(id(model), residency.get(id(model)).waiting + 1)
+            }
             ["leave", model] => residency.leave(id(model)),
             ["tired", model] => residency.set_waiting(id(model), 0),
             ["loaded", model, bytes] if residency.loaded(id(model), bytes.parse().unwrap()) => {}

@@ -1,4 +1,5 @@
-//! The outermost layer: every response gets its request id, its cache rules and, for errors, its body.
+//! The outermost layer: every response gets its request id, its cache rules and, for errors, its
+//! body.
 
 use super::error::ApiError;
 use super::node::Node;
@@ -17,8 +18,15 @@ use uuid::Uuid;
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Methods that are logged. Any other is a text of the client's.
-const METHODS: [Method; 7] =
-    [Method::GET, Method::POST, Method::DELETE, Method::HEAD, Method::OPTIONS, Method::PUT, Method::PATCH];
+const METHODS: [Method; 7] = [
+    Method::GET,
+    Method::POST,
+    Method::DELETE,
+    Method::HEAD,
+    Method::OPTIONS,
+    Method::PUT,
+    Method::PATCH,
+];
 
 /// The id a response carries in `x-request-id`: the client's own where it sent a valid one.
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +34,8 @@ pub struct ResponseId(pub Uuid);
 
 pub async fn dress(State(node): State<Arc<Node>>, mut request: Request, next: Next) -> Response {
     let began = Instant::now();
-    let id = headers::idempotency_key(request.headers()).map_or_else(|_| Uuid::now_v7(), |key| key.0);
+    let id =
+        headers::idempotency_key(request.headers()).map_or_else(|_| Uuid::now_v7(), |key| key.0);
     request.extensions_mut().insert(ResponseId(id));
     let method = METHODS.into_iter().find(|known| known == request.method());
     let mut response = match check_head(&node, &request) {
@@ -69,7 +78,9 @@ fn check_head(node: &Node, request: &Request) -> Result<(), ApiError> {
     }
     let limits = &node.config.http;
     let headers = request.headers();
-    let line = |(name, value): (&HeaderName, &HeaderValue)| name.as_str().len() + value.len() + ": \r\n".len();
+    let line = |(name, value): (&HeaderName, &HeaderValue)| {
+        name.as_str().len() + value.len() + ": \r\n".len()
+    };
     let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
     let bytes = target + headers.iter().map(line).sum::<usize>();
     let small = headers.len() <= limits.max_headers && bytes <= limits.max_header_bytes;
@@ -79,14 +90,17 @@ fn check_head(node: &Node, request: &Request) -> Result<(), ApiError> {
 fn write_error_body(response: &mut Response, id: Uuid) -> Option<&'static str> {
     let error = response.extensions_mut().remove::<ApiError>()?;
     let text = error.body(&id.hyphenated().to_string()).to_string();
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response.headers_mut().insert(header::CONTENT_LENGTH, text.len().into());
     *response.body_mut() = Body::from(text);
     Some(error.code())
 }
 
 fn set_headers(response: &mut Response, id: Uuid) {
-    let text = HeaderValue::from_str(&id.hyphenated().to_string()).expect("invariant: a UUID is a header value");
+    let text = HeaderValue::from_str(&id.hyphenated().to_string())
+        .expect("invariant: a UUID is a header value");
     let headers = response.headers_mut();
     headers.insert(REQUEST_ID, text);
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));

@@ -1,6 +1,7 @@
 //! Server-sent events: the exact bytes of a stream, and the response that carries them.
 //!
-//! Only `data:` lines and comments: `id:`, `event:` and `retry:` lines break several widespread clients.
+//! Only `data:` lines and comments: `id:`, `event:` and `retry:` lines break several widespread
+//! clients.
 
 use super::error::ApiError;
 use super::hub::Subscription;
@@ -19,7 +20,8 @@ const KEEP_ALIVE: Bytes = Bytes::from_static(b": keep-alive\n\n");
 const BEGIN: &[u8] = b"data: ";
 const END: &[u8] = b"\n\n";
 
-/// One event. `json` is one line. Made once a token, so its bytes are allocated once, to their exact length.
+/// One event. `json` is one line. Made once a token, so its bytes are allocated once, to their
+/// exact length.
 pub fn event(json: &str) -> Bytes {
     let mut bytes = Vec::with_capacity(BEGIN.len() + json.len() + END.len());
     for part in [BEGIN, json.as_bytes(), END] {
@@ -41,7 +43,8 @@ fn failure(error: &ApiError, id: Uuid) -> Bytes {
     [event(&text), DONE].concat().into()
 }
 
-/// Follows a live request from its first event to its end, with a comment whenever nothing happened for `silence`.
+/// Follows a live request from its first event to its end, with a comment whenever nothing happened
+/// for `silence`.
 pub fn follow(subscription: Subscription, id: Uuid, silence: Duration) -> Body {
     let events = stream::unfold(Some(subscription), move |subscription| async move {
         let mut subscription = subscription?;

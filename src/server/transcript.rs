@@ -31,7 +31,12 @@ pub struct Transcript {
 }
 
 impl Transcript {
-    pub fn new(model: Arc<TextModel>, eos_ids: Arc<[u32]>, stops: Vec<String>, logprobs: bool) -> Self {
+    pub fn new(
+        model: Arc<TextModel>,
+        eos_ids: Arc<[u32]>,
+        stops: Vec<String>,
+        logprobs: bool,
+    ) -> Self {
         Self {
             model,
             eos_ids,
@@ -102,6 +107,9 @@ impl Transcript {
             let bytes = self.model.tokenizer.token_bytes(id, false);
             TokenChoice { token: String::from_utf8_lossy(&bytes).into_owned(), logprob, bytes }
         };
-        TokenLogprob { chosen: choice(&(id, logprobs.chosen)), top_logprobs: logprobs.top.iter().map(choice).collect() }
+        TokenLogprob {
+            chosen: choice(&(id, logprobs.chosen)),
+            top_logprobs: logprobs.top.iter().map(choice).collect(),
+        }
     }
 }

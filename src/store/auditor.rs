@@ -1,5 +1,5 @@
-//! The background audit, from snapshots beside the writer: what is new every minute, everything every day. It ends at the
-//! first violation, after which a person has to look.
+//! The background audit, from snapshots beside the writer: what is new every minute, everything
+//! every day. It ends at the first violation, after which a person has to look.
 
 use super::shared::Shared;
 use std::io;
@@ -27,7 +27,9 @@ impl Auditor {
         let thread = thread.spawn(move || {
             // Opening has audited everything.
             let mut last = Instant::now();
-            while stopped.recv_timeout(NEWS) == Err(RecvTimeoutError::Timeout) && shared.health.trusted().is_ok() {
+            while stopped.recv_timeout(NEWS) == Err(RecvTimeoutError::Timeout)
+                && shared.health.trusted().is_ok()
+            {
                 let whole = last.elapsed() >= EVERYTHING;
                 if whole {
                     last = Instant::now();
@@ -53,7 +55,9 @@ fn audit(shared: &Shared, whole: bool) {
     let audit = || if whole { shared.audit() } else { shared.audit_news(&shared.snapshot()?) };
     // The database may panic on damaged pages.
     match panic::catch_unwind(AssertUnwindSafe(audit)) {
-        Ok(Ok(report)) => tracing::debug!(whole, entries = report.entries, ok = report.ok, "audited the ledger"),
+        Ok(Ok(report)) => {
+            tracing::debug!(whole, entries = report.entries, ok = report.ok, "audited the ledger")
+        }
         Ok(Err(error)) => tracing::warn!(%error, "the ledger could not be audited"),
         Err(_) => shared.health.distrust("reading it for the audit panicked"),
     }

@@ -1,4 +1,5 @@
-//! Backups: one file with a consistent copy of the ledger and its tombstones, proven before it gets its name.
+//! Backups: one file with a consistent copy of the ledger and its tombstones, proven before it gets
+//! its name.
 //! A restore proves the backup again, in place, before it replaces anything.
 
 use super::disk::{self, File, Folder};
@@ -16,7 +17,8 @@ use redb::{Database, ReadTransaction, ReadableDatabase, ReadableTable, WriteTran
 use std::fs;
 use std::path::Path;
 
-/// Tombstones travel with the money: without them a restored node would run finished requests again.
+/// Tombstones travel with the money: without them a restored node would run finished requests
+/// again.
 const ARCHIVE_TABLES: [Definition; 2] = [tables::ARCHIVE, tables::ARCHIVE_DUE];
 
 /// Copies `snapshot` to `to`, which must not exist.
@@ -41,7 +43,8 @@ pub(super) fn write(snapshot: &Snapshot, to: &Path) -> Result<()> {
     disk::rename(&unfinished, to)
 }
 
-/// Replaces the folder's files with those made from the backup `from`. The replaced ones are kept beside them.
+/// Replaces the folder's files with those made from the backup `from`. The replaced ones are kept
+/// beside them.
 pub(super) fn restore(dir: &Path, from: &Path) -> Result<()> {
     let folder = Folder::lock(dir)?;
     for file in File::ALL {
@@ -49,7 +52,11 @@ pub(super) fn restore(dir: &Path, from: &Path) -> Result<()> {
     }
     let ledger = folder.unfinished(File::Ledger);
     fs::copy(from, &ledger).map_err(|error| {
-        disk::unusable(from, "cannot be copied; check its name, who may read it, and free space", &error)
+        disk::unusable(
+            from,
+            "cannot be copied; check its name, who may read it, and free space",
+            &error,
+        )
     })?;
     let database = disk::open_existing(&ledger)?;
     let found = schema::upgrade(&database, &File::ALL, schema::STEPS)?;
@@ -70,14 +77,15 @@ fn keep(path: &Path) -> Result<()> {
     match fs::hard_link(path, &kept) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         // A file system without second names.
-        Err(_) => fs::copy(path, &kept)
-            .map(drop)
-            .map_err(|error| disk::unusable(path, "cannot be kept aside; free space, then restore again", &error)),
+        Err(_) => fs::copy(path, &kept).map(drop).map_err(|error| {
+            disk::unusable(path, "cannot be kept aside; free space, then restore again", &error)
+        }),
         Ok(()) => Ok(()),
     }
 }
 
-/// Moves the tombstones of a restored copy into a file of their own and gives both the new identity.
+/// Moves the tombstones of a restored copy into a file of their own and gives both the new
+/// identity.
 fn split(database: &Database, folder: &Folder, identity: Identity) -> Result<()> {
     let bodies = disk::create(&folder.unfinished(File::Bodies))?;
     files::initialise(&bodies, &tables::BODIES_TABLES, identity)?;
@@ -89,7 +97,8 @@ fn split(database: &Database, folder: &Folder, identity: Identity) -> Result<()>
             txn.delete_table(table)?;
         }
         files::set_identity(txn, identity)?;
-        // Nobody has used it yet: the next start releases whatever was open when the backup was made.
+        // Nobody has used it yet: the next start releases whatever was open when the backup was
+        // made.
         let mut meta = txn.open_table(tables::META)?;
         let tenure = Tenure { boot: BootId::generate(), clean: true };
         tables::put(&mut meta, tables::TENURE, &tenure)
@@ -110,11 +119,17 @@ fn prove(database: &Database, shown: &Path) -> Result<()> {
     let snapshot = Snapshot { ledger: begin()?, bodies: begin()? };
     match audit::everything(&snapshot)?.violations.first() {
         None => Ok(()),
-        Some(violation) => Err(disk::unusable(shown, "fails its audit and was not used", violation)),
+        Some(violation) => {
+            Err(disk::unusable(shown, "fails its audit and was not used", violation))
+        }
     }
 }
 
-fn copy_all(from: &ReadTransaction, to: &WriteTransaction, tables: &[Definition]) -> Result<(), StateError> {
+fn copy_all(
+    from: &ReadTransaction,
+    to: &WriteTransaction,
+    tables: &[Definition],
+) -> Result<(), StateError> {
     tables.iter().try_for_each(|&table| {
         let source = tables::open(from, table)?;
         let mut target = to.open_table(table)?;
@@ -129,9 +144,11 @@ fn copy_all(from: &ReadTransaction, to: &WriteTransaction, tables: &[Definition]
 /// A file that an interrupted run left unfinished.
 fn remove_leftover(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(disk::unusable(path, "cannot be removed; remove it by hand, then do it again", &error))
-        }
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(disk::unusable(
+            path,
+            "cannot be removed; remove it by hand, then do it again",
+            &error,
+        )),
         _ => Ok(()),
     }
 }
@@ -146,7 +163,10 @@ pub(super) fn init(dir: &Path) -> Result<()> {
         )));
     }
     let identity = Identity { schema: SCHEMA, epoch: 1 };
-    let contents = [(File::Bodies, tables::BODIES_TABLES.as_slice()), (File::Ledger, tables::LEDGER_TABLES.as_slice())];
+    let contents = [
+        (File::Bodies, tables::BODIES_TABLES.as_slice()),
+        (File::Ledger, tables::LEDGER_TABLES.as_slice()),
+    ];
     for (file, tables) in contents {
         remove_leftover(&folder.unfinished(file))?;
         let database = disk::create(&folder.unfinished(file))?;

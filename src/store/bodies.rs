@@ -16,7 +16,9 @@ pub(super) fn write_all(database: &Database, jobs: &[Job]) -> Result<(), StateEr
     if bodies.is_empty() {
         return Ok(());
     }
-    super::files::write(database, |txn| bodies.iter().try_for_each(|(key, body)| insert(txn, key, body)))
+    super::files::write(database, |txn| {
+        bodies.iter().try_for_each(|(key, body)| insert(txn, key, body))
+    })
 }
 
 fn body_of(job: &Job) -> Option<(&RequestKey, &Body)> {
@@ -33,7 +35,8 @@ fn insert(txn: &WriteTransaction, key: &RequestKey, body: &Body) -> Result<(), S
     put(&mut txn.open_table(tables::BODIES_DUE)?, &due, &())
 }
 
-/// Removes answers whose settlement never came: those of requests that hold a reservation. Call while nothing runs.
+/// Removes answers whose settlement never came: those of requests that hold a reservation. Call
+/// while nothing runs.
 pub(super) fn remove_orphans(files: &Files) -> Result<(), StateError> {
     let reservations = tables::open(&files.ledger.begin_read()?, tables::RESERVATIONS)?;
     let stored = tables::open(&files.bodies.begin_read()?, tables::BODIES)?;
@@ -54,7 +57,11 @@ pub(super) fn remove_orphans(files: &Files) -> Result<(), StateError> {
 }
 
 /// The body stored for a request, unless it has expired.
-pub(super) fn read(files: &Files, key: &RequestKey, now: UnixMillis) -> Result<Option<Bytes>, StateError> {
+pub(super) fn read(
+    files: &Files,
+    key: &RequestKey,
+    now: UnixMillis,
+) -> Result<Option<Bytes>, StateError> {
     let txn = files.bodies.begin_read()?;
     let bodies = tables::open(&txn, tables::BODIES)?;
     let body: Option<Body> = get(&bodies, &tables::request_key(key))?;

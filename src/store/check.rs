@@ -13,7 +13,11 @@ use uuid::Uuid;
 
 impl Snapshot {
     /// Every row of a table whose key the content of the row asks for.
-    fn placed<T: Field + 'static>(&self, table: Definition, key: impl Fn(&T) -> Vec<u8> + 'static) -> Rows<'_, T> {
+    fn placed<T: Field + 'static>(
+        &self,
+        table: Definition,
+        key: impl Fn(&T) -> Vec<u8> + 'static,
+    ) -> Rows<'_, T> {
         placed(&self.table(table)?, "", key)
     }
 }
@@ -28,7 +32,12 @@ fn placed<T: Field + 'static>(
     Ok(Box::new(rows.map(move |row| {
         let (found, row) = row?;
         let right = key(&row) == found;
-        let misplaced = || StateError::Corrupt(format!("it is not where it belongs, under key {}", hex::encode(found)));
+        let misplaced = || {
+            StateError::Corrupt(format!(
+                "it is not where it belongs, under key {}",
+                hex::encode(found)
+            ))
+        };
         right.then_some(row).ok_or_else(misplaced)
     })))
 }
@@ -67,7 +76,10 @@ impl Books for Snapshot {
         let recent = placed(&requests, "", own_key)?;
         // A request on its way into the archive is in both, and the same.
         let archived = placed(&self.archive()?, "", own_key)?.filter_map(move |row| {
-            let check = |record: RequestRecord| match get::<RequestRecord>(&requests, &request_key(&record.key))? {
+            let check = |record: RequestRecord| match get::<RequestRecord>(
+                &requests,
+                &request_key(&record.key),
+            )? {
                 None => Ok(Some(record)),
                 Some(recent) if recent == record => Ok(None),
                 Some(_) => Err(audit::twin(&record.key)),
@@ -82,21 +94,26 @@ impl Books for Snapshot {
     }
 
     fn reservations_of(&self, account: AccountId) -> Rows<'_, Reservation> {
-        placed(&self.table(tables::RESERVATIONS)?, account.0.as_bytes(), |row: &Reservation| request_key(&row.key))
+        placed(&self.table(tables::RESERVATIONS)?, account.0.as_bytes(), |row: &Reservation| {
+            request_key(&row.key)
+        })
     }
 
     fn entries(&self, after: u64) -> Rows<'_, Entry> {
         let places = self.table(tables::ENTRIES_BY_ACCOUNT)?;
         let own_key = |entry: &Entry| entry.sequence.to_be_bytes();
         let from = after.to_be_bytes();
-        let rows = tables::range(&self.table(tables::ENTRIES)?, (Bound::Excluded(&from[..]), Bound::Unbounded))?;
+        let rows = tables::range(
+            &self.table(tables::ENTRIES)?,
+            (Bound::Excluded(&from[..]), Bound::Unbounded),
+        )?;
         Ok(Box::new(rows.map(move |row| {
             let (key, entry): (Vec<u8>, Entry) = row?;
             let place = get::<()>(&places, &tables::entry_key(entry.account, entry.sequence))?;
             let right = own_key(&entry) == *key && place.is_some();
-            right
-                .then_some(entry)
-                .ok_or_else(|| StateError::Corrupt(format!("entry {} is not where it belongs", hex::encode(key))))
+            right.then_some(entry).ok_or_else(|| {
+                StateError::Corrupt(format!("entry {} is not where it belongs", hex::encode(key)))
+            })
         })))
     }
 
@@ -113,7 +130,9 @@ impl Books for Snapshot {
     }
 
     fn credential_by_digest(&self, digest: &[u8; 32]) -> Result<Option<Credential>> {
-        let Some(id) = get::<CredentialId>(&self.table(tables::DIGESTS)?, digest)? else { return Ok(None) };
+        let Some(id) = get::<CredentialId>(&self.table(tables::DIGESTS)?, digest)? else {
+            return Ok(None);
+        };
         get(&self.table(tables::CREDENTIALS)?, id.0.as_bytes())
     }
 
@@ -140,7 +159,9 @@ impl Books for Snapshot {
     fn entry_of(&self, account: AccountId, until: u64) -> Result<Option<Entry>> {
         let places = self.table(tables::ENTRIES_BY_ACCOUNT)?;
         let (first, last) = (tables::entry_key(account, 0), tables::entry_key(account, until));
-        let Some(place) = places.range(first.as_slice()..=last.as_slice())?.next_back() else { return Ok(None) };
+        let Some(place) = places.range(first.as_slice()..=last.as_slice())?.next_back() else {
+            return Ok(None);
+        };
         let sequence = place?.0.value().last_chunk().copied().unwrap_or_default();
         Books::entry(self, u64::from_be_bytes(sequence))
     }

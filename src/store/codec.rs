@@ -1,5 +1,7 @@
-//! How rows become bytes: `[version][fields in order, big-endian][crc32c of key, version and fields]`.
-//! Explicit and hand-kept: a database library's or serializer's own layout may change under stored money.
+//! How rows become bytes: `[version][fields in order, big-endian][crc32c of key, version and
+//! fields]`.
+//! Explicit and hand-kept: a database library's or serializer's own layout may change under stored
+//! money.
 
 use crate::ledger::state::StateError;
 use uuid::Uuid;
@@ -27,7 +29,8 @@ pub(super) fn seal(key: &[u8], row: &impl Field) -> Vec<u8> {
     bytes
 }
 
-/// The row stored under `key`. The checksum covers the key, so a row moved to another place is damaged too.
+/// The row stored under `key`. The checksum covers the key, so a row moved to another place is
+/// damaged too.
 pub(super) fn unseal<T: Field>(key: &[u8], stored: &[u8]) -> Result<T, StateError> {
     decode(key, stored).map_err(|Malformed(why)| {
         let key = hex::encode(key);

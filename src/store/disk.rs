@@ -1,4 +1,5 @@
-//! Where the two databases lie. The only place that knows file names, and what a file must look like to be opened.
+//! Where the two databases lie. The only place that knows file names, and what a file must look
+//! like to be opened.
 
 use super::rows::Identity;
 use super::{Result, StoreError, schema};
@@ -109,15 +110,17 @@ pub(super) fn open_existing(path: &Path) -> Result<Database> {
     let opened = panic::catch_unwind(AssertUnwindSafe(|| builder().open(path)));
     match opened {
         Ok(Ok(database)) => Ok(database),
-        Ok(Err(DatabaseError::DatabaseAlreadyOpen)) => {
-            Err(StoreError::Unusable(format!("{} is open in another process: stop that one", path.display())))
-        }
+        Ok(Err(DatabaseError::DatabaseAlreadyOpen)) => Err(StoreError::Unusable(format!(
+            "{} is open in another process: stop that one",
+            path.display()
+        ))),
         Ok(Err(error)) => Err(unusable(path, DAMAGED, &error)),
         Err(_) => Err(unusable(path, DAMAGED, &"its pages contradict each other")),
     }
 }
 
-/// Refuses the file of a newer build before anything is written to it. Whatever else is wrong with it, opening says.
+/// Refuses the file of a newer build before anything is written to it. Whatever else is wrong with
+/// it, opening says.
 fn check_schema(path: &Path, file: File) -> Result<()> {
     let read = || -> Option<Identity> {
         let database = Builder::new().open_read_only(path).ok()?;
@@ -130,7 +133,8 @@ fn check_schema(path: &Path, file: File) -> Result<()> {
 }
 
 const UNLOCKED: &str = "cannot be locked; it must be a folder that this user may write to";
-const UNWRITTEN: &str = "cannot be created; give it another place, free space there, or change who may write there";
+const UNWRITTEN: &str =
+    "cannot be created; give it another place, free space there, or change who may write there";
 const UNREAD: &str = "cannot be read; it must be a file that this user may read and write";
 const DAMAGED: &str = "is damaged or cannot be read; keep a copy of it and restore a backup";
 
@@ -153,10 +157,14 @@ fn check_kind(path: &Path) -> Result<()> {
         Ok(0) => Err(StoreError::Unusable(format!(
             "{shown} is empty: a ledger was lost here; restore a backup, or, to begin anew, remove both files and run `cresset init`"
         ))),
-        Ok(_) => Err(StoreError::Unusable(format!("{shown} is no ledger file: check the configured folder"))),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(StoreError::Unusable(format!(
-            "there is no {shown}: create a ledger with `cresset init`, or restore a backup"
+        Ok(_) => Err(StoreError::Unusable(format!(
+            "{shown} is no ledger file: check the configured folder"
         ))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(StoreError::Unusable(format!(
+                "there is no {shown}: create a ledger with `cresset init`, or restore a backup"
+            )))
+        }
         Err(error) => Err(unusable(path, UNREAD, &error)),
     }
 }
@@ -166,7 +174,11 @@ pub(super) fn rename(from: &Path, to: &Path) -> Result<()> {
     let folder = to.parent().filter(|dir| !dir.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new("."));
     fs::rename(from, to).and_then(|()| fs::File::open(folder)?.sync_all()).map_err(|error| {
-        unusable(to, "cannot be put in place; free space or change who may write there, then do it again", &error)
+        unusable(
+            to,
+            "cannot be put in place; free space or change who may write there, then do it again",
+            &error,
+        )
     })
 }
 

@@ -18,7 +18,9 @@ pub(super) struct Files {
 impl Files {
     pub fn open(disk: &dyn Disk) -> Result<Self> {
         let files = Self { ledger: disk.open(File::Ledger)?, bodies: disk.open(File::Bodies)? };
-        let epoch = |database, file| Ok::<_, StoreError>(schema::identity(database, File::name(file))?.epoch);
+        let epoch = |database, file| {
+            Ok::<_, StoreError>(schema::identity(database, File::name(file))?.epoch)
+        };
         if epoch(&files.ledger, File::Ledger)? != epoch(&files.bodies, File::Bodies)? {
             return Err(StoreError::Unusable(
                 "ledger.redb and bodies.redb do not belong together: a restore was interrupted; run it again".into(),
@@ -30,7 +32,8 @@ impl Files {
     }
 
     pub fn snapshot(&self) -> Result<Snapshot, StateError> {
-        // The ledger first: a request on its way to the archive is then seen in at least one of the two.
+        // The ledger first: a request on its way to the archive is then seen in at least one of the
+        // two.
         let ledger = self.ledger.begin_read()?;
         let bodies = self.bodies.begin_read()?;
         Ok(Snapshot { ledger, bodies })
@@ -60,7 +63,11 @@ impl Files {
 }
 
 /// Gives an empty database its tables and identity.
-pub(super) fn initialise(database: &Database, tables: &[Definition], identity: Identity) -> Result<(), StateError> {
+pub(super) fn initialise(
+    database: &Database,
+    tables: &[Definition],
+    identity: Identity,
+) -> Result<(), StateError> {
     write(database, |txn| {
         tables::create(txn, tables)?;
         set_identity(txn, identity)

@@ -4,11 +4,13 @@ const HOUR_MS: u64 = 3_600_000;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Until so many milliseconds after its end a completed request can be replayed and a failed one tried again.
+    /// Until so many milliseconds after its end a completed request can be replayed and a failed
+    /// one tried again.
     pub replay_ms: u64,
     /// Until so many milliseconds after its end a request's id stays known; afterwards it is free.
     pub tombstone_ms: u64,
-    /// Free space on the disk, bytes, under which nothing new is begun, so that what runs can be ended.
+    /// Free space on the disk, bytes, under which nothing new is begun, so that what runs can be
+    /// ended.
     pub min_free_bytes: u64,
 }
 

@@ -1,4 +1,5 @@
-//! A folder whose syncs are counted and timed, and may take as long as those of a slower disk: for measurements.
+//! A folder whose syncs are counted and timed, and may take as long as those of a slower disk: for
+//! measurements.
 
 use super::Result;
 use super::disk::{self, Disk, File, Folder};
@@ -51,7 +52,11 @@ impl Disk for MeteredFolder {
     fn open(&self, file: File) -> Result<Database> {
         let path = self.folder.path(file);
         let refuse = |why: &dyn std::fmt::Display| disk::unusable(&path, "cannot be opened", why);
-        let opened = OpenOptions::new().read(true).write(true).open(&path).map_err(|error| refuse(&error))?;
+        let opened = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .map_err(|error| refuse(&error))?;
         let file = FileBackend::new(opened).map_err(|error| refuse(&error))?;
         let metered = MeteredFile { file, meter: Arc::clone(&self.meter) };
         disk::builder().create_with_backend(metered).map_err(|error| refuse(&error))

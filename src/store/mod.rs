@@ -1,9 +1,11 @@
-//! The ledger on disk: redb only, one writer thread, group commit. Nothing else in the node knows redb.
+//! The ledger on disk: redb only, one writer thread, group commit. Nothing else in the node knows
+//! redb.
 //!
-//! What is checked when: opening checks every page of both files, always. A node then audits everything before it
-//! listens; a short command does so only when the last stop was not orderly. While a node runs, what is new is audited every
-//! minute and everything every day. After a failure of the storage the reopened files are checked page by page and what is
-//! new is audited. A backup is audited before it gets its name, and again before a restore replaces anything.
+//! What is checked when: opening checks every page of both files, always. A node then audits
+//! everything before it listens; a short command does so only when the last stop was not orderly.
+//! While a node runs, what is new is audited every minute and everything every day. After a failure
+//! of the storage the reopened files are checked page by page and what is new is audited. A backup
+//! is audited before it gets its name, and again before a restore replaces anything.
 
 mod auditor;
 mod backup;
@@ -57,11 +59,15 @@ pub enum StoreError {
     /// The command was understood and refused; nothing was written.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// Whether the command is durable is not known, or the store cannot be used now. The same command may be sent again.
+    /// Whether the command is durable is not known, or the store cannot be used now. The same
+    /// command may be sent again.
     #[error("the ledger cannot be reached: {0}")]
     Unavailable(String),
     /// Nothing was written: more commands wait than the ledger can take soon.
-    #[error("{} commands wait for the ledger already: send it again in a moment", queue::MAX_WAITING)]
+    #[error(
+        "{} commands wait for the ledger already: send it again in a moment",
+        queue::MAX_WAITING
+    )]
     Overloaded,
     /// The folder has no ledger, or one that must not be used; the text says what to do.
     #[error("{0}")]
@@ -79,7 +85,8 @@ impl From<StateError> for StoreError {
 
 pub type Result<T, E = StoreError> = std::result::Result<T, E>;
 
-/// Handle to the store; cheap to clone. Dropping the last one waits for what is queued and closes the files cleanly.
+/// Handle to the store; cheap to clone. Dropping the last one waits for what is queued and closes
+/// the files cleanly.
 #[derive(Clone)]
 pub struct Store {
     inner: Arc<Inner>,
@@ -106,8 +113,9 @@ impl Store {
         backup::init(dir)
     }
 
-    /// Locks the folder, opens, checks every page and every invariant, releases the reservations of earlier boots,
-    /// starts the writer and the background audit. A second process on the same folder gets `InUse`.
+    /// Locks the folder, opens, checks every page and every invariant, releases the reservations of
+    /// earlier boots, starts the writer and the background audit. A second process on the same
+    /// folder gets `InUse`.
     pub fn open(dir: &Path, clock: Arc<dyn Clock>) -> Result<Self> {
         Self::open_with(dir, clock, Limits::default())
     }
@@ -117,10 +125,11 @@ impl Store {
         Self::start(Box::new(Folder::lock(dir)?), clock, limits)
     }
 
-    /// `open_with` for a short command: checks every page, but audits only when the last stop was not orderly, and has no
-    /// background audit.
+    /// `open_with` for a short command: checks every page, but audits only when the last stop was
+    /// not orderly, and has no background audit.
     pub fn open_briefly(dir: &Path, clock: Arc<dyn Clock>, limits: Limits) -> Result<Self> {
-        let (shared, writer) = prepare(Box::new(Folder::lock(dir)?), clock, limits, Care::AfterCrash)?;
+        let (shared, writer) =
+            prepare(Box::new(Folder::lock(dir)?), clock, limits, Care::AfterCrash)?;
         Self::run(shared, writer, None)
     }
 
@@ -138,8 +147,12 @@ impl Store {
 
     fn run(shared: Arc<Shared>, writer: Writer, auditor: Option<Auditor>) -> Result<Self> {
         let thread = thread::Builder::new().name("store-writer".into());
-        // Without its writer a node could end nothing any more: a crash and the recovery after it can.
-        let run = || panic::catch_unwind(AssertUnwindSafe(|| writer.run())).unwrap_or_else(|_| std::process::abort());
+        // Without its writer a node could end nothing any more: a crash and the recovery after it
+        // can.
+        let run = || {
+            panic::catch_unwind(AssertUnwindSafe(|| writer.run()))
+                .unwrap_or_else(|_| std::process::abort())
+        };
         let writer = thread.spawn(run).map_err(unstarted)?;
         Ok(Self { inner: Arc::new(Inner { shared, writer: Some(writer), _auditor: auditor }) })
     }
@@ -149,8 +162,9 @@ impl Store {
         self.inner.shared.boot
     }
 
-    /// Applies one command durably: returns after the commit. An admission whose caller stops waiting, or is told
-    /// `Unavailable`, is released; any other command may be sent again until its outcome is known.
+    /// Applies one command durably: returns after the commit. An admission whose caller stops
+    /// waiting, or is told `Unavailable`, is released; any other command may be sent again until
+    /// its outcome is known.
     pub async fn submit(&self, command: Command) -> Result<Outcome> {
         let work = Work::Apply(command);
         let unheard = Unheard::of(&work, &self.inner.shared.queue);
@@ -165,8 +179,9 @@ impl Store {
         waiting.blocking_recv().unwrap_or_else(|_| Err(gone()))
     }
 
-    /// Sends a command without waiting. A start, settlement or release is never lost while the process lives: it
-    /// outlasts a failure of the storage, and their number is bounded by that of open reservations.
+    /// Sends a command without waiting. A start, settlement or release is never lost while the
+    /// process lives: it outlasts a failure of the storage, and their number is bounded by that of
+    /// open reservations.
     pub fn submit_detached(&self, command: Command) {
         let job = Job::new(Work::Apply(command), None);
         self.inner.shared.queue.push(job);
@@ -178,14 +193,20 @@ impl Store {
         self.inner.shared.snapshot()
     }
 
-    /// The same for answers that depend on balances or permissions: refused once a rule of the ledger was found broken.
+    /// The same for answers that depend on balances or permissions: refused once a rule of the
+    /// ledger was found broken.
     pub fn read_trusted(&self) -> Result<Snapshot> {
         self.inner.shared.health.trusted().map_err(StoreError::Unavailable)?;
         self.read()
     }
 
     /// Durable before it returns. The body can be read until `expires_at`.
-    pub async fn put_body(&self, key: RequestKey, body: bytes::Bytes, expires_at: UnixMillis) -> Result<()> {
+    pub async fn put_body(
+        &self,
+        key: RequestKey,
+        body: bytes::Bytes,
+        expires_at: UnixMillis,
+    ) -> Result<()> {
         let content = body;
         let body = Body { expires_at, content };
         let stored = self.enqueue(Work::PutBody { key, body }).await;
@@ -199,12 +220,14 @@ impl Store {
         shared.with_files(|files| Ok(bodies::read(files, key, now)?))
     }
 
-    /// Checks every invariant over everything stored. A violation stops admissions until a person has looked.
+    /// Checks every invariant over everything stored. A violation stops admissions until a person
+    /// has looked.
     pub fn audit(&self) -> Result<AuditReport> {
         self.inner.shared.audit()
     }
 
-    /// The same over a folder that nobody has open, also where `open` refuses it for what it finds. Changes no record.
+    /// The same over a folder that nobody has open, also where `open` refuses it for what it finds.
+    /// Changes no record.
     pub fn inspect(dir: &Path) -> Result<AuditReport> {
         let files = Files::open(&Folder::lock(dir)?)?;
         Ok(audit::everything(&files.snapshot()?)?)
@@ -246,7 +269,12 @@ enum Care {
 }
 
 /// Opens, checks and recovers: everything before the first new command.
-fn prepare(disk: Box<dyn Disk>, clock: Arc<dyn Clock>, limits: Limits, care: Care) -> Result<(Arc<Shared>, Writer)> {
+fn prepare(
+    disk: Box<dyn Disk>,
+    clock: Arc<dyn Clock>,
+    limits: Limits,
+    care: Care,
+) -> Result<(Arc<Shared>, Writer)> {
     let files = Files::open(&*disk)?;
     let crashed = files.tenure()?.is_some_and(|last| !last.clean);
     let now = files.clock()?;

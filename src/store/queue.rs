@@ -1,4 +1,5 @@
-//! What waits for the writer, in two lanes: ends of attempts before everything that could begin one.
+//! What waits for the writer, in two lanes: ends of attempts before everything that could begin
+//! one.
 
 use super::rows::Body;
 use super::{Result, StoreError};
@@ -9,7 +10,8 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// Commands that may wait, besides those owed to open reservations, of which there are never more than reservations.
+/// Commands that may wait, besides those owed to open reservations, of which there are never more
+/// than reservations.
 pub(super) const MAX_WAITING: usize = 4_096;
 
 pub(super) enum Work {
@@ -18,12 +20,15 @@ pub(super) enum Work {
 }
 
 impl Work {
-    /// Part of ending an attempt that holds a reservation: accepted always, and never lost when nobody waits for it.
+    /// Part of ending an attempt that holds a reservation: accepted always, and never lost when
+    /// nobody waits for it.
     pub fn is_owed(&self) -> bool {
         matches!(
             self,
             Self::PutBody { .. }
-                | Self::Apply(Command::Start { .. } | Command::Settle { .. } | Command::Release { .. })
+                | Self::Apply(
+                    Command::Start { .. } | Command::Settle { .. } | Command::Release { .. }
+                )
         )
     }
 
@@ -33,7 +38,9 @@ impl Work {
             || matches!(
                 self,
                 Self::Apply(
-                    Command::RequestCancel { .. } | Command::RevokeCredential { .. } | Command::SetAccountStatus { .. }
+                    Command::RequestCancel { .. }
+                        | Command::RevokeCredential { .. }
+                        | Command::SetAccountStatus { .. }
                 )
             )
     }
@@ -107,9 +114,13 @@ impl Queue {
 
     /// Up to `most` jobs, urgent ones first; waits up to `patience` for the first.
     pub fn take(&self, most: usize, patience: Duration) -> Taken {
-        let empty = |lanes: &mut Lanes| lanes.urgent.is_empty() && lanes.ordinary.is_empty() && !lanes.closed;
-        let (mut lanes, _) =
-            self.filled.wait_timeout_while(self.lanes(), patience, empty).unwrap_or_else(PoisonError::into_inner);
+        let empty = |lanes: &mut Lanes| {
+            lanes.urgent.is_empty() && lanes.ordinary.is_empty() && !lanes.closed
+        };
+        let (mut lanes, _) = self
+            .filled
+            .wait_timeout_while(self.lanes(), patience, empty)
+            .unwrap_or_else(PoisonError::into_inner);
         let Lanes { urgent, ordinary, .. } = &mut *lanes;
         let first = urgent.len().min(most);
         let then = ordinary.len().min(most - first);

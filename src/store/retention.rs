@@ -1,4 +1,5 @@
-//! What is past its time: answers are deleted, ended requests move to the archive, tombstones go at last.
+//! What is past its time: answers are deleted, ended requests move to the archive, tombstones go at
+//! last.
 //! The journal stays.
 
 use super::files::{self, Files};
@@ -24,7 +25,8 @@ pub(super) fn sweep(files: &Files, now: UnixMillis, limits: &Limits) -> Result<b
         let tombstones = purge_tombstones(txn, ago(now, limits.tombstone_ms))?;
         Ok(bodies.max(tombstones))
     };
-    // The copy is durable before the original goes: a crash in between leaves both, and the next pass ends it.
+    // The copy is durable before the original goes: a crash in between leaves both, and the next
+    // pass ends it.
     let txn = files.bodies.begin_write()?;
     let purged = purge(&txn)?;
     archive(&txn, &ended)?;
@@ -64,7 +66,10 @@ fn due(files: &Files, until: UnixMillis) -> Result<Vec<Ended>> {
 }
 
 /// Keys of an index that are due, oldest first.
-fn due_keys(index: &impl ReadableTable<&'static [u8], &'static [u8]>, until: UnixMillis) -> Result<Vec<Vec<u8>>> {
+fn due_keys(
+    index: &impl ReadableTable<&'static [u8], &'static [u8]>,
+    until: UnixMillis,
+) -> Result<Vec<Vec<u8>>> {
     let until = until.0.saturating_add(1).to_be_bytes();
     let due = index.range(..until.as_slice())?.take(MAX_ROWS);
     due.map(|pair| Ok(pair?.0.value().to_vec())).collect()

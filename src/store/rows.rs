@@ -1,13 +1,17 @@
-//! The layout of every stored row. A change here is a new row version with a reader for the old one.
+//! The layout of every stored row. A change here is a new row version with a reader for the old
+//! one.
 
 use super::codec::{Field, Malformed, Reader, codes, row, wrapper};
 use crate::clock::UnixMillis;
-use crate::ids::{AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId};
+use crate::ids::{
+    AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId,
+};
 use crate::ledger::records::EntryKind;
 use crate::ledger::state::{Crashes, Granted, Head, Reservation};
 use crate::ledger::{
-    Account, AccountStatus, Application, Attempt, AttemptState, Balance, Balances, Bucket, Credential, CredentialKind,
-    Entry, FailureCode, FinishReason, Prices, RequestKey, RequestRecord, Split, Units, Usage,
+    Account, AccountStatus, Application, Attempt, AttemptState, Balance, Balances, Bucket,
+    Credential, CredentialKind, Entry, FailureCode, FinishReason, Prices, RequestKey,
+    RequestRecord, Split, Units, Usage,
 };
 use bytes::Bytes;
 
@@ -41,7 +45,17 @@ pub(super) struct Body {
     pub content: Bytes,
 }
 
-wrapper!(AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId, UnixMillis,);
+wrapper!(
+    AccountId,
+    ApplicationId,
+    AttemptId,
+    BootId,
+    CredentialId,
+    ModelId,
+    RequestId,
+    SessionId,
+    UnixMillis,
+);
 
 impl Field for Units {
     fn write(&self, out: &mut Vec<u8>) {
@@ -79,7 +93,18 @@ row!(Account { id, name, plan, status, created_at, in_flight });
 row!(Balance { credited, debited, reserved });
 row!(Balances { trial, premium });
 row!(Application { id, account, name, created_at });
-row!(Credential { id, kind, account, application, label, digest, hint, created_at, expires_at, revoked_at });
+row!(Credential {
+    id,
+    kind,
+    account,
+    application,
+    label,
+    digest,
+    hint,
+    created_at,
+    expires_at,
+    revoked_at
+});
 row!(Granted { bucket, units });
 row!(RequestKey { account, application, request });
 row!(Attempt {

@@ -1,4 +1,5 @@
-//! Versions of the layout of tables, keys and rows: what this build reads, and the steps that bring older files up to it.
+//! Versions of the layout of tables, keys and rows: what this build reads, and the steps that bring
+//! older files up to it.
 
 use super::disk::File;
 use super::rows::Identity;
@@ -16,8 +17,9 @@ pub(super) const STEPS: &[Step] = &[];
 /// What this build writes.
 pub(super) const SCHEMA: u32 = 1 + STEPS.len() as u32;
 
-/// Brings a database, which holds the tables of `contents`, up to the schema after the last of `steps`. Each step is one
-/// transaction together with its number: an interrupted one has not happened, and the next start goes on from there.
+/// Brings a database, which holds the tables of `contents`, up to the schema after the last of
+/// `steps`. Each step is one transaction together with its number: an interrupted one has not
+/// happened, and the next start goes on from there.
 pub(super) fn upgrade(database: &Database, contents: &[File], steps: &[Step]) -> Result<Identity> {
     let name = contents.first().map_or("the backup", |file| file.name());
     loop {
@@ -48,10 +50,13 @@ pub(super) fn check(found: u32, known: u32, name: &str) -> Result<()> {
 
 /// What a file says it is.
 pub(super) fn identity(database: &impl ReadableDatabase, name: &str) -> Result<Identity> {
-    let found = read_identity(database)
-        .map_err(|error| StoreError::Unusable(format!("{name} does not say what it is: {error}; restore a backup")))?;
+    let found = read_identity(database).map_err(|error| {
+        StoreError::Unusable(format!("{name} does not say what it is: {error}; restore a backup"))
+    })?;
     found.ok_or_else(|| {
-        StoreError::Unusable(format!("{name} is a database, but no ledger: check the configured data folder"))
+        StoreError::Unusable(format!(
+            "{name} is a database, but no ledger: check the configured data folder"
+        ))
     })
 }
 

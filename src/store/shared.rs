@@ -1,4 +1,5 @@
-//! What the handles and the writer have in common: the open files, the queue and whether the ledger can be trusted.
+//! What the handles and the writer have in common: the open files, the queue and whether the ledger
+//! can be trusted.
 
 use super::disk::Disk;
 use super::files::Files;
@@ -31,7 +32,12 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub fn new(disk: Box<dyn Disk>, clock: Arc<dyn Clock>, files: Files, min_free_bytes: u64) -> Self {
+    pub fn new(
+        disk: Box<dyn Disk>,
+        clock: Arc<dyn Clock>,
+        files: Files,
+        min_free_bytes: u64,
+    ) -> Self {
         Self {
             disk,
             clock,
@@ -71,7 +77,8 @@ impl Shared {
         Ok(self.judge(audit::everything(&self.snapshot()?)?))
     }
 
-    /// Checks what was written after the last audit that found nothing wrong, and everything when there was none.
+    /// Checks what was written after the last audit that found nothing wrong, and everything when
+    /// there was none.
     pub fn audit_news(&self, snapshot: &Snapshot) -> Result<AuditReport> {
         let audited = *self.audited.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(self.judge(match audited {
@@ -93,8 +100,8 @@ impl Shared {
         *releases.entry(vitals::label(cause)).or_default() += count;
     }
 
-    /// Stops writing: after a failure the handles must not be asked again. They still serve reads until they are
-    /// replaced.
+    /// Stops writing: after a failure the handles must not be asked again. They still serve reads
+    /// until they are replaced.
     pub fn disconnect(&self, why: &str) {
         tracing::error!(why, "the ledger's storage failed");
         self.health.reachable.store(false, Ordering::Release);
@@ -120,7 +127,11 @@ pub(super) struct Health {
 
 impl Default for Health {
     fn default() -> Self {
-        Self { reachable: AtomicBool::new(true), distrusted: OnceLock::new(), violations: AtomicU64::new(0) }
+        Self {
+            reachable: AtomicBool::new(true),
+            distrusted: OnceLock::new(),
+            violations: AtomicU64::new(0),
+        }
     }
 }
 

@@ -60,8 +60,13 @@ impl Snapshot {
         Ok(Books::request(self, key)?)
     }
 
-    /// All of an account's requests with this id, over every scope (account keys may read its applications' requests).
-    pub fn requests_by_id(&self, account: AccountId, request: RequestId) -> Result<Vec<RequestRecord>> {
+    /// All of an account's requests with this id, over every scope (account keys may read its
+    /// applications' requests).
+    pub fn requests_by_id(
+        &self,
+        account: AccountId,
+        request: RequestId,
+    ) -> Result<Vec<RequestRecord>> {
         self.requests_under(&tables::request_prefix(account, request))
     }
 
@@ -82,7 +87,8 @@ impl Snapshot {
     pub fn live_requests(&self) -> Result<Vec<RequestRecord>> {
         let open: Vec<Reservation> = self.all(tables::RESERVATIONS)?;
         let requests = self.table(tables::REQUESTS)?;
-        let records = open.iter().map(|open| tables::get(&requests, &tables::request_key(&open.key)));
+        let records =
+            open.iter().map(|open| tables::get(&requests, &tables::request_key(&open.key)));
         Ok(records.filter_map(Result::transpose).collect::<Result<_, StateError>>()?)
     }
 
@@ -97,7 +103,8 @@ impl Snapshot {
     pub fn entries(&self, account: AccountId, after: u64, limit: usize) -> Result<Vec<Entry>> {
         let places = self.table(tables::ENTRIES_BY_ACCOUNT)?;
         let (from, to) = (tables::entry_key(account, after), tables::entry_key(account, u64::MAX));
-        let places = tables::range::<()>(&places, (Bound::Excluded(&from[..]), Bound::Included(&to[..])))?;
+        let places =
+            tables::range::<()>(&places, (Bound::Excluded(&from[..]), Bound::Included(&to[..])))?;
         let entries = self.table(tables::ENTRIES)?;
         let found = places.take(limit).map(|place| {
             let (place, ()) = place?;

@@ -59,7 +59,8 @@ impl<'t> WriteState<'t> {
         })
     }
 
-    /// Writes what is left to write and where the journal and time stand now; false when nothing was changed and nothing needs a commit.
+    /// Writes what is left to write and where the journal and time stand now; false when nothing
+    /// was changed and nothing needs a commit.
     pub fn finish(mut self, now: UnixMillis) -> Result<bool> {
         if self.changed {
             for (id, account) in &self.changed_accounts {
@@ -184,7 +185,12 @@ impl LedgerState for WriteState<'_> {
         get(&self.crashes, &tables::crash_key(account, fingerprint))
     }
 
-    fn put_crashes(&mut self, account: AccountId, fingerprint: &[u8; 32], crashes: Crashes) -> Result<()> {
+    fn put_crashes(
+        &mut self,
+        account: AccountId,
+        fingerprint: &[u8; 32],
+        crashes: Crashes,
+    ) -> Result<()> {
         self.changed = true;
         let key = tables::crash_key(account, fingerprint);
         put(&mut self.crashes, &key, &crashes)

@@ -1,4 +1,5 @@
-//! Tables and keys of the two files. Keys are big-endian bytes, so their order is the order of what they name.
+//! Tables and keys of the two files. Keys are big-endian bytes, so their order is the order of what
+//! they name.
 
 use super::codec::{self, Field};
 use crate::clock::UnixMillis;
@@ -114,7 +115,11 @@ pub(super) fn get<T: Field>(
     stored.map(|stored| codec::unseal(key, stored.value())).transpose()
 }
 
-pub(super) fn put(table: &mut Writable<'_>, key: &[u8], row: &impl Field) -> Result<(), StateError> {
+pub(super) fn put(
+    table: &mut Writable<'_>,
+    key: &[u8],
+    row: &impl Field,
+) -> Result<(), StateError> {
     table.insert(key, codec::seal(key, row).as_slice())?;
     Ok(())
 }
@@ -130,7 +135,8 @@ pub(super) fn rows<T: Field>(
     }))
 }
 
-/// The rows of a range of keys, as (key, row). A damaged one is an item of its own; a failure of the database is the last.
+/// The rows of a range of keys, as (key, row). A damaged one is an item of its own; a failure of
+/// the database is the last.
 pub(super) fn range<T: Field>(
     table: &ReadOnly,
     keys: (Bound<&[u8]>, Bound<&[u8]>),
@@ -163,7 +169,10 @@ fn successor(prefix: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// Ends after the first item that `is_last`.
-fn until_after<T>(items: impl Iterator<Item = T>, is_last: impl Fn(&T) -> bool) -> impl Iterator<Item = T> {
+fn until_after<T>(
+    items: impl Iterator<Item = T>,
+    is_last: impl Fn(&T) -> bool,
+) -> impl Iterator<Item = T> {
     items.scan(false, move |ended, item| {
         if *ended {
             return None;

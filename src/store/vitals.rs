@@ -19,11 +19,13 @@ pub struct Vitals {
 impl Store {
     pub fn vitals(&self) -> Vitals {
         let shared = &self.inner.shared;
-        let live = shared.snapshot().and_then(|snapshot| snapshot.live_requests()).unwrap_or_default();
+        let live =
+            shared.snapshot().and_then(|snapshot| snapshot.live_requests()).unwrap_or_default();
         let oldest = live.iter().map(|record| record.latest().created_at.0).min();
         Vitals {
             violations: shared.health.violations(),
-            oldest_reservation_ms: oldest.map_or(0, |created| shared.clock.now().0.saturating_sub(created)),
+            oldest_reservation_ms: oldest
+                .map_or(0, |created| shared.clock.now().0.saturating_sub(created)),
             releases: shared.releases.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         }
     }

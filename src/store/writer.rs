@@ -1,9 +1,10 @@
-//! The one thread that changes anything: it turns what waits into one transaction, commits, then acknowledges.
+//! The one thread that changes anything: it turns what waits into one transaction, commits, then
+//! acknowledges.
 //!
-//! After a failed commit nothing is known of its batch. The handle is never asked to write again, and the ledger
-//! reopened. Who waits is told that nothing is known, and may send the command again: a repeat changes nothing where
-//! the first had become durable. Detached ends of attempts are repeated from here, and admissions that were answered
-//! as unknown are released.
+//! After a failed commit nothing is known of its batch. The handle is never asked to write again,
+//! and the ledger reopened. Who waits is told that nothing is known, and may send the command
+//! again: a repeat changes nothing where the first had become durable. Detached ends of attempts
+//! are repeated from here, and admissions that were answered as unknown are released.
 
 use super::files::Files;
 use super::limits::Limits;
@@ -103,7 +104,8 @@ impl Writer {
                 Failure::Damaged(_, error) => error.into(),
                 Failure::Handle(why) => StoreError::Unavailable(why),
             })?;
-            let Some(Ok(Outcome::Recovered { released, remaining })) = outcomes.into_iter().next() else {
+            let Some(Ok(Outcome::Recovered { released, remaining })) = outcomes.into_iter().next()
+            else {
                 let why = "reservations of an earlier start cannot be released: run `cresset ledger audit`";
                 return Err(StoreError::Unusable(why.into()));
             };
@@ -137,7 +139,8 @@ impl Writer {
     }
 
     fn patience(&self) -> Duration {
-        let next = if self.shared.health.reachable() { self.next_housekeeping } else { self.next_retry };
+        let next =
+            if self.shared.health.reachable() { self.next_housekeeping } else { self.next_retry };
         next.saturating_duration_since(Instant::now())
     }
 
@@ -171,7 +174,8 @@ impl Writer {
         };
         self.clock = self.clock.max(shared.clock.now());
         bodies::write_all(&files.bodies, jobs)?;
-        let archive = tables::open(&files.bodies.begin_read().map_err(StateError::from)?, tables::ARCHIVE)?;
+        let archive =
+            tables::open(&files.bodies.begin_read().map_err(StateError::from)?, tables::ARCHIVE)?;
         let txn = files.ledger.begin_write().map_err(StateError::from)?;
         let mut state = WriteState::open(&txn, archive)?;
         let mut results = Vec::with_capacity(jobs.len());
@@ -183,12 +187,19 @@ impl Writer {
             failpoint!("store::commit_lost", |_| Err(Failure::Handle("the commit failed".into())));
             txn.commit().map_err(StateError::from)?;
             failpoint!("store::after_commit");
-            failpoint!("store::commit_unknown", |_| Err(Failure::Handle("the commit failed".into())));
+            failpoint!("store::commit_unknown", |_| Err(Failure::Handle(
+                "the commit failed".into()
+            )));
         }
         Ok(results)
     }
 
-    fn perform(&mut self, state: &mut WriteState<'_>, work: &Work, index: usize) -> Result<Result<Outcome>, Failure> {
+    fn perform(
+        &mut self,
+        state: &mut WriteState<'_>,
+        work: &Work,
+        index: usize,
+    ) -> Result<Result<Outcome>, Failure> {
         let Work::Apply(command) = work else {
             return Ok(Ok(Outcome::Done));
         };
@@ -202,7 +213,9 @@ impl Writer {
                 self.shared.health.distrust(&violation.to_string());
                 Ok(Err(StoreError::Unavailable(violation.to_string())))
             }
-            Err(ApplyError::State(error @ StateError::Corrupt(_))) => Err(Failure::Damaged(index, error)),
+            Err(ApplyError::State(error @ StateError::Corrupt(_))) => {
+                Err(Failure::Damaged(index, error))
+            }
             Err(ApplyError::State(error)) => Err(error.into()),
         }
     }
@@ -234,11 +247,14 @@ impl Writer {
     }
 
     fn acknowledge(&self, jobs: Vec<Job>, results: Vec<Result<Outcome>>) {
-        // Dropped before the jobs are: nobody is told "unknown" of what was committed by a process that is about to end.
+        // Dropped before the jobs are: nobody is told "unknown" of what was committed by a process
+        // that is about to end.
         let _end = EndOnPanic;
         failpoint!("store::acknowledge");
         for (job, result) in jobs.into_iter().zip(results) {
-            if let (Work::Apply(Command::Release { cause, .. }), Ok(Outcome::Request(_))) = (&job.work, &result) {
+            if let (Work::Apply(Command::Release { cause, .. }), Ok(Outcome::Request(_))) =
+                (&job.work, &result)
+            {
                 self.shared.released(*cause, 1);
             }
             let admission = job.work.admission();
@@ -325,8 +341,8 @@ impl Writer {
         }
     }
 
-    /// True when more is due. Goes by the clock itself: stored time, which never goes back, may be ahead of it, and nothing
-    /// may be forgotten early.
+    /// True when more is due. Goes by the clock itself: stored time, which never goes back, may be
+    /// ahead of it, and nothing may be forgotten early.
     pub fn sweep(&mut self) -> Result<bool, StateError> {
         match &*self.shared.files() {
             Some(files) => retention::sweep(files, self.shared.clock.now(), &self.limits),

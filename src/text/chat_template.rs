@@ -27,9 +27,11 @@ const REFUSAL_LIMIT: usize = 300;
 pub struct ChatTemplate {
     jinja: Jinja,
     knows_tool_calls: bool,
-    /// Whether a call's arguments reach the template as the object that they spell, not as the client's text.
+    /// Whether a call's arguments reach the template as the object that they spell, not as the
+    /// client's text.
     wants_objects: bool,
-    /// `bos_token` and `eos_token` as far as the release has them, and the absence of `tools` and `documents`.
+    /// `bos_token` and `eos_token` as far as the release has them, and the absence of `tools` and
+    /// `documents`.
     variables: Map<String, Value>,
 }
 
@@ -47,26 +49,32 @@ impl ChatTemplate {
         now: impl Fn() -> NaiveDateTime + Send + Sync + 'static,
     ) -> Result<Self> {
         let bad = |what: &str, error: minijinja::Error| {
-            Error::BadFile(format!("the chat template {what}: {error}; use the release's own template"))
+            Error::BadFile(format!(
+                "the chat template {what}: {error}; use the release's own template"
+            ))
         };
         let jinja = Jinja::compile(source, now).map_err(|error| bad("does not compile", error))?;
         let tokens = [("bos_token", bos_token), ("eos_token", eos_token)];
         let present = tokens.into_iter().filter(|(_, token)| !token.is_empty());
-        let mut variables: Map<_, _> = present.map(|(name, token)| (name.to_owned(), token.into())).collect();
+        let mut variables: Map<_, _> =
+            present.map(|(name, token)| (name.to_owned(), token.into())).collect();
         // The reference defines both as none, and templates ask `tools is not none`.
         variables.extend(["tools", "documents"].map(|name| (name.to_owned(), Value::Null)));
         let knows_tool_calls = source.contains("tool_calls");
         let mut template = Self { jinja, knows_tool_calls, wants_objects: false, variables };
         match template.fill(&json!([{ "role": "user", "content": "question" }]), None, true) {
-            Err(error) if raised(&error).is_none() => return Err(bad("cannot render a single user message", error)),
+            Err(error) if raised(&error).is_none() => {
+                return Err(bad("cannot render a single user message", error));
+            }
             _ => {}
         }
         template.wants_objects = knows_tool_calls && template.prefers_objects();
         Ok(template)
     }
 
-    /// Clients send a call's arguments as text, the reference's convention is an object. Objects are right for a template that
-    /// writes them in its own way; one that fails on them, or prints them as it prints the text, gets the text unchanged.
+    /// Clients send a call's arguments as text, the reference's convention is an object. Objects
+    /// are right for a template that writes them in its own way; one that fails on them, or prints
+    /// them as it prints the text, gets the text unchanged.
     fn prefers_objects(&self) -> bool {
         let object = json!({ "argument0": "value0" });
         let prompt = |arguments: Value| {
@@ -86,17 +94,28 @@ impl ChatTemplate {
     pub(super) fn adapted(&self, messages: &[ChatMessage]) -> Vec<ChatMessage> {
         let mut messages = messages.to_vec();
         if self.wants_objects {
-            let calls = messages.iter_mut().filter_map(|message| message.tool_calls.as_mut()?.as_array_mut()).flatten();
+            let calls = messages
+                .iter_mut()
+                .filter_map(|message| message.tool_calls.as_mut()?.as_array_mut())
+                .flatten();
             for arguments in calls.filter_map(|call| call.pointer_mut("/function/arguments")) {
-                let object = arguments.as_str().and_then(|text| serde_json::from_str::<Map<String, Value>>(text).ok());
+                let object = arguments
+                    .as_str()
+                    .and_then(|text| serde_json::from_str::<Map<String, Value>>(text).ok());
                 *arguments = object.map_or_else(|| arguments.take(), Value::Object);
             }
         }
         messages
     }
 
-    /// What the template makes of any conversation, and of tools, which no request can bring: nothing is adapted or checked.
-    pub fn render_raw(&self, messages: &Value, tools: Option<&Value>, add_generation_prompt: bool) -> Result<String> {
+    /// What the template makes of any conversation, and of tools, which no request can bring:
+    /// nothing is adapted or checked.
+    pub fn render_raw(
+        &self,
+        messages: &Value,
+        tools: Option<&Value>,
+        add_generation_prompt: bool,
+    ) -> Result<String> {
         self.fill(messages, tools, add_generation_prompt).map_err(|error| refusal(&error))
     }
 
@@ -113,26 +132,32 @@ impl ChatTemplate {
         self.jinja.render(context)
     }
 
-    /// Errors: `TemplateRefused` when the template raises an exception, cannot express these messages, or leaves one out.
+    /// Errors: `TemplateRefused` when the template raises an exception, cannot express these
+    /// messages, or leaves one out.
     pub fn render(&self, messages: &[ChatMessage], add_generation_prompt: bool) -> Result<String> {
         if !self.knows_tool_calls && messages.iter().any(|message| message.tool_calls.is_some()) {
             return Err(Error::TemplateRefused("it has no place for tool_calls".into()));
         }
-        let prompt = self.render_raw(&json!(self.adapted(messages)), None, add_generation_prompt)?;
+        let prompt =
+            self.render_raw(&json!(self.adapted(messages)), None, add_generation_prompt)?;
         match messages.iter().find(|message| is_left_out(message, &prompt)) {
-            Some(message) => Err(Error::TemplateRefused(format!("it leaves out a {} message", message.role))),
+            Some(message) => {
+                Err(Error::TemplateRefused(format!("it leaves out a {} message", message.role)))
+            }
             None => Ok(prompt),
         }
     }
 }
 
-/// Templates may drop old reasoning from assistant messages; what system and user said has to be in the prompt.
+/// Templates may drop old reasoning from assistant messages; what system and user said has to be in
+/// the prompt.
 fn is_left_out(message: &ChatMessage, prompt: &str) -> bool {
     let content = message.content.as_deref().unwrap_or_default().trim();
     ["system", "user"].contains(&message.role.as_str()) && !prompt.contains(content)
 }
 
-/// The template rendered a plain question when the release was loaded, so a failure now is these messages'.
+/// The template rendered a plain question when the release was loaded, so a failure now is these
+/// messages'.
 fn refusal(error: &minijinja::Error) -> Error {
     let reason = raised(error).unwrap_or("it cannot express this combination of roles and fields");
     Error::TemplateRefused(reason.chars().take(REFUSAL_LIMIT).collect())
@@ -160,12 +185,22 @@ mod tests {
 
     #[test]
     fn python_and_jinja_habits() {
-        let check =
-            |source: &str, expect: &str| assert_eq!(render(source, &[("user", " hi ")]).unwrap(), expect, "{source}");
+        let check = |source: &str, expect: &str| {
+            assert_eq!(render(source, &[("user", " hi ")]).unwrap(), expect, "{source}")
+        };
         let all = "{{ messages[0].content }}";
-        check(&format!("{{{{ bos_token }}}}{all}{{{{ eos_token }}}}{{{{ pad_token }}}}"), "<s> hi </s>");
-        check("{% if add_generation_prompt %}{{ messages[0]['content'].strip() }}{% endif %}", "hi");
-        check("{% if tools is defined and tools is none %}{{ messages[0].content | trim }}{% endif %}", "hi");
+        check(
+            &format!("{{{{ bos_token }}}}{all}{{{{ eos_token }}}}{{{{ pad_token }}}}"),
+            "<s> hi </s>",
+        );
+        check(
+            "{% if add_generation_prompt %}{{ messages[0]['content'].strip() }}{% endif %}",
+            "hi",
+        );
+        check(
+            "{% if tools is defined and tools is none %}{{ messages[0].content | trim }}{% endif %}",
+            "hi",
+        );
         check("{%- for m in messages -%}\n  {{ m.content }}\n{%- endfor %}\n", " hi ");
         check("{{ messages | tojson }}", r#"[{"role": "user", "content": " hi "}]"#);
         check("{% generation %}{{ messages[0].content }}{% endgeneration %}", " hi ");
@@ -175,7 +210,10 @@ mod tests {
             " hi 1",
         );
         check("{{ messages[0].content }}{{ strftime_now('%%') }}", " hi %");
-        check("{%- generation +%}{{ messages[0].content }}{%+endgeneration-%}\n{% set generation = 1 %}", " hi ");
+        check(
+            "{%- generation +%}{{ messages[0].content }}{%+endgeneration-%}\n{% set generation = 1 %}",
+            " hi ",
+        );
         check("{{ messages[0].content }}{{ tools }}{{ none ~ none }}", " hi NoneNoneNone");
     }
 
@@ -189,7 +227,10 @@ mod tests {
             );
         };
         check("{{ raise_exception('roles must alternate') }}", "roles must alternate");
-        check(&format!("{{{{ raise_exception('{}') }}}}", "x".repeat(9999)), &"x".repeat(REFUSAL_LIMIT));
+        check(
+            &format!("{{{{ raise_exception('{}') }}}}", "x".repeat(9999)),
+            &"x".repeat(REFUSAL_LIMIT),
+        );
         check("{% macro m() %}{{ raise_exception('deep') }}{% endmacro %}{{ 'x' ~ m() }}", "deep");
         check(
             "{{ messages[1].content + none if messages[1] else messages[0].content }}",
@@ -203,7 +244,8 @@ mod tests {
     fn tool_calls_are_never_dropped() {
         let mut messages = conversation(&[("user", "a"), ("assistant", "b")]);
         messages[1].tool_calls = Some(json!([{ "function": { "name": "f" } }]));
-        let render = |source: &str| ChatTemplate::new(source, "", "").unwrap().render(&messages, false);
+        let render =
+            |source: &str| ChatTemplate::new(source, "", "").unwrap().render(&messages, false);
         assert!(matches!(render("{{ messages[0].content }}"), Err(Error::TemplateRefused(_))));
         assert_eq!(render("{% for m in messages %}{{ (m.tool_calls or [{}])[0].function.name if m.tool_calls else m.content }}{% endfor %}").unwrap(), "af");
     }
@@ -211,7 +253,8 @@ mod tests {
     #[test]
     fn absent_tools_are_absent_to_every_kind_of_question() {
         let check = |question: &str| {
-            let source = format!("{{{{ messages[0].content }}}}{{% if {question} %}}tools!{{% endif %}}");
+            let source =
+                format!("{{{{ messages[0].content }}}}{{% if {question} %}}tools!{{% endif %}}");
             assert_eq!(render(&source, &[("user", "hi")]).unwrap(), "hi", "{question}");
         };
         check("tools");
@@ -223,7 +266,9 @@ mod tests {
     #[test]
     fn a_template_that_cannot_work_is_a_bad_file() {
         let check = |source: &str, expect: &str| {
-            let Err(Error::BadFile(reason)) = ChatTemplate::new(source, "", "") else { panic!("{source}: accepted") };
+            let Err(Error::BadFile(reason)) = ChatTemplate::new(source, "", "") else {
+                panic!("{source}: accepted")
+            };
             assert!(reason.contains(expect), "{reason}");
         };
         check("{% if %}", "does not compile");

@@ -23,7 +23,11 @@ impl Detokenizer {
         let bytes = tokenizer.token_bytes(id, true);
         let strips = !self.started && tokenizer.strips_first_space();
         self.started |= !bytes.is_empty();
-        self.pending.extend_from_slice(if strips { bytes.strip_prefix(b" ").unwrap_or(&bytes) } else { &bytes });
+        self.pending.extend_from_slice(if strips {
+            bytes.strip_prefix(b" ").unwrap_or(&bytes)
+        } else {
+            &bytes
+        });
         self.take_certain()
     }
 
@@ -46,7 +50,8 @@ impl Detokenizer {
 fn unfinished(bytes: &[u8]) -> usize {
     let tail = bytes.len().saturating_sub(3)..bytes.len();
     let begins = |at: &usize| {
-        std::str::from_utf8(&bytes[*at..]).is_err_and(|error| error.valid_up_to() == 0 && error.error_len().is_none())
+        std::str::from_utf8(&bytes[*at..])
+            .is_err_and(|error| error.valid_up_to() == 0 && error.error_len().is_none())
     };
     tail.into_iter().find(begins).map_or(0, |at| bytes.len() - at)
 }
@@ -60,7 +65,8 @@ mod tests {
     /// The id of a byte is 3 more than the byte, in both test vocabularies.
     fn stream(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<String> {
         let mut detokenizer = Detokenizer::new();
-        let mut deltas: Vec<String> = ids.iter().map(|id| detokenizer.push(tokenizer, *id)).collect();
+        let mut deltas: Vec<String> =
+            ids.iter().map(|id| detokenizer.push(tokenizer, *id)).collect();
         deltas.push(detokenizer.finish());
         deltas
     }

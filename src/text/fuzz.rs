@@ -1,4 +1,5 @@
-//! Any conversation at chat templates: a prompt that has every word of system and user in it, or a refusal, never a panic.
+//! Any conversation at chat templates: a prompt that has every word of system and user in it, or a
+//! refusal, never a panic.
 
 use super::{ChatMessage, ChatTemplate, Error};
 use serde_json::json;
@@ -19,7 +20,8 @@ type Turn = (u8, String, Option<String>, bool);
 
 fn message((role, text, name, tools): &Turn) -> ChatMessage {
     let role = ["system", "user", "assistant", "tool"][usize::from(*role) % 4];
-    let call = json!([{ "id": "1", "type": "function", "function": { "name": text, "arguments": "{}" } }]);
+    let call =
+        json!([{ "id": "1", "type": "function", "function": { "name": text, "arguments": "{}" } }]);
     let calls = *tools && role == "assistant";
     ChatMessage {
         role: role.into(),
@@ -32,15 +34,20 @@ fn message((role, text, name, tools): &Turn) -> ChatMessage {
 
 #[test]
 fn conversations() {
-    let templates = [CHATML, WITH_TOOLS, ALTERNATING].map(|source| ChatTemplate::new(source, "<s>", "</s>").unwrap());
+    let templates = [CHATML, WITH_TOOLS, ALTERNATING]
+        .map(|source| ChatTemplate::new(source, "<s>", "</s>").unwrap());
     let templates = std::panic::AssertUnwindSafe(templates);
     bolero::check!().with_iterations(2_000).with_type().for_each(|turns: &Vec<Turn>| {
         let messages: Vec<ChatMessage> = turns.iter().map(message).collect();
         for template in templates.iter() {
             match template.render(&messages, true) {
                 Ok(prompt) => {
-                    let said = messages.iter().filter(|m| ["system", "user"].contains(&m.role.as_str()));
-                    assert!(said.filter_map(|m| m.content.as_deref()).all(|text| prompt.contains(text.trim())));
+                    let said =
+                        messages.iter().filter(|m| ["system", "user"].contains(&m.role.as_str()));
+                    assert!(
+                        said.filter_map(|m| m.content.as_deref())
+                            .all(|text| prompt.contains(text.trim()))
+                    );
                 }
                 Err(error) => assert!(matches!(error, Error::TemplateRefused(_)), "{error}"),
             }

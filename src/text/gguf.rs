@@ -4,7 +4,9 @@ use super::pre_tokenizer::{self, PreTokenization};
 use super::{Error, Result};
 use cresset_models::loader::gguf::Value;
 use std::collections::BTreeMap;
-use tokenizers::decoders::{byte_fallback::ByteFallback, fuse::Fuse, sequence::Sequence as Decoders, strip::Strip};
+use tokenizers::decoders::{
+    byte_fallback::ByteFallback, fuse::Fuse, sequence::Sequence as Decoders, strip::Strip,
+};
 use tokenizers::models::bpe::{BPE, BpeBuilder, Merges, Vocab};
 use tokenizers::normalizers::{Sequence as Normalizers, prepend::Prepend, replace::Replace};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
@@ -46,7 +48,9 @@ impl<'a> Keys<'a> {
         };
         let entries: Option<Vec<T>> = entries.iter().map(read).collect();
         entries.ok_or_else(|| {
-            Error::BadFile(format!("an entry of {key} in the GGUF file has the wrong type; the file is damaged"))
+            Error::BadFile(format!(
+                "an entry of {key} in the GGUF file has the wrong type; the file is damaged"
+            ))
         })
     }
 
@@ -91,7 +95,8 @@ fn score(value: &Value) -> Option<f32> {
 
 /// Builds the tokenizer that `tokenizer.ggml.model` names.
 pub fn tokenizer(keys: Keys<'_>) -> Result<Tokenizer> {
-    let kind = keys.string("tokenizer.ggml.model").ok_or_else(|| missing("tokenizer.ggml.model"))?;
+    let kind =
+        keys.string("tokenizer.ggml.model").ok_or_else(|| missing("tokenizer.ggml.model"))?;
     let mut tokenizer = match kind {
         "gpt2" => byte_level(keys)?,
         "llama" => sentence_piece(keys, merges_from_scores(keys)?)?,
@@ -107,7 +112,9 @@ pub fn tokenizer(keys: Keys<'_>) -> Result<Tokenizer> {
 }
 
 fn bad_vocabulary(error: &dyn std::error::Error) -> Error {
-    Error::BadFile(format!("the GGUF file's vocabulary is inconsistent: {error}; fetch the file again"))
+    Error::BadFile(format!(
+        "the GGUF file's vocabulary is inconsistent: {error}; fetch the file again"
+    ))
 }
 
 fn vocabulary(tokens: &[&str]) -> Vocab {
@@ -116,9 +123,14 @@ fn vocabulary(tokens: &[&str]) -> Vocab {
 
 fn added_tokens(keys: Keys<'_>) -> Result<Vec<AddedToken>> {
     let types = keys.array("tokenizer.ggml.token_type", integer)?;
-    let added =
-        keys.tokens()?.into_iter().zip(types).filter(|(_, kind)| [UNKNOWN, CONTROL, USER_DEFINED].contains(kind));
-    Ok(added.map(|(token, kind)| AddedToken::from(token, kind != USER_DEFINED).normalized(false)).collect())
+    let added = keys
+        .tokens()?
+        .into_iter()
+        .zip(types)
+        .filter(|(_, kind)| [UNKNOWN, CONTROL, USER_DEFINED].contains(kind));
+    Ok(added
+        .map(|(token, kind)| AddedToken::from(token, kind != USER_DEFINED).normalized(false))
+        .collect())
 }
 
 fn byte_level(keys: Keys<'_>) -> Result<Tokenizer> {
@@ -136,8 +148,11 @@ fn byte_level(keys: Keys<'_>) -> Result<Tokenizer> {
                 .into(),
         ));
     }
-    let PreTokenization { normalizer, pre_tokenizer, ignore_merges } = pre_tokenizer::by_name(name)?;
-    let bpe = BPE::builder().vocab_and_merges(vocabulary(&keys.tokens()?), merges(keys)?).ignore_merges(ignore_merges);
+    let PreTokenization { normalizer, pre_tokenizer, ignore_merges } =
+        pre_tokenizer::by_name(name)?;
+    let bpe = BPE::builder()
+        .vocab_and_merges(vocabulary(&keys.tokens()?), merges(keys)?)
+        .ignore_merges(ignore_merges);
     let mut tokenizer = build(bpe)?;
     tokenizer.with_normalizer(normalizer).map_err(|error| bad_vocabulary(&*error))?;
     tokenizer.with_pre_tokenizer(Some(pre_tokenizer));
@@ -149,7 +164,8 @@ fn build(bpe: BpeBuilder) -> Result<Tokenizer> {
     Ok(Tokenizer::new(bpe.build().map_err(|error| bad_vocabulary(&*error))?))
 }
 
-/// `"Ġ t"` → (`"Ġ"`, `"t"`). Neither half is empty, so the separator is looked for behind the first character.
+/// `"Ġ t"` → (`"Ġ"`, `"t"`). Neither half is empty, so the separator is looked for behind the first
+/// character.
 fn merges(keys: Keys<'_>) -> Result<Merges> {
     let pair = |value| {
         let merge = text(value)?;
@@ -165,20 +181,33 @@ fn merges_from_scores(keys: Keys<'_>) -> Result<Merges> {
     let scores = keys.array("tokenizer.ggml.scores", score)?;
     let types = keys.array("tokenizer.ggml.token_type", integer)?;
     // Control tokens and bytes are written only by name, never grown out of letters.
-    let grown = tokens.iter().zip(scores).zip(types).filter(|(_, kind)| [NORMAL, USER_DEFINED].contains(kind));
-    Ok(merges_by_score(grown.map(|((token, score), _)| (*token, score)), &tokens, &vocabulary(&tokens)))
+    let grown = tokens
+        .iter()
+        .zip(scores)
+        .zip(types)
+        .filter(|(_, kind)| [NORMAL, USER_DEFINED].contains(kind));
+    Ok(merges_by_score(
+        grown.map(|((token, score), _)| (*token, score)),
+        &tokens,
+        &vocabulary(&tokens),
+    ))
 }
 
 fn sentence_piece(keys: Keys<'_>, merges: Merges) -> Result<Tokenizer> {
     let tokens = keys.tokens()?;
     let unknown = keys.id("tokenizer.ggml.unknown_token_id").unwrap_or(0);
-    let mut bpe = BPE::builder().vocab_and_merges(vocabulary(&tokens), merges).byte_fallback(true).fuse_unk(true);
+    let mut bpe = BPE::builder()
+        .vocab_and_merges(vocabulary(&tokens), merges)
+        .byte_fallback(true)
+        .fuse_unk(true);
     if let Some(token) = tokens.get(unknown as usize) {
         bpe = bpe.unk_token((*token).to_owned());
     }
     let add_space_prefix = keys.bool("tokenizer.ggml.add_space_prefix").unwrap_or(true);
     let mut tokenizer = build(bpe)?;
-    tokenizer.with_normalizer(Some(spaces_as_marks(add_space_prefix)?)).map_err(|error| bad_vocabulary(&*error))?;
+    tokenizer
+        .with_normalizer(Some(spaces_as_marks(add_space_prefix)?))
+        .map_err(|error| bad_vocabulary(&*error))?;
     tokenizer.with_decoder(Some(marks_as_spaces(add_space_prefix)?));
     Ok(tokenizer)
 }
@@ -205,19 +234,28 @@ fn replace(from: &str, to: &str) -> Result<Replace> {
     Replace::new(from, to).map_err(|error| Error::Internal(format!("replacing {from:?}: {error}")))
 }
 
-/// SentencePiece has scores instead of merges: every way to cut a piece into two others is a merge, ranked by the piece's
-/// score; ties put longer left halves first, as Hugging Face's converter does.
-fn merges_by_score<'a>(grown: impl Iterator<Item = (&'a str, f32)>, tokens: &[&str], vocabulary: &Vocab) -> Merges {
+/// SentencePiece has scores instead of merges: every way to cut a piece into two others is a merge,
+/// ranked by the piece's score; ties put longer left halves first, as Hugging Face's converter
+/// does.
+fn merges_by_score<'a>(
+    grown: impl Iterator<Item = (&'a str, f32)>,
+    tokens: &[&str],
+    vocabulary: &Vocab,
+) -> Merges {
     let mut ranked: Vec<(f32, u32, u32)> = Vec::new();
     for (token, score) in grown {
         let halves = token.char_indices().skip(1).map(|(at, _)| token.split_at(at));
-        let ids = halves.filter_map(|(left, right)| Some((score, *vocabulary.get(left)?, *vocabulary.get(right)?)));
+        let ids = halves.filter_map(|(left, right)| {
+            Some((score, *vocabulary.get(left)?, *vocabulary.get(right)?))
+        });
         let mut cuts: Vec<_> = ids.collect();
         cuts.sort_by_key(|&(_, left, right)| (left, right));
         ranked.extend(cuts);
     }
     let length = |id: u32| tokens[id as usize].chars().count();
-    ranked.sort_by(|a, b| b.0.total_cmp(&a.0).then(length(b.1).cmp(&length(a.1))).then(length(b.2).cmp(&length(a.2))));
+    ranked.sort_by(|a, b| {
+        b.0.total_cmp(&a.0).then(length(b.1).cmp(&length(a.1))).then(length(b.2).cmp(&length(a.2)))
+    });
     let text = |id: u32| tokens[id as usize].to_owned();
     ranked.into_iter().map(|(_, left, right)| (text(left), text(right))).collect()
 }
@@ -246,13 +284,22 @@ mod tests {
         check(&remove("tokenizer.ggml.pre"), "tokenizer.ggml.pre is missing");
         check(&set("tokenizer.ggml.pre", Value::String("martian".into())), "\"martian\"");
         check(&set("tokenizer.ggml.model", Value::String("rwkv".into())), "\"rwkv\"");
-        check(&set("tokenizer.ggml.add_space_prefix", Value::Bool(true)), "a space before the text");
-        check(&set("tokenizer.ggml.tokens", Value::Array(vec![Value::U32(1)])), "an entry of tokenizer.ggml.tokens");
+        check(
+            &set("tokenizer.ggml.add_space_prefix", Value::Bool(true)),
+            "a space before the text",
+        );
+        check(
+            &set("tokenizer.ggml.tokens", Value::Array(vec![Value::U32(1)])),
+            "an entry of tokenizer.ggml.tokens",
+        );
         check(
             &set("tokenizer.ggml.merges", Value::Array(vec![Value::String("nospace".into())])),
             "an entry of tokenizer.ggml.merges",
         );
-        check(&set("tokenizer.ggml.merges", Value::Array(vec![Value::String("q zzz".into())])), "inconsistent");
+        check(
+            &set("tokenizer.ggml.merges", Value::Array(vec![Value::String("q zzz".into())])),
+            "inconsistent",
+        );
     }
 
     #[test]
@@ -260,15 +307,17 @@ mod tests {
         let tokens = ["a", "b", "ab", "bc", "c", "abc"];
         let scores = [0.0, 0.0, -2.0, -1.0, 0.0, -3.0];
         let merges = merges_by_score(tokens.into_iter().zip(scores), &tokens, &vocabulary(&tokens));
-        let expect =
-            [("b", "c"), ("a", "b"), ("ab", "c"), ("a", "bc")].map(|(left, right)| (left.to_owned(), right.to_owned()));
+        let expect = [("b", "c"), ("a", "b"), ("ab", "c"), ("a", "bc")]
+            .map(|(left, right)| (left.to_owned(), right.to_owned()));
         assert_eq!(merges, expect);
     }
 
     #[test]
     fn a_merge_may_begin_with_its_separator() {
-        let metadata =
-            Metadata::from([("tokenizer.ggml.merges".into(), Value::Array(vec![Value::String("  b".into())]))]);
+        let metadata = Metadata::from([(
+            "tokenizer.ggml.merges".into(),
+            Value::Array(vec![Value::String("  b".into())]),
+        )]);
         assert_eq!(merges(Keys(&metadata)).unwrap(), [(" ".to_owned(), "b".to_owned())]);
     }
 }

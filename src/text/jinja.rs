@@ -1,5 +1,5 @@
-//! A Jinja environment with the habits of Hugging Face's: its whitespace rules, Python's methods and spelling of values, and
-//! `tojson`, `raise_exception`, `strftime_now` and `{% generation %}`.
+//! A Jinja environment with the habits of Hugging Face's: its whitespace rules, Python's methods
+//! and spelling of values, and `tojson`, `raise_exception`, `strftime_now` and `{% generation %}`.
 
 use super::python;
 use chrono::NaiveDateTime;
@@ -19,18 +19,24 @@ struct Raised(String);
 
 impl Jinja {
     /// `now` answers templates that ask for the date.
-    pub fn compile(source: &str, now: impl Fn() -> NaiveDateTime + Send + Sync + 'static) -> Result<Self, Error> {
+    pub fn compile(
+        source: &str,
+        now: impl Fn() -> NaiveDateTime + Send + Sync + 'static,
+    ) -> Result<Self, Error> {
         let mut environment = Environment::new();
         environment.set_trim_blocks(true);
         environment.set_lstrip_blocks(true);
         environment.set_auto_escape_callback(|_| AutoEscape::None);
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment
+            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.set_formatter(|out, _, value| Ok(out.write_str(&python::text(value)?)?));
-        environment.add_filter("tojson", |value: &Value, options: Kwargs| python::tojson(value, &options));
+        environment
+            .add_filter("tojson", |value: &Value, options: Kwargs| python::tojson(value, &options));
         environment.add_filter("string", |value: &Value| python::text(value));
         environment.add_filter("trim", python::trim);
         // To the engine none is an empty list.
-        environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
+        environment
+            .add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
         environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
             Err(Error::from(ErrorKind::InvalidOperation).with_source(Raised(message)))
         });
@@ -50,11 +56,13 @@ impl Jinja {
 
 /// The message of the template's own `raise_exception`, if it was that what failed.
 pub fn raised(error: &Error) -> Option<&str> {
-    let chain = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
+    let chain =
+        std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
     chain.filter_map(|error| error.downcast_ref()).map(|Raised(message)| message.as_str()).next()
 }
 
-/// `{% generation %}` marks tokens for training and prints what is in it; the engine knows no tag of that name.
+/// `{% generation %}` marks tokens for training and prints what is in it; the engine knows no tag
+/// of that name.
 fn without_generation(source: &str) -> String {
     let tag = |piece: &str| {
         let (tag, behind) = piece.split_once("%}")?;
@@ -67,6 +75,7 @@ fn without_generation(source: &str) -> String {
         Some(format!("{}%}}{behind}", tag.replace(name, known)))
     };
     let pieces = source.split("{%").enumerate();
-    let changed = pieces.map(|(at, piece)| tag(piece).filter(|_| at > 0).unwrap_or_else(|| piece.to_owned()));
+    let changed =
+        pieces.map(|(at, piece)| tag(piece).filter(|_| at > 0).unwrap_or_else(|| piece.to_owned()));
     changed.collect::<Vec<_>>().join("{%")
 }

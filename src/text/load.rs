@@ -9,11 +9,13 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 impl TextModel {
-    /// Loads from the release's files (GGUF metadata, or tokenizer.json + tokenizer_config.json + generation_config.json).
+    /// Loads from the release's files (GGUF metadata, or tokenizer.json + tokenizer_config.json +
+    /// generation_config.json).
     pub fn load(source: &ModelSource) -> Result<Self> {
         match source {
             ModelSource::Gguf(path) => {
-                let file = GgufFile::open(path).map_err(|error| Error::BadFile(error.to_string()))?;
+                let file =
+                    GgufFile::open(path).map_err(|error| Error::BadFile(error.to_string()))?;
                 Self::from_gguf_metadata(Keys(&file.metadata))
             }
             ModelSource::HfFolder(folder) => Self::from_hf_folder(folder),
@@ -22,14 +24,20 @@ impl TextModel {
 
     pub(super) fn from_gguf_metadata(keys: Keys<'_>) -> Result<Self> {
         let tokens = keys.tokens()?;
-        let token = |key: &str| keys.id(key).and_then(|id| tokens.get(id as usize)).copied().unwrap_or_default();
+        let token = |key: &str| {
+            keys.id(key).and_then(|id| tokens.get(id as usize)).copied().unwrap_or_default()
+        };
         let source = keys
             .string("tokenizer.chat_template")
             .ok_or_else(|| no_template("tokenizer.chat_template in the GGUF file"))?;
         let ends = ["eos", "eot", "eom"].map(|kind| format!("tokenizer.ggml.{kind}_token_id"));
         Self::assemble(
             Tokenizer::new(super::gguf::tokenizer(keys)?)?,
-            ChatTemplate::new(source, token("tokenizer.ggml.bos_token_id"), token("tokenizer.ggml.eos_token_id"))?,
+            ChatTemplate::new(
+                source,
+                token("tokenizer.ggml.bos_token_id"),
+                token("tokenizer.ggml.eos_token_id"),
+            )?,
             ends.iter().filter_map(|key| keys.id(key)),
         )
     }
@@ -46,7 +54,11 @@ impl TextModel {
         Self::assemble(tokenizer, ChatTemplate::new(&source, bos, eos)?, ends.into_iter())
     }
 
-    fn assemble(tokenizer: Tokenizer, template: ChatTemplate, declared: impl Iterator<Item = u32>) -> Result<Self> {
+    fn assemble(
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        declared: impl Iterator<Item = u32>,
+    ) -> Result<Self> {
         let eos_ids: BTreeSet<u32> = declared.chain(end_of_turn(&tokenizer, &template)).collect();
         if eos_ids.is_empty() {
             return Err(Error::BadFile(
@@ -73,7 +85,9 @@ fn end_of_turn(tokenizer: &Tokenizer, template: &ChatTemplate) -> Option<u32> {
         tool_call_id: None,
         tool_calls: None,
     };
-    let prompt = template.render(&[message("user", "question0"), message("assistant", ANSWER)], false).ok()?;
+    let prompt = template
+        .render(&[message("user", "question0"), message("assistant", ANSWER)], false)
+        .ok()?;
     let (_, behind) = prompt.rsplit_once(ANSWER)?;
     Some(tokenizer.specials().at_start_of(behind.trim_start())?.id)
 }
@@ -91,15 +105,20 @@ fn json_if_present(path: &Path) -> Result<Value> {
     if path.exists() { json(path) } else { Ok(Value::Null) }
 }
 
-/// The template in a file of its own, else the one in the config: a string, or the entry named `default` of a list.
+/// The template in a file of its own, else the one in the config: a string, or the entry named
+/// `default` of a list.
 fn template_in(folder: &Path, config: &Value) -> Result<String> {
     let standalone = folder.join("chat_template.jinja");
     if standalone.exists() {
         let text = String::from_utf8(read(&standalone)?);
-        return text.map_err(|error| Error::BadFile(format!("{} is no UTF-8: {error}", standalone.display())));
+        return text.map_err(|error| {
+            Error::BadFile(format!("{} is no UTF-8: {error}", standalone.display()))
+        });
     }
     let template = &config["chat_template"];
-    let default = || template.as_array()?.iter().find(|entry| entry["name"] == "default")?["template"].as_str();
+    let default = || {
+        template.as_array()?.iter().find(|entry| entry["name"] == "default")?["template"].as_str()
+    };
     let inline = template.as_str().or_else(default);
     let place = "chat_template.jinja, or chat_template in tokenizer_config.json";
     inline.map(str::to_owned).ok_or_else(|| no_template(place))
@@ -113,7 +132,9 @@ fn token_in(value: &Value) -> &str {
 /// One id, or a list of them.
 fn ids_in(value: &Value) -> Vec<u32> {
     let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
-    value.as_array().map_or_else(|| id(value).into_iter().collect(), |ids| ids.iter().filter_map(id).collect())
+    value
+        .as_array()
+        .map_or_else(|| id(value).into_iter().collect(), |ids| ids.iter().filter_map(id).collect())
 }
 
 #[cfg(test)]
@@ -134,7 +155,10 @@ mod tests {
         check(&[("tokenizer.ggml.eos_token_id", Gguf::U32(2))], &[2]);
         check(&[("tokenizer.ggml.eot_token_id", Gguf::U32(7))], &[0, 2, 7]);
         check(&[("tokenizer.ggml.eom_token_id", Gguf::U64(9))], &[0, 2, 9]);
-        check(&[template("{% for m in messages %}{{ m.content }}\n{{ eos_token }}{% endfor %}")], &[0]);
+        check(
+            &[template("{% for m in messages %}{{ m.content }}\n{{ eos_token }}{% endfor %}")],
+            &[0],
+        );
         check(&[template("{% for m in messages %}{{ m.content }} no token {% endfor %}")], &[0]);
         check(&[template("{{ raise_exception('never') }}")], &[0]);
     }
@@ -144,13 +168,18 @@ mod tests {
         let check = |change: &dyn Fn(&mut testing::Metadata), expect: &str| {
             let mut metadata = testing::byte_level();
             change(&mut metadata);
-            let Err(error) = TextModel::from_gguf_metadata(Keys(&metadata)) else { panic!("{expect}: accepted") };
+            let Err(error) = TextModel::from_gguf_metadata(Keys(&metadata)) else {
+                panic!("{expect}: accepted")
+            };
             assert!(error.to_string().contains(expect), "{error}");
         };
         check(&|metadata| drop(metadata.remove("tokenizer.chat_template")), "no chat template");
         let endless = |metadata: &mut testing::Metadata| {
             metadata.remove("tokenizer.ggml.eos_token_id");
-            metadata.insert("tokenizer.chat_template".into(), Gguf::String("{{ messages[0].content }}".into()));
+            metadata.insert(
+                "tokenizer.chat_template".into(),
+                Gguf::String("{{ messages[0].content }}".into()),
+            );
         };
         check(&endless, "names a token that ends an answer");
     }
@@ -186,20 +215,31 @@ mod tests {
     fn folders_in_hugging_face_layout() {
         let check = |files: &[(&str, &str)], prompt: &[u32], eos: &[u32]| {
             let files = [files, &[("tokenizer.json", TOKENIZER)]].concat();
-            let model = TextModel::load(&ModelSource::HfFolder(folder(&files).path().into())).unwrap();
+            let model =
+                TextModel::load(&ModelSource::HfFolder(folder(&files).path().into())).unwrap();
             assert_eq!(model.encode_chat(&[message("ab")]).unwrap(), prompt, "{files:?}");
             assert_eq!(model.eos_ids, eos, "{files:?}");
         };
         let template = r#"{"bos_token": {"content": "<s>"}, "eos_token": "</s>", "chat_template": "{{ bos_token }}{{ messages[0].content }}"}"#;
         check(&[("tokenizer_config.json", template)], &[0, 2, 3], &[1]);
         check(
-            &[("tokenizer_config.json", template), ("generation_config.json", r#"{"eos_token_id": [3, 1]}"#)],
+            &[
+                ("tokenizer_config.json", template),
+                ("generation_config.json", r#"{"eos_token_id": [3, 1]}"#),
+            ],
             &[0, 2, 3],
             &[1, 3],
         );
-        check(&[("tokenizer_config.json", template), ("config.json", r#"{"eos_token_id": 4}"#)], &[0, 2, 3], &[1, 4]);
         check(
-            &[("tokenizer_config.json", template), ("chat_template.jinja", "{{ messages[0].content }}n\n")],
+            &[("tokenizer_config.json", template), ("config.json", r#"{"eos_token_id": 4}"#)],
+            &[0, 2, 3],
+            &[1, 4],
+        );
+        check(
+            &[
+                ("tokenizer_config.json", template),
+                ("chat_template.jinja", "{{ messages[0].content }}n\n"),
+            ],
             &[2, 3, 4],
             &[1],
         );
@@ -210,7 +250,9 @@ mod tests {
     #[test]
     fn a_missing_file_is_named() {
         let folder = folder(&[("tokenizer.json", TOKENIZER)]);
-        let Err(error) = TextModel::load(&ModelSource::HfFolder(folder.path().into())) else { panic!("accepted") };
+        let Err(error) = TextModel::load(&ModelSource::HfFolder(folder.path().into())) else {
+            panic!("accepted")
+        };
         assert!(error.to_string().contains("tokenizer_config.json"), "{error}");
     }
 }

@@ -27,7 +27,8 @@ pub enum Error {
     /// Tokenizer or template files are missing, damaged or of an unknown kind.
     #[error("{0}")]
     BadFile(String),
-    /// The template refused the conversation (its `raise_exception`), e.g. roles out of order. Safe to show to the client.
+    /// The template refused the conversation (its `raise_exception`), e.g. roles out of order. Safe
+    /// to show to the client.
     #[error("the model's chat template refused the messages: {0}")]
     TemplateRefused(String),
     #[error("{0}")]
@@ -40,6 +41,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub struct TextModel {
     pub tokenizer: Tokenizer,
     pub template: ChatTemplate,
-    /// Ids that end a generation: the union of generation config, tokenizer and template, ascending.
+    /// Ids that end a generation: the union of generation config, tokenizer and template,
+    /// ascending.
     pub eos_ids: Vec<u32>,
 }

@@ -1,4 +1,5 @@
-//! How byte-level vocabularies cut text into words before merging, by the name GGUF files give it (`tokenizer.ggml.pre`).
+//! How byte-level vocabularies cut text into words before merging, by the name GGUF files give it
+//! (`tokenizer.ggml.pre`).
 //!
 //! The name stands for what the upstream `tokenizer.json` does, so normalisation belongs to it too.
 
@@ -13,8 +14,7 @@ use tokenizers::{NormalizerWrapper, PreTokenizerWrapper, SplitDelimiterBehavior}
 
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const QWEN2: &str =
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const O200K: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -47,7 +47,12 @@ pub fn by_name(name: &str) -> Result<PreTokenization> {
         "default" => (
             false,
             false,
-            &[Pattern(r"[\p{P}\$\+<=>\^~\|]+"), Pattern(GPT2), Pattern(r"\p{N}+"), Pattern("[0-9][0-9][0-9]")],
+            &[
+                Pattern(r"[\p{P}\$\+<=>\^~\|]+"),
+                Pattern(GPT2),
+                Pattern(r"\p{N}+"),
+                Pattern("[0-9][0-9][0-9]"),
+            ],
         ),
         "gpt-2" | "phi-2" | "jais" => (false, false, &[Gpt2]),
         "mpt" | "olmo" => (true, false, &[Gpt2]),
@@ -84,9 +89,11 @@ pub fn by_name(name: &str) -> Result<PreTokenization> {
                 AllDigits,
             ],
         ),
-        "deepseek-v3" => {
-            (false, false, &[Pattern(r"\p{N}{1,3}"), Pattern("[一-龥\u{3040}-ゟ゠-ヿ]+"), Pattern(DEEPSEEK_V3)])
-        }
+        "deepseek-v3" => (
+            false,
+            false,
+            &[Pattern(r"\p{N}{1,3}"), Pattern("[一-龥\u{3040}-ゟ゠-ヿ]+"), Pattern(DEEPSEEK_V3)],
+        ),
         unknown => {
             return Err(Error::BadFile(format!(
                 "the GGUF file names the pre-tokenizer {unknown:?} (tokenizer.ggml.pre), which this build does not know; guessing would give \
@@ -94,7 +101,11 @@ pub fn by_name(name: &str) -> Result<PreTokenization> {
             )));
         }
     };
-    Ok(PreTokenization { normalizer: nfc.then(|| NFC.into()), pre_tokenizer: sequence(cuts)?, ignore_merges })
+    Ok(PreTokenization {
+        normalizer: nfc.then(|| NFC.into()),
+        pre_tokenizer: sequence(cuts)?,
+        ignore_merges,
+    })
 }
 
 /// The cuts, then the byte alphabet.
@@ -109,11 +120,13 @@ fn sequence(cuts: &[Cut]) -> Result<PreTokenizerWrapper> {
 
 fn step(cut: &Cut) -> Result<PreTokenizerWrapper> {
     Ok(match cut {
-        Pattern(pattern) => {
-            Split::new(SplitPattern::Regex((*pattern).to_owned()), SplitDelimiterBehavior::Isolated, false)
-                .map_err(|error| Error::Internal(format!("pre-tokenizer pattern {pattern}: {error}")))?
-                .into()
-        }
+        Pattern(pattern) => Split::new(
+            SplitPattern::Regex((*pattern).to_owned()),
+            SplitDelimiterBehavior::Isolated,
+            false,
+        )
+        .map_err(|error| Error::Internal(format!("pre-tokenizer pattern {pattern}: {error}")))?
+        .into(),
         EachDigit => Digits::new(true).into(),
         AllDigits => Digits::new(false).into(),
         Marks => Punctuation::new(SplitDelimiterBehavior::Contiguous).into(),
@@ -124,9 +137,13 @@ fn step(cut: &Cut) -> Result<PreTokenizerWrapper> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tokenizers::{NormalizedString, Normalizer, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
+    use tokenizers::{
+        NormalizedString, Normalizer, OffsetReferential, OffsetType, PreTokenizedString,
+        PreTokenizer,
+    };
 
-    /// The words of a text, separated by `|`, with spaces and line ends as the byte alphabet writes them.
+    /// The words of a text, separated by `|`, with spaces and line ends as the byte alphabet writes
+    /// them.
     fn words(name: &str, text: &str) -> String {
         let PreTokenization { normalizer, pre_tokenizer, .. } = by_name(name).unwrap();
         let mut normalized = NormalizedString::from(text);
@@ -141,7 +158,9 @@ mod tests {
 
     #[test]
     fn words_of_each_kind() {
-        let check = |name: &str, text: &str, expect: &str| assert_eq!(words(name, text), expect, "{name} {text:?}");
+        let check = |name: &str, text: &str, expect: &str| {
+            assert_eq!(words(name, text), expect, "{name} {text:?}")
+        };
         check("gpt-2", "It's 1234  ok\n\nx", "It|'s|Ġ1234|Ġ|Ġok|Ċ|Ċ|x");
         check("smollm", "It's 1234  ok", "It|'s|Ġ|1|2|3|4|Ġ|Ġok");
         check("llama-bpe", "IT'S 1234  ok!\n\nx", "IT|'S|Ġ|123|4|Ġ|Ġok|!ĊĊ|x");
@@ -160,7 +179,9 @@ mod tests {
 
     #[test]
     fn whole_words_win_over_merges_only_where_upstream_says_so() {
-        let check = |name: &str, expect: bool| assert_eq!(by_name(name).unwrap().ignore_merges, expect, "{name}");
+        let check = |name: &str, expect: bool| {
+            assert_eq!(by_name(name).unwrap().ignore_merges, expect, "{name}")
+        };
         check("llama-bpe", true);
         check("tekken", true);
         check("smollm", false);

@@ -1,4 +1,5 @@
-//! Values as Python spells them: `str()` of what a template prints, and the `json.dumps` behind its `tojson`.
+//! Values as Python spells them: `str()` of what a template prints, and the `json.dumps` behind its
+//! `tojson`.
 
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
@@ -21,8 +22,14 @@ pub fn text(value: &Value) -> Result<String, Error> {
         ValueKind::String | ValueKind::Undefined => Ok(value.to_string()),
         _ => {
             let separators = [", ", ": "].map(str::to_owned);
-            Spelling { words: ["False", "True", "None"], quote, separators, indent: None, sort_keys: false }
-                .of(value, 0)
+            Spelling {
+                words: ["False", "True", "None"],
+                quote,
+                separators,
+                indent: None,
+                sort_keys: false,
+            }
+            .of(value, 0)
         }
     }
 }
@@ -30,10 +37,13 @@ pub fn text(value: &Value) -> Result<String, Error> {
 /// `str(value).strip(letters)`.
 pub fn trim(value: &Value, letters: Option<&str>) -> Result<String, Error> {
     let text = text(value)?;
-    Ok(letters.map_or(text.trim(), |letters| text.trim_matches(|letter| letters.contains(letter))).to_owned())
+    Ok(letters
+        .map_or(text.trim(), |letters| text.trim_matches(|letter| letters.contains(letter)))
+        .to_owned())
 }
 
-/// `json.dumps(value, ensure_ascii, indent, separators, sort_keys)`, as Hugging Face gives it to templates: non-ASCII as it is.
+/// `json.dumps(value, ensure_ascii, indent, separators, sort_keys)`, as Hugging Face gives it to
+/// templates: non-ASCII as it is.
 pub fn tojson(value: &Value, options: &Kwargs) -> Result<String, Error> {
     let indent: Option<Value> = options.get("indent")?;
     let indent = indent.map(|width| match width.as_str() {
@@ -41,11 +51,13 @@ pub fn tojson(value: &Value, options: &Kwargs) -> Result<String, Error> {
         None => " ".repeat(width.as_usize().unwrap_or(0)),
     });
     let separators: Option<Vec<String>> = options.get("separators")?;
-    let separators =
-        separators.unwrap_or_else(|| [if indent.is_some() { "," } else { ", " }, ": "].map(str::to_owned).into());
+    let separators = separators.unwrap_or_else(|| {
+        [if indent.is_some() { "," } else { ", " }, ": "].map(str::to_owned).into()
+    });
     let separators = <[String; 2]>::try_from(separators)
         .map_err(|_| Error::new(ErrorKind::InvalidOperation, "tojson takes two separators"))?;
-    let quote = if options.get::<Option<bool>>("ensure_ascii")? == Some(true) { ascii_json } else { json };
+    let quote =
+        if options.get::<Option<bool>>("ensure_ascii")? == Some(true) { ascii_json } else { json };
     let sort_keys = options.get::<Option<bool>>("sort_keys")? == Some(true);
     options.assert_all_used()?;
     Spelling { words: ["false", "true", "null"], quote, separators, indent, sort_keys }.of(value, 0)
@@ -72,14 +84,27 @@ impl Spelling {
                     let item = self.of(&value.get_item(key)?, depth + 1)?;
                     Ok([self.of(key, depth + 1)?, item].join(&self.separators[1]))
                 };
-                self.enclosed(['{', '}'], &keys.iter().map(pair).collect::<Result<Vec<_>, Error>>()?, depth)
+                self.enclosed(
+                    ['{', '}'],
+                    &keys.iter().map(pair).collect::<Result<Vec<_>, Error>>()?,
+                    depth,
+                )
             }
-            kind => return Err(Error::new(ErrorKind::InvalidOperation, format!("{kind} has no spelling"))),
+            kind => {
+                return Err(Error::new(
+                    ErrorKind::InvalidOperation,
+                    format!("{kind} has no spelling"),
+                ));
+            }
         })
     }
 
     fn enclosed(&self, [open, close]: [char; 2], items: &[String], depth: usize) -> String {
-        let line = |depth| self.indent.as_ref().map_or(String::new(), |indent| format!("\n{}", indent.repeat(depth)));
+        let line = |depth| {
+            self.indent
+                .as_ref()
+                .map_or(String::new(), |indent| format!("\n{}", indent.repeat(depth)))
+        };
         if items.is_empty() {
             return format!("{open}{close}");
         }
@@ -159,8 +184,14 @@ mod tests {
     use serde_json::{Value, json};
 
     fn check(expression: &str, value: &Value, expect: &str) {
-        let template = Jinja::compile(&format!("{{{{ {expression} }}}}"), chrono::NaiveDateTime::default).unwrap();
-        assert_eq!(template.render(json!({ "x": value })).unwrap(), expect, "{expression} of {value}");
+        let template =
+            Jinja::compile(&format!("{{{{ {expression} }}}}"), chrono::NaiveDateTime::default)
+                .unwrap();
+        assert_eq!(
+            template.render(json!({ "x": value })).unwrap(),
+            expect,
+            "{expression} of {value}"
+        );
     }
 
     /// Printed by Python 3.11: `str`, `json.dumps(ensure_ascii=False)`, `json.dumps`.
@@ -169,7 +200,12 @@ mod tests {
         let rows = [
             ("null", "None", "null", "null"),
             ("true", "True", "true", "true"),
-            (r#"{"a": [null, false], "b": {}, "c": []}"#, "{'a': [None, False], 'b': {}, 'c': []}", "", ""),
+            (
+                r#"{"a": [null, false], "b": {}, "c": []}"#,
+                "{'a': [None, False], 'b': {}, 'c': []}",
+                "",
+                "",
+            ),
             (r#"["it's", "a \"b\"", "' \""]"#, r#"["it's", 'a "b"', '\' "']"#, "", ""),
             (
                 r#"["\n\t\\\r\u0000\u007fé\u0301\u200d🦀\u00a0\ue000"]"#,
@@ -187,7 +223,9 @@ mod tests {
             ("\"as it is\\n\"", "as it is\n", "", ""),
         ];
         for (value, text, dumped, ascii) in rows {
-            let or = |expect: &'static str, otherwise: &'static str| if expect.is_empty() { otherwise } else { expect };
+            let or = |expect: &'static str, otherwise: &'static str| {
+                if expect.is_empty() { otherwise } else { expect }
+            };
             let parsed = serde_json::from_str(value).unwrap();
             check("x", &parsed, text);
             check("x | string", &parsed, text);
@@ -200,10 +238,14 @@ mod tests {
     #[test]
     fn tojson_has_the_options_of_dumps() {
         let value = json!({ "b": [null, false], "a": { "d": "é", "c": [] } });
-        let check = |options: &str, expect: &str| check(&format!("x | tojson({options})"), &value, expect);
+        let check =
+            |options: &str, expect: &str| check(&format!("x | tojson({options})"), &value, expect);
         check("separators=(',', ':')", r#"{"b":[null,false],"a":{"d":"é","c":[]}}"#);
         check("sort_keys=true", r#"{"a": {"c": [], "d": "é"}, "b": [null, false]}"#);
-        check("indent=0", "{\n\"b\": [\nnull,\nfalse\n],\n\"a\": {\n\"d\": \"é\",\n\"c\": []\n}\n}");
+        check(
+            "indent=0",
+            "{\n\"b\": [\nnull,\nfalse\n],\n\"a\": {\n\"d\": \"é\",\n\"c\": []\n}\n}",
+        );
         check(
             "indent='\t'",
             "{\n\t\"b\": [\n\t\tnull,\n\t\tfalse\n\t],\n\t\"a\": {\n\t\t\"d\": \"é\",\n\t\t\"c\": []\n\t}\n}",

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokenizers::{Model, ModelWrapper, Token};
 
-/// The model of a loaded tokenizer, shared instead of cloned, and barred from special ids: a pre-token that spells a special
-/// token (possible with `ignore_merges`, or with merges that end in one) is split until it no longer does.
+/// The model of a loaded tokenizer, shared instead of cloned, and barred from special ids: a
+/// pre-token that spells a special token (possible with `ignore_merges`, or with merges that end in
+/// one) is split until it no longer does.
 #[derive(Clone)]
 pub struct SharedModel {
     owner: Arc<tokenizers::Tokenizer>,
@@ -15,9 +16,12 @@ pub struct SharedModel {
 
 impl SharedModel {
     pub fn new(owner: Arc<tokenizers::Tokenizer>, special_ids: impl Iterator<Item = u32>) -> Self {
-        // Text that the vocabulary cannot express is the unknown token; that one is the model's to give.
+        // Text that the vocabulary cannot express is the unknown token; that one is the model's to
+        // give.
         let unknown = match owner.get_model() {
-            ModelWrapper::BPE(bpe) => bpe.get_unk_token().as_deref().and_then(|token| owner.token_to_id(token)),
+            ModelWrapper::BPE(bpe) => {
+                bpe.get_unk_token().as_deref().and_then(|token| owner.token_to_id(token))
+            }
             _ => None,
         };
         let barred = Arc::new(special_ids.filter(|id| Some(*id) != unknown).collect());
@@ -34,7 +38,8 @@ impl Model for SharedModel {
 
     fn tokenize(&self, sequence: &str) -> tokenizers::Result<Vec<Token>> {
         let tokens = self.model().tokenize(sequence)?;
-        let middle = sequence.char_indices().nth(sequence.chars().count() / 2).map_or(0, |(at, _)| at);
+        let middle =
+            sequence.char_indices().nth(sequence.chars().count() / 2).map_or(0, |(at, _)| at);
         if middle == 0 || !tokens.iter().any(|token| self.barred.contains(&token.id)) {
             return Ok(tokens);
         }

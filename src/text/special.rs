@@ -1,4 +1,5 @@
-//! Special tokens (`<|im_start|>`, `</s>`, …): where a rendered prompt may contain them and where text only looks like one.
+//! Special tokens (`<|im_start|>`, `</s>`, …): where a rendered prompt may contain them and where
+//! text only looks like one.
 
 use super::tokenizer::Tokenizer;
 use std::collections::{HashMap, HashSet};
@@ -14,16 +15,16 @@ pub struct SpecialToken {
     pub rstrip: bool,
 }
 
-/// Characters that no client text needs: the first one that a conversation does not contain becomes its mark. A conversation
-/// would need half a megabyte to use them all up.
+/// Characters that no client text needs: the first one that a conversation does not contain becomes
+/// its mark. A conversation would need half a megabyte to use them all up.
 const MARKS: std::ops::RangeInclusive<char> = '\u{F0000}'..='\u{10FFFD}';
 
 /// The special tokens of one tokenizer.
 #[derive(Debug)]
 pub struct SpecialTokens {
     tokens: Vec<SpecialToken>,
-    /// Every beginning of a token, and which token it is when it is a whole one: hostile text costs no more than the longest
-    /// token a character, however many tokens there are.
+    /// Every beginning of a token, and which token it is when it is a whole one: hostile text costs
+    /// no more than the longest token a character, however many tokens there are.
     beginnings: HashMap<String, Option<usize>>,
 }
 
@@ -49,14 +50,17 @@ impl SpecialTokens {
         self.matches(text).filter_map(|(_, token)| token).last()
     }
 
-    /// Lengths of `text`'s beginnings that are beginnings of special tokens, with the token that is whole there.
+    /// Lengths of `text`'s beginnings that are beginnings of special tokens, with the token that is
+    /// whole there.
     fn matches(&self, text: &str) -> impl Iterator<Item = (usize, Option<&SpecialToken>)> {
         let ends = text.char_indices().map(|(at, c)| at + c.len_utf8());
-        ends.map_while(|end| Some((end, self.beginnings.get(&text[..end])?.map(|index| &self.tokens[index]))))
+        ends.map_while(|end| {
+            Some((end, self.beginnings.get(&text[..end])?.map(|index| &self.tokens[index])))
+        })
     }
 
-    /// `text` with `mark` before every place where a special token starts, or could start or go on once the template puts its
-    /// own text around it. Without such a place: `None`.
+    /// `text` with `mark` before every place where a special token starts, or could start or go on
+    /// once the template puts its own text around it. Without such a place: `None`.
     pub fn shield(&self, text: &str, mark: char) -> Option<String> {
         let length = text.trim_end().len();
         let head = text.len() - text.trim_start().len();
@@ -69,9 +73,11 @@ impl SpecialTokens {
         (!endangered.is_empty()).then(|| with_marks(text, &endangered, mark))
     }
 
-    /// Whether a special token starts here, or could when the text, or its `trimmed` first bytes, go on.
+    /// Whether a special token starts here, or could when the text, or its `trimmed` first bytes,
+    /// go on.
     fn may_start_with(&self, text: &str, trimmed: usize) -> bool {
-        self.matches(text).any(|(end, token)| token.is_some() || end == text.len() || end == trimmed)
+        self.matches(text)
+            .any(|(end, token)| token.is_some() || end == text.len() || end == trimmed)
     }
 
     /// Whether a special token that began in the template's text could continue with `text`.
@@ -100,7 +106,8 @@ pub fn free_mark<'a>(texts: impl Iterator<Item = &'a str>) -> Option<char> {
     MARKS.into_iter().find(|mark| !taken.contains(mark))
 }
 
-/// Ids of a prompt in which the character after a `mark` starts no special token. The marks themselves are not encoded.
+/// Ids of a prompt in which the character after a `mark` starts no special token. The marks
+/// themselves are not encoded.
 pub fn encode_marked(tokenizer: &Tokenizer, prompt: &str, mark: char) -> super::Result<Vec<u32>> {
     let mut ids = Vec::new();
     let mut plain = String::new();
@@ -130,8 +137,15 @@ mod tests {
     use super::*;
 
     fn specials() -> SpecialTokens {
-        let token = |(id, text): (u32, &str)| SpecialToken { id, text: text.into(), lstrip: false, rstrip: false };
-        SpecialTokens::new([(0, "<s>"), (1, "</s>"), (2, "<|end|>"), (3, "<|end"), (4, "§")].map(token).to_vec())
+        let token = |(id, text): (u32, &str)| SpecialToken {
+            id,
+            text: text.into(),
+            lstrip: false,
+            rstrip: false,
+        };
+        SpecialTokens::new(
+            [(0, "<s>"), (1, "</s>"), (2, "<|end|>"), (3, "<|end"), (4, "§")].map(token).to_vec(),
+        )
     }
 
     #[test]

@@ -2,8 +2,9 @@
 
 /// Holds text back while it may still be the beginning of a stop string.
 ///
-/// The stop string that is complete first wins; of several complete at the same character the longest, so nothing of any is
-/// shown. Cost: a constant per byte and stop string, whatever the text (Knuth, Morris, Pratt 1977).
+/// The stop string that is complete first wins; of several complete at the same character the
+/// longest, so nothing of any is shown. Cost: a constant per byte and stop string, whatever the
+/// text (Knuth, Morris, Pratt 1977).
 #[derive(Debug)]
 pub struct StopMatcher {
     patterns: Vec<Pattern>,
@@ -23,7 +24,8 @@ pub struct StopStep {
 impl StopMatcher {
     /// Empty strings among `stops` are left out: they would stop every answer before it begins.
     pub fn new(stops: Vec<String>) -> Self {
-        let patterns = stops.into_iter().filter(|stop| !stop.is_empty()).map(Pattern::new).collect();
+        let patterns =
+            stops.into_iter().filter(|stop| !stop.is_empty()).map(Pattern::new).collect();
         Self { patterns, held: String::new(), stopped: false }
     }
 
@@ -52,8 +54,10 @@ impl StopMatcher {
 
     /// Advances every pattern; the length of the longest stop string that ends here.
     fn completed_by(&mut self, byte: u8) -> Option<usize> {
-        let complete =
-            self.patterns.iter_mut().filter_map(|pattern| pattern.advance(byte).then_some(pattern.stop.len()));
+        let complete = self
+            .patterns
+            .iter_mut()
+            .filter_map(|pattern| pattern.advance(byte).then_some(pattern.stop.len()));
         complete.max()
     }
 }
@@ -61,7 +65,8 @@ impl StopMatcher {
 #[derive(Debug)]
 struct Pattern {
     stop: Vec<u8>,
-    /// For each prefix length minus one: the length of its longest proper suffix that is a prefix of the stop string too.
+    /// For each prefix length minus one: the length of its longest proper suffix that is a prefix
+    /// of the stop string too.
     borders: Vec<usize>,
     /// How much of the stop string the text ends with.
     matched: usize,
@@ -153,7 +158,8 @@ mod tests {
     fn oracle(stops: &[String], text: &str) -> (String, bool) {
         for (at, c) in text.char_indices() {
             let seen = &text[..at + c.len_utf8()];
-            let ended = stops.iter().filter(|stop| !stop.is_empty() && seen.ends_with(stop.as_str()));
+            let ended =
+                stops.iter().filter(|stop| !stop.is_empty() && seen.ends_with(stop.as_str()));
             if let Some(longest) = ended.map(String::len).max() {
                 return (seen[..seen.len() - longest].to_owned(), true);
             }

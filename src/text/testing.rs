@@ -27,25 +27,35 @@ fn strings(texts: &[String]) -> Value {
 fn vocabulary(entries: &[(String, i32)]) -> [(String, Value); 2] {
     let tokens: Vec<String> = entries.iter().map(|(token, _)| token.clone()).collect();
     let types = entries.iter().map(|(_, kind)| Value::I32(*kind)).collect();
-    [("tokenizer.ggml.tokens".into(), strings(&tokens)), ("tokenizer.ggml.token_type".into(), Value::Array(types))]
+    [
+        ("tokenizer.ggml.tokens".into(), strings(&tokens)),
+        ("tokenizer.ggml.token_type".into(), Value::Array(types)),
+    ]
 }
 
 fn named(fields: &[(&str, Value)]) -> impl Iterator<Item = (String, Value)> {
     fields.iter().map(|(key, value)| ((*key).to_owned(), value.clone()))
 }
 
-/// GPT-2's alphabet in byte order from id 3 on, then a few merges; ids 0 to 2 are control tokens, the last one a user's.
+/// GPT-2's alphabet in byte order from id 3 on, then a few merges; ids 0 to 2 are control tokens,
+/// the last one a user's.
 pub fn byte_level() -> Metadata {
     let printable = |byte: &u8| matches!(byte, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF);
     let mut others = (0x100..).filter_map(char::from_u32);
-    let alphabet =
-        (0..=255u8).map(|byte| if printable(&byte) { char::from(byte) } else { others.next().expect("endless") });
+    let alphabet = (0..=255u8).map(|byte| {
+        if printable(&byte) { char::from(byte) } else { others.next().expect("endless") }
+    });
     let merges = ["h e", "l l", "he ll", "hell o", "Ġ w", "Ġ Ġ", "1 2", "Ã ©", "< |"];
-    let control = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"].map(|token| (token.to_owned(), CONTROL));
+    let control =
+        ["<|endoftext|>", "<|im_start|>", "<|im_end|>"].map(|token| (token.to_owned(), CONTROL));
     let letters = alphabet.map(|letter| (letter.to_string(), NORMAL));
     let merged = merges.map(|merge| (merge.replace(' ', ""), NORMAL));
-    let entries: Vec<_> =
-        control.into_iter().chain(letters).chain(merged).chain([("<tool>".to_owned(), USER_DEFINED)]).collect();
+    let entries: Vec<_> = control
+        .into_iter()
+        .chain(letters)
+        .chain(merged)
+        .chain([("<tool>".to_owned(), USER_DEFINED)])
+        .collect();
     let fields = [
         ("tokenizer.ggml.model", Value::String("gpt2".into())),
         ("tokenizer.ggml.pre", Value::String("smollm".into())),
@@ -59,13 +69,18 @@ pub fn byte_level() -> Metadata {
 
 /// `<unk> <s> </s>`, the 256 bytes from id 3 on, then pieces; better pieces have higher scores.
 pub fn sentence_piece() -> Metadata {
-    let head = [("<unk>".to_owned(), UNKNOWN), ("<s>".to_owned(), CONTROL), ("</s>".to_owned(), CONTROL)];
+    let head =
+        [("<unk>".to_owned(), UNKNOWN), ("<s>".to_owned(), CONTROL), ("</s>".to_owned(), CONTROL)];
     let bytes = (0..=255u8).map(|byte| (format!("<0x{byte:02X}>"), BYTE));
-    let pieces =
-        ["▁h", "▁he", "ll", "▁hell", "▁hello", "▁wo", "<s", "▁▁", "▁", "h", "e", "l", "o", "w", "<", "s", ">", "/"];
+    let pieces = [
+        "▁h", "▁he", "ll", "▁hell", "▁hello", "▁wo", "<s", "▁▁", "▁", "h", "e", "l", "o", "w", "<",
+        "s", ">", "/",
+    ];
     let pieces = pieces.map(|piece| (piece.to_owned(), NORMAL));
     let entries: Vec<_> = head.into_iter().chain(bytes).chain(pieces).collect();
-    let scores = (0..entries.len()).map(|id| Value::F32(if id < 259 { 0.0 } else { 259.0 - id as f32 })).collect();
+    let scores = (0..entries.len())
+        .map(|id| Value::F32(if id < 259 { 0.0 } else { 259.0 - id as f32 }))
+        .collect();
     let fields = [
         ("tokenizer.ggml.model", Value::String("llama".into())),
         ("tokenizer.ggml.scores", Value::Array(scores)),
@@ -75,7 +90,8 @@ pub fn sentence_piece() -> Metadata {
 }
 
 fn tokenizer(metadata: &Metadata) -> Tokenizer {
-    Tokenizer::new(gguf::tokenizer(Keys(metadata)).expect("a sound vocabulary")).expect("a sound tokenizer")
+    Tokenizer::new(gguf::tokenizer(Keys(metadata)).expect("a sound vocabulary"))
+        .expect("a sound tokenizer")
 }
 
 pub fn text_model(metadata: &Metadata) -> TextModel {

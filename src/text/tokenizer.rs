@@ -1,21 +1,30 @@
-//! The tokenizer: one vocabulary, encoding with and without special tokens, and the bytes behind every id.
+//! The tokenizer: one vocabulary, encoding with and without special tokens, and the bytes behind
+//! every id.
 
 use super::shared_model::SharedModel;
 use super::special::{SpecialToken, SpecialTokens};
 use super::{Error, Result, gguf};
 use std::sync::Arc;
 use tokenizers::pre_tokenizers::metaspace::PrependScheme;
-use tokenizers::{DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl};
+use tokenizers::{
+    DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl,
+};
 
-type Pipeline =
-    TokenizerImpl<SharedModel, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
+type Pipeline = TokenizerImpl<
+    SharedModel,
+    NormalizerWrapper,
+    PreTokenizerWrapper,
+    PostProcessorWrapper,
+    DecoderWrapper,
+>;
 
 /// How a vocabulary entry spells bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Spelling {
     /// GPT-2's: every byte has a printable character.
     ByteLevel,
-    /// SentencePiece's: `▁` is a space and `<0x0A>` a byte; the space before the very first word may be an artefact.
+    /// SentencePiece's: `▁` is a space and `<0x0A>` a byte; the space before the very first word
+    /// may be an artefact.
     SentencePiece { strips_first_space: bool },
 }
 
@@ -32,8 +41,9 @@ pub struct Tokenizer {
 impl Tokenizer {
     /// From the text of a `tokenizer.json`.
     pub fn from_tokenizer_json(json: &[u8]) -> Result<Self> {
-        let tokenizer = tokenizers::Tokenizer::from_bytes(json)
-            .map_err(|error| Error::BadFile(format!("tokenizer.json cannot be read: {error}; fetch the file again")))?;
+        let tokenizer = tokenizers::Tokenizer::from_bytes(json).map_err(|error| {
+            Error::BadFile(format!("tokenizer.json cannot be read: {error}; fetch the file again"))
+        })?;
         Self::new(tokenizer)
     }
 
@@ -46,7 +56,9 @@ impl Tokenizer {
         let source = Arc::new(source);
         let specials = SpecialTokens::new(special_tokens(&source));
         let model = SharedModel::new(source.clone(), specials.iter().map(|token| token.id));
-        let pipeline = |parse_special: bool, pre_tokenizer| pipeline(&source, &model, pre_tokenizer, parse_special);
+        let pipeline = |parse_special: bool, pre_tokenizer| {
+            pipeline(&source, &model, pre_tokenizer, parse_special)
+        };
         Ok(Self {
             parsing: pipeline(true, source.get_pre_tokenizer().cloned())?,
             plain: pipeline(false, source.get_pre_tokenizer().cloned())?,
@@ -59,7 +71,8 @@ impl Tokenizer {
         })
     }
 
-    /// `parse_special`: whether the text of special tokens becomes their ids. Adds no BOS by itself.
+    /// `parse_special`: whether the text of special tokens becomes their ids. Adds no BOS by
+    /// itself.
     pub fn encode(&self, text: &str, parse_special: bool) -> Result<Vec<u32>> {
         ids(if parse_special { &self.parsing } else { &self.plain }, text)
     }
@@ -72,19 +85,28 @@ impl Tokenizer {
         }
     }
 
-    /// The bytes a token stands for; empty for special tokens when `skip_special`, and for ids outside the vocabulary.
+    /// The bytes a token stands for; empty for special tokens when `skip_special`, and for ids
+    /// outside the vocabulary.
     pub fn token_bytes(&self, id: u32, skip_special: bool) -> Vec<u8> {
         match self.source.get_added_vocabulary().get_added_tokens_decoder().get(&id) {
             Some(added) if added.special && skip_special => Vec::new(),
             Some(added) => self.spelling.added_bytes(&added.content),
-            None => self.source.id_to_token(id).map_or_else(Vec::new, |token| self.spelling.bytes(&token)),
+            None => self
+                .source
+                .id_to_token(id)
+                .map_or_else(Vec::new, |token| self.spelling.bytes(&token)),
         }
     }
 
     /// Bytes that are no UTF-8 become U+FFFD, one for each maximal invalid part.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
-        let bytes: Vec<u8> = ids.iter().flat_map(|id| self.token_bytes(*id, skip_special)).collect();
-        let text = if self.strips_first_space() { bytes.strip_prefix(b" ").unwrap_or(&bytes) } else { &bytes };
+        let bytes: Vec<u8> =
+            ids.iter().flat_map(|id| self.token_bytes(*id, skip_special)).collect();
+        let text = if self.strips_first_space() {
+            bytes.strip_prefix(b" ").unwrap_or(&bytes)
+        } else {
+            &bytes
+        };
         Ok(String::from_utf8_lossy(text).into_owned())
     }
 
@@ -107,8 +129,9 @@ impl Tokenizer {
 }
 
 fn ids(pipeline: &Pipeline, text: &str) -> Result<Vec<u32>> {
-    let encoding =
-        pipeline.encode_fast(text, false).map_err(|error| Error::Internal(format!("tokenizing failed: {error}")))?;
+    let encoding = pipeline
+        .encode_fast(text, false)
+        .map_err(|error| Error::Internal(format!("tokenizing failed: {error}")))?;
     Ok(encoding.get_ids().to_vec())
 }
 
@@ -125,7 +148,8 @@ fn special_tokens(source: &tokenizers::Tokenizer) -> Vec<SpecialToken> {
         .collect()
 }
 
-/// Neither truncation nor padding nor a post-processor is taken over: a prompt is never cut and a BOS is the template's affair.
+/// Neither truncation nor padding nor a post-processor is taken over: a prompt is never cut and a
+/// BOS is the template's affair.
 fn pipeline(
     source: &tokenizers::Tokenizer,
     model: &SharedModel,
@@ -133,9 +157,9 @@ fn pipeline(
     parse_special: bool,
 ) -> Result<Pipeline> {
     let mut pipeline = Pipeline::new(model.clone());
-    pipeline
-        .with_normalizer(source.get_normalizer().cloned())
-        .map_err(|error| Error::BadFile(format!("the tokenizer's normalizer cannot be used: {error}")))?;
+    pipeline.with_normalizer(source.get_normalizer().cloned()).map_err(|error| {
+        Error::BadFile(format!("the tokenizer's normalizer cannot be used: {error}"))
+    })?;
     pipeline.with_pre_tokenizer(pre_tokenizer);
     pipeline.with_added_vocabulary(source.get_added_vocabulary().clone());
     pipeline.set_encode_special_tokens(!parse_special);
@@ -145,7 +169,9 @@ fn pipeline(
 /// The pre-tokenizer for text that is not at the start of a prompt, where it is another one.
 fn without_first_space(pre_tokenizer: Option<&PreTokenizerWrapper>) -> Option<PreTokenizerWrapper> {
     match pre_tokenizer? {
-        PreTokenizerWrapper::Metaspace(metaspace) if metaspace.prepend_scheme == PrependScheme::First => {
+        PreTokenizerWrapper::Metaspace(metaspace)
+            if metaspace.prepend_scheme == PrependScheme::First =>
+        {
             let mut inside = metaspace.clone();
             inside.set_prepend_scheme(PrependScheme::Never);
             Some(inside.into())
@@ -163,7 +189,8 @@ fn spelling(decoder: Option<&DecoderWrapper>) -> Result<Spelling> {
     if parts.iter().any(|part| matches!(part, DecoderWrapper::ByteLevel(_))) {
         return Ok(Spelling::ByteLevel);
     }
-    let sentence_piece = |part| matches!(part, &DecoderWrapper::Replace(_) | &DecoderWrapper::Metaspace(_));
+    let sentence_piece =
+        |part| matches!(part, &DecoderWrapper::Replace(_) | &DecoderWrapper::Metaspace(_));
     if !parts.iter().any(sentence_piece) {
         return Err(Error::BadFile(
             "the tokenizer's decoder is neither byte-level nor SentencePiece; this build serves only those two kinds"
@@ -179,7 +206,8 @@ fn spelling(decoder: Option<&DecoderWrapper>) -> Result<Spelling> {
 }
 
 impl Spelling {
-    /// Added tokens are written in plain text; SentencePiece's may hold its mark for a space all the same.
+    /// Added tokens are written in plain text; SentencePiece's may hold its mark for a space all
+    /// the same.
     fn added_bytes(self, content: &str) -> Vec<u8> {
         match self {
             Self::ByteLevel => content.into(),
@@ -189,7 +217,9 @@ impl Spelling {
 
     fn bytes(self, token: &str) -> Vec<u8> {
         match self {
-            Self::ByteLevel => token.chars().map(byte_of).collect::<Option<_>>().unwrap_or_else(|| token.into()),
+            Self::ByteLevel => {
+                token.chars().map(byte_of).collect::<Option<_>>().unwrap_or_else(|| token.into())
+            }
             Self::SentencePiece { .. } => match fallback_byte(token) {
                 Some(byte) => vec![byte],
                 None => token.replace('▁', " ").into_bytes(),
@@ -198,8 +228,8 @@ impl Spelling {
     }
 }
 
-/// The byte that a character of GPT-2's byte alphabet stands for: printable Latin-1 is itself, the other 68 bytes follow
-/// from U+0100 on, in order.
+/// The byte that a character of GPT-2's byte alphabet stands for: printable Latin-1 is itself, the
+/// other 68 bytes follow from U+0100 on, in order.
 fn byte_of(c: char) -> Option<u8> {
     match u32::from(c) {
         code @ (0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF) => Some(code as u8),
@@ -223,7 +253,9 @@ mod tests {
     use proptest::prelude::*;
 
     fn pieces(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<String> {
-        ids.iter().map(|id| String::from_utf8_lossy(&tokenizer.token_bytes(*id, false)).into_owned()).collect()
+        ids.iter()
+            .map(|id| String::from_utf8_lossy(&tokenizer.token_bytes(*id, false)).into_owned())
+            .collect()
     }
 
     #[test]
@@ -286,11 +318,16 @@ mod tests {
     #[test]
     fn tokenizer_json_says_what_is_wrong() {
         let check = |json: &str, expect: &str| {
-            let Err(error) = Tokenizer::from_tokenizer_json(json.as_bytes()) else { panic!("{json} was accepted") };
+            let Err(error) = Tokenizer::from_tokenizer_json(json.as_bytes()) else {
+                panic!("{json} was accepted")
+            };
             assert!(error.to_string().contains(expect), "{error}");
         };
         check("{", "tokenizer.json cannot be read");
-        check(r#"{"model": {"type": "BPE", "vocab": {}, "merges": []}}"#, "neither byte-level nor SentencePiece");
+        check(
+            r#"{"model": {"type": "BPE", "vocab": {}, "merges": []}}"#,
+            "neither byte-level nor SentencePiece",
+        );
     }
 
     #[test]

@@ -1,8 +1,9 @@
-//! The node around the engine, with tokens at no cost: HTTP, template, scheduler, ledger, streams and reads.
+//! The node around the engine, with tokens at no cost: HTTP, template, scheduler, ledger, streams
+//! and reads.
 //! `cargo bench --bench node [-- streams|one|reads]`
 //!
-//! This process is the node. The load comes from `cresset bench` in a process beside it, so the CPU time told here is the
-//! node's own; both share the machine's cores.
+//! This process is the node. The load comes from `cresset bench` in a process beside it, so the CPU
+//! time told here is the node's own; both share the machine's cores.
 
 #![allow(clippy::unwrap_used, reason = "a bench that cannot go on has failed")]
 
@@ -20,7 +21,8 @@ const STREAMS: &str = "256";
 const OUTPUT_TOKENS: &str = "800";
 
 fn main() {
-    let wanted: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
+    let wanted: Vec<String> =
+        std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let run = |name: &str, bench: Pin<Box<dyn Future<Output = ()>>>| {
         if wanted.is_empty() || wanted.iter().any(|part| name.contains(part)) {
@@ -43,18 +45,27 @@ async fn node(step: Duration, num_blocks: usize) -> World {
     .await
 }
 
-/// CPU time this process has used, in user and in kernel mode; Linux counts it in hundredths of a second.
+/// CPU time this process has used, in user and in kernel mode; Linux counts it in hundredths of a
+/// second.
 fn cpu() -> Duration {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
     let (_, fields) = stat.rsplit_once(") ").unwrap();
-    let ticks: u64 = fields.split(' ').skip(11).take(2).map(|ticks| ticks.parse::<u64>().unwrap()).sum();
+    let ticks: u64 =
+        fields.split(' ').skip(11).take(2).map(|ticks| ticks.parse::<u64>().unwrap()).sum();
     Duration::from_millis(ticks * 10)
 }
 
 /// What `cresset bench` says of the node, and the CPU time that the node spent meanwhile.
 async fn load(world: &World, arguments: &[&str]) -> (Value, Duration) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cresset"));
-    command.args(["bench", "--json", "--url", &format!("http://{}", world.address), "--key", &world.key]);
+    command.args([
+        "bench",
+        "--json",
+        "--url",
+        &format!("http://{}", world.address),
+        "--key",
+        &world.key,
+    ]);
     command.args(arguments);
     let before = cpu();
     let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
@@ -66,8 +77,16 @@ async fn load(world: &World, arguments: &[&str]) -> (Value, Duration) {
 async fn streams(step: Duration) {
     // Room for all streams at once: nothing waits and nothing is preempted.
     let world = node(step, 32_768).await;
-    let shape =
-        ["--concurrency", STREAMS, "--requests", STREAMS, "--input-tokens", "32", "--output-tokens", OUTPUT_TOKENS];
+    let shape = [
+        "--concurrency",
+        STREAMS,
+        "--requests",
+        STREAMS,
+        "--input-tokens",
+        "32",
+        "--output-tokens",
+        OUTPUT_TOKENS,
+    ];
     let (document, spent) = load(&world, &shape).await;
     let level = &document["levels"][0];
     let tokens = level["completion_tokens"].as_f64().unwrap();
@@ -83,7 +102,8 @@ async fn streams(step: Duration) {
 
 async fn one_client() {
     let world = node(Duration::ZERO, 4_096).await;
-    let shape = ["--concurrency", "1", "--requests", "200", "--input-tokens", "32", "--output-tokens", "1"];
+    let shape =
+        ["--concurrency", "1", "--requests", "200", "--input-tokens", "32", "--output-tokens", "1"];
     let (document, spent) = load(&world, &shape).await;
     let level = &document["levels"][0];
     println!(

@@ -1,4 +1,5 @@
-//! What the host does for one engine step of 256 decoding rows: schedule, build the batch, take the tokens in.
+//! What the host does for one engine step of 256 decoding rows: schedule, build the batch, take the
+//! tokens in.
 //! `cargo bench --bench scheduler`. A GPU waits for all of it, so it should stay under 100 µs.
 
 use cresset::engine::batch::forward_batch;

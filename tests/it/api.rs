@@ -1,6 +1,9 @@
-//! The public surface, route by route: identity, models, credits, completions, and every refusal with its code.
+//! The public surface, route by route: identity, models, credits, completions, and every refusal
+//! with its code.
 
-use super::support::{CHAT, World, application, bearer, chat_headers, issue, issue_until, revoke, suspend};
+use super::support::{
+    CHAT, World, application, bearer, chat_headers, issue, issue_until, revoke, suspend,
+};
 use bytes::Bytes;
 use cresset::clock::UnixMillis;
 use hyper::Method;
@@ -24,7 +27,8 @@ async fn every_path_refuses_every_bad_credential_with_the_code_alone() {
     let (revoked_id, revoked) = issue(&world.node, world.account, None).await;
     revoke(&world.node, revoked_id).await;
     let (_, expired) = issue_until(&world.node, world.account, None, Some(UnixMillis(1))).await;
-    let unknown = cresset::ledger::secret::mint("cresset", cresset::ledger::CredentialKind::ApiKey, &[9; 32]);
+    let unknown =
+        cresset::ledger::secret::mint("cresset", cresset::ledger::CredentialKind::ApiKey, &[9; 32]);
     let mut broken = world.key.clone();
     broken.replace_range(20..21, if &broken[20..21] == "a" { "b" } else { "a" });
     let bad: Vec<Vec<(&str, String)>> = vec![
@@ -41,7 +45,11 @@ async fn every_path_refuses_every_bad_credential_with_the_code_alone() {
     for headers in &bad {
         for (method, path) in &ROUTES {
             let answer = world.call(method.clone(), path, headers, Bytes::new()).await;
-            assert_eq!(answer.text(), r#"{"error":{"code":"invalid_credential"}}"#, "{method} {path} {headers:?}");
+            assert_eq!(
+                answer.text(),
+                r#"{"error":{"code":"invalid_credential"}}"#,
+                "{method} {path} {headers:?}"
+            );
             assert_eq!((answer.status, answer.header("www-authenticate")), (401, "Bearer"));
             assert_eq!(answer.header("x-should-retry"), "false");
         }
@@ -97,7 +105,9 @@ async fn the_account_and_its_credential() {
         })
     );
     let app = application(&world.node, world.account).await;
-    let (_, token) = issue_until(&world.node, world.account, Some(app), Some(UnixMillis(4_000_000_000_000))).await;
+    let (_, token) =
+        issue_until(&world.node, world.account, Some(app), Some(UnixMillis(4_000_000_000_000)))
+            .await;
     let me = world.get_as(&token, "/v1/me").await.json();
     assert_eq!(
         (&me["credential"]["kind"], &me["credential"]["expires_at"]),
@@ -111,7 +121,8 @@ async fn the_account_and_its_credential() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn credits_are_exact_strings() {
-    let world = World::with(|setup| (setup.trial, setup.premium) = (250, 9_007_199_254_740_000)).await;
+    let world =
+        World::with(|setup| (setup.trial, setup.premium) = (250, 9_007_199_254_740_000)).await;
     assert_eq!(
         world.get("/v1/credits").await.json(),
         json!({
@@ -127,7 +138,8 @@ async fn credits_are_exact_strings() {
 async fn models_page_by_page() {
     let world = World::with(|setup| setup.models = 3).await;
     let whole = world.get("/v1/models").await.json();
-    let ids: Vec<&str> = whole["data"].as_array().unwrap().iter().map(|m| m["id"].as_str().unwrap()).collect();
+    let ids: Vec<&str> =
+        whole["data"].as_array().unwrap().iter().map(|m| m["id"].as_str().unwrap()).collect();
     assert!(ids.len() == 3 && ids.is_sorted());
     assert_eq!(
         (&whole["object"], &whole["has_more"], &whole["next_after"]),
@@ -137,7 +149,9 @@ async fn models_page_by_page() {
     let mut path = "/v1/models?limit=1".to_owned();
     loop {
         let page = world.get(&path).await.json();
-        seen.extend(page["data"].as_array().unwrap().iter().map(|m| m["id"].as_str().unwrap().to_owned()));
+        seen.extend(
+            page["data"].as_array().unwrap().iter().map(|m| m["id"].as_str().unwrap().to_owned()),
+        );
         let Some(after) = page["next_after"].as_str() else {
             assert_eq!(page["has_more"], false);
             break;
@@ -147,9 +161,16 @@ async fn models_page_by_page() {
     }
     assert_eq!(seen, ids);
     let past_the_end = world.get(&format!("/v1/models?after={}", ids[2])).await.json();
-    assert_eq!((past_the_end["data"].as_array().unwrap().len(), &past_the_end["has_more"]), (0, &json!(false)));
+    assert_eq!(
+        (past_the_end["data"].as_array().unwrap().len(), &past_the_end["has_more"]),
+        (0, &json!(false))
+    );
     for query in ["limit=0", "limit=101", "limit=x", "after=x", "cursor=1", "limit=1&limit=2"] {
-        assert_eq!(world.get(&format!("/v1/models?{query}")).await.error(), (400, "invalid_request".into()), "{query}");
+        assert_eq!(
+            world.get(&format!("/v1/models?{query}")).await.error(),
+            (400, "invalid_request".into()),
+            "{query}"
+        );
     }
     assert_eq!(world.get("/v1/me?a=1").await.error(), (400, "invalid_request".into()));
     world.close().await;
@@ -172,14 +193,22 @@ async fn a_model_says_what_a_client_needs() {
         })
     );
     assert_eq!((&model["object"], &model["task"]), (&json!("model"), &json!("text_generation")));
-    assert_eq!((&model["input_modalities"], &model["output_modalities"]), (&json!(["text"]), &json!(["text"])));
+    assert_eq!(
+        (&model["input_modalities"], &model["output_modalities"]),
+        (&json!(["text"]), &json!(["text"]))
+    );
     let pricing = json!({ "inputUnitsPerMillion": "100000", "cachedInputUnitsPerMillion": "25000", "outputUnitsPerMillion": "400000" });
     assert_eq!(model["pricing"], pricing);
-    for name in ["created", "owned_by", "address", "publisher", "upstream", "release_id", "release_label"] {
+    for name in
+        ["created", "owned_by", "address", "publisher", "upstream", "release_id", "release_label"]
+    {
         assert!(model.get(name).is_some(), "{name}");
     }
     assert_eq!(world.get("/v1/models/tiny-0").await.error(), (400, "invalid_request".into()));
-    assert_eq!(world.get(&format!("/v1/models/{}", Uuid::new_v4())).await.error(), (404, "model_not_found".into()));
+    assert_eq!(
+        world.get(&format!("/v1/models/{}", Uuid::new_v4())).await.error(),
+        (404, "model_not_found".into())
+    );
     world.close().await;
 }
 
@@ -191,10 +220,20 @@ async fn a_plan_may_leave_a_model_out() {
     })
     .await;
     let models = world.node.models();
-    let id =
-        |name: &str| models.iter().find(|m| m.qualified.manifest().name == name).unwrap().qualified.id().to_string();
+    let id = |name: &str| {
+        models
+            .iter()
+            .find(|m| m.qualified.manifest().name == name)
+            .unwrap()
+            .qualified
+            .id()
+            .to_string()
+    };
     let listed = world.get("/v1/models").await.json();
-    assert_eq!((listed["data"].as_array().unwrap().len(), &listed["data"][0]["id"]), (1, &json!(id("tiny-1"))));
+    assert_eq!(
+        (listed["data"].as_array().unwrap().len(), &listed["data"][0]["id"]),
+        (1, &json!(id("tiny-1")))
+    );
     let body = world.ask(json!({ "model": id("tiny-0") }));
     assert_eq!(world.post(Uuid::new_v4(), &body).await.error(), (404, "model_not_found".into()));
     world.close().await;
@@ -205,7 +244,12 @@ async fn an_answer_and_its_bill() {
     let world = World::new().await;
     let id = Uuid::new_v4();
     let answer = world.post(id, &world.ask(json!({ "user": "u", "seed": 1 }))).await;
-    assert_eq!((answer.status, answer.header("content-type")), (200, "application/json"), "{}", answer.text());
+    assert_eq!(
+        (answer.status, answer.header("content-type")),
+        (200, "application/json"),
+        "{}",
+        answer.text()
+    );
     assert_eq!(answer.header("x-ignored-params"), "user");
     let body = answer.json();
     assert_eq!(
@@ -225,7 +269,10 @@ async fn an_answer_and_its_bill() {
     assert_eq!(body["credits"], json!({ "unit": "microcredit", "chargedUnits": cost.to_string() }));
     assert_eq!(world.balances().await, [1_000_000 - cost, 1_000_000, 0]);
     let request = world.request(id).await;
-    assert_eq!((&request["state"], &request["chargedUnits"]), (&json!("completed"), &json!(cost.to_string())));
+    assert_eq!(
+        (&request["state"], &request["chargedUnits"]),
+        (&json!("completed"), &json!(cost.to_string()))
+    );
     assert_eq!((&request["usage"], &request["attempt_count"]), (&body["usage"], &json!(1)));
     assert_eq!((&request["cancellable"], &request["failure_code"]), (&json!(false), &Value::Null));
     world.close().await;
@@ -245,9 +292,18 @@ async fn limits_of_model_and_account() {
         (answer.error(), &answer.json()["error"]["param"]),
         ((400, "invalid_request".into()), &json!("max_tokens"))
     );
-    assert_eq!(post(json!({ "max_tokens": 1020 })).await.error(), (400, "context_length_exceeded".into()));
-    assert_eq!(post(json!({ "logit_bias": { "999999": 1 } })).await.json()["error"]["param"], "logit_bias");
-    assert_eq!(post(json!({ "model": Uuid::new_v4() })).await.error(), (404, "model_not_found".into()));
+    assert_eq!(
+        post(json!({ "max_tokens": 1020 })).await.error(),
+        (400, "context_length_exceeded".into())
+    );
+    assert_eq!(
+        post(json!({ "logit_bias": { "999999": 1 } })).await.json()["error"]["param"],
+        "logit_bias"
+    );
+    assert_eq!(
+        post(json!({ "model": Uuid::new_v4() })).await.error(),
+        (404, "model_not_found".into())
+    );
     assert_eq!(post(json!({ "model": "tiny-0" })).await.error(), (400, "invalid_request".into()));
     let cut = post(json!({ "max_tokens": 2 })).await.json();
     assert_eq!(
@@ -260,7 +316,9 @@ async fn limits_of_model_and_account() {
 #[tokio::test(flavor = "multi_thread")]
 async fn stop_strings_end_the_answer_before_them() {
     let world = World::new().await;
-    let post = async |stop: Value| world.post(Uuid::new_v4(), &world.ask(json!({ "stop": stop }))).await.json();
+    let post = async |stop: Value| {
+        world.post(Uuid::new_v4(), &world.ask(json!({ "stop": stop }))).await.json()
+    };
     let whole = post(json!(["never"])).await;
     assert_eq!(whole["choices"][0]["message"]["content"], "hello world and you");
     let cut = post(json!([" and", "zzz"])).await;
@@ -279,7 +337,11 @@ async fn logprobs_cover_the_answer() {
     let entries = answer["choices"][0]["logprobs"]["content"].as_array().unwrap();
     let text: String = entries.iter().map(|entry| entry["token"].as_str().unwrap()).collect();
     assert_eq!(text, "hello world and you");
-    assert!(entries.iter().all(|e| e["top_logprobs"].as_array().unwrap().len() == 1 && e["bytes"].is_array()));
+    assert!(
+        entries
+            .iter()
+            .all(|e| e["top_logprobs"].as_array().unwrap().len() == 1 && e["bytes"].is_array())
+    );
     world.close().await;
 }
 
@@ -289,10 +351,23 @@ async fn bodies_and_headers_that_are_refused() {
     let good = chat_headers(&world.key, &Uuid::new_v4().to_string());
     let body = world.ask(json!({})).to_string();
     let without = |name: &str| good.iter().filter(|(n, _)| *n != name).cloned().collect::<Vec<_>>();
-    let plus = |name: &'static str, value: &str| [good.clone(), vec![(name, value.to_owned())]].concat();
+    let plus =
+        |name: &'static str, value: &str| [good.clone(), vec![(name, value.to_owned())]].concat();
     let cases = [
-        (without("idempotency-key"), Bytes::from(body.clone()), 400, "invalid_request", json!("Idempotency-Key")),
-        (without("x-service-session-id"), body.clone().into(), 400, "invalid_request", json!("X-Service-Session-Id")),
+        (
+            without("idempotency-key"),
+            Bytes::from(body.clone()),
+            400,
+            "invalid_request",
+            json!("Idempotency-Key"),
+        ),
+        (
+            without("x-service-session-id"),
+            body.clone().into(),
+            400,
+            "invalid_request",
+            json!("X-Service-Session-Id"),
+        ),
         (
             plus("idempotency-key", &Uuid::new_v4().to_string()),
             body.clone().into(),
@@ -307,11 +382,35 @@ async fn bodies_and_headers_that_are_refused() {
             "invalid_request",
             json!("X-Service-Session-Id"),
         ),
-        (plus("x-cache-salt", "a"), body.clone().into(), 400, "invalid_request", json!("x-cache-salt")),
-        (plus("content-encoding", "gzip"), body.clone().into(), 400, "invalid_request", json!("Content-Encoding")),
+        (
+            plus("x-cache-salt", "a"),
+            body.clone().into(),
+            400,
+            "invalid_request",
+            json!("x-cache-salt"),
+        ),
+        (
+            plus("content-encoding", "gzip"),
+            body.clone().into(),
+            400,
+            "invalid_request",
+            json!("Content-Encoding"),
+        ),
         (without("content-type"), body.clone().into(), 415, "unsupported_media_type", Value::Null),
-        (good.clone(), Bytes::from(vec![b' '; 256 * 1024 + 1]), 413, "request_too_large", Value::Null),
-        (without("content-type"), vec![b' '; 256 * 1024 + 1].into(), 413, "request_too_large", Value::Null),
+        (
+            good.clone(),
+            Bytes::from(vec![b' '; 256 * 1024 + 1]),
+            413,
+            "request_too_large",
+            Value::Null,
+        ),
+        (
+            without("content-type"),
+            vec![b' '; 256 * 1024 + 1].into(),
+            413,
+            "request_too_large",
+            Value::Null,
+        ),
         (good.clone(), Bytes::new(), 400, "invalid_request", Value::Null),
         (good.clone(), Bytes::from_static(b"{"), 400, "invalid_request", Value::Null),
         (good.clone(), format!("{body} x").into(), 400, "invalid_request", Value::Null),
@@ -322,7 +421,13 @@ async fn bodies_and_headers_that_are_refused() {
             "invalid_request",
             Value::Null,
         ),
-        (good.clone(), Bytes::from_static(b"{\"model\":\"\xff\"}"), 400, "invalid_request", Value::Null),
+        (
+            good.clone(),
+            Bytes::from_static(b"{\"model\":\"\xff\"}"),
+            400,
+            "invalid_request",
+            Value::Null,
+        ),
         (good.clone(), "[".repeat(10_000).into(), 400, "invalid_request", Value::Null),
     ];
     for (headers, body, status, code, param) in cases {
@@ -342,7 +447,10 @@ async fn errors_tell_what_to_change_and_repeat_nothing() {
     let body = world.ask(json!({ "canary": "canary-secret-text" }));
     let answer = world.post(id, &body).await;
     let error = &answer.json()["error"];
-    assert_eq!((&error["code"], &error["type"]), (&json!("invalid_request"), &json!("invalid_request_error")));
+    assert_eq!(
+        (&error["code"], &error["type"]),
+        (&json!("invalid_request"), &json!("invalid_request_error"))
+    );
     assert_eq!((&error["param"], &error["request_id"]), (&json!("canary"), &json!(id)));
     assert!(!answer.text().contains("canary-secret-text") && !answer.text().contains(&world.key));
     assert_eq!(answer.header("x-should-retry"), "false");

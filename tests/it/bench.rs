@@ -25,14 +25,20 @@ async fn completions_are_counted_as_the_node_charged_them() {
     let arguments = &["--concurrency", "1,3", "--requests", "6", "--output-tokens", "5"];
     let document = bench(&world, arguments).await.document();
     for (level, clients) in [(&document["levels"][0], 1), (&document["levels"][1], 3)] {
-        let counts =
-            ["concurrency", "answered", "failed", "completion_tokens"].map(|name| level[name].as_u64().unwrap());
+        let counts = ["concurrency", "answered", "failed", "completion_tokens"]
+            .map(|name| level[name].as_u64().unwrap());
         assert_eq!(counts, [clients, 6, 0, 30], "end-of-text is ignored: {level}");
         let prompt = number(&level["prompt_tokens"]) / 6.0;
         assert!((prompt - 40.0).abs() <= 20.0, "prompts of {prompt} tokens in place of 40");
-        assert!(number(&level["time_to_first_token_ms"]["p50"]) <= number(&level["end_to_end_ms"]["p99"]));
+        assert!(
+            number(&level["time_to_first_token_ms"]["p50"])
+                <= number(&level["end_to_end_ms"]["p99"])
+        );
     }
-    assert!(world.balances().await.iter().take(2).sum::<u64>() < before, "the answers were real, and paid");
+    assert!(
+        world.balances().await.iter().take(2).sum::<u64>() < before,
+        "the answers were real, and paid"
+    );
     world.close().await;
 }
 
@@ -61,9 +67,11 @@ async fn refusals_are_counted_by_their_codes() {
 #[tokio::test(flavor = "multi_thread")]
 async fn reads_are_measured_on_every_path() {
     let world = World::new().await;
-    let document = bench(&world, &["--reads", "--concurrency", "2", "--seconds", "1"]).await.document();
+    let document =
+        bench(&world, &["--reads", "--concurrency", "2", "--seconds", "1"]).await.document();
     let rows = document["reads"].as_array().unwrap();
-    let paths: Vec<_> = rows.iter().map(|row| row["path"].as_str().unwrap().split('/').nth(2).unwrap()).collect();
+    let paths: Vec<_> =
+        rows.iter().map(|row| row["path"].as_str().unwrap().split('/').nth(2).unwrap()).collect();
     assert_eq!(paths, ["me", "credits", "requests"]);
     for row in rows {
         assert!(number(&row["half"]["per_second"]) <= number(&row["per_second"]), "{row}");
@@ -74,12 +82,16 @@ async fn reads_are_measured_on_every_path() {
 #[test]
 fn the_ledger_is_measured_on_a_fresh_one_that_goes_away() {
     let folder = Folder::empty();
-    let arguments = ["bench", "--ledger", "--clients", "1,4", "--seconds", "1", "--simulate-fsync-ms", "5"];
+    let arguments =
+        ["bench", "--ledger", "--clients", "1,4", "--seconds", "1", "--simulate-fsync-ms", "5"];
     let document = folder.json(&arguments);
     assert_eq!(document["audit_ok"], true);
     for level in document["levels"].as_array().unwrap() {
         assert!(number(&level["pairs"]) > 0.0 && number(&level["fsync_ms"]) >= 5.0, "{level}");
-        assert!(number(&level["pair_ms"]["p50"]) >= 10.0, "two commits, one after the other: {level}");
+        assert!(
+            number(&level["pair_ms"]["p50"]) >= 10.0,
+            "two commits, one after the other: {level}"
+        );
         assert!(number(&level["fsync_share"]) <= 1.0, "{level}");
     }
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left behind");
@@ -88,7 +100,17 @@ fn the_ledger_is_measured_on_a_fresh_one_that_goes_away() {
 #[test]
 fn a_folder_without_a_node_hosts_one_for_the_benchmark() {
     let folder = Folder::ready();
-    let arguments = ["bench", "--concurrency", "2", "--requests", "4", "--input-tokens", "16", "--output-tokens", "3"];
+    let arguments = [
+        "bench",
+        "--concurrency",
+        "2",
+        "--requests",
+        "4",
+        "--input-tokens",
+        "16",
+        "--output-tokens",
+        "3",
+    ];
     let document = folder.json(&arguments);
     assert_eq!(document["levels"][0]["completion_tokens"], 12, "{document}");
     let message = folder.fails(&["bench", "--url", "http://127.0.0.1:1", "--key", "k"], 1);

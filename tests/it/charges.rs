@@ -1,4 +1,5 @@
-//! What each way to end costs, and whose limits hold: the account's, whichever of its credentials is used.
+//! What each way to end costs, and whose limits hold: the account's, whichever of its credentials
+//! is used.
 
 use super::support::{World, application, issue, issue_until, next_piece, read, revoke, suspend};
 use cresset::clock::{Clock, SystemClock, UnixMillis};
@@ -14,7 +15,8 @@ const GRANTED: u64 = 1_000_000;
 
 fn cost(prompt: u64, cached: u64, output: u64) -> u64 {
     let [fresh_price, cached_price, output_price] = PRICES;
-    ((prompt - cached) * fresh_price + cached * cached_price + output * output_price).div_ceil(1_000_000)
+    ((prompt - cached) * fresh_price + cached * cached_price + output * output_price)
+        .div_ceil(1_000_000)
 }
 
 /// What a request's own usage comes to.
@@ -50,9 +52,15 @@ async fn cached_prompt_tokens_cost_their_own_price() {
         let answer = world.post(id, &body).await.json();
         let request = world.request(id).await;
         assert_eq!(request["usage"], answer["usage"]);
-        assert_eq!(answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap() > 0, cached);
+        assert_eq!(
+            answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap() > 0,
+            cached
+        );
         let charged = units(&request["chargedUnits"]);
-        assert_eq!((charged, units(&answer["credits"]["chargedUnits"])), (cost_of(&request), charged));
+        assert_eq!(
+            (charged, units(&answer["credits"]["chargedUnits"])),
+            (cost_of(&request), charged)
+        );
         left -= charged;
         assert_eq!(world.balances().await, [left, GRANTED, 0]);
     }
@@ -62,12 +70,14 @@ async fn cached_prompt_tokens_cost_their_own_price() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reservation_is_the_exact_prompt_and_max_tokens_trial_first() {
     let world = endless(20, |setup| (setup.trial, setup.premium) = (100, 1_000)).await;
-    let mut stream = world.open(&world.key, Uuid::new_v4(), &world.ask(json!({ "max_tokens": 1 }))).await;
+    let mut stream =
+        world.open(&world.key, Uuid::new_v4(), &world.ask(json!({ "max_tokens": 1 }))).await;
     let prompt: Value = serde_json::from_str(&next_piece(&mut stream).await).unwrap();
     let prompt = prompt["usage"]["prompt_tokens"].as_u64().unwrap();
     let [trial, premium, _] = world.balances().await;
     let id = Uuid::new_v4();
-    let running = world.open(&world.key, id, &world.ask(json!({ "max_tokens": 900, "stream": true }))).await;
+    let running =
+        world.open(&world.key, id, &world.ask(json!({ "max_tokens": 900, "stream": true }))).await;
     let reserved = cost(prompt, 0, 900);
     assert_eq!(units(&world.request(id).await["reservedUnits"]), reserved);
     let credits = world.get("/v1/credits").await.json();
@@ -103,8 +113,13 @@ async fn cut_off_while_running_costs_what_was_produced_and_while_queued_nothing(
     for cut in [Cut::Delete, Cut::Suspend, Cut::Revoke, Cut::Expire] {
         let world = endless(20, |setup| setup.max_rows = 1).await;
         let soon = UnixMillis(SystemClock.now().0 + 3_000);
-        let (credential, key) =
-            issue_until(&world.node, world.account, None, matches!(cut, Cut::Expire).then_some(soon)).await;
+        let (credential, key) = issue_until(
+            &world.node,
+            world.account,
+            None,
+            matches!(cut, Cut::Expire).then_some(soon),
+        )
+        .await;
         let body = world.ask(json!({ "stream": true, "max_tokens": 900 }));
         let ids = [Uuid::new_v4(), Uuid::new_v4()];
         let mut running = world.open(&key, ids[0], &body).await;
@@ -136,10 +151,17 @@ async fn cut_off_while_running_costs_what_was_produced_and_while_queued_nothing(
             assert_eq!(world.get("/v1/me").await.error(), (401, "invalid_credential".into()));
             resume(&world).await;
         } else if !matches!(cut, Cut::Delete) {
-            assert_eq!(world.get_as(&key, "/v1/me").await.error(), (401, "invalid_credential".into()));
+            assert_eq!(
+                world.get_as(&key, "/v1/me").await.error(),
+                (401, "invalid_credential".into())
+            );
         }
         let [ran, waited] = [world.request(ids[0]).await, world.request(ids[1]).await];
-        assert_eq!((&ran["state"], &waited["state"]), (&json!("cancelled"), &json!("cancelled")), "{cut:?}");
+        assert_eq!(
+            (&ran["state"], &waited["state"]),
+            (&json!("cancelled"), &json!("cancelled")),
+            "{cut:?}"
+        );
         assert!(ran["usage"]["completion_tokens"].as_u64().unwrap() >= 2, "{cut:?}: {ran}");
         assert_eq!(units(&ran["chargedUnits"]), cost_of(&ran), "{cut:?}");
         assert_eq!(
@@ -149,7 +171,11 @@ async fn cut_off_while_running_costs_what_was_produced_and_while_queued_nothing(
         );
         assert_eq!(world.balances().await, [GRANTED - cost_of(&ran), GRANTED, 0], "{cut:?}");
         for id in ids {
-            assert_eq!(world.post(id, &body).await.error(), (409, "request_cancelled".into()), "{cut:?}");
+            assert_eq!(
+                world.post(id, &body).await.error(),
+                (409, "request_cancelled".into()),
+                "{cut:?}"
+            );
         }
         world.close().await;
     }
@@ -165,7 +191,8 @@ async fn resume(world: &World) {
 async fn a_cancel_takes_two_steps_at_most() {
     let world = endless(100, |_| {}).await;
     let id = Uuid::new_v4();
-    let mut stream = world.open(&world.key, id, &world.ask(json!({ "stream": true, "max_tokens": 900 }))).await;
+    let mut stream =
+        world.open(&world.key, id, &world.ask(json!({ "stream": true, "max_tokens": 900 }))).await;
     let mut seen = String::new();
     while !seen.contains("world") {
         seen += &next_piece(&mut stream).await;
@@ -183,14 +210,19 @@ async fn a_failed_step_costs_nobody_and_the_next_requests_live() {
         let world = endless(20, |setup| setup.failures = vec![(8, failure)]).await;
         let body = world.ask(json!({ "max_tokens": 30 }));
         let ids: Vec<Uuid> = (0..4).map(|_| Uuid::new_v4()).collect();
-        let answers = futures_util::future::join_all(ids.iter().map(|id| world.post(*id, &body))).await;
+        let answers =
+            futures_util::future::join_all(ids.iter().map(|id| world.post(*id, &body))).await;
         let failed = answers.iter().filter(|answer| answer.status == 500).count();
         assert!(failed > 0, "{failure:?}");
         for (id, answer) in ids.iter().zip(&answers) {
             let request = world.request(*id).await;
             let charged = units(&request["chargedUnits"]);
             assert_eq!(answer.status == 500, request["state"] == "failed", "{failure:?}");
-            assert_eq!(charged, if answer.status == 500 { 0 } else { cost_of(&request) }, "{failure:?}");
+            assert_eq!(
+                charged,
+                if answer.status == 500 { 0 } else { cost_of(&request) },
+                "{failure:?}"
+            );
         }
         assert_eq!(world.post(Uuid::new_v4(), &body).await.status, 200, "{failure:?}");
         world.close().await;
@@ -237,11 +269,17 @@ async fn a_refused_admission_leaves_no_record_and_its_id_takes_any_body() {
         (world.ask(json!({ "max_tokens": 1_020 })), 400, "context_length_exceeded"),
         (world.ask(json!({ "model": Uuid::new_v4() })), 404, "model_not_found"),
     ];
-    let stream = world.open(&world.key, Uuid::new_v4(), &world.ask(json!({ "stream": true, "max_tokens": 900 }))).await;
+    let stream = world
+        .open(&world.key, Uuid::new_v4(), &world.ask(json!({ "stream": true, "max_tokens": 900 })))
+        .await;
     refused.push((world.ask(json!({ "max_tokens": 9 })), 429, "concurrency_limit"));
     for (body, status, code) in &refused {
         assert_eq!(world.post(id, body).await.error(), (*status, (*code).to_owned()));
-        assert_eq!(world.get(&format!("/v1/requests/{id}")).await.error(), (404, "request_not_found".into()), "{code}");
+        assert_eq!(
+            world.get(&format!("/v1/requests/{id}")).await.error(),
+            (404, "request_not_found".into()),
+            "{code}"
+        );
     }
     world.node.hub.end_account(world.account);
     drop(stream);
@@ -273,11 +311,16 @@ async fn a_replay_needs_no_credits_no_room_and_no_model() {
     let (id, body) = (Uuid::new_v4(), world.ask(json!({ "max_tokens": 5 })));
     let first = world.post(id, &body).await;
     // Whatever is left is reserved, and the only place taken.
-    let stream = world.open(&world.key, Uuid::new_v4(), &world.ask(json!({ "stream": true, "max_tokens": 900 }))).await;
+    let stream = world
+        .open(&world.key, Uuid::new_v4(), &world.ask(json!({ "stream": true, "max_tokens": 900 })))
+        .await;
     assert_eq!(world.post(Uuid::new_v4(), &body).await.status, 429);
     world.node.fleet.engines().iter().for_each(cresset::engine::EngineHandle::shutdown);
     let again = world.post(id, &body).await;
-    assert_eq!((again.status, again.header("idempotent-replayed"), &again.body), (200, "true", &first.body));
+    assert_eq!(
+        (again.status, again.header("idempotent-replayed"), &again.body),
+        (200, "true", &first.body)
+    );
     assert_eq!(world.post(Uuid::new_v4(), &body).await.error(), (503, "overloaded".into()));
     world.node.hub.end_account(world.account);
     drop(stream);

@@ -27,7 +27,10 @@ fn a_folder_without_a_ledger_is_never_made_by_accident() {
     let folder = Folder::empty();
     for arguments in [&["accounts", "list"][..], &["ledger", "audit"], &["serve"]] {
         let message = folder.fails(arguments, 1);
-        assert!(message.contains("no ledger") && message.contains("cresset init"), "{arguments:?}: {message}");
+        assert!(
+            message.contains("no ledger") && message.contains("cresset init"),
+            "{arguments:?}: {message}"
+        );
     }
     assert!(!folder.path().join("ledger.redb").exists());
 }
@@ -51,12 +54,34 @@ fn exit_codes_tell_failure_from_wrong_usage() {
     check(&["accounts", "create", "--name", "two\nlines"], 2, "control character");
     check(&["keys", "create", "--account", NOBODY, "--expires-in", "soon"], 2, "30d");
     check(
-        &["credits", "grant", "--account", NOBODY, "--bucket", "gold", "--units", "1", "--reference", "r"],
+        &[
+            "credits",
+            "grant",
+            "--account",
+            NOBODY,
+            "--bucket",
+            "gold",
+            "--units",
+            "1",
+            "--reference",
+            "r",
+        ],
         2,
         "premium",
     );
     check(
-        &["credits", "grant", "--account", NOBODY, "--bucket", "trial", "--units", "1.5", "--reference", "r"],
+        &[
+            "credits",
+            "grant",
+            "--account",
+            NOBODY,
+            "--bucket",
+            "trial",
+            "--units",
+            "1.5",
+            "--reference",
+            "r",
+        ],
         2,
         "whole number",
     );
@@ -90,8 +115,12 @@ fn errors_go_to_stderr_and_stay_off_stdout() {
 #[test]
 fn a_closed_pipe_is_quiet() {
     let folder = Folder::initialised();
-    let mut child =
-        folder.command(&["config", "schema"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = folder
+        .command(&["config", "schema"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
@@ -104,14 +133,25 @@ fn configuration_is_shown_checked_and_described() {
     std::fs::write(&file, "[engine]\nkv_mib = 64\n").unwrap();
     let file = file.to_str().unwrap();
     let shown = folder.json(&["config", "show", "--config", file]);
-    let row = |key: &str| shown["data"].as_array().unwrap().iter().find(|row| row["key"] == key).unwrap().clone();
-    assert_eq!((&row("engine.kv_mib")["value"], row("engine.kv_mib")["origin"].as_str()), (&json!(64), Some(file)));
+    let row = |key: &str| {
+        shown["data"].as_array().unwrap().iter().find(|row| row["key"] == key).unwrap().clone()
+    };
+    assert_eq!(
+        (&row("engine.kv_mib")["value"], row("engine.kv_mib")["origin"].as_str()),
+        (&json!(64), Some(file))
+    );
     assert_eq!(row("engine.threads")["origin"], "default");
     for row in shown["data"].as_array().unwrap() {
-        assert!(row["description"].as_str().is_some_and(|text| !text.is_empty()), "{row} is not described");
+        assert!(
+            row["description"].as_str().is_some_and(|text| !text.is_empty()),
+            "{row} is not described"
+        );
     }
     assert_eq!(folder.json(&["config", "check", "--config", file])["ok"], true);
-    assert_eq!(folder.json(&["config", "schema"])["properties"]["engine"]["$ref"], "#/$defs/Engine");
+    assert_eq!(
+        folder.json(&["config", "schema"])["properties"]["engine"]["$ref"],
+        "#/$defs/Engine"
+    );
 }
 
 #[test]
@@ -138,7 +178,8 @@ fn variables_override_the_file() {
     let mut command = folder.command(&["config", "show", "--json"]);
     let output = command.env("CRESSET_ENGINE__KV_MIB", "128").output().unwrap();
     let shown: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let row = shown["data"].as_array().unwrap().iter().find(|row| row["key"] == "engine.kv_mib").unwrap();
+    let row =
+        shown["data"].as_array().unwrap().iter().find(|row| row["key"] == "engine.kv_mib").unwrap();
     assert_eq!((&row["value"], &row["origin"]), (&json!(128), &json!("CRESSET_ENGINE__KV_MIB")));
 }
 
@@ -168,8 +209,12 @@ fn a_taken_port_is_named() {
 fn a_second_node_on_one_folder_is_refused() {
     let folder = Folder::ready();
     let _first = folder.serve();
-    let message = folder.fails(&["serve", "--listen", "127.0.0.1:0", "--operator", "127.0.0.1:0"], 1);
-    assert!(message.contains("in use by another process") && message.contains("cresset status"), "{message}");
+    let message =
+        folder.fails(&["serve", "--listen", "127.0.0.1:0", "--operator", "127.0.0.1:0"], 1);
+    assert!(
+        message.contains("in use by another process") && message.contains("cresset status"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -177,12 +222,18 @@ fn doctor_names_what_is_wrong_and_what_mends_it() {
     let folder = Folder::initialised();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
-    std::fs::write(folder.path().join("cresset.toml"), format!("[listen]\npublic = \"{address}\"\n")).unwrap();
+    std::fs::write(
+        folder.path().join("cresset.toml"),
+        format!("[listen]\npublic = \"{address}\"\n"),
+    )
+    .unwrap();
     let finished = folder.run(&["doctor", "--json"]);
     let document = finished.document();
     assert_eq!((finished.code, &document["ok"]), (Some(1), &json!(false)));
     let checks = document["checks"].as_array().unwrap();
-    let find = |name: &str| checks.iter().find(|check| check["check"] == name).unwrap_or_else(|| panic!("no {name}"));
+    let find = |name: &str| {
+        checks.iter().find(|check| check["check"] == name).unwrap_or_else(|| panic!("no {name}"))
+    };
     assert_eq!(find("port")["verdict"], "wrong");
     assert_eq!(find("ledger")["verdict"], "good");
     for check in checks {
@@ -195,7 +246,12 @@ fn chat_takes_lines_from_a_pipe() {
     let folder = Folder::ready();
     let _node = folder.serve();
     let mut child = Command::new("sh")
-        .args(["-c", "printf 'one\\n\\ntwo\\n' | \"$0\" \"$@\"", env!("CARGO_BIN_EXE_cresset"), "--data-dir"])
+        .args([
+            "-c",
+            "printf 'one\\n\\ntwo\\n' | \"$0\" \"$@\"",
+            env!("CARGO_BIN_EXE_cresset"),
+            "--data-dir",
+        ])
         .arg(folder.path())
         .args(["chat", "--json", "--max-tokens", "4"])
         .stdout(Stdio::piped())
@@ -204,11 +260,15 @@ fn chat_takes_lines_from_a_pipe() {
         .unwrap();
     let status = child.wait().unwrap();
     let output = child.wait_with_output().unwrap();
-    let answers: Vec<Value> =
-        String::from_utf8(output.stdout).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let answers: Vec<Value> = String::from_utf8(output.stdout)
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
     assert!(status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(answers.len(), 2);
-    let grown = |name: &str| answers[1]["usage"][name].as_u64() > answers[0]["usage"][name].as_u64();
+    let grown =
+        |name: &str| answers[1]["usage"][name].as_u64() > answers[0]["usage"][name].as_u64();
     assert!(grown("prompt_tokens"), "the second question carries the first: {answers:?}");
 }
 
@@ -235,7 +295,8 @@ fn relay_adds_what_tools_cannot_say() {
     let node = folder.serve();
     let key = folder.path().join("relay.key");
     std::fs::write(&key, &customer.key).unwrap();
-    let arguments = ["relay", "--json", "--listen", "127.0.0.1:0", "--upstream", &node.listen, "--key-file"];
+    let arguments =
+        ["relay", "--json", "--listen", "127.0.0.1:0", "--upstream", &node.listen, "--key-file"];
     let mut relay = folder.command(&arguments).arg(&key).stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(relay.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -256,7 +317,8 @@ fn relay_adds_what_tools_cannot_say() {
 
 #[test]
 fn relay_stays_on_this_machine_unless_told() {
-    let message = Folder::empty().fails(&["relay", "--listen", "0.0.0.0:0", "--upstream", "http://127.0.0.1:1"], 1);
+    let message = Folder::empty()
+        .fails(&["relay", "--listen", "0.0.0.0:0", "--upstream", "http://127.0.0.1:1"], 1);
     assert!(message.contains("--allow-remote"), "{message}");
 }
 
@@ -282,17 +344,28 @@ fn models_are_listed_with_how_far_they_have_come() {
 fn a_model_that_did_not_qualify_here_is_not_served() {
     let folder = Folder::ready();
     std::fs::remove_dir_all(folder.path().join("qualification")).unwrap();
-    folder.json(&["models", "add", "--path", folder.path().join("tiny.gguf").to_str().unwrap(), "--name", "another"]);
-    let message = folder.fails(&["serve", "--listen", "127.0.0.1:0", "--operator", "127.0.0.1:0"], 1);
+    folder.json(&[
+        "models",
+        "add",
+        "--path",
+        folder.path().join("tiny.gguf").to_str().unwrap(),
+        "--name",
+        "another",
+    ]);
+    let message =
+        folder.fails(&["serve", "--listen", "127.0.0.1:0", "--operator", "127.0.0.1:0"], 1);
     let both = ["tiny", "another"].map(|name| message.contains(&format!("cresset qualify {name}")));
     assert_eq!(both, [true, true], "{message}");
 }
 
-/// One run of the main job on a folder that has the release; its document and what it said on the way.
+/// One run of the main job on a folder that has the release; its document and what it said on the
+/// way.
 fn quickstart(folder: &Folder, listen: &str) -> (Value, String) {
     let mut command = folder.command(&["quickstart", "--once", "--json"]);
     // The suite runs a short context: that its full length qualifies is tested elsewhere.
-    command.env("CRESSET_QUALIFICATION__QUICK_CONTEXT_TOKENS", "256").env("CRESSET_LISTEN__PUBLIC", listen);
+    command
+        .env("CRESSET_QUALIFICATION__QUICK_CONTEXT_TOKENS", "256")
+        .env("CRESSET_LISTEN__PUBLIC", listen);
     let output = command.env("CRESSET_LISTEN__OPERATOR", "127.0.0.1:0").output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{said}");
@@ -306,7 +379,10 @@ fn quickstart_answers_and_does_nothing_twice() {
     let address = taken.local_addr().unwrap().to_string();
     let (first, said) = quickstart(&folder, &address);
     assert!(first["answer"].as_str().unwrap().contains("Paris"), "{first}");
-    assert!(said.contains("is taken; using a free port") && said.contains("is qualified"), "{said}");
+    assert!(
+        said.contains("is taken; using a free port") && said.contains("is qualified"),
+        "{said}"
+    );
     let key_file = std::fs::metadata(first["key_file"].as_str().unwrap()).unwrap();
     assert_eq!(key_file.permissions().mode() & 0o777, 0o600);
 
@@ -316,6 +392,10 @@ fn quickstart_answers_and_does_nothing_twice() {
     assert_eq!(first["account_id"], second["account_id"]);
     let units = |value: &Value| value.as_str().unwrap().parse::<u64>().unwrap();
     let left = |run: &Value| units(&run["credits"]["processingEligibleUnits"]);
-    assert_eq!(left(&second), left(&first) - units(&second["chargedUnits"]), "the balance went down by the charge");
+    assert_eq!(
+        left(&second),
+        left(&first) - units(&second["chargedUnits"]),
+        "the balance went down by the charge"
+    );
     assert_eq!(folder.json(&["ledger", "audit"])["ok"], true);
 }

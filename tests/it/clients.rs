@@ -1,7 +1,8 @@
-//! Existing clients, pinned, against a node: they must work as they are with nothing but the two required headers.
+//! Existing clients, pinned, against a node: they must work as they are with nothing but the two
+//! required headers.
 //!
-//! They are installed once under the build folder. Where that is impossible (no network, no pip or npm) the test says so
-//! loudly and is skipped; everything that can be installed must pass.
+//! They are installed once under the build folder. Where that is impossible (no network, no pip or
+//! npm) the test says so loudly and is skipped; everything that can be installed must pass.
 
 use crate::process::Folder;
 use std::path::{Path, PathBuf};
@@ -30,7 +31,11 @@ pub fn succeeded(command: &mut Command) -> Result<(), String> {
 }
 
 /// Runs `install` unless the pinned versions are there already.
-pub fn install(folder: &Path, pins: &Path, install: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
+pub fn install(
+    folder: &Path,
+    pins: &Path,
+    install: impl FnOnce() -> Result<(), String>,
+) -> Result<(), String> {
     let _one = INSTALLING.lock().unwrap();
     let (wanted, stamp) = (std::fs::read_to_string(pins).unwrap(), folder.join("installed"));
     if std::fs::read_to_string(&stamp).is_ok_and(|found| found == wanted) {
@@ -64,7 +69,11 @@ fn check(what: &str, installed: Result<(), String>, client: impl FnOnce(&str, &s
     let customer = folder.customer(100_000_000);
     let node = folder.serve();
     let output = client(&node.listen, &customer.key);
-    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let said = format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
     assert!(output.status.success() && said.contains("ok"), "{what}: {said}\n{}", node.log());
     assert_eq!(folder.json(&["ledger", "audit"])["ok"], true);
 }
@@ -73,7 +82,11 @@ fn check(what: &str, installed: Result<(), String>, client: impl FnOnce(&str, &s
 fn openai_for_python() {
     let (python, installed) = python("python", &scripts().join("requirements.txt"));
     check("openai for Python", installed, |base, key| {
-        Command::new(&python).arg(scripts().join("openai_python.py")).args([base, key]).output().unwrap()
+        Command::new(&python)
+            .arg(scripts().join("openai_python.py"))
+            .args([base, key])
+            .output()
+            .unwrap()
     });
 }
 
@@ -83,7 +96,11 @@ fn openai_for_javascript() {
     let installed = install(&folder, &scripts().join("package.json"), || {
         std::fs::copy(scripts().join("package.json"), folder.join("package.json"))
             .map_err(|error| error.to_string())?;
-        succeeded(Command::new("npm").args(["install", "--silent", "--no-audit", "--no-fund"]).current_dir(&folder))
+        succeeded(
+            Command::new("npm")
+                .args(["install", "--silent", "--no-audit", "--no-fund"])
+                .current_dir(&folder),
+        )
     });
     check("openai for JavaScript", installed, |base, key| {
         // Node finds packages beside the script, so the script goes where they are.

@@ -1,4 +1,5 @@
-//! While the ledger cannot be written nothing is admitted; a read is answered as ever or refused with 503, never wrongly.
+//! While the ledger cannot be written nothing is admitted; a read is answered as ever or refused
+//! with 503, never wrongly.
 
 use crate::process::{Customer, Folder, Served, eventually, request};
 use serde_json::json;
@@ -47,7 +48,9 @@ fn a_ledger_that_cannot_be_written_admits_nobody_and_denies_nobody() {
         assert_eq!(send(&node, "junk", method, path).0, 401, "what no ledger has to confirm");
     }
     limit_files(&node, "unlimited");
-    eventually("the same request is answered", || node.chat(&key, &lost, &ask).finish().status == 200);
+    eventually("the same request is answered", || {
+        node.chat(&key, &lost, &ask).finish().status == 200
+    });
     assert!(node.terminate().success());
     let audit = folder.json(&["ledger", "audit"]);
     assert_eq!((&audit["ok"], &audit["checked"]["reservations"]), (&json!(true), &json!(0)));

@@ -1,4 +1,5 @@
-//! The process is killed in the middle of its work: nothing is charged for what did not finish, nothing that finished is lost.
+//! The process is killed in the middle of its work: nothing is charged for what did not finish,
+//! nothing that finished is lost.
 
 use crate::process::{Customer, Folder, Reply, Served, Stream};
 use crate::volley::{Call, volley};
@@ -25,7 +26,8 @@ fn a_killed_node_charges_for_what_it_finished_and_nothing_else() {
     let done = Uuid::new_v4().to_string();
     let finished = node.chat(&key, &done, &long(&node, false, 8, 0)).finish();
     assert_eq!(finished.status, 200, "{}", finished.body);
-    let charged: u64 = finished.json()["credits"]["chargedUnits"].as_str().unwrap().parse().unwrap();
+    let charged: u64 =
+        finished.json()["credits"]["chargedUnits"].as_str().unwrap().parse().unwrap();
 
     let open = open_streams(&node, &key);
     node.kill();
@@ -39,7 +41,8 @@ fn a_killed_node_charges_for_what_it_finished_and_nothing_else() {
         assert_eq!(end, (&json!("failed"), &json!("node_restarted"), &json!("0")), "{request}");
     }
     let credits = folder.json(&["credits", "show", "--account", &account]);
-    let balance = (credits["trialUnits"].as_str().unwrap(), credits["reservedUnits"].as_str().unwrap());
+    let balance =
+        (credits["trialUnits"].as_str().unwrap(), credits["reservedUnits"].as_str().unwrap());
     assert_eq!(balance, ((TRIAL - charged).to_string().as_str(), "0"));
 
     let node = folder.serve();
@@ -65,8 +68,11 @@ struct Open {
 /// Streams that have begun and have long to go.
 fn open_streams(node: &Served, key: &str) -> Open {
     let ids: Vec<String> = (0..STREAMS).map(|_| Uuid::new_v4().to_string()).collect();
-    let mut streams: Vec<Stream> =
-        ids.iter().enumerate().map(|(seed, id)| node.chat(key, id, &long(node, true, LONG, seed))).collect();
+    let mut streams: Vec<Stream> = ids
+        .iter()
+        .enumerate()
+        .map(|(seed, id)| node.chat(key, id, &long(node, true, LONG, seed)))
+        .collect();
     for stream in &mut streams {
         assert_eq!(stream.status, 200);
     }
@@ -75,7 +81,8 @@ fn open_streams(node: &Served, key: &str) -> Open {
     Open { ids, streams }
 }
 
-/// Kills a node under load after each of the pauses (milliseconds), on one ledger. Whoever got a whole answer gets it again.
+/// Kills a node under load after each of the pauses (milliseconds), on one ledger. Whoever got a
+/// whole answer gets it again.
 fn kill_after(pauses: impl Iterator<Item = u64>) {
     let folder = Folder::ready();
     let plan = "[plans.default]\nrequests_per_minute = 1000000\nburst = 1000000\n";
@@ -88,17 +95,24 @@ fn kill_after(pauses: impl Iterator<Item = u64>) {
             .map(|i| {
                 // Every input is new: what is running in two crashes is refused.
                 let seed = Uuid::new_v4().as_u128() as u32 as usize;
-                (Uuid::new_v4().to_string(), long(&node, i % 3 == 0, if i % 2 == 0 { LONG } else { 8 }, seed))
+                (
+                    Uuid::new_v4().to_string(),
+                    long(&node, i % 3 == 0, if i % 2 == 0 { LONG } else { 8 }, seed),
+                )
             })
             .collect();
-        let calls = bodies.iter().map(|(id, body)| Call::chat(&node.listen, &key, id, body)).collect();
+        let calls =
+            bodies.iter().map(|(id, body)| Call::chat(&node.listen, &key, id, body)).collect();
         let replies = std::thread::scope(|scope| {
             let racing = scope.spawn(|| volley(calls));
             std::thread::sleep(Duration::from_millis(50 + pause));
             node.kill();
             racing.join().unwrap()
         });
-        let whole = bodies.into_iter().zip(replies).filter_map(|((id, body), reply)| Some((id, body, reply?)));
+        let whole = bodies
+            .into_iter()
+            .zip(replies)
+            .filter_map(|((id, body), reply)| Some((id, body, reply?)));
         answered.extend(whole.filter(|(.., reply)| reply.status == 200));
         let audit = folder.json(&["ledger", "audit"]);
         assert_eq!(audit["ok"], true, "killed after {pause} ms: {audit}");
@@ -106,13 +120,21 @@ fn kill_after(pauses: impl Iterator<Item = u64>) {
     let node = folder.serve();
     for (id, body, reply) in &answered {
         let again = Call::chat(&node.listen, &key, id, body).go().unwrap();
-        assert_eq!((again.status, again.headers["idempotent-replayed"].as_str()), (200, "true"), "{id}");
+        assert_eq!(
+            (again.status, again.headers["idempotent-replayed"].as_str()),
+            (200, "true"),
+            "{id}"
+        );
         assert!(body["stream"] == true || again.body == reply.body, "{id}: byte for byte");
     }
     let rows = folder.json(&["requests", "list", "--account", &account]);
-    let charged: u64 = rows["data"].as_array().unwrap().iter().map(|row| units(&row["chargedUnits"])).sum();
+    let charged: u64 =
+        rows["data"].as_array().unwrap().iter().map(|row| units(&row["chargedUnits"])).sum();
     let credits = folder.json(&["credits", "show", "--account", &account]);
-    assert_eq!((units(&credits["trialUnits"]), units(&credits["reservedUnits"])), (TRIAL - charged, 0));
+    assert_eq!(
+        (units(&credits["trialUnits"]), units(&credits["reservedUnits"])),
+        (TRIAL - charged, 0)
+    );
 }
 
 #[test]
@@ -140,7 +162,10 @@ fn a_drain_lets_running_requests_finish() {
     stream.read_until("\"content\":");
     node.signal("TERM");
     let rest = stream.rest();
-    assert!(rest.contains("\"finish_reason\":\"length\"") && rest.contains("data: [DONE]\n\n"), "{rest}");
+    assert!(
+        rest.contains("\"finish_reason\":\"length\"") && rest.contains("data: [DONE]\n\n"),
+        "{rest}"
+    );
     assert!(node.wait().success());
     assert_eq!(folder.json(&["requests", "show", &id])["state"], "completed");
 }

@@ -1,5 +1,6 @@
-//! The real binary, ended or broken at every named place between a request's admission and its end, and during recovery,
-//! archiving and backups. Then it starts again: the audit is clean, and the request stands where the rules say.
+//! The real binary, ended or broken at every named place between a request's admission and its end,
+//! and during recovery, archiving and backups. Then it starts again: the audit is clean, and the
+//! request stands where the rules say.
 
 use crate::process::{Customer, Folder, Served, eventually};
 use crate::volley::{Call, volley};
@@ -19,10 +20,12 @@ enum Left {
     Completed,
 }
 
-/// A crash while the request certainly runs: its admission and its start have time to become durable.
+/// A crash while the request certainly runs: its admission and its start have time to become
+/// durable.
 const IN_THE_MIDDLE: &str = "engine::step=sleep(100);drive::chunk=2*off->return";
 
-/// Commits of the ledger in the life of one request that nobody else disturbs: admission, start, settlement.
+/// Commits of the ledger in the life of one request that nobody else disturbs: admission, start,
+/// settlement.
 const CRASHES: &[(&str, Left)] = &[
     ("drive::accepted=return", Left::Nothing),
     ("store::before_commit=return", Left::Nothing),
@@ -56,7 +59,11 @@ fn a_crash_anywhere_leaves_what_the_rules_say() {
             let what = format!("{points}, stream {stream}");
             let mut node = folder.serve_failing(points);
             let (id, body) = (Uuid::new_v4().to_string(), ask(&node.model, stream));
-            assert_eq!(Call::chat(&node.listen, &key, &id, &body).go().map(|reply| reply.body), None, "{what}");
+            assert_eq!(
+                Call::chat(&node.listen, &key, &id, &body).go().map(|reply| reply.body),
+                None,
+                "{what}"
+            );
             assert!(!node.wait().success(), "{what}");
 
             let node = folder.serve();
@@ -86,9 +93,15 @@ fn check_left(node: &Served, key: &str, id: &str, left: Left, what: &str) {
     let request = show(node, key, id);
     let seen = (&request["state"], &request["failure_code"], &request["reservedUnits"]);
     match left {
-        Left::Nothing => assert_eq!(request["error"]["code"], "request_not_found", "{what}: {request}"),
+        Left::Nothing => {
+            assert_eq!(request["error"]["code"], "request_not_found", "{what}: {request}")
+        }
         Left::Failed => {
-            assert_eq!(seen, (&json!("failed"), &json!("node_restarted"), &json!("0")), "{what}: {request}");
+            assert_eq!(
+                seen,
+                (&json!("failed"), &json!("node_restarted"), &json!("0")),
+                "{what}: {request}"
+            );
             assert_eq!(request["chargedUnits"], "0", "{what}");
         }
         Left::Completed => {
@@ -98,12 +111,17 @@ fn check_left(node: &Served, key: &str, id: &str, left: Left, what: &str) {
     }
 }
 
-/// What is gone from the balance is what these requests cost, nothing is reserved, and the audit is clean.
+/// What is gone from the balance is what these requests cost, nothing is reserved, and the audit is
+/// clean.
 fn check_books(folder: &Folder, account: &str, requests: &[&Value], what: &str) {
     assert_eq!(folder.json(&["ledger", "audit"])["ok"], true, "{what}");
     let charged: u64 = requests.iter().map(|request| units(&request["chargedUnits"])).sum();
     let credits = folder.json(&["credits", "show", "--account", account]);
-    assert_eq!((units(&credits["trialUnits"]), units(&credits["reservedUnits"])), (TRIAL - charged, 0), "{what}");
+    assert_eq!(
+        (units(&credits["trialUnits"]), units(&credits["reservedUnits"])),
+        (TRIAL - charged, 0),
+        "{what}"
+    );
 }
 
 fn units(value: &Value) -> u64 {
@@ -124,8 +142,13 @@ fn killed_in_the_middle(template: &Folder, key: &str) -> (Folder, String) {
 fn a_recovery_that_crashes_again_and_again_converges() {
     let template = Folder::ready();
     let Customer { account, key, .. } = template.customer(TRIAL);
-    for point in ["store::opened", "store::claimed", "store::before_commit", "store::after_commit", "store::recovered"]
-    {
+    for point in [
+        "store::opened",
+        "store::claimed",
+        "store::before_commit",
+        "store::after_commit",
+        "store::recovered",
+    ] {
         let (folder, id) = killed_in_the_middle(&template, &key);
         for _ in 0..5 {
             let crashed = folder.run_failing(&format!("{point}=return"), &["accounts", "list"]);
@@ -154,11 +177,19 @@ fn an_input_that_was_running_in_two_crashes_is_not_run_again() {
     let node = folder.serve_failing("engine::crash=return");
     for id in [id, Uuid::new_v4().to_string()] {
         let refused = Call::chat(&node.listen, &key, &id, &body).go().expect("the node lives");
-        assert_eq!((refused.status, refused.headers["x-should-retry"].as_str()), (500, "false"), "{}", refused.body);
+        assert_eq!(
+            (refused.status, refused.headers["x-should-retry"].as_str()),
+            (500, "false"),
+            "{}",
+            refused.body
+        );
     }
     node.kill();
     let node = folder.serve();
-    let other = Call::chat(&node.listen, &key, &Uuid::new_v4().to_string(), &ask(&node.model, false)).go().unwrap();
+    let other =
+        Call::chat(&node.listen, &key, &Uuid::new_v4().to_string(), &ask(&node.model, false))
+            .go()
+            .unwrap();
     assert_eq!(other.status, 200, "another input runs: {}", other.body);
 }
 
@@ -184,12 +215,18 @@ fn a_request_is_found_once_whatever_happens_to_its_archiving() {
         let list = folder.json(&["requests", "list", "--account", &account]);
         assert_eq!(list["data"].as_array().unwrap().len(), 1, "{point}");
         let again = Call::chat(&node.listen, &key, &id, &body).go().unwrap();
-        assert_eq!((again.status, &again.json()["error"]["code"]), (410, &json!("request_result_expired")), "{point}");
+        assert_eq!(
+            (again.status, &again.json()["error"]["code"]),
+            (410, &json!("request_result_expired")),
+            "{point}"
+        );
         check_books(&folder, &account, &[&request], point);
         assert!(node.terminate().success());
         // Past the tombstone's days the id is free.
         let node = folder.serve_failing("clock::hours_ahead=return(800)");
-        eventually("the tombstone goes", || node.get(&key, &format!("/v1/requests/{id}")).status == 404);
+        eventually("the tombstone goes", || {
+            node.get(&key, &format!("/v1/requests/{id}")).status == 404
+        });
         let anew = Call::chat(&node.listen, &key, &id, &ask(&node.model, true)).go().unwrap();
         assert_eq!((anew.status, anew.headers.get("idempotent-replayed")), (200, None), "{point}");
         assert_eq!(folder.json(&["ledger", "audit"])["ok"], true, "{point}");
@@ -214,7 +251,8 @@ fn a_backup_that_crashes_leaves_nothing_under_its_name() {
 #[test]
 fn an_attempt_that_a_stop_cut_off_is_none_of_the_three() {
     let folder = Folder::ready();
-    std::fs::write(folder.path().join("cresset.toml"), "[requests]\ndrain_grace_seconds = 1\n").unwrap();
+    std::fs::write(folder.path().join("cresset.toml"), "[requests]\ndrain_grace_seconds = 1\n")
+        .unwrap();
     let Customer { account, key, .. } = folder.customer(TRIAL);
     let id = Uuid::new_v4().to_string();
     for attempt in 1..=4 {
@@ -240,7 +278,8 @@ fn an_attempt_that_a_stop_cut_off_is_none_of_the_three() {
 #[test]
 fn a_stop_under_load_leaves_no_reservation() {
     let folder = Folder::ready();
-    std::fs::write(folder.path().join("cresset.toml"), "[requests]\ndrain_grace_seconds = 1\n").unwrap();
+    std::fs::write(folder.path().join("cresset.toml"), "[requests]\ndrain_grace_seconds = 1\n")
+        .unwrap();
     let Customer { account, key, .. } = folder.customer(TRIAL);
     let mut node = folder.serve_failing("engine::step=sleep(10)");
     let ids: Vec<String> = (0..48).map(|_| Uuid::new_v4().to_string()).collect();
@@ -268,7 +307,8 @@ fn a_stop_under_load_leaves_no_reservation() {
     let (mut charged, mut ends) = (0, std::collections::BTreeSet::new());
     for (id, reply) in ids.iter().zip(replies) {
         let reply = reply.expect("a whole answer");
-        let Some(request) = records["data"].as_array().unwrap().iter().find(|row| row["id"] == *id) else {
+        let Some(request) = records["data"].as_array().unwrap().iter().find(|row| row["id"] == *id)
+        else {
             assert_eq!((reply.status, &reply.json()["error"]["code"]), (503, &json!("draining")));
             continue;
         };
@@ -276,8 +316,22 @@ fn a_stop_under_load_leaves_no_reservation() {
         ends.insert(request["state"].as_str().unwrap().to_owned());
         let completed = request["state"] == "completed";
         assert!(completed || request["failure_code"] == "draining", "{request}");
-        assert_eq!(completed, reply.status == 200 && !reply.body.contains("\"error\":{"), "{request}: {}", reply.body);
+        assert_eq!(
+            completed,
+            reply.status == 200 && !reply.body.contains("\"error\":{"),
+            "{request}: {}",
+            reply.body
+        );
     }
-    assert_eq!(Vec::from_iter(ends), ["completed", "failed"], "some ended in time and some did not");
-    check_books(&folder, &account, &[&json!({ "chargedUnits": charged.to_string() })], "after a stop");
+    assert_eq!(
+        Vec::from_iter(ends),
+        ["completed", "failed"],
+        "some ended in time and some did not"
+    );
+    check_books(
+        &folder,
+        &account,
+        &[&json!({ "chargedUnits": charged.to_string() })],
+        "after a stop",
+    );
 }

@@ -1,4 +1,5 @@
-//! The framing of requests: what is refused before it is one, how that looks, and that nothing is read in two ways.
+//! The framing of requests: what is refused before it is one, how that looks, and that nothing is
+//! read in two ways.
 
 use super::raw::{Raw, answers, ask, completion, header_lines, talk, until_closed};
 use super::support::{CHAT, World, http2};
@@ -17,7 +18,11 @@ fn refused(answer: &Raw, status: u16, what: &str) {
     assert_eq!(answer.header("x-should-retry"), Some("false"), "{what}");
     assert_eq!(answer.header("connection"), Some("close"), "{what}");
     assert_eq!(answer.code(), "invalid_request", "{what}");
-    assert_eq!(answer.json()["error"]["request_id"].as_str(), answer.header("x-request-id"), "{what}");
+    assert_eq!(
+        answer.json()["error"]["request_id"].as_str(),
+        answer.header("x-request-id"),
+        "{what}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -25,7 +30,8 @@ async fn what_is_no_request_gets_an_answer_like_any_other() {
     let world = World::new().await;
     let many = "x-a: 1\r\n".repeat(10_000);
     let large = "a".repeat(1 << 20);
-    let smuggled = format!("GET /v1/me HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {}\r\n\r\n", world.key);
+    let smuggled =
+        format!("GET /v1/me HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {}\r\n\r\n", world.key);
     let chat = format!("POST {CHAT} HTTP/1.1\r\n{}", header_lines(&world.key, Uuid::new_v4()));
     for (request, status) in [
         ("GET /v1/me HTTP/1.1\r\nhost: a\r\nbroken header\r\n\r\n".to_owned(), 400),
@@ -38,15 +44,29 @@ async fn what_is_no_request_gets_an_answer_like_any_other() {
         ("\x16\x03\x01\x02\0\x01\0\x01".to_owned(), 400),
         (format!("{chat}content-length: 5\r\ncontent-length: 6\r\n\r\n{smuggled}"), 400),
         (format!("{chat}content-length: 5\r\ncontent-length: 5\r\n\r\n{smuggled}"), 400),
-        (format!("{chat}content-length: 0\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n{smuggled}"), 400),
-        (format!("{chat}transfer-encoding: chunked\r\ncontent-length: 0\r\n\r\n0\r\n\r\n{smuggled}"), 400),
+        (
+            format!(
+                "{chat}content-length: 0\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n{smuggled}"
+            ),
+            400,
+        ),
+        (
+            format!(
+                "{chat}transfer-encoding: chunked\r\ncontent-length: 0\r\n\r\n0\r\n\r\n{smuggled}"
+            ),
+            400,
+        ),
         (format!("{chat}transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n{smuggled}"), 400),
         (format!("{chat}transfer-encoding: xchunked\r\n\r\n0\r\n\r\n{smuggled}"), 400),
         (format!("GET /v1/me HTTP/1.1\r\nhost: a\r\n{many}\r\n"), 431),
         (format!("GET /v1/me HTTP/1.1\r\nhost: a\r\nx-a: {large}\r\n\r\n"), 431),
         (format!("GET /{large} HTTP/1.1\r\nhost: a\r\n\r\n"), 431),
     ] {
-        refused(&ask(world.address, request.as_bytes()).await, status, &request[..request.len().min(200)]);
+        refused(
+            &ask(world.address, request.as_bytes()).await,
+            status,
+            &request[..request.len().min(200)],
+        );
     }
     assert_eq!(world.get("/v1/me").await.status, 200);
     world.close().await;
@@ -63,7 +83,11 @@ async fn well_formed_requests_of_every_kind_are_routed_as_they_are() {
         ("GET /v1/me? HTTP/1.1", "", 200),
         ("HEAD /v1/me HTTP/1.1", "", 200),
         ("GET /v1/me HTTP/1.0", "", 200),
-        ("GET /v1/me HTTP/1.1", "upgrade: h2c\r\nhttp2-settings: AAMAAABkAARAAAAAAAIAAAAA\r\n", 200),
+        (
+            "GET /v1/me HTTP/1.1",
+            "upgrade: h2c\r\nhttp2-settings: AAMAAABkAARAAAAAAAIAAAAA\r\n",
+            200,
+        ),
         ("GET /v1/me HTTP/1.1", "upgrade: websocket\r\nx: \u{e9}\r\n", 200),
         ("GET //v1/me HTTP/1.1", "", 404),
         ("GET /v1//me HTTP/1.1", "", 404),
@@ -101,7 +125,9 @@ async fn well_formed_requests_of_every_kind_are_routed_as_they_are() {
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_in_one_go_are_answered_in_order() {
     let world = World::new().await;
-    let get = |path: &str| format!("GET {path} HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {}\r\n\r\n", world.key);
+    let get = |path: &str| {
+        format!("GET {path} HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {}\r\n\r\n", world.key)
+    };
     let ask = completion(&world, Uuid::new_v4(), &world.ask(json!({})));
     let (me, none) = (get("/v1/me"), get("/nothing"));
     for (requests, statuses) in [
@@ -116,7 +142,11 @@ async fn requests_in_one_go_are_answered_in_order() {
         ),
     ] {
         let found = answers(&talk(world.address, requests.as_bytes()).await);
-        assert_eq!(found.iter().map(|answer| answer.status).collect::<Vec<_>>(), statuses, "{found:?}");
+        assert_eq!(
+            found.iter().map(|answer| answer.status).collect::<Vec<_>>(),
+            statuses,
+            "{found:?}"
+        );
         for answer in &found {
             answer.assert_dressed("in one go");
         }
@@ -131,9 +161,13 @@ async fn chunked_bodies_are_read_without_trailers() {
     let body = world.ask(json!({})).to_string();
     let (one, two) = body.split_at(7);
     let chunks = format!("{:x}\r\n{one}\r\n{:x};ext=1\r\n{two}\r\n0\r\n", one.len(), two.len());
-    for (end, status) in [("\r\n", 200), ("idempotency-key: x\r\n\r\n", 400), ("broken\r\n\r\n", 400)] {
+    for (end, status) in
+        [("\r\n", 200), ("idempotency-key: x\r\n\r\n", 400), ("broken\r\n\r\n", 400)]
+    {
         let headers = header_lines(&world.key, Uuid::new_v4());
-        let request = format!("POST {CHAT} HTTP/1.1\r\n{headers}transfer-encoding: chunked\r\n\r\n{chunks}{end}");
+        let request = format!(
+            "POST {CHAT} HTTP/1.1\r\n{headers}transfer-encoding: chunked\r\n\r\n{chunks}{end}"
+        );
         let answer = ask(world.address, request.as_bytes()).await;
         answer.assert_dressed(end);
         assert_eq!(answer.status, status, "{end:?}: {answer:?}");
@@ -180,7 +214,9 @@ async fn the_answer_to_a_body_that_nobody_wants_arrives() {
         let length = eight_mebibytes.len();
         for framing in [
             format!("content-length: {length}\r\n\r\n{eight_mebibytes}"),
-            format!("transfer-encoding: chunked\r\n\r\n{length:x}\r\n{eight_mebibytes}\r\n0\r\n\r\n"),
+            format!(
+                "transfer-encoding: chunked\r\n\r\n{length:x}\r\n{eight_mebibytes}\r\n0\r\n\r\n"
+            ),
         ] {
             let request = format!("POST {CHAT} HTTP/1.1\r\n{headers}{framing}");
             assert_eq!(ask(world.address, request.as_bytes()).await.status, status);
@@ -193,7 +229,9 @@ async fn the_answer_to_a_body_that_nobody_wants_arrives() {
 async fn http2_has_the_same_bounds() {
     let world = World::new().await;
     let name = |i: usize| HeaderName::from_bytes(format!("x-{i}").as_bytes()).unwrap();
-    for (headers, bytes, status) in [(60, 10, 200), (64, 10, 431), (4, 10_000, 431), (4, 30_000, 431)] {
+    for (headers, bytes, status) in
+        [(60, 10, 200), (64, 10, 431), (4, 10_000, 431), (4, 30_000, 431)]
+    {
         let mut request = Request::builder().uri("http://node/v1/me");
         request = request.header("authorization", format!("Bearer {}", world.key));
         for i in 0..headers {
@@ -203,9 +241,15 @@ async fn http2_has_the_same_bounds() {
         let response = sender.send_request(request.body(Full::new(Bytes::new())).unwrap()).await;
         let (parts, body) = response.unwrap().into_parts();
         assert_eq!(parts.status.as_u16(), status, "{headers} of {bytes}");
-        assert!(parts.headers.contains_key("x-request-id") && parts.headers["cache-control"] == "private, no-store");
+        assert!(
+            parts.headers.contains_key("x-request-id")
+                && parts.headers["cache-control"] == "private, no-store"
+        );
         let body = body.collect().await.unwrap().to_bytes();
-        assert!(status == 200 || body.starts_with(br#"{"error":{"code":"invalid_request""#), "{body:?}");
+        assert!(
+            status == 200 || body.starts_with(br#"{"error":{"code":"invalid_request""#),
+            "{body:?}"
+        );
     }
     world.close().await;
 }
@@ -213,8 +257,12 @@ async fn http2_has_the_same_bounds() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_first_thing_wrong_is_the_one_told() {
     let plenty = World::new().await;
-    let slow = World::with(|setup| setup.config.plans.get_mut("default").unwrap().requests_per_minute = 1).await;
-    let narrow = World::with(|setup| setup.config.plans.get_mut("default").unwrap().max_concurrent = 0).await;
+    let slow =
+        World::with(|setup| setup.config.plans.get_mut("default").unwrap().requests_per_minute = 1)
+            .await;
+    let narrow =
+        World::with(|setup| setup.config.plans.get_mut("default").unwrap().max_concurrent = 0)
+            .await;
     let poor = World::with(|setup| (setup.trial, setup.premium) = (0, 0)).await;
     let used = Uuid::new_v4();
     assert_eq!(plenty.post(used, &plenty.ask(json!({}))).await.status, 200);
@@ -229,20 +277,42 @@ async fn the_first_thing_wrong_is_the_one_told() {
     // Each request is wrong in what is told and in everything that is checked after it.
     for (world, drop_header, more, id, body, expect) in [
         (&plenty, "authorization", "x: \0\r\n", used, large.clone(), (400, "invalid_request")),
-        (&plenty, "authorization", "idempotency-key: x\r\n", used, large.clone(), (401, "invalid_credential")),
-        (&slow, "content-type", "idempotency-key: x\r\n", used, large.clone(), (400, "invalid_request")),
+        (
+            &plenty,
+            "authorization",
+            "idempotency-key: x\r\n",
+            used,
+            large.clone(),
+            (401, "invalid_credential"),
+        ),
+        (
+            &slow,
+            "content-type",
+            "idempotency-key: x\r\n",
+            used,
+            large.clone(),
+            (400, "invalid_request"),
+        ),
         (&slow, "content-type", "", used, large.clone(), (429, "conversation_rate_limit")),
         (&plenty, "content-type", "", used, large.clone(), (413, "request_too_large")),
         (&plenty, "content-type", "", used, "{".into(), (415, "unsupported_media_type")),
         (&plenty, "none", "", used, "{".into(), (400, "invalid_request")),
         (&plenty, "none", "", used, ask(&plenty, unknown.clone()), (422, "idempotency_key_reused")),
         (&narrow, "none", "", used, ask(&narrow, unknown), (404, "model_not_found")),
-        (&narrow, "none", "", used, ask(&narrow, json!({ "max_tokens": 5_000 })), (400, "invalid_request")),
+        (
+            &narrow,
+            "none",
+            "",
+            used,
+            ask(&narrow, json!({ "max_tokens": 5_000 })),
+            (400, "invalid_request"),
+        ),
         (&narrow, "none", "", used, ask(&narrow, json!({})), (429, "concurrency_limit")),
         (&poor, "none", "", used, ask(&poor, json!({})), (402, "insufficient_credits")),
     ] {
         let headers = header_lines(&world.key, id);
-        let headers: String = headers.split_inclusive('\n').filter(|line| !line.starts_with(drop_header)).collect();
+        let headers: String =
+            headers.split_inclusive('\n').filter(|line| !line.starts_with(drop_header)).collect();
         let request = format!(
             "POST {CHAT} HTTP/1.1\r\n{headers}{more}connection: close\r\ncontent-length: {}\r\n\r\n{body}",
             body.len()
@@ -266,13 +336,19 @@ async fn headers_that_are_doubled_or_not_ascii() {
         ("idempotency-key", "idempotency-key: \u{e9}\r\n".into(), 400, json!("Idempotency-Key")),
         ("none", format!("x-cresset-session-id: {id}\r\n"), 400, json!("X-Service-Session-Id")),
         ("none", format!("x-service-session-id: {id}\r\n"), 400, json!("X-Service-Session-Id")),
-        ("x-service", "x-service-session-id: \u{e9}\r\n".into(), 400, json!("X-Service-Session-Id")),
+        (
+            "x-service",
+            "x-service-session-id: \u{e9}\r\n".into(),
+            400,
+            json!("X-Service-Session-Id"),
+        ),
         ("none", "content-type: application/json\r\n".into(), 415, json!(null)),
         ("content-type", "content-type: application/json\u{e9}\r\n".into(), 415, json!(null)),
         ("none", "content-encoding: identity\r\n".into(), 400, json!("Content-Encoding")),
     ] {
         let headers = header_lines(&world.key, id);
-        let headers: String = headers.split_inclusive('\n').filter(|line| !line.starts_with(name)).collect();
+        let headers: String =
+            headers.split_inclusive('\n').filter(|line| !line.starts_with(name)).collect();
         let request = format!(
             "POST {CHAT} HTTP/1.1\r\n{headers}{line}connection: close\r\ncontent-length: {}\r\n\r\n{body}",
             body.len()
@@ -283,7 +359,8 @@ async fn headers_that_are_doubled_or_not_ascii() {
     world.close().await;
 }
 
-/// Sends `count` requests with a few bytes changed: whatever comes of them, every answer is one of ours.
+/// Sends `count` requests with a few bytes changed: whatever comes of them, every answer is one of
+/// ours.
 async fn mutants(count: u64) {
     const ODD: &[u8] = b"\r\n\t \0:;,/?#%0159GPax\x7f\xc3\xff";
     let world = World::new().await;
@@ -294,12 +371,17 @@ async fn mutants(count: u64) {
             "POST {CHAT} HTTP/1.1\r\n{}transfer-encoding: chunked\r\n\r\n2\r\n{{}}\r\n0\r\n\r\n",
             header_lines(&world.key, Uuid::new_v4())
         ),
-        format!("GET /v1/me?a=b HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {}\r\n\r\n", world.key),
+        format!(
+            "GET /v1/me?a=b HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {}\r\n\r\n",
+            world.key
+        ),
     ];
     for number in 0..count {
         let mut state = number + 1;
         let mut next = |below: usize| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             (state >> 33) as usize % below
         };
         let mut bytes = seeds[next(seeds.len())].clone().into_bytes();

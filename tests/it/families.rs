@@ -1,5 +1,6 @@
-//! Real weights of other families: tokenizers and greedy tokens against the goldens, on demand because of their size
-//! (`cargo test --test it families:: -- --ignored`). Fetched once into the build folder.
+//! Real weights of other families: tokenizers and greedy tokens against the goldens, on demand
+//! because of their size (`cargo test --test it families:: -- --ignored`). Fetched once into the
+//! build folder.
 
 use super::release::{check_greedy, fetch, kept};
 use cresset::text::{TextModel, Tokenizer};
@@ -44,7 +45,12 @@ fn check_tokenizer(tokenizer: &Tokenizer, cases: &[TokenizerCase]) {
     for case in cases {
         let special = case.special_ids.as_ref().unwrap_or(&case.ids);
         assert_eq!(tokenizer.encode(&case.text, false).unwrap(), case.ids, "{:?}", case.text);
-        assert_eq!(&tokenizer.encode(&case.text, true).unwrap(), special, "{:?} with special tokens", case.text);
+        assert_eq!(
+            &tokenizer.encode(&case.text, true).unwrap(),
+            special,
+            "{:?} with special tokens",
+            case.text
+        );
     }
 }
 
@@ -53,7 +59,8 @@ fn check_tokenizer(tokenizer: &Tokenizer, cases: &[TokenizerCase]) {
 fn qwen_coder_equals_the_reference() {
     let file = fetch(QWEN);
     let digest = "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046";
-    let goldens = Goldens::of_files(&BTreeMap::from([(QWEN.to_owned(), digest.to_owned())])).unwrap();
+    let goldens =
+        Goldens::of_files(&BTreeMap::from([(QWEN.to_owned(), digest.to_owned())])).unwrap();
     let text = TextModel::load(&ModelSource::Gguf(file.clone())).unwrap();
     check_tokenizer(&text.tokenizer, &goldens.tokenizer);
     check_greedy(&file, &goldens.cases, false);
@@ -69,7 +76,10 @@ fn gemma_equals_the_reference() {
     let file = fetch(GEMMA);
     let text: Value = golden("text");
     let tokenizer = Tokenizer::from_gguf(&GgufFile::open(&file).unwrap()).unwrap();
-    check_tokenizer(&tokenizer, &serde_json::from_value::<Vec<_>>(text["tokenizer"].clone()).unwrap());
+    check_tokenizer(
+        &tokenizer,
+        &serde_json::from_value::<Vec<_>>(text["tokenizer"].clone()).unwrap(),
+    );
     let cases: Vec<Case> = serde_json::from_value(golden("greedy")["cases"].clone()).unwrap();
     assert!(cases.iter().any(|case| case.prompt_ids.len() > 512));
     check_greedy(&file, &cases, false);

@@ -34,7 +34,8 @@ struct Kind {
     dies_at: Option<u64>,
 }
 
-const QUICK: Kind = Kind { mib: 6, step: Duration::ZERO, load_time: Duration::ZERO, loads: true, dies_at: None };
+const QUICK: Kind =
+    Kind { mib: 6, step: Duration::ZERO, load_time: Duration::ZERO, loads: true, dies_at: None };
 
 /// Offers a model and returns its id.
 fn offer(world: &World, seed: u64, kind: Kind) -> String {
@@ -48,7 +49,10 @@ fn offer(world: &World, seed: u64, kind: Kind) -> String {
             return Err("its weights are damaged".to_owned());
         }
         let runner = ScriptedRunner::repeating(script.clone()).step_time(kind.step);
-        let runner = kind.dies_at.into_iter().fold(runner, |runner, step| runner.fail_at(step, Failure::Fatal));
+        let runner = kind
+            .dies_at
+            .into_iter()
+            .fold(runner, |runner, step| runner.fail_at(step, Failure::Fatal));
         let options = EngineOptions {
             max_batched_tokens: 256,
             max_rows: 16,
@@ -89,9 +93,13 @@ async fn a_model_is_loaded_for_the_first_request_and_makes_room_when_idle() {
     let [first, second] = [11, 12].map(|seed| offer(&world, seed, QUICK));
     assert_eq!((listed(&world).await, state(&world, &first)), (3, json!("unloaded")));
     for (model, other) in [(&first, &second), (&second, &first), (&first, &second)] {
-        let answer = world.post(Uuid::new_v4(), &ask(&world, model, json!({ "max_tokens": 3 }))).await;
+        let answer =
+            world.post(Uuid::new_v4(), &ask(&world, model, json!({ "max_tokens": 3 }))).await;
         assert_eq!((answer.status, &answer.json()["usage"]["completion_tokens"]), (200, &json!(3)));
-        assert_eq!((state(&world, model), state(&world, other)), (json!("loaded"), json!("unloaded")));
+        assert_eq!(
+            (state(&world, model), state(&world, other)),
+            (json!("loaded"), json!("unloaded"))
+        );
     }
     assert_eq!((listed(&world).await, world.node.fleet.turnover()), (3, [4, 2]));
     world.close().await;
@@ -111,9 +119,16 @@ async fn a_busy_model_finishes_first_and_who_waits_is_kept_alive() {
     assert!(waited.text().contains(": keep-alive\n\n"), "{}", waited.text());
     for (answer, tokens) in [(waited, 2), (ran, 80)] {
         let text = answer.text();
-        assert!(text.contains(&format!("\"completion_tokens\":{tokens}")) && text.ends_with("[DONE]\n\n"), "{text}");
+        assert!(
+            text.contains(&format!("\"completion_tokens\":{tokens}"))
+                && text.ends_with("[DONE]\n\n"),
+            "{text}"
+        );
     }
-    assert_eq!((state(&world, &wanted), state(&world, &busy)), (json!("loaded"), json!("unloaded")));
+    assert_eq!(
+        (state(&world, &wanted), state(&world, &busy)),
+        (json!("loaded"), json!("unloaded"))
+    );
     world.close().await;
 }
 
@@ -126,7 +141,8 @@ async fn a_request_waits_for_its_model_only_so_long_and_may_be_cancelled() {
     .await;
     let model = offer(&world, 11, Kind { load_time: Duration::from_secs(3), ..QUICK });
     let before = world.balances().await;
-    let refused = world.post(Uuid::new_v4(), &ask(&world, &model, json!({ "max_tokens": 2 }))).await;
+    let refused =
+        world.post(Uuid::new_v4(), &ask(&world, &model, json!({ "max_tokens": 2 }))).await;
     assert_eq!(refused.error(), (503, "overloaded".into()));
     assert!((1..=60).contains(&refused.header("retry-after").parse::<u64>().unwrap()));
     let id = Uuid::new_v4();
@@ -147,7 +163,9 @@ async fn a_model_that_fails_is_left_alone_and_the_others_go_on() {
     let mortal = offer(&world, 12, Kind { dies_at: Some(1), mib: 1, ..QUICK });
     let before = world.balances().await;
     for model in [&broken, &mortal] {
-        let post = || async { world.post(Uuid::new_v4(), &ask(&world, model, json!({ "max_tokens": 9 }))).await };
+        let post = || async {
+            world.post(Uuid::new_v4(), &ask(&world, model, json!({ "max_tokens": 9 }))).await
+        };
         assert_eq!(post().await.error(), (500, "generation_failed".into()));
         while state(&world, model) != "failed" {
             tokio::time::sleep(Duration::from_millis(5)).await;

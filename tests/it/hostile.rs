@@ -1,4 +1,5 @@
-//! Clients that break the rules of patience or vanish, seen from the socket. Whatever they do, the node goes on.
+//! Clients that break the rules of patience or vanish, seen from the socket. Whatever they do, the
+//! node goes on.
 
 use super::raw::{answers, ask, completion, header_lines, talk};
 use super::support::{CHAT, Setup, World, bearer, http2, next_piece};
@@ -16,7 +17,12 @@ use uuid::Uuid;
 async fn impatient(choose: impl FnOnce(&mut Setup)) -> World {
     World::with(|setup| {
         let http = &mut setup.config.http;
-        (http.first_byte_seconds, http.header_seconds, http.body_seconds, http.write_stall_seconds) = (1, 1, 1, 1);
+        (
+            http.first_byte_seconds,
+            http.header_seconds,
+            http.body_seconds,
+            http.write_stall_seconds,
+        ) = (1, 1, 1, 1);
         (http.idle_seconds, http.linger_seconds) = (1, 1);
         choose(setup);
     })
@@ -35,8 +41,10 @@ async fn silence_is_not_waited_for() {
     let world = impatient(|_| {}).await;
     let headers = header_lines(&world.key, Uuid::new_v4());
     let half_body = format!("POST {CHAT} HTTP/1.1\r\n{headers}content-length: 100\r\n\r\n{{");
-    let half_chunk = format!("POST {CHAT} HTTP/1.1\r\n{headers}transfer-encoding: chunked\r\n\r\n5\r\n{{");
-    let me = format!("GET /v1/me HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {}\r\n\r\n", world.key);
+    let half_chunk =
+        format!("POST {CHAT} HTTP/1.1\r\n{headers}transfer-encoding: chunked\r\n\r\n5\r\n{{");
+    let me =
+        format!("GET /v1/me HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {}\r\n\r\n", world.key);
     let after_one = me.clone() + "GET /v1";
     let (nothing, blank, half_head, half_next, idle, body, chunk, half_preface, no_stream) = tokio::join!(
         talk(world.address, b""),
@@ -70,7 +78,9 @@ async fn a_byte_now_and_then_does_not_stretch_the_time() {
     let world = impatient(|_| {}).await;
     let headers = header_lines(&world.key, Uuid::new_v4());
     let body = format!("POST {CHAT} HTTP/1.1\r\n{headers}content-length: 1000\r\n\r\n");
-    for (whole, then, status) in [("", "GET /v1/me HTTP/1.1\r\nhost: aaaaaaaaaaaaaaaaaaaa", 408), (&body, "{ ", 400)] {
+    for (whole, then, status) in
+        [("", "GET /v1/me HTTP/1.1\r\nhost: aaaaaaaaaaaaaaaaaaaa", 408), (&body, "{ ", 400)]
+    {
         let mut stream = TcpStream::connect(world.address).await.unwrap();
         stream.write_all(whole.as_bytes()).await.unwrap();
         let mut drops = then.bytes().cycle();
@@ -81,7 +91,8 @@ async fn a_byte_now_and_then_does_not_stretch_the_time() {
             if stream.write_all(&drop).await.is_err() {
                 break stream.read(&mut answer).await.unwrap_or(0);
             }
-            let next = tokio::time::timeout(Duration::from_millis(100), stream.read(&mut answer)).await;
+            let next =
+                tokio::time::timeout(Duration::from_millis(100), stream.read(&mut answer)).await;
             if let Ok(read) = next {
                 break read.unwrap();
             }
@@ -99,7 +110,8 @@ async fn a_stream_that_is_never_read_stops_nobody() {
     })
     .await;
     // Enough events to fill every buffer between the node and a client that reads none of them.
-    let body = world.ask(json!({ "stream": true, "max_tokens": 900, "logprobs": true, "top_logprobs": 20 }));
+    let body = world
+        .ask(json!({ "stream": true, "max_tokens": 900, "logprobs": true, "top_logprobs": 20 }));
     let mut silent = Vec::new();
     for _ in 0..20 {
         let id = Uuid::new_v4();
@@ -107,7 +119,10 @@ async fn a_stream_that_is_never_read_stops_nobody() {
         stream.write_all(completion(&world, id, &body).as_bytes()).await.unwrap();
         silent.push((id, stream));
     }
-    assert_eq!(world.post(Uuid::new_v4(), &world.ask(json!({ "max_tokens": 5 }))).await.status, 200);
+    assert_eq!(
+        world.post(Uuid::new_v4(), &world.ask(json!({ "max_tokens": 5 }))).await.status,
+        200
+    );
     for (id, _) in &silent {
         world.reaches_any(*id).await;
         world.reaches(*id, &["completed", "cancelled"]).await;
@@ -154,7 +169,10 @@ async fn one_address_gets_so_many_connections() {
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_in_all_are_bounded_and_given_back() {
     let world = impatient(|setup| setup.config.http.max_connections = 2).await;
-    let silent = [TcpStream::connect(world.address).await.unwrap(), TcpStream::connect(world.address).await.unwrap()];
+    let silent = [
+        TcpStream::connect(world.address).await.unwrap(),
+        TcpStream::connect(world.address).await.unwrap(),
+    ];
     assert_eq!(world.get("/v1/me").await.status, 200, "it waits until a silent one is let go");
     drop(silent);
     world.close().await;
@@ -171,8 +189,11 @@ async fn http2_speaks_the_same_api() {
     let mut sender = http2(world.address).await;
     assert_eq!(sender.send_request(get_me(&world)).await.unwrap().status().as_u16(), 200);
     let mut chat = get_me(&world);
-    (*chat.method_mut(), *chat.uri_mut()) = (hyper::Method::POST, format!("http://node{CHAT}").parse().unwrap());
-    for (name, value) in super::support::chat_headers(&world.key, &Uuid::new_v4().to_string()).into_iter().skip(1) {
+    (*chat.method_mut(), *chat.uri_mut()) =
+        (hyper::Method::POST, format!("http://node{CHAT}").parse().unwrap());
+    for (name, value) in
+        super::support::chat_headers(&world.key, &Uuid::new_v4().to_string()).into_iter().skip(1)
+    {
         chat.headers_mut().insert(name, value.parse().unwrap());
     }
     *chat.body_mut() = Full::new(world.ask(json!({ "stream": true })).to_string().into());
@@ -187,7 +208,8 @@ async fn an_http2_stream_whose_window_is_shut_is_reset() {
     let world = impatient(|setup| setup.config.http.idle_seconds = 60).await;
     let io = TokioIo::new(TcpStream::connect(world.address).await.unwrap());
     let mut builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
-    let (mut sender, connection) = builder.initial_stream_window_size(0).handshake(io).await.unwrap();
+    let (mut sender, connection) =
+        builder.initial_stream_window_size(0).handshake(io).await.unwrap();
     tokio::spawn(connection);
     let response = sender.send_request(get_me(&world)).await.unwrap();
     assert_eq!(response.status().as_u16(), 200);
@@ -220,9 +242,19 @@ async fn http2_floods_end_their_connection_alone() {
     let streams = (0..5_000).map(|n| n * 2 + 1);
     let open = |stream| frame(HEADERS, 0b101, stream, GET);
     let floods: [(&str, Vec<u8>); 4] = [
-        ("rapid reset", streams.clone().flat_map(|n| [open(n), frame(RESET, 0, n, &[0, 0, 0, 8])].concat()).collect()),
+        (
+            "rapid reset",
+            streams
+                .clone()
+                .flat_map(|n| [open(n), frame(RESET, 0, n, &[0, 0, 0, 8])].concat())
+                .collect(),
+        ),
         ("streams", streams.clone().flat_map(open).collect()),
-        ("continuation", [frame(HEADERS, 0, 1, GET), frame(CONTINUATION, 0, 1, &[0x0f; 9_000]).repeat(200)].concat()),
+        (
+            "continuation",
+            [frame(HEADERS, 0, 1, GET), frame(CONTINUATION, 0, 1, &[0x0f; 9_000]).repeat(200)]
+                .concat(),
+        ),
         ("pings", frame(PING, 0, 0, &[0; 8]).repeat(50_000)),
     ];
     for (name, flood) in floods {
@@ -231,13 +263,19 @@ async fn http2_floods_end_their_connection_alone() {
         let mut thrown = vec![0; 1 << 16];
         let bytes = [greeting(), flood].concat();
         let flooding = async { while writing.write_all(&bytes).await.is_ok() {} };
-        let listening = async { while reading.read(&mut thrown).await.is_ok_and(|count| count > 0) {} };
+        let listening =
+            async { while reading.read(&mut thrown).await.is_ok_and(|count| count > 0) {} };
         if name == "pings" {
             // Nothing wrong with them but their number: they are answered, and hold nothing up.
-            let _ = tokio::time::timeout(Duration::from_millis(200), async { tokio::join!(flooding, listening) }).await;
+            let _ = tokio::time::timeout(Duration::from_millis(200), async {
+                tokio::join!(flooding, listening)
+            })
+            .await;
         } else {
-            let ended =
-                tokio::time::timeout(Duration::from_secs(30), async { tokio::join!(flooding, listening) }).await;
+            let ended = tokio::time::timeout(Duration::from_secs(30), async {
+                tokio::join!(flooding, listening)
+            })
+            .await;
             assert!(ended.is_ok(), "{name} goes on for ever");
         }
         assert_eq!(world.get("/v1/me").await.status, 200, "{name}");
@@ -332,7 +370,8 @@ async fn storm(rounds: usize) {
     for _ in 0..rounds {
         let clients = STAGES.iter().map(|stage| vanish(&world, *stage));
         let ask = world.ask(json!({ "max_tokens": 2 }));
-        let (_, answer) = tokio::join!(futures_util::future::join_all(clients), world.post(Uuid::new_v4(), &ask));
+        let (_, answer) =
+            tokio::join!(futures_util::future::join_all(clients), world.post(Uuid::new_v4(), &ask));
         assert_eq!(answer.status, 200, "{}", answer.text());
     }
     tokio::time::timeout(Duration::from_mins(1), world.node.drain()).await.expect("requests end");

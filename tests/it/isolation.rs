@@ -1,14 +1,18 @@
-//! Who sees what, as tables: every route with every bad credential, and every credential with everybody's requests.
+//! Who sees what, as tables: every route with every bad credential, and every credential with
+//! everybody's requests.
 
 use super::raw::{Raw, ask};
-use super::support::{CHAT, SESSION, World, account, application, issue, issue_until, revoke, suspend};
+use super::support::{
+    CHAT, SESSION, World, account, application, issue, issue_until, revoke, suspend,
+};
 use cresset::clock::UnixMillis;
 use cresset::ledger::{CredentialKind, secret};
 use serde_json::json;
 use std::time::Duration;
 use uuid::Uuid;
 
-/// From the fifteenth on they are none of ours: paths of the operator's listener and of nothing at all are among them.
+/// From the fifteenth on they are none of ours: paths of the operator's listener and of nothing at
+/// all are among them.
 const ROUTES: [(&str, &str); 22] = [
     ("GET", "/v1/me"),
     ("GET", "/v1/models"),
@@ -93,14 +97,21 @@ async fn every_bad_credential_gets_the_same_bytes_everywhere() {
         for (method, path) in ROUTES {
             let answer = send(&world, method, path, credential).await;
             answer.assert_dressed(name);
-            assert_eq!(answer.body, r#"{"error":{"code":"invalid_credential"}}"#, "{method} {path} {name}");
+            assert_eq!(
+                answer.body, r#"{"error":{"code":"invalid_credential"}}"#,
+                "{method} {path} {name}"
+            );
             let expected = expected.get_or_insert_with(|| answer.steady());
             assert_eq!(&answer.steady(), expected, "{method} {path} {name}");
         }
     }
     let nul = format!("authorization: Bearer {key}\0\r\n");
     for (method, path) in ROUTES {
-        assert_eq!(send(&world, method, path, nul.as_bytes()).await.status, 400, "no framing, no credential");
+        assert_eq!(
+            send(&world, method, path, nul.as_bytes()).await.status,
+            400,
+            "no framing, no credential"
+        );
     }
     world.close().await;
 }
@@ -131,7 +142,13 @@ async fn a_foreign_request_is_a_missing_one() {
         let app = application(&world.node, owner).await;
         credentials.push(issue(&world.node, owner, Some(app)).await.1);
     }
-    let names = ["account", "stranger", "one application", "another application", "a stranger's application"];
+    let names = [
+        "account",
+        "stranger",
+        "one application",
+        "another application",
+        "a stranger's application",
+    ];
     // Whose requests each of them sees.
     let sees = [vec![0, 2, 3], vec![1, 4], vec![2], vec![3], vec![4]];
     let ids: Vec<Uuid> = credentials.iter().map(|_| Uuid::new_v4()).collect();
@@ -144,12 +161,27 @@ async fn a_foreign_request_is_a_missing_one() {
     }
     for method in ["GET", "DELETE"] {
         for (viewer, key) in credentials.iter().enumerate() {
-            let missing =
-                send(&world, method, &format!("/v1/requests/{}", Uuid::new_v4()), bearer(key).as_bytes()).await;
+            let missing = send(
+                &world,
+                method,
+                &format!("/v1/requests/{}", Uuid::new_v4()),
+                bearer(key).as_bytes(),
+            )
+            .await;
             assert_eq!((missing.status, missing.code().as_str()), (404, "request_not_found"));
-            for (owner, id) in ids.iter().enumerate().filter(|(owner, _)| !sees[viewer].contains(owner)) {
-                let answer = send(&world, method, &format!("/v1/requests/{id}"), bearer(key).as_bytes()).await;
-                assert_eq!(answer.steady(), missing.steady(), "{method}: {} of {}", names[viewer], names[owner]);
+            for (owner, id) in
+                ids.iter().enumerate().filter(|(owner, _)| !sees[viewer].contains(owner))
+            {
+                let answer =
+                    send(&world, method, &format!("/v1/requests/{id}"), bearer(key).as_bytes())
+                        .await;
+                assert_eq!(
+                    answer.steady(),
+                    missing.steady(),
+                    "{method}: {} of {}",
+                    names[viewer],
+                    names[owner]
+                );
             }
         }
     }
@@ -178,9 +210,15 @@ async fn one_id_in_two_scopes_is_two_requests() {
     let id = Uuid::new_v4();
     let mut charges = Vec::new();
     for (key, words) in [(&world.key, 1), (&token, 50), (&other, 100)] {
-        let body = world.ask(json!({ "messages": [{ "role": "user", "content": "hello ".repeat(words) }] }));
+        let body = world
+            .ask(json!({ "messages": [{ "role": "user", "content": "hello ".repeat(words) }] }));
         let answer = world.post_as(key, id, &body).await;
-        assert_eq!((answer.status, answer.header("idempotent-replayed")), (200, ""), "{}", answer.text());
+        assert_eq!(
+            (answer.status, answer.header("idempotent-replayed")),
+            (200, ""),
+            "{}",
+            answer.text()
+        );
         assert_eq!(world.post_as(key, id, &body).await.header("idempotent-replayed"), "true");
         let seen = world.get_as(key, &format!("/v1/requests/{id}")).await.json();
         charges.push(seen["chargedUnits"].clone());
@@ -206,13 +244,17 @@ async fn what_is_told_of_an_account_is_its_own() {
 #[tokio::test(flavor = "multi_thread")]
 async fn guessing_from_an_address_locks_nobody_out_of_it() {
     let world = World::with(|setup| setup.config.http.failed_auth_per_minute = 3).await;
-    let guess = format!("GET /v1/me HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {}\r\n\r\n", "x".repeat(40));
+    let guess = format!(
+        "GET /v1/me HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {}\r\n\r\n",
+        "x".repeat(40)
+    );
     let valid = format!("GET /v1/me HTTP/1.1\r\nhost: a\r\n{}\r\n", bearer(&world.key));
     // Three may fail on one connection; the fourth closes it, and so does every further one.
     for expected in [vec![401; 4], vec![401], vec![200, 401]] {
         let first = if expected[0] == 200 { valid.as_str() } else { "" };
         let found = super::raw::answers(
-            &super::raw::talk(world.address, (first.to_owned() + &guess.repeat(6)).as_bytes()).await,
+            &super::raw::talk(world.address, (first.to_owned() + &guess.repeat(6)).as_bytes())
+                .await,
         );
         let statuses: Vec<u16> = found.iter().map(|answer| answer.status).collect();
         assert_eq!(statuses, expected);

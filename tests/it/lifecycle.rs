@@ -1,4 +1,5 @@
-//! A request's life beside its answer: cancelling, clients that go away, deadlines, draining, and the limits at the door.
+//! A request's life beside its answer: cancelling, clients that go away, deadlines, draining, and
+//! the limits at the door.
 
 use super::support::{Answer, World, issue, next_piece, statuses};
 use futures_util::future::join_all;
@@ -37,7 +38,8 @@ async fn a_cancelled_request_pays_for_what_was_computed() {
         (200, &json!("cancelled"), &json!(true))
     );
     let usage = |name: &str| request["usage"][name].as_u64().unwrap();
-    let cost = (usage("prompt_tokens") * 100_000 + usage("completion_tokens") * 400_000).div_ceil(1_000_000);
+    let cost = (usage("prompt_tokens") * 100_000 + usage("completion_tokens") * 400_000)
+        .div_ceil(1_000_000);
     assert_eq!(request["chargedUnits"], cost.to_string());
     assert!(usage("completion_tokens") < 900);
     assert_eq!(world.balances().await, [1_000_000 - cost, 1_000_000, 0]);
@@ -79,13 +81,18 @@ async fn finish_against_cancel(rounds: u64) {
     .await;
     let mut completed = 0;
     for _ in 0..rounds {
-        completed += join_all((0..LANES).map(|lane| race(&world, lane * 3))).await.into_iter().sum::<u64>();
+        completed +=
+            join_all((0..LANES).map(|lane| race(&world, lane * 3))).await.into_iter().sum::<u64>();
     }
-    assert!(completed > 0 && completed < rounds * LANES, "neither side won always: {completed} of {rounds} rounds");
+    assert!(
+        completed > 0 && completed < rounds * LANES,
+        "neither side won always: {completed} of {rounds} rounds"
+    );
     world.close().await;
 }
 
-/// 1 when the request was completed before it was cancelled, `delay` milliseconds after its admission.
+/// 1 when the request was completed before it was cancelled, `delay` milliseconds after its
+/// admission.
 async fn race(world: &World, delay: u64) -> u64 {
     let (id, body) = (Uuid::new_v4(), world.ask(json!({ "max_tokens": 50 })));
     let (answer, deleted) = tokio::join!(world.post(id, &body), async {
@@ -96,7 +103,11 @@ async fn race(world: &World, delay: u64) -> u64 {
     let request = world.request(id).await;
     let expect = if answer.status == 200 { "completed" } else { "cancelled" };
     assert_eq!(request["state"], expect, "{}", answer.text());
-    assert_eq!((deleted.status, deleted.json()), (200, request.clone()), "what DELETE saw is the end");
+    assert_eq!(
+        (deleted.status, deleted.json()),
+        (200, request.clone()),
+        "what DELETE saw is the end"
+    );
     assert_eq!(world.delete(id).await.json(), request, "and stays so");
     u64::from(answer.status == 200)
 }
@@ -148,7 +159,8 @@ async fn a_listener_that_comes_back_keeps_the_stream() {
 async fn an_answer_in_one_piece_is_finished_for_whoever_left() {
     let world = World::with(|setup| setup.step = Duration::from_millis(30)).await;
     let (id, body) = (Uuid::new_v4(), world.ask(json!({})));
-    let gone = tokio::time::timeout(Duration::from_millis(40), world.open(&world.key, id, &body)).await;
+    let gone =
+        tokio::time::timeout(Duration::from_millis(40), world.open(&world.key, id, &body)).await;
     assert!(gone.is_err(), "the client left before the answer");
     let request = world.reaches(id, &["completed", "cancelled", "failed"]).await;
     assert_eq!(request["state"], "completed");
@@ -192,7 +204,10 @@ async fn draining_refuses_what_is_new_and_ends_what_is_slow() {
     });
     assert_eq!(slow.error(), (503, "draining".into()));
     let request = world.request(id).await;
-    assert_eq!((&request["failure_code"], &request["chargedUnits"]), (&json!("draining"), &json!("0")));
+    assert_eq!(
+        (&request["failure_code"], &request["chargedUnits"]),
+        (&json!("draining"), &json!("0"))
+    );
     world.close().await;
 }
 
@@ -221,14 +236,17 @@ async fn a_balance_admits_what_it_covers() {
     let reserved = codes.iter().filter(|(_, code)| code == "credits_reserved").count();
     assert!(admitted >= 3 && admitted + reserved == 16, "{codes:?}");
     let refused = answers.iter().find(|answer| answer.status == 402).unwrap();
-    assert!(!refused.header("retry-after").is_empty() && refused.header("x-should-retry") == "true");
+    assert!(
+        !refused.header("retry-after").is_empty() && refused.header("x-should-retry") == "true"
+    );
     assert_eq!(world.balances().await[2], 0);
     world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_account_has_so_many_requests_in_flight_whatever_its_keys() {
-    let world = endless(|setup| setup.config.plans.get_mut("default").unwrap().max_concurrent = 3).await;
+    let world =
+        endless(|setup| setup.config.plans.get_mut("default").unwrap().max_concurrent = 3).await;
     let (_, other) = issue(&world.node, world.account, None).await;
     let body = long(&world, true);
     let ids: Vec<Uuid> = (0..3).map(|_| Uuid::new_v4()).collect();
@@ -268,7 +286,11 @@ async fn the_fuse_is_the_account_s() {
     assert_eq!(world.get("/v1/me").await.status, 200, "reading and cancelling are not fused");
     let neighbour = super::support::account(&world.node, 1_000, 0).await;
     let (_, key) = issue(&world.node, neighbour, None).await;
-    assert_eq!(world.post_as(&key, Uuid::new_v4(), &body).await.status, 200, "another account has its own");
+    assert_eq!(
+        world.post_as(&key, Uuid::new_v4(), &body).await.status,
+        200,
+        "another account has its own"
+    );
     world.close().await;
 }
 
@@ -280,12 +302,14 @@ async fn a_full_engine_refuses_without_a_record() {
     .await;
     let body = long(&world, false);
     let ids: Vec<Uuid> = (0..12).map(|_| Uuid::new_v4()).collect();
-    let (answers, ()) = tokio::join!(join_all(ids.iter().map(|id| world.post(*id, &body))), async {
-        // The door is decided at once; then what runs may end.
-        tokio::time::sleep(Duration::from_millis(500)).await;
-        world.node.hub.end_account(world.account);
-    });
-    let refused: Vec<_> = ids.iter().zip(&answers).filter(|(_, answer)| answer.status == 503).collect();
+    let (answers, ()) =
+        tokio::join!(join_all(ids.iter().map(|id| world.post(*id, &body))), async {
+            // The door is decided at once; then what runs may end.
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            world.node.hub.end_account(world.account);
+        });
+    let refused: Vec<_> =
+        ids.iter().zip(&answers).filter(|(_, answer)| answer.status == 503).collect();
     assert!(!refused.is_empty(), "{:?}", statuses(&answers));
     for (id, answer) in refused {
         assert_eq!(answer.error(), (503, "overloaded".into()));

@@ -1,4 +1,5 @@
-//! The description of the public surface: as committed, as served, and as a property-based client finds the node to be.
+//! The description of the public surface: as committed, as served, and as a property-based client
+//! finds the node to be.
 
 use crate::clients::python;
 use crate::process::{Folder, get};
@@ -32,10 +33,12 @@ fn the_document_is_the_operators_and_follows_the_configuration() {
     assert_eq!(node.get(&customer.key, "/openapi.json").status, 404);
 }
 
-/// What is run: every operation by itself, and chains from completions to their requests. Lists of models are left out of the
-/// chains, or no other one would be followed.
-const RUNS: [&[&str]; 2] =
-    [&["--phases", "coverage,fuzzing"], &["--phases", "stateful", "--exclude-path-regex", "^/v1/models"]];
+/// What is run: every operation by itself, and chains from completions to their requests. Lists of
+/// models are left out of the chains, or no other one would be followed.
+const RUNS: [&[&str]; 2] = [
+    &["--phases", "coverage,fuzzing"],
+    &["--phases", "stateful", "--exclude-path-regex", "^/v1/models"],
+];
 
 /// Numbers of examples, not time, bound it, and every run sends the same requests.
 #[test]
@@ -55,7 +58,13 @@ fn schemathesis_finds_the_node_as_described() {
         let output = Command::new(python.with_file_name("schemathesis"))
             .arg("--config-file")
             .arg(scripts.join("schemathesis.toml"))
-            .args(["run", &format!("{}/openapi.json", node.operator), "--url", &node.listen, "--no-color"])
+            .args([
+                "run",
+                &format!("{}/openapi.json", node.operator),
+                "--url",
+                &node.listen,
+                "--no-color",
+            ])
             .args(["--header", &format!("Authorization: Bearer {}", customer.key)])
             .args(run)
             .env("PYTHONPATH", &scripts)
@@ -70,8 +79,14 @@ fn schemathesis_finds_the_node_as_described() {
         assert!(output.status.success(), "{all}");
         println!("{said}");
         for kind in ["completions:", "streams:"] {
-            let line = said.lines().find_map(|line| line.strip_prefix(kind)).unwrap_or_else(|| panic!("{all}"));
-            assert!(line.trim().parse::<u32>().unwrap() >= 5, "{kind} {line}: too few answers were reached\n{all}");
+            let line = said
+                .lines()
+                .find_map(|line| line.strip_prefix(kind))
+                .unwrap_or_else(|| panic!("{all}"));
+            assert!(
+                line.trim().parse::<u32>().unwrap() >= 5,
+                "{kind} {line}: too few answers were reached\n{all}"
+            );
         }
     }
     assert_eq!(folder.json(&["ledger", "audit"])["ok"], true);

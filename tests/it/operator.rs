@@ -1,4 +1,5 @@
-//! The operator's commands and listener: the same answers with and without a running node, and nothing of it in public.
+//! The operator's commands and listener: the same answers with and without a running node, and
+//! nothing of it in public.
 
 use crate::process::{Customer, Folder, Served, eventually, get, request};
 use serde_json::{Value, json};
@@ -10,17 +11,58 @@ fn text(value: &Value) -> &str {
 
 /// Every kind of operator command once; the documents in order.
 fn tour(folder: &Folder) -> Vec<Value> {
-    let account = folder.json(&["accounts", "create", "--name", "acme", "--trial", "5_000_000", "--premium", "7"]);
+    let account = folder.json(&[
+        "accounts",
+        "create",
+        "--name",
+        "acme",
+        "--trial",
+        "5_000_000",
+        "--premium",
+        "7",
+    ]);
     let id = text(&account["id"]).to_owned();
-    let key = folder.json(&["keys", "create", "--account", &id, "--label", "laptop", "--expires-in", "30d"]);
+    let key = folder.json(&[
+        "keys",
+        "create",
+        "--account",
+        &id,
+        "--label",
+        "laptop",
+        "--expires-in",
+        "30d",
+    ]);
     let application = folder.json(&["applications", "create", "--account", &id, "--name", "phone"]);
     let application_id = text(&application["id"]).to_owned();
-    let token = folder.json(&["applications", "token", "--application", &application_id, "--expires-in", "12h"]);
-    let grant =
-        ["credits", "grant", "--account", &id, "--bucket", "premium", "--units", "100", "--reference", "invoice 1"];
+    let token = folder.json(&[
+        "applications",
+        "token",
+        "--application",
+        &application_id,
+        "--expires-in",
+        "12h",
+    ]);
+    let grant = [
+        "credits",
+        "grant",
+        "--account",
+        &id,
+        "--bucket",
+        "premium",
+        "--units",
+        "100",
+        "--reference",
+        "invoice 1",
+    ];
     let copy = folder.path().join("copy.ledger");
-    let mut documents =
-        vec![account, key.clone(), application, token.clone(), folder.json(&grant), folder.json(&grant)];
+    let mut documents = vec![
+        account,
+        key.clone(),
+        application,
+        token.clone(),
+        folder.json(&grant),
+        folder.json(&grant),
+    ];
     documents.extend(
         [
             &["accounts", "list"][..],
@@ -47,12 +89,14 @@ fn tour(folder: &Folder) -> Vec<Value> {
 /// A document without what differs between two runs: ids, secrets, times, hashes, paths, sizes.
 fn steady(value: &Value) -> Value {
     const CHANGING: [&str; 7] = ["secret", "hint", "hash", "path", "bytes", "at", "sequence"];
-    let changes =
-        |name: &str| name == "id" || name.ends_with("_id") || name.ends_with("_at") || CHANGING.contains(&name);
+    let changes = |name: &str| {
+        name == "id" || name.ends_with("_id") || name.ends_with("_at") || CHANGING.contains(&name)
+    };
     match value {
         Value::Object(fields) => {
             let kept = |(name, value): (&String, &Value)| {
-                let shown = if changes(name) && !value.is_null() { json!("…") } else { steady(value) };
+                let shown =
+                    if changes(name) && !value.is_null() { json!("…") } else { steady(value) };
                 (name.clone(), shown)
             };
             Value::Object(fields.iter().map(kept).collect())
@@ -80,9 +124,15 @@ fn documents_have_the_promised_fields() {
     let folder = Folder::initialised();
     let documents = tour(&folder);
     let [account, key, application, token, grant, again] = &documents[..6] else { panic!() };
-    assert_eq!((&account["trialUnits"], &account["premiumUnits"]), (&json!("5000000"), &json!("7")));
+    assert_eq!(
+        (&account["trialUnits"], &account["premiumUnits"]),
+        (&json!("5000000"), &json!("7"))
+    );
     assert_eq!((&account["status"], &account["plan"]), (&json!("active"), &json!("default")));
-    assert!(text(&key["secret"]).starts_with("cresset_key_") && text(&token["secret"]).starts_with("cresset_app_"));
+    assert!(
+        text(&key["secret"]).starts_with("cresset_key_")
+            && text(&token["secret"]).starts_with("cresset_app_")
+    );
     let lifetime = key["expires_at"].as_u64().unwrap() - key["created_at"].as_u64().unwrap();
     assert!(lifetime.abs_diff(30 * 86_400) <= 2, "times are Unix seconds: {key}");
     assert_eq!(application["name"], "phone");
@@ -110,8 +160,19 @@ fn a_reference_buys_one_grant() {
     let folder = Folder::initialised();
     let Customer { account, .. } = folder.customer(1);
     let grant = |units: &'static str| {
-        ["credits", "grant", "--account", &account, "--bucket", "trial", "--units", units, "--reference", "r"]
-            .map(str::to_owned)
+        [
+            "credits",
+            "grant",
+            "--account",
+            &account,
+            "--bucket",
+            "trial",
+            "--units",
+            units,
+            "--reference",
+            "r",
+        ]
+        .map(str::to_owned)
     };
     let run = |units| folder.run(&grant(units).iter().map(String::as_str).collect::<Vec<_>>()).code;
     assert_eq!(run("5"), Some(0));
@@ -128,7 +189,10 @@ fn a_backup_brings_back_what_was() {
     let copy = folder.path().join("copy.ledger");
     let copy = copy.to_str().unwrap();
     folder.json(&["ledger", "backup", copy]);
-    assert!(folder.fails(&["ledger", "backup", copy], 1).contains("exists"), "a backup is never written over");
+    assert!(
+        folder.fails(&["ledger", "backup", copy], 1).contains("exists"),
+        "a backup is never written over"
+    );
     folder.json(&[
         "credits",
         "grant",
@@ -181,7 +245,11 @@ fn the_operator_listener_tells_health_readiness_and_metrics() {
     assert_eq!((status("/healthz"), status("/readyz"), status("/nothing")), (200, 200, 404));
     let metrics = get(&node.operator, "/metrics");
     assert!(metrics.headers["content-type"].starts_with("application/openmetrics-text"));
-    assert!(metrics.body.contains("# HELP") && metrics.body.ends_with("# EOF\n"), "{}", metrics.body);
+    assert!(
+        metrics.body.contains("# HELP") && metrics.body.ends_with("# EOF\n"),
+        "{}",
+        metrics.body
+    );
     assert_eq!(folder.run(&["status", "--ready"]).code, Some(0));
     let status = folder.json(&["status"]);
     assert_eq!((&status["ready"], &status["models"][0]["name"]), (&json!(true), &json!("tiny")));
@@ -196,7 +264,9 @@ fn nothing_of_the_operator_is_public() {
     for path in ["/healthz", "/readyz", "/metrics", "/command"] {
         assert_eq!(get(&node.listen, path).status, 401, "{path} without a credential");
         assert_eq!(node.get(&key, path).status, 404, "{path} with one");
-        let post = request(&node.operator, "POST /command HTTP/1.1\r\n", r#"{"command":"account_list"}"#).finish();
+        let post =
+            request(&node.operator, "POST /command HTTP/1.1\r\n", r#"{"command":"account_list"}"#)
+                .finish();
         assert_eq!(post.status, 404, "commands come over the socket only");
     }
 }
@@ -248,7 +318,10 @@ fn requests_are_listed_shown_and_cancelled() {
         assert_eq!(&shown[name], value, "the operator sees the public {name}");
     }
     assert_eq!(shown["account_id"], account.as_str());
-    assert_eq!(shown["attempts"][0]["usage"]["completion_tokens"], answer["usage"]["completion_tokens"]);
+    assert_eq!(
+        shown["attempts"][0]["usage"]["completion_tokens"],
+        answer["usage"]["completion_tokens"]
+    );
     let cancelled = folder.json(&["requests", "cancel", &id]);
     assert_eq!(cancelled["state"], "completed", "what has ended stays as it ended");
     let listed = folder.json(&["requests", "list", "--account", &account, "--state", "completed"]);

@@ -1,4 +1,5 @@
-//! A price that is changed between two starts: what was charged stays, what is new costs the new price.
+//! A price that is changed between two starts: what was charged stays, what is new costs the new
+//! price.
 
 use crate::process::{Folder, MODEL, Reply, Served};
 use serde_json::{Value, json};
@@ -36,9 +37,15 @@ fn a_new_price_holds_for_new_requests_alone() {
     let text = std::fs::read_to_string(&manifest).unwrap();
     std::fs::write(&manifest, text.replace("output = 400000", "output = 7000000")).unwrap();
     let node = folder.serve();
-    assert_eq!(node.get(&key, "/v1/models").json()["data"][0]["pricing"]["outputUnitsPerMillion"], "7000000");
+    assert_eq!(
+        node.get(&key, "/v1/models").json()["data"][0]["pricing"]["outputUnitsPerMillion"],
+        "7000000"
+    );
     let replayed = ask(&node, &ids[0]);
-    assert_eq!((replayed.headers["idempotent-replayed"].as_str(), &replayed.body), ("true", &first.body));
+    assert_eq!(
+        (replayed.headers["idempotent-replayed"].as_str(), &replayed.body),
+        ("true", &first.body)
+    );
     assert_eq!(left(&node), GRANTED - charged(&first));
     let second = ask(&node, &ids[1]);
     assert_eq!(charged(&second), (prompt * 100_000 + 10 * 7_000_000).div_ceil(1_000_000));

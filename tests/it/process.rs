@@ -1,4 +1,5 @@
-//! The real binary on data folders of its own, and a plain HTTP/1.1 client to talk to what it serves.
+//! The real binary on data folders of its own, and a plain HTTP/1.1 client to talk to what it
+//! serves.
 
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -96,13 +97,16 @@ impl Folder {
         let finished = self.run(&[arguments, &["--json"]].concat());
         assert_eq!(finished.code, Some(code), "{arguments:?}: {finished:?}");
         let document = finished.document();
-        let message = document["error"]["message"].as_str().unwrap_or_else(|| panic!("{arguments:?}: {finished:?}"));
+        let message = document["error"]["message"]
+            .as_str()
+            .unwrap_or_else(|| panic!("{arguments:?}: {finished:?}"));
         format!("{message} {}", document["error"]["remedy"].as_str().unwrap_or_default())
     }
 
     /// An account with trial credits and a key for it.
     pub fn customer(&self, trial: u64) -> Customer {
-        let account = self.json(&["accounts", "create", "--name", "acme", "--trial", &trial.to_string()]);
+        let account =
+            self.json(&["accounts", "create", "--name", "acme", "--trial", &trial.to_string()]);
         let account = account["id"].as_str().unwrap().to_owned();
         let key = self.json(&["keys", "create", "--account", &account]);
         Customer {
@@ -139,7 +143,11 @@ impl Folder {
         let mut command = Command::new("sh");
         // The shell counts blocks of 512 bytes; a write beyond the limit is an error, not a signal.
         let limit = format!("trap '' XFSZ; ulimit -S -f {}; exec \"$@\"", file_bytes.div_ceil(512));
-        command.args(["-c", &limit, "sh"]).arg(node.get_program()).args(node.get_args()).stdin(Stdio::null());
+        command
+            .args(["-c", &limit, "sh"])
+            .arg(node.get_program())
+            .args(node.get_args())
+            .stdin(Stdio::null());
         Served::start(command)
     }
 }
@@ -152,8 +160,9 @@ impl Served {
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
         stdout.read_line(&mut line).unwrap();
-        let ready: Value = serde_json::from_str(&line)
-            .unwrap_or_else(|_| panic!("no ready line but {line:?}; the log:\n{}", log.lock().unwrap()));
+        let ready: Value = serde_json::from_str(&line).unwrap_or_else(|_| {
+            panic!("no ready line but {line:?}; the log:\n{}", log.lock().unwrap())
+        });
         assert_eq!(ready["event"], "ready");
         let text = |value: &Value| value.as_str().unwrap().to_owned();
         Self {
@@ -175,7 +184,11 @@ pub struct Customer {
 impl Finished {
     fn of(output: Output) -> Self {
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-        Self { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+        Self {
+            code: output.status.code(),
+            stdout: text(output.stdout),
+            stderr: text(output.stderr),
+        }
     }
 
     pub fn document(&self) -> Value {
@@ -199,7 +212,10 @@ impl Served {
     }
 
     pub fn signal(&self, name: &str) {
-        let status = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status().unwrap();
+        let status = Command::new("kill")
+            .args([&format!("-{name}"), &self.child.id().to_string()])
+            .status()
+            .unwrap();
         assert!(status.success());
     }
 
@@ -224,7 +240,12 @@ impl Served {
     }
 
     pub fn get(&self, key: &str, path: &str) -> Reply {
-        request(&self.listen, &format!("GET {path} HTTP/1.1\r\nAuthorization: Bearer {key}\r\n"), "").finish()
+        request(
+            &self.listen,
+            &format!("GET {path} HTTP/1.1\r\nAuthorization: Bearer {key}\r\n"),
+            "",
+        )
+        .finish()
     }
 
     /// Sends a chat completion and returns when its answer's head is here.
@@ -279,17 +300,24 @@ pub struct Stream {
     reader: BufReader<TcpStream>,
 }
 
-/// One request on a connection of its own. `head` is the request line and headers, each with its line end.
+/// One request on a connection of its own. `head` is the request line and headers, each with its
+/// line end.
 pub fn request(base: &str, head: &str, body: &str) -> Stream {
     let address = base.strip_prefix("http://").unwrap();
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_mins(2))).unwrap();
-    write!(stream, "{head}Host: {address}\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}", body.len())
-        .unwrap();
+    write!(
+        stream,
+        "{head}Host: {address}\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .unwrap();
     let mut reader = BufReader::new(stream);
     let status = line(&mut reader).split(' ').nth(1).unwrap().parse().unwrap();
     let headers = std::iter::from_fn(|| Some(line(&mut reader)).filter(|line| !line.is_empty()))
-        .filter_map(|line| line.split_once(": ").map(|(name, value)| (name.to_lowercase(), value.to_owned())))
+        .filter_map(|line| {
+            line.split_once(": ").map(|(name, value)| (name.to_lowercase(), value.to_owned()))
+        })
         .collect();
     Stream { status, headers, reader }
 }
@@ -310,7 +338,11 @@ impl Stream {
         let mut seen = String::new();
         while !seen.contains(needle) {
             seen.clear();
-            assert_ne!(self.reader.read_line(&mut seen).unwrap(), 0, "the stream ended before {needle:?}");
+            assert_ne!(
+                self.reader.read_line(&mut seen).unwrap(),
+                0,
+                "the stream ended before {needle:?}"
+            );
         }
     }
 

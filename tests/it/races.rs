@@ -1,4 +1,5 @@
-//! Races for credits, ids and ends over the real binary: connections whose last bytes arrive together.
+//! Races for credits, ids and ends over the real binary: connections whose last bytes arrive
+//! together.
 
 use crate::process::{Customer, Folder, Reply, Served, eventually};
 use crate::volley::{Call, volley};
@@ -56,17 +57,33 @@ impl Arena {
 
     fn grant(&self, account: &str, bucket: &str, amount: u64) {
         let amount = amount.to_string();
-        let grant = ["--account", account, "--bucket", bucket, "--units", amount.as_str(), "--reference", "more"];
+        let grant = [
+            "--account",
+            account,
+            "--bucket",
+            bucket,
+            "--units",
+            amount.as_str(),
+            "--reference",
+            "more",
+        ];
         self.folder.json(&[&["credits", "grant"], &grant[..]].concat());
     }
 
     fn records(&self, account: &str) -> usize {
-        self.folder.json(&["requests", "list", "--account", account])["data"].as_array().unwrap().len()
+        self.folder.json(&["requests", "list", "--account", account])["data"]
+            .as_array()
+            .unwrap()
+            .len()
     }
 
     fn close(self) {
         let audit = self.folder.json(&["ledger", "audit"]);
-        assert_eq!((&audit["ok"], &audit["checked"]["reservations"]), (&json!(true), &json!(0)), "{audit}");
+        assert_eq!(
+            (&audit["ok"], &audit["checked"]["reservations"]),
+            (&json!(true), &json!(0)),
+            "{audit}"
+        );
         assert!(self.node.terminate().success());
     }
 }
@@ -94,7 +111,8 @@ fn tally(replies: &[Reply]) -> Vec<(u16, String, usize)> {
         (reply.status, code)
     };
     let kinds: BTreeSet<_> = replies.iter().map(kind).collect();
-    let count = |wanted: &(u16, String)| replies.iter().filter(|reply| kind(reply) == *wanted).count();
+    let count =
+        |wanted: &(u16, String)| replies.iter().filter(|reply| kind(reply) == *wanted).count();
     kinds
         .into_iter()
         .map(|(status, code)| {
@@ -110,12 +128,16 @@ fn a_balance_admits_as_many_as_it_covers_trial_first() {
     let cost = arena.reservation();
     let Customer { account, key, .. } = arena.folder.customer(cost * 5 / 2);
     arena.grant(&account, "premium", cost * 5 - cost * 5 / 2);
-    let replies = whole(volley((0..128).map(|seed| arena.chat(&key, &fresh(), &arena.ask(seed))).collect()));
+    let replies =
+        whole(volley((0..128).map(|seed| arena.chat(&key, &fresh(), &arena.ask(seed))).collect()));
     assert_eq!(tally(&replies), [(200, String::new(), 5), (402, "credits_reserved".into(), 123)]);
     let charged: u64 = replies.iter().filter(|reply| reply.status == 200).map(charge).sum();
     let [trial, premium, reserved] = arena.balances(&account);
     assert_eq!((trial + premium, reserved), (cost * 5 - charged, 0));
-    assert!(trial < cost && premium < 3 * cost, "the split ones took trial first: {trial} {premium}");
+    assert!(
+        trial < cost && premium < 3 * cost,
+        "the split ones took trial first: {trial} {premium}"
+    );
     assert_eq!(arena.records(&account), 5, "a refused one leaves no record");
     arena.close();
 }
@@ -147,7 +169,8 @@ fn of_two_bodies_under_one_id_one_wins() {
         let mut bodies = [arena.ask(0), arena.ask(usize::from(round < 2))];
         bodies[1]["stream"] = streaming["stream"].clone();
         let id = fresh();
-        let replies = whole(volley((0..64).map(|i| arena.chat(&key, &id, &bodies[i % 2])).collect()));
+        let replies =
+            whole(volley((0..64).map(|i| arena.chat(&key, &id, &bodies[i % 2])).collect()));
         let won: Vec<&Reply> = replies.iter().filter(|reply| reply.status == 200).collect();
         let lost = replies.iter().filter(|reply| reply.status == 422).collect::<Vec<_>>();
         // More than four cannot listen to one stream; the others are told to come back.
@@ -168,17 +191,27 @@ fn a_key_and_three_applications_race_for_the_last_credits() {
     let Customer { account, key, .. } = arena.folder.customer(cost);
     let mut keys = vec![key];
     for name in ["one", "two", "three"] {
-        let application = arena.folder.json(&["applications", "create", "--account", &account, "--name", name]);
-        let token = arena.folder.json(&["applications", "token", "--application", application["id"].as_str().unwrap()]);
+        let application =
+            arena.folder.json(&["applications", "create", "--account", &account, "--name", name]);
+        let token = arena.folder.json(&[
+            "applications",
+            "token",
+            "--application",
+            application["id"].as_str().unwrap(),
+        ]);
         keys.push(token["secret"].as_str().unwrap().to_owned());
     }
     // One id: it names another request in each scope.
     let (id, body) = (fresh(), arena.ask(1));
     let replies = whole(volley((0..64).map(|i| arena.chat(&keys[i % 4], &id, &body)).collect()));
     assert_eq!(tally(&replies), [(200, String::new(), 16), (402, "credits_reserved".into(), 48)]);
-    let winners: BTreeSet<usize> = (0..64).filter(|i| replies[*i].status == 200).map(|i| i % 4).collect();
+    let winners: BTreeSet<usize> =
+        (0..64).filter(|i| replies[*i].status == 200).map(|i| i % 4).collect();
     assert_eq!(winners.len(), 1, "all of one scope");
-    assert_eq!(arena.balances(&account), [cost - charge(replies.iter().find(|r| r.status == 200).unwrap()), 0, 0]);
+    assert_eq!(
+        arena.balances(&account),
+        [cost - charge(replies.iter().find(|r| r.status == 200).unwrap()), 0, 0]
+    );
     assert_eq!(arena.records(&account), 1);
     arena.close();
 }
@@ -189,7 +222,8 @@ fn a_concurrency_limit_holds_in_a_race_over_all_keys() {
     let Customer { account, key, .. } = arena.folder.customer(1_000_000);
     let other = arena.folder.json(&["keys", "create", "--account", &account]);
     let keys = [key.as_str(), other["secret"].as_str().unwrap()];
-    let replies = whole(volley((0..64).map(|i| arena.chat(keys[i % 2], &fresh(), &arena.ask(i))).collect()));
+    let replies =
+        whole(volley((0..64).map(|i| arena.chat(keys[i % 2], &fresh(), &arena.ask(i))).collect()));
     assert_eq!(tally(&replies), [(200, String::new(), 3), (429, "concurrency_limit".into(), 61)]);
     assert_eq!(arena.records(&account), 3);
     arena.close();
@@ -209,16 +243,26 @@ fn a_grant_lets_in_who_comes_after_it() {
     });
     let refused = replies
         .iter()
-        .filter(|reply| reply.status == 402 && reply.json()["error"]["code"] == "insufficient_credits")
+        .filter(|reply| {
+            reply.status == 402 && reply.json()["error"]["code"] == "insufficient_credits"
+        })
         .count();
-    assert_eq!(refused + replies.iter().filter(|reply| reply.status == 200).count(), 32, "{:?}", tally(&replies));
+    assert_eq!(
+        refused + replies.iter().filter(|reply| reply.status == 200).count(),
+        32,
+        "{:?}",
+        tally(&replies)
+    );
     assert_eq!(arena.records(&account), 32 - refused);
     let mut charged = 0;
     for (id, reply) in ids.iter().zip(&replies) {
         // The id of a refused one is free, for another body, too.
         let body = arena.ask(usize::from(reply.status == 402));
         let again = arena.chat(&key, id, &body).go().unwrap();
-        assert_eq!((again.status, again.headers.contains_key("idempotent-replayed")), (200, reply.status == 200));
+        assert_eq!(
+            (again.status, again.headers.contains_key("idempotent-replayed")),
+            (200, reply.status == 200)
+        );
         charged += charge(&again);
     }
     assert_eq!(arena.balances(&account), [0, 1_000_000 - charged, 0]);
@@ -234,13 +278,19 @@ fn a_hundred_deletes_are_one() {
     let replies = std::thread::scope(|scope| {
         let run = scope.spawn(|| arena.chat(&key, &id, &arena.ask(0)).go().unwrap());
         eventually("it runs", || arena.request(&key, &id)["state"] == "running");
-        let deletes = volley((0..100).map(|_| Call::plain(&arena.node.listen, "DELETE", &path, &key)).collect());
+        let deletes = volley(
+            (0..100).map(|_| Call::plain(&arena.node.listen, "DELETE", &path, &key)).collect(),
+        );
         assert_eq!(run.join().unwrap().json()["error"]["code"], "request_cancelled");
         whole(deletes)
     });
     let end = arena.request(&key, &id);
     assert_eq!(end["state"], "cancelled");
-    assert!(replies.iter().all(|reply| reply.status == 200 && reply.json() == end), "{:?}", tally(&replies));
+    assert!(
+        replies.iter().all(|reply| reply.status == 200 && reply.json() == end),
+        "{:?}",
+        tally(&replies)
+    );
     assert_eq!(arena.balances(&account), [1_000_000 - units(&end["chargedUnits"]), 0, 0]);
     arena.close();
 }
@@ -266,10 +316,18 @@ fn a_revocation_ends_or_keeps_out_every_racer() {
         for (id, reply) in ids.iter().zip(&replies) {
             let request = arena.request(reader["secret"].as_str().unwrap(), id);
             if reply.status == 401 {
-                assert_eq!(request["error"]["code"], "request_not_found", "who was kept out left no record");
+                assert_eq!(
+                    request["error"]["code"], "request_not_found",
+                    "who was kept out left no record"
+                );
                 continue;
             }
-            assert_eq!((reply.status, &request["state"]), (409, &json!("cancelled")), "{}", reply.body);
+            assert_eq!(
+                (reply.status, &request["state"]),
+                (409, &json!("cancelled")),
+                "{}",
+                reply.body
+            );
             records += 1;
             charged += units(&request["chargedUnits"]);
         }

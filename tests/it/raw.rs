@@ -1,4 +1,5 @@
-//! Requests as bytes on a socket, and answers as they came: for clients that no HTTP library would let exist.
+//! Requests as bytes on a socket, and answers as they came: for clients that no HTTP library would
+//! let exist.
 
 use super::support::{CHAT, World, chat_headers};
 use serde_json::Value;
@@ -33,7 +34,12 @@ impl Raw {
     /// Every byte but those that no two answers share: the date and the response's own id.
     pub fn steady(&self) -> String {
         let id = self.header("x-request-id").unwrap_or("none");
-        let head = self.head.lines().filter(|line| !line.starts_with("date: ")).collect::<Vec<_>>().join("\n");
+        let head = self
+            .head
+            .lines()
+            .filter(|line| !line.starts_with("date: "))
+            .collect::<Vec<_>>()
+            .join("\n");
         format!("{head}\n\n{}", self.body).replace(id, "ID")
     }
 
@@ -42,9 +48,15 @@ impl Raw {
         let id = self.header("x-request-id").unwrap_or_default();
         assert!(Uuid::parse_str(id).is_ok(), "{what}: {self:?}");
         assert_eq!(self.header("x-content-type-options"), Some("nosniff"), "{what}");
-        assert!(self.header("cache-control").is_some_and(|v| v.starts_with("private, no-store")), "{what}");
+        assert!(
+            self.header("cache-control").is_some_and(|v| v.starts_with("private, no-store")),
+            "{what}"
+        );
         if self.status >= 400 {
-            assert!(matches!(self.header("x-should-retry"), Some("true" | "false")), "{what}: {self:?}");
+            assert!(
+                matches!(self.header("x-should-retry"), Some("true" | "false")),
+                "{what}: {self:?}"
+            );
             assert_eq!(self.header("content-type"), Some("application/json"), "{what}");
         }
     }
@@ -61,7 +73,9 @@ pub async fn talk(address: SocketAddr, bytes: &[u8]) -> String {
 pub async fn until_closed(stream: &mut TcpStream) -> String {
     let mut seen = Vec::new();
     // A reset is an end, too.
-    let _ = tokio::time::timeout(Duration::from_secs(30), stream.read_to_end(&mut seen)).await.expect("it is closed");
+    let _ = tokio::time::timeout(Duration::from_secs(30), stream.read_to_end(&mut seen))
+        .await
+        .expect("it is closed");
     String::from_utf8_lossy(&seen).into_owned()
 }
 
@@ -70,8 +84,13 @@ pub fn answers(text: &str) -> Vec<Raw> {
     let mut found = Vec::new();
     let mut rest = text;
     while !rest.is_empty() {
-        let (head, after) = rest.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no head: {text:?}"));
-        let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or_else(|| panic!("{text:?}"));
+        let (head, after) =
+            rest.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no head: {text:?}"));
+        let status = head
+            .split(' ')
+            .nth(1)
+            .and_then(|code| code.parse().ok())
+            .unwrap_or_else(|| panic!("{text:?}"));
         let mut answer = Raw { status, head: head.replace("\r\n", "\n"), body: String::new() };
         let length = match answer.header("content-length") {
             _ if status == 100 => 0,
@@ -90,14 +109,20 @@ pub fn answers(text: &str) -> Vec<Raw> {
 pub async fn ask(address: SocketAddr, bytes: &[u8]) -> Raw {
     let text = talk(address, bytes).await;
     let mut found = answers(&text);
-    assert_eq!(found.len(), 1, "{}: {text:?}", String::from_utf8_lossy(&bytes[..bytes.len().min(80)]));
+    assert_eq!(
+        found.len(),
+        1,
+        "{}: {text:?}",
+        String::from_utf8_lossy(&bytes[..bytes.len().min(80)])
+    );
     found.remove(0)
 }
 
 /// Header lines of a well-formed completion request.
 pub fn header_lines(key: &str, id: Uuid) -> String {
     let headers = chat_headers(key, &id.to_string());
-    let lines: Vec<String> = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+    let lines: Vec<String> =
+        headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
     format!("host: a\r\n{}", lines.concat())
 }
 

@@ -1,4 +1,5 @@
-//! The default release as a user gets it: fetched, proven, served. Fetched once into the build folder.
+//! The default release as a user gets it: fetched, proven, served. Fetched once into the build
+//! folder.
 
 use super::process::Folder;
 use cresset::catalogue::{Catalogue, FetchOptions};
@@ -35,13 +36,16 @@ pub fn default_gguf() -> PathBuf {
     FETCHED.get_or_init(|| fetch(NAME)).clone()
 }
 
-/// A ledger and the default release, pulled from a local folder as an operator without a network would.
+/// A ledger and the default release, pulled from a local folder as an operator without a network
+/// would.
 pub fn with_release() -> Folder {
     let folder = Folder::initialised();
     let place = folder.path().join("models").join(NAME);
     std::fs::create_dir_all(&place).unwrap();
-    std::fs::copy(default_gguf().with_file_name("manifest.toml"), place.join("manifest.toml")).unwrap();
-    std::os::unix::fs::symlink(default_gguf(), place.join("SmolLM2-135M-Instruct.Q4_1.gguf")).unwrap();
+    std::fs::copy(default_gguf().with_file_name("manifest.toml"), place.join("manifest.toml"))
+        .unwrap();
+    std::os::unix::fs::symlink(default_gguf(), place.join("SmolLM2-135M-Instruct.Q4_1.gguf"))
+        .unwrap();
     folder
 }
 
@@ -69,7 +73,11 @@ fn engine(file: &Path, dequantise: bool) -> EngineHandle {
 }
 
 /// The greedy continuation of `prompt`, end-of-text ignored.
-fn greedy(engine: &EngineHandle, prompt: &[u32], max_tokens: u32) -> tokio::sync::mpsc::Receiver<Event> {
+fn greedy(
+    engine: &EngineHandle,
+    prompt: &[u32],
+    max_tokens: u32,
+) -> tokio::sync::mpsc::Receiver<Event> {
     let request = GenerateRequest {
         account: AccountId::generate(),
         priority: 0,
@@ -93,8 +101,8 @@ fn tokens(mut events: tokio::sync::mpsc::Receiver<Event>) -> Vec<u32> {
     ids
 }
 
-/// All cases run at once: the tokens are the reference's, and a first difference is allowed only where the reference's two
-/// best logits lie within 1e-3.
+/// All cases run at once: the tokens are the reference's, and a first difference is allowed only
+/// where the reference's two best logits lie within 1e-3.
 pub fn check_greedy(file: &Path, cases: &[Case], dequantise: bool) {
     let engine = engine(file, dequantise);
     let run = |case: &Case| greedy(&engine, &case.prompt_ids, case.greedy_ids.len() as u32);
@@ -102,8 +110,13 @@ pub fn check_greedy(file: &Path, cases: &[Case], dequantise: bool) {
     for (case, events) in cases.iter().zip(running) {
         let ids = tokens(events);
         assert_eq!(ids.len(), case.greedy_ids.len(), "{}", case.id);
-        if let Some(at) = ids.iter().zip(&case.greedy_ids).position(|(ours, theirs)| ours != theirs) {
-            assert!(case.margin(at) <= 1e-3, "{} differs at {at} (dequantise = {dequantise})", case.id);
+        if let Some(at) = ids.iter().zip(&case.greedy_ids).position(|(ours, theirs)| ours != theirs)
+        {
+            assert!(
+                case.margin(at) <= 1e-3,
+                "{} differs at {at} (dequantise = {dequantise})",
+                case.id
+            );
         }
     }
 }
@@ -126,7 +139,10 @@ fn the_default_release_qualifies() {
     assert_eq!(verdict["verdict"], "qualified", "{verdict}");
     let checks = verdict["checks"].as_array().unwrap();
     for id in ["tokenizer_goldens", "template_goldens", "greedy_goldens"] {
-        let check = checks.iter().find(|check| check["id"] == id).unwrap_or_else(|| panic!("{id} is missing"));
+        let check = checks
+            .iter()
+            .find(|check| check["id"] == id)
+            .unwrap_or_else(|| panic!("{id} is missing"));
         assert_eq!(check["state"], "passed", "{check}");
     }
 }

@@ -31,14 +31,16 @@ impl Write for Log {
 async fn prompts_and_keys_appear_nowhere() {
     let log = Log::default();
     let writer = log.clone();
-    let subscriber =
-        tracing_subscriber::fmt().with_max_level(tracing::Level::TRACE).with_writer(move || writer.clone()).finish();
-    // With a single one, tracing asks the thread that meets an event first, which may be another test's; with two it asks both.
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::TRACE)
+        .with_writer(move || writer.clone())
+        .finish();
+    // With a single one, tracing asks the thread that meets an event first, which may be another
+    // test's; with two it asks both.
     let _second = tracing::Dispatch::new(tracing_subscriber::registry());
     let _guard = tracing::subscriber::set_default(subscriber);
     let world = World::with(|setup| setup.failures = vec![(1, Failure::Error)]).await;
-    let prompt =
-        json!({ "messages": [{ "role": "user", "content": CANARY }], "user": CANARY, "metadata": { "a": CANARY } });
+    let prompt = json!({ "messages": [{ "role": "user", "content": CANARY }], "user": CANARY, "metadata": { "a": CANARY } });
     let mut seen = String::new();
     for body in [
         world.ask(prompt.clone()).to_string(),
@@ -59,7 +61,10 @@ async fn prompts_and_keys_appear_nowhere() {
     let secret = world.key.clone();
     world.close().await;
     let logged = String::from_utf8_lossy(&log.0.lock().unwrap()).into_owned();
-    assert!(logged.contains("answered") && logged.contains("a generation failed"), "the log is really read:\n{logged}");
+    assert!(
+        logged.contains("answered") && logged.contains("a generation failed"),
+        "the log is really read:\n{logged}"
+    );
     for (place, text) in [("responses", &seen), ("log", &logged)] {
         assert!(!text.contains(CANARY) && !text.contains(&secret), "{place}:\n{text}");
     }
@@ -79,7 +84,8 @@ fn indiscreet(node: &Served, key: &str) -> Vec<(String, String)> {
     };
     let message = json!([{ "role": "user", "content": PROMPT, "name": PROMPT }]);
     let ask = |extra: serde_json::Value| {
-        let mut body = json!({ "model": node.model, "messages": message, "max_tokens": 3, "user": PROMPT });
+        let mut body =
+            json!({ "model": node.model, "messages": message, "max_tokens": 3, "user": PROMPT });
         body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
         body.to_string()
     };
@@ -87,7 +93,10 @@ fn indiscreet(node: &Served, key: &str) -> Vec<(String, String)> {
     let me = format!("GET /v1/me HTTP/1.1\r\nAuthorization: Bearer {key}\r\n");
     let mut requests = vec![
         (chat(key, ""), ask(json!({}))),
-        (chat(key, ""), ask(json!({ "stream": true, "stop": [PROMPT], "metadata": { "a": PROMPT } }))),
+        (
+            chat(key, ""),
+            ask(json!({ "stream": true, "stop": [PROMPT], "metadata": { "a": PROMPT } })),
+        ),
         (chat(key, ""), ask(json!({ "max_tokens": 1_000_000 }))),
         (chat(key, ""), ask(json!({ "unknown": PROMPT }))),
         (chat(key, ""), ask(json!({ "model": PROMPT }))),
@@ -102,7 +111,14 @@ fn indiscreet(node: &Served, key: &str) -> Vec<(String, String)> {
         (me.replace("GET", PROMPT), String::new()),
         (me.replace(key, &format!("{key} {key}")), String::new()),
     ];
-    for path in ["/{}", "/v1/requests/{}", "/v1/models/{}", "/v1/models?after={}", "/v1/me?{}", "http://{}/v1/me"] {
+    for path in [
+        "/{}",
+        "/v1/requests/{}",
+        "/v1/models/{}",
+        "/v1/models?after={}",
+        "/v1/me?{}",
+        "http://{}/v1/me",
+    ] {
         requests.push((me.replace("/v1/me", &path.replace("{}", PROMPT)), String::new()));
     }
     requests
@@ -118,7 +134,8 @@ fn the_real_node_tells_nobody_at_any_log_level() {
     let mut told = Vec::new();
     for (head, body) in indiscreet(&node, &key) {
         let reply = request(&node.listen, &head, &body).finish();
-        // What a model says is its own; everything else an answer holds is not to repeat what was sent.
+        // What a model says is its own; everything else an answer holds is not to repeat what was
+        // sent.
         if reply.status != 200 {
             told.push(("an answer", format!("{} {:?}", reply.body, reply.headers)));
         }
@@ -148,15 +165,22 @@ fn the_real_node_tells_nobody_at_any_log_level() {
     assert!(traced.contains("TRACE"), "the log is really this chatty");
     told.push(("the log", traced));
     assert!(node.terminate().success());
-    for file in
-        std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_file())
+    for file in std::fs::read_dir(folder.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.is_file())
     {
-        told.push(("the data folder", String::from_utf8_lossy(&std::fs::read(file).unwrap()).into_owned()));
+        told.push((
+            "the data folder",
+            String::from_utf8_lossy(&std::fs::read(file).unwrap()).into_owned(),
+        ));
     }
     let random = &key["cresset_key_".len()..];
     for (place, text) in told {
         for (what, canary) in [("the prompt", PROMPT), ("the key", random)] {
-            let found = text.find(canary).map(|at| text[..at].lines().last().unwrap_or_default().to_owned());
+            let found = text
+                .find(canary)
+                .map(|at| text[..at].lines().last().unwrap_or_default().to_owned());
             assert_eq!(found, None, "{what} in {place}");
         }
     }
@@ -172,6 +196,7 @@ fn two(node: &Served, key: &str) {
         .body(http_body_util::Full::default())
         .unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let answer = runtime.block_on(async { super::support::http2(address).await.send_request(request).await });
+    let answer = runtime
+        .block_on(async { super::support::http2(address).await.send_request(request).await });
     assert_eq!(answer.unwrap().status().as_u16(), 404);
 }

@@ -1,6 +1,7 @@
-//! Churn at the configured limits: clients of every kind against two real tiny models of which one fits at a time. Memory must
-//! not grow, every block must come back, and the ledger must hold together. The store keeps pages of its files in memory, up to
-//! a limit that takes long to reach, so what its files grow by is allowed for.
+//! Churn at the configured limits: clients of every kind against two real tiny models of which one
+//! fits at a time. Memory must not grow, every block must come back, and the ledger must hold
+//! together. The store keeps pages of its files in memory, up to a limit that takes long to reach,
+//! so what its files grow by is allowed for.
 //!
 //! `CRESSET_SOAK_MINUTES` says how long (default 5).
 
@@ -36,7 +37,8 @@ fn offer(world: &World, seed: u64) -> String {
             max_batched_tokens: 128,
             max_context: Some(256),
         };
-        let (runner, info) = ModelRunner::load(&source, &options).map_err(|error| error.to_string())?;
+        let (runner, info) =
+            ModelRunner::load(&source, &options).map_err(|error| error.to_string())?;
         let options = EngineOptions {
             max_batched_tokens: 128,
             max_rows: 16,
@@ -127,7 +129,9 @@ async fn small_node() -> World {
 async fn crowd(until: Instant, visit: impl AsyncFn(u64)) {
     let client = async |mut draw: u64| {
         while Instant::now() < until {
-            draw = draw.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            draw = draw
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             visit(draw >> 33).await;
         }
     };
@@ -162,7 +166,10 @@ async fn soak(world: &World, visit: impl AsyncFn(u64)) {
         assert_eq!((view.failure, view.resident.active, view.resident.waiting), (None, 0, 0));
         // An idle engine has checked its blocks: one that found a fault would have died.
         let stats = view.engine.map(|engine| engine.stats()).unwrap_or_default();
-        assert_eq!((stats.running, stats.waiting, stats.blocks_used, stats.late_frees), (0, 0, 0, 0));
+        assert_eq!(
+            (stats.running, stats.waiting, stats.blocks_used, stats.late_frees),
+            (0, 0, 0, 0)
+        );
     }
     assert!(
         late.0 <= early.0 + NOISE_MIB + late.1.saturating_sub(early.1),
@@ -177,7 +184,12 @@ async fn submit(world: &World, models: &[String], draw: u64) {
         account: AccountId(Uuid::from_u128(u128::from(draw % 3))),
         priority: (draw % 2) as u8,
         prompt: (0..=draw as u32 % 90).map(|token| token % 30).collect(),
-        sampling: SamplingParams { seed: draw, top_p: 0.9, frequency_penalty: 0.1, ..SamplingParams::default() },
+        sampling: SamplingParams {
+            seed: draw,
+            top_p: 0.9,
+            frequency_penalty: 0.1,
+            ..SamplingParams::default()
+        },
         max_tokens: 1 + draw as u32 / 90 % 120,
         min_tokens: 0,
         eos_ids: Arc::default(),

@@ -7,7 +7,10 @@ use std::time::Duration;
 use uuid::Uuid;
 
 fn chunks(events: &[String]) -> Vec<Value> {
-    events.iter().map(|event| serde_json::from_str(event).unwrap_or_else(|e| panic!("{e}: {event}"))).collect()
+    events
+        .iter()
+        .map(|event| serde_json::from_str(event).unwrap_or_else(|e| panic!("{e}: {event}")))
+        .collect()
 }
 
 fn text_of(chunks: &[Value]) -> String {
@@ -31,15 +34,25 @@ async fn a_stream_from_role_to_done() {
     let chunks = chunks(&events[..events.len() - 1]);
     for chunk in &chunks {
         assert_eq!((&chunk["id"], &chunk["model"]), (&json!(id), &json!(world.model)));
-        assert_eq!((&chunk["object"], &chunk["created"]), (&json!("chat.completion.chunk"), &chunks[0]["created"]));
+        assert_eq!(
+            (&chunk["object"], &chunk["created"]),
+            (&json!("chat.completion.chunk"), &chunks[0]["created"])
+        );
     }
     assert_eq!(chunks[0]["choices"][0]["delta"], json!({ "role": "assistant", "content": "" }));
     assert_eq!(text_of(&chunks), "hello world and you");
     let last = chunks.last().unwrap();
-    assert_eq!((&last["choices"][0]["delta"], &last["choices"][0]["finish_reason"]), (&json!({}), &json!("stop")));
+    assert_eq!(
+        (&last["choices"][0]["delta"], &last["choices"][0]["finish_reason"]),
+        (&json!({}), &json!("stop"))
+    );
     assert_eq!(last["credits"]["unit"], "microcredit");
     let earlier = &chunks[..chunks.len() - 1];
-    assert!(earlier.iter().all(|c| c.get("usage").is_none() && c["choices"][0]["finish_reason"].is_null()));
+    assert!(
+        earlier
+            .iter()
+            .all(|c| c.get("usage").is_none() && c["choices"][0]["finish_reason"].is_null())
+    );
     let charged = last["credits"]["chargedUnits"].as_str().unwrap().parse::<u64>().unwrap();
     assert_eq!(world.balances().await, [1_000_000 - charged, 1_000_000, 0]);
     world.close().await;
@@ -62,9 +75,11 @@ async fn usage_that_was_asked_for_comes_alone() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_says_what_the_whole_answer_says() {
     let world = World::with(|setup| setup.reply = "größe 日本語 👋🏽 naïve").await;
-    for extra in
-        [json!({}), json!({ "stop": ["naï"] }), json!({ "logprobs": true, "max_tokens": 9, "ignore_eos": true })]
-    {
+    for extra in [
+        json!({}),
+        json!({ "stop": ["naï"] }),
+        json!({ "logprobs": true, "max_tokens": 9, "ignore_eos": true }),
+    ] {
         let whole = world.post(Uuid::new_v4(), &world.ask(extra.clone())).await.json();
         let mut streamed = world.ask(extra.clone());
         streamed["stream"] = json!(true);
@@ -73,7 +88,8 @@ async fn a_stream_says_what_the_whole_answer_says() {
         let (choice, last) = (&whole["choices"][0], &chunks.last().unwrap());
         assert_eq!(choice["message"]["content"], text_of(&chunks), "{extra}");
         assert_eq!(choice["finish_reason"], last["choices"][0]["finish_reason"], "{extra}");
-        let tokens = |usage: &Value| [usage["prompt_tokens"].clone(), usage["completion_tokens"].clone()];
+        let tokens =
+            |usage: &Value| [usage["prompt_tokens"].clone(), usage["completion_tokens"].clone()];
         assert_eq!(tokens(&whole["usage"]), tokens(&last["usage"]), "{extra}");
         let logprobs: Vec<Value> = chunks
             .iter()
@@ -94,11 +110,15 @@ async fn silence_is_filled_with_comments() {
         setup.step = Duration::from_millis(2500);
     })
     .await;
-    let answer = world.post(Uuid::new_v4(), &world.ask(json!({ "stream": true, "max_tokens": 1 }))).await;
+    let answer =
+        world.post(Uuid::new_v4(), &world.ask(json!({ "stream": true, "max_tokens": 1 }))).await;
     let text = answer.text();
     assert!(text.contains("\n\n: keep-alive\n\n"), "{text}");
     let without_comments = text.replace(": keep-alive\n\n", "");
-    assert!(without_comments.split_terminator("\n\n").all(|event| event.starts_with("data: ")), "{text}");
+    assert!(
+        without_comments.split_terminator("\n\n").all(|event| event.starts_with("data: ")),
+        "{text}"
+    );
     world.close().await;
 }
 
@@ -135,16 +155,33 @@ async fn a_failure_after_the_first_byte_is_an_event_and_costs_nothing() {
         let (error, earlier) = rest.split_last().unwrap();
         assert_eq!((answer.status, done.as_str()), (200, "[DONE]"));
         let error: Value = serde_json::from_str(error).unwrap();
-        assert_eq!((&error["error"]["code"], &error["error"]["request_id"]), (&json!("generation_failed"), &json!(id)));
+        assert_eq!(
+            (&error["error"]["code"], &error["error"]["request_id"]),
+            (&json!("generation_failed"), &json!(id))
+        );
         assert!(!text_of(&chunks(earlier)).is_empty(), "something was streamed before");
-        assert!(!answer.text().contains("\"finish_reason\":\"") && !answer.text().contains("scripted"));
+        assert!(
+            !answer.text().contains("\"finish_reason\":\"") && !answer.text().contains("scripted")
+        );
         let request = world.request(id).await;
-        assert_eq!((&request["state"], &request["failure_code"]), (&json!("failed"), &json!("generation_failed")));
-        assert_eq!((&request["chargedUnits"], world.balances().await), (&json!("0"), [1_000_000, 1_000_000, 0]));
+        assert_eq!(
+            (&request["state"], &request["failure_code"]),
+            (&json!("failed"), &json!("generation_failed"))
+        );
+        assert_eq!(
+            (&request["chargedUnits"], world.balances().await),
+            (&json!("0"), [1_000_000, 1_000_000, 0])
+        );
         let again = world.post(id, &world.ask(json!({ "stream": true }))).await;
-        assert!(again.text().ends_with("data: [DONE]\n\n") && again.text().contains("\"finish_reason\":\"stop\""));
+        assert!(
+            again.text().ends_with("data: [DONE]\n\n")
+                && again.text().contains("\"finish_reason\":\"stop\"")
+        );
         let request = world.request(id).await;
-        assert_eq!((&request["state"], &request["attempt_count"]), (&json!("completed"), &json!(2)));
+        assert_eq!(
+            (&request["state"], &request["attempt_count"]),
+            (&json!("completed"), &json!(2))
+        );
         assert!(request["retry_of"].is_string());
         world.close().await;
     }
@@ -158,13 +195,17 @@ async fn a_revoked_credential_ends_its_stream() {
     })
     .await;
     let id = Uuid::new_v4();
-    let mut response = world.open(&world.key, id, &world.ask(json!({ "stream": true, "max_tokens": 900 }))).await;
+    let mut response =
+        world.open(&world.key, id, &world.ask(json!({ "stream": true, "max_tokens": 900 }))).await;
     for _ in 0..3 {
         next_piece(&mut response).await;
     }
     revoke(&world.node, world.credential).await;
     let rest = read(response).await.text();
-    assert!(rest.contains("\"code\":\"request_cancelled\"") && rest.ends_with("data: [DONE]\n\n"), "{rest}");
+    assert!(
+        rest.contains("\"code\":\"request_cancelled\"") && rest.ends_with("data: [DONE]\n\n"),
+        "{rest}"
+    );
     assert_eq!(world.get("/v1/me").await.status, 401);
     let (_, key) = super::support::issue(&world.node, world.account, None).await;
     let request = world.get_as(&key, &format!("/v1/requests/{id}")).await.json();

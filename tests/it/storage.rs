@@ -1,5 +1,5 @@
-//! The real binary on files that are damaged, foreign or cannot grow: it says what happened, why and what to do, and loses
-//! nothing.
+//! The real binary on files that are damaged, foreign or cannot grow: it says what happened, why
+//! and what to do, and loses nothing.
 
 use crate::process::{Customer, Folder};
 use serde_json::json;
@@ -33,7 +33,10 @@ fn files_that_are_no_ledger_are_refused_by_every_command() {
             let before = fs::read(&path).ok();
             for command in [&["accounts", "list"][..], &["ledger", "audit"], &["serve"]] {
                 let why = folder.fails(command, 1);
-                assert!(why.contains(name) && why.contains(expect), "{command:?}: {expect:?} expected, but: {why}");
+                assert!(
+                    why.contains(name) && why.contains(expect),
+                    "{command:?}: {expect:?} expected, but: {why}"
+                );
             }
             assert!(fs::read(&path).ok() == before, "{name} was changed");
             assert!(folder.fails(&["init"], 1).contains("left as it is"));
@@ -41,8 +44,8 @@ fn files_that_are_no_ledger_are_refused_by_every_command() {
     }
 }
 
-/// The ledger's files cannot grow any more in the middle of the work: what was answered is kept, the rest is refused, and
-/// with room again everything adds up.
+/// The ledger's files cannot grow any more in the middle of the work: what was answered is kept,
+/// the rest is refused, and with room again everything adds up.
 #[test]
 fn a_node_whose_files_cannot_grow_loses_nothing() {
     let folder = Folder::ready();
@@ -75,6 +78,7 @@ fn a_node_whose_files_cannot_grow_loses_nothing() {
     assert_eq!(folder.json(&["ledger", "audit"])["ok"], true);
     let credits = folder.json(&["credits", "show", "--account", &account]);
     assert_eq!(credits["reservedUnits"], "0");
-    let completed = folder.json(&["requests", "list", "--account", &account, "--state", "completed"]);
+    let completed =
+        folder.json(&["requests", "list", "--account", &account, "--state", "completed"]);
     assert!(completed["data"].as_array().unwrap().len() >= answered.len());
 }

@@ -1,4 +1,5 @@
-//! A whole node in this process: real ledger, real HTTP over loopback, a tiny tokenizer, and an engine that follows a script.
+//! A whole node in this process: real ledger, real HTTP over loopback, a tiny tokenizer, and an
+//! engine that follows a script.
 
 use bytes::Bytes;
 use cresset::catalogue::{Catalogue, QualifiedModel};
@@ -120,7 +121,11 @@ impl Answer {
     pub fn events(&self) -> Vec<String> {
         let text = self.text();
         let events = text.split_terminator("\n\n").filter(|event| !event.starts_with(':'));
-        events.map(|event| event.strip_prefix("data: ").unwrap_or_else(|| panic!("{event:?}")).to_owned()).collect()
+        events
+            .map(|event| {
+                event.strip_prefix("data: ").unwrap_or_else(|| panic!("{event:?}")).to_owned()
+            })
+            .collect()
     }
 }
 
@@ -144,7 +149,8 @@ impl World {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
-        let (router, limits, stopped) = (server::router(node.clone()), setup.config.http.clone(), stop.clone());
+        let (router, limits, stopped) =
+            (server::router(node.clone()), setup.config.http.clone(), stop.clone());
         tokio::spawn(async move { server::serve(listener, router, &limits, stopped).await });
         let account = account(&node, setup.trial, setup.premium).await;
         let (credential, key) = issue(&node, account, None).await;
@@ -183,7 +189,13 @@ impl World {
         self.send(Method::POST, CHAT, &headers, body.to_string().into()).await
     }
 
-    pub async fn call(&self, method: Method, path: &str, headers: &[(&str, String)], body: Bytes) -> Answer {
+    pub async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, String)],
+        body: Bytes,
+    ) -> Answer {
         read(self.send(method, path, headers, body).await).await
     }
 
@@ -196,7 +208,8 @@ impl World {
         body: Bytes,
     ) -> Response<Incoming> {
         let stream = TcpStream::connect(self.address).await.unwrap();
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
         tokio::spawn(connection);
         let mut request = Request::builder().method(method).uri(path).header("host", "node");
         for (name, value) in headers {
@@ -208,7 +221,8 @@ impl World {
     /// The smallest body that asks the loaded model, with `extra` members.
     #[expect(clippy::needless_pass_by_value, reason = "every caller has just made it")]
     pub fn ask(&self, extra: Value) -> Value {
-        let mut body = json!({ "model": self.model, "messages": [{ "role": "user", "content": "hello" }] });
+        let mut body =
+            json!({ "model": self.model, "messages": [{ "role": "user", "content": "hello" }] });
         for (name, value) in extra.as_object().unwrap() {
             body[name] = value.clone();
         }
@@ -244,7 +258,9 @@ impl World {
 
     /// Every test ends with a ledger that holds together and nothing reserved.
     pub async fn close(self) {
-        tokio::time::timeout(Duration::from_mins(1), self.node.drain()).await.expect("requests end");
+        tokio::time::timeout(Duration::from_mins(1), self.node.drain())
+            .await
+            .expect("requests end");
         let report = self.node.store.audit().unwrap();
         assert!(report.ok, "{:?}", report.violations);
         assert_eq!(report.reservations, 0, "no reservation is left open");
@@ -256,7 +272,8 @@ impl World {
     }
 }
 
-/// A process that another test is just starting holds on to the lock of `init` until it has become another program.
+/// A process that another test is just starting holds on to the lock of `init` until it has become
+/// another program.
 fn open(ledger: &std::path::Path) -> Store {
     loop {
         match Store::open(ledger, Arc::new(SystemClock)) {
@@ -290,7 +307,9 @@ pub async fn read(response: Response<Incoming>) -> Answer {
 /// The next piece of a stream; empty at its end.
 pub async fn next_piece(response: &mut Response<Incoming>) -> String {
     match response.frame().await {
-        Some(frame) => String::from_utf8(frame.unwrap().into_data().unwrap_or_default().to_vec()).unwrap(),
+        Some(frame) => {
+            String::from_utf8(frame.unwrap().into_data().unwrap_or_default().to_vec()).unwrap()
+        }
         None => String::new(),
     }
 }
@@ -302,7 +321,10 @@ pub async fn account(node: &Node, trial: u64, premium: u64) -> AccountId {
     for (bucket, units) in [(Bucket::Trial, trial), (Bucket::Premium, premium)] {
         let (units, reference) = (Units::new(units).unwrap(), format!("{bucket:?}"));
         if units.get() > 0 {
-            node.store.submit(Command::Grant { account: id, bucket, units, reference }).await.unwrap();
+            node.store
+                .submit(Command::Grant { account: id, bucket, units, reference })
+                .await
+                .unwrap();
         }
     }
     id
@@ -310,11 +332,18 @@ pub async fn account(node: &Node, trial: u64, premium: u64) -> AccountId {
 
 pub async fn application(node: &Node, account: AccountId) -> ApplicationId {
     let id = ApplicationId::generate();
-    node.store.submit(Command::CreateApplication { id, account, name: "app".into() }).await.unwrap();
+    node.store
+        .submit(Command::CreateApplication { id, account, name: "app".into() })
+        .await
+        .unwrap();
     id
 }
 
-pub async fn issue(node: &Node, account: AccountId, application: Option<ApplicationId>) -> (CredentialId, String) {
+pub async fn issue(
+    node: &Node,
+    account: AccountId,
+    application: Option<ApplicationId>,
+) -> (CredentialId, String) {
     issue_until(node, account, application, None).await
 }
 
@@ -324,7 +353,8 @@ pub async fn issue_until(
     application: Option<ApplicationId>,
     expires_at: Option<UnixMillis>,
 ) -> (CredentialId, String) {
-    let kind = if application.is_some() { CredentialKind::AccessToken } else { CredentialKind::ApiKey };
+    let kind =
+        if application.is_some() { CredentialKind::AccessToken } else { CredentialKind::ApiKey };
     let random = random();
     let prefix = &node.config.credentials.prefix;
     let text = secret::mint(prefix, kind, &random);
@@ -346,7 +376,10 @@ pub async fn issue_until(
 }
 
 pub async fn suspend(node: &Node, id: AccountId) {
-    node.store.submit(Command::SetAccountStatus { id, status: AccountStatus::Suspended }).await.unwrap();
+    node.store
+        .submit(Command::SetAccountStatus { id, status: AccountStatus::Suspended })
+        .await
+        .unwrap();
     node.suspended(id);
 }
 
@@ -371,7 +404,10 @@ fn load(setup: &Setup, folder: &std::path::Path, seed: u64) -> LoadedModel {
         script.push(text.eos_ids[0]);
     }
     let runner = ScriptedRunner::repeating(script).step_time(setup.step);
-    let runner = setup.failures.iter().fold(runner, |runner, (step, failure)| runner.fail_at(*step, *failure));
+    let runner = setup
+        .failures
+        .iter()
+        .fold(runner, |runner, (step, failure)| runner.fail_at(*step, *failure));
     let options = EngineOptions {
         max_batched_tokens: setup.max_batched_tokens,
         max_rows: setup.max_rows,
@@ -383,7 +419,8 @@ fn load(setup: &Setup, folder: &std::path::Path, seed: u64) -> LoadedModel {
     LoadedModel { qualified, text, engine: EngineHandle::start(Box::new(runner), options) }
 }
 
-/// A tiny model with a record that says it was proven here. What the record rests on is not this test's subject.
+/// A tiny model with a record that says it was proven here. What the record rests on is not this
+/// test's subject.
 pub fn qualified(folder: &std::path::Path, seed: u64) -> QualifiedModel {
     qualified_with(folder, seed, None)
 }
@@ -429,7 +466,8 @@ fn qualified_with(folder: &std::path::Path, seed: u64, template: Option<&str>) -
 pub async fn http2(address: SocketAddr) -> hyper::client::conn::http2::SendRequest<Full<Bytes>> {
     let stream = TcpStream::connect(address).await.unwrap();
     let io = TokioIo::new(stream);
-    let (sender, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), io).await.unwrap();
+    let (sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), io).await.unwrap();
     tokio::spawn(connection);
     sender
 }

@@ -1,5 +1,5 @@
-//! Tokenizer and chat template of the default release against goldens made with Hugging Face transformers
-//! (`qualification/goldens/make_goldens.py`).
+//! Tokenizer and chat template of the default release against goldens made with Hugging Face
+//! transformers (`qualification/goldens/make_goldens.py`).
 
 use cresset::text::{ChatMessage, Detokenizer, TextModel};
 use cresset_models::ModelSource;
@@ -8,10 +8,16 @@ use sha2::{Digest, Sha256};
 use std::sync::LazyLock;
 
 pub static GOLDEN: LazyLock<Value> = LazyLock::new(|| {
-    serde_json::from_str(include_str!("../../qualification/goldens/smollm2-135m-instruct.text.json")).unwrap()
+    serde_json::from_str(include_str!(
+        "../../qualification/goldens/smollm2-135m-instruct.text.json"
+    ))
+    .unwrap()
 });
 static GREEDY: LazyLock<Value> = LazyLock::new(|| {
-    serde_json::from_str(include_str!("../../qualification/goldens/smollm2-135m-instruct.greedy.json")).unwrap()
+    serde_json::from_str(include_str!(
+        "../../qualification/goldens/smollm2-135m-instruct.greedy.json"
+    ))
+    .unwrap()
 });
 static MODEL: LazyLock<TextModel> =
     LazyLock::new(|| TextModel::load(&ModelSource::Gguf(super::release::default_gguf())).unwrap());
@@ -46,7 +52,11 @@ fn ids_and_texts_equal_the_reference() {
         let plain = MODEL.tokenizer.encode(text, false).unwrap();
         assert_eq!(plain, ids(&case["ids"]), "{text:?}");
         let special = case.get("special_ids").map_or_else(|| plain.clone(), ids);
-        assert_eq!(MODEL.tokenizer.encode(text, true).unwrap(), special, "{text:?} with special tokens");
+        assert_eq!(
+            MODEL.tokenizer.encode(text, true).unwrap(),
+            special,
+            "{text:?} with special tokens"
+        );
         assert_eq!(MODEL.tokenizer.decode(&plain, false).unwrap(), case["decoded"], "{text:?}");
     }
 }
@@ -77,7 +87,10 @@ impl SplitMix {
 /// What generated strings are made of.
 pub fn fuzz_parts() -> (Vec<[u32; 2]>, Vec<String>) {
     let fuzz = &GOLDEN["fuzz"];
-    (serde_json::from_value(fuzz["ranges"].clone()).unwrap(), serde_json::from_value(fuzz["pieces"].clone()).unwrap())
+    (
+        serde_json::from_value(fuzz["ranges"].clone()).unwrap(),
+        serde_json::from_value(fuzz["pieces"].clone()).unwrap(),
+    )
 }
 
 #[test]
@@ -104,7 +117,8 @@ fn streamed_text_equals_decoded_text() {
     for case in cases(&GOLDEN, "tokenizer", 300).iter().chain(cases(&GREEDY, "cases", 20)) {
         let ids = ids(case.get("ids").unwrap_or(&case["greedy_ids"]));
         let mut detokenizer = Detokenizer::new();
-        let mut streamed: String = ids.iter().map(|id| detokenizer.push(&MODEL.tokenizer, *id)).collect();
+        let mut streamed: String =
+            ids.iter().map(|id| detokenizer.push(&MODEL.tokenizer, *id)).collect();
         streamed += &detokenizer.finish();
         assert_eq!(streamed, MODEL.tokenizer.decode(&ids, true).unwrap(), "{ids:?}");
     }
@@ -122,7 +136,12 @@ fn prompts_equal_the_reference() {
         }
     }
     for case in cases(&GREEDY, "cases", 20) {
-        assert_eq!(MODEL.encode_chat(&messages(case)).unwrap(), ids(&case["prompt_ids"]), "{}", case["id"]);
+        assert_eq!(
+            MODEL.encode_chat(&messages(case)).unwrap(),
+            ids(&case["prompt_ids"]),
+            "{}",
+            case["id"]
+        );
     }
 }
 
@@ -155,7 +174,9 @@ fn generation_ends_where_the_release_says() {
 #[test]
 fn a_quarter_megabyte_of_anything_is_tokenised() {
     const SIZE: usize = 256 * 1024;
-    for unit in ["a", " ", "\n", " \n", "1", "!", "é", "🦀", "<|im_end|>", "<", "'s", "a b", "\u{301}"] {
+    for unit in
+        ["a", " ", "\n", " \n", "1", "!", "é", "🦀", "<|im_end|>", "<", "'s", "a b", "\u{301}"]
+    {
         let text = unit.repeat(SIZE / unit.len());
         let ids = MODEL.encode_chat(&[ChatMessage {
             role: "user".into(),

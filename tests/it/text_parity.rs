@@ -1,5 +1,6 @@
-//! Tokenizers of many releases against the ids that others committed for them: the fixtures of a pinned sdist and the
-//! digests in `qualification/goldens/tokenizers.json`. Vocabularies are fetched once under the build folder.
+//! Tokenizers of many releases against the ids that others committed for them: the fixtures of a
+//! pinned sdist and the digests in `qualification/goldens/tokenizers.json`. Vocabularies are
+//! fetched once under the build folder.
 
 use super::clients::{install, installed_under, succeeded};
 use super::text_goldens::{GOLDEN, SplitMix};
@@ -12,12 +13,17 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 
-static DIGESTS: LazyLock<Value> =
-    LazyLock::new(|| serde_json::from_str(include_str!("../../qualification/goldens/tokenizers.json")).unwrap());
+static DIGESTS: LazyLock<Value> = LazyLock::new(|| {
+    serde_json::from_str(include_str!("../../qualification/goldens/tokenizers.json")).unwrap()
+});
 
 /// The strings of the default release's goldens, then generated ones.
 static TEXTS: LazyLock<Vec<String>> = LazyLock::new(|| {
-    let strings = GOLDEN["tokenizer"].as_array().unwrap().iter().map(|case| case["text"].as_str().unwrap().to_owned());
+    let strings = GOLDEN["tokenizer"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|case| case["text"].as_str().unwrap().to_owned());
     let fuzz = &DIGESTS["fuzz"];
     let mut rng = SplitMix(fuzz["seed"].as_u64().unwrap());
     let (ranges, pieces) = super::text_goldens::fuzz_parts();
@@ -29,7 +35,8 @@ fn pins(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("qualification/goldens/fixtures").join(name)
 }
 
-/// Vocabularies and templates that cannot be had are a failure, as nothing would be compared without them.
+/// Vocabularies and templates that cannot be had are a failure, as nothing would be compared
+/// without them.
 fn present(folder: PathBuf, what: &str, installed: Result<(), String>) -> PathBuf {
     installed.unwrap_or_else(|why| panic!("{what} could not be fetched: {why}"));
     folder
@@ -41,7 +48,16 @@ pub fn sdist_models() -> PathBuf {
     let pins = pins("requirements.txt");
     let installed = install(&folder, &pins, || {
         let mut pip = Command::new("python3");
-        pip.args(["-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "llama_cpp_python", "--dest"]);
+        pip.args([
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--no-binary",
+            "llama_cpp_python",
+            "--dest",
+        ]);
         succeeded(pip.arg(&folder).arg("-r").arg(&pins))?;
         let mut tar = Command::new("tar");
         tar.args(["xzf", "llama_cpp_python-0.3.36.tar.gz", "--strip-components=4", "--wildcards"]);
@@ -67,7 +83,11 @@ fn from_gguf(models: &Path, name: &str) -> Result<Tokenizer, cresset::text::Erro
 
 fn from_json(npm: &Path, name: &str) -> Tokenizer {
     let json = std::fs::read(npm.join(format!("tokenizer-{name}/models/tokenizer.json"))).unwrap();
-    assert_eq!(DIGESTS["tokenizers"][name]["sha256_of_file"], hex::encode(Sha256::digest(&json)), "{name}");
+    assert_eq!(
+        DIGESTS["tokenizers"][name]["sha256_of_file"],
+        hex::encode(Sha256::digest(&json)),
+        "{name}"
+    );
     Tokenizer::from_tokenizer_json(&json).unwrap()
 }
 
@@ -101,7 +121,9 @@ fn tokenizers_rebuilt_from_gguf_give_the_fixtures_ids() {
                 continue;
             }
         };
-        let read = |kind: &str| std::fs::read_to_string(models.join(format!("ggml-vocab-{name}.gguf.{kind}"))).unwrap();
+        let read = |kind: &str| {
+            std::fs::read_to_string(models.join(format!("ggml-vocab-{name}.gguf.{kind}"))).unwrap()
+        };
         let (texts, rows) = (read("inp"), read("out"));
         for (text, row) in texts.split("\n__ggml_vocab_test__\n").zip(rows.lines()) {
             let expect: Vec<u32> = row.split_whitespace().map(|id| id.parse().unwrap()).collect();
@@ -144,13 +166,18 @@ fn ids_and_texts_from_tokenizer_json_equal_the_reference() {
 #[test]
 fn gguf_and_tokenizer_json_of_one_family_agree() {
     let (models, npm) = (sdist_models(), npm_tokenizers());
-    // Not llama-spm with llama2: the two differ on a text of two spaces; the former equals its fixtures there.
+    // Not llama-spm with llama2: the two differ on a text of two spaces; the former equals its
+    // fixtures there.
     for (gguf, json) in [("llama-bpe", "llama3_2"), ("qwen2", "qwen2_5")] {
         let (rebuilt, own) = (from_gguf(&models, gguf).unwrap(), from_json(&npm, json));
         for text in TEXTS.iter() {
             let ids = rebuilt.encode(text, false).unwrap();
             assert_eq!(ids, own.encode(text, false).unwrap(), "{gguf} {text:?}");
-            assert_eq!(rebuilt.decode(&ids, false).unwrap(), own.decode(&ids, false).unwrap(), "{gguf} {text:?}");
+            assert_eq!(
+                rebuilt.decode(&ids, false).unwrap(),
+                own.decode(&ids, false).unwrap(),
+                "{gguf} {text:?}"
+            );
         }
     }
 }
@@ -163,7 +190,8 @@ fn special_tokens_in_contents_stay_text_in_every_family() {
         let model = TextModel::load(&ModelSource::HfFolder(folder)).unwrap();
         let special_ids = |content: &str| {
             let (role, content) = ("user".to_owned(), Some(content.to_owned()));
-            let message = ChatMessage { role, content, name: None, tool_call_id: None, tool_calls: None };
+            let message =
+                ChatMessage { role, content, name: None, tool_call_id: None, tool_calls: None };
             let ids = model.encode_chat(&[message]).unwrap();
             ids.into_iter()
                 .filter(|id| model.tokenizer.specials().iter().any(|token| token.id == *id))

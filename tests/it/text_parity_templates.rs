@@ -10,12 +10,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::LazyLock;
 
-static GOLDEN: LazyLock<Value> =
-    LazyLock::new(|| serde_json::from_str(include_str!("../../qualification/goldens/templates.json")).unwrap());
+static GOLDEN: LazyLock<Value> = LazyLock::new(|| {
+    serde_json::from_str(include_str!("../../qualification/goldens/templates.json")).unwrap()
+});
 
 /// By template: the cases that differ, and why.
 static DIFFERENCES: LazyLock<BTreeMap<String, Value>> = LazyLock::new(|| {
-    serde_json::from_str(include_str!("../../qualification/goldens/template_differences.json")).unwrap()
+    serde_json::from_str(include_str!("../../qualification/goldens/template_differences.json"))
+        .unwrap()
 });
 
 fn template(models: &Path, name: &str) -> Result<ChatTemplate, Error> {
@@ -46,7 +48,13 @@ fn renderings_equal_the_reference() {
         let template = template(&models, name);
         for (case, expect) in cases(name) {
             let render = |template: &ChatTemplate| {
-                template.render_raw(&case["messages"], case.get("tools"), case["add_generation_prompt"] == true).ok()
+                template
+                    .render_raw(
+                        &case["messages"],
+                        case.get("tools"),
+                        case["add_generation_prompt"] == true,
+                    )
+                    .ok()
             };
             let ours = template.as_ref().ok().and_then(render).map(|prompt| digest(&prompt));
             // Where the reference itself raises there is nothing to compare.
@@ -55,7 +63,10 @@ fn renderings_equal_the_reference() {
                 equal += usize::from(ours.as_deref() == expect.as_str());
                 if ours.as_deref() != expect.as_str() {
                     differing.insert(format!("{name}: {}", case["id"].as_str().unwrap()));
-                    assert!(case.get("tools").is_some(), "{name} differs in a case that a request can bring: {case}");
+                    assert!(
+                        case.get("tools").is_some(),
+                        "{name} differs in a case that a request can bring: {case}"
+                    );
                 }
             }
         }
@@ -83,8 +94,9 @@ fn messages(case: &Value) -> Option<Vec<ChatMessage>> {
     case["messages"].as_array().unwrap().iter().map(message).collect()
 }
 
-/// A request's calls carry their arguments as text, like the case `call with a string`. It renders as the reference renders
-/// the object or, where a template takes text alone, the text; or it is refused: a call never goes missing.
+/// A request's calls carry their arguments as text, like the case `call with a string`. It renders
+/// as the reference renders the object or, where a template takes text alone, the text; or it is
+/// refused: a call never goes missing.
 #[test]
 fn calls_render_as_the_reference_renders_one_of_their_forms() {
     let models = sdist_models();
@@ -96,7 +108,9 @@ fn calls_render_as_the_reference_renders_one_of_their_forms() {
         if (text.is_null() && object.is_null()) || DIFFERENCES.contains_key(name) {
             continue;
         }
-        if let Ok(prompt) = template(&models, name).and_then(|t| t.render(&messages(case).unwrap(), true)) {
+        if let Ok(prompt) =
+            template(&models, name).and_then(|t| t.render(&messages(case).unwrap(), true))
+        {
             let prompt = json!(digest(&prompt));
             assert!(prompt == *object || prompt == *text, "{name}: neither form");
             objects += usize::from(prompt == *object);

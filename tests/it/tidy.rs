@@ -15,10 +15,36 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("store", &["ledger", "ids", "clock", "failpoint"]),
     ("engine", &["ids", "failpoint"]),
     ("catalogue", &["ids", "ledger", "clock"]),
-    ("server", &["catalogue", "clock", "config", "engine", "failpoint", "ids", "ledger", "metrics", "store", "text"]),
+    (
+        "server",
+        &[
+            "catalogue",
+            "clock",
+            "config",
+            "engine",
+            "failpoint",
+            "ids",
+            "ledger",
+            "metrics",
+            "store",
+            "text",
+        ],
+    ),
     (
         "cli",
-        &["catalogue", "clock", "config", "engine", "failpoint", "ids", "ledger", "metrics", "server", "store", "text"],
+        &[
+            "catalogue",
+            "clock",
+            "config",
+            "engine",
+            "failpoint",
+            "ids",
+            "ledger",
+            "metrics",
+            "server",
+            "store",
+            "text",
+        ],
     ),
 ];
 
@@ -26,7 +52,10 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
 const ONLY_IN: &[(&str, &[&str])] = &[
     ("redb::", &["src/store/"]),
     ("axum::", &["src/server/"]),
-    ("std::env::var", &["src/config.rs", "tests/", "models/examples/", "kernels/examples/", "kernels/build"]),
+    (
+        "std::env::var",
+        &["src/config.rs", "tests/", "models/examples/", "kernels/examples/", "kernels/build"],
+    ),
     ("unsafe {", &["kernels/", "models/src/loader/"]),
     ("feature = \"cuda\"", &["kernels/"]),
     ("unbounded_channel", &[]),
@@ -83,10 +112,16 @@ fn modules_know_only_what_the_table_allows() {
             continue;
         }
         let allowed = MAY_KNOW.iter().find(|(name, _)| *name == module).map(|(_, known)| *known);
-        let allowed: BTreeSet<&str> =
-            allowed.unwrap_or_else(|| panic!("{module} is not in the table")).iter().copied().collect();
+        let allowed: BTreeSet<&str> = allowed
+            .unwrap_or_else(|| panic!("{module} is not in the table"))
+            .iter()
+            .copied()
+            .collect();
         for known in mentioned_modules(production(&text)) {
-            if known != module && MAY_KNOW.iter().any(|(name, _)| *name == known) && !allowed.contains(known.as_str()) {
+            if known != module
+                && MAY_KNOW.iter().any(|(name, _)| *name == known)
+                && !allowed.contains(known.as_str())
+            {
                 offenders.push(format!("{path} knows {known}"));
             }
         }
@@ -95,7 +130,9 @@ fn modules_know_only_what_the_table_allows() {
 }
 
 fn mentioned_modules(text: &str) -> BTreeSet<String> {
-    let name = |rest: &str| rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>();
+    let name = |rest: &str| {
+        rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>()
+    };
     text.split("crate::").skip(1).map(name).collect()
 }
 
@@ -104,7 +141,9 @@ fn each_thing_stands_only_where_it_may() {
     let mut offenders = Vec::new();
     for (path, text) in sources() {
         for (needle, places) in ONLY_IN {
-            if !places.iter().any(|place| path.starts_with(place)) && production(&text).contains(needle) {
+            if !places.iter().any(|place| path.starts_with(place))
+                && production(&text).contains(needle)
+            {
                 offenders.push(format!("{path} has {needle}"));
             }
         }
@@ -121,23 +160,34 @@ fn the_scheduler_is_pure() {
             continue;
         }
         let text = production(&text);
-        offenders.extend(NOT_IN_PURE_ENGINE.iter().filter(|n| text.contains(**n)).map(|n| format!("{path} has {n}")));
+        offenders.extend(
+            NOT_IN_PURE_ENGINE
+                .iter()
+                .filter(|n| text.contains(**n))
+                .map(|n| format!("{path} has {n}")),
+        );
     }
     assert_none("impure", &offenders);
 }
 
 #[test]
 fn files_say_what_they_are_for() {
-    let silent: Vec<String> =
-        sources().into_iter().filter(|(_, text)| !text.starts_with("//!")).map(|(path, _)| path).collect();
+    let silent: Vec<String> = sources()
+        .into_iter()
+        .filter(|(_, text)| !text.starts_with("//!"))
+        .map(|(path, _)| path)
+        .collect();
     assert_none("files without a //! head", &silent);
 }
 
 #[test]
 fn no_file_is_named_utils() {
     let vague = ["utils.rs", "util.rs", "helpers.rs", "common.rs", "misc.rs"];
-    let found: Vec<String> =
-        sources().into_iter().map(|(path, _)| path).filter(|p| vague.iter().any(|v| p.ends_with(v))).collect();
+    let found: Vec<String> = sources()
+        .into_iter()
+        .map(|(path, _)| path)
+        .filter(|p| vague.iter().any(|v| p.ends_with(v)))
+        .collect();
     assert_none("vague names", &found);
 }
 
@@ -154,7 +204,8 @@ fn functions_stay_short() {
     assert_none("functions to split by idea", &offenders);
 }
 
-/// (first line, length) of each function, by the indentation of its closing brace (the formatter guarantees it).
+/// (first line, length) of each function, by the indentation of its closing brace (the formatter
+/// guarantees it).
 fn function_lengths(text: &str) -> Vec<(usize, usize)> {
     let lines: Vec<&str> = text.lines().collect();
     let mut lengths = Vec::new();
@@ -162,9 +213,9 @@ fn function_lengths(text: &str) -> Vec<(usize, usize)> {
         let trimmed = line.trim_start();
         let is_function = trimmed.split("fn ").next().is_some_and(|before| {
             trimmed.contains("fn ")
-                && before
-                    .split(' ')
-                    .all(|w| ["", "pub", "pub(crate)", "pub(super)", "const", "async", "unsafe"].contains(&w))
+                && before.split(' ').all(|w| {
+                    ["", "pub", "pub(crate)", "pub(super)", "const", "async", "unsafe"].contains(&w)
+                })
         });
         if !is_function || trimmed.ends_with(';') {
             continue;

@@ -34,7 +34,12 @@ async fn calls_and_results_reach_the_model_as_its_template_writes_them() {
         let body = world.ask(json!({ "messages": messages, "stream": stream }));
         let id = Uuid::new_v4();
         let (answer, again) = (world.post(id, &body).await, world.post(id, &body).await);
-        assert_eq!((answer.status, again.header("idempotent-replayed")), (200, "true"), "{}", answer.text());
+        assert_eq!(
+            (answer.status, again.header("idempotent-replayed")),
+            (200, "true"),
+            "{}",
+            answer.text()
+        );
         let request = world.request(id).await;
         assert_eq!(
             (&request["state"], &request["usage"]["prompt_tokens"]),
@@ -48,9 +53,12 @@ async fn calls_and_results_reach_the_model_as_its_template_writes_them() {
 async fn what_a_template_cannot_say_is_refused_and_reserves_nothing() {
     let world = World::with(|setup| setup.template = Some(TEMPLATE)).await;
     let plain = World::new().await;
-    for (world, arguments) in [(&world, "no object"), (&world, "[1]"), (&plain, r#"{"city":"Oslo"}"#)] {
+    for (world, arguments) in
+        [(&world, "no object"), (&world, "[1]"), (&plain, r#"{"city":"Oslo"}"#)]
+    {
         let id = Uuid::new_v4();
-        let answer = world.post(id, &world.ask(json!({ "messages": conversation(arguments) }))).await;
+        let answer =
+            world.post(id, &world.ask(json!({ "messages": conversation(arguments) }))).await;
         assert_eq!(answer.error(), (400, "invalid_request".into()), "{arguments}");
         assert_eq!(answer.json()["error"]["param"], "messages");
         assert_eq!(world.request(id).await["error"]["code"], "request_not_found");

@@ -1,5 +1,5 @@
-//! The real binary while its ledger cannot be reached: nobody is let in, nobody is turned out, nothing is lost, and the same request
-//! id later is exactly one run.
+//! The real binary while its ledger cannot be reached: nobody is let in, nobody is turned out,
+//! nothing is lost, and the same request id later is exactly one run.
 
 use crate::process::{Customer, Folder, Reply, Served, eventually};
 use crate::volley::Call;
@@ -13,9 +13,17 @@ fn ask(node: &Served) -> Value {
 }
 
 fn assert_unavailable(reply: &Reply, what: &str) {
-    assert_eq!((reply.status, &reply.json()["error"]["code"]), (503, &json!("control_plane_unavailable")), "{what}");
+    assert_eq!(
+        (reply.status, &reply.json()["error"]["code"]),
+        (503, &json!("control_plane_unavailable")),
+        "{what}"
+    );
     let wait: u64 = reply.headers["retry-after"].parse().unwrap();
-    assert!((1..=60).contains(&wait) && reply.headers["x-should-retry"] == "true", "{what}: {:?}", reply.headers);
+    assert!(
+        (1..=60).contains(&wait) && reply.headers["x-should-retry"] == "true",
+        "{what}: {:?}",
+        reply.headers
+    );
 }
 
 fn units(value: &Value) -> u64 {
@@ -34,16 +42,23 @@ fn no_route_answers_when_the_ledger_cannot_be_read() {
         let base = node.listen.as_str();
         let refused = Call::chat(base, &key, &id, &ask(&node)).go().unwrap();
         assert_unavailable(&refused, points);
-        eventually("the ledger is closed", || Call::plain(base, "GET", "/v1/me", &key).go().unwrap().status == 503);
+        eventually("the ledger is closed", || {
+            Call::plain(base, "GET", "/v1/me", &key).go().unwrap().status == 503
+        });
         let request = format!("/v1/requests/{id}");
-        let routes = ["/v1/me", "/v1/models", "/v1/credits", request.as_str(), "/v1/nothing"].map(|path| ("GET", path));
+        let routes = ["/v1/me", "/v1/models", "/v1/credits", request.as_str(), "/v1/nothing"]
+            .map(|path| ("GET", path));
         for (method, path) in routes.into_iter().chain([("DELETE", request.as_str())]) {
             let reply = Call::plain(base, method, path, &key).go().unwrap();
             assert_unavailable(&reply, &format!("{points}: {method} {path}"));
         }
         assert_unavailable(&Call::chat(base, &key, &id, &ask(&node)).go().unwrap(), points);
         // What no ledger is needed for is refused all the same.
-        assert_eq!(Call::plain(base, "GET", "/v1/me", &unknown).go().unwrap().status, 401, "{points}");
+        assert_eq!(
+            Call::plain(base, "GET", "/v1/me", &unknown).go().unwrap().status,
+            401,
+            "{points}"
+        );
         let ready = crate::process::get(&node.operator, "/readyz").status;
         assert_eq!(ready == 503, points.contains("commit"), "{points}");
         node.kill();
@@ -64,7 +79,9 @@ fn a_ledger_that_failed_its_checks_confirms_nobody() {
     for id in [&id, &done] {
         assert_unavailable(&Call::chat(&node.listen, &key, id, &body).go().unwrap(), "a request");
         let path = format!("/v1/requests/{id}");
-        for (method, path) in [("GET", path.as_str()), ("DELETE", &path), ("GET", "/v1/me"), ("GET", "/v1/credits")] {
+        for (method, path) in
+            [("GET", path.as_str()), ("DELETE", &path), ("GET", "/v1/me"), ("GET", "/v1/credits")]
+        {
             let reply = Call::plain(&node.listen, method, path, &key).go().unwrap();
             assert_unavailable(&reply, &format!("{method} {path}"));
         }
@@ -72,18 +89,29 @@ fn a_ledger_that_failed_its_checks_confirms_nobody() {
     assert_eq!(crate::process::get(&node.operator, "/readyz").status, 503);
     node.kill();
     let node = folder.serve();
-    assert_eq!(node.get(&key, &format!("/v1/requests/{id}")).status, 404, "a refused one leaves no record");
-    assert_eq!(Call::chat(&node.listen, &key, &done, &body).go().unwrap().body, first.body, "what is done is done");
+    assert_eq!(
+        node.get(&key, &format!("/v1/requests/{id}")).status,
+        404,
+        "a refused one leaves no record"
+    );
+    assert_eq!(
+        Call::chat(&node.listen, &key, &done, &body).go().unwrap().body,
+        first.body,
+        "what is done is done"
+    );
 }
 
-/// At each commit of a request's life, the commit is lost or becomes durable unheard, once, or the database panics.
+/// At each commit of a request's life, the commit is lost or becomes durable unheard, once, or the
+/// database panics.
 #[test]
 fn a_failed_commit_is_one_run_in_the_end() {
     let template = Folder::ready();
     let Customer { account, key, .. } = template.customer(TRIAL);
-    for (point, action) in
-        [("store::commit_lost", "return"), ("store::commit_unknown", "return"), ("store::before_commit", "panic")]
-    {
+    for (point, action) in [
+        ("store::commit_lost", "return"),
+        ("store::commit_unknown", "return"),
+        ("store::before_commit", "panic"),
+    ] {
         for place in 0..3 {
             let folder = template.twin();
             let what = format!("{point}={place}*off->1*{action}");
@@ -103,9 +131,17 @@ fn a_failed_commit_is_one_run_in_the_end() {
             assert_eq!(reply.status, 200, "{what}: {}", reply.body);
             let charged = units(&reply.json()["credits"]["chargedUnits"]);
             let request = node.get(&key, &format!("/v1/requests/{id}")).json();
-            assert_eq!((&request["state"], units(&request["chargedUnits"])), (&json!("completed"), charged), "{what}");
+            assert_eq!(
+                (&request["state"], units(&request["chargedUnits"])),
+                (&json!("completed"), charged),
+                "{what}"
+            );
             let again = Call::chat(&node.listen, &key, &id, &body).go().unwrap();
-            assert_eq!((again.headers["idempotent-replayed"].as_str(), &again.body), ("true", &reply.body), "{what}");
+            assert_eq!(
+                (again.headers["idempotent-replayed"].as_str(), &again.body),
+                ("true", &reply.body),
+                "{what}"
+            );
             let credits = folder.json(&["credits", "show", "--account", &account]);
             assert_eq!(
                 (units(&credits["trialUnits"]), units(&credits["reservedUnits"])),
@@ -123,8 +159,9 @@ fn slow_commits_delay_and_charge_nothing_more() {
     let folder = Folder::ready();
     let Customer { account, key, .. } = folder.customer(TRIAL);
     let node = folder.serve_failing("store::before_commit=sleep(400)");
-    let calls: Vec<Call> =
-        (0..32).map(|_| Call::chat(&node.listen, &key, &Uuid::new_v4().to_string(), &ask(&node))).collect();
+    let calls: Vec<Call> = (0..32)
+        .map(|_| Call::chat(&node.listen, &key, &Uuid::new_v4().to_string(), &ask(&node)))
+        .collect();
     let replies = crate::volley::volley(calls);
     let charged: u64 = replies
         .iter()
@@ -136,7 +173,10 @@ fn slow_commits_delay_and_charge_nothing_more() {
         .sum();
     assert_eq!(replies.iter().flatten().count(), 32);
     let credits = folder.json(&["credits", "show", "--account", &account]);
-    assert_eq!((units(&credits["trialUnits"]), units(&credits["reservedUnits"])), (TRIAL - charged, 0));
+    assert_eq!(
+        (units(&credits["trialUnits"]), units(&credits["reservedUnits"])),
+        (TRIAL - charged, 0)
+    );
     assert!(node.terminate().success());
 }
 
@@ -148,9 +188,16 @@ fn a_step_that_fails_fails_its_requests_uncharged_and_the_node_goes_on() {
         let node = folder.serve_failing(&format!("engine::step=3*off->1*{action}"));
         let id = Uuid::new_v4().to_string();
         let failed = Call::chat(&node.listen, &key, &id, &ask(&node)).go().unwrap();
-        assert_eq!((failed.status, &failed.json()["error"]["code"]), (500, &json!("generation_failed")), "{action}");
+        assert_eq!(
+            (failed.status, &failed.json()["error"]["code"]),
+            (500, &json!("generation_failed")),
+            "{action}"
+        );
         let request = node.get(&key, &format!("/v1/requests/{id}")).json();
-        assert_eq!((&request["failure_code"], &request["chargedUnits"]), (&json!("generation_failed"), &json!("0")));
+        assert_eq!(
+            (&request["failure_code"], &request["chargedUnits"]),
+            (&json!("generation_failed"), &json!("0"))
+        );
         let again = Call::chat(&node.listen, &key, &id, &ask(&node)).go().unwrap();
         assert_eq!(
             (again.status, &node.get(&key, &format!("/v1/requests/{id}")).json()["attempt_count"]),

@@ -1,5 +1,5 @@
-//! Raw connections for races and crashes: all of a request but its last byte goes ahead, the last bytes follow together, and an
-//! answer that breaks off is an answer, too.
+//! Raw connections for races and crashes: all of a request but its last byte goes ahead, the last
+//! bytes follow together, and an answer that breaks off is an answer, too.
 
 use crate::process::Reply;
 use serde_json::Value;
@@ -22,7 +22,9 @@ impl Call {
         stream.set_nodelay(true).unwrap();
         stream.set_read_timeout(Some(Duration::from_mins(2))).unwrap();
         let length = body.len();
-        let text = format!("{head}Host: {address}\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}");
+        let text = format!(
+            "{head}Host: {address}\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+        );
         let (last, ahead) = text.as_bytes().split_last().unwrap();
         stream.write_all(ahead).unwrap();
         Self { stream, last: *last }
@@ -64,7 +66,8 @@ pub fn volley(mut calls: Vec<Call>) -> Vec<Option<Reply>> {
     // What was sent ahead has been read by then.
     std::thread::sleep(Duration::from_millis(50));
     calls.iter_mut().for_each(Call::send);
-    let readers: Vec<_> = calls.into_iter().map(|call| std::thread::spawn(|| call.answer())).collect();
+    let readers: Vec<_> =
+        calls.into_iter().map(|call| std::thread::spawn(|| call.answer())).collect();
     readers.into_iter().map(|reader| reader.join().unwrap()).collect()
 }
 
@@ -73,8 +76,10 @@ fn parse(raw: &[u8]) -> Option<Reply> {
     let head = std::str::from_utf8(&raw[..end]).ok()?;
     let mut lines = head.split("\r\n");
     let status = lines.next()?.split(' ').nth(1)?.parse().ok()?;
-    let headers: BTreeMap<String, String> =
-        lines.filter_map(|line| line.split_once(": ")).map(|(name, v)| (name.to_lowercase(), v.to_owned())).collect();
+    let headers: BTreeMap<String, String> = lines
+        .filter_map(|line| line.split_once(": "))
+        .map(|(name, v)| (name.to_lowercase(), v.to_owned()))
+        .collect();
     let rest = &raw[end + 4..];
     let body = match headers.get("content-length") {
         Some(length) => rest.get(..length.parse().ok()?)?.to_vec(),

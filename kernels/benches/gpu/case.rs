@@ -36,12 +36,16 @@ impl Case {
         let indices = (0..SAMPLES).map(|i| (i * 7_919 + i * got.len() / SAMPLES) % got.len());
         let pairs: Vec<(f64, f64)> = indices.map(|i| (got[i], (self.want)(i))).collect();
         let largest = pairs.iter().fold(1e-6, |m: f64, (_, want)| m.max(want.abs()));
-        let error = pairs.iter().map(|(got, want)| (got - want).abs() / largest).fold(0.0, f64::max);
+        let error =
+            pairs.iter().map(|(got, want)| (got - want).abs() / largest).fold(0.0, f64::max);
         if error <= self.tolerance && pairs.iter().all(|(got, _)| got.is_finite()) {
             return Ok(error);
         }
-        Err(format!("{} {} at {} rows: an error of {error:.1e} of the largest value", self.op, self.shape, self.n)
-            .into())
+        Err(format!(
+            "{} {} at {} rows: an error of {error:.1e} of the largest value",
+            self.op, self.shape, self.n
+        )
+        .into())
     }
 }
 

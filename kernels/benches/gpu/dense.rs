@@ -21,10 +21,14 @@ fn shapes(m: &Model) -> [(&'static str, usize, usize, Kind); 5] {
 
 type Weights = Arc<Vec<Arc<Buffer>>>;
 
-pub fn cases<'a>(gpu: &'a Arc<dyn Gpu>, model: &'a Model) -> impl Iterator<Item = Result<Case>> + 'a {
+pub fn cases<'a>(
+    gpu: &'a Arc<dyn Gpu>,
+    model: &'a Model,
+) -> impl Iterator<Item = Result<Case>> + 'a {
     shapes(model).into_iter().flat_map(move |shape| {
         let made = weights(gpu, shape.1 * shape.2, model.spread).map_err(|error| error.to_string());
-        let steps = model.steps.iter().flat_map(|n| [Mode::Fast, Mode::Invariant].map(|mode| (*n, mode)));
+        let steps =
+            model.steps.iter().flat_map(|n| [Mode::Fast, Mode::Invariant].map(|mode| (*n, mode)));
         steps.map(move |(n, mode)| case(gpu, made.clone()?, n, shape, mode))
     })
 }

@@ -5,10 +5,15 @@ use crate::data::{bf16s, output, value};
 use crate::{Model, Result};
 use cresset_kernels::embedding::gpu::{Gather, gather};
 use cresset_kernels::gpu::{Buffer, Gpu, Kind};
-use cresset_kernels::sampling::gpu::{History, MOST_TOP_LOGPROBS, Sample, encode, encoded_words, sample, workspace};
+use cresset_kernels::sampling::gpu::{
+    History, MOST_TOP_LOGPROBS, Sample, encode, encoded_words, sample, workspace,
+};
 use std::sync::Arc;
 
-pub fn cases<'a>(gpu: &'a Arc<dyn Gpu>, model: &'a Model) -> impl Iterator<Item = Result<Case>> + 'a {
+pub fn cases<'a>(
+    gpu: &'a Arc<dyn Gpu>,
+    model: &'a Model,
+) -> impl Iterator<Item = Result<Case>> + 'a {
     let ops: [fn(&Arc<dyn Gpu>, &Model, usize) -> Result<Case>; 2] = [embedded, sampled];
     ops.into_iter().flat_map(move |op| model.steps.iter().map(move |n| op(gpu, model, *n)))
 }
@@ -19,16 +24,21 @@ fn embedded(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> {
     let id = move |i: usize| i * 7_919 % rows;
     let ids: Vec<u32> = (0..n).map(|i| id(i) as u32).collect();
     let places = (0..n as u32).collect();
-    let arrays = [ids, vec![u32::MAX; n], vec![0], places].map(|words| Buffer::from_slice(gpu, &words));
+    let arrays =
+        [ids, vec![u32::MAX; n], vec![0], places].map(|words| Buffer::from_slice(gpu, &words));
     let [ids, feedback, previous, slots] = arrays;
     let (ids, feedback, previous, slots) = (ids?, feedback?, previous?, slots?);
     let history = output(gpu, Kind::U32, n)?;
     let out = output(gpu, Kind::Bf16, n * width)?;
     let (on, written) = (gpu.clone(), out.clone());
     let launch = move |_| {
-        let [table, ids, feedback, previous] = [table.view(), ids.view(), feedback.view(), previous.view()];
+        let [table, ids, feedback, previous] =
+            [table.view(), ids.view(), feedback.view(), previous.view()];
         let (slots, history, out) = (slots.view(), history.view(), written.view());
-        gather(&*on, &Gather { table, width, ids, feedback, previous, slots, history, scale: 1.0, out })
+        gather(
+            &*on,
+            &Gather { table, width, ids, feedback, previous, slots, history, scale: 1.0, out },
+        )
     };
     Ok(Case {
         op: "embedding",
@@ -61,7 +71,13 @@ fn sampled(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> {
             logits: logits.view(),
             vocab_size,
             params: params.view(),
-            history: History { tokens: none, seq_lens: none, tables: none, header: none, block_size: 16 },
+            history: History {
+                tokens: none,
+                seq_lens: none,
+                tables: none,
+                header: none,
+                block_size: 16,
+            },
             tokens: written.view(),
             results: results.view(),
             workspace: workspace.view(),
@@ -70,7 +86,8 @@ fn sampled(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> {
     };
     let want = move |row: usize| {
         let logit = |token: usize| value(0, row * vocab_size + token);
-        let best = (1..vocab_size).fold(0, |best, token| if logit(token) > logit(best) { token } else { best });
+        let best = (1..vocab_size)
+            .fold(0, |best, token| if logit(token) > logit(best) { token } else { best });
         best as f64
     };
     Ok(Case {

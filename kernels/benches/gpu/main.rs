@@ -1,6 +1,7 @@
-//! Device kernels at the shapes of an 8B model, each checked before it is timed, as shares of what the device was measured to do
-//! in the same run: `cargo bench -p cresset-kernels --features cuda --bench gpu`. Prints a table for `RESULTS.md`. With `--check`
-//! it launches each case once and times nothing, which is for profilers. Without a GPU it runs small shapes in the emulator, to
+//! Device kernels at the shapes of an 8B model, each checked before it is timed, as shares of what
+//! the device was measured to do in the same run: `cargo bench -p cresset-kernels --features cuda
+//! --bench gpu`. Prints a table for `RESULTS.md`. With `--check` it launches each case once and
+//! times nothing, which is for profilers. Without a GPU it runs small shapes in the emulator, to
 //! test itself.
 
 mod case;
@@ -30,7 +31,8 @@ pub struct Model {
     /// Tokens of each sequence that is decoded.
     pub context: usize,
     pub prompts: &'static [usize],
-    /// What repeated launches must read in all before they read it again, so that no cache helps: bytes.
+    /// What repeated launches must read in all before they read it again, so that no cache helps:
+    /// bytes.
     pub spread: usize,
 }
 
@@ -71,7 +73,9 @@ fn main() -> Result<()> {
     let check = emulated || std::env::args().any(|arg| arg == "--check");
     let ceilings = if check { None } else { Some(ceilings(&gpu, COPIED, SIDE)?) };
     head(&gpu, ceilings.as_ref());
-    let cases = small::cases(&gpu, &model).chain(ends::cases(&gpu, &model)).chain(paged::cases(&gpu, &model));
+    let cases = small::cases(&gpu, &model)
+        .chain(ends::cases(&gpu, &model))
+        .chain(paged::cases(&gpu, &model));
     let mut failed = 0;
     for case in cases.chain(dense::cases(&gpu, &model)) {
         if let Err(error) = case.and_then(|case| report(&gpu, &case, ceilings.as_ref())) {

@@ -39,8 +39,8 @@ pub struct Ceilings {
     pub product: f64,
 }
 
-/// Of a copy of so many bytes, well beyond any cache, and a product of square matrices of so many rows. Their values are random:
-/// zeros would draw less power than models do, and clock higher.
+/// Of a copy of so many bytes, well beyond any cache, and a product of square matrices of so many
+/// rows. Their values are random: zeros would draw less power than models do, and clock higher.
 pub fn ceilings(gpu: &Arc<dyn Gpu>, bytes: usize, size: usize) -> Result<Ceilings> {
     let [from, to] = [Buffer::zeros(gpu, Kind::U8, bytes)?, Buffer::zeros(gpu, Kind::U8, bytes)?];
     let copy = 2.0 * bytes as f64 / seconds(gpu, &|_| gpu.copy(from.view(), to.view()))?;

@@ -12,12 +12,16 @@ const MAX_SPLITS: usize = 32;
 /// Keys of a split when there is one only.
 const WHOLE: u32 = 1 << 31;
 
-pub fn cases<'a>(gpu: &'a Arc<dyn Gpu>, model: &'a Model) -> impl Iterator<Item = Result<Case>> + 'a {
+pub fn cases<'a>(
+    gpu: &'a Arc<dyn Gpu>,
+    model: &'a Model,
+) -> impl Iterator<Item = Result<Case>> + 'a {
     let decodes = model.steps.iter().map(|n| decoded(gpu, model, *n));
     decodes.chain(model.prompts.iter().map(|n| prefilled(gpu, model, *n)))
 }
 
-/// `sequences` of `tokens` each in the cache, all with the same keys and values but none with another's blocks.
+/// `sequences` of `tokens` each in the cache, all with the same keys and values but none with
+/// another's blocks.
 struct Cache {
     k: Arc<Buffer>,
     v: Arc<Buffer>,
@@ -27,7 +31,13 @@ struct Cache {
 }
 
 impl Cache {
-    fn new(gpu: &Arc<dyn Gpu>, m: &Model, sequences: usize, tokens: usize, split: u32) -> Result<Self> {
+    fn new(
+        gpu: &Arc<dyn Gpu>,
+        m: &Model,
+        sequences: usize,
+        tokens: usize,
+        split: u32,
+    ) -> Result<Self> {
         let blocks = tokens.div_ceil(BLOCK_SIZE);
         let stride = blocks * BLOCK_SIZE * m.kv_heads * m.head_dim;
         let copies = |seed| -> Result<Arc<Buffer>> {
@@ -135,9 +145,12 @@ fn attended(m: &Model, visible: impl Fn(usize) -> usize + 'static) -> Box<dyn Fn
         let (query, head, d) = (i / (heads * head_dim), i / head_dim % heads, i % head_dim);
         let q = query * (heads + 2 * kv_heads) * head_dim + head * head_dim;
         let row = |key: usize| (key * kv_heads + head / (heads / kv_heads)) * head_dim;
-        let score = |key| (0..head_dim).map(|c| value(0, q + c) * value(1, row(key) + c)).sum::<f64>();
-        let weights: Vec<f64> = (0..visible(query)).map(|k| (score(k) / (head_dim as f64).sqrt()).exp()).collect();
-        let sum: f64 = weights.iter().enumerate().map(|(key, weight)| weight * value(2, row(key) + d)).sum();
+        let score =
+            |key| (0..head_dim).map(|c| value(0, q + c) * value(1, row(key) + c)).sum::<f64>();
+        let weights: Vec<f64> =
+            (0..visible(query)).map(|k| (score(k) / (head_dim as f64).sqrt()).exp()).collect();
+        let sum: f64 =
+            weights.iter().enumerate().map(|(key, weight)| weight * value(2, row(key) + d)).sum();
         sum / weights.iter().sum::<f64>()
     })
 }

@@ -13,14 +13,18 @@ use std::sync::Arc;
 const EPS: f32 = 1e-5;
 const POSITIONS: usize = 4096;
 
-pub fn cases<'a>(gpu: &'a Arc<dyn Gpu>, model: &'a Model) -> impl Iterator<Item = Result<Case>> + 'a {
+pub fn cases<'a>(
+    gpu: &'a Arc<dyn Gpu>,
+    model: &'a Model,
+) -> impl Iterator<Item = Result<Case>> + 'a {
     let ops: [fn(&Arc<dyn Gpu>, &Model, usize) -> Result<Case>; 3] = [normed, rotated, gated];
     ops.into_iter().flat_map(move |op| model.steps.iter().map(move |n| op(gpu, model, *n)))
 }
 
 fn normed(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> {
     let width = m.hidden;
-    let (x, delta, weight) = (bf16s(gpu, 0, n * width)?, bf16s(gpu, 1, n * width)?, f32s(gpu, 2, width)?);
+    let (x, delta, weight) =
+        (bf16s(gpu, 0, n * width)?, bf16s(gpu, 1, n * width)?, f32s(gpu, 2, width)?);
     let out = output(gpu, Kind::Bf16, n * width)?;
     let (on, written) = (gpu.clone(), out.clone());
     let launch = move |_| {
@@ -54,7 +58,8 @@ fn rotated(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> {
     let position = |token: usize| token * 7 % POSITIONS;
     let positions: Vec<u32> = (0..n).map(|i| position(i) as u32).collect();
     let slots: Vec<u32> = (0..n as u32).rev().collect();
-    let [positions, slots] = [Buffer::from_slice(gpu, &positions)?, Buffer::from_slice(gpu, &slots)?];
+    let [positions, slots] =
+        [Buffer::from_slice(gpu, &positions)?, Buffer::from_slice(gpu, &slots)?];
     let caches = [(); 2].map(|()| output(gpu, Kind::Bf16, n * kv_heads * head_dim));
     let [k_cache, v_cache] = caches;
     let (k_cache, v_cache, out, on) = (k_cache?, v_cache?, qkv.clone(), gpu.clone());
@@ -102,7 +107,9 @@ fn gated(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> {
     let gate_up = bf16s(gpu, 0, 2 * n * width)?;
     let out = output(gpu, Kind::Bf16, n * width)?;
     let (on, written) = (gpu.clone(), out.clone());
-    let launch = move |_| activation::gpu::gated(&*on, Activation::Silu, gate_up.view(), width, written.view());
+    let launch = move |_| {
+        activation::gpu::gated(&*on, Activation::Silu, gate_up.view(), width, written.view())
+    };
     let want = move |i: usize| {
         let gate = i / width * 2 * width + i % width;
         value(0, gate) / (1.0 + (-value(0, gate)).exp()) * value(0, gate + width)

@@ -1,8 +1,10 @@
-// out[n, width] = activation(gate) * up of gate_up[n, 2 width]: x / (1 + exp(-x)) for SiLU, and for GELU's tanh form, which is
-// x · sigmoid(2 √(2/π) (x + 0.044715 x³)). Computed in f32, rounded once.
-// Grid: (n, width / (128 threads × one 16-byte vector)). Bytes moved: 3 n width elements, each once. A thread has two vectors in
-// flight, 64 KiB for a full multiprocessor, well over what the memory's latency asks for; at one row of 14336 bf16 values the
-// 14 blocks are bound by latency. About 15 instructions a value: half of the time that the memory takes. Division is the
+// out[n, width] = activation(gate) * up of gate_up[n, 2 width]: x / (1 + exp(-x)) for SiLU, and for
+// GELU's tanh form, which is x · sigmoid(2 √(2/π) (x + 0.044715 x³)). Computed in f32, rounded
+// once.
+// Grid: (n, width / (128 threads × one 16-byte vector)). Bytes moved: 3 n width elements, each
+// once. A thread has two vectors in flight, 64 KiB for a full multiprocessor, well over what the
+// memory's latency asks for; at one row of 14336 bf16 values the 14 blocks are bound by latency.
+// About 15 instructions a value: half of the time that the memory takes. Division is the
 // approximate one (2 ulp; 0 for quotients below 2^-126). Not measured yet.
 #include "common.cuh"
 
@@ -22,17 +24,21 @@ DEVICE void gated_values(const T* gate, const T* up, T* out, uint32_t width, Act
     if (i >= width) return;
     Vec<T, N> g = load<T, N>(gate + i), u = load<T, N>(up + i), product;
 #pragma unroll
-    for (uint32_t j = 0; j < N; j++) product.at[j] = from_float<T>(activate(to_float(g.at[j])) * to_float(u.at[j]));
+    for (uint32_t j = 0; j < N; j++)
+        product.at[j] = from_float<T>(activate(to_float(g.at[j])) * to_float(u.at[j]));
     store(out + i, product);
 }
 
 // `N` must be what the launch counted with.
-template <class T, class Activate> DEVICE void gated(const T* gate_up, T* out, uint32_t width, Activate activate) {
+template <class T, class Activate>
+DEVICE void gated(const T* gate_up, T* out, uint32_t width, Activate activate) {
     in_turn();
     size_t row = static_cast<size_t>(blockIdx.x) * width;
     const T* gate = gate_up + 2 * row;
-    if (width % PER_VEC<T> == 0) gated_values<T, PER_VEC<T>>(gate, gate + width, out + row, width, activate);
-    else gated_values<T, 1>(gate, gate + width, out + row, width, activate);
+    if (width % PER_VEC<T> == 0)
+        gated_values<T, PER_VEC<T>>(gate, gate + width, out + row, width, activate);
+    else
+        gated_values<T, 1>(gate, gate + width, out + row, width, activate);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-//! Both activations are `x · sigmoid(z(x))`: SiLU with z = x, tanh-GELU with z = 2·√(2/π)·(x + 0.044715·x³).
+//! Both activations are `x · sigmoid(z(x))`: SiLU with z = x, tanh-GELU with z = 2·√(2/π)·(x +
+//! 0.044715·x³).
 
 #![expect(
     clippy::inline_always,

@@ -8,8 +8,15 @@ use crate::{Result, args};
 const OP: &str = "activation";
 const THREADS: usize = 128;
 
-/// `out[n, width] = activation(gate) * up` of `gate_up[n, 2 * width]`, gate first; one kind, f32 or bf16.
-pub fn gated(gpu: &dyn Gpu, activation: Activation, gate_up: View, width: usize, out: View) -> Result<()> {
+/// `out[n, width] = activation(gate) * up` of `gate_up[n, 2 * width]`, gate first; one kind, f32 or
+/// bf16.
+pub fn gated(
+    gpu: &dyn Gpu,
+    activation: Activation,
+    gate_up: View,
+    width: usize,
+    out: View,
+) -> Result<()> {
     let kind = out.kind();
     let fits = matches!(kind, Kind::F32 | Kind::Bf16)
         && gate_up.kind() == kind
@@ -26,7 +33,8 @@ pub fn gated(gpu: &dyn Gpu, activation: Activation, gate_up: View, width: usize,
         (Activation::GeluTanh, Kind::Bf16) => "gelu_bf16",
         (Activation::GeluTanh, _) => "gelu_f32",
     };
-    let blocks = [(out.len() / width) as u32, width.div_ceil(THREADS * vector(kind, width)) as u32, 1];
+    let blocks =
+        [(out.len() / width) as u32, width.div_ceil(THREADS * vector(kind, width)) as u32, 1];
     let launch = Launch { kernel, blocks, threads: THREADS as u32, shared_bytes: 0 };
     gpu.launch(&launch, &args![gate_up, out, width])
 }

@@ -1,4 +1,5 @@
-//! Gated activations: `out = act(gate) * up`. Shazeer 2020, "GLU Variants Improve Transformer". And the soft cap of logits.
+//! Gated activations: `out = act(gate) * up`. Shazeer 2020, "GLU Variants Improve Transformer". And
+//! the soft cap of logits.
 
 mod cpu;
 pub mod gpu;
@@ -26,7 +27,9 @@ const OUTPUTS_PER_TASK: usize = 8 * 1024;
 pub fn gated(c: &Compute, act: Activation, gate_up: &Tensor, out: &Tensor) -> Result<()> {
     const OP: &str = "gated";
     let (n, d) = dims2(OP, out)?;
-    ensure(OP, gate_up.dims() == [n, 2 * d], || format!("gate_up {:?} for an output [{n}, {d}]", gate_up.dims()))?;
+    ensure(OP, gate_up.dims() == [n, 2 * d], || {
+        format!("gate_up {:?} for an output [{n}, {d}]", gate_up.dims())
+    })?;
     distinct(OP, &[out, gate_up])?;
     let gate_up = read(OP, gate_up)?;
     let rows = (OUTPUTS_PER_TASK / d.max(1)).max(1);

@@ -45,7 +45,12 @@ fn the_op_equals_composed_candle_ops() {
             };
             let out = poisoned(&[n, d]);
             gated(&compute(), act, &x, &out).unwrap();
-            assert_close(&values(&out), &values(&(gate * &up).unwrap()), 1e-6, &format!("{act:?} {n}x{d}"));
+            assert_close(
+                &values(&out),
+                &values(&(gate * &up).unwrap()),
+                1e-6,
+                &format!("{act:?} {n}x{d}"),
+            );
         }
     }
 }

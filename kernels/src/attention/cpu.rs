@@ -1,13 +1,15 @@
-//! Tiles of queries over splits of keys, each split a running softmax of its own (Milakov and Gimelshein 2018; Dao et al. 2023,
-//! FlashAttention-2), the splits then merged in order.
+//! Tiles of queries over splits of keys, each split a running softmax of its own (Milakov and
+//! Gimelshein 2018; Dao et al. 2023, FlashAttention-2), the splits then merged in order.
 //!
-//! Splits and tiles of keys start at fixed positions and a query never meets a key beyond its range, so neither chunking, nor
-//! neighbours, nor the block size, nor the threads can change a bit of a result. A lone query's splits are tasks of their own:
-//! one sequence keeps all threads busy.
+//! Splits and tiles of keys start at fixed positions and a query never meets a key beyond its
+//! range, so neither chunking, nor neighbours, nor the block size, nor the threads can change a bit
+//! of a result. A lone query's splits are tasks of their own: one sequence keeps all threads busy.
 //!
-//! Steps, predicted and measured (SmolLM2-135M, one token at 512, two threads; `RESULTS.md` has the tables):
-//! - K kept with its keys side by side and both caches read where they lie, in f16, instead of gathering 64 keys at a time and transposing
-//!   them: 3.7 ms of 10.3 should become 0.5. Measured: about 1, 1.4 times as many tokens.
+//! Steps, predicted and measured (SmolLM2-135M, one token at 512, two threads; `RESULTS.md` has the
+//! tables):
+//! - K kept with its keys side by side and both caches read where they lie, in f16, instead of
+//!   gathering 64 keys at a time and transposing them: 3.7 ms of 10.3 should become 0.5. Measured:
+//!   about 1, 1.4 times as many tokens.
 //! - Six rows through the registers instead of four: no difference; taken out again.
 //! - Prefetching the next keys and the values: no difference; taken out again.
 
@@ -57,7 +59,10 @@ impl<E> Problem<'_, E> {
     /// Where the block of a position starts, in K as in V, and the position in it.
     pub fn block(&self, blocks: &[u32], kv_head: usize, position: usize) -> (usize, usize) {
         let block = blocks[position / self.block_size] as usize;
-        ((block * self.kv_heads + kv_head) * self.block_size * self.head_dim, position % self.block_size)
+        (
+            (block * self.kv_heads + kv_head) * self.block_size * self.head_dim,
+            position % self.block_size,
+        )
     }
 
     fn padded_dim(&self) -> usize {
@@ -82,7 +87,9 @@ struct Task<'a> {
 fn tasks<'a, E>(p: &Problem<E>, tiles: &'a [QueryTile]) -> Vec<Task<'a>> {
     let (mut tasks, mut parts) = (Vec::new(), 0..);
     // The last tiles of a prompt see the most keys: started first, they do not finish alone.
-    for (tile, kv_head) in tiles.iter().rev().flat_map(|tile| (0..p.kv_heads).map(move |head| (tile, head))) {
+    for (tile, kv_head) in
+        tiles.iter().rev().flat_map(|tile| (0..p.kv_heads).map(move |head| (tile, head)))
+    {
         let seen = p.seen(tile);
         let splits = seen.start / SPLIT..seen.end.div_ceil(SPLIT);
         if tile.rows.len() == 1 && splits.len() > 1 {
@@ -96,7 +103,13 @@ fn tasks<'a, E>(p: &Problem<E>, tiles: &'a [QueryTile]) -> Vec<Task<'a>> {
 }
 
 /// `out` is the whole output, every row of which is in one of the tiles.
-pub(super) fn run<E: Element>(isa: Isa, c: &Compute, p: &Problem<E>, tiles: &[QueryTile], out: Parts) {
+pub(super) fn run<E: Element>(
+    isa: Isa,
+    c: &Compute,
+    p: &Problem<E>,
+    tiles: &[QueryTile],
+    out: Parts,
+) {
     let tasks = tasks(p, tiles);
     let count = tasks.iter().filter(|task| task.part.is_some()).count();
     PARTS.with_borrow_mut(|parts| {
@@ -157,8 +170,8 @@ fn pack<E>(p: &Problem<E>, tile: &QueryTile, kv_head: usize, q: &mut Vec<f32>) {
         let rows = packed.len() / p.head_dim;
         for r in 0..rows {
             let row = chunk * ROWS + r;
-            let start =
-                (tile.rows.start + row / p.group) * p.q_stride + (kv_head * p.group + row % p.group) * p.head_dim;
+            let start = (tile.rows.start + row / p.group) * p.q_stride
+                + (kv_head * p.group + row % p.group) * p.head_dim;
             for (d, q) in p.q[start..start + p.head_dim].iter().enumerate() {
                 packed[d * rows + r] = *q;
             }
@@ -194,7 +207,8 @@ impl Rows {
     fn finish<E>(&self, p: &Problem<E>, tile: &QueryTile, kv_head: usize, out: Parts) {
         let rows = self.acc.chunks_exact(p.padded_dim()).zip(&self.state);
         for (row, (acc, state)) in rows.enumerate() {
-            let (query, head) = (tile.rows.start + row / p.group, kv_head * p.group + row % p.group);
+            let (query, head) =
+                (tile.rows.start + row / p.group, kv_head * p.group + row % p.group);
             let start = (query * p.kv_heads * p.group + head) * p.head_dim;
             // SAFETY: each (query, head) is finished once.
             let out = unsafe { out.slice(start..start + p.head_dim) };
@@ -221,7 +235,8 @@ fn sum_keys<L: Lanes, E: Element>(
 ) {
     rows.clear(p, tile);
     let seen = p.seen(tile);
-    let (first, last) = ((seen.start / TILE * TILE).max(split * SPLIT), seen.end.min((split + 1) * SPLIT));
+    let (first, last) =
+        ((seen.start / TILE * TILE).max(split * SPLIT), seen.end.min((split + 1) * SPLIT));
     for start in (first..last).step_by(TILE) {
         let positions = start..last.min(start + TILE);
         let (copied, copy);

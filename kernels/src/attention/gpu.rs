@@ -5,8 +5,9 @@ use crate::gpu::{Arg, Gpu, Kind, Launch, View};
 use crate::storage::{ensure, shape};
 use crate::{Error, Result, args};
 
-/// What both kinds of step share. `q`, the caches and `out` are of one kind, f32 or bf16. Everything that changes from step to
-/// step is read on the device, so a recorded launch stays right; a block or length out of bounds there ends the step.
+/// What both kinds of step share. `q`, the caches and `out` are of one kind, f32 or bf16.
+/// Everything that changes from step to step is read on the device, so a recorded launch stays
+/// right; a block or length out of bounds there ends the step.
 #[derive(Clone, Copy)]
 pub struct Paged {
     /// `[n, q_stride]`: the first `heads * head_dim` columns are Q, rotated.
@@ -20,12 +21,14 @@ pub struct Paged {
     pub k_cache: View,
     pub v_cache: View,
     pub block_size: usize,
-    /// `[sequences]` u32: tokens of each in the cache after this step; its last query has position `seq_len - 1`.
+    /// `[sequences]` u32: tokens of each in the cache after this step; its last query has position
+    /// `seq_len - 1`.
     pub seq_lens: View,
     /// u32, `[sequences, table_stride]` with the stride of `header`.
     pub block_tables: View,
-    /// `[2]` u32: `table_stride`, and the tokens of one split of the keys (a multiple of 64). Splits cost prefill time and bring
-    /// it nothing: where its bits need not be decode's, `WHOLE` is best for it.
+    /// `[2]` u32: `table_stride`, and the tokens of one split of the keys (a multiple of 64).
+    /// Splits cost prefill time and bring it nothing: where its bits need not be decode's, `WHOLE`
+    /// is best for it.
     pub header: View,
     pub scale: f32,
     /// A query at position p sees keys in (p - window, p].
@@ -57,8 +60,8 @@ const BF16: [(usize, &str, &str); 7] = [
     (256, "attention_decode_256_bf16", "attention_prefill_256_bf16"),
 ];
 
-/// One query a sequence: query i belongs to sequence i. At most `max_splits` splits a sequence, with their partial results in
-/// `workspace` (`decode_workspace` elements, f32).
+/// One query a sequence: query i belongs to sequence i. At most `max_splits` splits a sequence,
+/// with their partial results in `workspace` (`decode_workspace` elements, f32).
 pub fn decode(gpu: &dyn Gpu, args: &Paged, max_splits: usize, workspace: View) -> Result<()> {
     let n = check(args)?;
     let sequences = args.seq_lens.len();
@@ -66,9 +69,13 @@ pub fn decode(gpu: &dyn Gpu, args: &Paged, max_splits: usize, workspace: View) -
     ensure(OP, n == sequences && max_splits > 0, || {
         format!("{n} queries of {sequences} sequences, {max_splits} splits")
     })?;
-    let fits = workspace.kind() == Kind::F32 && workspace.len() >= needed && workspace.address().is_multiple_of(8);
+    let fits = workspace.kind() == Kind::F32
+        && workspace.len() >= needed
+        && workspace.address().is_multiple_of(8);
     ensure(OP, fits, || {
-        format!("a workspace of {workspace:?}, where decode needs {needed} f32 values, aligned to 8 bytes")
+        format!(
+            "a workspace of {workspace:?}, where decode needs {needed} f32 values, aligned to 8 bytes"
+        )
     })?;
     if n == 0 {
         return Ok(());
@@ -78,7 +85,10 @@ pub fn decode(gpu: &dyn Gpu, args: &Paged, max_splits: usize, workspace: View) -
     if args.q.kind() == Kind::F32 {
         params.push(args.head_dim.into());
         let blocks = [max_splits as u32, args.heads as u32, sequences as u32];
-        gpu.launch(&Launch { kernel: "attention_decode_f32", blocks, threads: 32, shared_bytes: 0 }, &params)?;
+        gpu.launch(
+            &Launch { kernel: "attention_decode_f32", blocks, threads: 32, shared_bytes: 0 },
+            &params,
+        )?;
     } else {
         gpu.launch(&decode_launch(gpu, args, max_splits)?, &params)?;
     }
@@ -86,12 +96,18 @@ pub fn decode(gpu: &dyn Gpu, args: &Paged, max_splits: usize, workspace: View) -
 }
 
 /// f32 elements of `decode`'s workspace.
-pub fn decode_workspace(sequences: usize, heads: usize, head_dim: usize, max_splits: usize) -> usize {
+pub fn decode_workspace(
+    sequences: usize,
+    heads: usize,
+    head_dim: usize,
+    max_splits: usize,
+) -> usize {
     if max_splits > 1 { sequences * max_splits * heads * (head_dim + 2) } else { 0 }
 }
 
-/// Any number of queries a sequence: `cu_seqlens_q` `[sequences + 1]` u32 on the device; `most_queries` is no less than those of any
-/// sequence. A query's result has the same bits as `decode` would give it with the same tokens in a split.
+/// Any number of queries a sequence: `cu_seqlens_q` `[sequences + 1]` u32 on the device;
+/// `most_queries` is no less than those of any sequence. A query's result has the same bits as
+/// `decode` would give it with the same tokens in a split.
 pub fn prefill(gpu: &dyn Gpu, args: &Paged, cu_seqlens_q: View, most_queries: usize) -> Result<()> {
     let n = check(args)?;
     let spans = cu_seqlens_q.kind() == Kind::U32 && cu_seqlens_q.len() == args.seq_lens.len() + 1;
@@ -104,19 +120,25 @@ pub fn prefill(gpu: &dyn Gpu, args: &Paged, cu_seqlens_q: View, most_queries: us
     if args.q.kind() == Kind::F32 {
         params.push(args.head_dim.into());
         let blocks = [n as u32, args.heads as u32, 1];
-        return gpu.launch(&Launch { kernel: "attention_prefill_f32", blocks, threads: 32, shared_bytes: 0 }, &params);
+        return gpu.launch(
+            &Launch { kernel: "attention_prefill_f32", blocks, threads: 32, shared_bytes: 0 },
+            &params,
+        );
     }
     let (_, _, kernel) = kernels(args.head_dim)?;
     let (rows, group) = (prefill_rows(args.head_dim), args.heads / args.kv_heads);
-    ensure(OP, group <= rows, || format!("{group} query heads for each KV head, where {rows} are the most"))?;
+    ensure(OP, group <= rows, || {
+        format!("{group} query heads for each KV head, where {rows} are the most")
+    })?;
     let tiles = prefill_tiles(n, args.seq_lens.len(), most_queries, rows / group);
     let blocks = [(tiles * args.kv_heads) as u32, 1, 1];
     let shared_bytes = shared_bytes(rows, args.head_dim) as u32;
     gpu.launch(&Launch { kernel, blocks, threads: 128, shared_bytes }, &params)
 }
 
-/// How many tokens of keys one split has, for `header`: what `decode` is fastest with, or with `invariant` a number that depends
-/// on nothing but `max_context` and `max_splits`. Never more than `max_splits` splits for `longest` tokens.
+/// How many tokens of keys one split has, for `header`: what `decode` is fastest with, or with
+/// `invariant` a number that depends on nothing but `max_context` and `max_splits`. Never more than
+/// `max_splits` splits for `longest` tokens.
 pub fn tokens_per_split(
     gpu: &dyn Gpu,
     sequences: usize,
@@ -128,12 +150,14 @@ pub fn tokens_per_split(
 ) -> usize {
     let least = |tokens: usize| tokens.div_ceil(max_splits.max(1)).next_multiple_of(TILE).max(TILE);
     if invariant {
-        // Fewer tokens would make merging a cost that counts: 256 are read in 128 KiB at 128 dimensions, their sums of a group
-        // of four heads take 2 KiB.
+        // Fewer tokens would make merging a cost that counts: 256 are read in 128 KiB at 128
+        // dimensions, their sums of a group of four heads take 2 KiB.
         return least(max_context.max(longest)).max(256);
     }
-    // Two warps a multiprocessor keep its memory busy. More than 1024 tokens let the last of many warps run on alone.
-    let wanted = (2 * gpu.properties().multiprocessors as usize).div_ceil((sequences * kv_heads).max(1));
+    // Two warps a multiprocessor keep its memory busy. More than 1024 tokens let the last of many
+    // warps run on alone.
+    let wanted =
+        (2 * gpu.properties().multiprocessors as usize).div_ceil((sequences * kv_heads).max(1));
     let filling = longest.div_ceil(wanted).next_multiple_of(TILE).clamp(TILE, 1024);
     filling.max(least(longest))
 }
@@ -149,8 +173,15 @@ fn prefill_rows(head_dim: usize) -> usize {
 }
 
 /// No less than the tiles of any `n` queries of so many sequences.
-fn prefill_tiles(n: usize, sequences: usize, most_queries: usize, queries_per_tile: usize) -> usize {
-    (n / queries_per_tile + sequences.min(n)).min(sequences * most_queries.div_ceil(queries_per_tile)).max(1)
+fn prefill_tiles(
+    n: usize,
+    sequences: usize,
+    most_queries: usize,
+    queries_per_tile: usize,
+) -> usize {
+    (n / queries_per_tile + sequences.min(n))
+        .min(sequences * most_queries.div_ceil(queries_per_tile))
+        .max(1)
 }
 
 /// As many blocks as the device runs at once, or as many as there is work for.
@@ -158,25 +189,40 @@ fn decode_launch(gpu: &dyn Gpu, args: &Paged, max_splits: usize) -> Result<Launc
     let (_, kernel, _) = kernels(args.head_dim)?;
     let bytes = shared_bytes(16, args.head_dim);
     let properties = gpu.properties();
-    let resident = ((properties.shared_bytes as usize + RESERVED) / (bytes + RESERVED)).min(MOST_RESIDENT);
+    let resident =
+        ((properties.shared_bytes as usize + RESERVED) / (bytes + RESERVED)).min(MOST_RESIDENT);
     let tiles = args.kv_heads * (args.heads / args.kv_heads).div_ceil(16);
-    let blocks = (args.seq_lens.len() * max_splits * tiles).min(properties.multiprocessors as usize * resident);
+    let blocks = (args.seq_lens.len() * max_splits * tiles)
+        .min(properties.multiprocessors as usize * resident);
     Ok(Launch { kernel, blocks: [blocks as u32, 1, 1], threads: 32, shared_bytes: bytes as u32 })
 }
 
 fn combine(gpu: &dyn Gpu, args: &Paged, max_splits: usize, workspace: View) -> Result<()> {
-    let kernel = if args.q.kind() == Kind::F32 { "attention_combine_f32" } else { "attention_combine_bf16" };
+    let kernel =
+        if args.q.kind() == Kind::F32 { "attention_combine_f32" } else { "attention_combine_bf16" };
     let sequences = args.seq_lens.len();
     let blocks = [(sequences * args.heads).div_ceil(4) as u32, 1, 1];
     let &Paged { out, seq_lens, header, heads, head_dim, .. } = args;
-    let params = args![workspace, out, seq_lens, header, sequences, heads, head_dim, window(args), max_splits];
+    let params = args![
+        workspace,
+        out,
+        seq_lens,
+        header,
+        sequences,
+        heads,
+        head_dim,
+        window(args),
+        max_splits
+    ];
     gpu.launch(&Launch { kernel, blocks, threads: 128, shared_bytes: 0 }, &params)
 }
 
 fn kernels(head_dim: usize) -> Result<(usize, &'static str, &'static str)> {
     BF16.into_iter().find(|(dim, ..)| *dim == head_dim).ok_or_else(|| Error::Unsupported {
         op: OP,
-        detail: format!("heads of {head_dim} in bf16; there are kernels for 16, 32, 64, 80, 96, 128 and 256"),
+        detail: format!(
+            "heads of {head_dim} in bf16; there are kernels for 16, 32, 64, 80, 96, 128 and 256"
+        ),
     })
 }
 
@@ -192,7 +238,19 @@ fn parameters(args: &Paged) -> Vec<Arg> {
         None => (args.scale * log2_e, 0.0),
         Some(cap) => (cap * log2_e, args.scale / cap),
     };
-    let &Paged { q, k_cache, v_cache, out, seq_lens, block_tables, header, q_stride, heads, kv_heads, .. } = args;
+    let &Paged {
+        q,
+        k_cache,
+        v_cache,
+        out,
+        seq_lens,
+        block_tables,
+        header,
+        q_stride,
+        heads,
+        kv_heads,
+        ..
+    } = args;
     let mut params = args![q, k_cache, v_cache, out, seq_lens, block_tables, header].to_vec();
     params.extend(args![q_stride, heads, kv_heads, seq_lens.len(), blocks, args.block_size]);
     params.extend(args![block_tables.len(), window(args), to_log2, cap_in]);
@@ -201,26 +259,44 @@ fn parameters(args: &Paged) -> Vec<Arg> {
 
 /// The number of queries.
 fn check(args: &Paged) -> Result<usize> {
-    let &Paged { q, q_stride, heads, kv_heads, head_dim, k_cache, v_cache, block_size, out, .. } = args;
-    ensure(OP, kv_heads > 0 && head_dim > 0 && heads > 0 && heads.is_multiple_of(kv_heads), || {
-        format!("{heads} heads over {kv_heads} KV heads of {head_dim}")
-    })?;
+    let &Paged {
+        q, q_stride, heads, kv_heads, head_dim, k_cache, v_cache, block_size, out, ..
+    } = args;
+    ensure(
+        OP,
+        kv_heads > 0 && head_dim > 0 && heads > 0 && heads.is_multiple_of(kv_heads),
+        || format!("{heads} heads over {kv_heads} KV heads of {head_dim}"),
+    )?;
     let (kind, width, n) = (q.kind(), heads * head_dim, out.len() / (heads * head_dim));
     let kinds = [k_cache, v_cache, out].iter().all(|view| view.kind() == kind)
-        && [args.seq_lens, args.block_tables, args.header].iter().all(|view| view.kind() == Kind::U32);
-    ensure(OP, kinds && out.len() == n * width, || format!("{q:?}, {k_cache:?}, {v_cache:?} and {out:?}"))?;
+        && [args.seq_lens, args.block_tables, args.header]
+            .iter()
+            .all(|view| view.kind() == Kind::U32);
+    ensure(OP, kinds && out.len() == n * width, || {
+        format!("{q:?}, {k_cache:?}, {v_cache:?} and {out:?}")
+    })?;
     let rows = q_stride >= width && (n == 0 || q.len() >= (n - 1) * q_stride + width);
-    ensure(OP, rows && args.header.len() == 2, || format!("{q:?} for {n} rows of {q_stride}, {:?}", args.header))?;
+    ensure(OP, rows && args.header.len() == 2, || {
+        format!("{q:?} for {n} rows of {q_stride}, {:?}", args.header)
+    })?;
     let block = block_size * kv_heads * head_dim;
     let caches = block > 0 && k_cache.len().is_multiple_of(block) && k_cache.len() == v_cache.len();
     ensure(OP, caches && block_size.is_power_of_two() && block_size >= 16, || {
-        format!("caches {k_cache:?} and {v_cache:?} in blocks of {block_size} tokens (a power of two, at least 16)")
+        format!(
+            "caches {k_cache:?} and {v_cache:?} in blocks of {block_size} tokens (a power of two, at least 16)"
+        )
     })?;
-    let positive = args.scale > 0.0 && args.window != Some(0) && args.softcap.is_none_or(|cap| cap > 0.0);
-    ensure(OP, positive, || format!("scale {}, window {:?}, cap {:?}", args.scale, args.window, args.softcap))?;
+    let positive =
+        args.scale > 0.0 && args.window != Some(0) && args.softcap.is_none_or(|cap| cap > 0.0);
+    ensure(OP, positive, || {
+        format!("scale {}, window {:?}, cap {:?}", args.scale, args.window, args.softcap)
+    })?;
     match kind {
         Kind::F32 if head_dim <= 256 => Ok(n),
-        Kind::F32 => Err(Error::Unsupported { op: OP, detail: format!("heads of {head_dim}; 256 is the most") }),
+        Kind::F32 => Err(Error::Unsupported {
+            op: OP,
+            detail: format!("heads of {head_dim}; 256 is the most"),
+        }),
         Kind::Bf16 => check_alignment(args).and_then(|()| kernels(head_dim)).map(|_| n),
         _ => Err(shape(OP, format!("queries of kind {kind:?}"))),
     }
@@ -228,9 +304,14 @@ fn check(args: &Paged) -> Result<usize> {
 
 /// Rows are copied 16 bytes at a time.
 fn check_alignment(args: &Paged) -> Result<()> {
-    let starts = [args.q, args.k_cache, args.v_cache, args.out].iter().all(|view| view.address().is_multiple_of(16));
+    let starts = [args.q, args.k_cache, args.v_cache, args.out]
+        .iter()
+        .all(|view| view.address().is_multiple_of(16));
     ensure(OP, starts && args.q_stride.is_multiple_of(8), || {
-        format!("{:?} with rows of {} elements: rows start at multiples of 16 bytes", args.q, args.q_stride)
+        format!(
+            "{:?} with rows of {} elements: rows start at multiples of 16 bytes",
+            args.q, args.q_stride
+        )
     })
 }
 

@@ -1,4 +1,5 @@
-//! Causal attention of a ragged batch over the paged KV cache, grouped heads, optional sliding window and soft cap.
+//! Causal attention of a ragged batch over the paged KV cache, grouped heads, optional sliding
+//! window and soft cap.
 
 mod cpu;
 pub mod gpu;
@@ -16,18 +17,21 @@ use candle_core::{DType, Tensor};
 use half::f16;
 
 pub struct AttentionArgs<'a> {
-    /// `[n, q_stride]` f32, the first `heads * head_dim` columns are Q (a fused QKV buffer may be passed as it is).
+    /// `[n, q_stride]` f32, the first `heads * head_dim` columns are Q (a fused QKV buffer may be
+    /// passed as it is).
     pub q: &'a Tensor,
     pub heads: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
-    /// `[blocks, kv_heads, head_dim, block_size]` f32 or f16; fastest where `block_size` is a multiple of sixteen.
+    /// `[blocks, kv_heads, head_dim, block_size]` f32 or f16; fastest where `block_size` is a
+    /// multiple of sixteen.
     pub k_cache: &'a Tensor,
     /// `[blocks, kv_heads, block_size, head_dim]`, as wide as K.
     pub v_cache: &'a Tensor,
     /// `[sequences + 1]`: rows of each sequence's queries.
     pub cu_seqlens_q: &'a [u32],
-    /// Tokens of each sequence in the cache after this step (its last query has position `seq_len - 1`).
+    /// Tokens of each sequence in the cache after this step (its last query has position `seq_len -
+    /// 1`).
     pub seq_lens: &'a [u32],
     /// Each sequence's blocks, in order.
     pub block_tables: &'a [Vec<u32>],
@@ -42,7 +46,8 @@ pub struct AttentionArgs<'a> {
 
 const OP: &str = "paged_attention";
 
-/// A query's result depends only on its own keys: the same bits alone, in a batch, and however its prompt was chunked.
+/// A query's result depends only on its own keys: the same bits alone, in a batch, and however its
+/// prompt was chunked.
 pub fn paged_attention(c: &Compute, args: &AttentionArgs) -> Result<()> {
     check(args)?;
     match args.k_cache.dtype() {
@@ -53,7 +58,8 @@ pub fn paged_attention(c: &Compute, args: &AttentionArgs) -> Result<()> {
 }
 
 fn run<E: Element>(c: &Compute, args: &AttentionArgs) -> Result<()> {
-    let (q, k, v) = (read(OP, args.q)?, read_as::<E>(OP, args.k_cache)?, read_as::<E>(OP, args.v_cache)?);
+    let (q, k, v) =
+        (read(OP, args.q)?, read_as::<E>(OP, args.k_cache)?, read_as::<E>(OP, args.v_cache)?);
     let problem = cpu::Problem {
         q: &q,
         k: &k,
@@ -97,13 +103,16 @@ fn query_tiles<'a>(args: &AttentionArgs<'a>, queries: usize) -> Vec<QueryTile<'a
     tiles
 }
 
-/// Everything an index could hit is checked before anything is read: a wrong block is another sequence's memory.
+/// Everything an index could hit is checked before anything is read: a wrong block is another
+/// sequence's memory.
 fn check(args: &AttentionArgs) -> Result<()> {
     let (n, q_stride) = dims2(OP, args.q)?;
     let width = args.heads * args.head_dim;
-    ensure(OP, args.kv_heads > 0 && args.head_dim > 0 && args.heads.is_multiple_of(args.kv_heads), || {
-        format!("{} heads over {} KV heads of {}", args.heads, args.kv_heads, args.head_dim)
-    })?;
+    ensure(
+        OP,
+        args.kv_heads > 0 && args.head_dim > 0 && args.heads.is_multiple_of(args.kv_heads),
+        || format!("{} heads over {} KV heads of {}", args.heads, args.kv_heads, args.head_dim),
+    )?;
     ensure(OP, q_stride >= width && args.out.dims() == [n, width], || {
         format!("q {:?} and out {:?} for heads of {width}", args.q.dims(), args.out.dims())
     })?;
@@ -127,18 +136,28 @@ pub(crate) fn cache_shape(
         {
             Ok((blocks, size))
         }
-        k => Err(shape(op, format!("caches {k:?} and {:?} for {kv_heads} heads of {head_dim}", v.dims()))),
+        k => Err(shape(
+            op,
+            format!("caches {k:?} and {:?} for {kv_heads} heads of {head_dim}", v.dims()),
+        )),
     }
 }
 
-fn check_sequences(args: &AttentionArgs, n: usize, (blocks, block_size): (usize, usize)) -> Result<()> {
+fn check_sequences(
+    args: &AttentionArgs,
+    n: usize,
+    (blocks, block_size): (usize, usize),
+) -> Result<()> {
     let sequences = args.seq_lens.len();
     let ends = (args.cu_seqlens_q.first(), args.cu_seqlens_q.last());
     let ok = args.cu_seqlens_q.len() == sequences + 1
         && args.block_tables.len() == sequences
         && ends == (Some(&0), Some(&(n as u32)));
     ensure(OP, ok, || {
-        format!("{sequences} sequences, {} tables and spans {ends:?} for {n} rows", args.block_tables.len())
+        format!(
+            "{sequences} sequences, {} tables and spans {ends:?} for {n} rows",
+            args.block_tables.len()
+        )
     })?;
     for (i, table) in args.block_tables.iter().enumerate() {
         let (start, end, len) = (args.cu_seqlens_q[i], args.cu_seqlens_q[i + 1], args.seq_lens[i]);

@@ -1,5 +1,5 @@
-// What the attention kernels share: where keys lie, which of them a query sees, how work is dealt out, how partial results of
-// consecutive splits of the keys are merged.
+// What the attention kernels share: where keys lie, which of them a query sees, how work is dealt
+// out, how partial results of consecutive splits of the keys are merged.
 #pragma once
 
 #include "common.cuh"
@@ -13,10 +13,13 @@ struct Range {
 DEVICE uint32_t divide_up(uint32_t x, uint32_t by) { return (x + by - 1) / by; }
 
 // The first key that a query at `position` sees.
-DEVICE uint32_t lowest_key(uint32_t position, uint32_t window) { return position >= window ? position - window + 1 : 0; }
+DEVICE uint32_t lowest_key(uint32_t position, uint32_t window) {
+    return position >= window ? position - window + 1 : 0;
+}
 
 // A call, as `gpu.rs` describes it. Tables and lengths are read on the device.
-template <class T> struct Paged {
+template <class T>
+struct Paged {
     const T* q;
     const T* k;
     const T* v;
@@ -40,17 +43,19 @@ template <class T> struct Paged {
 };
 
 // Parameters of a kernel and the call they make up.
-#define PAGED_PARAMETERS(T)                                                                                                   \
-    const T *q, const T *k, const T *v, T *out, const uint32_t *seq_lens, const uint32_t *tables, const uint32_t *header,      \
-        uint32_t q_stride, uint32_t heads, uint32_t kv_heads, uint32_t sequences, uint32_t blocks, uint32_t block_size,        \
-        uint32_t table_len, uint32_t window, float to_log2, float cap_in
-#define PAGED(T)                                                                                                              \
-    Paged<T> {                                                                                                                \
-        q, k, v, out, seq_lens, tables, header, q_stride, heads, kv_heads, sequences, blocks, block_size, table_len, window,  \
-            to_log2, cap_in                                                                                                   \
+#define PAGED_PARAMETERS(T)                                                                       \
+    const T *q, const T *k, const T *v, T *out, const uint32_t *seq_lens, const uint32_t *tables, \
+        const uint32_t *header, uint32_t q_stride, uint32_t heads, uint32_t kv_heads,             \
+        uint32_t sequences, uint32_t blocks, uint32_t block_size, uint32_t table_len,             \
+        uint32_t window, float to_log2, float cap_in
+#define PAGED(T)                                                                              \
+    Paged<T> {                                                                                \
+        q, k, v, out, seq_lens, tables, header, q_stride, heads, kv_heads, sequences, blocks, \
+            block_size, table_len, window, to_log2, cap_in                                    \
     }
 
-// Splits of the keys start at multiples of `tokens`, whatever the window. `count` is at least one: every query has a writer.
+// Splits of the keys start at multiples of `tokens`, whatever the window. `count` is at least one:
+// every query has a writer.
 struct Splits {
     Range keys;
     uint32_t tokens, first, count;
@@ -72,12 +77,14 @@ DEVICE Splits decode_splits(uint32_t len, uint32_t window, const uint32_t* heade
     return Splits({len > 0 ? lowest_key(len - 1, window) : 0, len}, header);
 }
 
-// Deals a running number out to owners that have `count(i)` numbers each. A warp asks together, for numbers that never fall.
+// Deals a running number out to owners that have `count(i)` numbers each. A warp asks together, for
+// numbers that never fall.
 struct Finder {
     uint32_t base = 0, before = 0;
     uint32_t owner, offset;
 
-    template <class Count> DEVICE bool find(uint32_t number, uint32_t owners, const Count& count) {
+    template <class Count>
+    DEVICE bool find(uint32_t number, uint32_t owners, const Count& count) {
         for (; base < owners; base += WARP) {
             uint32_t mine = base + lane() < owners ? count(base + lane()) : 0, upto = mine;
 #pragma unroll
@@ -105,13 +112,14 @@ DEVICE float power(float x) { return exp2_approx(x); }
 // The exponent that weights are relative to: the largest score, or 0 while there is none.
 DEVICE float reference_of(float largest) { return largest == MINUS_INFINITY ? 0.0f : largest; }
 
-// Sums over two consecutive sets of keys become those over both: each value `x` of the first and `y` of the second becomes
-// `both(x, y)`. Exactly that in decode's last step and in prefill, so that both give the same bits; where one set is empty the
-// other's values stay as they are.
+// Sums over two consecutive sets of keys become those over both: each value `x` of the first and
+// `y` of the second becomes `both(x, y)`. Exactly that in decode's last step and in prefill, so
+// that both give the same bits; where one set is empty the other's values stay as they are.
 struct Merge {
     float largest, first, second;
 
-    DEVICE Merge(float x_largest, float y_largest) : largest(x_largest > y_largest ? x_largest : y_largest) {
+    DEVICE Merge(float x_largest, float y_largest)
+        : largest(x_largest > y_largest ? x_largest : y_largest) {
         first = power(x_largest - reference_of(largest));
         second = power(y_largest - reference_of(largest));
     }
@@ -121,13 +129,14 @@ struct Merge {
 // What a sum is multiplied with in the end. Without keys the result is zero.
 DEVICE float share(float weights) { return weights > 0.0f ? 1.0f / weights : 0.0f; }
 
-// Where decode leaves the sums of a split for the last step, in f32: `[sequences, max_splits, heads, 2]`, the largest score and
-// the sum of weights, and behind them `[sequences, max_splits, heads, head_dim]`.
+// Where decode leaves the sums of a split for the last step, in f32: `[sequences, max_splits,
+// heads, 2]`, the largest score and the sum of weights, and behind them `[sequences, max_splits,
+// heads, head_dim]`.
 struct Partial {
     float *state, *sums;
 
-    DEVICE Partial(float* workspace, size_t sequences, size_t max_splits, size_t heads, uint32_t head_dim, size_t sequence,
-                   size_t split, size_t head) {
+    DEVICE Partial(float* workspace, size_t sequences, size_t max_splits, size_t heads,
+        uint32_t head_dim, size_t sequence, size_t split, size_t head) {
         size_t index = (sequence * max_splits + split) * heads + head;
         state = workspace + index * 2;
         sums = workspace + sequences * max_splits * heads * 2 + index * head_dim;

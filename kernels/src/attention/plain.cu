@@ -1,6 +1,7 @@
-// Attention in f32, decode and prefill, for tests of exactness: one warp for each query head (and split, in decode), 32 keys at a
-// time, a lane for a key's score and then for every 32nd dimension of the sums. Head sizes up to 256. Reads each key once for
-// every query: nothing here is meant to be fast.
+// Attention in f32, decode and prefill, for tests of exactness: one warp for each query head (and
+// split, in decode), 32 keys at a time, a lane for a key's score and then for every 32nd dimension
+// of the sums. Head sizes up to 256. Reads each key once for every query: nothing here is meant to
+// be fast.
 #include "attention/paged.cuh"
 
 namespace {
@@ -13,9 +14,13 @@ struct Query {
     size_t stride;
     uint32_t head_dim;
 
-    DEVICE Query(const Paged<float>& call, uint32_t head_dim, size_t row, uint32_t head, const uint32_t* table)
-        : q(call.q + row * call.q_stride + head * head_dim), k(call.k + head / call.group() * head_dim),
-          v(call.v + head / call.group() * head_dim), table(table), stride(call.kv_heads * static_cast<size_t>(head_dim)),
+    DEVICE Query(const Paged<float>& call, uint32_t head_dim, size_t row, uint32_t head,
+        const uint32_t* table)
+        : q(call.q + row * call.q_stride + head * head_dim),
+          k(call.k + head / call.group() * head_dim),
+          v(call.v + head / call.group() * head_dim),
+          table(table),
+          stride(call.kv_heads * static_cast<size_t>(head_dim)),
           head_dim(head_dim) {}
 };
 
@@ -25,7 +30,8 @@ struct PlainSums {
 
 DEVICE float score(const Paged<float>& call, const Query& query, size_t slot) {
     float dot = 0.0f;
-    for (uint32_t d = 0; d < query.head_dim; d++) dot = fmaf(query.q[d], query.k[slot * query.stride + d], dot);
+    for (uint32_t d = 0; d < query.head_dim; d++)
+        dot = fmaf(query.q[d], query.k[slot * query.stride + d], dot);
     return (call.cap_in > 0.0f ? tanhf(dot * call.cap_in) : dot) * call.to_log2;
 }
 
@@ -42,7 +48,8 @@ DEVICE PlainSums attend(const Paged<float>& call, const Query& query, Range rang
             s = score(call, query, slot);
         }
         float largest = fmaxf(sums.largest, warp_max(s));
-        float factor = exp2f(sums.largest - reference_of(largest)), weight = exp2f(s - reference_of(largest));
+        float factor = exp2f(sums.largest - reference_of(largest)),
+              weight = exp2f(s - reference_of(largest));
         sums.largest = largest;
         sums.weights = fmaf(sums.weights, factor, warp_sum(weight));
         for (uint32_t i = 0; i < PER_LANE; i++) sums.out[i] *= factor;
@@ -57,16 +64,18 @@ DEVICE PlainSums attend(const Paged<float>& call, const Query& query, Range rang
     return sums;
 }
 
-DEVICE void write(const Paged<float>& call, const PlainSums& sums, uint32_t head_dim, size_t row, uint32_t head) {
+DEVICE void write(
+    const Paged<float>& call, const PlainSums& sums, uint32_t head_dim, size_t row, uint32_t head) {
     for (uint32_t i = 0, d = lane(); i < PER_LANE; i++, d += WARP)
-        if (d < head_dim) call.out[(row * call.heads + head) * head_dim + d] = sums.out[i] * share(sums.weights);
+        if (d < head_dim)
+            call.out[(row * call.heads + head) * head_dim + d] = sums.out[i] * share(sums.weights);
 }
 
 }  // namespace
 
 // Grid: (max_splits, heads, sequences).
-KERNEL __launch_bounds__(32)
-    attention_decode_f32(PAGED_PARAMETERS(float), float* workspace, uint32_t max_splits, uint32_t head_dim) {
+KERNEL __launch_bounds__(32) attention_decode_f32(
+    PAGED_PARAMETERS(float), float* workspace, uint32_t max_splits, uint32_t head_dim) {
     in_turn();
     auto call = PAGED(float);
     uint32_t split = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z, len = seq_lens[sequence];
@@ -84,8 +93,8 @@ KERNEL __launch_bounds__(32)
 EXPORT(attention_decode_f32)
 
 // Grid: (queries, heads).
-KERNEL __launch_bounds__(32)
-    attention_prefill_f32(PAGED_PARAMETERS(float), const uint32_t* cu_seqlens, uint32_t n, uint32_t head_dim) {
+KERNEL __launch_bounds__(32) attention_prefill_f32(
+    PAGED_PARAMETERS(float), const uint32_t* cu_seqlens, uint32_t n, uint32_t head_dim) {
     in_turn();
     auto call = PAGED(float);
     uint32_t row = blockIdx.x, head = blockIdx.y;

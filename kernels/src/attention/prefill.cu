@@ -1,34 +1,43 @@
 // Attention of a ragged batch of queries over the paged cache, bf16: FlashAttention-2 class.
 //
-// Grid: a block of four warps for each (tile of queries, KV head), KV heads fastest. A tile is up to 128 rows (64 at 256
-// dimensions), a row one query of one head of the group, so a group reads its keys once. Which sequence a tile belongs to follows
-// from cu_seqlens on the device; blocks beyond the last tile end at once.
-// At 128 dimensions: 80 KiB of shared memory and 255 registers a thread, two blocks a multiprocessor, so that one's softmax runs
-// beside the other's products. A warp reads 40 KiB of shared memory for 264 products a tile (320 clocks of the multiprocessor's
-// 128 bytes each, against some 1700 of its quarter's tensor core): products are the limit, not shared memory; with 16 rows a
-// warp it would be the other way round.
-// Several splits: the running sums of those before wait in the thread's own memory (a stack frame of about 600 bytes, for which
-// the driver sets aside 600 * 2048 bytes a multiprocessor) and are touched once a split.
-// Considered: sums of the splits in shared memory (64 KiB, leaves one block a multiprocessor); a grid over splits with a
-// workspace (as large as q in f32, times the splits). wgmma would lift the limit of mma, about six tenths of the tensor cores'
-// rate. Not yet measured on a device.
+// Grid: a block of four warps for each (tile of queries, KV head), KV heads fastest. A tile is up
+// to 128 rows (64 at 256 dimensions), a row one query of one head of the group, so a group reads
+// its keys once. Which sequence a tile belongs to follows from cu_seqlens on the device; blocks
+// beyond the last tile end at once.
+// At 128 dimensions: 80 KiB of shared memory and 255 registers a thread, two blocks a
+// multiprocessor, so that one's softmax runs beside the other's products. A warp reads 40 KiB of
+// shared memory for 264 products a tile (320 clocks of the multiprocessor's 128 bytes each, against
+// some 1700 of its quarter's tensor core): products are the limit, not shared memory; with 16 rows
+// a warp it would be the other way round.
+// Several splits: the running sums of those before wait in the thread's own memory (a stack frame
+// of about 600 bytes, for which the driver sets aside 600 * 2048 bytes a multiprocessor) and are
+// touched once a split.
+// Considered: sums of the splits in shared memory (64 KiB, leaves one block a multiprocessor); a
+// grid over splits with a workspace (as large as q in f32, times the splits). wgmma would lift the
+// limit of mma, about six tenths of the tensor cores' rate. Not yet measured on a device.
 #include "attention/tile.cuh"
 
 namespace {
 
 constexpr uint32_t WARPS = 4;
 
-// Two tiles of 16 rows a warp halve what is read from shared memory for each product; more values than 128 leave no registers.
-template <uint32_t D> constexpr uint32_t TILES = D > 128 ? 1 : 2;
-template <uint32_t D> constexpr uint32_t ROWS = WARPS * 16 * TILES<D>;
+// Two tiles of 16 rows a warp halve what is read from shared memory for each product; more values
+// than 128 leave no registers.
+template <uint32_t D>
+constexpr uint32_t TILES = D > 128 ? 1 : 2;
+template <uint32_t D>
+constexpr uint32_t ROWS = WARPS * 16 * TILES<D>;
 
-// What a block does: queries of one sequence with all heads of one group; row r is head r % group of query r / group.
-template <uint32_t D> struct Block {
+// What a block does: queries of one sequence with all heads of one group; row r is head r % group
+// of query r / group.
+template <uint32_t D>
+struct Block {
     uint32_t sequence = 0, kv_head = 0, group = 0, len = 0, rows = 0;
     uint32_t query = 0;     // the first, as a row of q and out
     uint32_t position = 0;  // of the first
 
-    // False where there is nothing to do: the grid has room for the most tiles that a batch can make.
+    // False where there is nothing to do: the grid has room for the most tiles that a batch can
+    // make.
     DEVICE bool find(const Paged<bf16>& call, const uint32_t* cu_seqlens, uint32_t n) {
         group = call.group(), kv_head = blockIdx.x % call.kv_heads;
         uint32_t per_tile = ROWS<D> / group;
@@ -40,14 +49,17 @@ template <uint32_t D> struct Block {
         bool found = finder.find(blockIdx.x / call.kv_heads, call.sequences, tiles);
         if (found) {
             sequence = finder.owner, len = call.seq_lens[sequence];
-            // The last tile of a prompt sees the most keys: started first, it does not finish alone.
-            uint32_t tile = tiles(sequence) - 1 - finder.offset, queries = cu_seqlens[sequence + 1] - cu_seqlens[sequence];
+            // The last tile of a prompt sees the most keys: started first, it does not finish
+            // alone.
+            uint32_t tile = tiles(sequence) - 1 - finder.offset,
+                     queries = cu_seqlens[sequence + 1] - cu_seqlens[sequence];
             ASSERT(queries <= len);
             rows = min(per_tile, queries - tile * per_tile) * group;
             query = cu_seqlens[sequence] + tile * per_tile;
             position = len - queries + tile * per_tile;
         }
-        if (blockIdx.x == gridDim.x - 1) ASSERT(!finder.find(gridDim.x / call.kv_heads, call.sequences, tiles));
+        if (blockIdx.x == gridDim.x - 1)
+            ASSERT(!finder.find(gridDim.x / call.kv_heads, call.sequences, tiles));
         return found;
     }
 
@@ -57,16 +69,21 @@ template <uint32_t D> struct Block {
 #pragma unroll 4
         for (uint32_t i = threadIdx.x; i < ROWS<D> * D / 8; i += WARPS * WARP) {
             uint32_t row = i / (D / 8), chunk = i % (D / 8), some = min(row, rows - 1);
-            size_t from = static_cast<size_t>(query + some / group) * call.q_stride + head(some) * D + chunk * 8;
+            size_t from = static_cast<size_t>(query + some / group) * call.q_stride +
+                          head(some) * D + chunk * 8;
             copy_async(q + Rows<D>::at(row, chunk), call.q + from, row < rows);
         }
     }
 
     // Rows beyond the last stand where the last does.
-    DEVICE uint32_t position_of(uint32_t row) const { return position + min(row, rows - 1) / group; }
+    DEVICE uint32_t position_of(uint32_t row) const {
+        return position + min(row, rows - 1) / group;
+    }
 
     // Within the warp's.
-    DEVICE static uint32_t row_of(uint32_t m, uint32_t half) { return m * 16 + half * 8 + lane() / 4; }
+    DEVICE static uint32_t row_of(uint32_t m, uint32_t half) {
+        return m * 16 + half * 8 + lane() / 4;
+    }
 
     DEVICE void store_rows(const Paged<bf16>& call, const Sums<D, TILES<D>>& sums) const {
 #pragma unroll
@@ -80,7 +97,8 @@ template <uint32_t D> struct Block {
 #pragma unroll
                 for (uint32_t n = 0; n < D / 8; n++) {
                     const float* pair = &sums.out[m][n][half * 2];
-                    Vec<bf16, 2> values{from_float<bf16>(pair[0] * by), from_float<bf16>(pair[1] * by)};
+                    Vec<bf16, 2> values{
+                        from_float<bf16>(pair[0] * by), from_float<bf16>(pair[1] * by)};
                     store(call.out + to * D + n * 8 + lane() % 4 * 2, values);
                 }
             }
@@ -88,7 +106,8 @@ template <uint32_t D> struct Block {
 };
 
 // The rows of this warp.
-template <uint32_t D> struct WarpQueries {
+template <uint32_t D>
+struct WarpQueries {
     const Block<D>& block;
     uint32_t first, end;
 
@@ -96,11 +115,14 @@ template <uint32_t D> struct WarpQueries {
         bool any = warp() * 16 * TILES<D> < block.rows;
         first = position(0), end = any ? position(16 * TILES<D> - 1) + 1 : 0;
     }
-    DEVICE uint32_t position(uint32_t row) const { return block.position_of(warp() * 16 * TILES<D> + row); }
+    DEVICE uint32_t position(uint32_t row) const {
+        return block.position_of(warp() * 16 * TILES<D> + row);
+    }
 };
 
 // sums: those of the splits before, merged with them.
-template <uint32_t D, uint32_t MT> DEVICE void merge_after(const Sums<D, MT>* before, Sums<D, MT>& sums) {
+template <uint32_t D, uint32_t MT>
+DEVICE void merge_after(const Sums<D, MT>* before, Sums<D, MT>& sums) {
 #pragma unroll
     for (uint32_t m = 0; m < MT; m++)
 #pragma unroll
@@ -111,12 +133,14 @@ template <uint32_t D, uint32_t MT> DEVICE void merge_after(const Sums<D, MT>* be
             for (uint32_t i = half * 2; i < half * 2 + 2; i++) {
                 sums.weights[m][i] = merge.both(before->weights[m][i], sums.weights[m][i]);
 #pragma unroll
-                for (uint32_t n = 0; n < D / 8; n++) sums.out[m][n][i] = merge.both(before->out[m][n][i], sums.out[m][n][i]);
+                for (uint32_t n = 0; n < D / 8; n++)
+                    sums.out[m][n][i] = merge.both(before->out[m][n][i], sums.out[m][n][i]);
             }
         }
 }
 
-template <uint32_t D> DEVICE void prefill(const Paged<bf16>& call, const uint32_t* cu_seqlens, uint32_t n) {
+template <uint32_t D>
+DEVICE void prefill(const Paged<bf16>& call, const uint32_t* cu_seqlens, uint32_t n) {
     in_turn();
     constexpr uint32_t MT = TILES<D>;
     bf16 *q = dynamic_shared<bf16>(), *ring = q + ROWS<D> * D;
@@ -141,31 +165,38 @@ template <uint32_t D> DEVICE void prefill(const Paged<bf16>& call, const uint32_
 
 }  // namespace
 
-KERNEL __launch_bounds__(128, 2) attention_prefill_16_bf16(PAGED_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n) {
+KERNEL __launch_bounds__(128, 2)
+    attention_prefill_16_bf16(PAGED_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n) {
     prefill<16>(PAGED(bf16), cu_seqlens, n);
 }
 EXPORT(attention_prefill_16_bf16)
-KERNEL __launch_bounds__(128, 2) attention_prefill_32_bf16(PAGED_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n) {
+KERNEL __launch_bounds__(128, 2)
+    attention_prefill_32_bf16(PAGED_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n) {
     prefill<32>(PAGED(bf16), cu_seqlens, n);
 }
 EXPORT(attention_prefill_32_bf16)
-KERNEL __launch_bounds__(128, 2) attention_prefill_64_bf16(PAGED_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n) {
+KERNEL __launch_bounds__(128, 2)
+    attention_prefill_64_bf16(PAGED_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n) {
     prefill<64>(PAGED(bf16), cu_seqlens, n);
 }
 EXPORT(attention_prefill_64_bf16)
-KERNEL __launch_bounds__(128, 2) attention_prefill_80_bf16(PAGED_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n) {
+KERNEL __launch_bounds__(128, 2)
+    attention_prefill_80_bf16(PAGED_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n) {
     prefill<80>(PAGED(bf16), cu_seqlens, n);
 }
 EXPORT(attention_prefill_80_bf16)
-KERNEL __launch_bounds__(128, 2) attention_prefill_96_bf16(PAGED_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n) {
+KERNEL __launch_bounds__(128, 2)
+    attention_prefill_96_bf16(PAGED_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n) {
     prefill<96>(PAGED(bf16), cu_seqlens, n);
 }
 EXPORT(attention_prefill_96_bf16)
-KERNEL __launch_bounds__(128, 2) attention_prefill_128_bf16(PAGED_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n) {
+KERNEL __launch_bounds__(128, 2)
+    attention_prefill_128_bf16(PAGED_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n) {
     prefill<128>(PAGED(bf16), cu_seqlens, n);
 }
 EXPORT(attention_prefill_128_bf16)
-KERNEL __launch_bounds__(128, 1) attention_prefill_256_bf16(PAGED_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n) {
+KERNEL __launch_bounds__(128, 1)
+    attention_prefill_256_bf16(PAGED_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n) {
     prefill<256>(PAGED(bf16), cu_seqlens, n);
 }
 EXPORT(attention_prefill_256_bf16)

@@ -1,6 +1,10 @@
-//! A tile of queries against a tile of 64 keys, both read where they lie: scores with lanes as keys, outputs with lanes as dimensions.
-//! Each result is a chain of its own, over dimensions for a score, over keys for an output.
-#![expect(clippy::needless_range_loop, reason = "the indices of register tiles are those of rows and vectors")]
+//! A tile of queries against a tile of 64 keys, both read where they lie: scores with lanes as
+//! keys, outputs with lanes as dimensions. Each result is a chain of its own, over dimensions for a
+//! score, over keys for an output.
+#![expect(
+    clippy::needless_range_loop,
+    reason = "the indices of register tiles are those of rows and vectors"
+)]
 
 use super::QueryTile;
 use super::cpu::{Problem, ROWS, RowState, Rows};
@@ -89,7 +93,8 @@ fn attend_rows<L: Lanes, E: Element, const R: usize>(
     let mut seen: [Range<usize>; R] = std::array::from_fn(|_| 0..0);
     for (r, seen) in seen.iter_mut().enumerate() {
         let all = p.visible(tile.position + (row + r) / p.group);
-        *seen = all.start.saturating_sub(keys.start).min(TILE)..all.end.saturating_sub(keys.start).min(TILE);
+        *seen = all.start.saturating_sub(keys.start).min(TILE)
+            ..all.end.saturating_sub(keys.start).min(TILE);
     }
     if seen.iter().all(Range::is_empty) {
         return;
@@ -108,8 +113,15 @@ fn attend_rows<L: Lanes, E: Element, const R: usize>(
     }
     for after in [false, true] {
         for (r, seen) in seen.iter().enumerate() {
-            let own = if after { common.end..seen.end } else { seen.start..seen.end.min(common.start) };
-            accumulate::<L, E, 1>(p, [&weights[r]], keys, own, &mut acc[r * width..(r + 1) * width]);
+            let own =
+                if after { common.end..seen.end } else { seen.start..seen.end.min(common.start) };
+            accumulate::<L, E, 1>(
+                p,
+                [&weights[r]],
+                keys,
+                own,
+                &mut acc[r * width..(r + 1) * width],
+            );
         }
         if !after {
             accumulate::<L, E, R>(p, weights.each_ref(), keys, common.clone(), acc);
@@ -119,7 +131,11 @@ fn attend_rows<L: Lanes, E: Element, const R: usize>(
 
 /// `Q·Kᵀ` of `R` rows and a tile: `q: [head_dim, R]`. What belongs to no key is of no meaning.
 #[inline(always)]
-fn scores<L: Lanes, E: Element, const R: usize>(p: &Problem<E>, keys: &Keys, q: &[f32]) -> [[f32; TILE]; R] {
+fn scores<L: Lanes, E: Element, const R: usize>(
+    p: &Problem<E>,
+    keys: &Keys,
+    q: &[f32],
+) -> [[f32; TILE]; R] {
     let mut out = [[0.0; TILE]; R];
     if keys.groups == VECTORS {
         score_groups::<L, E, R, VECTORS>(p, keys, 0, q, &mut out);
@@ -162,9 +178,15 @@ fn score_groups<L: Lanes, E: Element, const R: usize, const W: usize>(
     }
 }
 
-/// Scores to weights relative to the row's largest score so far; returns the factor that brings older sums to it.
+/// Scores to weights relative to the row's largest score so far; returns the factor that brings
+/// older sums to it.
 #[inline(always)]
-fn soften<L: Lanes, E>(p: &Problem<E>, scores: &mut [f32; TILE], keys: Range<usize>, state: &mut RowState) -> f32 {
+fn soften<L: Lanes, E>(
+    p: &Problem<E>,
+    scores: &mut [f32; TILE],
+    keys: Range<usize>,
+    state: &mut RowState,
+) -> f32 {
     for v in scores.as_chunks_mut().0 {
         let s = L::load(v).mul(L::splat(p.scale));
         if let Some(cap) = p.softcap { soft_cap(s, cap) } else { s }.store(v);
@@ -235,7 +257,8 @@ fn accumulate_columns<L: Lanes, E: Element, const R: usize, const W: usize>(
             let v = &v[columns.clone()];
             for w in 0..W {
                 // Only the last vector of a row may be cut short, and it comes alone.
-                let value = if W == 1 { load_some::<L, E>(v) } else { E::load(&v.as_chunks().0[w]) };
+                let value =
+                    if W == 1 { load_some::<L, E>(v) } else { E::load(&v.as_chunks().0[w]) };
                 for r in 0..R {
                     sums[r][w] = value.mul_add(L::splat(weights[r][key]), sums[r][w]);
                 }

@@ -27,7 +27,9 @@ pub(super) const SCALE: f32 = 0.3;
 impl Case {
     pub fn new(heads: usize, kv_heads: usize, dim: usize, spans: &[(usize, usize)]) -> Self {
         let n = spans.iter().map(|s| s.0).sum();
-        let cached = |seed| move |(i, s): (usize, &(usize, usize))| random(&[s.1, kv_heads, dim], seed + i as u64);
+        let cached = |seed| {
+            move |(i, s): (usize, &(usize, usize))| random(&[s.1, kv_heads, dim], seed + i as u64)
+        };
         Self {
             heads,
             kv_heads,
@@ -71,7 +73,13 @@ impl Case {
     }
 
     /// As devices have it: `[blocks, block_size, kv_heads, dim]`.
-    pub fn cache_by_token(&self, rows: &[Tensor], tables: &[Vec<u32>], blocks: usize, block_size: usize) -> Tensor {
+    pub fn cache_by_token(
+        &self,
+        rows: &[Tensor],
+        tables: &[Vec<u32>],
+        blocks: usize,
+        block_size: usize,
+    ) -> Tensor {
         let width = self.kv_heads * self.dim;
         let mut data = vec![f32::NAN; blocks * block_size * width];
         for (rows, table) in rows.iter().zip(tables) {
@@ -83,7 +91,8 @@ impl Case {
         Tensor::from_vec(data, (blocks, block_size, self.kv_heads, self.dim), &Device::Cpu).unwrap()
     }
 
-    /// `[blocks, kv_heads, dim, block_size]` of keys, `[blocks, kv_heads, block_size, dim]` of values.
+    /// `[blocks, kv_heads, dim, block_size]` of keys, `[blocks, kv_heads, block_size, dim]` of
+    /// values.
     fn cache(&self, keys: bool, tables: &[Vec<u32>], blocks: usize, size: usize) -> Tensor {
         let (heads, dim) = (self.kv_heads, self.dim);
         let mut data = vec![f32::NAN; blocks * size * heads * dim];
@@ -91,7 +100,8 @@ impl Case {
             for (i, value) in values(rows).into_iter().enumerate() {
                 let (token, head, d) = (i / (heads * dim), i / dim % heads, i % dim);
                 let start = (table[token / size] as usize * heads + head) * size * dim;
-                data[start + if keys { d * size + token % size } else { token % size * dim + d }] = value;
+                data[start + if keys { d * size + token % size } else { token % size * dim + d }] =
+                    value;
             }
         }
         let shape = if keys { (blocks, heads, dim, size) } else { (blocks, heads, size, dim) };
@@ -101,7 +111,8 @@ impl Case {
     /// The op over queries `part` of every sequence (all sequences must have them).
     fn run_part(&self, block_size: usize, part: std::ops::Range<usize>) -> Vec<f32> {
         let (tables, blocks) = self.tables(block_size);
-        let rows: Vec<Tensor> = self.offsets().map(|o| self.q.narrow(0, o + part.start, part.len()).unwrap()).collect();
+        let rows: Vec<Tensor> =
+            self.offsets().map(|o| self.q.narrow(0, o + part.start, part.len()).unwrap()).collect();
         let q = Tensor::cat(&rows, 0).unwrap();
         let cu: Vec<u32> = (0..=self.spans.len()).map(|i| (i * part.len()) as u32).collect();
         let lens: Vec<u32> = self.spans.iter().map(|s| (s.1 - s.0 + part.end) as u32).collect();
@@ -164,10 +175,14 @@ impl Case {
                         let start = (t * self.kv_heads + kv_head) * self.dim;
                         data[start..start + self.dim].to_vec()
                     };
-                    let seen: Vec<_> = (first..=position).map(|t| (at(&keys, t), at(&vals, t))).collect();
+                    let seen: Vec<_> =
+                        (first..=position).map(|t| (at(&keys, t), at(&vals, t))).collect();
                     let start = (offset + row) * stride + head * self.dim;
-                    let query =
-                        reference::Query { q: &q[start..start + self.dim], scale: SCALE, softcap: self.softcap };
+                    let query = reference::Query {
+                        q: &q[start..start + self.dim],
+                        scale: SCALE,
+                        softcap: self.softcap,
+                    };
                     let keys: Vec<&[f32]> = seen.iter().map(|s| &s.0[..]).collect();
                     let vals: Vec<&[f32]> = seen.iter().map(|s| &s.1[..]).collect();
                     out.extend(reference::attend(&query, &keys, &vals));
@@ -200,7 +215,12 @@ fn equals_the_reference() {
     for case in cases() {
         let want = case.want();
         for block_size in [16, 32, 5] {
-            assert_close(&case.run(block_size), &want, 2e-5, &format!("{:?} dim {}", case.spans, case.dim));
+            assert_close(
+                &case.run(block_size),
+                &want,
+                2e-5,
+                &format!("{:?} dim {}", case.spans, case.dim),
+            );
         }
     }
 }
@@ -219,7 +239,8 @@ fn every_instruction_set_equals_the_reference() {
 
 fn check_isa<E: Element + WithDType>(isa: Isa, case: &Case) {
     let (tables, blocks) = case.tables(16);
-    let cache = |keys| case.cache(keys, &tables, blocks, 16).flatten_all().unwrap().to_vec1::<E>().unwrap();
+    let cache =
+        |keys| case.cache(keys, &tables, blocks, 16).flatten_all().unwrap().to_vec1::<E>().unwrap();
     let problem = cpu::Problem {
         q: &values(&case.q),
         k: &cache(true),
@@ -249,14 +270,26 @@ fn check_isa<E: Element + WithDType>(isa: Isa, case: &Case) {
 fn equals_composed_candle_ops() {
     let (heads, dim, n) = (3, 64, 70);
     let case = Case::new(heads, heads, dim, &[(n, n)]);
-    let split = |t: &Tensor| t.reshape((n, heads, dim)).unwrap().transpose(0, 1).unwrap().contiguous().unwrap();
+    let split = |t: &Tensor| {
+        t.reshape((n, heads, dim)).unwrap().transpose(0, 1).unwrap().contiguous().unwrap()
+    };
     let q = split(&case.q.narrow(1, 0, heads * dim).unwrap().contiguous().unwrap());
-    let scores = (q.matmul(&split(&case.keys[0]).t().unwrap()).unwrap() * f64::from(SCALE)).unwrap();
-    let unseen: Vec<f32> = (0..n * n).map(|i| if i % n > i / n { f32::NEG_INFINITY } else { 0.0 }).collect();
-    let scores = scores.broadcast_add(&Tensor::from_vec(unseen, (n, n), &Device::Cpu).unwrap()).unwrap();
-    let weights = scores.broadcast_sub(&scores.max_keepdim(D::Minus1).unwrap()).unwrap().exp().unwrap();
+    let scores =
+        (q.matmul(&split(&case.keys[0]).t().unwrap()).unwrap() * f64::from(SCALE)).unwrap();
+    let unseen: Vec<f32> =
+        (0..n * n).map(|i| if i % n > i / n { f32::NEG_INFINITY } else { 0.0 }).collect();
+    let scores =
+        scores.broadcast_add(&Tensor::from_vec(unseen, (n, n), &Device::Cpu).unwrap()).unwrap();
+    let weights =
+        scores.broadcast_sub(&scores.max_keepdim(D::Minus1).unwrap()).unwrap().exp().unwrap();
     let weights = weights.broadcast_div(&weights.sum_keepdim(D::Minus1).unwrap()).unwrap();
-    let want = weights.matmul(&split(&case.vals[0])).unwrap().transpose(0, 1).unwrap().contiguous().unwrap();
+    let want = weights
+        .matmul(&split(&case.vals[0]))
+        .unwrap()
+        .transpose(0, 1)
+        .unwrap()
+        .contiguous()
+        .unwrap();
     assert_eq!(want.dtype(), DType::F32);
     assert_close(&case.run(16), &values(&want), 2e-5, "candle");
 }
@@ -264,7 +297,8 @@ fn equals_composed_candle_ops() {
 #[test]
 fn bits_do_not_depend_on_the_batch() {
     for window in [None, Some(50), Some(300)] {
-        let mut together = Case::new(9, 3, 64, &[(1, 200), (64, 64), (33, 130), (2, 65), (1, 900)]).halved();
+        let mut together =
+            Case::new(9, 3, 64, &[(1, 200), (64, 64), (33, 130), (2, 65), (1, 900)]).halved();
         together.window = window;
         let all = together.run(16);
         let width = together.heads * together.dim;
@@ -279,7 +313,11 @@ fn bits_do_not_depend_on_the_batch() {
                 ..Case::new(9, 3, 64, &[])
             };
             let alone = Case { window, ..alone };
-            assert_eq!(alone.run(16), all[offset * width..(offset + queries) * width], "sequence {i} {window:?}");
+            assert_eq!(
+                alone.run(16),
+                all[offset * width..(offset + queries) * width],
+                "sequence {i} {window:?}"
+            );
         }
     }
 }
@@ -295,8 +333,10 @@ fn bits_depend_neither_on_chunks_nor_on_the_block_size() {
             assert_eq!(case.run(size), whole, "block size {size} {window:?}");
         }
         for chunk in [1, 7, 16, 64] {
-            let parts: Vec<f32> =
-                (0..LENGTH).step_by(chunk).flat_map(|i| case.run_part(16, i..LENGTH.min(i + chunk))).collect();
+            let parts: Vec<f32> = (0..LENGTH)
+                .step_by(chunk)
+                .flat_map(|i| case.run_part(16, i..LENGTH.min(i + chunk)))
+                .collect();
             assert_eq!(parts, whole, "chunks of {chunk} {window:?}");
         }
     }

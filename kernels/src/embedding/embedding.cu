@@ -1,24 +1,29 @@
-// out[n, width] = table[id] * scale, where id is ids[i], or previous[feedback[i]] for a token that only the device knows. Without
-// `feedback` none is fed back. Where there is a `history`, history[slots[i]] becomes the id. Grid: (n, parts), blocks of 256
-// threads; each thread copies vectors of 16 bytes where `width` allows, else single values. Bytes moved: 2 * n * width elements.
-// With a part for every 256 vectors all of a decode step's loads are in flight at once, so it takes one access to memory behind
-// that of the id. Not measured on a device yet.
+// out[n, width] = table[id] * scale, where id is ids[i], or previous[feedback[i]] for a token that
+// only the device knows. Without `feedback` none is fed back. Where there is a `history`,
+// history[slots[i]] becomes the id. Grid: (n, parts), blocks of 256 threads; each thread copies
+// vectors of 16 bytes where `width` allows, else single values. Bytes moved: 2 * n * width
+// elements. With a part for every 256 vectors all of a decode step's loads are in flight at once,
+// so it takes one access to memory behind that of the id. Not measured on a device yet.
 #include "common.cuh"
 
 namespace {
 
 constexpr uint32_t THREADS = 256;
 
-template <class T, uint32_t N> DEVICE void copy_row(const T* from, T* to, uint32_t width, float scale) {
-    for (uint32_t at = (blockIdx.y * THREADS + threadIdx.x) * N; at < width; at += gridDim.y * THREADS * N) {
+template <class T, uint32_t N>
+DEVICE void copy_row(const T* from, T* to, uint32_t width, float scale) {
+    for (uint32_t at = (blockIdx.y * THREADS + threadIdx.x) * N; at < width;
+        at += gridDim.y * THREADS * N) {
         Vec<T, N> values = load<T, N>(from + at);
 #pragma unroll
-        for (uint32_t i = 0; i < N; i++) values.at[i] = from_float<T>(to_float(values.at[i]) * scale);
+        for (uint32_t i = 0; i < N; i++)
+            values.at[i] = from_float<T>(to_float(values.at[i]) * scale);
         store(to + at, values);
     }
 }
 
-DEVICE uint32_t row_of(const uint32_t* ids, const uint32_t* feedback, const uint32_t* previous, uint32_t previous_len) {
+DEVICE uint32_t row_of(const uint32_t* ids, const uint32_t* feedback, const uint32_t* previous,
+    uint32_t previous_len) {
     in_turn();
     uint32_t back = feedback == nullptr ? FULL : feedback[blockIdx.x];
     if (back == FULL) return ids[blockIdx.x];
@@ -34,27 +39,30 @@ DEVICE void note(uint32_t id, const uint32_t* slots, uint32_t* history, uint32_t
 }
 
 template <class T>
-DEVICE void gather(const T* table, uint32_t rows, uint32_t id, T* out, uint32_t width, float scale) {
+DEVICE void gather(
+    const T* table, uint32_t rows, uint32_t id, T* out, uint32_t width, float scale) {
     ASSERT(id < rows);
     const T* from = table + static_cast<size_t>(id) * width;
     T* to = out + static_cast<size_t>(blockIdx.x) * width;
-    if (width % PER_VEC<T> == 0) copy_row<T, PER_VEC<T>>(from, to, width, scale);
-    else copy_row<T, 1>(from, to, width, scale);
+    if (width % PER_VEC<T> == 0)
+        copy_row<T, PER_VEC<T>>(from, to, width, scale);
+    else
+        copy_row<T, 1>(from, to, width, scale);
 }
 
 }  // namespace
 
-KERNEL __launch_bounds__(256) gather_f32(const float* table, uint32_t rows, uint32_t width, const uint32_t* ids,
-    const uint32_t* feedback, const uint32_t* previous, uint32_t previous_len, float scale, float* out, const uint32_t* slots,
-    uint32_t* history, uint32_t history_len) {
+KERNEL __launch_bounds__(256) gather_f32(const float* table, uint32_t rows, uint32_t width,
+    const uint32_t* ids, const uint32_t* feedback, const uint32_t* previous, uint32_t previous_len,
+    float scale, float* out, const uint32_t* slots, uint32_t* history, uint32_t history_len) {
     uint32_t id = row_of(ids, feedback, previous, previous_len);
     note(id, slots, history, history_len);
     gather(table, rows, id, out, width, scale);
 }
 EXPORT(gather_f32)
-KERNEL __launch_bounds__(256) gather_bf16(const bf16* table, uint32_t rows, uint32_t width, const uint32_t* ids,
-    const uint32_t* feedback, const uint32_t* previous, uint32_t previous_len, float scale, bf16* out, const uint32_t* slots,
-    uint32_t* history, uint32_t history_len) {
+KERNEL __launch_bounds__(256) gather_bf16(const bf16* table, uint32_t rows, uint32_t width,
+    const uint32_t* ids, const uint32_t* feedback, const uint32_t* previous, uint32_t previous_len,
+    float scale, bf16* out, const uint32_t* slots, uint32_t* history, uint32_t history_len) {
     uint32_t id = row_of(ids, feedback, previous, previous_len);
     note(id, slots, history, history_len);
     gather(table, rows, id, out, width, scale);

@@ -12,7 +12,8 @@ pub struct Gather {
     pub width: usize,
     /// `[n]` u32.
     pub ids: View,
-    /// Where the i-th value is not `u32::MAX`, it is the index into `previous` of the i-th id, instead of `ids[i]`: `[n]` u32 each.
+    /// Where the i-th value is not `u32::MAX`, it is the index into `previous` of the i-th id,
+    /// instead of `ids[i]`: `[n]` u32 each.
     pub feedback: View,
     /// The tokens of the step before; its length is free.
     pub previous: View,
@@ -28,11 +29,15 @@ pub struct Gather {
 
 pub fn gather(gpu: &dyn Gpu, args: &Gather) -> Result<()> {
     let &Gather { table, width, ids, feedback, previous, slots, history, scale, out } = args;
-    let words = [ids, feedback, previous, slots, history].iter().all(|view| view.kind() == Kind::U32);
-    ensure("embedding", words && [feedback, slots].iter().all(|view| view.len() == ids.len()), || {
-        format!("{ids:?}, {feedback:?}, {previous:?}, {slots:?} and {history:?}")
-    })?;
-    let (previous, history) = (args![feedback, previous, previous.len()], args![slots, history, history.len()]);
+    let words =
+        [ids, feedback, previous, slots, history].iter().all(|view| view.kind() == Kind::U32);
+    ensure(
+        "embedding",
+        words && [feedback, slots].iter().all(|view| view.len() == ids.len()),
+        || format!("{ids:?}, {feedback:?}, {previous:?}, {slots:?} and {history:?}"),
+    )?;
+    let (previous, history) =
+        (args![feedback, previous, previous.len()], args![slots, history, history.len()]);
     launch(gpu, "embedding", [table, ids, out], width, scale, previous, history)
 }
 
@@ -55,14 +60,23 @@ fn launch(
         Kind::Bf16 => ("gather_bf16", 8),
         _ => ("gather_f32", 4),
     };
-    let kinds = matches!(table.kind(), Kind::Bf16 | Kind::F32) && out.kind() == table.kind() && ids.kind() == Kind::U32;
+    let kinds = matches!(table.kind(), Kind::Bf16 | Kind::F32)
+        && out.kind() == table.kind()
+        && ids.kind() == Kind::U32;
     let sizes = width > 0 && table.len().is_multiple_of(width) && out.len() == ids.len() * width;
-    ensure(op, kinds && sizes, || format!("{table:?}, {ids:?} and {out:?} for a width of {width}"))?;
+    ensure(op, kinds && sizes, || {
+        format!("{table:?}, {ids:?} and {out:?} for a width of {width}")
+    })?;
     if ids.is_empty() {
         return Ok(());
     }
     let parts = width.div_ceil(THREADS * lanes) as u32;
-    let launch = Launch { kernel, blocks: [ids.len() as u32, parts, 1], threads: THREADS as u32, shared_bytes: 0 };
+    let launch = Launch {
+        kernel,
+        blocks: [ids.len() as u32, parts, 1],
+        threads: THREADS as u32,
+        shared_bytes: 0,
+    };
     let rows = table.len() / width;
     let fixed = args![table, rows, width, ids, feedback, previous, previous_len, scale, out];
     gpu.launch(&launch, &[&fixed[..], &history].concat())

@@ -10,7 +10,8 @@ use candle_core::Tensor;
 /// Elements copied or decoded by one task: enough to be worth handing out.
 const TASK_ELEMENTS: usize = 8192;
 
-/// `ids`: n token ids below `table.rows()`; `out: [n, cols]` f32. `scale` is 1 except in families that scale embeddings (Gemma).
+/// `ids`: n token ids below `table.rows()`; `out: [n, cols]` f32. `scale` is 1 except in families
+/// that scale embeddings (Gemma).
 pub fn gather(c: &Compute, table: &Weight, ids: &[u32], scale: f32, out: &Tensor) -> Result<()> {
     let op = "embedding gather";
     check(op, ids, table.rows(), table.cols(), out)?;
@@ -34,7 +35,8 @@ pub fn gather_rows(c: &Compute, x: &Tensor, indices: &[u32], out: &Tensor) -> Re
     storage::distinct(op, &[out, x])?;
     let x = storage::read(op, x)?;
     let x: &[f32] = &x;
-    let fill = |i: usize, row: &mut [f32]| row.copy_from_slice(&x[indices[i] as usize * cols..][..cols]);
+    let fill =
+        |i: usize, row: &mut [f32]| row.copy_from_slice(&x[indices[i] as usize * cols..][..cols]);
     storage::write(op, out, |out| {
         for_each_row(c, out, cols, fill);
         Ok(())
@@ -47,14 +49,20 @@ fn check(op: &'static str, ids: &[u32], rows: usize, cols: usize, out: &Tensor) 
         return Err(shape(op, detail));
     }
     if out.dims() != [ids.len(), cols] {
-        let detail = format!("{} rows of {cols} do not fit an output of {:?}", ids.len(), out.dims());
+        let detail =
+            format!("{} rows of {cols} do not fit an output of {:?}", ids.len(), out.dims());
         return Err(shape(op, detail));
     }
     Ok(())
 }
 
 /// `fill(i, row i)` for every row of `out: [_, cols]`, shared out among the threads.
-fn for_each_row(c: &Compute, out: &mut [f32], cols: usize, fill: impl Fn(usize, &mut [f32]) + Sync) {
+fn for_each_row(
+    c: &Compute,
+    out: &mut [f32],
+    cols: usize,
+    fill: impl Fn(usize, &mut [f32]) + Sync,
+) {
     if cols == 0 {
         return;
     }
@@ -119,7 +127,9 @@ mod tests {
         let c = Compute::new(1);
         let table = Weight::from_ggml(GgmlDType::F32, &[0; 4 * 12], 3, 4).unwrap();
         let x = Tensor::zeros((3, 4), candle_core::DType::F32, &Device::Cpu).unwrap();
-        for (ids, out) in [(&[3u32][..], poisoned(1, 4)), (&[0, 1], poisoned(1, 4)), (&[0], poisoned(1, 5))] {
+        for (ids, out) in
+            [(&[3u32][..], poisoned(1, 4)), (&[0, 1], poisoned(1, 4)), (&[0], poisoned(1, 5))]
+        {
             assert!(gather(&c, &table, ids, 1.0, &out).is_err(), "{ids:?}");
             assert!(gather_rows(&c, &x, ids, &out).is_err(), "{ids:?}");
         }

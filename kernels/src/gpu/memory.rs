@@ -38,8 +38,8 @@ impl Kind {
     }
 }
 
-/// A contiguous range of elements in a device's memory. Plain data: whoever hands it out keeps the allocation alive until the
-/// work that was given it is done.
+/// A contiguous range of elements in a device's memory. Plain data: whoever hands it out keeps the
+/// allocation alive until the work that was given it is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct View {
     address: u64,
@@ -79,7 +79,11 @@ impl View {
     /// When the range leaves the view.
     #[must_use]
     pub fn slice(self, range: Range<usize>) -> Self {
-        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of a view of {} elements", self.len);
+        assert!(
+            range.start <= range.end && range.end <= self.len,
+            "{range:?} of a view of {} elements",
+            self.len
+        );
         Self::new(self.address + (range.start * self.kind.bytes()) as u64, range.len(), self.kind)
     }
 
@@ -200,12 +204,17 @@ unsafe impl Sync for Staging {}
 impl Staging {
     /// # Safety
     /// `start` points to `len` initialised bytes that nobody else uses until `free` is called.
-    pub(crate) unsafe fn new(start: *mut u8, len: usize, free: impl FnOnce() + Send + 'static) -> Self {
+    pub(crate) unsafe fn new(
+        start: *mut u8,
+        len: usize,
+        free: impl FnOnce() + Send + 'static,
+    ) -> Self {
         Self { start, len, free: Some(Box::new(free)) }
     }
 
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: by the promise given to `new`. A copy by the device is waited for before anybody reads.
+        // SAFETY: by the promise given to `new`. A copy by the device is waited for before anybody
+        // reads.
         unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }
 

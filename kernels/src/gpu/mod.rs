@@ -1,7 +1,9 @@
-//! What the GPU path needs of a device: memory, kernel launches, products, graphs. Two implementations: the CUDA driver, and an
-//! emulator that runs the same kernels on the CPU, for tests on machines without a GPU.
+//! What the GPU path needs of a device: memory, kernel launches, products, graphs. Two
+//! implementations: the CUDA driver, and an emulator that runs the same kernels on the CPU, for
+//! tests on machines without a GPU.
 //!
-//! All work goes to one stream and runs in the order of the calls. Nothing but `wait` and `synchronise` waits for it.
+//! All work goes to one stream and runs in the order of the calls. Nothing but `wait` and
+//! `synchronise` waits for it.
 
 #[cfg_attr(not(feature = "cuda"), path = "absent.rs")]
 mod cuda;
@@ -25,13 +27,15 @@ pub trait Gpu: Send + Sync {
     fn properties(&self) -> &Properties;
     /// Bytes free and in all.
     fn memory(&self) -> Result<(usize, usize)>;
-    /// The address of fresh memory, aligned to 256 bytes, of unspecified content; given back by `free`.
+    /// The address of fresh memory, aligned to 256 bytes, of unspecified content; given back by
+    /// `free`.
     fn allocate(&self, bytes: usize) -> Result<u64>;
     /// Everything launched before may still use it.
     fn free(&self, address: u64);
     /// Pinned host memory.
     fn staging(&self, bytes: usize) -> Result<Staging>;
-    /// Copies the first `to.bytes()` bytes of `from` at `offset`; they must not change until it is done.
+    /// Copies the first `to.bytes()` bytes of `from` at `offset`; they must not change until it is
+    /// done.
     fn upload(&self, from: &Staging, offset: usize, to: View) -> Result<()>;
     /// Copies `from` into `to` at `offset`; there once a later event has been waited for.
     fn download(&self, from: View, to: &Staging, offset: usize) -> Result<()>;
@@ -44,10 +48,12 @@ pub trait Gpu: Send + Sync {
     fn gemm(&self, gemm: &Gemm) -> Result<()>;
     /// Marks the work given so far.
     fn record(&self) -> Result<Event>;
-    /// Waits until the work before the event is done; a fault of that work is an error here at the latest.
+    /// Waits until the work before the event is done; a fault of that work is an error here at the
+    /// latest.
     fn wait(&self, event: &Event) -> Result<()>;
     fn synchronise(&self) -> Result<()>;
-    /// Records what `record` launches (`launch`, `gemm`, `copy`, `fill`; nothing else) without running it.
+    /// Records what `record` launches (`launch`, `gemm`, `copy`, `fill`; nothing else) without
+    /// running it.
     fn capture(&self, record: &mut dyn FnMut() -> Result<()>) -> Result<Graph>;
     /// Runs a captured graph; the memory its work names must still be allocated.
     fn replay(&self, graph: &Graph) -> Result<()>;
@@ -56,9 +62,11 @@ pub trait Gpu: Send + Sync {
 /// How a device is opened.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Where what is measured on the device is kept, so that it is not measured again. None keeps it in memory.
+    /// Where what is measured on the device is kept, so that it is not measured again. None keeps
+    /// it in memory.
     pub folder: Option<PathBuf>,
-    /// Let each kernel begin when the one before it has ended, as kernels for less than sm_90 do anyway. For comparisons.
+    /// Let each kernel begin when the one before it has ended, as kernels for less than sm_90 do
+    /// anyway. For comparisons.
     pub plain_launches: bool,
 }
 
@@ -87,7 +95,8 @@ pub struct Launch {
     pub shared_bytes: u32,
 }
 
-/// An argument of a kernel. A view is a pointer to its elements' type; its length is the caller's to check.
+/// An argument of a kernel. A view is a pointer to its elements' type; its length is the caller's
+/// to check.
 #[derive(Clone, Copy, Debug)]
 pub enum Arg {
     View(View),
@@ -142,8 +151,9 @@ macro_rules! args {
     ($($arg:expr),* $(,)?) => { [$($crate::gpu::Arg::from($arg)),*] };
 }
 
-/// Row-major operands: `x: [n, cols]` and `w: [rows, cols]` of one kind (bf16 or f32), `out: [n, rows]` of that kind or f32,
-/// `bias: [rows]` of the operands' kind. `x` and `out` may have longer rows: their strides, in elements.
+/// Row-major operands: `x: [n, cols]` and `w: [rows, cols]` of one kind (bf16 or f32), `out: [n,
+/// rows]` of that kind or f32, `bias: [rows]` of the operands' kind. `x` and `out` may have longer
+/// rows: their strides, in elements.
 #[derive(Clone, Copy, Debug)]
 pub struct Gemm {
     pub x: View,
@@ -174,7 +184,10 @@ impl Gemm {
         if kinds && sizes {
             return Ok(());
         }
-        Err(Error::Shape { op: "gemm", detail: format!("the operands of {self:?} do not fit each other") })
+        Err(Error::Shape {
+            op: "gemm",
+            detail: format!("the operands of {self:?} do not fit each other"),
+        })
     }
 }
 
@@ -184,10 +197,12 @@ pub struct Event(pub(crate) Box<dyn Any + Send + Sync>);
 /// Recorded work.
 pub struct Graph(pub(crate) Box<dyn Any + Send + Sync>);
 
-/// What tests run on: the machine's first device, opened once, or an emulator of its own where there is none.
+/// What tests run on: the machine's first device, opened once, or an emulator of its own where
+/// there is none.
 ///
 /// # Panics
-/// When there is a device and it cannot be used: a test that went to the emulator then would prove nothing.
+/// When there is a device and it cannot be used: a test that went to the emulator then would prove
+/// nothing.
 #[cfg(feature = "emulator")]
 pub fn device_or_emulator(memory_bytes: usize, multiprocessors: u32) -> Arc<dyn Gpu> {
     static DEVICE: LazyLock<Result<Arc<dyn Gpu>>> = LazyLock::new(|| open(0));

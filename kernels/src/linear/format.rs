@@ -1,12 +1,15 @@
-//! How weights lie in memory. Block formats of GGUF are one scheme with parameters: codes of 2 to 8 bits, a scale (and perhaps
-//! a minimum) per group, themselves quantised under a super-block's f16 scale in the k-quants.
+//! How weights lie in memory. Block formats of GGUF are one scheme with parameters: codes of 2 to 8
+//! bits, a scale (and perhaps a minimum) per group, themselves quantised under a super-block's f16
+//! scale in the k-quants.
 //!
-//! A panel holds sixteen outputs. Its super-blocks follow each other along the columns, each made of
-//! `header: d f16 × 16 [, m f16 × 16]`, then per 32 columns
-//! `per group: scales × 16 [, mins × 16]`, `low plane`, `high plane`.
-//! A plane of b bits is b rows of sixteen u32, one per output. Byte j of a u32 holds the fields of columns j, j + 4, j + 8, …, lowest
-//! bits first, so one shift and one mask give four consecutive columns of sixteen outputs as bytes.
-//! Codes are unsigned: Q8_0's are stored with 128 added. The bytes held equal the file's but for the k-quants' scales (6 bits become 8).
+//! A panel holds sixteen outputs. Its super-blocks follow each other along the columns, each made
+//! of `header: d f16 × 16 [, m f16 × 16]`, then per 32 columns `per group: scales × 16 [, mins ×
+//! 16]`, `low plane`, `high plane`.
+//! A plane of b bits is b rows of sixteen u32, one per output. Byte j of a u32 holds the fields of
+//! columns j, j + 4, j + 8, …, lowest bits first, so one shift and one mask give four consecutive
+//! columns of sixteen outputs as bytes.
+//! Codes are unsigned: Q8_0's are stored with 128 added. The bytes held equal the file's but for
+//! the k-quants' scales (6 bits become 8).
 
 use crate::simd::LANES;
 use candle_core::quantized::GgmlDType;

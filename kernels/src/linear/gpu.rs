@@ -1,5 +1,5 @@
-//! Dense products on a device: cuBLASLt, the row-by-row kernel for few rows, and the kernel whose result for a row depends on
-//! nothing else. `linear.cu` says how.
+//! Dense products on a device: cuBLASLt, the row-by-row kernel for few rows, and the kernel whose
+//! result for a row depends on nothing else. `linear.cu` says how.
 
 use super::OP;
 use crate::gpu::{Gemm, Gpu, Kind, Launch, Properties, View};
@@ -15,8 +15,9 @@ pub enum Mode {
     Invariant,
 }
 
-/// `out[n, rows] = x[n, cols] · wᵀ (+ bias)`, `w: [rows, cols]`; `x`, `w`, `bias` of one kind (f32 or bf16), `out` of that kind or f32.
-/// Fast kernels of our own are for bf16 with `cols` a multiple of 8 and operands aligned to 16 bytes; others take a simple one.
+/// `out[n, rows] = x[n, cols] · wᵀ (+ bias)`, `w: [rows, cols]`; `x`, `w`, `bias` of one kind (f32
+/// or bf16), `out` of that kind or f32. Fast kernels of our own are for bf16 with `cols` a multiple
+/// of 8 and operands aligned to 16 bytes; others take a simple one.
 pub struct Linear {
     pub x: View,
     /// No launch may write it: it is read before earlier ones are over.
@@ -28,7 +29,8 @@ pub struct Linear {
     pub mode: Mode,
 }
 
-/// Most rows of `x` for which the row-by-row kernel is taken to be the fastest. The library computes no fewer.
+/// Most rows of `x` for which the row-by-row kernel is taken to be the fastest. The library
+/// computes no fewer.
 pub const FEW: usize = 8;
 
 /// The row-by-row kernel for up to so many rows of `x`.
@@ -96,7 +98,9 @@ pub fn linear(gpu: &dyn Gpu, args: &Linear) -> Result<()> {
     let n = x.len() / cols;
     let product = Gemm { x, x_stride: cols, w, bias, out, out_stride: rows, n, rows, cols };
     product.check()?;
-    ensure(OP, x.len() == n * cols && out.len() == n * rows, || format!("{x:?} and {out:?} for {rows} by {cols}"))?;
+    ensure(OP, x.len() == n * cols && out.len() == n * rows, || {
+        format!("{x:?} and {out:?} for {rows} by {cols}")
+    })?;
     if n == 0 {
         return Ok(());
     }
@@ -108,7 +112,8 @@ fn way(product: &Gemm, mode: Mode, properties: &Properties) -> Way {
     // What the tensor-core kernels read and write at once.
     let aligned = [x, w, out].iter().all(|view| view.address().is_multiple_of(16));
     let tensor = x.kind() == Kind::Bf16 && cols.is_multiple_of(8) && aligned;
-    let few = FEWS.iter().find(|few| n <= few.tokens && few.shared_bytes() <= properties.shared_bytes);
+    let few =
+        FEWS.iter().find(|few| n <= few.tokens && few.shared_bytes() <= properties.shared_bytes);
     match (mode, few) {
         (Mode::Fast, _) if n > FEW => Way::Library,
         _ if !tensor => Way::Dot,
@@ -121,7 +126,9 @@ fn way(product: &Gemm, mode: Mode, properties: &Properties) -> Way {
 fn tile(n: usize, rows: usize, properties: &Properties) -> &'static Tile {
     let enough = properties.multiprocessors as usize * 3 / 4;
     let fits = |tile: &&Tile| {
-        tile.shared_bytes() <= properties.shared_bytes && n > tile.columns / 2 && tile.blocks(n, rows) >= enough
+        tile.shared_bytes() <= properties.shared_bytes
+            && n > tile.columns / 2
+            && tile.blocks(n, rows) >= enough
     };
     TILES.iter().find(fits).unwrap_or(&TILES[TILES.len() - 1])
 }
@@ -131,12 +138,22 @@ fn run(gpu: &dyn Gpu, product: &Gemm, way: &Way) -> Result<()> {
     let multiprocessors = gpu.properties().multiprocessors as usize;
     let (kernel, blocks, threads, shared_bytes) = match way {
         Way::Library => return gpu.gemm(product),
-        Way::Gemv(few) => (few.kernel, [rows.div_ceil(Few::ROWS).min(multiprocessors), 1], 256, few.shared_bytes()),
-        Way::Gemm(tile) => (tile.kernel, [tile.blocks(n, rows), 1], tile.threads, tile.shared_bytes()),
-        Way::Dot if x.kind() == Kind::Bf16 => ("dot_bf16", [rows.div_ceil(4), n.div_ceil(8)], 128, 0),
+        Way::Gemv(few) => (
+            few.kernel,
+            [rows.div_ceil(Few::ROWS).min(multiprocessors), 1],
+            256,
+            few.shared_bytes(),
+        ),
+        Way::Gemm(tile) => {
+            (tile.kernel, [tile.blocks(n, rows), 1], tile.threads, tile.shared_bytes())
+        }
+        Way::Dot if x.kind() == Kind::Bf16 => {
+            ("dot_bf16", [rows.div_ceil(4), n.div_ceil(8)], 128, 0)
+        }
         Way::Dot => ("dot_f32", [rows.div_ceil(4), n.div_ceil(8)], 128, 0),
     };
-    let launch = Launch { kernel, blocks: [blocks[0] as u32, blocks[1] as u32, 1], threads, shared_bytes };
+    let launch =
+        Launch { kernel, blocks: [blocks[0] as u32, blocks[1] as u32, 1], threads, shared_bytes };
     gpu.launch(&launch, &args![x, w, bias, out, u32::from(out.kind() == Kind::F32), n, rows, cols])
 }
 

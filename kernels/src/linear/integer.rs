@@ -1,16 +1,21 @@
-//! The product with quantised weights: codes times rounded activations in integers, exact within a group of columns, then scaled
-//! and added to an f32 chain over the groups in order. Whatever the tile, a result is the same chain.
+//! The product with quantised weights: codes times rounded activations in integers, exact within a
+//! group of columns, then scaled and added to an f32 chain over the groups in order. Whatever the
+//! tile, a result is the same chain.
 //!
-//! Steps, predicted and measured on one core of a Zen 4 whose f32 ceiling is 118 GFLOP/s (`RESULTS.md` has the tables):
-//! - Two byte products per sixteen-bit activation instead of f32 multiply-adds: twice the f32 ceiling (236), less a fifth for putting
-//!   bytes together and scaling, 190. Measured 181 to 192 at 64 rows, 1.7 to 1.8 times the f32 path.
-//! - Codes unpacked in registers by shift and mask, for any number of rows: one row 3 times faster or more than by f32 look-up.
-//!   Measured 13 µs instead of 43 (Q4_1, 1536 × 576, in cache).
+//! Steps, predicted and measured on one core of a Zen 4 whose f32 ceiling is 118 GFLOP/s
+//! (`RESULTS.md` has the tables):
+//! - Two byte products per sixteen-bit activation instead of f32 multiply-adds: twice the f32
+//!   ceiling (236), less a fifth for putting bytes together and scaling, 190. Measured 181 to 192
+//!   at 64 rows, 1.7 to 1.8 times the f32 path.
+//! - Codes unpacked in registers by shift and mask, for any number of rows: one row 3 times faster
+//!   or more than by f32 look-up. Measured 13 µs instead of 43 (Q4_1, 1536 × 576, in cache).
 //! - Storing straight into the output: 7 % of a prefill was zeroing and copying. Measured: 2 %.
-//! - Memory read in order, that is, the first rows take one panel at a time: two at once read 12 GB/s, a plain loop 33. Twice as fast
-//!   for one row. Measured in one thread: 2.1 times (Q4_0), 1.6 (Q8_0), 2.0 (Q4_K_M), and 5 % for 8 and 16 rows (Q4_0).
+//! - Memory read in order, that is, the first rows take one panel at a time: two at once read 12
+//!   GB/s, a plain loop 33. Twice as fast for one row. Measured in one thread: 2.1 times (Q4_0),
+//!   1.6 (Q8_0), 2.0 (Q4_K_M), and 5 % for 8 and 16 rows (Q4_0).
 //! - Prefetching the next two panels instead: 5 % for one row; not kept.
-//! - Activations rounded by the machine's own instructions: from 7 % of the time of 16 rows to 1. Measured: 0.8 % of a token's time, was 2.8.
+//! - Activations rounded by the machine's own instructions: from 7 % of the time of 16 rows to 1.
+//!   Measured: 0.8 % of a token's time, was 2.8.
 
 use super::format::{BLOCK, Format, Quant, Scales, with_format};
 use super::rounding::Rounded;
@@ -35,7 +40,11 @@ pub(super) trait Integer: Lanes {
     unsafe fn start(offset: i32) -> Self::Sums;
     /// Columns `4 * STEP..4 * STEP + 4`.
     unsafe fn codes<Q: Quant, const STEP: usize>(planes: *const u8) -> Self::Codes;
-    unsafe fn dot<const STEP: usize>(sums: Self::Sums, codes: Self::Codes, x: &Rounded) -> Self::Sums;
+    unsafe fn dot<const STEP: usize>(
+        sums: Self::Sums,
+        codes: Self::Codes,
+        x: &Rounded,
+    ) -> Self::Sums;
     unsafe fn finish(sums: Self::Sums) -> Self;
     /// [`multiply`] compiled for this machine.
     unsafe fn multiply<Q: Quant, const R: usize, const P: usize>(operands: &Operands);
@@ -68,8 +77,14 @@ pub(super) struct Operands {
 /// Sets the outputs of `rows` token rows and up to `PANELS` panels.
 ///
 /// # Safety
-/// The operands cover all of them, the panels are packed as `dtype`, and the machine has `L`'s instructions.
-pub(super) unsafe fn multiply_all<L: Integer>(dtype: GgmlDType, whole: &Operands, rows: usize, panels: usize) {
+/// The operands cover all of them, the panels are packed as `dtype`, and the machine has `L`'s
+/// instructions.
+pub(super) unsafe fn multiply_all<L: Integer>(
+    dtype: GgmlDType,
+    whole: &Operands,
+    rows: usize,
+    panels: usize,
+) {
     let mut row = 0;
     while row < rows {
         let height = [4, 2, 1].into_iter().find(|h| *h <= L::TILE.0.min(rows - row)).unwrap_or(1);
@@ -115,14 +130,19 @@ pub(super) unsafe fn multiply<L: Integer, Q: Quant, const R: usize, const P: usi
     unsafe {
         let mut sums = [[L::splat(0.0); P]; R];
         for index in 0..o.blocks / per_super {
-            let headers = std::array::from_fn::<_, P, _>(|p| o.panel.add(p * o.panel_bytes + index * f.super_bytes()));
+            let headers = std::array::from_fn::<_, P, _>(|p| {
+                o.panel.add(p * o.panel_bytes + index * f.super_bytes())
+            });
             let mut scales = [header_scale::<L>(&f, headers[0]); P];
             for p in 1..P {
                 scales[p] = header_scale::<L>(&f, headers[p]);
             }
             for i in 0..per_super {
-                let blocks = headers.map(|header| header.add(f.header_bytes() + i * f.block_bytes()));
-                let x = std::array::from_fn::<_, R, _>(|r| &*o.x.add(r * o.blocks + index * per_super + i));
+                let blocks =
+                    headers.map(|header| header.add(f.header_bytes() + i * f.block_bytes()));
+                let x = std::array::from_fn::<_, R, _>(|r| {
+                    &*o.x.add(r * o.blocks + index * per_super + i)
+                });
                 if f.group == BLOCK {
                     group::<L, Q, R, P, BOTH>(&scales, blocks, x, &mut sums);
                 } else {
@@ -171,7 +191,8 @@ unsafe fn group<L: Integer, Q: Quant, const R: usize, const P: usize, const HALF
             step::<L, Q, R, P, 7>(&mut products, planes, x);
         }
         for p in 0..P {
-            let (scale, min) = group_scale(&f, blocks[p].add(HALF % 2 * f.group_bytes()), headers[p]);
+            let (scale, min) =
+                group_scale(&f, blocks[p].add(HALF % 2 * f.group_bytes()), headers[p]);
             for r in 0..R {
                 let product = L::finish(products[r][p]).mul(L::splat(x[r].scale));
                 sums[r][p] = product.mul_add(scale, sums[r][p]);
@@ -191,7 +212,8 @@ unsafe fn step<L: Integer, Q: Quant, const R: usize, const P: usize, const STEP:
 ) {
     // SAFETY: the caller's contract is passed on.
     unsafe {
-        // Not `map`: it stands apart from the function that enables the instructions, and would call each of them.
+        // Not `map`: it stands apart from the function that enables the instructions, and would
+        // call each of them.
         let mut codes = [L::codes::<Q, STEP>(planes[0]); P];
         for p in 1..P {
             codes[p] = L::codes::<Q, STEP>(planes[p]);
@@ -222,9 +244,14 @@ unsafe fn group_scale<L: Lanes>(f: &Format, group: *const u8, (d, m): (L, L)) ->
         let bytes: &[u8; LANES] = &*group.cast();
         match f.scales {
             Scales::Direct => (d, m),
-            Scales::Bytes if f.min => (d.mul(L::load_i8(bytes)), m.mul(L::load_i8(&*group.add(LANES).cast()))),
+            Scales::Bytes if f.min => {
+                (d.mul(L::load_i8(bytes)), m.mul(L::load_i8(&*group.add(LANES).cast())))
+            }
             Scales::Bytes => (d.mul(L::load_i8(bytes)), m),
-            Scales::Nibbles => (d.mul(L::load_i8(&bytes.map(|b| b & 15))), m.mul(L::load_i8(&bytes.map(|b| b >> 4)))),
+            Scales::Nibbles => (
+                d.mul(L::load_i8(&bytes.map(|b| b & 15))),
+                m.mul(L::load_i8(&bytes.map(|b| b >> 4))),
+            ),
         }
     }
 }

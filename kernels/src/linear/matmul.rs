@@ -1,5 +1,5 @@
-//! The product. Panels are shared out among the threads in pairs; a thread goes through all token rows with a pair of panels
-//! while they rest in its cache.
+//! The product. Panels are shared out among the threads in pairs; a thread goes through all token
+//! rows with a pair of panels while they rest in its cache.
 
 use super::integer::{self, Integer};
 use super::rounding::{self, Rounded};
@@ -35,7 +35,14 @@ struct Job<'a> {
 }
 
 /// `out[n, rows] = x[n, cols] · Wᵀ (+ bias)`; sizes have been checked.
-pub(super) fn run(isa: Isa, c: &Compute, weight: &Weight, bias: Option<&[f32]>, x: &[f32], out: &mut [f32]) {
+pub(super) fn run(
+    isa: Isa,
+    c: &Compute,
+    weight: &Weight,
+    bias: Option<&[f32]>,
+    x: &[f32],
+    out: &mut [f32],
+) {
     SCRATCH.with_borrow_mut(|scratch| {
         if weight.is_quantised() {
             scratch.round(isa, c, x);
@@ -54,7 +61,8 @@ pub(super) fn run(isa: Isa, c: &Compute, weight: &Weight, bias: Option<&[f32]>, 
     });
 }
 
-/// Rows of the tile that starts at `row`: 12, or the smallest tile that holds what is left (padded with zeros).
+/// Rows of the tile that starts at `row`: 12, or the smallest tile that holds what is left (padded
+/// with zeros).
 fn tile_rows(row: usize, n: usize) -> usize {
     match n - row {
         1 => 1,
@@ -141,7 +149,8 @@ impl Job<'_> {
         for row in (0..self.n).step_by(ROWS) {
             let rows = row..self.n.min(row + ROWS);
             // A last panel has outputs that do not exist, a tile of floats rows.
-            let exact = outputs.len() == panels.len() * LANES && (part.is_quantised() || rows.len() == ROWS);
+            let exact = outputs.len() == panels.len() * LANES
+                && (part.is_quantised() || rows.len() == ROWS);
             let (out, stride) = if exact {
                 (self.out.at(row * self.weight.rows + outputs.start), self.weight.rows)
             } else {
@@ -155,7 +164,10 @@ impl Job<'_> {
             for (row, sums) in rows.zip(padded.chunks_exact(PANELS * LANES)) {
                 // SAFETY: tasks have disjoint outputs, and a task holds one such slice at a time.
                 let out = unsafe {
-                    self.out.slice(row * self.weight.rows + outputs.start..row * self.weight.rows + outputs.end)
+                    self.out.slice(
+                        row * self.weight.rows + outputs.start
+                            ..row * self.weight.rows + outputs.end,
+                    )
                 };
                 if !exact {
                     out.copy_from_slice(&sums[..outputs.len()]);
@@ -187,7 +199,13 @@ impl Job<'_> {
         unsafe { integer::multiply_all::<L>(part.dtype, &operands, rows.len(), panels.len()) };
     }
 
-    fn floats<L: Dense>(&self, part: &Part, panels: &Range<usize>, row: usize, (out, stride): (*mut f32, usize)) {
+    fn floats<L: Dense>(
+        &self,
+        part: &Part,
+        panels: &Range<usize>,
+        row: usize,
+        (out, stride): (*mut f32, usize),
+    ) {
         let cols = self.weight.cols;
         let height = tile_rows(row, self.n);
         let operands = tile::Operands {

@@ -1,8 +1,12 @@
 //! `out[n, rows] = x[n, cols] · Wᵀ (+ bias)` with dense or block-quantised weights.
 //!
-//! Dense weights meet f32 activations in fused multiply-adds (`tile`). Block-quantised weights stay so in memory, and their codes meet
-//! activations rounded to sixteen bits (`rounding`) in exact integer sums (`integer`).
-#![expect(clippy::inline_always, reason = "vector code must end up inside the function that enables its instructions")]
+//! Dense weights meet f32 activations in fused multiply-adds (`tile`). Block-quantised weights stay
+//! so in memory, and their codes meet activations rounded to sixteen bits (`rounding`) in exact
+//! integer sums (`integer`).
+#![expect(
+    clippy::inline_always,
+    reason = "vector code must end up inside the function that enables its instructions"
+)]
 
 mod format;
 pub mod gpu;
@@ -29,8 +33,8 @@ use std::ops::Range;
 
 const OP: &str = "linear";
 
-/// A weight matrix `[rows (outputs), cols (inputs)]`, prepared for this CPU. Several matrices with the same `cols` may be
-/// stacked into one (fused QKV, gate-up), each part keeping its own type.
+/// A weight matrix `[rows (outputs), cols (inputs)]`, prepared for this CPU. Several matrices with
+/// the same `cols` may be stacked into one (fused QKV, gate-up), each part keeping its own type.
 pub struct Weight {
     rows: usize,
     cols: usize,
@@ -96,7 +100,8 @@ impl Part {
 }
 
 impl Weight {
-    /// From a GGUF tensor's raw little-endian blocks (F32, F16, BF16 and every block type), row-major `[rows, cols]`.
+    /// From a GGUF tensor's raw little-endian blocks (F32, F16, BF16 and every block type),
+    /// row-major `[rows, cols]`.
     pub fn from_ggml(dtype: GgmlDType, raw: &[u8], rows: usize, cols: usize) -> Result<Self> {
         let parts = vec![Part::new(dtype, raw, rows, cols)?];
         Ok(Self { rows, cols, parts })
@@ -179,10 +184,17 @@ fn bytes_of<T: Copy>(values: &[T]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
-/// `x: [n, cols]` f32 contiguous, `out: [n, rows]` f32 contiguous, not aliasing `x`; `bias: [rows]` f32.
-/// Each output is summed in an order that depends on `cols` and the weight's type alone, never on `n`, the thread count or
-/// neighbours: one row gives the same bits alone and in a batch.
-pub fn linear(c: &Compute, w: &Weight, bias: Option<&Tensor>, x: &Tensor, out: &Tensor) -> Result<()> {
+/// `x: [n, cols]` f32 contiguous, `out: [n, rows]` f32 contiguous, not aliasing `x`; `bias: [rows]`
+/// f32.
+/// Each output is summed in an order that depends on `cols` and the weight's type alone, never on
+/// `n`, the thread count or neighbours: one row gives the same bits alone and in a batch.
+pub fn linear(
+    c: &Compute,
+    w: &Weight,
+    bias: Option<&Tensor>,
+    x: &Tensor,
+    out: &Tensor,
+) -> Result<()> {
     storage::distinct(OP, &[out, x])?;
     let (n, _) = storage::dims2(OP, x)?;
     let x = storage::read(OP, x)?;
@@ -219,7 +231,9 @@ fn linear_slices_with(
     let expected = (n * cols, n * rows, bias.map(|_| rows));
     let got = (x.len(), out.len(), bias.map(<[f32]>::len));
     if got != expected {
-        let detail = format!("[{rows}, {cols}] for {n} rows: x, out, bias want {expected:?} elements, got {got:?}");
+        let detail = format!(
+            "[{rows}, {cols}] for {n} rows: x, out, bias want {expected:?} elements, got {got:?}"
+        );
         return Err(shape(OP, detail));
     }
     if cols == 0 {

@@ -1,5 +1,6 @@
-//! From a GGUF tensor's blocks to panels. Each block type is first unpacked to codes and scales (`SuperBlock`), then laid out
-//! by its `Format`. Layouts of the blocks: ggml's block definitions (`ggml-common.h`).
+//! From a GGUF tensor's blocks to panels. Each block type is first unpacked to codes and scales
+//! (`SuperBlock`), then laid out by its `Format`. Layouts of the blocks: ggml's block definitions
+//! (`ggml-common.h`).
 
 use super::format::{BLOCK, Format, Scales};
 use crate::memory::Block;
@@ -32,7 +33,13 @@ pub(super) fn dense(raw: &[u8], rows: usize, cols: usize, width: usize) -> (usiz
 }
 
 /// Panels of a block-quantised matrix; `raw` holds `rows * cols / super_cols` blocks.
-pub(super) fn quantised(dtype: GgmlDType, f: &Format, raw: &[u8], rows: usize, cols: usize) -> Block {
+pub(super) fn quantised(
+    dtype: GgmlDType,
+    f: &Format,
+    raw: &[u8],
+    rows: usize,
+    cols: usize,
+) -> Block {
     let per_row = cols / f.super_cols;
     let mut data = Block::zeroed(rows.div_ceil(LANES) * f.panel_bytes(cols));
     let mut unpacked = SuperBlock { d: 0, m: 0, scales: [0; 16], mins: [0; 16], codes: [0; 256] };
@@ -80,12 +87,14 @@ fn place_codes(f: &Format, lane: usize, codes: &[u8], out: &mut [u8]) {
     }
 }
 
-/// Bits `from..from + bits` of the codes, as one output's words of a plane; four columns are moved at once.
+/// Bits `from..from + bits` of the codes, as one output's words of a plane; four columns are moved
+/// at once.
 fn place_plane(bits: usize, from: usize, lane: usize, codes: &[u8], out: &mut [u8]) {
     let mask = u32::from_ne_bytes([u8::MAX >> (8 - bits); 4]);
     let words = out.chunks_exact_mut(4 * LANES);
     for (word, codes) in words.zip(codes.chunks_exact(32 / bits)) {
-        let fields = codes.as_chunks().0.iter().map(|four| u32::from_le_bytes(*four) >> from & mask);
+        let fields =
+            codes.as_chunks().0.iter().map(|four| u32::from_le_bytes(*four) >> from & mask);
         let packed = fields.enumerate().fold(0, |word, (i, four)| word | four << (i * bits));
         word[4 * lane..][..4].copy_from_slice(&packed.to_le_bytes());
     }

@@ -1,4 +1,5 @@
-//! The specification: plain loops over the dequantised weights, with the activations that meet quantised weights rounded first.
+//! The specification: plain loops over the dequantised weights, with the activations that meet
+//! quantised weights rounded first.
 
 use super::Weight;
 use super::format::BLOCK;

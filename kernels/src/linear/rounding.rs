@@ -1,11 +1,13 @@
-//! What quantised weights are multiplied with: each row's activations in sixteen bits, one scale for every 32 columns. The error
-//! is at most 2^-16 of a block's largest value, 256 times finer than the eight bits that other CPU engines round to.
+//! What quantised weights are multiplied with: each row's activations in sixteen bits, one scale
+//! for every 32 columns. The error is at most 2^-16 of a block's largest value, 256 times finer
+//! than the eight bits that other CPU engines round to.
 
 use super::format::BLOCK;
 use super::integer::Integer;
 use crate::simd::vectorised;
 
-/// Codes lie in ±`LIMIT`, 127 · 257: both bytes of such a code, the low one signed, fit a signed byte.
+/// Codes lie in ±`LIMIT`, 127 · 257: both bytes of such a code, the low one signed, fit a signed
+/// byte.
 const LIMIT: f32 = 32_639.0;
 /// A block without a larger value counts as zeros: the inverse of its scale could overflow.
 const NOTHING: f32 = 1e-30;
@@ -24,10 +26,12 @@ pub(super) struct Rounded {
 }
 
 impl Rounded {
-    pub const ZERO: Self = Self { codes: [0; 2 * BLOCK], scale: 0.0, offsets: [0; 3], sums: [0.0; 3] };
+    pub const ZERO: Self =
+        Self { codes: [0; 2 * BLOCK], scale: 0.0, offsets: [0; 3], sums: [0.0; 3] };
 }
 
-/// The block's scale, and what its values are multiplied with to give codes. Values that are not finite make the scale so.
+/// The block's scale, and what its values are multiplied with to give codes. Values that are not
+/// finite make the scale so.
 #[inline(always)]
 pub(super) fn scale(largest: f32) -> (f32, f32) {
     (largest / LIMIT, if largest > NOTHING { LIMIT / largest } else { 0.0 })
@@ -39,7 +43,8 @@ pub(super) fn round(x: &[f32; BLOCK]) -> ([i16; BLOCK], f32) {
     /// 1.5 · 2^23: adding it rounds to an integer, ties to even, and leaves that in the low bits.
     const ROUND: f32 = 12_582_912.0;
     // Without the sign, bits order magnitudes, and NaN comes out above all.
-    let largest = f32::from_bits(x.iter().fold(0, |largest, x| largest.max(x.to_bits() & (u32::MAX >> 1))));
+    let largest =
+        f32::from_bits(x.iter().fold(0, |largest, x| largest.max(x.to_bits() & (u32::MAX >> 1))));
     let (scale, inverse) = scale(largest);
     let code = |x: f32| (x * inverse + ROUND).to_bits().wrapping_sub(ROUND.to_bits()) as i16;
     (x.map(code), scale)
@@ -50,7 +55,12 @@ impl Rounded {
     #[inline(always)]
     pub fn new(codes: [u8; 2 * BLOCK], scale: f32, first: i32, second: i32) -> Self {
         let sums = [first, second, first + second];
-        Self { codes, scale, offsets: sums.map(|sum| -sum), sums: sums.map(|sum| sum as f32 * scale) }
+        Self {
+            codes,
+            scale,
+            offsets: sums.map(|sum| -sum),
+            sums: sums.map(|sum| sum as f32 * scale),
+        }
     }
 
     /// Without a machine's own instructions.

@@ -1,5 +1,5 @@
-//! Judges: candle's dequantisation for the values, the reference for the products, and bitwise equality for what may not
-//! depend on batch, threads or stacking.
+//! Judges: candle's dequantisation for the values, the reference for the products, and bitwise
+//! equality for what may not depend on batch, threads or stacking.
 
 use super::*;
 use candle_core::Device;
@@ -44,7 +44,8 @@ fn random(count: usize) -> Vec<f32> {
 
 fn shapes(dtype: GgmlDType) -> impl Iterator<Item = (usize, usize)> {
     let whole = move |cols: &usize| cols.is_multiple_of(dtype.block_size());
-    ROWS.into_iter().flat_map(move |rows| COLS.into_iter().filter(whole).map(move |cols| (rows, cols)))
+    ROWS.into_iter()
+        .flat_map(move |rows| COLS.into_iter().filter(whole).map(move |cols| (rows, cols)))
 }
 
 struct Case {
@@ -99,7 +100,10 @@ fn check_product(isa: Isa, w: &Weight, bias: Option<&[f32]>, x: &[f32], what: &s
         let (token, row) = (i / w.rows(), i % w.rows());
         let x = &x[token * w.cols()..][..w.cols()];
         let allowed = tolerance(w.cols()) * (magnitude(row, x) + 1.0);
-        assert!((got - want).abs() <= allowed, "{what} {isa:?} n={n} token {token} row {row}: {got} is not {want}");
+        assert!(
+            (got - want).abs() <= allowed,
+            "{what} {isa:?} n={n} token {token} row {row}: {got} is not {want}"
+        );
     }
 }
 
@@ -142,8 +146,20 @@ fn dense_columns_need_no_alignment() {
         for cols in [1, 19, 65, 577] {
             let weight = case(dtype, 17, cols).weight;
             for isa in Isa::available() {
-                check_against_reference(isa, &weight, None, 3, &format!("{dtype:?} {cols} columns"));
-                check_against_reference(isa, &weight, None, 9, &format!("{dtype:?} {cols} columns"));
+                check_against_reference(
+                    isa,
+                    &weight,
+                    None,
+                    3,
+                    &format!("{dtype:?} {cols} columns"),
+                );
+                check_against_reference(
+                    isa,
+                    &weight,
+                    None,
+                    9,
+                    &format!("{dtype:?} {cols} columns"),
+                );
             }
         }
     }
@@ -180,7 +196,13 @@ fn the_largest_products_fit() {
         for sign in [1.0, -1.0] {
             let weight = weight_of(dtype, vec![sign * 3.0; rows * cols], rows, cols).weight;
             for isa in Isa::available() {
-                check_product(isa, &weight, None, &vec![1e4; 5 * cols], &format!("{dtype:?} of {sign}"));
+                check_product(
+                    isa,
+                    &weight,
+                    None,
+                    &vec![1e4; 5 * cols],
+                    &format!("{dtype:?} of {sign}"),
+                );
             }
         }
     }
@@ -194,7 +216,10 @@ fn rounding_keeps_sixteen_bits_of_each_block() {
         for (x, rounded) in x.chunks(32).zip(reference::rounded(&x).chunks(32)) {
             let largest = x.iter().fold(0f32, |m, x| m.max(x.abs()));
             let allowed = if largest > 1e-30 { largest / 65_000.0 } else { largest };
-            assert!(x.iter().zip(rounded).all(|(x, r)| (x - r).abs() <= allowed), "{x:?} became {rounded:?}");
+            assert!(
+                x.iter().zip(rounded).all(|(x, r)| (x - r).abs() <= allowed),
+                "{x:?} became {rounded:?}"
+            );
         }
     }
     assert_eq!(reference::rounded(&[0.0; 32]), [0.0; 32]);
@@ -223,13 +248,18 @@ fn stacking_changes_no_bits() {
     let rows = [17, 40, 3];
     let parts: Vec<Case> = dtypes.into_iter().zip(rows).map(|(d, r)| case(d, r, cols)).collect();
     let xs = [1, 6, 14].map(|n| random(n * cols));
-    let separate = xs.each_ref().map(|x| parts.iter().map(|p| product(Isa::best(), &c, &p.weight, None, x)).collect());
+    let separate = xs
+        .each_ref()
+        .map(|x| parts.iter().map(|p| product(Isa::best(), &c, &p.weight, None, x)).collect());
     let stacked = Weight::stack(parts.into_iter().map(|p| p.weight).collect()).unwrap();
     for (x, separate) in xs.iter().zip::<[Vec<Vec<f32>>; 3]>(separate) {
         let got = product(Isa::best(), &c, &stacked, None, x);
         for (token, got) in got.chunks_exact(60).enumerate() {
-            let row: Vec<f32> =
-                separate.iter().zip(rows).flat_map(|(out, rows)| out[token * rows..][..rows].to_vec()).collect();
+            let row: Vec<f32> = separate
+                .iter()
+                .zip(rows)
+                .flat_map(|(out, rows)| out[token * rows..][..rows].to_vec())
+                .collect();
             assert_eq!(bits(got), bits(&row), "n={} token {token}", x.len() / cols);
         }
         check_product(Isa::best(), &stacked, Some(&random(60)), x, "mixed stack");
@@ -260,7 +290,10 @@ fn wrong_sizes_are_errors() {
         (GgmlDType::F32, 0, usize::MAX, usize::MAX),
         (GgmlDType::F16, 5, 1, 3),
     ] {
-        assert!(matches!(refused(dtype, bytes, rows, cols), Error::Shape { .. }), "{dtype:?} {bytes}");
+        assert!(
+            matches!(refused(dtype, bytes, rows, cols), Error::Shape { .. }),
+            "{dtype:?} {bytes}"
+        );
     }
     let q8k = GgmlDType::Q8K;
     assert!(matches!(refused(q8k, q8k.type_size(), 1, 256), Error::Unsupported { .. }));
@@ -314,8 +347,17 @@ fn tensors_are_written_in_place() {
 
         let column = workspace.narrow(1, 0, rows - 1).unwrap();
         assert!(linear(&c, &w, None, &x, &column).is_err(), "a strided output");
-        let square = workspace.flatten_all().unwrap().narrow(0, 0, n * cols).unwrap().reshape((n, cols)).unwrap();
-        assert!(linear(&c, &w, None, &square, &out).is_err(), "an output that shares the input's storage");
+        let square = workspace
+            .flatten_all()
+            .unwrap()
+            .narrow(0, 0, n * cols)
+            .unwrap()
+            .reshape((n, cols))
+            .unwrap();
+        assert!(
+            linear(&c, &w, None, &square, &out).is_err(),
+            "an output that shares the input's storage"
+        );
         let half = out.to_dtype(DType::F16).unwrap();
         assert!(linear(&c, &w, None, &x, &half).is_err(), "an f16 output");
     }

@@ -1,5 +1,6 @@
-//! The product with dense weights in f32: a register tile of token rows by outputs, summed along the columns in order. Each sum is
-//! one chain of fused multiply-adds from column 0 upwards, whatever the tile's size, so tile shapes never show in the result.
+//! The product with dense weights in f32: a register tile of token rows by outputs, summed along
+//! the columns in order. Each sum is one chain of fused multiply-adds from column 0 upwards,
+//! whatever the tile's size, so tile shapes never show in the result.
 
 use crate::simd::{LANES, Lanes};
 use candle_core::quantized::GgmlDType;
@@ -81,8 +82,14 @@ pub(super) struct Operands {
 /// Sets the outputs of `rows` token rows and up to `PANELS` panels, in register tiles.
 ///
 /// # Safety
-/// The operands' pointers cover the tile and whole panels of outputs, `rows` is one of 1, 2, 4, 8, 12, and the machine has `L`'s instructions.
-pub(super) unsafe fn multiply_all<L: Dense>(dtype: GgmlDType, whole: &Operands, rows: usize, panels: usize) {
+/// The operands' pointers cover the tile and whole panels of outputs, `rows` is one of 1, 2, 4, 8,
+/// 12, and the machine has `L`'s instructions.
+pub(super) unsafe fn multiply_all<L: Dense>(
+    dtype: GgmlDType,
+    whole: &Operands,
+    rows: usize,
+    panels: usize,
+) {
     let height = rows.min(L::ROWS);
     let width = (L::ACCUMULATORS / height).clamp(1, PANELS);
     for row in (0..rows).step_by(height) {
@@ -131,7 +138,9 @@ unsafe fn multiply<L: Lanes, E: Element, const R: usize, const P: usize>(o: &Ope
     unsafe {
         let mut sums = [[L::splat(0.0); P]; R];
         for k in 0..o.cols {
-            let w: [L; P] = std::array::from_fn(|p| E::load(o.panel.add(p * o.panel_bytes + k * LANES * E::BYTES)));
+            let w: [L; P] = std::array::from_fn(|p| {
+                E::load(o.panel.add(p * o.panel_bytes + k * LANES * E::BYTES))
+            });
             for (r, row) in sums.iter_mut().enumerate() {
                 let x = L::splat(*o.x.add(k * o.x_stride + r));
                 for (sum, w) in row.iter_mut().zip(w) {

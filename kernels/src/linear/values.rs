@@ -1,5 +1,6 @@
-//! One row back out of its panel, each value as its format defines it, bit for bit: scale times code is exact in f32 for all
-//! formats (11 + 8 + 5 bits at most), so adding the minimum rounds once.
+//! One row back out of its panel, each value as its format defines it, bit for bit: scale times
+//! code is exact in f32 for all formats (11 + 8 + 5 bits at most), so adding the minimum rounds
+//! once.
 
 use super::Part;
 use super::format::{self, BLOCK, Format, Scales};
@@ -13,12 +14,19 @@ pub(super) fn row(part: &Part, row: usize, out: &mut [f32]) {
     match (part.dtype, format::of(part.dtype)) {
         (_, Some(format)) => quantised(&format, panel, lane, out),
         (GgmlDType::F32, None) => dense(panel, lane, out, f32::from_le_bytes),
-        (GgmlDType::F16, None) => dense(panel, lane, out, |bytes| f16::from_le_bytes(bytes).to_f32()),
+        (GgmlDType::F16, None) => {
+            dense(panel, lane, out, |bytes| f16::from_le_bytes(bytes).to_f32())
+        }
         (_, None) => dense(panel, lane, out, |bytes| bf16::from_le_bytes(bytes).to_f32()),
     }
 }
 
-fn dense<const WIDTH: usize>(panel: &[u8], lane: usize, out: &mut [f32], value: impl Fn([u8; WIDTH]) -> f32) {
+fn dense<const WIDTH: usize>(
+    panel: &[u8],
+    lane: usize,
+    out: &mut [f32],
+    value: impl Fn([u8; WIDTH]) -> f32,
+) {
     let (elements, _) = panel.as_chunks::<WIDTH>();
     for (out, element) in out.iter_mut().zip(elements[lane..].iter().step_by(LANES)) {
         *out = value(*element);
@@ -33,7 +41,8 @@ fn quantised(f: &Format, panel: &[u8], lane: usize, out: &mut [f32]) {
         for (block, out) in blocks.chunks_exact(f.block_bytes()).zip(out.chunks_mut(BLOCK)) {
             let (groups, planes) = block.split_at(f.codes_offset());
             for (c, value) in out.iter_mut().enumerate() {
-                let (scale, min) = group_scale(f, &groups[c / f.group * f.group_bytes()..], lane, d, m);
+                let (scale, min) =
+                    group_scale(f, &groups[c / f.group * f.group_bytes()..], lane, d, m);
                 *value = (code(f, planes, lane, c) - f.zero) as f32 * scale + min;
             }
         }

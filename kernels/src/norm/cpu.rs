@@ -28,7 +28,13 @@ fn norm_rows<L: Lanes>(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
 }
 
 #[inline(always)]
-fn add_norm_rows<L: Lanes>(residual: &mut [f32], delta: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+fn add_norm_rows<L: Lanes>(
+    residual: &mut [f32],
+    delta: &[f32],
+    weight: &[f32],
+    eps: f32,
+    out: &mut [f32],
+) {
     let d = weight.len();
     let rows = residual.chunks_exact_mut(d).zip(delta.chunks_exact(d));
     for ((residual, delta), out) in rows.zip(out.chunks_exact_mut(d)) {

@@ -6,8 +6,8 @@ use crate::{Result, args};
 
 const OP: &str = "norm";
 
-/// `x[n, width]`, normed into `out`; with `delta`, `x += delta` first, in place. `x`, `delta` and `out` are of one kind (f32 or
-/// bf16), `weight[width]` is f32. `out` may be `x` or `delta`.
+/// `x[n, width]`, normed into `out`; with `delta`, `x += delta` first, in place. `x`, `delta` and
+/// `out` are of one kind (f32 or bf16), `weight[width]` is f32. `out` may be `x` or `delta`.
 pub struct Norm {
     pub x: View,
     pub delta: Option<View>,
@@ -19,7 +19,8 @@ pub struct Norm {
 pub fn norm(gpu: &dyn Gpu, args: &Norm) -> Result<()> {
     let &Norm { x, delta, weight, eps, out } = args;
     let width = weight.len();
-    let kinds = weight.kind() == Kind::F32 && [Some(out), delta].into_iter().flatten().all(|v| v.kind() == x.kind());
+    let kinds = weight.kind() == Kind::F32
+        && [Some(out), delta].into_iter().flatten().all(|v| v.kind() == x.kind());
     let sizes = width > 0
         && x.len().is_multiple_of(width)
         && [Some(out), delta].into_iter().flatten().all(|v| v.len() == x.len());
@@ -31,7 +32,8 @@ pub fn norm(gpu: &dyn Gpu, args: &Norm) -> Result<()> {
         Kind::Bf16 => "norm_bf16",
         _ => "norm_f32",
     };
-    let launch = Launch { kernel, blocks: [(x.len() / width) as u32, 1, 1], threads: 256, shared_bytes: 0 };
+    let launch =
+        Launch { kernel, blocks: [(x.len() / width) as u32, 1, 1], threads: 256, shared_bytes: 0 };
     gpu.launch(&launch, &args![x, delta, weight, out, width, eps])
 }
 

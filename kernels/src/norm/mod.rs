@@ -1,5 +1,6 @@
-//! RMSNorm, alone and fused with the residual addition before it. Sums in f32 per row; a row's result never depends on other rows.
-//! Zhang and Sennrich 2019, "Root Mean Square Layer Normalization".
+//! RMSNorm, alone and fused with the residual addition before it. Sums in f32 per row; a row's
+//! result never depends on other rows. Zhang and Sennrich 2019, "Root Mean Square Layer
+//! Normalization".
 
 mod cpu;
 pub mod gpu;
@@ -16,7 +17,8 @@ use candle_core::Tensor;
 /// Fewer values than this are not worth waking a thread for.
 const VALUES_PER_TASK: usize = 16 * 1024;
 
-/// `out[i] = x[i] / sqrt(mean(x[i]²) + eps) * weight`. `x, out: [n, d]`, `weight: [d]`, f32. `out` must not alias `x`.
+/// `out[i] = x[i] / sqrt(mean(x[i]²) + eps) * weight`. `x, out: [n, d]`, `weight: [d]`, f32. `out`
+/// must not alias `x`.
 pub fn rms_norm(c: &Compute, x: &Tensor, weight: &Tensor, eps: f32, out: &Tensor) -> Result<()> {
     const OP: &str = "rms_norm";
     check(OP, &[x, out], weight)?;
@@ -55,7 +57,8 @@ pub fn add_rms_norm(
             each_rows(c, delta.len() / d.max(1), d, |rows| {
                 let span = rows.start * d..rows.end * d;
                 // SAFETY: tasks get disjoint rows.
-                let (residual, out) = unsafe { (residual.slice(span.clone()), out.slice(span.clone())) };
+                let (residual, out) =
+                    unsafe { (residual.slice(span.clone()), out.slice(span.clone())) };
                 cpu::add_rms_norm(Isa::best(), residual, &delta[span], &weight, eps, out);
             });
             Ok(())

@@ -1,20 +1,24 @@
-// out[n, width] = x / rms(x) * weight, optionally after x += delta (in place). Sums in f32, weights f32.
-// Grid: a block of 256 threads for each row. Bytes moved a row: (2 + 2 if delta) * width elements read and written, the second
-// reading of x from cache. One block a row keeps a decode step's rows on different multiprocessors; at one row it is bound by
-// latency, so whole 16-byte vectors are loaded where `width` allows.
+// out[n, width] = x / rms(x) * weight, optionally after x += delta (in place). Sums in f32, weights
+// f32.
+// Grid: a block of 256 threads for each row. Bytes moved a row: (2 + 2 if delta) * width elements
+// read and written, the second reading of x from cache. One block a row keeps a decode step's rows
+// on different multiprocessors; at one row it is bound by latency, so whole 16-byte vectors are
+// loaded where `width` allows.
 #include "common.cuh"
 
 namespace {
 
 constexpr uint32_t THREADS = 256;
 
-template <class T, uint32_t N> DEVICE float add_and_square(T* x, const T* delta, uint32_t width) {
+template <class T, uint32_t N>
+DEVICE float add_and_square(T* x, const T* delta, uint32_t width) {
     float sum = 0.0f;
     for (uint32_t i = threadIdx.x * N; i < width; i += THREADS * N) {
         Vec<T, N> values = load<T, N>(x + i);
         if (delta != nullptr) {
             Vec<T, N> added = load<T, N>(delta + i);
-            for (uint32_t j = 0; j < N; j++) values.at[j] = from_float<T>(to_float(values.at[j]) + to_float(added.at[j]));
+            for (uint32_t j = 0; j < N; j++)
+                values.at[j] = from_float<T>(to_float(values.at[j]) + to_float(added.at[j]));
             store(x + i, values);
         }
         for (uint32_t j = 0; j < N; j++) sum += to_float(values.at[j]) * to_float(values.at[j]);
@@ -31,32 +35,40 @@ DEVICE void norm_row(T* x, const T* delta, const float* weight, T* out, uint32_t
         Vec<T, N> values = load<T, N>(x + i);
         for (uint32_t j = 0; j < N; j += W) {
             Vec<float, W> weights = load<float, W>(weight + i + j);
-            for (uint32_t k = 0; k < W; k++) values.at[j + k] = from_float<T>(to_float(values.at[j + k]) * scale * weights.at[k]);
+            for (uint32_t k = 0; k < W; k++)
+                values.at[j + k] =
+                    from_float<T>(to_float(values.at[j + k]) * scale * weights.at[k]);
         }
         store(out + i, values);
     }
 }
 
-template <class T> DEVICE void norm(T* x, const T* delta, const float* weight, T* out, uint32_t width, float eps) {
+template <class T>
+DEVICE void norm(T* x, const T* delta, const float* weight, T* out, uint32_t width, float eps) {
     start_next();
     // All weights of the layers have gone through the cache since these were read last.
     constexpr uint32_t SECTOR = 8;
     if (blockIdx.x == 0)
-        for (uint32_t i = threadIdx.x * SECTOR; i < width; i += THREADS * SECTOR) prefetch(weight + i);
+        for (uint32_t i = threadIdx.x * SECTOR; i < width; i += THREADS * SECTOR)
+            prefetch(weight + i);
     wait_for_earlier();
     size_t row = static_cast<size_t>(blockIdx.x) * width;
     const T* added = delta == nullptr ? nullptr : delta + row;
-    if (width % PER_VEC<T> == 0) norm_row<T, PER_VEC<T>>(x + row, added, weight, out + row, width, eps);
-    else norm_row<T, 1>(x + row, added, weight, out + row, width, eps);
+    if (width % PER_VEC<T> == 0)
+        norm_row<T, PER_VEC<T>>(x + row, added, weight, out + row, width, eps);
+    else
+        norm_row<T, 1>(x + row, added, weight, out + row, width, eps);
 }
 
 }  // namespace
 
-KERNEL __launch_bounds__(256) norm_f32(float* x, const float* delta, const float* weight, float* out, uint32_t width, float eps) {
+KERNEL __launch_bounds__(256) norm_f32(
+    float* x, const float* delta, const float* weight, float* out, uint32_t width, float eps) {
     norm(x, delta, weight, out, width, eps);
 }
 EXPORT(norm_f32)
-KERNEL __launch_bounds__(256) norm_bf16(bf16* x, const bf16* delta, const float* weight, bf16* out, uint32_t width, float eps) {
+KERNEL __launch_bounds__(256) norm_bf16(
+    bf16* x, const bf16* delta, const float* weight, bf16* out, uint32_t width, float eps) {
     norm(x, delta, weight, out, width, eps);
 }
 EXPORT(norm_bf16)

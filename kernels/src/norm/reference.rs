@@ -11,7 +11,13 @@ pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     }
 }
 
-pub fn add_rms_norm(residual: &mut [f32], delta: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+pub fn add_rms_norm(
+    residual: &mut [f32],
+    delta: &[f32],
+    weight: &[f32],
+    eps: f32,
+    out: &mut [f32],
+) {
     for (r, d) in residual.iter_mut().zip(delta) {
         *r += d;
     }

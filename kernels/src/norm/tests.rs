@@ -4,7 +4,8 @@ use super::*;
 use crate::testing::{assert_close, compute, poisoned, random, values};
 use candle_core::D;
 
-const SHAPES: [(usize, usize); 8] = [(0, 64), (1, 1), (1, 576), (3, 17), (19, 64), (99, 100), (65, 576), (7, 4099)];
+const SHAPES: [(usize, usize); 8] =
+    [(0, 64), (1, 1), (1, 576), (3, 17), (19, 64), (99, 100), (65, 576), (7, 4099)];
 const EPS: f32 = 1e-5;
 
 #[test]

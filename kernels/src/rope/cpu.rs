@@ -29,7 +29,8 @@ pub(super) struct Cache<'a, E> {
 }
 
 vectorised! {
-    /// `qkv`: one token's projections; `cos`, `sin`: its angles. No other thread may write this slot.
+    /// `qkv`: one token's projections; `cos`, `sin`: its angles. No other thread may write this
+    /// slot.
     pub(super) fn token<E: Element>(
         heads: &Heads, cos: &[f32], sin: &[f32], qkv: &mut [f32], cache: &Cache<E>, slot: usize
     ) = token_with
@@ -54,7 +55,9 @@ fn token_with<L: Lanes, E: Element>(
         let values = start + offset * heads.dim;
         // SAFETY: the slot is this token's alone.
         let out = unsafe { cache.v.slice(values..values + heads.dim) };
-        for ((k, v), (i, out)) in k.chunks(LANES).zip(v.chunks(LANES)).zip(out.chunks_mut(LANES).enumerate()) {
+        for ((k, v), (i, out)) in
+            k.chunks(LANES).zip(v.chunks(LANES)).zip(out.chunks_mut(LANES).enumerate())
+        {
             let (mut keys, mut values) = ([E::default(); LANES], [E::default(); LANES]);
             E::store(load_some::<L, f32>(k), &mut keys);
             E::store(load_some::<L, f32>(v), &mut values);
@@ -69,7 +72,13 @@ fn token_with<L: Lanes, E: Element>(
 }
 
 #[inline(always)]
-fn rotate_heads(heads: &Heads, norm: Option<(&[f32], f32)>, cos: &[f32], sin: &[f32], data: &mut [f32]) {
+fn rotate_heads(
+    heads: &Heads,
+    norm: Option<(&[f32], f32)>,
+    cos: &[f32],
+    sin: &[f32],
+    data: &mut [f32],
+) {
     for head in data.chunks_exact_mut(heads.dim) {
         if let Some((weight, eps)) = norm {
             normalise(head, weight, eps);

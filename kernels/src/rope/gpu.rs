@@ -10,7 +10,8 @@ const HEADS_PER_BLOCK: usize = 8;
 
 /// `qkv`, the caches and nothing else are of one kind, f32 or bf16.
 pub struct RopeKv {
-    /// `[n, (heads + 2 * kv_heads) * head_dim]`: Q is normed and rotated in place; K is rotated into the cache; V is copied.
+    /// `[n, (heads + 2 * kv_heads) * head_dim]`: Q is normed and rotated in place; K is rotated
+    /// into the cache; V is copied.
     pub qkv: View,
     pub heads: usize,
     pub kv_heads: usize,
@@ -39,10 +40,23 @@ pub struct QkNorm {
     pub eps: f32,
 }
 
-/// Two tokens must not have one slot, unless what it holds is never read. Slots and positions are on the device: one that leaves
-/// the cache or the tables fails the step.
+/// Two tokens must not have one slot, unless what it holds is never read. Slots and positions are
+/// on the device: one that leaves the cache or the tables fails the step.
 pub fn rope_kv_write(gpu: &dyn Gpu, args: &RopeKv) -> Result<()> {
-    let &RopeKv { qkv, heads, kv_heads, head_dim, positions, slots, rotary_dim, cos, sin, k_cache, v_cache, .. } = args;
+    let &RopeKv {
+        qkv,
+        heads,
+        kv_heads,
+        head_dim,
+        positions,
+        slots,
+        rotary_dim,
+        cos,
+        sin,
+        k_cache,
+        v_cache,
+        ..
+    } = args;
     check(args)?;
     let items = positions.len() * (heads + 2 * kv_heads);
     if items == 0 {
@@ -79,15 +93,36 @@ pub fn rope_kv_write(gpu: &dyn Gpu, args: &RopeKv) -> Result<()> {
 }
 
 fn check(args: &RopeKv) -> Result<()> {
-    let &RopeKv { qkv, heads, kv_heads, head_dim, positions, slots, rotary_dim, cos, sin, k_cache, v_cache, .. } = args;
-    let tokens = positions.kind() == Kind::U32 && slots.kind() == Kind::U32 && slots.len() == positions.len();
+    let &RopeKv {
+        qkv,
+        heads,
+        kv_heads,
+        head_dim,
+        positions,
+        slots,
+        rotary_dim,
+        cos,
+        sin,
+        k_cache,
+        v_cache,
+        ..
+    } = args;
+    let tokens = positions.kind() == Kind::U32
+        && slots.kind() == Kind::U32
+        && slots.len() == positions.len();
     let width = (heads + 2 * kv_heads) * head_dim;
     let rows = matches!(qkv.kind(), Kind::F32 | Kind::Bf16) && qkv.len() == positions.len() * width;
-    ensure(OP, tokens && rows, || format!("{qkv:?} of rows of {width} with {positions:?} and {slots:?}"))?;
+    ensure(OP, tokens && rows, || {
+        format!("{qkv:?} of rows of {width} with {positions:?} and {slots:?}")
+    })?;
     let slot = kv_heads * head_dim;
-    let caches = [k_cache, v_cache].map(|cache| cache.kind() == qkv.kind() && cache.len() == k_cache.len());
+    let caches =
+        [k_cache, v_cache].map(|cache| cache.kind() == qkv.kind() && cache.len() == k_cache.len());
     ensure(OP, caches == [true; 2] && slot > 0 && k_cache.len().is_multiple_of(slot), || {
-        format!("{k_cache:?} and {v_cache:?} for {kv_heads} heads of {head_dim} in {:?}", qkv.kind())
+        format!(
+            "{k_cache:?} and {v_cache:?} for {kv_heads} heads of {head_dim} in {:?}",
+            qkv.kind()
+        )
     })?;
     let tables = cos.kind() == Kind::F32
         && sin.kind() == Kind::F32

@@ -1,4 +1,5 @@
-//! Optional per-head QK-norm, rotary position embedding and the write into the paged KV cache, fused.
+//! Optional per-head QK-norm, rotary position embedding and the write into the paged KV cache,
+//! fused.
 //! Su et al. 2021, "RoFormer".
 
 mod cpu;
@@ -20,7 +21,8 @@ use half::f16;
 pub enum RopeStyle {
     /// Pairs (i, i + d/2): HF checkpoints and GGUF "neox" families.
     Neox,
-    /// Pairs (2i, 2i + 1): GGUF files of the llama architecture, whose Q and K rows are permuted for it.
+    /// Pairs (2i, 2i + 1): GGUF files of the llama architecture, whose Q and K rows are permuted
+    /// for it.
     Interleaved,
 }
 
@@ -39,7 +41,8 @@ pub struct QkNorm {
 }
 
 pub struct RopeKvArgs<'a> {
-    /// `[n, (heads + 2 * kv_heads) * head_dim]` f32: Q is normed and rotated in place; K is rotated into the cache; V is copied.
+    /// `[n, (heads + 2 * kv_heads) * head_dim]` f32: Q is normed and rotated in place; K is rotated
+    /// into the cache; V is copied.
     pub qkv: &'a Tensor,
     pub heads: usize,
     pub kv_heads: usize,
@@ -89,7 +92,8 @@ fn run<E: Element>(c: &Compute, args: &RopeKvArgs, (_, block_size): (usize, usiz
         write_as::<E>(OP, args.k_cache, |k_cache| {
             write_as::<E>(OP, args.v_cache, |v_cache| {
                 let qkv = Parts::new(qkv);
-                let cache = cpu::Cache { k: Parts::new(k_cache), v: Parts::new(v_cache), block_size };
+                let cache =
+                    cpu::Cache { k: Parts::new(k_cache), v: Parts::new(v_cache), block_size };
                 c.run(n.div_ceil(rows), |task| {
                     for i in task * rows..n.min((task + 1) * rows) {
                         let position = args.positions[i] as usize;
@@ -98,7 +102,15 @@ fn run<E: Element>(c: &Compute, args: &RopeKvArgs, (_, block_size): (usize, usiz
                         let qkv = unsafe { qkv.slice(i * width..(i + 1) * width) };
                         let slot = args.slot_mapping[i] as usize;
                         // `check` found every slot once.
-                        cpu::token(Isa::best(), &heads, &cos[angles.clone()], &sin[angles], qkv, &cache, slot);
+                        cpu::token(
+                            Isa::best(),
+                            &heads,
+                            &cos[angles.clone()],
+                            &sin[angles],
+                            qkv,
+                            &cache,
+                            slot,
+                        );
                     }
                 });
                 Ok(())
@@ -107,8 +119,8 @@ fn run<E: Element>(c: &Compute, args: &RopeKvArgs, (_, block_size): (usize, usiz
     })
 }
 
-/// Everything an index could hit is checked before anything is written: a wrong slot is another sequence's memory. Returns the cache's
-/// blocks and their size.
+/// Everything an index could hit is checked before anything is written: a wrong slot is another
+/// sequence's memory. Returns the cache's blocks and their size.
 fn check(args: &RopeKvArgs) -> Result<(usize, usize)> {
     let n = args.positions.len();
     let width = (args.heads + 2 * args.kv_heads) * args.head_dim;
@@ -142,7 +154,8 @@ fn check_norm(args: &RopeKvArgs) -> Result<()> {
 }
 
 fn check_slots(args: &RopeKvArgs) -> Result<(usize, usize)> {
-    let (blocks, block_size) = cache_shape(OP, args.k_cache, args.v_cache, args.kv_heads, args.head_dim)?;
+    let (blocks, block_size) =
+        cache_shape(OP, args.k_cache, args.v_cache, args.kv_heads, args.head_dim)?;
     ensure(OP, args.slot_mapping.len() == args.positions.len(), || {
         format!("{} slots for {} tokens", args.slot_mapping.len(), args.positions.len())
     })?;

@@ -1,20 +1,23 @@
-// One launch for a step's qkv[n, (heads + 2 kv_heads) head_dim]: Q heads are normed (optionally) and rotated in place, K heads
-// likewise into their token's slot of k_cache[slots, kv_heads, head_dim], V heads copied into v_cache. f32 inside, rounded once.
-// Pair i of a head is turned by the angle (cos, sin)[position, i]: values (i, i + half), or (2i, 2i + 1) when interleaved;
-// values from 2 half on are only normed.
-// Grid: half a warp for each head of each token, 8 heads a block. A lane takes four pairs, so a head of 128 is one step of two
-// 8-byte loads of bf16 (16 of f32) beside 16 bytes each of cos and sin. Bytes moved a token: twice its qkv, the norm's second
-// reading from cache: 24 KiB for 32 + 2 × 8 heads of 128 in bf16, so a step of 512 rows is about 3 µs of the memory's time and
-// few rows are bound by latency (6 blocks at one row). Variants considered: a block a token with its qkv in shared memory
-// (more latency: a barrier; idle multiprocessors at one row), 16-byte loads with a quarter warp a head (the cos and sin of
-// a lane then take four loads). Not measured yet.
+// One launch for a step's qkv[n, (heads + 2 kv_heads) head_dim]: Q heads are normed (optionally)
+// and rotated in place, K heads likewise into their token's slot of k_cache[slots, kv_heads,
+// head_dim], V heads copied into v_cache. f32 inside, rounded once. Pair i of a head is turned by
+// the angle (cos, sin)[position, i]: values (i, i + half), or (2i, 2i + 1) when interleaved; values
+// from 2 half on are only normed.
+// Grid: half a warp for each head of each token, 8 heads a block. A lane takes four pairs, so a
+// head of 128 is one step of two 8-byte loads of bf16 (16 of f32) beside 16 bytes each of cos and
+// sin. Bytes moved a token: twice its qkv, the norm's second reading from cache: 24 KiB for 32 + 2
+// × 8 heads of 128 in bf16, so a step of 512 rows is about 3 µs of the memory's time and few rows
+// are bound by latency (6 blocks at one row). Variants considered: a block a token with its qkv in
+// shared memory (more latency: a barrier; idle multiprocessors at one row), 16-byte loads with a
+// quarter warp a head (the cos and sin of a lane then take four loads). Not measured yet.
 #include "common.cuh"
 
 namespace {
 
 constexpr uint32_t THREADS = 128, LANES = 16;  // of a block, of a head
 
-template <class T> struct Job {
+template <class T>
+struct Job {
     T* qkv;
     const uint32_t *positions, *slots;
     const float *cos, *sin, *q_norm, *k_norm;
@@ -24,7 +27,9 @@ template <class T> struct Job {
 };
 
 // N values from `first` and N from `second`, normed.
-template <class T, uint32_t N> DEVICE void load_pairs(float (&x)[2 * N], const T* in, uint32_t first, uint32_t second, const float* norm, float scale) {
+template <class T, uint32_t N>
+DEVICE void load_pairs(float (&x)[2 * N], const T* in, uint32_t first, uint32_t second,
+    const float* norm, float scale) {
     Vec<T, N> a = load<T, N>(in + first), b = load<T, N>(in + second);
     for (uint32_t j = 0; j < N; j++) x[j] = to_float(a.at[j]), x[j + N] = to_float(b.at[j]);
     if (norm == nullptr) return;
@@ -34,7 +39,8 @@ template <class T, uint32_t N> DEVICE void load_pairs(float (&x)[2 * N], const T
 
 // `out` may be `in`: a lane writes what it alone has read.
 template <class T, uint32_t N, bool INTERLEAVED>
-DEVICE void rotate(const T* in, T* out, const float* cos, const float* sin, uint32_t half, const float* norm, float scale) {
+DEVICE void rotate(const T* in, T* out, const float* cos, const float* sin, uint32_t half,
+    const float* norm, float scale) {
     for (uint32_t i = threadIdx.x % LANES * N; i < half; i += LANES * N) {
         uint32_t first = INTERLEAVED ? 2 * i : i, second = INTERLEAVED ? 2 * i + N : i + half;
         float x[2 * N];
@@ -51,17 +57,21 @@ DEVICE void rotate(const T* in, T* out, const float* cos, const float* sin, uint
     }
 }
 
-template <class T, uint32_t N> DEVICE void pass(const T* in, T* out, uint32_t begin, uint32_t end, const float* norm, float scale) {
+template <class T, uint32_t N>
+DEVICE void pass(
+    const T* in, T* out, uint32_t begin, uint32_t end, const float* norm, float scale) {
     for (uint32_t i = begin + threadIdx.x % LANES * N; i < end; i += LANES * N) {
         Vec<T, N> x = load<T, N>(in + i);
         if (norm != nullptr)
-            for (uint32_t j = 0; j < N; j++) x.at[j] = from_float<T>(to_float(x.at[j]) * scale * norm[i + j]);
+            for (uint32_t j = 0; j < N; j++)
+                x.at[j] = from_float<T>(to_float(x.at[j]) * scale * norm[i + j]);
         store(out + i, x);
     }
 }
 
 // 1 / rms of a head, for its half of the warp; every thread takes part.
-template <class T, uint32_t N> DEVICE float inverse_rms(const T* in, uint32_t dim, float eps) {
+template <class T, uint32_t N>
+DEVICE float inverse_rms(const T* in, uint32_t dim, float eps) {
     float sum = 0.0f;
     for (uint32_t i = threadIdx.x % LANES * N; i < dim; i += LANES * N) {
         Vec<T, N> x = load<T, N>(in + i);
@@ -71,7 +81,8 @@ template <class T, uint32_t N> DEVICE float inverse_rms(const T* in, uint32_t di
     return 1.0f / sqrtf(sum / static_cast<float>(dim) + eps);
 }
 
-template <class T, uint32_t N, bool INTERLEAVED> DEVICE void rope_head(const Job<T>& job) {
+template <class T, uint32_t N, bool INTERLEAVED>
+DEVICE void rope_head(const Job<T>& job) {
     uint32_t dim = job.dim, per_token = job.heads + 2 * job.kv_heads;
     uint32_t item = blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES;
     bool real = item < job.n * per_token;
@@ -88,42 +99,51 @@ template <class T, uint32_t N, bool INTERLEAVED> DEVICE void rope_head(const Job
     if (!is_q) {
         uint32_t slot = job.slots[token], kv_head = (head - job.heads) % job.kv_heads;
         ASSERT(slot < job.max_slots);
-        out = (is_v ? job.v_cache : job.k_cache) + (static_cast<size_t>(slot) * job.kv_heads + kv_head) * dim;
+        out = (is_v ? job.v_cache : job.k_cache) +
+              (static_cast<size_t>(slot) * job.kv_heads + kv_head) * dim;
     }
     uint32_t turned = 0;
     if (!is_v) {
         ASSERT(job.positions[token] < job.max_positions);
         size_t angles = static_cast<size_t>(job.positions[token]) * job.half;
-        rotate<T, N, INTERLEAVED>(in, out, job.cos + angles, job.sin + angles, job.half, norm, scale);
+        rotate<T, N, INTERLEAVED>(
+            in, out, job.cos + angles, job.sin + angles, job.half, norm, scale);
         turned = 2 * job.half;
     }
     if (norm != nullptr || !is_q) pass<T, N>(in, out, turned, dim, norm, scale);
 }
 
-template <class T> DEVICE void rope(const Job<T>& job, bool interleaved) {
+template <class T>
+DEVICE void rope(const Job<T>& job, bool interleaved) {
     constexpr uint32_t N = 4;
     bool whole = job.dim % N == 0 && job.half % N == 0;
-    if (whole && interleaved) rope_head<T, N, true>(job);
-    else if (whole) rope_head<T, N, false>(job);
-    else if (interleaved) rope_head<T, 1, true>(job);
-    else rope_head<T, 1, false>(job);
+    if (whole && interleaved)
+        rope_head<T, N, true>(job);
+    else if (whole)
+        rope_head<T, N, false>(job);
+    else if (interleaved)
+        rope_head<T, 1, true>(job);
+    else
+        rope_head<T, 1, false>(job);
 }
 
 }  // namespace
 
-KERNEL __launch_bounds__(128) rope_f32(float* qkv, const uint32_t* positions, const uint32_t* slots, const float* cos, const float* sin,
-                                       const float* q_norm, const float* k_norm, float eps, float* k_cache, float* v_cache, uint32_t n,
-                                       uint32_t heads, uint32_t kv_heads, uint32_t dim, uint32_t half, uint32_t max_positions,
-                                       uint32_t max_slots, uint32_t interleaved) {
-    rope(Job<float>{qkv, positions, slots, cos, sin, q_norm, k_norm, eps, k_cache, v_cache, n, heads, kv_heads, dim, half, max_positions, max_slots},
-         interleaved != 0);
+KERNEL __launch_bounds__(128) rope_f32(float* qkv, const uint32_t* positions, const uint32_t* slots,
+    const float* cos, const float* sin, const float* q_norm, const float* k_norm, float eps,
+    float* k_cache, float* v_cache, uint32_t n, uint32_t heads, uint32_t kv_heads, uint32_t dim,
+    uint32_t half, uint32_t max_positions, uint32_t max_slots, uint32_t interleaved) {
+    rope(Job<float>{qkv, positions, slots, cos, sin, q_norm, k_norm, eps, k_cache, v_cache, n,
+             heads, kv_heads, dim, half, max_positions, max_slots},
+        interleaved != 0);
 }
 EXPORT(rope_f32)
-KERNEL __launch_bounds__(128) rope_bf16(bf16* qkv, const uint32_t* positions, const uint32_t* slots, const float* cos, const float* sin,
-                                        const float* q_norm, const float* k_norm, float eps, bf16* k_cache, bf16* v_cache, uint32_t n,
-                                        uint32_t heads, uint32_t kv_heads, uint32_t dim, uint32_t half, uint32_t max_positions,
-                                        uint32_t max_slots, uint32_t interleaved) {
-    rope(Job<bf16>{qkv, positions, slots, cos, sin, q_norm, k_norm, eps, k_cache, v_cache, n, heads, kv_heads, dim, half, max_positions, max_slots},
-         interleaved != 0);
+KERNEL __launch_bounds__(128) rope_bf16(bf16* qkv, const uint32_t* positions, const uint32_t* slots,
+    const float* cos, const float* sin, const float* q_norm, const float* k_norm, float eps,
+    bf16* k_cache, bf16* v_cache, uint32_t n, uint32_t heads, uint32_t kv_heads, uint32_t dim,
+    uint32_t half, uint32_t max_positions, uint32_t max_slots, uint32_t interleaved) {
+    rope(Job<bf16>{qkv, positions, slots, cos, sin, q_norm, k_norm, eps, k_cache, v_cache, n, heads,
+             kv_heads, dim, half, max_positions, max_slots},
+        interleaved != 0);
 }
 EXPORT(rope_bf16)

@@ -23,7 +23,11 @@ impl Case {
         Self {
             dim,
             qkv: random(&[n, (HEADS + 2 * KV_HEADS) * dim], 1),
-            table: RopeTable { cos: random(&[50, rotary / 2], 2), sin: random(&[50, rotary / 2], 3), style },
+            table: RopeTable {
+                cos: random(&[50, rotary / 2], 2),
+                sin: random(&[50, rotary / 2], 3),
+                style,
+            },
             norm: normed.then(|| QkNorm { q: random(&[dim], 4), k: random(&[dim], 5), eps: 1e-6 }),
             k: poisoned(&[BLOCKS, KV_HEADS, dim, BLOCK_SIZE]),
             v: poisoned(&[BLOCKS, KV_HEADS, BLOCK_SIZE, dim]),
@@ -70,7 +74,11 @@ impl Case {
         let (q, kv) = row.split_at(HEADS * self.dim);
         let (k, v) = kv.split_at(KV_HEADS * self.dim);
         let norm = self.norm.as_ref();
-        [self.turned(q, position, norm.map(|n| &n.q)), self.turned(k, position, norm.map(|n| &n.k)), v.to_vec()]
+        [
+            self.turned(q, position, norm.map(|n| &n.q)),
+            self.turned(k, position, norm.map(|n| &n.k)),
+            v.to_vec(),
+        ]
     }
 
     fn turned(&self, heads: &[f32], position: usize, norm: Option<&Tensor>) -> Vec<f32> {
@@ -81,7 +89,12 @@ impl Case {
                 let x = head.to_vec();
                 crate::norm::reference::rms_norm(&x, &values(weight), 1e-6, head);
             }
-            reference::rotate(head, &angle(&self.table.cos), &angle(&self.table.sin), self.table.style);
+            reference::rotate(
+                head,
+                &angle(&self.table.cos),
+                &angle(&self.table.sin),
+                self.table.style,
+            );
         }
         out
     }
@@ -95,7 +108,8 @@ fn equals_the_reference() {
                 let positions: Vec<u32> = (0..37).map(|i| (i * 7) % 50).collect();
                 let slots: Vec<u32> = (0..37).map(|i| (i * 11) % 48).collect();
                 let case = Case::new(37, dim, rotary, style, normed);
-                let want: Vec<_> = positions.iter().enumerate().map(|(i, p)| case.want(i, *p as usize)).collect();
+                let want: Vec<_> =
+                    positions.iter().enumerate().map(|(i, p)| case.want(i, *p as usize)).collect();
                 case.run(&positions, &slots).unwrap();
                 let what = format!("{style:?} {dim} {rotary} {normed}");
                 let half = Case::new(37, dim, rotary, style, normed).halved();
@@ -107,7 +121,8 @@ fn equals_the_reference() {
                     assert_close(&keys, k, 1e-5, &what);
                     assert_eq!(&vals, v, "{what}");
                     let round = |x: &f32| f16::from_f32(*x).to_f32();
-                    let rounded = [keys, vals].map(|exact| exact.iter().map(round).collect::<Vec<_>>());
+                    let rounded =
+                        [keys, vals].map(|exact| exact.iter().map(round).collect::<Vec<_>>());
                     assert_eq!(half.slot(slots[i]), rounded, "{what} in f16");
                 }
             }
@@ -121,13 +136,18 @@ fn what_f16_cannot_hold_is_kept_at_its_largest() {
     let huge = Case { qkv: (&case.qkv * 1e6).unwrap(), ..case }.halved();
     let exact = [1, 2].map(|part| huge.want(0, 3)[part].clone());
     huge.run(&[3], &[9]).unwrap();
-    let kept = exact.map(|part| part.iter().map(|x| f16::from_f32(x.clamp(-65504.0, 65504.0)).to_f32()).collect());
+    let kept = exact.map(|part| {
+        part.iter().map(|x| f16::from_f32(x.clamp(-65504.0, 65504.0)).to_f32()).collect()
+    });
     assert!(kept.iter().all(|part: &Vec<f32>| part.iter().any(|x| x.abs() == 65504.0)));
     assert_eq!(huge.slot(9), kept);
     let lost = Case::new(1, 64, 64, RopeStyle::Neox, false).halved();
     let nothing = Case { qkv: (&lost.qkv * f64::NAN).unwrap(), ..lost };
     nothing.run(&[3], &[9]).unwrap();
-    assert!(nothing.slot(9).iter().flatten().all(|x| x.is_nan()), "what is no number does not become one");
+    assert!(
+        nothing.slot(9).iter().flatten().all(|x| x.is_nan()),
+        "what is no number does not become one"
+    );
 }
 
 #[test]
@@ -140,9 +160,13 @@ fn slots_not_named_are_not_touched() {
 
 #[test]
 fn bad_indices_are_refused_before_anything_is_written() {
-    for (positions, slots) in
-        [([0, 50], [0, 1]), ([0, 1], [0, 48]), ([0, 1], [5, 5]), ([0, u32::MAX], [0, 1]), ([0, 1], [0, u32::MAX])]
-    {
+    for (positions, slots) in [
+        ([0, 50], [0, 1]),
+        ([0, 1], [0, 48]),
+        ([0, 1], [5, 5]),
+        ([0, u32::MAX], [0, 1]),
+        ([0, 1], [0, u32::MAX]),
+    ] {
         let case = Case::new(2, 64, 64, RopeStyle::Neox, false);
         assert!(matches!(case.run(&positions, &slots), Err(Error::Shape { .. })));
         assert!(values(&case.k).iter().all(|x| x.is_nan()));

@@ -11,7 +11,8 @@ struct Source {
     uint32_t count;
     float max, temperature;
 
-    template <class F> DEVICE void each(uint64_t first, uint64_t last, F f) const {
+    template <class F>
+    DEVICE void each(uint64_t first, uint64_t last, F f) const {
         for (uint32_t i = threadIdx.x; i < count; i += THREADS) {
             uint64_t rank = list == nullptr ? of_row(i) : list[i];
             if (first <= rank && rank <= last) f(rank);
@@ -23,7 +24,8 @@ struct Source {
     }
 };
 
-// The last of the foremost ranks, of those up to `last`, that together reach `wanted`: counted, or weighed.
+// The last of the foremost ranks, of those up to `last`, that together reach `wanted`: counted, or
+// weighed.
 DEVICE uint64_t descend(const Source& source, uint64_t last, uint64_t wanted, bool counts) {
     Tally sums = shared_tally();
     uint64_t first = 0;
@@ -38,7 +40,8 @@ DEVICE uint64_t descend(const Source& source, uint64_t last, uint64_t wanted, bo
         uint32_t bits = 64 - __clzll(high - low), shift = bits > 9 ? bits - 9 : 0;
         sums.clear();
         source.each(low, high, [&](uint64_t rank) {
-            sums.add(static_cast<uint32_t>((rank - low) >> shift), counts ? 1 : mass(rank_value(rank)));
+            sums.add(
+                static_cast<uint32_t>((rank - low) >> shift), counts ? 1 : mass(rank_value(rank)));
         });
         __syncthreads();
         Cut cut = find_cut(sums, [&](uint64_t) { return wanted; });
@@ -55,13 +58,15 @@ DEVICE void settle(const Args& args, float max, Race& race) {
     const Row& row = args.row();
     Work& work = args.work();
     bool counts = args.limited(), both = counts && args.nucleus(), full = work.listed > LIST;
-    Source source{full ? nullptr : work.list, args.changed_logits(), full ? args.vocab : work.listed, max, row.temperature};
+    Source source{full ? nullptr : work.list, args.changed_logits(),
+        full ? args.vocab : work.listed, max, row.temperature};
     Cut cut = row_cut(args);
     uint64_t last = descend(source, LAST_RANK, both || full ? cut.wanted : cut.rest, counts);
     if (both) {
         uint64_t total = 0;
         source.each(0, last, [&](uint64_t rank) { total += mass(rank_value(rank)); });
-        total = block_combine<THREADS>(total, static_cast<uint64_t>(0), [](uint64_t v) { return warp_sum(v); });
+        total = block_combine<THREADS>(
+            total, static_cast<uint64_t>(0), [](uint64_t v) { return warp_sum(v); });
         last = descend(source, last, nucleus_of(row.top_p, total), false);
     }
     source.each(0, last, [&](uint64_t rank) {
@@ -92,7 +97,9 @@ DEVICE void report(const Args& args, uint32_t token, uint32_t* result) {
         sum += pieces[p].sum * exp(static_cast<double>(pieces[p].max) - static_cast<double>(max));
     sum = block_combine<THREADS>(sum, 0.0, [](double v) { return warp_sum(v); });
     double total = static_cast<double>(max) + log(sum);
-    auto bits = [&](float raw) { return __float_as_uint(static_cast<float>(static_cast<double>(raw) - total)); };
+    auto bits = [&](float raw) {
+        return __float_as_uint(static_cast<float>(static_cast<double>(raw) - total));
+    };
     if (threadIdx.x == 0) result[1] = bits(args.row_logits()[token]);
     uint64_t below = ALL_ONES;
     for (uint32_t n = 0; n < top; n++) {
@@ -103,7 +110,9 @@ DEVICE void report(const Args& args, uint32_t token, uint32_t* result) {
         }
         below = block_most(best);
         // Behind the whole vocabulary: no id.
-        if (threadIdx.x == 0) result[2 + 2 * n] = below == 0 ? FULL : key_id(below), result[3 + 2 * n] = bits(key_value(below));
+        if (threadIdx.x == 0)
+            result[2 + 2 * n] = below == 0 ? FULL : key_id(below),
+                           result[3 + 2 * n] = bits(key_value(below));
     }
 }
 
@@ -125,8 +134,9 @@ DEVICE void choose(const Args& args, uint32_t* tokens, uint32_t* results) {
 
 }  // namespace
 
-KERNEL __launch_bounds__(256) sampling_choose_f32(float* logits, uint32_t vocab, const uint32_t* params, uint32_t params_len,
-    uint32_t rows, unsigned char* work, uint32_t row_bytes, uint32_t* tokens, uint32_t* results) {
+KERNEL __launch_bounds__(256) sampling_choose_f32(float* logits, uint32_t vocab,
+    const uint32_t* params, uint32_t params_len, uint32_t rows, unsigned char* work,
+    uint32_t row_bytes, uint32_t* tokens, uint32_t* results) {
     choose({logits, vocab, params, params_len, rows, work, row_bytes, blockIdx.x}, tokens, results);
 }
 EXPORT(sampling_choose_f32)

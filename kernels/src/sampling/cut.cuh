@@ -1,4 +1,5 @@
-// Sums of ids or of mass by bucket of scaled logit, and where a running sum reaches what top-k or top-p want.
+// Sums of ids or of mass by bucket of scaled logit, and where a running sum reaches what top-k or
+// top-p want.
 #pragma once
 
 #include "sampling/sampling.cuh"
@@ -8,7 +9,9 @@ namespace {
 DEVICE bool present(float scaled) { return scaled >= -LARGEST; }
 // Its whole part is the bucket.
 DEVICE float depth(float scaled) { return fminf(-scaled * STEPS, BUCKETS - 1); }
-DEVICE uint64_t mass(float scaled) { return static_cast<uint64_t>(expf(scaled) * 1099511627776.0f); }
+DEVICE uint64_t mass(float scaled) {
+    return static_cast<uint64_t>(expf(scaled) * 1099511627776.0f);
+}
 
 // A block's sums in shared memory.
 struct Tally {
@@ -24,7 +27,9 @@ struct Tally {
         uint32_t rest = static_cast<uint32_t>(amount >> 32) + carry;
         if (rest > 0) atomicAdd(&high[bucket], rest);
     }
-    DEVICE uint64_t operator()(uint32_t bucket) const { return static_cast<uint64_t>(high[bucket]) << 32 | low[bucket]; }
+    DEVICE uint64_t operator()(uint32_t bucket) const {
+        return static_cast<uint64_t>(high[bucket]) << 32 | low[bucket];
+    }
 };
 DEVICE Tally shared_tally() {
     SHARED(uint32_t, low, BUCKETS);
@@ -58,14 +63,17 @@ DEVICE void block_prefix(uint64_t x, uint64_t& upto, uint64_t& total) {
 }
 
 // `wanted(total)` is at least 1 and at most the total of the buckets.
-template <class Sums, class Wanted> DEVICE Cut find_cut(const Sums& sums, Wanted wanted_of) {
+template <class Sums, class Wanted>
+DEVICE Cut find_cut(const Sums& sums, Wanted wanted_of) {
     SHARED(Cut, found, 1);
     uint64_t left = sums(2 * threadIdx.x), right = sums(2 * threadIdx.x + 1), upto, total;
     block_prefix(left + right, upto, total);
     uint64_t wanted = wanted_of(total), before = upto - left - right;
     if (before < wanted && wanted <= upto) {
-        if (before + left >= wanted) found[0] = {2 * threadIdx.x, wanted - before, wanted};
-        else found[0] = {2 * threadIdx.x + 1, wanted - before - left, wanted};
+        if (before + left >= wanted)
+            found[0] = {2 * threadIdx.x, wanted - before, wanted};
+        else
+            found[0] = {2 * threadIdx.x + 1, wanted - before - left, wanted};
     }
     __syncthreads();
     Cut cut = found[0];
@@ -75,7 +83,8 @@ template <class Sums, class Wanted> DEVICE Cut find_cut(const Sums& sums, Wanted
 
 // At least one id stays.
 DEVICE uint64_t nucleus_of(float top_p, uint64_t total) {
-    uint64_t wanted = static_cast<uint64_t>(ceil(static_cast<double>(top_p) * static_cast<double>(total)));
+    uint64_t wanted =
+        static_cast<uint64_t>(ceil(static_cast<double>(top_p) * static_cast<double>(total)));
     wanted = wanted > 1 ? wanted : 1;
     return wanted < total ? wanted : total;
 }
@@ -84,10 +93,11 @@ DEVICE Cut row_cut(const Args& args) {
     const uint64_t* sums = args.work().tally;
     const Row& row = args.row();
     bool counts = args.limited();
-    return find_cut([&](uint32_t b) { return sums[b]; }, [&](uint64_t total) {
-        if (!counts) return nucleus_of(row.top_p, total);
-        return row.top_k < total ? row.top_k : total;
-    });
+    return find_cut([&](uint32_t b) { return sums[b]; },
+        [&](uint64_t total) {
+            if (!counts) return nucleus_of(row.top_p, total);
+            return row.top_k < total ? row.top_k : total;
+        });
 }
 
 static_assert(BUCKETS == 2 * THREADS, "as find_cut takes them");

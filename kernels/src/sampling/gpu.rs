@@ -1,4 +1,5 @@
-//! Sampling on a device: the same order of parameters and the same random numbers as on the CPU. `sampling.cuh` says how.
+//! Sampling on a device: the same order of parameters and the same random numbers as on the CPU.
+//! `sampling.cuh` says how.
 
 use crate::gpu::{Arg, Gpu, Kind, Launch, View};
 use crate::storage::ensure;
@@ -7,8 +8,9 @@ use crate::{Result, args};
 /// Most log-probabilities of a row beside the chosen token's.
 pub const MOST_TOP_LOGPROBS: usize = 20;
 
-/// How one row is sampled; its meaning is that of the node's sampler (repetition penalty, frequency and presence penalties, bias, bans,
-/// temperature, top-k, top-p over what is left, min-p; ties go to the lower id).
+/// How one row is sampled; its meaning is that of the node's sampler (repetition penalty, frequency
+/// and presence penalties, bias, bans, temperature, top-k, top-p over what is left, min-p; ties go
+/// to the lower id).
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowParams {
     /// 0 is greedy.
@@ -25,11 +27,13 @@ pub struct RowParams {
     pub position: u32,
     /// `Some(n)`: log-probabilities of the chosen token and of the n most likely.
     pub logprobs: Option<u8>,
-    /// So many of its sequence's tokens are the prompt; the frequency and presence penalties count those behind.
+    /// So many of its sequence's tokens are the prompt; the frequency and presence penalties count
+    /// those behind.
     pub prompt_len: u32,
 }
 
-/// A token that a row treats otherwise: what is added to its logit; minus infinity bans it. At most one entry a token and row.
+/// A token that a row treats otherwise: what is added to its logit; minus infinity bans it. At most
+/// one entry a token and row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Special {
     pub token: u32,
@@ -83,16 +87,19 @@ const MOST_IDS: usize = 1 << 23;
 const ROW_BYTES: usize = (512 + 2048 + 2) * 8;
 const PIECE_BYTES: usize = (4 + MOST_TOP_LOGPROBS) * 8;
 
-/// Words that `encode` needs at most for so many rows, padding included, with so many special tokens in all.
+/// Words that `encode` needs at most for so many rows, padding included, with so many special
+/// tokens in all.
 pub fn encoded_words(rows: usize, specials: usize) -> usize {
     rows * ROW_WORDS + specials * SPECIAL_WORDS
 }
 
-/// Writes the parameters of each row, the i-th one that of sequence `sequence_of(i)`, and, behind `between` words (an even number)
-/// that are left as they are, its special tokens. Rows beyond those given (a graph's padding) are greedy.
+/// Writes the parameters of each row, the i-th one that of sequence `sequence_of(i)`, and, behind
+/// `between` words (an even number) that are left as they are, its special tokens. Rows beyond
+/// those given (a graph's padding) are greedy.
 ///
 /// # Panics
-/// When `words` are fewer than `encoded_words` and those between, or the rows more than `padded_rows`.
+/// When `words` are fewer than `encoded_words` and those between, or the rows more than
+/// `padded_rows`.
 pub fn encode(
     rows: &[(RowParams, Vec<Special>)],
     sequence_of: impl Fn(usize) -> u32,
@@ -131,7 +138,12 @@ pub const GREEDY: RowParams = RowParams {
     prompt_len: 0,
 };
 
-fn encode_row(params: &RowParams, sequence: u32, first: usize, specials: usize) -> [u32; ROW_WORDS] {
+fn encode_row(
+    params: &RowParams,
+    sequence: u32,
+    first: usize,
+    specials: usize,
+) -> [u32; ROW_WORDS] {
     let most = |n: u8| 1 + u32::from(n).min(MOST_TOP_LOGPROBS as u32);
     [
         params.temperature.to_bits(),
@@ -160,7 +172,9 @@ pub fn workspace(rows: usize, vocab_size: usize) -> usize {
 }
 
 fn row_bytes(vocab_size: usize) -> usize {
-    ROW_BYTES + vocab_size.div_ceil(PIECE) * PIECE_BYTES + vocab_size.next_multiple_of(4) * Kind::F32.bytes()
+    ROW_BYTES
+        + vocab_size.div_ceil(PIECE) * PIECE_BYTES
+        + vocab_size.next_multiple_of(4) * Kind::F32.bytes()
 }
 
 /// One row's outcome.
@@ -168,7 +182,8 @@ fn row_bytes(vocab_size: usize) -> usize {
 pub enum Outcome {
     Token {
         token: u32,
-        /// Of the token, natural logarithm, under the model's own distribution; and the most likely, most likely first.
+        /// Of the token, natural logarithm, under the model's own distribution; and the most
+        /// likely, most likely first.
         logprobs: Option<(f32, Vec<(u32, f32)>)>,
     },
     /// A logit is NaN or infinite.
@@ -182,7 +197,10 @@ pub fn decode(result: &[u32], params: &RowParams) -> Outcome {
     let logprobs = |top: u8| {
         let (pairs, _) = result[2..].as_chunks::<2>();
         let known = pairs.iter().take(top.into()).take_while(|[id, _]| *id != NONE);
-        (f32::from_bits(result[1]), known.map(|&[id, logprob]| (id, f32::from_bits(logprob))).collect())
+        (
+            f32::from_bits(result[1]),
+            known.map(|&[id, logprob]| (id, f32::from_bits(logprob))).collect(),
+        )
     };
     match result[0] {
         NOT_FINITE => Outcome::NotFinite,
@@ -191,13 +209,16 @@ pub fn decode(result: &[u32], params: &RowParams) -> Outcome {
     }
 }
 
-/// Rows of `tokens`; everything else is read on the device, so a recorded launch stays right. A row without a token gets 0 in
-/// `tokens`.
+/// Rows of `tokens`; everything else is read on the device, so a recorded launch stays right. A row
+/// without a token gets 0 in `tokens`.
 pub fn sample(gpu: &dyn Gpu, args: &Sample) -> Result<()> {
     let &Sample { logits, vocab_size, params, history, tokens, results, workspace: work } = args;
     let rows = tokens.len();
     let words = [params, tokens, results].iter().all(|view| view.kind() == Kind::U32);
-    let kinds = words && logits.kind() == Kind::F32 && work.kind() == Kind::U8 && work.address().is_multiple_of(8);
+    let kinds = words
+        && logits.kind() == Kind::F32
+        && work.kind() == Kind::U8
+        && work.address().is_multiple_of(8);
     let sizes = (1..=MOST_IDS).contains(&vocab_size)
         && logits.len() == rows * vocab_size
         && params.len() >= encoded_words(rows, 0)
@@ -212,8 +233,12 @@ pub fn sample(gpu: &dyn Gpu, args: &Sample) -> Result<()> {
     }
     let pieces = [vocab_size.div_ceil(PIECE) as u32, rows as u32, 1];
     let launch = |kernel, blocks, own: &[Arg]| {
-        let common = args![logits, vocab_size, params, params.len(), rows, work, row_bytes(vocab_size)];
-        gpu.launch(&Launch { kernel, blocks, threads: 256, shared_bytes: 0 }, &[&common, own].concat())
+        let common =
+            args![logits, vocab_size, params, params.len(), rows, work, row_bytes(vocab_size)];
+        gpu.launch(
+            &Launch { kernel, blocks, threads: 256, shared_bytes: 0 },
+            &[&common, own].concat(),
+        )
     };
     launch("sampling_scan_f32", pieces, &history.args())?;
     launch("sampling_tally_f32", pieces, &[])?;
@@ -224,16 +249,31 @@ pub fn sample(gpu: &dyn Gpu, args: &Sample) -> Result<()> {
 impl History {
     fn check(&self) -> Result<()> {
         let &Self { tokens, seq_lens, tables, header, block_size } = self;
-        let kinds =
-            [tokens, seq_lens, tables, header].iter().all(|view| view.kind() == Kind::U32) && !header.is_empty();
-        ensure("sampling", kinds && tokens.address().is_multiple_of(16) && block_size.is_multiple_of(4), || {
-            format!("{tokens:?}, {seq_lens:?}, {tables:?} and {header:?} for blocks of {block_size}")
-        })
+        let kinds = [tokens, seq_lens, tables, header].iter().all(|view| view.kind() == Kind::U32)
+            && !header.is_empty();
+        ensure(
+            "sampling",
+            kinds && tokens.address().is_multiple_of(16) && block_size.is_multiple_of(4),
+            || {
+                format!(
+                    "{tokens:?}, {seq_lens:?}, {tables:?} and {header:?} for blocks of {block_size}"
+                )
+            },
+        )
     }
 
     fn args(&self) -> [Arg; 8] {
         let &Self { tokens, seq_lens, tables, header, block_size } = self;
-        args![tokens, tables, header, seq_lens, tokens.len(), tables.len(), seq_lens.len(), block_size]
+        args![
+            tokens,
+            tables,
+            header,
+            seq_lens,
+            tokens.len(),
+            tables.len(),
+            seq_lens.len(),
+            block_size
+        ]
     }
 }
 

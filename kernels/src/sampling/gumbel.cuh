@@ -1,5 +1,6 @@
-// Gumbel-max: the largest of scaled logit + noise, the lower id among equals, with the words and the noise of gumbel.rs.
-// Logarithms are taken in f64, and only where a bound without one does not rule the id out.
+// Gumbel-max: the largest of scaled logit + noise, the lower id among equals, with the words and
+// the noise of gumbel.rs. Logarithms are taken in f64, and only where a bound without one does not
+// rule the id out.
 #pragma once
 
 #include "sampling/sampling.cuh"
@@ -14,12 +15,14 @@ struct Best {
     }
 };
 DEVICE Best block_best(Best best) {
-    return block_combine<THREADS>(best, Best{static_cast<double>(MINUS_INFINITY), FULL}, [](Best best) {
+    return block_combine<THREADS>(
+        best, Best{static_cast<double>(MINUS_INFINITY), FULL}, [](Best best) {
 #pragma unroll
-        for (uint32_t step = WARP / 2; step > 0; step /= 2)
-            best.take({__shfl_xor_sync(FULL, best.value, step), __shfl_xor_sync(FULL, best.id, step)});
-        return best;
-    });
+            for (uint32_t step = WARP / 2; step > 0; step /= 2)
+                best.take({__shfl_xor_sync(FULL, best.value, step),
+                    __shfl_xor_sync(FULL, best.id, step)});
+            return best;
+        });
 }
 
 DEVICE_CALL double noise(uint32_t word) {
@@ -32,7 +35,8 @@ struct Race {
     Best best;
     float bar;  // what cannot reach it needs no logarithm
 
-    DEVICE Race(const Row& row, uint32_t leader) : position(row.position), seed_low(row.seed_low), seed_high(row.seed_high) {
+    DEVICE Race(const Row& row, uint32_t leader)
+        : position(row.position), seed_low(row.seed_low), seed_high(row.seed_high) {
         best = {noise(word(leader)), leader};
         raise();
     }
@@ -58,7 +62,8 @@ struct Race {
     DEVICE uint32_t word(uint32_t id) const { return pick(words(id / 4), id % 4); }
 
     DEVICE void enter(uint32_t id, float scaled, uint32_t word) {
-        // -ln(1 - v) >= v >= 2^-(zeros + 1) where `zeros` leading bits are 0, so the noise is at most (zeros + 1) ln 2.
+        // -ln(1 - v) >= v >= 2^-(zeros + 1) where `zeros` leading bits are 0, so the noise is at
+        // most (zeros + 1) ln 2.
         if (scaled + static_cast<float>(__clz(word) + 1) * 0.6931472f < bar) return;
         best.take({static_cast<double>(scaled) + noise(word), id});
         raise();

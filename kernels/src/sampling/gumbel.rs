@@ -1,8 +1,9 @@
 //! Gumbel-max: the position of the largest `scaled + noise` is a draw from the softmax of `scaled`.
 //!
-//! The noise of id i is `-ln(-ln(1 - v))` with `v = (word + 1/2) / 2^32`, where `word` is number `i % 4` of Philox4x32-10 with
-//! the seed as key (low word first) and the counter (`i / 4`, position, 0, 0). Logarithms are taken in f64, and only for those
-//! ids that bounds without a logarithm leave in the race; the outcome is that of computing every one.
+//! The noise of id i is `-ln(-ln(1 - v))` with `v = (word + 1/2) / 2^32`, where `word` is number `i
+//! % 4` of Philox4x32-10 with the seed as key (low word first) and the counter (`i / 4`, position,
+//! 0, 0). Logarithms are taken in f64, and only for those ids that bounds without a logarithm leave
+//! in the race; the outcome is that of computing every one.
 
 use super::philox::{lanes, philox4x32};
 use super::{Scan, first_equal, scan};
@@ -30,13 +31,14 @@ fn gumbel(word: u32) -> f64 {
 /// The bound for the word 0: no noise is larger.
 const MOST_NOISE: f64 = 33.0 * LN_2;
 
-/// At least `gumbel(word)`, without a logarithm: `-ln(1 - v) >= v >= 2^-(zeros + 1)` where `zeros` leading bits are 0.
+/// At least `gumbel(word)`, without a logarithm: `-ln(1 - v) >= v >= 2^-(zeros + 1)` where `zeros`
+/// leading bits are 0.
 fn bound(word: u32) -> f64 {
     f64::from(word.leading_zeros() + 1) * LN_2
 }
 
-/// The id of the largest `scaled[id] + noise`, the lower one among equals. Minus infinity is never chosen; `None` where there
-/// is nothing else.
+/// The id of the largest `scaled[id] + noise`, the lower one among equals. Minus infinity is never
+/// chosen; `None` where there is nothing else.
 pub fn gumbel_argmax(scaled: &[f32], seed: u64, position: u32) -> Option<u32> {
     let Scan { max, .. } = scan(scaled);
     let likeliest = first_equal(scaled, max).filter(|_| max > f32::NEG_INFINITY)? as u32;

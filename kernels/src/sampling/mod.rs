@@ -1,9 +1,11 @@
-//! Passes over one row of logits for the sampler: its largest value, exponential sums, thresholds, and Gumbel-max.
+//! Passes over one row of logits for the sampler: its largest value, exponential sums, thresholds,
+//! and Gumbel-max.
 //!
-//! Everything here is plain arithmetic on arrays of sixteen, without fused operations, so each pass gives the same bits on
-//! every instruction set; `vectorised!` only makes it wide. Measured at 49 152 values on one Zen 5 core, microseconds on
-//! AVX-512 (portable): `scan` 1.9 (4.9), `first_equal` 2.0 (2.4), `scale` 7, `mass` 20 (55), `above` 23 (24) with a hit in most
-//! vectors, `gumbel_argmax` 125 where no value is far enough below the largest to be passed over.
+//! Everything here is plain arithmetic on arrays of sixteen, without fused operations, so each pass
+//! gives the same bits on every instruction set; `vectorised!` only makes it wide. Measured at 49
+//! 152 values on one Zen 5 core, microseconds on AVX-512 (portable): `scan` 1.9 (4.9),
+//! `first_equal` 2.0 (2.4), `scale` 7, `mass` 20 (55), `above` 23 (24) with a hit in most vectors,
+//! `gumbel_argmax` 125 where no value is far enough below the largest to be passed over.
 
 pub mod gpu;
 mod gumbel;
@@ -48,7 +50,8 @@ fn scan_lanes<L: Lanes>(row: &[f32], found: &mut Scan) {
     }
     let largest = |max: f32, &value: &f32| if value > max { value } else { max };
     found.max = max.iter().chain(rest).fold(f32::NEG_INFINITY, largest);
-    found.finite = zero.iter().all(|zero| *zero == 0.0) && rest.iter().all(|value| value.is_finite());
+    found.finite =
+        zero.iter().all(|zero| *zero == 0.0) && rest.iter().all(|value| value.is_finite());
 }
 
 /// Position of the first of the row's values that equals `value`.
@@ -63,7 +66,9 @@ vectorised! { fn first_in_row(row: &[f32], value: f32, found: &mut Option<usize>
 #[inline(always)]
 fn first_lanes<L: Lanes>(row: &[f32], value: f32, found: &mut Option<usize>) {
     let (chunks, _) = row.as_chunks::<{ 4 * LANES }>();
-    let holds = |chunk: &[f32; 4 * LANES]| chunk.iter().fold(0, |found, x| found | u32::from(*x == value)) > 0;
+    let holds = |chunk: &[f32; 4 * LANES]| {
+        chunk.iter().fold(0, |found, x| found | u32::from(*x == value)) > 0
+    };
     let skipped = chunks.iter().position(holds).unwrap_or(chunks.len()) * 4 * LANES;
     *found = row[skipped..].iter().position(|x| *x == value).map(|at| skipped + at);
 }
@@ -108,7 +113,8 @@ fn mass_lanes<L: Lanes>(row: &[f32], sum: &mut f64) {
     *sum = sums.iter().sum();
 }
 
-/// e^x for x at most 0, within 2 ulp; 0 below -87. Cody-Waite reduction and Cephes' polynomial, nothing fused.
+/// e^x for x at most 0, within 2 ulp; 0 below -87. Cody-Waite reduction and Cephes' polynomial,
+/// nothing fused.
 #[inline(always)]
 fn exp(x: &[f32; LANES]) -> [f32; LANES] {
     /// 1.5 · 2^23: adding it rounds to an integer, which then stands in the low bits.

@@ -12,7 +12,10 @@ pub fn philox4x32(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
 
 /// The same for `N` counters side by side: `counter[i][lane]`.
 #[inline(always)]
-pub(super) fn lanes<const N: usize>(mut counter: [[u32; N]; 4], mut key: [u32; 2]) -> [[u32; N]; 4] {
+pub(super) fn lanes<const N: usize>(
+    mut counter: [[u32; N]; 4],
+    mut key: [u32; 2],
+) -> [[u32; N]; 4] {
     for _ in 0..ROUNDS {
         let before = counter;
         for i in 0..N {

@@ -20,20 +20,27 @@ DEVICE void tally(const Args& args) {
         if (!present(scaled)) return;
         uint64_t amount = counts ? 1 : mass(scaled);
         uint32_t b = static_cast<uint32_t>(depth(scaled));
-        if (b == BUCKETS - 1) tail += amount;
-        else sums.add(b, amount);
+        if (b == BUCKETS - 1)
+            tail += amount;
+        else
+            sums.add(b, amount);
     });
-    tail = block_combine<THREADS>(tail, static_cast<uint64_t>(0), [](uint64_t v) { return warp_sum(v); });
+    tail = block_combine<THREADS>(
+        tail, static_cast<uint64_t>(0), [](uint64_t v) { return warp_sum(v); });
     if (threadIdx.x == 0) sums.add(BUCKETS - 1, tail);
     __syncthreads();
     for (uint32_t b = threadIdx.x; b < BUCKETS; b += THREADS)
         if (sums(b) > 0)
-            atomicAdd(reinterpret_cast<unsigned long long*>(&args.work().tally[b]), static_cast<unsigned long long>(sums(b)));
+            atomicAdd(reinterpret_cast<unsigned long long*>(&args.work().tally[b]),
+                static_cast<unsigned long long>(sums(b)));
 }
 
-// Appends what lies between these depths to the row's list, in no order; nothing of a block whose share does not fit.
+// Appends what lies between these depths to the row's list, in no order; nothing of a block whose
+// share does not fit.
 DEVICE void append(Work& work, const Share& scaled, float from, float to) {
-    auto wanted = [&](float scaled) { return present(scaled) && depth(scaled) >= from && depth(scaled) < to; };
+    auto wanted = [&](float scaled) {
+        return present(scaled) && depth(scaled) >= from && depth(scaled) < to;
+    };
     SHARED(uint32_t, base, 2);
     if (threadIdx.x == 0) base[0] = 0;
     __syncthreads();
@@ -72,7 +79,9 @@ DEVICE void race(const Args& args) {
 #pragma unroll
         for (uint32_t i = 0; i < LANES; i++) {
             float scaled = logits.at[v][i];
-            in[i] = present(scaled) && scaled >= row.least && depth(scaled) < certain ? scaled : MINUS_INFINITY;
+            in[i] = present(scaled) && scaled >= row.least && depth(scaled) < certain
+                        ? scaled
+                        : MINUS_INFINITY;
         }
         race.enter_four(Share::id(v), in);
     }
@@ -83,13 +92,15 @@ DEVICE void race(const Args& args) {
 
 }  // namespace
 
-KERNEL __launch_bounds__(256) sampling_tally_f32(float* logits, uint32_t vocab, const uint32_t* params, uint32_t params_len,
-    uint32_t rows, unsigned char* work, uint32_t row_bytes) {
+KERNEL __launch_bounds__(256)
+    sampling_tally_f32(float* logits, uint32_t vocab, const uint32_t* params, uint32_t params_len,
+        uint32_t rows, unsigned char* work, uint32_t row_bytes) {
     tally({logits, vocab, params, params_len, rows, work, row_bytes, blockIdx.y});
 }
 EXPORT(sampling_tally_f32)
-KERNEL __launch_bounds__(256) sampling_race_f32(float* logits, uint32_t vocab, const uint32_t* params, uint32_t params_len,
-    uint32_t rows, unsigned char* work, uint32_t row_bytes) {
+KERNEL __launch_bounds__(256)
+    sampling_race_f32(float* logits, uint32_t vocab, const uint32_t* params, uint32_t params_len,
+        uint32_t rows, unsigned char* work, uint32_t row_bytes) {
     race({logits, vocab, params, params_len, rows, work, row_bytes, blockIdx.y});
 }
 EXPORT(sampling_race_f32)

@@ -19,7 +19,12 @@ pub fn gumbel_argmax(scaled: &[f32], seed: u64, position: u32) -> Option<u32> {
 }
 
 /// A row's outcome by sorting everything; `history` are its sequence's tokens.
-pub fn sample(logits: &[f32], params: &RowParams, specials: &[Special], history: &[u32]) -> Outcome {
+pub fn sample(
+    logits: &[f32],
+    params: &RowParams,
+    specials: &[Special],
+    history: &[u32],
+) -> Outcome {
     if logits.iter().any(|x| !x.is_finite()) {
         return Outcome::NotFinite;
     }
@@ -39,7 +44,10 @@ pub fn sample(logits: &[f32], params: &RowParams, specials: &[Special], history:
         let relative: Vec<f32> = logits.iter().map(|x| x - max).collect();
         let total = f64::from(max) + mass(&relative).ln();
         let logprob = |id: u32| (f64::from(logits[id as usize]) - total) as f32;
-        (logprob(token), ranked(logits).into_iter().take(top.into()).map(|id| (id, logprob(id))).collect())
+        (
+            logprob(token),
+            ranked(logits).into_iter().take(top.into()).map(|id| (id, logprob(id))).collect(),
+        )
     });
     Outcome::Token { token, logprobs }
 }

@@ -1,33 +1,43 @@
-// A token for each row of logits[rows, vocab_size] (f32), whatever mix of parameters the rows have; the log-probabilities asked for.
+// A token for each row of logits[rows, vocab_size] (f32), whatever mix of parameters the rows have;
+// the log-probabilities asked for.
 //
-// A vocabulary is cut into pieces of 4096 ids whatever the batch is, so a row's result never depends on other rows. Four kernels:
-//   scan    finite?, largest raw logit, sum of exponentials and foremost of the piece; then penalties, bias and bans, and the
+// A vocabulary is cut into pieces of 4096 ids whatever the batch is, so a row's result never
+//   depends on other rows. Four kernels: scan    finite?, largest raw logit, sum of exponentials
+//   and foremost of the piece; then penalties, bias and bans, and the
 //           largest of what they leave. Grid (pieces, rows).
-//   tally   rows with top-k or top-p: how many ids, or how much mass, each 1/16 below the largest scaled logit holds. As scan.
-//   race    Gumbel-max over what is certainly in; what shares the bucket of the cut goes to the row's list. As scan.
-//   choose  the exact cut within the list, the race of what it leaves, the merge of all. Grid (rows).
-// Greedy rows leave tally and race at once, rows without top-k and top-p leave tally. Nothing is sorted: a cut is found by
-// descending into the bucket where the running sum reaches the target. With top-k and top-p both, the list takes all of the k, of
-// whom choose finds the nucleus. A list that is full (k over 2048, or as many logits within 1/16) is passed over: choose then
-// goes over the whole row, which is slow (some ten passes by one block) and right.
+//   tally   rows with top-k or top-p: how many ids, or how much mass, each 1/16 below the largest
+//   scaled logit holds. As scan. race    Gumbel-max over what is certainly in; what shares the
+//   bucket of the cut goes to the row's list. As scan. choose  the exact cut within the list, the
+//   race of what it leaves, the merge of all. Grid (rows).
+// Greedy rows leave tally and race at once, rows without top-k and top-p leave tally. Nothing is
+// sorted: a cut is found by descending into the bucket where the running sum reaches the target.
+// With top-k and top-p both, the list takes all of the k, of whom choose finds the nucleus. A list
+// that is full (k over 2048, or as many logits within 1/16) is passed over: choose then goes over
+// the whole row, which is slow (some ten passes by one block) and right.
 //
-// Penalties count a sequence's tokens anew from the cache's history in each step, each block of scan those of its own piece: the
-// host neither counts nor uploads them, and a token that only the device knows is among them. What changes a logit changes it in
-// place; where log-probabilities of the raw ones are wanted too, all of the row is copied into its workspace first.
+// Penalties count a sequence's tokens anew from the cache's history in each step, each block of
+// scan those of its own piece: the host neither counts nor uploads them, and a token that only the
+// device knows is among them. What changes a logit changes it in place; where log-probabilities of
+// the raw ones are wanted too, all of the row is copied into its workspace first.
 //
-// Masses are 64-bit integers in units of 2^-40 of the most likely id's, so their sums do not depend on the order of atomics. An
-// id's mass is its exponential within 2 ulp of f32, rounded down to a unit; what weighs less than a unit is in no nucleus.
+// Masses are 64-bit integers in units of 2^-40 of the most likely id's, so their sums do not depend
+// on the order of atomics. An id's mass is its exponential within 2 ulp of f32, rounded down to a
+// unit; what weighs less than a unit is in no nucleus.
 //
-// Bytes moved: the row once (greedy), twice (sampled), thrice (top-k, top-p). Penalties read the row twice in scan, the second
-// time from L2, and 4 bytes a token of the sequence for each piece, from L2 too: 66 MB for 256 rows of 2000 tokens, 12 us at its
-// rate; two dependent loads for every 1024 tokens should hide behind the 32 warps of a multiprocessor.
-// By arithmetic for an H200, not measured yet: 256 rows of 128 256 ids are 131 MB, 27 us a pass at 4.8 TB/s. A thread has four
-// loads of 16 bytes in flight and at most 64 registers, so 64 KB a multiprocessor, more than latency times bandwidth (25 KB);
-// with tails some 35 us a kernel. Race issues about 45 instructions an id where bounds rule nothing out (14 of them divide, 18
-// are Philox), 51 us; after a cut most ids are out and it waits for memory. So greedy 40 us, sampled 90, top-p 120. One row: 32
-// blocks; a kernel is a launch and three or four trips to L2, about 3 us, or 1 where it leaves: 8 us greedy, 12 top-p.
-// Variants, by thought: one block a row (8 us a pass at one row); clusters with a histogram in distributed memory (sm_90 alone,
-// and 64 pieces do not fit one); sorting keys (passes more). 64-bit atomics in shared memory are loops on sm_90, hence halves.
+// Bytes moved: the row once (greedy), twice (sampled), thrice (top-k, top-p). Penalties read the
+// row twice in scan, the second time from L2, and 4 bytes a token of the sequence for each piece,
+// from L2 too: 66 MB for 256 rows of 2000 tokens, 12 us at its rate; two dependent loads for every
+// 1024 tokens should hide behind the 32 warps of a multiprocessor.
+// By arithmetic for an H200, not measured yet: 256 rows of 128 256 ids are 131 MB, 27 us a pass at
+// 4.8 TB/s. A thread has four loads of 16 bytes in flight and at most 64 registers, so 64 KB a
+// multiprocessor, more than latency times bandwidth (25 KB); with tails some 35 us a kernel. Race
+// issues about 45 instructions an id where bounds rule nothing out (14 of them divide, 18 are
+// Philox), 51 us; after a cut most ids are out and it waits for memory. So greedy 40 us, sampled
+// 90, top-p 120. One row: 32 blocks; a kernel is a launch and three or four trips to L2, about 3
+// us, or 1 where it leaves: 8 us greedy, 12 top-p. Variants, by thought: one block a row (8 us a
+// pass at one row); clusters with a histogram in distributed memory (sm_90 alone, and 64 pieces do
+// not fit one); sorting keys (passes more). 64-bit atomics in shared memory are loops on sm_90,
+// hence halves.
 #pragma once
 
 #include "common.cuh"
@@ -37,7 +47,7 @@ namespace {
 constexpr uint32_t THREADS = 256, LANES = 4, VECTORS = 4, PIECE = THREADS * LANES * VECTORS;
 constexpr uint32_t BUCKETS = 2 * THREADS, LIST = 2048, TOP = 20, RESULT = 2 + 2 * TOP;
 constexpr uint32_t NOT_FINITE = FULL, NOTHING_LEFT = FULL - 1;  // in place of a result's token
-constexpr float STEPS = 16.0f;                                 // buckets for each 1 of a scaled logit
+constexpr float STEPS = 16.0f;  // buckets for each 1 of a scaled logit
 constexpr float LARGEST = 3.402823466e38f;
 
 // As `encode` writes them.
@@ -51,7 +61,9 @@ struct Row {
     uint32_t sequence, prompt;
     uint32_t first, specials, unused;
 
-    DEVICE bool penalises() const { return frequency != 0.0f || presence != 0.0f || repetition != 1.0f; }
+    DEVICE bool penalises() const {
+        return frequency != 0.0f || presence != 0.0f || repetition != 1.0f;
+    }
     DEVICE bool changes() const { return specials > 0 || penalises(); }
     DEVICE bool copies() const { return logprobs > 0 && changes(); }
 };
@@ -122,27 +134,35 @@ DEVICE float key_value(uint64_t key) {
     return __uint_as_float(ordered ^ (ordered >> 31 ? 0x80000000u : FULL));
 }
 DEVICE uint64_t block_most(uint64_t x) {
-    return block_combine<THREADS>(x, static_cast<uint64_t>(0), [](uint64_t v) { return warp_max(v); });
+    return block_combine<THREADS>(
+        x, static_cast<uint64_t>(0), [](uint64_t v) { return warp_max(v); });
 }
 
-// ---- ranks: smaller for larger scaled logits (which are at most 0), the lower id first among equals
+// ---- ranks: smaller for larger scaled logits (which are at most 0), the lower id first among
+// equals
 
 constexpr uint64_t LAST_RANK = ALL_ONES >> 1;
 
 DEVICE uint64_t rank(float scaled, uint32_t id) {
     return static_cast<uint64_t>(__float_as_uint(scaled) & 0x7fffffffu) << 32 | id;
 }
-DEVICE float rank_value(uint64_t rank) { return -__uint_as_float(static_cast<uint32_t>(rank >> 32)); }
+DEVICE float rank_value(uint64_t rank) {
+    return -__uint_as_float(static_cast<uint32_t>(rank >> 32));
+}
 
 // Relative to the maximum, so that a tiny temperature cannot overflow.
-DEVICE float scaled(float x, float max, float temperature) { return __fdiv_rn(__fadd_rn(x, -max), temperature); }
+DEVICE float scaled(float x, float max, float temperature) {
+    return __fdiv_rn(__fadd_rn(x, -max), temperature);
+}
 
 // ---- a thread's share of a piece: VECTORS of consecutive ids
 
 struct Share {
     float at[VECTORS][LANES];
 
-    static DEVICE uint32_t id(uint32_t vector) { return blockIdx.x * PIECE + (vector * THREADS + threadIdx.x) * LANES; }
+    static DEVICE uint32_t id(uint32_t vector) {
+        return blockIdx.x * PIECE + (vector * THREADS + threadIdx.x) * LANES;
+    }
 
     // Minus infinity behind the vocabulary.
     DEVICE void load_from(const float* row, uint32_t vocab) {
@@ -163,7 +183,8 @@ struct Share {
             for (uint32_t i = 0; i < LANES; i++) at[v][i] = values.at[i];
         }
     }
-    template <class F> DEVICE void each(F f) const {
+    template <class F>
+    DEVICE void each(F f) const {
 #pragma unroll
         for (uint32_t v = 0; v < VECTORS; v++)
 #pragma unroll
@@ -202,6 +223,8 @@ DEVICE uint64_t row_leader(const Args& args) {
     }
     return block_most(most);
 }
-DEVICE bool usable(uint64_t leader) { return leader != ALL_ONES && key_value(leader) > MINUS_INFINITY; }
+DEVICE bool usable(uint64_t leader) {
+    return leader != ALL_ONES && key_value(leader) > MINUS_INFINITY;
+}
 
 }  // namespace

@@ -29,12 +29,15 @@ struct History {
         ASSERT(sequence < sequences);
         return seq_lens[sequence];
     }
-    // f(token) for those at positions from `first` to before `end`. Blocks begin at multiples of four, so four are read at once.
-    template <class F> DEVICE void each(uint32_t sequence, uint32_t first, uint32_t end, F f) const {
+    // f(token) for those at positions from `first` to before `end`. Blocks begin at multiples of
+    // four, so four are read at once.
+    template <class F>
+    DEVICE void each(uint32_t sequence, uint32_t first, uint32_t end, F f) const {
         size_t table = static_cast<size_t>(sequence) * header[0];
         ASSERT((end + block_size - 1) / block_size <= header[0] && table + header[0] <= table_len);
         for (uint32_t p = first / 4 * 4 + threadIdx.x * 4; p < end; p += THREADS * 4) {
-            size_t slot = static_cast<size_t>(tables[table + p / block_size]) * block_size + p % block_size;
+            size_t slot =
+                static_cast<size_t>(tables[table + p / block_size]) * block_size + p % block_size;
             ASSERT(slot + 4 <= slots);
             auto four = load<uint32_t, 4>(tokens + slot);
 #pragma unroll
@@ -44,7 +47,8 @@ struct History {
     }
 };
 
-// For each id of the piece: twice how often it stands in the row's output, and 1 more where it stands in the prompt.
+// For each id of the piece: twice how often it stands in the row's output, and 1 more where it
+// stands in the prompt.
 DEVICE void count(const Row& row, const History& history, uint32_t* marks) {
     for (uint32_t i = threadIdx.x; i < PIECE; i += THREADS) marks[i] = 0;
     __syncthreads();
@@ -78,7 +82,8 @@ DEVICE void change(const Args& args, const History& history, const Share& x) {
     float* changed = args.changed_logits();
     x.each([&](uint32_t id, float x) {
         uint32_t mark = marks[id % PIECE];
-        if (id < args.vocab && (mark > 0 || row.copies())) changed[id] = mark > 0 ? penalised(x, row, mark / 2) : x;
+        if (id < args.vocab && (mark > 0 || row.copies()))
+            changed[id] = mark > 0 ? penalised(x, row, mark / 2) : x;
     });
     __syncthreads();
     for (uint32_t i = threadIdx.x; i < row.specials; i += THREADS) {
@@ -98,7 +103,8 @@ DEVICE void scan(const Args& args, const History& history) {
     Share x;
     x.load_from(args.row_logits(), args.vocab);
     uint64_t leader = block_most(x.finite(args.vocab) ? x.leader(args.vocab) : ALL_ONES);
-    if (row.logprobs > 0 && leader != ALL_ONES) summarise(x, args.vocab, key_value(leader), row.logprobs - 1, piece);
+    if (row.logprobs > 0 && leader != ALL_ONES)
+        summarise(x, args.vocab, key_value(leader), row.logprobs - 1, piece);
     if (row.changes() && leader != ALL_ONES) {
         change(args, history, x);
         x.load_from(args.changed_logits(), args.vocab);
@@ -112,10 +118,12 @@ DEVICE void scan(const Args& args, const History& history) {
 
 }  // namespace
 
-KERNEL __launch_bounds__(256, 4) sampling_scan_f32(float* logits, uint32_t vocab, const uint32_t* params, uint32_t params_len,
-    uint32_t rows, unsigned char* work, uint32_t row_bytes, const uint32_t* tokens, const uint32_t* tables, const uint32_t* header,
-    const uint32_t* seq_lens, uint32_t slots, uint32_t table_len, uint32_t sequences, uint32_t block_size) {
+KERNEL __launch_bounds__(256, 4)
+    sampling_scan_f32(float* logits, uint32_t vocab, const uint32_t* params, uint32_t params_len,
+        uint32_t rows, unsigned char* work, uint32_t row_bytes, const uint32_t* tokens,
+        const uint32_t* tables, const uint32_t* header, const uint32_t* seq_lens, uint32_t slots,
+        uint32_t table_len, uint32_t sequences, uint32_t block_size) {
     scan({logits, vocab, params, params_len, rows, work, row_bytes, blockIdx.y},
-         {tokens, tables, header, seq_lens, slots, table_len, sequences, block_size});
+        {tokens, tables, header, seq_lens, slots, table_len, sequences, block_size});
 }
 EXPORT(sampling_scan_f32)

@@ -1,4 +1,5 @@
-//! Each pass against its specification over awkward sizes, and the same bits on every instruction set.
+//! Each pass against its specification over awkward sizes, and the same bits on every instruction
+//! set.
 
 use super::*;
 use crate::testing::{random, values};
@@ -53,7 +54,8 @@ fn thresholds_keep_positions_in_order() {
         for threshold in [-11.0, -5.0, -0.01, 0.0, 1.0] {
             let mut found = Vec::new();
             above(&row, threshold, &mut found);
-            let want: Vec<u32> = (0..).zip(&row).filter(|(_, x)| **x >= threshold).map(|(i, _)| i).collect();
+            let want: Vec<u32> =
+                (0..).zip(&row).filter(|(_, x)| **x >= threshold).map(|(i, _)| i).collect();
             assert_eq!(found, want, "{threshold} over {}", row.len());
         }
     }
@@ -74,7 +76,12 @@ fn gumbel_max_is_that_of_computing_every_noise() {
     for spread in [0.0, 1.0, 12.0, 60.0] {
         for (seed, mut row) in (0..).zip(rows(spread)) {
             let seed = seed << 31 | seed;
-            assert_eq!(gumbel_argmax(&row, seed, 9), reference::gumbel_argmax(&row, seed, 9), "{} values", row.len());
+            assert_eq!(
+                gumbel_argmax(&row, seed, 9),
+                reference::gumbel_argmax(&row, seed, 9),
+                "{} values",
+                row.len()
+            );
             row[0] = f32::NEG_INFINITY;
             assert_eq!(gumbel_argmax(&row, seed, 10), reference::gumbel_argmax(&row, seed, 10));
         }

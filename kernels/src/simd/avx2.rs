@@ -1,7 +1,7 @@
 //! Two 256-bit registers.
 //!
-//! Every `unsafe` here is sound because the type is only used inside functions that enable the instructions and are entered
-//! only after run-time detection.
+//! Every `unsafe` here is sound because the type is only used inside functions that enable the
+//! instructions and are entered only after run-time detection.
 #![allow(clippy::wildcard_imports, reason = "intrinsics are named by their prefix")]
 
 use super::{LANES, Lanes};
@@ -83,8 +83,9 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     fn load_i8(from: &[u8; LANES]) -> Self {
-        let half =
-            |i| unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.as_ptr().add(i).cast()))) };
+        let half = |i| unsafe {
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.as_ptr().add(i).cast())))
+        };
         Self(half(0), half(8))
     }
 }

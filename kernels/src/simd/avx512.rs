@@ -1,7 +1,7 @@
 //! One 512-bit register.
 //!
-//! Every `unsafe` here is sound because the type is only used inside functions that enable the instructions and are entered
-//! only after run-time detection.
+//! Every `unsafe` here is sound because the type is only used inside functions that enable the
+//! instructions and are entered only after run-time detection.
 #![allow(clippy::wildcard_imports, reason = "intrinsics are named by their prefix")]
 
 use super::{LANES, Lanes};
@@ -76,6 +76,8 @@ impl Lanes for Avx512 {
     }
     #[inline(always)]
     fn load_i8(from: &[u8; LANES]) -> Self {
-        Self(unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.as_ptr().cast()))) })
+        Self(unsafe {
+            _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.as_ptr().cast())))
+        })
     }
 }

@@ -1,7 +1,8 @@
 //! Sixteen f32 lanes over AVX-512, AVX2 + FMA, or plain arrays, chosen at run time.
 //!
-//! Kernels are generic over [`Lanes`] and `#[inline(always)]`; [`vectorised!`] instantiates them inside functions that enable
-//! the instruction set. Sums differ between instruction sets in rounding only; within one they never depend on a batch.
+//! Kernels are generic over [`Lanes`] and `#[inline(always)]`; [`vectorised!`] instantiates them
+//! inside functions that enable the instruction set. Sums differ between instruction sets in
+//! rounding only; within one they never depend on a batch.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -39,7 +40,9 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             (
                 Self::Avx2,
-                is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c"),
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c"),
             ),
             (Self::Portable, true),
         ]
@@ -105,14 +108,17 @@ pub(crate) trait Lanes: Copy {
         v[0]
     }
 
-    /// e^x within 2 ulp; 0 below -87.7, infinity above 88.3, NaN kept. Cody-Waite reduction and Cephes' polynomial.
+    /// e^x within 2 ulp; 0 below -87.7, infinity above 88.3, NaN kept. Cody-Waite reduction and
+    /// Cephes' polynomial.
     #[inline(always)]
     fn exp(self) -> Self {
         /// 1.5 · 2^23: adding it rounds to an integer.
         const ROUND: f32 = 12_582_912.0;
         let x = Self::splat(-88.0).max(self);
         let x = Self::splat(-88.8).max(x.mul(Self::splat(-1.0))).mul(Self::splat(-1.0));
-        let n = x.mul_add(Self::splat(std::f32::consts::LOG2_E), Self::splat(ROUND)).add(Self::splat(-ROUND));
+        let n = x
+            .mul_add(Self::splat(std::f32::consts::LOG2_E), Self::splat(ROUND))
+            .add(Self::splat(-ROUND));
         let r = n.mul_add(Self::splat(-0.693_359_4), x);
         let r = n.mul_add(Self::splat(2.121_944_4e-4), r);
         let mut p = Self::splat(1.987_569_1e-4);
@@ -124,7 +130,8 @@ pub(crate) trait Lanes: Copy {
     }
 }
 
-/// Defines `fn name(isa, args…)` that runs `kernel::<L>(args…)` with the lanes of `isa`; `fn name<E: Bound>` runs `kernel::<L, E>`.
+/// Defines `fn name(isa, args…)` that runs `kernel::<L>(args…)` with the lanes of `isa`; `fn
+/// name<E: Bound>` runs `kernel::<L, E>`.
 macro_rules! vectorised {
     ($(#[$meta:meta])* $vis:vis fn $name:ident$(<$element:ident: $bound:path>)?($($arg:ident: $ty:ty),* $(,)?) = $kernel:ident) => {
         $(#[$meta])*

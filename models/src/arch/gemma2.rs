@@ -1,4 +1,5 @@
-//! Gemma 2: norms on both sides of each sub-layer, soft caps, every other layer with a sliding window. Riviere et al. 2024.
+//! Gemma 2: norms on both sides of each sub-layer, soft caps, every other layer with a sliding
+//! window. Riviere et al. 2024.
 
 use super::{Architecture, Blueprint, Recipe, gguf_config, hf_config};
 use crate::config::Sliding;
@@ -7,13 +8,17 @@ use crate::{ModelConfig, Result};
 use cresset_kernels::activation::Activation;
 use cresset_kernels::rope::RopeStyle;
 
-pub const GEMMA2: Architecture = Architecture { gguf: Some(("gemma2", from_gguf)), hf: ("gemma2", from_hf) };
+pub const GEMMA2: Architecture =
+    Architecture { gguf: Some(("gemma2", from_gguf)), hf: ("gemma2", from_hf) };
 
 /// Of Gemma 2 and 3. The converter to GGUF adds the one to the norms' weights.
 pub(super) const RECIPE: Recipe = Recipe {
     activation: Activation::GeluTanh,
     sub_layer_norms: true,
-    spelling: Spelling { gguf: &[("post_attention_layernorm", "post_attention_norm")], norms_less_one: false },
+    spelling: Spelling {
+        gguf: &[("post_attention_layernorm", "post_attention_norm")],
+        norms_less_one: false,
+    },
     ..Recipe::plain(RopeStyle::Neox)
 };
 
@@ -30,8 +35,12 @@ fn from_gguf(keys: &mut gguf_config::Keys) -> Result<Blueprint> {
     Ok(Blueprint { config, recipe: RECIPE })
 }
 
-/// GGUF does not say the attention's scale: of all sizes, only the largest has one that is not the heads'.
-pub(super) fn gguf_decoder(keys: &mut gguf_config::Keys, layers_of_27b: usize) -> Result<ModelConfig> {
+/// GGUF does not say the attention's scale: of all sizes, only the largest has one that is not the
+/// heads'.
+pub(super) fn gguf_decoder(
+    keys: &mut gguf_config::Keys,
+    layers_of_27b: usize,
+) -> Result<ModelConfig> {
     let mut config = keys.decoder()?;
     if config.layers == layers_of_27b {
         config.attention_scale = 1.0 / (config.hidden_size as f32 / config.heads as f32).sqrt();

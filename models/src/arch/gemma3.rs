@@ -1,5 +1,5 @@
-//! Gemma 3: Gemma 2 with norms on Q and K in place of the attention's soft cap, and one full layer after five with a
-//! sliding window and a RoPE base of their own. Kamath et al. 2025.
+//! Gemma 3: Gemma 2 with norms on Q and K in place of the attention's soft cap, and one full layer
+//! after five with a sliding window and a RoPE base of their own. Kamath et al. 2025.
 
 use super::gemma2::{self, RECIPE};
 use super::hf_rope::{self, Base};
@@ -8,7 +8,8 @@ use crate::Result;
 use crate::config::{RopeConfig, RopeScaling, Sliding};
 
 /// Only the text model: "gemma3" is, in Hugging Face's configs, the one with a vision tower.
-pub const GEMMA3: Architecture = Architecture { gguf: Some(("gemma3", from_gguf)), hf: ("gemma3_text", from_hf) };
+pub const GEMMA3: Architecture =
+    Architecture { gguf: Some(("gemma3", from_gguf)), hf: ("gemma3_text", from_hf) };
 
 const PATTERN: usize = 6;
 const WINDOW: usize = 4096;
@@ -20,8 +21,10 @@ fn from_gguf(keys: &mut gguf_config::Keys) -> Result<Blueprint> {
     let mut config = gemma2::gguf_decoder(keys, LAYERS_OF_27B)?;
     let theta = keys.float("rope.freq_base_swa")?.unwrap_or(SLIDING_THETA);
     let layers = keys.sliding_layers(config.layers, PATTERN)?;
-    let rope = Some(RopeConfig { theta, rotary_dim: config.rope.rotary_dim, scaling: RopeScaling::None });
-    config.sliding = keys.size("attention.sliding_window")?.map(|window| Sliding { window, layers, rope });
+    let rope =
+        Some(RopeConfig { theta, rotary_dim: config.rope.rotary_dim, scaling: RopeScaling::None });
+    config.sliding =
+        keys.size("attention.sliding_window")?.map(|window| Sliding { window, layers, rope });
     Ok(Blueprint { config, recipe: Recipe { qk_norm: true, ..RECIPE } })
 }
 
@@ -29,18 +32,22 @@ fn from_hf(keys: &mut hf_config::Keys) -> Result<Blueprint> {
     let [full, sliding] = ropes(keys)?;
     let (mut config, recipe) = gemma2::hf_decoder(keys)?;
     let (head_dim, max_positions) = (config.head_dim, config.max_positions);
-    let rope = |(parameters, theta)| hf_rope::rope(parameters, Base { theta, head_dim, max_positions }, None);
+    let rope = |(parameters, theta)| {
+        hf_rope::rope(parameters, Base { theta, head_dim, max_positions }, None)
+    };
     (config.rope, config.max_positions) = rope(full)?;
     let (sliding_rope, _) = rope(sliding)?;
     let window = keys.window(WINDOW)?;
-    let (newer, older) = (keys.take("_sliding_window_pattern")?, keys.take("sliding_window_pattern")?);
+    let (newer, older) =
+        (keys.take("_sliding_window_pattern")?, keys.take("sliding_window_pattern")?);
     let pattern = newer.or(older).unwrap_or(PATTERN).max(1);
     let sliding = keys.sliding(&config, window, |layer| (layer + 1) % pattern != 0)?;
     config.sliding = sliding.map(|sliding| Sliding { rope: Some(sliding_rope), ..sliding });
     Ok(Blueprint { config, recipe: Recipe { qk_norm: true, ..recipe } })
 }
 
-/// The rotations of full and of sliding layers: their parameters, and the base where those do not say it.
+/// The rotations of full and of sliding layers: their parameters, and the base where those do not
+/// say it.
 fn ropes(keys: &mut hf_config::Keys) -> Result<[(Option<hf_config::Keys>, f32); 2]> {
     let full_theta = keys.take("rope_theta")?.unwrap_or(THETA);
     let sliding_theta = keys.take("rope_local_base_freq")?.unwrap_or(SLIDING_THETA);

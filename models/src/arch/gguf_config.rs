@@ -8,7 +8,8 @@ use candle_core::DType;
 use std::collections::BTreeSet;
 
 /// Keys that say nothing about the computation.
-const IGNORED: [&str; 3] = ["tensor_data_layout", "rope.scaling.finetuned", "attention.value_length_swa"];
+const IGNORED: [&str; 3] =
+    ["tensor_data_layout", "rope.scaling.finetuned", "attention.value_length_swa"];
 
 pub struct Keys<'a> {
     file: &'a GgufFile,
@@ -54,10 +55,13 @@ impl<'a> Keys<'a> {
 
     /// What every decoder has; heads may not differ in the sizes of K and V.
     pub fn decoder(&mut self) -> Result<ModelConfig> {
-        let (hidden_size, heads) = (self.required("embedding_length")?, self.required("attention.head_count")?);
+        let (hidden_size, heads) =
+            (self.required("embedding_length")?, self.required("attention.head_count")?);
         let head_dim = self.size("attention.key_length")?.unwrap_or(hidden_size / heads);
         if self.size("attention.value_length")?.is_some_and(|v| v != head_dim) {
-            return Err(Error::Unsupported("keys and values of different sizes are not supported".into()));
+            return Err(Error::Unsupported(
+                "keys and values of different sizes are not supported".into(),
+            ));
         }
         let epsilon = self.float("attention.layer_norm_rms_epsilon")?;
         let config = ModelConfig {
@@ -68,7 +72,8 @@ impl<'a> Keys<'a> {
             heads,
             kv_heads: self.size("attention.head_count_kv")?.unwrap_or(heads),
             head_dim,
-            rms_norm_eps: epsilon.ok_or_else(|| self.bad("attention.layer_norm_rms_epsilon is missing"))?,
+            rms_norm_eps: epsilon
+                .ok_or_else(|| self.bad("attention.layer_norm_rms_epsilon is missing"))?,
             rope: self.rope(head_dim)?,
             max_positions: self.required("context_length")?,
             sliding: None,
@@ -100,7 +105,8 @@ impl<'a> Keys<'a> {
     }
 
     fn vocabulary(&mut self) -> Result<usize> {
-        let stored = self.file.tensors.get("token_embd.weight").and_then(|t| t.shape.first().copied());
+        let stored =
+            self.file.tensors.get("token_embd.weight").and_then(|t| t.shape.first().copied());
         let stated = self.size("vocab_size")?;
         stated.or(stored).ok_or_else(|| self.bad("token_embd.weight is missing"))
     }
@@ -144,11 +150,17 @@ impl<'a> Keys<'a> {
     /// Refuses keys of the architecture that nothing asked for: they may change the computation.
     pub fn finish(self) -> Result<()> {
         let prefix = format!("{}.", self.architecture);
-        let ignored = |key: &str| key.strip_prefix(&prefix).is_some_and(|rest| IGNORED.contains(&rest));
-        let split = self.file.metadata.get("split.count").and_then(Value::as_usize).filter(|n| *n > 1);
-        let unknown =
-            self.file.metadata.keys().filter(|k| k.starts_with(&prefix) && !self.used.contains(*k) && !ignored(k));
-        let unknown: Vec<&str> = unknown.map(String::as_str).chain(split.map(|_| "split.count")).collect();
+        let ignored =
+            |key: &str| key.strip_prefix(&prefix).is_some_and(|rest| IGNORED.contains(&rest));
+        let split =
+            self.file.metadata.get("split.count").and_then(Value::as_usize).filter(|n| *n > 1);
+        let unknown = self
+            .file
+            .metadata
+            .keys()
+            .filter(|k| k.starts_with(&prefix) && !self.used.contains(*k) && !ignored(k));
+        let unknown: Vec<&str> =
+            unknown.map(String::as_str).chain(split.map(|_| "split.count")).collect();
         if unknown.is_empty() {
             return Ok(());
         }

@@ -57,9 +57,11 @@ const IGNORED: [&str; 42] = [
 ];
 
 /// Switches that families without them may carry, off.
-const OFF: [&str; 5] = ["attention_bias", "mlp_bias", "rope_interleaved", "use_bidirectional_attention", "use_mrope"];
+const OFF: [&str; 5] =
+    ["attention_bias", "mlp_bias", "rope_interleaved", "use_bidirectional_attention", "use_mrope"];
 
-/// The settings of a file, taken out as an architecture asks for them; what is left at the end is not understood.
+/// The settings of a file, taken out as an architecture asks for them; what is left at the end is
+/// not understood.
 pub struct Keys {
     path: PathBuf,
     values: Map<String, Value>,
@@ -75,7 +77,9 @@ impl Keys {
     pub fn take<T: DeserializeOwned>(&mut self, key: &str) -> Result<Option<T>> {
         match self.values.remove(key) {
             None | Some(Value::Null) => Ok(None),
-            Some(value) => serde_json::from_value(value).map(Some).map_err(|e| self.bad(&format!("{key}: {e}"))),
+            Some(value) => serde_json::from_value(value)
+                .map(Some)
+                .map_err(|e| self.bad(&format!("{key}: {e}"))),
         }
     }
 
@@ -103,8 +107,10 @@ impl Keys {
     /// What every decoder has.
     pub fn decoder(&mut self, tied_embeddings: bool) -> Result<ModelConfig> {
         let max_positions = self.required("max_position_embeddings")?;
-        let (hidden_size, heads) = (self.required("hidden_size")?, self.required("num_attention_heads")?);
-        let head_dim = self.take("head_dim")?.or(usize::checked_div(hidden_size, heads)).unwrap_or(0);
+        let (hidden_size, heads) =
+            (self.required("hidden_size")?, self.required("num_attention_heads")?);
+        let head_dim =
+            self.take("head_dim")?.or(usize::checked_div(hidden_size, heads)).unwrap_or(0);
         let (rope, max_positions) = hf_rope::shared(self, head_dim, max_positions)?;
         let config = ModelConfig {
             vocab_size: self.required("vocab_size")?,
@@ -141,7 +147,11 @@ impl Keys {
 
     /// The `sliding_window`; null is none.
     pub fn window(&mut self, usual: usize) -> Result<Option<usize>> {
-        if self.values.contains_key("sliding_window") { self.take("sliding_window") } else { Ok(Some(usual)) }
+        if self.values.contains_key("sliding_window") {
+            self.take("sliding_window")
+        } else {
+            Ok(Some(usual))
+        }
     }
 
     /// The layers with a sliding window: those that `layer_types` names, or else `by_default`.
@@ -159,7 +169,9 @@ impl Keys {
         if !layers.contains(&true) {
             return Ok(None);
         }
-        let window = window.ok_or_else(|| self.bad("`layer_types` asks for a `sliding_window`, which is missing"))?;
+        let window = window.ok_or_else(|| {
+            self.bad("`layer_types` asks for a `sliding_window`, which is missing")
+        })?;
         Ok(Some(Sliding { window, layers, rope: None }))
     }
 
@@ -174,7 +186,9 @@ impl Keys {
     /// Refuses what nothing asked for: it may change the computation.
     pub fn finish(self) -> Result<()> {
         let silent = |key: &str, value: &Value| {
-            value.is_null() || IGNORED.contains(&key) || (OFF.contains(&key) && *value == Value::Bool(false))
+            value.is_null()
+                || IGNORED.contains(&key)
+                || (OFF.contains(&key) && *value == Value::Bool(false))
         };
         let unknown = self.values.iter().filter(|(key, value)| !silent(key, value));
         let unknown: Vec<&str> = unknown.map(|(key, _)| key.as_str()).collect();

@@ -1,5 +1,5 @@
-//! Rotary embeddings from a Hugging Face `config.json`, in the older layout (`rope_theta`, `rope_scaling`) and the newer
-//! (`rope_parameters`).
+//! Rotary embeddings from a Hugging Face `config.json`, in the older layout (`rope_theta`,
+//! `rope_scaling`) and the newer (`rope_parameters`).
 
 use super::hf_config::Keys;
 use crate::Result;
@@ -17,18 +17,30 @@ pub struct Base {
 }
 
 /// One rotation for all layers, and how many positions it reaches.
-pub fn shared(keys: &mut Keys, head_dim: usize, max_positions: usize) -> Result<(RopeConfig, usize)> {
+pub fn shared(
+    keys: &mut Keys,
+    head_dim: usize,
+    max_positions: usize,
+) -> Result<(RopeConfig, usize)> {
     let base = Base { theta: keys.take("rope_theta")?.unwrap_or(THETA), head_dim, max_positions };
     let original = keys.take("original_max_position_embeddings")?;
     let (older, newer) = (keys.object("rope_scaling")?, keys.object("rope_parameters")?);
     rope(older.or(newer), base, original)
 }
 
-/// From an object of parameters, if there is one. `original` overrides the length of the training that it gives.
-pub fn rope(parameters: Option<Keys>, base: Base, original: Option<usize>) -> Result<(RopeConfig, usize)> {
+/// From an object of parameters, if there is one. `original` overrides the length of the training
+/// that it gives.
+pub fn rope(
+    parameters: Option<Keys>,
+    base: Base,
+    original: Option<usize>,
+) -> Result<(RopeConfig, usize)> {
     let rotary_dim = base.head_dim;
     let Some(mut keys) = parameters else {
-        return Ok((RopeConfig { theta: base.theta, rotary_dim, scaling: RopeScaling::None }, base.max_positions));
+        return Ok((
+            RopeConfig { theta: base.theta, rotary_dim, scaling: RopeScaling::None },
+            base.max_positions,
+        ));
     };
     let theta = keys.take("rope_theta")?.unwrap_or(base.theta);
     let (newer, older) = (keys.take::<String>("rope_type")?, keys.take::<String>("type")?);
@@ -38,9 +50,10 @@ pub fn rope(parameters: Option<Keys>, base: Base, original: Option<usize>) -> Re
     let scaling = match kind.as_deref() {
         None | Some("default") => RopeScaling::None,
         Some("linear") => RopeScaling::Linear { factor: keys.required("factor")? },
-        Some("dynamic") => {
-            RopeScaling::Dynamic { factor: keys.required("factor")?, original_max_positions: base.max_positions }
-        }
+        Some("dynamic") => RopeScaling::Dynamic {
+            factor: keys.required("factor")?,
+            original_max_positions: base.max_positions,
+        },
         Some("llama3") => RopeScaling::Llama3 {
             factor: keys.required("factor")?,
             low_freq_factor: keys.required("low_freq_factor")?,
@@ -49,7 +62,9 @@ pub fn rope(parameters: Option<Keys>, base: Base, original: Option<usize>) -> Re
         },
         Some("yarn") => RopeScaling::Yarn(yarn(&mut keys, base.max_positions, original)?),
         Some("longrope") => long_rope(&mut keys, base.max_positions, original)?,
-        Some(other) => return Err(keys.unsupported(&format!("RoPE scaling {other:?} is not supported"))),
+        Some(other) => {
+            return Err(keys.unsupported(&format!("RoPE scaling {other:?} is not supported")));
+        }
     };
     keys.finish()?;
     let reach = match &scaling {
@@ -65,7 +80,9 @@ fn yarn(keys: &mut Keys, max_positions: usize, original: usize) -> Result<Yarn> 
     let grown = |mscale: f32| if factor > 1.0 { 0.1 * mscale * factor.ln() + 1.0 } else { 1.0 };
     let mscales = (keys.take("mscale")?, keys.take("mscale_all_dim")?);
     let usual = match mscales {
-        (Some(mscale), Some(all_dim)) if mscale != 0.0 && all_dim != 0.0 => grown(mscale) / grown(all_dim),
+        (Some(mscale), Some(all_dim)) if mscale != 0.0 && all_dim != 0.0 => {
+            grown(mscale) / grown(all_dim)
+        }
         _ => grown(1.0),
     };
     Ok(Yarn {
@@ -80,7 +97,8 @@ fn yarn(keys: &mut Keys, max_positions: usize, original: usize) -> Result<Yarn> 
 
 fn long_rope(keys: &mut Keys, max_positions: usize, original: usize) -> Result<RopeScaling> {
     let factor = keys.take("factor")?.unwrap_or(max_positions as f32 / original as f32);
-    let usual = if factor > 1.0 { (1.0 + factor.ln() / (original as f32).ln()).sqrt() } else { 1.0 };
+    let usual =
+        if factor > 1.0 { (1.0 + factor.ln() / (original as f32).ln()).sqrt() } else { 1.0 };
     Ok(RopeScaling::LongRope {
         short: keys.required("short_factor")?,
         long: keys.required("long_factor")?,

@@ -1,4 +1,5 @@
-//! Llama 2 and 3, and models of their shape (SmolLM2). Touvron et al. 2023; Grattafiori et al. 2024.
+//! Llama 2 and 3, and models of their shape (SmolLM2). Touvron et al. 2023; Grattafiori et al.
+//! 2024.
 
 use super::{Architecture, Blueprint, Recipe, gguf_config, hf_config};
 use crate::Result;
@@ -7,12 +8,16 @@ use crate::loader::tensors::Presence;
 use cresset_kernels::activation::Activation;
 use cresset_kernels::rope::RopeStyle;
 
-pub const LLAMA: Architecture = Architecture { gguf: Some(("llama", from_gguf)), hf: ("llama", from_hf) };
+pub const LLAMA: Architecture =
+    Architecture { gguf: Some(("llama", from_gguf)), hf: ("llama", from_hf) };
 
-/// GGUF files of this name hold Mistral too; the converter permutes the rows of Q and K for interleaved rotation.
+/// GGUF files of this name hold Mistral too; the converter permutes the rows of Q and K for
+/// interleaved rotation.
 fn from_gguf(keys: &mut gguf_config::Keys) -> Result<Blueprint> {
     let mut config = keys.decoder()?;
-    config.sliding = keys.size("attention.sliding_window")?.map(|window| Sliding::everywhere(window, config.layers));
+    config.sliding = keys
+        .size("attention.sliding_window")?
+        .map(|window| Sliding::everywhere(window, config.layers));
     let recipe = Recipe {
         qkv_bias: Presence::Optional,
         output_bias: Presence::Optional,

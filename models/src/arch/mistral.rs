@@ -15,7 +15,9 @@ const WINDOW: usize = 4096;
 fn from_hf(keys: &mut hf_config::Keys) -> Result<Blueprint> {
     let mut config = keys.decoder(false)?;
     config.sliding = keys.window(WINDOW)?.map(|window| Sliding::everywhere(window, config.layers));
-    let recipe =
-        Recipe { activation: keys.activation("hidden_act", Activation::Silu)?, ..Recipe::plain(RopeStyle::Neox) };
+    let recipe = Recipe {
+        activation: keys.activation("hidden_act", Activation::Silu)?,
+        ..Recipe::plain(RopeStyle::Neox)
+    };
     Ok(Blueprint { config, recipe })
 }

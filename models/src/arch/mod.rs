@@ -82,7 +82,8 @@ pub fn from_gguf(file: &GgufFile) -> Result<Blueprint> {
     let mut keys = gguf_config::Keys::new(file)?;
     let known = || REGISTRY.iter().filter_map(|a| a.gguf);
     let found = known().find(|(name, _)| *name == keys.architecture());
-    let (_, build) = found.ok_or_else(|| unknown(file.path(), keys.architecture(), known().map(|a| a.0)))?;
+    let (_, build) =
+        found.ok_or_else(|| unknown(file.path(), keys.architecture(), known().map(|a| a.0)))?;
     let blueprint = build(&mut keys)?;
     keys.finish()?;
     blueprint.checked(file.path())
@@ -102,5 +103,7 @@ pub fn from_hf(path: &Path, json: &[u8]) -> Result<Blueprint> {
 fn unknown<'a>(path: &Path, name: &str, known: impl Iterator<Item = &'a str>) -> Error {
     let known: Vec<_> = known.collect();
     let (path, known) = (path.display(), known.join(", "));
-    Error::Unsupported(format!("{path}: architecture {name:?} is not supported; this build has {known}"))
+    Error::Unsupported(format!(
+        "{path}: architecture {name:?} is not supported; this build has {known}"
+    ))
 }

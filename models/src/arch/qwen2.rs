@@ -6,7 +6,8 @@ use crate::{ModelConfig, Result};
 use cresset_kernels::activation::Activation;
 use cresset_kernels::rope::RopeStyle;
 
-pub const QWEN2: Architecture = Architecture { gguf: Some(("qwen2", from_gguf)), hf: ("qwen2", from_hf) };
+pub const QWEN2: Architecture =
+    Architecture { gguf: Some(("qwen2", from_gguf)), hf: ("qwen2", from_hf) };
 
 const RECIPE: Recipe = Recipe { qkv_bias: Presence::Always, ..Recipe::plain(RopeStyle::Neox) };
 
@@ -19,7 +20,8 @@ fn from_hf(keys: &mut hf_config::Keys) -> Result<Blueprint> {
     Ok(Blueprint { config: decoder(keys)?, recipe })
 }
 
-/// Qwen's window slides in the layers from `max_window_layers` on, once `use_sliding_window` turns it on.
+/// Qwen's window slides in the layers from `max_window_layers` on, once `use_sliding_window` turns
+/// it on.
 pub(super) fn decoder(keys: &mut hf_config::Keys) -> Result<ModelConfig> {
     let mut config = keys.decoder(false)?;
     let window = keys.take("sliding_window")?;

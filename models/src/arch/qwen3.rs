@@ -1,4 +1,5 @@
-//! Qwen 3: norms on the heads of Q and K, and their size set apart from the hidden size. Yang et al. 2025.
+//! Qwen 3: norms on the heads of Q and K, and their size set apart from the hidden size. Yang et
+//! al. 2025.
 
 use super::{Architecture, Blueprint, Recipe, gguf_config, hf_config, qwen2};
 use crate::Result;
@@ -6,7 +7,8 @@ use crate::loader::tensors::Presence;
 use cresset_kernels::activation::Activation;
 use cresset_kernels::rope::RopeStyle;
 
-pub const QWEN3: Architecture = Architecture { gguf: Some(("qwen3", from_gguf)), hf: ("qwen3", from_hf) };
+pub const QWEN3: Architecture =
+    Architecture { gguf: Some(("qwen3", from_gguf)), hf: ("qwen3", from_hf) };
 
 const RECIPE: Recipe = Recipe { qk_norm: true, ..Recipe::plain(RopeStyle::Neox) };
 

@@ -16,12 +16,15 @@ fn read(more: &Value) -> Result<ModelConfig> {
         config[key] = value.clone();
     }
     config.as_object_mut().unwrap().retain(|_, value| value != "absent");
-    from_hf(Path::new("config.json"), config.to_string().as_bytes()).map(|blueprint| blueprint.config)
+    from_hf(Path::new("config.json"), config.to_string().as_bytes())
+        .map(|blueprint| blueprint.config)
 }
 
 #[test]
 fn one_model_may_be_described_in_many_ways() {
-    let check = |one: Value, other: Value| assert_eq!(read(&one).unwrap(), read(&other).unwrap(), "{one} and {other}");
+    let check = |one: Value, other: Value| {
+        assert_eq!(read(&one).unwrap(), read(&other).unwrap(), "{one} and {other}")
+    };
     for same in [
         json!({ "head_dim": "absent" }),
         json!({ "head_dim": null }),
@@ -53,7 +56,10 @@ fn one_model_may_be_described_in_many_ways() {
         json!({ "rope_theta": 500_000.0, "rope_scaling": scaled }),
         json!({ "rope_theta": "absent", "rope_parameters": newer }),
     );
-    check(json!({ "rope_theta": 7.0 }), json!({ "rope_theta": 9.0, "rope_parameters": { "rope_theta": 7.0 } }));
+    check(
+        json!({ "rope_theta": 7.0 }),
+        json!({ "rope_theta": 9.0, "rope_parameters": { "rope_theta": 7.0 } }),
+    );
     let windowed = |more: Value| {
         let mut config = json!({ "model_type": "mistral" });
         config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -117,7 +123,10 @@ fn what_is_missing_or_wrong_is_named() {
         (json!({ "num_key_value_heads": 3 }), "3"),
         (json!({ "num_attention_heads": 0 }), "zero"),
         (json!({ "head_dim": 7 }), "7"),
-        (json!({ "rope_parameters": { "rope_type": "default", "rope_theta": "fast" } }), "rope_theta"),
+        (
+            json!({ "rope_parameters": { "rope_type": "default", "rope_theta": "fast" } }),
+            "rope_theta",
+        ),
         (json!({ "rope_parameters": { "rope_type": "spiral" } }), "spiral"),
         (json!({ "partial_rotary_factor": 0.5 }), "partial_rotary_factor"),
     ] {

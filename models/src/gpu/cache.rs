@@ -23,7 +23,9 @@ impl KvCache {
         block_size: usize,
     ) -> Result<Self> {
         let len = num_blocks * block_size * layout.kv_heads * layout.head_dim;
-        let layers = || (0..layout.layers).map(|_| Ok(Buffer::new(gpu, kind, len)?)).collect::<Result<Vec<_>>>();
+        let layers = || {
+            (0..layout.layers).map(|_| Ok(Buffer::new(gpu, kind, len)?)).collect::<Result<Vec<_>>>()
+        };
         let tokens = Buffer::new(gpu, Kind::U32, num_blocks * block_size)?;
         Ok(Self { block_size, num_blocks, k: layers()?, v: layers()?, tokens })
     }
@@ -35,7 +37,8 @@ impl KvCache {
 
 /// Bytes of one block: K and V over all layers, and its tokens.
 pub fn block_bytes(layout: &KvLayout, kind: Kind, block_size: usize) -> usize {
-    let token = 2 * layout.layers * layout.kv_heads * layout.head_dim * kind.bytes() + Kind::U32.bytes();
+    let token =
+        2 * layout.layers * layout.kv_heads * layout.head_dim * kind.bytes() + Kind::U32.bytes();
     token * block_size
 }
 
@@ -81,11 +84,15 @@ mod tests {
     #[test]
     fn the_cache_takes_what_is_left_of_the_share() {
         let budget = |own, free| Budget { total: 1000 << 20, free, own, share: 0.5 };
-        let check = |budget: Budget, expect: Option<usize>| match (budget.blocks(1 << 20, 16), expect) {
-            (Ok(found), Some(expect)) => assert_eq!(found, expect, "{budget:?}"),
-            (Err(error), None) => assert!(error.to_string().contains("may take 500 of the GPU's 1000 MiB"), "{error}"),
-            (found, _) => panic!("{budget:?}: {found:?}"),
-        };
+        let check =
+            |budget: Budget, expect: Option<usize>| match (budget.blocks(1 << 20, 16), expect) {
+                (Ok(found), Some(expect)) => assert_eq!(found, expect, "{budget:?}"),
+                (Err(error), None) => assert!(
+                    error.to_string().contains("may take 500 of the GPU's 1000 MiB"),
+                    "{error}"
+                ),
+                (found, _) => panic!("{budget:?}: {found:?}"),
+            };
         check(budget(100 << 20, 900 << 20), Some(400));
         check(budget(100 << 20, 30 << 20), Some(30));
         check(budget(498 << 20, 500 << 20), Some(2));

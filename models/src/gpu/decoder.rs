@@ -1,5 +1,5 @@
-//! The decoder skeleton on a device: the same ops in the same order as on the CPU. Nothing here depends on what changes from
-//! step to step but the shape, so a step can be recorded and replayed.
+//! The decoder skeleton on a device: the same ops in the same order as on the CPU. Nothing here
+//! depends on what changes from step to step but the shape, so a step can be recorded and replayed.
 
 use super::cache::KvCache;
 use super::inputs::{Inputs, Sequences, Shape};
@@ -48,7 +48,11 @@ impl Rope {
             let values: Vec<f32> = values.flatten_all()?.to_vec1()?;
             Ok::<_, Error>(Buffer::from_slice(gpu, &values)?)
         };
-        Ok(Self { rotary_dim: 2 * table.cos.dims()[1], cos: upload(&table.cos)?, sin: upload(&table.sin)? })
+        Ok(Self {
+            rotary_dim: 2 * table.cos.dims()[1],
+            cos: upload(&table.cos)?,
+            sin: upload(&table.sin)?,
+        })
     }
 }
 
@@ -63,7 +67,9 @@ impl Decoder {
     pub fn new(blueprint: Blueprint, weights: Weights<Device>, options: &Options) -> Result<Self> {
         let Blueprint { config, recipe } = blueprint;
         let gpu = &options.gpu;
-        let rope = |rope| Rope::new(gpu, &rope::table(rope, recipe.rope_style, options.positions(&config))?);
+        let rope = |rope| {
+            Rope::new(gpu, &rope::table(rope, recipe.rope_style, options.positions(&config))?)
+        };
         let sliding = config.sliding.as_ref().and_then(|sliding| sliding.rope.as_ref());
         let sizes = (options.max_tokens(), options.max_rows);
         Ok(Self {
@@ -73,7 +79,9 @@ impl Decoder {
             rope: rope(&config.rope)?,
             sliding_rope: sliding.map(rope).transpose()?,
             mode: if options.deterministic { Mode::Invariant } else { Mode::Fast },
-            workspace: Workspace::new(gpu, &config, options.kind, sizes, |rows| max_splits(options, &config, rows))?,
+            workspace: Workspace::new(gpu, &config, options.kind, sizes, |rows| {
+                max_splits(options, &config, rows)
+            })?,
             config,
         })
     }
@@ -90,7 +98,13 @@ impl Decoder {
             logits: self.logits(rows),
             vocab_size: self.config.vocab_size,
             params: inputs.sampling(shape),
-            history: History { tokens: kv.tokens.view(), seq_lens, tables, header, block_size: kv.block_size },
+            history: History {
+                tokens: kv.tokens.view(),
+                seq_lens,
+                tables,
+                header,
+                block_size: kv.block_size,
+            },
             tokens: w.tokens.view().slice(0..rows),
             results: w.results.view().slice(0..rows * RESULT_WORDS),
             workspace: w.sampling.view(),
@@ -227,15 +241,32 @@ impl Decoder {
     }
 
     fn norm(&self, x: View, delta: Option<View>, weight: &Buffer, out: View) -> Result<()> {
-        Ok(norm(&*self.gpu, &Norm { x, delta, weight: weight.view(), eps: self.config.rms_norm_eps, out })?)
+        Ok(norm(
+            &*self.gpu,
+            &Norm { x, delta, weight: weight.view(), eps: self.config.rms_norm_eps, out },
+        )?)
     }
 
-    fn linear(&self, w: &Buffer, bias: Option<&Buffer>, x: View, out: View, cols: usize) -> Result<()> {
+    fn linear(
+        &self,
+        w: &Buffer,
+        bias: Option<&Buffer>,
+        x: View,
+        out: View,
+        cols: usize,
+    ) -> Result<()> {
         let (w, bias) = (w.view(), bias.map(Buffer::view));
-        Ok(linear(&*self.gpu, &Linear { x, w, bias, rows: w.len() / cols, cols, out, mode: self.mode })?)
+        Ok(linear(
+            &*self.gpu,
+            &Linear { x, w, bias, rows: w.len() / cols, cols, out, mode: self.mode },
+        )?)
     }
 
     fn window(&self, layer: usize) -> Option<usize> {
-        self.config.sliding.as_ref().filter(|sliding| sliding.layers[layer]).map(|sliding| sliding.window)
+        self.config
+            .sliding
+            .as_ref()
+            .filter(|sliding| sliding.layers[layer])
+            .map(|sliding| sliding.window)
     }
 }

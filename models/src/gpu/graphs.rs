@@ -10,11 +10,12 @@ pub struct Graphs {
 }
 
 impl Graphs {
-    /// Powers of two and, from 16 on, the numbers halfway between them, up to `most` and that itself: at most half of a step
-    /// is padding, beyond 16 rows a third, and start-up records few.
+    /// Powers of two and, from 16 on, the numbers halfway between them, up to `most` and that
+    /// itself: at most half of a step is padding, beyond 16 rows a third, and start-up records few.
     pub fn new(most: usize) -> Self {
         let powers = (0..usize::BITS - 1).map(|bit| 1 << bit);
-        let steps = powers.flat_map(|rows: usize| [Some(rows), (rows >= 16).then_some(rows + rows / 2)]);
+        let steps =
+            powers.flat_map(|rows: usize| [Some(rows), (rows >= 16).then_some(rows + rows / 2)]);
         let below = steps.flatten().take_while(|rows| *rows < most);
         let all = below.chain(Some(most).filter(|most| *most > 0));
         Self { buckets: all.map(|rows| (rows, None)).collect() }
@@ -35,7 +36,12 @@ impl Graphs {
     }
 
     /// Records what `step` launches.
-    pub fn record(&mut self, gpu: &dyn Gpu, shape: Shape, step: &dyn Fn() -> Result<()>) -> Result<()> {
+    pub fn record(
+        &mut self,
+        gpu: &dyn Gpu,
+        shape: Shape,
+        step: &dyn Fn() -> Result<()>,
+    ) -> Result<()> {
         let mut outcome = Ok(());
         let graph = gpu.capture(&mut || {
             outcome = step();
@@ -49,9 +55,15 @@ impl Graphs {
     }
 
     /// Runs the recorded step, recording it before where it is not yet.
-    pub fn replay(&mut self, gpu: &dyn Gpu, shape: Shape, step: &dyn Fn() -> Result<()>) -> Result<()> {
-        let recorded =
-            |graphs: &Self| graphs.buckets.iter().any(|(rows, graph)| *rows == shape.rows && graph.is_some());
+    pub fn replay(
+        &mut self,
+        gpu: &dyn Gpu,
+        shape: Shape,
+        step: &dyn Fn() -> Result<()>,
+    ) -> Result<()> {
+        let recorded = |graphs: &Self| {
+            graphs.buckets.iter().any(|(rows, graph)| *rows == shape.rows && graph.is_some())
+        };
         if !recorded(self) {
             self.record(gpu, shape, step)?;
         }
@@ -73,7 +85,8 @@ mod tests {
 
     #[test]
     fn buckets_cover_all_rows_with_little_padding() {
-        let check = |most, expect: &[usize]| assert_eq!(Graphs::new(most).buckets(), expect, "{most}");
+        let check =
+            |most, expect: &[usize]| assert_eq!(Graphs::new(most).buckets(), expect, "{most}");
         check(0, &[]);
         check(1, &[1]);
         check(6, &[1, 2, 4, 6]);

@@ -1,8 +1,9 @@
-//! What a step reads that changes from step to step: one pinned buffer on the host and one on the device, filled by one copy.
+//! What a step reads that changes from step to step: one pinned buffer on the host and one on the
+//! device, filled by one copy.
 //!
-//! Small arrays stand at places that follow from the step's shape alone, so that a recorded step finds them. What has no fixed
-//! length is last: the block tables, which begin at such a place too, and the tokens that rows treat otherwise, at which the
-//! sampling parameters point.
+//! Small arrays stand at places that follow from the step's shape alone, so that a recorded step
+//! finds them. What has no fixed length is last: the block tables, which begin at such a place too,
+//! and the tokens that rows treat otherwise, at which the sampling parameters point.
 
 use crate::{ForwardBatch, Result};
 use cresset_kernels::gpu::{Buffer, Gpu, Kind, Staging, View};
@@ -19,7 +20,8 @@ pub type Row = (RowParams, Vec<Special>);
 pub struct Shape {
     pub tokens: usize,
     pub sequences: usize,
-    /// So many sequences, the first ones, have one new token and are read by decode's attention, the others by prefill's.
+    /// So many sequences, the first ones, have one new token and are read by decode's attention,
+    /// the others by prefill's.
     pub decodes: usize,
     /// Rows whose logits are wanted.
     pub rows: usize,
@@ -27,14 +29,23 @@ pub struct Shape {
     pub most_queries: usize,
     /// Most splits of the keys of a sequence that decodes.
     pub max_splits: usize,
-    /// Blocks that a table has room for. Replays of a recorded step differ in it: it reaches them in the header.
+    /// Blocks that a table has room for. Replays of a recorded step differ in it: it reaches them
+    /// in the header.
     pub table_stride: usize,
 }
 
 impl Shape {
     /// Of sequences with one new token each, all of which want their next.
     pub fn decode(rows: usize, max_splits: usize, table_stride: usize) -> Self {
-        Self { tokens: rows, sequences: rows, decodes: rows, rows, most_queries: 0, max_splits, table_stride }
+        Self {
+            tokens: rows,
+            sequences: rows,
+            decodes: rows,
+            rows,
+            most_queries: 0,
+            max_splits,
+            table_stride,
+        }
     }
 
     pub fn is_decode(&self) -> bool {
@@ -182,11 +193,14 @@ impl Staged<'_> {
         self.shape.words(self.rows.iter().map(|(_, specials)| specials.len()).sum())
     }
 
-    /// Writes everything to the beginning of `to`. Rows beyond the batch's are padding: one token at position 0 of the dummy block.
+    /// Writes everything to the beginning of `to`. Rows beyond the batch's are padding: one token
+    /// at position 0 of the dummy block.
     pub fn write(&self, to: &mut [u32]) {
         let (batch, shape, at) = (self.batch, &self.shape, Layout::new(&self.shape));
         let [decode, prefill] = self.splits.map(|split| [shape.table_stride as u32, split]);
-        let mut put = |range: &Range<usize>, values: &[u32], padding| fill(&mut to[range.clone()], values, padding);
+        let mut put = |range: &Range<usize>, values: &[u32], padding| {
+            fill(&mut to[range.clone()], values, padding)
+        };
         put(&at.decode_header, &decode, 0);
         put(&at.prefill_header, &prefill, 0);
         put(&at.ids, &batch.input_ids, 0);
@@ -197,13 +211,20 @@ impl Staged<'_> {
         let feedback = batch.feedback.iter().map(|from| from.unwrap_or(NONE)).chain(repeat(NONE));
         to[at.feedback].iter_mut().zip(feedback).for_each(|(to, from)| *to = from);
         // Only a recorded step is padded, and in that all sequences decode.
-        let starts = batch.cu_seqlens_q.iter().skip(shape.decodes).map(|start| start - shape.decodes as u32);
-        to[at.cu_seqlens].iter_mut().zip(starts.chain(repeat(0))).for_each(|(to, start)| *to = start);
+        let starts =
+            batch.cu_seqlens_q.iter().skip(shape.decodes).map(|start| start - shape.decodes as u32);
+        to[at.cu_seqlens]
+            .iter_mut()
+            .zip(starts.chain(repeat(0)))
+            .for_each(|(to, start)| *to = start);
         let (tables, stride) = (shape.table_words(), shape.table_stride);
         let starts = &batch.cu_seqlens_q;
-        let sequence_of = |row: usize| starts.partition_point(|start| *start <= batch.logits_indices[row]) as u32 - 1;
+        let sequence_of = |row: usize| {
+            starts.partition_point(|start| *start <= batch.logits_indices[row]) as u32 - 1
+        };
         encode(self.rows, sequence_of, shape.rows, tables, &mut to[at.sampling..]);
-        let (own, padding) = to[at.tables..][..tables].split_at_mut(batch.block_tables.len() * stride);
+        let (own, padding) =
+            to[at.tables..][..tables].split_at_mut(batch.block_tables.len() * stride);
         for (row, table) in own.chunks_exact_mut(stride).zip(&batch.block_tables) {
             fill(row, table, self.dummy_block);
         }

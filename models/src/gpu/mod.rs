@@ -1,9 +1,11 @@
-//! A model on a device: weights, KV cache, and steps from token ids to sampled tokens that are launched and collected apart.
+//! A model on a device: weights, KV cache, and steps from token ids to sampled tokens that are
+//! launched and collected apart.
 //!
-//! A step is one upload, a fixed sequence of kernels over preallocated memory, and one download. Steps in which every sequence
-//! has one token and wants its next one are recorded once for some numbers of rows and replayed with padding; all others run
-//! the same kernels one by one, prefill's attention beside decode's where prompts come with sequences of one token. Quantised
-//! files are widened to bf16 when they are loaded.
+//! A step is one upload, a fixed sequence of kernels over preallocated memory, and one download.
+//! Steps in which every sequence has one token and wants its next one are recorded once for some
+//! numbers of rows and replayed with padding; all others run the same kernels one by one, prefill's
+//! attention beside decode's where prompts come with sequences of one token. Quantised files are
+//! widened to bf16 when they are loaded.
 
 mod cache;
 mod decoder;
@@ -35,9 +37,11 @@ use weights::Device;
 pub const DEPTH: usize = 2;
 /// Most pieces that one sequence's keys are cut into.
 const MOST_SPLITS: usize = 32;
-/// Thread blocks of attention that a multiprocessor is given to choose from, those that find no work included.
+/// Thread blocks of attention that a multiprocessor is given to choose from, those that find no
+/// work included.
 const BLOCKS_PER_MULTIPROCESSOR: usize = 16;
-/// Special tokens and table entries a row, in the inputs' first size. Steps with more make them grow.
+/// Special tokens and table entries a row, in the inputs' first size. Steps with more make them
+/// grow.
 const SPECIALS_PER_ROW: usize = 64;
 const BLOCKS_PER_ROW: usize = 256;
 
@@ -50,7 +54,8 @@ pub struct Options {
     pub kind: Kind,
     /// Each row has the same bits in any company.
     pub deterministic: bool,
-    /// Of the device's memory, 0 to 1: what the model may take. The rest is for recorded steps and the driver.
+    /// Of the device's memory, 0 to 1: what the model may take. The rest is for recorded steps and
+    /// the driver.
     pub memory_share: f64,
     /// Tokens of a block of the KV cache.
     pub block_size: usize,
@@ -111,8 +116,8 @@ struct InFlight {
 }
 
 impl GpuModel {
-    /// Loads the weights, runs steps of all sizes once to see what they take, gives the KV cache the rest of the model's share,
-    /// and records the steps.
+    /// Loads the weights, runs steps of all sizes once to see what they take, gives the KV cache
+    /// the rest of the model's share, and records the steps.
     pub fn load(source: &ModelSource, options: Options) -> Result<Self> {
         let gpu = options.gpu.clone();
         let (free_before, total) = gpu.memory()?;
@@ -121,9 +126,11 @@ impl GpuModel {
         let weight_bytes = store.bytes;
         drop(store);
         let decoder = Decoder::new(blueprint, weights, &options)?;
-        let (kind, block_size, layout) = (options.kind, options.block_size, decoder.config.kv_layout());
+        let (kind, block_size, layout) =
+            (options.kind, options.block_size, decoder.config.kv_layout());
         let rows = options.max_rows;
-        let first = Shape { tokens: options.max_tokens(), ..Shape::decode(rows, 1, BLOCKS_PER_ROW) };
+        let first =
+            Shape { tokens: options.max_tokens(), ..Shape::decode(rows, 1, BLOCKS_PER_ROW) };
         let inputs = Inputs::new(&gpu, first.words(rows * SPECIALS_PER_ROW))?;
         let graphs = Graphs::new(options.graph_rows.min(rows));
         let kv = KvCache::new(&gpu, kind, &layout, 1, block_size)?;
@@ -142,7 +149,12 @@ impl GpuModel {
         model.lanes = model.new_lanes()?;
         model.run_largest_steps()?;
         let (free, _) = gpu.memory()?;
-        let budget = Budget { total, free, own: free_before.saturating_sub(free), share: model.options.memory_share };
+        let budget = Budget {
+            total,
+            free,
+            own: free_before.saturating_sub(free),
+            share: model.options.memory_share,
+        };
         let blocks = budget.blocks(block_bytes(&layout, kind, block_size), block_size)?;
         model.kv = KvCache::new(&gpu, kind, &layout, blocks, block_size)?;
         tracing::info!(
@@ -168,8 +180,9 @@ impl GpuModel {
         self.kv.num_blocks - 1
     }
 
-    /// Starts a step. `rows[i]` says how to sample from the logits of `batch.logits_indices[i]`, the last token of its sequence.
-    /// Where the batch's `feedback` names a result, it is one of the step launched just before.
+    /// Starts a step. `rows[i]` says how to sample from the logits of `batch.logits_indices[i]`,
+    /// the last token of its sequence. Where the batch's `feedback` names a result, it is one of
+    /// the step launched just before.
     pub fn launch(&mut self, batch: &ForwardBatch, rows: &[Row]) -> Result<()> {
         self.check(batch, rows)?;
         let shape = self.shape(batch);
@@ -191,11 +204,19 @@ impl GpuModel {
 
     /// The outcomes of the oldest launched step: one for each of its rows. Waits for them.
     pub fn collect(&mut self) -> Result<Vec<Outcome>> {
-        let oldest = self.in_flight.pop_front().ok_or_else(|| Error::Batch("nothing was launched".into()))?;
+        let oldest = self
+            .in_flight
+            .pop_front()
+            .ok_or_else(|| Error::Batch("nothing was launched".into()))?;
         self.options.gpu.wait(&oldest.done)?;
         let bytes = oldest.rows.len() * RESULT_WORDS * Kind::U32.bytes();
         let words = u32::decode(&self.lanes[oldest.lane].results.bytes()[..bytes]);
-        Ok(oldest.rows.iter().zip(words.chunks_exact(RESULT_WORDS)).map(|(row, result)| decode(result, row)).collect())
+        Ok(oldest
+            .rows
+            .iter()
+            .zip(words.chunks_exact(RESULT_WORDS))
+            .map(|(row, result)| decode(result, row))
+            .collect())
     }
 
     /// Forgets everything launched. A device that has failed stays so, which is an error here.
@@ -221,10 +242,17 @@ impl GpuModel {
         }
         let (tokens, most) = (batch.input_ids.len(), self.options.max_tokens());
         if tokens > most || batch.seq_lens.len() > most || rows.len() > max_rows {
-            return fail(format!("{tokens} tokens and {} rows in a step of at most {most} and {max_rows}", rows.len()));
+            return fail(format!(
+                "{tokens} tokens and {} rows in a step of at most {most} and {max_rows}",
+                rows.len()
+            ));
         }
         if rows.len() != batch.logits_indices.len() {
-            return fail(format!("{} rows are sampled where {} are wanted", rows.len(), batch.logits_indices.len()));
+            return fail(format!(
+                "{} rows are sampled where {} are wanted",
+                rows.len(),
+                batch.logits_indices.len()
+            ));
         }
         if let Some(&index) = batch.feedback.iter().flatten().max()
             && index as usize >= self.previous_rows
@@ -233,7 +261,9 @@ impl GpuModel {
         }
         let config = self.config();
         let positions = self.options.positions(config);
-        batch.check(config.vocab_size, positions, block_size, self.num_blocks()).map_err(Error::Batch)
+        batch
+            .check(config.vocab_size, positions, block_size, self.num_blocks())
+            .map_err(Error::Batch)
     }
 
     /// The batch's own shape, or that of a recorded step which has room for it.
@@ -258,20 +288,31 @@ impl GpuModel {
         max_splits(&self.options, self.config(), decodes)
     }
 
-    /// Tokens of a split of the keys, for decode and for prefill. Where prefill's bits need not be decode's, it has none.
+    /// Tokens of a split of the keys, for decode and for prefill. Where prefill's bits need not be
+    /// decode's, it has none.
     fn splits(&self, batch: &ForwardBatch, shape: &Shape) -> [u32; 2] {
         let Options { ref gpu, deterministic, .. } = self.options;
-        let longest = batch.seq_lens.iter().take(shape.decodes).copied().max().unwrap_or(1) as usize;
+        let longest =
+            batch.seq_lens.iter().take(shape.decodes).copied().max().unwrap_or(1) as usize;
         let (kv_heads, context) = (self.config().kv_heads, self.options.positions(self.config()));
         let Shape { decodes, max_splits, .. } = *shape;
-        let split = tokens_per_split(&**gpu, decodes, kv_heads, longest, context, max_splits, deterministic) as u32;
+        let split = tokens_per_split(
+            &**gpu,
+            decodes,
+            kv_heads,
+            longest,
+            context,
+            max_splits,
+            deterministic,
+        ) as u32;
         [split, if deterministic { split } else { WHOLE }]
     }
 
     /// Uploads what the step reads, from the lane whose number it returns.
     fn stage(&mut self, batch: &ForwardBatch, rows: &[Row], shape: Shape) -> Result<usize> {
         let (splits, dummy_block) = (self.splits(batch, &shape), self.num_blocks() as u32);
-        let staged = Staged { batch, rows, shape, splits, dummy_block, block_size: self.options.block_size };
+        let staged =
+            Staged { batch, rows, shape, splits, dummy_block, block_size: self.options.block_size };
         let words = staged.words();
         self.reserve(words)?;
         let number = self.staged % DEPTH;
@@ -297,8 +338,8 @@ impl GpuModel {
         Ok(())
     }
 
-    /// The largest step, and before it one for each size that the library's products are chosen for, powers of two: the first of
-    /// a size takes longer than any step of serving should.
+    /// The largest step, and before it one for each size that the library's products are chosen
+    /// for, powers of two: the first of a size takes longer than any step of serving should.
     fn run_largest_steps(&mut self) -> Result<()> {
         let most = self.options.max_tokens();
         let sizes = std::iter::successors(Some(2 * FEW), |tokens| tokens.checked_mul(2));
@@ -309,10 +350,11 @@ impl GpuModel {
         Ok(())
     }
 
-    /// Sequences that decode for half of the tokens, whole prompts for the others, and as many rows as they allow, all in the
-    /// dummy block.
+    /// Sequences that decode for half of the tokens, whole prompts for the others, and as many rows
+    /// as they allow, all in the dummy block.
     fn full_batch(&self, tokens: usize) -> ForwardBatch {
-        let (positions, block_size) = (self.options.positions(self.config()), self.options.block_size);
+        let (positions, block_size) =
+            (self.options.positions(self.config()), self.options.block_size);
         let mut batch = ForwardBatch { cu_seqlens_q: vec![0], ..ForwardBatch::default() };
         while batch.input_ids.len() < tokens {
             let left = tokens - batch.input_ids.len();

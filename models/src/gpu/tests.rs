@@ -72,8 +72,14 @@ fn check_family(case: &Case, want: &[Vec<f32>]) {
     let run = |kind| {
         // Every row's logits are wanted, and LongRoPE goes by the longest context.
         let (len, positions) = (case.tokens.len(), case.tokens.len());
-        let sizes = Options { max_rows: len, max_batched_tokens: len, max_context: positions, ..options(kind) };
-        let load = |source: &ModelSource| GpuModel::load(source, Options { graph_rows: 0, ..sizes });
+        let sizes = Options {
+            max_rows: len,
+            max_batched_tokens: len,
+            max_context: positions,
+            ..options(kind)
+        };
+        let load =
+            |source: &ModelSource| GpuModel::load(source, Options { graph_rows: 0, ..sizes });
         let mut model = case.in_folder(&case.config, load)?;
         let (prompt, rest) = case.tokens.split_at(len - 3);
         let mut logits = alone(&mut model, 0, prompt, len / 2);
@@ -81,11 +87,20 @@ fn check_family(case: &Case, want: &[Vec<f32>]) {
         Ok(logits)
     };
     let name = &case.name;
-    assert_close(&run(Kind::F32).unwrap_or_else(|error: Error| panic!("{name}: {error}")), want, name);
+    assert_close(
+        &run(Kind::F32).unwrap_or_else(|error: Error| panic!("{name}: {error}")),
+        want,
+        name,
+    );
     match run(Kind::Bf16) {
-        Ok(rounded) => assert!(error(&rounded, want) < 0.05, "{name} in bf16: {}", error(&rounded, want)),
+        Ok(rounded) => {
+            assert!(error(&rounded, want) < 0.05, "{name} in bf16: {}", error(&rounded, want))
+        }
         Err(error) => {
-            assert!(name == "llama-head-size" && error.to_string().contains("heads of 24"), "{name}: {error}");
+            assert!(
+                name == "llama-head-size" && error.to_string().contains("heads of 24"),
+                "{name}: {error}"
+            );
         }
     }
 }
@@ -141,7 +156,8 @@ impl Crowd {
 
     /// The next step of the given sequences, with at most `chunk` tokens of each.
     fn batch(&self, of: &[usize], chunk: usize) -> (ForwardBatch, Vec<usize>) {
-        let blocks: Vec<Vec<u32>> = of.iter().map(|i| (0..10).map(|j| (j * 13 + i) as u32).collect()).collect();
+        let blocks: Vec<Vec<u32>> =
+            of.iter().map(|i| (0..10).map(|j| (j * 13 + i) as u32).collect()).collect();
         let span = |(i, blocks): (&usize, _)| {
             let from = self.computed[*i];
             let to = self.tokens[*i].len().min(from + chunk);
@@ -188,7 +204,9 @@ fn said(model: GpuModel) -> Vec<Vec<u32>> {
 fn recorded_steps_say_what_others_do() {
     let tiny = TinyLlama { seed: 11, ..TinyLlama::default() };
     for (kind, deterministic) in [(Kind::F32, false), (Kind::Bf16, true)] {
-        let with = |graph_rows| load(&tiny, Options { deterministic, graph_rows, ..options(kind) }).unwrap();
+        let with = |graph_rows| {
+            load(&tiny, Options { deterministic, graph_rows, ..options(kind) }).unwrap()
+        };
         let expect = said(with(0));
         assert_eq!(said(with(8)), expect, "{kind:?}");
         assert!(expect.iter().all(|tokens| tokens.len() > 8));
@@ -237,12 +255,16 @@ impl Crowd {
     }
 }
 
-/// More special tokens and longer tables than the inputs had room for: they grow, and what was recorded is recorded again.
+/// More special tokens and longer tables than the inputs had room for: they grow, and what was
+/// recorded is recorded again.
 #[test]
 fn inputs_grow() {
     let tiny = TinyLlama { seed: 13, ..TinyLlama::default() };
     let said = |specials: &[Special]| {
-        let mut crowd = Crowd::new(load(&tiny, Options { max_rows: 2, ..options(Kind::F32) }).unwrap(), &[6, 6]);
+        let mut crowd = Crowd::new(
+            load(&tiny, Options { max_rows: 2, ..options(Kind::F32) }).unwrap(),
+            &[6, 6],
+        );
         let before = crowd.model.inputs.words();
         for step in 0..6 {
             crowd.specials = if step < 3 { Vec::new() } else { specials.to_vec() };
@@ -251,7 +273,11 @@ fn inputs_grow() {
         assert_eq!(crowd.model.inputs.words() == before, specials.is_empty());
         crowd.tokens
     };
-    let many: Vec<_> = (0..vocab_size() as u32).cycle().take(9000).map(|token| Special { token, bias: 0.0 }).collect();
+    let many: Vec<_> = (0..vocab_size() as u32)
+        .cycle()
+        .take(9000)
+        .map(|token| Special { token, bias: 0.0 })
+        .collect();
     assert_eq!(said(&many), said(&[]));
 }
 
@@ -267,7 +293,9 @@ fn contradictory_steps_are_refused_and_do_no_harm() {
         let error = crowd.model.launch(&bad, rows).unwrap_err().to_string();
         assert!(error.contains(message), "{error:?} does not say {message:?}");
     };
-    check("result 2 of a step that had 2", &row(), |b| (b.feedback, b.input_ids[1]) = (vec![None, Some(2)], 0));
+    check("result 2 of a step that had 2", &row(), |b| {
+        (b.feedback, b.input_ids[1]) = (vec![None, Some(2)], 0)
+    });
     check("1 rows are sampled where 2", &row()[..1], |_| ());
     check("outside the cache", &row(), |b| b.block_tables[0][3] = 1_000_000);
     check("needs position", &row(), |b| b.slot_mapping[0] = 3);
@@ -281,10 +309,12 @@ fn contradictory_steps_are_refused_and_do_no_harm() {
     crowd.step(&[0, 1], 64);
 }
 
-/// A kernel that fails takes the device with it, and that is said. Emulated, as it would take the other tests' too.
+/// A kernel that fails takes the device with it, and that is said. Emulated, as it would take the
+/// other tests' too.
 #[test]
 fn a_fault_of_the_device_is_final() {
-    let options = Options { gpu: Emulator::with(24 << 20, 4), memory_share: 0.5, ..options(Kind::F32) };
+    let options =
+        Options { gpu: Emulator::with(24 << 20, 4), memory_share: 0.5, ..options(Kind::F32) };
     let mut crowd = Crowd::new(load(&TinyLlama::default(), options).unwrap(), &[3]);
     crowd.step(&[0], 64);
     let (step, _) = crowd.batch(&[0], 64);

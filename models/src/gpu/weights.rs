@@ -1,4 +1,5 @@
-//! Weights on a device, dense: every format of the files is widened or rounded to the activations' kind on the way.
+//! Weights on a device, dense: every format of the files is widened or rounded to the activations'
+//! kind on the way.
 
 use crate::loader::store::{Raw, Store};
 use crate::{Error, Result};
@@ -13,7 +14,8 @@ const STAGING_BYTES: usize = 64 << 20;
 /// Bytes that one task of a conversion writes, about.
 const TASK_BYTES: usize = 1 << 20;
 
-/// While one buffer is copied to the device, all threads fill the other one straight from the mapped file.
+/// While one buffer is copied to the device, all threads fill the other one straight from the
+/// mapped file.
 pub struct Device {
     gpu: Arc<dyn Gpu>,
     kind: Kind,
@@ -41,7 +43,11 @@ impl Device {
         Ok(Buffer::new(&self.gpu, kind, len)?)
     }
 
-    fn upload(&mut self, to: View, fill: impl FnOnce(&Compute, &mut [u8]) -> Result<()>) -> Result<()> {
+    fn upload(
+        &mut self,
+        to: View,
+        fill: impl FnOnce(&Compute, &mut [u8]) -> Result<()>,
+    ) -> Result<()> {
         let lane = &mut self.lanes[self.next];
         self.next = 1 - self.next;
         if let Some(copied) = lane.copied.take() {
@@ -76,7 +82,9 @@ impl Store for Device {
             for first in (0..part.rows).step_by(most) {
                 let piece = part.slice(first, most.min(part.rows - first));
                 let to = from + piece.rows * piece.cols;
-                self.upload(whole.view().slice(from..to), |compute, out| convert(compute, &piece, kind, out))?;
+                self.upload(whole.view().slice(from..to), |compute, out| {
+                    convert(compute, &piece, kind, out)
+                })?;
                 from = to;
             }
         }
@@ -109,7 +117,9 @@ fn convert(compute: &Compute, matrix: &Raw, kind: Kind, out: &mut [u8]) -> Resul
     let failed = OnceLock::new();
     compute.run(pieces.len(), |i| {
         let mut out = pieces[i].lock().unwrap_or_else(PoisonError::into_inner);
-        if let Err(error) = convert_rows(&matrix.slice(i * most, out.len() / row_bytes), kind, &mut out) {
+        if let Err(error) =
+            convert_rows(&matrix.slice(i * most, out.len() / row_bytes), kind, &mut out)
+        {
             failed.get_or_init(|| error);
         }
     });
@@ -118,7 +128,9 @@ fn convert(compute: &Compute, matrix: &Raw, kind: Kind, out: &mut [u8]) -> Resul
 
 fn convert_rows(rows: &Raw, kind: Kind, out: &mut [u8]) -> Result<()> {
     match (rows.dtype, kind) {
-        (GgmlDType::BF16, Kind::Bf16) | (GgmlDType::F32, Kind::F32) => out.copy_from_slice(rows.bytes),
+        (GgmlDType::BF16, Kind::Bf16) | (GgmlDType::F32, Kind::F32) => {
+            out.copy_from_slice(rows.bytes)
+        }
         _ => encode(kind, &rows.values()?, out),
     }
     Ok(())
@@ -126,7 +138,9 @@ fn convert_rows(rows: &Raw, kind: Kind, out: &mut [u8]) -> Result<()> {
 
 fn encode(kind: Kind, values: &[f32], out: &mut [u8]) {
     match kind {
-        Kind::Bf16 => bf16::encode(&values.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>(), out),
+        Kind::Bf16 => {
+            bf16::encode(&values.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>(), out)
+        }
         _ => f32::encode(values, out),
     }
 }

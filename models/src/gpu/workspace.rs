@@ -43,7 +43,8 @@ pub struct Activations {
 }
 
 impl Workspace {
-    /// For so many tokens and sampled rows in a step, and an attention that cuts sequences into `max_splits(rows)`.
+    /// For so many tokens and sampled rows in a step, and an attention that cuts sequences into
+    /// `max_splits(rows)`.
     pub fn new(
         gpu: &Arc<dyn Gpu>,
         config: &ModelConfig,
@@ -51,10 +52,22 @@ impl Workspace {
         (tokens, rows): (usize, usize),
         max_splits: impl Fn(usize) -> usize,
     ) -> Result<Self> {
-        let ModelConfig { hidden_size: hidden, intermediate_size: inner, heads, kv_heads, head_dim, .. } = *config;
-        let matrix = |rows: usize, width: usize| Ok::<_, crate::Error>((width, Buffer::new(gpu, kind, rows * width)?));
+        let ModelConfig {
+            hidden_size: hidden,
+            intermediate_size: inner,
+            heads,
+            kv_heads,
+            head_dim,
+            ..
+        } = *config;
+        let matrix = |rows: usize, width: usize| {
+            Ok::<_, crate::Error>((width, Buffer::new(gpu, kind, rows * width)?))
+        };
         let (q, qkv) = (heads * head_dim, (heads + 2 * kv_heads) * head_dim);
-        let partial = (1..=rows).map(|n| decode_workspace(n, heads, head_dim, max_splits(n))).max().unwrap_or(0);
+        let partial = (1..=rows)
+            .map(|n| decode_workspace(n, heads, head_dim, max_splits(n)))
+            .max()
+            .unwrap_or(0);
         Ok(Self {
             activations: [
                 matrix(tokens, hidden)?,
@@ -81,7 +94,8 @@ impl Workspace {
         Activations { residual, normed, qkv, attended, delta, gate_up, activated }
     }
 
-    /// `n` rows for what [`Decoder::forward`](super::decoder::Decoder::forward) goes on with when it drops the others.
+    /// `n` rows for what [`Decoder::forward`](super::decoder::Decoder::forward) goes on with when
+    /// it drops the others.
     pub fn wanted(&self, n: usize) -> Activations {
         let [residual, attended] = self.wanted.each_ref().map(|matrix| first(matrix, n));
         Activations { residual, attended, ..self.first(n) }

@@ -31,17 +31,26 @@ pub struct Step<'a> {
 
 impl<S: Store> Attention<S> {
     /// `prefix` ends with a dot.
-    pub fn load(t: &mut Tensors<S>, prefix: &str, config: &ModelConfig, recipe: &Recipe) -> Option<Self> {
+    pub fn load(
+        t: &mut Tensors<S>,
+        prefix: &str,
+        config: &ModelConfig,
+        recipe: &Recipe,
+    ) -> Option<Self> {
         let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
         let name = |part: &str| format!("{prefix}self_attn.{part}");
-        let parts = |kind: &str| ["q_proj", "k_proj", "v_proj"].map(|p| name(&format!("{p}.{kind}")));
+        let parts =
+            |kind: &str| ["q_proj", "k_proj", "v_proj"].map(|p| name(&format!("{p}.{kind}")));
         let ([wq, wk, wv], [bq, bk, bv]) = (parts("weight"), parts("bias"));
         let qkv = t.stack(&[(&wq, q), (&wk, kv), (&wv, kv)], config.hidden_size);
         let qkv_bias = t.bias_if(recipe.qkv_bias, &[(&bq, q), (&bk, kv), (&bv, kv)]);
-        let mut norm = |part| if recipe.qk_norm { t.norm(&name(part), config.head_dim).map(Some) } else { Some(None) };
+        let mut norm = |part| {
+            if recipe.qk_norm { t.norm(&name(part), config.head_dim).map(Some) } else { Some(None) }
+        };
         let (q_norm, k_norm) = (norm("q_norm.weight"), norm("k_norm.weight"));
         let output = t.matrix(&name("o_proj.weight"), config.hidden_size, q);
-        let output_bias = t.bias_if(recipe.output_bias, &[(&name("o_proj.bias"), config.hidden_size)]);
+        let output_bias =
+            t.bias_if(recipe.output_bias, &[(&name("o_proj.bias"), config.hidden_size)]);
         let norms = q_norm?.zip(k_norm?);
         Some(Self {
             qkv: qkv?,
@@ -55,9 +64,16 @@ impl<S: Store> Attention<S> {
 
 impl Attention {
     /// `normed` → K and V in the cache, Q in `qkv`.
-    pub fn project(&self, s: &Step, w: &Workspace, k_cache: &Tensor, v_cache: &Tensor) -> Result<()> {
+    pub fn project(
+        &self,
+        s: &Step,
+        w: &Workspace,
+        k_cache: &Tensor,
+        v_cache: &Tensor,
+    ) -> Result<()> {
         linear(s.compute, &self.qkv, self.qkv_bias.as_ref(), &w.normed, &w.qkv)?;
-        let qk_norm = self.qk_norm.clone().map(|[q, k]| QkNorm { q, k, eps: s.config.rms_norm_eps });
+        let qk_norm =
+            self.qk_norm.clone().map(|[q, k]| QkNorm { q, k, eps: s.config.rms_norm_eps });
         Ok(rope_kv_write(
             s.compute,
             &RopeKvArgs {

@@ -1,4 +1,5 @@
-//! The decoder skeleton every architecture fills: embedding, pre-norm blocks, final norm, output projection.
+//! The decoder skeleton every architecture fills: embedding, pre-norm blocks, final norm, output
+//! projection.
 
 use super::attention::{Attention, Step};
 use super::mlp::Mlp;
@@ -57,7 +58,8 @@ impl<S: Store> Block<S> {
         let mut norm = |name| t.norm(&format!("{prefix}{name}.weight"), config.hidden_size);
         let attention_norm = norm("input_layernorm");
         let (attended_norm, mlp_norm, activated_norm) = if recipe.sub_layer_norms {
-            let (attended, activated) = (norm("post_attention_layernorm"), norm("post_feedforward_layernorm"));
+            let (attended, activated) =
+                (norm("post_attention_layernorm"), norm("post_feedforward_layernorm"));
             (attended.map(Some), norm("pre_feedforward_layernorm"), activated.map(Some))
         } else {
             (Some(None), norm("post_attention_layernorm"), Some(None))
@@ -79,7 +81,8 @@ impl<S: Store> Weights<S> {
     /// Takes every tensor; `None` is a problem that the tensors will tell.
     pub fn load(blueprint: &mut Blueprint, t: &mut Tensors<S>) -> Option<Self> {
         let config = &blueprint.config;
-        let embedding = t.matrix("model.embed_tokens.weight", config.vocab_size, config.hidden_size);
+        let embedding =
+            t.matrix("model.embed_tokens.weight", config.vocab_size, config.hidden_size);
         let blocks: Vec<_> = (0..config.layers).map(|i| Block::load(t, i, blueprint)).collect();
         let norm = t.norm("model.norm.weight", config.hidden_size);
         let head = if config.tied_embeddings {
@@ -87,7 +90,8 @@ impl<S: Store> Weights<S> {
         } else {
             t.matrix("lm_head.weight", config.vocab_size, config.hidden_size).map(Some)
         };
-        // Older checkpoints store what is computed here, and tied ones may store the embedding twice.
+        // Older checkpoints store what is computed here, and tied ones may store the embedding
+        // twice.
         t.ignore("rotary_emb.inv_freq");
         if config.tied_embeddings {
             t.ignore("lm_head.weight");
@@ -133,12 +137,18 @@ impl Decoder {
         })
     }
 
-    /// All blocks. Of the last one, what comes after the write into the cache is computed for the wanted rows alone; they
-    /// end up, normed, in the workspace that is returned.
+    /// All blocks. Of the last one, what comes after the write into the cache is computed for the
+    /// wanted rows alone; they end up, normed, in the workspace that is returned.
     fn blocks(&self, batch: &ForwardBatch, kv: &KvCache) -> Result<Workspace> {
         let (c, eps) = (&self.compute, self.config.rms_norm_eps);
         let mut w = self.workspace.first(batch.input_ids.len())?;
-        gather(c, &self.weights.embedding, &batch.input_ids, self.config.embedding_scale, &w.residual)?;
+        gather(
+            c,
+            &self.weights.embedding,
+            &batch.input_ids,
+            self.config.embedding_scale,
+            &w.residual,
+        )?;
         let blocks = &self.weights.blocks;
         rms_norm(c, &w.residual, &blocks[0].attention_norm, eps, &w.normed)?;
         for (i, block) in blocks.iter().enumerate() {
@@ -202,12 +212,20 @@ impl Decoder {
     fn check(&self, batch: &ForwardBatch, kv: &KvCache) -> Result<()> {
         let (layers, capacity) = (self.config.layers, self.workspace.residual.dims()[0]);
         if kv.k.len() != layers || kv.v.len() != layers {
-            return Err(Error::Batch(format!("a cache of {} layers for a model of {layers}", kv.k.len())));
+            return Err(Error::Batch(format!(
+                "a cache of {} layers for a model of {layers}",
+                kv.k.len()
+            )));
         }
         if batch.input_ids.len() > capacity {
-            return Err(Error::Batch(format!("{} tokens in a step of at most {capacity}", batch.input_ids.len())));
+            return Err(Error::Batch(format!(
+                "{} tokens in a step of at most {capacity}",
+                batch.input_ids.len()
+            )));
         }
-        batch.check(self.config.vocab_size, self.rope.cos.dims()[0], kv.block_size, kv.num_blocks).map_err(Error::Batch)
+        batch
+            .check(self.config.vocab_size, self.rope.cos.dims()[0], kv.block_size, kv.num_blocks)
+            .map_err(Error::Batch)
     }
 }
 

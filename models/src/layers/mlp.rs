@@ -19,10 +19,16 @@ pub struct Mlp<S: Store = Host> {
 
 impl<S: Store> Mlp<S> {
     /// `prefix` ends with a dot.
-    pub fn load(t: &mut Tensors<S>, prefix: &str, config: &ModelConfig, recipe: &Recipe) -> Option<Self> {
+    pub fn load(
+        t: &mut Tensors<S>,
+        prefix: &str,
+        config: &ModelConfig,
+        recipe: &Recipe,
+    ) -> Option<Self> {
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let name = |part: &str| format!("{prefix}mlp.{part}");
-        let gate_up = t.stack(&[(&name("gate_proj.weight"), inner), (&name("up_proj.weight"), inner)], hidden);
+        let gate_up = t
+            .stack(&[(&name("gate_proj.weight"), inner), (&name("up_proj.weight"), inner)], hidden);
         let biases = [(&*name("gate_proj.bias"), inner), (&*name("up_proj.bias"), inner)];
         let gate_up_bias = t.bias_if(recipe.mlp_bias, &biases);
         let down = t.matrix(&name("down_proj.weight"), hidden, inner);

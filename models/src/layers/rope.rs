@@ -6,17 +6,21 @@ use candle_core::{Device, Tensor};
 use cresset_kernels::rope::{RopeStyle, RopeTable};
 use std::f32::consts::PI;
 
-/// Angles are rounded to f32 as position × frequency, as the reference implementations do: at position 8000 a more exact
-/// product would differ from what the model was trained with by more than any kernel's error.
+/// Angles are rounded to f32 as position × frequency, as the reference implementations do: at
+/// position 8000 a more exact product would differ from what the model was trained with by more
+/// than any kernel's error.
 pub fn table(config: &RopeConfig, style: RopeStyle, positions: usize) -> Result<RopeTable> {
     let (shared, length) = (frequencies(config, positions), attention_factor(&config.scaling));
     let (mut sin, mut cos) = (Vec::new(), Vec::new());
     for position in 0..positions {
-        // "NTK" changes the frequencies as a sequence grows; what is in the cache already stays as it was.
+        // "NTK" changes the frequencies as a sequence grows; what is in the cache already stays as
+        // it was.
         let grows = matches!(config.scaling, RopeScaling::Dynamic { .. });
         let own = grows.then(|| frequencies(config, position + 1));
-        let angles = own.as_ref().unwrap_or(&shared).iter().map(|frequency| position as f32 * frequency);
-        let (s, c): (Vec<f32>, Vec<f32>) = angles.map(|a| (a.sin() * length, a.cos() * length)).unzip();
+        let angles =
+            own.as_ref().unwrap_or(&shared).iter().map(|frequency| position as f32 * frequency);
+        let (s, c): (Vec<f32>, Vec<f32>) =
+            angles.map(|a| (a.sin() * length, a.cos() * length)).unzip();
         sin.extend(s);
         cos.extend(c);
     }
@@ -30,15 +34,15 @@ pub fn table(config: &RopeConfig, style: RopeStyle, positions: usize) -> Result<
 
 fn attention_factor(scaling: &RopeScaling) -> f32 {
     match scaling {
-        RopeScaling::Yarn(Yarn { attention_factor, .. }) | RopeScaling::LongRope { attention_factor, .. } => {
-            *attention_factor
-        }
+        RopeScaling::Yarn(Yarn { attention_factor, .. })
+        | RopeScaling::LongRope { attention_factor, .. } => *attention_factor,
         _ => 1.0,
     }
 }
 
-/// Radians per position, `[rotary_dim / 2]`, at a length: for LongRoPE the longest that is served, so that a token's K does not
-/// depend on how far its sequence will go, and can be cached and shared.
+/// Radians per position, `[rotary_dim / 2]`, at a length: for LongRoPE the longest that is served,
+/// so that a token's K does not depend on how far its sequence will go, and can be cached and
+/// shared.
 fn frequencies(config: &RopeConfig, length: usize) -> Vec<f32> {
     let dim = config.rotary_dim;
     let theta = match config.scaling {
@@ -65,7 +69,12 @@ fn scaled(frequency: f32, index: usize, config: &RopeConfig, length: usize) -> f
             let kept = 1.0 - yarn_ramp(yarn, config, index);
             frequency / yarn.factor * (1.0 - kept) + frequency * kept
         }
-        &RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_positions } => {
+        &RopeScaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_max_positions,
+        } => {
             let original = original_max_positions as f32;
             let wavelength = 2.0 * PI / frequency;
             if wavelength < original / high_freq_factor {
@@ -73,7 +82,8 @@ fn scaled(frequency: f32, index: usize, config: &RopeConfig, length: usize) -> f
             } else if wavelength > original / low_freq_factor {
                 frequency / factor
             } else {
-                let smooth = (original / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                let smooth = (original / wavelength - low_freq_factor)
+                    / (high_freq_factor - low_freq_factor);
                 (1.0 - smooth) * frequency / factor + smooth * frequency
             }
         }
@@ -84,7 +94,8 @@ fn scaled(frequency: f32, index: usize, config: &RopeConfig, length: usize) -> f
 fn yarn_ramp(yarn: &Yarn, config: &RopeConfig, index: usize) -> f32 {
     // The dimension that turns so often over the original length.
     let dimension = |rotations: f32| {
-        let turns = yarn.original_max_positions as f64 / (f64::from(rotations) * 2.0 * std::f64::consts::PI);
+        let turns = yarn.original_max_positions as f64
+            / (f64::from(rotations) * 2.0 * std::f64::consts::PI);
         config.rotary_dim as f64 * turns.ln() / (2.0 * f64::from(config.theta).ln())
     };
     let (mut low, mut high) = (dimension(yarn.beta_fast), dimension(yarn.beta_slow));
@@ -106,7 +117,11 @@ mod tests {
     fn check(scaling: RopeScaling, want: [f32; 4]) {
         let config = RopeConfig { theta: 10_000.0, rotary_dim: 8, scaling };
         for (got, want) in frequencies(&config, 64).into_iter().zip(want) {
-            assert!((got - want).abs() <= 1e-6 * want, "{:?}: {got} instead of {want}", config.scaling);
+            assert!(
+                (got - want).abs() <= 1e-6 * want,
+                "{:?}: {got} instead of {want}",
+                config.scaling
+            );
         }
     }
 
@@ -115,7 +130,8 @@ mod tests {
         check(RopeScaling::None, [1.0, 0.1, 0.01, 0.001]);
         check(RopeScaling::Linear { factor: 4.0 }, [0.25, 0.025, 0.0025, 0.000_25]);
         check(RopeScaling::Factors(vec![1.0, 2.0, 4.0, 8.0]), [1.0, 0.05, 0.0025, 0.000_125]);
-        // Wavelengths 6.3, 63, 628 and 6283: kept, kept, blended (1024 / 628.3 = 1.63, smooth 0.21), divided.
+        // Wavelengths 6.3, 63, 628 and 6283: kept, kept, blended (1024 / 628.3 = 1.63, smooth
+        // 0.21), divided.
         let llama3 = RopeScaling::Llama3 {
             factor: 8.0,
             low_freq_factor: 1.0,
@@ -124,7 +140,10 @@ mod tests {
         };
         check(llama3, [1.0, 0.1, 0.003_086_761, 0.000_125]);
         // Twice the original length at a factor of 4: the base grows by (4 · 2 − 3)^(8/6) = 8.55.
-        check(RopeScaling::Dynamic { factor: 4.0, original_max_positions: 64 }, [1.0, 0.1, 0.01, 0.001]);
+        check(
+            RopeScaling::Dynamic { factor: 4.0, original_max_positions: 64 },
+            [1.0, 0.1, 0.01, 0.001],
+        );
         check(
             RopeScaling::Dynamic { factor: 4.0, original_max_positions: 32 },
             [1.0, 0.058_480_35, 0.003_419_952, 0.000_2],
@@ -137,7 +156,8 @@ mod tests {
         };
         check(long_rope(64), [1.0, 0.1, 0.01, 0.001]);
         check(long_rope(63), [1.0, 0.05, 0.0025, 0.000_125]);
-        // Rotations over 1024 positions: 163, 16, 1.6, 0.16; the ramp goes from dimension 0.7 to 2.2, widened to 0 and 3.
+        // Rotations over 1024 positions: 163, 16, 1.6, 0.16; the ramp goes from dimension 0.7 to
+        // 2.2, widened to 0 and 3.
         let yarn = Yarn {
             factor: 4.0,
             attention_factor: 1.0,

@@ -64,7 +64,8 @@ impl Logits {
     pub fn rows(&mut self, n: usize) -> Result<Tensor> {
         let (rows, vocab_size) = self.buffer.dims2()?;
         if n > rows {
-            self.buffer = Tensor::zeros((n.next_power_of_two(), vocab_size), DType::F32, &Device::Cpu)?;
+            self.buffer =
+                Tensor::zeros((n.next_power_of_two(), vocab_size), DType::F32, &Device::Cpu)?;
         }
         Ok(self.buffer.narrow(0, 0, n)?)
     }

@@ -1,4 +1,5 @@
-//! Any bytes at the readers of model files: an error or a file, never a panic, and memory only in proportion to the file.
+//! Any bytes at the readers of model files: an error or a file, never a panic, and memory only in
+//! proportion to the file.
 
 use super::gguf::GgufFile;
 use super::safetensors::{Checkpoint, SINGLE};
@@ -7,8 +8,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::path::Path;
 
-/// What a reader may hold at once for each byte of its file: a one-byte metadata value becomes a `Value` of 32, in a
-/// growing list; the rest is for keys, maps and messages.
+/// What a reader may hold at once for each byte of its file: a one-byte metadata value becomes a
+/// `Value` of 32, in a growing list; the rest is for keys, maps and messages.
 const BYTES_PER_BYTE: isize = 128;
 const BYTES_AT_LEAST: isize = 64 << 10;
 

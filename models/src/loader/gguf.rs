@@ -1,4 +1,5 @@
-//! GGUF container (format document: ggml docs/gguf.md, versions 2 and 3), memory-mapped, every bound checked.
+//! GGUF container (format document: ggml docs/gguf.md, versions 2 and 3), memory-mapped, every
+//! bound checked.
 
 mod cursor;
 #[cfg(test)]
@@ -122,7 +123,8 @@ struct Header {
     tensors: BTreeMap<String, TensorInfo>,
 }
 
-/// Smallest encodings of one metadata pair and one tensor entry: what bounds the counts a header may claim.
+/// Smallest encodings of one metadata pair and one tensor entry: what bounds the counts a header
+/// may claim.
 const MIN_PAIR_BYTES: usize = 8 + 4 + 1;
 const MIN_TENSOR_BYTES: usize = 8 + 4 + 8 + 4 + 8;
 const DEFAULT_ALIGNMENT: usize = 32;
@@ -153,10 +155,12 @@ fn check_version(c: &mut Cursor) -> Result<(), Refusal> {
     }
     match c.u32()? {
         2 | 3 => Ok(()),
-        1 => Err(Refusal::Unsupported("GGUF version 1 is not supported: convert it to version 3".into())),
-        v if matches!(v.swap_bytes(), 1..=3) => {
-            Err(Refusal::Unsupported("big-endian GGUF files are not supported: use the little-endian file".into()))
-        }
+        1 => Err(Refusal::Unsupported(
+            "GGUF version 1 is not supported: convert it to version 3".into(),
+        )),
+        v if matches!(v.swap_bytes(), 1..=3) => Err(Refusal::Unsupported(
+            "big-endian GGUF files are not supported: use the little-endian file".into(),
+        )),
         v => Err(Refusal::Damaged(format!("GGUF version {v} does not exist"))),
     }
 }
@@ -250,7 +254,9 @@ impl Entry {
         if !self.offset.is_multiple_of(alignment) {
             return Err(format!("tensor {name:?} is not aligned to {alignment} bytes"));
         }
-        let bytes = self.bytes().ok_or_else(|| format!("tensor {name:?} has the impossible shape {:?}", self.shape))?;
+        let bytes = self
+            .bytes()
+            .ok_or_else(|| format!("tensor {name:?} has the impossible shape {:?}", self.shape))?;
         let start = data_start.checked_add(self.offset);
         let range = start.and_then(|start| Some(start..start.checked_add(bytes)?));
         match range {

@@ -1,4 +1,5 @@
-//! From files to a model: containers (`gguf`, `safetensors`), names, and the registry of architectures.
+//! From files to a model: containers (`gguf`, `safetensors`), names, and the registry of
+//! architectures.
 
 #[cfg(test)]
 mod fuzz;
@@ -27,7 +28,8 @@ use tensors::{Container, Tensors};
 pub enum ModelSource {
     /// One GGUF file: weights, config, tokenizer and template inside.
     Gguf(PathBuf),
-    /// A folder in Hugging Face layout: config.json, *.safetensors (sharded or not), tokenizer.json.
+    /// A folder in Hugging Face layout: config.json, *.safetensors (sharded or not),
+    /// tokenizer.json.
     HfFolder(PathBuf),
 }
 
@@ -43,15 +45,18 @@ pub struct LoadOptions {
     pub max_context: usize,
 }
 
-/// Loads a model. Ends with an error that names every tensor left over or missing and every config key not understood.
-/// The files are unmapped again: afterwards the weights are in memory once.
+/// Loads a model. Ends with an error that names every tensor left over or missing and every config
+/// key not understood. The files are unmapped again: afterwards the weights are in memory once.
 pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn Model>> {
     let (blueprint, weights) = read(source, &mut Host { dequantise: options.dequantise })?;
     Ok(Box::new(Decoder::new(blueprint, weights, options)?))
 }
 
 /// A model's shape, and its weights in a store.
-pub(crate) fn read<S: Store>(source: &ModelSource, store: &mut S) -> Result<(Blueprint, Weights<S>)> {
+pub(crate) fn read<S: Store>(
+    source: &ModelSource,
+    store: &mut S,
+) -> Result<(Blueprint, Weights<S>)> {
     match source {
         ModelSource::Gguf(path) => {
             let file = GgufFile::open(path)?;

@@ -1,6 +1,7 @@
 //! Tensor names: architectures ask in Hugging Face's; GGUF has its own for the same things.
 
-/// HF name → GGUF name. Layer names keep their suffix (`.weight`, `.bias`). `own` comes before the modules' usual names.
+/// HF name → GGUF name. Layer names keep their suffix (`.weight`, `.bias`). `own` comes before the
+/// modules' usual names.
 pub fn gguf(hf: &str, own: &[(&str, &str)]) -> Option<String> {
     let whole = match hf {
         "model.embed_tokens.weight" => Some("token_embd.weight"),
@@ -51,7 +52,10 @@ mod tests {
         ] {
             assert_eq!(super::gguf(hf, &[]).as_deref(), gguf, "{hf}");
         }
-        let own = super::gguf("model.layers.3.post_attention_layernorm.weight", &[("post_attention_layernorm", "own")]);
+        let own = super::gguf(
+            "model.layers.3.post_attention_layernorm.weight",
+            &[("post_attention_layernorm", "own")],
+        );
         assert_eq!(own.as_deref(), Some("blk.3.own.weight"));
     }
 }

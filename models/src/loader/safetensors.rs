@@ -37,14 +37,15 @@ struct Index {
 
 impl Checkpoint {
     pub fn open(folder: &Path) -> Result<Self> {
-        let mut checkpoint = Self { folder: folder.to_owned(), shards: Vec::new(), entries: BTreeMap::new() };
+        let mut checkpoint =
+            Self { folder: folder.to_owned(), shards: Vec::new(), entries: BTreeMap::new() };
         let index_path = folder.join(INDEX);
         if !index_path.exists() {
             checkpoint.add_shard(SINGLE)?;
             return Ok(checkpoint);
         }
-        let index: Index =
-            serde_json::from_slice(&read_json(&index_path)?).map_err(|e| damaged(&index_path, &e.to_string()))?;
+        let index: Index = serde_json::from_slice(&read_json(&index_path)?)
+            .map_err(|e| damaged(&index_path, &e.to_string()))?;
         let mut shards: Vec<&String> = index.weight_map.values().collect();
         shards.sort();
         shards.dedup();
@@ -61,7 +62,9 @@ impl Checkpoint {
             return Err(damaged(&path, "its index names a file outside the folder"));
         }
         let map = map_file(&path)?;
-        for (tensor, entry) in entries(&map, self.shards.len()).map_err(|what| damaged(&path, &what))? {
+        for (tensor, entry) in
+            entries(&map, self.shards.len()).map_err(|what| damaged(&path, &what))?
+        {
             if self.entries.insert(tensor.clone(), entry).is_some() {
                 return Err(damaged(&path, &format!("tensor {tensor:?} is in two shards")));
             }
@@ -97,7 +100,8 @@ fn entries(map: &Mmap, shard: usize) -> Result<Vec<(String, Entry)>, String> {
     let data_start = header_len + size_of::<u64>();
     let entry = |(name, info): (String, &safetensors::tensor::TensorInfo)| {
         let (start, end) = info.data_offsets;
-        let dtype = dtype(info.dtype).ok_or_else(|| format!("tensor {name:?} has the dtype {:?}", info.dtype))?;
+        let dtype = dtype(info.dtype)
+            .ok_or_else(|| format!("tensor {name:?} has the dtype {:?}", info.dtype))?;
         let range = data_start + start..data_start + end;
         if range.end > map.len() {
             return Err(format!("tensor {name:?} ends beyond the file's {} bytes", map.len()));

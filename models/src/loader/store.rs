@@ -1,4 +1,5 @@
-//! Where the weights of a model go: one reader of files fills the CPU's form of them, or a device's.
+//! Where the weights of a model go: one reader of files fills the CPU's form of them, or a
+//! device's.
 
 use crate::{Error, Result};
 use candle_core::quantized::GgmlDType;
@@ -72,9 +73,15 @@ impl<'a> Raw<'a> {
     /// All values, row by row.
     pub fn values(&self) -> Result<Vec<f32>> {
         Ok(match self.dtype {
-            GgmlDType::F32 => self.bytes.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect(),
-            GgmlDType::F16 => self.bytes.as_chunks().0.iter().map(|x| f16::from_le_bytes(*x).to_f32()).collect(),
-            GgmlDType::BF16 => self.bytes.as_chunks().0.iter().map(|x| bf16::from_le_bytes(*x).to_f32()).collect(),
+            GgmlDType::F32 => {
+                self.bytes.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect()
+            }
+            GgmlDType::F16 => {
+                self.bytes.as_chunks().0.iter().map(|x| f16::from_le_bytes(*x).to_f32()).collect()
+            }
+            GgmlDType::BF16 => {
+                self.bytes.as_chunks().0.iter().map(|x| bf16::from_le_bytes(*x).to_f32()).collect()
+            }
             _ => {
                 let weight = self.weight()?;
                 let mut values = vec![0.0; self.rows * self.cols];

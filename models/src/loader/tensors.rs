@@ -1,5 +1,5 @@
-//! The tensors of a release, taken out by name as an architecture asks for them. Whatever is missing, of another shape or
-//! left over is collected and told at the end, all at once.
+//! The tensors of a release, taken out by name as an architecture asks for them. Whatever is
+//! missing, of another shape or left over is collected and told at the end, all at once.
 
 use super::gguf::GgufFile;
 use super::names;
@@ -52,8 +52,21 @@ pub struct Tensors<'a, S> {
 }
 
 impl<'a, S: Store> Tensors<'a, S> {
-    pub fn new(container: Container<'a>, path: PathBuf, store: &'a mut S, spelling: Spelling) -> Self {
-        Self { container, path, store, spelling, taken: BTreeSet::new(), problems: Vec::new(), failed: None }
+    pub fn new(
+        container: Container<'a>,
+        path: PathBuf,
+        store: &'a mut S,
+        spelling: Spelling,
+    ) -> Self {
+        Self {
+            container,
+            path,
+            store,
+            spelling,
+            taken: BTreeSet::new(),
+            problems: Vec::new(),
+            failed: None,
+        }
     }
 
     /// A weight matrix by its HF name. `None` is a problem that [`Self::finish`] will tell.
@@ -63,7 +76,8 @@ impl<'a, S: Store> Tensors<'a, S> {
 
     /// Matrices of the same width, one below the other.
     pub fn stack(&mut self, parts: &[(&str, usize)], cols: usize) -> Option<S::Matrix> {
-        let found: Vec<_> = parts.iter().map(|(name, rows)| self.raw(name, &[*rows, cols])).collect();
+        let found: Vec<_> =
+            parts.iter().map(|(name, rows)| self.raw(name, &[*rows, cols])).collect();
         let found: Vec<Raw> = found.into_iter().collect::<Option<_>>()?;
         let stacked = self.store.matrix(&found);
         self.keep(parts[0].0, stacked)
@@ -87,8 +101,13 @@ impl<'a, S: Store> Tensors<'a, S> {
         self.keep(name, norm)
     }
 
-    /// Biases one after the other; all there or all absent. The inner `None` is one that may be, and is, absent.
-    pub fn bias_if(&mut self, presence: Presence, parts: &[(&str, usize)]) -> Option<Optional<S::Vector>> {
+    /// Biases one after the other; all there or all absent. The inner `None` is one that may be,
+    /// and is, absent.
+    pub fn bias_if(
+        &mut self,
+        presence: Presence,
+        parts: &[(&str, usize)],
+    ) -> Option<Optional<S::Vector>> {
         let any = parts.iter().any(|(name, _)| self.has(name));
         if presence == Presence::Never || (presence == Presence::Optional && !any) {
             return Some(None);
@@ -105,14 +124,18 @@ impl<'a, S: Store> Tensors<'a, S> {
 
     /// Leaves every stored tensor whose name ends so unused, on purpose.
     pub fn ignore(&mut self, suffix: &str) {
-        let ignored: Vec<String> = self.stored_names().filter(|n| n.ends_with(suffix)).map(str::to_owned).collect();
+        let ignored: Vec<String> =
+            self.stored_names().filter(|n| n.ends_with(suffix)).map(str::to_owned).collect();
         self.taken.extend(ignored);
     }
 
     /// All problems, or what was built.
     pub fn finish<T>(mut self, built: Option<T>) -> Result<T> {
-        let left: Vec<String> =
-            self.stored_names().filter(|n| !self.taken.contains(*n)).map(|n| format!("{n} is left over")).collect();
+        let left: Vec<String> = self
+            .stored_names()
+            .filter(|n| !self.taken.contains(*n))
+            .map(|n| format!("{n} is left over"))
+            .collect();
         self.problems.extend(left);
         if let Some(error) = self.failed {
             return Err(error);
@@ -147,7 +170,8 @@ impl<'a, S: Store> Tensors<'a, S> {
             return None;
         }
         let stored = self.take(name, shape)?;
-        let (rows, cols) = if let [rows, cols] = *shape { (rows, cols) } else { (1, shape.iter().product()) };
+        let (rows, cols) =
+            if let [rows, cols] = *shape { (rows, cols) } else { (1, shape.iter().product()) };
         let (dtype, bytes) = match self.container {
             Container::Gguf(file) => {
                 let info = &file.tensors[&stored];
@@ -172,7 +196,9 @@ impl<'a, S: Store> Tensors<'a, S> {
     fn stored_name(&self, name: &str) -> String {
         match &self.container {
             // Names outside the table are GGUF's own (`rope_freqs.weight`).
-            Container::Gguf(_) => names::gguf(name, self.spelling.gguf).unwrap_or_else(|| name.to_owned()),
+            Container::Gguf(_) => {
+                names::gguf(name, self.spelling.gguf).unwrap_or_else(|| name.to_owned())
+            }
             Container::Checkpoint(_) => name.to_owned(),
         }
     }

@@ -58,7 +58,11 @@ fn one_error_names_every_missing_and_left_over_tensor() {
     });
     check(
         result,
-        &["blk.0.attn_v.weight is missing", "blk.1.ffn_norm.weight is missing", "blk.1.attn_gate.weight is left over"],
+        &[
+            "blk.0.attn_v.weight is missing",
+            "blk.1.ffn_norm.weight is missing",
+            "blk.1.attn_gate.weight is left over",
+        ],
     );
 }
 
@@ -71,36 +75,62 @@ fn a_shape_that_contradicts_the_config_is_named() {
 #[test]
 fn gguf_settings_that_are_not_understood_are_refused() {
     let text = |t: &str| Value::String(t.into());
-    check(gguf(|w| set(w, "llama.expert_count", Value::U32(8))), &["does not know", "llama.expert_count"]);
+    check(
+        gguf(|w| set(w, "llama.expert_count", Value::U32(8))),
+        &["does not know", "llama.expert_count"],
+    );
     check(gguf(|w| set(w, "split.count", Value::U16(2))), &["split.count"]);
     check(gguf(|w| set(w, "general.architecture", text("quokka"))), &["\"quokka\"", "llama"]);
     check(gguf(|w| set(w, "llama.rope.scaling.type", text("yarn"))), &["yarn"]);
     check(gguf(|w| set(w, "llama.attention.head_count", Value::U32(0))), &["head_count"]);
     check(gguf(|w| set(w, "llama.attention.head_count_kv", Value::U32(3))), &["cannot share"]);
     check(gguf(|w| set(w, "llama.context_length", Value::F32(9.0))), &["llama.context_length"]);
-    check(gguf(|w| w.metadata.retain(|(k, _)| k != "llama.block_count")), &["llama.block_count is missing", "fetch"]);
-    check(gguf(|w| set(w, "llama.block_count", Value::U32(u32::MAX))), &["beyond any model's", "fetch"]);
+    check(
+        gguf(|w| w.metadata.retain(|(k, _)| k != "llama.block_count")),
+        &["llama.block_count is missing", "fetch"],
+    );
+    check(
+        gguf(|w| set(w, "llama.block_count", Value::U32(u32::MAX))),
+        &["beyond any model's", "fetch"],
+    );
     check(gguf(|w| w.metadata.clear()), &["general.architecture is missing"]);
 }
 
 #[test]
 fn hf_settings_that_are_not_understood_are_refused() {
     check(folder(|_, c| c["layer_scale"] = json!(1.0)), &["layer_scale"]);
-    check(folder(|_, c| c["quantization_config"] = json!({"quant_method": "awq"})), &["quantization_config"]);
+    check(
+        folder(|_, c| c["quantization_config"] = json!({"quant_method": "awq"})),
+        &["quantization_config"],
+    );
     check(folder(|_, c| c["hidden_act"] = json!("relu")), &["hidden_act"]);
     check(folder(|_, c| c["sliding_window"] = json!(64)), &["sliding_window"]);
     check(folder(|_, c| c["model_type"] = json!("quokka")), &["\"quokka\"", "mistral"]);
-    check(folder(|_, c| c["rope_scaling"] = json!({"rope_type": "mrope", "factor": 2.0})), &["mrope"]);
     check(
-        folder(|_, c| c["rope_scaling"] = json!({"rope_type": "linear", "factor": 2.0, "beta_fast": 1})),
+        folder(|_, c| c["rope_scaling"] = json!({"rope_type": "mrope", "factor": 2.0})),
+        &["mrope"],
+    );
+    check(
+        folder(|_, c| {
+            c["rope_scaling"] = json!({"rope_type": "linear", "factor": 2.0, "beta_fast": 1})
+        }),
         &["beta_fast"],
     );
-    check(folder(|_, c| c["rope_scaling"] = json!({"rope_type": "linear", "factor": 0})), &["must be positive"]);
+    check(
+        folder(|_, c| c["rope_scaling"] = json!({"rope_type": "linear", "factor": 0})),
+        &["must be positive"],
+    );
     check(folder(|_, c| c["rope_scaling"] = json!({"type": "linear"})), &["factor"]);
     check(folder(|_, c| c["attention_bias"] = json!(true)), &["self_attn.q_proj.bias is missing"]);
-    check(folder(|_, c| c["rope_interleaved"] = json!(true)), &["does not know", "rope_interleaved"]);
+    check(
+        folder(|_, c| c["rope_interleaved"] = json!(true)),
+        &["does not know", "rope_interleaved"],
+    );
     check(folder(|_, c| c["tie_word_embeddings"] = json!(false)), &["lm_head.weight is missing"]);
-    check(folder(|_, c| c["num_hidden_layers"] = json!(1)), &["model.layers.1.input_layernorm.weight is left over"]);
+    check(
+        folder(|_, c| c["num_hidden_layers"] = json!(1)),
+        &["model.layers.1.input_layernorm.weight is left over"],
+    );
     check(folder(|_, c| c["hidden_size"] = json!(1u64 << 60)), &["beyond any model's"]);
     check(
         folder(|_, c| {
@@ -123,9 +153,15 @@ fn impossible_windows_are_refused() {
         })
     };
     check(qwen(json!(["chunked_attention", "full_attention"]), json!(8)), &["chunked_attention"]);
-    check(qwen(json!(["sliding_attention", "full_attention"]), json!(null)), &["sliding_window", "missing"]);
+    check(
+        qwen(json!(["sliding_attention", "full_attention"]), json!(null)),
+        &["sliding_window", "missing"],
+    );
     check(qwen(json!(["sliding_attention"]), json!(8)), &["8 tokens over 1 of 2 layers"]);
-    check(qwen(json!(["sliding_attention", "full_attention"]), json!(0)), &["0 tokens over 2 of 2 layers"]);
+    check(
+        qwen(json!(["sliding_attention", "full_attention"]), json!(0)),
+        &["0 tokens over 2 of 2 layers"],
+    );
 }
 
 #[test]
@@ -168,7 +204,11 @@ fn damaged_safetensors_are_refused() {
 fn an_index_is_checked() {
     let index = |map: serde_json::Value| {
         folder(move |f, _| {
-            std::fs::write(f.join("model.safetensors.index.json"), json!({"weight_map": map}).to_string()).unwrap();
+            std::fs::write(
+                f.join("model.safetensors.index.json"),
+                json!({"weight_map": map}).to_string(),
+            )
+            .unwrap();
         })
     };
     check(index(json!({"a": "../model.safetensors"})), &["outside the folder"]);

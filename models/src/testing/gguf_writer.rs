@@ -21,7 +21,12 @@ impl GgufWriter {
 
     /// Adds a tensor in f32.
     pub fn f32(&mut self, name: &str, shape: &[usize], data: &[f32]) {
-        self.tensors.push((name.to_owned(), shape.to_vec(), GgmlDType::F32, super::little_endian(data)));
+        self.tensors.push((
+            name.to_owned(),
+            shape.to_vec(),
+            GgmlDType::F32,
+            super::little_endian(data),
+        ));
     }
 
     pub fn to_bytes(&self) -> Vec<u8> {

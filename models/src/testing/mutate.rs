@@ -1,6 +1,7 @@
 //! Inputs for fuzz tests that come close to what a reader accepts: a seed with changes.
 
-/// A change: where, what, and a byte for it. Any three numbers mean one, so that nothing a fuzzer tries is lost.
+/// A change: where, what, and a byte for it. Any three numbers mean one, so that nothing a fuzzer
+/// tries is lost.
 pub type Edit = (u32, u8, u8);
 
 /// What a fuzzer chooses: a seed, how many changes, and the changes.

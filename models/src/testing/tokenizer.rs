@@ -1,4 +1,5 @@
-//! A small byte-level BPE: every byte, three special tokens, and merges that build a few common words.
+//! A small byte-level BPE: every byte, three special tokens, and merges that build a few common
+//! words.
 
 use crate::loader::gguf::Value;
 use serde_json::{Map, json};
@@ -56,7 +57,8 @@ const MERGES: [(&str, &str); 40] = [
 const CHAT_TEMPLATE: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + \
     message['content'] + '<|im_end|>' + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
-/// GPT-2's alphabet: printable bytes stand for themselves, the others for characters from U+0100 on.
+/// GPT-2's alphabet: printable bytes stand for themselves, the others for characters from U+0100
+/// on.
 fn byte_alphabet() -> impl Iterator<Item = char> {
     let mut next = 0x100;
     (0..=255u8).map(move |byte| {
@@ -82,8 +84,10 @@ fn merges() -> Vec<String> {
 pub fn gguf_metadata() -> Vec<(String, Value)> {
     const NORMAL: i32 = 1;
     const CONTROL: i32 = 3;
-    let strings = |values: Vec<String>| Value::Array(values.into_iter().map(Value::String).collect());
-    let types = (0..tokens().len()).map(|id| Value::I32(if id < SPECIAL.len() { CONTROL } else { NORMAL }));
+    let strings =
+        |values: Vec<String>| Value::Array(values.into_iter().map(Value::String).collect());
+    let types =
+        (0..tokens().len()).map(|id| Value::I32(if id < SPECIAL.len() { CONTROL } else { NORMAL }));
     [
         ("model", Value::String("gpt2".into())),
         ("pre", Value::String("smollm".into())),

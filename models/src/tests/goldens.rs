@@ -1,5 +1,6 @@
-//! Every family against transformers: tiny random models, whose logits are stored with the other goldens. Their weights
-//! follow from the tensors' names; their GGUF files are, byte for byte in the tensors, what llama.cpp's converter writes.
+//! Every family against transformers: tiny random models, whose logits are stored with the other
+//! goldens. Their weights follow from the tensors' names; their GGUF files are, byte for byte in
+//! the tensors, what llama.cpp's converter writes.
 
 use super::*;
 use crate::arch;
@@ -72,10 +73,14 @@ impl Case {
     fn weights(&self, name: &str, shape: &[usize]) -> Vec<f32> {
         let (scale, shift) = match shape {
             [_, cols] if name.ends_with("_proj.weight") => (2.5 / (*cols as f32).sqrt(), 0.0),
-            _ if name.ends_with("norm.weight") => (0.2, if self.kind().starts_with("gemma") { 0.0 } else { 1.0 }),
+            _ if name.ends_with("norm.weight") => {
+                (0.2, if self.kind().starts_with("gemma") { 0.0 } else { 1.0 })
+            }
             _ => (0.5, 0.0),
         };
-        random(name, shape.iter().product()).map(|x| self.dtype.rounded(x * scale + shift)).collect()
+        random(name, shape.iter().product())
+            .map(|x| self.dtype.rounded(x * scale + shift))
+            .collect()
     }
 
     fn folder(&self, config: &serde_json::Value) -> Box<dyn Model> {
@@ -83,32 +88,50 @@ impl Case {
     }
 
     /// Loads it from files that are there during the call.
-    pub fn in_folder<T>(&self, config: &serde_json::Value, load: impl FnOnce(&ModelSource) -> T) -> T {
+    pub fn in_folder<T>(
+        &self,
+        config: &serde_json::Value,
+        load: impl FnOnce(&ModelSource) -> T,
+    ) -> T {
         let folder = tempfile::tempdir().unwrap();
         let bytes = |(name, shape): (&String, &Vec<usize>)| {
-            let data: Vec<u8> = self.weights(name, shape).into_iter().flat_map(|x| self.dtype.bytes(x)).collect();
+            let data: Vec<u8> =
+                self.weights(name, shape).into_iter().flat_map(|x| self.dtype.bytes(x)).collect();
             (name.clone(), shape.clone(), data)
         };
         let tensors: Vec<_> = self.tensors.iter().map(bytes).collect();
-        let view = |(name, shape, data)| (name, TensorView::new(self.dtype.stored(), Vec::clone(shape), data).unwrap());
+        let view = |(name, shape, data)| {
+            (name, TensorView::new(self.dtype.stored(), Vec::clone(shape), data).unwrap())
+        };
         let views = tensors.iter().map(|(name, shape, data)| view((name, shape, data)));
-        safetensors::serialize_to_file(views, None, &folder.path().join("model.safetensors")).unwrap();
+        safetensors::serialize_to_file(views, None, &folder.path().join("model.safetensors"))
+            .unwrap();
         std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
         load(&ModelSource::HfFolder(folder.path().to_owned()))
     }
 
     fn gguf(&self, converted: &Converted) -> Box<dyn Model> {
         let mut writer = GgufWriter::default();
-        writer.metadata.extend(converted.metadata.iter().map(|(key, value)| (key.clone(), metadata(value))));
-        let spelling =
-            arch::from_hf(Path::new("config.json"), self.config.to_string().as_bytes()).unwrap().recipe.spelling;
+        writer
+            .metadata
+            .extend(converted.metadata.iter().map(|(key, value)| (key.clone(), metadata(value))));
+        let spelling = arch::from_hf(Path::new("config.json"), self.config.to_string().as_bytes())
+            .unwrap()
+            .recipe
+            .spelling;
         for (name, shape) in &self.tensors {
             let mut data = self.weights(name, shape);
             if spelling.norms_less_one && name.ends_with("norm.weight") {
                 data = data.into_iter().map(|x| x + 1.0).collect();
             }
-            if ["llama", "mistral"].contains(&self.kind()) && (name.contains("q_proj") || name.contains("k_proj")) {
-                data = interleaved(&data, shape[1], self.config["head_dim"].as_u64().unwrap() as usize);
+            if ["llama", "mistral"].contains(&self.kind())
+                && (name.contains("q_proj") || name.contains("k_proj"))
+            {
+                data = interleaved(
+                    &data,
+                    shape[1],
+                    self.config["head_dim"].as_u64().unwrap() as usize,
+                );
             }
             writer.f32(&names::gguf(name, spelling.gguf).unwrap(), shape, &data);
         }
@@ -217,7 +240,8 @@ fn candle(case: &Case) -> candle_core::Result<Step> {
     let weights = |(name, shape): (&String, &Vec<usize>)| {
         Ok((name.clone(), Tensor::from_vec(case.weights(name, shape), &shape[..], &Device::Cpu)?))
     };
-    let weights = case.tensors.iter().map(weights).collect::<candle_core::Result<HashMap<_, _>>>()?;
+    let weights =
+        case.tensors.iter().map(weights).collect::<candle_core::Result<HashMap<_, _>>>()?;
     let weights = VarBuilder::from_tensors(weights, DType::F32, &Device::Cpu);
     let mut config = case.older_config.clone();
     if case.kind() == "qwen2" {
@@ -229,28 +253,35 @@ fn candle(case: &Case) -> candle_core::Result<Step> {
             Box::new(move |token, position| model.forward(token, position))
         }
         "qwen2" => {
-            let mut model = qwen2::ModelForCausalLM::new(&serde_json::from_value(config).unwrap(), weights)?;
+            let mut model =
+                qwen2::ModelForCausalLM::new(&serde_json::from_value(config).unwrap(), weights)?;
             Box::new(move |token, position| model.forward(token, position))
         }
         "qwen3" => {
-            let mut model = qwen3::ModelForCausalLM::new(&serde_json::from_value(config).unwrap(), weights)?;
+            let mut model =
+                qwen3::ModelForCausalLM::new(&serde_json::from_value(config).unwrap(), weights)?;
             Box::new(move |token, position| model.forward(token, position))
         }
         "gemma2" => {
-            let mut model = gemma2::Model::new(false, &serde_json::from_value(config).unwrap(), weights)?;
+            let mut model =
+                gemma2::Model::new(false, &serde_json::from_value(config).unwrap(), weights)?;
             Box::new(move |token, position| model.forward(token, position))
         }
         _ => {
-            let mut model = gemma3::Model::new(false, &serde_json::from_value(config).unwrap(), weights)?;
+            let mut model =
+                gemma3::Model::new(false, &serde_json::from_value(config).unwrap(), weights)?;
             Box::new(move |token, position| model.forward(token, position))
         }
     })
 }
 
-/// The second witness, where candle has the model; its Gemma 2 knows no window, so is asked no further than that.
+/// The second witness, where candle has the model; its Gemma 2 knows no window, so is asked no
+/// further than that.
 #[test]
 fn candles_models_agree() {
-    for (name, tokens) in [("mistral", 40), ("qwen2", 40), ("qwen3", 40), ("gemma2", 8), ("gemma3", 40)] {
+    for (name, tokens) in
+        [("mistral", 40), ("qwen2", 40), ("qwen3", 40), ("gemma2", 8), ("gemma3", 40)]
+    {
         let goldens = goldens();
         let case = goldens.cases.iter().find(|case| case.name == name).unwrap();
         let mut candle = candle(case).unwrap();

@@ -38,8 +38,11 @@ fn filled(bench: &mut Bench, length: usize) -> Result<Vec<u32>> {
         if ids.len() >= length {
             break;
         }
-        let sentence =
-            format!(" Note {n}: the keeper of lamp {} writes down the weather at hour {}.", n * 7 % 101, n % 24);
+        let sentence = format!(
+            " Note {n}: the keeper of lamp {} writes down the weather at hour {}.",
+            n * 7 % 101,
+            n % 24
+        );
         ids.extend(bench.subject.encode(&sentence, false)?);
     }
     ids.truncate(length);

@@ -4,7 +4,8 @@ use super::{Bench, Finding, identical};
 use crate::goldens::Case;
 use crate::subject::{Finish, Generation, Request, Result, SubjectError, TokenLogprob};
 
-/// Two logits this close may change places by the rounding of f32 alone (measured noise of a long prompt: about 1e-4).
+/// Two logits this close may change places by the rounding of f32 alone (measured noise of a long
+/// prompt: about 1e-4).
 const DECISIVE_MARGIN: f32 = 1e-3;
 /// Large enough to lift any id over every other.
 const FORCE: f32 = 1e4;
@@ -15,33 +16,54 @@ pub fn logprobs(bench: &mut Bench) -> Result<Finding> {
     for topic in topics {
         let prompt = bench.prompt(topic)?;
         let generation = bench.one(Request::greedy(0, &prompt, 8))?;
-        let bad = generation.logprobs.iter().zip(&generation.tokens).position(|(l, token)| !sound(l, *token));
+        let bad = generation
+            .logprobs
+            .iter()
+            .zip(&generation.tokens)
+            .position(|(l, token)| !sound(l, *token));
         wrong.extend(bad.map(|at| format!("{topic}: token {at}")));
         if generation.logprobs.len() != generation.tokens.len() {
             wrong.push(format!("{topic}: {} log-probabilities", generation.logprobs.len()));
         }
     }
-    Ok(Finding::from_wrong(&wrong, topics.len(), "finite, descending, sum ≤ 1, the greedy token first"))
+    Ok(Finding::from_wrong(
+        &wrong,
+        topics.len(),
+        "finite, descending, sum ≤ 1, the greedy token first",
+    ))
 }
 
 fn sound(logprob: &TokenLogprob, token: u32) -> bool {
     let finite = logprob.chosen.is_finite() && logprob.top.iter().all(|(_, p)| p.is_finite());
     let descending = logprob.top.is_sorted_by(|a, b| a.1 >= b.1);
     let mass: f64 = logprob.top.iter().map(|(_, p)| f64::from(*p).exp()).sum();
-    let led = logprob.top.first().is_some_and(|(id, p)| *id == token && p.to_bits() == logprob.chosen.to_bits());
+    let led = logprob
+        .top
+        .first()
+        .is_some_and(|(id, p)| *id == token && p.to_bits() == logprob.chosen.to_bits());
     finite && descending && mass <= 1.0 + 1e-4 && led
 }
 
 pub fn greedy_goldens(bench: &mut Bench) -> Result<Finding> {
     let Some(goldens) = bench.goldens else { return Ok(Finding::without_goldens()) };
     let longest = bench.scope.golden_prompt_tokens as usize;
-    let cases: Vec<&Case> = goldens.cases.iter().filter(|case| case.prompt_ids.len() <= longest).collect();
-    let requests: Vec<Request> =
-        cases.iter().map(|case| Request::greedy(0, &case.prompt_ids, case.greedy_ids.len() as u32)).collect();
+    let cases: Vec<&Case> =
+        goldens.cases.iter().filter(|case| case.prompt_ids.len() <= longest).collect();
+    let requests: Vec<Request> = cases
+        .iter()
+        .map(|case| Request::greedy(0, &case.prompt_ids, case.greedy_ids.len() as u32))
+        .collect();
     let generations = bench.subject.generate(&requests)?;
-    let wrong: Vec<String> =
-        cases.iter().zip(&generations).filter_map(|(case, g)| divergence(case, &g.tokens)).collect();
-    Ok(Finding::from_wrong(&wrong, cases.len(), "first difference only where the reference's margin is ≤ 1e-3"))
+    let wrong: Vec<String> = cases
+        .iter()
+        .zip(&generations)
+        .filter_map(|(case, g)| divergence(case, &g.tokens))
+        .collect();
+    Ok(Finding::from_wrong(
+        &wrong,
+        cases.len(),
+        "first difference only where the reference's margin is ≤ 1e-3",
+    ))
 }
 
 fn divergence(case: &Case, tokens: &[u32]) -> Option<String> {
@@ -57,7 +79,11 @@ pub fn length_limit(bench: &mut Bench) -> Result<Finding> {
     for limit in limits {
         let generation = bench.one(Request::greedy(0, &prompt, limit))?;
         if generation.tokens.len() != limit as usize || generation.finish != Finish::Length {
-            wrong.push(format!("{limit} gave {} tokens, {:?}", generation.tokens.len(), generation.finish));
+            wrong.push(format!(
+                "{limit} gave {} tokens, {:?}",
+                generation.tokens.len(),
+                generation.finish
+            ));
         }
     }
     Ok(Finding::from_wrong(&wrong, limits.len(), "exactly max_tokens tokens, finish_reason length"))
@@ -69,7 +95,9 @@ pub fn usage(bench: &mut Bench) -> Result<Finding> {
     for topic in topics {
         let prompt = bench.prompt(topic)?;
         let g = bench.one(Request::greedy(0, &prompt, 5))?;
-        if (g.prompt_tokens as usize, g.completion_tokens as usize) != (prompt.len(), g.tokens.len()) {
+        if (g.prompt_tokens as usize, g.completion_tokens as usize)
+            != (prompt.len(), g.tokens.len())
+        {
             wrong.push(format!(
                 "{} + {} counted, {} + {} used",
                 g.prompt_tokens,
@@ -87,10 +115,19 @@ pub fn end_of_text(bench: &mut Bench) -> Result<Finding> {
     let ids = bench.subject.eos_ids();
     let mut wrong = Vec::new();
     for &id in &ids {
-        let request = Request { ignore_eos: false, bias: vec![(id, FORCE)], ..Request::greedy(0, &prompt, 4) };
+        let request = Request {
+            ignore_eos: false,
+            bias: vec![(id, FORCE)],
+            ..Request::greedy(0, &prompt, 4)
+        };
         let g = bench.one(request)?;
         if g.tokens != [id] || g.finish != Finish::Stop || !g.text().is_empty() {
-            wrong.push(format!("id {id}: {} tokens, {:?}, text {:?}", g.tokens.len(), g.finish, g.text()));
+            wrong.push(format!(
+                "id {id}: {} tokens, {:?}, text {:?}",
+                g.tokens.len(),
+                g.finish,
+                g.text()
+            ));
         }
     }
     Ok(Finding::from_wrong(&wrong, ids.len(), "each ends the answer at once, with no text"))
@@ -101,11 +138,18 @@ pub fn stop_string(bench: &mut Bench) -> Result<Finding> {
     let free = bench.one(Request::greedy(0, &prompt, 24))?;
     let text = free.text();
     let Some(stop) = stop_across_tokens(&free.deltas) else {
-        return Ok(Finding::new(false, format!("no usable text to stop in: {text:?}"), "a text of several tokens"));
+        return Ok(Finding::new(
+            false,
+            format!("no usable text to stop in: {text:?}"),
+            "a text of several tokens",
+        ));
     };
     let before = text.split(&stop).next().unwrap_or_default().to_owned();
-    let stopped = bench.one(Request { stop: vec![stop.clone()], ..Request::greedy(0, &prompt, 24) })?;
-    let right = stopped.text() == before && stopped.finish == Finish::Stop && free.tokens.starts_with(&stopped.tokens);
+    let stopped =
+        bench.one(Request { stop: vec![stop.clone()], ..Request::greedy(0, &prompt, 24) })?;
+    let right = stopped.text() == before
+        && stopped.finish == Finish::Stop
+        && free.tokens.starts_with(&stopped.tokens);
     Ok(Finding::new(
         right,
         format!("{stop:?}: {:?}, {:?}", stopped.text(), stopped.finish),
@@ -120,10 +164,12 @@ fn stop_across_tokens(deltas: &[String]) -> Option<String> {
     Some(pair[0].chars().last().into_iter().chain(pair[1].chars().next()).collect())
 }
 
-/// Beside a plain answer, one pushed into the bytes of multi-byte characters, where pieces are easily cut.
+/// Beside a plain answer, one pushed into the bytes of multi-byte characters, where pieces are
+/// easily cut.
 pub fn stream_join(bench: &mut Bench) -> Result<Finding> {
     let prompt = bench.prompt("small pictures")?;
-    let bias = bench.subject.encode("😀🚀é漢字", false)?.into_iter().map(|id| (id, FORCE)).collect();
+    let bias =
+        bench.subject.encode("😀🚀é漢字", false)?.into_iter().map(|id| (id, FORCE)).collect();
     let requests = [
         Request::greedy(0, &prompt, 16),
         Request::sampled(0, &prompt, 16, 3),
@@ -147,7 +193,8 @@ pub fn seeds(bench: &mut Bench) -> Result<Finding> {
     let crowd = bench.subject.generate(&crowd)?;
     let lead = crowd.first().ok_or_else(|| SubjectError::Failed("no answers".into()))?;
     let different = |g: &Generation| g.tokens != first.tokens;
-    let right = identical(&first, &again) && identical(&first, lead) && crowd[1..].iter().any(different);
+    let right =
+        identical(&first, &again) && identical(&first, lead) && crowd[1..].iter().any(different);
     let told = format!(
         "repeated equal: {}, among neighbours equal: {}, other seeds differ: {}",
         identical(&first, &again),

@@ -22,7 +22,8 @@ const TOPICS: [&str; 8] = [
 
 pub fn batch(bench: &mut Bench) -> Result<Finding> {
     let prompts = TOPICS.iter().map(|topic| bench.prompt(topic)).collect::<Result<Vec<_>>>()?;
-    let requests = |tenant| prompts.iter().map(|p| Request::greedy(tenant, p, 12)).collect::<Vec<_>>();
+    let requests =
+        |tenant| prompts.iter().map(|p| Request::greedy(tenant, p, 12)).collect::<Vec<_>>();
     let alone = requests(ALONE).into_iter().map(|r| bench.one(r)).collect::<Result<Vec<_>>>()?;
     let together = bench.subject.generate(&requests(TOGETHER))?;
     let differs = alone.iter().zip(&together).enumerate().filter(|(_, (a, b))| !identical(a, b));
@@ -30,7 +31,8 @@ pub fn batch(bench: &mut Bench) -> Result<Finding> {
     Ok(Finding::from_wrong(&wrong, TOPICS.len(), "batch of 8 = batch of 1, bitwise"))
 }
 
-/// Warm: a prompt that shares a long beginning with an earlier one. Cold: the same prompt in an account that never saw it.
+/// Warm: a prompt that shares a long beginning with an earlier one. Cold: the same prompt in an
+/// account that never saw it.
 pub fn prefix(bench: &mut Bench) -> Result<Finding> {
     let shared = TOPICS.join(", ");
     let first = bench.prompt(&format!("{shared} and rivers"))?;

@@ -178,13 +178,20 @@ impl Finding {
     /// Passed when nothing was found wrong; the first few faults are the evidence otherwise.
     pub fn from_wrong(wrong: &[String], of: usize, gate: &str) -> Self {
         let shown = wrong.iter().take(3).cloned().collect::<Vec<_>>().join("; ");
-        let value =
-            if wrong.is_empty() { format!("{of} of {of}") } else { format!("{} of {of} wrong: {shown}", wrong.len()) };
+        let value = if wrong.is_empty() {
+            format!("{of} of {of}")
+        } else {
+            format!("{} of {of} wrong: {shown}", wrong.len())
+        };
         Self::new(wrong.is_empty(), value, gate)
     }
 
     pub fn without_goldens() -> Self {
-        Self { state: State::NotRun, value: "no reference outputs for this release".into(), gate: "equal".into() }
+        Self {
+            state: State::NotRun,
+            value: "no reference outputs for this release".into(),
+            gate: "equal".into(),
+        }
     }
 }
 

@@ -29,7 +29,12 @@ pub fn digests(bench: &mut Bench) -> Result<Finding> {
         .filter(|(name, digest)| found.get(*name) != Some(digest))
         .map(|(name, _)| name.clone())
         .collect();
-    wrong.extend(found.keys().filter(|name| !expected.contains_key(*name)).map(|name| format!("{name} is extra")));
+    wrong.extend(
+        found
+            .keys()
+            .filter(|name| !expected.contains_key(*name))
+            .map(|name| format!("{name} is extra")),
+    );
     Ok(Finding::from_wrong(&wrong, expected.len(), "every SHA-256 as in the manifest"))
 }
 
@@ -50,7 +55,8 @@ pub fn tokenizer_goldens(bench: &mut Bench) -> Result<Finding> {
     let mut wrong = Vec::new();
     for case in &goldens.tokenizer {
         let plain = bench.subject.encode(&case.text, false)? == case.ids;
-        let parsed = bench.subject.encode(&case.text, true)? == *case.special_ids.as_ref().unwrap_or(&case.ids);
+        let parsed = bench.subject.encode(&case.text, true)?
+            == *case.special_ids.as_ref().unwrap_or(&case.ids);
         if !plain || !parsed {
             wrong.push(format!("{:?}", case.text));
         }
@@ -80,17 +86,23 @@ fn count(bench: &mut Bench, id: u32, content: &str) -> Result<usize> {
     Ok(prompt.iter().filter(|&&token| token == id).count())
 }
 
-/// A refused role is a right answer: some templates know no system role. Dropping the message would not be.
+/// A refused role is a right answer: some templates know no system role. Dropping the message would
+/// not be.
 pub fn template_render(bench: &mut Bench) -> Result<Finding> {
     let conversations = [
         vec![("user", "What grows in spring?")],
         vec![("system", "Answer in one word."), ("user", "What falls in autumn?")],
-        vec![("user", "Name a river."), ("assistant", "The Danube."), ("user", "Name another one.")],
+        vec![
+            ("user", "Name a river."),
+            ("assistant", "The Danube."),
+            ("user", "Name another one."),
+        ],
         vec![("user", "größer, 大きい, 😀 & <tag> \"quoted\" {{ braces }}")],
     ];
     let mut wrong = Vec::new();
     for conversation in &conversations {
-        let messages: Vec<Message> = conversation.iter().map(|(role, content)| Message::new(role, content)).collect();
+        let messages: Vec<Message> =
+            conversation.iter().map(|(role, content)| Message::new(role, content)).collect();
         let prompt = match bench.subject.render(&messages) {
             Err(SubjectError::Refused(_)) if conversation[0].0 == "system" => continue,
             rendered => rendered?,
@@ -124,5 +136,9 @@ pub fn template_goldens(bench: &mut Bench) -> Result<Finding> {
             wrong.push(format!("prompt ids of {}", case.id));
         }
     }
-    Ok(Finding::from_wrong(&wrong, goldens.templates.len() + goldens.cases.len(), "equal to the reference"))
+    Ok(Finding::from_wrong(
+        &wrong,
+        goldens.templates.len() + goldens.cases.len(),
+        "equal to the reference",
+    ))
 }

@@ -23,10 +23,18 @@ impl HubTarget {
     pub fn parse(text: &str) -> Option<Self> {
         let (path, revision) = text.split_once('@').unwrap_or((text, "main"));
         let (owner, rest) = path.split_once('/')?;
-        let (repository, file) = rest.split_once('/').map_or((rest, None), |(r, file)| (r, Some(file.to_owned())));
-        let word = |w: &str| !w.is_empty() && w.bytes().all(|c| c.is_ascii_alphanumeric() || b"-._".contains(&c));
-        let valid = word(owner) && word(repository) && !revision.is_empty() && file.as_deref() != Some("");
-        valid.then(|| Self { repo: format!("{owner}/{repository}"), file, revision: revision.to_owned() })
+        let (repository, file) =
+            rest.split_once('/').map_or((rest, None), |(r, file)| (r, Some(file.to_owned())));
+        let word = |w: &str| {
+            !w.is_empty() && w.bytes().all(|c| c.is_ascii_alphanumeric() || b"-._".contains(&c))
+        };
+        let valid =
+            word(owner) && word(repository) && !revision.is_empty() && file.as_deref() != Some("");
+        valid.then(|| Self {
+            repo: format!("{owner}/{repository}"),
+            file,
+            revision: revision.to_owned(),
+        })
     }
 }
 
@@ -40,7 +48,11 @@ pub(in super::super) struct Listing {
     pub license: Option<String>,
 }
 
-pub(in super::super) fn describe(target: &HubTarget, cache: &Path, options: &FetchOptions) -> Result<Listing, String> {
+pub(in super::super) fn describe(
+    target: &HubTarget,
+    cache: &Path,
+    options: &FetchOptions,
+) -> Result<Listing, String> {
     let repo = open(&target.repo, &target.revision, cache, options)?;
     let (sender, receiver) = sync_channel(1);
     std::thread::spawn(move || sender.send(listing(&repo)));
@@ -53,7 +65,8 @@ pub(in super::super) fn describe(target: &HubTarget, cache: &Path, options: &Fet
 
 fn listing(repo: &ApiRepo) -> Result<Listing, String> {
     let mut response = repo.info_request().call().map_err(|error| with_hint(&error.to_string()))?;
-    let info: serde_json::Value = response.body_mut().read_json().map_err(|error| error.to_string())?;
+    let info: serde_json::Value =
+        response.body_mut().read_json().map_err(|error| error.to_string())?;
     let revision = info["sha"].as_str().ok_or("the hub's answer names no commit")?.to_owned();
     let siblings = info["siblings"].as_array().ok_or("the hub's answer lists no files")?;
     let names = siblings.iter().filter_map(|sibling| sibling["rfilename"].as_str());
@@ -67,7 +80,12 @@ fn is_inside(name: &str) -> bool {
     Path::new(name).components().all(|part| matches!(part, Component::Normal(_)))
 }
 
-pub(super) fn fetch(repo: &str, revision: &str, path: &str, want: &mut Want) -> Result<(), Failure> {
+pub(super) fn fetch(
+    repo: &str,
+    revision: &str,
+    path: &str,
+    want: &mut Want,
+) -> Result<(), Failure> {
     let cache = want.folder.incoming().join("hub");
     let options = want.options;
     let downloaded = download(repo, revision, path, &cache, options, &mut |done| want.report(done));
@@ -84,7 +102,8 @@ pub(in super::super) enum Download {
     Failed(String),
 }
 
-/// Downloads one file into `cache`; a broken transfer goes on where it stopped. `progress` gets the bytes so far.
+/// Downloads one file into `cache`; a broken transfer goes on where it stopped. `progress` gets the
+/// bytes so far.
 pub(in super::super) fn download(
     repo: &str,
     revision: &str,
@@ -134,7 +153,9 @@ fn silent(options: &FetchOptions) -> String {
 
 fn explain(error: ApiError) -> Download {
     match error {
-        ApiError::IoError(error) if error.kind() == std::io::ErrorKind::StorageFull => Download::DiskFull,
+        ApiError::IoError(error) if error.kind() == std::io::ErrorKind::StorageFull => {
+            Download::DiskFull
+        }
         ApiError::TooManyRetries(last) => explain(*last),
         other => Download::Failed(with_hint(&other.to_string())),
     }
@@ -143,11 +164,17 @@ fn explain(error: ApiError) -> Download {
 /// The hub answers 401 for private and for missing repositories alike.
 fn with_hint(error: &str) -> String {
     let closed = ["401", "403"].iter().any(|status| error.ends_with(status));
-    let hint = if closed { " (gated, private or misspelt: set hub.token, or check the name)" } else { "" };
+    let hint =
+        if closed { " (gated, private or misspelt: set hub.token, or check the name)" } else { "" };
     format!("{error}{hint}")
 }
 
-fn open(repo: &str, revision: &str, cache: &Path, options: &FetchOptions) -> Result<ApiRepo, String> {
+fn open(
+    repo: &str,
+    revision: &str,
+    cache: &Path,
+    options: &FetchOptions,
+) -> Result<ApiRepo, String> {
     let repo = Repo::with_revision(repo.to_owned(), RepoType::Model, revision.to_owned());
     Ok(api(cache, options).map_err(|error| error.to_string())?.repo(repo))
 }

@@ -28,13 +28,18 @@ fn copy(from: &mut dyn Read, part: &Path, want: &mut Want) -> Result<String, Fai
     let (mut hasher, mut done) = (Sha256::new(), 0);
     let mut buffer = vec![0; 1 << 20];
     loop {
-        let n = from.read(&mut buffer).map_err(|error| Failure::Source(format!("reading failed: {error}")))?;
+        let n = from
+            .read(&mut buffer)
+            .map_err(|error| Failure::Source(format!("reading failed: {error}")))?;
         done += n as u64;
         if n == 0 {
             break;
         }
         if done > want.file.bytes {
-            return Err(Failure::Source(format!("it is longer than the {} bytes of the manifest", want.file.bytes)));
+            return Err(Failure::Source(format!(
+                "it is longer than the {} bytes of the manifest",
+                want.file.bytes
+            )));
         }
         hasher.update(&buffer[..n]);
         out.write_all(&buffer[..n]).map_err(Error::io("write", part))?;
@@ -48,7 +53,9 @@ fn settle(part: &Path, found: &str, want: &Want) -> Result<(), Failure> {
     let ReleaseFile { name, sha256, .. } = want.file;
     if found != sha256 {
         fs::remove_file(part).map_err(Error::io("remove", part))?;
-        return Err(Failure::Source(format!("{name} has SHA-256 {found}, the manifest says {sha256}: refused")));
+        return Err(Failure::Source(format!(
+            "{name} has SHA-256 {found}, the manifest says {sha256}: refused"
+        )));
     }
     fs::rename(part, want.folder.path().join(name)).map_err(Error::io("rename", part))?;
     Ok(())

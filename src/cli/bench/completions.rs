@@ -1,4 +1,5 @@
-//! Streamed completions under load: time to the first token, between tokens and to the end, at each concurrency.
+//! Streamed completions under load: time to the first token, between tokens and to the end, at each
+//! concurrency.
 
 use super::Arguments;
 use super::connection::Connection;
@@ -19,13 +20,14 @@ use uuid::Uuid;
 
 /// Words by which two prompts differ to tell how many tokens a word has.
 const PROBE_WORDS: usize = 32;
-/// Requests at a concurrency when none are asked for: so many for each client, and never fewer than the second.
+/// Requests at a concurrency when none are asked for: so many for each client, and never fewer than
+/// the second.
 const REQUESTS_EACH: usize = 2;
 const FEWEST_REQUESTS: usize = 8;
 /// Short words that most tokenizers have as one token each.
 const WORDS: [&str; 16] = [
-    "time", "water", "house", "light", "world", "hand", "night", "road", "tree", "book", "city", "food", "music",
-    "day", "table", "stone",
+    "time", "water", "house", "light", "world", "hand", "night", "road", "tree", "book", "city",
+    "food", "music", "day", "table", "stone",
 ];
 
 /// What every request of a run has in common.
@@ -41,7 +43,9 @@ pub async fn run(target: Arc<Target>, arguments: &Arguments) -> Result<Value> {
     let longest = Duration::from_secs(arguments.seconds.unwrap_or(300));
     let mut levels = Vec::new();
     for &clients in &arguments.concurrency {
-        let requests = arguments.requests.map_or((clients * REQUESTS_EACH).max(FEWEST_REQUESTS), |n| n as usize);
+        let requests = arguments
+            .requests
+            .map_or((clients * REQUESTS_EACH).max(FEWEST_REQUESTS), |n| n as usize);
         levels.push(level(&shape, clients, requests, longest).await);
     }
     let Target { base, model, .. } = &*shape.target;
@@ -49,7 +53,8 @@ pub async fn run(target: Arc<Target>, arguments: &Arguments) -> Result<Value> {
                "output_tokens": arguments.output_tokens, "levels": levels }))
 }
 
-/// Finds how many words make the wanted prompt, from a short one and a longer one: the tokenizer is the server's.
+/// Finds how many words make the wanted prompt, from a short one and a longer one: the tokenizer is
+/// the server's.
 async fn calibrate(target: Arc<Target>, arguments: &Arguments) -> Result<Arc<Shape>> {
     let wanted = f64::from(arguments.input_tokens);
     let mut shape = Shape { target, words: 1, output_tokens: 1 };
@@ -82,9 +87,11 @@ async fn level(shape: &Arc<Shape>, clients: usize, requests: usize, longest: Dur
 /// One client: a request after the other until none is left or the time is over.
 async fn client(shape: Arc<Shape>, left: Arc<AtomicUsize>, until: Instant) -> Tally {
     let (mut connection, mut tally) = (None, Tally::default());
-    let another = || left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1)).is_ok();
+    let another =
+        || left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1)).is_ok();
     while Instant::now() < until && another() {
-        let asked = tokio::time::timeout_at(until.into(), shape.ask(&mut connection, &mut tally)).await;
+        let asked =
+            tokio::time::timeout_at(until.into(), shape.ask(&mut connection, &mut tally)).await;
         if asked.is_err() {
             tally.fail("not finished in time");
         }
@@ -104,7 +111,8 @@ impl Shape {
         }
     }
 
-    /// Sends one request, over the kept connection where there is one, and takes down what comes of it.
+    /// Sends one request, over the kept connection where there is one, and takes down what comes of
+    /// it.
     async fn ask(&self, connection: &mut Option<Connection>, tally: &mut Tally) {
         // Put back only when it can be used again.
         let kept = connection.take();
@@ -148,7 +156,8 @@ impl Shape {
     }
 }
 
-/// Random words, so that no prompt begins as another one did and none is answered out of a prefix cache.
+/// Random words, so that no prompt begins as another one did and none is answered out of a prefix
+/// cache.
 fn words(count: usize) -> String {
     let mut text = String::new();
     while text.split(' ').count() <= count {
@@ -163,8 +172,16 @@ fn words(count: usize) -> String {
 /// A table, and what went wrong below it.
 pub fn show_levels(document: &Value) -> String {
     let levels = document["levels"].as_array().map_or(&[][..], Vec::as_slice);
-    let head =
-        ["CLIENTS", "ANSWERED", "FAILED", "REQUESTS/S", "TOKENS/S", "FIRST TOKEN", "BETWEEN TOKENS", "TO THE END"];
+    let head = [
+        "CLIENTS",
+        "ANSWERED",
+        "FAILED",
+        "REQUESTS/S",
+        "TOKENS/S",
+        "FIRST TOKEN",
+        "BETWEEN TOKENS",
+        "TO THE END",
+    ];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     let mut errors = String::new();
     for level in levels {
@@ -179,7 +196,11 @@ pub fn show_levels(document: &Value) -> String {
             show_percentiles(&level["end_to_end_ms"]),
         ]);
         for (error, count) in level["errors"].as_object().into_iter().flatten() {
-            let _ = writeln!(errors, "{count} requests of {} clients failed: {error}", level["concurrency"]);
+            let _ = writeln!(
+                errors,
+                "{count} requests of {} clients failed: {error}",
+                level["concurrency"]
+            );
         }
     }
     let intro = format!(

@@ -1,4 +1,5 @@
-//! A kept-alive HTTP/1.1 connection that costs little per answer, so that the generator of a load is not what is measured.
+//! A kept-alive HTTP/1.1 connection that costs little per answer, so that the generator of a load
+//! is not what is measured.
 
 use std::io;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
@@ -37,7 +38,8 @@ impl Connection {
     pub async fn send(&mut self, request: &[u8]) -> io::Result<u16> {
         self.stream.get_mut().write_all(request).await?;
         self.read_line().await?;
-        let status = std::str::from_utf8(&self.line).ok().and_then(|line| line.get(9..12)?.parse().ok());
+        let status =
+            std::str::from_utf8(&self.line).ok().and_then(|line| line.get(9..12)?.parse().ok());
         let status = status.ok_or_else(|| broken("the answer is not HTTP"))?;
         self.body = Body::UntilClosed;
         loop {
@@ -46,8 +48,11 @@ impl Connection {
                 return Ok(status);
             }
             if let Some(length) = header(&self.line, "content-length") {
-                self.body = Body::Sized(length.parse().map_err(|_| broken("a content length is no number"))?);
-            } else if header(&self.line, "transfer-encoding").is_some_and(|value| value.eq_ignore_ascii_case("chunked"))
+                self.body = Body::Sized(
+                    length.parse().map_err(|_| broken("a content length is no number"))?,
+                );
+            } else if header(&self.line, "transfer-encoding")
+                .is_some_and(|value| value.eq_ignore_ascii_case("chunked"))
             {
                 self.body = Body::NextChunk;
             }
@@ -58,7 +63,9 @@ impl Connection {
     pub async fn piece(&mut self, out: &mut Vec<u8>) -> io::Result<bool> {
         if self.body == Body::NextChunk {
             self.read_line().await?;
-            let size = std::str::from_utf8(&self.line).ok().and_then(|size| usize::from_str_radix(size, 16).ok());
+            let size = std::str::from_utf8(&self.line)
+                .ok()
+                .and_then(|size| usize::from_str_radix(size, 16).ok());
             self.body = Body::Chunk(size.ok_or_else(|| broken("a chunk has no size"))?);
         }
         let most = match self.body {
@@ -160,7 +167,11 @@ mod tests {
             ("", None),
         ] {
             let found = read(bytes).await.ok();
-            assert_eq!(found.as_ref().map(|(status, body)| (*status, body.as_str())), expect, "{bytes:?}");
+            assert_eq!(
+                found.as_ref().map(|(status, body)| (*status, body.as_str())),
+                expect,
+                "{bytes:?}"
+            );
         }
     }
 }

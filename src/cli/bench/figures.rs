@@ -72,7 +72,9 @@ mod tests {
 
     #[test]
     fn numbers_keep_three_digits() {
-        for (number, expect) in [(0.12345, "0.123"), (1.239, "1.24"), (56.78, "56.8"), (12345.6, "12346")] {
+        for (number, expect) in
+            [(0.12345, "0.123"), (1.239, "1.24"), (56.78, "56.8"), (12345.6, "12346")]
+        {
             assert_eq!(show(&json!(number)), expect);
         }
         assert_eq!(show(&Value::Null), "-");

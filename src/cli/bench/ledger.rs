@@ -1,4 +1,5 @@
-//! Durable admissions and settlements against a ledger of its own, and what its syncs cost meanwhile.
+//! Durable admissions and settlements against a ledger of its own, and what its syncs cost
+//! meanwhile.
 
 use super::Arguments;
 use super::figures::{Times, per_second, show, show_percentiles};
@@ -9,7 +10,8 @@ use crate::clock::{SystemClock, UnixMillis};
 use crate::ids::{AccountId, AttemptId, CredentialId, ModelId, RequestId, SessionId};
 use crate::ledger::commands::SettleEnd;
 use crate::ledger::{
-    Admit, Bucket, Command, Credential, CredentialKind, FinishReason, Prices, RequestKey, Units, Usage,
+    Admit, Bucket, Command, Credential, CredentialKind, FinishReason, Prices, RequestKey, Units,
+    Usage,
 };
 use crate::store::{Result as StoreResult, Store, SyncMeter};
 use serde_json::{Value, json};
@@ -32,13 +34,15 @@ pub async fn run(default_folder: &Path, arguments: &Arguments) -> Result<Value> 
     let alone = probe(&scratch.0)?;
     let meter = SyncMeter::new(Duration::from_millis(arguments.simulate_fsync_ms));
     Store::init(&scratch.0).map_err(Failure::new)?;
-    let store = Store::open_metered(&scratch.0, Arc::new(SystemClock), meter.clone()).map_err(Failure::new)?;
+    let store = Store::open_metered(&scratch.0, Arc::new(SystemClock), meter.clone())
+        .map_err(Failure::new)?;
     let (account, credential) = open_account(&store).await.map_err(Failure::new)?;
     let span = Duration::from_secs(arguments.seconds.unwrap_or(SECONDS));
     let mut levels = Vec::new();
     for &clients in &arguments.clients {
         let progress = Progress::steps(format!("{clients} clients"));
-        let client = Client { store: store.clone(), account, credential, until: Instant::now() + span };
+        let client =
+            Client { store: store.clone(), account, credential, until: Instant::now() + span };
         levels.push(level(&client, clients, &meter).await.map_err(Failure::new)?);
         progress.clear();
     }
@@ -54,7 +58,8 @@ impl Scratch {
     fn in_folder(folder: &Path) -> Result<Self> {
         let path = folder.join(format!("bench-{}", Uuid::new_v4()));
         fs::create_dir_all(&path).map_err(|error| {
-            Failure::new(format!("cannot make {}: {error}", path.display())).remedy("name a folder with --folder")
+            Failure::new(format!("cannot make {}: {error}", path.display()))
+                .remedy("name a folder with --folder")
         })?;
         Ok(Self(path))
     }
@@ -92,9 +97,18 @@ async fn open_account(store: &Store) -> StoreResult<(AccountId, CredentialId)> {
         revoked_at: None,
     };
     let reference = "bench".to_owned();
-    store.submit(Command::CreateAccount { id, name: reference.clone(), plan: "default".into() }).await?;
+    store
+        .submit(Command::CreateAccount { id, name: reference.clone(), plan: "default".into() })
+        .await?;
     store.submit(Command::IssueCredential { credential: key }).await?;
-    store.submit(Command::Grant { account: id, bucket: Bucket::Premium, units: Units::MAX, reference }).await?;
+    store
+        .submit(Command::Grant {
+            account: id,
+            bucket: Bucket::Premium,
+            units: Units::MAX,
+            reference,
+        })
+        .await?;
     Ok((id, credential))
 }
 
@@ -175,7 +189,15 @@ impl Client {
 }
 
 pub fn show_levels(document: &Value) -> String {
-    let head = ["CLIENTS", "PAIRS/S", "FSYNCS", "MS EACH", "SHARE OF TIME", "PAIR MS p50 / p90 / p99", "IN FSYNCS"];
+    let head = [
+        "CLIENTS",
+        "PAIRS/S",
+        "FSYNCS",
+        "MS EACH",
+        "SHARE OF TIME",
+        "PAIR MS p50 / p90 / p99",
+        "IN FSYNCS",
+    ];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for level in document["levels"].as_array().into_iter().flatten() {
         let share = level["fsync_share"].as_f64().unwrap_or_default();
@@ -191,7 +213,9 @@ pub fn show_levels(document: &Value) -> String {
     }
     let alone = show_percentiles(&document["one_page_fsync_ms"]);
     let simulated = match document["simulated_fsync_ms"].as_u64() {
-        Some(ms) if ms > 0 => format!("; every fsync of the ledger is made to take {ms} ms at least"),
+        Some(ms) if ms > 0 => {
+            format!("; every fsync of the ledger is made to take {ms} ms at least")
+        }
         _ => String::new(),
     };
     let sound = if document["audit_ok"] == true { "sound" } else { "NOT SOUND" };

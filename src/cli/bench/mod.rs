@@ -49,7 +49,8 @@ pub struct Arguments {
     /// Requests for each number of clients [default: two a client, at least 8]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     requests: Option<u32>,
-    /// Longest time for each number of clients, seconds [default: 300; 2 for --reads, 3 for --ledger]
+    /// Longest time for each number of clients, seconds [default: 300; 2 for --reads, 3 for
+    /// --ledger]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     seconds: Option<u64>,
     /// Measure reads instead of completions
@@ -83,8 +84,9 @@ pub async fn run(mut context: Context, arguments: Arguments) -> Result {
         return verdict(document["audit_ok"] == true);
     }
     if let (Some(url), Some(key)) = (&arguments.url, &arguments.key) {
-        let measuring =
-            async { measure(&target::asker(url, key, arguments.model.as_deref()).await?, &arguments).await };
+        let measuring = async {
+            measure(&target::asker(url, key, arguments.model.as_deref()).await?, &arguments).await
+        };
         let document = shutdown::unless_interrupted(&shutdown, measuring).await?;
         return show(&context, &document);
     }

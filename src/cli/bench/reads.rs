@@ -30,7 +30,12 @@ pub async fn run(asker: &Asker, target: &Arc<Target>, arguments: &Arguments) -> 
     Ok(json!({ "url": target.base, "reads": rows }))
 }
 
-async fn measure(target: &Arc<Target>, path: &str, clients: usize, span: Duration) -> Result<Value> {
+async fn measure(
+    target: &Arc<Target>,
+    path: &str,
+    clients: usize,
+    span: Duration,
+) -> Result<Value> {
     let progress = Progress::steps(format!("{path}, {clients} at a time"));
     let broken = |error: io::Error| Failure::new(format!("GET {path}: {error}"));
     let full = load(target, path, clients, span, None).await.map_err(broken)?;
@@ -54,7 +59,8 @@ struct Tally {
     times: Times,
 }
 
-/// `clients` connections for the time of `span`; each sends one request every `pause`, or the next as soon as it can.
+/// `clients` connections for the time of `span`; each sends one request every `pause`, or the next
+/// as soon as it can.
 async fn load(
     target: &Arc<Target>,
     path: &str,
@@ -67,7 +73,8 @@ async fn load(
     for number in 0..clients {
         let connection = Connection::open(&target.authority).await?;
         // Spread over the pause, as independent clients would be.
-        let first = pause.map(|pause| Instant::now() + pause.mul_f64(number as f64 / clients as f64));
+        let first =
+            pause.map(|pause| Instant::now() + pause.mul_f64(number as f64 / clients as f64));
         workers.spawn(client(connection, request.clone(), until, first.zip(pause)));
     }
     let mut total = Tally::default();
@@ -79,8 +86,8 @@ async fn load(
     Ok(total)
 }
 
-/// `schedule`: when to send first, and the time from one to the next. A request that had to wait for the answer before it
-/// counts from when it was due.
+/// `schedule`: when to send first, and the time from one to the next. A request that had to wait
+/// for the answer before it counts from when it was due.
 async fn client(
     mut connection: Connection,
     request: Arc<[u8]>,
@@ -106,7 +113,10 @@ async fn client(
         let status = connection.send(&request).await?;
         connection.rest(&mut body).await?;
         if status != 200 {
-            return Err(io::Error::other(format!("status {status}: {}", String::from_utf8_lossy(&body))));
+            return Err(io::Error::other(format!(
+                "status {status}: {}",
+                String::from_utf8_lossy(&body)
+            )));
         }
         tally.count += 1;
         tally.times.add(began.elapsed());
@@ -114,7 +124,14 @@ async fn client(
 }
 
 pub fn show_rows(document: &Value) -> String {
-    let head = ["PATH", "CLIENTS", "READS/S", "MS p50 / p90 / p99", "AT HALF: READS/S", "MS p50 / p90 / p99"];
+    let head = [
+        "PATH",
+        "CLIENTS",
+        "READS/S",
+        "MS p50 / p90 / p99",
+        "AT HALF: READS/S",
+        "MS p50 / p90 / p99",
+    ];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for row in document["reads"].as_array().into_iter().flatten() {
         rows.push(vec![

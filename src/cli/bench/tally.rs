@@ -168,23 +168,31 @@ mod tests {
             let named: Vec<_> = report["errors"].as_object().unwrap().keys().collect();
             assert_eq!(named, errors, "{pieces:?}");
         };
-        let role = "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n";
+        let role =
+            "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n";
         let text = "data: {\"choices\":[{\"delta\":{\"content\":\"a \\\"content\\\":\"}}],\"usage\":null}\n\n";
-        let usage = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":2}}\n\n";
+        let usage =
+            "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":2}}\n\n";
         let failure = "data: {\"error\":{\"code\":\"generation_failed\"}}\n\n";
         let done = "data: [DONE]\n\n";
         let (front, back) = text.split_at(30);
         check(&[role, text, front, back, usage, done], 1, (3, 2), &[]);
         check(&[role, text, usage, done], 0, (3, 2), &[]);
-        check(&[role, ": keep-alive\n\n", failure, done], 0, (0, 0), &["in the stream: generation_failed"]);
+        check(
+            &[role, ": keep-alive\n\n", failure, done],
+            0,
+            (0, 0),
+            &["in the stream: generation_failed"],
+        );
         check(&[role, text], 0, (0, 0), &["a stream ended without its usage"]);
     }
 
     #[test]
     fn errors_have_names() {
-        for (body, expect) in
-            [(r#"{"error":{"code":"insufficient_credits"}}"#, "insufficient_credits"), ("oops", "oops")]
-        {
+        for (body, expect) in [
+            (r#"{"error":{"code":"insufficient_credits"}}"#, "insufficient_credits"),
+            ("oops", "oops"),
+        ] {
             assert_eq!(code(body.as_bytes()), expect);
         }
     }

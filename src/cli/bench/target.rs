@@ -19,8 +19,9 @@ impl Target {
     pub fn new(asker: &Asker) -> Result<Self> {
         let Asker { base, secret, model, session } = asker;
         let authority = authority(base)?;
-        let headers =
-            format!("host: {authority}\r\nauthorization: Bearer {secret}\r\nx-service-session-id: {session}\r\n");
+        let headers = format!(
+            "host: {authority}\r\nauthorization: Bearer {secret}\r\nx-service-session-id: {session}\r\n"
+        );
         Ok(Self { base: base.clone(), authority, model: model.clone(), headers })
     }
 
@@ -31,7 +32,9 @@ impl Target {
     /// A JSON body under a request id of its own.
     pub fn post(&self, path: &str, body: &str) -> Vec<u8> {
         let (id, length) = (Uuid::new_v4(), body.len());
-        let own = format!("idempotency-key: {id}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n");
+        let own = format!(
+            "idempotency-key: {id}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n"
+        );
         format!("POST {path} HTTP/1.1\r\n{}{own}\r\n{body}", self.headers).into_bytes()
     }
 }

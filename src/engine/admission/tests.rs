@@ -49,13 +49,15 @@ fn what_can_never_run_is_refused() {
 #[test]
 fn what_would_wait_in_vain_is_refused() {
     let now = Instant::now();
-    // live, prompt tokens, output tokens, tokens per second, deadline in seconds => seconds of Retry-After
+    // live, prompt tokens, output tokens, tokens per second, deadline in seconds => seconds of
+    // Retry-After
     let check = |load: (usize, usize, usize, f64), deadline: Option<u64>, expect: Option<u64>| {
         let (live, prompt_tokens, output_tokens, tokens_per_second) = load;
         let load = Load { live, prompt_tokens, output_tokens, tokens_per_second };
         let mut request = request(1, 1);
         request.deadline = deadline.map(|seconds| now + Duration::from_secs(seconds));
-        let refused = |seconds| Err(Refused::Overloaded { retry_after: Duration::from_secs(seconds) });
+        let refused =
+            |seconds| Err(Refused::Overloaded { retry_after: Duration::from_secs(seconds) });
         let found = admit(&options(), &load, &request, now);
         assert_eq!(found, expect.map_or(Ok(()), refused), "{load:?} by {deadline:?}");
     };

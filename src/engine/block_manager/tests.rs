@@ -12,10 +12,14 @@ struct Bench {
 
 impl Bench {
     fn new(num_blocks: usize) -> Self {
-        Self { manager: BlockManager::new(num_blocks, BLOCK_SIZE, [7; 32]), tables: BTreeMap::new() }
+        Self {
+            manager: BlockManager::new(num_blocks, BLOCK_SIZE, [7; 32]),
+            tables: BTreeMap::new(),
+        }
     }
 
-    /// `open NAME ACCOUNT FROM..TO`: a table for the tokens FROM..TO, its cached prefix adopted, the rest computed.
+    /// `open NAME ACCOUNT FROM..TO`: a table for the tokens FROM..TO, its cached prefix adopted,
+    /// the rest computed.
     fn open(&mut self, name: &str, account: &str, tokens: &str) -> String {
         let tokens = range(tokens);
         let mut table = BlockTable::new(self::account(account));

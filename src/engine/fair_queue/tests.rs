@@ -63,7 +63,8 @@ fn an_account_that_leaves_takes_its_debt_along() {
 
 #[test]
 fn higher_priorities_come_first_and_waiting_raises_them() {
-    // Priorities of accounts, and steps since each was last given a token => the order of service in a step.
+    // Priorities of accounts, and steps since each was last given a token => the order of service
+    // in a step.
     let check = |waiting: &[(u8, u64)], expect: &[u64]| {
         let mut queue = FairQueue::new(1_000);
         for (&(priority, _), number) in waiting.iter().zip(1..) {

@@ -1,10 +1,13 @@
-//! The whole engine over a GPU (the emulator, where there is none): against the CPU, and against itself in any company.
+//! The whole engine over a GPU (the emulator, where there is none): against the CPU, and against
+//! itself in any company.
 
 use super::*;
 use crate::engine::model_runner;
 use crate::engine::sampler::SamplingParams;
 use crate::engine::tests::{collect, request, wait_for};
-use crate::engine::{EngineHandle, EngineOptions, Event, GenerateRequest, StopCause, TokenLogprobs};
+use crate::engine::{
+    EngineHandle, EngineOptions, Event, GenerateRequest, StopCause, TokenLogprobs,
+};
 use cresset_kernels::gpu::{Emulator, device_or_emulator};
 use cresset_models::testing::{tiny_llama_gguf, vocab_size};
 use tokio::sync::mpsc::Receiver;
@@ -54,8 +57,19 @@ fn requests() -> Vec<GenerateRequest> {
     let plain = SamplingParams { seed: 7, ..SamplingParams::default() };
     let ways = [
         SamplingParams { temperature: 0.0, ..plain.clone() },
-        SamplingParams { temperature: 0.8, top_p: 0.9, top_k: 20, logprobs: Some(4), ..plain.clone() },
-        SamplingParams { repetition_penalty: 1.3, frequency_penalty: 0.4, presence_penalty: 0.2, ..plain.clone() },
+        SamplingParams {
+            temperature: 0.8,
+            top_p: 0.9,
+            top_k: 20,
+            logprobs: Some(4),
+            ..plain.clone()
+        },
+        SamplingParams {
+            repetition_penalty: 1.3,
+            frequency_penalty: 0.4,
+            presence_penalty: 0.2,
+            ..plain.clone()
+        },
         SamplingParams { min_p: 0.02, logit_bias: [(5, 3.0), (9, -4.0)].into(), ..plain },
     ];
     let prompt = |i: u32| (0..7 + 13 * i).map(move |token| (token * 31 + i) % vocab_size() as u32);
@@ -68,7 +82,8 @@ fn the_gpu_says_what_the_cpu_says() {
     let said = |gpu| {
         let runner = RunnerOptions { dequantise: true, ..runner_options(&engine_options(), gpu) };
         let engine = start(engine_options(), &runner);
-        let events: Vec<_> = requests().into_iter().map(|request| engine.submit(request).unwrap().1).collect();
+        let events: Vec<_> =
+            requests().into_iter().map(|request| engine.submit(request).unwrap().1).collect();
         events.into_iter().map(|events| collect(events).0).collect::<Vec<_>>()
     };
     let cpu = said(None);
@@ -84,7 +99,11 @@ fn bits(mut events: Receiver<Event>) -> Vec<(u32, u32, Vec<(u32, u32)>)> {
             Event::Started => (),
             Event::Token { id, logprobs } => {
                 let TokenLogprobs { chosen, top } = logprobs.unwrap();
-                said.push((id, chosen.to_bits(), top.into_iter().map(|(id, p)| (id, p.to_bits())).collect()));
+                said.push((
+                    id,
+                    chosen.to_bits(),
+                    top.into_iter().map(|(id, p)| (id, p.to_bits())).collect(),
+                ));
             }
             Event::Finished(finished) => {
                 assert_eq!(finished.cause, StopCause::Length);
@@ -94,16 +113,28 @@ fn bits(mut events: Receiver<Event>) -> Vec<(u32, u32, Vec<(u32, u32)>)> {
     }
 }
 
-/// In bf16 with `deterministic`: alone, in company, in chunks, preempted, cancelled neighbours, with a prefix hit.
+/// In bf16 with `deterministic`: alone, in company, in chunks, preempted, cancelled neighbours,
+/// with a prefix hit.
 #[test]
 fn any_company_leaves_every_bit_as_it_is() {
-    let plain = SamplingParams { seed: 42, temperature: 0.9, logprobs: Some(5), ..SamplingParams::default() };
-    let sampling = SamplingParams { repetition_penalty: 1.2, frequency_penalty: 0.3, presence_penalty: 0.1, ..plain };
+    let plain = SamplingParams {
+        seed: 42,
+        temperature: 0.9,
+        logprobs: Some(5),
+        ..SamplingParams::default()
+    };
+    let sampling = SamplingParams {
+        repetition_penalty: 1.2,
+        frequency_penalty: 0.3,
+        presence_penalty: 0.1,
+        ..plain
+    };
     let probe = || GenerateRequest { sampling: sampling.clone(), ..request(0..37, 24) };
     let neighbour = |i: u32| request((0..i * 9 % 37).chain(i..i + 5), 30);
     let said = |options: EngineOptions, neighbours: u32| {
         let engine = start(options.clone(), &runner_options(&options, Some(on_gpu(true))));
-        let others: Vec<_> = (0..neighbours).map(|i| engine.submit(neighbour(i)).unwrap()).collect();
+        let others: Vec<_> =
+            (0..neighbours).map(|i| engine.submit(neighbour(i)).unwrap()).collect();
         let events = engine.submit(probe()).unwrap().1;
         others.iter().step_by(4).for_each(|(id, _)| engine.stop(*id));
         let first = bits(events);
@@ -120,8 +151,12 @@ fn any_company_leaves_every_bit_as_it_is() {
         assert!(happened(stats.steps, stats.preemptions), "{what} did not happen: {stats:?}");
     };
     check("company", engine_options(), |_, preemptions| preemptions == 0);
-    check("chunking", EngineOptions { max_batched_tokens: 12, ..engine_options() }, |steps, _| steps > 40);
-    check("preemption", EngineOptions { num_blocks: 8, ..engine_options() }, |_, preemptions| preemptions > 0);
+    check("chunking", EngineOptions { max_batched_tokens: 12, ..engine_options() }, |steps, _| {
+        steps > 40
+    });
+    check("preemption", EngineOptions { num_blocks: 8, ..engine_options() }, |_, preemptions| {
+        preemptions > 0
+    });
 }
 
 #[test]
@@ -130,7 +165,9 @@ fn a_row_that_cannot_be_sampled_fails_alone() {
     let mut bad = request(0..5, 4);
     bad.sampling.logit_bias = [(vocab_size() as u32, 1.0)].into();
     let [bad, good] = [bad, request(0..5, 4)].map(|request| engine.submit(request).unwrap().1);
-    let StopCause::Failed(reason) = collect(bad).1.cause else { panic!("a token outside the vocabulary has a logit") };
+    let StopCause::Failed(reason) = collect(bad).1.cause else {
+        panic!("a token outside the vocabulary has a logit")
+    };
     assert!(reason.contains("logit_bias"), "{reason}");
     assert_eq!(collect(good).0.len(), 4);
 }
@@ -141,7 +178,8 @@ fn a_gpu_without_room_is_refused_at_load() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");
     tiny_llama_gguf(&path, 3).unwrap();
-    let error = model_runner::load(&ModelSource::Gguf(path), &runner_options(&engine_options(), Some(on)));
+    let error =
+        model_runner::load(&ModelSource::Gguf(path), &runner_options(&engine_options(), Some(on)));
     let error = error.err().unwrap().to_string();
     assert!(error.contains("no room for the KV cache"), "{error}");
 }

@@ -3,7 +3,9 @@
 use super::*;
 use crate::engine::sampler::{Sampler, SamplingParams};
 use cresset_kernels::gpu::{Buffer, Gpu, Kind, device_or_emulator};
-use cresset_kernels::sampling::gpu::{History, RESULT_WORDS, Sample, decode, encode, encoded_words, sample, workspace};
+use cresset_kernels::sampling::gpu::{
+    History, RESULT_WORDS, Sample, decode, encode, encoded_words, sample, workspace,
+};
 use cresset_kernels::sampling::philox4x32;
 use std::iter::repeat;
 use std::sync::Arc;
@@ -63,7 +65,8 @@ fn row(vocab_size: usize, dice: &mut Dice) -> RowSampling {
 
 fn logits(vocab_size: usize, dice: &mut Dice) -> Vec<f32> {
     let spread = 20.0 * dice.unit();
-    let mut logits: Vec<f32> = (0..vocab_size).map(|_| (dice.unit() + dice.unit() - 1.2) * spread).collect();
+    let mut logits: Vec<f32> =
+        (0..vocab_size).map(|_| (dice.unit() + dice.unit() - 1.2) * spread).collect();
     if dice.below(2) == 0 {
         // As from sixteen-bit weights: with ties.
         for x in &mut logits {
@@ -80,10 +83,14 @@ fn logits(vocab_size: usize, dice: &mut Dice) -> Vec<f32> {
 fn on_device(gpu: &Arc<dyn Gpu>, logits: &[Vec<f32>], rows: &[RowSampling]) -> Vec<RowResult> {
     const BLOCK: usize = 64;
     let vocab_size = logits[0].len();
-    let tokens = rows.iter().flat_map(|row| row.tokens.iter().copied().chain(repeat(0)).take(BLOCK)).collect();
+    let tokens = rows
+        .iter()
+        .flat_map(|row| row.tokens.iter().copied().chain(repeat(0)).take(BLOCK))
+        .collect();
     let lens = rows.iter().map(|row| row.tokens.len() as u32).collect();
     let history: [Vec<u32>; 4] = [tokens, lens, (0..rows.len() as u32).collect(), vec![1]];
-    let [tokens, seq_lens, tables, header] = &history.map(|words| Buffer::from_slice(gpu, &words).unwrap());
+    let [tokens, seq_lens, tables, header] =
+        &history.map(|words| Buffer::from_slice(gpu, &words).unwrap());
     let [tokens, seq_lens, tables, header] = [tokens, seq_lens, tables, header].map(Buffer::view);
     let history = History { tokens, seq_lens, tables, header, block_size: BLOCK };
     let encoded: Vec<_> = rows.iter().map(|row| device_row(row, vocab_size).unwrap()).collect();
@@ -92,7 +99,8 @@ fn on_device(gpu: &Arc<dyn Gpu>, logits: &[Vec<f32>], rows: &[RowSampling]) -> V
     encode(&encoded, |row| row as u32, rows.len(), 0, &mut words);
     let logits = Buffer::from_slice(gpu, &logits.concat()).unwrap();
     let params = Buffer::from_slice(gpu, &words).unwrap();
-    let [tokens, results] = [1, RESULT_WORDS].map(|each| Buffer::new(gpu, Kind::U32, rows.len() * each).unwrap());
+    let [tokens, results] =
+        [1, RESULT_WORDS].map(|each| Buffer::new(gpu, Kind::U32, rows.len() * each).unwrap());
     let work = Buffer::new(gpu, Kind::U8, workspace(rows.len(), vocab_size)).unwrap();
     let args = Sample {
         logits: logits.view(),
@@ -116,23 +124,31 @@ fn assert_same(found: &RowResult, want: &Result<Sampled, SampleError>, what: &st
     };
     assert_eq!(found.token, want.token, "{what}");
     let flat = |sampled: &Sampled| {
-        let all = |logprobs: &TokenLogprobs| [&[(sampled.token, logprobs.chosen)], &logprobs.top[..]].concat();
+        let all = |logprobs: &TokenLogprobs| {
+            [&[(sampled.token, logprobs.chosen)], &logprobs.top[..]].concat()
+        };
         sampled.logprobs.as_ref().map(all).unwrap_or_default()
     };
     let (found, want) = (flat(found), flat(want));
     let same = |((a, x), (b, y)): (&(u32, f32), &(u32, f32))| a == b && (x - y).abs() <= 1e-5;
-    assert!(found.len() == want.len() && found.iter().zip(&want).all(same), "{what}: {found:?} for {want:?}");
+    assert!(
+        found.len() == want.len() && found.iter().zip(&want).all(same),
+        "{what}: {found:?} for {want:?}"
+    );
 }
 
 #[test]
 fn the_device_gives_the_tokens_of_the_cpu() {
     let gpu = device_or_emulator(1 << 30, 4);
     let (mut dice, mut sampler) = (Dice(0), Sampler::default());
-    for (vocab_size, batches, rows) in [(5, 8, 100), (97, 8, 100), (1000, 4, 100), (10_000, 1, 20)] {
+    for (vocab_size, batches, rows) in [(5, 8, 100), (97, 8, 100), (1000, 4, 100), (10_000, 1, 20)]
+    {
         for _ in 0..batches {
             let logits: Vec<_> = (0..rows).map(|_| logits(vocab_size, &mut dice)).collect();
             let rows: Vec<_> = (0..rows).map(|_| row(vocab_size, &mut dice)).collect();
-            for ((logits, row), found) in logits.iter().zip(&rows).zip(on_device(&gpu, &logits, &rows)) {
+            for ((logits, row), found) in
+                logits.iter().zip(&rows).zip(on_device(&gpu, &logits, &rows))
+            {
                 assert_same(&found, &sampler.sample(logits, row), &format!("{row:?}"));
             }
         }
@@ -143,5 +159,8 @@ fn the_device_gives_the_tokens_of_the_cpu() {
 fn a_bias_outside_the_vocabulary_is_refused() {
     let mut row = row(5, &mut Dice(0));
     Arc::make_mut(&mut row.params).logit_bias = [(5, 1.0)].into();
-    assert_eq!(device_row(&row, 5).unwrap_err(), SampleError::UnknownToken { token: 5, vocab_size: 5 });
+    assert_eq!(
+        device_row(&row, 5).unwrap_err(),
+        SampleError::UnknownToken { token: 5, vocab_size: 5 }
+    );
 }

@@ -81,7 +81,8 @@ fn run(logits: Tensor, rows: usize) -> Result<Vec<RowResult>, String> {
 fn a_row_without_finite_logits_fails_alone() {
     let logits = [[0f32, 1.0, 0.0], [0.0, f32::NAN, 0.0], [2.0, 1.0, 0.0]];
     let results = run(Tensor::new(&logits, &Device::Cpu).unwrap(), 3).unwrap();
-    let tokens: Vec<_> = results.iter().map(|result| result.as_ref().ok().map(|sampled| sampled.token)).collect();
+    let tokens: Vec<_> =
+        results.iter().map(|result| result.as_ref().ok().map(|sampled| sampled.token)).collect();
     assert_eq!(tokens, [Some(1), None, Some(0)]);
     let reason = results[1].as_ref().unwrap_err();
     assert!(reason.contains("token 1"), "{reason}");
@@ -93,7 +94,9 @@ fn logits_of_another_shape_fail_the_step() {
         let error = run(logits, 2).unwrap_err();
         assert!(error.contains(expect), "{error}");
     };
-    let of = |shape: (usize, usize)| Tensor::zeros(shape, candle_core::DType::F32, &Device::Cpu).unwrap();
+    let of = |shape: (usize, usize)| {
+        Tensor::zeros(shape, candle_core::DType::F32, &Device::Cpu).unwrap()
+    };
     check(of((3, 4)), "3 rows of logits where 2 were asked for");
     check(of((4, 2)).t().unwrap(), "not contiguous");
     assert_eq!(run(of((2, 4)), 2).unwrap().len(), 2);

@@ -1,4 +1,5 @@
-//! The sampler against designed distributions (chi-square, fixed seeds) and against slow, obvious versions of itself.
+//! The sampler against designed distributions (chi-square, fixed seeds) and against slow, obvious
+//! versions of itself.
 
 use super::*;
 use crate::engine::runner::with_pending;
@@ -65,7 +66,11 @@ fn every_parameter_shapes_the_distribution_as_defined() {
     let ln2 = std::f32::consts::LN_2;
     check("plain", &row(plain(), &[0], &[], &[]), [8.0, 4.0, 2.0, 1.0, 1.0]);
     check("temperature 0.5", &only(|p| p.temperature = 0.5), [64.0, 16.0, 4.0, 1.0, 1.0]);
-    check("temperature 2", &only(|p| p.temperature = 2.0), [8f64.sqrt(), 2.0, 2f64.sqrt(), 1.0, 1.0]);
+    check(
+        "temperature 2",
+        &only(|p| p.temperature = 2.0),
+        [8f64.sqrt(), 2.0, 2f64.sqrt(), 1.0, 1.0],
+    );
     check("greedy", &only(|p| p.temperature = 0.0), [1.0, 0.0, 0.0, 0.0, 0.0]);
     check("top-k 2", &only(|p| p.top_k = 2), [8.0, 4.0, 0.0, 0.0, 0.0]);
     check("top-k 4 cuts a tie by id", &only(|p| p.top_k = 4), [8.0, 4.0, 2.0, 1.0, 0.0]);
@@ -91,7 +96,10 @@ fn every_parameter_shapes_the_distribution_as_defined() {
 #[test]
 fn a_repeated_negative_logit_falls() {
     let params = SamplingParams { repetition_penalty: 2.0, ..SamplingParams::default() };
-    assert_eq!([-1.5, 1.5].map(|logit| penalised(logit, 3, &params).to_bits()), [-3f32, 0.75].map(f32::to_bits));
+    assert_eq!(
+        [-1.5, 1.5].map(|logit| penalised(logit, 3, &params).to_bits()),
+        [-3f32, 0.75].map(f32::to_bits)
+    );
 }
 
 #[test]
@@ -162,7 +170,8 @@ fn truncated_slowly(logits: &[f32], params: &SamplingParams) -> Vec<u32> {
 fn drawn_slowly(logits: &[f32], params: &SamplingParams, position: u32) -> u32 {
     let max = logits.iter().copied().fold(f32::MIN, f32::max);
     let scaled: Vec<f32> = logits.iter().map(|logit| (logit - max) / params.temperature).collect();
-    let value = |id: &u32| f64::from(scaled[*id as usize]) + gumbel_noise(params.seed, position, *id);
+    let value =
+        |id: &u32| f64::from(scaled[*id as usize]) + gumbel_noise(params.seed, position, *id);
     let kept = truncated_slowly(&scaled, params);
     kept.into_iter().max_by(|a, b| value(a).total_cmp(&value(b)).then(b.cmp(a))).unwrap()
 }
@@ -170,7 +179,14 @@ fn drawn_slowly(logits: &[f32], params: &SamplingParams, position: u32) -> u32 {
 fn check_truncation(logits: &[f32], top_k: u32, top_p: f32, min_p: f32) {
     let mut race = Race::default();
     for seed in 0..3 {
-        let params = SamplingParams { top_p, top_k, min_p, temperature: 1.3, seed, ..SamplingParams::default() };
+        let params = SamplingParams {
+            top_p,
+            top_k,
+            min_p,
+            temperature: 1.3,
+            seed,
+            ..SamplingParams::default()
+        };
         let row = row(params.clone(), &[0; 5], &[], &[]);
         let max = scan(logits).max;
         let token = race.choose(logits, max, &row).unwrap();
@@ -215,8 +231,12 @@ fn logprobs_are_those_of_the_model() {
     let logits = wide_logits(2_000, 3);
     let total: f64 = logits.iter().map(|&l| f64::from(l).exp()).sum();
     let expect = |id: u32| (f64::from(logits[id as usize]).exp() / total).ln() as f32;
-    let params =
-        SamplingParams { temperature: 0.3, frequency_penalty: 2.0, logprobs: Some(20), ..SamplingParams::default() };
+    let params = SamplingParams {
+        temperature: 0.3,
+        frequency_penalty: 2.0,
+        logprobs: Some(20),
+        ..SamplingParams::default()
+    };
     let sampled = Sampler::default().sample(&logits, &row(params, &[1], &[2, 3], &[4])).unwrap();
     let found = sampled.logprobs.unwrap();
     assert!((found.chosen - expect(sampled.token)).abs() < 1e-5);

@@ -18,25 +18,36 @@ impl Scheduler {
         }
     }
 
-    /// What sequences remember of the steps in flight is what these hold, and each token fed back is its own sequence's.
+    /// What sequences remember of the steps in flight is what these hold, and each token fed back
+    /// is its own sequence's.
     fn check_in_flight(&self) -> Result<(), IntegrityError> {
         for sequence in self.sequences() {
             let rows = || self.in_flight.iter().flatten().filter(|row| row.id == sequence.id);
             let (count, sampling) = (rows().count(), rows().filter(|row| row.samples).count());
             let joins = |end, row: &StepRow| (row.end() == end).then_some(row.from);
-            // A preempted one starts again only when nothing of it is in flight, so its rows join on to each other.
+            // A preempted one starts again only when nothing of it is in flight, so its rows join
+            // on to each other.
             let joined = sequence.state == State::Waiting
                 || rows().rev().try_fold(sequence.num_computed_tokens, joins).is_some();
             if (count, sampling) != (sequence.in_flight, sequence.pending) || !joined {
-                return Err(IntegrityError(format!("{:?} and its rows in flight do not agree", sequence.id)));
+                return Err(IntegrityError(format!(
+                    "{:?} and its rows in flight do not agree",
+                    sequence.id
+                )));
             }
         }
         let steps = self.in_flight.iter().zip(self.in_flight.iter().skip(1));
         for (before, step) in steps {
-            let results: Vec<_> = before.iter().filter(|row| row.samples).map(|row| row.id).collect();
-            let fed = |row: &&StepRow| row.feedback.is_some_and(|at| results.get(at as usize) != Some(&row.id));
+            let results: Vec<_> =
+                before.iter().filter(|row| row.samples).map(|row| row.id).collect();
+            let fed = |row: &&StepRow| {
+                row.feedback.is_some_and(|at| results.get(at as usize) != Some(&row.id))
+            };
             if let Some(row) = step.iter().find(fed) {
-                return Err(IntegrityError(format!("{:?} would be fed another sequence's token", row.id)));
+                return Err(IntegrityError(format!(
+                    "{:?} would be fed another sequence's token",
+                    row.id
+                )));
             }
         }
         Ok(())
@@ -47,7 +58,9 @@ impl Scheduler {
         let running = self.running.contains(&sequence.id);
         let blocks = sequence.table.blocks().len();
         match sequence.state {
-            State::Waiting => queued && !running && blocks == 0 && sequence.num_computed_tokens == 0,
+            State::Waiting => {
+                queued && !running && blocks == 0 && sequence.num_computed_tokens == 0
+            }
             State::Running => {
                 running
                     && queued != sequence.is_decoding()

@@ -1,4 +1,5 @@
-//! The scheduler driven by text: each line is an operation and what it must say. Integrity is checked after each.
+//! The scheduler driven by text: each line is an operation and what it must say. Integrity is
+//! checked after each.
 
 use super::*;
 use crate::engine::sampler::SamplingParams;
@@ -19,8 +20,14 @@ impl Bench {
     /// `options`: budget, rows, block size, blocks, context.
     fn new(depth: usize, options: [usize; 5]) -> Self {
         let [max_batched_tokens, max_rows, block_size, num_blocks, max_context] = options;
-        let options =
-            EngineOptions { max_batched_tokens, max_rows, max_waiting: 0, block_size, num_blocks, max_context };
+        let options = EngineOptions {
+            max_batched_tokens,
+            max_rows,
+            max_waiting: 0,
+            block_size,
+            num_blocks,
+            max_context,
+        };
         Self { scheduler: Scheduler::new(options, [7; 32]), depth, began: any_instant() }
     }
 
@@ -45,8 +52,9 @@ impl Bench {
         String::new()
     }
 
-    /// Schedules a step and takes in the oldest one, unless more may be in flight. Says `ID:TOKENS` (`*` when it samples, `<N`
-    /// when its token is result N of the step before), who was preempted, and what `take_in` says.
+    /// Schedules a step and takes in the oldest one, unless more may be in flight. Says `ID:TOKENS`
+    /// (`*` when it samples, `<N` when its token is result N of the step before), who was
+    /// preempted, and what `take_in` says.
     fn step(&mut self) -> String {
         let step = self.scheduler.schedule();
         let mut said = String::new();
@@ -67,7 +75,8 @@ impl Bench {
         said.trim_end().into()
     }
 
-    /// Every sampled row produces 1000 + its length. Says who ended, and whose result came too late.
+    /// Every sampled row produces 1000 + its length. Says who ended, and whose result came too
+    /// late.
     fn take_in(&mut self) -> String {
         let mut said = String::new();
         for row in self.scheduler.advance().iter().filter(|row| row.samples) {
@@ -119,7 +128,9 @@ impl Bench {
     fn run(&mut self, operation: &str) -> String {
         let words: Vec<_> = operation.split_whitespace().collect();
         let said = match words[..] {
-            ["add", id, account, prompt, max, ref rest @ ..] => self.add(id, account, prompt, max, rest),
+            ["add", id, account, prompt, max, ref rest @ ..] => {
+                self.add(id, account, prompt, max, rest)
+            }
             ["step"] => self.step(),
             ["steps", count] => (0..count.parse().unwrap()).fold(String::new(), |_, _| self.step()),
             ["stop", id] => self.finish(id, StopCause::Stopped),
@@ -354,7 +365,8 @@ fn an_account_that_runs_nothing_takes_blocks_from_the_one_that_runs_most() {
     );
 }
 
-/// Three accounts with endless work, unequal in sequences: what they are given differs by little at any time.
+/// Three accounts with endless work, unequal in sequences: what they are given differs by little at
+/// any time.
 #[test]
 fn backlogged_accounts_get_equal_shares() {
     const BUDGET: usize = 100;
@@ -514,7 +526,8 @@ fn integrity_covers_what_is_in_flight() {
     check(|s| sequence_mut(&mut s.sequences, SequenceId(1)).in_flight = 1, "do not agree");
 }
 
-/// Random arrivals, stops, failures, crashes and steps under a tight cache; everything is checked after each operation.
+/// Random arrivals, stops, failures, crashes and steps under a tight cache; everything is checked
+/// after each operation.
 fn churn(depth: usize, operations: u32) {
     let mut bench = Bench::new(depth, [24, 6, 4, 20, 64]);
     let mut next = 1..;

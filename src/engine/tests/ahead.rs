@@ -5,8 +5,8 @@ use crate::engine::sampler::RowSampling;
 use cresset_models::ForwardBatch;
 use std::collections::VecDeque;
 
-/// Around a runner of depth 1: each step is computed at its launch, its tokens that the host has not seen yet are this runner's
-/// own last results, and the host sees them when it collects.
+/// Around a runner of depth 1: each step is computed at its launch, its tokens that the host has
+/// not seen yet are this runner's own last results, and the host sees them when it collects.
 pub struct Ahead {
     inner: Box<dyn Runner>,
     previous: Vec<RowResult>,

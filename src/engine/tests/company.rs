@@ -1,7 +1,8 @@
-//! Bit for bit the same in any company: random mixes of neighbours around one request, on the kernels' own path in its default
-//! configuration, with a tiny model.
+//! Bit for bit the same in any company: random mixes of neighbours around one request, on the
+//! kernels' own path in its default configuration, with a tiny model.
 //!
-//! The loop below is the engine thread's without the thread, so that what happened to the request can be told exactly.
+//! The loop below is the engine thread's without the thread, so that what happened to the request
+//! can be told exactly.
 
 use super::ahead::Ahead;
 use super::*;
@@ -54,8 +55,9 @@ impl Mix {
         from[self.below(from.len() as u32) as usize]
     }
 
-    /// A third of the mixes has little cache, a third many rows, a third anything. With them comes how many arrive in a turn,
-    /// before the probe and after it: the later ones give way first when blocks run out.
+    /// A third of the mixes has little cache, a third many rows, a third anything. With them comes
+    /// how many arrive in a turn, before the probe and after it: the later ones give way first when
+    /// blocks run out.
     fn scene(&mut self) -> (EngineOptions, [u32; 2]) {
         let (max_batched_tokens, max_rows, num_blocks, arrivals) = match self.number % 3 {
             0 => (64, 16, self.pick(&[16, 20, 24]), [4, 1]),
@@ -76,7 +78,8 @@ impl Mix {
     /// A neighbour of one of three accounts; some begin with a part of the probe's prompt.
     fn neighbour(&mut self) -> GenerateRequest {
         let shared = self.below(2) * self.below(PROMPT + 1);
-        // Where the cache is small: little to begin with and much to say, so that it fills up on the way.
+        // Where the cache is small: little to begin with and much to say, so that it fills up on
+        // the way.
         let grows = self.number.is_multiple_of(3);
         let own = 1 + self.below(if grows { 9 } else { 60 });
         let from = self.below(vocab_size() as u32);
@@ -92,7 +95,12 @@ impl Mix {
         };
         let account = AccountId(Uuid::from_u128(self.below(3).into()));
         let max_tokens = 1 + self.below(70) + if grows { 60 } else { 0 };
-        GenerateRequest { account, priority: self.below(3) as u8, sampling, ..request(tokens, max_tokens) }
+        GenerateRequest {
+            account,
+            priority: self.below(3) as u8,
+            sampling,
+            ..request(tokens, max_tokens)
+        }
     }
 }
 
@@ -105,7 +113,10 @@ fn probe() -> GenerateRequest {
         logprobs: Some(5),
         ..SamplingParams::default()
     };
-    GenerateRequest { sampling, ..request((0..PROMPT).map(|token| token % vocab_size() as u32), OUTPUT) }
+    GenerateRequest {
+        sampling,
+        ..request((0..PROMPT).map(|token| token % vocab_size() as u32), OUTPUT)
+    }
 }
 
 /// What happened to the probe in a mix.
@@ -135,7 +146,12 @@ impl<'a> Stage<'a> {
     fn new(runner: &'a mut dyn Runner, options: EngineOptions) -> Self {
         // The scene before may have left a step in flight.
         runner.recover().unwrap();
-        Self { runner, scheduler: Scheduler::new(options, [9; 32]), said: Said::new(), seen: Seen::default() }
+        Self {
+            runner,
+            scheduler: Scheduler::new(options, [9; 32]),
+            said: Said::new(),
+            seen: Seen::default(),
+        }
     }
 
     /// False once the probe has ended.
@@ -155,14 +171,16 @@ impl<'a> Stage<'a> {
     fn take_in(&mut self) -> bool {
         let results = self.runner.collect().unwrap();
         let mut going = true;
-        for (row, sampled) in self.scheduler.advance().iter().filter(|row| row.samples).zip(results) {
+        for (row, sampled) in self.scheduler.advance().iter().filter(|row| row.samples).zip(results)
+        {
             if self.scheduler.get(row.id).is_none() {
                 continue;
             }
             let sampled = sampled.unwrap();
             if row.id == PROBE {
                 let logprobs = sampled.logprobs.unwrap();
-                let top = logprobs.top.iter().map(|(id, logprob)| (*id, logprob.to_bits())).collect();
+                let top =
+                    logprobs.top.iter().map(|(id, logprob)| (*id, logprob.to_bits())).collect();
                 self.said.push((sampled.token, logprobs.chosen.to_bits(), top));
             }
             if let Some(cause) = self.scheduler.append(row.id, sampled.token) {
@@ -186,7 +204,8 @@ impl<'a> Stage<'a> {
 }
 
 fn alone(runner: &mut dyn Runner) -> Said {
-    let options = EngineOptions { num_blocks: BLOCKS, max_context: CONTEXT, block_size: BLOCK, ..options() };
+    let options =
+        EngineOptions { num_blocks: BLOCKS, max_context: CONTEXT, block_size: BLOCK, ..options() };
     let mut stage = Stage::new(runner, EngineOptions { max_batched_tokens: 512, ..options });
     stage.scheduler.add(PROBE, probe());
     while stage.step() {}
@@ -230,7 +249,11 @@ fn check(mixes: u32) {
     let expect = alone(&mut *runner(1, 2));
     assert_eq!(expect.len(), OUTPUT as usize);
     for threads in [1, 3] {
-        assert_eq!(alone(&mut *runner(1, threads)), expect, "after a restart with {threads} threads");
+        assert_eq!(
+            alone(&mut *runner(1, threads)),
+            expect,
+            "after a restart with {threads} threads"
+        );
     }
     check_mixes(&mut *runner(1, 2), 0..mixes, &expect);
     check_mixes(&mut *runner(2, 2), mixes..2 * mixes, &expect);
@@ -243,7 +266,9 @@ fn check_mixes(runner: &mut dyn Runner, mixes: std::ops::Range<u32>, expect: &Sa
         assert!(said == *expect, "mix {number} changed what the request says: {seen:?}");
         all.push(seen);
     }
-    let happened = |what: &str, test: &dyn Fn(&Seen) -> bool| assert!(all.iter().any(test), "never {what}: {all:?}");
+    let happened = |what: &str, test: &dyn Fn(&Seen) -> bool| {
+        assert!(all.iter().any(test), "never {what}: {all:?}")
+    };
     happened("preempted twice", &|seen| seen.preempted >= 2);
     happened("chunked", &|seen| seen.chunks >= 3);
     happened("a full prefix hit", &|seen| seen.cached == PROMPT / BLOCK as u32 * BLOCK as u32);

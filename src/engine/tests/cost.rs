@@ -68,15 +68,19 @@ fn steps_of_256_rows(depth: usize) {
 #[ignore = "measures"]
 fn a_row_of_49_152_logits() {
     // About as peaked as a language model's: a normal distribution of deviation 3.
-    let uniform = |id: u32, word: usize| (f64::from(philox4x32([id, 0, 0, 0], [1, 2])[word]) + 0.5) / 4_294_967_296.0;
-    let normal = |id| (-2.0 * uniform(id, 0).ln()).sqrt() * (std::f64::consts::TAU * uniform(id, 1)).cos();
+    let uniform = |id: u32, word: usize| {
+        (f64::from(philox4x32([id, 0, 0, 0], [1, 2])[word]) + 0.5) / 4_294_967_296.0
+    };
+    let normal =
+        |id| (-2.0 * uniform(id, 0).ln()).sqrt() * (std::f64::consts::TAU * uniform(id, 1)).cos();
     let logits: Vec<f32> = (0..49_152).map(|id| (normal(id) * 3.0) as f32).collect();
     let measure = |what: &str, change: fn(&mut SamplingParams)| {
         let mut params = SamplingParams::default();
         change(&mut params);
         let tokens = Arc::new((0..700).collect::<Vec<u32>>());
         let params = Arc::new(params);
-        let mut row = RowSampling { params, tokens, pending: None, prompt_len: 500, banned: Arc::default() };
+        let mut row =
+            RowSampling { params, tokens, pending: None, prompt_len: 500, banned: Arc::default() };
         let (mut sampler, mut times) = (Sampler::default(), Vec::new());
         for seed in 0..200 {
             Arc::make_mut(&mut row.params).seed = seed;

@@ -1,5 +1,6 @@
-//! The same input and seed give the same tokens, whatever else is in the batch. The toy model below reads the past only
-//! through block tables and slots, so a block mix-up, a stale block or a wrong position changes what it says.
+//! The same input and seed give the same tokens, whatever else is in the batch. The toy model below
+//! reads the past only through block tables and slots, so a block mix-up, a stale block or a wrong
+//! position changes what it says.
 
 use super::ahead::Ahead;
 use super::*;
@@ -15,8 +16,8 @@ type Start<'a> = &'a dyn Fn(&EngineOptions, usize) -> EngineHandle;
 
 const VOCABULARY: u64 = 40;
 
-/// A "model" whose cache is one number per slot. What a token stores covers its whole past, like a deep layer's key does; what
-/// it says covers every slot of its past, like attention does.
+/// A "model" whose cache is one number per slot. What a token stores covers its whole past, like a
+/// deep layer's key does; what it says covers every slot of its past, like attention does.
 struct SlotRunner {
     block_size: usize,
     slots: HashMap<u32, u64>,
@@ -99,7 +100,12 @@ fn crowd(count: u32) -> impl Iterator<Item = GenerateRequest> {
 }
 
 /// What everybody says, the probe first, and the engine's statistics afterwards.
-fn said(start: Start, depth: usize, options: &EngineOptions, others: u32) -> (Vec<Vec<u32>>, EngineStats) {
+fn said(
+    start: Start,
+    depth: usize,
+    options: &EngineOptions,
+    others: u32,
+) -> (Vec<Vec<u32>>, EngineStats) {
     let engine = start(&EngineOptions { max_waiting: 100, ..options.clone() }, depth);
     let submit = |request| engine.submit(request).unwrap().1;
     let before: Vec<_> = crowd(others).map(submit).collect();
@@ -115,7 +121,8 @@ fn said(start: Start, depth: usize, options: &EngineOptions, others: u32) -> (Ve
     (tokens, engine.stats())
 }
 
-/// Alone, and in crowds of 96 under options that chunk, preempt and share; step by step and one step ahead.
+/// Alone, and in crowds of 96 under options that chunk, preempt and share; step by step and one
+/// step ahead.
 fn check_every_company(start: Start) {
     let roomy = EngineOptions { num_blocks: 4_096, max_rows: 64, ..options() };
     let (alone, _) = said(start, 1, &roomy, 0);
@@ -130,11 +137,15 @@ fn check_every_company(start: Start) {
         }
     };
     check("company", roomy, |stats| stats.preemptions == 0);
-    check("preemption", EngineOptions { num_blocks: 32, ..options() }, |stats| stats.preemptions > 0);
+    check("preemption", EngineOptions { num_blocks: 32, ..options() }, |stats| {
+        stats.preemptions > 0
+    });
     let chunked = EngineOptions { max_batched_tokens: 8, ..options() };
     let spacious = EngineOptions { num_blocks: 256, ..chunked.clone() };
     check("chunking", spacious, |stats| stats.steps > 300);
-    check("chunking with preemption", EngineOptions { num_blocks: 32, ..chunked }, |stats| stats.preemptions > 0);
+    check("chunking with preemption", EngineOptions { num_blocks: 32, ..chunked }, |stats| {
+        stats.preemptions > 0
+    });
     let sevens = EngineOptions { block_size: 7, num_blocks: 20, ..options() };
     check("another block size", sevens, |stats| stats.preemptions > 0);
 }
@@ -150,13 +161,15 @@ fn a_real_model_says_the_same_in_every_company() {
     let path = folder.path().join("tiny.gguf");
     tiny_llama_gguf(&path, 3).unwrap();
     check_every_company(&|options, depth| {
-        let (runner, info) = ModelRunner::load(&ModelSource::Gguf(path.clone()), &runner_options(options)).unwrap();
+        let (runner, info) =
+            ModelRunner::load(&ModelSource::Gguf(path.clone()), &runner_options(options)).unwrap();
         assert_eq!(info.num_blocks, options.num_blocks);
         EngineHandle::start(Ahead::wrap(depth, runner), options.clone())
     });
 }
 
-/// Memory for exactly `num_blocks` blocks of the tiny model: 2 layers, 2 heads of 16, keys and values in f32.
+/// Memory for exactly `num_blocks` blocks of the tiny model: 2 layers, 2 heads of 16, keys and
+/// values in f32.
 fn runner_options(options: &EngineOptions) -> RunnerOptions {
     RunnerOptions {
         gpu: None,

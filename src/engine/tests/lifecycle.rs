@@ -34,7 +34,12 @@ fn a_sequence_produces_its_script_and_counts_it() {
         assert_eq!(tokens, [7, 8, 9, 7, 8]);
         assert_eq!(
             finished,
-            Finished { cause: StopCause::Length, prompt_tokens: 10, cached_tokens: 0, completion_tokens: 5 }
+            Finished {
+                cause: StopCause::Length,
+                prompt_tokens: 10,
+                cached_tokens: 0,
+                completion_tokens: 5
+            }
         );
         idle(&engine);
         let stats = engine.stats();
@@ -51,7 +56,8 @@ fn the_end_of_text_is_a_token_and_waits_for_min_tokens() {
         let script = |row: &RowSampling| if row.banned.contains(&2) { 1 } else { 2 };
         let engine = start(ScriptedRunner::new(script).depth(depth));
         let check = |min_tokens, eos_ids: &[u32], expect: &[u32], cause| {
-            let request = GenerateRequest { min_tokens, eos_ids: eos_ids.into(), ..request(0..3, 4) };
+            let request =
+                GenerateRequest { min_tokens, eos_ids: eos_ids.into(), ..request(0..3, 4) };
             let (tokens, finished) = collect(engine.submit(request).unwrap().1);
             assert_eq!((&*tokens, finished.cause), (expect, cause));
         };
@@ -90,7 +96,10 @@ fn a_stop_comes_before_the_next_step() {
             match events.blocking_recv().unwrap() {
                 Event::Finished(finished) => {
                     assert_eq!(finished.cause, StopCause::Stopped);
-                    assert_eq!((finished.prompt_tokens, finished.completion_tokens), (10, produced));
+                    assert_eq!(
+                        (finished.prompt_tokens, finished.completion_tokens),
+                        (10, produced)
+                    );
                     break;
                 }
                 event => assert!(matches!(event, Event::Token { id: 2, .. }), "{event:?}"),
@@ -123,7 +132,8 @@ fn a_deadline_ends_a_sequence_whether_it_runs_or_waits() {
     for depth in DEPTHS {
         let (permits, gate) = std::sync::mpsc::sync_channel(1);
         let script = ScriptedRunner::new(move |_| gate.recv().unwrap_or(999)).depth(depth);
-        let engine = EngineHandle::start(Box::new(script), EngineOptions { max_rows: 1, ..options() });
+        let engine =
+            EngineHandle::start(Box::new(script), EngineOptions { max_rows: 1, ..options() });
         let deadline = Instant::now() + Duration::from_secs(1);
         let late = || GenerateRequest { deadline: Some(deadline), ..request(0..10, 118) };
         let (_, mut running) = engine.submit(late()).unwrap();
@@ -153,7 +163,8 @@ fn sequences_join_and_leave_a_running_batch() {
             Box::new(ScriptedRunner::new(|row| row.tokens[0]).depth(depth)),
             EngineOptions { max_waiting: 100, ..options() },
         );
-        let submitted: Vec<_> = (0..60).map(|i| (i, engine.submit(request(i..i + 5, 1 + i % 17)).unwrap().1)).collect();
+        let submitted: Vec<_> =
+            (0..60).map(|i| (i, engine.submit(request(i..i + 5, 1 + i % 17)).unwrap().1)).collect();
         for (i, events) in submitted {
             let (tokens, finished) = collect(events);
             assert_eq!(tokens, vec![i; 1 + i as usize % 17]);
@@ -191,7 +202,10 @@ fn a_failed_step_fails_its_sequences_and_the_engine_goes_on() {
         let check = |failure, expect: &str| {
             let recovered = Arc::new(AtomicUsize::new(0));
             let runner = ScriptedRunner::repeating(vec![1]).depth(depth).fail_at(2, failure);
-            let engine = EngineHandle::start(Box::new(Recovering(runner, Arc::clone(&recovered))), options());
+            let engine = EngineHandle::start(
+                Box::new(Recovering(runner, Arc::clone(&recovered))),
+                options(),
+            );
             let (tokens, finished) = collect(engine.submit(request(0..10, 9)).unwrap().1);
             assert_eq!((tokens.len(), finished.prompt_tokens), (2, 10));
             let StopCause::Failed(reason) = finished.cause else {
@@ -230,7 +244,8 @@ fn a_runner_beyond_recovery_ends_the_engine() {
             .depth(depth)
             .step_time(Duration::from_millis(1))
             .fail_at(3, Failure::Fatal);
-        let engine = EngineHandle::start(Box::new(runner), EngineOptions { max_rows: 1, ..options() });
+        let engine =
+            EngineHandle::start(Box::new(runner), EngineOptions { max_rows: 1, ..options() });
         let (_, running) = engine.submit(request(0..10, 100)).unwrap();
         let (_, waiting) = engine.submit(request(0..10, 100)).unwrap();
         for events in [running, waiting] {
@@ -270,7 +285,8 @@ fn draining_refuses_newcomers_and_finishes_the_rest() {
 #[test]
 fn shutting_down_ends_the_thread_and_what_still_runs() {
     for depth in DEPTHS {
-        let runner = ScriptedRunner::repeating(vec![1]).depth(depth).step_time(Duration::from_millis(1));
+        let runner =
+            ScriptedRunner::repeating(vec![1]).depth(depth).step_time(Duration::from_millis(1));
         let engine = start(runner);
         let (_, events) = engine.submit(request(0..10, 100)).unwrap();
         engine.clone().shutdown();

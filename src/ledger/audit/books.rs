@@ -1,7 +1,9 @@
 //! What the audit reads: rows of each kind one after the other, and single rows by key.
 
 use crate::ids::{AccountId, ApplicationId};
-use crate::ledger::records::{Account, Application, Balances, Credential, Entry, RequestKey, RequestRecord};
+use crate::ledger::records::{
+    Account, Application, Balances, Credential, Entry, RequestKey, RequestRecord,
+};
 use crate::ledger::state::{Granted, Head, Reservation, StateError};
 
 pub type Result<T> = std::result::Result<T, StateError>;

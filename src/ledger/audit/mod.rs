@@ -1,7 +1,8 @@
-//! The audit: every invariant over everything stored, computed again from the journal and independently of `apply`.
+//! The audit: every invariant over everything stored, computed again from the journal and
+//! independently of `apply`.
 //!
-//! It streams. Held in memory are the balances of each account, what is reserved, and a fixed table of sums; never the
-//! journal or the requests, however many there are.
+//! It streams. Held in memory are the balances of each account, what is reserved, and a fixed table
+//! of sums; never the journal or the requests, however many there are.
 
 mod books;
 mod pairing;
@@ -41,20 +42,25 @@ pub fn everything(books: &impl Books) -> Result<Report> {
     if let Some(suspicion) = std::mem::take(&mut audit.pairing).suspicion() {
         let mut again = Audit { pairing: suspicion, ..Audit::of(books, Head::default()) };
         again.check_everything()?;
-        again.pairing.unpaired().for_each(|(item, surplus)| audit.findings.add(unpaired(&item, surplus)));
+        again
+            .pairing
+            .unpaired()
+            .for_each(|(item, surplus)| audit.findings.add(unpaired(&item, surplus)));
     }
     Ok(audit.report())
 }
 
-/// Checks the journal after `from` and every account and request that it touches. What an earlier audit has checked and
-/// no entry has touched since is not read.
+/// Checks the journal after `from` and every account and request that it touches. What an earlier
+/// audit has checked and no entry has touched since is not read.
 pub fn since(books: &impl Books, from: Head) -> Result<Report> {
     let mut audit = Audit::of(books, from);
     audit.check_journal()?;
     for (account, replayed) in std::mem::take(&mut audit.replayed) {
         audit.attempt(|audit| {
             let Some(row) = audit.books.account(account)? else {
-                return Err(StateError::Corrupt(format!("account {account} has entries and no row")));
+                return Err(StateError::Corrupt(format!(
+                    "account {account} has entries and no row"
+                )));
             };
             audit.check_account(&row, replayed)
         })?;
@@ -98,7 +104,11 @@ impl<'b, B: Books> Audit<'b, B> {
     }
 
     /// Checks each row; the number of rows.
-    fn each<T>(&mut self, rows: Rows<'b, T>, mut check: impl FnMut(&mut Self, T) -> Result<()>) -> Result<u64> {
+    fn each<T>(
+        &mut self,
+        rows: Rows<'b, T>,
+        mut check: impl FnMut(&mut Self, T) -> Result<()>,
+    ) -> Result<u64> {
         let mut count = 0;
         for row in rows? {
             count += 1;
@@ -130,12 +140,16 @@ impl<'b, B: Books> Audit<'b, B> {
 
 fn unpaired(item: &Item, surplus: i64) -> String {
     match item {
-        Item::Attempt(key, attempt) if surplus < 0 => format!("attempt {attempt} of {key} is not in the journal"),
+        Item::Attempt(key, attempt) if surplus < 0 => {
+            format!("attempt {attempt} of {key} is not in the journal")
+        }
         Item::Attempt(key, attempt) => format!("attempt {attempt} of {key} is reserved twice"),
         Item::Grant(account, reference) if surplus < 0 => {
             format!("grant {reference:?} of account {account} is not in the journal")
         }
-        Item::Grant(account, reference) => format!("grant {reference:?} of account {account} is journalled twice"),
+        Item::Grant(account, reference) => {
+            format!("grant {reference:?} of account {account} is journalled twice")
+        }
     }
 }
 

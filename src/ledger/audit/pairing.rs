@@ -1,7 +1,9 @@
-//! Whether two streams of items, of any length and in any order, have the same items equally often, in fixed memory.
+//! Whether two streams of items, of any length and in any order, have the same items equally often,
+//! in fixed memory.
 //!
-//! Each item adds a random hash of itself to one of many sums when one stream has it and subtracts it when the other
-//! does. Where a sum is not zero at the end, a second reading keeps the items of that sum, which names the culprits.
+//! Each item adds a random hash of itself to one of many sums when one stream has it and subtracts
+//! it when the other does. Where a sum is not zero at the end, a second reading keeps the items of
+//! that sum, which names the culprits.
 
 use crate::ids::{AccountId, AttemptId};
 use crate::ledger::records::RequestKey;
@@ -9,7 +11,8 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 
 const SUMS: u64 = 4_096;
-/// Sums whose items a second reading keeps: a small part of all items, however broken the books are.
+/// Sums whose items a second reading keeps: a small part of all items, however broken the books
+/// are.
 const MAX_SUSPECTS: usize = 64;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -27,7 +30,12 @@ pub(super) struct Pairing {
 
 impl Default for Pairing {
     fn default() -> Self {
-        Self { hasher: RandomState::new(), sums: vec![0; SUMS as usize], suspects: Vec::new(), kept: HashMap::new() }
+        Self {
+            hasher: RandomState::new(),
+            sums: vec![0; SUMS as usize],
+            suspects: Vec::new(),
+            kept: HashMap::new(),
+        }
     }
 }
 

@@ -1,4 +1,5 @@
-//! The journal, entry by entry: its numbers, its chain, its time, and the balances and reservations it leads to.
+//! The journal, entry by entry: its numbers, its chain, its time, and the balances and reservations
+//! it leads to.
 
 use super::rows::{End, expected_end};
 use super::{Audit, Books, Item, Result};
@@ -12,9 +13,12 @@ impl<B: Books> Audit<'_, B> {
     pub(super) fn check_journal(&mut self) -> Result<()> {
         self.resume()?;
         let after = self.from.sequence;
-        self.report.entries = self.each(self.books.entries(after), |audit, entry| audit.check_entry(&entry))?;
+        self.report.entries =
+            self.each(self.books.entries(after), |audit, entry| audit.check_entry(&entry))?;
         let head = self.books.head()?;
-        self.require(self.head == head, || format!("the journal ends before its recorded entry {}", head.sequence));
+        self.require(self.head == head, || {
+            format!("the journal ends before its recorded entry {}", head.sequence)
+        });
         for ((key, attempt), reserved) in std::mem::take(&mut self.open) {
             self.attempt(|audit| audit.check_open(&key, attempt, reserved))?;
         }
@@ -52,15 +56,20 @@ impl<B: Books> Audit<'_, B> {
             Some(replayed) => *replayed,
             None => self.balances_before(entry)?,
         };
-        // From here on the account stands where the entry says, so that one wrong entry is one finding.
+        // From here on the account stands where the entry says, so that one wrong entry is one
+        // finding.
         self.replayed.insert(entry.account, entry.after);
         let after = match &entry.kind {
             EntryKind::Grant { reference } => self.check_grant(entry, reference, &before)?,
-            EntryKind::Reserve { key, attempt } => self.check_reserve(entry, key, *attempt, &before),
+            EntryKind::Reserve { key, attempt } => {
+                self.check_reserve(entry, key, *attempt, &before)
+            }
             EntryKind::Settle { key, attempt } => {
                 self.check_end(entry, key, *attempt, End::Settled(entry.amount), &before)?
             }
-            EntryKind::Release { key, attempt } => self.check_end(entry, key, *attempt, End::Released, &before)?,
+            EntryKind::Release { key, attempt } => {
+                self.check_end(entry, key, *attempt, End::Released, &before)?
+            }
         };
         self.require(after == Some(entry.after), || {
             format!("entry {sequence} does not lead to the balances it records")
@@ -77,7 +86,12 @@ impl<B: Books> Audit<'_, B> {
         Ok(last.map_or_else(Balances::default, |last| last.after))
     }
 
-    fn check_grant(&mut self, entry: &Entry, reference: &str, before: &Balances) -> Result<Option<Balances>> {
+    fn check_grant(
+        &mut self,
+        entry: &Entry,
+        reference: &str,
+        before: &Balances,
+    ) -> Result<Option<Balances>> {
         let granted = self.books.granted(entry.account, reference)?;
         let same = granted.is_some_and(|granted| granted.split() == entry.amount);
         self.require(same, || format!("entry {} and its grant disagree", entry.sequence));
@@ -114,9 +128,12 @@ impl<B: Books> Audit<'_, B> {
         let stored = record.as_ref().and_then(|record| record.attempt(attempt));
         let opened = self.open.remove(&(*key, attempt));
         // Reserved in the trusted part of the journal, or not at all.
-        let trusted = || before.reserved().checked_sub(entry.after.reserved()).filter(|_| self.from.sequence > 0);
+        let trusted = || {
+            before.reserved().checked_sub(entry.after.reserved()).filter(|_| self.from.sequence > 0)
+        };
         let Some(reserved) = opened.or_else(trusted) else {
-            self.findings.add(format!("attempt {attempt} of {key} ends twice, or without a reservation"));
+            self.findings
+                .add(format!("attempt {attempt} of {key} ends twice, or without a reservation"));
             return Ok(None);
         };
         // Without a row the request's tombstone was purged: long ended.
@@ -143,7 +160,8 @@ impl<B: Books> Audit<'_, B> {
     fn check_open(&mut self, key: &RequestKey, attempt: AttemptId, reserved: Split) -> Result<()> {
         let record = self.books.request(key)?;
         let Some(stored) = record.as_ref().and_then(|record| record.attempt(attempt)) else {
-            self.findings.add(format!("attempt {attempt} of {key} is reserved and its request is gone"));
+            self.findings
+                .add(format!("attempt {attempt} of {key} is reserved and its request is gone"));
             return Ok(());
         };
         let agrees = stored.reserved == reserved && expected_end(stored).is_none();

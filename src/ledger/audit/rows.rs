@@ -33,19 +33,21 @@ impl<B: Books> Audit<'_, B> {
         })?;
         self.each(books.applications(), |audit, application| {
             let owned = audit.books.account(application.account)?.is_some();
-            audit.require(owned, || format!("application {} belongs to no account", application.id));
+            audit
+                .require(owned, || format!("application {} belongs to no account", application.id));
             Ok(())
         })?;
-        self.report.credentials =
-            self.each(books.credentials(), |audit, credential| audit.check_credential(&credential))?;
+        self.report.credentials = self
+            .each(books.credentials(), |audit, credential| audit.check_credential(&credential))?;
         self.report.requests = self.each(books.requests(), |audit, record| {
             for attempt in &record.attempts {
                 audit.pairing.stored(Item::Attempt(record.key, attempt.id));
             }
             audit.check_request(&record)
         })?;
-        self.report.reservations =
-            self.each(books.reservations(), |audit, reservation| audit.check_reservation(&reservation))?;
+        self.report.reservations = self.each(books.reservations(), |audit, reservation| {
+            audit.check_reservation(&reservation)
+        })?;
         self.each(books.grants(), |audit, (account, reference, _)| {
             audit.pairing.stored(Item::Grant(account, reference));
             Ok(())
@@ -63,15 +65,22 @@ impl<B: Books> Audit<'_, B> {
             reserved = reserved.and_then(|sum| sum.checked_add(amount));
             count += 1;
         }
-        self.require(balances == replayed, || format!("account {id} has other balances than its journal"));
+        self.require(balances == replayed, || {
+            format!("account {id} has other balances than its journal")
+        });
         for (bucket, name) in [(balances.trial, "trial"), (balances.premium, "premium")] {
-            self.require(bucket.available().is_some(), || format!("account {id} has overdrawn its {name} bucket"));
+            self.require(bucket.available().is_some(), || {
+                format!("account {id} has overdrawn its {name} bucket")
+            });
         }
         self.require(reserved == Some(balances.reserved()), || {
             format!("account {id} has reserved another sum than its reservations")
         });
         self.require(account.in_flight == count, || {
-            format!("account {id} counts {} in flight and has {count} reservations", account.in_flight)
+            format!(
+                "account {id} counts {} in flight and has {count} reservations",
+                account.in_flight
+            )
         });
         Ok(())
     }
@@ -79,12 +88,16 @@ impl<B: Books> Audit<'_, B> {
     fn check_credential(&mut self, credential: &Credential) -> Result<()> {
         let id = credential.id;
         let found = self.books.credential_by_digest(&credential.digest)?;
-        self.require(found.as_ref() == Some(credential), || format!("credential {id} is not found by its digest"));
+        self.require(found.as_ref() == Some(credential), || {
+            format!("credential {id} is not found by its digest")
+        });
         let owned = self.books.account(credential.account)?.is_some();
         self.require(owned, || format!("credential {id} belongs to no account"));
         let scope = match (credential.kind, credential.application) {
             (CredentialKind::ApiKey, None) => true,
-            (CredentialKind::AccessToken, Some(_)) => self.is_scope(credential.account, credential.application)?,
+            (CredentialKind::AccessToken, Some(_)) => {
+                self.is_scope(credential.account, credential.application)?
+            }
             _ => false,
         };
         self.require(scope, || format!("credential {id} belongs to no application of its account"));
@@ -94,13 +107,16 @@ impl<B: Books> Audit<'_, B> {
     fn is_scope(&self, account: AccountId, application: Option<ApplicationId>) -> Result<bool> {
         match application {
             None => Ok(true),
-            Some(id) => Ok(self.books.application(id)?.is_some_and(|found| found.account == account)),
+            Some(id) => {
+                Ok(self.books.application(id)?.is_some_and(|found| found.account == account))
+            }
         }
     }
 
     pub(super) fn check_request(&mut self, record: &RequestRecord) -> Result<()> {
         let key = record.key;
-        let owned = self.books.account(key.account)?.is_some() && self.is_scope(key.account, key.application)?;
+        let owned = self.books.account(key.account)?.is_some()
+            && self.is_scope(key.account, key.application)?;
         self.require(owned, || format!("{key} has no owner"));
         let reservation = self.books.reservation(&key)?;
         let mut before: Option<&Attempt> = None;
@@ -108,8 +124,12 @@ impl<B: Books> Audit<'_, B> {
             let follows = attempt.number as usize == index + 1
                 && attempt.retry_of == before.map(|attempt| attempt.id)
                 && before.is_none_or(|attempt| attempt.state == AttemptState::Failed);
-            self.require(follows, || format!("attempt {} of {key} does not follow a failed one", attempt.id));
-            self.require(is_consistent(attempt), || format!("attempt {} of {key} contradicts itself", attempt.id));
+            self.require(follows, || {
+                format!("attempt {} of {key} does not follow a failed one", attempt.id)
+            });
+            self.require(is_consistent(attempt), || {
+                format!("attempt {} of {key} contradicts itself", attempt.id)
+            });
             self.check_reserved(attempt, reservation, &key);
             before = Some(attempt);
         }
@@ -117,12 +137,20 @@ impl<B: Books> Audit<'_, B> {
     }
 
     /// An attempt is reserved exactly while it is live.
-    fn check_reserved(&mut self, attempt: &Attempt, reservation: Option<Reservation>, key: &RequestKey) {
+    fn check_reserved(
+        &mut self,
+        attempt: &Attempt,
+        reservation: Option<Reservation>,
+        key: &RequestKey,
+    ) {
         let own = reservation.filter(|reservation| reservation.attempt == attempt.id);
         let found = own.map(|own| (own.amount, own.boot));
         let expect = (!attempt.state.is_terminal()).then_some((attempt.reserved, attempt.boot));
         self.require(found == expect, || {
-            format!("attempt {} of {key} is {:?} and its reservation says otherwise", attempt.id, attempt.state)
+            format!(
+                "attempt {} of {key} is {:?} and its reservation says otherwise",
+                attempt.id, attempt.state
+            )
         });
     }
 
@@ -130,7 +158,9 @@ impl<B: Books> Audit<'_, B> {
         let Reservation { key, attempt, .. } = reservation;
         let record = self.books.request(key)?;
         let there = record.is_some_and(|record| record.attempt(*attempt).is_some());
-        self.require(there, || format!("reservation of {key} names attempt {attempt}, which is not there"));
+        self.require(there, || {
+            format!("reservation of {key} names attempt {attempt}, which is not there")
+        });
         Ok(())
     }
 }

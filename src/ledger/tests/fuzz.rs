@@ -28,11 +28,14 @@ fn is(canonical: &Canonical, value: &Value) -> bool {
             serde_json::from_str::<Value>(literal).ok().as_ref() == Some(value)
         }
         (Canonical::Array(ours), Value::Array(theirs)) => {
-            ours.len() == theirs.len() && ours.iter().zip(theirs).all(|(ours, theirs)| is(ours, theirs))
+            ours.len() == theirs.len()
+                && ours.iter().zip(theirs).all(|(ours, theirs)| is(ours, theirs))
         }
         (Canonical::Object(ours), Value::Object(theirs)) => {
             ours.len() == theirs.len()
-                && ours.iter().all(|(key, ours)| theirs.get(key).is_some_and(|theirs| is(ours, theirs)))
+                && ours
+                    .iter()
+                    .all(|(key, ours)| theirs.get(key).is_some_and(|theirs| is(ours, theirs)))
         }
         _ => false,
     }
@@ -60,15 +63,26 @@ fn canonical_json() {
         match (canonicalise(&text), serde_json::from_slice::<Value>(&text)) {
             (Ok(canonical), theirs) => {
                 // serde_json knows no numbers beyond f64; everything else it reads as well.
-                let number_too_large = |error: &serde_json::Error| error.to_string().starts_with("number out of range");
-                assert!(theirs.as_ref().map_or_else(number_too_large, |theirs| is(&canonical, theirs)));
-                assert_eq!(members(canonical.to_string().as_bytes()), members(&text), "a key is there twice");
+                let number_too_large = |error: &serde_json::Error| {
+                    error.to_string().starts_with("number out of range")
+                };
+                assert!(
+                    theirs.as_ref().map_or_else(number_too_large, |theirs| is(&canonical, theirs))
+                );
+                assert_eq!(
+                    members(canonical.to_string().as_bytes()),
+                    members(&text),
+                    "a key is there twice"
+                );
                 let again = canonicalise(canonical.to_string().as_bytes());
                 assert_eq!(again.as_ref(), Ok(&canonical));
                 assert_eq!(again.map(|again| of(&again)), Ok(of(&canonical)));
             }
             (Err(refused), Ok(_)) => {
-                assert!(matches!(refused, JsonError::DuplicateKey | JsonError::TooDeep), "{refused:?}");
+                assert!(
+                    matches!(refused, JsonError::DuplicateKey | JsonError::TooDeep),
+                    "{refused:?}"
+                );
             }
             (Err(_), Err(_)) => {}
         }

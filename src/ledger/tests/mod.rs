@@ -1,20 +1,24 @@
-//! The rules as text: each line is a command and what it must answer; after each, the audit must be clean.
+//! The rules as text: each line is a command and what it must answer; after each, the audit must be
+//! clean.
 //!
-//! Names stand for ids. Prompt and output tokens cost one unit each, cached ones nothing, so amounts can be read off.
+//! Names stand for ids. Prompt and output tokens cost one unit each, cached ones nothing, so
+//! amounts can be read off.
 
 mod fuzz;
 mod planted;
 mod rules;
 
 use crate::clock::UnixMillis;
-use crate::ids::{AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId};
+use crate::ids::{
+    AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId,
+};
 use crate::ledger::amounts::{Prices, Units, Usage};
 use crate::ledger::apply::{ApplyError, apply};
 use crate::ledger::commands::{Admit, Command, Outcome, ReleaseCause, SettleEnd};
 use crate::ledger::memory::MemoryState;
 use crate::ledger::records::{
-    AccountStatus, Attempt, AttemptState, Bucket, Credential, CredentialKind, FailureCode, FinishReason, RequestKey,
-    RequestRecord,
+    AccountStatus, Attempt, AttemptState, Bucket, Credential, CredentialKind, FailureCode,
+    FinishReason, RequestKey, RequestRecord,
 };
 use crate::ledger::state::LedgerState;
 use uuid::Uuid;
@@ -44,7 +48,12 @@ struct World {
 impl World {
     fn new() -> Self {
         let prices = Prices { revision: 1, input: 1_000_000, cached_input: 0, output: 1_000_000 };
-        Self { state: MemoryState::default(), now: UnixMillis(1_000), boot: BootId(uuid("boot1")), prices }
+        Self {
+            state: MemoryState::default(),
+            now: UnixMillis(1_000),
+            boot: BootId(uuid("boot1")),
+            prices,
+        }
     }
 
     fn run(&mut self, line: &str) -> String {
@@ -60,8 +69,10 @@ impl World {
             }
             ["prices", revision, input, cached, output] => {
                 let millions = |units: &str| units.parse::<u64>().unwrap() * 1_000_000;
-                let (input, cached_input, output) = (millions(input), millions(cached), millions(output));
-                self.prices = Prices { revision: revision.parse().unwrap(), input, cached_input, output };
+                let (input, cached_input, output) =
+                    (millions(input), millions(cached), millions(output));
+                self.prices =
+                    Prices { revision: revision.parse().unwrap(), input, cached_input, output };
                 "ok".into()
             }
             ["archive", scope, request] => {
@@ -86,7 +97,9 @@ impl World {
 
     fn balance(&self, id: AccountId) -> String {
         let balances = self.state.balances(id).unwrap();
-        let bucket = |bucket: super::Balance| format!("{}-{}-{}", bucket.credited, bucket.debited, bucket.reserved);
+        let bucket = |bucket: super::Balance| {
+            format!("{}-{}-{}", bucket.credited, bucket.debited, bucket.reserved)
+        };
         let in_flight = self.state.accounts[&id].in_flight;
         format!("{} {} in flight {in_flight}", bucket(balances.trial), bucket(balances.premium))
     }
@@ -94,10 +107,15 @@ impl World {
     fn command(&self, words: &[&str]) -> Command {
         match *words {
             ["account", id] => self.command(&["account", id, "basic"]),
-            ["account", id, plan] => {
-                Command::CreateAccount { id: AccountId(uuid(id)), name: id.into(), plan: plan.into() }
-            }
-            ["suspend", id] => Command::SetAccountStatus { id: AccountId(uuid(id)), status: AccountStatus::Suspended },
+            ["account", id, plan] => Command::CreateAccount {
+                id: AccountId(uuid(id)),
+                name: id.into(),
+                plan: plan.into(),
+            },
+            ["suspend", id] => Command::SetAccountStatus {
+                id: AccountId(uuid(id)),
+                status: AccountStatus::Suspended,
+            },
             ["app", id, account] => Command::CreateApplication {
                 id: ApplicationId(uuid(id)),
                 account: AccountId(uuid(account)),
@@ -157,7 +175,9 @@ impl World {
                 },
             },
             ["cancel", scope, request] => Command::RequestCancel { key: key(scope, request) },
-            ["recover", limit] => Command::Recover { boot: self.boot, limit: limit.parse().unwrap() },
+            ["recover", limit] => {
+                Command::Recover { boot: self.boot, limit: limit.parse().unwrap() }
+            }
             ref other => panic!("no such line: {other:?}"),
         }
     }
@@ -222,7 +242,8 @@ fn describe(outcome: &Result<Outcome, ApplyError>) -> String {
     }
 }
 
-/// `#attempt state`, then what is reserved (trial+premium) while it is live, or charged once it has ended.
+/// `#attempt state`, then what is reserved (trial+premium) while it is live, or charged once it has
+/// ended.
 fn show(record: &RequestRecord) -> String {
     let Attempt { number, state, reserved, charged, .. } = *record.latest();
     let amount = if state.is_terminal() { charged } else { reserved };

@@ -1,5 +1,5 @@
-//! The test of the audit: each case plants one violation in a sound ledger, and the audit must name it. Commands that meet one
-//! write nothing.
+//! The test of the audit: each case plants one violation in a sound ledger, and the audit must name
+//! it. Commands that meet one write nothing.
 
 use super::{World, key, uuid};
 use crate::clock::UnixMillis;
@@ -54,8 +54,12 @@ fn meet(line: &str, expect: &str, plant: fn(&mut MemoryState)) {
 fn a_command_that_meets_a_violation_writes_nothing() {
     const OVERDRAWN: &str = "a bucket is overdrawn";
     const UNCOVERED: &str = "a live attempt lacks its reservation";
-    meet("grant a premium 1 g", OVERDRAWN, |state| balances(state).trial.debited = Units::new(99).unwrap());
-    meet("grant a trial 1 g", OVERDRAWN, |state| balances(state).premium.debited = Units::new(101).unwrap());
+    meet("grant a premium 1 g", OVERDRAWN, |state| {
+        balances(state).trial.debited = Units::new(99).unwrap()
+    });
+    meet("grant a trial 1 g", OVERDRAWN, |state| {
+        balances(state).premium.debited = Units::new(101).unwrap()
+    });
     meet("settle a s 3 1 0 1 stop", UNCOVERED, |state| {
         state.reservations.remove(&key("a", "s"));
     });
@@ -86,7 +90,13 @@ fn a_credential_is_as_old_as_its_command() {
         credential.created_at = UnixMillis(7);
     }
     assert_eq!(world.apply(&command), "done");
-    assert!(world.state.credentials.values().all(|credential| credential.created_at == UnixMillis(1_000)));
+    assert!(
+        world
+            .state
+            .credentials
+            .values()
+            .all(|credential| credential.created_at == UnixMillis(1_000))
+    );
 }
 
 fn balances(state: &mut MemoryState) -> &mut Balances {
@@ -178,7 +188,12 @@ fn attempts_that_contradict_themselves_are_found() {
 }
 
 /// The journal's own rules hold, so that only what an entry says can give it away.
-fn post(state: &mut MemoryState, kind: EntryKind, amount: Split, change: impl Fn(Balances) -> Option<Balances>) {
+fn post(
+    state: &mut MemoryState,
+    kind: EntryKind,
+    amount: Split,
+    change: impl Fn(Balances) -> Option<Balances>,
+) {
     let account = AccountId(uuid("a"));
     let at = state.entries.last().unwrap().at;
     let after = change(state.balances[&account]).unwrap();
@@ -192,7 +207,9 @@ fn a_journal_that_says_things_twice_is_found() {
         let amount = state.requests[&key].latest().reserved;
         post(state, EntryKind::Reserve { key, attempt }, amount, |before| before.reserve(amount));
         let charged = state.requests[&key].latest().charged;
-        post(state, EntryKind::Settle { key, attempt }, charged, |before| before.resolve(amount, charged));
+        post(state, EntryKind::Settle { key, attempt }, charged, |before| {
+            before.resolve(amount, charged)
+        });
     });
     find("ends twice", |state| {
         let (key, attempt) = (key("a", "r"), state.requests[&key("a", "r")].latest().id);
@@ -200,24 +217,33 @@ fn a_journal_that_says_things_twice_is_found() {
     });
     find("journalled twice", |state| {
         let amount = state.granted[&(AccountId(uuid("a")), "t".to_owned())].split();
-        post(state, EntryKind::Grant { reference: "t".into() }, amount, |before| before.credit(amount));
+        post(state, EntryKind::Grant { reference: "t".into() }, amount, |before| {
+            before.credit(amount)
+        });
     });
     find("and its grant disagree", |state| {
         let amount = state.granted[&(AccountId(uuid("a")), "t".to_owned())].split();
-        post(state, EntryKind::Grant { reference: "forged".into() }, amount, |before| before.credit(amount));
+        post(state, EntryKind::Grant { reference: "forged".into() }, amount, |before| {
+            before.credit(amount)
+        });
     });
     find("charged more than was reserved", |state| {
         let key = key("a", "q");
         let attempt = state.requests[&key].latest().id;
-        let more = Split { premium: Units::new(50).unwrap(), ..state.requests[&key].latest().reserved };
+        let more =
+            Split { premium: Units::new(50).unwrap(), ..state.requests[&key].latest().reserved };
         let reserved = state.requests[&key].latest().reserved;
-        post(state, EntryKind::Settle { key, attempt }, more, |before| before.resolve(reserved, more));
+        post(state, EntryKind::Settle { key, attempt }, more, |before| {
+            before.resolve(reserved, more)
+        });
     });
     find("does not match its reservation", |state| {
         let key = key("a", "q");
         let attempt = state.requests[&key].latest().id;
         let reserved = state.requests[&key].latest().reserved;
-        post(state, EntryKind::Release { key, attempt }, Split::ZERO, |before| before.resolve(reserved, Split::ZERO));
+        post(state, EntryKind::Release { key, attempt }, Split::ZERO, |before| {
+            before.resolve(reserved, Split::ZERO)
+        });
     });
 }
 
@@ -226,12 +252,16 @@ fn a_journal_that_says_things_twice_is_found() {
 fn news_are_audited_alone() {
     let cases: [(&str, fn(&mut MemoryState)); 7] = [
         ("", |_| {}),
-        ("other balances than its journal", |state| balances(state).premium.debited = Units::new(1).unwrap()),
+        ("other balances than its journal", |state| {
+            balances(state).premium.debited = Units::new(1).unwrap()
+        }),
         ("not what it was at the audit before", |state| state.entries[3].hash[0] ^= 1),
         ("breaks the chain", |state| state.entries.last_mut().unwrap().hash[0] ^= 1),
         ("does not follow", |state| drop(state.entries.remove(5))),
         ("in flight", |state| state.accounts.values_mut().next().unwrap().in_flight = 9),
-        ("contradicts itself", |state| request(state, "s").attempts[0].usage = Some(Usage::default())),
+        ("contradicts itself", |state| {
+            request(state, "s").attempts[0].usage = Some(Usage::default())
+        }),
     ];
     for (expect, plant) in cases {
         let mut world = World::new();
@@ -247,7 +277,11 @@ fn news_are_audited_alone() {
         plant(&mut world.state);
         let news = audit::since(&world.state, trusted).unwrap();
         let named = news.violations.iter().any(|violation| violation.contains(expect));
-        assert!(if expect.is_empty() { news.ok } else { named }, "{expect:?} among {:?}", news.violations);
+        assert!(
+            if expect.is_empty() { news.ok } else { named },
+            "{expect:?} among {:?}",
+            news.violations
+        );
         assert!(news.entries < audit::everything(&world.state).unwrap().entries);
     }
 }

@@ -12,8 +12,14 @@ const ALWAYS: [&str; 3] = ["x-request-id", "cache-control", "x-content-type-opti
 
 /// Any operation may answer these.
 fn anywhere() -> [ApiError; 4] {
-    let invalid = ApiError::invalid("id", "The path, the query or a header is invalid; param names what.");
-    [invalid, ApiError::InvalidCredential, ApiError::GenerationFailed, ApiError::ControlPlaneUnavailable]
+    let invalid =
+        ApiError::invalid("id", "The path, the query or a header is invalid; param names what.");
+    [
+        invalid,
+        ApiError::InvalidCredential,
+        ApiError::GenerationFailed,
+        ApiError::ControlPlaneUnavailable,
+    ]
 }
 
 /// Collects one operation's responses after the other; `refusals` hands them out.
@@ -59,7 +65,9 @@ impl<'a> Answers<'a> {
     /// The operation's responses, with these refusals and those of every operation.
     pub fn refusals(&mut self, errors: &[ApiError]) -> Value {
         let mut by_status: BTreeMap<u16, Vec<ApiError>> = BTreeMap::new();
-        let general = anywhere().into_iter().filter(|general| errors.iter().all(|e| e.code() != general.code()));
+        let general = anywhere()
+            .into_iter()
+            .filter(|general| errors.iter().all(|e| e.code() != general.code()));
         for error in errors.iter().cloned().chain(general) {
             by_status.entry(error.status().as_u16()).or_default().push(error);
         }
@@ -81,8 +89,10 @@ fn refusal(errors: &[ApiError], error_schema: &Value) -> Value {
         }
         _ => json!({ "allOf": [error_schema], "properties": { "code": code } }),
     };
-    let body = json!({ "type": "object", "properties": { "error": schema }, "required": ["error"] });
-    let lines: Vec<String> = errors.iter().map(|error| format!("- `{}`: {error}", error.code())).collect();
+    let body =
+        json!({ "type": "object", "properties": { "error": schema }, "required": ["error"] });
+    let lines: Vec<String> =
+        errors.iter().map(|error| format!("- `{}`: {error}", error.code())).collect();
     json!({
         "description": lines.join("\n"),
         "headers": refusal_headers(errors),
@@ -90,12 +100,21 @@ fn refusal(errors: &[ApiError], error_schema: &Value) -> Value {
     })
 }
 
-/// The table's own headers. One that only some errors of the status have is promised for none of them.
+/// The table's own headers. One that only some errors of the status have is promised for none of
+/// them.
 fn refusal_headers(errors: &[ApiError]) -> Map<String, Value> {
     let mut all: Map<String, Value> = ALWAYS.map(header_ref).into_iter().collect();
-    let having = |name: &HeaderName| errors.iter().filter(|error| error.headers().contains_key(name)).count();
-    for name in errors.iter().flat_map(|error| error.headers().into_iter().filter_map(|(name, _)| name)) {
-        let component = if having(&name) == errors.len() { name.to_string() } else { format!("{name}.optional") };
+    let having = |name: &HeaderName| {
+        errors.iter().filter(|error| error.headers().contains_key(name)).count()
+    };
+    for name in
+        errors.iter().flat_map(|error| error.headers().into_iter().filter_map(|(name, _)| name))
+    {
+        let component = if having(&name) == errors.len() {
+            name.to_string()
+        } else {
+            format!("{name}.optional")
+        };
         all.insert(name.to_string(), header_ref(&component).1);
     }
     all

@@ -6,8 +6,8 @@ use crate::clock::UnixMillis;
 use crate::config::Config;
 use crate::ids::{AccountId, ApplicationId, CredentialId, RequestId};
 use crate::ledger::{
-    Account, AccountStatus, Application, AttemptState, Bucket, Command, Credential, CredentialKind, Refusal,
-    RequestRecord, Units, secret,
+    Account, AccountStatus, Application, AttemptState, Bucket, Command, Credential, CredentialKind,
+    Refusal, RequestRecord, Units, secret,
 };
 use crate::server::requests;
 use crate::store::{Snapshot, Store};
@@ -34,7 +34,9 @@ impl Operator<'_> {
     pub async fn execute(&self, command: AdminCommand) -> Result {
         use AdminCommand as C;
         match command {
-            C::AccountCreate { name, plan, trial, premium } => self.create_account(name, plan, trial, premium).await,
+            C::AccountCreate { name, plan, trial, premium } => {
+                self.create_account(name, plan, trial, premium).await
+            }
             C::AccountList => self.list_accounts(),
             C::AccountShow { id } => self.show_account(id),
             C::AccountSuspend { id } => self.set_status(id, AccountStatus::Suspended).await,
@@ -46,7 +48,9 @@ impl Operator<'_> {
             C::KeyRevoke { id } => self.revoke(id, CredentialKind::ApiKey).await,
             C::ApplicationCreate { account, name } => self.create_application(account, name).await,
             C::ApplicationList { account } => self.list_applications(account),
-            C::ApplicationToken { application, expires_at } => self.issue_token(application, expires_at).await,
+            C::ApplicationToken { application, expires_at } => {
+                self.issue_token(application, expires_at).await
+            }
             C::TokenRevoke { id } => self.revoke(id, CredentialKind::AccessToken).await,
             C::CreditGrant { account, bucket, units, reference } => {
                 self.grant(account, bucket, units, &reference).await
@@ -54,7 +58,9 @@ impl Operator<'_> {
             C::CreditShow { account } => self.show_credits(account),
             C::CreditStatement { account, after, limit } => self.statement(account, after, limit),
             C::RequestList { account, state } => self.list_requests(account, state),
-            C::RequestShow { request, scope } => Ok(view::request(&self.find_request(request, scope)?)),
+            C::RequestShow { request, scope } => {
+                Ok(view::request(&self.find_request(request, scope)?))
+            }
             C::RequestCancel { request, scope } => self.cancel(request, scope).await,
             C::LedgerAudit => Ok(view::audit(&self.store.audit()?)),
             C::LedgerBackup { to } => self.backup(&to),
@@ -64,7 +70,13 @@ impl Operator<'_> {
 
     // --- accounts
 
-    async fn create_account(&self, name: String, plan: Option<String>, trial: u64, premium: u64) -> Result {
+    async fn create_account(
+        &self,
+        name: String,
+        plan: Option<String>,
+        trial: u64,
+        premium: u64,
+    ) -> Result {
         let plan = plan.unwrap_or_else(|| "default".to_owned());
         self.require_plan(&plan)?;
         let (trial, premium) = (units(trial)?, units(premium)?);
@@ -80,12 +92,15 @@ impl Operator<'_> {
             return Ok(());
         }
         let known = self.config.plans.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
-        Err(AdminError::Invalid(format!("no plan {plan:?} in the configuration; there are: {known}")))
+        Err(AdminError::Invalid(format!(
+            "no plan {plan:?} in the configuration; there are: {known}"
+        )))
     }
 
     fn list_accounts(&self) -> Result {
         let snapshot = self.store.read()?;
-        let rows = snapshot.accounts()?.into_iter().map(|account| describe_account(&snapshot, &account));
+        let rows =
+            snapshot.accounts()?.into_iter().map(|account| describe_account(&snapshot, &account));
         Ok(view::list(rows.collect::<Result<Vec<_>>>()?))
     }
 
@@ -104,9 +119,15 @@ impl Operator<'_> {
 
     // --- credentials
 
-    async fn issue_token(&self, application: ApplicationId, expires_at: Option<UnixMillis>) -> Result {
-        let found = self.store.read()?.application(application)?.ok_or(Refusal::ApplicationNotFound)?;
-        self.issue(CredentialKind::AccessToken, found.account, Some(application), None, expires_at).await
+    async fn issue_token(
+        &self,
+        application: ApplicationId,
+        expires_at: Option<UnixMillis>,
+    ) -> Result {
+        let found =
+            self.store.read()?.application(application)?.ok_or(Refusal::ApplicationNotFound)?;
+        self.issue(CredentialKind::AccessToken, found.account, Some(application), None, expires_at)
+            .await
     }
 
     /// Mints a secret and shows it this once; the ledger keeps its digest.
@@ -120,9 +141,11 @@ impl Operator<'_> {
     ) -> Result {
         let prefix = &self.config.credentials.prefix;
         let mut random = [0; 32];
-        getrandom::fill(&mut random).map_err(|error| AdminError::Unavailable(format!("no randomness: {error}")))?;
+        getrandom::fill(&mut random)
+            .map_err(|error| AdminError::Unavailable(format!("no randomness: {error}")))?;
         let minted = secret::mint(prefix, kind, &random);
-        let digest = secret::digest(prefix, &minted).expect("invariant: a minted secret is well formed");
+        let digest =
+            secret::digest(prefix, &minted).expect("invariant: a minted secret is well formed");
         let id = CredentialId::generate();
         let hint = secret::hint(&minted).to_owned();
         let credential = Credential {
@@ -150,7 +173,9 @@ impl Operator<'_> {
         let snapshot = self.store.read()?;
         find_account(&snapshot, account)?;
         let credentials = snapshot.credentials(account)?;
-        Ok(view::list(credentials.iter().filter(|c| c.kind == CredentialKind::ApiKey).map(view::credential)))
+        Ok(view::list(
+            credentials.iter().filter(|c| c.kind == CredentialKind::ApiKey).map(view::credential),
+        ))
     }
 
     /// Takes effect on the next request, and cancels what runs under the credential.
@@ -185,7 +210,13 @@ impl Operator<'_> {
 
     // --- credits
 
-    async fn grant(&self, account: AccountId, bucket: Bucket, amount: u64, reference: &str) -> Result {
+    async fn grant(
+        &self,
+        account: AccountId,
+        bucket: Bucket,
+        amount: u64,
+        reference: &str,
+    ) -> Result {
         let amount = units(amount)?;
         if amount.get() == 0 || reference.trim().is_empty() {
             return Err(AdminError::Invalid(
@@ -198,7 +229,13 @@ impl Operator<'_> {
         Ok(view::grant(&found, bucket, amount, reference, snapshot.balances(account)?))
     }
 
-    async fn grant_units(&self, account: AccountId, bucket: Bucket, units: Units, reference: &str) -> Result<()> {
+    async fn grant_units(
+        &self,
+        account: AccountId,
+        bucket: Bucket,
+        units: Units,
+        reference: &str,
+    ) -> Result<()> {
         if units.get() > 0 {
             let reference = reference.to_owned();
             self.store.submit(Command::Grant { account, bucket, units, reference }).await?;
@@ -230,7 +267,8 @@ impl Operator<'_> {
     fn list_requests(&self, account: AccountId, state: Option<AttemptState>) -> Result {
         let snapshot = self.store.read()?;
         find_account(&snapshot, account)?;
-        let wanted = |record: &&RequestRecord| state.is_none_or(|state| record.latest().state == state);
+        let wanted =
+            |record: &&RequestRecord| state.is_none_or(|state| record.latest().state == state);
         Ok(view::list(snapshot.requests(account)?.iter().filter(wanted).map(view::request)))
     }
 
@@ -244,7 +282,8 @@ impl Operator<'_> {
         for account in accounts {
             found.extend(snapshot.requests_by_id(account, request)?);
         }
-        // An account alone names the request made with the account's own key, where its applications used the id too.
+        // An account alone names the request made with the account's own key, where its
+        // applications used the id too.
         let own = scope.account.is_some() && found.len() > 1;
         found.retain(|record| match scope.application {
             Some(id) => record.key.application == Some(id),
@@ -257,7 +296,8 @@ impl Operator<'_> {
     async fn cancel(&self, request: RequestId, scope: RequestScope) -> Result {
         let record = self.find_request(request, scope)?;
         let Some(live) = self.live else { return Ok(view::request(&record)) };
-        let unavailable = |_| AdminError::Unavailable("the ledger cannot be reached now: try again".to_owned());
+        let unavailable =
+            |_| AdminError::Unavailable("the ledger cannot be reached now: try again".to_owned());
         Ok(view::request(&requests::cancelled(&live.node, record).await.map_err(unavailable)?))
     }
 
@@ -280,7 +320,10 @@ impl Operator<'_> {
 
 fn units(amount: u64) -> Result<Units> {
     Units::new(amount).ok_or_else(|| {
-        AdminError::Invalid(format!("{amount} microcredits are more than the largest amount, {}", Units::MAX))
+        AdminError::Invalid(format!(
+            "{amount} microcredits are more than the largest amount, {}",
+            Units::MAX
+        ))
     })
 }
 
@@ -295,10 +338,17 @@ fn describe_account(snapshot: &Snapshot, account: &Account) -> Result {
 fn describe_applications(snapshot: &Snapshot, account: AccountId) -> Result<Vec<Value>> {
     let credentials = snapshot.credentials(account)?;
     let tokens_of = |application: &Application| -> Vec<Credential> {
-        credentials.iter().filter(|token| token.application == Some(application.id)).cloned().collect()
+        credentials
+            .iter()
+            .filter(|token| token.application == Some(application.id))
+            .cloned()
+            .collect()
     };
     let applications = snapshot.applications(account)?;
-    Ok(applications.iter().map(|application| view::application(application, &tokens_of(application))).collect())
+    Ok(applications
+        .iter()
+        .map(|application| view::application(application, &tokens_of(application)))
+        .collect())
 }
 
 fn only_one(mut found: Vec<RequestRecord>) -> Result<RequestRecord> {
@@ -308,7 +358,9 @@ fn only_one(mut found: Vec<RequestRecord>) -> Result<RequestRecord> {
     }
     found.push(last);
     let scope = |record: &RequestRecord| match record.key.application {
-        Some(application) => format!("--account {} --application {application}", record.key.account),
+        Some(application) => {
+            format!("--account {} --application {application}", record.key.account)
+        }
         None => format!("--account {}", record.key.account),
     };
     let scopes = found.iter().map(scope).collect::<Vec<_>>().join("\n  ");

@@ -1,4 +1,5 @@
-//! Operator commands as data, so that the command line can run them on a store or send them to a running node.
+//! Operator commands as data, so that the command line can run them on a store or send them to a
+//! running node.
 
 use crate::clock::UnixMillis;
 use crate::ids::{AccountId, ApplicationId, CredentialId, RequestId};
@@ -41,7 +42,8 @@ pub struct RequestScope {
     pub application: Option<ApplicationId>,
 }
 
-/// Why a command failed; the text says what to do about it. Travels over the operator socket as it is.
+/// Why a command failed; the text says what to do about it. Travels over the operator socket as it
+/// is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
 #[serde(tag = "code", content = "message", rename_all = "snake_case")]
 pub enum AdminError {
@@ -60,9 +62,10 @@ impl From<StoreError> for AdminError {
     fn from(error: StoreError) -> Self {
         match error {
             StoreError::Refused(refusal) => refusal.into(),
-            StoreError::Unavailable(_) | StoreError::Overloaded | StoreError::Unusable(_) | StoreError::InUse(_) => {
-                Self::Unavailable(error.to_string())
-            }
+            StoreError::Unavailable(_)
+            | StoreError::Overloaded
+            | StoreError::Unusable(_)
+            | StoreError::InUse(_) => Self::Unavailable(error.to_string()),
         }
     }
 }
@@ -73,8 +76,12 @@ impl From<Refusal> for AdminError {
             Refusal::AccountNotFound => "`cresset accounts list` shows those there are",
             Refusal::ApplicationNotFound => "`cresset applications list` shows those there are",
             Refusal::CredentialNotFound => "`cresset keys list --account ID` shows those there are",
-            Refusal::RequestNotFound => "`cresset requests list --account ID` shows those there are",
-            Refusal::ReferenceReused => "a grant is made once per reference: choose another --reference",
+            Refusal::RequestNotFound => {
+                "`cresset requests list --account ID` shows those there are"
+            }
+            Refusal::ReferenceReused => {
+                "a grant is made once per reference: choose another --reference"
+            }
             Refusal::AmountOverflow => "grant a smaller amount",
             _ => return Self::Refused(refusal.to_string()),
         };

@@ -1,4 +1,5 @@
-//! The operator listener: is the process up, may it be sent work, what do its numbers say, how is its public side used.
+//! The operator listener: is the process up, may it be sent work, what do its numbers say, how is
+//! its public side used.
 
 use super::socket::json;
 use super::{Live, status};
@@ -15,7 +16,8 @@ use std::sync::Arc;
 /// The media type Prometheus asks for.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// `/healthz`, `/readyz`, `/metrics` and `/openapi.json`. Mounted on the operator's own listener only.
+/// `/healthz`, `/readyz`, `/metrics` and `/openapi.json`. Mounted on the operator's own listener
+/// only.
 pub fn router(live: Arc<Live>) -> Router {
     Router::new()
         .route("/healthz", get(healthz))
@@ -30,7 +32,8 @@ async fn healthz() -> Response {
     json(StatusCode::OK, &json!({ "status": "ok" }))
 }
 
-/// 200 only while new work would be taken: engine alive, ledger committing, a qualified model loaded, not draining.
+/// 200 only while new work would be taken: engine alive, ledger committing, a qualified model
+/// loaded, not draining.
 async fn readyz(State(live): State<Arc<Live>>) -> Response {
     match status::not_ready_because(&live.node) {
         None => json(StatusCode::OK, &json!({ "status": "ok" })),

@@ -1,5 +1,5 @@
-//! The operator's side of the node, never reachable from the public listener: commands over a Unix socket in the data
-//! folder, and health, readiness and metrics over TCP.
+//! The operator's side of the node, never reachable from the public listener: commands over a Unix
+//! socket in the data folder, and health, readiness and metrics over TCP.
 
 pub mod admin;
 pub mod command;

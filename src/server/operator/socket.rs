@@ -23,7 +23,8 @@ pub fn path(data_dir: &Path) -> PathBuf {
     data_dir.join("operator.sock")
 }
 
-/// Binds the socket. The caller holds the folder's lock, so a socket found there is a dead node's and is replaced.
+/// Binds the socket. The caller holds the folder's lock, so a socket found there is a dead node's
+/// and is replaced.
 pub fn bind(data_dir: &Path) -> io::Result<UnixListener> {
     // Renamed into place once its mode is right: nobody can connect in between.
     let unfinished = data_dir.join("operator.sock.new");
@@ -35,9 +36,15 @@ pub fn bind(data_dir: &Path) -> io::Result<UnixListener> {
 }
 
 /// Answers until `shutdown`, then removes the socket.
-pub async fn serve(listener: UnixListener, live: Arc<Live>, data_dir: &Path, shutdown: CancellationToken) {
+pub async fn serve(
+    listener: UnixListener,
+    live: Arc<Live>,
+    data_dir: &Path,
+    shutdown: CancellationToken,
+) {
     let routes = Router::new().route(ROUTE, post(command)).with_state(live);
-    let served = axum::serve(listener, routes).with_graceful_shutdown(shutdown.cancelled_owned()).await;
+    let served =
+        axum::serve(listener, routes).with_graceful_shutdown(shutdown.cancelled_owned()).await;
     if let Err(error) = served {
         tracing::error!(%error, "the operator socket stopped");
     }
@@ -47,7 +54,9 @@ pub async fn serve(listener: UnixListener, live: Arc<Live>, data_dir: &Path, shu
 async fn command(State(live): State<Arc<Live>>, body: Bytes) -> Response {
     let answer = match serde_json::from_slice::<AdminCommand>(&body) {
         Ok(command) => Operator::of(&live).execute(command).await,
-        Err(error) => Err(AdminError::Invalid(format!("the running node does not know this command: {error}"))),
+        Err(error) => Err(AdminError::Invalid(format!(
+            "the running node does not know this command: {error}"
+        ))),
     };
     match answer {
         Ok(value) => json(StatusCode::OK, &value),

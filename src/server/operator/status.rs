@@ -12,7 +12,9 @@ pub fn not_ready_because(node: &Node) -> Option<&'static str> {
     if node.is_draining() {
         Some("the node is draining: it finishes what runs and then stops")
     } else if !node.store.healthy() {
-        Some("the ledger does not commit, or an audit of it failed: see the log and `cresset ledger audit`")
+        Some(
+            "the ledger does not commit, or an audit of it failed: see the log and `cresset ledger audit`",
+        )
     } else if node.store.is_space_low() {
         Some(
             "less space is free where the data folder is than requests.min_free_mib, and new requests are refused: make room",
@@ -31,8 +33,10 @@ pub fn of(live: &Live) -> Value {
     let node = &live.node;
     let reason = not_ready_because(node);
     let models = node.fleet.views();
-    let stats: Vec<EngineStats> =
-        models.iter().map(|view| view.engine.as_ref().map(EngineHandle::stats).unwrap_or_default()).collect();
+    let stats: Vec<EngineStats> = models
+        .iter()
+        .map(|view| view.engine.as_ref().map(EngineHandle::stats).unwrap_or_default())
+        .collect();
     let [budget, free] = node.fleet.memory();
     json!({
         "running": true,

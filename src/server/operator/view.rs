@@ -1,8 +1,11 @@
-//! What operators see of the ledger, as JSON: times in Unix seconds, amounts in microcredits as integer strings.
+//! What operators see of the ledger, as JSON: times in Unix seconds, amounts in microcredits as
+//! integer strings.
 
 use crate::clock::UnixMillis;
 use crate::ledger::records::EntryKind;
-use crate::ledger::{Account, Application, Attempt, Balances, Bucket, Credential, Entry, RequestRecord, Split, Units};
+use crate::ledger::{
+    Account, Application, Attempt, Balances, Bucket, Credential, Entry, RequestRecord, Split, Units,
+};
 use crate::server::wire::objects::{CreditBalance, RequestObject};
 use crate::store::AuditReport;
 use serde_json::{Value, json};
@@ -124,7 +127,13 @@ fn cause(kind: &EntryKind) -> Value {
     }
 }
 
-pub fn grant(account: &Account, bucket: Bucket, units: Units, reference: &str, balances: Balances) -> Value {
+pub fn grant(
+    account: &Account,
+    bucket: Bucket,
+    units: Units,
+    reference: &str,
+    balances: Balances,
+) -> Value {
     let head = json!({ "bucket": bucket, "units": units, "reference": reference });
     merged(head, credits(account, balances))
 }

@@ -1,4 +1,5 @@
-//! The body of `POST /v1/chat/completions`: what is honoured, what is accepted without effect, what is refused.
+//! The body of `POST /v1/chat/completions`: what is honoured, what is accepted without effect, what
+//! is refused.
 
 use super::fields::{Field, refuse_rest};
 use super::messages;
@@ -10,7 +11,8 @@ use crate::server::error::ApiError;
 use crate::text::ChatMessage;
 
 pub const DEFAULT_MAX_TOKENS: u32 = 512;
-/// Logits are divided by it: less would push them beyond f32, and a request could fail its own generation.
+/// Logits are divided by it: less would push them beyond f32, and a request could fail its own
+/// generation.
 pub(super) const LEAST_REPETITION_PENALTY: f64 = 0.01;
 /// Largest count of tokens a body may name; the model's limits are far below.
 pub(super) const MAX_COUNT: i64 = u32::MAX as i64;
@@ -81,7 +83,10 @@ impl Sampling {
 impl ChatRequest {
     pub fn parse(tree: &Json) -> Result<Self, ApiError> {
         let Json::Object(_) = tree else {
-            return Err(ApiError::InvalidRequest { message: "The body must be a JSON object.".into(), param: None });
+            return Err(ApiError::InvalidRequest {
+                message: "The body must be a JSON object.".into(),
+                param: None,
+            });
         };
         let mut request = Self::default();
         for (name, field) in (Field { path: String::new(), value: tree }).members()? {
@@ -114,7 +119,9 @@ impl ChatRequest {
             "min_p" => sampling.min_p = Some(field.number(0.0..=1.0)?),
             "frequency_penalty" => sampling.frequency_penalty = Some(field.number(-2.0..=2.0)?),
             "presence_penalty" => sampling.presence_penalty = Some(field.number(-2.0..=2.0)?),
-            "repetition_penalty" => sampling.repetition_penalty = Some(field.number(LEAST_REPETITION_PENALTY..=2.0)?),
+            "repetition_penalty" => {
+                sampling.repetition_penalty = Some(field.number(LEAST_REPETITION_PENALTY..=2.0)?)
+            }
             "seed" => sampling.seed = Some(field.integer(i64::MIN..=i64::MAX)? as u64),
             "logit_bias" => sampling.logit_bias = logit_bias(field)?,
             _ => return Ok(false),
@@ -137,12 +144,20 @@ impl ChatRequest {
             "tools" | "functions" => tools(field)?,
             "modalities" => {
                 let items = field.items(1)?;
-                only(field, items.iter().all(|item| item.text(MAX_LABEL) == Ok("text")), "can only be [\"text\"]")?;
+                only(
+                    field,
+                    items.iter().all(|item| item.text(MAX_LABEL) == Ok("text")),
+                    "can only be [\"text\"]",
+                )?;
             }
             "response_format" => {
                 let mut members = field.members()?;
                 let kind = members.remove("type");
-                only(field, kind.is_some_and(|k| k.text(MAX_LABEL) == Ok("text")), "can only be of type text")?;
+                only(
+                    field,
+                    kind.is_some_and(|k| k.text(MAX_LABEL) == Ok("text")),
+                    "can only be of type text",
+                )?;
                 refuse_rest(&members)?;
             }
             _ => return Ok(false),
@@ -175,11 +190,17 @@ impl ChatRequest {
             return missing("messages");
         }
         if self.max_tokens.zip(self.max_completion_tokens).is_some_and(|(a, b)| a != b) {
-            return Err(ApiError::invalid("max_completion_tokens", "max_completion_tokens and max_tokens must agree."));
+            return Err(ApiError::invalid(
+                "max_completion_tokens",
+                "max_completion_tokens and max_tokens must agree.",
+            ));
         }
         self.max_tokens = self.max_tokens.or(self.max_completion_tokens);
         if self.max_tokens.is_some_and(|max| self.min_tokens > max) {
-            return Err(ApiError::invalid("min_tokens", "min_tokens must not be above max_tokens."));
+            return Err(ApiError::invalid(
+                "min_tokens",
+                "min_tokens must not be above max_tokens.",
+            ));
         }
         if self.top_logprobs.is_some() && !self.logprobs {
             return Err(ApiError::invalid("top_logprobs", "top_logprobs needs logprobs: true."));
@@ -191,7 +212,9 @@ impl ChatRequest {
 
 fn refusal(name: &str, field: &Field) -> ApiError {
     match name {
-        "cache_salt" | "cache_namespace" | "prompt_cache_key" => field.refuse("cannot be chosen by the caller"),
+        "cache_salt" | "cache_namespace" | "prompt_cache_key" => {
+            field.refuse("cannot be chosen by the caller")
+        }
         _ => field.refuse("is not supported"),
     }
 }
@@ -229,7 +252,11 @@ fn stop(field: &Field) -> Result<String, ApiError> {
 /// Token ids (checked against the vocabulary later) to additions between -100 and 100.
 fn logit_bias(field: &Field) -> Result<Vec<(u32, f32)>, ApiError> {
     let members = field.members()?;
-    only(field, members.len() <= MAX_LOGIT_BIASES, &format!("must have at most {MAX_LOGIT_BIASES} entries"))?;
+    only(
+        field,
+        members.len() <= MAX_LOGIT_BIASES,
+        &format!("must have at most {MAX_LOGIT_BIASES} entries"),
+    )?;
     let entry = |(name, value): (&str, Field)| {
         // In one spelling: `5`, `05` and `+5` would be one token with three biases.
         let id = name.parse().ok().filter(|id: &u32| id.to_string() == name);
@@ -241,9 +268,17 @@ fn logit_bias(field: &Field) -> Result<Vec<(u32, f32)>, ApiError> {
 
 fn metadata(field: &Field) -> Result<(), ApiError> {
     let members = field.members()?;
-    only(field, members.len() <= MAX_METADATA, &format!("must have at most {MAX_METADATA} entries"))?;
+    only(
+        field,
+        members.len() <= MAX_METADATA,
+        &format!("must have at most {MAX_METADATA} entries"),
+    )?;
     for (name, value) in members {
-        only(field, name.chars().count() <= MAX_METADATA_KEY, "must have keys of at most 64 characters")?;
+        only(
+            field,
+            name.chars().count() <= MAX_METADATA_KEY,
+            "must have keys of at most 64 characters",
+        )?;
         value.text(MAX_LABEL)?;
     }
     Ok(())
@@ -270,7 +305,9 @@ fn tool(field: &Field) -> Result<(), ApiError> {
         description.text(MAX_TOOL_DESCRIPTION)?;
     }
     match members.remove("parameters") {
-        Some(schema) => only(&schema, schema_size(schema.value) <= MAX_TOOL_SCHEMA, "must have at most 16 KiB"),
+        Some(schema) => {
+            only(&schema, schema_size(schema.value) <= MAX_TOOL_SCHEMA, "must have at most 16 KiB")
+        }
         None => Ok(()),
     }
 }

@@ -1,7 +1,8 @@
-//! The body of a completion request as its JSON Schema tells it. `ChatRequest` reads bodies; that both say the same is
-//! tested here value by value, and by a property-based client over HTTP.
+//! The body of a completion request as its JSON Schema tells it. `ChatRequest` reads bodies; that
+//! both say the same is tested here value by value, and by a property-based client over HTTP.
 //!
-//! `null` means absent, under any name: every optional member may be null, and so may members that nobody knows.
+//! `null` means absent, under any name: every optional member may be null, and so may members that
+//! nobody knows.
 
 use super::chat_request as body;
 use super::messages;
@@ -24,8 +25,8 @@ pub fn unknown_members_are_null() -> RecursiveTransform<fn(&mut Schema)> {
     })
 }
 
-/// The body of a completion request. `null` means absent. Everything that is not named here is refused. Whole
-/// numbers are written without fraction or exponent.
+/// The body of a completion request. `null` means absent. Everything that is not named here is
+/// refused. Whole numbers are written without fraction or exponent.
 #[expect(dead_code, reason = "only its schema is used")]
 #[derive(JsonSchema)]
 #[schemars(rename = "ChatCompletionRequest")]
@@ -45,7 +46,8 @@ pub struct Body {
     /// One answer is made.
     #[schemars(range(min = 1, max = 1))]
     n: Option<u32>,
-    /// Output tokens at most, within the model's `max_output_tokens`. Absent: 512, or as many as the context has room for.
+    /// Output tokens at most, within the model's `max_output_tokens`. Absent: 512, or as many as
+    /// the context has room for.
     #[schemars(range(min = 1, max = body::MAX_COUNT))]
     max_tokens: Option<u32>,
     /// Another name for `max_tokens`. Both given must agree.
@@ -172,7 +174,8 @@ impl JsonSchema for Text {
     }
 }
 
-/// A turn of the conversation. Other members may be there when they are null, so that replies can be sent back as they came.
+/// A turn of the conversation. Other members may be there when they are null, so that replies can
+/// be sent back as they came.
 #[expect(dead_code, reason = "only its schema is used")]
 #[derive(JsonSchema)]
 #[schemars(untagged)]
@@ -266,17 +269,18 @@ mod tests {
 
     /// Whether the parser takes a body with this member.
     fn accepts(name: &str, value: &Value) -> bool {
-        let mut body =
-            json!({ "model": Uuid::nil(), "messages": [{ "role": "user", "content": "hi" }], "logprobs": true });
+        let mut body = json!({ "model": Uuid::nil(), "messages": [{ "role": "user", "content": "hi" }], "logprobs": true });
         body[name] = value.clone();
         ChatRequest::parse(&canonicalise(body.to_string().as_bytes()).unwrap()).is_ok()
     }
 
     /// Values at each bound of a schema and just beyond it, and whether they are inside.
     fn probes(schema: &Value) -> Vec<(Value, bool)> {
-        let mut all: Vec<(Value, bool)> = schema["anyOf"].as_array().into_iter().flatten().flat_map(probes).collect();
+        let mut all: Vec<(Value, bool)> =
+            schema["anyOf"].as_array().into_iter().flatten().flat_map(probes).collect();
         let is = |kind: &str| {
-            schema["type"] == kind || schema["type"].as_array().is_some_and(|all| all.contains(&json!(kind)))
+            schema["type"] == kind
+                || schema["type"].as_array().is_some_and(|all| all.contains(&json!(kind)))
         };
         let mut put = |value: Value, inside: bool| all.push((value, inside));
         for (bound, step) in [("minimum", -1), ("maximum", 1)] {

@@ -174,7 +174,8 @@ impl Header {
         self.choice(Delta { content: Some(text), role: None }, logprobs, None, None)
     }
 
-    /// The last chunks: the reason, with the usage on it or after it. `logprobs` belong to tokens without text of their own.
+    /// The last chunks: the reason, with the usage on it or after it. `logprobs` belong to tokens
+    /// without text of their own.
     pub fn finish(
         &self,
         reason: FinishReason,
@@ -183,7 +184,12 @@ impl Header {
         credits: &Credits,
     ) -> Vec<String> {
         if !self.include_usage {
-            return vec![self.choice(Delta::default(), logprobs, Some(reason), Some((usage, credits)))];
+            return vec![self.choice(
+                Delta::default(),
+                logprobs,
+                Some(reason),
+                Some((usage, credits)),
+            )];
         }
         let last = self.choice(Delta::default(), logprobs, Some(reason), None);
         vec![last, self.chunk(&[], UsageField::Told(usage), Some(credits))]
@@ -205,9 +211,15 @@ impl Header {
         self.chunk(&[choice], usage, credits)
     }
 
-    fn chunk(&self, choices: &[ChunkChoice], usage: UsageField, credits: Option<&Credits>) -> String {
+    fn chunk(
+        &self,
+        choices: &[ChunkChoice],
+        usage: UsageField,
+        credits: Option<&Credits>,
+    ) -> String {
         let Self { id, created, model, .. } = *self;
-        let chunk = Chunk { id, object: "chat.completion.chunk", created, model, choices, usage, credits };
+        let chunk =
+            Chunk { id, object: "chat.completion.chunk", created, model, choices, usage, credits };
         // A token's chunk fits, so its buffer does not grow on the way.
         let mut text = Vec::with_capacity(CHUNK_BYTES);
         serde_json::to_writer(&mut text, &chunk).expect("invariant: a chunk has only string keys");
@@ -218,12 +230,21 @@ impl Header {
 impl Completion {
     pub fn new(header: &Header, choice: Choice, usage: UsageObject, credits: Credits) -> Self {
         let Header { id, created, model, .. } = *header;
-        Self { id, object: "chat.completion".into(), created, model, choices: [choice], usage, credits }
+        Self {
+            id,
+            object: "chat.completion".into(),
+            created,
+            model,
+            choices: [choice],
+            usage,
+            credits,
+        }
     }
 
     /// The same answer as a stream tells it, the text in one piece.
     pub fn chunks(&self, include_usage: bool) -> Vec<String> {
-        let header = Header { id: self.id, created: self.created, model: self.model, include_usage };
+        let header =
+            Header { id: self.id, created: self.created, model: self.model, include_usage };
         let [choice] = &self.choices;
         let mut chunks = vec![header.role()];
         if !choice.message.content.is_empty() {
@@ -241,12 +262,19 @@ mod tests {
     use uuid::Uuid;
 
     fn header(include_usage: bool) -> Header {
-        Header { id: RequestId(Uuid::nil()), created: 7, model: ModelId(Uuid::nil()), include_usage }
+        Header {
+            id: RequestId(Uuid::nil()),
+            created: 7,
+            model: ModelId(Uuid::nil()),
+            include_usage,
+        }
     }
 
     fn check(actual: &str, expect_after_model: &str) {
         let id = Uuid::nil();
-        let head = format!(r#"{{"id":"{id}","object":"chat.completion.chunk","created":7,"model":"{id}","#);
+        let head = format!(
+            r#"{{"id":"{id}","object":"chat.completion.chunk","created":7,"model":"{id}","#
+        );
         assert_eq!(actual.strip_prefix(&head), Some(expect_after_model), "{actual}");
     }
 

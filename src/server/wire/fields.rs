@@ -61,7 +61,8 @@ impl<'a> Field<'a> {
             Json::Number(literal) => literal.parse().ok(),
             _ => None,
         };
-        let must = || self.refuse(&format!("must be a number from {} to {}", range.start(), range.end()));
+        let must =
+            || self.refuse(&format!("must be a number from {} to {}", range.start(), range.end()));
         number.filter(|n| range.contains(n)).map(|n| n as f32).ok_or_else(must)
     }
 
@@ -82,8 +83,12 @@ impl<'a> Field<'a> {
     }
 
     pub fn all_members(&self) -> Result<BTreeMap<&'a str, Field<'a>>, ApiError> {
-        let Json::Object(members) = self.value else { return Err(self.refuse("must be an object")) };
-        let member = |(name, value): (&'a String, &'a Json)| (name.as_str(), Field { path: self.path_of(name), value });
+        let Json::Object(members) = self.value else {
+            return Err(self.refuse("must be an object"));
+        };
+        let member = |(name, value): (&'a String, &'a Json)| {
+            (name.as_str(), Field { path: self.path_of(name), value })
+        };
         Ok(members.iter().map(member).collect())
     }
 
@@ -93,8 +98,8 @@ impl<'a> Field<'a> {
 
     /// The path of a member. Names come from the client, so only plain short ones are repeated.
     pub fn path_of(&self, name: &str) -> String {
-        let plain =
-            (1..=64).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-.".contains(&b));
+        let plain = (1..=64).contains(&name.len())
+            && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-.".contains(&b));
         let name = if plain { name } else { "*" };
         if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) }
     }

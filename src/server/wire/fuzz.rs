@@ -1,4 +1,5 @@
-//! Any bytes as a request's body or as its id: an answer, never a panic, and nothing out of bounds gets through.
+//! Any bytes as a request's body or as its id: an answer, never a panic, and nothing out of bounds
+//! gets through.
 
 use super::chat_request::{ChatRequest, MAX_STOPS};
 use super::messages::MAX_MESSAGES;
@@ -31,15 +32,24 @@ fn bodies() {
         let Ok(tree) = canonicalise(&body) else { return };
         match ChatRequest::parse(&tree) {
             Ok(request) => {
-                assert!((1..=MAX_MESSAGES).contains(&request.messages.len()) && request.model.is_some());
-                assert!(request.stop.len() <= MAX_STOPS && request.stop.iter().all(|stop| !stop.is_empty()));
+                assert!(
+                    (1..=MAX_MESSAGES).contains(&request.messages.len()) && request.model.is_some()
+                );
+                assert!(
+                    request.stop.len() <= MAX_STOPS
+                        && request.stop.iter().all(|stop| !stop.is_empty())
+                );
                 let sampling = &request.sampling;
                 assert!(sampling.temperature.is_none_or(|t| (0.0..=2.0).contains(&t)));
                 assert!(sampling.top_p.is_none_or(|p| p > 0.0 && p <= 1.0));
                 assert!(sampling.repetition_penalty.is_none_or(|p| p > 0.0 && p <= 2.0));
-                assert!(sampling.logit_bias.iter().all(|(_, bias)| (-100.0..=100.0).contains(bias)));
+                assert!(
+                    sampling.logit_bias.iter().all(|(_, bias)| (-100.0..=100.0).contains(bias))
+                );
             }
-            Err(ApiError::InvalidRequest { message, .. }) => assert!(message.chars().count() <= LONGEST_REFUSAL),
+            Err(ApiError::InvalidRequest { message, .. }) => {
+                assert!(message.chars().count() <= LONGEST_REFUSAL)
+            }
             Err(other) => panic!("{other:?}"),
         }
     });
@@ -59,9 +69,12 @@ fn names_a_request(value: &[u8]) -> bool {
     let quoted = value.len() >= 2 && value.starts_with(b"\"") && value.ends_with(b"\"");
     let id = if quoted { &value[1..value.len() - 1] } else { value };
     let hyphen = |place: usize| [8, 13, 18, 23].contains(&place);
-    let formed =
-        id.iter().enumerate().all(|(at, byte)| if hyphen(at) { *byte == b'-' } else { byte.is_ascii_hexdigit() });
-    let only = |letter: u8| id.iter().all(|byte| *byte == b'-' || byte.eq_ignore_ascii_case(&letter));
+    let formed = id
+        .iter()
+        .enumerate()
+        .all(|(at, byte)| if hyphen(at) { *byte == b'-' } else { byte.is_ascii_hexdigit() });
+    let only =
+        |letter: u8| id.iter().all(|byte| *byte == b'-' || byte.eq_ignore_ascii_case(&letter));
     id.len() == 36 && formed && !only(b'0') && !only(b'f')
 }
 
@@ -71,6 +84,11 @@ fn ids() {
         let value = mutated(IDS, mutation);
         let Ok(header) = HeaderValue::from_bytes(&value) else { return };
         let headers = HeaderMap::from_iter([(headers::IDEMPOTENCY_KEY.parse().unwrap(), header)]);
-        assert_eq!(headers::idempotency_key(&headers).is_ok(), names_a_request(&value), "{:?}", value.escape_ascii());
+        assert_eq!(
+            headers::idempotency_key(&headers).is_ok(),
+            names_a_request(&value),
+            "{:?}",
+            value.escape_ascii()
+        );
     });
 }

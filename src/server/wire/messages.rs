@@ -17,7 +17,8 @@ const ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
 
 type Members<'a> = BTreeMap<&'a str, Field<'a>>;
 
-/// 1 to 64 messages. Null members are dropped and named in `ignored`: clients send replies back as they got them.
+/// 1 to 64 messages. Null members are dropped and named in `ignored`: clients send replies back as
+/// they got them.
 pub fn parse(field: &Field, ignored: &mut Vec<String>) -> Result<Vec<ChatMessage>, ApiError> {
     let items = field.items(MAX_MESSAGES)?;
     if items.is_empty() {
@@ -31,7 +32,8 @@ fn message(field: &Field, ignored: &mut Vec<String>) -> Result<ChatMessage, ApiE
     drop_nulls(&mut members, ignored);
     let role = role(&required(field, &mut members, "role")?)?;
     let name = members.remove("name").map(|name| short(&name)).transpose()?;
-    let tool_calls = members.remove("tool_calls").map(|calls| tool_calls(role, &calls)).transpose()?.flatten();
+    let tool_calls =
+        members.remove("tool_calls").map(|calls| tool_calls(role, &calls)).transpose()?.flatten();
     let tool_call_id = tool_call_id(field, role, members.remove("tool_call_id"))?;
     let content = content(field, members.remove("content"), tool_calls.is_some())?;
     refuse_rest(&members)?;
@@ -102,7 +104,8 @@ fn tool_calls(role: &str, field: &Field) -> Result<Option<Value>, ApiError> {
     if role != "assistant" {
         return Err(field.refuse("belongs to assistant messages"));
     }
-    let calls: Vec<Value> = field.items(MAX_TOOL_CALLS)?.iter().map(tool_call).collect::<Result<_, _>>()?;
+    let calls: Vec<Value> =
+        field.items(MAX_TOOL_CALLS)?.iter().map(tool_call).collect::<Result<_, _>>()?;
     Ok((!calls.is_empty()).then_some(Value::Array(calls)))
 }
 
@@ -119,5 +122,7 @@ fn tool_call(field: &Field) -> Result<Value, ApiError> {
     let name = required(&function, &mut members, "name")?.text(MAX_NAME)?;
     let arguments = required(&function, &mut members, "arguments")?.text(MAX_ARGUMENTS)?;
     refuse_rest(&members)?;
-    Ok(json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } }))
+    Ok(
+        json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } }),
+    )
 }

@@ -1,4 +1,5 @@
-//! What goes over the wire, and nothing else: queries and bodies in, objects out. The only place that knows field names.
+//! What goes over the wire, and nothing else: queries and bodies in, objects out. The only place
+//! that knows field names.
 
 pub mod chat_request;
 pub mod chat_schema;
@@ -17,8 +18,10 @@ pub struct Json<T>(pub T);
 
 impl<T: Serialize> IntoResponse for Json<T> {
     fn into_response(self) -> Response {
-        let body = serde_json::to_vec(&self.0).expect("invariant: response objects have only string keys");
-        ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response()
+        let body =
+            serde_json::to_vec(&self.0).expect("invariant: response objects have only string keys");
+        ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], body)
+            .into_response()
     }
 }
 

@@ -1,14 +1,17 @@
-//! Objects that are read: the account, its balances, models, requests. Times are Unix seconds, amounts integer strings.
+//! Objects that are read: the account, its balances, models, requests. Times are Unix seconds,
+//! amounts integer strings.
 
 use super::completion::UsageObject;
 use super::query::Page;
 use crate::catalogue::Upstream;
 use crate::clock::UnixMillis;
 use crate::config::Plan;
-use crate::ids::{AccountId, ApplicationId, AttemptId, CredentialId, ModelId, RequestId, SessionId};
+use crate::ids::{
+    AccountId, ApplicationId, AttemptId, CredentialId, ModelId, RequestId, SessionId,
+};
 use crate::ledger::{
-    Account, AccountStatus, Attempt, AttemptState, Balances, Credential, CredentialKind, FailureCode, RequestRecord,
-    Split, Units,
+    Account, AccountStatus, Attempt, AttemptState, Balances, Credential, CredentialKind,
+    FailureCode, RequestRecord, Split, Units,
 };
 use crate::server::fleet::ServedModel;
 use schemars::JsonSchema;
@@ -43,7 +46,11 @@ impl Me {
             id: account.id,
             status: account.status,
             plan: account.plan.clone(),
-            credential: CredentialObject { id, kind, expires_at: expires_at.map(UnixMillis::seconds) },
+            credential: CredentialObject {
+                id,
+                kind,
+                expires_at: expires_at.map(UnixMillis::seconds),
+            },
             application_connection_id: application,
         }
     }
@@ -171,7 +178,9 @@ impl ModelLimits {
             qualified_context_tokens: qualified,
             plan_context_tokens: plan_context,
             context_tokens: context,
-            max_output_tokens: max_output.min(plan.max_output_tokens.unwrap_or(max_output)).min(context),
+            max_output_tokens: max_output
+                .min(plan.max_output_tokens.unwrap_or(max_output))
+                .min(context),
         }
     }
 }
@@ -280,9 +289,13 @@ mod tests {
     #[test]
     fn the_lowest_context_counts() {
         let check = |plan: (Option<u32>, Option<u32>), qualified: u32, expect: (u32, u32, u32)| {
-            let plan = Plan { context_tokens: plan.0, max_output_tokens: plan.1, ..Plan::default() };
+            let plan =
+                Plan { context_tokens: plan.0, max_output_tokens: plan.1, ..Plan::default() };
             let limits = ModelLimits::lowest(8192, qualified, &plan, 4096);
-            assert_eq!((limits.plan_context_tokens, limits.context_tokens, limits.max_output_tokens), expect);
+            assert_eq!(
+                (limits.plan_context_tokens, limits.context_tokens, limits.max_output_tokens),
+                expect
+            );
         };
         check((None, None), 8192, (8192, 8192, 4096));
         check((None, None), 2048, (8192, 2048, 2048));

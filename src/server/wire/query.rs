@@ -27,7 +27,9 @@ impl Page {
             let known = match name {
                 "limit" => limit.replace(parse_limit(value)?).is_none(),
                 "after" => after.replace(parse_after(value)?).is_none(),
-                _ => return Err(ApiError::invalid("query", "Only limit and after are known here.")),
+                _ => {
+                    return Err(ApiError::invalid("query", "Only limit and after are known here."));
+                }
             };
             if !known {
                 return Err(ApiError::invalid(name, "Given more than once."));
@@ -46,7 +48,8 @@ fn parse_limit(text: &str) -> Result<usize, ApiError> {
 }
 
 fn parse_after(text: &str) -> Result<Uuid, ApiError> {
-    headers::hyphenated(text).ok_or_else(|| ApiError::invalid("after", "after must be a hyphenated UUID."))
+    headers::hyphenated(text)
+        .ok_or_else(|| ApiError::invalid("after", "after must be a hyphenated UUID."))
 }
 
 impl<S: Sync> FromRequestParts<S> for Page {
@@ -66,7 +69,8 @@ impl<S: Send + Sync> FromRequestParts<S> for PathId {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let text = Path::<String>::from_request_parts(parts, state).await.ok();
         let id = text.and_then(|Path(text)| headers::hyphenated(&text));
-        id.map(Self).ok_or_else(|| ApiError::invalid("id", "The id in the path must be a hyphenated UUID."))
+        id.map(Self)
+            .ok_or_else(|| ApiError::invalid("id", "The id in the path must be a hyphenated UUID."))
     }
 }
 
@@ -74,7 +78,9 @@ impl<S: Send + Sync> FromRequestParts<S> for PathId {
 pub async fn refuse_any(request: Request, next: Next) -> Response {
     match request.uri().query() {
         None | Some("") => next.run(request).await,
-        Some(_) => ApiError::invalid("query", "This path takes no query parameters.").into_response(),
+        Some(_) => {
+            ApiError::invalid("query", "This path takes no query parameters.").into_response()
+        }
     }
 }
 

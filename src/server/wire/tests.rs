@@ -45,7 +45,10 @@ fn what_is_honoured_arrives() {
     assert_eq!((request.max_tokens, request.min_tokens), (Some(7), 2));
     assert_eq!(request.stop, ["a", "b"]);
     let sampling = &request.sampling;
-    assert_eq!((sampling.temperature, sampling.top_p, sampling.top_k), (Some(0.5), Some(0.9), Some(40)));
+    assert_eq!(
+        (sampling.temperature, sampling.top_p, sampling.top_k),
+        (Some(0.5), Some(0.9), Some(40))
+    );
     assert_eq!((sampling.min_p, sampling.repetition_penalty), (Some(0.1), Some(1.1)));
     assert_eq!((sampling.frequency_penalty, sampling.presence_penalty), (Some(-1.0), Some(1.5)));
     assert_eq!((sampling.seed, sampling.logprobs), (Some(u64::MAX), Some(3)));
@@ -55,8 +58,9 @@ fn what_is_honoured_arrives() {
 
 #[test]
 fn null_means_absent_and_aliases_agree() {
-    let request =
-        accepted(&body(r#""max_tokens":null,"max_completion_tokens":9,"stop":null,"tools":null,"seed":null"#));
+    let request = accepted(&body(
+        r#""max_tokens":null,"max_completion_tokens":9,"stop":null,"tools":null,"seed":null"#,
+    ));
     assert_eq!(request.max_tokens, Some(9));
     assert!(request.stop.is_empty() && request.ignored.is_empty());
     assert_eq!(accepted(&body(r#""max_tokens":9,"max_completion_tokens":9"#)).max_tokens, Some(9));
@@ -67,7 +71,8 @@ fn null_means_absent_and_aliases_agree() {
 
 #[test]
 fn what_has_no_effect_is_named() {
-    let check = |extra: &str, name: &str| assert_eq!(accepted(&body(extra)).ignored, [name], "{extra}");
+    let check =
+        |extra: &str, name: &str| assert_eq!(accepted(&body(extra)).ignored, [name], "{extra}");
     check(r#""user":"u-1""#, "user");
     check(r#""metadata":{"a":"b"}"#, "metadata");
     check(r#""store":false"#, "store");
@@ -79,9 +84,16 @@ fn what_has_no_effect_is_named() {
     check(r#""tool_choice":"none""#, "tool_choice");
     check(r#""tool_choice":"auto""#, "tool_choice");
     check(r#""modalities":["text"]"#, "modalities");
-    check(r#""stream_options":{"continuous_usage_stats":true}"#, "stream_options.continuous_usage_stats");
-    check(r#""stream_options":{"include_obfuscation":false}"#, "stream_options.include_obfuscation");
-    let reply = r#"[{"role":"user","content":"a"},{"role":"assistant","content":"b","refusal":null}]"#;
+    check(
+        r#""stream_options":{"continuous_usage_stats":true}"#,
+        "stream_options.continuous_usage_stats",
+    );
+    check(
+        r#""stream_options":{"include_obfuscation":false}"#,
+        "stream_options.include_obfuscation",
+    );
+    let reply =
+        r#"[{"role":"user","content":"a"},{"role":"assistant","content":"b","refusal":null}]"#;
     assert_eq!(accepted(&with_messages(reply)).ignored, ["messages[1].refusal"]);
 }
 
@@ -136,12 +148,19 @@ fn parameters_out_of_bounds() {
 #[test]
 fn tools_are_bounded_before_they_are_refused() {
     let long = "x".repeat(20_000);
-    let check = |tools: String, param: &str| check_refused(&body(&format!(r#""tools":{tools}"#)), param);
+    let check =
+        |tools: String, param: &str| check_refused(&body(&format!(r#""tools":{tools}"#)), param);
     check(r#"[{"type":"function","function":{"name":"f"}}]"#.into(), "tools");
     check(format!("[{}]", vec!["{}"; 65].join(",")), "tools");
     check(format!(r#"[{{"function":{{"name":"{}"}}}}]"#, &long[..65]), "tools[0].function.name");
-    check(format!(r#"[{{"function":{{"description":"{}"}}}}]"#, &long[..4097]), "tools[0].function.description");
-    check(format!(r#"[{{"function":{{"parameters":{{"a":"{long}"}}}}}}]"#), "tools[0].function.parameters");
+    check(
+        format!(r#"[{{"function":{{"description":"{}"}}}}]"#, &long[..4097]),
+        "tools[0].function.description",
+    );
+    check(
+        format!(r#"[{{"function":{{"parameters":{{"a":"{long}"}}}}}}]"#),
+        "tools[0].function.parameters",
+    );
 }
 
 #[test]
@@ -178,9 +197,15 @@ fn messages_that_are_refused() {
     check(r#"[{"role":"user"}]"#, "messages[0].content");
     check(r#"[{"role":"user","content":null}]"#, "messages[0].content");
     check(r#"[{"role":"user","content":1}]"#, "messages[0].content");
-    check(r#"[{"role":"user","content":[{"type":"image_url","image_url":{}}]}]"#, "messages[0].content[0].type");
+    check(
+        r#"[{"role":"user","content":[{"type":"image_url","image_url":{}}]}]"#,
+        "messages[0].content[0].type",
+    );
     check(r#"[{"role":"user","content":[{"type":"text"}]}]"#, "messages[0].content[0].text");
-    check(r#"[{"role":"user","content":[{"type":"text","text":"a","cache":1}]}]"#, "messages[0].content[0].cache");
+    check(
+        r#"[{"role":"user","content":[{"type":"text","text":"a","cache":1}]}]"#,
+        "messages[0].content[0].cache",
+    );
     let parts = vec![r#"{"type":"text","text":"a"}"#; 65].join(",");
     check(&format!(r#"[{{"role":"user","content":[{parts}]}}]"#), "messages[0].content");
     check(r#"[{"role":"user","content":"x","weight":1}]"#, "messages[0].weight");
@@ -189,7 +214,10 @@ fn messages_that_are_refused() {
     check(r#"[{"role":"user","content":"x","tool_calls":[]}]"#, "messages[0].tool_calls");
     check(r#"[{"role":"assistant","content":null}]"#, "messages[0].content");
     check(r#"[{"role":"assistant","content":null,"tool_calls":[]}]"#, "messages[0].content");
-    check(&format!(r#"[{{"role":"user","content":"x","name":"{}"}}]"#, "n".repeat(65)), "messages[0].name");
+    check(
+        &format!(r#"[{{"role":"user","content":"x","name":"{}"}}]"#, "n".repeat(65)),
+        "messages[0].name",
+    );
 }
 
 #[test]
@@ -203,7 +231,9 @@ fn model_and_messages_are_required() {
 
 #[test]
 fn refusals_say_what_must_be() {
-    let check = |extra: &str, message: &str| assert_eq!(parse(&body(extra)).unwrap_err().to_string(), message);
+    let check = |extra: &str, message: &str| {
+        assert_eq!(parse(&body(extra)).unwrap_err().to_string(), message)
+    };
     check(r#""n":2"#, "n must be 1.");
     check(r#""top_logprobs":21"#, "top_logprobs must be a whole number from 0 to 20.");
     check(r#""":1"#, "* is not supported.");

@@ -1,5 +1,6 @@
 //! What the writer and the audit cost by themselves. Prints, asserts nothing about time:
-//! `cargo test --release --lib store::tests::bench -- --ignored --nocapture`. Pairs a second under load: `cresset bench --ledger`.
+//! `cargo test --release --lib store::tests::bench -- --ignored --nocapture`. Pairs a second under
+//! load: `cresset bench --ledger`.
 
 use super::super::limits::Limits;
 use super::*;
@@ -18,8 +19,11 @@ fn writer_alone() {
         let began = Instant::now();
         for batch in 0..BATCHES {
             // Request ids are spread as random ones are.
-            let requests =
-                || (0..WIDE).map(move |number| (batch * WIDE + number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            let requests = || {
+                (0..WIDE).map(move |number| {
+                    (batch * WIDE + number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+                })
+            };
             bench.detach(requests().map(|request| admit(request, request, boot, 10)).collect());
             bench.detach(requests().map(|request| settle(request, request, 1)).collect());
         }
@@ -42,8 +46,8 @@ fn audit_of_a_million_entries() {
                 let store = &store;
                 scope.spawn(move || {
                     for number in 0..490 {
-                        let request =
-                            ((round * 256 + client) * 490 + number + 1_u128).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                        let request = ((round * 256 + client) * 490 + number + 1_u128)
+                            .wrapping_mul(0x9e37_79b9_7f4a_7c15);
                         store.submit_blocking(admit(request, request, boot, 10)).unwrap();
                         store.submit_blocking(settle(request, request, 1)).unwrap();
                     }
@@ -53,10 +57,17 @@ fn audit_of_a_million_entries() {
         let began = Instant::now();
         let report = store.audit().unwrap();
         assert!(report.ok);
-        println!("{} entries: {:.1} s, {} KiB at most", report.entries, began.elapsed().as_secs_f64(), most_memory());
+        println!(
+            "{} entries: {:.1} s, {} KiB at most",
+            report.entries,
+            began.elapsed().as_secs_f64(),
+            most_memory()
+        );
     }
     drop(store);
-    for (name, open) in [("node", Store::open_with as fn(&_, _, _) -> _), ("command", Store::open_briefly)] {
+    for (name, open) in
+        [("node", Store::open_with as fn(&_, _, _) -> _), ("command", Store::open_briefly)]
+    {
         let began = Instant::now();
         drop(open(fixture.dir.path(), Arc::new(fixture.clock.clone()), Limits::default()).unwrap());
         println!("opening and closing for a {name}: {:.1} s", began.elapsed().as_secs_f64());

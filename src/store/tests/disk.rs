@@ -50,7 +50,8 @@ fn a_full_disk_still_serves_reads() {
     bench.assert_books(4, 0);
 }
 
-/// A failing disk with callers who wait: they are told that nothing is known, and a repeat ends the attempt once.
+/// A failing disk with callers who wait: they are told that nothing is known, and a repeat ends the
+/// attempt once.
 #[test]
 fn an_unknown_outcome_may_be_asked_for_again() {
     let survives = |failing_at| {
@@ -67,7 +68,11 @@ fn an_unknown_outcome_may_be_asked_for_again() {
         assert!(answers.iter().all(unknown), "{answers:?}");
         disk.mend();
         bench.reconnect();
-        assert_ne!(bench.state(2), Some(AttemptState::Queued), "an admission nobody knows of is released");
+        assert_ne!(
+            bench.state(2),
+            Some(AttemptState::Queued),
+            "an admission nobody knows of is released"
+        );
         let again = bench.apply(vec![settle(1, 1, 4)]).remove(0).unwrap();
         let Ok(Outcome::Request(record) | Outcome::AlreadyResolved(record)) = again else {
             panic!("{failing_at}: {again:?}");
@@ -80,8 +85,9 @@ fn an_unknown_outcome_may_be_asked_for_again() {
     assert!(failures > 5, "the disk was hardly made to fail");
 }
 
-/// Every write or sync fails in turn, once or for good, in the middle of a batch of everything there is. What was
-/// acknowledged stays, what was not is resolved by its key, and nothing is left open.
+/// Every write or sync fails in turn, once or for good, in the middle of a batch of everything
+/// there is. What was acknowledged stays, what was not is resolved by its key, and nothing is left
+/// open.
 fn fail_each(operation: Operation, kind: ErrorKind, breaks: bool) -> usize {
     let survives = |after| {
         let context = format!("{operation:?} {after}, {kind}, for good: {breaks}");
@@ -92,7 +98,11 @@ fn fail_each(operation: Operation, kind: ErrorKind, breaks: bool) -> usize {
         let answers = bench.apply(vec![settle(1, 1, 4), admit(3, 3, boot, 10), release(2, 2)]);
         let failed = disk.has_failed();
         let reachable = bench.shared.health.reachable();
-        assert_eq!(answers.iter().all(|answer| matches!(answer, Some(Ok(_)))), reachable, "{context}: {answers:?}");
+        assert_eq!(
+            answers.iter().all(|answer| matches!(answer, Some(Ok(_)))),
+            reachable,
+            "{context}: {answers:?}"
+        );
         assert_eq!(reachable, !failed, "{context}");
         if kind == ErrorKind::StorageFull {
             assert!(bench.state(1).is_some(), "{context}: reads go on");
@@ -131,7 +141,12 @@ fn any_read_may_fail() {
             bench.detach(opening(100));
             let boot = bench.shared.boot;
             bench.apply(vec![admit(1, 1, boot, 10)]);
-            disk.set(Trap { operation: Some(Operation::Read), after, kind: ErrorKind::Other, breaks });
+            disk.set(Trap {
+                operation: Some(Operation::Read),
+                after,
+                kind: ErrorKind::Other,
+                breaks,
+            });
             bench.detach(vec![settle(1, 1, 4)]);
             let failed = disk.has_failed();
             disk.mend();
@@ -145,7 +160,8 @@ fn any_read_may_fail() {
     }
 }
 
-/// While a sync takes its time, only so many commands wait; the rest are told at once, and what is owed is taken.
+/// While a sync takes its time, only so many commands wait; the rest are told at once, and what is
+/// owed is taken.
 #[test]
 fn a_slow_disk_bounds_what_waits() {
     let disk = SimulatedDisk::formatted();
@@ -164,7 +180,9 @@ fn a_slow_disk_bounds_what_waits() {
     };
     // Some of these are in the batch that waits for the disk, the rest fill the queue.
     let mut waiting: Vec<_> = (0..3 * MAX_WAITING).map(|_| push(admit(2, 2, boot, 10))).collect();
-    let refused = |answer: &mut oneshot::Receiver<_>| matches!(answer.try_recv(), Ok(Err(StoreError::Overloaded)));
+    let refused = |answer: &mut oneshot::Receiver<_>| {
+        matches!(answer.try_recv(), Ok(Err(StoreError::Overloaded)))
+    };
     let turned_away = waiting.iter_mut().filter_map(|answer| refused(answer).then_some(())).count();
     assert!(turned_away > MAX_WAITING, "{turned_away}");
     let owed = push(settle(1, 1, 4));
@@ -175,7 +193,8 @@ fn a_slow_disk_bounds_what_waits() {
     assert_sound(&store);
 }
 
-/// Flips bits at the given places of either file while nothing is open: each is noticed, or changes nothing.
+/// Flips bits at the given places of either file while nothing is open: each is noticed, or changes
+/// nothing.
 fn flip(places: impl Fn(&[u8]) -> Vec<(usize, u8)>) {
     let fixture = Fixture::new(100);
     let store = fixture.open();
@@ -194,7 +213,11 @@ fn flip(places: impl Fn(&[u8]) -> Vec<(usize, u8)>) {
         let bytes = fs::read(sound.dir.path().join(file.name())).unwrap();
         for (place, bit) in places(&bytes) {
             for restored in File::ALL {
-                fs::copy(sound.dir.path().join(restored.name()), fixture.dir.path().join(restored.name())).unwrap();
+                fs::copy(
+                    sound.dir.path().join(restored.name()),
+                    fixture.dir.path().join(restored.name()),
+                )
+                .unwrap();
             }
             let mut bytes = bytes.clone();
             bytes[place] ^= bit;
@@ -204,7 +227,11 @@ fn flip(places: impl Fn(&[u8]) -> Vec<(usize, u8)>) {
             match open(fixture.dir.path(), Arc::new(fixture.clock.clone()), Limits::default()) {
                 Ok(store) => {
                     assert_eq!(spent(&store), (7, 0), "{file:?} {place}");
-                    assert_eq!(store.body(&key(1)).unwrap(), Some(body.clone()), "{file:?} {place}");
+                    assert_eq!(
+                        store.body(&key(1)).unwrap(),
+                        Some(body.clone()),
+                        "{file:?} {place}"
+                    );
                     assert_sound(&store);
                 }
                 Err(StoreError::Unusable(_) | StoreError::Unavailable(_)) => refused += 1,

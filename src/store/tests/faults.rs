@@ -1,5 +1,5 @@
-//! Disks that lose power in the middle of commands, answers and sweeps: nothing acknowledged is lost, every reservation
-//! ends once.
+//! Disks that lose power in the middle of commands, answers and sweeps: nothing acknowledged is
+//! lost, every reservation ends once.
 
 use super::super::limits::Limits;
 use super::super::queue::{Job, Work};
@@ -25,8 +25,12 @@ pub struct Bench {
 
 impl Bench {
     pub fn open(disk: &SimulatedDisk, clock: &TestClock) -> Result<Self> {
-        let (shared, writer) =
-            prepare(Box::new(disk.clone()), Arc::new(clock.clone()), Limits::default(), Care::Always)?;
+        let (shared, writer) = prepare(
+            Box::new(disk.clone()),
+            Arc::new(clock.clone()),
+            Limits::default(),
+            Care::Always,
+        )?;
         Ok(Self { disk: disk.clone(), clock: clock.clone(), shared, writer })
     }
 
@@ -120,7 +124,8 @@ struct Known {
 }
 
 impl Known {
-    /// A few admissions, answers and settlements as one batch; records what is acknowledged. Sometimes half a day passes.
+    /// A few admissions, answers and settlements as one batch; records what is acknowledged.
+    /// Sometimes half a day passes.
     fn step(&mut self, bench: &mut Bench, random: &mut Random) {
         let (boot, now) = (bench.shared.boot, bench.clock.now().0);
         let mut works = Vec::new();
@@ -170,11 +175,19 @@ impl Known {
         let now = bench.clock.now();
         for (request, (charge, expires_at)) in &self.settled {
             let record = snapshot.request(&key(*request)).unwrap();
-            let latest = record.unwrap_or_else(|| panic!("seed {seed}: {request} lost")).latest().clone();
+            let latest =
+                record.unwrap_or_else(|| panic!("seed {seed}: {request} lost")).latest().clone();
             assert_eq!(latest.state, AttemptState::Completed, "seed {seed}");
             assert_eq!(latest.charged.total().get(), u64::from(*charge), "seed {seed}");
-            let body = bench.shared.with_files(|files| Ok(bodies::read(files, &key(*request), now)?)).unwrap();
-            assert_eq!(body, (now.0 < *expires_at).then(|| answer(*request)), "seed {seed}: {request}");
+            let body = bench
+                .shared
+                .with_files(|files| Ok(bodies::read(files, &key(*request), now)?))
+                .unwrap();
+            assert_eq!(
+                body,
+                (now.0 < *expires_at).then(|| answer(*request)),
+                "seed {seed}: {request}"
+            );
         }
         for request in self.admitted.drain(..) {
             let state = bench.state(request);
@@ -207,7 +220,8 @@ fn lose_power_often(seeds: std::ops::Range<u64>, losses: u32) {
                 drop(Bench::open(&disk, &clock));
                 disk.lose_power(&mut random);
             }
-            bench = Bench::open(&disk, &clock).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+            bench =
+                Bench::open(&disk, &clock).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
             known.check(&bench, seed);
         }
         println!("seed {seed}: {losses} losses of power survived");

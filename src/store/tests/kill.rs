@@ -1,4 +1,5 @@
-//! A process killed under load, again and again, on one ledger: nothing acknowledged is lost, everything open ends once.
+//! A process killed under load, again and again, on one ledger: nothing acknowledged is lost,
+//! everything open ends once.
 
 use super::media::Random;
 use super::*;
@@ -42,7 +43,8 @@ fn load(store: &Store) {
     println!("{ACKNOWLEDGED}{request}");
 }
 
-/// Starts a process under load, waits for `wait` acknowledgements, kills it; every request it acknowledged.
+/// Starts a process under load, waits for `wait` acknowledgements, kills it; every request it
+/// acknowledged.
 fn run_and_kill(dir: &Path, wait: usize) -> Vec<u128> {
     let name = "store::tests::kill::load_until_killed";
     let mut child = process::Command::new(std::env::current_exe().unwrap())
@@ -53,7 +55,8 @@ fn run_and_kill(dir: &Path, wait: usize) -> Vec<u128> {
         .spawn()
         .unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let mut acknowledged = lines.filter_map(|line| line.ok()?.split_once(ACKNOWLEDGED)?.1.parse().ok());
+    let mut acknowledged =
+        lines.filter_map(|line| line.ok()?.split_once(ACKNOWLEDGED)?.1.parse().ok());
     let mut known: Vec<u128> = acknowledged.by_ref().take(wait).collect();
     child.kill().unwrap();
     known.extend(acknowledged);

@@ -9,7 +9,8 @@ use crate::ledger::{Attempt, AttemptState, Balances, Entry, RequestRecord, Split
 use proptest::prelude::*;
 
 fn split() -> impl Strategy<Value = Split> {
-    (units(Units::MAX.get()), units(Units::MAX.get())).prop_map(|(trial, premium)| Split { trial, premium })
+    (units(Units::MAX.get()), units(Units::MAX.get()))
+        .prop_map(|(trial, premium)| Split { trial, premium })
 }
 
 fn balances() -> impl Strategy<Value = Balances> {

@@ -70,7 +70,8 @@ fn reads_show_what_is_live_and_whose() {
     assert_eq!(read.requests(account).unwrap().len(), 2);
     assert_eq!(read.requests_by_id(account, RequestId(id(2))).unwrap(), live);
     assert_eq!(read.requests(AccountId(id(2))).unwrap(), []);
-    let kinds: Vec<u64> = read.entries(account, 0, usize::MAX).unwrap().iter().map(|entry| entry.sequence).collect();
+    let kinds: Vec<u64> =
+        read.entries(account, 0, usize::MAX).unwrap().iter().map(|entry| entry.sequence).collect();
     assert_eq!(kinds, [1, 2, 3, 4]);
     assert_eq!(read.accounts().unwrap().len(), 1);
     assert_eq!(read.credentials(account).unwrap().len(), 1);
@@ -136,7 +137,8 @@ async fn an_admission_nobody_waits_for_is_released() {
         }
         drop(waiting);
     }
-    // Whatever was sent before this is done when it is answered; the releases of the last ones go before the next.
+    // Whatever was sent before this is done when it is answered; the releases of the last ones go
+    // before the next.
     for request in 1_000..1_002 {
         let outcome = store.submit(Command::RequestCancel { key: key(request) }).await;
         assert_eq!(refusal(outcome), Refusal::RequestNotFound);

@@ -1,5 +1,5 @@
-//! A simulated disk: writes that were not synced may be lost, torn or kept when the power goes, and any operation can
-//! be made to fail. Everything is decided by a seed.
+//! A simulated disk: writes that were not synced may be lost, torn or kept when the power goes, and
+//! any operation can be made to fail. Everything is decided by a seed.
 
 use super::super::disk::{Disk, File};
 use super::super::rows::Identity;
@@ -147,7 +147,8 @@ impl SimulatedDisk {
     pub fn formatted() -> Self {
         let disk = Self::default();
         let identity = Identity { schema: schema::SCHEMA, epoch: 1 };
-        let tables = [(File::Ledger, LEDGER_TABLES.as_slice()), (File::Bodies, BODIES_TABLES.as_slice())];
+        let tables =
+            [(File::Ledger, LEDGER_TABLES.as_slice()), (File::Bodies, BODIES_TABLES.as_slice())];
         for (file, tables) in tables {
             let database = disk.database(file).unwrap();
             files::initialise(&database, tables, identity).unwrap();
@@ -157,7 +158,12 @@ impl SimulatedDisk {
 
     /// After `changes` more changes everything fails, as on a full or dying disk.
     pub fn fail_after(&self, changes: u64) {
-        self.set(Trap { operation: None, after: changes, kind: io::ErrorKind::Other, breaks: true });
+        self.set(Trap {
+            operation: None,
+            after: changes,
+            kind: io::ErrorKind::Other,
+            breaks: true,
+        });
     }
 
     pub fn set(&self, trap: Trap) {
@@ -256,7 +262,11 @@ struct Drive {
 }
 
 impl Drive {
-    fn perform<T>(&self, operation: Operation, then: impl FnOnce(&mut Media) -> T) -> io::Result<T> {
+    fn perform<T>(
+        &self,
+        operation: Operation,
+        then: impl FnOnce(&mut Media) -> T,
+    ) -> io::Result<T> {
         let mut faults = self.disk.faults();
         while faults.slow && operation == Operation::Sync {
             faults = self.disk.quick.wait(faults).unwrap();
@@ -312,6 +322,8 @@ impl StorageBackend for Drive {
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.perform(Operation::Write, |media| media.change(Change::Write(offset as usize, data.to_vec())))
+        self.perform(Operation::Write, |media| {
+            media.change(Change::Write(offset as usize, data.to_vec()))
+        })
     }
 }

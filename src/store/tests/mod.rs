@@ -17,11 +17,13 @@ mod time;
 use super::disk::File;
 use super::{Store, StoreError};
 use crate::clock::{Clock, UnixMillis};
-use crate::ids::{AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId};
+use crate::ids::{
+    AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId,
+};
 use crate::ledger::commands::{ReleaseCause, SettleEnd};
 use crate::ledger::{
-    Admit, Bucket, Command, Credential, CredentialKind, FailureCode, FinishReason, Outcome, Prices, Refusal,
-    RequestKey, Units, Usage,
+    Admit, Bucket, Command, Credential, CredentialKind, FailureCode, FinishReason, Outcome, Prices,
+    Refusal, RequestKey, Units, Usage,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,5 +1,5 @@
-//! The same random commands against memory and redb, with restarts, losses of power, failing disks and
-//! restored backups between: equal answers, equal rows.
+//! The same random commands against memory and redb, with restarts, losses of power, failing disks
+//! and restored backups between: equal answers, equal rows.
 
 use super::super::tables;
 use super::faults::Bench;
@@ -72,7 +72,12 @@ fn admission() -> impl Strategy<Value = Command> {
             stream: false,
             prompt_tokens,
             max_output_tokens,
-            prices: Prices { revision: 1, input: 1_500_000, cached_input: 100_000, output: 2_000_000 },
+            prices: Prices {
+                revision: 1,
+                input: 1_500_000,
+                cached_input: 100_000,
+                output: 2_000_000,
+            },
             max_concurrent,
         }))
     })
@@ -81,7 +86,11 @@ fn admission() -> impl Strategy<Value = Command> {
 fn ending() -> impl Strategy<Value = Command> {
     let usage = (0..=10_u32, 0..=10_u32, 0..=10_u32);
     (request(), attempt(), usage, 0..4).prop_map(|(key, attempt, usage, kind)| {
-        let usage = Usage { prompt_tokens: usage.0, cached_tokens: usage.1.min(usage.0), completion_tokens: usage.2 };
+        let usage = Usage {
+            prompt_tokens: usage.0,
+            cached_tokens: usage.1.min(usage.0),
+            completion_tokens: usage.2,
+        };
         let (stopped, cancelled) = (SettleEnd::Completed(FinishReason::Stop), SettleEnd::Cancelled);
         let end = if kind == 0 { stopped } else { cancelled };
         let cause = if kind == 2 {
@@ -148,11 +157,24 @@ impl Pair {
         let clock = TestClock::at(1_000_000);
         let disk = SimulatedDisk::formatted();
         let bench = Bench::open(&disk, &clock).unwrap();
-        let mut pair = Self { memory: MemoryState::default(), bench, disk, clock, now: 1_000_000, backup: None };
-        let create =
-            |number| Command::CreateAccount { id: AccountId(id(number)), name: "name".into(), plan: "plan".into() };
-        let application =
-            Command::CreateApplication { id: ApplicationId(id(1)), account: AccountId(id(1)), name: "app".into() };
+        let mut pair = Self {
+            memory: MemoryState::default(),
+            bench,
+            disk,
+            clock,
+            now: 1_000_000,
+            backup: None,
+        };
+        let create = |number| Command::CreateAccount {
+            id: AccountId(id(number)),
+            name: "name".into(),
+            plan: "plan".into(),
+        };
+        let application = Command::CreateApplication {
+            id: ApplicationId(id(1)),
+            account: AccountId(id(1)),
+            name: "app".into(),
+        };
         let credentials = [issue(1, 1, None), issue(2, 1, Some(1)), issue(3, 2, None)];
         for command in [create(1), create(2), application].into_iter().chain(credentials) {
             pair.apply(command);
@@ -226,7 +248,11 @@ impl Pair {
         let failed = self.disk.is_broken();
         self.disk.mend();
         if !failed {
-            assert_eq!(format!("{:?}", found.map_err(|error| error.to_string())), answer, "{command:?}");
+            assert_eq!(
+                format!("{:?}", found.map_err(|error| error.to_string())),
+                answer,
+                "{command:?}"
+            );
             self.memory = done;
             return;
         }
@@ -243,7 +269,9 @@ impl Pair {
         }
         let found = self.stored();
         let place = possible.iter().position(|memory| *memory == found);
-        self.memory = possible[place.unwrap_or_else(|| panic!("neither done nor undone: {command:?}"))].clone();
+        self.memory = possible
+            [place.unwrap_or_else(|| panic!("neither done nor undone: {command:?}"))]
+        .clone();
     }
 
     /// Admissions are made by the boot that runs.
@@ -253,8 +281,8 @@ impl Pair {
         }
     }
 
-    /// The state after the command and its answer as text. `None` for a charge above the reservation: a violation, after
-    /// which nothing is admitted; not what is compared here.
+    /// The state after the command and its answer as text. `None` for a charge above the
+    /// reservation: a violation, after which nothing is admitted; not what is compared here.
     fn expect(&self, command: &Command) -> Option<(MemoryState, String)> {
         let mut memory = self.memory.clone();
         let answer = apply(&mut memory, command, UnixMillis(self.now));
@@ -270,7 +298,11 @@ impl Pair {
             return;
         };
         let found = self.bench.apply(vec![command.clone()]).remove(0).unwrap();
-        assert_eq!(format!("{:?}", found.map_err(|error| error.to_string())), answer, "{command:?}");
+        assert_eq!(
+            format!("{:?}", found.map_err(|error| error.to_string())),
+            answer,
+            "{command:?}"
+        );
         self.memory = memory;
     }
 
@@ -283,7 +315,8 @@ impl Pair {
             let at = record.latest().finished_at;
             at.is_some_and(|at| at.0 + replay <= self.now)
         };
-        let old: Vec<_> = self.memory.requests.values().filter(|record| is_old(record)).cloned().collect();
+        let old: Vec<_> =
+            self.memory.requests.values().filter(|record| is_old(record)).cloned().collect();
         for record in old {
             self.memory.requests.remove(&record.key);
             self.memory.archived.insert(record.key, record);
@@ -315,7 +348,9 @@ impl Pair {
         }
         let archived = tables::under(&snapshot.archive().unwrap(), b"").unwrap();
         let requests = tables::under(&snapshot.table(tables::REQUESTS).unwrap(), b"").unwrap();
-        let by_key = |row: Result<(_, RequestRecord), _>| row.map(|(_, record)| (record.key, record)).unwrap();
+        let by_key = |row: Result<(_, RequestRecord), _>| {
+            row.map(|(_, record)| (record.key, record)).unwrap()
+        };
         MemoryState {
             accounts: keyed(Books::accounts(&snapshot), |row| row.id),
             balances: Books::all_balances(&snapshot).unwrap().map(Result::unwrap).collect(),
@@ -323,7 +358,10 @@ impl Pair {
             credentials: keyed(Books::credentials(&snapshot), |row| row.id),
             granted: Books::grants(&snapshot)
                 .unwrap()
-                .map(|row| row.map(|(account, reference, granted)| ((account, reference), granted)).unwrap())
+                .map(|row| {
+                    row.map(|(account, reference, granted)| ((account, reference), granted))
+                        .unwrap()
+                })
                 .collect(),
             requests: requests.map(by_key).collect(),
             archived: archived.map(by_key).collect(),

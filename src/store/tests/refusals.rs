@@ -24,7 +24,9 @@ fn files_that_are_no_ledger_are_refused() {
     for file in File::ALL {
         check(file, "create a ledger with", |path| fs::remove_file(path).unwrap());
         check(file, "is empty", |path| fs::write(path, b"").unwrap());
-        check(file, "is no ledger file", |path| fs::write(path, b"PK\x03\x04 something else").unwrap());
+        check(file, "is no ledger file", |path| {
+            fs::write(path, b"PK\x03\x04 something else").unwrap()
+        });
         check(file, "is no ledger file", |path| fs::write(path, b"redb").unwrap());
         check(file, "damaged", |path| fs::write(path, b"redb\x1a\x0a\xa9\x0d\x0a").unwrap());
         check(file, "cannot be read", |path| {
@@ -89,16 +91,22 @@ fn files_that_may_not_be_written_or_read_are_refused() {
 
 #[test]
 fn files_of_newer_builds_are_refused_and_left_alone() {
-    for (file, schema) in [(File::Ledger, SCHEMA + 1), (File::Bodies, SCHEMA + 1), (File::Ledger, 0)] {
+    for (file, schema) in
+        [(File::Ledger, SCHEMA + 1), (File::Bodies, SCHEMA + 1), (File::Ledger, 0)]
+    {
         let fixture = Fixture::new(50);
         let path = fixture.dir.path().join(file.name());
         let database = disk::open_existing(&path).unwrap();
-        files::write(&database, |txn| files::set_identity(txn, Identity { schema, epoch: 1 })).unwrap();
+        files::write(&database, |txn| files::set_identity(txn, Identity { schema, epoch: 1 }))
+            .unwrap();
         drop(database);
         let read = || File::ALL.map(|file| fs::read(fixture.dir.path().join(file.name())).unwrap());
         let before = read();
         let why = unusable(fixture.try_open());
-        assert!(why.contains(&format!("has schema {schema}")) && why.contains("left as it is"), "{why}");
+        assert!(
+            why.contains(&format!("has schema {schema}")) && why.contains("left as it is"),
+            "{why}"
+        );
         // The other file was opened, at most; its content is the same.
         let place = File::ALL.iter().position(|other| *other == file).unwrap();
         assert!(read()[place] == before[place], "the file was changed");
@@ -110,7 +118,8 @@ fn strange_databases_are_refused() {
     let fixture = Fixture::new(50);
     let path = fixture.dir.path().join("ledger.redb");
     let database = disk::open_existing(&path).unwrap();
-    files::write(&database, |txn| files::set_identity(txn, Identity { schema: SCHEMA, epoch: 2 })).unwrap();
+    files::write(&database, |txn| files::set_identity(txn, Identity { schema: SCHEMA, epoch: 2 }))
+        .unwrap();
     drop(database);
     assert!(unusable(fixture.try_open()).contains("do not belong together"));
     fs::remove_file(&path).unwrap();

@@ -5,7 +5,8 @@ use super::*;
 use crate::ledger::records::EntryKind;
 use std::fs;
 
-/// A backup is the ledger as it stood between two commits, and an orderly one although work was open.
+/// A backup is the ledger as it stood between two commits, and an orderly one although work was
+/// open.
 #[test]
 fn a_backup_made_under_load_is_a_prefix_of_the_ledger() {
     let fixture = Fixture::new(1_000_000);
@@ -41,7 +42,10 @@ fn a_backup_made_under_load_is_a_prefix_of_the_ledger() {
         let entries = read.entries(account, 0, usize::MAX).unwrap();
         let same = entries.iter().zip(&journal).take_while(|(one, other)| one == other).count();
         let released = &entries[same..];
-        assert!(released.iter().all(|entry| matches!(entry.kind, EntryKind::Release { .. })), "{released:?}");
+        assert!(
+            released.iter().all(|entry| matches!(entry.kind, EntryKind::Release { .. })),
+            "{released:?}"
+        );
         assert_eq!(read.balances(account).unwrap(), entries.last().unwrap().after);
     }
 }
@@ -94,7 +98,8 @@ fn a_bad_backup_replaces_nothing() {
     assert_sound(&store);
 }
 
-/// A restore that stops at any of its steps leaves the old ledger, or is noticed; run again, it ends.
+/// A restore that stops at any of its steps leaves the old ledger, or is noticed; run again, it
+/// ends.
 #[test]
 fn an_interrupted_restore_is_noticed_and_run_again() {
     let fixture = Fixture::new(1_000);
@@ -109,7 +114,8 @@ fn an_interrupted_restore_is_noticed_and_run_again() {
     Store::restore(fixture.dir.path(), &backup).unwrap();
     let new = File::ALL.map(|file| fs::read(path(file.name().into())).unwrap());
     // The ledger first, as in `File::ALL`: (its file, the bodies' file).
-    for (step, files) in [(0, [&old[0], &old[1]]), (1, [&old[0], &new[1]]), (2, [&new[0], &new[1]])] {
+    for (step, files) in [(0, [&old[0], &old[1]]), (1, [&old[0], &new[1]]), (2, [&new[0], &new[1]])]
+    {
         for (file, bytes) in File::ALL.iter().zip(files) {
             fs::write(path(file.name().into()), bytes).unwrap();
             fs::write(path(file.unfinished()), &bytes[..bytes.len() / 2]).unwrap();

@@ -1,4 +1,5 @@
-//! Files and rows of every schema there was, kept for ever, and the way from one schema to the next.
+//! Files and rows of every schema there was, kept for ever, and the way from one schema to the
+//! next.
 
 use super::super::codec::{Field, seal, unseal};
 use super::super::files::write;
@@ -10,7 +11,8 @@ use super::*;
 use crate::ledger::records::EntryKind;
 use crate::ledger::state::{Crashes, Granted, Head, Reservation, StateError};
 use crate::ledger::{
-    Account, AccountStatus, Application, Attempt, AttemptState, Balance, Balances, Entry, RequestRecord, Split,
+    Account, AccountStatus, Application, Attempt, AttemptState, Balance, Balances, Entry,
+    RequestRecord, Split,
 };
 use redb::{ReadableTableMetadata, WriteTransaction};
 use std::fmt::Write;
@@ -52,7 +54,11 @@ fn attempt(number: u32, state: AttemptState) -> Attempt {
         prices: Prices { revision: 2, input: 3, cached_input: 4, output: 5 },
         reserved: split(6, 7),
         charged: split(0, 1),
-        usage: completed.then_some(Usage { prompt_tokens: 8, cached_tokens: 2, completion_tokens: 9 }),
+        usage: completed.then_some(Usage {
+            prompt_tokens: 8,
+            cached_tokens: 2,
+            completion_tokens: 9,
+        }),
         created_at: UnixMillis(10),
         started_at: (state != AttemptState::Queued).then_some(UnixMillis(11)),
         finished_at: state.is_terminal().then_some(UnixMillis(12)),
@@ -91,7 +97,12 @@ fn credential(application: Option<u128>) -> Credential {
 /// Calls back with a row of every kind there is, one for each way it can be laid out.
 fn each_row(mut row: impl Row) {
     use AttemptState::{Cancelled, Completed, Failed, Queued, Running};
-    let reserved = Reservation { key: scoped(), attempt: AttemptId(id(2)), boot: BootId(id(7)), amount: split(6, 7) };
+    let reserved = Reservation {
+        key: scoped(),
+        attempt: AttemptId(id(2)),
+        boot: BootId(id(7)),
+        amount: split(6, 7),
+    };
     let of_attempt = (scoped(), AttemptId(id(2)));
     let account = |status| Account {
         id: AccountId(id(1)),
@@ -103,8 +114,14 @@ fn each_row(mut row: impl Row) {
     };
     row.row("identity", Identity { schema: 1, epoch: 2 });
     row.row("tenure", Tenure { boot: BootId(id(7)), clean: true });
-    row.row("progress", Progress { head: Head { sequence: 16, hash: [0xab; 16] }, clock: UnixMillis(16) });
-    row.row("body", Body { expires_at: UnixMillis(17), content: bytes::Bytes::from_static(b"answer") });
+    row.row(
+        "progress",
+        Progress { head: Head { sequence: 16, hash: [0xab; 16] }, clock: UnixMillis(16) },
+    );
+    row.row(
+        "body",
+        Body { expires_at: UnixMillis(17), content: bytes::Bytes::from_static(b"answer") },
+    );
     row.row("account", account(AccountStatus::Active));
     row.row("account suspended", account(AccountStatus::Suspended));
     row.row("balances", Balances { trial: balance(), premium: balance() });
@@ -160,7 +177,9 @@ impl Row for &Stored {
 #[test]
 fn rows_of_every_schema_can_be_read() {
     for schema in 1..=SCHEMA {
-        each_row(&Stored(fs::read_to_string(golden(&format!("schema-{schema}/rows.txt"))).unwrap()));
+        each_row(&Stored(
+            fs::read_to_string(golden(&format!("schema-{schema}/rows.txt"))).unwrap(),
+        ));
     }
 }
 
@@ -168,21 +187,26 @@ fn rows_of_every_schema_can_be_read() {
 fn this_schema_writes_what_is_kept_of_it() {
     let mut printed = Printed(String::new());
     each_row(&mut printed);
-    assert_eq!(printed.0, fs::read_to_string(golden(&format!("schema-{SCHEMA}/rows.txt"))).unwrap());
+    assert_eq!(
+        printed.0,
+        fs::read_to_string(golden(&format!("schema-{SCHEMA}/rows.txt"))).unwrap()
+    );
 }
 
 /// The folder that a release with this schema left behind.
 fn kept(schema: u32) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     for file in File::ALL {
-        fs::copy(golden(&format!("schema-{schema}/{}", file.name())), dir.path().join(file.name())).unwrap();
+        fs::copy(golden(&format!("schema-{schema}/{}", file.name())), dir.path().join(file.name()))
+            .unwrap();
     }
     dir
 }
 
 const HOUR: u64 = 3_600_000;
 
-/// Writes what is kept of this build's schema. Run once, when a schema is released; what is there is never written again.
+/// Writes what is kept of this build's schema. Run once, when a schema is released; what is there
+/// is never written again.
 #[test]
 #[ignore = "writes the files that the tests read"]
 fn keep_this_schema() {
@@ -225,11 +249,25 @@ fn folders_of_every_schema_can_be_used() {
         let store = Store::open(dir.path(), clock).unwrap();
         assert_sound(&store);
         assert_eq!(spent(&store), (10, 0));
-        let state = |request| store.read().unwrap().request(&key(request)).unwrap().map(|record| record.latest().state);
+        let state = |request| {
+            store
+                .read()
+                .unwrap()
+                .request(&key(request))
+                .unwrap()
+                .map(|record| record.latest().state)
+        };
         let (completed, failed) = (Some(AttemptState::Completed), Some(AttemptState::Failed));
-        assert_eq!([1, 2, 3, 4, 5, 6].map(state), [completed, failed, failed, failed, completed, None], "{schema}");
+        assert_eq!(
+            [1, 2, 3, 4, 5, 6].map(state),
+            [completed, failed, failed, failed, completed, None],
+            "{schema}"
+        );
         assert_eq!(store.body(&key(5)).unwrap().unwrap(), "the answer");
-        assert_eq!(refusal(store.submit_blocking(admit(1, 90, store.boot(), 10))), Refusal::ResultExpired);
+        assert_eq!(
+            refusal(store.submit_blocking(admit(1, 90, store.boot(), 10))),
+            Refusal::ResultExpired
+        );
         assert!(is_admitted(&store.submit_blocking(admit(3, 23, store.boot(), 10))));
         store.submit_blocking(settle(3, 23, 1)).unwrap();
         assert_sound(&store);
@@ -239,7 +277,8 @@ fn folders_of_every_schema_can_be_used() {
     }
 }
 
-// Steps that only these tests have: one that changes rows, one that adds a table. Neither may happen twice.
+// Steps that only these tests have: one that changes rows, one that adds a table. Neither may
+// happen twice.
 
 fn rename_accounts(file: File, txn: &WriteTransaction) -> Result<(), StateError> {
     if file == File::Ledger {
@@ -263,7 +302,8 @@ fn steps() -> Vec<Step> {
     released.chain([rename_accounts as Step, add_table]).collect()
 }
 
-/// Power is lost at every write of an upgrade in turn: it goes on where it was, and each step happens once.
+/// Power is lost at every write of an upgrade in turn: it goes on where it was, and each step
+/// happens once.
 #[test]
 fn an_interrupted_upgrade_goes_on() {
     let steps = steps();
@@ -273,14 +313,20 @@ fn an_interrupted_upgrade_goes_on() {
         disk.load(kept(1).path());
         disk.fail_after(after);
         let bring_up = |disk: &SimulatedDisk| {
-            File::ALL.into_iter().try_for_each(|file| upgrade(&disk.database(file)?, &[file], &steps).map(drop))
+            File::ALL
+                .into_iter()
+                .try_for_each(|file| upgrade(&disk.database(file)?, &[file], &steps).map(drop))
         };
         let failed = bring_up(&disk).is_err() || disk.is_broken();
         disk.lose_power(&mut random);
         bring_up(&disk).unwrap();
         for file in File::ALL {
             let database = disk.database(file).unwrap();
-            assert_eq!(identity(&database, "it").unwrap().schema as usize, 1 + steps.len(), "{after}");
+            assert_eq!(
+                identity(&database, "it").unwrap().schema as usize,
+                1 + steps.len(),
+                "{after}"
+            );
             write(&database, |txn| {
                 let added = txn.open_table(redb::TableDefinition::<&[u8], &[u8]>::new("added"))?;
                 assert_eq!(added.len()?, 1, "{after}");

@@ -1,4 +1,5 @@
-//! What time does to a ledger: answers expire, requests are archived and forgotten, and a clock that jumps does no harm.
+//! What time does to a ledger: answers expire, requests are archived and forgotten, and a clock
+//! that jumps does no harm.
 
 use super::*;
 use crate::ledger::records::EntryKind;
@@ -50,7 +51,10 @@ fn ended_requests_are_archived_and_at_last_forgotten() {
     store.submit_blocking(settle(2, 9, 1)).unwrap();
     drop(store);
     let store = reopened_at(25);
-    assert_eq!(refusal(store.submit_blocking(admit(1, 10, store.boot(), 10))), Refusal::ResultExpired);
+    assert_eq!(
+        refusal(store.submit_blocking(admit(1, 10, store.boot(), 10))),
+        Refusal::ResultExpired
+    );
     let outcome = store.submit_blocking(admit(2, 10, store.boot(), 10)).unwrap();
     assert!(matches!(outcome, Outcome::Existing(_)), "its last end is two hours ago");
     let record = store.read().unwrap().request(&key(1)).unwrap().unwrap();
@@ -75,8 +79,8 @@ fn stored_time_never_goes_back() {
     assert_sound(&store);
 }
 
-/// The clock is set back a day, then ten years ahead, then right again: nothing is forgotten early, no entry goes back in
-/// time, nothing ends twice.
+/// The clock is set back a day, then ten years ahead, then right again: nothing is forgotten early,
+/// no entry goes back in time, nothing ends twice.
 #[test]
 fn a_clock_that_jumps_harms_nothing() {
     const DAY: u64 = 24 * HOUR;
@@ -98,7 +102,8 @@ fn a_clock_that_jumps_harms_nothing() {
     assert!(entries.is_sorted_by_key(|entry| entry.at));
     assert_eq!(store.read().unwrap().live_requests().unwrap().len(), 5, "time releases nothing");
     drop(store);
-    // The clock is right: what ended within the last hour by any clock is remembered, with the journal's time far ahead.
+    // The clock is right: what ended within the last hour by any clock is remembered, with the
+    // journal's time far ahead.
     for _ in 0..2 {
         let store = fixture.open();
         for request in 1..=5 {
@@ -110,14 +115,18 @@ fn a_clock_that_jumps_harms_nothing() {
     }
 }
 
-/// An answer was durable and its settlement was not: the next start charges nothing and keeps no answer.
+/// An answer was durable and its settlement was not: the next start charges nothing and keeps no
+/// answer.
 #[tokio::test]
 async fn an_answer_without_a_settlement_is_removed() {
     let fixture = tokio::task::spawn_blocking(|| Fixture::new(1_000)).await.unwrap();
     let store = fixture.open();
     for request in [1, 2] {
         store.submit(admit(request, request, store.boot(), 10)).await.unwrap();
-        store.put_body(key(request), Bytes::from_static(b"answer"), UnixMillis(u64::MAX)).await.unwrap();
+        store
+            .put_body(key(request), Bytes::from_static(b"answer"), UnixMillis(u64::MAX))
+            .await
+            .unwrap();
     }
     store.submit(settle(2, 2, 3)).await.unwrap();
     let crashed = image(&fixture);
@@ -129,7 +138,8 @@ async fn an_answer_without_a_settlement_is_removed() {
     assert_sound(&store);
 }
 
-/// Weeks of requests in every way they can end, swept and restarted in between: the statement's lines add up to the balance.
+/// Weeks of requests in every way they can end, swept and restarted in between: the statement's
+/// lines add up to the balance.
 #[test]
 fn a_long_history_adds_up() {
     let fixture = Fixture::new(100_000);
@@ -156,7 +166,8 @@ fn a_long_history_adds_up() {
     let read = store.read().unwrap();
     let account = AccountId(id(1));
     let mut lines = Vec::new();
-    while let page = read.entries(account, lines.last().map_or(0, |last: &Entry| last.sequence), 100).unwrap()
+    while let page =
+        read.entries(account, lines.last().map_or(0, |last: &Entry| last.sequence), 100).unwrap()
         && !page.is_empty()
     {
         lines.extend(page);

@@ -1,7 +1,9 @@
 //! Requests to an engine, and what comes back when.
 
 use crate::Result;
-use cresset::engine::{EngineHandle, EngineStats, Event, Finished, GenerateRequest, SamplingParams, StopCause};
+use cresset::engine::{
+    EngineHandle, EngineStats, Event, Finished, GenerateRequest, SamplingParams, StopCause,
+};
 use cresset::ids::AccountId;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -54,15 +56,21 @@ pub fn read(mut events: Receiver<Event>, asked: Instant) -> Result<Answer> {
                 let gaps = times.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64()).collect();
                 return Ok(Answer { tokens, first, gaps, finished });
             }
-            Event::Finished(finished) => return Err(format!("an answer ended with {:?}", finished.cause).into()),
+            Event::Finished(finished) => {
+                return Err(format!("an answer ended with {:?}", finished.cause).into());
+            }
         }
     }
 }
 
 /// Answers to requests that were all sent at once, and the seconds to the last one.
-pub fn ask_all(engine: &EngineHandle, requests: Vec<GenerateRequest>) -> Result<(Vec<Answer>, f64)> {
+pub fn ask_all(
+    engine: &EngineHandle,
+    requests: Vec<GenerateRequest>,
+) -> Result<(Vec<Answer>, f64)> {
     let asked = Instant::now();
-    let sent: Vec<_> = requests.into_iter().map(|request| engine.submit(request)).collect::<Result<_, _>>()?;
+    let sent: Vec<_> =
+        requests.into_iter().map(|request| engine.submit(request)).collect::<Result<_, _>>()?;
     let answers = sent.into_iter().map(|(_, events)| read(events, asked)).collect::<Result<_>>()?;
     Ok((answers, asked.elapsed().as_secs_f64()))
 }

@@ -1,4 +1,5 @@
-//! What a model says greedily, with log-probabilities, and that it says the same recorded or not, alone or in a crowd.
+//! What a model says greedily, with log-probabilities, and that it says the same recorded or not,
+//! alone or in a crowd.
 
 use crate::Result;
 use crate::model::{Shared, Source, Wanted};
@@ -12,10 +13,11 @@ const STEPS: usize = 32;
 /// The token of each step and the likeliest with their log-probabilities.
 type Said = Vec<(u32, Vec<(u32, f32)>)>;
 
-/// Prints `{"kind": …, "same": {…}, "runs": {"fast": […], "deterministic": […]}}`: how many tokens were the same in two ways of
-/// running, and a `{"prompt", "tokens", "likeliest"}` for each prompt.
+/// Prints `{"kind": …, "same": {…}, "runs": {"fast": […], "deterministic": […]}}`: how many tokens
+/// were the same in two ways of running, and a `{"prompt", "tokens", "likeliest"}` for each prompt.
 pub fn check(source: &Source, kind: Kind) -> Result<()> {
-    let prompts: Vec<Vec<u32>> = serde_json::from_slice(&std::fs::read(source.folder.join("prompts.json"))?)?;
+    let prompts: Vec<Vec<u32>> =
+        serde_json::from_slice(&std::fs::read(source.folder.join("prompts.json"))?)?;
     let longest = prompts.iter().map(Vec::len).max().ok_or("no prompts")? + STEPS;
     let wanted = |deterministic, graphs| Wanted {
         kind,
@@ -37,10 +39,15 @@ pub fn check(source: &Source, kind: Kind) -> Result<()> {
     let (mut runner, deterministic) = alone(true, true)?;
     let crowd = said(&mut runner, &prompts, longest)?;
     let crowd = same(&deterministic, &crowd, "deterministic rows alone and in a crowd")?;
-    let run = |all: &[Said]| prompts.iter().zip(all).map(|(prompt, said)| described(prompt, said)).collect::<Vec<_>>();
+    let run = |all: &[Said]| {
+        prompts.iter().zip(all).map(|(prompt, said)| described(prompt, said)).collect::<Vec<_>>()
+    };
     let runs = json!({ "fast": run(&fast), "deterministic": run(&deterministic) });
     let same = json!({ "recorded or not": recorded, "deterministic, alone or in a crowd": crowd });
-    println!("{}", json!({ "kind": format!("{kind:?}").to_lowercase(), "same": same, "runs": runs }));
+    println!(
+        "{}",
+        json!({ "kind": format!("{kind:?}").to_lowercase(), "same": same, "runs": runs })
+    );
     Ok(())
 }
 
@@ -52,8 +59,12 @@ fn said(runner: &mut Shared, prompts: &[Vec<u32>], room: usize) -> Result<Vec<Sa
     let rows = greedy(prompts.len(), Some(MOST_TOP_LOGPROBS as u8));
     for _ in 0..STEPS {
         let batch = step(sequences.iter_mut().zip(new.iter().map(Vec::as_slice)));
-        for ((said, new), sampled) in all.iter_mut().zip(&mut new).zip(run(runner, &batch, &rows)?) {
-            said.push((sampled.token, sampled.logprobs.ok_or("a token without log-probabilities")?.top));
+        for ((said, new), sampled) in all.iter_mut().zip(&mut new).zip(run(runner, &batch, &rows)?)
+        {
+            said.push((
+                sampled.token,
+                sampled.logprobs.ok_or("a token without log-probabilities")?.top,
+            ));
             *new = vec![sampled.token];
         }
     }

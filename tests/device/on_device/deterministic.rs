@@ -18,8 +18,10 @@ struct Sizes {
     long: usize,
 }
 
-const DEVICE: Sizes = Sizes { requests: 128, prompt: 512, answer: 128, rows: &[1, 16, 128], steps: 32, long: 8192 };
-const EMULATED: Sizes = Sizes { requests: 6, prompt: 20, answer: 6, rows: &[1, 3], steps: 4, long: 64 };
+const DEVICE: Sizes =
+    Sizes { requests: 128, prompt: 512, answer: 128, rows: &[1, 16, 128], steps: 32, long: 8192 };
+const EMULATED: Sizes =
+    Sizes { requests: 6, prompt: 20, answer: 6, rows: &[1, 3], steps: 4, long: 64 };
 const ROUNDS: usize = 3;
 
 pub fn deterministic(source: &Source) -> Result<()> {
@@ -41,13 +43,21 @@ pub fn deterministic(source: &Source) -> Result<()> {
     compare(&what, &models, Some(DETERMINISTIC_COST), |loaded, round| work(loaded, &sizes, round))?;
     for &rows in rows {
         let decode = Decode { rows, context: prompt, steps };
-        compare(&format!("decoding step, batch {rows} after {prompt} tokens"), &models, None, |loaded, _| {
-            let vocab_size = loaded.info.config.vocab_size;
-            Ok(decode_seconds(&mut loaded.runner.clone(), decode, vocab_size, long)?.0)
-        })?;
+        compare(
+            &format!("decoding step, batch {rows} after {prompt} tokens"),
+            &models,
+            None,
+            |loaded, _| {
+                let vocab_size = loaded.info.config.vocab_size;
+                Ok(decode_seconds(&mut loaded.runner.clone(), decode, vocab_size, long)?.0)
+            },
+        )?;
     }
     compare(&format!("prompt of {long} tokens"), &models, None, |loaded, round| {
-        prompt_seconds(&mut loaded.runner.clone(), &tokens(round, long, loaded.info.config.vocab_size))
+        prompt_seconds(
+            &mut loaded.runner.clone(),
+            &tokens(round, long, loaded.info.config.vocab_size),
+        )
     })
 }
 
@@ -55,7 +65,9 @@ pub fn deterministic(source: &Source) -> Result<()> {
 fn work(loaded: &Loaded, sizes: &Sizes, round: usize) -> Result<f64> {
     let engine = loaded.engine(loaded.options());
     let vocab_size = loaded.info.config.vocab_size;
-    let ask = |i: usize| request(tokens(round * sizes.requests + i, sizes.prompt, vocab_size), sizes.answer);
+    let ask = |i: usize| {
+        request(tokens(round * sizes.requests + i, sizes.prompt, vocab_size), sizes.answer)
+    };
     let (_, seconds) = ask_all(&engine, (0..sizes.requests).map(ask).collect())?;
     end(&engine)?;
     Ok(seconds)
@@ -76,7 +88,11 @@ fn compare(
     }
     let [fast, deterministic] = rounds.map(|mut rounds| median(rounds.split_off(1)));
     let cost = 100.0 * (deterministic / fast - 1.0);
-    let measured = format!("{:.3} ms deterministic, {:.3} fast: {cost:.1} % more", deterministic * 1e3, fast * 1e3);
+    let measured = format!(
+        "{:.3} ms deterministic, {:.3} fast: {cost:.1} % more",
+        deterministic * 1e3,
+        fast * 1e3
+    );
     row(what, measured, "", target.map(|target| (target, cost)).as_slice());
     Ok(())
 }

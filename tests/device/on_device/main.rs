@@ -1,15 +1,18 @@
-//! A model from a Hugging Face folder on a GPU, judged against itself, against other implementations and by the clock:
+//! A model from a Hugging Face folder on a GPU, judged against itself, against other
+//! implementations and by the clock:
 //!
-//! - `on_device check FOLDER bf16|f32` prints as JSON what it says to `FOLDER/prompts.json` (`[[id, …], …]`). It must say the same
-//!   recorded or not, and with `deterministic` alone or in a crowd.
+//! - `on_device check FOLDER bf16|f32` prints as JSON what it says to `FOLDER/prompts.json` (`[[id,
+//!   …], …]`). It must say the same recorded or not, and with `deterministic` alone or in a crowd.
 //! - `on_device speed FOLDER`: start, prompts, decoding, a few streams, the host's part of a step.
 //! - `on_device offline FOLDER`: as many sequences as the cache holds.
 //! - `on_device deterministic FOLDER`: what `deterministic` costs.
-//! - `on_device survive FOLDER`: who is left alone while others are cancelled, preempted or find no memory.
+//! - `on_device survive FOLDER`: who is left alone while others are cancelled, preempted or find no
+//!   memory.
 //!
-//! All but the first print a table with targets. A target missed is no failure, a wrong token is. `--plain-launches` at the end
-//! lets each kernel begin when the one before it has ended. `--emulate` at the very end runs the kernels on the CPU at small sizes,
-//! which is for testing this program: its times mean nothing. Without a GPU it exits with 3.
+//! All but the first print a table with targets. A target missed is no failure, a wrong token is.
+//! `--plain-launches` at the end lets each kernel begin when the one before it has ended.
+//! `--emulate` at the very end runs the kernels on the CPU at small sizes, which is for testing
+//! this program: its times mean nothing. Without a GPU it exits with 3.
 
 mod answers;
 mod check;

@@ -46,7 +46,15 @@ impl Source {
     }
 
     pub fn load(&self, wanted: Wanted) -> Result<Loaded> {
-        let Wanted { kind, deterministic, share, graphs, max_batched_tokens, max_rows, max_context } = wanted;
+        let Wanted {
+            kind,
+            deterministic,
+            share,
+            graphs,
+            max_batched_tokens,
+            max_rows,
+            max_context,
+        } = wanted;
         let on = gpu_runner::Options {
             gpu: self.gpu.clone(),
             memory_share: share,
@@ -63,7 +71,8 @@ impl Source {
             max_batched_tokens,
             max_context: Some(max_context),
         };
-        let (runner, info) = model_runner::load(&ModelSource::HfFolder(self.folder.clone()), &options)?;
+        let (runner, info) =
+            model_runner::load(&ModelSource::HfFolder(self.folder.clone()), &options)?;
         let watched = Watched { runner, launched: VecDeque::new(), done: Vec::new() };
         Ok(Loaded { runner: Shared(Arc::new(Mutex::new(watched))), info, wanted })
     }
@@ -72,7 +81,12 @@ impl Source {
     pub fn start(&self, wanted: Wanted) -> Result<Loaded> {
         let loaded = self.load(wanted)?;
         let seconds = self.began.elapsed().as_secs_f64();
-        targets::row("program started to model ready", format!("{seconds:.1} s"), "", &[(START, seconds)]);
+        targets::row(
+            "program started to model ready",
+            format!("{seconds:.1} s"),
+            "",
+            &[(START, seconds)],
+        );
         Ok(loaded)
     }
 }

@@ -8,7 +8,8 @@ use cresset::config;
 use cresset::engine::{EngineHandle, EngineOptions};
 
 const STREAMS: usize = 4;
-/// Tokens of the prompts that a stream sends one after the other, and of the answers: about those of people's questions.
+/// Tokens of the prompts that a stream sends one after the other, and of the answers: about those
+/// of people's questions.
 const PROMPTS: [usize; 8] = [220, 33, 512, 120, 64, 330, 160, 240];
 const ANSWERS: [usize; 5] = [128, 200, 64, 256, 150];
 const ROUNDS: usize = 9;
@@ -45,7 +46,8 @@ pub fn streams(source: &Source, loaded: &Loaded) -> Result<()> {
     })?;
     end(&engine)?;
     let first = median(answers.iter().map(|answer| answer.first * 1e3));
-    let gaps: Vec<f64> = answers.iter().flat_map(|answer| &answer.gaps).map(|gap| gap * 1e3).collect();
+    let gaps: Vec<f64> =
+        answers.iter().flat_map(|answer| &answer.gaps).map(|gap| gap * 1e3).collect();
     let (gap, p99) = (median(gaps.iter().copied()), percentile(gaps, 99));
     let ratio = p99 / gap;
     row(
@@ -58,9 +60,15 @@ pub fn streams(source: &Source, loaded: &Loaded) -> Result<()> {
 }
 
 /// Requests one after the other. The first of each stream only warms up.
-fn stream(engine: &EngineHandle, number: usize, shorter: usize, vocab_size: usize) -> Result<Vec<Answer>> {
+fn stream(
+    engine: &EngineHandle,
+    number: usize,
+    shorter: usize,
+    vocab_size: usize,
+) -> Result<Vec<Answer>> {
     let one = |i: usize| {
-        let (prompt, answer) = (PROMPTS[(i + 2 * number) % PROMPTS.len()], ANSWERS[(i + number) % ANSWERS.len()]);
+        let (prompt, answer) =
+            (PROMPTS[(i + 2 * number) % PROMPTS.len()], ANSWERS[(i + number) % ANSWERS.len()]);
         let prompt = tokens(100 * number + i, prompt / shorter, vocab_size);
         ask(engine, request(prompt, answer / shorter))
     };
@@ -69,19 +77,24 @@ fn stream(engine: &EngineHandle, number: usize, shorter: usize, vocab_size: usiz
 
 /// The first token of prompts that begin as another one did, and of such that do not.
 pub fn warm_prefix(source: &Source, loaded: &Loaded) -> Result<()> {
-    let (prefix, vocab_size) = (source.sized(PREFIX, 2 * BLOCK_SIZE), loaded.info.config.vocab_size);
+    let (prefix, vocab_size) =
+        (source.sized(PREFIX, 2 * BLOCK_SIZE), loaded.info.config.vocab_size);
     let engine = engine(loaded);
     let asked = |head: usize, tail: usize| -> Result<Answer> {
-        let prompt = [tokens(head, prefix, vocab_size), tokens(1000 + tail, TAIL, vocab_size)].concat();
+        let prompt =
+            [tokens(head, prefix, vocab_size), tokens(1000 + tail, TAIL, vocab_size)].concat();
         ask(&engine, request(prompt, 2))
     };
     let cold: Vec<Answer> = (0..ROUNDS).map(|i| asked(2000 + i, i)).collect::<Result<_>>()?;
     let warm: Vec<Answer> = (0..ROUNDS).map(|i| asked(2000, ROUNDS + i)).collect::<Result<_>>()?;
     end(&engine)?;
-    if let Some(missed) = warm.iter().find(|answer| (answer.finished.cached_tokens as usize) < prefix) {
+    if let Some(missed) =
+        warm.iter().find(|answer| (answer.finished.cached_tokens as usize) < prefix)
+    {
         return Err(format!("a prefix was not found in the cache: {:?}", missed.finished).into());
     }
-    let [cold, warm] = [cold, warm].map(|answers| median(answers.iter().map(|answer| answer.first * 1e3)));
+    let [cold, warm] =
+        [cold, warm].map(|answers| median(answers.iter().map(|answer| answer.first * 1e3)));
     row(
         format!("first token, {TAIL} tokens behind a prefix of {prefix} in the cache"),
         format!("{warm:.1} ms ({cold:.1} without the cache)"),

@@ -1,4 +1,5 @@
-//! Sequences that each have a part of the cache to themselves, and the steps that carry them on without an engine.
+//! Sequences that each have a part of the cache to themselves, and the steps that carry them on
+//! without an engine.
 
 use crate::model::{BLOCK_SIZE, Shared};
 use crate::{Result, tokens};
@@ -27,12 +28,15 @@ impl Sequence {
     }
 }
 
-/// New tokens of each sequence; the logits of the last are wanted. The sequences are as after the step.
+/// New tokens of each sequence; the logits of the last are wanted. The sequences are as after the
+/// step.
 pub fn step<'a>(parts: impl IntoIterator<Item = (&'a mut Sequence, &'a [u32])>) -> ForwardBatch {
     let mut batch = ForwardBatch { cu_seqlens_q: vec![0], ..ForwardBatch::default() };
     for (sequence, new) in parts {
         let positions = sequence.computed..sequence.computed + new.len();
-        let slot = |i: usize| sequence.blocks[i / BLOCK_SIZE] * BLOCK_SIZE as u32 + (i % BLOCK_SIZE) as u32;
+        let slot = |i: usize| {
+            sequence.blocks[i / BLOCK_SIZE] * BLOCK_SIZE as u32 + (i % BLOCK_SIZE) as u32
+        };
         batch.input_ids.extend_from_slice(new);
         batch.slot_mapping.extend(positions.clone().map(slot));
         batch.positions.extend(positions.clone().map(|position| position as u32));
@@ -47,20 +51,32 @@ pub fn step<'a>(parts: impl IntoIterator<Item = (&'a mut Sequence, &'a [u32])>) 
 
 /// The likeliest token of each row.
 pub fn greedy(rows: usize, logprobs: Option<u8>) -> Vec<RowSampling> {
-    let params = Arc::new(SamplingParams { temperature: 0.0, logprobs, ..SamplingParams::default() });
-    let row = RowSampling { params, tokens: Arc::default(), pending: None, prompt_len: 0, banned: Arc::default() };
+    let params =
+        Arc::new(SamplingParams { temperature: 0.0, logprobs, ..SamplingParams::default() });
+    let row = RowSampling {
+        params,
+        tokens: Arc::default(),
+        pending: None,
+        prompt_len: 0,
+        banned: Arc::default(),
+    };
     vec![row; rows]
 }
 
 /// The results of a step that nothing follows before they are here.
-pub fn run(runner: &mut Shared, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<Vec<Sampled>> {
+pub fn run(
+    runner: &mut Shared,
+    batch: &ForwardBatch,
+    rows: &[RowSampling],
+) -> Result<Vec<Sampled>> {
     runner.launch(batch, rows)?;
     Ok(runner.collect()?.into_iter().collect::<Result<_, String>>()?)
 }
 
 /// Seconds of a step that computes a prompt.
 pub fn prompt_seconds(runner: &mut Shared, prompt: &[u32]) -> Result<f64> {
-    let batch = step(Sequence::several(1, prompt.len()).iter_mut().map(|sequence| (sequence, prompt)));
+    let batch =
+        step(Sequence::several(1, prompt.len()).iter_mut().map(|sequence| (sequence, prompt)));
     let start = Instant::now();
     run(runner, &batch, &greedy(1, None))?;
     Ok(start.elapsed().as_secs_f64())
@@ -86,8 +102,14 @@ impl Decode {
     }
 }
 
-/// Seconds of a decoding step, and of its launch on the host. `most` is the largest number of tokens in a step.
-pub fn decode_seconds(runner: &mut Shared, work: Decode, vocab_size: usize, most: usize) -> Result<(f64, f64)> {
+/// Seconds of a decoding step, and of its launch on the host. `most` is the largest number of
+/// tokens in a step.
+pub fn decode_seconds(
+    runner: &mut Shared,
+    work: Decode,
+    vocab_size: usize,
+    most: usize,
+) -> Result<(f64, f64)> {
     let Decode { rows, context, steps } = work;
     let mut sequences = Sequence::several(rows, context + steps);
     let prompt = tokens(0, context - WARM_UP, vocab_size);
@@ -103,7 +125,8 @@ pub fn decode_seconds(runner: &mut Shared, work: Decode, vocab_size: usize, most
     Ok((each(start.elapsed()), each(host)))
 }
 
-/// Steps that take their tokens from the ones before them, which the host need not have seen. How long it took to launch them.
+/// Steps that take their tokens from the ones before them, which the host need not have seen. How
+/// long it took to launch them.
 fn decode(runner: &mut Shared, sequences: &mut [Sequence], steps: usize) -> Result<Duration> {
     let (rows, mut host, depth) = (greedy(sequences.len(), None), Duration::ZERO, runner.depth());
     for i in 0..steps {

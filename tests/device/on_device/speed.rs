@@ -1,4 +1,5 @@
-//! Times of one model: start, prompts, decoding at several numbers of rows, a few streams, the host's part of a step.
+//! Times of one model: start, prompts, decoding at several numbers of rows, a few streams, the
+//! host's part of a step.
 
 use crate::measure::{Ceilings, ceilings};
 use crate::model::{Loaded, Source, Wanted};
@@ -28,8 +29,14 @@ const DEVICE: Sizes = Sizes {
     steps: 64,
     exposed_rows: 256,
 };
-const EMULATED: Sizes =
-    Sizes { ceilings: (1 << 20, 64), prompt: 64, rows: &[1, 3], context: 20, steps: 4, exposed_rows: 3 };
+const EMULATED: Sizes = Sizes {
+    ceilings: (1 << 20, 64),
+    prompt: 64,
+    rows: &[1, 3],
+    context: 20,
+    steps: 4,
+    exposed_rows: 3,
+};
 /// Of the prompt; the median counts.
 const ROUNDS: usize = 5;
 
@@ -52,8 +59,18 @@ pub fn speed(source: &Source) -> Result<()> {
     })?;
     let (bytes, side) = sizes.ceilings;
     let ceilings = ceilings(&source.gpu, bytes, side)?;
-    row(format!("copy of {bytes} bytes"), format!("{:.0} GB/s read and written", ceilings.copy / 1e9), "is one", &[]);
-    row(format!("product of {side}³"), format!("{:.0} TFLOP/s", ceilings.product / 1e12), "is one", &[]);
+    row(
+        format!("copy of {bytes} bytes"),
+        format!("{:.0} GB/s read and written", ceilings.copy / 1e9),
+        "is one",
+        &[],
+    );
+    row(
+        format!("product of {side}³"),
+        format!("{:.0} TFLOP/s", ceilings.product / 1e12),
+        "is one",
+        &[],
+    );
     decodes(&loaded, &sizes, &ceilings)?;
     prompts(&loaded, &sizes, &ceilings)?;
     online::streams(source, &loaded)?;
@@ -71,7 +88,8 @@ fn decodes(loaded: &Loaded, sizes: &Sizes, ceilings: &Ceilings) -> Result<()> {
             row(what, "no room in the cache", "", &[]);
             continue;
         }
-        let (seconds, host) = decode_seconds(&mut loaded.runner.clone(), work, config.vocab_size, prompt)?;
+        let (seconds, host) =
+            decode_seconds(&mut loaded.runner.clone(), work, config.vocab_size, prompt)?;
         let (rate, ms, us) = (rows as f64 / seconds, seconds * 1e3, host * 1e6);
         let share = 100.0 * read_bytes(loaded, work.cached()) as f64 / seconds / ceilings.copy;
         let judged = [(DECODE, rate), (DECODE_SHARE, share)];
@@ -85,8 +103,8 @@ fn decodes(loaded: &Loaded, sizes: &Sizes, ceilings: &Ceilings) -> Result<()> {
     Ok(())
 }
 
-/// Bytes that a decoding step cannot but read: the weights, without the embeddings' table unless the head is the same, and keys
-/// and values of so many tokens.
+/// Bytes that a decoding step cannot but read: the weights, without the embeddings' table unless
+/// the head is the same, and keys and values of so many tokens.
 fn read_bytes(loaded: &Loaded, tokens: usize) -> usize {
     let config = &loaded.info.config;
     let table = if config.tied_embeddings { 0 } else { config.vocab_size * config.hidden_size };
@@ -112,16 +130,19 @@ fn prompts(loaded: &Loaded, sizes: &Sizes, ceilings: &Ceilings) -> Result<()> {
     Ok(())
 }
 
-/// Multiplications and additions of a prompt: with each matrix of a layer and, causally, of its queries with keys and weights
-/// with values. The head sees one token.
+/// Multiplications and additions of a prompt: with each matrix of a layer and, causally, of its
+/// queries with keys and weights with values. The head sees one token.
 fn prompt_flops(config: &ModelConfig, len: usize) -> f64 {
-    let ModelConfig { hidden_size: hidden, intermediate_size: ffn, head_dim, heads, kv_heads, .. } = *config;
+    let ModelConfig {
+        hidden_size: hidden, intermediate_size: ffn, head_dim, heads, kv_heads, ..
+    } = *config;
     let matrices = hidden * head_dim * (2 * heads + 2 * kv_heads) + 3 * hidden * ffn;
     let attention = heads * head_dim * (len + 1);
     (2 * len * config.layers * (matrices + attention) + 2 * hidden * config.vocab_size) as f64
 }
 
-/// How much longer a step of the engine takes than the same step without it: what the host does while the device waits.
+/// How much longer a step of the engine takes than the same step without it: what the host does
+/// while the device waits.
 fn exposed(loaded: &Loaded, sizes: &Sizes) -> Result<()> {
     let &Sizes { context, steps, prompt, exposed_rows: rows, .. } = sizes;
     let vocab_size = loaded.info.config.vocab_size;
@@ -129,13 +150,16 @@ fn exposed(loaded: &Loaded, sizes: &Sizes) -> Result<()> {
     // While prompts are computed, those before them decode.
     let longest = 3 * steps + rows * context / prompt;
     loaded.runner.take_steps();
-    let requests = (0..rows).map(|i| answers::request(tokens(2 + i, context, vocab_size), longest)).collect();
+    let requests =
+        (0..rows).map(|i| answers::request(tokens(2 + i, context, vocab_size), longest)).collect();
     answers::ask_all(&engine, requests)?;
     answers::end(&engine)?;
     let mut pure = loaded.runner.take_steps();
     pure.retain(|step| (step.rows, step.tokens) == (rows, rows));
     let pure: Vec<_> = pure.iter().skip(WARM_UP).take(steps + 1).collect();
-    let [first, .., last] = pure[..] else { return Err("the engine made no steps of all rows".into()) };
+    let [first, .., last] = pure[..] else {
+        return Err("the engine made no steps of all rows".into());
+    };
     let in_engine = (last.at - first.at).as_secs_f64() / (pure.len() - 1) as f64;
     // Steps without the engine, with as many tokens in the cache in the middle.
     let context = usize::midpoint(first.cached, last.cached) / rows - steps / 2;

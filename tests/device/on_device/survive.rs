@@ -1,5 +1,5 @@
-//! With `deterministic`: requests among others that are cancelled, preempted, abandoned or find no memory say what they say alone,
-//! and everything is given back.
+//! With `deterministic`: requests among others that are cancelled, preempted, abandoned or find no
+//! memory say what they say alone, and everything is given back.
 
 use crate::answers::{Answer, ask, end, read, request};
 use crate::model::{BLOCK_SIZE, Loaded, Source, Wanted};
@@ -28,8 +28,14 @@ const DEVICE: Sizes = Sizes {
     max_batched_tokens: 1024,
     max_rows: 128,
 };
-const EMULATED: Sizes =
-    Sizes { probes: &[1, 17, 40], answer: 12, crowd: 14, prompt: 30, max_batched_tokens: 48, max_rows: 8 };
+const EMULATED: Sizes = Sizes {
+    probes: &[1, 17, 40],
+    answer: 12,
+    crowd: 14,
+    prompt: 30,
+    max_batched_tokens: 48,
+    max_rows: 8,
+};
 /// Bytes of the device that drivers may keep for themselves after a load that failed.
 const SLACK: usize = 64 << 20;
 
@@ -48,14 +54,17 @@ pub fn survive(source: &Source) -> Result<()> {
     targets::head();
     let loaded = source.start(wanted)?;
     let vocab_size = loaded.info.config.vocab_size;
-    let probes = || sizes.probes.iter().zip(0..).map(|(len, i)| probe(*len, i, vocab_size, sizes.answer));
+    let probes =
+        || sizes.probes.iter().zip(0..).map(|(len, i)| probe(*len, i, vocab_size, sizes.answer));
     let engine = loaded.engine(loaded.options());
     let alone: Vec<Answer> = probes().map(|probe| ask(&engine, probe)).collect::<Result<_>>()?;
     end(&engine)?;
     crowded(&loaded, &sizes, probes().collect(), &alone)?;
     // Twice the share, which cannot be had.
     let (free, _) = source.gpu.memory()?;
-    let Err(refusal) = source.load(wanted) else { return Err("two models found the memory of one".into()) };
+    let Err(refusal) = source.load(wanted) else {
+        return Err("two models found the memory of one".into());
+    };
     let (left, _) = source.gpu.memory()?;
     if left + SLACK < free {
         return Err(format!("a model that found no memory kept {} MiB", (free - left) >> 20).into());
@@ -76,21 +85,31 @@ pub fn survive(source: &Source) -> Result<()> {
 
 /// Sampled, so that a row out of place shows.
 fn probe(len: usize, seed: u64, vocab_size: usize, answer: usize) -> GenerateRequest {
-    let sampling = SamplingParams { seed, temperature: 0.9, top_p: 0.95, ..SamplingParams::default() };
+    let sampling =
+        SamplingParams { seed, temperature: 0.9, top_p: 0.95, ..SamplingParams::default() };
     GenerateRequest { sampling, ..request(tokens(len, len, vocab_size), answer) }
 }
 
-/// Survivors among a crowd for which there are too few blocks, and of which a third is cancelled and a third abandoned.
-fn crowded(loaded: &Loaded, sizes: &Sizes, probes: Vec<GenerateRequest>, alone: &[Answer]) -> Result<()> {
+/// Survivors among a crowd for which there are too few blocks, and of which a third is cancelled
+/// and a third abandoned.
+fn crowded(
+    loaded: &Loaded,
+    sizes: &Sizes,
+    probes: Vec<GenerateRequest>,
+    alone: &[Answer],
+) -> Result<()> {
     let &Sizes { answer, crowd, prompt, max_rows, .. } = sizes;
     let (options, vocab_size) = (loaded.options(), loaded.info.config.vocab_size);
     // A third of what all rows need at their longest.
-    let num_blocks = (max_rows * (prompt + 4 * answer)).div_ceil(3 * BLOCK_SIZE).min(options.num_blocks);
+    let num_blocks =
+        (max_rows * (prompt + 4 * answer)).div_ceil(3 * BLOCK_SIZE).min(options.num_blocks);
     let engine = loaded.engine(EngineOptions { num_blocks, ..options });
     refused(&engine, loaded, num_blocks)?;
-    let other = |i: usize| engine.submit(request(tokens(5000 + i, prompt + i % 7, vocab_size), 4 * answer));
+    let other =
+        |i: usize| engine.submit(request(tokens(5000 + i, prompt + i % 7, vocab_size), 4 * answer));
     let mut others = (0..crowd / 2).map(other).collect::<Result<Vec<_>, _>>()?;
-    let sent = probes.into_iter().map(|probe| engine.submit(probe)).collect::<Result<Vec<_>, _>>()?;
+    let sent =
+        probes.into_iter().map(|probe| engine.submit(probe)).collect::<Result<Vec<_>, _>>()?;
     others.extend((crowd / 2..crowd).map(other).collect::<Result<Vec<_>, _>>()?);
     let mut patient = Vec::new();
     for (i, (id, events)) in others.into_iter().enumerate() {
@@ -109,11 +128,17 @@ fn crowded(loaded: &Loaded, sizes: &Sizes, probes: Vec<GenerateRequest>, alone: 
     }
     let stats = end(&engine)?;
     if stats.preemptions == 0 || stats.stops == 0 || stats.late_frees > 0 {
-        return Err(format!("nobody was preempted or cancelled, or blocks were freed late: {stats:?}").into());
+        return Err(format!(
+            "nobody was preempted or cancelled, or blocks were freed late: {stats:?}"
+        )
+        .into());
     }
     row(
         format!("{} requests among {crowd} others in {num_blocks} blocks", alone.len()),
-        format!("their tokens as alone; {} cancelled, {} preemptions, all blocks free", stats.stops, stats.preemptions),
+        format!(
+            "their tokens as alone; {} cancelled, {} preemptions, all blocks free",
+            stats.stops, stats.preemptions
+        ),
         "",
         &[],
     );
@@ -130,16 +155,26 @@ fn next_step(engine: &EngineHandle) {
 
 /// What can never fit is sent away at the door.
 fn refused(engine: &EngineHandle, loaded: &Loaded, num_blocks: usize) -> Result<()> {
-    let too_long = tokens(0, loaded.options().max_context.max(num_blocks * BLOCK_SIZE), loaded.info.config.vocab_size);
+    let too_long = tokens(
+        0,
+        loaded.options().max_context.max(num_blocks * BLOCK_SIZE),
+        loaded.info.config.vocab_size,
+    );
     match engine.submit(request(too_long, 1)) {
         Err(Refused::TooLarge(_)) => Ok(()),
-        other => Err(format!("a request that cannot fit was not refused: {:?}", other.map(|(id, _)| id)).into()),
+        other => {
+            Err(format!("a request that cannot fit was not refused: {:?}", other.map(|(id, _)| id))
+                .into())
+        }
     }
 }
 
 fn same(found: &Answer, alone: &Answer, what: &str) -> Result<()> {
     match found.tokens.iter().zip(&alone.tokens).position(|(found, alone)| found != alone) {
         None if found.tokens.len() == alone.tokens.len() => Ok(()),
-        at => Err(format!("{what}, an answer of {} tokens differs at {at:?}", alone.tokens.len()).into()),
+        at => {
+            Err(format!("{what}, an answer of {} tokens differs at {at:?}", alone.tokens.len())
+                .into())
+        }
     }
 }

@@ -1,4 +1,5 @@
-//! What the GPU path is to reach with the shape of Llama 3.1 8B in bf16 on one H200, and the tables that say whether it does.
+//! What the GPU path is to reach with the shape of Llama 3.1 8B in bf16 on one H200, and the tables
+//! that say whether it does.
 
 use std::fmt::Display;
 
@@ -58,7 +59,13 @@ pub fn head() {
 }
 
 /// A line of the table, with each target and what was found of it.
-pub fn row(work: impl Display, measured: impl Display, ceiling: impl Display, targets: &[(Target, f64)]) {
-    let verdicts: Vec<String> = targets.iter().map(|(target, found)| target.verdict(*found)).collect();
+pub fn row(
+    work: impl Display,
+    measured: impl Display,
+    ceiling: impl Display,
+    targets: &[(Target, f64)],
+) {
+    let verdicts: Vec<String> =
+        targets.iter().map(|(target, found)| target.verdict(*found)).collect();
     println!("| {work} | {measured} | {ceiling} | {} |", verdicts.join("; "));
 }

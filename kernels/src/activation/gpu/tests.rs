@@ -2,7 +2,9 @@
 
 use super::super::reference;
 use super::*;
-use crate::testing::{KINDS, assert_close, downloaded, gpu, poisoned_buffer, random, rounded, upload, values};
+use crate::testing::{
+    KINDS, assert_close, downloaded, gpu, poisoned_buffer, random, rounded, upload, values,
+};
 
 const ACTIVATIONS: [Activation; 2] = [Activation::Silu, Activation::GeluTanh];
 
@@ -16,12 +18,18 @@ fn check(activation: Activation, kind: Kind, tolerance: f32, n: usize, width: us
     }
     let (x, out) = (upload(&gpu, kind, &x), poisoned_buffer(&gpu, kind, n * width));
     gated(&*gpu, activation, x.view(), width, out.view()).unwrap();
-    assert_close(&downloaded(&out), &want, tolerance, &format!("{activation:?} {kind:?} {n}x{width}"));
+    assert_close(
+        &downloaded(&out),
+        &want,
+        tolerance,
+        &format!("{activation:?} {kind:?} {n}x{width}"),
+    );
 }
 
 #[test]
 fn the_kernels_equal_the_reference() {
-    for (n, width) in [(0, 8), (1, 1), (1, 1536), (3, 17), (19, 64), (2, 1032), (70, 4), (1, 14336)] {
+    for (n, width) in [(0, 8), (1, 1), (1, 1536), (3, 17), (19, 64), (2, 1032), (70, 4), (1, 14336)]
+    {
         for (kind, tolerance) in KINDS {
             for activation in ACTIVATIONS {
                 check(activation, kind, tolerance, n, width);
@@ -38,7 +46,11 @@ fn large_gates_saturate() {
             let x = rounded(kind, &[-1e4, -200.0, 0.0, 1e4, 1.0, 1.0, 1.0, 1.0]);
             let (x, out) = (upload(&gpu, kind, &x), poisoned_buffer(&gpu, kind, 4));
             gated(&*gpu, activation, x.view(), 4, out.view()).unwrap();
-            assert_eq!(downloaded(&out), rounded(kind, &[0.0, 0.0, 0.0, 1e4]), "{kind:?} {activation:?}");
+            assert_eq!(
+                downloaded(&out),
+                rounded(kind, &[0.0, 0.0, 0.0, 1e4]),
+                "{kind:?} {activation:?}"
+            );
         }
     }
 }

@@ -40,13 +40,17 @@ enum How {
 impl Paging {
     fn new(kind: Kind, mut case: Case, block_size: usize) -> Self {
         let gpu = gpu();
-        let round = |t: &Tensor| Tensor::from_vec(rounded(kind, &values(t)), t.dims(), &Device::Cpu).unwrap();
+        let round = |t: &Tensor| {
+            Tensor::from_vec(rounded(kind, &values(t)), t.dims(), &Device::Cpu).unwrap()
+        };
         let width = case.heads * case.dim;
         case.q = round(&case.q.narrow(1, 0, width).unwrap());
         case.keys = case.keys.iter().map(round).collect();
         case.vals = case.vals.iter().map(round).collect();
         let (tables, blocks) = case.tables(block_size);
-        let cache = |rows| upload(&gpu, kind, &values(&case.cache_by_token(rows, &tables, blocks, block_size)));
+        let cache = |rows| {
+            upload(&gpu, kind, &values(&case.cache_by_token(rows, &tables, blocks, block_size)))
+        };
         let (k, v) = (cache(&case.keys), cache(&case.vals));
         Self { gpu, kind, case, block_size, k, v, tables }
     }
@@ -109,9 +113,15 @@ impl Paging {
             [tables, lens, cu, &header].map(|words| Buffer::from_slice(&self.gpu, words).unwrap());
         let args = self.args(&q, &tables, &lens, &header, &out);
         match how {
-            How::Prefill => prefill(&*self.gpu, &args, cu.view(), self.case.spans.iter().map(|s| s.0).max().unwrap())?,
+            How::Prefill => prefill(
+                &*self.gpu,
+                &args,
+                cu.view(),
+                self.case.spans.iter().map(|s| s.0).max().unwrap(),
+            )?,
             How::Decode { max_splits } => {
-                let len = decode_workspace(lens.view().len(), self.case.heads, self.case.dim, max_splits);
+                let len =
+                    decode_workspace(lens.view().len(), self.case.heads, self.case.dim, max_splits);
                 let workspace = poisoned_buffer(&self.gpu, Kind::F32, len);
                 decode(&*self.gpu, &args, max_splits, workspace.view())?;
                 self.gpu.synchronise()?;
@@ -121,7 +131,14 @@ impl Paging {
         Ok(downloaded(&out))
     }
 
-    fn args(&self, q: &Buffer, tables: &Buffer, lens: &Buffer, header: &Buffer, out: &Buffer) -> Paged {
+    fn args(
+        &self,
+        q: &Buffer,
+        tables: &Buffer,
+        lens: &Buffer,
+        header: &Buffer,
+        out: &Buffer,
+    ) -> Paged {
         Paged {
             q: q.view(),
             q_stride: self.width() + BESIDE,
@@ -202,8 +219,8 @@ fn prefill_equals_the_reference() {
     }
 }
 
-/// Every query of a prompt of 170 tokens, however it is asked: in chunks, alone, beside others, as the last of a decode step, over
-/// other blocks.
+/// Every query of a prompt of 170 tokens, however it is asked: in chunks, alone, beside others, as
+/// the last of a decode step, over other blocks.
 #[test]
 fn bits_depend_on_the_query_alone() {
     for (kind, window, softcap) in
@@ -222,18 +239,24 @@ fn bits_depend_on_the_query_alone() {
             let all = bits(&paging.run(&[part(0, 170)], split, How::Prefill).unwrap());
             let elsewhere = bits(&other.run(&[part(0, 170)], split, How::Prefill).unwrap());
             assert!(all == elsewhere, "{what}: other blocks");
-            let crowd = bits(&paging.run(&[beside, part(100, 170), beside], split, How::Prefill).unwrap());
-            assert!(crowd[row(3).start..row(73).start] == all[row(100).start..], "{what}: beside others");
+            let crowd =
+                bits(&paging.run(&[beside, part(100, 170), beside], split, How::Prefill).unwrap());
+            assert!(
+                crowd[row(3).start..row(73).start] == all[row(100).start..],
+                "{what}: beside others"
+            );
             let chunks = (0..170).step_by(23).map(|at| part(at, 170.min(at + 23)));
-            let parts: Vec<u32> =
-                chunks.flat_map(|part| bits(&paging.run(&[part], split, How::Prefill).unwrap())).collect();
+            let parts: Vec<u32> = chunks
+                .flat_map(|part| bits(&paging.run(&[part], split, How::Prefill).unwrap()))
+                .collect();
             assert!(parts == all, "{what}: in chunks");
             let ends = [1, 64, 65, 128, 170];
             let steps: Vec<Part> = ends.iter().map(|end| part(end - 1, *end)).collect();
             let decoded = bits(&paging.run(&steps, split, How::Decode { max_splits: 3 }).unwrap());
             for (i, end) in ends.iter().enumerate() {
                 assert!(decoded[row(i)] == all[row(end - 1)], "{what}: decoded at {end}");
-                let alone = paging.run(&steps[i..=i], split, How::Decode { max_splits: 3 }).unwrap();
+                let alone =
+                    paging.run(&steps[i..=i], split, How::Decode { max_splits: 3 }).unwrap();
                 assert!(bits(&alone) == all[row(end - 1)], "{what}: decoded alone at {end}");
             }
         }
@@ -252,7 +275,8 @@ fn a_recorded_step_reads_lengths_and_splits_anew() {
     let words = |words: &[u32]| Buffer::from_slice(&paging.gpu, words).unwrap();
     let (tables, lens, header) = (words(&tables), words(&[1, 1]), words(&[stride as u32, 64]));
     let args = paging.args(&q, &tables, &lens, &header, &out);
-    let graph = paging.gpu.capture(&mut || decode(&*paging.gpu, &args, 4, workspace.view())).unwrap();
+    let graph =
+        paging.gpu.capture(&mut || decode(&*paging.gpu, &args, 4, workspace.view())).unwrap();
     for split in [64, 128, WHOLE] {
         for (new, old) in [(words(&[200, 150]), &lens), (words(&[stride as u32, split]), &header)] {
             paging.gpu.copy(new.view(), old.view()).unwrap();
@@ -268,8 +292,12 @@ fn a_sequence_without_tokens_gets_zeros() {
         let paging = Paging::new(kind, Case::new(4, 2, 16, &[(1, 64)]), 16);
         let q = vec![1.0; 2 * (paging.width() + BESIDE)];
         let table = [&paging.tables[0][..], &[u32::MAX; 4]].concat();
-        let got = paging.call(&q, &table, &[64, 0], &[], [4, 64], How::Decode { max_splits: 2 }).unwrap();
-        assert!(got[..paging.width()].iter().all(|x| *x != 0.0) && got[paging.width()..].iter().all(|x| *x == 0.0));
+        let got =
+            paging.call(&q, &table, &[64, 0], &[], [4, 64], How::Decode { max_splits: 2 }).unwrap();
+        assert!(
+            got[..paging.width()].iter().all(|x| *x != 0.0)
+                && got[paging.width()..].iter().all(|x| *x == 0.0)
+        );
     }
 }
 
@@ -315,7 +343,8 @@ fn a_call_that_does_not_fit_is_refused() {
     let paging = Paging::new(Kind::Bf16, Case::new(4, 2, 16, &[(1, 64)]), 16);
     let gpu = &paging.gpu;
     let (q, out) = (upload(gpu, Kind::Bf16, &[0.0; 72]), poisoned_buffer(gpu, Kind::Bf16, 64));
-    let [tables, lens, header] = [&[0u32, 1, 2, 3][..], &[64], &[4, 64]].map(|w| Buffer::from_slice(gpu, w).unwrap());
+    let [tables, lens, header] =
+        [&[0u32, 1, 2, 3][..], &[64], &[4, 64]].map(|w| Buffer::from_slice(gpu, w).unwrap());
     let workspace = Buffer::new(gpu, Kind::F32, decode_workspace(1, 4, 16, 2)).unwrap().view();
     let args = paging.args(&q, &tables, &lens, &header, &out);
     decode(&**gpu, &args, 2, workspace).unwrap();
@@ -344,8 +373,13 @@ fn splits_fill_the_device_and_stay_below_their_maximum() {
     for (sequences, kv_heads, longest, max_splits, want) in table {
         let got = tokens_per_split(&*gpu, sequences, kv_heads, longest, 131_072, max_splits, false);
         assert_eq!(got, want, "{sequences} {kv_heads} {longest} {max_splits}");
-        let invariant = tokens_per_split(&*gpu, sequences, kv_heads, longest, 131_072, max_splits, true);
-        assert_eq!(invariant, 131_072usize.div_ceil(max_splits), "{sequences} {longest} {max_splits}");
+        let invariant =
+            tokens_per_split(&*gpu, sequences, kv_heads, longest, 131_072, max_splits, true);
+        assert_eq!(
+            invariant,
+            131_072usize.div_ceil(max_splits),
+            "{sequences} {longest} {max_splits}"
+        );
     }
     assert_eq!(tokens_per_split(&*gpu, 1, 8, 100, 4096, 64, true), 256);
 }
@@ -357,7 +391,10 @@ fn the_grid_of_prefill_has_room_for_every_batch() {
         for per_tile in [1, 16, 32, 42, 128] {
             let tiles: usize = spans.iter().map(|queries| queries.div_ceil(per_tile)).sum();
             let room = prefill_tiles(n, spans.len(), *spans.iter().max().unwrap(), per_tile);
-            assert!(tiles <= room && room <= n / per_tile + spans.len(), "{spans:?} {per_tile}: {tiles} {room}");
+            assert!(
+                tiles <= room && room <= n / per_tile + spans.len(),
+                "{spans:?} {per_tile}: {tiles} {room}"
+            );
         }
     }
 }

@@ -2,12 +2,16 @@
 
 use super::*;
 use crate::gpu::Buffer;
-use crate::testing::{KINDS, assert_close, downloaded, gpu, poisoned_buffer, random, rounded, upload, values};
+use crate::testing::{
+    KINDS, assert_close, downloaded, gpu, poisoned_buffer, random, rounded, upload, values,
+};
 
 const HOST: u32 = u32::MAX;
 
 fn want(table: &[f32], width: usize, ids: &[u32], scale: f32) -> Vec<f32> {
-    ids.iter().flat_map(|&id| table[id as usize * width..][..width].iter().map(|x| x * scale)).collect()
+    ids.iter()
+        .flat_map(|&id| table[id as usize * width..][..width].iter().map(|x| x * scale))
+        .collect()
 }
 
 #[test]
@@ -20,17 +24,25 @@ fn rows_are_those_of_the_table() {
             for (ids, scale) in [(&ids[..], 1.0), (&ids[..2], 64.5), (&many, 1.0), (&[], 1.0)] {
                 let table = rounded(kind, &values(&random(&[13, width], 5)));
                 let device_table = upload(&gpu, kind, &table);
-                // Every other id is known to the device alone; what the host has in its place is no id at all.
-                let previous = Buffer::from_slice(&gpu, &ids.iter().rev().copied().collect::<Vec<_>>()).unwrap();
+                // Every other id is known to the device alone; what the host has in its place is no
+                // id at all.
+                let previous =
+                    Buffer::from_slice(&gpu, &ids.iter().rev().copied().collect::<Vec<_>>())
+                        .unwrap();
                 let fed_back = |i: usize| i % 2 == 1;
-                let host: Vec<u32> = ids.iter().enumerate().map(|(i, id)| if fed_back(i) { 99 } else { *id }).collect();
+                let host: Vec<u32> = ids
+                    .iter()
+                    .enumerate()
+                    .map(|(i, id)| if fed_back(i) { 99 } else { *id })
+                    .collect();
                 let back = |i: usize| if fed_back(i) { (ids.len() - 1 - i) as u32 } else { HOST };
                 let feedback: Vec<u32> = (0..ids.len()).map(back).collect();
                 let [host, feedback, ids_alone] =
                     [&host, &feedback, ids].map(|words| Buffer::from_slice(&gpu, words).unwrap());
                 let [out, plain] = [0, 1].map(|_| poisoned_buffer(&gpu, kind, ids.len() * width));
                 let slots: Vec<u32> = (0..ids.len() as u32).map(|i| i * 3 + 1).collect();
-                let [slots, history] = [slots, vec![99; 900]].map(|words| Buffer::from_slice(&gpu, &words).unwrap());
+                let [slots, history] =
+                    [slots, vec![99; 900]].map(|words| Buffer::from_slice(&gpu, &words).unwrap());
                 let args = Gather {
                     table: device_table.view(),
                     width,
@@ -45,10 +57,16 @@ fn rows_are_those_of_the_table() {
                 gather(&*gpu, &args).unwrap();
                 let what = format!("{kind:?} {}x{width}", ids.len());
                 assert_close(&downloaded(&out), &want(&table, width, ids, scale), tolerance, &what);
-                let noted =
-                    |place: usize| (place % 3 == 1).then(|| ids.get(place / 3).copied()).flatten().unwrap_or(99);
-                assert_eq!(history.to_vec::<u32>().unwrap(), (0..900).map(noted).collect::<Vec<_>>(), "{what}");
-                gather_rows(&*gpu, device_table.view(), width, ids_alone.view(), plain.view()).unwrap();
+                let noted = |place: usize| {
+                    (place % 3 == 1).then(|| ids.get(place / 3).copied()).flatten().unwrap_or(99)
+                };
+                assert_eq!(
+                    history.to_vec::<u32>().unwrap(),
+                    (0..900).map(noted).collect::<Vec<_>>(),
+                    "{what}"
+                );
+                gather_rows(&*gpu, device_table.view(), width, ids_alone.view(), plain.view())
+                    .unwrap();
                 assert_eq!(downloaded(&plain), want(&table, width, ids, 1.0), "{what}");
             }
         }
@@ -61,13 +79,15 @@ fn what_does_not_fit_is_refused() {
         let gpu = gpu();
         let table = upload(&gpu, Kind::F32, &[0.0; 12]);
         let out = poisoned_buffer(&gpu, Kind::F32, 4);
-        let [ids, feedback, slots] = [ids, feedback, slot].map(|word| Buffer::from_slice(&gpu, &[word]).unwrap());
+        let [ids, feedback, slots] =
+            [ids, feedback, slot].map(|word| Buffer::from_slice(&gpu, &[word]).unwrap());
         let previous = Buffer::from_slice(&gpu, previous).unwrap();
         let history = poisoned_buffer(&gpu, Kind::U32, 2);
         let [ids, feedback, previous, slots, history] =
             [&ids, &feedback, &previous, &slots, &history].map(Buffer::view);
         let (table, out) = (table.view(), out.view());
-        let args = Gather { table, width, ids, feedback, previous, slots, history, scale: 1.0, out };
+        let args =
+            Gather { table, width, ids, feedback, previous, slots, history, scale: 1.0, out };
         let error = gather(&*gpu, &args).and_then(|()| gpu.synchronise()).unwrap_err().to_string();
         assert!(error.contains(expect), "{error}");
     };

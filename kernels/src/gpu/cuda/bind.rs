@@ -1,6 +1,7 @@
-//! The CUDA libraries, bound when a device is first asked for, so that one binary runs with and without them. The linker sees
-//! a function of our own under each name that candle's bindings may call; it jumps to where a slot says. Which of them a linker
-//! asks for differs from one build profile to another, so all are here.
+//! The CUDA libraries, bound when a device is first asked for, so that one binary runs with and
+//! without them. The linker sees a function of our own under each name that candle's bindings may
+//! call; it jumps to where a slot says. Which of them a linker asks for differs from one build
+//! profile to another, so all are here.
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use std::arch::naked_asm;
@@ -9,7 +10,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// Where toolkits put their libraries without telling the loader.
-const FOLDERS: &[&str] = &["/usr/local/cuda/lib64", "/usr/local/cuda-13/lib64", "/usr/local/cuda-13.0/lib64"];
+const FOLDERS: &[&str] =
+    &["/usr/local/cuda/lib64", "/usr/local/cuda-13/lib64", "/usr/local/cuda-13.0/lib64"];
 
 struct Bound {
     /// Empty: never opened, as nothing here calls it.
@@ -30,8 +32,9 @@ macro_rules! libraries {
                 pub static SLOT: super::AtomicPtr<super::c_void> = super::AtomicPtr::new(missing as *mut super::c_void);
             }
 
-            // SAFETY: it has the arguments and the result of whatever the slot names: the function of the same name, or
-            // `missing`, which reads no argument and returns the status that callers check.
+            // SAFETY: it has the arguments and the result of whatever the slot names: the function
+            // of the same name, or `missing`, which reads no argument and returns the status that
+            // callers check.
             #[unsafe(no_mangle)]
             #[unsafe(naked)]
             unsafe extern "C" fn $function() {
@@ -46,7 +49,8 @@ macro_rules! libraries {
     };
 }
 
-// The status is the library's own for "not there": stub library, not initialised, initialisation failed.
+// The status is the library's own for "not there": stub library, not initialised, initialisation
+// failed.
 libraries! {
     "libcuda.so.1" or 34:
         cuCtxCreate_v3 cuCtxCreate_v4 cuCtxDestroy_v2 cuCtxGetCacheConfig cuCtxGetCurrent cuCtxGetLimit
@@ -119,8 +123,8 @@ fn load(file: &str) -> Option<Library> {
 
 fn fill(bound: &Bound, library: &Library) {
     for (name, slot) in bound.functions {
-        // SAFETY: only the address is taken; `libraries!` says how it is called. An older library may lack one that is never
-        // called there.
+        // SAFETY: only the address is taken; `libraries!` says how it is called. An older library
+        // may lack one that is never called there.
         if let Ok(function) = unsafe { library.get::<*mut c_void>(name.as_bytes()) } {
             slot.store(*function, Ordering::Release);
         }
@@ -155,6 +159,9 @@ mod tests {
         };
         assert_eq!(explain(&[]), Ok(()));
         check(&["libcuda.so.1", "libcublasLt.so.13"], &["no NVIDIA driver", "580"]);
-        check(&["libcublas.so.13", "libcurand.so.10"], &["libcublas.so.13, libcurand.so.10 cannot", "LD_LIBRARY_PATH"]);
+        check(
+            &["libcublas.so.13", "libcurand.so.10"],
+            &["libcublas.so.13, libcurand.so.10 cannot", "LD_LIBRARY_PATH"],
+        );
     }
 }

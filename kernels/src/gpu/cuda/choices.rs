@@ -1,5 +1,6 @@
-//! Which algorithm a product of some shape takes: measured once, then kept in a file that belongs to one device and one version
-//! of driver and library. A file that is not whole is as good as none.
+//! Which algorithm a product of some shape takes: measured once, then kept in a file that belongs
+//! to one device and one version of driver and library. A file that is not whole is as good as
+//! none.
 
 use crate::gpu::{Gemm, Kind, Properties, View};
 use std::collections::BTreeMap;
@@ -30,10 +31,20 @@ const HEAD: &str = "cresset products 1";
 impl Shape {
     pub fn of(gemm: &Gemm) -> Self {
         let stride = |view_kind: Kind, stride: usize| (stride * view_kind.bytes()) as u64;
-        let addresses = [gemm.x.address(), gemm.w.address(), gemm.out.address(), gemm.bias.map_or(0, View::address)];
+        let addresses = [
+            gemm.x.address(),
+            gemm.w.address(),
+            gemm.out.address(),
+            gemm.bias.map_or(0, View::address),
+        ];
         let kind = gemm.x.kind();
-        let strides = [stride(kind, gemm.x_stride), stride(kind, gemm.cols), stride(gemm.out.kind(), gemm.out_stride)];
-        let every_bit = addresses.into_iter().chain(strides).fold(MOST_ALIGNED, |all, value| all | value);
+        let strides = [
+            stride(kind, gemm.x_stride),
+            stride(kind, gemm.cols),
+            stride(gemm.out.kind(), gemm.out_stride),
+        ];
+        let every_bit =
+            addresses.into_iter().chain(strides).fold(MOST_ALIGNED, |all, value| all | value);
         Self {
             operands: kind,
             out: gemm.out.kind(),
@@ -47,7 +58,12 @@ impl Shape {
 
     fn words(&self) -> String {
         let Self { operands, out, bias, n, rows, cols, alignment } = self;
-        format!("{} {} {} {n} {rows} {cols} {alignment}", operands.suffix(), out.suffix(), u8::from(*bias))
+        format!(
+            "{} {} {} {n} {rows} {cols} {alignment}",
+            operands.suffix(),
+            out.suffix(),
+            u8::from(*bias)
+        )
     }
 }
 
@@ -88,7 +104,8 @@ fn replace(file: &Path, text: &str) -> std::io::Result<()> {
 
 fn file_name(properties: &Properties) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' };
-    let name: String = format!("{} {}", properties.name, properties.versions).chars().map(plain).collect();
+    let name: String =
+        format!("{} {}", properties.name, properties.versions).chars().map(plain).collect();
     format!("products-{name}.txt")
 }
 
@@ -116,11 +133,15 @@ fn decode(text: &str) -> Option<BTreeMap<String, Algorithm>> {
 fn decode_line(line: &str) -> Option<(String, Algorithm)> {
     let words: Vec<&str> = line.split(' ').collect();
     let (shape, algorithm) = words.split_at_checked(words.len().checked_sub(8)?)?;
-    let algorithm: Option<Vec<u64>> = algorithm.iter().map(|word| u64::from_str_radix(word, 16).ok()).collect();
+    let algorithm: Option<Vec<u64>> =
+        algorithm.iter().map(|word| u64::from_str_radix(word, 16).ok()).collect();
     Some((shape.join(" "), algorithm?.try_into().ok()?))
 }
 
-/// FNV-1a: against torn and edited files, not against malice. What it lets through, the library checks before use.
+/// FNV-1a: against torn and edited files, not against malice. What it lets through, the library
+/// checks before use.
 fn digest(text: &str) -> u64 {
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }

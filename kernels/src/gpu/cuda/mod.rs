@@ -1,9 +1,10 @@
-//! A CUDA device: candle's, with one stream of its own, so that models side by side on one device neither wait for each other nor appear
-//! in each other's recordings. Kernels come compiled with this binary and products from cuBLASLt; a step allocates nothing,
-//! and its launches can be recorded as a graph.
+//! A CUDA device: candle's, with one stream of its own, so that models side by side on one device
+//! neither wait for each other nor appear in each other's recordings. Kernels come compiled with
+//! this binary and products from cuBLASLt; a step allocates nothing, and its launches can be
+//! recorded as a graph.
 //!
-//! After a fault of a kernel the driver refuses everything on the device until the process ends: such an error comes back from
-//! every later call, `synchronise` first of all.
+//! After a fault of a kernel the driver refuses everything on the device until the process ends:
+//! such an error comes back from every later call, `synchronise` first of all.
 
 mod bind;
 mod choices;
@@ -17,9 +18,12 @@ use crate::{Error, Result};
 use candle_core::Device;
 use candle_core::cuda_backend::CudaDevice;
 use candle_core::cuda_backend::cudarc::driver::sys::{
-    CUgraphInstantiate_flags, CUresult, CUstream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+    CUgraphInstantiate_flags, CUresult, CUstream,
+    CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
 };
-use candle_core::cuda_backend::cudarc::driver::{CudaContext, CudaEvent, CudaGraph, CudaStream, DriverError, result};
+use candle_core::cuda_backend::cudarc::driver::{
+    CudaContext, CudaEvent, CudaGraph, CudaStream, DriverError, result,
+};
 use choices::Choices;
 use modules::Kernels;
 pub use probe::probe;
@@ -30,8 +34,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Whether this build can use a device.
 pub const BUILT: bool = true;
 
-/// Held while a graph is recorded, and while libraries and kernels are loaded or let go: those may wait for the whole context,
-/// which is an error that ends every recording in it, another model's too.
+/// Held while a graph is recorded, and while libraries and kernels are loaded or let go: those may
+/// wait for the whole context, which is an error that ends every recording in it, another model's
+/// too.
 static RECORDING: Mutex<()> = Mutex::new(());
 
 fn not_recording() -> MutexGuard<'static, ()> {
@@ -96,7 +101,8 @@ impl Cuda {
         let stream = device.cuda_stream();
         let kernels = Kernels::load(stream.context(), properties.shared_bytes)?;
         // Last: if anything failed behind it, letting it go would wait for ourselves.
-        let products = Products::new(&stream, Choices::open(options.folder.as_deref(), &properties))?;
+        let products =
+            Products::new(&stream, Choices::open(options.folder.as_deref(), &properties))?;
         Ok(Self {
             properties,
             overlapped: AtomicBool::new(false),
@@ -133,7 +139,10 @@ impl Gpu for Cuda {
         unsafe { result::malloc_sync(bytes.max(1)) }.map_err(|error| match error.0 {
             CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
                 let free = self.memory().map_or(0, |(free, _)| free);
-                failed("allocate", format!("{} MiB do not fit in {} free MiB", bytes >> 20, free >> 20))
+                failed(
+                    "allocate",
+                    format!("{} MiB do not fit in {} free MiB", bytes >> 20, free >> 20),
+                )
             }
             _ => failure("allocate")(error),
         })
@@ -182,7 +191,8 @@ impl Gpu for Cuda {
         // SAFETY: inside the staging buffer, which nobody reads until the copy is done.
         let to = unsafe { std::slice::from_raw_parts_mut(to, from.bytes()) };
         // SAFETY: the view is allocated, by its promise, and as long as `to`.
-        unsafe { result::memcpy_dtoh_async(to, from.address(), stream) }.map_err(failure("download"))
+        unsafe { result::memcpy_dtoh_async(to, from.address(), stream) }
+            .map_err(failure("download"))
     }
 
     fn copy(&self, from: View, to: View) -> Result<()> {
@@ -204,7 +214,8 @@ impl Gpu for Cuda {
             return Ok(());
         }
         // SAFETY: the view is allocated, by its promise.
-        unsafe { result::memset_d8_async(view.address(), byte, view.bytes(), stream) }.map_err(failure("fill"))
+        unsafe { result::memset_d8_async(view.address(), byte, view.bytes(), stream) }
+            .map_err(failure("fill"))
     }
 
     fn launch(&self, launch: &Launch, args: &[Arg]) -> Result<()> {
@@ -225,7 +236,10 @@ impl Gpu for Cuda {
     }
 
     fn wait(&self, event: &Event) -> Result<()> {
-        let event = event.0.downcast_ref::<CudaEvent>().ok_or_else(|| failed("wait", "an event of another device"))?;
+        let event = event
+            .0
+            .downcast_ref::<CudaEvent>()
+            .ok_or_else(|| failed("wait", "an event of another device"))?;
         // By polling, which takes this thread's core and saves some microseconds of each step.
         event.synchronize().map_err(failure("wait"))
     }
@@ -237,19 +251,26 @@ impl Gpu for Cuda {
     fn capture(&self, record: &mut dyn FnMut() -> Result<()>) -> Result<Graph> {
         let _quiet = not_recording();
         // Other threads may go on allocating and waiting for their streams.
-        self.stream.begin_capture(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).map_err(failure("capture"))?;
+        self.stream
+            .begin_capture(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+            .map_err(failure("capture"))?;
         let recorded = record();
         // Ended in any case, so that the stream runs again.
         let graph = self.stream.end_capture(CUgraphInstantiate_flags(0));
         recorded?;
-        let graph = graph.map_err(failure("capture"))?.ok_or_else(|| failed("capture", "nothing was recorded"))?;
+        let graph = graph
+            .map_err(failure("capture"))?
+            .ok_or_else(|| failed("capture", "nothing was recorded"))?;
         // The first replay would do it otherwise.
         graph.upload().map_err(failure("capture"))?;
         Ok(Graph(Box::new(Recorded(Mutex::new(graph)))))
     }
 
     fn replay(&self, graph: &Graph) -> Result<()> {
-        let graph = graph.0.downcast_ref::<Recorded>().ok_or_else(|| failed("replay", "a graph of another device"))?;
+        let graph = graph
+            .0
+            .downcast_ref::<Recorded>()
+            .ok_or_else(|| failed("replay", "a graph of another device"))?;
         graph.0.lock().unwrap_or_else(PoisonError::into_inner).launch().map_err(failure("replay"))
     }
 }
@@ -265,7 +286,9 @@ unsafe impl Sync for Recorded {}
 /// In the driver's own words.
 fn failure(op: &'static str) -> impl Fn(DriverError) -> Error {
     move |error| {
-        let text = error.error_string().map_or_else(|_| String::new(), |text| format!(": {}", text.to_string_lossy()));
+        let text = error
+            .error_string()
+            .map_or_else(|_| String::new(), |text| format!(": {}", text.to_string_lossy()));
         Error::Device { op, detail: format!("{:?}{text}", error.0) }
     }
 }

@@ -1,12 +1,12 @@
-//! The kernels in this binary: a fat binary for each `.cu` file, loaded whole when the device is opened, so that no launch ever
-//! waits for a load and none happens while a graph is recorded.
+//! The kernels in this binary: a fat binary for each `.cu` file, loaded whole when the device is
+//! opened, so that no launch ever waits for a load and none happens while a graph is recorded.
 
 use super::failure;
 use crate::gpu::{Arg, Launch};
 use crate::{Error, Result};
 use candle_core::cuda_backend::cudarc::driver::sys::{
-    self, CUfunction_attribute as Attribute, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue,
-    CUlaunchConfig, CUstream,
+    self, CUfunction_attribute as Attribute, CUlaunchAttribute, CUlaunchAttributeID,
+    CUlaunchAttributeValue, CUlaunchConfig, CUstream,
 };
 use candle_core::cuda_backend::cudarc::driver::{CudaContext, CudaFunction, DriverError};
 use candle_core::cuda_backend::cudarc::nvrtc::Ptx;
@@ -16,8 +16,9 @@ use std::sync::Arc;
 
 /// A kernel with more cannot be launched.
 const MOST_PARAMETERS: usize = 16;
-/// Percent of a multiprocessor's first-level memory that is shared memory. Alike for all kernels: one that changes its split
-/// waits until it is empty, and ours need most of it or nothing of the rest. Not yet measured.
+/// Percent of a multiprocessor's first-level memory that is shared memory. Alike for all kernels:
+/// one that changes its split waits until it is empty, and ours need most of it or nothing of the
+/// rest. Not yet measured.
 const SHARED_PERCENT: i32 = 100;
 
 struct Fatbin {
@@ -35,8 +36,8 @@ struct Kernel {
 
 pub struct Kernels {
     by_name: HashMap<&'static str, Kernel>,
-    /// Whether each waits by itself for the one before it, as only code for sm_90 and later does: PTX of an earlier architecture
-    /// does not, whatever device it runs on.
+    /// Whether each waits by itself for the one before it, as only code for sm_90 and later does:
+    /// PTX of an earlier architecture does not, whatever device it runs on.
     pub waiting: bool,
 }
 
@@ -48,8 +49,9 @@ impl Kernels {
     pub fn load(context: &Arc<CudaContext>, shared_bytes: u32) -> Result<Self> {
         let mut all = Self { by_name: HashMap::new(), waiting: true };
         for fatbin in FATBINS {
-            let module =
-                context.load_module(Ptx::from_binary(fatbin.image.to_vec())).map_err(failure("load kernels"))?;
+            let module = context
+                .load_module(Ptx::from_binary(fatbin.image.to_vec()))
+                .map_err(failure("load kernels"))?;
             for name in fatbin.kernels {
                 let function = module.load_function(name).map_err(failure(name))?;
                 all.waiting &= function.ptx_version().map_err(failure(name))? >= WAITING_SINCE;
@@ -59,9 +61,15 @@ impl Kernels {
         Ok(all)
     }
 
-    /// Puts the kernel into the stream. Overlapped, its blocks may begin while the kernel before it still runs: only for kernels
-    /// that are `waiting`.
-    pub fn launch(&self, launch: &Launch, args: &[Arg], stream: CUstream, overlapped: bool) -> Result<()> {
+    /// Puts the kernel into the stream. Overlapped, its blocks may begin while the kernel before it
+    /// still runs: only for kernels that are `waiting`.
+    pub fn launch(
+        &self,
+        launch: &Launch,
+        args: &[Arg],
+        stream: CUstream,
+        overlapped: bool,
+    ) -> Result<()> {
         let kernel = self.get(launch, args)?;
         let mut words = [0u64; MOST_PARAMETERS];
         let mut pointers = [null_mut(); MOST_PARAMETERS];
@@ -83,8 +91,9 @@ impl Kernels {
             attrs: &raw mut attribute,
             numAttrs: u32::from(overlapped),
         };
-        // SAFETY: each pointer stands for an argument of its parameter's size, as `get` found, which the driver copies before
-        // it returns, as it does the configuration; what the kernel does with views is its caller's to keep inside them.
+        // SAFETY: each pointer stands for an argument of its parameter's size, as `get` found,
+        // which the driver copies before it returns, as it does the configuration; what the kernel
+        // does with views is its caller's to keep inside them.
         unsafe {
             let function = kernel.function.cu_function();
             sys::cuLaunchKernelEx(&raw const config, function, pointers.as_mut_ptr(), null_mut())
@@ -104,7 +113,8 @@ impl Kernels {
         if args.len() <= MOST_PARAMETERS && sizes.eq(found.parameters.iter().copied()) {
             return Ok(found);
         }
-        let detail = format!("its parameters take {:?} bytes, its arguments others", found.parameters);
+        let detail =
+            format!("its parameters take {:?} bytes, its arguments others", found.parameters);
         Err(Error::Shape { op, detail })
     }
 }
@@ -132,7 +142,10 @@ fn prepare(function: CudaFunction, shared_bytes: u32) -> Result<Kernel, DriverEr
     let own = function.shared_size_bytes()?;
     let most = shared_bytes.cast_signed() - own;
     function.set_attribute(Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most)?;
-    function.set_attribute(Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, SHARED_PERCENT)?;
+    function.set_attribute(
+        Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
+        SHARED_PERCENT,
+    )?;
     // SAFETY: the handle is live as long as `function`, which holds its module.
     unsafe { sys::cuFuncLoad(function.cu_function()) }.result()?;
     let parameters = (0..).map_while(|index| parameter_bytes(&function, index)).collect();
@@ -143,6 +156,8 @@ fn prepare(function: CudaFunction, shared_bytes: u32) -> Result<Kernel, DriverEr
 fn parameter_bytes(function: &CudaFunction, index: usize) -> Option<usize> {
     let (mut offset, mut bytes) = (0, 0);
     // SAFETY: the handle is live; both results are written before it answers with success.
-    let answer = unsafe { sys::cuFuncGetParamInfo(function.cu_function(), index, &raw mut offset, &raw mut bytes) };
+    let answer = unsafe {
+        sys::cuFuncGetParamInfo(function.cu_function(), index, &raw mut offset, &raw mut bytes)
+    };
     answer.result().is_ok().then_some(bytes)
 }

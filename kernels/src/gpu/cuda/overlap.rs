@@ -1,4 +1,5 @@
-//! Whether kernels may overlap on this device with this driver: tried when it is opened, against launches that do not.
+//! Whether kernels may overlap on this device with this driver: tried when it is opened, against
+//! launches that do not.
 
 use super::Cuda;
 use crate::Result;
@@ -12,7 +13,8 @@ const LINKS: usize = 24;
 const ROWS: usize = 64;
 const WIDTH: usize = 128;
 
-/// Lets launches overlap if a chain of them then has the results of one that does not, launched and recorded.
+/// Lets launches overlap if a chain of them then has the results of one that does not, launched and
+/// recorded.
 pub fn check(gpu: &Arc<Cuda>) -> Result<()> {
     let chain = Chain::new(gpu)?;
     let want = chain.results(&mut || chain.run())?;
@@ -39,7 +41,8 @@ impl Chain {
         let gpu: Arc<dyn Gpu> = gpu.clone();
         let zeros = |len| Buffer::zeros(&gpu, Kind::F32, len);
         let weight: Vec<f32> = (0..WIDTH * WIDTH).map(|i| (i % 61) as f32 / 32.0 - 1.0).collect();
-        let (x, delta, product) = (zeros(ROWS * WIDTH)?, zeros(ROWS * WIDTH)?, zeros(ROWS * WIDTH)?);
+        let (x, delta, product) =
+            (zeros(ROWS * WIDTH)?, zeros(ROWS * WIDTH)?, zeros(ROWS * WIDTH)?);
         Ok(Self { x, delta, product, weight: Buffer::from_slice(&gpu, &weight)?, gpu })
     }
 
@@ -59,10 +62,14 @@ impl Chain {
 
     /// Norms, each of a sum with the last result, and products between them, as in a model.
     fn run(&self) -> Result<()> {
-        let (x, delta, product, w) = (self.x.view(), self.delta.view(), self.product.view(), self.weight.view());
+        let (x, delta, product, w) =
+            (self.x.view(), self.delta.view(), self.product.view(), self.weight.view());
         let mut last = delta;
         for link in 0..LINKS {
-            norm(&*self.gpu, &Norm { x, delta: Some(last), weight: w.slice(0..WIDTH), eps: 1e-5, out: delta })?;
+            norm(
+                &*self.gpu,
+                &Norm { x, delta: Some(last), weight: w.slice(0..WIDTH), eps: 1e-5, out: delta },
+            )?;
             last = delta;
             if link % 8 == 4 {
                 let (n, rows, cols, out) = (ROWS, WIDTH, WIDTH, product);

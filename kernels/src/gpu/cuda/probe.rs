@@ -4,7 +4,9 @@ use super::{bind, failure};
 use crate::gpu::Properties;
 use crate::{Error, Result};
 use candle_core::cuda_backend::cudarc::cublaslt::sys::cublasLtGetVersion;
-use candle_core::cuda_backend::cudarc::driver::sys::{CUdevice, CUdevice_attribute as Attribute, cuDriverGetVersion};
+use candle_core::cuda_backend::cudarc::driver::sys::{
+    CUdevice, CUdevice_attribute as Attribute, cuDriverGetVersion,
+};
 use candle_core::cuda_backend::cudarc::driver::{DriverError, result};
 
 /// The CUDA version that a driver must know: the one this is compiled against.
@@ -13,16 +15,20 @@ const NEEDED: i32 = 13_000;
 /// The device with this number, if it and all that it needs are here.
 pub fn probe(ordinal: usize) -> Result<Properties> {
     bind::bind().map_err(Error::NoDevice)?;
-    // Known without a device, and before the driver is started: an old one would only say that it cannot.
+    // Known without a device, and before the driver is started: an old one would only say that it
+    // cannot.
     let version = driver_version().map_err(silent)?;
     if version < NEEDED {
-        let known = format!("the NVIDIA driver knows CUDA {}, and this build needs 13.0", dotted(version));
+        let known =
+            format!("the NVIDIA driver knows CUDA {}, and this build needs 13.0", dotted(version));
         return Err(Error::NoDevice(format!("{known}: install driver 580 or newer")));
     }
     result::init().map_err(silent)?;
     let count = result::device::get_count().map_err(failure("probe"))?;
     if ordinal >= count.max(0) as usize {
-        return Err(Error::NoDevice(format!("cuda:{ordinal} is not among the {count} GPUs that the driver finds")));
+        return Err(Error::NoDevice(format!(
+            "cuda:{ordinal} is not among the {count} GPUs that the driver finds"
+        )));
     }
     describe(ordinal, version).map_err(failure("probe"))
 }
@@ -42,7 +48,10 @@ fn describe(ordinal: usize, version: i32) -> Result<Properties, DriverError> {
             attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         ),
         multiprocessors: attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
-        shared_bytes: attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+        shared_bytes: attribute(
+            device,
+            Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+        )?,
         // SAFETY: the driver gave the handle.
         memory_bytes: unsafe { result::device::total_mem(device) }?,
         versions: format!("driver {}CUDA {} cuBLASLt {library}", release(), dotted(version)),

@@ -1,5 +1,5 @@
-//! Products by cuBLASLt: row-major operands as the column-major ones it knows, one workspace for all, the algorithm of each
-//! shape measured where it is first used.
+//! Products by cuBLASLt: row-major operands as the column-major ones it knows, one workspace for
+//! all, the algorithm of each shape measured where it is first used.
 
 use super::choices::{Algorithm, Choices, Shape};
 use super::failure;
@@ -7,9 +7,12 @@ use crate::gpu::{Gemm, Kind, View};
 use crate::{Error, Result};
 use candle_core::cuda_backend::cudarc::cublaslt::result::{self as lt, CublasError};
 use candle_core::cuda_backend::cudarc::cublaslt::sys::{
-    self, cublasLtMatmulDescAttributes_t as Attribute, cublasLtMatmulPreferenceAttributes_t as Preference,
+    self, cublasLtMatmulDescAttributes_t as Attribute,
+    cublasLtMatmulPreferenceAttributes_t as Preference,
 };
-use candle_core::cuda_backend::cudarc::driver::sys::{CUdevice_attribute, CUevent_flags, CUstreamCaptureStatus};
+use candle_core::cuda_backend::cudarc::driver::sys::{
+    CUdevice_attribute, CUevent_flags, CUstreamCaptureStatus,
+};
 use candle_core::cuda_backend::cudarc::driver::{CudaEvent, CudaStream, DriverError, result};
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -26,9 +29,10 @@ const ROUNDS: usize = 6;
 /// Problems kept ready at a time: some hundred bytes each.
 const MOST_READY: usize = 8192;
 
-/// Sums in parts meet in f32, in a fixed order: no other way of adding them is asked for. The library's own choice may round
-/// each part to the output's kind.
-const F32_PARTS: u32 = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
+/// Sums in parts meet in f32, in a fixed order: no other way of adding them is asked for. The
+/// library's own choice may round each part to the output's kind.
+const F32_PARTS: u32 =
+    sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
 /// `CUBLAS_OP_T`.
 const TRANSPOSED: i32 = 1;
 
@@ -39,7 +43,8 @@ pub struct Products {
     state: Mutex<State>,
 }
 
-// SAFETY: the handle may be used by any thread, as the library documents; the rest is safe to share.
+// SAFETY: the handle may be used by any thread, as the library documents; the rest is safe to
+// share.
 unsafe impl Send for Products {}
 // SAFETY: as above.
 unsafe impl Sync for Products {}
@@ -90,10 +95,11 @@ impl Products {
         Ok(())
     }
 
-    /// The one chosen for the shape, and whether that may be kept. Where none is, it is measured, which writes the product
-    /// several times; a graph being recorded gets the library's first guess for now. Where the shape's choice does not do for
-    /// this very number of rows, the first guess is it for good, so that once each power of two has been run nothing is
-    /// measured any more.
+    /// The one chosen for the shape, and whether that may be kept. Where none is, it is measured,
+    /// which writes the product several times; a graph being recorded gets the library's first
+    /// guess for now. Where the shape's choice does not do for this very number of rows, the first
+    /// guess is it for good, so that once each power of two has been run nothing is measured any
+    /// more.
     fn algorithm(
         &self,
         problem: &Problem,
@@ -144,7 +150,8 @@ impl Products {
     fn candidates(&self, problem: &Problem, shape: &Shape) -> Result<Vec<Algorithm>> {
         let wishes = Wishes::new(shape).map_err(refusal)?;
         let Problem { description, w, x, out } = *problem;
-        let mut found = [const { MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::zeroed() }; CANDIDATES];
+        let mut found =
+            [const { MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::zeroed() }; CANDIDATES];
         let mut count = 0;
         // SAFETY: all descriptors are live; there is room for as many results as are asked for.
         unsafe {
@@ -166,7 +173,10 @@ impl Products {
         .map_err(refusal)?;
         // SAFETY: the library wrote the first `count`.
         let found = found[..count as usize].iter().map(|found| unsafe { found.assume_init() });
-        let good: Vec<_> = found.filter(|found| found.state.result().is_ok()).map(|found| found.algo.data).collect();
+        let good: Vec<_> = found
+            .filter(|found| found.state.result().is_ok())
+            .map(|found| found.algo.data)
+            .collect();
         if good.is_empty() {
             return Err(Error::Unsupported {
                 op: "gemm",
@@ -176,12 +186,18 @@ impl Products {
         Ok(good)
     }
 
-    /// By the median of interleaved timings, each from a second-level cache that holds nothing of the operands, as they are
-    /// found in a model.
-    fn fastest(&self, problem: &Problem, gemm: &Gemm, candidates: &[Algorithm]) -> Result<Algorithm> {
+    /// By the median of interleaved timings, each from a second-level cache that holds nothing of
+    /// the operands, as they are found in a model.
+    fn fastest(
+        &self,
+        problem: &Problem,
+        gemm: &Gemm,
+        candidates: &[Algorithm],
+    ) -> Result<Algorithm> {
         let context = self.stream.context();
-        let cache =
-            context.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE).map_err(failure("gemm"))?;
+        let cache = context
+            .attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)
+            .map_err(failure("gemm"))?;
         let bytes = 2 * cache.max(0) as usize;
         let Ok(scratch) = Memory::new(bytes) else { return Ok(candidates[0]) };
         let mut timings: Vec<Vec<_>> = candidates.iter().map(|_| Vec::new()).collect();
@@ -209,7 +225,11 @@ impl Products {
     }
 
     fn mark(&self) -> Result<CudaEvent> {
-        let event = self.stream.context().new_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).map_err(failure("gemm"))?;
+        let event = self
+            .stream
+            .context()
+            .new_event(Some(CUevent_flags::CU_EVENT_DEFAULT))
+            .map_err(failure("gemm"))?;
         event.record(&self.stream).map_err(failure("gemm"))?;
         Ok(event)
     }
@@ -220,8 +240,9 @@ impl Products {
         let pointer = |address: u64| address as *mut c_void;
         let out = pointer(gemm.out.address());
         let (one, zero) = (1f32, 0f32);
-        // SAFETY: descriptors and handle are live; the layouts stay inside the views, as `Gemm::check` found, which by the
-        // promise of `View` are allocated; the output is never read, its factor being zero; the factors are read at once.
+        // SAFETY: descriptors and handle are live; the layouts stay inside the views, as
+        // `Gemm::check` found, which by the promise of `View` are allocated; the output is never
+        // read, its factor being zero; the factors are read at once.
         unsafe {
             lt::matmul(
                 self.handle,
@@ -256,7 +277,8 @@ impl Drop for Products {
     }
 }
 
-/// Device memory, outside the pools that would keep it from others when it is given back. The context is this thread's own.
+/// Device memory, outside the pools that would keep it from others when it is given back. The
+/// context is this thread's own.
 struct Memory(u64);
 
 impl Memory {
@@ -281,7 +303,8 @@ fn median<'a>(timings: impl Iterator<Item = &'a (CudaEvent, CudaEvent)>) -> Resu
     Ok(times.get(times.len() / 2).copied().unwrap_or(f32::INFINITY))
 }
 
-/// A product as the library sees it: out (rows × n) = transposed w (cols × rows) · x (cols × n), column-major.
+/// A product as the library sees it: out (rows × n) = transposed w (cols × rows) · x (cols × n),
+/// column-major.
 struct Problem {
     description: sys::cublasLtMatmulDesc_t,
     w: sys::cublasLtMatrixLayout_t,
@@ -293,13 +316,18 @@ impl Problem {
     fn new(gemm: &Gemm) -> Result<Self, CublasError> {
         let (n, rows, cols) = (gemm.n as u64, gemm.rows as u64, gemm.cols as u64);
         let (operands, out) = (data_type(gemm.x.kind()), data_type(gemm.out.kind()));
-        let mut new = Self { description: null_mut(), w: null_mut(), x: null_mut(), out: null_mut() };
+        let mut new =
+            Self { description: null_mut(), w: null_mut(), x: null_mut(), out: null_mut() };
         let f32_sums = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
         new.description = lt::create_matmul_desc(f32_sums, sys::cudaDataType::CUDA_R_32F)?;
         new.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, TRANSPOSED)?;
         if gemm.bias.is_some() {
-            new.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS)?;
-            // Known already when algorithms are asked for: what they may do depends on its alignment.
+            new.set(
+                Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE,
+                sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
+            )?;
+            // Known already when algorithms are asked for: what they may do depends on its
+            // alignment.
             new.set_bias(gemm)?;
         }
         new.w = lt::create_matrix_layout(operands, cols, rows, cols as i64)?;
@@ -308,16 +336,25 @@ impl Problem {
         Ok(new)
     }
 
-    /// The one operand that the library knows by its description: products of one problem differ in it.
+    /// The one operand that the library knows by its description: products of one problem differ in
+    /// it.
     fn set_bias(&self, gemm: &Gemm) -> Result<(), CublasError> {
-        let set = |bias: View| self.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias.address());
+        let set =
+            |bias: View| self.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias.address());
         gemm.bias.map_or(Ok(()), set)
     }
 
     /// `value` has the type that the library documents for the attribute.
     fn set<T: Copy>(&self, attribute: Attribute, value: T) -> Result<(), CublasError> {
         // SAFETY: the description is live; the library copies the value.
-        unsafe { lt::set_matmul_desc_attribute(self.description, attribute, (&raw const value).cast(), size_of::<T>()) }
+        unsafe {
+            lt::set_matmul_desc_attribute(
+                self.description,
+                attribute,
+                (&raw const value).cast(),
+                size_of::<T>(),
+            )
+        }
     }
 }
 
@@ -358,7 +395,14 @@ impl Wishes {
     /// `value` has the type that the library documents for the attribute.
     fn set<T: Copy>(&self, attribute: Preference, value: T) -> Result<(), CublasError> {
         // SAFETY: the preference is live; the library copies the value.
-        unsafe { lt::set_matmul_pref_attribute(self.0, attribute, (&raw const value).cast(), size_of::<T>()) }
+        unsafe {
+            lt::set_matmul_pref_attribute(
+                self.0,
+                attribute,
+                (&raw const value).cast(),
+                size_of::<T>(),
+            )
+        }
     }
 }
 

@@ -1,6 +1,6 @@
-//! The device that tests use where there is none: kernels compiled as C++ and run one thread at a time (`simt.h` says what is
-//! checked). Memory is the host's; what it is given runs only when somebody waits, so that a staging buffer changed too early
-//! shows.
+//! The device that tests use where there is none: kernels compiled as C++ and run one thread at a
+//! time (`simt.h` says what is checked). Memory is the host's; what it is given runs only when
+//! somebody waits, so that a staging buffer changed too early shows.
 
 #[cfg(test)]
 mod tests;
@@ -36,14 +36,15 @@ type Signature = unsafe extern "C" fn() -> *const c_char;
 include!(concat!(env!("OUT_DIR"), "/emulated.rs"));
 
 unsafe extern "C" {
-    /// Whole pages with some on both sides that nobody may touch; null when there are none. `bytes` is a multiple of 256.
+    /// Whole pages with some on both sides that nobody may touch; null when there are none. `bytes`
+    /// is a multiple of 256.
     fn simt_allocate(bytes: usize) -> *mut u8;
     fn simt_free(start: *mut u8, bytes: usize);
 }
 
 const ALIGNMENT: usize = 256;
-/// Fills what the alignment leaves of each allocation, and is looked at when it is freed; huge in every float type, so that
-/// reading it shows as well.
+/// Fills what the alignment leaves of each allocation, and is looked at when it is freed; huge in
+/// every float type, so that reading it shows as well.
 const GUARD_BYTE: u8 = 0xfe;
 /// NaN in every float type.
 const POISON: u8 = 0xff;
@@ -135,7 +136,10 @@ impl Gpu for Emulator {
     fn allocate(&self, bytes: usize) -> Result<u64> {
         let mut state = self.outside_capture("allocate")?;
         if state.used + bytes > self.properties.memory_bytes {
-            return Err(failed("allocate", format!("out of memory: {bytes} bytes with {} in use", state.used)));
+            return Err(failed(
+                "allocate",
+                format!("out of memory: {bytes} bytes with {} in use", state.used),
+            ));
         }
         // SAFETY: the size is a multiple of 256.
         let start = unsafe { simt_allocate(padded(bytes)) };
@@ -161,7 +165,11 @@ impl Gpu for Emulator {
         let (start, len) = (memory.as_mut_ptr(), memory.len());
         let address = start as usize;
         // SAFETY: the box made from the same parts, once.
-        let free = move || drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(address as *mut u8, len)) });
+        let free = move || {
+            drop(unsafe {
+                Box::from_raw(std::ptr::slice_from_raw_parts_mut(address as *mut u8, len))
+            })
+        };
         // SAFETY: leaked above, so it is this buffer's alone.
         Ok(unsafe { Staging::new(start, len, free) })
     }
@@ -182,7 +190,11 @@ impl Gpu for Emulator {
         if from.kind() != to.kind() || from.len() != to.len() {
             return Err(failed("copy", format!("{from:?} to {to:?}")));
         }
-        self.give(Work::Copy { from: from.address() as usize, to: to.address() as usize, bytes: from.bytes() })
+        self.give(Work::Copy {
+            from: from.address() as usize,
+            to: to.address() as usize,
+            bytes: from.bytes(),
+        })
     }
 
     fn fill(&self, view: View, byte: u8) -> Result<()> {
@@ -204,7 +216,10 @@ impl Gpu for Emulator {
     }
 
     fn wait(&self, event: &Event) -> Result<()> {
-        let until = *event.0.downcast_ref::<u64>().ok_or_else(|| failed("wait", "an event of another device"))?;
+        let until = *event
+            .0
+            .downcast_ref::<u64>()
+            .ok_or_else(|| failed("wait", "an event of another device"))?;
         self.outside_capture("wait")?.run_until(until)
     }
 
@@ -264,7 +279,9 @@ impl State {
         match work {
             Work::Launch(launch, args) => self.perform_launch(launch, args),
             Work::Gemm(gemm) => {
-                for view in [Some(gemm.x), Some(gemm.w), gemm.bias, Some(gemm.out)].into_iter().flatten() {
+                for view in
+                    [Some(gemm.x), Some(gemm.w), gemm.bias, Some(gemm.out)].into_iter().flatten()
+                {
                     self.check(view.address(), view.bytes())?;
                 }
                 // SAFETY: every view was just found inside a live allocation.
@@ -272,7 +289,8 @@ impl State {
                 Ok(())
             }
             &Work::Copy { from, to, bytes } => {
-                // SAFETY: device ranges stand in live allocations, staging ranges in buffers the caller keeps.
+                // SAFETY: device ranges stand in live allocations, staging ranges in buffers the
+                // caller keeps.
                 unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
                 Ok(())
             }
@@ -299,9 +317,11 @@ impl State {
         let (memory, memory_count) = (memory.as_ptr(), memory.len());
         let grid = Grid { memory, memory_count, blocks, threads, shared_bytes, seed: self.seed };
         let values: Vec<u64> = args.iter().map(word).collect();
-        let pointers: Vec<*const c_void> = values.iter().map(|value| std::ptr::from_ref(value).cast()).collect();
+        let pointers: Vec<*const c_void> =
+            values.iter().map(|value| std::ptr::from_ref(value).cast()).collect();
         let (run, _) = kernels()[launch.kernel];
-        // SAFETY: `check_launch` compared the arguments with the kernel's parameters; what it does with its memory is its own.
+        // SAFETY: `check_launch` compared the arguments with the kernel's parameters; what it does
+        // with its memory is its own.
         let error = unsafe { run(&raw const grid, pointers.as_ptr()) };
         if error.is_null() {
             return Ok(());
@@ -330,7 +350,11 @@ impl State {
             let guard = std::slice::from_raw_parts(start.add(bytes), padded(bytes) - bytes);
             let whole = guard.iter().all(|byte| *byte == GUARD_BYTE);
             simt_free(start, padded(bytes));
-            if whole { Ok(()) } else { Err(format!("something was written behind an allocation of {bytes} bytes")) }
+            if whole {
+                Ok(())
+            } else {
+                Err(format!("something was written behind an allocation of {bytes} bytes"))
+            }
         }
     }
 }
@@ -360,13 +384,19 @@ fn check_launch(launch: &Launch, args: &[Arg], properties: &Properties) -> Resul
     let Some((_, letters)) = kernels().get(launch.kernel) else {
         return refuse("there is no kernel of this name".into());
     };
-    let fits = letters.len() == args.len() && letters.iter().zip(args).all(|(letter, arg)| accepts(letter, arg));
+    let fits = letters.len() == args.len()
+        && letters.iter().zip(args).all(|(letter, arg)| accepts(letter, arg));
     if !fits {
         return refuse(format!("parameters {letters:?} do not take {args:?}"));
     }
     let threads = launch.threads;
-    let shape = threads.is_multiple_of(32) && (32..=1024).contains(&threads) && launch.blocks.iter().all(|b| *b > 0);
-    if !shape || launch.blocks[1].max(launch.blocks[2]) > 65_535 || launch.shared_bytes > properties.shared_bytes {
+    let shape = threads.is_multiple_of(32)
+        && (32..=1024).contains(&threads)
+        && launch.blocks.iter().all(|b| *b > 0);
+    if !shape
+        || launch.blocks[1].max(launch.blocks[2]) > 65_535
+        || launch.shared_bytes > properties.shared_bytes
+    {
         return refuse(format!("{launch:?} cannot be launched"));
     }
     Ok(())
@@ -402,7 +432,8 @@ unsafe fn multiply(g: &Gemm) {
     for i in 0..g.n {
         let x: Vec<f32> = (0..g.cols).map(|c| value(g.x, i * g.x_stride + c)).collect();
         for row in 0..g.rows {
-            let dot: f32 = x.iter().enumerate().map(|(c, x)| x * value(g.w, row * g.cols + c)).sum();
+            let dot: f32 =
+                x.iter().enumerate().map(|(c, x)| x * value(g.w, row * g.cols + c)).sum();
             let sum = dot + g.bias.map_or(0.0, |bias| value(bias, row));
             // SAFETY: as above.
             unsafe { set(g.out, i * g.out_stride + row, sum) };

@@ -56,7 +56,8 @@ struct Machine {
     uint32_t threads = 0, at_barrier = 0, live = 0;
     uint64_t barriers = 0, progress = 0;
     const Grid* grid = nullptr;
-    bool closed = false;  // global memory, until all threads of the launch's first block have waited for earlier launches
+    bool closed =
+        false;  // global memory, until all threads of the launch's first block have waited for earlier launches
     uint32_t waited = 0;
     void* scheduler = nullptr;
     Fiber* current = nullptr;
@@ -114,11 +115,13 @@ extern "C" void simt_enter() {
 
 void prepare(Fiber& fiber) {
     if (fiber.stack == nullptr) {
-        void* stack = mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        void* stack =
+            mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (stack == MAP_FAILED) abort();
         fiber.stack = static_cast<unsigned char*>(stack);
     }
-    // What `simt_switch` pops: six registers and the address to return to; the stack is as after a call then.
+    // What `simt_switch` pops: six registers and the address to return to; the stack is as after a
+    // call then.
     void** top = reinterpret_cast<void**>(fiber.stack + STACK_BYTES) - 1;
     *--top = reinterpret_cast<void*>(&simt_enter);
     top -= 6;
@@ -147,7 +150,9 @@ void run_block(std::mt19937_64& random, std::vector<uint32_t>& order) {
         }
         if (machine.progress == before && machine.live > 0 && !machine.failed) {
             machine.failed = true;
-            machine.error = "threads wait for others that never come: a barrier or warp instruction inside a branch";
+            machine.error =
+                "threads wait for others that never come: a barrier or warp instruction inside a "
+                "branch";
         }
     }
 }
@@ -155,14 +160,15 @@ void run_block(std::mt19937_64& random, std::vector<uint32_t>& order) {
 // A kernel that leaves its memory ends the launch; any other fault is told as without us.
 struct sigaction before;
 void on_fault(int, siginfo_t*, void*) {
-    if (machine.current != nullptr && machine.closed) simt::fail("memory used before earlier launches were waited for");
+    if (machine.current != nullptr && machine.closed)
+        simt::fail("memory used before earlier launches were waited for");
     if (machine.current != nullptr) simt::fail("memory outside every allocation");
     sigaction(SIGSEGV, &before, nullptr);
 }
 void watch_faults() {
     static std::once_flag once;
     std::call_once(once, [] {
-        struct sigaction action {};
+        struct sigaction action{};
         action.sa_sigaction = on_fault;
         action.sa_flags = SA_SIGINFO | SA_NODEFER;  // the handler is left by a switch of stacks
         sigaction(SIGSEGV, &action, &before);
@@ -177,7 +183,8 @@ void close_memory(bool closed) {
     for (size_t i = 0; i < machine.grid->memory_count; i++) {
         const auto& [start, bytes] = machine.grid->memory[i];
         unsigned char* first = static_cast<unsigned char*>(start) + bytes - whole_pages(bytes);
-        if (mprotect(first, whole_pages(bytes), closed ? PROT_NONE : PROT_READ | PROT_WRITE) != 0) abort();
+        if (mprotect(first, whole_pages(bytes), closed ? PROT_NONE : PROT_READ | PROT_WRITE) != 0)
+            abort();
     }
     machine.closed = closed;
 }
@@ -197,7 +204,8 @@ float half_of(uint32_t pair, uint32_t which) {
 
 namespace simt {
 
-// Device memory stands at the end of pages that are followed, and led, by one that nobody may touch.
+// Device memory stands at the end of pages that are followed, and led, by one that nobody may
+// touch.
 extern "C" void* simt_allocate(size_t bytes) {
     size_t inside = whole_pages(bytes), all = inside + 2 * PAGE;
     void* start = mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -235,8 +243,9 @@ const char* run_blocks(const char* name, const Grid& grid, void (*body)(void*), 
     std::shuffle(blocks.begin(), blocks.end(), random);
     dim3 shape{grid.blocks[0], grid.blocks[1], grid.blocks[2]};
     for (uint64_t block : blocks) {
-        dim3 at{static_cast<uint32_t>(block % shape.x), static_cast<uint32_t>(block / shape.x % shape.y),
-                static_cast<uint32_t>(block / shape.x / shape.y)};
+        dim3 at{static_cast<uint32_t>(block % shape.x),
+            static_cast<uint32_t>(block / shape.x % shape.y),
+            static_cast<uint32_t>(block / shape.x / shape.y)};
         for (uint32_t i = 0; i < grid.threads; i++)
             m.fibers[i].place = Thread{{i, 0, 0}, at, {grid.threads, 1, 1}, shape};
         m.sites.clear();
@@ -250,8 +259,8 @@ const char* run_blocks(const char* name, const Grid& grid, void (*body)(void*), 
         }
         if (m.closed) close_memory(false);
         if (m.failed) {
-            m.error = std::string(name) + ": block (" + std::to_string(at.x) + ", " + std::to_string(at.y) + ", " +
-                      std::to_string(at.z) + "): " + m.error;
+            m.error = std::string(name) + ": block (" + std::to_string(at.x) + ", " +
+                      std::to_string(at.y) + ", " + std::to_string(at.z) + "): " + m.error;
             return m.error.c_str();
         }
     }
@@ -358,7 +367,8 @@ void ldmatrix(uint32_t (&out)[4], const void* row, bool transposed) {
 }
 
 void copy_async(void* to, const void* from, bool valid) {
-    if (reinterpret_cast<uintptr_t>(to) % 16 != 0 || (valid && reinterpret_cast<uintptr_t>(from) % 16 != 0))
+    if (reinterpret_cast<uintptr_t>(to) % 16 != 0 ||
+        (valid && reinterpret_cast<uintptr_t>(from) % 16 != 0))
         fail("asynchronous copies want addresses aligned to 16 bytes");
     for (const auto& other : machine.current->copies)
         if (other.to == to) fail("an asynchronous copy to where another one is still under way");
@@ -374,8 +384,10 @@ void copy_wait(uint32_t pending) {
     Fiber& fiber = *machine.current;
     std::vector<PendingCopy> left;
     for (const auto& copy : fiber.copies) {
-        if (copy.group + pending < fiber.group) memcpy(copy.to, copy.bytes, 16);
-        else left.push_back(copy);
+        if (copy.group + pending < fiber.group)
+            memcpy(copy.to, copy.bytes, 16);
+        else
+            left.push_back(copy);
     }
     fiber.copies = std::move(left);
 }

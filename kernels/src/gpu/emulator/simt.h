@@ -1,10 +1,13 @@
-// Runs kernels on the CPU: a fiber for every thread of a block, one block after the other. What tests see here and could miss
-// on a device: blocks and threads run in a shuffled order, shared memory is full of NaN at the start of each block, copied
-// bytes are NaN until they are waited for. Errors are: threads that wait for each other in vain, return without having waited
-// for earlier launches, or use global memory before that (watched in one block of a launch); vectors not aligned to their
-// size; two copies under way to one place; wrong arguments; and an address 256 bytes or more outside an allocation (nearer
-// ones are seen when they are written, or read and used).
-// What only a device can show: memory ordering between blocks, timing, and what the instructions cost.
+// Runs kernels on the CPU: a fiber for every thread of a block, one block after the other. What
+// tests see here and could miss on a device: blocks and threads run in a shuffled order, shared
+// memory is full of NaN at the start of each block, copied bytes are NaN until they are waited for.
+// Errors are: threads that wait for each other in vain, return without having waited for earlier
+// launches, or use global memory before that (watched in one block of a launch); vectors not
+// aligned to their size; two copies under way to one place; wrong arguments; and an address 256
+// bytes or more outside an allocation (nearer ones are seen when they are written, or read and
+// used).
+// What only a device can show: memory ordering between blocks, timing, and what the instructions
+// cost.
 #pragma once
 
 #include <math.h>
@@ -18,21 +21,21 @@
 #define DEVICE inline
 #define DEVICE_CALL inline
 #define KERNEL static void
-#define SHARED(type, name, count)    \
+#define SHARED(type, name, count)      \
     static const char name##_site = 0; \
     type* const name = static_cast<type*>(simt::shared(&name##_site, sizeof(type) * (count)))
-#define ASSERT(condition) \
-    do {                  \
+#define ASSERT(condition)                                              \
+    do {                                                               \
         if (!(condition)) simt::fail("assertion failed: " #condition); \
     } while (0)
 #define ALIGNED(pointer) simt::aligned(pointer)
-#define EXPORT(name)                                                                       \
-    extern "C" const char* simt_run_##name(const simt::Grid* grid, void** args) {          \
-        return simt::run(#name, *grid, [&] { simt::call(&name, args); });                  \
-    }                                                                                      \
-    extern "C" const char* simt_signature_##name() {                                       \
-        static const std::string text = simt::signature(&name);                            \
-        return text.c_str();                                                               \
+#define EXPORT(name)                                                              \
+    extern "C" const char* simt_run_##name(const simt::Grid* grid, void** args) { \
+        return simt::run(#name, *grid, [&] { simt::call(&name, args); });         \
+    }                                                                             \
+    extern "C" const char* simt_signature_##name() {                              \
+        static const std::string text = simt::signature(&name);                   \
+        return text.c_str();                                                      \
     }
 #define __launch_bounds__(...)
 #define __restrict__
@@ -76,27 +79,33 @@ struct Thread {
 };
 const Thread& self();
 
-// Runs `body` on every thread of every block. Null, or what went wrong (valid until the next call of this OS thread).
+// Runs `body` on every thread of every block. Null, or what went wrong (valid until the next call
+// of this OS thread).
 const char* run_blocks(const char* name, const Grid& grid, void (*body)(void*), void* context);
-template <class F> const char* run(const char* name, const Grid& grid, F body) {
+template <class F>
+const char* run(const char* name, const Grid& grid, F body) {
     return run_blocks(name, grid, [](void* context) { (*static_cast<F*>(context))(); }, &body);
 }
 [[noreturn]] void fail(const char* what);
 
-template <class T> T* aligned(T* pointer) {
-    if (reinterpret_cast<uintptr_t>(pointer) % alignof(T) != 0) fail("a vector that is not aligned to its size");
+template <class T>
+T* aligned(T* pointer) {
+    if (reinterpret_cast<uintptr_t>(pointer) % alignof(T) != 0)
+        fail("a vector that is not aligned to its size");
     return pointer;
 }
 
 // What every thread must call before it returns or uses global memory, but for `copy_async`.
 void wait_for_earlier();
 inline void check_prefetch(const void* from, uint32_t bytes) {
-    if (bytes == 0 || bytes % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0) fail("prefetches want whole 16 bytes");
+    if (bytes == 0 || bytes % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0)
+        fail("prefetches want whole 16 bytes");
 }
 void* shared(const void* site, size_t bytes);
 void* dynamic_shared();
 void block_barrier();
-// Gives each lane the `bytes` (at most 64) that all lanes of its warp brought; valid until the warp's second next exchange.
+// Gives each lane the `bytes` (at most 64) that all lanes of its warp brought; valid until the
+// warp's second next exchange.
 const unsigned char (*exchange(const void* mine, size_t bytes))[64];
 
 void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
@@ -105,34 +114,46 @@ void copy_async(void* to, const void* from, bool valid);
 void copy_commit();
 void copy_wait(uint32_t pending);
 
-template <class T> T shuffle(T value, uint32_t source) {
+template <class T>
+T shuffle(T value, uint32_t source) {
     T out;
     memcpy(&out, exchange(&value, sizeof(T))[source % 32], sizeof(T));
     return out;
 }
 
-template <class... A, size_t... I> void call_with(void (*kernel)(A...), void** args, std::index_sequence<I...>) {
+template <class... A, size_t... I>
+void call_with(void (*kernel)(A...), void** args, std::index_sequence<I...>) {
     kernel(*static_cast<std::remove_const_t<A>*>(args[I])...);
 }
-template <class... A> void call(void (*kernel)(A...), void** args) {
+template <class... A>
+void call(void (*kernel)(A...), void** args) {
     call_with(kernel, args, std::index_sequence_for<A...>{});
 }
 
-// One letter a parameter: u (uint32_t), i (int32_t), l (uint64_t), f (float), or p and the bytes of what it points to.
-template <class A> std::string letter() {
+// One letter a parameter: u (uint32_t), i (int32_t), l (uint64_t), f (float), or p and the bytes of
+// what it points to.
+template <class A>
+std::string letter() {
     if constexpr (std::is_pointer_v<A>) {
         using Pointee = std::remove_pointer_t<A>;
-        if constexpr (std::is_void_v<Pointee>) return "p0";
-        else return "p" + std::to_string(sizeof(Pointee));
-    } else if constexpr (std::is_same_v<A, uint32_t>) return "u";
-    else if constexpr (std::is_same_v<A, int32_t>) return "i";
-    else if constexpr (std::is_same_v<A, uint64_t>) return "l";
+        if constexpr (std::is_void_v<Pointee>)
+            return "p0";
+        else
+            return "p" + std::to_string(sizeof(Pointee));
+    } else if constexpr (std::is_same_v<A, uint32_t>)
+        return "u";
+    else if constexpr (std::is_same_v<A, int32_t>)
+        return "i";
+    else if constexpr (std::is_same_v<A, uint64_t>)
+        return "l";
     else {
-        static_assert(std::is_same_v<A, float>, "kernel parameters are pointers, uint32_t, int32_t, uint64_t and float");
+        static_assert(std::is_same_v<A, float>,
+            "kernel parameters are pointers, uint32_t, int32_t, uint64_t and float");
         return "f";
     }
 }
-template <class... A> std::string signature(void (*)(A...)) {
+template <class... A>
+std::string signature(void (*)(A...)) {
     std::string text;
     ((text += letter<std::remove_const_t<A>>() + " "), ...);
     return text;
@@ -148,13 +169,21 @@ template <class... A> std::string signature(void (*)(A...)) {
 inline void __syncthreads() { simt::block_barrier(); }
 inline void __syncwarp(uint32_t = 0xffffffffu) { simt::exchange(nullptr, 0); }
 inline void __threadfence() {}
-template <class T> T __shfl_xor_sync(uint32_t, T x, uint32_t mask) { return simt::shuffle(x, (simt::self().thread.x % 32) ^ mask); }
-template <class T> T __shfl_sync(uint32_t, T x, uint32_t source) { return simt::shuffle(x, source); }
-template <class T> T __shfl_down_sync(uint32_t, T x, uint32_t by) {
+template <class T>
+T __shfl_xor_sync(uint32_t, T x, uint32_t mask) {
+    return simt::shuffle(x, (simt::self().thread.x % 32) ^ mask);
+}
+template <class T>
+T __shfl_sync(uint32_t, T x, uint32_t source) {
+    return simt::shuffle(x, source);
+}
+template <class T>
+T __shfl_down_sync(uint32_t, T x, uint32_t by) {
     uint32_t lane = simt::self().thread.x % 32;
     return simt::shuffle(x, lane + by < 32 ? lane + by : lane);
 }
-template <class T> T __shfl_up_sync(uint32_t, T x, uint32_t by) {
+template <class T>
+T __shfl_up_sync(uint32_t, T x, uint32_t by) {
     uint32_t lane = simt::self().thread.x % 32;
     return simt::shuffle(x, lane >= by ? lane - by : lane);
 }
@@ -165,13 +194,33 @@ inline uint32_t __ballot_sync(uint32_t, bool vote) {
     return bits;
 }
 inline bool __any_sync(uint32_t mask, bool vote) { return __ballot_sync(mask, vote) != 0; }
-inline bool __all_sync(uint32_t mask, bool vote) { return __ballot_sync(mask, vote) == 0xffffffffu; }
+inline bool __all_sync(uint32_t mask, bool vote) {
+    return __ballot_sync(mask, vote) == 0xffffffffu;
+}
 
-inline uint32_t __float_as_uint(float x) { uint32_t bits; memcpy(&bits, &x, 4); return bits; }
-inline float __uint_as_float(uint32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
-inline uint64_t __double_as_longlong(double x) { uint64_t bits; memcpy(&bits, &x, 8); return bits; }
-inline double __longlong_as_double(uint64_t bits) { double x; memcpy(&x, &bits, 8); return x; }
-inline uint32_t __umulhi(uint32_t a, uint32_t b) { return static_cast<uint32_t>((static_cast<uint64_t>(a) * b) >> 32); }
+inline uint32_t __float_as_uint(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return bits;
+}
+inline float __uint_as_float(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+inline uint64_t __double_as_longlong(double x) {
+    uint64_t bits;
+    memcpy(&bits, &x, 8);
+    return bits;
+}
+inline double __longlong_as_double(uint64_t bits) {
+    double x;
+    memcpy(&x, &bits, 8);
+    return x;
+}
+inline uint32_t __umulhi(uint32_t a, uint32_t b) {
+    return static_cast<uint32_t>((static_cast<uint64_t>(a) * b) >> 32);
+}
 inline int __popc(uint32_t x) { return __builtin_popcount(x); }
 inline int __clz(uint32_t x) { return x == 0 ? 32 : __builtin_clz(x); }
 inline int __ffs(uint32_t x) { return __builtin_ffs(static_cast<int>(x)); }
@@ -184,13 +233,47 @@ inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __fsqrt_rn(float a) { return sqrtf(a); }
-template <class T> T __ldg(const T* from) { return *from; }
-template <class T> T min(T a, T b) { return b < a ? b : a; }
-template <class T> T max(T a, T b) { return a < b ? b : a; }
+template <class T>
+T __ldg(const T* from) {
+    return *from;
+}
+template <class T>
+T min(T a, T b) {
+    return b < a ? b : a;
+}
+template <class T>
+T max(T a, T b) {
+    return a < b ? b : a;
+}
 
 // One OS thread runs all threads of a launch, so plain updates are atomic.
-template <class T> T atomicAdd(T* to, T by) { T old = *to; *to = old + by; return old; }
-template <class T> T atomicMax(T* to, T other) { T old = *to; *to = other > old ? other : old; return old; }
-template <class T> T atomicMin(T* to, T other) { T old = *to; *to = other < old ? other : old; return old; }
-template <class T> T atomicExch(T* to, T value) { T old = *to; *to = value; return old; }
-template <class T> T atomicCAS(T* to, T expected, T value) { T old = *to; if (old == expected) *to = value; return old; }
+template <class T>
+T atomicAdd(T* to, T by) {
+    T old = *to;
+    *to = old + by;
+    return old;
+}
+template <class T>
+T atomicMax(T* to, T other) {
+    T old = *to;
+    *to = other > old ? other : old;
+    return old;
+}
+template <class T>
+T atomicMin(T* to, T other) {
+    T old = *to;
+    *to = other < old ? other : old;
+    return old;
+}
+template <class T>
+T atomicExch(T* to, T value) {
+    T old = *to;
+    *to = value;
+    return old;
+}
+template <class T>
+T atomicCAS(T* to, T expected, T value) {
+    T old = *to;
+    if (old == expected) *to = value;
+    return old;
+}

@@ -24,7 +24,8 @@ fn a_staging_buffer_changed_too_early_shows() {
 #[test]
 fn a_graph_runs_each_time_it_is_replayed() {
     let gpu = Emulator::new();
-    let (from, to) = (Buffer::from_slice(&gpu, &[7u32]).unwrap(), Buffer::zeros(&gpu, Kind::U32, 1).unwrap());
+    let (from, to) =
+        (Buffer::from_slice(&gpu, &[7u32]).unwrap(), Buffer::zeros(&gpu, Kind::U32, 1).unwrap());
     let graph = gpu.capture(&mut || gpu.copy(from.view(), to.view())).unwrap();
     assert_eq!(to.to_vec::<u32>().unwrap(), [0]);
     gpu.replay(&graph).unwrap();
@@ -56,11 +57,17 @@ fn an_event_waits_for_what_came_before_it() {
 #[test]
 fn faults_are_seen() {
     let launch = Launch { kernel: "norm_f32", blocks: [1, 1, 1], threads: 256, shared_bytes: 0 };
-    check_fault(|gpu| gpu.launch(&Launch { kernel: "none", ..launch }, &[]), "no kernel of this name");
+    check_fault(
+        |gpu| gpu.launch(&Launch { kernel: "none", ..launch }, &[]),
+        "no kernel of this name",
+    );
     check_fault(|gpu| gpu.launch(&launch, &args![1usize]), "do not take");
     let all = |view: View| args![view, view, view, view, view.len(), 1e-5f32];
     let view = |address| View::new(address, 4, Kind::F32);
-    check_fault(|gpu| gpu.launch(&Launch { threads: 100, ..launch }, &all(view(0))), "cannot be launched");
+    check_fault(
+        |gpu| gpu.launch(&Launch { threads: 100, ..launch }, &all(view(0))),
+        "cannot be launched",
+    );
     check_fault(|gpu| gpu.launch(&launch, &all(view(4096))), "outside every allocation");
     check_fault(
         |gpu| {
@@ -84,7 +91,8 @@ fn faults_are_seen() {
         |gpu| {
             let [gate_up, out] = [4, 4096].map(|len| Buffer::new(gpu, Kind::F32, len));
             let (gate_up, out) = (gate_up?, out?);
-            let launch = Launch { kernel: "silu_f32", blocks: [1, 8, 1], threads: 128, shared_bytes: 0 };
+            let launch =
+                Launch { kernel: "silu_f32", blocks: [1, 8, 1], threads: 128, shared_bytes: 0 };
             gpu.launch(&launch, &args![gate_up.view(), out.view(), 4096usize])?;
             gpu.synchronise()
         },

@@ -4,7 +4,9 @@ use super::super::Weight;
 use super::*;
 use crate::gpu::Buffer;
 use crate::linear::linear_reference;
-use crate::testing::{KINDS, assert_close, downloaded, gpu, poisoned_buffer, random, rounded, upload, values};
+use crate::testing::{
+    KINDS, assert_close, downloaded, gpu, poisoned_buffer, random, rounded, upload, values,
+};
 use candle_core::{Device, Tensor};
 use std::sync::Arc;
 
@@ -21,7 +23,8 @@ struct Case {
 impl Case {
     fn new(kind: Kind, n: usize, rows: usize, cols: usize) -> Self {
         let gpu = gpu();
-        let [x, w, bias] = [n * cols, rows * cols, rows].map(|len| rounded(kind, &values(&random(&[len], len as u64))));
+        let [x, w, bias] = [n * cols, rows * cols, rows]
+            .map(|len| rounded(kind, &values(&random(&[len], len as u64))));
         let weight = Tensor::from_slice(&w, (rows, cols), &Device::Cpu).unwrap();
         let weight = Weight::from_dense(&weight).unwrap();
         let want = [None, Some(&bias[..])].map(|bias| linear_reference(&weight, bias, &x));
@@ -45,7 +48,8 @@ impl Case {
 
     fn check(&self, kind: Kind, tolerance: f32, way: &Way) {
         for (biased, out) in [(false, kind), (true, kind), (true, Kind::F32)] {
-            let what = format!("{way:?} {out:?} of {kind:?} {} {}x{}", self.n, self.rows, self.cols);
+            let what =
+                format!("{way:?} {out:?} of {kind:?} {} {}x{}", self.n, self.rows, self.cols);
             let tolerance = if out == Kind::F32 { 1e-5 } else { tolerance };
             let got = self.run(self.n, biased, out, way);
             assert_close(&got, &self.want[usize::from(biased)], tolerance, &what);
@@ -128,9 +132,15 @@ fn the_op_equals_the_reference_in_both_modes() {
             for n in [0, 1, 8, 9, 40] {
                 let case = Case::new(kind, n, 48, 72);
                 let out = poisoned_buffer(&case.gpu, kind, n * 48);
-                let Gemm { x, w, bias, out: view, rows, cols, .. } = case.product(n, true, out.view());
+                let Gemm { x, w, bias, out: view, rows, cols, .. } =
+                    case.product(n, true, out.view());
                 linear(&*case.gpu, &Linear { x, w, bias, rows, cols, out: view, mode }).unwrap();
-                assert_close(&downloaded(&out), &case.want[1], tolerance, &format!("{mode:?} {kind:?} {n}"));
+                assert_close(
+                    &downloaded(&out),
+                    &case.want[1],
+                    tolerance,
+                    &format!("{mode:?} {kind:?} {n}"),
+                );
             }
         }
     }
@@ -181,7 +191,8 @@ fn tiles_are_large_where_all_multiprocessors_have_one() {
 
 #[test]
 fn what_has_no_room_is_not_taken() {
-    let shared: Vec<u32> = FEWS.iter().map(Few::shared_bytes).chain(TILES.iter().map(Tile::shared_bytes)).collect();
+    let shared: Vec<u32> =
+        FEWS.iter().map(Few::shared_bytes).chain(TILES.iter().map(Tile::shared_bytes)).collect();
     assert!(shared.iter().all(|bytes| *bytes <= h200().shared_bytes), "{shared:?}");
     let small = Properties { shared_bytes: 99 * 1024, ..h200() };
     assert_eq!(tile(512, 28_672, &small).kernel, "gemm_64x64_bf16");

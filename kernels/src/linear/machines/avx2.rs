@@ -1,5 +1,5 @@
-//! AVX2: products of sixteen-bit integers, two columns of eight outputs in one instruction. A word's four columns are taken as its
-//! even and its odd bytes.
+//! AVX2: products of sixteen-bit integers, two columns of eight outputs in one instruction. A
+//! word's four columns are taken as its even and its odd bytes.
 #![allow(clippy::wildcard_imports, reason = "intrinsics are named by their prefix")]
 
 use crate::linear::format::{BLOCK, Quant};
@@ -37,13 +37,24 @@ impl Integer for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn dot<const STEP: usize>(sums: Self::Sums, codes: Self::Codes, x: &Rounded) -> Self::Sums {
+    unsafe fn dot<const STEP: usize>(
+        sums: Self::Sums,
+        codes: Self::Codes,
+        x: &Rounded,
+    ) -> Self::Sums {
         // SAFETY: eight steps of four columns, two bytes each.
         unsafe {
-            let two = |at: usize| _mm256_set1_epi32(x.codes.as_ptr().add(at + 8 * STEP).cast::<i32>().read_unaligned());
+            let two = |at: usize| {
+                _mm256_set1_epi32(
+                    x.codes.as_ptr().add(at + 8 * STEP).cast::<i32>().read_unaligned(),
+                )
+            };
             let (even, odd) = (two(0), two(4));
             let add = |sum, codes: (__m256i, __m256i)| {
-                let both = _mm256_add_epi32(_mm256_madd_epi16(codes.0, even), _mm256_madd_epi16(codes.1, odd));
+                let both = _mm256_add_epi32(
+                    _mm256_madd_epi16(codes.0, even),
+                    _mm256_madd_epi16(codes.1, odd),
+                );
                 _mm256_add_epi32(sum, both)
             };
             [add(sums[0], codes[0]), add(sums[1], codes[1])]
@@ -85,7 +96,12 @@ unsafe fn columns<Q: Quant, const STEP: usize>(planes: *const u8, odd: usize) ->
 
 /// The fields of `bits` bits of step `STEP`'s even or odd columns, moved to bit `to` of sixteen.
 #[inline(always)]
-unsafe fn field<const STEP: usize>(plane: *const u8, odd: usize, bits: usize, to: usize) -> __m256i {
+unsafe fn field<const STEP: usize>(
+    plane: *const u8,
+    odd: usize,
+    bits: usize,
+    to: usize,
+) -> __m256i {
     // SAFETY: a plane has BLOCK columns.
     unsafe {
         let per_byte = 8 / bits;

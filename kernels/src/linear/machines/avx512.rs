@@ -1,5 +1,5 @@
-//! AVX-512 with VNNI: sixteen outputs' four columns in one instruction, of unsigned by signed bytes. The two bytes of an activation
-//! are multiplied apart and put together once per group.
+//! AVX-512 with VNNI: sixteen outputs' four columns in one instruction, of unsigned by signed
+//! bytes. The two bytes of an activation are multiplied apart and put together once per group.
 #![allow(clippy::wildcard_imports, reason = "intrinsics are named by their prefix")]
 
 use crate::linear::format::{BLOCK, Quant};
@@ -20,20 +20,37 @@ impl Integer for Avx512 {
     fn round(x: &[f32; BLOCK]) -> Rounded {
         // SAFETY: half a block is sixteen values, or sixteen bytes of codes.
         unsafe {
-            let (first, second) = (_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(LANES)));
+            let (first, second) =
+                (_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(LANES)));
             // Without the sign, bits order magnitudes, and NaN comes out above all.
-            let bits = |half| _mm512_and_si512(_mm512_castps_si512(half), _mm512_set1_epi32(i32::MAX));
+            let bits =
+                |half| _mm512_and_si512(_mm512_castps_si512(half), _mm512_set1_epi32(i32::MAX));
             let largest = _mm512_reduce_max_epu32(_mm512_max_epu32(bits(first), bits(second)));
             let (scale, inverse) = rounding::scale(f32::from_bits(largest));
             // What is not finite becomes a code too, under a scale that tells.
-            let code = |half| _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(_mm512_mul_ps(half, _mm512_set1_ps(inverse))));
-            let (first, second) = (_mm512_cvtepi16_epi32(code(first)), _mm512_cvtepi16_epi32(code(second)));
-            let high = |half| _mm512_srai_epi32::<8>(_mm512_add_epi32(half, _mm512_set1_epi32(128)));
+            let code = |half| {
+                _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(_mm512_mul_ps(
+                    half,
+                    _mm512_set1_ps(inverse),
+                )))
+            };
+            let (first, second) =
+                (_mm512_cvtepi16_epi32(code(first)), _mm512_cvtepi16_epi32(code(second)));
+            let high =
+                |half| _mm512_srai_epi32::<8>(_mm512_add_epi32(half, _mm512_set1_epi32(128)));
             let mut codes = [0u8; 2 * BLOCK];
             for (i, half) in [high(first), high(second), first, second].into_iter().enumerate() {
-                _mm_storeu_si128(codes.as_mut_ptr().add(i * LANES).cast(), _mm512_cvtepi32_epi8(half));
+                _mm_storeu_si128(
+                    codes.as_mut_ptr().add(i * LANES).cast(),
+                    _mm512_cvtepi32_epi8(half),
+                );
             }
-            Rounded::new(codes, scale, _mm512_reduce_add_epi32(first), _mm512_reduce_add_epi32(second))
+            Rounded::new(
+                codes,
+                scale,
+                _mm512_reduce_add_epi32(first),
+                _mm512_reduce_add_epi32(second),
+            )
         }
     }
 
@@ -56,12 +73,22 @@ impl Integer for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn dot<const STEP: usize>((high, low): Self::Sums, codes: __m512i, x: &Rounded) -> Self::Sums {
+    unsafe fn dot<const STEP: usize>(
+        (high, low): Self::Sums,
+        codes: __m512i,
+        x: &Rounded,
+    ) -> Self::Sums {
         // SAFETY: eight steps of four bytes, twice.
         unsafe {
-            let four =
-                |at: usize| _mm512_set1_epi32(x.codes.as_ptr().add(at + 4 * STEP).cast::<i32>().read_unaligned());
-            (_mm512_dpbusd_epi32(high, codes, four(0)), _mm512_dpbusd_epi32(low, codes, four(BLOCK)))
+            let four = |at: usize| {
+                _mm512_set1_epi32(
+                    x.codes.as_ptr().add(at + 4 * STEP).cast::<i32>().read_unaligned(),
+                )
+            };
+            (
+                _mm512_dpbusd_epi32(high, codes, four(0)),
+                _mm512_dpbusd_epi32(low, codes, four(BLOCK)),
+            )
         }
     }
 

@@ -26,19 +26,28 @@ impl Integer for Portable {
         let f = const { Q::FORMAT };
         // SAFETY: the planes hold 32 columns.
         let (low, high) = unsafe {
-            (field::<STEP>(planes, f.low), (f.high > 0).then(|| field::<STEP>(planes.add(4 * LANES * f.low), f.high)))
+            (
+                field::<STEP>(planes, f.low),
+                (f.high > 0).then(|| field::<STEP>(planes.add(4 * LANES * f.low), f.high)),
+            )
         };
         let Some(high) = high else { return low };
         from_fn(|i| from_fn(|j| low[i][j] | high[i][j] << f.low))
     }
 
     #[inline(always)]
-    unsafe fn dot<const STEP: usize>(sums: Self::Sums, codes: Self::Codes, x: &Rounded) -> Self::Sums {
+    unsafe fn dot<const STEP: usize>(
+        sums: Self::Sums,
+        codes: Self::Codes,
+        x: &Rounded,
+    ) -> Self::Sums {
         let x: [i32; 4] = from_fn(|j| {
             let at = 8 * STEP + 2 * j;
             i32::from(i16::from_le_bytes([x.codes[at], x.codes[at + 1]]))
         });
-        from_fn(|i| codes[i].iter().zip(x).fold(sums[i], |sum, (code, x)| sum + i32::from(*code) * x))
+        from_fn(|i| {
+            codes[i].iter().zip(x).fold(sums[i], |sum, (code, x)| sum + i32::from(*code) * x)
+        })
     }
 
     #[inline(always)]

@@ -2,7 +2,9 @@
 
 use super::super::reference;
 use super::*;
-use crate::testing::{KINDS, assert_close, downloaded, gpu, poisoned_buffer, random, rounded, upload, values};
+use crate::testing::{
+    KINDS, assert_close, downloaded, gpu, poisoned_buffer, random, rounded, upload, values,
+};
 
 const EPS: f32 = 1e-5;
 
@@ -19,7 +21,8 @@ fn the_kernel_equals_the_reference() {
                 let mut want = vec![f32::NAN; n * d];
                 reference::rms_norm(want_x, &weight, EPS, &mut want);
                 let (x, weight) = (upload(&gpu, kind, &x), upload(&gpu, Kind::F32, &weight));
-                let (delta, out) = (delta.map(|d| upload(&gpu, kind, d)), poisoned_buffer(&gpu, kind, n * d));
+                let (delta, out) =
+                    (delta.map(|d| upload(&gpu, kind, d)), poisoned_buffer(&gpu, kind, n * d));
                 let args = Norm {
                     x: x.view(),
                     delta: delta.as_ref().map(crate::gpu::Buffer::view),

@@ -4,7 +4,9 @@ use super::super::reference;
 use super::*;
 use crate::gpu::Buffer;
 use crate::norm::reference::rms_norm;
-use crate::testing::{KINDS, assert_close, downloaded, gpu, poisoned_buffer, random, rounded, upload, values};
+use crate::testing::{
+    KINDS, assert_close, downloaded, gpu, poisoned_buffer, random, rounded, upload, values,
+};
 use std::sync::Arc;
 
 const EPS: f32 = 1e-6;
@@ -41,7 +43,8 @@ impl Case {
         let weights = [4, 5].map(|seed| values(&random(&[dim], seed)));
         let out = upload(gpu, kind, &qkv);
         let caches = [(); 2].map(|()| poisoned_buffer(gpu, kind, SLOTS * kv_heads * dim));
-        let [cos_on, sin_on, q, k] = [&cos, &sin, &weights[0], &weights[1]].map(|v| upload(gpu, Kind::F32, v));
+        let [cos_on, sin_on, q, k] =
+            [&cos, &sin, &weights[0], &weights[1]].map(|v| upload(gpu, Kind::F32, v));
         let [positions, slots] = [positions, slots].map(|v| Buffer::from_slice(gpu, v).unwrap());
         let args = RopeKv {
             qkv: out.view(),
@@ -64,12 +67,14 @@ impl Case {
 
     fn check(self, kind: Kind, tolerance: f32) {
         let what = format!("{kind:?} {self:?}");
-        let positions: Vec<u32> = (0..self.n as u32).map(|i| (i * 7 + 49) % POSITIONS as u32).collect();
+        let positions: Vec<u32> =
+            (0..self.n as u32).map(|i| (i * 7 + 49) % POSITIONS as u32).collect();
         let slots: Vec<u32> = (0..self.n as u32).map(|i| (i * 11 + 47) % SLOTS as u32).collect();
         let run = self.run(&gpu(), kind, &positions, &slots);
         run.outcome.as_ref().unwrap();
         let (q_width, kv_width) = (self.heads * self.dim, self.kv_heads * self.dim);
-        let (out, caches) = (downloaded(&run.out), [&run.caches[0], &run.caches[1]].map(downloaded));
+        let (out, caches) =
+            (downloaded(&run.out), [&run.caches[0], &run.caches[1]].map(downloaded));
         let mut untouched = [true; SLOTS];
         for (i, row) in run.qkv.chunks(q_width + 2 * kv_width).enumerate() {
             let (q, k) = (&row[..q_width], &row[q_width..q_width + kv_width]);
@@ -78,11 +83,17 @@ impl Case {
             let cached = |cache: usize| &caches[cache][slot * kv_width..][..kv_width];
             let got = &out[i * row.len()..][..q_width];
             assert_close(got, &self.turned(&run, 0, q, positions[i] as usize), tolerance, &what);
-            assert_close(cached(0), &self.turned(&run, 1, k, positions[i] as usize), tolerance, &what);
+            assert_close(
+                cached(0),
+                &self.turned(&run, 1, k, positions[i] as usize),
+                tolerance,
+                &what,
+            );
             assert_eq!(cached(1), &row[q_width + kv_width..], "{what}");
         }
         for slot in (0..SLOTS).filter(|slot| untouched[*slot]) {
-            let nan = |cache: &Vec<f32>| cache[slot * kv_width..][..kv_width].iter().all(|x| x.is_nan());
+            let nan =
+                |cache: &Vec<f32>| cache[slot * kv_width..][..kv_width].iter().all(|x| x.is_nan());
             assert!(caches.iter().all(nan), "{what}: slot {slot}");
         }
     }
@@ -105,7 +116,9 @@ impl Case {
 #[test]
 fn the_kernel_equals_the_reference() {
     for style in [RopeStyle::Neox, RopeStyle::Interleaved] {
-        for (dim, rotary) in [(128, 128), (64, 64), (64, 32), (80, 80), (256, 64), (6, 4), (2, 2), (36, 20)] {
+        for (dim, rotary) in
+            [(128, 128), (64, 64), (64, 32), (80, 80), (256, 64), (6, 4), (2, 2), (36, 20)]
+        {
             for normed in [false, true] {
                 for (n, heads, kv_heads) in [(1, 4, 1), (37, 3, 2)] {
                     let case = Case { n, heads, kv_heads, dim, rotary, style, normed };
@@ -118,16 +131,21 @@ fn the_kernel_equals_the_reference() {
     }
 }
 
-const SMALL: Case = Case { n: 2, heads: 2, kv_heads: 1, dim: 8, rotary: 8, style: RopeStyle::Neox, normed: false };
+const SMALL: Case =
+    Case { n: 2, heads: 2, kv_heads: 1, dim: 8, rotary: 8, style: RopeStyle::Neox, normed: false };
 
 #[test]
 fn the_last_slot_and_position_are_the_last() {
     let last = [POSITIONS as u32 - 1, SLOTS as u32 - 1];
     SMALL.run(&gpu(), Kind::Bf16, &[0, last[0]], &[0, last[1]]).outcome.unwrap();
-    for (positions, slots) in
-        [([0, last[0] + 1], [0, 1]), ([0, u32::MAX], [0, 1]), ([0, 1], [0, last[1] + 1]), ([0, 1], [0, u32::MAX])]
-    {
-        let error = SMALL.run(&gpu(), Kind::Bf16, &positions, &slots).outcome.unwrap_err().to_string();
+    for (positions, slots) in [
+        ([0, last[0] + 1], [0, 1]),
+        ([0, u32::MAX], [0, 1]),
+        ([0, 1], [0, last[1] + 1]),
+        ([0, 1], [0, u32::MAX]),
+    ] {
+        let error =
+            SMALL.run(&gpu(), Kind::Bf16, &positions, &slots).outcome.unwrap_err().to_string();
         assert!(error.contains("assertion failed"), "{error}");
     }
 }
@@ -137,7 +155,9 @@ fn wrong_shapes_are_refused() {
     let gpu = gpu();
     assert!(SMALL.run(&gpu, Kind::F32, &[0], &[0, 1]).outcome.is_err());
     assert!(SMALL.run(&gpu, Kind::F32, &[0, 1, 2], &[0, 1, 2]).outcome.is_err());
-    for case in [Case { rotary: 10, ..SMALL }, Case { rotary: 3, ..SMALL }, Case { kv_heads: 0, ..SMALL }] {
+    for case in
+        [Case { rotary: 10, ..SMALL }, Case { rotary: 3, ..SMALL }, Case { kv_heads: 0, ..SMALL }]
+    {
         assert!(case.run(&gpu, Kind::F32, &[0, 1], &[0, 1]).outcome.is_err(), "{case:?}");
     }
     assert!(Case { n: 0, ..SMALL }.run(&gpu, Kind::F32, &[], &[]).outcome.is_ok());

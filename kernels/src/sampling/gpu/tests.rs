@@ -64,9 +64,11 @@ fn logits(vocab_size: usize, dice: &mut Dice) -> Vec<f32> {
     // Few different values, so that cuts fall among equals. Zeros have one sign.
     let step = dice.pick(&[0.0, 0.0, 0.25, 4.0]);
     let value = |x: f32| if step > 0.0 { (x / step).round() * step } else { x } + 0.0;
-    let mut logits: Vec<f32> = (0..vocab_size).map(|_| value((dice.unit() - 0.3) * spread)).collect();
+    let mut logits: Vec<f32> =
+        (0..vocab_size).map(|_| value((dice.unit() - 0.3) * spread)).collect();
     if dice.below(20) == 0 {
-        logits[dice.below(vocab_size as u32) as usize] = dice.pick(&[f32::NAN, f32::INFINITY, f32::NEG_INFINITY]);
+        logits[dice.below(vocab_size as u32) as usize] =
+            dice.pick(&[f32::NAN, f32::INFINITY, f32::NEG_INFINITY]);
     }
     logits
 }
@@ -74,23 +76,31 @@ fn logits(vocab_size: usize, dice: &mut Dice) -> Vec<f32> {
 fn specials(vocab_size: usize, dice: &mut Dice) -> Vec<Special> {
     // Sometimes none, sometimes all are banned; ids outside the vocabulary cannot be chosen anyway.
     let (every, banned) = dice.pick(&[(0, 0), (0, 0), (3, 9), (2, 2), (1, 9), (1, 1)]);
-    let tokens = (0..vocab_size as u32 + 2).filter(|_| every > 0 && dice.below(every) == 0).collect::<Vec<_>>();
+    let tokens = (0..vocab_size as u32 + 2)
+        .filter(|_| every > 0 && dice.below(every) == 0)
+        .collect::<Vec<_>>();
     let mut special = |token| Special {
         token,
-        bias: if dice.below(banned) == 0 { f32::NEG_INFINITY } else { dice.pick(&[0.0, -3.5, 2.0]) },
+        bias: if dice.below(banned) == 0 {
+            f32::NEG_INFINITY
+        } else {
+            dice.pick(&[0.0, -3.5, 2.0])
+        },
     };
     tokens.into_iter().map(&mut special).collect()
 }
 
 const BLOCK: usize = 16;
 
-/// The cases' histories on the device, the last case's first, each in blocks that do not follow each other; what is behind the end
-/// of one in its last block, and in blocks of nobody, is a token that is often drawn.
+/// The cases' histories on the device, the last case's first, each in blocks that do not follow
+/// each other; what is behind the end of one in its last block, and in blocks of nobody, is a token
+/// that is often drawn.
 struct Histories([Buffer; 4]);
 
 impl Histories {
     fn new(gpu: &std::sync::Arc<dyn Gpu>, cases: &[Case]) -> Self {
-        let blocks = cases.iter().map(|case| case.history.len().div_ceil(BLOCK)).max().unwrap_or(0) + 1;
+        let blocks =
+            cases.iter().map(|case| case.history.len().div_ceil(BLOCK)).max().unwrap_or(0) + 1;
         let mut tokens = vec![0u32; cases.len() * blocks * BLOCK];
         let (mut tables, mut lens) = (Vec::new(), Vec::new());
         for (sequence, case) in cases.iter().rev().enumerate() {
@@ -117,13 +127,17 @@ fn sampled(gpu: &std::sync::Arc<dyn Gpu>, cases: &[Case]) -> Vec<Outcome> {
     let rows = cases.len() + 1;
     let mut logits: Vec<f32> = cases.iter().flat_map(|case| case.logits.iter().copied()).collect();
     logits.resize(rows * vocab_size, f32::NAN);
-    let encoded: Vec<_> = cases.iter().map(|case| (case.params.clone(), case.specials.clone())).collect();
+    let encoded: Vec<_> =
+        cases.iter().map(|case| (case.params.clone(), case.specials.clone())).collect();
     let between = 6;
-    let mut words = vec![7; encoded_words(rows, cases.iter().map(|case| case.specials.len()).sum()) + between];
+    let mut words =
+        vec![7; encoded_words(rows, cases.iter().map(|case| case.specials.len()).sum()) + between];
     encode(&encoded, |row| (cases.len() - 1 - row) as u32, rows, between, &mut words);
     let history = Histories::new(gpu, cases);
-    let (logits, params) = (upload(gpu, Kind::F32, &logits), Buffer::from_slice(gpu, &words).unwrap());
-    let [tokens, results] = [rows, rows * RESULT_WORDS].map(|len| poisoned_buffer(gpu, Kind::U32, len));
+    let (logits, params) =
+        (upload(gpu, Kind::F32, &logits), Buffer::from_slice(gpu, &words).unwrap());
+    let [tokens, results] =
+        [rows, rows * RESULT_WORDS].map(|len| poisoned_buffer(gpu, Kind::U32, len));
     let work = poisoned_buffer(gpu, Kind::U8, workspace(rows, vocab_size));
     let args = Sample {
         logits: logits.view(),
@@ -149,15 +163,21 @@ fn sampled(gpu: &std::sync::Arc<dyn Gpu>, cases: &[Case]) -> Vec<Outcome> {
 
 /// Equal but for the last places of log-probabilities.
 fn assert_same(found: &Outcome, want: &Outcome, what: &str) {
-    let (Outcome::Token { token, logprobs }, Outcome::Token { token: want_token, logprobs: want_logprobs }) =
-        (found, want)
+    let (
+        Outcome::Token { token, logprobs },
+        Outcome::Token { token: want_token, logprobs: want_logprobs },
+    ) = (found, want)
     else {
         assert_eq!(found, want, "{what}");
         return;
     };
     assert_eq!(token, want_token, "{what}");
     assert_eq!(logprobs.is_some(), want_logprobs.is_some(), "{what}");
-    let Some(((chosen, top), (want_chosen, want_top))) = logprobs.as_ref().zip(want_logprobs.as_ref()) else { return };
+    let Some(((chosen, top), (want_chosen, want_top))) =
+        logprobs.as_ref().zip(want_logprobs.as_ref())
+    else {
+        return;
+    };
     let ids = |top: &[(u32, f32)]| top.iter().map(|(id, _)| *id).collect::<Vec<_>>();
     assert_eq!(ids(top), ids(want_top), "{what}");
     for (found, want) in [*chosen]
@@ -173,7 +193,10 @@ fn check(gpu: &std::sync::Arc<dyn Gpu>, cases: &[Case]) {
     for (index, (case, outcome)) in cases.iter().zip(sampled(gpu, cases)).enumerate() {
         let Case { logits, params, specials, history } = case;
         let want = reference::sample(logits, params, specials, history);
-        let what = format!("row {index} of {} ids with {params:?}, {specials:?}, {history:?}", logits.len());
+        let what = format!(
+            "row {index} of {} ids with {params:?}, {specials:?}, {history:?}",
+            logits.len()
+        );
         assert_same(&outcome, &want, &what);
     }
 }
@@ -181,7 +204,9 @@ fn check(gpu: &std::sync::Arc<dyn Gpu>, cases: &[Case]) {
 #[test]
 fn rows_of_every_mix_get_the_specified_tokens() {
     let gpu = gpu();
-    for (seed, vocab_size, rows, batches) in [(1, 5, 50, 8), (2, 97, 50, 8), (3, 4097, 20, 2), (4, 49_152, 12, 1)] {
+    for (seed, vocab_size, rows, batches) in
+        [(1, 5, 50, 8), (2, 97, 50, 8), (3, 4097, 20, 2), (4, 49_152, 12, 1)]
+    {
         let mut dice = Dice { seed, count: 0 };
         for _ in 0..batches {
             check(&gpu, &(0..rows).map(|_| case(vocab_size, &mut dice)).collect::<Vec<_>>());
@@ -189,20 +214,31 @@ fn rows_of_every_mix_get_the_specified_tokens() {
     }
 }
 
-/// More ids than a list holds are in question at the cut: many equals, or all that both top-k and top-p look at.
+/// More ids than a list holds are in question at the cut: many equals, or all that both top-k and
+/// top-p look at.
 #[test]
 fn cuts_through_more_than_a_list_holds_are_exact() {
     let mut dice = Dice { seed: 9, count: 0 };
     let mut row = |spread: f32, top_k, top_p, min_p| Case {
         // A quarter stands a little above the others, so that the cut is not in the first bucket.
-        logits: (0..9_000).map(|id| dice.unit() * spread + if id % 4 == 0 { 1.1 } else { 1.0 }).collect(),
-        params: RowParams { temperature: 0.9, top_k, top_p, min_p, position: dice.below(1000), ..GREEDY },
+        logits: (0..9_000)
+            .map(|id| dice.unit() * spread + if id % 4 == 0 { 1.1 } else { 1.0 })
+            .collect(),
+        params: RowParams {
+            temperature: 0.9,
+            top_k,
+            top_p,
+            min_p,
+            position: dice.below(1000),
+            ..GREEDY
+        },
         specials: Vec::new(),
         history: Vec::new(),
     };
     let mut cases = Vec::new();
     for spread in [0.0, 0.01, 3.0] {
-        for (top_k, top_p) in [(3000, 1.0), (0, 0.5), (3000, 0.7), (8999, 0.01), (2, 1.0), (0, 0.0)] {
+        for (top_k, top_p) in [(3000, 1.0), (0, 0.5), (3000, 0.7), (8999, 0.01), (2, 1.0), (0, 0.0)]
+        {
             cases.extend([0.0, 0.99].map(|min_p| row(spread, top_k, top_p, min_p)));
         }
     }
@@ -215,13 +251,20 @@ fn long_histories_are_counted_whole() {
     let mut dice = Dice { seed: 11, count: 0 };
     let mut row = |len: usize, prompt_len| Case {
         logits: logits(97, &mut dice),
-        params: RowParams { repetition_penalty: 1.1, frequency_penalty: 0.01, prompt_len, logprobs: Some(1), ..GREEDY },
+        params: RowParams {
+            repetition_penalty: 1.1,
+            frequency_penalty: 0.01,
+            prompt_len,
+            logprobs: Some(1),
+            ..GREEDY
+        },
         specials: Vec::new(),
         history: history(len, 97, &mut dice),
     };
     check(
         &gpu(),
-        &[(1023, 5), (1024, 1023), (1025, 0), (3001, 1026), (2999, 5000)].map(|(len, prompt)| row(len, prompt)),
+        &[(1023, 5), (1024, 1023), (1025, 0), (3001, 1026), (2999, 5000)]
+            .map(|(len, prompt)| row(len, prompt)),
     );
 }
 
@@ -231,9 +274,20 @@ fn what_does_not_fit_is_refused() {
         let gpu = gpu();
         let logits = upload(&gpu, Kind::F32, &[0.0; 10]);
         let mut words = [0; 16];
-        encode(&[(RowParams { presence_penalty: 0.5, ..GREEDY }, Vec::new())], |_| 0, 1, 0, &mut words);
+        encode(
+            &[(RowParams { presence_penalty: 0.5, ..GREEDY }, Vec::new())],
+            |_| 0,
+            1,
+            0,
+            &mut words,
+        );
         change(&mut words);
-        let case = |len: u32| Case { logits: vec![], params: GREEDY, specials: vec![], history: vec![0; len as usize] };
+        let case = |len: u32| Case {
+            logits: vec![],
+            params: GREEDY,
+            specials: vec![],
+            history: vec![0; len as usize],
+        };
         let mut history = Histories::new(&gpu, &[case(20)]);
         history.0[1] = Buffer::from_slice(&gpu, &[len]).unwrap();
         let [params, tokens, results] =

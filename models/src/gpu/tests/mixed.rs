@@ -1,4 +1,5 @@
-//! Steps that carry prompts beside sequences that decode: what they ask of a device, and that company changes nothing.
+//! Steps that carry prompts beside sequences that decode: what they ask of a device, and that
+//! company changes nothing.
 
 use super::*;
 use cresset_kernels::Result;
@@ -16,7 +17,8 @@ struct Spy {
 struct Noted {
     uploads: usize,
     kernels: Vec<&'static str>,
-    /// As algorithms are chosen: rows of x up to a power of two, rows and columns of w, whether there is a bias.
+    /// As algorithms are chosen: rows of x up to a power of two, rows and columns of w, whether
+    /// there is a bias.
     products: HashSet<(usize, usize, usize, bool)>,
 }
 
@@ -90,15 +92,21 @@ fn spied(tiny: &TinyLlama, options: Options) -> (GpuModel, Arc<Spy>) {
 /// One step in which sequences get so many first tokens.
 fn prompts(lens: &[usize]) -> ForwardBatch {
     let tokens: Vec<_> = lens.iter().enumerate().map(|(i, len)| tokens(*len, i)).collect();
-    let blocks: Vec<Vec<u32>> = (0..lens.len() as u32).map(|i| (i * 4..i * 4 + 4).collect()).collect();
+    let blocks: Vec<Vec<u32>> =
+        (0..lens.len() as u32).map(|i| (i * 4..i * 4 + 4).collect()).collect();
     let span = |(tokens, blocks)| Span { tokens, cached: 0, blocks };
-    let spans: Vec<_> = tokens.iter().zip(&blocks).map(|(tokens, blocks)| span((tokens.as_slice(), blocks))).collect();
+    let spans: Vec<_> = tokens
+        .iter()
+        .zip(&blocks)
+        .map(|(tokens, blocks)| span((tokens.as_slice(), blocks)))
+        .collect();
     batch(&spans, BLOCK, true)
 }
 
 #[test]
 fn each_sequence_goes_through_the_attention_that_suits_it_after_one_upload() {
-    let (mut model, spy) = spied(&TinyLlama::default(), Options { max_rows: 4, graph_rows: 0, ..options(Kind::Bf16) });
+    let (mut model, spy) =
+        spied(&TinyLlama::default(), Options { max_rows: 4, graph_rows: 0, ..options(Kind::Bf16) });
     for (lens, decodes, prefills) in [
         (&[1, 1, 1][..], true, false),
         (&[20], false, true),
@@ -121,10 +129,12 @@ fn each_sequence_goes_through_the_attention_that_suits_it_after_one_upload() {
     }
 }
 
-/// Choosing an algorithm takes longer than a step, so no step of serving may be the first with its products.
+/// Choosing an algorithm takes longer than a step, so no step of serving may be the first with its
+/// products.
 #[test]
 fn serving_meets_no_product_that_loading_did_not() {
-    let sizes = Options { max_batched_tokens: 40, max_rows: 20, graph_rows: 0, ..options(Kind::Bf16) };
+    let sizes =
+        Options { max_batched_tokens: 40, max_rows: 20, graph_rows: 0, ..options(Kind::Bf16) };
     let (mut model, spy) = spied(&TinyLlama { layers: 2, ..TinyLlama::default() }, sizes);
     let known = spy.noted().products.clone();
     assert!(known.len() > 4);
@@ -140,17 +150,22 @@ fn serving_meets_no_product_that_loading_did_not() {
     }
 }
 
-/// With `deterministic` bit for bit, whatever the order, and whichever attention that order leads to.
+/// With `deterministic` bit for bit, whatever the order, and whichever attention that order leads
+/// to.
 #[test]
 fn mixed_company_changes_no_logit() {
     const SEQUENCES: [(usize, usize); 6] = [(300, 1), (5, 1), (0, 20), (290, 9), (0, 1), (63, 2)];
     for (kind, deterministic) in [(Kind::Bf16, true), (Kind::F32, false)] {
         let sizes = Options { deterministic, max_context: 640, graph_rows: 0, ..options(kind) };
         let mut model = load(&TinyLlama { seed: 15, ..TinyLlama::default() }, sizes).unwrap();
-        let known: Vec<_> = SEQUENCES.iter().enumerate().map(|(i, (from, new))| tokens(from + new, i)).collect();
+        let known: Vec<_> =
+            SEQUENCES.iter().enumerate().map(|(i, (from, new))| tokens(from + new, i)).collect();
         let blocks: Vec<Vec<u32>> = (0..6).map(|i| (0..20).map(|j| j * 6 + i).collect()).collect();
-        let span =
-            |i: usize, from: usize, to: usize| Span { tokens: &known[i][from..to], cached: from, blocks: &blocks[i] };
+        let span = |i: usize, from: usize, to: usize| Span {
+            tokens: &known[i][from..to],
+            cached: from,
+            blocks: &blocks[i],
+        };
         let new = |i: usize| span(i, SEQUENCES[i].0, known[i].len());
         let mut want = Vec::new();
         for (i, (cached, _)) in SEQUENCES.into_iter().enumerate() {
@@ -159,7 +174,9 @@ fn mixed_company_changes_no_logit() {
             }
             want.extend(model.logits(&batch(&[new(i)], BLOCK, true)));
         }
-        for order in [[0, 1, 4, 2, 3, 5], [2, 0, 3, 1, 4, 5], [1, 3, 0, 5, 4, 2], [4, 5, 3, 2, 1, 0]] {
+        for order in
+            [[0, 1, 4, 2, 3, 5], [2, 0, 3, 1, 4, 5], [1, 3, 0, 5, 4, 2], [4, 5, 3, 2, 1, 0]]
+        {
             let together = model.logits(&batch(&order.map(new), BLOCK, true));
             let want = order.map(|i| want[i].clone());
             if deterministic {

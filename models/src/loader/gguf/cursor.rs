@@ -30,7 +30,10 @@ impl<'a> Cursor<'a> {
 
     pub fn take(&mut self, len: usize) -> Parse<&'a [u8]> {
         if len > self.left() {
-            return Err(format!("the header ends at byte {}, {len} more bytes were expected", self.data.len()));
+            return Err(format!(
+                "the header ends at byte {}, {len} more bytes were expected",
+                self.data.len()
+            ));
         }
         let bytes = &self.data[self.at..self.at + len];
         self.at += len;
@@ -64,11 +67,13 @@ impl<'a> Cursor<'a> {
     pub fn string(&mut self) -> Parse<String> {
         let len = self.count("string", 1)?;
         let bytes = self.take(len)?;
-        String::from_utf8(bytes.to_vec()).map_err(|_| format!("text before byte {} is not UTF-8", self.at))
+        String::from_utf8(bytes.to_vec())
+            .map_err(|_| format!("text before byte {} is not UTF-8", self.at))
     }
 
     pub fn value(&mut self, kind: u32, depth: usize) -> Parse<Value> {
-        self.values_left = self.values_left.checked_sub(1).ok_or("there are too many metadata values")?;
+        self.values_left =
+            self.values_left.checked_sub(1).ok_or("there are too many metadata values")?;
         Ok(match kind {
             0 => Value::U8(u8::from_le_bytes(self.array()?)),
             1 => Value::I8(i8::from_le_bytes(self.array()?)),

@@ -5,7 +5,8 @@ use crate::testing::{GgufWriter, TinyLlama};
 
 fn small() -> GgufWriter {
     let tensor = |name: &str, shape: &[usize]| {
-        let data = (0..shape.iter().product::<usize>()).flat_map(|i| (i as f32).to_le_bytes()).collect();
+        let data =
+            (0..shape.iter().product::<usize>()).flat_map(|i| (i as f32).to_le_bytes()).collect();
         (name.to_owned(), shape.to_vec(), GgmlDType::F32, data)
     };
     GgufWriter {
@@ -13,7 +14,10 @@ fn small() -> GgufWriter {
             ("general.architecture".into(), Value::String("llama".into())),
             (
                 "a.list".into(),
-                Value::Array(vec![Value::Array(vec![Value::I64(-1)]), Value::Array(vec![Value::I64(2)])]),
+                Value::Array(vec![
+                    Value::Array(vec![Value::I64(-1)]),
+                    Value::Array(vec![Value::I64(2)]),
+                ]),
             ),
             ("b.flag".into(), Value::Bool(true)),
             ("c.float".into(), Value::F64(0.5)),
@@ -67,7 +71,11 @@ fn version_2_is_read_too() {
 fn every_truncation_is_refused() {
     let bytes = small().to_bytes();
     for len in 0..bytes.len() {
-        assert!(matches!(open(&bytes[..len]), Err(Error::BadFile(_))), "{len} of {} bytes", bytes.len());
+        assert!(
+            matches!(open(&bytes[..len]), Err(Error::BadFile(_))),
+            "{len} of {} bytes",
+            bytes.len()
+        );
     }
 }
 
@@ -98,7 +106,10 @@ fn damage_is_named() {
     check_refused(&replace(&bytes, &u64s(4), &u64s(1 << 40)), "metadata entries");
     check_refused(&replace(&bytes, &name("b.flag"), &name("a.list")), "twice");
     check_refused(&replace(&bytes, b"second", b"\xffecond"), "UTF-8");
-    check_refused(&replace(&bytes, b"b.flag\x07\0\0\0\x01", b"b.flag\x07\0\0\0\x02"), "a boolean is 2");
+    check_refused(
+        &replace(&bytes, b"b.flag\x07\0\0\0\x01", b"b.flag\x07\0\0\0\x02"),
+        "a boolean is 2",
+    );
     check_refused(&replace(&bytes, b"b.flag\x07", b"b.flag\x63"), "value type 99");
 }
 
