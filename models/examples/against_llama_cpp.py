@@ -51,12 +51,16 @@ def in_environment(folder):
         pass
     python = folder / "bin/python"
     if sys.executable == str(python):
-        sys.exit(f"{folder} does not hold llama-cpp-python {PINNED['llama-cpp-python']}; remove it and run again")
+        sys.exit(
+            f"{folder} does not hold llama-cpp-python {PINNED['llama-cpp-python']}; remove it and run again"
+        )
     if not python.exists():
         subprocess.check_call([sys.executable, "-m", "venv", folder])
         packages = [f"{name}=={version}" for name, version in PINNED.items()]
         build = {**os.environ, "CMAKE_ARGS": "-DGGML_NATIVE=ON"}
-        subprocess.check_call([python, "-m", "pip", "install", "--no-binary=llama-cpp-python", *packages], env=build)
+        subprocess.check_call(
+            [python, "-m", "pip", "install", "--no-binary=llama-cpp-python", *packages], env=build
+        )
     os.execv(python, [python, *sys.argv])
 
 
@@ -67,7 +71,9 @@ def token(stream, position):
 class Ours:
     def __init__(self, model, threads, *options):
         command = [OURS, model, str(threads), *options]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         self.load_seconds = float(self.process.stdout.readline())
 
     def ask(self, *words):
@@ -98,7 +104,9 @@ class LlamaCpp:
     def __init__(self, lib, model, threads, clock):
         self.lib, self.threads, self.clock = lib, threads, clock
         start = time.perf_counter()
-        self.model = lib.llama_model_load_from_file(str(model).encode(), lib.llama_model_default_params())
+        self.model = lib.llama_model_load_from_file(
+            str(model).encode(), lib.llama_model_default_params()
+        )
         self.load_seconds = time.perf_counter() - start
         self.contexts = {}
 
@@ -106,7 +114,11 @@ class LlamaCpp:
         if streams not in self.contexts:
             params = self.lib.llama_context_default_params()
             params.n_ctx, params.n_batch, params.n_ubatch = 1024 * streams, PROMPT, PROMPT
-            params.n_seq_max, params.n_threads, params.n_threads_batch = streams, self.threads, self.threads
+            params.n_seq_max, params.n_threads, params.n_threads_batch = (
+                streams,
+                self.threads,
+                self.threads,
+            )
             self.contexts[streams] = self.lib.llama_init_from_model(self.model, params)
         self.lib.llama_memory_clear(self.lib.llama_get_memory(self.contexts[streams]), True)
         return self.contexts[streams]
@@ -115,7 +127,11 @@ class LlamaCpp:
         batch = self.lib.llama_batch_init(streams * len(positions), 0, streams)
         batch.n_tokens = streams * len(positions)
         for row, (s, p) in enumerate((s, p) for s in range(streams) for p in positions):
-            batch.token[row], batch.pos[row], batch.logits[row] = ids(s, p), p, every or p == positions[-1]
+            batch.token[row], batch.pos[row], batch.logits[row] = (
+                ids(s, p),
+                p,
+                every or p == positions[-1],
+            )
             batch.n_seq_id[row], batch.seq_id[row][0] = 1, s
         start = self.clock()
         if self.lib.llama_decode(context, batch) != 0:
@@ -138,7 +154,9 @@ class LlamaCpp:
         room = (self.lib.llama_token * (len(text) + 8))()
         vocabulary = self.lib.llama_model_get_vocab(self.model)
         raw = text.encode()
-        return list(room)[: self.lib.llama_tokenize(vocabulary, raw, len(raw), room, len(room), False, False)]
+        return list(room)[
+            : self.lib.llama_tokenize(vocabulary, raw, len(raw), room, len(room), False, False)
+        ]
 
     def vocabulary(self):
         return self.lib.llama_vocab_n_tokens(self.lib.llama_model_get_vocab(self.model))
@@ -175,14 +193,22 @@ def converted(lib, model, name, folder):
     if not out.exists():
         params = lib.llama_model_quantize_default_params()
         params.ftype, params.allow_requantize = getattr(lib, f"LLAMA_FTYPE_MOSTLY_{name}"), True
-        if lib.llama_model_quantize(str(model).encode(), str(out).encode(), ctypes.byref(params)) != 0:
+        if (
+            lib.llama_model_quantize(str(model).encode(), str(out).encode(), ctypes.byref(params))
+            != 0
+        ):
             sys.exit(f"llama.cpp cannot convert {model} to {name}")
     return out
 
 
 def measure(lib, model, name, options):
     ours = Ours(model, options.threads, *["processor-time"] * options.processor_time)
-    theirs = LlamaCpp(lib, model, options.threads, time.process_time if options.processor_time else time.perf_counter)
+    theirs = LlamaCpp(
+        lib,
+        model,
+        options.threads,
+        time.process_time if options.processor_time else time.perf_counter,
+    )
     cases = [(f"prefill of {PROMPT}", PROMPT, lambda side: side.prefill(PROMPT))]
     cases.append((f"decode at {PROMPT}", COUNT, lambda side: side.decode(1, PROMPT, COUNT)))
     for streams in (8, 16):
@@ -209,15 +235,21 @@ def quality(ours, theirs, model, name, options):
     ids, vocabulary = theirs.tokens(TEXT)[:PROMPT], theirs.vocabulary()
     reference = exact.logits(ids, vocabulary)
     exact.close()
-    (mine, my_same), (peer, peer_same) = (kl(reference, side.logits(ids, vocabulary)) for side in (ours, theirs))
+    (mine, my_same), (peer, peer_same) = (
+        kl(reference, side.logits(ids, vocabulary)) for side in (ours, theirs)
+    )
     print(f"| {name} | KL over {len(ids)} tokens | {mine:.2e} | {peer:.2e} | |")
     print(f"| {name} | same best token | {my_same:.4f} | {peer_same:.4f} | |", flush=True)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=pathlib.Path)
-    parser.add_argument("--types", default="file,Q4_0,Q8_0,Q4_K_M", help="'file' is the model as it is")
+    parser.add_argument(
+        "--types", default="file,Q4_0,Q8_0,Q4_K_M", help="'file' is the model as it is"
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--no-kl", dest="kl", action="store_false", help="speed alone")
@@ -228,7 +260,9 @@ def main():
         options.threads = 1
     in_environment(options.folder / "venv")
     if not OURS.exists():
-        sys.exit(f"{OURS} is missing: cargo build --release -p cresset-models --example against_llama_cpp")
+        sys.exit(
+            f"{OURS} is missing: cargo build --release -p cresset-models --example against_llama_cpp"
+        )
     import llama_cpp as lib
 
     silent = lib.llama_log_callback(lambda *_: None)
@@ -237,7 +271,9 @@ def main():
     options.folder.mkdir(parents=True, exist_ok=True)
     print("| type | what | ours tok/s | llama.cpp tok/s | ratio |\n|---|---|---:|---:|---:|")
     for name in options.types.split(","):
-        model = options.model if name == "file" else converted(lib, options.model, name, options.folder)
+        model = (
+            options.model if name == "file" else converted(lib, options.model, name, options.folder)
+        )
         measure(lib, model, name, options)
 
 

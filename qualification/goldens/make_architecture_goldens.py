@@ -22,7 +22,15 @@ from conversion import get_model_class
 from transformers import AutoConfig, AutoModelForCausalLM
 
 TOKENS, VOCABULARY = 40, 48
-SHAPE = dict(vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64)
+SHAPE = dict(
+    vocab_size=VOCABULARY,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+)
 
 
 def rope(kind, theta=10_000.0, **more):
@@ -31,32 +39,156 @@ def rope(kind, theta=10_000.0, **more):
 
 def long_rope(original):
     short, long = [1.0 + 0.05 * i for i in range(8)], [1.0 + 0.9 * i for i in range(8)]
-    return rope("longrope", short_factor=short, long_factor=long, original_max_position_embeddings=original, factor=4.0)
+    return rope(
+        "longrope",
+        short_factor=short,
+        long_factor=long,
+        original_max_position_embeddings=original,
+        factor=4.0,
+    )
 
 
-GEMMA3_ROPE = {"sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0}, "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1_000_000.0}}
+GEMMA3_ROPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1_000_000.0},
+}
 
 # name, model type, dtype of the weights, whether a GGUF file can say all of it, settings
 CASES = [
     ("llama", "llama", "F32", True, {}),
-    ("llama-biased-tied", "llama", "F32", False, dict(attention_bias=True, mlp_bias=True, tie_word_embeddings=True, num_key_value_heads=4)),
-    ("llama-head-size", "llama", "F16", True, dict(head_dim=24, num_key_value_heads=1, rms_norm_eps=1e-5)),
+    (
+        "llama-biased-tied",
+        "llama",
+        "F32",
+        False,
+        dict(attention_bias=True, mlp_bias=True, tie_word_embeddings=True, num_key_value_heads=4),
+    ),
+    (
+        "llama-head-size",
+        "llama",
+        "F16",
+        True,
+        dict(head_dim=24, num_key_value_heads=1, rms_norm_eps=1e-5),
+    ),
     ("llama-linear", "llama", "F32", True, rope("linear", factor=4.0)),
-    ("llama-llama3", "llama", "BF16", True, rope("llama3", 500_000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)),
-    ("llama-yarn", "llama", "F32", True, rope("yarn", factor=4.0, original_max_position_embeddings=16)),
-    ("llama-yarn-odd", "llama", "F32", False, rope("yarn", factor=4.0, original_max_position_embeddings=16, beta_fast=2.0, beta_slow=0.5, attention_factor=1.3, truncate=False)),
-    ("llama-dynamic", "llama", "F32", False, rope("dynamic", factor=2.0) | dict(max_position_embeddings=24)),
+    (
+        "llama-llama3",
+        "llama",
+        "BF16",
+        True,
+        rope(
+            "llama3",
+            500_000.0,
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=16,
+        ),
+    ),
+    (
+        "llama-yarn",
+        "llama",
+        "F32",
+        True,
+        rope("yarn", factor=4.0, original_max_position_embeddings=16),
+    ),
+    (
+        "llama-yarn-odd",
+        "llama",
+        "F32",
+        False,
+        rope(
+            "yarn",
+            factor=4.0,
+            original_max_position_embeddings=16,
+            beta_fast=2.0,
+            beta_slow=0.5,
+            attention_factor=1.3,
+            truncate=False,
+        ),
+    ),
+    (
+        "llama-dynamic",
+        "llama",
+        "F32",
+        False,
+        rope("dynamic", factor=2.0) | dict(max_position_embeddings=24),
+    ),
     ("llama-long", "llama", "F32", False, long_rope(16)),
     ("llama-short", "llama", "F32", False, long_rope(TOKENS)),
     ("mistral", "mistral", "F32", True, dict(sliding_window=None)),
     ("mistral-window", "mistral", "F16", False, dict(sliding_window=8, head_dim=32)),
     ("qwen2", "qwen2", "BF16", True, dict(tie_word_embeddings=True) | rope("default", 1_000_000.0)),
-    ("qwen2-window", "qwen2", "F32", False, dict(use_sliding_window=True, sliding_window=8, max_window_layers=1)),
-    ("qwen3", "qwen3", "BF16", True, dict(head_dim=32, tie_word_embeddings=True) | rope("default", 1_000_000.0)),
-    ("qwen3-yarn-window", "qwen3", "F32", False, dict(head_dim=16, attention_bias=True, use_sliding_window=True, sliding_window=8, layer_types=["sliding_attention", "full_attention", "sliding_attention"]) | rope("yarn", factor=4.0, original_max_position_embeddings=16)),
-    ("gemma2", "gemma2", "F32", True, dict(head_dim=16, query_pre_attn_scalar=16, sliding_window=8, attn_logit_softcapping=5.0, final_logit_softcapping=3.0)),
-    ("gemma3", "gemma3_text", "BF16", True, dict(head_dim=32, query_pre_attn_scalar=32, sliding_window=8, num_hidden_layers=7, num_key_value_heads=1)),
-    ("gemma3-odd", "gemma3_text", "F32", False, dict(head_dim=16, query_pre_attn_scalar=24, sliding_window=8, attention_bias=True, final_logit_softcapping=3.0, tie_word_embeddings=False, layer_types=["full_attention", "sliding_attention", "full_attention"], rope_parameters=GEMMA3_ROPE)),
+    (
+        "qwen2-window",
+        "qwen2",
+        "F32",
+        False,
+        dict(use_sliding_window=True, sliding_window=8, max_window_layers=1),
+    ),
+    (
+        "qwen3",
+        "qwen3",
+        "BF16",
+        True,
+        dict(head_dim=32, tie_word_embeddings=True) | rope("default", 1_000_000.0),
+    ),
+    (
+        "qwen3-yarn-window",
+        "qwen3",
+        "F32",
+        False,
+        dict(
+            head_dim=16,
+            attention_bias=True,
+            use_sliding_window=True,
+            sliding_window=8,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        )
+        | rope("yarn", factor=4.0, original_max_position_embeddings=16),
+    ),
+    (
+        "gemma2",
+        "gemma2",
+        "F32",
+        True,
+        dict(
+            head_dim=16,
+            query_pre_attn_scalar=16,
+            sliding_window=8,
+            attn_logit_softcapping=5.0,
+            final_logit_softcapping=3.0,
+        ),
+    ),
+    (
+        "gemma3",
+        "gemma3_text",
+        "BF16",
+        True,
+        dict(
+            head_dim=32,
+            query_pre_attn_scalar=32,
+            sliding_window=8,
+            num_hidden_layers=7,
+            num_key_value_heads=1,
+        ),
+    ),
+    (
+        "gemma3-odd",
+        "gemma3_text",
+        "F32",
+        False,
+        dict(
+            head_dim=16,
+            query_pre_attn_scalar=24,
+            sliding_window=8,
+            attention_bias=True,
+            final_logit_softcapping=3.0,
+            tie_word_embeddings=False,
+            layer_types=["full_attention", "sliding_attention", "full_attention"],
+            rope_parameters=GEMMA3_ROPE,
+        ),
+    ),
 ]
 
 
@@ -65,7 +197,9 @@ def random(name, count):
     seed = 0xCBF29CE484222325
     for byte in name.encode():
         seed = (seed ^ byte) * 0x100000001B3 % 2**64
-    mixed = numpy.arange(1, count + 1, dtype=numpy.uint64) * numpy.uint64(0x9E3779B97F4A7C15) + numpy.uint64(seed)
+    mixed = numpy.arange(1, count + 1, dtype=numpy.uint64) * numpy.uint64(
+        0x9E3779B97F4A7C15
+    ) + numpy.uint64(seed)
     mixed = (mixed ^ (mixed >> numpy.uint64(30))) * numpy.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> numpy.uint64(27))) * numpy.uint64(0x94D049BB133111EB)
     mixed ^= mixed >> numpy.uint64(31)
@@ -81,7 +215,9 @@ def weights(name, shape, dtype, family):
     else:
         scale, shift = numpy.float32(0.5), numpy.float32(0)
     values = random(name, numpy.prod(shape)) * scale + shift
-    return torch.from_numpy(values.reshape(shape)).to({"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[dtype])
+    return torch.from_numpy(values.reshape(shape)).to(
+        {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[dtype]
+    )
 
 
 def older(config):
@@ -89,12 +225,20 @@ def older(config):
     config = dict(config)
     parameters, config["torch_dtype"] = config.pop("rope_parameters"), config.pop("dtype")
     if "full_attention" in parameters:
-        config["rope_local_base_freq"], parameters = parameters["sliding_attention"]["rope_theta"], parameters["full_attention"]
+        config["rope_local_base_freq"], parameters = (
+            parameters["sliding_attention"]["rope_theta"],
+            parameters["full_attention"],
+        )
     config["rope_theta"] = parameters["rope_theta"]
-    scaling = {key: value for key, value in parameters.items() if key not in ("rope_theta", "rope_type")}
+    scaling = {
+        key: value for key, value in parameters.items() if key not in ("rope_theta", "rope_type")
+    }
     kind = "rope_type" if "rope_local_base_freq" in config else "type"
     config["rope_scaling"] = {kind: parameters["rope_type"], **scaling} if scaling else None
-    if "max_window_layers" in config and config["layer_types"] == ["full_attention"] + ["sliding_attention"] * 2:
+    if (
+        "max_window_layers" in config
+        and config["layer_types"] == ["full_attention"] + ["sliding_attention"] * 2
+    ):
         del config["layer_types"]
     if pattern := config.pop("_sliding_window_pattern", None):
         config["sliding_window_pattern"] = pattern
@@ -105,7 +249,9 @@ def older(config):
 
 def model_of(folder):
     """The model in f32; transformers' own initial values must not survive anywhere."""
-    model, report = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
+    model, report = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    )
     assert not report["missing_keys"] and not report["unexpected_keys"], report
     return model.eval()
 
@@ -118,22 +264,37 @@ def logits(model, tokens):
 def step_by_step(model, tokens):
     cache = transformers.DynamicCache(config=model.config)
     with torch.inference_mode():
-        return torch.stack([model(torch.tensor([[token]]), past_key_values=cache).logits[0, 0].float() for token in tokens])
+        return torch.stack(
+            [
+                model(torch.tensor([[token]]), past_key_values=cache).logits[0, 0].float()
+                for token in tokens
+            ]
+        )
 
 
 def converted(folder):
     """What the converter writes: metadata of the architecture, tensors it adds, digests of all tensors."""
     config = json.loads((folder / "config.json").read_text())
-    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {str(n): n for n in range(VOCABULARY)}}, "added_tokens": []}))
+    (folder / "tokenizer.json").write_text(
+        json.dumps({"model": {"vocab": {str(n): n for n in range(VOCABULARY)}}, "added_tokens": []})
+    )
     converter = get_model_class(config["architectures"][0], mmproj=False)
     out = folder / "model.gguf"
-    writer = type("Writer", (converter,), {"set_vocab": lambda self: None, "model_arch": converter.model_arch})(folder, gguf.LlamaFileType.ALL_F32, out)
+    writer = type(
+        "Writer", (converter,), {"set_vocab": lambda self: None, "model_arch": converter.model_arch}
+    )(folder, gguf.LlamaFileType.ALL_F32, out)
     writer.write()
     reader = gguf.GGUFReader(out)
-    metadata = {key: field.contents() for key, field in reader.fields.items() if not key.startswith(("GGUF.", "general.")) or key == "general.architecture"}
+    metadata = {
+        key: field.contents()
+        for key, field in reader.fields.items()
+        if not key.startswith(("GGUF.", "general.")) or key == "general.architecture"
+    }
     tensors = {tensor.name: tensor.data for tensor in reader.tensors}
     extra = {name: data.tolist() for name, data in tensors.items() if name.startswith("rope")}
-    digests = {name: hashlib.sha256(data.tobytes()).hexdigest()[:16] for name, data in tensors.items()}
+    digests = {
+        name: hashlib.sha256(data.tobytes()).hexdigest()[:16] for name, data in tensors.items()
+    }
     return {"metadata": metadata, "extra": extra, "digests": digests}
 
 
@@ -142,7 +303,10 @@ def case(name, kind, dtype, in_gguf, settings, folder):
     config.dtype = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}[dtype]
     empty = AutoModelForCausalLM.from_config(config)
     empty.save_pretrained(folder)
-    shapes = {key: list(value.shape) for key, value in safetensors.torch.load_file(folder / "model.safetensors").items()}
+    shapes = {
+        key: list(value.shape)
+        for key, value in safetensors.torch.load_file(folder / "model.safetensors").items()
+    }
     tensors = {key: weights(key, shape, dtype, kind) for key, shape in shapes.items()}
     safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     written = json.loads((folder / "config.json").read_text())
@@ -153,14 +317,39 @@ def case(name, kind, dtype, in_gguf, settings, folder):
     compute = step_by_step if "dynamic" in name else logits
     want = compute(model_of(folder), tokens)
     if "dynamic" not in name and "long" not in name:
-        assert (step_by_step(model_of(folder), tokens) - want).abs().max() < 1e-5 * want.abs().max(), name
+        assert (
+            step_by_step(model_of(folder), tokens) - want
+        ).abs().max() < 1e-5 * want.abs().max(), name
     (folder / "config.json").write_text(json.dumps(older(written)))
-    assert torch.equal(compute(model_of(folder), tokens), want), f"{name}: the older config says something else"
-    return want, {"name": name, "dtype": dtype, "config": written, "older_config": older(written), "tensors": shapes, "tokens": tokens, "gguf": gguf}
+    assert torch.equal(
+        compute(model_of(folder), tokens), want
+    ), f"{name}: the older config says something else"
+    return want, {
+        "name": name,
+        "dtype": dtype,
+        "config": written,
+        "older_config": older(written),
+        "tensors": shapes,
+        "tokens": tokens,
+        "gguf": gguf,
+    }
 
 
 # Bytes of a block, and where its 16-bit floats are.
-BLOCKS = dict(Q4_0=(18, [0]), Q4_1=(20, [0, 2]), Q5_0=(22, [0]), Q5_1=(24, [0, 2]), Q8_0=(34, [0]), Q2_K=(84, [80, 82]), Q3_K=(110, [108]), Q4_K=(144, [0, 2]), Q5_K=(176, [0, 2]), Q6_K=(210, [208]), F16=(2, [0]), BF16=(2, []))
+BLOCKS = dict(
+    Q4_0=(18, [0]),
+    Q4_1=(20, [0, 2]),
+    Q5_0=(22, [0]),
+    Q5_1=(24, [0, 2]),
+    Q8_0=(34, [0]),
+    Q2_K=(84, [80, 82]),
+    Q3_K=(110, [108]),
+    Q4_K=(144, [0, 2]),
+    Q5_K=(176, [0, 2]),
+    Q6_K=(210, [208]),
+    F16=(2, [0]),
+    BF16=(2, []),
+)
 ROWS, COLUMNS = 3, 512
 
 
@@ -176,10 +365,14 @@ def blocks():
         if name == "BF16":
             raw[:, 1] &= 0xBF  # neither infinite nor NaN
         for at in floats:
-            raw[:, at : at + 2] = random(f"{name}.{at}", count).astype(numpy.float16)[:, None].view(numpy.uint8)
+            raw[:, at : at + 2] = (
+                random(f"{name}.{at}", count).astype(numpy.float16)[:, None].view(numpy.uint8)
+            )
         raw = raw.reshape(ROWS, -1)
         found[f"{name}.raw"] = torch.from_numpy(raw.copy())
-        found[f"{name}.values"] = torch.from_numpy(gguf.dequantize(raw, kind).astype(numpy.float32).reshape(ROWS, COLUMNS))
+        found[f"{name}.values"] = torch.from_numpy(
+            gguf.dequantize(raw, kind).astype(numpy.float32).reshape(ROWS, COLUMNS)
+        )
     return found
 
 
@@ -190,11 +383,18 @@ def main(out):
         with tempfile.TemporaryDirectory() as folder:
             wanted[settings[0]], described = case(*settings, pathlib.Path(folder))
             cases.append(described)
-    made_with = {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__, "llama_cpp_python": "0.3.36"}
+    made_with = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "llama_cpp_python": "0.3.36",
+    }
     safetensors.torch.save_file(wanted, out / "architectures.safetensors")
     safetensors.torch.save_file(blocks(), out / "blocks.safetensors")
     lines = ",\n".join(json.dumps(described, separators=(",", ":")) for described in cases)
-    (out / "architectures.json").write_text(f'{{"made_with":{json.dumps(made_with)},"cases":[\n{lines}\n]}}\n')
+    (out / "architectures.json").write_text(
+        f'{{"made_with":{json.dumps(made_with)},"cases":[\n{lines}\n]}}\n'
+    )
 
 
 if __name__ == "__main__":

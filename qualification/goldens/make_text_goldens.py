@@ -40,7 +40,14 @@ def digest(text):
 def rendering(source, case):
     """The digest of the prompt, or null where the reference itself raises."""
     try:
-        prompts, _ = chat_template_utils.render_jinja_template([case["messages"]], chat_template=source, tools=case.get("tools"), add_generation_prompt=case["add_generation_prompt"], bos_token=BOS, eos_token=EOS)
+        prompts, _ = chat_template_utils.render_jinja_template(
+            [case["messages"]],
+            chat_template=source,
+            tools=case.get("tools"),
+            add_generation_prompt=case["add_generation_prompt"],
+            bos_token=BOS,
+            eos_token=EOS,
+        )
         return digest(prompts[0])
     except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError):
         return None
@@ -48,8 +55,17 @@ def rendering(source, case):
 
 def templates(folder):
     chat_template_utils.datetime = Frozen
-    rendered = {path.stem: [rendering(path.read_text(), case) for case in conversations.CASES] for path in sorted(folder.glob("*.jinja"))}
-    return {"bos_token": BOS, "eos_token": EOS, "date": f"{DATE:%Y-%m-%d}", "cases": conversations.CASES, "renderings": rendered}
+    rendered = {
+        path.stem: [rendering(path.read_text(), case) for case in conversations.CASES]
+        for path in sorted(folder.glob("*.jinja"))
+    }
+    return {
+        "bos_token": BOS,
+        "eos_token": EOS,
+        "date": f"{DATE:%Y-%m-%d}",
+        "cases": conversations.CASES,
+        "renderings": rendered,
+    }
 
 
 def of_ids(rows):
@@ -65,17 +81,31 @@ def ids_of(path, texts):
     tokenizer = tokenizers.Tokenizer.from_file(str(path))
     rows = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
     decoded = [tokenizer.decode(row, skip_special_tokens=False) for row in rows]
-    return {"sha256_of_file": hashlib.sha256(path.read_bytes()).hexdigest(), "tokens": sum(map(len, rows)), "ids": of_ids(rows), "decoded": hashlib.sha256("\0".join(decoded).encode()).hexdigest()}
+    return {
+        "sha256_of_file": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "tokens": sum(map(len, rows)),
+        "ids": of_ids(rows),
+        "decoded": hashlib.sha256("\0".join(decoded).encode()).hexdigest(),
+    }
 
 
 def ids(folder):
     texts = [*cases.strings(), *cases.fuzzed_strings(FUZZED_STRINGS, FUZZ_SEED)]
-    found = {path.parent.parent.name: ids_of(path, texts) for path in sorted(folder.glob("*/models/tokenizer.json"))}
+    found = {
+        path.parent.parent.name: ids_of(path, texts)
+        for path in sorted(folder.glob("*/models/tokenizer.json"))
+    }
     return {"fuzz": {"seed": FUZZ_SEED, "strings": FUZZED_STRINGS}, "tokenizers": found}
 
 
 def main(models, npm, out):
-    about = {"made_with": {"transformers": transformers.__version__, "tokenizers": tokenizers.__version__, "jinja2": jinja2.__version__}}
+    about = {
+        "made_with": {
+            "transformers": transformers.__version__,
+            "tokenizers": tokenizers.__version__,
+            "jinja2": jinja2.__version__,
+        }
+    }
     for name, golden in [("templates", templates(models / "templates")), ("tokenizers", ids(npm))]:
         (out / f"{name}.json").write_text(json.dumps(about | golden, ensure_ascii=False) + "\n")
 

@@ -18,16 +18,45 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import torch
 from safetensors.torch import save_file
 
-LARGE = dict(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
-             num_key_value_heads=8, head_dim=128, vocab_size=128256)
-TINY = dict(hidden_size=128, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4,
-            num_key_value_heads=2, head_dim=32, vocab_size=515)
+LARGE = dict(
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=128,
+    vocab_size=128256,
+)
+TINY = dict(
+    hidden_size=128,
+    intermediate_size=256,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=32,
+    vocab_size=515,
+)
 COMMON = dict(
-    architectures=["LlamaForCausalLM"], model_type="llama", hidden_act="silu", rms_norm_eps=1e-5, rope_theta=500000.0,
-    rope_scaling=dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
-                      original_max_position_embeddings=8192),
-    max_position_embeddings=131072, tie_word_embeddings=False, attention_bias=False, mlp_bias=False,
-    bos_token_id=1, eos_token_id=2, torch_dtype="bfloat16")
+    architectures=["LlamaForCausalLM"],
+    model_type="llama",
+    hidden_act="silu",
+    rms_norm_eps=1e-5,
+    rope_theta=500000.0,
+    rope_scaling=dict(
+        rope_type="llama3",
+        factor=8.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=8192,
+    ),
+    max_position_embeddings=131072,
+    tie_word_embeddings=False,
+    attention_bias=False,
+    mlp_bias=False,
+    bos_token_id=1,
+    eos_token_id=2,
+    torch_dtype="bfloat16",
+)
 STD = 0.02
 # Largest relative error of the log-probabilities' vector.
 LIMITS = {"bf16": 1e-2, "f32": 1e-4}
@@ -62,20 +91,34 @@ def make(folder, *flags):
 
 
 def random_ids(vocab_size, count, seed):
-    return torch.randint(vocab_size, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return torch.randint(
+        vocab_size, (count,), generator=torch.Generator().manual_seed(seed)
+    ).tolist()
 
 
 def outer(config):
     table = (config["vocab_size"], config["hidden_size"])
-    return {"model.embed_tokens.weight": table, "model.norm.weight": table[1:], "lm_head.weight": table}
+    return {
+        "model.embed_tokens.weight": table,
+        "model.norm.weight": table[1:],
+        "lm_head.weight": table,
+    }
 
 
 def layer(config, number):
     hidden, ffn, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     q, kv = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
-    shapes = {"self_attn.q_proj": (q, hidden), "self_attn.k_proj": (kv, hidden), "self_attn.v_proj": (kv, hidden),
-              "self_attn.o_proj": (hidden, q), "mlp.gate_proj": (ffn, hidden), "mlp.up_proj": (ffn, hidden),
-              "mlp.down_proj": (hidden, ffn), "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,)}
+    shapes = {
+        "self_attn.q_proj": (q, hidden),
+        "self_attn.k_proj": (kv, hidden),
+        "self_attn.v_proj": (kv, hidden),
+        "self_attn.o_proj": (hidden, q),
+        "mlp.gate_proj": (ffn, hidden),
+        "mlp.up_proj": (ffn, hidden),
+        "mlp.down_proj": (hidden, ffn),
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+    }
     return {f"model.layers.{number}.{name}.weight": shape for name, shape in shapes.items()}
 
 
@@ -87,9 +130,16 @@ def weights(shape, generator):
 
 def load(folder, kind):
     from transformers import AutoModelForCausalLM
+
     # Products in f32 that are not rounded to tf32.
     torch.set_float32_matmul_precision("highest")
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="eager").to(DEVICE).eval()
+    model = (
+        AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.bfloat16, attn_implementation="eager"
+        )
+        .to(DEVICE)
+        .eval()
+    )
     return model.float() if kind == "f32" else model
 
 
@@ -105,13 +155,20 @@ def compare(folder, path):
         found, wanted, agree, steps = [], [], 0, 0
         for entry in entries:
             got, want, same = against(model, entry)
-            found, wanted, agree, steps = found + [got], wanted + [want], agree + same, steps + len(entry["tokens"])
+            found, wanted, agree, steps = (
+                found + [got],
+                wanted + [want],
+                agree + same,
+                steps + len(entry["tokens"]),
+            )
         found, wanted = torch.cat(found), torch.cat(wanted)
         error = ((found - wanted).norm() / wanted.norm()).item()
         # Not a number counts as too far.
         failed |= not error <= limit
-        print(f"| {said['kind']}, {run} | {error:.1e} of at most {limit:.0e} | {(found - wanted).abs().max():.1e} "
-              f"| {agree} of {steps} |")
+        print(
+            f"| {said['kind']}, {run} | {error:.1e} of at most {limit:.0e} | {(found - wanted).abs().max():.1e} "
+            f"| {agree} of {steps} |"
+        )
     return failed
 
 
@@ -119,32 +176,54 @@ def against(model, entry):
     """Log-probabilities given and wanted of the ids given at each step, and how many tokens are the likeliest here too."""
     prompt, tokens = entry["prompt"], torch.tensor(entry["tokens"], device=DEVICE)
     ids = torch.tensor([prompt + entry["tokens"][:-1]], device=DEVICE)
-    logits = model(ids, use_cache=False).logits[0, len(prompt) - 1:].double()
+    logits = model(ids, use_cache=False).logits[0, len(prompt) - 1 :].double()
     likeliest = torch.tensor(entry["likeliest"], dtype=torch.float64, device=DEVICE)
     wanted = logits.log_softmax(-1).gather(1, likeliest[:, :, 0].long())
-    return likeliest[:, :, 1].flatten(), wanted.flatten(), (logits.argmax(-1) == tokens).sum().item()
+    return (
+        likeliest[:, :, 1].flatten(),
+        wanted.flatten(),
+        (logits.argmax(-1) == tokens).sum().item(),
+    )
 
 
 @torch.inference_mode()
 def speed(folder):
     from transformers import StaticCache
+
     model = load(folder, "bf16")
     model.set_attn_implementation("sdpa")
     cache = StaticCache(config=model.config, max_cache_len=CONTEXT + 2 * DECODED + 8)
     position = torch.arange(CONTEXT, device=DEVICE)
-    token = model((position % model.config.vocab_size)[None], past_key_values=cache,
-                  cache_position=position).logits[:, -1:].argmax(-1)
+    token = (
+        model(
+            (position % model.config.vocab_size)[None],
+            past_key_values=cache,
+            cache_position=position,
+        )
+        .logits[:, -1:]
+        .argmax(-1)
+    )
     # Graphs need a GPU; without one this only shows that the loop runs.
-    step = torch.compile(model.forward, mode="reduce-overhead") if DEVICE == "cuda" else model.forward
+    step = (
+        torch.compile(model.forward, mode="reduce-overhead") if DEVICE == "cuda" else model.forward
+    )
     print(HEAD)
     for name in ["warm-up", "timed"]:
         start = time.perf_counter()
         for _ in range(DECODED):
             position = position[-1:] + 1
-            token = step(token, past_key_values=cache, cache_position=position).logits[:, -1:].argmax(-1).clone()
+            token = (
+                step(token, past_key_values=cache, cache_position=position)
+                .logits[:, -1:]
+                .argmax(-1)
+                .clone()
+            )
         token.item()
         seconds = time.perf_counter() - start
-        print(f"| transformers compiled, 1 row after {CONTEXT} tokens, {name} | {DECODED / seconds:.1f} tok/s | | |", flush=True)
+        print(
+            f"| transformers compiled, 1 row after {CONTEXT} tokens, {name} | {DECODED / seconds:.1f} tok/s | | |",
+            flush=True,
+        )
 
 
 def paged(folder, *flags):
@@ -163,16 +242,22 @@ def paged(folder, *flags):
     print(HEAD)
     for prompt, answer, requests in PAGED_TINY if "--tiny" in flags else PAGED:
         seconds = batched(model, prompt, answer, requests)
-        print(f"| transformers, continuous batching ({model.config._attn_implementation}), {prompt} in, {answer} out, {requests} requests "
-              f"| {requests * answer / seconds:.0f} tok/s | | |", flush=True)
+        print(
+            f"| transformers, continuous batching ({model.config._attn_implementation}), {prompt} in, {answer} out, {requests} requests "
+            f"| {requests * answer / seconds:.0f} tok/s | | |",
+            flush=True,
+        )
 
 
 def batched(model, prompt, answer, requests):
     """Seconds, graphs recorded and the cache made included, where this version does that in each call."""
     from transformers import GenerationConfig
+
     inputs = [random_ids(model.config.vocab_size, prompt, seed) for seed in range(requests)]
     # No token ends a text.
-    config = GenerationConfig(max_new_tokens=answer, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    config = GenerationConfig(
+        max_new_tokens=answer, do_sample=False, eos_token_id=-1, pad_token_id=0
+    )
     start = time.perf_counter()
     outputs = model.generate_batch(inputs=inputs, generation_config=config, progress_bar=False)
     produced = sum(len(output.generated_tokens) for output in outputs.values())

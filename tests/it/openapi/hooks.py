@@ -56,7 +56,9 @@ def soften(body):
     if body.get("min_tokens") is not None:
         body["min_tokens"] = min(body["min_tokens"], limit)
     if body.get("logit_bias"):
-        body["logit_bias"] = {str(int(token) % 100): bias for token, bias in body["logit_bias"].items()}
+        body["logit_bias"] = {
+            str(int(token) % 100): bias for token, bias in body["logit_bias"].items()
+        }
     room = [MOST_CHARACTERS]
     for message in body["messages"]:
         # The small model's template has no place for them.
