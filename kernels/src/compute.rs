@@ -127,8 +127,8 @@ impl Shared {
         // lifetime is erased, yet no worker uses the pointer after `close` returns, which is before
         // `run` gives the borrow back, panic or not.
         unsafe {
-            *self.job.get() = Some(std::mem::transmute::<&Task<'_>, *const Task<'static>>(task))
-        };
+            *self.job.get() = Some(std::mem::transmute::<&Task<'_>, *const Task<'static>>(task));
+        }
         let epoch = self.state.load(Ordering::Relaxed) & !(EPOCH - 1);
         self.state.store(epoch.wrapping_add(EPOCH) | OPEN, Ordering::SeqCst);
         if self.sleepers.load(Ordering::SeqCst) > 0 {

@@ -166,9 +166,8 @@ impl Gpu for Emulator {
         let address = start as usize;
         // SAFETY: the box made from the same parts, once.
         let free = move || {
-            drop(unsafe {
-                Box::from_raw(std::ptr::slice_from_raw_parts_mut(address as *mut u8, len))
-            })
+            let leaked = std::ptr::slice_from_raw_parts_mut(address as *mut u8, len);
+            drop(unsafe { Box::from_raw(leaked) });
         };
         // SAFETY: leaked above, so it is this buffer's alone.
         Ok(unsafe { Staging::new(start, len, free) })
