@@ -12,6 +12,7 @@ mod failpoint;
 pub mod ids;
 pub mod ledger;
 pub mod metrics;
+pub mod pool;
 pub mod server;
 pub mod store;
 pub mod text;

@@ -5,7 +5,7 @@ use crate::catalogue::QualifiedModel;
 use crate::config::Config;
 use crate::engine::model_runner::{self, RunnerOptions};
 use crate::engine::{EngineHandle, EngineOptions, gpu_runner};
-use crate::server::fleet::{self, ServedModel};
+use crate::pool::{self, ServedModel};
 use crate::text::TextModel;
 use cresset_kernels::gpu::Gpu;
 use cresset_models::ModelSource;
@@ -46,7 +46,7 @@ fn text(source: &ModelSource) -> Result<Arc<TextModel>, String> {
     TextModel::load(source).map(Arc::new).map_err(|error| error.to_string())
 }
 
-fn engine(source: &ModelSource, config: &Config) -> Result<fleet::Loaded, String> {
+fn engine(source: &ModelSource, config: &Config) -> Result<pool::Loaded, String> {
     let gpu = device::open(config).map_err(|failure| failure.to_string())?;
     let options = runner_options(config, gpu);
     let (runner, info) = model_runner::load(source, &options).map_err(|error| error.to_string())?;
@@ -60,7 +60,7 @@ fn engine(source: &ModelSource, config: &Config) -> Result<fleet::Loaded, String
         num_blocks: info.num_blocks,
         max_context: max_context(config).unwrap_or(usize::MAX).min(info.config.max_positions),
     };
-    Ok(fleet::Loaded { engine: EngineHandle::start(runner, options), bytes })
+    Ok(pool::Loaded { engine: EngineHandle::start(runner, options), bytes })
 }
 
 fn runner_options(config: &Config, gpu: Option<Arc<dyn Gpu>>) -> RunnerOptions {

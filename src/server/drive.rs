@@ -7,7 +7,6 @@
 
 use super::error::ApiError;
 use super::faults::Fault;
-use super::fleet::{ServedModel, Ticket};
 use super::hub::{Ending, LiveRequest, NotAdmitted};
 use super::node::Node;
 use super::sse;
@@ -21,6 +20,7 @@ use crate::ledger::commands::{ReleaseCause, SettleEnd};
 use crate::ledger::{
     Admit, Command, FailureCode, FinishReason, Outcome, RequestRecord, Split, Units, Usage,
 };
+use crate::pool::{ServedModel, Ticket};
 use crate::store::StoreError;
 use bytes::Bytes;
 use std::sync::Arc;

@@ -13,7 +13,6 @@ pub mod credits;
 pub mod drive;
 pub mod error;
 pub mod faults;
-pub mod fleet;
 pub mod fuse;
 mod head;
 pub mod headers;
@@ -29,14 +28,12 @@ pub mod peers;
 pub mod prepare;
 pub mod replay;
 pub mod requests;
-pub mod residency;
 pub mod respond;
 pub mod sse;
 pub mod transcript;
 pub mod wire;
 
 pub use error::ApiError;
-pub use fleet::{Fleet, ServedModel};
 pub use listener::serve;
 pub use node::{LoadedModel, Node};
 

@@ -1,7 +1,6 @@
 //! The running node as its surfaces see it: configuration, ledger, models, live requests.
 
 use super::faults::Faults;
-use super::fleet::{Fleet, Loaded, ServedModel};
 use super::fuse::{GuessFuse, RateFuse};
 use super::hub::Hub;
 use crate::catalogue::QualifiedModel;
@@ -10,6 +9,7 @@ use crate::config::{Config, Plan};
 use crate::engine::{EngineHandle, EngineStats};
 use crate::ids::{AccountId, CredentialId, ModelId};
 use crate::metrics::{EngineSample, Metrics};
+use crate::pool::{Fleet, Loaded, ServedModel};
 use crate::store::Store;
 use crate::text::TextModel;
 use std::sync::Arc;

@@ -3,7 +3,6 @@
 use super::chat::Call;
 use super::drive::Job;
 use super::error::ApiError;
-use super::fleet::ServedModel;
 use super::hub::LiveRequest;
 use super::node::Node;
 use super::wire::chat_request::{ChatRequest, DEFAULT_MAX_TOKENS};
@@ -12,6 +11,7 @@ use crate::config::Plan;
 use crate::engine::GenerateRequest;
 use crate::ids::AttemptId;
 use crate::ledger::Admit;
+use crate::pool::ServedModel;
 use crate::text;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

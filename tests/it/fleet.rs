@@ -3,7 +3,7 @@
 use super::support::{World, next_piece, qualified, read};
 use cresset::engine::runner::{Failure, ScriptedRunner};
 use cresset::engine::{EngineHandle, EngineOptions};
-use cresset::server::fleet::{Loaded, ServedModel};
+use cresset::pool::{Loaded, ServedModel};
 use cresset::server::operator::{Live, status};
 use cresset::text::TextModel;
 use serde_json::{Value, json};

@@ -9,7 +9,7 @@ use super::support::{World, next_piece, qualified, read};
 use cresset::engine::model_runner::{ModelRunner, RunnerOptions};
 use cresset::engine::{EngineHandle, EngineOptions, Event, GenerateRequest, SamplingParams};
 use cresset::ids::AccountId;
-use cresset::server::fleet::{Loaded, ServedModel};
+use cresset::pool::{Loaded, ServedModel};
 use cresset::text::TextModel;
 use serde_json::json;
 use std::sync::Arc;

@@ -15,6 +15,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("store", &["ledger", "ids", "clock", "failpoint"]),
     ("engine", &["ids", "failpoint"]),
     ("catalogue", &["ids", "ledger", "clock"]),
+    ("pool", &["catalogue", "config", "engine", "ids", "text"]),
     (
         "server",
         &[
@@ -26,6 +27,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
             "ids",
             "ledger",
             "metrics",
+            "pool",
             "store",
             "text",
         ],
@@ -41,6 +43,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
             "ids",
             "ledger",
             "metrics",
+            "pool",
             "server",
             "store",
             "text",

@@ -2,9 +2,9 @@
 
 use super::Live;
 use crate::engine::{EngineHandle, EngineStats};
+use crate::pool::View;
 use crate::server::Node;
 use crate::server::faults::Fault;
-use crate::server::fleet::View;
 use serde_json::{Value, json};
 
 /// Why new work would be refused now; `None` when the node is ready.

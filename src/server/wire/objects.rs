@@ -13,7 +13,7 @@ use crate::ledger::{
     Account, AccountStatus, Attempt, AttemptState, Balances, Credential, CredentialKind,
     FailureCode, RequestRecord, Split, Units,
 };
-use crate::server::fleet::ServedModel;
+use crate::pool::ServedModel;
 use schemars::JsonSchema;
 use serde::Serialize;
 use uuid::Uuid;

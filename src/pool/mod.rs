@@ -5,7 +5,9 @@
 //! request for a model that is not loaded waits for it, within the configured patience; its stream
 //! is kept alive meanwhile as in any queue.
 
-use super::residency::{Action, Phase, Residency, Resident};
+pub mod residency;
+
+use self::residency::{Action, Phase, Residency, Resident};
 use crate::catalogue::QualifiedModel;
 use crate::config::Engine;
 use crate::engine::{
