@@ -3,7 +3,7 @@
 use super::error::ApiError;
 use super::headers;
 use super::node::Node;
-use super::peers::Peer;
+use super::transport::permits::Peer;
 use crate::ids::RequestId;
 use crate::ledger::secret;
 use crate::ledger::{Account, AccountStatus, Credential, RequestKey};

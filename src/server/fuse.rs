@@ -2,7 +2,7 @@
 //! credentials by address.
 
 use super::error::ApiError;
-use super::peers::Peer;
+use super::transport::permits::Peer;
 use crate::config::{Config, Plan};
 use crate::ids::AccountId;
 use crate::ledger::Account;

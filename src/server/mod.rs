@@ -1,45 +1,37 @@
 //! The HTTP surfaces: public `/v1`, the operator listener, and the task that owns a request.
 //!
-//! Order of checks on `/v1`: framing and header bounds (`head`), credential, account and a ledger
+//! Order of checks on `/v1`: framing and header bounds (`http1_head`), credential, account and a ledger
 //! that can vouch for them (`auth`), then for completions (`chat`) the request's own headers, the
 //! account's rate fuse, size and media type, JSON, idempotency, model, limits, concurrency,
 //! credits.
 //! A request without a valid credential learns nothing else, not even whether its path exists.
 
 pub mod auth;
-pub mod chat;
-mod client_stream;
-pub mod credits;
 pub mod drive;
 pub mod error;
 pub mod faults;
 pub mod fuse;
-mod head;
+pub mod handlers;
 pub mod headers;
-mod http2;
 pub mod hub;
-pub mod listener;
-pub mod me;
-pub mod models;
 pub mod node;
 pub mod openapi;
 pub mod operator;
-pub mod peers;
 pub mod prepare;
-pub mod replay;
-pub mod requests;
 pub mod respond;
 pub mod sse;
 pub mod transcript;
+pub mod transport;
 pub mod wire;
 
 pub use error::ApiError;
-pub use listener::serve;
 pub use node::{LoadedModel, Node};
+pub use transport::listener::serve;
 
 use axum::Router;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
+use handlers::{chat, credits, me, models, requests};
 use std::sync::Arc;
 
 /// The public surface. Unknown paths and methods are answered behind the credential check as well.

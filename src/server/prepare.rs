@@ -1,8 +1,8 @@
 //! From a well-formed request to a job: the model, its limits, the exact prompt.
 
-use super::chat::Call;
 use super::drive::Job;
 use super::error::ApiError;
+use super::handlers::chat::Call;
 use super::hub::LiveRequest;
 use super::node::Node;
 use super::wire::chat_request::{ChatRequest, DEFAULT_MAX_TOKENS};

@@ -2,8 +2,9 @@
 //! body.
 
 use super::error::ApiError;
+use super::headers;
 use super::node::Node;
-use super::{head, headers};
+use super::transport::http1_head;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue, Method, Version, header};
@@ -84,7 +85,7 @@ fn check_head(node: &Node, request: &Request) -> Result<(), ApiError> {
     let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
     let bytes = target + headers.iter().map(line).sum::<usize>();
     let small = headers.len() <= limits.max_headers && bytes <= limits.max_header_bytes;
-    if small { Ok(()) } else { Err(head::too_large(limits)) }
+    if small { Ok(()) } else { Err(http1_head::too_large(limits)) }
 }
 
 fn write_error_body(response: &mut Response, id: Uuid) -> Option<&'static str> {

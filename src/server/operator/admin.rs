@@ -9,7 +9,7 @@ use crate::ledger::{
     Account, AccountStatus, Application, AttemptState, Bucket, Command, Credential, CredentialKind,
     Refusal, RequestRecord, Units, secret,
 };
-use crate::server::requests;
+use crate::server::handlers::requests;
 use crate::store::{Snapshot, Store};
 use serde_json::{Value, json};
 use std::path::Path;

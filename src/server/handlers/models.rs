@@ -1,13 +1,13 @@
 //! `GET /v1/models` and `GET /v1/models/{id}`: what the account can use now, whether it is loaded
 //! or not.
 
-use super::auth::Caller;
-use super::error::ApiError;
-use super::node::Node;
-use super::wire::Json;
-use super::wire::objects::{Model, ModelPage};
-use super::wire::query::{Page, PathId};
 use crate::ids::ModelId;
+use crate::server::auth::Caller;
+use crate::server::error::ApiError;
+use crate::server::node::Node;
+use crate::server::wire::Json;
+use crate::server::wire::objects::{Model, ModelPage};
+use crate::server::wire::query::{Page, PathId};
 use axum::extract::{Extension, State};
 use std::sync::Arc;
 

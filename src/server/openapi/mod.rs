@@ -3,13 +3,13 @@
 
 mod answers;
 
-use super::error::ApiError;
-use super::headers::IDEMPOTENCY_KEY;
-use super::wire::chat_schema::{self, Body, UUID};
-use super::wire::completion::{Chunk, Completion};
-use super::wire::objects::{CreditBalance, Me, Model, ModelPage, RequestObject};
-use super::wire::query::Page;
 use crate::config::Config;
+use crate::server::error::ApiError;
+use crate::server::headers::IDEMPOTENCY_KEY;
+use crate::server::wire::chat_schema::{self, Body, UUID};
+use crate::server::wire::completion::{Chunk, Completion};
+use crate::server::wire::objects::{CreditBalance, Me, Model, ModelPage, RequestObject};
+use crate::server::wire::query::Page;
 use answers::{Answers, header_ref};
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use serde_json::{Map, Value, json};

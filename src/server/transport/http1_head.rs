@@ -5,8 +5,8 @@
 //! or guessed here: line ends, lengths and codings that two readers could see differently are
 //! refused.
 
-use super::error::ApiError;
 use crate::config::Http;
+use crate::server::error::ApiError;
 use axum::http::{Method, Uri};
 use httparse::{Header, Request, Status};
 

@@ -6,9 +6,9 @@
 //! answers it with the refusal. So every response, to broken requests too, is made in one place and
 //! looks alike.
 
-use super::error::ApiError;
-use super::head::{self, Head};
+use super::http1_head::{self, Head};
 use crate::config::Http;
+use crate::server::error::ApiError;
 use bytes::{Buf, BytesMut};
 use std::io::{self, IoSlice};
 use std::pin::{Pin, pin};
@@ -79,7 +79,7 @@ impl ClientStream {
                 self.buffer.advance(2);
                 self.looked = 0;
             }
-            match head::examine(&self.buffer, &mut self.looked, &self.limits) {
+            match http1_head::examine(&self.buffer, &mut self.looked, &self.limits) {
                 Ok(Some(head)) => return Poll::Ready(Ok(self.pass(head))),
                 Ok(None) => {}
                 Err(error) => return Poll::Ready(Ok(self.refuse(error))),

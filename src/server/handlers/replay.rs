@@ -1,10 +1,10 @@
 //! What a request id that was seen before answers.
 
-use super::error::ApiError;
-use super::node::Node;
-use super::sse;
-use super::wire::completion::Completion;
 use crate::ledger::{AttemptState, RequestRecord};
+use crate::server::error::ApiError;
+use crate::server::node::Node;
+use crate::server::sse;
+use crate::server::wire::completion::Completion;
 use axum::body::Body;
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};

@@ -3,9 +3,9 @@
 
 use super::client_stream::{ClientStream, Refusal};
 use super::http2::{self, Streams};
-use super::peers::{Peer, Place, Places};
-use super::respond;
+use super::permits::{Peer, Place, Places};
 use crate::config::Http;
+use crate::server::respond;
 use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderValue, Request, header};

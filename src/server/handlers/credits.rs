@@ -1,10 +1,10 @@
 //! `GET /v1/credits`: the account's balances.
 
-use super::auth::Caller;
-use super::error::ApiError;
-use super::node::Node;
-use super::wire::Json;
-use super::wire::objects::CreditBalance;
+use crate::server::auth::Caller;
+use crate::server::error::ApiError;
+use crate::server::node::Node;
+use crate::server::wire::Json;
+use crate::server::wire::objects::CreditBalance;
 use axum::extract::{Extension, State};
 use std::sync::Arc;
 

@@ -1,14 +1,14 @@
 //! `GET` and `DELETE /v1/requests/{id}`: where a request stands, and its end on demand.
 
-use super::auth::Caller;
-use super::error::ApiError;
-use super::hub::Ending;
-use super::node::Node;
-use super::wire::Json;
-use super::wire::objects::RequestObject;
-use super::wire::query::PathId;
 use crate::ids::RequestId;
 use crate::ledger::{AttemptState, Command, Outcome, RequestKey, RequestRecord};
+use crate::server::auth::Caller;
+use crate::server::error::ApiError;
+use crate::server::hub::Ending;
+use crate::server::node::Node;
+use crate::server::wire::Json;
+use crate::server::wire::objects::RequestObject;
+use crate::server::wire::query::PathId;
 use axum::extract::{Extension, State};
 use axum::http::StatusCode;
 use std::sync::Arc;

@@ -1,18 +1,18 @@
 //! `POST /v1/chat/completions`: reads a request, finds out whether it is new, and answers it.
 
-use super::auth::Caller;
-use super::error::ApiError;
-use super::headers;
-use super::hub::{LiveRequest, NotAdmitted, Subscription};
-use super::node::Node;
 use super::replay::{self, Known};
-use super::wire::chat_request::ChatRequest;
-use super::{drive, prepare, sse};
 use crate::config::Http;
 use crate::ids::SessionId;
 use crate::ledger::fingerprint::{canonicalise, fingerprint};
 use crate::ledger::state::Crashes;
 use crate::ledger::{RequestKey, RequestRecord};
+use crate::server::auth::Caller;
+use crate::server::error::ApiError;
+use crate::server::headers;
+use crate::server::hub::{LiveRequest, NotAdmitted, Subscription};
+use crate::server::node::Node;
+use crate::server::wire::chat_request::ChatRequest;
+use crate::server::{drive, prepare, sse};
 use axum::body::Body;
 use axum::extract::{Extension, Request, State};
 use axum::http::request::Parts;

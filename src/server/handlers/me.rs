@@ -1,8 +1,8 @@
 //! `GET /v1/me`: who the credential belongs to.
 
-use super::auth::Caller;
-use super::wire::Json;
-use super::wire::objects::Me;
+use crate::server::auth::Caller;
+use crate::server::wire::Json;
+use crate::server::wire::objects::Me;
 use axum::extract::Extension;
 use std::sync::Arc;
 

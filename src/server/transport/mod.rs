@@ -1,0 +1,7 @@
+//! Bytes in and out: sockets, connections and their limits, HTTP/1 heads, HTTP/2 streams.
+
+mod client_stream;
+pub mod http1_head;
+mod http2;
+pub mod listener;
+pub mod permits;
