@@ -1,0 +1,296 @@
+//! Who may know whom, and what may stand where.
+
+use super::paths::{Mention, defining, module_of};
+use super::source::{Source, Tree};
+use super::{Offence, offence};
+use std::collections::BTreeSet;
+
+/// Which parts each part may name: modules of the node, and the crates below it.
+type Rows = &'static [(&'static str, &'static [&'static str])];
+
+/// The node's modules. Anything absent here is refused.
+const MODULES: Rows = &[
+    ("ids", &[]),
+    ("failpoint", &[]),
+    ("clock", &["failpoint"]),
+    ("config", &[]),
+    ("metrics", &[]),
+    ("text", &["models"]),
+    ("ledger", &["ids", "clock"]),
+    ("store", &["ledger", "ids", "clock", "failpoint"]),
+    ("engine", &["ids", "failpoint", "models", "kernels", "candle"]),
+    ("catalogue", &["ids", "ledger", "clock", "models", "kernels", "qualification"]),
+    ("pool", &["catalogue", "config", "engine", "ids", "text"]),
+    (
+        "server",
+        &[
+            "catalogue",
+            "clock",
+            "config",
+            "engine",
+            "failpoint",
+            "ids",
+            "ledger",
+            "metrics",
+            "pool",
+            "store",
+            "text",
+        ],
+    ),
+    (
+        "cli",
+        &[
+            "catalogue",
+            "clock",
+            "config",
+            "engine",
+            "failpoint",
+            "ids",
+            "kernels",
+            "ledger",
+            "metrics",
+            "models",
+            "pool",
+            "qualification",
+            "server",
+            "store",
+            "text",
+        ],
+    ),
+];
+
+/// The parts of the server that are told apart; parts without a row may know each of them.
+const SERVER: Rows = &[("wire", &["error", "headers"])];
+
+/// Crates that rows name by a shorter word.
+const CRATES: [(&str, &str); 6] = [
+    ("cresset_models", "models"),
+    ("cresset_kernels", "kernels"),
+    ("cresset_qualification", "qualification"),
+    ("candle_core", "candle"),
+    ("candle_nn", "candle"),
+    ("candle_transformers", "candle"),
+];
+
+/// Arrows between the modules of the node.
+pub fn modules(tree: &Tree) -> Vec<Offence> {
+    let mut found = Vec::new();
+    for file in tree.product().filter(|file| file.path.starts_with("src/")) {
+        let module = part(&file.path, "src/");
+        if ["lib", "main"].contains(&module) {
+            continue;
+        }
+        let Some((_, allowed)) = MODULES.iter().find(|(name, _)| *name == module) else {
+            found.push(offence(&file.path, format!("the table has no row for {module}")));
+            continue;
+        };
+        let known = file.mentions.iter().filter_map(|mention| module_named(mention));
+        for known in known.collect::<BTreeSet<_>>() {
+            if known != module && !allowed.contains(&known) {
+                let key = format!("{module} knows {known}");
+                found.push(offence(&key, format!("{} knows {known}", file.path)));
+            }
+        }
+    }
+    found
+}
+
+/// The part of `folder` that a file below it belongs to.
+fn part<'a>(path: &'a str, folder: &str) -> &'a str {
+    path[folder.len()..].split(['/', '.']).next().unwrap_or_default()
+}
+
+fn module_named(mention: &Mention) -> Option<&'static str> {
+    let first = mention.path[0].as_str();
+    if let Some((_, name)) = CRATES.iter().find(|(known, _)| *known == first) {
+        return Some(name);
+    }
+    let second = mention.path.get(1).filter(|_| first == "crate")?;
+    MODULES.iter().map(|(name, _)| *name).find(|name| name == second)
+}
+
+/// Arrows between the parts of the server.
+pub fn server_parts(tree: &Tree) -> Vec<Offence> {
+    let mut found = Vec::new();
+    for file in tree.product().filter(|file| file.path.starts_with("src/server/")) {
+        let own = part(&file.path, "src/server/");
+        let Some((_, allowed)) = SERVER.iter().find(|(name, _)| *name == own) else { continue };
+        let named = file.mentions.iter().filter(|m| m.starts_with("crate::server"));
+        let named = named.filter_map(|mention| defining(tree, "src/", &mention.path));
+        let known = named.filter(|file| file.path.starts_with("src/server/"));
+        for known in known.map(|file| part(&file.path, "src/server/")).collect::<BTreeSet<_>>() {
+            if known != own && !allowed.contains(&known) {
+                let key = format!("{own} knows {known}");
+                found.push(offence(&key, format!("{} knows {known}", file.path)));
+            }
+        }
+    }
+    found
+}
+
+/// Files of the engine that decide by their arguments alone.
+const PURE: [&str; 7] =
+    ["sequence", "block_manager", "scheduler", "fair_queue", "admission", "load", "rate"];
+
+/// What a pure file must not reach: tensors, tasks, and clocks.
+const IMPURE: [&str; 10] = [
+    "candle_core",
+    "candle_nn",
+    "cresset_kernels",
+    "cresset_models",
+    "tokio",
+    "std::time::Instant::now",
+    "std::time::SystemTime",
+    "std::thread",
+    "crate::clock",
+    "crate::failpoint",
+];
+
+/// Follows what the engine's pure files name, file by file, as far as it leads inside the crate.
+pub fn purity(tree: &Tree) -> Vec<Offence> {
+    let mut found = Vec::new();
+    for file in tree.product() {
+        let inside = file.path.strip_prefix("src/engine/");
+        if !inside.is_some_and(|_| PURE.contains(&part(&file.path, "src/engine/"))) {
+            continue;
+        }
+        let (mut reached, mut open) = (BTreeSet::new(), vec![(file, file.path.clone())]);
+        while let Some((next, way)) = open.pop() {
+            if !reached.insert(next.path.as_str()) {
+                continue;
+            }
+            let counted = || next.mentions.iter().filter(|mention| counts(next, mention));
+            if let Some(mention) = counted().find(|mention| is_impure(mention)) {
+                let detail = format!("{way}:{} reaches {}", mention.line, mention.text());
+                found.push(offence(&file.path, detail));
+                continue;
+            }
+            for to in counted().filter_map(|mention| followed(tree, mention)) {
+                open.push((to, format!("{way} → {}", to.path)));
+            }
+        }
+    }
+    found
+}
+
+fn is_impure(mention: &Mention) -> bool {
+    IMPURE.iter().any(|impure| mention.starts_with(impure))
+}
+
+/// A module's own re-exports say nothing of the code beside them.
+fn counts(file: &Source, mention: &Mention) -> bool {
+    !(file.path.ends_with("mod.rs") && mention.public)
+}
+
+fn followed<'a>(tree: &'a Tree, mention: &Mention) -> Option<&'a Source> {
+    let inside = mention.path[0] == "crate" && mention.path.len() > 1;
+    defining(tree, "src/", &mention.path).filter(|_| inside)
+}
+
+/// Paths that may be named only in files that begin with one of the given prefixes.
+const NAMED_ONLY_IN: [(&str, &[&str]); 7] = [
+    ("redb", &["src/store/"]),
+    ("axum", &["src/server/"]),
+    ("std::env::var", ENVIRONMENT),
+    ("std::env::vars", ENVIRONMENT),
+    ("std::env::var_os", ENVIRONMENT),
+    ("std::env::vars_os", ENVIRONMENT),
+    ("tokio::sync::mpsc::unbounded_channel", &[]),
+];
+const ENVIRONMENT: &[&str] = &["src/config.rs", "src/config/", "kernels/build"];
+
+/// Where `unsafe` may stand, in tests too.
+const UNSAFE: [&str; 2] = ["kernels/", "models/src/loader/"];
+
+/// Crates, functions and words that stand only where they may.
+pub fn places(tree: &Tree) -> Vec<Offence> {
+    let mut found = Vec::new();
+    for file in tree.product() {
+        for (name, places) in NAMED_ONLY_IN {
+            let mention = file.mentions.iter().find(|mention| mention.starts_with(name));
+            if let Some(mention) = mention.filter(|_| !begins(file, places)) {
+                let key = format!("{} has {name}", file.path);
+                found.push(offence(&key, format!("{}:{} has {name}", file.path, mention.line)));
+            }
+        }
+    }
+    for file in tree.rust() {
+        let has = |words: &[&str]| words.iter().all(|word| file.text.contains(word));
+        let mut words = file.code.split(|c: char| !c.is_alphanumeric() && c != '_');
+        if !begins(file, &UNSAFE) && words.any(|word| word == "unsafe") {
+            found.push(offence(&file.path, format!("{} has unsafe", file.path)));
+        }
+        if !begins(file, &["kernels/", "tests/it/tidy/"]) && has(&["feature = \"cuda\""]) {
+            found.push(offence(&file.path, format!("{} asks for the feature cuda", file.path)));
+        }
+    }
+    found
+}
+
+fn begins(file: &Source, places: &[&str]) -> bool {
+    places.iter().any(|place| file.path.starts_with(place))
+}
+
+/// Where a type may have a JSON schema: the wire's own types, the document that lists them, and
+/// the settings, whose schema `config schema` prints.
+const SCHEMAS: [&str; 4] = ["src/server/wire/", "src/server/openapi", "src/config", "src/ids.rs"];
+/// Where else in the server a type may be written as JSON: the operator's own surface.
+const SERIALISED: [&str; 3] = ["src/server/wire/", "src/server/openapi", "src/server/operator/"];
+
+/// The shapes of the public API stand in `server/wire` alone.
+pub fn wire_types(tree: &Tree) -> Vec<Offence> {
+    let mut found = Vec::new();
+    for file in tree.product().filter(|file| file.path.starts_with("src/")) {
+        let has = |name: &str| file.tokens.iter().any(|token| token.is(name));
+        let serves = begins(file, &["src/server/", "src/request/", "src/pool/"]);
+        if has("JsonSchema") && !begins(file, &SCHEMAS) {
+            found.push(offence(&file.path, format!("{} has JsonSchema", file.path)));
+        } else if serves && has("Serialize") && !begins(file, &SERIALISED) {
+            found.push(offence(&file.path, format!("{} has Serialize", file.path)));
+        }
+    }
+    found
+}
+
+/// Every kernel has a specification and tests beside it.
+pub fn kernels(tree: &Tree) -> Vec<Offence> {
+    let mut found = Vec::new();
+    for file in tree.files.iter().filter(|file| file.path.ends_with(".cu")) {
+        let folder = file.path.rsplit_once('/').map_or("", |(folder, _)| folder);
+        let has = |name: &str| tree.find(&format!("{folder}/{name}")).is_some();
+        for (what, present) in [
+            ("reference.rs", has("reference.rs")),
+            ("tests.rs", has("tests.rs") || has("gpu/tests.rs") || has("cuda/tests.rs")),
+        ] {
+            if !present {
+                found.push(offence(folder, format!("{} has no {what} beside it", file.path)));
+            }
+        }
+    }
+    found
+}
+
+/// Every file of a crate is one of its modules; a file that none declares is dead.
+pub fn declared_files(tree: &Tree) -> Vec<Offence> {
+    let mut found = Vec::new();
+    for file in tree.rust().filter(|file| file.path.contains("src/")) {
+        let module = module_of(&file.path);
+        let Some((name, parents)) = module.path.split_last().filter(|(_, rest)| !rest.is_empty())
+        else {
+            continue;
+        };
+        let parent = format!("{}{}", module.root, parents[1..].join("/"));
+        let parent = parent.trim_end_matches('/');
+        let texts = ["lib.rs", "main.rs", "mod.rs"].map(|own| format!("{parent}/{own}"));
+        let texts = texts.iter().chain([&format!("{parent}.rs")]).cloned().collect::<Vec<_>>();
+        let last = file.path.rsplit('/').next().unwrap_or_default();
+        let is_declared = texts.iter().filter_map(|path| tree.find(path)).any(|parent| {
+            super::source::declared(&parent.code).contains(name)
+                || parent.text.contains(&format!("path = \"{last}\""))
+        });
+        if !is_declared {
+            found.push(offence(&file.path, format!("{}: no module declares it", file.path)));
+        }
+    }
+    found
+}

@@ -1,0 +1,82 @@
+//! The house's own rules, executable: who may know whom, what may stand where, how long things
+//! may be. Each rule is tested too: `planted.rs` breaks it and looks whether it notices.
+
+mod allowed;
+mod layout;
+mod paths;
+mod planted;
+mod shape;
+mod source;
+
+use source::Tree;
+use std::path::Path;
+
+/// One place that breaks a rule.
+#[derive(Debug, PartialEq)]
+struct Offence {
+    /// What an allowance names: a path, a type, an arrow.
+    key: String,
+    detail: String,
+}
+
+fn offence(key: &str, detail: String) -> Offence {
+    Offence { key: key.to_owned(), detail }
+}
+
+struct Rule {
+    name: &'static str,
+    find: fn(&Tree) -> Vec<Offence>,
+    /// What breaks the rule today. The list may only get shorter: an entry that is no longer
+    /// needed breaks the rule as well.
+    allowed: &'static [&'static str],
+}
+
+const RULES: &[Rule] = &[
+    rule("modules know only what the table allows", layout::modules, &[]),
+    rule("parts of the server know only what the table allows", layout::server_parts, &[]),
+    rule("the engine's pure files reach no clock, task or tensor", layout::purity, allowed::IMPURE),
+    rule("each thing stands only where it may", layout::places, &[]),
+    rule("types of the API stand in server/wire", layout::wire_types, allowed::WIRE_TYPES),
+    rule("kernels have reference and tests beside them", layout::kernels, allowed::KERNELS),
+    rule("every file is a module", layout::declared_files, &[]),
+    rule("lines have at most 100 columns", shape::long_lines, allowed::LONG_LINES),
+    rule("few lines are longer", shape::share_of_long_lines, allowed::SHARE),
+    rule("functions have at most 70 lines", shape::functions, allowed::FUNCTIONS),
+    rule("of 20 functions, 19 have at most 25 lines", shape::typical_function, allowed::PERCENTILE),
+    rule("product files have at most 500 lines of code", shape::large_files, allowed::LARGE_FILES),
+    rule("files say what they are for", shape::heads, &[]),
+    rule("no name is vague", shape::vague_names, &[]),
+    rule("a type name is defined once", shape::type_names, allowed::TYPE_NAMES),
+    rule("every metric is explained", shape::metrics, allowed::METRICS),
+];
+
+const fn rule(
+    name: &'static str,
+    find: fn(&Tree) -> Vec<Offence>,
+    allowed: &'static [&'static str],
+) -> Rule {
+    Rule { name, find, allowed }
+}
+
+/// What is wrong: offences that no allowance names, and allowances that nothing needs.
+fn judged(offences: Vec<Offence>, allowed: &[&str]) -> Vec<String> {
+    let idle = allowed.iter().filter(|key| !offences.iter().any(|o| o.key == **key));
+    let idle = idle.map(|key| format!("`{key}` is mended: remove it from tidy/allowed.rs"));
+    let mut wrong: Vec<String> = idle.collect();
+    let new = offences.into_iter().filter(|offence| !allowed.contains(&offence.key.as_str()));
+    wrong.extend(new.map(|offence| offence.detail));
+    wrong
+}
+
+#[test]
+fn the_house_keeps_its_rules() {
+    let tree = Tree::read(Path::new(env!("CARGO_MANIFEST_DIR")));
+    let mut report = String::new();
+    for rule in RULES {
+        let wrong = judged((rule.find)(&tree), rule.allowed);
+        if !wrong.is_empty() {
+            report += &format!("\n{}:\n  {}\n", rule.name, wrong.join("\n  "));
+        }
+    }
+    assert!(report.is_empty(), "{report}");
+}

@@ -1,0 +1,223 @@
+//! How long things may be, what they are called, and what is written about them.
+
+use super::paths::Token;
+use super::source::{Source, Tree, matching};
+use super::{Offence, offence};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Columns of a line, in characters.
+const LONGEST_LINE: usize = 100;
+/// Of a thousand lines, how many may be longer: rows of tables in tests, and long literals.
+const LONG_LINES_PER_MILLE: usize = 5;
+const LONGEST_FUNCTION: usize = 70;
+const LONG_FUNCTION: usize = 25;
+/// Lines of code of a product file, without comments, blanks and tests.
+const LARGEST_FILE: usize = 500;
+
+/// Lines that are too long though they are neither a test's nor a literal's.
+pub fn long_lines(tree: &Tree) -> Vec<Offence> {
+    let mut found = Vec::new();
+    for file in tree.files.iter().filter(|file| !file.path.ends_with(".md")) {
+        let production = file.production.lines().map(str::trim).collect::<Vec<_>>();
+        for (number, line) in file.text.lines().enumerate().filter(|(_, line)| is_long(line)) {
+            let in_tests = file.path.starts_with("tests/it/")
+                || (file.is_rust() && production.get(number).is_none_or(|line| line.is_empty()));
+            let is_comment = line.trim_start().starts_with("//");
+            if (!in_tests || is_comment) && is_long(&without_literals(line)) {
+                let columns = line.chars().count();
+                let detail = format!("{}:{}: {columns} columns", file.path, number + 1);
+                found.push(offence(&file.path, detail));
+            }
+        }
+    }
+    found
+}
+
+fn is_long(line: &str) -> bool {
+    line.chars().count() > LONGEST_LINE
+}
+
+/// The line without what stands between its quotes.
+fn without_literals(line: &str) -> String {
+    let kept: String = line.replace("\\\"", "").split('"').step_by(2).collect();
+    kept.replace("\\'", "").split('\'').step_by(2).collect()
+}
+
+/// Long lines of every kind, together.
+pub fn share_of_long_lines(tree: &Tree) -> Vec<Offence> {
+    let lines =
+        |file: &Source, long: bool| file.text.lines().filter(|line| !long || is_long(line)).count();
+    let files = || tree.files.iter().filter(|file| !file.path.ends_with(".md"));
+    let all: usize = files().map(|file| lines(file, false)).sum();
+    let long: usize = files().map(|file| lines(file, true)).sum();
+    if long * 1000 <= all * LONG_LINES_PER_MILLE {
+        return Vec::new();
+    }
+    let share = format!("{long} of {all} lines have more than {LONGEST_LINE} columns");
+    vec![offence("share", share)]
+}
+
+/// Functions to split by idea, those of tests too.
+pub fn functions(tree: &Tree) -> Vec<Offence> {
+    let mut found = Vec::new();
+    for file in tree.rust() {
+        for (line, length) in function_lengths(&file.code) {
+            if length > LONGEST_FUNCTION {
+                found.push(offence(&file.path, format!("{}:{line}: {length} lines", file.path)));
+            }
+        }
+    }
+    found
+}
+
+/// Nineteen functions of the product in twenty are short.
+pub fn typical_function(tree: &Tree) -> Vec<Offence> {
+    let lengths = |file: &Source| function_lengths(&file.production);
+    let mut lengths: Vec<usize> = tree.product().flat_map(lengths).map(|(_, l)| l).collect();
+    lengths.sort_unstable();
+    let last_typical = (lengths.len() * 95).div_ceil(100).saturating_sub(1);
+    match lengths.get(last_typical) {
+        Some(&length) if length > LONG_FUNCTION => {
+            let detail = format!("the 95th percentile of function lengths is {length} lines");
+            vec![offence("percentile", detail)]
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// (first line, number of lines) of each function with a body.
+fn function_lengths(code: &str) -> Vec<(usize, usize)> {
+    let tokens = super::paths::tokens(code);
+    let line = |at: usize| code[..at].matches('\n').count();
+    let mut lengths = Vec::new();
+    for (at, token) in tokens.iter().enumerate().filter(|(_, token)| token.is("fn")) {
+        if !tokens.get(at + 1).is_some_and(Token::is_word) {
+            continue;
+        }
+        let Some(open) = body(&tokens[at..]) else { continue };
+        let lines = code[token.at..matching(code, open)].matches('\n').count() + 1;
+        lengths.push((line(token.at) + 1, lines));
+    }
+    lengths
+}
+
+/// Where the body of the function begins: at the first `{` outside of parentheses and brackets.
+fn body(tokens: &[Token]) -> Option<usize> {
+    let mut depth = 0_usize;
+    for token in tokens {
+        match token.text.as_str() {
+            "(" | "[" => depth += 1,
+            ")" | "]" => depth = depth.checked_sub(1)?,
+            "{" if depth == 0 => return Some(token.at),
+            ";" | "}" if depth == 0 => return None,
+            _ => {}
+        }
+    }
+    None
+}
+
+/// Product files that hold more than one idea, by their size.
+pub fn large_files(tree: &Tree) -> Vec<Offence> {
+    let mut found = Vec::new();
+    for file in tree.files.iter().filter(|file| file.is_product) {
+        let text = if file.is_rust() { &file.production } else { &file.text };
+        let is_code = |line: &&str| !line.is_empty() && !line.starts_with("//");
+        let lines = text.lines().map(str::trim).filter(is_code).count();
+        if lines > LARGEST_FILE {
+            found.push(offence(&file.path, format!("{} has {lines} lines of code", file.path)));
+        }
+    }
+    found
+}
+
+/// Files say in their first line what they are for.
+pub fn heads(tree: &Tree) -> Vec<Offence> {
+    let silent = tree.rust().filter(|file| !file.text.starts_with("//!"));
+    silent.map(|file| offence(&file.path, format!("{} has no //! head", file.path))).collect()
+}
+
+/// Names that say nothing about what they hold.
+const VAGUE: [&str; 7] = ["utils", "util", "helpers", "helper", "common", "misc", "stuff"];
+
+/// Files and folders with vague names.
+pub fn vague_names(tree: &Tree) -> Vec<Offence> {
+    let is_vague = |path: &str| path.split(['/', '.']).any(|name| VAGUE.contains(&name));
+    let found = tree.rust().filter(|file| is_vague(&file.path));
+    found.map(|file| offence(&file.path, format!("{} has a vague name", file.path))).collect()
+}
+
+/// Names that each file or crate has of its own: clap's argument structs, the usual pair.
+const OWN_NAMES: [&str; 3] = ["Arguments", "Error", "Result"];
+
+/// A type name means one thing in the whole workspace.
+pub fn type_names(tree: &Tree) -> Vec<Offence> {
+    let mut places: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
+    for file in tree.product() {
+        for name in defined_types(file) {
+            places.entry(name).or_default().insert(&file.path);
+        }
+    }
+    places.retain(|name, files| files.len() > 1 && !OWN_NAMES.contains(&name.as_str()));
+    let detail = |name: &str, files: &BTreeSet<&str>| {
+        let files = files.iter().copied().collect::<Vec<_>>().join(" ");
+        offence(name, format!("{name} is defined in {files}"))
+    };
+    places.iter().map(|(name, files)| detail(name, files)).collect()
+}
+
+/// Structs, enums, traits and aliases of a file; the types that an `impl` gives a trait are none.
+fn defined_types(file: &Source) -> Vec<String> {
+    let (mut found, mut open) = (Vec::new(), Vec::new());
+    for (at, token) in file.tokens.iter().enumerate() {
+        let name = || file.tokens.get(at + 1).filter(|name| name.is_word());
+        match token.text.as_str() {
+            "{" => open.push(at >= 2 && file.tokens[at - 2].is("mod")),
+            "}" => drop(open.pop()),
+            "type" if open.iter().all(|module| *module) => found.extend(name()),
+            "struct" | "enum" | "trait" | "union" => found.extend(name()),
+            _ => {}
+        }
+    }
+    found
+        .into_iter()
+        .filter(|name| name.text.starts_with(char::is_uppercase))
+        .map(|t| t.text.clone())
+        .collect()
+}
+
+/// Where each metric is explained to those who run a node.
+const METRICS: (&str, &str) = ("src/metrics.rs", "README.md");
+
+/// Every metric has a help text and stands in the document.
+pub fn metrics(tree: &Tree) -> Vec<Offence> {
+    let (Some(file), Some(document)) = (tree.find(METRICS.0), tree.find(METRICS.1)) else {
+        return Vec::new();
+    };
+    let mut found = Vec::new();
+    for (name, help) in registered(file) {
+        let full = format!("`cresset_{name}`");
+        if help.trim().is_empty() {
+            found.push(offence(&name, format!("{full} has no help text")));
+        }
+        if !document.text.contains(&full) {
+            found.push(offence(&name, format!("{full} is not in {}", METRICS.1)));
+        }
+    }
+    found
+}
+
+/// Name and help of each metric: the first two literals of a call that takes the registry.
+fn registered(file: &Source) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    for call in ["add(", "histogram(", "register("] {
+        for (at, _) in file.production.match_indices(call) {
+            let open = at + call.len() - 1;
+            let end = matching(&file.production, open);
+            let literals: Vec<&str> = file.text[open..end].split('"').skip(1).step_by(2).collect();
+            if let [name, rest @ ..] = &literals[..] {
+                found.push(((*name).to_owned(), rest.first().unwrap_or(&"").to_string()));
+            }
+        }
+    }
+    found
+}
