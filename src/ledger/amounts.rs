@@ -6,13 +6,12 @@ use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
-/// Microcredits. One credit is 1 000 000 of them. Never above `Units::MAX` (2^53 − 1, exact in JSON
-/// readers).
-/// In JSON an amount is a string of digits.
+/// An amount of money: one credit is 1 000 000 microcredits. It never exceeds `Microcredits::MAX`
+/// (2^53 − 1), which every JSON reader holds exactly. In JSON an amount is a string of digits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Units(u64);
+pub struct Microcredits(u64);
 
-impl Units {
+impl Microcredits {
     pub const ZERO: Self = Self(0);
     pub const MAX: Self = Self((1 << 53) - 1);
 
@@ -36,7 +35,7 @@ impl Units {
     }
 }
 
-impl fmt::Display for Units {
+impl fmt::Display for Microcredits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
@@ -47,7 +46,7 @@ impl fmt::Display for Units {
 #[error("an amount is a string of digits, at most 9007199254740991")]
 pub struct NotAnAmount;
 
-impl FromStr for Units {
+impl FromStr for Microcredits {
     type Err = NotAnAmount;
 
     fn from_str(text: &str) -> Result<Self, NotAnAmount> {
@@ -58,20 +57,20 @@ impl FromStr for Units {
     }
 }
 
-impl Serialize for Units {
+impl Serialize for Microcredits {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(&self.0)
     }
 }
 
-impl<'de> Deserialize<'de> for Units {
+impl<'de> Deserialize<'de> for Microcredits {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
         text.parse().map_err(de::Error::custom)
     }
 }
 
-impl JsonSchema for Units {
+impl JsonSchema for Microcredits {
     fn schema_name() -> Cow<'static, str> {
         "Units".into()
     }
@@ -96,8 +95,8 @@ pub struct Prices {
 
 impl Prices {
     /// What `usage` costs, rounded up once to a whole unit. `None` when more tokens are cached than
-    /// were prompted, or when the cost passes `Units::MAX`.
-    pub fn cost(&self, usage: &Usage) -> Option<Units> {
+    /// were prompted, or when the cost passes `Microcredits::MAX`.
+    pub fn cost(&self, usage: &Usage) -> Option<Microcredits> {
         let fresh = usage.prompt_tokens.checked_sub(usage.cached_tokens)?;
         price(&[
             (fresh, self.input),
@@ -107,18 +106,18 @@ impl Prices {
     }
 
     /// The most a request may cost, whatever part of its prompt turns out to be cached.
-    pub fn upper_bound(&self, prompt_tokens: u32, max_output_tokens: u32) -> Option<Units> {
+    pub fn upper_bound(&self, prompt_tokens: u32, max_output_tokens: u32) -> Option<Microcredits> {
         let input = self.input.max(self.cached_input);
         price(&[(prompt_tokens, input), (max_output_tokens, self.output)])
     }
 }
 
 /// ⌈Σ tokens · price / 10⁶⌉ in 128 bits.
-fn price(lines: &[(u32, u64)]) -> Option<Units> {
+fn price(lines: &[(u32, u64)]) -> Option<Microcredits> {
     let exact = lines.iter().try_fold(0_u128, |sum, &(tokens, price)| {
         sum.checked_add(u128::from(tokens) * u128::from(price))
     })?;
-    Units::new(u64::try_from(exact.div_ceil(1_000_000)).ok()?)
+    Microcredits::new(u64::try_from(exact.div_ceil(1_000_000)).ok()?)
 }
 
 /// Tokens a request used. `cached_tokens` are the part of `prompt_tokens` served from the prefix
@@ -133,31 +132,32 @@ pub struct Usage {
 /// An amount divided over the two buckets; trial is always spent first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Split {
-    pub trial: Units,
-    pub premium: Units,
+    pub trial: Microcredits,
+    pub premium: Microcredits,
 }
 
 impl Split {
-    pub const ZERO: Self = Self { trial: Units::ZERO, premium: Units::ZERO };
+    pub const ZERO: Self = Self { trial: Microcredits::ZERO, premium: Microcredits::ZERO };
 
     /// Takes `amount` from what is available, trial first. `None` when it does not fit.
-    pub fn take(amount: Units, available: Self) -> Option<Self> {
+    pub fn take(amount: Microcredits, available: Self) -> Option<Self> {
         let trial = amount.min(available.trial);
         let premium = amount.checked_sub(trial)?;
         (premium <= available.premium).then_some(Self { trial, premium })
     }
 
-    /// The sum of both parts; `None` above `Units::MAX`.
-    pub fn checked_total(self) -> Option<Units> {
+    /// The sum of both parts; `None` above `Microcredits::MAX`.
+    pub fn checked_total(self) -> Option<Microcredits> {
         self.trial.checked_add(self.premium)
     }
 
-    /// The sum of both parts of an amount that was once one `Units`, as every stored split was.
-    pub fn total(self) -> Units {
-        self.checked_total().expect("invariant: the parts of an amount sum to at most Units::MAX")
+    /// The sum of both parts. Every stored amount was split from one `Microcredits`, so it fits.
+    pub fn total(self) -> Microcredits {
+        self.checked_total()
+            .expect("invariant: the parts of an amount sum to at most Microcredits::MAX")
     }
 
-    /// Part by part; `None` when either part would pass `Units::MAX`.
+    /// Part by part; `None` when either part would pass `Microcredits::MAX`.
     pub fn checked_add(self, other: Self) -> Option<Self> {
         Some(Self {
             trial: self.trial.checked_add(other.trial)?,
@@ -178,8 +178,8 @@ impl Split {
 mod tests {
     use super::*;
 
-    fn units(units: u64) -> Units {
-        Units::new(units).unwrap()
+    fn units(units: u64) -> Microcredits {
+        Microcredits::new(units).unwrap()
     }
 
     #[test]
@@ -197,7 +197,7 @@ mod tests {
                 completion_tokens: usage[2],
             };
             let cost = prices.cost(&usage);
-            assert_eq!(cost.map(Units::get), expect, "{prices:?} {usage:?}");
+            assert_eq!(cost.map(Microcredits::get), expect, "{prices:?} {usage:?}");
         };
         check([1, 1, 1], [1, 0, 0], Some(1));
         check([1, 1, 1], [0, 0, 0], Some(0));
@@ -207,8 +207,8 @@ mod tests {
         check([0, 0, 0], [u32::MAX, 0, u32::MAX], Some(0));
         check([1, 1, 1], [1, 2, 0], None);
         check([u64::MAX, 0, u64::MAX], [u32::MAX, 0, u32::MAX], None);
-        check([Units::MAX.get(), 0, 0], [1_000_000, 0, 0], Some(Units::MAX.get()));
-        check([Units::MAX.get(), 0, 1], [1_000_000, 0, 1], None);
+        check([Microcredits::MAX.get(), 0, 0], [1_000_000, 0, 0], Some(Microcredits::MAX.get()));
+        check([Microcredits::MAX.get(), 0, 1], [1_000_000, 0, 1], None);
     }
 
     #[test]
@@ -219,16 +219,16 @@ mod tests {
 
     #[test]
     fn amounts_stay_inside_their_bounds() {
-        assert_eq!(Units::new(1 << 53), None);
-        assert_eq!(Units::MAX.checked_add(units(1)), None);
-        assert_eq!(Units::ZERO.checked_sub(units(1)), None);
+        assert_eq!(Microcredits::new(1 << 53), None);
+        assert_eq!(Microcredits::MAX.checked_add(units(1)), None);
+        assert_eq!(Microcredits::ZERO.checked_sub(units(1)), None);
         assert_eq!(units(2).checked_add(units(3)), Some(units(5)));
     }
 
     #[test]
     fn amounts_are_strings_in_json() {
         let check = |json: &str, expect: Option<u64>| {
-            let parsed = serde_json::from_str::<Units>(json).ok().map(Units::get);
+            let parsed = serde_json::from_str::<Microcredits>(json).ok().map(Microcredits::get);
             assert_eq!(parsed, expect, "{json}");
         };
         check("\"0\"", Some(0));

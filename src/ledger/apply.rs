@@ -2,7 +2,7 @@
 //! the first write, so a refused command has written nothing and its neighbours in a transaction do
 //! not notice it.
 
-use super::amounts::Units;
+use super::amounts::Microcredits;
 use super::commands::{Command, Outcome, Refusal};
 use super::invariants::{self, Violation};
 use super::records::{
@@ -186,7 +186,7 @@ fn repeat_or_taken(repeat: bool) -> Result {
 impl Granted {
     /// The grant as an amount over both buckets.
     pub(super) fn split(&self) -> super::Split {
-        let zero = Units::ZERO;
+        let zero = Microcredits::ZERO;
         let (trial, premium) = match self.bucket {
             Bucket::Trial => (self.units, zero),
             Bucket::Premium => (zero, self.units),

@@ -1,6 +1,6 @@
 //! Everything that may change money or request state, as plain data, with its possible outcomes.
 
-use super::amounts::{Prices, Units, Usage};
+use super::amounts::{Microcredits, Prices, Usage};
 use super::records::{
     AccountStatus, Bucket, Credential, FailureCode, FinishReason, RequestKey, RequestRecord,
 };
@@ -34,7 +34,7 @@ pub enum Command {
     Grant {
         account: AccountId,
         bucket: Bucket,
-        units: Units,
+        units: Microcredits,
         reference: String,
     },
     Admit(Box<Admit>),

@@ -1,6 +1,6 @@
 //! The rows of the ledger, as plain data. How they are laid out on disk is the store's business.
 
-use super::amounts::{Prices, Split, Units, Usage};
+use super::amounts::{Microcredits, Prices, Split, Usage};
 use crate::clock::UnixMillis;
 use crate::ids::{
     AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId,
@@ -38,9 +38,9 @@ pub enum Bucket {
 /// One bucket: `credited ≥ debited + reserved` always.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Balance {
-    pub credited: Units,
-    pub debited: Units,
-    pub reserved: Units,
+    pub credited: Microcredits,
+    pub debited: Microcredits,
+    pub reserved: Microcredits,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,12 +51,12 @@ pub struct Balances {
 
 impl Balance {
     /// What may still be reserved. `None` when the bucket is overdrawn, which no rule allows.
-    pub fn available(&self) -> Option<Units> {
+    pub fn available(&self) -> Option<Microcredits> {
         self.unspent()?.checked_sub(self.reserved)
     }
 
     /// What would be available once every reservation is released.
-    pub fn unspent(&self) -> Option<Units> {
+    pub fn unspent(&self) -> Option<Microcredits> {
         self.credited.checked_sub(self.debited)
     }
 }
@@ -84,7 +84,7 @@ impl Balances {
         self.both(|bucket| bucket.credited)
     }
 
-    /// After a grant. `None` when both buckets together would pass `Units::MAX`.
+    /// After a grant. `None` when both buckets together would pass `Microcredits::MAX`.
     pub fn credit(&self, amount: Split) -> Option<Self> {
         let credited = self.credited().checked_add(amount)?;
         credited.checked_total()?;
@@ -105,7 +105,7 @@ impl Balances {
         Some(Self::of(self.credited(), debited, open))
     }
 
-    fn both(&self, part: impl Fn(&Balance) -> Units) -> Split {
+    fn both(&self, part: impl Fn(&Balance) -> Microcredits) -> Split {
         Split { trial: part(&self.trial), premium: part(&self.premium) }
     }
 

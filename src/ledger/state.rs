@@ -1,7 +1,7 @@
 //! The seam between the rules and where rows live: an embedded database, memory, or a distributed
 //! one.
 
-use super::amounts::{Split, Units};
+use super::amounts::{Microcredits, Split};
 use super::records::{
     Account, Application, Balances, Bucket, Credential, Entry, RequestKey, RequestRecord,
 };
@@ -54,7 +54,7 @@ impl Crashes {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Granted {
     pub bucket: Bucket,
-    pub units: Units,
+    pub units: Microcredits,
 }
 
 type Result<T> = std::result::Result<T, StateError>;

@@ -18,7 +18,7 @@ use crate::failpoint::failpoint;
 use crate::ids::AttemptId;
 use crate::ledger::commands::{ReleaseCause, SettleEnd};
 use crate::ledger::{
-    Admit, Command, FailureCode, FinishReason, Outcome, RequestRecord, Split, Units, Usage,
+    Admit, Command, FailureCode, FinishReason, Microcredits, Outcome, RequestRecord, Split, Usage,
 };
 use crate::pool::{ServedModel, Ticket};
 use crate::store::StoreError;
@@ -377,7 +377,7 @@ impl Run {
         Ok(Ok(body))
     }
 
-    fn completion(&self, reason: FinishReason, usage: Usage, charge: Units) -> Completion {
+    fn completion(&self, reason: FinishReason, usage: Usage, charge: Microcredits) -> Completion {
         let message = Reply {
             role: "assistant".into(),
             content: self.transcript.text.clone(),

@@ -10,8 +10,8 @@ use crate::ledger::records::EntryKind;
 use crate::ledger::state::{Crashes, Granted, Head, Reservation};
 use crate::ledger::{
     Account, AccountStatus, Application, Attempt, AttemptState, Balance, Balances, Bucket,
-    Credential, CredentialKind, Entry, FailureCode, FinishReason, Prices, RequestKey,
-    RequestRecord, Split, Units, Usage,
+    Credential, CredentialKind, Entry, FailureCode, FinishReason, Microcredits, Prices, RequestKey,
+    RequestRecord, Split, Usage,
 };
 use bytes::Bytes;
 
@@ -57,7 +57,7 @@ wrapper!(
     UnixMillis,
 );
 
-impl Field for Units {
+impl Field for Microcredits {
     fn write(&self, out: &mut Vec<u8>) {
         self.get().write(out);
     }

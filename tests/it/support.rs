@@ -8,7 +8,9 @@ use cresset::config::Config;
 use cresset::engine::runner::ScriptedRunner;
 use cresset::engine::{EngineHandle, EngineOptions};
 use cresset::ids::{AccountId, ApplicationId, CredentialId};
-use cresset::ledger::{AccountStatus, Bucket, Command, Credential, CredentialKind, Units, secret};
+use cresset::ledger::{
+    AccountStatus, Bucket, Command, Credential, CredentialKind, Microcredits, secret,
+};
 use cresset::server::{self, LoadedModel, Node};
 use cresset::store::{Store, StoreError};
 use cresset::text::TextModel;
@@ -319,7 +321,7 @@ pub async fn account(node: &Node, trial: u64, premium: u64) -> AccountId {
     let create = Command::CreateAccount { id, name: "tester".into(), plan: "default".into() };
     node.store.submit(create).await.unwrap();
     for (bucket, units) in [(Bucket::Trial, trial), (Bucket::Premium, premium)] {
-        let (units, reference) = (Units::new(units).unwrap(), format!("{bucket:?}"));
+        let (units, reference) = (Microcredits::new(units).unwrap(), format!("{bucket:?}"));
         if units.get() > 0 {
             node.store
                 .submit(Command::Grant { account: id, bucket, units, reference })

@@ -10,8 +10,8 @@ use crate::clock::{SystemClock, UnixMillis};
 use crate::ids::{AccountId, AttemptId, CredentialId, ModelId, RequestId, SessionId};
 use crate::ledger::commands::SettleEnd;
 use crate::ledger::{
-    Admit, Bucket, Command, Credential, CredentialKind, FinishReason, Prices, RequestKey, Units,
-    Usage,
+    Admit, Bucket, Command, Credential, CredentialKind, FinishReason, Microcredits, Prices,
+    RequestKey, Usage,
 };
 use crate::store::{Result as StoreResult, Store, SyncMeter};
 use serde_json::{Value, json};
@@ -105,7 +105,7 @@ async fn open_account(store: &Store) -> StoreResult<(AccountId, CredentialId)> {
         .submit(Command::Grant {
             account: id,
             bucket: Bucket::Premium,
-            units: Units::MAX,
+            units: Microcredits::MAX,
             reference,
         })
         .await?;

@@ -2,7 +2,7 @@
 
 use super::{Audit, Books, Item, Result};
 use crate::ids::{AccountId, ApplicationId};
-use crate::ledger::amounts::{Split, Units};
+use crate::ledger::amounts::{Microcredits, Split};
 use crate::ledger::records::{
     Account, Attempt, AttemptState, Balances, Credential, CredentialKind, RequestKey, RequestRecord,
 };
@@ -177,7 +177,7 @@ pub(super) fn expected_end(attempt: &Attempt) -> Option<End> {
 /// State, times, usage, charge and reasons of one attempt fit together.
 fn is_consistent(attempt: &Attempt) -> bool {
     let terminal = attempt.state.is_terminal();
-    let cost = attempt.usage.map_or(Some(Units::ZERO), |usage| attempt.prices.cost(&usage));
+    let cost = attempt.usage.map_or(Some(Microcredits::ZERO), |usage| attempt.prices.cost(&usage));
     let charged = cost.and_then(|cost| Split::take(cost, attempt.reserved));
     attempt.finished_at.is_some() == terminal
         && attempt.failure.is_some() == (attempt.state == AttemptState::Failed)

@@ -12,7 +12,7 @@ use crate::clock::UnixMillis;
 use crate::ids::{
     AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId,
 };
-use crate::ledger::amounts::{Prices, Units, Usage};
+use crate::ledger::amounts::{Microcredits, Prices, Usage};
 use crate::ledger::apply::{ApplyError, apply};
 use crate::ledger::commands::{Admit, Command, Outcome, ReleaseCause, SettleEnd};
 use crate::ledger::memory::MemoryState;
@@ -127,7 +127,7 @@ impl World {
             ["grant", account, bucket, units, reference] => Command::Grant {
                 account: AccountId(uuid(account)),
                 bucket: if bucket == "trial" { Bucket::Trial } else { Bucket::Premium },
-                units: Units::new(units.parse().unwrap()).unwrap(),
+                units: Microcredits::new(units.parse().unwrap()).unwrap(),
                 reference: reference.into(),
             },
             _ => self.request_command(words),

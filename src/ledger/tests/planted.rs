@@ -6,7 +6,7 @@ use crate::clock::UnixMillis;
 use crate::ids::{AccountId, ApplicationId, AttemptId, BootId};
 use crate::ledger::memory::MemoryState;
 use crate::ledger::records::EntryKind;
-use crate::ledger::{Balances, RequestRecord, Split, Units, Usage, audit, journal};
+use crate::ledger::{Balances, Microcredits, RequestRecord, Split, Usage, audit, journal};
 
 const SOUND: [&str; 12] = [
     "account a",
@@ -55,10 +55,10 @@ fn a_command_that_meets_a_violation_writes_nothing() {
     const OVERDRAWN: &str = "a bucket is overdrawn";
     const UNCOVERED: &str = "a live attempt lacks its reservation";
     meet("grant a premium 1 g", OVERDRAWN, |state| {
-        balances(state).trial.debited = Units::new(99).unwrap()
+        balances(state).trial.debited = Microcredits::new(99).unwrap()
     });
     meet("grant a trial 1 g", OVERDRAWN, |state| {
-        balances(state).premium.debited = Units::new(101).unwrap()
+        balances(state).premium.debited = Microcredits::new(101).unwrap()
     });
     meet("settle a s 3 1 0 1 stop", UNCOVERED, |state| {
         state.reservations.remove(&key("a", "s"));
@@ -77,7 +77,7 @@ fn a_command_that_meets_a_violation_writes_nothing() {
         state.accounts.values_mut().next().unwrap().in_flight = 0;
     });
     meet("release a s 3 failed", "an end frees more than is reserved", |state| {
-        balances(state).trial.reserved = Units::new(1).unwrap();
+        balances(state).trial.reserved = Microcredits::new(1).unwrap();
     });
 }
 
@@ -110,22 +110,22 @@ fn request<'a>(state: &'a mut MemoryState, name: &str) -> &'a mut RequestRecord 
 #[test]
 fn wrong_balances_and_grants_are_found() {
     find("other balances than its journal", |state| {
-        balances(state).trial.credited = Units::new(101).unwrap();
+        balances(state).trial.credited = Microcredits::new(101).unwrap();
     });
     find("overdrawn its trial", |state| {
-        balances(state).trial.debited = Units::new(95).unwrap();
+        balances(state).trial.debited = Microcredits::new(95).unwrap();
     });
     find("overdrawn its premium", |state| {
-        balances(state).premium.debited = Units::new(101).unwrap();
+        balances(state).premium.debited = Microcredits::new(101).unwrap();
     });
     find("reserved another sum", |state| {
-        balances(state).trial.reserved = Units::new(29).unwrap();
+        balances(state).trial.reserved = Microcredits::new(29).unwrap();
     });
     find("in flight", |state| {
         state.accounts.values_mut().next().unwrap().in_flight = 1;
     });
     find("its grant disagree", |state| {
-        state.granted.values_mut().next().unwrap().units = Units::new(1).unwrap();
+        state.granted.values_mut().next().unwrap().units = Microcredits::new(1).unwrap();
     });
     find("is not in the journal", |state| {
         let granted = *state.granted.values().next().unwrap();
@@ -163,7 +163,7 @@ fn attempts_that_contradict_themselves_are_found() {
     });
     find("contradicts itself", |state| {
         let failed = &mut request(state, "s").attempts[0];
-        failed.charged.trial = Units::new(1).unwrap();
+        failed.charged.trial = Microcredits::new(1).unwrap();
     });
     find("contradicts itself", |state| {
         request(state, "r").latest_mut().prices.output = 7;
@@ -175,10 +175,10 @@ fn attempts_that_contradict_themselves_are_found() {
         request(state, "q").latest_mut().id = AttemptId(uuid("other"));
     });
     find("and its journal disagree", |state| {
-        request(state, "r").latest_mut().reserved.premium = Units::new(1).unwrap();
+        request(state, "r").latest_mut().reserved.premium = Microcredits::new(1).unwrap();
     });
     find("and its journal disagree", |state| {
-        request(state, "q").latest_mut().reserved.premium = Units::new(1).unwrap();
+        request(state, "q").latest_mut().reserved.premium = Microcredits::new(1).unwrap();
     });
     find("archived with other content", |state| {
         let mut twin = request(state, "r").clone();
@@ -230,8 +230,10 @@ fn a_journal_that_says_things_twice_is_found() {
     find("charged more than was reserved", |state| {
         let key = key("a", "q");
         let attempt = state.requests[&key].latest().id;
-        let more =
-            Split { premium: Units::new(50).unwrap(), ..state.requests[&key].latest().reserved };
+        let more = Split {
+            premium: Microcredits::new(50).unwrap(),
+            ..state.requests[&key].latest().reserved
+        };
         let reserved = state.requests[&key].latest().reserved;
         post(state, EntryKind::Settle { key, attempt }, more, |before| {
             before.resolve(reserved, more)
@@ -253,7 +255,7 @@ fn news_are_audited_alone() {
     let cases: [(&str, fn(&mut MemoryState)); 7] = [
         ("", |_| {}),
         ("other balances than its journal", |state| {
-            balances(state).premium.debited = Units::new(1).unwrap()
+            balances(state).premium.debited = Microcredits::new(1).unwrap()
         }),
         ("not what it was at the audit before", |state| state.entries[3].hash[0] ^= 1),
         ("breaks the chain", |state| state.entries.last_mut().unwrap().hash[0] ^= 1),
@@ -318,7 +320,7 @@ fn an_altered_journal_is_found() {
         state.entries[4].hash[0] ^= 1;
     });
     find("does not lead to the balances", |state| {
-        state.entries[1].after.trial.credited = Units::MAX;
+        state.entries[1].after.trial.credited = Microcredits::MAX;
     });
     find("goes back in time", |state| {
         state.entries[5].at = UnixMillis(1);

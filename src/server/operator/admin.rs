@@ -7,7 +7,7 @@ use crate::config::Config;
 use crate::ids::{AccountId, ApplicationId, CredentialId, RequestId};
 use crate::ledger::{
     Account, AccountStatus, Application, AttemptState, Bucket, Command, Credential, CredentialKind,
-    Refusal, RequestRecord, Units, secret,
+    Microcredits, Refusal, RequestRecord, secret,
 };
 use crate::server::handlers::requests;
 use crate::store::{Snapshot, Store};
@@ -233,7 +233,7 @@ impl Operator<'_> {
         &self,
         account: AccountId,
         bucket: Bucket,
-        units: Units,
+        units: Microcredits,
         reference: &str,
     ) -> Result<()> {
         if units.get() > 0 {
@@ -318,11 +318,11 @@ impl Operator<'_> {
     }
 }
 
-fn units(amount: u64) -> Result<Units> {
-    Units::new(amount).ok_or_else(|| {
+fn units(amount: u64) -> Result<Microcredits> {
+    Microcredits::new(amount).ok_or_else(|| {
         AdminError::Invalid(format!(
             "{amount} microcredits are more than the largest amount, {}",
-            Units::MAX
+            Microcredits::MAX
         ))
     })
 }

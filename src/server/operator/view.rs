@@ -4,7 +4,8 @@
 use crate::clock::UnixMillis;
 use crate::ledger::records::EntryKind;
 use crate::ledger::{
-    Account, Application, Attempt, Balances, Bucket, Credential, Entry, RequestRecord, Split, Units,
+    Account, Application, Attempt, Balances, Bucket, Credential, Entry, Microcredits,
+    RequestRecord, Split,
 };
 use crate::server::wire::objects::{CreditBalance, RequestObject};
 use crate::store::AuditReport;
@@ -130,7 +131,7 @@ fn cause(kind: &EntryKind) -> Value {
 pub fn grant(
     account: &Account,
     bucket: Bucket,
-    units: Units,
+    units: Microcredits,
     reference: &str,
     balances: Balances,
 ) -> Value {

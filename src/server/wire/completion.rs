@@ -1,7 +1,7 @@
 //! The answer: `chat.completion` as one object, or cut into `chat.completion.chunk` events.
 
 use crate::ids::{ModelId, RequestId};
-use crate::ledger::{FinishReason, Units, Usage};
+use crate::ledger::{FinishReason, Microcredits, Usage};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -92,11 +92,11 @@ pub struct Credits {
     #[schemars(extend("const" = "microcredit"))]
     pub unit: String,
     #[serde(rename = "chargedUnits")]
-    pub charged_units: Units,
+    pub charged_units: Microcredits,
 }
 
 impl Credits {
-    pub fn charged(units: Units) -> Self {
+    pub fn charged(units: Microcredits) -> Self {
         Self { unit: "microcredit".into(), charged_units: units }
     }
 }
@@ -281,7 +281,7 @@ mod tests {
     #[test]
     fn chunks_to_the_byte() {
         let usage = Usage { prompt_tokens: 3, cached_tokens: 1, completion_tokens: 2 }.into();
-        let credits = Credits::charged(Units::new(9).unwrap());
+        let credits = Credits::charged(Microcredits::new(9).unwrap());
         let bill = r#""usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5,"prompt_tokens_details":{"cached_tokens":1}},"credits":{"unit":"microcredit","chargedUnits":"9"}}"#;
         check(
             &header(false).role(),

@@ -11,7 +11,7 @@ use crate::ids::{
 };
 use crate::ledger::{
     Account, AccountStatus, Attempt, AttemptState, Balances, Credential, CredentialKind,
-    FailureCode, RequestRecord, Split, Units,
+    FailureCode, Microcredits, RequestRecord, Split,
 };
 use crate::pool::ServedModel;
 use schemars::JsonSchema;
@@ -65,11 +65,11 @@ pub struct CreditBalance {
     unit: &'static str,
     #[schemars(extend("const" = "1000000"))]
     units_per_credit: &'static str,
-    trial_units: Units,
-    premium_units: Units,
-    processing_eligible_units: Units,
-    purchase_eligible_units: Units,
-    reserved_units: Units,
+    trial_units: Microcredits,
+    premium_units: Microcredits,
+    processing_eligible_units: Microcredits,
+    purchase_eligible_units: Microcredits,
+    reserved_units: Microcredits,
 }
 
 impl CreditBalance {
@@ -128,17 +128,17 @@ pub struct ModelLimits {
 #[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
 struct Pricing {
     #[serde(rename = "inputUnitsPerMillion")]
-    input: Units,
+    input: Microcredits,
     #[serde(rename = "cachedInputUnitsPerMillion")]
-    cached_input: Units,
+    cached_input: Microcredits,
     #[serde(rename = "outputUnitsPerMillion")]
-    output: Units,
+    output: Microcredits,
 }
 
 impl Model {
     pub fn of(model: &ServedModel, plan: &Plan) -> Self {
         let manifest = model.qualified.manifest();
-        let units = |price| Units::new(price).unwrap_or(Units::MAX);
+        let units = |price| Microcredits::new(price).unwrap_or(Microcredits::MAX);
         Self {
             id: manifest.id,
             object: "model",
@@ -228,15 +228,16 @@ pub struct RequestObject {
     usage: Option<UsageObject>,
     /// What the latest attempt holds now: nothing any more once it has ended.
     #[serde(rename = "reservedUnits")]
-    reserved_units: Units,
+    reserved_units: Microcredits,
     #[serde(rename = "chargedUnits")]
-    charged_units: Units,
+    charged_units: Microcredits,
 }
 
 impl RequestObject {
     pub fn of(record: &RequestRecord) -> Self {
         let attempt: &Attempt = record.latest();
-        let total = |split: Split| split.trial.checked_add(split.premium).unwrap_or(Units::MAX);
+        let total =
+            |split: Split| split.trial.checked_add(split.premium).unwrap_or(Microcredits::MAX);
         let live = matches!(attempt.state, AttemptState::Queued | AttemptState::Running);
         Self {
             id: record.key.request,
@@ -254,7 +255,7 @@ impl RequestObject {
             started_at: attempt.started_at.map(UnixMillis::seconds),
             finished_at: attempt.finished_at.map(UnixMillis::seconds),
             usage: attempt.usage.map(UsageObject::from),
-            reserved_units: if live { total(attempt.reserved) } else { Units::default() },
+            reserved_units: if live { total(attempt.reserved) } else { Microcredits::default() },
             charged_units: total(attempt.charged),
         }
     }
@@ -266,7 +267,7 @@ mod tests {
     use crate::ledger::Balance;
 
     fn balance(credited: u64, debited: u64, reserved: u64) -> Balance {
-        let units = |n| Units::new(n).unwrap();
+        let units = |n| Microcredits::new(n).unwrap();
         Balance { credited: units(credited), debited: units(debited), reserved: units(reserved) }
     }
 

@@ -14,7 +14,7 @@ fn writer_alone() {
     const WIDE: u128 = 256;
     let mut best = Duration::MAX;
     for _ in 0..10 {
-        let (_, _, mut bench) = super::faults::opened(Units::MAX.get());
+        let (_, _, mut bench) = super::faults::opened(Microcredits::MAX.get());
         let boot = bench.shared.boot;
         let began = Instant::now();
         for batch in 0..BATCHES {
@@ -37,7 +37,7 @@ fn writer_alone() {
 #[test]
 #[ignore = "a measurement"]
 fn audit_of_a_million_entries() {
-    let fixture = Fixture::new(Units::MAX.get());
+    let fixture = Fixture::new(Microcredits::MAX.get());
     let store = fixture.open();
     let boot = store.boot();
     for round in 0..4 {

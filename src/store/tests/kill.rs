@@ -65,7 +65,7 @@ fn run_and_kill(dir: &Path, wait: usize) -> Vec<u128> {
 }
 
 fn kill_often(rounds: usize) {
-    let fixture = Fixture::new(Units::MAX.get());
+    let fixture = Fixture::new(Microcredits::MAX.get());
     let mut random = Random(5);
     for round in 0..rounds {
         let known = run_and_kill(fixture.dir.path(), 1 + random.below(100));

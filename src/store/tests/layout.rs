@@ -9,13 +9,13 @@ use crate::ledger::{Attempt, AttemptState, Balances, Entry, RequestRecord, Split
 use proptest::prelude::*;
 
 fn split() -> impl Strategy<Value = Split> {
-    (units(Units::MAX.get()), units(Units::MAX.get()))
+    (units(Microcredits::MAX.get()), units(Microcredits::MAX.get()))
         .prop_map(|(trial, premium)| Split { trial, premium })
 }
 
 fn balances() -> impl Strategy<Value = Balances> {
     (split(), split(), split()).prop_map(|(credited, debited, reserved)| {
-        let bucket = |part: fn(&Split) -> Units| crate::ledger::Balance {
+        let bucket = |part: fn(&Split) -> Microcredits| crate::ledger::Balance {
             credited: part(&credited),
             debited: part(&debited),
             reserved: part(&reserved),

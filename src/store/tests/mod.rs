@@ -22,8 +22,8 @@ use crate::ids::{
 };
 use crate::ledger::commands::{ReleaseCause, SettleEnd};
 use crate::ledger::{
-    Admit, Bucket, Command, Credential, CredentialKind, FailureCode, FinishReason, Outcome, Prices,
-    Refusal, RequestKey, Units, Usage,
+    Admit, Bucket, Command, Credential, CredentialKind, FailureCode, FinishReason, Microcredits,
+    Outcome, Prices, Refusal, RequestKey, Usage,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -85,7 +85,7 @@ fn opening(balance: u64) -> Vec<Command> {
         Command::Grant {
             account,
             bucket: Bucket::Premium,
-            units: Units::new(balance).unwrap(),
+            units: Microcredits::new(balance).unwrap(),
             reference: "opening".into(),
         },
     ]

@@ -52,8 +52,8 @@ pub fn attempt() -> impl Strategy<Value = AttemptId> {
     (1..=8_u128).prop_map(|number| AttemptId(id(number)))
 }
 
-pub fn units(most: u64) -> impl Strategy<Value = Units> {
-    (0..=most).prop_map(|units| Units::new(units).unwrap())
+pub fn units(most: u64) -> impl Strategy<Value = Microcredits> {
+    (0..=most).prop_map(|units| Microcredits::new(units).unwrap())
 }
 
 fn admission() -> impl Strategy<Value = Command> {

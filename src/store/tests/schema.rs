@@ -23,8 +23,8 @@ fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src/store/tests/golden").join(name)
 }
 
-fn units(units: u64) -> Units {
-    Units::new(units).unwrap()
+fn units(units: u64) -> Microcredits {
+    Microcredits::new(units).unwrap()
 }
 
 fn split(trial: u64, premium: u64) -> Split {
