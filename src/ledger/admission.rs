@@ -1,7 +1,7 @@
 //! Admission: credential, earlier attempts, concurrency and balance decided, and the reservation
 //! made, as one step.
 
-use super::amounts::Split;
+use super::amounts::BucketAmounts;
 use super::apply::Result;
 use super::commands::{Admit, Outcome, Refusal};
 use super::records::{
@@ -70,15 +70,15 @@ fn check_fingerprint(record: &RequestRecord, admit: &Admit) -> Result<()> {
 }
 
 /// The upper bound of the cost, split over what is available.
-fn cover(admit: &Admit, balances: &Balances) -> Result<Split> {
+fn cover(admit: &Admit, balances: &Balances) -> Result<BucketAmounts> {
     let bound = admit
         .prices
         .upper_bound(admit.prompt_tokens, admit.max_output_tokens)
         .ok_or(Refusal::InsufficientCredits)?;
-    if let Some(split) = Split::take(bound, balances.available()) {
-        return Ok(split);
+    if let Some(amounts) = BucketAmounts::take(bound, balances.available()) {
+        return Ok(amounts);
     }
-    let once_settled = Split::take(bound, balances.unspent()).is_some();
+    let once_settled = BucketAmounts::take(bound, balances.unspent()).is_some();
     Err(if once_settled { Refusal::CreditsReserved } else { Refusal::InsufficientCredits }.into())
 }
 
@@ -88,7 +88,7 @@ fn reserve(
     account: Account,
     known: Option<RequestRecord>,
     before: &Balances,
-    amount: Split,
+    amount: BucketAmounts,
     now: UnixMillis,
 ) -> Result {
     let after = before
@@ -113,7 +113,7 @@ fn reserve(
 fn with_attempt(
     known: Option<RequestRecord>,
     admit: &Admit,
-    reserved: Split,
+    reserved: BucketAmounts,
     now: UnixMillis,
 ) -> RequestRecord {
     let mut record = known.unwrap_or_else(|| RequestRecord {
@@ -136,7 +136,7 @@ fn with_attempt(
         cancel_requested: false,
         prices: admit.prices,
         reserved,
-        charged: Split::ZERO,
+        charged: BucketAmounts::ZERO,
         usage: None,
         created_at: now,
         started_at: None,

@@ -131,12 +131,12 @@ pub struct Usage {
 
 /// An amount divided over the two buckets; trial is always spent first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Split {
+pub struct BucketAmounts {
     pub trial: Microcredits,
     pub premium: Microcredits,
 }
 
-impl Split {
+impl BucketAmounts {
     pub const ZERO: Self = Self { trial: Microcredits::ZERO, premium: Microcredits::ZERO };
 
     /// Takes `amount` from what is available, trial first. `None` when it does not fit.
@@ -244,11 +244,11 @@ mod tests {
     #[test]
     fn trial_is_spent_first() {
         let check = |amount, trial, premium, expect: Option<(u64, u64)>| {
-            let available = Split { trial: units(trial), premium: units(premium) };
-            let taken = Split::take(units(amount), available);
-            let parts = taken.map(|split| (split.trial.get(), split.premium.get()));
+            let available = BucketAmounts { trial: units(trial), premium: units(premium) };
+            let taken = BucketAmounts::take(units(amount), available);
+            let parts = taken.map(|amounts| (amounts.trial.get(), amounts.premium.get()));
             assert!(
-                taken.is_none_or(|split| split.total() == units(amount)),
+                taken.is_none_or(|amounts| amounts.total() == units(amount)),
                 "{amount} from {trial}+{premium}"
             );
             assert_eq!(parts, expect, "{amount} from {trial}+{premium}");

@@ -154,7 +154,7 @@ fn grant(
         return repeat.then_some(Outcome::Done).ok_or(Refusal::ReferenceReused.into());
     }
     let before = state.balances(id)?;
-    let amount = granted.split();
+    let amount = granted.bucket_amounts();
     let after = before.credit(amount).ok_or(Refusal::AmountOverflow)?;
     invariants::check_balances(id, &after)?;
     state.put_granted(id, reference, granted)?;
@@ -185,12 +185,12 @@ fn repeat_or_taken(repeat: bool) -> Result {
 
 impl Granted {
     /// The grant as an amount over both buckets.
-    pub(super) fn split(&self) -> super::Split {
+    pub(super) fn bucket_amounts(&self) -> super::BucketAmounts {
         let zero = Microcredits::ZERO;
         let (trial, premium) = match self.bucket {
             Bucket::Trial => (self.units, zero),
             Bucket::Premium => (zero, self.units),
         };
-        super::Split { trial, premium }
+        super::BucketAmounts { trial, premium }
     }
 }

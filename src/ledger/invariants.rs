@@ -1,7 +1,7 @@
 //! What always holds. Checked before every write of money; a violation is reported and never
 //! repaired.
 
-use super::amounts::{Split, Usage};
+use super::amounts::{BucketAmounts, Usage};
 use super::records::{Attempt, Balance, Balances, RequestKey};
 use super::state::{LedgerState, Reservation};
 use crate::ids::AccountId;
@@ -56,10 +56,10 @@ pub(super) fn charge(
     attempt: &Attempt,
     usage: &Usage,
     key: &RequestKey,
-) -> Result<Split, Violation> {
+) -> Result<BucketAmounts, Violation> {
     attempt
         .prices
         .cost(usage)
-        .and_then(|cost| Split::take(cost, attempt.reserved))
+        .and_then(|cost| BucketAmounts::take(cost, attempt.reserved))
         .ok_or_else(|| broken("a charge passes its reservation", key))
 }

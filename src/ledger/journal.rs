@@ -1,7 +1,7 @@
 //! The journal: every change of a balance is one entry, numbered without gaps and chained by
 //! hashes, so that a dropped, doubled or edited entry breaks the chain at its place.
 
-use super::amounts::Split;
+use super::amounts::BucketAmounts;
 use super::apply::ApplyError;
 use super::records::{Balance, Balances, Entry, EntryKind, RequestKey};
 use super::state::{Head, LedgerState};
@@ -15,7 +15,7 @@ pub(super) fn post(
     at: UnixMillis,
     account: AccountId,
     kind: EntryKind,
-    amount: Split,
+    amount: BucketAmounts,
     after: Balances,
 ) -> Result<(), ApplyError> {
     let head = state.head()?;
@@ -36,7 +36,7 @@ pub fn chain(previous: &Head, entry: &Entry) -> [u8; 16] {
     hasher.update(entry.at.0.to_be_bytes());
     hasher.update(entry.account.0.as_bytes());
     feed_kind(&mut hasher, &entry.kind);
-    feed_split(&mut hasher, entry.amount);
+    feed_amounts(&mut hasher, entry.amount);
     feed_balance(&mut hasher, &entry.after.trial);
     feed_balance(&mut hasher, &entry.after.premium);
     let digest: [u8; 32] = hasher.finalize().into();
@@ -66,9 +66,9 @@ fn feed_attempt(hasher: &mut Sha256, tag: u8, key: &RequestKey, attempt: Attempt
     hasher.update(attempt.0.as_bytes());
 }
 
-fn feed_split(hasher: &mut Sha256, split: Split) {
-    hasher.update(split.trial.get().to_be_bytes());
-    hasher.update(split.premium.get().to_be_bytes());
+fn feed_amounts(hasher: &mut Sha256, amounts: BucketAmounts) {
+    hasher.update(amounts.trial.get().to_be_bytes());
+    hasher.update(amounts.premium.get().to_be_bytes());
 }
 
 fn feed_balance(hasher: &mut Sha256, balance: &Balance) {

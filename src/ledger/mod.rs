@@ -20,7 +20,7 @@ pub mod state;
 #[cfg(test)]
 mod tests;
 
-pub use amounts::{Microcredits, Prices, Split, Usage};
+pub use amounts::{BucketAmounts, Microcredits, Prices, Usage};
 pub use commands::{Admit, Command, Outcome, Refusal};
 pub use records::{
     Account, AccountStatus, Application, Attempt, AttemptState, Balance, Balances, Bucket,

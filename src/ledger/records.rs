@@ -1,6 +1,6 @@
 //! The rows of the ledger, as plain data. How they are laid out on disk is the store's business.
 
-use super::amounts::{Microcredits, Prices, Split, Usage};
+use super::amounts::{BucketAmounts, Microcredits, Prices, Usage};
 use crate::clock::UnixMillis;
 use crate::ids::{
     AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId,
@@ -63,53 +63,53 @@ impl Balance {
 
 impl Balances {
     /// What may still be reserved, per bucket; an overdrawn bucket offers nothing.
-    pub fn available(&self) -> Split {
+    pub fn available(&self) -> BucketAmounts {
         self.both(|bucket| bucket.available().unwrap_or_default())
     }
 
     /// What would be available once every reservation is released, per bucket.
-    pub fn unspent(&self) -> Split {
+    pub fn unspent(&self) -> BucketAmounts {
         self.both(|bucket| bucket.unspent().unwrap_or_default())
     }
 
-    pub fn reserved(&self) -> Split {
+    pub fn reserved(&self) -> BucketAmounts {
         self.both(|bucket| bucket.reserved)
     }
 
-    pub fn debited(&self) -> Split {
+    pub fn debited(&self) -> BucketAmounts {
         self.both(|bucket| bucket.debited)
     }
 
-    pub fn credited(&self) -> Split {
+    pub fn credited(&self) -> BucketAmounts {
         self.both(|bucket| bucket.credited)
     }
 
     /// After a grant. `None` when both buckets together would pass `Microcredits::MAX`.
-    pub fn credit(&self, amount: Split) -> Option<Self> {
+    pub fn credit(&self, amount: BucketAmounts) -> Option<Self> {
         let credited = self.credited().checked_add(amount)?;
         credited.checked_total()?;
         Some(Self::of(credited, self.debited(), self.reserved()))
     }
 
     /// After a reservation. `None` when the amounts overflow.
-    pub fn reserve(&self, amount: Split) -> Option<Self> {
+    pub fn reserve(&self, amount: BucketAmounts) -> Option<Self> {
         let reserved = self.reserved().checked_add(amount)?;
         Some(Self::of(self.credited(), self.debited(), reserved))
     }
 
     /// After a reservation's end: all of `reserved` is freed and `charged` debited. `None` when
     /// less was reserved.
-    pub fn resolve(&self, reserved: Split, charged: Split) -> Option<Self> {
+    pub fn resolve(&self, reserved: BucketAmounts, charged: BucketAmounts) -> Option<Self> {
         let open = self.reserved().checked_sub(reserved)?;
         let debited = self.debited().checked_add(charged)?;
         Some(Self::of(self.credited(), debited, open))
     }
 
-    fn both(&self, part: impl Fn(&Balance) -> Microcredits) -> Split {
-        Split { trial: part(&self.trial), premium: part(&self.premium) }
+    fn both(&self, part: impl Fn(&Balance) -> Microcredits) -> BucketAmounts {
+        BucketAmounts { trial: part(&self.trial), premium: part(&self.premium) }
     }
 
-    fn of(credited: Split, debited: Split, reserved: Split) -> Self {
+    fn of(credited: BucketAmounts, debited: BucketAmounts, reserved: BucketAmounts) -> Self {
         Self {
             trial: Balance {
                 credited: credited.trial,
@@ -248,8 +248,8 @@ pub struct Attempt {
     pub cancel_requested: bool,
     pub prices: Prices,
     /// What was reserved at admission; stays on the row after settlement.
-    pub reserved: Split,
-    pub charged: Split,
+    pub reserved: BucketAmounts,
+    pub charged: BucketAmounts,
     pub usage: Option<Usage>,
     pub created_at: UnixMillis,
     pub started_at: Option<UnixMillis>,
@@ -305,7 +305,7 @@ pub struct Entry {
     pub at: UnixMillis,
     pub account: AccountId,
     pub kind: EntryKind,
-    pub amount: Split,
+    pub amount: BucketAmounts,
     /// Balances after this entry.
     pub after: Balances,
     /// First 16 bytes of SHA-256 over the previous entry's hash and this entry's content.

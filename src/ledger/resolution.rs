@@ -1,7 +1,7 @@
 //! The end of an attempt: settled with a charge or released without one, once. The first committed
 //! end wins.
 
-use super::amounts::{Split, Usage};
+use super::amounts::{BucketAmounts, Usage};
 use super::apply::Result;
 use super::commands::{Outcome, Refusal, ReleaseCause, SettleEnd};
 use super::records::{
@@ -176,7 +176,7 @@ fn finish(
         EntryKind::Release { .. } => reserved,
         _ => charged,
     };
-    if ended == AttemptState::Failed && charged != Split::ZERO {
+    if ended == AttemptState::Failed && charged != BucketAmounts::ZERO {
         return Err(invariants::broken("a failed attempt is charged", &key).into());
     }
     state.put_account(&Account { in_flight, ..account })?;

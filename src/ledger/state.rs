@@ -1,7 +1,7 @@
 //! The seam between the rules and where rows live: an embedded database, memory, or a distributed
 //! one.
 
-use super::amounts::{Microcredits, Split};
+use super::amounts::{BucketAmounts, Microcredits};
 use super::records::{
     Account, Application, Balances, Bucket, Credential, Entry, RequestKey, RequestRecord,
 };
@@ -31,7 +31,7 @@ pub struct Reservation {
     pub key: RequestKey,
     pub attempt: AttemptId,
     pub boot: BootId,
-    pub amount: Split,
+    pub amount: BucketAmounts,
 }
 
 /// How often an input was running when the node went down.

@@ -18,7 +18,8 @@ use crate::failpoint::failpoint;
 use crate::ids::AttemptId;
 use crate::ledger::commands::{ReleaseCause, SettleEnd};
 use crate::ledger::{
-    Admit, Command, FailureCode, FinishReason, Microcredits, Outcome, RequestRecord, Split, Usage,
+    Admit, BucketAmounts, Command, FailureCode, FinishReason, Microcredits, Outcome, RequestRecord,
+    Usage,
 };
 use crate::pool::{ServedModel, Ticket};
 use crate::store::StoreError;
@@ -455,6 +456,6 @@ impl Run {
     }
 }
 
-fn total(split: Split) -> u64 {
+fn total(split: BucketAmounts) -> u64 {
     split.trial.get() + split.premium.get()
 }

@@ -10,8 +10,8 @@ use crate::ledger::records::EntryKind;
 use crate::ledger::state::{Crashes, Granted, Head, Reservation};
 use crate::ledger::{
     Account, AccountStatus, Application, Attempt, AttemptState, Balance, Balances, Bucket,
-    Credential, CredentialKind, Entry, FailureCode, FinishReason, Microcredits, Prices, RequestKey,
-    RequestRecord, Split, Usage,
+    BucketAmounts, Credential, CredentialKind, Entry, FailureCode, FinishReason, Microcredits,
+    Prices, RequestKey, RequestRecord, Usage,
 };
 use bytes::Bytes;
 
@@ -86,7 +86,7 @@ codes!(FailureCode {
     5 => ControlPlaneUnavailable,
 });
 
-row!(Split { trial, premium });
+row!(BucketAmounts { trial, premium });
 row!(Prices { revision, input, cached_input, output });
 row!(Usage { prompt_tokens, cached_tokens, completion_tokens });
 row!(Account { id, name, plan, status, created_at, in_flight });

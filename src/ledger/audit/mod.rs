@@ -9,7 +9,7 @@ mod pairing;
 mod replay;
 mod rows;
 
-use super::amounts::Split;
+use super::amounts::BucketAmounts;
 use super::records::{Balances, RequestKey};
 use super::state::{Head, StateError};
 use crate::clock::UnixMillis;
@@ -79,7 +79,7 @@ struct Audit<'b, B> {
     /// What the journal says of balances so far.
     replayed: HashMap<AccountId, Balances>,
     /// What the journal has reserved and not ended so far.
-    open: HashMap<(RequestKey, AttemptId), Split>,
+    open: HashMap<(RequestKey, AttemptId), BucketAmounts>,
     pairing: Pairing,
 }
 

@@ -4,7 +4,7 @@
 use super::rows::{End, expected_end};
 use super::{Audit, Books, Item, Result};
 use crate::ids::AttemptId;
-use crate::ledger::amounts::Split;
+use crate::ledger::amounts::BucketAmounts;
 use crate::ledger::journal;
 use crate::ledger::records::{Balances, Entry, EntryKind, RequestKey};
 use crate::ledger::state::Head;
@@ -93,7 +93,7 @@ impl<B: Books> Audit<'_, B> {
         before: &Balances,
     ) -> Result<Option<Balances>> {
         let granted = self.books.granted(entry.account, reference)?;
-        let same = granted.is_some_and(|granted| granted.split() == entry.amount);
+        let same = granted.is_some_and(|granted| granted.bucket_amounts() == entry.amount);
         self.require(same, || format!("entry {} and its grant disagree", entry.sequence));
         if granted.is_some() {
             self.pairing.journalled(Item::Grant(entry.account, reference.to_owned()));
@@ -142,7 +142,7 @@ impl<B: Books> Audit<'_, B> {
             self.require(agrees, || format!("attempt {attempt} of {key} and its journal disagree"));
             self.pairing.journalled(Item::Attempt(*key, attempt));
         }
-        let charged = if let End::Settled(charged) = end { charged } else { Split::ZERO };
+        let charged = if let End::Settled(charged) = end { charged } else { BucketAmounts::ZERO };
         self.require(reserved.checked_sub(charged).is_some(), || {
             format!("attempt {attempt} of {key} is charged more than was reserved")
         });
@@ -157,7 +157,12 @@ impl<B: Books> Audit<'_, B> {
     }
 
     /// A reservation that the journal does not end.
-    fn check_open(&mut self, key: &RequestKey, attempt: AttemptId, reserved: Split) -> Result<()> {
+    fn check_open(
+        &mut self,
+        key: &RequestKey,
+        attempt: AttemptId,
+        reserved: BucketAmounts,
+    ) -> Result<()> {
         let record = self.books.request(key)?;
         let Some(stored) = record.as_ref().and_then(|record| record.attempt(attempt)) else {
             self.findings

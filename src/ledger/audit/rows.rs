@@ -2,7 +2,7 @@
 
 use super::{Audit, Books, Item, Result};
 use crate::ids::{AccountId, ApplicationId};
-use crate::ledger::amounts::{Microcredits, Split};
+use crate::ledger::amounts::{BucketAmounts, Microcredits};
 use crate::ledger::records::{
     Account, Attempt, AttemptState, Balances, Credential, CredentialKind, RequestKey, RequestRecord,
 };
@@ -11,7 +11,7 @@ use crate::ledger::state::Reservation;
 /// How the journal ends an attempt.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
-    Settled(Split),
+    Settled(BucketAmounts),
     Released,
 }
 
@@ -58,7 +58,7 @@ impl<B: Books> Audit<'_, B> {
     pub(super) fn check_account(&mut self, account: &Account, replayed: Balances) -> Result<()> {
         let id = account.id;
         let balances = self.books.balances(id)?;
-        let mut reserved = Some(Split::ZERO);
+        let mut reserved = Some(BucketAmounts::ZERO);
         let mut count = 0;
         for reservation in self.books.reservations_of(id)? {
             let amount = reservation?.amount;
@@ -178,7 +178,7 @@ pub(super) fn expected_end(attempt: &Attempt) -> Option<End> {
 fn is_consistent(attempt: &Attempt) -> bool {
     let terminal = attempt.state.is_terminal();
     let cost = attempt.usage.map_or(Some(Microcredits::ZERO), |usage| attempt.prices.cost(&usage));
-    let charged = cost.and_then(|cost| Split::take(cost, attempt.reserved));
+    let charged = cost.and_then(|cost| BucketAmounts::take(cost, attempt.reserved));
     attempt.finished_at.is_some() == terminal
         && attempt.failure.is_some() == (attempt.state == AttemptState::Failed)
         && attempt.finish_reason.is_some() == (attempt.state == AttemptState::Completed)

@@ -6,7 +6,7 @@ use crate::clock::UnixMillis;
 use crate::ids::{AccountId, ApplicationId, AttemptId, BootId};
 use crate::ledger::memory::MemoryState;
 use crate::ledger::records::EntryKind;
-use crate::ledger::{Balances, Microcredits, RequestRecord, Split, Usage, audit, journal};
+use crate::ledger::{Balances, BucketAmounts, Microcredits, RequestRecord, Usage, audit, journal};
 
 const SOUND: [&str; 12] = [
     "account a",
@@ -64,7 +64,7 @@ fn a_command_that_meets_a_violation_writes_nothing() {
         state.reservations.remove(&key("a", "s"));
     });
     meet("release a s 3 failed", UNCOVERED, |state| {
-        state.reservations.get_mut(&key("a", "s")).unwrap().amount = Split::ZERO;
+        state.reservations.get_mut(&key("a", "s")).unwrap().amount = BucketAmounts::ZERO;
     });
     meet("release a s 3 failed", UNCOVERED, |state| {
         state.reservations.get_mut(&key("a", "s")).unwrap().attempt = AttemptId(uuid("4"));
@@ -156,7 +156,7 @@ fn stray_and_missing_reservations_are_found() {
 #[test]
 fn attempts_that_contradict_themselves_are_found() {
     find("contradicts itself", |state| {
-        request(state, "r").latest_mut().charged = Split::ZERO;
+        request(state, "r").latest_mut().charged = BucketAmounts::ZERO;
     });
     find("contradicts itself", |state| {
         request(state, "r").latest_mut().usage = None;
@@ -191,7 +191,7 @@ fn attempts_that_contradict_themselves_are_found() {
 fn post(
     state: &mut MemoryState,
     kind: EntryKind,
-    amount: Split,
+    amount: BucketAmounts,
     change: impl Fn(Balances) -> Option<Balances>,
 ) {
     let account = AccountId(uuid("a"));
@@ -213,16 +213,16 @@ fn a_journal_that_says_things_twice_is_found() {
     });
     find("ends twice", |state| {
         let (key, attempt) = (key("a", "r"), state.requests[&key("a", "r")].latest().id);
-        post(state, EntryKind::Release { key, attempt }, Split::ZERO, Some);
+        post(state, EntryKind::Release { key, attempt }, BucketAmounts::ZERO, Some);
     });
     find("journalled twice", |state| {
-        let amount = state.granted[&(AccountId(uuid("a")), "t".to_owned())].split();
+        let amount = state.granted[&(AccountId(uuid("a")), "t".to_owned())].bucket_amounts();
         post(state, EntryKind::Grant { reference: "t".into() }, amount, |before| {
             before.credit(amount)
         });
     });
     find("and its grant disagree", |state| {
-        let amount = state.granted[&(AccountId(uuid("a")), "t".to_owned())].split();
+        let amount = state.granted[&(AccountId(uuid("a")), "t".to_owned())].bucket_amounts();
         post(state, EntryKind::Grant { reference: "forged".into() }, amount, |before| {
             before.credit(amount)
         });
@@ -230,7 +230,7 @@ fn a_journal_that_says_things_twice_is_found() {
     find("charged more than was reserved", |state| {
         let key = key("a", "q");
         let attempt = state.requests[&key].latest().id;
-        let more = Split {
+        let more = BucketAmounts {
             premium: Microcredits::new(50).unwrap(),
             ..state.requests[&key].latest().reserved
         };
@@ -243,8 +243,8 @@ fn a_journal_that_says_things_twice_is_found() {
         let key = key("a", "q");
         let attempt = state.requests[&key].latest().id;
         let reserved = state.requests[&key].latest().reserved;
-        post(state, EntryKind::Release { key, attempt }, Split::ZERO, |before| {
-            before.resolve(reserved, Split::ZERO)
+        post(state, EntryKind::Release { key, attempt }, BucketAmounts::ZERO, |before| {
+            before.resolve(reserved, BucketAmounts::ZERO)
         });
     });
 }
@@ -326,7 +326,7 @@ fn an_altered_journal_is_found() {
         state.entries[5].at = UnixMillis(1);
     });
     find("disagree", |state| {
-        state.entries[3].amount = Split::ZERO;
+        state.entries[3].amount = BucketAmounts::ZERO;
     });
     find("no application of its account", |state| {
         let application = Some(ApplicationId(uuid("x")));

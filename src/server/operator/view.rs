@@ -4,8 +4,8 @@
 use crate::clock::UnixMillis;
 use crate::ledger::records::EntryKind;
 use crate::ledger::{
-    Account, Application, Attempt, Balances, Bucket, Credential, Entry, Microcredits,
-    RequestRecord, Split,
+    Account, Application, Attempt, Balances, Bucket, BucketAmounts, Credential, Entry,
+    Microcredits, RequestRecord,
 };
 use crate::server::wire::objects::{CreditBalance, RequestObject};
 use crate::store::AuditReport;
@@ -139,7 +139,7 @@ pub fn grant(
     merged(head, credits(account, balances))
 }
 
-fn split(split: Split) -> Value {
+fn split(split: BucketAmounts) -> Value {
     json!({ "trialUnits": split.trial, "premiumUnits": split.premium })
 }
 

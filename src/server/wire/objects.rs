@@ -10,8 +10,8 @@ use crate::ids::{
     AccountId, ApplicationId, AttemptId, CredentialId, ModelId, RequestId, SessionId,
 };
 use crate::ledger::{
-    Account, AccountStatus, Attempt, AttemptState, Balances, Credential, CredentialKind,
-    FailureCode, Microcredits, RequestRecord, Split,
+    Account, AccountStatus, Attempt, AttemptState, Balances, BucketAmounts, Credential,
+    CredentialKind, FailureCode, Microcredits, RequestRecord,
 };
 use crate::pool::ServedModel;
 use schemars::JsonSchema;
@@ -236,8 +236,9 @@ pub struct RequestObject {
 impl RequestObject {
     pub fn of(record: &RequestRecord) -> Self {
         let attempt: &Attempt = record.latest();
-        let total =
-            |split: Split| split.trial.checked_add(split.premium).unwrap_or(Microcredits::MAX);
+        let total = |split: BucketAmounts| {
+            split.trial.checked_add(split.premium).unwrap_or(Microcredits::MAX)
+        };
         let live = matches!(attempt.state, AttemptState::Queued | AttemptState::Running);
         Self {
             id: record.key.request,

@@ -5,22 +5,25 @@ use super::model::{attempt, request, units};
 use super::*;
 use crate::ledger::records::EntryKind;
 use crate::ledger::state::StateError;
-use crate::ledger::{Attempt, AttemptState, Balances, Entry, RequestRecord, Split};
+use crate::ledger::{Attempt, AttemptState, Balances, BucketAmounts, Entry, RequestRecord};
 use proptest::prelude::*;
 
-fn split() -> impl Strategy<Value = Split> {
+fn split() -> impl Strategy<Value = BucketAmounts> {
     (units(Microcredits::MAX.get()), units(Microcredits::MAX.get()))
-        .prop_map(|(trial, premium)| Split { trial, premium })
+        .prop_map(|(trial, premium)| BucketAmounts { trial, premium })
 }
 
 fn balances() -> impl Strategy<Value = Balances> {
     (split(), split(), split()).prop_map(|(credited, debited, reserved)| {
-        let bucket = |part: fn(&Split) -> Microcredits| crate::ledger::Balance {
+        let bucket = |part: fn(&BucketAmounts) -> Microcredits| crate::ledger::Balance {
             credited: part(&credited),
             debited: part(&debited),
             reserved: part(&reserved),
         };
-        Balances { trial: bucket(|split| split.trial), premium: bucket(|split| split.premium) }
+        Balances {
+            trial: bucket(|amounts| amounts.trial),
+            premium: bucket(|amounts| amounts.premium),
+        }
     })
 }
 

@@ -11,8 +11,8 @@ use super::*;
 use crate::ledger::records::EntryKind;
 use crate::ledger::state::{Crashes, Granted, Head, Reservation, StateError};
 use crate::ledger::{
-    Account, AccountStatus, Application, Attempt, AttemptState, Balance, Balances, Entry,
-    RequestRecord, Split,
+    Account, AccountStatus, Application, Attempt, AttemptState, Balance, Balances, BucketAmounts,
+    Entry, RequestRecord,
 };
 use redb::{ReadableTableMetadata, WriteTransaction};
 use std::fmt::Write;
@@ -27,8 +27,8 @@ fn units(units: u64) -> Microcredits {
     Microcredits::new(units).unwrap()
 }
 
-fn split(trial: u64, premium: u64) -> Split {
-    Split { trial: units(trial), premium: units(premium) }
+fn split(trial: u64, premium: u64) -> BucketAmounts {
+    BucketAmounts { trial: units(trial), premium: units(premium) }
 }
 
 fn balance() -> Balance {
