@@ -1,7 +1,7 @@
 //! The ledger in memory: the second implementation of `LedgerState`, against which the store is
 //! judged.
 
-use super::audit::{self, Books, Rows};
+use super::audit::{self, AuditSource, Rows};
 use super::records::{
     Account, Application, Balances, Credential, Entry, RequestKey, RequestRecord,
 };
@@ -36,7 +36,7 @@ fn rows<'a, T: 'a>(rows: impl Iterator<Item = T> + 'a) -> Rows<'a, T> {
     Ok(Box::new(rows.map(Ok)))
 }
 
-impl Books for MemoryState {
+impl AuditSource for MemoryState {
     fn accounts(&self) -> Rows<'_, Account> {
         rows(self.accounts.values().cloned())
     }

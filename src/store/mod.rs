@@ -7,10 +7,10 @@
 //! of the storage the reopened files are checked page by page and what is new is audited. A backup
 //! is audited before it gets its name, and again before a restore replaces anything.
 
+mod audit_source;
 mod auditor;
 mod backup;
 mod bodies;
-mod check;
 mod codec;
 mod disk;
 mod files;

@@ -3,7 +3,7 @@
 use super::Result;
 use super::tables::{self, Definition, ReadOnly};
 use crate::ids::{AccountId, ApplicationId, CredentialId, RequestId};
-use crate::ledger::audit::Books;
+use crate::ledger::audit::AuditSource;
 use crate::ledger::state::{Crashes, Reservation, StateError};
 use crate::ledger::{Account, Application, Balances, Credential, Entry, RequestKey, RequestRecord};
 use redb::ReadTransaction;
@@ -18,7 +18,7 @@ pub struct Snapshot {
 
 impl Snapshot {
     pub fn account(&self, id: AccountId) -> Result<Option<Account>> {
-        Ok(Books::account(self, id)?)
+        Ok(AuditSource::account(self, id)?)
     }
 
     pub fn accounts(&self) -> Result<Vec<Account>> {
@@ -27,11 +27,11 @@ impl Snapshot {
 
     /// Zero for an account that never had any.
     pub fn balances(&self, id: AccountId) -> Result<Balances> {
-        Ok(Books::balances(self, id)?)
+        Ok(AuditSource::balances(self, id)?)
     }
 
     pub fn credential_by_digest(&self, digest: &[u8; 32]) -> Result<Option<Credential>> {
-        Ok(Books::credential_by_digest(self, digest)?)
+        Ok(AuditSource::credential_by_digest(self, digest)?)
     }
 
     pub fn credential(&self, id: CredentialId) -> Result<Option<Credential>> {
@@ -46,7 +46,7 @@ impl Snapshot {
     }
 
     pub fn application(&self, id: ApplicationId) -> Result<Option<Application>> {
-        Ok(Books::application(self, id)?)
+        Ok(AuditSource::application(self, id)?)
     }
 
     pub fn applications(&self, account: AccountId) -> Result<Vec<Application>> {
@@ -57,7 +57,7 @@ impl Snapshot {
 
     /// The request, be it live, recent or archived.
     pub fn request(&self, key: &RequestKey) -> Result<Option<RequestRecord>> {
-        Ok(Books::request(self, key)?)
+        Ok(AuditSource::request(self, key)?)
     }
 
     /// All of an account's requests with this id, over every scope (account keys may read its

@@ -4,18 +4,18 @@
 //! It streams. Held in memory are the balances of each account, what is reserved, and a fixed table
 //! of sums; never the journal or the requests, however many there are.
 
-mod books;
 mod pairing;
 mod replay;
 mod rows;
+mod source;
 
 use super::amounts::BucketAmounts;
 use super::records::{Balances, RequestKey};
 use super::state::{Head, StateError};
 use crate::clock::UnixMillis;
 use crate::ids::{AccountId, AttemptId};
-pub use books::{Books, Result, Rows, twin};
 use pairing::{Item, Pairing};
+pub use source::{AuditSource, Result, Rows, twin};
 use std::collections::HashMap;
 
 /// Violations named before the rest is only counted.
@@ -36,11 +36,11 @@ pub struct Report {
 }
 
 /// Checks everything. An error means that nothing can be said.
-pub fn everything(books: &impl Books) -> Result<Report> {
-    let mut audit = Audit::of(books, Head::default());
+pub fn everything(source: &impl AuditSource) -> Result<Report> {
+    let mut audit = Audit::of(source, Head::default());
     audit.check_everything()?;
     if let Some(suspicion) = std::mem::take(&mut audit.pairing).suspicion() {
-        let mut again = Audit { pairing: suspicion, ..Audit::of(books, Head::default()) };
+        let mut again = Audit { pairing: suspicion, ..Audit::of(source, Head::default()) };
         again.check_everything()?;
         again
             .pairing
@@ -52,12 +52,12 @@ pub fn everything(books: &impl Books) -> Result<Report> {
 
 /// Checks the journal after `from` and every account and request that it touches. What an earlier
 /// audit has checked and no entry has touched since is not read.
-pub fn since(books: &impl Books, from: Head) -> Result<Report> {
-    let mut audit = Audit::of(books, from);
+pub fn since(source: &impl AuditSource, from: Head) -> Result<Report> {
+    let mut audit = Audit::of(source, from);
     audit.check_journal()?;
     for (account, replayed) in std::mem::take(&mut audit.replayed) {
         audit.attempt(|audit| {
-            let Some(row) = audit.books.account(account)? else {
+            let Some(row) = audit.source.account(account)? else {
                 return Err(StateError::Corrupt(format!(
                     "account {account} has entries and no row"
                 )));
@@ -69,7 +69,7 @@ pub fn since(books: &impl Books, from: Head) -> Result<Report> {
 }
 
 struct Audit<'b, B> {
-    books: &'b B,
+    source: &'b B,
     findings: Findings,
     report: Report,
     /// Where the reading of the journal began; entries up to here are trusted.
@@ -83,10 +83,10 @@ struct Audit<'b, B> {
     pairing: Pairing,
 }
 
-impl<'b, B: Books> Audit<'b, B> {
-    fn of(books: &'b B, from: Head) -> Self {
+impl<'b, B: AuditSource> Audit<'b, B> {
+    fn of(source: &'b B, from: Head) -> Self {
         Self {
-            books,
+            source,
             findings: Findings::default(),
             report: Report::default(),
             from,

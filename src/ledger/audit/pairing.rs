@@ -11,8 +11,8 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 
 const SUMS: u64 = 4_096;
-/// Sums whose items a second reading keeps: a small part of all items, however broken the books
-/// are.
+/// Sums whose items a second reading keeps: a small part of all items, however broken the
+/// ledger is.
 const MAX_SUSPECTS: usize = 64;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -2,20 +2,20 @@
 //! it leads to.
 
 use super::rows::{End, expected_end};
-use super::{Audit, Books, Item, Result};
+use super::{Audit, AuditSource, Item, Result};
 use crate::ids::AttemptId;
 use crate::ledger::amounts::BucketAmounts;
 use crate::ledger::journal;
 use crate::ledger::records::{Balances, Entry, EntryKind, RequestKey};
 use crate::ledger::state::Head;
 
-impl<B: Books> Audit<'_, B> {
+impl<B: AuditSource> Audit<'_, B> {
     pub(super) fn check_journal(&mut self) -> Result<()> {
         self.resume()?;
         let after = self.from.sequence;
         self.report.entries =
-            self.each(self.books.entries(after), |audit, entry| audit.check_entry(&entry))?;
-        let head = self.books.head()?;
+            self.each(self.source.entries(after), |audit, entry| audit.check_entry(&entry))?;
+        let head = self.source.head()?;
         self.require(self.head == head, || {
             format!("the journal ends before its recorded entry {}", head.sequence)
         });
@@ -32,7 +32,7 @@ impl<B: Books> Audit<'_, B> {
             return Ok(());
         }
         self.attempt(|audit| {
-            let last = audit.books.entry(sequence)?;
+            let last = audit.source.entry(sequence)?;
             audit.require(last.as_ref().is_some_and(|entry| entry.hash == hash), || {
                 format!("entry {sequence} is not what it was at the audit before")
             });
@@ -82,7 +82,7 @@ impl<B: Books> Audit<'_, B> {
         if self.from.sequence == 0 {
             return Ok(Balances::default());
         }
-        let last = self.books.entry_of(entry.account, self.from.sequence)?;
+        let last = self.source.entry_of(entry.account, self.from.sequence)?;
         Ok(last.map_or_else(Balances::default, |last| last.after))
     }
 
@@ -92,7 +92,7 @@ impl<B: Books> Audit<'_, B> {
         reference: &str,
         before: &Balances,
     ) -> Result<Option<Balances>> {
-        let granted = self.books.granted(entry.account, reference)?;
+        let granted = self.source.granted(entry.account, reference)?;
         let same = granted.is_some_and(|granted| granted.bucket_amounts() == entry.amount);
         self.require(same, || format!("entry {} and its grant disagree", entry.sequence));
         if granted.is_some() {
@@ -124,7 +124,7 @@ impl<B: Books> Audit<'_, B> {
         end: End,
         before: &Balances,
     ) -> Result<Option<Balances>> {
-        let record = self.books.request(key)?;
+        let record = self.source.request(key)?;
         let stored = record.as_ref().and_then(|record| record.attempt(attempt));
         let opened = self.open.remove(&(*key, attempt));
         // Reserved in the trusted part of the journal, or not at all.
@@ -163,7 +163,7 @@ impl<B: Books> Audit<'_, B> {
         attempt: AttemptId,
         reserved: BucketAmounts,
     ) -> Result<()> {
-        let record = self.books.request(key)?;
+        let record = self.source.request(key)?;
         let Some(stored) = record.as_ref().and_then(|record| record.attempt(attempt)) else {
             self.findings
                 .add(format!("attempt {attempt} of {key} is reserved and its request is gone"));

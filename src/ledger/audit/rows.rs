@@ -1,6 +1,6 @@
 //! The rows: each against its owner, against itself, and against what the journal says of it.
 
-use super::{Audit, Books, Item, Result};
+use super::{Audit, AuditSource, Item, Result};
 use crate::ids::{AccountId, ApplicationId};
 use crate::ledger::amounts::{BucketAmounts, Microcredits};
 use crate::ledger::records::{
@@ -15,40 +15,40 @@ pub(super) enum End {
     Released,
 }
 
-impl<B: Books> Audit<'_, B> {
+impl<B: AuditSource> Audit<'_, B> {
     /// Call after the journal was read from its beginning.
     pub(super) fn check_rows(&mut self) -> Result<()> {
-        let books = self.books;
-        self.report.accounts = self.each(books.accounts(), |audit, account| {
+        let source = self.source;
+        self.report.accounts = self.each(source.accounts(), |audit, account| {
             let replayed = audit.replayed.remove(&account.id).unwrap_or_default();
             audit.check_account(&account, replayed)
         })?;
         for account in std::mem::take(&mut self.replayed).into_keys() {
             self.findings.add(format!("account {account} has entries and no row"));
         }
-        self.each(books.all_balances(), |audit, (account, _)| {
-            let owned = audit.books.account(account)?.is_some();
+        self.each(source.all_balances(), |audit, (account, _)| {
+            let owned = audit.source.account(account)?.is_some();
             audit.require(owned, || format!("balances of {account} belong to no account"));
             Ok(())
         })?;
-        self.each(books.applications(), |audit, application| {
-            let owned = audit.books.account(application.account)?.is_some();
+        self.each(source.applications(), |audit, application| {
+            let owned = audit.source.account(application.account)?.is_some();
             audit
                 .require(owned, || format!("application {} belongs to no account", application.id));
             Ok(())
         })?;
         self.report.credentials = self
-            .each(books.credentials(), |audit, credential| audit.check_credential(&credential))?;
-        self.report.requests = self.each(books.requests(), |audit, record| {
+            .each(source.credentials(), |audit, credential| audit.check_credential(&credential))?;
+        self.report.requests = self.each(source.requests(), |audit, record| {
             for attempt in &record.attempts {
                 audit.pairing.stored(Item::Attempt(record.key, attempt.id));
             }
             audit.check_request(&record)
         })?;
-        self.report.reservations = self.each(books.reservations(), |audit, reservation| {
+        self.report.reservations = self.each(source.reservations(), |audit, reservation| {
             audit.check_reservation(&reservation)
         })?;
-        self.each(books.grants(), |audit, (account, reference, _)| {
+        self.each(source.grants(), |audit, (account, reference, _)| {
             audit.pairing.stored(Item::Grant(account, reference));
             Ok(())
         })?;
@@ -57,10 +57,10 @@ impl<B: Books> Audit<'_, B> {
 
     pub(super) fn check_account(&mut self, account: &Account, replayed: Balances) -> Result<()> {
         let id = account.id;
-        let balances = self.books.balances(id)?;
+        let balances = self.source.balances(id)?;
         let mut reserved = Some(BucketAmounts::ZERO);
         let mut count = 0;
-        for reservation in self.books.reservations_of(id)? {
+        for reservation in self.source.reservations_of(id)? {
             let amount = reservation?.amount;
             reserved = reserved.and_then(|sum| sum.checked_add(amount));
             count += 1;
@@ -87,11 +87,11 @@ impl<B: Books> Audit<'_, B> {
 
     fn check_credential(&mut self, credential: &Credential) -> Result<()> {
         let id = credential.id;
-        let found = self.books.credential_by_digest(&credential.digest)?;
+        let found = self.source.credential_by_digest(&credential.digest)?;
         self.require(found.as_ref() == Some(credential), || {
             format!("credential {id} is not found by its digest")
         });
-        let owned = self.books.account(credential.account)?.is_some();
+        let owned = self.source.account(credential.account)?.is_some();
         self.require(owned, || format!("credential {id} belongs to no account"));
         let scope = match (credential.kind, credential.application) {
             (CredentialKind::ApiKey, None) => true,
@@ -108,17 +108,17 @@ impl<B: Books> Audit<'_, B> {
         match application {
             None => Ok(true),
             Some(id) => {
-                Ok(self.books.application(id)?.is_some_and(|found| found.account == account))
+                Ok(self.source.application(id)?.is_some_and(|found| found.account == account))
             }
         }
     }
 
     pub(super) fn check_request(&mut self, record: &RequestRecord) -> Result<()> {
         let key = record.key;
-        let owned = self.books.account(key.account)?.is_some()
+        let owned = self.source.account(key.account)?.is_some()
             && self.is_scope(key.account, key.application)?;
         self.require(owned, || format!("{key} has no owner"));
-        let reservation = self.books.reservation(&key)?;
+        let reservation = self.source.reservation(&key)?;
         let mut before: Option<&Attempt> = None;
         for (index, attempt) in record.attempts.iter().enumerate() {
             let follows = attempt.number as usize == index + 1
@@ -156,7 +156,7 @@ impl<B: Books> Audit<'_, B> {
 
     fn check_reservation(&mut self, reservation: &Reservation) -> Result<()> {
         let Reservation { key, attempt, .. } = reservation;
-        let record = self.books.request(key)?;
+        let record = self.source.request(key)?;
         let there = record.is_some_and(|record| record.attempt(*attempt).is_some());
         self.require(there, || {
             format!("reservation of {key} names attempt {attempt}, which is not there")

@@ -27,7 +27,7 @@ fn a_failing_disk_delays_settlements_and_loses_none() {
         bench.reconnect();
         assert_eq!(bench.state(1), Some(AttemptState::Completed), "{failing_at}");
         assert_eq!(bench.state(2), Some(AttemptState::Failed), "{failing_at}");
-        bench.assert_books(4, failing_at);
+        bench.assert_balanced(4, failing_at);
         true
     };
     let failures = (0..1_000).take_while(|&at| survives(at)).count();
@@ -47,7 +47,7 @@ fn a_full_disk_still_serves_reads() {
     disk.set_full(false);
     bench.reconnect();
     assert_eq!(bench.state(1), Some(AttemptState::Completed));
-    bench.assert_books(4, 0);
+    bench.assert_balanced(4, 0);
 }
 
 /// A failing disk with callers who wait: they are told that nothing is known, and a repeat ends the
@@ -78,7 +78,7 @@ fn an_unknown_outcome_may_be_asked_for_again() {
             panic!("{failing_at}: {again:?}");
         };
         assert_eq!(record.latest().state, AttemptState::Completed);
-        bench.assert_books(4, failing_at);
+        bench.assert_balanced(4, failing_at);
         true
     };
     let failures = (0..1_000).take_while(|&at| survives(at)).count();
@@ -113,9 +113,9 @@ fn fail_each(operation: Operation, kind: ErrorKind, breaks: bool) -> usize {
         let admitted = matches!(&answers[1], Some(outcome) if is_admitted(outcome));
         assert_eq!(bench.state(3) == Some(AttemptState::Queued), admitted, "{context}");
         bench.detach(vec![release(3, 3)]);
-        bench.assert_books(4, after);
+        bench.assert_balanced(4, after);
         // Nothing of this is only in memory.
-        bench.reopen().assert_books(4, after);
+        bench.reopen().assert_balanced(4, after);
         failed
     };
     (0..10_000).take_while(|&after| survives(after)).count()
@@ -152,7 +152,7 @@ fn any_read_may_fail() {
             disk.mend();
             bench.reconnect();
             assert_eq!(bench.state(1), Some(AttemptState::Completed), "{after}");
-            bench.assert_books(4, after);
+            bench.assert_balanced(4, after);
             failed
         };
         let failures = (0..10_000).take_while(|&after| survives(after)).count();

@@ -90,7 +90,7 @@ impl Bench {
     }
 
     /// The audit is clean, `debited` was charged and nothing is reserved.
-    pub fn assert_books(&self, debited: u64, context: u64) {
+    pub fn assert_balanced(&self, debited: u64, context: u64) {
         let premium = self.premium();
         assert_eq!((premium.debited.get(), premium.reserved.get()), (debited, 0), "{context}");
         assert_eq!(self.audit(), Vec::<String>::new(), "{context}");

@@ -6,7 +6,7 @@ use super::faults::Bench;
 use super::media::{Random, SimulatedDisk};
 use super::*;
 use crate::ledger::apply::{ApplyError, apply};
-use crate::ledger::audit::{self, Books, Rows};
+use crate::ledger::audit::{self, AuditSource, Rows};
 use crate::ledger::memory::MemoryState;
 use crate::ledger::state::Head;
 use crate::ledger::{AccountStatus, RequestRecord};
@@ -327,8 +327,8 @@ impl Pair {
         let stored = self.stored();
         assert_eq!(stored, self.memory);
         let snapshot = self.bench.shared.snapshot().unwrap();
-        for books in [audit::everything(&self.memory), audit::everything(&snapshot)] {
-            assert_eq!(books.unwrap().violations, Vec::<String>::new());
+        for report in [audit::everything(&self.memory), audit::everything(&snapshot)] {
+            assert_eq!(report.unwrap().violations, Vec::<String>::new());
         }
         let middle = self.memory.entries.len() / 2;
         if let Some(entry) = middle.checked_sub(1).map(|last| &self.memory.entries[last]) {
@@ -352,11 +352,11 @@ impl Pair {
             row.map(|(_, record)| (record.key, record)).unwrap()
         };
         MemoryState {
-            accounts: keyed(Books::accounts(&snapshot), |row| row.id),
-            balances: Books::all_balances(&snapshot).unwrap().map(Result::unwrap).collect(),
-            applications: keyed(Books::applications(&snapshot), |row| row.id),
-            credentials: keyed(Books::credentials(&snapshot), |row| row.id),
-            granted: Books::grants(&snapshot)
+            accounts: keyed(AuditSource::accounts(&snapshot), |row| row.id),
+            balances: AuditSource::all_balances(&snapshot).unwrap().map(Result::unwrap).collect(),
+            applications: keyed(AuditSource::applications(&snapshot), |row| row.id),
+            credentials: keyed(AuditSource::credentials(&snapshot), |row| row.id),
+            granted: AuditSource::grants(&snapshot)
                 .unwrap()
                 .map(|row| {
                     row.map(|(account, reference, granted)| ((account, reference), granted))
@@ -365,9 +365,9 @@ impl Pair {
                 .collect(),
             requests: requests.map(by_key).collect(),
             archived: archived.map(by_key).collect(),
-            reservations: keyed(Books::reservations(&snapshot), |row| row.key),
+            reservations: keyed(AuditSource::reservations(&snapshot), |row| row.key),
             crashes,
-            entries: Books::entries(&snapshot, 0).unwrap().map(Result::unwrap).collect(),
+            entries: AuditSource::entries(&snapshot, 0).unwrap().map(Result::unwrap).collect(),
         }
     }
 }

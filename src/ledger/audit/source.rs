@@ -12,7 +12,7 @@ pub type Result<T> = std::result::Result<T, StateError>;
 pub type Rows<'a, T> = Result<Box<dyn Iterator<Item = Result<T>> + 'a>>;
 
 /// Everything stored, as one consistent reading of it.
-pub trait Books {
+pub trait AuditSource {
     fn accounts(&self) -> Rows<'_, Account>;
     fn all_balances(&self) -> Rows<'_, (AccountId, Balances)>;
     fn applications(&self) -> Rows<'_, Application>;

@@ -5,7 +5,7 @@ use super::rows::Progress;
 use super::snapshot::Snapshot;
 use super::tables::{self, Definition, ReadOnly, get, request_key};
 use crate::ids::{AccountId, ApplicationId, CredentialId};
-use crate::ledger::audit::{self, Books, Result, Rows};
+use crate::ledger::audit::{self, AuditSource, Result, Rows};
 use crate::ledger::state::{Granted, Head, Reservation, StateError};
 use crate::ledger::{Account, Application, Balances, Credential, Entry, RequestKey, RequestRecord};
 use std::ops::Bound;
@@ -42,7 +42,7 @@ fn placed<T: Field + 'static>(
     })))
 }
 
-impl Books for Snapshot {
+impl AuditSource for Snapshot {
     fn accounts(&self) -> Rows<'_, Account> {
         self.placed(tables::ACCOUNTS, |row: &Account| row.id.0.into_bytes().to_vec())
     }
@@ -163,7 +163,7 @@ impl Books for Snapshot {
             return Ok(None);
         };
         let sequence = place?.0.value().last_chunk().copied().unwrap_or_default();
-        Books::entry(self, u64::from_be_bytes(sequence))
+        AuditSource::entry(self, u64::from_be_bytes(sequence))
     }
 
     fn head(&self) -> Result<Head> {
