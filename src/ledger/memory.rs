@@ -61,7 +61,7 @@ impl AuditSource for MemoryState {
             self.archived.values().filter(|record| self.requests.get(&record.key) != Some(record));
         let archived = archived.map(|record| match self.requests.get(&record.key) {
             None => Ok(record.clone()),
-            Some(_) => Err(audit::twin(&record.key)),
+            Some(_) => Err(audit::conflicting_duplicate(&record.key)),
         });
         Ok(Box::new(self.requests.values().cloned().map(Ok).chain(archived)))
     }

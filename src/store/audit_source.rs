@@ -82,7 +82,7 @@ impl AuditSource for Snapshot {
             )? {
                 None => Ok(Some(record)),
                 Some(recent) if recent == record => Ok(None),
-                Some(_) => Err(audit::twin(&record.key)),
+                Some(_) => Err(audit::conflicting_duplicate(&record.key)),
             };
             row.and_then(check).transpose()
         });

@@ -55,7 +55,7 @@ fn a_crash_anywhere_leaves_what_the_rules_say() {
     let Customer { account, key, .. } = template.customer(TRIAL);
     for (points, left) in CRASHES {
         for stream in [false, true] {
-            let folder = template.twin();
+            let folder = template.duplicate();
             let what = format!("{points}, stream {stream}");
             let mut node = folder.serve_failing(points);
             let (id, body) = (Uuid::new_v4().to_string(), ask(&node.model, stream));
@@ -130,7 +130,7 @@ fn units(value: &Value) -> u64 {
 
 /// A folder whose node died with one request running.
 fn killed_in_the_middle(template: &Folder, key: &str) -> (Folder, String) {
-    let folder = template.twin();
+    let folder = template.duplicate();
     let mut node = folder.serve_failing(IN_THE_MIDDLE);
     let id = Uuid::new_v4().to_string();
     assert!(Call::chat(&node.listen, key, &id, &ask(&node.model, true)).go().is_none());
@@ -203,7 +203,7 @@ fn a_request_is_found_once_whatever_happens_to_its_archiving() {
     let request = show(&node, &key, &id);
     assert!(node.terminate().success());
     for point in ["store::before_archive", "store::archived", "store::forgotten"] {
-        let folder = template.twin();
+        let folder = template.duplicate();
         let later = "clock::hours_ahead=return(25)";
         let crashed = folder.run_failing(
             &format!("{later};{point}=return"),

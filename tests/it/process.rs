@@ -43,7 +43,7 @@ impl Folder {
     /// A ledger and a small qualified model, as a copy of one that is made once per run.
     pub fn ready() -> Self {
         static TEMPLATE: OnceLock<Folder> = OnceLock::new();
-        TEMPLATE.get_or_init(Self::make_ready).twin()
+        TEMPLATE.get_or_init(Self::make_ready).duplicate()
     }
 
     fn make_ready() -> Self {
@@ -56,7 +56,7 @@ impl Folder {
     }
 
     /// A folder with the same content. Nothing may be running on this one.
-    pub fn twin(&self) -> Self {
+    pub fn duplicate(&self) -> Self {
         let folder = Self::empty();
         copy(self.path(), folder.path());
         folder

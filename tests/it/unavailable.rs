@@ -113,7 +113,7 @@ fn a_failed_commit_is_one_run_in_the_end() {
         ("store::before_commit", "panic"),
     ] {
         for place in 0..3 {
-            let folder = template.twin();
+            let folder = template.duplicate();
             let what = format!("{point}={place}*off->1*{action}");
             let node = folder.serve_failing(&what);
             let (id, body) = (Uuid::new_v4().to_string(), ask(&node));

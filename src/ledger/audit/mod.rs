@@ -15,7 +15,7 @@ use super::state::{Head, StateError};
 use crate::clock::UnixMillis;
 use crate::ids::{AccountId, AttemptId};
 use pairing::{Item, Pairing};
-pub use source::{AuditSource, Result, Rows, twin};
+pub use source::{AuditSource, Result, Rows, conflicting_duplicate};
 use std::collections::HashMap;
 
 /// Violations named before the rest is only counted.

@@ -38,7 +38,8 @@ pub trait AuditSource {
     fn head(&self) -> Result<Head>;
 }
 
-/// What a reading of `requests` finds where the archived twin of a recent request is not the same.
-pub fn twin(key: &RequestKey) -> StateError {
+/// The error with which `AuditSource::requests` reports an archived request whose recent duplicate
+/// differs from it.
+pub fn conflicting_duplicate(key: &RequestKey) -> StateError {
     StateError::Corrupt(format!("{key} is archived with other content"))
 }

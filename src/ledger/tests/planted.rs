@@ -181,9 +181,9 @@ fn attempts_that_contradict_themselves_are_found() {
         request(state, "q").latest_mut().reserved.premium = Microcredits::new(1).unwrap();
     });
     find("archived with other content", |state| {
-        let mut twin = request(state, "r").clone();
-        twin.stream = true;
-        state.archived.insert(twin.key, twin);
+        let mut duplicate = request(state, "r").clone();
+        duplicate.stream = true;
+        state.archived.insert(duplicate.key, duplicate);
     });
 }
 
@@ -310,8 +310,8 @@ fn an_altered_journal_is_found() {
         state.entries.remove(3);
     });
     find("does not follow", |state| {
-        let twin = state.entries[3].clone();
-        state.entries.insert(4, twin);
+        let duplicate = state.entries[3].clone();
+        state.entries.insert(4, duplicate);
     });
     find("breaks the chain", |state| {
         state.entries[2].account = AccountId(uuid("b"));
