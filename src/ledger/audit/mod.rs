@@ -4,7 +4,7 @@
 //! It streams. Held in memory are the balances of each account, what is reserved, and a fixed table
 //! of sums; never the journal or the requests, however many there are.
 
-mod pairing;
+mod multiset_check;
 mod replay;
 mod rows;
 mod source;
@@ -14,7 +14,7 @@ use super::records::{Balances, RequestKey};
 use super::state::{Head, StateError};
 use crate::clock::UnixMillis;
 use crate::ids::{AccountId, AttemptId};
-use pairing::{Item, Pairing};
+use multiset_check::{Item, MultisetCheck};
 pub use source::{AuditSource, Result, Rows, conflicting_duplicate};
 use std::collections::HashMap;
 
@@ -39,13 +39,14 @@ pub struct Report {
 pub fn everything(source: &impl AuditSource) -> Result<Report> {
     let mut audit = Audit::of(source, Head::default());
     audit.check_everything()?;
-    if let Some(suspicion) = std::mem::take(&mut audit.pairing).suspicion() {
-        let mut again = Audit { pairing: suspicion, ..Audit::of(source, Head::default()) };
+    if let Some(second_reading) = std::mem::take(&mut audit.multiset_check).second_reading() {
+        let mut again =
+            Audit { multiset_check: second_reading, ..Audit::of(source, Head::default()) };
         again.check_everything()?;
         again
-            .pairing
-            .unpaired()
-            .for_each(|(item, surplus)| audit.findings.add(unpaired(&item, surplus)));
+            .multiset_check
+            .surpluses()
+            .for_each(|(item, surplus)| audit.findings.add(describe_surplus(&item, surplus)));
     }
     Ok(audit.report())
 }
@@ -80,7 +81,7 @@ struct Audit<'b, B> {
     replayed: HashMap<AccountId, Balances>,
     /// What the journal has reserved and not ended so far.
     open: HashMap<(RequestKey, AttemptId), BucketAmounts>,
-    pairing: Pairing,
+    multiset_check: MultisetCheck,
 }
 
 impl<'b, B: AuditSource> Audit<'b, B> {
@@ -94,7 +95,7 @@ impl<'b, B: AuditSource> Audit<'b, B> {
             last: UnixMillis::default(),
             replayed: HashMap::new(),
             open: HashMap::new(),
-            pairing: Pairing::default(),
+            multiset_check: MultisetCheck::default(),
         }
     }
 
@@ -138,7 +139,7 @@ impl<'b, B: AuditSource> Audit<'b, B> {
     }
 }
 
-fn unpaired(item: &Item, surplus: i64) -> String {
+fn describe_surplus(item: &Item, surplus: i64) -> String {
     match item {
         Item::Attempt(key, attempt) if surplus < 0 => {
             format!("attempt {attempt} of {key} is not in the journal")

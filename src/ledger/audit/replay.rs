@@ -96,7 +96,7 @@ impl<B: AuditSource> Audit<'_, B> {
         let same = granted.is_some_and(|granted| granted.bucket_amounts() == entry.amount);
         self.require(same, || format!("entry {} and its grant disagree", entry.sequence));
         if granted.is_some() {
-            self.pairing.journalled(Item::Grant(entry.account, reference.to_owned()));
+            self.multiset_check.journalled(Item::Grant(entry.account, reference.to_owned()));
         }
         Ok(before.credit(entry.amount))
     }
@@ -140,7 +140,7 @@ impl<B: AuditSource> Audit<'_, B> {
         if let Some(stored) = stored {
             let agrees = stored.reserved == reserved && expected_end(stored) == Some(end);
             self.require(agrees, || format!("attempt {attempt} of {key} and its journal disagree"));
-            self.pairing.journalled(Item::Attempt(*key, attempt));
+            self.multiset_check.journalled(Item::Attempt(*key, attempt));
         }
         let charged = if let End::Settled(charged) = end { charged } else { BucketAmounts::ZERO };
         self.require(reserved.checked_sub(charged).is_some(), || {
@@ -171,7 +171,7 @@ impl<B: AuditSource> Audit<'_, B> {
         };
         let agrees = stored.reserved == reserved && expected_end(stored).is_none();
         self.require(agrees, || format!("attempt {attempt} of {key} and its journal disagree"));
-        self.pairing.journalled(Item::Attempt(*key, attempt));
+        self.multiset_check.journalled(Item::Attempt(*key, attempt));
         if self.from.sequence > 0 {
             record.map_or(Ok(()), |record| self.check_request(&record))?;
         }

@@ -41,7 +41,7 @@ impl<B: AuditSource> Audit<'_, B> {
             .each(source.credentials(), |audit, credential| audit.check_credential(&credential))?;
         self.report.requests = self.each(source.requests(), |audit, record| {
             for attempt in &record.attempts {
-                audit.pairing.stored(Item::Attempt(record.key, attempt.id));
+                audit.multiset_check.stored(Item::Attempt(record.key, attempt.id));
             }
             audit.check_request(&record)
         })?;
@@ -49,7 +49,7 @@ impl<B: AuditSource> Audit<'_, B> {
             audit.check_reservation(&reservation)
         })?;
         self.each(source.grants(), |audit, (account, reference, _)| {
-            audit.pairing.stored(Item::Grant(account, reference));
+            audit.multiset_check.stored(Item::Grant(account, reference));
             Ok(())
         })?;
         Ok(())

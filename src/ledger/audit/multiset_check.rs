@@ -21,14 +21,14 @@ pub(super) enum Item {
     Grant(AccountId, String),
 }
 
-pub(super) struct Pairing {
+pub(super) struct MultisetCheck {
     hasher: RandomState,
     sums: Vec<u64>,
     suspects: Vec<usize>,
     kept: HashMap<Item, i64>,
 }
 
-impl Default for Pairing {
+impl Default for MultisetCheck {
     fn default() -> Self {
         Self {
             hasher: RandomState::new(),
@@ -39,7 +39,7 @@ impl Default for Pairing {
     }
 }
 
-impl Pairing {
+impl MultisetCheck {
     /// The journal has the item.
     pub fn journalled(&mut self, item: Item) {
         self.count(item, 1);
@@ -60,7 +60,7 @@ impl Pairing {
     }
 
     /// For a second reading; `None` when everything was paired.
-    pub fn suspicion(self) -> Option<Self> {
+    pub fn second_reading(self) -> Option<Self> {
         let unequal = self.sums.iter().enumerate().filter(|(_, sum)| **sum != 0);
         let suspects: Vec<usize> = unequal.map(|(place, _)| place).take(MAX_SUSPECTS).collect();
         let again = Self { hasher: self.hasher, suspects, ..Self::default() };
@@ -68,7 +68,7 @@ impl Pairing {
     }
 
     /// What is not equally often in both, with how much oftener the journal has it.
-    pub fn unpaired(self) -> impl Iterator<Item = (Item, i64)> {
+    pub fn surpluses(self) -> impl Iterator<Item = (Item, i64)> {
         self.kept.into_iter().filter(|(_, surplus)| *surplus != 0)
     }
 }
