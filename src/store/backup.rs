@@ -4,7 +4,7 @@
 
 use super::disk::{self, File, Folder};
 use super::files;
-use super::rows::{Identity, Tenure};
+use super::rows::{CleanMarker, Identity};
 use super::schema::{self, SCHEMA};
 use super::snapshot::Snapshot;
 use super::tables::{self, Definition};
@@ -100,8 +100,8 @@ fn split(database: &Database, folder: &Folder, identity: Identity) -> Result<()>
         // Nobody has used it yet: the next start releases whatever was open when the backup was
         // made.
         let mut meta = txn.open_table(tables::META)?;
-        let tenure = Tenure { boot: BootId::generate(), clean: true };
-        tables::put(&mut meta, tables::TENURE, &tenure)
+        let clean_marker = CleanMarker { boot: BootId::generate(), clean: true };
+        tables::put(&mut meta, tables::CLEAN_MARKER, &clean_marker)
     })?;
     Ok(())
 }

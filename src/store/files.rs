@@ -1,7 +1,7 @@
 //! The two open databases, and what makes them one ledger.
 
 use super::disk::{Disk, File};
-use super::rows::{Identity, Progress, Tenure};
+use super::rows::{CleanMarker, Identity, Progress};
 use super::snapshot::Snapshot;
 use super::tables::{self, Definition};
 use super::{Result, StoreError, schema};
@@ -39,17 +39,17 @@ impl Files {
         Ok(Snapshot { ledger, bodies })
     }
 
-    pub fn tenure(&self) -> Result<Option<Tenure>, StateError> {
+    pub fn clean_marker(&self) -> Result<Option<CleanMarker>, StateError> {
         let txn = self.ledger.begin_read()?;
-        tables::get(&tables::open(&txn, tables::META)?, tables::TENURE)
+        tables::get(&tables::open(&txn, tables::META)?, tables::CLEAN_MARKER)
     }
 
     /// Records who uses the ledger, or, `clean`, that nobody does any more.
-    pub fn set_tenure(&self, boot: BootId, clean: bool) -> Result<(), StateError> {
-        let tenure = Tenure { boot, clean };
+    pub fn set_clean_marker(&self, boot: BootId, clean: bool) -> Result<(), StateError> {
+        let clean_marker = CleanMarker { boot, clean };
         write(&self.ledger, |txn| {
             let mut meta = txn.open_table(tables::META)?;
-            tables::put(&mut meta, tables::TENURE, &tenure)
+            tables::put(&mut meta, tables::CLEAN_MARKER, &clean_marker)
         })
     }
 

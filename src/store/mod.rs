@@ -276,7 +276,7 @@ fn prepare(
     care: Care,
 ) -> Result<(Arc<Shared>, Writer)> {
     let files = Files::open(&*disk)?;
-    let crashed = files.tenure()?.is_some_and(|last| !last.clean);
+    let crashed = files.clean_marker()?.is_some_and(|last| !last.clean);
     let now = files.clock()?;
     let shared = Arc::new(Shared::new(disk, clock, files, limits.min_free_bytes));
     failpoint!("store::opened");
@@ -291,7 +291,7 @@ fn prepare(
     if crashed {
         tracing::warn!("the last stop was not orderly: the ledger was checked and is intact");
     }
-    shared.with_files(|files| Ok(files.set_tenure(shared.boot, false)?))?;
+    shared.with_files(|files| Ok(files.set_clean_marker(shared.boot, false)?))?;
     failpoint!("store::claimed");
     let mut writer = Writer::new(Arc::clone(&shared), limits, now);
     writer.recover()?;

@@ -25,7 +25,7 @@ pub(super) struct Identity {
 
 /// The last process that used the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Tenure {
+pub(super) struct CleanMarker {
     pub boot: BootId,
     /// Set as the last write of an orderly stop.
     pub clean: bool,
@@ -67,7 +67,7 @@ impl Field for Microcredits {
 }
 
 row!(Identity { schema, epoch });
-row!(Tenure { boot, clean });
+row!(CleanMarker { boot, clean });
 row!(Head { sequence, hash });
 row!(Progress { head, clock });
 row!(Body { expires_at, content });

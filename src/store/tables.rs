@@ -13,10 +13,10 @@ pub(super) type Definition = TableDefinition<'static, &'static [u8], &'static [u
 pub(super) type Writable<'t> = Table<'t, &'static [u8], &'static [u8]>;
 pub(super) type ReadOnly = redb::ReadOnlyTable<&'static [u8], &'static [u8]>;
 
-/// In both files: `identity`; in the ledger also `tenure` and `progress`.
+/// In both files: `identity`; in the ledger also `tenure` (the clean marker) and `progress`.
 pub(super) const META: Definition = TableDefinition::new("meta");
 pub(super) const IDENTITY: &[u8] = b"identity";
-pub(super) const TENURE: &[u8] = b"tenure";
+pub(super) const CLEAN_MARKER: &[u8] = b"tenure";
 pub(super) const PROGRESS: &[u8] = b"progress";
 
 // ledger.redb: money and what is live or recent.

@@ -360,7 +360,7 @@ impl Writer {
         let Some(files) = files.filter(|_| self.owed.is_empty()) else {
             return;
         };
-        if let Err(error) = files.set_tenure(self.shared.boot, true) {
+        if let Err(error) = files.set_clean_marker(self.shared.boot, true) {
             tracing::error!(%error, "the stop could not be recorded");
         }
     }

@@ -5,7 +5,7 @@ use super::layout::{entry, record};
 use crate::ledger::state::{Crashes, Granted, Reservation};
 use crate::ledger::{Account, Application, Balances, Credential, Entry, RequestRecord};
 use crate::store::codec::{Field, seal, unseal};
-use crate::store::rows::{Body, Identity, Progress, Tenure};
+use crate::store::rows::{Body, CleanMarker, Identity, Progress};
 use cresset_models::testing::{Mutation, mutated};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
@@ -52,7 +52,7 @@ fn rows() {
         check::<Crashes>(&stored);
         check::<Body>(&stored);
         check::<Progress>(&stored);
-        check::<Tenure>(&stored);
+        check::<CleanMarker>(&stored);
         check::<Identity>(&stored);
     });
 }

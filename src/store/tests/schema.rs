@@ -3,7 +3,7 @@
 
 use super::super::codec::{Field, seal, unseal};
 use super::super::files::write;
-use super::super::rows::{Body, Identity, Progress, Tenure};
+use super::super::rows::{Body, CleanMarker, Identity, Progress};
 use super::super::schema::{SCHEMA, Step, identity, upgrade};
 use super::super::tables;
 use super::media::{Random, SimulatedDisk};
@@ -113,7 +113,7 @@ fn each_row(mut row: impl Row) {
         in_flight: 2,
     };
     row.row("identity", Identity { schema: 1, epoch: 2 });
-    row.row("tenure", Tenure { boot: BootId(id(7)), clean: true });
+    row.row("tenure", CleanMarker { boot: BootId(id(7)), clean: true });
     row.row(
         "progress",
         Progress { head: Head { sequence: 16, hash: [0xab; 16] }, clock: UnixMillis(16) },
