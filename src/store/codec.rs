@@ -21,7 +21,7 @@ pub(super) trait Field: Sized {
 pub(super) struct Malformed(pub &'static str);
 
 /// The stored form of `row` under `key`.
-pub(super) fn seal(key: &[u8], row: &impl Field) -> Vec<u8> {
+pub(super) fn encode(key: &[u8], row: &impl Field) -> Vec<u8> {
     let mut bytes = vec![VERSION];
     row.write(&mut bytes);
     let crc = checksum(key, &bytes);
@@ -31,14 +31,14 @@ pub(super) fn seal(key: &[u8], row: &impl Field) -> Vec<u8> {
 
 /// The row stored under `key`. The checksum covers the key, so a row moved to another place is
 /// damaged too.
-pub(super) fn unseal<T: Field>(key: &[u8], stored: &[u8]) -> Result<T, StateError> {
-    decode(key, stored).map_err(|Malformed(why)| {
+pub(super) fn decode<T: Field>(key: &[u8], stored: &[u8]) -> Result<T, StateError> {
+    try_decode(key, stored).map_err(|Malformed(why)| {
         let key = hex::encode(key);
         StateError::Corrupt(format!("{why}, under key {key}"))
     })
 }
 
-fn decode<T: Field>(key: &[u8], stored: &[u8]) -> Result<T, Malformed> {
+fn try_decode<T: Field>(key: &[u8], stored: &[u8]) -> Result<T, Malformed> {
     let (bytes, crc) = stored.split_last_chunk::<CRC_BYTES>().ok_or(Malformed("too short"))?;
     if checksum(key, bytes) != u32::from_be_bytes(*crc) {
         return Err(Malformed("wrong checksum"));

@@ -112,7 +112,7 @@ pub(super) fn get<T: Field>(
     key: &[u8],
 ) -> Result<Option<T>, StateError> {
     let stored = table.get(key)?;
-    stored.map(|stored| codec::unseal(key, stored.value())).transpose()
+    stored.map(|stored| codec::decode(key, stored.value())).transpose()
 }
 
 pub(super) fn put(
@@ -120,7 +120,7 @@ pub(super) fn put(
     key: &[u8],
     row: &impl Field,
 ) -> Result<(), StateError> {
-    table.insert(key, codec::seal(key, row).as_slice())?;
+    table.insert(key, codec::encode(key, row).as_slice())?;
     Ok(())
 }
 
@@ -130,7 +130,7 @@ pub(super) fn rows<T: Field>(
 ) -> Result<impl Iterator<Item = Result<(Vec<u8>, T), StateError>>, StateError> {
     Ok(table.iter()?.map(|pair| {
         let (key, stored) = pair?;
-        let row = codec::unseal(key.value(), stored.value())?;
+        let row = codec::decode(key.value(), stored.value())?;
         Ok((key.value().to_vec(), row))
     }))
 }
@@ -145,7 +145,7 @@ pub(super) fn range<T: Field>(
     let failed = |pair: &Result<_, _>| pair.is_err();
     Ok(until_after(pairs, failed).map(|pair| {
         let (key, stored) = pair?;
-        let row = codec::unseal(key.value(), stored.value())?;
+        let row = codec::decode(key.value(), stored.value())?;
         Ok((key.value().to_vec(), row))
     }))
 }

@@ -4,7 +4,7 @@
 use super::layout::{entry, record};
 use crate::ledger::state::{Crashes, Granted, Reservation};
 use crate::ledger::{Account, Application, Balances, Credential, Entry, RequestRecord};
-use crate::store::codec::{Field, seal, unseal};
+use crate::store::codec::{Field, decode, encode};
 use crate::store::rows::{Body, CleanMarker, Identity, Progress};
 use cresset_models::testing::{Mutation, mutated};
 use proptest::strategy::{Strategy, ValueTree};
@@ -13,12 +13,12 @@ use proptest::test_runner::TestRunner;
 const KEY: &[u8] = b"key";
 
 fn check<T: Field>(stored: &[u8]) {
-    let Ok(row) = unseal::<T>(KEY, stored) else { return };
-    assert_eq!(seal(KEY, &row), stored, "a row has one layout");
+    let Ok(row) = decode::<T>(KEY, stored) else { return };
+    assert_eq!(encode(KEY, &row), stored, "a row has one layout");
     let mut damaged = stored.to_vec();
     for bit in 0..damaged.len() * 8 {
         damaged[bit / 8] ^= 1 << (bit % 8);
-        assert!(unseal::<T>(KEY, &damaged).is_err(), "bit {bit}");
+        assert!(decode::<T>(KEY, &damaged).is_err(), "bit {bit}");
         damaged[bit / 8] ^= 1 << (bit % 8);
     }
 }
@@ -26,7 +26,7 @@ fn check<T: Field>(stored: &[u8]) {
 /// A row as it is stored, less its checksum.
 fn example<T: Field>(rows: &impl Strategy<Value = T>) -> Vec<u8> {
     let row = rows.new_tree(&mut TestRunner::deterministic()).unwrap().current();
-    let mut stored = seal(KEY, &row);
+    let mut stored = encode(KEY, &row);
     stored.truncate(stored.len() - 4);
     stored
 }

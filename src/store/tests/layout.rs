@@ -1,6 +1,6 @@
 //! Rows survive their layout, and nothing else is ever taken for a row.
 
-use super::super::codec::{Field, seal, unseal};
+use super::super::codec::{Field, decode, encode};
 use super::model::{attempt, request, units};
 use super::*;
 use crate::ledger::records::EntryKind;
@@ -102,9 +102,9 @@ pub(super) fn entry() -> impl Strategy<Value = Entry> {
 }
 
 fn round_trip<T: Field + PartialEq + std::fmt::Debug>(row: &T) {
-    let stored = seal(b"key", row);
-    assert_eq!(unseal::<T>(b"key", &stored).as_ref(), Ok(row));
-    let elsewhere = unseal::<T>(b"yek", &stored);
+    let stored = encode(b"key", row);
+    assert_eq!(decode::<T>(b"key", &stored).as_ref(), Ok(row));
+    let elsewhere = decode::<T>(b"yek", &stored);
     assert!(matches!(elsewhere, Err(StateError::Corrupt(_))));
 }
 
@@ -122,21 +122,21 @@ proptest! {
     fn a_damaged_row_is_never_read(
         record in record(), place in any::<proptest::sample::Index>(), flip in 1..=255_u8,
     ) {
-        let mut stored = seal(b"key", &record);
+        let mut stored = encode(b"key", &record);
         let place = place.index(stored.len());
         stored[place] ^= flip;
-        assert!(unseal::<RequestRecord>(b"key", &stored).is_err());
-        assert!(unseal::<RequestRecord>(b"key", &stored[..place]).is_err());
+        assert!(decode::<RequestRecord>(b"key", &stored).is_err());
+        assert!(decode::<RequestRecord>(b"key", &stored[..place]).is_err());
     }
 
     #[test]
     fn junk_is_never_a_row(junk in proptest::collection::vec(any::<u8>(), 0..300)) {
-        assert!(unseal::<RequestRecord>(b"key", &junk).is_err());
-        let mut sealed = junk.clone();
-        let crc = crc32c::crc32c_append(crc32c::crc32c(b"key"), &sealed);
-        sealed.extend(crc.to_be_bytes());
+        assert!(decode::<RequestRecord>(b"key", &junk).is_err());
+        let mut encoded = junk.clone();
+        let crc = crc32c::crc32c_append(crc32c::crc32c(b"key"), &encoded);
+        encoded.extend(crc.to_be_bytes());
         // Even under a right checksum: an error or a row, never a panic.
-        drop(unseal::<RequestRecord>(b"key", &sealed));
-        drop(unseal::<Entry>(b"key", &sealed));
+        drop(decode::<RequestRecord>(b"key", &encoded));
+        drop(decode::<Entry>(b"key", &encoded));
     }
 }

@@ -1,7 +1,7 @@
 //! Files and rows of every schema there was, kept for ever, and the way from one schema to the
 //! next.
 
-use super::super::codec::{Field, seal, unseal};
+use super::super::codec::{Field, decode, encode};
 use super::super::files::write;
 use super::super::rows::{Body, CleanMarker, Identity, Progress};
 use super::super::schema::{SCHEMA, Step, identity, upgrade};
@@ -159,7 +159,7 @@ struct Printed(String);
 
 impl Row for &mut Printed {
     fn row<T: Field + PartialEq + std::fmt::Debug>(&mut self, name: &str, row: T) {
-        writeln!(self.0, "{name}: {}", hex::encode(seal(name.as_bytes(), &row))).unwrap();
+        writeln!(self.0, "{name}: {}", hex::encode(encode(name.as_bytes(), &row))).unwrap();
     }
 }
 
@@ -170,7 +170,7 @@ impl Row for &Stored {
     fn row<T: Field + PartialEq + std::fmt::Debug>(&mut self, name: &str, row: T) {
         let line = self.0.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
         let stored = hex::decode(line.unwrap_or_else(|| panic!("no {name} was kept"))).unwrap();
-        assert_eq!(unseal::<T>(name.as_bytes(), &stored).unwrap(), row, "{name}");
+        assert_eq!(decode::<T>(name.as_bytes(), &stored).unwrap(), row, "{name}");
     }
 }
 
