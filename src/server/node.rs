@@ -129,9 +129,9 @@ impl Node {
         let [loads, unloads] = self.fleet.turnover();
         self.metrics.sample_fleet(budget - free, loads, unloads);
         self.metrics.sample_node(self.hub.len(), self.store.healthy(), self.ready());
-        let vitals = self.store.vitals();
-        let oldest = Duration::from_millis(vitals.oldest_reservation_ms);
-        self.metrics.sample_ledger(vitals.violations, oldest, &vitals.releases);
+        let stats = self.store.stats();
+        let oldest = Duration::from_millis(stats.oldest_reservation_ms);
+        self.metrics.sample_ledger(stats.violations, oldest, &stats.releases);
         self.metrics.text()
     }
 }

@@ -23,10 +23,10 @@ mod schema;
 mod shared;
 mod snapshot;
 mod state;
+mod stats;
 mod tables;
 #[cfg(test)]
 mod tests;
-mod vitals;
 mod writer;
 
 use crate::clock::{Clock, UnixMillis};
@@ -46,12 +46,12 @@ use queue::{Job, Queue, Work};
 use rows::Body;
 use shared::Shared;
 pub use snapshot::Snapshot;
+pub use stats::StoreStats;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use tokio::sync::oneshot;
-pub use vitals::Vitals;
 use writer::Writer;
 
 #[derive(Clone, Debug, thiserror::Error)]
@@ -129,7 +129,7 @@ impl Store {
     /// not orderly, and has no background audit.
     pub fn open_briefly(dir: &Path, clock: Arc<dyn Clock>, limits: Limits) -> Result<Self> {
         let (shared, writer) =
-            prepare(Box::new(Folder::lock(dir)?), clock, limits, Care::AfterCrash)?;
+            prepare(Box::new(Folder::lock(dir)?), clock, limits, AuditPolicy::AfterCrash)?;
         Self::run(shared, writer, None)
     }
 
@@ -140,7 +140,7 @@ impl Store {
     }
 
     fn start(disk: Box<dyn Disk>, clock: Arc<dyn Clock>, limits: Limits) -> Result<Self> {
-        let (shared, writer) = prepare(disk, clock, limits, Care::Always)?;
+        let (shared, writer) = prepare(disk, clock, limits, AuditPolicy::Always)?;
         let auditor = Auditor::start(Arc::clone(&shared)).map_err(unstarted)?;
         Self::run(shared, writer, Some(auditor))
     }
@@ -167,9 +167,9 @@ impl Store {
     /// its outcome is known.
     pub async fn submit(&self, command: Command) -> Result<Outcome> {
         let work = Work::Apply(command);
-        let unheard = Unheard::of(&work, &self.inner.shared.queue);
+        let guard = AdmissionGuard::of(&work, &self.inner.shared.queue);
         let outcome = self.enqueue(work).await;
-        unheard.forget();
+        guard.disarm();
         outcome.unwrap_or_else(|_| Err(gone()))
     }
 
@@ -263,7 +263,7 @@ impl Store {
 
 /// When opening audits.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Care {
+enum AuditPolicy {
     Always,
     AfterCrash,
 }
@@ -273,14 +273,14 @@ fn prepare(
     disk: Box<dyn Disk>,
     clock: Arc<dyn Clock>,
     limits: Limits,
-    care: Care,
+    audit_policy: AuditPolicy,
 ) -> Result<(Arc<Shared>, Writer)> {
     let files = Files::open(&*disk)?;
     let crashed = files.clean_marker()?.is_some_and(|last| !last.clean);
     let now = files.clock()?;
     let shared = Arc::new(Shared::new(disk, clock, files, limits.min_free_bytes));
     failpoint!("store::opened");
-    if (crashed || care == Care::Always)
+    if (crashed || audit_policy == AuditPolicy::Always)
         && let Some(violation) = shared.audit()?.violations.first()
     {
         return Err(StoreError::Unusable(format!(
@@ -308,26 +308,26 @@ fn gone() -> StoreError {
 }
 
 /// Releases an admission whose caller is dropped before it heard the outcome.
-struct Unheard<'a> {
+struct AdmissionGuard<'a> {
     queue: &'a Queue,
     admission: Option<(RequestKey, AttemptId)>,
 }
 
-impl<'a> Unheard<'a> {
+impl<'a> AdmissionGuard<'a> {
     fn of(work: &Work, queue: &'a Queue) -> Self {
-        let admission = work.admission();
+        let admission = work.admit_ids();
         Self { queue, admission }
     }
 
-    fn forget(mut self) {
+    fn disarm(mut self) {
         self.admission = None;
     }
 }
 
-impl Drop for Unheard<'_> {
+impl Drop for AdmissionGuard<'_> {
     fn drop(&mut self) {
         if let Some((key, attempt)) = self.admission {
-            self.queue.push(writer::abandoned(key, attempt));
+            self.queue.push(writer::release_unheard(key, attempt));
         }
     }
 }

@@ -22,7 +22,7 @@ pub(super) enum Work {
 impl Work {
     /// Part of ending an attempt that holds a reservation: accepted always, and never lost when
     /// nobody waits for it.
-    pub fn is_owed(&self) -> bool {
+    pub fn ends_attempt(&self) -> bool {
         matches!(
             self,
             Self::PutBody { .. }
@@ -34,7 +34,7 @@ impl Work {
 
     /// Goes before admissions, so that what it frees, stops or forbids is seen by them.
     fn is_urgent(&self) -> bool {
-        self.is_owed()
+        self.ends_attempt()
             || matches!(
                 self,
                 Self::Apply(
@@ -46,7 +46,7 @@ impl Work {
     }
 
     /// What an admission would make.
-    pub fn admission(&self) -> Option<(RequestKey, AttemptId)> {
+    pub fn admit_ids(&self) -> Option<(RequestKey, AttemptId)> {
         match self {
             Self::Apply(Command::Admit(admit)) => Some((admit.key, admit.attempt)),
             _ => None,
@@ -102,7 +102,7 @@ impl Queue {
     /// Queues the job, or answers it at once when too many wait.
     pub fn push(&self, job: Job) {
         let mut lanes = self.lanes();
-        if !job.work.is_owed() && lanes.urgent.len() + lanes.ordinary.len() >= MAX_WAITING {
+        if !job.work.ends_attempt() && lanes.urgent.len() + lanes.ordinary.len() >= MAX_WAITING {
             drop(lanes);
             job.answer(Err(StoreError::Overloaded));
             return;

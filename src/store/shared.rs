@@ -5,7 +5,7 @@ use super::disk::Disk;
 use super::files::Files;
 use super::queue::Queue;
 use super::snapshot::Snapshot;
-use super::{AuditReport, Result, StoreError, vitals};
+use super::{AuditReport, Result, StoreError, stats};
 use crate::clock::Clock;
 use crate::failpoint::failpoint;
 use crate::ids::BootId;
@@ -97,7 +97,7 @@ impl Shared {
 
     pub fn released(&self, cause: ReleaseCause, count: u64) {
         let mut releases = self.releases.lock().unwrap_or_else(PoisonError::into_inner);
-        *releases.entry(vitals::label(cause)).or_default() += count;
+        *releases.entry(stats::label(cause)).or_default() += count;
     }
 
     /// Stops writing: after a failure the handles must not be asked again. They still serve reads

@@ -35,7 +35,7 @@ const MIN_REOPEN_BYTES: u64 = 16 << 20;
 /// How long one look at the free space holds.
 const SPACE_CHECK: Duration = Duration::from_secs(1);
 /// Between two passes over what is past retention.
-const HOUSEKEEPING: Duration = Duration::from_mins(1);
+const MAINTENANCE_INTERVAL: Duration = Duration::from_mins(1);
 const FIRST_RETRY: Duration = Duration::from_millis(20);
 const LAST_RETRY: Duration = Duration::from_secs(5);
 
@@ -45,10 +45,10 @@ pub(super) struct Writer {
     /// The latest time any command was given; stored time never goes back.
     clock: UnixMillis,
     /// What the unusable ledger is owed, in the order it came.
-    owed: VecDeque<Job>,
+    pending_ends: VecDeque<Job>,
     retry: Duration,
     next_retry: Instant,
-    next_housekeeping: Instant,
+    next_maintenance: Instant,
     space_checked: Option<(Instant, bool)>,
 }
 
@@ -84,10 +84,10 @@ impl Writer {
             shared,
             limits,
             clock,
-            owed: VecDeque::new(),
+            pending_ends: VecDeque::new(),
             retry: FIRST_RETRY,
             next_retry: now,
-            next_housekeeping: now,
+            next_maintenance: now,
             space_checked: None,
         }
     }
@@ -129,18 +129,18 @@ impl Writer {
             self.reconnect();
             match taken {
                 Taken::Jobs(jobs) if self.shared.health.reachable() => self.commit(jobs),
-                Taken::Jobs(jobs) => self.park(jobs, "its storage failed and is being reopened"),
+                Taken::Jobs(jobs) => self.defer(jobs, "its storage failed and is being reopened"),
                 Taken::Idle => {}
                 Taken::Closed => break,
             }
-            self.keep_house();
+            self.run_maintenance();
         }
         self.close();
     }
 
     fn patience(&self) -> Duration {
         let next =
-            if self.shared.health.reachable() { self.next_housekeeping } else { self.next_retry };
+            if self.shared.health.reachable() { self.next_maintenance } else { self.next_retry };
         next.saturating_duration_since(Instant::now())
     }
 
@@ -155,7 +155,7 @@ impl Writer {
                 }
                 Err(Failure::Handle(why)) => {
                     self.shared.disconnect(&why);
-                    return self.park(jobs, &why);
+                    return self.defer(jobs, &why);
                 }
             }
         }
@@ -257,24 +257,24 @@ impl Writer {
             {
                 self.shared.released(*cause, 1);
             }
-            let admission = job.work.admission();
+            let admit_ids = job.work.admit_ids();
             let admitted = matches!(result, Ok(Outcome::Admitted(_)));
             let heard = job.answer(result);
-            if let Some((key, attempt)) = admission.filter(|_| admitted && !heard) {
-                self.shared.queue.push(abandoned(key, attempt));
+            if let Some((key, attempt)) = admit_ids.filter(|_| admitted && !heard) {
+                self.shared.queue.push(release_unheard(key, attempt));
             }
         }
     }
 
     /// Keeps for later what nobody would repeat; everything else is answered as unknown.
-    fn park(&mut self, jobs: Vec<Job>, why: &str) {
+    fn defer(&mut self, jobs: Vec<Job>, why: &str) {
         for job in jobs {
-            if job.is_detached() && job.work.is_owed() {
-                self.owed.push_back(job);
+            if job.is_detached() && job.work.ends_attempt() {
+                self.pending_ends.push_back(job);
                 continue;
             }
-            if let Some((key, attempt)) = job.work.admission() {
-                self.owed.push_back(abandoned(key, attempt));
+            if let Some((key, attempt)) = job.work.admit_ids() {
+                self.pending_ends.push_back(release_unheard(key, attempt));
             }
             job.answer(Err(StoreError::Unavailable(why.to_owned())));
         }
@@ -286,7 +286,7 @@ impl Writer {
             return;
         }
         if self.has_room() && self.reopen() {
-            self.pay();
+            self.flush();
         }
         let failed = !self.shared.health.reachable();
         self.retry = if failed { (self.retry * 2).min(LAST_RETRY) } else { FIRST_RETRY };
@@ -319,21 +319,21 @@ impl Writer {
         Ok(())
     }
 
-    fn pay(&mut self) {
-        while self.shared.health.reachable() && !self.owed.is_empty() {
-            let next = self.owed.len().min(MAX_BATCH);
-            let jobs = self.owed.drain(..next).collect();
+    fn flush(&mut self) {
+        while self.shared.health.reachable() && !self.pending_ends.is_empty() {
+            let next = self.pending_ends.len().min(MAX_BATCH);
+            let jobs = self.pending_ends.drain(..next).collect();
             self.commit(jobs);
         }
     }
 
-    fn keep_house(&mut self) {
-        if !self.shared.health.reachable() || Instant::now() < self.next_housekeeping {
+    fn run_maintenance(&mut self) {
+        if !self.shared.health.reachable() || Instant::now() < self.next_maintenance {
             return;
         }
-        self.next_housekeeping = Instant::now() + HOUSEKEEPING;
+        self.next_maintenance = Instant::now() + MAINTENANCE_INTERVAL;
         match panic::catch_unwind(AssertUnwindSafe(|| self.sweep())) {
-            Ok(Ok(true)) => self.next_housekeeping = Instant::now(),
+            Ok(Ok(true)) => self.next_maintenance = Instant::now(),
             Ok(Ok(false)) => {}
             Ok(Err(StateError::Corrupt(what))) => self.shared.health.distrust(&what),
             Ok(Err(error @ StateError::Io(_))) => self.shared.disconnect(&error.to_string()),
@@ -353,11 +353,11 @@ impl Writer {
     pub fn close(mut self) {
         self.next_retry = Instant::now();
         self.reconnect();
-        if !self.owed.is_empty() {
-            tracing::error!(count = self.owed.len(), "stopped with commands unwritten");
+        if !self.pending_ends.is_empty() {
+            tracing::error!(count = self.pending_ends.len(), "stopped with commands unwritten");
         }
         let files = self.shared.take_files();
-        let Some(files) = files.filter(|_| self.owed.is_empty()) else {
+        let Some(files) = files.filter(|_| self.pending_ends.is_empty()) else {
             return;
         };
         if let Err(error) = files.set_clean_marker(self.shared.boot, true) {
@@ -367,7 +367,7 @@ impl Writer {
 }
 
 /// Ends an admission nobody waits for.
-pub(super) fn abandoned(key: RequestKey, attempt: AttemptId) -> Job {
+pub(super) fn release_unheard(key: RequestKey, attempt: AttemptId) -> Job {
     let cause = ReleaseCause::Failed(FailureCode::ControlPlaneUnavailable);
     let release = Command::Release { key, attempt, cause };
     Job::new(Work::Apply(release), None)

@@ -6,7 +6,7 @@ use super::super::queue::{Job, Work};
 use super::super::rows::Body;
 use super::super::shared::Shared;
 use super::super::writer::Writer;
-use super::super::{Care, Result, bodies, prepare};
+use super::super::{AuditPolicy, Result, bodies, prepare};
 use super::media::{Random, SimulatedDisk};
 use super::*;
 use crate::ledger::AttemptState;
@@ -29,7 +29,7 @@ impl Bench {
             Box::new(disk.clone()),
             Arc::new(clock.clone()),
             Limits::default(),
-            Care::Always,
+            AuditPolicy::Always,
         )?;
         Ok(Self { disk: disk.clone(), clock: clock.clone(), shared, writer })
     }

@@ -246,6 +246,6 @@ fn a_damaged_row_stops_admissions_but_not_its_neighbours() {
     let outcome = store.submit_blocking(admit(3, 3, store.boot(), 1));
     assert!(matches!(outcome, Err(StoreError::Unavailable(_))), "{outcome:?}");
     assert!(matches!(store.read_trusted(), Err(StoreError::Unavailable(_))));
-    assert!(store.vitals().violations > 0);
+    assert!(store.stats().violations > 0);
     assert!(!store.audit().unwrap().ok);
 }

@@ -134,7 +134,7 @@ async fn an_answer_without_a_settlement_is_removed() {
     assert_eq!(store.body(&key(1)).unwrap(), None);
     assert_eq!(store.body(&key(2)).unwrap(), Some(Bytes::from_static(b"answer")));
     assert_eq!(spent(&store), (3, 0));
-    assert_eq!(store.vitals().releases, [("node_restarted", 1)].into());
+    assert_eq!(store.stats().releases, [("node_restarted", 1)].into());
     assert_sound(&store);
 }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::PoisonError;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Vitals {
+pub struct StoreStats {
     /// Violations found since the start of the node.
     pub violations: u64,
     /// Age of the oldest open reservation, milliseconds; 0 when there is none, or none can be read.
@@ -17,12 +17,12 @@ pub struct Vitals {
 }
 
 impl Store {
-    pub fn vitals(&self) -> Vitals {
+    pub fn stats(&self) -> StoreStats {
         let shared = &self.inner.shared;
         let live =
             shared.snapshot().and_then(|snapshot| snapshot.live_requests()).unwrap_or_default();
         let oldest = live.iter().map(|record| record.latest().created_at.0).min();
-        Vitals {
+        StoreStats {
             violations: shared.health.violations(),
             oldest_reservation_ms: oldest
                 .map_or(0, |created| shared.clock.now().0.saturating_sub(created)),
