@@ -2,7 +2,7 @@
 //! made, as one step.
 
 use super::amounts::BucketAmounts;
-use super::apply::Result;
+use super::apply::ApplyResult;
 use super::commands::{Admit, Outcome, Refusal};
 use super::records::{
     Account, AccountStatus, Attempt, AttemptState, Balances, EntryKind, RequestRecord,
@@ -11,7 +11,7 @@ use super::state::{Crashes, LedgerState, Reservation};
 use super::{invariants, journal};
 use crate::clock::UnixMillis;
 
-pub(super) fn admit(state: &mut impl LedgerState, admit: &Admit, now: UnixMillis) -> Result {
+pub(super) fn admit(state: &mut impl LedgerState, admit: &Admit, now: UnixMillis) -> ApplyResult {
     let account = authorize(state, admit, now)?;
     let known = state.request(&admit.key)?;
     if let Some(record) = &known {
@@ -34,7 +34,7 @@ pub(super) fn admit(state: &mut impl LedgerState, admit: &Admit, now: UnixMillis
 }
 
 /// The account, if the credential still speaks for the scope the request is made in.
-fn authorize(state: &impl LedgerState, admit: &Admit, now: UnixMillis) -> Result<Account> {
+fn authorize(state: &impl LedgerState, admit: &Admit, now: UnixMillis) -> ApplyResult<Account> {
     let credential = state
         .credential(admit.credential)?
         .filter(|credential| credential.is_valid_at(now))
@@ -48,7 +48,7 @@ fn authorize(state: &impl LedgerState, admit: &Admit, now: UnixMillis) -> Result
 }
 
 /// What an id seen before answers; `None` when a failure of the node allows another attempt.
-fn repeat(record: &RequestRecord, admit: &Admit) -> Result<Option<Outcome>> {
+fn repeat(record: &RequestRecord, admit: &Admit) -> ApplyResult<Option<Outcome>> {
     check_fingerprint(record, admit)?;
     let latest = record.latest();
     // The same command again, after a commit whose result was not known.
@@ -64,13 +64,13 @@ fn repeat(record: &RequestRecord, admit: &Admit) -> Result<Option<Outcome>> {
     Ok(None)
 }
 
-fn check_fingerprint(record: &RequestRecord, admit: &Admit) -> Result<()> {
+fn check_fingerprint(record: &RequestRecord, admit: &Admit) -> ApplyResult<()> {
     let same = record.fingerprint == admit.fingerprint;
     same.then_some(()).ok_or(Refusal::FingerprintMismatch.into())
 }
 
 /// The upper bound of the cost, split over what is available.
-fn cover(admit: &Admit, balances: &Balances) -> Result<BucketAmounts> {
+fn cover(admit: &Admit, balances: &Balances) -> ApplyResult<BucketAmounts> {
     let bound = admit
         .prices
         .upper_bound(admit.prompt_tokens, admit.max_output_tokens)
@@ -90,7 +90,7 @@ fn reserve(
     before: &Balances,
     amount: BucketAmounts,
     now: UnixMillis,
-) -> Result {
+) -> ApplyResult {
     let after = before
         .reserve(amount)
         .ok_or_else(|| invariants::broken("a reservation passes its bucket", &admit.key))?;

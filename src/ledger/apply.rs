@@ -27,12 +27,12 @@ pub enum ApplyError {
     State(#[from] StateError),
 }
 
-pub(super) type Result<T = Outcome> = std::result::Result<T, ApplyError>;
+pub(super) type ApplyResult<T = Outcome> = Result<T, ApplyError>;
 
 /// Applies `command` at `now`, which is never before any time already stored.
 ///
 /// Every command may be sent again: a repeat finds its own rows by id and changes nothing.
-pub fn apply(state: &mut impl LedgerState, command: &Command, now: UnixMillis) -> Result {
+pub fn apply(state: &mut impl LedgerState, command: &Command, now: UnixMillis) -> ApplyResult {
     match command {
         Command::CreateAccount { id, name, plan } => create_account(state, *id, name, plan, now),
         Command::SetAccountStatus { id, status } => set_account_status(state, *id, *status),
@@ -66,7 +66,7 @@ fn create_account(
     name: &str,
     plan: &str,
     now: UnixMillis,
-) -> Result {
+) -> ApplyResult {
     if let Some(account) = state.account(id)? {
         return repeat_or_taken(account.name == name && account.plan == plan);
     }
@@ -85,7 +85,7 @@ fn set_account_status(
     state: &mut impl LedgerState,
     id: AccountId,
     status: AccountStatus,
-) -> Result {
+) -> ApplyResult {
     let account = account(state, id)?;
     if account.status != status {
         state.put_account(&Account { status, ..account })?;
@@ -93,7 +93,7 @@ fn set_account_status(
     Ok(Outcome::Done)
 }
 
-fn create_application(state: &mut impl LedgerState, application: &Application) -> Result {
+fn create_application(state: &mut impl LedgerState, application: &Application) -> ApplyResult {
     account(state, application.account)?;
     if let Some(known) = state.application(application.id)? {
         return repeat_or_taken(
@@ -108,7 +108,7 @@ fn issue_credential(
     state: &mut impl LedgerState,
     credential: &Credential,
     now: UnixMillis,
-) -> Result {
+) -> ApplyResult {
     account(state, credential.account)?;
     check_scope(state, credential)?;
     if let Some(known) = state.credential(credential.id)? {
@@ -122,7 +122,7 @@ fn issue_credential(
 }
 
 /// An access token belongs to an application of its own account, an API key to none.
-fn check_scope(state: &impl LedgerState, credential: &Credential) -> Result<()> {
+fn check_scope(state: &impl LedgerState, credential: &Credential) -> ApplyResult<()> {
     let belongs = match (credential.kind, credential.application) {
         (CredentialKind::ApiKey, None) => true,
         (CredentialKind::AccessToken, Some(id)) => state
@@ -133,7 +133,11 @@ fn check_scope(state: &impl LedgerState, credential: &Credential) -> Result<()> 
     belongs.then_some(()).ok_or(Refusal::ApplicationNotFound.into())
 }
 
-fn revoke_credential(state: &mut impl LedgerState, id: CredentialId, now: UnixMillis) -> Result {
+fn revoke_credential(
+    state: &mut impl LedgerState,
+    id: CredentialId,
+    now: UnixMillis,
+) -> ApplyResult {
     let credential = state.credential(id)?.ok_or(Refusal::CredentialNotFound)?;
     if credential.revoked_at.is_none() {
         state.put_credential(&Credential { revoked_at: Some(now), ..credential })?;
@@ -147,7 +151,7 @@ fn grant(
     granted: Granted,
     reference: &str,
     now: UnixMillis,
-) -> Result {
+) -> ApplyResult {
     account(state, id)?;
     if let Some(known) = state.granted(id, reference)? {
         let repeat = known == granted;
@@ -163,7 +167,7 @@ fn grant(
     Ok(Outcome::Done)
 }
 
-fn request_cancel(state: &mut impl LedgerState, key: &RequestKey) -> Result {
+fn request_cancel(state: &mut impl LedgerState, key: &RequestKey) -> ApplyResult {
     let mut record = resolution::known(state, key)?;
     if record.latest().state.is_terminal() {
         return Ok(Outcome::AlreadyResolved(record));
@@ -175,11 +179,11 @@ fn request_cancel(state: &mut impl LedgerState, key: &RequestKey) -> Result {
     Ok(Outcome::Request(record))
 }
 
-fn account(state: &impl LedgerState, id: AccountId) -> Result<Account> {
+fn account(state: &impl LedgerState, id: AccountId) -> ApplyResult<Account> {
     Ok(state.account(id)?.ok_or(Refusal::AccountNotFound)?)
 }
 
-fn repeat_or_taken(repeat: bool) -> Result {
+fn repeat_or_taken(repeat: bool) -> ApplyResult {
     repeat.then_some(Outcome::Done).ok_or(Refusal::IdTaken.into())
 }
 

@@ -33,7 +33,7 @@ pub(super) fn check_balances(id: AccountId, balances: &Balances) -> Result<(), V
 pub(super) fn check_unreserved(
     state: &impl LedgerState,
     key: &RequestKey,
-) -> Result<(), super::apply::ApplyError> {
+) -> super::apply::ApplyResult<()> {
     match state.reservation(key)? {
         None => Ok(()),
         Some(_) => Err(broken("a request without a live attempt is reserved", key).into()),

@@ -3,8 +3,8 @@
 
 use super::amounts::BucketAmounts;
 use super::apply::ApplyError;
-use super::records::{Balance, Balances, Entry, EntryKind, RequestKey};
-use super::state::{Head, LedgerState};
+use super::records::{Balance, Balances, EntryKind, JournalEntry, RequestKey};
+use super::state::{JournalHead, LedgerState};
 use crate::clock::UnixMillis;
 use crate::ids::{AccountId, AttemptId};
 use sha2::{Digest, Sha256};
@@ -19,8 +19,15 @@ pub(super) fn post(
     after: Balances,
 ) -> Result<(), ApplyError> {
     let head = state.head()?;
-    let mut entry =
-        Entry { sequence: head.sequence + 1, at, account, kind, amount, after, hash: [0; 16] };
+    let mut entry = JournalEntry {
+        sequence: head.sequence + 1,
+        at,
+        account,
+        kind,
+        amount,
+        after,
+        hash: [0; 16],
+    };
     entry.hash = chain(&head, &entry);
     state.append(&entry)?;
     state.put_balances(account, &after)?;
@@ -29,7 +36,7 @@ pub(super) fn post(
 
 /// First 16 bytes of SHA-256 over the previous hash and the entry's content. Fields are
 /// fixed-width, big-endian; a text is preceded by its length.
-pub fn chain(previous: &Head, entry: &Entry) -> [u8; 16] {
+pub fn chain(previous: &JournalHead, entry: &JournalEntry) -> [u8; 16] {
     let mut hasher = Sha256::new();
     hasher.update(previous.hash);
     hasher.update(entry.sequence.to_be_bytes());

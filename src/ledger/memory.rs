@@ -1,15 +1,13 @@
 //! The ledger in memory: the second implementation of `LedgerState`, against which the store is
 //! judged.
 
-use super::audit::{self, AuditSource, Rows};
+use super::audit::{self, AuditSource, RowIter};
 use super::records::{
-    Account, Application, Balances, Credential, Entry, RequestKey, RequestRecord,
+    Account, Application, Balances, Credential, JournalEntry, RequestKey, RequestRecord,
 };
-use super::state::{Crashes, Granted, Head, LedgerState, Reservation, StateError};
+use super::state::{Crashes, Granted, JournalHead, LedgerState, Reservation, StateResult};
 use crate::ids::{AccountId, ApplicationId, BootId, CredentialId};
 use std::collections::BTreeMap;
-
-type Result<T> = std::result::Result<T, StateError>;
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct MemoryState {
@@ -22,7 +20,7 @@ pub(crate) struct MemoryState {
     pub archived: BTreeMap<RequestKey, RequestRecord>,
     pub reservations: BTreeMap<RequestKey, Reservation>,
     pub crashes: BTreeMap<(AccountId, [u8; 32]), Crashes>,
-    pub entries: Vec<Entry>,
+    pub entries: Vec<JournalEntry>,
 }
 
 impl MemoryState {
@@ -32,31 +30,31 @@ impl MemoryState {
 }
 
 #[expect(clippy::unnecessary_wraps, reason = "the shape that the audit reads")]
-fn rows<'a, T: 'a>(rows: impl Iterator<Item = T> + 'a) -> Rows<'a, T> {
+fn rows<'a, T: 'a>(rows: impl Iterator<Item = T> + 'a) -> RowIter<'a, T> {
     Ok(Box::new(rows.map(Ok)))
 }
 
 impl AuditSource for MemoryState {
-    fn accounts(&self) -> Rows<'_, Account> {
+    fn accounts(&self) -> RowIter<'_, Account> {
         rows(self.accounts.values().cloned())
     }
-    fn all_balances(&self) -> Rows<'_, (AccountId, Balances)> {
+    fn all_balances(&self) -> RowIter<'_, (AccountId, Balances)> {
         rows(self.balances.iter().map(|(id, balances)| (*id, *balances)))
     }
-    fn applications(&self) -> Rows<'_, Application> {
+    fn applications(&self) -> RowIter<'_, Application> {
         rows(self.applications.values().cloned())
     }
-    fn credentials(&self) -> Rows<'_, Credential> {
+    fn credentials(&self) -> RowIter<'_, Credential> {
         rows(self.credentials.values().cloned())
     }
-    fn grants(&self) -> Rows<'_, (AccountId, String, Granted)> {
+    fn grants(&self) -> RowIter<'_, (AccountId, String, Granted)> {
         rows(
             self.granted
                 .iter()
                 .map(|((account, reference), granted)| (*account, reference.clone(), *granted)),
         )
     }
-    fn requests(&self) -> Rows<'_, RequestRecord> {
+    fn requests(&self) -> RowIter<'_, RequestRecord> {
         let archived =
             self.archived.values().filter(|record| self.requests.get(&record.key) != Some(record));
         let archived = archived.map(|record| match self.requests.get(&record.key) {
@@ -65,111 +63,116 @@ impl AuditSource for MemoryState {
         });
         Ok(Box::new(self.requests.values().cloned().map(Ok).chain(archived)))
     }
-    fn reservations(&self) -> Rows<'_, Reservation> {
+    fn reservations(&self) -> RowIter<'_, Reservation> {
         rows(self.reservations.values().copied())
     }
-    fn reservations_of(&self, account: AccountId) -> Rows<'_, Reservation> {
+    fn reservations_of(&self, account: AccountId) -> RowIter<'_, Reservation> {
         rows(self.reservations.values().filter(move |open| open.key.account == account).copied())
     }
-    fn entries(&self, after: u64) -> Rows<'_, Entry> {
+    fn entries(&self, after: u64) -> RowIter<'_, JournalEntry> {
         rows(self.entries.iter().skip(after as usize).cloned())
     }
-    fn account(&self, id: AccountId) -> Result<Option<Account>> {
+    fn account(&self, id: AccountId) -> StateResult<Option<Account>> {
         LedgerState::account(self, id)
     }
-    fn balances(&self, id: AccountId) -> Result<Balances> {
+    fn balances(&self, id: AccountId) -> StateResult<Balances> {
         LedgerState::balances(self, id)
     }
-    fn application(&self, id: ApplicationId) -> Result<Option<Application>> {
+    fn application(&self, id: ApplicationId) -> StateResult<Option<Application>> {
         LedgerState::application(self, id)
     }
-    fn credential_by_digest(&self, digest: &[u8; 32]) -> Result<Option<Credential>> {
+    fn credential_by_digest(&self, digest: &[u8; 32]) -> StateResult<Option<Credential>> {
         LedgerState::credential_by_digest(self, digest)
     }
-    fn granted(&self, account: AccountId, reference: &str) -> Result<Option<Granted>> {
+    fn granted(&self, account: AccountId, reference: &str) -> StateResult<Option<Granted>> {
         LedgerState::granted(self, account, reference)
     }
-    fn request(&self, key: &RequestKey) -> Result<Option<RequestRecord>> {
+    fn request(&self, key: &RequestKey) -> StateResult<Option<RequestRecord>> {
         Ok(self.requests.get(key).or_else(|| self.archived.get(key)).cloned())
     }
-    fn reservation(&self, key: &RequestKey) -> Result<Option<Reservation>> {
+    fn reservation(&self, key: &RequestKey) -> StateResult<Option<Reservation>> {
         LedgerState::reservation(self, key)
     }
-    fn entry(&self, sequence: u64) -> Result<Option<Entry>> {
+    fn entry(&self, sequence: u64) -> StateResult<Option<JournalEntry>> {
         Ok(self.entries.iter().find(|entry| entry.sequence == sequence).cloned())
     }
-    fn entry_of(&self, account: AccountId, until: u64) -> Result<Option<Entry>> {
+    fn entry_of(&self, account: AccountId, until: u64) -> StateResult<Option<JournalEntry>> {
         let mut own =
             self.entries.iter().filter(|entry| entry.account == account && entry.sequence <= until);
         Ok(own.next_back().cloned())
     }
-    fn head(&self) -> Result<Head> {
+    fn head(&self) -> StateResult<JournalHead> {
         LedgerState::head(self)
     }
 }
 
 impl LedgerState for MemoryState {
-    fn account(&self, id: AccountId) -> Result<Option<Account>> {
+    fn account(&self, id: AccountId) -> StateResult<Option<Account>> {
         Ok(self.accounts.get(&id).cloned())
     }
-    fn put_account(&mut self, account: &Account) -> Result<()> {
+    fn put_account(&mut self, account: &Account) -> StateResult {
         self.accounts.insert(account.id, account.clone());
         Ok(())
     }
-    fn balances(&self, id: AccountId) -> Result<Balances> {
+    fn balances(&self, id: AccountId) -> StateResult<Balances> {
         Ok(self.balances.get(&id).copied().unwrap_or_default())
     }
-    fn put_balances(&mut self, id: AccountId, balances: &Balances) -> Result<()> {
+    fn put_balances(&mut self, id: AccountId, balances: &Balances) -> StateResult {
         self.balances.insert(id, *balances);
         Ok(())
     }
-    fn application(&self, id: ApplicationId) -> Result<Option<Application>> {
+    fn application(&self, id: ApplicationId) -> StateResult<Option<Application>> {
         Ok(self.applications.get(&id).cloned())
     }
-    fn put_application(&mut self, application: &Application) -> Result<()> {
+    fn put_application(&mut self, application: &Application) -> StateResult {
         self.applications.insert(application.id, application.clone());
         Ok(())
     }
-    fn credential(&self, id: CredentialId) -> Result<Option<Credential>> {
+    fn credential(&self, id: CredentialId) -> StateResult<Option<Credential>> {
         Ok(self.credentials.get(&id).cloned())
     }
-    fn credential_by_digest(&self, digest: &[u8; 32]) -> Result<Option<Credential>> {
+    fn credential_by_digest(&self, digest: &[u8; 32]) -> StateResult<Option<Credential>> {
         let mut all = self.credentials.values();
         Ok(all.find(|credential| credential.digest == *digest).cloned())
     }
-    fn put_credential(&mut self, credential: &Credential) -> Result<()> {
+    fn put_credential(&mut self, credential: &Credential) -> StateResult {
         self.credentials.insert(credential.id, credential.clone());
         Ok(())
     }
-    fn granted(&self, account: AccountId, reference: &str) -> Result<Option<Granted>> {
+    fn granted(&self, account: AccountId, reference: &str) -> StateResult<Option<Granted>> {
         Ok(self.granted.get(&(account, reference.to_owned())).copied())
     }
-    fn put_granted(&mut self, account: AccountId, reference: &str, granted: Granted) -> Result<()> {
+    fn put_granted(
+        &mut self,
+        account: AccountId,
+        reference: &str,
+        granted: Granted,
+    ) -> StateResult {
         self.granted.insert((account, reference.to_owned()), granted);
         Ok(())
     }
-    fn request(&self, key: &RequestKey) -> Result<Option<RequestRecord>> {
+    fn request(&self, key: &RequestKey) -> StateResult<Option<RequestRecord>> {
         Ok(self.requests.get(key).cloned())
     }
-    fn archived(&self, key: &RequestKey) -> Result<Option<RequestRecord>> {
+    fn archived(&self, key: &RequestKey) -> StateResult<Option<RequestRecord>> {
         Ok(self.archived.get(key).cloned())
     }
-    fn put_request(&mut self, record: &RequestRecord) -> Result<()> {
+    fn put_request(&mut self, record: &RequestRecord) -> StateResult {
         self.requests.insert(record.key, record.clone());
         Ok(())
     }
-    fn reservation(&self, key: &RequestKey) -> Result<Option<Reservation>> {
+    fn reservation(&self, key: &RequestKey) -> StateResult<Option<Reservation>> {
         Ok(self.reservations.get(key).copied())
     }
-    fn put_reservation(&mut self, reservation: &Reservation) -> Result<()> {
+    fn put_reservation(&mut self, reservation: &Reservation) -> StateResult {
         self.reservations.insert(reservation.key, *reservation);
         Ok(())
     }
-    fn remove_reservation(&mut self, key: &RequestKey) -> Result<()> {
+    fn remove_reservation(&mut self, key: &RequestKey) -> StateResult {
         self.reservations.remove(key);
         Ok(())
     }
-    fn foreign_reservations(&self, boot: BootId, limit: usize) -> Result<Vec<Reservation>> {
+    fn foreign_reservations(&self, boot: BootId, limit: usize) -> StateResult<Vec<Reservation>> {
         let mut foreign: Vec<_> =
             self.reservations.values().filter(|open| open.boot != boot).copied().collect();
         // The order any stored state finds them in: all scopes of an id lie together.
@@ -177,7 +180,7 @@ impl LedgerState for MemoryState {
         foreign.truncate(limit);
         Ok(foreign)
     }
-    fn crashes(&self, account: AccountId, fingerprint: &[u8; 32]) -> Result<Option<Crashes>> {
+    fn crashes(&self, account: AccountId, fingerprint: &[u8; 32]) -> StateResult<Option<Crashes>> {
         Ok(self.crashes.get(&(account, *fingerprint)).copied())
     }
     fn put_crashes(
@@ -185,17 +188,17 @@ impl LedgerState for MemoryState {
         account: AccountId,
         fingerprint: &[u8; 32],
         crashes: Crashes,
-    ) -> Result<()> {
+    ) -> StateResult {
         self.crashes.insert((account, *fingerprint), crashes);
         Ok(())
     }
-    fn head(&self) -> Result<Head> {
-        Ok(self
-            .entries
-            .last()
-            .map_or(Head::default(), |entry| Head { sequence: entry.sequence, hash: entry.hash }))
+    fn head(&self) -> StateResult<JournalHead> {
+        Ok(self.entries.last().map_or(JournalHead::default(), |entry| JournalHead {
+            sequence: entry.sequence,
+            hash: entry.hash,
+        }))
     }
-    fn append(&mut self, entry: &Entry) -> Result<()> {
+    fn append(&mut self, entry: &JournalEntry) -> StateResult {
         self.entries.push(entry.clone());
         Ok(())
     }

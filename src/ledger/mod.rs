@@ -24,5 +24,5 @@ pub use amounts::{BucketAmounts, Microcredits, Prices, Usage};
 pub use commands::{Admit, Command, Outcome, Refusal};
 pub use records::{
     Account, AccountStatus, Application, Attempt, AttemptState, Balance, Balances, Bucket,
-    Credential, CredentialKind, Entry, FailureCode, FinishReason, RequestKey, RequestRecord,
+    Credential, CredentialKind, FailureCode, FinishReason, JournalEntry, RequestKey, RequestRecord,
 };

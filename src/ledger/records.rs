@@ -300,7 +300,7 @@ impl RequestRecord {
 
 /// A line of the journal: hash-chained, gap-free, never changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct JournalEntry {
     pub sequence: u64,
     pub at: UnixMillis,
     pub account: AccountId,

@@ -2,7 +2,7 @@
 //! end wins.
 
 use super::amounts::{BucketAmounts, Usage};
-use super::apply::Result;
+use super::apply::ApplyResult;
 use super::commands::{Outcome, Refusal, ReleaseCause, SettleEnd};
 use super::records::{
     Account, Attempt, AttemptState, EntryKind, FailureCode, RequestKey, RequestRecord,
@@ -17,7 +17,7 @@ pub(super) fn start(
     key: &RequestKey,
     attempt: AttemptId,
     now: UnixMillis,
-) -> Result {
+) -> ApplyResult {
     let mut record = match find(state, key, attempt)? {
         Found::Live(record) => record,
         Found::Ended(record) => return Ok(Outcome::AlreadyResolved(record)),
@@ -38,7 +38,7 @@ pub(super) fn settle(
     usage: Usage,
     end: SettleEnd,
     now: UnixMillis,
-) -> Result {
+) -> ApplyResult {
     let mut record = match find(state, key, attempt)? {
         Found::Live(record) => record,
         Found::Ended(record) => return Ok(Outcome::AlreadyResolved(record)),
@@ -61,7 +61,7 @@ pub(super) fn release(
     attempt: AttemptId,
     cause: ReleaseCause,
     now: UnixMillis,
-) -> Result {
+) -> ApplyResult {
     let mut record = match find(state, key, attempt)? {
         Found::Live(record) => record,
         Found::Ended(record) => return Ok(Outcome::AlreadyResolved(record)),
@@ -84,7 +84,7 @@ pub(super) fn recover(
     boot: BootId,
     limit: usize,
     now: UnixMillis,
-) -> Result {
+) -> ApplyResult {
     let mut open = state.foreign_reservations(boot, limit.saturating_add(1))?;
     let remaining = open.len() > limit;
     open.truncate(limit);
@@ -94,7 +94,11 @@ pub(super) fn recover(
     Ok(Outcome::Recovered { released: open.len(), remaining })
 }
 
-fn abandon(state: &mut impl LedgerState, reservation: &Reservation, now: UnixMillis) -> Result<()> {
+fn abandon(
+    state: &mut impl LedgerState,
+    reservation: &Reservation,
+    now: UnixMillis,
+) -> ApplyResult<()> {
     let record = state
         .request(&reservation.key)?
         .ok_or_else(|| invariants::broken("a reservation has no request", &reservation.key))?;
@@ -119,7 +123,7 @@ fn count_crash(
     account: AccountId,
     fingerprint: &[u8; 32],
     boot: BootId,
-) -> Result<()> {
+) -> ApplyResult<()> {
     let count = match state.crashes(account, fingerprint)? {
         Some(crashes) if crashes.boot == boot => return Ok(()),
         Some(crashes) => crashes.count.saturating_add(1),
@@ -134,14 +138,14 @@ enum Found {
 }
 
 /// The request, be it live, recent or archived.
-pub(super) fn known(state: &impl LedgerState, key: &RequestKey) -> Result<RequestRecord> {
+pub(super) fn known(state: &impl LedgerState, key: &RequestKey) -> ApplyResult<RequestRecord> {
     match state.request(key)? {
         Some(record) => Ok(record),
         None => Ok(state.archived(key)?.ok_or(Refusal::RequestNotFound)?),
     }
 }
 
-fn find(state: &impl LedgerState, key: &RequestKey, attempt: AttemptId) -> Result<Found> {
+fn find(state: &impl LedgerState, key: &RequestKey, attempt: AttemptId) -> ApplyResult<Found> {
     let record = known(state, key)?;
     let found = record.attempt(attempt).ok_or(Refusal::RequestNotFound)?;
     Ok(if found.state.is_terminal() { Found::Ended(record) } else { Found::Live(record) })
@@ -154,7 +158,7 @@ fn finish(
     mut record: RequestRecord,
     now: UnixMillis,
     kind: fn(RequestKey, AttemptId) -> EntryKind,
-) -> Result {
+) -> ApplyResult {
     let key = record.key;
     record.latest_mut().finished_at = Some(now);
     let Attempt { id, reserved, charged, state: ended, .. } = *record.latest();

@@ -3,7 +3,7 @@
 
 use super::amounts::{BucketAmounts, Microcredits};
 use super::records::{
-    Account, Application, Balances, Bucket, Credential, Entry, RequestKey, RequestRecord,
+    Account, Application, Balances, Bucket, Credential, JournalEntry, RequestKey, RequestRecord,
 };
 use crate::ids::{AccountId, ApplicationId, AttemptId, BootId, CredentialId};
 
@@ -19,7 +19,7 @@ pub enum StateError {
 
 /// The end of the journal, from which the next entry follows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Head {
+pub struct JournalHead {
     /// Sequence of the last entry, 0 when there is none.
     pub sequence: u64,
     pub hash: [u8; 16],
@@ -57,41 +57,43 @@ pub struct Granted {
     pub units: Microcredits,
 }
 
-type Result<T> = std::result::Result<T, StateError>;
+/// The result of reading or writing rows.
+pub type StateResult<T = ()> = Result<T, StateError>;
 
 /// Rows as one transaction sees them. A `put` replaces; every command reads and checks all it needs
 /// before its first `put`.
 pub trait LedgerState {
-    fn account(&self, id: AccountId) -> Result<Option<Account>>;
-    fn put_account(&mut self, account: &Account) -> Result<()>;
+    fn account(&self, id: AccountId) -> StateResult<Option<Account>>;
+    fn put_account(&mut self, account: &Account) -> StateResult;
     /// Zero for an account without entries.
-    fn balances(&self, id: AccountId) -> Result<Balances>;
-    fn put_balances(&mut self, id: AccountId, balances: &Balances) -> Result<()>;
-    fn application(&self, id: ApplicationId) -> Result<Option<Application>>;
-    fn put_application(&mut self, application: &Application) -> Result<()>;
-    fn credential(&self, id: CredentialId) -> Result<Option<Credential>>;
-    fn credential_by_digest(&self, digest: &[u8; 32]) -> Result<Option<Credential>>;
-    fn put_credential(&mut self, credential: &Credential) -> Result<()>;
-    fn granted(&self, account: AccountId, reference: &str) -> Result<Option<Granted>>;
-    fn put_granted(&mut self, account: AccountId, reference: &str, granted: Granted) -> Result<()>;
-    fn request(&self, key: &RequestKey) -> Result<Option<RequestRecord>>;
+    fn balances(&self, id: AccountId) -> StateResult<Balances>;
+    fn put_balances(&mut self, id: AccountId, balances: &Balances) -> StateResult;
+    fn application(&self, id: ApplicationId) -> StateResult<Option<Application>>;
+    fn put_application(&mut self, application: &Application) -> StateResult;
+    fn credential(&self, id: CredentialId) -> StateResult<Option<Credential>>;
+    fn credential_by_digest(&self, digest: &[u8; 32]) -> StateResult<Option<Credential>>;
+    fn put_credential(&mut self, credential: &Credential) -> StateResult;
+    fn granted(&self, account: AccountId, reference: &str) -> StateResult<Option<Granted>>;
+    fn put_granted(&mut self, account: AccountId, reference: &str, granted: Granted)
+    -> StateResult;
+    fn request(&self, key: &RequestKey) -> StateResult<Option<RequestRecord>>;
     /// A request past retention: still known, never run again.
-    fn archived(&self, key: &RequestKey) -> Result<Option<RequestRecord>>;
-    fn put_request(&mut self, record: &RequestRecord) -> Result<()>;
-    fn reservation(&self, key: &RequestKey) -> Result<Option<Reservation>>;
-    fn put_reservation(&mut self, reservation: &Reservation) -> Result<()>;
-    fn remove_reservation(&mut self, key: &RequestKey) -> Result<()>;
+    fn archived(&self, key: &RequestKey) -> StateResult<Option<RequestRecord>>;
+    fn put_request(&mut self, record: &RequestRecord) -> StateResult;
+    fn reservation(&self, key: &RequestKey) -> StateResult<Option<Reservation>>;
+    fn put_reservation(&mut self, reservation: &Reservation) -> StateResult;
+    fn remove_reservation(&mut self, key: &RequestKey) -> StateResult;
     /// At most `limit` reservations made by boots other than `boot`.
-    fn foreign_reservations(&self, boot: BootId, limit: usize) -> Result<Vec<Reservation>>;
+    fn foreign_reservations(&self, boot: BootId, limit: usize) -> StateResult<Vec<Reservation>>;
     /// The crashes that an input of this account was running in.
-    fn crashes(&self, account: AccountId, fingerprint: &[u8; 32]) -> Result<Option<Crashes>>;
+    fn crashes(&self, account: AccountId, fingerprint: &[u8; 32]) -> StateResult<Option<Crashes>>;
     fn put_crashes(
         &mut self,
         account: AccountId,
         fingerprint: &[u8; 32],
         crashes: Crashes,
-    ) -> Result<()>;
-    fn head(&self) -> Result<Head>;
+    ) -> StateResult;
+    fn head(&self) -> StateResult<JournalHead>;
     /// Appends to the journal and moves the head.
-    fn append(&mut self, entry: &Entry) -> Result<()>;
+    fn append(&mut self, entry: &JournalEntry) -> StateResult;
 }

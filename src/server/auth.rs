@@ -7,7 +7,7 @@ use super::transport::permits::Peer;
 use crate::ids::RequestId;
 use crate::ledger::secret;
 use crate::ledger::{Account, AccountStatus, Credential, RequestKey};
-use crate::store::{Result as StoreResult, Snapshot};
+use crate::store::{Snapshot, StoreResult};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::middleware::Next;

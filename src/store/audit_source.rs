@@ -1,33 +1,35 @@
 //! The store as the audit reads it: a snapshot, row by row.
 
-use super::codec::Field;
-use super::rows::Progress;
+use super::codec::StoredField;
+use super::rows::JournalPosition;
 use super::snapshot::Snapshot;
 use super::tables::{self, Definition, ReadOnly, get, request_key};
 use crate::ids::{AccountId, ApplicationId, CredentialId};
-use crate::ledger::audit::{self, AuditSource, Result, Rows};
-use crate::ledger::state::{Granted, Head, Reservation, StateError};
-use crate::ledger::{Account, Application, Balances, Credential, Entry, RequestKey, RequestRecord};
+use crate::ledger::audit::{self, AuditSource, RowIter};
+use crate::ledger::state::{Granted, JournalHead, Reservation, StateError, StateResult};
+use crate::ledger::{
+    Account, Application, Balances, Credential, JournalEntry, RequestKey, RequestRecord,
+};
 use std::ops::Bound;
 use uuid::Uuid;
 
 impl Snapshot {
     /// Every row of a table whose key the content of the row asks for.
-    fn placed<T: Field + 'static>(
+    fn placed<T: StoredField + 'static>(
         &self,
         table: Definition,
         key: impl Fn(&T) -> Vec<u8> + 'static,
-    ) -> Rows<'_, T> {
+    ) -> RowIter<'_, T> {
         placed(&self.table(table)?, "", key)
     }
 }
 
 /// Rows whose keys begin with `prefix`; one whose content asks for another key is a damaged one.
-fn placed<T: Field + 'static>(
+fn placed<T: StoredField + 'static>(
     table: &ReadOnly,
     prefix: impl AsRef<[u8]>,
     key: impl Fn(&T) -> Vec<u8> + 'static,
-) -> Rows<'static, T> {
+) -> RowIter<'static, T> {
     let rows = tables::under::<T>(table, prefix.as_ref())?;
     Ok(Box::new(rows.map(move |row| {
         let (found, row) = row?;
@@ -43,24 +45,24 @@ fn placed<T: Field + 'static>(
 }
 
 impl AuditSource for Snapshot {
-    fn accounts(&self) -> Rows<'_, Account> {
+    fn accounts(&self) -> RowIter<'_, Account> {
         self.placed(tables::ACCOUNTS, |row: &Account| row.id.0.into_bytes().to_vec())
     }
 
-    fn all_balances(&self) -> Rows<'_, (AccountId, Balances)> {
+    fn all_balances(&self) -> RowIter<'_, (AccountId, Balances)> {
         let rows = tables::under(&self.table(tables::BALANCES)?, b"")?;
         Ok(Box::new(rows.map(|row| row.map(|(key, balances)| (account_of(&key), balances)))))
     }
 
-    fn applications(&self) -> Rows<'_, Application> {
+    fn applications(&self) -> RowIter<'_, Application> {
         self.placed(tables::APPLICATIONS, |row: &Application| row.id.0.into_bytes().to_vec())
     }
 
-    fn credentials(&self) -> Rows<'_, Credential> {
+    fn credentials(&self) -> RowIter<'_, Credential> {
         self.placed(tables::CREDENTIALS, |row: &Credential| row.id.0.into_bytes().to_vec())
     }
 
-    fn grants(&self) -> Rows<'_, (AccountId, String, Granted)> {
+    fn grants(&self) -> RowIter<'_, (AccountId, String, Granted)> {
         let rows = tables::under(&self.table(tables::GRANTS)?, b"")?;
         Ok(Box::new(rows.map(|row| {
             row.map(|(key, granted)| {
@@ -70,7 +72,7 @@ impl AuditSource for Snapshot {
         })))
     }
 
-    fn requests(&self) -> Rows<'_, RequestRecord> {
+    fn requests(&self) -> RowIter<'_, RequestRecord> {
         let own_key = |record: &RequestRecord| request_key(&record.key);
         let requests = self.table(tables::REQUESTS)?;
         let recent = placed(&requests, "", own_key)?;
@@ -89,26 +91,26 @@ impl AuditSource for Snapshot {
         Ok(Box::new(recent.chain(archived)))
     }
 
-    fn reservations(&self) -> Rows<'_, Reservation> {
+    fn reservations(&self) -> RowIter<'_, Reservation> {
         self.placed(tables::RESERVATIONS, |row: &Reservation| request_key(&row.key))
     }
 
-    fn reservations_of(&self, account: AccountId) -> Rows<'_, Reservation> {
+    fn reservations_of(&self, account: AccountId) -> RowIter<'_, Reservation> {
         placed(&self.table(tables::RESERVATIONS)?, account.0.as_bytes(), |row: &Reservation| {
             request_key(&row.key)
         })
     }
 
-    fn entries(&self, after: u64) -> Rows<'_, Entry> {
+    fn entries(&self, after: u64) -> RowIter<'_, JournalEntry> {
         let places = self.table(tables::ENTRIES_BY_ACCOUNT)?;
-        let own_key = |entry: &Entry| entry.sequence.to_be_bytes();
+        let own_key = |entry: &JournalEntry| entry.sequence.to_be_bytes();
         let from = after.to_be_bytes();
         let rows = tables::range(
             &self.table(tables::ENTRIES)?,
             (Bound::Excluded(&from[..]), Bound::Unbounded),
         )?;
         Ok(Box::new(rows.map(move |row| {
-            let (key, entry): (Vec<u8>, Entry) = row?;
+            let (key, entry): (Vec<u8>, JournalEntry) = row?;
             let place = get::<()>(&places, &tables::entry_key(entry.account, entry.sequence))?;
             let right = own_key(&entry) == *key && place.is_some();
             right.then_some(entry).ok_or_else(|| {
@@ -117,30 +119,30 @@ impl AuditSource for Snapshot {
         })))
     }
 
-    fn account(&self, id: AccountId) -> Result<Option<Account>> {
+    fn account(&self, id: AccountId) -> StateResult<Option<Account>> {
         get(&self.table(tables::ACCOUNTS)?, id.0.as_bytes())
     }
 
-    fn balances(&self, id: AccountId) -> Result<Balances> {
+    fn balances(&self, id: AccountId) -> StateResult<Balances> {
         Ok(get(&self.table(tables::BALANCES)?, id.0.as_bytes())?.unwrap_or_default())
     }
 
-    fn application(&self, id: ApplicationId) -> Result<Option<Application>> {
+    fn application(&self, id: ApplicationId) -> StateResult<Option<Application>> {
         get(&self.table(tables::APPLICATIONS)?, id.0.as_bytes())
     }
 
-    fn credential_by_digest(&self, digest: &[u8; 32]) -> Result<Option<Credential>> {
+    fn credential_by_digest(&self, digest: &[u8; 32]) -> StateResult<Option<Credential>> {
         let Some(id) = get::<CredentialId>(&self.table(tables::DIGESTS)?, digest)? else {
             return Ok(None);
         };
         get(&self.table(tables::CREDENTIALS)?, id.0.as_bytes())
     }
 
-    fn granted(&self, account: AccountId, reference: &str) -> Result<Option<Granted>> {
+    fn granted(&self, account: AccountId, reference: &str) -> StateResult<Option<Granted>> {
         get(&self.table(tables::GRANTS)?, &tables::grant_key(account, reference))
     }
 
-    fn request(&self, key: &RequestKey) -> Result<Option<RequestRecord>> {
+    fn request(&self, key: &RequestKey) -> StateResult<Option<RequestRecord>> {
         let key = request_key(key);
         match get(&self.table(tables::REQUESTS)?, &key)? {
             Some(record) => Ok(Some(record)),
@@ -148,15 +150,15 @@ impl AuditSource for Snapshot {
         }
     }
 
-    fn reservation(&self, key: &RequestKey) -> Result<Option<Reservation>> {
+    fn reservation(&self, key: &RequestKey) -> StateResult<Option<Reservation>> {
         get(&self.table(tables::RESERVATIONS)?, &request_key(key))
     }
 
-    fn entry(&self, sequence: u64) -> Result<Option<Entry>> {
+    fn entry(&self, sequence: u64) -> StateResult<Option<JournalEntry>> {
         get(&self.table(tables::ENTRIES)?, &sequence.to_be_bytes())
     }
 
-    fn entry_of(&self, account: AccountId, until: u64) -> Result<Option<Entry>> {
+    fn entry_of(&self, account: AccountId, until: u64) -> StateResult<Option<JournalEntry>> {
         let places = self.table(tables::ENTRIES_BY_ACCOUNT)?;
         let (first, last) = (tables::entry_key(account, 0), tables::entry_key(account, until));
         let Some(place) = places.range(first.as_slice()..=last.as_slice())?.next_back() else {
@@ -166,8 +168,8 @@ impl AuditSource for Snapshot {
         AuditSource::entry(self, u64::from_be_bytes(sequence))
     }
 
-    fn head(&self) -> Result<Head> {
-        let progress: Option<Progress> = get(&self.table(tables::META)?, tables::PROGRESS)?;
+    fn head(&self) -> StateResult<JournalHead> {
+        let progress: Option<JournalPosition> = get(&self.table(tables::META)?, tables::PROGRESS)?;
         Ok(progress.unwrap_or_default().head)
     }
 }

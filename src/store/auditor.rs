@@ -1,7 +1,7 @@
 //! The background audit, from snapshots beside the writer: what is new every minute, everything
 //! every day. It ends at the first violation, after which a person has to look.
 
-use super::shared::Shared;
+use super::shared::StoreShared;
 use std::io;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub(super) struct Auditor {
 }
 
 impl Auditor {
-    pub fn start(shared: Arc<Shared>) -> io::Result<Self> {
+    pub fn start(shared: Arc<StoreShared>) -> io::Result<Self> {
         let (stop, stopped) = mpsc::sync_channel::<()>(1);
         let thread = thread::Builder::new().name("store-auditor".into());
         let thread = thread.spawn(move || {
@@ -51,7 +51,7 @@ impl Drop for Auditor {
     }
 }
 
-fn audit(shared: &Shared, whole: bool) {
+fn audit(shared: &StoreShared, whole: bool) {
     let audit = || if whole { shared.audit() } else { shared.audit_news(&shared.snapshot()?) };
     // The database may panic on damaged pages.
     match panic::catch_unwind(AssertUnwindSafe(audit)) {

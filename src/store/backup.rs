@@ -2,17 +2,17 @@
 //! its name.
 //! A restore proves the backup again, in place, before it replaces anything.
 
-use super::disk::{self, File, Folder};
+use super::disk::{self, File, LockedFolder};
 use super::files;
-use super::rows::{CleanMarker, Identity};
+use super::rows::{CleanMarker, FileIdentity};
 use super::schema::{self, SCHEMA};
 use super::snapshot::Snapshot;
 use super::tables::{self, Definition};
-use super::{Result, StoreError};
+use super::{StoreError, StoreResult};
 use crate::failpoint::failpoint;
 use crate::ids::BootId;
 use crate::ledger::audit;
-use crate::ledger::state::StateError;
+use crate::ledger::state::{StateError, StateResult};
 use redb::{Database, ReadTransaction, ReadableDatabase, ReadableTable, WriteTransaction};
 use std::fs;
 use std::path::Path;
@@ -22,7 +22,7 @@ use std::path::Path;
 const ARCHIVE_TABLES: [Definition; 2] = [tables::ARCHIVE, tables::ARCHIVE_DUE];
 
 /// Copies `snapshot` to `to`, which must not exist.
-pub(super) fn write(snapshot: &Snapshot, to: &Path) -> Result<()> {
+pub(super) fn write(snapshot: &Snapshot, to: &Path) -> StoreResult {
     if to.exists() {
         return Err(StoreError::Unusable(format!(
             "{} exists: a backup never replaces another file, name a new one",
@@ -45,8 +45,8 @@ pub(super) fn write(snapshot: &Snapshot, to: &Path) -> Result<()> {
 
 /// Replaces the folder's files with those made from the backup `from`. The replaced ones are kept
 /// beside them.
-pub(super) fn restore(dir: &Path, from: &Path) -> Result<()> {
-    let folder = Folder::lock(dir)?;
+pub(super) fn restore(dir: &Path, from: &Path) -> StoreResult {
+    let folder = LockedFolder::lock(dir)?;
     for file in File::ALL {
         remove_leftover(&folder.unfinished(file))?;
     }
@@ -61,7 +61,8 @@ pub(super) fn restore(dir: &Path, from: &Path) -> Result<()> {
     let database = disk::open_existing(&ledger)?;
     let found = schema::upgrade(&database, &File::ALL, schema::STEPS)?;
     prove(&database, from)?;
-    let identity = Identity { schema: SCHEMA, epoch: found.epoch.max(current_epoch(&folder)) + 1 };
+    let identity =
+        FileIdentity { schema: SCHEMA, epoch: found.epoch.max(current_epoch(&folder)) + 1 };
     split(&database, &folder, identity)?;
     drop(database);
     File::ALL.into_iter().try_for_each(|file| keep(&folder.path(file)))?;
@@ -71,7 +72,7 @@ pub(super) fn restore(dir: &Path, from: &Path) -> Result<()> {
 }
 
 /// Gives a file that is about to be replaced a second name.
-fn keep(path: &Path) -> Result<()> {
+fn keep(path: &Path) -> StoreResult {
     let kept = path.with_added_extension("replaced");
     remove_leftover(&kept)?;
     match fs::hard_link(path, &kept) {
@@ -86,7 +87,7 @@ fn keep(path: &Path) -> Result<()> {
 
 /// Moves the tombstones of a restored copy into a file of their own and gives both the new
 /// identity.
-fn split(database: &Database, folder: &Folder, identity: Identity) -> Result<()> {
+fn split(database: &Database, folder: &LockedFolder, identity: FileIdentity) -> StoreResult {
     let bodies = disk::create(&folder.unfinished(File::Bodies))?;
     files::initialise(&bodies, &tables::BODIES_TABLES, identity)?;
     let source = database.begin_read().map_err(StateError::from)?;
@@ -107,14 +108,14 @@ fn split(database: &Database, folder: &Folder, identity: Identity) -> Result<()>
 }
 
 /// The epoch of what the folder holds now; 0 when it holds nothing that can be read.
-fn current_epoch(folder: &Folder) -> u64 {
+fn current_epoch(folder: &LockedFolder) -> u64 {
     let readable = disk::open_existing(&folder.path(File::Ledger));
     let identity = readable.and_then(|database| schema::identity(&database, File::Ledger.name()));
     identity.map_or(0, |identity| identity.epoch)
 }
 
 /// Audits a backup, in which the tombstones lie beside the ledger.
-fn prove(database: &Database, shown: &Path) -> Result<()> {
+fn prove(database: &Database, shown: &Path) -> StoreResult {
     let begin = || database.begin_read().map_err(StateError::from);
     let snapshot = Snapshot { ledger: begin()?, bodies: begin()? };
     match audit::everything(&snapshot)?.violations.first() {
@@ -125,11 +126,7 @@ fn prove(database: &Database, shown: &Path) -> Result<()> {
     }
 }
 
-fn copy_all(
-    from: &ReadTransaction,
-    to: &WriteTransaction,
-    tables: &[Definition],
-) -> Result<(), StateError> {
+fn copy_all(from: &ReadTransaction, to: &WriteTransaction, tables: &[Definition]) -> StateResult {
     tables.iter().try_for_each(|&table| {
         let source = tables::open(from, table)?;
         let mut target = to.open_table(table)?;
@@ -142,7 +139,7 @@ fn copy_all(
 }
 
 /// A file that an interrupted run left unfinished.
-fn remove_leftover(path: &Path) -> Result<()> {
+fn remove_leftover(path: &Path) -> StoreResult {
     match fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(disk::unusable(
             path,
@@ -154,15 +151,15 @@ fn remove_leftover(path: &Path) -> Result<()> {
 }
 
 /// Creates an empty ledger; refuses where there is anything of one.
-pub(super) fn init(dir: &Path) -> Result<()> {
-    let folder = Folder::lock(dir)?;
+pub(super) fn init(dir: &Path) -> StoreResult {
+    let folder = LockedFolder::lock(dir)?;
     if let Some(file) = File::ALL.into_iter().find(|&file| folder.path(file).exists()) {
         return Err(StoreError::Unusable(format!(
             "{} exists: this folder has a ledger, and it is left as it is",
             folder.path(file).display()
         )));
     }
-    let identity = Identity { schema: SCHEMA, epoch: 1 };
+    let identity = FileIdentity { schema: SCHEMA, epoch: 1 };
     let contents = [
         (File::Bodies, tables::BODIES_TABLES.as_slice()),
         (File::Ledger, tables::LEDGER_TABLES.as_slice()),

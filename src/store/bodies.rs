@@ -1,17 +1,17 @@
 //! Stored answers, kept for replays until they expire.
 
 use super::files::Files;
-use super::queue::{Job, Work};
-use super::rows::Body;
+use super::queue::{WriteAction, WriteJob};
+use super::rows::StoredBody;
 use super::tables::{self, due_key, get, put};
 use crate::clock::UnixMillis;
 use crate::ledger::RequestKey;
-use crate::ledger::state::{Reservation, StateError};
+use crate::ledger::state::{Reservation, StateResult};
 use bytes::Bytes;
 use redb::{Database, ReadableDatabase, WriteTransaction};
 
 /// Makes the bodies among the jobs durable, in one transaction of their own.
-pub(super) fn write_all(database: &Database, jobs: &[Job]) -> Result<(), StateError> {
+pub(super) fn write_all(database: &Database, jobs: &[WriteJob]) -> StateResult {
     let bodies: Vec<_> = jobs.iter().filter_map(body_of).collect();
     if bodies.is_empty() {
         return Ok(());
@@ -21,14 +21,14 @@ pub(super) fn write_all(database: &Database, jobs: &[Job]) -> Result<(), StateEr
     })
 }
 
-fn body_of(job: &Job) -> Option<(&RequestKey, &Body)> {
-    match &job.work {
-        Work::PutBody { key, body } => Some((key, body)),
-        Work::Apply(_) => None,
+fn body_of(job: &WriteJob) -> Option<(&RequestKey, &StoredBody)> {
+    match &job.action {
+        WriteAction::PutBody { key, body } => Some((key, body)),
+        WriteAction::Apply(_) => None,
     }
 }
 
-fn insert(txn: &WriteTransaction, key: &RequestKey, body: &Body) -> Result<(), StateError> {
+fn insert(txn: &WriteTransaction, key: &RequestKey, body: &StoredBody) -> StateResult {
     let key = tables::request_key(key);
     put(&mut txn.open_table(tables::BODIES)?, &key, body)?;
     let due = due_key(body.expires_at, &key);
@@ -37,7 +37,7 @@ fn insert(txn: &WriteTransaction, key: &RequestKey, body: &Body) -> Result<(), S
 
 /// Removes answers whose settlement never came: those of requests that hold a reservation. Call
 /// while nothing runs.
-pub(super) fn remove_orphans(files: &Files) -> Result<(), StateError> {
+pub(super) fn remove_orphans(files: &Files) -> StateResult {
     let reservations = tables::open(&files.ledger.begin_read()?, tables::RESERVATIONS)?;
     let stored = tables::open(&files.bodies.begin_read()?, tables::BODIES)?;
     let mut orphans = Vec::new();
@@ -57,14 +57,10 @@ pub(super) fn remove_orphans(files: &Files) -> Result<(), StateError> {
 }
 
 /// The body stored for a request, unless it has expired.
-pub(super) fn read(
-    files: &Files,
-    key: &RequestKey,
-    now: UnixMillis,
-) -> Result<Option<Bytes>, StateError> {
+pub(super) fn read(files: &Files, key: &RequestKey, now: UnixMillis) -> StateResult<Option<Bytes>> {
     let txn = files.bodies.begin_read()?;
     let bodies = tables::open(&txn, tables::BODIES)?;
-    let body: Option<Body> = get(&bodies, &tables::request_key(key))?;
+    let body: Option<StoredBody> = get(&bodies, &tables::request_key(key))?;
     let fresh = body.filter(|body| now < body.expires_at);
     Ok(fresh.map(|body| body.content))
 }

@@ -3,7 +3,7 @@
 //! Explicit and hand-kept: a database library's or serializer's own layout may change under stored
 //! money.
 
-use crate::ledger::state::StateError;
+use crate::ledger::state::{StateError, StateResult};
 use uuid::Uuid;
 
 /// Layout of every row; a later layout reads this one.
@@ -11,7 +11,7 @@ const VERSION: u8 = 1;
 const CRC_BYTES: usize = 4;
 
 /// Something with a fixed place and layout in a row.
-pub(super) trait Field: Sized {
+pub(super) trait StoredField: Sized {
     fn write(&self, out: &mut Vec<u8>);
     fn read(input: &mut Reader<'_>) -> Result<Self, Malformed>;
 }
@@ -21,7 +21,7 @@ pub(super) trait Field: Sized {
 pub(super) struct Malformed(pub &'static str);
 
 /// The stored form of `row` under `key`.
-pub(super) fn encode(key: &[u8], row: &impl Field) -> Vec<u8> {
+pub(super) fn encode(key: &[u8], row: &impl StoredField) -> Vec<u8> {
     let mut bytes = vec![VERSION];
     row.write(&mut bytes);
     let crc = checksum(key, &bytes);
@@ -31,14 +31,14 @@ pub(super) fn encode(key: &[u8], row: &impl Field) -> Vec<u8> {
 
 /// The row stored under `key`. The checksum covers the key, so a row moved to another place is
 /// damaged too.
-pub(super) fn decode<T: Field>(key: &[u8], stored: &[u8]) -> Result<T, StateError> {
+pub(super) fn decode<T: StoredField>(key: &[u8], stored: &[u8]) -> StateResult<T> {
     try_decode(key, stored).map_err(|Malformed(why)| {
         let key = hex::encode(key);
         StateError::Corrupt(format!("{why}, under key {key}"))
     })
 }
 
-fn try_decode<T: Field>(key: &[u8], stored: &[u8]) -> Result<T, Malformed> {
+fn try_decode<T: StoredField>(key: &[u8], stored: &[u8]) -> Result<T, Malformed> {
     let (bytes, crc) = stored.split_last_chunk::<CRC_BYTES>().ok_or(Malformed("too short"))?;
     if checksum(key, bytes) != u32::from_be_bytes(*crc) {
         return Err(Malformed("wrong checksum"));
@@ -75,14 +75,14 @@ fn write_length(length: usize, out: &mut Vec<u8>) {
     u32::try_from(length).expect("invariant: a row is far below 4 GiB").write(out);
 }
 
-impl Field for () {
+impl StoredField for () {
     fn write(&self, _: &mut Vec<u8>) {}
     fn read(_: &mut Reader<'_>) -> Result<Self, Malformed> {
         Ok(())
     }
 }
 
-impl<const N: usize> Field for [u8; N] {
+impl<const N: usize> StoredField for [u8; N] {
     fn write(&self, out: &mut Vec<u8>) {
         out.extend(self);
     }
@@ -94,12 +94,12 @@ impl<const N: usize> Field for [u8; N] {
 
 macro_rules! integers {
     ($($type:ty),+) => {$(
-        impl Field for $type {
+        impl StoredField for $type {
             fn write(&self, out: &mut Vec<u8>) {
                 self.to_be_bytes().write(out);
             }
             fn read(input: &mut Reader<'_>) -> Result<Self, Malformed> {
-                Field::read(input).map(Self::from_be_bytes)
+                StoredField::read(input).map(Self::from_be_bytes)
             }
         }
     )+};
@@ -107,7 +107,7 @@ macro_rules! integers {
 
 integers!(u8, u32, u64);
 
-impl Field for bool {
+impl StoredField for bool {
     fn write(&self, out: &mut Vec<u8>) {
         u8::from(*self).write(out);
     }
@@ -120,16 +120,16 @@ impl Field for bool {
     }
 }
 
-impl Field for Uuid {
+impl StoredField for Uuid {
     fn write(&self, out: &mut Vec<u8>) {
         self.as_bytes().write(out);
     }
     fn read(input: &mut Reader<'_>) -> Result<Self, Malformed> {
-        Field::read(input).map(Self::from_bytes)
+        StoredField::read(input).map(Self::from_bytes)
     }
 }
 
-impl Field for String {
+impl StoredField for String {
     fn write(&self, out: &mut Vec<u8>) {
         write_length(self.len(), out);
         out.extend(self.as_bytes());
@@ -141,7 +141,7 @@ impl Field for String {
     }
 }
 
-impl Field for bytes::Bytes {
+impl StoredField for bytes::Bytes {
     fn write(&self, out: &mut Vec<u8>) {
         write_length(self.len(), out);
         out.extend_from_slice(self);
@@ -152,7 +152,7 @@ impl Field for bytes::Bytes {
     }
 }
 
-impl<T: Field> Field for Option<T> {
+impl<T: StoredField> StoredField for Option<T> {
     fn write(&self, out: &mut Vec<u8>) {
         self.is_some().write(out);
         if let Some(value) = self {
@@ -164,7 +164,7 @@ impl<T: Field> Field for Option<T> {
     }
 }
 
-impl<T: Field> Field for Vec<T> {
+impl<T: StoredField> StoredField for Vec<T> {
     fn write(&self, out: &mut Vec<u8>) {
         write_length(self.len(), out);
         for value in self {
@@ -180,12 +180,12 @@ impl<T: Field> Field for Vec<T> {
 /// Lays out a struct: the fields in the order given here, which never changes.
 macro_rules! row {
     ($type:ident { $($field:ident),+ $(,)? }) => {
-        impl Field for $type {
+        impl StoredField for $type {
             fn write(&self, out: &mut Vec<u8>) {
                 $(self.$field.write(out);)+
             }
             fn read(input: &mut Reader<'_>) -> Result<Self, Malformed> {
-                $(let $field = Field::read(input)?;)+
+                $(let $field = StoredField::read(input)?;)+
                 Ok(Self { $($field),+ })
             }
         }
@@ -195,7 +195,7 @@ macro_rules! row {
 /// Lays out an enum without fields: one byte, whose meaning never changes.
 macro_rules! codes {
     ($type:ident { $($code:literal => $variant:ident),+ $(,)? }) => {
-        impl Field for $type {
+        impl StoredField for $type {
             fn write(&self, out: &mut Vec<u8>) {
                 out.push(match self { $(Self::$variant => $code),+ });
             }
@@ -212,12 +212,12 @@ macro_rules! codes {
 /// Lays out a newtype as what it wraps.
 macro_rules! wrapper {
     ($($type:ident),+ $(,)?) => {$(
-        impl Field for $type {
+        impl StoredField for $type {
             fn write(&self, out: &mut Vec<u8>) {
                 self.0.write(out);
             }
             fn read(input: &mut Reader<'_>) -> Result<Self, Malformed> {
-                Field::read(input).map(Self)
+                StoredField::read(input).map(Self)
             }
         }
     )+};

@@ -1,8 +1,8 @@
 //! Where the two databases lie. The only place that knows file names, and what a file must look
 //! like to be opened.
 
-use super::rows::Identity;
-use super::{Result, StoreError, schema};
+use super::rows::FileIdentity;
+use super::{StoreError, StoreResult, schema};
 use redb::{Builder, Database, DatabaseError};
 use std::fs::{self, OpenOptions, TryLockError};
 use std::io::{self, Read};
@@ -42,20 +42,20 @@ impl File {
 /// Storage that databases can be opened on; tests supply one that fails on purpose.
 pub(super) trait Disk: Send + Sync + 'static {
     /// Opens an existing database after checking every page of it. Never creates one.
-    fn open(&self, file: File) -> Result<Database>;
+    fn open(&self, file: File) -> StoreResult<Database>;
     fn free_bytes(&self) -> io::Result<u64>;
 }
 
 /// A locked folder of the file system.
-pub(super) struct Folder {
+pub(super) struct LockedFolder {
     dir: PathBuf,
     /// Held, and with it the folder, until the last handle is gone.
     _lock: fs::File,
 }
 
-impl Folder {
+impl LockedFolder {
     /// Locks the folder for this process; another that has it open is an error.
-    pub fn lock(dir: &Path) -> Result<Self> {
+    pub fn lock(dir: &Path) -> StoreResult<Self> {
         let path = dir.join(LOCK);
         let opened = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
         let lock = opened.map_err(|error| unusable(dir, UNLOCKED, &error))?;
@@ -77,13 +77,13 @@ impl Folder {
     }
 
     /// Gives a completed file its name, durably.
-    pub fn finish(&self, file: File) -> Result<()> {
+    pub fn finish(&self, file: File) -> StoreResult {
         rename(&self.unfinished(file), &self.path(file))
     }
 }
 
-impl Disk for Folder {
-    fn open(&self, file: File) -> Result<Database> {
+impl Disk for LockedFolder {
+    fn open(&self, file: File) -> StoreResult<Database> {
         let path = self.path(file);
         check_schema(&path, file)?;
         open_existing(&path)
@@ -96,7 +96,7 @@ impl Disk for Folder {
 }
 
 /// Creates a database in a file that must not exist yet.
-pub(super) fn create(path: &Path) -> Result<Database> {
+pub(super) fn create(path: &Path) -> StoreResult<Database> {
     let fresh = OpenOptions::new().write(true).create_new(true).open(path);
     fresh.map_err(|error| unusable(path, UNWRITTEN, &error))?;
     let created = builder().create(path);
@@ -104,7 +104,7 @@ pub(super) fn create(path: &Path) -> Result<Database> {
 }
 
 /// Opens a database file after checking every page of it.
-pub(super) fn open_existing(path: &Path) -> Result<Database> {
+pub(super) fn open_existing(path: &Path) -> StoreResult<Database> {
     check_kind(path)?;
     // The database panics on some damaged files; nothing of it outlives the unwinding.
     let opened = panic::catch_unwind(AssertUnwindSafe(|| builder().open(path)));
@@ -121,8 +121,8 @@ pub(super) fn open_existing(path: &Path) -> Result<Database> {
 
 /// Refuses the file of a newer build before anything is written to it. Whatever else is wrong with
 /// it, opening says.
-fn check_schema(path: &Path, file: File) -> Result<()> {
-    let read = || -> Option<Identity> {
+fn check_schema(path: &Path, file: File) -> StoreResult {
+    let read = || -> Option<FileIdentity> {
         let database = Builder::new().open_read_only(path).ok()?;
         schema::identity(&database, file.name()).ok()
     };
@@ -145,7 +145,7 @@ pub(super) fn builder() -> Builder {
 }
 
 /// Refuses what is no database file before the database may touch it.
-fn check_kind(path: &Path) -> Result<()> {
+fn check_kind(path: &Path) -> StoreResult {
     let mut head = Vec::new();
     let read = fs::File::open(path).and_then(|file| {
         let head_bytes = MAGIC.len() as u64;
@@ -170,7 +170,7 @@ fn check_kind(path: &Path) -> Result<()> {
 }
 
 /// Renames and makes the new name durable.
-pub(super) fn rename(from: &Path, to: &Path) -> Result<()> {
+pub(super) fn rename(from: &Path, to: &Path) -> StoreResult {
     let folder = to.parent().filter(|dir| !dir.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new("."));
     fs::rename(from, to).and_then(|()| fs::File::open(folder)?.sync_all()).map_err(|error| {

@@ -1,13 +1,13 @@
 //! The two open databases, and what makes them one ledger.
 
 use super::disk::{Disk, File};
-use super::rows::{CleanMarker, Identity, Progress};
+use super::rows::{CleanMarker, FileIdentity, JournalPosition};
 use super::snapshot::Snapshot;
 use super::tables::{self, Definition};
-use super::{Result, StoreError, schema};
+use super::{StoreError, StoreResult, schema};
 use crate::clock::UnixMillis;
 use crate::ids::BootId;
-use crate::ledger::state::StateError;
+use crate::ledger::state::StateResult;
 use redb::{Database, ReadableDatabase, WriteTransaction};
 
 pub(super) struct Files {
@@ -16,7 +16,7 @@ pub(super) struct Files {
 }
 
 impl Files {
-    pub fn open(disk: &dyn Disk) -> Result<Self> {
+    pub fn open(disk: &dyn Disk) -> StoreResult<Self> {
         let files = Self { ledger: disk.open(File::Ledger)?, bodies: disk.open(File::Bodies)? };
         let epoch = |database, file| {
             Ok::<_, StoreError>(schema::identity(database, File::name(file))?.epoch)
@@ -31,7 +31,7 @@ impl Files {
         Ok(files)
     }
 
-    pub fn snapshot(&self) -> Result<Snapshot, StateError> {
+    pub fn snapshot(&self) -> StateResult<Snapshot> {
         // The ledger first: a request on its way to the archive is then seen in at least one of the
         // two.
         let ledger = self.ledger.begin_read()?;
@@ -39,13 +39,13 @@ impl Files {
         Ok(Snapshot { ledger, bodies })
     }
 
-    pub fn clean_marker(&self) -> Result<Option<CleanMarker>, StateError> {
+    pub fn clean_marker(&self) -> StateResult<Option<CleanMarker>> {
         let txn = self.ledger.begin_read()?;
         tables::get(&tables::open(&txn, tables::META)?, tables::CLEAN_MARKER)
     }
 
     /// Records who uses the ledger, or, `clean`, that nobody does any more.
-    pub fn set_clean_marker(&self, boot: BootId, clean: bool) -> Result<(), StateError> {
+    pub fn set_clean_marker(&self, boot: BootId, clean: bool) -> StateResult {
         let clean_marker = CleanMarker { boot, clean };
         write(&self.ledger, |txn| {
             let mut meta = txn.open_table(tables::META)?;
@@ -54,10 +54,10 @@ impl Files {
     }
 
     /// The latest time the ledger knows of.
-    pub fn clock(&self) -> Result<UnixMillis, StateError> {
+    pub fn clock(&self) -> StateResult<UnixMillis> {
         let txn = self.ledger.begin_read()?;
         let meta = tables::open(&txn, tables::META)?;
-        let progress = tables::get::<Progress>(&meta, tables::PROGRESS)?;
+        let progress = tables::get::<JournalPosition>(&meta, tables::PROGRESS)?;
         Ok(progress.unwrap_or_default().clock)
     }
 }
@@ -66,15 +66,15 @@ impl Files {
 pub(super) fn initialise(
     database: &Database,
     tables: &[Definition],
-    identity: Identity,
-) -> Result<(), StateError> {
+    identity: FileIdentity,
+) -> StateResult {
     write(database, |txn| {
         tables::create(txn, tables)?;
         set_identity(txn, identity)
     })
 }
 
-pub(super) fn set_identity(txn: &WriteTransaction, identity: Identity) -> Result<(), StateError> {
+pub(super) fn set_identity(txn: &WriteTransaction, identity: FileIdentity) -> StateResult {
     let mut meta = txn.open_table(tables::META)?;
     tables::put(&mut meta, tables::IDENTITY, &identity)
 }
@@ -82,8 +82,8 @@ pub(super) fn set_identity(txn: &WriteTransaction, identity: Identity) -> Result
 /// One durable transaction, abandoned when `change` fails.
 pub(super) fn write(
     database: &Database,
-    change: impl FnOnce(&WriteTransaction) -> Result<(), StateError>,
-) -> Result<(), StateError> {
+    change: impl FnOnce(&WriteTransaction) -> StateResult,
+) -> StateResult {
     let txn = database.begin_write()?;
     change(&txn)?;
     Ok(txn.commit()?)

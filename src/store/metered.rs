@@ -1,8 +1,8 @@
 //! A folder whose syncs are counted and timed, and may take as long as those of a slower disk: for
 //! measurements.
 
-use super::Result;
-use super::disk::{self, Disk, File, Folder};
+use super::StoreResult;
+use super::disk::{self, Disk, File, LockedFolder};
 use redb::backends::FileBackend;
 use redb::{Database, StorageBackend};
 use std::fs::OpenOptions;
@@ -44,12 +44,12 @@ impl SyncMeter {
 }
 
 pub(super) struct MeteredFolder {
-    pub folder: Folder,
+    pub folder: LockedFolder,
     pub meter: Arc<SyncMeter>,
 }
 
 impl Disk for MeteredFolder {
-    fn open(&self, file: File) -> Result<Database> {
+    fn open(&self, file: File) -> StoreResult<Database> {
         let path = self.folder.path(file);
         let refuse = |why: &dyn std::fmt::Display| disk::unusable(&path, "cannot be opened", why);
         let opened = OpenOptions::new()

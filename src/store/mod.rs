@@ -33,18 +33,18 @@ use crate::clock::{Clock, UnixMillis};
 use crate::failpoint::failpoint;
 use crate::ids::{AttemptId, BootId};
 use crate::ledger::audit;
-pub use crate::ledger::audit::Report as AuditReport;
+pub use crate::ledger::audit::AuditReport;
 use crate::ledger::state::StateError;
 use crate::ledger::{Command, Outcome, Refusal, RequestKey};
 use auditor::Auditor;
-use disk::{Disk, Folder};
+use disk::{Disk, LockedFolder};
 use files::Files;
 pub use limits::Limits;
 use metered::MeteredFolder;
 pub use metered::SyncMeter;
-use queue::{Job, Queue, Work};
-use rows::Body;
-use shared::Shared;
+use queue::{Queue, WriteAction, WriteJob};
+use rows::StoredBody;
+use shared::StoreShared;
 pub use snapshot::Snapshot;
 pub use stats::StoreStats;
 use std::panic::{self, AssertUnwindSafe};
@@ -83,23 +83,24 @@ impl From<StateError> for StoreError {
     }
 }
 
-pub type Result<T, E = StoreError> = std::result::Result<T, E>;
+/// The result of using the store.
+pub type StoreResult<T = ()> = Result<T, StoreError>;
 
 /// Handle to the store; cheap to clone. Dropping the last one waits for what is queued and closes
 /// the files cleanly.
 #[derive(Clone)]
 pub struct Store {
-    inner: Arc<Inner>,
+    inner: Arc<StoreInner>,
 }
 
-struct Inner {
-    shared: Arc<Shared>,
+struct StoreInner {
+    shared: Arc<StoreShared>,
     writer: Option<JoinHandle<()>>,
     /// Dropped last: closing the files ends an audit that is under way.
     _auditor: Option<Auditor>,
 }
 
-impl Drop for Inner {
+impl Drop for StoreInner {
     fn drop(&mut self) {
         self.shared.queue.close();
         // A writer that panics takes the process with it.
@@ -109,43 +110,51 @@ impl Drop for Inner {
 
 impl Store {
     /// Creates the ledger in an existing folder; refuses when there is one.
-    pub fn init(dir: &Path) -> Result<()> {
+    pub fn init(dir: &Path) -> StoreResult {
         backup::init(dir)
     }
 
     /// Locks the folder, opens, checks every page and every invariant, releases the reservations of
     /// earlier boots, starts the writer and the background audit. A second process on the same
     /// folder gets `InUse`.
-    pub fn open(dir: &Path, clock: Arc<dyn Clock>) -> Result<Self> {
+    pub fn open(dir: &Path, clock: Arc<dyn Clock>) -> StoreResult<Self> {
         Self::open_with(dir, clock, Limits::default())
     }
 
     /// `open` with other limits.
-    pub fn open_with(dir: &Path, clock: Arc<dyn Clock>, limits: Limits) -> Result<Self> {
-        Self::start(Box::new(Folder::lock(dir)?), clock, limits)
+    pub fn open_with(dir: &Path, clock: Arc<dyn Clock>, limits: Limits) -> StoreResult<Self> {
+        Self::start(Box::new(LockedFolder::lock(dir)?), clock, limits)
     }
 
     /// `open_with` for a short command: checks every page, but audits only when the last stop was
     /// not orderly, and has no background audit.
-    pub fn open_briefly(dir: &Path, clock: Arc<dyn Clock>, limits: Limits) -> Result<Self> {
+    pub fn open_briefly(dir: &Path, clock: Arc<dyn Clock>, limits: Limits) -> StoreResult<Self> {
         let (shared, writer) =
-            prepare(Box::new(Folder::lock(dir)?), clock, limits, AuditPolicy::AfterCrash)?;
+            prepare(Box::new(LockedFolder::lock(dir)?), clock, limits, AuditPolicy::AfterCrash)?;
         Self::run(shared, writer, None)
     }
 
     /// `open` for measurements: `meter` learns what every sync costs.
-    pub fn open_metered(dir: &Path, clock: Arc<dyn Clock>, meter: Arc<SyncMeter>) -> Result<Self> {
-        let folder = Folder::lock(dir)?;
+    pub fn open_metered(
+        dir: &Path,
+        clock: Arc<dyn Clock>,
+        meter: Arc<SyncMeter>,
+    ) -> StoreResult<Self> {
+        let folder = LockedFolder::lock(dir)?;
         Self::start(Box::new(MeteredFolder { folder, meter }), clock, Limits::default())
     }
 
-    fn start(disk: Box<dyn Disk>, clock: Arc<dyn Clock>, limits: Limits) -> Result<Self> {
+    fn start(disk: Box<dyn Disk>, clock: Arc<dyn Clock>, limits: Limits) -> StoreResult<Self> {
         let (shared, writer) = prepare(disk, clock, limits, AuditPolicy::Always)?;
         let auditor = Auditor::start(Arc::clone(&shared)).map_err(unstarted)?;
         Self::run(shared, writer, Some(auditor))
     }
 
-    fn run(shared: Arc<Shared>, writer: Writer, auditor: Option<Auditor>) -> Result<Self> {
+    fn run(
+        shared: Arc<StoreShared>,
+        writer: Writer,
+        auditor: Option<Auditor>,
+    ) -> StoreResult<Self> {
         let thread = thread::Builder::new().name("store-writer".into());
         // Without its writer a node could end nothing any more: a crash and the recovery after it
         // can.
@@ -154,7 +163,7 @@ impl Store {
                 .unwrap_or_else(|_| std::process::abort())
         };
         let writer = thread.spawn(run).map_err(unstarted)?;
-        Ok(Self { inner: Arc::new(Inner { shared, writer: Some(writer), _auditor: auditor }) })
+        Ok(Self { inner: Arc::new(StoreInner { shared, writer: Some(writer), _auditor: auditor }) })
     }
 
     /// This start of the node; every reservation it makes carries it.
@@ -165,17 +174,17 @@ impl Store {
     /// Applies one command durably: returns after the commit. An admission whose caller stops
     /// waiting, or is told `Unavailable`, is released; any other command may be sent again until
     /// its outcome is known.
-    pub async fn submit(&self, command: Command) -> Result<Outcome> {
-        let work = Work::Apply(command);
-        let guard = AdmissionGuard::of(&work, &self.inner.shared.queue);
-        let outcome = self.enqueue(work).await;
+    pub async fn submit(&self, command: Command) -> StoreResult<Outcome> {
+        let action = WriteAction::Apply(command);
+        let guard = AdmissionGuard::of(&action, &self.inner.shared.queue);
+        let outcome = self.enqueue(action).await;
         guard.disarm();
         outcome.unwrap_or_else(|_| Err(gone()))
     }
 
     /// The same from a thread outside the runtime.
-    pub fn submit_blocking(&self, command: Command) -> Result<Outcome> {
-        let waiting = self.enqueue(Work::Apply(command));
+    pub fn submit_blocking(&self, command: Command) -> StoreResult<Outcome> {
+        let waiting = self.enqueue(WriteAction::Apply(command));
         waiting.blocking_recv().unwrap_or_else(|_| Err(gone()))
     }
 
@@ -183,19 +192,19 @@ impl Store {
     /// process lives: it outlasts a failure of the storage, and their number is bounded by that of
     /// open reservations.
     pub fn submit_detached(&self, command: Command) {
-        let job = Job::new(Work::Apply(command), None);
+        let job = WriteJob::new(WriteAction::Apply(command), None);
         self.inner.shared.queue.push(job);
     }
 
     /// A consistent snapshot for reads.
-    pub fn read(&self) -> Result<Snapshot> {
+    pub fn read(&self) -> StoreResult<Snapshot> {
         failpoint!("store::read", |_| Err(StoreError::Unavailable("a read failed".into())));
         self.inner.shared.snapshot()
     }
 
     /// The same for answers that depend on balances or permissions: refused once a rule of the
     /// ledger was found broken.
-    pub fn read_trusted(&self) -> Result<Snapshot> {
+    pub fn read_trusted(&self) -> StoreResult<Snapshot> {
         self.inner.shared.health.trusted().map_err(StoreError::Unavailable)?;
         self.read()
     }
@@ -206,15 +215,15 @@ impl Store {
         key: RequestKey,
         body: bytes::Bytes,
         expires_at: UnixMillis,
-    ) -> Result<()> {
+    ) -> StoreResult {
         let content = body;
-        let body = Body { expires_at, content };
-        let stored = self.enqueue(Work::PutBody { key, body }).await;
+        let body = StoredBody { expires_at, content };
+        let stored = self.enqueue(WriteAction::PutBody { key, body }).await;
         stored.unwrap_or_else(|_| Err(gone())).map(|_| ())
     }
 
     /// `None` when there is none or it has expired.
-    pub fn body(&self, key: &RequestKey) -> Result<Option<bytes::Bytes>> {
+    pub fn body(&self, key: &RequestKey) -> StoreResult<Option<bytes::Bytes>> {
         let shared = &self.inner.shared;
         let now = shared.clock.now();
         shared.with_files(|files| Ok(bodies::read(files, key, now)?))
@@ -222,24 +231,24 @@ impl Store {
 
     /// Checks every invariant over everything stored. A violation stops admissions until a person
     /// has looked.
-    pub fn audit(&self) -> Result<AuditReport> {
+    pub fn audit(&self) -> StoreResult<AuditReport> {
         self.inner.shared.audit()
     }
 
     /// The same over a folder that nobody has open, also where `open` refuses it for what it finds.
     /// Changes no record.
-    pub fn inspect(dir: &Path) -> Result<AuditReport> {
-        let files = Files::open(&Folder::lock(dir)?)?;
+    pub fn inspect(dir: &Path) -> StoreResult<AuditReport> {
+        let files = Files::open(&LockedFolder::lock(dir)?)?;
         Ok(audit::everything(&files.snapshot()?)?)
     }
 
     /// Copies a consistent snapshot into a new file, verifies it, renames it into place.
-    pub fn backup(&self, to: &Path) -> Result<()> {
+    pub fn backup(&self, to: &Path) -> StoreResult {
         backup::write(&self.read()?, to)
     }
 
     /// Replaces a (closed) folder's ledger with a backup, after checking the backup.
-    pub fn restore(dir: &Path, from: &Path) -> Result<()> {
+    pub fn restore(dir: &Path, from: &Path) -> StoreResult {
         backup::restore(dir, from)
     }
 
@@ -254,9 +263,9 @@ impl Store {
         self.inner.shared.is_space_low()
     }
 
-    fn enqueue(&self, work: Work) -> oneshot::Receiver<Result<Outcome>> {
+    fn enqueue(&self, action: WriteAction) -> oneshot::Receiver<StoreResult<Outcome>> {
         let (reply, waiting) = oneshot::channel();
-        self.inner.shared.queue.push(Job::new(work, Some(reply)));
+        self.inner.shared.queue.push(WriteJob::new(action, Some(reply)));
         waiting
     }
 }
@@ -274,11 +283,11 @@ fn prepare(
     clock: Arc<dyn Clock>,
     limits: Limits,
     audit_policy: AuditPolicy,
-) -> Result<(Arc<Shared>, Writer)> {
+) -> StoreResult<(Arc<StoreShared>, Writer)> {
     let files = Files::open(&*disk)?;
     let crashed = files.clean_marker()?.is_some_and(|last| !last.clean);
     let now = files.clock()?;
-    let shared = Arc::new(Shared::new(disk, clock, files, limits.min_free_bytes));
+    let shared = Arc::new(StoreShared::new(disk, clock, files, limits.min_free_bytes));
     failpoint!("store::opened");
     if (crashed || audit_policy == AuditPolicy::Always)
         && let Some(violation) = shared.audit()?.violations.first()
@@ -314,8 +323,8 @@ struct AdmissionGuard<'a> {
 }
 
 impl<'a> AdmissionGuard<'a> {
-    fn of(work: &Work, queue: &'a Queue) -> Self {
-        let admission = work.admit_ids();
+    fn of(action: &WriteAction, queue: &'a Queue) -> Self {
+        let admission = action.admit_ids();
         Self { queue, admission }
     }
 

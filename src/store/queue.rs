@@ -1,8 +1,8 @@
 //! What waits for the writer, in two lanes: ends of attempts before everything that could begin
 //! one.
 
-use super::rows::Body;
-use super::{Result, StoreError};
+use super::rows::StoredBody;
+use super::{StoreError, StoreResult};
 use crate::ids::AttemptId;
 use crate::ledger::{Command, Outcome, RequestKey};
 use std::collections::VecDeque;
@@ -14,12 +14,12 @@ use tokio::sync::oneshot;
 /// than reservations.
 pub(super) const MAX_WAITING: usize = 4_096;
 
-pub(super) enum Work {
+pub(super) enum WriteAction {
     Apply(Command),
-    PutBody { key: RequestKey, body: Body },
+    PutBody { key: RequestKey, body: StoredBody },
 }
 
-impl Work {
+impl WriteAction {
     /// Part of ending an attempt that holds a reservation: accepted always, and never lost when
     /// nobody waits for it.
     pub fn ends_attempt(&self) -> bool {
@@ -54,16 +54,16 @@ impl Work {
     }
 }
 
-pub(super) type Reply = oneshot::Sender<Result<Outcome>>;
+pub(super) type WriteReply = oneshot::Sender<StoreResult<Outcome>>;
 
-pub(super) struct Job {
-    pub work: Work,
-    reply: Option<Reply>,
+pub(super) struct WriteJob {
+    pub action: WriteAction,
+    reply: Option<WriteReply>,
 }
 
-impl Job {
-    pub fn new(work: Work, reply: Option<Reply>) -> Self {
-        Self { work, reply }
+impl WriteJob {
+    pub fn new(action: WriteAction, reply: Option<WriteReply>) -> Self {
+        Self { action, reply }
     }
 
     /// Whether nobody waits for the answer.
@@ -72,26 +72,26 @@ impl Job {
     }
 
     /// False when nobody was there to hear it.
-    pub fn answer(self, result: Result<Outcome>) -> bool {
+    pub fn answer(self, result: StoreResult<Outcome>) -> bool {
         self.reply.is_some_and(|reply| reply.send(result).is_ok())
     }
 }
 
 #[derive(Default)]
-struct Lanes {
-    urgent: VecDeque<Job>,
-    ordinary: VecDeque<Job>,
+struct WriteLanes {
+    urgent: VecDeque<WriteJob>,
+    ordinary: VecDeque<WriteJob>,
     closed: bool,
 }
 
 #[derive(Default)]
 pub(super) struct Queue {
-    lanes: Mutex<Lanes>,
+    lanes: Mutex<WriteLanes>,
     filled: Condvar,
 }
 
 pub(super) enum Taken {
-    Jobs(Vec<Job>),
+    Jobs(Vec<WriteJob>),
     /// Nothing came in time.
     Idle,
     /// Nothing is left and nothing will come.
@@ -100,31 +100,31 @@ pub(super) enum Taken {
 
 impl Queue {
     /// Queues the job, or answers it at once when too many wait.
-    pub fn push(&self, job: Job) {
+    pub fn push(&self, job: WriteJob) {
         let mut lanes = self.lanes();
-        if !job.work.ends_attempt() && lanes.urgent.len() + lanes.ordinary.len() >= MAX_WAITING {
+        if !job.action.ends_attempt() && lanes.urgent.len() + lanes.ordinary.len() >= MAX_WAITING {
             drop(lanes);
             job.answer(Err(StoreError::Overloaded));
             return;
         }
-        let lane = if job.work.is_urgent() { &mut lanes.urgent } else { &mut lanes.ordinary };
+        let lane = if job.action.is_urgent() { &mut lanes.urgent } else { &mut lanes.ordinary };
         lane.push_back(job);
         self.filled.notify_one();
     }
 
     /// Up to `most` jobs, urgent ones first; waits up to `patience` for the first.
     pub fn take(&self, most: usize, patience: Duration) -> Taken {
-        let empty = |lanes: &mut Lanes| {
+        let empty = |lanes: &mut WriteLanes| {
             lanes.urgent.is_empty() && lanes.ordinary.is_empty() && !lanes.closed
         };
         let (mut lanes, _) = self
             .filled
             .wait_timeout_while(self.lanes(), patience, empty)
             .unwrap_or_else(PoisonError::into_inner);
-        let Lanes { urgent, ordinary, .. } = &mut *lanes;
+        let WriteLanes { urgent, ordinary, .. } = &mut *lanes;
         let first = urgent.len().min(most);
         let then = ordinary.len().min(most - first);
-        let jobs: Vec<Job> = urgent.drain(..first).chain(ordinary.drain(..then)).collect();
+        let jobs: Vec<WriteJob> = urgent.drain(..first).chain(ordinary.drain(..then)).collect();
         match (jobs.is_empty(), lanes.closed) {
             (false, _) => Taken::Jobs(jobs),
             (true, true) => Taken::Closed,
@@ -138,7 +138,7 @@ impl Queue {
         self.filled.notify_one();
     }
 
-    fn lanes(&self) -> MutexGuard<'_, Lanes> {
+    fn lanes(&self) -> MutexGuard<'_, WriteLanes> {
         // Nothing that runs under the lock panics halfway through a change.
         self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -158,28 +158,28 @@ mod tests {
         RequestKey { account, application: None, request: RequestId(Uuid::nil()) }
     }
 
-    fn recover() -> Job {
+    fn recover() -> WriteJob {
         let boot = BootId(Uuid::nil());
-        Job::new(Work::Apply(Command::Recover { boot, limit: 1 }), None)
+        WriteJob::new(WriteAction::Apply(Command::Recover { boot, limit: 1 }), None)
     }
 
-    fn cancel() -> Job {
-        Job::new(Work::Apply(Command::RequestCancel { key: key() }), None)
+    fn cancel() -> WriteJob {
+        WriteJob::new(WriteAction::Apply(Command::RequestCancel { key: key() }), None)
     }
 
-    fn body() -> Job {
-        let body = Body { expires_at: UnixMillis(1), content: bytes::Bytes::new() };
-        Job::new(Work::PutBody { key: key(), body }, None)
+    fn body() -> WriteJob {
+        let body = StoredBody { expires_at: UnixMillis(1), content: bytes::Bytes::new() };
+        WriteJob::new(WriteAction::PutBody { key: key(), body }, None)
     }
 
     fn kinds(queue: &Queue, most: usize) -> Vec<&'static str> {
         let Taken::Jobs(jobs) = queue.take(most, SOON) else {
             return Vec::new();
         };
-        let kind = |job: &Job| match &job.work {
-            Work::PutBody { .. } => "body",
-            Work::Apply(Command::RequestCancel { .. }) => "cancel",
-            Work::Apply(_) => "other",
+        let kind = |job: &WriteJob| match &job.action {
+            WriteAction::PutBody { .. } => "body",
+            WriteAction::Apply(Command::RequestCancel { .. }) => "cancel",
+            WriteAction::Apply(_) => "other",
         };
         jobs.iter().map(kind).collect()
     }
@@ -201,7 +201,7 @@ mod tests {
         (0..MAX_WAITING).for_each(|_| queue.push(recover()));
         for (job, refused) in [(recover(), true), (cancel(), true), (body(), false)] {
             let (reply, mut answer) = oneshot::channel();
-            queue.push(Job { reply: Some(reply), ..job });
+            queue.push(WriteJob { reply: Some(reply), ..job });
             let answered = matches!(answer.try_recv(), Ok(Err(StoreError::Overloaded)));
             assert_eq!(answered, refused);
         }

@@ -4,23 +4,21 @@
 
 use super::files::{self, Files};
 use super::limits::Limits;
-use super::rows::Body;
+use super::rows::StoredBody;
 use super::tables::{self, Writable, due_key, due_subject, get, put};
 use crate::clock::UnixMillis;
 use crate::failpoint::failpoint;
 use crate::ledger::RequestRecord;
-use crate::ledger::state::StateError;
+use crate::ledger::state::StateResult;
 use redb::{ReadableDatabase, ReadableTable, WriteTransaction};
 
 /// Rows of one kind handled in one pass, so that a pass never holds up commands for long.
 const MAX_ROWS: usize = 1_000;
 
-type Result<T> = std::result::Result<T, StateError>;
-
 /// One pass; true when more is due.
-pub(super) fn sweep(files: &Files, now: UnixMillis, limits: &Limits) -> Result<bool> {
+pub(super) fn sweep(files: &Files, now: UnixMillis, limits: &Limits) -> StateResult<bool> {
     let ended = due(files, ago(now, limits.replay_ms))?;
-    let purge = |txn: &WriteTransaction| -> Result<usize> {
+    let purge = |txn: &WriteTransaction| -> StateResult<usize> {
         let bodies = purge_bodies(txn, now)?;
         let tombstones = purge_tombstones(txn, ago(now, limits.tombstone_ms))?;
         Ok(bodies.max(tombstones))
@@ -48,7 +46,7 @@ struct Ended {
     record: Option<RequestRecord>,
 }
 
-fn due(files: &Files, until: UnixMillis) -> Result<Vec<Ended>> {
+fn due(files: &Files, until: UnixMillis) -> StateResult<Vec<Ended>> {
     let txn = files.ledger.begin_read()?;
     let requests = tables::open(&txn, tables::REQUESTS)?;
     let mut found = Vec::new();
@@ -69,13 +67,13 @@ fn due(files: &Files, until: UnixMillis) -> Result<Vec<Ended>> {
 fn due_keys(
     index: &impl ReadableTable<&'static [u8], &'static [u8]>,
     until: UnixMillis,
-) -> Result<Vec<Vec<u8>>> {
+) -> StateResult<Vec<Vec<u8>>> {
     let until = until.0.saturating_add(1).to_be_bytes();
     let due = index.range(..until.as_slice())?.take(MAX_ROWS);
     due.map(|pair| Ok(pair?.0.value().to_vec())).collect()
 }
 
-fn archive(txn: &WriteTransaction, ended: &[Ended]) -> Result<()> {
+fn archive(txn: &WriteTransaction, ended: &[Ended]) -> StateResult {
     let mut archive = txn.open_table(tables::ARCHIVE)?;
     let mut index = txn.open_table(tables::ARCHIVE_DUE)?;
     for Ended { due, record } in ended {
@@ -87,7 +85,7 @@ fn archive(txn: &WriteTransaction, ended: &[Ended]) -> Result<()> {
     Ok(())
 }
 
-fn forget(txn: &WriteTransaction, ended: &[Ended]) -> Result<()> {
+fn forget(txn: &WriteTransaction, ended: &[Ended]) -> StateResult {
     let mut requests = txn.open_table(tables::REQUESTS)?;
     let mut index = txn.open_table(tables::ENDED)?;
     for Ended { due, record } in ended {
@@ -99,10 +97,10 @@ fn forget(txn: &WriteTransaction, ended: &[Ended]) -> Result<()> {
     Ok(())
 }
 
-fn purge_bodies(txn: &WriteTransaction, now: UnixMillis) -> Result<usize> {
+fn purge_bodies(txn: &WriteTransaction, now: UnixMillis) -> StateResult<usize> {
     let mut bodies = txn.open_table(tables::BODIES)?;
     purge(&mut txn.open_table(tables::BODIES_DUE)?, now, |_, key| {
-        let body: Option<Body> = get(&bodies, key)?;
+        let body: Option<StoredBody> = get(&bodies, key)?;
         // A later attempt may have stored another body for longer.
         if body.is_some_and(|body| body.expires_at <= now) {
             bodies.remove(key)?;
@@ -111,7 +109,7 @@ fn purge_bodies(txn: &WriteTransaction, now: UnixMillis) -> Result<usize> {
     })
 }
 
-fn purge_tombstones(txn: &WriteTransaction, until: UnixMillis) -> Result<usize> {
+fn purge_tombstones(txn: &WriteTransaction, until: UnixMillis) -> StateResult<usize> {
     let mut archive = txn.open_table(tables::ARCHIVE)?;
     purge(&mut txn.open_table(tables::ARCHIVE_DUE)?, until, |due, key| {
         let record: Option<RequestRecord> = get(&archive, key)?;
@@ -128,8 +126,8 @@ fn purge_tombstones(txn: &WriteTransaction, until: UnixMillis) -> Result<usize> 
 fn purge(
     index: &mut Writable<'_>,
     until: UnixMillis,
-    mut handle: impl FnMut(&[u8], &[u8]) -> Result<()>,
-) -> Result<usize> {
+    mut handle: impl FnMut(&[u8], &[u8]) -> StateResult,
+) -> StateResult<usize> {
     let due = due_keys(index, until)?;
     for key in &due {
         handle(key, due_subject(key))?;

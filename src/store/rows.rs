@@ -1,23 +1,23 @@
 //! The layout of every stored row. A change here is a new row version with a reader for the old
 //! one.
 
-use super::codec::{Field, Malformed, Reader, codes, row, wrapper};
+use super::codec::{Malformed, Reader, StoredField, codes, row, wrapper};
 use crate::clock::UnixMillis;
 use crate::ids::{
     AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId,
 };
 use crate::ledger::records::EntryKind;
-use crate::ledger::state::{Crashes, Granted, Head, Reservation};
+use crate::ledger::state::{Crashes, Granted, JournalHead, Reservation};
 use crate::ledger::{
     Account, AccountStatus, Application, Attempt, AttemptState, Balance, Balances, Bucket,
-    BucketAmounts, Credential, CredentialKind, Entry, FailureCode, FinishReason, Microcredits,
-    Prices, RequestKey, RequestRecord, Usage,
+    BucketAmounts, Credential, CredentialKind, FailureCode, FinishReason, JournalEntry,
+    Microcredits, Prices, RequestKey, RequestRecord, Usage,
 };
 use bytes::Bytes;
 
 /// What the files are: the same in both, so that two that do not belong together are noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Identity {
+pub(super) struct FileIdentity {
     pub schema: u32,
     /// Risen by one with every restore.
     pub epoch: u64,
@@ -33,14 +33,14 @@ pub(super) struct CleanMarker {
 
 /// Where the journal and time stand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Progress {
-    pub head: Head,
+pub(super) struct JournalPosition {
+    pub head: JournalHead,
     /// No command was ever given a later time.
     pub clock: UnixMillis,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Body {
+pub(super) struct StoredBody {
     pub expires_at: UnixMillis,
     pub content: Bytes,
 }
@@ -57,7 +57,7 @@ wrapper!(
     UnixMillis,
 );
 
-impl Field for Microcredits {
+impl StoredField for Microcredits {
     fn write(&self, out: &mut Vec<u8>) {
         self.get().write(out);
     }
@@ -66,11 +66,11 @@ impl Field for Microcredits {
     }
 }
 
-row!(Identity { schema, epoch });
+row!(FileIdentity { schema, epoch });
 row!(CleanMarker { boot, clean });
-row!(Head { sequence, hash });
-row!(Progress { head, clock });
-row!(Body { expires_at, content });
+row!(JournalHead { sequence, hash });
+row!(JournalPosition { head, clock });
+row!(StoredBody { expires_at, content });
 
 codes!(AccountStatus { 0 => Active, 1 => Suspended });
 codes!(Bucket { 0 => Trial, 1 => Premium });
@@ -127,9 +127,9 @@ row!(Attempt {
 });
 row!(Reservation { key, attempt, boot, amount });
 row!(Crashes { count, boot });
-row!(Entry { sequence, at, account, kind, amount, after, hash });
+row!(JournalEntry { sequence, at, account, kind, amount, after, hash });
 
-impl Field for RequestRecord {
+impl StoredField for RequestRecord {
     fn write(&self, out: &mut Vec<u8>) {
         self.key.write(out);
         self.fingerprint.write(out);
@@ -140,19 +140,19 @@ impl Field for RequestRecord {
     }
     fn read(input: &mut Reader<'_>) -> Result<Self, Malformed> {
         let record = Self {
-            key: Field::read(input)?,
-            fingerprint: Field::read(input)?,
-            session: Field::read(input)?,
-            model: Field::read(input)?,
-            stream: Field::read(input)?,
-            attempts: Field::read(input)?,
+            key: StoredField::read(input)?,
+            fingerprint: StoredField::read(input)?,
+            session: StoredField::read(input)?,
+            model: StoredField::read(input)?,
+            stream: StoredField::read(input)?,
+            attempts: StoredField::read(input)?,
         };
         let started = !record.attempts.is_empty();
         started.then_some(record).ok_or(Malformed("request without attempts"))
     }
 }
 
-impl Field for EntryKind {
+impl StoredField for EntryKind {
     fn write(&self, out: &mut Vec<u8>) {
         let (code, key, attempt) = match self {
             Self::Grant { reference } => {
@@ -170,10 +170,10 @@ impl Field for EntryKind {
     fn read(input: &mut Reader<'_>) -> Result<Self, Malformed> {
         let code = u8::read(input)?;
         if code == 0 {
-            let reference = Field::read(input)?;
+            let reference = StoredField::read(input)?;
             return Ok(Self::Grant { reference });
         }
-        let (key, attempt) = (Field::read(input)?, Field::read(input)?);
+        let (key, attempt) = (StoredField::read(input)?, StoredField::read(input)?);
         match code {
             1 => Ok(Self::Reserve { key, attempt }),
             2 => Ok(Self::Settle { key, attempt }),

@@ -2,17 +2,17 @@
 //! older files up to it.
 
 use super::disk::File;
-use super::rows::Identity;
+use super::rows::FileIdentity;
 use super::tables;
-use super::{Result, StoreError, files};
-use crate::ledger::state::StateError;
+use super::{StoreError, StoreResult, files};
+use crate::ledger::state::StateResult;
 use redb::{Database, ReadableDatabase, WriteTransaction};
 
 /// Rewrites one kind of file from one schema to the next.
-pub(super) type Step = fn(File, &WriteTransaction) -> Result<(), StateError>;
+pub(super) type SchemaStep = fn(File, &WriteTransaction) -> StateResult;
 
 /// The first leads from schema 1 to schema 2. A released step never changes.
-pub(super) const STEPS: &[Step] = &[];
+pub(super) const STEPS: &[SchemaStep] = &[];
 
 /// What this build writes.
 pub(super) const SCHEMA: u32 = 1 + STEPS.len() as u32;
@@ -20,7 +20,11 @@ pub(super) const SCHEMA: u32 = 1 + STEPS.len() as u32;
 /// Brings a database, which holds the tables of `contents`, up to the schema after the last of
 /// `steps`. Each step is one transaction together with its number: an interrupted one has not
 /// happened, and the next start goes on from there.
-pub(super) fn upgrade(database: &Database, contents: &[File], steps: &[Step]) -> Result<Identity> {
+pub(super) fn upgrade(
+    database: &Database,
+    contents: &[File],
+    steps: &[SchemaStep],
+) -> StoreResult<FileIdentity> {
     let name = contents.first().map_or("the backup", |file| file.name());
     loop {
         let found = identity(database, name)?;
@@ -32,13 +36,13 @@ pub(super) fn upgrade(database: &Database, contents: &[File], steps: &[Step]) ->
         tracing::info!(name, schema, "bringing the ledger up to this build's schema");
         files::write(database, |txn| {
             contents.iter().try_for_each(|&file| step(file, txn))?;
-            files::set_identity(txn, Identity { schema, ..found })
+            files::set_identity(txn, FileIdentity { schema, ..found })
         })?;
     }
 }
 
 /// Refuses a schema that only other builds know.
-pub(super) fn check(found: u32, known: u32, name: &str) -> Result<()> {
+pub(super) fn check(found: u32, known: u32, name: &str) -> StoreResult {
     if (1..=known).contains(&found) {
         return Ok(());
     }
@@ -49,7 +53,7 @@ pub(super) fn check(found: u32, known: u32, name: &str) -> Result<()> {
 }
 
 /// What a file says it is.
-pub(super) fn identity(database: &impl ReadableDatabase, name: &str) -> Result<Identity> {
+pub(super) fn identity(database: &impl ReadableDatabase, name: &str) -> StoreResult<FileIdentity> {
     let found = read_identity(database).map_err(|error| {
         StoreError::Unusable(format!("{name} does not say what it is: {error}; restore a backup"))
     })?;
@@ -60,7 +64,7 @@ pub(super) fn identity(database: &impl ReadableDatabase, name: &str) -> Result<I
     })
 }
 
-fn read_identity(database: &impl ReadableDatabase) -> Result<Option<Identity>, StateError> {
+fn read_identity(database: &impl ReadableDatabase) -> StateResult<Option<FileIdentity>> {
     let txn = database.begin_read()?;
     match txn.open_table(tables::META) {
         Ok(meta) => tables::get(&meta, tables::IDENTITY),

@@ -5,18 +5,18 @@ use super::disk::Disk;
 use super::files::Files;
 use super::queue::Queue;
 use super::snapshot::Snapshot;
-use super::{AuditReport, Result, StoreError, stats};
+use super::{AuditReport, StoreError, StoreResult, stats};
 use crate::clock::Clock;
 use crate::failpoint::failpoint;
 use crate::ids::BootId;
 use crate::ledger::audit;
 use crate::ledger::commands::ReleaseCause;
-use crate::ledger::state::Head;
+use crate::ledger::state::JournalHead;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
-pub(super) struct Shared {
+pub(super) struct StoreShared {
     pub disk: Box<dyn Disk>,
     pub clock: Arc<dyn Clock>,
     pub boot: BootId,
@@ -28,10 +28,10 @@ pub(super) struct Shared {
     files: RwLock<Option<Files>>,
     min_free_bytes: u64,
     /// Up to where the journal was found sound; `None` before the first audit.
-    audited: Mutex<Option<Head>>,
+    audited: Mutex<Option<JournalHead>>,
 }
 
-impl Shared {
+impl StoreShared {
     pub fn new(
         disk: Box<dyn Disk>,
         clock: Arc<dyn Clock>,
@@ -61,25 +61,25 @@ impl Shared {
     }
 
     /// Runs `read` on the open files.
-    pub fn with_files<T>(&self, read: impl FnOnce(&Files) -> Result<T>) -> Result<T> {
+    pub fn with_files<T>(&self, read: impl FnOnce(&Files) -> StoreResult<T>) -> StoreResult<T> {
         match &*self.files() {
             Some(files) => read(files),
             None => Err(StoreError::Unavailable("its storage failed and is being reopened".into())),
         }
     }
 
-    pub fn snapshot(&self) -> Result<Snapshot> {
+    pub fn snapshot(&self) -> StoreResult<Snapshot> {
         self.with_files(|files| Ok(files.snapshot()?))
     }
 
     /// Checks everything stored; a violation stops admissions.
-    pub fn audit(&self) -> Result<AuditReport> {
+    pub fn audit(&self) -> StoreResult<AuditReport> {
         Ok(self.judge(audit::everything(&self.snapshot()?)?))
     }
 
     /// Checks what was written after the last audit that found nothing wrong, and everything when
     /// there was none.
-    pub fn audit_news(&self, snapshot: &Snapshot) -> Result<AuditReport> {
+    pub fn audit_news(&self, snapshot: &Snapshot) -> StoreResult<AuditReport> {
         let audited = *self.audited.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(self.judge(match audited {
             Some(head) => audit::since(snapshot, head)?,

@@ -1,11 +1,13 @@
 //! Reads: one consistent view of the ledger, never in the way of the writer.
 
-use super::Result;
+use super::StoreResult;
 use super::tables::{self, Definition, ReadOnly};
 use crate::ids::{AccountId, ApplicationId, CredentialId, RequestId};
 use crate::ledger::audit::AuditSource;
-use crate::ledger::state::{Crashes, Reservation, StateError};
-use crate::ledger::{Account, Application, Balances, Credential, Entry, RequestKey, RequestRecord};
+use crate::ledger::state::{Crashes, Reservation, StateResult};
+use crate::ledger::{
+    Account, Application, Balances, Credential, JournalEntry, RequestKey, RequestRecord,
+};
 use redb::ReadTransaction;
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -17,46 +19,46 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    pub fn account(&self, id: AccountId) -> Result<Option<Account>> {
+    pub fn account(&self, id: AccountId) -> StoreResult<Option<Account>> {
         Ok(AuditSource::account(self, id)?)
     }
 
-    pub fn accounts(&self) -> Result<Vec<Account>> {
+    pub fn accounts(&self) -> StoreResult<Vec<Account>> {
         self.all(tables::ACCOUNTS)
     }
 
     /// Zero for an account that never had any.
-    pub fn balances(&self, id: AccountId) -> Result<Balances> {
+    pub fn balances(&self, id: AccountId) -> StoreResult<Balances> {
         Ok(AuditSource::balances(self, id)?)
     }
 
-    pub fn credential_by_digest(&self, digest: &[u8; 32]) -> Result<Option<Credential>> {
+    pub fn credential_by_digest(&self, digest: &[u8; 32]) -> StoreResult<Option<Credential>> {
         Ok(AuditSource::credential_by_digest(self, digest)?)
     }
 
-    pub fn credential(&self, id: CredentialId) -> Result<Option<Credential>> {
+    pub fn credential(&self, id: CredentialId) -> StoreResult<Option<Credential>> {
         let credentials = self.table(tables::CREDENTIALS)?;
         Ok(tables::get(&credentials, id.0.as_bytes())?)
     }
 
-    pub fn credentials(&self, account: AccountId) -> Result<Vec<Credential>> {
+    pub fn credentials(&self, account: AccountId) -> StoreResult<Vec<Credential>> {
         let mut credentials: Vec<Credential> = self.all(tables::CREDENTIALS)?;
         credentials.retain(|credential| credential.account == account);
         Ok(credentials)
     }
 
-    pub fn application(&self, id: ApplicationId) -> Result<Option<Application>> {
+    pub fn application(&self, id: ApplicationId) -> StoreResult<Option<Application>> {
         Ok(AuditSource::application(self, id)?)
     }
 
-    pub fn applications(&self, account: AccountId) -> Result<Vec<Application>> {
+    pub fn applications(&self, account: AccountId) -> StoreResult<Vec<Application>> {
         let mut applications: Vec<Application> = self.all(tables::APPLICATIONS)?;
         applications.retain(|application| application.account == account);
         Ok(applications)
     }
 
     /// The request, be it live, recent or archived.
-    pub fn request(&self, key: &RequestKey) -> Result<Option<RequestRecord>> {
+    pub fn request(&self, key: &RequestKey) -> StoreResult<Option<RequestRecord>> {
         Ok(AuditSource::request(self, key)?)
     }
 
@@ -66,41 +68,50 @@ impl Snapshot {
         &self,
         account: AccountId,
         request: RequestId,
-    ) -> Result<Vec<RequestRecord>> {
+    ) -> StoreResult<Vec<RequestRecord>> {
         self.requests_under(&tables::request_prefix(account, request))
     }
 
     /// The crashes that an input of this account was running in.
-    pub fn crashes(&self, account: AccountId, fingerprint: &[u8; 32]) -> Result<Option<Crashes>> {
+    pub fn crashes(
+        &self,
+        account: AccountId,
+        fingerprint: &[u8; 32],
+    ) -> StoreResult<Option<Crashes>> {
         let crashes = self.table(tables::CRASHES)?;
         Ok(tables::get(&crashes, &tables::crash_key(account, fingerprint))?)
     }
 
     /// Newest last.
-    pub fn requests(&self, account: AccountId) -> Result<Vec<RequestRecord>> {
+    pub fn requests(&self, account: AccountId) -> StoreResult<Vec<RequestRecord>> {
         let mut records = self.requests_under(account.0.as_bytes())?;
         records.sort_by_key(|record| record.attempts.first().map(|first| first.created_at));
         Ok(records)
     }
 
     /// Every queued and running request.
-    pub fn live_requests(&self) -> Result<Vec<RequestRecord>> {
+    pub fn live_requests(&self) -> StoreResult<Vec<RequestRecord>> {
         let open: Vec<Reservation> = self.all(tables::RESERVATIONS)?;
         let requests = self.table(tables::REQUESTS)?;
         let records =
             open.iter().map(|open| tables::get(&requests, &tables::request_key(&open.key)));
-        Ok(records.filter_map(Result::transpose).collect::<Result<_, StateError>>()?)
+        Ok(records.filter_map(Result::transpose).collect::<StateResult<_>>()?)
     }
 
     /// Every queued and running request made with this credential.
-    pub fn live_requests_of(&self, credential: CredentialId) -> Result<Vec<RequestRecord>> {
+    pub fn live_requests_of(&self, credential: CredentialId) -> StoreResult<Vec<RequestRecord>> {
         let mut records = self.live_requests()?;
         records.retain(|record| record.latest().credential == credential);
         Ok(records)
     }
 
     /// Up to `limit` entries of an account's journal after sequence `after`, oldest first.
-    pub fn entries(&self, account: AccountId, after: u64, limit: usize) -> Result<Vec<Entry>> {
+    pub fn entries(
+        &self,
+        account: AccountId,
+        after: u64,
+        limit: usize,
+    ) -> StoreResult<Vec<JournalEntry>> {
         let places = self.table(tables::ENTRIES_BY_ACCOUNT)?;
         let (from, to) = (tables::entry_key(account, after), tables::entry_key(account, u64::MAX));
         let places =
@@ -110,25 +121,25 @@ impl Snapshot {
             let (place, ()) = place?;
             tables::get(&entries, place.get(16..).unwrap_or_default())
         });
-        Ok(found.filter_map(Result::transpose).collect::<Result<_, StateError>>()?)
+        Ok(found.filter_map(Result::transpose).collect::<StateResult<_>>()?)
     }
 
-    pub(super) fn table(&self, table: Definition) -> Result<ReadOnly, StateError> {
+    pub(super) fn table(&self, table: Definition) -> StateResult<ReadOnly> {
         tables::open(&self.ledger, table)
     }
 
-    pub(super) fn archive(&self) -> Result<ReadOnly, StateError> {
+    pub(super) fn archive(&self) -> StateResult<ReadOnly> {
         tables::open(&self.bodies, tables::ARCHIVE)
     }
 
-    fn all<T: super::codec::Field>(&self, table: Definition) -> Result<Vec<T>> {
+    fn all<T: super::codec::StoredField>(&self, table: Definition) -> StoreResult<Vec<T>> {
         let table = self.table(table)?;
         let rows = tables::under(&table, b"")?.map(|row| row.map(|(_, row)| row));
-        Ok(rows.collect::<Result<_, StateError>>()?)
+        Ok(rows.collect::<StateResult<_>>()?)
     }
 
     /// Recent and archived requests whose keys begin with `prefix`, each once.
-    fn requests_under(&self, prefix: &[u8]) -> Result<Vec<RequestRecord>> {
+    fn requests_under(&self, prefix: &[u8]) -> StoreResult<Vec<RequestRecord>> {
         let mut found = BTreeMap::new();
         for table in [self.archive()?, self.table(tables::REQUESTS)?] {
             for row in tables::under::<RequestRecord>(&table, prefix)? {

@@ -1,15 +1,15 @@
 //! `LedgerState` over one open write transaction: what a batch of commands sees and changes.
 
-use super::rows::Progress;
+use super::rows::JournalPosition;
 use super::tables::{self, ReadOnly, Writable, get, put};
 use crate::clock::UnixMillis;
 use crate::ids::{AccountId, ApplicationId, BootId, CredentialId};
-use crate::ledger::state::{Crashes, Granted, Head, LedgerState, Reservation, StateError};
-use crate::ledger::{Account, Application, Balances, Credential, Entry, RequestKey, RequestRecord};
+use crate::ledger::state::{Crashes, Granted, JournalHead, LedgerState, Reservation, StateResult};
+use crate::ledger::{
+    Account, Application, Balances, Credential, JournalEntry, RequestKey, RequestRecord,
+};
 use redb::WriteTransaction;
 use std::collections::BTreeMap;
-
-type Result<T> = std::result::Result<T, StateError>;
 
 pub(super) struct WriteState<'t> {
     meta: Writable<'t>,
@@ -26,7 +26,7 @@ pub(super) struct WriteState<'t> {
     entries: Writable<'t>,
     entries_by_account: Writable<'t>,
     archive: ReadOnly,
-    head: Head,
+    head: JournalHead,
     changed: bool,
     /// Rows that most commands of a batch change again, written once at its end.
     changed_accounts: BTreeMap<AccountId, Account>,
@@ -34,9 +34,9 @@ pub(super) struct WriteState<'t> {
 }
 
 impl<'t> WriteState<'t> {
-    pub fn open(txn: &'t WriteTransaction, archive: ReadOnly) -> Result<Self> {
+    pub fn open(txn: &'t WriteTransaction, archive: ReadOnly) -> StateResult<Self> {
         let meta = txn.open_table(tables::META)?;
-        let progress = get::<Progress>(&meta, tables::PROGRESS)?.unwrap_or_default();
+        let progress = get::<JournalPosition>(&meta, tables::PROGRESS)?.unwrap_or_default();
         Ok(Self {
             meta,
             accounts: txn.open_table(tables::ACCOUNTS)?,
@@ -61,7 +61,7 @@ impl<'t> WriteState<'t> {
 
     /// Writes what is left to write and where the journal and time stand now; false when nothing
     /// was changed and nothing needs a commit.
-    pub fn finish(mut self, now: UnixMillis) -> Result<bool> {
+    pub fn finish(mut self, now: UnixMillis) -> StateResult<bool> {
         if self.changed {
             for (id, account) in &self.changed_accounts {
                 put(&mut self.accounts, id.0.as_bytes(), account)?;
@@ -69,7 +69,7 @@ impl<'t> WriteState<'t> {
             for (id, balances) in &self.changed_balances {
                 put(&mut self.balances, id.0.as_bytes(), balances)?;
             }
-            let progress = Progress { head: self.head, clock: now };
+            let progress = JournalPosition { head: self.head, clock: now };
             put(&mut self.meta, tables::PROGRESS, &progress)?;
         }
         Ok(self.changed)
@@ -77,79 +77,84 @@ impl<'t> WriteState<'t> {
 }
 
 impl LedgerState for WriteState<'_> {
-    fn account(&self, id: AccountId) -> Result<Option<Account>> {
+    fn account(&self, id: AccountId) -> StateResult<Option<Account>> {
         match self.changed_accounts.get(&id) {
             Some(account) => Ok(Some(account.clone())),
             None => get(&self.accounts, id.0.as_bytes()),
         }
     }
 
-    fn put_account(&mut self, account: &Account) -> Result<()> {
+    fn put_account(&mut self, account: &Account) -> StateResult {
         self.changed = true;
         self.changed_accounts.insert(account.id, account.clone());
         Ok(())
     }
 
-    fn balances(&self, id: AccountId) -> Result<Balances> {
+    fn balances(&self, id: AccountId) -> StateResult<Balances> {
         match self.changed_balances.get(&id) {
             Some(balances) => Ok(*balances),
             None => get(&self.balances, id.0.as_bytes()).map(Option::unwrap_or_default),
         }
     }
 
-    fn put_balances(&mut self, id: AccountId, balances: &Balances) -> Result<()> {
+    fn put_balances(&mut self, id: AccountId, balances: &Balances) -> StateResult {
         self.changed = true;
         self.changed_balances.insert(id, *balances);
         Ok(())
     }
 
-    fn application(&self, id: ApplicationId) -> Result<Option<Application>> {
+    fn application(&self, id: ApplicationId) -> StateResult<Option<Application>> {
         get(&self.applications, id.0.as_bytes())
     }
 
-    fn put_application(&mut self, application: &Application) -> Result<()> {
+    fn put_application(&mut self, application: &Application) -> StateResult {
         self.changed = true;
         let key = application.id.0.as_bytes();
         put(&mut self.applications, key, application)
     }
 
-    fn credential(&self, id: CredentialId) -> Result<Option<Credential>> {
+    fn credential(&self, id: CredentialId) -> StateResult<Option<Credential>> {
         get(&self.credentials, id.0.as_bytes())
     }
 
-    fn credential_by_digest(&self, digest: &[u8; 32]) -> Result<Option<Credential>> {
+    fn credential_by_digest(&self, digest: &[u8; 32]) -> StateResult<Option<Credential>> {
         match get(&self.digests, digest)? {
             Some(id) => self.credential(id),
             None => Ok(None),
         }
     }
 
-    fn put_credential(&mut self, credential: &Credential) -> Result<()> {
+    fn put_credential(&mut self, credential: &Credential) -> StateResult {
         self.changed = true;
         put(&mut self.digests, &credential.digest, &credential.id)?;
         let key = credential.id.0.as_bytes();
         put(&mut self.credentials, key, credential)
     }
 
-    fn granted(&self, account: AccountId, reference: &str) -> Result<Option<Granted>> {
+    fn granted(&self, account: AccountId, reference: &str) -> StateResult<Option<Granted>> {
         get(&self.grants, &tables::grant_key(account, reference))
     }
 
-    fn put_granted(&mut self, account: AccountId, reference: &str, granted: Granted) -> Result<()> {
+    fn put_granted(
+        &mut self,
+        account: AccountId,
+        reference: &str,
+        granted: Granted,
+    ) -> StateResult {
         self.changed = true;
         let key = tables::grant_key(account, reference);
         put(&mut self.grants, &key, &granted)
     }
 
-    fn request(&self, key: &RequestKey) -> Result<Option<RequestRecord>> {
+    fn request(&self, key: &RequestKey) -> StateResult<Option<RequestRecord>> {
         get(&self.requests, &tables::request_key(key))
     }
 
-    fn archived(&self, key: &RequestKey) -> Result<Option<RequestRecord>> {
+    fn archived(&self, key: &RequestKey) -> StateResult<Option<RequestRecord>> {
         get(&self.archive, &tables::request_key(key))
     }
 
-    fn put_request(&mut self, record: &RequestRecord) -> Result<()> {
+    fn put_request(&mut self, record: &RequestRecord) -> StateResult {
         self.changed = true;
         let key = tables::request_key(&record.key);
         if let Some(at) = record.latest().finished_at {
@@ -158,30 +163,30 @@ impl LedgerState for WriteState<'_> {
         put(&mut self.requests, &key, record)
     }
 
-    fn reservation(&self, key: &RequestKey) -> Result<Option<Reservation>> {
+    fn reservation(&self, key: &RequestKey) -> StateResult<Option<Reservation>> {
         get(&self.reservations, &tables::request_key(key))
     }
 
-    fn put_reservation(&mut self, reservation: &Reservation) -> Result<()> {
+    fn put_reservation(&mut self, reservation: &Reservation) -> StateResult {
         self.changed = true;
         let key = tables::request_key(&reservation.key);
         put(&mut self.reservations, &key, reservation)
     }
 
-    fn remove_reservation(&mut self, key: &RequestKey) -> Result<()> {
+    fn remove_reservation(&mut self, key: &RequestKey) -> StateResult {
         self.changed = true;
         self.reservations.remove(tables::request_key(key).as_slice())?;
         Ok(())
     }
 
-    fn foreign_reservations(&self, boot: BootId, limit: usize) -> Result<Vec<Reservation>> {
+    fn foreign_reservations(&self, boot: BootId, limit: usize) -> StateResult<Vec<Reservation>> {
         let open = tables::rows::<Reservation>(&self.reservations)?;
         let open = open.map(|row| row.map(|(_, reservation)| reservation));
         let foreign = open.filter(|row| row.as_ref().map_or(true, |open| open.boot != boot));
         foreign.take(limit).collect()
     }
 
-    fn crashes(&self, account: AccountId, fingerprint: &[u8; 32]) -> Result<Option<Crashes>> {
+    fn crashes(&self, account: AccountId, fingerprint: &[u8; 32]) -> StateResult<Option<Crashes>> {
         get(&self.crashes, &tables::crash_key(account, fingerprint))
     }
 
@@ -190,19 +195,19 @@ impl LedgerState for WriteState<'_> {
         account: AccountId,
         fingerprint: &[u8; 32],
         crashes: Crashes,
-    ) -> Result<()> {
+    ) -> StateResult {
         self.changed = true;
         let key = tables::crash_key(account, fingerprint);
         put(&mut self.crashes, &key, &crashes)
     }
 
-    fn head(&self) -> Result<Head> {
+    fn head(&self) -> StateResult<JournalHead> {
         Ok(self.head)
     }
 
-    fn append(&mut self, entry: &Entry) -> Result<()> {
+    fn append(&mut self, entry: &JournalEntry) -> StateResult {
         self.changed = true;
-        self.head = Head { sequence: entry.sequence, hash: entry.hash };
+        self.head = JournalHead { sequence: entry.sequence, hash: entry.hash };
         let place = tables::entry_key(entry.account, entry.sequence);
         put(&mut self.entries_by_account, &place, &())?;
         put(&mut self.entries, &entry.sequence.to_be_bytes(), entry)

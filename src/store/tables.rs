@@ -1,11 +1,11 @@
 //! Tables and keys of the two files. Keys are big-endian bytes, so their order is the order of what
 //! they name.
 
-use super::codec::{self, Field};
+use super::codec::{self, StoredField};
 use crate::clock::UnixMillis;
 use crate::ids::{AccountId, RequestId};
 use crate::ledger::RequestKey;
-use crate::ledger::state::StateError;
+use crate::ledger::state::{StateError, StateResult};
 use redb::{ReadTransaction, ReadableTable, Table, TableDefinition, WriteTransaction};
 use std::ops::Bound;
 
@@ -67,7 +67,7 @@ pub(super) const ARCHIVE_DUE: Definition = TableDefinition::new("archive_due");
 pub(super) const BODIES_TABLES: [Definition; 5] = [META, BODIES, BODIES_DUE, ARCHIVE, ARCHIVE_DUE];
 
 /// Creates the tables that are missing.
-pub(super) fn create(txn: &WriteTransaction, tables: &[Definition]) -> Result<(), StateError> {
+pub(super) fn create(txn: &WriteTransaction, tables: &[Definition]) -> StateResult {
     for table in tables {
         txn.open_table(*table)?;
     }
@@ -107,27 +107,23 @@ pub(super) fn entry_key(account: AccountId, sequence: u64) -> Vec<u8> {
     [account.0.as_bytes().as_slice(), &sequence.to_be_bytes()].concat()
 }
 
-pub(super) fn get<T: Field>(
+pub(super) fn get<T: StoredField>(
     table: &impl ReadableTable<&'static [u8], &'static [u8]>,
     key: &[u8],
-) -> Result<Option<T>, StateError> {
+) -> StateResult<Option<T>> {
     let stored = table.get(key)?;
     stored.map(|stored| codec::decode(key, stored.value())).transpose()
 }
 
-pub(super) fn put(
-    table: &mut Writable<'_>,
-    key: &[u8],
-    row: &impl Field,
-) -> Result<(), StateError> {
+pub(super) fn put(table: &mut Writable<'_>, key: &[u8], row: &impl StoredField) -> StateResult {
     table.insert(key, codec::encode(key, row).as_slice())?;
     Ok(())
 }
 
 /// Every row in key order, as (key, row); a damaged one is an item of its own.
-pub(super) fn rows<T: Field>(
+pub(super) fn rows<T: StoredField>(
     table: &impl ReadableTable<&'static [u8], &'static [u8]>,
-) -> Result<impl Iterator<Item = Result<(Vec<u8>, T), StateError>>, StateError> {
+) -> StateResult<impl Iterator<Item = StateResult<(Vec<u8>, T)>>> {
     Ok(table.iter()?.map(|pair| {
         let (key, stored) = pair?;
         let row = codec::decode(key.value(), stored.value())?;
@@ -137,10 +133,10 @@ pub(super) fn rows<T: Field>(
 
 /// The rows of a range of keys, as (key, row). A damaged one is an item of its own; a failure of
 /// the database is the last.
-pub(super) fn range<T: Field>(
+pub(super) fn range<T: StoredField>(
     table: &ReadOnly,
     keys: (Bound<&[u8]>, Bound<&[u8]>),
-) -> Result<impl Iterator<Item = Result<(Vec<u8>, T), StateError>> + use<T>, StateError> {
+) -> StateResult<impl Iterator<Item = StateResult<(Vec<u8>, T)>> + use<T>> {
     let pairs = table.range::<&[u8]>(keys)?;
     let failed = |pair: &Result<_, _>| pair.is_err();
     Ok(until_after(pairs, failed).map(|pair| {
@@ -151,10 +147,10 @@ pub(super) fn range<T: Field>(
 }
 
 /// The rows whose keys begin with `prefix`, likewise.
-pub(super) fn under<T: Field>(
+pub(super) fn under<T: StoredField>(
     table: &ReadOnly,
     prefix: &[u8],
-) -> Result<impl Iterator<Item = Result<(Vec<u8>, T), StateError>> + use<T>, StateError> {
+) -> StateResult<impl Iterator<Item = StateResult<(Vec<u8>, T)>> + use<T>> {
     let behind = successor(prefix);
     let end = behind.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
     range(table, (Bound::Included(prefix), end))
@@ -182,7 +178,7 @@ fn until_after<T>(
     })
 }
 
-pub(super) fn open(txn: &ReadTransaction, table: Definition) -> Result<ReadOnly, StateError> {
+pub(super) fn open(txn: &ReadTransaction, table: Definition) -> StateResult<ReadOnly> {
     Ok(txn.open_table(table)?)
 }
 

@@ -8,17 +8,17 @@
 
 use super::files::Files;
 use super::limits::Limits;
-use super::queue::{Job, Taken, Work};
+use super::queue::{Taken, WriteAction, WriteJob};
 use super::retention;
 use super::state::WriteState;
 use super::tables;
-use super::{Result, Shared, StoreError, bodies};
+use super::{StoreError, StoreResult, StoreShared, bodies};
 use crate::clock::UnixMillis;
 use crate::failpoint::failpoint;
 use crate::ids::AttemptId;
 use crate::ledger::apply::{ApplyError, apply};
 use crate::ledger::commands::ReleaseCause;
-use crate::ledger::state::StateError;
+use crate::ledger::state::{StateError, StateResult};
 use crate::ledger::{Command, FailureCode, Outcome, RequestKey};
 use redb::ReadableDatabase;
 use std::collections::VecDeque;
@@ -40,12 +40,12 @@ const FIRST_RETRY: Duration = Duration::from_millis(20);
 const LAST_RETRY: Duration = Duration::from_secs(5);
 
 pub(super) struct Writer {
-    shared: Arc<Shared>,
+    shared: Arc<StoreShared>,
     limits: Limits,
     /// The latest time any command was given; stored time never goes back.
     clock: UnixMillis,
     /// What the unusable ledger is owed, in the order it came.
-    pending_ends: VecDeque<Job>,
+    pending_ends: VecDeque<WriteJob>,
     retry: Duration,
     next_retry: Instant,
     next_maintenance: Instant,
@@ -53,14 +53,14 @@ pub(super) struct Writer {
 }
 
 /// Why a batch was not committed, or may not have been.
-enum Failure {
+enum BatchFailure {
     /// The job at this place met a damaged row; without it the others can be applied.
     Damaged(usize, StateError),
     /// The handle must not be used again; the batch may be durable.
     Handle(String),
 }
 
-impl From<StateError> for Failure {
+impl From<StateError> for BatchFailure {
     fn from(error: StateError) -> Self {
         Self::Handle(error.to_string())
     }
@@ -78,7 +78,7 @@ impl Drop for EndOnPanic {
 }
 
 impl Writer {
-    pub fn new(shared: Arc<Shared>, limits: Limits, clock: UnixMillis) -> Self {
+    pub fn new(shared: Arc<StoreShared>, limits: Limits, clock: UnixMillis) -> Self {
         let now = Instant::now();
         Self {
             shared,
@@ -93,16 +93,16 @@ impl Writer {
     }
 
     /// Ends what earlier boots left open. Before this, nothing may be admitted.
-    pub fn recover(&mut self) -> Result<()> {
+    pub fn recover(&mut self) -> StoreResult {
         let boot = self.shared.boot;
         self.shared.with_files(|files| Ok(bodies::remove_orphans(files)?))?;
         let mut total = 0;
         loop {
             let limit = RECOVERY_BATCH;
-            let job = Job::new(Work::Apply(Command::Recover { boot, limit }), None);
+            let job = WriteJob::new(WriteAction::Apply(Command::Recover { boot, limit }), None);
             let outcomes = self.transact(&[job]).map_err(|failure| match failure {
-                Failure::Damaged(_, error) => error.into(),
-                Failure::Handle(why) => StoreError::Unavailable(why),
+                BatchFailure::Damaged(_, error) => error.into(),
+                BatchFailure::Handle(why) => StoreError::Unavailable(why),
             })?;
             let Some(Ok(Outcome::Recovered { released, remaining })) = outcomes.into_iter().next()
             else {
@@ -145,15 +145,15 @@ impl Writer {
     }
 
     /// Applies the jobs as one transaction and answers each after the commit.
-    pub fn commit(&mut self, mut jobs: Vec<Job>) {
+    pub fn commit(&mut self, mut jobs: Vec<WriteJob>) {
         while !jobs.is_empty() {
             match self.transact_guarded(&jobs) {
                 Ok(results) => return self.acknowledge(jobs, results),
-                Err(Failure::Damaged(index, error)) => {
+                Err(BatchFailure::Damaged(index, error)) => {
                     self.shared.health.distrust(&error.to_string());
                     jobs.remove(index).answer(Err(error.into()));
                 }
-                Err(Failure::Handle(why)) => {
+                Err(BatchFailure::Handle(why)) => {
                     self.shared.disconnect(&why);
                     return self.defer(jobs, &why);
                 }
@@ -162,15 +162,18 @@ impl Writer {
     }
 
     /// A panic of the database is one more way for a handle to fail.
-    fn transact_guarded(&mut self, jobs: &[Job]) -> Result<Vec<Result<Outcome>>, Failure> {
+    fn transact_guarded(
+        &mut self,
+        jobs: &[WriteJob],
+    ) -> Result<Vec<StoreResult<Outcome>>, BatchFailure> {
         panic::catch_unwind(AssertUnwindSafe(|| self.transact(jobs)))
-            .unwrap_or_else(|_| Err(Failure::Handle("the database panicked".into())))
+            .unwrap_or_else(|_| Err(BatchFailure::Handle("the database panicked".into())))
     }
 
-    fn transact(&mut self, jobs: &[Job]) -> Result<Vec<Result<Outcome>>, Failure> {
+    fn transact(&mut self, jobs: &[WriteJob]) -> Result<Vec<StoreResult<Outcome>>, BatchFailure> {
         let shared = Arc::clone(&self.shared);
         let Some(files) = &*shared.files() else {
-            return Err(Failure::Handle("it is not open".into()));
+            return Err(BatchFailure::Handle("it is not open".into()));
         };
         self.clock = self.clock.max(shared.clock.now());
         bodies::write_all(&files.bodies, jobs)?;
@@ -180,14 +183,16 @@ impl Writer {
         let mut state = WriteState::open(&txn, archive)?;
         let mut results = Vec::with_capacity(jobs.len());
         for (index, job) in jobs.iter().enumerate() {
-            results.push(self.perform(&mut state, &job.work, index)?);
+            results.push(self.perform(&mut state, &job.action, index)?);
         }
         if state.finish(self.clock)? {
             failpoint!("store::before_commit");
-            failpoint!("store::commit_lost", |_| Err(Failure::Handle("the commit failed".into())));
+            failpoint!("store::commit_lost", |_| Err(BatchFailure::Handle(
+                "the commit failed".into()
+            )));
             txn.commit().map_err(StateError::from)?;
             failpoint!("store::after_commit");
-            failpoint!("store::commit_unknown", |_| Err(Failure::Handle(
+            failpoint!("store::commit_unknown", |_| Err(BatchFailure::Handle(
                 "the commit failed".into()
             )));
         }
@@ -197,10 +202,10 @@ impl Writer {
     fn perform(
         &mut self,
         state: &mut WriteState<'_>,
-        work: &Work,
+        action: &WriteAction,
         index: usize,
-    ) -> Result<Result<Outcome>, Failure> {
-        let Work::Apply(command) = work else {
+    ) -> Result<StoreResult<Outcome>, BatchFailure> {
+        let WriteAction::Apply(command) = action else {
             return Ok(Ok(Outcome::Done));
         };
         if let Err(why) = self.permit(command) {
@@ -214,7 +219,7 @@ impl Writer {
                 Ok(Err(StoreError::Unavailable(violation.to_string())))
             }
             Err(ApplyError::State(error @ StateError::Corrupt(_))) => {
-                Err(Failure::Damaged(index, error))
+                Err(BatchFailure::Damaged(index, error))
             }
             Err(ApplyError::State(error)) => Err(error.into()),
         }
@@ -246,18 +251,18 @@ impl Writer {
         low
     }
 
-    fn acknowledge(&self, jobs: Vec<Job>, results: Vec<Result<Outcome>>) {
+    fn acknowledge(&self, jobs: Vec<WriteJob>, results: Vec<StoreResult<Outcome>>) {
         // Dropped before the jobs are: nobody is told "unknown" of what was committed by a process
         // that is about to end.
         let _end = EndOnPanic;
         failpoint!("store::acknowledge");
         for (job, result) in jobs.into_iter().zip(results) {
-            if let (Work::Apply(Command::Release { cause, .. }), Ok(Outcome::Request(_))) =
-                (&job.work, &result)
+            if let (WriteAction::Apply(Command::Release { cause, .. }), Ok(Outcome::Request(_))) =
+                (&job.action, &result)
             {
                 self.shared.released(*cause, 1);
             }
-            let admit_ids = job.work.admit_ids();
+            let admit_ids = job.action.admit_ids();
             let admitted = matches!(result, Ok(Outcome::Admitted(_)));
             let heard = job.answer(result);
             if let Some((key, attempt)) = admit_ids.filter(|_| admitted && !heard) {
@@ -267,13 +272,13 @@ impl Writer {
     }
 
     /// Keeps for later what nobody would repeat; everything else is answered as unknown.
-    fn defer(&mut self, jobs: Vec<Job>, why: &str) {
+    fn defer(&mut self, jobs: Vec<WriteJob>, why: &str) {
         for job in jobs {
-            if job.is_detached() && job.work.ends_attempt() {
+            if job.is_detached() && job.action.ends_attempt() {
                 self.pending_ends.push_back(job);
                 continue;
             }
-            if let Some((key, attempt)) = job.work.admit_ids() {
+            if let Some((key, attempt)) = job.action.admit_ids() {
                 self.pending_ends.push_back(release_unheard(key, attempt));
             }
             job.answer(Err(StoreError::Unavailable(why.to_owned())));
@@ -310,7 +315,7 @@ impl Writer {
         self.shared.health.reachable()
     }
 
-    fn try_reopen(&mut self) -> Result<()> {
+    fn try_reopen(&mut self) -> StoreResult {
         failpoint!("store::reopen", |_| Err(StoreError::Unavailable("it stays closed".into())));
         let files = Files::open(&*self.shared.disk)?;
         self.shared.audit_news(&files.snapshot()?)?;
@@ -343,7 +348,7 @@ impl Writer {
 
     /// True when more is due. Goes by the clock itself: stored time, which never goes back, may be
     /// ahead of it, and nothing may be forgotten early.
-    pub fn sweep(&mut self) -> Result<bool, StateError> {
+    pub fn sweep(&mut self) -> StateResult<bool> {
         match &*self.shared.files() {
             Some(files) => retention::sweep(files, self.shared.clock.now(), &self.limits),
             None => Ok(false),
@@ -367,8 +372,8 @@ impl Writer {
 }
 
 /// Ends an admission nobody waits for.
-pub(super) fn release_unheard(key: RequestKey, attempt: AttemptId) -> Job {
+pub(super) fn release_unheard(key: RequestKey, attempt: AttemptId) -> WriteJob {
     let cause = ReleaseCause::Failed(FailureCode::ControlPlaneUnavailable);
     let release = Command::Release { key, attempt, cause };
-    Job::new(Work::Apply(release), None)
+    WriteJob::new(WriteAction::Apply(release), None)
 }

@@ -13,7 +13,7 @@ use crate::ledger::{
     Admit, Bucket, Command, Credential, CredentialKind, FinishReason, Microcredits, Prices,
     RequestKey, Usage,
 };
-use crate::store::{Result as StoreResult, Store, SyncMeter};
+use crate::store::{Store, StoreResult, SyncMeter};
 use serde_json::{Value, json};
 use std::fs;
 use std::io::Write;

@@ -11,11 +11,11 @@ mod source;
 
 use super::amounts::BucketAmounts;
 use super::records::{Balances, RequestKey};
-use super::state::{Head, StateError};
+use super::state::{JournalHead, StateError, StateResult};
 use crate::clock::UnixMillis;
 use crate::ids::{AccountId, AttemptId};
 use multiset_check::{Item, MultisetCheck};
-pub use source::{AuditSource, Result, Rows, conflicting_duplicate};
+pub use source::{AuditSource, RowIter, conflicting_duplicate};
 use std::collections::HashMap;
 
 /// Violations named before the rest is only counted.
@@ -23,7 +23,7 @@ const MAX_NAMED: usize = 100;
 
 /// What an audit read and found.
 #[derive(Clone, Debug, Default)]
-pub struct Report {
+pub struct AuditReport {
     pub ok: bool,
     pub accounts: u64,
     pub credentials: u64,
@@ -32,16 +32,16 @@ pub struct Report {
     pub entries: u64,
     pub violations: Vec<String>,
     /// The end of the journal as it was read.
-    pub head: Head,
+    pub head: JournalHead,
 }
 
 /// Checks everything. An error means that nothing can be said.
-pub fn everything(source: &impl AuditSource) -> Result<Report> {
-    let mut audit = Audit::of(source, Head::default());
+pub fn everything(source: &impl AuditSource) -> StateResult<AuditReport> {
+    let mut audit = Audit::of(source, JournalHead::default());
     audit.check_everything()?;
     if let Some(second_reading) = std::mem::take(&mut audit.multiset_check).second_reading() {
         let mut again =
-            Audit { multiset_check: second_reading, ..Audit::of(source, Head::default()) };
+            Audit { multiset_check: second_reading, ..Audit::of(source, JournalHead::default()) };
         again.check_everything()?;
         again
             .multiset_check
@@ -53,7 +53,7 @@ pub fn everything(source: &impl AuditSource) -> Result<Report> {
 
 /// Checks the journal after `from` and every account and request that it touches. What an earlier
 /// audit has checked and no entry has touched since is not read.
-pub fn since(source: &impl AuditSource, from: Head) -> Result<Report> {
+pub fn since(source: &impl AuditSource, from: JournalHead) -> StateResult<AuditReport> {
     let mut audit = Audit::of(source, from);
     audit.check_journal()?;
     for (account, replayed) in std::mem::take(&mut audit.replayed) {
@@ -72,10 +72,10 @@ pub fn since(source: &impl AuditSource, from: Head) -> Result<Report> {
 struct Audit<'b, B> {
     source: &'b B,
     findings: Findings,
-    report: Report,
+    report: AuditReport,
     /// Where the reading of the journal began; entries up to here are trusted.
-    from: Head,
-    head: Head,
+    from: JournalHead,
+    head: JournalHead,
     last: UnixMillis,
     /// What the journal says of balances so far.
     replayed: HashMap<AccountId, Balances>,
@@ -85,11 +85,11 @@ struct Audit<'b, B> {
 }
 
 impl<'b, B: AuditSource> Audit<'b, B> {
-    fn of(source: &'b B, from: Head) -> Self {
+    fn of(source: &'b B, from: JournalHead) -> Self {
         Self {
             source,
             findings: Findings::default(),
-            report: Report::default(),
+            report: AuditReport::default(),
             from,
             head: from,
             last: UnixMillis::default(),
@@ -99,7 +99,7 @@ impl<'b, B: AuditSource> Audit<'b, B> {
         }
     }
 
-    fn check_everything(&mut self) -> Result<()> {
+    fn check_everything(&mut self) -> StateResult {
         self.check_journal()?;
         self.check_rows()
     }
@@ -107,9 +107,9 @@ impl<'b, B: AuditSource> Audit<'b, B> {
     /// Checks each row; the number of rows.
     fn each<T>(
         &mut self,
-        rows: Rows<'b, T>,
-        mut check: impl FnMut(&mut Self, T) -> Result<()>,
-    ) -> Result<u64> {
+        rows: RowIter<'b, T>,
+        mut check: impl FnMut(&mut Self, T) -> StateResult,
+    ) -> StateResult<u64> {
         let mut count = 0;
         for row in rows? {
             count += 1;
@@ -119,7 +119,7 @@ impl<'b, B: AuditSource> Audit<'b, B> {
     }
 
     /// A damaged row is a finding; only a storage that fails ends the audit.
-    fn attempt(&mut self, check: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
+    fn attempt(&mut self, check: impl FnOnce(&mut Self) -> StateResult) -> StateResult {
         match check(self) {
             Err(StateError::Corrupt(what)) => self.findings.add(what),
             other => return other,
@@ -133,9 +133,9 @@ impl<'b, B: AuditSource> Audit<'b, B> {
         }
     }
 
-    fn report(self) -> Report {
+    fn report(self) -> AuditReport {
         let violations = self.findings.list();
-        Report { ok: violations.is_empty(), violations, head: self.head, ..self.report }
+        AuditReport { ok: violations.is_empty(), violations, head: self.head, ..self.report }
     }
 }
 

@@ -1,16 +1,16 @@
 //! The journal, entry by entry: its numbers, its chain, its time, and the balances and reservations
 //! it leads to.
 
-use super::rows::{End, expected_end};
-use super::{Audit, AuditSource, Item, Result};
+use super::rows::{JournalledEnd, expected_end};
+use super::{Audit, AuditSource, Item};
 use crate::ids::AttemptId;
 use crate::ledger::amounts::BucketAmounts;
 use crate::ledger::journal;
-use crate::ledger::records::{Balances, Entry, EntryKind, RequestKey};
-use crate::ledger::state::Head;
+use crate::ledger::records::{Balances, EntryKind, JournalEntry, RequestKey};
+use crate::ledger::state::{JournalHead, StateResult};
 
 impl<B: AuditSource> Audit<'_, B> {
-    pub(super) fn check_journal(&mut self) -> Result<()> {
+    pub(super) fn check_journal(&mut self) -> StateResult {
         self.resume()?;
         let after = self.from.sequence;
         self.report.entries =
@@ -26,8 +26,8 @@ impl<B: AuditSource> Audit<'_, B> {
     }
 
     /// Finds the entry that an earlier audit ended with as it was.
-    fn resume(&mut self) -> Result<()> {
-        let Head { sequence, hash } = self.from;
+    fn resume(&mut self) -> StateResult {
+        let JournalHead { sequence, hash } = self.from;
         if sequence == 0 {
             return Ok(());
         }
@@ -41,9 +41,9 @@ impl<B: AuditSource> Audit<'_, B> {
         })
     }
 
-    fn check_entry(&mut self, entry: &Entry) -> Result<()> {
+    fn check_entry(&mut self, entry: &JournalEntry) -> StateResult {
         let sequence = entry.sequence;
-        let before = std::mem::replace(&mut self.head, Head { sequence, hash: entry.hash });
+        let before = std::mem::replace(&mut self.head, JournalHead { sequence, hash: entry.hash });
         self.require(sequence == before.sequence + 1, || {
             format!("entry {sequence} does not follow entry {}", before.sequence)
         });
@@ -65,10 +65,10 @@ impl<B: AuditSource> Audit<'_, B> {
                 self.check_reserve(entry, key, *attempt, &before)
             }
             EntryKind::Settle { key, attempt } => {
-                self.check_end(entry, key, *attempt, End::Settled(entry.amount), &before)?
+                self.check_end(entry, key, *attempt, JournalledEnd::Settled(entry.amount), &before)?
             }
             EntryKind::Release { key, attempt } => {
-                self.check_end(entry, key, *attempt, End::Released, &before)?
+                self.check_end(entry, key, *attempt, JournalledEnd::Released, &before)?
             }
         };
         self.require(after == Some(entry.after), || {
@@ -78,7 +78,7 @@ impl<B: AuditSource> Audit<'_, B> {
     }
 
     /// What the trusted part of the journal left the account with.
-    fn balances_before(&self, entry: &Entry) -> Result<Balances> {
+    fn balances_before(&self, entry: &JournalEntry) -> StateResult<Balances> {
         if self.from.sequence == 0 {
             return Ok(Balances::default());
         }
@@ -88,10 +88,10 @@ impl<B: AuditSource> Audit<'_, B> {
 
     fn check_grant(
         &mut self,
-        entry: &Entry,
+        entry: &JournalEntry,
         reference: &str,
         before: &Balances,
-    ) -> Result<Option<Balances>> {
+    ) -> StateResult<Option<Balances>> {
         let granted = self.source.granted(entry.account, reference)?;
         let same = granted.is_some_and(|granted| granted.bucket_amounts() == entry.amount);
         self.require(same, || format!("entry {} and its grant disagree", entry.sequence));
@@ -103,7 +103,7 @@ impl<B: AuditSource> Audit<'_, B> {
 
     fn check_reserve(
         &mut self,
-        entry: &Entry,
+        entry: &JournalEntry,
         key: &RequestKey,
         attempt: AttemptId,
         before: &Balances,
@@ -118,12 +118,12 @@ impl<B: AuditSource> Audit<'_, B> {
 
     fn check_end(
         &mut self,
-        entry: &Entry,
+        entry: &JournalEntry,
         key: &RequestKey,
         attempt: AttemptId,
-        end: End,
+        end: JournalledEnd,
         before: &Balances,
-    ) -> Result<Option<Balances>> {
+    ) -> StateResult<Option<Balances>> {
         let record = self.source.request(key)?;
         let stored = record.as_ref().and_then(|record| record.attempt(attempt));
         let opened = self.open.remove(&(*key, attempt));
@@ -142,11 +142,12 @@ impl<B: AuditSource> Audit<'_, B> {
             self.require(agrees, || format!("attempt {attempt} of {key} and its journal disagree"));
             self.multiset_check.journalled(Item::Attempt(*key, attempt));
         }
-        let charged = if let End::Settled(charged) = end { charged } else { BucketAmounts::ZERO };
+        let charged =
+            if let JournalledEnd::Settled(charged) = end { charged } else { BucketAmounts::ZERO };
         self.require(reserved.checked_sub(charged).is_some(), || {
             format!("attempt {attempt} of {key} is charged more than was reserved")
         });
-        let whole = end != End::Released || entry.amount == reserved;
+        let whole = end != JournalledEnd::Released || entry.amount == reserved;
         self.require(whole && key.account == entry.account, || {
             format!("entry {} does not match its reservation", entry.sequence)
         });
@@ -162,7 +163,7 @@ impl<B: AuditSource> Audit<'_, B> {
         key: &RequestKey,
         attempt: AttemptId,
         reserved: BucketAmounts,
-    ) -> Result<()> {
+    ) -> StateResult {
         let record = self.source.request(key)?;
         let Some(stored) = record.as_ref().and_then(|record| record.attempt(attempt)) else {
             self.findings

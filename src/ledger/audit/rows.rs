@@ -1,23 +1,23 @@
 //! The rows: each against its owner, against itself, and against what the journal says of it.
 
-use super::{Audit, AuditSource, Item, Result};
+use super::{Audit, AuditSource, Item};
 use crate::ids::{AccountId, ApplicationId};
 use crate::ledger::amounts::{BucketAmounts, Microcredits};
 use crate::ledger::records::{
     Account, Attempt, AttemptState, Balances, Credential, CredentialKind, RequestKey, RequestRecord,
 };
-use crate::ledger::state::Reservation;
+use crate::ledger::state::{Reservation, StateResult};
 
 /// How the journal ends an attempt.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum JournalledEnd {
     Settled(BucketAmounts),
     Released,
 }
 
 impl<B: AuditSource> Audit<'_, B> {
     /// Call after the journal was read from its beginning.
-    pub(super) fn check_rows(&mut self) -> Result<()> {
+    pub(super) fn check_rows(&mut self) -> StateResult {
         let source = self.source;
         self.report.accounts = self.each(source.accounts(), |audit, account| {
             let replayed = audit.replayed.remove(&account.id).unwrap_or_default();
@@ -55,7 +55,7 @@ impl<B: AuditSource> Audit<'_, B> {
         Ok(())
     }
 
-    pub(super) fn check_account(&mut self, account: &Account, replayed: Balances) -> Result<()> {
+    pub(super) fn check_account(&mut self, account: &Account, replayed: Balances) -> StateResult {
         let id = account.id;
         let balances = self.source.balances(id)?;
         let mut reserved = Some(BucketAmounts::ZERO);
@@ -85,7 +85,7 @@ impl<B: AuditSource> Audit<'_, B> {
         Ok(())
     }
 
-    fn check_credential(&mut self, credential: &Credential) -> Result<()> {
+    fn check_credential(&mut self, credential: &Credential) -> StateResult {
         let id = credential.id;
         let found = self.source.credential_by_digest(&credential.digest)?;
         self.require(found.as_ref() == Some(credential), || {
@@ -104,7 +104,11 @@ impl<B: AuditSource> Audit<'_, B> {
         Ok(())
     }
 
-    fn is_scope(&self, account: AccountId, application: Option<ApplicationId>) -> Result<bool> {
+    fn is_scope(
+        &self,
+        account: AccountId,
+        application: Option<ApplicationId>,
+    ) -> StateResult<bool> {
         match application {
             None => Ok(true),
             Some(id) => {
@@ -113,7 +117,7 @@ impl<B: AuditSource> Audit<'_, B> {
         }
     }
 
-    pub(super) fn check_request(&mut self, record: &RequestRecord) -> Result<()> {
+    pub(super) fn check_request(&mut self, record: &RequestRecord) -> StateResult {
         let key = record.key;
         let owned = self.source.account(key.account)?.is_some()
             && self.is_scope(key.account, key.application)?;
@@ -154,7 +158,7 @@ impl<B: AuditSource> Audit<'_, B> {
         });
     }
 
-    fn check_reservation(&mut self, reservation: &Reservation) -> Result<()> {
+    fn check_reservation(&mut self, reservation: &Reservation) -> StateResult {
         let Reservation { key, attempt, .. } = reservation;
         let record = self.source.request(key)?;
         let there = record.is_some_and(|record| record.attempt(*attempt).is_some());
@@ -166,11 +170,11 @@ impl<B: AuditSource> Audit<'_, B> {
 }
 
 /// What the journal must say of an attempt's end.
-pub(super) fn expected_end(attempt: &Attempt) -> Option<End> {
+pub(super) fn expected_end(attempt: &Attempt) -> Option<JournalledEnd> {
     match (attempt.state, attempt.usage) {
         (AttemptState::Queued | AttemptState::Running, _) => None,
-        (_, Some(_)) => Some(End::Settled(attempt.charged)),
-        (_, None) => Some(End::Released),
+        (_, Some(_)) => Some(JournalledEnd::Settled(attempt.charged)),
+        (_, None) => Some(JournalledEnd::Released),
     }
 }
 

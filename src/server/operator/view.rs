@@ -4,7 +4,7 @@
 use crate::clock::UnixMillis;
 use crate::ledger::records::EntryKind;
 use crate::ledger::{
-    Account, Application, Attempt, Balances, Bucket, BucketAmounts, Credential, Entry,
+    Account, Application, Attempt, Balances, Bucket, BucketAmounts, Credential, JournalEntry,
     Microcredits, RequestRecord,
 };
 use crate::server::wire::objects::{CreditBalance, RequestObject};
@@ -107,7 +107,7 @@ fn attempt(attempt: &Attempt) -> Value {
     })
 }
 
-pub fn entry(entry: &Entry) -> Value {
+pub fn entry(entry: &JournalEntry) -> Value {
     let line = json!({
         "sequence": entry.sequence,
         "at": entry.at.seconds(),

@@ -1,7 +1,7 @@
 //! Disks that fail, fill up, are slow or were tampered with.
 
 use super::super::limits::Limits;
-use super::super::queue::{Job, MAX_WAITING, Work};
+use super::super::queue::{MAX_WAITING, WriteAction, WriteJob};
 use super::faults::{Bench, opened};
 use super::media::{Operation, Random, SimulatedDisk, Trap};
 use super::*;
@@ -175,7 +175,7 @@ fn a_slow_disk_bounds_what_waits() {
     disk.set_slow(true);
     let push = |command| {
         let (reply, answer) = oneshot::channel();
-        store.inner.shared.queue.push(Job::new(Work::Apply(command), Some(reply)));
+        store.inner.shared.queue.push(WriteJob::new(WriteAction::Apply(command), Some(reply)));
         answer
     };
     // Some of these are in the batch that waits for the disk, the rest fill the queue.

@@ -2,11 +2,11 @@
 //! lost, every reservation ends once.
 
 use super::super::limits::Limits;
-use super::super::queue::{Job, Work};
-use super::super::rows::Body;
-use super::super::shared::Shared;
+use super::super::queue::{WriteAction, WriteJob};
+use super::super::rows::StoredBody;
+use super::super::shared::StoreShared;
 use super::super::writer::Writer;
-use super::super::{AuditPolicy, Result, bodies, prepare};
+use super::super::{AuditPolicy, StoreResult, bodies, prepare};
 use super::media::{Random, SimulatedDisk};
 use super::*;
 use crate::ledger::AttemptState;
@@ -19,12 +19,12 @@ use tokio::sync::oneshot;
 pub struct Bench {
     disk: SimulatedDisk,
     clock: TestClock,
-    pub shared: Arc<Shared>,
+    pub shared: Arc<StoreShared>,
     writer: Writer,
 }
 
 impl Bench {
-    pub fn open(disk: &SimulatedDisk, clock: &TestClock) -> Result<Self> {
+    pub fn open(disk: &SimulatedDisk, clock: &TestClock) -> StoreResult<Self> {
         let (shared, writer) = prepare(
             Box::new(disk.clone()),
             Arc::new(clock.clone()),
@@ -35,16 +35,19 @@ impl Bench {
     }
 
     /// Applies the commands as one batch; `None` where no answer came.
-    pub fn apply(&mut self, commands: Vec<Command>) -> Vec<Option<Result<Outcome>>> {
-        self.perform(commands.into_iter().map(Work::Apply))
+    pub fn apply(&mut self, commands: Vec<Command>) -> Vec<Option<StoreResult<Outcome>>> {
+        self.perform(commands.into_iter().map(WriteAction::Apply))
     }
 
-    fn perform(&mut self, works: impl IntoIterator<Item = Work>) -> Vec<Option<Result<Outcome>>> {
-        let (jobs, answers): (Vec<_>, Vec<_>) = works
+    fn perform(
+        &mut self,
+        actions: impl IntoIterator<Item = WriteAction>,
+    ) -> Vec<Option<StoreResult<Outcome>>> {
+        let (jobs, answers): (Vec<_>, Vec<_>) = actions
             .into_iter()
-            .map(|work| {
+            .map(|action| {
                 let (reply, answer) = oneshot::channel();
-                (Job::new(work, Some(reply)), answer)
+                (WriteJob::new(action, Some(reply)), answer)
             })
             .unzip();
         self.writer.commit(jobs);
@@ -53,7 +56,8 @@ impl Bench {
 
     /// Applies commands whose outcome nobody waits for.
     pub fn detach(&mut self, commands: Vec<Command>) {
-        let jobs = commands.into_iter().map(|command| Job::new(Work::Apply(command), None));
+        let jobs =
+            commands.into_iter().map(|command| WriteJob::new(WriteAction::Apply(command), None));
         self.writer.commit(jobs.collect());
     }
 
@@ -128,25 +132,26 @@ impl Known {
     /// Sometimes half a day passes.
     fn step(&mut self, bench: &mut Bench, random: &mut Random) {
         let (boot, now) = (bench.shared.boot, bench.clock.now().0);
-        let mut works = Vec::new();
+        let mut actions = Vec::new();
         let mut asked = Vec::new();
         for _ in 0..=random.below(3) {
             self.next += 1;
-            works.push(Work::Apply(admit(self.next, self.next, boot, 10)));
+            actions.push(WriteAction::Apply(admit(self.next, self.next, boot, 10)));
             asked.push((self.next, None));
         }
         while !self.admitted.is_empty() && random.below(2) == 0 {
             let place = random.below(self.admitted.len());
             let request = self.admitted.swap_remove(place);
             let charge = random.below(11) as u32;
-            let body = Body { expires_at: UnixMillis(now + 24 * HOUR), content: answer(request) };
-            let answers = bench.perform([Work::PutBody { key: key(request), body }]);
+            let body =
+                StoredBody { expires_at: UnixMillis(now + 24 * HOUR), content: answer(request) };
+            let answers = bench.perform([WriteAction::PutBody { key: key(request), body }]);
             if matches!(answers[..], [Some(Ok(_))]) {
-                works.push(Work::Apply(settle(request, request, charge)));
+                actions.push(WriteAction::Apply(settle(request, request, charge)));
                 asked.push((request, Some(charge)));
             }
         }
-        for ((request, charge), answer) in asked.into_iter().zip(bench.perform(works)) {
+        for ((request, charge), answer) in asked.into_iter().zip(bench.perform(actions)) {
             match (charge, answer) {
                 (None, Some(outcome)) if is_admitted(&outcome) => self.admitted.push(request),
                 (Some(charge), Some(Ok(Outcome::Request(_)))) => {

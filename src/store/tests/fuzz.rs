@@ -3,16 +3,16 @@
 
 use super::layout::{entry, record};
 use crate::ledger::state::{Crashes, Granted, Reservation};
-use crate::ledger::{Account, Application, Balances, Credential, Entry, RequestRecord};
-use crate::store::codec::{Field, decode, encode};
-use crate::store::rows::{Body, CleanMarker, Identity, Progress};
+use crate::ledger::{Account, Application, Balances, Credential, JournalEntry, RequestRecord};
+use crate::store::codec::{StoredField, decode, encode};
+use crate::store::rows::{CleanMarker, FileIdentity, JournalPosition, StoredBody};
 use cresset_models::testing::{Mutation, mutated};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 
 const KEY: &[u8] = b"key";
 
-fn check<T: Field>(stored: &[u8]) {
+fn check<T: StoredField>(stored: &[u8]) {
     let Ok(row) = decode::<T>(KEY, stored) else { return };
     assert_eq!(encode(KEY, &row), stored, "a row has one layout");
     let mut damaged = stored.to_vec();
@@ -24,7 +24,7 @@ fn check<T: Field>(stored: &[u8]) {
 }
 
 /// A row as it is stored, less its checksum.
-fn example<T: Field>(rows: &impl Strategy<Value = T>) -> Vec<u8> {
+fn example<T: StoredField>(rows: &impl Strategy<Value = T>) -> Vec<u8> {
     let row = rows.new_tree(&mut TestRunner::deterministic()).unwrap().current();
     let mut stored = encode(KEY, &row);
     stored.truncate(stored.len() - 4);
@@ -42,7 +42,7 @@ fn rows() {
         let crc = crc32c::crc32c_append(crc32c::crc32c(KEY), &stored);
         stored.extend(crc.to_be_bytes());
         check::<RequestRecord>(&stored);
-        check::<Entry>(&stored);
+        check::<JournalEntry>(&stored);
         check::<Account>(&stored);
         check::<Application>(&stored);
         check::<Credential>(&stored);
@@ -50,9 +50,9 @@ fn rows() {
         check::<Reservation>(&stored);
         check::<Granted>(&stored);
         check::<Crashes>(&stored);
-        check::<Body>(&stored);
-        check::<Progress>(&stored);
+        check::<StoredBody>(&stored);
+        check::<JournalPosition>(&stored);
         check::<CleanMarker>(&stored);
-        check::<Identity>(&stored);
+        check::<FileIdentity>(&stored);
     });
 }

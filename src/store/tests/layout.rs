@@ -1,11 +1,11 @@
 //! Rows survive their layout, and nothing else is ever taken for a row.
 
-use super::super::codec::{Field, decode, encode};
+use super::super::codec::{StoredField, decode, encode};
 use super::model::{attempt, request, units};
 use super::*;
 use crate::ledger::records::EntryKind;
 use crate::ledger::state::StateError;
-use crate::ledger::{Attempt, AttemptState, Balances, BucketAmounts, Entry, RequestRecord};
+use crate::ledger::{Attempt, AttemptState, Balances, BucketAmounts, JournalEntry, RequestRecord};
 use proptest::prelude::*;
 
 fn split() -> impl Strategy<Value = BucketAmounts> {
@@ -81,7 +81,7 @@ pub(super) fn record() -> impl Strategy<Value = RequestRecord> {
     )
 }
 
-pub(super) fn entry() -> impl Strategy<Value = Entry> {
+pub(super) fn entry() -> impl Strategy<Value = JournalEntry> {
     let kind = prop_oneof![
         any::<String>().prop_map(|reference| EntryKind::Grant { reference }),
         (request(), attempt()).prop_map(|(key, attempt)| EntryKind::Reserve { key, attempt }),
@@ -89,7 +89,7 @@ pub(super) fn entry() -> impl Strategy<Value = Entry> {
         (request(), attempt()).prop_map(|(key, attempt)| EntryKind::Release { key, attempt }),
     ];
     (any::<[u64; 2]>(), any::<u128>(), kind, split(), balances(), any::<[u8; 16]>()).prop_map(
-        |([sequence, at], account, kind, amount, after, hash)| Entry {
+        |([sequence, at], account, kind, amount, after, hash)| JournalEntry {
             sequence,
             at: UnixMillis(at),
             account: AccountId(id(account)),
@@ -101,7 +101,7 @@ pub(super) fn entry() -> impl Strategy<Value = Entry> {
     )
 }
 
-fn round_trip<T: Field + PartialEq + std::fmt::Debug>(row: &T) {
+fn round_trip<T: StoredField + PartialEq + std::fmt::Debug>(row: &T) {
     let stored = encode(b"key", row);
     assert_eq!(decode::<T>(b"key", &stored).as_ref(), Ok(row));
     let elsewhere = decode::<T>(b"yek", &stored);
@@ -137,6 +137,6 @@ proptest! {
         encoded.extend(crc.to_be_bytes());
         // Even under a right checksum: an error or a row, never a panic.
         drop(decode::<RequestRecord>(b"key", &encoded));
-        drop(decode::<Entry>(b"key", &encoded));
+        drop(decode::<JournalEntry>(b"key", &encoded));
     }
 }

@@ -2,9 +2,9 @@
 //! any operation can be made to fail. Everything is decided by a seed.
 
 use super::super::disk::{Disk, File};
-use super::super::rows::Identity;
+use super::super::rows::FileIdentity;
 use super::super::tables::{BODIES_TABLES, LEDGER_TABLES};
-use super::super::{Result, StoreError};
+use super::super::{StoreError, StoreResult};
 use super::super::{files, schema};
 use redb::{Builder, Database, StorageBackend};
 use std::collections::HashMap;
@@ -146,7 +146,7 @@ impl SimulatedDisk {
     /// A disk with an empty ledger on it.
     pub fn formatted() -> Self {
         let disk = Self::default();
-        let identity = Identity { schema: schema::SCHEMA, epoch: 1 };
+        let identity = FileIdentity { schema: schema::SCHEMA, epoch: 1 };
         let tables =
             [(File::Ledger, LEDGER_TABLES.as_slice()), (File::Bodies, BODIES_TABLES.as_slice())];
         for (file, tables) in tables {
@@ -227,7 +227,7 @@ impl SimulatedDisk {
         faults.free = full.then_some(0);
     }
 
-    pub fn database(&self, file: File) -> Result<Database> {
+    pub fn database(&self, file: File) -> StoreResult<Database> {
         self.media.lock().unwrap().entry(file).or_default();
         let drive = Drive { disk: self.clone(), file };
         let mut builder = Builder::new();
@@ -245,7 +245,7 @@ impl SimulatedDisk {
 }
 
 impl Disk for SimulatedDisk {
-    fn open(&self, file: File) -> Result<Database> {
+    fn open(&self, file: File) -> StoreResult<Database> {
         self.database(file)
     }
 

@@ -6,9 +6,9 @@ use super::faults::Bench;
 use super::media::{Random, SimulatedDisk};
 use super::*;
 use crate::ledger::apply::{ApplyError, apply};
-use crate::ledger::audit::{self, AuditSource, Rows};
+use crate::ledger::audit::{self, AuditSource, RowIter};
 use crate::ledger::memory::MemoryState;
-use crate::ledger::state::Head;
+use crate::ledger::state::JournalHead;
 use crate::ledger::{AccountStatus, RequestRecord};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
@@ -332,7 +332,7 @@ impl Pair {
         }
         let middle = self.memory.entries.len() / 2;
         if let Some(entry) = middle.checked_sub(1).map(|last| &self.memory.entries[last]) {
-            let trusted = Head { sequence: entry.sequence, hash: entry.hash };
+            let trusted = JournalHead { sequence: entry.sequence, hash: entry.hash };
             assert_eq!(audit::since(&snapshot, trusted).unwrap().violations, Vec::<String>::new());
         }
     }
@@ -372,7 +372,7 @@ impl Pair {
     }
 }
 
-fn keyed<K: Ord, T>(rows: Rows<'_, T>, key: impl Fn(&T) -> K) -> BTreeMap<K, T> {
+fn keyed<K: Ord, T>(rows: RowIter<'_, T>, key: impl Fn(&T) -> K) -> BTreeMap<K, T> {
     rows.unwrap().map(Result::unwrap).map(|row| (key(&row), row)).collect()
 }
 

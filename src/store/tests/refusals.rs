@@ -2,7 +2,7 @@
 
 use super::super::disk;
 use super::super::files;
-use super::super::rows::Identity;
+use super::super::rows::FileIdentity;
 use super::super::schema::SCHEMA;
 use super::*;
 use std::fs;
@@ -97,7 +97,7 @@ fn files_of_newer_builds_are_refused_and_left_alone() {
         let fixture = Fixture::new(50);
         let path = fixture.dir.path().join(file.name());
         let database = disk::open_existing(&path).unwrap();
-        files::write(&database, |txn| files::set_identity(txn, Identity { schema, epoch: 1 }))
+        files::write(&database, |txn| files::set_identity(txn, FileIdentity { schema, epoch: 1 }))
             .unwrap();
         drop(database);
         let read = || File::ALL.map(|file| fs::read(fixture.dir.path().join(file.name())).unwrap());
@@ -118,8 +118,10 @@ fn strange_databases_are_refused() {
     let fixture = Fixture::new(50);
     let path = fixture.dir.path().join("ledger.redb");
     let database = disk::open_existing(&path).unwrap();
-    files::write(&database, |txn| files::set_identity(txn, Identity { schema: SCHEMA, epoch: 2 }))
-        .unwrap();
+    files::write(&database, |txn| {
+        files::set_identity(txn, FileIdentity { schema: SCHEMA, epoch: 2 })
+    })
+    .unwrap();
     drop(database);
     assert!(unusable(fixture.try_open()).contains("do not belong together"));
     fs::remove_file(&path).unwrap();

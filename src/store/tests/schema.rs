@@ -1,18 +1,18 @@
 //! Files and rows of every schema there was, kept for ever, and the way from one schema to the
 //! next.
 
-use super::super::codec::{Field, decode, encode};
+use super::super::codec::{StoredField, decode, encode};
 use super::super::files::write;
-use super::super::rows::{Body, CleanMarker, Identity, Progress};
-use super::super::schema::{SCHEMA, Step, identity, upgrade};
+use super::super::rows::{CleanMarker, FileIdentity, JournalPosition, StoredBody};
+use super::super::schema::{SCHEMA, SchemaStep, identity, upgrade};
 use super::super::tables;
 use super::media::{Random, SimulatedDisk};
 use super::*;
 use crate::ledger::records::EntryKind;
-use crate::ledger::state::{Crashes, Granted, Head, Reservation, StateError};
+use crate::ledger::state::{Crashes, Granted, JournalHead, Reservation, StateError};
 use crate::ledger::{
     Account, AccountStatus, Application, Attempt, AttemptState, Balance, Balances, BucketAmounts,
-    Entry, RequestRecord,
+    JournalEntry, RequestRecord,
 };
 use redb::{ReadableTableMetadata, WriteTransaction};
 use std::fmt::Write;
@@ -77,8 +77,8 @@ fn request(states: &[AttemptState]) -> RequestRecord {
     }
 }
 
-fn entry(kind: EntryKind) -> Entry {
-    Entry {
+fn entry(kind: EntryKind) -> JournalEntry {
+    JournalEntry {
         sequence: 17,
         at: UnixMillis(18),
         account: AccountId(id(1)),
@@ -112,15 +112,18 @@ fn each_row(mut row: impl Row) {
         created_at: UnixMillis(15),
         in_flight: 2,
     };
-    row.row("identity", Identity { schema: 1, epoch: 2 });
+    row.row("identity", FileIdentity { schema: 1, epoch: 2 });
     row.row("tenure", CleanMarker { boot: BootId(id(7)), clean: true });
     row.row(
         "progress",
-        Progress { head: Head { sequence: 16, hash: [0xab; 16] }, clock: UnixMillis(16) },
+        JournalPosition {
+            head: JournalHead { sequence: 16, hash: [0xab; 16] },
+            clock: UnixMillis(16),
+        },
     );
     row.row(
         "body",
-        Body { expires_at: UnixMillis(17), content: bytes::Bytes::from_static(b"answer") },
+        StoredBody { expires_at: UnixMillis(17), content: bytes::Bytes::from_static(b"answer") },
     );
     row.row("account", account(AccountStatus::Active));
     row.row("account suspended", account(AccountStatus::Suspended));
@@ -151,14 +154,14 @@ fn each_row(mut row: impl Row) {
 }
 
 trait Row {
-    fn row<T: Field + PartialEq + std::fmt::Debug>(&mut self, name: &str, row: T);
+    fn row<T: StoredField + PartialEq + std::fmt::Debug>(&mut self, name: &str, row: T);
 }
 
 /// Lines of `name: row`, in hex; the name is the key that the row is stored under.
 struct Printed(String);
 
 impl Row for &mut Printed {
-    fn row<T: Field + PartialEq + std::fmt::Debug>(&mut self, name: &str, row: T) {
+    fn row<T: StoredField + PartialEq + std::fmt::Debug>(&mut self, name: &str, row: T) {
         writeln!(self.0, "{name}: {}", hex::encode(encode(name.as_bytes(), &row))).unwrap();
     }
 }
@@ -167,7 +170,7 @@ impl Row for &mut Printed {
 struct Stored(String);
 
 impl Row for &Stored {
-    fn row<T: Field + PartialEq + std::fmt::Debug>(&mut self, name: &str, row: T) {
+    fn row<T: StoredField + PartialEq + std::fmt::Debug>(&mut self, name: &str, row: T) {
         let line = self.0.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
         let stored = hex::decode(line.unwrap_or_else(|| panic!("no {name} was kept"))).unwrap();
         assert_eq!(decode::<T>(name.as_bytes(), &stored).unwrap(), row, "{name}");
@@ -297,9 +300,9 @@ fn add_table(_: File, txn: &WriteTransaction) -> Result<(), StateError> {
     tables::put(&mut added, &count, &())
 }
 
-fn steps() -> Vec<Step> {
+fn steps() -> Vec<SchemaStep> {
     let released = super::super::schema::STEPS.iter().copied();
-    released.chain([rename_accounts as Step, add_table]).collect()
+    released.chain([rename_accounts as SchemaStep, add_table]).collect()
 }
 
 /// Power is lost at every write of an upgrade in turn: it goes on where it was, and each step

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::ledger::records::EntryKind;
-use crate::ledger::{AttemptState, Entry};
+use crate::ledger::{AttemptState, JournalEntry};
 use bytes::Bytes;
 
 const HOUR: u64 = 3_600_000;
@@ -166,8 +166,9 @@ fn a_long_history_adds_up() {
     let read = store.read().unwrap();
     let account = AccountId(id(1));
     let mut lines = Vec::new();
-    while let page =
-        read.entries(account, lines.last().map_or(0, |last: &Entry| last.sequence), 100).unwrap()
+    while let page = read
+        .entries(account, lines.last().map_or(0, |last: &JournalEntry| last.sequence), 100)
+        .unwrap()
         && !page.is_empty()
     {
         lines.extend(page);
