@@ -1,12 +1,16 @@
-"""Speed and quality beside llama.cpp on the same GGUF file, in rounds that take turns; medians are reported.
+"""Speed and quality beside llama.cpp on the same GGUF file, in rounds that take turns.
+
+Medians are reported.
 
     cargo build --release -p cresset-models --example against_llama_cpp
-    python3 models/examples/against_llama_cpp.py MODEL.gguf [--types file,Q4_0,Q8_0,Q4_K_M] [--rounds 7]
+    python3 models/examples/against_llama_cpp.py MODEL.gguf [--rounds 7]
+        [--types file,Q4_0,Q8_0,Q4_K_M]
 
-The pinned llama-cpp-python is built for this machine into a virtual environment of its own the first time. Other types than
-the file's own are converted with llama.cpp's own quantiser. Both sides read the same token ids and compute the logits of
-the last row of each stream; sampling is left out. KL is the mean over a fixed text of KL(f32 ‖ side), where f32 is our model
-with the file's weights dequantised at load. On a machine that others use, `--processor-time` counts what one thread of each
+The pinned llama-cpp-python is built for this machine into a virtual environment of its own the
+first time. Other types than the file's own are converted with llama.cpp's own quantiser. Both sides
+read the same token ids and compute the logits of the last row of each stream; sampling is left out.
+KL is the mean over a fixed text of KL(f32 ‖ side), where f32 is our model with the file's weights
+dequantised at load. On a machine that others use, `--processor-time` counts what one thread of each
 side spent on the processor instead of the time that passed.
 """
 
@@ -24,19 +28,26 @@ PINNED = {"llama-cpp-python": "0.3.36", "numpy": "2.4.0"}
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 OURS = ROOT / "target/release/examples/against_llama_cpp"
 PROMPT, COUNT, STREAM_PROMPT, STREAM_COUNT = 512, 32, 128, 16
-TEXT = """A lighthouse keeper writes down the weather four times a day. In the morning the wind came from the north-west, and
-the sea was grey and high; by noon the clouds had gone. He trims the lamp, winds the clock, counts the ships that pass and
-enters their names. "Nothing is too small for the book," his father used to say, "because you never know which line somebody
-will need." In 1887 a brig went down within sight of the tower. The inquiry asked for the book, found the entry for that
-night, and learned from it that the lamp had burned since sunset and that the brig had carried no lights of its own.
+TEXT = """A lighthouse keeper writes down the weather four times a day. In the morning the wind \
+came from the north-west, and
+the sea was grey and high; by noon the clouds had gone. He trims the lamp, winds the \
+clock, counts the ships that pass and
+enters their names. "Nothing is too small for the book," his father used to say, "because \
+you never know which line somebody
+will need." In 1887 a brig went down within sight of the tower. The inquiry asked for the \
+book, found the entry for that
+night, and learned from it that the lamp had burned since sunset and that the brig had \
+carried no lights of its own.
 
 def median(values):
     ordered = sorted(values)
     middle = len(ordered) // 2
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
-Water boils at 100 degrees Celsius at sea level. At the top of a mountain of 3,000 metres it boils at about 90 degrees, which
-is why beans take longer to cook there. Question: what would you change in a recipe for people who live high up? Answer: give
+Water boils at 100 degrees Celsius at sea level. At the top of a mountain of 3,000 metres \
+it boils at about 90 degrees, which
+is why beans take longer to cook there. Question: what would you change in a recipe for \
+people who live high up? Answer: give
 them more time, or a pot that keeps the pressure in."""
 
 

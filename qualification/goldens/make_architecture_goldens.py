@@ -1,9 +1,12 @@
-"""Makes the goldens of the architectures: logits of tiny random models of every family, as transformers computes them in f32.
+"""Makes the goldens of the architectures: logits of tiny random models of every family.
+
+Transformers computes them in f32.
 
     PYTHONPATH=LLAMA_CPP/gguf-py:LLAMA_CPP python make_architecture_goldens.py OUT_FOLDER
 
-LLAMA_CPP is `vendor/llama.cpp` of the unpacked sdist llama_cpp_python==0.3.36: its converter says what each family's GGUF
-file looks like. Weights are not stored: they follow from the tensors' names (see `weights`), here and in the tests.
+LLAMA_CPP is `vendor/llama.cpp` of the unpacked sdist llama_cpp_python==0.3.36: its converter says
+what each family's GGUF file looks like. Weights are not stored: they follow from the tensors' names
+(see `weights`), here and in the tests.
 """
 
 import hashlib

@@ -1,10 +1,12 @@
-"""Makes the goldens of SmolLM2-135M-Instruct (GGUF, Q4_1): tokenizer and template cases, greedy continuations with margins.
+"""Makes the goldens of SmolLM2-135M-Instruct (GGUF, Q4_1).
+
+They are tokenizer and template cases, and greedy continuations with margins.
 
     python make_goldens.py MODEL.gguf OUT_FOLDER
 
-Reference: Hugging Face transformers in f32 with eager attention on the CPU, over the weights of the GGUF file dequantised to
-f32. Two witnesses have to agree or nothing is written: the tokenizer against a plain byte-pair merger written here, the
-weights against transformers' own GGUF loader.
+Reference: Hugging Face transformers in f32 with eager attention on the CPU, over the weights of the
+GGUF file dequantised to f32. Two witnesses have to agree or nothing is written: the tokenizer
+against a plain byte-pair merger written here, the weights against transformers' own GGUF loader.
 """
 
 import hashlib

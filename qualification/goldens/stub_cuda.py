@@ -1,8 +1,11 @@
-"""Lets PyPI's CUDA build of torch import on a machine without CUDA: hollow libraries under the names it links.
+"""Lets PyPI's CUDA build of torch import on a machine without CUDA.
 
-Run once in the virtual environment after `pip install --no-deps torch`. Every symbol in a hollow library is a block of
-zeroes, so a CUDA call ends the process at once; the CPU path never makes one. Runtime and profiler have to be the real
-ones (they are called while torch's libraries load): see requirements.txt.
+It makes hollow libraries under the names that torch links.
+
+Run once in the virtual environment after `pip install --no-deps torch`. Every symbol in a hollow
+library is a block of zeroes, so a CUDA call ends the process at once; the CPU path never makes one.
+Runtime and profiler have to be the real ones (they are called while torch's libraries load): see
+requirements.txt.
 """
 
 import pathlib

@@ -91,9 +91,11 @@ impl Context {
     /// Opens the ledger for a node of our own.
     pub fn open_store(&self) -> Result<Store> {
         self.require_ledger()?;
-        Store::open_with(&self.data_dir, Arc::new(SystemClock), self.limits()).map_err(|error| match error {
-            error @ StoreError::InUse(_) => Failure::new(error)
-                .remedy("a node runs there already (`cresset status`); stop it, or give another --data-dir"),
+        let opened = Store::open_with(&self.data_dir, Arc::new(SystemClock), self.limits());
+        opened.map_err(|error| match error {
+            error @ StoreError::InUse(_) => Failure::new(error).remedy(
+                "a node runs there already (`cresset status`); stop it, or give another --data-dir",
+            ),
             error => Failure::new(error),
         })
     }

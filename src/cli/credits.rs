@@ -55,7 +55,12 @@ pub enum Credits {
         #[arg(long, value_name = "SEQUENCE", default_value_t = 0)]
         after: u64,
         /// Entries on one page
-        #[arg(long, value_name = "COUNT", default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+        #[arg(
+            long,
+            value_name = "COUNT",
+            default_value_t = 100_000,
+            value_parser = clap::value_parser!(u64).range(1..=100_000),
+        )]
         limit: u64,
     },
 }

@@ -51,7 +51,13 @@ Exit codes: 0 done, 1 failed, 2 wrong usage.";
 
 /// Serve language models on your own hardware, every token accounted for.
 #[derive(Debug, Parser)]
-#[command(name = "cresset", version, after_help = EXAMPLES, max_term_width = 110, arg_required_else_help = true)]
+#[command(
+    name = "cresset",
+    version,
+    after_help = EXAMPLES,
+    max_term_width = 110,
+    arg_required_else_help = true
+)]
 struct Cli {
     #[command(flatten)]
     globals: Globals,

@@ -80,7 +80,9 @@ pub async fn run(context: &Context, arguments: Arguments) -> Result {
     let shutdown = shutdown::on_signal()?;
     loop {
         tokio::select! {
-            accepted = listener.accept() => { tokio::spawn(connection(relay.clone(), accepted?.0)); }
+            accepted = listener.accept() => {
+                tokio::spawn(connection(relay.clone(), accepted?.0));
+            }
             () = shutdown.cancelled() => return Ok(()),
         }
     }

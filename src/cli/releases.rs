@@ -146,13 +146,13 @@ async fn add(context: &Context, path: PathBuf, name: Option<String>) -> Result<V
     .await
 }
 
+type OnProgress<'a> = &'a mut dyn FnMut(catalogue::Progress);
+
 /// Runs blocking work on the catalogue with a bar over its bytes.
 async fn with_bytes<T: Send + 'static>(
     context: &Context,
     what: String,
-    work: impl FnOnce(&Catalogue, &mut dyn FnMut(catalogue::Progress)) -> Result<T, catalogue::Error>
-    + Send
-    + 'static,
+    work: impl FnOnce(&Catalogue, OnProgress) -> Result<T, catalogue::Error> + Send + 'static,
 ) -> Result<T> {
     let catalogue = Catalogue::new(&context.data_dir);
     let blocking = tokio::task::spawn_blocking(move || {

@@ -142,7 +142,9 @@ impl LiveRequest {
     pub async fn asked_to_end(&self, grace: Duration) -> Ending {
         let mut ending = self.ending.subscribe();
         tokio::select! {
-            asked = ending.wait_for(Option::is_some) => asked.ok().and_then(|e| *e).unwrap_or(Ending::Cancelled),
+            asked = ending.wait_for(Option::is_some) => {
+                asked.ok().and_then(|ending| *ending).unwrap_or(Ending::Cancelled)
+            }
             () = self.abandoned(grace) => Ending::Cancelled,
         }
     }

@@ -1,9 +1,9 @@
 //! The HTTP surfaces: public `/v1`, the operator listener, and the task that owns a request.
 //!
-//! Order of checks on `/v1`: framing and header bounds (`http1_head`), credential, account and a ledger
-//! that can vouch for them (`auth`), then for completions (`chat`) the request's own headers, the
-//! account's rate fuse, size and media type, JSON, idempotency, model, limits, concurrency,
-//! credits.
+//! Order of checks on `/v1`: framing and header bounds (`http1_head`), credential, account and a
+//! ledger that can vouch for them (`auth`), then for completions (`chat`) the request's own
+//! headers, the account's rate fuse, size and media type, JSON, idempotency, model, limits,
+//! concurrency, credits.
 //! A request without a valid credential learns nothing else, not even whether its path exists.
 
 pub mod auth;

@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
 """A model with random weights, and what PyTorch and transformers make of it.
 
-    random_model.py make FOLDER [--tiny]      writes config.json, seeded bf16 weights in the shape of Llama 3.1 8B, and prompts.json
-    random_model.py compare FOLDER FILE       reads what `on_device check` printed; exits with 1 when it is too far off
-    random_model.py speed FOLDER              decoded tokens a second at batch 1, compiled, with a static cache
-    random_model.py paged FOLDER [--tiny]     produced tokens a second of transformers' continuous batching
+    random_model.py make FOLDER [--tiny]
+        writes config.json, seeded bf16 weights in the shape of Llama 3.1 8B, and prompts.json
+    random_model.py compare FOLDER FILE
+        reads what `on_device check` printed; exits with 1 when it is too far off
+    random_model.py speed FOLDER
+        decoded tokens a second at batch 1, compiled, with a static cache
+    random_model.py paged FOLDER [--tiny]
+        produced tokens a second of transformers' continuous batching
 
 Needs torch, transformers and safetensors; no network. Uses the first GPU where there is one.
 """

@@ -221,7 +221,14 @@ impl Rows {
 
 vectorised! {
     /// Sets `rows` to the tile's softmaxes over one split.
-    fn sum_split<E: Element>(p: &Problem<E>, tile: &QueryTile, kv_head: usize, split: usize, q: &[f32], rows: &mut Rows) = sum_keys
+    fn sum_split<E: Element>(
+        p: &Problem<E>,
+        tile: &QueryTile,
+        kv_head: usize,
+        split: usize,
+        q: &[f32],
+        rows: &mut Rows,
+    ) = sum_keys
 }
 
 #[inline(always)]

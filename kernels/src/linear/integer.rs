@@ -99,7 +99,8 @@ pub(super) unsafe fn multiply_all<L: Integer>(
                     out: whole.out.add(row * whole.stride + panel * LANES),
                     ..*whole
                 };
-                with_format!(dtype, Q => dispatch::<L, Q>(&part, height, width.min(panels - panel)));
+                let width = width.min(panels - panel);
+                with_format!(dtype, Q => dispatch::<L, Q>(&part, height, width));
             }
         }
         row += height;

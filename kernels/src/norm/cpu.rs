@@ -13,7 +13,13 @@ vectorised! {
 }
 
 vectorised! {
-    pub(super) fn add_rms_norm(residual: &mut [f32], delta: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) = add_norm_rows
+    pub(super) fn add_rms_norm(
+        residual: &mut [f32],
+        delta: &[f32],
+        weight: &[f32],
+        eps: f32,
+        out: &mut [f32],
+    ) = add_norm_rows
 }
 
 #[inline(always)]

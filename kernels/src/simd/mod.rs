@@ -133,7 +133,12 @@ pub(crate) trait Lanes: Copy {
 /// Defines `fn name(isa, args…)` that runs `kernel::<L>(args…)` with the lanes of `isa`; `fn
 /// name<E: Bound>` runs `kernel::<L, E>`.
 macro_rules! vectorised {
-    ($(#[$meta:meta])* $vis:vis fn $name:ident$(<$element:ident: $bound:path>)?($($arg:ident: $ty:ty),* $(,)?) = $kernel:ident) => {
+    (
+        $(#[$meta:meta])*
+        $vis:vis fn $name:ident$(<$element:ident: $bound:path>)?(
+            $($arg:ident: $ty:ty),* $(,)?
+        ) = $kernel:ident
+    ) => {
         $(#[$meta])*
         $vis fn $name$(<$element: $bound>)?(isa: $crate::simd::Isa, $($arg: $ty),*) {
             #[cfg(target_arch = "x86_64")]
@@ -153,7 +158,9 @@ macro_rules! vectorised {
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
                 $crate::simd::Isa::Avx2 => unsafe { avx2($($arg),*) },
-                $crate::simd::Isa::Portable => $kernel::<$crate::simd::Portable $(, $element)?>($($arg),*),
+                $crate::simd::Isa::Portable => {
+                    $kernel::<$crate::simd::Portable $(, $element)?>($($arg),*);
+                }
             }
         }
     };

@@ -38,13 +38,29 @@ pub struct Arguments {
     #[arg(long)]
     model: Option<String>,
     /// Clients at a time, one measurement for each number
-    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,8,64", value_parser = clients_parser())]
+    #[arg(
+        long,
+        value_name = "N,…",
+        value_delimiter = ',',
+        default_value = "1,8,64",
+        value_parser = clients_parser(),
+    )]
     concurrency: Vec<usize>,
     /// Length of each prompt, tokens
-    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 128,
+        value_parser = clap::value_parser!(u32).range(1..),
+    )]
     input_tokens: u32,
     /// Length of each answer, tokens; end-of-text is ignored
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 64,
+        value_parser = clap::value_parser!(u32).range(1..),
+    )]
     output_tokens: u32,
     /// Requests for each number of clients [default: two a client, at least 8]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
@@ -60,7 +76,14 @@ pub struct Arguments {
     #[arg(long, conflicts_with = "url")]
     ledger: bool,
     /// Clients of the ledger at a time, one measurement for each number
-    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,8,64,256", requires = "ledger", value_parser = clients_parser())]
+    #[arg(
+        long,
+        value_name = "N,…",
+        value_delimiter = ',',
+        default_value = "1,8,64,256",
+        requires = "ledger",
+        value_parser = clients_parser(),
+    )]
     clients: Vec<usize>,
     /// Let every fsync of the ledger take at least so long, milliseconds
     #[arg(long, value_name = "MS", default_value_t = 0, requires = "ledger")]

@@ -127,7 +127,13 @@ pub fn header_ref(name: &str) -> (String, Value) {
 
 /// All headers that responses refer to.
 pub fn headers() -> Value {
-    let header = |required: bool, about: &str, schema: Value| json!({ "required": required, "description": about, "schema": schema });
+    let header = |required: bool, description: &str, schema: Value| {
+        json!({
+            "required": required,
+            "description": description,
+            "schema": schema,
+        })
+    };
     let uuid = json!({ "type": "string", "format": "uuid" });
     let seconds = json!({ "type": "integer", "minimum": 1, "maximum": 60 });
     let wait = "Seconds to wait before the same request may be sent again.";

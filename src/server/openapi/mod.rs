@@ -85,7 +85,9 @@ fn paths(config: &Config, schemas: &mut SchemaGenerator, body: &Value) -> Value 
             "get": {
                 "operationId": "showRequest",
                 "summary": "Where a request stands",
-                "responses": answers.object::<RequestObject>("The request", 200).refusals(&[ApiError::RequestNotFound]),
+                "responses": answers
+                    .object::<RequestObject>("The request", 200)
+                    .refusals(&[ApiError::RequestNotFound]),
             },
             "delete": {
                 "operationId": "cancelRequest",

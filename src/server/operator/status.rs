@@ -54,7 +54,11 @@ pub fn of(live: &Live) -> Value {
         "requests_running": stats.iter().map(|engine| engine.running).sum::<usize>(),
         "requests_waiting": stats.iter().map(|engine| engine.waiting).sum::<usize>(),
         "tokens_per_second": stats.iter().map(|engine| engine.tokens_per_second).sum::<f64>(),
-        "models": models.iter().zip(&stats).map(|(view, stats)| of_model(view, stats)).collect::<Vec<_>>(),
+        "models": models
+            .iter()
+            .zip(&stats)
+            .map(|(view, stats)| of_model(view, stats))
+            .collect::<Vec<_>>(),
         "last_errors": node.faults.latest().iter().map(of_fault).collect::<Vec<_>>(),
     })
 }

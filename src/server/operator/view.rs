@@ -119,7 +119,14 @@ pub fn entry(entry: &JournalEntry) -> Value {
 }
 
 fn cause(kind: &EntryKind) -> Value {
-    let of_attempt = |kind, key: &crate::ledger::RequestKey, attempt| json!({ "kind": kind, "request_id": key.request, "application_id": key.application, "attempt_id": attempt });
+    let of_attempt = |kind, key: &crate::ledger::RequestKey, attempt| {
+        json!({
+            "kind": kind,
+            "request_id": key.request,
+            "application_id": key.application,
+            "attempt_id": attempt,
+        })
+    };
     match kind {
         EntryKind::Grant { reference } => json!({ "kind": "grant", "reference": reference }),
         EntryKind::Reserve { key, attempt } => of_attempt("reserve", key, attempt),

@@ -97,7 +97,11 @@ async fn unless_stalled(stream: impl Future, pace: &Pace, stall: Duration) {
         let due = pace.handed().unwrap_or_else(Instant::now) + stall;
         tokio::select! {
             _ = &mut stream => return,
-            () = sleep_until(due) => if pace.handed().is_some_and(|at| at.elapsed() >= stall) { return },
+            () = sleep_until(due) => {
+                if pace.handed().is_some_and(|at| at.elapsed() >= stall) {
+                    return;
+                }
+            }
         }
     }
 }

@@ -1,4 +1,5 @@
-// The openai package against a node: models, completions, streams, errors, retries. Arguments: base address, key.
+// The openai package against a node: models, completions, streams, errors, retries.
+// Arguments: base address, key.
 import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import OpenAI from 'openai';

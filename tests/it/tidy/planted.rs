@@ -189,6 +189,13 @@ fn long_lines_are_found() {
     kept(shape::long_lines, &[("src/a.rs", &format!("#[cfg(test)]\nmod tests {{\n{code}}}\n"))]);
     kept(shape::long_lines, &[("src/a.rs", &format!("const A: &str = \"{}\";", "a".repeat(99)))]);
     kept(shape::long_lines, &[("src/a.rs", &format!("// {}\n", "é".repeat(97)))]);
+    let text = format!("const A: &str = \"a\n{}\n\";", "a".repeat(101));
+    kept(shape::long_lines, &[("src/a.rs", &text)]);
+    let digest = format!(
+        "pin='name==1.0.0 --hash=sha256:{0}\nname==1.0.0 --hash=sha256:{0}'",
+        "a1".repeat(40)
+    );
+    kept(shape::long_lines, &[("kernels/setup-cuda", &digest)]);
     let comment = format!("// {}\n", "a".repeat(99));
     broken(shape::long_lines, &[("tests/it/a.rs", &comment)], "tests/it/a.rs:1: 102 columns");
     let expected = "1 of 100 lines have more than 100 columns";

@@ -7,6 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Columns of a line, in characters.
 const LONGEST_LINE: usize = 100;
+/// Longer words are digests and addresses.
+const LONGEST_WORD: usize = 60;
 /// Of a thousand lines, how many may be longer: rows of tables in tests, and long literals.
 const LONG_LINES_PER_MILLE: usize = 5;
 const LONGEST_FUNCTION: usize = 70;
@@ -18,12 +20,15 @@ const LARGEST_FILE: usize = 500;
 pub fn long_lines(tree: &Tree) -> Vec<Offence> {
     let mut found = Vec::new();
     for file in tree.files.iter().filter(|file| !file.path.ends_with(".md")) {
-        let production = file.production.lines().map(str::trim).collect::<Vec<_>>();
-        for (number, line) in file.text.lines().enumerate().filter(|(_, line)| is_long(line)) {
-            let in_tests = file.path.starts_with("tests/it/")
-                || (file.is_rust() && production.get(number).is_none_or(|line| line.is_empty()));
+        let mut production = file.production.lines();
+        let mut code = file.code.lines();
+        for (number, line) in file.text.lines().enumerate() {
+            let (production, code) = (production.next(), code.next());
             let is_comment = line.trim_start().starts_with("//");
-            if (!in_tests || is_comment) && is_long(&without_literals(line)) {
+            let of_tests = file.path.starts_with("tests/it/")
+                || (file.is_rust() && production.is_none_or(|line| line.trim().is_empty()));
+            if is_long(line) && (is_comment || !of_tests && is_long(&without_literals(line, code)))
+            {
                 let columns = line.chars().count();
                 let detail = format!("{}:{}: {columns} columns", file.path, number + 1);
                 found.push(offence(&file.path, detail));
@@ -37,10 +42,17 @@ fn is_long(line: &str) -> bool {
     line.chars().count() > LONGEST_LINE
 }
 
-/// The line without what stands between its quotes.
-fn without_literals(line: &str) -> String {
+/// The line without what cannot be broken: the contents of literals, and words as long as a
+/// digest or an address. `code` is the same line of Rust with its literals blanked.
+fn without_literals(line: &str, code: Option<&str>) -> String {
+    if let Some(code) = code {
+        let kept = line.bytes().zip(code.bytes()).filter(|(byte, left)| byte == left);
+        return kept.map(|(_, byte)| char::from(byte)).collect();
+    }
     let kept: String = line.replace("\\\"", "").split('"').step_by(2).collect();
-    kept.replace("\\'", "").split('\'').step_by(2).collect()
+    let kept: String = kept.replace("\\'", "").split('\'').step_by(2).collect();
+    let breaks = |word: &str| word.len() <= LONGEST_WORD || word.contains(['(', ';', '{']);
+    kept.split(' ').filter(|word| breaks(word)).collect::<Vec<_>>().join(" ")
 }
 
 /// Long lines of every kind, together.

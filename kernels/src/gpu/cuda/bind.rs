@@ -23,13 +23,14 @@ struct Bound {
 macro_rules! libraries {
     ($($file:literal or $status:literal: $($function:ident)*;)*) => {
         $($(
-            #[allow(non_snake_case)]
+            #[expect(non_snake_case, reason = "the module is named by the function it is for")]
             mod $function {
                 /// What every function of this library answers until it is bound.
                 extern "C" fn missing() -> super::c_int {
                     $status
                 }
-                pub static SLOT: super::AtomicPtr<super::c_void> = super::AtomicPtr::new(missing as *mut super::c_void);
+                pub static SLOT: super::AtomicPtr<super::c_void> =
+                    super::AtomicPtr::new(missing as *mut super::c_void);
             }
 
             // SAFETY: it has the arguments and the result of whatever the slot names: the function
@@ -53,42 +54,51 @@ macro_rules! libraries {
 // failed.
 libraries! {
     "libcuda.so.1" or 34:
-        cuCtxCreate_v3 cuCtxCreate_v4 cuCtxDestroy_v2 cuCtxGetCacheConfig cuCtxGetCurrent cuCtxGetLimit
-        cuCtxGetStreamPriorityRange cuCtxSetCacheConfig cuCtxSetCurrent cuCtxSetFlags cuCtxSetLimit cuCtxSynchronize
-        cuDestroyExternalMemory cuDeviceGet cuDeviceGetAttribute cuDeviceGetCount cuDeviceGetDefaultMemPool
-        cuDeviceGetMemPool cuDeviceGetName cuDeviceGetUuid cuDeviceGetUuid_v2 cuDevicePrimaryCtxRelease_v2
-        cuDevicePrimaryCtxRetain cuDeviceSetMemPool cuDeviceTotalMem_v2 cuDriverGetVersion cuEventCreate cuEventDestroy_v2
+        cuCtxCreate_v3 cuCtxCreate_v4 cuCtxDestroy_v2 cuCtxGetCacheConfig cuCtxGetCurrent
+        cuCtxGetLimit cuCtxGetStreamPriorityRange cuCtxSetCacheConfig cuCtxSetCurrent cuCtxSetFlags
+        cuCtxSetLimit cuCtxSynchronize cuDestroyExternalMemory cuDeviceGet cuDeviceGetAttribute
+        cuDeviceGetCount cuDeviceGetDefaultMemPool cuDeviceGetMemPool cuDeviceGetName
+        cuDeviceGetUuid cuDeviceGetUuid_v2 cuDevicePrimaryCtxRelease_v2 cuDevicePrimaryCtxRetain
+        cuDeviceSetMemPool cuDeviceTotalMem_v2 cuDriverGetVersion cuEventCreate cuEventDestroy_v2
         cuEventElapsedTime cuEventElapsedTime_v2 cuEventQuery cuEventRecord cuEventSynchronize
-        cuExternalMemoryGetMappedBuffer cuFuncGetAttribute cuFuncGetParamInfo cuFuncLoad cuFuncSetAttribute
-        cuFuncSetCacheConfig cuGetErrorName cuGetErrorString cuGraphClone cuGraphDestroy cuGraphExecDestroy
-        cuGraphInstantiate cuGraphInstantiateWithFlags cuGraphLaunch cuGraphUpload cuImportExternalMemory cuInit
-        cuLaunchCooperativeKernel cuLaunchHostFunc cuLaunchKernel cuLaunchKernelEx cuMemAdvise_v2 cuMemAllocAsync
-        cuMemAllocFromPoolAsync cuMemAllocManaged cuMemAlloc_v2 cuMemFreeAsync cuMemFreeHost cuMemFree_v2 cuMemGetInfo_v2
-        cuMemHostAlloc cuMemPoolCreate cuMemPoolDestroy cuMemPoolGetAttribute cuMemPoolSetAttribute cuMemPoolTrimTo
-        cuMemPrefetchAsync_v2 cuMemcpyDtoDAsync_v2 cuMemcpyDtoD_v2 cuMemcpyDtoHAsync_v2 cuMemcpyDtoH_v2 cuMemcpyHtoDAsync_v2
-        cuMemcpyHtoD_v2 cuMemcpyPeerAsync cuMemsetD8Async cuMemsetD8_v2 cuModuleGetFunction cuModuleGetGlobal_v2 cuModuleLoad
-        cuModuleLoadData cuModuleUnload cuOccupancyAvailableDynamicSMemPerBlock cuOccupancyMaxActiveBlocksPerMultiprocessor
-        cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags cuOccupancyMaxActiveClusters cuOccupancyMaxPotentialBlockSize
-        cuOccupancyMaxPotentialBlockSizeWithFlags cuOccupancyMaxPotentialClusterSize cuProfilerStart cuProfilerStop
-        cuStreamAttachMemAsync cuStreamBeginCapture_v2 cuStreamCreate cuStreamCreateWithPriority cuStreamDestroy_v2
+        cuExternalMemoryGetMappedBuffer cuFuncGetAttribute cuFuncGetParamInfo cuFuncLoad
+        cuFuncSetAttribute cuFuncSetCacheConfig cuGetErrorName cuGetErrorString cuGraphClone
+        cuGraphDestroy cuGraphExecDestroy cuGraphInstantiate cuGraphInstantiateWithFlags
+        cuGraphLaunch cuGraphUpload cuImportExternalMemory cuInit cuLaunchCooperativeKernel
+        cuLaunchHostFunc cuLaunchKernel cuLaunchKernelEx cuMemAdvise_v2 cuMemAllocAsync
+        cuMemAllocFromPoolAsync cuMemAllocManaged cuMemAlloc_v2 cuMemFreeAsync cuMemFreeHost
+        cuMemFree_v2 cuMemGetInfo_v2 cuMemHostAlloc cuMemPoolCreate cuMemPoolDestroy
+        cuMemPoolGetAttribute cuMemPoolSetAttribute cuMemPoolTrimTo cuMemPrefetchAsync_v2
+        cuMemcpyDtoDAsync_v2 cuMemcpyDtoD_v2 cuMemcpyDtoHAsync_v2 cuMemcpyDtoH_v2
+        cuMemcpyHtoDAsync_v2 cuMemcpyHtoD_v2 cuMemcpyPeerAsync cuMemsetD8Async cuMemsetD8_v2
+        cuModuleGetFunction cuModuleGetGlobal_v2 cuModuleLoad cuModuleLoadData cuModuleUnload
+        cuOccupancyAvailableDynamicSMemPerBlock cuOccupancyMaxActiveBlocksPerMultiprocessor
+        cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags cuOccupancyMaxActiveClusters
+        cuOccupancyMaxPotentialBlockSize cuOccupancyMaxPotentialBlockSizeWithFlags
+        cuOccupancyMaxPotentialClusterSize cuProfilerStart cuProfilerStop cuStreamAttachMemAsync
+        cuStreamBeginCapture_v2 cuStreamCreate cuStreamCreateWithPriority cuStreamDestroy_v2
         cuStreamEndCapture cuStreamIsCapturing cuStreamSynchronize cuStreamWaitEvent;
     "libcublasLt.so.13" or 1:
-        cublasLtCreate cublasLtDestroy cublasLtGetVersion cublasLtLoggerOpenFile cublasLtLoggerSetLevel cublasLtMatmul
-        cublasLtMatmulAlgoCheck cublasLtMatmulAlgoGetHeuristic cublasLtMatmulDescCreate cublasLtMatmulDescDestroy
-        cublasLtMatmulDescSetAttribute cublasLtMatmulPreferenceCreate cublasLtMatmulPreferenceDestroy
+        cublasLtCreate cublasLtDestroy cublasLtGetVersion cublasLtLoggerOpenFile
+        cublasLtLoggerSetLevel cublasLtMatmul cublasLtMatmulAlgoCheck cublasLtMatmulAlgoGetHeuristic
+        cublasLtMatmulDescCreate cublasLtMatmulDescDestroy cublasLtMatmulDescSetAttribute
+        cublasLtMatmulPreferenceCreate cublasLtMatmulPreferenceDestroy
         cublasLtMatmulPreferenceSetAttribute cublasLtMatrixLayoutCreate cublasLtMatrixLayoutDestroy
         cublasLtMatrixLayoutSetAttribute;
     "libcublas.so.13" or 1:
-        cublasCreate_v2 cublasDasum_v2 cublasDestroy_v2 cublasDgemmStridedBatched cublasDgemm_v2 cublasDgemv_v2 cublasGemmEx
-        cublasGemmGroupedBatchedEx cublasGemmStridedBatchedEx cublasGetPointerMode_v2 cublasSasum_v2 cublasSetPointerMode_v2
-        cublasSetStream_v2 cublasSgemmStridedBatched cublasSgemm_v2 cublasSgemv_v2;
+        cublasCreate_v2 cublasDasum_v2 cublasDestroy_v2 cublasDgemmStridedBatched cublasDgemm_v2
+        cublasDgemv_v2 cublasGemmEx cublasGemmGroupedBatchedEx cublasGemmStridedBatchedEx
+        cublasGetPointerMode_v2 cublasSasum_v2 cublasSetPointerMode_v2 cublasSetStream_v2
+        cublasSgemmStridedBatched cublasSgemm_v2 cublasSgemv_v2;
     "libcurand.so.10" or 203:
-        curandCreateGenerator curandDestroyGenerator curandGenerate curandGenerateLogNormal curandGenerateLogNormalDouble
-        curandGenerateLongLong curandGenerateNormal curandGenerateNormalDouble curandGeneratePoisson curandGenerateUniform
-        curandGenerateUniformDouble curandSetGeneratorOffset curandSetPseudoRandomGeneratorSeed curandSetStream;
+        curandCreateGenerator curandDestroyGenerator curandGenerate curandGenerateLogNormal
+        curandGenerateLogNormalDouble curandGenerateLongLong curandGenerateNormal
+        curandGenerateNormalDouble curandGeneratePoisson curandGenerateUniform
+        curandGenerateUniformDouble curandSetGeneratorOffset curandSetPseudoRandomGeneratorSeed
+        curandSetStream;
     "" or 1:
-        nvrtcCompileProgram nvrtcCreateProgram nvrtcDestroyProgram nvrtcGetPTX nvrtcGetPTXSize nvrtcGetProgramLog
-        nvrtcGetProgramLogSize;
+        nvrtcCompileProgram nvrtcCreateProgram nvrtcDestroyProgram nvrtcGetPTX nvrtcGetPTXSize
+        nvrtcGetProgramLog nvrtcGetProgramLogSize;
 }
 
 /// Binds every function, once; otherwise what is missing, and what to do.
