@@ -53,6 +53,8 @@ pub struct Metrics {
     model_memory: Gauge,
     model_loads: Counter,
     model_unloads: Counter,
+    model_failures: Family<Labels<1>, Counter>,
+    engine_failures: Family<Labels<1>, Counter>,
     open_reservations: Gauge,
     audit_ok: Gauge,
     violations: Counter,
@@ -162,6 +164,18 @@ impl Default for Metrics {
                 "model_unloads",
                 "Models unloaded to make room since the start",
             ),
+            model_failures: add(
+                &mut r,
+                "model_failures",
+                "Models that could not be loaded or whose engine ended by itself, by kind: \
+                 not_loaded, out_of_memory, device_lost, integrity, panic, shape, compute",
+            ),
+            engine_failures: add(
+                &mut r,
+                "engine_failures",
+                "Requests that failed in the engine, by kind: sampling, shape, out_of_memory, \
+                 device_lost, integrity, compute, panic, not_loaded, shut_down",
+            ),
             open_reservations: add(
                 &mut r,
                 "ledger_open_reservations",
@@ -195,6 +209,18 @@ fn add<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, help: &
     metric
 }
 
+/// For counters that are counted elsewhere and only told here.
+fn tell_totals(
+    family: &Family<Labels<1>, Counter>,
+    label: &'static str,
+    totals: &BTreeMap<&'static str, u64>,
+) {
+    for (value, count) in totals {
+        let counter = family.get_or_create(&[(label, (*value).to_owned())]);
+        counter.inner().store(*count, Ordering::Relaxed);
+    }
+}
+
 fn histogram(registry: &mut Registry, name: &str, help: &str, buckets: &[f64]) -> Histogram {
     let metric = Histogram::new(buckets.iter().copied());
     registry.register(name, help, metric.clone());
@@ -211,6 +237,11 @@ impl Metrics {
     /// `end` is `completed`, `cancelled` or `failed`.
     pub fn request_ended(&self, end: &'static str) {
         self.requests.get_or_create(&[("end", end.to_owned())]).inc();
+    }
+
+    /// `kind` is that of the engine's error.
+    pub fn engine_failed(&self, kind: &'static str) {
+        self.engine_failures.get_or_create(&[("kind", kind.to_owned())]).inc();
     }
 
     pub fn tokens(&self, prompt: u32, cached: u32, generated: u32) {
@@ -244,6 +275,11 @@ impl Metrics {
         self.model_unloads.inner().store(unloads, Ordering::Relaxed);
     }
 
+    /// Totals since the start, by the kind of the error.
+    pub fn sample_model_failures(&self, failures: &BTreeMap<&'static str, u64>) {
+        tell_totals(&self.model_failures, "kind", failures);
+    }
+
     pub fn sample_node(&self, open_reservations: usize, audit_ok: bool, ready: bool) {
         self.open_reservations.set(open_reservations as i64);
         self.audit_ok.set(audit_ok.into());
@@ -259,12 +295,7 @@ impl Metrics {
     ) {
         self.violations.inner().store(violations, Ordering::Relaxed);
         self.oldest_reservation.set(oldest.as_secs_f64());
-        for (cause, count) in releases {
-            self.releases
-                .get_or_create(&[("cause", (*cause).to_owned())])
-                .inner()
-                .store(*count, Ordering::Relaxed);
-        }
+        tell_totals(&self.releases, "cause", releases);
     }
 
     /// The text a scrape gets.
@@ -284,6 +315,8 @@ mod tests {
         let metrics = Metrics::default();
         metrics.http_response(200, "ok");
         metrics.request_ended("completed");
+        metrics.engine_failed("device_lost");
+        metrics.sample_model_failures(&BTreeMap::from([("out_of_memory", 2)]));
         metrics.tokens(5, 2, 3);
         metrics.time_to_first_token.observe(0.02);
         metrics.sample_node(3, true, false);
@@ -295,6 +328,8 @@ mod tests {
         for line in [
             "cresset_http_responses_total{status=\"200\",code=\"ok\"} 1",
             "cresset_requests_total{end=\"completed\"} 1",
+            "cresset_engine_failures_total{kind=\"device_lost\"} 1",
+            "cresset_model_failures_total{kind=\"out_of_memory\"} 2",
             "cresset_prompt_tokens_total 5",
             "cresset_generation_tokens_total 3",
             "cresset_kv_cache_usage_ratio{model=\"m\"} 0.25",

@@ -37,6 +37,12 @@ pub enum Error {
     /// The device refused or failed; what it had under way is lost.
     #[error("{op}: the device failed: {detail}")]
     Device { op: &'static str, detail: String },
+    /// The device has too little free memory for an allocation. It goes on working.
+    #[error("{op}: the device failed: {detail}")]
+    OutOfMemory { op: &'static str, detail: String },
+    /// The device failed for good: it refuses every further call until the process ends.
+    #[error("{op}: the device failed: {detail}")]
+    DeviceLost { op: &'static str, detail: String },
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
 }

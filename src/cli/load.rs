@@ -4,9 +4,9 @@ use super::device;
 use crate::catalogue::QualifiedModel;
 use crate::config::Config;
 use crate::engine::model_runner::{self, RunnerOptions};
-use crate::engine::{EngineHandle, EngineOptions, gpu_runner};
+use crate::engine::{EngineError, EngineHandle, EngineOptions, gpu_runner};
 use crate::pool::{self, ServedModel};
-use crate::text::TextModel;
+use crate::text::{self, TextModel};
 use cresset_kernels::gpu::Gpu;
 use cresset_models::ModelSource;
 use std::sync::Arc;
@@ -18,12 +18,12 @@ pub struct Loaded {
 }
 
 /// Blocking: reads and repacks every weight.
-pub fn load(source: &ModelSource, config: &Config) -> Result<Loaded, String> {
+pub fn load(source: &ModelSource, config: &Config) -> Result<Loaded, EngineError> {
     Ok(Loaded { text: text(source)?, engine: engine(source, config)?.engine })
 }
 
 /// A proven release as the node serves it: its text side at once (blocking), its engine on demand.
-pub fn served(qualified: QualifiedModel, config: &Config) -> Result<ServedModel, String> {
+pub fn served(qualified: QualifiedModel, config: &Config) -> Result<ServedModel, EngineError> {
     let (source, text) = (qualified.source().clone(), text(qualified.source())?);
     let max_context = max_context(config).unwrap_or(usize::MAX);
     let config = config.clone();
@@ -42,14 +42,16 @@ pub fn expected_bytes(qualified: &QualifiedModel, config: &Config) -> u64 {
     qualified.manifest().bytes() + kv_bytes(config, on_gpu) as u64
 }
 
-fn text(source: &ModelSource) -> Result<Arc<TextModel>, String> {
-    TextModel::load(source).map(Arc::new).map_err(|error| error.to_string())
+fn text(source: &ModelSource) -> Result<Arc<TextModel>, EngineError> {
+    let unusable = |error: text::Error| EngineError::NotLoaded(error.to_string());
+    TextModel::load(source).map(Arc::new).map_err(unusable)
 }
 
-fn engine(source: &ModelSource, config: &Config) -> Result<pool::Loaded, String> {
-    let gpu = device::open(config).map_err(|failure| failure.to_string())?;
+fn engine(source: &ModelSource, config: &Config) -> Result<pool::Loaded, EngineError> {
+    let gpu =
+        device::open(config).map_err(|failure| EngineError::NotLoaded(failure.to_string()))?;
     let options = runner_options(config, gpu);
-    let (runner, info) = model_runner::load(source, &options).map_err(|error| error.to_string())?;
+    let (runner, info) = model_runner::load(source, &options)?;
     let bytes = (info.weight_bytes + options.kv_bytes) as u64;
     let engine = &config.engine;
     let options = EngineOptions {

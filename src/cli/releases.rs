@@ -7,6 +7,7 @@ use super::progress::Progress;
 use super::{models, qualify, values};
 use crate::catalogue::{self, Catalogue, Manifest, NotQualified, QualifiedModel};
 use crate::clock::{Clock, SystemClock};
+use crate::engine::EngineError;
 use crate::ids::ModelId;
 use crate::server::operator::AdminCommand;
 use clap::{Args, Subcommand, ValueEnum};
@@ -195,7 +196,7 @@ async fn qualify_release(context: &Context, manifest: Manifest, suite: Suite) ->
     blocking.await.map_err(Failure::new)?
 }
 
-pub fn cannot_load(name: &str, why: &str) -> Failure {
+pub fn cannot_load(name: &str, why: &EngineError) -> Failure {
     Failure::new(format!("cannot load {name}: {why}"))
         .remedy("if its files are damaged, pull or add it again")
 }

@@ -1,9 +1,10 @@
 //! The runner on a GPU: the model samples where it computes, and one step runs while the host
 //! schedules the next.
 
+use super::error::EngineError;
 use super::gpu_sampling::{device_row, row_result};
-use super::model_runner::{LoadedInfo, RunnerError, RunnerOptions};
-use super::runner::{RowResult, Runner};
+use super::model_runner::{LoadedInfo, RunnerOptions};
+use super::runner::{RowResult, Runner, step_error};
 use super::sampler::RowSampling;
 use cresset_kernels::Compute;
 use cresset_kernels::gpu::{Gpu, Kind};
@@ -29,8 +30,9 @@ pub struct Options {
 
 pub struct GpuRunner {
     model: GpuModel,
-    /// Of each launched step: why a row has no token whatever the device says.
-    refused: VecDeque<Vec<Option<String>>>,
+    /// Per launched step and row: why the host rejected the row's sampling parameters, if it did.
+    /// It overrides the device's result.
+    refused: VecDeque<Vec<Option<EngineError>>>,
 }
 
 impl GpuRunner {
@@ -40,7 +42,7 @@ impl GpuRunner {
         source: &ModelSource,
         options: &RunnerOptions,
         on: &Options,
-    ) -> Result<(Self, LoadedInfo), RunnerError> {
+    ) -> Result<(Self, LoadedInfo), EngineError> {
         let model = GpuModel::load(
             source,
             gpu::Options {
@@ -66,29 +68,30 @@ impl GpuRunner {
 }
 
 impl Runner for GpuRunner {
-    fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), String> {
+    fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), EngineError> {
         let vocab_size = self.model.config().vocab_size;
         let (mut encoded, mut refused) =
             (Vec::with_capacity(rows.len()), Vec::with_capacity(rows.len()));
         for row in rows {
             let (row, reason) = match device_row(row, vocab_size) {
                 Ok(row) => (row, None),
-                Err(error) => ((GREEDY, Vec::new()), Some(error.to_string())),
+                Err(error) => ((GREEDY, Vec::new()), Some(error.into())),
             };
             encoded.push(row);
             refused.push(reason);
         }
         self.model
             .launch(batch, &encoded)
-            .map_err(|error| format!("the step cannot be run: {error}"))?;
+            .map_err(|error| step_error("the step cannot be run", &error))?;
         self.refused.push_back(refused);
         Ok(())
     }
 
-    fn collect(&mut self) -> Result<Vec<RowResult>, String> {
-        let outcomes = self.model.collect().map_err(|error| format!("the step failed: {error}"))?;
+    fn collect(&mut self) -> Result<Vec<RowResult>, EngineError> {
+        let failed = |error| step_error("the step failed", &error);
+        let outcomes = self.model.collect().map_err(failed)?;
         let refused = self.refused.pop_front().unwrap_or_default();
-        let result = |(outcome, reason): (_, Option<String>)| {
+        let result = |(outcome, reason): (_, Option<EngineError>)| {
             reason.map_or_else(|| row_result(outcome), Err)
         };
         Ok(outcomes.into_iter().zip(refused).map(result).collect())
@@ -98,11 +101,12 @@ impl Runner for GpuRunner {
         gpu::DEPTH
     }
 
-    fn recover(&mut self) -> Result<(), String> {
+    fn recover(&mut self) -> Result<(), EngineError> {
         self.refused.clear();
-        self.model
-            .recover()
-            .map_err(|error| format!("the GPU cannot go on: {error}; restart the node"))
+        // Whatever the driver calls it, a device that cannot finish its work is lost.
+        self.model.recover().map_err(|error| {
+            EngineError::DeviceLost(format!("the GPU cannot go on: {error}; restart the node"))
+        })
     }
 }
 

@@ -1,5 +1,6 @@
 //! A row's sampling as the device wants it, and back. Pure.
 
+use super::error::EngineError;
 use super::runner::RowResult;
 use super::sampler::{RowSampling, SampleError, Sampled, TokenLogprobs};
 use cresset_kernels::sampling::gpu::{Outcome, RowParams, Special};
@@ -55,10 +56,11 @@ pub fn row_result(outcome: Outcome) -> RowResult {
             Ok(Sampled { token, logprobs })
         }
         Outcome::NotFinite => {
-            Err("the model gave a logit that is not finite; its weights or its cache are damaged"
-                .into())
+            let text = "the model gave a logit that is not finite; its weights or its cache are \
+                        damaged";
+            Err(EngineError::Sampling(text.into()))
         }
-        Outcome::NothingLeft => Err(SampleError::NothingLeft.to_string()),
+        Outcome::NothingLeft => Err(SampleError::NothingLeft.into()),
     }
 }
 

@@ -1,5 +1,6 @@
 //! What the rest of the node sees of the engine: a bounded door in, a bounded stream of events out.
 
+use super::error::EngineError;
 use super::mailbox::{Mailbox, Submission};
 use super::sampler::TokenLogprobs;
 use super::worker::Worker;
@@ -33,7 +34,7 @@ pub enum Refused {
     #[error("the sequence can never fit: {0}")]
     TooLarge(String),
     #[error("the engine has stopped: {0}")]
-    Dead(String),
+    Dead(EngineError),
 }
 
 /// A point-in-time view for metrics and status.
@@ -123,7 +124,12 @@ impl EngineHandle {
 
     /// False once the engine thread has died.
     pub fn is_alive(&self) -> bool {
-        self.inner.mailbox.is_open()
+        self.ended_by().is_none()
+    }
+
+    /// Why the engine thread has ended, if it has.
+    pub fn ended_by(&self) -> Option<EngineError> {
+        self.inner.mailbox.ended_by()
     }
 
     /// Refuses new sequences from now on; running ones go on.

@@ -3,6 +3,7 @@
 //! max_waiting` sequences.
 
 use super::admission::{self, Load};
+use super::error::EngineError;
 use super::handle::{EngineStats, Event, Refused};
 use super::rate::RateMeter;
 use super::scheduler::EngineOptions;
@@ -40,7 +41,7 @@ struct Inbox {
     last_id: u64,
     draining: bool,
     /// Why nothing is taken any more.
-    closed: Option<String>,
+    closed: Option<EngineError>,
     stats: EngineStats,
     produced: RateMeter,
     /// Sequences the engine has taken and not ended: the only ones worth stopping.
@@ -101,8 +102,8 @@ impl Mailbox {
         self.wake.notify_one();
     }
 
-    pub fn is_open(&self) -> bool {
-        self.lock().closed.is_none()
+    pub fn ended_by(&self) -> Option<EngineError> {
+        self.lock().closed.clone()
     }
 
     pub fn stats(&self, now: Instant) -> EngineStats {
@@ -142,9 +143,9 @@ impl Mailbox {
     }
 
     /// Nothing is taken from now on. Returns what nobody will look at.
-    pub fn close(&self, reason: &str) -> Mail {
+    pub fn close(&self, reason: &EngineError) -> Mail {
         let mut inbox = self.lock();
-        inbox.closed = Some(reason.to_owned());
+        inbox.closed = Some(reason.clone());
         inbox.live.clear();
         inbox.stats = EngineStats::default();
         std::mem::take(&mut inbox.mail)

@@ -6,6 +6,7 @@
 pub mod admission;
 pub mod batch;
 pub mod block_manager;
+pub mod error;
 pub mod fair_queue;
 pub mod gpu_runner;
 pub mod gpu_sampling;
@@ -22,6 +23,7 @@ mod worker;
 #[cfg(test)]
 mod tests;
 
+pub use error::EngineError;
 pub use handle::{
     EngineHandle, EngineOptions, EngineStats, Event, Finished, GenerateRequest, Refused,
     SequenceId, StopCause,

@@ -1,7 +1,8 @@
 //! Builds the model and its KV cache, runs them, and samples.
 
+use super::error::EngineError;
 use super::gpu_runner::{self, GpuRunner};
-use super::runner::{RowResult, Runner};
+use super::runner::{RowResult, Runner, nothing_launched, step_error};
 use super::sampler::{RowSampling, Sampler};
 use candle_core::{CpuStorage, Device, Storage, Tensor};
 use cresset_kernels::Compute;
@@ -36,21 +37,11 @@ pub struct LoadedInfo {
     pub num_blocks: usize,
 }
 
-#[derive(Debug, thiserror::Error)]
-pub enum RunnerError {
-    #[error(transparent)]
-    Model(#[from] cresset_models::Error),
-    #[error(
-        "the KV cache may take {kv_bytes} bytes, but one block of {block_size} tokens takes {block_bytes}; allow more"
-    )]
-    NoRoomForCache { kv_bytes: usize, block_size: usize, block_bytes: usize },
-}
-
 /// Loads the model to where the options say.
 pub fn load(
     source: &ModelSource,
     options: &RunnerOptions,
-) -> Result<(Box<dyn Runner>, LoadedInfo), RunnerError> {
+) -> Result<(Box<dyn Runner>, LoadedInfo), EngineError> {
     match &options.gpu {
         Some(gpu) => GpuRunner::load(source, options, gpu)
             .map(|(runner, info)| (Box::new(runner) as _, info)),
@@ -75,7 +66,7 @@ impl ModelRunner {
     pub fn load(
         source: &ModelSource,
         options: &RunnerOptions,
-    ) -> Result<(Self, LoadedInfo), RunnerError> {
+    ) -> Result<(Self, LoadedInfo), EngineError> {
         let compute = Compute::new(options.threads);
         let model = cresset_models::load(source, &load_options(options, compute.clone()))?;
         let num_blocks = num_blocks(model.config(), options)?;
@@ -105,40 +96,41 @@ fn load_options(options: &RunnerOptions, compute: Compute) -> LoadOptions {
     }
 }
 
-fn num_blocks(config: &ModelConfig, options: &RunnerOptions) -> Result<usize, RunnerError> {
+fn num_blocks(config: &ModelConfig, options: &RunnerOptions) -> Result<usize, EngineError> {
     let block_bytes = config.kv_layout().block_bytes(options.block_size);
     match options.kv_bytes / block_bytes {
-        0 => Err(RunnerError::NoRoomForCache {
-            kv_bytes: options.kv_bytes,
-            block_size: options.block_size,
-            block_bytes,
-        }),
+        0 => Err(EngineError::OutOfMemory(format!(
+            "the KV cache may take {} bytes, but one block of {} tokens takes {block_bytes}; \
+             allow more",
+            options.kv_bytes, options.block_size
+        ))),
         blocks => Ok(blocks),
     }
 }
 
 impl Runner for ModelRunner {
-    fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), String> {
+    fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), EngineError> {
         if self.results.is_some() || !batch.feedback.is_empty() {
-            return Err("a step was launched before the one before it was collected".into());
+            let text = "a step was launched before the one before it was collected";
+            return Err(EngineError::Shape(text.into()));
         }
         let logits = self
             .model
             .forward(batch, &mut self.kv)
-            .map_err(|error| format!("the forward pass failed: {error}"))?;
+            .map_err(|error| step_error("the forward pass failed", &error))?;
         let results = with_logits(&logits, rows.len(), |logits| {
             sample(&self.compute, &self.samplers, logits, rows)
         });
-        self.results =
-            Some(results.map_err(|error| format!("the logits cannot be read: {error}"))?);
+        let unreadable = |error| EngineError::Shape(format!("the logits cannot be read: {error}"));
+        self.results = Some(results.map_err(unreadable)?);
         Ok(())
     }
 
-    fn collect(&mut self) -> Result<Vec<RowResult>, String> {
-        self.results.take().ok_or_else(|| "nothing was launched".into())
+    fn collect(&mut self) -> Result<Vec<RowResult>, EngineError> {
+        self.results.take().ok_or_else(nothing_launched)
     }
 
-    fn recover(&mut self) -> Result<(), String> {
+    fn recover(&mut self) -> Result<(), EngineError> {
         self.results = None;
         Ok(())
     }
@@ -160,9 +152,9 @@ fn sample(
         let mut sampler = workspaces().pop().unwrap_or_default();
         let sampled = sampler.sample(&logits[i * vocab_size..][..vocab_size], &rows[i]);
         workspaces().push(sampler);
-        results[i].get_or_init(|| sampled.map_err(|error| error.to_string()));
+        results[i].get_or_init(|| sampled.map_err(EngineError::from));
     });
-    let not_run = || Err("the row was not sampled".to_owned());
+    let not_run = || Err(EngineError::Sampling("the row was not sampled".into()));
     results.into_iter().map(|result| result.into_inner().unwrap_or_else(not_run)).collect()
 }
 

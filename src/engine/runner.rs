@@ -1,15 +1,17 @@
 //! The seam between scheduling and tensors: the real `ModelRunner`, or a scripted one that costs
 //! nothing.
 
-use super::sampler::{RowSampling, Sampled, TokenLogprobs};
-use cresset_models::ForwardBatch;
+use super::error::EngineError;
+use super::sampler::{RowSampling, SampleError, Sampled, TokenLogprobs};
+use cresset_kernels::Error as KernelError;
+use cresset_models::{Error as ModelError, ForwardBatch};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// What became of one row: its next token, or why there is none. A row's error fails its own
 /// sequence only.
-pub type RowResult = Result<Sampled, String>;
+pub type RowResult = Result<Sampled, EngineError>;
 
 /// Computes steps in the order of their launches. A returned error, or a panic, fails every
 /// sequence of the step and of those launched after it.
@@ -19,10 +21,10 @@ pub trait Runner: Send {
     /// outlives the call makes appending to them a copy. Where `batch.feedback` names a result of
     /// the step launched just before, that result is the row's token, not its `input_ids`; after a
     /// row that failed any token will do.
-    fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), String>;
+    fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), EngineError>;
 
     /// The results of the oldest launched step: one for each of its rows. Waits for them.
-    fn collect(&mut self) -> Result<Vec<RowResult>, String>;
+    fn collect(&mut self) -> Result<Vec<RowResult>, EngineError>;
 
     /// Most steps that may be launched and not yet collected: 1, or 2 for a device that computes
     /// while the host schedules.
@@ -32,8 +34,46 @@ pub trait Runner: Send {
 
     /// After a failed step: forgets everything launched. An error means that no further step can be
     /// run, and ends the engine.
-    fn recover(&mut self) -> Result<(), String> {
+    fn recover(&mut self) -> Result<(), EngineError> {
         Ok(())
+    }
+}
+
+/// An error of loading, in the words of the models crate.
+impl From<ModelError> for EngineError {
+    fn from(error: ModelError) -> Self {
+        kind_of(&error)(error.to_string())
+    }
+}
+
+impl From<SampleError> for EngineError {
+    fn from(error: SampleError) -> Self {
+        Self::Sampling(error.to_string())
+    }
+}
+
+/// An error of a step; `what` says what failed.
+pub fn step_error(what: &str, error: &ModelError) -> EngineError {
+    kind_of(error)(format!("{what}: {error}"))
+}
+
+fn kind_of(error: &ModelError) -> fn(String) -> EngineError {
+    match error {
+        ModelError::Batch(_) | ModelError::Kernel(KernelError::Shape { .. }) => EngineError::Shape,
+        ModelError::OutOfMemory(_) | ModelError::Kernel(KernelError::OutOfMemory { .. }) => {
+            EngineError::OutOfMemory
+        }
+        ModelError::Kernel(KernelError::DeviceLost { .. }) => EngineError::DeviceLost,
+        ModelError::BadFile(_)
+        | ModelError::Unsupported(_)
+        | ModelError::Io { .. }
+        | ModelError::Kernel(KernelError::Unsupported { .. } | KernelError::NoDevice(_)) => {
+            EngineError::NotLoaded
+        }
+        ModelError::Candle(_)
+        | ModelError::Kernel(KernelError::Device { .. } | KernelError::Candle(_)) => {
+            EngineError::Compute
+        }
     }
 }
 
@@ -45,6 +85,11 @@ pub fn with_pending(row: &RowSampling, previous: &[RowResult]) -> RowSampling {
         Arc::make_mut(&mut row.tokens).push(token);
     }
     row
+}
+
+/// `collect` was called more often than `launch`.
+pub fn nothing_launched() -> EngineError {
+    EngineError::Shape("nothing was launched".into())
 }
 
 /// How a scripted step fails.
@@ -69,6 +114,8 @@ pub struct ScriptedRunner {
     script: Box<dyn FnMut(&RowSampling) -> u32 + Send>,
     step_time: Duration,
     failures: HashMap<u64, Failure>,
+    /// What a scripted step fails with, if not with a text of its own.
+    error: Option<EngineError>,
     depth: usize,
     steps: u64,
     fatal: bool,
@@ -92,6 +139,7 @@ impl ScriptedRunner {
             script: Box::new(script),
             step_time: Duration::ZERO,
             failures: HashMap::new(),
+            error: None,
             depth: 1,
             steps: 0,
             fatal: false,
@@ -125,6 +173,16 @@ impl ScriptedRunner {
         self
     }
 
+    /// Steps and rows that fail, panics aside, fail with this error.
+    pub fn fail_with(mut self, error: EngineError) -> Self {
+        self.error = Some(error);
+        self
+    }
+
+    fn failure(&self, kind: fn(String) -> EngineError, text: String) -> EngineError {
+        self.error.clone().unwrap_or_else(|| kind(text))
+    }
+
     fn sample(&mut self, row: &RowSampling) -> Sampled {
         let row = with_pending(row, &self.previous);
         let token = (self.script)(&row);
@@ -137,30 +195,33 @@ impl ScriptedRunner {
 }
 
 impl Runner for ScriptedRunner {
-    fn launch(&mut self, _batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), String> {
+    fn launch(&mut self, _batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), EngineError> {
         let step = self.steps;
         self.steps += 1;
         if self.failures.get(&step) == Some(&Failure::Launch) {
-            return Err(format!("scripted failure to launch step {step}"));
+            let text = format!("scripted failure to launch step {step}");
+            return Err(self.failure(EngineError::Compute, text));
         }
         self.busy_until = self.busy_until.max(Instant::now()) + self.step_time;
         self.launched.push_back(Launched { step, rows: rows.to_vec(), done: self.busy_until });
         Ok(())
     }
 
-    fn collect(&mut self) -> Result<Vec<RowResult>, String> {
+    fn collect(&mut self) -> Result<Vec<RowResult>, EngineError> {
         let Launched { step, rows, done } =
-            self.launched.pop_front().ok_or("nothing was launched")?;
+            self.launched.pop_front().ok_or_else(nothing_launched)?;
         std::thread::sleep(done.saturating_duration_since(Instant::now()));
         self.previous = match self.failures.get(&step) {
             None => rows.iter().map(|row| Ok(self.sample(row))).collect(),
             Some(Failure::Rows) => {
-                vec![Err(format!("scripted failure in step {step}")); rows.len()]
+                let text = format!("scripted failure in step {step}");
+                vec![Err(self.failure(EngineError::Sampling, text)); rows.len()]
             }
             Some(Failure::Panic) => panic!("scripted panic in step {step}"),
             Some(failure) => {
                 self.fatal = *failure == Failure::Fatal;
-                return Err(format!("scripted failure of step {step}"));
+                let text = format!("scripted failure of step {step}");
+                return Err(self.failure(EngineError::Compute, text));
             }
         };
         Ok(self.previous.clone())
@@ -170,10 +231,10 @@ impl Runner for ScriptedRunner {
         self.depth
     }
 
-    fn recover(&mut self) -> Result<(), String> {
+    fn recover(&mut self) -> Result<(), EngineError> {
         self.launched.clear();
         if self.fatal {
-            return Err("scripted end of the engine".into());
+            return Err(EngineError::DeviceLost("scripted end of the engine".into()));
         }
         Ok(())
     }

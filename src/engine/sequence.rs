@@ -1,6 +1,7 @@
 //! One sequence: its tokens, how far they are computed, its blocks.
 
 use super::block_manager::BlockTable;
+use super::error::EngineError;
 use super::sampler::{RowSampling, SamplingParams};
 use crate::ids::AccountId;
 use std::sync::Arc;
@@ -53,8 +54,8 @@ pub enum StopCause {
     DeadlineExceeded,
     /// Never started: its model was not loaded in time, or its engine was full by then.
     TurnedAway,
-    /// The step failed; the text is for logs, not for clients.
-    Failed(String),
+    /// The engine could not go on with it. The error is for logs, not for clients.
+    Failed(EngineError),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

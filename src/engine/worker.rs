@@ -4,6 +4,7 @@
 
 use super::admission::Load;
 use super::batch::forward_batch;
+use super::error::EngineError;
 use super::handle::{EngineStats, Event};
 use super::mailbox::{Mail, Mailbox};
 use super::rate::Throughput;
@@ -57,15 +58,15 @@ impl Worker {
     pub fn run(mut self) {
         let outcome = catch_unwind(AssertUnwindSafe(|| self.serve()));
         let reason = match outcome {
-            Ok(Ok(())) => "it was shut down".to_owned(),
+            Ok(Ok(())) => EngineError::ShutDown,
             Ok(Err(reason)) => reason,
-            Err(panic) => panic_text(panic.as_ref()),
+            Err(panic) => panicked(panic.as_ref()),
         };
-        tracing::info!(%reason, "the engine has stopped");
+        tracing::info!(kind = reason.kind(), %reason, "the engine has stopped");
         self.close(&reason);
     }
 
-    fn serve(&mut self) -> Result<(), String> {
+    fn serve(&mut self) -> Result<(), EngineError> {
         loop {
             let idle = self.scheduler.is_empty() && self.scheduler.in_flight().is_empty();
             if idle {
@@ -115,11 +116,12 @@ impl Worker {
 
     /// Launches the next step, if there is anything to compute, and takes in the oldest one unless
     /// the runner takes another before that. An error ends the engine.
-    fn step(&mut self, now: Instant) -> Result<(), String> {
+    fn step(&mut self, now: Instant) -> Result<(), EngineError> {
         let step = self.scheduler.schedule();
         if self.scheduler.in_flight().is_empty() {
             let fault = "no sequence can go on, which is a fault of the scheduler";
-            return if self.scheduler.is_empty() { Ok(()) } else { Err(fault.into()) };
+            let fault = Err(EngineError::Integrity(fault.into()));
+            return if self.scheduler.is_empty() { Ok(()) } else { fault };
         }
         for &id in &step.started {
             self.send(id, Event::Started);
@@ -127,10 +129,10 @@ impl Worker {
         let launched = if step.rows.is_empty() { Ok(()) } else { self.launch(&step, now) };
         let more = !step.rows.is_empty() && self.scheduler.in_flight().len() < self.runner.depth();
         let outcome = launched.and_then(|()| if more { Ok(()) } else { self.take_in() });
-        outcome.or_else(|reason| self.fail(&reason))
+        outcome.or_else(|error| self.fail(&error))
     }
 
-    fn launch(&mut self, step: &Step, now: Instant) -> Result<(), String> {
+    fn launch(&mut self, step: &Step, now: Instant) -> Result<(), EngineError> {
         self.steps += 1;
         let first = self.scheduler.in_flight().len() == 1;
         if first {
@@ -140,7 +142,7 @@ impl Worker {
         let (batch, rows) = forward_batch(&self.scheduler, step, block_size);
         let launched = caught(|| {
             failpoint!("engine::crash");
-            failpoint!("engine::step", |_| Err("a step failed".into()));
+            failpoint!("engine::step", |_| Err(EngineError::Compute("a step failed".into())));
             self.runner.launch(&batch, &rows)
         });
         if launched.is_err() && !first {
@@ -151,12 +153,13 @@ impl Worker {
     }
 
     /// The results of the oldest step in flight.
-    fn take_in(&mut self) -> Result<(), String> {
+    fn take_in(&mut self) -> Result<(), EngineError> {
         let results = caught(|| self.runner.collect())?;
         let oldest = self.scheduler.in_flight().front().into_iter().flatten();
         let (found, wanted) = (results.len(), oldest.filter(|row| row.samples).count());
         if found != wanted {
-            return Err(format!("the runner gave {found} results for {wanted} rows"));
+            let text = format!("the runner gave {found} results for {wanted} rows");
+            return Err(EngineError::Shape(text));
         }
         let rows = self.scheduler.advance();
         let now = Instant::now();
@@ -176,9 +179,10 @@ impl Worker {
         }
         match result {
             Ok(sampled) => self.append(id, sampled),
-            Err(reason) => {
-                tracing::error!(sequence = id.0, %reason, "a row failed");
-                self.finish(id, StopCause::Failed(reason));
+            Err(error) => {
+                let kind = error.kind();
+                tracing::error!(sequence = id.0, kind, reason = %error, "a row failed");
+                self.finish(id, StopCause::Failed(error));
             }
         }
     }
@@ -193,10 +197,10 @@ impl Worker {
     }
 
     /// A step failed, and with it all that were launched after it.
-    fn fail(&mut self, reason: &str) -> Result<(), String> {
-        tracing::error!(step = self.steps, %reason, "a step failed");
+    fn fail(&mut self, error: &EngineError) -> Result<(), EngineError> {
+        tracing::error!(step = self.steps, kind = error.kind(), reason = %error, "a step failed");
         for id in self.scheduler.abandon() {
-            self.finish(id, StopCause::Failed(reason.to_owned()));
+            self.finish(id, StopCause::Failed(error.clone()));
         }
         caught(|| self.runner.recover())
     }
@@ -225,8 +229,8 @@ impl Worker {
         }
     }
 
-    fn check_integrity(&self) -> Result<(), String> {
-        self.scheduler.check_integrity().map_err(|error| error.to_string())
+    fn check_integrity(&self) -> Result<(), EngineError> {
+        self.scheduler.check_integrity().map_err(|error| EngineError::Integrity(error.to_string()))
     }
 
     fn publish(&self) {
@@ -265,9 +269,9 @@ impl Worker {
     }
 
     /// The scheduler may be in any state here, so it is only read.
-    fn close(mut self, reason: &str) {
+    fn close(mut self, reason: &EngineError) {
         let mail = self.mailbox.close(reason);
-        let failed = || StopCause::Failed(format!("the engine has stopped: {reason}"));
+        let failed = || StopCause::Failed(EngineError::Stopped(Box::new(reason.clone())));
         let ended: Vec<_> = self
             .scheduler
             .sequences()
@@ -297,12 +301,12 @@ fn boot_secret() -> [u8; 32] {
 }
 
 /// Calls the runner: its panic is an error.
-fn caught<T>(call: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| Err(panic_text(panic.as_ref())))
+fn caught<T>(call: impl FnOnce() -> Result<T, EngineError>) -> Result<T, EngineError> {
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| Err(panicked(panic.as_ref())))
 }
 
-fn panic_text(panic: &(dyn Any + Send)) -> String {
+fn panicked(panic: &(dyn Any + Send)) -> EngineError {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    format!("a panic: {}", text.unwrap_or("without a message"))
+    EngineError::Panicked(text.unwrap_or("without a message").to_owned())
 }

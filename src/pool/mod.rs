@@ -11,7 +11,7 @@ use self::residency::{Action, Phase, Residency, Resident};
 use crate::catalogue::QualifiedModel;
 use crate::config::Engine;
 use crate::engine::{
-    EngineHandle, Event, Finished, GenerateRequest, Refused, SequenceId, StopCause,
+    EngineError, EngineHandle, Event, Finished, GenerateRequest, Refused, SequenceId, StopCause,
 };
 use crate::ids::ModelId;
 use crate::text::TextModel;
@@ -32,7 +32,7 @@ pub struct Loaded {
 }
 
 /// Blocking. The error says what is wrong and what to do.
-pub type Load = Box<dyn Fn() -> Result<Loaded, String> + Send + Sync>;
+pub type Load = Box<dyn Fn() -> Result<Loaded, EngineError> + Send + Sync>;
 
 /// A proven model that clients may name. Its text side is always here: what can be refused is
 /// refused without a load.
@@ -69,7 +69,7 @@ struct Slot {
     model: Arc<ServedModel>,
     engine: Option<EngineHandle>,
     waiters: Vec<oneshot::Sender<Lease>>,
-    failure: Option<(Instant, String)>,
+    failure: Option<(Instant, EngineError)>,
 }
 
 impl Slot {
@@ -85,6 +85,8 @@ struct State {
     slots: BTreeMap<ModelId, Slot>,
     loads: u64,
     unloads: u64,
+    /// Failed loads and engines that ended by themselves, by the kind of their error.
+    failures: BTreeMap<&'static str, u64>,
 }
 
 pub struct Fleet {
@@ -161,6 +163,7 @@ impl Fleet {
             slots: BTreeMap::new(),
             loads: 0,
             unloads: 0,
+            failures: BTreeMap::new(),
         };
         let patience = Duration::from_secs(config.model_wait_seconds);
         Arc::new(Self { state: Mutex::new(state), patience, max_waiting: config.max_waiting })
@@ -168,7 +171,7 @@ impl Fleet {
 
     /// Makes a model available that takes about `bytes` once loaded. Refused when it can never fit
     /// beside the pinned ones.
-    pub fn offer(&self, model: ServedModel, bytes: u64, pinned: bool) -> Result<(), String> {
+    pub fn offer(&self, model: ServedModel, bytes: u64, pinned: bool) -> Result<(), EngineError> {
         let id = model.qualified.id();
         let mut state = self.lock();
         if !state.residency.offer(id, bytes, pinned) {
@@ -182,7 +185,7 @@ impl Fleet {
     }
 
     /// Loads a model now and waits until that is done, however long it takes.
-    pub async fn preload(self: &Arc<Self>, id: ModelId) -> Result<(), String> {
+    pub async fn preload(self: &Arc<Self>, id: ModelId) -> Result<(), EngineError> {
         let mut place = match self.enter(id) {
             Ok(Access::Now(_)) => return Ok(()),
             Ok(Access::Later(place)) => place,
@@ -273,6 +276,12 @@ impl Fleet {
         [state.loads, state.unloads]
     }
 
+    /// Models that could not be loaded or whose engine ended by itself, so far, by the kind of the
+    /// error.
+    pub fn failures(&self) -> BTreeMap<&'static str, u64> {
+        self.lock().failures.clone()
+    }
+
     fn enter(self: &Arc<Self>, id: ModelId) -> Result<Access, Refused> {
         let mut guard = self.lock();
         let state = &mut *guard;
@@ -280,7 +289,7 @@ impl Fleet {
         let slot = state
             .slots
             .get_mut(&id)
-            .ok_or_else(|| Refused::Dead("it is not served here".into()))?;
+            .ok_or_else(|| Refused::Dead(EngineError::NotLoaded("it is not served here".into())))?;
         if let Some(retry_after) = slot.paused() {
             return Err(Refused::Overloaded { retry_after });
         }
@@ -321,13 +330,15 @@ impl Fleet {
             let (began, id) = (Instant::now(), model.qualified.id());
             let name = model.qualified.manifest().name.clone();
             let loading = tokio::task::spawn_blocking(move || (model.load)());
-            let outcome = loading.await.unwrap_or_else(|panic| Err(panic.to_string()));
+            let outcome =
+                loading.await.unwrap_or_else(|panic| Err(EngineError::Panicked(panic.to_string())));
             let seconds = began.elapsed().as_secs_f64();
             let mut state = self.lock();
             match state.loaded(id, outcome) {
                 Ok(()) => tracing::info!(%name, seconds, "a model is loaded"),
                 Err(why) => {
-                    tracing::error!(%name, %why, "a model could not be loaded");
+                    let kind = why.kind();
+                    tracing::error!(%name, kind, %why, "a model could not be loaded");
                     if state.residency.get(id).pinned {
                         self.revive(id);
                     }
@@ -357,8 +368,8 @@ impl Fleet {
     /// Notes the end of an engine that died by itself.
     fn bury(self: &Arc<Self>, state: &mut State, id: ModelId) {
         let engine = state.slots.get(&id).and_then(|slot| slot.engine.as_ref());
-        if engine.is_some_and(|engine| !engine.is_alive()) {
-            state.fail(id, "its engine has stopped; the log says why".into());
+        if let Some(reason) = engine.and_then(EngineHandle::ended_by) {
+            state.fail(id, EngineError::Stopped(Box::new(reason)));
             self.revive(id);
         }
     }
@@ -372,9 +383,9 @@ impl Fleet {
         });
     }
 
-    fn failure(&self, id: ModelId) -> String {
+    fn failure(&self, id: ModelId) -> EngineError {
         let failure = self.lock().slot(id).failure.as_ref().map(|(_, why)| why.clone());
-        failure.unwrap_or_else(|| "it was not loaded".into())
+        failure.unwrap_or_else(|| EngineError::NotLoaded("it was not loaded".into()))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -388,7 +399,7 @@ impl State {
     }
 
     fn view(&self, slot: &Slot) -> View {
-        let failure = slot.paused().and(slot.failure.as_ref()).map(|(_, why)| why.clone());
+        let failure = slot.paused().and(slot.failure.as_ref()).map(|(_, why)| why.to_string());
         let resident = *self.residency.get(slot.model.qualified.id());
         View { model: slot.model.clone(), engine: slot.engine.clone(), resident, failure }
     }
@@ -408,7 +419,11 @@ impl State {
         slot.waiters.drain(..).map(lease).collect()
     }
 
-    fn loaded(&mut self, id: ModelId, outcome: Result<Loaded, String>) -> Result<(), String> {
+    fn loaded(
+        &mut self,
+        id: ModelId,
+        outcome: Result<Loaded, EngineError>,
+    ) -> Result<(), EngineError> {
         self.loads += 1;
         let taken = outcome.and_then(|Loaded { engine, bytes }| {
             if !self.residency.loaded(id, bytes) {
@@ -430,7 +445,8 @@ impl State {
     }
 
     /// Nobody waits for it any longer, and it is left alone for a while.
-    fn fail(&mut self, id: ModelId, why: String) {
+    fn fail(&mut self, id: ModelId, why: EngineError) {
+        *self.failures.entry(why.kind()).or_default() += 1;
         let slot = self.slot(id);
         slot.engine = None;
         slot.failure = Some((Instant::now(), why));
@@ -458,7 +474,9 @@ async fn start_later(
                 return lease.engine.stop(sequence);
             }
             Ok((Err(_), _)) => StopCause::TurnedAway,
-            Err(_) => StopCause::Failed("its model could not be loaded".into()),
+            Err(_) => {
+                StopCause::Failed(EngineError::NotLoaded("its model could not be loaded".into()))
+            },
         },
         () = tokio::time::sleep(patience) => StopCause::TurnedAway,
     };
@@ -467,12 +485,12 @@ async fn start_later(
     let _ = events.try_send(Event::Finished(finished));
 }
 
-fn too_large(bytes: u64, budget: u64) -> String {
+fn too_large(bytes: u64, budget: u64) -> EngineError {
     let mib = |bytes: u64| bytes.div_ceil(1 << 20);
-    format!(
-        "it takes about {} MiB beside the models that stay loaded, and all of them may take {} MiB: raise \
-         engine.memory_mib, or lower engine.kv_mib",
+    EngineError::OutOfMemory(format!(
+        "it takes about {} MiB beside the models that stay loaded, and all of them may take {} MiB: \
+         raise engine.memory_mib, or lower engine.kv_mib",
         mib(bytes),
         mib(budget)
-    )
+    ))
 }

@@ -311,9 +311,11 @@ impl Run {
                 self.node.faults.note(Fault {
                     at: self.node.clock.now(),
                     model,
-                    message: why.clone(),
+                    message: why.to_string(),
                 });
-                tracing::error!(%why, request_id = %self.live.key.request, "a generation failed");
+                let kind = why.kind();
+                self.node.metrics.engine_failed(kind);
+                tracing::error!(kind, %why, request_id = %self.live.key.request, "a generation failed");
                 End::Failed(FailureCode::GenerationFailed)
             }
         }

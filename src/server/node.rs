@@ -6,7 +6,7 @@ use super::hub::Hub;
 use crate::catalogue::QualifiedModel;
 use crate::clock::Clock;
 use crate::config::{Config, Plan};
-use crate::engine::{EngineHandle, EngineStats};
+use crate::engine::{EngineError, EngineHandle, EngineStats};
 use crate::ids::{AccountId, CredentialId, ModelId};
 use crate::metrics::{EngineSample, Metrics};
 use crate::pool::{Fleet, Loaded, ServedModel};
@@ -61,7 +61,8 @@ impl Node {
     pub fn insert_model(&self, model: LoadedModel) {
         let LoadedModel { qualified, text, engine } = model;
         let (id, max_context) = (qualified.id(), engine.options().max_context);
-        let load = Box::new(|| Err("it was loaded by hand, and only once".to_owned()));
+        let load =
+            Box::new(|| Err(EngineError::NotLoaded("it was loaded by hand, and only once".into())));
         // Without an estimate it fits any budget.
         let offered = self.fleet.offer(ServedModel { qualified, text, max_context, load }, 0, true);
         offered.expect("invariant: nothing fits everywhere");
@@ -128,6 +129,7 @@ impl Node {
         let [budget, free] = self.fleet.memory();
         let [loads, unloads] = self.fleet.turnover();
         self.metrics.sample_fleet(budget - free, loads, unloads);
+        self.metrics.sample_model_failures(&self.fleet.failures());
         self.metrics.sample_node(self.hub.len(), self.store.healthy(), self.ready());
         let stats = self.store.stats();
         let oldest = Duration::from_millis(stats.oldest_reservation_ms);

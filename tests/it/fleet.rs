@@ -2,7 +2,7 @@
 
 use super::support::{World, next_piece, qualified, read};
 use cresset::engine::runner::{Failure, ScriptedRunner};
-use cresset::engine::{EngineHandle, EngineOptions};
+use cresset::engine::{EngineError, EngineHandle, EngineOptions};
 use cresset::pool::{Loaded, ServedModel};
 use cresset::server::operator::{Live, status};
 use cresset::text::TextModel;
@@ -46,7 +46,7 @@ fn offer(world: &World, seed: u64, kind: Kind) -> String {
     let load = move || {
         std::thread::sleep(kind.load_time);
         if !kind.loads {
-            return Err("its weights are damaged".to_owned());
+            return Err(EngineError::NotLoaded("its weights are damaged".into()));
         }
         let runner = ScriptedRunner::repeating(script.clone()).step_time(kind.step);
         let runner = kind
@@ -181,6 +181,10 @@ async fn a_model_that_fails_is_left_alone_and_the_others_go_on() {
     let metrics = world.node.metrics_text();
     assert!(metrics.contains("cresset_model_loaded{model=\"tiny-0\"} 1"), "{metrics}");
     assert!(metrics.contains("cresset_model_loaded{model=\"tiny-11\"} 0"), "{metrics}");
+    for kind in ["not_loaded", "device_lost"] {
+        let line = format!("cresset_model_failures_total{{kind=\"{kind}\"}} 1\n");
+        assert!(metrics.contains(&line), "{line} is not in\n{metrics}");
+    }
     world.close().await;
 }
 
@@ -189,9 +193,11 @@ async fn what_can_never_fit_is_not_offered() {
     let world = small_node().await;
     let qualified = qualified(world.folder.path(), 11);
     let text = Arc::new(TextModel::load(qualified.source()).unwrap());
-    let load = Box::new(|| Err("it is never loaded".to_owned()));
+    let load = Box::new(|| Err(EngineError::NotLoaded("it is never loaded".into())));
     let model = ServedModel { qualified, text, max_context: 1024, load };
     let why = world.node.fleet.offer(model, 11 * MIB, false).unwrap_err();
+    assert_eq!(why.kind(), "out_of_memory");
+    let why = why.to_string();
     assert!(why.contains("11 MiB") && why.contains("engine.memory_mib"), "{why}");
     assert_eq!(listed(&world).await, 1);
     world.close().await;

@@ -2,6 +2,8 @@
 //! the limits at the door.
 
 use super::support::{Answer, World, issue, next_piece, statuses};
+use cresset::engine::EngineError;
+use cresset::engine::runner::Failure;
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -338,4 +340,31 @@ async fn metrics_tell_what_happened() {
     }
     assert!(!text.contains(&world.key) && !text.contains("hello"));
     world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_kind_of_engine_error_reaches_the_operator_as_itself_and_clients_as_one() {
+    let text = || "scripted reason".to_owned();
+    for (failure, error) in [
+        (Failure::Error, EngineError::Shape(text())),
+        (Failure::Error, EngineError::OutOfMemory(text())),
+        (Failure::Launch, EngineError::DeviceLost(text())),
+        (Failure::Error, EngineError::Integrity(text())),
+        (Failure::Error, EngineError::Compute(text())),
+        (Failure::Rows, EngineError::Sampling(text())),
+    ] {
+        let world = World::with(|setup| {
+            setup.failures = vec![(1, failure)];
+            setup.error = Some(error.clone());
+        })
+        .await;
+        let answer = world.post(Uuid::new_v4(), &world.ask(json!({}))).await;
+        assert_eq!(answer.error(), (500, "generation_failed".into()), "{error:?}");
+        assert!(!answer.text().contains("scripted"), "{error:?}");
+        let metrics = world.node.metrics_text();
+        let line = format!("cresset_engine_failures_total{{kind=\"{}\"}} 1\n", error.kind());
+        assert!(metrics.contains(&line), "{line} is not in\n{metrics}");
+        assert_eq!(world.node.faults.latest()[0].message, error.to_string());
+        world.close().await;
+    }
 }

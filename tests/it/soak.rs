@@ -37,8 +37,7 @@ fn offer(world: &World, seed: u64) -> String {
             max_batched_tokens: 128,
             max_context: Some(256),
         };
-        let (runner, info) =
-            ModelRunner::load(&source, &options).map_err(|error| error.to_string())?;
+        let (runner, info) = ModelRunner::load(&source, &options)?;
         let options = EngineOptions {
             max_batched_tokens: 128,
             max_rows: 16,

@@ -6,7 +6,7 @@ use cresset::catalogue::{Catalogue, QualifiedModel};
 use cresset::clock::{Clock, SystemClock, UnixMillis};
 use cresset::config::Config;
 use cresset::engine::runner::ScriptedRunner;
-use cresset::engine::{EngineHandle, EngineOptions};
+use cresset::engine::{EngineError, EngineHandle, EngineOptions};
 use cresset::ids::{AccountId, ApplicationId, CredentialId};
 use cresset::ledger::{
     AccountStatus, Bucket, Command, Credential, CredentialKind, Microcredits, secret,
@@ -43,6 +43,8 @@ pub struct Setup {
     pub step: Duration,
     /// Steps that fail.
     pub failures: Vec<(u64, cresset::engine::runner::Failure)>,
+    /// What the failures fail with, if not with a text of the runner's own.
+    pub error: Option<EngineError>,
     pub trial: u64,
     pub premium: u64,
     /// Tiny models loaded, each with an id of its own.
@@ -68,6 +70,7 @@ impl Default for Setup {
             ends: true,
             step: Duration::ZERO,
             failures: Vec::new(),
+            error: None,
             trial: 1_000_000,
             premium: 1_000_000,
             models: 1,
@@ -410,6 +413,10 @@ fn load(setup: &Setup, folder: &std::path::Path, seed: u64) -> LoadedModel {
         .failures
         .iter()
         .fold(runner, |runner, (step, failure)| runner.fail_at(*step, *failure));
+    let runner = match setup.error.clone() {
+        Some(error) => runner.fail_with(error),
+        None => runner,
+    };
     let options = EngineOptions {
         max_batched_tokens: setup.max_batched_tokens,
         max_rows: setup.max_rows,

@@ -216,3 +216,7 @@ pub fn device_or_emulator(memory_bytes: usize, multiprocessors: u32) -> Arc<dyn 
 pub(crate) fn failed(op: &'static str, detail: impl Debug) -> Error {
     Error::Device { op, detail: format!("{detail:?}") }
 }
+
+pub(crate) fn out_of_memory(op: &'static str, detail: &str) -> Error {
+    Error::OutOfMemory { op, detail: format!("{detail:?}") }
+}

@@ -185,7 +185,13 @@ impl<'a, S: Store> Tensors<'a, S> {
     fn keep<T>(&mut self, name: &str, result: Result<T>) -> Option<T> {
         match result {
             Ok(kept) => return Some(kept),
-            Err(error @ Error::Kernel(cresset_kernels::Error::Device { .. })) => {
+            Err(
+                error @ Error::Kernel(
+                    cresset_kernels::Error::Device { .. }
+                    | cresset_kernels::Error::OutOfMemory { .. }
+                    | cresset_kernels::Error::DeviceLost { .. },
+                ),
+            ) => {
                 self.failed.get_or_insert(error);
             }
             Err(error) => self.problems.push(format!("{name}: {error}")),

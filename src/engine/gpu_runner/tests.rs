@@ -168,7 +168,8 @@ fn a_row_that_cannot_be_sampled_fails_alone() {
     let StopCause::Failed(reason) = collect(bad).1.cause else {
         panic!("a token outside the vocabulary has a logit")
     };
-    assert!(reason.contains("logit_bias"), "{reason}");
+    assert!(reason.to_string().contains("logit_bias"), "{reason}");
+    assert_eq!(reason.kind(), "sampling");
     assert_eq!(collect(good).0.len(), 4);
 }
 
@@ -180,6 +181,7 @@ fn a_gpu_without_room_is_refused_at_load() {
     tiny_llama_gguf(&path, 3).unwrap();
     let error =
         model_runner::load(&ModelSource::Gguf(path), &runner_options(&engine_options(), Some(on)));
-    let error = error.err().unwrap().to_string();
-    assert!(error.contains("no room for the KV cache"), "{error}");
+    let error = error.err().unwrap();
+    assert!(error.to_string().contains("no room for the KV cache"), "{error}");
+    assert_eq!(error.kind(), "out_of_memory");
 }

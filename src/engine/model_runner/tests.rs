@@ -18,7 +18,7 @@ fn options(kv_bytes: usize, max_context: Option<usize>) -> RunnerOptions {
     }
 }
 
-fn load(options: &RunnerOptions) -> Result<(ModelRunner, LoadedInfo), RunnerError> {
+fn load(options: &RunnerOptions) -> Result<(ModelRunner, LoadedInfo), EngineError> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");
     tiny_llama_gguf(&path, 1).unwrap();
@@ -40,6 +40,7 @@ fn the_cache_fills_the_memory_it_may_take() {
     check(BLOCK_BYTES * 10 - 1, 9);
     let error = load(&options(BLOCK_BYTES - 1, None)).err().unwrap();
     assert!(error.to_string().contains("one block of 16 tokens takes 8192"), "{error}");
+    assert_eq!(error.kind(), "out_of_memory");
 }
 
 /// Says `logits`, whatever it is asked.
@@ -62,7 +63,7 @@ impl Model for FixedModel {
     }
 }
 
-fn run(logits: Tensor, rows: usize) -> Result<Vec<RowResult>, String> {
+fn run(logits: Tensor, rows: usize) -> Result<Vec<RowResult>, EngineError> {
     let (runner, info) = load(&options(BLOCK_BYTES, Some(16))).unwrap();
     let model = FixedModel { config: info.config, logits };
     let row = RowSampling {
@@ -85,14 +86,16 @@ fn a_row_without_finite_logits_fails_alone() {
         results.iter().map(|result| result.as_ref().ok().map(|sampled| sampled.token)).collect();
     assert_eq!(tokens, [Some(1), None, Some(0)]);
     let reason = results[1].as_ref().unwrap_err();
-    assert!(reason.contains("token 1"), "{reason}");
+    assert!(reason.to_string().contains("token 1"), "{reason}");
+    assert_eq!(reason.kind(), "sampling");
 }
 
 #[test]
 fn logits_of_another_shape_fail_the_step() {
     let check = |logits: Tensor, expect: &str| {
         let error = run(logits, 2).unwrap_err();
-        assert!(error.contains(expect), "{error}");
+        assert!(error.to_string().contains(expect), "{error}");
+        assert_eq!(error.kind(), "shape");
     };
     let of = |shape: (usize, usize)| {
         Tensor::zeros(shape, candle_core::DType::F32, &Device::Cpu).unwrap()

@@ -2,6 +2,7 @@
 //! checked after each.
 
 use super::*;
+use crate::engine::error::EngineError;
 use crate::engine::sampler::SamplingParams;
 use crate::engine::tests::any_instant;
 use cresset_kernels::sampling::philox4x32;
@@ -97,7 +98,11 @@ impl Bench {
     fn crash(&mut self) -> String {
         let mut said = String::new();
         for id in self.scheduler.abandon() {
-            if self.scheduler.finish(id, StopCause::Failed("scripted".into())).is_some() {
+            if self
+                .scheduler
+                .finish(id, StopCause::Failed(EngineError::Compute("scripted".into())))
+                .is_some()
+            {
                 write!(said, "{} ", id.0).unwrap();
             }
         }
@@ -134,7 +139,9 @@ impl Bench {
             ["step"] => self.step(),
             ["steps", count] => (0..count.parse().unwrap()).fold(String::new(), |_, _| self.step()),
             ["stop", id] => self.finish(id, StopCause::Stopped),
-            ["fail", id] => self.finish(id, StopCause::Failed("scripted".into())),
+            ["fail", id] => {
+                self.finish(id, StopCause::Failed(EngineError::Compute("scripted".into())))
+            }
             ["crash"] => self.crash(),
             ["produced"] => self.scheduler.totals().generated_tokens.to_string(),
             ["expired", seconds] => self.expired(seconds),

@@ -1,6 +1,7 @@
 //! A runner with two steps in flight, without a device.
 
-use crate::engine::runner::{RowResult, Runner, with_pending};
+use crate::engine::EngineError;
+use crate::engine::runner::{RowResult, Runner, nothing_launched, with_pending};
 use crate::engine::sampler::RowSampling;
 use cresset_models::ForwardBatch;
 use std::collections::VecDeque;
@@ -25,7 +26,7 @@ impl Ahead {
 }
 
 impl Runner for Ahead {
-    fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), String> {
+    fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), EngineError> {
         let mut batch = batch.clone();
         assert!(batch.feedback.is_empty() || batch.feedback.len() == batch.input_ids.len());
         for (id, from) in batch.input_ids.iter_mut().zip(std::mem::take(&mut batch.feedback)) {
@@ -41,15 +42,15 @@ impl Runner for Ahead {
         Ok(())
     }
 
-    fn collect(&mut self) -> Result<Vec<RowResult>, String> {
-        self.launched.pop_front().ok_or_else(|| "nothing was launched".into())
+    fn collect(&mut self) -> Result<Vec<RowResult>, EngineError> {
+        self.launched.pop_front().ok_or_else(nothing_launched)
     }
 
     fn depth(&self) -> usize {
         2
     }
 
-    fn recover(&mut self) -> Result<(), String> {
+    fn recover(&mut self) -> Result<(), EngineError> {
         self.launched.clear();
         self.inner.recover()
     }

@@ -50,7 +50,7 @@ impl SlotRunner {
 }
 
 impl Runner for SlotRunner {
-    fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), String> {
+    fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), EngineError> {
         let mut rows = rows.iter();
         for (sequence, table) in batch.block_tables.iter().enumerate() {
             let [from, to] = [0, 1].map(|edge| batch.cu_seqlens_q[sequence + edge]);
@@ -60,14 +60,14 @@ impl Runner for SlotRunner {
                 if batch.logits_indices.contains(&index) {
                     let row = rows.next().expect("a row for each index");
                     let sampled = self.sampler.sample(&logits, row);
-                    self.results.push(sampled.map_err(|error| error.to_string()));
+                    self.results.push(sampled.map_err(EngineError::from));
                 }
             }
         }
         Ok(())
     }
 
-    fn collect(&mut self) -> Result<Vec<RowResult>, String> {
+    fn collect(&mut self) -> Result<Vec<RowResult>, EngineError> {
         Ok(std::mem::take(&mut self.results))
     }
 }

@@ -178,11 +178,11 @@ fn sequences_join_and_leave_a_running_batch() {
 struct Recovering(ScriptedRunner, Arc<AtomicUsize>);
 
 impl Runner for Recovering {
-    fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), String> {
+    fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), EngineError> {
         self.0.launch(batch, rows)
     }
 
-    fn collect(&mut self) -> Result<Vec<RowResult>, String> {
+    fn collect(&mut self) -> Result<Vec<RowResult>, EngineError> {
         self.0.collect()
     }
 
@@ -190,7 +190,7 @@ impl Runner for Recovering {
         Runner::depth(&self.0)
     }
 
-    fn recover(&mut self) -> Result<(), String> {
+    fn recover(&mut self) -> Result<(), EngineError> {
         self.1.fetch_add(1, Ordering::Relaxed);
         self.0.recover()
     }
@@ -211,7 +211,7 @@ fn a_failed_step_fails_its_sequences_and_the_engine_goes_on() {
             let StopCause::Failed(reason) = finished.cause else {
                 panic!("{failure:?} ended as {:?}", finished.cause);
             };
-            assert!(reason.contains(expect), "{reason}");
+            assert!(reason.to_string().contains(expect), "{reason}");
             idle(&engine);
             assert_eq!(recovered.load(Ordering::Relaxed), usize::from(failure != Failure::Rows));
             let (tokens, finished) = collect(engine.submit(request(0..10, 9)).unwrap().1);
@@ -224,6 +224,53 @@ fn a_failed_step_fails_its_sequences_and_the_engine_goes_on() {
         check(Failure::Panic, "scripted panic in step 2");
         check(Failure::Rows, "scripted failure in step 2");
     }
+}
+
+/// How the only sequence of an engine ends whose third step fails with `error`.
+fn end_by(failure: Failure, error: &EngineError) -> (EngineHandle, StopCause) {
+    let runner = ScriptedRunner::repeating(vec![1]).fail_at(2, failure).fail_with(error.clone());
+    let engine = start(runner);
+    let (_, events) = engine.submit(request(0..10, 9)).unwrap();
+    (engine, collect(events).1.cause)
+}
+
+#[test]
+fn each_kind_of_error_reaches_the_sequence_as_itself() {
+    let text = || "scripted".to_owned();
+    for error in [
+        EngineError::Shape(text()),
+        EngineError::OutOfMemory(text()),
+        EngineError::DeviceLost(text()),
+        EngineError::Integrity(text()),
+        EngineError::Compute(text()),
+        EngineError::Panicked(text()),
+    ] {
+        for failure in [Failure::Launch, Failure::Error] {
+            let (engine, cause) = end_by(failure, &error);
+            assert_eq!(cause, StopCause::Failed(error.clone()));
+            assert!(engine.is_alive(), "a step's error ends its sequences only");
+        }
+    }
+    let (engine, cause) = end_by(Failure::Rows, &EngineError::Sampling(text()));
+    assert_eq!(cause, StopCause::Failed(EngineError::Sampling(text())));
+    assert!(engine.is_alive());
+}
+
+#[test]
+fn an_engine_that_ends_says_why_to_all_who_ask() {
+    let lost = EngineError::DeviceLost("scripted end of the engine".into());
+    let (engine, cause) = end_by(Failure::Fatal, &EngineError::Compute("scripted".into()));
+    assert_eq!(cause, StopCause::Failed(EngineError::Compute("scripted".into())));
+    let refused = || engine.submit(request(0..10, 1)).unwrap_err();
+    // The sequence gets its end a moment before the engine has ended.
+    while engine.is_alive() {
+        std::thread::yield_now();
+    }
+    assert_eq!((engine.ended_by(), refused()), (Some(lost.clone()), Refused::Dead(lost)));
+    engine.shutdown();
+    assert_eq!(engine.ended_by().map(|error| error.kind()), Some("device_lost"));
+    let stopped = EngineError::Stopped(Box::new(EngineError::ShutDown));
+    assert_eq!((stopped.kind(), EngineError::ShutDown.kind()), ("shut_down", "shut_down"));
 }
 
 #[test]
@@ -252,7 +299,9 @@ fn a_runner_beyond_recovery_ends_the_engine() {
             assert!(matches!(collect(events).1.cause, StopCause::Failed(_)));
         }
         let refused = engine.submit(request(0..10, 1)).unwrap_err();
-        assert!(matches!(refused, Refused::Dead(reason) if reason.contains("scripted end")));
+        assert!(
+            matches!(refused, Refused::Dead(reason) if reason.to_string().contains("scripted end"))
+        );
         assert!(!engine.is_alive());
     }
 }
@@ -294,7 +343,7 @@ fn shutting_down_ends_the_thread_and_what_still_runs() {
         let StopCause::Failed(reason) = collect(events).1.cause else {
             panic!("a shutdown is the node's failure");
         };
-        assert!(reason.contains("shut down"), "{reason}");
+        assert!(reason.to_string().contains("shut down"), "{reason}");
         assert!(matches!(engine.submit(request(0..10, 1)), Err(Refused::Dead(_))));
         engine.shutdown();
     }

@@ -4,9 +4,9 @@ use crate::Result;
 use crate::targets::{self, START};
 use cresset::engine::gpu_runner;
 use cresset::engine::model_runner::{self, LoadedInfo, RunnerOptions};
-use cresset::engine::runner::{RowResult, Runner};
+use cresset::engine::runner::{RowResult, Runner, nothing_launched};
 use cresset::engine::sampler::RowSampling;
-use cresset::engine::{EngineHandle, EngineOptions};
+use cresset::engine::{EngineError, EngineHandle, EngineOptions};
 use cresset_kernels::gpu::{Gpu, Kind};
 use cresset_models::{ForwardBatch, ModelSource};
 use std::collections::VecDeque;
@@ -150,7 +150,7 @@ impl Shared {
 }
 
 impl Runner for Shared {
-    fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), String> {
+    fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), EngineError> {
         let mut watched = self.watched();
         watched.runner.launch(batch, rows)?;
         let cached = batch.seq_lens.iter().map(|len| *len as usize).sum();
@@ -163,10 +163,10 @@ impl Runner for Shared {
         Ok(())
     }
 
-    fn collect(&mut self) -> Result<Vec<RowResult>, String> {
+    fn collect(&mut self) -> Result<Vec<RowResult>, EngineError> {
         let mut watched = self.watched();
         let results = watched.runner.collect()?;
-        let step = watched.launched.pop_front().ok_or("a step that was not launched")?;
+        let step = watched.launched.pop_front().ok_or_else(nothing_launched)?;
         watched.done.push(Step { at: Instant::now(), ..step });
         Ok(results)
     }
@@ -175,7 +175,7 @@ impl Runner for Shared {
         self.watched().runner.depth()
     }
 
-    fn recover(&mut self) -> Result<(), String> {
+    fn recover(&mut self) -> Result<(), EngineError> {
         let mut watched = self.watched();
         watched.launched.clear();
         watched.runner.recover()

@@ -70,7 +70,7 @@ pub fn run(
     rows: &[RowSampling],
 ) -> Result<Vec<Sampled>> {
     runner.launch(batch, rows)?;
-    Ok(runner.collect()?.into_iter().collect::<Result<_, String>>()?)
+    Ok(runner.collect()?.into_iter().collect::<Result<_, _>>()?)
 }
 
 /// Seconds of a step that computes a prompt.

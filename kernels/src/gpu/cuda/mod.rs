@@ -13,7 +13,9 @@ mod overlap;
 mod probe;
 mod product;
 
-use super::{Arg, Event, Gemm, Gpu, Graph, Launch, Options, Properties, Staging, View, failed};
+use super::{
+    Arg, Event, Gemm, Gpu, Graph, Launch, Options, Properties, Staging, View, failed, out_of_memory,
+};
 use crate::{Error, Result};
 use candle_core::Device;
 use candle_core::cuda_backend::CudaDevice;
@@ -139,9 +141,9 @@ impl Gpu for Cuda {
         unsafe { result::malloc_sync(bytes.max(1)) }.map_err(|error| match error.0 {
             CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
                 let free = self.memory().map_or(0, |(free, _)| free);
-                failed(
+                out_of_memory(
                     "allocate",
-                    format!("{} MiB do not fit in {} free MiB", bytes >> 20, free >> 20),
+                    &format!("{} MiB do not fit in {} free MiB", bytes >> 20, free >> 20),
                 )
             }
             _ => failure("allocate")(error),
@@ -289,6 +291,31 @@ fn failure(op: &'static str) -> impl Fn(DriverError) -> Error {
         let text = error
             .error_string()
             .map_or_else(|_| String::new(), |text| format!(": {}", text.to_string_lossy()));
-        Error::Device { op, detail: format!("{:?}{text}", error.0) }
+        let detail = format!("{:?}{text}", error.0);
+        if is_final(error.0) {
+            Error::DeviceLost { op, detail }
+        } else {
+            Error::Device { op, detail }
+        }
     }
+}
+
+/// Whether the driver documents that after this error the process can use the device no more: a
+/// kernel's fault, a fault of the hardware, or a context that is gone.
+fn is_final(error: CUresult) -> bool {
+    matches!(
+        error,
+        CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
+            | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
+            | CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | CUresult::CUDA_ERROR_INVALID_PC
+            | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR
+            | CUresult::CUDA_ERROR_LAUNCH_FAILED
+            | CUresult::CUDA_ERROR_LAUNCH_TIMEOUT
+            | CUresult::CUDA_ERROR_ASSERT
+            | CUresult::CUDA_ERROR_ECC_UNCORRECTABLE
+            | CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED
+    )
 }

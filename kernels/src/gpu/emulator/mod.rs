@@ -5,7 +5,9 @@
 #[cfg(test)]
 mod tests;
 
-use super::{Arg, Event, Gemm, Gpu, Graph, Kind, Launch, Properties, Staging, View, failed};
+use super::{
+    Arg, Event, Gemm, Gpu, Graph, Kind, Launch, Properties, Staging, View, failed, out_of_memory,
+};
 use crate::{Error, Result};
 use half::bf16;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -136,9 +138,9 @@ impl Gpu for Emulator {
     fn allocate(&self, bytes: usize) -> Result<u64> {
         let mut state = self.outside_capture("allocate")?;
         if state.used + bytes > self.properties.memory_bytes {
-            return Err(failed(
+            return Err(out_of_memory(
                 "allocate",
-                format!("out of memory: {bytes} bytes with {} in use", state.used),
+                &format!("out of memory: {bytes} bytes with {} in use", state.used),
             ));
         }
         // SAFETY: the size is a multiple of 256.
@@ -258,7 +260,9 @@ impl Drop for Emulator {
 
 impl State {
     fn usable(&self) -> Result<()> {
-        self.fault.as_ref().map_or(Ok(()), |fault| Err(failed("device", fault)))
+        self.fault.as_ref().map_or(Ok(()), |fault| {
+            Err(Error::DeviceLost { op: "device", detail: format!("{fault:?}") })
+        })
     }
 
     fn run_until(&mut self, count: u64) -> Result<()> {
