@@ -169,7 +169,7 @@ impl EngineSubject {
         GenerateRequest {
             account,
             priority: 0,
-            prompt: request.prompt.as_slice().into(),
+            prompt: Arc::new(request.prompt.clone()),
             sampling: SamplingParams {
                 temperature: request.temperature,
                 seed: request.seed,

@@ -1,6 +1,6 @@
 //! The engine's door: what is refused before anything starts.
 
-use super::handle::Refused;
+use super::error::EngineError;
 use super::scheduler::EngineOptions;
 use super::sequence::GenerateRequest;
 use std::time::{Duration, Instant};
@@ -10,6 +10,19 @@ const LONGEST_WAIT: Duration = Duration::from_mins(5);
 /// Clients ignore a longer `Retry-After`.
 const LONGEST_RETRY: Duration = Duration::from_mins(1);
 const SHORTEST_RETRY: Duration = Duration::from_secs(1);
+
+/// Refused at the door; nothing was started.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Refused {
+    #[error("the queue is full; try again in {} s", retry_after.as_secs())]
+    Overloaded { retry_after: Duration },
+    #[error("the engine is draining")]
+    Draining,
+    #[error("the sequence can never fit: {0}")]
+    TooLarge(String),
+    #[error("the engine has stopped: {0}")]
+    Dead(EngineError),
+}
 
 /// The work in the engine as the door sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -1,17 +1,14 @@
 //! From a step to what the runner is given.
 
-use super::sampler::RowSampling;
+use super::sampling_params::RowSampling;
 use super::scheduler::{Scheduler, Step, StepRow};
 use super::sequence::Sequence;
 use cresset_models::ForwardBatch;
 
 /// The flattened input of `step`, the one scheduled last, and how to sample each of its
 /// `logits_indices`.
-pub fn forward_batch(
-    scheduler: &Scheduler,
-    step: &Step,
-    block_size: usize,
-) -> (ForwardBatch, Vec<RowSampling>) {
+pub fn forward_batch(scheduler: &Scheduler, step: &Step) -> (ForwardBatch, Vec<RowSampling>) {
+    let block_size = scheduler.options().block_size;
     let (tokens, sequences) = (step.num_tokens(), step.rows.len());
     let mut batch = ForwardBatch {
         input_ids: Vec::with_capacity(tokens),

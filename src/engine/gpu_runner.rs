@@ -5,7 +5,7 @@ use super::error::EngineError;
 use super::gpu_sampling::{device_row, row_result};
 use super::model_runner::{LoadedInfo, RunnerOptions};
 use super::runner::{RowResult, Runner, step_error};
-use super::sampler::RowSampling;
+use super::sampling_params::RowSampling;
 use cresset_kernels::Compute;
 use cresset_kernels::gpu::{Gpu, Kind};
 use cresset_kernels::sampling::gpu::GREEDY;

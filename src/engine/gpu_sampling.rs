@@ -2,7 +2,8 @@
 
 use super::error::EngineError;
 use super::runner::RowResult;
-use super::sampler::{RowSampling, SampleError, Sampled, TokenLogprobs};
+use super::sampler::{SampleError, Sampled, TokenLogprobs};
+use super::sampling_params::RowSampling;
 use cresset_kernels::sampling::gpu::{Outcome, RowParams, Special};
 
 /// What the device must know of a row beside its tokens, which it has.

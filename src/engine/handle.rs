@@ -6,9 +6,10 @@ use super::sampler::TokenLogprobs;
 use super::worker::Worker;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tokio::sync::mpsc;
 
+pub use super::admission::Refused;
 pub use super::scheduler::EngineOptions;
 pub use super::sequence::{Finished, GenerateRequest, SequenceId, StopCause};
 
@@ -22,19 +23,6 @@ pub enum Event {
     },
     /// Always the last event, exactly once.
     Finished(Finished),
-}
-
-/// Refused at the door; nothing was started.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum Refused {
-    #[error("the queue is full; try again in {} s", retry_after.as_secs())]
-    Overloaded { retry_after: Duration },
-    #[error("the engine is draining")]
-    Draining,
-    #[error("the sequence can never fit: {0}")]
-    TooLarge(String),
-    #[error("the engine has stopped: {0}")]
-    Dead(EngineError),
 }
 
 /// A point-in-time view for metrics and status.
@@ -90,17 +78,18 @@ impl EngineHandle {
         Self { inner: Arc::new(inner) }
     }
 
-    /// Never blocks. The channel holds `max_tokens + 2` events, so the engine never waits for a
+    /// Never blocks. The channel holds every event of the sequence, so the engine never waits for a
     /// slow reader. Dropping the receiver is the same as `stop`.
     pub fn submit(
         &self,
         request: GenerateRequest,
     ) -> Result<(SequenceId, mpsc::Receiver<Event>), Refused> {
-        let (events, receiver) = mpsc::channel(request.max_tokens as usize + 2);
+        let (events, receiver) = mpsc::channel(request.event_capacity());
         Ok((self.submit_to(request, events)?, receiver))
     }
 
-    /// As `submit`, with a channel of the caller's: it has room for `max_tokens + 2` events.
+    /// As `submit`, with a channel of the caller's, which must hold `request.event_capacity()`
+    /// events: the engine panics when it is full.
     pub fn submit_to(
         &self,
         request: GenerateRequest,

@@ -2,9 +2,9 @@
 //! lock is held for moments only, never during a step; what it guards is bounded by `max_rows +
 //! max_waiting` sequences.
 
-use super::admission::{self, Load};
+use super::admission::{self, Load, Refused};
 use super::error::EngineError;
-use super::handle::{EngineStats, Event, Refused};
+use super::handle::{EngineStats, Event};
 use super::rate::RateMeter;
 use super::scheduler::EngineOptions;
 use super::sequence::{GenerateRequest, SequenceId};

@@ -16,6 +16,7 @@ pub mod model_runner;
 pub mod rate;
 pub mod runner;
 pub mod sampler;
+pub mod sampling_params;
 pub mod scheduler;
 pub mod sequence;
 mod worker;
@@ -28,4 +29,5 @@ pub use handle::{
     EngineHandle, EngineOptions, EngineStats, Event, Finished, GenerateRequest, Refused,
     SequenceId, StopCause,
 };
-pub use sampler::{SamplingParams, TokenLogprobs};
+pub use sampler::TokenLogprobs;
+pub use sampling_params::{RowSampling, SamplingParams};

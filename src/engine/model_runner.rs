@@ -3,7 +3,8 @@
 use super::error::EngineError;
 use super::gpu_runner::{self, GpuRunner};
 use super::runner::{RowResult, Runner, nothing_launched, step_error};
-use super::sampler::{RowSampling, Sampler};
+use super::sampler::Sampler;
+use super::sampling_params::RowSampling;
 use candle_core::{CpuStorage, Device, Storage, Tensor};
 use cresset_kernels::Compute;
 use cresset_models::{ForwardBatch, KvCache, LoadOptions, Model, ModelConfig, ModelSource};

@@ -2,7 +2,8 @@
 //! nothing.
 
 use super::error::EngineError;
-use super::sampler::{RowSampling, SampleError, Sampled, TokenLogprobs};
+use super::sampler::{SampleError, Sampled, TokenLogprobs};
+use super::sampling_params::RowSampling;
 use cresset_kernels::Error as KernelError;
 use cresset_models::{Error as ModelError, ForwardBatch};
 use std::collections::{HashMap, VecDeque};

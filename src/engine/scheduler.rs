@@ -131,6 +131,10 @@ impl Scheduler {
         self.sequences.insert(id, Sequence::new(id, request));
     }
 
+    pub fn options(&self) -> &EngineOptions {
+        &self.options
+    }
+
     pub fn get(&self, id: SequenceId) -> Option<&Sequence> {
         self.sequences.get(&id)
     }

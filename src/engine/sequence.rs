@@ -2,7 +2,7 @@
 
 use super::block_manager::BlockTable;
 use super::error::EngineError;
-use super::sampler::{RowSampling, SamplingParams};
+use super::sampling_params::{RowSampling, SamplingParams};
 use crate::ids::AccountId;
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,8 +19,9 @@ pub struct GenerateRequest {
     pub account: AccountId,
     /// Of the account's plan: higher ones are served first.
     pub priority: u8,
-    /// At least one token.
-    pub prompt: Arc<[u32]>,
+    /// At least one token. The sequence goes on with this very list: its output is appended to it,
+    /// in place if nobody else holds it by then.
+    pub prompt: Arc<Vec<u32>>,
     pub sampling: SamplingParams,
     /// At least 1.
     pub max_tokens: u32,
@@ -30,6 +31,14 @@ pub struct GenerateRequest {
     /// produced but is not text.
     pub eos_ids: Arc<[u32]>,
     pub deadline: Option<Instant>,
+}
+
+impl GenerateRequest {
+    /// Most events that the sequence can have: `Started`, one for each token, and `Finished`. A
+    /// channel with room for them never makes the engine wait.
+    pub fn event_capacity(&self) -> usize {
+        self.max_tokens as usize + 2
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -71,7 +80,9 @@ pub enum State {
 #[derive(Debug)]
 pub struct Sequence {
     pub id: SequenceId,
+    /// What was asked for. Its prompt has become the beginning of `tokens`.
     pub request: GenerateRequest,
+    prompt_len: usize,
     /// Prompt and output so far. Shared with the runner during a launch only, so appending copies
     /// nothing.
     pub tokens: Arc<Vec<u32>>,
@@ -93,10 +104,12 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    pub fn new(id: SequenceId, request: GenerateRequest) -> Self {
+    pub fn new(id: SequenceId, mut request: GenerateRequest) -> Self {
+        let tokens = std::mem::take(&mut request.prompt);
         Self {
             id,
-            tokens: Arc::new(request.prompt.to_vec()),
+            prompt_len: tokens.len(),
+            tokens,
             num_computed_tokens: 0,
             table: BlockTable::new(request.account),
             state: State::Waiting,
@@ -116,7 +129,7 @@ impl Sequence {
     }
 
     pub fn output_len(&self) -> usize {
-        self.tokens.len() - self.request.prompt.len()
+        self.tokens.len() - self.prompt_len
     }
 
     /// Only the last sampled token is missing: one token in, one out.
@@ -167,7 +180,7 @@ impl Sequence {
     pub fn see(&mut self, count: usize) -> usize {
         assert!(count <= self.tokens.len());
         let before = self.prompt_tokens;
-        self.prompt_tokens = before.max(count.min(self.request.prompt.len()));
+        self.prompt_tokens = before.max(count.min(self.prompt_len));
         self.prompt_tokens - before
     }
 
@@ -199,7 +212,7 @@ impl Sequence {
             params: Arc::clone(&self.sampling),
             tokens: Arc::clone(&self.tokens),
             pending,
-            prompt_len: self.request.prompt.len(),
+            prompt_len: self.prompt_len,
             banned: if may_end { Arc::default() } else { Arc::clone(&self.request.eos_ids) },
         }
     }

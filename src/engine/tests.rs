@@ -6,7 +6,7 @@ mod cost;
 mod determinism;
 mod lifecycle;
 
-use super::sampler::SamplingParams;
+use super::sampling_params::SamplingParams;
 use super::*;
 use crate::ids::AccountId;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub fn request(prompt: impl IntoIterator<Item = u32>, max_tokens: u32) -> Genera
     GenerateRequest {
         account: AccountId(Uuid::nil()),
         priority: 0,
-        prompt: prompt.into_iter().collect(),
+        prompt: Arc::new(prompt.into_iter().collect()),
         sampling: SamplingParams::default(),
         max_tokens,
         min_tokens: 0,

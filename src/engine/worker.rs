@@ -138,8 +138,7 @@ impl Worker {
         if first {
             self.busy_since = now;
         }
-        let block_size = self.mailbox.options().block_size;
-        let (batch, rows) = forward_batch(&self.scheduler, step, block_size);
+        let (batch, rows) = forward_batch(&self.scheduler, step);
         let launched = caught(|| {
             failpoint!("engine::crash");
             failpoint!("engine::step", |_| Err(EngineError::Compute("a step failed".into())));
@@ -225,7 +224,7 @@ impl Worker {
         use tokio::sync::mpsc::error::TrySendError;
         // A closed channel is found by `drop_abandoned` before the next step.
         if let Some(Err(TrySendError::Full(_))) = self.streams.get(&id).map(|s| s.try_send(event)) {
-            panic!("the channel of {id:?} is full: it got more than max_tokens + 2 events");
+            panic!("the channel of {id:?} is full: it got more events than `event_capacity` says");
         }
     }
 
@@ -238,7 +237,7 @@ impl Worker {
     }
 
     fn load(&self) -> Load {
-        let context = self.mailbox.options().max_context;
+        let context = self.scheduler.options().max_context;
         let mut load = Load { tokens_per_second: self.throughput.per_second(), ..Load::default() };
         for sequence in self.scheduler.sequences() {
             load.live += 1;

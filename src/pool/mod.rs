@@ -202,14 +202,14 @@ impl Fleet {
         state.residency.get(id).bytes <= state.residency.free()
     }
 
-    /// Never blocks. The channel holds `max_tokens + 2` events, so the engine never waits for a
+    /// Never blocks. The channel holds every event of the sequence, so the engine never waits for a
     /// slow reader.
     pub fn submit(
         self: &Arc<Self>,
         id: ModelId,
         request: GenerateRequest,
     ) -> Result<(Ticket, mpsc::Receiver<Event>), Refused> {
-        let (events, receiver) = mpsc::channel(request.max_tokens as usize + 2);
+        let (events, receiver) = mpsc::channel(request.event_capacity());
         let kind = match self.enter(id)? {
             Access::Now(lease) => {
                 let sequence = lease.engine.submit_to(request, events)?;

@@ -61,7 +61,7 @@ fn generate(
     call: &Call,
     model: &ServedModel,
     plan: &Plan,
-    prompt: Arc<[u32]>,
+    prompt: Arc<Vec<u32>>,
     max_tokens: u32,
 ) -> Result<GenerateRequest, ApiError> {
     let request = &call.request;
@@ -103,11 +103,11 @@ fn check_logit_bias(request: &ChatRequest, model: &ServedModel) -> Result<(), Ap
 
 /// Long conversations take milliseconds to tokenise, so none does it on a thread that serves
 /// connections.
-async fn encode(model: &ServedModel, request: &ChatRequest) -> Result<Arc<[u32]>, ApiError> {
+async fn encode(model: &ServedModel, request: &ChatRequest) -> Result<Arc<Vec<u32>>, ApiError> {
     let (text, messages) = (model.text.clone(), request.messages.clone());
     let encoded = tokio::task::spawn_blocking(move || text.encode_chat(&messages)).await;
     match encoded {
-        Ok(Ok(prompt)) => Ok(prompt.into()),
+        Ok(Ok(prompt)) => Ok(Arc::new(prompt)),
         Ok(Err(error @ text::Error::TemplateRefused(_))) => {
             Err(ApiError::invalid("messages", error.to_string()))
         }

@@ -8,6 +8,7 @@ use cresset::engine::{GenerateRequest, SamplingParams, SequenceId};
 use cresset::ids::AccountId;
 use criterion::{Criterion, criterion_group, criterion_main};
 use std::hint::black_box;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const ROWS: u64 = 256;
@@ -29,7 +30,7 @@ fn decoding() -> Scheduler {
     for row in 0..ROWS {
         let request = GenerateRequest {
             account: accounts[row as usize % accounts.len()],
-            prompt: (0..PROMPT).map(|token| token + row as u32).collect(),
+            prompt: Arc::new((0..PROMPT).map(|token| token + row as u32).collect()),
             sampling: SamplingParams::default(),
             max_tokens: 3_000,
             min_tokens: 0,
@@ -47,7 +48,7 @@ fn decoding() -> Scheduler {
 
 fn step(scheduler: &mut Scheduler) {
     let step = scheduler.schedule();
-    let batch = forward_batch(scheduler, &step, BLOCK);
+    let batch = forward_batch(scheduler, &step);
     black_box(&batch);
     drop(batch);
     for row in scheduler.advance().iter().filter(|row| row.samples) {

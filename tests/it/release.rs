@@ -10,6 +10,7 @@ use cresset_models::ModelSource;
 use cresset_qualification::Goldens;
 use cresset_qualification::goldens::Case;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::OnceLock;
 
 const NAME: &str = "smollm2-135m-instruct";
@@ -81,7 +82,7 @@ fn greedy(
     let request = GenerateRequest {
         account: AccountId::generate(),
         priority: 0,
-        prompt: prompt.into(),
+        prompt: Arc::new(prompt.to_vec()),
         sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
         max_tokens,
         min_tokens: 0,

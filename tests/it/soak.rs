@@ -182,7 +182,7 @@ async fn submit(world: &World, models: &[String], draw: u64) {
     let request = GenerateRequest {
         account: AccountId(Uuid::from_u128(u128::from(draw % 3))),
         priority: (draw % 2) as u8,
-        prompt: (0..=draw as u32 % 90).map(|token| token % 30).collect(),
+        prompt: Arc::new((0..=draw as u32 % 90).map(|token| token % 30).collect()),
         sampling: SamplingParams {
             seed: draw,
             top_p: 0.9,

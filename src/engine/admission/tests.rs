@@ -1,7 +1,7 @@
 //! Tables of what the door refuses, and why.
 
 use super::*;
-use crate::engine::sampler::SamplingParams;
+use crate::engine::sampling_params::SamplingParams;
 use crate::ids::AccountId;
 use std::sync::Arc;
 use uuid::Uuid;

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::engine::model_runner;
-use crate::engine::sampler::SamplingParams;
+use crate::engine::sampling_params::SamplingParams;
 use crate::engine::tests::{collect, request, wait_for};
 use crate::engine::{
     EngineHandle, EngineOptions, Event, GenerateRequest, StopCause, TokenLogprobs,

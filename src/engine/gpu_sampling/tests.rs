@@ -1,7 +1,8 @@
 //! The device's sampler gives what the CPU's gives, parameter by parameter and row by row.
 
 use super::*;
-use crate::engine::sampler::{Sampler, SamplingParams};
+use crate::engine::sampler::Sampler;
+use crate::engine::sampling_params::SamplingParams;
 use cresset_kernels::gpu::{Buffer, Gpu, Kind, device_or_emulator};
 use cresset_kernels::sampling::gpu::{
     History, RESULT_WORDS, Sample, decode, encode, encoded_words, sample, workspace,

@@ -1,7 +1,7 @@
 //! Loading, and what one bad row does to the others.
 
 use super::*;
-use crate::engine::sampler::SamplingParams;
+use crate::engine::sampling_params::SamplingParams;
 use candle_core::Tensor;
 use cresset_models::testing::{tiny_llama_gguf, vocab_size};
 use std::sync::Arc;

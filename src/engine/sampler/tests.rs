@@ -4,6 +4,7 @@
 use super::*;
 use crate::engine::runner::with_pending;
 use cresset_kernels::sampling::{gumbel_noise, philox4x32};
+use std::sync::Arc;
 
 const DRAWS: u64 = 20_000;
 

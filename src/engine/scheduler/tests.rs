@@ -3,10 +3,11 @@
 
 use super::*;
 use crate::engine::error::EngineError;
-use crate::engine::sampler::SamplingParams;
+use crate::engine::sampling_params::SamplingParams;
 use crate::engine::tests::any_instant;
 use cresset_kernels::sampling::philox4x32;
 use std::fmt::Write;
+use std::sync::Arc;
 use std::time::Duration;
 use uuid::Uuid;
 
@@ -42,7 +43,7 @@ impl Bench {
         let request = GenerateRequest {
             account: self::account(account),
             priority: value("rank").unwrap_or(0) as u8,
-            prompt: (from.parse().unwrap()..to.parse().unwrap()).collect(),
+            prompt: Arc::new((from.parse().unwrap()..to.parse().unwrap()).collect()),
             sampling: SamplingParams::default(),
             max_tokens: max[1..].parse().unwrap(),
             min_tokens: 0,

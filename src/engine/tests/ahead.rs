@@ -2,7 +2,7 @@
 
 use crate::engine::EngineError;
 use crate::engine::runner::{RowResult, Runner, nothing_launched, with_pending};
-use crate::engine::sampler::RowSampling;
+use crate::engine::sampling_params::RowSampling;
 use cresset_models::ForwardBatch;
 use std::collections::VecDeque;
 

@@ -159,7 +159,7 @@ impl<'a> Stage<'a> {
         let step = self.scheduler.schedule();
         self.look(&step);
         if !step.rows.is_empty() {
-            let (batch, rows) = forward_batch(&self.scheduler, &step, BLOCK);
+            let (batch, rows) = forward_batch(&self.scheduler, &step);
             self.runner.launch(&batch, &rows).unwrap();
         }
         let more = !step.rows.is_empty() && self.scheduler.in_flight().len() < self.runner.depth();

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::engine::batch::forward_batch;
-use crate::engine::sampler::{RowSampling, Sampler};
+use crate::engine::sampler::Sampler;
+use crate::engine::sampling_params::RowSampling;
 use crate::engine::scheduler::Scheduler;
 use cresset_kernels::sampling::philox4x32;
 
@@ -46,7 +47,7 @@ fn steps_of_256_rows(depth: usize) {
         let plan = || {
             let step = scheduler.schedule();
             rows = step.rows.len();
-            forward_batch(&scheduler, &step, 16);
+            forward_batch(&scheduler, &step);
         };
         let mut ignored = Vec::new();
         timed(if turn < 700 { &mut ignored } else { &mut planning }, plan);

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::engine::runner::{Failure, RowResult, Runner, ScriptedRunner};
-use crate::engine::sampler::RowSampling;
+use crate::engine::sampling_params::RowSampling;
 use cresset_models::ForwardBatch;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::SyncSender;

@@ -5,7 +5,7 @@ use crate::targets::{self, START};
 use cresset::engine::gpu_runner;
 use cresset::engine::model_runner::{self, LoadedInfo, RunnerOptions};
 use cresset::engine::runner::{RowResult, Runner, nothing_launched};
-use cresset::engine::sampler::RowSampling;
+use cresset::engine::sampling_params::RowSampling;
 use cresset::engine::{EngineError, EngineHandle, EngineOptions};
 use cresset_kernels::gpu::{Gpu, Kind};
 use cresset_models::{ForwardBatch, ModelSource};

@@ -1,0 +1,76 @@
+//! How a sequence is sampled, without the tensors that it is sampled from. Pure.
+
+use std::sync::Arc;
+
+/// Sampling parameters of one request. Defaults sample from the plain distribution.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SamplingParams {
+    /// 0 is greedy.
+    pub temperature: f32,
+    pub top_p: f32,
+    /// 0 is off.
+    pub top_k: u32,
+    pub min_p: f32,
+    /// Subtracted once per occurrence in the output.
+    pub frequency_penalty: f32,
+    /// Subtracted once if the token occurs in the output.
+    pub presence_penalty: f32,
+    /// 1 is off. Divides positive and multiplies negative logits of tokens in prompt or output.
+    pub repetition_penalty: f32,
+    pub seed: u64,
+    pub logit_bias: Arc<[(u32, f32)]>,
+    /// `Some(n)`: the chosen token's log-probability and those of the n most likely.
+    pub logprobs: Option<u8>,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        Self {
+            temperature: 1.0,
+            top_p: 1.0,
+            top_k: 0,
+            min_p: 0.0,
+            frequency_penalty: 0.0,
+            presence_penalty: 0.0,
+            repetition_penalty: 1.0,
+            seed: 0,
+            logit_bias: Arc::from([]),
+            logprobs: None,
+        }
+    }
+}
+
+impl SamplingParams {
+    pub(super) fn has_penalties(&self) -> bool {
+        self.frequency_penalty != 0.0 || self.presence_penalty != 0.0 || !self.repeats_freely()
+    }
+
+    /// Whether tokens of the prompt are treated as any other.
+    pub(super) fn repeats_freely(&self) -> bool {
+        (self.repetition_penalty - 1.0).abs() <= 0.0
+    }
+
+    pub(super) fn truncates(&self) -> bool {
+        self.top_k > 0 || self.top_p < 1.0 || self.min_p > 0.0
+    }
+}
+
+/// What the sampler needs to know of one row.
+#[derive(Clone, Debug)]
+pub struct RowSampling {
+    pub params: Arc<SamplingParams>,
+    /// Prompt and output as far as the host knows them.
+    pub tokens: Arc<Vec<u32>>,
+    /// Which of the previous step's results belongs behind `tokens`; penalties count it too.
+    pub pending: Option<u32>,
+    pub prompt_len: usize,
+    /// Ids that must not be chosen (end-of-text before `min_tokens`).
+    pub banned: Arc<[u32]>,
+}
+
+impl RowSampling {
+    /// Of the token to choose, in its sequence: it keys the random numbers.
+    pub fn position(&self) -> usize {
+        self.tokens.len() + usize::from(self.pending.is_some())
+    }
+}
