@@ -35,7 +35,7 @@
 #endif
 
 constexpr uint32_t WARP = 32;
-constexpr uint32_t FULL = 0xffffffffu;
+constexpr uint32_t FULL_MASK = 0xffffffffu;
 #define MINUS_INFINITY (-__uint_as_float(0x7f800000u))
 
 // ---- element types
@@ -104,29 +104,29 @@ DEVICE T* dynamic_shared() {
 //
 // A device of sm_90 or later may start a launch while the one before still runs, so that its blocks
 // stand ready, and weights are on their way, when their input is. Hence every thread of every
-// kernel calls `in_turn`, or `start_next` at once and `wait_for_earlier` later, before it returns
+// kernel calls `launch_dependents_and_wait`, or `launch_dependents` at once and `wait_for_earlier_launches` later, before it returns
 // or uses global memory; even one that has nothing to do, since a launch is over when its blocks
 // are, and the next waits for that alone. Before the wait it may `prefetch` anything, and start
 // `copy_async` of what no launch ever writes. (`const __restrict__` and `__ldg` would let the
 // compiler read ahead of the wait.)
 
 // Lets the next launch start as soon as all blocks of this one have.
-DEVICE void start_next() {
+DEVICE void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 // Until all earlier launches are over and what they wrote is visible.
-DEVICE void wait_for_earlier() {
+DEVICE void wait_for_earlier_launches() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #elif !defined(__CUDACC__)
-    simt::wait_for_earlier();
+    simt::wait_for_earlier_launches();
 #endif
 }
-DEVICE void in_turn() {
-    start_next();
-    wait_for_earlier();
+DEVICE void launch_dependents_and_wait() {
+    launch_dependents();
+    wait_for_earlier_launches();
 }
 // Asks for the 32 bytes around an address, so that a later reading finds them in the second-level
 // cache.
@@ -153,14 +153,14 @@ DEVICE uint32_t warp() { return threadIdx.x / WARP; }
 template <class T>
 DEVICE T warp_sum(T x) {
 #pragma unroll
-    for (uint32_t step = WARP / 2; step > 0; step /= 2) x += __shfl_xor_sync(FULL, x, step);
+    for (uint32_t step = WARP / 2; step > 0; step /= 2) x += __shfl_xor_sync(FULL_MASK, x, step);
     return x;
 }
 template <class T>
 DEVICE T warp_max(T x) {
 #pragma unroll
     for (uint32_t step = WARP / 2; step > 0; step /= 2) {
-        T other = __shfl_xor_sync(FULL, x, step);
+        T other = __shfl_xor_sync(FULL_MASK, x, step);
         x = other > x ? other : x;
     }
     return x;

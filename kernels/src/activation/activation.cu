@@ -32,7 +32,7 @@ DEVICE void gated_values(const T* gate, const T* up, T* out, uint32_t width, Act
 // `N` must be what the launch counted with.
 template <class T, class Activate>
 DEVICE void gated(const T* gate_up, T* out, uint32_t width, Activate activate) {
-    in_turn();
+    launch_dependents_and_wait();
     size_t row = static_cast<size_t>(blockIdx.x) * width;
     const T* gate = gate_up + 2 * row;
     if (width % PER_VEC<T> == 0)

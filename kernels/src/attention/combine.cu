@@ -1,41 +1,45 @@
-// The last step of decode: the sums of a sequence's splits, merged in their order, become its
-// result. A warp for each query head, four to a block; sequences of one split were written by
-// decode itself and cost a look at their length. A warp reads (head_dim + 2) * 4 bytes a split, in
-// whole lines, and keeps several splits' loads under way since none depends on the sums.
+// The last step of decode: merges the states of a sequence's splits in their order and writes the
+// normalised result.
+//
+// Grid: a warp for each query head of each sequence, four warps to a block. Sequences with one
+// split were written by decode itself, and here cost a look at their length. A warp reads
+// (head_dim + 2) * 4 bytes a split, in whole lines, and keeps several splits' loads under way since
+// none depends on the sums.
 #include "attention/paged.cuh"
 
 namespace {
 
-constexpr uint32_t PER_LANE = 8;  // head sizes up to 256
+constexpr uint32_t PER_LANE = 8;  // values of a lane: head sizes up to 256
 
 template <class T>
 DEVICE void combine(float* workspace, T* out, const uint32_t* seq_lens, const uint32_t* header,
     uint32_t sequences, uint32_t heads, uint32_t head_dim, uint32_t window, uint32_t max_splits) {
-    in_turn();
+    launch_dependents_and_wait();
     uint32_t row = blockIdx.x * (blockDim.x / WARP) + warp(), sequence = row / heads;
     if (sequence >= sequences) return;
     uint32_t count = decode_splits(seq_lens[sequence], window, header).count;
     if (count == 1) return;
-    float sums[PER_LANE] = {}, weights = 0.0f, largest = MINUS_INFINITY;
+    float o[PER_LANE] = {}, row_sum = 0.0f, row_max = MINUS_INFINITY;
 #pragma unroll 4
     for (uint32_t split = 0; split < count; split++) {
-        Partial from(
+        SplitState from(
             workspace, sequences, max_splits, heads, head_dim, sequence, split, row % heads);
-        auto state = load<float, 2>(from.state);
-        Merge merge(largest, state.at[0]);
-        largest = merge.largest;
-        weights = merge.both(weights, state.at[1]);
+        auto state = load<float, 2>(from.max_and_sum);
+        StateMerge both(row_max, state.at[0]);
+        row_max = both.row_max;
+        row_sum = both.merge(row_sum, state.at[1]);
 #pragma unroll
         for (uint32_t i = 0; i < PER_LANE; i++) {
             uint32_t d = i * WARP + lane();
-            if (d < head_dim) sums[i] = merge.both(sums[i], from.sums[d]);
+            if (d < head_dim) o[i] = both.merge(o[i], from.out[d]);
         }
     }
 #pragma unroll
     for (uint32_t i = 0; i < PER_LANE; i++) {
         uint32_t d = i * WARP + lane();
         if (d < head_dim)
-            out[static_cast<size_t>(row) * head_dim + d] = from_float<T>(sums[i] * share(weights));
+            out[static_cast<size_t>(row) * head_dim + d] =
+                from_float<T>(o[i] * inverse_sum(row_sum));
     }
 }
 

@@ -1,5 +1,6 @@
-// What the attention kernels share: where keys lie, which of them a query sees, how work is dealt
-// out, how partial results of consecutive splits of the keys are merged.
+// Shared by the attention kernels: where keys lie in the paged cache, which of them a query sees,
+// how work is dealt out to blocks, and how the partial softmaxes of consecutive splits of the keys
+// are merged.
 #pragma once
 
 #include "common.cuh"
@@ -13,13 +14,14 @@ struct Range {
 DEVICE uint32_t divide_up(uint32_t x, uint32_t by) { return (x + by - 1) / by; }
 
 // The first key that a query at `position` sees.
-DEVICE uint32_t lowest_key(uint32_t position, uint32_t window) {
+DEVICE uint32_t first_visible_key(uint32_t position, uint32_t window) {
     return position >= window ? position - window + 1 : 0;
 }
 
-// A call, as `gpu.rs` describes it. Tables and lengths are read on the device.
+// The arguments that every attention kernel takes, as `gpu.rs` describes them. Tables and lengths
+// are read on the device.
 template <class T>
-struct Paged {
+struct AttentionParams {
     const T* q;
     const T* k;
     const T* v;
@@ -32,30 +34,33 @@ struct Paged {
 
     DEVICE uint32_t group() const { return heads / kv_heads; }
     DEVICE uint32_t table_stride() const { return header[0]; }
-    // The blocks of a sequence that has `len` tokens.
+    // The block table of a sequence that has `len` tokens.
     DEVICE const uint32_t* table(uint32_t sequence, uint32_t len) const {
         size_t start = static_cast<size_t>(sequence) * table_stride();
         uint32_t used = divide_up(len, block_size);
         ASSERT(used <= table_stride() && start + used <= table_len);
         return tables + start;
     }
-    DEVICE uint32_t lowest(uint32_t position) const { return lowest_key(position, window); }
+    DEVICE uint32_t first_key(uint32_t position) const {
+        return first_visible_key(position, window);
+    }
 };
 
-// Parameters of a kernel and the call they make up.
-#define PAGED_PARAMETERS(T)                                                                       \
+// The parameters of a kernel, and the struct that they make up.
+#define ATTENTION_PARAMETERS(T)                                                                   \
     const T *q, const T *k, const T *v, T *out, const uint32_t *seq_lens, const uint32_t *tables, \
         const uint32_t *header, uint32_t q_stride, uint32_t heads, uint32_t kv_heads,             \
         uint32_t sequences, uint32_t blocks, uint32_t block_size, uint32_t table_len,             \
         uint32_t window, float to_log2, float cap_in
-#define PAGED(T)                                                                              \
-    Paged<T> {                                                                                \
+#define ATTENTION_PARAMS(T)                                                                   \
+    AttentionParams<T> {                                                                      \
         q, k, v, out, seq_lens, tables, header, q_stride, heads, kv_heads, sequences, blocks, \
             block_size, table_len, window, to_log2, cap_in                                    \
     }
 
-// Splits of the keys start at multiples of `tokens`, whatever the window. `count` is at least one:
-// every query has a writer.
+// Splits of the keys (split-KV, as in FlashDecoding). They start at multiples of `tokens`, whatever
+// the window is, so that a query's splits do not depend on the batch. `count` is at least one, so
+// that every query is written by some split.
 struct Splits {
     Range keys;
     uint32_t tokens, first, count;
@@ -66,80 +71,79 @@ struct Splits {
         uint32_t end = keys.end / tokens + (keys.end % tokens != 0);
         count = end > first ? end - first : 1;
     }
-    DEVICE Range part(uint32_t index) const {
+    DEVICE Range range(uint32_t index) const {
         uint32_t begin = (first + index) * tokens, left = keys.end - begin;
         return {max(begin, keys.begin), left > tokens ? begin + tokens : keys.end};
     }
 };
 
-// The splits of what the only query of a sequence of `len` tokens sees.
+// The splits of the keys that the only query of a sequence of `len` tokens sees.
 DEVICE Splits decode_splits(uint32_t len, uint32_t window, const uint32_t* header) {
-    return Splits({len > 0 ? lowest_key(len - 1, window) : 0, len}, header);
+    return Splits({len > 0 ? first_visible_key(len - 1, window) : 0, len}, header);
 }
 
-// Deals a running number out to owners that have `count(i)` numbers each. A warp asks together, for
-// numbers that never fall.
-struct Finder {
-    uint32_t base = 0, before = 0;
-    uint32_t owner, offset;
+// Maps the index of a work item to a sequence and the item's index within it, where sequence i has
+// `count(i)` items. All lanes of a warp call it together, with indices that never decrease.
+struct WorkSearch {
+    uint32_t first_sequence = 0, items_before = 0;
+    uint32_t sequence, index;
 
     template <class Count>
-    DEVICE bool find(uint32_t number, uint32_t owners, const Count& count) {
-        for (; base < owners; base += WARP) {
-            uint32_t mine = base + lane() < owners ? count(base + lane()) : 0, upto = mine;
+    DEVICE bool find(uint32_t item, uint32_t sequences, const Count& count) {
+        for (; first_sequence < sequences; first_sequence += WARP) {
+            uint32_t own = first_sequence + lane() < sequences ? count(first_sequence + lane()) : 0,
+                     prefix = own;
 #pragma unroll
             for (uint32_t step = 1; step < WARP; step *= 2) {
-                uint32_t lower = __shfl_up_sync(FULL, upto, step);
-                if (lane() >= step) upto += lower;
+                uint32_t lower = __shfl_up_sync(FULL_MASK, prefix, step);
+                if (lane() >= step) prefix += lower;
             }
-            uint32_t total = __shfl_sync(FULL, upto, WARP - 1);
-            if (number < before + total) {
-                uint32_t at = __popc(__ballot_sync(FULL, before + upto <= number));
-                owner = base + at;
-                offset = number - before - __shfl_sync(FULL, upto - mine, at);
+            uint32_t total = __shfl_sync(FULL_MASK, prefix, WARP - 1);
+            if (item < items_before + total) {
+                uint32_t at = __popc(__ballot_sync(FULL_MASK, items_before + prefix <= item));
+                sequence = first_sequence + at;
+                index = item - items_before - __shfl_sync(FULL_MASK, prefix - own, at);
                 return true;
             }
-            before += total;
+            items_before += total;
         }
         return false;
     }
 };
 
-// ---- running softmax. Scores are in units of log2, so weights are powers of two.
+// ---- online softmax. Scores are in units of log2, so weights are powers of two.
 
-DEVICE float power(float x) { return exp2_approx(x); }
+// The maximum that is subtracted from scores: the largest score so far, or 0 while there is none,
+// since minus infinity minus itself is not a number.
+DEVICE float finite_max(float row_max) { return row_max == MINUS_INFINITY ? 0.0f : row_max; }
 
-// The exponent that weights are relative to: the largest score, or 0 while there is none.
-DEVICE float reference_of(float largest) { return largest == MINUS_INFINITY ? 0.0f : largest; }
+// Merges the softmax states of two consecutive sets of keys: each value `x` of the first and `y` of
+// the second becomes `merge(x, y)`. Decode's last step and prefill use exactly this, so that both
+// give the same bits; where one set is empty the other's values stay as they are.
+struct StateMerge {
+    float row_max, first, second;
 
-// Sums over two consecutive sets of keys become those over both: each value `x` of the first and
-// `y` of the second becomes `both(x, y)`. Exactly that in decode's last step and in prefill, so
-// that both give the same bits; where one set is empty the other's values stay as they are.
-struct Merge {
-    float largest, first, second;
-
-    DEVICE Merge(float x_largest, float y_largest)
-        : largest(x_largest > y_largest ? x_largest : y_largest) {
-        first = power(x_largest - reference_of(largest));
-        second = power(y_largest - reference_of(largest));
+    DEVICE StateMerge(float x_max, float y_max) : row_max(x_max > y_max ? x_max : y_max) {
+        first = exp2_approx(x_max - finite_max(row_max));
+        second = exp2_approx(y_max - finite_max(row_max));
     }
-    DEVICE float both(float x, float y) const { return fmaf(x, first, __fmul_rn(y, second)); }
+    DEVICE float merge(float x, float y) const { return fmaf(x, first, __fmul_rn(y, second)); }
 };
 
-// What a sum is multiplied with in the end. Without keys the result is zero.
-DEVICE float share(float weights) { return weights > 0.0f ? 1.0f / weights : 0.0f; }
+// The factor that normalises a row's output. It is zero where the query saw no keys.
+DEVICE float inverse_sum(float row_sum) { return row_sum > 0.0f ? 1.0f / row_sum : 0.0f; }
 
-// Where decode leaves the sums of a split for the last step, in f32: `[sequences, max_splits,
-// heads, 2]`, the largest score and the sum of weights, and behind them `[sequences, max_splits,
-// heads, head_dim]`.
-struct Partial {
-    float *state, *sums;
+// Where decode leaves the state of a split for `combine.cu`, in f32: `[sequences, max_splits,
+// heads, 2]` holds the largest score and the sum of weights, and behind them `[sequences,
+// max_splits, heads, head_dim]` holds the output that is not normalised yet.
+struct SplitState {
+    float *max_and_sum, *out;
 
-    DEVICE Partial(float* workspace, size_t sequences, size_t max_splits, size_t heads,
+    DEVICE SplitState(float* workspace, size_t sequences, size_t max_splits, size_t heads,
         uint32_t head_dim, size_t sequence, size_t split, size_t head) {
         size_t index = (sequence * max_splits + split) * heads + head;
-        state = workspace + index * 2;
-        sums = workspace + sequences * max_splits * heads * 2 + index * head_dim;
+        max_and_sum = workspace + index * 2;
+        out = workspace + sequences * max_splits * heads * 2 + index * head_dim;
     }
 };
 

@@ -1,10 +1,11 @@
-// Attention of up to 32 query rows a warp over keys in tiles of 64, on tensor cores: what decode
-// and prefill have in common. A row's result is a chain of operations that depends on its own keys
+// Attention of up to 32 query rows a warp over keys in tiles of 64, on tensor cores: the part that
+// decode and prefill share. A row's result is a chain of operations that depends on its own keys
 // alone, so neither its place in a tile, nor its neighbours, nor the number of warps can change a
 // bit:
-//   scores of a tile     S = Q Kᵀ, sums over 16 dimensions at a time; weights              P = 2^(S
-//   - m), m the largest so far, rounded to bf16; sums                 O = O 2^(m_old - m) + P V,
-//   and the sum of weights likewise, as a product with ones.
+//   scores of a tile   S = Q Kᵀ, sums over 16 dimensions at a time;
+//   weights            P = 2^(S - m), where m is the row's maximum so far, rounded to bf16;
+//   output             O = O 2^(m_old - m) + P V, and the sum of weights likewise, as a product
+//                      with ones.
 // A tile that a row does not see changes nothing: m stays, and a factor of 2^0 is exactly 1.
 //
 // K and V tiles alternate in a ring of three slots: one is multiplied while two are on their way:
@@ -18,114 +19,115 @@
 
 namespace {
 
-constexpr uint32_t KEYS = 64;
-constexpr uint32_t PAGE = 16;  // keys that lie side by side in every cache
+constexpr uint32_t TILE_KEYS = 64;
+constexpr uint32_t PAGE = 16;  // keys that lie side by side in every cache: the smallest block
 
-// Rows of D values in shared memory. `at`: where the eight values of a chunk start.
+// Rows of D values in shared memory, swizzled. `at` is the offset of a chunk of eight values.
 template <uint32_t D>
-struct Rows {
+struct Swizzled {
     static constexpr uint32_t CHUNKS = D / 8;
-    static constexpr uint32_t SPREAD = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2;
+    static constexpr uint32_t BANK_GROUPS = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2;
     DEVICE static uint32_t at(uint32_t row, uint32_t chunk) {
-        return row * D + (chunk ^ (row % 8 / (8 / SPREAD))) * 8;
+        return row * D + (chunk ^ (row % 8 / (8 / BANK_GROUPS))) * 8;
     }
 };
 
-// MT tiles of 16 rows of a warp. Values lie as `mma` wants them: [0], [1] belong to row lane / 4,
-// [2], [3] to the row 8 below.
+// The softmax state and the output of a warp's MT tiles of 16 rows. Values lie as `mma` has them:
+// [0] and [1] belong to row lane / 4, [2] and [3] to the row 8 below.
 template <uint32_t D, uint32_t MT>
-struct Sums {
-    float out[MT][D / 8][4];
-    float weights[MT][4];
-    float largest[MT][2];
+struct Accumulator {
+    float o[MT][D / 8][4];
+    float row_sum[MT][4];
+    float row_max[MT][2];
 };
 
 template <uint32_t D, uint32_t MT>
-DEVICE void clear(Sums<D, MT>& sums) {
+DEVICE void clear(Accumulator<D, MT>& acc) {
 #pragma unroll
     for (uint32_t m = 0; m < MT; m++) {
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++) {
-            sums.weights[m][i] = 0.0f;
+            acc.row_sum[m][i] = 0.0f;
 #pragma unroll
-            for (uint32_t n = 0; n < D / 8; n++) sums.out[m][n][i] = 0.0f;
+            for (uint32_t n = 0; n < D / 8; n++) acc.o[m][n][i] = 0.0f;
         }
-        sums.largest[m][0] = sums.largest[m][1] = MINUS_INFINITY;
+        acc.row_max[m][0] = acc.row_max[m][1] = MINUS_INFINITY;
     }
 }
 
 // ---- copies
 
-// The keys of one KV head of one sequence, for a block of THREADS threads. Keys outside `range` are
-// never read: zeros stand for them, since what their slots hold may not even be a number.
+// Copies tiles of one KV head of one sequence, for a block of THREADS threads. Keys outside `range`
+// are never read: zeros stand for them, since their slots may hold NaN.
 template <uint32_t D, uint32_t THREADS>
-struct Keys {
-    const Paged<bf16>& call;
+struct KvTiles {
+    const AttentionParams<bf16>& params;
     const uint32_t* table;
-    uint32_t head;  // where the head's values start in a token's
+    uint32_t head;  // offset of the head within a token's values
     Range range{0, 0};
-    uint32_t block = 0;  // of this lane's page, lane % 4, in the tile found last
+    uint32_t block = 0;  // the cache block of page lane % 4 of the tile that was located last
 
-    DEVICE Keys(const Paged<bf16>& call, const uint32_t* table, uint32_t kv_head)
-        : call(call), table(table), head(kv_head * D) {}
+    DEVICE KvTiles(const AttentionParams<bf16>& params, const uint32_t* table, uint32_t kv_head)
+        : params(params), table(table), head(kv_head * D) {}
 
-    DEVICE void find(uint32_t tile) {
-        uint32_t key = tile * KEYS + lane() % (KEYS / PAGE) * PAGE;
+    DEVICE void locate(uint32_t tile) {
+        uint32_t key = tile * TILE_KEYS + lane() % (TILE_KEYS / PAGE) * PAGE;
         block = key < range.end && key + PAGE > range.begin
-                    ? table[key >> (31 - __clz(call.block_size))]
+                    ? table[key >> (31 - __clz(params.block_size))]
                     : 0;
-        ASSERT(block < call.blocks);
+        ASSERT(block < params.blocks);
     }
 
-    // Starts copying the tile found last.
+    // Starts copying the tile that was located last.
     DEVICE void copy(bf16* to, const bf16* cache, uint32_t tile) const {
-        uint32_t stride = call.kv_heads * D, size = range.end - range.begin;
+        uint32_t stride = params.kv_heads * D, size = range.end - range.begin;
 #pragma unroll
-        for (uint32_t page = 0; page < KEYS / PAGE; page++) {
-            uint32_t key = tile * KEYS + page * PAGE;
-            size_t slot = static_cast<size_t>(__shfl_sync(FULL, block, page)) * call.block_size +
-                          (key & (call.block_size - 1));
+        for (uint32_t page = 0; page < TILE_KEYS / PAGE; page++) {
+            uint32_t key = tile * TILE_KEYS + page * PAGE;
+            size_t slot =
+                static_cast<size_t>(__shfl_sync(FULL_MASK, block, page)) * params.block_size +
+                (key & (params.block_size - 1));
             const bf16* from = cache + slot * stride + head;
             if constexpr (THREADS % CHUNKS == 0)
-                copy_evenly(to + page * PAGE * D, from, stride, key - range.begin, size);
+                copy_page_evenly(to + page * PAGE * D, from, stride, key - range.begin, size);
             else
-                copy_any(to + page * PAGE * D, from, stride, key - range.begin, size);
+                copy_page(to + page * PAGE * D, from, stride, key - range.begin, size);
         }
     }
 
   private:
-    static constexpr uint32_t CHUNKS = Rows<D>::CHUNKS;
+    static constexpr uint32_t CHUNKS = Swizzled<D>::CHUNKS;
 
-    // The rows of a page of which `first + row` is below `size`.
-    DEVICE static void copy_any(
+    // Copies the rows of a page for which `first + row` is below `size`.
+    DEVICE static void copy_page(
         bf16* to, const bf16* from, uint32_t stride, uint32_t first, uint32_t size) {
 #pragma unroll
         for (uint32_t i = 0; i < PAGE * CHUNKS; i += THREADS) {
             uint32_t row = (i + threadIdx.x) / CHUNKS, chunk = (i + threadIdx.x) % CHUNKS;
             if (row < PAGE)
-                copy_async(to + Rows<D>::at(row, chunk), from + row * stride + chunk * 8,
+                copy_async(to + Swizzled<D>::at(row, chunk), from + row * stride + chunk * 8,
                     first + row < size);
         }
     }
 
-    // The same where all chunks of a thread have one column: one address each for source and
-    // target, and constant steps.
-    DEVICE static void copy_evenly(
+    // Does the same where all chunks of a thread are in one column: then source and target need one
+    // address each, and constant steps.
+    DEVICE static void copy_page_evenly(
         bf16* to, const bf16* from, uint32_t stride, uint32_t first, uint32_t size) {
         uint32_t row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS,
-                 spot = Rows<D>::at(row, chunk);
+                 spot = Swizzled<D>::at(row, chunk);
         from += row * stride + chunk * 8;
 #pragma unroll
         for (uint32_t step = 0; step < PAGE; step += THREADS / CHUNKS) {
             if (PAGE % (THREADS / CHUNKS) != 0 && row + step >= PAGE) break;
-            copy_async(to + (spot ^ Rows<D>::at(step, 0) % D) + step * D, from + step * stride,
+            copy_async(to + (spot ^ Swizzled<D>::at(step, 0) % D) + step * D, from + step * stride,
                 first + row + step < size);
         }
     }
 };
 
 template <uint32_t WARPS>
-DEVICE void meet() {
+DEVICE void sync_warps() {
     if constexpr (WARPS == 1)
         __syncwarp();
     else
@@ -136,11 +138,11 @@ DEVICE void meet() {
 
 // s = Q Kᵀ for this warp's rows of `q`.
 template <uint32_t D, uint32_t MT>
-DEVICE void multiply_keys(float (&s)[MT][KEYS / 8][4], const bf16* q, const bf16* k) {
+DEVICE void multiply_keys(float (&s)[MT][TILE_KEYS / 8][4], const bf16* q, const bf16* k) {
 #pragma unroll
     for (uint32_t m = 0; m < MT; m++)
 #pragma unroll
-        for (uint32_t n = 0; n < KEYS / 8; n++)
+        for (uint32_t n = 0; n < TILE_KEYS / 8; n++)
 #pragma unroll
             for (uint32_t i = 0; i < 4; i++) s[m][n][i] = 0.0f;
     uint32_t tile = lane() / 8, row = lane() % 8;
@@ -149,11 +151,11 @@ DEVICE void multiply_keys(float (&s)[MT][KEYS / 8][4], const bf16* q, const bf16
         uint32_t a[MT][4];
 #pragma unroll
         for (uint32_t m = 0; m < MT; m++)
-            ldmatrix(a[m], q + Rows<D>::at(m * 16 + tile % 2 * 8 + row, step * 2 + tile / 2));
+            ldmatrix(a[m], q + Swizzled<D>::at(m * 16 + tile % 2 * 8 + row, step * 2 + tile / 2));
 #pragma unroll
-        for (uint32_t n = 0; n < KEYS / 8; n += 2) {
+        for (uint32_t n = 0; n < TILE_KEYS / 8; n += 2) {
             uint32_t b[4];
-            ldmatrix(b, k + Rows<D>::at(n * 8 + tile / 2 * 8 + row, step * 2 + tile % 2));
+            ldmatrix(b, k + Swizzled<D>::at(n * 8 + tile / 2 * 8 + row, step * 2 + tile % 2));
 #pragma unroll
             for (uint32_t m = 0; m < MT; m++) {
                 mma(s[m][n], a[m], {b[0], b[1]});
@@ -163,21 +165,21 @@ DEVICE void multiply_keys(float (&s)[MT][KEYS / 8][4], const bf16* q, const bf16
     }
 }
 
-// What a query does not see weighs nothing.
+// Sets the scores of keys that a query does not see to minus infinity, so that they weigh nothing.
 template <uint32_t MT, class Queries>
-DEVICE void mask(
-    float (&s)[MT][KEYS / 8][4], const Paged<bf16>& call, const Queries& queries, uint32_t tile) {
+DEVICE void mask_scores(float (&s)[MT][TILE_KEYS / 8][4], const AttentionParams<bf16>& params,
+    const Queries& queries, uint32_t tile) {
 #pragma unroll
     for (uint32_t m = 0; m < MT; m++)
 #pragma unroll
         for (uint32_t half = 0; half < 2; half++) {
             uint32_t last = queries.position(m * 16 + half * 8 + lane() / 4),
-                     first = call.lowest(last);
+                     first = params.first_key(last);
 #pragma unroll
-            for (uint32_t n = 0; n < KEYS / 8; n++)
+            for (uint32_t n = 0; n < TILE_KEYS / 8; n++)
 #pragma unroll
                 for (uint32_t i = 0; i < 2; i++) {
-                    uint32_t key = tile * KEYS + n * 8 + lane() % 4 * 2 + i;
+                    uint32_t key = tile * TILE_KEYS + n * 8 + lane() % 4 * 2 + i;
                     if (key < first || key > last) s[m][n][half * 2 + i] = MINUS_INFINITY;
                 }
         }
@@ -185,82 +187,83 @@ DEVICE void mask(
 
 // tanh(s · cap_in), within 1e-6, as 1 - 2 / (e^2x + 1).
 template <uint32_t MT>
-DEVICE void cap(float (&s)[MT][KEYS / 8][4], float cap_in) {
+DEVICE void soft_cap(float (&s)[MT][TILE_KEYS / 8][4], float cap_in) {
     constexpr float TWO_LOG2_E = 2.8853901f;
 #pragma unroll
     for (uint32_t m = 0; m < MT; m++)
 #pragma unroll
-        for (uint32_t n = 0; n < KEYS / 8; n++)
+        for (uint32_t n = 0; n < TILE_KEYS / 8; n++)
 #pragma unroll
             for (uint32_t i = 0; i < 4; i++)
                 s[m][n][i] =
-                    1.0f - __fdividef(2.0f, power(s[m][n][i] * (cap_in * TWO_LOG2_E)) + 1.0f);
+                    1.0f - __fdividef(2.0f, exp2_approx(s[m][n][i] * (cap_in * TWO_LOG2_E)) + 1.0f);
 }
 
-// Scores of one row (this thread has two in every eight) to weights; brings its sums to the new
-// reference.
+// Turns the scores of one row into weights (this thread has two in every eight), and rescales the
+// row's sums to the new maximum.
 template <uint32_t D, uint32_t MT, uint32_t M, uint32_t HALF>
-DEVICE void soften(float (&s)[KEYS / 8][4], Sums<D, MT>& sums, const Paged<bf16>& call) {
-    float largest = MINUS_INFINITY;
+DEVICE void online_softmax(
+    float (&s)[TILE_KEYS / 8][4], Accumulator<D, MT>& acc, const AttentionParams<bf16>& params) {
+    float row_max = MINUS_INFINITY;
 #pragma unroll
-    for (uint32_t n = 0; n < KEYS / 8; n++)
-        largest = fmaxf(largest, fmaxf(s[n][HALF * 2], s[n][HALF * 2 + 1]));
-    largest = fmaxf(largest, __shfl_xor_sync(FULL, largest, 1));
-    largest = fmaxf(largest, __shfl_xor_sync(FULL, largest, 2));
-    float old = sums.largest[M][HALF];
-    largest = fmaxf(old, __fmul_rn(largest, call.to_log2));
-    sums.largest[M][HALF] = largest;
-    float reference = reference_of(largest), factor = power(old - reference);
+    for (uint32_t n = 0; n < TILE_KEYS / 8; n++)
+        row_max = fmaxf(row_max, fmaxf(s[n][HALF * 2], s[n][HALF * 2 + 1]));
+    row_max = fmaxf(row_max, __shfl_xor_sync(FULL_MASK, row_max, 1));
+    row_max = fmaxf(row_max, __shfl_xor_sync(FULL_MASK, row_max, 2));
+    float old_max = acc.row_max[M][HALF];
+    row_max = fmaxf(old_max, __fmul_rn(row_max, params.to_log2));
+    acc.row_max[M][HALF] = row_max;
+    float max = finite_max(row_max), factor = exp2_approx(old_max - max);
 #pragma unroll
-    for (uint32_t n = 0; n < KEYS / 8; n++)
+    for (uint32_t n = 0; n < TILE_KEYS / 8; n++)
 #pragma unroll
         for (uint32_t i = HALF * 2; i < HALF * 2 + 2; i++)
-            s[n][i] = power(fmaf(s[n][i], call.to_log2, -reference));
-    // Most tiles bring no new largest score; multiplying by one could be left out anywhere.
-    if (!__any_sync(FULL, factor != 1.0f)) return;
+            s[n][i] = exp2_approx(fmaf(s[n][i], params.to_log2, -max));
+    // Most tiles bring no new maximum, and leaving out a product with one changes no bit.
+    if (!__any_sync(FULL_MASK, factor != 1.0f)) return;
 #pragma unroll
     for (uint32_t i = HALF * 2; i < HALF * 2 + 2; i++) {
-        sums.weights[M][i] *= factor;
+        acc.row_sum[M][i] *= factor;
 #pragma unroll
-        for (uint32_t n = 0; n < D / 8; n++) sums.out[M][n][i] *= factor;
+        for (uint32_t n = 0; n < D / 8; n++) acc.o[M][n][i] *= factor;
     }
 }
 
-// p: weights as the first operands of the product with V.
+// Sets `p` to the weights, as the first operands of the product with V.
 template <uint32_t D, uint32_t MT, uint32_t M = 0>
-DEVICE void weigh(float (&s)[MT][KEYS / 8][4], uint32_t (&p)[MT][KEYS / 16][4], Sums<D, MT>& sums,
-    const Paged<bf16>& call) {
+DEVICE void softmax_weights(float (&s)[MT][TILE_KEYS / 8][4], uint32_t (&p)[MT][TILE_KEYS / 16][4],
+    Accumulator<D, MT>& acc, const AttentionParams<bf16>& params) {
     if constexpr (M < MT) {
-        soften<D, MT, M, 0>(s[M], sums, call);
-        soften<D, MT, M, 1>(s[M], sums, call);
+        online_softmax<D, MT, M, 0>(s[M], acc, params);
+        online_softmax<D, MT, M, 1>(s[M], acc, params);
 #pragma unroll
-        for (uint32_t step = 0; step < KEYS / 16; step++)
+        for (uint32_t step = 0; step < TILE_KEYS / 16; step++)
 #pragma unroll
             for (uint32_t i = 0; i < 4; i++) {
                 const float* pair = &s[M][step * 2 + i / 2][i % 2 * 2];
                 p[M][step][i] = pack(pair[0], pair[1]);
             }
-        weigh<D, MT, M + 1>(s, p, sums, call);
+        softmax_weights<D, MT, M + 1>(s, p, acc, params);
     }
 }
 
 template <uint32_t D, uint32_t MT>
 DEVICE void multiply_values(
-    Sums<D, MT>& sums, const uint32_t (&p)[MT][KEYS / 16][4], const bf16* v) {
+    Accumulator<D, MT>& acc, const uint32_t (&p)[MT][TILE_KEYS / 16][4], const bf16* v) {
     constexpr uint32_t ONES = 0x3f803f80u;
     uint32_t tile = lane() / 8, row = lane() % 8;
 #pragma unroll
-    for (uint32_t step = 0; step < KEYS / 16; step++) {
+    for (uint32_t step = 0; step < TILE_KEYS / 16; step++) {
 #pragma unroll
-        for (uint32_t m = 0; m < MT; m++) mma(sums.weights[m], p[m][step], {ONES, ONES});
+        for (uint32_t m = 0; m < MT; m++) mma(acc.row_sum[m], p[m][step], {ONES, ONES});
 #pragma unroll
         for (uint32_t n = 0; n < D / 8; n += 2) {
             uint32_t b[4];
-            ldmatrix<true>(b, v + Rows<D>::at(step * 16 + tile % 2 * 8 + row, n + tile / 2));
+            ldmatrix<true>(b, v + Swizzled<D>::at(step * 16 + tile % 2 * 8 + row, n + tile / 2));
 #pragma unroll
             for (uint32_t m = 0; m < MT; m++) {
-                mma(sums.out[m][n], p[m][step], {b[0], b[1]});
-                mma(sums.out[m][n + 1], p[m][step], {b[2], b[3]});
+                mma(acc.o[m][n], p[m][step], {b[0], b[1]});
+                mma(acc.o[m][n + 1], p[m][step], {b[2], b[3]});
             }
         }
     }
@@ -268,48 +271,52 @@ DEVICE void multiply_values(
 
 // ---- a split
 
-// Sums of this warp's rows over `keys.range`. `q`: the warp's rows; copies into it may still be
-// under way. `ring`: three tiles. `queries`: positions of the warp's rows: `position(row)`, from
-// `first` to below `end`; none for a warp that only helps to copy.
+// Attention of this warp's rows over `tiles.range`. `q` holds the warp's rows; copies into it may
+// still be under way. `ring` has room for three tiles. `queries` tells the positions of the warp's
+// rows: `position(row)`, all from `first` to below `end`; `end` is 0 for a warp that has no rows and
+// only helps to copy.
 template <uint32_t D, uint32_t MT, uint32_t WARPS, class Queries>
-DEVICE void attend(Sums<D, MT>& sums, const Paged<bf16>& call, Keys<D, WARPS * WARP>& keys,
-    const Queries& queries, const bf16* q, bf16* ring) {
-    clear(sums);
-    uint32_t tile = keys.range.begin / KEYS,
-             end = keys.range.end > keys.range.begin ? divide_up(keys.range.end, KEYS) : tile;
-    uint32_t now = 0, next = KEYS * D, free = 2 * KEYS * D;
-    meet<WARPS>();  // Whoever still reads the ring is done.
+DEVICE void attend(Accumulator<D, MT>& acc, const AttentionParams<bf16>& params,
+    KvTiles<D, WARPS * WARP>& tiles, const Queries& queries, const bf16* q, bf16* ring) {
+    clear(acc);
+    uint32_t tile = tiles.range.begin / TILE_KEYS;
+    uint32_t end =
+        tiles.range.end > tiles.range.begin ? divide_up(tiles.range.end, TILE_KEYS) : tile;
+    uint32_t now = 0, next = TILE_KEYS * D, free = 2 * TILE_KEYS * D;
+    sync_warps<WARPS>();  // No warp reads the ring any more.
     if (tile < end) {
-        keys.find(tile);
-        keys.copy(ring + now, call.k, tile);
+        tiles.locate(tile);
+        tiles.copy(ring + now, params.k, tile);
         copy_commit();
-        keys.copy(ring + next, call.v, tile);
-        keys.find(tile + 1);
+        tiles.copy(ring + next, params.v, tile);
+        tiles.locate(tile + 1);
     }
     copy_commit();
     for (; tile < end; tile++) {
-        uint32_t p[MT][KEYS / 16][4];
-        bool seen = tile * KEYS < queries.end && (tile + 1) * KEYS > call.lowest(queries.first);
+        uint32_t p[MT][TILE_KEYS / 16][4];
+        bool seen = tile * TILE_KEYS < queries.end &&
+                    (tile + 1) * TILE_KEYS > params.first_key(queries.first);
         copy_wait<1>();
-        meet<WARPS>();
-        if (tile + 1 < end) keys.copy(ring + free, call.k, tile + 1);
+        sync_warps<WARPS>();
+        if (tile + 1 < end) tiles.copy(ring + free, params.k, tile + 1);
         copy_commit();
         if (seen) {
-            float s[MT][KEYS / 8][4];
+            float s[MT][TILE_KEYS / 8][4];
             multiply_keys<D, MT>(s, q, ring + now);
-            if (call.cap_in > 0.0f) cap<MT>(s, call.cap_in);
-            if ((tile + 1) * KEYS > queries.first + 1 || tile * KEYS < call.lowest(queries.end - 1))
-                mask<MT>(s, call, queries, tile);
-            weigh<D, MT>(s, p, sums, call);
+            if (params.cap_in > 0.0f) soft_cap<MT>(s, params.cap_in);
+            if ((tile + 1) * TILE_KEYS > queries.first + 1 ||
+                tile * TILE_KEYS < params.first_key(queries.end - 1))
+                mask_scores<MT>(s, params, queries, tile);
+            softmax_weights<D, MT>(s, p, acc, params);
         }
         copy_wait<1>();
-        meet<WARPS>();
+        sync_warps<WARPS>();
         if (tile + 1 < end) {
-            keys.copy(ring + now, call.v, tile + 1);
-            keys.find(tile + 2);
+            tiles.copy(ring + now, params.v, tile + 1);
+            tiles.locate(tile + 2);
         }
         copy_commit();
-        if (seen) multiply_values<D, MT>(sums, p, ring + next);
+        if (seen) multiply_values<D, MT>(acc, p, ring + next);
         uint32_t copied = free;
         free = next, next = now, now = copied;
     }

@@ -24,9 +24,9 @@ DEVICE void copy_row(const T* from, T* to, uint32_t width, float scale) {
 
 DEVICE uint32_t row_of(const uint32_t* ids, const uint32_t* feedback, const uint32_t* previous,
     uint32_t previous_len) {
-    in_turn();
-    uint32_t back = feedback == nullptr ? FULL : feedback[blockIdx.x];
-    if (back == FULL) return ids[blockIdx.x];
+    launch_dependents_and_wait();
+    uint32_t back = feedback == nullptr ? FULL_MASK : feedback[blockIdx.x];
+    if (back == FULL_MASK) return ids[blockIdx.x];
     ASSERT(back < previous_len);
     return previous[back];
 }

@@ -152,13 +152,13 @@ struct Gemv {
     // Starts the copies for the first steps, of w before those of x may start. What of w the slots
     // have no room for comes as far as the second-level cache.
     DEVICE Step start() const {
-        start_next();
+        launch_dependents();
         Step next{0, blockIdx.x * ROWS, begin}, ahead = next;
         for (; ahead.count < STAGES - 1; advance(ahead)) copy_w(ahead);
         uint32_t row = next.row + lane(), k = begin + (STAGES - 1) * TILE_K;
         if (row < rows && k < end)
             prefetch(w + static_cast<size_t>(row) * cols + k, min(end - k, AHEAD) * sizeof(bf16));
-        wait_for_earlier();
+        wait_for_earlier_launches();
         for (; next.count < STAGES - 1; advance(next)) copy_x(next);
         return next;
     }
@@ -284,11 +284,11 @@ struct Tile {
     }
 
     DEVICE void run() {
-        start_next();
+        launch_dependents();
         choose();
         uint32_t steps = (cols + TILE_K - 1) / TILE_K, end = segment(cols) / TILE_K;
         for (uint32_t step = 0; step < STAGES - 1; step++) copy_w(step);
-        wait_for_earlier();
+        wait_for_earlier_launches();
         for (uint32_t step = 0; step < STAGES - 1; step++) copy_x(step);
         for (uint32_t step = 0; step < steps;) {
             copy_wait<STAGES - 2>();
@@ -347,7 +347,7 @@ DEVICE void gemm(const bf16* x, const bf16* w, const bf16* bias, void* out, uint
 template <class T>
 DEVICE void dot(const T* x, const T* w, const T* bias, void* out, uint32_t wide, uint32_t n,
     uint32_t rows, uint32_t cols) {
-    in_turn();
+    launch_dependents_and_wait();
     constexpr uint32_t TOKENS = 8, WARPS = 4;
     uint32_t row = blockIdx.x * WARPS + warp(), first = blockIdx.y * TOKENS,
              count = min(TOKENS, n - first);

@@ -45,13 +45,13 @@ DEVICE void norm_row(T* x, const T* delta, const float* weight, T* out, uint32_t
 
 template <class T>
 DEVICE void norm(T* x, const T* delta, const float* weight, T* out, uint32_t width, float eps) {
-    start_next();
+    launch_dependents();
     // All weights of the layers have gone through the cache since these were read last.
     constexpr uint32_t SECTOR = 8;
     if (blockIdx.x == 0)
         for (uint32_t i = threadIdx.x * SECTOR; i < width; i += THREADS * SECTOR)
             prefetch(weight + i);
-    wait_for_earlier();
+    wait_for_earlier_launches();
     size_t row = static_cast<size_t>(blockIdx.x) * width;
     const T* added = delta == nullptr ? nullptr : delta + row;
     if (width % PER_VEC<T> == 0)

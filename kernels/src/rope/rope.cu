@@ -77,7 +77,8 @@ DEVICE float inverse_rms(const T* in, uint32_t dim, float eps) {
         Vec<T, N> x = load<T, N>(in + i);
         for (uint32_t j = 0; j < N; j++) sum += to_float(x.at[j]) * to_float(x.at[j]);
     }
-    for (uint32_t step = LANES / 2; step > 0; step /= 2) sum += __shfl_xor_sync(FULL, sum, step);
+    for (uint32_t step = LANES / 2; step > 0; step /= 2)
+        sum += __shfl_xor_sync(FULL_MASK, sum, step);
     return 1.0f / sqrtf(sum / static_cast<float>(dim) + eps);
 }
 
@@ -88,9 +89,9 @@ DEVICE void rope_head(const Job<T>& job) {
     bool real = item < job.n * per_token;
     uint32_t token = real ? item / per_token : 0, head = real ? item % per_token : 0;
     T* in = job.qkv + (static_cast<size_t>(token) * per_token + head) * dim;
-    start_next();
+    launch_dependents();
     prefetch(job.positions + token), prefetch(job.slots + token);
-    wait_for_earlier();
+    wait_for_earlier_launches();
     bool is_q = head < job.heads, is_v = head >= job.heads + job.kv_heads;
     const float* norm = is_q ? job.q_norm : is_v ? nullptr : job.k_norm;
     float scale = inverse_rms<T, N>(in, norm == nullptr ? 0 : dim, job.eps);

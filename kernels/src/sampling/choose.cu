@@ -111,13 +111,13 @@ DEVICE void report(const Args& args, uint32_t token, uint32_t* result) {
         below = block_most(best);
         // Behind the whole vocabulary: no id.
         if (threadIdx.x == 0)
-            result[2 + 2 * n] = below == 0 ? FULL : key_id(below),
+            result[2 + 2 * n] = below == 0 ? FULL_MASK : key_id(below),
                            result[3 + 2 * n] = bits(key_value(below));
     }
 }
 
 DEVICE void choose(const Args& args, uint32_t* tokens, uint32_t* results) {
-    in_turn();
+    launch_dependents_and_wait();
     uint64_t leader = row_leader(args);
     uint32_t* result = results + static_cast<size_t>(args.index) * RESULT;
     if (!usable(leader)) {

@@ -48,7 +48,7 @@ DEVICE void block_prefix(uint64_t x, uint64_t& upto, uint64_t& total) {
     SHARED(uint64_t, warps, THREADS / WARP);
 #pragma unroll
     for (uint32_t step = 1; step < WARP; step *= 2) {
-        uint64_t other = __shfl_up_sync(FULL, x, step);
+        uint64_t other = __shfl_up_sync(FULL_MASK, x, step);
         if (lane() >= step) x += other;
     }
     if (lane() == WARP - 1) warps[warp()] = x;

@@ -16,11 +16,11 @@ struct Best {
 };
 DEVICE Best block_best(Best best) {
     return block_combine<THREADS>(
-        best, Best{static_cast<double>(MINUS_INFINITY), FULL}, [](Best best) {
+        best, Best{static_cast<double>(MINUS_INFINITY), FULL_MASK}, [](Best best) {
 #pragma unroll
             for (uint32_t step = WARP / 2; step > 0; step /= 2)
-                best.take({__shfl_xor_sync(FULL, best.value, step),
-                    __shfl_xor_sync(FULL, best.id, step)});
+                best.take({__shfl_xor_sync(FULL_MASK, best.value, step),
+                    __shfl_xor_sync(FULL_MASK, best.id, step)});
             return best;
         });
 }

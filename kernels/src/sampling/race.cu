@@ -5,7 +5,7 @@
 namespace {
 
 DEVICE void tally(const Args& args) {
-    in_turn();
+    launch_dependents_and_wait();
     if (!args.sampled() || !(args.limited() || args.nucleus())) return;
     Share logits;
     logits.load_from(args.changed_logits(), args.vocab);
@@ -58,7 +58,7 @@ DEVICE void append(Work& work, const Share& scaled, float from, float to) {
 }
 
 DEVICE void race(const Args& args) {
-    in_turn();
+    launch_dependents_and_wait();
     if (!args.sampled()) return;
     Share logits;
     logits.load_from(args.changed_logits(), args.vocab);

@@ -46,8 +46,9 @@ namespace {
 
 constexpr uint32_t THREADS = 256, LANES = 4, VECTORS = 4, PIECE = THREADS * LANES * VECTORS;
 constexpr uint32_t BUCKETS = 2 * THREADS, LIST = 2048, TOP = 20, RESULT = 2 + 2 * TOP;
-constexpr uint32_t NOT_FINITE = FULL, NOTHING_LEFT = FULL - 1;  // in place of a result's token
-constexpr float STEPS = 16.0f;  // buckets for each 1 of a scaled logit
+constexpr uint32_t NOT_FINITE = FULL_MASK,
+                   NOTHING_LEFT = FULL_MASK - 1;  // in place of a result's token
+constexpr float STEPS = 16.0f;                    // buckets for each 1 of a scaled logit
 constexpr float LARGEST = 3.402823466e38f;
 
 // As `encode` writes them.
@@ -125,13 +126,13 @@ constexpr uint64_t ALL_ONES = ~0ull;
 
 DEVICE uint64_t key(float x, uint32_t id) {
     uint32_t bits = __float_as_uint(x);
-    uint32_t ordered = bits ^ (bits >> 31 ? FULL : 0x80000000u);
+    uint32_t ordered = bits ^ (bits >> 31 ? FULL_MASK : 0x80000000u);
     return static_cast<uint64_t>(ordered) << 32 | static_cast<uint32_t>(~id);
 }
 DEVICE uint32_t key_id(uint64_t key) { return ~static_cast<uint32_t>(key); }
 DEVICE float key_value(uint64_t key) {
     uint32_t ordered = static_cast<uint32_t>(key >> 32);
-    return __uint_as_float(ordered ^ (ordered >> 31 ? 0x80000000u : FULL));
+    return __uint_as_float(ordered ^ (ordered >> 31 ? 0x80000000u : FULL_MASK));
 }
 DEVICE uint64_t block_most(uint64_t x) {
     return block_combine<THREADS>(

@@ -96,7 +96,7 @@ DEVICE void change(const Args& args, const History& history, const Share& x) {
 }
 
 DEVICE void scan(const Args& args, const History& history) {
-    in_turn();
+    launch_dependents_and_wait();
     const Row& row = args.row();
     Work& work = args.work();
     Piece& piece = work.pieces()[blockIdx.x];

@@ -11,7 +11,7 @@ DEVICE float capped(float x, float cap) { return cap * tanhf(x / cap); }
 }  // namespace
 
 KERNEL __launch_bounds__(256) soft_cap_f32(float* x, uint64_t n, float cap) {
-    in_turn();
+    launch_dependents_and_wait();
     uint64_t at = (static_cast<uint64_t>(blockIdx.x) * THREADS + threadIdx.x) * LANES;
     if (at + LANES <= n) {
         Vec<float, LANES> values = load(x + at);

@@ -290,7 +290,7 @@ void* shared(const void* site, size_t bytes) {
     return static_cast<unsigned char*>(dynamic_shared()) + found->second;
 }
 
-void wait_for_earlier() {
+void wait_for_earlier_launches() {
     Machine& m = machine;
     m.current->waited = true;
     m.waited++;

@@ -96,7 +96,7 @@ T* aligned(T* pointer) {
 }
 
 // What every thread must call before it returns or uses global memory, but for `copy_async`.
-void wait_for_earlier();
+void wait_for_earlier_launches();
 inline void check_prefetch(const void* from, uint32_t bytes) {
     if (bytes == 0 || bytes % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0)
         fail("prefetches want whole 16 bytes");
