@@ -1,6 +1,6 @@
-// What every kernel may use: export macros, element types, vector access, warp and block
-// reductions, and the tensor-core and asynchronous-copy instructions (PTX ISA 9.0). Kernels include
-// it, or headers of their op's own folder that do. Compiled by nvcc for devices, and as C++ against
+// Common to all kernels: export macros, element types, vector access, warp and block reductions,
+// and the tensor-core and asynchronous-copy instructions (PTX ISA 9.0). Kernels include it, or
+// headers of their op's own folder that do. It is compiled by nvcc for devices, and as C++ against
 // gpu/emulator/simt.h for tests without one; only this file and that one know which.
 //
 // A kernel is written as
@@ -18,13 +18,14 @@
 #ifdef __CUDACC__
 #include <cuda_bf16.h>
 #define DEVICE __device__ __forceinline__
-// For long code that is seldom run.
+// For long code that seldom runs: a call instead of a copy at each use.
 #define DEVICE_CALL __device__ __noinline__
 #define KERNEL extern "C" __global__ void
 #define EXPORT(name)
 // A block's array of `count` values of a type in shared memory; uninitialised.
 #define SHARED(type, name, count) __shared__ __align__(16) type name[count]
-// Ends the step with an error when it does not hold: an index that would leave its buffer.
+// Ends the step with an error when the condition does not hold. Kernels check each index that comes
+// from the device's memory and could leave its buffer.
 #define ASSERT(condition)           \
     do {                            \
         if (!(condition)) __trap(); \
@@ -71,7 +72,7 @@ DEVICE uint32_t pack(float x, float y) {
            static_cast<uint32_t>(from_float<bf16>(y).bits) << 16;
 }
 
-// N values that one instruction loads or stores: at most 16 bytes, which must stand at a multiple
+// N values that one instruction loads or stores: at most 16 bytes, at an address that is a multiple
 // of their size.
 template <class T, uint32_t N>
 struct alignas(sizeof(T) * N) Vec {
@@ -88,7 +89,7 @@ DEVICE void store(T* to, const Vec<T, N>& values) {
     *ALIGNED((reinterpret_cast<Vec<T, N>*>(to))) = values;
 }
 
-// ---- shared memory asked for at launch
+// ---- shared memory whose size the launch sets
 
 template <class T>
 DEVICE T* dynamic_shared() {
@@ -102,13 +103,14 @@ DEVICE T* dynamic_shared() {
 
 // ---- launches that follow each other
 //
-// A device of sm_90 or later may start a launch while the one before still runs, so that its blocks
-// stand ready, and weights are on their way, when their input is. Hence every thread of every
-// kernel calls `launch_dependents_and_wait`, or `launch_dependents` at once and `wait_for_earlier_launches` later, before it returns
-// or uses global memory; even one that has nothing to do, since a launch is over when its blocks
-// are, and the next waits for that alone. Before the wait it may `prefetch` anything, and start
-// `copy_async` of what no launch ever writes. (`const __restrict__` and `__ldg` would let the
-// compiler read ahead of the wait.)
+// A device of sm_90 or later may start a launch while the one before still runs (programmatic
+// dependent launch), so that its blocks are resident, and weights are on their way, when their
+// input is ready. Hence every thread of every kernel calls `launch_dependents_and_wait`, or
+// `launch_dependents` at once and `wait_for_earlier_launches` later, before it returns or uses
+// global memory. A thread that has nothing to do calls it too, since a launch is over when its
+// blocks are, and the next waits for that alone. Before the wait a thread may `prefetch` anything,
+// and start `copy_async` of memory that no launch ever writes. (`const __restrict__` and `__ldg`
+// would let the compiler read ahead of the wait.)
 
 // Lets the next launch start as soon as all blocks of this one have.
 DEVICE void launch_dependents() {
@@ -116,7 +118,7 @@ DEVICE void launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-// Until all earlier launches are over and what they wrote is visible.
+// Waits until all earlier launches are over and their writes are visible.
 DEVICE void wait_for_earlier_launches() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -135,8 +137,8 @@ DEVICE void prefetch([[maybe_unused]] const void* at) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
 #endif
 }
-// The same for so many bytes, a multiple of 16, at such an address. Nothing before sm_90, where
-// launches do not overlap.
+// Does the same for `bytes` bytes; both they and the address are multiples of 16. It does nothing
+// before sm_90, where launches do not overlap.
 DEVICE void prefetch([[maybe_unused]] const void* from, [[maybe_unused]] uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
@@ -145,7 +147,7 @@ DEVICE void prefetch([[maybe_unused]] const void* from, [[maybe_unused]] uint32_
 #endif
 }
 
-// ---- warps and blocks: every thread takes part
+// ---- warps and blocks: every thread must call these
 
 DEVICE uint32_t lane() { return threadIdx.x % WARP; }
 DEVICE uint32_t warp() { return threadIdx.x / WARP; }
@@ -202,7 +204,7 @@ DEVICE float exp2_approx(float x) {
 #endif
 }
 
-// A thread's array that is to stay in memory instead of registers, since it is seldom touched.
+// Keeps a thread's array in memory instead of registers, which suits one that is seldom touched.
 template <class T>
 DEVICE T* in_memory(T* array) {
 #ifdef __CUDACC__
@@ -213,10 +215,11 @@ DEVICE T* in_memory(T* array) {
 
 // ---- tensor cores and copies (sm_80 and later)
 
-// d += a · b for a 16 × 8 tile over 16 values of k, bf16 in, f32 sums: mma.sync.m16n8k16. With g =
-//   lane / 4 and t = lane % 4: a: registers hold (row g, k 2t..2t+1), (g + 8, 2t..), (g, 2t + 8..),
-//   (g + 8, 2t + 8..) b: (k 2t..2t+1, column g), (2t + 8.., g) d: (g, 2t), (g, 2t + 1), (g + 8,
-//   2t), (g + 8, 2t + 1)
+// d += a · b for a 16 × 8 tile over 16 values of k, bf16 in, f32 sums: mma.sync.m16n8k16. With
+// g = lane / 4 and t = lane % 4 the registers hold
+//   a: (row g, k 2t..2t+1), (g + 8, 2t..), (g, 2t + 8..), (g + 8, 2t + 8..)
+//   b: (k 2t..2t+1, column g), (2t + 8.., g)
+//   d: (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)
 DEVICE void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
 #ifdef __CUDACC__
     asm volatile(
@@ -251,10 +254,10 @@ DEVICE void ldmatrix(uint32_t (&out)[4], const void* row) {
 #endif
 }
 
-// Starts the copy of 16 bytes from global to shared memory, both aligned to 16, past the
-// first-level cache; zeros instead where `valid` is false. Hints that the rest of their 256 bytes
-// is wanted next. It has landed, for this thread, after `copy_wait`; for the block after a barrier
-// behind that.
+// Starts the copy of 16 bytes from global to shared memory, both aligned to 16, bypassing the
+// first-level cache; writes zeros instead where `valid` is false. It hints that the rest of their
+// 256 bytes is wanted next. This thread sees the bytes after `copy_wait`, the block after a barrier
+// that follows it.
 DEVICE void copy_async(void* to, const void* from, bool valid = true) {
 #ifdef __CUDACC__
     uint32_t target = static_cast<uint32_t>(__cvta_generic_to_shared(to));
@@ -265,7 +268,7 @@ DEVICE void copy_async(void* to, const void* from, bool valid = true) {
     simt::copy_async(to, from, valid);
 #endif
 }
-// Closes the group of the copies started since the last call.
+// Makes the copies started since the last call one group.
 DEVICE void copy_commit() {
 #ifdef __CUDACC__
     asm volatile("cp.async.commit_group;" ::: "memory");

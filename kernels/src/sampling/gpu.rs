@@ -241,8 +241,8 @@ pub fn sample(gpu: &dyn Gpu, args: &Sample) -> Result<()> {
         )
     };
     launch("sampling_scan_f32", pieces, &history.args())?;
-    launch("sampling_tally_f32", pieces, &[])?;
-    launch("sampling_race_f32", pieces, &[])?;
+    launch("sampling_histogram_f32", pieces, &[])?;
+    launch("sampling_gumbel_max_f32", pieces, &[])?;
     launch("sampling_choose_f32", [rows as u32, 1, 1], &args![tokens, results])
 }
 
