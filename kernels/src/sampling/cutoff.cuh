@@ -1,20 +1,20 @@
-// Sums of ids or of mass by bucket of scaled logit, and where a running sum reaches what top-k or
-// top-p want.
+// Histograms of scaled logits, which count ids or sum mass, and the bucket in which the running sum
+// reaches the target of top-k or top-p.
 #pragma once
 
 #include "sampling/sampling.cuh"
 
 namespace {
 
-DEVICE bool present(float scaled) { return scaled >= -LARGEST; }
-// Its whole part is the bucket.
-DEVICE float depth(float scaled) { return fminf(-scaled * STEPS, BUCKETS - 1); }
+DEVICE bool is_present(float scaled) { return scaled >= -LARGEST_FINITE; }
+// Distance below the largest logit, in buckets: its whole part is the bucket's number.
+DEVICE float depth(float scaled) { return fminf(-scaled * BUCKETS_PER_UNIT, BUCKETS - 1); }
 DEVICE uint64_t mass(float scaled) {
     return static_cast<uint64_t>(expf(scaled) * 1099511627776.0f);
 }
 
-// A block's sums in shared memory.
-struct Tally {
+// A block's sums in shared memory, the two halves of each apart: 64-bit atomics there are loops.
+struct Histogram {
     uint32_t *low, *high;
 
     DEVICE void clear() const {
@@ -31,20 +31,21 @@ struct Tally {
         return static_cast<uint64_t>(high[bucket]) << 32 | low[bucket];
     }
 };
-DEVICE Tally shared_tally() {
+DEVICE Histogram shared_histogram() {
     SHARED(uint32_t, low, BUCKETS);
     SHARED(uint32_t, high, BUCKETS);
     return {low, high};
 }
 
-// The bucket in which the running sum reaches `wanted`, and what the buckets before leave of that.
-struct Cut {
+// The bucket in which the running sum reaches `wanted`, and the `rest` of `wanted` that the buckets
+// before it leave.
+struct Cutoff {
     uint32_t bucket;
     uint64_t rest, wanted;
 };
 
-// `x` summed over this thread and those before it, and over all.
-DEVICE void block_prefix(uint64_t x, uint64_t& upto, uint64_t& total) {
+// Sums `x` over this thread and those before it (`prefix`), and over all (`total`).
+DEVICE void block_prefix(uint64_t x, uint64_t& prefix, uint64_t& total) {
     SHARED(uint64_t, warps, THREADS / WARP);
 #pragma unroll
     for (uint32_t step = 1; step < WARP; step *= 2) {
@@ -53,10 +54,10 @@ DEVICE void block_prefix(uint64_t x, uint64_t& upto, uint64_t& total) {
     }
     if (lane() == WARP - 1) warps[warp()] = x;
     __syncthreads();
-    upto = x, total = 0;
+    prefix = x, total = 0;
 #pragma unroll
     for (uint32_t w = 0; w < THREADS / WARP; w++) {
-        if (w < warp()) upto += warps[w];
+        if (w < warp()) prefix += warps[w];
         total += warps[w];
     }
     __syncthreads();
@@ -64,42 +65,42 @@ DEVICE void block_prefix(uint64_t x, uint64_t& upto, uint64_t& total) {
 
 // `wanted(total)` is at least 1 and at most the total of the buckets.
 template <class Sums, class Wanted>
-DEVICE Cut find_cut(const Sums& sums, Wanted wanted_of) {
-    SHARED(Cut, found, 1);
-    uint64_t left = sums(2 * threadIdx.x), right = sums(2 * threadIdx.x + 1), upto, total;
-    block_prefix(left + right, upto, total);
-    uint64_t wanted = wanted_of(total), before = upto - left - right;
-    if (before < wanted && wanted <= upto) {
+DEVICE Cutoff find_cutoff(const Sums& sums, Wanted wanted_of) {
+    SHARED(Cutoff, found, 1);
+    uint64_t left = sums(2 * threadIdx.x), right = sums(2 * threadIdx.x + 1), prefix, total;
+    block_prefix(left + right, prefix, total);
+    uint64_t wanted = wanted_of(total), before = prefix - left - right;
+    if (before < wanted && wanted <= prefix) {
         if (before + left >= wanted)
             found[0] = {2 * threadIdx.x, wanted - before, wanted};
         else
             found[0] = {2 * threadIdx.x + 1, wanted - before - left, wanted};
     }
     __syncthreads();
-    Cut cut = found[0];
+    Cutoff cutoff = found[0];
     __syncthreads();
-    return cut;
+    return cutoff;
 }
 
-// At least one id stays.
-DEVICE uint64_t nucleus_of(float top_p, uint64_t total) {
+// The mass that top-p keeps: at least one unit, so that at least one id stays.
+DEVICE uint64_t nucleus_mass(float top_p, uint64_t total) {
     uint64_t wanted =
         static_cast<uint64_t>(ceil(static_cast<double>(top_p) * static_cast<double>(total)));
     wanted = wanted > 1 ? wanted : 1;
     return wanted < total ? wanted : total;
 }
 
-DEVICE Cut row_cut(const Args& args) {
-    const uint64_t* sums = args.work().tally;
-    const Row& row = args.row();
-    bool counts = args.limited();
-    return find_cut([&](uint32_t b) { return sums[b]; },
+DEVICE Cutoff row_cutoff(const Args& args) {
+    const uint64_t* sums = args.workspace().histogram;
+    const RowParams& row = args.row();
+    bool counts = args.has_top_k();
+    return find_cutoff([&](uint32_t b) { return sums[b]; },
         [&](uint64_t total) {
-            if (!counts) return nucleus_of(row.top_p, total);
+            if (!counts) return nucleus_mass(row.top_p, total);
             return row.top_k < total ? row.top_k : total;
         });
 }
 
-static_assert(BUCKETS == 2 * THREADS, "as find_cut takes them");
+static_assert(BUCKETS == 2 * THREADS, "find_cutoff gives each thread two buckets");
 
 }  // namespace

@@ -80,12 +80,13 @@ const NONE: u32 = u32::MAX;
 const NOT_FINITE: u32 = u32::MAX;
 const NOTHING_LEFT: u32 = u32::MAX - 1;
 
-const PIECE: usize = 4096;
+const CHUNK: usize = 4096;
 /// Largest vocabulary: sums of masses, of 40 bits each, must fit 64 bits.
 const MOST_IDS: usize = 1 << 23;
-/// Of the workspace: a row's own, and for each piece of its vocabulary.
+/// Bytes of a row in the workspace, and for each chunk of its vocabulary, as `sampling.cuh`
+/// declares them.
 const ROW_BYTES: usize = (512 + 2048 + 2) * 8;
-const PIECE_BYTES: usize = (4 + MOST_TOP_LOGPROBS) * 8;
+const CHUNK_BYTES: usize = (4 + MOST_TOP_LOGPROBS) * 8;
 
 /// Words that `encode` needs at most for so many rows, padding included, with so many special
 /// tokens in all.
@@ -173,7 +174,7 @@ pub fn workspace(rows: usize, vocab_size: usize) -> usize {
 
 fn row_bytes(vocab_size: usize) -> usize {
     ROW_BYTES
-        + vocab_size.div_ceil(PIECE) * PIECE_BYTES
+        + vocab_size.div_ceil(CHUNK) * CHUNK_BYTES
         + vocab_size.next_multiple_of(4) * Kind::F32.bytes()
 }
 
@@ -231,7 +232,7 @@ pub fn sample(gpu: &dyn Gpu, args: &Sample) -> Result<()> {
     if rows == 0 {
         return Ok(());
     }
-    let pieces = [vocab_size.div_ceil(PIECE) as u32, rows as u32, 1];
+    let chunks = [vocab_size.div_ceil(CHUNK) as u32, rows as u32, 1];
     let launch = |kernel, blocks, own: &[Arg]| {
         let common =
             args![logits, vocab_size, params, params.len(), rows, work, row_bytes(vocab_size)];
@@ -240,9 +241,9 @@ pub fn sample(gpu: &dyn Gpu, args: &Sample) -> Result<()> {
             &[&common, own].concat(),
         )
     };
-    launch("sampling_scan_f32", pieces, &history.args())?;
-    launch("sampling_histogram_f32", pieces, &[])?;
-    launch("sampling_gumbel_max_f32", pieces, &[])?;
+    launch("sampling_scan_f32", chunks, &history.args())?;
+    launch("sampling_histogram_f32", chunks, &[])?;
+    launch("sampling_gumbel_max_f32", chunks, &[])?;
     launch("sampling_choose_f32", [rows as u32, 1, 1], &args![tokens, results])
 }
 

@@ -1,25 +1,25 @@
-// Gumbel-max: the largest of scaled logit + noise, the lower id among equals, with the words and
-// the noise of gumbel.rs. Logarithms are taken in f64, and only where a bound without one does not
-// rule the id out.
+// Gumbel-max: the id with the largest scaled logit + noise, the lower id among equals, with the
+// random words and the noise of gumbel.rs. Logarithms are taken in f64, and only where a bound
+// without a logarithm does not rule the id out.
 #pragma once
 
 #include "sampling/sampling.cuh"
 
 namespace {
 
-struct Best {
+struct ArgMax {
     double value;
     uint32_t id;
-    DEVICE void take(Best other) {
+    DEVICE void update(ArgMax other) {
         if (other.value > value || (other.value == value && other.id < id)) *this = other;
     }
 };
-DEVICE Best block_best(Best best) {
+DEVICE ArgMax block_arg_max(ArgMax best) {
     return block_combine<THREADS>(
-        best, Best{static_cast<double>(MINUS_INFINITY), FULL_MASK}, [](Best best) {
+        best, ArgMax{static_cast<double>(MINUS_INFINITY), FULL_MASK}, [](ArgMax best) {
 #pragma unroll
             for (uint32_t step = WARP / 2; step > 0; step /= 2)
-                best.take({__shfl_xor_sync(FULL_MASK, best.value, step),
+                best.update({__shfl_xor_sync(FULL_MASK, best.value, step),
                     __shfl_xor_sync(FULL_MASK, best.id, step)});
             return best;
         });
@@ -30,18 +30,19 @@ DEVICE_CALL double noise(uint32_t word) {
     return -log(-log1p(-v));
 }
 
-struct Race {
+struct GumbelMax {
     uint32_t position, seed_low, seed_high;
-    Best best;
-    float bar;  // what cannot reach it needs no logarithm
+    ArgMax best;
+    float threshold;  // an id that cannot reach it needs no logarithm
 
-    DEVICE Race(const Row& row, uint32_t leader)
+    DEVICE GumbelMax(const RowParams& row, uint32_t max_key)
         : position(row.position), seed_low(row.seed_low), seed_high(row.seed_high) {
-        best = {noise(word(leader)), leader};
-        raise();
+        best = {noise(word(max_key)), max_key};
+        raise_threshold();
     }
-    // Below the best by more than f32 rounds.
-    DEVICE void raise() { bar = static_cast<float>(best.value) - 1e-3f; }
+    // The threshold is below the best value by more than the rounding to f32, so no id is ruled out
+    // wrongly.
+    DEVICE void raise_threshold() { threshold = static_cast<float>(best.value) - 1e-3f; }
 
     // Philox4x32-10 of (group, position, 0, 0): the words of four consecutive ids.
     DEVICE uint4 words(uint32_t group) const {
@@ -56,28 +57,28 @@ struct Race {
         }
         return c;
     }
-    static DEVICE uint32_t pick(const uint4& words, uint32_t i) {
+    static DEVICE uint32_t component(const uint4& words, uint32_t i) {
         return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
     }
-    DEVICE uint32_t word(uint32_t id) const { return pick(words(id / 4), id % 4); }
+    DEVICE uint32_t word(uint32_t id) const { return component(words(id / 4), id % 4); }
 
-    DEVICE void enter(uint32_t id, float scaled, uint32_t word) {
+    DEVICE void consider(uint32_t id, float scaled, uint32_t word) {
         // -ln(1 - v) >= v >= 2^-(zeros + 1) where `zeros` leading bits are 0, so the noise is at
         // most (zeros + 1) ln 2.
-        if (scaled + static_cast<float>(__clz(word) + 1) * 0.6931472f < bar) return;
-        best.take({static_cast<double>(scaled) + noise(word), id});
-        raise();
+        if (scaled + static_cast<float>(__clz(word) + 1) * 0.6931472f < threshold) return;
+        best.update({static_cast<double>(scaled) + noise(word), id});
+        raise_threshold();
     }
-    // Minus infinity does not take part.
-    DEVICE void enter_four(uint32_t first, const float (&scaled)[LANES]) {
+    // Minus infinity is never chosen.
+    DEVICE void consider_four(uint32_t first, const float (&scaled)[LANES]) {
         float most = fmaxf(fmaxf(scaled[0], scaled[1]), fmaxf(scaled[2], scaled[3]));
-        if (most + 33 * 0.6931472f < bar) return;
+        if (most + 33 * 0.6931472f < threshold) return;
         uint4 random = words(first / 4);
 #pragma unroll
-        for (uint32_t i = 0; i < LANES; i++) enter(first + i, scaled[i], pick(random, i));
+        for (uint32_t i = 0; i < LANES; i++) consider(first + i, scaled[i], component(random, i));
     }
 };
 
-static_assert(LANES == 4, "as words gives them");
+static_assert(LANES == 4, "words gives four at a time");
 
 }  // namespace

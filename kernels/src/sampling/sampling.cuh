@@ -1,92 +1,97 @@
-// A token for each row of logits[rows, vocab_size] (f32), whatever mix of parameters the rows have;
-// the log-probabilities asked for.
+// Samples a token for each row of logits[rows, vocab_size] (f32), whatever mix of parameters the
+// rows have, and computes the log-probabilities that were asked for.
 //
-// A vocabulary is cut into pieces of 4096 ids whatever the batch is, so a row's result never
-//   depends on other rows. Four kernels: scan    finite?, largest raw logit, sum of exponentials
-//   and foremost of the piece; then penalties, bias and bans, and the
-//           largest of what they leave. Grid (pieces, rows).
-//   tally   rows with top-k or top-p: how many ids, or how much mass, each 1/16 below the largest
-//   scaled logit holds. As scan. race    Gumbel-max over what is certainly in; what shares the
-//   bucket of the cut goes to the row's list. As scan. choose  the exact cut within the list, the
-//   race of what it leaves, the merge of all. Grid (rows).
-// Greedy rows leave tally and race at once, rows without top-k and top-p leave tally. Nothing is
-// sorted: a cut is found by descending into the bucket where the running sum reaches the target.
-// With top-k and top-p both, the list takes all of the k, of whom choose finds the nucleus. A list
-// that is full (k over 2048, or as many logits within 1/16) is passed over: choose then goes over
-// the whole row, which is slow (some ten passes by one block) and right.
+// A vocabulary is cut into chunks of 4096 ids whatever the batch is, so a row's result never
+// depends on other rows. There are four kernels:
+//   scan        checks that the chunk's logits are finite, and takes its largest raw logit, sum of
+//               exponentials and most likely ids; then applies penalties, bias and bans, and takes
+//               the largest of the adjusted logits. Grid (chunks, rows).
+//   histogram   for rows with top-k or top-p: counts the ids, or sums the mass, in each bucket of
+//               1/16 below the largest scaled logit. Grid as scan.
+//   gumbel_max  takes the Gumbel-max over the ids that are certainly kept, and appends those in the
+//               bucket of the cutoff to the row's candidates. Grid as scan.
+//   choose      finds the exact cutoff within the candidates, considers those that it keeps, and
+//               merges the chunks' results. Grid (rows).
+// Greedy rows leave histogram and gumbel_max at once, rows without top-k and top-p leave histogram.
+// Nothing is sorted: a cutoff is found by descending into the bucket where the running sum reaches
+// the target. With top-k and top-p both, the candidates are all of the k, among which choose finds
+// the nucleus. Where the candidates do not fit (k over 2048, or as many logits within 1/16), they
+// are passed over: choose then goes over the whole row, which is slow (some ten passes by one
+// block) and right.
 //
 // Penalties count a sequence's tokens anew from the cache's history in each step, each block of
-// scan those of its own piece: the host neither counts nor uploads them, and a token that only the
-// device knows is among them. What changes a logit changes it in place; where log-probabilities of
-// the raw ones are wanted too, all of the row is copied into its workspace first.
+// scan those of its own chunk: the host neither counts nor uploads them, and a token that only the
+// device knows is among them. Logits are adjusted in place; where log-probabilities of the raw ones
+// are wanted too, all of the row is copied into its workspace first.
 //
 // Masses are 64-bit integers in units of 2^-40 of the most likely id's, so their sums do not depend
 // on the order of atomics. An id's mass is its exponential within 2 ulp of f32, rounded down to a
-// unit; what weighs less than a unit is in no nucleus.
+// unit; an id that weighs less than a unit is in no nucleus.
 //
-// Bytes moved: the row once (greedy), twice (sampled), thrice (top-k, top-p). Penalties read the
-// row twice in scan, the second time from L2, and 4 bytes a token of the sequence for each piece,
-// from L2 too: 66 MB for 256 rows of 2000 tokens, 12 us at its rate; two dependent loads for every
-// 1024 tokens should hide behind the 32 warps of a multiprocessor.
+// Bytes moved: the row once (greedy), twice (sampled), three times (top-k, top-p). Penalties read
+// the row twice in scan, the second time from L2, and 4 bytes a token of the sequence for each
+// chunk, from L2 too: 66 MB for 256 rows of 2000 tokens, 12 us at its rate; two dependent loads for
+// every 1024 tokens should hide behind the 32 warps of a multiprocessor.
 // By arithmetic for an H200, not measured yet: 256 rows of 128 256 ids are 131 MB, 27 us a pass at
 // 4.8 TB/s. A thread has four loads of 16 bytes in flight and at most 64 registers, so 64 KB a
-// multiprocessor, more than latency times bandwidth (25 KB); with tails some 35 us a kernel. Race
-// issues about 45 instructions an id where bounds rule nothing out (14 of them divide, 18 are
-// Philox), 51 us; after a cut most ids are out and it waits for memory. So greedy 40 us, sampled
-// 90, top-p 120. One row: 32 blocks; a kernel is a launch and three or four trips to L2, about 3
-// us, or 1 where it leaves: 8 us greedy, 12 top-p. Variants, by thought: one block a row (8 us a
-// pass at one row); clusters with a histogram in distributed memory (sm_90 alone, and 64 pieces do
-// not fit one); sorting keys (passes more). 64-bit atomics in shared memory are loops on sm_90,
-// hence halves.
+// multiprocessor, more than latency times bandwidth (25 KB); with tails some 35 us a kernel.
+// gumbel_max issues about 45 instructions an id where bounds rule nothing out (14 of them divide,
+// 18 are Philox), 51 us; after a cutoff most ids are out and it waits for memory. So greedy takes
+// 40 us, sampled 90, top-p 120. One row: 32 blocks; a kernel is a launch and three or four trips to
+// L2, about 3 us, or 1 where it leaves at once: 8 us greedy, 12 top-p. Considered, not tried: one
+// block a row (8 us a pass at one row); clusters with a histogram in distributed memory (sm_90
+// alone, and 64 chunks do not fit one); sorting keys (more passes). 64-bit atomics in shared memory
+// are loops on sm_90, hence the histogram's sums are in two halves.
 #pragma once
 
 #include "common.cuh"
 
 namespace {
 
-constexpr uint32_t THREADS = 256, LANES = 4, VECTORS = 4, PIECE = THREADS * LANES * VECTORS;
-constexpr uint32_t BUCKETS = 2 * THREADS, LIST = 2048, TOP = 20, RESULT = 2 + 2 * TOP;
+constexpr uint32_t THREADS = 256, LANES = 4, VECTORS = 4, CHUNK = THREADS * LANES * VECTORS;
+constexpr uint32_t BUCKETS = 2 * THREADS, MAX_CANDIDATES = 2048, MAX_TOP = 20,
+                   RESULT_WORDS = 2 + 2 * MAX_TOP;
 constexpr uint32_t NOT_FINITE = FULL_MASK,
-                   NOTHING_LEFT = FULL_MASK - 1;  // in place of a result's token
-constexpr float STEPS = 16.0f;                    // buckets for each 1 of a scaled logit
-constexpr float LARGEST = 3.402823466e38f;
+                   NOTHING_LEFT = FULL_MASK - 1;  // stand in a result in place of a token
+constexpr float BUCKETS_PER_UNIT = 16.0f;         // buckets for each 1 of a scaled logit
+constexpr float LARGEST_FINITE = 3.402823466e38f;
 
-// As `encode` writes them.
-struct Row {
+// The parameters of a row, as `encode` in gpu.rs writes them.
+struct RowParams {
     float temperature, top_p;
     uint32_t top_k;
-    float least;  // of a scaled logit: ln(min_p)
+    float min_scaled;  // ids with a smaller scaled logit are out: ln(min_p)
     float frequency, presence, repetition;
     uint32_t position, seed_low, seed_high;
-    uint32_t logprobs;  // 0, or 1 + how many of the most likely
+    uint32_t logprobs;  // 0, or 1 + the number of most likely ids to report
     uint32_t sequence, prompt;
     uint32_t first, specials, unused;
 
-    DEVICE bool penalises() const {
+    DEVICE bool has_penalties() const {
         return frequency != 0.0f || presence != 0.0f || repetition != 1.0f;
     }
-    DEVICE bool changes() const { return specials > 0 || penalises(); }
-    DEVICE bool copies() const { return logprobs > 0 && changes(); }
+    DEVICE bool adjusts() const { return specials > 0 || has_penalties(); }
+    DEVICE bool keeps_raw() const { return logprobs > 0 && adjusts(); }
 };
 struct Special {
     uint32_t token;
     float bias;
 };
 
-struct Piece {
-    uint64_t leader;  // key of the largest logit after bans, or ALL_ONES: one was not finite
-    double sum;       // of e^(x - max) over raw logits
-    double value;     // of the winner
-    uint32_t winner;
+struct ChunkResult {
+    uint64_t max_key;   // key of the largest adjusted logit, or ALL_ONES if a logit is not finite
+    double sum;         // of e^(x - max) over raw logits
+    double best_value;  // the largest scaled logit + noise
+    uint32_t best_id;
     float max;  // raw
-    uint64_t top[TOP];
+    uint64_t top[MAX_TOP];
 };
-struct Work {
-    uint64_t tally[BUCKETS];
-    uint64_t list[LIST];
-    uint32_t listed, unused[3];
-    // Behind them the row's logits, where they are not changed in place.
-    DEVICE Piece* pieces() { return reinterpret_cast<Piece*>(this + 1); }
+struct RowWorkspace {
+    uint64_t histogram[BUCKETS];
+    uint64_t candidates[MAX_CANDIDATES];
+    uint32_t candidate_count, unused[3];
+    // The chunks' results follow, and then the row's adjusted logits where the raw ones are kept.
+    DEVICE ChunkResult* chunks() { return reinterpret_cast<ChunkResult*>(this + 1); }
 };
 
 struct Args {
@@ -94,30 +99,35 @@ struct Args {
     uint32_t vocab;
     const uint32_t* params;
     uint32_t params_len, rows;
-    unsigned char* work_bytes;
+    unsigned char* workspaces;
     uint32_t row_bytes, index;
 
-    // Raw ones, unless they were changed in place.
+    // The raw logits, unless they were adjusted in place.
     DEVICE float* row_logits() const { return logits + static_cast<size_t>(index) * vocab; }
-    // With penalties, bias and bans, once scan is done.
-    DEVICE float* changed_logits() const {
+    // The logits with penalties, bias and bans, once scan is done.
+    DEVICE float* adjusted_logits() const {
         size_t at = static_cast<size_t>(index) * row_bytes + row_bytes - (vocab + 3) / 4 * 16;
-        return row().copies() ? reinterpret_cast<float*>(work_bytes + at) : row_logits();
+        return row().keeps_raw() ? reinterpret_cast<float*>(workspaces + at) : row_logits();
     }
-    DEVICE const Row& row() const { return reinterpret_cast<const Row*>(params)[index]; }
+    DEVICE const RowParams& row() const {
+        return reinterpret_cast<const RowParams*>(params)[index];
+    }
     DEVICE const Special* specials() const {
-        uint64_t from = static_cast<uint64_t>(rows) * sizeof(Row) + row().first * sizeof(Special);
+        uint64_t from =
+            static_cast<uint64_t>(rows) * sizeof(RowParams) + row().first * sizeof(Special);
         ASSERT(from + row().specials * sizeof(Special) <= static_cast<uint64_t>(params_len) * 4);
         return reinterpret_cast<const Special*>(params + from / 4);
     }
-    DEVICE uint32_t pieces() const { return (vocab + PIECE - 1) / PIECE; }
-    DEVICE Work& work() const {
-        ASSERT(row_bytes == sizeof(Work) + pieces() * sizeof(Piece) + (vocab + 3) / 4 * 16);
-        return *reinterpret_cast<Work*>(work_bytes + static_cast<size_t>(index) * row_bytes);
+    DEVICE uint32_t chunks() const { return (vocab + CHUNK - 1) / CHUNK; }
+    DEVICE RowWorkspace& workspace() const {
+        ASSERT(row_bytes ==
+               sizeof(RowWorkspace) + chunks() * sizeof(ChunkResult) + (vocab + 3) / 4 * 16);
+        return *reinterpret_cast<RowWorkspace*>(
+            workspaces + static_cast<size_t>(index) * row_bytes);
     }
     DEVICE bool sampled() const { return row().temperature > 0.0f; }
-    DEVICE bool limited() const { return row().top_k > 0 && row().top_k < vocab; }
-    DEVICE bool nucleus() const { return row().top_p < 1.0f; }
+    DEVICE bool has_top_k() const { return row().top_k > 0 && row().top_k < vocab; }
+    DEVICE bool has_top_p() const { return row().top_p < 1.0f; }
 };
 
 // ---- keys: larger for larger logits, the lower id first among equals
@@ -134,7 +144,7 @@ DEVICE float key_value(uint64_t key) {
     uint32_t ordered = static_cast<uint32_t>(key >> 32);
     return __uint_as_float(ordered ^ (ordered >> 31 ? 0x80000000u : FULL_MASK));
 }
-DEVICE uint64_t block_most(uint64_t x) {
+DEVICE uint64_t block_max_key(uint64_t x) {
     return block_combine<THREADS>(
         x, static_cast<uint64_t>(0), [](uint64_t v) { return warp_max(v); });
 }
@@ -151,21 +161,21 @@ DEVICE float rank_value(uint64_t rank) {
     return -__uint_as_float(static_cast<uint32_t>(rank >> 32));
 }
 
-// Relative to the maximum, so that a tiny temperature cannot overflow.
+// Logits are scaled relative to the maximum, so that a tiny temperature cannot overflow.
 DEVICE float scaled(float x, float max, float temperature) {
     return __fdiv_rn(__fadd_rn(x, -max), temperature);
 }
 
-// ---- a thread's share of a piece: VECTORS of consecutive ids
+// ---- a thread's logits of a chunk: VECTORS of consecutive ids
 
-struct Share {
+struct ThreadLogits {
     float at[VECTORS][LANES];
 
     static DEVICE uint32_t id(uint32_t vector) {
-        return blockIdx.x * PIECE + (vector * THREADS + threadIdx.x) * LANES;
+        return blockIdx.x * CHUNK + (vector * THREADS + threadIdx.x) * LANES;
     }
 
-    // Minus infinity behind the vocabulary.
+    // Ids beyond the vocabulary get minus infinity.
     DEVICE void load_from(const float* row, uint32_t vocab) {
         bool whole = vocab % LANES == 0 && reinterpret_cast<uintptr_t>(row) % 16 == 0;
 #pragma unroll
@@ -185,7 +195,7 @@ struct Share {
         }
     }
     template <class F>
-    DEVICE void each(F f) const {
+    DEVICE void for_each(F f) const {
 #pragma unroll
         for (uint32_t v = 0; v < VECTORS; v++)
 #pragma unroll
@@ -197,35 +207,37 @@ struct Share {
 #pragma unroll
             for (uint32_t i = 0; i < LANES; i++) at[v][i] = scaled(at[v][i], max, temperature);
     }
-    // Both zeros are equal here.
-    DEVICE uint64_t leader(uint32_t vocab) const {
+    // Adding zero makes both zeros equal.
+    DEVICE uint64_t max_key(uint32_t vocab) const {
         float most = MINUS_INFINITY;
         uint32_t most_id = id(0);
-        each([&](uint32_t id, float x) {
+        for_each([&](uint32_t id, float x) {
             if (x > most) most = x, most_id = id;
         });
         return id(0) < vocab ? key(most + 0.0f, most_id) : 0;
     }
     DEVICE bool finite(uint32_t vocab) const {
         bool all = true;
-        each([&](uint32_t id, float x) { all = all && (id >= vocab || fabsf(x) <= LARGEST); });
+        for_each([&](uint32_t id, float x) {
+            all = all && (id >= vocab || fabsf(x) <= LARGEST_FINITE);
+        });
         return all;
     }
 };
 
-// ---- what scan found
+// ---- the results of scan
 
-// The key of the row's leader.
-DEVICE uint64_t row_leader(const Args& args) {
+// The key of the row's largest adjusted logit.
+DEVICE uint64_t row_max_key(const Args& args) {
     uint64_t most = 0;
-    for (uint32_t p = threadIdx.x; p < args.pieces(); p += THREADS) {
-        uint64_t leader = args.work().pieces()[p].leader;
-        most = leader > most ? leader : most;
+    for (uint32_t p = threadIdx.x; p < args.chunks(); p += THREADS) {
+        uint64_t max_key = args.workspace().chunks()[p].max_key;
+        most = max_key > most ? max_key : most;
     }
-    return block_most(most);
+    return block_max_key(most);
 }
-DEVICE bool usable(uint64_t leader) {
-    return leader != ALL_ONES && key_value(leader) > MINUS_INFINITY;
+DEVICE bool has_choice(uint64_t max_key) {
+    return max_key != ALL_ONES && key_value(max_key) > MINUS_INFINITY;
 }
 
 }  // namespace

@@ -1,26 +1,27 @@
-// The first kernel of sampling.cuh. Grid: (pieces, rows).
+// The first kernel of sampling.cuh. Grid: (chunks, rows).
 #include "sampling/sampling.cuh"
 
 namespace {
 
-DEVICE void summarise(const Share& x, uint32_t vocab, float max, uint32_t top, Piece& piece) {
+DEVICE void write_statistics(
+    const ThreadLogits& x, uint32_t vocab, float max, uint32_t top, ChunkResult& result) {
     double sum = 0.0;
-    x.each([&](uint32_t, float x) { sum += static_cast<double>(expf(x - max)); });
+    x.for_each([&](uint32_t, float x) { sum += static_cast<double>(expf(x - max)); });
     sum = block_combine<THREADS>(sum, 0.0, [](double v) { return warp_sum(v); });
-    if (threadIdx.x == 0) piece.max = max, piece.sum = sum;
+    if (threadIdx.x == 0) result.max = max, result.sum = sum;
     uint64_t below = ALL_ONES;
     for (uint32_t n = 0; n < top; n++) {
         uint64_t best = 0;
-        x.each([&](uint32_t id, float x) {
+        x.for_each([&](uint32_t id, float x) {
             uint64_t k = id < vocab ? key(x, id) : 0;
             if (k < below && k > best) best = k;
         });
-        below = block_most(best);
-        if (threadIdx.x == 0) piece.top[n] = below;
+        below = block_max_key(best);
+        if (threadIdx.x == 0) result.top[n] = below;
     }
 }
 
-// The tokens of the step's sequences, each where the cache keeps its K and V.
+// The tokens of the step's sequences. Each stands in the slot in which the cache keeps its K and V.
 struct History {
     const uint32_t *tokens, *tables, *header, *seq_lens;
     uint32_t slots, table_len, sequences, block_size;
@@ -29,10 +30,10 @@ struct History {
         ASSERT(sequence < sequences);
         return seq_lens[sequence];
     }
-    // f(token) for those at positions from `first` to before `end`. Blocks begin at multiples of
-    // four, so four are read at once.
+    // Calls f(token) for the tokens at positions from `first` to before `end`. Blocks begin at
+    // multiples of four tokens, so four are read at once.
     template <class F>
-    DEVICE void each(uint32_t sequence, uint32_t first, uint32_t end, F f) const {
+    DEVICE void for_each(uint32_t sequence, uint32_t first, uint32_t end, F f) const {
         size_t table = static_cast<size_t>(sequence) * header[0];
         ASSERT((end + block_size - 1) / block_size <= header[0] && table + header[0] <= table_len);
         for (uint32_t p = first / 4 * 4 + threadIdx.x * 4; p < end; p += THREADS * 4) {
@@ -47,48 +48,48 @@ struct History {
     }
 };
 
-// For each id of the piece: twice how often it stands in the row's output, and 1 more where it
-// stands in the prompt.
-DEVICE void count(const Row& row, const History& history, uint32_t* marks) {
-    for (uint32_t i = threadIdx.x; i < PIECE; i += THREADS) marks[i] = 0;
+// Sets the mark of each id of the chunk: twice the number of times that it occurs in the row's
+// output, plus 1 if it occurs in the prompt.
+DEVICE void mark_history(const RowParams& row, const History& history, uint32_t* marks) {
+    for (uint32_t i = threadIdx.x; i < CHUNK; i += THREADS) marks[i] = 0;
     __syncthreads();
-    if (!row.penalises()) return;
+    if (!row.has_penalties()) return;
     uint32_t len = history.len(row.sequence), prompt = min(row.prompt, len);
-    auto here = [](uint32_t token) { return token / PIECE == blockIdx.x; };
+    auto here = [](uint32_t token) { return token / CHUNK == blockIdx.x; };
     if (row.repetition != 1.0f) {
-        history.each(row.sequence, 0, prompt, [&](uint32_t token) {
-            if (here(token)) marks[token % PIECE] = 1;
+        history.for_each(row.sequence, 0, prompt, [&](uint32_t token) {
+            if (here(token)) marks[token % CHUNK] = 1;
         });
         __syncthreads();
     }
-    history.each(row.sequence, prompt, len, [&](uint32_t token) {
-        if (here(token)) atomicAdd(&marks[token % PIECE], 2u);
+    history.for_each(row.sequence, prompt, len, [&](uint32_t token) {
+        if (here(token)) atomicAdd(&marks[token % CHUNK], 2u);
     });
     __syncthreads();
 }
 
-// In the node's order, nothing fused.
-DEVICE float penalised(float x, const Row& row, uint32_t count) {
+// The order of the node's sampler; no operation is fused, so that the bits are the CPU's.
+DEVICE float penalised(float x, const RowParams& row, uint32_t count) {
     x = x > 0.0f ? __fdiv_rn(x, row.repetition) : __fmul_rn(x, row.repetition);
     x = __fadd_rn(x, -__fmul_rn(row.frequency, static_cast<float>(count)));
     return count > 0 ? __fadd_rn(x, -row.presence) : x;
 }
 
-// Writes what penalties, bias and bans make of the piece.
-DEVICE void change(const Args& args, const History& history, const Share& x) {
-    SHARED(uint32_t, marks, PIECE);
-    const Row& row = args.row();
-    count(row, history, marks);
-    float* changed = args.changed_logits();
-    x.each([&](uint32_t id, float x) {
-        uint32_t mark = marks[id % PIECE];
-        if (id < args.vocab && (mark > 0 || row.copies()))
+// Writes the chunk's logits after penalties, bias and bans.
+DEVICE void adjust(const Args& args, const History& history, const ThreadLogits& x) {
+    SHARED(uint32_t, marks, CHUNK);
+    const RowParams& row = args.row();
+    mark_history(row, history, marks);
+    float* changed = args.adjusted_logits();
+    x.for_each([&](uint32_t id, float x) {
+        uint32_t mark = marks[id % CHUNK];
+        if (id < args.vocab && (mark > 0 || row.keeps_raw()))
             changed[id] = mark > 0 ? penalised(x, row, mark / 2) : x;
     });
     __syncthreads();
     for (uint32_t i = threadIdx.x; i < row.specials; i += THREADS) {
         Special special = args.specials()[i];
-        if (special.token / PIECE != blockIdx.x || special.token >= args.vocab) continue;
+        if (special.token / CHUNK != blockIdx.x || special.token >= args.vocab) continue;
         float& logit = changed[special.token];
         logit = special.bias == MINUS_INFINITY ? MINUS_INFINITY : __fadd_rn(logit, special.bias);
     }
@@ -97,33 +98,33 @@ DEVICE void change(const Args& args, const History& history, const Share& x) {
 
 DEVICE void scan(const Args& args, const History& history) {
     launch_dependents_and_wait();
-    const Row& row = args.row();
-    Work& work = args.work();
-    Piece& piece = work.pieces()[blockIdx.x];
-    Share x;
+    const RowParams& row = args.row();
+    RowWorkspace& workspace = args.workspace();
+    ChunkResult& result = workspace.chunks()[blockIdx.x];
+    ThreadLogits x;
     x.load_from(args.row_logits(), args.vocab);
-    uint64_t leader = block_most(x.finite(args.vocab) ? x.leader(args.vocab) : ALL_ONES);
-    if (row.logprobs > 0 && leader != ALL_ONES)
-        summarise(x, args.vocab, key_value(leader), row.logprobs - 1, piece);
-    if (row.changes() && leader != ALL_ONES) {
-        change(args, history, x);
-        x.load_from(args.changed_logits(), args.vocab);
-        leader = block_most(x.leader(args.vocab));
+    uint64_t max_key = block_max_key(x.finite(args.vocab) ? x.max_key(args.vocab) : ALL_ONES);
+    if (row.logprobs > 0 && max_key != ALL_ONES)
+        write_statistics(x, args.vocab, key_value(max_key), row.logprobs - 1, result);
+    if (row.adjusts() && max_key != ALL_ONES) {
+        adjust(args, history, x);
+        x.load_from(args.adjusted_logits(), args.vocab);
+        max_key = block_max_key(x.max_key(args.vocab));
     }
-    if (threadIdx.x == 0) piece.leader = leader;
+    if (threadIdx.x == 0) result.max_key = max_key;
     if (blockIdx.x > 0) return;
-    for (uint32_t b = threadIdx.x; b < BUCKETS; b += THREADS) work.tally[b] = 0;
-    if (threadIdx.x == 0) work.listed = 0;
+    for (uint32_t b = threadIdx.x; b < BUCKETS; b += THREADS) workspace.histogram[b] = 0;
+    if (threadIdx.x == 0) workspace.candidate_count = 0;
 }
 
 }  // namespace
 
 KERNEL __launch_bounds__(256, 4)
     sampling_scan_f32(float* logits, uint32_t vocab, const uint32_t* params, uint32_t params_len,
-        uint32_t rows, unsigned char* work, uint32_t row_bytes, const uint32_t* tokens,
+        uint32_t rows, unsigned char* workspace, uint32_t row_bytes, const uint32_t* tokens,
         const uint32_t* tables, const uint32_t* header, const uint32_t* seq_lens, uint32_t slots,
         uint32_t table_len, uint32_t sequences, uint32_t block_size) {
-    scan({logits, vocab, params, params_len, rows, work, row_bytes, blockIdx.y},
+    scan({logits, vocab, params, params_len, rows, workspace, row_bytes, blockIdx.y},
         {tokens, tables, header, seq_lens, slots, table_len, sequences, block_size});
 }
 EXPORT(sampling_scan_f32)
