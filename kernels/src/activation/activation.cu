@@ -1,6 +1,7 @@
-// out[n, width] = activation(gate) * up of gate_up[n, 2 width]: x / (1 + exp(-x)) for SiLU, and for
-// GELU's tanh form, which is x · sigmoid(2 √(2/π) (x + 0.044715 x³)). Computed in f32, rounded
-// once.
+// out[n, width] = activation(gate) * up, where the columns of gate_up[n, 2 width] are gate, then
+// up. SiLU is x / (1 + exp(-x)); GELU's tanh form is x · sigmoid(2 √(2/π) (x + 0.044715 x³)). It
+// computes in f32 and rounds once.
+//
 // Grid: (n, width / (128 threads × one 16-byte vector)). Bytes moved: 3 n width elements, each
 // once. A thread has two vectors in flight, 64 KiB for a full multiprocessor, well over what the
 // memory's latency asks for; at one row of 14336 bf16 values the 14 blocks are bound by latency.
@@ -29,7 +30,7 @@ DEVICE void gated_values(const T* gate, const T* up, T* out, uint32_t width, Act
     store(out + i, product);
 }
 
-// `N` must be what the launch counted with.
+// The launch counts its blocks with the same vector size, so both must follow from `width` alike.
 template <class T, class Activate>
 DEVICE void gated(const T* gate_up, T* out, uint32_t width, Activate activate) {
     launch_dependents_and_wait();

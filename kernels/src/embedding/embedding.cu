@@ -1,9 +1,11 @@
 // out[n, width] = table[id] * scale, where id is ids[i], or previous[feedback[i]] for a token that
-// only the device knows. Without `feedback` none is fed back. Where there is a `history`,
-// history[slots[i]] becomes the id. Grid: (n, parts), blocks of 256 threads; each thread copies
-// vectors of 16 bytes where `width` allows, else single values. Bytes moved: 2 * n * width
-// elements. With a part for every 256 vectors all of a decode step's loads are in flight at once,
-// so it takes one access to memory behind that of the id. Not measured on a device yet.
+// only the device knows; without `feedback` every id is ids[i]. Where there is a `history`,
+// history[slots[i]] becomes the id.
+//
+// Grid: (n, parts of a row), blocks of 256 threads; each thread copies vectors of 16 bytes where
+// `width` allows, else single values. Bytes moved: 2 * n * width elements. With a part for every
+// 256 vectors all of a decode step's loads are in flight at once, so it takes one access to memory
+// behind that of the id. Not measured on a device yet.
 #include "common.cuh"
 
 namespace {
@@ -22,16 +24,17 @@ DEVICE void copy_row(const T* from, T* to, uint32_t width, float scale) {
     }
 }
 
-DEVICE uint32_t row_of(const uint32_t* ids, const uint32_t* feedback, const uint32_t* previous,
+DEVICE uint32_t token_of(const uint32_t* ids, const uint32_t* feedback, const uint32_t* previous,
     uint32_t previous_len) {
     launch_dependents_and_wait();
-    uint32_t back = feedback == nullptr ? FULL_MASK : feedback[blockIdx.x];
-    if (back == FULL_MASK) return ids[blockIdx.x];
-    ASSERT(back < previous_len);
-    return previous[back];
+    uint32_t source = feedback == nullptr ? FULL_MASK : feedback[blockIdx.x];
+    if (source == FULL_MASK) return ids[blockIdx.x];
+    ASSERT(source < previous_len);
+    return previous[source];
 }
 
-DEVICE void note(uint32_t id, const uint32_t* slots, uint32_t* history, uint32_t history_len) {
+DEVICE void record_token(
+    uint32_t id, const uint32_t* slots, uint32_t* history, uint32_t history_len) {
     if (history == nullptr || blockIdx.y > 0 || threadIdx.x > 0) return;
     uint32_t slot = slots[blockIdx.x];
     ASSERT(slot < history_len);
@@ -55,16 +58,16 @@ DEVICE void gather(
 KERNEL __launch_bounds__(256) gather_f32(const float* table, uint32_t rows, uint32_t width,
     const uint32_t* ids, const uint32_t* feedback, const uint32_t* previous, uint32_t previous_len,
     float scale, float* out, const uint32_t* slots, uint32_t* history, uint32_t history_len) {
-    uint32_t id = row_of(ids, feedback, previous, previous_len);
-    note(id, slots, history, history_len);
+    uint32_t id = token_of(ids, feedback, previous, previous_len);
+    record_token(id, slots, history, history_len);
     gather(table, rows, id, out, width, scale);
 }
 EXPORT(gather_f32)
 KERNEL __launch_bounds__(256) gather_bf16(const bf16* table, uint32_t rows, uint32_t width,
     const uint32_t* ids, const uint32_t* feedback, const uint32_t* previous, uint32_t previous_len,
     float scale, bf16* out, const uint32_t* slots, uint32_t* history, uint32_t history_len) {
-    uint32_t id = row_of(ids, feedback, previous, previous_len);
-    note(id, slots, history, history_len);
+    uint32_t id = token_of(ids, feedback, previous, previous_len);
+    record_token(id, slots, history, history_len);
     gather(table, rows, id, out, width, scale);
 }
 EXPORT(gather_bf16)

@@ -1,5 +1,6 @@
-// out[n, width] = x / rms(x) * weight, optionally after x += delta (in place). Sums in f32, weights
+// out[n, width] = x / rms(x) * weight, optionally after x += delta (in place). Sums and weights are
 // f32.
+//
 // Grid: a block of 256 threads for each row. Bytes moved a row: (2 + 2 if delta) * width elements
 // read and written, the second reading of x from cache. One block a row keeps a decode step's rows
 // on different multiprocessors; at one row it is bound by latency, so whole 16-byte vectors are
@@ -46,8 +47,9 @@ DEVICE void norm_row(T* x, const T* delta, const float* weight, T* out, uint32_t
 template <class T>
 DEVICE void norm(T* x, const T* delta, const float* weight, T* out, uint32_t width, float eps) {
     launch_dependents();
-    // All weights of the layers have gone through the cache since these were read last.
-    constexpr uint32_t SECTOR = 8;
+    // The weights are fetched early: all weights of the layers have gone through the cache since
+    // these were read last, so they are not in it.
+    constexpr uint32_t SECTOR = 8;  // floats that one fetch brings: 32 bytes
     if (blockIdx.x == 0)
         for (uint32_t i = threadIdx.x * SECTOR; i < width; i += THREADS * SECTOR)
             prefetch(weight + i);

@@ -1,23 +1,27 @@
-// One launch for a step's qkv[n, (heads + 2 kv_heads) head_dim]: Q heads are normed (optionally)
-// and rotated in place, K heads likewise into their token's slot of k_cache[slots, kv_heads,
-// head_dim], V heads copied into v_cache. f32 inside, rounded once. Pair i of a head is turned by
-// the angle (cos, sin)[position, i]: values (i, i + half), or (2i, 2i + 1) when interleaved; values
-// from 2 half on are only normed.
+// Rotates a step's qkv[n, (heads + 2 kv_heads) head_dim] in one launch: Q heads are normed
+// (optionally) and rotated in place, K heads likewise into their token's slot of k_cache[slots,
+// kv_heads, head_dim], V heads copied into v_cache. It computes in f32 and rounds once. Pair i of a
+// head is rotated by the angle (cos, sin)[position, i]: values (i, i + half), or (2i, 2i + 1) when
+// interleaved; values from 2 half on are only normed.
+//
 // Grid: half a warp for each head of each token, 8 heads a block. A lane takes four pairs, so a
 // head of 128 is one step of two 8-byte loads of bf16 (16 of f32) beside 16 bytes each of cos and
-// sin. Bytes moved a token: twice its qkv, the norm's second reading from cache: 24 KiB for 32 + 2
+// sin.
+// Bytes moved a token: twice its qkv, with the norm's second reading from cache: 24 KiB for 32 + 2
 // × 8 heads of 128 in bf16, so a step of 512 rows is about 3 µs of the memory's time and few rows
-// are bound by latency (6 blocks at one row). Variants considered: a block a token with its qkv in
-// shared memory (more latency: a barrier; idle multiprocessors at one row), 16-byte loads with a
-// quarter warp a head (the cos and sin of a lane then take four loads). Not measured yet.
+// are bound by latency (6 blocks at one row).
+// Considered: a block a token with its qkv in shared memory (more latency: a barrier; idle
+// multiprocessors at one row); 16-byte loads with a quarter warp a head (the cos and sin of a lane
+// then take four loads). Not measured yet.
 #include "common.cuh"
 
 namespace {
 
-constexpr uint32_t THREADS = 128, LANES = 16;  // of a block, of a head
+constexpr uint32_t THREADS = 128;  // of a block
+constexpr uint32_t LANES = 16;     // that share a head
 
 template <class T>
-struct Job {
+struct RopeParams {
     T* qkv;
     const uint32_t *positions, *slots;
     const float *cos, *sin, *q_norm, *k_norm;
@@ -26,7 +30,7 @@ struct Job {
     uint32_t n, heads, kv_heads, dim, half, max_positions, max_slots;
 };
 
-// N values from `first` and N from `second`, normed.
+// Loads N values from `first` and N from `second`, normed where there is a `norm`.
 template <class T, uint32_t N>
 DEVICE void load_pairs(float (&x)[2 * N], const T* in, uint32_t first, uint32_t second,
     const float* norm, float scale) {
@@ -37,7 +41,7 @@ DEVICE void load_pairs(float (&x)[2 * N], const T* in, uint32_t first, uint32_t 
     for (uint32_t j = 0; j < N; j++) x[j] *= scale * v.at[j], x[j + N] *= scale * w.at[j];
 }
 
-// `out` may be `in`: a lane writes what it alone has read.
+// `out` may be `in`, since a lane writes only values that it alone has read.
 template <class T, uint32_t N, bool INTERLEAVED>
 DEVICE void rotate(const T* in, T* out, const float* cos, const float* sin, uint32_t half,
     const float* norm, float scale) {
@@ -46,19 +50,19 @@ DEVICE void rotate(const T* in, T* out, const float* cos, const float* sin, uint
         float x[2 * N];
         load_pairs<T, N>(x, in, first, second, norm, scale);
         Vec<float, N> c = load<float, N>(cos + i), s = load<float, N>(sin + i);
-        Vec<T, N> turned[2];
+        Vec<T, N> rotated[2];
         for (uint32_t j = 0; j < N; j++) {
             uint32_t a = INTERLEAVED ? 2 * j : j, b = INTERLEAVED ? 2 * j + 1 : j + N;
-            turned[a / N].at[a % N] = from_float<T>(x[a] * c.at[j] - x[b] * s.at[j]);
-            turned[b / N].at[b % N] = from_float<T>(x[b] * c.at[j] + x[a] * s.at[j]);
+            rotated[a / N].at[a % N] = from_float<T>(x[a] * c.at[j] - x[b] * s.at[j]);
+            rotated[b / N].at[b % N] = from_float<T>(x[b] * c.at[j] + x[a] * s.at[j]);
         }
-        store(out + first, turned[0]);
-        store(out + second, turned[1]);
+        store(out + first, rotated[0]);
+        store(out + second, rotated[1]);
     }
 }
 
 template <class T, uint32_t N>
-DEVICE void pass(
+DEVICE void copy_values(
     const T* in, T* out, uint32_t begin, uint32_t end, const float* norm, float scale) {
     for (uint32_t i = begin + threadIdx.x % LANES * N; i < end; i += LANES * N) {
         Vec<T, N> x = load<T, N>(in + i);
@@ -69,7 +73,7 @@ DEVICE void pass(
     }
 }
 
-// 1 / rms of a head, for its half of the warp; every thread takes part.
+// 1 / rms of a head, for its half of the warp; every thread must call it.
 template <class T, uint32_t N>
 DEVICE float inverse_rms(const T* in, uint32_t dim, float eps) {
     float sum = 0.0f;
@@ -83,49 +87,50 @@ DEVICE float inverse_rms(const T* in, uint32_t dim, float eps) {
 }
 
 template <class T, uint32_t N, bool INTERLEAVED>
-DEVICE void rope_head(const Job<T>& job) {
-    uint32_t dim = job.dim, per_token = job.heads + 2 * job.kv_heads;
-    uint32_t item = blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES;
-    bool real = item < job.n * per_token;
-    uint32_t token = real ? item / per_token : 0, head = real ? item % per_token : 0;
-    T* in = job.qkv + (static_cast<size_t>(token) * per_token + head) * dim;
+DEVICE void rope_head(const RopeParams<T>& params) {
+    uint32_t dim = params.dim, per_token = params.heads + 2 * params.kv_heads;
+    uint32_t head_index = blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES;
+    bool exists = head_index < params.n * per_token;
+    uint32_t token = exists ? head_index / per_token : 0,
+             head = exists ? head_index % per_token : 0;
+    T* in = params.qkv + (static_cast<size_t>(token) * per_token + head) * dim;
     launch_dependents();
-    prefetch(job.positions + token), prefetch(job.slots + token);
+    prefetch(params.positions + token), prefetch(params.slots + token);
     wait_for_earlier_launches();
-    bool is_q = head < job.heads, is_v = head >= job.heads + job.kv_heads;
-    const float* norm = is_q ? job.q_norm : is_v ? nullptr : job.k_norm;
-    float scale = inverse_rms<T, N>(in, norm == nullptr ? 0 : dim, job.eps);
-    if (!real) return;
+    bool is_q = head < params.heads, is_v = head >= params.heads + params.kv_heads;
+    const float* norm = is_q ? params.q_norm : is_v ? nullptr : params.k_norm;
+    float scale = inverse_rms<T, N>(in, norm == nullptr ? 0 : dim, params.eps);
+    if (!exists) return;
     T* out = in;
     if (!is_q) {
-        uint32_t slot = job.slots[token], kv_head = (head - job.heads) % job.kv_heads;
-        ASSERT(slot < job.max_slots);
-        out = (is_v ? job.v_cache : job.k_cache) +
-              (static_cast<size_t>(slot) * job.kv_heads + kv_head) * dim;
+        uint32_t slot = params.slots[token], kv_head = (head - params.heads) % params.kv_heads;
+        ASSERT(slot < params.max_slots);
+        out = (is_v ? params.v_cache : params.k_cache) +
+              (static_cast<size_t>(slot) * params.kv_heads + kv_head) * dim;
     }
-    uint32_t turned = 0;
+    uint32_t rotated = 0;
     if (!is_v) {
-        ASSERT(job.positions[token] < job.max_positions);
-        size_t angles = static_cast<size_t>(job.positions[token]) * job.half;
+        ASSERT(params.positions[token] < params.max_positions);
+        size_t angles = static_cast<size_t>(params.positions[token]) * params.half;
         rotate<T, N, INTERLEAVED>(
-            in, out, job.cos + angles, job.sin + angles, job.half, norm, scale);
-        turned = 2 * job.half;
+            in, out, params.cos + angles, params.sin + angles, params.half, norm, scale);
+        rotated = 2 * params.half;
     }
-    if (norm != nullptr || !is_q) pass<T, N>(in, out, turned, dim, norm, scale);
+    if (norm != nullptr || !is_q) copy_values<T, N>(in, out, rotated, dim, norm, scale);
 }
 
 template <class T>
-DEVICE void rope(const Job<T>& job, bool interleaved) {
+DEVICE void rope(const RopeParams<T>& params, bool interleaved) {
     constexpr uint32_t N = 4;
-    bool whole = job.dim % N == 0 && job.half % N == 0;
+    bool whole = params.dim % N == 0 && params.half % N == 0;
     if (whole && interleaved)
-        rope_head<T, N, true>(job);
+        rope_head<T, N, true>(params);
     else if (whole)
-        rope_head<T, N, false>(job);
+        rope_head<T, N, false>(params);
     else if (interleaved)
-        rope_head<T, 1, true>(job);
+        rope_head<T, 1, true>(params);
     else
-        rope_head<T, 1, false>(job);
+        rope_head<T, 1, false>(params);
 }
 
 }  // namespace
@@ -134,8 +139,8 @@ KERNEL __launch_bounds__(128) rope_f32(float* qkv, const uint32_t* positions, co
     const float* cos, const float* sin, const float* q_norm, const float* k_norm, float eps,
     float* k_cache, float* v_cache, uint32_t n, uint32_t heads, uint32_t kv_heads, uint32_t dim,
     uint32_t half, uint32_t max_positions, uint32_t max_slots, uint32_t interleaved) {
-    rope(Job<float>{qkv, positions, slots, cos, sin, q_norm, k_norm, eps, k_cache, v_cache, n,
-             heads, kv_heads, dim, half, max_positions, max_slots},
+    rope(RopeParams<float>{qkv, positions, slots, cos, sin, q_norm, k_norm, eps, k_cache, v_cache,
+             n, heads, kv_heads, dim, half, max_positions, max_slots},
         interleaved != 0);
 }
 EXPORT(rope_f32)
@@ -143,8 +148,8 @@ KERNEL __launch_bounds__(128) rope_bf16(bf16* qkv, const uint32_t* positions, co
     const float* cos, const float* sin, const float* q_norm, const float* k_norm, float eps,
     bf16* k_cache, bf16* v_cache, uint32_t n, uint32_t heads, uint32_t kv_heads, uint32_t dim,
     uint32_t half, uint32_t max_positions, uint32_t max_slots, uint32_t interleaved) {
-    rope(Job<bf16>{qkv, positions, slots, cos, sin, q_norm, k_norm, eps, k_cache, v_cache, n, heads,
-             kv_heads, dim, half, max_positions, max_slots},
+    rope(RopeParams<bf16>{qkv, positions, slots, cos, sin, q_norm, k_norm, eps, k_cache, v_cache, n,
+             heads, kv_heads, dim, half, max_positions, max_slots},
         interleaved != 0);
 }
 EXPORT(rope_bf16)

@@ -1,5 +1,5 @@
-// x[n] = cap * tanh(x / cap), in place. Blocks of 256 threads, 4 values a thread, as one vector
-// where whole. Bytes moved: 8 * n. Not measured on a device yet.
+// x[n] = cap * tanh(x / cap), in place. Grid: blocks of 256 threads, 4 values a thread, loaded as
+// one vector except at the end. Bytes moved: 8 * n. Not measured on a device yet.
 #include "common.cuh"
 
 namespace {
