@@ -14,7 +14,7 @@
 //! - Prefetching the next keys and the values: no difference; taken out again.
 
 use super::QueryTile;
-use super::products::{Keys, TILE, attend_keys, gather};
+use super::tile::{Keys, TILE, attend_keys, gather};
 use crate::Compute;
 use crate::element::Element;
 use crate::simd::{Isa, LANES, Lanes, vectorised};

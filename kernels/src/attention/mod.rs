@@ -3,11 +3,11 @@
 
 mod cpu;
 pub mod gpu;
-mod products;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
 mod tests;
+mod tile;
 
 use crate::element::Element;
 use crate::simd::Isa;

@@ -5,7 +5,7 @@
 //! All work goes to one stream and runs in the order of the calls. Nothing but `wait` and
 //! `synchronise` waits for it.
 
-#[cfg_attr(not(feature = "cuda"), path = "absent.rs")]
+#[cfg_attr(not(feature = "cuda"), path = "without_cuda.rs")]
 mod cuda;
 #[cfg(feature = "emulator")]
 mod emulator;

@@ -6,17 +6,18 @@
 //! After a fault of a kernel the driver refuses everything on the device until the process ends:
 //! such an error comes back from every later call, `synchronise` first of all.
 
+mod autotune;
 mod bind;
-mod choices;
+mod cublaslt;
 mod modules;
 mod overlap;
 mod probe;
-mod product;
 
 use super::{
     Arg, Event, Gemm, Gpu, Graph, Launch, Options, Properties, Staging, View, failed, out_of_memory,
 };
 use crate::{Error, Result};
+use autotune::Choices;
 use candle_core::Device;
 use candle_core::cuda_backend::CudaDevice;
 use candle_core::cuda_backend::cudarc::driver::sys::{
@@ -26,10 +27,9 @@ use candle_core::cuda_backend::cudarc::driver::sys::{
 use candle_core::cuda_backend::cudarc::driver::{
     CudaContext, CudaEvent, CudaGraph, CudaStream, DriverError, result,
 };
-use choices::Choices;
+use cublaslt::Products;
 use modules::Kernels;
 pub use probe::probe;
-use product::Products;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -1,7 +1,7 @@
 //! Products by cuBLASLt: row-major operands as the column-major ones it knows, one workspace for
 //! all, the algorithm of each shape measured where it is first used.
 
-use super::choices::{Algorithm, Choices, Shape};
+use super::autotune::{Algorithm, Choices, Shape};
 use super::failure;
 use crate::gpu::{Gemm, Kind, View};
 use crate::{Error, Result};
