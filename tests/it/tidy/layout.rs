@@ -197,7 +197,7 @@ const NAMED_ONLY_IN: [(&str, &[&str]); 7] = [
     ("std::env::vars_os", ENVIRONMENT),
     ("tokio::sync::mpsc::unbounded_channel", &[]),
 ];
-const ENVIRONMENT: &[&str] = &["src/config.rs", "src/config/", "kernels/build"];
+const ENVIRONMENT: &[&str] = &["src/config/", "kernels/build"];
 
 /// Where `unsafe` may stand, in tests too.
 const UNSAFE: [&str; 2] = ["kernels/", "models/src/loader/"];

@@ -1,0 +1,310 @@
+//! How the file, the environment and the flags make one configuration, and where each value came
+//! from.
+
+use super::{Config, ConfigError};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use toml::{Table, Value};
+
+/// Where a value came from, for `config show`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Origin {
+    Default,
+    File(PathBuf),
+    Variable(String),
+    Flag,
+}
+
+/// A configuration with the origin of every value that is not a default.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    pub config: Config,
+    /// By dotted key.
+    pub origins: BTreeMap<String, Origin>,
+}
+
+/// One setting from outside the file: dotted key and value in TOML syntax (bare words are strings).
+pub type Override = (String, String);
+
+impl Loaded {
+    /// Reads `file` (a missing default file is no error), then the environment, then `flags`.
+    pub fn load(file: Option<&Path>, flags: &[Override]) -> Result<Self, ConfigError> {
+        // Compose files pass on what is not set as an empty text.
+        let given =
+            std::env::vars().filter(|(name, value)| !(name.starts_with("HF_") && value.is_empty()));
+        let variables = given.filter_map(|(name, value)| Some((variable_key(&name)?, name, value)));
+        let text = file.map(read_file).transpose()?;
+        Self::from_layers(file.zip(text.as_deref()), variables.collect(), flags)
+    }
+
+    fn from_layers(
+        file: Option<(&Path, &str)>,
+        variables: Vec<(String, String, String)>,
+        flags: &[Override],
+    ) -> Result<Self, ConfigError> {
+        let mut layers = Layers::new();
+        if let Some((path, text)) = file {
+            layers.add_file(path, text)?;
+        }
+        for (key, name, value) in variables {
+            layers.add_override(&key, &value, Origin::Variable(name))?;
+        }
+        for (key, value) in flags {
+            layers.add_override(key, value, Origin::Flag)?;
+        }
+        layers.finish()
+    }
+
+    /// Every key with its value and origin, sorted by key. Secrets are left out.
+    pub fn entries(&self) -> Vec<(String, Value, Origin)> {
+        let mut rows = Vec::new();
+        flatten("", &Value::Table(as_table(&self.config)), &mut |key, value| {
+            let origin = self.origins.get(key).cloned().unwrap_or(Origin::Default);
+            rows.push((key.to_owned(), value.clone(), origin));
+        });
+        rows
+    }
+}
+
+/// The value so far, and who set what.
+struct Layers {
+    table: Table,
+    origins: BTreeMap<String, Origin>,
+}
+
+impl Layers {
+    fn new() -> Self {
+        Self { table: as_table(&Config::default()), origins: BTreeMap::new() }
+    }
+
+    fn add_file(&mut self, path: &Path, text: &str) -> Result<(), ConfigError> {
+        let refuse = |error: toml::de::Error| {
+            ConfigError(format!("{}: {}", path.display(), in_words(&error)))
+        };
+        // Parsed as a whole Config first: its errors carry the line.
+        toml::from_str::<Config>(text).map_err(refuse)?;
+        let table: Table = toml::from_str(text).map_err(refuse)?;
+        flatten("", &Value::Table(table.clone()), &mut |key, _| {
+            self.origins.insert(key.to_owned(), Origin::File(path.to_owned()));
+        });
+        overlay(&mut self.table, table);
+        Ok(())
+    }
+
+    fn add_override(&mut self, key: &str, text: &str, origin: Origin) -> Result<(), ConfigError> {
+        let mut last = None;
+        for value in readings(text) {
+            let mut table = self.table.clone();
+            overlay(&mut table, nested(key, value));
+            match table.clone().try_into::<Config>() {
+                Ok(_) => {
+                    self.table = table;
+                    self.origins.insert(key.to_owned(), origin);
+                    return Ok(());
+                }
+                Err(error) => last = Some(error),
+            }
+        }
+        let source = match origin {
+            Origin::Variable(name) => format!("environment variable {name}"),
+            _ => format!("setting {key}"),
+        };
+        let error = last.map(|error| in_words(&error)).unwrap_or_default();
+        // The value of what is no setting of ours may be a secret.
+        Err(ConfigError(if error.starts_with("unknown field") {
+            format!(
+                "{source}: {error}\nCRESSET_ENGINE__KV_MIB, with two underscores, sets engine.kv_mib"
+            )
+        } else {
+            format!("{source} = {text:?}: {error}")
+        }))
+    }
+
+    fn finish(self) -> Result<Loaded, ConfigError> {
+        let config: Config =
+            self.table.try_into().map_err(|error| ConfigError(error.to_string()))?;
+        config.validate()?;
+        Ok(Loaded { config, origins: self.origins })
+    }
+}
+
+/// What the deserialiser wanted, without the names of its types.
+fn in_words(error: &toml::de::Error) -> String {
+    const WORDS: [(&str, &str); 7] = [
+        ("expected usize", "expected a whole number from 0 to 9223372036854775807"),
+        ("expected u64", "expected a whole number from 0 to 9223372036854775807"),
+        ("expected u32", "expected a whole number from 0 to 4294967295"),
+        ("expected u8", "expected a whole number from 0 to 255"),
+        ("expected f64", "expected a number"),
+        ("expected struct", "expected a table for"),
+        ("invalid socket address syntax", "expected an address and a port, such as 127.0.0.1:8080"),
+    ];
+    let text = error.to_string();
+    WORDS.iter().fold(text.trim_end().to_owned(), |text, (theirs, ours)| text.replace(theirs, ours))
+}
+
+/// `CRESSET_ENGINE__KV_MIB` sets `engine.kv_mib`. `CRESSET_DATA_DIR` and `CRESSET_CONFIG` are not
+/// settings, nor is `CRESSET_KEY`, in which clients on the same machine keep their key.
+fn variable_key(name: &str) -> Option<String> {
+    match name {
+        "HF_ENDPOINT" => return Some("hub.endpoint".into()),
+        "HF_TOKEN" => return Some("hub.token".into()),
+        "CRESSET_DATA_DIR" | "CRESSET_CONFIG" | "CRESSET_KEY" => return None,
+        _ => {}
+    }
+    let rest = name.strip_prefix("CRESSET_")?;
+    Some(rest.to_ascii_lowercase().replace("__", "."))
+}
+
+fn read_file(path: &Path) -> Result<String, ConfigError> {
+    std::fs::read_to_string(path).map_err(|error| {
+        ConfigError(format!("{}: {error}; check --config and its permissions", path.display()))
+    })
+}
+
+/// How the text of a variable or flag may be meant: as a TOML value first, else as a plain string.
+fn readings(text: &str) -> impl Iterator<Item = Value> {
+    let parsed = toml::from_str::<Table>(&format!("v = {text}"))
+        .ok()
+        .and_then(|mut table| table.remove("v"));
+    parsed.into_iter().chain(std::iter::once(Value::String(text.to_owned())))
+}
+
+fn nested(key: &str, value: Value) -> Table {
+    let wrap =
+        |inner: Value, part: &str| Value::Table(Table::from_iter([(part.to_owned(), inner)]));
+    match key.rsplit('.').fold(value, wrap) {
+        Value::Table(table) => table,
+        _ => unreachable!("a dotted key has at least one part"),
+    }
+}
+
+fn overlay(base: &mut Table, over: Table) {
+    for (key, value) in over {
+        match (base.get_mut(&key), value) {
+            (Some(Value::Table(inner)), Value::Table(value)) => overlay(inner, value),
+            (_, value) => {
+                base.insert(key, value);
+            }
+        }
+    }
+}
+
+fn flatten(prefix: &str, value: &Value, visit: &mut impl FnMut(&str, &Value)) {
+    let Value::Table(table) = value else { return visit(prefix, value) };
+    for (key, value) in table {
+        let path = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
+        flatten(&path, value, visit);
+    }
+}
+
+fn as_table(config: &Config) -> Table {
+    Table::try_from(config).expect("the configuration is representable as TOML")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(
+        file: &str,
+        variables: &[(&str, &str)],
+        flags: &[(&str, &str)],
+    ) -> Result<Loaded, ConfigError> {
+        let variables = variables
+            .iter()
+            .map(|(n, v)| (variable_key(n).unwrap(), (*n).into(), (*v).into()))
+            .collect();
+        let flags: Vec<Override> = flags.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect();
+        Loaded::from_layers(Some((Path::new("cresset.toml"), file)), variables, &flags)
+    }
+
+    #[test]
+    fn later_layers_win_and_name_their_origin() {
+        let file = "[engine]\nkv_mib = 64\nthreads = 1\n[plans.default]\nburst = 5\n";
+        let loaded =
+            load(file, &[("CRESSET_ENGINE__THREADS", "3")], &[("listen.public", "127.0.0.1:0")])
+                .unwrap();
+        assert_eq!(loaded.config.engine.kv_mib, 64);
+        assert_eq!(loaded.config.engine.threads, 3);
+        assert_eq!(loaded.config.plans["default"].burst, 5);
+        assert_eq!(
+            loaded.config.plans["default"].requests_per_minute, 120,
+            "a partly given plan keeps defaults"
+        );
+        assert_eq!(loaded.config.listen.public.port(), 0);
+        assert_eq!(loaded.origins["engine.kv_mib"], Origin::File("cresset.toml".into()));
+        assert_eq!(
+            loaded.origins["engine.threads"],
+            Origin::Variable("CRESSET_ENGINE__THREADS".into())
+        );
+        assert_eq!(loaded.origins["listen.public"], Origin::Flag);
+    }
+
+    #[test]
+    fn devices_are_named() {
+        for (text, device) in [
+            ("auto", Device::Auto),
+            ("cpu", Device::Cpu),
+            ("cuda:0", Device::Cuda(0)),
+            ("cuda:12", Device::Cuda(12)),
+        ] {
+            let loaded = load("", &[("CRESSET_ENGINE__DEVICE", text)], &[]).unwrap();
+            assert_eq!(loaded.config.engine.device, device);
+            assert_eq!(String::from(device), text);
+        }
+    }
+
+    #[test]
+    fn refusals_name_key_and_line() {
+        let cases = [
+            ("[engine]\nkv_mibs = 1\n", vec!["line 2", "kv_mibs"]),
+            ("[engine]\nkv_mib = \"lots\"\n", vec!["line 2", "kv_mib"]),
+            ("[engine]\nkv_mib = -1\n", vec!["line 2", "a whole number from 0 to"]),
+            ("engine = 1\n", vec!["line 1", "a table"]),
+            ("[engine\n", vec!["line 1"]),
+            ("service_name = \"a b\"\n", vec!["service_name", "letters, digits and dashes"]),
+            ("[listen]\npublic = \"localhost:80\"\n", vec!["line 2", "such as 127.0.0.1:8080"]),
+            ("[listen]\npublic = \"127.0.0.1:8081\"\n", vec!["listen.public", "a port of its own"]),
+            ("[hub]\nendpoint = \"mirror\"\n", vec!["hub.endpoint", "https://"]),
+            ("[qualification]\nquick_context_tokens = 0\n", vec!["quick_context_tokens", "1 to"]),
+            ("[engine]\ndevice = \"gpu\"\n", vec!["line 2", "auto", "cuda:0"]),
+            ("[engine]\ndevice = \"cuda:+1\"\n", vec!["line 2", "cuda:+1"]),
+            ("[engine]\nblock_size = 17\n", vec!["engine.block_size", "16, 32 or 64"]),
+            ("[plans.small]\nburst = 0\n", vec!["plans.small.burst"]),
+            (
+                "[listen]\noperator = \"0.0.0.0:8081\"\n",
+                vec!["listen.operator = 0.0.0.0:8081", "operator_beyond_loopback"],
+            ),
+        ];
+        for (file, wanted) in cases {
+            let error = load(file, &[], &[]).unwrap_err().to_string();
+            assert!(wanted.iter().all(|part| error.contains(part)), "{file:?}: {error}");
+        }
+        let open = "[listen]\noperator = \"[::]:8081\"\noperator_beyond_loopback = true\n";
+        assert!(load(open, &[], &[]).is_ok(), "an operator who says so may");
+        let error = load("", &[("CRESSET_ENGINE__THREADS", "many")], &[]).unwrap_err().to_string();
+        assert!(error.contains("CRESSET_ENGINE__THREADS") && error.contains("many"), "{error}");
+        let error = load("", &[("CRESSET_ENGIN__THREADS", "1")], &[]).unwrap_err().to_string();
+        assert!(error.contains("CRESSET_ENGIN__THREADS"), "{error}");
+        let error = load("", &[("CRESSET_API_KEY", "secret")], &[]).unwrap_err().to_string();
+        assert!(error.contains("two underscores") && !error.contains("secret"), "{error}");
+        assert_eq!(variable_key("CRESSET_KEY"), None, "the README's clients keep their key in it");
+    }
+
+    #[test]
+    fn secrets_are_never_shown() {
+        let loaded = load("[hub]\ntoken = \"hf_secret\"\n", &[], &[]).unwrap();
+        assert_eq!(loaded.config.hub.token.as_deref(), Some("hf_secret"));
+        assert!(!format!("{:?}", loaded.entries()).contains("hf_secret"));
+    }
+
+    #[test]
+    fn every_default_is_valid_and_described() {
+        Config::default().validate().unwrap();
+        let schema = Config::schema();
+        assert!(schema["properties"]["engine"].is_object());
+    }
+}

