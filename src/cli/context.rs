@@ -4,7 +4,7 @@ use super::Globals;
 use super::http::{Call, json};
 use super::output::{Failure, Output, Result};
 use crate::clock::SystemClock;
-use crate::config::{self, Config, Loaded, Override};
+use crate::config::{self, Config, LoadedConfig, Override};
 use crate::server::operator::{AdminCommand, AdminError, Operator, socket};
 use crate::store::{Limits, Store, StoreError};
 use serde_json::{Value, json};
@@ -27,7 +27,7 @@ impl Context {
     /// asked for more.
     pub fn load(globals: &Globals, flags: &[Override], attended: bool) -> Result<Self> {
         let data_dir = data_dir(globals)?;
-        let Loaded { mut config, origins } = load_config(globals, &data_dir, flags)?;
+        let LoadedConfig { mut config, origins } = load_config(globals, &data_dir, flags)?;
         if attended && !origins.contains_key("log.level") {
             "warn".clone_into(&mut config.log.level);
         }
@@ -152,11 +152,11 @@ pub fn data_dir(globals: &Globals) -> Result<PathBuf> {
 }
 
 /// The configuration from the named file, else from the data folder's own where there is one.
-pub fn load_config(globals: &Globals, data_dir: &Path, flags: &[Override]) -> Result<Loaded> {
+pub fn load_config(globals: &Globals, data_dir: &Path, flags: &[Override]) -> Result<LoadedConfig> {
     let named = globals.config.clone().or_else(config::default_config_file);
     let own = || Some(data_dir.join("cresset.toml")).filter(|path| path.exists());
     let file = named.or_else(own);
-    Loaded::load(file.as_deref(), flags).map_err(|error| {
+    LoadedConfig::load(file.as_deref(), flags).map_err(|error| {
         Failure::new(error).remedy("`cresset config schema` lists every key with its type")
     })
 }

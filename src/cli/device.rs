@@ -1,16 +1,16 @@
 //! Where models run: what the configuration asks for, and what this machine and this build have.
 
 use super::output::{Failure, Result};
-use crate::config::{Config, Device, cache_dir};
+use crate::config::{Config, DeviceSetting, cache_dir};
 use cresset_kernels::gpu::{self, Gpu, Properties};
 use std::sync::Arc;
 
 /// The GPU that models run on, with its number; none stands for the CPU.
 pub fn chosen(config: &Config) -> Result<Option<(usize, Properties)>> {
     match config.engine.device {
-        Device::Cpu => Ok(None),
-        Device::Auto => Ok(gpu::probe(0).ok().map(|found| (0, found))),
-        Device::Cuda(number) => match gpu::probe(number) {
+        DeviceSetting::Cpu => Ok(None),
+        DeviceSetting::Auto => Ok(gpu::probe(0).ok().map(|found| (0, found))),
+        DeviceSetting::Cuda(number) => match gpu::probe(number) {
             Ok(found) => Ok(Some((number, found))),
             Err(why) => {
                 let what = format!("engine.device is \"cuda:{number}\", but {why}");
@@ -30,8 +30,9 @@ pub fn open(config: &Config) -> Result<Option<Arc<dyn Gpu>>> {
 /// One sentence for people. A build without support for GPUs has nothing to say of them.
 pub fn sentence(config: &Config) -> Result<Option<String>> {
     let chosen = chosen(config)?;
-    let missing =
-        || gpu::probe(0).err().filter(|_| gpu::BUILT && config.engine.device == Device::Auto);
+    let missing = || {
+        gpu::probe(0).err().filter(|_| gpu::BUILT && config.engine.device == DeviceSetting::Auto)
+    };
     Ok(chosen
         .map(|(number, found)| describe(number, &found))
         .or_else(|| missing().map(|why| format!("on the CPU: {why}"))))

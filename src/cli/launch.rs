@@ -8,7 +8,7 @@ use super::progress::Progress;
 use super::releases::{cannot_load, servable};
 use crate::catalogue::QualifiedModel;
 use crate::clock::SystemClock;
-use crate::config::Listen;
+use crate::config::ListenSettings;
 use crate::ids::ModelId;
 use crate::server::operator::{self, socket, status};
 use crate::server::{self, Node};
@@ -38,7 +38,7 @@ pub struct Ports {
 }
 
 impl Ports {
-    pub async fn bind(listen: &Listen, fallback: Fallback) -> Result<Self> {
+    pub async fn bind(listen: &ListenSettings, fallback: Fallback) -> Result<Self> {
         raise_file_limit();
         let public = bind(listen.public, "--listen", fallback).await?;
         let operator = bind(listen.operator, "--operator", fallback).await?;

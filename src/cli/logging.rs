@@ -1,19 +1,19 @@
 //! Logs to stderr, as text or JSON lines. Never a prompt, a key or a body.
 
 use super::output::{Failure, Result};
-use crate::config::{Log, LogFormat};
+use crate::config::{LogFormat, LogSettings};
 use std::any::Any;
 use tracing_subscriber::EnvFilter;
 
 /// Which lines are written.
-pub fn filter(log: &Log) -> Result<EnvFilter> {
+pub fn filter(log: &LogSettings) -> Result<EnvFilter> {
     EnvFilter::try_new(&log.level).map_err(|error| {
         Failure::new(format!("log.level = {:?}: {error}", log.level)).remedy("try `info`")
     })
 }
 
 /// Starts logging for the whole process.
-pub fn start(log: &Log) -> Result {
+pub fn start(log: &LogSettings) -> Result {
     let base = tracing_subscriber::fmt().with_env_filter(filter(log)?).with_writer(std::io::stderr);
     let started = match log.format {
         LogFormat::Text => base.with_ansi(super::output::colours()).with_target(false).try_init(),

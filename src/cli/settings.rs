@@ -5,7 +5,7 @@ use super::Globals;
 use super::context::{data_dir, load_config};
 use super::logging;
 use super::output::{Output, Result, Style, style};
-use crate::config::{Config, Loaded, Origin};
+use crate::config::{Config, LoadedConfig, ValueOrigin};
 use crate::server::openapi::document;
 use clap::Subcommand;
 use serde_json::{Value, json};
@@ -45,13 +45,13 @@ pub fn run(globals: &Globals, command: &Settings) -> Result {
     }
 }
 
-fn check(loaded: &Loaded) -> Result<Value> {
+fn check(loaded: &LoadedConfig) -> Result<Value> {
     logging::filter(&loaded.config.log)?;
     Ok(json!({ "ok": true, "keys_set": loaded.origins.len() }))
 }
 
 /// Every key there is, the ones without a value included. Secrets are named but not shown.
-fn show(loaded: &Loaded) -> Value {
+fn show(loaded: &LoadedConfig) -> Value {
     let schema = Config::schema();
     let mut values: BTreeMap<String, Value> = BTreeMap::new();
     leaves(&schema, &schema, "", &mut |key| {
@@ -60,7 +60,7 @@ fn show(loaded: &Loaded) -> Value {
     });
     values.extend(loaded.entries().into_iter().map(|(key, value, _)| (key, json!(value))));
     let rows = values.into_iter().map(|(key, value)| {
-        let origin = loaded.origins.get(&key).unwrap_or(&Origin::Default);
+        let origin = loaded.origins.get(&key).unwrap_or(&ValueOrigin::Default);
         json!({ "key": key, "value": value, "origin": shown_origin(origin), "description": description(&schema, &key) })
     });
     json!({ "object": "list", "data": rows.collect::<Vec<_>>() })
@@ -79,12 +79,12 @@ fn leaves(schema: &Value, at: &Value, prefix: &str, visit: &mut impl FnMut(&str)
     }
 }
 
-fn shown_origin(origin: &Origin) -> String {
+fn shown_origin(origin: &ValueOrigin) -> String {
     match origin {
-        Origin::Default => "default".to_owned(),
-        Origin::File(path) => path.display().to_string(),
-        Origin::Variable(name) => name.clone(),
-        Origin::Flag => "flag".to_owned(),
+        ValueOrigin::Default => "default".to_owned(),
+        ValueOrigin::File(path) => path.display().to_string(),
+        ValueOrigin::Variable(name) => name.clone(),
+        ValueOrigin::Flag => "flag".to_owned(),
     }
 }
 

@@ -10,7 +10,7 @@ use toml::{Table, Value};
 /// Where a value came from, for `config show`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Origin {
+pub enum ValueOrigin {
     Default,
     File(PathBuf),
     Variable(String),
@@ -19,16 +19,16 @@ pub enum Origin {
 
 /// A configuration with the origin of every value that is not a default.
 #[derive(Clone, Debug)]
-pub struct Loaded {
+pub struct LoadedConfig {
     pub config: Config,
     /// By dotted key.
-    pub origins: BTreeMap<String, Origin>,
+    pub origins: BTreeMap<String, ValueOrigin>,
 }
 
 /// One setting from outside the file: dotted key and value in TOML syntax (bare words are strings).
 pub type Override = (String, String);
 
-impl Loaded {
+impl LoadedConfig {
     /// Reads `file` (a missing default file is no error), then the environment, then `flags`.
     pub fn load(file: Option<&Path>, flags: &[Override]) -> Result<Self, ConfigError> {
         // Compose files pass on what is not set as an empty text.
@@ -49,19 +49,19 @@ impl Loaded {
             layers.add_file(path, text)?;
         }
         for (key, name, value) in variables {
-            layers.add_override(&key, &value, Origin::Variable(name))?;
+            layers.add_override(&key, &value, ValueOrigin::Variable(name))?;
         }
         for (key, value) in flags {
-            layers.add_override(key, value, Origin::Flag)?;
+            layers.add_override(key, value, ValueOrigin::Flag)?;
         }
         layers.finish()
     }
 
     /// Every key with its value and origin, sorted by key. Secrets are left out.
-    pub fn entries(&self) -> Vec<(String, Value, Origin)> {
+    pub fn entries(&self) -> Vec<(String, Value, ValueOrigin)> {
         let mut rows = Vec::new();
         flatten("", &Value::Table(as_table(&self.config)), &mut |key, value| {
-            let origin = self.origins.get(key).cloned().unwrap_or(Origin::Default);
+            let origin = self.origins.get(key).cloned().unwrap_or(ValueOrigin::Default);
             rows.push((key.to_owned(), value.clone(), origin));
         });
         rows
@@ -71,7 +71,7 @@ impl Loaded {
 /// The value so far, and who set what.
 struct Layers {
     table: Table,
-    origins: BTreeMap<String, Origin>,
+    origins: BTreeMap<String, ValueOrigin>,
 }
 
 impl Layers {
@@ -87,13 +87,18 @@ impl Layers {
         toml::from_str::<Config>(text).map_err(refuse)?;
         let table: Table = toml::from_str(text).map_err(refuse)?;
         flatten("", &Value::Table(table.clone()), &mut |key, _| {
-            self.origins.insert(key.to_owned(), Origin::File(path.to_owned()));
+            self.origins.insert(key.to_owned(), ValueOrigin::File(path.to_owned()));
         });
         overlay(&mut self.table, table);
         Ok(())
     }
 
-    fn add_override(&mut self, key: &str, text: &str, origin: Origin) -> Result<(), ConfigError> {
+    fn add_override(
+        &mut self,
+        key: &str,
+        text: &str,
+        origin: ValueOrigin,
+    ) -> Result<(), ConfigError> {
         let mut last = None;
         for value in readings(text) {
             let mut table = self.table.clone();
@@ -108,7 +113,7 @@ impl Layers {
             }
         }
         let source = match origin {
-            Origin::Variable(name) => format!("environment variable {name}"),
+            ValueOrigin::Variable(name) => format!("environment variable {name}"),
             _ => format!("setting {key}"),
         };
         let error = last.map(|error| in_words(&error)).unwrap_or_default();
@@ -122,27 +127,35 @@ impl Layers {
         }))
     }
 
-    fn finish(self) -> Result<Loaded, ConfigError> {
+    fn finish(self) -> Result<LoadedConfig, ConfigError> {
         let config: Config =
             self.table.try_into().map_err(|error| ConfigError(error.to_string()))?;
         config.validate()?;
-        Ok(Loaded { config, origins: self.origins })
+        Ok(LoadedConfig { config, origins: self.origins })
     }
 }
 
-/// What the deserialiser wanted, without the names of its types.
+/// The deserialiser's message with plain words in place of the names of Rust's types and of ours.
 fn in_words(error: &toml::de::Error) -> String {
-    const WORDS: [(&str, &str); 7] = [
+    const WORDS: [(&str, &str); 6] = [
         ("expected usize", "expected a whole number from 0 to 9223372036854775807"),
         ("expected u64", "expected a whole number from 0 to 9223372036854775807"),
         ("expected u32", "expected a whole number from 0 to 4294967295"),
         ("expected u8", "expected a whole number from 0 to 255"),
         ("expected f64", "expected a number"),
-        ("expected struct", "expected a table for"),
         ("invalid socket address syntax", "expected an address and a port, such as 127.0.0.1:8080"),
     ];
     let text = error.to_string();
-    WORDS.iter().fold(text.trim_end().to_owned(), |text, (theirs, ours)| text.replace(theirs, ours))
+    let text = WORDS
+        .iter()
+        .fold(text.trim_end().to_owned(), |text, (theirs, ours)| text.replace(theirs, ours));
+    match text.split_once("expected struct ") {
+        Some((before, type_and_rest)) => {
+            let rest = type_and_rest.trim_start_matches(|c: char| c.is_ascii_alphanumeric());
+            format!("{before}expected a table{rest}")
+        }
+        None => text,
+    }
 }
 
 /// `CRESSET_ENGINE__KV_MIB` sets `engine.kv_mib`. `CRESSET_DATA_DIR` and `CRESSET_CONFIG` are not
@@ -207,18 +220,19 @@ fn as_table(config: &Config) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::DeviceSetting;
 
     fn load(
         file: &str,
         variables: &[(&str, &str)],
         flags: &[(&str, &str)],
-    ) -> Result<Loaded, ConfigError> {
+    ) -> Result<LoadedConfig, ConfigError> {
         let variables = variables
             .iter()
             .map(|(n, v)| (variable_key(n).unwrap(), (*n).into(), (*v).into()))
             .collect();
         let flags: Vec<Override> = flags.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect();
-        Loaded::from_layers(Some((Path::new("cresset.toml"), file)), variables, &flags)
+        LoadedConfig::from_layers(Some((Path::new("cresset.toml"), file)), variables, &flags)
     }
 
     #[test]
@@ -235,21 +249,21 @@ mod tests {
             "a partly given plan keeps defaults"
         );
         assert_eq!(loaded.config.listen.public.port(), 0);
-        assert_eq!(loaded.origins["engine.kv_mib"], Origin::File("cresset.toml".into()));
+        assert_eq!(loaded.origins["engine.kv_mib"], ValueOrigin::File("cresset.toml".into()));
         assert_eq!(
             loaded.origins["engine.threads"],
-            Origin::Variable("CRESSET_ENGINE__THREADS".into())
+            ValueOrigin::Variable("CRESSET_ENGINE__THREADS".into())
         );
-        assert_eq!(loaded.origins["listen.public"], Origin::Flag);
+        assert_eq!(loaded.origins["listen.public"], ValueOrigin::Flag);
     }
 
     #[test]
     fn devices_are_named() {
         for (text, device) in [
-            ("auto", Device::Auto),
-            ("cpu", Device::Cpu),
-            ("cuda:0", Device::Cuda(0)),
-            ("cuda:12", Device::Cuda(12)),
+            ("auto", DeviceSetting::Auto),
+            ("cpu", DeviceSetting::Cpu),
+            ("cuda:0", DeviceSetting::Cuda(0)),
+            ("cuda:12", DeviceSetting::Cuda(12)),
         ] {
             let loaded = load("", &[("CRESSET_ENGINE__DEVICE", text)], &[]).unwrap();
             assert_eq!(loaded.config.engine.device, device);

@@ -6,11 +6,11 @@ mod layers;
 mod paths;
 mod sections;
 
-pub use layers::{Loaded, Origin, Override};
+pub use layers::{LoadedConfig, Override, ValueOrigin};
 pub use paths::{cache_dir, colours_allowed, default_config_file, default_data_dir};
 pub use sections::{
-    Credentials, Device, Engine, Http, Hub, Listen, Log, LogFormat, Plan, Qualification,
-    Quickstart, Requests,
+    CredentialSettings, DeviceSetting, EngineSettings, HttpSettings, HubSettings, ListenSettings,
+    LogFormat, LogSettings, Plan, QualificationSettings, QuickstartSettings, RequestSettings,
 };
 
 use schemars::JsonSchema;
@@ -24,15 +24,15 @@ pub struct Config {
     /// Name of the service: clients may send the session header as X-NAME-Session-Id. Letters,
     /// digits and dashes.
     pub service_name: String,
-    pub listen: Listen,
-    pub engine: Engine,
-    pub http: Http,
-    pub requests: Requests,
-    pub credentials: Credentials,
-    pub hub: Hub,
-    pub qualification: Qualification,
-    pub quickstart: Quickstart,
-    pub log: Log,
+    pub listen: ListenSettings,
+    pub engine: EngineSettings,
+    pub http: HttpSettings,
+    pub requests: RequestSettings,
+    pub credentials: CredentialSettings,
+    pub hub: HubSettings,
+    pub qualification: QualificationSettings,
+    pub quickstart: QuickstartSettings,
+    pub log: LogSettings,
     /// What accounts may do, by plan name. Accounts name one; `default` must exist.
     pub plans: BTreeMap<String, Plan>,
 }
@@ -41,15 +41,15 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             service_name: "Cresset".into(),
-            listen: Listen::default(),
-            engine: Engine::default(),
-            http: Http::default(),
-            requests: Requests::default(),
-            credentials: Credentials::default(),
-            hub: Hub::default(),
-            qualification: Qualification::default(),
-            quickstart: Quickstart::default(),
-            log: Log::default(),
+            listen: ListenSettings::default(),
+            engine: EngineSettings::default(),
+            http: HttpSettings::default(),
+            requests: RequestSettings::default(),
+            credentials: CredentialSettings::default(),
+            hub: HubSettings::default(),
+            qualification: QualificationSettings::default(),
+            quickstart: QuickstartSettings::default(),
+            log: LogSettings::default(),
             plans: BTreeMap::from([("default".into(), Plan::default())]),
         }
     }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 /// Where the node listens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Listen {
+pub struct ListenSettings {
     /// Address of the public /v1 surface. Port 0 picks a free one.
     pub public: SocketAddr,
     /// Address of the operator surface (health, readiness, metrics). It asks for no credential.
@@ -21,11 +21,11 @@ pub struct Listen {
 /// The inference engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Engine {
+pub struct EngineSettings {
     /// Where models run: `cpu`, `cuda:0` (the first NVIDIA GPU; `cuda:1` the second), or `auto`:
     /// the first GPU where the build and the machine have one, else the CPU. A GPU needs a build
     /// with the feature `cuda`.
-    pub device: Device,
+    pub device: DeviceSetting,
     /// Compute threads on the CPU. 0 uses every core.
     pub threads: usize,
     /// Memory for the key-value cache of each loaded model, MiB. On a GPU, `gpu_memory_share` says
@@ -65,14 +65,14 @@ pub struct Engine {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 #[schemars(extend("pattern" = "^(auto|cpu|cuda:[0-9]{1,2})$"))]
-pub enum Device {
+pub enum DeviceSetting {
     Auto,
     Cpu,
     /// By number, as the driver counts.
     Cuda(usize),
 }
 
-impl TryFrom<String> for Device {
+impl TryFrom<String> for DeviceSetting {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
@@ -88,12 +88,12 @@ impl TryFrom<String> for Device {
     }
 }
 
-impl From<Device> for String {
-    fn from(device: Device) -> Self {
+impl From<DeviceSetting> for String {
+    fn from(device: DeviceSetting) -> Self {
         match device {
-            Device::Auto => "auto".into(),
-            Device::Cpu => "cpu".into(),
-            Device::Cuda(number) => format!("cuda:{number}"),
+            DeviceSetting::Auto => "auto".into(),
+            DeviceSetting::Cpu => "cpu".into(),
+            DeviceSetting::Cuda(number) => format!("cuda:{number}"),
         }
     }
 }
@@ -101,7 +101,7 @@ impl From<Device> for String {
 /// Limits of the HTTP surface.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Http {
+pub struct HttpSettings {
     /// Time for a new connection to send its first byte, seconds.
     pub first_byte_seconds: u64,
     /// Time to read a request's line and headers, from their first byte, seconds.
@@ -143,7 +143,7 @@ pub struct Http {
 /// Life of a request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Requests {
+pub struct RequestSettings {
     /// How long a stream without a listener goes on before it is cancelled, seconds.
     pub disconnect_grace_seconds: u64,
     /// Longest life of a request from admission to its end, seconds.
@@ -163,7 +163,7 @@ pub struct Requests {
     pub min_free_mib: u64,
 }
 
-impl Requests {
+impl RequestSettings {
     /// How long answers are kept for replay, milliseconds.
     pub fn replay_ms(&self) -> u64 {
         self.body_retention_hours * 3_600_000
@@ -178,7 +178,7 @@ impl Requests {
 /// Client credentials.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Credentials {
+pub struct CredentialSettings {
     /// Beginning of every key and token: PREFIX_key_… and PREFIX_app_…. Lower-case letters and
     /// digits.
     pub prefix: String,
@@ -187,7 +187,7 @@ pub struct Credentials {
 /// Where releases are fetched from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Hub {
+pub struct HubSettings {
     /// Base address of the model hub. `HF_ENDPOINT` sets it too.
     pub endpoint: Option<String>,
     /// Access token for gated repositories. `HF_TOKEN` sets it too. Never shown.
@@ -200,7 +200,7 @@ pub struct Hub {
 /// Proving releases on this hardware.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Qualification {
+pub struct QualificationSettings {
     /// Age at which a qualification record stops counting, days.
     pub max_age_days: u64,
     /// Longest context the quick suite really runs, tokens.
@@ -210,7 +210,7 @@ pub struct Qualification {
 /// What `quickstart` sets up.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Quickstart {
+pub struct QuickstartSettings {
     /// Trial credits of the first account, microcredits.
     pub trial_units: u64,
 }
@@ -218,7 +218,7 @@ pub struct Quickstart {
 /// Logging to stderr.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Log {
+pub struct LogSettings {
     /// How each line is written: text for people, JSON for collectors.
     pub format: LogFormat,
     /// Filter such as `info` or `cresset=debug,warn`.
@@ -253,7 +253,7 @@ pub struct Plan {
     pub models: Option<Vec<String>>,
 }
 
-impl Default for Listen {
+impl Default for ListenSettings {
     fn default() -> Self {
         Self {
             public: ([127, 0, 0, 1], 8080).into(),
@@ -263,10 +263,10 @@ impl Default for Listen {
     }
 }
 
-impl Default for Engine {
+impl Default for EngineSettings {
     fn default() -> Self {
         Self {
-            device: Device::Auto,
+            device: DeviceSetting::Auto,
             threads: 0,
             kv_mib: 1024,
             gpu_memory_share: 0.9,
@@ -284,7 +284,7 @@ impl Default for Engine {
     }
 }
 
-impl Default for Http {
+impl Default for HttpSettings {
     fn default() -> Self {
         Self {
             first_byte_seconds: 10,
@@ -307,7 +307,7 @@ impl Default for Http {
     }
 }
 
-impl Default for Requests {
+impl Default for RequestSettings {
     fn default() -> Self {
         Self {
             disconnect_grace_seconds: 15,
@@ -322,31 +322,31 @@ impl Default for Requests {
     }
 }
 
-impl Default for Credentials {
+impl Default for CredentialSettings {
     fn default() -> Self {
         Self { prefix: "cresset".into() }
     }
 }
 
-impl Default for Hub {
+impl Default for HubSettings {
     fn default() -> Self {
         Self { endpoint: None, token: None, python: "python3".into() }
     }
 }
 
-impl Default for Qualification {
+impl Default for QualificationSettings {
     fn default() -> Self {
         Self { max_age_days: 90, quick_context_tokens: 2048 }
     }
 }
 
-impl Default for Quickstart {
+impl Default for QuickstartSettings {
     fn default() -> Self {
         Self { trial_units: 100_000_000 }
     }
 }
 
-impl Default for Log {
+impl Default for LogSettings {
     fn default() -> Self {
         Self { format: LogFormat::Text, level: "info".into() }
     }

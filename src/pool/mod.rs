@@ -9,7 +9,7 @@ pub mod residency;
 
 use self::residency::{Action, Phase, Residency, Resident};
 use crate::catalogue::QualifiedModel;
-use crate::config::Engine;
+use crate::config::EngineSettings;
 use crate::engine::{
     EngineError, EngineHandle, Event, Finished, GenerateRequest, Refused, SequenceId, StopCause,
 };
@@ -157,7 +157,7 @@ impl Drop for Ticket {
 
 impl Fleet {
     /// `budget`: bytes for weights and KV caches of all models together.
-    pub fn new(config: &Engine, budget: u64) -> Arc<Self> {
+    pub fn new(config: &EngineSettings, budget: u64) -> Arc<Self> {
         let state = State {
             residency: Residency::new(budget),
             slots: BTreeMap::new(),

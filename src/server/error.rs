@@ -1,7 +1,7 @@
 //! Everything that can go wrong as a client sees it, and the one table of how each looks on the
 //! wire.
 
-use crate::config::Http;
+use crate::config::HttpSettings;
 use crate::engine::handle::Refused;
 use crate::ledger::{FailureCode, Refusal};
 use crate::store::StoreError;
@@ -157,7 +157,7 @@ impl ApiError {
 
     /// One of each, for the public description: what is not here is not described.
     pub fn each() -> Vec<Self> {
-        let limit = Http::default().max_body_bytes;
+        let limit = HttpSettings::default().max_body_bytes;
         vec![
             Self::invalid(
                 "n",
@@ -176,8 +176,8 @@ impl ApiError {
             Self::RequestResultExpired,
             Self::RequestTooLarge { limit },
             Self::HeadTooLarge {
-                bytes: Http::default().max_header_bytes,
-                headers: Http::default().max_headers,
+                bytes: HttpSettings::default().max_header_bytes,
+                headers: HttpSettings::default().max_headers,
             },
             Self::HeadTimeout,
             Self::UnsupportedMediaType,

@@ -1,7 +1,7 @@
 //! `POST /v1/chat/completions`: reads a request, finds out whether it is new, and answers it.
 
 use super::replay::{self, Known};
-use crate::config::Http;
+use crate::config::HttpSettings;
 use crate::ids::SessionId;
 use crate::ledger::fingerprint::{canonicalise, fingerprint};
 use crate::ledger::state::Crashes;
@@ -67,7 +67,7 @@ async fn read(
     Ok(Call { caller, key, session, fingerprint, request })
 }
 
-async fn read_body(limits: &Http, parts: &Parts, body: Body) -> Result<Bytes, ApiError> {
+async fn read_body(limits: &HttpSettings, parts: &Parts, body: Body) -> Result<Bytes, ApiError> {
     let limit = limits.max_body_bytes;
     let declared = parts
         .headers

@@ -7,7 +7,7 @@
 //! looks alike.
 
 use super::http1_head::{self, Head};
-use crate::config::Http;
+use crate::config::HttpSettings;
 use crate::server::error::ApiError;
 use bytes::{Buf, BytesMut};
 use std::io::{self, IoSlice};
@@ -30,7 +30,7 @@ const HEAD_ROOM: usize = 4096;
 
 pub struct ClientStream {
     socket: TcpStream,
-    limits: Arc<Http>,
+    limits: Arc<HttpSettings>,
     /// Read from the socket and not handed on.
     buffer: BytesMut,
     /// How much of the buffer may be handed on now.
@@ -50,7 +50,12 @@ pub struct ClientStream {
 
 impl ClientStream {
     /// `read` came from the socket before.
-    pub fn http1(socket: TcpStream, read: BytesMut, limits: Arc<Http>, refusal: Refusal) -> Self {
+    pub fn http1(
+        socket: TcpStream,
+        read: BytesMut,
+        limits: Arc<HttpSettings>,
+        refusal: Refusal,
+    ) -> Self {
         Self {
             socket,
             limits,
@@ -66,7 +71,7 @@ impl ClientStream {
     }
 
     /// Passes everything on as it is: HTTP/2 has one framing only.
-    pub fn http2(socket: TcpStream, read: BytesMut, limits: Arc<Http>) -> Self {
+    pub fn http2(socket: TcpStream, read: BytesMut, limits: Arc<HttpSettings>) -> Self {
         let passed = read.len();
         Self { passed, body: u64::MAX, ..Self::http1(socket, read, limits, Refusal::default()) }
     }

@@ -5,7 +5,7 @@
 //! or guessed here: line ends, lengths and codings that two readers could see differently are
 //! refused.
 
-use crate::config::Http;
+use crate::config::HttpSettings;
 use crate::server::error::ApiError;
 use axum::http::{Method, Uri};
 use httparse::{Header, Request, Status};
@@ -25,7 +25,11 @@ pub const CHUNKED: u64 = u64::MAX;
 
 /// Looks for a whole head at the front of `bytes`, from where the last look ended; `None` while its
 /// end has not come.
-pub fn examine(bytes: &[u8], looked: &mut usize, limits: &Http) -> Result<Option<Head>, ApiError> {
+pub fn examine(
+    bytes: &[u8],
+    looked: &mut usize,
+    limits: &HttpSettings,
+) -> Result<Option<Head>, ApiError> {
     while let Some(&byte) = bytes.get(*looked) {
         *looked += 1;
         let seen = &bytes[..*looked];
@@ -45,7 +49,7 @@ pub fn examine(bytes: &[u8], looked: &mut usize, limits: &Http) -> Result<Option
     Ok(None)
 }
 
-pub fn too_large(limits: &Http) -> ApiError {
+pub fn too_large(limits: &HttpSettings) -> ApiError {
     ApiError::HeadTooLarge { bytes: limits.max_header_bytes, headers: limits.max_headers }
 }
 
@@ -56,7 +60,7 @@ fn malformed(why: &str) -> ApiError {
     }
 }
 
-fn judge(head: &[u8], limits: &Http) -> Result<Head, ApiError> {
+fn judge(head: &[u8], limits: &HttpSettings) -> Result<Head, ApiError> {
     let mut headers = vec![httparse::EMPTY_HEADER; limits.max_headers];
     let mut request = Request::new(&mut headers);
     match request.parse(head) {
@@ -120,7 +124,7 @@ mod tests {
     use super::*;
 
     fn look(text: &[u8]) -> Result<Option<Head>, u16> {
-        examine(text, &mut 0, &Http::default()).map_err(|error| error.status().as_u16())
+        examine(text, &mut 0, &HttpSettings::default()).map_err(|error| error.status().as_u16())
     }
 
     #[test]
@@ -211,10 +215,10 @@ mod tests {
         let text = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
         let mut looked = 0;
         for end in 0..text.len() {
-            assert_eq!(examine(&text[..end], &mut looked, &Http::default()), Ok(None));
+            assert_eq!(examine(&text[..end], &mut looked, &HttpSettings::default()), Ok(None));
             assert_eq!(looked, end, "no byte is looked at twice");
         }
         let whole = Head { length: text.len(), body: 0 };
-        assert_eq!(examine(text, &mut looked, &Http::default()), Ok(Some(whole)));
+        assert_eq!(examine(text, &mut looked, &HttpSettings::default()), Ok(Some(whole)));
     }
 }

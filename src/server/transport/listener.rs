@@ -4,7 +4,7 @@
 use super::client_stream::{ClientStream, Refusal};
 use super::http2::{self, Streams};
 use super::permits::{Peer, Place, Places};
-use crate::config::Http;
+use crate::config::HttpSettings;
 use crate::server::respond;
 use axum::Router;
 use axum::body::Body;
@@ -42,7 +42,7 @@ const SLACK: usize = 96 << 10;
 pub async fn serve(
     listener: TcpListener,
     router: Router,
-    limits: &Http,
+    limits: &HttpSettings,
     shutdown: CancellationToken,
 ) {
     let limits = Arc::new(limits.clone());
@@ -81,7 +81,7 @@ async fn accept(
 struct Connection {
     peer: Peer,
     router: Router,
-    limits: Arc<Http>,
+    limits: Arc<HttpSettings>,
     shutdown: CancellationToken,
     _seat: OwnedSemaphorePermit,
     _place: Place,
@@ -163,7 +163,7 @@ impl Connection {
 
 /// The first bytes, enough of them to tell HTTP/1 from HTTP/2. `None` when they do not come in
 /// time.
-async fn greet(socket: &mut TcpStream, limits: &Http) -> Option<BytesMut> {
+async fn greet(socket: &mut TcpStream, limits: &HttpSettings) -> Option<BytesMut> {
     let mut read = BytesMut::with_capacity(4096);
     let first =
         timeout(Duration::from_secs(limits.first_byte_seconds), socket.read_buf(&mut read)).await;
@@ -180,7 +180,7 @@ async fn greet(socket: &mut TcpStream, limits: &Http) -> Option<BytesMut> {
     Some(read)
 }
 
-fn http2_builder(limits: &Http, streams: Streams) -> hyper_http2::Builder<Streams> {
+fn http2_builder(limits: &HttpSettings, streams: Streams) -> hyper_http2::Builder<Streams> {
     let mut builder = hyper_http2::Builder::new(streams);
     builder
         .timer(TokioTimer::new())

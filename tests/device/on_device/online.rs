@@ -20,7 +20,7 @@ const TAIL: usize = 16;
 
 /// An engine as a node configures it by default.
 fn engine(loaded: &Loaded) -> EngineHandle {
-    let node = config::Engine::default();
+    let node = config::EngineSettings::default();
     let options = loaded.options();
     loaded.engine(EngineOptions {
         max_batched_tokens: node.max_batched_tokens.min(options.max_batched_tokens),
