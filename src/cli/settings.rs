@@ -5,11 +5,10 @@ use super::Globals;
 use super::context::{data_dir, load_config};
 use super::logging;
 use super::output::{Output, Result, Style, style};
-use crate::config::{Config, LoadedConfig, ValueOrigin};
+use crate::config::{Config, LoadedConfig};
 use crate::server::openapi::document;
 use clap::Subcommand;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 use std::fmt::Write;
 
 #[derive(Debug, Subcommand)]
@@ -41,68 +40,13 @@ pub fn run(globals: &Globals, command: &Settings) -> Result {
         Settings::Check => {
             output.result(&check(&loaded)?, |_| "the configuration is sound\n".to_owned())
         }
-        _ => output.result(&show(&loaded), listing),
+        _ => output.result(&json!({ "object": "list", "data": loaded.rows() }), listing),
     }
 }
 
 fn check(loaded: &LoadedConfig) -> Result<Value> {
     logging::filter(&loaded.config.log)?;
     Ok(json!({ "ok": true, "keys_set": loaded.origins.len() }))
-}
-
-/// Every key there is, the ones without a value included. Secrets are named but not shown.
-fn show(loaded: &LoadedConfig) -> Value {
-    let schema = Config::schema();
-    let mut values: BTreeMap<String, Value> = BTreeMap::new();
-    leaves(&schema, &schema, "", &mut |key| {
-        let hidden = loaded.origins.contains_key(key).then(|| json!("(set, not shown)"));
-        values.insert(key.to_owned(), hidden.unwrap_or_default());
-    });
-    values.extend(loaded.entries().into_iter().map(|(key, value, _)| (key, json!(value))));
-    let rows = values.into_iter().map(|(key, value)| {
-        let origin = loaded.origins.get(&key).unwrap_or(&ValueOrigin::Default);
-        json!({ "key": key, "value": value, "origin": shown_origin(origin), "description": description(&schema, &key) })
-    });
-    json!({ "object": "list", "data": rows.collect::<Vec<_>>() })
-}
-
-/// Visits the dotted key of every setting of the schema. What a map's own keys are is for its
-/// values to say.
-fn leaves(schema: &Value, at: &Value, prefix: &str, visit: &mut impl FnMut(&str)) {
-    for (name, property) in at["properties"].as_object().into_iter().flatten() {
-        let (key, property) = (format!("{prefix}{name}"), resolve(schema, property));
-        if property.get("properties").is_some() {
-            leaves(schema, property, &format!("{key}."), visit);
-        } else if property.get("additionalProperties").is_none() {
-            visit(&key);
-        }
-    }
-}
-
-fn shown_origin(origin: &ValueOrigin) -> String {
-    match origin {
-        ValueOrigin::Default => "default".to_owned(),
-        ValueOrigin::File(path) => path.display().to_string(),
-        ValueOrigin::Variable(name) => name.clone(),
-        ValueOrigin::Flag => "flag".to_owned(),
-    }
-}
-
-/// The text of a dotted key: each part is a property, or any name where a section is a map.
-fn description(schema: &Value, key: &str) -> Option<String> {
-    let found = key.split('.').try_fold(schema, |at, part| {
-        let at = resolve(schema, at);
-        at["properties"].get(part).or_else(|| at.get("additionalProperties"))
-    })?;
-    let text =
-        found["description"].as_str().or_else(|| resolve(schema, found)["description"].as_str());
-    text.map(str::to_owned)
-}
-
-fn resolve<'a>(schema: &'a Value, at: &'a Value) -> &'a Value {
-    let target =
-        at["$ref"].as_str().and_then(|reference| schema.pointer(reference.trim_start_matches('#')));
-    target.unwrap_or(at)
 }
 
 fn listing(document: &Value) -> String {

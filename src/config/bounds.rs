@@ -1,122 +1,142 @@
-//! Which values are in bounds.
+//! Checks a configuration. The ranges of numbers stand at the fields in `sections` and become part
+//! of the JSON Schema; the check reads them from there, and so does `config show`. Only rules that
+//! no schema can express are written out here.
 
 use super::{Config, ConfigError};
+use serde_json::Value;
 
-impl Config {
-    pub(super) fn validate(&self) -> Result<(), ConfigError> {
-        let e = &self.engine;
-        let h = &self.http;
-        let r = &self.requests;
-        require_name("service_name", &self.service_name, "letters, digits and dashes", |c| {
-            c.is_ascii_alphanumeric() || c == '-'
-        })?;
-        require_name(
-            "credentials.prefix",
-            &self.credentials.prefix,
-            "lower-case letters and digits",
-            |c| c.is_ascii_lowercase() || c.is_ascii_digit(),
-        )?;
-        if !self.listen.operator.ip().to_canonical().is_loopback()
-            && !self.listen.operator_beyond_loopback
-        {
-            return Err(ConfigError(format!(
-                "listen.operator = {}: other machines could reach this listener, which asks for no credential; use 127.0.0.1, or set listen.operator_beyond_loopback = true",
-                self.listen.operator
-            )));
-        }
-        if self.listen.public == self.listen.operator && self.listen.public.port() != 0 {
-            return Err(ConfigError(format!(
-                "listen.public = listen.operator = {}: give each a port of its own",
-                self.listen.public
-            )));
-        }
-        let address = |text: &&String| text.starts_with("https://") || text.starts_with("http://");
-        if let Some(endpoint) = self.hub.endpoint.as_ref().filter(|text| !address(text)) {
-            return Err(ConfigError(format!(
-                "hub.endpoint = {endpoint:?}: must begin with https:// or http://"
-            )));
-        }
-        require_range("engine.threads", e.threads as u64, 0, 1024)?;
-        require_range("engine.kv_mib", e.kv_mib as u64, 1, 1 << 24)?;
-        if !(0.05..=1.0).contains(&e.gpu_memory_share) {
-            return Err(ConfigError(format!(
-                "engine.gpu_memory_share = {}: must be 0.05 to 1",
-                e.gpu_memory_share
-            )));
-        }
-        require_range("engine.gpu_graph_rows", e.gpu_graph_rows as u64, 0, 1_024)?;
-        require_range("engine.memory_mib", e.memory_mib as u64, 0, 1 << 24)?;
-        require_range("engine.model_wait_seconds", e.model_wait_seconds, 1, 3_600)?;
-        if ![16, 32, 64].contains(&e.block_size) {
-            return Err(ConfigError(format!(
-                "engine.block_size = {}: must be 16, 32 or 64",
-                e.block_size
-            )));
-        }
-        require_range("engine.max_batched_tokens", e.max_batched_tokens as u64, 16, 65_536)?;
-        require_range("engine.max_rows", e.max_rows as u64, 1, e.max_batched_tokens as u64)?;
-        require_range("engine.max_waiting", e.max_waiting as u64, 1, 1 << 20)?;
-        require_range("engine.max_context", e.max_context as u64, 0, 1 << 24)?;
-        require_range("http.first_byte_seconds", h.first_byte_seconds, 1, 3_600)?;
-        require_range("http.header_seconds", h.header_seconds, 1, 3_600)?;
-        require_range("http.body_seconds", h.body_seconds, 1, 3_600)?;
-        require_range("http.write_stall_seconds", h.write_stall_seconds, 1, 3_600)?;
-        require_range("http.idle_seconds", h.idle_seconds, 1, 86_400)?;
-        require_range("http.linger_seconds", h.linger_seconds, 0, 60)?;
-        require_range("http.keep_alive_seconds", h.keep_alive_seconds, 1, 3_600)?;
-        require_range("http.max_headers", h.max_headers as u64, 8, 1_024)?;
-        require_range("http.max_header_bytes", h.max_header_bytes as u64, 8_192, 1 << 20)?;
-        require_range("http.max_body_bytes", h.max_body_bytes as u64, 1_024, 64 << 20)?;
-        require_range("http.max_connections", h.max_connections as u64, 1, 1 << 20)?;
-        require_range("http.max_connections_per_ip", h.max_connections_per_ip as u64, 1, 1 << 20)?;
-        require_range("http.max_http2_streams", u64::from(h.max_http2_streams), 1, 65_536)?;
-        require_range("http.max_http2_resets", h.max_http2_resets as u64, 1, 65_536)?;
-        require_range("http.http2_ping_seconds", h.http2_ping_seconds, 1, 3_600)?;
-        require_range(
-            "http.failed_auth_per_minute",
-            u64::from(h.failed_auth_per_minute),
-            1,
-            1 << 20,
-        )?;
-        require_range("requests.disconnect_grace_seconds", r.disconnect_grace_seconds, 0, 3_600)?;
-        require_range("requests.deadline_seconds", r.deadline_seconds, 1, 86_400)?;
-        require_range("requests.cancel_wait_milliseconds", r.cancel_wait_milliseconds, 0, 60_000)?;
-        require_range("requests.max_subscribers", r.max_subscribers as u64, 1, 1_024)?;
-        require_range("requests.body_retention_hours", r.body_retention_hours, 1, 24 * 365)?;
-        require_range("requests.tombstone_days", r.tombstone_days, 1, 3_650)?;
-        require_range("requests.drain_grace_seconds", r.drain_grace_seconds, 0, 86_400)?;
-        require_range("requests.min_free_mib", r.min_free_mib, 128, 1 << 24)?;
-        require_range("qualification.max_age_days", self.qualification.max_age_days, 1, 3_650)?;
-        let quick = self.qualification.quick_context_tokens;
-        require_range("qualification.quick_context_tokens", quick.into(), 1, 1 << 24)?;
-        self.validate_plans()
+/// One setting of a configuration.
+pub(super) struct SettingInfo<'a> {
+    /// Dotted, such as `engine.kv_mib`.
+    pub key: String,
+    pub value: &'a Value,
+    /// The JSON Schema of the value.
+    schema: &'a Value,
+}
+
+impl SettingInfo<'_> {
+    /// The documentation of the field, followed by its bounds.
+    pub fn description(&self) -> Option<String> {
+        let text = self.schema["description"].as_str()?;
+        Some(self.bounds().map_or_else(|| text.to_owned(), |bounds| format!("{text} ({bounds})")))
     }
 
-    fn validate_plans(&self) -> Result<(), ConfigError> {
-        if !self.plans.contains_key("default") {
-            return Err(ConfigError("plans: a plan named `default` is required".into()));
+    /// The allowed numbers in words; `None` where the setting is no number.
+    fn bounds(&self) -> Option<String> {
+        if let Some([others @ .., last]) = self.schema["enum"].as_array().map(Vec::as_slice) {
+            let others: Vec<String> = others.iter().map(Value::to_string).collect();
+            return Some(format!("{} or {last}", others.join(", ")));
         }
-        for (name, plan) in &self.plans {
-            let rate = u64::from(plan.requests_per_minute);
-            require_range(&format!("plans.{name}.requests_per_minute"), rate, 1, 1 << 24)?;
-            require_range(&format!("plans.{name}.burst"), u64::from(plan.burst), 1, 1 << 24)?;
-            require_range(
-                &format!("plans.{name}.max_concurrent"),
-                u64::from(plan.max_concurrent),
-                1,
-                1 << 20,
-            )?;
-            require_range(&format!("plans.{name}.priority"), plan.priority.into(), 0, 9)?;
+        let (low, high) = (self.schema.get("minimum")?, self.schema.get("maximum")?);
+        Some(format!("{low} to {high}"))
+    }
+
+    fn is_in_bounds(&self) -> bool {
+        // All bounds but i64::MAX, which TOML itself ensures, are exact as f64.
+        let number = |value: &Value| value.as_f64();
+        let Some(value) = number(self.value) else { return true };
+        let allowed = self.schema["enum"].as_array();
+        allowed.is_none_or(|allowed| allowed.contains(self.value))
+            && number(&self.schema["minimum"]).is_none_or(|low| value >= low)
+            && number(&self.schema["maximum"]).is_none_or(|high| value <= high)
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        match self.bounds() {
+            Some(bounds) if !self.is_in_bounds() => {
+                let description = self.schema["description"].as_str().unwrap_or_default();
+                Err(refused(&self.key, self.value, &format!("must be {bounds}. {description}")))
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 }
 
-fn require_range(key: &str, value: u64, low: u64, high: u64) -> Result<(), ConfigError> {
-    if (low..=high).contains(&value) {
-        return Ok(());
+impl Config {
+    /// Refuses a value that is out of its bounds or contradicts another one.
+    pub(super) fn validate(&self) -> Result<(), ConfigError> {
+        self.validate_names()?;
+        self.validate_addresses()?;
+        let (schema, values) = (Self::schema(), self.values());
+        settings(&schema, &values).iter().try_for_each(SettingInfo::check)?;
+        let (rows, tokens) = (self.engine.max_rows, self.engine.max_batched_tokens);
+        if rows > tokens {
+            let why = format!("must be at most engine.max_batched_tokens = {tokens}");
+            return Err(refused("engine.max_rows", rows, &why));
+        }
+        if !self.plans.contains_key("default") {
+            return Err(ConfigError("plans: a plan named `default` is required".into()));
+        }
+        Ok(())
     }
-    Err(ConfigError(format!("{key} = {value}: must be {low} to {high}")))
+
+    /// Every value by section and key, as JSON. Secrets are replaced by a remark.
+    pub(super) fn values(&self) -> Value {
+        serde_json::to_value(self).expect("invariant: the configuration is representable as JSON")
+    }
+
+    fn validate_names(&self) -> Result<(), ConfigError> {
+        require_name("service_name", &self.service_name, "letters, digits and dashes", |c| {
+            c.is_ascii_alphanumeric() || c == '-'
+        })?;
+        let prefix = &self.credentials.prefix;
+        require_name("credentials.prefix", prefix, "lower-case letters and digits", |c| {
+            c.is_ascii_lowercase() || c.is_ascii_digit()
+        })
+    }
+
+    fn validate_addresses(&self) -> Result<(), ConfigError> {
+        let listen = &self.listen;
+        let loopback = listen.operator.ip().to_canonical().is_loopback();
+        if !loopback && !listen.operator_beyond_loopback {
+            let why = "other machines could reach this listener, which asks for no credential; \
+                       use 127.0.0.1, or set listen.operator_beyond_loopback = true";
+            return Err(refused("listen.operator", listen.operator, why));
+        }
+        if listen.public == listen.operator && listen.public.port() != 0 {
+            let key = "listen.public = listen.operator";
+            return Err(refused(key, listen.public, "give each a port of its own"));
+        }
+        let is_address = |text: &str| text.starts_with("https://") || text.starts_with("http://");
+        match &self.hub.endpoint {
+            Some(endpoint) if !is_address(endpoint) => {
+                let value = format!("{endpoint:?}");
+                Err(refused("hub.endpoint", value, "must begin with https:// or http://"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Every setting of `values`, in the order of the sections. `schema` is [`Config::schema`].
+pub(super) fn settings<'a>(schema: &'a Value, values: &'a Value) -> Vec<SettingInfo<'a>> {
+    let mut found = Vec::new();
+    collect(schema, schema, "", values, &mut found);
+    found
+}
+
+fn collect<'a>(
+    root: &'a Value,
+    schema: &'a Value,
+    key: &str,
+    value: &'a Value,
+    found: &mut Vec<SettingInfo<'a>>,
+) {
+    let Value::Object(members) = value else {
+        return found.push(SettingInfo { key: key.to_owned(), value, schema });
+    };
+    let reference = schema["$ref"].as_str().map(|text| text.trim_start_matches('#'));
+    let section = reference.and_then(|pointer| root.pointer(pointer)).unwrap_or(schema);
+    for (name, value) in members {
+        // A map such as `plans` has no properties: all its members have one schema.
+        let member = section["properties"].get(name).unwrap_or(&section["additionalProperties"]);
+        let key = if key.is_empty() { name.clone() } else { format!("{key}.{name}") };
+        collect(root, member, &key, value, found);
+    }
+}
+
+fn refused(key: &str, value: impl std::fmt::Display, why: &str) -> ConfigError {
+    ConfigError(format!("{key} = {value}: {why}"))
 }
 
 fn require_name(
@@ -128,5 +148,98 @@ fn require_name(
     if (1..=32).contains(&value.len()) && value.chars().all(allowed) {
         return Ok(());
     }
-    Err(ConfigError(format!("{key} = {value:?}: must be 1 to 32 {what}")))
+    Err(refused(key, format!("{value:?}"), &format!("must be 1 to 32 {what}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::LoadedConfig;
+
+    /// Loads the defaults with one setting changed. Rows and tokens are first set so far apart that
+    /// their own rule does not interfere.
+    fn load(key: &str, value: &str) -> Result<LoadedConfig, ConfigError> {
+        let mut flags = vec![("engine.max_rows", "1"), ("engine.max_batched_tokens", "65536")];
+        flags.retain(|(other, _)| *other != key);
+        flags.push((key, value));
+        let owned = flags.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+        LoadedConfig::load(None, &owned.collect::<Vec<_>>())
+    }
+
+    fn numeric(setting: &SettingInfo) -> bool {
+        let types = setting.schema["type"].to_string();
+        types.contains("integer") || types.contains("number")
+    }
+
+    #[test]
+    fn every_number_is_held_to_the_bounds_of_the_schema() {
+        let (schema, values) = (Config::schema(), Config::default().values());
+        let mut checked = 0;
+        for setting in settings(&schema, &values).iter().filter(|setting| numeric(setting)) {
+            let SettingInfo { key, schema, .. } = setting;
+            let [low, high] = match schema["enum"].as_array() {
+                Some(allowed) => [&allowed[0], &allowed[allowed.len() - 1]],
+                None => [&schema["minimum"], &schema["maximum"]],
+            };
+            let beyond = match (low.as_i64(), high.as_i64()) {
+                (Some(low), Some(high)) => [i128::from(low) - 1, i128::from(high) + 1]
+                    .map(|number| number.to_string()),
+                _ => [low, high].map(|bound| bound.as_f64().expect("a bound")).map(|b| {
+                    if b < 0.5 { (b - 0.01).to_string() } else { (b + 0.01).to_string() }
+                }),
+            };
+            for bound in [low, high] {
+                load(key, &bound.to_string()).unwrap_or_else(|error| panic!("{error}"));
+            }
+            for value in beyond {
+                let error = load(key, &value).expect_err(key).to_string();
+                assert!(error.contains(&value) && error.contains(key), "{error}");
+            }
+            checked += 1;
+        }
+        assert!(checked >= 42, "{checked} numbers were found");
+    }
+
+    #[test]
+    fn a_block_has_one_of_three_sizes() {
+        for size in 0..=65 {
+            let allowed = [16, 32, 64].contains(&size);
+            assert_eq!(load("engine.block_size", &size.to_string()).is_ok(), allowed, "{size}");
+        }
+        let error = load("engine.block_size", "17").unwrap_err().to_string();
+        assert!(error.contains("must be 16, 32 or 64"), "{error}");
+    }
+
+    #[test]
+    fn a_step_has_a_token_for_every_row() {
+        let flags = [("engine.max_rows", "33"), ("engine.max_batched_tokens", "32")]
+            .map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let error = LoadedConfig::load(None, &flags).unwrap_err().to_string();
+        assert!(error.contains("engine.max_batched_tokens = 32"), "{error}");
+    }
+
+    #[test]
+    fn every_setting_is_described_and_every_number_has_a_unit() {
+        const UNITS: [&str; 18] = [
+            "threads", "MiB", "bytes", "share", "sequences", "seconds", "milliseconds", "hours",
+            "days", "tokens", "headers", "connections", "streams", "authentications",
+            "microcredits", "requests", "priority", "subscribers",
+        ];
+        let (schema, values) = (Config::schema(), Config::default().values());
+        for setting in settings(&schema, &values) {
+            let text = setting.description().unwrap_or_default();
+            assert!(!text.is_empty(), "{} is not described", setting.key);
+            let words = format!("{} {}", setting.key, text).to_lowercase();
+            let unit = UNITS.iter().any(|unit| words.contains(&unit.to_lowercase()));
+            assert!(unit || !numeric(&setting), "{} has no unit: {text}", setting.key);
+        }
+    }
+
+    #[test]
+    fn a_value_out_of_bounds_is_refused_with_key_bounds_and_unit() {
+        let error = load("engine.max_context", "99999999").unwrap_err().to_string();
+        for part in ["engine.max_context = 99999999", "must be 0 to 16777216", "tokens"] {
+            assert!(error.contains(part), "{error}");
+        }
+    }
 }

@@ -1,20 +1,41 @@
 //! How the file, the environment and the flags make one configuration, and where each value came
 //! from.
 
-use super::{Config, ConfigError};
+use super::{Config, ConfigError, bounds};
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
-/// Where a value came from, for `config show`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+/// Where a value came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ValueOrigin {
     Default,
     File(PathBuf),
     Variable(String),
     Flag,
+}
+
+impl fmt::Display for ValueOrigin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::File(path) => write!(f, "{}", path.display()),
+            Self::Variable(name) => f.write_str(name),
+            Self::Flag => f.write_str("flag"),
+        }
+    }
+}
+
+/// One setting as `config show` lists it. A secret's value is replaced by a remark.
+#[derive(Clone, Debug, Serialize)]
+pub struct SettingRow {
+    /// Dotted, such as `engine.kv_mib`.
+    pub key: String,
+    pub value: serde_json::Value,
+    pub origin: String,
+    pub description: Option<String>,
 }
 
 /// A configuration with the origin of every value that is not a default.
@@ -57,13 +78,19 @@ impl LoadedConfig {
         layers.finish()
     }
 
-    /// Every key with its value and origin, sorted by key. Secrets are left out.
-    pub fn entries(&self) -> Vec<(String, Value, ValueOrigin)> {
-        let mut rows = Vec::new();
-        flatten("", &Value::Table(as_table(&self.config)), &mut |key, value| {
-            let origin = self.origins.get(key).cloned().unwrap_or(ValueOrigin::Default);
-            rows.push((key.to_owned(), value.clone(), origin));
-        });
+    /// Every setting, sorted by key.
+    pub fn rows(&self) -> Vec<SettingRow> {
+        let (schema, values) = (Config::schema(), self.config.values());
+        let mut rows: Vec<SettingRow> = bounds::settings(&schema, &values)
+            .into_iter()
+            .map(|setting| SettingRow {
+                value: setting.value.clone(),
+                origin: self.origins.get(&setting.key).unwrap_or(&ValueOrigin::Default).to_string(),
+                description: setting.description(),
+                key: setting.key,
+            })
+            .collect();
+        rows.sort_by(|a, b| a.key.cmp(&b.key));
         rows
     }
 }
@@ -312,7 +339,7 @@ mod tests {
     fn secrets_are_never_shown() {
         let loaded = load("[hub]\ntoken = \"hf_secret\"\n", &[], &[]).unwrap();
         assert_eq!(loaded.config.hub.token.as_deref(), Some("hf_secret"));
-        assert!(!format!("{:?}", loaded.entries()).contains("hf_secret"));
+        assert!(!format!("{:?}", loaded.rows()).contains("hf_secret"));
     }
 
     #[test]

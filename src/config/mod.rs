@@ -6,7 +6,7 @@ mod layers;
 mod paths;
 mod sections;
 
-pub use layers::{LoadedConfig, Override, ValueOrigin};
+pub use layers::{LoadedConfig, Override, SettingRow, ValueOrigin};
 pub use paths::{cache_dir, colours_allowed, default_config_file, default_data_dir};
 pub use sections::{
     CredentialSettings, DeviceSetting, EngineSettings, HttpSettings, HubSettings, ListenSettings,

@@ -1,7 +1,7 @@
 //! The sections of the configuration, with their defaults.
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -27,15 +27,19 @@ pub struct EngineSettings {
     /// with the feature `cuda`.
     pub device: DeviceSetting,
     /// Compute threads on the CPU. 0 uses every core.
+    #[schemars(range(min = 0, max = 1_024))]
     pub threads: usize,
     /// Memory for the key-value cache of each loaded model, MiB. On a GPU, `gpu_memory_share` says
     /// it.
+    #[schemars(range(min = 1, max = 1 << 24))]
     pub kv_mib: usize,
     /// What each loaded model may take of a GPU's memory, 0.05 to 1: its key-value cache gets what
     /// weights and workspace leave of it. The rest is for recorded steps and the driver.
+    #[schemars(range(min = 0.05, max = 1))]
     pub gpu_memory_share: f64,
     /// Decoding steps of up to so many sequences are recorded once at start and replayed on a GPU.
     /// 0 records none.
+    #[schemars(range(min = 0, max = 1_024))]
     pub gpu_graph_rows: usize,
     /// On a GPU: the same tokens whatever else runs, however a prompt is cut, at some cost in
     /// speed. The CPU always does so.
@@ -43,19 +47,26 @@ pub struct EngineSettings {
     /// Memory for weights and key-value caches of all loaded models together, MiB; for the weights
     /// alone on a GPU. Idle models make room for those that are asked for. 0 takes three quarters
     /// of the machine's memory.
+    #[schemars(range(min = 0, max = 1 << 24))]
     pub memory_mib: usize,
     /// How long a request waits for its model to be loaded before it is turned away as overloaded,
     /// seconds.
+    #[schemars(range(min = 1, max = 3_600))]
     pub model_wait_seconds: u64,
     /// Tokens in one block of the key-value cache: 16, 32 or 64.
+    #[schemars(extend("enum" = [16, 32, 64]))]
     pub block_size: usize,
     /// Tokens computed in one step, prompt chunks and generated tokens together.
+    #[schemars(range(min = 16, max = 65_536))]
     pub max_batched_tokens: usize,
     /// Sequences in one step.
+    #[schemars(range(min = 1, max = 65_536))]
     pub max_rows: usize,
     /// Sequences waiting to start before new ones are refused as overloaded.
+    #[schemars(range(min = 1, max = 1 << 20))]
     pub max_waiting: usize,
     /// Longest prompt plus output served, tokens. 0 takes the model's own limit.
+    #[schemars(range(min = 0, max = 1 << 24))]
     pub max_context: usize,
     /// Turn every weight into f32 at load: the exact reference, at several times the memory. On a
     /// GPU, activations and cache are f32 then too, and bf16 otherwise.
@@ -103,40 +114,56 @@ impl From<DeviceSetting> for String {
 #[serde(default, deny_unknown_fields)]
 pub struct HttpSettings {
     /// Time for a new connection to send its first byte, seconds.
+    #[schemars(range(min = 1, max = 3_600))]
     pub first_byte_seconds: u64,
     /// Time to read a request's line and headers, from their first byte, seconds.
+    #[schemars(range(min = 1, max = 3_600))]
     pub header_seconds: u64,
     /// Time to read a request's body, seconds.
+    #[schemars(range(min = 1, max = 3_600))]
     pub body_seconds: u64,
     /// Time a client may refuse to take bytes before it is let go, seconds.
+    #[schemars(range(min = 1, max = 3_600))]
     pub write_stall_seconds: u64,
     /// Time a connection may be kept open without a request on it, seconds. Longer than clients
     /// keep theirs for reuse.
+    #[schemars(range(min = 1, max = 86_400))]
     pub idle_seconds: u64,
     /// Time to go on taking what a client sends after its connection's last answer, so that it gets
     /// to read it, seconds.
+    #[schemars(range(min = 0, max = 60))]
     pub linger_seconds: u64,
     /// Silence on a stream before a keep-alive comment is sent, seconds.
+    #[schemars(range(min = 1, max = 3_600))]
     pub keep_alive_seconds: u64,
     /// Headers in one request.
+    #[schemars(range(min = 8, max = 1_024))]
     pub max_headers: usize,
     /// Line and headers of one request, bytes.
+    #[schemars(range(min = 8_192, max = 1 << 20))]
     pub max_header_bytes: usize,
     /// Body of one request, bytes.
+    #[schemars(range(min = 1_024, max = 64 << 20))]
     pub max_body_bytes: usize,
     /// Open connections in all.
+    #[schemars(range(min = 1, max = 1 << 20))]
     pub max_connections: usize,
     /// Open connections from one IPv4 address or IPv6 /64 network. Further ones are closed at once.
+    #[schemars(range(min = 1, max = 1 << 20))]
     pub max_connections_per_ip: usize,
     /// Concurrent streams on one HTTP/2 connection.
+    #[schemars(range(min = 1, max = 65_536))]
     pub max_http2_streams: u32,
     /// Streams of one HTTP/2 connection that a client may open and reset before they were served.
+    #[schemars(range(min = 1, max = 65_536))]
     pub max_http2_resets: usize,
     /// Time between two HTTP/2 pings, which find out that a client is gone, seconds.
+    #[schemars(range(min = 1, max = 3_600))]
     pub http2_ping_seconds: u64,
     /// Failed authentications from one address (IPv6: /64 network) in a minute. Each one above
     /// closes its connection. A valid credential is honoured all the same, whatever others behind
     /// the same address send.
+    #[schemars(range(min = 1, max = 1 << 20))]
     pub failed_auth_per_minute: u32,
 }
 
@@ -145,21 +172,29 @@ pub struct HttpSettings {
 #[serde(default, deny_unknown_fields)]
 pub struct RequestSettings {
     /// How long a stream without a listener goes on before it is cancelled, seconds.
+    #[schemars(range(min = 0, max = 3_600))]
     pub disconnect_grace_seconds: u64,
     /// Longest life of a request from admission to its end, seconds.
+    #[schemars(range(min = 1, max = 86_400))]
     pub deadline_seconds: u64,
     /// How long DELETE waits for the request's end before it answers 202, milliseconds.
+    #[schemars(range(min = 0, max = 60_000))]
     pub cancel_wait_milliseconds: u64,
     /// Connections that may listen to one running request.
+    #[schemars(range(min = 1, max = 1_024))]
     pub max_subscribers: usize,
     /// How long answers are kept for replay, hours.
+    #[schemars(range(min = 1, max = 24 * 365))]
     pub body_retention_hours: u64,
     /// How long a finished request's id is remembered, days.
+    #[schemars(range(min = 1, max = 3_650))]
     pub tombstone_days: u64,
     /// Time running work gets to finish at shutdown, seconds.
+    #[schemars(range(min = 0, max = 86_400))]
     pub drain_grace_seconds: u64,
     /// Free space where the data folder is under which new requests are refused, so that running
     /// ones can be ended, MiB.
+    #[schemars(range(min = 128, max = 1 << 24))]
     pub min_free_mib: u64,
 }
 
@@ -191,10 +226,17 @@ pub struct HubSettings {
     /// Base address of the model hub. `HF_ENDPOINT` sets it too.
     pub endpoint: Option<String>,
     /// Access token for gated repositories. `HF_TOKEN` sets it too. Never shown.
-    #[serde(skip_serializing)]
+    #[serde(serialize_with = "hide")]
+    #[schemars(extend("writeOnly" = true))]
     pub token: Option<String>,
     /// Python interpreter whose pip fetches package mirrors.
     pub python: PathBuf,
+}
+
+/// Shows that a secret is set, without showing it.
+#[expect(clippy::ref_option, reason = "serde calls it with a reference to the field")]
+fn hide<S: Serializer>(secret: &Option<String>, serializer: S) -> Result<S::Ok, S::Error> {
+    secret.as_ref().map(|_| "(set, not shown)").serialize(serializer)
 }
 
 /// Proving releases on this hardware.
@@ -202,8 +244,10 @@ pub struct HubSettings {
 #[serde(default, deny_unknown_fields)]
 pub struct QualificationSettings {
     /// Age at which a qualification record stops counting, days.
+    #[schemars(range(min = 1, max = 3_650))]
     pub max_age_days: u64,
     /// Longest context the quick suite really runs, tokens.
+    #[schemars(range(min = 1, max = 1 << 24))]
     pub quick_context_tokens: u32,
 }
 
@@ -212,6 +256,7 @@ pub struct QualificationSettings {
 #[serde(default, deny_unknown_fields)]
 pub struct QuickstartSettings {
     /// Trial credits of the first account, microcredits.
+    #[schemars(range(min = 0, max = i64::MAX))]
     pub trial_units: u64,
 }
 
@@ -237,17 +282,23 @@ pub enum LogFormat {
 #[serde(default, deny_unknown_fields)]
 pub struct Plan {
     /// Completion requests a minute.
+    #[schemars(range(min = 1, max = 1 << 24))]
     pub requests_per_minute: u32,
     /// Requests that may come at once after a pause.
+    #[schemars(range(min = 1, max = 1 << 24))]
     pub burst: u32,
     /// Requests in flight.
+    #[schemars(range(min = 1, max = 1 << 20))]
     pub max_concurrent: u32,
     /// Ceiling on prompt plus output, tokens. Absent: the model's.
+    #[schemars(range(min = 0, max = u32::MAX))]
     pub context_tokens: Option<u32>,
     /// Ceiling on output, tokens. Absent: the model's.
+    #[schemars(range(min = 0, max = u32::MAX))]
     pub max_output_tokens: Option<u32>,
     /// Whose requests start first when there are more than can run: 0 to 9, higher ones first.
     /// Waiting raises a request, so that everybody is served in the end.
+    #[schemars(range(min = 0, max = 9))]
     pub priority: u8,
     /// Models (by name or id) the plan may use. Absent: all.
     pub models: Option<Vec<String>>,

@@ -150,7 +150,7 @@ fn configuration_is_shown_checked_and_described() {
     assert_eq!(folder.json(&["config", "check", "--config", file])["ok"], true);
     assert_eq!(
         folder.json(&["config", "schema"])["properties"]["engine"]["$ref"],
-        "#/$defs/Engine"
+        "#/$defs/EngineSettings"
     );
 }
 
