@@ -182,11 +182,12 @@ mod tests {
                 None => [&schema["minimum"], &schema["maximum"]],
             };
             let beyond = match (low.as_i64(), high.as_i64()) {
-                (Some(low), Some(high)) => [i128::from(low) - 1, i128::from(high) + 1]
-                    .map(|number| number.to_string()),
-                _ => [low, high].map(|bound| bound.as_f64().expect("a bound")).map(|b| {
-                    if b < 0.5 { (b - 0.01).to_string() } else { (b + 0.01).to_string() }
-                }),
+                (Some(low), Some(high)) => {
+                    [i128::from(low) - 1, i128::from(high) + 1].map(|number| number.to_string())
+                }
+                _ => [low, high]
+                    .map(|bound| bound.as_f64().expect("a bound"))
+                    .map(|b| if b < 0.5 { (b - 0.01).to_string() } else { (b + 0.01).to_string() }),
             };
             for bound in [low, high] {
                 load(key, &bound.to_string()).unwrap_or_else(|error| panic!("{error}"));
@@ -221,9 +222,24 @@ mod tests {
     #[test]
     fn every_setting_is_described_and_every_number_has_a_unit() {
         const UNITS: [&str; 18] = [
-            "threads", "MiB", "bytes", "share", "sequences", "seconds", "milliseconds", "hours",
-            "days", "tokens", "headers", "connections", "streams", "authentications",
-            "microcredits", "requests", "priority", "subscribers",
+            "threads",
+            "MiB",
+            "bytes",
+            "share",
+            "sequences",
+            "seconds",
+            "milliseconds",
+            "hours",
+            "days",
+            "tokens",
+            "headers",
+            "connections",
+            "streams",
+            "authentications",
+            "microcredits",
+            "requests",
+            "priority",
+            "subscribers",
         ];
         let (schema, values) = (Config::schema(), Config::default().values());
         for setting in settings(&schema, &values) {

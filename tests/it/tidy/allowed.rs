@@ -21,12 +21,8 @@ pub const LONG_LINES: &[&str] = &[".ci/run", "src/pool/mod.rs"];
 pub const SHARE: &[&str] = &[];
 
 /// Files with a function of more than 70 lines.
-pub const FUNCTIONS: &[&str] = &[
-    "src/metrics.rs",
-    "tests/it/api.rs",
-    "tests/it/charges.rs",
-    "tests/it/operator.rs",
-];
+pub const FUNCTIONS: &[&str] =
+    &["src/metrics.rs", "tests/it/api.rs", "tests/it/charges.rs", "tests/it/operator.rs"];
 
 /// `percentile` while the typical function is too long.
 pub const PERCENTILE: &[&str] = &["percentile"];
