@@ -47,6 +47,7 @@ const RULES: &[Rule] = &[
     rule("files say what they are for", shape::heads, &[]),
     rule("no name is vague", shape::vague_names, &[]),
     rule("a type name is defined once", shape::type_names, allowed::TYPE_NAMES),
+    rule("every ignored test is listed", shape::ignored_tests, &[]),
     rule("every metric is explained", shape::metrics, allowed::METRICS),
 ];
 

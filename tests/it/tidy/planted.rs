@@ -285,6 +285,16 @@ fn metrics_are_explained() {
 }
 
 #[test]
+fn ignored_tests_are_listed() {
+    let list = (".ci/long", "counts kills lib many_kills");
+    let text = "#[test]\n#[ignore = \"minutes\"]\nasync fn many_kills() {}\n#[test]\nfn kills() {}";
+    kept(shape::ignored_tests, &[list, ("src/store/tests.rs", text)]);
+    let text = "#[test]\n#[ignore = \"minutes\"]\nfn more_kills() {}";
+    let expected = "src/store/tests.rs: more_kills is not in .ci/long";
+    broken(shape::ignored_tests, &[list, ("src/store/tests.rs", text)], expected);
+}
+
+#[test]
 fn allowances_only_fall() {
     let offences = || vec![offence("a", "a is wrong".into()), offence("b", "b is wrong".into())];
     assert_eq!(judged(offences(), &["a", "b"]), [""; 0]);

@@ -233,3 +233,23 @@ fn registered(file: &Source) -> Vec<(String, String)> {
     }
     found
 }
+
+/// Where the tests that `cargo test` leaves out are listed.
+const LONG_TESTS: &str = ".ci/long";
+
+/// Every ignored test can be found by those who want to run it.
+pub fn ignored_tests(tree: &Tree) -> Vec<Offence> {
+    let Some(list) = tree.find(LONG_TESTS) else { return Vec::new() };
+    let mut found = Vec::new();
+    for file in tree.rust() {
+        for (at, _) in file.code.match_indices("#[ignore") {
+            let mut tokens = super::paths::tokens(&file.code[at..]).into_iter();
+            let name = tokens.by_ref().skip_while(|token| !token.is("fn")).nth(1);
+            if let Some(name) = name.filter(|name| !list.text.contains(&name.text)) {
+                let detail = format!("{}: {} is not in {LONG_TESTS}", file.path, name.text);
+                found.push(offence(&name.text, detail));
+            }
+        }
+    }
+    found
+}
