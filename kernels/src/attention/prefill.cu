@@ -10,8 +10,8 @@
 // some 1700 of its quarter's tensor core): products are the limit, not shared memory; with 16 rows
 // a warp it would be the other way round.
 // Several splits: the state of the splits before waits in the thread's own memory (a stack frame of
-// about 600 bytes, for which the driver sets aside 600 * 2048 bytes a multiprocessor) and is touched
-// once a split.
+// about 600 bytes, for which the driver sets aside 600 * 2048 bytes a multiprocessor) and is
+// touched once a split.
 // Considered: the state of the splits in shared memory (64 KiB, leaves one block a multiprocessor);
 // a grid over splits with a workspace (as large as q in f32, times the splits). wgmma would lift
 // the limit of mma, about six tenths of the tensor cores' rate. Not yet measured on a device.

@@ -273,8 +273,8 @@ DEVICE void multiply_values(
 
 // Attention of this warp's rows over `tiles.range`. `q` holds the warp's rows; copies into it may
 // still be under way. `ring` has room for three tiles. `queries` tells the positions of the warp's
-// rows: `position(row)`, all from `first` to below `end`; `end` is 0 for a warp that has no rows and
-// only helps to copy.
+// rows: `position(row)`, all from `first` to below `end`; `end` is 0 for a warp that has no rows
+// and only helps to copy.
 template <uint32_t D, uint32_t MT, uint32_t WARPS, class Queries>
 DEVICE void attend(Accumulator<D, MT>& acc, const AttentionParams<bf16>& params,
     KvTiles<D, WARPS * WARP>& tiles, const Queries& queries, const bf16* q, bf16* ring) {
