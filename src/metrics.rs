@@ -269,7 +269,7 @@ impl Metrics {
     }
 
     /// `bytes` are held by loaded models; loads and unloads are totals since the start.
-    pub fn sample_fleet(&self, bytes: u64, loads: u64, unloads: u64) {
+    pub fn sample_pool(&self, bytes: u64, loads: u64, unloads: u64) {
         self.model_memory.set(bytes as i64);
         self.model_loads.inner().store(loads, Ordering::Relaxed);
         self.model_unloads.inner().store(unloads, Ordering::Relaxed);

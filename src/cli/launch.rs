@@ -110,11 +110,11 @@ pub async fn start(context: &Context, ports: Ports, pinned: &[String]) -> Result
     for (id, name, stays) in offer(context, &node, models, pinned.len()).await? {
         if stays {
             preload(&node, id, &name).await?;
-        } else if pinned.is_empty() && node.fleet.has_room(id) {
+        } else if pinned.is_empty() && node.pool.has_room(id) {
             failed = preload(&node, id, &name).await.err().or(failed);
         }
     }
-    if let Some(why) = failed.filter(|_| !node.fleet.is_ready()) {
+    if let Some(why) = failed.filter(|_| !node.pool.is_ready()) {
         return Err(why);
     }
     let (routes, public_stop) = (server::router(node.clone()), stop.clone());
@@ -137,9 +137,8 @@ async fn offer(
         let bytes = load::expected_bytes(&model, &context.config);
         let config = context.config.clone();
         let reading = tokio::task::spawn_blocking(move || load::served(model, &config));
-        let served =
-            reading.await.map_err(Failure::new)?.map_err(|why| cannot_load(&name, &why))?;
-        match node.fleet.offer(served, bytes, stays) {
+        let served = reading.await.map_err(Failure::new)?.map_err(|why| cannot_load(&name, why))?;
+        match node.pool.offer(served, bytes, stays) {
             Ok(()) => offered.push((id, name, stays)),
             Err(why) if stays => {
                 return Err(Failure::new(format!("{name} cannot stay loaded: {why}")));
@@ -157,9 +156,9 @@ async fn offer(
 async fn preload(node: &Node, id: ModelId, name: &str) -> Result {
     let began = Instant::now();
     let spinner = Progress::steps(format!("loading {name}"));
-    let loaded = node.fleet.preload(id).await;
+    let loaded = node.pool.preload(id).await;
     spinner.clear();
-    loaded.map_err(|why| cannot_load(name, &why))?;
+    loaded.map_err(|why| cannot_load(name, why))?;
     note(&format!("loaded {name} in {:.1} s", began.elapsed().as_secs_f64()));
     Ok(())
 }

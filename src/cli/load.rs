@@ -47,7 +47,7 @@ fn text(source: &ModelSource) -> Result<Arc<TextModel>, EngineError> {
     TextModel::load(source).map(Arc::new).map_err(unusable)
 }
 
-fn engine(source: &ModelSource, config: &Config) -> Result<pool::Loaded, EngineError> {
+fn engine(source: &ModelSource, config: &Config) -> Result<pool::LoadedEngine, EngineError> {
     let gpu =
         device::open(config).map_err(|failure| EngineError::NotLoaded(failure.to_string()))?;
     let options = runner_options(config, gpu);
@@ -62,7 +62,7 @@ fn engine(source: &ModelSource, config: &Config) -> Result<pool::Loaded, EngineE
         num_blocks: info.num_blocks,
         max_context: max_context(config).unwrap_or(usize::MAX).min(info.config.max_positions),
     };
-    Ok(pool::Loaded { engine: EngineHandle::start(runner, options), bytes })
+    Ok(pool::LoadedEngine { engine: EngineHandle::start(runner, options), bytes })
 }
 
 fn runner_options(config: &Config, gpu: Option<Arc<dyn Gpu>>) -> RunnerOptions {

@@ -7,12 +7,12 @@ use super::progress::Progress;
 use super::{models, qualify, values};
 use crate::catalogue::{self, Catalogue, Manifest, NotQualified, QualifiedModel};
 use crate::clock::{Clock, SystemClock};
-use crate::engine::EngineError;
 use crate::ids::ModelId;
 use crate::server::operator::AdminCommand;
 use clap::{Args, Subcommand, ValueEnum};
 use cresset_qualification::{Host, Record, Suite, Verdict};
 use serde_json::Value;
+use std::fmt::Display;
 use std::path::PathBuf;
 
 #[derive(Debug, Subcommand)]
@@ -182,7 +182,7 @@ async fn qualify_release(context: &Context, manifest: Manifest, suite: Suite) ->
     let (catalogue, config) = (Catalogue::new(&context.data_dir), context.config.clone());
     let blocking = tokio::task::spawn_blocking(move || {
         let source = catalogue.source(&manifest)?;
-        let loaded = load(&source, &config).map_err(|why| cannot_load(&manifest.name, &why))?;
+        let loaded = load(&source, &config).map_err(|why| cannot_load(&manifest.name, why))?;
         let mut progress = Progress::steps(format!("qualifying {}", manifest.name));
         let mut on_check =
             |at: cresset_qualification::Progress| progress.at(at.done as u64, at.total as u64);
@@ -196,7 +196,7 @@ async fn qualify_release(context: &Context, manifest: Manifest, suite: Suite) ->
     blocking.await.map_err(Failure::new)?
 }
 
-pub fn cannot_load(name: &str, why: &EngineError) -> Failure {
+pub fn cannot_load(name: &str, why: impl Display) -> Failure {
     Failure::new(format!("cannot load {name}: {why}"))
         .remedy("if its files are damaged, pull or add it again")
 }

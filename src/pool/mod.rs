@@ -1,332 +1,225 @@
-//! The models that this node serves, loaded or not: hands requests to engines, loads and unloads as
-//! `residency` decides.
+//! The models that this node serves, loaded or not. The pool hands requests to engines, and loads
+//! and unloads models as `eviction` decides.
 //!
 //! Loading runs on threads that may block, so no stream ever waits for another model's load. A
-//! request for a model that is not loaded waits for it, within the configured patience; its stream
-//! is kept alive meanwhile as in any queue.
+//! request for a model that is not loaded waits for it, for `engine.model_wait_seconds` at most;
+//! its stream is kept alive meanwhile as in any queue.
 
-pub mod residency;
+mod access;
+mod eviction;
+mod view;
 
-use self::residency::{Action, Phase, Residency, Resident};
+pub use access::SubmittedRequest;
+pub use eviction::{LoadPhase, ModelUsage};
+pub use view::ModelView;
+
 use crate::catalogue::QualifiedModel;
 use crate::config::EngineSettings;
-use crate::engine::{
-    EngineError, EngineHandle, Event, Finished, GenerateRequest, Refused, SequenceId, StopCause,
-};
+use crate::engine::{EngineError, EngineHandle, Event, GenerateRequest, Refused};
 use crate::ids::ModelId;
 use crate::text::TextModel;
+use access::{EngineAccess, EngineLease, QueueSlot};
+use eviction::{Eviction, PoolAction};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
-use tokio_util::sync::CancellationToken;
 
-/// How long a model that could not be loaded, or whose engine died, is left alone. A pinned one and
-/// one that ran is then loaded again by itself, others when they are asked for.
+/// Time before a model whose load or engine failed may be loaded again: long enough that a broken
+/// model does not keep the machine busy with loads. A pinned model and one whose engine died are
+/// then loaded again by themselves, others when a request names them.
 const RELOAD_PAUSE: Duration = Duration::from_secs(30);
 
+/// The reason why a request was not submitted; nothing was started.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum PoolError {
+    #[error("the model is not served here")]
+    NotServed,
+    /// The model's queue is full, or a load or its engine failed within `RELOAD_PAUSE`.
+    #[error("the model takes no requests now; try again in {} s", retry_after.as_secs())]
+    Overloaded { retry_after: Duration },
+    #[error(transparent)]
+    Engine(#[from] Refused),
+}
+
 /// A started engine and the memory of its weights and KV cache.
-pub struct Loaded {
+pub struct LoadedEngine {
     pub engine: EngineHandle,
     pub bytes: u64,
 }
 
-/// Blocking. The error says what is wrong and what to do.
-pub type Load = Box<dyn Fn() -> Result<Loaded, EngineError> + Send + Sync>;
+/// Loads a model's weights and starts its engine. It blocks. The error says what is wrong and what
+/// to do.
+pub type EngineLoader = Box<dyn Fn() -> Result<LoadedEngine, EngineError> + Send + Sync>;
 
-/// A proven model that clients may name. Its text side is always here: what can be refused is
-/// refused without a load.
+/// A qualified model that clients may name. Its text side is in memory whether or not its engine
+/// is, so that a request which has to be refused is refused without a load.
 pub struct ServedModel {
     pub qualified: QualifiedModel,
     pub text: Arc<TextModel>,
     /// Longest prompt plus output that the configuration allows, tokens.
     pub max_context: usize,
-    pub load: Load,
+    pub load: EngineLoader,
 }
 
-/// One model as operators see it.
-pub struct View {
-    pub model: Arc<ServedModel>,
-    pub engine: Option<EngineHandle>,
-    pub resident: Resident,
-    /// Why it is left alone now.
-    pub failure: Option<String>,
-}
-
-impl View {
-    pub fn state(&self) -> &'static str {
-        match self.resident.phase {
-            _ if self.failure.is_some() => "failed",
-            Phase::Cold => "unloaded",
-            Phase::Loading => "loading",
-            Phase::Warm => "loaded",
-            Phase::Unloading => "unloading",
-        }
-    }
-}
-
-struct Slot {
+struct ModelEntry {
     model: Arc<ServedModel>,
     engine: Option<EngineHandle>,
-    waiters: Vec<oneshot::Sender<Lease>>,
+    waiters: Vec<oneshot::Sender<EngineLease>>,
+    /// The last failure and its time; `None` after a load that succeeded.
     failure: Option<(Instant, EngineError)>,
 }
 
-impl Slot {
-    /// Time until the model may be tried again, where it failed lately.
-    fn paused(&self) -> Option<Duration> {
+impl ModelEntry {
+    /// Time until the model may be loaded again after a failure; `None` when it may be now.
+    fn reload_pause(&self) -> Option<Duration> {
         let (at, _) = self.failure.as_ref()?;
         RELOAD_PAUSE.checked_sub(at.elapsed())
     }
 }
 
-struct State {
-    residency: Residency,
-    slots: BTreeMap<ModelId, Slot>,
+struct PoolState {
+    eviction: Eviction,
+    entries: BTreeMap<ModelId, ModelEntry>,
     loads: u64,
     unloads: u64,
     /// Failed loads and engines that ended by themselves, by the kind of their error.
     failures: BTreeMap<&'static str, u64>,
 }
 
-pub struct Fleet {
-    state: Mutex<State>,
-    /// How long a request waits for its model.
-    patience: Duration,
+/// The models of a node and the memory that they share.
+pub struct ModelPool {
+    state: Mutex<PoolState>,
+    /// Longest time that a request waits for its model.
+    max_wait: Duration,
     /// Requests that may wait for one model.
     max_waiting: usize,
+    /// Loads and unloads run here. The last user of a model may be dropped on any thread, also on
+    /// one outside the runtime.
+    runtime: Handle,
 }
 
-/// The right to use a loaded model: it stays loaded until this is dropped.
-struct Lease {
-    fleet: Arc<Fleet>,
-    id: ModelId,
-    engine: EngineHandle,
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        self.fleet.lock().residency.leave(self.id);
-        self.fleet.settle();
-    }
-}
-
-/// A place in the queue for a model that is not loaded.
-struct Place {
-    fleet: Arc<Fleet>,
-    id: ModelId,
-    granted: oneshot::Receiver<Lease>,
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.granted.close();
-        self.fleet.lock().count_waiters(self.id);
-        self.fleet.settle();
-    }
-}
-
-enum Access {
-    Now(Lease),
-    Later(Place),
-}
-
-/// A request in an engine, or on its way to one.
-pub struct Ticket(Kind);
-
-enum Kind {
-    Running(Lease, SequenceId),
-    Waiting(CancellationToken),
-}
-
-impl Ticket {
-    /// The sequence ends before the next step; its `Finished` follows.
-    pub fn stop(&self) {
-        match &self.0 {
-            Kind::Running(lease, sequence) => lease.engine.stop(*sequence),
-            Kind::Waiting(stop) => stop.cancel(),
-        }
-    }
-}
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        self.stop();
-    }
-}
-
-impl Fleet {
-    /// `budget`: bytes for weights and KV caches of all models together.
+impl ModelPool {
+    /// `budget` is in bytes, for weights and KV caches of all models together. Must be called
+    /// within a tokio runtime, on which models are then loaded and unloaded.
     pub fn new(config: &EngineSettings, budget: u64) -> Arc<Self> {
-        let state = State {
-            residency: Residency::new(budget),
-            slots: BTreeMap::new(),
+        let state = PoolState {
+            eviction: Eviction::new(budget),
+            entries: BTreeMap::new(),
             loads: 0,
             unloads: 0,
             failures: BTreeMap::new(),
         };
-        let patience = Duration::from_secs(config.model_wait_seconds);
-        Arc::new(Self { state: Mutex::new(state), patience, max_waiting: config.max_waiting })
+        Arc::new(Self {
+            state: Mutex::new(state),
+            max_wait: Duration::from_secs(config.model_wait_seconds),
+            max_waiting: config.max_waiting,
+            runtime: Handle::current(),
+        })
     }
 
-    /// Makes a model available that takes about `bytes` once loaded. Refused when it can never fit
-    /// beside the pinned ones.
+    /// Makes a model available that takes about `bytes` once loaded. Fails with
+    /// `OutOfMemory` when the model can never fit beside the pinned ones.
     pub fn offer(&self, model: ServedModel, bytes: u64, pinned: bool) -> Result<(), EngineError> {
         let id = model.qualified.id();
         let mut state = self.lock();
-        if !state.residency.offer(id, bytes, pinned) {
-            return Err(too_large(bytes, state.residency.budget()));
+        if !state.eviction.offer(id, bytes, pinned) {
+            return Err(too_large(bytes, state.eviction.budget()));
         }
-        state.slots.insert(
+        state.entries.insert(
             id,
-            Slot { model: Arc::new(model), engine: None, waiters: Vec::new(), failure: None },
+            ModelEntry { model: Arc::new(model), engine: None, waiters: Vec::new(), failure: None },
         );
         Ok(())
     }
 
     /// Loads a model now and waits until that is done, however long it takes.
     pub async fn preload(self: &Arc<Self>, id: ModelId) -> Result<(), EngineError> {
-        let mut place = match self.enter(id) {
-            Ok(Access::Now(_)) => return Ok(()),
-            Ok(Access::Later(place)) => place,
-            Err(_) => return Err(self.failure(id)),
+        let mut slot = match self.acquire(id) {
+            Ok(EngineAccess::Granted(_)) => return Ok(()),
+            Ok(EngineAccess::Queued(slot)) => slot,
+            Err(_) => return Err(self.last_failure(id)),
         };
-        self.settle();
-        let loaded = (&mut place.granted).await.map(drop);
-        loaded.map_err(|_| self.failure(id))
+        self.run_actions();
+        let loaded = (&mut slot.granted).await.map(drop);
+        loaded.map_err(|_| self.last_failure(id))
     }
 
     /// Whether a model could be loaded without unloading another.
     pub fn has_room(&self, id: ModelId) -> bool {
         let state = self.lock();
-        state.residency.get(id).bytes <= state.residency.free()
+        state.eviction.get(id).bytes <= state.eviction.free()
     }
 
-    /// Never blocks. The channel holds every event of the sequence, so the engine never waits for a
+    /// Submits a request to its model's engine, or queues it until the model is loaded. Never
+    /// blocks. The channel holds every event of the sequence, so the engine never waits for a
     /// slow reader.
     pub fn submit(
         self: &Arc<Self>,
         id: ModelId,
         request: GenerateRequest,
-    ) -> Result<(Ticket, mpsc::Receiver<Event>), Refused> {
+    ) -> Result<(SubmittedRequest, mpsc::Receiver<Event>), PoolError> {
         let (events, receiver) = mpsc::channel(request.event_capacity());
-        let kind = match self.enter(id)? {
-            Access::Now(lease) => {
+        let submission = match self.acquire(id)? {
+            EngineAccess::Granted(lease) => {
                 let sequence = lease.engine.submit_to(request, events)?;
-                Kind::Running(lease, sequence)
+                SubmittedRequest::running(lease, sequence)
             }
-            Access::Later(place) => {
-                let stop = CancellationToken::new();
-                tokio::spawn(start_later(place, request, events, stop.clone()));
-                self.settle();
-                Kind::Waiting(stop)
+            EngineAccess::Queued(slot) => {
+                let submission = SubmittedRequest::queued(slot, request, events);
+                self.run_actions();
+                submission
             }
         };
-        Ok((Ticket(kind), receiver))
+        Ok((submission, receiver))
     }
 
-    pub fn views(self: &Arc<Self>) -> Vec<View> {
-        let mut state = self.lock();
-        let ids: Vec<ModelId> = state.slots.keys().copied().collect();
-        for id in ids {
-            self.bury(&mut state, id);
-        }
-        state.slots.values().map(|slot| state.view(slot)).collect()
-    }
-
-    /// Takes over an engine that was started elsewhere.
-    pub fn adopt(&self, id: ModelId, loaded: Loaded) {
-        // Its model was offered with room for it.
-        let _ = self.lock().loaded(id, Ok(loaded));
-    }
-
-    /// Whether a request sent now finds a model, loaded or about to be once there was one.
-    pub fn is_ready(self: &Arc<Self>) -> bool {
-        let views = self.views();
-        let served = self.lock().loads > 0;
-        views.iter().any(|view| match view.resident.phase {
-            Phase::Warm => true,
-            Phase::Loading | Phase::Unloading => served,
-            Phase::Cold => false,
-        })
-    }
-
-    /// Engines of the loaded models.
-    pub fn engines(&self) -> Vec<EngineHandle> {
-        self.lock().slots.values().filter_map(|slot| slot.engine.clone()).collect()
-    }
-
-    pub fn models(&self) -> Vec<Arc<ServedModel>> {
-        self.lock().slots.values().map(|slot| slot.model.clone()).collect()
-    }
-
-    pub fn get(&self, id: ModelId) -> Option<Arc<ServedModel>> {
-        self.lock().slots.get(&id).map(|slot| slot.model.clone())
-    }
-
-    /// Bytes for all models, and how many of them are free.
-    pub fn memory(&self) -> [u64; 2] {
-        let state = self.lock();
-        [state.residency.budget(), state.residency.free()]
-    }
-
-    /// Loads and unloads so far.
-    pub fn turnover(&self) -> [u64; 2] {
-        let state = self.lock();
-        [state.loads, state.unloads]
-    }
-
-    /// Models that could not be loaded or whose engine ended by itself, so far, by the kind of the
-    /// error.
-    pub fn failures(&self) -> BTreeMap<&'static str, u64> {
-        self.lock().failures.clone()
-    }
-
-    fn enter(self: &Arc<Self>, id: ModelId) -> Result<Access, Refused> {
+    /// The model's engine, or a place in the model's queue. After a place was given, the caller
+    /// calls `run_actions`, which begins the load.
+    fn acquire(self: &Arc<Self>, id: ModelId) -> Result<EngineAccess, PoolError> {
         let mut guard = self.lock();
         let state = &mut *guard;
-        self.bury(state, id);
-        let slot = state
-            .slots
-            .get_mut(&id)
-            .ok_or_else(|| Refused::Dead(EngineError::NotLoaded("it is not served here".into())))?;
-        if let Some(retry_after) = slot.paused() {
-            return Err(Refused::Overloaded { retry_after });
+        self.mark_dead(state, id);
+        let entry = state.entries.get_mut(&id).ok_or(PoolError::NotServed)?;
+        if let Some(retry_after) = entry.reload_pause() {
+            return Err(PoolError::Overloaded { retry_after });
         }
-        if let Some(engine) = slot.engine.clone()
-            && state.residency.enter(id)
+        if let Some(engine) = entry.engine.clone()
+            && state.eviction.begin_request(id)
         {
-            return Ok(Access::Now(Lease { fleet: self.clone(), id, engine }));
+            return Ok(EngineAccess::Granted(EngineLease { pool: self.clone(), id, engine }));
         }
-        if slot.waiters.len() >= self.max_waiting {
-            return Err(Refused::Overloaded { retry_after: self.patience });
+        if entry.waiters.len() >= self.max_waiting {
+            return Err(PoolError::Overloaded { retry_after: self.max_wait });
         }
         let (waiter, granted) = oneshot::channel();
-        slot.waiters.push(waiter);
+        entry.waiters.push(waiter);
         state.count_waiters(id);
-        Ok(Access::Later(Place { fleet: self.clone(), id, granted }))
+        Ok(EngineAccess::Queued(QueueSlot { pool: self.clone(), id, granted }))
     }
 
-    /// Does what there is to be done now.
-    fn settle(self: &Arc<Self>) {
+    /// Does what `eviction` decides: grants leases, begins loads and unloads. To be called after
+    /// every change that may lead to a decision.
+    fn run_actions(self: &Arc<Self>) {
         let mut granted = Vec::new();
         let mut state = self.lock();
-        while let Some(action) = state.residency.next_action() {
+        while let Some(action) = state.eviction.next_action() {
             match action {
-                Action::Admit(id) => granted.extend(state.admit(self, id)),
-                Action::Load(id) => self.clone().load(state.slot(id).model.clone()),
-                Action::Unload(id) => self.clone().unload(id, state.slot(id).engine.take()),
+                PoolAction::Grant(id) => granted.extend(state.grant_waiting(self, id)),
+                PoolAction::Load(id) => self.clone().load(state.entry(id).model.clone()),
+                PoolAction::Unload(id) => self.clone().unload(id, state.entry(id).engine.take()),
             }
         }
         drop(state);
         for (waiter, lease) in granted {
-            // Whoever has gone meanwhile gives its lease back by dropping it.
+            // When the waiter has gone meanwhile, the lease comes back here and is dropped.
             let _ = waiter.send(lease);
         }
     }
 
     fn load(self: Arc<Self>, model: Arc<ServedModel>) {
-        tokio::spawn(async move {
+        self.runtime.clone().spawn(async move {
             let (began, id) = (Instant::now(), model.qualified.id());
             let name = model.qualified.manifest().name.clone();
             let loading = tokio::task::spawn_blocking(move || (model.load)());
@@ -334,155 +227,138 @@ impl Fleet {
                 loading.await.unwrap_or_else(|panic| Err(EngineError::Panicked(panic.to_string())));
             let seconds = began.elapsed().as_secs_f64();
             let mut state = self.lock();
-            match state.loaded(id, outcome) {
+            match state.finish_load(id, outcome) {
                 Ok(()) => tracing::info!(%name, seconds, "a model is loaded"),
                 Err(why) => {
                     let kind = why.kind();
                     tracing::error!(%name, kind, %why, "a model could not be loaded");
-                    if state.residency.get(id).pinned {
-                        self.revive(id);
+                    if state.eviction.get(id).pinned {
+                        self.retry_load(id);
                     }
                 }
             }
             drop(state);
-            self.settle();
+            self.run_actions();
         });
     }
 
     fn unload(self: Arc<Self>, id: ModelId, engine: Option<EngineHandle>) {
-        tokio::spawn(async move {
+        self.runtime.clone().spawn(async move {
             // Waits for the engine's thread, and so for its memory. A panic there is logged where
             // it happens.
             let _ =
                 tokio::task::spawn_blocking(move || engine.iter().for_each(EngineHandle::shutdown))
                     .await;
             let mut state = self.lock();
-            state.residency.gone(id);
+            state.eviction.mark_unloaded(id);
             state.unloads += 1;
-            tracing::info!(name = %state.slot(id).model.qualified.manifest().name, "a model is unloaded");
+            let name = &state.entry(id).model.qualified.manifest().name;
+            tracing::info!(%name, "a model is unloaded");
             drop(state);
-            self.settle();
+            self.run_actions();
         });
     }
 
-    /// Notes the end of an engine that died by itself.
-    fn bury(self: &Arc<Self>, state: &mut State, id: ModelId) {
-        let engine = state.slots.get(&id).and_then(|slot| slot.engine.as_ref());
+    /// Notes that an engine has died by itself, if it has, and has its model loaded again later.
+    fn mark_dead(self: &Arc<Self>, state: &mut PoolState, id: ModelId) {
+        let engine = state.entries.get(&id).and_then(|entry| entry.engine.as_ref());
         if let Some(reason) = engine.and_then(EngineHandle::ended_by) {
-            state.fail(id, EngineError::Stopped(Box::new(reason)));
-            self.revive(id);
+            state.mark_failed(id, EngineError::Stopped(Box::new(reason)));
+            self.retry_load(id);
         }
     }
 
-    fn revive(self: &Arc<Self>, id: ModelId) {
-        let fleet = self.clone();
-        tokio::spawn(async move {
+    /// Loads the model again after `RELOAD_PAUSE`.
+    fn retry_load(self: &Arc<Self>, id: ModelId) {
+        let pool = self.clone();
+        self.runtime.spawn(async move {
             tokio::time::sleep(RELOAD_PAUSE).await;
-            // Where it fails again that is logged, and seen in the status.
-            let _ = fleet.preload(id).await;
+            // A second failure is logged by the load, and the status shows it.
+            let _ = pool.preload(id).await;
         });
     }
 
-    fn failure(&self, id: ModelId) -> EngineError {
-        let failure = self.lock().slot(id).failure.as_ref().map(|(_, why)| why.clone());
+    fn last_failure(&self, id: ModelId) -> EngineError {
+        let failure = self.lock().entry(id).failure.as_ref().map(|(_, why)| why.clone());
         failure.unwrap_or_else(|| EngineError::NotLoaded("it was not loaded".into()))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
-    fn slot(&mut self, id: ModelId) -> &mut Slot {
-        self.slots.get_mut(&id).expect("invariant: ids come from offered models")
+impl PoolState {
+    fn entry(&mut self, id: ModelId) -> &mut ModelEntry {
+        self.entries.get_mut(&id).expect("invariant: ids come from offered models")
     }
 
-    fn view(&self, slot: &Slot) -> View {
-        let failure = slot.paused().and(slot.failure.as_ref()).map(|(_, why)| why.to_string());
-        let resident = *self.residency.get(slot.model.qualified.id());
-        View { model: slot.model.clone(), engine: slot.engine.clone(), resident, failure }
+    fn view(&self, entry: &ModelEntry) -> ModelView {
+        let failure = entry.reload_pause().and(entry.failure.as_ref());
+        ModelView {
+            model: entry.model.clone(),
+            engine: entry.engine.clone(),
+            usage: *self.eviction.get(entry.model.qualified.id()),
+            failure: failure.map(|(_, why)| why.to_string()),
+        }
     }
 
+    /// Forgets waiters that have given up, and tells `eviction` how many are left.
     fn count_waiters(&mut self, id: ModelId) {
-        let waiters = &mut self.slot(id).waiters;
+        let waiters = &mut self.entry(id).waiters;
         waiters.retain(|waiter| !waiter.is_closed());
         let count = waiters.len();
-        self.residency.set_waiting(id, count);
+        self.eviction.set_waiting(id, count);
     }
 
-    /// Those who waited, each with its lease.
-    fn admit(&mut self, fleet: &Arc<Fleet>, id: ModelId) -> Vec<(oneshot::Sender<Lease>, Lease)> {
-        let slot = self.slot(id);
-        let engine = slot.engine.clone().expect("invariant: a warm model has an engine");
-        let lease = |waiter| (waiter, Lease { fleet: fleet.clone(), id, engine: engine.clone() });
-        slot.waiters.drain(..).map(lease).collect()
+    /// The waiters of a loaded model, each with its lease.
+    fn grant_waiting(
+        &mut self,
+        pool: &Arc<ModelPool>,
+        id: ModelId,
+    ) -> Vec<(oneshot::Sender<EngineLease>, EngineLease)> {
+        let entry = self.entry(id);
+        let engine = entry.engine.clone().expect("invariant: a loaded model has an engine");
+        let lease =
+            |waiter| (waiter, EngineLease { pool: pool.clone(), id, engine: engine.clone() });
+        entry.waiters.drain(..).map(lease).collect()
     }
 
-    fn loaded(
+    fn finish_load(
         &mut self,
         id: ModelId,
-        outcome: Result<Loaded, EngineError>,
+        outcome: Result<LoadedEngine, EngineError>,
     ) -> Result<(), EngineError> {
         self.loads += 1;
-        let taken = outcome.and_then(|Loaded { engine, bytes }| {
-            if !self.residency.loaded(id, bytes) {
-                return Err(too_large(bytes, self.residency.budget()));
+        let fitting = outcome.and_then(|LoadedEngine { engine, bytes }| {
+            if !self.eviction.finish_load(id, bytes) {
+                return Err(too_large(bytes, self.eviction.budget()));
             }
             Ok(engine)
         });
-        match taken {
+        match fitting {
             Ok(engine) => {
-                let slot = self.slot(id);
-                (slot.engine, slot.failure) = (Some(engine), None);
+                let entry = self.entry(id);
+                (entry.engine, entry.failure) = (Some(engine), None);
                 Ok(())
             }
             Err(why) => {
-                self.fail(id, why.clone());
+                self.mark_failed(id, why.clone());
                 Err(why)
             }
         }
     }
 
-    /// Nobody waits for it any longer, and it is left alone for a while.
-    fn fail(&mut self, id: ModelId, why: EngineError) {
+    /// Turns all waiters away; the model is not loaded again before `RELOAD_PAUSE` has passed.
+    fn mark_failed(&mut self, id: ModelId, why: EngineError) {
         *self.failures.entry(why.kind()).or_default() += 1;
-        let slot = self.slot(id);
-        slot.engine = None;
-        slot.failure = Some((Instant::now(), why));
-        slot.waiters.clear();
-        self.residency.set_waiting(id, 0);
-        self.residency.gone(id);
+        let entry = self.entry(id);
+        entry.engine = None;
+        entry.failure = Some((Instant::now(), why));
+        entry.waiters.clear();
+        self.eviction.set_waiting(id, 0);
+        self.eviction.mark_unloaded(id);
     }
-}
-
-/// Submits a request once its model is loaded, and ends it where that does not come about.
-async fn start_later(
-    mut place: Place,
-    request: GenerateRequest,
-    events: mpsc::Sender<Event>,
-    stop: CancellationToken,
-) {
-    let patience = place.fleet.patience;
-    let cause = tokio::select! {
-        biased;
-        () = stop.cancelled() => StopCause::Stopped,
-        granted = &mut place.granted => match granted.map(|lease| (lease.engine.submit_to(request, events.clone()), lease)) {
-            Ok((Ok(sequence), lease)) => {
-                drop(events);
-                stop.cancelled().await;
-                return lease.engine.stop(sequence);
-            }
-            Ok((Err(_), _)) => StopCause::TurnedAway,
-            Err(_) => {
-                StopCause::Failed(EngineError::NotLoaded("its model could not be loaded".into()))
-            },
-        },
-        () = tokio::time::sleep(patience) => StopCause::TurnedAway,
-    };
-    let finished = Finished { cause, prompt_tokens: 0, cached_tokens: 0, completion_tokens: 0 };
-    // The reader may have gone.
-    let _ = events.try_send(Event::Finished(finished));
 }
 
 fn too_large(bytes: u64, budget: u64) -> EngineError {

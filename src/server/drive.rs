@@ -21,7 +21,7 @@ use crate::ledger::{
     Admit, BucketAmounts, Command, FailureCode, FinishReason, Microcredits, Outcome, RequestRecord,
     Usage,
 };
-use crate::pool::{ServedModel, Ticket};
+use crate::pool::{ServedModel, SubmittedRequest};
 use crate::store::StoreError;
 use bytes::Bytes;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ const LEDGER_PAUSE: Duration = Duration::from_millis(100);
 /// Runs the job to its end. Never returns without the request having one.
 pub async fn drive(node: Arc<Node>, job: Job) {
     let mut custody = Custody::new(&node, &job);
-    let (ticket, events) = match node.fleet.submit(job.model.qualified.id(), job.generate.clone()) {
+    let (ticket, events) = match node.pool.submit(job.model.qualified.id(), job.generate.clone()) {
         Ok(accepted) => accepted,
         Err(refused) => return custody.refuse(NotAdmitted::Refused(refused.into())),
     };
@@ -199,7 +199,7 @@ impl Run {
     }
 
     /// Follows the sequence to its last event, passing text on as it becomes certain.
-    async fn generate(&mut self, ticket: &Ticket) -> End {
+    async fn generate(&mut self, ticket: &SubmittedRequest) -> End {
         self.publish(Header::role);
         let grace = Duration::from_secs(self.node.config.requests.disconnect_grace_seconds);
         let live = self.live.clone();

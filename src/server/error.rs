@@ -2,8 +2,9 @@
 //! wire.
 
 use crate::config::HttpSettings;
-use crate::engine::handle::Refused;
+use crate::engine::Refused;
 use crate::ledger::{FailureCode, Refusal};
+use crate::pool::PoolError;
 use crate::store::StoreError;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -338,15 +339,18 @@ impl From<Refusal> for ApiError {
     }
 }
 
-impl From<Refused> for ApiError {
-    fn from(refused: Refused) -> Self {
-        match refused {
-            Refused::Overloaded { retry_after } => Self::Overloaded { retry_after },
-            Refused::Draining => Self::Draining,
-            Refused::TooLarge(_) => {
+impl From<PoolError> for ApiError {
+    fn from(error: PoolError) -> Self {
+        match error {
+            PoolError::Overloaded { retry_after }
+            | PoolError::Engine(Refused::Overloaded { retry_after }) => {
+                Self::Overloaded { retry_after }
+            }
+            PoolError::Engine(Refused::Draining) => Self::Draining,
+            PoolError::Engine(Refused::TooLarge(_)) => {
                 Self::invalid("max_tokens", "Prompt and max_tokens together never fit this node.")
             }
-            Refused::Dead(_) => Self::GenerationFailed,
+            PoolError::Engine(Refused::Dead(_)) | PoolError::NotServed => Self::GenerationFailed,
         }
     }
 }

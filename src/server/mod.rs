@@ -25,7 +25,7 @@ pub mod transport;
 pub mod wire;
 
 pub use error::ApiError;
-pub use node::{LoadedModel, Node};
+pub use node::Node;
 pub use transport::listener::serve;
 
 use axum::Router;

@@ -3,26 +3,17 @@
 use super::faults::Faults;
 use super::fuse::{GuessFuse, RateFuse};
 use super::hub::Hub;
-use crate::catalogue::QualifiedModel;
 use crate::clock::Clock;
 use crate::config::{Config, Plan};
-use crate::engine::{EngineError, EngineHandle, EngineStats};
+use crate::engine::{EngineHandle, EngineStats};
 use crate::ids::{AccountId, CredentialId, ModelId};
 use crate::metrics::{EngineSample, Metrics};
-use crate::pool::{Fleet, Loaded, ServedModel};
+use crate::pool::{ModelPool, ServedModel};
 use crate::store::Store;
-use crate::text::TextModel;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio_util::task::TaskTracker;
-
-/// A model with an engine that runs already, for whoever loads by itself.
-pub struct LoadedModel {
-    pub qualified: QualifiedModel,
-    pub text: Arc<TextModel>,
-    pub engine: EngineHandle,
-}
 
 pub struct Node {
     pub config: Config,
@@ -32,7 +23,7 @@ pub struct Node {
     pub fuse: RateFuse,
     pub guesses: GuessFuse,
     pub hub: Hub,
-    pub fleet: Arc<Fleet>,
+    pub pool: Arc<ModelPool>,
     pub faults: Faults,
     /// The tasks that own requests.
     pub drives: TaskTracker,
@@ -44,7 +35,7 @@ impl Node {
         Arc::new(Self {
             fuse: RateFuse::new(&config),
             guesses: GuessFuse::new(config.http.failed_auth_per_minute),
-            fleet: Fleet::new(&config.engine, config.model_bytes()),
+            pool: ModelPool::new(&config.engine, config.model_bytes()),
             config,
             store,
             clock,
@@ -56,37 +47,24 @@ impl Node {
         })
     }
 
-    /// Puts a model into service whose engine runs already. It stays loaded, and is not loaded
-    /// again once its engine has died.
-    pub fn insert_model(&self, model: LoadedModel) {
-        let LoadedModel { qualified, text, engine } = model;
-        let (id, max_context) = (qualified.id(), engine.options().max_context);
-        let load =
-            Box::new(|| Err(EngineError::NotLoaded("it was loaded by hand, and only once".into())));
-        // Without an estimate it fits any budget.
-        let offered = self.fleet.offer(ServedModel { qualified, text, max_context, load }, 0, true);
-        offered.expect("invariant: nothing fits everywhere");
-        self.fleet.adopt(id, Loaded { engine, bytes: 0 });
-    }
-
     /// All models that are served, loaded or not, by id.
     pub fn models(&self) -> Vec<Arc<ServedModel>> {
-        self.fleet.models()
+        self.pool.models()
     }
 
     /// The models a plan may use now, by id. One that failed lately is not available.
     pub fn models_of(&self, plan: &Plan) -> Vec<Arc<ServedModel>> {
-        let available = self.fleet.views().into_iter().filter(|view| view.failure.is_none());
+        let available = self.pool.views().into_iter().filter(|view| view.failure.is_none());
         available.map(|view| view.model).filter(|model| allows(plan, model)).collect()
     }
 
     pub fn model_of(&self, plan: &Plan, id: ModelId) -> Option<Arc<ServedModel>> {
-        self.fleet.get(id).filter(|model| allows(plan, model))
+        self.pool.get(id).filter(|model| allows(plan, model))
     }
 
     /// Whether a request sent now can be expected to run.
     pub fn ready(&self) -> bool {
-        !self.is_draining() && self.store.healthy() && self.fleet.is_ready()
+        !self.is_draining() && self.store.healthy() && self.pool.is_ready()
     }
 
     pub fn is_draining(&self) -> bool {
@@ -98,7 +76,7 @@ impl Node {
     pub async fn drain(&self) {
         self.draining.store(true, Ordering::Release);
         // A request that passed the check before it changed is refused at the engine's door.
-        self.fleet.engines().iter().for_each(EngineHandle::drain);
+        self.pool.engines().iter().for_each(EngineHandle::drain);
         self.drives.close();
         let grace = Duration::from_secs(self.config.requests.drain_grace_seconds);
         if tokio::time::timeout(grace, self.drives.wait()).await.is_err() {
@@ -119,17 +97,17 @@ impl Node {
 
     /// The metrics, sampled now.
     pub fn metrics_text(&self) -> String {
-        for view in self.fleet.views() {
+        for view in self.pool.views() {
             let stats = view.engine.as_ref().map(EngineHandle::stats).unwrap_or_default();
             self.metrics.sample_engine(
                 &view.model.qualified.manifest().name,
                 &sample(&stats, view.engine.is_some()),
             );
         }
-        let [budget, free] = self.fleet.memory();
-        let [loads, unloads] = self.fleet.turnover();
-        self.metrics.sample_fleet(budget - free, loads, unloads);
-        self.metrics.sample_model_failures(&self.fleet.failures());
+        let [budget, free] = self.pool.memory();
+        let [loads, unloads] = self.pool.load_counts();
+        self.metrics.sample_pool(budget - free, loads, unloads);
+        self.metrics.sample_model_failures(&self.pool.failures());
         self.metrics.sample_node(self.hub.len(), self.store.healthy(), self.ready());
         let stats = self.store.stats();
         let oldest = Duration::from_millis(stats.oldest_reservation_ms);

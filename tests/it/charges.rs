@@ -315,7 +315,7 @@ async fn a_replay_needs_no_credits_no_room_and_no_model() {
         .open(&world.key, Uuid::new_v4(), &world.ask(json!({ "stream": true, "max_tokens": 900 })))
         .await;
     assert_eq!(world.post(Uuid::new_v4(), &body).await.status, 429);
-    world.node.fleet.engines().iter().for_each(cresset::engine::EngineHandle::shutdown);
+    world.node.pool.engines().iter().for_each(cresset::engine::EngineHandle::shutdown);
     let again = world.post(id, &body).await;
     assert_eq!(
         (again.status, again.header("idempotent-replayed"), &again.body),

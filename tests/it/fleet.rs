@@ -3,7 +3,7 @@
 use super::support::{World, next_piece, qualified, read};
 use cresset::engine::runner::{Failure, ScriptedRunner};
 use cresset::engine::{EngineError, EngineHandle, EngineOptions};
-use cresset::pool::{Loaded, ServedModel};
+use cresset::pool::{LoadedEngine, ServedModel};
 use cresset::server::operator::{Live, status};
 use cresset::text::TextModel;
 use serde_json::{Value, json};
@@ -61,10 +61,13 @@ fn offer(world: &World, seed: u64, kind: Kind) -> String {
             num_blocks: 512,
             max_context: 1024,
         };
-        Ok(Loaded { engine: EngineHandle::start(Box::new(runner), options), bytes: kind.mib * MIB })
+        Ok(LoadedEngine {
+            engine: EngineHandle::start(Box::new(runner), options),
+            bytes: kind.mib * MIB,
+        })
     };
     let model = ServedModel { qualified, text, max_context: 1024, load: Box::new(load) };
-    world.node.fleet.offer(model, kind.mib * MIB, false).unwrap();
+    world.node.pool.offer(model, kind.mib * MIB, false).unwrap();
     id
 }
 
@@ -101,7 +104,7 @@ async fn a_model_is_loaded_for_the_first_request_and_makes_room_when_idle() {
             (json!("loaded"), json!("unloaded"))
         );
     }
-    assert_eq!((listed(&world).await, world.node.fleet.turnover()), (3, [4, 2]));
+    assert_eq!((listed(&world).await, world.node.pool.load_counts()), (3, [4, 2]));
     world.close().await;
 }
 
@@ -195,7 +198,7 @@ async fn what_can_never_fit_is_not_offered() {
     let text = Arc::new(TextModel::load(qualified.source()).unwrap());
     let load = Box::new(|| Err(EngineError::NotLoaded("it is never loaded".into())));
     let model = ServedModel { qualified, text, max_context: 1024, load };
-    let why = world.node.fleet.offer(model, 11 * MIB, false).unwrap_err();
+    let why = world.node.pool.offer(model, 11 * MIB, false).unwrap_err();
     assert_eq!(why.kind(), "out_of_memory");
     let why = why.to_string();
     assert!(why.contains("11 MiB") && why.contains("engine.memory_mib"), "{why}");

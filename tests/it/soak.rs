@@ -9,7 +9,7 @@ use super::support::{World, next_piece, qualified, read};
 use cresset::engine::model_runner::{ModelRunner, RunnerOptions};
 use cresset::engine::{EngineHandle, EngineOptions, Event, GenerateRequest, SamplingParams};
 use cresset::ids::AccountId;
-use cresset::pool::{Loaded, ServedModel};
+use cresset::pool::{LoadedEngine, ServedModel};
 use cresset::text::TextModel;
 use serde_json::json;
 use std::sync::Arc;
@@ -46,10 +46,10 @@ fn offer(world: &World, seed: u64) -> String {
             num_blocks: info.num_blocks,
             max_context: 256,
         };
-        Ok(Loaded { engine: EngineHandle::start(Box::new(runner), options), bytes: 6 << 20 })
+        Ok(LoadedEngine { engine: EngineHandle::start(Box::new(runner), options), bytes: 6 << 20 })
     };
     let model = ServedModel { qualified, text, max_context: 256, load: Box::new(load) };
-    world.node.fleet.offer(model, 6 << 20, false).unwrap();
+    world.node.pool.offer(model, 6 << 20, false).unwrap();
     id
 }
 
@@ -159,10 +159,10 @@ async fn soak(world: &World, visit: impl AsyncFn(u64)) {
     let quarter = resident.len() / 4;
     let [early, late] = [quarter..2 * quarter, 3 * quarter..resident.len()]
         .map(|part| (median(&resident[part.clone()]), median(&store[part])));
-    let [loads, unloads] = world.node.fleet.turnover();
+    let [loads, unloads] = world.node.pool.load_counts();
     println!("resident and store, MiB: {early:?}, then {late:?}; {loads} loads, {unloads} unloads");
-    for view in world.node.fleet.views() {
-        assert_eq!((view.failure, view.resident.active, view.resident.waiting), (None, 0, 0));
+    for view in world.node.pool.views() {
+        assert_eq!((view.failure, view.usage.active, view.usage.waiting), (None, 0, 0));
         // An idle engine has checked its blocks: one that found a fault would have died.
         let stats = view.engine.map(|engine| engine.stats()).unwrap_or_default();
         assert_eq!(
@@ -195,7 +195,7 @@ async fn submit(world: &World, models: &[String], draw: u64) {
         deadline: None,
     };
     let id = models[usize::from(draw.is_multiple_of(200))].parse().unwrap();
-    let Ok((ticket, mut events)) = world.node.fleet.submit(id, request) else {
+    let Ok((ticket, mut events)) = world.node.pool.submit(id, request) else {
         tokio::time::sleep(Duration::from_millis(1)).await;
         return;
     };

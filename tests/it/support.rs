@@ -11,7 +11,8 @@ use cresset::ids::{AccountId, ApplicationId, CredentialId};
 use cresset::ledger::{
     AccountStatus, Bucket, Command, Credential, CredentialKind, Microcredits, secret,
 };
-use cresset::server::{self, LoadedModel, Node};
+use cresset::pool::{LoadedEngine, ServedModel};
+use cresset::server::{self, Node};
 use cresset::store::{Store, StoreError};
 use cresset::text::TextModel;
 use cresset_models::loader::gguf::Value as Metadata;
@@ -25,8 +26,8 @@ use hyper::{Method, Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpStream};
@@ -149,7 +150,7 @@ impl World {
         let store = open(&ledger);
         let node = Node::new(setup.config.clone(), store, Arc::new(SystemClock));
         for seed in 0..setup.models {
-            node.insert_model(load(&setup, folder.path(), seed as u64));
+            load(&node, &setup, folder.path(), seed as u64).await;
         }
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -401,7 +402,9 @@ fn random() -> [u8; 32] {
     bytes
 }
 
-fn load(setup: &Setup, folder: &std::path::Path, seed: u64) -> LoadedModel {
+/// Puts a model with a scripted engine into the node's pool. It stays loaded, and once its engine
+/// has died it cannot be loaded again.
+async fn load(node: &Node, setup: &Setup, folder: &std::path::Path, seed: u64) {
     let qualified = qualified_with(folder, seed, setup.template);
     let text = Arc::new(TextModel::load(qualified.source()).unwrap());
     let mut script = text.tokenizer.encode(setup.reply, false).unwrap();
@@ -425,7 +428,20 @@ fn load(setup: &Setup, folder: &std::path::Path, seed: u64) -> LoadedModel {
         num_blocks: setup.num_blocks,
         max_context: 2048,
     };
-    LoadedModel { qualified, text, engine: EngineHandle::start(Box::new(runner), options) }
+    let (id, max_context) = (qualified.id(), options.max_context);
+    let runner = Mutex::new(Some(runner));
+    let load = Box::new(move || {
+        let runner = runner
+            .lock()
+            .unwrap()
+            .take()
+            .ok_or_else(|| EngineError::NotLoaded("it is loaded only once".into()))?;
+        let engine = EngineHandle::start(Box::new(runner), options.clone());
+        Ok(LoadedEngine { engine, bytes: 0 })
+    });
+    // A model of 0 bytes fits any budget.
+    node.pool.offer(ServedModel { qualified, text, max_context, load }, 0, true).unwrap();
+    node.pool.preload(id).await.unwrap();
 }
 
 /// A tiny model with a record that says it was proven here. What the record rests on is not this

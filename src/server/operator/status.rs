@@ -2,7 +2,7 @@
 
 use super::Live;
 use crate::engine::{EngineHandle, EngineStats};
-use crate::pool::View;
+use crate::pool::ModelView;
 use crate::server::Node;
 use crate::server::faults::Fault;
 use serde_json::{Value, json};
@@ -19,9 +19,9 @@ pub fn not_ready_because(node: &Node) -> Option<&'static str> {
         Some(
             "less space is free where the data folder is than requests.min_free_mib, and new requests are refused: make room",
         )
-    } else if node.fleet.is_ready() {
+    } else if node.pool.is_ready() {
         None
-    } else if node.fleet.views().iter().any(|view| view.failure.is_some()) {
+    } else if node.pool.views().iter().any(|view| view.failure.is_some()) {
         Some("no model is loaded, and one failed: see `cresset status` and the log")
     } else {
         Some("no qualified model is loaded")
@@ -32,12 +32,12 @@ pub fn not_ready_because(node: &Node) -> Option<&'static str> {
 pub fn of(live: &Live) -> Value {
     let node = &live.node;
     let reason = not_ready_because(node);
-    let models = node.fleet.views();
+    let models = node.pool.views();
     let stats: Vec<EngineStats> = models
         .iter()
         .map(|view| view.engine.as_ref().map(EngineHandle::stats).unwrap_or_default())
         .collect();
-    let [budget, free] = node.fleet.memory();
+    let [budget, free] = node.pool.memory();
     json!({
         "running": true,
         "ready": reason.is_none(),
@@ -79,7 +79,7 @@ fn of_fault(fault: &Fault) -> Value {
 }
 
 /// `requests_active` have the model's engine, `requests_held` wait for the model to be loaded.
-fn of_model(view: &View, stats: &EngineStats) -> Value {
+fn of_model(view: &ModelView, stats: &EngineStats) -> Value {
     let qualified = &view.model.qualified;
     json!({
         "id": qualified.id(),
@@ -88,10 +88,10 @@ fn of_model(view: &View, stats: &EngineStats) -> Value {
         "state": view.state(),
         "alive": view.engine.is_some(),
         "failure": view.failure,
-        "pinned": view.resident.pinned,
-        "bytes": view.resident.bytes,
-        "requests_active": view.resident.active,
-        "requests_held": view.resident.waiting,
+        "pinned": view.usage.pinned,
+        "bytes": view.usage.bytes,
+        "requests_active": view.usage.active,
+        "requests_held": view.usage.waiting,
         "running": stats.running,
         "waiting": stats.waiting,
         "kv_blocks_total": stats.blocks_total,

@@ -1,0 +1,83 @@
+//! The pool as operators and handlers read it.
+
+use super::eviction::{LoadPhase, ModelUsage};
+use super::{ModelPool, ServedModel};
+use crate::engine::EngineHandle;
+use crate::ids::ModelId;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// One model as operators see it.
+pub struct ModelView {
+    pub model: Arc<ServedModel>,
+    pub engine: Option<EngineHandle>,
+    pub usage: ModelUsage,
+    /// The reason why the model is not loaded again yet, after a load or an engine that failed.
+    pub failure: Option<String>,
+}
+
+impl ModelView {
+    pub fn state(&self) -> &'static str {
+        match self.usage.phase {
+            _ if self.failure.is_some() => "failed",
+            LoadPhase::Unloaded => "unloaded",
+            LoadPhase::Loading => "loading",
+            LoadPhase::Loaded => "loaded",
+            LoadPhase::Unloading => "unloading",
+        }
+    }
+}
+
+impl ModelPool {
+    pub fn views(self: &Arc<Self>) -> Vec<ModelView> {
+        let mut state = self.lock();
+        let ids: Vec<ModelId> = state.entries.keys().copied().collect();
+        for id in ids {
+            self.mark_dead(&mut state, id);
+        }
+        state.entries.values().map(|entry| state.view(entry)).collect()
+    }
+
+    /// Whether a request sent now finds a model that is loaded, or one that is about to be after
+    /// some model was loaded once.
+    pub fn is_ready(self: &Arc<Self>) -> bool {
+        let views = self.views();
+        let served = self.lock().loads > 0;
+        views.iter().any(|view| match view.usage.phase {
+            LoadPhase::Loaded => true,
+            LoadPhase::Loading | LoadPhase::Unloading => served,
+            LoadPhase::Unloaded => false,
+        })
+    }
+
+    /// Engines of the loaded models.
+    pub fn engines(&self) -> Vec<EngineHandle> {
+        self.lock().entries.values().filter_map(|entry| entry.engine.clone()).collect()
+    }
+
+    /// All models that are served, loaded or not, by id.
+    pub fn models(&self) -> Vec<Arc<ServedModel>> {
+        self.lock().entries.values().map(|entry| entry.model.clone()).collect()
+    }
+
+    pub fn get(&self, id: ModelId) -> Option<Arc<ServedModel>> {
+        self.lock().entries.get(&id).map(|entry| entry.model.clone())
+    }
+
+    /// Bytes that all models together may take, and how many of them are free.
+    pub fn memory(&self) -> [u64; 2] {
+        let state = self.lock();
+        [state.eviction.budget(), state.eviction.free()]
+    }
+
+    /// Loads and unloads since the start.
+    pub fn load_counts(&self) -> [u64; 2] {
+        let state = self.lock();
+        [state.loads, state.unloads]
+    }
+
+    /// Failed loads and engines that ended by themselves since the start, by the kind of the error.
+    pub fn failures(&self) -> BTreeMap<&'static str, u64> {
+        self.lock().failures.clone()
+    }
+}
