@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 use tokio::sync::mpsc;
 
-pub use super::admission::Refused;
+pub use super::queue_limits::Refused;
 pub use super::scheduler::EngineOptions;
 pub use super::sequence::{Finished, GenerateRequest, SequenceId, StopCause};
 

@@ -2,9 +2,9 @@
 //! lock is held for moments only, never during a step; what it guards is bounded by `max_rows +
 //! max_waiting` sequences.
 
-use super::admission::{self, Load, Refused};
 use super::error::EngineError;
 use super::handle::{EngineStats, Event};
+use super::queue_limits::{self, EngineLoad, Refused};
 use super::rate::RateMeter;
 use super::scheduler::EngineOptions;
 use super::sequence::{GenerateRequest, SequenceId};
@@ -37,7 +37,7 @@ impl Mail {
 struct Inbox {
     mail: Mail,
     /// As of the last look, plus what was submitted since.
-    load: Load,
+    load: EngineLoad,
     last_id: u64,
     draining: bool,
     /// Why nothing is taken any more.
@@ -72,8 +72,8 @@ impl Mailbox {
         if inbox.draining {
             return Err(Refused::Draining);
         }
-        admission::fits(&self.options, request)?;
-        admission::admit(&self.options, &inbox.load, request, now)?;
+        queue_limits::check_size(&self.options, request)?;
+        queue_limits::check_wait(&self.options, &inbox.load, request, now)?;
         inbox.load.add(request);
         inbox.last_id += 1;
         let id = SequenceId(inbox.last_id);
@@ -126,7 +126,7 @@ impl Mailbox {
     }
 
     /// After each step: what the engine has to do, and what it has done.
-    pub fn publish(&self, load: Load, stats: EngineStats, now: Instant) {
+    pub fn publish(&self, load: EngineLoad, stats: EngineStats, now: Instant) {
         let mut inbox = self.lock();
         let produced = stats.generated_tokens - inbox.stats.generated_tokens;
         inbox.load = load;

@@ -1,9 +1,8 @@
 //! The engine: `schedule → launch → collect → commit` on one thread that owns the model and its KV
 //! cache.
-//! `sequence`, `block_manager`, `fair_queue`, `scheduler`, `admission` and `rate` are pure; tensors
+//! `sequence`, `block_manager`, `fair_queue`, `scheduler`, `queue_limits` and `rate` are pure; tensors
 //! appear in `model_runner` and `gpu_runner`.
 
-pub mod admission;
 pub mod batch;
 pub mod block_manager;
 pub mod error;
@@ -13,6 +12,7 @@ pub mod gpu_sampling;
 pub mod handle;
 mod mailbox;
 pub mod model_runner;
+pub mod queue_limits;
 pub mod rate;
 pub mod runner;
 pub mod sampler;

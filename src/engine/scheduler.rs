@@ -123,7 +123,7 @@ impl Scheduler {
         }
     }
 
-    /// The sequence must have passed `admission::fits`.
+    /// The sequence must have passed `queue_limits::check_size`.
     pub fn add(&mut self, id: SequenceId, request: GenerateRequest) {
         let (account, priority) = (request.account, request.priority);
         self.queue.push_waiting(account, id, priority);

@@ -2,11 +2,11 @@
 //! With a runner of depth 2 the next step is launched before the results of the last one are here:
 //! the host works while the device computes.
 
-use super::admission::Load;
 use super::batch::forward_batch;
 use super::error::EngineError;
 use super::handle::{EngineStats, Event};
 use super::mailbox::{Mail, Mailbox};
+use super::queue_limits::EngineLoad;
 use super::rate::Throughput;
 use super::runner::{RowResult, Runner};
 use super::sampler::Sampled;
@@ -236,9 +236,10 @@ impl Worker {
         self.mailbox.publish(self.load(), self.stats(), Instant::now());
     }
 
-    fn load(&self) -> Load {
+    fn load(&self) -> EngineLoad {
         let context = self.scheduler.options().max_context;
-        let mut load = Load { tokens_per_second: self.throughput.per_second(), ..Load::default() };
+        let mut load =
+            EngineLoad { tokens_per_second: self.throughput.per_second(), ..EngineLoad::default() };
         for sequence in self.scheduler.sequences() {
             load.live += 1;
             load.prompt_tokens += sequence.uncomputed();

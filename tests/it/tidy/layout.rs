@@ -130,7 +130,7 @@ pub fn server_parts(tree: &Tree) -> Vec<Offence> {
 
 /// Files of the engine that decide by their arguments alone.
 const PURE: [&str; 7] =
-    ["sequence", "block_manager", "scheduler", "fair_queue", "admission", "load", "rate"];
+    ["sequence", "block_manager", "scheduler", "fair_queue", "queue_limits", "load", "rate"];
 
 /// What a pure file must not reach: tensors, tasks, and clocks.
 const IMPURE: [&str; 10] = [

@@ -6,10 +6,10 @@ use super::sequence::GenerateRequest;
 use std::time::{Duration, Instant};
 
 /// A sequence that would wait longer than this to start is sent away, even without a deadline.
-const LONGEST_WAIT: Duration = Duration::from_mins(5);
+const MAX_WAIT: Duration = Duration::from_mins(5);
 /// Clients ignore a longer `Retry-After`.
-const LONGEST_RETRY: Duration = Duration::from_mins(1);
-const SHORTEST_RETRY: Duration = Duration::from_secs(1);
+const MAX_RETRY_AFTER: Duration = Duration::from_mins(1);
+const MIN_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Refused at the door; nothing was started.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -26,7 +26,7 @@ pub enum Refused {
 
 /// The work in the engine as the door sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Load {
+pub struct EngineLoad {
     /// Sequences running or waiting.
     pub live: usize,
     /// Tokens known and not computed, of all sequences.
@@ -37,7 +37,7 @@ pub struct Load {
     pub tokens_per_second: f64,
 }
 
-impl Load {
+impl EngineLoad {
     pub fn add(&mut self, request: &GenerateRequest) {
         self.live += 1;
         self.prompt_tokens += request.prompt.len();
@@ -58,7 +58,7 @@ impl Load {
 }
 
 /// Refuses what can never be run, whatever the load.
-pub fn fits(options: &EngineOptions, request: &GenerateRequest) -> Result<(), Refused> {
+pub fn check_size(options: &EngineOptions, request: &GenerateRequest) -> Result<(), Refused> {
     let prompt = request.prompt.len();
     let longest = (prompt + request.max_tokens as usize).min(options.max_context);
     let blocks = longest.div_ceil(options.block_size);
@@ -79,20 +79,20 @@ pub fn fits(options: &EngineOptions, request: &GenerateRequest) -> Result<(), Re
 }
 
 /// Refuses what would only wait in vain.
-pub fn admit(
+pub fn check_wait(
     options: &EngineOptions,
-    load: &Load,
+    load: &EngineLoad,
     request: &GenerateRequest,
     now: Instant,
 ) -> Result<(), Refused> {
     let wait = load.wait(options);
     let patience = match request.deadline {
-        Some(deadline) => deadline.saturating_duration_since(now).min(LONGEST_WAIT),
-        None => LONGEST_WAIT,
+        Some(deadline) => deadline.saturating_duration_since(now).min(MAX_WAIT),
+        None => MAX_WAIT,
     };
     let full = load.live >= options.max_rows + options.max_waiting;
     if full || wait > patience {
-        let retry_after = wait.clamp(SHORTEST_RETRY, LONGEST_RETRY);
+        let retry_after = wait.clamp(MIN_RETRY_AFTER, MAX_RETRY_AFTER);
         return Err(Refused::Overloaded { retry_after });
     }
     Ok(())

@@ -33,7 +33,7 @@ fn request(prompt: usize, max_tokens: u32) -> GenerateRequest {
 #[test]
 fn what_can_never_run_is_refused() {
     let check = |prompt, max_tokens, expect: Option<&str>| {
-        let found = fits(&options(), &request(prompt, max_tokens));
+        let found = check_size(&options(), &request(prompt, max_tokens));
         let expect = expect.map_or(Ok(()), |text| Err(Refused::TooLarge(text.into())));
         assert_eq!(found, expect, "{prompt} + {max_tokens}");
     };
@@ -53,12 +53,12 @@ fn what_would_wait_in_vain_is_refused() {
     // Retry-After
     let check = |load: (usize, usize, usize, f64), deadline: Option<u64>, expect: Option<u64>| {
         let (live, prompt_tokens, output_tokens, tokens_per_second) = load;
-        let load = Load { live, prompt_tokens, output_tokens, tokens_per_second };
+        let load = EngineLoad { live, prompt_tokens, output_tokens, tokens_per_second };
         let mut request = request(1, 1);
         request.deadline = deadline.map(|seconds| now + Duration::from_secs(seconds));
         let refused =
             |seconds| Err(Refused::Overloaded { retry_after: Duration::from_secs(seconds) });
-        let found = admit(&options(), &load, &request, now);
+        let found = check_wait(&options(), &load, &request, now);
         assert_eq!(found, expect.map_or(Ok(()), refused), "{load:?} by {deadline:?}");
     };
     check((0, 0, 0, 0.0), None, None);
