@@ -1,7 +1,7 @@
 //! What the rest of the node sees of the engine: a bounded door in, a bounded stream of events out.
 
 use super::error::EngineError;
-use super::mailbox::{Mailbox, Submission};
+use super::inbox::{Inbox, Submission};
 use super::sampler::TokenLogprobs;
 use super::worker::Worker;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -54,27 +54,27 @@ pub struct EngineHandle {
 }
 
 struct Inner {
-    mailbox: Arc<Mailbox>,
+    inbox: Arc<Inbox>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// The last handle lets the thread go without waiting for it: handles are dropped in async code.
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.mailbox.ask_to_end();
+        self.inbox.ask_to_end();
     }
 }
 
 impl EngineHandle {
     /// Starts the engine thread around a runner.
     pub fn start(runner: Box<dyn super::runner::Runner>, options: EngineOptions) -> Self {
-        let mailbox = Arc::new(Mailbox::new(options));
-        let worker = Worker::new(runner, Arc::clone(&mailbox));
+        let inbox = Arc::new(Inbox::new(options));
+        let worker = Worker::new(runner, Arc::clone(&inbox));
         let thread = std::thread::Builder::new()
             .name("engine".into())
             .spawn(move || worker.run())
             .expect("the operating system gives the engine a thread");
-        let inner = Inner { mailbox, thread: Mutex::new(Some(thread)) };
+        let inner = Inner { inbox, thread: Mutex::new(Some(thread)) };
         Self { inner: Arc::new(inner) }
     }
 
@@ -95,20 +95,20 @@ impl EngineHandle {
         request: GenerateRequest,
         events: mpsc::Sender<Event>,
     ) -> Result<SequenceId, Refused> {
-        self.inner.mailbox.submit(Submission { request, events }, Instant::now())
+        self.inner.inbox.submit(Submission { request, events }, Instant::now())
     }
 
     /// Ends a sequence before the next step; its `Finished` follows. Unknown ids are ignored.
     pub fn stop(&self, id: SequenceId) {
-        self.inner.mailbox.stop(id);
+        self.inner.inbox.stop(id);
     }
 
     pub fn stats(&self) -> EngineStats {
-        self.inner.mailbox.stats(Instant::now())
+        self.inner.inbox.stats(Instant::now())
     }
 
     pub fn options(&self) -> &EngineOptions {
-        self.inner.mailbox.options()
+        self.inner.inbox.options()
     }
 
     /// False once the engine thread has died.
@@ -118,18 +118,18 @@ impl EngineHandle {
 
     /// Why the engine thread has ended, if it has.
     pub fn ended_by(&self) -> Option<EngineError> {
-        self.inner.mailbox.ended_by()
+        self.inner.inbox.ended_by()
     }
 
     /// Refuses new sequences from now on; running ones go on.
     pub fn drain(&self) {
-        self.inner.mailbox.drain();
+        self.inner.inbox.drain();
     }
 
     /// Ends the engine thread before its next step and waits for it (blocking: a step at most).
     /// What still runs fails.
     pub fn shutdown(&self) {
-        self.inner.mailbox.ask_to_end();
+        self.inner.inbox.ask_to_end();
         let thread = &self.inner.thread;
         let mut thread = thread.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(thread) = thread.take() {

@@ -10,7 +10,7 @@ pub mod fair_queue;
 pub mod gpu_runner;
 pub mod gpu_sampling;
 pub mod handle;
-mod mailbox;
+mod inbox;
 pub mod model_runner;
 pub mod queue_limits;
 pub mod rate;

@@ -5,7 +5,7 @@
 use super::batch::forward_batch;
 use super::error::EngineError;
 use super::handle::{EngineStats, Event};
-use super::mailbox::{Mail, Mailbox};
+use super::inbox::{Commands, Inbox};
 use super::queue_limits::EngineLoad;
 use super::rate::Throughput;
 use super::runner::{RowResult, Runner};
@@ -24,7 +24,7 @@ pub struct Worker {
     runner: Box<dyn Runner>,
     scheduler: Scheduler,
     streams: HashMap<SequenceId, Sender<Event>>,
-    mailbox: Arc<Mailbox>,
+    inbox: Arc<Inbox>,
     throughput: Throughput,
     /// When the runner began with the oldest step in flight.
     busy_since: Instant,
@@ -34,16 +34,16 @@ pub struct Worker {
 }
 
 /// Steps within which a stopped sequence must have given its blocks back.
-const PROMPT_FREE: u64 = 2;
+const MAX_STEPS_TO_FREE_BLOCKS: u64 = 2;
 
 impl Worker {
-    pub fn new(runner: Box<dyn Runner>, mailbox: Arc<Mailbox>) -> Self {
-        let scheduler = Scheduler::new(mailbox.options().clone(), boot_secret());
+    pub fn new(runner: Box<dyn Runner>, inbox: Arc<Inbox>) -> Self {
+        let scheduler = Scheduler::new(inbox.options().clone(), boot_secret());
         let worker = Self {
             runner,
             scheduler,
             streams: HashMap::new(),
-            mailbox,
+            inbox,
             throughput: Throughput::default(),
             busy_since: Instant::now(),
             steps: 0,
@@ -72,13 +72,13 @@ impl Worker {
             if idle {
                 self.check_integrity()?;
             }
-            let mail = self.mailbox.take(idle);
-            if mail.end {
-                self.sort(mail);
+            let commands = self.inbox.take(idle);
+            if commands.end {
+                self.apply_commands(commands);
                 return Ok(());
             }
-            self.sort(mail);
-            self.drop_abandoned();
+            self.apply_commands(commands);
+            self.stop_unread();
             let now = Instant::now();
             for id in self.scheduler.expired(now) {
                 self.finish(id, StopCause::DeadlineExceeded);
@@ -88,21 +88,21 @@ impl Worker {
         }
     }
 
-    fn sort(&mut self, mail: Mail) {
-        for (id, submission) in mail.submitted {
+    fn apply_commands(&mut self, commands: Commands) {
+        for (id, submission) in commands.submitted {
             self.streams.insert(id, submission.events);
             self.scheduler.add(id, submission.request);
         }
-        for (id, asked_at) in mail.stopped {
+        for (id, asked_at) in commands.stopped {
             if self.finish(id, StopCause::Stopped) {
                 self.stops += 1;
-                self.late_frees += u64::from(self.steps - asked_at > PROMPT_FREE);
+                self.late_frees += u64::from(self.steps - asked_at > MAX_STEPS_TO_FREE_BLOCKS);
             }
         }
     }
 
     /// A reader that is gone wants no more tokens.
-    fn drop_abandoned(&mut self) {
+    fn stop_unread(&mut self) {
         let gone: Vec<_> = self
             .streams
             .iter()
@@ -128,7 +128,7 @@ impl Worker {
         }
         let launched = if step.rows.is_empty() { Ok(()) } else { self.launch(&step, now) };
         let more = !step.rows.is_empty() && self.scheduler.in_flight().len() < self.runner.depth();
-        let outcome = launched.and_then(|()| if more { Ok(()) } else { self.take_in() });
+        let outcome = launched.and_then(|()| if more { Ok(()) } else { self.collect() });
         outcome.or_else(|error| self.fail(&error))
     }
 
@@ -139,21 +139,21 @@ impl Worker {
             self.busy_since = now;
         }
         let (batch, rows) = forward_batch(&self.scheduler, step);
-        let launched = caught(|| {
+        let launched = catch_panic(|| {
             failpoint!("engine::crash");
             failpoint!("engine::step", |_| Err(EngineError::Compute("a step failed".into())));
             self.runner.launch(&batch, &rows)
         });
         if launched.is_err() && !first {
             // The step before it is whole.
-            self.take_in()?;
+            self.collect()?;
         }
         launched
     }
 
     /// The results of the oldest step in flight.
-    fn take_in(&mut self) -> Result<(), EngineError> {
-        let results = caught(|| self.runner.collect())?;
+    fn collect(&mut self) -> Result<(), EngineError> {
+        let results = catch_panic(|| self.runner.collect())?;
         let oldest = self.scheduler.in_flight().front().into_iter().flatten();
         let (found, wanted) = (results.len(), oldest.filter(|row| row.samples).count());
         if found != wanted {
@@ -201,7 +201,7 @@ impl Worker {
         for id in self.scheduler.abandon() {
             self.finish(id, StopCause::Failed(error.clone()));
         }
-        caught(|| self.runner.recover())
+        catch_panic(|| self.runner.recover())
     }
 
     /// Ends a sequence and frees its blocks; false when it had ended before.
@@ -217,12 +217,12 @@ impl Worker {
     fn end_stream(&mut self, id: SequenceId, finished: Finished) {
         self.send(id, Event::Finished(finished));
         self.streams.remove(&id);
-        self.mailbox.ended(id);
+        self.inbox.ended(id);
     }
 
     fn send(&self, id: SequenceId, event: Event) {
         use tokio::sync::mpsc::error::TrySendError;
-        // A closed channel is found by `drop_abandoned` before the next step.
+        // A closed channel is found by `stop_unread` before the next step.
         if let Some(Err(TrySendError::Full(_))) = self.streams.get(&id).map(|s| s.try_send(event)) {
             panic!("the channel of {id:?} is full: it got more events than `event_capacity` says");
         }
@@ -233,7 +233,7 @@ impl Worker {
     }
 
     fn publish(&self) {
-        self.mailbox.publish(self.load(), self.stats(), Instant::now());
+        self.inbox.publish(self.load(), self.stats(), Instant::now());
     }
 
     fn load(&self) -> EngineLoad {
@@ -270,7 +270,7 @@ impl Worker {
 
     /// The scheduler may be in any state here, so it is only read.
     fn close(mut self, reason: &EngineError) {
-        let mail = self.mailbox.close(reason);
+        let commands = self.inbox.close(reason);
         let failed = || StopCause::Failed(EngineError::Stopped(Box::new(reason.clone())));
         let ended: Vec<_> = self
             .scheduler
@@ -280,7 +280,7 @@ impl Worker {
         for (id, finished) in ended {
             self.end_stream(id, finished);
         }
-        for (id, submission) in mail.submitted {
+        for (id, submission) in commands.submitted {
             self.streams.insert(id, submission.events);
             let finished = Finished {
                 cause: failed(),
@@ -301,7 +301,7 @@ fn boot_secret() -> [u8; 32] {
 }
 
 /// Calls the runner: its panic is an error.
-fn caught<T>(call: impl FnOnce() -> Result<T, EngineError>) -> Result<T, EngineError> {
+fn catch_panic<T>(call: impl FnOnce() -> Result<T, EngineError>) -> Result<T, EngineError> {
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| Err(panicked(panic.as_ref())))
 }
 

@@ -20,22 +20,22 @@ pub struct Submission {
 
 /// What came in since the engine looked last.
 #[derive(Default)]
-pub struct Mail {
+pub struct Commands {
     pub submitted: Vec<(SequenceId, Submission)>,
     /// With the number of steps there had been when the stop came.
     pub stopped: Vec<(SequenceId, u64)>,
     pub end: bool,
 }
 
-impl Mail {
+impl Commands {
     fn is_empty(&self) -> bool {
         self.submitted.is_empty() && self.stopped.is_empty() && !self.end
     }
 }
 
 #[derive(Default)]
-struct Inbox {
-    mail: Mail,
+struct InboxState {
+    commands: Commands,
     /// As of the last look, plus what was submitted since.
     load: EngineLoad,
     last_id: u64,
@@ -48,15 +48,15 @@ struct Inbox {
     live: HashSet<SequenceId>,
 }
 
-pub struct Mailbox {
+pub struct Inbox {
     options: EngineOptions,
-    inbox: Mutex<Inbox>,
+    state: Mutex<InboxState>,
     wake: Condvar,
 }
 
-impl Mailbox {
+impl Inbox {
     pub fn new(options: EngineOptions) -> Self {
-        Self { options, inbox: Mutex::default(), wake: Condvar::new() }
+        Self { options, state: Mutex::default(), wake: Condvar::new() }
     }
 
     pub fn options(&self) -> &EngineOptions {
@@ -65,30 +65,30 @@ impl Mailbox {
 
     pub fn submit(&self, submission: Submission, now: Instant) -> Result<SequenceId, Refused> {
         let request = &submission.request;
-        let mut inbox = self.lock();
-        if let Some(reason) = &inbox.closed {
+        let mut state = self.lock();
+        if let Some(reason) = &state.closed {
             return Err(Refused::Dead(reason.clone()));
         }
-        if inbox.draining {
+        if state.draining {
             return Err(Refused::Draining);
         }
         queue_limits::check_size(&self.options, request)?;
-        queue_limits::check_wait(&self.options, &inbox.load, request, now)?;
-        inbox.load.add(request);
-        inbox.last_id += 1;
-        let id = SequenceId(inbox.last_id);
-        inbox.live.insert(id);
-        inbox.mail.submitted.push((id, submission));
+        queue_limits::check_wait(&self.options, &state.load, request, now)?;
+        state.load.add(request);
+        state.last_id += 1;
+        let id = SequenceId(state.last_id);
+        state.live.insert(id);
+        state.commands.submitted.push((id, submission));
         self.wake.notify_one();
         Ok(id)
     }
 
     pub fn stop(&self, id: SequenceId) {
-        let mut inbox = self.lock();
+        let mut state = self.lock();
         // Removed, so that a repeated stop adds nothing.
-        if inbox.live.remove(&id) {
-            let steps = inbox.stats.steps;
-            inbox.mail.stopped.push((id, steps));
+        if state.live.remove(&id) {
+            let steps = state.stats.steps;
+            state.commands.stopped.push((id, steps));
             self.wake.notify_one();
         }
     }
@@ -98,7 +98,7 @@ impl Mailbox {
     }
 
     pub fn ask_to_end(&self) {
-        self.lock().mail.end = true;
+        self.lock().commands.end = true;
         self.wake.notify_one();
     }
 
@@ -107,35 +107,35 @@ impl Mailbox {
     }
 
     pub fn stats(&self, now: Instant) -> EngineStats {
-        let inbox = self.lock();
+        let state = self.lock();
         EngineStats {
-            waiting: inbox.stats.waiting + inbox.mail.submitted.len(),
-            tokens_per_second: inbox.produced.per_second(now),
-            ..inbox.stats.clone()
+            waiting: state.stats.waiting + state.commands.submitted.len(),
+            tokens_per_second: state.produced.per_second(now),
+            ..state.stats.clone()
         }
     }
 
     /// Takes what has come in. With `idle` it sleeps until there is something.
-    pub fn take(&self, idle: bool) -> Mail {
-        let mut inbox = self.lock();
-        while idle && inbox.mail.is_empty() {
-            let woken = self.wake.wait(inbox);
-            inbox = woken.unwrap_or_else(PoisonError::into_inner);
+    pub fn take(&self, idle: bool) -> Commands {
+        let mut state = self.lock();
+        while idle && state.commands.is_empty() {
+            let woken = self.wake.wait(state);
+            state = woken.unwrap_or_else(PoisonError::into_inner);
         }
-        std::mem::take(&mut inbox.mail)
+        std::mem::take(&mut state.commands)
     }
 
     /// After each step: what the engine has to do, and what it has done.
     pub fn publish(&self, load: EngineLoad, stats: EngineStats, now: Instant) {
-        let mut inbox = self.lock();
-        let produced = stats.generated_tokens - inbox.stats.generated_tokens;
-        inbox.load = load;
-        let Inbox { load, mail, .. } = &mut *inbox;
-        for (_, submission) in &mail.submitted {
+        let mut state = self.lock();
+        let produced = stats.generated_tokens - state.stats.generated_tokens;
+        state.load = load;
+        let InboxState { load, commands, .. } = &mut *state;
+        for (_, submission) in &commands.submitted {
             load.add(&submission.request);
         }
-        inbox.stats = stats;
-        inbox.produced.record(now, produced);
+        state.stats = stats;
+        state.produced.record(now, produced);
     }
 
     pub fn ended(&self, id: SequenceId) {
@@ -143,15 +143,15 @@ impl Mailbox {
     }
 
     /// Nothing is taken from now on. Returns what nobody will look at.
-    pub fn close(&self, reason: &EngineError) -> Mail {
-        let mut inbox = self.lock();
-        inbox.closed = Some(reason.clone());
-        inbox.live.clear();
-        inbox.stats = EngineStats::default();
-        std::mem::take(&mut inbox.mail)
+    pub fn close(&self, reason: &EngineError) -> Commands {
+        let mut state = self.lock();
+        state.closed = Some(reason.clone());
+        state.live.clear();
+        state.stats = EngineStats::default();
+        std::mem::take(&mut state.commands)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inbox> {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, InboxState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
