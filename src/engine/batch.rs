@@ -1,13 +1,16 @@
 //! From a step to what the runner is given.
 
 use super::sampling_params::RowSampling;
-use super::scheduler::{Scheduler, Step, StepRow};
+use super::scheduler::{ScheduledStep, Scheduler, StepRow};
 use super::sequence::Sequence;
 use cresset_models::ForwardBatch;
 
 /// The flattened input of `step`, the one scheduled last, and how to sample each of its
 /// `logits_indices`.
-pub fn forward_batch(scheduler: &Scheduler, step: &Step) -> (ForwardBatch, Vec<RowSampling>) {
+pub fn forward_batch(
+    scheduler: &Scheduler,
+    step: &ScheduledStep,
+) -> (ForwardBatch, Vec<RowSampling>) {
     let block_size = scheduler.options().block_size;
     let (tokens, sequences) = (step.num_tokens(), step.rows.len());
     let mut batch = ForwardBatch {

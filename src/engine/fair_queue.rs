@@ -1,41 +1,46 @@
-//! Whose prompt is computed next: the account of the highest rank; among equals deficit
+//! Chooses whose prompt is computed next: the account of the highest rank; among equals by deficit
 //! round-robin, and first come first served inside one account (Shreedhar and Varghese, 1995, in
-//! the variant where a turn may overdraw and the next ones pay it back).
+//! the variant where a turn may overdraw and the next ones pay it back). Pure.
 //!
-//! Every token an account is given, prompt or decode, is charged. An account whose balance is not
-//! positive is passed over and earns a quantum; so the rounds go on until somebody can be served,
-//! and no budget is left unused. A rank is the account's priority and rises by one with every
-//! `AGEING` steps in which it is given nothing, so nobody starves.
+//! Every token an account is given, of a prompt or a decode, is charged to its balance. An account
+//! whose balance is not positive is passed over and earns a quantum, so the rounds go on until an
+//! account can be served, and no budget is left unused. A rank is the account's priority and rises
+//! by one with every `STEPS_PER_RANK` steps in which it is given nothing, so no account starves.
 
 use super::sequence::SequenceId;
 use crate::ids::AccountId;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
-/// Tokens an account earns each time its turn passes.
+/// Tokens an account earns each time its turn passes. It is small beside a step's token budget, so
+/// that several accounts get a turn within one step.
 const QUANTUM: i64 = 128;
-/// Steps without a token that are worth one priority.
-const AGEING: u64 = 64;
+/// Steps without a token that raise an account's rank by one: at 20 ms a step, a priority is worth
+/// a little more than a second of waiting.
+const STEPS_PER_RANK: u64 = 64;
 
 #[derive(Debug, Default)]
-struct Lane {
+struct AccountQueue {
     /// Running sequences with more prompt to compute.
     partial: BTreeSet<SequenceId>,
     waiting: BTreeSet<SequenceId>,
+    /// Live sequences of the account, those included that are not queued because they decode.
+    live: usize,
     /// Tokens the account may be given; negative when it had more than its share.
-    deficit: i64,
+    balance: i64,
     priority: u8,
-    /// The step in which it was given something, or came.
+    /// The number of the last step in which the account was given something, or of the step in
+    /// which it came.
     served: u64,
 }
 
-impl Lane {
-    fn first(&self, admitting: bool) -> Option<SequenceId> {
-        let waiting = self.waiting.first().filter(|_| admitting);
+impl AccountQueue {
+    fn first(&self, may_start: bool) -> Option<SequenceId> {
+        let waiting = self.waiting.first().filter(|_| may_start);
         self.partial.first().or(waiting).copied()
     }
 
     fn rank(&self, now: u64) -> u64 {
-        u64::from(self.priority) + (now - self.served) / AGEING
+        u64::from(self.priority) + (now - self.served) / STEPS_PER_RANK
     }
 
     fn remove(&mut self, id: SequenceId) {
@@ -46,94 +51,111 @@ impl Lane {
 
 #[derive(Debug)]
 pub struct FairQueue {
-    lanes: HashMap<AccountId, Lane>,
+    accounts: HashMap<AccountId, AccountQueue>,
+    /// The accounts in the order of their turns.
     turns: VecDeque<AccountId>,
-    /// Largest debt: what one step can give.
-    floor: i64,
-    /// Number of the step.
+    /// Lowest balance: minus the tokens of one step, so that a debt is never larger than what one
+    /// step can give.
+    lowest_balance: i64,
+    /// The number of the step that is being scheduled.
     now: u64,
 }
 
 impl FairQueue {
     pub fn new(max_batched_tokens: usize) -> Self {
         Self {
-            lanes: HashMap::new(),
+            accounts: HashMap::new(),
             turns: VecDeque::new(),
-            floor: -(max_batched_tokens as i64),
+            lowest_balance: -(max_batched_tokens as i64),
             now: 0,
         }
     }
 
-    /// A step begins.
-    pub fn tick(&mut self) {
+    /// Counts a step. Ranks rise with the steps.
+    pub fn begin_step(&mut self) {
         self.now += 1;
     }
 
-    /// The latest `priority` of an account is that of all its sequences.
+    /// Queues a new sequence, to be forgotten with `forget` when it ends.
+    pub fn add(&mut self, account: AccountId, id: SequenceId, priority: u8) {
+        self.push_waiting(account, id, priority);
+        self.queue_of(account).live += 1;
+    }
+
+    /// Queues a live sequence that holds no blocks. The latest `priority` of an account is that of
+    /// all its sequences.
     pub fn push_waiting(&mut self, account: AccountId, id: SequenceId, priority: u8) {
-        let lane = self.lane(account);
-        lane.priority = priority;
-        lane.waiting.insert(id);
+        let queue = self.queue_of(account);
+        queue.priority = priority;
+        queue.waiting.insert(id);
     }
 
+    /// Queues a running sequence with more prompt to compute.
     pub fn push_partial(&mut self, account: AccountId, id: SequenceId) {
-        self.lane(account).partial.insert(id);
+        self.queue_of(account).partial.insert(id);
     }
 
-    /// Takes out the next sequence to be given tokens; `admitting` says whether waiting ones may
-    /// start.
-    pub fn pop(&mut self, admitting: bool) -> Option<SequenceId> {
+    /// Takes out the next sequence to be given tokens; `may_start` says whether it may be one that
+    /// waits.
+    pub fn pop(&mut self, may_start: bool) -> Option<SequenceId> {
         let now = self.now;
-        let ready = self.lanes.values().filter(|lane| lane.first(admitting).is_some());
-        let highest = ready.map(|lane| lane.rank(now)).max()?;
+        let ready = self.accounts.values().filter(|queue| queue.first(may_start).is_some());
+        let highest = ready.map(|queue| queue.rank(now)).max()?;
         loop {
             let account = *self.turns.front()?;
-            let lane = self.lanes.get_mut(&account)?;
-            match lane.first(admitting).filter(|_| lane.rank(now) == highest) {
-                Some(id) if lane.deficit > 0 => {
-                    lane.remove(id);
+            let queue = self.accounts.get_mut(&account)?;
+            match queue.first(may_start).filter(|_| queue.rank(now) == highest) {
+                Some(id) if queue.balance > 0 => {
+                    queue.remove(id);
                     return Some(id);
                 }
-                Some(_) => lane.deficit += QUANTUM,
+                Some(_) => queue.balance += QUANTUM,
                 None => {}
             }
             self.turns.rotate_left(1);
         }
     }
 
+    /// Takes tokens that the account was given off its balance.
     pub fn charge(&mut self, account: AccountId, tokens: usize) {
-        let (floor, now) = (self.floor, self.now);
-        let lane = self.lane(account);
-        lane.served = now;
-        lane.deficit = (lane.deficit - tokens as i64).max(floor);
+        let (lowest, now) = (self.lowest_balance, self.now);
+        let queue = self.queue_of(account);
+        queue.served = now;
+        queue.balance = (queue.balance - tokens as i64).max(lowest);
     }
 
     /// 0 for an account without sequences.
     pub fn rank(&self, account: AccountId) -> u64 {
-        self.lanes.get(&account).map_or(0, |lane| lane.rank(self.now))
+        self.accounts.get(&account).map_or(0, |queue| queue.rank(self.now))
     }
 
-    /// Forgets a sequence, and with an account's last one (`alone`) the account's balance.
-    pub fn remove(&mut self, account: AccountId, id: SequenceId, alone: bool) {
-        if alone {
-            self.lanes.remove(&account);
+    /// Takes a sequence out of the queue. It stays live.
+    pub fn remove(&mut self, account: AccountId, id: SequenceId) {
+        self.queue_of(account).remove(id);
+    }
+
+    /// Forgets a sequence that has ended, and with an account's last one the account's balance.
+    pub fn forget(&mut self, account: AccountId, id: SequenceId) {
+        let queue = self.queue_of(account);
+        queue.remove(id);
+        queue.live -= 1;
+        if queue.live == 0 {
+            self.accounts.remove(&account);
             self.turns.retain(|turn| *turn != account);
-        } else {
-            self.lane(account).remove(id);
         }
     }
 
     pub fn contains(&self, account: AccountId, id: SequenceId) -> bool {
-        self.lanes
+        self.accounts
             .get(&account)
-            .is_some_and(|lane| lane.partial.contains(&id) || lane.waiting.contains(&id))
+            .is_some_and(|queue| queue.partial.contains(&id) || queue.waiting.contains(&id))
     }
 
-    fn lane(&mut self, account: AccountId) -> &mut Lane {
+    fn queue_of(&mut self, account: AccountId) -> &mut AccountQueue {
         let now = self.now;
-        self.lanes.entry(account).or_insert_with(|| {
+        self.accounts.entry(account).or_insert_with(|| {
             self.turns.push_back(account);
-            Lane { served: now, ..Lane::default() }
+            AccountQueue { served: now, ..AccountQueue::default() }
         })
     }
 }

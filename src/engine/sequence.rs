@@ -68,7 +68,7 @@ pub enum StopCause {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum SequenceState {
     /// Holds no blocks; nothing of it is computed.
     Waiting,
     Running,
@@ -89,13 +89,13 @@ pub struct Sequence {
     /// Tokens in its blocks once the steps in flight are done.
     pub num_computed_tokens: usize,
     pub table: BlockTable,
-    pub state: State,
+    pub state: SequenceState,
     /// Its rows in flight.
-    pub in_flight: usize,
+    pub rows_in_flight: usize,
     /// How many of these give a token: what follows `tokens`, known to the runner only.
-    pub pending: usize,
+    pub pending_tokens: usize,
     /// Index of its latest result in that result's step.
-    result: u32,
+    latest_result: u32,
     sampling: Arc<SamplingParams>,
     /// `None` until the sequence started for the first time.
     cached_tokens: Option<usize>,
@@ -112,10 +112,10 @@ impl Sequence {
             tokens,
             num_computed_tokens: 0,
             table: BlockTable::new(request.account),
-            state: State::Waiting,
-            in_flight: 0,
-            pending: 0,
-            result: 0,
+            state: SequenceState::Waiting,
+            rows_in_flight: 0,
+            pending_tokens: 0,
+            latest_result: 0,
             sampling: Arc::new(request.sampling.clone()),
             cached_tokens: None,
             prompt_tokens: 0,
@@ -125,7 +125,7 @@ impl Sequence {
 
     /// Tokens, known or pending, that are neither computed nor in flight.
     pub fn uncomputed(&self) -> usize {
-        self.tokens.len() + self.pending - self.num_computed_tokens
+        self.tokens.len() + self.pending_tokens - self.num_computed_tokens
     }
 
     pub fn output_len(&self) -> usize {
@@ -134,22 +134,22 @@ impl Sequence {
 
     /// Only the last sampled token is missing: one token in, one out.
     pub fn is_decoding(&self) -> bool {
-        self.state == State::Running && self.uncomputed() == 1
+        self.state == SequenceState::Running && self.uncomputed() == 1
     }
 
     /// Its last token is in flight already.
     pub fn is_ending(&self, max_context: usize) -> bool {
-        self.remaining(max_context) <= self.pending
+        self.remaining(max_context) <= self.pending_tokens
     }
 
     /// Which result of the step launched last is the token behind `tokens`.
     pub fn feedback(&self) -> Option<u32> {
-        (self.pending > 0).then_some(self.result)
+        (self.pending_tokens > 0).then_some(self.latest_result)
     }
 
     /// Enters the running set with `cached` tokens already in its blocks. True for the first time.
     pub fn start(&mut self, cached: usize) -> bool {
-        self.state = State::Running;
+        self.state = SequenceState::Running;
         self.num_computed_tokens = cached;
         let first = self.cached_tokens.is_none();
         self.cached_tokens.get_or_insert(cached);
@@ -157,27 +157,27 @@ impl Sequence {
     }
 
     /// Gives up everything computed; the tokens stay.
-    pub fn reset(&mut self) {
-        self.state = State::Waiting;
+    pub fn preempt(&mut self) {
+        self.state = SequenceState::Waiting;
         self.num_computed_tokens = 0;
     }
 
     /// A row of `count` tokens goes into flight. True when it reaches the end: then its result, the
     /// step's `result`-th, is the next token.
-    pub fn launch(&mut self, count: usize, result: u32) -> bool {
+    pub fn schedule(&mut self, count: usize, result: u32) -> bool {
         let samples = count == self.uncomputed();
         self.num_computed_tokens += count;
-        self.in_flight += 1;
+        self.rows_in_flight += 1;
         if samples {
-            self.pending += 1;
-            self.result = result;
+            self.pending_tokens += 1;
+            self.latest_result = result;
         }
         samples
     }
 
     /// The first `count` tokens are or were in the cache. Returns how many prompt tokens that adds
     /// to the most seen before.
-    pub fn see(&mut self, count: usize) -> usize {
+    pub fn count_prompt(&mut self, count: usize) -> usize {
         assert!(count <= self.tokens.len());
         let before = self.prompt_tokens;
         self.prompt_tokens = before.max(count.min(self.prompt_len));
@@ -186,7 +186,7 @@ impl Sequence {
 
     /// Appends the token that was pending longest and says whether it is the last one.
     pub fn append(&mut self, token: u32, max_context: usize) -> Option<StopCause> {
-        self.pending -= 1;
+        self.pending_tokens -= 1;
         Arc::make_mut(&mut self.tokens).push(token);
         if self.request.eos_ids.contains(&token) {
             Some(StopCause::EndOfText)

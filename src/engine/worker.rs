@@ -10,8 +10,8 @@ use super::queue_limits::EngineLoad;
 use super::rate::Throughput;
 use super::runner::{RowResult, Runner};
 use super::sampler::Sampled;
-use super::scheduler::{Scheduler, Step};
-use super::sequence::{Finished, SequenceId, State, StopCause};
+use super::scheduler::{ScheduledStep, Scheduler};
+use super::sequence::{Finished, SequenceId, SequenceState, StopCause};
 use crate::failpoint::failpoint;
 use std::any::Any;
 use std::collections::HashMap;
@@ -80,7 +80,7 @@ impl Worker {
             self.apply_commands(commands);
             self.stop_unread();
             let now = Instant::now();
-            for id in self.scheduler.expired(now) {
+            for id in self.scheduler.past_deadline(now) {
                 self.finish(id, StopCause::DeadlineExceeded);
             }
             self.step(now)?;
@@ -132,7 +132,7 @@ impl Worker {
         outcome.or_else(|error| self.fail(&error))
     }
 
-    fn launch(&mut self, step: &Step, now: Instant) -> Result<(), EngineError> {
+    fn launch(&mut self, step: &ScheduledStep, now: Instant) -> Result<(), EngineError> {
         self.steps += 1;
         let first = self.scheduler.in_flight().len() == 1;
         if first {
@@ -160,7 +160,7 @@ impl Worker {
             let text = format!("the runner gave {found} results for {wanted} rows");
             return Err(EngineError::Shape(text));
         }
-        let rows = self.scheduler.advance();
+        let rows = self.scheduler.commit_step();
         let now = Instant::now();
         let spent = now - std::mem::replace(&mut self.busy_since, now);
         self.throughput.record(rows.iter().map(|row| row.num_tokens).sum(), spent);
@@ -198,7 +198,7 @@ impl Worker {
     /// A step failed, and with it all that were launched after it.
     fn fail(&mut self, error: &EngineError) -> Result<(), EngineError> {
         tracing::error!(step = self.steps, kind = error.kind(), reason = %error, "a step failed");
-        for id in self.scheduler.abandon() {
+        for id in self.scheduler.drop_steps_in_flight() {
             self.finish(id, StopCause::Failed(error.clone()));
         }
         catch_panic(|| self.runner.recover())
@@ -243,7 +243,7 @@ impl Worker {
         for sequence in self.scheduler.sequences() {
             load.live += 1;
             load.prompt_tokens += sequence.uncomputed();
-            if sequence.state == State::Waiting {
+            if sequence.state == SequenceState::Waiting {
                 load.output_tokens += sequence.remaining(context);
             }
         }

@@ -51,7 +51,7 @@ fn step(scheduler: &mut Scheduler) {
     let batch = forward_batch(scheduler, &step);
     black_box(&batch);
     drop(batch);
-    for row in scheduler.advance().iter().filter(|row| row.samples) {
+    for row in scheduler.commit_step().iter().filter(|row| row.samples) {
         black_box(scheduler.append(row.id, 9));
     }
 }

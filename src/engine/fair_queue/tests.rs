@@ -42,7 +42,7 @@ fn running_prompts_come_before_waiting_ones_and_older_before_younger() {
     queue.push_waiting(mine, SequenceId(1), 0);
     queue.push_partial(mine, SequenceId(3));
     queue.push_partial(mine, SequenceId(2));
-    let mut pop = |admitting| queue.pop(admitting).map(|id| id.0);
+    let mut pop = |may_start| queue.pop(may_start).map(|id| id.0);
     assert_eq!(pop(true), Some(2));
     assert_eq!(pop(false), Some(3));
     assert_eq!(pop(false), None);
@@ -52,13 +52,13 @@ fn running_prompts_come_before_waiting_ones_and_older_before_younger() {
 #[test]
 fn an_account_that_leaves_takes_its_debt_along() {
     let mut queue = FairQueue::new(1_000);
-    queue.push_waiting(account(1), SequenceId(1), 0);
-    queue.push_waiting(account(2), SequenceId(2), 0);
+    queue.add(account(1), SequenceId(1), 0);
+    queue.add(account(2), SequenceId(2), 0);
     queue.charge(account(1), 900);
-    queue.remove(account(1), SequenceId(1), true);
+    queue.forget(account(1), SequenceId(1));
     assert!(!queue.contains(account(1), SequenceId(1)));
-    queue.push_waiting(account(1), SequenceId(3), 0);
-    assert_eq!(queue.lanes[&account(1)].deficit, 0);
+    queue.add(account(1), SequenceId(3), 0);
+    assert_eq!(queue.accounts[&account(1)].balance, 0);
 }
 
 #[test]
@@ -70,8 +70,8 @@ fn higher_priorities_come_first_and_waiting_raises_them() {
         for (&(priority, _), number) in waiting.iter().zip(1..) {
             queue.push_waiting(account(number), SequenceId(number as u64), priority);
         }
-        for step in (0..=5 * AGEING).rev() {
-            queue.tick();
+        for step in (0..=5 * STEPS_PER_RANK).rev() {
+            queue.begin_step();
             let served = waiting.iter().zip(1..).filter(|((_, since), _)| *since == step);
             served.for_each(|(_, number)| queue.charge(account(number), 0));
         }
@@ -79,7 +79,7 @@ fn higher_priorities_come_first_and_waiting_raises_them() {
         assert_eq!(order, expect, "{waiting:?}");
     };
     check(&[(0, 0), (2, 0), (1, 0)], &[2, 3, 1]);
-    check(&[(0, AGEING - 1), (1, 0)], &[2, 1]);
-    check(&[(0, 2 * AGEING), (1, 0)], &[1, 2]);
-    check(&[(0, 3 * AGEING), (2, AGEING - 1), (1, AGEING)], &[1, 2, 3]);
+    check(&[(0, STEPS_PER_RANK - 1), (1, 0)], &[2, 1]);
+    check(&[(0, 2 * STEPS_PER_RANK), (1, 0)], &[1, 2]);
+    check(&[(0, 3 * STEPS_PER_RANK), (2, STEPS_PER_RANK - 1), (1, STEPS_PER_RANK)], &[1, 2, 3]);
 }

@@ -2,7 +2,7 @@
 
 use super::{Scheduler, StepRow};
 use crate::engine::block_manager::IntegrityError;
-use crate::engine::sequence::{Sequence, State};
+use crate::engine::sequence::{Sequence, SequenceState};
 
 impl Scheduler {
     /// Every block accounted for, every sequence where its state says.
@@ -27,9 +27,9 @@ impl Scheduler {
             let joins = |end, row: &StepRow| (row.end() == end).then_some(row.from);
             // A preempted one starts again only when nothing of it is in flight, so its rows join
             // on to each other.
-            let joined = sequence.state == State::Waiting
+            let joined = sequence.state == SequenceState::Waiting
                 || rows().rev().try_fold(sequence.num_computed_tokens, joins).is_some();
-            if (count, sampling) != (sequence.in_flight, sequence.pending) || !joined {
+            if (count, sampling) != (sequence.rows_in_flight, sequence.pending_tokens) || !joined {
                 return Err(IntegrityError(format!(
                     "{:?} and its rows in flight do not agree",
                     sequence.id
@@ -58,10 +58,10 @@ impl Scheduler {
         let running = self.running.contains(&sequence.id);
         let blocks = sequence.table.blocks().len();
         match sequence.state {
-            State::Waiting => {
+            SequenceState::Waiting => {
                 queued && !running && blocks == 0 && sequence.num_computed_tokens == 0
             }
-            State::Running => {
+            SequenceState::Running => {
                 running
                     && queued != sequence.is_decoding()
                     && blocks >= self.blocks.blocks_for(sequence.num_computed_tokens)

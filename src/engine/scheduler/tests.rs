@@ -1,11 +1,12 @@
-//! The scheduler driven by text: each line is an operation and what it must say. Integrity is
-//! checked after each.
+//! The scheduler driven by text: each line is an operation and, after `=>`, what it must say. The
+//! scheduler's integrity is checked after each.
 
 use super::*;
 use crate::engine::error::EngineError;
 use crate::engine::sampling_params::SamplingParams;
 use crate::engine::tests::any_instant;
 use cresset_kernels::sampling::philox4x32;
+use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,16 +20,21 @@ struct Bench {
 }
 
 impl Bench {
-    /// `options`: budget, rows, block size, blocks, context.
-    fn new(depth: usize, options: [usize; 5]) -> Self {
-        let [max_batched_tokens, max_rows, block_size, num_blocks, max_context] = options;
+    /// `options` is `budget N rows N block N blocks N context N`: tokens in one step, sequences in
+    /// one step, tokens in one block, blocks, and tokens of the longest sequence.
+    fn new(depth: usize, options: &str) -> Self {
+        let words: Vec<_> = options.split_whitespace().collect();
+        let value = |key: &str| {
+            let at = words.iter().position(|word| *word == key).expect(key);
+            words[at + 1].parse().unwrap()
+        };
         let options = EngineOptions {
-            max_batched_tokens,
-            max_rows,
+            max_batched_tokens: value("budget"),
+            max_rows: value("rows"),
             max_waiting: 0,
-            block_size,
-            num_blocks,
-            max_context,
+            block_size: value("block"),
+            num_blocks: value("blocks"),
+            max_context: value("context"),
         };
         Self { scheduler: Scheduler::new(options, [7; 32]), depth, began: any_instant() }
     }
@@ -54,9 +60,9 @@ impl Bench {
         String::new()
     }
 
-    /// Schedules a step and takes in the oldest one, unless more may be in flight. Says `ID:TOKENS`
-    /// (`*` when it samples, `<N` when its token is result N of the step before), who was
-    /// preempted, and what `take_in` says.
+    /// Schedules a step and collects the oldest one, unless more may be in flight. Says `ID:TOKENS`
+    /// for each row (`*` when it samples, `<N` when its token is result N of the step before),
+    /// which sequences were preempted, and what `collect` says.
     fn step(&mut self) -> String {
         let step = self.scheduler.schedule();
         let mut said = String::new();
@@ -72,16 +78,16 @@ impl Bench {
         assert!(in_flight <= self.depth);
         assert!(in_flight > 0 || self.scheduler.is_empty(), "stalled");
         if in_flight == self.depth || (step.rows.is_empty() && in_flight > 0) {
-            said += &self.take_in();
+            said += &self.collect();
         }
         said.trim_end().into()
     }
 
-    /// Every sampled row produces 1000 + its length. Says who ended, and whose result came too
-    /// late.
-    fn take_in(&mut self) -> String {
+    /// Commits the oldest step: every sampled row produces the token 1000 + its length. Says which
+    /// sequences ended and why, and `late ID` for a result of a sequence that had ended before.
+    fn collect(&mut self) -> String {
         let mut said = String::new();
-        for row in self.scheduler.advance().iter().filter(|row| row.samples) {
+        for row in self.scheduler.commit_step().iter().filter(|row| row.samples) {
             let Some(sequence) = self.scheduler.get(row.id) else {
                 write!(said, "late {} ", row.id.0).unwrap();
                 continue;
@@ -95,10 +101,11 @@ impl Bench {
         said
     }
 
-    /// The oldest step in flight fails. Says whom that ended.
+    /// The oldest step in flight fails, and all that were launched after it. Says which sequences
+    /// that ended.
     fn crash(&mut self) -> String {
         let mut said = String::new();
-        for id in self.scheduler.abandon() {
+        for id in self.scheduler.drop_steps_in_flight() {
             if self
                 .scheduler
                 .finish(id, StopCause::Failed(EngineError::Compute("scripted".into())))
@@ -122,7 +129,7 @@ impl Bench {
 
     fn expired(&self, seconds: &str) -> String {
         let now = self.began + Duration::from_secs(seconds.parse().unwrap());
-        let ids = self.scheduler.expired(now);
+        let ids = self.scheduler.past_deadline(now);
         ids.iter().map(|id| id.0.to_string()).collect::<Vec<_>>().join(" ")
     }
 
@@ -162,16 +169,16 @@ fn account(name: &str) -> AccountId {
     AccountId(Uuid::from_u128(u128::from(name.as_bytes()[0])))
 }
 
-fn check(options: [usize; 5], script: &str) {
+fn check(options: &str, script: &str) {
     run(1, options, script);
 }
 
-/// With two steps in flight.
-fn check_ahead(options: [usize; 5], script: &str) {
+/// As `check`, with two steps in flight.
+fn check_ahead(options: &str, script: &str) {
     run(2, options, script);
 }
 
-fn run(depth: usize, options: [usize; 5], script: &str) {
+fn run(depth: usize, options: &str, script: &str) {
     let mut bench = Bench::new(depth, options);
     for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
         let (operation, expect) = line.split_once("=>").unwrap_or((line, ""));
@@ -182,7 +189,7 @@ fn run(depth: usize, options: [usize; 5], script: &str) {
 #[test]
 fn a_prompt_is_computed_in_chunks_beside_decodes() {
     check(
-        [8, 4, 4, 16, 64],
+        "budget 8 rows 4 block 4 blocks 16 context 64",
         "add 1 a 0..6 +4
          step      => 1:6*
          add 2 a 100..120 +2
@@ -197,7 +204,7 @@ fn a_prompt_is_computed_in_chunks_beside_decodes() {
 #[test]
 fn a_sequence_ends_by_its_own_causes() {
     check(
-        [8, 4, 4, 16, 8],
+        "budget 8 rows 4 block 4 blocks 16 context 8",
         "add 1 a 0..3 +9 eos 1004
          add 2 a 10..13 +2
          step  => 1:3* 2:3*
@@ -211,7 +218,7 @@ fn a_sequence_ends_by_its_own_causes() {
 #[test]
 fn usage_is_what_was_computed() {
     check(
-        [8, 4, 4, 16, 64],
+        "budget 8 rows 4 block 4 blocks 16 context 64",
         "add 1 a 0..20 +4
          stop 1 => prompt 0 cached 0 output 0
          add 2 a 0..20 +4
@@ -230,7 +237,7 @@ fn usage_is_what_was_computed() {
 #[test]
 fn rows_are_limited_and_first_come_is_first_served() {
     check(
-        [16, 2, 4, 16, 64],
+        "budget 16 rows 2 block 4 blocks 16 context 64",
         "add 1 a 0..2 +2
          add 2 a 10..12 +3
          add 3 a 20..22 +2
@@ -244,7 +251,7 @@ fn rows_are_limited_and_first_come_is_first_served() {
 #[test]
 fn nobody_overtakes_a_sequence_that_does_not_fit_yet() {
     check(
-        [32, 4, 4, 6, 24],
+        "budget 32 rows 4 block 4 blocks 6 context 24",
         "add 1 a 0..12 +3
          step   => 1:12*
          add 2 a 100..112 +1
@@ -258,7 +265,7 @@ fn nobody_overtakes_a_sequence_that_does_not_fit_yet() {
 #[test]
 fn the_latest_arrival_is_preempted_and_computed_again() {
     check(
-        [32, 4, 4, 6, 24],
+        "budget 32 rows 4 block 4 blocks 6 context 24",
         "add 1 a 0..8 +9
          add 2 b 100..107 +9
          step   => 1:8* 2:7*
@@ -278,7 +285,7 @@ fn the_latest_arrival_is_preempted_and_computed_again() {
 #[test]
 fn a_higher_priority_starts_first_and_chunks_first() {
     check(
-        [8, 2, 4, 64, 64],
+        "budget 8 rows 2 block 4 blocks 64 context 64",
         "add 1 a 0..2 +3
          add 2 b 10..12 +3
          step => 1:2* 2:2*
@@ -296,7 +303,7 @@ fn a_higher_priority_starts_first_and_chunks_first() {
 #[test]
 fn a_failed_sequence_leaves_nothing_in_the_cache() {
     check(
-        [32, 4, 4, 16, 64],
+        "budget 32 rows 4 block 4 blocks 16 context 64",
         "add 1 a 0..9 +9
          step   => 1:9*
          fail 1 => prompt 9 cached 0 output 1
@@ -311,7 +318,7 @@ fn a_failed_sequence_leaves_nothing_in_the_cache() {
 #[test]
 fn deadlines_are_those_that_have_passed() {
     check(
-        [8, 4, 4, 16, 64],
+        "budget 8 rows 4 block 4 blocks 16 context 64",
         "add 1 a 0..3 +9 by 5
          add 2 a 0..3 +9
          add 3 a 0..3 +9 by 2
@@ -324,7 +331,7 @@ fn deadlines_are_those_that_have_passed() {
 #[test]
 fn an_account_with_one_prompt_does_not_wait_for_one_with_many() {
     check(
-        [128, 8, 16, 256, 1024],
+        "budget 128 rows 8 block 16 blocks 256 context 1024",
         "add 1 a 0..500 +1
          add 2 a 1000..1500 +1
          step => 1:128
@@ -338,7 +345,7 @@ fn an_account_with_one_prompt_does_not_wait_for_one_with_many() {
 #[test]
 fn an_account_that_runs_nothing_takes_a_row_from_the_one_that_runs_most() {
     check(
-        [4, 4, 4, 64, 64],
+        "budget 4 rows 4 block 4 blocks 64 context 64",
         "add 1 a 0..1 +9
          add 2 a 10..11 +9
          add 3 b 20..21 +9
@@ -362,7 +369,7 @@ fn an_account_that_runs_nothing_takes_a_row_from_the_one_that_runs_most() {
 #[test]
 fn an_account_that_runs_nothing_takes_blocks_from_the_one_that_runs_most() {
     check(
-        [64, 8, 4, 8, 32],
+        "budget 64 rows 8 block 4 blocks 8 context 32",
         "add 1 a 0..9 +9
          add 2 a 100..109 +9
          step => 1:9* 2:9*
@@ -373,18 +380,20 @@ fn an_account_that_runs_nothing_takes_blocks_from_the_one_that_runs_most() {
     );
 }
 
-/// Three accounts with endless work, unequal in sequences: what they are given differs by little at
-/// any time.
+/// Three accounts have endless work but unequal numbers of sequences: the tokens they are given
+/// differ by little at any time.
 #[test]
 fn backlogged_accounts_get_equal_shares() {
     const BUDGET: usize = 100;
-    let mut bench = Bench::new(1, [BUDGET, 16, 16, 4096, 4096]);
+    let mut bench =
+        Bench::new(1, &format!("budget {BUDGET} rows 16 block 16 blocks 4096 context 4096"));
     let mut next = 0..;
     let mut given = HashMap::<AccountId, usize>::new();
     for round in 0..400 {
         for (name, sequences) in [("a", 9), ("b", 4), ("c", 3)] {
-            let live = bench.scheduler.accounts.get(&account(name)).copied();
-            for _ in live.unwrap_or(0)..sequences {
+            let owned = |sequence: &&Sequence| sequence.request.account == account(name);
+            let live = bench.scheduler.sequences().filter(owned).count();
+            for _ in live..sequences {
                 let id = next.next().unwrap();
                 let from = id * 1000;
                 bench.run(&format!("add {id} {name} {from}..{} +5", from + 400));
@@ -396,7 +405,7 @@ fn backlogged_accounts_get_equal_shares() {
             let owner = bench.scheduler.get(row.id).unwrap().request.account;
             *given.entry(owner).or_default() += row.num_tokens;
         }
-        bench.take_in();
+        bench.collect();
     }
     let most = given.values().max().unwrap();
     let least = given.values().min().unwrap();
@@ -406,7 +415,7 @@ fn backlogged_accounts_get_equal_shares() {
 #[test]
 fn an_end_is_found_a_step_late_and_its_extra_token_counts_for_nothing() {
     check_ahead(
-        [8, 4, 4, 16, 64],
+        "budget 8 rows 4 block 4 blocks 16 context 64",
         "add 1 a 0..3 +9 eos 1004
          step     => 1:3*
          step     => 1:1*<0
@@ -421,7 +430,7 @@ fn an_end_is_found_a_step_late_and_its_extra_token_counts_for_nothing() {
 #[test]
 fn nothing_is_launched_beyond_a_limit_known_ahead() {
     check_ahead(
-        [8, 4, 4, 16, 8],
+        "budget 8 rows 4 block 4 blocks 16 context 8",
         "add 1 a 0..3 +3
          add 2 b 0..5 +9
          step => 1:3* 2:5*
@@ -438,7 +447,7 @@ fn nothing_is_launched_beyond_a_limit_known_ahead() {
 #[test]
 fn who_is_stopped_in_flight_frees_its_blocks_at_once() {
     check_ahead(
-        [8, 4, 4, 16, 64],
+        "budget 8 rows 4 block 4 blocks 16 context 64",
         "add 1 a 0..5 +9
          add 2 b 0..3 +9
          step     => 1:5* 2:3*
@@ -454,7 +463,7 @@ fn who_is_stopped_in_flight_frees_its_blocks_at_once() {
 #[test]
 fn who_is_stopped_before_its_prompt_is_computed_has_computed_none() {
     check_ahead(
-        [8, 4, 4, 16, 64],
+        "budget 8 rows 4 block 4 blocks 16 context 64",
         "add 1 a 0..20 +9
          step   => 1:8
          step   => 1:8
@@ -467,7 +476,7 @@ fn who_is_stopped_before_its_prompt_is_computed_has_computed_none() {
 #[test]
 fn who_is_preempted_in_flight_keeps_the_token() {
     check_ahead(
-        [32, 4, 4, 6, 24],
+        "budget 32 rows 4 block 4 blocks 6 context 24",
         "add 1 a 0..8 +9
          add 2 b 100..107 +9
          step     => 1:8* 2:7*
@@ -488,7 +497,7 @@ fn who_is_preempted_in_flight_keeps_the_token() {
 #[test]
 fn a_block_is_shared_once_its_tokens_are_known() {
     check_ahead(
-        [32, 4, 4, 16, 64],
+        "budget 32 rows 4 block 4 blocks 16 context 64",
         "add 1 a 0..9 +9
          step   => 1:9*
          add 2 a 0..9 +9
@@ -502,7 +511,7 @@ fn a_block_is_shared_once_its_tokens_are_known() {
 #[test]
 fn a_failed_step_takes_the_one_launched_after_it_along() {
     check_ahead(
-        [8, 4, 4, 16, 64],
+        "budget 8 rows 4 block 4 blocks 16 context 64",
         "add 1 a 0..3 +9
          step   => 1:3*
          add 2 b 0..3 +9
@@ -519,7 +528,7 @@ fn a_failed_step_takes_the_one_launched_after_it_along() {
 #[test]
 fn integrity_covers_what_is_in_flight() {
     let check = |breaks: fn(&mut Scheduler), expect: &str| {
-        let mut bench = Bench::new(2, [8, 4, 4, 16, 64]);
+        let mut bench = Bench::new(2, "budget 8 rows 4 block 4 blocks 16 context 64");
         bench.run("add 1 a 0..3 +9");
         bench.run("add 2 b 0..3 +9");
         bench.run("step");
@@ -531,13 +540,13 @@ fn integrity_covers_what_is_in_flight() {
     check(|s| s.in_flight[1][0].feedback = Some(1), "fed another sequence's token");
     check(|s| drop(s.in_flight.pop_front()), "do not agree");
     check(|s| s.in_flight[0][0].from = 1, "do not agree");
-    check(|s| sequence_mut(&mut s.sequences, SequenceId(1)).in_flight = 1, "do not agree");
+    check(|s| sequence_mut(&mut s.sequences, SequenceId(1)).rows_in_flight = 1, "do not agree");
 }
 
 /// Random arrivals, stops, failures, crashes and steps under a tight cache; everything is checked
 /// after each operation.
 fn churn(depth: usize, operations: u32) {
-    let mut bench = Bench::new(depth, [24, 6, 4, 20, 64]);
+    let mut bench = Bench::new(depth, "budget 24 rows 6 block 4 blocks 20 context 64");
     let mut next = 1..;
     let mut live = Vec::new();
     for operation in 0..operations {

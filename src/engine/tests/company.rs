@@ -9,7 +9,7 @@ use super::*;
 use crate::engine::batch::forward_batch;
 use crate::engine::model_runner::{ModelRunner, RunnerOptions};
 use crate::engine::runner::Runner;
-use crate::engine::scheduler::{Scheduler, Step};
+use crate::engine::scheduler::{ScheduledStep, Scheduler};
 use cresset_kernels::sampling::philox4x32;
 use cresset_models::ModelSource;
 use cresset_models::testing::{tiny_llama_gguf, vocab_size};
@@ -171,7 +171,8 @@ impl<'a> Stage<'a> {
     fn take_in(&mut self) -> bool {
         let results = self.runner.collect().unwrap();
         let mut going = true;
-        for (row, sampled) in self.scheduler.advance().iter().filter(|row| row.samples).zip(results)
+        for (row, sampled) in
+            self.scheduler.commit_step().iter().filter(|row| row.samples).zip(results)
         {
             if self.scheduler.get(row.id).is_none() {
                 continue;
@@ -194,7 +195,7 @@ impl<'a> Stage<'a> {
         going
     }
 
-    fn look(&mut self, step: &Step) {
+    fn look(&mut self, step: &ScheduledStep) {
         self.seen.preempted += usize::from(step.preempted.contains(&PROBE));
         if let Some(row) = step.rows.iter().find(|row| row.id == PROBE) {
             self.seen.chunks += usize::from(row.num_tokens > 1);

@@ -56,7 +56,7 @@ fn steps_of_256_rows(depth: usize) {
             continue;
         }
         timed(if turn < 700 { &mut ignored } else { &mut committing }, || {
-            for row in scheduler.advance().iter().filter(|row| row.samples) {
+            for row in scheduler.commit_step().iter().filter(|row| row.samples) {
                 assert!(scheduler.append(row.id, 7).is_none());
             }
         });
