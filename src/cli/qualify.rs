@@ -5,7 +5,7 @@ use super::output::Result;
 use crate::catalogue::{Catalogue, Manifest, host};
 use crate::config::Config;
 use crate::engine::{
-    EngineHandle, Event, GenerateRequest, Refused, SamplingParams, SequenceId, StopCause,
+    EngineHandle, GenerateRequest, Refused, SamplingParams, SequenceEvent, SequenceId, StopCause,
 };
 use crate::ids::AccountId;
 use crate::text::{self, ChatMessage, Detokenizer, StopMatcher, TextModel};
@@ -185,7 +185,10 @@ impl EngineSubject {
     }
 
     /// An engine that serves others meanwhile may be full for a moment.
-    fn admit(&self, request: &GenerateRequest) -> SubjectResult<(SequenceId, Receiver<Event>)> {
+    fn admit(
+        &self,
+        request: &GenerateRequest,
+    ) -> SubjectResult<(SequenceId, Receiver<SequenceEvent>)> {
         const TRIES: usize = 600;
         for _ in 0..TRIES {
             match self.engine.submit(request.clone()) {
@@ -222,7 +225,7 @@ struct Collector {
     engine: EngineHandle,
     text: Arc<TextModel>,
     id: SequenceId,
-    events: Receiver<Event>,
+    events: Receiver<SequenceEvent>,
     /// Ids that end the answer without being text.
     ending: Vec<u32>,
     detokenizer: Detokenizer,
@@ -238,7 +241,7 @@ impl Collector {
         subject: &EngineSubject,
         request: &Request,
         id: SequenceId,
-        events: Receiver<Event>,
+        events: Receiver<SequenceEvent>,
     ) -> Self {
         Self {
             engine: subject.engine.clone(),
@@ -258,11 +261,11 @@ impl Collector {
     fn collect(mut self) -> SubjectResult<Generation> {
         loop {
             match self.events.blocking_recv() {
-                Some(Event::Started) => {}
+                Some(SequenceEvent::Started) => {}
                 // Tokens on their way when the stop string was found: computed, never shown.
-                Some(Event::Token { .. }) if self.stopped => {}
-                Some(Event::Token { id, logprobs }) => self.token(id, logprobs)?,
-                Some(Event::Finished(finished)) => return self.finish(&finished),
+                Some(SequenceEvent::Token { .. }) if self.stopped => {}
+                Some(SequenceEvent::Token { id, logprobs }) => self.token(id, logprobs)?,
+                Some(SequenceEvent::Finished(finished)) => return self.finish(&finished),
                 None => return Err(SubjectError::Failed("the engine ended without a word".into())),
             }
         }

@@ -51,18 +51,18 @@ pub struct Prefix {
 pub struct IntegrityError(pub String);
 
 #[derive(Debug, Default)]
-struct Block {
+struct KvBlock {
     /// Tables that hold the block.
     ref_count: u32,
     /// The account whose tokens the block holds or will hold; `None` when free.
     owner: Option<AccountId>,
-    content: Option<Content>,
+    content: Option<BlockContent>,
     /// When the last table let go of it: the key of `evictable`.
     released: u64,
 }
 
 #[derive(Debug)]
-struct Content {
+struct BlockContent {
     hash: BlockHash,
     parent: BlockHash,
     tokens: Box<[u32]>,
@@ -71,7 +71,7 @@ struct Content {
 #[derive(Debug)]
 pub struct BlockManager {
     block_size: usize,
-    blocks: Vec<Block>,
+    blocks: Vec<KvBlock>,
     free: Vec<u32>,
     /// Least recently released first.
     evictable: BTreeMap<u64, u32>,
@@ -86,7 +86,7 @@ impl BlockManager {
         assert!(block_size > 0, "a block holds at least one token");
         Self {
             block_size,
-            blocks: (0..num_blocks).map(|_| Block::default()).collect(),
+            blocks: (0..num_blocks).map(|_| KvBlock::default()).collect(),
             free: (0..num_blocks as u32).rev().collect(),
             evictable: BTreeMap::new(),
             cached: HashMap::new(),
@@ -169,7 +169,7 @@ impl BlockManager {
             // cache.
             if let std::collections::hash_map::Entry::Vacant(entry) = self.cached.entry(hash) {
                 entry.insert(id);
-                self.blocks[id as usize].content = Some(Content {
+                self.blocks[id as usize].content = Some(BlockContent {
                     hash,
                     parent: self.parent(table, index),
                     tokens: self.tokens_of(index, tokens).into(),
@@ -269,7 +269,7 @@ impl BlockManager {
         Ok(())
     }
 
-    fn block(&self, id: u32) -> &Block {
+    fn block(&self, id: u32) -> &KvBlock {
         &self.blocks[id as usize]
     }
 

@@ -14,7 +14,7 @@ pub use super::scheduler::EngineOptions;
 pub use super::sequence::{Finished, GenerateRequest, SequenceId, StopCause};
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Event {
+pub enum SequenceEvent {
     /// The first chunk of the prompt was scheduled.
     Started,
     Token {
@@ -50,16 +50,16 @@ pub struct EngineStats {
 /// Cheap to clone; the engine thread ends when `shutdown` is called or all handles are gone.
 #[derive(Clone)]
 pub struct EngineHandle {
-    inner: Arc<Inner>,
+    engine: Arc<EngineThread>,
 }
 
-struct Inner {
+struct EngineThread {
     inbox: Arc<Inbox>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// The last handle lets the thread go without waiting for it: handles are dropped in async code.
-impl Drop for Inner {
+impl Drop for EngineThread {
     fn drop(&mut self) {
         self.inbox.ask_to_end();
     }
@@ -74,8 +74,8 @@ impl EngineHandle {
             .name("engine".into())
             .spawn(move || worker.run())
             .expect("the operating system gives the engine a thread");
-        let inner = Inner { inbox, thread: Mutex::new(Some(thread)) };
-        Self { inner: Arc::new(inner) }
+        let engine = EngineThread { inbox, thread: Mutex::new(Some(thread)) };
+        Self { engine: Arc::new(engine) }
     }
 
     /// Never blocks. The channel holds every event of the sequence, so the engine never waits for a
@@ -83,7 +83,7 @@ impl EngineHandle {
     pub fn submit(
         &self,
         request: GenerateRequest,
-    ) -> Result<(SequenceId, mpsc::Receiver<Event>), Refused> {
+    ) -> Result<(SequenceId, mpsc::Receiver<SequenceEvent>), Refused> {
         let (events, receiver) = mpsc::channel(request.event_capacity());
         Ok((self.submit_to(request, events)?, receiver))
     }
@@ -93,22 +93,22 @@ impl EngineHandle {
     pub fn submit_to(
         &self,
         request: GenerateRequest,
-        events: mpsc::Sender<Event>,
+        events: mpsc::Sender<SequenceEvent>,
     ) -> Result<SequenceId, Refused> {
-        self.inner.inbox.submit(Submission { request, events }, Instant::now())
+        self.engine.inbox.submit(Submission { request, events }, Instant::now())
     }
 
     /// Ends a sequence before the next step; its `Finished` follows. Unknown ids are ignored.
     pub fn stop(&self, id: SequenceId) {
-        self.inner.inbox.stop(id);
+        self.engine.inbox.stop(id);
     }
 
     pub fn stats(&self) -> EngineStats {
-        self.inner.inbox.stats(Instant::now())
+        self.engine.inbox.stats(Instant::now())
     }
 
     pub fn options(&self) -> &EngineOptions {
-        self.inner.inbox.options()
+        self.engine.inbox.options()
     }
 
     /// False once the engine thread has died.
@@ -118,19 +118,19 @@ impl EngineHandle {
 
     /// Why the engine thread has ended, if it has.
     pub fn ended_by(&self) -> Option<EngineError> {
-        self.inner.inbox.ended_by()
+        self.engine.inbox.ended_by()
     }
 
     /// Refuses new sequences from now on; running ones go on.
     pub fn drain(&self) {
-        self.inner.inbox.drain();
+        self.engine.inbox.drain();
     }
 
     /// Ends the engine thread before its next step and waits for it (blocking: a step at most).
     /// What still runs fails.
     pub fn shutdown(&self) {
-        self.inner.inbox.ask_to_end();
-        let thread = &self.inner.thread;
+        self.engine.inbox.ask_to_end();
+        let thread = &self.engine.thread;
         let mut thread = thread.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(thread) = thread.take() {
             // The thread catches its panics and reports them through `is_alive` and the sequences'

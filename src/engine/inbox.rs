@@ -3,7 +3,7 @@
 //! max_waiting` sequences.
 
 use super::error::EngineError;
-use super::handle::{EngineStats, Event};
+use super::handle::{EngineStats, SequenceEvent};
 use super::queue_limits::{self, EngineLoad, Refused};
 use super::rate::RateMeter;
 use super::scheduler::EngineOptions;
@@ -15,7 +15,7 @@ use tokio::sync::mpsc::Sender;
 
 pub struct Submission {
     pub request: GenerateRequest,
-    pub events: Sender<Event>,
+    pub events: Sender<SequenceEvent>,
 }
 
 /// What came in since the engine looked last.

@@ -1,7 +1,18 @@
-//! The engine: `schedule → launch → collect → commit` on one thread that owns the model and its KV
-//! cache.
-//! `sequence`, `block_manager`, `fair_queue`, `scheduler`, `queue_limits` and `rate` are pure; tensors
-//! appear in `model_runner` and `gpu_runner`.
+//! The engine: generates tokens for many sequences at once with one loaded model.
+//!
+//! Each engine has one thread of its own (`worker`), which owns the model, its KV cache and the
+//! scheduler, and repeats `schedule → launch → collect → commit`. The rest of the node holds an
+//! `EngineHandle`. Its calls never wait for a step: requests and stops go into the `inbox`, which
+//! the worker empties before each step, and events come back over one bounded channel per sequence
+//! that has room for all of them.
+//!
+//! A runner may have two steps in flight: the next one is scheduled and launched while the device
+//! computes the last one, whose sampled tokens are fed back on the device. The end of a sequence is
+//! therefore found one step late. The extra token is dropped: it is neither sent nor counted.
+//!
+//! `sequence`, `sampling_params`, `block_manager`, `scheduler`, `fair_queue`, `queue_limits`,
+//! `rate` and `error` are pure: no tensors, no tasks, and time is an argument. `batch` turns a
+//! scheduled step into the model's input; the runners compute it.
 
 pub mod batch;
 pub mod block_manager;
@@ -26,7 +37,7 @@ mod tests;
 
 pub use error::EngineError;
 pub use handle::{
-    EngineHandle, EngineOptions, EngineStats, Event, Finished, GenerateRequest, Refused,
+    EngineHandle, EngineOptions, EngineStats, Finished, GenerateRequest, Refused, SequenceEvent,
     SequenceId, StopCause,
 };
 pub use sampler::TokenLogprobs;

@@ -95,7 +95,7 @@ pub fn nothing_launched() -> EngineError {
 
 /// How a scripted step fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failure {
+pub enum ScriptedFailure {
     /// `launch` returns an error.
     Launch,
     /// `collect` returns an error.
@@ -114,7 +114,7 @@ pub enum Failure {
 pub struct ScriptedRunner {
     script: Box<dyn FnMut(&RowSampling) -> u32 + Send>,
     step_time: Duration,
-    failures: HashMap<u64, Failure>,
+    failures: HashMap<u64, ScriptedFailure>,
     /// What a scripted step fails with, if not with a text of its own.
     error: Option<EngineError>,
     depth: usize,
@@ -169,7 +169,7 @@ impl ScriptedRunner {
     }
 
     /// The `step`-th step, counted from 0, fails. May be called for several steps.
-    pub fn fail_at(mut self, step: u64, failure: Failure) -> Self {
+    pub fn fail_at(mut self, step: u64, failure: ScriptedFailure) -> Self {
         self.failures.insert(step, failure);
         self
     }
@@ -199,7 +199,7 @@ impl Runner for ScriptedRunner {
     fn launch(&mut self, _batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), EngineError> {
         let step = self.steps;
         self.steps += 1;
-        if self.failures.get(&step) == Some(&Failure::Launch) {
+        if self.failures.get(&step) == Some(&ScriptedFailure::Launch) {
             let text = format!("scripted failure to launch step {step}");
             return Err(self.failure(EngineError::Compute, text));
         }
@@ -214,13 +214,13 @@ impl Runner for ScriptedRunner {
         std::thread::sleep(done.saturating_duration_since(Instant::now()));
         self.previous = match self.failures.get(&step) {
             None => rows.iter().map(|row| Ok(self.sample(row))).collect(),
-            Some(Failure::Rows) => {
+            Some(ScriptedFailure::Rows) => {
                 let text = format!("scripted failure in step {step}");
                 vec![Err(self.failure(EngineError::Sampling, text)); rows.len()]
             }
-            Some(Failure::Panic) => panic!("scripted panic in step {step}"),
+            Some(ScriptedFailure::Panic) => panic!("scripted panic in step {step}"),
             Some(failure) => {
-                self.fatal = *failure == Failure::Fatal;
+                self.fatal = *failure == ScriptedFailure::Fatal;
                 let text = format!("scripted failure of step {step}");
                 return Err(self.failure(EngineError::Compute, text));
             }

@@ -44,14 +44,14 @@ pub fn any_instant() -> Instant {
 }
 
 /// Everything a sequence said, to its end.
-pub fn collect(mut events: mpsc::Receiver<Event>) -> (Vec<u32>, Finished) {
+pub fn collect(mut events: mpsc::Receiver<SequenceEvent>) -> (Vec<u32>, Finished) {
     let mut tokens = Vec::new();
     let mut started = 0;
     loop {
         match events.blocking_recv().expect("a sequence ends with Finished") {
-            Event::Started => started += 1,
-            Event::Token { id, .. } => tokens.push(id),
-            Event::Finished(finished) => {
+            SequenceEvent::Started => started += 1,
+            SequenceEvent::Token { id, .. } => tokens.push(id),
+            SequenceEvent::Finished(finished) => {
                 assert_eq!(finished.completion_tokens as usize, tokens.len());
                 assert!(started == 1 || (started == 0 && tokens.is_empty()));
                 assert_eq!(events.blocking_recv(), None, "nothing follows Finished");

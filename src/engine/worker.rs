@@ -4,7 +4,7 @@
 
 use super::batch::forward_batch;
 use super::error::EngineError;
-use super::handle::{EngineStats, Event};
+use super::handle::{EngineStats, SequenceEvent};
 use super::inbox::{Commands, Inbox};
 use super::queue_limits::EngineLoad;
 use super::rate::Throughput;
@@ -23,7 +23,7 @@ use tokio::sync::mpsc::Sender;
 pub struct Worker {
     runner: Box<dyn Runner>,
     scheduler: Scheduler,
-    streams: HashMap<SequenceId, Sender<Event>>,
+    streams: HashMap<SequenceId, Sender<SequenceEvent>>,
     inbox: Arc<Inbox>,
     throughput: Throughput,
     /// When the runner began with the oldest step in flight.
@@ -124,7 +124,7 @@ impl Worker {
             return if self.scheduler.is_empty() { Ok(()) } else { fault };
         }
         for &id in &step.started {
-            self.send(id, Event::Started);
+            self.send(id, SequenceEvent::Started);
         }
         let launched = if step.rows.is_empty() { Ok(()) } else { self.launch(&step, now) };
         let more = !step.rows.is_empty() && self.scheduler.in_flight().len() < self.runner.depth();
@@ -189,7 +189,7 @@ impl Worker {
     fn append(&mut self, id: SequenceId, sampled: Sampled) {
         let Sampled { token, logprobs } = sampled;
         let cause = self.scheduler.append(id, token);
-        self.send(id, Event::Token { id: token, logprobs });
+        self.send(id, SequenceEvent::Token { id: token, logprobs });
         if let Some(cause) = cause {
             self.finish(id, cause);
         }
@@ -215,12 +215,12 @@ impl Worker {
     }
 
     fn end_stream(&mut self, id: SequenceId, finished: Finished) {
-        self.send(id, Event::Finished(finished));
+        self.send(id, SequenceEvent::Finished(finished));
         self.streams.remove(&id);
         self.inbox.ended(id);
     }
 
-    fn send(&self, id: SequenceId, event: Event) {
+    fn send(&self, id: SequenceId, event: SequenceEvent) {
         use tokio::sync::mpsc::error::TrySendError;
         // A closed channel is found by `stop_unread` before the next step.
         if let Some(Err(TrySendError::Full(_))) = self.streams.get(&id).map(|s| s.try_send(event)) {

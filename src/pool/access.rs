@@ -2,7 +2,7 @@
 
 use super::ModelPool;
 use crate::engine::{
-    EngineError, EngineHandle, Event, Finished, GenerateRequest, SequenceId, StopCause,
+    EngineError, EngineHandle, Finished, GenerateRequest, SequenceEvent, SequenceId, StopCause,
 };
 use crate::ids::ModelId;
 use std::sync::Arc;
@@ -60,7 +60,7 @@ impl SubmittedRequest {
     pub(super) fn queued(
         slot: QueueSlot,
         request: GenerateRequest,
-        events: mpsc::Sender<Event>,
+        events: mpsc::Sender<SequenceEvent>,
     ) -> Self {
         let (pool, stop) = (slot.pool.clone(), CancellationToken::new());
         pool.runtime.spawn(start_when_loaded(slot, request, events, stop.clone()));
@@ -87,7 +87,7 @@ impl Drop for SubmittedRequest {
 async fn start_when_loaded(
     mut slot: QueueSlot,
     request: GenerateRequest,
-    events: mpsc::Sender<Event>,
+    events: mpsc::Sender<SequenceEvent>,
     stop: CancellationToken,
 ) {
     let max_wait = slot.pool.max_wait;
@@ -112,5 +112,5 @@ async fn start_when_loaded(
     };
     let finished = Finished { cause, prompt_tokens: 0, cached_tokens: 0, completion_tokens: 0 };
     // A reader that has gone needs no event.
-    let _ = events.try_send(Event::Finished(finished));
+    let _ = events.try_send(SequenceEvent::Finished(finished));
 }

@@ -15,7 +15,7 @@ pub use view::ModelView;
 
 use crate::catalogue::QualifiedModel;
 use crate::config::EngineSettings;
-use crate::engine::{EngineError, EngineHandle, Event, GenerateRequest, Refused};
+use crate::engine::{EngineError, EngineHandle, GenerateRequest, Refused, SequenceEvent};
 use crate::ids::ModelId;
 use crate::text::TextModel;
 use access::{EngineAccess, EngineLease, QueueSlot};
@@ -159,7 +159,7 @@ impl ModelPool {
         self: &Arc<Self>,
         id: ModelId,
         request: GenerateRequest,
-    ) -> Result<(SubmittedRequest, mpsc::Receiver<Event>), PoolError> {
+    ) -> Result<(SubmittedRequest, mpsc::Receiver<SequenceEvent>), PoolError> {
         let (events, receiver) = mpsc::channel(request.event_capacity());
         let submission = match self.acquire(id)? {
             EngineAccess::Granted(lease) => {

@@ -13,7 +13,7 @@ use super::sse;
 use super::transcript::{Delta, Transcript};
 use super::wire::completion::{Choice, Completion, Credits, Header, Logprobs, Reply};
 use crate::clock::UnixMillis;
-use crate::engine::{Event, Finished, GenerateRequest, StopCause};
+use crate::engine::{Finished, GenerateRequest, SequenceEvent, StopCause};
 use crate::failpoint::failpoint;
 use crate::ids::AttemptId;
 use crate::ledger::commands::{ReleaseCause, SettleEnd};
@@ -158,7 +158,7 @@ struct Run {
     node: Arc<Node>,
     live: Arc<LiveRequest>,
     model: Arc<ServedModel>,
-    events: mpsc::Receiver<Event>,
+    events: mpsc::Receiver<SequenceEvent>,
     record: RequestRecord,
     header: Header,
     transcript: Transcript,
@@ -173,7 +173,7 @@ impl Run {
     fn new(
         node: Arc<Node>,
         job: Job,
-        events: mpsc::Receiver<Event>,
+        events: mpsc::Receiver<SequenceEvent>,
         record: RequestRecord,
         began: Instant,
     ) -> Self {
@@ -220,15 +220,15 @@ impl Run {
                     ticket.stop();
                 }
                 event = self.events.recv() => match event {
-                    Some(Event::Started) => self.start(),
-                    Some(Event::Token { id, logprobs }) => {
+                    Some(SequenceEvent::Started) => self.start(),
+                    Some(SequenceEvent::Token { id, logprobs }) => {
                         let delta = self.transcript.push(id, logprobs.as_ref());
                         self.pass_on(delta);
                         if self.transcript.stopped {
                             ticket.stop();
                         }
                     }
-                    Some(Event::Finished(finished)) => return self.judge(&finished, ending),
+                    Some(SequenceEvent::Finished(finished)) => return self.judge(&finished, ending),
                     None => return End::Failed(FailureCode::GenerationFailed),
                 },
             }

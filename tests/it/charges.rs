@@ -4,7 +4,7 @@
 use super::support::{World, application, issue, issue_until, next_piece, read, revoke, suspend};
 use cresset::clock::{Clock, SystemClock, UnixMillis};
 use cresset::config::Plan;
-use cresset::engine::runner::Failure;
+use cresset::engine::runner::ScriptedFailure;
 use serde_json::{Value, json};
 use std::time::Duration;
 use uuid::Uuid;
@@ -206,7 +206,7 @@ async fn a_cancel_takes_two_steps_at_most() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failed_step_costs_nobody_and_the_next_requests_live() {
-    for failure in [Failure::Error, Failure::Panic, Failure::Rows] {
+    for failure in [ScriptedFailure::Error, ScriptedFailure::Panic, ScriptedFailure::Rows] {
         let world = endless(20, |setup| setup.failures = vec![(8, failure)]).await;
         let body = world.ask(json!({ "max_tokens": 30 }));
         let ids: Vec<Uuid> = (0..4).map(|_| Uuid::new_v4()).collect();

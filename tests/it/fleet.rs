@@ -1,7 +1,7 @@
 //! Models that come and go: loaded when a request names them, within a budget of memory.
 
 use super::support::{World, next_piece, qualified, read};
-use cresset::engine::runner::{Failure, ScriptedRunner};
+use cresset::engine::runner::{ScriptedFailure, ScriptedRunner};
 use cresset::engine::{EngineError, EngineHandle, EngineOptions};
 use cresset::pool::{LoadedEngine, ServedModel};
 use cresset::server::operator::{Live, status};
@@ -52,7 +52,7 @@ fn offer(world: &World, seed: u64, kind: Kind) -> String {
         let runner = kind
             .dies_at
             .into_iter()
-            .fold(runner, |runner, step| runner.fail_at(step, Failure::Fatal));
+            .fold(runner, |runner, step| runner.fail_at(step, ScriptedFailure::Fatal));
         let options = EngineOptions {
             max_batched_tokens: 256,
             max_rows: 16,

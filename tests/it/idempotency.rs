@@ -1,7 +1,7 @@
 //! The same request id again: replayed, joined, refused or run once more.
 
 use super::support::{CHAT, World, application, chat_headers, issue, next_piece, read, statuses};
-use cresset::engine::runner::Failure;
+use cresset::engine::runner::ScriptedFailure;
 use futures_util::future::join_all;
 use hyper::Method;
 use serde_json::{Value, json};
@@ -144,9 +144,10 @@ async fn a_running_stream_can_be_joined_by_so_many() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_failure_may_be_tried_three_times() {
-    let world =
-        World::with(|setup| setup.failures = (0..3).map(|step| (step, Failure::Error)).collect())
-            .await;
+    let world = World::with(|setup| {
+        setup.failures = (0..3).map(|step| (step, ScriptedFailure::Error)).collect()
+    })
+    .await;
     let (id, body) = (Uuid::new_v4(), world.ask(json!({})));
     for attempt in 1..=3 {
         let answer = world.post(id, &body).await;
@@ -187,7 +188,7 @@ async fn whatever_has_expired_is_gone_and_not_run_again() {
     let world = World::with(|setup| {
         setup.config.requests.body_retention_hours = 0;
         setup.step = Duration::from_millis(5);
-        setup.failures = vec![(0, Failure::Error)];
+        setup.failures = vec![(0, ScriptedFailure::Error)];
     })
     .await;
     let bodies = [json!({}), json!({}), json!({ "ignore_eos": true, "max_tokens": 900 })]

@@ -3,7 +3,7 @@
 
 use super::support::{Answer, World, issue, next_piece, statuses};
 use cresset::engine::EngineError;
-use cresset::engine::runner::Failure;
+use cresset::engine::runner::ScriptedFailure;
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -346,12 +346,12 @@ async fn metrics_tell_what_happened() {
 async fn each_kind_of_engine_error_reaches_the_operator_as_itself_and_clients_as_one() {
     let text = || "scripted reason".to_owned();
     for (failure, error) in [
-        (Failure::Error, EngineError::Shape(text())),
-        (Failure::Error, EngineError::OutOfMemory(text())),
-        (Failure::Launch, EngineError::DeviceLost(text())),
-        (Failure::Error, EngineError::Integrity(text())),
-        (Failure::Error, EngineError::Compute(text())),
-        (Failure::Rows, EngineError::Sampling(text())),
+        (ScriptedFailure::Error, EngineError::Shape(text())),
+        (ScriptedFailure::Error, EngineError::OutOfMemory(text())),
+        (ScriptedFailure::Launch, EngineError::DeviceLost(text())),
+        (ScriptedFailure::Error, EngineError::Integrity(text())),
+        (ScriptedFailure::Error, EngineError::Compute(text())),
+        (ScriptedFailure::Rows, EngineError::Sampling(text())),
     ] {
         let world = World::with(|setup| {
             setup.failures = vec![(1, failure)];

@@ -4,7 +4,9 @@
 use super::process::Folder;
 use cresset::catalogue::{Catalogue, FetchOptions};
 use cresset::engine::model_runner::{ModelRunner, RunnerOptions};
-use cresset::engine::{EngineHandle, EngineOptions, Event, GenerateRequest, SamplingParams};
+use cresset::engine::{
+    EngineHandle, EngineOptions, GenerateRequest, SamplingParams, SequenceEvent,
+};
 use cresset::ids::AccountId;
 use cresset_models::ModelSource;
 use cresset_qualification::Goldens;
@@ -78,7 +80,7 @@ fn greedy(
     engine: &EngineHandle,
     prompt: &[u32],
     max_tokens: u32,
-) -> tokio::sync::mpsc::Receiver<Event> {
+) -> tokio::sync::mpsc::Receiver<SequenceEvent> {
     let request = GenerateRequest {
         account: AccountId::generate(),
         priority: 0,
@@ -92,10 +94,10 @@ fn greedy(
     engine.submit(request).unwrap().1
 }
 
-fn tokens(mut events: tokio::sync::mpsc::Receiver<Event>) -> Vec<u32> {
+fn tokens(mut events: tokio::sync::mpsc::Receiver<SequenceEvent>) -> Vec<u32> {
     let mut ids = Vec::new();
     while let Some(event) = events.blocking_recv() {
-        if let Event::Token { id, .. } = event {
+        if let SequenceEvent::Token { id, .. } = event {
             ids.push(id);
         }
     }

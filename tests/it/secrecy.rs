@@ -2,7 +2,7 @@
 
 use super::process::{Customer, Folder, Served, eventually, get, request};
 use super::support::{CHAT, World, chat_headers};
-use cresset::engine::runner::Failure;
+use cresset::engine::runner::ScriptedFailure;
 use hyper::Method;
 use serde_json::json;
 use std::io::Write;
@@ -39,7 +39,7 @@ async fn prompts_and_keys_appear_nowhere() {
     // test's; with two it asks both.
     let _second = tracing::Dispatch::new(tracing_subscriber::registry());
     let _guard = tracing::subscriber::set_default(subscriber);
-    let world = World::with(|setup| setup.failures = vec![(1, Failure::Error)]).await;
+    let world = World::with(|setup| setup.failures = vec![(1, ScriptedFailure::Error)]).await;
     let prompt = json!({ "messages": [{ "role": "user", "content": CANARY }], "user": CANARY, "metadata": { "a": CANARY } });
     let mut seen = String::new();
     for body in [

@@ -7,7 +7,9 @@
 
 use super::support::{World, next_piece, qualified, read};
 use cresset::engine::model_runner::{ModelRunner, RunnerOptions};
-use cresset::engine::{EngineHandle, EngineOptions, Event, GenerateRequest, SamplingParams};
+use cresset::engine::{
+    EngineHandle, EngineOptions, GenerateRequest, SamplingParams, SequenceEvent,
+};
 use cresset::ids::AccountId;
 use cresset::pool::{LoadedEngine, ServedModel};
 use cresset::text::TextModel;
@@ -208,7 +210,7 @@ async fn submit(world: &World, models: &[String], draw: u64) {
             ticket.stop();
         }
         patience = patience.saturating_sub(1);
-        if matches!(event, Event::Finished(_)) {
+        if matches!(event, SequenceEvent::Finished(_)) {
             return;
         }
     }

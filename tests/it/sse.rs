@@ -1,7 +1,7 @@
 //! Streams, to the byte: what leaves, in which order, and what a failure looks like.
 
 use super::support::{World, next_piece, read, revoke};
-use cresset::engine::runner::Failure;
+use cresset::engine::runner::ScriptedFailure;
 use serde_json::{Value, json};
 use std::time::Duration;
 use uuid::Uuid;
@@ -142,7 +142,7 @@ async fn the_settlement_is_durable_before_the_last_chunk_leaves() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failure_after_the_first_byte_is_an_event_and_costs_nothing() {
-    for failure in [Failure::Error, Failure::Panic, Failure::Rows] {
+    for failure in [ScriptedFailure::Error, ScriptedFailure::Panic, ScriptedFailure::Rows] {
         let world = World::with(|setup| {
             setup.failures = vec![(2, failure)];
             setup.step = Duration::from_millis(20);

@@ -43,7 +43,7 @@ pub struct Setup {
     pub ends: bool,
     pub step: Duration,
     /// Steps that fail.
-    pub failures: Vec<(u64, cresset::engine::runner::Failure)>,
+    pub failures: Vec<(u64, cresset::engine::runner::ScriptedFailure)>,
     /// What the failures fail with, if not with a text of the runner's own.
     pub error: Option<EngineError>,
     pub trial: u64,

@@ -6,7 +6,7 @@ use crate::engine::model_runner;
 use crate::engine::sampling_params::SamplingParams;
 use crate::engine::tests::{collect, request, wait_for};
 use crate::engine::{
-    EngineHandle, EngineOptions, Event, GenerateRequest, StopCause, TokenLogprobs,
+    EngineHandle, EngineOptions, GenerateRequest, SequenceEvent, StopCause, TokenLogprobs,
 };
 use cresset_kernels::gpu::{Emulator, device_or_emulator};
 use cresset_models::testing::{tiny_llama_gguf, vocab_size};
@@ -92,12 +92,12 @@ fn the_gpu_says_what_the_cpu_says() {
 }
 
 /// A request's tokens with their log-probabilities, to the bit.
-fn bits(mut events: Receiver<Event>) -> Vec<(u32, u32, Vec<(u32, u32)>)> {
+fn bits(mut events: Receiver<SequenceEvent>) -> Vec<(u32, u32, Vec<(u32, u32)>)> {
     let mut said = Vec::new();
     loop {
         match events.blocking_recv().unwrap() {
-            Event::Started => (),
-            Event::Token { id, logprobs } => {
+            SequenceEvent::Started => (),
+            SequenceEvent::Token { id, logprobs } => {
                 let TokenLogprobs { chosen, top } = logprobs.unwrap();
                 said.push((
                     id,
@@ -105,7 +105,7 @@ fn bits(mut events: Receiver<Event>) -> Vec<(u32, u32, Vec<(u32, u32)>)> {
                     top.into_iter().map(|(id, p)| (id, p.to_bits())).collect(),
                 ));
             }
-            Event::Finished(finished) => {
+            SequenceEvent::Finished(finished) => {
                 assert_eq!(finished.cause, StopCause::Length);
                 return said;
             }

@@ -1,7 +1,7 @@
 //! Joining, leaving, stopping, failing, refusing, draining.
 
 use super::*;
-use crate::engine::runner::{Failure, RowResult, Runner, ScriptedRunner};
+use crate::engine::runner::{RowResult, Runner, ScriptedFailure, ScriptedRunner};
 use crate::engine::sampling_params::RowSampling;
 use cresset_models::ForwardBatch;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -83,8 +83,8 @@ fn a_stop_comes_before_the_next_step() {
         let (engine, permits) = gated(depth);
         let (id, mut events) = engine.submit(request(0..10, 100)).unwrap();
         permits.send(1).unwrap();
-        assert_eq!(events.blocking_recv(), Some(Event::Started));
-        assert!(matches!(events.blocking_recv(), Some(Event::Token { id: 1, .. })));
+        assert_eq!(events.blocking_recv(), Some(SequenceEvent::Started));
+        assert!(matches!(events.blocking_recv(), Some(SequenceEvent::Token { id: 1, .. })));
         engine.stop(id);
         engine.stop(id);
         engine.stop(SequenceId(77));
@@ -94,7 +94,7 @@ fn a_stop_comes_before_the_next_step() {
         let mut produced = 1;
         loop {
             match events.blocking_recv().unwrap() {
-                Event::Finished(finished) => {
+                SequenceEvent::Finished(finished) => {
                     assert_eq!(finished.cause, StopCause::Stopped);
                     assert_eq!(
                         (finished.prompt_tokens, finished.completion_tokens),
@@ -102,7 +102,7 @@ fn a_stop_comes_before_the_next_step() {
                     );
                     break;
                 }
-                event => assert!(matches!(event, Event::Token { id: 2, .. }), "{event:?}"),
+                event => assert!(matches!(event, SequenceEvent::Token { id: 2, .. }), "{event:?}"),
             }
             produced += 1;
         }
@@ -139,13 +139,13 @@ fn a_deadline_ends_a_sequence_whether_it_runs_or_waits() {
         let (_, mut running) = engine.submit(late()).unwrap();
         let (_, waiting) = engine.submit(late()).unwrap();
         permits.send(7).unwrap();
-        assert_eq!(running.blocking_recv(), Some(Event::Started));
-        assert_eq!(running.blocking_recv(), Some(Event::Token { id: 7, logprobs: None }));
+        assert_eq!(running.blocking_recv(), Some(SequenceEvent::Started));
+        assert_eq!(running.blocking_recv(), Some(SequenceEvent::Token { id: 7, logprobs: None }));
         std::thread::sleep(deadline - Instant::now());
         // The step in flight may end; another one would say 999 again.
         drop(permits);
-        assert_eq!(running.blocking_recv(), Some(Event::Token { id: 999, logprobs: None }));
-        let Some(Event::Finished(finished)) = running.blocking_recv() else {
+        assert_eq!(running.blocking_recv(), Some(SequenceEvent::Token { id: 999, logprobs: None }));
+        let Some(SequenceEvent::Finished(finished)) = running.blocking_recv() else {
             panic!("a step was run after the deadline");
         };
         assert_eq!((finished.cause, finished.completion_tokens), (StopCause::DeadlineExceeded, 2));
@@ -213,21 +213,24 @@ fn a_failed_step_fails_its_sequences_and_the_engine_goes_on() {
             };
             assert!(reason.to_string().contains(expect), "{reason}");
             idle(&engine);
-            assert_eq!(recovered.load(Ordering::Relaxed), usize::from(failure != Failure::Rows));
+            assert_eq!(
+                recovered.load(Ordering::Relaxed),
+                usize::from(failure != ScriptedFailure::Rows)
+            );
             let (tokens, finished) = collect(engine.submit(request(0..10, 9)).unwrap().1);
             assert_eq!((tokens.len(), finished.cause), (9, StopCause::Length));
             assert_eq!(finished.cached_tokens, 0, "what a failed sequence left is not used");
             assert!(engine.is_alive());
         };
-        check(Failure::Launch, "scripted failure to launch step 2");
-        check(Failure::Error, "scripted failure of step 2");
-        check(Failure::Panic, "scripted panic in step 2");
-        check(Failure::Rows, "scripted failure in step 2");
+        check(ScriptedFailure::Launch, "scripted failure to launch step 2");
+        check(ScriptedFailure::Error, "scripted failure of step 2");
+        check(ScriptedFailure::Panic, "scripted panic in step 2");
+        check(ScriptedFailure::Rows, "scripted failure in step 2");
     }
 }
 
 /// How the only sequence of an engine ends whose third step fails with `error`.
-fn end_by(failure: Failure, error: &EngineError) -> (EngineHandle, StopCause) {
+fn end_by(failure: ScriptedFailure, error: &EngineError) -> (EngineHandle, StopCause) {
     let runner = ScriptedRunner::repeating(vec![1]).fail_at(2, failure).fail_with(error.clone());
     let engine = start(runner);
     let (_, events) = engine.submit(request(0..10, 9)).unwrap();
@@ -245,13 +248,13 @@ fn each_kind_of_error_reaches_the_sequence_as_itself() {
         EngineError::Compute(text()),
         EngineError::Panicked(text()),
     ] {
-        for failure in [Failure::Launch, Failure::Error] {
+        for failure in [ScriptedFailure::Launch, ScriptedFailure::Error] {
             let (engine, cause) = end_by(failure, &error);
             assert_eq!(cause, StopCause::Failed(error.clone()));
             assert!(engine.is_alive(), "a step's error ends its sequences only");
         }
     }
-    let (engine, cause) = end_by(Failure::Rows, &EngineError::Sampling(text()));
+    let (engine, cause) = end_by(ScriptedFailure::Rows, &EngineError::Sampling(text()));
     assert_eq!(cause, StopCause::Failed(EngineError::Sampling(text())));
     assert!(engine.is_alive());
 }
@@ -259,7 +262,7 @@ fn each_kind_of_error_reaches_the_sequence_as_itself() {
 #[test]
 fn an_engine_that_ends_says_why_to_all_who_ask() {
     let lost = EngineError::DeviceLost("scripted end of the engine".into());
-    let (engine, cause) = end_by(Failure::Fatal, &EngineError::Compute("scripted".into()));
+    let (engine, cause) = end_by(ScriptedFailure::Fatal, &EngineError::Compute("scripted".into()));
     assert_eq!(cause, StopCause::Failed(EngineError::Compute("scripted".into())));
     let refused = || engine.submit(request(0..10, 1)).unwrap_err();
     // The sequence gets its end a moment before the engine has ended.
@@ -290,7 +293,7 @@ fn a_runner_beyond_recovery_ends_the_engine() {
         let runner = ScriptedRunner::repeating(vec![1])
             .depth(depth)
             .step_time(Duration::from_millis(1))
-            .fail_at(3, Failure::Fatal);
+            .fail_at(3, ScriptedFailure::Fatal);
         let engine =
             EngineHandle::start(Box::new(runner), EngineOptions { max_rows: 1, ..options() });
         let (_, running) = engine.submit(request(0..10, 100)).unwrap();
@@ -376,8 +379,8 @@ fn logprobs_come_with_the_tokens_that_asked_for_them() {
         let mut with = request(0..3, 1);
         with.sampling.logprobs = Some(2);
         let (_, mut events) = engine.submit(with).unwrap();
-        assert_eq!(events.blocking_recv(), Some(Event::Started));
+        assert_eq!(events.blocking_recv(), Some(SequenceEvent::Started));
         let logprobs = Some(TokenLogprobs { chosen: 0.0, top: vec![(5, 0.0)] });
-        assert_eq!(events.blocking_recv(), Some(Event::Token { id: 5, logprobs }));
+        assert_eq!(events.blocking_recv(), Some(SequenceEvent::Token { id: 5, logprobs }));
     }
 }

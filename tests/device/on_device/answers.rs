@@ -2,7 +2,7 @@
 
 use crate::Result;
 use cresset::engine::{
-    EngineHandle, EngineStats, Event, Finished, GenerateRequest, SamplingParams, StopCause,
+    EngineHandle, EngineStats, Finished, GenerateRequest, SamplingParams, SequenceEvent, StopCause,
 };
 use cresset::ids::AccountId;
 use std::sync::Arc;
@@ -42,21 +42,21 @@ pub fn ask(engine: &EngineHandle, request: GenerateRequest) -> Result<Answer> {
 }
 
 /// An answer to its last event, which must be its length.
-pub fn read(mut events: Receiver<Event>, asked: Instant) -> Result<Answer> {
+pub fn read(mut events: Receiver<SequenceEvent>, asked: Instant) -> Result<Answer> {
     let (mut tokens, mut times) = (Vec::new(), Vec::new());
     loop {
         match events.blocking_recv().ok_or("an answer without an end")? {
-            Event::Started => (),
-            Event::Token { id, .. } => {
+            SequenceEvent::Started => (),
+            SequenceEvent::Token { id, .. } => {
                 tokens.push(id);
                 times.push(Instant::now());
             }
-            Event::Finished(finished) if finished.cause == StopCause::Length => {
+            SequenceEvent::Finished(finished) if finished.cause == StopCause::Length => {
                 let first = times.first().map_or(f64::NAN, |first| (*first - asked).as_secs_f64());
                 let gaps = times.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64()).collect();
                 return Ok(Answer { tokens, first, gaps, finished });
             }
-            Event::Finished(finished) => {
+            SequenceEvent::Finished(finished) => {
                 return Err(format!("an answer ended with {:?}", finished.cause).into());
             }
         }
