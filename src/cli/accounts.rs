@@ -1,8 +1,8 @@
 //! `cresset accounts`: who owns balances, keys and requests.
 
-use super::context::Context;
-use super::output::Result;
-use super::{text, values};
+use super::support::context::Context;
+use super::support::output::Result;
+use super::support::{text, values};
 use crate::ids::AccountId;
 use crate::server::operator::AdminCommand;
 use clap::Subcommand;

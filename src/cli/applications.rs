@@ -1,8 +1,8 @@
 //! `cresset applications`: application connections of an account, and their tokens.
 
-use super::context::Context;
-use super::output::Result;
-use super::{text, values};
+use super::support::context::Context;
+use super::support::output::Result;
+use super::support::{text, values};
 use crate::ids::{AccountId, ApplicationId, CredentialId};
 use crate::server::operator::AdminCommand;
 use clap::Subcommand;

@@ -1,9 +1,9 @@
 //! `cresset chat`: a conversation in the terminal, with a running node or one of our own.
 
-use super::ask::Asker;
-use super::context::Context;
-use super::output::{Failure, Result, Style, note, print_generated, style};
-use super::{host, shutdown, text};
+use super::support::api_client::Asker;
+use super::support::context::Context;
+use super::support::output::{Failure, Result, Style, note, print_generated, style};
+use super::support::{node_client, shutdown, text};
 use clap::Args;
 use serde_json::{Value, json};
 use std::io::{BufRead, IsTerminal, Write};
@@ -28,7 +28,7 @@ pub struct Arguments {
 
 pub async fn run(context: Context, arguments: Arguments) -> Result {
     let shutdown = shutdown::on_signal()?;
-    let opening = host::open(&context, arguments.model.as_deref());
+    let opening = node_client::open(&context, arguments.model.as_deref());
     let host = shutdown::unless_interrupted(&shutdown, opening).await?;
     let talked = talk(&context, &host.asker, &arguments, &shutdown).await;
     host.close().await;

@@ -1,8 +1,8 @@
 //! `cresset credits`: grants, balances and statements.
 
-use super::context::Context;
-use super::output::Result;
-use super::{text, values};
+use super::support::context::Context;
+use super::support::output::Result;
+use super::support::{text, values};
 use crate::ids::AccountId;
 use crate::ledger::Bucket;
 use crate::server::operator::AdminCommand;

@@ -1,6 +1,6 @@
 //! Where models run: what the configuration asks for, and what this machine and this build have.
 
-use super::output::{Failure, Result};
+use super::support::output::{Failure, Result};
 use crate::config::{Config, DeviceSetting, cache_dir};
 use cresset_kernels::gpu::{self, Gpu, Properties};
 use std::sync::Arc;

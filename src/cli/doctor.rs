@@ -1,8 +1,9 @@
 //! `cresset doctor`: what is wrong on this machine, and the command that mends it.
 
-use super::context::{Context, data_dir, load_config};
-use super::output::{Failure, Output, Result, Style, style};
-use super::{Globals, device, text};
+use super::support::context::{Context, data_dir, load_config};
+use super::support::output::{Failure, Output, Result, Style, style};
+use super::support::text;
+use super::{Globals, device};
 use crate::config::Config;
 use crate::server::operator::AdminCommand;
 use serde::Serialize;

@@ -1,8 +1,8 @@
 //! `cresset keys`: an account's API keys.
 
-use super::context::Context;
-use super::output::Result;
-use super::{text, values};
+use super::support::context::Context;
+use super::support::output::Result;
+use super::support::{text, values};
 use crate::ids::{AccountId, CredentialId};
 use crate::server::operator::AdminCommand;
 use clap::Subcommand;

@@ -1,11 +1,11 @@
 //! A node in this process: the qualified models, the store behind them, the listeners in front.
 
-use super::context::Context;
 use super::device;
 use super::load;
-use super::output::{Failure, Result, note};
-use super::progress::Progress;
 use super::releases::{cannot_load, servable};
+use super::support::context::Context;
+use super::support::output::{Failure, Result, note};
+use super::support::progress::Progress;
 use crate::catalogue::QualifiedModel;
 use crate::clock::SystemClock;
 use crate::config::ListenSettings;

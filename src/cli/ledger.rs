@@ -1,8 +1,8 @@
 //! `cresset ledger`: proof, copies, and the way back from a copy.
 
-use super::context::Context;
-use super::output::{Failure, Result};
-use super::text;
+use super::support::context::Context;
+use super::support::output::{Failure, Result};
+use super::support::text;
 use crate::server::operator::{AdminCommand, view};
 use crate::store::{Store, StoreError};
 use clap::Subcommand;

@@ -2,41 +2,32 @@
 
 mod accounts;
 mod applications;
-mod ask;
 mod bench;
 mod chat;
-mod context;
+mod config;
 mod credits;
 mod device;
 mod doctor;
-mod host;
-mod http;
 mod keys;
 mod launch;
 mod ledger;
 mod load;
-mod local_key;
-mod logging;
 mod models;
-mod output;
-mod progress;
 mod qualify;
 mod quickstart;
 mod relay;
 mod releases;
 mod requests;
 mod serve;
-mod settings;
-mod shutdown;
 mod status;
-mod text;
-mod values;
+mod support;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
-use context::Context;
-use output::{Output, Result};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use support::context::Context;
+use support::logging;
+use support::output::{self, Output, Result};
 
 const EXAMPLES: &str = "Examples:
   cresset quickstart                                   from nothing to an answer, then keep serving
@@ -122,7 +113,7 @@ enum Command {
     Qualify(releases::Arguments),
     /// Show, check and describe the configuration
     #[command(subcommand)]
-    Config(settings::Settings),
+    Config(config::Settings),
     /// Give header-less tools a loopback address that adds the required headers
     Relay(relay::Arguments),
     /// Print a completion script for a shell
@@ -173,7 +164,7 @@ fn run(cli: Cli) -> Result {
 
 async fn dispatch(globals: Globals, command: Command) -> Result {
     if let Command::Config(settings) = command {
-        return settings::run(&globals, &settings);
+        return config::run(&globals, &settings);
     }
     if let Command::Doctor = command {
         return doctor::run(&globals).await;

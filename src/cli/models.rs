@@ -1,6 +1,6 @@
 //! `cresset models`: the releases of the data folder, as documents and as text for people.
 
-use super::text;
+use super::support::text;
 use crate::catalogue::{Catalogue, Entry, Error, FetchOptions, Manifest, NotQualified, Progress};
 use crate::clock::UnixMillis;
 use crate::config::Config;

@@ -1,7 +1,7 @@
 //! `cresset qualify`: runs the suite over the engine that will serve, and keeps the record.
 
 use super::device;
-use super::output::Result;
+use super::support::output::Result;
 use crate::catalogue::{Catalogue, Manifest, host};
 use crate::config::Config;
 use crate::engine::{

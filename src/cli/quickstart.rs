@@ -1,9 +1,10 @@
 //! `cresset quickstart`: from nothing to an answer, and every step that is done already is skipped.
 
-use super::ask::{Answer, Asker};
-use super::context::Context;
-use super::output::{Result, Style, note, print, print_generated, style};
-use super::{host, local_key, releases, shutdown, text};
+use super::releases;
+use super::support::api_client::{Answer, Asker};
+use super::support::context::Context;
+use super::support::output::{Result, Style, note, print, print_generated, style};
+use super::support::{local_key, node_client, shutdown, text};
 use crate::catalogue::Manifest;
 use clap::Args;
 use serde_json::{Value, json};
@@ -38,14 +39,14 @@ pub async fn run(context: Context, arguments: Arguments) -> Result {
 }
 
 /// Folder, model, proof, node, account and key.
-async fn prepare(context: &Context) -> Result<host::Host> {
+async fn prepare(context: &Context) -> Result<node_client::Host> {
     if !context.has_ledger() {
         context.create_ledger()?;
         note(&format!("made {}", context.data_dir.display()));
     }
     let release = Manifest::default_release().name;
     releases::ensure_qualified(context, &release).await?;
-    host::open(context, Some(&release)).await
+    node_client::open(context, Some(&release)).await
 }
 
 async fn keep_serving(shutdown: &CancellationToken) {

@@ -2,9 +2,9 @@
 //! `Idempotency-Key` to each request and a session, keeps both over its own retries, and streams
 //! answers through untouched.
 
-use super::context::Context;
-use super::output::{Failure, Result};
-use super::shutdown;
+use super::support::context::Context;
+use super::support::output::{Failure, Result};
+use super::support::shutdown;
 use bytes::Bytes;
 use clap::Args;
 use http_body_util::{BodyExt, Either, Full, Limited};

@@ -1,10 +1,11 @@
 //! `cresset models` and `cresset qualify`, and the releases that may be served.
 
-use super::context::Context;
 use super::load::load;
-use super::output::{Failure, Result, note};
-use super::progress::Progress;
-use super::{models, qualify, values};
+use super::support::context::Context;
+use super::support::output::{Failure, Result, note};
+use super::support::progress::Progress;
+use super::support::values;
+use super::{models, qualify};
 use crate::catalogue::{self, Catalogue, Manifest, NotQualified, QualifiedModel};
 use crate::clock::{Clock, SystemClock};
 use crate::ids::ModelId;

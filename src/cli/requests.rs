@@ -1,8 +1,8 @@
 //! `cresset requests`: what clients asked for, and what became of it.
 
-use super::context::Context;
-use super::output::Result;
-use super::text;
+use super::support::context::Context;
+use super::support::output::Result;
+use super::support::text;
 use crate::ids::{AccountId, ApplicationId, RequestId};
 use crate::ledger::AttemptState;
 use crate::server::operator::{AdminCommand, RequestScope};

@@ -1,8 +1,9 @@
 //! `cresset serve`: the node, until a signal ends it.
 
-use super::context::Context;
-use super::output::{Result, note};
-use super::{launch, shutdown};
+use super::launch;
+use super::support::context::Context;
+use super::support::output::{Result, note};
+use super::support::shutdown;
 use crate::config::Override;
 use clap::Args;
 use serde_json::json;

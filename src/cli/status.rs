@@ -1,8 +1,8 @@
 //! `cresset status`: what the node is doing, once, again and again, or as a health check.
 
-use super::context::Context;
-use super::output::{Failure, Result, Style, print, style};
-use super::{shutdown, text};
+use super::support::context::Context;
+use super::support::output::{Failure, Result, Style, print, style};
+use super::support::{shutdown, text};
 use crate::server::operator::{AdminCommand, status};
 use clap::Args;
 use serde_json::Value;

@@ -3,9 +3,9 @@
 
 use super::Arguments;
 use super::figures::{Times, per_second, show, show_percentiles};
-use crate::cli::output::{Failure, Result};
-use crate::cli::progress::Progress;
-use crate::cli::text;
+use crate::cli::support::output::{Failure, Result};
+use crate::cli::support::progress::Progress;
+use crate::cli::support::text;
 use crate::clock::{SystemClock, UnixMillis};
 use crate::ids::{AccountId, AttemptId, CredentialId, ModelId, RequestId, SessionId};
 use crate::ledger::commands::SettleEnd;

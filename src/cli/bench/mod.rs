@@ -8,10 +8,10 @@ mod reads;
 mod tally;
 mod target;
 
-use super::ask::Asker;
-use super::context::Context;
-use super::output::{Failure, Result};
-use super::{host, shutdown};
+use super::support::api_client::Asker;
+use super::support::context::Context;
+use super::support::output::{Failure, Result};
+use super::support::{node_client, shutdown};
 use clap::Args;
 use serde_json::Value;
 use std::path::PathBuf;
@@ -114,7 +114,7 @@ pub async fn run(mut context: Context, arguments: Arguments) -> Result {
         return show(&context, &document);
     }
     lift_limits(&mut context);
-    let opening = host::open(&context, arguments.model.as_deref());
+    let opening = node_client::open(&context, arguments.model.as_deref());
     let host = shutdown::unless_interrupted(&shutdown, opening).await?;
     let measured = shutdown::unless_interrupted(&shutdown, measure(&host.asker, &arguments)).await;
     host.close().await;

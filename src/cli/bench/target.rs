@@ -1,8 +1,8 @@
 //! What is put under load: a node's address, a key and a model, and the bytes of requests to it.
 
-use crate::cli::ask::Asker;
-use crate::cli::http::{Call, accepted, authority};
-use crate::cli::output::{Failure, Result};
+use crate::cli::support::api_client::Asker;
+use crate::cli::support::http::{Call, accepted, authority};
+use crate::cli::support::output::{Failure, Result};
 use uuid::Uuid;
 
 pub struct Target {

@@ -1,7 +1,7 @@
 //! The operator's own account and key, for `quickstart` and `chat`: made once, kept in a file that
 //! only its owner may read.
 
-use super::ask::Asker;
+use super::api_client::Asker;
 use super::context::Context;
 use super::output::{Failure, Result};
 use crate::server::operator::AdminCommand;

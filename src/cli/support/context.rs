@@ -1,8 +1,8 @@
 //! What every command needs: the data folder, the configuration, and a way to the ledger.
 
-use super::Globals;
 use super::http::{Call, json};
 use super::output::{Failure, Output, Result};
+use crate::cli::Globals;
 use crate::clock::SystemClock;
 use crate::config::{self, Config, LoadedConfig, Override};
 use crate::server::operator::{AdminCommand, AdminError, Operator, socket};

@@ -2,9 +2,9 @@
 //! its schema.
 
 use super::Globals;
-use super::context::{data_dir, load_config};
-use super::logging;
-use super::output::{Output, Result, Style, style};
+use super::support::context::{data_dir, load_config};
+use super::support::logging;
+use super::support::output::{Output, Result, Style, style};
 use crate::config::{Config, LoadedConfig};
 use crate::server::openapi::document;
 use clap::Subcommand;

@@ -1,11 +1,11 @@
 //! A node to talk to: the one that runs on the data folder, or one of our own that ends with the
 //! command.
 
-use super::ask::Asker;
+use super::api_client::Asker;
 use super::context::Context;
-use super::launch::{self, Fallback, Ports, Running};
 use super::local_key;
 use super::output::{Failure, Result};
+use crate::cli::launch::{self, Fallback, Ports, Running};
 use crate::server::operator::AdminCommand;
 use serde_json::Value;
 
