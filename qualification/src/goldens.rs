@@ -1,7 +1,7 @@
 //! Reference outputs made by an independent implementation (`goldens/make_*.py`), embedded per
 //! release.
 
-use crate::subject::Message;
+use crate::subject::ChatTurn;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ pub struct Goldens {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct Case {
     pub id: String,
-    pub messages: Vec<Message>,
+    pub messages: Vec<ChatTurn>,
     pub prompt_ids: Vec<u32>,
     pub greedy_ids: Vec<u32>,
     /// Per greedy id the reference's two best ids with their logits, best first.
@@ -48,7 +48,7 @@ pub struct TokenizerCase {
 
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct TemplateCase {
-    pub messages: Vec<Message>,
+    pub messages: Vec<ChatTurn>,
     pub add_generation_prompt: bool,
     pub prompt: String,
 }

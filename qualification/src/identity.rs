@@ -10,7 +10,7 @@ use uuid::Uuid;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     pub release: Release,
-    pub host: Host,
+    pub host: HostIdentity,
 }
 
 /// The model's side of the tuple.
@@ -34,7 +34,7 @@ pub enum Origin {
 
 /// The node's side of the tuple.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Host {
+pub struct HostIdentity {
     pub engine: EngineBuild,
     pub hardware: Hardware,
     pub settings: ServingSettings,

@@ -1,11 +1,11 @@
 //! Qualification: checks that prove a model release on this hardware with this build, and the
 //! record that says so.
 //!
-//! Generic over a [`Subject`], so it knows no engine. Every check names the planted faults
-//! ([`Fault`]) that must turn it red; the tests of this crate plant each of them and look.
+//! The crate is generic over a [`Subject`], so it knows no engine. `testing::planted_faults` names
+//! for every check the faults that must turn it red; the tests of this crate plant each of them.
+//! `README.md` says how checks and goldens are added.
 
 pub mod checks;
-pub mod faults;
 pub mod goldens;
 pub mod identity;
 pub mod record;
@@ -13,14 +13,13 @@ pub mod report;
 pub mod subject;
 pub mod suite;
 
-#[cfg(test)]
-mod fake;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 
-pub use faults::{Fault, Faulty};
 pub use goldens::Goldens;
 pub use identity::{
-    Difference, EngineBuild, Hardware, Host, Identity, Origin, Release, ServingSettings,
+    Difference, EngineBuild, Hardware, HostIdentity, Identity, Origin, Release, ServingSettings,
 };
-pub use record::{CheckResult, Record, State, Verdict};
-pub use subject::{Finish, Generation, Message, Request, Subject, SubjectError, TokenLogprob};
-pub use suite::{Progress, Scope, Suite, run};
+pub use record::{CheckResult, CheckState, Record, Verdict};
+pub use subject::{ChatTurn, Finish, Generation, PositionLogprob, Request, Subject, SubjectError};
+pub use suite::{Suite, SuiteProgress, SuiteScope, run};

@@ -39,7 +39,7 @@ pub struct CheckResult {
     pub id: String,
     pub stage: String,
     pub proves: String,
-    pub state: State,
+    pub state: CheckState,
     /// What was measured.
     pub value: String,
     /// What it had to be.
@@ -49,7 +49,7 @@ pub struct CheckResult {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum State {
+pub enum CheckState {
     Passed,
     Failed,
     NotRun,
@@ -57,6 +57,6 @@ pub enum State {
 
 impl Record {
     pub fn failed_checks(&self) -> impl Iterator<Item = &CheckResult> {
-        self.checks.iter().filter(|check| check.state == State::Failed)
+        self.checks.iter().filter(|check| check.state == CheckState::Failed)
     }
 }

@@ -1,7 +1,7 @@
 //! The record for people: Markdown, or one HTML page that needs nothing else.
 
 use crate::identity::Hardware;
-use crate::record::{CheckResult, Record, State, Verdict};
+use crate::record::{CheckResult, CheckState, Record, Verdict};
 use std::fmt::Write;
 
 impl Verdict {
@@ -14,7 +14,7 @@ impl Verdict {
     }
 }
 
-impl State {
+impl CheckState {
     pub fn words(self) -> &'static str {
         match self {
             Self::Passed => "passed",
@@ -123,11 +123,11 @@ pub fn html(record: &Record) -> String {
     out + "</table>\n</body></html>\n"
 }
 
-fn class(state: State) -> &'static str {
+fn class(state: CheckState) -> &'static str {
     match state {
-        State::Passed => "passed",
-        State::Failed => "failed",
-        State::NotRun => "not_run",
+        CheckState::Passed => "passed",
+        CheckState::Failed => "failed",
+        CheckState::NotRun => "not_run",
     }
 }
 

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Message {
+pub struct ChatTurn {
     pub role: String,
     pub content: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -13,7 +13,7 @@ pub struct Message {
     pub tool_call_id: Option<String>,
 }
 
-impl Message {
+impl ChatTurn {
     pub fn new(role: &str, content: &str) -> Self {
         Self { role: role.into(), content: content.into(), name: None, tool_call_id: None }
     }
@@ -62,7 +62,7 @@ pub enum Finish {
 
 /// Natural-log probabilities of one position under the model's own distribution.
 #[derive(Clone, Debug, PartialEq)]
-pub struct TokenLogprob {
+pub struct PositionLogprob {
     pub chosen: f32,
     /// Most likely first.
     pub top: Vec<(u32, f32)>,
@@ -72,7 +72,7 @@ pub struct TokenLogprob {
 pub struct Generation {
     pub tokens: Vec<u32>,
     /// One per token, with the [`TOP_LOGPROBS`] most likely alternatives.
-    pub logprobs: Vec<TokenLogprob>,
+    pub logprobs: Vec<PositionLogprob>,
     /// The text as it was streamed, piece by piece.
     pub deltas: Vec<String>,
     pub finish: Finish,
@@ -113,8 +113,8 @@ pub trait Subject {
     fn encode(&mut self, text: &str, parse_special: bool) -> Result<Vec<u32>>;
     fn decode(&mut self, ids: &[u32], skip_special: bool) -> Result<String>;
     /// The conversation as the template writes it, with a generation prompt.
-    fn render(&mut self, messages: &[Message]) -> Result<String>;
-    fn encode_chat(&mut self, messages: &[Message]) -> Result<Vec<u32>>;
+    fn render(&mut self, messages: &[ChatTurn]) -> Result<String>;
+    fn encode_chat(&mut self, messages: &[ChatTurn]) -> Result<Vec<u32>>;
     /// Runs all requests at the same time, so that they share steps. Results are in the requests'
     /// order.
     fn generate(&mut self, requests: &[Request]) -> Result<Vec<Generation>>;

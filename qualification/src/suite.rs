@@ -1,9 +1,9 @@
 //! Runs the checks over a subject and writes the record.
 
-use crate::checks::{ALL, Bench, Check, Finding};
+use crate::checks::{ALL, Check, CheckFinding, CheckInput};
 use crate::goldens::Goldens;
 use crate::identity::{Identity, Origin};
-use crate::record::{CheckResult, POLICY_VERSION, Record, State, Verdict};
+use crate::record::{CheckResult, CheckState, POLICY_VERSION, Record, Verdict};
 use crate::subject::{Subject, SubjectError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use uuid::Uuid;
@@ -27,7 +27,7 @@ impl Suite {
 
 /// How far a suite goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Scope {
+pub struct SuiteScope {
     pub suite: Suite,
     /// Longest prompt + output run, tokens.
     pub context_tokens: u32,
@@ -35,7 +35,7 @@ pub struct Scope {
     pub golden_prompt_tokens: u32,
 }
 
-impl Scope {
+impl SuiteScope {
     /// `quick_context_tokens` bounds the quick suite only; nothing goes past what the subject
     /// serves.
     pub fn new(suite: Suite, quick_context_tokens: u32, subject: &dyn Subject) -> Self {
@@ -53,7 +53,7 @@ impl Scope {
 
 /// Check `done` of `total` comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
+pub struct SuiteProgress {
     pub done: usize,
     pub total: usize,
     pub check: &'static str,
@@ -65,15 +65,15 @@ pub fn run(
     subject: &mut dyn Subject,
     identity: Identity,
     goldens: Option<&Goldens>,
-    scope: Scope,
-    progress: &mut dyn FnMut(Progress),
+    scope: SuiteScope,
+    progress: &mut dyn FnMut(SuiteProgress),
 ) -> Record {
     let started_at = unix_seconds();
     let mut checks = Vec::with_capacity(ALL.len());
     for (done, check) in ALL.iter().enumerate() {
-        progress(Progress { done, total: ALL.len(), check: check.id });
-        let bench = Bench { subject, files: &identity.release.files, goldens, scope };
-        checks.push(perform(check, bench));
+        progress(SuiteProgress { done, total: ALL.len(), check: check.id });
+        let input = CheckInput { subject, files: &identity.release.files, goldens, scope };
+        checks.push(perform(check, input));
     }
     let verdict = judge(&checks, identity.release.origin);
     let qualified = if verdict == Verdict::Qualified { scope.context_tokens } else { 0 };
@@ -91,10 +91,11 @@ pub fn run(
     }
 }
 
-fn perform(check: &Check, mut bench: Bench) -> CheckResult {
+fn perform(check: &Check, mut input: CheckInput) -> CheckResult {
     let began = Instant::now();
-    let finding = (check.run)(&mut bench)
-        .unwrap_or_else(|error: SubjectError| Finding::new(false, error.to_string(), "an answer"));
+    let finding = (check.run)(&mut input).unwrap_or_else(|error: SubjectError| {
+        CheckFinding::new(false, error.to_string(), "an answer")
+    });
     CheckResult {
         id: check.id.into(),
         stage: check.stage.into(),
@@ -111,8 +112,8 @@ fn perform(check: &Check, mut bench: Bench) -> CheckResult {
 fn judge(checks: &[CheckResult], origin: Origin) -> Verdict {
     let any = |state| checks.iter().any(|check| check.state == state);
     match origin {
-        _ if any(State::Failed) => Verdict::Failed,
-        Origin::Published if any(State::NotRun) => Verdict::Inconclusive,
+        _ if any(CheckState::Failed) => Verdict::Failed,
+        Origin::Published if any(CheckState::NotRun) => Verdict::Inconclusive,
         Origin::Published | Origin::Operator => Verdict::Qualified,
     }
 }
@@ -120,11 +121,11 @@ fn judge(checks: &[CheckResult], origin: Origin) -> Verdict {
 fn notes(
     checks: &[CheckResult],
     identity: &Identity,
-    scope: Scope,
+    scope: SuiteScope,
     subject: &dyn Subject,
 ) -> Vec<String> {
     let mut notes = Vec::new();
-    if checks.iter().any(|check| check.state == State::NotRun) {
+    if checks.iter().any(|check| check.state == CheckState::NotRun) {
         notes.push(match identity.release.origin {
             Origin::Operator => {
                 "Self-consistency only: there are no reference outputs for this release.".into()
@@ -151,9 +152,9 @@ fn unix_seconds() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fake::{self, Fake};
-    use crate::faults::{Fault, Faulty};
-    use crate::identity::{EngineBuild, Hardware, Host, Release, ServingSettings};
+    use crate::identity::{EngineBuild, Hardware, HostIdentity, Release, ServingSettings};
+    use crate::testing::fake::{self, Fake};
+    use crate::testing::planted_faults::{Faulty, PlantedFault, planted_for};
 
     fn identity(origin: Origin) -> Identity {
         let release =
@@ -179,11 +180,11 @@ mod tests {
             max_rows: 8,
             max_context: 0,
         };
-        Identity { release, host: Host { engine, hardware, settings } }
+        Identity { release, host: HostIdentity { engine, hardware, settings } }
     }
 
     fn record(subject: &mut dyn Subject, origin: Origin, goldens: Option<&Goldens>) -> Record {
-        let scope = Scope::new(Suite::Full, 0, subject);
+        let scope = SuiteScope::new(Suite::Full, 0, subject);
         run(subject, identity(origin), goldens, scope, &mut |_| {})
     }
 
@@ -195,7 +196,7 @@ mod tests {
     fn a_right_subject_is_all_green() {
         let record = record(&mut Fake::default(), Origin::Published, Some(&fake::goldens()));
         assert_eq!(record.verdict, Verdict::Qualified, "{:#?}", record.checks);
-        assert!(record.checks.iter().all(|check| check.state == State::Passed));
+        assert!(record.checks.iter().all(|check| check.state == CheckState::Passed));
         assert_eq!(record.qualified_context_tokens, 1024);
     }
 
@@ -203,8 +204,7 @@ mod tests {
     fn each_planted_fault_turns_exactly_its_check_red() {
         let goldens = fake::goldens();
         for check in ALL {
-            assert!(!check.faults.is_empty(), "{} names no fault", check.id);
-            for &fault in check.faults {
+            for &fault in planted_for(check.id) {
                 // A comparison with the reference sees most faults; the other checks have to see
                 // theirs without it.
                 let goldens = check.id.ends_with("goldens").then_some(&goldens);
@@ -227,7 +227,7 @@ mod tests {
     #[test]
     fn a_greedy_difference_counts_where_the_reference_is_decided() {
         let mut goldens = fake::goldens();
-        let wrong = || Faulty::new(Fake::default(), Fault::WrongToken);
+        let wrong = || Faulty::new(Fake::default(), PlantedFault::WrongToken);
         assert_eq!(
             red(&record(&mut wrong(), Origin::Published, Some(&goldens))),
             ["greedy_goldens"]
@@ -239,7 +239,7 @@ mod tests {
     #[test]
     fn the_quick_suite_says_how_far_it_went() {
         let mut fake = Fake::default();
-        let scope = Scope::new(Suite::Quick, 600, &fake);
+        let scope = SuiteScope::new(Suite::Quick, 600, &fake);
         let record = run(&mut fake, identity(Origin::Operator), None, scope, &mut |_| {});
         assert_eq!((record.suite.as_str(), record.qualified_context_tokens), ("quick", 600));
         assert!(record.notes.iter().any(|note| note.contains("600 of 1024")), "{:?}", record.notes);

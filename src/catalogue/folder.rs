@@ -17,7 +17,7 @@ const STAMPS: &str = ".verified.json";
 const INCOMING: &str = ".incoming";
 const LOCK: &str = ".lock";
 
-pub(super) struct Folder {
+pub(super) struct ReleaseFolder {
     path: PathBuf,
     name: String,
 }
@@ -80,7 +80,7 @@ pub(super) fn write_whole(path: &Path, content: &[u8]) -> Result<()> {
     fs::rename(&part, path).map_err(Error::io("rename", &part))
 }
 
-impl Folder {
+impl ReleaseFolder {
     pub fn new(path: PathBuf, name: &str) -> Self {
         Self { path, name: name.to_owned() }
     }

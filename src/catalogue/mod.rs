@@ -4,23 +4,23 @@
 //! In the data folder: `models/NAME/` holds a release's files and its `manifest.toml`;
 //! `qualification/NAME/` its records.
 
-mod adding;
+mod add;
 mod fetch;
 mod folder;
-mod host;
+mod host_identity;
 mod manifest;
 mod qualified;
 
-pub use fetch::{FetchOptions, Progress};
-pub use host::host;
+pub use fetch::{FetchOptions, FetchProgress};
+pub use host_identity::describe_host;
 pub use manifest::{
     GenerationDefaults, Manifest, ManifestLimits, ManifestPrices, ReleaseFile, Source, Upstream,
 };
 pub use qualified::{NotQualified, QualifiedModel};
 
 use cresset_models::ModelSource;
-use cresset_qualification::{Host, Identity, Record, Release};
-use folder::Folder;
+use cresset_qualification::{HostIdentity, Identity, Record, Release};
+use folder::ReleaseFolder;
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, thiserror::Error)]
@@ -77,7 +77,7 @@ pub struct Catalogue {
 
 /// How far a release has come.
 #[derive(Debug)]
-pub struct Entry {
+pub struct CatalogueEntry {
     pub manifest: Manifest,
     pub pulled: bool,
     pub qualification: Result<QualifiedModel, NotQualified>,
@@ -118,11 +118,11 @@ impl Catalogue {
     /// Where each known release stands on this host.
     pub fn entries(
         &self,
-        host: &Host,
+        host: &HostIdentity,
         max_age_days: u64,
         now: crate::clock::UnixMillis,
-    ) -> Result<Vec<Entry>> {
-        let entry = |manifest: Manifest| Entry {
+    ) -> Result<Vec<CatalogueEntry>> {
+        let entry = |manifest: Manifest| CatalogueEntry {
             pulled: self.folder(&manifest.name).is_complete(&manifest),
             qualification: self.qualified(&manifest, host, max_age_days, now),
             manifest,
@@ -151,7 +151,7 @@ impl Catalogue {
     }
 
     /// What a verdict about this release on this host is bound to.
-    pub fn identity(&self, manifest: &Manifest, host: &Host) -> Identity {
+    pub fn identity(&self, manifest: &Manifest, host: &HostIdentity) -> Identity {
         let release = Release {
             name: manifest.name.clone(),
             release_id: manifest.release_id,
@@ -179,7 +179,7 @@ impl Catalogue {
         &self,
         wanted: &str,
         options: &FetchOptions,
-        progress: &mut dyn FnMut(Progress),
+        progress: &mut dyn FnMut(FetchProgress),
     ) -> Result<Manifest> {
         let manifest = match (self.find(wanted), fetch::HubTarget::parse(wanted)) {
             (Err(Error::Unknown { .. }), Some(target)) => {
@@ -214,7 +214,7 @@ impl Catalogue {
         self.data.join("models")
     }
 
-    fn folder(&self, name: &str) -> Folder {
-        Folder::new(self.models().join(name), name)
+    fn folder(&self, name: &str) -> ReleaseFolder {
+        ReleaseFolder::new(self.models().join(name), name)
     }
 }

@@ -6,7 +6,7 @@ use crate::ids::ModelId;
 use crate::ledger::Prices;
 use cresset_models::ModelSource;
 use cresset_qualification::record::POLICY_VERSION;
-use cresset_qualification::{Host, Record, Verdict};
+use cresset_qualification::{HostIdentity, Record, Verdict};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -77,7 +77,7 @@ impl Catalogue {
     pub fn qualified(
         &self,
         manifest: &Manifest,
-        host: &Host,
+        host: &HostIdentity,
         max_age_days: u64,
         now: UnixMillis,
     ) -> Result<QualifiedModel, NotQualified> {
@@ -101,7 +101,11 @@ impl Catalogue {
         })
     }
 
-    fn deciding_record(&self, manifest: &Manifest, host: &Host) -> Result<Record, NotQualified> {
+    fn deciding_record(
+        &self,
+        manifest: &Manifest,
+        host: &HostIdentity,
+    ) -> Result<Record, NotQualified> {
         let name = || manifest.name.clone();
         let present = self.identity(manifest, host);
         let mut newest_difference = None;
@@ -175,8 +179,8 @@ fn record_files(folder: &Path) -> Result<Vec<PathBuf>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::catalogue::host;
-    use cresset_qualification::{CheckResult, ServingSettings, State};
+    use crate::catalogue::describe_host;
+    use cresset_qualification::{CheckResult, CheckState, ServingSettings};
     use uuid::Uuid;
 
     const DAY: u64 = 86_400;
@@ -186,7 +190,7 @@ mod tests {
     struct Place {
         data: tempfile::TempDir,
         manifest: Manifest,
-        host: Host,
+        host: HostIdentity,
     }
 
     impl Place {
@@ -208,7 +212,7 @@ mod tests {
                 max_rows: 8,
                 max_context: 0,
             };
-            Self { data, manifest, host: host(None, 2, settings) }
+            Self { data, manifest, host: describe_host(None, 2, settings) }
         }
 
         fn catalogue(&self) -> Catalogue {
@@ -216,7 +220,8 @@ mod tests {
         }
 
         fn record(&self, verdict: Verdict) -> Record {
-            let state = if verdict == Verdict::Failed { State::Failed } else { State::Passed };
+            let state =
+                if verdict == Verdict::Failed { CheckState::Failed } else { CheckState::Passed };
             let check = CheckResult {
                 id: "stop_string".into(),
                 stage: "S6".into(),

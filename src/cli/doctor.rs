@@ -19,7 +19,7 @@ const LOW_DISK: u64 = 2 << 30;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-enum Verdict {
+enum Severity {
     Good,
     Warning,
     Wrong,
@@ -29,34 +29,34 @@ enum Verdict {
 #[derive(Debug, Serialize)]
 struct Finding {
     check: &'static str,
-    verdict: Verdict,
+    verdict: Severity,
     detail: String,
     remedy: Option<String>,
 }
 
 impl Finding {
     fn good(check: &'static str, detail: impl Into<String>) -> Self {
-        Self { check, verdict: Verdict::Good, detail: detail.into(), remedy: None }
+        Self { check, verdict: Severity::Good, detail: detail.into(), remedy: None }
     }
 
     fn warning(check: &'static str, detail: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self {
             check,
-            verdict: Verdict::Warning,
+            verdict: Severity::Warning,
             detail: detail.into(),
             remedy: Some(remedy.into()),
         }
     }
 
     fn wrong(check: &'static str, detail: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { check, verdict: Verdict::Wrong, detail: detail.into(), remedy: Some(remedy.into()) }
+        Self { check, verdict: Severity::Wrong, detail: detail.into(), remedy: Some(remedy.into()) }
     }
 }
 
 /// Fails when something is wrong; warnings alone do not.
 pub async fn run(globals: &Globals) -> Result {
     let findings = examine(globals).await?;
-    let ok = findings.iter().all(|finding| finding.verdict != Verdict::Wrong);
+    let ok = findings.iter().all(|finding| finding.verdict != Severity::Wrong);
     let document = json!({ "ok": ok, "checks": findings });
     Output { json: globals.json }.result(&document, report)?;
     if ok { Ok(()) } else { Err(Failure::Negative) }

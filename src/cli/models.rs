@@ -1,11 +1,13 @@
 //! `cresset models`: the releases of the data folder, as documents and as text for people.
 
 use super::support::text;
-use crate::catalogue::{Catalogue, Entry, Error, FetchOptions, Manifest, NotQualified, Progress};
+use crate::catalogue::{
+    Catalogue, CatalogueEntry, Error, FetchOptions, FetchProgress, Manifest, NotQualified,
+};
 use crate::clock::UnixMillis;
 use crate::config::Config;
 use crate::ids::ModelId;
-use cresset_qualification::{Host, Record};
+use cresset_qualification::{HostIdentity, Record};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::Path;
@@ -27,7 +29,7 @@ pub fn fetch_options(config: &Config) -> FetchOptions {
 /// one.
 pub fn list(
     catalogue: &Catalogue,
-    host: &Host,
+    host: &HostIdentity,
     max_age_days: u64,
     now: UnixMillis,
     loaded: &[ModelId],
@@ -38,7 +40,7 @@ pub fn list(
     Ok(json!({ "models": rows }))
 }
 
-fn row(catalogue: &Catalogue, entry: &Entry, loaded: &[ModelId]) -> Result {
+fn row(catalogue: &Catalogue, entry: &CatalogueEntry, loaded: &[ModelId]) -> Result {
     let manifest = &entry.manifest;
     let record = match &entry.qualification {
         Ok(model) => catalogue
@@ -96,7 +98,7 @@ pub fn pull(
     catalogue: &Catalogue,
     wanted: &str,
     options: &FetchOptions,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut dyn FnMut(FetchProgress),
 ) -> Result {
     catalogue.pull(wanted, options, progress).map(|manifest| summary(&manifest))
 }
@@ -105,7 +107,7 @@ pub fn add(
     catalogue: &Catalogue,
     path: &Path,
     name: Option<&str>,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut dyn FnMut(FetchProgress),
 ) -> Result {
     catalogue.add(path, name, progress).map(|manifest| summary(&manifest))
 }

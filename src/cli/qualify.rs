@@ -2,7 +2,7 @@
 
 use super::device;
 use super::support::output::Result;
-use crate::catalogue::{Catalogue, Manifest, host};
+use crate::catalogue::{Catalogue, Manifest, describe_host};
 use crate::config::Config;
 use crate::engine::{
     EngineHandle, GenerateRequest, Refused, SamplingParams, SequenceEvent, SequenceId, StopCause,
@@ -11,8 +11,8 @@ use crate::ids::AccountId;
 use crate::text::{self, ChatMessage, Detokenizer, StopMatcher, TextModel};
 use cresset_qualification::subject::{Result as SubjectResult, TOP_LOGPROBS};
 use cresset_qualification::{
-    Finish, Generation, Goldens, Host, Message, Progress, Record, Request, Scope, ServingSettings,
-    Subject, SubjectError, Suite, TokenLogprob, Verdict, report,
+    ChatTurn, Finish, Generation, Goldens, HostIdentity, PositionLogprob, Record, Request,
+    ServingSettings, Subject, SubjectError, Suite, SuiteProgress, SuiteScope, Verdict, report,
 };
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ use std::time::Duration;
 use tokio::sync::mpsc::Receiver;
 
 /// This build on this hardware with these settings: what a verdict is bound to.
-pub fn host_of(config: &Config) -> Result<Host> {
+pub fn host_of(config: &Config) -> Result<HostIdentity> {
     let (engine, gpu) = (&config.engine, device::chosen(config)?);
     let (dtype, kv_dtype) = dtypes(config, gpu.is_some());
     let settings = ServingSettings {
@@ -35,7 +35,7 @@ pub fn host_of(config: &Config) -> Result<Host> {
         max_rows: engine.max_rows,
         max_context: engine.max_context,
     };
-    Ok(host(gpu.as_ref().map(|(_, found)| found), config.threads(), settings))
+    Ok(describe_host(gpu.as_ref().map(|(_, found)| found), config.threads(), settings))
 }
 
 /// What activations, and keys and values, are computed and kept in.
@@ -58,12 +58,12 @@ pub fn run(
     suite: Suite,
     engine: EngineHandle,
     text: Arc<TextModel>,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut dyn FnMut(SuiteProgress),
 ) -> Result<Record> {
     let identity = catalogue.identity(manifest, &host_of(config)?);
     let digests = catalogue.digests(manifest)?;
     let mut subject = EngineSubject { engine, text, digests, tenants: BTreeMap::new() };
-    let scope = Scope::new(suite, config.qualification.quick_context_tokens, &subject);
+    let scope = SuiteScope::new(suite, config.qualification.quick_context_tokens, &subject);
     let goldens = Goldens::of_files(&identity.release.files);
     let record =
         cresset_qualification::run(&mut subject, identity, goldens.as_ref(), scope, progress);
@@ -143,11 +143,11 @@ impl Subject for EngineSubject {
         self.text.tokenizer.decode(ids, skip_special).map_err(explain)
     }
 
-    fn render(&mut self, messages: &[Message]) -> SubjectResult<String> {
+    fn render(&mut self, messages: &[ChatTurn]) -> SubjectResult<String> {
         self.text.template.render(&chat(messages), true).map_err(explain)
     }
 
-    fn encode_chat(&mut self, messages: &[Message]) -> SubjectResult<Vec<u32>> {
+    fn encode_chat(&mut self, messages: &[ChatTurn]) -> SubjectResult<Vec<u32>> {
         self.text.encode_chat(&chat(messages)).map_err(explain)
     }
 
@@ -209,8 +209,8 @@ fn explain(error: text::Error) -> SubjectError {
     }
 }
 
-fn chat(messages: &[Message]) -> Vec<ChatMessage> {
-    let convert = |message: &Message| ChatMessage {
+fn chat(messages: &[ChatTurn]) -> Vec<ChatMessage> {
+    let convert = |message: &ChatTurn| ChatMessage {
         role: message.role.clone(),
         content: Some(message.content.clone()),
         name: message.name.clone(),
@@ -232,7 +232,7 @@ struct Collector {
     stops: StopMatcher,
     stopped: bool,
     tokens: Vec<u32>,
-    logprobs: Vec<TokenLogprob>,
+    logprobs: Vec<PositionLogprob>,
     deltas: Vec<String>,
 }
 
@@ -279,7 +279,7 @@ impl Collector {
         let logprobs = logprobs
             .ok_or_else(|| SubjectError::Failed("a token came without log-probabilities".into()))?;
         self.tokens.push(id);
-        self.logprobs.push(TokenLogprob { chosen: logprobs.chosen, top: logprobs.top });
+        self.logprobs.push(PositionLogprob { chosen: logprobs.chosen, top: logprobs.top });
         if !self.ending.contains(&id) {
             let text = self.detokenizer.push(&self.text.tokenizer, id);
             self.show(&text);
@@ -332,8 +332,9 @@ mod tests {
     use crate::catalogue::{FetchOptions, NotQualified};
     use crate::cli::load::{self, Loaded};
     use crate::clock::{Clock, SystemClock};
+    use cresset_qualification::CheckState;
     use cresset_qualification::checks::ALL;
-    use cresset_qualification::{Faulty, State};
+    use cresset_qualification::testing::planted_faults::{Faulty, planted_for};
 
     fn config(quick_context_tokens: u32) -> Config {
         let mut config = Config::default();
@@ -401,12 +402,15 @@ mod tests {
         let digests = catalogue.digests(&manifest).unwrap();
         // The others compare with a reference, which a random model has not.
         for check in ALL.iter().filter(|check| !check.id.ends_with("goldens")) {
-            for &fault in check.faults {
+            for &fault in planted_for(check.id) {
                 let (engine, text, digests) = (engine.clone(), Arc::clone(&text), digests.clone());
                 let subject = EngineSubject { engine, text, digests, tenants: BTreeMap::new() };
                 let mut faulty = Faulty::new(subject, fault);
-                let scope =
-                    Scope::new(Suite::Quick, config.qualification.quick_context_tokens, &faulty);
+                let scope = SuiteScope::new(
+                    Suite::Quick,
+                    config.qualification.quick_context_tokens,
+                    &faulty,
+                );
                 let identity = catalogue.identity(&manifest, &host_of(&config).unwrap());
                 let record =
                     cresset_qualification::run(&mut faulty, identity, None, scope, &mut |_| {});
@@ -457,7 +461,7 @@ mod tests {
         let record = qualify(&catalogue, &manifest, &config, Suite::Quick);
         println!("{}", verdict_text(&record));
         assert_eq!(record.verdict, Verdict::Qualified);
-        assert!(record.checks.iter().all(|check| check.state == State::Passed));
+        assert!(record.checks.iter().all(|check| check.state == CheckState::Passed));
         assert_eq!(record.qualified_context_tokens, 2048);
     }
 }

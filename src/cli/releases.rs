@@ -11,7 +11,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::ids::ModelId;
 use crate::server::operator::AdminCommand;
 use clap::{Args, Subcommand, ValueEnum};
-use cresset_qualification::{Host, Record, Suite, Verdict};
+use cresset_qualification::{HostIdentity, Record, Suite, Verdict};
 use serde_json::Value;
 use std::fmt::Display;
 use std::path::PathBuf;
@@ -148,7 +148,7 @@ async fn add(context: &Context, path: PathBuf, name: Option<String>) -> Result<V
     .await
 }
 
-type OnProgress<'a> = &'a mut dyn FnMut(catalogue::Progress);
+type OnProgress<'a> = &'a mut dyn FnMut(catalogue::FetchProgress);
 
 /// Runs blocking work on the catalogue with a bar over its bytes.
 async fn with_bytes<T: Send + 'static>(
@@ -159,7 +159,8 @@ async fn with_bytes<T: Send + 'static>(
     let catalogue = Catalogue::new(&context.data_dir);
     let blocking = tokio::task::spawn_blocking(move || {
         let mut progress = Progress::bytes(what);
-        let done = work(&catalogue, &mut |at: catalogue::Progress| progress.at(at.done, at.total));
+        let done =
+            work(&catalogue, &mut |at: catalogue::FetchProgress| progress.at(at.done, at.total));
         progress.clear();
         done
     });
@@ -186,7 +187,7 @@ async fn qualify_release(context: &Context, manifest: Manifest, suite: Suite) ->
         let loaded = load(&source, &config).map_err(|why| cannot_load(&manifest.name, why))?;
         let mut progress = Progress::steps(format!("qualifying {}", manifest.name));
         let mut on_check =
-            |at: cresset_qualification::Progress| progress.at(at.done as u64, at.total as u64);
+            |at: cresset_qualification::SuiteProgress| progress.at(at.done as u64, at.total as u64);
         let engine = loaded.engine.clone();
         let record =
             qualify::run(&catalogue, &manifest, &config, suite, engine, loaded.text, &mut on_check);
@@ -226,7 +227,7 @@ pub async fn ensure_qualified(context: &Context, release: &str) -> Result {
 fn qualified(
     context: &Context,
     manifest: &Manifest,
-    host: &Host,
+    host: &HostIdentity,
 ) -> Result<QualifiedModel, NotQualified> {
     let max_age = context.config.qualification.max_age_days;
     Catalogue::new(&context.data_dir).qualified(manifest, host, max_age, SystemClock.now())

@@ -469,7 +469,7 @@ fn qualified_with(folder: &std::path::Path, seed: u64, template: Option<&str>) -
         max_rows: 64,
         max_context: 0,
     };
-    let host = cresset::catalogue::host(None, 1, settings);
+    let host = cresset::catalogue::describe_host(None, 1, settings);
     let now = SystemClock.now();
     let record = Record {
         id: Uuid::now_v7(),

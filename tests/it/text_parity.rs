@@ -13,9 +13,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 
-static DIGESTS: LazyLock<Value> = LazyLock::new(|| {
-    serde_json::from_str(include_str!("goldens/tokenizers.json")).unwrap()
-});
+static DIGESTS: LazyLock<Value> =
+    LazyLock::new(|| serde_json::from_str(include_str!("goldens/tokenizers.json")).unwrap());
 
 /// The strings of the default release's goldens, then generated ones.
 static TEXTS: LazyLock<Vec<String>> = LazyLock::new(|| {

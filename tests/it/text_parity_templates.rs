@@ -10,14 +10,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::LazyLock;
 
-static GOLDEN: LazyLock<Value> = LazyLock::new(|| {
-    serde_json::from_str(include_str!("goldens/templates.json")).unwrap()
-});
+static GOLDEN: LazyLock<Value> =
+    LazyLock::new(|| serde_json::from_str(include_str!("goldens/templates.json")).unwrap());
 
 /// By template: the cases that differ, and why.
 static DIFFERENCES: LazyLock<BTreeMap<String, Value>> = LazyLock::new(|| {
-    serde_json::from_str(include_str!("goldens/template_differences.json"))
-        .unwrap()
+    serde_json::from_str(include_str!("goldens/template_differences.json")).unwrap()
 });
 
 fn template(models: &Path, name: &str) -> Result<ChatTemplate, Error> {

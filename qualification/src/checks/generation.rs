@@ -1,8 +1,8 @@
 //! Checks of what is generated: tokens, text, log-probabilities, counts.
 
-use super::{Bench, Finding, identical};
+use super::{CheckFinding, CheckInput, identical};
 use crate::goldens::Case;
-use crate::subject::{Finish, Generation, Request, Result, SubjectError, TokenLogprob};
+use crate::subject::{Finish, Generation, PositionLogprob, Request, Result, SubjectError};
 
 /// Two logits this close may change places by the rounding of f32 alone (measured noise of a long
 /// prompt: about 1e-4).
@@ -10,12 +10,12 @@ const DECISIVE_MARGIN: f32 = 1e-3;
 /// Large enough to lift any id over every other.
 const FORCE: f32 = 1e4;
 
-pub fn logprobs(bench: &mut Bench) -> Result<Finding> {
+pub fn logprobs(input: &mut CheckInput) -> Result<CheckFinding> {
     let mut wrong = Vec::new();
     let topics = ["rain", "a small town by the sea", "integers"];
     for topic in topics {
-        let prompt = bench.prompt(topic)?;
-        let generation = bench.one(Request::greedy(0, &prompt, 8))?;
+        let prompt = input.prompt(topic)?;
+        let generation = input.one(Request::greedy(0, &prompt, 8))?;
         let bad = generation
             .logprobs
             .iter()
@@ -26,14 +26,14 @@ pub fn logprobs(bench: &mut Bench) -> Result<Finding> {
             wrong.push(format!("{topic}: {} log-probabilities", generation.logprobs.len()));
         }
     }
-    Ok(Finding::from_wrong(
+    Ok(CheckFinding::from_wrong(
         &wrong,
         topics.len(),
         "finite, descending, sum ≤ 1, the greedy token first",
     ))
 }
 
-fn sound(logprob: &TokenLogprob, token: u32) -> bool {
+fn sound(logprob: &PositionLogprob, token: u32) -> bool {
     let finite = logprob.chosen.is_finite() && logprob.top.iter().all(|(_, p)| p.is_finite());
     let descending = logprob.top.is_sorted_by(|a, b| a.1 >= b.1);
     let mass: f64 = logprob.top.iter().map(|(_, p)| f64::from(*p).exp()).sum();
@@ -44,22 +44,22 @@ fn sound(logprob: &TokenLogprob, token: u32) -> bool {
     finite && descending && mass <= 1.0 + 1e-4 && led
 }
 
-pub fn greedy_goldens(bench: &mut Bench) -> Result<Finding> {
-    let Some(goldens) = bench.goldens else { return Ok(Finding::without_goldens()) };
-    let longest = bench.scope.golden_prompt_tokens as usize;
+pub fn greedy_goldens(input: &mut CheckInput) -> Result<CheckFinding> {
+    let Some(goldens) = input.goldens else { return Ok(CheckFinding::without_goldens()) };
+    let longest = input.scope.golden_prompt_tokens as usize;
     let cases: Vec<&Case> =
         goldens.cases.iter().filter(|case| case.prompt_ids.len() <= longest).collect();
     let requests: Vec<Request> = cases
         .iter()
         .map(|case| Request::greedy(0, &case.prompt_ids, case.greedy_ids.len() as u32))
         .collect();
-    let generations = bench.subject.generate(&requests)?;
+    let generations = input.subject.generate(&requests)?;
     let wrong: Vec<String> = cases
         .iter()
         .zip(&generations)
         .filter_map(|(case, g)| divergence(case, &g.tokens))
         .collect();
-    Ok(Finding::from_wrong(
+    Ok(CheckFinding::from_wrong(
         &wrong,
         cases.len(),
         "first difference only where the reference's margin is ≤ 1e-3",
@@ -72,12 +72,12 @@ fn divergence(case: &Case, tokens: &[u32]) -> Option<String> {
     (margin > DECISIVE_MARGIN).then(|| format!("{} at token {at}, margin {margin}", case.id))
 }
 
-pub fn length_limit(bench: &mut Bench) -> Result<Finding> {
-    let prompt = bench.prompt("counting")?;
+pub fn length_limit(input: &mut CheckInput) -> Result<CheckFinding> {
+    let prompt = input.prompt("counting")?;
     let mut wrong = Vec::new();
     let limits = [1, 2, 7, 17];
     for limit in limits {
-        let generation = bench.one(Request::greedy(0, &prompt, limit))?;
+        let generation = input.one(Request::greedy(0, &prompt, limit))?;
         if generation.tokens.len() != limit as usize || generation.finish != Finish::Length {
             wrong.push(format!(
                 "{limit} gave {} tokens, {:?}",
@@ -86,15 +86,19 @@ pub fn length_limit(bench: &mut Bench) -> Result<Finding> {
             ));
         }
     }
-    Ok(Finding::from_wrong(&wrong, limits.len(), "exactly max_tokens tokens, finish_reason length"))
+    Ok(CheckFinding::from_wrong(
+        &wrong,
+        limits.len(),
+        "exactly max_tokens tokens, finish_reason length",
+    ))
 }
 
-pub fn usage(bench: &mut Bench) -> Result<Finding> {
+pub fn usage(input: &mut CheckInput) -> Result<CheckFinding> {
     let mut wrong = Vec::new();
     let topics = ["money", "a very long walk through the hills of a country that nobody knows"];
     for topic in topics {
-        let prompt = bench.prompt(topic)?;
-        let g = bench.one(Request::greedy(0, &prompt, 5))?;
+        let prompt = input.prompt(topic)?;
+        let g = input.one(Request::greedy(0, &prompt, 5))?;
         if (g.prompt_tokens as usize, g.completion_tokens as usize)
             != (prompt.len(), g.tokens.len())
         {
@@ -107,12 +111,12 @@ pub fn usage(bench: &mut Bench) -> Result<Finding> {
             ));
         }
     }
-    Ok(Finding::from_wrong(&wrong, topics.len(), "prompt and completion counts exact"))
+    Ok(CheckFinding::from_wrong(&wrong, topics.len(), "prompt and completion counts exact"))
 }
 
-pub fn end_of_text(bench: &mut Bench) -> Result<Finding> {
-    let prompt = bench.prompt("the end")?;
-    let ids = bench.subject.eos_ids();
+pub fn end_of_text(input: &mut CheckInput) -> Result<CheckFinding> {
+    let prompt = input.prompt("the end")?;
+    let ids = input.subject.eos_ids();
     let mut wrong = Vec::new();
     for &id in &ids {
         let request = Request {
@@ -120,7 +124,7 @@ pub fn end_of_text(bench: &mut Bench) -> Result<Finding> {
             bias: vec![(id, FORCE)],
             ..Request::greedy(0, &prompt, 4)
         };
-        let g = bench.one(request)?;
+        let g = input.one(request)?;
         if g.tokens != [id] || g.finish != Finish::Stop || !g.text().is_empty() {
             wrong.push(format!(
                 "id {id}: {} tokens, {:?}, text {:?}",
@@ -130,15 +134,15 @@ pub fn end_of_text(bench: &mut Bench) -> Result<Finding> {
             ));
         }
     }
-    Ok(Finding::from_wrong(&wrong, ids.len(), "each ends the answer at once, with no text"))
+    Ok(CheckFinding::from_wrong(&wrong, ids.len(), "each ends the answer at once, with no text"))
 }
 
-pub fn stop_string(bench: &mut Bench) -> Result<Finding> {
-    let prompt = bench.prompt("gardens")?;
-    let free = bench.one(Request::greedy(0, &prompt, 24))?;
+pub fn stop_string(input: &mut CheckInput) -> Result<CheckFinding> {
+    let prompt = input.prompt("gardens")?;
+    let free = input.one(Request::greedy(0, &prompt, 24))?;
     let text = free.text();
     let Some(stop) = stop_across_tokens(&free.deltas) else {
-        return Ok(Finding::new(
+        return Ok(CheckFinding::new(
             false,
             format!("no usable text to stop in: {text:?}"),
             "a text of several tokens",
@@ -146,11 +150,11 @@ pub fn stop_string(bench: &mut Bench) -> Result<Finding> {
     };
     let before = text.split(&stop).next().unwrap_or_default().to_owned();
     let stopped =
-        bench.one(Request { stop: vec![stop.clone()], ..Request::greedy(0, &prompt, 24) })?;
+        input.one(Request { stop: vec![stop.clone()], ..Request::greedy(0, &prompt, 24) })?;
     let right = stopped.text() == before
         && stopped.finish == Finish::Stop
         && free.tokens.starts_with(&stopped.tokens);
-    Ok(Finding::new(
+    Ok(CheckFinding::new(
         right,
         format!("{stop:?}: {:?}, {:?}", stopped.text(), stopped.finish),
         format!("{before:?}, Stop"),
@@ -166,31 +170,31 @@ fn stop_across_tokens(deltas: &[String]) -> Option<String> {
 
 /// Beside a plain answer, one pushed into the bytes of multi-byte characters, where pieces are
 /// easily cut.
-pub fn stream_join(bench: &mut Bench) -> Result<Finding> {
-    let prompt = bench.prompt("small pictures")?;
+pub fn stream_join(input: &mut CheckInput) -> Result<CheckFinding> {
+    let prompt = input.prompt("small pictures")?;
     let bias =
-        bench.subject.encode("😀🚀é漢字", false)?.into_iter().map(|id| (id, FORCE)).collect();
+        input.subject.encode("😀🚀é漢字", false)?.into_iter().map(|id| (id, FORCE)).collect();
     let requests = [
         Request::greedy(0, &prompt, 16),
         Request::sampled(0, &prompt, 16, 3),
         Request { bias, ..Request::sampled(0, &prompt, 24, 5) },
     ];
     let mut wrong = Vec::new();
-    for (i, g) in bench.subject.generate(&requests)?.iter().enumerate() {
-        let whole = bench.subject.decode(&g.tokens, true)?;
+    for (i, g) in input.subject.generate(&requests)?.iter().enumerate() {
+        let whole = input.subject.decode(&g.tokens, true)?;
         if g.text() != whole {
             wrong.push(format!("answer {i}: {:?} streamed, {whole:?} whole", g.text()));
         }
     }
-    Ok(Finding::from_wrong(&wrong, requests.len(), "joined pieces = decoded whole"))
+    Ok(CheckFinding::from_wrong(&wrong, requests.len(), "joined pieces = decoded whole"))
 }
 
-pub fn seeds(bench: &mut Bench) -> Result<Finding> {
-    let prompt = bench.prompt("dice")?;
-    let first = bench.one(Request::sampled(0, &prompt, 16, 7))?;
-    let again = bench.one(Request::sampled(0, &prompt, 16, 7))?;
+pub fn seeds(input: &mut CheckInput) -> Result<CheckFinding> {
+    let prompt = input.prompt("dice")?;
+    let first = input.one(Request::sampled(0, &prompt, 16, 7))?;
+    let again = input.one(Request::sampled(0, &prompt, 16, 7))?;
     let crowd: Vec<Request> = (7..12).map(|seed| Request::sampled(0, &prompt, 16, seed)).collect();
-    let crowd = bench.subject.generate(&crowd)?;
+    let crowd = input.subject.generate(&crowd)?;
     let lead = crowd.first().ok_or_else(|| SubjectError::Failed("no answers".into()))?;
     let different = |g: &Generation| g.tokens != first.tokens;
     let right =
@@ -201,5 +205,5 @@ pub fn seeds(bench: &mut Bench) -> Result<Finding> {
         identical(&first, lead),
         crowd[1..].iter().any(different)
     );
-    Ok(Finding::new(right, told, "all true"))
+    Ok(CheckFinding::new(right, told, "all true"))
 }

@@ -1,6 +1,6 @@
 //! The same request gives the same bits by whatever path it is computed.
 
-use super::{Bench, Finding, identical};
+use super::{CheckFinding, CheckInput, identical};
 use crate::subject::{Request, Result};
 
 /// Tenants that no other check uses: their prefix caches are cold.
@@ -20,27 +20,27 @@ const TOPICS: [&str; 8] = [
     "how bread is made from flour, water, salt and time, and what can go wrong on the way",
 ];
 
-pub fn batch(bench: &mut Bench) -> Result<Finding> {
-    let prompts = TOPICS.iter().map(|topic| bench.prompt(topic)).collect::<Result<Vec<_>>>()?;
+pub fn batch(input: &mut CheckInput) -> Result<CheckFinding> {
+    let prompts = TOPICS.iter().map(|topic| input.prompt(topic)).collect::<Result<Vec<_>>>()?;
     let requests =
         |tenant| prompts.iter().map(|p| Request::greedy(tenant, p, 12)).collect::<Vec<_>>();
-    let alone = requests(ALONE).into_iter().map(|r| bench.one(r)).collect::<Result<Vec<_>>>()?;
-    let together = bench.subject.generate(&requests(TOGETHER))?;
+    let alone = requests(ALONE).into_iter().map(|r| input.one(r)).collect::<Result<Vec<_>>>()?;
+    let together = input.subject.generate(&requests(TOGETHER))?;
     let differs = alone.iter().zip(&together).enumerate().filter(|(_, (a, b))| !identical(a, b));
     let wrong: Vec<String> = differs.map(|(i, _)| format!("row {i} ({})", TOPICS[i])).collect();
-    Ok(Finding::from_wrong(&wrong, TOPICS.len(), "batch of 8 = batch of 1, bitwise"))
+    Ok(CheckFinding::from_wrong(&wrong, TOPICS.len(), "batch of 8 = batch of 1, bitwise"))
 }
 
 /// Warm: a prompt that shares a long beginning with an earlier one. Cold: the same prompt in an
 /// account that never saw it.
-pub fn prefix(bench: &mut Bench) -> Result<Finding> {
+pub fn prefix(input: &mut CheckInput) -> Result<CheckFinding> {
     let shared = TOPICS.join(", ");
-    let first = bench.prompt(&format!("{shared} and rivers"))?;
-    let second = bench.prompt(&format!("{shared} and lakes"))?;
-    bench.one(Request::greedy(WARM, &first, 4))?;
-    let warm = bench.one(Request::greedy(WARM, &second, 12))?;
-    let repeated = bench.one(Request::greedy(WARM, &second, 12))?;
-    let cold = bench.one(Request::greedy(COLD, &second, 12))?;
+    let first = input.prompt(&format!("{shared} and rivers"))?;
+    let second = input.prompt(&format!("{shared} and lakes"))?;
+    input.one(Request::greedy(WARM, &first, 4))?;
+    let warm = input.one(Request::greedy(WARM, &second, 12))?;
+    let repeated = input.one(Request::greedy(WARM, &second, 12))?;
+    let cold = input.one(Request::greedy(COLD, &second, 12))?;
     let mut wrong = Vec::new();
     if !identical(&warm, &cold) || !identical(&repeated, &cold) {
         wrong.push("a reused prefix changed the answer".into());
@@ -48,5 +48,5 @@ pub fn prefix(bench: &mut Bench) -> Result<Finding> {
     if cold.cached_tokens != 0 {
         wrong.push(format!("{} tokens reused from another account", cold.cached_tokens));
     }
-    Ok(Finding::from_wrong(&wrong, 2, "bitwise equal; nothing shared between accounts"))
+    Ok(CheckFinding::from_wrong(&wrong, 2, "bitwise equal; nothing shared between accounts"))
 }

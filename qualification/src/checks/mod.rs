@@ -1,201 +1,197 @@
-//! The checks, as data: what each proves, which planted faults must turn it red, and how it is run.
+//! The checks, as data: what each proves and how it is run. `testing::planted_faults` holds the
+//! faults that must turn each of them red.
+//!
+//! The stages are those of the plan that records on disk refer to, so their numbers never change:
+//!
+//! | stage | proves |
+//! |---|---|
+//! | S0 | identity: the files are the release's |
+//! | S1 | tokenizer: text and ids are the reference's |
+//! | S2 | template: prompts are the reference's |
+//! | S3 | logic of the architecture in f32; the tests of the crate `models` prove it |
+//! | S4 | precision against f32 over many tokens; no check measures it |
+//! | S5 | invariance: an answer does not depend on how it is computed |
+//! | S6 | generation: tokens, text, log-probabilities and counts are right |
+//! | S7 | context: the promised length really runs |
+//!
+//! S6 runs before S5: whether answers are equal means little until they are right.
 
 mod context;
 mod generation;
 mod invariance;
 mod text;
 
-use crate::faults::Fault;
 use crate::goldens::Goldens;
-use crate::record::State;
+use crate::record::CheckState;
 use crate::subject::{Generation, Request, Result, Subject};
-use crate::suite::Scope;
+use crate::suite::SuiteScope;
 use std::collections::BTreeMap;
 
 pub struct Check {
     pub id: &'static str,
-    /// Of the qualification plan: S0 identity … S7 context.
+    /// The stage of the plan, `S0` to `S7`; the head of this module says what each proves.
     pub stage: &'static str,
     pub proves: &'static str,
-    /// Planted, each must turn this check red and no other.
-    pub faults: &'static [Fault],
-    pub(crate) run: fn(&mut Bench) -> Result<Finding>,
+    pub(crate) run: fn(&mut CheckInput) -> Result<CheckFinding>,
 }
 
-/// In the order they run: cheap and fundamental ones first.
+/// All checks in the order they run: cheap and fundamental ones first.
 pub const ALL: &[Check] = &[
     Check {
         id: "digests",
         stage: "S0",
         proves: "the loaded files are the release's, byte for byte",
-        faults: &[Fault::ByteFlipped],
         run: text::digests,
     },
     Check {
         id: "tokenizer_round_trip",
         stage: "S1",
         proves: "text survives encoding and decoding in every script",
-        faults: &[Fault::LossyEncoding],
         run: text::tokenizer_round_trip,
     },
     Check {
         id: "tokenizer_goldens",
         stage: "S1",
         proves: "token ids equal the reference tokenizer's",
-        faults: &[Fault::SpecialAdded],
         run: text::tokenizer_goldens,
     },
     Check {
         id: "special_text",
         stage: "S1",
         proves: "special tokens written by a user stay text",
-        faults: &[Fault::SpecialTextParsed],
         run: text::special_text,
     },
     Check {
         id: "template_render",
         stage: "S2",
         proves: "every message reaches the prompt, once and in order",
-        faults: &[Fault::MessageDropped],
         run: text::template_render,
     },
     Check {
         id: "template_goldens",
         stage: "S2",
         proves: "prompts equal the reference's, byte for byte and id for id",
-        faults: &[Fault::SisterTemplate],
         run: text::template_goldens,
     },
     Check {
         id: "logprobs",
         stage: "S6",
         proves: "logits are finite and log-probabilities a distribution led by the greedy choice",
-        faults: &[Fault::LogitsShifted, Fault::NotANumber],
         run: generation::logprobs,
     },
     Check {
         id: "greedy_goldens",
         stage: "S6",
         proves: "greedy tokens equal the f32 reference's, wherever its margin is decisive",
-        faults: &[Fault::WrongToken],
         run: generation::greedy_goldens,
     },
     Check {
         id: "length_limit",
         stage: "S6",
         proves: "max_tokens is exact",
-        faults: &[Fault::OneTokenMore],
         run: generation::length_limit,
     },
     Check {
         id: "usage",
         stage: "S6",
         proves: "the tokens that are billed are the tokens that were used",
-        faults: &[Fault::UsageOffByOne],
         run: generation::usage,
     },
     Check {
         id: "end_of_text",
         stage: "S6",
         proves: "every end-of-text id ends the answer and none shows in it",
-        faults: &[Fault::EndIgnored],
         run: generation::end_of_text,
     },
     Check {
         id: "stop_string",
         stage: "S6",
         proves: "a stop string across tokens ends the answer exactly before it",
-        faults: &[Fault::StopDropped],
         run: generation::stop_string,
     },
     Check {
         id: "stream_join",
         stage: "S6",
         proves: "streamed pieces are whole characters and join to the whole answer",
-        faults: &[Fault::HalfCharacter],
         run: generation::stream_join,
     },
     Check {
         id: "seeds",
         stage: "S6",
         proves: "a seed gives the same answer, alone and among neighbours; another seed another one",
-        faults: &[Fault::SeedIgnored, Fault::SeedShared],
         run: generation::seeds,
     },
     Check {
         id: "batch_invariance",
         stage: "S5",
         proves: "an answer does not depend on what else is in the batch, to the last bit",
-        faults: &[Fault::BatchDependent],
         run: invariance::batch,
     },
     Check {
         id: "prefix_reuse",
         stage: "S5",
         proves: "a reused prefix changes nothing and is never another account's",
-        faults: &[Fault::PrefixDiffers, Fault::PrefixLeaks],
         run: invariance::prefix,
     },
     Check {
         id: "context_edge",
         stage: "S7",
         proves: "a prompt over the context is refused, never cut",
-        faults: &[Fault::CutAtEdge],
         run: context::edge,
     },
     Check {
         id: "context_length",
         stage: "S7",
         proves: "the qualified context really runs, with every prompt token counted",
-        faults: &[Fault::LongPromptCut],
         run: context::length,
     },
 ];
 
-/// What a check works with.
-pub(crate) struct Bench<'a> {
+/// What a check works with: the subject, and what is known of its release.
+pub(crate) struct CheckInput<'a> {
     pub subject: &'a mut dyn Subject,
     /// File name → hex SHA-256, from the release's manifest.
     pub files: &'a BTreeMap<String, String>,
     pub goldens: Option<&'a Goldens>,
-    pub scope: Scope,
+    pub scope: SuiteScope,
 }
 
-/// A check's outcome with its evidence.
+/// The outcome of one check with its evidence.
 #[derive(Debug)]
-pub(crate) struct Finding {
-    pub state: State,
+pub(crate) struct CheckFinding {
+    pub state: CheckState,
     pub value: String,
     pub gate: String,
 }
 
-impl Finding {
+impl CheckFinding {
     pub fn new(passed: bool, value: impl Into<String>, gate: impl Into<String>) -> Self {
-        let state = if passed { State::Passed } else { State::Failed };
+        let state = if passed { CheckState::Passed } else { CheckState::Failed };
         Self { state, value: value.into(), gate: gate.into() }
     }
 
-    /// Passed when nothing was found wrong; the first few faults are the evidence otherwise.
-    pub fn from_wrong(wrong: &[String], of: usize, gate: &str) -> Self {
+    /// Passed when `wrong` is empty, of `total` cases looked at; else its first three entries are
+    /// the evidence.
+    pub fn from_wrong(wrong: &[String], total: usize, gate: &str) -> Self {
         let shown = wrong.iter().take(3).cloned().collect::<Vec<_>>().join("; ");
         let value = if wrong.is_empty() {
-            format!("{of} of {of}")
+            format!("{total} of {total}")
         } else {
-            format!("{} of {of} wrong: {shown}", wrong.len())
+            format!("{} of {total} wrong: {shown}", wrong.len())
         };
         Self::new(wrong.is_empty(), value, gate)
     }
 
     pub fn without_goldens() -> Self {
         Self {
-            state: State::NotRun,
+            state: CheckState::NotRun,
             value: "no reference outputs for this release".into(),
             gate: "equal".into(),
         }
     }
 }
 
-impl Bench<'_> {
+impl CheckInput<'_> {
     pub fn one(&mut self, request: Request) -> Result<Generation> {
         let mut all = self.subject.generate(&[request])?;
         Ok(all.pop().expect("a result per request"))
@@ -204,7 +200,7 @@ impl Bench<'_> {
     /// A short prompt of real conversation; different `topic`s give different ones.
     pub fn prompt(&mut self, topic: &str) -> Result<Vec<u32>> {
         let question = format!("Tell me something about {topic}.");
-        self.subject.encode_chat(&[crate::subject::Message::new("user", &question)])
+        self.subject.encode_chat(&[crate::subject::ChatTurn::new("user", &question)])
     }
 }
 

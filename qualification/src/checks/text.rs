@@ -1,7 +1,7 @@
 //! Checks of files, tokenizer and template: nothing is generated.
 
-use super::{Bench, Finding};
-use crate::subject::{Message, Result, SubjectError};
+use super::{CheckFinding, CheckInput};
+use crate::subject::{ChatTurn, Result, SubjectError};
 
 /// Composed forms only: some tokenizers normalise to them.
 const TEXTS: &[&str] = &[
@@ -21,9 +21,9 @@ const TEXTS: &[&str] = &[
     "x",
 ];
 
-pub fn digests(bench: &mut Bench) -> Result<Finding> {
-    let found = bench.subject.digests()?;
-    let expected = bench.files;
+pub fn digests(input: &mut CheckInput) -> Result<CheckFinding> {
+    let found = input.subject.digests()?;
+    let expected = input.files;
     let mut wrong: Vec<String> = expected
         .iter()
         .filter(|(name, digest)| found.get(*name) != Some(digest))
@@ -35,60 +35,60 @@ pub fn digests(bench: &mut Bench) -> Result<Finding> {
             .filter(|name| !expected.contains_key(*name))
             .map(|name| format!("{name} is extra")),
     );
-    Ok(Finding::from_wrong(&wrong, expected.len(), "every SHA-256 as in the manifest"))
+    Ok(CheckFinding::from_wrong(&wrong, expected.len(), "every SHA-256 as in the manifest"))
 }
 
-pub fn tokenizer_round_trip(bench: &mut Bench) -> Result<Finding> {
+pub fn tokenizer_round_trip(input: &mut CheckInput) -> Result<CheckFinding> {
     let mut wrong = Vec::new();
     for text in TEXTS {
-        let ids = bench.subject.encode(text, false)?;
-        let back = bench.subject.decode(&ids, true)?;
+        let ids = input.subject.encode(text, false)?;
+        let back = input.subject.decode(&ids, true)?;
         if back != *text {
             wrong.push(format!("{text:?} became {back:?}"));
         }
     }
-    Ok(Finding::from_wrong(&wrong, TEXTS.len(), "decode(encode(text)) = text"))
+    Ok(CheckFinding::from_wrong(&wrong, TEXTS.len(), "decode(encode(text)) = text"))
 }
 
-pub fn tokenizer_goldens(bench: &mut Bench) -> Result<Finding> {
-    let Some(goldens) = bench.goldens else { return Ok(Finding::without_goldens()) };
+pub fn tokenizer_goldens(input: &mut CheckInput) -> Result<CheckFinding> {
+    let Some(goldens) = input.goldens else { return Ok(CheckFinding::without_goldens()) };
     let mut wrong = Vec::new();
     for case in &goldens.tokenizer {
-        let plain = bench.subject.encode(&case.text, false)? == case.ids;
-        let parsed = bench.subject.encode(&case.text, true)?
+        let plain = input.subject.encode(&case.text, false)? == case.ids;
+        let parsed = input.subject.encode(&case.text, true)?
             == *case.special_ids.as_ref().unwrap_or(&case.ids);
         if !plain || !parsed {
             wrong.push(format!("{:?}", case.text));
         }
     }
-    Ok(Finding::from_wrong(&wrong, goldens.tokenizer.len(), "ids equal the reference's"))
+    Ok(CheckFinding::from_wrong(&wrong, goldens.tokenizer.len(), "ids equal the reference's"))
 }
 
 /// The content of a hostile message must not add a single end-of-text id to the prompt.
-pub fn special_text(bench: &mut Bench) -> Result<Finding> {
-    let ids = bench.subject.eos_ids();
+pub fn special_text(input: &mut CheckInput) -> Result<CheckFinding> {
+    let ids = input.subject.eos_ids();
     let mut wrong = Vec::new();
     for id in &ids {
-        let text = bench.subject.decode(&[*id], false)?;
-        let harmless = count(bench, *id, "plain words")?;
-        if text.is_empty() || count(bench, *id, &format!("plain {text} words"))? != harmless {
+        let text = input.subject.decode(&[*id], false)?;
+        let harmless = count(input, *id, "plain words")?;
+        if text.is_empty() || count(input, *id, &format!("plain {text} words"))? != harmless {
             wrong.push(format!("{text:?} (id {id})"));
         }
     }
     if ids.is_empty() {
         wrong.push("the release has no end-of-text id".into());
     }
-    Ok(Finding::from_wrong(&wrong, ids.len(), "no special id from a message's text"))
+    Ok(CheckFinding::from_wrong(&wrong, ids.len(), "no special id from a message's text"))
 }
 
-fn count(bench: &mut Bench, id: u32, content: &str) -> Result<usize> {
-    let prompt = bench.subject.encode_chat(&[Message::new("user", content)])?;
+fn count(input: &mut CheckInput, id: u32, content: &str) -> Result<usize> {
+    let prompt = input.subject.encode_chat(&[ChatTurn::new("user", content)])?;
     Ok(prompt.iter().filter(|&&token| token == id).count())
 }
 
 /// A refused role is a right answer: some templates know no system role. Dropping the message would
 /// not be.
-pub fn template_render(bench: &mut Bench) -> Result<Finding> {
+pub fn template_render(input: &mut CheckInput) -> Result<CheckFinding> {
     let conversations = [
         vec![("user", "What grows in spring?")],
         vec![("system", "Answer in one word."), ("user", "What falls in autumn?")],
@@ -101,9 +101,9 @@ pub fn template_render(bench: &mut Bench) -> Result<Finding> {
     ];
     let mut wrong = Vec::new();
     for conversation in &conversations {
-        let messages: Vec<Message> =
-            conversation.iter().map(|(role, content)| Message::new(role, content)).collect();
-        let prompt = match bench.subject.render(&messages) {
+        let messages: Vec<ChatTurn> =
+            conversation.iter().map(|(role, content)| ChatTurn::new(role, content)).collect();
+        let prompt = match input.subject.render(&messages) {
             Err(SubjectError::Refused(_)) if conversation[0].0 == "system" => continue,
             rendered => rendered?,
         };
@@ -111,7 +111,7 @@ pub fn template_render(bench: &mut Bench) -> Result<Finding> {
             wrong.push(format!("{conversation:?} became {prompt:?}"));
         }
     }
-    Ok(Finding::from_wrong(&wrong, conversations.len(), "each message once, in order"))
+    Ok(CheckFinding::from_wrong(&wrong, conversations.len(), "each message once, in order"))
 }
 
 fn in_order(prompt: &str, conversation: &[(&str, &str)]) -> bool {
@@ -123,20 +123,20 @@ fn in_order(prompt: &str, conversation: &[(&str, &str)]) -> bool {
     })
 }
 
-pub fn template_goldens(bench: &mut Bench) -> Result<Finding> {
-    let Some(goldens) = bench.goldens else { return Ok(Finding::without_goldens()) };
+pub fn template_goldens(input: &mut CheckInput) -> Result<CheckFinding> {
+    let Some(goldens) = input.goldens else { return Ok(CheckFinding::without_goldens()) };
     let mut wrong = Vec::new();
     for (i, case) in goldens.templates.iter().enumerate() {
-        if bench.subject.render(&case.messages)? != case.prompt {
+        if input.subject.render(&case.messages)? != case.prompt {
             wrong.push(format!("conversation {i}"));
         }
     }
     for case in &goldens.cases {
-        if bench.subject.encode_chat(&case.messages)? != case.prompt_ids {
+        if input.subject.encode_chat(&case.messages)? != case.prompt_ids {
             wrong.push(format!("prompt ids of {}", case.id));
         }
     }
-    Ok(Finding::from_wrong(
+    Ok(CheckFinding::from_wrong(
         &wrong,
         goldens.templates.len() + goldens.cases.len(),
         "equal to the reference",

@@ -2,7 +2,7 @@
 
 use super::super::Error;
 use super::incoming::adopt;
-use super::{Failure, FetchOptions, Want};
+use super::{FetchOptions, SourceFailure, Want};
 use hf_hub::api::sync::{Api, ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, Repo, RepoType};
 use std::path::{Component, Path, PathBuf};
@@ -85,13 +85,13 @@ pub(super) fn fetch(
     revision: &str,
     path: &str,
     want: &mut Want,
-) -> Result<(), Failure> {
+) -> Result<(), SourceFailure> {
     let cache = want.folder.incoming().join("hub");
     let options = want.options;
     let downloaded = download(repo, revision, path, &cache, options, &mut |done| want.report(done));
     let downloaded = downloaded.map_err(|error| match error {
-        Download::DiskFull => Failure::Here(Error::DiskFull { path: cache.clone() }),
-        Download::Failed(why) => Failure::Source(why),
+        Download::DiskFull => SourceFailure::Here(Error::DiskFull { path: cache.clone() }),
+        Download::Failed(why) => SourceFailure::Source(why),
     })?;
     adopt(&downloaded, want)
 }
@@ -119,26 +119,26 @@ pub(in super::super) fn download(
     std::thread::spawn(move || {
         let done = repo.download_with_progress(&path, Meter(sender.clone()));
         // Nobody listens any more when the transfer was given up.
-        let _ = sender.send(Step::Ended(done));
+        let _ = sender.send(TransferEvent::Ended(done));
     });
     let pointer = watch(&receiver, options, progress)?;
     pointer.canonicalize().map_err(|error| Download::Failed(error.to_string()))
 }
 
 fn watch(
-    receiver: &Receiver<Step>,
+    receiver: &Receiver<TransferEvent>,
     options: &FetchOptions,
     progress: &mut dyn FnMut(u64),
 ) -> Result<PathBuf, Download> {
     let mut done = 0;
     loop {
         match receiver.recv_timeout(options.patience) {
-            Ok(Step::Started) => done = 0,
-            Ok(Step::Bytes(n)) => {
+            Ok(TransferEvent::Started) => done = 0,
+            Ok(TransferEvent::Bytes(n)) => {
                 done += n;
                 progress(done);
             }
-            Ok(Step::Ended(result)) => return result.map_err(explain),
+            Ok(TransferEvent::Ended(result)) => return result.map_err(explain),
             Err(RecvTimeoutError::Timeout) => return Err(Download::Failed(silent(options))),
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(Download::Failed("the transfer ended unexpectedly".into()));
@@ -190,22 +190,22 @@ fn api(cache: &Path, options: &FetchOptions) -> Result<Api, ApiError> {
     }
 }
 
-enum Step {
+enum TransferEvent {
     Started,
     Bytes(u64),
     Ended(Result<PathBuf, ApiError>),
 }
 
 /// Tells the waiting side how far a transfer is.
-struct Meter(SyncSender<Step>);
+struct Meter(SyncSender<TransferEvent>);
 
 impl hf_hub::api::Progress for Meter {
     fn init(&mut self, _size: usize, _filename: &str) {
-        let _ = self.0.send(Step::Started);
+        let _ = self.0.send(TransferEvent::Started);
     }
 
     fn update(&mut self, size: usize) {
-        let _ = self.0.send(Step::Bytes(size as u64));
+        let _ = self.0.send(TransferEvent::Bytes(size as u64));
     }
 
     fn finish(&mut self) {}

@@ -2,14 +2,14 @@
 
 use super::super::folder::sha256;
 use super::super::{Error, ReleaseFile};
-use super::{Failure, Want};
+use super::{SourceFailure, Want};
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::Path;
 
 /// Takes a file in as a stream, hashing while it writes.
-pub(super) fn receive(from: &mut dyn Read, want: &mut Want) -> Result<(), Failure> {
+pub(super) fn receive(from: &mut dyn Read, want: &mut Want) -> Result<(), SourceFailure> {
     let incoming = want.folder.incoming();
     fs::create_dir_all(&incoming).map_err(Error::io("create", &incoming))?;
     let part = incoming.join(&want.file.name);
@@ -18,25 +18,25 @@ pub(super) fn receive(from: &mut dyn Read, want: &mut Want) -> Result<(), Failur
 }
 
 /// Takes a file in that a source has left complete on this disk.
-pub(super) fn adopt(path: &Path, want: &mut Want) -> Result<(), Failure> {
+pub(super) fn adopt(path: &Path, want: &mut Want) -> Result<(), SourceFailure> {
     let found = sha256(path, |_| {})?;
     settle(path, &found, want)
 }
 
-fn copy(from: &mut dyn Read, part: &Path, want: &mut Want) -> Result<String, Failure> {
+fn copy(from: &mut dyn Read, part: &Path, want: &mut Want) -> Result<String, SourceFailure> {
     let mut out = File::create(part).map_err(Error::io("create", part))?;
     let (mut hasher, mut done) = (Sha256::new(), 0);
     let mut buffer = vec![0; 1 << 20];
     loop {
         let n = from
             .read(&mut buffer)
-            .map_err(|error| Failure::Source(format!("reading failed: {error}")))?;
+            .map_err(|error| SourceFailure::Source(format!("reading failed: {error}")))?;
         done += n as u64;
         if n == 0 {
             break;
         }
         if done > want.file.bytes {
-            return Err(Failure::Source(format!(
+            return Err(SourceFailure::Source(format!(
                 "it is longer than the {} bytes of the manifest",
                 want.file.bytes
             )));
@@ -49,11 +49,11 @@ fn copy(from: &mut dyn Read, part: &Path, want: &mut Want) -> Result<String, Fai
     Ok(hex::encode(hasher.finalize()))
 }
 
-fn settle(part: &Path, found: &str, want: &Want) -> Result<(), Failure> {
+fn settle(part: &Path, found: &str, want: &Want) -> Result<(), SourceFailure> {
     let ReleaseFile { name, sha256, .. } = want.file;
     if found != sha256 {
         fs::remove_file(part).map_err(Error::io("remove", part))?;
-        return Err(Failure::Source(format!(
+        return Err(SourceFailure::Source(format!(
             "{name} has SHA-256 {found}, the manifest says {sha256}: refused"
         )));
     }

@@ -2,14 +2,14 @@
 
 use super::super::Error;
 use super::incoming::receive;
-use super::{Failure, Want};
+use super::{SourceFailure, Want};
 use std::fs::File;
 use std::path::Path;
 
-pub(super) fn fetch(path: &Path, want: &mut Want) -> Result<(), Failure> {
+pub(super) fn fetch(path: &Path, want: &mut Want) -> Result<(), SourceFailure> {
     let file = if path.is_dir() { path.join(&want.file.name) } else { path.to_owned() };
     if !file.is_file() {
-        return Err(Failure::Source(format!("there is no file {}", file.display())));
+        return Err(SourceFailure::Source(format!("there is no file {}", file.display())));
     }
     receive(&mut File::open(&file).map_err(Error::io("open", &file))?, want)
 }

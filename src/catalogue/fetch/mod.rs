@@ -8,7 +8,7 @@ mod python_package;
 
 pub(super) use hub::{Download, HubTarget, Listing, describe, download};
 
-use super::folder::{Folder, remove_all, sha256};
+use super::folder::{ReleaseFolder, remove_all, sha256};
 use super::{Error, Manifest, ReleaseFile, Result, Source};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -42,7 +42,7 @@ impl Default for FetchOptions {
 
 /// Bytes of one file so far. Starts again from zero when the next source is tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress<'a> {
+pub struct FetchProgress<'a> {
     pub file: &'a str,
     pub done: u64,
     pub total: u64,
@@ -51,27 +51,27 @@ pub struct Progress<'a> {
 /// One file that is wanted, and where it goes.
 struct Want<'a> {
     file: &'a ReleaseFile,
-    folder: &'a Folder,
+    folder: &'a ReleaseFolder,
     options: &'a FetchOptions,
-    progress: &'a mut dyn FnMut(Progress),
+    progress: &'a mut dyn FnMut(FetchProgress),
 }
 
 impl Want<'_> {
     fn report(&mut self, done: u64) {
         let ReleaseFile { name, bytes, .. } = self.file;
-        (self.progress)(Progress { file: name, done: done.min(*bytes), total: *bytes });
+        (self.progress)(FetchProgress { file: name, done: done.min(*bytes), total: *bytes });
     }
 }
 
 /// Why a source did not deliver.
-enum Failure {
+enum SourceFailure {
     /// The next source may do better.
     Source(String),
     /// No source can help.
     Here(Error),
 }
 
-impl From<Error> for Failure {
+impl From<Error> for SourceFailure {
     fn from(error: Error) -> Self {
         match error {
             Error::DiskFull { .. } => Self::Here(error),
@@ -84,10 +84,10 @@ impl From<Error> for Failure {
 /// relative local paths start from.
 pub(super) fn fetch(
     manifest: &Manifest,
-    folder: &Folder,
+    folder: &ReleaseFolder,
     data: &Path,
     options: &FetchOptions,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut dyn FnMut(FetchProgress),
 ) -> Result<()> {
     if folder.verify(manifest).is_ok() {
         return Ok(());
@@ -109,8 +109,8 @@ fn fetch_file(manifest: &Manifest, want: &mut Want, data: &Path) -> Result<()> {
         want.report(0);
         match from_source(source, want, data) {
             Ok(()) => return Ok(()),
-            Err(Failure::Here(error)) => return Err(error),
-            Err(Failure::Source(why)) => account.push(format!("\n  {source}: {why}")),
+            Err(SourceFailure::Here(error)) => return Err(error),
+            Err(SourceFailure::Source(why)) => account.push(format!("\n  {source}: {why}")),
         }
     }
     if manifest.sources.is_empty() {
@@ -119,7 +119,7 @@ fn fetch_file(manifest: &Manifest, want: &mut Want, data: &Path) -> Result<()> {
     Err(Error::NoSource { name: manifest.name.clone(), account: account.concat() })
 }
 
-fn from_source(source: &Source, want: &mut Want, data: &Path) -> Result<(), Failure> {
+fn from_source(source: &Source, want: &mut Want, data: &Path) -> Result<(), SourceFailure> {
     let place =
         |files: &std::collections::BTreeMap<String, String>, name: &str| files[name].clone();
     let name = want.file.name.as_str();

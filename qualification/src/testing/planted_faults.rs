@@ -1,11 +1,11 @@
 //! Planted faults: a subject that is right except for one defect, as known from the field. A suite
 //! that stays green over one of these proves nothing.
 
-use crate::subject::{Generation, Message, Request, Result, Subject, TokenLogprob};
+use crate::subject::{ChatTurn, Generation, PositionLogprob, Request, Result, Subject};
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Fault {
+pub enum PlantedFault {
     /// One byte of a file is not the release's.
     ByteFlipped,
     /// The last token of text outside ASCII is lost.
@@ -44,24 +44,54 @@ pub enum Fault {
     LongPromptCut,
 }
 
-/// Prompts from this length on are long for [`Fault::LongPromptCut`], tokens.
+/// The faults that must turn a check red. Each of them must leave every other check green.
+///
+/// # Panics
+/// When the check has no fault: it would prove nothing.
+pub fn planted_for(check_id: &str) -> &'static [PlantedFault] {
+    use PlantedFault as Fault;
+    match check_id {
+        "digests" => &[Fault::ByteFlipped],
+        "tokenizer_round_trip" => &[Fault::LossyEncoding],
+        "tokenizer_goldens" => &[Fault::SpecialAdded],
+        "special_text" => &[Fault::SpecialTextParsed],
+        "template_render" => &[Fault::MessageDropped],
+        "template_goldens" => &[Fault::SisterTemplate],
+        "logprobs" => &[Fault::LogitsShifted, Fault::NotANumber],
+        "greedy_goldens" => &[Fault::WrongToken],
+        "length_limit" => &[Fault::OneTokenMore],
+        "usage" => &[Fault::UsageOffByOne],
+        "end_of_text" => &[Fault::EndIgnored],
+        "stop_string" => &[Fault::StopDropped],
+        "stream_join" => &[Fault::HalfCharacter],
+        "seeds" => &[Fault::SeedIgnored, Fault::SeedShared],
+        "batch_invariance" => &[Fault::BatchDependent],
+        "prefix_reuse" => &[Fault::PrefixDiffers, Fault::PrefixLeaks],
+        "context_edge" => &[Fault::CutAtEdge],
+        "context_length" => &[Fault::LongPromptCut],
+        other => panic!("no fault is planted for the check {other}"),
+    }
+}
+
+/// Prompts from this length on are long for [`PlantedFault::LongPromptCut`], tokens.
 const LONG: usize = 512;
 /// Cached tokens from which on a prefix is long: more than the checks that look at other things
 /// share, tokens.
 const LONG_PREFIX: u32 = 112;
-/// Where [`Fault::WrongToken`] strikes: later than any check but the reference comparison looks.
+/// Where [`PlantedFault::WrongToken`] strikes: only the comparison with the reference looks this
+/// far.
 const LATE: usize = 40;
 
 /// A subject with one fault.
 pub struct Faulty<S> {
     inner: S,
-    fault: Fault,
+    fault: PlantedFault,
     seen: BTreeSet<Vec<u32>>,
     calls: u64,
 }
 
 impl<S: Subject> Faulty<S> {
-    pub fn new(inner: S, fault: Fault) -> Self {
+    pub fn new(inner: S, fault: PlantedFault) -> Self {
         Self { inner, fault, seen: BTreeSet::new(), calls: 0 }
     }
 
@@ -70,13 +100,13 @@ impl<S: Subject> Faulty<S> {
         let context = self.inner.context_tokens() as usize;
         let length = request.prompt.len();
         match self.fault {
-            Fault::OneTokenMore if request.max_tokens < 8 => spoiled.max_tokens += 1,
-            Fault::EndIgnored => spoiled.ignore_eos = true,
-            Fault::StopDropped => spoiled.stop.clear(),
-            Fault::SeedIgnored => spoiled.seed = self.calls,
-            Fault::SeedShared => spoiled.seed = 1,
-            Fault::CutAtEdge if length > context => spoiled.prompt.truncate(context / 2),
-            Fault::LongPromptCut if (LONG..=context).contains(&length) => {
+            PlantedFault::OneTokenMore if request.max_tokens < 8 => spoiled.max_tokens += 1,
+            PlantedFault::EndIgnored => spoiled.ignore_eos = true,
+            PlantedFault::StopDropped => spoiled.stop.clear(),
+            PlantedFault::SeedIgnored => spoiled.seed = self.calls,
+            PlantedFault::SeedShared => spoiled.seed = 1,
+            PlantedFault::CutAtEdge if length > context => spoiled.prompt.truncate(context / 2),
+            PlantedFault::LongPromptCut if (LONG..=context).contains(&length) => {
                 drop(spoiled.prompt.drain(..length / 2))
             }
             _ => {}
@@ -92,23 +122,23 @@ impl<S: Subject> Faulty<S> {
     ) -> Result<()> {
         let seen_before = !self.seen.insert(request.prompt.clone());
         match self.fault {
-            Fault::LogitsShifted => g.logprobs.iter_mut().for_each(shift),
-            Fault::NotANumber => {
+            PlantedFault::LogitsShifted => g.logprobs.iter_mut().for_each(shift),
+            PlantedFault::NotANumber => {
                 g.logprobs
                     .iter_mut()
                     .filter_map(|l| l.top.get_mut(1))
                     .for_each(|second| second.1 = f32::NAN);
             }
-            Fault::WrongToken => {
+            PlantedFault::WrongToken => {
                 g.tokens.iter_mut().skip(LATE).take(1).for_each(|token| *token ^= 1)
             }
-            Fault::UsageOffByOne => g.completion_tokens += 1,
-            Fault::HalfCharacter if request.stop.is_empty() => {
+            PlantedFault::UsageOffByOne => g.completion_tokens += 1,
+            PlantedFault::HalfCharacter if request.stop.is_empty() => {
                 g.deltas = self.one_by_one(&g.tokens)?
             }
-            Fault::BatchDependent if rows >= 8 => last_bit(g),
-            Fault::PrefixDiffers if g.cached_tokens >= LONG_PREFIX => last_bit(g),
-            Fault::PrefixLeaks if seen_before => g.cached_tokens = g.cached_tokens.max(1),
+            PlantedFault::BatchDependent if rows >= 8 => last_bit(g),
+            PlantedFault::PrefixDiffers if g.cached_tokens >= LONG_PREFIX => last_bit(g),
+            PlantedFault::PrefixLeaks if seen_before => g.cached_tokens = g.cached_tokens.max(1),
             _ => {}
         }
         Ok(())
@@ -119,7 +149,7 @@ impl<S: Subject> Faulty<S> {
     }
 }
 
-fn shift(logprob: &mut TokenLogprob) {
+fn shift(logprob: &mut PositionLogprob) {
     const BY: f32 = 10.0;
     logprob.chosen += BY;
     logprob.top.iter_mut().for_each(|(_, p)| *p += BY);
@@ -134,7 +164,7 @@ fn last_bit(g: &mut Generation) {
 impl<S: Subject> Subject for Faulty<S> {
     fn digests(&mut self) -> Result<BTreeMap<String, String>> {
         let mut digests = self.inner.digests()?;
-        if self.fault == Fault::ByteFlipped {
+        if self.fault == PlantedFault::ByteFlipped {
             digests.values_mut().take(1).for_each(|digest| *digest = "0".repeat(64));
         }
         Ok(digests)
@@ -151,8 +181,10 @@ impl<S: Subject> Subject for Faulty<S> {
     fn encode(&mut self, text: &str, parse_special: bool) -> Result<Vec<u32>> {
         let mut ids = self.inner.encode(text, parse_special)?;
         match self.fault {
-            Fault::LossyEncoding if !text.is_ascii() => drop(ids.pop()),
-            Fault::SpecialAdded => ids.splice(..0, self.inner.eos_ids().pop()).for_each(drop),
+            PlantedFault::LossyEncoding if !text.is_ascii() => drop(ids.pop()),
+            PlantedFault::SpecialAdded => {
+                ids.splice(..0, self.inner.eos_ids().pop()).for_each(drop)
+            }
             _ => {}
         }
         Ok(ids)
@@ -162,16 +194,16 @@ impl<S: Subject> Subject for Faulty<S> {
         self.inner.decode(ids, skip_special)
     }
 
-    fn render(&mut self, messages: &[Message]) -> Result<String> {
+    fn render(&mut self, messages: &[ChatTurn]) -> Result<String> {
         match self.fault {
-            Fault::MessageDropped if messages.len() > 1 => self.inner.render(&messages[1..]),
-            Fault::SisterTemplate => Ok(self.inner.render(messages)? + " "),
+            PlantedFault::MessageDropped if messages.len() > 1 => self.inner.render(&messages[1..]),
+            PlantedFault::SisterTemplate => Ok(self.inner.render(messages)? + " "),
             _ => self.inner.render(messages),
         }
     }
 
-    fn encode_chat(&mut self, messages: &[Message]) -> Result<Vec<u32>> {
-        if self.fault == Fault::SpecialTextParsed {
+    fn encode_chat(&mut self, messages: &[ChatTurn]) -> Result<Vec<u32>> {
+        if self.fault == PlantedFault::SpecialTextParsed {
             let text = self.inner.render(messages)?;
             return self.inner.encode(&text, true);
         }

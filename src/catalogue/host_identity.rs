@@ -1,15 +1,21 @@
-//! What runs here: this build and this hardware, as verdicts are bound to them.
+//! The identity of this host: this build, this hardware and these settings, to which verdicts are
+//! bound.
 
 use cresset_kernels::gpu::Properties;
-use cresset_qualification::{EngineBuild, Hardware, Host, ServingSettings};
+use cresset_qualification::{EngineBuild, Hardware, HostIdentity, ServingSettings};
 use sha2::{Digest, Sha256};
 use std::path::Path;
 use std::sync::OnceLock;
 
-/// On a GPU, or with so many compute threads on the CPU. The executable is read once per process.
-pub fn host(gpu: Option<&Properties>, threads: usize, settings: ServingSettings) -> Host {
+/// The build, hardware and settings that a qualification is valid for. `threads` counts compute
+/// threads of the CPU and is ignored with a GPU. The executable is read once per process.
+pub fn describe_host(
+    gpu: Option<&Properties>,
+    threads: usize,
+    settings: ServingSettings,
+) -> HostIdentity {
     let hardware = gpu.map_or_else(|| cpu(threads), cuda);
-    Host { engine: engine_build(), hardware, settings }
+    HostIdentity { engine: engine_build(), hardware, settings }
 }
 
 fn engine_build() -> EngineBuild {
@@ -21,7 +27,8 @@ fn engine_build() -> EngineBuild {
     }
 }
 
-/// A build that cannot read itself is never equal to a recorded one.
+/// Hex SHA-256 of the running executable. A build that cannot read itself gets a fresh value, so
+/// that it never equals a recorded one.
 fn executable_digest() -> String {
     let read = |path: &Path| super::folder::sha256(path, |_| {}).ok();
     let digest = std::env::current_exe().ok().and_then(|path| read(&path));
@@ -41,7 +48,8 @@ fn cpu(threads: usize) -> Hardware {
     }
 }
 
-/// All that an answer may depend on: another device, driver or library is other hardware.
+/// The class of a GPU, with all that an answer may depend on: another device, driver or library
+/// counts as other hardware.
 fn cuda(found: &Properties) -> Hardware {
     let (major, minor) = found.capability;
     let memory = format!("{} MiB", found.memory_bytes >> 20);
@@ -113,8 +121,12 @@ mod tests {
             memory_bytes: 140 << 30,
             versions: "driver 580.82.07 CUDA 13.0 cuBLASLt 130002".into(),
         };
-        let here = host(Some(&found), 2, settings());
-        assert_eq!(here, host(Some(&found), 8, settings()), "the CPU does not matter there");
+        let here = describe_host(Some(&found), 2, settings());
+        assert_eq!(
+            here,
+            describe_host(Some(&found), 8, settings()),
+            "the CPU does not matter there"
+        );
         let others = [
             Properties { name: "NVIDIA H100".into(), ..found.clone() },
             Properties { capability: (9, 1), ..found.clone() },
@@ -125,7 +137,7 @@ mod tests {
             },
         ];
         for other in others.iter().map(Some).chain([None]) {
-            assert_ne!(here.hardware, host(other, 2, settings()).hardware, "{other:?}");
+            assert_ne!(here.hardware, describe_host(other, 2, settings()).hardware, "{other:?}");
         }
     }
 

@@ -2,7 +2,8 @@
 
 use crate::goldens::{Case, Goldens, TemplateCase, TokenizerCase};
 use crate::subject::{
-    Finish, Generation, Message, Request, Result, Subject, SubjectError, TOP_LOGPROBS, TokenLogprob,
+    ChatTurn, Finish, Generation, PositionLogprob, Request, Result, Subject, SubjectError,
+    TOP_LOGPROBS,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -28,7 +29,7 @@ pub fn files() -> BTreeMap<String, String> {
 /// What a reference implementation would say: the fake itself, asked while it was right.
 pub fn goldens() -> Goldens {
     let mut fake = Fake::default();
-    let messages = vec![Message::new("user", "hello")];
+    let messages = vec![ChatTurn::new("user", "hello")];
     let prompt_ids = fake.encode_chat(&messages).unwrap();
     let generation = fake.generate(&[Request::greedy(0, &prompt_ids, 64)]).unwrap().remove(0);
     let top2 = generation.tokens.iter().map(|token| [(*token, 1.0), (0, 0.0)]).collect();
@@ -88,7 +89,7 @@ fn choose(logits: &[f32], request: &Request, position: usize) -> u32 {
     (0..logits.len()).max_by(|&a, &b| score(a).total_cmp(&score(b))).unwrap() as u32
 }
 
-fn logprob(logits: &[f32], chosen: u32) -> TokenLogprob {
+fn logprob(logits: &[f32], chosen: u32) -> PositionLogprob {
     let sum: f64 = logits.iter().map(|l| f64::from(*l).exp()).sum();
     let mut all: Vec<(u32, f32)> = logits
         .iter()
@@ -98,7 +99,7 @@ fn logprob(logits: &[f32], chosen: u32) -> TokenLogprob {
     let own = all[chosen as usize].1;
     all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     all.truncate(TOP_LOGPROBS.into());
-    TokenLogprob { chosen: own, top: all }
+    PositionLogprob { chosen: own, top: all }
 }
 
 /// Whole characters as they become certain; `pending` keeps the rest.
@@ -208,12 +209,12 @@ impl Subject for Fake {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    fn render(&mut self, messages: &[Message]) -> Result<String> {
+    fn render(&mut self, messages: &[ChatTurn]) -> Result<String> {
         let turns = messages.iter().map(|m| format!("<|start|>{}\n{}<|end|>\n", m.role, m.content));
         Ok(turns.collect::<String>() + "<|start|>assistant\n")
     }
 
-    fn encode_chat(&mut self, messages: &[Message]) -> Result<Vec<u32>> {
+    fn encode_chat(&mut self, messages: &[ChatTurn]) -> Result<Vec<u32>> {
         let mut ids = Vec::new();
         for message in messages {
             ids.push(START);

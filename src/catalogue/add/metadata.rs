@@ -1,0 +1,68 @@
+//! What the files themselves say about a release.
+
+use super::files::is_gguf_path;
+use crate::catalogue::{Error, GenerationDefaults, Result};
+use cresset_models::loader::gguf::{GgufFile, Value};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+pub(super) fn context_tokens(files: &[PathBuf]) -> Result<u32> {
+    let found =
+        if is_gguf_path(&files[0]) { gguf_context(&files[0])? } else { config_context(files) };
+    let refuse = || Error::NotAModel {
+        path: files[0].clone(),
+        why: "it does not say its context length".into(),
+    };
+    found.and_then(|n| u32::try_from(n).ok()).filter(|n| *n > 0).ok_or_else(refuse)
+}
+
+fn gguf(path: &Path) -> Result<BTreeMap<String, Value>> {
+    // The error names the file itself.
+    Ok(GgufFile::open(path).map_err(|error| Error::Unreadable(error.to_string()))?.metadata)
+}
+
+pub(super) fn gguf_text(path: &Path, key: &str) -> Result<Option<String>> {
+    Ok(gguf(path)?.remove(key).and_then(|value| match value {
+        Value::String(text) if !text.is_empty() => Some(text),
+        _ => None,
+    }))
+}
+
+fn gguf_context(path: &Path) -> Result<Option<u64>> {
+    let metadata = gguf(path)?;
+    let Some(Value::String(architecture)) = metadata.get("general.architecture") else {
+        return Ok(None);
+    };
+    Ok(match metadata.get(&format!("{architecture}.context_length")) {
+        Some(Value::U32(n)) => Some(u64::from(*n)),
+        Some(Value::U64(n)) => Some(*n),
+        _ => None,
+    })
+}
+
+fn config_context(files: &[PathBuf]) -> Option<u64> {
+    json(files, "config.json")?["max_position_embeddings"].as_u64()
+}
+
+/// The publisher's own defaults, where the release carries them.
+pub(super) fn generation_defaults(files: &[PathBuf]) -> GenerationDefaults {
+    let plain = GenerationDefaults::default();
+    let Some(config) = json(files, "generation_config.json") else { return plain };
+    if config["do_sample"].as_bool() == Some(false) {
+        return GenerationDefaults { temperature: 0.0, ..plain };
+    }
+    let number = |key: &str, or: f32| config[key].as_f64().map_or(or, |n| n as f32);
+    GenerationDefaults {
+        temperature: number("temperature", plain.temperature),
+        top_p: number("top_p", plain.top_p),
+        top_k: config["top_k"].as_u64().and_then(|n| u32::try_from(n).ok()).unwrap_or(plain.top_k),
+        min_p: number("min_p", plain.min_p),
+        repetition_penalty: number("repetition_penalty", plain.repetition_penalty),
+    }
+}
+
+fn json(files: &[PathBuf], name: &str) -> Option<serde_json::Value> {
+    let path = files.iter().find(|file| file.ends_with(name))?;
+    serde_json::from_slice(&fs::read(path).ok()?).ok()
+}

@@ -1,0 +1,125 @@
+//! Releases added from a folder, and the choice of files in a repository.
+
+use super::hub::repository_files;
+use super::*;
+use crate::catalogue::fetch::{HubTarget, Listing};
+use std::fs;
+
+fn hf_folder(root: &Path, weights: &str) -> PathBuf {
+    let folder = root.join("My Model");
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join("config.json"), r#"{"max_position_embeddings": 512}"#).unwrap();
+    fs::write(
+        folder.join("generation_config.json"),
+        r#"{"temperature": 0.6, "top_k": 20, "top_p": 0.95}"#,
+    )
+    .unwrap();
+    fs::write(folder.join("model.safetensors"), weights).unwrap();
+    fs::write(folder.join("tokenizer.json"), "{}").unwrap();
+    fs::write(folder.join("README.md"), "not part of the release").unwrap();
+    folder
+}
+
+#[test]
+fn a_folder_becomes_a_release_with_ids_from_its_content() {
+    let data = tempfile::tempdir().unwrap();
+    let other_node = tempfile::tempdir().unwrap();
+    let folder = hf_folder(data.path(), "weights");
+    let catalogue = Catalogue::new(data.path());
+    let manifest = catalogue.add(&folder, None, &mut |_| {}).unwrap();
+    assert_eq!((manifest.name.as_str(), manifest.files.len()), ("my-model", 4));
+    assert_eq!((manifest.generation.temperature, manifest.generation.top_k), (0.6, 20));
+    assert_eq!(
+        manifest.limits,
+        ManifestLimits { model_context_tokens: 512, max_output_tokens: 512 }
+    );
+    assert_eq!(
+        catalogue.add(&folder, None, &mut |_| {}).unwrap().id,
+        manifest.id,
+        "adding twice changes nothing"
+    );
+    let elsewhere = Catalogue::new(other_node.path()).add(&folder, None, &mut |_| {}).unwrap();
+    assert_eq!((elsewhere.id, elsewhere.release_id), (manifest.id, manifest.release_id));
+    assert!(!manifest.id.0.is_nil() && manifest.id.0 != manifest.release_id);
+}
+
+#[test]
+fn a_name_keeps_its_meaning() {
+    let data = tempfile::tempdir().unwrap();
+    let catalogue = Catalogue::new(data.path());
+    catalogue.add(&hf_folder(data.path(), "weights"), Some("one"), &mut |_| {}).unwrap();
+    let other = hf_folder(&data.path().join("other"), "other weights");
+    for name in ["one", "smollm2-135m-instruct"] {
+        let error = catalogue.add(&other, Some(name), &mut |_| {}).unwrap_err();
+        assert!(matches!(error, Error::NameTaken(_)), "{error}");
+    }
+    let error = catalogue.add(&other, Some("../x"), &mut |_| {}).unwrap_err().to_string();
+    assert!(error.contains("--name"), "{error}");
+}
+
+#[test]
+fn what_is_no_model_is_refused_with_the_reason() {
+    let data = tempfile::tempdir().unwrap();
+    let catalogue = Catalogue::new(data.path());
+    let check = |path: &Path, expect: &str| {
+        let error = catalogue.add(path, None, &mut |_| {}).unwrap_err().to_string();
+        assert!(error.contains(expect), "{error}");
+    };
+    check(&data.path().join("missing"), "missing");
+    let empty = data.path().join("empty");
+    fs::create_dir(&empty).unwrap();
+    check(&empty, "neither a .gguf file nor");
+    fs::write(empty.join("a.gguf"), "not a GGUF").unwrap();
+    check(&empty, "a.gguf");
+    fs::write(empty.join("b.gguf"), "neither").unwrap();
+    check(&empty, "several .gguf files");
+    let text = data.path().join("text.txt");
+    fs::write(&text, "x").unwrap();
+    check(&text, "must be a .gguf");
+    let folder = hf_folder(data.path(), "weights");
+    fs::write(folder.join("config.json"), "{}").unwrap();
+    check(&folder, "context length");
+    fs::remove_file(folder.join("tokenizer.json")).unwrap();
+    check(&folder, "no tokenizer.json");
+}
+
+#[test]
+fn removing_takes_files_and_records() {
+    let data = tempfile::tempdir().unwrap();
+    let catalogue = Catalogue::new(data.path());
+    let folder = hf_folder(data.path(), "weights");
+    let manifest = catalogue.add(&folder, None, &mut |_| {}).unwrap();
+    catalogue.remove(&manifest.id.to_string()).unwrap();
+    assert!(matches!(catalogue.find("my-model"), Err(Error::Unknown { .. })));
+    assert!(folder.join("model.safetensors").exists(), "the original stays");
+    assert!(matches!(catalogue.remove("smollm2-135m-instruct"), Err(Error::NotPulled { .. })));
+}
+
+#[test]
+fn a_repository_with_several_ggufs_asks_for_one() {
+    let files = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    let listing =
+        |names: &[&str]| Listing { revision: "c".into(), files: files(names), license: None };
+    let check = |names: &[&str], target: &str, expect: Result<&[&str], &str>| {
+        let chosen = repository_files(&listing(names), &HubTarget::parse(target).unwrap());
+        match (chosen, expect) {
+            (Ok(chosen), Ok(expect)) => assert_eq!(chosen, expect),
+            (Err(error), Err(expect)) => assert!(error.to_string().contains(expect), "{error}"),
+            (other, _) => panic!("{target}: {other:?}"),
+        }
+    };
+    check(&["a.gguf"], "o/r", Ok(&["a.gguf"]));
+    check(&["a.gguf", "b.gguf"], "o/r", Err("o/r/FILE: a.gguf, b.gguf"));
+    check(&["a.gguf", "b.gguf"], "o/r/b.gguf", Ok(&["b.gguf"]));
+    check(&["a.gguf"], "o/r/c.gguf", Err("no file c.gguf"));
+    check(&["README.md"], "o/r", Err("neither"));
+    check(&["config.json", "model.safetensors"], "o/r", Err("no tokenizer.json"));
+    let hf = [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+        "onnx/model.safetensors",
+        "tokenizer.json",
+    ];
+    check(&hf, "o/r", Ok(&["config.json", "model.safetensors", "tokenizer.json"]));
+}
