@@ -33,7 +33,7 @@ fn table(names: &[String]) -> Result<String, std::fmt::Error> {
         )?;
         writeln!(text, "    fn simt_signature_{name}() -> *const c_char;")?;
     }
-    writeln!(text, "}}\nstatic KERNELS: &[(&str, Run, Signature)] = &[")?;
+    writeln!(text, "}}\nstatic KERNELS: &[(&str, RunKernel, Signature)] = &[")?;
     for name in names {
         writeln!(text, "    (\"{name}\", simt_run_{name}, simt_signature_{name}),")?;
     }

@@ -4,7 +4,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-use cresset_kernels::gpu::{self, Arg, Buffer, Emulator, Gemm, Gpu, Launch, Options};
+use cresset_kernels::gpu::{self, Arg, Buffer, DeviceOptions, Emulator, Gemm, Gpu, Launch};
 use cresset_kernels::{Error, args};
 use half::bf16;
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
@@ -225,16 +225,16 @@ fn a_launch_passes_what_the_kernel_takes() {
 #[test]
 fn launches_overlap_where_that_was_found_to_work() {
     let fake = Fake::start();
-    let check = |what: &str, options: &Options, overlapped: bool| {
+    let check = |what: &str, options: &DeviceOptions, overlapped: bool| {
         let gpu = gpu::open_with(0, options).unwrap();
         let x = Buffer::from_slice(&gpu, &[0f32; 8]).unwrap().view();
         fake.calls();
         gpu.launch(&NORM, &args![x, None, x, x, 8usize, 1.0f32]).unwrap();
         assert_eq!(fake.calls()[0].starts_with("overlapped"), overlapped, "{what}");
     };
-    let options = Options::default();
+    let options = DeviceOptions::default();
     check("capability 9.0", &options, true);
-    check("not wanted", &Options { plain_launches: true, ..options.clone() }, false);
+    check("not wanted", &DeviceOptions { plain_launches: true, ..options.clone() }, false);
     for (function, code) in [
         ("overlapped launch", 801),
         ("waiting", 1),
@@ -391,9 +391,11 @@ fn the_fastest_algorithm_is_measured_once_and_kept() {
     let fake = Fake::start();
     let folder = tempfile().join("choices");
     let run_failing = |n: usize, failing: &str| {
-        let gpu =
-            gpu::open_with(0, &Options { folder: Some(folder.clone()), ..Options::default() })
-                .unwrap();
+        let gpu = gpu::open_with(
+            0,
+            &DeviceOptions { folder: Some(folder.clone()), ..DeviceOptions::default() },
+        )
+        .unwrap();
         fake.calls();
         fake.fail(failing, 15);
         product(&gpu, 0, n, true, true);

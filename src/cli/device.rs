@@ -23,7 +23,7 @@ pub fn chosen(config: &Config) -> Result<Option<(usize, Properties)>> {
 /// The chosen GPU, ready for work.
 pub fn open(config: &Config) -> Result<Option<Arc<dyn Gpu>>> {
     let Some((number, _)) = chosen(config)? else { return Ok(None) };
-    let options = gpu::Options { folder: Some(cache_dir()), ..gpu::Options::default() };
+    let options = gpu::DeviceOptions { folder: Some(cache_dir()), ..gpu::DeviceOptions::default() };
     gpu::open_with(number, &options).map(Some).map_err(Failure::new)
 }
 

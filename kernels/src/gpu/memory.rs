@@ -17,6 +17,7 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// Size of an element in bytes.
     pub fn bytes(self) -> usize {
         match self {
             Self::U8 => 1,
@@ -26,7 +27,7 @@ impl Kind {
         }
     }
 
-    /// As kernels' names end.
+    /// The ending of the names of kernels for this kind.
     pub fn suffix(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -38,8 +39,8 @@ impl Kind {
     }
 }
 
-/// A contiguous range of elements in a device's memory. Plain data: whoever hands it out keeps the
-/// allocation alive until the work that was given it is done.
+/// A contiguous range of elements in a device's memory. It is plain data: the owner of the
+/// allocation keeps it alive until the work that uses the view is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct View {
     address: u64,
@@ -56,7 +57,7 @@ impl View {
         self.address
     }
 
-    /// In elements.
+    /// Length in elements.
     pub fn len(self) -> usize {
         self.len
     }
@@ -69,14 +70,15 @@ impl View {
         self.kind
     }
 
+    /// Length in bytes.
     pub fn bytes(self) -> usize {
         self.len * self.kind.bytes()
     }
 
-    /// Some of its elements.
+    /// The elements in `range`.
     ///
     /// # Panics
-    /// When the range leaves the view.
+    /// When the range is not inside the view.
     #[must_use]
     pub fn slice(self, range: Range<usize>) -> Self {
         assert!(
@@ -87,10 +89,10 @@ impl View {
         Self::new(self.address + (range.start * self.kind.bytes()) as u64, range.len(), self.kind)
     }
 
-    /// The same bytes as elements of another kind.
+    /// The same bytes, viewed as elements of another kind.
     ///
     /// # Panics
-    /// When they are not whole elements, or not aligned.
+    /// When the bytes are not a whole number of elements, or not aligned to one.
     #[must_use]
     pub fn cast(self, kind: Kind) -> Self {
         let bytes = self.bytes();
@@ -110,21 +112,21 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// `len` elements of unspecified content.
+    /// Allocates `len` elements of unspecified content.
     pub fn new(gpu: &Arc<dyn Gpu>, kind: Kind, len: usize) -> Result<Self> {
         let address = gpu.allocate(len * kind.bytes())?;
         Ok(Self { gpu: gpu.clone(), view: View::new(address, len, kind) })
     }
 
-    /// Zeroed.
+    /// Allocates `len` elements that are zero.
     pub fn zeros(gpu: &Arc<dyn Gpu>, kind: Kind, len: usize) -> Result<Self> {
         let buffer = Self::new(gpu, kind, len)?;
         gpu.fill(buffer.view, 0)?;
         Ok(buffer)
     }
 
-    /// A copy of host values; waits for it.
-    pub fn from_slice<T: Element>(gpu: &Arc<dyn Gpu>, values: &[T]) -> Result<Self> {
+    /// Allocates a copy of host values and waits until it is there.
+    pub fn from_slice<T: DeviceElement>(gpu: &Arc<dyn Gpu>, values: &[T]) -> Result<Self> {
         let buffer = Self::new(gpu, T::KIND, values.len())?;
         if !values.is_empty() {
             let mut staging = gpu.staging(buffer.view.bytes())?;
@@ -135,12 +137,16 @@ impl Buffer {
         Ok(buffer)
     }
 
+    /// All of its elements. The view must not be used after the buffer was dropped.
     pub fn view(&self) -> View {
         self.view
     }
 
-    /// The values, once all work given so far is done.
-    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+    /// Reads the values back, once all work given so far is done.
+    ///
+    /// # Errors
+    /// When `T` is not the buffer's kind, or the device fails.
+    pub fn to_vec<T: DeviceElement>(&self) -> Result<Vec<T>> {
         if self.view.kind != T::KIND {
             let detail = format!("{:?} values of a {:?} buffer", T::KIND, self.view.kind);
             return Err(Error::Unsupported { op: "read", detail });
@@ -161,16 +167,18 @@ impl Drop for Buffer {
     }
 }
 
-/// Host types of device elements.
-pub trait Element: Copy {
+/// A host type that corresponds to a kind of device elements.
+pub trait DeviceElement: Copy {
     const KIND: Kind;
+    /// Writes the values to bytes as they lie in the device's memory.
     fn encode(values: &[Self], bytes: &mut [u8]);
+    /// Reads as many values as the bytes hold.
     fn decode(bytes: &[u8]) -> Vec<Self>;
 }
 
 macro_rules! element {
     ($($type:ty => $kind:ident),*) => { $(
-        impl Element for $type {
+        impl DeviceElement for $type {
             const KIND: Kind = Kind::$kind;
 
             fn encode(values: &[Self], bytes: &mut [u8]) {
@@ -189,21 +197,21 @@ macro_rules! element {
 
 element!(f32 => F32, bf16 => Bf16, u32 => U32, u64 => U64, u8 => U8);
 
-/// Host memory that a device copies from and to by itself.
+/// Pinned host memory, from and to which a device copies without the CPU.
 pub struct Staging {
     start: *mut u8,
     len: usize,
     free: Option<Box<dyn FnOnce() + Send>>,
 }
 
-// SAFETY: it owns its memory like a `Box<[u8]>`.
+// SAFETY: it owns its memory, as a `Box<[u8]>` does.
 unsafe impl Send for Staging {}
 // SAFETY: as above; shared references only read.
 unsafe impl Sync for Staging {}
 
 impl Staging {
     /// # Safety
-    /// `start` points to `len` initialised bytes that nobody else uses until `free` is called.
+    /// `start` points to `len` initialised bytes that no other code uses until `free` is called.
     pub(crate) unsafe fn new(
         start: *mut u8,
         len: usize,
@@ -212,28 +220,34 @@ impl Staging {
         Self { start, len, free: Some(Box::new(free)) }
     }
 
+    /// The content. A download must have been waited for.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: by the promise given to `new`. A copy by the device is waited for before anybody
-        // reads.
+        // SAFETY: by the promise given to `new`. Callers wait for a copy by the device before they
+        // read.
         unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }
 
+    /// The content, for writing. An upload must have been waited for.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.len) }
     }
 
-    /// As words, of the machine's own byte order; bytes left over at the end are not among them.
+    /// The content as words of the machine's byte order. Up to three bytes at the end are left out.
     ///
     /// # Panics
-    /// When they are not aligned, which devices' and allocators' memory is.
+    /// When the memory is not aligned to words; that of devices and allocators always is.
     pub fn words_mut(&mut self) -> &mut [u32] {
-        // SAFETY: any four bytes are a word.
+        // SAFETY: any four bytes are a valid word.
         let (before, words, _) = unsafe { self.bytes_mut().align_to_mut() };
         assert!(before.is_empty(), "staging buffers are aligned");
         words
     }
 
+    /// The address of `bytes` bytes from `offset` on.
+    ///
+    /// # Errors
+    /// When they are not inside the buffer.
     pub(crate) fn address(&self, offset: usize, bytes: usize) -> Result<*mut u8> {
         if offset.checked_add(bytes).is_some_and(|end| end <= self.len) {
             return Ok(self.start.wrapping_add(offset));

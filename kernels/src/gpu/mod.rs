@@ -1,9 +1,9 @@
-//! What the GPU path needs of a device: memory, kernel launches, products, graphs. Two
-//! implementations: the CUDA driver, and an emulator that runs the same kernels on the CPU, for
-//! tests on machines without a GPU.
+//! The operations that the GPU path needs from a device: memory, kernel launches, matrix products,
+//! graphs. There are two implementations: the CUDA driver, and an emulator that runs the same
+//! kernels on the CPU, for tests on machines without a GPU.
 //!
-//! All work goes to one stream and runs in the order of the calls. Nothing but `wait` and
-//! `synchronise` waits for it.
+//! All work goes to one stream and runs in the order of the calls. Only `wait`, `synchronise` and
+//! `free` wait for it.
 
 #[cfg_attr(not(feature = "cuda"), path = "without_cuda.rs")]
 mod cuda;
@@ -14,7 +14,7 @@ mod memory;
 pub use cuda::{BUILT, open, open_with, probe};
 #[cfg(feature = "emulator")]
 pub use emulator::Emulator;
-pub use memory::{Buffer, Element, Kind, Staging, View};
+pub use memory::{Buffer, DeviceElement, Kind, Staging, View};
 
 use crate::{Error, Result};
 use std::any::Any;
@@ -23,80 +23,89 @@ use std::path::PathBuf;
 #[cfg(feature = "emulator")]
 use std::sync::{Arc, LazyLock};
 
+/// A device with one stream. Views that are given to it must stay allocated until the work that
+/// uses them is done.
 pub trait Gpu: Send + Sync {
+    /// The device's limits and versions.
     fn properties(&self) -> &Properties;
-    /// Bytes free and in all.
+    /// Bytes that are free, and bytes in all.
     fn memory(&self) -> Result<(usize, usize)>;
-    /// The address of fresh memory, aligned to 256 bytes, of unspecified content; given back by
-    /// `free`.
+    /// Allocates memory of unspecified content and returns its address, a multiple of 256. The
+    /// caller gives it to `free` once.
     fn allocate(&self, bytes: usize) -> Result<u64>;
-    /// Everything launched before may still use it.
+    /// Frees memory that `allocate` returned. Work that was launched before may still use it.
     fn free(&self, address: u64);
-    /// Pinned host memory.
+    /// Allocates pinned host memory, zeroed.
     fn staging(&self, bytes: usize) -> Result<Staging>;
-    /// Copies the first `to.bytes()` bytes of `from` at `offset`; they must not change until it is
-    /// done.
+    /// Copies `to.bytes()` bytes of `from`, starting at byte `offset`. They must not change until
+    /// the copy is done.
     fn upload(&self, from: &Staging, offset: usize, to: View) -> Result<()>;
-    /// Copies `from` into `to` at `offset`; there once a later event has been waited for.
+    /// Copies `from` into `to`, starting at byte `offset`. The bytes are there once a later event
+    /// has been waited for.
     fn download(&self, from: View, to: &Staging, offset: usize) -> Result<()>;
-    /// Copies between two views of one kind and length.
+    /// Copies between two views of the same kind and length.
     fn copy(&self, from: View, to: View) -> Result<()>;
-    /// Sets every byte.
+    /// Sets every byte of the view.
     fn fill(&self, view: View, byte: u8) -> Result<()>;
+    /// Runs a kernel. The number and sizes of the arguments are checked; that views are long enough
+    /// is the caller's promise.
     fn launch(&self, launch: &Launch, args: &[Arg]) -> Result<()>;
     /// `out[n, rows] = x[n, cols] · wᵀ (+ bias)`, sums in f32.
     fn gemm(&self, gemm: &Gemm) -> Result<()>;
-    /// Marks the work given so far.
-    fn record(&self) -> Result<Event>;
-    /// Waits until the work before the event is done; a fault of that work is an error here at the
+    /// Marks the point in the stream behind all work given so far.
+    fn record(&self) -> Result<StreamEvent>;
+    /// Waits until the work before the event is done. A fault of that work is returned here at the
     /// latest.
-    fn wait(&self, event: &Event) -> Result<()>;
+    fn wait(&self, event: &StreamEvent) -> Result<()>;
+    /// Waits until all work given so far is done.
     fn synchronise(&self) -> Result<()>;
-    /// Records what `record` launches (`launch`, `gemm`, `copy`, `fill`; nothing else) without
-    /// running it.
+    /// Records the work that `record` launches, without running it. `record` may call `launch`,
+    /// `gemm`, `copy` and `fill`, and nothing else of the device.
     fn capture(&self, record: &mut dyn FnMut() -> Result<()>) -> Result<Graph>;
-    /// Runs a captured graph; the memory its work names must still be allocated.
+    /// Runs a captured graph. The views that its work uses must still be allocated.
     fn replay(&self, graph: &Graph) -> Result<()>;
 }
 
 /// How a device is opened.
 #[derive(Clone, Debug, Default)]
-pub struct Options {
-    /// Where what is measured on the device is kept, so that it is not measured again. None keeps
-    /// it in memory.
+pub struct DeviceOptions {
+    /// The folder in which measurements of matrix products are kept, so that they are not repeated
+    /// at the next start. `None` keeps them in memory.
     pub folder: Option<PathBuf>,
-    /// Let each kernel begin when the one before it has ended, as kernels for less than sm_90 do
-    /// anyway. For comparisons.
+    /// Starts each kernel only when the one before it has ended, as kernels for less than sm_90 do
+    /// anyway. It is meant for comparisons.
     pub plain_launches: bool,
 }
 
-/// What decides how work is cut.
+/// The properties of a device by which work is cut into blocks, and on which results may depend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Properties {
     pub name: String,
     /// Major and minor, as in sm_90.
     pub capability: (u32, u32),
     pub multiprocessors: u32,
-    /// Most shared memory of a block, bytes.
+    /// The most shared memory that a block may have, bytes.
     pub shared_bytes: u32,
     pub memory_bytes: usize,
-    /// What else a result may depend on: driver and library versions.
+    /// Versions of driver and libraries, on which results may depend.
     pub versions: String,
 }
 
-/// A kernel by its exported name and the shape it runs in.
+/// A kernel, by its exported name, and the grid in which it runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch {
     pub kernel: &'static str,
     pub blocks: [u32; 3],
-    /// Threads of a block, a multiple of 32.
+    /// Threads in a block, a multiple of 32.
     pub threads: u32,
-    /// Shared memory beside the kernel's own arrays.
+    /// Bytes of shared memory in addition to the kernel's own arrays.
     pub shared_bytes: u32,
 }
 
-/// An argument of a kernel. A view is a pointer to its elements' type; its length is the caller's
-/// to check.
+/// The most parameters that a kernel may have.
+pub(crate) const MAX_PARAMETERS: usize = 16;
+
+/// An argument of a kernel. A view becomes a pointer to its elements; the caller checks its length.
 #[derive(Clone, Copy, Debug)]
 pub enum Arg {
     View(View),
@@ -139,7 +148,7 @@ impl From<u64> for Arg {
 }
 
 impl From<usize> for Arg {
-    /// A size; kernels take them as `uint32_t`.
+    /// Kernels take sizes as `uint32_t`.
     fn from(value: usize) -> Self {
         Self::U32(u32::try_from(value).expect("invariant: sizes given to kernels are below 2^32"))
     }
@@ -151,9 +160,9 @@ macro_rules! args {
     ($($arg:expr),* $(,)?) => { [$($crate::gpu::Arg::from($arg)),*] };
 }
 
-/// Row-major operands: `x: [n, cols]` and `w: [rows, cols]` of one kind (bf16 or f32), `out: [n,
-/// rows]` of that kind or f32, `bias: [rows]` of the operands' kind. `x` and `out` may have longer
-/// rows: their strides, in elements.
+/// The operands of a matrix product, row-major: `x: [n, cols]` and `w: [rows, cols]` of one kind
+/// (bf16 or f32), `out: [n, rows]` of that kind or f32, `bias: [rows]` of the operands' kind. Rows of
+/// `x` and `out` may be further apart than they are long: strides are in elements.
 #[derive(Clone, Copy, Debug)]
 pub struct Gemm {
     pub x: View,
@@ -168,6 +177,7 @@ pub struct Gemm {
 }
 
 impl Gemm {
+    /// Checks kinds and lengths, so that the product stays inside the views.
     pub(crate) fn check(&self) -> Result<()> {
         let Self { x, x_stride, w, bias, out, out_stride, n, rows, cols } = *self;
         let kinds = matches!(x.kind(), Kind::F32 | Kind::Bf16)
@@ -191,18 +201,18 @@ impl Gemm {
     }
 }
 
-/// A point in the stream.
-pub struct Event(pub(crate) Box<dyn Any + Send + Sync>);
+/// A point in the stream, for [`Gpu::wait`].
+pub struct StreamEvent(pub(crate) Box<dyn Any + Send + Sync>);
 
-/// Recorded work.
+/// Work that [`Gpu::capture`] recorded, for [`Gpu::replay`].
 pub struct Graph(pub(crate) Box<dyn Any + Send + Sync>);
 
-/// What tests run on: the machine's first device, opened once, or an emulator of its own where
+/// The device on which tests run: the machine's first one, opened once, or a new emulator where
 /// there is none.
 ///
 /// # Panics
-/// When there is a device and it cannot be used: a test that went to the emulator then would prove
-/// nothing.
+/// When there is a device and it cannot be used: a test that fell back to the emulator would prove
+/// nothing about the device.
 #[cfg(feature = "emulator")]
 pub fn device_or_emulator(memory_bytes: usize, multiprocessors: u32) -> Arc<dyn Gpu> {
     static DEVICE: LazyLock<Result<Arc<dyn Gpu>>> = LazyLock::new(|| open(0));

@@ -1,25 +1,25 @@
-//! Builds without the feature `cuda` have no device.
+//! Stands for the CUDA device in builds without the feature `cuda`: there is no device.
 
-use super::{Gpu, Options, Properties};
+use super::{DeviceOptions, Gpu, Properties};
 use crate::{Error, Result};
 use std::sync::Arc;
 
-/// Whether this build can use a device.
+/// Whether this build has support for CUDA devices.
 pub const BUILT: bool = false;
 
 const WHY: &str = "this build has no support for GPUs: build with `--features cuda`";
 
-/// The device with this number: there is none.
+/// Fails, as there is no device.
 pub fn probe(_: usize) -> Result<Properties> {
     Err(Error::NoDevice(WHY.into()))
 }
 
-/// The device with this number: there is none.
+/// Fails, as there is no device.
 pub fn open(_: usize) -> Result<Arc<dyn Gpu>> {
     Err(Error::NoDevice(WHY.into()))
 }
 
-/// The device with this number: there is none.
-pub fn open_with(_: usize, _: &Options) -> Result<Arc<dyn Gpu>> {
+/// Fails, as there is no device.
+pub fn open_with(_: usize, _: &DeviceOptions) -> Result<Arc<dyn Gpu>> {
     Err(Error::NoDevice(WHY.into()))
 }

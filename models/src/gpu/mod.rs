@@ -23,7 +23,7 @@ use crate::{Error, ForwardBatch, ModelConfig, Result};
 use cache::{Budget, KvCache, block_bytes};
 use cresset_kernels::Compute;
 use cresset_kernels::attention::gpu::{WHOLE, tokens_per_split};
-use cresset_kernels::gpu::{Element, Event, Gpu, Kind, Staging};
+use cresset_kernels::gpu::{DeviceElement, Gpu, Kind, Staging, StreamEvent};
 use cresset_kernels::linear::gpu::FEW;
 use cresset_kernels::sampling::gpu::{Outcome, RESULT_WORDS, RowParams, decode};
 use decoder::Decoder;
@@ -111,7 +111,7 @@ struct Lane {
 
 struct InFlight {
     lane: usize,
-    done: Event,
+    done: StreamEvent,
     rows: Vec<RowParams>,
 }
 

@@ -5,7 +5,7 @@ use crate::loader::store::{Raw, Store};
 use crate::{Error, Result};
 use candle_core::quantized::GgmlDType;
 use cresset_kernels::Compute;
-use cresset_kernels::gpu::{Buffer, Element, Event, Gpu, Kind, Staging, View};
+use cresset_kernels::gpu::{Buffer, DeviceElement, Gpu, Kind, Staging, StreamEvent, View};
 use half::bf16;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -28,7 +28,7 @@ pub struct Device {
 
 struct Lane {
     staging: Staging,
-    copied: Option<Event>,
+    copied: Option<StreamEvent>,
 }
 
 impl Device {

@@ -60,7 +60,7 @@ fn main() -> Result<ExitCode> {
         _ => return Err(USAGE.into()),
     };
     // As the node does: what was measured of products at one start is known at the next.
-    let options = gpu::Options { folder: Some(cresset::config::cache_dir()), plain_launches };
+    let options = gpu::DeviceOptions { folder: Some(cresset::config::cache_dir()), plain_launches };
     let opened = || gpu::open_with(0, &options);
     let gpu = match if emulated { Ok(Emulator::with(MEMORY, MULTIPROCESSORS)) } else { opened() } {
         Ok(gpu) => gpu,

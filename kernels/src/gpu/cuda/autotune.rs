@@ -1,34 +1,33 @@
-//! Which algorithm a product of some shape takes: measured once, then kept in a file that belongs
-//! to one device and one version of driver and library. A file that is not whole is as good as
-//! none.
+//! The algorithm that measured fastest for each shape of product. It is kept in a file that belongs
+//! to one device and one version of driver and library. A damaged file is treated as missing.
 
 use crate::gpu::{Gemm, Kind, Properties, View};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-/// An algorithm as the library describes it to itself.
+/// An algorithm in the library's own opaque form.
 pub type Algorithm = [u64; 8];
 
-/// What a choice holds for.
+/// The properties of a product by which its algorithm is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Shape {
+pub struct GemmShape {
     pub operands: Kind,
     pub out: Kind,
     pub bias: bool,
-    /// Rows of x, rounded up to a power of two.
+    /// Rows of x, rounded up to a power of two, so that few shapes are measured.
     pub n: usize,
     pub rows: usize,
     pub cols: usize,
-    /// Of the least aligned operand, bytes.
+    /// Alignment in bytes of the least aligned operand.
     pub alignment: usize,
 }
 
-/// Alignment beyond this makes no difference to an algorithm.
-const MOST_ALIGNED: u64 = 16;
-const HEAD: &str = "cresset products 1";
+/// More alignment than this, in bytes, makes no difference to an algorithm.
+const MAX_ALIGNMENT: u64 = 16;
+const FILE_HEADER: &str = "cresset products 1";
 
-impl Shape {
+impl GemmShape {
     pub fn of(gemm: &Gemm) -> Self {
         let stride = |view_kind: Kind, stride: usize| (stride * view_kind.bytes()) as u64;
         let addresses = [
@@ -44,7 +43,7 @@ impl Shape {
             stride(gemm.out.kind(), gemm.out_stride),
         ];
         let every_bit =
-            addresses.into_iter().chain(strides).fold(MOST_ALIGNED, |all, value| all | value);
+            addresses.into_iter().chain(strides).fold(MAX_ALIGNMENT, |all, value| all | value);
         Self {
             operands: kind,
             out: gemm.out.kind(),
@@ -56,7 +55,8 @@ impl Shape {
         }
     }
 
-    fn words(&self) -> String {
+    /// The shape as it stands in the file.
+    fn key(&self) -> String {
         let Self { operands, out, bias, n, rows, cols, alignment } = self;
         format!(
             "{} {} {} {n} {rows} {cols} {alignment}",
@@ -67,34 +67,35 @@ impl Shape {
     }
 }
 
-/// Choices by the words of their shape.
-pub struct Choices {
+/// Algorithms by the key of their shape.
+pub struct AutotuneCache {
     file: Option<PathBuf>,
     chosen: BTreeMap<String, Algorithm>,
 }
 
-impl Choices {
-    /// Those kept in `folder` for this device; without a folder they are kept nowhere.
+impl AutotuneCache {
+    /// Reads the algorithms that are kept in `folder` for this device. Without a folder the cache is
+    /// in memory only.
     pub fn open(folder: Option<&Path>, properties: &Properties) -> Self {
         let file = folder.map(|folder| folder.join(file_name(properties)));
         let text = file.as_ref().and_then(|file| std::fs::read_to_string(file).ok());
         Self { chosen: text.and_then(|text| decode(&text)).unwrap_or_default(), file }
     }
 
-    pub fn get(&self, shape: &Shape) -> Option<Algorithm> {
-        self.chosen.get(&shape.words()).copied()
+    pub fn get(&self, shape: &GemmShape) -> Option<Algorithm> {
+        self.chosen.get(&shape.key()).copied()
     }
 
-    pub fn keep(&mut self, shape: &Shape, algorithm: Algorithm) {
-        self.chosen.insert(shape.words(), algorithm);
+    pub fn keep(&mut self, shape: &GemmShape, algorithm: Algorithm) {
+        self.chosen.insert(shape.key(), algorithm);
         if let Some(file) = &self.file {
-            // Not written, it is measured again at the next start.
+            // If it cannot be written, the shape is measured again at the next start.
             let _ = replace(file, &encode(&self.chosen));
         }
     }
 }
 
-/// Readers see the whole old file or the whole new one.
+/// Replaces the file by renaming, so that readers see the whole old one or the whole new one.
 fn replace(file: &Path, text: &str) -> std::io::Result<()> {
     std::fs::create_dir_all(file.parent().unwrap_or(Path::new(".")))?;
     let scratch = file.with_extension(format!("{}.new", std::process::id()));
@@ -109,7 +110,7 @@ fn file_name(properties: &Properties) -> String {
     format!("products-{name}.txt")
 }
 
-/// A line with a digest of the rest, then one line a choice.
+/// The file's text: a line with a digest of the rest, then one line for each shape.
 fn encode(chosen: &BTreeMap<String, Algorithm>) -> String {
     let mut lines = String::new();
     for (shape, algorithm) in chosen {
@@ -119,12 +120,12 @@ fn encode(chosen: &BTreeMap<String, Algorithm>) -> String {
         }
         lines.push('\n');
     }
-    format!("{HEAD} {:016x}\n{lines}", digest(&lines))
+    format!("{FILE_HEADER} {:016x}\n{lines}", digest(&lines))
 }
 
 fn decode(text: &str) -> Option<BTreeMap<String, Algorithm>> {
-    let (head, lines) = text.split_once('\n')?;
-    if head != format!("{HEAD} {:016x}", digest(lines)) {
+    let (header, lines) = text.split_once('\n')?;
+    if header != format!("{FILE_HEADER} {:016x}", digest(lines)) {
         return None;
     }
     lines.lines().map(decode_line).collect()
@@ -138,8 +139,8 @@ fn decode_line(line: &str) -> Option<(String, Algorithm)> {
     Some((shape.join(" "), algorithm?.try_into().ok()?))
 }
 
-/// FNV-1a: against torn and edited files, not against malice. What it lets through, the library
-/// checks before use.
+/// FNV-1a. It finds torn and edited files and is no protection against intent; the library checks
+/// each algorithm before use anyway.
 fn digest(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)

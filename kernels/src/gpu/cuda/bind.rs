@@ -1,7 +1,7 @@
-//! The CUDA libraries, bound when a device is first asked for, so that one binary runs with and
-//! without them. The linker sees a function of our own under each name that candle's bindings may
-//! call; it jumps to where a slot says. Which of them a linker asks for differs from one build
-//! profile to another, so all are here.
+//! Binds the CUDA libraries when a device is first asked for, so that one binary runs with and
+//! without them. Under each name that candle's bindings may call, the linker finds a function of our
+//! own, which jumps to the address in a slot. Build profiles differ in the names that the linker
+//! needs, so all are here.
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use std::arch::naked_asm;
@@ -9,12 +9,12 @@ use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// Where toolkits put their libraries without telling the loader.
+/// Folders in which toolkits put their libraries without telling the loader.
 const FOLDERS: &[&str] =
     &["/usr/local/cuda/lib64", "/usr/local/cuda-13/lib64", "/usr/local/cuda-13.0/lib64"];
 
 struct Bound {
-    /// Empty: never opened, as nothing here calls it.
+    /// The file's name; empty for a library that is never opened, as nothing here calls it.
     file: &'static str,
     /// Names as C strings.
     functions: &'static [(&'static str, &'static AtomicPtr<c_void>)],
@@ -25,7 +25,7 @@ macro_rules! libraries {
         $($(
             #[expect(non_snake_case, reason = "the module is named by the function it is for")]
             mod $function {
-                /// What every function of this library answers until it is bound.
+                /// Stands for the function until it is bound.
                 extern "C" fn missing() -> super::c_int {
                     $status
                 }
@@ -33,9 +33,9 @@ macro_rules! libraries {
                     super::AtomicPtr::new(missing as *mut super::c_void);
             }
 
-            // SAFETY: it has the arguments and the result of whatever the slot names: the function
-            // of the same name, or `missing`, which reads no argument and returns the status that
-            // callers check.
+            // SAFETY: its arguments and result are those of the function in the slot. This is the
+            // library's function of the same name, or `missing`, which reads no argument and
+            // returns a status that callers check.
             #[unsafe(no_mangle)]
             #[unsafe(naked)]
             unsafe extern "C" fn $function() {
@@ -50,8 +50,8 @@ macro_rules! libraries {
     };
 }
 
-// The status is the library's own for "not there": stub library, not initialised, initialisation
-// failed.
+// The number is the library's own status for an absent library: "stub library", "not initialised",
+// "initialisation failed".
 libraries! {
     "libcuda.so.1" or 34:
         cuCtxCreate_v3 cuCtxCreate_v4 cuCtxDestroy_v2 cuCtxGetCacheConfig cuCtxGetCurrent
@@ -101,7 +101,10 @@ libraries! {
         nvrtcGetProgramLog nvrtcGetProgramLogSize;
 }
 
-/// Binds every function, once; otherwise what is missing, and what to do.
+/// Binds every function, once.
+///
+/// # Errors
+/// A text that says which library is missing, and what to do.
 pub fn bind() -> Result<(), String> {
     static OUTCOME: OnceLock<Result<(), String>> = OnceLock::new();
     OUTCOME.get_or_init(bind_all).clone()
@@ -126,15 +129,15 @@ fn bind_all() -> Result<(), String> {
 fn load(file: &str) -> Option<Library> {
     let elsewhere = FOLDERS.iter().map(|folder| format!("{folder}/{file}"));
     std::iter::once(file.to_owned()).chain(elsewhere).find_map(|path| {
-        // SAFETY: the initialisers of NVIDIA's libraries ask nothing of who loads them.
+        // SAFETY: the initialisers of NVIDIA's libraries have no preconditions.
         unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }.ok()
     })
 }
 
 fn fill(bound: &Bound, library: &Library) {
     for (name, slot) in bound.functions {
-        // SAFETY: only the address is taken; `libraries!` says how it is called. An older library
-        // may lack one that is never called there.
+        // SAFETY: only the address is taken. An older library may lack a function that is never
+        // called with it.
         if let Ok(function) = unsafe { library.get::<*mut c_void>(name.as_bytes()) } {
             slot.store(*function, Ordering::Release);
         }

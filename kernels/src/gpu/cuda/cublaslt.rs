@@ -1,7 +1,8 @@
-//! Products by cuBLASLt: row-major operands as the column-major ones it knows, one workspace for
-//! all, the algorithm of each shape measured where it is first used.
+//! Matrix products by cuBLASLt. It knows column-major operands only, so row-major ones are given to
+//! it as their transposes. All products share one workspace. The algorithm for each shape is measured
+//! where the shape is first used.
 
-use super::autotune::{Algorithm, Choices, Shape};
+use super::autotune::{Algorithm, AutotuneCache, GemmShape};
 use super::failure;
 use crate::gpu::{Gemm, Kind, View};
 use crate::{Error, Result};
@@ -20,53 +21,54 @@ use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What the library's makers advise for sm_90; less helps nobody at these memory sizes. Bytes.
+/// Bytes of workspace: NVIDIA's recommendation for sm_90. Less would save nothing that matters at
+/// these memory sizes.
 const WORKSPACE: usize = 32 << 20;
-/// Algorithms asked for and measured.
+/// The most algorithms that are asked for and measured. The library lists its favourites first.
 const CANDIDATES: usize = 8;
-/// Timings of each; the first is thrown away.
-const ROUNDS: usize = 6;
-/// Problems kept ready at a time: some hundred bytes each.
-const MOST_READY: usize = 8192;
+/// Timings of each algorithm, the first of which is a warm-up and is dropped.
+const TIMING_ROUNDS: usize = 6;
+/// The most plans that are kept, some hundred bytes each.
+const MAX_PLANS: usize = 8192;
 
-/// Sums in parts meet in f32, in a fixed order: no other way of adding them is asked for. The
-/// library's own choice may round each part to the output's kind.
-const F32_PARTS: u32 =
+/// Partial sums are added in f32 and in a fixed order; no other reduction scheme is allowed. The
+/// library's own choice may round each partial sum to the output's kind.
+const F32_REDUCTION: u32 =
     sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
-/// `CUBLAS_OP_T`.
+/// The value of `CUBLAS_OP_T`.
 const TRANSPOSED: i32 = 1;
 
-pub struct Products {
+pub struct CublasLt {
     stream: Arc<CudaStream>,
     handle: sys::cublasLtHandle_t,
-    workspace: Memory,
-    state: Mutex<State>,
+    workspace: DeviceMemory,
+    plans: Mutex<Plans>,
 }
 
 // SAFETY: the handle may be used by any thread, as the library documents; the rest is safe to
 // share.
-unsafe impl Send for Products {}
+unsafe impl Send for CublasLt {}
 // SAFETY: as above.
-unsafe impl Sync for Products {}
+unsafe impl Sync for CublasLt {}
 
-struct State {
-    choices: Choices,
-    /// By shape, rows and strides.
-    ready: HashMap<(Shape, [usize; 3]), Ready>,
+struct Plans {
+    autotuned: AutotuneCache,
+    /// Plans by shape, and by the exact number of rows and both strides.
+    ready: HashMap<(GemmShape, [usize; 3]), Plan>,
 }
 
-/// Descriptors with an algorithm that was checked for exactly this problem.
-struct Ready {
-    problem: Problem,
+/// Descriptors, and an algorithm that was checked for exactly these.
+struct Plan {
+    descriptors: MatmulDescriptors,
     algorithm: Algorithm,
 }
 
-impl Products {
-    pub fn new(stream: &Arc<CudaStream>, choices: Choices) -> Result<Self> {
-        let workspace = Memory::new(WORKSPACE).map_err(failure("gemm"))?;
+impl CublasLt {
+    pub fn new(stream: &Arc<CudaStream>, autotuned: AutotuneCache) -> Result<Self> {
+        let workspace = DeviceMemory::new(WORKSPACE).map_err(failure("gemm"))?;
         let handle = lt::create_handle().map_err(refusal)?;
-        let state = Mutex::new(State { choices, ready: HashMap::new() });
-        Ok(Self { stream: stream.clone(), handle, workspace, state })
+        let plans = Mutex::new(Plans { autotuned, ready: HashMap::new() });
+        Ok(Self { stream: stream.clone(), handle, workspace, plans })
     }
 
     pub fn run(&self, gemm: &Gemm) -> Result<()> {
@@ -77,46 +79,47 @@ impl Products {
         if gemm.n == 0 || gemm.rows == 0 {
             return Ok(());
         }
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let shape = Shape::of(gemm);
+        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let shape = GemmShape::of(gemm);
         let exact = (shape, [gemm.n, gemm.x_stride, gemm.out_stride]);
-        if let Some(ready) = state.ready.get(&exact) {
-            return self.multiply(&ready.problem, gemm, ready.algorithm);
+        if let Some(plan) = plans.ready.get(&exact) {
+            return self.multiply(&plan.descriptors, gemm, plan.algorithm);
         }
-        let problem = Problem::new(gemm).map_err(refusal)?;
-        let (algorithm, lasting) = self.algorithm(&problem, gemm, &shape, &mut state.choices)?;
-        self.multiply(&problem, gemm, algorithm)?;
+        let descriptors = MatmulDescriptors::new(gemm).map_err(refusal)?;
+        let (algorithm, lasting) =
+            self.algorithm(&descriptors, gemm, &shape, &mut plans.autotuned)?;
+        self.multiply(&descriptors, gemm, algorithm)?;
         if lasting {
-            if state.ready.len() >= MOST_READY {
-                state.ready.clear();
+            if plans.ready.len() >= MAX_PLANS {
+                plans.ready.clear();
             }
-            state.ready.insert(exact, Ready { problem, algorithm });
+            plans.ready.insert(exact, Plan { descriptors, algorithm });
         }
         Ok(())
     }
 
-    /// The one chosen for the shape, and whether that may be kept. Where none is, it is measured,
-    /// which writes the product several times; a graph being recorded gets the library's first
-    /// guess for now. Where the shape's choice does not do for this very number of rows, the first
-    /// guess is it for good, so that once each power of two has been run nothing is measured any
-    /// more.
+    /// The algorithm for the shape, and whether it may be kept in a plan. Where none is known yet,
+    /// candidates are measured, which writes the product several times; while a graph is recorded,
+    /// the library's first candidate is used for this call only. Where the shape's algorithm cannot
+    /// compute this very number of rows, the first candidate is used and kept, so that nothing is
+    /// measured any more once each power of two has been run.
     fn algorithm(
         &self,
-        problem: &Problem,
+        descriptors: &MatmulDescriptors,
         gemm: &Gemm,
-        shape: &Shape,
-        choices: &mut Choices,
+        shape: &GemmShape,
+        autotuned: &mut AutotuneCache,
     ) -> Result<(Algorithm, bool)> {
-        let chosen = choices.get(shape);
-        if let Some(chosen) = chosen.filter(|chosen| self.fits(problem, chosen)) {
+        let chosen = autotuned.get(shape);
+        if let Some(chosen) = chosen.filter(|chosen| self.fits(descriptors, chosen)) {
             return Ok((chosen, true));
         }
-        let candidates = self.candidates(problem, shape)?;
+        let candidates = self.candidates(descriptors, shape)?;
         if self.recording()? || (chosen.is_some() && !gemm.n.is_power_of_two()) {
             return Ok((candidates[0], chosen.is_some()));
         }
-        let best = self.fastest(problem, gemm, &candidates)?;
-        choices.keep(shape, best);
+        let best = self.fastest(descriptors, gemm, &candidates)?;
+        autotuned.keep(shape, best);
         Ok((best, true))
     }
 
@@ -125,9 +128,9 @@ impl Products {
         Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
-    fn fits(&self, problem: &Problem, algorithm: &Algorithm) -> bool {
+    fn fits(&self, descriptors: &MatmulDescriptors, algorithm: &Algorithm) -> bool {
         let algorithm = sys::cublasLtMatmulAlgo_t { data: *algorithm };
-        let Problem { description, w, x, out } = *problem;
+        let MatmulDescriptors { description, w, x, out } = *descriptors;
         let mut found = MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::zeroed();
         // SAFETY: all descriptors are live, and `found` is read only after success.
         unsafe {
@@ -146,10 +149,14 @@ impl Products {
         }
     }
 
-    /// At least one, the library's favourite first.
-    fn candidates(&self, problem: &Problem, shape: &Shape) -> Result<Vec<Algorithm>> {
-        let wishes = Wishes::new(shape).map_err(refusal)?;
-        let Problem { description, w, x, out } = *problem;
+    /// The algorithms that the library proposes: at least one, its favourite first.
+    fn candidates(
+        &self,
+        descriptors: &MatmulDescriptors,
+        shape: &GemmShape,
+    ) -> Result<Vec<Algorithm>> {
+        let preference = MatmulPreference::new(shape).map_err(refusal)?;
+        let MatmulDescriptors { description, w, x, out } = *descriptors;
         let mut found =
             [const { MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::zeroed() }; CANDIDATES];
         let mut count = 0;
@@ -163,7 +170,7 @@ impl Products {
                 x,
                 out,
                 out,
-                wishes.0,
+                preference.0,
                 asked,
                 first,
                 &raw mut count,
@@ -180,17 +187,17 @@ impl Products {
         if good.is_empty() {
             return Err(Error::Unsupported {
                 op: "gemm",
-                detail: format!("product: cuBLASLt knows no way for {shape:?}"),
+                detail: format!("product: cuBLASLt has no algorithm for {shape:?}"),
             });
         }
         Ok(good)
     }
 
-    /// By the median of interleaved timings, each from a second-level cache that holds nothing of
-    /// the operands, as they are found in a model.
+    /// The candidate with the smallest median time. Timings are interleaved, and before each one the
+    /// second-level cache is overwritten, since in a model it holds no operands either.
     fn fastest(
         &self,
-        problem: &Problem,
+        descriptors: &MatmulDescriptors,
         gemm: &Gemm,
         candidates: &[Algorithm],
     ) -> Result<Algorithm> {
@@ -199,7 +206,7 @@ impl Products {
             .attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)
             .map_err(failure("gemm"))?;
         let bytes = 2 * cache.max(0) as usize;
-        let Ok(scratch) = Memory::new(bytes) else { return Ok(candidates[0]) };
+        let Ok(scratch) = DeviceMemory::new(bytes) else { return Ok(candidates[0]) };
         let mut timings: Vec<Vec<_>> = candidates.iter().map(|_| Vec::new()).collect();
         for _ in 0..ROUNDS {
             for (timings, candidate) in timings.iter_mut().zip(candidates) {
@@ -207,7 +214,7 @@ impl Products {
                 unsafe { result::memset_d8_async(scratch.0, 0, bytes, self.stream.cu_stream()) }
                     .map_err(failure("gemm"))?;
                 let start = self.mark()?;
-                let ran = self.multiply(problem, gemm, *candidate);
+                let ran = self.multiply(descriptors, gemm, *candidate);
                 let end = self.mark()?;
                 if ran.is_ok() {
                     timings.push((start, end));
@@ -234,8 +241,13 @@ impl Products {
         Ok(event)
     }
 
-    fn multiply(&self, problem: &Problem, gemm: &Gemm, algorithm: Algorithm) -> Result<()> {
-        problem.set_bias(gemm).map_err(refusal)?;
+    fn multiply(
+        &self,
+        descriptors: &MatmulDescriptors,
+        gemm: &Gemm,
+        algorithm: Algorithm,
+    ) -> Result<()> {
+        descriptors.set_bias(gemm).map_err(refusal)?;
         let algorithm = sys::cublasLtMatmulAlgo_t { data: algorithm };
         let pointer = |address: u64| address as *mut c_void;
         let out = pointer(gemm.out.address());
@@ -246,17 +258,17 @@ impl Products {
         unsafe {
             lt::matmul(
                 self.handle,
-                problem.description,
+                descriptors.description,
                 (&raw const one).cast(),
                 (&raw const zero).cast(),
                 pointer(gemm.w.address()),
-                problem.w,
+                descriptors.w,
                 pointer(gemm.x.address()),
-                problem.x,
+                descriptors.x,
                 out,
-                problem.out,
+                descriptors.out,
                 out,
-                problem.out,
+                descriptors.out,
                 &raw const algorithm,
                 pointer(self.workspace.0),
                 WORKSPACE,
@@ -267,35 +279,35 @@ impl Products {
     }
 }
 
-impl Drop for Products {
+impl Drop for CublasLt {
     fn drop(&mut self) {
         let _quiet = super::not_recording();
-        // For the workspace as well. No failure here leaves anything to do.
+        // The workspace needs the context as well. A failure here leaves nothing to do.
         let _ = self.stream.context().bind_to_thread();
         // SAFETY: made by `new`, destroyed here alone.
         let _ = unsafe { lt::destroy_handle(self.handle) };
     }
 }
 
-/// Device memory, outside the pools that would keep it from others when it is given back. The
-/// context is this thread's own.
-struct Memory(u64);
+/// Device memory that is not taken from a pool, since a pool would keep it from other models after
+/// it is given back. Callers have made the context this thread's own.
+struct DeviceMemory(u64);
 
-impl Memory {
+impl DeviceMemory {
     fn new(bytes: usize) -> Result<Self, DriverError> {
-        // SAFETY: whoever reads it first has written it.
+        // SAFETY: its users write it before they read it.
         unsafe { result::malloc_sync(bytes) }.map(Self)
     }
 }
 
-impl Drop for Memory {
+impl Drop for DeviceMemory {
     fn drop(&mut self) {
         // SAFETY: allocated by `new`, freed here alone; the driver waits for what still uses it.
         let _ = unsafe { result::free_sync(self.0) };
     }
 }
 
-/// Milliseconds; infinite where there are none.
+/// The median time in milliseconds; infinite where there are no timings.
 fn median<'a>(timings: impl Iterator<Item = &'a (CudaEvent, CudaEvent)>) -> Result<f32> {
     let times: Result<Vec<f32>, _> = timings.map(|(start, end)| start.elapsed_ms(end)).collect();
     let mut times = times.map_err(failure("gemm"))?;
@@ -303,16 +315,16 @@ fn median<'a>(timings: impl Iterator<Item = &'a (CudaEvent, CudaEvent)>) -> Resu
     Ok(times.get(times.len() / 2).copied().unwrap_or(f32::INFINITY))
 }
 
-/// A product as the library sees it: out (rows × n) = transposed w (cols × rows) · x (cols × n),
-/// column-major.
-struct Problem {
+/// The library's descriptors of a product. It computes out (rows × n) = transposed w (cols × rows) ·
+/// x (cols × n), all column-major.
+struct MatmulDescriptors {
     description: sys::cublasLtMatmulDesc_t,
     w: sys::cublasLtMatrixLayout_t,
     x: sys::cublasLtMatrixLayout_t,
     out: sys::cublasLtMatrixLayout_t,
 }
 
-impl Problem {
+impl MatmulDescriptors {
     fn new(gemm: &Gemm) -> Result<Self, CublasError> {
         let (n, rows, cols) = (gemm.n as u64, gemm.rows as u64, gemm.cols as u64);
         let (operands, out) = (data_type(gemm.x.kind()), data_type(gemm.out.kind()));
@@ -326,7 +338,7 @@ impl Problem {
                 Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE,
                 sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
             )?;
-            // Known already when algorithms are asked for: what they may do depends on its
+            // The bias must be set before algorithms are asked for, since they depend on its
             // alignment.
             new.set_bias(gemm)?;
         }
@@ -336,8 +348,8 @@ impl Problem {
         Ok(new)
     }
 
-    /// The one operand that the library knows by its description: products of one problem differ in
-    /// it.
+    /// Sets the bias, the one operand that belongs to the description: products that share
+    /// descriptors may differ in it.
     fn set_bias(&self, gemm: &Gemm) -> Result<(), CublasError> {
         let set =
             |bias: View| self.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias.address());
@@ -358,7 +370,7 @@ impl Problem {
     }
 }
 
-impl Drop for Problem {
+impl Drop for MatmulDescriptors {
     fn drop(&mut self) {
         for layout in [self.w, self.x, self.out] {
             if !layout.is_null() {
@@ -373,14 +385,14 @@ impl Drop for Problem {
     }
 }
 
-/// What an algorithm may count on.
-struct Wishes(sys::cublasLtMatmulPreference_t);
+/// What algorithms may rely on: workspace, reduction scheme and alignment.
+struct MatmulPreference(sys::cublasLtMatmulPreference_t);
 
-impl Wishes {
-    fn new(shape: &Shape) -> Result<Self, CublasError> {
+impl MatmulPreference {
+    fn new(shape: &GemmShape) -> Result<Self, CublasError> {
         let new = Self(lt::create_matmul_pref()?);
         new.set(Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, WORKSPACE as u64)?;
-        new.set(Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, F32_PARTS)?;
+        new.set(Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, F32_REDUCTION)?;
         for operand in [
             Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
             Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
@@ -406,14 +418,14 @@ impl Wishes {
     }
 }
 
-impl Drop for Wishes {
+impl Drop for MatmulPreference {
     fn drop(&mut self) {
         // SAFETY: made by `new`, destroyed here alone. A failure leaves nothing to do.
         let _ = unsafe { lt::destroy_matmul_pref(self.0) };
     }
 }
 
-/// `Gemm::check` lets no other kind through.
+/// The library's name for a kind. `Gemm::check` allows only these two.
 fn data_type(kind: Kind) -> sys::cudaDataType {
     match kind {
         Kind::Bf16 => sys::cudaDataType::CUDA_R_16BF,

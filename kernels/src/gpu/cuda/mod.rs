@@ -1,10 +1,10 @@
-//! A CUDA device: candle's, with one stream of its own, so that models side by side on one device
-//! neither wait for each other nor appear in each other's recordings. Kernels come compiled with
-//! this binary and products from cuBLASLt; a step allocates nothing, and its launches can be
-//! recorded as a graph.
+//! A CUDA device. It is candle's, with one stream of its own, so that models side by side on one
+//! device neither wait for each other nor appear in each other's recordings. Kernels are compiled
+//! into this binary, and cuBLASLt computes products. A step allocates nothing, and its launches can
+//! be recorded as a graph.
 //!
-//! After a fault of a kernel the driver refuses everything on the device until the process ends:
-//! such an error comes back from every later call, `synchronise` first of all.
+//! After a fault of a kernel the driver refuses all work on the device until the process ends: every
+//! later call returns that error, `synchronise` first of all.
 
 mod autotune;
 mod bind;
@@ -14,10 +14,11 @@ mod overlap;
 mod probe;
 
 use super::{
-    Arg, Event, Gemm, Gpu, Graph, Launch, Options, Properties, Staging, View, failed, out_of_memory,
+    Arg, DeviceOptions, Gemm, Gpu, Graph, Launch, Properties, Staging, StreamEvent, View, failed,
+    out_of_memory,
 };
 use crate::{Error, Result};
-use autotune::Choices;
+use autotune::AutotuneCache;
 use candle_core::Device;
 use candle_core::cuda_backend::CudaDevice;
 use candle_core::cuda_backend::cudarc::driver::sys::{
@@ -27,18 +28,18 @@ use candle_core::cuda_backend::cudarc::driver::sys::{
 use candle_core::cuda_backend::cudarc::driver::{
     CudaContext, CudaEvent, CudaGraph, CudaStream, DriverError, result,
 };
-use cublaslt::Products;
-use modules::Kernels;
+use cublaslt::CublasLt;
+use modules::LoadedKernels;
 pub use probe::probe;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Whether this build can use a device.
+/// Whether this build has support for CUDA devices.
 pub const BUILT: bool = true;
 
-/// Held while a graph is recorded, and while libraries and kernels are loaded or let go: those may
-/// wait for the whole context, which is an error that ends every recording in it, another model's
-/// too.
+/// Held while a graph is recorded, and while libraries and kernels are loaded or unloaded. Those may
+/// wait for the whole context, and such a wait is an error that ends every recording in the context,
+/// another model's too.
 static RECORDING: Mutex<()> = Mutex::new(());
 
 fn not_recording() -> MutexGuard<'static, ()> {
@@ -49,14 +50,14 @@ pub struct Cuda {
     properties: Properties,
     /// Whether a kernel may begin before the one before it ends.
     overlapped: AtomicBool,
-    kernels: Kernels,
-    products: Products,
+    kernels: LoadedKernels,
+    cublaslt: CublasLt,
     stream: Arc<CudaStream>,
-    /// Last, as everything above needs its context.
+    /// Stands last, so that it is dropped last: all fields above need its context.
     _owner: Owner,
 }
 
-/// candle's device, whose libraries wait for the whole context when they are let go.
+/// candle's device. Its libraries wait for the whole context when they are unloaded.
 struct Owner(Option<CudaDevice>);
 
 impl Drop for Owner {
@@ -66,15 +67,21 @@ impl Drop for Owner {
     }
 }
 
-/// The device with this number.
+/// Opens the device with this number.
+///
+/// # Errors
+/// [`Error::NoDevice`] says what is missing.
 pub fn open(ordinal: usize) -> Result<Arc<dyn Gpu>> {
-    open_with(ordinal, &Options::default())
+    open_with(ordinal, &DeviceOptions::default())
 }
 
-/// The device with this number.
-pub fn open_with(ordinal: usize, options: &Options) -> Result<Arc<dyn Gpu>> {
+/// Opens the device with this number, and checks whether its launches may overlap.
+///
+/// # Errors
+/// [`Error::NoDevice`] says what is missing.
+pub fn open_with(ordinal: usize, options: &DeviceOptions) -> Result<Arc<dyn Gpu>> {
     let gpu = Arc::new(Cuda::new(ordinal, options)?);
-    if options.plain_launches || !gpu.kernels.waiting {
+    if options.plain_launches || !gpu.kernels.can_overlap {
         return Ok(gpu);
     }
     match overlap::check(&gpu) {
@@ -84,7 +91,7 @@ pub fn open_with(ordinal: usize, options: &Options) -> Result<Arc<dyn Gpu>> {
         }
         Err(error) => {
             tracing::warn!(%error, "kernels run strictly one after the other, which is slower: overlapping them failed");
-            // A fault may have spoiled the context: the last owner takes it down.
+            // A fault may have spoiled the context. Its last owner destroys it.
             drop(gpu);
             Ok(Arc::new(Cuda::new(ordinal, options)?))
         }
@@ -92,7 +99,7 @@ pub fn open_with(ordinal: usize, options: &Options) -> Result<Arc<dyn Gpu>> {
 }
 
 impl Cuda {
-    fn new(ordinal: usize, options: &Options) -> Result<Self> {
+    fn new(ordinal: usize, options: &DeviceOptions) -> Result<Self> {
         let properties = probe(ordinal)?;
         let _quiet = not_recording();
         let Device::Cuda(device) = Device::new_cuda_with_stream(ordinal)? else {
@@ -101,21 +108,22 @@ impl Cuda {
         // SAFETY: all work goes to this device's one stream.
         unsafe { device.disable_event_tracking() };
         let stream = device.cuda_stream();
-        let kernels = Kernels::load(stream.context(), properties.shared_bytes)?;
-        // Last: if anything failed behind it, letting it go would wait for ourselves.
-        let products =
-            Products::new(&stream, Choices::open(options.folder.as_deref(), &properties))?;
+        let kernels = LoadedKernels::load(stream.context(), properties.shared_bytes)?;
+        // This comes last: dropping it takes the lock that is held here, so a failure behind it
+        // would wait for ever.
+        let cublaslt =
+            CublasLt::new(&stream, AutotuneCache::open(options.folder.as_deref(), &properties))?;
         Ok(Self {
             properties,
             overlapped: AtomicBool::new(false),
             kernels,
-            products,
+            cublaslt,
             stream,
             _owner: Owner(Some(device)),
         })
     }
 
-    /// The stream, its context made this thread's own.
+    /// The stream, after making its context this thread's own.
     fn stream(&self, op: &'static str) -> Result<CUstream> {
         self.context().bind_to_thread().map_err(failure(op))?;
         Ok(self.stream.cu_stream())
@@ -137,7 +145,7 @@ impl Gpu for Cuda {
 
     fn allocate(&self, bytes: usize) -> Result<u64> {
         self.stream("allocate")?;
-        // SAFETY: whoever reads it first has written it, as `Gpu` asks.
+        // SAFETY: the content is unspecified, as `Gpu` says, so callers write before they read.
         unsafe { result::malloc_sync(bytes.max(1)) }.map_err(|error| match error.0 {
             CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
                 let free = self.memory().map_or(0, |(free, _)| free);
@@ -151,26 +159,26 @@ impl Gpu for Cuda {
     }
 
     fn free(&self, address: u64) {
-        // What was launched may still use it. A failure of that work comes back from the next call.
+        // Launched work may still use the memory. The next call returns a failure of that work.
         let _ = self.synchronise();
         // SAFETY: `allocate` gave the address, and its owner gives it back once.
         let _ = unsafe { result::free_sync(address) };
     }
 
     fn staging(&self, bytes: usize) -> Result<Staging> {
-        // SAFETY: written below before anybody reads.
+        // SAFETY: it is written below before it can be read.
         let memory = unsafe { self.context().alloc_pinned_with_flags::<u8>(bytes.max(1), 0) };
         let mut memory = memory.map_err(failure("staging"))?;
         let start = memory.as_mut_ptr().map_err(failure("staging"))?;
-        // SAFETY: so many bytes were just allocated.
+        // SAFETY: at least `bytes` bytes were just allocated.
         unsafe { start.write_bytes(0, bytes) };
         let stream = self.stream.clone();
         let free = move || {
-            // Copies may still be under way. A failure comes back from the next call.
+            // Copies may still be under way. The next call returns a failure of them.
             let _ = stream.synchronize();
             drop(memory);
         };
-        // SAFETY: the memory is zeroed and this buffer's alone until `free` is called.
+        // SAFETY: the memory is zeroed, and no other code has its address until `free` is called.
         Ok(unsafe { Staging::new(start, bytes, free) })
     }
 
@@ -179,7 +187,7 @@ impl Gpu for Cuda {
         if to.is_empty() {
             return Ok(());
         }
-        // SAFETY: inside the staging buffer, whose owner leaves it alone until the copy is done.
+        // SAFETY: inside the staging buffer, whose owner does not touch it until the copy is done.
         let from = unsafe { std::slice::from_raw_parts(from, to.bytes()) };
         // SAFETY: the view is allocated, by its promise, and as long as `from`.
         unsafe { result::memcpy_htod_async(to.address(), from, stream) }.map_err(failure("upload"))
@@ -190,7 +198,7 @@ impl Gpu for Cuda {
         if from.is_empty() {
             return Ok(());
         }
-        // SAFETY: inside the staging buffer, which nobody reads until the copy is done.
+        // SAFETY: inside the staging buffer, whose owner does not read it until the copy is done.
         let to = unsafe { std::slice::from_raw_parts_mut(to, from.bytes()) };
         // SAFETY: the view is allocated, by its promise, and as long as `to`.
         unsafe { result::memcpy_dtoh_async(to, from.address(), stream) }
@@ -228,21 +236,21 @@ impl Gpu for Cuda {
     fn gemm(&self, gemm: &Gemm) -> Result<()> {
         gemm.check()?;
         self.stream("gemm")?;
-        self.products.run(gemm)
+        self.cublaslt.run(gemm)
     }
 
-    fn record(&self) -> Result<Event> {
+    fn record(&self) -> Result<StreamEvent> {
         let event = self.context().new_event(None).map_err(failure("record"))?;
         event.record(&self.stream).map_err(failure("record"))?;
-        Ok(Event(Box::new(event)))
+        Ok(StreamEvent(Box::new(event)))
     }
 
-    fn wait(&self, event: &Event) -> Result<()> {
+    fn wait(&self, event: &StreamEvent) -> Result<()> {
         let event = event
             .0
             .downcast_ref::<CudaEvent>()
             .ok_or_else(|| failed("wait", "an event of another device"))?;
-        // By polling, which takes this thread's core and saves some microseconds of each step.
+        // This polls, which occupies this thread's core and saves some microseconds of each step.
         event.synchronize().map_err(failure("wait"))
     }
 
@@ -257,13 +265,13 @@ impl Gpu for Cuda {
             .begin_capture(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
             .map_err(failure("capture"))?;
         let recorded = record();
-        // Ended in any case, so that the stream runs again.
+        // The recording is ended even after an error, so that the stream runs again.
         let graph = self.stream.end_capture(CUgraphInstantiate_flags(0));
         recorded?;
         let graph = graph
             .map_err(failure("capture"))?
             .ok_or_else(|| failed("capture", "nothing was recorded"))?;
-        // The first replay would do it otherwise.
+        // Without this the first replay would do it.
         graph.upload().map_err(failure("capture"))?;
         Ok(Graph(Box::new(Recorded(Mutex::new(graph)))))
     }
@@ -277,7 +285,7 @@ impl Gpu for Cuda {
     }
 }
 
-/// The driver lets any thread use a graph, one at a time.
+/// A recorded graph. The driver lets any thread use it, one at a time.
 struct Recorded(Mutex<CudaGraph>);
 
 // SAFETY: handles are not bound to a thread, and the mutex lets one thread use them at a time.
@@ -285,7 +293,7 @@ unsafe impl Send for Recorded {}
 // SAFETY: as above.
 unsafe impl Sync for Recorded {}
 
-/// In the driver's own words.
+/// Turns a driver error into ours, with the driver's own text.
 fn failure(op: &'static str) -> impl Fn(DriverError) -> Error {
     move |error| {
         let text = error

@@ -1,5 +1,5 @@
-//! Whether kernels may overlap on this device with this driver: tried when it is opened, against
-//! launches that do not.
+//! Finds out whether kernels may overlap on this device with this driver, when the device is opened:
+//! the results of launches that overlap are compared with those of launches that do not.
 
 use super::Cuda;
 use crate::Result;
@@ -8,13 +8,13 @@ use crate::norm::gpu::{Norm, norm};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Links of the chain. Each reads what the one before wrote.
+/// Launches in the chain. Each reads the output of the one before.
 const LINKS: usize = 24;
 const ROWS: usize = 64;
 const WIDTH: usize = 128;
 
-/// Lets launches overlap if a chain of them then has the results of one that does not, launched and
-/// recorded.
+/// Allows launches to overlap if a chain of overlapping launches, both launched and recorded as a
+/// graph, has the same results as one that does not overlap.
 pub fn check(gpu: &Arc<Cuda>) -> Result<()> {
     let chain = Chain::new(gpu)?;
     let want = chain.results(&mut || chain.run())?;
@@ -46,7 +46,7 @@ impl Chain {
         Ok(Self { x, delta, product, weight: Buffer::from_slice(&gpu, &weight)?, gpu })
     }
 
-    /// What `work` leaves behind, from the same beginning each time.
+    /// The bits of all buffers after `work`, which starts from the same content each time.
     fn results(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Vec<u32>> {
         for buffer in [&self.x, &self.product] {
             self.gpu.fill(buffer.view(), 0)?;
@@ -60,7 +60,7 @@ impl Chain {
         Ok(bits)
     }
 
-    /// Norms, each of a sum with the last result, and products between them, as in a model.
+    /// Runs norms, each of a sum with the last result, with products between them, as in a model.
     fn run(&self) -> Result<()> {
         let (x, delta, product, w) =
             (self.x.view(), self.delta.view(), self.product.view(), self.weight.view());

@@ -1,4 +1,4 @@
-//! What device there is, found out without taking any of its memory.
+//! Describes a device without taking any of its memory.
 
 use super::{bind, failure};
 use crate::gpu::Properties;
@@ -9,14 +9,17 @@ use candle_core::cuda_backend::cudarc::driver::sys::{
 };
 use candle_core::cuda_backend::cudarc::driver::{DriverError, result};
 
-/// The CUDA version that a driver must know: the one this is compiled against.
+/// The CUDA version that a driver must support: the one that this is compiled against, 13.0.
 const NEEDED: i32 = 13_000;
 
-/// The device with this number, if it and all that it needs are here.
+/// The properties of the device with this number.
+///
+/// # Errors
+/// [`Error::NoDevice`] says which driver, library or device is missing.
 pub fn probe(ordinal: usize) -> Result<Properties> {
     bind::bind().map_err(Error::NoDevice)?;
-    // Known without a device, and before the driver is started: an old one would only say that it
-    // cannot.
+    // The version is asked for first, which needs neither a device nor an initialised driver: an old
+    // driver would only answer that it cannot be initialised.
     let version = driver_version().map_err(silent)?;
     if version < NEEDED {
         let known =
@@ -74,7 +77,8 @@ fn dotted(version: i32) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }
 
-/// As in `580.82.07 `, where the kernel module tells.
+/// The driver's release with a space behind it, as in `580.82.07 `; empty where the kernel module
+/// does not tell it.
 fn release() -> String {
     let text = std::fs::read_to_string("/sys/module/nvidia/version");
     text.map_or_else(|_| String::new(), |text| format!("{} ", text.trim()))

@@ -1,12 +1,13 @@
-//! The device that tests use where there is none: kernels compiled as C++ and run one thread at a
-//! time (`simt.h` says what is checked). Memory is the host's; what it is given runs only when
-//! somebody waits, so that a staging buffer changed too early shows.
+//! A device for tests on machines without a GPU: kernels compiled as C++ and run one thread at a
+//! time (`simt.h` lists the errors it finds). Memory is the host's. Commands run only when a caller
+//! waits for them, so that a staging buffer that is changed too early shows.
 
 #[cfg(test)]
 mod tests;
 
 use super::{
-    Arg, Event, Gemm, Gpu, Graph, Kind, Launch, Properties, Staging, View, failed, out_of_memory,
+    Arg, Gemm, Gpu, Graph, Kind, Launch, Properties, Staging, StreamEvent, View, failed,
+    out_of_memory,
 };
 use crate::{Error, Result};
 use half::bf16;
@@ -32,48 +33,48 @@ struct Grid {
     seed: u64,
 }
 
-type Run = unsafe extern "C" fn(*const Grid, *const *const c_void) -> *const c_char;
+type RunKernel = unsafe extern "C" fn(*const Grid, *const *const c_void) -> *const c_char;
 type Signature = unsafe extern "C" fn() -> *const c_char;
 
 include!(concat!(env!("OUT_DIR"), "/emulated.rs"));
 
 unsafe extern "C" {
-    /// Whole pages with some on both sides that nobody may touch; null when there are none. `bytes`
-    /// is a multiple of 256.
+    /// Whole pages between two pages that may not be touched; null when the host has none left.
+    /// `bytes` is a multiple of 256.
     fn simt_allocate(bytes: usize) -> *mut u8;
     fn simt_free(start: *mut u8, bytes: usize);
 }
 
 const ALIGNMENT: usize = 256;
-/// Fills what the alignment leaves of each allocation, and is looked at when it is freed; huge in
-/// every float type, so that reading it shows as well.
+/// Fills the rest of each allocation up to the alignment, and is compared when it is freed, so that
+/// a write there is found. It is huge in every float type, so that a value read there shows as well.
 const GUARD_BYTE: u8 = 0xfe;
 /// NaN in every float type.
 const POISON: u8 = 0xff;
 
 pub struct Emulator {
     properties: Properties,
-    state: Mutex<State>,
+    state: Mutex<QueueState>,
 }
 
 #[derive(Default)]
-struct State {
-    /// Address and bytes.
+struct QueueState {
+    /// Address and bytes of each allocation.
     live: BTreeMap<u64, usize>,
     used: usize,
-    queue: VecDeque<Work>,
-    /// Works ever queued, and ever run.
+    queue: VecDeque<QueuedWork>,
+    /// Number of commands that were ever queued, and of those that ever ran.
     queued: u64,
     run: u64,
-    recording: Option<Vec<Work>>,
-    /// Says how the next launch is shuffled.
+    recording: Option<Vec<QueuedWork>>,
+    /// Seed of the order in which the next launch runs its blocks and threads.
     seed: u64,
-    /// A device that has failed stays so.
+    /// The first fault. As on a real device, every later call fails with it.
     fault: Option<String>,
 }
 
 #[derive(Clone)]
-enum Work {
+enum QueuedWork {
     Launch(Launch, Vec<Arg>),
     Gemm(Gemm),
     Copy { from: usize, to: usize, bytes: usize },
@@ -87,7 +88,7 @@ impl Emulator {
         Self::with(1 << 30, 4)
     }
 
-    /// With so much memory and so many multiprocessors.
+    /// An emulator with `memory_bytes` of memory and the limits of sm_90.
     pub fn with(memory_bytes: usize, multiprocessors: u32) -> Arc<dyn Gpu> {
         let properties = Properties {
             name: "emulator".into(),
@@ -100,23 +101,23 @@ impl Emulator {
         Arc::new(Self { properties, state: Mutex::default() })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn give(&self, work: Work) -> Result<()> {
+    fn enqueue(&self, command: QueuedWork) -> Result<()> {
         let mut state = self.state();
         state.usable()?;
         if let Some(recorded) = &mut state.recording {
-            recorded.push(work);
+            recorded.push(command);
         } else {
             state.queued += 1;
-            state.queue.push_back(work);
+            state.queue.push_back(command);
         }
         Ok(())
     }
 
-    fn outside_capture(&self, op: &'static str) -> Result<MutexGuard<'_, State>> {
+    fn outside_capture(&self, op: &'static str) -> Result<MutexGuard<'_, QueueState>> {
         let state = self.state();
         state.usable()?;
         match state.recording {
@@ -159,39 +160,39 @@ impl Gpu for Emulator {
     fn free(&self, address: u64) {
         let mut state = self.state();
         state.queued += 1;
-        state.queue.push_back(Work::Free(address));
+        state.queue.push_back(QueuedWork::Free(address));
     }
 
     fn staging(&self, bytes: usize) -> Result<Staging> {
         let memory = Box::leak(vec![0; bytes].into_boxed_slice());
         let (start, len) = (memory.as_mut_ptr(), memory.len());
         let address = start as usize;
-        // SAFETY: the box made from the same parts, once.
         let free = move || {
             let leaked = std::ptr::slice_from_raw_parts_mut(address as *mut u8, len);
+            // SAFETY: the box that was leaked above; `Staging` calls this once.
             drop(unsafe { Box::from_raw(leaked) });
         };
-        // SAFETY: leaked above, so it is this buffer's alone.
+        // SAFETY: leaked above, so no other code has a reference to it.
         Ok(unsafe { Staging::new(start, len, free) })
     }
 
     fn upload(&self, from: &Staging, offset: usize, to: View) -> Result<()> {
         drop(self.outside_capture("upload")?);
         let from = from.address(offset, to.bytes())? as usize;
-        self.give(Work::Copy { from, to: to.address() as usize, bytes: to.bytes() })
+        self.enqueue(QueuedWork::Copy { from, to: to.address() as usize, bytes: to.bytes() })
     }
 
     fn download(&self, from: View, to: &Staging, offset: usize) -> Result<()> {
         drop(self.outside_capture("download")?);
         let to = to.address(offset, from.bytes())? as usize;
-        self.give(Work::Copy { from: from.address() as usize, to, bytes: from.bytes() })
+        self.enqueue(QueuedWork::Copy { from: from.address() as usize, to, bytes: from.bytes() })
     }
 
     fn copy(&self, from: View, to: View) -> Result<()> {
         if from.kind() != to.kind() || from.len() != to.len() {
             return Err(failed("copy", format!("{from:?} to {to:?}")));
         }
-        self.give(Work::Copy {
+        self.enqueue(QueuedWork::Copy {
             from: from.address() as usize,
             to: to.address() as usize,
             bytes: from.bytes(),
@@ -199,24 +200,24 @@ impl Gpu for Emulator {
     }
 
     fn fill(&self, view: View, byte: u8) -> Result<()> {
-        self.give(Work::Fill { to: view.address() as usize, bytes: view.bytes(), byte })
+        self.enqueue(QueuedWork::Fill { to: view.address() as usize, bytes: view.bytes(), byte })
     }
 
     fn launch(&self, launch: &Launch, args: &[Arg]) -> Result<()> {
         check_launch(launch, args, &self.properties)?;
-        self.give(Work::Launch(*launch, args.to_vec()))
+        self.enqueue(QueuedWork::Launch(*launch, args.to_vec()))
     }
 
     fn gemm(&self, gemm: &Gemm) -> Result<()> {
         gemm.check()?;
-        self.give(Work::Gemm(*gemm))
+        self.enqueue(QueuedWork::Gemm(*gemm))
     }
 
-    fn record(&self) -> Result<Event> {
-        Ok(Event(Box::new(self.outside_capture("record")?.queued)))
+    fn record(&self) -> Result<StreamEvent> {
+        Ok(StreamEvent(Box::new(self.outside_capture("record")?.queued)))
     }
 
-    fn wait(&self, event: &Event) -> Result<()> {
+    fn wait(&self, event: &StreamEvent) -> Result<()> {
         let until = *event
             .0
             .downcast_ref::<u64>()
@@ -239,18 +240,18 @@ impl Gpu for Emulator {
     }
 
     fn replay(&self, graph: &Graph) -> Result<()> {
-        let recorded = graph.0.downcast_ref::<Vec<Work>>();
+        let recorded = graph.0.downcast_ref::<Vec<QueuedWork>>();
         let recorded = recorded.ok_or_else(|| failed("replay", "a graph of another device"))?;
         drop(self.outside_capture("replay")?);
-        recorded.iter().try_for_each(|work| self.give(work.clone()))
+        recorded.iter().try_for_each(|command| self.enqueue(command.clone()))
     }
 }
 
 impl Drop for Emulator {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for work in std::mem::take(&mut state.queue) {
-            if let Work::Free(address) = work {
+        for command in std::mem::take(&mut state.queue) {
+            if let QueuedWork::Free(address) = command {
                 let outcome = state.release(address);
                 assert!(outcome.is_ok() || std::thread::panicking(), "{outcome:?}");
             }
@@ -258,7 +259,7 @@ impl Drop for Emulator {
     }
 }
 
-impl State {
+impl QueueState {
     fn usable(&self) -> Result<()> {
         self.fault.as_ref().map_or(Ok(()), |fault| {
             Err(Error::DeviceLost { op: "device", detail: format!("{fault:?}") })
@@ -267,10 +268,10 @@ impl State {
 
     fn run_until(&mut self, count: u64) -> Result<()> {
         while self.run < count
-            && let Some(work) = self.queue.pop_front()
+            && let Some(command) = self.queue.pop_front()
         {
             self.run += 1;
-            if let Err(fault) = self.perform(&work) {
+            if let Err(fault) = self.perform(&command) {
                 self.fault = Some(fault);
                 return self.usable();
             }
@@ -278,10 +279,10 @@ impl State {
         Ok(())
     }
 
-    fn perform(&mut self, work: &Work) -> Result<(), String> {
-        match work {
-            Work::Launch(launch, args) => self.perform_launch(launch, args),
-            Work::Gemm(gemm) => {
+    fn perform(&mut self, command: &QueuedWork) -> Result<(), String> {
+        match command {
+            QueuedWork::Launch(launch, args) => self.perform_launch(launch, args),
+            QueuedWork::Gemm(gemm) => {
                 for view in
                     [Some(gemm.x), Some(gemm.w), gemm.bias, Some(gemm.out)].into_iter().flatten()
                 {
@@ -291,19 +292,19 @@ impl State {
                 unsafe { multiply(gemm) };
                 Ok(())
             }
-            &Work::Copy { from, to, bytes } => {
-                // SAFETY: device ranges stand in live allocations, staging ranges in buffers the
-                // caller keeps.
+            &QueuedWork::Copy { from, to, bytes } => {
+                // SAFETY: by the promises of `View` and `upload`, device ranges lie in live
+                // allocations, and staging ranges in buffers that the caller keeps.
                 unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
                 Ok(())
             }
-            &Work::Fill { to, bytes, byte } => {
+            &QueuedWork::Fill { to, bytes, byte } => {
                 self.check(to as u64, bytes)?;
                 // SAFETY: just found inside a live allocation.
                 unsafe { (to as *mut u8).write_bytes(byte, bytes) };
                 Ok(())
             }
-            Work::Free(address) => self.release(*address),
+            QueuedWork::Free(address) => self.release(*address),
         }
     }
 
@@ -319,12 +320,12 @@ impl State {
         let &Launch { blocks, threads, shared_bytes, .. } = launch;
         let (memory, memory_count) = (memory.as_ptr(), memory.len());
         let grid = Grid { memory, memory_count, blocks, threads, shared_bytes, seed: self.seed };
-        let values: Vec<u64> = args.iter().map(word).collect();
+        let values: Vec<u64> = args.iter().map(parameter_word).collect();
         let pointers: Vec<*const c_void> =
             values.iter().map(|value| std::ptr::from_ref(value).cast()).collect();
         let (run, _) = kernels()[launch.kernel];
-        // SAFETY: `check_launch` compared the arguments with the kernel's parameters; what it does
-        // with its memory is its own.
+        // SAFETY: `check_launch` compared the arguments with the kernel's parameters. Accesses
+        // outside of its memory end in a fault that the emulator reports.
         let error = unsafe { run(&raw const grid, pointers.as_ptr()) };
         if error.is_null() {
             return Ok(());
@@ -333,7 +334,7 @@ impl State {
         Err(unsafe { CStr::from_ptr(error) }.to_string_lossy().into_owned())
     }
 
-    /// The live allocation in which a range lies, its guarding bytes included.
+    /// The live allocation in which a range lies, including its guard bytes.
     fn check(&self, address: u64, bytes: usize) -> Result<Range, String> {
         let found = self.live.range(..=address).next_back();
         match found {
@@ -362,16 +363,16 @@ impl State {
     }
 }
 
-/// At least one guarding byte.
+/// The size of an allocation with its guard bytes, of which there is at least one.
 fn padded(bytes: usize) -> usize {
     (bytes + 1).next_multiple_of(ALIGNMENT)
 }
 
-type Kernels = HashMap<&'static str, (Run, Vec<String>)>;
+type KernelTable = HashMap<&'static str, (RunKernel, Vec<String>)>;
 
-/// Each kernel with the letters of its parameters.
-fn kernels() -> &'static Kernels {
-    static FOUND: OnceLock<Kernels> = OnceLock::new();
+/// Each kernel by its name, with a letter for the type of each parameter, as `simt.h` writes them.
+fn kernels() -> &'static KernelTable {
+    static FOUND: OnceLock<KernelTable> = OnceLock::new();
     FOUND.get_or_init(|| {
         let read = |signature: Signature| {
             // SAFETY: returns a static string.
@@ -416,7 +417,7 @@ fn accepts(letter: &str, arg: &Arg) -> bool {
     }
 }
 
-fn word(arg: &Arg) -> u64 {
+fn parameter_word(arg: &Arg) -> u64 {
     match *arg {
         Arg::View(view) => view.address(),
         Arg::Null => 0,

@@ -66,10 +66,10 @@ impl Gpu for Spy {
         self.noted().products.insert((n.next_power_of_two(), rows, cols, bias.is_some()));
         self.gpu.gemm(gemm)
     }
-    fn record(&self) -> Result<Event> {
+    fn record(&self) -> Result<StreamEvent> {
         self.gpu.record()
     }
-    fn wait(&self, event: &Event) -> Result<()> {
+    fn wait(&self, event: &StreamEvent) -> Result<()> {
         self.gpu.wait(event)
     }
     fn synchronise(&self) -> Result<()> {
