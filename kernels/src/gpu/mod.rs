@@ -102,8 +102,8 @@ pub struct Launch {
     pub shared_bytes: u32,
 }
 
-/// The most parameters that a kernel may have.
-pub(crate) const MAX_PARAMETERS: usize = 16;
+/// The most parameters that a kernel may have. Attention in f32 has the most, 20.
+pub(crate) const MAX_PARAMETERS: usize = 24;
 
 /// An argument of a kernel. A view becomes a pointer to its elements; the caller checks its length.
 #[derive(Clone, Copy, Debug)]

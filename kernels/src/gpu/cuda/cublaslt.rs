@@ -208,7 +208,7 @@ impl CublasLt {
         let bytes = 2 * cache.max(0) as usize;
         let Ok(scratch) = DeviceMemory::new(bytes) else { return Ok(candidates[0]) };
         let mut timings: Vec<Vec<_>> = candidates.iter().map(|_| Vec::new()).collect();
-        for _ in 0..ROUNDS {
+        for _ in 0..TIMING_ROUNDS {
             for (timings, candidate) in timings.iter_mut().zip(candidates) {
                 // SAFETY: just allocated with this size.
                 unsafe { result::memset_d8_async(scratch.0, 0, bytes, self.stream.cu_stream()) }

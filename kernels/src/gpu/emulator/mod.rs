@@ -6,8 +6,8 @@
 mod tests;
 
 use super::{
-    Arg, Gemm, Gpu, Graph, Kind, Launch, Properties, Staging, StreamEvent, View, failed,
-    out_of_memory,
+    Arg, Gemm, Gpu, Graph, Kind, Launch, MAX_PARAMETERS, Properties, Staging, StreamEvent, View,
+    failed, out_of_memory,
 };
 use crate::{Error, Result};
 use half::bf16;
@@ -389,6 +389,7 @@ fn check_launch(launch: &Launch, args: &[Arg], properties: &Properties) -> Resul
         return refuse("there is no kernel of this name".into());
     };
     let fits = letters.len() == args.len()
+        && args.len() <= MAX_PARAMETERS
         && letters.iter().zip(args).all(|(letter, arg)| accepts(letter, arg));
     if !fits {
         return refuse(format!("parameters {letters:?} do not take {args:?}"));
