@@ -1,25 +1,25 @@
-//! Memory in pages of 2 MiB where the system has them. A token reads every weight once, so its time
-//! is that of reading memory, and with pages of 4 KiB the address look-ups cost more than half of
-//! that: 42 GB/s instead of 73 on the machine of `RESULTS.md`.
+//! Memory in pages of 2 MiB where the system has them. A token reads every weight once, so it takes
+//! as long as reading memory does, and with pages of 4 KiB the look-ups of addresses add more than
+//! half of that time: 42 GB/s instead of 73 on the machine of `RESULTS.md`.
 
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 const PAGE: usize = 2 << 20;
-/// Most weights are smaller than a page: they are cut from regions of this size, which lives as
-/// long as one of its blocks.
+/// Bytes of a region. Most weights are smaller than a page, so they are cut from regions, each of
+/// which lives as long as any of the ranges that were cut from it.
 const REGION: usize = 8 << 20;
-/// Blocks start at cache lines.
+/// Ranges start at cache lines.
 const ALIGN: usize = 64;
 
-/// Asks for large pages under memory that has not been written yet. It only ever costs time not to
-/// get them.
+/// Asks the system for large pages under memory that has not been written yet. Without them
+/// everything works, only more slowly.
 pub fn prefer_large_pages<T>(memory: &[T]) {
     advise(memory.as_ptr().cast_mut().cast(), size_of_val(memory));
 }
 
-/// Advice is about whole small pages: the partial ones at the ends are left out.
+/// Advice applies to whole small pages, so the partial ones at the ends are left out.
 #[cfg(target_os = "linux")]
 fn advise(start: *mut u8, bytes: usize) {
     const SMALL_PAGE: usize = 4096;
@@ -41,13 +41,13 @@ fn advise(start: *mut u8, bytes: usize) {
 #[cfg(not(target_os = "linux"))]
 fn advise(_: *mut u8, _: usize) {}
 
-/// Pages of the system's own, zero at first.
+/// Memory that is aligned to large pages, in which ranges are cut.
 struct Region {
     start: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: plain memory; the blocks cut from it are disjoint.
+// SAFETY: it is plain memory, and the ranges that are cut from it are disjoint.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -75,17 +75,17 @@ impl Drop for Region {
     }
 }
 
-/// The region that the next blocks come from, and the bytes taken of it.
+/// The region from which the next ranges are cut, and the number of its bytes that are taken.
 static OPEN: Mutex<(Weak<Region>, usize)> = Mutex::new((Weak::new(), 0));
 
-/// Bytes in a region, with no owner but this.
-pub(crate) struct Block {
+/// A range of bytes in a region. It owns the range alone and keeps the region alive.
+pub(crate) struct RegionBytes {
     region: Arc<Region>,
     start: usize,
     bytes: usize,
 }
 
-impl Block {
+impl RegionBytes {
     pub fn zeroed(bytes: usize) -> Self {
         let mut block = Self::cut(bytes);
         block.fill(0);
@@ -106,7 +106,7 @@ impl Block {
     }
 }
 
-impl Deref for Block {
+impl Deref for RegionBytes {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -117,7 +117,7 @@ impl Deref for Block {
     }
 }
 
-impl DerefMut for Block {
+impl DerefMut for RegionBytes {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above.
         unsafe {
@@ -133,7 +133,8 @@ mod tests {
     #[test]
     fn blocks_are_zero_aligned_and_apart() {
         let sizes = [1, 64, 65, 3 << 20, 0, REGION - 64, REGION, REGION + 1, 5 << 20, 5 << 20];
-        let mut blocks: Vec<Block> = sizes.iter().map(|bytes| Block::zeroed(*bytes)).collect();
+        let mut blocks: Vec<RegionBytes> =
+            sizes.iter().map(|bytes| RegionBytes::zeroed(*bytes)).collect();
         for (i, block) in blocks.iter_mut().enumerate() {
             assert!(block.len() == sizes[i] && block.as_ptr().addr().is_multiple_of(ALIGN));
             assert!(block.iter().all(|byte| *byte == 0), "block {i}");
@@ -146,7 +147,7 @@ mod tests {
 
     #[test]
     fn a_region_goes_with_its_last_block() {
-        let block = Block::zeroed(REGION);
+        let block = RegionBytes::zeroed(REGION);
         let region = Arc::downgrade(&block.region);
         drop(block);
         assert!(region.upgrade().is_none());

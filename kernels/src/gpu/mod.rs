@@ -161,8 +161,8 @@ macro_rules! args {
 }
 
 /// The operands of a matrix product, row-major: `x: [n, cols]` and `w: [rows, cols]` of one kind
-/// (bf16 or f32), `out: [n, rows]` of that kind or f32, `bias: [rows]` of the operands' kind. Rows of
-/// `x` and `out` may be further apart than they are long: strides are in elements.
+/// (bf16 or f32), `out: [n, rows]` of that kind or f32, `bias: [rows]` of the operands' kind. Rows
+/// of `x` and `out` may be further apart than they are long: strides are in elements.
 #[derive(Clone, Copy, Debug)]
 pub struct Gemm {
     pub x: View,

@@ -1,6 +1,6 @@
-//! How weights lie in memory. Block formats of GGUF are one scheme with parameters: codes of 2 to 8
-//! bits, a scale (and perhaps a minimum) per group, themselves quantised under a super-block's f16
-//! scale in the k-quants.
+//! The layout of weights in memory. The block formats of GGUF are one scheme with parameters: codes
+//! of 2 to 8 bits, and a scale (and perhaps a minimum) per group, which the k-quants quantise in
+//! turn under a super-block's f16 scale.
 //!
 //! A panel holds sixteen outputs. Its super-blocks follow each other along the columns, each made
 //! of `header: d f16 × 16 [, m f16 × 16]`, then per 32 columns `per group: scales × 16 [, mins ×
@@ -8,8 +8,8 @@
 //! A plane of b bits is b rows of sixteen u32, one per output. Byte j of a u32 holds the fields of
 //! columns j, j + 4, j + 8, …, lowest bits first, so one shift and one mask give four consecutive
 //! columns of sixteen outputs as bytes.
-//! Codes are unsigned: Q8_0's are stored with 128 added. The bytes held equal the file's but for
-//! the k-quants' scales (6 bits become 8).
+//! Codes are unsigned: Q8_0's are stored with 128 added. The panels take as many bytes as the file,
+//! except for the k-quants' scales (6 bits become 8).
 
 use crate::simd::LANES;
 use candle_core::quantized::GgmlDType;
@@ -17,21 +17,23 @@ use candle_core::quantized::GgmlDType;
 /// Columns whose activations share a scale.
 pub(super) const BLOCK: usize = 32;
 
-/// A group's scale and minimum.
+/// How a group's scale and minimum are stored.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scales {
-    /// The header's, as they are.
+    /// They are those of the header.
     Direct,
-    /// The header's times a signed byte each.
+    /// They are those of the header, each multiplied by a signed byte.
     Bytes,
-    /// The header's times the low (scale) and high (minimum) half of one byte.
+    /// They are those of the header, multiplied by the low (scale) and the high (minimum) half of
+    /// one byte.
     Nibbles,
 }
 
 #[derive(Clone, Copy)]
 pub(super) struct Format {
-    /// Bits of a code's low and high plane.
+    /// Bits of a code in the low plane.
     pub low: usize,
+    /// Bits of a code in the high plane.
     pub high: usize,
     /// The code that means zero.
     pub zero: i32,

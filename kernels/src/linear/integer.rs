@@ -1,6 +1,6 @@
 //! The product with quantised weights: codes times rounded activations in integers, exact within a
-//! group of columns, then scaled and added to an f32 chain over the groups in order. Whatever the
-//! tile, a result is the same chain.
+//! group of columns, then scaled and added to an f32 chain over the groups in order. A result is
+//! the same chain whatever the tile is.
 //!
 //! Steps, predicted and measured on one core of a Zen 4 whose f32 ceiling is 118 GFLOP/s
 //! (`RESULTS.md` has the tables):
@@ -23,22 +23,23 @@ use super::tile::PANELS;
 use crate::simd::{LANES, Lanes};
 use candle_core::quantized::GgmlDType;
 
-/// What a machine does with integers.
+/// An instruction set's integer product.
 ///
 /// # Safety
-/// Every function needs the instructions of `Self`, `planes` a block's codes of the format.
-pub(super) trait Integer: Lanes {
-    /// Codes of four consecutive columns of a panel.
+/// Every function needs the instructions of `Self`; `planes` points to a block's codes in the
+/// format.
+pub(super) trait IntegerLanes: Lanes {
+    /// The codes of four consecutive columns of a panel.
     type Codes: Copy;
-    /// Sums of a panel's products.
+    /// The sums of a panel's products.
     type Sums: Copy;
     /// Token rows and panels of a register tile.
     const TILE: (usize, usize);
 
-    /// A block of activations, its codes in the order in which `dot` reads them.
+    /// Rounds a block of activations; the codes are in the order in which `dot` reads them.
     fn round(x: &[f32; BLOCK]) -> Rounded;
     unsafe fn start(offset: i32) -> Self::Sums;
-    /// Columns `4 * STEP..4 * STEP + 4`.
+    /// The codes of columns `4 * STEP..4 * STEP + 4`.
     unsafe fn codes<Q: Quant, const STEP: usize>(planes: *const u8) -> Self::Codes;
     unsafe fn dot<const STEP: usize>(
         sums: Self::Sums,
@@ -46,15 +47,15 @@ pub(super) trait Integer: Lanes {
         x: &Rounded,
     ) -> Self::Sums;
     unsafe fn finish(sums: Self::Sums) -> Self;
-    /// [`multiply`] compiled for this machine.
-    unsafe fn multiply<Q: Quant, const R: usize, const P: usize>(operands: &Operands);
+    /// [`multiply`] compiled for this instruction set.
+    unsafe fn multiply<Q: Quant, const R: usize, const P: usize>(operands: &QuantisedOperands);
 }
 
 /// The entry point that compiles [`multiply`] for an instruction set.
 macro_rules! entry_point {
     ($($feature:literal)?) => {
         $(#[target_feature(enable = $feature)])?
-        unsafe fn multiply<Q: Quant, const R: usize, const P: usize>(operands: &Operands) {
+        unsafe fn multiply<Q: Quant, const R: usize, const P: usize>(operands: &QuantisedOperands) {
             // SAFETY: the caller's contract is passed on.
             unsafe { multiply::<Self, Q, R, P>(operands) }
         }
@@ -62,14 +63,14 @@ macro_rules! entry_point {
 }
 pub(super) use entry_point;
 
-pub(super) struct Operands {
+pub(super) struct QuantisedOperands {
     /// The first panel; panels are `panel_bytes` apart.
     pub panel: *const u8,
     pub panel_bytes: usize,
     /// `[rows][blocks]`.
     pub x: *const Rounded,
     pub blocks: usize,
-    /// Written: the tile's first output; rows are `stride` apart.
+    /// The tile's first output, which is written; rows are `stride` apart.
     pub out: *mut f32,
     pub stride: usize,
 }
@@ -79,21 +80,21 @@ pub(super) struct Operands {
 /// # Safety
 /// The operands cover all of them, the panels are packed as `dtype`, and the machine has `L`'s
 /// instructions.
-pub(super) unsafe fn multiply_all<L: Integer>(
+pub(super) unsafe fn multiply_all<L: IntegerLanes>(
     dtype: GgmlDType,
-    whole: &Operands,
+    whole: &QuantisedOperands,
     rows: usize,
     panels: usize,
 ) {
     let mut row = 0;
     while row < rows {
         let height = [4, 2, 1].into_iter().find(|h| *h <= L::TILE.0.min(rows - row)).unwrap_or(1);
-        // The first rows wait for memory, which is read fastest in order.
+        // The first rows wait for memory, which is read fastest in order: one panel at a time.
         let width = if row == 0 { 1 } else { L::TILE.1 };
         for panel in (0..panels).step_by(width) {
             // SAFETY: stays within the operands.
             unsafe {
-                let part = Operands {
+                let part = QuantisedOperands {
                     panel: whole.panel.add(panel * whole.panel_bytes),
                     x: whole.x.add(row * whole.blocks),
                     out: whole.out.add(row * whole.stride + panel * LANES),
@@ -107,7 +108,7 @@ pub(super) unsafe fn multiply_all<L: Integer>(
     }
 }
 
-unsafe fn dispatch<L: Integer, Q: Quant>(o: &Operands, rows: usize, panels: usize) {
+unsafe fn dispatch<L: IntegerLanes, Q: Quant>(o: &QuantisedOperands, rows: usize, panels: usize) {
     const { assert!(PANELS == 2) }
     // SAFETY: the caller's contract is passed on.
     unsafe {
@@ -124,7 +125,9 @@ unsafe fn dispatch<L: Integer, Q: Quant>(o: &Operands, rows: usize, panels: usiz
 }
 
 #[inline(always)]
-pub(super) unsafe fn multiply<L: Integer, Q: Quant, const R: usize, const P: usize>(o: &Operands) {
+pub(super) unsafe fn multiply<L: IntegerLanes, Q: Quant, const R: usize, const P: usize>(
+    o: &QuantisedOperands,
+) {
     let f = const { Q::FORMAT };
     let per_super = f.super_cols / BLOCK;
     // SAFETY: the operands cover R rows and P panels.
@@ -160,12 +163,12 @@ pub(super) unsafe fn multiply<L: Integer, Q: Quant, const R: usize, const P: usi
     }
 }
 
-/// As a half of a block: all of it.
+/// The value of `HALF` that stands for the whole block.
 const BOTH: usize = 2;
 
-/// One half of a block, or both.
+/// Multiplies one half of a block, or both.
 #[inline(always)]
-unsafe fn group<L: Integer, Q: Quant, const R: usize, const P: usize, const HALF: usize>(
+unsafe fn group<L: IntegerLanes, Q: Quant, const R: usize, const P: usize, const HALF: usize>(
     headers: &[(L, L); P],
     blocks: [*const u8; P],
     x: [&Rounded; R],
@@ -206,15 +209,15 @@ unsafe fn group<L: Integer, Q: Quant, const R: usize, const P: usize, const HALF
 }
 
 #[inline(always)]
-unsafe fn step<L: Integer, Q: Quant, const R: usize, const P: usize, const STEP: usize>(
+unsafe fn step<L: IntegerLanes, Q: Quant, const R: usize, const P: usize, const STEP: usize>(
     products: &mut [[L::Sums; P]; R],
     planes: [*const u8; P],
     x: [&Rounded; R],
 ) {
     // SAFETY: the caller's contract is passed on.
     unsafe {
-        // Not `map`: it stands apart from the function that enables the instructions, and would
-        // call each of them.
+        // A loop instead of `map`: the closure would not be compiled with the instructions that the
+        // function enables, so each of them would become a call.
         let mut codes = [L::codes::<Q, STEP>(planes[0]); P];
         for p in 1..P {
             codes[p] = L::codes::<Q, STEP>(planes[p]);
@@ -227,7 +230,7 @@ unsafe fn step<L: Integer, Q: Quant, const R: usize, const P: usize, const STEP:
     }
 }
 
-/// Scale and minimum of a super-block.
+/// The scale and the minimum of a super-block.
 #[inline(always)]
 unsafe fn header_scale<L: Lanes>(f: &Format, header: *const u8) -> (L, L) {
     // SAFETY: `format` says what lies where.
@@ -237,7 +240,7 @@ unsafe fn header_scale<L: Lanes>(f: &Format, header: *const u8) -> (L, L) {
     }
 }
 
-/// Scale and minimum of a group.
+/// The scale and the minimum of a group.
 #[inline(always)]
 unsafe fn group_scale<L: Lanes>(f: &Format, group: *const u8, (d, m): (L, L)) -> (L, L) {
     // SAFETY: `format` says what lies where.

@@ -1,10 +1,10 @@
-//! The product. Panels are shared out among the threads in pairs; a thread goes through all token
-//! rows with a pair of panels while they rest in its cache.
+//! The matrix product on the CPU. Panels of the weight are dealt out to the threads in pairs. A
+//! thread multiplies a pair with all token rows while the pair is in its cache.
 
-use super::integer::{self, Integer};
+use super::integer::{self, IntegerLanes};
 use super::rounding::{self, Rounded};
-use super::tile::{self, Dense, PANELS, ROWS};
-use super::{Part, Weight, format};
+use super::tile::{self, DenseLanes, PANELS, ROWS};
+use super::{Weight, WeightPart, format};
 use crate::Compute;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{Avx2, Avx512};
@@ -14,22 +14,22 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 thread_local! {
-    /// Activations as the products want them, of the thread that calls.
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
+    /// The calling thread's activations in the layouts that the products read.
+    static SCRATCH: RefCell<ActivationScratch> = RefCell::default();
 }
 
 #[derive(Default)]
-struct Scratch {
-    /// For dense parts: tiles one after another, each `[cols][tile rows]`.
+struct ActivationScratch {
+    /// For dense parts of the weight: tiles one after another, each `[cols][tile rows]`.
     tiles: Vec<f32>,
-    /// For quantised parts: `[n][blocks]`.
+    /// For quantised parts of the weight: `[n][blocks]`.
     rounded: Vec<Rounded>,
 }
 
-struct Job<'a> {
+struct Matmul<'a> {
     weight: &'a Weight,
     bias: Option<&'a [f32]>,
-    x: &'a Scratch,
+    x: &'a ActivationScratch,
     n: usize,
     out: Parts<'a>,
 }
@@ -47,22 +47,23 @@ pub(super) fn run(
         if weight.is_quantised() {
             scratch.round(isa, c, x);
         }
-        if !weight.parts.iter().all(Part::is_quantised) {
-            scratch.lay_out(c, x, weight.cols);
+        if !weight.parts.iter().all(WeightPart::is_quantised) {
+            scratch.transpose_tiles(c, x, weight.cols);
         }
-        let job = Job { weight, bias, x: scratch, n: x.len() / weight.cols, out: Parts::new(out) };
+        let matmul =
+            Matmul { weight, bias, x: scratch, n: x.len() / weight.cols, out: Parts::new(out) };
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => job.run::<Avx512>(c),
+            Isa::Avx512 => matmul.run::<Avx512>(c),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => job.run::<Avx2>(c),
-            Isa::Portable => job.run::<Portable>(c),
+            Isa::Avx2 => matmul.run::<Avx2>(c),
+            Isa::Portable => matmul.run::<Portable>(c),
         }
     });
 }
 
-/// Rows of the tile that starts at `row`: 12, or the smallest tile that holds what is left (padded
-/// with zeros).
+/// Rows of the tile that starts at `row`: 12, or the smallest tile that holds the rows that are
+/// left (padded with zeros).
 fn tile_rows(row: usize, n: usize) -> usize {
     match n - row {
         1 => 1,
@@ -73,10 +74,10 @@ fn tile_rows(row: usize, n: usize) -> usize {
     }
 }
 
-/// Blocks rounded by one task: enough to be worth handing out.
+/// Blocks that one task rounds: enough to be worth handing to another thread.
 const BLOCKS_PER_TASK: usize = 256;
 
-impl Scratch {
+impl ActivationScratch {
     fn round(&mut self, isa: Isa, c: &Compute, x: &[f32]) {
         let blocks = x.len() / format::BLOCK;
         grow(&mut self.rounded, blocks, Rounded::ZERO);
@@ -89,7 +90,7 @@ impl Scratch {
         });
     }
 
-    fn lay_out(&mut self, c: &Compute, x: &[f32], cols: usize) {
+    fn transpose_tiles(&mut self, c: &Compute, x: &[f32], cols: usize) {
         let n = x.len() / cols;
         let size = n.next_multiple_of(ROWS) * cols;
         grow(&mut self.tiles, size, 0.0);
@@ -110,7 +111,7 @@ fn grow<T: Clone>(buffer: &mut Vec<T>, len: usize, value: T) {
     }
 }
 
-/// `[rows.len() / cols][cols]` to `[cols][height]`, the rows that are missing zero.
+/// Transposes `[rows.len() / cols][cols]` to `[cols][height]`; rows that are missing become zero.
 fn transpose(rows: &[f32], cols: usize, height: usize, tile: &mut [f32]) {
     tile.fill(0.0);
     for (r, row) in rows.chunks_exact(cols).enumerate() {
@@ -120,17 +121,17 @@ fn transpose(rows: &[f32], cols: usize, height: usize, tile: &mut [f32]) {
     }
 }
 
-impl Job<'_> {
-    fn run<L: Dense + Integer>(&self, c: &Compute) {
-        let panels: usize = self.weight.parts.iter().map(Part::panel_count).sum();
+impl Matmul<'_> {
+    fn run<L: DenseLanes + IntegerLanes>(&self, c: &Compute) {
+        let panels: usize = self.weight.parts.iter().map(WeightPart::panel_count).sum();
         let pairs = panels.div_ceil(PANELS);
         let tasks = (pairs / 4).max(4 * c.threads()).min(pairs);
         let boundary = |i: usize| panels.min(i * pairs / tasks * PANELS);
         c.run(tasks, |i| self.panels::<L>(boundary(i)..boundary(i + 1)));
     }
 
-    /// Panels counted over all parts.
-    fn panels<L: Dense + Integer>(&self, panels: Range<usize>) {
+    /// Multiplies a range of panels, which are numbered over all parts.
+    fn panels<L: DenseLanes + IntegerLanes>(&self, panels: Range<usize>) {
         let mut base = 0;
         for part in &self.weight.parts {
             let from = panels.start.max(base) - base;
@@ -142,13 +143,13 @@ impl Job<'_> {
         }
     }
 
-    /// All token rows by up to `PANELS` panels; the bias comes last.
-    fn multiply<L: Dense + Integer>(&self, part: &Part, panels: Range<usize>) {
+    /// Multiplies all token rows by up to `PANELS` panels. The bias is added last.
+    fn multiply<L: DenseLanes + IntegerLanes>(&self, part: &WeightPart, panels: Range<usize>) {
         let outputs = part.outputs(&panels);
         let mut padded = [0.0; ROWS * PANELS * LANES];
         for row in (0..self.n).step_by(ROWS) {
             let rows = row..self.n.min(row + ROWS);
-            // A last panel has outputs that do not exist, a tile of floats rows.
+            // The last panel may have outputs that do not exist, and a dense tile rows.
             let exact = outputs.len() == panels.len() * LANES
                 && (part.is_quantised() || rows.len() == ROWS);
             let (out, stride) = if exact {
@@ -157,9 +158,9 @@ impl Job<'_> {
                 (padded.as_mut_ptr(), PANELS * LANES)
             };
             if part.is_quantised() {
-                self.integers::<L>(part, &panels, &rows, (out, stride));
+                self.multiply_quantised::<L>(part, &panels, &rows, (out, stride));
             } else {
-                self.floats::<L>(part, &panels, row, (out, stride));
+                self.multiply_dense::<L>(part, &panels, row, (out, stride));
             }
             for (row, sums) in rows.zip(padded.chunks_exact(PANELS * LANES)) {
                 // SAFETY: tasks have disjoint outputs, and a task holds one such slice at a time.
@@ -179,15 +180,15 @@ impl Job<'_> {
         }
     }
 
-    fn integers<L: Integer>(
+    fn multiply_quantised<L: IntegerLanes>(
         &self,
-        part: &Part,
+        part: &WeightPart,
         panels: &Range<usize>,
         rows: &Range<usize>,
         (out, stride): (*mut f32, usize),
     ) {
         let blocks = self.weight.cols / format::BLOCK;
-        let operands = integer::Operands {
+        let operands = integer::QuantisedOperands {
             panel: part.panels(panels.clone()).as_ptr(),
             panel_bytes: part.panel_bytes,
             x: self.x.rounded[rows.start * blocks..rows.end * blocks].as_ptr(),
@@ -199,16 +200,16 @@ impl Job<'_> {
         unsafe { integer::multiply_all::<L>(part.dtype, &operands, rows.len(), panels.len()) };
     }
 
-    fn floats<L: Dense>(
+    fn multiply_dense<L: DenseLanes>(
         &self,
-        part: &Part,
+        part: &WeightPart,
         panels: &Range<usize>,
         row: usize,
         (out, stride): (*mut f32, usize),
     ) {
         let cols = self.weight.cols;
         let height = tile_rows(row, self.n);
-        let operands = tile::Operands {
+        let operands = tile::DenseOperands {
             cols,
             x: self.x.tiles[row * cols..(row + height) * cols].as_ptr(),
             x_stride: height,

@@ -23,7 +23,7 @@ mod values;
 
 pub use reference::linear as linear_reference;
 
-use crate::memory::Block;
+use crate::memory::RegionBytes;
 use crate::simd::{Isa, LANES};
 use crate::storage::{self, shape};
 use crate::{Compute, Error, Result};
@@ -38,20 +38,20 @@ const OP: &str = "linear";
 pub struct Weight {
     rows: usize,
     cols: usize,
-    parts: Vec<Part>,
+    parts: Vec<WeightPart>,
 }
 
 /// Rows of one type, in panels of sixteen.
-struct Part {
+struct WeightPart {
     /// Its first row in the whole matrix.
     first: usize,
     rows: usize,
     dtype: GgmlDType,
     panel_bytes: usize,
-    data: Block,
+    data: RegionBytes,
 }
 
-impl Part {
+impl WeightPart {
     fn new(dtype: GgmlDType, raw: &[u8], rows: usize, cols: usize) -> Result<Self> {
         let blocks = cols / dtype.block_size();
         let expected = rows.checked_mul(blocks).and_then(|b| b.checked_mul(dtype.type_size()));
@@ -65,7 +65,7 @@ impl Part {
             return Err(shape(OP, detail));
         }
         let (panel_bytes, data) = match (dtype, format::of(dtype)) {
-            _ if raw.is_empty() => (0, Block::zeroed(0)),
+            _ if raw.is_empty() => (0, RegionBytes::zeroed(0)),
             (_, Some(format)) => {
                 let data = pack::quantised(dtype, &format, raw, rows, cols);
                 (format.panel_bytes(cols), data)
@@ -103,7 +103,7 @@ impl Weight {
     /// From a GGUF tensor's raw little-endian blocks (F32, F16, BF16 and every block type),
     /// row-major `[rows, cols]`.
     pub fn from_ggml(dtype: GgmlDType, raw: &[u8], rows: usize, cols: usize) -> Result<Self> {
-        let parts = vec![Part::new(dtype, raw, rows, cols)?];
+        let parts = vec![WeightPart::new(dtype, raw, rows, cols)?];
         Ok(Self { rows, cols, parts })
     }
 
@@ -135,7 +135,7 @@ impl Weight {
             }
             let first = whole.rows;
             whole.rows += weight.rows;
-            let moved = |part: Part| Part { first: first + part.first, ..part };
+            let moved = |part: WeightPart| WeightPart { first: first + part.first, ..part };
             whole.parts.extend(weight.parts.into_iter().map(moved));
         }
         Ok(whole)
@@ -162,7 +162,7 @@ impl Weight {
 
     /// Whether any of it is block-quantised.
     pub fn is_quantised(&self) -> bool {
-        self.parts.iter().any(Part::is_quantised)
+        self.parts.iter().any(WeightPart::is_quantised)
     }
 
     /// Bytes of memory held.
@@ -173,7 +173,7 @@ impl Weight {
     /// Dequantises one row (`out.len() == cols`): embedding look-up from a tied matrix.
     pub fn row_f32(&self, row: usize, out: &mut [f32]) {
         assert_eq!(out.len(), self.cols, "a row has as many values as columns");
-        let holds = |part: &&Part| (part.first..part.first + part.rows).contains(&row);
+        let holds = |part: &&WeightPart| (part.first..part.first + part.rows).contains(&row);
         let part = self.parts.iter().find(holds).expect("row of this matrix");
         values::row(part, row - part.first, out);
     }

@@ -1,17 +1,17 @@
-//! From a GGUF tensor's blocks to panels. Each block type is first unpacked to codes and scales
-//! (`SuperBlock`), then laid out by its `Format`. Layouts of the blocks: ggml's block definitions
-//! (`ggml-common.h`).
+//! Packs a GGUF tensor's blocks into panels. Each block type is first unpacked to codes and scales
+//! (`SuperBlock`), then laid out by its `Format`. The layouts of the blocks are those of ggml's
+//! definitions (`ggml-common.h`).
 
 use super::format::{BLOCK, Format, Scales};
-use crate::memory::Block;
+use crate::memory::RegionBytes;
 use crate::simd::LANES;
 use candle_core::quantized::GgmlDType;
 
 /// Codes and scales of up to 256 columns of one row.
 struct SuperBlock {
-    /// f16 bits.
+    /// The bits of the f16 scale.
     d: u16,
-    /// f16 bits of what is added (times `mins`, where there are any).
+    /// The bits of the f16 that is added, multiplied by `mins` where there are any.
     m: u16,
     scales: [u8; 16],
     mins: [u8; 16],
@@ -19,9 +19,9 @@ struct SuperBlock {
 }
 
 /// Panels of a dense matrix of `width` bytes an element, `[panel][col][16]`, and the bytes of one.
-pub(super) fn dense(raw: &[u8], rows: usize, cols: usize, width: usize) -> (usize, Block) {
+pub(super) fn dense(raw: &[u8], rows: usize, cols: usize, width: usize) -> (usize, RegionBytes) {
     let panel_bytes = cols * LANES * width;
-    let mut data = Block::zeroed(rows.div_ceil(LANES) * panel_bytes);
+    let mut data = RegionBytes::zeroed(rows.div_ceil(LANES) * panel_bytes);
     for (row, values) in raw.chunks_exact(cols * width).enumerate() {
         let lane = &mut data[row / LANES * panel_bytes + row % LANES * width..];
         let slots = lane.chunks_mut(LANES * width);
@@ -39,9 +39,9 @@ pub(super) fn quantised(
     raw: &[u8],
     rows: usize,
     cols: usize,
-) -> Block {
+) -> RegionBytes {
     let per_row = cols / f.super_cols;
-    let mut data = Block::zeroed(rows.div_ceil(LANES) * f.panel_bytes(cols));
+    let mut data = RegionBytes::zeroed(rows.div_ceil(LANES) * f.panel_bytes(cols));
     let mut unpacked = SuperBlock { d: 0, m: 0, scales: [0; 16], mins: [0; 16], codes: [0; 256] };
     for (i, block) in raw.chunks_exact(dtype.type_size()).enumerate() {
         let (row, column) = (i / per_row, i % per_row);

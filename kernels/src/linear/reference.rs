@@ -23,7 +23,7 @@ pub fn linear(w: &Weight, bias: Option<&[f32]>, x: &[f32]) -> Vec<f32> {
     out
 }
 
-/// What the codes of whole blocks stand for.
+/// The values that the codes of whole blocks stand for.
 pub(super) fn rounded(x: &[f32]) -> Vec<f32> {
     let blocks = x.as_chunks::<BLOCK>().0.iter().map(round);
     blocks.flat_map(|(codes, scale)| codes.map(|code| f32::from(code) * scale)).collect()

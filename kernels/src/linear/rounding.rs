@@ -1,27 +1,28 @@
-//! What quantised weights are multiplied with: each row's activations in sixteen bits, one scale
-//! for every 32 columns. The error is at most 2^-16 of a block's largest value, 256 times finer
-//! than the eight bits that other CPU engines round to.
+//! The activations that quantised weights are multiplied with: each row's in sixteen bits, with one
+//! scale for every 32 columns. The error is at most 2^-16 of a block's largest value, 256 times
+//! finer than the eight bits that other CPU engines round to.
 
 use super::format::BLOCK;
-use super::integer::Integer;
+use super::integer::IntegerLanes;
 use crate::simd::vectorised;
 
 /// Codes lie in ±`LIMIT`, 127 · 257: both bytes of such a code, the low one signed, fit a signed
 /// byte.
 const LIMIT: f32 = 32_639.0;
-/// A block without a larger value counts as zeros: the inverse of its scale could overflow.
-const NOTHING: f32 = 1e-30;
+/// A block whose values are all at most this large counts as zeros, since the inverse of its scale
+/// could overflow.
+const SMALLEST: f32 = 1e-30;
 
 /// 32 columns of a row.
 #[derive(Clone, Copy)]
 #[repr(C, align(32))]
 pub(super) struct Rounded {
-    /// In the order that the instruction set's products want.
+    /// The codes, in the order in which the instruction set's products read them.
     pub codes: [u8; 2 * BLOCK],
     pub scale: f32,
-    /// Minus the sum of the codes: of the first half, the second, both.
+    /// Minus the sums of the codes: of the first half, of the second, of both.
     pub offsets: [i32; 3],
-    /// The sums of the values that the codes stand for: likewise.
+    /// The sums of the values that the codes stand for: of the first half, of the second, of both.
     pub sums: [f32; 3],
 }
 
@@ -30,14 +31,14 @@ impl Rounded {
         Self { codes: [0; 2 * BLOCK], scale: 0.0, offsets: [0; 3], sums: [0.0; 3] };
 }
 
-/// The block's scale, and what its values are multiplied with to give codes. Values that are not
-/// finite make the scale so.
+/// The block's scale, and the factor by which its values are multiplied to give codes. If a value
+/// is not finite, neither is the scale.
 #[inline(always)]
 pub(super) fn scale(largest: f32) -> (f32, f32) {
-    (largest / LIMIT, if largest > NOTHING { LIMIT / largest } else { 0.0 })
+    (largest / LIMIT, if largest > SMALLEST { LIMIT / largest } else { 0.0 })
 }
 
-/// A block's codes and scale.
+/// Rounds a block to its codes and its scale.
 #[inline(always)]
 pub(super) fn round(x: &[f32; BLOCK]) -> ([i16; BLOCK], f32) {
     /// 1.5 · 2^23: adding it rounds to an integer, ties to even, and leaves that in the low bits.
@@ -51,7 +52,8 @@ pub(super) fn round(x: &[f32; BLOCK]) -> ([i16; BLOCK], f32) {
 }
 
 impl Rounded {
-    /// Of codes as the products want them, and their sums over the first half and the second.
+    /// From codes in the order of the products, and the codes' sums over the first half and the
+    /// second.
     #[inline(always)]
     pub fn new(codes: [u8; 2 * BLOCK], scale: f32, first: i32, second: i32) -> Self {
         let sums = [first, second, first + second];
@@ -63,7 +65,7 @@ impl Rounded {
         }
     }
 
-    /// Without a machine's own instructions.
+    /// Rounds a block without special instructions; `arrange` brings the codes into order.
     #[inline(always)]
     pub fn plain(x: &[f32; BLOCK], arrange: impl Fn(&[i16; BLOCK]) -> [u8; 2 * BLOCK]) -> Self {
         let (codes, scale) = round(x);
@@ -74,12 +76,12 @@ impl Rounded {
 }
 
 vectorised! {
-    /// Whole blocks.
+    /// Rounds whole blocks.
     pub(super) fn round_all(x: &[f32], out: &mut [Rounded]) = round_with
 }
 
 #[inline(always)]
-fn round_with<L: Integer>(x: &[f32], out: &mut [Rounded]) {
+fn round_with<L: IntegerLanes>(x: &[f32], out: &mut [Rounded]) {
     for (x, out) in x.as_chunks().0.iter().zip(out) {
         *out = L::round(x);
     }

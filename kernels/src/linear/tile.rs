@@ -1,16 +1,17 @@
 //! The product with dense weights in f32: a register tile of token rows by outputs, summed along
 //! the columns in order. Each sum is one chain of fused multiply-adds from column 0 upwards,
-//! whatever the tile's size, so tile shapes never show in the result.
+//! whatever the tile's size is, so results do not depend on tile shapes.
 
 use crate::simd::{LANES, Lanes};
 use candle_core::quantized::GgmlDType;
 
-/// Panels of a tile at most, and token rows.
+/// The most panels, and the most token rows, of a tile: 12 by 2 sums are the 24 of 32 registers of
+/// AVX-512 that `DenseLanes` allows for them.
 pub(super) const PANELS: usize = 2;
 pub(super) const ROWS: usize = 12;
 
 /// An element type of dense panels, `[cols][16]`.
-pub(super) trait Element {
+pub(super) trait DenseElement {
     const BYTES: usize;
     /// # Safety
     /// `at` is valid for sixteen elements.
@@ -20,7 +21,7 @@ pub(super) trait Element {
 macro_rules! elements {
     ($($name:ident: $bytes:literal, $load:ident;)*) => {$(
         pub(super) struct $name;
-        impl Element for $name {
+        impl DenseElement for $name {
             const BYTES: usize = $bytes;
             #[inline(always)]
             unsafe fn load<L: Lanes>(at: *const u8) -> L {
@@ -37,23 +38,25 @@ elements! {
     BF16: 2, load_bf16;
 }
 
-/// The multiply-adds of a machine.
-pub(super) trait Dense: Lanes {
-    /// Rows of a tile that are worked on together.
+/// An instruction set's dense product.
+pub(super) trait DenseLanes: Lanes {
+    /// Token rows that are multiplied together.
     const ROWS: usize;
-    /// Accumulators that fit the registers.
+    /// The number of sums that are kept in registers.
     const ACCUMULATORS: usize;
-    /// [`multiply`] compiled for this machine.
-    unsafe fn multiply<E: Element, const R: usize, const P: usize>(operands: &Operands);
+    /// [`multiply`] compiled for this instruction set.
+    unsafe fn multiply<E: DenseElement, const R: usize, const P: usize>(operands: &DenseOperands);
 }
 
 macro_rules! dense {
     ($machine:ident: $rows:literal, $accumulators:literal $(, $feature:literal)?) => {
-        impl Dense for crate::simd::$machine {
+        impl DenseLanes for crate::simd::$machine {
             const ROWS: usize = $rows;
             const ACCUMULATORS: usize = $accumulators;
             $(#[target_feature(enable = $feature)])?
-            unsafe fn multiply<E: Element, const R: usize, const P: usize>(operands: &Operands) {
+            unsafe fn multiply<E: DenseElement, const R: usize, const P: usize>(
+                operands: &DenseOperands,
+            ) {
                 // SAFETY: the caller's contract is passed on.
                 unsafe { multiply::<Self, E, R, P>(operands) }
             }
@@ -66,15 +69,15 @@ dense!(Avx512: 12, 24, "avx512f");
 dense!(Avx2: 4, 4, "avx2,fma,f16c");
 dense!(Portable: 4, 4);
 
-pub(super) struct Operands {
+pub(super) struct DenseOperands {
     pub cols: usize,
-    /// `[cols][x_stride]`, the tile's rows side by side.
+    /// `[cols][x_stride]`: the values of the tile's rows side by side.
     pub x: *const f32,
     pub x_stride: usize,
     /// The first panel; panels are `panel_bytes` apart.
     pub panel: *const u8,
     pub panel_bytes: usize,
-    /// Written: the tile's first output; rows are `stride` apart.
+    /// The tile's first output, which is written; rows are `stride` apart.
     pub out: *mut f32,
     pub stride: usize,
 }
@@ -84,9 +87,9 @@ pub(super) struct Operands {
 /// # Safety
 /// The operands' pointers cover the tile and whole panels of outputs, `rows` is one of 1, 2, 4, 8,
 /// 12, and the machine has `L`'s instructions.
-pub(super) unsafe fn multiply_all<L: Dense>(
+pub(super) unsafe fn multiply_all<L: DenseLanes>(
     dtype: GgmlDType,
-    whole: &Operands,
+    whole: &DenseOperands,
     rows: usize,
     panels: usize,
 ) {
@@ -96,7 +99,7 @@ pub(super) unsafe fn multiply_all<L: Dense>(
         for panel in (0..panels).step_by(width) {
             // SAFETY: stays within the operands.
             unsafe {
-                let part = Operands {
+                let part = DenseOperands {
                     x: whole.x.add(row),
                     panel: whole.panel.add(panel * whole.panel_bytes),
                     out: whole.out.add(row * whole.stride + panel * LANES),
@@ -113,7 +116,7 @@ pub(super) unsafe fn multiply_all<L: Dense>(
     }
 }
 
-unsafe fn dispatch<L: Dense, E: Element>(o: &Operands, rows: usize, panels: usize) {
+unsafe fn dispatch<L: DenseLanes, E: DenseElement>(o: &DenseOperands, rows: usize, panels: usize) {
     // SAFETY: the caller's contract is passed on.
     unsafe {
         match (rows, panels) {
@@ -133,7 +136,7 @@ unsafe fn dispatch<L: Dense, E: Element>(o: &Operands, rows: usize, panels: usiz
 }
 
 #[inline(always)]
-unsafe fn multiply<L: Lanes, E: Element, const R: usize, const P: usize>(o: &Operands) {
+unsafe fn multiply<L: Lanes, E: DenseElement, const R: usize, const P: usize>(o: &DenseOperands) {
     // SAFETY: the operands cover R rows and P panels.
     unsafe {
         let mut sums = [[L::splat(0.0); P]; R];

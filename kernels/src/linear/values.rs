@@ -1,15 +1,15 @@
-//! One row back out of its panel, each value as its format defines it, bit for bit: scale times
-//! code is exact in f32 for all formats (11 + 8 + 5 bits at most), so adding the minimum rounds
-//! once.
+//! Reads one row back from its panel. Each value has exactly the bits that its format defines:
+//! scale times code is exact in f32 for all formats (11 + 8 + 5 bits at most), so adding the
+//! minimum rounds once.
 
-use super::Part;
+use super::WeightPart;
 use super::format::{self, BLOCK, Format, Scales};
 use crate::simd::LANES;
 use candle_core::quantized::GgmlDType;
 use half::{bf16, f16};
 
 /// `out.len()` is the number of columns.
-pub(super) fn row(part: &Part, row: usize, out: &mut [f32]) {
+pub(super) fn row(part: &WeightPart, row: usize, out: &mut [f32]) {
     let (panel, lane) = (part.panels(row / LANES..row / LANES + 1), row % LANES);
     match (part.dtype, format::of(part.dtype)) {
         (_, Some(format)) => quantised(&format, panel, lane, out),

@@ -74,8 +74,8 @@ pub struct AutotuneCache {
 }
 
 impl AutotuneCache {
-    /// Reads the algorithms that are kept in `folder` for this device. Without a folder the cache is
-    /// in memory only.
+    /// Reads the algorithms that are kept in `folder` for this device. Without a folder the cache
+    /// is in memory only.
     pub fn open(folder: Option<&Path>, properties: &Properties) -> Self {
         let file = folder.map(|folder| folder.join(file_name(properties)));
         let text = file.as_ref().and_then(|file| std::fs::read_to_string(file).ok());

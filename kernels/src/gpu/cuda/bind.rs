@@ -1,7 +1,7 @@
 //! Binds the CUDA libraries when a device is first asked for, so that one binary runs with and
-//! without them. Under each name that candle's bindings may call, the linker finds a function of our
-//! own, which jumps to the address in a slot. Build profiles differ in the names that the linker
-//! needs, so all are here.
+//! without them. Under each name that candle's bindings may call, the linker finds a function of
+//! our own, which jumps to the address in a slot. Build profiles differ in the names that the
+//! linker needs, so all are here.
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use std::arch::naked_asm;

@@ -1,6 +1,6 @@
 //! Matrix products by cuBLASLt. It knows column-major operands only, so row-major ones are given to
-//! it as their transposes. All products share one workspace. The algorithm for each shape is measured
-//! where the shape is first used.
+//! it as their transposes. All products share one workspace. The algorithm for each shape is
+//! measured where the shape is first used.
 
 use super::autotune::{Algorithm, AutotuneCache, GemmShape};
 use super::failure;
@@ -193,8 +193,8 @@ impl CublasLt {
         Ok(good)
     }
 
-    /// The candidate with the smallest median time. Timings are interleaved, and before each one the
-    /// second-level cache is overwritten, since in a model it holds no operands either.
+    /// The candidate with the smallest median time. Timings are interleaved, and before each one
+    /// the second-level cache is overwritten, since in a model it holds no operands either.
     fn fastest(
         &self,
         descriptors: &MatmulDescriptors,
@@ -315,8 +315,8 @@ fn median<'a>(timings: impl Iterator<Item = &'a (CudaEvent, CudaEvent)>) -> Resu
     Ok(times.get(times.len() / 2).copied().unwrap_or(f32::INFINITY))
 }
 
-/// The library's descriptors of a product. It computes out (rows × n) = transposed w (cols × rows) ·
-/// x (cols × n), all column-major.
+/// The library's descriptors of a product. It computes out (rows × n) = transposed w (cols × rows)
+/// · x (cols × n), all column-major.
 struct MatmulDescriptors {
     description: sys::cublasLtMatmulDesc_t,
     w: sys::cublasLtMatrixLayout_t,

@@ -3,8 +3,8 @@
 //! into this binary, and cuBLASLt computes products. A step allocates nothing, and its launches can
 //! be recorded as a graph.
 //!
-//! After a fault of a kernel the driver refuses all work on the device until the process ends: every
-//! later call returns that error, `synchronise` first of all.
+//! After a fault of a kernel the driver refuses all work on the device until the process ends:
+//! every later call returns that error, `synchronise` first of all.
 
 mod autotune;
 mod bind;
@@ -37,9 +37,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Whether this build has support for CUDA devices.
 pub const BUILT: bool = true;
 
-/// Held while a graph is recorded, and while libraries and kernels are loaded or unloaded. Those may
-/// wait for the whole context, and such a wait is an error that ends every recording in the context,
-/// another model's too.
+/// Held while a graph is recorded, and while libraries and kernels are loaded or unloaded. Those
+/// may wait for the whole context, and such a wait is an error that ends every recording in the
+/// context, another model's too.
 static RECORDING: Mutex<()> = Mutex::new(());
 
 fn not_recording() -> MutexGuard<'static, ()> {

@@ -34,9 +34,9 @@ struct Kernel {
 
 pub struct LoadedKernels {
     by_name: HashMap<&'static str, Kernel>,
-    /// Whether each kernel waits by itself for the one before it, so that launches may overlap. Only
-    /// code for sm_90 and later does; PTX of an earlier architecture does not, whatever device it
-    /// runs on.
+    /// Whether each kernel waits by itself for the one before it, so that launches may overlap.
+    /// Only code for sm_90 and later does; PTX of an earlier architecture does not, whatever device
+    /// it runs on.
     pub can_overlap: bool,
 }
 
@@ -61,8 +61,8 @@ impl LoadedKernels {
         Ok(all)
     }
 
-    /// Puts the kernel into the stream. If `overlapped`, its blocks may begin while the kernel before
-    /// it still runs; this needs `can_overlap`.
+    /// Puts the kernel into the stream. If `overlapped`, its blocks may begin while the kernel
+    /// before it still runs; this needs `can_overlap`.
     pub fn launch(
         &self,
         launch: &Launch,

@@ -1,5 +1,5 @@
-//! Finds out whether kernels may overlap on this device with this driver, when the device is opened:
-//! the results of launches that overlap are compared with those of launches that do not.
+//! Finds out whether kernels may overlap on this device with this driver, when the device is
+//! opened: the results of launches that overlap are compared with those of launches that do not.
 
 use super::Cuda;
 use crate::Result;

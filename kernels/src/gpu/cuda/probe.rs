@@ -18,8 +18,8 @@ const NEEDED: i32 = 13_000;
 /// [`Error::NoDevice`] says which driver, library or device is missing.
 pub fn probe(ordinal: usize) -> Result<Properties> {
     bind::bind().map_err(Error::NoDevice)?;
-    // The version is asked for first, which needs neither a device nor an initialised driver: an old
-    // driver would only answer that it cannot be initialised.
+    // The version is asked for first, which needs neither a device nor an initialised driver: an
+    // old driver would only answer that it cannot be initialised.
     let version = driver_version().map_err(silent)?;
     if version < NEEDED {
         let known =

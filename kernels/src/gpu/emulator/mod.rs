@@ -47,7 +47,8 @@ unsafe extern "C" {
 
 const ALIGNMENT: usize = 256;
 /// Fills the rest of each allocation up to the alignment, and is compared when it is freed, so that
-/// a write there is found. It is huge in every float type, so that a value read there shows as well.
+/// a write there is found. It is huge in every float type, so that a value read there shows as
+/// well.
 const GUARD_BYTE: u8 = 0xfe;
 /// NaN in every float type.
 const POISON: u8 = 0xff;

@@ -3,13 +3,13 @@
 #![allow(clippy::wildcard_imports, reason = "intrinsics are named by their prefix")]
 
 use crate::linear::format::{BLOCK, Quant};
-use crate::linear::integer::{Integer, Operands, entry_point, multiply};
+use crate::linear::integer::{IntegerLanes, QuantisedOperands, entry_point, multiply};
 use crate::linear::rounding::Rounded;
 use crate::simd::{Avx2, LANES};
 use std::arch::x86_64::*;
 
-impl Integer for Avx2 {
-    /// Of eight outputs each: even columns, odd columns.
+impl IntegerLanes for Avx2 {
+    /// The codes of even columns and of odd columns, for eight outputs each.
     type Codes = [(__m256i, __m256i); 2];
     type Sums = [__m256i; 2];
     const TILE: (usize, usize) = (2, 1);
@@ -69,7 +69,7 @@ impl Integer for Avx2 {
     entry_point!("avx2,fma,f16c");
 }
 
-/// Of each four columns, the even ones, then the odd ones.
+/// Puts the even ones of each four columns before the odd ones.
 #[inline(always)]
 fn arrange(codes: &[i16; BLOCK]) -> [u8; 2 * BLOCK] {
     let mut out = [0; 2 * BLOCK];
@@ -80,7 +80,8 @@ fn arrange(codes: &[i16; BLOCK]) -> [u8; 2 * BLOCK] {
     out
 }
 
-/// The even or odd ones of step `STEP`'s columns, of the eight outputs that `planes` starts with.
+/// The codes of step `STEP`'s even or odd columns, for the eight outputs with which `planes`
+/// starts.
 #[inline(always)]
 unsafe fn columns<Q: Quant, const STEP: usize>(planes: *const u8, odd: usize) -> __m256i {
     let f = const { Q::FORMAT };

@@ -3,14 +3,14 @@
 #![allow(clippy::wildcard_imports, reason = "intrinsics are named by their prefix")]
 
 use crate::linear::format::{BLOCK, Quant};
-use crate::linear::integer::{Integer, Operands, entry_point, multiply};
+use crate::linear::integer::{IntegerLanes, QuantisedOperands, entry_point, multiply};
 use crate::linear::rounding::{self, Rounded};
 use crate::simd::{Avx512, LANES};
 use std::arch::x86_64::*;
 
-impl Integer for Avx512 {
+impl IntegerLanes for Avx512 {
     type Codes = __m512i;
-    /// Of the high bytes and of the low ones.
+    /// The sums of products with the activations' high bytes, and with their low bytes.
     type Sums = (__m512i, __m512i);
     /// Sixteen chains of products and eight sums leave eight registers.
     const TILE: (usize, usize) = (4, 2);
@@ -27,7 +27,7 @@ impl Integer for Avx512 {
                 |half| _mm512_and_si512(_mm512_castps_si512(half), _mm512_set1_epi32(i32::MAX));
             let largest = _mm512_reduce_max_epu32(_mm512_max_epu32(bits(first), bits(second)));
             let (scale, inverse) = rounding::scale(f32::from_bits(largest));
-            // What is not finite becomes a code too, under a scale that tells.
+            // A value that is not finite becomes some code; the scale is then not finite either.
             let code = |half| {
                 _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(_mm512_mul_ps(
                     half,

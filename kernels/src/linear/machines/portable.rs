@@ -1,12 +1,12 @@
 //! Plain integers: any machine.
 
 use crate::linear::format::{BLOCK, Quant};
-use crate::linear::integer::{Integer, Operands, entry_point, multiply};
+use crate::linear::integer::{IntegerLanes, QuantisedOperands, entry_point, multiply};
 use crate::linear::rounding::Rounded;
 use crate::simd::{LANES, Portable};
 use std::array::from_fn;
 
-impl Integer for Portable {
+impl IntegerLanes for Portable {
     type Codes = [[u8; 4]; LANES];
     type Sums = [i32; LANES];
     const TILE: (usize, usize) = (2, 1);
