@@ -42,7 +42,7 @@ pub struct CublasLt {
     stream: Arc<CudaStream>,
     handle: sys::cublasLtHandle_t,
     workspace: DeviceMemory,
-    plans: Mutex<Plans>,
+    plans: Mutex<MatmulPlans>,
 }
 
 // SAFETY: the handle may be used by any thread, as the library documents; the rest is safe to
@@ -51,14 +51,14 @@ unsafe impl Send for CublasLt {}
 // SAFETY: as above.
 unsafe impl Sync for CublasLt {}
 
-struct Plans {
+struct MatmulPlans {
     autotuned: AutotuneCache,
-    /// Plans by shape, and by the exact number of rows and both strides.
-    ready: HashMap<(GemmShape, [usize; 3]), Plan>,
+    /// MatmulPlans by shape, and by the exact number of rows and both strides.
+    ready: HashMap<(GemmShape, [usize; 3]), MatmulPlan>,
 }
 
 /// Descriptors, and an algorithm that was checked for exactly these.
-struct Plan {
+struct MatmulPlan {
     descriptors: MatmulDescriptors,
     algorithm: Algorithm,
 }
@@ -67,7 +67,7 @@ impl CublasLt {
     pub fn new(stream: &Arc<CudaStream>, autotuned: AutotuneCache) -> Result<Self> {
         let workspace = DeviceMemory::new(WORKSPACE).map_err(failure("gemm"))?;
         let handle = lt::create_handle().map_err(refusal)?;
-        let plans = Mutex::new(Plans { autotuned, ready: HashMap::new() });
+        let plans = Mutex::new(MatmulPlans { autotuned, ready: HashMap::new() });
         Ok(Self { stream: stream.clone(), handle, workspace, plans })
     }
 
@@ -93,7 +93,7 @@ impl CublasLt {
             if plans.ready.len() >= MAX_PLANS {
                 plans.ready.clear();
             }
-            plans.ready.insert(exact, Plan { descriptors, algorithm });
+            plans.ready.insert(exact, MatmulPlan { descriptors, algorithm });
         }
         Ok(())
     }
