@@ -1,8 +1,8 @@
-//! Where the CPU ops run: a fixed set of worker threads that spin between the ops of a step.
+//! The worker threads on which CPU ops run: a fixed number that spin between the ops of a step.
 //!
-//! A model step is some two hundred ops of tens of microseconds each, so handing one out has to
-//! cost about a microsecond: idle workers watch one atomic word for a while before they go to
-//! sleep.
+//! A model step is some two hundred ops of tens of microseconds each, so starting one on the
+//! workers must cost about a microsecond: idle workers watch one atomic word for a while before
+//! they sleep.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -11,15 +11,16 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// Pauses a waiting thread makes before it gives its core away: 50 to 100 µs on current x86.
+/// Pauses that a waiting thread makes before it gives up its core: 50 to 100 µs on current x86.
 const SPINS: usize = 3_000;
-/// Fields of `Shared::state`: a job may be joined, how many workers are inside it, and its number.
+/// Bits of `PoolState::state`: whether a job may be joined, the number of workers inside it, and
+/// the job's number.
 const OPEN: usize = 1;
 const WORKER: usize = 2;
 const WORKERS: usize = 0xfffe;
 const EPOCH: usize = 0x1_0000;
 
-type Task<'a> = dyn Fn(usize) + Sync + 'a;
+type TaskFn<'a> = dyn Fn(usize) + Sync + 'a;
 
 /// Handle to the worker threads; cheap to clone.
 #[derive(Clone)]
@@ -28,20 +29,21 @@ pub struct Compute {
 }
 
 impl Compute {
-    /// `threads` workers in all, the caller's included (at least 1).
+    /// Starts `threads - 1` workers; the thread that calls `run` is the remaining one.
     pub fn new(threads: usize) -> Self {
         let pool = (threads > 1).then(|| Arc::new(Pool::new(threads - 1)));
         Self { pool }
     }
 
+    /// Threads that work on a run, including the caller's.
     pub fn threads(&self) -> usize {
         self.pool.as_ref().map_or(1, |pool| pool.workers.len() + 1)
     }
 
-    /// Runs `task(0)`, …, `task(tasks - 1)`, each once, over the workers; returns when all are
-    /// done. A panic in a task is passed on once no task runs any more; tasks not yet begun are
-    /// then left out. While the workers are taken (a call from inside a task, or from another
-    /// thread) the calling thread does everything itself.
+    /// Runs `task(0)`, …, `task(tasks - 1)`, each once, on the workers, and returns when all are
+    /// done. A panic in a task is passed on once no task runs any more; tasks that have not begun
+    /// by then are left out. While the workers are busy with another run (of another thread, or one
+    /// that this is called in) the calling thread runs all tasks itself.
     pub fn run(&self, tasks: usize, task: impl Fn(usize) + Sync) {
         match &self.pool {
             Some(pool) if tasks > 1 && pool.shared.acquire() => pool.shared.run(tasks, &task),
@@ -51,13 +53,13 @@ impl Compute {
 }
 
 struct Pool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolState>,
     workers: Vec<JoinHandle<()>>,
 }
 
 impl Pool {
     fn new(workers: usize) -> Self {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(PoolState::default());
         let spawn = |i| {
             let shared = shared.clone();
             std::thread::Builder::new()
@@ -84,32 +86,32 @@ impl Drop for Pool {
 /// worker is inside; they are read only by workers that joined an open job by raising the count in
 /// `state`.
 #[derive(Default)]
-struct Shared {
+struct PoolState {
     taken: AtomicBool,
     state: AtomicUsize,
-    job: UnsafeCell<Option<*const Task<'static>>>,
+    job: UnsafeCell<Option<*const TaskFn<'static>>>,
     tasks: AtomicUsize,
     next: AtomicUsize,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     stop: AtomicBool,
     sleepers: AtomicUsize,
-    bed: Mutex<()>,
-    bell: Condvar,
+    sleep_lock: Mutex<()>,
+    wake_up: Condvar,
 }
 
-// SAFETY: `job` is the only field that is not Sync; the struct's comment says who may touch it
-// when, and `state` orders it.
-unsafe impl Sync for Shared {}
+// SAFETY: `job` is the only field that is not Sync. It is accessed as the struct's comment says,
+// and `state` orders the accesses.
+unsafe impl Sync for PoolState {}
 // SAFETY: the pointer in `job` is dereferenced only while `run` keeps the closure borrowed.
-unsafe impl Send for Shared {}
+unsafe impl Send for PoolState {}
 
-impl Shared {
+impl PoolState {
     fn acquire(&self) -> bool {
         !self.taken.swap(true, Ordering::Acquire)
     }
 
     /// Runs one job; the caller holds `taken`.
-    fn run(&self, tasks: usize, task: &Task) {
+    fn run(&self, tasks: usize, task: &TaskFn) {
         self.open(tasks, task);
         self.take_tasks(task);
         self.close();
@@ -120,14 +122,15 @@ impl Shared {
         }
     }
 
-    fn open(&self, tasks: usize, task: &Task) {
+    fn open(&self, tasks: usize, task: &TaskFn) {
         self.tasks.store(tasks, Ordering::Relaxed);
         self.next.store(0, Ordering::Relaxed);
-        // SAFETY: no worker is inside (`close` waited for that), so nobody reads `job` now. The
-        // lifetime is erased, yet no worker uses the pointer after `close` returns, which is before
-        // `run` gives the borrow back, panic or not.
+        // SAFETY: no worker is inside (`close` waited for that), so no thread reads `job` now. The
+        // lifetime is erased, but no worker uses the pointer after `close` returns, which is before
+        // `run` ends the borrow, even after a panic.
         unsafe {
-            *self.job.get() = Some(std::mem::transmute::<&Task<'_>, *const Task<'static>>(task));
+            *self.job.get() =
+                Some(std::mem::transmute::<&TaskFn<'_>, *const TaskFn<'static>>(task));
         }
         let epoch = self.state.load(Ordering::Relaxed) & !(EPOCH - 1);
         self.state.store(epoch.wrapping_add(EPOCH) | OPEN, Ordering::SeqCst);
@@ -136,13 +139,13 @@ impl Shared {
         }
     }
 
-    /// Lets nobody in any more and waits for those inside.
+    /// Closes the job, so that no further worker joins it, and waits for the workers inside.
     fn close(&self) {
         self.state.fetch_and(!OPEN, Ordering::Relaxed);
         wait_until(|| self.state.load(Ordering::Acquire) & WORKERS == 0);
     }
 
-    fn take_tasks(&self, task: &Task) {
+    fn take_tasks(&self, task: &TaskFn) {
         let tasks = self.tasks.load(Ordering::Relaxed);
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             loop {
@@ -159,7 +162,7 @@ impl Shared {
         }
     }
 
-    /// A worker's life.
+    /// The loop of a worker thread.
     fn work(&self) {
         let mut seen = 0;
         while let Some(state) = self.next_job(seen) {
@@ -175,7 +178,7 @@ impl Shared {
         }
     }
 
-    /// Enters the job that `state` shows, unless it has been closed since.
+    /// Joins the job that `state` shows, unless it has been closed since.
     fn join(&self, mut state: usize) -> bool {
         let epoch = state & !(EPOCH - 1);
         while state & OPEN != 0 && state & !(EPOCH - 1) == epoch {
@@ -205,9 +208,9 @@ impl Shared {
             }
             std::hint::spin_loop();
         }
-        let mut bed = lock(&self.bed);
-        // Announced before the last look, while `open` stores before it counts sleepers: one of the
-        // two sees the other.
+        let mut sleep_lock = lock(&self.sleep_lock);
+        // A worker counts itself as a sleeper before it looks for a job for the last time, and
+        // `open` publishes the job before it reads the count. So one of the two sees the other.
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         let job = loop {
             if self.stop.load(Ordering::SeqCst) {
@@ -216,19 +219,19 @@ impl Shared {
             if let Some(state) = open() {
                 break Some(state);
             }
-            bed = self.bell.wait(bed).unwrap_or_else(PoisonError::into_inner);
+            sleep_lock = self.wake_up.wait(sleep_lock).unwrap_or_else(PoisonError::into_inner);
         };
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
         job
     }
 
     fn wake(&self) {
-        let _bed = lock(&self.bed);
-        self.bell.notify_all();
+        let _bed = lock(&self.sleep_lock);
+        self.wake_up.notify_all();
     }
 }
 
-/// No code that can panic runs under these locks, so what they guard is whole even if poisoned.
+/// No code that can panic runs under these locks, so their data is consistent even if poisoned.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,15 +1,17 @@
-//! The numbers that tensors hold: f32, and f16 where a cache is to take half the memory.
+//! The element types of CPU tensors: f32, and f16 for caches that take half the memory.
 
 use crate::simd::{LANES, Lanes};
 use candle_core::CpuStorage;
 use half::f16;
 
+/// An element type of CPU tensors.
 pub(crate) trait Element: Copy + Default + Send + Sync {
+    /// The storage's elements, if they are of this type.
     fn of(storage: &CpuStorage) -> Option<&[Self]>;
     fn of_mut(storage: &mut CpuStorage) -> Option<&mut [Self]>;
     fn load<L: Lanes>(from: &[Self; LANES]) -> L;
-    /// Rounded to nearest, ties to even. What is beyond the type's largest number becomes that: one
-    /// infinite key would make every later output NaN.
+    /// Stores lanes, rounded to nearest, ties to even. Values beyond the type's largest number
+    /// become that number: one infinite key would make every later output NaN.
     fn store<L: Lanes>(lanes: L, to: &mut [Self; LANES]);
 }
 
@@ -50,8 +52,8 @@ impl Element for f16 {
 
     #[inline(always)]
     fn store<L: Lanes>(lanes: L, to: &mut [Self; LANES]) {
-        // Against the lower bound twice, the second time negated: NaN, on the right of `max`, stays
-        // NaN.
+        // Both bounds are applied by `max` with the lower bound, the second time to the negated
+        // value: NaN is then on the right of `max` and stays NaN.
         let (least, minus) = (L::splat(f16::MIN.to_f32()), L::splat(-1.0));
         let negated = least.max(lanes).mul(minus);
         let lanes = least.max(negated).mul(minus);
@@ -60,7 +62,7 @@ impl Element for f16 {
     }
 }
 
-/// Up to a full vector, the missing lanes zero.
+/// Loads up to a full vector; missing lanes are zero.
 #[inline(always)]
 pub(crate) fn load_some<L: Lanes, E: Element>(data: &[E]) -> L {
     if let Some(full) = data.first_chunk() {

@@ -1,5 +1,5 @@
-//! Candle tensors as slices: borrowing inputs, writing outputs in place, and sharing one output
-//! between tasks.
+//! Candle tensors as slices: borrows inputs, writes outputs in place, and shares one output between
+//! tasks.
 
 use crate::element::Element;
 use crate::{Error, Result};
@@ -24,10 +24,12 @@ impl<E: Element> Deref for Data<'_, E> {
     }
 }
 
+/// Borrows a contiguous f32 CPU tensor.
 pub(crate) fn read<'a>(op: &'static str, tensor: &'a Tensor) -> Result<Data<'a>> {
     read_as(op, tensor)
 }
 
+/// Borrows a contiguous CPU tensor with elements of type `E`.
 pub(crate) fn read_as<'a, E: Element>(op: &'static str, tensor: &'a Tensor) -> Result<Data<'a, E>> {
     let (storage, layout) = tensor.storage_and_layout();
     if !matches!(&*storage, Storage::Cpu(storage) if E::of(storage).is_some()) {
@@ -47,22 +49,23 @@ pub(crate) fn write(
     write_as(op, tensor, f)
 }
 
-/// As [`write()`].
+/// Does the same as [`write()`] for elements of type `E`.
 pub(crate) fn write_as<E: Element>(
     op: &'static str,
     tensor: &Tensor,
     f: impl FnOnce(&mut [E]) -> Result<()>,
 ) -> Result<()> {
     let range = contiguous(op, tensor.layout())?;
-    let action = InPlace { op, range, state: RefCell::new(State::Ready(f)), element: PhantomData };
+    let action =
+        InPlace { op, range, state: RefCell::new(ClosureState::Ready(f)), element: PhantomData };
     tensor.inplace_op1(&action)?;
     match action.state.into_inner() {
-        State::Done(result) => result,
+        ClosureState::Done(result) => result,
         _ => Err(unsupported(op, tensor)),
     }
 }
 
-enum State<F> {
+enum ClosureState<F> {
     Ready(F),
     Running,
     Done(Result<()>),
@@ -72,7 +75,7 @@ enum State<F> {
 struct InPlace<F, E> {
     op: &'static str,
     range: Range<usize>,
-    state: RefCell<State<F>>,
+    state: RefCell<ClosureState<F>>,
     element: PhantomData<E>,
 }
 
@@ -85,11 +88,11 @@ impl<F: FnOnce(&mut [E]) -> Result<()>, E: Element> InplaceOp1 for InPlace<F, E>
         let Some(data) = E::of_mut(storage) else {
             return Ok(());
         };
-        let State::Ready(f) = self.state.replace(State::Running) else {
+        let ClosureState::Ready(f) = self.state.replace(ClosureState::Running) else {
             return Ok(());
         };
         let result = f(&mut data[self.range.clone()]);
-        self.state.replace(State::Done(result));
+        self.state.replace(ClosureState::Done(result));
         Ok(())
     }
 }
@@ -102,13 +105,14 @@ fn contiguous(op: &'static str, layout: &Layout) -> Result<Range<usize>> {
     Ok(start..end)
 }
 
+/// The error for a tensor of another type or on another device.
 pub(crate) fn unsupported(op: &'static str, tensor: &Tensor) -> Error {
     let detail = format!("{:?} tensor on {:?}", tensor.dtype(), tensor.device());
     Error::Unsupported { op, detail }
 }
 
-/// Refuses tensors that share one allocation: their locks would wait for each other, and their
-/// values would mix.
+/// Refuses tensors that share one allocation: locking one would wait for the other for ever, and
+/// writing one would change the other.
 pub(crate) fn distinct(op: &'static str, tensors: &[&Tensor]) -> Result<()> {
     let address = |t: &Tensor| std::ptr::from_ref(&*t.storage_and_layout().0);
     for (i, a) in tensors.iter().enumerate() {
@@ -124,7 +128,7 @@ pub(crate) fn shape(op: &'static str, detail: impl Into<String>) -> Error {
     Error::Shape { op, detail }
 }
 
-/// Fails with what `detail` says unless `ok`.
+/// Fails with a shape error that says `detail` unless `ok`.
 pub(crate) fn ensure(op: &'static str, ok: bool, detail: impl FnOnce() -> String) -> Result<()> {
     if ok { Ok(()) } else { Err(shape(op, detail())) }
 }
@@ -137,7 +141,7 @@ pub(crate) fn dims2(op: &'static str, tensor: &Tensor) -> Result<(usize, usize)>
     }
 }
 
-/// An output whose disjoint parts are written by the tasks of one `Compute::run`.
+/// An output of which the tasks of one `Compute::run` write disjoint parts.
 pub(crate) struct Parts<'a, T = f32> {
     start: *mut T,
     len: usize,
@@ -152,7 +156,7 @@ impl<T> Clone for Parts<'_, T> {
 
 impl<T> Copy for Parts<'_, T> {}
 
-// SAFETY: the pointer stands for a `&mut [T]`; `slice` leaves disjointness to its callers.
+// SAFETY: the pointer is that of a `&mut [T]`, and callers of `slice` promise disjoint ranges.
 unsafe impl<T: Send> Send for Parts<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Parts<'_, T> {}
@@ -162,6 +166,8 @@ impl<'a, T> Parts<'a, T> {
         Self { start: whole.as_mut_ptr(), len: whole.len(), owner: PhantomData }
     }
 
+    /// The values in `range`.
+    ///
     /// # Safety
     /// No two live slices overlap.
     pub unsafe fn slice(self, range: Range<usize>) -> &'a mut [T] {
@@ -174,7 +180,7 @@ impl<'a, T> Parts<'a, T> {
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
 
-    /// For writing from there on what a task owns.
+    /// A pointer to the value at `index`, from which a task writes the values that it owns.
     pub fn at(self, index: usize) -> *mut T {
         assert!(index <= self.len, "index {index} of an output of {} values", self.len);
         self.start.wrapping_add(index)

@@ -1,4 +1,4 @@
-//! What op tests share: seeded random tensors, poisoned outputs, a comparison.
+//! Helpers for the tests of ops: seeded random tensors, poisoned outputs, a comparison.
 
 use crate::Compute;
 use crate::gpu::{Buffer, Gpu, Kind, device_or_emulator};
@@ -22,7 +22,7 @@ pub fn random(shape: &[usize], seed: u64) -> Tensor {
     Tensor::from_vec(data, shape, &Device::Cpu).unwrap()
 }
 
-/// An output full of NaN, so that whatever a kernel forgets to write is seen.
+/// An output full of NaN, so that values that a kernel does not write are found.
 pub fn poisoned(shape: &[usize]) -> Tensor {
     Tensor::full(f32::NAN, shape, &Device::Cpu).unwrap().contiguous().unwrap()
 }

@@ -60,7 +60,7 @@ pub fn paged_attention(c: &Compute, args: &AttentionArgs) -> Result<()> {
 fn run<E: Element>(c: &Compute, args: &AttentionArgs) -> Result<()> {
     let (q, k, v) =
         (read(OP, args.q)?, read_as::<E>(OP, args.k_cache)?, read_as::<E>(OP, args.v_cache)?);
-    let problem = cpu::Problem {
+    let inputs = cpu::CpuArgs {
         q: &q,
         k: &k,
         v: &v,
@@ -73,9 +73,9 @@ fn run<E: Element>(c: &Compute, args: &AttentionArgs) -> Result<()> {
         window: args.window,
         softcap: args.softcap,
     };
-    let tiles = query_tiles(args, cpu::queries_per_tile(problem.group));
+    let tiles = query_tiles(args, cpu::queries_per_tile(inputs.group));
     write(OP, args.out, |out| {
-        cpu::run(Isa::best(), c, &problem, &tiles, Parts::new(out));
+        cpu::run(Isa::best(), c, &inputs, &tiles, Parts::new(out));
         Ok(())
     })
 }

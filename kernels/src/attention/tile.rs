@@ -1,13 +1,13 @@
-//! A tile of queries against a tile of 64 keys, both read where they lie: scores with lanes as
-//! keys, outputs with lanes as dimensions. Each result is a chain of its own, over dimensions for a
-//! score, over keys for an output.
+//! Multiplies a tile of queries with a tile of 64 keys, and the weights with the values, both read
+//! in place. A vector's lanes are keys for scores, and dimensions for outputs. Each result is
+//! summed in a chain of its own: over dimensions for a score, over keys for an output.
 #![expect(
     clippy::needless_range_loop,
     reason = "the indices of register tiles are those of rows and vectors"
 )]
 
 use super::QueryTile;
-use super::cpu::{Problem, ROWS, RowState, Rows};
+use super::cpu::{CpuArgs, ROWS, RowState, RowStates};
 use crate::element::{Element, load_some};
 use crate::simd::{LANES, Lanes, soft_cap};
 use std::ops::Range;
@@ -15,19 +15,19 @@ use std::ops::Range;
 pub(super) const TILE: usize = 64;
 const VECTORS: usize = TILE / LANES;
 
-/// Where the keys of a tile are, in groups of sixteen neighbours.
-pub(super) struct Keys {
-    /// Position of the first.
+/// The places of a tile's keys in the cache, in groups of sixteen neighbours.
+pub(super) struct KeyTile {
+    /// Position of the first key.
     start: usize,
     groups: usize,
-    /// Each group's start in `k` and `v`.
+    /// The offset of each group in `k` and `v`.
     k: [usize; VECTORS],
     v: [usize; VECTORS],
 }
 
-impl Keys {
-    /// In blocks of whole groups.
-    pub fn new<E>(p: &Problem<E>, blocks: &[u32], kv_head: usize, positions: Range<usize>) -> Self {
+impl KeyTile {
+    /// The cache's blocks must hold whole groups.
+    pub fn new<E>(p: &CpuArgs<E>, blocks: &[u32], kv_head: usize, positions: Range<usize>) -> Self {
         let groups = positions.len().div_ceil(LANES);
         let mut keys = Self { start: positions.start, groups, k: [0; VECTORS], v: [0; VECTORS] };
         for (group, position) in positions.step_by(LANES).enumerate() {
@@ -39,9 +39,10 @@ impl Keys {
     }
 }
 
-/// Copies of a tile's keys and values as one block of `TILE`: for blocks that break groups up.
+/// Copies a tile's keys and values into one block of `TILE` keys, for caches whose blocks do not
+/// hold whole groups.
 pub(super) fn gather<E: Element>(
-    p: &Problem<E>,
+    p: &CpuArgs<E>,
     blocks: &[u32],
     kv_head: usize,
     positions: Range<usize>,
@@ -57,14 +58,14 @@ pub(super) fn gather<E: Element>(
     out
 }
 
-/// Brings every row of the tile forward over the keys.
+/// Adds the keys to the state of every row of the tile.
 #[inline(always)]
 pub(super) fn attend_keys<L: Lanes, E: Element>(
-    p: &Problem<E>,
+    p: &CpuArgs<E>,
     tile: &QueryTile,
-    keys: &Keys,
+    keys: &KeyTile,
     q: &[f32],
-    rows: &mut Rows,
+    rows: &mut RowStates,
 ) {
     let width = rows.acc.len() / rows.state.len();
     let chunks = q.chunks(ROWS * p.head_dim).zip(rows.acc.chunks_mut(ROWS * width));
@@ -79,13 +80,13 @@ pub(super) fn attend_keys<L: Lanes, E: Element>(
     }
 }
 
-/// `R` rows, the first of which is `row` of the tile.
+/// Adds the keys to the state of `R` rows, the first of which is `row` of the tile.
 #[inline(always)]
 fn attend_rows<L: Lanes, E: Element, const R: usize>(
-    p: &Problem<E>,
+    p: &CpuArgs<E>,
     tile: &QueryTile,
     row: usize,
-    keys: &Keys,
+    keys: &KeyTile,
     q: &[f32],
     acc: &mut [f32],
     state: &mut [RowState],
@@ -102,7 +103,7 @@ fn attend_rows<L: Lanes, E: Element, const R: usize>(
     let mut weights = scores::<L, E, R>(p, keys, q);
     let width = acc.len() / R;
     for (r, seen) in seen.iter().enumerate().filter(|(_, seen)| !seen.is_empty()) {
-        let old = soften::<L, E>(p, &mut weights[r], seen.clone(), &mut state[r]);
+        let old = online_softmax::<L, E>(p, &mut weights[r], seen.clone(), &mut state[r]);
         for a in acc[r * width..(r + 1) * width].as_chunks_mut().0 {
             L::load(a).mul(L::splat(old)).store(a);
         }
@@ -129,11 +130,11 @@ fn attend_rows<L: Lanes, E: Element, const R: usize>(
     }
 }
 
-/// `Q·Kᵀ` of `R` rows and a tile: `q: [head_dim, R]`. What belongs to no key is of no meaning.
+/// `Q·Kᵀ` of `R` rows and a tile: `q: [head_dim, R]`. Scores beyond the last key have no meaning.
 #[inline(always)]
 fn scores<L: Lanes, E: Element, const R: usize>(
-    p: &Problem<E>,
-    keys: &Keys,
+    p: &CpuArgs<E>,
+    keys: &KeyTile,
     q: &[f32],
 ) -> [[f32; TILE]; R] {
     let mut out = [[0.0; TILE]; R];
@@ -147,11 +148,11 @@ fn scores<L: Lanes, E: Element, const R: usize>(
     out
 }
 
-/// `W` groups of keys from `first` on.
+/// The scores of `W` groups of keys from `first` on.
 #[inline(always)]
 fn score_groups<L: Lanes, E: Element, const R: usize, const W: usize>(
-    p: &Problem<E>,
-    keys: &Keys,
+    p: &CpuArgs<E>,
+    keys: &KeyTile,
     first: usize,
     q: &[f32],
     out: &mut [[f32; TILE]; R],
@@ -178,11 +179,11 @@ fn score_groups<L: Lanes, E: Element, const R: usize, const W: usize>(
     }
 }
 
-/// Scores to weights relative to the row's largest score so far; returns the factor that brings
-/// older sums to it.
+/// Turns scores into weights relative to the row's largest score so far, and returns the factor by
+/// which older sums must be multiplied.
 #[inline(always)]
-fn soften<L: Lanes, E>(
-    p: &Problem<E>,
+fn online_softmax<L: Lanes, E>(
+    p: &CpuArgs<E>,
     scores: &mut [f32; TILE],
     keys: Range<usize>,
     state: &mut RowState,
@@ -194,7 +195,7 @@ fn soften<L: Lanes, E>(
     scores[..keys.start].fill(f32::NEG_INFINITY);
     scores[keys.end..].fill(f32::NEG_INFINITY);
     let (vectors, _) = scores.as_chunks_mut::<LANES>();
-    let mut largest = L::splat(state.largest);
+    let mut largest = L::splat(state.max);
     for v in &*vectors {
         largest = largest.max(L::load(v));
     }
@@ -205,17 +206,17 @@ fn soften<L: Lanes, E>(
         total = total.add(weight);
         weight.store(v);
     }
-    let old = L::splat(state.largest - largest).exp().to_array()[0];
-    *state = RowState { largest, total: state.total * old + total.sum() };
+    let old = L::splat(state.max - largest).exp().to_array()[0];
+    *state = RowState { max: largest, sum: state.sum * old + total.sum() };
     old
 }
 
 /// `acc[r] += Σ weights[r][key] · v[key]` over `seen` of the tile's keys, key by key.
 #[inline(always)]
 fn accumulate<L: Lanes, E: Element, const R: usize>(
-    p: &Problem<E>,
+    p: &CpuArgs<E>,
     weights: [&[f32; TILE]; R],
-    keys: &Keys,
+    keys: &KeyTile,
     seen: Range<usize>,
     acc: &mut [f32],
 ) {
@@ -230,12 +231,12 @@ fn accumulate<L: Lanes, E: Element, const R: usize>(
     }
 }
 
-/// `W` vectors of columns from `column` on.
+/// Adds `W` vectors of columns from `column` on.
 #[inline(always)]
 fn accumulate_columns<L: Lanes, E: Element, const R: usize, const W: usize>(
-    p: &Problem<E>,
+    p: &CpuArgs<E>,
     weights: [&[f32; TILE]; R],
-    keys: &Keys,
+    keys: &KeyTile,
     seen: Range<usize>,
     acc: &mut [f32],
     column: usize,
@@ -256,7 +257,7 @@ fn accumulate_columns<L: Lanes, E: Element, const R: usize, const W: usize>(
         for v in p.v[start..start + (end - key) * p.head_dim].chunks_exact(p.head_dim) {
             let v = &v[columns.clone()];
             for w in 0..W {
-                // Only the last vector of a row may be cut short, and it comes alone.
+                // Only the last vector of a row may have fewer lanes, and it is added alone.
                 let value =
                     if W == 1 { load_some::<L, E>(v) } else { E::load(&v.as_chunks().0[w]) };
                 for r in 0..R {

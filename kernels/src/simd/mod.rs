@@ -18,7 +18,7 @@ pub(crate) use portable::Portable;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Isa {
-    /// With the byte and VNNI instructions, which all but the oldest AVX-512 machines have.
+    /// AVX-512 with the byte and VNNI instructions, which all but the oldest such machines have.
     #[cfg(target_arch = "x86_64")]
     Avx512,
     #[cfg(target_arch = "x86_64")]
@@ -27,7 +27,7 @@ pub(crate) enum Isa {
 }
 
 impl Isa {
-    /// Everything this machine can run, best first.
+    /// The instruction sets that this machine has, fastest first.
     pub fn available() -> impl Iterator<Item = Self> {
         [
             #[cfg(target_arch = "x86_64")]
@@ -50,6 +50,7 @@ impl Isa {
         .filter_map(|(isa, runs)| runs.then_some(isa))
     }
 
+    /// The fastest instruction set that this machine has.
     pub fn best() -> Self {
         Self::available().next().unwrap_or(Self::Portable)
     }
@@ -69,11 +70,11 @@ pub(crate) trait Lanes: Copy {
     fn mul_add(self, a: Self, b: Self) -> Self;
     /// The larger of each pair; `other` where either is NaN.
     fn max(self, other: Self) -> Self;
-    /// Little-endian halves.
+    /// Stores little-endian halves.
     fn store_f16(self, to: &mut [u8; 2 * LANES]);
     fn load_f16(from: &[u8; 2 * LANES]) -> Self;
     fn load_bf16(from: &[u8; 2 * LANES]) -> Self;
-    /// Signed bytes.
+    /// Loads signed bytes.
     fn load_i8(from: &[u8; LANES]) -> Self;
     /// `self * 2^n` for integral `n` in [-127, 128]; -127 gives zero.
     fn scale(self, n: Self) -> Self;
