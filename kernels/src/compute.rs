@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 
 /// Pauses that a waiting thread makes before it gives up its core: 50 to 100 µs on current x86.
 const SPINS: usize = 3_000;
-/// Bits of `PoolState::state`: whether a job may be joined, the number of workers inside it, and
+/// Bits of `WorkerState::state`: whether a job may be joined, the number of workers inside it, and
 /// the job's number.
 const OPEN: usize = 1;
 const WORKER: usize = 2;
@@ -53,13 +53,13 @@ impl Compute {
 }
 
 struct Pool {
-    shared: Arc<PoolState>,
+    shared: Arc<WorkerState>,
     workers: Vec<JoinHandle<()>>,
 }
 
 impl Pool {
     fn new(workers: usize) -> Self {
-        let shared = Arc::new(PoolState::default());
+        let shared = Arc::new(WorkerState::default());
         let spawn = |i| {
             let shared = shared.clone();
             std::thread::Builder::new()
@@ -86,7 +86,7 @@ impl Drop for Pool {
 /// worker is inside; they are read only by workers that joined an open job by raising the count in
 /// `state`.
 #[derive(Default)]
-struct PoolState {
+struct WorkerState {
     taken: AtomicBool,
     state: AtomicUsize,
     job: UnsafeCell<Option<*const TaskFn<'static>>>,
@@ -101,11 +101,11 @@ struct PoolState {
 
 // SAFETY: `job` is the only field that is not Sync. It is accessed as the struct's comment says,
 // and `state` orders the accesses.
-unsafe impl Sync for PoolState {}
+unsafe impl Sync for WorkerState {}
 // SAFETY: the pointer in `job` is dereferenced only while `run` keeps the closure borrowed.
-unsafe impl Send for PoolState {}
+unsafe impl Send for WorkerState {}
 
-impl PoolState {
+impl WorkerState {
     fn acquire(&self) -> bool {
         !self.taken.swap(true, Ordering::Acquire)
     }
