@@ -241,7 +241,7 @@ fn check_isa<E: Element + WithDType>(isa: Isa, case: &Case) {
     let (tables, blocks) = case.tables(16);
     let cache =
         |keys| case.cache(keys, &tables, blocks, 16).flatten_all().unwrap().to_vec1::<E>().unwrap();
-    let problem = cpu::Problem {
+    let problem = cpu::CpuArgs {
         q: &values(&case.q),
         k: &cache(true),
         v: &cache(false),
