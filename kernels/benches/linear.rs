@@ -1,9 +1,8 @@
-//! Measures `linear` beside candle and beside what the machine can do at most:
-//! `cargo run --release -p cresset-kernels --example linear_bench [-- [threads] [smol | table]
-//! [types…] [ROWSxCOLS…]]`.
+//! Measures `linear` beside candle and beside the limits of the machine: `cargo bench -p
+//! cresset-kernels --bench linear [-- [threads] [smol | table] [types…] [ROWSxCOLS…]]`.
 //!
 //! Every case is checked against the reference before it is timed. Contenders take turns, and the
-//! best round counts: on a shared machine the others' load only ever adds time.
+//! best round counts, since the load of other programs on a shared machine only adds time.
 
 use candle_core::quantized::{GgmlDType, QMatMul, QTensor};
 use candle_core::{Device, Module, Tensor};
@@ -13,7 +12,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-type Anyhow = Box<dyn std::error::Error>;
+type BoxError = Box<dyn std::error::Error>;
 
 const TYPES: [GgmlDType; 13] = [
     GgmlDType::F32,
@@ -37,8 +36,9 @@ const BATCHES: [usize; 6] = [1, 4, 8, 16, 64, 512];
 /// Stop repeating a case after this long.
 const BUDGET: Duration = Duration::from_millis(250);
 
-fn main() -> Result<(), Anyhow> {
-    let mut args: Vec<String> = std::env::args().skip(1).collect();
+fn main() -> Result<(), BoxError> {
+    // cargo adds `--bench` to the arguments of a bench.
+    let mut args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = match args.first().map(|arg| arg.parse()) {
         Some(Ok(threads)) => {
@@ -88,7 +88,7 @@ impl Bench {
         Self { c, gflops, gbytes }
     }
 
-    fn table(&self, types: &[String]) -> Result<(), Anyhow> {
+    fn table(&self, types: &[String]) -> Result<(), BoxError> {
         println!(
             "| type | rows × cols | n | µs | GB/s | of read | GFLOP/s | of peak | candle µs | × candle |"
         );
@@ -106,7 +106,7 @@ impl Bench {
         Ok(())
     }
 
-    fn rows_of_table(&self, dtype: GgmlDType, rows: usize, cols: usize) -> Result<(), Anyhow> {
+    fn rows_of_table(&self, dtype: GgmlDType, rows: usize, cols: usize) -> Result<(), BoxError> {
         let (weight, theirs) = matrices(dtype, rows, cols)?;
         for n in BATCHES {
             let x = Tensor::randn(0f32, 1.0, (n, cols), &Device::Cpu)?;
@@ -151,7 +151,7 @@ impl Bench {
 
     /// All linears of SmolLM2-135M (30 layers, tied head), each layer with its own weights so that
     /// caches see the real traffic.
-    fn smollm2(&self, types: &[String]) -> Result<(), Anyhow> {
+    fn smollm2(&self, types: &[String]) -> Result<(), BoxError> {
         for dtype in [GgmlDType::Q4_1, GgmlDType::Q4_0, GgmlDType::Q8_0, GgmlDType::F16] {
             if !wanted(dtype, types) {
                 continue;
@@ -185,7 +185,7 @@ impl Bench {
         what: &str,
         n: usize,
         matrices: &[&(Weight, Theirs)],
-    ) -> Result<(), Anyhow> {
+    ) -> Result<(), BoxError> {
         let x = Tensor::randn(0f32, 1.0, (n, 1536), &Device::Cpu)?;
         let narrow = x.narrow(1, 0, 576)?.contiguous()?;
         let values: Vec<f32> = x.flatten_all()?.to_vec1()?;
@@ -244,7 +244,7 @@ impl Theirs {
 }
 
 /// The same random matrix for both contenders.
-fn matrices(dtype: GgmlDType, rows: usize, cols: usize) -> Result<(Weight, Theirs), Anyhow> {
+fn matrices(dtype: GgmlDType, rows: usize, cols: usize) -> Result<(Weight, Theirs), BoxError> {
     let dense = Tensor::randn(0f32, 1.0, (rows, cols), &Device::Cpu)?;
     let q = QTensor::quantize(&dense, dtype)?;
     let weight = Weight::from_ggml(dtype, &q.data()?, rows, cols)?;
@@ -258,7 +258,7 @@ fn matrices(dtype: GgmlDType, rows: usize, cols: usize) -> Result<(Weight, Their
 }
 
 /// The first and last token's outputs against the reference.
-fn check(w: &Weight, x: &[f32], out: &[f32]) -> Result<(), Anyhow> {
+fn check(w: &Weight, x: &[f32], out: &[f32]) -> Result<(), BoxError> {
     let (cols, rows) = (w.cols(), w.rows());
     for (x, out) in [(&x[..cols], &out[..rows]), (&x[x.len() - cols..], &out[out.len() - rows..])] {
         let want = linear_reference(w, None, x);

@@ -10,6 +10,8 @@ mod cuda;
 #[cfg(feature = "emulator")]
 mod emulator;
 mod memory;
+#[cfg(test)]
+mod tests;
 
 pub use cuda::{BUILT, open, open_with, probe};
 #[cfg(feature = "emulator")]
