@@ -33,7 +33,6 @@ pub const LARGE_FILES: &[&str] = &[];
 /// Type names that are defined in more than one file.
 pub const TYPE_NAMES: &[&str] = &[
     "Answer",
-    "Block",
     "Body",
     "Call",
     "Command",
@@ -42,7 +41,6 @@ pub const TYPE_NAMES: &[&str] = &[
     "Decoder",
     "Delta",
     "Entry",
-    "Failure",
     "Header",
     "Host",
     "Keys",
@@ -58,7 +56,6 @@ pub const TYPE_NAMES: &[&str] = &[
     "Row",
     "Shape",
     "Spelling",
-    "State",
     "Step",
     "Store",
     "Tally",
