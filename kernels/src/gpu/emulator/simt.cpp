@@ -1,4 +1,4 @@
-// The fibers behind simt.h, and the warp-wide instructions.
+// The fibers of simt.h, and the instructions that work on a whole warp.
 #include "simt.h"
 
 #include <signal.h>
@@ -21,12 +21,12 @@ using simt::Grid;
 using simt::Thread;
 
 constexpr size_t STACK_BYTES = 128 * 1024;
-constexpr size_t SHARED_LIMIT = 227 * 1024;  // a block's most on sm_90
+constexpr size_t SHARED_LIMIT = 227 * 1024;  // the most that a block may have on sm_90
 constexpr unsigned char POISON = 0xff;       // NaN in every float type
 
 struct PendingCopy {
     void* to;
-    const void* from;  // until it is read
+    const void* from;  // null once it was read
     unsigned char bytes[16];
     uint32_t group;
 };
@@ -37,10 +37,10 @@ struct Fiber {
     Thread place{};
     bool done = false, waited = false;
     std::vector<PendingCopy> copies;
-    uint32_t group = 0;  // that the next copy belongs to
+    uint32_t group = 0;  // the group of the next copy
 };
 
-// Lanes may be one exchange apart, hence two buffers.
+// There are two buffers, since lanes may be one exchange apart.
 struct Warp {
     unsigned char slots[2][32][64];
     uint32_t arrived = 0;
@@ -56,8 +56,9 @@ struct Machine {
     uint32_t threads = 0, at_barrier = 0, live = 0;
     uint64_t barriers = 0, progress = 0;
     const Grid* grid = nullptr;
-    bool closed =
-        false;  // global memory, until all threads of the launch's first block have waited for earlier launches
+    // Whether global memory is inaccessible: until all threads of the launch's first block have
+    // waited for earlier launches.
+    bool closed = false;
     uint32_t waited = 0;
     void* scheduler = nullptr;
     Fiber* current = nullptr;
@@ -120,8 +121,8 @@ void prepare(Fiber& fiber) {
         if (stack == MAP_FAILED) abort();
         fiber.stack = static_cast<unsigned char*>(stack);
     }
-    // What `simt_switch` pops: six registers and the address to return to; the stack is as after a
-    // call then.
+    // `simt_switch` pops six registers and the address to return to. The stack is then as after a
+    // call.
     void** top = reinterpret_cast<void**>(fiber.stack + STACK_BYTES) - 1;
     *--top = reinterpret_cast<void*>(&simt_enter);
     top -= 6;
@@ -132,7 +133,7 @@ void prepare(Fiber& fiber) {
     fiber.group = 0;
 }
 
-// Runs every fiber until it waits, over and over, in an order of its own each time.
+// Runs every fiber until it waits, again and again until all are done, in a new order each time.
 void run_block(std::mt19937_64& random, std::vector<uint32_t>& order) {
     for (uint32_t i = 0; i < machine.threads; i++) prepare(machine.fibers[i]);
     for (auto& warp : machine.warps) warp.arrived = 0, warp.round = 0;
@@ -157,7 +158,8 @@ void run_block(std::mt19937_64& random, std::vector<uint32_t>& order) {
     }
 }
 
-// A kernel that leaves its memory ends the launch; any other fault is told as without us.
+// A kernel that accesses memory outside of its allocations ends the launch. Any other fault goes to
+// the handler that was there before.
 struct sigaction before;
 void on_fault(int, siginfo_t*, void*) {
     if (machine.current != nullptr && machine.closed)
@@ -178,7 +180,7 @@ void watch_faults() {
 constexpr size_t PAGE = 4096;
 size_t whole_pages(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
 
-// Whether anybody may use the memory that a launch was given.
+// Makes the memory that a launch was given inaccessible, or accessible again.
 void close_memory(bool closed) {
     for (size_t i = 0; i < machine.grid->memory_count; i++) {
         const auto& [start, bytes] = machine.grid->memory[i];
@@ -204,8 +206,7 @@ float half_of(uint32_t pair, uint32_t which) {
 
 namespace simt {
 
-// Device memory stands at the end of pages that are followed, and led, by one that nobody may
-// touch.
+// Device memory ends at the end of a page. The pages before and behind it are inaccessible.
 extern "C" void* simt_allocate(size_t bytes) {
     size_t inside = whole_pages(bytes), all = inside + 2 * PAGE;
     void* start = mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -362,7 +363,7 @@ void ldmatrix(uint32_t (&out)[4], const void* row, bool transposed) {
         uint32_t high = transposed ? value(tile, c + 1, r) : value(tile, r, c + 1);
         out[tile] = low | high << 16;
     }
-    // The rows may be overwritten after the instruction: nobody leaves before all have read.
+    // The rows may be overwritten after the instruction, so no lane returns before all have read.
     exchange(nullptr, 0);
 }
 

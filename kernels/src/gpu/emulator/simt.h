@@ -1,13 +1,16 @@
-// Runs kernels on the CPU: a fiber for every thread of a block, one block after the other. What
-// tests see here and could miss on a device: blocks and threads run in a shuffled order, shared
-// memory is full of NaN at the start of each block, copied bytes are NaN until they are waited for.
-// Errors are: threads that wait for each other in vain, return without having waited for earlier
-// launches, or use global memory before that (watched in one block of a launch); vectors not
-// aligned to their size; two copies under way to one place; wrong arguments; and an address 256
-// bytes or more outside an allocation (nearer ones are seen when they are written, or read and
-// used).
-// What only a device can show: memory ordering between blocks, timing, and what the instructions
-// cost.
+// Runs kernels on the CPU: a fiber for every thread of a block, one block after the other.
+//
+// Faults become visible that a test could miss on a device: blocks and threads run in a shuffled
+// order, shared memory is full of NaN at the start of each block, and copied bytes are NaN until
+// the kernel has waited for them.
+//
+// These are errors: threads that wait for each other in vain; threads that return without having
+// waited for earlier launches, or use global memory before that (watched in one block of a launch);
+// vectors that are not aligned to their size; two copies under way to one place; wrong arguments;
+// and an access 256 bytes or more outside an allocation (nearer ones are found when they are
+// written, or when the value that was read is used).
+//
+// Only a device can show memory ordering between blocks, timing, and the cost of instructions.
 #pragma once
 
 #include <math.h>
@@ -79,8 +82,8 @@ struct Thread {
 };
 const Thread& self();
 
-// Runs `body` on every thread of every block. Null, or what went wrong (valid until the next call
-// of this OS thread).
+// Runs `body` on every thread of every block. Returns null, or a text that tells the error, which
+// is valid until the next call of this OS thread.
 const char* run_blocks(const char* name, const Grid& grid, void (*body)(void*), void* context);
 template <class F>
 const char* run(const char* name, const Grid& grid, F body) {
@@ -95,7 +98,8 @@ T* aligned(T* pointer) {
     return pointer;
 }
 
-// What every thread must call before it returns or uses global memory, but for `copy_async`.
+// Every thread must call this before it returns, and before it uses global memory other than by
+// `copy_async`.
 void wait_for_earlier_launches();
 inline void check_prefetch(const void* from, uint32_t bytes) {
     if (bytes == 0 || bytes % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0)
@@ -104,8 +108,8 @@ inline void check_prefetch(const void* from, uint32_t bytes) {
 void* shared(const void* site, size_t bytes);
 void* dynamic_shared();
 void block_barrier();
-// Gives each lane the `bytes` (at most 64) that all lanes of its warp brought; valid until the
-// warp's second next exchange.
+// Gives each lane the `bytes` (at most 64) of every lane of its warp. They are valid until the
+// warp's next exchange but one.
 const unsigned char (*exchange(const void* mine, size_t bytes))[64];
 
 void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
@@ -130,8 +134,8 @@ void call(void (*kernel)(A...), void** args) {
     call_with(kernel, args, std::index_sequence_for<A...>{});
 }
 
-// One letter a parameter: u (uint32_t), i (int32_t), l (uint64_t), f (float), or p and the bytes of
-// what it points to.
+// One letter for each parameter: u (uint32_t), i (int32_t), l (uint64_t), f (float), or p followed
+// by the size of the type that it points to.
 template <class A>
 std::string letter() {
     if constexpr (std::is_pointer_v<A>) {
