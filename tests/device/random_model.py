@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""A model with random weights, and what PyTorch and transformers make of it.
+"""Makes a model with random weights, and runs it with PyTorch and transformers.
 
     random_model.py make FOLDER [--tiny]
         writes config.json, seeded bf16 weights in the shape of Llama 3.1 8B, and prompts.json
     random_model.py compare FOLDER FILE
-        reads what `on_device check` printed; exits with 1 when it is too far off
+        compares the output of `on_device check` with PyTorch's; exits with 1 when it is too far off
     random_model.py speed FOLDER
-        decoded tokens a second at batch 1, compiled, with a static cache
+        measures decoded tokens a second at batch 1, compiled, with a static cache
     random_model.py paged FOLDER [--tiny]
-        produced tokens a second of transformers' continuous batching
+        measures produced tokens a second of transformers' continuous batching
 
 Needs torch, transformers and safetensors; no network. Uses the first GPU where there is one.
 """
@@ -62,12 +62,12 @@ COMMON = dict(
     torch_dtype="bfloat16",
 )
 STD = 0.02
-# Largest relative error of the log-probabilities' vector.
+# The largest relative error allowed for the vector of log-probabilities.
 LIMITS = {"bf16": 1e-2, "f32": 1e-4}
 PROMPT_LENGTHS = [1, 7, 33, 128, 300, 511]
-# Tokens decoded for the speed, behind so many others.
+# Tokens that are decoded to measure the speed, and tokens in the cache before them.
 DECODED, CONTEXT = 64, 1000
-# Prompt, answer, requests; the first two lengths are those of `on_device offline`.
+# Tokens of a prompt and of an answer, as in `on_device offline`, and the number of requests.
 PAGED, PAGED_TINY = [(128, 128, 1024), (1000, 1000, 400)], [(8, 4, 3)]
 HEAD = "| work | measured | of the ceiling | target |\n|---|---|---|---|"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -79,7 +79,7 @@ def make(folder, *flags):
     with open(f"{folder}/config.json", "w") as out:
         json.dump(config, out, indent=2)
     groups = [outer(config)] + [layer(config, i) for i in range(config["num_hidden_layers"])]
-    # One file for each group, made on the device one after the other.
+    # Each group of weights is made on the device in turn and written to a file of its own.
     weight_map, total = {}, 0
     generator = torch.Generator(DEVICE).manual_seed(1)
     for number, group in enumerate(groups, 1):
@@ -127,7 +127,7 @@ def layer(config, number):
 
 
 def weights(shape, generator):
-    """Norms are near one, so that a model which forgets them shows."""
+    """Norm weights are near one but not one, so that a model which forgets them is found."""
     values = torch.randn(shape, generator=generator, device=generator.device) * STD
     return (values + 1 if len(shape) == 1 else values).bfloat16().cpu()
 
@@ -135,7 +135,7 @@ def weights(shape, generator):
 def load(folder, kind):
     from transformers import AutoModelForCausalLM
 
-    # Products in f32 that are not rounded to tf32.
+    # Products in f32 must not be rounded to tf32.
     torch.set_float32_matmul_precision("highest")
     model = (
         AutoModelForCausalLM.from_pretrained(
@@ -167,7 +167,7 @@ def compare(folder, path):
             )
         found, wanted = torch.cat(found), torch.cat(wanted)
         error = ((found - wanted).norm() / wanted.norm()).item()
-        # Not a number counts as too far.
+        # NaN counts as too far off.
         failed |= not error <= limit
         print(
             f"| {said['kind']}, {run} | {error:.1e} of at most {limit:.0e} | {(found - wanted).abs().max():.1e} "
@@ -177,7 +177,8 @@ def compare(folder, path):
 
 
 def against(model, entry):
-    """Log-probabilities given and wanted of the ids given at each step, and how many tokens are the likeliest here too."""
+    """The given and the wanted log-probabilities of the ids of each step, and the number of tokens
+    that are the most likely ones here too."""
     prompt, tokens = entry["prompt"], torch.tensor(entry["tokens"], device=DEVICE)
     ids = torch.tensor([prompt + entry["tokens"][:-1]], device=DEVICE)
     logits = model(ids, use_cache=False).logits[0, len(prompt) - 1 :].double()
@@ -207,7 +208,7 @@ def speed(folder):
         .logits[:, -1:]
         .argmax(-1)
     )
-    # Graphs need a GPU; without one this only shows that the loop runs.
+    # Graphs need a GPU; without one this only tests the loop.
     step = (
         torch.compile(model.forward, mode="reduce-overhead") if DEVICE == "cuda" else model.forward
     )
@@ -231,12 +232,12 @@ def speed(folder):
 
 
 def paged(folder, *flags):
-    """The first way of attention that this version can use here; it may take a better one by itself."""
+    """Uses the first kind of attention that this version can run; it may choose a better one itself."""
     model = load(folder, "bf16")
     for attention in ["sdpa", "paged|sdpa", "paged|eager"]:
         try:
             model.set_attn_implementation(attention)
-            # Graphs are recorded and kernels chosen before what counts.
+            # Graphs are recorded and kernels chosen before the timed runs.
             batched(model, *PAGED_TINY[0])
             break
         except Exception as error:
@@ -254,11 +255,12 @@ def paged(folder, *flags):
 
 
 def batched(model, prompt, answer, requests):
-    """Seconds, graphs recorded and the cache made included, where this version does that in each call."""
+    """Seconds of one call, including the recording of graphs and the allocation of the cache where this
+    version does that in each call."""
     from transformers import GenerationConfig
 
     inputs = [random_ids(model.config.vocab_size, prompt, seed) for seed in range(requests)]
-    # No token ends a text.
+    # No token ends an answer.
     config = GenerationConfig(
         max_new_tokens=answer, do_sample=False, eos_token_id=-1, pad_token_id=0
     )

@@ -1,4 +1,4 @@
-//! Requests to an engine, and what comes back when.
+//! Sends requests to an engine, and records its answers and their times.
 
 use crate::Result;
 use cresset::engine::{
@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::Receiver;
 use uuid::Uuid;
 
-/// So long may an engine take to give its blocks back.
+/// The time within which an engine must have freed its blocks.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Greedy, whatever ends a text ignored.
+/// Greedy sampling that ignores the tokens that end a text.
 pub fn request(prompt: Vec<u32>, max_tokens: usize) -> GenerateRequest {
     GenerateRequest {
         account: AccountId(Uuid::nil()),
@@ -35,13 +35,13 @@ pub struct Answer {
     pub finished: Finished,
 }
 
-/// Sends a request and reads its answer as it comes.
+/// Sends a request, and returns its answer to be read as it comes.
 pub fn ask(engine: &EngineHandle, request: GenerateRequest) -> Result<Answer> {
     let asked = Instant::now();
     read(engine.submit(request)?.1, asked)
 }
 
-/// An answer to its last event, which must be its length.
+/// Reads an answer to its last event, which must be that it has its full length.
 pub fn read(mut events: Receiver<SequenceEvent>, asked: Instant) -> Result<Answer> {
     let (mut tokens, mut times) = (Vec::new(), Vec::new());
     loop {
@@ -63,7 +63,7 @@ pub fn read(mut events: Receiver<SequenceEvent>, asked: Instant) -> Result<Answe
     }
 }
 
-/// Answers to requests that were all sent at once, and the seconds to the last one.
+/// The answers to requests that were all sent at once, and the seconds until the last one ended.
 pub fn ask_all(
     engine: &EngineHandle,
     requests: Vec<GenerateRequest>,
@@ -75,7 +75,7 @@ pub fn ask_all(
     Ok((answers, asked.elapsed().as_secs_f64()))
 }
 
-/// Ends an engine that has nothing to do any more: all its blocks must be free. What it counted.
+/// Shuts down an engine that has no work left and returns its counts. All its blocks must be free.
 pub fn end(engine: &EngineHandle) -> Result<EngineStats> {
     let patience = Instant::now() + PATIENCE;
     loop {

@@ -1,5 +1,5 @@
-//! What a model says greedily, with log-probabilities, and that it says the same recorded or not,
-//! alone or in a crowd.
+//! Prints a model's greedy answers with log-probabilities, and checks that they are the same with
+//! and without recorded steps, and alone or in a batch.
 
 use crate::Result;
 use crate::model::{Shared, Source, Wanted};
@@ -10,11 +10,12 @@ use serde_json::json;
 
 const STEPS: usize = 32;
 
-/// The token of each step and the likeliest with their log-probabilities.
+/// The token of each step, and the most likely tokens with their log-probabilities.
 type Said = Vec<(u32, Vec<(u32, f32)>)>;
 
-/// Prints `{"kind": …, "same": {…}, "runs": {"fast": […], "deterministic": […]}}`: how many tokens
-/// were the same in two ways of running, and a `{"prompt", "tokens", "likeliest"}` for each prompt.
+/// Prints `{"kind": …, "same": {…}, "runs": {"fast": […], "deterministic": […]}}`: the number of
+/// tokens that were the same in two ways of running, and a `{"prompt", "tokens", "likeliest"}` for
+/// each prompt.
 pub fn check(source: &Source, kind: Kind) -> Result<()> {
     let prompts: Vec<Vec<u32>> =
         serde_json::from_slice(&std::fs::read(source.folder.join("prompts.json"))?)?;
@@ -51,7 +52,7 @@ pub fn check(source: &Source, kind: Kind) -> Result<()> {
     Ok(())
 }
 
-/// Of all prompts in the same steps.
+/// The answers to all prompts, computed in the same steps.
 fn said(runner: &mut Shared, prompts: &[Vec<u32>], room: usize) -> Result<Vec<Said>> {
     let mut sequences = Sequence::several(prompts.len(), room);
     let mut all = vec![Said::new(); prompts.len()];
@@ -71,7 +72,7 @@ fn said(runner: &mut Shared, prompts: &[Vec<u32>], room: usize) -> Result<Vec<Sa
     Ok(all)
 }
 
-/// How many tokens there are, all with the same log-probabilities to the bit.
+/// The number of tokens. All must have the same log-probabilities, bit for bit.
 fn same(left: &[Said], right: &[Said], what: &str) -> Result<usize> {
     for (prompt, (left, right)) in left.iter().zip(right).enumerate() {
         if let Some(at) = left.iter().zip(right).position(|(left, right)| left != right) {

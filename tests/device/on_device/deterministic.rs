@@ -1,4 +1,4 @@
-//! What `deterministic` costs: the same work with and without it, one after the other and again.
+//! Measures the cost of `deterministic`: the same work with and without it, in turns.
 
 use crate::answers::{ask_all, end, request};
 use crate::model::{Loaded, Source, Wanted};
@@ -11,10 +11,10 @@ struct Sizes {
     requests: usize,
     prompt: usize,
     answer: usize,
-    /// Decoded without the engine.
+    /// Rows and tokens that are decoded without the engine.
     rows: &'static [usize],
     steps: usize,
-    /// Of a single prompt.
+    /// Tokens of the prompt that is computed alone.
     long: usize,
 }
 
@@ -30,7 +30,7 @@ pub fn deterministic(source: &Source) -> Result<()> {
     let wanted = |deterministic| Wanted {
         kind: Kind::Bf16,
         deterministic,
-        // Both are in memory.
+        // Both models are in memory at once.
         share: 0.45,
         graphs: true,
         max_batched_tokens: sizes.long,
@@ -61,7 +61,7 @@ pub fn deterministic(source: &Source) -> Result<()> {
     })
 }
 
-/// Seconds of requests to an engine.
+/// The seconds that requests to an engine take.
 fn work(loaded: &Loaded, sizes: &Sizes, round: usize) -> Result<f64> {
     let engine = loaded.engine(loaded.options());
     let vocab_size = loaded.info.config.vocab_size;
@@ -73,7 +73,7 @@ fn work(loaded: &Loaded, sizes: &Sizes, round: usize) -> Result<f64> {
     Ok(seconds)
 }
 
-/// Medians of the rounds after the first.
+/// The medians over the rounds; the first round is a warm-up.
 fn compare(
     what: &str,
     models: &[Loaded; 2],

@@ -1,18 +1,18 @@
-//! A model from a Hugging Face folder on a GPU, judged against itself, against other
-//! implementations and by the clock:
+//! Runs a model from a Hugging Face folder on a GPU, compares its answers, and measures its times:
 //!
-//! - `on_device check FOLDER bf16|f32` prints as JSON what it says to `FOLDER/prompts.json` (`[[id,
-//!   …], …]`). It must say the same recorded or not, and with `deterministic` alone or in a crowd.
+//! - `on_device check FOLDER bf16|f32` prints as JSON the answers to `FOLDER/prompts.json` (`[[id, …],
+//!   …]`). They must be the same with and without recorded steps, and with `deterministic` alone or
+//!   in a batch.
 //! - `on_device speed FOLDER`: start, prompts, decoding, a few streams, the host's part of a step.
-//! - `on_device offline FOLDER`: as many sequences as the cache holds.
-//! - `on_device deterministic FOLDER`: what `deterministic` costs.
-//! - `on_device survive FOLDER`: who is left alone while others are cancelled, preempted or find no
-//!   memory.
+//! - `on_device offline FOLDER`: throughput with as many sequences as the cache holds.
+//! - `on_device deterministic FOLDER`: the cost of `deterministic`.
+//! - `on_device survive FOLDER`: requests must not be affected by others that are cancelled,
+//!   preempted or find no memory.
 //!
-//! All but the first print a table with targets. A target missed is no failure, a wrong token is.
-//! `--plain-launches` at the end lets each kernel begin when the one before it has ended.
-//! `--emulate` at the very end runs the kernels on the CPU at small sizes, which is for testing
-//! this program: its times mean nothing. Without a GPU it exits with 3.
+//! All but the first print a table with targets. A missed target is no failure; a wrong token is.
+//! `--plain-launches` at the end starts each kernel only when the one before it has ended.
+//! `--emulate` at the very end runs the kernels on the CPU at small sizes, for tests of this
+//! program; its times mean nothing. Without a GPU the program exits with 3.
 
 mod answers;
 mod check;
@@ -40,7 +40,7 @@ type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
 const USAGE: &str = "usage: on_device check FOLDER bf16|f32 [--plain-launches] [--emulate]
        on_device speed|offline|deterministic|survive FOLDER [--plain-launches] [--emulate]";
 const NO_DEVICE: u8 = 3;
-/// Of the emulator.
+/// Bytes of the emulator's memory.
 const MEMORY: usize = 64 << 20;
 const MULTIPROCESSORS: u32 = 4;
 
@@ -59,7 +59,8 @@ fn main() -> Result<ExitCode> {
         ["survive", folder] => (folder, survive::survive),
         _ => return Err(USAGE.into()),
     };
-    // As the node does: what was measured of products at one start is known at the next.
+    // The node keeps measurements of products in the same folder, so that they are known at the
+    // next start.
     let options = gpu::DeviceOptions { folder: Some(cresset::config::cache_dir()), plain_launches };
     let opened = || gpu::open_with(0, &options);
     let gpu = match if emulated { Ok(Emulator::with(MEMORY, MULTIPROCESSORS)) } else { opened() } {
@@ -73,13 +74,13 @@ fn main() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Made-up tokens, others for each seed.
+/// Random tokens, different for each seed.
 fn tokens(seed: usize, count: usize, vocab_size: usize) -> Vec<u32> {
     let mixed = |i: usize| ((seed << 32 | i) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 24;
     (0..count).map(|i| (mixed(i) % vocab_size as u64) as u32).collect()
 }
 
-/// The middle one. There is at least one.
+/// The median of at least one value.
 fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     percentile(values, 50)
 }

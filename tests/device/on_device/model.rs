@@ -1,4 +1,4 @@
-//! A model on the device, and its runner as several engines use it one after the other.
+//! A model on the device, with a runner that several engines use one after the other.
 
 use crate::Result;
 use crate::targets::{self, START};
@@ -16,7 +16,7 @@ use std::time::Instant;
 
 pub const BLOCK_SIZE: usize = 16;
 
-/// A folder, and the device that its model goes to.
+/// The model's folder, and the device on which it is loaded.
 pub struct Source {
     pub folder: PathBuf,
     pub gpu: Arc<dyn Gpu>,
@@ -25,12 +25,12 @@ pub struct Source {
     pub began: Instant,
 }
 
-/// What of the options the uses choose.
+/// The options that differ between the measurements.
 #[derive(Clone, Copy)]
 pub struct Wanted {
     pub kind: Kind,
     pub deterministic: bool,
-    /// Of the device's memory.
+    /// Share of the device's memory.
     pub share: f64,
     /// Whether steps of one token a row are recorded.
     pub graphs: bool,
@@ -40,7 +40,7 @@ pub struct Wanted {
 }
 
 impl Source {
-    /// Of the sizes for a GPU and those for the emulator, the ones that apply.
+    /// The sizes for a GPU or those for the emulator, whichever this runs on.
     pub fn sized<T>(&self, device: T, emulated: T) -> T {
         if self.emulated { emulated } else { device }
     }
@@ -77,7 +77,7 @@ impl Source {
         Ok(Loaded { runner: Shared(Arc::new(Mutex::new(watched))), info, wanted })
     }
 
-    /// Loads the first model of a program, and says in its table how long that took.
+    /// Loads the first model of a program, and writes the time that it took to the table.
     pub fn start(&self, wanted: Wanted) -> Result<Loaded> {
         let loaded = self.load(wanted)?;
         let seconds = self.began.elapsed().as_secs_f64();
@@ -98,7 +98,7 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// What an engine may use of the model.
+    /// The limits for an engine around this model.
     pub fn options(&self) -> EngineOptions {
         let Wanted { max_batched_tokens, max_rows, max_context, .. } = self.wanted;
         let num_blocks = self.info.num_blocks;
@@ -112,13 +112,13 @@ impl Loaded {
         }
     }
 
-    /// An engine around the runner. The one before must have been shut down.
+    /// Starts an engine around the runner. The engine before must have been shut down.
     pub fn engine(&self, options: EngineOptions) -> EngineHandle {
         EngineHandle::start(Box::new(self.runner.clone()), options)
     }
 }
 
-/// A runner that keeps account of its steps.
+/// A runner that records its steps.
 #[derive(Clone)]
 pub struct Shared(Arc<Mutex<Watched>>);
 
@@ -132,7 +132,7 @@ struct Watched {
 pub struct Step {
     pub rows: usize,
     pub tokens: usize,
-    /// Tokens that its sequences have after it.
+    /// Tokens that the step's sequences have after it.
     pub cached: usize,
     /// When it was launched, and later when it was collected.
     pub at: Instant,

@@ -1,4 +1,5 @@
-//! As many sequences at once as the cache holds, whatever ends a text ignored.
+//! Measures throughput with as many sequences at once as the cache holds. Tokens that end a text
+//! are ignored.
 
 use crate::answers::{ask_all, end, request};
 use crate::model::{BLOCK_SIZE, Loaded, Source, Wanted};
@@ -10,9 +11,9 @@ use cresset_kernels::gpu::Kind;
 struct Work {
     prompt: usize,
     answer: usize,
-    /// How many requests for each row.
+    /// The number of requests for each row.
     waves: usize,
-    /// Whether the target is for this.
+    /// Whether the target applies to these lengths.
     judged: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What a few readers see of an engine: the time to the first token, and between tokens.
+//! Measures the times that a few clients see: to the first token, and between tokens.
 
 use crate::answers::{Answer, ask, end, request};
 use crate::model::{BLOCK_SIZE, Loaded, Source};
@@ -8,17 +8,17 @@ use cresset::config;
 use cresset::engine::{EngineHandle, EngineOptions};
 
 const STREAMS: usize = 4;
-/// Tokens of the prompts that a stream sends one after the other, and of the answers: about those
-/// of people's questions.
+/// Tokens of the prompts that a stream sends one after the other, and of the answers: about as many
+/// as in people's questions to a chat model.
 const PROMPTS: [usize; 8] = [220, 33, 512, 120, 64, 330, 160, 240];
 const ANSWERS: [usize; 5] = [128, 200, 64, 256, 150];
 const ROUNDS: usize = 9;
 
-/// Tokens that a prefix shares, and that follow it.
+/// Tokens of the shared prefix, and tokens behind it.
 const PREFIX: usize = 1008;
 const TAIL: usize = 16;
 
-/// An engine as a node configures it by default.
+/// An engine with the default configuration of a node.
 fn engine(loaded: &Loaded) -> EngineHandle {
     let node = config::EngineSettings::default();
     let options = loaded.options();
@@ -29,7 +29,7 @@ fn engine(loaded: &Loaded) -> EngineHandle {
     })
 }
 
-/// Streams that ask again as soon as they have their answer.
+/// Streams that send their next request as soon as they have an answer.
 pub fn streams(source: &Source, loaded: &Loaded) -> Result<()> {
     let engine = engine(loaded);
     let shorter = source.sized(1, 16);
@@ -59,7 +59,7 @@ pub fn streams(source: &Source, loaded: &Loaded) -> Result<()> {
     Ok(())
 }
 
-/// Requests one after the other. The first of each stream only warms up.
+/// Sends requests one after the other. The first of each stream is a warm-up.
 fn stream(
     engine: &EngineHandle,
     number: usize,
@@ -75,7 +75,8 @@ fn stream(
     (0..=PROMPTS.len()).map(one).skip(1).collect()
 }
 
-/// The first token of prompts that begin as another one did, and of such that do not.
+/// The time to the first token, for prompts that share a prefix with an earlier one and for prompts
+/// that do not.
 pub fn warm_prefix(source: &Source, loaded: &Loaded) -> Result<()> {
     let (prefix, vocab_size) =
         (source.sized(PREFIX, 2 * BLOCK_SIZE), loaded.info.config.vocab_size);

@@ -1,5 +1,4 @@
-//! Sequences that each have a part of the cache to themselves, and the steps that carry them on
-//! without an engine.
+//! Runs steps without an engine, over sequences that each have a part of the cache to themselves.
 
 use crate::model::{BLOCK_SIZE, Shared};
 use crate::{Result, tokens};
@@ -11,7 +10,7 @@ use cresset_models::ForwardBatch;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Steps before those that are timed.
+/// Steps that run before the timed ones.
 pub const WARM_UP: usize = 4;
 
 pub struct Sequence {
@@ -21,7 +20,7 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    /// So many sequences with room for so many tokens each.
+    /// `count` sequences, each with room in the cache for `tokens` tokens.
     pub fn several(count: usize, tokens: usize) -> Vec<Self> {
         let each = tokens.div_ceil(BLOCK_SIZE) as u32;
         let blocks = |i: u32| (i * each..(i + 1) * each).collect();
@@ -29,8 +28,8 @@ impl Sequence {
     }
 }
 
-/// New tokens of each sequence; the logits of the last are wanted. The sequences are as after the
-/// step.
+/// The batch that computes new tokens of each sequence and the logits of the last one. The
+/// sequences are left as they are after the step.
 pub fn step<'a>(parts: impl IntoIterator<Item = (&'a mut Sequence, &'a [u32])>) -> ForwardBatch {
     let mut batch = ForwardBatch { cu_seqlens_q: vec![0], ..ForwardBatch::default() };
     for (sequence, new) in parts {
@@ -50,7 +49,7 @@ pub fn step<'a>(parts: impl IntoIterator<Item = (&'a mut Sequence, &'a [u32])>) 
     batch
 }
 
-/// The likeliest token of each row.
+/// Greedy sampling for each row.
 pub fn greedy(rows: usize, logprobs: Option<u8>) -> Vec<RowSampling> {
     let params =
         Arc::new(SamplingParams { temperature: 0.0, logprobs, ..SamplingParams::default() });
@@ -64,7 +63,7 @@ pub fn greedy(rows: usize, logprobs: Option<u8>) -> Vec<RowSampling> {
     vec![row; rows]
 }
 
-/// The results of a step that nothing follows before they are here.
+/// Runs a step alone: the next one is not launched before its results have been collected.
 pub fn run(
     runner: &mut Shared,
     batch: &ForwardBatch,
@@ -74,7 +73,7 @@ pub fn run(
     Ok(runner.collect()?.into_iter().collect::<Result<_, _>>()?)
 }
 
-/// Seconds of a step that computes a prompt.
+/// The seconds of a step that computes a prompt.
 pub fn prompt_seconds(runner: &mut Shared, prompt: &[u32]) -> Result<f64> {
     let batch =
         step(Sequence::several(1, prompt.len()).iter_mut().map(|sequence| (sequence, prompt)));
@@ -83,7 +82,8 @@ pub fn prompt_seconds(runner: &mut Shared, prompt: &[u32]) -> Result<f64> {
     Ok(start.elapsed().as_secs_f64())
 }
 
-/// What is decoded: rows, tokens before the first step that is timed, such steps.
+/// The decoding that is timed: rows, tokens in the cache before the first timed step, and timed
+/// steps.
 #[derive(Clone, Copy)]
 pub struct Decode {
     pub rows: usize,
@@ -92,19 +92,19 @@ pub struct Decode {
 }
 
 impl Decode {
-    /// Blocks of the cache that it takes.
+    /// Blocks of the cache that it needs.
     pub fn blocks(&self) -> usize {
         self.rows * (self.context + self.steps).div_ceil(BLOCK_SIZE)
     }
 
-    /// Tokens in the cache in the middle of what is timed.
+    /// Tokens in the cache in the middle of the timed steps.
     pub fn cached(&self) -> usize {
         self.rows * (self.context + self.steps / 2)
     }
 }
 
-/// Seconds of a decoding step, and of its launch on the host. `most` is the largest number of
-/// tokens in a step.
+/// The seconds of a decoding step, and of its launch on the host. `most` is the largest number of
+/// tokens that a step may have.
 pub fn decode_seconds(
     runner: &mut Shared,
     work: Decode,
@@ -126,8 +126,8 @@ pub fn decode_seconds(
     Ok((each(start.elapsed()), each(host)))
 }
 
-/// Steps that take their tokens from the ones before them, which the host need not have seen. How
-/// long it took to launch them.
+/// Runs steps that take their tokens from the steps before them, which the host need not have seen,
+/// and returns the time that launching them took.
 fn decode(runner: &mut Shared, sequences: &mut [Sequence], steps: usize) -> Result<Duration> {
     let (rows, mut host, depth) = (greedy(sequences.len(), None), Duration::ZERO, runner.depth());
     for i in 0..steps {

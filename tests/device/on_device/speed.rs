@@ -11,13 +11,13 @@ use cresset_kernels::gpu::Kind;
 use cresset_models::ModelConfig;
 
 struct Sizes {
-    /// Bytes and rows of the ceilings' copy and product.
+    /// Bytes of the copy, and rows of the product, that measure the device's limits.
     ceilings: (usize, usize),
     prompt: usize,
     rows: &'static [usize],
     context: usize,
     steps: usize,
-    /// Of the steps that an engine makes beside those that it makes alone.
+    /// Rows of the steps that are timed both with an engine and without.
     exposed_rows: usize,
 }
 
@@ -37,10 +37,10 @@ const EMULATED: Sizes = Sizes {
     steps: 4,
     exposed_rows: 3,
 };
-/// Of the prompt; the median counts.
+/// Times that a prompt is computed; the median counts.
 const ROUNDS: usize = 5;
 
-/// Of a context, beyond the longest prompt.
+/// Tokens of the context beyond the longest prompt.
 const BEYOND: usize = 64;
 
 pub fn speed(source: &Source) -> Result<()> {
@@ -103,8 +103,8 @@ fn decodes(loaded: &Loaded, sizes: &Sizes, ceilings: &Ceilings) -> Result<()> {
     Ok(())
 }
 
-/// Bytes that a decoding step cannot but read: the weights, without the embeddings' table unless
-/// the head is the same, and keys and values of so many tokens.
+/// The bytes that a decoding step must read: the weights, without the embedding table unless it is
+/// also the head, and the keys and values of the tokens in the cache.
 fn read_bytes(loaded: &Loaded, tokens: usize) -> usize {
     let config = &loaded.info.config;
     let table = if config.tied_embeddings { 0 } else { config.vocab_size * config.hidden_size };
@@ -130,8 +130,8 @@ fn prompts(loaded: &Loaded, sizes: &Sizes, ceilings: &Ceilings) -> Result<()> {
     Ok(())
 }
 
-/// Multiplications and additions of a prompt: with each matrix of a layer and, causally, of its
-/// queries with keys and weights with values. The head sees one token.
+/// The multiplications and additions of a prompt: with each matrix of a layer, and in attention
+/// with the keys and values that each query sees. The head computes one token.
 fn prompt_flops(config: &ModelConfig, len: usize) -> f64 {
     let ModelConfig {
         hidden_size: hidden, intermediate_size: ffn, head_dim, heads, kv_heads, ..
@@ -141,13 +141,13 @@ fn prompt_flops(config: &ModelConfig, len: usize) -> f64 {
     (2 * len * config.layers * (matrices + attention) + 2 * hidden * config.vocab_size) as f64
 }
 
-/// How much longer a step of the engine takes than the same step without it: what the host does
-/// while the device waits.
+/// The time by which a step of the engine is longer than the same step without it: the host's work
+/// during which the device waits.
 fn exposed(loaded: &Loaded, sizes: &Sizes) -> Result<()> {
     let &Sizes { context, steps, prompt, exposed_rows: rows, .. } = sizes;
     let vocab_size = loaded.info.config.vocab_size;
     let engine = loaded.engine(EngineOptions { max_rows: rows, ..loaded.options() });
-    // While prompts are computed, those before them decode.
+    // While prompts are computed, earlier sequences decode.
     let longest = 3 * steps + rows * context / prompt;
     loaded.runner.take_steps();
     let requests =
@@ -161,7 +161,7 @@ fn exposed(loaded: &Loaded, sizes: &Sizes) -> Result<()> {
         return Err("the engine made no steps of all rows".into());
     };
     let in_engine = (last.at - first.at).as_secs_f64() / (pure.len() - 1) as f64;
-    // Steps without the engine, with as many tokens in the cache in the middle.
+    // The same steps without the engine, with as many tokens in the cache in the middle.
     let context = usize::midpoint(first.cached, last.cached) / rows - steps / 2;
     let work = Decode { rows, context, steps };
     let (alone, _) = decode_seconds(&mut loaded.runner.clone(), work, vocab_size, prompt)?;

@@ -1,5 +1,5 @@
-//! With `deterministic`: requests among others that are cancelled, preempted, abandoned or find no
-//! memory say what they say alone, and everything is given back.
+//! Checks, with `deterministic`, that requests give the same answers alone and among others that
+//! are cancelled, preempted, abandoned or find no memory, and that all memory is freed.
 
 use crate::answers::{Answer, ask, end, read, request};
 use crate::model::{BLOCK_SIZE, Loaded, Source, Wanted};
@@ -10,10 +10,10 @@ use cresset_kernels::gpu::Kind;
 use std::time::{Duration, Instant};
 
 struct Sizes {
-    /// Tokens of the prompts of those that must survive, and of their answers.
+    /// Tokens of the prompts and of the answers of the requests that must survive.
     probes: &'static [usize],
     answer: usize,
-    /// Others, of so many tokens and with longer answers.
+    /// The number of other requests, and the tokens of their prompts and of their longer answers.
     crowd: usize,
     prompt: usize,
     max_batched_tokens: usize,
@@ -36,7 +36,7 @@ const EMULATED: Sizes = Sizes {
     max_batched_tokens: 48,
     max_rows: 8,
 };
-/// Bytes of the device that drivers may keep for themselves after a load that failed.
+/// Bytes of device memory that the driver may keep after a load that failed.
 const SLACK: usize = 64 << 20;
 
 pub fn survive(source: &Source) -> Result<()> {
@@ -44,7 +44,7 @@ pub fn survive(source: &Source) -> Result<()> {
     let wanted = Wanted {
         kind: Kind::Bf16,
         deterministic: true,
-        // So that another one finds no room.
+        // This leaves no room for another model.
         share: source.sized(0.9, 1.0),
         graphs: true,
         max_batched_tokens: sizes.max_batched_tokens,
@@ -60,7 +60,7 @@ pub fn survive(source: &Source) -> Result<()> {
     let alone: Vec<Answer> = probes().map(|probe| ask(&engine, probe)).collect::<Result<_>>()?;
     end(&engine)?;
     crowded(&loaded, &sizes, probes().collect(), &alone)?;
-    // Twice the share, which cannot be had.
+    // Together they want twice the share that there is.
     let (free, _) = source.gpu.memory()?;
     let Err(refusal) = source.load(wanted) else {
         return Err("two models found the memory of one".into());
@@ -83,15 +83,15 @@ pub fn survive(source: &Source) -> Result<()> {
     Ok(())
 }
 
-/// Sampled, so that a row out of place shows.
+/// Tokens are sampled, so that a row in the wrong place shows.
 fn probe(len: usize, seed: u64, vocab_size: usize, answer: usize) -> GenerateRequest {
     let sampling =
         SamplingParams { seed, temperature: 0.9, top_p: 0.95, ..SamplingParams::default() };
     GenerateRequest { sampling, ..request(tokens(len, len, vocab_size), answer) }
 }
 
-/// Survivors among a crowd for which there are too few blocks, and of which a third is cancelled
-/// and a third abandoned.
+/// Runs the survivors among other requests, for all of which there are too few blocks. A third of
+/// the others is cancelled, and a third abandoned.
 fn crowded(
     loaded: &Loaded,
     sizes: &Sizes,
@@ -100,7 +100,7 @@ fn crowded(
 ) -> Result<()> {
     let &Sizes { answer, crowd, prompt, max_rows, .. } = sizes;
     let (options, vocab_size) = (loaded.options(), loaded.info.config.vocab_size);
-    // A third of what all rows need at their longest.
+    // A third of the blocks that all rows need at their longest.
     let num_blocks =
         (max_rows * (prompt + 4 * answer)).div_ceil(3 * BLOCK_SIZE).min(options.num_blocks);
     let engine = loaded.engine(EngineOptions { num_blocks, ..options });
@@ -145,7 +145,7 @@ fn crowded(
     Ok(())
 }
 
-/// Waits for the engine's next step, if it has anything to do.
+/// Waits for the engine's next step, if it has work.
 fn next_step(engine: &EngineHandle) {
     let before = engine.stats();
     while before.running > 0 && engine.stats().steps == before.steps {
@@ -153,7 +153,7 @@ fn next_step(engine: &EngineHandle) {
     }
 }
 
-/// What can never fit is sent away at the door.
+/// A request that can never fit is refused at once.
 fn refused(engine: &EngineHandle, loaded: &Loaded, num_blocks: usize) -> Result<()> {
     let too_long = tokens(
         0,

@@ -1,5 +1,5 @@
-//! What the GPU path is to reach with the shape of Llama 3.1 8B in bf16 on one H200, and the tables
-//! that say whether it does.
+//! The targets of the GPU path with the shape of Llama 3.1 8B in bf16 on one H200, and the tables
+//! that tell whether they are reached.
 
 use std::fmt::Display;
 
@@ -23,27 +23,27 @@ const fn at_most(bound: f64, unit: &'static str) -> Target {
     Target { bound: Bound::AtMost(bound), unit }
 }
 
-/// From the program's start, with the weights in the page cache.
+/// Seconds from the program's start, with the weights in the page cache.
 pub const START: Target = at_most(5.0, "s");
-/// One row.
+/// Decoding of one row.
 pub const DECODE: Target = at_least(256.0, "tok/s");
 pub const DECODE_SHARE: Target = at_least(85.0, "% of copy");
-/// Of 8192 tokens.
+/// A prompt of 8192 tokens.
 pub const PREFILL_SHARE: Target = at_least(65.0, "% of product");
-/// 1000 tokens in and 1000 out.
+/// Requests of 1000 prompt tokens and 1000 answer tokens.
 pub const OFFLINE: Target = at_least(9000.0, "tok/s");
-/// With four streams.
+/// Time between tokens with four streams.
 pub const FIRST_TOKEN: Target = at_most(20.0, "ms");
 pub const BETWEEN_TOKENS: Target = at_most(4.3, "ms");
 pub const BETWEEN_TOKENS_P99: Target = at_most(2.0, "× median");
-/// Behind a prefix of 1000 tokens in the cache.
+/// Time to the first token behind a prefix of 1000 tokens in the cache.
 pub const WARM_FIRST_TOKEN: Target = at_most(10.0, "ms");
-/// A step, at 256 rows.
+/// The host's part of a step with 256 rows.
 pub const HOST: Target = at_most(0.05, "ms");
 pub const DETERMINISTIC_COST: Target = at_most(10.0, "%");
 
 impl Target {
-    /// Not a number is a miss.
+    /// Whether the value reaches the target; NaN does not.
     fn verdict(self, found: f64) -> String {
         let Self { bound, unit } = self;
         let (sign, bound, hit) = match bound {
@@ -58,7 +58,7 @@ pub fn head() {
     println!("| work | measured | of the ceiling | target |\n|---|---|---|---|");
 }
 
-/// A line of the table, with each target and what was found of it.
+/// Prints a line of the table, with each target and whether it was reached.
 pub fn row(
     work: impl Display,
     measured: impl Display,
