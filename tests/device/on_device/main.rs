@@ -1,8 +1,8 @@
 //! Runs a model from a Hugging Face folder on a GPU, compares its answers, and measures its times:
 //!
 //! - `on_device check FOLDER bf16|f32` prints as JSON the answers to `FOLDER/prompts.json` (`[[id,
-//!   …], …]`). They must be the same with and without recorded steps, and with `deterministic` alone
-//!   or in a batch.
+//!   …], …]`). They must be the same with and without recorded steps, and with `deterministic`
+//!   alone or in a batch.
 //! - `on_device speed FOLDER`: start, prompts, decoding, a few streams, the host's part of a step.
 //! - `on_device offline FOLDER`: throughput with as many sequences as the cache holds.
 //! - `on_device deterministic FOLDER`: the cost of `deterministic`.
