@@ -30,6 +30,8 @@ pub mod sampler;
 pub mod sampling_params;
 pub mod scheduler;
 pub mod sequence;
+#[cfg(any(test, feature = "failpoints"))]
+pub mod testing;
 mod worker;
 
 #[cfg(test)]

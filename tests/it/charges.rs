@@ -4,7 +4,7 @@
 use super::support::{World, application, issue, issue_until, next_piece, read, revoke, suspend};
 use cresset::clock::{Clock, SystemClock, UnixMillis};
 use cresset::config::Plan;
-use cresset::engine::runner::ScriptedFailure;
+use cresset::engine::testing::ScriptedFailure;
 use serde_json::{Value, json};
 use std::time::Duration;
 use uuid::Uuid;

@@ -1,7 +1,7 @@
 //! Models that come and go: loaded when a request names them, within a budget of memory.
 
 use super::support::{World, next_piece, qualified, read};
-use cresset::engine::runner::{ScriptedFailure, ScriptedRunner};
+use cresset::engine::testing::{ScriptedFailure, ScriptedRunner};
 use cresset::engine::{EngineError, EngineHandle, EngineOptions};
 use cresset::pool::{LoadedEngine, ServedModel};
 use cresset::server::operator::{Live, status};

@@ -3,7 +3,7 @@
 
 use super::support::{Answer, World, issue, next_piece, statuses};
 use cresset::engine::EngineError;
-use cresset::engine::runner::ScriptedFailure;
+use cresset::engine::testing::ScriptedFailure;
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 use std::time::Duration;

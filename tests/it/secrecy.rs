@@ -2,7 +2,7 @@
 
 use super::process::{Customer, Folder, Served, eventually, get, request};
 use super::support::{CHAT, World, chat_headers};
-use cresset::engine::runner::ScriptedFailure;
+use cresset::engine::testing::ScriptedFailure;
 use hyper::Method;
 use serde_json::json;
 use std::io::Write;

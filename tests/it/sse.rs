@@ -1,7 +1,7 @@
 //! Streams, to the byte: what leaves, in which order, and what a failure looks like.
 
 use super::support::{World, next_piece, read, revoke};
-use cresset::engine::runner::ScriptedFailure;
+use cresset::engine::testing::ScriptedFailure;
 use serde_json::{Value, json};
 use std::time::Duration;
 use uuid::Uuid;

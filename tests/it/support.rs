@@ -5,7 +5,7 @@ use bytes::Bytes;
 use cresset::catalogue::{Catalogue, QualifiedModel};
 use cresset::clock::{Clock, SystemClock, UnixMillis};
 use cresset::config::Config;
-use cresset::engine::runner::ScriptedRunner;
+use cresset::engine::testing::ScriptedRunner;
 use cresset::engine::{EngineError, EngineHandle, EngineOptions};
 use cresset::ids::{AccountId, ApplicationId, CredentialId};
 use cresset::ledger::{
@@ -43,7 +43,7 @@ pub struct Setup {
     pub ends: bool,
     pub step: Duration,
     /// Steps that fail.
-    pub failures: Vec<(u64, cresset::engine::runner::ScriptedFailure)>,
+    pub failures: Vec<(u64, cresset::engine::testing::ScriptedFailure)>,
     /// What the failures fail with, if not with a text of the runner's own.
     pub error: Option<EngineError>,
     pub trial: u64,

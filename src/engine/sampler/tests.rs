@@ -2,7 +2,7 @@
 //! versions of itself.
 
 use super::*;
-use crate::engine::runner::with_pending;
+use crate::engine::testing::with_pending;
 use cresset_kernels::sampling::{gumbel_noise, philox4x32};
 use std::sync::Arc;
 

@@ -1,8 +1,9 @@
 //! A runner with two steps in flight, without a device.
 
 use crate::engine::EngineError;
-use crate::engine::runner::{RowResult, Runner, nothing_launched, with_pending};
+use crate::engine::runner::{RowResult, Runner, nothing_launched};
 use crate::engine::sampling_params::RowSampling;
+use crate::engine::testing::with_pending;
 use cresset_models::ForwardBatch;
 use std::collections::VecDeque;
 

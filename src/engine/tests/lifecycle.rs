@@ -1,8 +1,9 @@
 //! Joining, leaving, stopping, failing, refusing, draining.
 
 use super::*;
-use crate::engine::runner::{RowResult, Runner, ScriptedFailure, ScriptedRunner};
+use crate::engine::runner::{RowResult, Runner};
 use crate::engine::sampling_params::RowSampling;
+use crate::engine::testing::{ScriptedFailure, ScriptedRunner};
 use cresset_models::ForwardBatch;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::SyncSender;

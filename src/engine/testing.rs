@@ -1,0 +1,168 @@
+//! A runner without a model, for tests: tokens come from a script, and steps fail when told to.
+
+use super::error::EngineError;
+use super::runner::{RowResult, Runner, nothing_launched};
+use super::sampler::{Sampled, TokenLogprobs};
+use super::sampling_params::RowSampling;
+use cresset_models::ForwardBatch;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Completes `row` by its pending token, which is one of the `previous` step's results.
+pub fn with_pending(row: &RowSampling, previous: &[RowResult]) -> RowSampling {
+    let mut row = row.clone();
+    if let Some(index) = row.pending.take() {
+        let token = previous[index as usize].as_ref().map_or(0, |sampled| sampled.token);
+        Arc::make_mut(&mut row.tokens).push(token);
+    }
+    row
+}
+
+/// How a scripted step fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScriptedFailure {
+    /// `launch` returns an error.
+    Launch,
+    /// `collect` returns an error.
+    Error,
+    /// `collect` panics.
+    Panic,
+    /// Every sampled row of the step fails, the step itself does not.
+    Rows,
+    /// `collect` returns an error and `recover` another.
+    Fatal,
+}
+
+/// A runner without a model: tokens come from a script, when they are collected. Log-probabilities,
+/// when asked for, say that the token was certain.
+pub struct ScriptedRunner {
+    script: Box<dyn FnMut(&RowSampling) -> u32 + Send>,
+    step_time: Duration,
+    failures: HashMap<u64, ScriptedFailure>,
+    /// The error of scripted failures; `None` gives each a text of its own.
+    error: Option<EngineError>,
+    depth: usize,
+    steps: u64,
+    fatal: bool,
+    launched: VecDeque<Launched>,
+    /// The results of the step collected last.
+    previous: Vec<RowResult>,
+    /// The time at which the step launched last is done.
+    busy_until: Instant,
+}
+
+struct Launched {
+    step: u64,
+    rows: Vec<RowSampling>,
+    done: Instant,
+}
+
+impl ScriptedRunner {
+    /// Makes a runner whose `script` gives a row's next token; it may look at the row's tokens.
+    pub fn new(script: impl FnMut(&RowSampling) -> u32 + Send + 'static) -> Self {
+        Self {
+            script: Box::new(script),
+            step_time: Duration::ZERO,
+            failures: HashMap::new(),
+            error: None,
+            depth: 1,
+            steps: 0,
+            fatal: false,
+            launched: VecDeque::new(),
+            previous: Vec::new(),
+            busy_until: Instant::now(),
+        }
+    }
+
+    /// Makes a runner with which every sequence produces `output`, over and over. It must not be
+    /// empty.
+    pub fn repeating(output: Vec<u32>) -> Self {
+        assert!(!output.is_empty(), "a script needs a token to repeat");
+        Self::new(move |row| output[(row.tokens.len() - row.prompt_len) % output.len()])
+    }
+
+    /// Sets how long each step takes, from its launch or from the end of the step before it.
+    pub fn step_time(mut self, step_time: Duration) -> Self {
+        self.step_time = step_time;
+        self
+    }
+
+    /// Sets how many steps may be in flight, 1 or 2.
+    pub fn depth(mut self, depth: usize) -> Self {
+        self.depth = depth;
+        self
+    }
+
+    /// Makes the `step`-th step, counted from 0, fail. May be called for several steps.
+    pub fn fail_at(mut self, step: u64, failure: ScriptedFailure) -> Self {
+        self.failures.insert(step, failure);
+        self
+    }
+
+    /// Sets the error with which steps and rows fail, panics aside.
+    pub fn fail_with(mut self, error: EngineError) -> Self {
+        self.error = Some(error);
+        self
+    }
+
+    fn failure(&self, kind: fn(String) -> EngineError, text: String) -> EngineError {
+        self.error.clone().unwrap_or_else(|| kind(text))
+    }
+
+    fn sample(&mut self, row: &RowSampling) -> Sampled {
+        let row = with_pending(row, &self.previous);
+        let token = (self.script)(&row);
+        let certain = |top: u8| TokenLogprobs {
+            chosen: 0.0,
+            top: vec![(token, 0.0); usize::from(top.min(1))],
+        };
+        Sampled { token, logprobs: row.params.logprobs.map(certain) }
+    }
+}
+
+impl Runner for ScriptedRunner {
+    fn launch(&mut self, _batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), EngineError> {
+        let step = self.steps;
+        self.steps += 1;
+        if self.failures.get(&step) == Some(&ScriptedFailure::Launch) {
+            let text = format!("scripted failure to launch step {step}");
+            return Err(self.failure(EngineError::Compute, text));
+        }
+        self.busy_until = self.busy_until.max(Instant::now()) + self.step_time;
+        self.launched.push_back(Launched { step, rows: rows.to_vec(), done: self.busy_until });
+        Ok(())
+    }
+
+    fn collect(&mut self) -> Result<Vec<RowResult>, EngineError> {
+        let Launched { step, rows, done } =
+            self.launched.pop_front().ok_or_else(nothing_launched)?;
+        std::thread::sleep(done.saturating_duration_since(Instant::now()));
+        self.previous = match self.failures.get(&step) {
+            None => rows.iter().map(|row| Ok(self.sample(row))).collect(),
+            Some(ScriptedFailure::Rows) => {
+                let text = format!("scripted failure in step {step}");
+                vec![Err(self.failure(EngineError::Sampling, text)); rows.len()]
+            }
+            Some(ScriptedFailure::Panic) => panic!("scripted panic in step {step}"),
+            Some(failure) => {
+                self.fatal = *failure == ScriptedFailure::Fatal;
+                let text = format!("scripted failure of step {step}");
+                return Err(self.failure(EngineError::Compute, text));
+            }
+        };
+        Ok(self.previous.clone())
+    }
+
+    fn depth(&self) -> usize {
+        self.depth
+    }
+
+    fn recover(&mut self) -> Result<(), EngineError> {
+        self.launched.clear();
+        if self.fatal {
+            return Err(EngineError::DeviceLost("scripted end of the engine".into()));
+        }
+        Ok(())
+    }
+}
