@@ -1,6 +1,11 @@
 //! Builds the device code: with nvcc for devices, and for the emulator with the C++ compiler of
 //! this machine.
 
+#![expect(
+    clippy::disallowed_methods,
+    reason = "cargo gives a build script its settings in the environment"
+)]
+
 #[path = "build/cuda.rs"]
 mod cuda;
 #[path = "build/emulator.rs"]

@@ -3,6 +3,11 @@
 //! `ARCHITECTURE.md` beside this file is the map: which module may know which, and one request's
 //! way through them.
 
+#![cfg_attr(
+    test,
+    allow(clippy::disallowed_methods, reason = "tests measure time and start threads")
+)]
+
 pub mod catalogue;
 pub mod cli;
 pub mod clock;

@@ -4,6 +4,8 @@
 //! Every case is checked against the reference before it is timed. Contenders take turns, and the
 //! best round counts, since the load of other programs on a shared machine only adds time.
 
+#![allow(clippy::disallowed_methods, reason = "it measures time")]
+
 use candle_core::quantized::{GgmlDType, QMatMul, QTensor};
 use candle_core::{Device, Module, Tensor};
 use cresset_kernels::Compute;

@@ -2,6 +2,11 @@
 //! them; `reference.rs` is the specification in plain f32 loops; `cpu.rs` is the fast path judged
 //! by it; `gpu.rs` launches the kernels of `<op>.cu`. Outputs are owned by the caller.
 
+#![cfg_attr(
+    test,
+    allow(clippy::disallowed_methods, reason = "tests measure time and start threads")
+)]
+
 pub mod activation;
 pub mod attention;
 pub mod compute;

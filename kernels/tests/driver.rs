@@ -2,6 +2,7 @@
 //! computes products for real, writes down what it is asked for, and fails when it is told to. What
 //! it cannot show is that NVIDIA's agrees with its own headers.
 
+#![allow(clippy::disallowed_methods, reason = "tests measure time and start threads")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use cresset_kernels::gpu::{self, Arg, Buffer, DeviceOptions, Emulator, Gemm, Gpu, Launch};
@@ -75,8 +76,8 @@ fn compile() -> Library {
     };
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/driver/fake.c");
     cc(&[source.to_str().unwrap(), "-o", "libcuda.so.1", "-Wl,-soname,libcuda.so.1"]);
-    // SAFETY: it has no initialisers.
     let open = |name: &str| {
+        // SAFETY: the library has no initialisers.
         unsafe { Library::open(Some(folder.join(name)), RTLD_NOW | RTLD_GLOBAL) }.unwrap()
     };
     let fake = open("libcuda.so.1");

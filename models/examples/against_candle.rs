@@ -2,6 +2,8 @@
 //! greedy tokens agree: `RAYON_NUM_THREADS=2 cargo run --release -p cresset-models --example
 //! against_candle -- MODEL.gguf [THREADS]`.
 
+#![allow(clippy::disallowed_methods, reason = "it measures time")]
+
 use candle_core::quantized::gguf_file;
 use candle_core::{Device, Tensor};
 use candle_transformers::models::quantized_llama::ModelWeights;

@@ -2,6 +2,8 @@
 //! answers from standard output: `against_llama_cpp MODEL THREADS [dequantise] [processor-time]`,
 //! then `prefill N`, `decode STREAMS PROMPT COUNT`, `logits FILE ID…`.
 
+#![allow(clippy::disallowed_methods, reason = "it measures time")]
+
 use candle_core::Device;
 use cresset_kernels::Compute;
 use cresset_models::{ForwardBatch, KvCache, LoadOptions, Model, ModelSource, load};

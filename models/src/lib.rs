@@ -1,6 +1,11 @@
 //! Model files in, logits out: loading (GGUF, safetensors), the shared decoder skeleton, one file
 //! per architecture.
 
+#![cfg_attr(
+    test,
+    allow(clippy::disallowed_methods, reason = "tests measure time and start threads")
+)]
+
 pub mod arch;
 pub mod batch;
 pub mod config;

@@ -288,7 +288,7 @@ fn contradictory_batches_are_refused() {
         break_it(&mut bad);
         match model.forward(&bad, &mut kv) {
             Err(Error::Batch(text)) => {
-                assert!(text.contains(message), "{text:?} does not say {message:?}")
+                assert!(text.contains(message), "{text:?} does not say {message:?}");
             }
             other => panic!("{message}: {other:?}"),
         }

@@ -5,6 +5,11 @@
 //! for every check the faults that must turn it red; the tests of this crate plant each of them.
 //! `README.md` says how checks and goldens are added.
 
+#![cfg_attr(
+    test,
+    allow(clippy::disallowed_methods, reason = "tests measure time and start threads")
+)]
+
 pub mod checks;
 pub mod goldens;
 pub mod identity;

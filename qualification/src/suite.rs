@@ -1,5 +1,7 @@
 //! Runs the checks over a subject and writes the record.
 
+#![expect(clippy::disallowed_methods, reason = "checks are timed")]
+
 use crate::checks::{ALL, Check, CheckFinding, CheckInput};
 use crate::goldens::Goldens;
 use crate::identity::{Identity, Origin};

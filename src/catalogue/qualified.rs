@@ -156,7 +156,7 @@ pub(super) fn records(root: &Path, name: &str) -> Result<Vec<Record>> {
         match serde_json::from_slice::<Record>(&text) {
             Ok(record) => records.push(record),
             Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "passing over a qualification record")
+                tracing::warn!(path = %path.display(), %error, "passing over a qualification record");
             }
         }
     }
@@ -295,7 +295,7 @@ mod tests {
             ("another executable", |r| r.identity.host.engine.executable_sha256 = "0".into()),
             ("another hardware", |r| r.identity.host.hardware.model = "other".into()),
             ("another serving setting (then max_rows 9, now max_rows 8)", |r| {
-                r.identity.host.settings.max_rows = 9
+                r.identity.host.settings.max_rows = 9;
             }),
             ("another release files", |r| r.identity.release.files.clear()),
         ];

@@ -114,6 +114,10 @@ fn prompt() {
 /// Lines of stdin, read on a thread of their own: a blocked read must not keep a signal waiting.
 fn read_lines() -> mpsc::Receiver<String> {
     let (sender, receiver) = mpsc::channel(1);
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "it waits for the terminal and ends with the process"
+    )]
     std::thread::spawn(move || {
         for line in std::io::stdin().lock().lines().map_while(Result::<_, std::io::Error>::ok) {
             if sender.blocking_send(line).is_err() {

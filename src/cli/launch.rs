@@ -1,5 +1,7 @@
 //! A node in this process: the qualified models, the store behind them, the listeners in front.
 
+#![expect(clippy::disallowed_methods, reason = "the start is timed")]
+
 use super::device;
 use super::load;
 use super::releases::{cannot_load, servable};
@@ -96,7 +98,7 @@ pub async fn start(context: &Context, ports: Ports, pinned: &[String]) -> Result
     let (routes, operator_stop) = (operator::router(live.clone()), stop.clone());
     let operator_limits = limits.clone();
     surfaces.spawn(async move {
-        server::serve(ports.operator, routes, &operator_limits, operator_stop).await
+        server::serve(ports.operator, routes, &operator_limits, operator_stop).await;
     });
     let door = socket::bind(&context.data_dir).map_err(|error| {
         Failure::new(format!(

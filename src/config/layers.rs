@@ -1,6 +1,8 @@
 //! How the file, the environment and the flags make one configuration, and where each value came
 //! from.
 
+#![expect(clippy::disallowed_methods, reason = "this file reads the environment for everyone")]
+
 use super::{Config, ConfigError, bounds};
 use serde::Serialize;
 use std::collections::BTreeMap;

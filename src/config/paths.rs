@@ -1,6 +1,8 @@
 //! Folders and files by the platform's convention, and what else the environment says of this
 //! process.
 
+#![expect(clippy::disallowed_methods, reason = "this file finds folders by the environment")]
+
 use std::path::PathBuf;
 
 /// The data folder when none is given: the platform's convention, or `CRESSET_DATA_DIR`.

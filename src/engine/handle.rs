@@ -1,5 +1,7 @@
 //! What the rest of the node sees of the engine: a bounded door in, a bounded stream of events out.
 
+#![expect(clippy::disallowed_methods, reason = "the handle tells the pure parts the time")]
+
 use super::error::EngineError;
 use super::inbox::{Inbox, Submission};
 use super::sampler::TokenLogprobs;

@@ -2,6 +2,8 @@
 //! With a runner of depth 2 the next step is launched before the results of the last one are here:
 //! the host works while the device computes.
 
+#![expect(clippy::disallowed_methods, reason = "the engine thread tells its pure parts the time")]
+
 use super::batch::forward_batch;
 use super::error::EngineError;
 use super::handle::{EngineStats, SequenceEvent};

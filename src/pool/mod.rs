@@ -5,6 +5,11 @@
 //! request for a model that is not loaded waits for it, for `engine.model_wait_seconds` at most;
 //! its stream is kept alive meanwhile as in any queue.
 
+#![expect(
+    clippy::disallowed_methods,
+    reason = "loads are timed, and failures are kept for a while"
+)]
+
 mod access;
 mod eviction;
 mod view;

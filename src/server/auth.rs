@@ -1,5 +1,7 @@
 //! Who is asking: one Bearer credential becomes an account and a scope, or the request ends here.
 
+#![expect(clippy::disallowed_methods, reason = "failed credentials are limited per second")]
+
 use super::error::ApiError;
 use super::headers;
 use super::node::Node;

@@ -5,6 +5,8 @@
 //! the reservation becomes durable while the prompt is computed, and nothing is published before it
 //! is. At the end: body, settlement, last chunk.
 
+#![expect(clippy::disallowed_methods, reason = "a request has deadlines and latencies")]
+
 use super::error::ApiError;
 use super::faults::Fault;
 use super::hub::{Ending, LiveRequest, NotAdmitted};
@@ -263,7 +265,7 @@ impl Run {
         let now = Instant::now();
         match self.last_token.replace(now) {
             None => {
-                self.node.metrics.time_to_first_token.observe(self.began.elapsed().as_secs_f64())
+                self.node.metrics.time_to_first_token.observe(self.began.elapsed().as_secs_f64());
             }
             Some(last) => self.node.metrics.inter_token_latency.observe((now - last).as_secs_f64()),
         }
@@ -409,7 +411,7 @@ impl Run {
             let expires_at = UnixMillis(self.node.clock.now().0.saturating_add(retention));
             match self.node.store.put_body(self.live.key, body.clone(), expires_at).await {
                 Err(StoreError::Unavailable(_)) if Instant::now() < until => {
-                    tokio::time::sleep(LEDGER_PAUSE).await
+                    tokio::time::sleep(LEDGER_PAUSE).await;
                 }
                 other => return other,
             }
@@ -441,7 +443,7 @@ impl Run {
         loop {
             match commit(&self.node, command.clone()).await {
                 Err(StoreError::Unavailable(_)) if Instant::now() < until => {
-                    tokio::time::sleep(LEDGER_PAUSE).await
+                    tokio::time::sleep(LEDGER_PAUSE).await;
                 }
                 other => return other,
             }

@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn credentials() {
         let check = |pairs: &[(&str, &str)], expect: Option<&str>| {
-            assert_eq!(bearer(&headers(pairs)), expect)
+            assert_eq!(bearer(&headers(pairs)), expect);
         };
         check(&[("authorization", "Bearer abc")], Some("abc"));
         check(&[("authorization", "bearer abc")], Some("abc"));

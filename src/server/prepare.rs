@@ -1,5 +1,7 @@
 //! From a well-formed request to a job: the model, its limits, the exact prompt.
 
+#![expect(clippy::disallowed_methods, reason = "a request has a deadline from now on")]
+
 use super::drive::Job;
 use super::error::ApiError;
 use super::handlers::chat::Call;

@@ -1,6 +1,8 @@
 //! The outermost layer: every response gets its request id, its cache rules and, for errors, its
 //! body.
 
+#![expect(clippy::disallowed_methods, reason = "the log tells how long an answer took")]
+
 use super::error::ApiError;
 use super::headers;
 use super::node::Node;

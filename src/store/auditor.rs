@@ -1,6 +1,8 @@
 //! The background audit, from snapshots beside the writer: what is new every minute, everything
 //! every day. It ends at the first violation, after which a person has to look.
 
+#![expect(clippy::disallowed_methods, reason = "the auditor waits for its next turn by a clock")]
+
 use super::shared::StoreShared;
 use std::io;
 use std::panic::{self, AssertUnwindSafe};
@@ -56,7 +58,7 @@ fn audit(shared: &StoreShared, whole: bool) {
     // The database may panic on damaged pages.
     match panic::catch_unwind(AssertUnwindSafe(audit)) {
         Ok(Ok(report)) => {
-            tracing::debug!(whole, entries = report.entries, ok = report.ok, "audited the ledger")
+            tracing::debug!(whole, entries = report.entries, ok = report.ok, "audited the ledger");
         }
         Ok(Err(error)) => tracing::warn!(%error, "the ledger could not be audited"),
         Err(_) => shared.health.distrust("reading it for the audit panicked"),

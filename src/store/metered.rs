@@ -1,6 +1,8 @@
 //! A folder whose syncs are counted and timed, and may take as long as those of a slower disk: for
 //! measurements.
 
+#![expect(clippy::disallowed_methods, reason = "it measures how long fsync takes")]
+
 use super::StoreResult;
 use super::disk::{self, Disk, File, LockedFolder};
 use redb::backends::FileBackend;

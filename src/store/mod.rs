@@ -160,7 +160,7 @@ impl Store {
         // can.
         let run = || {
             panic::catch_unwind(AssertUnwindSafe(|| writer.run()))
-                .unwrap_or_else(|_| std::process::abort())
+                .unwrap_or_else(|_| std::process::abort());
         };
         let writer = thread.spawn(run).map_err(unstarted)?;
         Ok(Self { inner: Arc::new(StoreInner { shared, writer: Some(writer), _auditor: auditor }) })

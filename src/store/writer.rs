@@ -6,6 +6,8 @@
 //! again: a repeat changes nothing where the first had become durable. Detached ends of attempts
 //! are repeated from here, and admissions that were answered as unknown are released.
 
+#![expect(clippy::disallowed_methods, reason = "the writer waits for its next turn by a clock")]
+
 use super::files::Files;
 use super::limits::Limits;
 use super::queue::{Taken, WriteAction, WriteJob};

@@ -186,7 +186,7 @@ mod tests {
     #[test]
     fn python_and_jinja_habits() {
         let check = |source: &str, expect: &str| {
-            assert_eq!(render(source, &[("user", " hi ")]).unwrap(), expect, "{source}")
+            assert_eq!(render(source, &[("user", " hi ")]).unwrap(), expect, "{source}");
         };
         let all = "{{ messages[0].content }}";
         check(

@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn words_of_each_kind() {
         let check = |name: &str, text: &str, expect: &str| {
-            assert_eq!(words(name, text), expect, "{name} {text:?}")
+            assert_eq!(words(name, text), expect, "{name} {text:?}");
         };
         check("gpt-2", "It's 1234  ok\n\nx", "It|'s|Ġ1234|Ġ|Ġok|Ċ|Ċ|x");
         check("smollm", "It's 1234  ok", "It|'s|Ġ|1|2|3|4|Ġ|Ġok");
@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn whole_words_win_over_merges_only_where_upstream_says_so() {
         let check = |name: &str, expect: bool| {
-            assert_eq!(by_name(name).unwrap().ignore_merges, expect, "{name}")
+            assert_eq!(by_name(name).unwrap().ignore_merges, expect, "{name}");
         };
         check("llama-bpe", true);
         check("tekken", true);

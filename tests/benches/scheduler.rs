@@ -2,6 +2,8 @@
 //! tokens in.
 //! `cargo bench --bench scheduler`. A GPU waits for all of it, so it should stay under 100 µs.
 
+#![allow(clippy::disallowed_methods, reason = "it measures time")]
+
 use cresset::engine::batch::forward_batch;
 use cresset::engine::scheduler::{EngineOptions, Scheduler};
 use cresset::engine::{GenerateRequest, SamplingParams, SequenceId};

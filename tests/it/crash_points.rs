@@ -94,7 +94,7 @@ fn check_left(node: &Served, key: &str, id: &str, left: Left, what: &str) {
     let seen = (&request["state"], &request["failure_code"], &request["reservedUnits"]);
     match left {
         Left::Nothing => {
-            assert_eq!(request["error"]["code"], "request_not_found", "{what}: {request}")
+            assert_eq!(request["error"]["code"], "request_not_found", "{what}: {request}");
         }
         Left::Failed => {
             assert_eq!(

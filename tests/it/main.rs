@@ -1,5 +1,6 @@
 //! Everything that is tested from outside, in one binary: a file per subject.
 
+#![allow(clippy::disallowed_methods, reason = "tests measure time and start threads")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod api;

@@ -4,6 +4,8 @@
 //! times nothing, which is for profilers. Without a GPU it runs small shapes in the emulator, to
 //! test itself.
 
+#![allow(clippy::disallowed_methods, reason = "it measures time")]
+
 mod case;
 mod data;
 mod dense;

@@ -15,7 +15,7 @@ pub(super) fn row(part: &WeightPart, row: usize, out: &mut [f32]) {
         (_, Some(format)) => quantised(&format, panel, lane, out),
         (GgmlDType::F32, None) => dense(panel, lane, out, f32::from_le_bytes),
         (GgmlDType::F16, None) => {
-            dense(panel, lane, out, |bytes| f16::from_le_bytes(bytes).to_f32())
+            dense(panel, lane, out, |bytes| f16::from_le_bytes(bytes).to_f32());
         }
         (_, None) => dense(panel, lane, out, |bytes| bf16::from_le_bytes(bytes).to_f32()),
     }

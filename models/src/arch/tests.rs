@@ -23,7 +23,7 @@ fn read(more: &Value) -> Result<ModelConfig> {
 #[test]
 fn one_model_may_be_described_in_many_ways() {
     let check = |one: Value, other: Value| {
-        assert_eq!(read(&one).unwrap(), read(&other).unwrap(), "{one} and {other}")
+        assert_eq!(read(&one).unwrap(), read(&other).unwrap(), "{one} and {other}");
     };
     for same in [
         json!({ "head_dim": "absent" }),

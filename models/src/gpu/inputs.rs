@@ -199,7 +199,7 @@ impl Staged<'_> {
         let (batch, shape, at) = (self.batch, &self.shape, Layout::new(&self.shape));
         let [decode, prefill] = self.splits.map(|split| [shape.table_stride as u32, split]);
         let mut put = |range: &Range<usize>, values: &[u32], padding| {
-            fill(&mut to[range.clone()], values, padding)
+            fill(&mut to[range.clone()], values, padding);
         };
         put(&at.decode_header, &decode, 0);
         put(&at.prefill_header, &prefill, 0);

@@ -94,7 +94,7 @@ fn check_family(case: &Case, want: &[Vec<f32>]) {
     );
     match run(Kind::Bf16) {
         Ok(rounded) => {
-            assert!(error(&rounded, want) < 0.05, "{name} in bf16: {}", error(&rounded, want))
+            assert!(error(&rounded, want) < 0.05, "{name} in bf16: {}", error(&rounded, want));
         }
         Err(error) => {
             assert!(
@@ -294,7 +294,7 @@ fn contradictory_steps_are_refused_and_do_no_harm() {
         assert!(error.contains(message), "{error:?} does not say {message:?}");
     };
     check("result 2 of a step that had 2", &row(), |b| {
-        (b.feedback, b.input_ids[1]) = (vec![None, Some(2)], 0)
+        (b.feedback, b.input_ids[1]) = (vec![None, Some(2)], 0);
     });
     check("1 rows are sampled where 2", &row()[..1], |_| ());
     check("outside the cache", &row(), |b| b.block_tables[0][3] = 1_000_000);

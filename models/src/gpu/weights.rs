@@ -129,7 +129,7 @@ fn convert(compute: &Compute, matrix: &Raw, kind: Kind, out: &mut [u8]) -> Resul
 fn convert_rows(rows: &Raw, kind: Kind, out: &mut [u8]) -> Result<()> {
     match (rows.dtype, kind) {
         (GgmlDType::BF16, Kind::Bf16) | (GgmlDType::F32, Kind::F32) => {
-            out.copy_from_slice(rows.bytes)
+            out.copy_from_slice(rows.bytes);
         }
         _ => encode(kind, &rows.values()?, out),
     }
@@ -139,7 +139,7 @@ fn convert_rows(rows: &Raw, kind: Kind, out: &mut [u8]) -> Result<()> {
 fn encode(kind: Kind, values: &[f32], out: &mut [u8]) {
     match kind {
         Kind::Bf16 => {
-            bf16::encode(&values.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>(), out)
+            bf16::encode(&values.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>(), out);
         }
         _ => f32::encode(values, out),
     }

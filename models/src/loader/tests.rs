@@ -112,7 +112,7 @@ fn hf_settings_that_are_not_understood_are_refused() {
     );
     check(
         folder(|_, c| {
-            c["rope_scaling"] = json!({"rope_type": "linear", "factor": 2.0, "beta_fast": 1})
+            c["rope_scaling"] = json!({"rope_type": "linear", "factor": 2.0, "beta_fast": 1});
         }),
         &["beta_fast"],
     );

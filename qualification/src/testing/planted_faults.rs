@@ -107,7 +107,7 @@ impl<S: Subject> Faulty<S> {
             PlantedFault::SeedShared => spoiled.seed = 1,
             PlantedFault::CutAtEdge if length > context => spoiled.prompt.truncate(context / 2),
             PlantedFault::LongPromptCut if (LONG..=context).contains(&length) => {
-                drop(spoiled.prompt.drain(..length / 2))
+                drop(spoiled.prompt.drain(..length / 2));
             }
             _ => {}
         }
@@ -130,11 +130,11 @@ impl<S: Subject> Faulty<S> {
                     .for_each(|second| second.1 = f32::NAN);
             }
             PlantedFault::WrongToken => {
-                g.tokens.iter_mut().skip(LATE).take(1).for_each(|token| *token ^= 1)
+                g.tokens.iter_mut().skip(LATE).take(1).for_each(|token| *token ^= 1);
             }
             PlantedFault::UsageOffByOne => g.completion_tokens += 1,
             PlantedFault::HalfCharacter if request.stop.is_empty() => {
-                g.deltas = self.one_by_one(&g.tokens)?
+                g.deltas = self.one_by_one(&g.tokens)?;
             }
             PlantedFault::BatchDependent if rows >= 8 => last_bit(g),
             PlantedFault::PrefixDiffers if g.cached_tokens >= LONG_PREFIX => last_bit(g),

@@ -55,6 +55,10 @@ pub(in super::super) fn describe(
 ) -> Result<Listing, String> {
     let repo = open(&target.repo, &target.revision, cache, options)?;
     let (sender, receiver) = sync_channel(1);
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "it may wait for the hub longer than anybody waits for it"
+    )]
     std::thread::spawn(move || sender.send(listing(&repo)));
     let told = |error| match error {
         RecvTimeoutError::Timeout => silent(options),
@@ -116,6 +120,10 @@ pub(in super::super) fn download(
     let (sender, receiver) = sync_channel(64);
     let path = path.to_owned();
     // A thread of its own, because a silent connection can only be left, not interrupted.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "it may wait for the hub longer than anybody waits for it"
+    )]
     std::thread::spawn(move || {
         let done = repo.download_with_progress(&path, Meter(sender.clone()));
         // Nobody listens any more when the transfer was given up.

@@ -70,6 +70,7 @@ fn run(
     const LOOK: Duration = Duration::from_millis(100);
     let mut child = pip.spawn().map_err(|error| missing(&want.options.python, &error))?;
     let mut stderr = child.stderr.take().expect("stderr is piped");
+    #[expect(clippy::disallowed_methods, reason = "it ends with the pipe that it reads")]
     let complaints = std::thread::spawn(move || {
         let mut text = Vec::new();
         // What was read before a failure is still worth showing.

@@ -1,6 +1,8 @@
 //! Streamed completions under load: time to the first token, between tokens and to the end, at each
 //! concurrency.
 
+#![expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
+
 use super::Arguments;
 use super::connection::Connection;
 use super::figures::{show, show_percentiles};

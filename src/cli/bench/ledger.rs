@@ -1,6 +1,8 @@
 //! Durable admissions and settlements against a ledger of its own, and what its syncs cost
 //! meanwhile.
 
+#![expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
+
 use super::Arguments;
 use super::figures::{Times, per_second, show, show_percentiles};
 use crate::cli::support::output::{Failure, Result};

@@ -1,5 +1,7 @@
 //! Reads under load: as many as the node answers, and how long they take at half that rate.
 
+#![expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
+
 use super::Arguments;
 use super::connection::Connection;
 use super::figures::{Times, per_second, show, show_percentiles};

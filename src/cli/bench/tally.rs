@@ -1,5 +1,7 @@
 //! What came of requests: streams as they are read, and everything counted.
 
+#![expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
+
 use super::figures::{Times, per_second};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;

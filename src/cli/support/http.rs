@@ -171,7 +171,7 @@ mod tests {
     #[test]
     fn addresses() {
         let check = |base: &str, expect: Option<&str>| {
-            assert_eq!(authority(base).ok().as_deref(), expect, "{base}")
+            assert_eq!(authority(base).ok().as_deref(), expect, "{base}");
         };
         check("http://127.0.0.1:8080", Some("127.0.0.1:8080"));
         check("http://[::1]:9/", Some("[::1]:9"));

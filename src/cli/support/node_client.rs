@@ -64,7 +64,7 @@ mod tests {
     fn models_go_by_name_or_id() {
         let status = json!({ "models": [{ "id": "1", "name": "a" }, { "id": "2", "name": "b" }] });
         let check = |model: Option<&str>, expect: Option<&str>| {
-            assert_eq!(pick(&status, model).ok().as_deref(), expect)
+            assert_eq!(pick(&status, model).ok().as_deref(), expect);
         };
         check(None, Some("1"));
         check(Some("b"), Some("2"));

@@ -69,7 +69,7 @@ mod tests {
     #[test]
     fn durations() {
         let check = |text: &str, expect: Option<u64>| {
-            assert_eq!(duration(text).ok().map(|d| d.as_secs()), expect)
+            assert_eq!(duration(text).ok().map(|d| d.as_secs()), expect);
         };
         check("30d", Some(2_592_000));
         check("90s", Some(90));

@@ -268,7 +268,7 @@ fn check_mixes(runner: &mut dyn Runner, mixes: std::ops::Range<u32>, expect: &Sa
         all.push(seen);
     }
     let happened = |what: &str, test: &dyn Fn(&Seen) -> bool| {
-        assert!(all.iter().any(test), "never {what}: {all:?}")
+        assert!(all.iter().any(test), "never {what}: {all:?}");
     };
     happened("preempted twice", &|seen| seen.preempted >= 2);
     happened("chunked", &|seen| seen.chunks >= 3);

@@ -55,10 +55,10 @@ fn a_command_that_meets_a_violation_writes_nothing() {
     const OVERDRAWN: &str = "a bucket is overdrawn";
     const UNCOVERED: &str = "a live attempt lacks its reservation";
     meet("grant a premium 1 g", OVERDRAWN, |state| {
-        balances(state).trial.debited = Microcredits::new(99).unwrap()
+        balances(state).trial.debited = Microcredits::new(99).unwrap();
     });
     meet("grant a trial 1 g", OVERDRAWN, |state| {
-        balances(state).premium.debited = Microcredits::new(101).unwrap()
+        balances(state).premium.debited = Microcredits::new(101).unwrap();
     });
     meet("settle a s 3 1 0 1 stop", UNCOVERED, |state| {
         state.reservations.remove(&key("a", "s"));
@@ -255,14 +255,14 @@ fn news_are_audited_alone() {
     let cases: [(&str, fn(&mut MemoryState)); 7] = [
         ("", |_| {}),
         ("other balances than its journal", |state| {
-            balances(state).premium.debited = Microcredits::new(1).unwrap()
+            balances(state).premium.debited = Microcredits::new(1).unwrap();
         }),
         ("not what it was at the audit before", |state| state.entries[3].hash[0] ^= 1),
         ("breaks the chain", |state| state.entries.last_mut().unwrap().hash[0] ^= 1),
         ("does not follow", |state| drop(state.entries.remove(5))),
         ("in flight", |state| state.accounts.values_mut().next().unwrap().in_flight = 9),
         ("contradicts itself", |state| {
-            request(state, "s").attempts[0].usage = Some(Usage::default())
+            request(state, "s").attempts[0].usage = Some(Usage::default());
         }),
     ];
     for (expect, plant) in cases {

@@ -146,7 +146,7 @@ mod tests {
     #[test]
     fn what_could_be_read_in_two_ways_is_refused() {
         let check = |request: &str, status: u16| {
-            assert_eq!(look(request.as_bytes()), Err(status), "{request:?}")
+            assert_eq!(look(request.as_bytes()), Err(status), "{request:?}");
         };
         for lines in [
             "Content-Length: 5\r\nTransfer-Encoding: chunked",

@@ -120,7 +120,7 @@ impl ChatRequest {
             "frequency_penalty" => sampling.frequency_penalty = Some(field.number(-2.0..=2.0)?),
             "presence_penalty" => sampling.presence_penalty = Some(field.number(-2.0..=2.0)?),
             "repetition_penalty" => {
-                sampling.repetition_penalty = Some(field.number(LEAST_REPETITION_PENALTY..=2.0)?)
+                sampling.repetition_penalty = Some(field.number(LEAST_REPETITION_PENALTY..=2.0)?);
             }
             "seed" => sampling.seed = Some(field.integer(i64::MIN..=i64::MAX)? as u64),
             "logit_bias" => sampling.logit_bias = logit_bias(field)?,

@@ -48,7 +48,7 @@ fn bodies() {
                 );
             }
             Err(ApiError::InvalidRequest { message, .. }) => {
-                assert!(message.chars().count() <= LONGEST_REFUSAL)
+                assert!(message.chars().count() <= LONGEST_REFUSAL);
             }
             Err(other) => panic!("{other:?}"),
         }

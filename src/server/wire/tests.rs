@@ -232,7 +232,7 @@ fn model_and_messages_are_required() {
 #[test]
 fn refusals_say_what_must_be() {
     let check = |extra: &str, message: &str| {
-        assert_eq!(parse(&body(extra)).unwrap_err().to_string(), message)
+        assert_eq!(parse(&body(extra)).unwrap_err().to_string(), message);
     };
     check(r#""n":2"#, "n must be 1.");
     check(r#""top_logprobs":21"#, "top_logprobs must be a whole number from 0 to 20.");

@@ -323,7 +323,7 @@ impl StorageBackend for Drive {
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         self.perform(Operation::Write, |media| {
-            media.change(Change::Write(offset as usize, data.to_vec()))
+            media.change(Change::Write(offset as usize, data.to_vec()));
         })
     }
 }

@@ -25,7 +25,7 @@ fn files_that_are_no_ledger_are_refused() {
         check(file, "create a ledger with", |path| fs::remove_file(path).unwrap());
         check(file, "is empty", |path| fs::write(path, b"").unwrap());
         check(file, "is no ledger file", |path| {
-            fs::write(path, b"PK\x03\x04 something else").unwrap()
+            fs::write(path, b"PK\x03\x04 something else").unwrap();
         });
         check(file, "is no ledger file", |path| fs::write(path, b"redb").unwrap());
         check(file, "damaged", |path| fs::write(path, b"redb\x1a\x0a\xa9\x0d\x0a").unwrap());

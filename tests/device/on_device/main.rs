@@ -14,6 +14,8 @@
 //! `--emulate` at the very end runs the kernels on the CPU at small sizes, for tests of this
 //! program; its times mean nothing. Without a GPU the program exits with 3.
 
+#![allow(clippy::disallowed_methods, reason = "it measures time")]
+
 mod answers;
 mod check;
 #[path = "../../../kernels/benches/gpu/data.rs"]

@@ -140,7 +140,7 @@ fn blanked(path: String, text: String) -> Source {
 /// `text` with spaces in place of everything in `ranges` but line ends.
 fn blank(text: &str, ranges: &[Range<usize>]) -> String {
     let mut bytes = text.as_bytes().to_vec();
-    for byte in ranges.iter().flat_map(|range| range.clone()) {
+    for byte in ranges.iter().cloned().flatten() {
         if bytes[byte] != b'\n' {
             bytes[byte] = b' ';
         }
@@ -234,7 +234,7 @@ fn raw_string_end(text: &str, start: usize) -> usize {
 /// The items that only a test build has, with their attributes. `code` is the blanked text.
 fn test_items(code: &str, text: &str) -> Vec<Range<usize>> {
     if code.starts_with("#![cfg(test)]") || code.contains("\n#![cfg(test)]") {
-        return vec![0..code.len()];
+        return std::iter::once(0..code.len()).collect();
     }
     let (mut found, mut at) = (Vec::new(), 0);
     while let Some(start) = code[at..].find("#[cfg(").map(|found| at + found) {

@@ -1,18 +1,13 @@
 //! Gathered rows are the table's, whether ids come from the host or from the step before.
 
 use super::*;
+use crate::embedding::reference;
 use crate::gpu::Buffer;
 use crate::testing::{
     KINDS, assert_close, downloaded, gpu, poisoned_buffer, random, rounded, upload, values,
 };
 
 const HOST: u32 = u32::MAX;
-
-fn want(table: &[f32], width: usize, ids: &[u32], scale: f32) -> Vec<f32> {
-    ids.iter()
-        .flat_map(|&id| table[id as usize * width..][..width].iter().map(|x| x * scale))
-        .collect()
-}
 
 #[test]
 fn rows_are_those_of_the_table() {
@@ -56,7 +51,12 @@ fn rows_are_those_of_the_table() {
                 };
                 gather(&*gpu, &args).unwrap();
                 let what = format!("{kind:?} {}x{width}", ids.len());
-                assert_close(&downloaded(&out), &want(&table, width, ids, scale), tolerance, &what);
+                assert_close(
+                    &downloaded(&out),
+                    &reference::gather(&table, width, ids, scale),
+                    tolerance,
+                    &what,
+                );
                 let noted = |place: usize| {
                     (place % 3 == 1).then(|| ids.get(place / 3).copied()).flatten().unwrap_or(99)
                 };
@@ -67,7 +67,11 @@ fn rows_are_those_of_the_table() {
                 );
                 gather_rows(&*gpu, device_table.view(), width, ids_alone.view(), plain.view())
                     .unwrap();
-                assert_eq!(downloaded(&plain), want(&table, width, ids, 1.0), "{what}");
+                assert_eq!(
+                    downloaded(&plain),
+                    reference::gather(&table, width, ids, 1.0),
+                    "{what}"
+                );
             }
         }
     }

@@ -21,6 +21,7 @@ impl IntegerLanes for Avx2 {
 
     #[inline(always)]
     unsafe fn start(offset: i32) -> Self::Sums {
+        // SAFETY: the caller enables the features; only registers are touched.
         unsafe { [_mm256_set1_epi32(offset); 2] }
     }
 
@@ -63,6 +64,7 @@ impl IntegerLanes for Avx2 {
 
     #[inline(always)]
     unsafe fn finish(sums: Self::Sums) -> Self {
+        // SAFETY: the caller enables the features; only registers are touched.
         unsafe { Self(_mm256_cvtepi32_ps(sums[0]), _mm256_cvtepi32_ps(sums[1])) }
     }
 

@@ -56,6 +56,7 @@ impl IntegerLanes for Avx512 {
 
     #[inline(always)]
     unsafe fn start(offset: i32) -> Self::Sums {
+        // SAFETY: the caller enables the features; only registers are touched.
         unsafe { (_mm512_setzero_si512(), _mm512_set1_epi32(offset)) }
     }
 
@@ -94,6 +95,7 @@ impl IntegerLanes for Avx512 {
 
     #[inline(always)]
     unsafe fn finish((high, low): Self::Sums) -> Self {
+        // SAFETY: the caller enables the features; only registers are touched.
         unsafe { Self(_mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(high), low))) }
     }
 
