@@ -1,6 +1,6 @@
-//! The whole CUDA device against a driver of our own (`driver/fake.c`, compiled here), which
-//! computes products for real, writes down what it is asked for, and fails when it is told to. What
-//! it cannot show is that NVIDIA's agrees with its own headers.
+//! Tests the whole CUDA device over a fake driver (`driver/fake.c`, compiled here), which computes
+//! products for real, writes down each call, and fails where a test tells it to. It cannot show
+//! that NVIDIA's driver agrees with its own headers.
 
 #![allow(clippy::disallowed_methods, reason = "tests measure time and start threads")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
@@ -15,7 +15,8 @@ use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// The fake, one test at a time. The loader gives it to whoever asks for a library of its name.
+/// The fake driver, which one test uses at a time. The loader resolves the names of NVIDIA's
+/// libraries to it.
 struct Fake(Library);
 
 impl Fake {
@@ -34,7 +35,7 @@ impl Fake {
         unsafe { self.0.get::<extern "C" fn()>(b"fake_forget").unwrap()() }
     }
 
-    /// The next call of this function fails so.
+    /// Lets the next call of this function fail with this code.
     fn fail(&self, name: &str, code: c_int) {
         let name = CString::new(name).unwrap();
         // SAFETY: as `fake.c` defines it.
@@ -46,15 +47,15 @@ impl Fake {
         }
     }
 
-    /// The major one, from now on.
+    /// Sets the major compute capability from now on.
     fn capability(&self, major: c_int) {
         // SAFETY: as `fake.c` defines it.
         unsafe { self.0.get::<extern "C" fn(c_int)>(b"fake_capability").unwrap()(major) }
     }
 
-    /// What was asked for since the last time.
+    /// The calls since the last time.
     fn calls(&self) -> Vec<String> {
-        // SAFETY: as `fake.c` defines it: a string that lives on.
+        // SAFETY: as `fake.c` defines it; the string is never freed.
         let text = unsafe {
             CStr::from_ptr(self.0.get::<extern "C" fn() -> *const c_char>(b"fake_calls").unwrap()())
         };
@@ -195,6 +196,26 @@ fn values_go_there_and_back_through_pinned_memory() {
     fake.fail("cuEventSynchronize", 700);
     assert!(said(gpu.wait(&event)).contains("ILLEGAL_ADDRESS: an illegal memory access"));
     gpu.wait(&event).unwrap();
+}
+
+#[test]
+fn the_kernel_with_the_most_parameters_can_be_launched() {
+    let fake = Fake::start();
+    let gpu = gpu::open(0).unwrap();
+    let x = Buffer::from_slice(&gpu, &[0f32; 8]).unwrap();
+    fake.calls();
+    let (pointer, number) = (Arg::View(x.view()), Arg::U32(7));
+    let mut arguments = vec![pointer; 7];
+    arguments
+        .extend([[number; 8].as_slice(), &[Arg::F32(1.0); 2], &[pointer, number, number]].concat());
+    gpu.launch(&Launch { kernel: "attention_prefill_f32", ..NORM }, &arguments).unwrap();
+    let calls = fake.calls();
+    let passed = calls[0].split(": ").nth(1).unwrap();
+    assert_eq!(passed.split(' ').count(), 20, "{calls:?}");
+    assert!(
+        passed.ends_with(&format!("3f800000 3f800000 {:x} 7 7", x.view().address())),
+        "{passed}"
+    );
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! One op at one shape: what to launch, what it moves, and what some of its outputs must be.
+//! One op at one shape: its launches, the bytes that it moves, and the expected values of some of
+//! its outputs.
 
 use crate::Result;
 use crate::data::value;
@@ -6,29 +7,32 @@ use cresset_kernels::gpu::{Buffer, Gpu, Kind};
 use half::bf16;
 use std::sync::Arc;
 
-/// Outputs looked at.
+/// The number of outputs that are checked.
 const SAMPLES: usize = 64;
-/// Of the largest value wanted: what rounding to bf16 makes.
+/// The tolerance, as a share of the largest expected value: the error of rounding to bf16.
 pub const TOLERANCE: f64 = 1e-2;
 
 pub struct Case {
     pub op: &'static str,
     pub shape: String,
     pub n: usize,
-    /// Read and written at least, and multiplied or added.
+    /// Bytes that must be read and written, and multiplications and additions.
     pub bytes: usize,
     pub flops: usize,
-    /// Of the largest value wanted.
+    /// The tolerance, as a share of the largest expected value.
     pub tolerance: f64,
     pub out: Arc<Buffer>,
-    /// The output at an index, after the first launch.
+    /// The expected output at an index, after the first launch.
     pub want: Box<dyn Fn(usize) -> f64>,
-    /// The i-th launch in a row: not of the same weights as the one before.
+    /// The i-th launch of a series. It does not use the same weights as the one before.
     pub launch: Box<dyn Fn(usize) -> cresset_kernels::Result<()>>,
 }
 
 impl Case {
-    /// Launches once; the largest error of the sampled outputs, or that it is too large.
+    /// Launches once and returns the largest error of the checked outputs.
+    ///
+    /// # Errors
+    /// When it is larger than the tolerance.
     pub fn check(&self, gpu: &Arc<dyn Gpu>) -> Result<f64> {
         (self.launch)(0)?;
         gpu.synchronise()?;

@@ -1,11 +1,12 @@
-//! Buffers of made-up values.
+//! Buffers of random values.
 
 use crate::Result;
 use cresset_kernels::gpu::{Buffer, Gpu, Kind};
 use half::bf16;
 use std::sync::Arc;
 
-/// Values in (-1, 1) by their index, so that no copy has to be kept; of bf16 precision.
+/// A value in (-1, 1) that follows from its index, so that no copy must be kept. bf16 holds it
+/// exactly.
 pub fn value(seed: usize, index: usize) -> f64 {
     let mixed = (index as u64 ^ (seed as u64) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mixed = (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 56;
@@ -17,7 +18,7 @@ pub fn bf16s(gpu: &Arc<dyn Gpu>, seed: usize, len: usize) -> Result<Arc<Buffer>>
     Ok(Arc::new(Buffer::from_slice(gpu, &values)?))
 }
 
-/// Full of NaN, so that what is not written shows.
+/// A buffer full of NaN, so that values that are not written show.
 pub fn output(gpu: &Arc<dyn Gpu>, kind: Kind, len: usize) -> Result<Arc<Buffer>> {
     let buffer = Buffer::new(gpu, kind, len)?;
     gpu.fill(buffer.view(), 0xff)?;

@@ -1,4 +1,4 @@
-//! The products of a decoder, as fast as can be and batch-invariant.
+//! The products of a decoder, in the fast mode and in the batch-invariant one.
 
 use crate::case::{Case, TOLERANCE};
 use crate::data::{bf16s, output, value};
@@ -7,7 +7,7 @@ use cresset_kernels::gpu::{Buffer, Gpu, Kind};
 use cresset_kernels::linear::gpu::{Linear, Mode, linear};
 use std::sync::Arc;
 
-/// Name, rows, columns and the type of the result.
+/// Name, rows, columns and element type of the result.
 fn shapes(m: &Model) -> [(&'static str, usize, usize, Kind); 5] {
     let qkv = (m.heads + 2 * m.kv_heads) * m.head_dim;
     [
@@ -33,7 +33,7 @@ pub fn cases<'a>(
     })
 }
 
-/// The same matrix so often that repeated launches find none of it in a cache.
+/// As many copies of a matrix as repeated launches need so that they find none of it in a cache.
 fn weights(gpu: &Arc<dyn Gpu>, len: usize, spread: usize) -> Result<Weights> {
     let first = bf16s(gpu, 1, len)?;
     let mut copies = vec![first.clone()];

@@ -53,7 +53,7 @@ fn embedded(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> {
     })
 }
 
-/// Greedy rows.
+/// Sampling parameters of greedy rows.
 fn sampled(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> {
     let vocab_size = m.vocab_size;
     let logits = f32s(gpu, 0, n * vocab_size)?;

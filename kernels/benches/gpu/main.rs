@@ -1,8 +1,8 @@
-//! Device kernels at the shapes of an 8B model, each checked before it is timed, as shares of what
-//! the device was measured to do in the same run: `cargo bench -p cresset-kernels --features cuda
-//! --bench gpu`. Prints a table for `RESULTS.md`. With `--check` it launches each case once and
-//! times nothing, which is for profilers. Without a GPU it runs small shapes in the emulator, to
-//! test itself.
+//! Measures device kernels at the shapes of an 8B model: `cargo bench -p cresset-kernels --features
+//! cuda --bench gpu`. Each is checked before it is timed, and its speed is given as a share of the
+//! device's limits, which are measured in the same run. Prints a table for `RESULTS.md`. With
+//! `--check` it launches each case once and times nothing, which is for profilers. Without a GPU it
+//! runs small shapes in the emulator, to test itself.
 
 #![allow(clippy::disallowed_methods, reason = "it measures time")]
 
@@ -28,13 +28,13 @@ pub struct Model {
     pub kv_heads: usize,
     pub head_dim: usize,
     pub vocab_size: usize,
-    /// Rows of a step.
+    /// The numbers of rows that steps have.
     pub steps: &'static [usize],
     /// Tokens of each sequence that is decoded.
     pub context: usize,
     pub prompts: &'static [usize],
-    /// What repeated launches must read in all before they read it again, so that no cache helps:
-    /// bytes.
+    /// Bytes that repeated launches must read before they read the same ones again, so that no
+    /// cache helps.
     pub spread: usize,
 }
 
@@ -64,7 +64,7 @@ const TINY: Model = Model {
     spread: 64 << 10,
 };
 
-/// Of the ceilings: bytes of the copy, rows of the product's matrices.
+/// Bytes of the copy, and rows of the matrices of the product, that measure the device's limits.
 const COPIED: usize = 4 << 30;
 const SIDE: usize = 8192;
 
@@ -128,7 +128,7 @@ fn report(gpu: &Arc<dyn Gpu>, case: &case::Case, ceilings: Option<&Ceilings>) ->
     Ok(())
 }
 
-/// Records and replays without looking at the time.
+/// Records and replays each case without timing it.
 fn rehearse(gpu: &Arc<dyn Gpu>, launch: Launches) -> Result<()> {
     let graph = gpu.capture(&mut || (0..2).try_for_each(launch))?;
     gpu.replay(&graph)?;

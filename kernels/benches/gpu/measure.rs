@@ -1,4 +1,4 @@
-//! Times of launches, and what the device can do at most.
+//! Times launches, and measures the limits of the device.
 
 use crate::Result;
 use crate::data::{bf16s, output};
@@ -6,16 +6,16 @@ use cresset_kernels::gpu::{Buffer, Gemm, Gpu, Kind};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The i-th launch in a row.
+/// The i-th launch of a series.
 pub type Launches<'a> = &'a dyn Fn(usize) -> cresset_kernels::Result<()>;
 
-/// Launches of one graph: the host's part of a launch does not count.
+/// Launches in one graph. They are recorded, so that the host's part of a launch does not count.
 const LAUNCHES: usize = 32;
 const ROUNDS: usize = 7;
-/// That a round takes at least.
+/// The least time that a round takes.
 const ROUND_SECONDS: f64 = 0.02;
 
-/// Seconds of one launch: the median round of replayed graphs.
+/// The seconds of one launch, from the median round of replayed graphs.
 pub fn seconds(gpu: &Arc<dyn Gpu>, launch: Launches) -> Result<f64> {
     let graph = gpu.capture(&mut || (0..LAUNCHES).try_for_each(launch))?;
     let replay = |times: usize| -> Result<f64> {
@@ -33,14 +33,16 @@ pub fn seconds(gpu: &Arc<dyn Gpu>, launch: Launches) -> Result<f64> {
     Ok(rounds[ROUNDS / 2] / (times * LAUNCHES) as f64)
 }
 
-/// Bytes read and written, and multiplications and additions, each per second.
+/// The limits of the device: bytes read and written, and multiplications and additions, each per
+/// second.
 pub struct Ceilings {
     pub copy: f64,
     pub product: f64,
 }
 
-/// Of a copy of so many bytes, well beyond any cache, and a product of square matrices of so many
-/// rows. Their values are random: zeros would draw less power than models do, and clock higher.
+/// Measures the limits by a copy of `bytes` bytes, well beyond any cache, and a product of square
+/// matrices of `size` rows. Their values are random: with zeros the device would draw less power
+/// than with a model, and clock higher.
 pub fn ceilings(gpu: &Arc<dyn Gpu>, bytes: usize, size: usize) -> Result<Ceilings> {
     let [from, to] = [Buffer::zeros(gpu, Kind::U8, bytes)?, Buffer::zeros(gpu, Kind::U8, bytes)?];
     let copy = 2.0 * bytes as f64 / seconds(gpu, &|_| gpu.copy(from.view(), to.view()))?;
@@ -57,7 +59,7 @@ pub fn ceilings(gpu: &Arc<dyn Gpu>, bytes: usize, size: usize) -> Result<Ceiling
         rows: size,
         cols: size,
     };
-    // Once outside a recording, for whatever is made at first use.
+    // The first run is outside a recording, as it may allocate or measure.
     gpu.gemm(&gemm)?;
     let product = 2.0 * (size as f64).powi(3) / seconds(gpu, &|_| gpu.gemm(&gemm))?;
     Ok(Ceilings { copy, product })

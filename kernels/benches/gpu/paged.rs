@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 const BLOCK_SIZE: usize = 16;
 const MAX_SPLITS: usize = 32;
-/// Keys of a split when there is one only.
+/// Keys of a split where there is only one.
 const WHOLE: u32 = 1 << 31;
 
 pub fn cases<'a>(
@@ -20,8 +20,8 @@ pub fn cases<'a>(
     decodes.chain(model.prompts.iter().map(|n| prefilled(gpu, model, *n)))
 }
 
-/// `sequences` of `tokens` each in the cache, all with the same keys and values but none with
-/// another's blocks.
+/// A cache with `sequences` sequences of `tokens` tokens each. All have the same keys and values,
+/// but each has its own blocks.
 struct Cache {
     k: Arc<Buffer>,
     v: Arc<Buffer>,
@@ -86,7 +86,7 @@ fn queries(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<(Arc<Buffer>, Arc<
     Ok((q, output(gpu, Kind::Bf16, n * m.heads * m.head_dim)?))
 }
 
-/// One query each of `n` sequences.
+/// Decode: one query of each of `n` sequences.
 fn decoded(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> {
     let tokens = m.context;
     let split = tokens_per_split(&**gpu, n, m.kv_heads, tokens, tokens, MAX_SPLITS, false);
@@ -113,7 +113,7 @@ fn decoded(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> {
     })
 }
 
-/// All queries of one sequence.
+/// Prefill: all queries of one sequence.
 fn prefilled(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> {
     let cache = Cache::new(gpu, m, 1, n, WHOLE)?;
     let (q, out) = queries(gpu, m, n)?;
@@ -138,7 +138,7 @@ fn prefilled(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> {
     })
 }
 
-/// An output by the definition; `visible` says how many keys a query sees.
+/// An output computed by the definition; `visible` tells the number of keys that a query sees.
 fn attended(m: &Model, visible: impl Fn(usize) -> usize + 'static) -> Box<dyn Fn(usize) -> f64> {
     let &Model { heads, kv_heads, head_dim, .. } = m;
     Box::new(move |i| {

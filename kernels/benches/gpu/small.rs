@@ -81,7 +81,7 @@ fn rotated(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> {
         };
         rope_kv_write(&*on, &args)
     };
-    // K and V of a row stay as they were.
+    // The launch leaves the K and V columns of a row as they were.
     let want = move |i: usize| {
         let (token, column) = (i / width, i % width);
         let (first, at) = (column % head_dim < half, position(token) * half + column % half);

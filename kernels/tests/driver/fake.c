@@ -1,6 +1,6 @@
-// A driver and its libraries without a device: memory is the host's, work is done when it is asked
-// for (or noted, while a graph is recorded), every call that matters is written down, and any call
-// can be told to fail. Declared as NVIDIA's headers do, handles as plain pointers.
+// A driver and its libraries without a device. Memory is the host's. Work is done at once, or
+// recorded while a graph is. Every call that matters to the tests is written down, and a test can let
+// any call fail. Functions are declared as in NVIDIA's headers, with handles as plain pointers.
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -17,7 +17,7 @@ static int status;
 
 const char* fake_calls(void) { return calls; }
 void fake_forget(void) { calls[used = 0] = 0; }
-// The next call of `name` answers `code` and does nothing.
+// The next call of `name` returns `code` and does nothing else.
 void fake_fail(const char* name, int code) {
     snprintf(failing, sizeof failing, "%s", name), status = code;
 }
@@ -33,7 +33,7 @@ static int fails(const char* name) {
     failing[0] = 0;
     return status;
 }
-// Answers what it was told to, where it was.
+// Returns the status that a test has set for this function, if it has.
 #define MAYBE_FAIL                  \
     do {                            \
         int told = fails(__func__); \
@@ -164,7 +164,7 @@ int cuMemFreeHost(P at) {
 static int move(const char* what, P to, const void* from, size_t bytes) {
     note("%s%s %zu\n", recording ? "recorded " : "", what, bytes);
     if (!recording) memmove(to, from, bytes);
-    return !bytes;  // as strict as can be
+    return !bytes;  // refuses empty copies, though the driver may not
 }
 int cuMemcpyHtoDAsync_v2(u64 to, const void* from, size_t bytes, P stream) {
     (void)stream;
@@ -186,7 +186,7 @@ int cuMemsetD8Async(u64 at, unsigned char byte, size_t bytes, P stream) {
     return !bytes;
 }
 
-// ---- driver: streams, events, graphs. Time is what products take.
+// ---- driver: streams, events, graphs. The time between events is that of the products.
 
 static float now;
 static int waited;
@@ -302,7 +302,7 @@ int cuFuncLoad(P function) {
     note("load %s\n", (char*)function);
     return 0;
 }
-// 1: shared bytes of its own; 5: the PTX it was made of.
+// Attribute 1 is the kernel's own shared memory in bytes, 5 the PTX version that it was made of.
 int cuFuncGetAttribute(int* value, int attribute, P function) {
     (void)function;
     *value = attribute == 1 ? 1024 : attribute == 5 ? 10 * major : 0;
@@ -312,12 +312,19 @@ int cuFuncSetAttribute(P function, int attribute, int value) {
     note("%s attribute %d = %d\n", (char*)function, attribute, value);
     return 0;
 }
-// The norms' parameters: x, delta, weight, out, width, eps. Others take none.
+// The sizes of the parameters of the norms (x, delta, weight, out, width, eps) and of
+// attention_prefill_f32, which has the most of all kernels. To the fake, others have none.
 static const size_t norm_sizes[] = {8, 8, 8, 8, 4, 4};
-static size_t parameters(P function) { return strncmp(function, "norm_", 5) ? 0 : 6; }
+static const size_t prefill_sizes[] = {8, 8, 8, 8, 8, 8, 8, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 8, 4, 4};
+static size_t parameters(P function, const size_t** sizes) {
+    int norm = !strncmp(function, "norm_", 5), prefill = !strcmp(function, "attention_prefill_f32");
+    *sizes = norm ? norm_sizes : prefill_sizes;
+    return norm ? 6 : prefill ? 20 : 0;
+}
 int cuFuncGetParamInfo(P function, size_t index, size_t* offset, size_t* bytes) {
-    if (index >= parameters(function)) return 1;
-    *offset = 8 * index, *bytes = norm_sizes[index];
+    const size_t* sizes;
+    if (index >= parameters(function, &sizes)) return 1;
+    *offset = 8 * index, *bytes = sizes[index];
     return 0;
 }
 typedef struct {
@@ -337,22 +344,23 @@ int cuLaunchKernelEx(const Config* c, P f, P* args, P* extra) {
     int overlapped = c->count == 1 && c->attributes[0].id == 6 && c->attributes[0].value == 1;
     if (c->count > 1 || (c->count && !overlapped)) return 1;
     if (overlapped && fails("overlapped launch")) return status;
-    // What a kernel does that reads too early.
+    // Changes the output, as a kernel does that reads its input too early.
     if (overlapped && fails("waiting")) ((char*)*(P*)args[3])[0] += 1;
     note("%s%slaunch %s blocks %u %u %u threads %u %u %u shared %u stream %lx extra %d:",
         recording ? "recorded " : "", overlapped ? "overlapped " : "", (char*)f, c->blocks[0],
         c->blocks[1], c->blocks[2], c->threads[0], c->threads[1], c->threads[2], c->shared,
         (long)c->stream, extra != NULL);
-    for (size_t i = 0; i < parameters(f); i++) {
+    const size_t* sizes;
+    for (size_t i = 0; i < parameters(f, &sizes); i++) {
         u64 word = 0;
-        memcpy(&word, args[i], norm_sizes[i]);
+        memcpy(&word, args[i], sizes[i]);
         note(" %llx", (unsigned long long)word);
     }
     note("\n");
     return 0;
 }
 
-// ---- cuBLAS and cuRAND: only made
+// ---- cuBLAS and cuRAND: handles can be created and destroyed
 
 int cublasCreate_v2(P* handle) {
     MAYBE_FAIL;
@@ -471,7 +479,7 @@ int cublasLtMatmulPreferenceSetAttribute(Wish* w, int name, const void* value, s
         return 7;
     return 0;
 }
-// Algorithm 2 is the fastest; 4 is offered with a state that rules it out.
+// Algorithm 2 is the fastest. Algorithm 4 is proposed with a status that excludes it.
 static const float cost[] = {0, 3, 1, 2, 0};
 int cublasLtMatmulAlgoGetHeuristic(
     P h, P d, P a, P b, P c, P e, Wish* w, int asked, Found* found, int* count) {
@@ -542,8 +550,8 @@ int cublasLtMatmul(P h, Matmul* d, const float* alpha, P a, Layout* al, P b, Lay
         multiply(&product);
     return 0;
 }
-// Replays the products of the graph recorded last, which is all that a replay of any graph does
-// here.
+// Computes the products of the graph that was recorded last. This is all that the replay of a graph
+// does here.
 int cuGraphLaunch(P exec, P stream) {
     (void)exec, (void)stream;
     MAYBE_FAIL;
