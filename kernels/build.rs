@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 
 fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let sources = files(Path::new("src"), "cu")?;
-    // Not the folder, in which most changes are to Rust files. A file that is new is seen once
-    // another one here changes.
+    // The files are named one by one, since most changes in the folder are to Rust files. A new
+    // file is noticed when one of these changes.
     for extension in ["cu", "cuh", "h", "cpp"] {
         for file in files(Path::new("src"), extension)? {
             println!("cargo::rerun-if-changed={}", file.display());

@@ -1,6 +1,6 @@
-//! Kernels as device code: each `.cu` file compiled by nvcc to one fat binary with the machine code
-//! of some architectures, and PTX of the lowest for whatever comes later. And what lets the linker
-//! do without CUDA's libraries.
+//! Compiles the kernels for devices: nvcc makes one fat binary of each `.cu` file, with the machine
+//! code of some architectures, and PTX of the lowest for all later ones. It also provides stand-ins
+//! for CUDA's libraries, so that the linker does not need them.
 
 use super::exports;
 use std::error::Error;
@@ -15,7 +15,8 @@ type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
 /// Names the architectures to compile for.
 const ARCHITECTURES: &str = "CRESSET_CUDA_ARCHITECTURES";
 const DEFAULT: &str = "80,90,90a";
-/// What candle's bindings want linked; `gpu/cuda/bind.rs` defines what is used of them.
+/// The libraries that candle's bindings want linked. `gpu/cuda/bind.rs` defines the functions of
+/// them that are used.
 const LIBRARIES: [&str; 5] = ["cuda", "cublas", "cublasLt", "curand", "nvrtc"];
 
 pub fn build(sources: &[PathBuf]) -> Result<()> {
@@ -41,7 +42,7 @@ struct Compiler {
     nvcc: PathBuf,
     version: String,
     arguments: Vec<String>,
-    /// What kernels include.
+    /// The text of all headers, any of which a kernel may include.
     headers: String,
 }
 
@@ -66,10 +67,10 @@ impl Compiler {
         })
     }
 
-    /// Kernels of candle's ask the linker for CUDA's runtime by a name that a toolkit's shared
-    /// library may answer to, which would then be needed to start. cargo has folders of its own,
-    /// such as `out`, searched before others: there the name stands for the static library, from
-    /// where the compiler itself would link it.
+    /// candle's kernels ask the linker for CUDA's runtime by a name under which it could find a
+    /// toolkit's shared library, which the program would then need to start. cargo's own folders,
+    /// such as `out`, are searched before others, so the static library is copied there under that
+    /// name. It is taken from the folder in which the compiler itself looks for it.
     fn own_runtime(&self, out: &Path) -> Result<()> {
         let asked = Command::new(&self.nvcc).args(["--dryrun", "none.cu"]).output()?;
         let said = String::from_utf8_lossy(&asked.stderr).into_owned();
@@ -90,7 +91,8 @@ impl Compiler {
         Ok(())
     }
 
-    /// Compiles one file, unless the output was made of the very same things.
+    /// Compiles one file, unless its output was made from the same source, headers, compiler and
+    /// arguments.
     fn compile(&self, source: &Path, out: &Path) -> Result<()> {
         let (output, record) = (fatbin(out, source), fatbin(out, source).with_extension("made-of"));
         let made_of = [
@@ -129,7 +131,7 @@ impl Compiler {
     }
 }
 
-/// All of them, one after the other.
+/// The text of all headers below a folder.
 fn headers(folder: &Path) -> Result<String> {
     let mut text = String::new();
     for path in super::files(folder, "cuh")? {
@@ -162,7 +164,7 @@ fn arguments(architectures: &str) -> Result<Vec<String>> {
     Ok(arguments)
 }
 
-/// The first function that keeps registers in memory, from what ptxas says of each.
+/// The first function that spills registers to memory, by the report of ptxas.
 fn spilling(said: &str) -> Option<&str> {
     let mut function = "";
     said.lines().find_map(|line| {
@@ -175,7 +177,7 @@ fn spilling(said: &str) -> Option<&str> {
     })
 }
 
-/// Several at a time, as many as cargo allows.
+/// Compiles all files, as many at a time as cargo allows.
 fn compile_all(compiler: &Compiler, sources: &[PathBuf], out: &Path) -> Result<()> {
     let jobs: usize = env::var("NUM_JOBS")?.parse()?;
     let queue = Mutex::new(sources.iter());
@@ -194,6 +196,7 @@ fn compile_all(compiler: &Compiler, sources: &[PathBuf], out: &Path) -> Result<(
     })
 }
 
+/// The path of a source's fat binary.
 fn fatbin(out: &Path, source: &Path) -> PathBuf {
     let name: Vec<_> = source
         .with_extension("fatbin")
@@ -203,6 +206,7 @@ fn fatbin(out: &Path, source: &Path) -> PathBuf {
     out.join(name.join("-"))
 }
 
+/// Rust code of a table with each fat binary and the names of its kernels.
 fn table(sources: &[PathBuf], out: &Path) -> Result<String> {
     let mut text = String::from("static FATBINS: &[Fatbin] = &[\n");
     for source in sources {

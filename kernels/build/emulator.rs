@@ -1,5 +1,5 @@
-//! Kernels as host code: each `.cu` file compiled as C++ against `gpu/emulator/simt.h`, and a table
-//! of what they export.
+//! Compiles the kernels for the emulator: each `.cu` file as C++ against `gpu/emulator/simt.h`. It
+//! writes a table of the kernels that they export.
 
 use super::exports;
 use std::error::Error;
@@ -24,6 +24,7 @@ pub fn build(sources: &[PathBuf]) -> Result<(), Box<dyn Error + Send + Sync>> {
     Ok(std::fs::write(out.join("emulated.rs"), table(&names)?)?)
 }
 
+/// Rust code of a table with each kernel's name and functions.
 fn table(names: &[String]) -> Result<String, std::fmt::Error> {
     let mut text = String::from("unsafe extern \"C\" {\n");
     for name in names {
