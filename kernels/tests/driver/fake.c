@@ -1,6 +1,6 @@
 // A driver and its libraries without a device. Memory is the host's. Work is done at once, or
-// recorded while a graph is. Every call that matters to the tests is written down, and a test can let
-// any call fail. Functions are declared as in NVIDIA's headers, with handles as plain pointers.
+// recorded while a graph is. Every call that matters to the tests is written down, and a test can
+// let any call fail. Functions are declared as in NVIDIA's headers, with handles as plain pointers.
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
