@@ -1,7 +1,5 @@
 //! The seam between scheduling and tensors. Tests stand a scripted runner in for the real ones.
 
-#![expect(clippy::disallowed_methods, reason = "the scripted runner takes as long as a real one")]
-
 use super::error::EngineError;
 use super::sampler::{SampleError, Sampled};
 use super::sampling_params::RowSampling;

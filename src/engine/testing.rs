@@ -1,5 +1,7 @@
 //! A runner without a model, for tests: tokens come from a script, and steps fail when told to.
 
+#![expect(clippy::disallowed_methods, reason = "a scripted step takes as long as it is told to")]
+
 use super::error::EngineError;
 use super::runner::{RowResult, Runner, nothing_launched};
 use super::sampler::{Sampled, TokenLogprobs};

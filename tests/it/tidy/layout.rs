@@ -129,8 +129,16 @@ pub fn server_parts(tree: &Tree) -> Vec<Offence> {
 }
 
 /// Files of the engine that decide by their arguments alone.
-const PURE: [&str; 7] =
-    ["sequence", "block_manager", "scheduler", "fair_queue", "queue_limits", "load", "rate"];
+const PURE: [&str; 8] = [
+    "sequence",
+    "sampling_params",
+    "block_manager",
+    "scheduler",
+    "fair_queue",
+    "queue_limits",
+    "rate",
+    "error",
+];
 
 /// What a pure file must not reach: tensors, tasks, and clocks.
 const IMPURE: [&str; 10] = [
