@@ -292,7 +292,7 @@ fn best(contenders: &mut [&mut dyn FnMut()]) -> Vec<f64> {
     best
 }
 
-/// What the machine can do.
+/// Measurements of the limits of the machine.
 mod ceiling {
     use super::{Compute, best, black_box};
     use std::sync::atomic::Ordering;

@@ -77,7 +77,7 @@ impl Drop for Pool {
         self.shared.stop.store(true, Ordering::SeqCst);
         self.shared.wake();
         for worker in self.workers.drain(..) {
-            worker.join().expect("a worker catches its tasks' panics");
+            worker.join().expect("invariant: a worker catches its tasks' panics");
         }
     }
 }
@@ -172,7 +172,7 @@ impl WorkerState {
             }
             // SAFETY: joined an open job: `open` has published the pointer, and `close` waits for
             // this worker to leave.
-            let task = unsafe { &*(*self.job.get()).expect("an open job has a task") };
+            let task = unsafe { &*(*self.job.get()).expect("invariant: an open job has a task") };
             self.take_tasks(task);
             self.state.fetch_sub(WORKER, Ordering::Release);
         }

@@ -41,7 +41,7 @@ pub fn assert_close(got: &[f32], want: &[f32], tolerance: f32, what: &str) {
     }
 }
 
-/// What device kernels are tested on: the machine's own device where this build can use one.
+/// The device on which kernels are tested: the machine's own where this build can use it.
 pub fn gpu() -> Arc<dyn Gpu> {
     device_or_emulator(1 << 30, 4)
 }

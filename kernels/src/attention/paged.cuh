@@ -133,9 +133,9 @@ struct StateMerge {
 // The factor that normalises a row's output. It is zero where the query saw no keys.
 DEVICE float inverse_sum(float row_sum) { return row_sum > 0.0f ? 1.0f / row_sum : 0.0f; }
 
-// Where decode leaves the state of a split for `combine.cu`, in f32: `[sequences, max_splits,
-// heads, 2]` holds the largest score and the sum of weights, and behind them `[sequences,
-// max_splits, heads, head_dim]` holds the output that is not normalised yet.
+// The place in the workspace at which decode leaves the state of a split for `combine.cu`, in f32:
+// `[sequences, max_splits, heads, 2]` holds the largest score and the sum of weights, and behind
+// them `[sequences, max_splits, heads, head_dim]` holds the output that is not normalised yet.
 struct SplitState {
     float *max_and_sum, *out;
 

@@ -12,7 +12,7 @@ pub(super) struct Case {
     pub dim: usize,
     pub window: Option<usize>,
     pub softcap: Option<f32>,
-    /// Of the CPU's caches.
+    /// The element type of the CPU's caches.
     pub dtype: DType,
     /// Per sequence: queries and tokens.
     pub spans: Vec<(usize, usize)>,

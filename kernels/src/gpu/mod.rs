@@ -68,7 +68,7 @@ pub trait Gpu: Send + Sync {
     fn replay(&self, graph: &Graph) -> Result<()>;
 }
 
-/// How a device is opened.
+/// Options for opening a device.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceOptions {
     /// The folder in which measurements of matrix products are kept, so that they are not repeated

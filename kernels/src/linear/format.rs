@@ -17,7 +17,7 @@ use candle_core::quantized::GgmlDType;
 /// Columns whose activations share a scale.
 pub(super) const BLOCK: usize = 32;
 
-/// How a group's scale and minimum are stored.
+/// The form in which a group's scale and minimum are stored.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scales {
     /// They are those of the header.

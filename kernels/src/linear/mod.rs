@@ -174,7 +174,7 @@ impl Weight {
     pub fn row_f32(&self, row: usize, out: &mut [f32]) {
         assert_eq!(out.len(), self.cols, "a row has as many values as columns");
         let holds = |part: &&WeightPart| (part.first..part.first + part.rows).contains(&row);
-        let part = self.parts.iter().find(holds).expect("row of this matrix");
+        let part = self.parts.iter().find(holds).expect("invariant: the row is one of this matrix");
         values::row(part, row - part.first, out);
     }
 }

@@ -225,7 +225,7 @@ fn rounding_keeps_sixteen_bits_of_each_block() {
     assert_eq!(reference::rounded(&[0.0; 32]), [0.0; 32]);
 }
 
-/// What is not finite comes out not finite, in its own row alone.
+/// Inputs that are not finite give outputs that are not finite, in their own row alone.
 #[test]
 fn values_that_are_not_finite_show() {
     let weight = case(GgmlDType::Q4_0, 17, 64).weight;

@@ -385,7 +385,7 @@ impl Drop for MatmulDescriptors {
     }
 }
 
-/// What algorithms may rely on: workspace, reduction scheme and alignment.
+/// Limits that algorithms must keep: workspace, reduction scheme and alignment.
 struct MatmulPreference(sys::cublasLtMatmulPreference_t);
 
 impl MatmulPreference {

@@ -1,4 +1,4 @@
-//! What the emulator promises: order, deferral, graphs, and that faults are seen.
+//! The emulator keeps the order of commands, defers them, replays graphs, and reports faults.
 
 use super::*;
 use crate::args;
