@@ -3,6 +3,7 @@
 use super::*;
 use crate::args;
 use half::bf16;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 fn view(address: u64, len: usize, kind: Kind) -> View {
@@ -14,10 +15,9 @@ fn panics<T>(work: impl FnOnce() -> T) -> bool {
 }
 
 #[test]
-#[expect(clippy::reversed_empty_ranges, reason = "such a range must be refused")]
 fn a_slice_stays_inside_its_view() {
     let whole = view(4096, 10, Kind::Bf16);
-    let check = |range: std::ops::Range<usize>, expect: Option<(u64, usize)>| {
+    let check = |range: Range<usize>, expect: Option<(u64, usize)>| {
         let found = (!panics(|| whole.slice(range.clone()))).then(|| whole.slice(range.clone()));
         assert_eq!(found.map(|view| (view.address(), view.len())), expect, "{range:?}");
     };
@@ -26,7 +26,7 @@ fn a_slice_stays_inside_its_view() {
     check(10..10, Some((4116, 0)));
     check(9..11, None);
     check(11..11, None);
-    check(7..3, None);
+    check(Range { start: 7, end: 3 }, None);
     check(usize::MAX..usize::MAX, None);
     // A slice of a slice cannot reach the rest of the whole.
     assert!(panics(|| whole.slice(2..4).slice(0..3)));
