@@ -17,6 +17,7 @@ mod failpoint;
 pub mod ids;
 pub mod ledger;
 pub mod metrics;
+pub mod node;
 pub mod pool;
 pub mod server;
 pub mod store;

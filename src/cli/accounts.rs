@@ -1,7 +1,7 @@
 //! `cresset accounts`: who owns balances, keys and requests.
 
 use super::support::context::Context;
-use super::support::output::Result;
+use super::support::output::CommandResult;
 use super::support::{text, values};
 use crate::ids::AccountId;
 use crate::server::operator::AdminCommand;
@@ -23,7 +23,7 @@ const COLUMNS: &[&str] = &[
 #[command(after_help = "Examples:
   cresset accounts create --name acme --trial 5_000_000
   cresset accounts suspend 0192f0c1-2a7e-7c3d-9a51-3f0e5b1c7d42")]
-pub enum Accounts {
+pub enum AccountsCommand {
     /// Create an account, with credits if wanted
     Create {
         /// Whom the account is for
@@ -58,25 +58,25 @@ pub enum Accounts {
     },
 }
 
-pub async fn run(context: &Context, command: Accounts) -> Result {
+pub async fn run(context: &Context, command: AccountsCommand) -> CommandResult {
     let render = match command {
-        Accounts::List => |list: &_| text::table(list, COLUMNS),
+        AccountsCommand::List => |list: &_| text::table(list, COLUMNS),
         _ => |account: &_| text::fields(account),
     };
     let document = context.admin(command.into()).await?;
     context.output.result(&document, render)
 }
 
-impl From<Accounts> for AdminCommand {
-    fn from(command: Accounts) -> Self {
+impl From<AccountsCommand> for AdminCommand {
+    fn from(command: AccountsCommand) -> Self {
         match command {
-            Accounts::Create { name, plan, trial, premium } => {
+            AccountsCommand::Create { name, plan, trial, premium } => {
                 Self::AccountCreate { name, plan, trial, premium }
             }
-            Accounts::List => Self::AccountList,
-            Accounts::Show { id } => Self::AccountShow { id },
-            Accounts::Suspend { id } => Self::AccountSuspend { id },
-            Accounts::Resume { id } => Self::AccountResume { id },
+            AccountsCommand::List => Self::AccountList,
+            AccountsCommand::Show { id } => Self::AccountShow { id },
+            AccountsCommand::Suspend { id } => Self::AccountSuspend { id },
+            AccountsCommand::Resume { id } => Self::AccountResume { id },
         }
     }
 }

@@ -1,7 +1,7 @@
 //! `cresset applications`: application connections of an account, and their tokens.
 
 use super::support::context::Context;
-use super::support::output::Result;
+use super::support::output::CommandResult;
 use super::support::{text, values};
 use crate::ids::{AccountId, ApplicationId, CredentialId};
 use crate::server::operator::AdminCommand;
@@ -17,7 +17,7 @@ const TOKEN_COLUMNS: &[&str] =
 #[command(after_help = "Example:
   cresset applications create --account ID --name phone
   cresset applications token --application ID --expires-in 12h")]
-pub enum Applications {
+pub enum ApplicationsCommand {
     /// Create an application connection of an account
     Create {
         /// The account
@@ -49,10 +49,10 @@ pub enum Applications {
     },
 }
 
-pub async fn run(context: &Context, command: Applications) -> Result {
+pub async fn run(context: &Context, command: ApplicationsCommand) -> CommandResult {
     let render = match command {
-        Applications::List { .. } => applications_and_tokens,
-        Applications::Token { .. } => text::secret,
+        ApplicationsCommand::List { .. } => applications_and_tokens,
+        ApplicationsCommand::Token { .. } => text::secret,
         _ => |document: &_| text::fields(document),
     };
     let document = context.admin(command.into()).await?;
@@ -67,15 +67,17 @@ fn applications_and_tokens(list: &Value) -> String {
     format!("{}\nTokens:\n{tokens}", text::table(list, APPLICATION_COLUMNS))
 }
 
-impl From<Applications> for AdminCommand {
-    fn from(command: Applications) -> Self {
+impl From<ApplicationsCommand> for AdminCommand {
+    fn from(command: ApplicationsCommand) -> Self {
         match command {
-            Applications::Create { account, name } => Self::ApplicationCreate { account, name },
-            Applications::List { account } => Self::ApplicationList { account },
-            Applications::Token { application, expires_in } => {
+            ApplicationsCommand::Create { account, name } => {
+                Self::ApplicationCreate { account, name }
+            }
+            ApplicationsCommand::List { account } => Self::ApplicationList { account },
+            ApplicationsCommand::Token { application, expires_in } => {
                 Self::ApplicationToken { application, expires_at: expires_in.map(values::from_now) }
             }
-            Applications::Revoke { token_id } => Self::TokenRevoke { id: token_id },
+            ApplicationsCommand::Revoke { token_id } => Self::TokenRevoke { id: token_id },
         }
     }
 }

@@ -1,8 +1,8 @@
 //! `cresset chat`: a conversation in the terminal, with a running node or one of our own.
 
-use super::support::api_client::Asker;
+use super::support::api_client::ApiClient;
 use super::support::context::Context;
-use super::support::output::{Failure, Result, Style, note, print_generated, style};
+use super::support::output::{CommandError, CommandResult, Style, note, print_generated, style};
 use super::support::{node_client, shutdown, text};
 use clap::Args;
 use serde_json::{Value, json};
@@ -26,22 +26,22 @@ pub struct Arguments {
     system: Option<String>,
 }
 
-pub async fn run(context: Context, arguments: Arguments) -> Result {
+pub async fn run(context: Context, arguments: Arguments) -> CommandResult {
     let shutdown = shutdown::on_signal()?;
     let opening = node_client::open(&context, arguments.model.as_deref());
-    let host = shutdown::unless_interrupted(&shutdown, opening).await?;
-    let talked = talk(&context, &host.asker, &arguments, &shutdown).await;
-    host.close().await;
+    let client = shutdown::unless_interrupted(&shutdown, opening).await?;
+    let talked = talk(&context, &client.api, &arguments, &shutdown).await;
+    client.close().await;
     talked
 }
 
 async fn talk(
     context: &Context,
-    asker: &Asker,
+    api: &ApiClient,
     arguments: &Arguments,
     shutdown: &CancellationToken,
-) -> Result {
-    let mut conversation = Conversation::begin(asker.clone(), arguments);
+) -> CommandResult {
+    let mut conversation = Conversation::begin(api.clone(), arguments);
     let mut lines = read_lines();
     loop {
         prompt();
@@ -52,7 +52,7 @@ async fn talk(
         match line.as_deref().map(str::trim) {
             None => return Ok(()),
             Some("") => {}
-            Some("/new") => conversation = Conversation::begin(asker.clone(), arguments),
+            Some("/new") => conversation = Conversation::begin(api.clone(), arguments),
             Some(question) => {
                 let turn = conversation.turn(context, question);
                 shutdown::unless_interrupted(shutdown, turn).await?;
@@ -62,26 +62,25 @@ async fn talk(
 }
 
 struct Conversation {
-    asker: Asker,
+    api: ApiClient,
     messages: Vec<Value>,
     max_tokens: u32,
 }
 
 impl Conversation {
-    fn begin(asker: Asker, arguments: &Arguments) -> Self {
+    fn begin(api: ApiClient, arguments: &Arguments) -> Self {
         let system =
             arguments.system.iter().map(|text| json!({ "role": "system", "content": text }));
-        let asker = Asker { session: uuid::Uuid::new_v4(), ..asker };
-        Self { asker, messages: system.collect(), max_tokens: arguments.max_tokens }
+        let api = ApiClient { session: uuid::Uuid::new_v4(), ..api };
+        Self { api, messages: system.collect(), max_tokens: arguments.max_tokens }
     }
 
     /// A refused question leaves the conversation as it was.
-    async fn turn(&mut self, context: &Context, question: &str) -> Result {
+    async fn turn(&mut self, context: &Context, question: &str) -> CommandResult {
         self.messages.push(json!({ "role": "user", "content": question }));
         let json = context.output.json;
         let show = |text: &str| if json { Ok(()) } else { print_generated(text) };
-        match self.asker.ask(&self.messages, &json!({ "max_tokens": self.max_tokens }), show).await
-        {
+        match self.api.ask(&self.messages, &json!({ "max_tokens": self.max_tokens }), show).await {
             Ok(answer) => {
                 self.messages.push(json!({ "role": "assistant", "content": answer.text }));
                 let document = json!({ "request_id": answer.request, "answer": answer.text, "usage": answer.usage,
@@ -95,7 +94,7 @@ impl Conversation {
                 note(&style(Style::Dim, &cost));
                 Ok(())
             }
-            Err(failure @ Failure::OutputClosed) => Err(failure),
+            Err(failure @ CommandError::OutputClosed) => Err(failure),
             Err(failure) => {
                 self.messages.pop();
                 context.output.fail(&failure);

@@ -4,7 +4,7 @@
 use super::Globals;
 use super::support::context::{data_dir, load_config};
 use super::support::logging;
-use super::support::output::{Output, Result, Style, style};
+use super::support::output::{CommandResult, Output, Style, style};
 use crate::config::{Config, LoadedConfig};
 use crate::server::openapi::document;
 use clap::Subcommand;
@@ -16,7 +16,7 @@ use std::fmt::Write;
     after_help = "Precedence: flags, then CRESSET_… variables, then the file, then the defaults.
   CRESSET_ENGINE__KV_MIB=512 cresset config show"
 )]
-pub enum Settings {
+pub enum ConfigCommand {
     /// Show every key: what it is for, its value, and where that came from
     Show,
     /// Check the configuration without starting anything
@@ -27,24 +27,24 @@ pub enum Settings {
     Openapi,
 }
 
-pub fn run(globals: &Globals, command: &Settings) -> Result {
+pub fn run(globals: &Globals, command: &ConfigCommand) -> CommandResult {
     let output = Output { json: globals.json };
-    if let Settings::Schema = command {
+    if let ConfigCommand::Schema = command {
         return output.result(&Config::schema(), |schema| format!("{schema:#}\n"));
     }
     let loaded = load_config(globals, &data_dir(globals)?, &[])?;
     match command {
-        Settings::Openapi => {
+        ConfigCommand::Openapi => {
             output.result(&document(&loaded.config), |document| format!("{document:#}\n"))
         }
-        Settings::Check => {
+        ConfigCommand::Check => {
             output.result(&check(&loaded)?, |_| "the configuration is sound\n".to_owned())
         }
         _ => output.result(&json!({ "object": "list", "data": loaded.rows() }), listing),
     }
 }
 
-fn check(loaded: &LoadedConfig) -> Result<Value> {
+fn check(loaded: &LoadedConfig) -> CommandResult<Value> {
     logging::filter(&loaded.config.log)?;
     Ok(json!({ "ok": true, "keys_set": loaded.origins.len() }))
 }

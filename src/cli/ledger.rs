@@ -1,8 +1,9 @@
 //! `cresset ledger`: proof, copies, and the way back from a copy.
 
 use super::support::context::Context;
-use super::support::output::{Failure, Result};
+use super::support::output::{CommandError, CommandResult};
 use super::support::text;
+use crate::node;
 use crate::server::operator::{AdminCommand, view};
 use crate::store::{Store, StoreError};
 use clap::Subcommand;
@@ -13,7 +14,7 @@ use std::path::{Path, PathBuf};
 #[command(after_help = "Examples:
   cresset ledger audit
   cresset ledger backup /var/backups/cresset-2026-01-31.ledger       (also while the node runs)")]
-pub enum Ledger {
+pub enum LedgerCommand {
     /// Check every invariant over everything stored
     Audit,
     /// Write a verified copy to a new file
@@ -29,30 +30,30 @@ pub enum Ledger {
     },
 }
 
-pub async fn run(context: &Context, command: Ledger) -> Result {
+pub async fn run(context: &Context, command: LedgerCommand) -> CommandResult {
     match command {
-        Ledger::Audit => audit(context).await,
-        Ledger::Backup { file } => backup(context, &file).await,
-        Ledger::Restore { file } => restore(context, &file).await,
+        LedgerCommand::Audit => audit(context).await,
+        LedgerCommand::Backup { file } => backup(context, &file).await,
+        LedgerCommand::Restore { file } => restore(context, &file).await,
     }
 }
 
-async fn audit(context: &Context) -> Result {
+async fn audit(context: &Context) -> CommandResult {
     let report = report(context).await?;
     context.output.result(&report, findings)?;
-    if report["ok"] == true { Ok(()) } else { Err(Failure::Negative) }
+    if report["ok"] == true { Ok(()) } else { Err(CommandError::Negative) }
 }
 
 /// By the running node, or else by reading: a ledger too broken to be opened for work is told about
 /// all the same.
-pub async fn report(context: &Context) -> Result<Value> {
-    context.require_ledger()?;
+pub async fn report(context: &Context) -> CommandResult<Value> {
+    node::ledger::require(&context.data_dir)?;
     let read = async || match context.ask_node(&AdminCommand::LedgerAudit).await? {
         Some(report) => Ok(Some(report)),
         None => match Store::inspect(&context.data_dir) {
             Ok(report) => Ok(Some(view::audit(&report))),
             Err(StoreError::InUse(_)) => Ok(None),
-            Err(error) => Err(Failure::new(error)),
+            Err(error) => Err(CommandError::new(error)),
         },
     };
     context.patiently(read).await
@@ -72,19 +73,19 @@ fn findings(report: &Value) -> String {
     )
 }
 
-async fn backup(context: &Context, file: &Path) -> Result {
+async fn backup(context: &Context, file: &Path) -> CommandResult {
     let to = std::path::absolute(file)?;
     let document = context.admin(AdminCommand::LedgerBackup { to }).await?;
     context.output.result(&document, text::fields)
 }
 
-async fn restore(context: &Context, file: &Path) -> Result {
+async fn restore(context: &Context, file: &Path) -> CommandResult {
     if context.ask_node(&AdminCommand::Status).await?.is_some() {
         let what = "a node runs on this data folder, and its ledger cannot be replaced under it";
-        return Err(Failure::new(what).remedy("stop the node, then restore"));
+        return Err(CommandError::new(what).remedy("stop the node, then restore"));
     }
     let from = std::path::absolute(file)?;
-    Store::restore(&context.data_dir, &from).map_err(Failure::new)?;
+    Store::restore(&context.data_dir, &from).map_err(CommandError::new)?;
     let document = json!({ "data_dir": context.data_dir, "restored_from": from });
     context.output.result(&document, text::fields)
 }

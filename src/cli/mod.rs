@@ -6,17 +6,14 @@ mod bench;
 mod chat;
 mod config;
 mod credits;
-mod device;
 mod doctor;
+mod init;
 mod keys;
-mod launch;
 mod ledger;
-mod load;
 mod models;
 mod qualify;
 mod quickstart;
 mod relay;
-mod releases;
 mod requests;
 mod serve;
 mod status;
@@ -27,7 +24,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use support::context::Context;
 use support::logging;
-use support::output::{self, Output, Result};
+use support::output::{self, CommandResult, Output};
 
 const EXAMPLES: &str = "Examples:
   cresset quickstart                                   from nothing to an answer, then keep serving
@@ -53,7 +50,7 @@ struct Cli {
     #[command(flatten)]
     globals: Globals,
     #[command(subcommand)]
-    command: Command,
+    command: CliCommand,
 }
 
 #[derive(Args, Debug)]
@@ -73,7 +70,7 @@ struct Globals {
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum CliCommand {
     /// Go from nothing to an answer: model, account, key, qualification, node
     Quickstart(quickstart::Arguments),
     /// Run the node
@@ -90,30 +87,30 @@ enum Command {
     Init,
     /// Create, list, suspend and resume accounts
     #[command(subcommand)]
-    Accounts(accounts::Accounts),
+    Accounts(accounts::AccountsCommand),
     /// Create, list and revoke API keys
     #[command(subcommand)]
-    Keys(keys::Keys),
+    Keys(keys::KeysCommand),
     /// Create applications, and issue and revoke their tokens
     #[command(subcommand)]
-    Applications(applications::Applications),
+    Applications(applications::ApplicationsCommand),
     /// Grant credits, show balances and statements
     #[command(subcommand)]
-    Credits(credits::Credits),
+    Credits(credits::CreditsCommand),
     /// List, show and cancel requests
     #[command(subcommand)]
-    Requests(requests::Requests),
+    Requests(requests::RequestsCommand),
     /// Audit, back up and restore the ledger
     #[command(subcommand)]
-    Ledger(ledger::Ledger),
+    Ledger(ledger::LedgerCommand),
     /// Fetch, add, list and remove model releases
     #[command(subcommand)]
-    Models(releases::Models),
+    Models(models::ModelsCommand),
     /// Prove a release on this machine: only qualified releases are served
-    Qualify(releases::Arguments),
+    Qualify(qualify::Arguments),
     /// Show, check and describe the configuration
     #[command(subcommand)]
-    Config(config::Settings),
+    Config(config::ConfigCommand),
     /// Give header-less tools a loopback address that adds the required headers
     Relay(relay::Arguments),
     /// Print a completion script for a shell
@@ -150,8 +147,8 @@ fn refuse_usage(error: &clap::Error) -> ExitCode {
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }
 
-fn run(cli: Cli) -> Result {
-    if let Command::Completions { shell } = cli.command {
+fn run(cli: Cli) -> CommandResult {
+    if let CliCommand::Completions { shell } = cli.command {
         return completions(Output { json: cli.globals.json }, shell);
     }
     let Cli { globals, command } = cli;
@@ -162,42 +159,42 @@ fn run(cli: Cli) -> Result {
     result
 }
 
-async fn dispatch(globals: Globals, command: Command) -> Result {
-    if let Command::Config(settings) = command {
+async fn dispatch(globals: Globals, command: CliCommand) -> CommandResult {
+    if let CliCommand::Config(settings) = command {
         return config::run(&globals, &settings);
     }
-    if let Command::Doctor = command {
+    if let CliCommand::Doctor = command {
         return doctor::run(&globals).await;
     }
     let (flags, attended) = match &command {
-        Command::Serve(arguments) => (arguments.overrides(), false),
+        CliCommand::Serve(arguments) => (arguments.overrides(), false),
         _ => (Vec::new(), true),
     };
     let context = Context::load(&globals, &flags, attended)?;
     logging::start(&context.config.log)?;
     match command {
-        Command::Quickstart(arguments) => quickstart::run(context, arguments).await,
-        Command::Serve(arguments) => serve::run(context, arguments).await,
-        Command::Chat(arguments) => chat::run(context, arguments).await,
-        Command::Bench(arguments) => bench::run(context, arguments).await,
-        Command::Status(arguments) => status::run(&context, &arguments).await,
-        Command::Init => context.init(),
-        Command::Accounts(command) => accounts::run(&context, command).await,
-        Command::Keys(command) => keys::run(&context, command).await,
-        Command::Applications(command) => applications::run(&context, command).await,
-        Command::Credits(command) => credits::run(&context, command).await,
-        Command::Requests(command) => requests::run(&context, command).await,
-        Command::Ledger(command) => ledger::run(&context, command).await,
-        Command::Models(command) => releases::run_models(&context, command).await,
-        Command::Qualify(arguments) => releases::run_qualify(&context, arguments).await,
-        Command::Relay(arguments) => relay::run(&context, arguments).await,
-        Command::Config(_) | Command::Doctor | Command::Completions { .. } => {
+        CliCommand::Quickstart(arguments) => quickstart::run(context, arguments).await,
+        CliCommand::Serve(arguments) => serve::run(context, arguments).await,
+        CliCommand::Chat(arguments) => chat::run(context, arguments).await,
+        CliCommand::Bench(arguments) => bench::run(context, arguments).await,
+        CliCommand::Status(arguments) => status::run(&context, &arguments).await,
+        CliCommand::Init => init::run(&context),
+        CliCommand::Accounts(command) => accounts::run(&context, command).await,
+        CliCommand::Keys(command) => keys::run(&context, command).await,
+        CliCommand::Applications(command) => applications::run(&context, command).await,
+        CliCommand::Credits(command) => credits::run(&context, command).await,
+        CliCommand::Requests(command) => requests::run(&context, command).await,
+        CliCommand::Ledger(command) => ledger::run(&context, command).await,
+        CliCommand::Models(command) => models::run(&context, command).await,
+        CliCommand::Qualify(arguments) => qualify::run(&context, arguments).await,
+        CliCommand::Relay(arguments) => relay::run(&context, arguments).await,
+        CliCommand::Config(_) | CliCommand::Doctor | CliCommand::Completions { .. } => {
             unreachable!("invariant: handled before a context is loaded")
         }
     }
 }
 
-fn completions(output: Output, shell: clap_complete::Shell) -> Result {
+fn completions(output: Output, shell: clap_complete::Shell) -> CommandResult {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "cresset", &mut script);
     let script = String::from_utf8_lossy(&script);

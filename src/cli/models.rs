@@ -1,21 +1,115 @@
-//! `cresset models`: the releases of the data folder, as documents and as text for people.
+//! `cresset models`: the releases of the data folder.
 
+use super::support::context::Context;
+use super::support::output::{CommandError, CommandResult};
+use super::support::progress::TaskProgress;
 use super::support::text;
 use crate::catalogue::{
-    Catalogue, CatalogueEntry, Error, FetchOptions, FetchProgress, Manifest, NotQualified,
+    self, Catalogue, CatalogueEntry, FetchOptions, FetchProgress, Manifest, NotQualified,
 };
-use crate::clock::UnixMillis;
 use crate::config::Config;
 use crate::ids::ModelId;
-use cresset_qualification::{HostIdentity, Record};
+use crate::node::Assembly;
+use crate::server::operator::AdminCommand;
+use clap::Subcommand;
+use cresset_qualification::Record;
 use serde_json::{Value, json};
 use std::fmt::Write;
-use std::path::Path;
+use std::path::PathBuf;
 
-type Result<T = Value, E = Error> = std::result::Result<T, E>;
+#[derive(Debug, Subcommand)]
+#[command(after_help = "Examples:
+  cresset models list
+  cresset models pull smollm2-135m-instruct
+  cresset models add --path ./model.gguf --name mine && cresset qualify mine")]
+pub enum ModelsCommand {
+    /// List releases: known, pulled, qualified, loaded
+    List,
+    /// Fetch a known release, or a repository of the model hub, and check its digests
+    Pull {
+        /// A release's name, or a repository of the hub: `OWNER/REPOSITORY[/FILE.gguf][@REVISION]`
+        #[arg(value_name = "NAME")]
+        release: String,
+    },
+    /// Add a GGUF file or a folder in Hugging Face layout from this machine
+    Add {
+        /// The file or folder
+        #[arg(long)]
+        path: PathBuf,
+        /// Name for the command line [default: from the file's name]
+        #[arg(long)]
+        name: Option<String>,
+    },
+    /// Remove a release's files and records
+    Remove {
+        /// The release, by name or id
+        #[arg(value_name = "NAME")]
+        release: String,
+    },
+    /// Show a release's manifest and its records
+    Show {
+        /// The release, by name or id
+        #[arg(value_name = "NAME")]
+        release: String,
+    },
+}
 
-/// How the configuration says releases are fetched.
-pub fn fetch_options(config: &Config) -> FetchOptions {
+pub async fn run(context: &Context, command: ModelsCommand) -> CommandResult {
+    let catalogue = Catalogue::new(&context.data_dir);
+    let output = context.output;
+    match command {
+        ModelsCommand::List => {
+            let assembly = context.assembly()?;
+            let loaded = running_models(context, |model| model["state"] == "loaded").await?;
+            output.result(&list(assembly, &loaded)?, list_text)
+        }
+        ModelsCommand::Pull { release } => {
+            output.result(&summary(&pull(context, release).await?), pulled_text)
+        }
+        ModelsCommand::Add { path, name } => {
+            let what = format!("reading {}", path.display());
+            let added = with_bytes(context, what, move |catalogue, on_bytes| {
+                catalogue.add(&path, name.as_deref(), on_bytes)
+            });
+            output.result(&summary(&added.await?), pulled_text)
+        }
+        ModelsCommand::Remove { release } => {
+            output.result(&remove(context, &catalogue, &release).await?, removed_text)
+        }
+        ModelsCommand::Show { release } => output.result(&show(&catalogue, &release)?, show_text),
+    }
+}
+
+/// Ids of the running node's models that match `filter`; empty when no node runs.
+async fn running_models(
+    context: &Context,
+    filter: impl Fn(&Value) -> bool,
+) -> CommandResult<Vec<ModelId>> {
+    let status = context.ask_node(&AdminCommand::Status).await?.unwrap_or_default();
+    let models = status["models"].as_array().into_iter().flatten().filter(|model| filter(model));
+    Ok(models.filter_map(|model| model["id"].as_str()?.parse().ok()).collect())
+}
+
+/// Refuses while a running node serves the release.
+async fn remove(context: &Context, catalogue: &Catalogue, wanted: &str) -> CommandResult<Value> {
+    let manifest = catalogue.find(wanted)?;
+    if running_models(context, |_| true).await?.contains(&manifest.id) {
+        let what = format!("{} is served by the node that runs on this data folder", manifest.name);
+        return Err(CommandError::new(what).remedy("stop the node, then remove the release"));
+    }
+    Ok(summary(&catalogue.remove(wanted)?))
+}
+
+/// Fetches a release as the configuration says.
+pub async fn pull(context: &Context, release: String) -> CommandResult<Manifest> {
+    let options = fetch_options(&context.config);
+    with_bytes(context, format!("fetching {release}"), move |catalogue, on_bytes| {
+        catalogue.pull(&release, &options, on_bytes)
+    })
+    .await
+}
+
+fn fetch_options(config: &Config) -> FetchOptions {
     let hub = &config.hub;
     FetchOptions {
         endpoint: hub.endpoint.clone(),
@@ -25,22 +119,41 @@ pub fn fetch_options(config: &Config) -> FetchOptions {
     }
 }
 
-/// Where each release stands on this host. `loaded` are the models of the running node, if there is
-/// one.
-pub fn list(
-    catalogue: &Catalogue,
-    host: &HostIdentity,
-    max_age_days: u64,
-    now: UnixMillis,
-    loaded: &[ModelId],
-) -> Result {
-    let entries = catalogue.entries(host, max_age_days, now)?;
-    let rows =
-        entries.iter().map(|entry| row(catalogue, entry, loaded)).collect::<Result<Vec<_>>>()?;
+type OnProgress<'a> = &'a mut dyn FnMut(FetchProgress);
+
+/// Runs blocking work on the catalogue with a bar over its bytes.
+async fn with_bytes<T: Send + 'static>(
+    context: &Context,
+    what: String,
+    work: impl FnOnce(&Catalogue, OnProgress) -> Result<T, catalogue::Error> + Send + 'static,
+) -> CommandResult<T> {
+    let catalogue = Catalogue::new(&context.data_dir);
+    let blocking = tokio::task::spawn_blocking(move || {
+        let mut progress = TaskProgress::bytes(what);
+        let done = work(&catalogue, &mut |at: FetchProgress| progress.at(at.done, at.total));
+        progress.clear();
+        done
+    });
+    Ok(blocking.await.map_err(CommandError::new)??)
+}
+
+/// The state of each release on this machine. `loaded` are the models that the running node has in
+/// memory, if there is one.
+fn list(assembly: &Assembly, loaded: &[ModelId]) -> CommandResult<Value> {
+    let entries = assembly.releases()?;
+    let catalogue = assembly.catalogue();
+    let rows = entries
+        .iter()
+        .map(|entry| row(&catalogue, entry, loaded))
+        .collect::<Result<Vec<_>, catalogue::Error>>()?;
     Ok(json!({ "models": rows }))
 }
 
-fn row(catalogue: &Catalogue, entry: &CatalogueEntry, loaded: &[ModelId]) -> Result {
+fn row(
+    catalogue: &Catalogue,
+    entry: &CatalogueEntry,
+    loaded: &[ModelId],
+) -> Result<Value, catalogue::Error> {
     let manifest = &entry.manifest;
     let record = match &entry.qualification {
         Ok(model) => catalogue
@@ -75,15 +188,11 @@ fn summary(manifest: &Manifest) -> Value {
     })
 }
 
-pub fn list_text(document: &Value) -> String {
+fn list_text(document: &Value) -> String {
     let mut out = String::new();
     for row in document["models"].as_array().into_iter().flatten() {
-        let flag = |key: &str, word: &'static str| if row[key] == true { Some(word) } else { None };
-        let states: Vec<&str> =
-            [flag("pulled", "pulled"), flag("qualified", "qualified"), flag("loaded", "loaded")]
-                .into_iter()
-                .flatten()
-                .collect();
+        let states = ["pulled", "qualified", "loaded"].into_iter().filter(|key| row[*key] == true);
+        let states: Vec<&str> = states.collect();
         let states = if states.is_empty() { "known".to_owned() } else { states.join(", ") };
         let mib = row["bytes"].as_u64().unwrap_or_default() >> 20;
         let _ = writeln!(out, "{:<32} {:>7} MiB  {states}", words(&row["name"]), mib);
@@ -94,43 +203,21 @@ pub fn list_text(document: &Value) -> String {
     out
 }
 
-pub fn pull(
-    catalogue: &Catalogue,
-    wanted: &str,
-    options: &FetchOptions,
-    progress: &mut dyn FnMut(FetchProgress),
-) -> Result {
-    catalogue.pull(wanted, options, progress).map(|manifest| summary(&manifest))
-}
-
-pub fn add(
-    catalogue: &Catalogue,
-    path: &Path,
-    name: Option<&str>,
-    progress: &mut dyn FnMut(FetchProgress),
-) -> Result {
-    catalogue.add(path, name, progress).map(|manifest| summary(&manifest))
-}
-
-pub fn remove(catalogue: &Catalogue, wanted: &str) -> Result {
-    catalogue.remove(wanted).map(|manifest| summary(&manifest))
-}
-
-pub fn pulled_text(document: &Value) -> String {
+fn pulled_text(document: &Value) -> String {
     let name = words(&document["name"]);
     format!("{name} is here, its digests are right. Next: cresset qualify {name}\n")
 }
 
-pub fn removed_text(document: &Value) -> String {
+fn removed_text(document: &Value) -> String {
     format!("{} is removed, files and records\n", words(&document["name"]))
 }
 
-/// The whole manifest, and the records there are of it, newest first.
-pub fn show(catalogue: &Catalogue, wanted: &str) -> Result {
+/// The whole manifest and the release's records, newest first.
+fn show(catalogue: &Catalogue, wanted: &str) -> CommandResult<Value> {
     let manifest = catalogue.find(wanted)?;
     let records: Vec<Value> = catalogue.records(&manifest.name)?.iter().map(record_line).collect();
     let mut document =
-        serde_json::to_value(&manifest).expect("a manifest is representable in JSON");
+        serde_json::to_value(&manifest).expect("invariant: a manifest is representable in JSON");
     document["pulled"] = catalogue.is_pulled(&manifest).into();
     document["records"] = records.into();
     Ok(document)
@@ -147,7 +234,7 @@ fn record_line(record: &Record) -> Value {
     })
 }
 
-pub fn show_text(document: &Value) -> String {
+fn show_text(document: &Value) -> String {
     let mut out = String::new();
     let mut line = |label: &str, value: &Value| {
         let _ = writeln!(out, "{label:<18} {}", words(value));
@@ -164,21 +251,13 @@ pub fn show_text(document: &Value) -> String {
         line("file", &format!("{} sha256 {}", words(&file["name"]), words(&file["sha256"])).into());
     }
     for record in document["records"].as_array().into_iter().flatten() {
-        line(
-            "record",
-            &format!(
-                "{} {} {}",
-                words(&record["id"]),
-                words(&record["suite"]),
-                words(&record["verdict"])
-            )
-            .into(),
-        );
+        let [id, suite, verdict] = ["id", "suite", "verdict"].map(|name| words(&record[name]));
+        line("record", &format!("{id} {suite} {verdict}").into());
     }
     out
 }
 
-/// Strings without their quotes.
+/// A value as text; strings without their quotes.
 fn words(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), text::plain)
 }
@@ -186,15 +265,12 @@ fn words(value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::qualify::host_of;
 
     #[test]
     fn a_fresh_data_folder_knows_the_default_release() {
         let data = tempfile::tempdir().unwrap();
-        let catalogue = Catalogue::new(data.path());
-        let document =
-            list(&catalogue, &host_of(&Config::default()).unwrap(), 90, UnixMillis(0), &[])
-                .unwrap();
+        let assembly = Assembly::new(data.path().to_owned(), Config::default()).unwrap();
+        let document = list(&assembly, &[]).unwrap();
         let rows = document["models"].as_array().unwrap();
         let row = rows.iter().find(|row| row["name"] == "smollm2-135m-instruct").unwrap();
         assert_eq!([&row["pulled"], &row["qualified"], &row["loaded"]], [false, false, false]);
@@ -205,7 +281,7 @@ mod tests {
                 .contains("cresset models pull smollm2-135m-instruct")
         );
         assert!(list_text(&document).contains("known"));
-        let shown = show_text(&show(&catalogue, "smollm2-135m-instruct").unwrap());
+        let shown = show_text(&show(&assembly.catalogue(), "smollm2-135m-instruct").unwrap());
         assert!(shown.contains("Apache-2.0") && shown.contains("b179c952"), "{shown}");
     }
 

@@ -1,16 +1,18 @@
 //! `cresset quickstart`: from nothing to an answer, and every step that is done already is skipped.
 
-use super::releases;
-use super::support::api_client::{Answer, Asker};
+use super::qualify;
+use super::support::api_client::{ApiClient, ChatAnswer};
 use super::support::context::Context;
-use super::support::output::{Result, Style, note, print, print_generated, style};
+use super::support::output::{CommandResult, Style, note, print, print_generated, style};
 use super::support::{local_key, node_client, shutdown, text};
 use crate::catalogue::Manifest;
+use crate::node::ledger;
+use crate::store::Store;
 use clap::Args;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-const QUESTION: &str = "What is the capital of France? Answer in one sentence.";
+const QUESTION: &str = "What is the capital of France? ChatAnswer in one sentence.";
 const MAX_TOKENS: u32 = 128;
 
 #[derive(Args, Debug)]
@@ -26,26 +28,26 @@ pub struct Arguments {
     question: String,
 }
 
-pub async fn run(context: Context, arguments: Arguments) -> Result {
+pub async fn run(context: Context, arguments: Arguments) -> CommandResult {
     let shutdown = shutdown::on_signal()?;
-    let host = shutdown::unless_interrupted(&shutdown, prepare(&context)).await?;
+    let client = shutdown::unless_interrupted(&shutdown, prepare(&context)).await?;
     let asked =
-        shutdown::unless_interrupted(&shutdown, show(&context, &host.asker, &arguments)).await;
-    if asked.is_ok() && host.own.is_some() && !arguments.once {
+        shutdown::unless_interrupted(&shutdown, show(&context, &client.api, &arguments)).await;
+    if asked.is_ok() && client.own.is_some() && !arguments.once {
         keep_serving(&shutdown).await;
     }
-    host.close().await;
+    client.close().await;
     asked
 }
 
-/// Folder, model, proof, node, account and key.
-async fn prepare(context: &Context) -> Result<node_client::Host> {
-    if !context.has_ledger() {
-        context.create_ledger()?;
+/// Makes or finds the folder, the model with its qualification, the node, the account and the key.
+async fn prepare(context: &Context) -> CommandResult<node_client::NodeClient> {
+    if !Store::exists(&context.data_dir) {
+        ledger::create(&context.data_dir)?;
         note(&format!("made {}", context.data_dir.display()));
     }
     let release = Manifest::default_release().name;
-    releases::ensure_qualified(context, &release).await?;
+    qualify::ensure_qualified(context, context.assembly()?, &release).await?;
     node_client::open(context, Some(&release)).await
 }
 
@@ -54,7 +56,7 @@ async fn keep_serving(shutdown: &CancellationToken) {
     shutdown.cancelled().await;
 }
 
-async fn show(context: &Context, asker: &Asker, arguments: &Arguments) -> Result {
+async fn show(context: &Context, api: &ApiClient, arguments: &Arguments) -> CommandResult {
     let json = context.output.json;
     let messages = [json!({ "role": "user", "content": arguments.question })];
     let options = json!({ "max_tokens": MAX_TOKENS, "temperature": 0 });
@@ -62,25 +64,25 @@ async fn show(context: &Context, asker: &Asker, arguments: &Arguments) -> Result
     if !json {
         print(&format!("\n> {}\n", arguments.question))?;
     }
-    let answer = asker.ask(&messages, &options, stream).await?;
-    let (me, credits) = (asker.me().await?, asker.credits().await?);
-    let document = summary(context, asker, &answer, &me, &credits);
+    let answer = api.ask(&messages, &options, stream).await?;
+    let (me, credits) = (api.me().await?, api.credits().await?);
+    let document = summary(context, api, &answer, &me, &credits);
     context.output.result(&document, |document| {
-        format!("\n\n{}\n\n{}", facts(document), snippets(context, asker))
+        format!("\n\n{}\n\n{}", facts(document), snippets(context, api))
     })
 }
 
 fn summary(
     context: &Context,
-    asker: &Asker,
-    answer: &Answer,
+    api: &ApiClient,
+    answer: &ChatAnswer,
     me: &Value,
     credits: &Value,
 ) -> Value {
     json!({
-        "listen": asker.base,
+        "listen": api.base,
         "data_dir": context.data_dir,
-        "model": asker.model,
+        "model": api.model,
         "account_id": me["id"],
         "key_file": local_key::path(&context.data_dir),
         "request_id": answer.request,
@@ -120,9 +122,9 @@ fn facts(document: &Value) -> String {
 }
 
 /// Both work as pasted: the key comes out of its file, and every call gets a request id of its own.
-fn snippets(context: &Context, asker: &Asker) -> String {
+fn snippets(context: &Context, api: &ApiClient) -> String {
     let key = local_key::path(&context.data_dir);
-    let (base, model, key) = (&asker.base, &asker.model, key.display());
+    let (base, model, key) = (&api.base, &api.model, key.display());
     format!(
         r#"With curl:
 

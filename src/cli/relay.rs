@@ -3,7 +3,7 @@
 //! answers through untouched.
 
 use super::support::context::Context;
-use super::support::output::{Failure, Result};
+use super::support::output::{CommandError, CommandResult};
 use super::support::shutdown;
 use bytes::Bytes;
 use clap::Args;
@@ -38,7 +38,7 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const FOREIGN_SESSIONS: [&str; 4] =
     ["x-openwebui-chat-id", "x-session-id", "x-correlation-id", "x-session-affinity"];
 
-type Body = Either<Incoming, Full<Bytes>>;
+type RelayBody = Either<Incoming, Full<Bytes>>;
 
 #[derive(Args, Debug)]
 #[command(after_help = "Example:
@@ -62,18 +62,18 @@ pub struct Arguments {
     allow_remote: bool,
 }
 
-pub async fn run(context: &Context, arguments: Arguments) -> Result {
+pub async fn run(context: &Context, arguments: Arguments) -> CommandResult {
     if !arguments.listen.ip().is_loopback() && !arguments.allow_remote {
         let what = format!(
             "{} can be reached from other machines, who could spend the key's credits",
             arguments.listen
         );
-        return Err(Failure::new(what).remedy("listen on 127.0.0.1, or add --allow-remote"));
+        return Err(CommandError::new(what).remedy("listen on 127.0.0.1, or add --allow-remote"));
     }
     let relay = Arc::new(Relay::new(&arguments)?);
-    let listener = TcpListener::bind(arguments.listen)
-        .await
-        .map_err(|error| Failure::new(format!("cannot listen on {}: {error}", arguments.listen)))?;
+    let listener = TcpListener::bind(arguments.listen).await.map_err(|error| {
+        CommandError::new(format!("cannot listen on {}: {error}", arguments.listen))
+    })?;
     let address = format!("http://{}", listener.local_addr()?);
     let ready = json!({ "event": "ready", "listen": address, "session": relay.session });
     context.output.line(&ready, format!("relaying {address} to {}", arguments.upstream))?;
@@ -111,23 +111,23 @@ struct Relay {
 }
 
 impl Relay {
-    fn new(arguments: &Arguments) -> Result<Self> {
+    fn new(arguments: &Arguments) -> CommandResult<Self> {
         if arguments.upstream.scheme_str() != Some("http")
             || arguments.upstream.authority().is_none()
         {
-            return Err(Failure::new(format!(
+            return Err(CommandError::new(format!(
                 "--upstream {}: an http://host:port address is needed",
                 arguments.upstream
             )));
         }
         let credential = arguments.key_file.as_ref().map(|file| {
             let key = std::fs::read_to_string(file).map_err(|error| {
-                Failure::new(format!("{}: {error}", file.display())).remedy("check --key-file")
+                CommandError::new(format!("{}: {error}", file.display())).remedy("check --key-file")
             })?;
-            let mut value =
-                HeaderValue::from_str(&format!("Bearer {}", key.trim())).map_err(Failure::new)?;
+            let mut value = HeaderValue::from_str(&format!("Bearer {}", key.trim()))
+                .map_err(CommandError::new)?;
             value.set_sensitive(true);
-            Ok::<_, Failure>(value)
+            Ok::<_, CommandError>(value)
         });
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
@@ -139,7 +139,7 @@ impl Relay {
         })
     }
 
-    async fn pass(&self, request: Request<Incoming>) -> Response<Body> {
+    async fn pass(&self, request: Request<Incoming>) -> Response<RelayBody> {
         let (mut head, body) = request.into_parts();
         let Ok(body) = Limited::new(body, MAX_BODY).collect().await else {
             return refuse(
@@ -198,7 +198,7 @@ fn header(id: Uuid) -> HeaderValue {
 }
 
 /// An answer of the relay's own, in the node's error form.
-fn refuse(status: StatusCode, message: &str) -> Response<Body> {
+fn refuse(status: StatusCode, message: &str) -> Response<RelayBody> {
     let body = json!({ "error": { "code": "relay", "message": message, "type": "server_error" } });
     let mut response = Response::new(Either::Right(Full::new(body.to_string().into())));
     *response.status_mut() = status;

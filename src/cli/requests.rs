@@ -1,7 +1,7 @@
 //! `cresset requests`: what clients asked for, and what became of it.
 
 use super::support::context::Context;
-use super::support::output::Result;
+use super::support::output::CommandResult;
 use super::support::text;
 use crate::ids::{AccountId, ApplicationId, RequestId};
 use crate::ledger::AttemptState;
@@ -23,7 +23,7 @@ const COLUMNS: &[&str] = &[
 #[command(after_help = "Examples:
   cresset requests list --account ID --state running
   cresset requests cancel ID")]
-pub enum Requests {
+pub enum RequestsCommand {
     /// List an account's requests, newest last
     List {
         /// The account
@@ -38,20 +38,20 @@ pub enum Requests {
         /// The request: what its client sent as Idempotency-Key
         id: RequestId,
         #[command(flatten)]
-        scope: Scope,
+        scope: ScopeArguments,
     },
     /// Stop a queued or running request; a finished one is left as it is
     Cancel {
         /// The request: what its client sent as Idempotency-Key
         id: RequestId,
         #[command(flatten)]
-        scope: Scope,
+        scope: ScopeArguments,
     },
 }
 
 /// For ids that more than one account or application used.
 #[derive(Args, Clone, Copy, Debug)]
-pub struct Scope {
+pub struct ScopeArguments {
     /// The account the request belongs to, where several used the id
     #[arg(long, value_name = "ID")]
     account: Option<AccountId>,
@@ -69,31 +69,33 @@ pub enum StateName {
     Failed,
 }
 
-pub async fn run(context: &Context, command: Requests) -> Result {
+pub async fn run(context: &Context, command: RequestsCommand) -> CommandResult {
     let render = match command {
-        Requests::List { .. } => |list: &_| text::table(list, COLUMNS),
+        RequestsCommand::List { .. } => |list: &_| text::table(list, COLUMNS),
         _ => |request: &_| text::fields(request),
     };
     let document = context.admin(command.into()).await?;
     context.output.result(&document, render)
 }
 
-impl From<Requests> for AdminCommand {
-    fn from(command: Requests) -> Self {
+impl From<RequestsCommand> for AdminCommand {
+    fn from(command: RequestsCommand) -> Self {
         match command {
-            Requests::List { account, state } => {
+            RequestsCommand::List { account, state } => {
                 Self::RequestList { account, state: state.map(AttemptState::from) }
             }
-            Requests::Show { id, scope } => Self::RequestShow { request: id, scope: scope.into() },
-            Requests::Cancel { id, scope } => {
+            RequestsCommand::Show { id, scope } => {
+                Self::RequestShow { request: id, scope: scope.into() }
+            }
+            RequestsCommand::Cancel { id, scope } => {
                 Self::RequestCancel { request: id, scope: scope.into() }
             }
         }
     }
 }
 
-impl From<Scope> for RequestScope {
-    fn from(Scope { account, application }: Scope) -> Self {
+impl From<ScopeArguments> for RequestScope {
+    fn from(ScopeArguments { account, application }: ScopeArguments) -> Self {
         Self { account, application }
     }
 }

@@ -1,10 +1,10 @@
 //! `cresset serve`: the node, until a signal ends it.
 
-use super::launch;
 use super::support::context::Context;
-use super::support::output::{Result, note};
-use super::support::shutdown;
+use super::support::output::{CommandResult, note};
+use super::support::{node_client, shutdown};
 use crate::config::Override;
+use crate::node::PortFallback;
 use clap::Args;
 use serde_json::json;
 use std::net::SocketAddr;
@@ -42,10 +42,9 @@ impl Arguments {
     }
 }
 
-pub async fn run(context: Context, arguments: Arguments) -> Result {
+pub async fn run(context: Context, arguments: Arguments) -> CommandResult {
     let shutdown = shutdown::on_signal()?;
-    let ports = launch::Ports::bind(&context.config.listen, launch::Fallback::None).await?;
-    let starting = launch::start(&context, ports, &arguments.model);
+    let starting = node_client::start(context.assembly()?, PortFallback::None, &arguments.model);
     let running = shutdown::unless_interrupted(&shutdown, starting).await?;
     let ready = json!({
         "event": "ready",

@@ -1,7 +1,7 @@
 //! `cresset status`: what the node is doing, once, again and again, or as a health check.
 
 use super::support::context::Context;
-use super::support::output::{Failure, Result, Style, print, style};
+use super::support::output::{CommandError, CommandResult, Style, print, style};
 use super::support::{shutdown, text};
 use crate::server::operator::{AdminCommand, status};
 use clap::Args;
@@ -36,21 +36,21 @@ pub struct Arguments {
     ready: bool,
 }
 
-pub async fn run(context: &Context, arguments: &Arguments) -> Result {
+pub async fn run(context: &Context, arguments: &Arguments) -> CommandResult {
     if arguments.watch {
         return watch(context).await;
     }
     let document = ask(context).await?;
     context.output.result(&document, screen)?;
-    if arguments.ready && document["ready"] != true { Err(Failure::Negative) } else { Ok(()) }
+    if arguments.ready && document["ready"] != true { Err(CommandError::Negative) } else { Ok(()) }
 }
 
 /// A folder without a node has a status too, and so does a machine without a folder.
-async fn ask(context: &Context) -> Result<Value> {
+async fn ask(context: &Context) -> CommandResult<Value> {
     Ok(context.ask_node(&AdminCommand::Status).await?.unwrap_or_else(status::stopped))
 }
 
-async fn watch(context: &Context) -> Result {
+async fn watch(context: &Context) -> CommandResult {
     let shutdown = shutdown::on_signal()?;
     while !shutdown.is_cancelled() {
         let document = ask(context).await?;

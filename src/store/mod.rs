@@ -114,6 +114,11 @@ impl Store {
         backup::init(dir)
     }
 
+    /// Whether the folder holds a ledger.
+    pub fn exists(dir: &Path) -> bool {
+        dir.join(disk::File::Ledger.name()).exists()
+    }
+
     /// Locks the folder, opens, checks every page and every invariant, releases the reservations of
     /// earlier boots, starts the writer and the background audit. A second process on the same
     /// folder gets `InUse`.

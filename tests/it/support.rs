@@ -11,8 +11,9 @@ use cresset::ids::{AccountId, ApplicationId, CredentialId};
 use cresset::ledger::{
     AccountStatus, Bucket, Command, Credential, CredentialKind, Microcredits, secret,
 };
+use cresset::node::RunningNode;
 use cresset::pool::{LoadedEngine, ServedModel};
-use cresset::server::{self, Node};
+use cresset::server::Node;
 use cresset::store::{Store, StoreError};
 use cresset::text::TextModel;
 use cresset_models::loader::gguf::Value as Metadata;
@@ -31,7 +32,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpStream};
-use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 /// What a test may choose before the node starts.
@@ -92,7 +92,7 @@ pub struct World {
     pub key: String,
     pub credential: CredentialId,
     pub model: String,
-    stop: CancellationToken,
+    running: RunningNode,
     pub folder: TempDir,
 }
 
@@ -152,16 +152,16 @@ impl World {
         for seed in 0..setup.models {
             load(&node, &setup, folder.path(), seed as u64).await;
         }
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let [listener, operator] =
+            [TcpListener::bind("127.0.0.1:0").await, TcpListener::bind("127.0.0.1:0").await]
+                .map(Result::unwrap);
         let address = listener.local_addr().unwrap();
-        let stop = CancellationToken::new();
-        let (router, limits, stopped) =
-            (server::router(node.clone()), setup.config.http.clone(), stop.clone());
-        tokio::spawn(async move { server::serve(listener, router, &limits, stopped).await });
+        let mut running = RunningNode::open(node.clone(), &ledger, address, operator).unwrap();
+        running.accept_clients(listener);
         let account = account(&node, setup.trial, setup.premium).await;
         let (credential, key) = issue(&node, account, None).await;
         let model = node.models()[0].qualified.id().to_string();
-        Self { node, address, account, key, credential, model, stop, folder }
+        Self { node, address, account, key, credential, model, running, folder }
     }
 
     pub async fn get(&self, path: &str) -> Answer {
@@ -270,11 +270,11 @@ impl World {
         let report = self.node.store.audit().unwrap();
         assert!(report.ok, "{:?}", report.violations);
         assert_eq!(report.reservations, 0, "no reservation is left open");
-        self.stop.cancel();
+        self.running.stop_listening();
     }
 
     pub fn stop_listening(&self) {
-        self.stop.cancel();
+        self.running.stop_listening();
     }
 }
 

@@ -4,12 +4,12 @@
 #![expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
 
 use super::Arguments;
-use super::connection::Connection;
+use super::connection::LoadConnection;
 use super::figures::{show, show_percentiles};
-use super::tally::{Answer, Tally};
+use super::tally::{AnswerStream, CompletionTally};
 use super::target::Target;
-use crate::cli::support::output::{Failure, Result};
-use crate::cli::support::progress::Progress;
+use crate::cli::support::output::{CommandError, CommandResult};
+use crate::cli::support::progress::TaskProgress;
 use crate::cli::support::text;
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -33,14 +33,14 @@ const WORDS: [&str; 16] = [
 ];
 
 /// What every request of a run has in common.
-struct Shape {
+struct RequestShape {
     target: Arc<Target>,
     /// Words of the prompt.
     words: usize,
     output_tokens: u32,
 }
 
-pub async fn run(target: Arc<Target>, arguments: &Arguments) -> Result<Value> {
+pub async fn run(target: Arc<Target>, arguments: &Arguments) -> CommandResult<Value> {
     let shape = calibrate(target, arguments).await?;
     let longest = Duration::from_secs(arguments.seconds.unwrap_or(300));
     let mut levels = Vec::new();
@@ -57,9 +57,9 @@ pub async fn run(target: Arc<Target>, arguments: &Arguments) -> Result<Value> {
 
 /// Finds how many words make the wanted prompt, from a short one and a longer one: the tokenizer is
 /// the server's.
-async fn calibrate(target: Arc<Target>, arguments: &Arguments) -> Result<Arc<Shape>> {
+async fn calibrate(target: Arc<Target>, arguments: &Arguments) -> CommandResult<Arc<RequestShape>> {
     let wanted = f64::from(arguments.input_tokens);
-    let mut shape = Shape { target, words: 1, output_tokens: 1 };
+    let mut shape = RequestShape { target, words: 1, output_tokens: 1 };
     let least = shape.prompt_tokens().await?;
     shape.words += PROBE_WORDS;
     let a_word = (shape.prompt_tokens().await? - least) / PROBE_WORDS as f64;
@@ -68,8 +68,13 @@ async fn calibrate(target: Arc<Target>, arguments: &Arguments) -> Result<Arc<Sha
     Ok(Arc::new(shape))
 }
 
-async fn level(shape: &Arc<Shape>, clients: usize, requests: usize, longest: Duration) -> Value {
-    let mut progress = Progress::steps(format!("{requests} requests, {clients} at a time"));
+async fn level(
+    shape: &Arc<RequestShape>,
+    clients: usize,
+    requests: usize,
+    longest: Duration,
+) -> Value {
+    let mut progress = TaskProgress::steps(format!("{requests} requests, {clients} at a time"));
     let left = Arc::new(AtomicUsize::new(requests));
     let began = Instant::now();
     let until = began + longest;
@@ -77,7 +82,7 @@ async fn level(shape: &Arc<Shape>, clients: usize, requests: usize, longest: Dur
     for _ in 0..clients.min(requests) {
         workers.spawn(client(shape.clone(), left.clone(), until));
     }
-    let mut total = Tally::default();
+    let mut total = CompletionTally::default();
     while let Some(tally) = workers.join_next().await {
         total.merge(tally.unwrap_or_default());
         progress.at((requests - left.load(Ordering::Relaxed)) as u64, requests as u64);
@@ -87,8 +92,12 @@ async fn level(shape: &Arc<Shape>, clients: usize, requests: usize, longest: Dur
 }
 
 /// One client: a request after the other until none is left or the time is over.
-async fn client(shape: Arc<Shape>, left: Arc<AtomicUsize>, until: Instant) -> Tally {
-    let (mut connection, mut tally) = (None, Tally::default());
+async fn client(
+    shape: Arc<RequestShape>,
+    left: Arc<AtomicUsize>,
+    until: Instant,
+) -> CompletionTally {
+    let (mut connection, mut tally) = (None, CompletionTally::default());
     let another =
         || left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1)).is_ok();
     while Instant::now() < until && another() {
@@ -101,21 +110,23 @@ async fn client(shape: Arc<Shape>, left: Arc<AtomicUsize>, until: Instant) -> Ta
     tally
 }
 
-impl Shape {
+impl RequestShape {
     /// Tokens of a prompt of this shape, by asking.
-    async fn prompt_tokens(&self) -> Result<f64> {
-        let (mut connection, mut tally) = (None, Tally::default());
+    async fn prompt_tokens(&self) -> CommandResult<f64> {
+        let (mut connection, mut tally) = (None, CompletionTally::default());
         self.ask(&mut connection, &mut tally).await;
         match tally.errors.keys().next() {
             None => Ok(tally.usage.prompt as f64),
-            Some(error) => Err(Failure::new(format!("a first request was not answered: {error}"))
-                .remedy("check --url, --key, --model and the balance")),
+            Some(error) => {
+                Err(CommandError::new(format!("a first request was not answered: {error}"))
+                    .remedy("check --url, --key, --model and the balance"))
+            }
         }
     }
 
     /// Sends one request, over the kept connection where there is one, and takes down what comes of
     /// it.
-    async fn ask(&self, connection: &mut Option<Connection>, tally: &mut Tally) {
+    async fn ask(&self, connection: &mut Option<LoadConnection>, tally: &mut CompletionTally) {
         // Put back only when it can be used again.
         let kept = connection.take();
         match self.try_ask(kept, tally).await {
@@ -124,13 +135,17 @@ impl Shape {
         }
     }
 
-    async fn try_ask(&self, kept: Option<Connection>, tally: &mut Tally) -> io::Result<Connection> {
+    async fn try_ask(
+        &self,
+        kept: Option<LoadConnection>,
+        tally: &mut CompletionTally,
+    ) -> io::Result<LoadConnection> {
         let mut connection = match kept {
             Some(connection) => connection,
-            None => Connection::open(&self.target.authority).await?,
+            None => LoadConnection::open(&self.target.authority).await?,
         };
         let request = self.target.post("/v1/chat/completions", &self.body());
-        let mut answer = Answer::begin();
+        let mut answer = AnswerStream::begin();
         let status = connection.send(&request).await?;
         if status == 200 {
             while connection.piece(&mut answer.pending).await? {

@@ -8,15 +8,15 @@ use tokio::net::TcpStream;
 /// Largest answer read whole, bytes.
 const MAX_ANSWER: usize = 16 << 20;
 
-pub struct Connection {
+pub struct LoadConnection {
     stream: BufReader<TcpStream>,
     line: Vec<u8>,
-    body: Body,
+    body: RemainingBody,
 }
 
 /// What is left of the answer being read.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Body {
+enum RemainingBody {
     Done,
     Sized(usize),
     /// Bytes left in the chunk; its line end follows.
@@ -26,12 +26,12 @@ enum Body {
     UntilClosed,
 }
 
-impl Connection {
+impl LoadConnection {
     /// `authority` is `host:port`.
     pub async fn open(authority: &str) -> io::Result<Self> {
         let stream = TcpStream::connect(authority).await?;
         stream.set_nodelay(true)?;
-        Ok(Self { stream: BufReader::new(stream), line: Vec::new(), body: Body::Done })
+        Ok(Self { stream: BufReader::new(stream), line: Vec::new(), body: RemainingBody::Done })
     }
 
     /// Sends a whole request and reads the answer up to its body; returns the status.
@@ -41,42 +41,42 @@ impl Connection {
         let status =
             std::str::from_utf8(&self.line).ok().and_then(|line| line.get(9..12)?.parse().ok());
         let status = status.ok_or_else(|| broken("the answer is not HTTP"))?;
-        self.body = Body::UntilClosed;
+        self.body = RemainingBody::UntilClosed;
         loop {
             self.read_line().await?;
             if self.line.is_empty() {
                 return Ok(status);
             }
             if let Some(length) = header(&self.line, "content-length") {
-                self.body = Body::Sized(
+                self.body = RemainingBody::Sized(
                     length.parse().map_err(|_| broken("a content length is no number"))?,
                 );
             } else if header(&self.line, "transfer-encoding")
                 .is_some_and(|value| value.eq_ignore_ascii_case("chunked"))
             {
-                self.body = Body::NextChunk;
+                self.body = RemainingBody::NextChunk;
             }
         }
     }
 
     /// Appends what has arrived of the body, at least one byte; false at its end.
     pub async fn piece(&mut self, out: &mut Vec<u8>) -> io::Result<bool> {
-        if self.body == Body::NextChunk {
+        if self.body == RemainingBody::NextChunk {
             self.read_line().await?;
             let size = std::str::from_utf8(&self.line)
                 .ok()
                 .and_then(|size| usize::from_str_radix(size, 16).ok());
-            self.body = Body::Chunk(size.ok_or_else(|| broken("a chunk has no size"))?);
+            self.body = RemainingBody::Chunk(size.ok_or_else(|| broken("a chunk has no size"))?);
         }
         let most = match self.body {
-            Body::Chunk(0) => {
+            RemainingBody::Chunk(0) => {
                 self.read_line().await?;
-                self.body = Body::Done;
+                self.body = RemainingBody::Done;
                 0
             }
-            Body::Done | Body::NextChunk => 0,
-            Body::Sized(left) | Body::Chunk(left) => left,
-            Body::UntilClosed => usize::MAX,
+            RemainingBody::Done | RemainingBody::NextChunk => 0,
+            RemainingBody::Sized(left) | RemainingBody::Chunk(left) => left,
+            RemainingBody::UntilClosed => usize::MAX,
         };
         if most == 0 {
             return Ok(false);
@@ -90,13 +90,13 @@ impl Connection {
 
     async fn took(&mut self, taken: usize) -> io::Result<bool> {
         match &mut self.body {
-            Body::Sized(left) | Body::Chunk(left) if taken > 0 => *left -= taken,
-            Body::UntilClosed => {}
+            RemainingBody::Sized(left) | RemainingBody::Chunk(left) if taken > 0 => *left -= taken,
+            RemainingBody::UntilClosed => {}
             _ => return Err(io::ErrorKind::UnexpectedEof.into()),
         }
-        if self.body == Body::Chunk(0) {
+        if self.body == RemainingBody::Chunk(0) {
             self.read_line().await?;
-            self.body = Body::NextChunk;
+            self.body = RemainingBody::NextChunk;
         }
         Ok(taken > 0)
     }
@@ -141,7 +141,7 @@ mod tests {
     /// What a client reads when a server answers with `bytes` and closes.
     async fn read(bytes: &'static str) -> io::Result<(u16, String)> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let mut connection = Connection::open(&listener.local_addr()?.to_string()).await?;
+        let mut connection = LoadConnection::open(&listener.local_addr()?.to_string()).await?;
         let (mut server, _) = listener.accept().await?;
         server.write_all(bytes.as_bytes()).await?;
         drop(server);

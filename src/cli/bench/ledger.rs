@@ -5,8 +5,8 @@
 
 use super::Arguments;
 use super::figures::{Times, per_second, show, show_percentiles};
-use crate::cli::support::output::{Failure, Result};
-use crate::cli::support::progress::Progress;
+use crate::cli::support::output::{CommandError, CommandResult};
+use crate::cli::support::progress::TaskProgress;
 use crate::cli::support::text;
 use crate::clock::{SystemClock, UnixMillis};
 use crate::ids::{AccountId, AttemptId, CredentialId, ModelId, RequestId, SessionId};
@@ -31,49 +31,49 @@ const SECONDS: u64 = 3;
 const PROBES: usize = 50;
 const PAGE: [u8; 4096] = [1; 4096];
 
-pub async fn run(default_folder: &Path, arguments: &Arguments) -> Result<Value> {
-    let scratch = Scratch::in_folder(arguments.folder.as_deref().unwrap_or(default_folder))?;
+pub async fn run(default_folder: &Path, arguments: &Arguments) -> CommandResult<Value> {
+    let scratch = ScratchFolder::in_folder(arguments.folder.as_deref().unwrap_or(default_folder))?;
     let alone = probe(&scratch.0)?;
     let meter = SyncMeter::new(Duration::from_millis(arguments.simulate_fsync_ms));
-    Store::init(&scratch.0).map_err(Failure::new)?;
+    Store::init(&scratch.0).map_err(CommandError::new)?;
     let store = Store::open_metered(&scratch.0, Arc::new(SystemClock), meter.clone())
-        .map_err(Failure::new)?;
-    let (account, credential) = open_account(&store).await.map_err(Failure::new)?;
+        .map_err(CommandError::new)?;
+    let (account, credential) = open_account(&store).await.map_err(CommandError::new)?;
     let span = Duration::from_secs(arguments.seconds.unwrap_or(SECONDS));
     let mut levels = Vec::new();
     for &clients in &arguments.clients {
-        let progress = Progress::steps(format!("{clients} clients"));
+        let progress = TaskProgress::steps(format!("{clients} clients"));
         let client =
             Client { store: store.clone(), account, credential, until: Instant::now() + span };
-        levels.push(level(&client, clients, &meter).await.map_err(Failure::new)?);
+        levels.push(level(&client, clients, &meter).await.map_err(CommandError::new)?);
         progress.clear();
     }
-    let audit = store.audit().map_err(Failure::new)?;
+    let audit = store.audit().map_err(CommandError::new)?;
     Ok(json!({ "folder": scratch.0.parent(), "one_page_fsync_ms": alone.percentiles(),
                "simulated_fsync_ms": arguments.simulate_fsync_ms, "levels": levels, "audit_ok": audit.ok }))
 }
 
 /// A folder that goes away with the measurement.
-struct Scratch(PathBuf);
+struct ScratchFolder(PathBuf);
 
-impl Scratch {
-    fn in_folder(folder: &Path) -> Result<Self> {
+impl ScratchFolder {
+    fn in_folder(folder: &Path) -> CommandResult<Self> {
         let path = folder.join(format!("bench-{}", Uuid::new_v4()));
         fs::create_dir_all(&path).map_err(|error| {
-            Failure::new(format!("cannot make {}: {error}", path.display()))
+            CommandError::new(format!("cannot make {}: {error}", path.display()))
                 .remedy("name a folder with --folder")
         })?;
         Ok(Self(path))
     }
 }
 
-impl Drop for Scratch {
+impl Drop for ScratchFolder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
-fn probe(folder: &Path) -> Result<Times> {
+fn probe(folder: &Path) -> CommandResult<Times> {
     let (mut file, mut times) = (fs::File::create(folder.join("probe"))?, Times::default());
     for _ in 0..PROBES {
         file.write_all(&PAGE)?;

@@ -8,9 +8,9 @@ mod reads;
 mod tally;
 mod target;
 
-use super::support::api_client::Asker;
+use super::support::api_client::ApiClient;
 use super::support::context::Context;
-use super::support::output::{Failure, Result};
+use super::support::output::{CommandError, CommandResult};
 use super::support::{node_client, shutdown};
 use clap::Args;
 use serde_json::Value;
@@ -98,7 +98,7 @@ fn clients_parser() -> impl clap::builder::TypedValueParser<Value = usize> {
     clap::value_parser!(u16).range(1..=4096).map(usize::from)
 }
 
-pub async fn run(mut context: Context, arguments: Arguments) -> Result {
+pub async fn run(mut context: Context, arguments: Arguments) -> CommandResult {
     let shutdown = shutdown::on_signal()?;
     if arguments.ledger {
         let measuring = ledger::run(&context.data_dir, &arguments);
@@ -108,16 +108,16 @@ pub async fn run(mut context: Context, arguments: Arguments) -> Result {
     }
     if let (Some(url), Some(key)) = (&arguments.url, &arguments.key) {
         let measuring = async {
-            measure(&target::asker(url, key, arguments.model.as_deref()).await?, &arguments).await
+            measure(&target::client(url, key, arguments.model.as_deref()).await?, &arguments).await
         };
         let document = shutdown::unless_interrupted(&shutdown, measuring).await?;
         return show(&context, &document);
     }
     lift_limits(&mut context);
     let opening = node_client::open(&context, arguments.model.as_deref());
-    let host = shutdown::unless_interrupted(&shutdown, opening).await?;
-    let measured = shutdown::unless_interrupted(&shutdown, measure(&host.asker, &arguments)).await;
-    host.close().await;
+    let client = shutdown::unless_interrupted(&shutdown, opening).await?;
+    let measured = shutdown::unless_interrupted(&shutdown, measure(&client.api, &arguments)).await;
+    client.close().await;
     show(&context, &measured?)
 }
 
@@ -128,16 +128,16 @@ fn lift_limits(context: &mut Context) {
     }
 }
 
-async fn measure(asker: &Asker, arguments: &Arguments) -> Result<Value> {
-    let target = Arc::new(Target::new(asker)?);
+async fn measure(api: &ApiClient, arguments: &Arguments) -> CommandResult<Value> {
+    let target = Arc::new(Target::new(api)?);
     if arguments.reads {
-        reads::run(asker, &target, arguments).await
+        reads::run(api, &target, arguments).await
     } else {
         completions::run(target, arguments).await
     }
 }
 
-fn show(context: &Context, document: &Value) -> Result {
+fn show(context: &Context, document: &Value) -> CommandResult {
     if document["reads"].is_array() {
         return context.output.result(document, reads::show_rows);
     }
@@ -147,6 +147,6 @@ fn show(context: &Context, document: &Value) -> Result {
 }
 
 /// Something was measured, or the exit code says that it was not.
-fn verdict(good: bool) -> Result {
-    if good { Ok(()) } else { Err(Failure::Negative) }
+fn verdict(good: bool) -> CommandResult {
+    if good { Ok(()) } else { Err(CommandError::Negative) }
 }

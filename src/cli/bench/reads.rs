@@ -3,12 +3,12 @@
 #![expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
 
 use super::Arguments;
-use super::connection::Connection;
+use super::connection::LoadConnection;
 use super::figures::{Times, per_second, show, show_percentiles};
 use super::target::Target;
-use crate::cli::support::api_client::Asker;
-use crate::cli::support::output::{Failure, Result};
-use crate::cli::support::progress::Progress;
+use crate::cli::support::api_client::ApiClient;
+use crate::cli::support::output::{CommandError, CommandResult};
+use crate::cli::support::progress::TaskProgress;
 use crate::cli::support::text;
 use serde_json::{Value, json};
 use std::io;
@@ -19,9 +19,13 @@ use tokio::task::JoinSet;
 /// Seconds that one figure is measured for, when nothing else is asked for.
 const SECONDS: u64 = 2;
 
-pub async fn run(asker: &Asker, target: &Arc<Target>, arguments: &Arguments) -> Result<Value> {
+pub async fn run(
+    api: &ApiClient,
+    target: &Arc<Target>,
+    arguments: &Arguments,
+) -> CommandResult<Value> {
     let question = [json!({ "role": "user", "content": "hello" })];
-    let request = asker.ask(&question, &json!({ "max_tokens": 1 }), |_| Ok(())).await?.request;
+    let request = api.ask(&question, &json!({ "max_tokens": 1 }), |_| Ok(())).await?.request;
     let span = Duration::from_secs(arguments.seconds.unwrap_or(SECONDS));
     let mut rows = Vec::new();
     for path in ["/v1/me", "/v1/credits", &format!("/v1/requests/{request}")] {
@@ -37,9 +41,9 @@ async fn measure(
     path: &str,
     clients: usize,
     span: Duration,
-) -> Result<Value> {
-    let progress = Progress::steps(format!("{path}, {clients} at a time"));
-    let broken = |error: io::Error| Failure::new(format!("GET {path}: {error}"));
+) -> CommandResult<Value> {
+    let progress = TaskProgress::steps(format!("{path}, {clients} at a time"));
+    let broken = |error: io::Error| CommandError::new(format!("GET {path}: {error}"));
     let full = load(target, path, clients, span, None).await.map_err(broken)?;
     let rate = per_second(full.count, span);
     let pause = Duration::from_secs_f64(2.0 * clients as f64 / rate.max(1.0));
@@ -56,7 +60,7 @@ async fn measure(
 }
 
 #[derive(Default)]
-struct Tally {
+struct ReadTally {
     count: u64,
     times: Times,
 }
@@ -69,17 +73,17 @@ async fn load(
     clients: usize,
     span: Duration,
     pause: Option<Duration>,
-) -> io::Result<Tally> {
+) -> io::Result<ReadTally> {
     let (until, request) = (Instant::now() + span, Arc::<[u8]>::from(target.get(path)));
     let mut workers = JoinSet::new();
     for number in 0..clients {
-        let connection = Connection::open(&target.authority).await?;
+        let connection = LoadConnection::open(&target.authority).await?;
         // Spread over the pause, as independent clients would be.
         let first =
             pause.map(|pause| Instant::now() + pause.mul_f64(number as f64 / clients as f64));
         workers.spawn(client(connection, request.clone(), until, first.zip(pause)));
     }
-    let mut total = Tally::default();
+    let mut total = ReadTally::default();
     while let Some(tally) = workers.join_next().await {
         let tally = tally.map_err(io::Error::other)??;
         total.count += tally.count;
@@ -91,12 +95,12 @@ async fn load(
 /// `schedule`: when to send first, and the time from one to the next. A request that had to wait
 /// for the answer before it counts from when it was due.
 async fn client(
-    mut connection: Connection,
+    mut connection: LoadConnection,
     request: Arc<[u8]>,
     until: Instant,
     mut schedule: Option<(Instant, Duration)>,
-) -> io::Result<Tally> {
-    let (mut tally, mut body) = (Tally::default(), Vec::new());
+) -> io::Result<ReadTally> {
+    let (mut tally, mut body) = (ReadTally::default(), Vec::new());
     loop {
         let mut began = Instant::now();
         if let Some((due, pause)) = &mut schedule {

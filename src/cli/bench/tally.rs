@@ -9,23 +9,23 @@ use std::time::{Duration, Instant};
 
 /// What came of some requests.
 #[derive(Default)]
-pub struct Tally {
+pub struct CompletionTally {
     first: Times,
     between: Times,
     whole: Times,
     answered: u64,
-    pub usage: Usage,
+    pub usage: TokenUsage,
     /// By status and code, or by what broke.
     pub errors: BTreeMap<String, u64>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Usage {
+pub struct TokenUsage {
     pub prompt: u64,
     pub completion: u64,
 }
 
-impl Tally {
+impl CompletionTally {
     pub fn fail(&mut self, error: &str) {
         *self.errors.entry(error.to_owned()).or_default() += 1;
     }
@@ -43,7 +43,7 @@ impl Tally {
     }
 
     pub fn report(self, clients: usize, time: Duration) -> Value {
-        let Usage { prompt, completion } = self.usage;
+        let TokenUsage { prompt, completion } = self.usage;
         json!({
             "concurrency": clients,
             "answered": self.answered,
@@ -62,17 +62,17 @@ impl Tally {
 }
 
 /// A stream being read.
-pub struct Answer {
+pub struct AnswerStream {
     sent: Instant,
     /// When the last text came.
     last: Option<Instant>,
-    usage: Option<Usage>,
+    usage: Option<TokenUsage>,
     refused: Option<String>,
     /// What has arrived and is no whole line yet.
     pub pending: Vec<u8>,
 }
 
-impl Answer {
+impl AnswerStream {
     /// To a request that is about to be sent.
     pub fn begin() -> Self {
         Self { sent: Instant::now(), last: None, usage: None, refused: None, pending: Vec::new() }
@@ -84,7 +84,7 @@ impl Answer {
     }
 
     /// Reads the lines that are complete. Text that arrives together counts as one token's.
-    pub fn read(&mut self, tally: &mut Tally) {
+    pub fn read(&mut self, tally: &mut CompletionTally) {
         let Some(end) = self.pending.iter().rposition(|byte| *byte == b'\n') else { return };
         let now = Instant::now();
         let mut text = false;
@@ -107,7 +107,7 @@ impl Answer {
         }
     }
 
-    pub fn close(self, tally: &mut Tally) {
+    pub fn close(self, tally: &mut CompletionTally) {
         match (self.refused, self.usage) {
             (Some(error), _) => tally.fail(&error),
             (None, None) => tally.fail("a stream ended without its usage"),
@@ -126,10 +126,10 @@ fn has_text(data: &str) -> bool {
     data.find(CONTENT).is_some_and(|at| data.as_bytes().get(at + CONTENT.len()) != Some(&b'"'))
 }
 
-fn usage(data: &str) -> Option<Usage> {
+fn usage(data: &str) -> Option<TokenUsage> {
     let chunk: Value = serde_json::from_str(data).ok()?;
     let tokens = |name: &str| chunk["usage"][name].as_u64();
-    Some(Usage { prompt: tokens("prompt_tokens")?, completion: tokens("completion_tokens")? })
+    Some(TokenUsage { prompt: tokens("prompt_tokens")?, completion: tokens("completion_tokens")? })
 }
 
 /// The error code in a body, or the beginning of the body.
@@ -146,8 +146,8 @@ mod tests {
     use super::*;
 
     /// A tally after a stream that arrived in these pieces.
-    fn tally(pieces: &[&str]) -> Tally {
-        let (mut answer, mut tally) = (Answer::begin(), Tally::default());
+    fn tally(pieces: &[&str]) -> CompletionTally {
+        let (mut answer, mut tally) = (AnswerStream::begin(), CompletionTally::default());
         for piece in pieces {
             answer.pending.extend_from_slice(piece.as_bytes());
             answer.read(&mut tally);

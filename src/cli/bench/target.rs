@@ -1,8 +1,8 @@
 //! What is put under load: a node's address, a key and a model, and the bytes of requests to it.
 
-use crate::cli::support::api_client::Asker;
-use crate::cli::support::http::{Call, accepted, authority};
-use crate::cli::support::output::{Failure, Result};
+use crate::cli::support::api_client::ApiClient;
+use crate::cli::support::http::{HttpCall, accepted, authority};
+use crate::cli::support::output::{CommandError, CommandResult};
 use uuid::Uuid;
 
 pub struct Target {
@@ -16,8 +16,8 @@ pub struct Target {
 }
 
 impl Target {
-    pub fn new(asker: &Asker) -> Result<Self> {
-        let Asker { base, secret, model, session } = asker;
+    pub fn new(api: &ApiClient) -> CommandResult<Self> {
+        let ApiClient { base, secret, model, session } = api;
         let authority = authority(base)?;
         let headers = format!(
             "host: {authority}\r\nauthorization: Bearer {secret}\r\nx-service-session-id: {session}\r\n"
@@ -40,17 +40,17 @@ impl Target {
 }
 
 /// The node at `base`; without a model, the first that the key may use.
-pub async fn asker(base: &str, key: &str, model: Option<&str>) -> Result<Asker> {
+pub async fn client(base: &str, key: &str, model: Option<&str>) -> CommandResult<ApiClient> {
     let base = base.trim_end_matches('/').trim_end_matches("/v1");
     let model = match model {
         Some(model) => model.to_owned(),
         None => first_model(base, key).await?,
     };
-    Ok(Asker { base: base.to_owned(), secret: key.to_owned(), model, session: Uuid::new_v4() })
+    Ok(ApiClient { base: base.to_owned(), secret: key.to_owned(), model, session: Uuid::new_v4() })
 }
 
-async fn first_model(base: &str, key: &str) -> Result<String> {
-    let models = accepted(Call::get("/v1/models").bearer(key).send(base).await?).await?;
+async fn first_model(base: &str, key: &str) -> CommandResult<String> {
+    let models = accepted(HttpCall::get("/v1/models").bearer(key).send(base).await?).await?;
     let first = models["data"][0]["id"].as_str().map(str::to_owned);
-    first.ok_or_else(|| Failure::new(format!("{base} has no model for this key")))
+    first.ok_or_else(|| CommandError::new(format!("{base} has no model for this key")))
 }

@@ -1,14 +1,14 @@
-//! One chat completion over the node's public surface, streamed, exactly as any client would ask
-//! for it.
+//! A client of a node's public surface: one streamed chat completion, exactly as any other client
+//! would ask for it, and the account behind the key.
 
-use super::http::{Call, EventStream, accepted, json, refusal};
-use super::output::{Failure, Result};
+use super::http::{EventStream, HttpCall, accepted, json, refusal};
+use super::output::{CommandError, CommandResult};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-/// Where and as whom to ask.
+/// The node to ask, and the key, model and conversation to ask with.
 #[derive(Clone, Debug)]
-pub struct Asker {
+pub struct ApiClient {
     /// `http://host:port`
     pub base: String,
     pub secret: String,
@@ -18,9 +18,9 @@ pub struct Asker {
     pub session: Uuid,
 }
 
-/// What came back, and what it cost.
+/// A whole answer and its cost.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct ChatAnswer {
     pub request: Uuid,
     pub text: String,
     pub usage: Value,
@@ -28,18 +28,18 @@ pub struct Answer {
     pub charged: u64,
 }
 
-impl Asker {
+impl ApiClient {
     /// Asks, and hands over each piece of text as it comes.
     pub async fn ask(
         &self,
         messages: &[Value],
         options: &Value,
-        mut on_text: impl FnMut(&str) -> Result,
-    ) -> Result<Answer> {
+        mut on_text: impl FnMut(&str) -> CommandResult,
+    ) -> CommandResult<ChatAnswer> {
         let request = Uuid::new_v4();
         let mut body = json!({ "model": self.model, "messages": messages, "stream": true });
         merge(&mut body, options);
-        let call = Call::post("/v1/chat/completions", &body)
+        let call = HttpCall::post("/v1/chat/completions", &body)
             .bearer(&self.secret)
             .header("idempotency-key", request.to_string())
             .header("x-service-session-id", self.session.to_string());
@@ -48,51 +48,51 @@ impl Asker {
             let (status, body) = json(response).await?;
             return Err(refusal(status, &body));
         }
-        let mut answer = Answer { request, text: String::new(), usage: Value::Null, charged: 0 };
+        let mut answer =
+            ChatAnswer { request, text: String::new(), usage: Value::Null, charged: 0 };
         let mut events = EventStream::new(response);
         while let Some(data) = events.next().await? {
             if data == "[DONE]" {
                 return Ok(answer);
             }
-            let chunk: Value = serde_json::from_str(&data).map_err(Failure::new)?;
-            on_text(answer.take(&chunk)?)?;
+            let chunk: Value = serde_json::from_str(&data).map_err(CommandError::new)?;
+            on_text(answer.add_chunk(&chunk)?)?;
         }
-        Err(Failure::new("the answer's stream ended before it was done")
+        Err(CommandError::new("the answer's stream ended before it was done")
             .remedy(format!("cresset requests show {request}")))
     }
 
     /// The account behind the key: `GET /v1/me`.
-    pub async fn me(&self) -> Result<Value> {
+    pub async fn me(&self) -> CommandResult<Value> {
         self.get("/v1/me").await
     }
 
     /// The balances behind the key: `GET /v1/credits`.
-    pub async fn credits(&self) -> Result<Value> {
+    pub async fn credits(&self) -> CommandResult<Value> {
         self.get("/v1/credits").await
     }
 
-    async fn get(&self, path: &str) -> Result<Value> {
-        accepted(Call::get(path).bearer(&self.secret).send(&self.base).await?).await
+    async fn get(&self, path: &str) -> CommandResult<Value> {
+        accepted(HttpCall::get(path).bearer(&self.secret).send(&self.base).await?).await
     }
 }
 
-impl Answer {
-    /// Takes one chunk in and returns its text.
-    fn take<'a>(&mut self, chunk: &'a Value) -> Result<&'a str> {
+impl ChatAnswer {
+    /// Adds one chunk and returns its text.
+    fn add_chunk<'a>(&mut self, chunk: &'a Value) -> CommandResult<&'a str> {
         if let Some(error) = chunk.get("error") {
             let message = error["message"]
                 .as_str()
                 .or(error["code"].as_str())
                 .unwrap_or("the generation failed");
-            return Err(
-                Failure::new(message).remedy("nothing was charged; the node's log has the reason")
-            );
+            return Err(CommandError::new(message)
+                .remedy("nothing was charged; the node's log has the reason"));
         }
         if let Some(usage) = chunk.get("usage").filter(|usage| usage.is_object()) {
             self.usage = usage.clone();
         }
         if let Some(charged) = chunk["credits"]["chargedUnits"].as_str() {
-            self.charged = charged.parse().map_err(Failure::new)?;
+            self.charged = charged.parse().map_err(CommandError::new)?;
         }
         let text = chunk["choices"][0]["delta"]["content"].as_str().unwrap_or_default();
         self.text.push_str(text);
@@ -119,14 +119,18 @@ mod tests {
             json!({ "choices": [{ "delta": {}, "finish_reason": "stop" }],
                     "usage": { "prompt_tokens": 3 }, "credits": { "chargedUnits": "7" } }),
         ];
-        let mut answer =
-            Answer { request: Uuid::nil(), text: String::new(), usage: Value::Null, charged: 0 };
+        let mut answer = ChatAnswer {
+            request: Uuid::nil(),
+            text: String::new(),
+            usage: Value::Null,
+            charged: 0,
+        };
         for chunk in &chunks {
-            answer.take(chunk).unwrap();
+            answer.add_chunk(chunk).unwrap();
         }
         assert_eq!((answer.text.as_str(), answer.charged), ("Paris", 7));
         assert_eq!(answer.usage["prompt_tokens"], 3);
-        let failure = answer.take(&json!({ "error": { "code": "draining" } })).unwrap_err();
+        let failure = answer.add_chunk(&json!({ "error": { "code": "draining" } })).unwrap_err();
         assert_eq!(failure.to_string(), "draining");
     }
 }

@@ -1,7 +1,7 @@
 //! A small HTTP/1 client for the node itself: its public address, or the operator socket in the
 //! data folder.
 
-use super::output::{Failure, Result};
+use super::output::{CommandError, CommandResult};
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -17,14 +17,14 @@ const MAX_ANSWER: usize = 256 << 20;
 
 /// One request on a connection of its own.
 #[derive(Debug)]
-pub struct Call {
+pub struct HttpCall {
     pub method: Method,
     pub path: String,
     pub headers: Vec<(&'static str, String)>,
     pub body: Bytes,
 }
 
-impl Call {
+impl HttpCall {
     pub fn get(path: &str) -> Self {
         Self { method: Method::GET, path: path.to_owned(), headers: Vec::new(), body: Bytes::new() }
     }
@@ -44,10 +44,10 @@ impl Call {
     }
 
     /// To `base`, an `http://host:port` address.
-    pub async fn send(self, base: &str) -> Result<Response<Incoming>> {
+    pub async fn send(self, base: &str) -> CommandResult<Response<Incoming>> {
         let authority = authority(base)?;
         let stream = TcpStream::connect(authority.as_str()).await.map_err(|error| {
-            Failure::new(format!("cannot connect to {base}: {error}"))
+            CommandError::new(format!("cannot connect to {base}: {error}"))
                 .remedy("start a node with `cresset serve`")
         })?;
         stream.set_nodelay(true)?;
@@ -55,14 +55,14 @@ impl Call {
     }
 
     /// To a node's operator socket. `None` when no node listens on it.
-    pub async fn send_to_socket(self, socket: &Path) -> Result<Option<Response<Incoming>>> {
+    pub async fn send_to_socket(self, socket: &Path) -> CommandResult<Option<Response<Incoming>>> {
         match UnixStream::connect(socket).await {
             Ok(stream) => self.exchange(stream, "operator").await.map(Some),
             Err(_) => Ok(None),
         }
     }
 
-    async fn exchange<S>(self, stream: S, host: &str) -> Result<Response<Incoming>>
+    async fn exchange<S>(self, stream: S, host: &str) -> CommandResult<Response<Incoming>>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -74,52 +74,55 @@ impl Call {
         for (name, value) in self.headers {
             request = request.header(name, value);
         }
-        let request = request.body(Full::new(self.body)).map_err(Failure::new)?;
+        let request = request.body(Full::new(self.body)).map_err(CommandError::new)?;
         sender.send_request(request).await.map_err(broken)
     }
 }
 
 /// `host:port` of an `http://` address.
-pub fn authority(base: &str) -> Result<String> {
-    let wrong = || Failure::new(format!("{base:?} is not an address like http://127.0.0.1:8080"));
+pub fn authority(base: &str) -> CommandResult<String> {
+    let wrong =
+        || CommandError::new(format!("{base:?} is not an address like http://127.0.0.1:8080"));
     let uri: Uri = base.parse().map_err(|_| wrong())?;
     match (uri.scheme_str(), uri.host()) {
         (Some("http"), Some(host)) => Ok(format!("{host}:{}", uri.port_u16().unwrap_or(80))),
-        (Some("https"), _) => {
-            Err(Failure::new("https addresses need a proxy in between: give its http:// address"))
-        }
+        (Some("https"), _) => Err(CommandError::new(
+            "https addresses need a proxy in between: give its http:// address",
+        )),
         _ => Err(wrong()),
     }
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "used as map_err(broken)")]
-fn broken(error: hyper::Error) -> Failure {
-    Failure::new(format!("the connection to the node broke: {error}"))
+fn broken(error: hyper::Error) -> CommandError {
+    CommandError::new(format!("the connection to the node broke: {error}"))
         .remedy("see whether it runs: `cresset status`")
 }
 
 /// The whole answer as JSON.
-pub async fn json(response: Response<Incoming>) -> Result<(StatusCode, Value)> {
+pub async fn json(response: Response<Incoming>) -> CommandResult<(StatusCode, Value)> {
     let status = response.status();
     let body = http_body_util::Limited::new(response.into_body(), MAX_ANSWER);
-    let bytes = body.collect().await.map_err(Failure::new)?.to_bytes();
+    let bytes = body.collect().await.map_err(CommandError::new)?.to_bytes();
     let value = serde_json::from_slice(&bytes).map_err(|error| {
-        Failure::new(format!("the node answered {status} with something that is no JSON: {error}"))
+        CommandError::new(format!(
+            "the node answered {status} with something that is no JSON: {error}"
+        ))
     })?;
     Ok((status, value))
 }
 
 /// The answer of the public surface, or its error as a failure.
-pub async fn accepted(response: Response<Incoming>) -> Result<Value> {
+pub async fn accepted(response: Response<Incoming>) -> CommandResult<Value> {
     let (status, value) = json(response).await?;
     if status.is_success() { Ok(value) } else { Err(refusal(status, &value)) }
 }
 
 /// The public surface's error body in words.
-pub fn refusal(status: StatusCode, body: &Value) -> Failure {
+pub fn refusal(status: StatusCode, body: &Value) -> CommandError {
     let error = &body["error"];
     let text = |name: &str| error[name].as_str().unwrap_or_default().to_owned();
-    Failure::new(format!(
+    CommandError::new(format!(
         "the node answered {}: {} {}",
         status.as_u16(),
         text("code"),
@@ -139,7 +142,7 @@ impl EventStream {
     }
 
     /// The next payload; `None` at the end of the stream. Comments are skipped.
-    pub async fn next(&mut self) -> Result<Option<String>> {
+    pub async fn next(&mut self) -> CommandResult<Option<String>> {
         loop {
             if let Some(line) = take_line(&mut self.buffer) {
                 match line.strip_prefix("data:") {

@@ -1,9 +1,9 @@
 //! The operator's own account and key, for `quickstart` and `chat`: made once, kept in a file that
 //! only its owner may read.
 
-use super::api_client::Asker;
+use super::api_client::ApiClient;
 use super::context::Context;
-use super::output::{Failure, Result};
+use super::output::{CommandError, CommandResult};
 use crate::server::operator::AdminCommand;
 use serde_json::Value;
 use std::io::Write;
@@ -20,15 +20,15 @@ pub fn path(data_dir: &Path) -> PathBuf {
 
 /// A client of the node at `base` with a working key: the kept one, or a new one under the same
 /// account.
-pub async fn asker(context: &Context, base: &str, model: &str) -> Result<Asker> {
-    let asker = |secret: String| Asker {
+pub async fn client(context: &Context, base: &str, model: &str) -> CommandResult<ApiClient> {
+    let client = |secret: String| ApiClient {
         base: base.to_owned(),
         secret,
         model: model.to_owned(),
         session: Uuid::new_v4(),
     };
     if let Ok(secret) = std::fs::read_to_string(path(&context.data_dir)) {
-        let kept = asker(secret.trim().to_owned());
+        let kept = client(secret.trim().to_owned());
         if kept.me().await.is_ok() {
             return Ok(kept);
         }
@@ -40,12 +40,12 @@ pub async fn asker(context: &Context, base: &str, model: &str) -> Result<Asker> 
         .await?;
     let secret = key["secret"]
         .as_str()
-        .ok_or_else(|| Failure::new("the node issued a key without a secret"))?;
+        .ok_or_else(|| CommandError::new("the node issued a key without a secret"))?;
     keep(&path(&context.data_dir), secret)?;
-    Ok(asker(secret.to_owned()))
+    Ok(client(secret.to_owned()))
 }
 
-async fn account(context: &Context) -> Result<Value> {
+async fn account(context: &Context) -> CommandResult<Value> {
     let list = context.admin(AdminCommand::AccountList).await?;
     let mut accounts = list["data"].as_array().into_iter().flatten();
     if let Some(found) =
@@ -59,11 +59,11 @@ async fn account(context: &Context) -> Result<Value> {
     context.admin(create).await
 }
 
-fn id(account: &Value) -> Result<crate::ids::AccountId> {
-    serde_json::from_value(account["id"].clone()).map_err(Failure::new)
+fn id(account: &Value) -> CommandResult<crate::ids::AccountId> {
+    serde_json::from_value(account["id"].clone()).map_err(CommandError::new)
 }
 
-fn keep(path: &Path, secret: &str) -> Result {
+fn keep(path: &Path, secret: &str) -> CommandResult {
     let unfinished = path.with_extension("key.new");
     let mut file = std::fs::OpenOptions::new()
         .write(true)

@@ -1,25 +1,25 @@
 //! Logs to stderr, as text or JSON lines. Never a prompt, a key or a body.
 
-use super::output::{Failure, Result};
+use super::output::{CommandError, CommandResult};
 use crate::config::{LogFormat, LogSettings};
 use std::any::Any;
 use tracing_subscriber::EnvFilter;
 
 /// Which lines are written.
-pub fn filter(log: &LogSettings) -> Result<EnvFilter> {
+pub fn filter(log: &LogSettings) -> CommandResult<EnvFilter> {
     EnvFilter::try_new(&log.level).map_err(|error| {
-        Failure::new(format!("log.level = {:?}: {error}", log.level)).remedy("try `info`")
+        CommandError::new(format!("log.level = {:?}: {error}", log.level)).remedy("try `info`")
     })
 }
 
 /// Starts logging for the whole process.
-pub fn start(log: &LogSettings) -> Result {
+pub fn start(log: &LogSettings) -> CommandResult {
     let base = tracing_subscriber::fmt().with_env_filter(filter(log)?).with_writer(std::io::stderr);
     let started = match log.format {
         LogFormat::Text => base.with_ansi(super::output::colours()).with_target(false).try_init(),
         LogFormat::Json => base.json().flatten_event(true).try_init(),
     };
-    started.map_err(Failure::new)?;
+    started.map_err(CommandError::new)?;
     std::panic::set_hook(Box::new(|panic| {
         let at = panic.location().map(ToString::to_string);
         tracing::error!(at, what = constant(panic.payload()), "a panic");

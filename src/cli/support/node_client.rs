@@ -1,36 +1,57 @@
 //! A node to talk to: the one that runs on the data folder, or one of our own that ends with the
 //! command.
 
-use super::api_client::Asker;
+use super::api_client::ApiClient;
 use super::context::Context;
 use super::local_key;
-use super::output::{Failure, Result};
-use crate::cli::launch::{self, Fallback, Ports, Running};
+use super::output::{CommandError, CommandResult, note};
+use super::progress::TaskProgress;
+use crate::node::{Assembly, PortFallback, RunningNode, StartEvent};
 use crate::server::operator::AdminCommand;
 use serde_json::Value;
 
-pub struct Host {
-    pub asker: Asker,
-    /// Absent where the node is another process.
-    pub own: Option<Running>,
+pub struct NodeClient {
+    pub api: ApiClient,
+    /// The node that this command started; `None` when the node is another process.
+    pub own: Option<RunningNode>,
 }
 
-/// `model` is a name or an id; without one the node's first model is meant.
-pub async fn open(context: &Context, model: Option<&str>) -> Result<Host> {
+/// Finds or starts a node. `model` is a name or an id; `None` stands for the node's first model.
+pub async fn open(context: &Context, model: Option<&str>) -> CommandResult<NodeClient> {
     let (status, own) = if let Some(status) = context.ask_node(&AdminCommand::Status).await? {
         (status, None)
     } else {
-        let ports = Ports::bind(&context.config.listen, Fallback::AnyPort).await?;
         let wanted: Vec<String> = model.map(str::to_owned).into_iter().collect();
-        let running = launch::start(context, ports, &wanted).await?;
+        let running = start(context.assembly()?, PortFallback::AnyPort, &wanted).await?;
         (running.status(), Some(running))
     };
     let base = status["listen"].as_str().unwrap_or_default();
-    let asker = local_key::asker(context, base, &pick(&status, model)?).await?;
-    Ok(Host { asker, own })
+    let api = local_key::client(context, base, &pick(&status, model)?).await?;
+    Ok(NodeClient { api, own })
 }
 
-impl Host {
+/// Starts a node in this process and shows on stderr what it does meanwhile.
+pub async fn start(
+    assembly: &Assembly,
+    fallback: PortFallback,
+    pinned: &[String],
+) -> CommandResult<RunningNode> {
+    let mut loading: Option<TaskProgress> = None;
+    let mut watcher = |event| {
+        loading.take().map(TaskProgress::clear);
+        match event {
+            StartEvent::Note(text) => note(&text),
+            StartEvent::Loading(name) => {
+                loading = Some(TaskProgress::steps(format!("loading {name}")));
+            }
+        }
+    };
+    let started = assembly.start(fallback, pinned, &mut watcher).await;
+    loading.map(TaskProgress::clear);
+    Ok(started?)
+}
+
+impl NodeClient {
     pub async fn close(self) {
         if let Some(running) = self.own {
             running.drain().await;
@@ -39,18 +60,18 @@ impl Host {
 }
 
 /// The id of the model meant.
-fn pick(status: &Value, model: Option<&str>) -> Result<String> {
+fn pick(status: &Value, model: Option<&str>) -> CommandResult<String> {
     let models = status["models"].as_array().map_or(&[][..], Vec::as_slice);
     let meant = |row: &&Value| model.is_none_or(|name| row["name"] == name || row["id"] == name);
     let found = models.iter().find(meant).and_then(|row| row["id"].as_str());
     found.map(str::to_owned).ok_or_else(|| {
         if models.is_empty() {
             let what = "the node of this data folder has no model loaded yet";
-            return Failure::new(what).remedy("see `cresset status`, then try again");
+            return CommandError::new(what).remedy("see `cresset status`, then try again");
         }
         let names: Vec<&str> = models.iter().filter_map(|row| row["name"].as_str()).collect();
         let wanted = model.unwrap_or("any model");
-        Failure::new(format!("the node serves {}, and not {wanted}", names.join(", ")))
+        CommandError::new(format!("the node serves {}, and not {wanted}", names.join(", ")))
             .remedy("name one of those, or restart the node with --model")
     })
 }

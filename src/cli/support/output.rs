@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 /// A command that did not do what it was asked: what happened, why, and what to do about it.
 #[derive(Debug, thiserror::Error)]
-pub enum Failure {
+pub enum CommandError {
     #[error("{what}")]
     Said { what: String, remedy: Option<String> },
     /// The result was printed already and is itself the bad news (an audit with violations, a node
@@ -20,9 +20,9 @@ pub enum Failure {
     OutputClosed,
 }
 
-pub type Result<T = (), E = Failure> = std::result::Result<T, E>;
+pub type CommandResult<T = ()> = Result<T, CommandError>;
 
-impl Failure {
+impl CommandError {
     pub fn new(what: impl Display) -> Self {
         Self::Said { what: what.to_string(), remedy: None }
     }
@@ -35,7 +35,7 @@ impl Failure {
     }
 }
 
-impl From<io::Error> for Failure {
+impl From<io::Error> for CommandError {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::BrokenPipe => Self::OutputClosed,
@@ -52,7 +52,7 @@ pub struct Output {
 
 impl Output {
     /// The command's one result: the document itself, or its text for people.
-    pub fn result(self, document: &Value, text: impl FnOnce(&Value) -> String) -> Result {
+    pub fn result(self, document: &Value, text: impl FnOnce(&Value) -> String) -> CommandResult {
         if self.json {
             return print(&format!("{document:#}\n"));
         }
@@ -60,16 +60,16 @@ impl Output {
     }
 
     /// One line of a stream of JSON events (`serve --json`), or of text.
-    pub fn line(self, document: &Value, text: impl Display) -> Result {
+    pub fn line(self, document: &Value, text: impl Display) -> CommandResult {
         if self.json { print(&format!("{document}\n")) } else { print(&format!("{text}\n")) }
     }
 
     /// Reports a failure and gives the exit code that belongs to it.
-    pub fn fail(self, failure: &Failure) -> ExitCode {
-        if let Failure::Said { what, remedy } = failure {
+    pub fn fail(self, failure: &CommandError) -> ExitCode {
+        if let CommandError::Said { what, remedy } = failure {
             self.explain(what, remedy.as_deref());
         }
-        ExitCode::from(u8::from(!matches!(failure, Failure::OutputClosed)))
+        ExitCode::from(u8::from(!matches!(failure, CommandError::OutputClosed)))
     }
 
     fn explain(self, what: &str, remedy: Option<&str>) {
@@ -86,7 +86,7 @@ impl Output {
 }
 
 /// Text for stdout, flushed, so that pipes see it at once.
-pub fn print(text: &str) -> Result {
+pub fn print(text: &str) -> CommandResult {
     let mut stdout = io::stdout().lock();
     stdout.write_all(text.as_bytes())?;
     stdout.flush()?;
@@ -94,7 +94,7 @@ pub fn print(text: &str) -> Result {
 }
 
 /// Text that a model made, without what a terminal would take for commands.
-pub fn print_generated(text: &str) -> Result {
+pub fn print_generated(text: &str) -> CommandResult {
     let harmless = |character: &char| !character.is_control() || matches!(character, '\n' | '\t');
     print(&text.chars().filter(harmless).collect::<String>())
 }

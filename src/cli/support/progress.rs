@@ -1,4 +1,4 @@
-//! Progress on stderr: a bar on a terminal, a line every tenth elsewhere.
+//! TaskProgress on stderr: a bar on a terminal, a line every tenth elsewhere.
 
 use super::output::note;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -9,14 +9,14 @@ const BYTES: &str = "{msg} [{bar:30}] {percent:>3}% {bytes}/{total_bytes} {bytes
 const STEPS: &str = "{spinner} {msg} {wide_msg}";
 
 /// One measured piece of work.
-pub struct Progress {
+pub struct TaskProgress {
     what: String,
     /// Absent where stderr is no terminal.
     bar: Option<ProgressBar>,
     tenths: u64,
 }
 
-impl Progress {
+impl TaskProgress {
     pub fn bytes(what: impl Into<String>) -> Self {
         Self::styled(what.into(), BYTES)
     }

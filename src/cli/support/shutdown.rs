@@ -1,6 +1,6 @@
 //! SIGINT and SIGTERM: the first asks for a clean end, the second ends at once.
 
-use super::output::{Failure, Result};
+use super::output::{CommandError, CommandResult};
 use std::future::Future;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 const ENDED_BY_FORCE: i32 = 1;
 
 /// A token that is cancelled by the first signal. The second ends the process.
-pub fn on_signal() -> Result<CancellationToken> {
+pub fn on_signal() -> CommandResult<CancellationToken> {
     let (mut interrupt, mut terminate) =
         (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let token = CancellationToken::new();
@@ -29,10 +29,10 @@ pub fn on_signal() -> Result<CancellationToken> {
 /// Runs `work` unless a signal comes first.
 pub async fn unless_interrupted<T>(
     shutdown: &CancellationToken,
-    work: impl Future<Output = Result<T>>,
-) -> Result<T> {
+    work: impl Future<Output = CommandResult<T>>,
+) -> CommandResult<T> {
     tokio::select! {
         done = work => done,
-        () = shutdown.cancelled() => Err(Failure::new("interrupted before it was done; nothing half-made is left")),
+        () = shutdown.cancelled() => Err(CommandError::new("interrupted before it was done; nothing half-made is left")),
     }
 }

@@ -32,17 +32,10 @@ pub const LARGE_FILES: &[&str] = &[];
 
 /// Type names that are defined in more than one file.
 pub const TYPE_NAMES: &[&str] = &[
-    "Answer",
-    "Body",
-    "Call",
-    "Command",
-    "Connection",
-    "Credits",
     "Decoder",
     "Delta",
     "Entry",
     "Header",
-    "Host",
     "Keys",
     "KvCache",
     "Lane",
@@ -50,16 +43,12 @@ pub const TYPE_NAMES: &[&str] = &[
     "Model",
     "Options",
     "Outcome",
-    "Progress",
     "QkNorm",
     "Refusal",
     "Row",
-    "Shape",
     "Spelling",
     "Step",
     "Store",
-    "Tally",
-    "Usage",
     "Workspace",
 ];
 

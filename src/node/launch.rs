@@ -1,0 +1,256 @@
+//! Starts a node in this process: the qualified models, the store behind them, the listeners in
+//! front.
+
+#![expect(clippy::disallowed_methods, reason = "the start is timed")]
+
+use super::models::cannot_load;
+use super::{Assembly, NodeError, ledger};
+use crate::catalogue::QualifiedModel;
+use crate::clock::SystemClock;
+use crate::config::ListenSettings;
+use crate::ids::ModelId;
+use crate::server::operator::{self, Live, socket, status};
+use crate::server::{self, Node};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use serde_json::{Value, json};
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+/// The way out when a port is in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PortFallback {
+    /// Fail: the operator asked for this address.
+    None,
+    /// Take any free port: the caller does not care which one.
+    AnyPort,
+}
+
+/// Something to tell the person who watches a start.
+#[derive(Debug)]
+pub enum StartEvent {
+    Note(String),
+    /// The named model is being loaded, until the next event or the end of the start.
+    Loading(String),
+}
+
+/// Receives the events of a start, in order.
+type Watcher<'a> = &'a mut dyn FnMut(StartEvent);
+
+/// Both listeners, bound before anything slow starts.
+struct Ports {
+    public: TcpListener,
+    operator: TcpListener,
+}
+
+impl Ports {
+    async fn bind(
+        listen: &ListenSettings,
+        fallback: PortFallback,
+        watcher: Watcher<'_>,
+    ) -> Result<Self, NodeError> {
+        raise_file_limit();
+        let public = bind(listen.public, "--listen", fallback, watcher).await?;
+        let operator = bind(listen.operator, "--operator", fallback, watcher).await?;
+        Ok(Self { public, operator })
+    }
+}
+
+/// Many systems let a process have 1 024 files open until it asks for more: fewer than the
+/// connections a node may have.
+fn raise_file_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    // If this is refused, connections wait until others end.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
+async fn bind(
+    address: SocketAddr,
+    flag: &str,
+    fallback: PortFallback,
+    watcher: Watcher<'_>,
+) -> Result<TcpListener, NodeError> {
+    let bound = match TcpListener::bind(address).await {
+        Err(error) if error.kind() == ErrorKind::AddrInUse && fallback == PortFallback::AnyPort => {
+            watcher(StartEvent::Note(format!("{address} is taken; using a free port")));
+            TcpListener::bind(SocketAddr::new(address.ip(), 0)).await
+        }
+        bound => bound,
+    };
+    bound.map_err(|error| {
+        NodeError::new(format!("cannot listen on {address}: {error}"))
+            .remedy(format!("stop what listens there, or choose another address with {flag} ADDR"))
+    })
+}
+
+/// A started node. Dropping it without `drain` ends its work at once.
+pub struct RunningNode {
+    live: Arc<Live>,
+    stop: CancellationToken,
+    surfaces: JoinSet<()>,
+}
+
+impl Assembly {
+    /// Starts a node: opens the ledger, offers every qualified model, loads the `pinned` ones for
+    /// good (if none is named, as many as fit) and accepts clients.
+    ///
+    /// Health and the operator socket answer from the beginning; clients are accepted once those
+    /// models are loaded.
+    pub async fn start(
+        &self,
+        fallback: PortFallback,
+        pinned: &[String],
+        watcher: Watcher<'_>,
+    ) -> Result<RunningNode, NodeError> {
+        let ports = Ports::bind(&self.config.listen, fallback, watcher).await?;
+        let store = ledger::open(&self.data_dir, &self.config)?;
+        let servable = self.servable(pinned)?;
+        let refused = servable.refused.iter().map(|why| format!("not served: {why}"));
+        let device = self.device.sentence().map(|place| format!("models run {place}"));
+        refused.chain(device).for_each(|text| watcher(StartEvent::Note(text)));
+        let node = Node::new(self.config.clone(), store, Arc::new(SystemClock));
+        let public = ports.public.local_addr().map_err(NodeError::new)?;
+        let mut running = RunningNode::open(node, &self.data_dir, public, ports.operator)?;
+        let node = running.live.node.clone();
+        let offered = self.offer(&node, servable.models, pinned.len(), watcher).await?;
+        let mut failed = None;
+        for OfferedModel { id, name, pinned: stays } in offered {
+            if stays {
+                preload(&node, id, &name, watcher).await?;
+            } else if pinned.is_empty() && node.pool.has_room(id) {
+                failed = preload(&node, id, &name, watcher).await.err().or(failed);
+            }
+        }
+        if let Some(why) = failed.filter(|_| !node.pool.is_ready()) {
+            return Err(why);
+        }
+        running.accept_clients(ports.public);
+        Ok(running)
+    }
+
+    /// Makes the models known to the node's pool, the first `pinned` ones for good. One of the
+    /// others that can never be loaded is left out.
+    async fn offer(
+        &self,
+        node: &Node,
+        models: Vec<QualifiedModel>,
+        pinned: usize,
+        watcher: Watcher<'_>,
+    ) -> Result<Vec<OfferedModel>, NodeError> {
+        let mut offered = Vec::new();
+        for (index, model) in models.into_iter().enumerate() {
+            let pinned = index < pinned;
+            let (id, name) = (model.id(), model.manifest().name.clone());
+            let bytes = self.expected_bytes(&model);
+            let assembly = self.clone();
+            let reading = tokio::task::spawn_blocking(move || assembly.served_model(model));
+            let served =
+                reading.await.map_err(NodeError::new)?.map_err(|why| cannot_load(&name, why))?;
+            match node.pool.offer(served, bytes, pinned) {
+                Ok(()) => offered.push(OfferedModel { id, name, pinned }),
+                Err(why) if pinned => {
+                    return Err(NodeError::new(format!("{name} cannot stay loaded: {why}")));
+                }
+                Err(why) => watcher(StartEvent::Note(format!("not served: {name}: {why}"))),
+            }
+        }
+        if offered.is_empty() {
+            return Err(NodeError::new("no qualified model fits engine.memory_mib")
+                .remedy("raise it, or lower engine.kv_mib"));
+        }
+        Ok(offered)
+    }
+}
+
+struct OfferedModel {
+    id: ModelId,
+    name: String,
+    pinned: bool,
+}
+
+async fn preload(
+    node: &Node,
+    id: ModelId,
+    name: &str,
+    watcher: Watcher<'_>,
+) -> Result<(), NodeError> {
+    let began = Instant::now();
+    watcher(StartEvent::Loading(name.to_owned()));
+    node.pool.preload(id).await.map_err(|why| cannot_load(name, why))?;
+    let seconds = began.elapsed().as_secs_f64();
+    watcher(StartEvent::Note(format!("loaded {name} in {seconds:.1} s")));
+    Ok(())
+}
+
+impl RunningNode {
+    /// Opens the operator's surfaces of an assembled node: `operator` and the socket in
+    /// `data_dir`. `public` is the address at which clients are accepted later.
+    pub fn open(
+        node: Arc<Node>,
+        data_dir: &Path,
+        public: SocketAddr,
+        operator: TcpListener,
+    ) -> Result<Self, NodeError> {
+        let address = operator.local_addr().map_err(NodeError::new)?;
+        let live = Arc::new(Live { node, public, operator: address });
+        let (stop, mut surfaces) = (CancellationToken::new(), JoinSet::new());
+        let limits = live.node.config.http.clone();
+        let (routes, stopped) = (operator::router(live.clone()), stop.clone());
+        surfaces.spawn(async move { server::serve(operator, routes, &limits, stopped).await });
+        let listener = socket::bind(data_dir).map_err(|error| {
+            let shown = data_dir.display();
+            NodeError::new(format!("cannot open the operator socket in {shown}: {error}"))
+        })?;
+        let (socket_live, dir, stopped) = (live.clone(), data_dir.to_owned(), stop.clone());
+        surfaces.spawn(async move { socket::serve(listener, socket_live, &dir, stopped).await });
+        Ok(Self { live, stop, surfaces })
+    }
+
+    /// Serves the public surface on `listener`.
+    pub fn accept_clients(&mut self, listener: TcpListener) {
+        let node = self.live.node.clone();
+        let (limits, stopped) = (node.config.http.clone(), self.stop.clone());
+        let routes = server::router(node);
+        self.surfaces.spawn(async move { server::serve(listener, routes, &limits, stopped).await });
+    }
+
+    pub fn public_url(&self) -> String {
+        format!("http://{}", self.live.public)
+    }
+
+    pub fn operator_url(&self) -> String {
+        format!("http://{}", self.live.operator)
+    }
+
+    /// The status document, as the operator's surfaces show it.
+    pub fn status(&self) -> Value {
+        status::of(&self.live)
+    }
+
+    /// Id and name of each served model.
+    pub fn models(&self) -> Vec<Value> {
+        let models = self.live.node.models();
+        models
+            .iter()
+            .map(|model| json!({ "id": model.qualified.id(), "name": model.qualified.manifest().name }))
+            .collect()
+    }
+
+    /// Closes the listeners without waiting for anything.
+    pub fn stop_listening(&self) {
+        self.stop.cancel();
+    }
+
+    /// Takes no new requests, lets running ones finish within the grace time, then closes the
+    /// listeners.
+    pub async fn drain(mut self) {
+        self.live.node.drain().await;
+        self.stop_listening();
+        while self.surfaces.join_next().await.is_some() {}
+    }
+}

@@ -1,0 +1,69 @@
+//! The ledger of a data folder: created, found and opened.
+
+use super::NodeError;
+use crate::clock::SystemClock;
+use crate::config::Config;
+use crate::server::operator::{AdminCommand, Operator};
+use crate::store::{Limits, Store, StoreError};
+use serde_json::Value;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+use std::sync::Arc;
+
+/// The store's limits as the configuration sets them.
+pub fn limits(config: &Config) -> Limits {
+    let requests = &config.requests;
+    Limits::of(requests.body_retention_hours, requests.tombstone_days, requests.min_free_mib)
+}
+
+/// Opens the ledger for a node. Fails when there is none, or when another process has it open.
+pub fn open(data_dir: &Path, config: &Config) -> Result<Store, NodeError> {
+    require(data_dir)?;
+    Store::open_with(data_dir, Arc::new(SystemClock), limits(config)).map_err(|error| match error {
+        error @ StoreError::InUse(_) => NodeError::new(error).remedy(
+            "a node runs there already (`cresset status`); stop it, or give another --data-dir",
+        ),
+        error => NodeError::new(error),
+    })
+}
+
+/// Fails when there is no ledger in the folder.
+pub fn require(data_dir: &Path) -> Result<(), NodeError> {
+    if Store::exists(data_dir) {
+        return Ok(());
+    }
+    let what = format!("there is no ledger in {}", data_dir.display());
+    Err(NodeError::new(what)
+        .remedy("make one with `cresset init`, or name its folder with --data-dir"))
+}
+
+/// Makes the folder, readable by its owner alone when it is new, and an empty ledger in it. Fails
+/// when there is a ledger.
+pub fn create(data_dir: &Path) -> Result<(), NodeError> {
+    let shown = data_dir.display();
+    if Store::exists(data_dir) {
+        let what = format!("{shown} has a ledger already; it is left as it is");
+        return Err(NodeError::new(what).remedy("use it as it is, or give another --data-dir"));
+    }
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(data_dir);
+    made.map_err(|error| NodeError::new(format!("cannot make {shown}: {error}")))?;
+    Store::init(data_dir).map_err(NodeError::new)
+}
+
+/// Runs an operator command on the ledger of a folder on which no node runs. `None` while another
+/// process has the ledger open.
+pub async fn execute(
+    data_dir: &Path,
+    config: &Config,
+    command: AdminCommand,
+) -> Result<Option<Value>, NodeError> {
+    require(data_dir)?;
+    match Store::open_briefly(data_dir, Arc::new(SystemClock), limits(config)) {
+        Ok(store) => {
+            let operator = Operator { store: &store, config, live: None };
+            operator.execute(command).await.map(Some).map_err(NodeError::new)
+        }
+        Err(StoreError::InUse(_)) => Ok(None),
+        Err(error) => Err(NodeError::new(error)),
+    }
+}

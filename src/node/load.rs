@@ -1,0 +1,95 @@
+//! Loads a release: from its files to a started engine and its text side.
+
+use super::Assembly;
+use crate::catalogue::QualifiedModel;
+use crate::engine::model_runner::{self, RunnerOptions};
+use crate::engine::{EngineError, EngineHandle, EngineOptions, gpu_runner};
+use crate::pool::{LoadedEngine, ServedModel};
+use crate::text::{self, TextModel};
+use cresset_kernels::gpu::Gpu;
+use cresset_models::ModelSource;
+use std::sync::Arc;
+
+/// A loaded model that may not be qualified: for qualifying it and for tests, never for serving it.
+pub struct UnqualifiedModel {
+    pub text: Arc<TextModel>,
+    pub engine: EngineHandle,
+}
+
+impl Assembly {
+    /// Loads a release that may not be qualified. Blocking: it reads and repacks every weight.
+    pub fn load(&self, source: &ModelSource) -> Result<UnqualifiedModel, EngineError> {
+        Ok(UnqualifiedModel { text: text(source)?, engine: self.load_engine(source)?.engine })
+    }
+
+    /// A qualified release for the pool: its text side is loaded now (blocking), its engine on
+    /// demand.
+    pub(super) fn served_model(
+        &self,
+        qualified: QualifiedModel,
+    ) -> Result<ServedModel, EngineError> {
+        let (source, text) = (qualified.source().clone(), text(qualified.source())?);
+        let max_context = self.max_context().unwrap_or(usize::MAX);
+        let assembly = self.clone();
+        let load = Box::new(move || assembly.load_engine(&source));
+        Ok(ServedModel { qualified, text, max_context, load })
+    }
+
+    /// Bytes that a release is expected to take once it is loaded: its weights take about as much
+    /// as its files. Its KV cache is counted on the CPU only, since a GPU's caches have a share of
+    /// the GPU's own memory.
+    pub(super) fn expected_bytes(&self, qualified: &QualifiedModel) -> u64 {
+        qualified.manifest().bytes() + self.kv_bytes() as u64
+    }
+
+    fn load_engine(&self, source: &ModelSource) -> Result<LoadedEngine, EngineError> {
+        let options = self.runner_options(self.device.open()?);
+        let (runner, info) = model_runner::load(source, &options)?;
+        let bytes = (info.weight_bytes + options.kv_bytes) as u64;
+        let engine = &self.config.engine;
+        let options = EngineOptions {
+            max_batched_tokens: engine.max_batched_tokens,
+            max_rows: engine.max_rows,
+            max_waiting: engine.max_waiting,
+            block_size: engine.block_size,
+            num_blocks: info.num_blocks,
+            max_context: self.max_context().unwrap_or(usize::MAX).min(info.config.max_positions),
+        };
+        Ok(LoadedEngine { engine: EngineHandle::start(runner, options), bytes })
+    }
+
+    fn runner_options(&self, gpu: Option<Arc<dyn Gpu>>) -> RunnerOptions {
+        let engine = &self.config.engine;
+        let on_gpu = |gpu| gpu_runner::Options {
+            gpu,
+            memory_share: engine.gpu_memory_share,
+            deterministic: engine.deterministic,
+            max_rows: engine.max_rows,
+            graph_rows: engine.gpu_graph_rows,
+        };
+        RunnerOptions {
+            kv_bytes: self.kv_bytes(),
+            gpu: gpu.map(on_gpu),
+            threads: self.config.threads(),
+            dequantise: engine.dequantise,
+            block_size: engine.block_size,
+            max_batched_tokens: engine.max_batched_tokens,
+            max_context: self.max_context(),
+        }
+    }
+
+    /// Bytes of the machine's own memory for one model's KV cache.
+    fn kv_bytes(&self) -> usize {
+        if self.device.properties().is_some() { 0 } else { self.config.engine.kv_mib << 20 }
+    }
+
+    /// `None` stands for the model's own limit, which the configuration writes as 0.
+    fn max_context(&self) -> Option<usize> {
+        Some(self.config.engine.max_context).filter(|limit| *limit > 0)
+    }
+}
+
+fn text(source: &ModelSource) -> Result<Arc<TextModel>, EngineError> {
+    let unusable = |error: text::Error| EngineError::NotLoaded(error.to_string());
+    TextModel::load(source).map(Arc::new).map_err(unusable)
+}

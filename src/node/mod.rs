@@ -1,0 +1,53 @@
+//! Assembles a node: configuration, device, ledger, qualified models, pool, listeners, in this
+//! order. Each part is decided once and handed down.
+
+mod device;
+mod launch;
+pub mod ledger;
+mod load;
+mod models;
+mod subject;
+
+pub use device::ComputeDevice;
+pub use launch::{PortFallback, RunningNode, StartEvent};
+pub use load::UnqualifiedModel;
+pub use models::Servable;
+
+use crate::config::Config;
+use std::fmt::Display;
+use std::path::PathBuf;
+
+/// The reason why a node could not be assembled, and what its operator can do about it.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct NodeError {
+    pub message: String,
+    pub remedy: Option<String>,
+}
+
+impl NodeError {
+    fn new(message: impl Display) -> Self {
+        Self { message: message.to_string(), remedy: None }
+    }
+
+    fn remedy(self, remedy: impl Display) -> Self {
+        Self { remedy: Some(remedy.to_string()), ..self }
+    }
+}
+
+/// The parts that are known before anything is opened: a node is assembled from them, and models
+/// are qualified with them.
+#[derive(Clone)]
+pub struct Assembly {
+    pub data_dir: PathBuf,
+    pub config: Config,
+    pub device: ComputeDevice,
+}
+
+impl Assembly {
+    /// Decides the device. Fails when the configuration names a device that cannot be used.
+    pub fn new(data_dir: PathBuf, config: Config) -> Result<Self, NodeError> {
+        let device = ComputeDevice::choose(&config.engine.device)?;
+        Ok(Self { data_dir, config, device })
+    }
+}

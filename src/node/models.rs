@@ -1,0 +1,143 @@
+//! The releases that may be served here, and the qualification of one on this machine.
+
+use super::subject::EngineSubject;
+use super::{Assembly, NodeError, UnqualifiedModel};
+use crate::catalogue::{
+    self, Catalogue, CatalogueEntry, Manifest, NotQualified, QualifiedModel, describe_host,
+};
+use crate::clock::{Clock, SystemClock};
+use cresset_qualification::{
+    Goldens, HostIdentity, Record, ServingSettings, Suite, SuiteProgress, SuiteScope,
+};
+
+/// The qualified models of a data folder.
+pub struct Servable {
+    pub models: Vec<QualifiedModel>,
+    /// The reason for each other pulled release why it is not served. Empty when the caller named
+    /// the models it wants: it did not ask about the rest.
+    pub refused: Vec<String>,
+}
+
+impl Assembly {
+    pub fn catalogue(&self) -> Catalogue {
+        Catalogue::new(&self.data_dir)
+    }
+
+    /// This build on this hardware with these settings: a qualification is valid for them alone.
+    pub fn host(&self) -> HostIdentity {
+        let engine = &self.config.engine;
+        let (dtype, kv_dtype) = self.dtypes();
+        let settings = ServingSettings {
+            dtype: dtype.into(),
+            kv_dtype: kv_dtype.into(),
+            dequantise: engine.dequantise,
+            block_size: engine.block_size,
+            max_batched_tokens: engine.max_batched_tokens,
+            max_rows: engine.max_rows,
+            max_context: engine.max_context,
+        };
+        describe_host(self.device.properties(), self.config.threads(), settings)
+    }
+
+    /// Types of the activations, and of keys and values in the cache.
+    fn dtypes(&self) -> (&'static str, &'static str) {
+        let engine = &self.config.engine;
+        match (self.device.properties().is_some(), engine.dequantise, engine.deterministic) {
+            (_, true, false) | (false, true, _) => ("f32", "f32"),
+            (false, false, _) => ("f32", "f16 beside quantised weights"),
+            (true, true, true) => ("f32, deterministic", "f32"),
+            (true, false, true) => ("bf16, deterministic", "bf16"),
+            (true, false, false) => ("bf16", "bf16"),
+        }
+    }
+
+    /// Every known release and its state on this machine.
+    pub fn releases(&self) -> Result<Vec<CatalogueEntry>, catalogue::Error> {
+        let max_age = self.config.qualification.max_age_days;
+        self.catalogue().entries(&self.host(), max_age, SystemClock.now())
+    }
+
+    /// The release with its qualification on `host`, or the reason why it may not be served.
+    pub fn qualified(
+        &self,
+        manifest: &Manifest,
+        host: &HostIdentity,
+    ) -> Result<QualifiedModel, NotQualified> {
+        let max_age = self.config.qualification.max_age_days;
+        self.catalogue().qualified(manifest, host, max_age, SystemClock.now())
+    }
+
+    /// Every release that is qualified here: first the named ones, in their order. Fails when a
+    /// named one is not qualified, and when no release is.
+    pub fn servable(&self, names: &[String]) -> Result<Servable, NodeError> {
+        let (catalogue, host) = (self.catalogue(), self.host());
+        let mut models = Vec::new();
+        for name in names {
+            let manifest = catalogue.find(name).map_err(NodeError::new)?;
+            models.push(self.qualified(&manifest, &host).map_err(NodeError::new)?);
+        }
+        let mut refused = Vec::new();
+        let manifests = catalogue.manifests().map_err(NodeError::new)?;
+        for manifest in manifests.into_iter().filter(|manifest| catalogue.is_pulled(manifest)) {
+            match self.qualified(&manifest, &host) {
+                Ok(model) if models.iter().any(|known| known.id() == model.id()) => {}
+                Ok(model) => models.push(model),
+                Err(why) => refused.push(why.to_string()),
+            }
+        }
+        if !models.is_empty() {
+            if !names.is_empty() {
+                refused.clear();
+            }
+            return Ok(Servable { models, refused });
+        }
+        if refused.is_empty() {
+            return Err(NodeError::new("there is no model to serve").remedy(
+                "fetch one with `cresset models pull NAME` and prove it with `cresset qualify NAME`",
+            ));
+        }
+        let reasons = refused.join("; ");
+        Err(NodeError::new(format!("there is no model to serve: {reasons}")))
+    }
+
+    /// Loads the release's engine, runs the suite over it and keeps the record. Blocking: never
+    /// call it on an async thread.
+    pub fn qualify(
+        &self,
+        manifest: &Manifest,
+        suite: Suite,
+        progress: &mut dyn FnMut(SuiteProgress),
+    ) -> Result<Record, NodeError> {
+        let source = self.catalogue().source(manifest).map_err(NodeError::new)?;
+        let model = self.load(&source).map_err(|why| cannot_load(&manifest.name, why))?;
+        let engine = model.engine.clone();
+        let record = self.qualify_loaded(manifest, suite, model, progress);
+        engine.shutdown();
+        record
+    }
+
+    fn qualify_loaded(
+        &self,
+        manifest: &Manifest,
+        suite: Suite,
+        UnqualifiedModel { text, engine }: UnqualifiedModel,
+        progress: &mut dyn FnMut(SuiteProgress),
+    ) -> Result<Record, NodeError> {
+        let catalogue = self.catalogue();
+        let identity = catalogue.identity(manifest, &self.host());
+        let digests = catalogue.digests(manifest).map_err(NodeError::new)?;
+        let mut subject = EngineSubject::new(engine, text, digests);
+        let scope =
+            SuiteScope::new(suite, self.config.qualification.quick_context_tokens, &subject);
+        let goldens = Goldens::of_files(&identity.release.files);
+        let record =
+            cresset_qualification::run(&mut subject, identity, goldens.as_ref(), scope, progress);
+        catalogue.save_record(&record).map_err(NodeError::new)?;
+        Ok(record)
+    }
+}
+
+pub(super) fn cannot_load(name: &str, why: impl std::fmt::Display) -> NodeError {
+    NodeError::new(format!("cannot load {name}: {why}"))
+        .remedy("if its files are damaged, pull or add it again")
+}
