@@ -1,5 +1,5 @@
-//! Metrics in Prometheus text form; every one documented here. Names follow those that vLLM
-//! dashboards know, under our prefix.
+//! Metrics in Prometheus text form. Each has a help text that says what it counts, its unit and
+//! when it is counted. Names follow those that dashboards for vLLM know, under our prefix.
 
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -14,6 +14,7 @@ use std::time::Duration;
 type Labels<const N: usize> = [(&'static str, String); N];
 type Ratio = Gauge<f64, AtomicU64>;
 
+// Upper bounds of the histograms' buckets, seconds.
 const FIRST_TOKEN: [f64; 18] = [
     0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0,
     80.0, 160.0,
@@ -41,6 +42,16 @@ pub struct Metrics {
     generation_tokens: Counter,
     requests: Family<Labels<1>, Counter>,
     responses: Family<Labels<2>, Counter>,
+    engine_failures: Family<Labels<1>, Counter>,
+    ready: Gauge,
+    engines: EngineMetrics,
+    models: ModelMetrics,
+    ledger: LedgerMetrics,
+}
+
+/// Metrics of the loaded models' engines, by model.
+#[derive(Debug)]
+struct EngineMetrics {
     running: Family<Labels<1>, Gauge>,
     waiting: Family<Labels<1>, Gauge>,
     kv_usage: Family<Labels<1>, Ratio>,
@@ -49,21 +60,28 @@ pub struct Metrics {
     preemptions: Family<Labels<1>, Counter>,
     stops: Family<Labels<1>, Counter>,
     late_frees: Family<Labels<1>, Counter>,
+}
+
+/// Metrics of the models in memory.
+#[derive(Debug)]
+struct ModelMetrics {
     loaded: Family<Labels<1>, Gauge>,
-    model_memory: Gauge,
-    model_loads: Counter,
-    model_unloads: Counter,
-    model_failures: Family<Labels<1>, Counter>,
-    engine_failures: Family<Labels<1>, Counter>,
+    memory: Gauge,
+    loads: Counter,
+    unloads: Counter,
+    failures: Family<Labels<1>, Counter>,
+}
+
+#[derive(Debug)]
+struct LedgerMetrics {
     open_reservations: Gauge,
     audit_ok: Gauge,
     violations: Counter,
     oldest_reservation: Ratio,
     releases: Family<Labels<1>, Counter>,
-    ready: Gauge,
 }
 
-/// What one engine says of itself at a scrape.
+/// The state of one engine at a scrape. Counts are totals since the engine started.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EngineSample {
     pub loaded: bool,
@@ -80,125 +98,150 @@ pub struct EngineSample {
 
 impl Default for Metrics {
     fn default() -> Self {
-        let mut r = Registry::with_prefix("cresset");
+        let mut registry = Registry::with_prefix("cresset");
+        let r = &mut registry;
         Self {
             time_to_first_token: histogram(
-                &mut r,
+                r,
                 "time_to_first_token_seconds",
-                "Admission to first token",
+                "Seconds from a request's admission to its first output token",
                 &FIRST_TOKEN,
             ),
             inter_token_latency: histogram(
-                &mut r,
+                r,
                 "inter_token_latency_seconds",
-                "Between two tokens",
+                "Seconds between two output tokens of a request",
                 &BETWEEN_TOKENS,
             ),
             queue_time: histogram(
-                &mut r,
+                r,
                 "request_queue_time_seconds",
-                "Admission to first computed token",
+                "Seconds from a request's admission to its first computed token",
                 &REQUEST,
             ),
             request_latency: histogram(
-                &mut r,
+                r,
                 "e2e_request_latency_seconds",
-                "Admission to settlement",
+                "Seconds from a request's admission to its settlement",
                 &REQUEST,
             ),
             commit_time: histogram(
-                &mut r,
+                r,
                 "ledger_commit_seconds",
-                "One durable ledger command",
+                "Seconds until a durable ledger command was acknowledged",
                 &COMMIT,
             ),
-            replays: add(&mut r, "idempotent_replays", "Stored answers sent again"),
-            attaches: add(&mut r, "idempotent_attaches", "Requests that joined a running one"),
-            charged_units: add(&mut r, "charged_microcredits", "Microcredits charged"),
-            prompt_tokens: add(&mut r, "prompt_tokens", "Prompt tokens of settled requests"),
+            replays: add(r, "idempotent_replays", "Requests answered with a stored answer"),
+            attaches: add(r, "idempotent_attaches", "Requests that joined a running one"),
+            charged_units: add(r, "charged_microcredits", "Microcredits charged at settlements"),
+            prompt_tokens: add(r, "prompt_tokens", "Prompt tokens of settled requests"),
             cached_tokens: add(
-                &mut r,
+                r,
                 "prompt_tokens_cached",
-                "Prompt tokens served from the prefix cache",
+                "Prompt tokens of settled requests that the prefix cache served",
             ),
-            generation_tokens: add(
-                &mut r,
-                "generation_tokens",
-                "Output tokens of settled requests",
-            ),
-            requests: add(&mut r, "requests", "Ended requests by how they ended"),
-            responses: add(&mut r, "http_responses", "HTTP responses by status and code"),
-            running: add(&mut r, "num_requests_running", "Sequences in the running batch"),
-            waiting: add(&mut r, "num_requests_waiting", "Sequences waiting to start"),
-            kv_usage: add(&mut r, "kv_cache_usage_ratio", "Share of KV blocks in use, 0 to 1"),
-            throughput: add(
-                &mut r,
-                "generation_tokens_per_second",
-                "Tokens produced per second, lately",
-            ),
-            prefix_hits: add(
-                &mut r,
-                "prefix_cache_hit_tokens",
-                "Prompt tokens found in the prefix cache",
-            ),
-            preemptions: add(&mut r, "num_preemptions", "Sequences put back to waiting for memory"),
-            stops: add(
-                &mut r,
-                "num_stopped",
-                "Running sequences stopped by a cancel, a stop string or a disconnect",
-            ),
-            late_frees: add(
-                &mut r,
-                "kv_late_frees",
-                "Stopped sequences whose KV blocks were held for over two steps",
-            ),
-            loaded: add(&mut r, "model_loaded", "1 while the model is in memory"),
-            model_memory: add(
-                &mut r,
-                "model_memory_bytes",
-                "Weights and KV caches of the loaded models",
-            ),
-            model_loads: add(&mut r, "model_loads", "Models loaded, or tried to, since the start"),
-            model_unloads: add(
-                &mut r,
-                "model_unloads",
-                "Models unloaded to make room since the start",
-            ),
-            model_failures: add(
-                &mut r,
-                "model_failures",
-                "Models that could not be loaded or whose engine ended by itself, by kind: \
-                 not_loaded, out_of_memory, device_lost, integrity, panic, shape, compute",
-            ),
+            generation_tokens: add(r, "generation_tokens", "Output tokens of settled requests"),
+            requests: add(r, "requests", "Requests when they end, by how they ended"),
+            responses: add(r, "http_responses", "HTTP responses by status and code"),
             engine_failures: add(
-                &mut r,
+                r,
                 "engine_failures",
                 "Requests that failed in the engine, by kind: sampling, shape, out_of_memory, \
                  device_lost, integrity, compute, panic, not_loaded, shut_down",
             ),
+            ready: add(r, "ready", "1 while the node can serve, else 0"),
+            engines: EngineMetrics::new(r),
+            models: ModelMetrics::new(r),
+            ledger: LedgerMetrics::new(r),
+            registry,
+        }
+    }
+}
+
+impl EngineMetrics {
+    fn new(r: &mut Registry) -> Self {
+        Self {
+            running: add(r, "num_requests_running", "Sequences in the running batch now"),
+            waiting: add(r, "num_requests_waiting", "Sequences that wait to start now"),
+            kv_usage: add(r, "kv_cache_usage_ratio", "Share of KV blocks in use now, 0 to 1"),
+            throughput: add(
+                r,
+                "generation_tokens_per_second",
+                "Tokens produced per second, over the last seconds",
+            ),
+            prefix_hits: add(
+                r,
+                "prefix_cache_hit_tokens",
+                "Prompt tokens found in the prefix cache since the engine's start",
+            ),
+            preemptions: add(
+                r,
+                "num_preemptions",
+                "Running sequences put back to waiting because KV blocks were short",
+            ),
+            stops: add(
+                r,
+                "num_stopped",
+                "Running sequences stopped by a cancel, a stop string or a disconnect",
+            ),
+            late_frees: add(
+                r,
+                "kv_late_frees",
+                "Stopped sequences that held their KV blocks for more than two steps",
+            ),
+        }
+    }
+}
+
+impl ModelMetrics {
+    fn new(r: &mut Registry) -> Self {
+        Self {
+            loaded: add(r, "model_loaded", "1 while the model is in memory, else 0"),
+            memory: add(
+                r,
+                "model_memory_bytes",
+                "Bytes of weights and KV caches of the loaded models now",
+            ),
+            loads: add(r, "model_loads", "Loads of models that were started"),
+            unloads: add(r, "model_unloads", "Models unloaded to make room"),
+            failures: add(
+                r,
+                "model_failures",
+                "Models that could not be loaded or whose engine ended by itself, by kind: \
+                 not_loaded, out_of_memory, device_lost, integrity, panic, shape, compute",
+            ),
+        }
+    }
+}
+
+impl LedgerMetrics {
+    fn new(r: &mut Registry) -> Self {
+        Self {
             open_reservations: add(
-                &mut r,
+                r,
                 "ledger_open_reservations",
-                "Requests that hold a reservation",
+                "Requests that hold a reservation now",
             ),
             audit_ok: add(
-                &mut r,
+                r,
                 "ledger_audit_ok",
-                "1 while the ledger commits and no audit has failed",
+                "1 while the ledger commits and no audit has failed, else 0",
             ),
             violations: add(
-                &mut r,
+                r,
                 "ledger_violations",
-                "Broken rules that audits and commands have found",
+                "Broken rules that audits and commands have found since the node's start",
             ),
             oldest_reservation: add(
-                &mut r,
+                r,
                 "ledger_oldest_reservation_seconds",
-                "Age of the oldest open reservation, 0 when there is none",
+                "Age of the oldest open reservation in seconds, 0 when there is none",
             ),
-            releases: add(&mut r, "ledger_releases", "Reservations that ended uncharged, by cause"),
-            ready: add(&mut r, "ready", "1 while the node can serve"),
-            registry: r,
+            releases: add(
+                r,
+                "ledger_releases",
+                "Reservations that ended uncharged since the node's start, by cause",
+            ),
         }
     }
 }
@@ -209,7 +252,7 @@ fn add<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, help: &
     metric
 }
 
-/// For counters that are counted elsewhere and only told here.
+/// Sets counters to totals that are counted elsewhere.
 fn tell_totals(
     family: &Family<Labels<1>, Counter>,
     label: &'static str,
@@ -239,7 +282,7 @@ impl Metrics {
         self.requests.get_or_create(&[("end", end.to_owned())]).inc();
     }
 
-    /// `kind` is that of the engine's error.
+    /// Counts a request that failed in the engine. `kind` is the name of the error's kind.
     pub fn engine_failed(&self, kind: &'static str) {
         self.engine_failures.get_or_create(&[("kind", kind.to_owned())]).inc();
     }
@@ -252,53 +295,62 @@ impl Metrics {
 
     pub fn sample_engine(&self, model: &str, sample: &EngineSample) {
         let label = &[("model", model.to_owned())];
-        self.running.get_or_create(label).set(sample.running as i64);
-        self.waiting.get_or_create(label).set(sample.waiting as i64);
+        self.engines.running.get_or_create(label).set(sample.running as i64);
+        self.engines.waiting.get_or_create(label).set(sample.waiting as i64);
         let used = sample.blocks_used as f64 / sample.blocks_total.max(1) as f64;
-        self.kv_usage.get_or_create(label).set(used);
-        self.throughput.get_or_create(label).set(sample.tokens_per_second);
-        // The engine counts from its own start; a counter may only be told the total.
-        self.prefix_hits
+        self.engines.kv_usage.get_or_create(label).set(used);
+        self.engines.throughput.get_or_create(label).set(sample.tokens_per_second);
+        // The engine counts from its own start, so these counters are set to its totals.
+        self.engines
+            .prefix_hits
             .get_or_create(label)
             .inner()
             .store(sample.prefix_hit_tokens, Ordering::Relaxed);
-        self.preemptions.get_or_create(label).inner().store(sample.preemptions, Ordering::Relaxed);
-        self.stops.get_or_create(label).inner().store(sample.stops, Ordering::Relaxed);
-        self.late_frees.get_or_create(label).inner().store(sample.late_frees, Ordering::Relaxed);
-        self.loaded.get_or_create(label).set(sample.loaded.into());
+        self.engines
+            .preemptions
+            .get_or_create(label)
+            .inner()
+            .store(sample.preemptions, Ordering::Relaxed);
+        self.engines.stops.get_or_create(label).inner().store(sample.stops, Ordering::Relaxed);
+        self.engines
+            .late_frees
+            .get_or_create(label)
+            .inner()
+            .store(sample.late_frees, Ordering::Relaxed);
+        self.models.loaded.get_or_create(label).set(sample.loaded.into());
     }
 
     /// `bytes` are held by loaded models; loads and unloads are totals since the start.
     pub fn sample_pool(&self, bytes: u64, loads: u64, unloads: u64) {
-        self.model_memory.set(bytes as i64);
-        self.model_loads.inner().store(loads, Ordering::Relaxed);
-        self.model_unloads.inner().store(unloads, Ordering::Relaxed);
+        self.models.memory.set(bytes as i64);
+        self.models.loads.inner().store(loads, Ordering::Relaxed);
+        self.models.unloads.inner().store(unloads, Ordering::Relaxed);
     }
 
     /// Totals since the start, by the kind of the error.
     pub fn sample_model_failures(&self, failures: &BTreeMap<&'static str, u64>) {
-        tell_totals(&self.model_failures, "kind", failures);
+        tell_totals(&self.models.failures, "kind", failures);
     }
 
     pub fn sample_node(&self, open_reservations: usize, audit_ok: bool, ready: bool) {
-        self.open_reservations.set(open_reservations as i64);
-        self.audit_ok.set(audit_ok.into());
+        self.ledger.open_reservations.set(open_reservations as i64);
+        self.ledger.audit_ok.set(audit_ok.into());
         self.ready.set(ready.into());
     }
 
-    /// The ledger counts from the start of the node.
+    /// Totals that the ledger has counted since the start of the node.
     pub fn sample_ledger(
         &self,
         violations: u64,
         oldest: Duration,
         releases: &BTreeMap<&'static str, u64>,
     ) {
-        self.violations.inner().store(violations, Ordering::Relaxed);
-        self.oldest_reservation.set(oldest.as_secs_f64());
-        tell_totals(&self.releases, "cause", releases);
+        self.ledger.violations.inner().store(violations, Ordering::Relaxed);
+        self.ledger.oldest_reservation.set(oldest.as_secs_f64());
+        tell_totals(&self.ledger.releases, "cause", releases);
     }
 
-    /// The text a scrape gets.
+    /// All metrics in OpenMetrics text form.
     pub fn text(&self) -> String {
         let mut text = String::new();
         encode(&mut text, &self.registry).expect("invariant: writing to a string does not fail");

@@ -54,7 +54,7 @@ pub type Override = (String, String);
 impl LoadedConfig {
     /// Reads `file` (a missing default file is no error), then the environment, then `flags`.
     pub fn load(file: Option<&Path>, flags: &[Override]) -> Result<Self, ConfigError> {
-        // Compose files pass on what is not set as an empty text.
+        // Compose files pass on an unset variable as an empty text.
         let given =
             std::env::vars().filter(|(name, value)| !(name.starts_with("HF_") && value.is_empty()));
         let variables = given.filter_map(|(name, value)| Some((variable_key(&name)?, name, value)));
@@ -97,7 +97,7 @@ impl LoadedConfig {
     }
 }
 
-/// The value so far, and who set what.
+/// The value that the layers added so far make, and the origin of each key.
 struct Layers {
     table: Table,
     origins: BTreeMap<String, ValueOrigin>,
@@ -146,7 +146,7 @@ impl Layers {
             _ => format!("setting {key}"),
         };
         let error = last.map(|error| in_words(&error)).unwrap_or_default();
-        // The value of what is no setting of ours may be a secret.
+        // A variable that is no setting may hold a secret, so its value is not shown.
         Err(ConfigError(if error.starts_with("unknown field") {
             format!(
                 "{source}: {error}\nCRESSET_ENGINE__KV_MIB, with two underscores, sets engine.kv_mib"
@@ -206,7 +206,8 @@ fn read_file(path: &Path) -> Result<String, ConfigError> {
     })
 }
 
-/// How the text of a variable or flag may be meant: as a TOML value first, else as a plain string.
+/// The values that the text of a variable or flag may stand for: first a TOML value, then the text
+/// itself as a string.
 fn readings(text: &str) -> impl Iterator<Item = Value> {
     let parsed = toml::from_str::<Table>(&format!("v = {text}"))
         .ok()

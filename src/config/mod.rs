@@ -1,5 +1,7 @@
 //! Configuration: one TOML file, overridden by `CRESSET_…` variables, overridden by flags. Every
-//! limit is here, with its unit. The only module that reads environment variables.
+//! limit is here, with its unit. This is the only module that reads environment variables.
+//!
+//! A new setting is a field with its bounds and default in `sections`, and the code that uses it.
 
 mod bounds;
 mod layers;
@@ -90,7 +92,7 @@ impl Config {
     }
 }
 
-/// Memory of this machine, where the platform tells.
+/// Memory of this machine in bytes; `None` where the platform does not say.
 fn machine_bytes() -> Option<u64> {
     let info = std::fs::read_to_string("/proc/meminfo").ok()?;
     let kibibytes = info.strip_prefix("MemTotal:")?.split_whitespace().next()?;

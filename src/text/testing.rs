@@ -1,6 +1,6 @@
 //! Small vocabularies for tests: GGUF metadata written by hand.
 
-use super::gguf::{self, Keys};
+use super::gguf::{self, GgufKeys};
 use super::{TextModel, Tokenizer};
 use cresset_models::loader::gguf::Value;
 use std::collections::BTreeMap;
@@ -90,10 +90,10 @@ pub fn sentence_piece() -> Metadata {
 }
 
 fn tokenizer(metadata: &Metadata) -> Tokenizer {
-    Tokenizer::new(gguf::tokenizer(Keys(metadata)).expect("a sound vocabulary"))
+    Tokenizer::new(gguf::tokenizer(GgufKeys(metadata)).expect("a sound vocabulary"))
         .expect("a sound tokenizer")
 }
 
 pub fn text_model(metadata: &Metadata) -> TextModel {
-    TextModel::from_gguf_metadata(Keys(metadata)).expect("a sound release")
+    TextModel::from_gguf_metadata(GgufKeys(metadata)).expect("a sound release")
 }

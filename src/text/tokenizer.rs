@@ -18,13 +18,13 @@ type Pipeline = TokenizerImpl<
     DecoderWrapper,
 >;
 
-/// How a vocabulary entry spells bytes.
+/// How the text of a vocabulary entry stands for bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Spelling {
-    /// GPT-2's: every byte has a printable character.
+enum TokenSpelling {
+    /// GPT-2's alphabet: every byte has a printable character.
     ByteLevel,
-    /// SentencePiece's: `▁` is a space and `<0x0A>` a byte; the space before the very first word
-    /// may be an artefact.
+    /// SentencePiece's: `▁` is a space and `<0x0A>` a byte. The tokenizer may have put a space
+    /// before the very first word.
     SentencePiece { strips_first_space: bool },
 }
 
@@ -34,12 +34,12 @@ pub struct Tokenizer {
     plain: Pipeline,
     /// `plain` for text behind a special token, where it differs: no space is put before it.
     plain_inside: Option<Pipeline>,
-    spelling: Spelling,
+    spelling: TokenSpelling,
     specials: SpecialTokens,
 }
 
 impl Tokenizer {
-    /// From the text of a `tokenizer.json`.
+    /// Reads the text of a `tokenizer.json`.
     pub fn from_tokenizer_json(json: &[u8]) -> Result<Self> {
         let tokenizer = tokenizers::Tokenizer::from_bytes(json).map_err(|error| {
             Error::BadFile(format!("tokenizer.json cannot be read: {error}; fetch the file again"))
@@ -49,7 +49,7 @@ impl Tokenizer {
 
     /// Rebuilt from the metadata of a GGUF file.
     pub fn from_gguf(file: &cresset_models::loader::gguf::GgufFile) -> Result<Self> {
-        Self::new(gguf::tokenizer(gguf::Keys(&file.metadata))?)
+        Self::new(gguf::tokenizer(gguf::GgufKeys(&file.metadata))?)
     }
 
     pub(super) fn new(source: tokenizers::Tokenizer) -> Result<Self> {
@@ -71,13 +71,13 @@ impl Tokenizer {
         })
     }
 
-    /// `parse_special`: whether the text of special tokens becomes their ids. Adds no BOS by
-    /// itself.
+    /// Token ids of `text`. With `parse_special`, the text of special tokens becomes their ids. No
+    /// beginning-of-sequence token is added.
     pub fn encode(&self, text: &str, parse_special: bool) -> Result<Vec<u32>> {
         ids(if parse_special { &self.parsing } else { &self.plain }, text)
     }
 
-    /// Plain text out of the middle of a prompt, or (`first`) its beginning.
+    /// Token ids of plain text from the beginning of a prompt (`first`), or from inside it.
     pub(super) fn encode_piece(&self, text: &str, first: bool) -> Result<Vec<u32>> {
         match &self.plain_inside {
             Some(inside) if !first => ids(inside, text),
@@ -85,7 +85,7 @@ impl Tokenizer {
         }
     }
 
-    /// The bytes a token stands for; empty for special tokens when `skip_special`, and for ids
+    /// The bytes that a token stands for. Empty for special tokens with `skip_special`, and for ids
     /// outside the vocabulary.
     pub fn token_bytes(&self, id: u32, skip_special: bool) -> Vec<u8> {
         match self.source.get_added_vocabulary().get_added_tokens_decoder().get(&id) {
@@ -98,7 +98,8 @@ impl Tokenizer {
         }
     }
 
-    /// Bytes that are no UTF-8 become U+FFFD, one for each maximal invalid part.
+    /// The text of `ids`. Bytes that are not UTF-8 become U+FFFD, one for each maximal invalid
+    /// part.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
         let bytes: Vec<u8> =
             ids.iter().flat_map(|id| self.token_bytes(*id, skip_special)).collect();
@@ -112,7 +113,7 @@ impl Tokenizer {
 
     /// Whether the space before the first word of a text is the tokenizer's own.
     pub fn strips_first_space(&self) -> bool {
-        self.spelling == Spelling::SentencePiece { strips_first_space: true }
+        self.spelling == TokenSpelling::SentencePiece { strips_first_space: true }
     }
 
     pub fn vocab_size(&self) -> usize {
@@ -148,8 +149,8 @@ fn special_tokens(source: &tokenizers::Tokenizer) -> Vec<SpecialToken> {
         .collect()
 }
 
-/// Neither truncation nor padding nor a post-processor is taken over: a prompt is never cut and a
-/// BOS is the template's affair.
+/// Truncation, padding and the post-processor of `source` are left out: a prompt is never cut, and
+/// the template writes the beginning-of-sequence token.
 fn pipeline(
     source: &tokenizers::Tokenizer,
     model: &SharedModel,
@@ -166,7 +167,7 @@ fn pipeline(
     Ok(pipeline)
 }
 
-/// The pre-tokenizer for text that is not at the start of a prompt, where it is another one.
+/// The pre-tokenizer for text inside a prompt; `None` where it is that of the beginning.
 fn without_first_space(pre_tokenizer: Option<&PreTokenizerWrapper>) -> Option<PreTokenizerWrapper> {
     match pre_tokenizer? {
         PreTokenizerWrapper::Metaspace(metaspace)
@@ -180,14 +181,14 @@ fn without_first_space(pre_tokenizer: Option<&PreTokenizerWrapper>) -> Option<Pr
     }
 }
 
-fn spelling(decoder: Option<&DecoderWrapper>) -> Result<Spelling> {
+fn spelling(decoder: Option<&DecoderWrapper>) -> Result<TokenSpelling> {
     let parts: &[DecoderWrapper] = match decoder {
         Some(DecoderWrapper::Sequence(sequence)) => sequence.get_decoders(),
         Some(single) => std::slice::from_ref(single),
         None => &[],
     };
     if parts.iter().any(|part| matches!(part, DecoderWrapper::ByteLevel(_))) {
-        return Ok(Spelling::ByteLevel);
+        return Ok(TokenSpelling::ByteLevel);
     }
     let sentence_piece =
         |part| matches!(part, &DecoderWrapper::Replace(_) | &DecoderWrapper::Metaspace(_));
@@ -202,12 +203,12 @@ fn spelling(decoder: Option<&DecoderWrapper>) -> Result<Spelling> {
         DecoderWrapper::Metaspace(metaspace) => metaspace.prepend_scheme != PrependScheme::Never,
         _ => false,
     });
-    Ok(Spelling::SentencePiece { strips_first_space })
+    Ok(TokenSpelling::SentencePiece { strips_first_space })
 }
 
-impl Spelling {
-    /// Added tokens are written in plain text; SentencePiece's may hold its mark for a space all
-    /// the same.
+impl TokenSpelling {
+    /// The bytes of an added token. Its content is plain text, though SentencePiece's may contain
+    /// the mark for a space.
     fn added_bytes(self, content: &str) -> Vec<u8> {
         match self {
             Self::ByteLevel => content.into(),
