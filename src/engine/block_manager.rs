@@ -1,11 +1,11 @@
-//! KV blocks: reference counts, prefix reuse, eviction.
+//! Hands out KV blocks: it counts references, finds prefixes again, and evicts. Pure.
 //!
 //! A block is in exactly one place: *free* (no content), *evictable* (content of an earlier
-//! sequence, nobody uses it) or *used* (in at least one block table). Full blocks are found again
-//! by a chain of hashes: each covers the block's tokens and the hash before it, and the chain
-//! starts from a per-boot secret and the account, so no account can reach another's blocks. What a
-//! block holds is compared on every hit: a collision is a miss. Handing one customer's block to
-//! another would leak a prompt, so the assertions here stay on in release builds.
+//! sequence that no table holds) or *used* (in at least one block table). Full blocks are found
+//! again by a chain of hashes: each covers the block's tokens and the hash before it, and the chain
+//! starts from a per-boot secret and the account, so no account can reach another's blocks. A
+//! block's tokens are compared on every hit, so a hash collision is a miss. Handing one customer's
+//! block to another would leak a prompt, so the assertions here stay on in release builds.
 
 use crate::ids::AccountId;
 use sha2::{Digest, Sha256};
@@ -20,10 +20,10 @@ struct BlockHash([u8; 16]);
 pub struct BlockTable {
     account: AccountId,
     blocks: Vec<u32>,
-    /// Hashes of the sequence's leading full blocks as far as they were needed. A function of its
-    /// tokens alone, so it outlives a preemption.
+    /// Hashes of the sequence's leading full blocks, as far as they were needed. They depend on its
+    /// tokens alone, so they stay valid over a preemption.
     chain: Vec<BlockHash>,
-    /// Leading blocks that are in the cache, or whose content another block holds there.
+    /// How many leading blocks are in the cache, or have their content there in another block.
     registered: usize,
 }
 
@@ -37,15 +37,15 @@ impl BlockTable {
     }
 }
 
-/// Blocks that already hold the beginning of a sequence; nothing is claimed yet.
+/// Cached blocks that hold the beginning of a sequence. None of them is claimed yet.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Prefix {
     pub blocks: Vec<u32>,
-    /// How many of them nobody uses: claiming these takes from `available`.
+    /// How many of them are in no table: adopting these lowers `available`.
     pub evictable: usize,
 }
 
-/// The block accounting contradicts itself. The engine must not run another step.
+/// The accounting of blocks contradicts itself. The engine must not run another step.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("KV block accounting is broken: {0}; restart the node")]
 pub struct IntegrityError(pub String);
@@ -57,7 +57,7 @@ struct KvBlock {
     /// The account whose tokens the block holds or will hold; `None` when free.
     owner: Option<AccountId>,
     content: Option<BlockContent>,
-    /// When the last table let go of it: the key of `evictable`.
+    /// Number of the release by which the last table let go of it: the key in `evictable`.
     released: u64,
 }
 
@@ -81,7 +81,8 @@ pub struct BlockManager {
 }
 
 impl BlockManager {
-    /// `secret` is drawn once per boot: it makes hashes unpredictable from outside.
+    /// All blocks are free at first. `secret` is drawn once per boot: it makes hashes unpredictable
+    /// from outside.
     pub fn new(num_blocks: usize, block_size: usize, secret: [u8; 32]) -> Self {
         assert!(block_size > 0, "a block holds at least one token");
         Self {
@@ -99,7 +100,7 @@ impl BlockManager {
         self.blocks.len()
     }
 
-    /// Blocks that can be had without taking one from a running sequence.
+    /// Number of blocks that can be handed out without taking one from a running sequence.
     pub fn available(&self) -> usize {
         self.free.len() + self.evictable.len()
     }
@@ -143,8 +144,8 @@ impl BlockManager {
         table.blocks.len() * self.block_size
     }
 
-    /// Makes room for the tokens `from..to` of a sequence, all or nothing. Afterwards their blocks
-    /// belong to this table alone and may be written.
+    /// Makes room for the tokens `from..to` of a sequence. False, and nothing changes, when too few
+    /// blocks are available. Afterwards their blocks belong to this table alone and may be written.
     pub fn claim(&mut self, table: &mut BlockTable, from: usize, to: usize) -> bool {
         let missing = self.blocks_for(to).saturating_sub(table.blocks.len());
         if missing > self.available() {
@@ -165,8 +166,8 @@ impl BlockManager {
         for index in table.registered..tokens.len() / self.block_size {
             let hash = self.hash_of(table, index, tokens);
             let id = table.blocks[index];
-            // Two sequences may compute the same block side by side: the first one stays in the
-            // cache.
+            // Two sequences may compute the same block side by side: the one that was first stays
+            // in the cache.
             if let std::collections::hash_map::Entry::Vacant(entry) = self.cached.entry(hash) {
                 entry.insert(id);
                 self.blocks[id as usize].content = Some(BlockContent {
@@ -179,7 +180,8 @@ impl BlockManager {
         }
     }
 
-    /// Empties a table. Cached blocks stay evictable, the last of the sequence going first.
+    /// Empties a table. Its cached blocks become evictable; the last of the sequence is evicted
+    /// first, because a prefix is of no use without its beginning.
     pub fn release(&mut self, table: &mut BlockTable) {
         for id in std::mem::take(&mut table.blocks).into_iter().rev() {
             self.release_block(id, table.account);
@@ -187,8 +189,8 @@ impl BlockManager {
         table.registered = 0;
     }
 
-    /// Empties a table whose content cannot be trusted: what nobody else holds leaves the cache as
-    /// well.
+    /// Empties a table whose content cannot be trusted: blocks that no other table holds leave the
+    /// cache as well.
     pub fn discard(&mut self, table: &mut BlockTable) {
         for &id in &table.blocks {
             if self.block(id).ref_count == 1 {
@@ -198,8 +200,8 @@ impl BlockManager {
         self.release(table);
     }
 
-    /// Every block accounted for exactly once, and none shared between accounts. `tables` are all
-    /// tables there are.
+    /// Checks that every block is accounted for exactly once and that none is shared between
+    /// accounts. `tables` must be all tables there are.
     pub fn check_integrity<'a>(
         &self,
         tables: impl Iterator<Item = &'a BlockTable>,
@@ -273,7 +275,8 @@ impl BlockManager {
         &self.blocks[id as usize]
     }
 
-    /// A block without content: a free one, or the least recently used evictable one.
+    /// Takes a block without content: a free one, or else the least recently released evictable
+    /// one.
     fn take(&mut self, account: AccountId) -> u32 {
         let id = self.free.pop().unwrap_or_else(|| {
             let (_, id) =
@@ -322,7 +325,7 @@ impl BlockManager {
         }
     }
 
-    /// The block that holds the `index`-th block of `tokens`, compared field by field.
+    /// The cached block that holds the `index`-th block of `tokens`, compared field by field.
     fn hit(&self, table: &mut BlockTable, index: usize, tokens: &[u32]) -> Option<u32> {
         let hash = self.hash_of(table, index, tokens);
         let id = *self.cached.get(&hash)?;

@@ -1,4 +1,5 @@
-//! What the rest of the node sees of the engine: a bounded door in, a bounded stream of events out.
+//! The engine as the rest of the node uses it: requests go in through a bounded queue, events come
+//! out of a bounded channel for each sequence.
 
 #![expect(clippy::disallowed_methods, reason = "the handle tells the pure parts the time")]
 
@@ -15,6 +16,8 @@ pub use super::queue_limits::Refused;
 pub use super::scheduler::EngineOptions;
 pub use super::sequence::{Finished, GenerateRequest, SequenceId, StopCause};
 
+/// What a sequence tells its reader, in this order: `Started` at most once, a `Token` for each
+/// token, and `Finished`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SequenceEvent {
     /// The first chunk of the prompt was scheduled.
@@ -27,7 +30,7 @@ pub enum SequenceEvent {
     Finished(Finished),
 }
 
-/// A point-in-time view for metrics and status.
+/// Numbers of one engine at one moment, for metrics and status. Totals count from its start.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EngineStats {
     pub running: usize,
@@ -35,21 +38,22 @@ pub struct EngineStats {
     pub blocks_total: usize,
     pub blocks_used: usize,
     pub steps: u64,
-    /// Prompt tokens computed or taken from the prefix cache, each once however often it was
-    /// computed.
+    /// Prompt tokens computed or taken from the prefix cache. A token that is computed again after
+    /// a preemption counts once.
     pub prompt_tokens: u64,
     pub generated_tokens: u64,
     pub prefix_hit_tokens: u64,
     pub preemptions: u64,
-    /// Running sequences that were stopped from outside, and those whose blocks were held for more
-    /// than two steps after that.
+    /// Sequences that were stopped by `EngineHandle::stop`.
     pub stops: u64,
+    /// Stopped sequences whose blocks were held for more than two steps after that.
     pub late_frees: u64,
     /// Produced tokens per second over the last seconds.
     pub tokens_per_second: f64,
 }
 
-/// Cheap to clone; the engine thread ends when `shutdown` is called or all handles are gone.
+/// Access to one engine; cheap to clone. The engine thread ends when `shutdown` is called or the
+/// last handle is dropped.
 #[derive(Clone)]
 pub struct EngineHandle {
     engine: Arc<EngineThread>,
@@ -60,7 +64,8 @@ struct EngineThread {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// The last handle lets the thread go without waiting for it: handles are dropped in async code.
+/// Dropping the last handle does not wait for the thread, because handles are dropped in async
+/// code.
 impl Drop for EngineThread {
     fn drop(&mut self) {
         self.inbox.ask_to_end();
@@ -80,8 +85,9 @@ impl EngineHandle {
         Self { engine: Arc::new(engine) }
     }
 
-    /// Never blocks. The channel holds every event of the sequence, so the engine never waits for a
-    /// slow reader. Dropping the receiver is the same as `stop`.
+    /// Submits a request, or refuses it. Never blocks. The channel holds every event of the
+    /// sequence, so the engine never waits for a slow reader. Dropping the receiver is the same as
+    /// `stop`.
     pub fn submit(
         &self,
         request: GenerateRequest,
@@ -90,7 +96,7 @@ impl EngineHandle {
         Ok((self.submit_to(request, events)?, receiver))
     }
 
-    /// As `submit`, with a channel of the caller's, which must hold `request.event_capacity()`
+    /// As `submit`, with the caller's own channel, which must hold `request.event_capacity()`
     /// events: the engine panics when it is full.
     pub fn submit_to(
         &self,
@@ -105,15 +111,17 @@ impl EngineHandle {
         self.engine.inbox.stop(id);
     }
 
+    /// The engine's numbers after its last step.
     pub fn stats(&self) -> EngineStats {
         self.engine.inbox.stats(Instant::now())
     }
 
+    /// The limits that the engine was started with.
     pub fn options(&self) -> &EngineOptions {
         self.engine.inbox.options()
     }
 
-    /// False once the engine thread has died.
+    /// False once the engine thread has ended.
     pub fn is_alive(&self) -> bool {
         self.ended_by().is_none()
     }
@@ -128,8 +136,8 @@ impl EngineHandle {
         self.engine.inbox.drain();
     }
 
-    /// Ends the engine thread before its next step and waits for it (blocking: a step at most).
-    /// What still runs fails.
+    /// Ends the engine thread before its next step and waits for it, which blocks for one step at
+    /// most. Sequences that still run fail.
     pub fn shutdown(&self) {
         self.engine.inbox.ask_to_end();
         let thread = &self.engine.thread;

@@ -1,6 +1,6 @@
-//! Between the handles and the engine thread: requests and stops in, load and statistics out. The
-//! lock is held for moments only, never during a step; what it guards is bounded by `max_rows +
-//! max_waiting` sequences.
+//! What the handles and the engine thread share: requests and stops go in, load and statistics come
+//! out. The lock is never held during a step, so no caller waits for one. What it guards is bounded
+//! by `max_rows + max_waiting` sequences.
 
 use super::error::EngineError;
 use super::handle::{EngineStats, SequenceEvent};
@@ -13,17 +13,19 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use tokio::sync::mpsc::Sender;
 
+/// A request and the channel of its events, which holds `event_capacity()` of them.
 pub struct Submission {
     pub request: GenerateRequest,
     pub events: Sender<SequenceEvent>,
 }
 
-/// What came in since the engine looked last.
+/// What came in since the engine last took commands.
 #[derive(Default)]
 pub struct Commands {
     pub submitted: Vec<(SequenceId, Submission)>,
-    /// With the number of steps there had been when the stop came.
+    /// Sequences to stop, each with the number of steps launched before the stop came.
     pub stopped: Vec<(SequenceId, u64)>,
+    /// Whether the engine thread is to end.
     pub end: bool,
 }
 
@@ -36,18 +38,19 @@ impl Commands {
 #[derive(Default)]
 struct InboxState {
     commands: Commands,
-    /// As of the last look, plus what was submitted since.
+    /// The load that the engine published last, plus what was submitted since.
     load: EngineLoad,
     last_id: u64,
     draining: bool,
-    /// Why nothing is taken any more.
+    /// Why the engine has ended, if it has.
     closed: Option<EngineError>,
     stats: EngineStats,
     produced: RateMeter,
-    /// Sequences the engine has taken and not ended: the only ones worth stopping.
+    /// Sequences that were submitted and have not ended: only these can be stopped.
     live: HashSet<SequenceId>,
 }
 
+/// One engine's inbox. Handles and the engine thread hold it together.
 pub struct Inbox {
     options: EngineOptions,
     state: Mutex<InboxState>,
@@ -63,6 +66,7 @@ impl Inbox {
         &self.options
     }
 
+    /// Refuses a request, or queues it and wakes the engine. Never waits for a step.
     pub fn submit(&self, submission: Submission, now: Instant) -> Result<SequenceId, Refused> {
         let request = &submission.request;
         let mut state = self.lock();
@@ -83,9 +87,10 @@ impl Inbox {
         Ok(id)
     }
 
+    /// Asks for the end of a sequence. Unknown ids and those that have ended are ignored.
     pub fn stop(&self, id: SequenceId) {
         let mut state = self.lock();
-        // Removed, so that a repeated stop adds nothing.
+        // The id is removed, so that a repeated stop adds nothing.
         if state.live.remove(&id) {
             let steps = state.stats.steps;
             state.commands.stopped.push((id, steps));
@@ -93,19 +98,23 @@ impl Inbox {
         }
     }
 
+    /// Refuses new requests from now on.
     pub fn drain(&self) {
         self.lock().draining = true;
     }
 
+    /// Asks the engine thread to end before its next step.
     pub fn ask_to_end(&self) {
         self.lock().commands.end = true;
         self.wake.notify_one();
     }
 
+    /// Why the engine thread has ended, if it has.
     pub fn ended_by(&self) -> Option<EngineError> {
         self.lock().closed.clone()
     }
 
+    /// The statistics published last. `waiting` includes what the engine has not taken yet.
     pub fn stats(&self, now: Instant) -> EngineStats {
         let state = self.lock();
         EngineStats {
@@ -115,7 +124,7 @@ impl Inbox {
         }
     }
 
-    /// Takes what has come in. With `idle` it sleeps until there is something.
+    /// Takes the commands that have come in. With `idle` it sleeps until there is one.
     pub fn take(&self, idle: bool) -> Commands {
         let mut state = self.lock();
         while idle && state.commands.is_empty() {
@@ -125,7 +134,7 @@ impl Inbox {
         std::mem::take(&mut state.commands)
     }
 
-    /// After each step: what the engine has to do, and what it has done.
+    /// Takes over what the engine has to do and what it has done. Called after each step.
     pub fn publish(&self, load: EngineLoad, stats: EngineStats, now: Instant) {
         let mut state = self.lock();
         let produced = stats.generated_tokens - state.stats.generated_tokens;
@@ -138,11 +147,13 @@ impl Inbox {
         state.produced.record(now, produced);
     }
 
+    /// Notes that a sequence has ended.
     pub fn ended(&self, id: SequenceId) {
         self.lock().live.remove(&id);
     }
 
-    /// Nothing is taken from now on. Returns what nobody will look at.
+    /// Refuses everything from now on, for this reason. Returns the commands that the engine has
+    /// not taken.
     pub fn close(&self, reason: &EngineError) -> Commands {
         let mut state = self.lock();
         state.closed = Some(reason.clone());

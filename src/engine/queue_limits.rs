@@ -1,17 +1,19 @@
-//! The engine's door: what is refused before anything starts.
+//! Which requests an engine refuses before it queues them: those that can never run, and those that
+//! would wait too long. Pure.
 
 use super::error::EngineError;
 use super::scheduler::EngineOptions;
 use super::sequence::GenerateRequest;
 use std::time::{Duration, Instant};
 
-/// A sequence that would wait longer than this to start is sent away, even without a deadline.
+/// A sequence that would wait longer than this to start is refused, even without a deadline.
 const MAX_WAIT: Duration = Duration::from_mins(5);
-/// Clients ignore a longer `Retry-After`.
+/// Longest `Retry-After` that is asked for: clients ignore longer ones.
 const MAX_RETRY_AFTER: Duration = Duration::from_mins(1);
+/// Shortest `Retry-After`: the header counts whole seconds.
 const MIN_RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Refused at the door; nothing was started.
+/// Why a request was refused. Nothing of it was started.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Refused {
     #[error("the queue is full; try again in {} s", retry_after.as_secs())]
@@ -24,12 +26,12 @@ pub enum Refused {
     Dead(EngineError),
 }
 
-/// The work in the engine as the door sees it.
+/// The work that an engine has taken on.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EngineLoad {
     /// Sequences running or waiting.
     pub live: usize,
-    /// Tokens known and not computed, of all sequences.
+    /// Tokens of all sequences that are known and not computed yet.
     pub prompt_tokens: usize,
     /// Tokens that sequences not yet running may produce.
     pub output_tokens: usize,
@@ -38,14 +40,15 @@ pub struct EngineLoad {
 }
 
 impl EngineLoad {
+    /// Counts a request that has been queued.
     pub fn add(&mut self, request: &GenerateRequest) {
         self.live += 1;
         self.prompt_tokens += request.prompt.len();
         self.output_tokens += request.max_tokens as usize;
     }
 
-    /// How long a newcomer waits for its first step at most. With a row free, only prompts are
-    /// ahead of it.
+    /// How long a new sequence waits for its first step at most. When a row is free, only the
+    /// prompts of others are computed before it.
     fn wait(&self, options: &EngineOptions) -> Duration {
         if self.tokens_per_second <= 0.0 {
             return Duration::ZERO;
@@ -57,7 +60,7 @@ impl EngineLoad {
     }
 }
 
-/// Refuses what can never be run, whatever the load.
+/// Refuses a request that can never run, whatever the load.
 pub fn check_size(options: &EngineOptions, request: &GenerateRequest) -> Result<(), Refused> {
     let prompt = request.prompt.len();
     let longest = (prompt + request.max_tokens as usize).min(options.max_context);
@@ -78,7 +81,8 @@ pub fn check_size(options: &EngineOptions, request: &GenerateRequest) -> Result<
     Err(Refused::TooLarge(reason))
 }
 
-/// Refuses what would only wait in vain.
+/// Refuses a request when the queue is full, or when it would wait past its deadline or longer than
+/// `MAX_WAIT`.
 pub fn check_wait(
     options: &EngineOptions,
     load: &EngineLoad,
@@ -86,12 +90,12 @@ pub fn check_wait(
     now: Instant,
 ) -> Result<(), Refused> {
     let wait = load.wait(options);
-    let patience = match request.deadline {
+    let longest = match request.deadline {
         Some(deadline) => deadline.saturating_duration_since(now).min(MAX_WAIT),
         None => MAX_WAIT,
     };
     let full = load.live >= options.max_rows + options.max_waiting;
-    if full || wait > patience {
+    if full || wait > longest {
         let retry_after = wait.clamp(MIN_RETRY_AFTER, MAX_RETRY_AFTER);
         return Err(Refused::Overloaded { retry_after });
     }

@@ -1,12 +1,14 @@
-//! How fast the engine is. Pure: time is an argument.
+//! Measures how fast the engine is. Pure: time is an argument.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+/// How far back a rate looks: long enough to be calm, short enough to follow the load.
 const WINDOW: Duration = Duration::from_secs(5);
+/// What one count covers, so that a window has 20 of them at most.
 const BUCKET: Duration = Duration::from_millis(250);
 
-/// Events per second over the last seconds, idle time included.
+/// Events per second over the last 5 seconds, idle time included.
 #[derive(Debug, Default)]
 pub struct RateMeter {
     /// Start and count of each bucket, oldest first.
@@ -14,6 +16,7 @@ pub struct RateMeter {
 }
 
 impl RateMeter {
+    /// Counts `count` events at `now`.
     pub fn record(&mut self, now: Instant, count: u64) {
         match self.buckets.back_mut() {
             Some((start, total)) if now.saturating_duration_since(*start) < BUCKET => {
@@ -26,6 +29,7 @@ impl RateMeter {
         }
     }
 
+    /// The rate at `now`; 0 when nothing was counted in the window.
     pub fn per_second(&self, now: Instant) -> f64 {
         let age = |start: &Instant| now.saturating_duration_since(*start);
         let recent = || self.buckets.iter().filter(|(start, _)| age(start) <= WINDOW);
@@ -38,7 +42,8 @@ impl RateMeter {
     }
 }
 
-/// Tokens per second of work: what a step achieves, fading out over some ten steps.
+/// Tokens computed per second of work, idle time not included. A step's weight falls by a tenth
+/// with each later step.
 #[derive(Debug, Default)]
 pub struct Throughput {
     tokens: f64,
@@ -48,6 +53,7 @@ pub struct Throughput {
 impl Throughput {
     const FADE: f64 = 0.9;
 
+    /// Counts a step that computed `tokens` tokens in the time `spent`.
     pub fn record(&mut self, tokens: usize, spent: Duration) {
         self.tokens = self.tokens * Self::FADE + tokens as f64;
         self.seconds = self.seconds * Self::FADE + spent.as_secs_f64();

@@ -55,13 +55,13 @@ impl SamplingParams {
     }
 }
 
-/// What the sampler needs to know of one row.
+/// All that sampling one row depends on, beside its logits.
 #[derive(Clone, Debug)]
 pub struct RowSampling {
     pub params: Arc<SamplingParams>,
     /// Prompt and output as far as the host knows them.
     pub tokens: Arc<Vec<u32>>,
-    /// Which of the previous step's results belongs behind `tokens`; penalties count it too.
+    /// Which of the previous step's results follows `tokens`, if one does. Penalties count it too.
     pub pending: Option<u32>,
     pub prompt_len: usize,
     /// Ids that must not be chosen (end-of-text before `min_tokens`).
@@ -69,7 +69,7 @@ pub struct RowSampling {
 }
 
 impl RowSampling {
-    /// Of the token to choose, in its sequence: it keys the random numbers.
+    /// The position of the token to choose in its sequence. It keys the random numbers.
     pub fn position(&self) -> usize {
         self.tokens.len() + usize::from(self.pending.is_some())
     }

@@ -1,4 +1,4 @@
-//! One sequence: its tokens, how far they are computed, its blocks.
+//! One sequence: its tokens, how far they are computed, and its blocks. Pure.
 
 use super::block_manager::BlockTable;
 use super::error::EngineError;
@@ -11,25 +11,26 @@ use std::time::Instant;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SequenceId(pub u64);
 
-/// One sequence to generate. Stop strings are the caller's: it ends the sequence with
-/// `EngineHandle::stop`.
+/// One sequence to generate. The engine does not know stop strings: the caller finds them, and ends
+/// the sequence with `EngineHandle::stop`.
 #[derive(Clone, Debug)]
 pub struct GenerateRequest {
     /// Fairness and prefix-cache isolation are per account.
     pub account: AccountId,
-    /// Of the account's plan: higher ones are served first.
+    /// The priority of the account's plan: higher ones are served first.
     pub priority: u8,
     /// At least one token. The sequence goes on with this very list: its output is appended to it,
     /// in place if nobody else holds it by then.
     pub prompt: Arc<Vec<u32>>,
     pub sampling: SamplingParams,
-    /// At least 1.
+    /// Most tokens to produce, at least 1.
     pub max_tokens: u32,
     /// End-of-text ids are masked out until this many tokens are produced.
     pub min_tokens: u32,
     /// Ids that end the generation (empty when end-of-text is ignored). The ending token counts as
     /// produced but is not text.
     pub eos_ids: Arc<[u32]>,
+    /// The sequence ends before the first step that would begin after this.
     pub deadline: Option<Instant>,
 }
 
@@ -41,6 +42,7 @@ impl GenerateRequest {
     }
 }
 
+/// How a sequence ended, and what it is charged for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finished {
     pub cause: StopCause,
@@ -52,6 +54,7 @@ pub struct Finished {
     pub completion_tokens: u32,
 }
 
+/// Why a sequence ended.
 #[derive(Clone, Debug, PartialEq)]
 pub enum StopCause {
     /// An end-of-text id was produced.
@@ -61,7 +64,8 @@ pub enum StopCause {
     /// `EngineHandle::stop` was called (cancel, or a stop string).
     Stopped,
     DeadlineExceeded,
-    /// Never started: its model was not loaded in time, or its engine was full by then.
+    /// The sequence never started: its model was not loaded in time, or the engine was full by
+    /// then.
     TurnedAway,
     /// The engine could not go on with it. The error is for logs, not for clients.
     Failed(EngineError),
@@ -69,13 +73,14 @@ pub enum StopCause {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SequenceState {
-    /// Holds no blocks; nothing of it is computed.
+    /// The sequence holds no blocks, and none of its tokens is computed.
     Waiting,
+    /// The sequence holds blocks, or gets them with its next row.
     Running,
 }
 
-/// A sequence in the scheduler. It catches up with its own tokens: whatever lies beyond
-/// `num_computed_tokens` is still to be run, be it a prompt, the last sampled token, or everything
+/// A sequence in the scheduler. It catches up with its own tokens: those beyond
+/// `num_computed_tokens` are still to be run, be it a prompt, the last sampled token, or everything
 /// again after a preemption.
 #[derive(Debug)]
 pub struct Sequence {
@@ -83,23 +88,25 @@ pub struct Sequence {
     /// What was asked for. Its prompt has become the beginning of `tokens`.
     pub request: GenerateRequest,
     prompt_len: usize,
-    /// Prompt and output so far. Shared with the runner during a launch only, so appending copies
-    /// nothing.
+    /// Prompt and output so far. The runner shares it during a launch only, so appending to it
+    /// copies nothing.
     pub tokens: Arc<Vec<u32>>,
-    /// Tokens in its blocks once the steps in flight are done.
+    /// Leading tokens whose keys and values are in the blocks once the steps in flight are done.
     pub num_computed_tokens: usize,
     pub table: BlockTable,
     pub state: SequenceState,
-    /// Its rows in flight.
+    /// Number of the sequence's rows in flight.
     pub rows_in_flight: usize,
-    /// How many of these give a token: what follows `tokens`, known to the runner only.
+    /// How many of these rows give a token. Those tokens follow `tokens`; only the runner knows
+    /// them yet.
     pub pending_tokens: usize,
-    /// Index of its latest result in that result's step.
+    /// Index of the sequence's latest result among the results of that result's step.
     latest_result: u32,
     sampling: Arc<SamplingParams>,
-    /// `None` until the sequence started for the first time.
+    /// Tokens found in the prefix cache at the first start; `None` until then.
     cached_tokens: Option<usize>,
-    /// Most prompt tokens that were ever computed: a preemption does not take them back.
+    /// Most prompt tokens that were ever computed or found in the cache. A preemption does not
+    /// lower it.
     prompt_tokens: usize,
 }
 
@@ -123,31 +130,32 @@ impl Sequence {
         }
     }
 
-    /// Tokens, known or pending, that are neither computed nor in flight.
+    /// How many tokens, known or pending, are neither computed nor in flight.
     pub fn uncomputed(&self) -> usize {
         self.tokens.len() + self.pending_tokens - self.num_computed_tokens
     }
 
+    /// Tokens produced so far, pending ones not included.
     pub fn output_len(&self) -> usize {
         self.tokens.len() - self.prompt_len
     }
 
-    /// Only the last sampled token is missing: one token in, one out.
+    /// Whether only the last sampled token is to be computed: its row has one token and gives one.
     pub fn is_decoding(&self) -> bool {
         self.state == SequenceState::Running && self.uncomputed() == 1
     }
 
-    /// Its last token is in flight already.
+    /// Whether the sequence's last token is in flight already, so that no further row is needed.
     pub fn is_ending(&self, max_context: usize) -> bool {
         self.remaining(max_context) <= self.pending_tokens
     }
 
-    /// Which result of the step launched last is the token behind `tokens`.
+    /// Which result of the step launched last is the token that follows `tokens`.
     pub fn feedback(&self) -> Option<u32> {
         (self.pending_tokens > 0).then_some(self.latest_result)
     }
 
-    /// Enters the running set with `cached` tokens already in its blocks. True for the first time.
+    /// Starts to run with `cached` tokens already in the blocks. True when it is the first start.
     pub fn start(&mut self, cached: usize) -> bool {
         self.state = SequenceState::Running;
         self.num_computed_tokens = cached;
@@ -156,14 +164,14 @@ impl Sequence {
         first
     }
 
-    /// Gives up everything computed; the tokens stay.
+    /// Goes back to waiting: nothing counts as computed any more. The tokens stay.
     pub fn preempt(&mut self) {
         self.state = SequenceState::Waiting;
         self.num_computed_tokens = 0;
     }
 
-    /// A row of `count` tokens goes into flight. True when it reaches the end: then its result, the
-    /// step's `result`-th, is the next token.
+    /// Notes that a row of the next `count` tokens is in flight. True when it reaches the
+    /// sequence's end: then the row's result, the step's `result`-th, is the next token.
     pub fn schedule(&mut self, count: usize, result: u32) -> bool {
         let samples = count == self.uncomputed();
         self.num_computed_tokens += count;
@@ -175,8 +183,8 @@ impl Sequence {
         samples
     }
 
-    /// The first `count` tokens are or were in the cache. Returns how many prompt tokens that adds
-    /// to the most seen before.
+    /// Notes that the first `count` tokens are computed or were found in the cache. Returns how
+    /// many prompt tokens are counted for the first time by that.
     pub fn count_prompt(&mut self, count: usize) -> usize {
         assert!(count <= self.tokens.len());
         let before = self.prompt_tokens;
@@ -184,7 +192,7 @@ impl Sequence {
         self.prompt_tokens - before
     }
 
-    /// Appends the token that was pending longest and says whether it is the last one.
+    /// Appends the token that was pending longest. A cause means that it is the last one.
     pub fn append(&mut self, token: u32, max_context: usize) -> Option<StopCause> {
         self.pending_tokens -= 1;
         Arc::make_mut(&mut self.tokens).push(token);
@@ -204,7 +212,8 @@ impl Sequence {
             .min(max_context.saturating_sub(self.tokens.len()))
     }
 
-    /// For a row of the step being launched, whose last token is `pending` if not known.
+    /// How to sample a row of the step being launched. `pending` is the result of the step before
+    /// that is the row's last token, if that is not known yet.
     pub fn row_sampling(&self, pending: Option<u32>) -> RowSampling {
         let before = self.output_len() + usize::from(pending.is_some());
         let may_end = before >= self.request.min_tokens as usize;
@@ -217,6 +226,7 @@ impl Sequence {
         }
     }
 
+    /// The sequence's end, counted as of now.
     pub fn finished(&self, cause: StopCause) -> Finished {
         Finished {
             cause,

@@ -1,6 +1,6 @@
-//! The engine thread: `schedule → launch → collect → commit`, asleep when there is nothing to do.
-//! With a runner of depth 2 the next step is launched before the results of the last one are here:
-//! the host works while the device computes.
+//! The engine thread: it repeats `schedule → launch → collect → commit` and sleeps when there is
+//! nothing to do. With a runner of depth 2 it launches the next step before it collects the results
+//! of the last one, so that the host works while the device computes.
 
 #![expect(clippy::disallowed_methods, reason = "the engine thread tells its pure parts the time")]
 
@@ -25,17 +25,18 @@ use tokio::sync::mpsc::Sender;
 pub struct Worker {
     runner: Box<dyn Runner>,
     scheduler: Scheduler,
+    /// The event channels of the live sequences.
     streams: HashMap<SequenceId, Sender<SequenceEvent>>,
     inbox: Arc<Inbox>,
     throughput: Throughput,
     /// When the runner began with the oldest step in flight.
     busy_since: Instant,
-    steps: u64,
-    stops: u64,
-    late_frees: u64,
+    /// `steps`, `stops` and `late_frees` are counted here; the other fields stay 0.
+    counts: EngineStats,
 }
 
-/// Steps within which a stopped sequence must have given its blocks back.
+/// Most steps that may be launched between the call of `EngineHandle::stop` and the moment at which
+/// the sequence's blocks are free. More count as a late free, which a sound engine never has.
 const MAX_STEPS_TO_FREE_BLOCKS: u64 = 2;
 
 impl Worker {
@@ -48,15 +49,14 @@ impl Worker {
             inbox,
             throughput: Throughput::default(),
             busy_since: Instant::now(),
-            steps: 0,
-            stops: 0,
-            late_frees: 0,
+            counts: EngineStats::default(),
         };
         worker.publish();
         worker
     }
 
-    /// Runs until told to end. However it ends, every live sequence gets its `Finished`.
+    /// Runs until it is told to end, or until an error or a panic ends it. In every case each live
+    /// sequence gets its `Finished`.
     pub fn run(mut self) {
         let outcome = catch_unwind(AssertUnwindSafe(|| self.serve()));
         let reason = match outcome {
@@ -97,13 +97,14 @@ impl Worker {
         }
         for (id, asked_at) in commands.stopped {
             if self.finish(id, StopCause::Stopped) {
-                self.stops += 1;
-                self.late_frees += u64::from(self.steps - asked_at > MAX_STEPS_TO_FREE_BLOCKS);
+                self.counts.stops += 1;
+                let late = self.counts.steps - asked_at > MAX_STEPS_TO_FREE_BLOCKS;
+                self.counts.late_frees += u64::from(late);
             }
         }
     }
 
-    /// A reader that is gone wants no more tokens.
+    /// Stops the sequences whose reader has dropped its end of the channel.
     fn stop_unread(&mut self) {
         let gone: Vec<_> = self
             .streams
@@ -116,8 +117,8 @@ impl Worker {
         }
     }
 
-    /// Launches the next step, if there is anything to compute, and takes in the oldest one unless
-    /// the runner takes another before that. An error ends the engine.
+    /// Launches the next step, if there is anything to compute, and collects the oldest one, unless
+    /// the runner can take another launch before that. An error ends the engine.
     fn step(&mut self, now: Instant) -> Result<(), EngineError> {
         let step = self.scheduler.schedule();
         if self.scheduler.in_flight().is_empty() {
@@ -135,7 +136,7 @@ impl Worker {
     }
 
     fn launch(&mut self, step: &ScheduledStep, now: Instant) -> Result<(), EngineError> {
-        self.steps += 1;
+        self.counts.steps += 1;
         let first = self.scheduler.in_flight().len() == 1;
         if first {
             self.busy_since = now;
@@ -147,13 +148,13 @@ impl Worker {
             self.runner.launch(&batch, &rows)
         });
         if launched.is_err() && !first {
-            // The step before it is whole.
+            // The step launched before it did not fail: its tokens count.
             self.collect()?;
         }
         launched
     }
 
-    /// The results of the oldest step in flight.
+    /// Waits for the results of the oldest step in flight and commits them.
     fn collect(&mut self) -> Result<(), EngineError> {
         let results = catch_panic(|| self.runner.collect())?;
         let oldest = self.scheduler.in_flight().front().into_iter().flatten();
@@ -167,15 +168,15 @@ impl Worker {
         let spent = now - std::mem::replace(&mut self.busy_since, now);
         self.throughput.record(rows.iter().map(|row| row.num_tokens).sum(), spent);
         for (row, result) in rows.iter().filter(|row| row.samples).zip(results) {
-            self.commit(row.id, result);
+            self.commit_row(row.id, result);
         }
         Ok(())
     }
 
-    fn commit(&mut self, id: SequenceId, result: RowResult) {
+    fn commit_row(&mut self, id: SequenceId, result: RowResult) {
         if self.scheduler.get(id).is_none() {
-            // It ended while the step was in flight: nobody gets this token, and nobody pays for
-            // it.
+            // It ended while the step was in flight. The token is neither sent nor counted, so it
+            // is not charged either.
             return;
         }
         match result {
@@ -197,16 +198,17 @@ impl Worker {
         }
     }
 
-    /// A step failed, and with it all that were launched after it.
+    /// Ends the sequences of a failed step and of those launched after it, and lets the runner
+    /// recover. An error means that it could not.
     fn fail(&mut self, error: &EngineError) -> Result<(), EngineError> {
-        tracing::error!(step = self.steps, kind = error.kind(), reason = %error, "a step failed");
+        tracing::error!(step = self.counts.steps, kind = error.kind(), reason = %error, "a step failed");
         for id in self.scheduler.drop_steps_in_flight() {
             self.finish(id, StopCause::Failed(error.clone()));
         }
         catch_panic(|| self.runner.recover())
     }
 
-    /// Ends a sequence and frees its blocks; false when it had ended before.
+    /// Ends a sequence and frees its blocks. False when it had ended before.
     fn finish(&mut self, id: SequenceId, cause: StopCause) -> bool {
         let finished = self.scheduler.finish(id, cause);
         let found = finished.is_some();
@@ -259,18 +261,16 @@ impl Worker {
             waiting: self.scheduler.num_waiting(),
             blocks_total: self.scheduler.blocks().total(),
             blocks_used: self.scheduler.blocks().used(),
-            steps: self.steps,
             prompt_tokens: totals.prompt_tokens,
             generated_tokens: totals.generated_tokens,
             prefix_hit_tokens: totals.prefix_hit_tokens,
             preemptions: totals.preemptions,
-            stops: self.stops,
-            late_frees: self.late_frees,
-            tokens_per_second: 0.0,
+            ..self.counts.clone()
         }
     }
 
-    /// The scheduler may be in any state here, so it is only read.
+    /// Ends every sequence, those included that were never added to the scheduler. After a panic
+    /// the scheduler may be in any state, so it is only read here.
     fn close(mut self, reason: &EngineError) {
         let commands = self.inbox.close(reason);
         let failed = || StopCause::Failed(EngineError::Stopped(Box::new(reason.clone())));
@@ -295,14 +295,15 @@ impl Worker {
     }
 }
 
-/// Unpredictable hashes keep clients from aiming at one another's cache blocks.
+/// Draws the seed of the prefix cache's hashes. Unpredictable hashes keep clients from aiming at
+/// one another's cache blocks.
 fn boot_secret() -> [u8; 32] {
     let mut secret = [0; 32];
     getrandom::fill(&mut secret).expect("the operating system gives random bytes");
     secret
 }
 
-/// Calls the runner: its panic is an error.
+/// Calls the runner, and turns its panic into an error.
 fn catch_panic<T>(call: impl FnOnce() -> Result<T, EngineError>) -> Result<T, EngineError> {
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| Err(panicked(panic.as_ref())))
 }

@@ -1,11 +1,12 @@
-//! What must hold between any two calls of the scheduler.
+//! Checks what must hold between any two calls of the scheduler. A violation ends the engine.
 
 use super::{Scheduler, StepRow};
 use crate::engine::block_manager::IntegrityError;
 use crate::engine::sequence::{Sequence, SequenceState};
 
 impl Scheduler {
-    /// Every block accounted for, every sequence where its state says.
+    /// Every block is accounted for, every sequence is where its state says, and the rows in flight
+    /// are those that the sequences remember.
     pub fn check_integrity(&self) -> Result<(), IntegrityError> {
         self.blocks.check_integrity(self.sequences().map(|sequence| &sequence.table))?;
         let broken = self.sequences().find(|sequence| !self.is_consistent(sequence));
@@ -18,15 +19,15 @@ impl Scheduler {
         }
     }
 
-    /// What sequences remember of the steps in flight is what these hold, and each token fed back
-    /// is its own sequence's.
+    /// The sequences' own counts agree with the steps in flight, and each token that is fed back
+    /// belongs to its own sequence.
     fn check_in_flight(&self) -> Result<(), IntegrityError> {
         for sequence in self.sequences() {
             let rows = || self.in_flight.iter().flatten().filter(|row| row.id == sequence.id);
             let (count, sampling) = (rows().count(), rows().filter(|row| row.samples).count());
             let joins = |end, row: &StepRow| (row.end() == end).then_some(row.from);
-            // A preempted one starts again only when nothing of it is in flight, so its rows join
-            // on to each other.
+            // A preempted sequence starts again only when it has no row in flight, so the rows of a
+            // running one join on to each other.
             let joined = sequence.state == SequenceState::Waiting
                 || rows().rev().try_fold(sequence.num_computed_tokens, joins).is_some();
             if (count, sampling) != (sequence.rows_in_flight, sequence.pending_tokens) || !joined {
