@@ -1,4 +1,4 @@
-//! `cresset accounts`: who owns balances, keys and requests.
+//! `cresset accounts`: the owners of balances, keys and requests.
 
 use super::support::context::Context;
 use super::support::output::CommandResult;
@@ -26,7 +26,7 @@ const COLUMNS: &[&str] = &[
 pub enum AccountsCommand {
     /// Create an account, with credits if wanted
     Create {
-        /// Whom the account is for
+        /// Name of the account's owner
         #[arg(long, value_parser = values::label)]
         name: String,
         /// A plan of the configuration [default: default]

@@ -23,7 +23,7 @@ pub enum ApplicationsCommand {
         /// The account
         #[arg(long, value_name = "ID")]
         account: AccountId,
-        /// What the application is
+        /// Name of the application
         #[arg(long, value_parser = values::label)]
         name: String,
     },

@@ -21,7 +21,7 @@ pub struct Arguments {
     /// Longest answer, tokens
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: u32,
-    /// What the model is told before the conversation
+    /// System prompt: instructions for the model before the conversation
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
 }
@@ -110,7 +110,7 @@ fn prompt() {
     }
 }
 
-/// Lines of stdin, read on a thread of their own: a blocked read must not keep a signal waiting.
+/// Reads lines of stdin on a thread of its own, because a blocked read must not delay a signal.
 fn read_lines() -> mpsc::Receiver<String> {
     let (sender, receiver) = mpsc::channel(1);
     #[expect(

@@ -30,13 +30,13 @@ pub enum CreditsCommand {
         /// The account
         #[arg(long, value_name = "ID")]
         account: AccountId,
-        /// Trial credits are spent first
+        /// The kind of credits; trial credits are spent first
         #[arg(long)]
         bucket: BucketName,
         /// Microcredits
         #[arg(long, value_parser = values::units)]
         units: u64,
-        /// What the grant is for: an invoice, a ticket
+        /// The reason for the grant, such as an invoice or a ticket number
         #[arg(long, value_name = "TEXT", value_parser = values::label)]
         reference: String,
     },

@@ -1,4 +1,4 @@
-//! `cresset doctor`: what is wrong on this machine, and the command that mends it.
+//! `cresset doctor`: finds problems on this machine, and names the commands that mend them.
 
 use super::Globals;
 use super::support::context::{Context, data_dir, load_config};
@@ -15,9 +15,11 @@ use std::fmt::Write;
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 
-/// Free memory under which even the default release is not comfortable, bytes.
+/// Free memory, bytes, below which there is a warning: even the default release may then run short
+/// of it.
 const LOW_MEMORY: u64 = 1 << 30;
-/// Free disk under which the ledger stops admitting work soon, bytes.
+/// Free disk space, bytes, below which there is a warning: four times the space below which the
+/// ledger admits no work by default (`requests.min_free_mib`).
 const LOW_DISK: u64 = 2 << 30;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -28,7 +30,7 @@ enum Severity {
     Wrong,
 }
 
-/// One thing looked at. Whatever is not good comes with what mends it.
+/// The result of one check. A result that is not good comes with a remedy.
 #[derive(Debug, Serialize)]
 struct DoctorFinding {
     check: &'static str,
@@ -190,7 +192,7 @@ fn gpu(context: &Context) -> Option<DoctorFinding> {
     })
 }
 
-/// The last resort of `models pull` and `quickstart` needs pip.
+/// Whether pip is here: `models pull` and `quickstart` need it if they cannot reach the model hub.
 fn fetching(config: &Config) -> DoctorFinding {
     let python = config.hub.python.display().to_string();
     let found =

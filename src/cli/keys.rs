@@ -19,7 +19,7 @@ pub enum KeysCommand {
         /// The account
         #[arg(long, value_name = "ID")]
         account: AccountId,
-        /// What the key is for
+        /// A note that tells the key from others, such as the device it is for
         #[arg(long, value_parser = values::label)]
         label: Option<String>,
         /// Time until the key stops working, such as 30d [default: never]

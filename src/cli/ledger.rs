@@ -1,4 +1,4 @@
-//! `cresset ledger`: proof, copies, and the way back from a copy.
+//! `cresset ledger`: audits, copies and restores the ledger.
 
 use super::support::context::Context;
 use super::support::output::{CommandError, CommandResult};
@@ -44,8 +44,8 @@ async fn audit(context: &Context) -> CommandResult {
     if report["ok"] == true { Ok(()) } else { Err(CommandError::Negative) }
 }
 
-/// By the running node, or else by reading: a ledger too broken to be opened for work is told about
-/// all the same.
+/// The audit report of the running node. When no node runs, the ledger is only read, so that one
+/// which is too damaged to be opened for work is reported all the same.
 pub async fn report(context: &Context) -> CommandResult<Value> {
     node::ledger::require(&context.data_dir)?;
     let read = async || match context.ask_node(&AdminCommand::LedgerAudit).await? {

@@ -60,8 +60,8 @@ struct Globals {
     /// CRESSET_DATA_DIR]
     #[arg(long, global = true, value_name = "DIR")]
     data_dir: Option<PathBuf>,
-    /// Configuration file [default: CRESSET_CONFIG, or cresset.toml in the data folder where there
-    /// is one]
+    /// Configuration file [default: CRESSET_CONFIG, or cresset.toml in the data folder if there is
+    /// one]
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Print one JSON document on stdout
@@ -79,9 +79,9 @@ enum CliCommand {
     Chat(chat::Arguments),
     /// Measure a node under load, or the ledger
     Bench(bench::Arguments),
-    /// Show what the node is doing
+    /// Show the state of the node, its models and its load
     Status(status::Arguments),
-    /// Look for what is wrong on this machine, and say what mends it
+    /// Look for problems on this machine, and say how to mend them
     Doctor,
     /// Make a data folder with an empty ledger
     Init,
@@ -134,7 +134,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Usage errors keep clap's own text and colours; with `--json` stdout has a document all the same.
+/// Prints a usage error in clap's own text and colours. With `--json`, stdout gets a document too.
 fn refuse_usage(error: &clap::Error) -> ExitCode {
     let _ = error.print();
     if error.use_stderr() && std::env::args().any(|argument| argument == "--json") {
@@ -154,7 +154,7 @@ fn run(cli: Cli) -> CommandResult {
     let Cli { globals, command } = cli;
     let runtime = tokio::runtime::Runtime::new()?;
     let result = runtime.block_on(dispatch(globals, command));
-    // A blocking task may still be tokenising or loading after an interrupt; nobody waits for it.
+    // A blocking task may still be tokenising or loading after an interrupt; it is not waited for.
     runtime.shutdown_background();
     result
 }

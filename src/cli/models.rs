@@ -212,7 +212,7 @@ fn removed_text(document: &Value) -> String {
     format!("{} is removed, files and records\n", words(&document["name"]))
 }
 
-/// The whole manifest and the release's records, newest first.
+/// The release's whole manifest and its records, newest first.
 fn show(catalogue: &Catalogue, wanted: &str) -> CommandResult<Value> {
     let manifest = catalogue.find(wanted)?;
     let records: Vec<Value> = catalogue.records(&manifest.name)?.iter().map(record_line).collect();

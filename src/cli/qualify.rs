@@ -93,7 +93,7 @@ pub async fn ensure_qualified(
         .remedy(format!("cresset qualify {release} --report report.html shows the evidence")))
 }
 
-/// HTML, Markdown or JSON, as the file's extension says.
+/// Writes HTML, Markdown or JSON, as the file's extension says.
 fn write_report(record: &Record, file: &Path) -> std::io::Result<()> {
     let content = match file.extension().and_then(|ext| ext.to_str()) {
         Some("html" | "htm") => report::html(record),

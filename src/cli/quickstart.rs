@@ -1,4 +1,4 @@
-//! `cresset quickstart`: from nothing to an answer, and every step that is done already is skipped.
+//! `cresset quickstart`: from nothing to an answer. It skips every step that is done already.
 
 use super::qualify;
 use super::support::api_client::{ApiClient, ChatAnswer};
@@ -23,7 +23,7 @@ pub struct Arguments {
     /// Stop after the answer
     #[arg(long)]
     once: bool,
-    /// What to ask the model
+    /// Question to ask the model
     #[arg(long, value_name = "TEXT", default_value = QUESTION)]
     question: String,
 }
@@ -121,7 +121,8 @@ fn facts(document: &Value) -> String {
     rows.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Both work as pasted: the key comes out of its file, and every call gets a request id of its own.
+/// Examples that work as pasted: the key is read from its file, and every call makes a new request
+/// id.
 fn snippets(context: &Context, api: &ApiClient) -> String {
     let key = local_key::path(&context.data_dir);
     let (base, model, key) = (&api.base, &api.model, key.display());

@@ -25,16 +25,17 @@ use std::sync::Arc;
 use tokio::net::{TcpListener, TcpStream};
 use uuid::Uuid;
 
-/// Sends of one request whose connection broke before an answer began. The same key makes that
-/// safe.
+/// Times that one request is sent when its connection breaks before an answer begins. Sending it
+/// again is safe because it carries the same idempotency key.
 const SENDS: u32 = 3;
 /// Largest body taken from a client, bytes. The node's own limit is lower by default.
 const MAX_BODY: usize = 64 << 20;
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const SESSION: HeaderName = HeaderName::from_static("x-service-session-id");
-/// What tools call a request id of their own.
+/// The header in which tools send a request id of their own.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// What chat programs call their conversation; the first that holds a UUID is taken.
+/// Headers in which chat programs send the id of their conversation. The first one that holds a
+/// UUID is used.
 const FOREIGN_SESSIONS: [&str; 4] =
     ["x-openwebui-chat-id", "x-session-id", "x-correlation-id", "x-session-affinity"];
 
@@ -105,7 +106,7 @@ async fn connection(relay: Arc<Relay>, stream: TcpStream) {
 struct Relay {
     client: Client<HttpConnector, Full<Bytes>>,
     upstream: Uri,
-    /// `Bearer …`, in place of the client's.
+    /// `Bearer …`, sent in place of the client's; `None` passes the client's on.
     credential: Option<HeaderValue>,
     session: Uuid,
 }
@@ -170,7 +171,7 @@ impl Relay {
         Uri::builder().scheme("http").authority(authority).path_and_query(path).build()
     }
 
-    /// What the node requires and the client did not say.
+    /// Adds the headers that the node requires and the client did not send.
     fn complete(&self, headers: &mut HeaderMap) {
         for hop in [CONNECTION, HOST, TRANSFER_ENCODING] {
             headers.remove(hop);
@@ -197,7 +198,7 @@ fn header(id: Uuid) -> HeaderValue {
     HeaderValue::from_str(&id.hyphenated().to_string()).expect("invariant: a UUID is ASCII")
 }
 
-/// An answer of the relay's own, in the node's error form.
+/// The relay's own error answer, in the form of the node's errors.
 fn refuse(status: StatusCode, message: &str) -> Response<RelayBody> {
     let body = json!({ "error": { "code": "relay", "message": message, "type": "server_error" } });
     let mut response = Response::new(Either::Right(Full::new(body.to_string().into())));

@@ -1,4 +1,4 @@
-//! `cresset requests`: what clients asked for, and what became of it.
+//! `cresset requests`: the requests of clients and their outcomes.
 
 use super::support::context::Context;
 use super::support::output::CommandResult;
@@ -49,7 +49,7 @@ pub enum RequestsCommand {
     },
 }
 
-/// For ids that more than one account or application used.
+/// Narrows an id down that more than one account or application used.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct ScopeArguments {
     /// The account the request belongs to, where several used the id

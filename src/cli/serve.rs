@@ -1,4 +1,4 @@
-//! `cresset serve`: the node, until a signal ends it.
+//! `cresset serve`: runs the node until a signal ends it.
 
 use super::support::context::Context;
 use super::support::output::{CommandResult, note};
@@ -18,7 +18,7 @@ Models are loaded when a request names them, and the least recently used one mak
 SIGTERM or Ctrl-C drains: nothing new is taken, running requests finish. A second one ends at once.")]
 pub struct Arguments {
     /// Load this model, by name or id, at the start and keep it loaded; may be given more than once
-    /// [default: at the start as many of the qualified models as fit, and none for good]
+    /// [default: at the start as many of the qualified models as fit; none of them is kept loaded]
     #[arg(long, value_name = "NAME")]
     model: Vec<String>,
     /// Address of the public /v1 surface; port 0 picks a free one
@@ -30,7 +30,7 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// What the flags set in the configuration.
+    /// The configuration keys that the flags set, with their values.
     pub fn overrides(&self) -> Vec<Override> {
         let flag = |key: &str, address: Option<SocketAddr>| {
             address.map(|at| (key.to_owned(), at.to_string()))

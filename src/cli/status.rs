@@ -1,4 +1,4 @@
-//! `cresset status`: what the node is doing, once, again and again, or as a health check.
+//! `cresset status`: shows the state of the node once, every second, or as a health check.
 
 use super::support::context::Context;
 use super::support::output::{CommandError, CommandResult, Style, print, style};
@@ -45,7 +45,7 @@ pub async fn run(context: &Context, arguments: &Arguments) -> CommandResult {
     if arguments.ready && document["ready"] != true { Err(CommandError::Negative) } else { Ok(()) }
 }
 
-/// A folder without a node has a status too, and so does a machine without a folder.
+/// The status of the node; one that says so when no node runs or there is no data folder.
 async fn ask(context: &Context) -> CommandResult<Value> {
     Ok(context.ask_node(&AdminCommand::Status).await?.unwrap_or_else(status::stopped))
 }
@@ -93,7 +93,7 @@ fn screen(document: &Value) -> String {
     out + "\n" + &text::table(&models, MODEL_COLUMNS) + &troubles(document)
 }
 
-/// Why models are left alone, and the latest errors.
+/// The reasons why models are not loaded again yet, and the latest errors.
 fn troubles(document: &Value) -> String {
     let rows = |name: &str| document[name].as_array().map_or(&[][..], Vec::as_slice).iter();
     let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();

@@ -13,11 +13,12 @@ mod crash;
 mod crash_points;
 mod edge;
 mod families;
-mod fleet;
+
 mod hostile;
 mod idempotency;
 mod isolation;
 mod lifecycle;
+mod model_pool;
 mod openapi;
 mod operator;
 mod prices;

@@ -20,19 +20,19 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-/// Words by which two prompts differ to tell how many tokens a word has.
+/// Words by which two prompts differ, to measure how many tokens a word has.
 const PROBE_WORDS: usize = 32;
-/// Requests at a concurrency when none are asked for: so many for each client, and never fewer than
-/// the second.
-const REQUESTS_EACH: usize = 2;
-const FEWEST_REQUESTS: usize = 8;
+/// Requests for each client at a concurrency, when `--requests` is not given.
+const REQUESTS_PER_CLIENT: usize = 2;
+/// Requests at a concurrency when that would be fewer: percentiles of less than 8 say nothing.
+const MIN_REQUESTS: usize = 8;
 /// Short words that most tokenizers have as one token each.
 const WORDS: [&str; 16] = [
     "time", "water", "house", "light", "world", "hand", "night", "road", "tree", "book", "city",
     "food", "music", "day", "table", "stone",
 ];
 
-/// What every request of a run has in common.
+/// The parameters that every request of a run has in common.
 struct RequestShape {
     target: Arc<Target>,
     /// Words of the prompt.
@@ -47,7 +47,7 @@ pub async fn run(target: Arc<Target>, arguments: &Arguments) -> CommandResult<Va
     for &clients in &arguments.concurrency {
         let requests = arguments
             .requests
-            .map_or((clients * REQUESTS_EACH).max(FEWEST_REQUESTS), |n| n as usize);
+            .map_or((clients * REQUESTS_PER_CLIENT).max(MIN_REQUESTS), |n| n as usize);
         levels.push(level(&shape, clients, requests, longest).await);
     }
     let Target { base, model, .. } = &*shape.target;
@@ -55,8 +55,8 @@ pub async fn run(target: Arc<Target>, arguments: &Arguments) -> CommandResult<Va
                "output_tokens": arguments.output_tokens, "levels": levels }))
 }
 
-/// Finds how many words make the wanted prompt, from a short one and a longer one: the tokenizer is
-/// the server's.
+/// Finds how many words make a prompt of the wanted length, from the token counts of a short and a
+/// longer prompt: only the server has the tokenizer.
 async fn calibrate(target: Arc<Target>, arguments: &Arguments) -> CommandResult<Arc<RequestShape>> {
     let wanted = f64::from(arguments.input_tokens);
     let mut shape = RequestShape { target, words: 1, output_tokens: 1 };
@@ -91,7 +91,7 @@ async fn level(
     total.report(clients, began.elapsed())
 }
 
-/// One client: a request after the other until none is left or the time is over.
+/// One client: sends one request after the other until none is left or the time is over.
 async fn client(
     shape: Arc<RequestShape>,
     left: Arc<AtomicUsize>,
@@ -111,7 +111,7 @@ async fn client(
 }
 
 impl RequestShape {
-    /// Tokens of a prompt of this shape, by asking.
+    /// Tokens of a prompt of this shape, as the server counts them.
     async fn prompt_tokens(&self) -> CommandResult<f64> {
         let (mut connection, mut tally) = (None, CompletionTally::default());
         self.ask(&mut connection, &mut tally).await;
@@ -124,10 +124,9 @@ impl RequestShape {
         }
     }
 
-    /// Sends one request, over the kept connection where there is one, and takes down what comes of
-    /// it.
+    /// Sends one request, over the kept connection if there is one, and counts its outcome.
     async fn ask(&self, connection: &mut Option<LoadConnection>, tally: &mut CompletionTally) {
-        // Put back only when it can be used again.
+        // The connection is put back only when it can be used again.
         let kept = connection.take();
         match self.try_ask(kept, tally).await {
             Ok(usable) => *connection = Some(usable),
@@ -173,8 +172,7 @@ impl RequestShape {
     }
 }
 
-/// Random words, so that no prompt begins as another one did and none is answered out of a prefix
-/// cache.
+/// Random words, so that no two prompts begin alike and no answer comes from a prefix cache.
 fn words(count: usize) -> String {
     let mut text = String::new();
     while text.split(' ').count() <= count {
@@ -186,7 +184,7 @@ fn words(count: usize) -> String {
     text.split(' ').take(count).collect::<Vec<_>>().join(" ")
 }
 
-/// A table, and what went wrong below it.
+/// A table with the failures below it.
 pub fn show_levels(document: &Value) -> String {
     let levels = document["levels"].as_array().map_or(&[][..], Vec::as_slice);
     let head = [

@@ -1,11 +1,11 @@
-//! A kept-alive HTTP/1.1 connection that costs little per answer, so that the generator of a load
-//! is not what is measured.
+//! A kept-alive HTTP/1.1 connection that costs little per answer, so that the node is measured and
+//! not the client.
 
 use std::io;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
-/// Largest answer read whole, bytes.
+/// Largest answer that is read into memory, bytes.
 const MAX_ANSWER: usize = 16 << 20;
 
 pub struct LoadConnection {
@@ -14,7 +14,7 @@ pub struct LoadConnection {
     body: RemainingBody,
 }
 
-/// What is left of the answer being read.
+/// The part of an answer's body that is still to be read.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum RemainingBody {
     Done,
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
     use tokio::net::TcpListener;
 
-    /// What a client reads when a server answers with `bytes` and closes.
+    /// Status and body that a client reads when a server sends `bytes` and closes the connection.
     async fn read(bytes: &'static str) -> io::Result<(u16, String)> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let mut connection = LoadConnection::open(&listener.local_addr()?.to_string()).await?;

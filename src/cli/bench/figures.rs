@@ -16,7 +16,7 @@ impl Times {
         self.0.extend(other.0);
     }
 
-    /// Milliseconds; nulls where nothing was measured.
+    /// Milliseconds; `null` when nothing was measured.
     pub fn percentiles(mut self) -> Value {
         self.0.sort_unstable();
         let at = |share| nearest_rank(&self.0, share).map(|micros| f64::from(micros) / 1_000.0);
@@ -35,7 +35,7 @@ pub fn show_percentiles(percentiles: &Value) -> String {
     ["p50", "p90", "p99"].map(|name| show(&percentiles[name])).join(" / ")
 }
 
-/// A number with three digits that matter.
+/// A number with three significant digits.
 pub fn show(number: &Value) -> String {
     match number.as_f64() {
         None => "-".into(),

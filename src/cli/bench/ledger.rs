@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-/// Seconds that each number of clients is measured for, when nothing else is asked for.
+/// Seconds that each number of clients is measured for by default.
 const SECONDS: u64 = 3;
 /// Syncs measured alone, each after a write of one page.
 const PROBES: usize = 50;
@@ -53,7 +53,7 @@ pub async fn run(default_folder: &Path, arguments: &Arguments) -> CommandResult<
                "simulated_fsync_ms": arguments.simulate_fsync_ms, "levels": levels, "audit_ok": audit.ok }))
 }
 
-/// A folder that goes away with the measurement.
+/// A folder that is removed after the measurement.
 struct ScratchFolder(PathBuf);
 
 impl ScratchFolder {
@@ -152,7 +152,8 @@ struct Client {
 }
 
 impl Client {
-    /// Admits and settles one request after the other: their number, and how long each pair took.
+    /// Admits and settles one request after the other. Returns their number and the time of each
+    /// admission with its settlement.
     async fn run(self) -> StoreResult<(u64, Times)> {
         let (mut pairs, mut times) = (0, Times::default());
         while Instant::now() < self.until {

@@ -1,4 +1,4 @@
-//! `cresset bench`: what a node does under load, and what its ledger costs.
+//! `cresset bench`: measures a node under load, or its ledger.
 
 mod completions;
 mod connection;
@@ -85,7 +85,7 @@ pub struct Arguments {
         value_parser = clients_parser(),
     )]
     clients: Vec<usize>,
-    /// Let every fsync of the ledger take at least so long, milliseconds
+    /// Shortest time that every fsync of the ledger takes, milliseconds
     #[arg(long, value_name = "MS", default_value_t = 0, requires = "ledger")]
     simulate_fsync_ms: u64,
     /// Where to make the fresh ledger [default: the data folder, so that it is on the same disk]
@@ -121,7 +121,7 @@ pub async fn run(mut context: Context, arguments: Arguments) -> CommandResult {
     show(&context, &measured?)
 }
 
-/// For a node of our own: the node is measured, not the plan.
+/// Lifts the plans' limits for a node of our own: the node is measured, not the plan.
 fn lift_limits(context: &mut Context) {
     for plan in context.config.plans.values_mut() {
         (plan.requests_per_minute, plan.burst, plan.max_concurrent) = (1 << 24, 1 << 24, 1 << 20);
@@ -146,7 +146,7 @@ fn show(context: &Context, document: &Value) -> CommandResult {
     verdict(levels.iter().all(|level| level["answered"] != 0))
 }
 
-/// Something was measured, or the exit code says that it was not.
+/// Fails when nothing was measured.
 fn verdict(good: bool) -> CommandResult {
     if good { Ok(()) } else { Err(CommandError::Negative) }
 }

@@ -1,4 +1,4 @@
-//! Reads under load: as many as the node answers, and how long they take at half that rate.
+//! Reads under load: the most that the node answers, and the time of each at half that rate.
 
 #![expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
 
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
-/// Seconds that one figure is measured for, when nothing else is asked for.
+/// Seconds that one figure is measured for by default.
 const SECONDS: u64 = 2;
 
 pub async fn run(
@@ -92,8 +92,8 @@ async fn load(
     Ok(total)
 }
 
-/// `schedule`: when to send first, and the time from one to the next. A request that had to wait
-/// for the answer before it counts from when it was due.
+/// `schedule` is the time of the first request and the time from one to the next. The time of a
+/// request that had to wait for the answer before it counts from when it was due.
 async fn client(
     mut connection: LoadConnection,
     request: Arc<[u8]>,

@@ -1,4 +1,4 @@
-//! What came of requests: streams as they are read, and everything counted.
+//! Outcomes of requests: reads streams as they arrive, and counts.
 
 #![expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// What came of some requests.
+/// Counts and times of some requests.
 #[derive(Default)]
 pub struct CompletionTally {
     first: Times,
@@ -15,7 +15,7 @@ pub struct CompletionTally {
     whole: Times,
     answered: u64,
     pub usage: TokenUsage,
-    /// By status and code, or by what broke.
+    /// Failed requests by their status and code, or by the connection's error.
     pub errors: BTreeMap<String, u64>,
 }
 
@@ -61,19 +61,19 @@ impl CompletionTally {
     }
 }
 
-/// A stream being read.
+/// One answer while it is read.
 pub struct AnswerStream {
     sent: Instant,
-    /// When the last text came.
+    /// Time at which the last text arrived.
     last: Option<Instant>,
     usage: Option<TokenUsage>,
     refused: Option<String>,
-    /// What has arrived and is no whole line yet.
+    /// Bytes that have arrived and are not a whole line yet.
     pub pending: Vec<u8>,
 }
 
 impl AnswerStream {
-    /// To a request that is about to be sent.
+    /// Begins the answer to a request that is about to be sent.
     pub fn begin() -> Self {
         Self { sent: Instant::now(), last: None, usage: None, refused: None, pending: Vec::new() }
     }
@@ -83,7 +83,7 @@ impl AnswerStream {
         self.refused = Some(format!("{status} {}", code(body)));
     }
 
-    /// Reads the lines that are complete. Text that arrives together counts as one token's.
+    /// Reads the lines that are complete. Text that arrives together counts as one token.
     pub fn read(&mut self, tally: &mut CompletionTally) {
         let Some(end) = self.pending.iter().rposition(|byte| *byte == b'\n') else { return };
         let now = Instant::now();

@@ -1,4 +1,4 @@
-//! What is put under load: a node's address, a key and a model, and the bytes of requests to it.
+//! The node under load: its address, a key and a model, and the bytes of requests to it.
 
 use crate::cli::support::api_client::ApiClient;
 use crate::cli::support::http::{HttpCall, accepted, authority};
@@ -29,7 +29,7 @@ impl Target {
         format!("GET {path} HTTP/1.1\r\n{}\r\n", self.headers).into_bytes()
     }
 
-    /// A JSON body under a request id of its own.
+    /// The bytes of a request with a JSON body and a new request id.
     pub fn post(&self, path: &str, body: &str) -> Vec<u8> {
         let (id, length) = (Uuid::new_v4(), body.len());
         let own = format!(
@@ -39,7 +39,7 @@ impl Target {
     }
 }
 
-/// The node at `base`; without a model, the first that the key may use.
+/// A client of the node at `base`. `None` as the model stands for the first that the key may use.
 pub async fn client(base: &str, key: &str, model: Option<&str>) -> CommandResult<ApiClient> {
     let base = base.trim_end_matches('/').trim_end_matches("/v1");
     let model = match model {

@@ -29,7 +29,7 @@ pub struct ChatAnswer {
 }
 
 impl ApiClient {
-    /// Asks, and hands over each piece of text as it comes.
+    /// Asks, and calls `on_text` with each piece of text as it arrives.
     pub async fn ask(
         &self,
         messages: &[Value],

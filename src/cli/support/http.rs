@@ -12,7 +12,7 @@ use std::path::Path;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
-/// Largest answer read whole, bytes.
+/// Largest answer that is read into memory, bytes. Statements and lists of a large ledger fit.
 const MAX_ANSWER: usize = 256 << 20;
 
 /// One request on a connection of its own.
@@ -118,7 +118,7 @@ pub async fn accepted(response: Response<Incoming>) -> CommandResult<Value> {
     if status.is_success() { Ok(value) } else { Err(refusal(status, &value)) }
 }
 
-/// The public surface's error body in words.
+/// The error that a body of the public surface describes.
 pub fn refusal(status: StatusCode, body: &Value) -> CommandError {
     let error = &body["error"];
     let text = |name: &str| error[name].as_str().unwrap_or_default().to_owned();

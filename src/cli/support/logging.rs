@@ -1,11 +1,11 @@
-//! Logs to stderr, as text or JSON lines. Never a prompt, a key or a body.
+//! Logs to stderr, as text or JSON lines. A log never holds a prompt, a key or a body.
 
 use super::output::{CommandError, CommandResult};
 use crate::config::{LogFormat, LogSettings};
 use std::any::Any;
 use tracing_subscriber::EnvFilter;
 
-/// Which lines are written.
+/// The filter that decides which lines are written.
 pub fn filter(log: &LogSettings) -> CommandResult<EnvFilter> {
     EnvFilter::try_new(&log.level).map_err(|error| {
         CommandError::new(format!("log.level = {:?}: {error}", log.level)).remedy("try `info`")
@@ -27,7 +27,7 @@ pub fn start(log: &LogSettings) -> CommandResult {
     Ok(())
 }
 
-/// A panic's text where it is a constant: one made for the occasion may quote what a client sent.
+/// The text of a panic if it is a constant. A text that was formatted may quote what a client sent.
 fn constant(payload: &(dyn Any + Send)) -> Option<&'static str> {
     payload.downcast_ref().copied()
 }

@@ -59,7 +59,7 @@ impl NodeClient {
     }
 }
 
-/// The id of the model meant.
+/// The id of the model that `model` names, or of the first one.
 fn pick(status: &Value, model: Option<&str>) -> CommandResult<String> {
     let models = status["models"].as_array().map_or(&[][..], Vec::as_slice);
     let meant = |row: &&Value| model.is_none_or(|name| row["name"] == name || row["id"] == name);

@@ -1,12 +1,11 @@
-//! What leaves the process: one document on stdout, for people or as JSON; everything else on
-//! stderr.
+//! Output of the process: one document on stdout, for people or as JSON; everything else on stderr.
 
 use serde_json::{Value, json};
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
-/// A command that did not do what it was asked: what happened, why, and what to do about it.
+/// The reason why a command did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
     #[error("{what}")]
@@ -44,7 +43,7 @@ impl From<io::Error> for CommandError {
     }
 }
 
-/// How results are written.
+/// The form in which results are written: JSON, or text for people.
 #[derive(Clone, Copy, Debug)]
 pub struct Output {
     pub json: bool,
@@ -93,13 +92,13 @@ pub fn print(text: &str) -> CommandResult {
     Ok(())
 }
 
-/// Text that a model made, without what a terminal would take for commands.
+/// Prints text that a model generated, without control characters that a terminal would obey.
 pub fn print_generated(text: &str) -> CommandResult {
     let harmless = |character: &char| !character.is_control() || matches!(character, '\n' | '\t');
     print(&text.chars().filter(harmless).collect::<String>())
 }
 
-/// A line for the person watching. Nobody watching is no failure.
+/// A line on stderr for the person who watches the command. A closed stderr is no failure.
 pub fn note(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
@@ -126,7 +125,8 @@ pub fn style(style: Style, text: &str) -> String {
     format!("\u{1b}[{code}m{text}\u{1b}[0m")
 }
 
-/// Whether escapes are welcome: two terminals, and nobody asked for none.
+/// Whether colours are written: both outputs are terminals, and the environment does not forbid
+/// colours.
 pub fn colours() -> bool {
     crate::config::colours_allowed() && io::stdout().is_terminal() && io::stderr().is_terminal()
 }

@@ -1,4 +1,4 @@
-//! TaskProgress on stderr: a bar on a terminal, a line every tenth elsewhere.
+//! Progress of long work on stderr: a bar on a terminal, elsewhere a line for every tenth.
 
 use super::output::note;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -8,10 +8,10 @@ use std::time::Duration;
 const BYTES: &str = "{msg} [{bar:30}] {percent:>3}% {bytes}/{total_bytes} {bytes_per_sec} {eta}";
 const STEPS: &str = "{spinner} {msg} {wide_msg}";
 
-/// One measured piece of work.
+/// The progress of one piece of work.
 pub struct TaskProgress {
     what: String,
-    /// Absent where stderr is no terminal.
+    /// `None` when stderr is not a terminal.
     bar: Option<ProgressBar>,
     tenths: u64,
 }
@@ -51,7 +51,7 @@ impl TaskProgress {
         }
     }
 
-    /// Takes the bar away.
+    /// Removes the bar from the terminal.
     pub fn clear(self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();

@@ -5,7 +5,7 @@ use std::future::Future;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-/// Exit code of a process that was told twice to stop.
+/// Exit code of a process that got a second signal.
 const ENDED_BY_FORCE: i32 = 1;
 
 /// A token that is cancelled by the first signal. The second ends the process.

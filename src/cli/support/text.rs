@@ -38,7 +38,7 @@ fn heading(path: &str) -> String {
     })
 }
 
-/// A freshly issued credential: the only time its secret is seen.
+/// A freshly issued credential. Its secret is shown this one time only.
 pub fn secret(document: &Value) -> String {
     format!("{}The secret is shown this once. Keep it now.\n", fields(document))
 }
@@ -59,7 +59,7 @@ pub fn align(rows: &[Vec<String>]) -> String {
     })
 }
 
-/// A value as one cell: absent is a dash, times are UTC.
+/// A value as one cell: `null` is a dash, times are UTC.
 fn cell(name: &str, value: &Value) -> String {
     let is_time = name == "at" || name.ends_with("_at");
     match value {
@@ -70,7 +70,8 @@ fn cell(name: &str, value: &Value) -> String {
     }
 }
 
-/// Without what would move a terminal's cursor: some texts come out of model files.
+/// Replaces control characters, which could move a terminal's cursor: some texts come from model
+/// files.
 pub fn plain(text: &str) -> String {
     text.replace(char::is_control, "\u{fffd}")
 }

@@ -1,4 +1,4 @@
-//! Values people type: amounts, durations, names.
+//! Parsers for values that people type: amounts, durations, names.
 
 use crate::clock::{Clock, SystemClock, UnixMillis};
 use std::path::{Path, PathBuf};
@@ -7,7 +7,8 @@ use std::time::Duration;
 /// Longest name, label or reference, characters.
 const MAX_LABEL: usize = 128;
 
-/// What is shown to people later on: something to see, and nothing that moves a terminal's cursor.
+/// A name that is shown to people later on: it has visible characters, and no control characters,
+/// which could move a terminal's cursor.
 pub fn label(text: &str) -> Result<String, String> {
     let fits = text.chars().count() <= MAX_LABEL
         && !text.contains(char::is_control)
@@ -17,7 +18,7 @@ pub fn label(text: &str) -> Result<String, String> {
     fits.then(|| text.to_owned()).ok_or_else(expected)
 }
 
-/// A report to write: found out before the work it tells of, not after.
+/// Checks the report path before the (long) run, so that a bad path does not cost the run.
 pub fn report(text: &str) -> Result<PathBuf, String> {
     let file = PathBuf::from(text);
     let known = file
@@ -30,7 +31,7 @@ pub fn report(text: &str) -> Result<PathBuf, String> {
     Err("expected a file in a folder that exists, ending in .html, .md or .json".to_owned())
 }
 
-/// Microcredits: digits, with `_` between them where that helps reading.
+/// Microcredits: digits, with `_` anywhere between them to ease reading.
 pub fn units(text: &str) -> Result<u64, String> {
     text.replace('_', "")
         .parse()
@@ -56,7 +57,7 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// The moment that lies `time` ahead.
+/// The time after now by `time`.
 pub fn from_now(time: Duration) -> UnixMillis {
     let ahead = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     UnixMillis(SystemClock.now().0.saturating_add(ahead))
