@@ -7,26 +7,12 @@
 //! of the storage the reopened files are checked page by page and what is new is audited. A backup
 //! is audited before it gets its name, and again before a restore replaces anything.
 
-mod audit_source;
 mod auditor;
-mod backup;
-mod bodies;
-mod codec;
-mod disk;
-mod files;
+mod embedded;
 mod limits;
-mod metered;
 mod queue;
-mod retention;
-mod rows;
-mod schema;
 mod shared;
-mod snapshot;
-mod state;
 mod stats;
-mod tables;
-#[cfg(test)]
-mod tests;
 mod writer;
 
 use crate::clock::{Clock, UnixMillis};
@@ -37,15 +23,16 @@ pub use crate::ledger::audit::AuditReport;
 use crate::ledger::state::StateError;
 use crate::ledger::{Command, Outcome, Refusal, RequestKey};
 use auditor::Auditor;
-use disk::{Disk, LockedFolder};
-use files::Files;
+use embedded::disk::{Disk, LockedFolder};
+use embedded::files::Files;
+use embedded::metered::MeteredFolder;
+pub use embedded::metered::SyncMeter;
+use embedded::rows::StoredBody;
+pub use embedded::snapshot::Snapshot;
+use embedded::{backup, bodies};
 pub use limits::Limits;
-use metered::MeteredFolder;
-pub use metered::SyncMeter;
 use queue::{Queue, WriteAction, WriteJob};
-use rows::StoredBody;
 use shared::StoreShared;
-pub use snapshot::Snapshot;
 pub use stats::StoreStats;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::Path;

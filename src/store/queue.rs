@@ -1,7 +1,7 @@
 //! What waits for the writer, in two lanes: ends of attempts before everything that could begin
 //! one.
 
-use super::rows::StoredBody;
+use super::embedded::rows::StoredBody;
 use super::{StoreError, StoreResult};
 use crate::ids::AttemptId;
 use crate::ledger::{Command, Outcome, RequestKey};

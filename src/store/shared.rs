@@ -1,10 +1,10 @@
 //! What the handles and the writer have in common: the open files, the queue and whether the ledger
 //! can be trusted.
 
-use super::disk::Disk;
-use super::files::Files;
+use super::embedded::disk::Disk;
+use super::embedded::files::Files;
+use super::embedded::snapshot::Snapshot;
 use super::queue::Queue;
-use super::snapshot::Snapshot;
 use super::{AuditReport, StoreError, StoreResult, stats};
 use crate::clock::Clock;
 use crate::failpoint::failpoint;

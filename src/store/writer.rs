@@ -8,13 +8,14 @@
 
 #![expect(clippy::disallowed_methods, reason = "the writer waits for its next turn by a clock")]
 
-use super::files::Files;
+use super::embedded::bodies;
+use super::embedded::files::Files;
+use super::embedded::retention;
+use super::embedded::state::WriteState;
+use super::embedded::tables;
 use super::limits::Limits;
 use super::queue::{Taken, WriteAction, WriteJob};
-use super::retention;
-use super::state::WriteState;
-use super::tables;
-use super::{StoreError, StoreResult, StoreShared, bodies};
+use super::{StoreError, StoreResult, StoreShared};
 use crate::clock::UnixMillis;
 use crate::failpoint::failpoint;
 use crate::ids::AttemptId;

@@ -1,16 +1,17 @@
 //! Disks that lose power in the middle of commands, answers and sweeps: nothing acknowledged is
 //! lost, every reservation ends once.
 
-use super::super::limits::Limits;
-use super::super::queue::{WriteAction, WriteJob};
+use super::super::bodies;
 use super::super::rows::StoredBody;
-use super::super::shared::StoreShared;
-use super::super::writer::Writer;
-use super::super::{AuditPolicy, StoreResult, bodies, prepare};
 use super::media::{Random, SimulatedDisk};
 use super::*;
 use crate::ledger::AttemptState;
 use crate::ledger::audit;
+use crate::store::limits::Limits;
+use crate::store::queue::{WriteAction, WriteJob};
+use crate::store::shared::StoreShared;
+use crate::store::writer::Writer;
+use crate::store::{AuditPolicy, StoreResult, prepare};
 use bytes::Bytes;
 use std::collections::HashMap;
 use tokio::sync::oneshot;

@@ -1,6 +1,5 @@
 //! Reads: one consistent view of the ledger, never in the way of the writer.
 
-use super::StoreResult;
 use super::tables::{self, Definition, ReadOnly};
 use crate::ids::{AccountId, ApplicationId, CredentialId, RequestId};
 use crate::ledger::audit::AuditSource;
@@ -8,14 +7,15 @@ use crate::ledger::state::{Crashes, Reservation, StateResult};
 use crate::ledger::{
     Account, Application, Balances, Credential, JournalEntry, RequestKey, RequestRecord,
 };
+use crate::store::StoreResult;
 use redb::ReadTransaction;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
 /// A read transaction.
 pub struct Snapshot {
-    pub(super) ledger: ReadTransaction,
-    pub(super) bodies: ReadTransaction,
+    pub(in crate::store) ledger: ReadTransaction,
+    pub(in crate::store) bodies: ReadTransaction,
 }
 
 impl Snapshot {
@@ -124,11 +124,11 @@ impl Snapshot {
         Ok(found.filter_map(Result::transpose).collect::<StateResult<_>>()?)
     }
 
-    pub(super) fn table(&self, table: Definition) -> StateResult<ReadOnly> {
+    pub(in crate::store) fn table(&self, table: Definition) -> StateResult<ReadOnly> {
         tables::open(&self.ledger, table)
     }
 
-    pub(super) fn archive(&self) -> StateResult<ReadOnly> {
+    pub(in crate::store) fn archive(&self) -> StateResult<ReadOnly> {
         tables::open(&self.bodies, tables::ARCHIVE)
     }
 

@@ -2,9 +2,9 @@
 
 use super::super::disk;
 use super::super::files;
-use super::super::limits::Limits;
 use super::*;
 use crate::ledger::AttemptState;
+use crate::store::limits::Limits;
 use std::fs;
 use std::path::Path;
 

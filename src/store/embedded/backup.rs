@@ -8,11 +8,11 @@ use super::rows::{CleanMarker, FileIdentity};
 use super::schema::{self, SCHEMA};
 use super::snapshot::Snapshot;
 use super::tables::{self, Definition};
-use super::{StoreError, StoreResult};
 use crate::failpoint::failpoint;
 use crate::ids::BootId;
 use crate::ledger::audit;
 use crate::ledger::state::{StateError, StateResult};
+use crate::store::{StoreError, StoreResult};
 use redb::{Database, ReadTransaction, ReadableDatabase, ReadableTable, WriteTransaction};
 use std::fs;
 use std::path::Path;
@@ -22,7 +22,7 @@ use std::path::Path;
 const ARCHIVE_TABLES: [Definition; 2] = [tables::ARCHIVE, tables::ARCHIVE_DUE];
 
 /// Copies `snapshot` to `to`, which must not exist.
-pub(super) fn write(snapshot: &Snapshot, to: &Path) -> StoreResult {
+pub(in crate::store) fn write(snapshot: &Snapshot, to: &Path) -> StoreResult {
     if to.exists() {
         return Err(StoreError::Unusable(format!(
             "{} exists: a backup never replaces another file, name a new one",
@@ -45,7 +45,7 @@ pub(super) fn write(snapshot: &Snapshot, to: &Path) -> StoreResult {
 
 /// Replaces the folder's files with those made from the backup `from`. The replaced ones are kept
 /// beside them.
-pub(super) fn restore(dir: &Path, from: &Path) -> StoreResult {
+pub(in crate::store) fn restore(dir: &Path, from: &Path) -> StoreResult {
     let folder = LockedFolder::lock(dir)?;
     for file in File::ALL {
         remove_leftover(&folder.unfinished(file))?;
@@ -151,7 +151,7 @@ fn remove_leftover(path: &Path) -> StoreResult {
 }
 
 /// Creates an empty ledger; refuses where there is anything of one.
-pub(super) fn init(dir: &Path) -> StoreResult {
+pub(in crate::store) fn init(dir: &Path) -> StoreResult {
     let folder = LockedFolder::lock(dir)?;
     if let Some(file) = File::ALL.into_iter().find(|&file| folder.path(file).exists()) {
         return Err(StoreError::Unusable(format!(

@@ -4,8 +4,8 @@
 use super::super::disk::{Disk, File};
 use super::super::rows::FileIdentity;
 use super::super::tables::{BODIES_TABLES, LEDGER_TABLES};
-use super::super::{StoreError, StoreResult};
 use super::super::{files, schema};
+use crate::store::{StoreError, StoreResult};
 use redb::{Builder, Database, StorageBackend};
 use std::collections::HashMap;
 use std::io;

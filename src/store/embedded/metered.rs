@@ -3,8 +3,8 @@
 
 #![expect(clippy::disallowed_methods, reason = "it measures how long fsync takes")]
 
-use super::StoreResult;
 use super::disk::{self, Disk, File, LockedFolder};
+use crate::store::StoreResult;
 use redb::backends::FileBackend;
 use redb::{Database, StorageBackend};
 use std::fs::OpenOptions;
@@ -45,7 +45,7 @@ impl SyncMeter {
     }
 }
 
-pub(super) struct MeteredFolder {
+pub(in crate::store) struct MeteredFolder {
     pub folder: LockedFolder,
     pub meter: Arc<SyncMeter>,
 }

@@ -2,15 +2,16 @@
 
 use super::disk::{Disk, File};
 use super::rows::{CleanMarker, FileIdentity, JournalPosition};
+use super::schema;
 use super::snapshot::Snapshot;
 use super::tables::{self, Definition};
-use super::{StoreError, StoreResult, schema};
 use crate::clock::UnixMillis;
 use crate::ids::BootId;
 use crate::ledger::state::StateResult;
+use crate::store::{StoreError, StoreResult};
 use redb::{Database, ReadableDatabase, WriteTransaction};
 
-pub(super) struct Files {
+pub(in crate::store) struct Files {
     pub ledger: Database,
     pub bodies: Database,
 }
@@ -63,7 +64,7 @@ impl Files {
 }
 
 /// Gives an empty database its tables and identity.
-pub(super) fn initialise(
+pub(in crate::store) fn initialise(
     database: &Database,
     tables: &[Definition],
     identity: FileIdentity,
@@ -74,13 +75,16 @@ pub(super) fn initialise(
     })
 }
 
-pub(super) fn set_identity(txn: &WriteTransaction, identity: FileIdentity) -> StateResult {
+pub(in crate::store) fn set_identity(
+    txn: &WriteTransaction,
+    identity: FileIdentity,
+) -> StateResult {
     let mut meta = txn.open_table(tables::META)?;
     tables::put(&mut meta, tables::IDENTITY, &identity)
 }
 
 /// One durable transaction, abandoned when `change` fails.
-pub(super) fn write(
+pub(in crate::store) fn write(
     database: &Database,
     change: impl FnOnce(&WriteTransaction) -> StateResult,
 ) -> StateResult {

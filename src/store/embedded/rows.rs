@@ -17,7 +17,7 @@ use bytes::Bytes;
 
 /// What the files are: the same in both, so that two that do not belong together are noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct FileIdentity {
+pub(in crate::store) struct FileIdentity {
     pub schema: u32,
     /// Risen by one with every restore.
     pub epoch: u64,
@@ -25,7 +25,7 @@ pub(super) struct FileIdentity {
 
 /// The last process that used the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct CleanMarker {
+pub(in crate::store) struct CleanMarker {
     pub boot: BootId,
     /// Set as the last write of an orderly stop.
     pub clean: bool,
@@ -33,14 +33,14 @@ pub(super) struct CleanMarker {
 
 /// Where the journal and time stand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct JournalPosition {
+pub(in crate::store) struct JournalPosition {
     pub head: JournalHead,
     /// No command was ever given a later time.
     pub clock: UnixMillis,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct StoredBody {
+pub(in crate::store) struct StoredBody {
     pub expires_at: UnixMillis,
     pub content: Bytes,
 }

@@ -15,7 +15,6 @@ mod schema;
 mod time;
 
 use super::disk::File;
-use super::{Store, StoreError};
 use crate::clock::{Clock, UnixMillis};
 use crate::ids::{
     AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId,
@@ -25,6 +24,7 @@ use crate::ledger::{
     Admit, Bucket, Command, Credential, CredentialKind, FailureCode, FinishReason, Microcredits,
     Outcome, Prices, Refusal, RequestKey, Usage,
 };
+use crate::store::{Store, StoreError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tempfile::TempDir;

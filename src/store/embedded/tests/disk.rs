@@ -1,11 +1,11 @@
 //! Disks that fail, fill up, are slow or were tampered with.
 
-use super::super::limits::Limits;
-use super::super::queue::{MAX_WAITING, WriteAction, WriteJob};
 use super::faults::{Bench, opened};
 use super::media::{Operation, Random, SimulatedDisk, Trap};
 use super::*;
 use crate::ledger::AttemptState;
+use crate::store::limits::Limits;
+use crate::store::queue::{MAX_WAITING, WriteAction, WriteJob};
 use std::fs;
 use std::io::ErrorKind;
 use tokio::sync::oneshot;

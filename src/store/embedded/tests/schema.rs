@@ -20,7 +20,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("src/store/tests/golden").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src/store/embedded/tests/golden").join(name)
 }
 
 fn units(units: u64) -> Microcredits {

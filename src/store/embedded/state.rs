@@ -11,7 +11,7 @@ use crate::ledger::{
 use redb::WriteTransaction;
 use std::collections::BTreeMap;
 
-pub(super) struct WriteState<'t> {
+pub(in crate::store) struct WriteState<'t> {
     meta: Writable<'t>,
     accounts: Writable<'t>,
     balances: Writable<'t>,

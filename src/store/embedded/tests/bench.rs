@@ -1,9 +1,9 @@
 //! What the writer and the audit cost by themselves. Prints, asserts nothing about time:
-//! `cargo test --release --lib store::tests::bench -- --ignored --nocapture`. Pairs a second under
+//! `cargo test --release --lib store::embedded::tests::bench -- --ignored --nocapture`. Pairs a second under
 //! load: `cresset bench --ledger`.
 
-use super::super::limits::Limits;
 use super::*;
+use crate::store::limits::Limits;
 use std::time::{Duration, Instant};
 
 /// The writer's own time for a pair, on a disk that costs nothing: what is left beside the syncs.

@@ -46,7 +46,7 @@ fn load(store: &Store) {
 /// Starts a process under load, waits for `wait` acknowledgements, kills it; every request it
 /// acknowledged.
 fn run_and_kill(dir: &Path, wait: usize) -> Vec<u128> {
-    let name = "store::tests::kill::load_until_killed";
+    let name = "store::embedded::tests::kill::load_until_killed";
     let mut child = process::Command::new(std::env::current_exe().unwrap())
         .args([name, "--exact", "--ignored", "--nocapture"])
         .current_dir(dir)
