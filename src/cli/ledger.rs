@@ -5,7 +5,7 @@ use super::support::output::{CommandError, CommandResult};
 use super::support::text;
 use crate::node;
 use crate::server::operator::{AdminCommand, view};
-use crate::store::{Store, StoreError};
+use crate::store::{Store, StoreConfig, StoreError};
 use clap::Subcommand;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -50,7 +50,7 @@ pub async fn report(context: &Context) -> CommandResult<Value> {
     node::ledger::require(&context.data_dir)?;
     let read = async || match context.ask_node(&AdminCommand::LedgerAudit).await? {
         Some(report) => Ok(Some(report)),
-        None => match Store::inspect(&context.data_dir) {
+        None => match Store::inspect(&StoreConfig::folder(&context.data_dir)) {
             Ok(report) => Ok(Some(view::audit(&report))),
             Err(StoreError::InUse(_)) => Ok(None),
             Err(error) => Err(CommandError::new(error)),
@@ -85,7 +85,7 @@ async fn restore(context: &Context, file: &Path) -> CommandResult {
         return Err(CommandError::new(what).remedy("stop the node, then restore"));
     }
     let from = std::path::absolute(file)?;
-    Store::restore(&context.data_dir, &from).map_err(CommandError::new)?;
+    Store::restore(&StoreConfig::folder(&context.data_dir), &from).map_err(CommandError::new)?;
     let document = json!({ "data_dir": context.data_dir, "restored_from": from });
     context.output.result(&document, text::fields)
 }

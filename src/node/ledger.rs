@@ -4,7 +4,7 @@ use super::NodeError;
 use crate::clock::SystemClock;
 use crate::config::Config;
 use crate::server::operator::{AdminCommand, Operator};
-use crate::store::{Limits, Store, StoreError};
+use crate::store::{Limits, Store, StoreConfig, StoreError};
 use serde_json::Value;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
@@ -19,7 +19,8 @@ pub fn limits(config: &Config) -> Limits {
 /// Opens the ledger for a node. Fails when there is none, or when another process has it open.
 pub fn open(data_dir: &Path, config: &Config) -> Result<Store, NodeError> {
     require(data_dir)?;
-    Store::open_with(data_dir, Arc::new(SystemClock), limits(config)).map_err(|error| match error {
+    let opened = Store::open(&StoreConfig::folder(data_dir), Arc::new(SystemClock), limits(config));
+    opened.map_err(|error| match error {
         error @ StoreError::InUse(_) => NodeError::new(error).remedy(
             "a node runs there already (`cresset status`); stop it, or give another --data-dir",
         ),
@@ -29,7 +30,7 @@ pub fn open(data_dir: &Path, config: &Config) -> Result<Store, NodeError> {
 
 /// Fails when there is no ledger in the folder.
 pub fn require(data_dir: &Path) -> Result<(), NodeError> {
-    if Store::exists(data_dir) {
+    if Store::exists(&StoreConfig::folder(data_dir)) {
         return Ok(());
     }
     let what = format!("there is no ledger in {}", data_dir.display());
@@ -41,13 +42,13 @@ pub fn require(data_dir: &Path) -> Result<(), NodeError> {
 /// when there is a ledger.
 pub fn create(data_dir: &Path) -> Result<(), NodeError> {
     let shown = data_dir.display();
-    if Store::exists(data_dir) {
+    if Store::exists(&StoreConfig::folder(data_dir)) {
         let what = format!("{shown} has a ledger already; it is left as it is");
         return Err(NodeError::new(what).remedy("use it as it is, or give another --data-dir"));
     }
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(data_dir);
     made.map_err(|error| NodeError::new(format!("cannot make {shown}: {error}")))?;
-    Store::init(data_dir).map_err(NodeError::new)
+    Store::init(&StoreConfig::folder(data_dir)).map_err(NodeError::new)
 }
 
 /// Runs an operator command on the ledger of a folder on which no node runs. `None` while another
@@ -58,7 +59,8 @@ pub async fn execute(
     command: AdminCommand,
 ) -> Result<Option<Value>, NodeError> {
     require(data_dir)?;
-    match Store::open_briefly(data_dir, Arc::new(SystemClock), limits(config)) {
+    match Store::open_briefly(&StoreConfig::folder(data_dir), Arc::new(SystemClock), limits(config))
+    {
         Ok(store) => {
             let operator = Operator { store: &store, config, live: None };
             operator.execute(command).await.map(Some).map_err(NodeError::new)

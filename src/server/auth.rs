@@ -9,7 +9,6 @@ use super::transport::permits::Peer;
 use crate::ids::RequestId;
 use crate::ledger::secret;
 use crate::ledger::{Account, AccountStatus, Credential, RequestKey};
-use crate::store::{Snapshot, StoreResult};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::middleware::Next;
@@ -34,7 +33,7 @@ impl Caller {
 
 /// Middleware over every path, unknown ones included.
 pub async fn require(State(node): State<Arc<Node>>, mut request: Request, next: Next) -> Response {
-    let caller = match authenticate(&node, request.headers()) {
+    let caller = match authenticate(&node, request.headers()).await {
         Ok(caller) => caller,
         Err(error) => return refuse(&node, request.extensions().get::<Peer>(), error),
     };
@@ -42,11 +41,12 @@ pub async fn require(State(node): State<Arc<Node>>, mut request: Request, next: 
     next.run(request).await
 }
 
-fn authenticate(node: &Node, headers: &HeaderMap) -> Result<Caller, ApiError> {
+async fn authenticate(node: &Node, headers: &HeaderMap) -> Result<Caller, ApiError> {
     let token = headers::bearer(headers).ok_or(ApiError::InvalidCredential)?;
     let digest = secret::digest(&node.config.credentials.prefix, token)
         .ok_or(ApiError::InvalidCredential)?;
-    let found = look_up(&node.store.read_trusted()?, &digest)?;
+    let found = node.store.credential_and_account(&digest).await?;
+    let found = found.map(|(credential, account)| Caller { account, credential });
     let now = node.clock.now();
     let valid = |caller: &Caller| {
         let Credential { revoked_at, expires_at, digest: stored, .. } = &caller.credential;
@@ -56,12 +56,6 @@ fn authenticate(node: &Node, headers: &HeaderMap) -> Result<Caller, ApiError> {
             && bool::from(stored.ct_eq(&digest))
     };
     found.filter(valid).ok_or(ApiError::InvalidCredential)
-}
-
-fn look_up(snapshot: &Snapshot, digest: &[u8; 32]) -> StoreResult<Option<Caller>> {
-    let Some(credential) = snapshot.credential_by_digest(digest)? else { return Ok(None) };
-    let account = snapshot.account(credential.account)?;
-    Ok(account.map(|account| Caller { account, credential }))
 }
 
 /// A peer that keeps guessing has to open a new connection for every guess. That is all: a valid

@@ -96,7 +96,8 @@ impl Node {
     }
 
     /// The metrics, sampled now.
-    pub fn metrics_text(&self) -> String {
+    pub async fn metrics_text(&self) -> String {
+        let ledger = self.store.stats().await;
         for view in self.pool.views() {
             let stats = view.engine.as_ref().map(EngineHandle::stats).unwrap_or_default();
             self.metrics.sample_engine(
@@ -109,9 +110,8 @@ impl Node {
         self.metrics.sample_pool(budget - free, loads, unloads);
         self.metrics.sample_model_failures(&self.pool.failures());
         self.metrics.sample_node(self.hub.len(), self.store.healthy(), self.ready());
-        let stats = self.store.stats();
-        let oldest = Duration::from_millis(stats.oldest_reservation_ms);
-        self.metrics.sample_ledger(stats.violations, oldest, &stats.releases);
+        let oldest = Duration::from_millis(ledger.oldest_reservation_ms);
+        self.metrics.sample_ledger(ledger.violations, oldest, &ledger.releases);
         self.metrics.text()
     }
 }

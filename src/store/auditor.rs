@@ -54,7 +54,9 @@ impl Drop for Auditor {
 }
 
 fn audit(shared: &StoreShared, whole: bool) {
-    let audit = || if whole { shared.audit() } else { shared.audit_news(&shared.snapshot()?) };
+    let audit = || {
+        if whole { shared.audit() } else { shared.audit_news(&*shared.reader.audit_source()?) }
+    };
     // The database may panic on damaged pages.
     match panic::catch_unwind(AssertUnwindSafe(audit)) {
         Ok(Ok(report)) => {

@@ -1,13 +1,15 @@
-//! The ledger on disk: redb only, one writer thread, group commit. Nothing else in the node knows
-//! redb.
+//! The ledger as the rest of the node uses it: one writer thread, group commit, acknowledgement
+//! after the commit is durable. Where the rows are kept is a backend's business; `backend` states
+//! what it promises and `DESIGN.md` draws the one there is.
 //!
-//! What is checked when: opening checks every page of both files, always. A node then audits
+//! These checks are made. Opening checks every page of both files, always. A node then audits
 //! everything before it listens; a short command does so only when the last stop was not orderly.
-//! While a node runs, what is new is audited every minute and everything every day. After a failure
-//! of the storage the reopened files are checked page by page and what is new is audited. A backup
-//! is audited before it gets its name, and again before a restore replaces anything.
+//! While a node runs, new entries are audited every minute and everything every day. After a
+//! failure of the storage the reopened files are checked page by page and new entries are audited.
+//! A backup is audited before it gets its name, and again before a restore replaces anything.
 
 mod auditor;
+mod backend;
 mod embedded;
 mod limits;
 mod queue;
@@ -18,24 +20,20 @@ mod writer;
 use crate::clock::{Clock, UnixMillis};
 use crate::failpoint::failpoint;
 use crate::ids::{AttemptId, BootId};
-use crate::ledger::audit;
 pub use crate::ledger::audit::AuditReport;
 use crate::ledger::state::StateError;
-use crate::ledger::{Command, Outcome, Refusal, RequestKey};
+use crate::ledger::{Account, Command, Credential, Outcome, Refusal, RequestKey};
 use auditor::Auditor;
-use embedded::disk::{Disk, LockedFolder};
-use embedded::files::Files;
-use embedded::metered::MeteredFolder;
-pub use embedded::metered::SyncMeter;
-use embedded::rows::StoredBody;
-pub use embedded::snapshot::Snapshot;
-use embedded::{backup, bodies};
+pub use backend::Snapshot;
+use backend::{Backend, StoredBody};
+use embedded::EmbeddedBackend;
+pub use embedded::{EmbeddedConfig, SyncMeter};
 pub use limits::Limits;
 use queue::{Queue, WriteAction, WriteJob};
 use shared::StoreShared;
 pub use stats::StoreStats;
 use std::panic::{self, AssertUnwindSafe};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use tokio::sync::oneshot;
@@ -73,6 +71,19 @@ impl From<StateError> for StoreError {
 /// The result of using the store.
 pub type StoreResult<T = ()> = Result<T, StoreError>;
 
+/// Where the ledger is kept, and so which backend keeps it.
+#[derive(Clone, Debug)]
+pub enum StoreConfig {
+    Embedded(EmbeddedConfig),
+}
+
+impl StoreConfig {
+    /// An embedded ledger in this folder.
+    pub fn folder(dir: impl Into<PathBuf>) -> Self {
+        Self::Embedded(EmbeddedConfig { dir: dir.into(), meter: None })
+    }
+}
+
 /// Handle to the store; cheap to clone. Dropping the last one waits for what is queued and closes
 /// the files cleanly.
 #[derive(Clone)]
@@ -96,60 +107,56 @@ impl Drop for StoreInner {
 }
 
 impl Store {
-    /// Creates the ledger in an existing folder; refuses when there is one.
-    pub fn init(dir: &Path) -> StoreResult {
-        backup::init(dir)
+    /// Creates an empty ledger; refuses where there is one.
+    pub fn init(config: &StoreConfig) -> StoreResult {
+        let StoreConfig::Embedded(config) = config;
+        embedded::init(config)
     }
 
-    /// Whether the folder holds a ledger.
-    pub fn exists(dir: &Path) -> bool {
-        dir.join(disk::File::Ledger.name()).exists()
+    /// Whether there is a ledger. It need not be one that can be opened.
+    pub fn exists(config: &StoreConfig) -> bool {
+        let StoreConfig::Embedded(config) = config;
+        embedded::exists(config)
     }
 
-    /// Locks the folder, opens, checks every page and every invariant, releases the reservations of
-    /// earlier boots, starts the writer and the background audit. A second process on the same
-    /// folder gets `InUse`.
-    pub fn open(dir: &Path, clock: Arc<dyn Clock>) -> StoreResult<Self> {
-        Self::open_with(dir, clock, Limits::default())
+    /// Opens the ledger, checks every page and every invariant, releases the reservations of
+    /// earlier boots, starts the writer and the background audit. A second process gets `InUse`.
+    pub fn open(config: &StoreConfig, clock: Arc<dyn Clock>, limits: Limits) -> StoreResult<Self> {
+        let StoreConfig::Embedded(config) = config;
+        Self::start(Arc::new(EmbeddedBackend::open(config)?), clock, limits)
     }
 
-    /// `open` with other limits.
-    pub fn open_with(dir: &Path, clock: Arc<dyn Clock>, limits: Limits) -> StoreResult<Self> {
-        Self::start(Box::new(LockedFolder::lock(dir)?), clock, limits)
-    }
-
-    /// `open_with` for a short command: checks every page, but audits only when the last stop was
-    /// not orderly, and has no background audit.
-    pub fn open_briefly(dir: &Path, clock: Arc<dyn Clock>, limits: Limits) -> StoreResult<Self> {
-        let (shared, writer) =
-            prepare(Box::new(LockedFolder::lock(dir)?), clock, limits, AuditPolicy::AfterCrash)?;
+    /// `open` for a short command: audits only when the last stop was not orderly, and has no
+    /// background audit.
+    pub fn open_briefly(
+        config: &StoreConfig,
+        clock: Arc<dyn Clock>,
+        limits: Limits,
+    ) -> StoreResult<Self> {
+        let StoreConfig::Embedded(config) = config;
+        let backend = Arc::new(EmbeddedBackend::open(config)?);
+        let (shared, writer) = prepare(&backend, clock, limits, AuditPolicy::AfterCrash)?;
         Self::run(shared, writer, None)
     }
 
-    /// `open` for measurements: `meter` learns what every sync costs.
-    pub fn open_metered(
-        dir: &Path,
+    fn start(
+        backend: Arc<impl Backend>,
         clock: Arc<dyn Clock>,
-        meter: Arc<SyncMeter>,
+        limits: Limits,
     ) -> StoreResult<Self> {
-        let folder = LockedFolder::lock(dir)?;
-        Self::start(Box::new(MeteredFolder { folder, meter }), clock, Limits::default())
-    }
-
-    fn start(disk: Box<dyn Disk>, clock: Arc<dyn Clock>, limits: Limits) -> StoreResult<Self> {
-        let (shared, writer) = prepare(disk, clock, limits, AuditPolicy::Always)?;
+        let (shared, writer) = prepare(&backend, clock, limits, AuditPolicy::Always)?;
         let auditor = Auditor::start(Arc::clone(&shared)).map_err(unstarted)?;
         Self::run(shared, writer, Some(auditor))
     }
 
     fn run(
         shared: Arc<StoreShared>,
-        writer: Writer,
+        writer: Writer<impl Backend>,
         auditor: Option<Auditor>,
     ) -> StoreResult<Self> {
         let thread = thread::Builder::new().name("store-writer".into());
-        // Without its writer a node could end nothing any more: a crash and the recovery after it
-        // can.
+        // Without its writer a node could end no attempt any more, whereas a crash is followed by a
+        // recovery that can.
         let run = || {
             panic::catch_unwind(AssertUnwindSafe(|| writer.run()))
                 .unwrap_or_else(|_| std::process::abort());
@@ -174,7 +181,8 @@ impl Store {
         outcome.unwrap_or_else(|_| Err(gone()))
     }
 
-    /// The same from a thread outside the runtime.
+    /// `submit` from a thread outside the runtime.
+    #[cfg(test)]
     pub fn submit_blocking(&self, command: Command) -> StoreResult<Outcome> {
         let waiting = self.enqueue(WriteAction::Apply(command));
         waiting.blocking_recv().unwrap_or_else(|_| Err(gone()))
@@ -188,17 +196,21 @@ impl Store {
         self.inner.shared.queue.push(job);
     }
 
-    /// A consistent snapshot for reads.
-    pub fn read(&self) -> StoreResult<Snapshot> {
-        failpoint!("store::read", |_| Err(StoreError::Unavailable("a read failed".into())));
-        self.inner.shared.snapshot()
+    /// A consistent snapshot for reads. It contains everything acknowledged before.
+    pub async fn read(&self) -> StoreResult<Box<dyn Snapshot>> {
+        check_readable()?;
+        self.inner.shared.reader.snapshot().await
     }
 
-    /// The same for answers that depend on balances or permissions: refused once a rule of the
-    /// ledger was found broken.
-    pub fn read_trusted(&self) -> StoreResult<Snapshot> {
+    /// The credential with this digest and its account. Refused once a rule of the ledger was found
+    /// broken, because whoever is let in spends money.
+    pub async fn credential_and_account(
+        &self,
+        digest: &[u8; 32],
+    ) -> StoreResult<Option<(Credential, Account)>> {
         self.inner.shared.health.trusted().map_err(StoreError::Unavailable)?;
-        self.read()
+        check_readable()?;
+        self.inner.shared.reader.credential_and_account(digest).await
     }
 
     /// Durable before it returns. The body can be read until `expires_at`.
@@ -214,34 +226,36 @@ impl Store {
         stored.unwrap_or_else(|_| Err(gone())).map(|_| ())
     }
 
-    /// `None` when there is none or it has expired.
-    pub fn body(&self, key: &RequestKey) -> StoreResult<Option<bytes::Bytes>> {
+    /// The stored answer of a request; `None` when there is none or it has expired.
+    pub async fn body(&self, key: &RequestKey) -> StoreResult<Option<bytes::Bytes>> {
         let shared = &self.inner.shared;
-        let now = shared.clock.now();
-        shared.with_files(|files| Ok(bodies::read(files, key, now)?))
+        shared.reader.body(key, shared.clock.now()).await
     }
 
     /// Checks every invariant over everything stored. A violation stops admissions until a person
-    /// has looked.
+    /// has looked. Blocks while it reads.
     pub fn audit(&self) -> StoreResult<AuditReport> {
         self.inner.shared.audit()
     }
 
-    /// The same over a folder that nobody has open, also where `open` refuses it for what it finds.
-    /// Changes no record.
-    pub fn inspect(dir: &Path) -> StoreResult<AuditReport> {
-        let files = Files::open(&LockedFolder::lock(dir)?)?;
-        Ok(audit::everything(&files.snapshot()?)?)
+    /// The same for a ledger that no process has open, also where `open` refuses it for its
+    /// violations. Changes no record.
+    pub fn inspect(config: &StoreConfig) -> StoreResult<AuditReport> {
+        let StoreConfig::Embedded(config) = config;
+        embedded::inspect(config)
     }
 
-    /// Copies a consistent snapshot into a new file, verifies it, renames it into place.
+    /// Copies a consistent snapshot into a new file, verifies it, renames it into place. Blocks
+    /// while it copies.
     pub fn backup(&self, to: &Path) -> StoreResult {
-        backup::write(&self.read()?, to)
+        check_readable()?;
+        self.inner.shared.reader.backup(to)
     }
 
-    /// Replaces a (closed) folder's ledger with a backup, after checking the backup.
-    pub fn restore(dir: &Path, from: &Path) -> StoreResult {
-        backup::restore(dir, from)
+    /// Replaces a ledger that no process has open with a backup, after checking the backup.
+    pub fn restore(config: &StoreConfig, from: &Path) -> StoreResult {
+        let StoreConfig::Embedded(config) = config;
+        embedded::restore(config, from)
     }
 
     /// True while commits succeed and no audit has failed.
@@ -269,17 +283,16 @@ enum AuditPolicy {
     AfterCrash,
 }
 
-/// Opens, checks and recovers: everything before the first new command.
-fn prepare(
-    disk: Box<dyn Disk>,
+/// Checks and recovers an opened ledger: everything before the first new command.
+fn prepare<B: Backend>(
+    backend: &Arc<B>,
     clock: Arc<dyn Clock>,
     limits: Limits,
     audit_policy: AuditPolicy,
-) -> StoreResult<(Arc<StoreShared>, Writer)> {
-    let files = Files::open(&*disk)?;
-    let crashed = files.clean_marker()?.is_some_and(|last| !last.clean);
-    let now = files.clock()?;
-    let shared = Arc::new(StoreShared::new(disk, clock, files, limits.min_free_bytes));
+) -> StoreResult<(Arc<StoreShared>, Writer<B>)> {
+    let crashed = backend.was_left_open()?;
+    let reader = Arc::clone(backend);
+    let shared = Arc::new(StoreShared::new(reader, clock, limits.min_free_bytes));
     failpoint!("store::opened");
     if (crashed || audit_policy == AuditPolicy::Always)
         && let Some(violation) = shared.audit()?.violations.first()
@@ -292,11 +305,16 @@ fn prepare(
     if crashed {
         tracing::warn!("the last stop was not orderly: the ledger was checked and is intact");
     }
-    shared.with_files(|files| Ok(files.set_clean_marker(shared.boot, false)?))?;
-    failpoint!("store::claimed");
-    let mut writer = Writer::new(Arc::clone(&shared), limits, now);
+    backend.claim(shared.boot)?;
+    let mut writer = Writer::new(Arc::clone(backend), Arc::clone(&shared), limits);
     writer.recover()?;
     Ok((shared, writer))
+}
+
+/// Lets tests fail every read.
+fn check_readable() -> StoreResult {
+    failpoint!("store::read", |_| Err(StoreError::Unavailable("a read failed".into())));
+    Ok(())
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "the shape that map_err asks for")]

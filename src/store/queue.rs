@@ -1,7 +1,7 @@
 //! What waits for the writer, in two lanes: ends of attempts before everything that could begin
 //! one.
 
-use super::embedded::rows::StoredBody;
+use super::backend::StoredBody;
 use super::{StoreError, StoreResult};
 use crate::ids::AttemptId;
 use crate::ledger::{Command, Outcome, RequestKey};
@@ -45,7 +45,15 @@ impl WriteAction {
             )
     }
 
-    /// What an admission would make.
+    /// The answer to store and its request, where that is the action.
+    pub fn body(&self) -> Option<(&RequestKey, &StoredBody)> {
+        match self {
+            Self::PutBody { key, body } => Some((key, body)),
+            Self::Apply(_) => None,
+        }
+    }
+
+    /// Request and attempt of an admission, for releasing it when nobody waits for it any more.
     pub fn admit_ids(&self) -> Option<(RequestKey, AttemptId)> {
         match self {
             Self::Apply(Command::Admit(admit)) => Some((admit.key, admit.attempt)),

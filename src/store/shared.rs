@@ -1,51 +1,41 @@
-//! What the handles and the writer have in common: the open files, the queue and whether the ledger
-//! can be trusted.
+//! State that the handles, the writer and the auditor have in common: the backend as they read it,
+//! the queue, and whether the ledger can be reached and trusted.
 
-use super::embedded::disk::Disk;
-use super::embedded::files::Files;
-use super::embedded::snapshot::Snapshot;
+use super::backend::LedgerReader;
 use super::queue::Queue;
-use super::{AuditReport, StoreError, StoreResult, stats};
+use super::{AuditReport, StoreResult, stats};
 use crate::clock::Clock;
 use crate::failpoint::failpoint;
 use crate::ids::BootId;
-use crate::ledger::audit;
+use crate::ledger::audit::{self, AuditSource};
 use crate::ledger::commands::ReleaseCause;
 use crate::ledger::state::JournalHead;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 pub(super) struct StoreShared {
-    pub disk: Box<dyn Disk>,
+    pub reader: Arc<dyn LedgerReader>,
     pub clock: Arc<dyn Clock>,
     pub boot: BootId,
     pub queue: Queue,
     pub health: Health,
     /// Releases since the start of the node, by cause.
     pub releases: Mutex<BTreeMap<&'static str, u64>>,
-    /// `None` while a failed storage is being reopened.
-    files: RwLock<Option<Files>>,
     min_free_bytes: u64,
-    /// Up to where the journal was found sound; `None` before the first audit.
+    /// The head of the journal up to which it was found sound; `None` before the first audit.
     audited: Mutex<Option<JournalHead>>,
 }
 
 impl StoreShared {
-    pub fn new(
-        disk: Box<dyn Disk>,
-        clock: Arc<dyn Clock>,
-        files: Files,
-        min_free_bytes: u64,
-    ) -> Self {
+    pub fn new(reader: Arc<dyn LedgerReader>, clock: Arc<dyn Clock>, min_free_bytes: u64) -> Self {
         Self {
-            disk,
+            reader,
             clock,
             boot: BootId::generate(),
             queue: Queue::default(),
             health: Health::default(),
             releases: Mutex::default(),
-            files: RwLock::new(Some(files)),
             min_free_bytes,
             audited: Mutex::default(),
         }
@@ -53,41 +43,26 @@ impl StoreShared {
 
     /// Where free space cannot be told, there is enough.
     pub fn is_space_low(&self) -> bool {
-        self.disk.free_bytes().is_ok_and(|free| free < self.min_free_bytes)
-    }
-
-    pub fn files(&self) -> RwLockReadGuard<'_, Option<Files>> {
-        self.files.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Runs `read` on the open files.
-    pub fn with_files<T>(&self, read: impl FnOnce(&Files) -> StoreResult<T>) -> StoreResult<T> {
-        match &*self.files() {
-            Some(files) => read(files),
-            None => Err(StoreError::Unavailable("its storage failed and is being reopened".into())),
-        }
-    }
-
-    pub fn snapshot(&self) -> StoreResult<Snapshot> {
-        self.with_files(|files| Ok(files.snapshot()?))
+        self.reader.free_bytes().is_some_and(|free| free < self.min_free_bytes)
     }
 
     /// Checks everything stored; a violation stops admissions.
     pub fn audit(&self) -> StoreResult<AuditReport> {
-        Ok(self.judge(audit::everything(&self.snapshot()?)?))
+        Ok(self.note(audit::everything(&*self.reader.audit_source()?)?))
     }
 
     /// Checks what was written after the last audit that found nothing wrong, and everything when
     /// there was none.
-    pub fn audit_news(&self, snapshot: &Snapshot) -> StoreResult<AuditReport> {
+    pub fn audit_news(&self, source: &dyn AuditSource) -> StoreResult<AuditReport> {
         let audited = *self.audited.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(self.judge(match audited {
-            Some(head) => audit::since(snapshot, head)?,
-            None => audit::everything(snapshot)?,
+        Ok(self.note(match audited {
+            Some(head) => audit::since(source, head)?,
+            None => audit::everything(source)?,
         }))
     }
 
-    fn judge(&self, report: AuditReport) -> AuditReport {
+    /// Remembers what an audit found.
+    fn note(&self, report: AuditReport) -> AuditReport {
         report.violations.iter().for_each(|violation| self.health.distrust(violation));
         if report.ok {
             *self.audited.lock().unwrap_or_else(PoisonError::into_inner) = Some(report.head);
@@ -98,23 +73,6 @@ impl StoreShared {
     pub fn released(&self, cause: ReleaseCause, count: u64) {
         let mut releases = self.releases.lock().unwrap_or_else(PoisonError::into_inner);
         *releases.entry(stats::label(cause)).or_default() += count;
-    }
-
-    /// Stops writing: after a failure the handles must not be asked again. They still serve reads
-    /// until they are replaced.
-    pub fn disconnect(&self, why: &str) {
-        tracing::error!(why, "the ledger's storage failed");
-        self.health.reachable.store(false, Ordering::Release);
-    }
-
-    pub fn connect(&self, files: Files) {
-        *self.files.write().unwrap_or_else(PoisonError::into_inner) = Some(files);
-        self.health.reachable.store(true, Ordering::Release);
-    }
-
-    pub fn take_files(&self) -> Option<Files> {
-        let mut files = self.files.write().unwrap_or_else(PoisonError::into_inner);
-        files.take()
     }
 }
 
@@ -136,8 +94,20 @@ impl Default for Health {
 }
 
 impl Health {
+    /// False after a failure of the storage, until it was reopened.
     pub fn reachable(&self) -> bool {
         self.reachable.load(Ordering::Acquire)
+    }
+
+    pub fn set_reachable(&self) {
+        self.reachable.store(true, Ordering::Release);
+    }
+
+    /// Stops writing: after a failure the backend must not be written to. It still serves reads
+    /// until it is reopened.
+    pub fn disconnect(&self, why: &str) {
+        tracing::error!(why, "the ledger's storage failed");
+        self.reachable.store(false, Ordering::Release);
     }
 
     /// The reason when a rule of the ledger was found broken.

@@ -17,10 +17,13 @@ pub struct StoreStats {
 }
 
 impl Store {
-    pub fn stats(&self) -> StoreStats {
+    /// What the metrics say of the ledger now.
+    pub async fn stats(&self) -> StoreStats {
         let shared = &self.inner.shared;
-        let live =
-            shared.snapshot().and_then(|snapshot| snapshot.live_requests()).unwrap_or_default();
+        let live = match shared.reader.snapshot().await {
+            Ok(snapshot) => snapshot.live_requests().await.unwrap_or_default(),
+            Err(_) => Vec::new(),
+        };
         let oldest = live.iter().map(|record| record.latest().created_at.0).min();
         StoreStats {
             violations: shared.health.violations(),

@@ -1,18 +1,14 @@
-//! The one thread that changes anything: it turns what waits into one transaction, commits, then
-//! acknowledges.
+//! The one thread that changes anything. It turns what waits into one transaction, commits it, then
+//! tells the callers.
 //!
-//! After a failed commit nothing is known of its batch. The handle is never asked to write again,
-//! and the ledger reopened. Who waits is told that nothing is known, and may send the command
-//! again: a repeat changes nothing where the first had become durable. Detached ends of attempts
-//! are repeated from here, and admissions that were answered as unknown are released.
+//! A failed commit leaves its batch in doubt: it may be durable or not. The backend is not written
+//! to again before it was reopened. Callers that wait are told `Unavailable` and may send their
+//! command again, because commands are idempotent. Ends of attempts that nobody waits for are kept
+//! and repeated from here, and admissions that were answered `Unavailable` are released.
 
 #![expect(clippy::disallowed_methods, reason = "the writer waits for its next turn by a clock")]
 
-use super::embedded::bodies;
-use super::embedded::files::Files;
-use super::embedded::retention;
-use super::embedded::state::WriteState;
-use super::embedded::tables;
+use super::backend::{Backend, BatchFailure, LedgerTxn};
 use super::limits::Limits;
 use super::queue::{Taken, WriteAction, WriteJob};
 use super::{StoreError, StoreResult, StoreShared};
@@ -20,10 +16,10 @@ use crate::clock::UnixMillis;
 use crate::failpoint::failpoint;
 use crate::ids::AttemptId;
 use crate::ledger::apply::{ApplyError, apply};
+use crate::ledger::audit::AuditSource;
 use crate::ledger::commands::ReleaseCause;
 use crate::ledger::state::{StateError, StateResult};
 use crate::ledger::{Command, FailureCode, Outcome, RequestKey};
-use redb::ReadableDatabase;
 use std::collections::VecDeque;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
@@ -33,8 +29,6 @@ use std::time::{Duration, Instant};
 const MAX_BATCH: usize = 256;
 /// Reservations of earlier boots released in one transaction.
 const RECOVERY_BATCH: usize = 1_000;
-/// Free space under which a failed ledger is not reopened yet.
-const MIN_REOPEN_BYTES: u64 = 16 << 20;
 /// How long one look at the free space holds.
 const SPACE_CHECK: Duration = Duration::from_secs(1);
 /// Between two passes over what is past retention.
@@ -42,7 +36,8 @@ const MAINTENANCE_INTERVAL: Duration = Duration::from_mins(1);
 const FIRST_RETRY: Duration = Duration::from_millis(20);
 const LAST_RETRY: Duration = Duration::from_secs(5);
 
-pub(super) struct Writer {
+pub(super) struct Writer<B> {
+    backend: Arc<B>,
     shared: Arc<StoreShared>,
     limits: Limits,
     /// The latest time any command was given; stored time never goes back.
@@ -53,20 +48,6 @@ pub(super) struct Writer {
     next_retry: Instant,
     next_maintenance: Instant,
     space_checked: Option<(Instant, bool)>,
-}
-
-/// Why a batch was not committed, or may not have been.
-enum BatchFailure {
-    /// The job at this place met a damaged row; without it the others can be applied.
-    Damaged(usize, StateError),
-    /// The handle must not be used again; the batch may be durable.
-    Handle(String),
-}
-
-impl From<StateError> for BatchFailure {
-    fn from(error: StateError) -> Self {
-        Self::Handle(error.to_string())
-    }
 }
 
 /// Ends the process where a panic passes it.
@@ -80,13 +61,14 @@ impl Drop for EndOnPanic {
     }
 }
 
-impl Writer {
-    pub fn new(shared: Arc<StoreShared>, limits: Limits, clock: UnixMillis) -> Self {
+impl<B: Backend> Writer<B> {
+    pub fn new(backend: Arc<B>, shared: Arc<StoreShared>, limits: Limits) -> Self {
         let now = Instant::now();
         Self {
+            backend,
             shared,
             limits,
-            clock,
+            clock: UnixMillis::default(),
             pending_ends: VecDeque::new(),
             retry: FIRST_RETRY,
             next_retry: now,
@@ -98,14 +80,13 @@ impl Writer {
     /// Ends what earlier boots left open. Before this, nothing may be admitted.
     pub fn recover(&mut self) -> StoreResult {
         let boot = self.shared.boot;
-        self.shared.with_files(|files| Ok(bodies::remove_orphans(files)?))?;
         let mut total = 0;
         loop {
             let limit = RECOVERY_BATCH;
             let job = WriteJob::new(WriteAction::Apply(Command::Recover { boot, limit }), None);
             let outcomes = self.transact(&[job]).map_err(|failure| match failure {
                 BatchFailure::Damaged(_, error) => error.into(),
-                BatchFailure::Handle(why) => StoreError::Unavailable(why),
+                BatchFailure::InDoubt(why) => StoreError::Unavailable(why),
             })?;
             let Some(Ok(Outcome::Recovered { released, remaining })) = outcomes.into_iter().next()
             else {
@@ -156,8 +137,8 @@ impl Writer {
                     self.shared.health.distrust(&error.to_string());
                     jobs.remove(index).answer(Err(error.into()));
                 }
-                Err(BatchFailure::Handle(why)) => {
-                    self.shared.disconnect(&why);
+                Err(BatchFailure::InDoubt(why)) => {
+                    self.shared.health.disconnect(&why);
                     return self.defer(jobs, &why);
                 }
             }
@@ -170,41 +151,22 @@ impl Writer {
         jobs: &[WriteJob],
     ) -> Result<Vec<StoreResult<Outcome>>, BatchFailure> {
         panic::catch_unwind(AssertUnwindSafe(|| self.transact(jobs)))
-            .unwrap_or_else(|_| Err(BatchFailure::Handle("the database panicked".into())))
+            .unwrap_or_else(|_| Err(BatchFailure::InDoubt("the database panicked".into())))
     }
 
     fn transact(&mut self, jobs: &[WriteJob]) -> Result<Vec<StoreResult<Outcome>>, BatchFailure> {
-        let shared = Arc::clone(&self.shared);
-        let Some(files) = &*shared.files() else {
-            return Err(BatchFailure::Handle("it is not open".into()));
-        };
-        self.clock = self.clock.max(shared.clock.now());
-        bodies::write_all(&files.bodies, jobs)?;
-        let archive =
-            tables::open(&files.bodies.begin_read().map_err(StateError::from)?, tables::ARCHIVE)?;
-        let txn = files.ledger.begin_write().map_err(StateError::from)?;
-        let mut state = WriteState::open(&txn, archive)?;
-        let mut results = Vec::with_capacity(jobs.len());
-        for (index, job) in jobs.iter().enumerate() {
-            results.push(self.perform(&mut state, &job.action, index)?);
-        }
-        if state.finish(self.clock)? {
-            failpoint!("store::before_commit");
-            failpoint!("store::commit_lost", |_| Err(BatchFailure::Handle(
-                "the commit failed".into()
-            )));
-            txn.commit().map_err(StateError::from)?;
-            failpoint!("store::after_commit");
-            failpoint!("store::commit_unknown", |_| Err(BatchFailure::Handle(
-                "the commit failed".into()
-            )));
-        }
-        Ok(results)
+        self.clock = self.clock.max(self.shared.clock.now());
+        let (backend, now) = (Arc::clone(&self.backend), self.clock);
+        let actions: Vec<_> = jobs.iter().map(|job| &job.action).collect();
+        backend.transact(&actions, now, |txn| {
+            let numbered = actions.iter().enumerate();
+            numbered.map(|(index, action)| self.perform(txn, action, index)).collect()
+        })
     }
 
     fn perform(
         &mut self,
-        state: &mut WriteState<'_>,
+        txn: &mut B::Txn<'_>,
         action: &WriteAction,
         index: usize,
     ) -> Result<StoreResult<Outcome>, BatchFailure> {
@@ -214,7 +176,8 @@ impl Writer {
         if let Err(why) = self.permit(command) {
             return Ok(Err(StoreError::Unavailable(why)));
         }
-        match apply(state, command, self.clock) {
+        let now = txn.time_of(command);
+        match apply(txn, command, now) {
             Ok(outcome) => Ok(Ok(outcome)),
             Err(ApplyError::Refused(refusal)) => Ok(Err(refusal.into())),
             Err(ApplyError::Violated(violation)) => {
@@ -293,7 +256,7 @@ impl Writer {
         if self.shared.health.reachable() || Instant::now() < self.next_retry {
             return;
         }
-        if self.has_room() && self.reopen() {
+        if self.backend.can_reopen() && self.reopen() {
             self.flush();
         }
         let failed = !self.shared.health.reachable();
@@ -301,30 +264,18 @@ impl Writer {
         self.next_retry = Instant::now() + self.retry;
     }
 
-    /// On a full disk the old handle still serves reads; a new one could not be made.
-    fn has_room(&self) -> bool {
-        self.shared.disk.free_bytes().is_ok_and(|free| free >= MIN_REOPEN_BYTES)
-    }
-
     fn reopen(&mut self) -> bool {
-        // No second handle can be opened beside the first.
-        drop(self.shared.take_files());
-        let reopened = panic::catch_unwind(AssertUnwindSafe(|| self.try_reopen()));
+        let check = |source: &dyn AuditSource| self.shared.audit_news(source).map(drop);
+        let reopened = panic::catch_unwind(AssertUnwindSafe(|| self.backend.reopen(check)));
         match reopened {
-            Ok(Ok(())) => tracing::info!("the ledger is open again"),
+            Ok(Ok(())) => {
+                self.shared.health.set_reachable();
+                tracing::info!("the ledger is open again");
+            }
             Ok(Err(error)) => tracing::error!(%error, "the ledger cannot be reopened"),
             Err(_) => tracing::error!("the database panicked while the ledger was reopened"),
         }
         self.shared.health.reachable()
-    }
-
-    fn try_reopen(&mut self) -> StoreResult {
-        failpoint!("store::reopen", |_| Err(StoreError::Unavailable("it stays closed".into())));
-        let files = Files::open(&*self.shared.disk)?;
-        self.shared.audit_news(&files.snapshot()?)?;
-        self.clock = self.clock.max(files.clock()?);
-        self.shared.connect(files);
-        Ok(())
     }
 
     fn flush(&mut self) {
@@ -344,31 +295,25 @@ impl Writer {
             Ok(Ok(true)) => self.next_maintenance = Instant::now(),
             Ok(Ok(false)) => {}
             Ok(Err(StateError::Corrupt(what))) => self.shared.health.distrust(&what),
-            Ok(Err(error @ StateError::Io(_))) => self.shared.disconnect(&error.to_string()),
-            Err(_) => self.shared.disconnect("the database panicked"),
+            Ok(Err(error @ StateError::Io(_))) => self.shared.health.disconnect(&error.to_string()),
+            Err(_) => self.shared.health.disconnect("the database panicked"),
         }
     }
 
     /// True when more is due. Goes by the clock itself: stored time, which never goes back, may be
     /// ahead of it, and nothing may be forgotten early.
     pub fn sweep(&mut self) -> StateResult<bool> {
-        match &*self.shared.files() {
-            Some(files) => retention::sweep(files, self.shared.clock.now(), &self.limits),
-            None => Ok(false),
-        }
+        self.backend.sweep(self.shared.clock.now(), &self.limits)
     }
 
     pub fn close(mut self) {
         self.next_retry = Instant::now();
         self.reconnect();
-        if !self.pending_ends.is_empty() {
+        let clean = self.pending_ends.is_empty();
+        if !clean {
             tracing::error!(count = self.pending_ends.len(), "stopped with commands unwritten");
         }
-        let files = self.shared.take_files();
-        let Some(files) = files.filter(|_| self.pending_ends.is_empty()) else {
-            return;
-        };
-        if let Err(error) = files.set_clean_marker(self.shared.boot, true) {
+        if let Err(error) = self.backend.close(self.shared.boot, clean) {
             tracing::error!(%error, "the stop could not be recorded");
         }
     }

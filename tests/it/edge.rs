@@ -267,10 +267,9 @@ async fn the_first_thing_wrong_is_the_one_told() {
     let used = Uuid::new_v4();
     assert_eq!(plenty.post(used, &plenty.ask(json!({}))).await.status, 200);
     let spent = slow.node.config.plans["default"].burst;
-    for _ in 0..spent {
-        let account = slow.node.store.read().unwrap().account(slow.account).unwrap().unwrap();
-        slow.node.fuse.check(&account).unwrap();
-    }
+    let ledger = slow.node.store.read().await.unwrap();
+    let account = ledger.account(slow.account).await.unwrap().unwrap();
+    (0..spent).for_each(|_| slow.node.fuse.check(&account).unwrap());
     let large = "x".repeat(256 * 1024 + 1);
     let unknown = json!({ "model": Uuid::new_v4(), "max_tokens": 5_000 });
     let ask = |world: &World, extra: serde_json::Value| world.ask(extra).to_string();

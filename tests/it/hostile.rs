@@ -375,7 +375,7 @@ async fn storm(rounds: usize) {
         assert_eq!(answer.status, 200, "{}", answer.text());
     }
     tokio::time::timeout(Duration::from_mins(1), world.node.drain()).await.expect("requests end");
-    let requests = world.node.store.read().unwrap().requests(world.account).unwrap();
+    let requests = world.node.store.read().await.unwrap().requests(world.account).await.unwrap();
     assert!(requests.len() >= 4 * rounds, "they got as far as that: {}", requests.len());
     for request in requests {
         let state = request.latest().state;

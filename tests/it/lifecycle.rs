@@ -327,7 +327,7 @@ async fn metrics_tell_what_happened() {
     let (id, body) = (Uuid::new_v4(), world.ask(json!({})));
     world.post(id, &body).await;
     world.post(id, &body).await;
-    let text = world.node.metrics_text();
+    let text = world.node.metrics_text().await;
     for line in [
         "cresset_requests_total{end=\"completed\"} 1",
         "cresset_idempotent_replays_total 1",
@@ -361,7 +361,7 @@ async fn each_kind_of_engine_error_reaches_the_operator_as_itself_and_clients_as
         let answer = world.post(Uuid::new_v4(), &world.ask(json!({}))).await;
         assert_eq!(answer.error(), (500, "generation_failed".into()), "{error:?}");
         assert!(!answer.text().contains("scripted"), "{error:?}");
-        let metrics = world.node.metrics_text();
+        let metrics = world.node.metrics_text().await;
         let line = format!("cresset_engine_failures_total{{kind=\"{}\"}} 1\n", error.kind());
         assert!(metrics.contains(&line), "{line} is not in\n{metrics}");
         assert_eq!(world.node.faults.latest()[0].message, error.to_string());

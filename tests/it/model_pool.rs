@@ -181,7 +181,7 @@ async fn a_model_that_fails_is_left_alone_and_the_others_go_on() {
     assert_eq!(world.balances().await, before);
     let errors = world.node.faults.latest();
     assert!(errors.iter().any(|fault| fault.message.contains("scripted")), "{errors:?}");
-    let metrics = world.node.metrics_text();
+    let metrics = world.node.metrics_text().await;
     assert!(metrics.contains("cresset_model_loaded{model=\"tiny-0\"} 1"), "{metrics}");
     assert!(metrics.contains("cresset_model_loaded{model=\"tiny-11\"} 0"), "{metrics}");
     for kind in ["not_loaded", "device_lost"] {

@@ -57,7 +57,7 @@ async fn prompts_and_keys_appear_nowhere() {
     seen += &world.get_as(&bad, &format!("/v1/{CANARY}")).await.text();
     seen += &world.get(&format!("/v1/requests/{CANARY}")).await.text();
     seen += &world.get(&format!("/v1/models?after={CANARY}")).await.text();
-    seen += &world.node.metrics_text();
+    seen += &world.node.metrics_text().await;
     let secret = world.key.clone();
     world.close().await;
     let logged = String::from_utf8_lossy(&log.0.lock().unwrap()).into_owned();

@@ -14,7 +14,7 @@ use cresset::ledger::{
 use cresset::node::RunningNode;
 use cresset::pool::{LoadedEngine, ServedModel};
 use cresset::server::Node;
-use cresset::store::{Store, StoreError};
+use cresset::store::{Limits, Store, StoreConfig, StoreError};
 use cresset::text::TextModel;
 use cresset_models::loader::gguf::Value as Metadata;
 use cresset_models::testing::TinyLlama;
@@ -146,7 +146,7 @@ impl World {
         let folder = TempDir::new().unwrap();
         let ledger = folder.path().join("ledger");
         std::fs::create_dir(&ledger).unwrap();
-        Store::init(&ledger).unwrap();
+        Store::init(&StoreConfig::folder(&ledger)).unwrap();
         let store = open(&ledger);
         let node = Node::new(setup.config.clone(), store, Arc::new(SystemClock));
         for seed in 0..setup.models {
@@ -282,7 +282,7 @@ impl World {
 /// another program.
 fn open(ledger: &std::path::Path) -> Store {
     loop {
-        match Store::open(ledger, Arc::new(SystemClock)) {
+        match Store::open(&StoreConfig::folder(ledger), Arc::new(SystemClock), Limits::default()) {
             Err(StoreError::InUse(_)) => std::thread::sleep(Duration::from_millis(5)),
             store => return store.unwrap(),
         }

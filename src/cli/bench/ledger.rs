@@ -15,7 +15,7 @@ use crate::ledger::{
     Admit, Bucket, Command, Credential, CredentialKind, FinishReason, Microcredits, Prices,
     RequestKey, Usage,
 };
-use crate::store::{Store, StoreResult, SyncMeter};
+use crate::store::{EmbeddedConfig, Limits, Store, StoreConfig, StoreResult, SyncMeter};
 use serde_json::{Value, json};
 use std::fs;
 use std::io::Write;
@@ -35,8 +35,10 @@ pub async fn run(default_folder: &Path, arguments: &Arguments) -> CommandResult<
     let scratch = ScratchFolder::in_folder(arguments.folder.as_deref().unwrap_or(default_folder))?;
     let alone = probe(&scratch.0)?;
     let meter = SyncMeter::new(Duration::from_millis(arguments.simulate_fsync_ms));
-    Store::init(&scratch.0).map_err(CommandError::new)?;
-    let store = Store::open_metered(&scratch.0, Arc::new(SystemClock), meter.clone())
+    let (dir, metered) = (scratch.0.clone(), Some(Arc::clone(&meter)));
+    let config = StoreConfig::Embedded(EmbeddedConfig { dir, meter: metered });
+    Store::init(&config).map_err(CommandError::new)?;
+    let store = Store::open(&config, Arc::new(SystemClock), Limits::default())
         .map_err(CommandError::new)?;
     let (account, credential) = open_account(&store).await.map_err(CommandError::new)?;
     let span = Duration::from_secs(arguments.seconds.unwrap_or(SECONDS));

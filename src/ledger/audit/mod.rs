@@ -36,7 +36,7 @@ pub struct AuditReport {
 }
 
 /// Checks everything. An error means that nothing can be said.
-pub fn everything(source: &impl AuditSource) -> StateResult<AuditReport> {
+pub fn everything(source: &dyn AuditSource) -> StateResult<AuditReport> {
     let mut audit = Audit::of(source, JournalHead::default());
     audit.check_everything()?;
     if let Some(second_reading) = std::mem::take(&mut audit.multiset_check).second_reading() {
@@ -53,7 +53,7 @@ pub fn everything(source: &impl AuditSource) -> StateResult<AuditReport> {
 
 /// Checks the journal after `from` and every account and request that it touches. What an earlier
 /// audit has checked and no entry has touched since is not read.
-pub fn since(source: &impl AuditSource, from: JournalHead) -> StateResult<AuditReport> {
+pub fn since(source: &dyn AuditSource, from: JournalHead) -> StateResult<AuditReport> {
     let mut audit = Audit::of(source, from);
     audit.check_journal()?;
     for (account, replayed) in std::mem::take(&mut audit.replayed) {
@@ -69,8 +69,8 @@ pub fn since(source: &impl AuditSource, from: JournalHead) -> StateResult<AuditR
     Ok(audit.report())
 }
 
-struct Audit<'b, B> {
-    source: &'b B,
+struct Audit<'s> {
+    source: &'s dyn AuditSource,
     findings: Findings,
     report: AuditReport,
     /// Where the reading of the journal began; entries up to here are trusted.
@@ -84,8 +84,8 @@ struct Audit<'b, B> {
     multiset_check: MultisetCheck,
 }
 
-impl<'b, B: AuditSource> Audit<'b, B> {
-    fn of(source: &'b B, from: JournalHead) -> Self {
+impl<'s> Audit<'s> {
+    fn of(source: &'s dyn AuditSource, from: JournalHead) -> Self {
         Self {
             source,
             findings: Findings::default(),
@@ -107,7 +107,7 @@ impl<'b, B: AuditSource> Audit<'b, B> {
     /// Checks each row; the number of rows.
     fn each<T>(
         &mut self,
-        rows: RowIter<'b, T>,
+        rows: RowIter<'s, T>,
         mut check: impl FnMut(&mut Self, T) -> StateResult,
     ) -> StateResult<u64> {
         let mut count = 0;

@@ -2,14 +2,14 @@
 //! it leads to.
 
 use super::rows::{JournalledEnd, expected_end};
-use super::{Audit, AuditSource, Item};
+use super::{Audit, Item};
 use crate::ids::AttemptId;
 use crate::ledger::amounts::BucketAmounts;
 use crate::ledger::journal;
 use crate::ledger::records::{Balances, EntryKind, JournalEntry, RequestKey};
 use crate::ledger::state::{JournalHead, StateResult};
 
-impl<B: AuditSource> Audit<'_, B> {
+impl Audit<'_> {
     pub(super) fn check_journal(&mut self) -> StateResult {
         self.resume()?;
         let after = self.from.sequence;

@@ -1,6 +1,6 @@
 //! The rows: each against its owner, against itself, and against what the journal says of it.
 
-use super::{Audit, AuditSource, Item};
+use super::{Audit, Item};
 use crate::ids::{AccountId, ApplicationId};
 use crate::ledger::amounts::{BucketAmounts, Microcredits};
 use crate::ledger::records::{
@@ -15,7 +15,7 @@ pub(super) enum JournalledEnd {
     Released,
 }
 
-impl<B: AuditSource> Audit<'_, B> {
+impl Audit<'_> {
     /// Call after the journal was read from its beginning.
     pub(super) fn check_rows(&mut self) -> StateResult {
         let source = self.source;

@@ -113,8 +113,10 @@ async fn answer(node: &Arc<Node>, call: &Call) -> Result<Response, ApiError> {
                 None => continue,
             }
         }
-        match recall(node, call) {
-            Ok(Some(record)) => return replay::answer(node, &record, call.request.include_usage),
+        match recall(node, call).await {
+            Ok(Some(record)) => {
+                return replay::answer(node, &record, call.request.include_usage).await;
+            }
             Ok(None) => {}
             // It went live after the hub was asked, or has ended since it was read.
             Err(ApiError::RequestInProgress) if !std::mem::replace(&mut looked_again, true) => {
@@ -130,17 +132,17 @@ async fn answer(node: &Arc<Node>, call: &Call) -> Result<Response, ApiError> {
 }
 
 /// The request's record when it has its answer; `None` when it may run.
-fn recall(node: &Node, call: &Call) -> Result<Option<RequestRecord>, ApiError> {
-    let ledger = node.store.read()?;
-    if let Some(record) = ledger.request(&call.key)? {
+async fn recall(node: &Node, call: &Call) -> Result<Option<RequestRecord>, ApiError> {
+    let ledger = node.store.read().await?;
+    if let Some(record) = ledger.request(&call.key).await? {
         match replay::judge(node, &record, &call.fingerprint)? {
             Known::Answered => return Ok(Some(record)),
             Known::MayRetry => {}
         }
     }
     // Admission refuses it, too, but by then the engine has seen it, and may be down again.
-    let refused =
-        ledger.crashes(call.key.account, &call.fingerprint)?.is_some_and(Crashes::is_refused);
+    let crashes = ledger.crashes(call.key.account, &call.fingerprint).await?;
+    let refused = crashes.is_some_and(Crashes::is_refused);
     if refused { Err(ApiError::AttemptsExhausted) } else { Ok(None) }
 }
 

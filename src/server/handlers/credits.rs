@@ -12,6 +12,6 @@ pub async fn show(
     State(node): State<Arc<Node>>,
     Extension(caller): Extension<Arc<Caller>>,
 ) -> Result<Json<CreditBalance>, ApiError> {
-    let balances = node.store.read()?.balances(caller.account.id)?;
+    let balances = node.store.read().await?.balances(caller.account.id).await?;
     CreditBalance::of(&balances).map(Json).ok_or(ApiError::ControlPlaneUnavailable)
 }

@@ -44,12 +44,12 @@ pub fn judge(
 }
 
 /// The stored answer: the same bytes, or the same chunks' content as a stream.
-pub fn answer(
+pub async fn answer(
     node: &Node,
     record: &RequestRecord,
     include_usage: bool,
 ) -> Result<Response, ApiError> {
-    let body = node.store.body(&record.key)?.ok_or(ApiError::RequestResultExpired)?;
+    let body = node.store.body(&record.key).await?.ok_or(ApiError::RequestResultExpired)?;
     let mut response = if record.stream {
         let completion: Completion =
             serde_json::from_slice(&body).map_err(|_| ApiError::ControlPlaneUnavailable)?;

@@ -19,7 +19,8 @@ pub async fn show(
     Extension(caller): Extension<Arc<Caller>>,
     PathId(id): PathId,
 ) -> Result<Json<RequestObject>, ApiError> {
-    find(&node, &caller, RequestId(id)).map(|record| Json(RequestObject::of(&record)))
+    let record = find(&node, &caller, RequestId(id)).await?;
+    Ok(Json(RequestObject::of(&record)))
 }
 
 /// Asks the request to end and waits a little for it: 200 with its end, or 202 while it is still
@@ -29,7 +30,7 @@ pub async fn cancel(
     Extension(caller): Extension<Arc<Caller>>,
     PathId(id): PathId,
 ) -> Result<(StatusCode, Json<RequestObject>), ApiError> {
-    let record = cancelled(&node, find(&node, &caller, RequestId(id))?).await?;
+    let record = cancelled(&node, find(&node, &caller, RequestId(id)).await?).await?;
     let status = if is_live(&record) { StatusCode::ACCEPTED } else { StatusCode::OK };
     Ok((status, Json(RequestObject::of(&record))))
 }
@@ -42,7 +43,7 @@ pub async fn cancelled(node: &Node, record: RequestRecord) -> Result<RequestReco
     let key = record.key;
     let flagged = match node.store.submit(Command::RequestCancel { key }).await? {
         Outcome::Request(record) | Outcome::AlreadyResolved(record) => record,
-        _ => reread(node, &key)?,
+        _ => reread(node, &key).await?,
     };
     if let Some(live) = node.hub.get(&key).filter(|_| is_live(&flagged)) {
         live.ask_to_end(Ending::Cancelled);
@@ -50,23 +51,23 @@ pub async fn cancelled(node: &Node, record: RequestRecord) -> Result<RequestReco
         // Running out of time is an answer, too: the record says that the request is still ending.
         let _ = tokio::time::timeout(wait, live.ended()).await;
     }
-    reread(node, &key)
+    reread(node, &key).await
 }
 
 /// An application sees its own requests; an account key all of the account's, its own first, then
 /// the newest.
-fn find(node: &Node, caller: &Caller, id: RequestId) -> Result<RequestRecord, ApiError> {
-    let snapshot = node.store.read()?;
-    let own = snapshot.request(&caller.key(id))?;
+async fn find(node: &Node, caller: &Caller, id: RequestId) -> Result<RequestRecord, ApiError> {
+    let snapshot = node.store.read().await?;
+    let own = snapshot.request(&caller.key(id)).await?;
     if own.is_some() || caller.credential.application.is_some() {
         return own.ok_or(ApiError::RequestNotFound);
     }
-    let all = snapshot.requests_by_id(caller.account.id, id)?;
+    let all = snapshot.requests_by_id(caller.account.id, id).await?;
     all.into_iter().max_by_key(|record| record.latest().created_at).ok_or(ApiError::RequestNotFound)
 }
 
-fn reread(node: &Node, key: &RequestKey) -> Result<RequestRecord, ApiError> {
-    node.store.read()?.request(key)?.ok_or(ApiError::RequestNotFound)
+async fn reread(node: &Node, key: &RequestKey) -> Result<RequestRecord, ApiError> {
+    node.store.read().await?.request(key).await?.ok_or(ApiError::RequestNotFound)
 }
 
 fn is_live(record: &RequestRecord) -> bool {

@@ -10,9 +10,9 @@ use crate::ledger::{
     Microcredits, Refusal, RequestRecord, secret,
 };
 use crate::server::handlers::requests;
-use crate::store::{Snapshot, Store};
+use crate::store::{Snapshot, Store, StoreResult};
 use serde_json::{Value, json};
-use std::path::Path;
+use std::path::PathBuf;
 
 type Result<T = Value, E = AdminError> = std::result::Result<T, E>;
 
@@ -37,17 +37,17 @@ impl Operator<'_> {
             C::AccountCreate { name, plan, trial, premium } => {
                 self.create_account(name, plan, trial, premium).await
             }
-            C::AccountList => self.list_accounts(),
-            C::AccountShow { id } => self.show_account(id),
+            C::AccountList => self.list_accounts().await,
+            C::AccountShow { id } => self.show_account(id).await,
             C::AccountSuspend { id } => self.set_status(id, AccountStatus::Suspended).await,
             C::AccountResume { id } => self.set_status(id, AccountStatus::Active).await,
             C::KeyCreate { account, label, expires_at } => {
                 self.issue(CredentialKind::ApiKey, account, None, label, expires_at).await
             }
-            C::KeyList { account } => self.list_keys(account),
+            C::KeyList { account } => self.list_keys(account).await,
             C::KeyRevoke { id } => self.revoke(id, CredentialKind::ApiKey).await,
             C::ApplicationCreate { account, name } => self.create_application(account, name).await,
-            C::ApplicationList { account } => self.list_applications(account),
+            C::ApplicationList { account } => self.list_applications(account).await,
             C::ApplicationToken { application, expires_at } => {
                 self.issue_token(application, expires_at).await
             }
@@ -55,15 +55,17 @@ impl Operator<'_> {
             C::CreditGrant { account, bucket, units, reference } => {
                 self.grant(account, bucket, units, &reference).await
             }
-            C::CreditShow { account } => self.show_credits(account),
-            C::CreditStatement { account, after, limit } => self.statement(account, after, limit),
-            C::RequestList { account, state } => self.list_requests(account, state),
+            C::CreditShow { account } => self.show_credits(account).await,
+            C::CreditStatement { account, after, limit } => {
+                self.statement(account, after, limit).await
+            }
+            C::RequestList { account, state } => self.list_requests(account, state).await,
             C::RequestShow { request, scope } => {
-                Ok(view::request(&self.find_request(request, scope)?))
+                Ok(view::request(&self.find_request(request, scope).await?))
             }
             C::RequestCancel { request, scope } => self.cancel(request, scope).await,
-            C::LedgerAudit => Ok(view::audit(&self.store.audit()?)),
-            C::LedgerBackup { to } => self.backup(&to),
+            C::LedgerAudit => self.audit().await,
+            C::LedgerBackup { to } => self.backup(to).await,
             C::Status => Ok(self.status()),
         }
     }
@@ -84,7 +86,7 @@ impl Operator<'_> {
         self.store.submit(Command::CreateAccount { id, name, plan }).await?;
         self.grant_units(id, Bucket::Trial, trial, "opening trial balance").await?;
         self.grant_units(id, Bucket::Premium, premium, "opening premium balance").await?;
-        self.show_account(id)
+        self.show_account(id).await
     }
 
     fn require_plan(&self, plan: &str) -> Result<()> {
@@ -97,16 +99,19 @@ impl Operator<'_> {
         )))
     }
 
-    fn list_accounts(&self) -> Result {
-        let snapshot = self.store.read()?;
-        let rows =
-            snapshot.accounts()?.into_iter().map(|account| describe_account(&snapshot, &account));
-        Ok(view::list(rows.collect::<Result<Vec<_>>>()?))
+    async fn list_accounts(&self) -> Result {
+        let snapshot = self.store.read().await?;
+        let mut rows = Vec::new();
+        for account in snapshot.accounts().await? {
+            rows.push(view::account(&account, snapshot.balances(account.id).await?));
+        }
+        Ok(view::list(rows))
     }
 
-    fn show_account(&self, id: AccountId) -> Result {
-        let snapshot = self.store.read()?;
-        describe_account(&snapshot, &find_account(&snapshot, id)?)
+    async fn show_account(&self, id: AccountId) -> Result {
+        let snapshot = self.store.read().await?;
+        let account = find_account(&*snapshot, id).await?;
+        Ok(view::account(&account, snapshot.balances(id).await?))
     }
 
     async fn set_status(&self, id: AccountId, status: AccountStatus) -> Result {
@@ -114,7 +119,7 @@ impl Operator<'_> {
         if let (Some(live), AccountStatus::Suspended) = (self.live, status) {
             live.node.suspended(id);
         }
-        self.show_account(id)
+        self.show_account(id).await
     }
 
     // --- credentials
@@ -124,8 +129,8 @@ impl Operator<'_> {
         application: ApplicationId,
         expires_at: Option<UnixMillis>,
     ) -> Result {
-        let found =
-            self.store.read()?.application(application)?.ok_or(Refusal::ApplicationNotFound)?;
+        let found = self.store.read().await?.application(application).await?;
+        let found = found.ok_or(Refusal::ApplicationNotFound)?;
         self.issue(CredentialKind::AccessToken, found.account, Some(application), None, expires_at)
             .await
     }
@@ -161,18 +166,18 @@ impl Operator<'_> {
             revoked_at: None,
         };
         self.store.submit(Command::IssueCredential { credential }).await?;
-        Ok(view::merged(json!({ "id": id, "secret": minted }), self.show_credential(id)?))
+        Ok(view::merged(json!({ "id": id, "secret": minted }), self.show_credential(id).await?))
     }
 
-    fn show_credential(&self, id: CredentialId) -> Result {
-        let found = self.store.read()?.credential(id)?.ok_or(Refusal::CredentialNotFound)?;
-        Ok(view::credential(&found))
+    async fn show_credential(&self, id: CredentialId) -> Result {
+        let found = self.store.read().await?.credential(id).await?;
+        Ok(view::credential(&found.ok_or(Refusal::CredentialNotFound)?))
     }
 
-    fn list_keys(&self, account: AccountId) -> Result {
-        let snapshot = self.store.read()?;
-        find_account(&snapshot, account)?;
-        let credentials = snapshot.credentials(account)?;
+    async fn list_keys(&self, account: AccountId) -> Result {
+        let snapshot = self.store.read().await?;
+        find_account(&*snapshot, account).await?;
+        let credentials = snapshot.credentials(account).await?;
         Ok(view::list(
             credentials.iter().filter(|c| c.kind == CredentialKind::ApiKey).map(view::credential),
         ))
@@ -180,13 +185,13 @@ impl Operator<'_> {
 
     /// Takes effect on the next request, and cancels what runs under the credential.
     async fn revoke(&self, id: CredentialId, kind: CredentialKind) -> Result {
-        let found = self.store.read()?.credential(id)?.filter(|credential| credential.kind == kind);
-        found.ok_or(Refusal::CredentialNotFound)?;
+        let found = self.store.read().await?.credential(id).await?;
+        found.filter(|credential| credential.kind == kind).ok_or(Refusal::CredentialNotFound)?;
         self.store.submit(Command::RevokeCredential { id }).await?;
         if let Some(live) = self.live {
             live.node.revoked(id);
         }
-        self.show_credential(id)
+        self.show_credential(id).await
     }
 
     // --- applications
@@ -194,18 +199,21 @@ impl Operator<'_> {
     async fn create_application(&self, account: AccountId, name: String) -> Result {
         let id = ApplicationId::generate();
         self.store.submit(Command::CreateApplication { id, account, name }).await?;
-        let created = self.store.read()?.application(id)?.ok_or(Refusal::ApplicationNotFound)?;
-        Ok(view::application(&created, &[]))
+        let created = self.store.read().await?.application(id).await?;
+        Ok(view::application(&created.ok_or(Refusal::ApplicationNotFound)?, &[]))
     }
 
-    fn list_applications(&self, account: Option<AccountId>) -> Result {
-        let snapshot = self.store.read()?;
+    async fn list_applications(&self, account: Option<AccountId>) -> Result {
+        let snapshot = self.store.read().await?;
         let accounts = match account {
-            Some(id) => vec![find_account(&snapshot, id)?],
-            None => snapshot.accounts()?,
+            Some(id) => vec![find_account(&*snapshot, id).await?],
+            None => snapshot.accounts().await?,
         };
-        let rows = accounts.iter().map(|account| describe_applications(&snapshot, account.id));
-        Ok(view::list(rows.collect::<Result<Vec<_>>>()?.into_iter().flatten()))
+        let mut rows = Vec::new();
+        for account in accounts {
+            rows.extend(describe_applications(&*snapshot, account.id).await?);
+        }
+        Ok(view::list(rows))
     }
 
     // --- credits
@@ -224,9 +232,9 @@ impl Operator<'_> {
             ));
         }
         self.grant_units(account, bucket, amount, reference).await?;
-        let snapshot = self.store.read()?;
-        let found = find_account(&snapshot, account)?;
-        Ok(view::grant(&found, bucket, amount, reference, snapshot.balances(account)?))
+        let snapshot = self.store.read().await?;
+        let found = find_account(&*snapshot, account).await?;
+        Ok(view::grant(&found, bucket, amount, reference, snapshot.balances(account).await?))
     }
 
     async fn grant_units(
@@ -243,44 +251,44 @@ impl Operator<'_> {
         Ok(())
     }
 
-    fn show_credits(&self, account: AccountId) -> Result {
-        let snapshot = self.store.read()?;
-        let found = find_account(&snapshot, account)?;
-        Ok(view::credits(&found, snapshot.balances(account)?))
+    async fn show_credits(&self, account: AccountId) -> Result {
+        let snapshot = self.store.read().await?;
+        let found = find_account(&*snapshot, account).await?;
+        Ok(view::credits(&found, snapshot.balances(account).await?))
     }
 
     /// One page; `next_after` is the value for the next page's `after`.
-    fn statement(&self, account: AccountId, after: u64, limit: usize) -> Result {
-        let snapshot = self.store.read()?;
-        let found = find_account(&snapshot, account)?;
-        let mut entries = snapshot.entries(account, after, limit.saturating_add(1))?;
+    async fn statement(&self, account: AccountId, after: u64, limit: usize) -> Result {
+        let snapshot = self.store.read().await?;
+        let found = find_account(&*snapshot, account).await?;
+        let mut entries = snapshot.entries(account, after, limit.saturating_add(1)).await?;
         let has_more = entries.len() > limit;
         entries.truncate(limit);
         let next_after = entries.last().filter(|_| has_more).map(|entry| entry.sequence);
         let page = json!({ "has_more": has_more, "next_after": next_after });
         let lines = view::merged(view::list(entries.iter().map(view::entry)), page);
-        Ok(view::merged(view::credits(&found, snapshot.balances(account)?), lines))
+        Ok(view::merged(view::credits(&found, snapshot.balances(account).await?), lines))
     }
 
     // --- requests
 
-    fn list_requests(&self, account: AccountId, state: Option<AttemptState>) -> Result {
-        let snapshot = self.store.read()?;
-        find_account(&snapshot, account)?;
+    async fn list_requests(&self, account: AccountId, state: Option<AttemptState>) -> Result {
+        let snapshot = self.store.read().await?;
+        find_account(&*snapshot, account).await?;
         let wanted =
             |record: &&RequestRecord| state.is_none_or(|state| record.latest().state == state);
-        Ok(view::list(snapshot.requests(account)?.iter().filter(wanted).map(view::request)))
+        Ok(view::list(snapshot.requests(account).await?.iter().filter(wanted).map(view::request)))
     }
 
-    fn find_request(&self, request: RequestId, scope: RequestScope) -> Result<RequestRecord> {
-        let snapshot = self.store.read()?;
+    async fn find_request(&self, request: RequestId, scope: RequestScope) -> Result<RequestRecord> {
+        let snapshot = self.store.read().await?;
         let accounts = match scope.account {
             Some(id) => vec![id],
-            None => snapshot.accounts()?.iter().map(|account| account.id).collect(),
+            None => snapshot.accounts().await?.iter().map(|account| account.id).collect(),
         };
         let mut found = Vec::new();
         for account in accounts {
-            found.extend(snapshot.requests_by_id(account, request)?);
+            found.extend(snapshot.requests_by_id(account, request).await?);
         }
         // An account alone names the request made with the account's own key, where its
         // applications used the id too.
@@ -294,7 +302,7 @@ impl Operator<'_> {
 
     /// Without a node nothing is running: opening the ledger ended what an earlier one left behind.
     async fn cancel(&self, request: RequestId, scope: RequestScope) -> Result {
-        let record = self.find_request(request, scope)?;
+        let record = self.find_request(request, scope).await?;
         let Some(live) = self.live else { return Ok(view::request(&record)) };
         let unavailable =
             |_| AdminError::Unavailable("the ledger cannot be reached now: try again".to_owned());
@@ -303,13 +311,19 @@ impl Operator<'_> {
 
     // --- the ledger and the node
 
-    fn backup(&self, to: &Path) -> Result {
+    async fn audit(&self) -> Result {
+        let store = self.store.clone();
+        Ok(view::audit(&blocking(move || store.audit()).await?))
+    }
+
+    async fn backup(&self, to: PathBuf) -> Result {
         if to.exists() {
             let text = format!("{} exists and is left as it is: name a new file", to.display());
             return Err(AdminError::Refused(text));
         }
-        self.store.backup(to)?;
-        let bytes = std::fs::metadata(to).map_or(0, |file| file.len());
+        let (store, path) = (self.store.clone(), to.clone());
+        blocking(move || store.backup(&path)).await?;
+        let bytes = std::fs::metadata(&to).map_or(0, |file| file.len());
         Ok(json!({ "path": to, "bytes": bytes }))
     }
 
@@ -327,16 +341,20 @@ fn units(amount: u64) -> Result<Microcredits> {
     })
 }
 
-fn find_account(snapshot: &Snapshot, id: AccountId) -> Result<Account> {
-    Ok(snapshot.account(id)?.ok_or(Refusal::AccountNotFound)?)
+/// Runs what reads the whole ledger on a thread that may wait.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> StoreResult<T> + Send + 'static,
+) -> Result<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    Ok(done.map_err(|error| AdminError::Unavailable(error.to_string()))??)
 }
 
-fn describe_account(snapshot: &Snapshot, account: &Account) -> Result {
-    Ok(view::account(account, snapshot.balances(account.id)?))
+async fn find_account(snapshot: &dyn Snapshot, id: AccountId) -> Result<Account> {
+    Ok(snapshot.account(id).await?.ok_or(Refusal::AccountNotFound)?)
 }
 
-fn describe_applications(snapshot: &Snapshot, account: AccountId) -> Result<Vec<Value>> {
-    let credentials = snapshot.credentials(account)?;
+async fn describe_applications(snapshot: &dyn Snapshot, account: AccountId) -> Result<Vec<Value>> {
+    let credentials = snapshot.credentials(account).await?;
     let tokens_of = |application: &Application| -> Vec<Credential> {
         credentials
             .iter()
@@ -344,7 +362,7 @@ fn describe_applications(snapshot: &Snapshot, account: AccountId) -> Result<Vec<
             .cloned()
             .collect()
     };
-    let applications = snapshot.applications(account)?;
+    let applications = snapshot.applications(account).await?;
     Ok(applications
         .iter()
         .map(|application| view::application(application, &tokens_of(application)))

@@ -50,5 +50,5 @@ async fn openapi(State(live): State<Arc<Live>>) -> Response {
 }
 
 async fn metrics(State(live): State<Arc<Live>>) -> Response {
-    ([(CONTENT_TYPE, OPEN_METRICS)], live.node.metrics_text()).into_response()
+    ([(CONTENT_TYPE, OPEN_METRICS)], live.node.metrics_text().await).into_response()
 }

@@ -2,7 +2,7 @@
 
 use super::codec::StoredField;
 use super::rows::JournalPosition;
-use super::snapshot::Snapshot;
+use super::snapshot::EmbeddedSnapshot;
 use super::tables::{self, Definition, ReadOnly, get, request_key};
 use crate::ids::{AccountId, ApplicationId, CredentialId};
 use crate::ledger::audit::{self, AuditSource, RowIter};
@@ -13,7 +13,7 @@ use crate::ledger::{
 use std::ops::Bound;
 use uuid::Uuid;
 
-impl Snapshot {
+impl EmbeddedSnapshot {
     /// Every row of a table whose key the content of the row asks for.
     fn placed<T: StoredField + 'static>(
         &self,
@@ -44,7 +44,7 @@ fn placed<T: StoredField + 'static>(
     })))
 }
 
-impl AuditSource for Snapshot {
+impl AuditSource for EmbeddedSnapshot {
     fn accounts(&self) -> RowIter<'_, Account> {
         self.placed(tables::ACCOUNTS, |row: &Account| row.id.0.into_bytes().to_vec())
     }
@@ -120,42 +120,42 @@ impl AuditSource for Snapshot {
     }
 
     fn account(&self, id: AccountId) -> StateResult<Option<Account>> {
-        get(&self.table(tables::ACCOUNTS)?, id.0.as_bytes())
+        self.row(tables::ACCOUNTS, id.0.as_bytes())
     }
 
     fn balances(&self, id: AccountId) -> StateResult<Balances> {
-        Ok(get(&self.table(tables::BALANCES)?, id.0.as_bytes())?.unwrap_or_default())
+        Ok(self.row(tables::BALANCES, id.0.as_bytes())?.unwrap_or_default())
     }
 
     fn application(&self, id: ApplicationId) -> StateResult<Option<Application>> {
-        get(&self.table(tables::APPLICATIONS)?, id.0.as_bytes())
+        self.row(tables::APPLICATIONS, id.0.as_bytes())
     }
 
     fn credential_by_digest(&self, digest: &[u8; 32]) -> StateResult<Option<Credential>> {
         let Some(id) = get::<CredentialId>(&self.table(tables::DIGESTS)?, digest)? else {
             return Ok(None);
         };
-        get(&self.table(tables::CREDENTIALS)?, id.0.as_bytes())
+        self.row(tables::CREDENTIALS, id.0.as_bytes())
     }
 
     fn granted(&self, account: AccountId, reference: &str) -> StateResult<Option<Granted>> {
-        get(&self.table(tables::GRANTS)?, &tables::grant_key(account, reference))
+        self.row(tables::GRANTS, &tables::grant_key(account, reference))
     }
 
     fn request(&self, key: &RequestKey) -> StateResult<Option<RequestRecord>> {
         let key = request_key(key);
-        match get(&self.table(tables::REQUESTS)?, &key)? {
+        match self.row(tables::REQUESTS, &key)? {
             Some(record) => Ok(Some(record)),
             None => get(&self.archive()?, &key),
         }
     }
 
     fn reservation(&self, key: &RequestKey) -> StateResult<Option<Reservation>> {
-        get(&self.table(tables::RESERVATIONS)?, &request_key(key))
+        self.row(tables::RESERVATIONS, &request_key(key))
     }
 
     fn entry(&self, sequence: u64) -> StateResult<Option<JournalEntry>> {
-        get(&self.table(tables::ENTRIES)?, &sequence.to_be_bytes())
+        self.row(tables::ENTRIES, &sequence.to_be_bytes())
     }
 
     fn entry_of(&self, account: AccountId, until: u64) -> StateResult<Option<JournalEntry>> {
@@ -169,7 +169,7 @@ impl AuditSource for Snapshot {
     }
 
     fn head(&self) -> StateResult<JournalHead> {
-        let progress: Option<JournalPosition> = get(&self.table(tables::META)?, tables::PROGRESS)?;
+        let progress: Option<JournalPosition> = self.row(tables::META, tables::PROGRESS)?;
         Ok(progress.unwrap_or_default().head)
     }
 }

@@ -6,7 +6,7 @@ use super::disk::{self, File, LockedFolder};
 use super::files;
 use super::rows::{CleanMarker, FileIdentity};
 use super::schema::{self, SCHEMA};
-use super::snapshot::Snapshot;
+use super::snapshot::EmbeddedSnapshot;
 use super::tables::{self, Definition};
 use crate::failpoint::failpoint;
 use crate::ids::BootId;
@@ -22,7 +22,7 @@ use std::path::Path;
 const ARCHIVE_TABLES: [Definition; 2] = [tables::ARCHIVE, tables::ARCHIVE_DUE];
 
 /// Copies `snapshot` to `to`, which must not exist.
-pub(in crate::store) fn write(snapshot: &Snapshot, to: &Path) -> StoreResult {
+pub(super) fn write(snapshot: &EmbeddedSnapshot, to: &Path) -> StoreResult {
     if to.exists() {
         return Err(StoreError::Unusable(format!(
             "{} exists: a backup never replaces another file, name a new one",
@@ -45,7 +45,7 @@ pub(in crate::store) fn write(snapshot: &Snapshot, to: &Path) -> StoreResult {
 
 /// Replaces the folder's files with those made from the backup `from`. The replaced ones are kept
 /// beside them.
-pub(in crate::store) fn restore(dir: &Path, from: &Path) -> StoreResult {
+pub(super) fn restore(dir: &Path, from: &Path) -> StoreResult {
     let folder = LockedFolder::lock(dir)?;
     for file in File::ALL {
         remove_leftover(&folder.unfinished(file))?;
@@ -117,7 +117,7 @@ fn current_epoch(folder: &LockedFolder) -> u64 {
 /// Audits a backup, in which the tombstones lie beside the ledger.
 fn prove(database: &Database, shown: &Path) -> StoreResult {
     let begin = || database.begin_read().map_err(StateError::from);
-    let snapshot = Snapshot { ledger: begin()?, bodies: begin()? };
+    let snapshot = EmbeddedSnapshot { ledger: begin()?, bodies: begin()? };
     match audit::everything(&snapshot)?.violations.first() {
         None => Ok(()),
         Some(violation) => {
@@ -151,7 +151,7 @@ fn remove_leftover(path: &Path) -> StoreResult {
 }
 
 /// Creates an empty ledger; refuses where there is anything of one.
-pub(in crate::store) fn init(dir: &Path) -> StoreResult {
+pub(super) fn init(dir: &Path) -> StoreResult {
     let folder = LockedFolder::lock(dir)?;
     if let Some(file) = File::ALL.into_iter().find(|&file| folder.path(file).exists()) {
         return Err(StoreError::Unusable(format!(

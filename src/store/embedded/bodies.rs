@@ -1,31 +1,24 @@
 //! Stored answers, kept for replays until they expire.
 
 use super::files::Files;
-use super::rows::StoredBody;
 use super::tables::{self, due_key, get, put};
 use crate::clock::UnixMillis;
 use crate::ledger::RequestKey;
 use crate::ledger::state::{Reservation, StateResult};
-use crate::store::queue::{WriteAction, WriteJob};
+use crate::store::backend::StoredBody;
+use crate::store::queue::WriteAction;
 use bytes::Bytes;
 use redb::{Database, ReadableDatabase, WriteTransaction};
 
-/// Makes the bodies among the jobs durable, in one transaction of their own.
-pub(in crate::store) fn write_all(database: &Database, jobs: &[WriteJob]) -> StateResult {
-    let bodies: Vec<_> = jobs.iter().filter_map(body_of).collect();
+/// Makes the bodies among the actions durable, in one transaction of their own.
+pub(super) fn write_all(database: &Database, actions: &[&WriteAction]) -> StateResult {
+    let bodies: Vec<_> = actions.iter().filter_map(|action| action.body()).collect();
     if bodies.is_empty() {
         return Ok(());
     }
     super::files::write(database, |txn| {
         bodies.iter().try_for_each(|(key, body)| insert(txn, key, body))
     })
-}
-
-fn body_of(job: &WriteJob) -> Option<(&RequestKey, &StoredBody)> {
-    match &job.action {
-        WriteAction::PutBody { key, body } => Some((key, body)),
-        WriteAction::Apply(_) => None,
-    }
 }
 
 fn insert(txn: &WriteTransaction, key: &RequestKey, body: &StoredBody) -> StateResult {
@@ -37,7 +30,7 @@ fn insert(txn: &WriteTransaction, key: &RequestKey, body: &StoredBody) -> StateR
 
 /// Removes answers whose settlement never came: those of requests that hold a reservation. Call
 /// while nothing runs.
-pub(in crate::store) fn remove_orphans(files: &Files) -> StateResult {
+pub(super) fn remove_orphans(files: &Files) -> StateResult {
     let reservations = tables::open(&files.ledger.begin_read()?, tables::RESERVATIONS)?;
     let stored = tables::open(&files.bodies.begin_read()?, tables::BODIES)?;
     let mut orphans = Vec::new();
@@ -57,11 +50,7 @@ pub(in crate::store) fn remove_orphans(files: &Files) -> StateResult {
 }
 
 /// The body stored for a request, unless it has expired.
-pub(in crate::store) fn read(
-    files: &Files,
-    key: &RequestKey,
-    now: UnixMillis,
-) -> StateResult<Option<Bytes>> {
+pub(super) fn read(files: &Files, key: &RequestKey, now: UnixMillis) -> StateResult<Option<Bytes>> {
     let txn = files.bodies.begin_read()?;
     let bodies = tables::open(&txn, tables::BODIES)?;
     let body: Option<StoredBody> = get(&bodies, &tables::request_key(key))?;

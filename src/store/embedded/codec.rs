@@ -11,17 +11,17 @@ const VERSION: u8 = 1;
 const CRC_BYTES: usize = 4;
 
 /// Something with a fixed place and layout in a row.
-pub(in crate::store) trait StoredField: Sized {
+pub(super) trait StoredField: Sized {
     fn write(&self, out: &mut Vec<u8>);
     fn read(input: &mut Reader<'_>) -> Result<Self, Malformed>;
 }
 
 /// The bytes are no row of this type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::store) struct Malformed(pub &'static str);
+pub(super) struct Malformed(pub &'static str);
 
 /// The stored form of `row` under `key`.
-pub(in crate::store) fn encode(key: &[u8], row: &impl StoredField) -> Vec<u8> {
+pub(super) fn encode(key: &[u8], row: &impl StoredField) -> Vec<u8> {
     let mut bytes = vec![VERSION];
     row.write(&mut bytes);
     let crc = checksum(key, &bytes);
@@ -31,7 +31,7 @@ pub(in crate::store) fn encode(key: &[u8], row: &impl StoredField) -> Vec<u8> {
 
 /// The row stored under `key`. The checksum covers the key, so a row moved to another place is
 /// damaged too.
-pub(in crate::store) fn decode<T: StoredField>(key: &[u8], stored: &[u8]) -> StateResult<T> {
+pub(super) fn decode<T: StoredField>(key: &[u8], stored: &[u8]) -> StateResult<T> {
     try_decode(key, stored).map_err(|Malformed(why)| {
         let key = hex::encode(key);
         StateError::Corrupt(format!("{why}, under key {key}"))
@@ -57,7 +57,7 @@ fn checksum(key: &[u8], bytes: &[u8]) -> u32 {
 }
 
 /// Bytes not read yet.
-pub(in crate::store) struct Reader<'a>(&'a [u8]);
+pub(super) struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
     fn take(&mut self, length: usize) -> Result<&'a [u8], Malformed> {
@@ -223,4 +223,4 @@ macro_rules! wrapper {
     )+};
 }
 
-pub(in crate::store) use {codes, row, wrapper};
+pub(super) use {codes, row, wrapper};

@@ -17,7 +17,7 @@ const MAGIC: [u8; 9] = *b"redb\x1a\x0a\xa9\x0d\x0a";
 const LOCK: &str = "lock";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(in crate::store) enum File {
+pub(super) enum File {
     /// Money, credentials and requests: small, and kept small.
     Ledger,
     /// Stored answers and tombstones.
@@ -41,14 +41,14 @@ impl File {
 }
 
 /// Storage that databases can be opened on; tests supply one that fails on purpose.
-pub(in crate::store) trait Disk: Send + Sync + 'static {
+pub(super) trait Disk: Send + Sync + 'static {
     /// Opens an existing database after checking every page of it. Never creates one.
     fn open(&self, file: File) -> StoreResult<Database>;
     fn free_bytes(&self) -> io::Result<u64>;
 }
 
 /// A locked folder of the file system.
-pub(in crate::store) struct LockedFolder {
+pub(super) struct LockedFolder {
     dir: PathBuf,
     /// Held, and with it the folder, until the last handle is gone.
     _lock: fs::File,
@@ -97,7 +97,7 @@ impl Disk for LockedFolder {
 }
 
 /// Creates a database in a file that must not exist yet.
-pub(in crate::store) fn create(path: &Path) -> StoreResult<Database> {
+pub(super) fn create(path: &Path) -> StoreResult<Database> {
     let fresh = OpenOptions::new().write(true).create_new(true).open(path);
     fresh.map_err(|error| unusable(path, UNWRITTEN, &error))?;
     let created = builder().create(path);
@@ -105,7 +105,7 @@ pub(in crate::store) fn create(path: &Path) -> StoreResult<Database> {
 }
 
 /// Opens a database file after checking every page of it.
-pub(in crate::store) fn open_existing(path: &Path) -> StoreResult<Database> {
+pub(super) fn open_existing(path: &Path) -> StoreResult<Database> {
     check_kind(path)?;
     // The database panics on some damaged files; nothing of it outlives the unwinding.
     let opened = panic::catch_unwind(AssertUnwindSafe(|| builder().open(path)));
@@ -139,7 +139,7 @@ const UNWRITTEN: &str =
 const UNREAD: &str = "cannot be read; it must be a file that this user may read and write";
 const DAMAGED: &str = "is damaged or cannot be read; keep a copy of it and restore a backup";
 
-pub(in crate::store) fn builder() -> Builder {
+pub(super) fn builder() -> Builder {
     let mut builder = Builder::new();
     builder.set_cache_size(CACHE_BYTES).set_check_integrity_on_open(true);
     builder
@@ -171,7 +171,7 @@ fn check_kind(path: &Path) -> StoreResult {
 }
 
 /// Renames and makes the new name durable.
-pub(in crate::store) fn rename(from: &Path, to: &Path) -> StoreResult {
+pub(super) fn rename(from: &Path, to: &Path) -> StoreResult {
     let folder = to.parent().filter(|dir| !dir.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new("."));
     fs::rename(from, to).and_then(|()| fs::File::open(folder)?.sync_all()).map_err(|error| {
@@ -183,10 +183,6 @@ pub(in crate::store) fn rename(from: &Path, to: &Path) -> StoreResult {
     })
 }
 
-pub(in crate::store) fn unusable(
-    path: &Path,
-    what: &str,
-    why: &dyn std::fmt::Display,
-) -> StoreError {
+pub(super) fn unusable(path: &Path, what: &str, why: &dyn std::fmt::Display) -> StoreError {
     StoreError::Unusable(format!("{} {what}: {why}", path.display()))
 }

@@ -1,17 +1,16 @@
 //! The two open databases, and what makes them one ledger.
 
 use super::disk::{Disk, File};
-use super::rows::{CleanMarker, FileIdentity, JournalPosition};
+use super::rows::{CleanMarker, FileIdentity};
 use super::schema;
-use super::snapshot::Snapshot;
+use super::snapshot::EmbeddedSnapshot;
 use super::tables::{self, Definition};
-use crate::clock::UnixMillis;
 use crate::ids::BootId;
 use crate::ledger::state::StateResult;
 use crate::store::{StoreError, StoreResult};
 use redb::{Database, ReadableDatabase, WriteTransaction};
 
-pub(in crate::store) struct Files {
+pub(super) struct Files {
     pub ledger: Database,
     pub bodies: Database,
 }
@@ -32,12 +31,12 @@ impl Files {
         Ok(files)
     }
 
-    pub fn snapshot(&self) -> StateResult<Snapshot> {
+    pub fn snapshot(&self) -> StateResult<EmbeddedSnapshot> {
         // The ledger first: a request on its way to the archive is then seen in at least one of the
         // two.
         let ledger = self.ledger.begin_read()?;
         let bodies = self.bodies.begin_read()?;
-        Ok(Snapshot { ledger, bodies })
+        Ok(EmbeddedSnapshot { ledger, bodies })
     }
 
     pub fn clean_marker(&self) -> StateResult<Option<CleanMarker>> {
@@ -53,18 +52,10 @@ impl Files {
             tables::put(&mut meta, tables::CLEAN_MARKER, &clean_marker)
         })
     }
-
-    /// The latest time the ledger knows of.
-    pub fn clock(&self) -> StateResult<UnixMillis> {
-        let txn = self.ledger.begin_read()?;
-        let meta = tables::open(&txn, tables::META)?;
-        let progress = tables::get::<JournalPosition>(&meta, tables::PROGRESS)?;
-        Ok(progress.unwrap_or_default().clock)
-    }
 }
 
 /// Gives an empty database its tables and identity.
-pub(in crate::store) fn initialise(
+pub(super) fn initialise(
     database: &Database,
     tables: &[Definition],
     identity: FileIdentity,
@@ -75,16 +66,13 @@ pub(in crate::store) fn initialise(
     })
 }
 
-pub(in crate::store) fn set_identity(
-    txn: &WriteTransaction,
-    identity: FileIdentity,
-) -> StateResult {
+pub(super) fn set_identity(txn: &WriteTransaction, identity: FileIdentity) -> StateResult {
     let mut meta = txn.open_table(tables::META)?;
     tables::put(&mut meta, tables::IDENTITY, &identity)
 }
 
 /// One durable transaction, abandoned when `change` fails.
-pub(in crate::store) fn write(
+pub(super) fn write(
     database: &Database,
     change: impl FnOnce(&WriteTransaction) -> StateResult,
 ) -> StateResult {

@@ -45,7 +45,7 @@ impl SyncMeter {
     }
 }
 
-pub(in crate::store) struct MeteredFolder {
+pub(super) struct MeteredFolder {
     pub folder: LockedFolder,
     pub meter: Arc<SyncMeter>,
 }

@@ -1,17 +1,222 @@
-//! The embedded backend: two redb files in one folder of this machine.
+//! The embedded backend: two redb files in one folder of this machine, `ledger.redb` and
+//! `bodies.redb`. Nothing outside this folder knows redb. `DESIGN.md` in `src/store` draws the
+//! files.
 
 mod audit_source;
-pub(super) mod backup;
-pub(super) mod bodies;
+mod backup;
+mod bodies;
 mod codec;
-pub(super) mod disk;
-pub(super) mod files;
-pub(super) mod metered;
-pub(super) mod retention;
-pub(super) mod rows;
+mod disk;
+mod files;
+mod metered;
+mod retention;
+mod rows;
 mod schema;
-pub(super) mod snapshot;
-pub(super) mod state;
-pub(super) mod tables;
+mod snapshot;
+mod state;
+mod tables;
 #[cfg(test)]
 mod tests;
+
+use super::backend::{Backend, BatchFailure, LedgerReader, ReadFuture, Snapshot};
+use super::limits::Limits;
+use super::queue::WriteAction;
+use super::{AuditReport, StoreResult};
+use crate::clock::UnixMillis;
+use crate::failpoint::failpoint;
+use crate::ids::BootId;
+use crate::ledger::audit::{self, AuditSource};
+use crate::ledger::state::{StateError, StateResult};
+use crate::ledger::{Account, Credential, RequestKey};
+use bytes::Bytes;
+use disk::{Disk, File, LockedFolder};
+use files::Files;
+use metered::MeteredFolder;
+pub use metered::SyncMeter;
+use redb::ReadableDatabase;
+use snapshot::{EmbeddedSnapshot, ready};
+use state::WriteState;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+
+/// Free bytes under which a failed ledger is not reopened yet. Opening writes to both files, and
+/// one that fails halfway takes the old handle's reads away: 16 MiB are room for that and for the
+/// pending ends of attempts.
+const MIN_REOPEN_BYTES: u64 = 16 << 20;
+
+/// Where an embedded ledger lies.
+#[derive(Clone, Debug)]
+pub struct EmbeddedConfig {
+    /// The folder of both files.
+    pub dir: PathBuf,
+    /// Learns what each sync costs; for measurements.
+    pub meter: Option<Arc<SyncMeter>>,
+}
+
+pub(super) struct EmbeddedBackend {
+    disk: Box<dyn Disk>,
+    /// `None` while a failed storage is being reopened.
+    files: RwLock<Option<Files>>,
+}
+
+impl EmbeddedBackend {
+    /// Locks the folder and opens both files, after checking each of their pages.
+    pub fn open(config: &EmbeddedConfig) -> StoreResult<Self> {
+        let folder = LockedFolder::lock(&config.dir)?;
+        Self::open_on(match &config.meter {
+            None => Box::new(folder),
+            Some(meter) => Box::new(MeteredFolder { folder, meter: Arc::clone(meter) }),
+        })
+    }
+
+    fn open_on(disk: Box<dyn Disk>) -> StoreResult<Self> {
+        let files = Files::open(&*disk)?;
+        Ok(Self { disk, files: RwLock::new(Some(files)) })
+    }
+
+    fn files(&self) -> RwLockReadGuard<'_, Option<Files>> {
+        self.files.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn replace_files(&self, files: Option<Files>) -> Option<Files> {
+        std::mem::replace(&mut *self.files.write().unwrap_or_else(PoisonError::into_inner), files)
+    }
+
+    fn with_files<T>(&self, read: impl FnOnce(&Files) -> StateResult<T>) -> StateResult<T> {
+        match &*self.files() {
+            Some(files) => read(files),
+            None => Err(StateError::Io("it is being reopened".into())),
+        }
+    }
+
+    fn view(&self) -> StateResult<EmbeddedSnapshot> {
+        self.with_files(Files::snapshot)
+    }
+}
+
+impl LedgerReader for EmbeddedBackend {
+    fn snapshot(&self) -> ReadFuture<'_, Box<dyn Snapshot>> {
+        ready(self.view().map(|view| Box::new(view) as Box<dyn Snapshot>))
+    }
+
+    fn credential_and_account(
+        &self,
+        digest: &[u8; 32],
+    ) -> ReadFuture<'_, Option<(Credential, Account)>> {
+        ready(self.view().and_then(|view| view.credential_and_account(digest)))
+    }
+
+    fn body(&self, key: &RequestKey, now: UnixMillis) -> ReadFuture<'_, Option<Bytes>> {
+        ready(self.with_files(|files| bodies::read(files, key, now)))
+    }
+
+    fn audit_source(&self) -> StoreResult<Box<dyn AuditSource + '_>> {
+        Ok(Box::new(self.view()?))
+    }
+
+    fn backup(&self, to: &Path) -> StoreResult {
+        backup::write(&self.view()?, to)
+    }
+
+    fn free_bytes(&self) -> Option<u64> {
+        self.disk.free_bytes().ok()
+    }
+}
+
+impl Backend for EmbeddedBackend {
+    type Txn<'t> = WriteState<'t>;
+
+    fn was_left_open(&self) -> StateResult<bool> {
+        let last = self.with_files(Files::clean_marker)?;
+        Ok(last.is_some_and(|last| !last.clean))
+    }
+
+    fn claim(&self, boot: BootId) -> StateResult {
+        self.with_files(|files| {
+            files.set_clean_marker(boot, false)?;
+            failpoint!("store::claimed");
+            bodies::remove_orphans(files)
+        })
+    }
+
+    fn transact<T>(
+        &self,
+        actions: &[&WriteAction],
+        now: UnixMillis,
+        mut run: impl FnMut(&mut WriteState<'_>) -> Result<T, BatchFailure>,
+    ) -> Result<T, BatchFailure> {
+        let Some(files) = &*self.files() else {
+            return Err(BatchFailure::InDoubt("it is not open".into()));
+        };
+        bodies::write_all(&files.bodies, actions)?;
+        let archive =
+            tables::open(&files.bodies.begin_read().map_err(StateError::from)?, tables::ARCHIVE)?;
+        let txn = files.ledger.begin_write().map_err(StateError::from)?;
+        let mut state = WriteState::open(&txn, archive, now)?;
+        let result = run(&mut state)?;
+        if state.finish()? {
+            failpoint!("store::before_commit");
+            failpoint!("store::commit_lost", |_| Err(BatchFailure::InDoubt(
+                "the commit failed".into()
+            )));
+            txn.commit().map_err(StateError::from)?;
+            failpoint!("store::after_commit");
+            failpoint!("store::commit_unknown", |_| Err(BatchFailure::InDoubt(
+                "the commit failed".into()
+            )));
+        }
+        Ok(result)
+    }
+
+    fn sweep(&self, now: UnixMillis, limits: &Limits) -> StateResult<bool> {
+        match &*self.files() {
+            Some(files) => retention::sweep(files, now, limits),
+            None => Ok(false),
+        }
+    }
+
+    /// On a full disk the old handle still serves reads; a new one could not be made.
+    fn can_reopen(&self) -> bool {
+        self.free_bytes().is_some_and(|free| free >= MIN_REOPEN_BYTES)
+    }
+
+    fn reopen(&self, check: impl FnOnce(&dyn AuditSource) -> StoreResult) -> StoreResult {
+        // No second handle can be opened beside the first.
+        drop(self.replace_files(None));
+        failpoint!("store::reopen", |_| Err(super::StoreError::Unavailable(
+            "it stays closed".into()
+        )));
+        let files = Files::open(&*self.disk)?;
+        check(&files.snapshot()?)?;
+        self.replace_files(Some(files));
+        Ok(())
+    }
+
+    fn close(&self, boot: BootId, clean: bool) -> StateResult {
+        match self.replace_files(None).filter(|_| clean) {
+            Some(files) => files.set_clean_marker(boot, true),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Creates an empty ledger in an existing folder; refuses where there is anything of one.
+pub(super) fn init(config: &EmbeddedConfig) -> StoreResult {
+    backup::init(&config.dir)
+}
+
+/// Whether the folder has a ledger.
+pub(super) fn exists(config: &EmbeddedConfig) -> bool {
+    config.dir.join(File::Ledger.name()).exists()
+}
+
+/// Audits a ledger that no process has open.
+pub(super) fn inspect(config: &EmbeddedConfig) -> StoreResult<AuditReport> {
+    let files = Files::open(&LockedFolder::lock(&config.dir)?)?;
+    Ok(audit::everything(&files.snapshot()?)?)
+}
+
+/// Replaces a ledger that no process has open by the backup `from`, after checking the backup.
+pub(super) fn restore(config: &EmbeddedConfig, from: &Path) -> StoreResult {
+    backup::restore(&config.dir, from)
+}

@@ -3,12 +3,12 @@
 //! The journal stays.
 
 use super::files::{self, Files};
-use super::rows::StoredBody;
 use super::tables::{self, Writable, due_key, due_subject, get, put};
 use crate::clock::UnixMillis;
 use crate::failpoint::failpoint;
 use crate::ledger::RequestRecord;
 use crate::ledger::state::StateResult;
+use crate::store::backend::StoredBody;
 use crate::store::limits::Limits;
 use redb::{ReadableDatabase, ReadableTable, WriteTransaction};
 
@@ -16,11 +16,7 @@ use redb::{ReadableDatabase, ReadableTable, WriteTransaction};
 const MAX_ROWS: usize = 1_000;
 
 /// One pass; true when more is due.
-pub(in crate::store) fn sweep(
-    files: &Files,
-    now: UnixMillis,
-    limits: &Limits,
-) -> StateResult<bool> {
+pub(super) fn sweep(files: &Files, now: UnixMillis, limits: &Limits) -> StateResult<bool> {
     let ended = due(files, ago(now, limits.replay_ms))?;
     let purge = |txn: &WriteTransaction| -> StateResult<usize> {
         let bodies = purge_bodies(txn, now)?;

@@ -13,11 +13,11 @@ use crate::ledger::{
     BucketAmounts, Credential, CredentialKind, FailureCode, FinishReason, JournalEntry,
     Microcredits, Prices, RequestKey, RequestRecord, Usage,
 };
-use bytes::Bytes;
+use crate::store::backend::StoredBody;
 
 /// What the files are: the same in both, so that two that do not belong together are noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::store) struct FileIdentity {
+pub(super) struct FileIdentity {
     pub schema: u32,
     /// Risen by one with every restore.
     pub epoch: u64,
@@ -25,7 +25,7 @@ pub(in crate::store) struct FileIdentity {
 
 /// The last process that used the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::store) struct CleanMarker {
+pub(super) struct CleanMarker {
     pub boot: BootId,
     /// Set as the last write of an orderly stop.
     pub clean: bool,
@@ -33,16 +33,10 @@ pub(in crate::store) struct CleanMarker {
 
 /// Where the journal and time stand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::store) struct JournalPosition {
+pub(super) struct JournalPosition {
     pub head: JournalHead,
     /// No command was ever given a later time.
     pub clock: UnixMillis,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::store) struct StoredBody {
-    pub expires_at: UnixMillis,
-    pub content: Bytes,
 }
 
 wrapper!(

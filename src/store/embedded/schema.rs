@@ -10,18 +10,18 @@ use crate::store::{StoreError, StoreResult};
 use redb::{Database, ReadableDatabase, WriteTransaction};
 
 /// Rewrites one kind of file from one schema to the next.
-pub(in crate::store) type SchemaStep = fn(File, &WriteTransaction) -> StateResult;
+pub(super) type SchemaStep = fn(File, &WriteTransaction) -> StateResult;
 
 /// The first leads from schema 1 to schema 2. A released step never changes.
-pub(in crate::store) const STEPS: &[SchemaStep] = &[];
+pub(super) const STEPS: &[SchemaStep] = &[];
 
 /// What this build writes.
-pub(in crate::store) const SCHEMA: u32 = 1 + STEPS.len() as u32;
+pub(super) const SCHEMA: u32 = 1 + STEPS.len() as u32;
 
 /// Brings a database, which holds the tables of `contents`, up to the schema after the last of
 /// `steps`. Each step is one transaction together with its number: an interrupted one has not
 /// happened, and the next start goes on from there.
-pub(in crate::store) fn upgrade(
+pub(super) fn upgrade(
     database: &Database,
     contents: &[File],
     steps: &[SchemaStep],
@@ -43,7 +43,7 @@ pub(in crate::store) fn upgrade(
 }
 
 /// Refuses a schema that only other builds know.
-pub(in crate::store) fn check(found: u32, known: u32, name: &str) -> StoreResult {
+pub(super) fn check(found: u32, known: u32, name: &str) -> StoreResult {
     if (1..=known).contains(&found) {
         return Ok(());
     }
@@ -54,10 +54,7 @@ pub(in crate::store) fn check(found: u32, known: u32, name: &str) -> StoreResult
 }
 
 /// What a file says it is.
-pub(in crate::store) fn identity(
-    database: &impl ReadableDatabase,
-    name: &str,
-) -> StoreResult<FileIdentity> {
+pub(super) fn identity(database: &impl ReadableDatabase, name: &str) -> StoreResult<FileIdentity> {
     let found = read_identity(database).map_err(|error| {
         StoreError::Unusable(format!("{name} does not say what it is: {error}; restore a backup"))
     })?;

@@ -1,5 +1,6 @@
-//! Reads: one consistent view of the ledger, never in the way of the writer.
+//! Reads: one consistent view of both files. It never waits for the writer, nor the writer for it.
 
+use super::codec::StoredField;
 use super::tables::{self, Definition, ReadOnly};
 use crate::ids::{AccountId, ApplicationId, CredentialId, RequestId};
 use crate::ledger::audit::AuditSource;
@@ -7,111 +8,146 @@ use crate::ledger::state::{Crashes, Reservation, StateResult};
 use crate::ledger::{
     Account, Application, Balances, Credential, JournalEntry, RequestKey, RequestRecord,
 };
-use crate::store::StoreResult;
+use crate::store::StoreError;
+use crate::store::backend::{ReadFuture, Snapshot};
 use redb::ReadTransaction;
 use std::collections::BTreeMap;
+use std::future;
 use std::ops::Bound;
 
-/// A read transaction.
-pub struct Snapshot {
-    pub(in crate::store) ledger: ReadTransaction,
-    pub(in crate::store) bodies: ReadTransaction,
+/// A read transaction of each file.
+pub(super) struct EmbeddedSnapshot {
+    pub ledger: ReadTransaction,
+    pub bodies: ReadTransaction,
 }
 
-impl Snapshot {
-    pub fn account(&self, id: AccountId) -> StoreResult<Option<Account>> {
-        Ok(AuditSource::account(self, id)?)
+/// An answer that is there already. A look-up takes a few microseconds, less than handing it to
+/// another thread would, so it runs where it is asked for.
+pub(super) fn ready<'a, T: Send + 'a>(result: StateResult<T>) -> ReadFuture<'a, T> {
+    Box::pin(future::ready(result.map_err(StoreError::from)))
+}
+
+impl Snapshot for EmbeddedSnapshot {
+    fn account(&self, id: AccountId) -> ReadFuture<'_, Option<Account>> {
+        ready(AuditSource::account(self, id))
     }
 
-    pub fn accounts(&self) -> StoreResult<Vec<Account>> {
-        self.all(tables::ACCOUNTS)
+    fn accounts(&self) -> ReadFuture<'_, Vec<Account>> {
+        ready(self.all(tables::ACCOUNTS))
     }
 
-    /// Zero for an account that never had any.
-    pub fn balances(&self, id: AccountId) -> StoreResult<Balances> {
-        Ok(AuditSource::balances(self, id)?)
+    fn balances(&self, id: AccountId) -> ReadFuture<'_, Balances> {
+        ready(AuditSource::balances(self, id))
     }
 
-    pub fn credential_by_digest(&self, digest: &[u8; 32]) -> StoreResult<Option<Credential>> {
-        Ok(AuditSource::credential_by_digest(self, digest)?)
+    fn credential(&self, id: CredentialId) -> ReadFuture<'_, Option<Credential>> {
+        ready(self.row(tables::CREDENTIALS, id.0.as_bytes()))
     }
 
-    pub fn credential(&self, id: CredentialId) -> StoreResult<Option<Credential>> {
-        let credentials = self.table(tables::CREDENTIALS)?;
-        Ok(tables::get(&credentials, id.0.as_bytes())?)
+    fn credentials(&self, account: AccountId) -> ReadFuture<'_, Vec<Credential>> {
+        ready(self.all_where(tables::CREDENTIALS, |row: &Credential| row.account == account))
     }
 
-    pub fn credentials(&self, account: AccountId) -> StoreResult<Vec<Credential>> {
-        let mut credentials: Vec<Credential> = self.all(tables::CREDENTIALS)?;
-        credentials.retain(|credential| credential.account == account);
-        Ok(credentials)
+    fn application(&self, id: ApplicationId) -> ReadFuture<'_, Option<Application>> {
+        ready(AuditSource::application(self, id))
     }
 
-    pub fn application(&self, id: ApplicationId) -> StoreResult<Option<Application>> {
-        Ok(AuditSource::application(self, id)?)
+    fn applications(&self, account: AccountId) -> ReadFuture<'_, Vec<Application>> {
+        ready(self.all_where(tables::APPLICATIONS, |row: &Application| row.account == account))
     }
 
-    pub fn applications(&self, account: AccountId) -> StoreResult<Vec<Application>> {
-        let mut applications: Vec<Application> = self.all(tables::APPLICATIONS)?;
-        applications.retain(|application| application.account == account);
-        Ok(applications)
+    fn request(&self, key: &RequestKey) -> ReadFuture<'_, Option<RequestRecord>> {
+        ready(AuditSource::request(self, key))
     }
 
-    /// The request, be it live, recent or archived.
-    pub fn request(&self, key: &RequestKey) -> StoreResult<Option<RequestRecord>> {
-        Ok(AuditSource::request(self, key)?)
-    }
-
-    /// All of an account's requests with this id, over every scope (account keys may read its
-    /// applications' requests).
-    pub fn requests_by_id(
+    fn requests_by_id(
         &self,
         account: AccountId,
         request: RequestId,
-    ) -> StoreResult<Vec<RequestRecord>> {
-        self.requests_under(&tables::request_prefix(account, request))
+    ) -> ReadFuture<'_, Vec<RequestRecord>> {
+        ready(self.requests_under(&tables::request_prefix(account, request)))
     }
 
-    /// The crashes that an input of this account was running in.
-    pub fn crashes(
+    fn requests(&self, account: AccountId) -> ReadFuture<'_, Vec<RequestRecord>> {
+        ready(self.requests_under(account.0.as_bytes()).map(|mut records| {
+            records.sort_by_key(|record| record.attempts.first().map(|first| first.created_at));
+            records
+        }))
+    }
+
+    fn live_requests(&self) -> ReadFuture<'_, Vec<RequestRecord>> {
+        ready(self.reserved_requests())
+    }
+
+    fn crashes(
         &self,
         account: AccountId,
         fingerprint: &[u8; 32],
-    ) -> StoreResult<Option<Crashes>> {
-        let crashes = self.table(tables::CRASHES)?;
-        Ok(tables::get(&crashes, &tables::crash_key(account, fingerprint))?)
+    ) -> ReadFuture<'_, Option<Crashes>> {
+        ready(self.row(tables::CRASHES, &tables::crash_key(account, fingerprint)))
     }
 
-    /// Newest last.
-    pub fn requests(&self, account: AccountId) -> StoreResult<Vec<RequestRecord>> {
-        let mut records = self.requests_under(account.0.as_bytes())?;
-        records.sort_by_key(|record| record.attempts.first().map(|first| first.created_at));
-        Ok(records)
-    }
-
-    /// Every queued and running request.
-    pub fn live_requests(&self) -> StoreResult<Vec<RequestRecord>> {
-        let open: Vec<Reservation> = self.all(tables::RESERVATIONS)?;
-        let requests = self.table(tables::REQUESTS)?;
-        let records =
-            open.iter().map(|open| tables::get(&requests, &tables::request_key(&open.key)));
-        Ok(records.filter_map(Result::transpose).collect::<StateResult<_>>()?)
-    }
-
-    /// Every queued and running request made with this credential.
-    pub fn live_requests_of(&self, credential: CredentialId) -> StoreResult<Vec<RequestRecord>> {
-        let mut records = self.live_requests()?;
-        records.retain(|record| record.latest().credential == credential);
-        Ok(records)
-    }
-
-    /// Up to `limit` entries of an account's journal after sequence `after`, oldest first.
-    pub fn entries(
+    fn entries(
         &self,
         account: AccountId,
         after: u64,
         limit: usize,
-    ) -> StoreResult<Vec<JournalEntry>> {
+    ) -> ReadFuture<'_, Vec<JournalEntry>> {
+        ready(self.entries_of(account, after, limit))
+    }
+}
+
+impl EmbeddedSnapshot {
+    pub fn credential_and_account(
+        &self,
+        digest: &[u8; 32],
+    ) -> StateResult<Option<(Credential, Account)>> {
+        let Some(credential) = AuditSource::credential_by_digest(self, digest)? else {
+            return Ok(None);
+        };
+        let account = AuditSource::account(self, credential.account)?;
+        Ok(account.map(|account| (credential, account)))
+    }
+
+    pub fn table(&self, table: Definition) -> StateResult<ReadOnly> {
+        tables::open(&self.ledger, table)
+    }
+
+    pub fn archive(&self) -> StateResult<ReadOnly> {
+        tables::open(&self.bodies, tables::ARCHIVE)
+    }
+
+    pub fn row<T: StoredField>(&self, table: Definition, key: &[u8]) -> StateResult<Option<T>> {
+        tables::get(&self.table(table)?, key)
+    }
+
+    fn all<T: StoredField>(&self, table: Definition) -> StateResult<Vec<T>> {
+        self.all_where(table, |_| true)
+    }
+
+    fn all_where<T: StoredField>(
+        &self,
+        table: Definition,
+        wanted: impl Fn(&T) -> bool,
+    ) -> StateResult<Vec<T>> {
+        let rows = tables::under(&self.table(table)?, b"")?.map(|row| row.map(|(_, row)| row));
+        rows.filter(|row| row.as_ref().map_or(true, &wanted)).collect()
+    }
+
+    fn reserved_requests(&self) -> StateResult<Vec<RequestRecord>> {
+        let open: Vec<Reservation> = self.all(tables::RESERVATIONS)?;
+        let requests = self.table(tables::REQUESTS)?;
+        let records =
+            open.iter().map(|open| tables::get(&requests, &tables::request_key(&open.key)));
+        records.filter_map(Result::transpose).collect()
+    }
+
+    fn entries_of(
+        &self,
+        account: AccountId,
+        after: u64,
+        limit: usize,
+    ) -> StateResult<Vec<JournalEntry>> {
         let places = self.table(tables::ENTRIES_BY_ACCOUNT)?;
         let (from, to) = (tables::entry_key(account, after), tables::entry_key(account, u64::MAX));
         let places =
@@ -121,25 +157,11 @@ impl Snapshot {
             let (place, ()) = place?;
             tables::get(&entries, place.get(16..).unwrap_or_default())
         });
-        Ok(found.filter_map(Result::transpose).collect::<StateResult<_>>()?)
-    }
-
-    pub(in crate::store) fn table(&self, table: Definition) -> StateResult<ReadOnly> {
-        tables::open(&self.ledger, table)
-    }
-
-    pub(in crate::store) fn archive(&self) -> StateResult<ReadOnly> {
-        tables::open(&self.bodies, tables::ARCHIVE)
-    }
-
-    fn all<T: super::codec::StoredField>(&self, table: Definition) -> StoreResult<Vec<T>> {
-        let table = self.table(table)?;
-        let rows = tables::under(&table, b"")?.map(|row| row.map(|(_, row)| row));
-        Ok(rows.collect::<StateResult<_>>()?)
+        found.filter_map(Result::transpose).collect()
     }
 
     /// Recent and archived requests whose keys begin with `prefix`, each once.
-    fn requests_under(&self, prefix: &[u8]) -> StoreResult<Vec<RequestRecord>> {
+    fn requests_under(&self, prefix: &[u8]) -> StateResult<Vec<RequestRecord>> {
         let mut found = BTreeMap::new();
         for table in [self.archive()?, self.table(tables::REQUESTS)?] {
             for row in tables::under::<RequestRecord>(&table, prefix)? {

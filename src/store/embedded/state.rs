@@ -6,8 +6,9 @@ use crate::clock::UnixMillis;
 use crate::ids::{AccountId, ApplicationId, BootId, CredentialId};
 use crate::ledger::state::{Crashes, Granted, JournalHead, LedgerState, Reservation, StateResult};
 use crate::ledger::{
-    Account, Application, Balances, Credential, JournalEntry, RequestKey, RequestRecord,
+    Account, Application, Balances, Command, Credential, JournalEntry, RequestKey, RequestRecord,
 };
+use crate::store::backend::LedgerTxn;
 use redb::WriteTransaction;
 use std::collections::BTreeMap;
 
@@ -26,7 +27,7 @@ pub(in crate::store) struct WriteState<'t> {
     entries: Writable<'t>,
     entries_by_account: Writable<'t>,
     archive: ReadOnly,
-    head: JournalHead,
+    position: JournalPosition,
     changed: bool,
     /// Rows that most commands of a batch change again, written once at its end.
     changed_accounts: BTreeMap<AccountId, Account>,
@@ -34,9 +35,16 @@ pub(in crate::store) struct WriteState<'t> {
 }
 
 impl<'t> WriteState<'t> {
-    pub fn open(txn: &'t WriteTransaction, archive: ReadOnly) -> StateResult<Self> {
+    /// Opens every table. Time goes on from `now`, or from the latest stored time where that is
+    /// later.
+    pub fn open(
+        txn: &'t WriteTransaction,
+        archive: ReadOnly,
+        now: UnixMillis,
+    ) -> StateResult<Self> {
         let meta = txn.open_table(tables::META)?;
-        let progress = get::<JournalPosition>(&meta, tables::PROGRESS)?.unwrap_or_default();
+        let stored = get::<JournalPosition>(&meta, tables::PROGRESS)?.unwrap_or_default();
+        let position = JournalPosition { clock: stored.clock.max(now), ..stored };
         Ok(Self {
             meta,
             accounts: txn.open_table(tables::ACCOUNTS)?,
@@ -52,7 +60,7 @@ impl<'t> WriteState<'t> {
             entries: txn.open_table(tables::ENTRIES)?,
             entries_by_account: txn.open_table(tables::ENTRIES_BY_ACCOUNT)?,
             archive,
-            head: progress.head,
+            position,
             changed: false,
             changed_accounts: BTreeMap::new(),
             changed_balances: BTreeMap::new(),
@@ -61,7 +69,7 @@ impl<'t> WriteState<'t> {
 
     /// Writes what is left to write and where the journal and time stand now; false when nothing
     /// was changed and nothing needs a commit.
-    pub fn finish(mut self, now: UnixMillis) -> StateResult<bool> {
+    pub fn finish(mut self) -> StateResult<bool> {
         if self.changed {
             for (id, account) in &self.changed_accounts {
                 put(&mut self.accounts, id.0.as_bytes(), account)?;
@@ -69,10 +77,16 @@ impl<'t> WriteState<'t> {
             for (id, balances) in &self.changed_balances {
                 put(&mut self.balances, id.0.as_bytes(), balances)?;
             }
-            let progress = JournalPosition { head: self.head, clock: now };
-            put(&mut self.meta, tables::PROGRESS, &progress)?;
+            put(&mut self.meta, tables::PROGRESS, &self.position)?;
         }
         Ok(self.changed)
+    }
+}
+
+/// All commands of a batch have one time.
+impl LedgerTxn for WriteState<'_> {
+    fn time_of(&self, _: &Command) -> UnixMillis {
+        self.position.clock
     }
 }
 
@@ -202,12 +216,12 @@ impl LedgerState for WriteState<'_> {
     }
 
     fn head(&self) -> StateResult<JournalHead> {
-        Ok(self.head)
+        Ok(self.position.head)
     }
 
     fn append(&mut self, entry: &JournalEntry) -> StateResult {
         self.changed = true;
-        self.head = JournalHead { sequence: entry.sequence, hash: entry.hash };
+        self.position.head = JournalHead { sequence: entry.sequence, hash: entry.hash };
         let place = tables::entry_key(entry.account, entry.sequence);
         put(&mut self.entries_by_account, &place, &())?;
         put(&mut self.entries, &entry.sequence.to_be_bytes(), entry)

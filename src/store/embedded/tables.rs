@@ -9,38 +9,37 @@ use crate::ledger::state::{StateError, StateResult};
 use redb::{ReadTransaction, ReadableTable, Table, TableDefinition, WriteTransaction};
 use std::ops::Bound;
 
-pub(in crate::store) type Definition = TableDefinition<'static, &'static [u8], &'static [u8]>;
-pub(in crate::store) type Writable<'t> = Table<'t, &'static [u8], &'static [u8]>;
-pub(in crate::store) type ReadOnly = redb::ReadOnlyTable<&'static [u8], &'static [u8]>;
+pub(super) type Definition = TableDefinition<'static, &'static [u8], &'static [u8]>;
+pub(super) type Writable<'t> = Table<'t, &'static [u8], &'static [u8]>;
+pub(super) type ReadOnly = redb::ReadOnlyTable<&'static [u8], &'static [u8]>;
 
 /// In both files: `identity`; in the ledger also `tenure` (the clean marker) and `progress`.
-pub(in crate::store) const META: Definition = TableDefinition::new("meta");
-pub(in crate::store) const IDENTITY: &[u8] = b"identity";
-pub(in crate::store) const CLEAN_MARKER: &[u8] = b"tenure";
-pub(in crate::store) const PROGRESS: &[u8] = b"progress";
+pub(super) const META: Definition = TableDefinition::new("meta");
+pub(super) const IDENTITY: &[u8] = b"identity";
+pub(super) const CLEAN_MARKER: &[u8] = b"tenure";
+pub(super) const PROGRESS: &[u8] = b"progress";
 
 // ledger.redb: money and what is live or recent.
-pub(in crate::store) const ACCOUNTS: Definition = TableDefinition::new("accounts");
-pub(in crate::store) const BALANCES: Definition = TableDefinition::new("balances");
-pub(in crate::store) const APPLICATIONS: Definition = TableDefinition::new("applications");
-pub(in crate::store) const CREDENTIALS: Definition = TableDefinition::new("credentials");
+pub(super) const ACCOUNTS: Definition = TableDefinition::new("accounts");
+pub(super) const BALANCES: Definition = TableDefinition::new("balances");
+pub(super) const APPLICATIONS: Definition = TableDefinition::new("applications");
+pub(super) const CREDENTIALS: Definition = TableDefinition::new("credentials");
 /// Digest of a secret → credential id.
-pub(in crate::store) const DIGESTS: Definition = TableDefinition::new("digests");
+pub(super) const DIGESTS: Definition = TableDefinition::new("digests");
 /// Account and reference → what was granted.
-pub(in crate::store) const GRANTS: Definition = TableDefinition::new("grants");
-pub(in crate::store) const REQUESTS: Definition = TableDefinition::new("requests");
+pub(super) const GRANTS: Definition = TableDefinition::new("grants");
+pub(super) const REQUESTS: Definition = TableDefinition::new("requests");
 /// Time a request last ended and its key, for the move into the archive.
-pub(in crate::store) const ENDED: Definition = TableDefinition::new("ended");
-pub(in crate::store) const RESERVATIONS: Definition = TableDefinition::new("reservations");
+pub(super) const ENDED: Definition = TableDefinition::new("ended");
+pub(super) const RESERVATIONS: Definition = TableDefinition::new("reservations");
 /// Account and fingerprint → crashes the input was running in.
-pub(in crate::store) const CRASHES: Definition = TableDefinition::new("crashes");
+pub(super) const CRASHES: Definition = TableDefinition::new("crashes");
 /// The journal, by sequence.
-pub(in crate::store) const ENTRIES: Definition = TableDefinition::new("entries");
+pub(super) const ENTRIES: Definition = TableDefinition::new("entries");
 /// Account and sequence.
-pub(in crate::store) const ENTRIES_BY_ACCOUNT: Definition =
-    TableDefinition::new("entries_by_account");
+pub(super) const ENTRIES_BY_ACCOUNT: Definition = TableDefinition::new("entries_by_account");
 
-pub(in crate::store) const LEDGER_TABLES: [Definition; 13] = [
+pub(super) const LEDGER_TABLES: [Definition; 13] = [
     META,
     ACCOUNTS,
     BALANCES,
@@ -57,19 +56,18 @@ pub(in crate::store) const LEDGER_TABLES: [Definition; 13] = [
 ];
 
 // bodies.redb: what clients sent back for, and tombstones.
-pub(in crate::store) const BODIES: Definition = TableDefinition::new("bodies");
+pub(super) const BODIES: Definition = TableDefinition::new("bodies");
 /// Expiry and key of a body.
-pub(in crate::store) const BODIES_DUE: Definition = TableDefinition::new("bodies_due");
+pub(super) const BODIES_DUE: Definition = TableDefinition::new("bodies_due");
 /// Requests past retention: still known, never run again.
-pub(in crate::store) const ARCHIVE: Definition = TableDefinition::new("archive");
+pub(super) const ARCHIVE: Definition = TableDefinition::new("archive");
 /// Time an archived request ended, and its key.
-pub(in crate::store) const ARCHIVE_DUE: Definition = TableDefinition::new("archive_due");
+pub(super) const ARCHIVE_DUE: Definition = TableDefinition::new("archive_due");
 
-pub(in crate::store) const BODIES_TABLES: [Definition; 5] =
-    [META, BODIES, BODIES_DUE, ARCHIVE, ARCHIVE_DUE];
+pub(super) const BODIES_TABLES: [Definition; 5] = [META, BODIES, BODIES_DUE, ARCHIVE, ARCHIVE_DUE];
 
 /// Creates the tables that are missing.
-pub(in crate::store) fn create(txn: &WriteTransaction, tables: &[Definition]) -> StateResult {
+pub(super) fn create(txn: &WriteTransaction, tables: &[Definition]) -> StateResult {
     for table in tables {
         txn.open_table(*table)?;
     }
@@ -77,39 +75,39 @@ pub(in crate::store) fn create(txn: &WriteTransaction, tables: &[Definition]) ->
 }
 
 /// Account, request, then scope: all scopes of an id lie together.
-pub(in crate::store) fn request_key(key: &RequestKey) -> Vec<u8> {
+pub(super) fn request_key(key: &RequestKey) -> Vec<u8> {
     let mut bytes = request_prefix(key.account, key.request);
     key.application.write(&mut bytes);
     bytes
 }
 
-pub(in crate::store) fn request_prefix(account: AccountId, request: RequestId) -> Vec<u8> {
+pub(super) fn request_prefix(account: AccountId, request: RequestId) -> Vec<u8> {
     [account.0.into_bytes(), request.0.into_bytes()].concat()
 }
 
 /// A time and what is due then.
-pub(in crate::store) fn due_key(at: UnixMillis, key: &[u8]) -> Vec<u8> {
+pub(super) fn due_key(at: UnixMillis, key: &[u8]) -> Vec<u8> {
     [&at.0.to_be_bytes(), key].concat()
 }
 
 /// What is due, out of a key made by `due_key`.
-pub(in crate::store) fn due_subject(key: &[u8]) -> &[u8] {
+pub(super) fn due_subject(key: &[u8]) -> &[u8] {
     key.get(8..).unwrap_or_default()
 }
 
-pub(in crate::store) fn grant_key(account: AccountId, reference: &str) -> Vec<u8> {
+pub(super) fn grant_key(account: AccountId, reference: &str) -> Vec<u8> {
     [account.0.as_bytes(), reference.as_bytes()].concat()
 }
 
-pub(in crate::store) fn crash_key(account: AccountId, fingerprint: &[u8; 32]) -> Vec<u8> {
+pub(super) fn crash_key(account: AccountId, fingerprint: &[u8; 32]) -> Vec<u8> {
     [account.0.as_bytes().as_slice(), fingerprint].concat()
 }
 
-pub(in crate::store) fn entry_key(account: AccountId, sequence: u64) -> Vec<u8> {
+pub(super) fn entry_key(account: AccountId, sequence: u64) -> Vec<u8> {
     [account.0.as_bytes().as_slice(), &sequence.to_be_bytes()].concat()
 }
 
-pub(in crate::store) fn get<T: StoredField>(
+pub(super) fn get<T: StoredField>(
     table: &impl ReadableTable<&'static [u8], &'static [u8]>,
     key: &[u8],
 ) -> StateResult<Option<T>> {
@@ -117,17 +115,13 @@ pub(in crate::store) fn get<T: StoredField>(
     stored.map(|stored| codec::decode(key, stored.value())).transpose()
 }
 
-pub(in crate::store) fn put(
-    table: &mut Writable<'_>,
-    key: &[u8],
-    row: &impl StoredField,
-) -> StateResult {
+pub(super) fn put(table: &mut Writable<'_>, key: &[u8], row: &impl StoredField) -> StateResult {
     table.insert(key, codec::encode(key, row).as_slice())?;
     Ok(())
 }
 
 /// Every row in key order, as (key, row); a damaged one is an item of its own.
-pub(in crate::store) fn rows<T: StoredField>(
+pub(super) fn rows<T: StoredField>(
     table: &impl ReadableTable<&'static [u8], &'static [u8]>,
 ) -> StateResult<impl Iterator<Item = StateResult<(Vec<u8>, T)>>> {
     Ok(table.iter()?.map(|pair| {
@@ -139,7 +133,7 @@ pub(in crate::store) fn rows<T: StoredField>(
 
 /// The rows of a range of keys, as (key, row). A damaged one is an item of its own; a failure of
 /// the database is the last.
-pub(in crate::store) fn range<T: StoredField>(
+pub(super) fn range<T: StoredField>(
     table: &ReadOnly,
     keys: (Bound<&[u8]>, Bound<&[u8]>),
 ) -> StateResult<impl Iterator<Item = StateResult<(Vec<u8>, T)>> + use<T>> {
@@ -153,7 +147,7 @@ pub(in crate::store) fn range<T: StoredField>(
 }
 
 /// The rows whose keys begin with `prefix`, likewise.
-pub(in crate::store) fn under<T: StoredField>(
+pub(super) fn under<T: StoredField>(
     table: &ReadOnly,
     prefix: &[u8],
 ) -> StateResult<impl Iterator<Item = StateResult<(Vec<u8>, T)>> + use<T>> {
@@ -184,7 +178,7 @@ fn until_after<T>(
     })
 }
 
-pub(in crate::store) fn open(txn: &ReadTransaction, table: Definition) -> StateResult<ReadOnly> {
+pub(super) fn open(txn: &ReadTransaction, table: Definition) -> StateResult<ReadOnly> {
     Ok(txn.open_table(table)?)
 }
 

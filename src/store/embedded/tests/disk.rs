@@ -166,7 +166,12 @@ fn any_read_may_fail() {
 fn a_slow_disk_bounds_what_waits() {
     let disk = SimulatedDisk::formatted();
     let clock = Arc::new(TestClock::at(1));
-    let store = Store::start(Box::new(disk.clone()), clock, Limits::default()).unwrap();
+    let store = Store::start(
+        Arc::new(EmbeddedBackend::open_on(Box::new(disk.clone())).unwrap()),
+        clock,
+        Limits::default(),
+    )
+    .unwrap();
     for command in opening(100) {
         store.submit_blocking(command).unwrap();
     }
@@ -223,12 +228,12 @@ fn flip(places: impl Fn(&[u8]) -> Vec<(usize, u8)>) {
             bytes[place] ^= bit;
             fs::write(fixture.dir.path().join(file.name()), &bytes).unwrap();
             let briefly = place % 2 == 0;
-            let open = if briefly { Store::open_briefly } else { Store::open_with };
-            match open(fixture.dir.path(), Arc::new(fixture.clock.clone()), Limits::default()) {
+            let open = if briefly { Store::open_briefly } else { Store::open };
+            match open(&fixture.config(), Arc::new(fixture.clock.clone()), Limits::default()) {
                 Ok(store) => {
                     assert_eq!(spent(&store), (7, 0), "{file:?} {place}");
                     assert_eq!(
-                        store.body(&key(1)).unwrap(),
+                        store.body(&key(1)).now().unwrap(),
                         Some(body.clone()),
                         "{file:?} {place}"
                     );

@@ -1,12 +1,13 @@
 //! Disks that lose power in the middle of commands, answers and sweeps: nothing acknowledged is
 //! lost, every reservation ends once.
 
-use super::super::bodies;
-use super::super::rows::StoredBody;
+use super::Now;
 use super::media::{Random, SimulatedDisk};
 use super::*;
 use crate::ledger::AttemptState;
 use crate::ledger::audit;
+use crate::store::backend::StoredBody;
+use crate::store::backend::{LedgerReader, Snapshot};
 use crate::store::limits::Limits;
 use crate::store::queue::{WriteAction, WriteJob};
 use crate::store::shared::StoreShared;
@@ -20,19 +21,18 @@ use tokio::sync::oneshot;
 pub struct Bench {
     disk: SimulatedDisk,
     clock: TestClock,
+    pub backend: Arc<EmbeddedBackend>,
     pub shared: Arc<StoreShared>,
-    writer: Writer,
+    writer: Writer<EmbeddedBackend>,
 }
 
 impl Bench {
     pub fn open(disk: &SimulatedDisk, clock: &TestClock) -> StoreResult<Self> {
-        let (shared, writer) = prepare(
-            Box::new(disk.clone()),
-            Arc::new(clock.clone()),
-            Limits::default(),
-            AuditPolicy::Always,
-        )?;
-        Ok(Self { disk: disk.clone(), clock: clock.clone(), shared, writer })
+        let backend = Arc::new(EmbeddedBackend::open_on(Box::new(disk.clone()))?);
+        let (clock, limits) = (clock.clone(), Limits::default());
+        let shown = Arc::new(clock.clone());
+        let (shared, writer) = prepare(&backend, shown, limits, AuditPolicy::Always)?;
+        Ok(Self { disk: disk.clone(), clock, backend, shared, writer })
     }
 
     /// Applies the commands as one batch; `None` where no answer came.
@@ -68,9 +68,9 @@ impl Bench {
 
     /// Stops in good order and starts again.
     pub fn reopen(self) -> Self {
-        let Self { disk, clock, shared, writer } = self;
+        let Self { disk, clock, backend, shared, writer } = self;
         writer.close();
-        drop(shared);
+        drop((backend, shared));
         Self::open(&disk, &clock).unwrap()
     }
 
@@ -86,11 +86,11 @@ impl Bench {
     }
 
     pub fn audit(&self) -> Vec<String> {
-        audit::everything(&self.shared.snapshot().unwrap()).unwrap().violations
+        audit::everything(&self.backend.view().unwrap()).unwrap().violations
     }
 
     pub fn state(&self, request: u128) -> Option<AttemptState> {
-        let record = self.shared.snapshot().unwrap().request(&key(request)).unwrap();
+        let record = self.backend.view().unwrap().request(&key(request)).now().unwrap();
         record.map(|record| record.latest().state)
     }
 
@@ -102,8 +102,8 @@ impl Bench {
     }
 
     pub fn premium(&self) -> crate::ledger::Balance {
-        let snapshot = self.shared.snapshot().unwrap();
-        snapshot.balances(AccountId(id(1))).unwrap().premium
+        let snapshot = self.backend.view().unwrap();
+        Snapshot::balances(&snapshot, AccountId(id(1))).now().unwrap().premium
     }
 }
 
@@ -171,24 +171,21 @@ impl Known {
     /// Every acknowledged settlement is there; the money adds up.
     fn check(&mut self, bench: &Bench, seed: u64) {
         assert_eq!(bench.audit(), Vec::<String>::new(), "seed {seed}");
-        let snapshot = bench.shared.snapshot().unwrap();
+        let snapshot = bench.backend.view().unwrap();
         let mut debited = 0;
-        for record in snapshot.requests(AccountId(id(1))).unwrap() {
+        for record in Snapshot::requests(&snapshot, AccountId(id(1))).now().unwrap() {
             let latest = record.latest();
             assert!(latest.state.is_terminal(), "seed {seed}: left open");
             debited += latest.charged.total().get();
         }
         let now = bench.clock.now();
         for (request, (charge, expires_at)) in &self.settled {
-            let record = snapshot.request(&key(*request)).unwrap();
+            let record = snapshot.request(&key(*request)).now().unwrap();
             let latest =
                 record.unwrap_or_else(|| panic!("seed {seed}: {request} lost")).latest().clone();
             assert_eq!(latest.state, AttemptState::Completed, "seed {seed}");
             assert_eq!(latest.charged.total().get(), u64::from(*charge), "seed {seed}");
-            let body = bench
-                .shared
-                .with_files(|files| Ok(bodies::read(files, &key(*request), now)?))
-                .unwrap();
+            let body = bench.backend.body(&key(*request), now).now().unwrap();
             assert_eq!(
                 body,
                 (now.0 < *expires_at).then(|| answer(*request)),

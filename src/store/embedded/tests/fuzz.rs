@@ -4,8 +4,9 @@
 use super::layout::{entry, record};
 use crate::ledger::state::{Crashes, Granted, Reservation};
 use crate::ledger::{Account, Application, Balances, Credential, JournalEntry, RequestRecord};
+use crate::store::backend::StoredBody;
 use crate::store::embedded::codec::{StoredField, decode, encode};
-use crate::store::embedded::rows::{CleanMarker, FileIdentity, JournalPosition, StoredBody};
+use crate::store::embedded::rows::{CleanMarker, FileIdentity, JournalPosition};
 use cresset_models::testing::{Mutation, mutated};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;

@@ -18,7 +18,12 @@ fn load_until_killed() {
     if !Path::new("ledger.redb").exists() {
         return;
     }
-    let store = Store::open(Path::new("."), Arc::new(crate::clock::SystemClock)).unwrap();
+    let store = Store::open(
+        &StoreConfig::folder("."),
+        Arc::new(crate::clock::SystemClock),
+        Limits::default(),
+    )
+    .unwrap();
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
@@ -72,13 +77,14 @@ fn kill_often(rounds: usize) {
         assert!(!known.is_empty(), "round {round}: the load did nothing");
         let store = fixture.open();
         assert_sound(&store);
-        let read = store.read().unwrap();
+        let read = store.read().now().unwrap();
         for request in known {
-            let record = read.request(&key(request)).unwrap().expect("an acknowledged request");
+            let record =
+                read.request(&key(request)).now().unwrap().expect("an acknowledged request");
             assert_eq!(record.latest().state, AttemptState::Completed);
             assert_eq!(u128::from(record.latest().charged.total().get()), request % 10);
         }
-        assert_eq!(read.live_requests().unwrap(), [], "round {round}");
+        assert_eq!(read.live_requests().now().unwrap(), [], "round {round}");
         let (_, reserved) = spent(&store);
         assert_eq!(reserved, 0, "round {round}");
     }

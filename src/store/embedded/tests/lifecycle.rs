@@ -3,7 +3,7 @@
 use super::super::disk;
 use super::super::files;
 use super::*;
-use crate::ledger::AttemptState;
+use crate::ledger::{AttemptState, RequestRecord};
 use crate::store::limits::Limits;
 use std::fs;
 use std::path::Path;
@@ -16,11 +16,11 @@ fn what_was_acknowledged_is_there_after_a_restart() {
     assert!(is_admitted(&store.submit_blocking(admit(1, 1, boot, 40))));
     store.submit_blocking(start(1, 1)).unwrap();
     store.submit_blocking(settle(1, 1, 25)).unwrap();
-    let record = store.read().unwrap().request(&key(1)).unwrap();
+    let record = store.read().now().unwrap().request(&key(1)).now().unwrap();
     drop(store);
     let store = fixture.open();
     assert_ne!(store.boot(), boot);
-    assert_eq!(store.read().unwrap().request(&key(1)).unwrap(), record);
+    assert_eq!(store.read().now().unwrap().request(&key(1)).now().unwrap(), record);
     assert_eq!(spent(&store), (25, 0));
     assert_sound(&store);
 }
@@ -37,9 +37,9 @@ fn a_crash_fails_what_was_open_and_charges_nothing() {
     store.submit_blocking(settle(2, 2, 5)).unwrap();
     let crashed = image(&fixture);
     let store = crashed.open();
-    let read = store.read().unwrap();
+    let read = store.read().now().unwrap();
     let check = |request, state, failure| {
-        let record = read.request(&key(request)).unwrap().unwrap();
+        let record = read.request(&key(request)).now().unwrap().unwrap();
         let latest = record.latest();
         assert_eq!((latest.state, latest.failure), (state, failure), "{request}");
     };
@@ -61,25 +61,35 @@ fn reads_show_what_is_live_and_whose() {
         store.submit_blocking(admit(request, attempt, boot, 10)).unwrap();
     }
     store.submit_blocking(settle(1, 1, 1)).unwrap();
-    let read = store.read().unwrap();
-    let live = read.live_requests().unwrap();
+    let read = store.read().now().unwrap();
+    let live = read.live_requests().now().unwrap();
     assert_eq!(live.iter().map(|record| record.key).collect::<Vec<_>>(), [key(2)]);
-    assert_eq!(read.live_requests_of(CredentialId(id(1))).unwrap(), live);
-    assert_eq!(read.live_requests_of(CredentialId(id(2))).unwrap(), []);
+    let live_of = |credential| -> Vec<_> {
+        let own =
+            |record: &&RequestRecord| record.latest().credential == CredentialId(id(credential));
+        live.iter().filter(own).cloned().collect()
+    };
+    assert_eq!(live_of(1), live);
+    assert_eq!(live_of(2), []);
     let account = AccountId(id(1));
-    assert_eq!(read.requests(account).unwrap().len(), 2);
-    assert_eq!(read.requests_by_id(account, RequestId(id(2))).unwrap(), live);
-    assert_eq!(read.requests(AccountId(id(2))).unwrap(), []);
-    let kinds: Vec<u64> =
-        read.entries(account, 0, usize::MAX).unwrap().iter().map(|entry| entry.sequence).collect();
+    assert_eq!(read.requests(account).now().unwrap().len(), 2);
+    assert_eq!(read.requests_by_id(account, RequestId(id(2))).now().unwrap(), live);
+    assert_eq!(read.requests(AccountId(id(2))).now().unwrap(), []);
+    let kinds: Vec<u64> = read
+        .entries(account, 0, usize::MAX)
+        .now()
+        .unwrap()
+        .iter()
+        .map(|entry| entry.sequence)
+        .collect();
     assert_eq!(kinds, [1, 2, 3, 4]);
-    assert_eq!(read.accounts().unwrap().len(), 1);
-    assert_eq!(read.credentials(account).unwrap().len(), 1);
-    assert_eq!(read.applications(account).unwrap(), []);
+    assert_eq!(read.accounts().now().unwrap().len(), 1);
+    assert_eq!(read.credentials(account).now().unwrap().len(), 1);
+    assert_eq!(read.applications(account).now().unwrap(), []);
     let mut digest = [0; 32];
     digest[15] = 1;
-    assert!(read.credential_by_digest(&digest).unwrap().is_some());
-    assert!(read.credential_by_digest(&[9; 32]).unwrap().is_none());
+    assert!(store.credential_and_account(&digest).now().unwrap().is_some());
+    assert!(store.credential_and_account(&[9; 32]).now().unwrap().is_none());
 }
 
 #[test]
@@ -175,7 +185,12 @@ fn dropping_the_store_writes_what_is_queued() {
 fn low_disk_space_is_no_reason_to_keep_a_reservation() {
     let disk = media::SimulatedDisk::formatted();
     let clock = Arc::new(TestClock::at(1));
-    let store = Store::start(Box::new(disk.clone()), clock, Limits::default()).unwrap();
+    let store = Store::start(
+        Arc::new(EmbeddedBackend::open_on(Box::new(disk.clone())).unwrap()),
+        clock,
+        Limits::default(),
+    )
+    .unwrap();
     for command in opening(100) {
         store.submit_blocking(command).unwrap();
     }
@@ -194,7 +209,7 @@ fn two_processes_cannot_share_a_ledger() {
     let fixture = Fixture::new(1);
     let _store = fixture.open();
     assert!(matches!(fixture.try_open(), Err(StoreError::InUse(_))));
-    let restored = Store::restore(fixture.dir.path(), Path::new("none"));
+    let restored = Store::restore(&fixture.config(), Path::new("none"));
     assert!(matches!(restored, Err(StoreError::InUse(_))));
 }
 
@@ -202,11 +217,11 @@ fn two_processes_cannot_share_a_ledger() {
 fn a_ledger_is_never_created_over_anything() {
     let fixture = Fixture::new(50);
     let before = fs::read(fixture.dir.path().join("ledger.redb")).unwrap();
-    assert!(unusable(Store::init(fixture.dir.path())).contains("left as it is"));
+    assert!(unusable(Store::init(&fixture.config())).contains("left as it is"));
     assert_eq!(fs::read(fixture.dir.path().join("ledger.redb")).unwrap(), before);
     assert_eq!(spent(&fixture.open()), (0, 0));
     let missing = fixture.dir.path().join("missing");
-    unusable(Store::init(&missing));
+    unusable(Store::init(&StoreConfig::folder(&missing)));
     assert!(!missing.exists());
 }
 
@@ -228,16 +243,19 @@ fn a_changed_balance_is_not_served() {
 #[test]
 fn a_damaged_row_stops_admissions_but_not_its_neighbours() {
     let fixture = Fixture::new(50);
-    let store = fixture.open();
+    let StoreConfig::Embedded(config) = fixture.config();
+    let backend = Arc::new(EmbeddedBackend::open(&config).unwrap());
+    let clock = Arc::new(fixture.clock.clone());
+    let store = Store::start(Arc::clone(&backend), clock, Limits::default()).unwrap();
     store.submit_blocking(admit(1, 1, store.boot(), 10)).unwrap();
     store.submit_blocking(admit(2, 2, store.boot(), 10)).unwrap();
     let raw = super::super::tables::request_key(&key(1));
-    let spoiled = store.inner.shared.with_files(|files| {
-        Ok(files::write(&files.ledger, |txn| {
+    let spoiled = backend.with_files(|files| {
+        files::write(&files.ledger, |txn| {
             let mut requests = txn.open_table(super::super::tables::REQUESTS)?;
             requests.insert(raw.as_slice(), b"junk".as_slice())?;
             Ok(())
-        })?)
+        })
     });
     spoiled.unwrap();
     store.submit_detached(settle(1, 1, 5));
@@ -245,7 +263,10 @@ fn a_damaged_row_stops_admissions_but_not_its_neighbours() {
     assert!(!store.healthy());
     let outcome = store.submit_blocking(admit(3, 3, store.boot(), 1));
     assert!(matches!(outcome, Err(StoreError::Unavailable(_))), "{outcome:?}");
-    assert!(matches!(store.read_trusted(), Err(StoreError::Unavailable(_))));
-    assert!(store.stats().violations > 0);
+    assert!(matches!(
+        store.credential_and_account(&[0; 32]).now(),
+        Err(StoreError::Unavailable(_))
+    ));
+    assert!(store.stats().now().violations > 0);
     assert!(!store.audit().unwrap().ok);
 }

@@ -14,6 +14,7 @@ mod restore;
 mod schema;
 mod time;
 
+use super::EmbeddedBackend;
 use super::disk::File;
 use crate::clock::{Clock, UnixMillis};
 use crate::ids::{
@@ -24,11 +25,21 @@ use crate::ledger::{
     Admit, Bucket, Command, Credential, CredentialKind, FailureCode, FinishReason, Microcredits,
     Outcome, Prices, Refusal, RequestKey, Usage,
 };
-use crate::store::{Store, StoreError};
+use crate::store::{Limits, Store, StoreConfig, StoreError};
+use futures_util::FutureExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tempfile::TempDir;
 use uuid::Uuid;
+
+/// The answer of a read; the embedded backend's is there at once.
+trait Now: Future + Sized {
+    fn now(self) -> Self::Output {
+        self.now_or_never().expect("an embedded read is ready")
+    }
+}
+
+impl<F: Future> Now for F {}
 
 /// A clock that stands where it is put.
 #[derive(Clone, Default)]
@@ -59,7 +70,7 @@ struct Fixture {
 impl Fixture {
     fn new(balance: u64) -> Self {
         let fixture = Self { dir: tempfile::tempdir().unwrap(), clock: TestClock::at(1_000_000) };
-        Store::init(fixture.dir.path()).unwrap();
+        Store::init(&fixture.config()).unwrap();
         let store = fixture.open();
         for command in opening(balance) {
             store.submit_blocking(command).unwrap();
@@ -67,12 +78,16 @@ impl Fixture {
         fixture
     }
 
+    fn config(&self) -> StoreConfig {
+        StoreConfig::folder(self.dir.path())
+    }
+
     fn open(&self) -> Store {
         self.try_open().unwrap()
     }
 
     fn try_open(&self) -> Result<Store, StoreError> {
-        Store::open(self.dir.path(), Arc::new(self.clock.clone()))
+        Store::open(&self.config(), Arc::new(self.clock.clone()), Limits::default())
     }
 }
 
@@ -175,7 +190,7 @@ fn release(request: u128, attempt: u128) -> Command {
 
 /// Premium units of account 1: debited, reserved.
 fn spent(store: &Store) -> (u64, u64) {
-    let balances = store.read().unwrap().balances(AccountId(id(1))).unwrap();
+    let balances = store.read().now().unwrap().balances(AccountId(id(1))).now().unwrap();
     let premium = balances.premium;
     (premium.debited.get(), premium.reserved.get())
 }

@@ -194,7 +194,7 @@ impl Pair {
             Step::IoError { after, command } => self.fail(after, command),
             Step::Backup => {
                 let dir = tempfile::tempdir().unwrap();
-                let snapshot = self.bench.shared.snapshot().unwrap();
+                let snapshot = self.bench.backend.view().unwrap();
                 super::super::backup::write(&snapshot, &dir.path().join("backup")).unwrap();
                 self.backup = Some((dir, self.memory.clone()));
             }
@@ -227,7 +227,7 @@ impl Pair {
             return self;
         };
         let memory = memory.clone();
-        Store::restore(dir.path(), &dir.path().join("backup")).unwrap();
+        Store::restore(&StoreConfig::folder(dir.path()), &dir.path().join("backup")).unwrap();
         let Self { bench, disk, clock, now, backup, .. } = self;
         drop(bench);
         disk.load(backup.as_ref().unwrap().0.path());
@@ -326,7 +326,7 @@ impl Pair {
     fn compare(&self) {
         let stored = self.stored();
         assert_eq!(stored, self.memory);
-        let snapshot = self.bench.shared.snapshot().unwrap();
+        let snapshot = self.bench.backend.view().unwrap();
         for report in [audit::everything(&self.memory), audit::everything(&snapshot)] {
             assert_eq!(report.unwrap().violations, Vec::<String>::new());
         }
@@ -339,7 +339,7 @@ impl Pair {
 
     /// Everything on the disk.
     fn stored(&self) -> MemoryState {
-        let snapshot = self.bench.shared.snapshot().unwrap();
+        let snapshot = self.bench.backend.view().unwrap();
         let mut crashes = BTreeMap::new();
         for row in tables::under(&snapshot.table(tables::CRASHES).unwrap(), b"").unwrap() {
             let (key, count) = row.unwrap();

@@ -29,24 +29,29 @@ fn a_backup_made_under_load_is_a_prefix_of_the_ledger() {
         (0..3).map(backup).collect()
     });
     let account = AccountId(id(1));
-    let journal = store.read().unwrap().entries(account, 0, usize::MAX).unwrap();
+    let journal = store.read().now().unwrap().entries(account, 0, usize::MAX).now().unwrap();
     assert!(unusable(store.backup(&backups[0])).contains("never replaces"));
     for backup in backups {
         let folder = tempfile::tempdir().unwrap();
-        Store::restore(folder.path(), &backup).unwrap();
+        Store::restore(&StoreConfig::folder(folder.path()), &backup).unwrap();
         let clock = Arc::new(fixture.clock.clone());
-        let restored = Store::open(folder.path(), clock).unwrap();
+        let restored =
+            Store::open(&StoreConfig::folder(folder.path()), clock, Limits::default()).unwrap();
         assert_sound(&restored);
-        let read = restored.read().unwrap();
-        assert_eq!(read.live_requests().unwrap(), [], "reservations of the backup are released");
-        let entries = read.entries(account, 0, usize::MAX).unwrap();
+        let read = restored.read().now().unwrap();
+        assert_eq!(
+            read.live_requests().now().unwrap(),
+            [],
+            "reservations of the backup are released"
+        );
+        let entries = read.entries(account, 0, usize::MAX).now().unwrap();
         let same = entries.iter().zip(&journal).take_while(|(one, other)| one == other).count();
         let released = &entries[same..];
         assert!(
             released.iter().all(|entry| matches!(entry.kind, EntryKind::Release { .. })),
             "{released:?}"
         );
-        assert_eq!(read.balances(account).unwrap(), entries.last().unwrap().after);
+        assert_eq!(read.balances(account).now().unwrap(), entries.last().unwrap().after);
     }
 }
 
@@ -62,17 +67,22 @@ fn a_restored_ledger_is_the_backup_and_the_replaced_one_is_kept() {
     store.backup(&backup).unwrap();
     store.submit_blocking(settle(2, 2, 7)).unwrap();
     assert_eq!(spent(&store), (17, 0));
-    assert!(matches!(Store::restore(fixture.dir.path(), &backup), Err(StoreError::InUse(_))));
+    assert!(matches!(Store::restore(&fixture.config(), &backup), Err(StoreError::InUse(_))));
     drop(store);
     for epoch in [2, 3] {
-        Store::restore(fixture.dir.path(), &backup).unwrap();
+        Store::restore(&fixture.config(), &backup).unwrap();
         if epoch == 2 {
             let folder = tempfile::tempdir().unwrap();
             for file in File::ALL {
                 let kept = fixture.dir.path().join(format!("{}.replaced", file.name()));
                 fs::copy(kept, folder.path().join(file.name())).unwrap();
             }
-            let replaced = Store::open(folder.path(), Arc::new(fixture.clock.clone())).unwrap();
+            let replaced = Store::open(
+                &StoreConfig::folder(folder.path()),
+                Arc::new(fixture.clock.clone()),
+                Limits::default(),
+            )
+            .unwrap();
             assert_eq!(spent(&replaced), (17, 0));
             assert_sound(&replaced);
         }
@@ -92,7 +102,7 @@ fn a_bad_backup_replaces_nothing() {
     let mut bytes = fs::read(&backup).unwrap();
     bytes.truncate(bytes.len() / 2);
     fs::write(&backup, bytes).unwrap();
-    assert!(unusable(Store::restore(fixture.dir.path(), &backup)).contains("damaged"));
+    assert!(unusable(Store::restore(&fixture.config(), &backup)).contains("damaged"));
     let store = fixture.open();
     assert!(is_admitted(&store.submit_blocking(admit(1, 1, store.boot(), 10))));
     assert_sound(&store);
@@ -111,7 +121,7 @@ fn an_interrupted_restore_is_noticed_and_run_again() {
     drop(store);
     let path = |name: String| fixture.dir.path().join(name);
     let old = File::ALL.map(|file| fs::read(path(file.name().into())).unwrap());
-    Store::restore(fixture.dir.path(), &backup).unwrap();
+    Store::restore(&fixture.config(), &backup).unwrap();
     let new = File::ALL.map(|file| fs::read(path(file.name().into())).unwrap());
     // The ledger first, as in `File::ALL`: (its file, the bodies' file).
     for (step, files) in [(0, [&old[0], &old[1]]), (1, [&old[0], &new[1]]), (2, [&new[0], &new[1]])]
@@ -125,7 +135,7 @@ fn an_interrupted_restore_is_noticed_and_run_again() {
             1 => assert!(unusable(fixture.try_open()).contains("run it again")),
             _ => assert_eq!(spent(&fixture.open()), (0, 0)),
         }
-        Store::restore(fixture.dir.path(), &backup).unwrap();
+        Store::restore(&fixture.config(), &backup).unwrap();
         let store = fixture.open();
         assert_eq!(spent(&store), (0, 0), "{step}");
         assert_sound(&store);

@@ -3,7 +3,7 @@
 
 use super::super::codec::{StoredField, decode, encode};
 use super::super::files::write;
-use super::super::rows::{CleanMarker, FileIdentity, JournalPosition, StoredBody};
+use super::super::rows::{CleanMarker, FileIdentity, JournalPosition};
 use super::super::schema::{SCHEMA, SchemaStep, identity, upgrade};
 use super::super::tables;
 use super::media::{Random, SimulatedDisk};
@@ -14,6 +14,7 @@ use crate::ledger::{
     Account, AccountStatus, Application, Attempt, AttemptState, Balance, Balances, BucketAmounts,
     JournalEntry, RequestRecord,
 };
+use crate::store::backend::StoredBody;
 use redb::{ReadableTableMetadata, WriteTransaction};
 use std::fmt::Write;
 use std::fs;
@@ -249,14 +250,17 @@ fn folders_of_every_schema_can_be_used() {
     for schema in 1..=SCHEMA {
         let dir = kept(schema);
         let clock = Arc::new(TestClock::at(1_000_000 + 26 * HOUR));
-        let store = Store::open(dir.path(), clock).unwrap();
+        let store =
+            Store::open(&StoreConfig::folder(dir.path()), clock, Limits::default()).unwrap();
         assert_sound(&store);
         assert_eq!(spent(&store), (10, 0));
         let state = |request| {
             store
                 .read()
+                .now()
                 .unwrap()
                 .request(&key(request))
+                .now()
                 .unwrap()
                 .map(|record| record.latest().state)
         };
@@ -266,7 +270,7 @@ fn folders_of_every_schema_can_be_used() {
             [completed, failed, failed, failed, completed, None],
             "{schema}"
         );
-        assert_eq!(store.body(&key(5)).unwrap().unwrap(), "the answer");
+        assert_eq!(store.body(&key(5)).now().unwrap().unwrap(), "the answer");
         assert_eq!(
             refusal(store.submit_blocking(admit(1, 90, store.boot(), 10))),
             Refusal::ResultExpired

@@ -12,15 +12,15 @@ const HOUR: u64 = 3_600_000;
 async fn bodies_are_kept_until_they_expire() {
     let fixture = tokio::task::spawn_blocking(|| Fixture::new(1)).await.unwrap();
     let store = fixture.open();
-    assert_eq!(store.body(&key(1)).unwrap(), None);
+    assert_eq!(store.body(&key(1)).now().unwrap(), None);
     let body = Bytes::from(vec![b'x'; 300_000]);
     store.put_body(key(1), body.clone(), UnixMillis(2_000_000)).await.unwrap();
     drop(store);
     let store = fixture.open();
-    assert_eq!(store.body(&key(1)).unwrap(), Some(body));
-    assert_eq!(store.body(&key(2)).unwrap(), None);
+    assert_eq!(store.body(&key(1)).now().unwrap(), Some(body));
+    assert_eq!(store.body(&key(2)).now().unwrap(), None);
     fixture.clock.set(2_000_000);
-    assert_eq!(store.body(&key(1)).unwrap(), None);
+    assert_eq!(store.body(&key(1)).now().unwrap(), None);
 }
 
 /// The ledger is swept when it is opened, which makes the passing of time a matter of reopening.
@@ -57,13 +57,13 @@ fn ended_requests_are_archived_and_at_last_forgotten() {
     );
     let outcome = store.submit_blocking(admit(2, 10, store.boot(), 10)).unwrap();
     assert!(matches!(outcome, Outcome::Existing(_)), "its last end is two hours ago");
-    let record = store.read().unwrap().request(&key(1)).unwrap().unwrap();
+    let record = store.read().now().unwrap().request(&key(1)).now().unwrap().unwrap();
     assert_eq!(record.latest().state, AttemptState::Completed);
-    assert_eq!(store.read().unwrap().requests(AccountId(id(1))).unwrap().len(), 3);
+    assert_eq!(store.read().now().unwrap().requests(AccountId(id(1))).now().unwrap().len(), 3);
     assert_sound(&store);
     drop(store);
     let store = reopened_at(30 * 24 + 25);
-    assert_eq!(store.read().unwrap().request(&key(1)).unwrap(), None);
+    assert_eq!(store.read().now().unwrap().request(&key(1)).now().unwrap(), None);
     assert!(is_admitted(&store.submit_blocking(admit(1, 11, store.boot(), 10))));
     assert_sound(&store);
 }
@@ -74,7 +74,7 @@ fn stored_time_never_goes_back() {
     fixture.clock.set(5);
     let store = fixture.open();
     store.submit_blocking(admit(1, 1, store.boot(), 1)).unwrap();
-    let record = store.read().unwrap().request(&key(1)).unwrap().unwrap();
+    let record = store.read().now().unwrap().request(&key(1)).now().unwrap().unwrap();
     assert_eq!(record.latest().created_at, UnixMillis(1_000_000));
     assert_sound(&store);
 }
@@ -98,9 +98,14 @@ fn a_clock_that_jumps_harms_nothing() {
         fixture.clock.set(now);
         run(&store);
     }
-    let entries = store.read().unwrap().entries(AccountId(id(1)), 0, usize::MAX).unwrap();
+    let entries =
+        store.read().now().unwrap().entries(AccountId(id(1)), 0, usize::MAX).now().unwrap();
     assert!(entries.is_sorted_by_key(|entry| entry.at));
-    assert_eq!(store.read().unwrap().live_requests().unwrap().len(), 5, "time releases nothing");
+    assert_eq!(
+        store.read().now().unwrap().live_requests().now().unwrap().len(),
+        5,
+        "time releases nothing"
+    );
     drop(store);
     // The clock is right: what ended within the last hour by any clock is remembered, with the
     // journal's time far ahead.
@@ -131,10 +136,10 @@ async fn an_answer_without_a_settlement_is_removed() {
     store.submit(settle(2, 2, 3)).await.unwrap();
     let crashed = image(&fixture);
     let store = crashed.open();
-    assert_eq!(store.body(&key(1)).unwrap(), None);
-    assert_eq!(store.body(&key(2)).unwrap(), Some(Bytes::from_static(b"answer")));
+    assert_eq!(store.body(&key(1)).now().unwrap(), None);
+    assert_eq!(store.body(&key(2)).now().unwrap(), Some(Bytes::from_static(b"answer")));
     assert_eq!(spent(&store), (3, 0));
-    assert_eq!(store.stats().releases, [("node_restarted", 1)].into());
+    assert_eq!(store.stats().now().releases, [("node_restarted", 1)].into());
     assert_sound(&store);
 }
 
@@ -163,11 +168,12 @@ fn a_long_history_adds_up() {
         store.submit_blocking(start(request, request)).unwrap();
     }
     let store = fixture.open();
-    let read = store.read().unwrap();
+    let read = store.read().now().unwrap();
     let account = AccountId(id(1));
     let mut lines = Vec::new();
     while let page = read
         .entries(account, lines.last().map_or(0, |last: &JournalEntry| last.sequence), 100)
+        .now()
         .unwrap()
         && !page.is_empty()
     {
@@ -177,11 +183,11 @@ fn a_long_history_adds_up() {
     let total = |wanted: fn(&EntryKind) -> bool| -> u64 {
         lines.iter().filter(|line| wanted(&line.kind)).map(|line| line.amount.premium.get()).sum()
     };
-    let premium = read.balances(account).unwrap().premium;
+    let premium = read.balances(account).now().unwrap().premium;
     assert_eq!(total(|kind| matches!(kind, EntryKind::Grant { .. })), premium.credited.get());
     assert_eq!(total(|kind| matches!(kind, EntryKind::Settle { .. })), premium.debited.get());
     assert_eq!((premium.debited.get(), premium.reserved.get()), (charged, 0));
-    assert_eq!(lines.last().unwrap().after, read.balances(account).unwrap());
-    assert!(read.requests(account).unwrap().len() < 12 * 35, "old tombstones are gone");
+    assert_eq!(lines.last().unwrap().after, read.balances(account).now().unwrap());
+    assert!(read.requests(account).now().unwrap().len() < 12 * 35, "old tombstones are gone");
     assert_sound(&store);
 }

@@ -1,0 +1,190 @@
+//! The seam between the ledger's policy and the place where the ledger is kept.
+//!
+//! The policy decides which commands wait, what becomes one batch, what callers are told, what is
+//! repeated after a failure, and when the ledger is audited and swept. A backend keeps the rows.
+//! `embedded` is the only one today: two files of this machine. The traits are shaped so that
+//! another one can be a database that several nodes share.
+//!
+//! # What every backend promises
+//!
+//! 1. **Changes have one order.** Each command of a batch sees what every committed batch and every
+//!    earlier command of its own batch left. One thread of a node calls `Backend::transact`. Where
+//!    several nodes share a backend, it must keep two of them from changing one account at once,
+//!    and it runs a batch that lost such a race again.
+//! 2. **Chains have no gaps.** `LedgerState::head(account)` is the end of the journal chain that
+//!    the account's entries belong to, entries of the running transaction included. A second entry
+//!    with the same chain and sequence cannot be stored. The embedded backend has one chain for all
+//!    accounts; another may have one for each.
+//! 3. **Acknowledged means durable.** `transact` returns `Ok` only when the whole batch outlives a
+//!    loss of power, and of the primary where there are replicas. Rows, journal and indexes of a
+//!    batch become visible together.
+//! 4. **Doubt is reported.** Where a commit may or may not have happened, `transact` returns
+//!    `BatchFailure::InDoubt`. The batch is then there as a whole or not at all, and which of the
+//!    two is settled when `reopen` returns: it may not become visible later. Commands are
+//!    idempotent, so callers may send theirs again.
+//! 5. **A body is durable before its settlement.** Bodies among the actions of a batch are durable
+//!    no later than its commands. Bodies whose settlement never came are removed by `claim`.
+//! 6. **Ended requests are found in the order of their ends.** `sweep` archives the oldest first. A
+//!    request's copy in the archive is durable before the original goes, and a request that lives
+//!    again or ended again is not archived by its earlier end.
+//! 7. **Reads see what was acknowledged.** A snapshot taken after an acknowledgement contains it.
+//!    All answers of one snapshot come from one committed state. Reads and the writer never wait
+//!    for each other.
+//! 8. **Damage is an error.** A row that is not what was written is `StateError::Corrupt`, in reads
+//!    as in transactions, and never an absent row.
+//! 9. **A lost backend answers `Unavailable`,** or reads from the last committed state, until
+//!    `reopen` succeeds. It never answers that a row does not exist because it could not be looked
+//!    up.
+//! 10. **Time does not go back.** `LedgerTxn::time_of` is never before the time that the policy
+//!     gave, nor before any time stored in the chain that the command writes to.
+//! 11. **Only the dead are foreign.** `LedgerState::foreign_reservations(boot)` returns
+//!     reservations of processes that have ended for certain. The embedded backend locks its
+//!     folder, so every other boot has ended.
+
+use super::StoreResult;
+use super::limits::Limits;
+use super::queue::WriteAction;
+use crate::clock::UnixMillis;
+use crate::ids::{AccountId, ApplicationId, BootId, CredentialId, RequestId};
+use crate::ledger::audit::AuditSource;
+use crate::ledger::state::{Crashes, LedgerState, StateError, StateResult};
+use crate::ledger::{
+    Account, Application, Balances, Command, Credential, JournalEntry, RequestKey, RequestRecord,
+};
+use bytes::Bytes;
+use std::path::Path;
+use std::pin::Pin;
+
+/// The answer to a read. The embedded backend's is ready at once.
+pub type ReadFuture<'a, T> = Pin<Box<dyn Future<Output = StoreResult<T>> + Send + 'a>>;
+
+/// One consistent reading of the ledger: all answers come from the state at which it was taken.
+pub trait Snapshot: Send + Sync {
+    fn account(&self, id: AccountId) -> ReadFuture<'_, Option<Account>>;
+    /// All accounts, ordered by id.
+    fn accounts(&self) -> ReadFuture<'_, Vec<Account>>;
+    /// The account's balances; zero for an account that never had any.
+    fn balances(&self, id: AccountId) -> ReadFuture<'_, Balances>;
+    fn credential(&self, id: CredentialId) -> ReadFuture<'_, Option<Credential>>;
+    /// An account's credentials of both kinds, revoked and expired ones included.
+    fn credentials(&self, account: AccountId) -> ReadFuture<'_, Vec<Credential>>;
+    fn application(&self, id: ApplicationId) -> ReadFuture<'_, Option<Application>>;
+    fn applications(&self, account: AccountId) -> ReadFuture<'_, Vec<Application>>;
+    /// The request, whether it is live, recent or archived.
+    fn request(&self, key: &RequestKey) -> ReadFuture<'_, Option<RequestRecord>>;
+    /// All of an account's requests with this id, in every scope: an account's keys may read the
+    /// requests of its applications.
+    fn requests_by_id(
+        &self,
+        account: AccountId,
+        request: RequestId,
+    ) -> ReadFuture<'_, Vec<RequestRecord>>;
+    /// An account's requests, the newest last.
+    fn requests(&self, account: AccountId) -> ReadFuture<'_, Vec<RequestRecord>>;
+    /// Every queued and running request.
+    fn live_requests(&self) -> ReadFuture<'_, Vec<RequestRecord>>;
+    /// The crashes during which an input of this account was running.
+    fn crashes(
+        &self,
+        account: AccountId,
+        fingerprint: &[u8; 32],
+    ) -> ReadFuture<'_, Option<Crashes>>;
+    /// Up to `limit` journal entries of an account after the sequence `after`, the oldest first.
+    fn entries(
+        &self,
+        account: AccountId,
+        after: u64,
+        limit: usize,
+    ) -> ReadFuture<'_, Vec<JournalEntry>>;
+}
+
+/// What every handle of the store may ask of a backend, whichever it is.
+pub(super) trait LedgerReader: Send + Sync + 'static {
+    fn snapshot(&self) -> ReadFuture<'_, Box<dyn Snapshot>>;
+
+    /// The credential with this digest and its account, from one state. Every request begins with
+    /// this look-up, so it is one call: a backend with a network in between may answer many at
+    /// once.
+    fn credential_and_account(
+        &self,
+        digest: &[u8; 32],
+    ) -> ReadFuture<'_, Option<(Credential, Account)>>;
+
+    /// The stored answer of a request, unless it has expired at `now`.
+    fn body(&self, key: &RequestKey, now: UnixMillis) -> ReadFuture<'_, Option<Bytes>>;
+
+    /// A consistent reading for an audit. It blocks, and so does everything read from it.
+    fn audit_source(&self) -> StoreResult<Box<dyn AuditSource + '_>>;
+
+    /// Writes a consistent, verified copy of the ledger to a new file `to`. It blocks.
+    fn backup(&self, to: &Path) -> StoreResult;
+
+    /// Free bytes where the ledger is kept; `None` where that cannot be told.
+    fn free_bytes(&self) -> Option<u64>;
+}
+
+/// The rows as one transaction sees and changes them, and its time.
+pub(super) trait LedgerTxn: LedgerState {
+    /// The time at which to apply `command`; see the tenth promise.
+    fn time_of(&self, command: &Command) -> UnixMillis;
+}
+
+/// A place where a ledger is kept. Only the writer thread calls these methods.
+pub(super) trait Backend: LedgerReader {
+    type Txn<'t>: LedgerTxn
+    where
+        Self: 't;
+
+    /// Whether the process that used the ledger last did not `close` it.
+    fn was_left_open(&self) -> StateResult<bool>;
+
+    /// Records that this process uses the ledger, and removes the bodies of requests that hold a
+    /// reservation of a process that ended.
+    fn claim(&self, boot: BootId) -> StateResult;
+
+    /// Stores the bodies among `actions` and runs `run` as one transaction, which is committed when
+    /// `run` returns `Ok` and abandoned otherwise. `now` is the policy's clock. `run` may be called
+    /// again where a batch lost a race against another node; its last result counts.
+    fn transact<T>(
+        &self,
+        actions: &[&WriteAction],
+        now: UnixMillis,
+        run: impl FnMut(&mut Self::Txn<'_>) -> Result<T, BatchFailure>,
+    ) -> Result<T, BatchFailure>;
+
+    /// One pass over what is past its time at `now`: expired bodies are deleted, ended requests
+    /// archived, and archived ones forgotten in the end. The journal stays. True when more is due.
+    fn sweep(&self, now: UnixMillis, limits: &Limits) -> StateResult<bool>;
+
+    /// Whether opening again can succeed now. As long as it cannot, reads go on as before.
+    fn can_reopen(&self) -> bool;
+
+    /// Replaces a handle that failed by a new one, which serves reads once `check` has accepted it.
+    fn reopen(&self, check: impl FnOnce(&dyn AuditSource) -> StoreResult) -> StoreResult;
+
+    /// Ends the use of the ledger. `clean` records that nothing was left unwritten.
+    fn close(&self, boot: BootId, clean: bool) -> StateResult;
+}
+
+/// Why a batch was not committed, or may not have been.
+#[derive(Debug)]
+pub(super) enum BatchFailure {
+    /// The action at this place met a damaged row, and nothing was written. Without that action the
+    /// others can be applied.
+    Damaged(usize, StateError),
+    /// The batch may be durable or not. The backend must not be written to until it was reopened.
+    InDoubt(String),
+}
+
+impl From<StateError> for BatchFailure {
+    fn from(error: StateError) -> Self {
+        Self::InDoubt(error.to_string())
+    }
+}
+
+/// An answer, stored so that a repeated request gets the same bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredBody {
+    pub expires_at: UnixMillis,
+    pub content: Bytes,
+}
