@@ -1,6 +1,6 @@
 //! What the writer and the audit cost by themselves. Prints, asserts nothing about time:
-//! `cargo test --release --lib store::embedded::tests::bench -- --ignored --nocapture`. Pairs a second under
-//! load: `cresset bench --ledger`.
+//! `cargo test --release --lib store::embedded::tests::bench -- --ignored --nocapture`. Pairs a
+//! second under load: `cresset bench --ledger`.
 
 use super::*;
 use crate::store::limits::Limits;
