@@ -8,7 +8,7 @@ use crate::catalogue::QualifiedModel;
 use crate::config::Config;
 use crate::node::ComputeDevice;
 use crate::server::operator::AdminCommand;
-use crate::store::Store;
+use crate::store::{Store, StoreConfig};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -212,7 +212,7 @@ fn fetching(config: &Config) -> DoctorFinding {
 /// The ledger, the node and its models, or the ports that a node would take.
 async fn folder(context: &Context) -> Vec<DoctorFinding> {
     let shown = context.data_dir.display();
-    if !Store::exists(&context.data_dir) {
+    if !Store::exists(&StoreConfig::folder(&context.data_dir)) {
         return vec![
             DoctorFinding::warning(
                 "ledger",

@@ -7,7 +7,7 @@ use super::support::output::{CommandResult, Style, note, print, print_generated,
 use super::support::{local_key, node_client, shutdown, text};
 use crate::catalogue::Manifest;
 use crate::node::ledger;
-use crate::store::Store;
+use crate::store::{Store, StoreConfig};
 use clap::Args;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -42,7 +42,7 @@ pub async fn run(context: Context, arguments: Arguments) -> CommandResult {
 
 /// Makes or finds the folder, the model with its qualification, the node, the account and the key.
 async fn prepare(context: &Context) -> CommandResult<node_client::NodeClient> {
-    if !Store::exists(&context.data_dir) {
+    if !Store::exists(&StoreConfig::folder(&context.data_dir)) {
         ledger::create(&context.data_dir)?;
         note(&format!("made {}", context.data_dir.display()));
     }
