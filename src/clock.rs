@@ -26,9 +26,9 @@ pub trait Clock: Send + Sync + 'static {
     fn now(&self) -> UnixMillis;
 }
 
-/// The operating system's clock as it stood when the process first asked, and the time that has
-/// really passed since: setting the clock back or ahead expires, reorders and releases nothing in a
-/// running process.
+/// The operating system's clock as it stood when the process first asked, plus the time that has
+/// passed since. Setting the clock back or ahead therefore expires, reorders and releases nothing
+/// in a running process.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 
@@ -51,7 +51,8 @@ fn wall() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// Time that nobody can set, the machine's sleep included where the system counts it.
+/// Time since boot, which cannot be set. It includes the machine's sleep where the system counts
+/// it.
 fn steady() -> Duration {
     #[cfg(target_os = "linux")]
     let clock = ClockId::Boottime;

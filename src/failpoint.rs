@@ -1,5 +1,5 @@
-//! Named places where tests stop, delay or break the running node. Test builds only: elsewhere
-//! nothing is left of them.
+//! Named places where tests stop, delay or break the running node. They exist in test builds only;
+//! elsewhere the macro expands to nothing.
 //!
 //! The variable `FAILPOINTS`, such as `name=1*off->return;other=sleep(50)`, says what happens at
 //! which place.
@@ -24,7 +24,7 @@ macro_rules! failpoint {
 
 pub(crate) use failpoint;
 
-/// Reads `FAILPOINTS`. What it says holds until the guard is dropped.
+/// Reads `FAILPOINTS` and keeps its actions in force until the returned guard is dropped.
 #[cfg(feature = "failpoints")]
 pub fn arm() -> impl Sized {
     fail::FailScenario::setup()

@@ -19,7 +19,7 @@ const EMBEDDED: &[(&str, &str)] = &[
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Goldens {
-    /// Hex SHA-256 of the weights they were made from.
+    /// Hex SHA-256 of the weights that the goldens were made from.
     pub weights_sha256: String,
     pub cases: Vec<Case>,
     pub tokenizer: Vec<TokenizerCase>,
@@ -40,9 +40,9 @@ pub struct Case {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct TokenizerCase {
     pub text: String,
-    /// With the text of special tokens left as text.
+    /// The ids when the text of special tokens stays text.
     pub ids: Vec<u32>,
-    /// With it parsed, where that differs.
+    /// The ids when that text is parsed; absent where they are the same.
     pub special_ids: Option<Vec<u32>>,
 }
 
@@ -66,7 +66,7 @@ struct TextFile {
 }
 
 impl Goldens {
-    /// Those made from one of these files (name → hex SHA-256), if there are any.
+    /// The goldens made from one of these files (name → hex SHA-256), if there are any.
     pub fn of_files(files: &BTreeMap<String, String>) -> Option<Self> {
         let mut all = EMBEDDED
             .iter()
@@ -89,7 +89,7 @@ impl Goldens {
 }
 
 impl Case {
-    /// How far the reference's choice at a position was ahead of its second choice, in logits.
+    /// The lead of the reference's choice at a position over its second choice, in logits.
     pub fn margin(&self, at: usize) -> f32 {
         self.top2.get(at).map_or(f32::INFINITY, |[best, second]| best.1 - second.1)
     }

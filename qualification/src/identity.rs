@@ -1,6 +1,6 @@
-//! What a verdict is about: the release's digests, the engine's build, the hardware, the serving
-//! settings. A verdict holds for exactly this tuple; when a part changes, the release has to be
-//! qualified again.
+//! The identity that a verdict is about: the release's digests, the engine's build, the hardware
+//! and the serving settings. A verdict holds for exactly this tuple. When a part changes, the
+//! release has to be qualified again.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -56,16 +56,16 @@ pub struct Hardware {
     pub kind: String,
     pub vendor: String,
     pub model: String,
-    /// Instruction sets that the kernels choose between; of a GPU its architecture, memory, driver
-    /// and libraries.
+    /// Instruction sets of a CPU that the kernels choose between; architecture, memory, driver and
+    /// libraries of a GPU.
     pub features: Vec<String>,
-    /// Compute threads; of a GPU its multiprocessors.
+    /// Compute threads on a CPU; multiprocessors of a GPU.
     pub threads: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServingSettings {
-    /// Of activations.
+    /// Type of the activations, such as `bf16`.
     pub dtype: String,
     pub kv_dtype: String,
     pub dequantise: bool,
@@ -119,7 +119,7 @@ fn differ<T: PartialEq + Serialize>(
     })
 }
 
-/// A value for people; of an object, the members in which it is not like `other`.
+/// A value as text for people. Of an object, only the members that differ from `other` are shown.
 fn apart(value: &Value, other: &Value) -> String {
     match value {
         Value::Object(members) => {

@@ -4,10 +4,11 @@ use crate::identity::Identity;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-/// Raised when checks or gates change meaning: older records then no longer count.
+/// Version of the checks and gates. It is raised when one of them changes meaning; older records
+/// then no longer count.
 pub const POLICY_VERSION: u32 = 1;
 
-/// Written once, never changed.
+/// A qualification record. It is written once and never changed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     pub id: Uuid,
@@ -18,7 +19,7 @@ pub struct Record {
     pub started_at: u64,
     pub finished_at: u64,
     pub verdict: Verdict,
-    /// What the verdict rests on and what it does not cover, in sentences.
+    /// Sentences that say what the verdict rests on and what it does not cover.
     pub notes: Vec<String>,
     /// The largest prompt + output really run with every check green; 0 when not qualified.
     pub qualified_context_tokens: u32,
@@ -30,7 +31,7 @@ pub struct Record {
 pub enum Verdict {
     Qualified,
     Failed,
-    /// Nothing went red, but a required check could not run. Opens no door.
+    /// No check failed, but a required one could not run. The release is not served.
     Inconclusive,
 }
 
@@ -40,9 +41,9 @@ pub struct CheckResult {
     pub stage: String,
     pub proves: String,
     pub state: CheckState,
-    /// What was measured.
+    /// The measured value.
     pub value: String,
-    /// What it had to be.
+    /// The value that was required.
     pub gate: String,
     pub seconds: f64,
 }

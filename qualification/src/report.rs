@@ -1,4 +1,4 @@
-//! The record for people: Markdown, or one HTML page that needs nothing else.
+//! Writes the record for people: as Markdown, or as one HTML page without any other file.
 
 use crate::identity::Hardware;
 use crate::record::{CheckResult, CheckState, Record, Verdict};
@@ -24,7 +24,7 @@ impl CheckState {
     }
 }
 
-/// What the verdict is about, as label and value.
+/// The facts about the verdict as pairs of label and value.
 fn facts(record: &Record) -> Vec<(&'static str, String)> {
     let (release, host) = (&record.identity.release, &record.identity.host);
     let mut facts = vec![

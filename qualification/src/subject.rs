@@ -1,4 +1,5 @@
-//! What is qualified, as the checks see it: something that tokenises, renders and generates.
+//! The subject of a qualification as the checks see it: something that tokenises, renders and
+//! generates.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -30,7 +31,7 @@ pub struct Request {
     pub seed: u64,
     pub stop: Vec<String>,
     pub ignore_eos: bool,
-    /// Added to the logits of these ids.
+    /// Pairs of an id and a value that is added to its logit.
     pub bias: Vec<(u32, f32)>,
 }
 
@@ -102,6 +103,7 @@ pub enum SubjectError {
 
 pub type Result<T, E = SubjectError> = std::result::Result<T, E>;
 
+/// Something that can be qualified: an engine with a loaded release.
 pub trait Subject {
     /// File name → hex SHA-256, read from the files that were loaded.
     fn digests(&mut self) -> Result<BTreeMap<String, String>>;
@@ -109,7 +111,7 @@ pub trait Subject {
     fn context_tokens(&self) -> u32;
     /// Ids that end a generation.
     fn eos_ids(&self) -> Vec<u32>;
-    /// `parse_special`: whether the text of special tokens becomes their ids.
+    /// Token ids of `text`. With `parse_special`, the text of special tokens becomes their ids.
     fn encode(&mut self, text: &str, parse_special: bool) -> Result<Vec<u32>>;
     fn decode(&mut self, ids: &[u32], skip_special: bool) -> Result<String>;
     /// The conversation as the template writes it, with a generation prompt.

@@ -27,7 +27,7 @@ impl Suite {
     }
 }
 
-/// How far a suite goes.
+/// The extent of a suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SuiteScope {
     pub suite: Suite,
@@ -53,7 +53,7 @@ impl SuiteScope {
     }
 }
 
-/// Check `done` of `total` comes next.
+/// Progress of a suite: `done` of `total` checks are done, and `check` runs next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SuiteProgress {
     pub done: usize,
@@ -61,8 +61,7 @@ pub struct SuiteProgress {
     pub check: &'static str,
 }
 
-/// Runs every check; none is repeated until it is green, and a check that cannot finish is a failed
-/// one.
+/// Runs every check once. A check that cannot finish has failed.
 pub fn run(
     subject: &mut dyn Subject,
     identity: Identity,
@@ -109,8 +108,8 @@ fn perform(check: &Check, mut input: CheckInput) -> CheckResult {
     }
 }
 
-/// A published release without its reference comparison is not proven; an operator's own has none
-/// to run.
+/// Comes to the verdict. A published release is not proven without the comparison with its
+/// reference; an operator's own release has no reference.
 fn judge(checks: &[CheckResult], origin: Origin) -> Verdict {
     let any = |state| checks.iter().any(|check| check.state == state);
     match origin {

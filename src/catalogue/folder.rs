@@ -13,7 +13,7 @@ use std::time::UNIX_EPOCH;
 
 pub(super) const MANIFEST: &str = "manifest.toml";
 const STAMPS: &str = ".verified.json";
-/// Downloads on their way in; nothing in here is ever loaded.
+/// Folder of unfinished downloads. Nothing in it is ever loaded.
 const INCOMING: &str = ".incoming";
 const LOCK: &str = ".lock";
 
@@ -22,7 +22,7 @@ pub(super) struct ReleaseFolder {
     name: String,
 }
 
-/// How a file looked when its digest was last computed.
+/// Size and time of change of a file when its digest was last computed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Stamp {
     sha256: String,
@@ -58,7 +58,7 @@ pub(super) fn remove_all(path: &Path) -> Result<()> {
     }
 }
 
-/// Lower-case hex.
+/// SHA-256 of a file in lower-case hex. `on_bytes` gets the size of each part that was read.
 pub(super) fn sha256(path: &Path, mut on_bytes: impl FnMut(u64)) -> Result<String> {
     let mut file = File::open(path).map_err(Error::io("open", path))?;
     let mut hasher = Sha256::new();
@@ -73,7 +73,8 @@ pub(super) fn sha256(path: &Path, mut on_bytes: impl FnMut(u64)) -> Result<Strin
     }
 }
 
-/// Written beside its place and renamed: a reader sees the old or the new content, never a part.
+/// Writes beside `path` and renames, so that a reader sees the old or the new content, never a
+/// part.
 pub(super) fn write_whole(path: &Path, content: &[u8]) -> Result<()> {
     let part = path.with_extension("part");
     fs::write(&part, content).map_err(Error::io("write", &part))?;
@@ -93,7 +94,10 @@ impl ReleaseFolder {
         self.path.join(INCOMING)
     }
 
-    /// Held while files of the release are changed; ends with the returned file.
+    /// Locks the release for changes until the returned file is dropped.
+    ///
+    /// # Errors
+    /// `Busy` when another process holds the lock.
     pub fn lock(&self) -> Result<File> {
         fs::create_dir_all(&self.path).map_err(Error::io("create", &self.path))?;
         let path = self.path.join(LOCK);
@@ -106,7 +110,7 @@ impl ReleaseFolder {
         write_whole(&self.path.join(MANIFEST), manifest.to_toml().as_bytes())
     }
 
-    /// Whether every file is here with its size; digests are `verify`'s.
+    /// Whether every file is here with its size. `verify` checks the digests.
     pub fn is_complete(&self, manifest: &Manifest) -> bool {
         let has = |file: &super::ReleaseFile| {
             fs::metadata(self.path.join(&file.name)).is_ok_and(|found| found.len() == file.bytes)
@@ -121,8 +125,8 @@ impl ReleaseFolder {
         }
     }
 
-    /// Every file has the manifest's digest. Files that look as they did when last checked are not
-    /// read again.
+    /// Checks that every file has the manifest's digest. A file whose size and time of change are
+    /// those of the last check is not read again.
     pub fn verify(&self, manifest: &Manifest) -> Result<()> {
         let known = self.stamps();
         let mut stamps = BTreeMap::new();

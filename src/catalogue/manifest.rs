@@ -1,4 +1,4 @@
-//! What a release is: identity, files with digests, limits, prices, and where to get it.
+//! The manifest of a release: identity, files with digests, limits, prices and sources.
 
 use super::{Error, Result};
 use crate::ids::ModelId;
@@ -73,7 +73,7 @@ pub struct ManifestLimits {
     pub max_output_tokens: u32,
 }
 
-/// What a request gets where it says nothing.
+/// Sampling parameters of a request that does not set them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GenerationDefaults {
@@ -142,7 +142,8 @@ impl Manifest {
         toml::to_string(self).expect("a manifest is representable in TOML")
     }
 
-    /// Published means: exactly a release that comes with the node.
+    /// Who vouches for the release. A release is published when it is exactly one that comes with
+    /// the node.
     pub fn origin(&self) -> Origin {
         let same = |other: &Self| other.release_id == self.release_id && other.files == self.files;
         if Self::built_in().iter().any(same) { Origin::Published } else { Origin::Operator }
@@ -255,7 +256,8 @@ pub(super) fn check_name(name: &str) -> Result<(), String> {
     })
 }
 
-/// No separators, no parent folder, not hidden: hidden names are the catalogue's own.
+/// Whether a name stays inside the release's folder: no separators, no parent folder. Hidden names
+/// belong to the catalogue, so they are refused too.
 fn is_plain(name: &str) -> bool {
     !name.is_empty()
         && !name.starts_with('.')

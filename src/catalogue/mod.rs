@@ -57,7 +57,8 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// For `map_err`: an error of the file system with what was being done.
+    /// Makes an error of the file system into one of ours, for `map_err`. `doing` is a verb such as
+    /// `read`.
     fn io(doing: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         move |source| match source.kind() {
             std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
@@ -75,7 +76,7 @@ pub struct Catalogue {
     data: PathBuf,
 }
 
-/// How far a release has come.
+/// A known release, and whether it is fetched and qualified.
 #[derive(Debug)]
 pub struct CatalogueEntry {
     pub manifest: Manifest,
@@ -100,7 +101,7 @@ impl Catalogue {
         Ok(found)
     }
 
-    /// By name, address, model id or release id.
+    /// The release with this name, address, model id or release id.
     pub fn find(&self, wanted: &str) -> Result<Manifest> {
         let all = self.manifests()?;
         let is_wanted = |m: &Manifest| {
@@ -115,7 +116,8 @@ impl Catalogue {
             .ok_or_else(|| Error::Unknown { name: wanted.to_owned(), known })
     }
 
-    /// Where each known release stands on this host.
+    /// Every known release with its state on this host. Records older than `max_age_days` do not
+    /// count.
     pub fn entries(
         &self,
         host: &HostIdentity,
@@ -142,7 +144,7 @@ impl Catalogue {
         Ok(folder.source(manifest))
     }
 
-    /// The digests of the files as they are on the disk now, whatever was known before.
+    /// Hex SHA-256 of the files by name, computed from the disk now without looking at stamps.
     pub fn digests(
         &self,
         manifest: &Manifest,
@@ -150,7 +152,7 @@ impl Catalogue {
         self.folder(&manifest.name).digests(manifest)
     }
 
-    /// What a verdict about this release on this host is bound to.
+    /// The identity that a verdict about this release on this host is bound to.
     pub fn identity(&self, manifest: &Manifest, host: &HostIdentity) -> Identity {
         let release = Release {
             name: manifest.name.clone(),
@@ -161,13 +163,13 @@ impl Catalogue {
         Identity { release, host: host.clone() }
     }
 
-    /// Keeps a record; a few older ones of the release stay beside it.
+    /// Saves a record and returns its path. The release's newest records are kept beside it.
     pub fn save_record(&self, record: &Record) -> Result<PathBuf> {
         qualified::save(&self.data.join("qualification"), record)
     }
 
-    /// Newest first. Records that this version cannot read are passed over: they prove nothing to
-    /// it.
+    /// The records of a release, newest first. Records that this version cannot read are left out:
+    /// they prove nothing to it.
     pub fn records(&self, name: &str) -> Result<Vec<Record>> {
         qualified::records(&self.data.join("qualification"), name)
     }

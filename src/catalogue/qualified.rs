@@ -1,4 +1,5 @@
-//! From a manifest and a matching record to the only thing that may be served.
+//! Makes a `QualifiedModel`, the only thing that may be served, from a manifest and a matching
+//! record.
 
 use super::{Catalogue, Error, Manifest, Result, folder};
 use crate::clock::UnixMillis;
@@ -10,11 +11,11 @@ use cresset_qualification::{HostIdentity, Record, Verdict};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Records kept per release.
-const KEPT: usize = 16;
+/// Records kept per release; saving another one deletes the oldest.
+const KEPT_RECORDS: usize = 16;
 
-/// A release that was proven on this hardware with this build. There is no other way to make one
-/// than a matching record.
+/// A release that was proven on this hardware with this build. It can only be made from a matching
+/// record.
 #[derive(Clone, Debug)]
 pub struct QualifiedModel {
     manifest: Manifest,
@@ -23,7 +24,7 @@ pub struct QualifiedModel {
     record_id: String,
 }
 
-/// Why a release may not be served here, and the command that mends it.
+/// Why a release may not be served here. Each message names the command that mends it.
 #[derive(Debug, thiserror::Error)]
 pub enum NotQualified {
     #[error(transparent)]
@@ -73,7 +74,8 @@ impl QualifiedModel {
 }
 
 impl Catalogue {
-    /// The newest record that fits release, build, hardware and settings decides.
+    /// The qualified model, if the newest record that fits release, build, hardware and settings
+    /// says so.
     pub fn qualified(
         &self,
         manifest: &Manifest,
@@ -143,7 +145,7 @@ pub(super) fn save(root: &Path, record: &Record) -> Result<PathBuf> {
     let path = folder.join(format!("{}.json", record.id));
     let text = serde_json::to_vec_pretty(record).expect("a record is representable in JSON");
     folder::write_whole(&path, &text)?;
-    for old in record_files(&folder)?.into_iter().skip(KEPT) {
+    for old in record_files(&folder)?.into_iter().skip(KEPT_RECORDS) {
         fs::remove_file(&old).map_err(Error::io("remove", &old))?;
     }
     Ok(path)
@@ -325,9 +327,9 @@ mod tests {
     #[test]
     fn records_are_bounded_and_unreadable_ones_prove_nothing() {
         let place = Place::new();
-        (0..KEPT + 3).for_each(|_| place.save(&place.record(Verdict::Qualified)));
+        (0..KEPT_RECORDS + 3).for_each(|_| place.save(&place.record(Verdict::Qualified)));
         fs::write(place.data.path().join("qualification/own/zzz.json"), "{").unwrap();
-        assert_eq!(place.catalogue().records("own").unwrap().len(), KEPT);
+        assert_eq!(place.catalogue().records("own").unwrap().len(), KEPT_RECORDS);
         place.ask(0).unwrap();
     }
 }

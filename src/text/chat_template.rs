@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 /// A message as templates see it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ChatMessage {
-    /// Taken as it stands, so the caller has checked it against the roles it knows.
+    /// The role as the template gets it. The caller has checked it against the roles it knows.
     pub role: String,
     /// `None` only for an assistant message with tool calls.
     pub content: Option<String>,
@@ -27,8 +27,7 @@ const REFUSAL_LIMIT: usize = 300;
 pub struct ChatTemplate {
     jinja: Jinja,
     knows_tool_calls: bool,
-    /// Whether a call's arguments reach the template as the object that they spell, not as the
-    /// client's text.
+    /// Whether the template gets a call's arguments as an object rather than as the client's text.
     wants_objects: bool,
     /// `bos_token` and `eos_token` as far as the release has them, and the absence of `tools` and
     /// `documents`.
@@ -36,12 +35,15 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// An empty token counts as one the release does not have.
+    /// Compiles a template. An empty token means that the release has none.
+    ///
+    /// # Errors
+    /// `BadFile` when the template does not compile or cannot render a single user message.
     pub fn new(source: &str, bos_token: &str, eos_token: &str) -> Result<Self> {
         Self::with_clock(source, bos_token, eos_token, || Local::now().naive_local())
     }
 
-    /// `now` answers templates that ask for the date.
+    /// As `new`; `now` gives the time to templates that ask for the date.
     pub fn with_clock(
         source: &str,
         bos_token: &str,
@@ -108,8 +110,8 @@ impl ChatTemplate {
         messages
     }
 
-    /// What the template makes of any conversation, and of tools, which no request can bring:
-    /// nothing is adapted or checked.
+    /// Renders any conversation, and tools, which no request can bring. Nothing is adapted or
+    /// checked.
     pub fn render_raw(
         &self,
         messages: &Value,
@@ -149,15 +151,15 @@ impl ChatTemplate {
     }
 }
 
-/// Templates may drop old reasoning from assistant messages; what system and user said has to be in
-/// the prompt.
+/// Whether the prompt lacks the content of a system or user message. Templates may drop old
+/// reasoning from assistant messages, so those are not looked at.
 fn is_left_out(message: &ChatMessage, prompt: &str) -> bool {
     let content = message.content.as_deref().unwrap_or_default().trim();
     ["system", "user"].contains(&message.role.as_str()) && !prompt.contains(content)
 }
 
-/// The template rendered a plain question when the release was loaded, so a failure now is these
-/// messages'.
+/// The error for a conversation that the template cannot render. It rendered a plain question when
+/// the release was loaded, so the cause lies in these messages.
 fn refusal(error: &minijinja::Error) -> Error {
     let reason = raised(error).unwrap_or("it cannot express this combination of roles and fields");
     Error::TemplateRefused(reason.chars().take(REFUSAL_LIMIT).collect())

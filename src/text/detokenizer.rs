@@ -2,14 +2,16 @@
 
 use super::tokenizer::Tokenizer;
 
-/// Never emits half a character: bytes of an unfinished UTF-8 sequence wait for the next token.
+/// Turns token ids into text. It never emits half a character: bytes of an unfinished UTF-8
+/// sequence wait for the next token.
 ///
 /// The pieces together are `Tokenizer::decode` of all ids without special tokens.
 #[derive(Debug, Default)]
 pub struct Detokenizer {
-    /// The beginning of a character: at most three bytes between calls.
+    /// The beginning of an unfinished character: at most three bytes between calls.
     pending: Vec<u8>,
-    /// Some text came already, so a leading space is not the tokenizer's artefact.
+    /// Whether text was emitted already. A leading space is then part of the text; before, the
+    /// tokenizer may have added it.
     started: bool,
 }
 
@@ -31,7 +33,7 @@ impl Detokenizer {
         self.take_certain()
     }
 
-    /// What is left at the end (U+FFFD for bytes that never became a character).
+    /// The rest at the end: U+FFFD for bytes that never became a character.
     pub fn finish(&mut self) -> String {
         let rest = String::from_utf8_lossy(&self.pending).into_owned();
         self.pending.clear();
@@ -46,7 +48,7 @@ impl Detokenizer {
     }
 }
 
-/// How many bytes at the end are the valid beginning of a longer character.
+/// The number of bytes at the end that are the valid beginning of a longer character.
 fn unfinished(bytes: &[u8]) -> usize {
     let tail = bytes.len().saturating_sub(3)..bytes.len();
     let begins = |at: &usize| {

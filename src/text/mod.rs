@@ -37,7 +37,7 @@ pub enum Error {
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Everything textual about one release. Shared by reference between requests.
+/// Tokenizer, chat template and end-of-text ids of one release. Requests share it by reference.
 pub struct TextModel {
     pub tokenizer: Tokenizer,
     pub template: ChatTemplate,

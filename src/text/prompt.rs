@@ -1,5 +1,5 @@
-//! From a conversation to prompt ids, with what clients wrote kept apart from what the template
-//! wrote.
+//! Turns a conversation into prompt ids. Text that clients wrote is kept apart from text that the
+//! template wrote.
 
 use super::special::{SpecialTokens, encode_marked, free_mark};
 use super::{ChatMessage, Error, Result, TextModel};
@@ -9,8 +9,8 @@ impl TextModel {
     /// Renders the conversation with a generation prompt and tokenises it. Text of special tokens
     /// inside message contents is encoded as plain text, never as the special ids.
     ///
-    /// Where contents hold such text, marks go before it ahead of rendering, so a template sees it
-    /// slightly changed and the prompt afterwards tells it from the template's own tokens. All
+    /// Where contents hold such text, a mark is put before it ahead of rendering. The template then
+    /// sees it slightly changed, and in the prompt it differs from the template's own tokens. All
     /// other conversations are encoded exactly as `apply_chat_template(tokenize=True)` does.
     pub fn encode_chat(&self, messages: &[ChatMessage]) -> Result<Vec<u32>> {
         // Arguments become objects before marks could stand between their braces.

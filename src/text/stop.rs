@@ -17,7 +17,7 @@ pub struct StopMatcher {
 pub struct StopStep {
     /// Text that can be shown now.
     pub emit: String,
-    /// A stop string was completed: nothing after it is shown, the stop string itself neither.
+    /// Whether a stop string was completed. Neither it nor anything after it is shown.
     pub stopped: bool,
 }
 
@@ -47,12 +47,13 @@ impl StopMatcher {
         StopStep { emit: std::mem::replace(&mut self.held, kept), stopped: false }
     }
 
-    /// Text held back, when the generation ended without a stop string.
+    /// Returns the text held back, for a generation that ended without a stop string.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 
-    /// Advances every pattern; the length of the longest stop string that ends here.
+    /// Advances every pattern by one byte. Returns the length of the longest stop string that ends
+    /// here.
     fn completed_by(&mut self, byte: u8) -> Option<usize> {
         let complete = self
             .patterns
@@ -68,7 +69,7 @@ struct Pattern {
     /// For each prefix length minus one: the length of its longest proper suffix that is a prefix
     /// of the stop string too.
     borders: Vec<usize>,
-    /// How much of the stop string the text ends with.
+    /// Number of bytes at the end of the text that begin the stop string.
     matched: usize,
 }
 
@@ -82,7 +83,7 @@ impl Pattern {
         Self { stop, borders, matched: 0 }
     }
 
-    /// Whether the stop string is complete with this byte.
+    /// Takes one more byte and returns whether it completes the stop string.
     fn advance(&mut self, byte: u8) -> bool {
         self.matched = longer_match(&self.stop, &self.borders, self.matched, byte);
         self.matched == self.stop.len()

@@ -197,14 +197,14 @@ impl CheckInput<'_> {
         Ok(all.pop().expect("a result per request"))
     }
 
-    /// A short prompt of real conversation; different `topic`s give different ones.
+    /// A short prompt of real conversation about `topic`.
     pub fn prompt(&mut self, topic: &str) -> Result<Vec<u32>> {
         let question = format!("Tell me something about {topic}.");
         self.subject.encode_chat(&[crate::subject::ChatTurn::new("user", &question)])
     }
 }
 
-/// Equal to the last bit: tokens and every log-probability.
+/// Whether two generations are equal to the last bit, in tokens and every log-probability.
 pub(crate) fn identical(a: &Generation, b: &Generation) -> bool {
     let bits = |g: &Generation| -> Vec<(u32, Vec<(u32, u32)>)> {
         let top = |t: &[(u32, f32)]| t.iter().map(|(id, p)| (*id, p.to_bits())).collect();

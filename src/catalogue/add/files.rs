@@ -17,7 +17,7 @@ const HF_FILES: [&str; 7] = [
     "model.safetensors.index.json",
 ];
 
-/// Without these there is no model.
+/// Files in Hugging Face layout that a model cannot do without.
 const NEEDED: [&str; 2] = ["config.json", "tokenizer.json"];
 
 /// The kind of weights to take where a place has both.
@@ -81,7 +81,7 @@ pub(super) fn digest(path: &Path, progress: &mut dyn FnMut(FetchProgress)) -> Re
     Ok(ReleaseFile { name, sha256, bytes })
 }
 
-/// Gives a downloaded blob the file's own name.
+/// Moves a downloaded blob to the incoming folder under the file's own name.
 pub(super) fn named(folder: &ReleaseFolder, blob: &Path, file: &str) -> Result<PathBuf> {
     let base = file.rsplit('/').next().unwrap_or(file);
     let to = folder.incoming().join(base);

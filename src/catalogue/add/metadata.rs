@@ -45,7 +45,7 @@ fn config_context(files: &[PathBuf]) -> Option<u64> {
     json(files, "config.json")?["max_position_embeddings"].as_u64()
 }
 
-/// The publisher's own defaults, where the release carries them.
+/// The publisher's own generation defaults, where the release carries them.
 pub(super) fn generation_defaults(files: &[PathBuf]) -> GenerationDefaults {
     let plain = GenerationDefaults::default();
     let Some(config) = json(files, "generation_config.json") else { return plain };

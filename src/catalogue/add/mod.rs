@@ -21,15 +21,16 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 use uuid::Uuid;
 
-/// SPDX's word for a licence that nobody stated.
+/// The SPDX identifier for a licence that is not stated.
 const NO_LICENSE: &str = "NOASSERTION";
-/// Output limit of releases that do not come with one, tokens.
+/// Output limit of releases whose files state none, tokens.
 const MAX_OUTPUT: u32 = 4096;
-/// Of releases that an operator adds; edit the manifest to change them.
+/// Prices of releases that an operator adds, microcredits per million tokens. The operator edits
+/// the manifest to change them.
 const PRICES: ManifestPrices =
     ManifestPrices { revision: 1, input: 100_000, cached_input: 25_000, output: 400_000 };
 
-/// What is known of a release before its files are hashed.
+/// The parts of a manifest that are known before the files are hashed.
 struct Draft {
     name: String,
     publisher: String,

@@ -1,4 +1,4 @@
-//! The Hugging Face hub, or a mirror that speaks its protocol.
+//! Fetches from the Hugging Face hub, or from a mirror that speaks its protocol.
 
 use super::super::Error;
 use super::incoming::adopt;
@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 /// Attempts beyond the first when a transfer breaks.
 const RETRIES: usize = 2;
 
-/// `OWNER/REPOSITORY[/FILE.gguf][@REVISION]`.
+/// A repository on the hub as a user names it: `OWNER/REPOSITORY[/FILE.gguf][@REVISION]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in super::super) struct HubTarget {
     pub repo: String,
@@ -38,10 +38,10 @@ impl HubTarget {
     }
 }
 
-/// What a repository holds at a revision.
+/// The contents of a repository at a revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in super::super) struct Listing {
-    /// Commit: what the revision's name stands for now.
+    /// The commit that the revision's name stands for now.
     pub revision: String,
     pub files: Vec<String>,
     /// SPDX-like name, where the model card gives one.
@@ -126,7 +126,7 @@ pub(in super::super) fn download(
     )]
     std::thread::spawn(move || {
         let done = repo.download_with_progress(&path, Meter(sender.clone()));
-        // Nobody listens any more when the transfer was given up.
+        // Sending fails when the waiting side has given the transfer up.
         let _ = sender.send(TransferEvent::Ended(done));
     });
     let pointer = watch(&receiver, options, progress)?;
@@ -204,7 +204,7 @@ enum TransferEvent {
     Ended(Result<PathBuf, ApiError>),
 }
 
-/// Tells the waiting side how far a transfer is.
+/// Sends the progress of a transfer to the waiting side.
 struct Meter(SyncSender<TransferEvent>);
 
 impl hf_hub::api::Progress for Meter {

@@ -1,4 +1,4 @@
-//! The last step of every source: a file gets its name only when its digest is right.
+//! The last step of every source: a file gets its final name only when its digest is right.
 
 use super::super::folder::sha256;
 use super::super::{Error, ReleaseFile};
@@ -8,19 +8,19 @@ use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::Path;
 
-/// Takes a file in as a stream, hashing while it writes.
+/// Writes a stream to the incoming folder while hashing it, then moves it to its place.
 pub(super) fn receive(from: &mut dyn Read, want: &mut Want) -> Result<(), SourceFailure> {
     let incoming = want.folder.incoming();
     fs::create_dir_all(&incoming).map_err(Error::io("create", &incoming))?;
     let part = incoming.join(&want.file.name);
     let found = copy(from, &part, want).inspect_err(|_| drop(fs::remove_file(&part)))?;
-    settle(&part, &found, want)
+    move_if_right(&part, &found, want)
 }
 
-/// Takes a file in that a source has left complete on this disk.
+/// Checks a file that a source has left complete on this disk, and moves it to its place.
 pub(super) fn adopt(path: &Path, want: &mut Want) -> Result<(), SourceFailure> {
     let found = sha256(path, |_| {})?;
-    settle(path, &found, want)
+    move_if_right(path, &found, want)
 }
 
 fn copy(from: &mut dyn Read, part: &Path, want: &mut Want) -> Result<String, SourceFailure> {
@@ -49,7 +49,8 @@ fn copy(from: &mut dyn Read, part: &Path, want: &mut Want) -> Result<String, Sou
     Ok(hex::encode(hasher.finalize()))
 }
 
-fn settle(part: &Path, found: &str, want: &Want) -> Result<(), SourceFailure> {
+/// Moves a file to its place if the digest `found` is the manifest's; deletes it otherwise.
+fn move_if_right(part: &Path, found: &str, want: &Want) -> Result<(), SourceFailure> {
     let ReleaseFile { name, sha256, .. } = want.file;
     if found != sha256 {
         fs::remove_file(part).map_err(Error::io("remove", part))?;

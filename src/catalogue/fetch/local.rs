@@ -1,4 +1,4 @@
-//! A folder (or the file itself) on this machine.
+//! Fetches from a folder on this machine, or from the file itself.
 
 use super::super::Error;
 use super::incoming::receive;

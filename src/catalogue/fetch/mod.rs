@@ -1,4 +1,4 @@
-//! Brings a release's files in: sources are tried in order, and when none works the error says why
+//! Fetches a release's files. Sources are tried in order, and when none works the error says why
 //! each did not.
 
 mod hub;
@@ -13,7 +13,7 @@ use super::{Error, Manifest, ReleaseFile, Result, Source};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How to reach the sources; from the configuration.
+/// How to reach the sources. The configuration sets these.
 #[derive(Clone, Debug)]
 pub struct FetchOptions {
     /// Base address of the model hub; `None` is the public one.
@@ -23,7 +23,7 @@ pub struct FetchOptions {
     pub python: PathBuf,
     /// Package index for pip; `None` is pip's own configuration.
     pub package_index: Option<String>,
-    /// A source that sends nothing for this long is given up.
+    /// Time without a byte after which a source is given up.
     pub patience: Duration,
 }
 
@@ -48,7 +48,7 @@ pub struct FetchProgress<'a> {
     pub total: u64,
 }
 
-/// One file that is wanted, and where it goes.
+/// One file to fetch, and the folder it goes to.
 struct Want<'a> {
     file: &'a ReleaseFile,
     folder: &'a ReleaseFolder,
@@ -80,8 +80,8 @@ impl From<Error> for SourceFailure {
     }
 }
 
-/// All files of the manifest, each with the right digest, in the release's folder. `data` is what
-/// relative local paths start from.
+/// Fetches the manifest's files into the release's folder and checks their digests. Relative local
+/// paths start from `data`.
 pub(super) fn fetch(
     manifest: &Manifest,
     folder: &ReleaseFolder,

