@@ -1,4 +1,4 @@
-//! The engine as a whole, around runners without a model.
+//! Tests of the whole engine around runners that need no model.
 
 mod ahead;
 mod company;
@@ -38,12 +38,12 @@ pub fn request(prompt: impl IntoIterator<Item = u32>, max_tokens: u32) -> Genera
     }
 }
 
-/// For tests of pure code, which has no clock.
+/// An instant for tests of pure code, which has no clock of its own.
 pub fn any_instant() -> Instant {
     Instant::now()
 }
 
-/// Everything a sequence said, to its end.
+/// Reads a sequence to its end: its tokens, and how it finished.
 pub fn collect(mut events: mpsc::Receiver<SequenceEvent>) -> (Vec<u32>, Finished) {
     let mut tokens = Vec::new();
     let mut started = 0;
@@ -61,7 +61,7 @@ pub fn collect(mut events: mpsc::Receiver<SequenceEvent>) -> (Vec<u32>, Finished
     }
 }
 
-/// Statistics are published after each step: looks until they say what is expected.
+/// Polls the statistics, which are published after each step, until they are as expected.
 pub fn wait_for(engine: &EngineHandle, what: &str, reached: impl Fn(&EngineStats) -> bool) {
     let patience = Instant::now() + Duration::from_secs(20);
     while !reached(&engine.stats()) {

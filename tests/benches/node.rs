@@ -1,9 +1,8 @@
-//! The node around the engine, with tokens at no cost: HTTP, template, scheduler, ledger, streams
-//! and reads.
-//! `cargo bench --bench node [-- streams|one|reads]`
+//! Measures the node around the engine, with tokens at no cost: HTTP, template, scheduler, ledger,
+//! streams and reads. Run it with `cargo bench --bench node [-- streams|one|reads]`.
 //!
 //! This process is the node. The load comes from `cresset bench` in a process beside it, so the CPU
-//! time told here is the node's own; both share the machine's cores.
+//! time printed here is the node's own; both share the machine's cores.
 
 #![allow(clippy::disallowed_methods, reason = "it measures time")]
 #![allow(clippy::unwrap_used, reason = "a bench that cannot go on has failed")]
@@ -56,7 +55,8 @@ fn cpu() -> Duration {
     Duration::from_millis(ticks * 10)
 }
 
-/// What `cresset bench` says of the node, and the CPU time that the node spent meanwhile.
+/// The document that `cresset bench` prints about the node, and the CPU time that the node spent
+/// meanwhile.
 async fn load(world: &World, arguments: &[&str]) -> (Value, Duration) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cresset"));
     command.args([
@@ -76,7 +76,7 @@ async fn load(world: &World, arguments: &[&str]) -> (Value, Duration) {
 }
 
 async fn streams(step: Duration) {
-    // Room for all streams at once: nothing waits and nothing is preempted.
+    // There is room for all streams at once, so that nothing waits and nothing is preempted.
     let world = node(step, 32_768).await;
     let shape = [
         "--concurrency",
@@ -92,7 +92,8 @@ async fn streams(step: Duration) {
     let level = &document["levels"][0];
     let tokens = level["completion_tokens"].as_f64().unwrap();
     println!(
-        "{STREAMS} streams, engine steps of {step:?}: {:.0} tokens/s, {:.1} µs of the node's CPU a token, ms between tokens {}, errors {}",
+        "{STREAMS} streams, engine steps of {step:?}: {:.0} tokens/s, {:.1} µs of the node's CPU a \
+         token, ms between tokens {}, errors {}",
         level["output_tokens_per_second"].as_f64().unwrap(),
         spent.as_secs_f64() * 1e6 / tokens,
         level["inter_token_ms"],

@@ -1,6 +1,6 @@
-//! What the host does for one engine step of 256 decoding rows: schedule, build the batch, take the
-//! tokens in.
-//! `cargo bench --bench scheduler`. A GPU waits for all of it, so it should stay under 100 µs.
+//! Measures what the host does for one engine step of 256 decoding rows: it schedules the step,
+//! builds the batch and appends the tokens. A GPU waits for all of it, so it should stay under
+//! 100 µs. Run it with `cargo bench --bench scheduler`.
 
 #![allow(clippy::disallowed_methods, reason = "it measures time")]
 
@@ -17,7 +17,8 @@ const ROWS: u64 = 256;
 const PROMPT: u32 = 500;
 const BLOCK: usize = 16;
 
-/// 256 sequences of 16 accounts, prompts computed, each with a first token.
+/// A scheduler with 256 sequences of 16 accounts, whose prompts are computed and which have a first
+/// token each.
 fn decoding() -> Scheduler {
     let options = EngineOptions {
         max_batched_tokens: 8_192,
@@ -63,7 +64,8 @@ fn bench(criterion: &mut Criterion) {
         bencher.iter_custom(|steps| {
             let (mut left, mut spent) = (steps, Duration::ZERO);
             while left > 0 {
-                // A fresh scheduler now and then: sequences grow, and end at their context.
+                // Sequences grow and end at their context, so the scheduler is made anew now and
+                // then.
                 let (mut scheduler, count) = (decoding(), left.min(1_000));
                 let began = Instant::now();
                 for _ in 0..count {

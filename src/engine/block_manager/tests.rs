@@ -1,4 +1,4 @@
-//! Block tables driven by text: each line is an operation and what it must say.
+//! Block tables driven by text: each line is an operation and, after `=>`, what it must say.
 
 use super::*;
 use uuid::Uuid;
@@ -18,8 +18,8 @@ impl Bench {
         }
     }
 
-    /// `open NAME ACCOUNT FROM..TO`: a table for the tokens FROM..TO, its cached prefix adopted,
-    /// the rest computed.
+    /// `open NAME ACCOUNT FROM..TO` makes a table for the tokens FROM..TO, adopts its cached prefix
+    /// and computes the rest.
     fn open(&mut self, name: &str, account: &str, tokens: &str) -> String {
         let tokens = range(tokens);
         let mut table = BlockTable::new(self::account(account));
@@ -36,7 +36,7 @@ impl Bench {
         if fits { format!("cached {cached} in {blocks:?}") } else { "full".into() }
     }
 
-    /// `grow NAME FROM..TO`: more tokens at the end.
+    /// `grow NAME FROM..TO` appends more tokens.
     fn grow(&mut self, name: &str, more: &str) -> String {
         let (table, tokens) = self.tables.get_mut(name).unwrap();
         let from = tokens.len();

@@ -1,4 +1,4 @@
-//! Whose turn it is, for designed costs.
+//! Accounts are served in the right order, for designed costs.
 
 use super::*;
 use uuid::Uuid;
@@ -7,7 +7,8 @@ fn account(number: u128) -> AccountId {
     AccountId(Uuid::from_u128(number))
 }
 
-/// Every pop is charged `cost` and put back: the order in which accounts are served.
+/// The order in which accounts are served when every popped sequence is charged its account's cost
+/// and put back.
 fn turns(costs: &[(u128, usize)], count: usize) -> Vec<u128> {
     let mut queue = FairQueue::new(1_000);
     for &(number, _) in costs {
@@ -63,8 +64,8 @@ fn an_account_that_leaves_takes_its_debt_along() {
 
 #[test]
 fn higher_priorities_come_first_and_waiting_raises_them() {
-    // Priorities of accounts, and steps since each was last given a token => the order of service
-    // in a step.
+    // `waiting` has each account's priority and the number of steps since it was last given a
+    // token; `expect` is the order of service in one step.
     let check = |waiting: &[(u8, u64)], expect: &[u64]| {
         let mut queue = FairQueue::new(1_000);
         for (&(priority, _), number) in waiting.iter().zip(1..) {

@@ -1,4 +1,4 @@
-//! Tables of what the door refuses, and why.
+//! Tables of requests that are refused, and why.
 
 use super::*;
 use crate::engine::sampling_params::SamplingParams;
@@ -49,8 +49,8 @@ fn what_can_never_run_is_refused() {
 #[test]
 fn what_would_wait_in_vain_is_refused() {
     let now = Instant::now();
-    // live, prompt tokens, output tokens, tokens per second, deadline in seconds => seconds of
-    // Retry-After
+    // `load` is live sequences, prompt tokens, output tokens and tokens per second; `deadline` is
+    // in seconds from now, and `expect` is the refusal's Retry-After in seconds.
     let check = |load: (usize, usize, usize, f64), deadline: Option<u64>, expect: Option<u64>| {
         let (live, prompt_tokens, output_tokens, tokens_per_second) = load;
         let load = EngineLoad { live, prompt_tokens, output_tokens, tokens_per_second };

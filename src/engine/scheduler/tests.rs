@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 struct Bench {
     scheduler: Scheduler,
-    /// Steps that may be in flight.
+    /// How many steps may be in flight.
     depth: usize,
     began: Instant,
 }
@@ -543,8 +543,8 @@ fn integrity_covers_what_is_in_flight() {
     check(|s| sequence_mut(&mut s.sequences, SequenceId(1)).rows_in_flight = 1, "do not agree");
 }
 
-/// Random arrivals, stops, failures, crashes and steps under a tight cache; everything is checked
-/// after each operation.
+/// Random arrivals, stops, failures, crashes and steps under a tight cache. The scheduler's
+/// integrity is checked after each operation.
 fn churn(depth: usize, operations: u32) {
     let mut bench = Bench::new(depth, "budget 24 rows 6 block 4 blocks 20 context 64");
     let mut next = 1..;

@@ -1,4 +1,4 @@
-//! A runner with two steps in flight, without a device.
+//! A runner that has two steps in flight without a device.
 
 use crate::engine::EngineError;
 use crate::engine::runner::{RowResult, Runner, nothing_launched};
@@ -7,8 +7,9 @@ use crate::engine::testing::with_pending;
 use cresset_models::ForwardBatch;
 use std::collections::VecDeque;
 
-/// Around a runner of depth 1: each step is computed at its launch, its tokens that the host has
-/// not seen yet are this runner's own last results, and the host sees them when it collects.
+/// Wraps a runner of depth 1. Each step is computed at its launch. Input tokens that the engine
+/// does not know yet are filled in from this runner's own last results, which the engine sees
+/// later, when it collects.
 pub struct Ahead {
     inner: Box<dyn Runner>,
     previous: Vec<RowResult>,
@@ -16,7 +17,7 @@ pub struct Ahead {
 }
 
 impl Ahead {
-    /// `runner` itself for a depth of 1.
+    /// Returns `runner` itself for a depth of 1, and wraps it otherwise.
     pub fn wrap(depth: usize, runner: impl Runner + 'static) -> Box<dyn Runner> {
         let inner: Box<dyn Runner> = Box::new(runner);
         match depth {

@@ -1,8 +1,8 @@
-//! Bit for bit the same in any company: random mixes of neighbours around one request, on the
-//! kernels' own path in its default configuration, with a tiny model.
+//! One request, the probe, gives the same bits in any company: it is run among random mixes of
+//! neighbours, on the kernels' own path in its default configuration, with a tiny model.
 //!
-//! The loop below is the engine thread's without the thread, so that what happened to the request
-//! can be told exactly.
+//! The loop below is the engine thread's without the thread, so that the test can tell exactly what
+//! happened to the probe.
 
 use super::ahead::Ahead;
 use super::*;
@@ -39,7 +39,7 @@ fn runner(depth: usize, threads: usize) -> Box<dyn Runner> {
     Ahead::wrap(depth, runner)
 }
 
-/// What a mix may do, drawn from its number.
+/// A random mix of neighbours. All it does is drawn from its number.
 struct Mix {
     number: u32,
     draws: u32,
@@ -55,9 +55,9 @@ impl Mix {
         from[self.below(from.len() as u32) as usize]
     }
 
-    /// A third of the mixes has little cache, a third many rows, a third anything. With them comes
-    /// how many arrive in a turn, before the probe and after it: the later ones give way first when
-    /// blocks run out.
+    /// The engine's options, and how many neighbours arrive in a turn before the probe and after
+    /// it: the later ones are preempted first when blocks run out. A third of the mixes has little
+    /// cache, a third many rows, and a third any options.
     fn scene(&mut self) -> (EngineOptions, [u32; 2]) {
         let (max_batched_tokens, max_rows, num_blocks, arrivals) = match self.number % 3 {
             0 => (64, 16, self.pick(&[16, 20, 24]), [4, 1]),
@@ -75,11 +75,11 @@ impl Mix {
         (options, arrivals)
     }
 
-    /// A neighbour of one of three accounts; some begin with a part of the probe's prompt.
+    /// A request of one of three accounts; some begin with a part of the probe's prompt.
     fn neighbour(&mut self) -> GenerateRequest {
         let shared = self.below(2) * self.below(PROMPT + 1);
-        // Where the cache is small: little to begin with and much to say, so that it fills up on
-        // the way.
+        // Where the cache is small, prompts are short and outputs long, so that it fills up on the
+        // way.
         let grows = self.number.is_multiple_of(3);
         let own = 1 + self.below(if grows { 9 } else { 60 });
         let from = self.below(vocab_size() as u32);
@@ -123,16 +123,16 @@ fn probe() -> GenerateRequest {
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     preempted: usize,
-    /// Rows that computed more than one of its tokens.
+    /// Rows that computed more than one of the probe's tokens.
     chunks: usize,
     cached: u32,
-    /// Most rows in a step of its.
+    /// Most rows in a step that computed the probe.
     company: usize,
-    /// Neighbours cancelled while it ran.
+    /// Neighbours that were cancelled while the probe ran.
     cancelled: usize,
 }
 
-/// Tokens and log-probabilities, to the bit.
+/// The probe's tokens and the bits of their log-probabilities.
 type Said = Vec<(u32, u32, Vec<(u32, u32)>)>;
 
 struct Stage<'a> {
@@ -144,7 +144,7 @@ struct Stage<'a> {
 
 impl<'a> Stage<'a> {
     fn new(runner: &'a mut dyn Runner, options: EngineOptions) -> Self {
-        // The scene before may have left a step in flight.
+        // The mix before may have left a step in flight.
         runner.recover().unwrap();
         Self {
             runner,
@@ -154,7 +154,7 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// False once the probe has ended.
+    /// Runs one turn of the loop. False once the probe has ended.
     fn step(&mut self) -> bool {
         let step = self.scheduler.schedule();
         self.look(&step);
@@ -163,12 +163,12 @@ impl<'a> Stage<'a> {
             self.runner.launch(&batch, &rows).unwrap();
         }
         let more = !step.rows.is_empty() && self.scheduler.in_flight().len() < self.runner.depth();
-        let going = more || self.take_in();
+        let going = more || self.collect();
         self.scheduler.check_integrity().unwrap();
         going
     }
 
-    fn take_in(&mut self) -> bool {
+    fn collect(&mut self) -> bool {
         let results = self.runner.collect().unwrap();
         let mut going = true;
         for (row, sampled) in
@@ -218,7 +218,7 @@ fn in_company(runner: &mut dyn Runner, number: u32) -> (Said, Seen) {
     let (options, arrivals) = mix.scene();
     let mut stage = Stage::new(runner, options);
     let arrives = mix.below(30);
-    // Ids rise in order of arrival: the probe is in the middle of them.
+    // Ids rise in order of arrival, and the probe's is in the middle of them.
     let (mut before, mut after, mut live) = (0, PROBE.0, Vec::new());
     for turn in 0.. {
         let arrived = turn >= arrives;

@@ -1,4 +1,4 @@
-//! What the host does between two steps, measured: run it alone, in an optimised build.
+//! Measures what the host does between two steps. Run it alone, in an optimised build.
 
 use super::*;
 use crate::engine::batch::forward_batch;
@@ -7,7 +7,7 @@ use crate::engine::sampling_params::RowSampling;
 use crate::engine::scheduler::Scheduler;
 use cresset_kernels::sampling::philox4x32;
 
-/// Median and fastest of `times`, µs.
+/// The median and the least of `times`, in µs.
 fn told(what: &str, mut times: Vec<f64>) {
     times.sort_by(f64::total_cmp);
     println!("{what}: {:.1} µs (fastest {:.1})", times[times.len() / 2], times[0]);
@@ -68,7 +68,7 @@ fn steps_of_256_rows(depth: usize) {
 #[test]
 #[ignore = "measures"]
 fn a_row_of_49_152_logits() {
-    // About as peaked as a language model's: a normal distribution of deviation 3.
+    // A normal distribution of deviation 3 is about as peaked as a language model's logits.
     let uniform = |id: u32, word: usize| {
         (f64::from(philox4x32([id, 0, 0, 0], [1, 2])[word]) + 0.5) / 4_294_967_296.0
     };

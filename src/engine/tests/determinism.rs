@@ -1,6 +1,6 @@
 //! The same input and seed give the same tokens, whatever else is in the batch. The toy model below
 //! reads the past only through block tables and slots, so a block mix-up, a stale block or a wrong
-//! position changes what it says.
+//! position changes its tokens.
 
 use super::ahead::Ahead;
 use super::*;
@@ -12,13 +12,14 @@ use cresset_models::testing::tiny_llama_gguf;
 use cresset_models::{ForwardBatch, ModelSource};
 use std::collections::HashMap;
 
-/// How an engine for given options and a depth comes to be.
+/// Starts an engine with given options and a number of steps in flight.
 type Start<'a> = &'a dyn Fn(&EngineOptions, usize) -> EngineHandle;
 
 const VOCABULARY: u64 = 40;
 
-/// A "model" whose cache is one number per slot. What a token stores covers its whole past, like a
-/// deep layer's key does; what it says covers every slot of its past, like attention does.
+/// A "model" whose cache is one number per slot. The number that a token stores depends on its
+/// whole past, as a deep layer's key does; its logits depend on every slot of its past, as
+/// attention does.
 struct SlotRunner {
     block_size: usize,
     slots: HashMap<u32, u64>,
@@ -91,7 +92,7 @@ fn probe() -> GenerateRequest {
     }
 }
 
-/// Sequences of several accounts; many begin like the probe and then differ.
+/// Requests of several accounts; many begin like the probe and then differ.
 fn crowd(count: u32) -> impl Iterator<Item = GenerateRequest> {
     (0..count).map(|i| GenerateRequest {
         account: AccountId(Uuid::from_u128(u128::from(i % 3))),
@@ -100,7 +101,7 @@ fn crowd(count: u32) -> impl Iterator<Item = GenerateRequest> {
     })
 }
 
-/// What everybody says, the probe first, and the engine's statistics afterwards.
+/// The tokens of all sequences, the probe first, and the engine's statistics afterwards.
 fn said(
     start: Start,
     depth: usize,
@@ -122,8 +123,8 @@ fn said(
     (tokens, engine.stats())
 }
 
-/// Alone, and in crowds of 96 under options that chunk, preempt and share; step by step and one
-/// step ahead.
+/// Runs the probe alone, and in crowds of 96 under options that chunk, preempt and share; with one
+/// step in flight and with two.
 fn check_every_company(start: Start) {
     let roomy = EngineOptions { num_blocks: 4_096, max_rows: 64, ..options() };
     let (alone, _) = said(start, 1, &roomy, 0);
@@ -169,8 +170,8 @@ fn a_real_model_says_the_same_in_every_company() {
     });
 }
 
-/// Memory for exactly `num_blocks` blocks of the tiny model: 2 layers, 2 heads of 16, keys and
-/// values in f32.
+/// Options with memory for exactly `num_blocks` blocks of the tiny model, which has 2 layers, 2
+/// heads of 16 values, and keys and values in f32.
 fn runner_options(options: &EngineOptions) -> RunnerOptions {
     RunnerOptions {
         gpu: None,

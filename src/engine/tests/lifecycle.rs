@@ -1,4 +1,4 @@
-//! Joining, leaving, stopping, failing, refusing, draining.
+//! Sequences join, leave, stop and fail; engines refuse, drain, fail and shut down.
 
 use super::*;
 use crate::engine::runner::{RowResult, Runner};
@@ -8,14 +8,15 @@ use cresset_models::ForwardBatch;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::SyncSender;
 
-/// One step at a time, and one ahead.
+/// Steps in flight: one at a time, and one ahead.
 const DEPTHS: [usize; 2] = [1, 2];
 
 fn start(runner: ScriptedRunner) -> EngineHandle {
     EngineHandle::start(Box::new(runner), options())
 }
 
-/// Each token waits for a permit; without a sender left it is 999.
+/// An engine whose every token waits for a permit and is the permit's number. Once the sender is
+/// dropped every token is 999.
 fn gated(depth: usize) -> (EngineHandle, SyncSender<u32>) {
     let (permits, gate) = std::sync::mpsc::sync_channel(1_000);
     let script = move |_: &RowSampling| gate.recv().unwrap_or(999);
@@ -89,7 +90,7 @@ fn a_stop_comes_before_the_next_step() {
         engine.stop(id);
         engine.stop(id);
         engine.stop(SequenceId(77));
-        // The step in flight may end; another one would say 999.
+        // The step in flight may end; another one would give 999.
         permits.send(2).unwrap();
         drop(permits);
         let mut produced = 1;
@@ -143,7 +144,7 @@ fn a_deadline_ends_a_sequence_whether_it_runs_or_waits() {
         assert_eq!(running.blocking_recv(), Some(SequenceEvent::Started));
         assert_eq!(running.blocking_recv(), Some(SequenceEvent::Token { id: 7, logprobs: None }));
         std::thread::sleep(deadline - Instant::now());
-        // The step in flight may end; another one would say 999 again.
+        // The step in flight may end; another one would give 999 again.
         drop(permits);
         assert_eq!(running.blocking_recv(), Some(SequenceEvent::Token { id: 999, logprobs: None }));
         let Some(SequenceEvent::Finished(finished)) = running.blocking_recv() else {
