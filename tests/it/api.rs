@@ -353,87 +353,36 @@ async fn bodies_and_headers_that_are_refused() {
     let without = |name: &str| good.iter().filter(|(n, _)| *n != name).cloned().collect::<Vec<_>>();
     let plus =
         |name: &'static str, value: &str| [good.clone(), vec![(name, value.to_owned())]].concat();
-    let cases = [
-        (
-            without("idempotency-key"),
-            Bytes::from(body.clone()),
-            400,
-            "invalid_request",
-            json!("Idempotency-Key"),
-        ),
-        (
-            without("x-service-session-id"),
-            body.clone().into(),
-            400,
-            "invalid_request",
-            json!("X-Service-Session-Id"),
-        ),
-        (
-            plus("idempotency-key", &Uuid::new_v4().to_string()),
-            body.clone().into(),
-            400,
-            "invalid_request",
-            json!("Idempotency-Key"),
-        ),
-        (
-            plus("x-cresset-session-id", super::support::SESSION),
-            body.clone().into(),
-            400,
-            "invalid_request",
-            json!("X-Service-Session-Id"),
-        ),
-        (
-            plus("x-cache-salt", "a"),
-            body.clone().into(),
-            400,
-            "invalid_request",
-            json!("x-cache-salt"),
-        ),
-        (
-            plus("content-encoding", "gzip"),
-            body.clone().into(),
-            400,
-            "invalid_request",
-            json!("Content-Encoding"),
-        ),
-        (without("content-type"), body.clone().into(), 415, "unsupported_media_type", Value::Null),
-        (
-            good.clone(),
-            Bytes::from(vec![b' '; 256 * 1024 + 1]),
-            413,
-            "request_too_large",
-            Value::Null,
-        ),
-        (
-            without("content-type"),
-            vec![b' '; 256 * 1024 + 1].into(),
-            413,
-            "request_too_large",
-            Value::Null,
-        ),
-        (good.clone(), Bytes::new(), 400, "invalid_request", Value::Null),
-        (good.clone(), Bytes::from_static(b"{"), 400, "invalid_request", Value::Null),
-        (good.clone(), format!("{body} x").into(), 400, "invalid_request", Value::Null),
-        (
-            good.clone(),
-            body.replace("{\"model\"", "{\"model\":\"a\",\"model\"").into(),
-            400,
-            "invalid_request",
-            Value::Null,
-        ),
-        (
-            good.clone(),
-            Bytes::from_static(b"{\"model\":\"\xff\"}"),
-            400,
-            "invalid_request",
-            Value::Null,
-        ),
-        (good.clone(), "[".repeat(10_000).into(), 400, "invalid_request", Value::Null),
+    let named = [
+        (without("idempotency-key"), "Idempotency-Key"),
+        (without("x-service-session-id"), "X-Service-Session-Id"),
+        (plus("idempotency-key", &Uuid::new_v4().to_string()), "Idempotency-Key"),
+        (plus("x-cresset-session-id", super::support::SESSION), "X-Service-Session-Id"),
+        (plus("x-cache-salt", "a"), "x-cache-salt"),
+        (plus("content-encoding", "gzip"), "Content-Encoding"),
     ];
-    for (headers, body, status, code, param) in cases {
+    for (headers, param) in named {
+        let answer = world.call(Method::POST, CHAT, &headers, body.clone().into()).await;
+        assert_eq!(answer.error(), (400, "invalid_request".into()), "{headers:?}");
+        assert_eq!(answer.json()["error"]["param"], param, "{headers:?}");
+    }
+    let large = || Bytes::from(vec![b' '; 256 * 1024 + 1]);
+    let twice = body.replace("{\"model\"", "{\"model\":\"a\",\"model\"");
+    let cases = [
+        (without("content-type"), body.clone().into(), 415, "unsupported_media_type"),
+        (good.clone(), large(), 413, "request_too_large"),
+        (without("content-type"), large(), 413, "request_too_large"),
+        (good.clone(), Bytes::new(), 400, "invalid_request"),
+        (good.clone(), Bytes::from_static(b"{"), 400, "invalid_request"),
+        (good.clone(), format!("{body} x").into(), 400, "invalid_request"),
+        (good.clone(), twice.into(), 400, "invalid_request"),
+        (good.clone(), Bytes::from_static(b"{\"model\":\"\xff\"}"), 400, "invalid_request"),
+        (good.clone(), "[".repeat(10_000).into(), 400, "invalid_request"),
+    ];
+    for (headers, body, status, code) in cases {
         let answer = world.call(Method::POST, CHAT, &headers, body).await;
         assert_eq!(answer.error(), (status, code.into()), "{headers:?}");
-        assert_eq!(answer.json()["error"]["param"], param, "{headers:?}");
+        assert_eq!(answer.json()["error"]["param"], Value::Null, "{headers:?}");
     }
     let at_the_limit = format!("{body}{}", " ".repeat(256 * 1024 - body.len()));
     assert_eq!(world.call(Method::POST, CHAT, &good, at_the_limit.into()).await.status, 200);

@@ -140,12 +140,7 @@ async fn cut_off_while_running_costs_what_was_produced_and_while_queued_nothing(
             Cut::Expire => {}
         }
         for stream in [running, waiting] {
-            let text = read(stream).await.text();
-            let (rest, last) = text.trim_end().rsplit_once("\n\n").unwrap();
-            assert_eq!(last, "data: [DONE]", "{cut:?}");
-            let error: Value = serde_json::from_str(rest.rsplit_once("data: ").unwrap().1).unwrap();
-            assert_eq!(error["error"]["code"], "request_cancelled", "{cut:?}");
-            assert!(!text.contains("\"finish_reason\":\""), "{cut:?}: {text}");
+            assert_cut_off(&read(stream).await.text(), cut);
         }
         if matches!(cut, Cut::Suspend) {
             assert_eq!(world.get("/v1/me").await.error(), (401, "invalid_credential".into()));
@@ -179,6 +174,15 @@ async fn cut_off_while_running_costs_what_was_produced_and_while_queued_nothing(
         }
         world.close().await;
     }
+}
+
+/// The stream ends with an error in place of a finish reason.
+fn assert_cut_off(text: &str, cut: Cut) {
+    let (rest, last) = text.trim_end().rsplit_once("\n\n").unwrap();
+    assert_eq!(last, "data: [DONE]", "{cut:?}");
+    let error: Value = serde_json::from_str(rest.rsplit_once("data: ").unwrap().1).unwrap();
+    assert_eq!(error["error"]["code"], "request_cancelled", "{cut:?}");
+    assert!(!text.contains("\"finish_reason\":\""), "{cut:?}: {text}");
 }
 
 async fn resume(world: &World) {

@@ -11,49 +11,16 @@ fn text(value: &Value) -> &str {
 
 /// Every kind of operator command once; the documents in order.
 fn tour(folder: &Folder) -> Vec<Value> {
-    let account = folder.json(&[
-        "accounts",
-        "create",
-        "--name",
-        "acme",
-        "--trial",
-        "5_000_000",
-        "--premium",
-        "7",
-    ]);
+    let run =
+        |line: &str, id: &str| folder.json(&line.replace("ID", id).split(' ').collect::<Vec<_>>());
+    let account = run("accounts create --name acme --trial 5_000_000 --premium 7", "");
     let id = text(&account["id"]).to_owned();
-    let key = folder.json(&[
-        "keys",
-        "create",
-        "--account",
-        &id,
-        "--label",
-        "laptop",
-        "--expires-in",
-        "30d",
-    ]);
-    let application = folder.json(&["applications", "create", "--account", &id, "--name", "phone"]);
-    let application_id = text(&application["id"]).to_owned();
-    let token = folder.json(&[
-        "applications",
-        "token",
-        "--application",
-        &application_id,
-        "--expires-in",
-        "12h",
-    ]);
-    let grant = [
-        "credits",
-        "grant",
-        "--account",
-        &id,
-        "--bucket",
-        "premium",
-        "--units",
-        "100",
-        "--reference",
-        "invoice 1",
-    ];
+    let key = run("keys create --account ID --label laptop --expires-in 30d", &id);
+    let application = run("applications create --account ID --name phone", &id);
+    let token =
+        run("applications token --application ID --expires-in 12h", text(&application["id"]));
+    let grant = format!("credits grant --account {id} --bucket premium --units 100 --reference");
+    let grant: Vec<&str> = grant.split(' ').chain(["invoice 1"]).collect();
     let copy = folder.path().join("copy.ledger");
     let mut documents = vec![
         account,
