@@ -1,10 +1,11 @@
-//! `cresset bench` over the real binary: it counts what was really done, and what was refused.
+//! Runs `cresset bench` with the real binary: it counts the requests that were done and those that
+//! were refused.
 
 use crate::process::{Finished, Folder};
 use crate::support::World;
 use serde_json::{Value, json};
 
-/// The benchmark of a node that is served here.
+/// Runs the benchmark against a node that this test serves.
 async fn bench(world: &World, arguments: &'static [&'static str]) -> Finished {
     let (url, key) = (format!("http://{}", world.address), world.key.clone());
     let run = move || {
@@ -46,7 +47,7 @@ async fn completions_are_counted_as_the_node_charged_them() {
 async fn refusals_are_counted_by_their_codes() {
     let limited = World::with(|setup| {
         let plan = setup.config.plans.get_mut("default").unwrap();
-        // Two requests find the prompt's length; then there are four left.
+        // Two requests find the length of the prompt, so four are left for the measurement.
         (plan.requests_per_minute, plan.burst) = (1, 6);
     })
     .await;

@@ -1,22 +1,22 @@
-//! Existing clients, pinned, against a node: they must work as they are with nothing but the two
-//! required headers.
+//! Runs existing clients of pinned versions against a node. They must work unchanged, given only
+//! the two required headers.
 //!
 //! They are installed once under the build folder. Where that is impossible (no network, no pip or
-//! npm) the test says so loudly and is skipped; everything that can be installed must pass.
+//! npm) the test says so loudly and is skipped; clients that can be installed must pass.
 
 use crate::process::Folder;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Mutex;
 
-/// Installing writes into a shared folder, and other test processes may be at it.
+/// Held while installing, because all tests share one folder.
 static INSTALLING: Mutex<()> = Mutex::new(());
 
 fn scripts() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/clients")
 }
 
-/// `target/clients/NAME`, kept between runs.
+/// The folder `target/clients/NAME`, which is kept between runs.
 pub fn installed_under(name: &str) -> PathBuf {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
     target.join("clients").join(name)
@@ -48,7 +48,7 @@ pub fn install(
     Ok(())
 }
 
-/// The Python of `target/clients/NAME` and whether `pins` could be installed for it.
+/// The path of the Python in `target/clients/NAME`, and whether `pins` could be installed for it.
 pub fn python(name: &str, pins: &Path) -> (PathBuf, Result<(), String>) {
     let folder = installed_under(name);
     let python = folder.join("venv/bin/python");
@@ -59,7 +59,7 @@ pub fn python(name: &str, pins: &Path) -> (PathBuf, Result<(), String>) {
     (python, installed)
 }
 
-/// A customer of a ready node runs the client.
+/// Runs the client as a customer of a ready node.
 fn check(what: &str, installed: Result<(), String>, client: impl FnOnce(&str, &str) -> Output) {
     if let Err(why) = installed {
         eprintln!("\n!!! SKIPPED: {what} could not be installed and was NOT tested: {why}\n");
@@ -103,7 +103,7 @@ fn openai_for_javascript() {
         )
     });
     check("openai for JavaScript", installed, |base, key| {
-        // Node finds packages beside the script, so the script goes where they are.
+        // Node.js looks for packages beside the script, so the script is copied to them.
         let script = folder.join("openai_node.mjs");
         std::fs::copy(scripts().join("openai_node.mjs"), &script).unwrap();
         Command::new("node").arg(script).args([base, key]).output().unwrap()

@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use uuid::Uuid;
 
 fn refused(answer: &Raw, status: u16, what: &str) {
-    answer.assert_dressed(what);
+    answer.assert_standard_headers(what);
     assert_eq!(answer.status, status, "{what}: {answer:?}");
     assert_eq!(answer.header("x-should-retry"), Some("false"), "{what}");
     assert_eq!(answer.header("connection"), Some("close"), "{what}");
@@ -116,7 +116,7 @@ async fn well_formed_requests_of_every_kind_are_routed_as_they_are() {
         } else {
             answers(&text).remove(0)
         };
-        answer.assert_dressed(line);
+        answer.assert_standard_headers(line);
         assert_eq!(answer.status, status, "{line} {more}: {answer:?}");
     }
     world.close().await;
@@ -148,7 +148,7 @@ async fn requests_in_one_go_are_answered_in_order() {
             "{found:?}"
         );
         for answer in &found {
-            answer.assert_dressed("in one go");
+            answer.assert_standard_headers("in one go");
         }
         assert_eq!(found.last().unwrap().header("connection"), Some("close"));
     }
@@ -169,7 +169,7 @@ async fn chunked_bodies_are_read_without_trailers() {
             "POST {CHAT} HTTP/1.1\r\n{headers}transfer-encoding: chunked\r\n\r\n{chunks}{end}"
         );
         let answer = ask(world.address, request.as_bytes()).await;
-        answer.assert_dressed(end);
+        answer.assert_standard_headers(end);
         assert_eq!(answer.status, status, "{end:?}: {answer:?}");
     }
     world.close().await;
@@ -199,7 +199,7 @@ async fn a_body_is_asked_for_only_when_it_is_wanted() {
         (head(&world.key, body.len(), "idempotency-key: again\r\n"), 400),
     ] {
         let answer = ask(world.address, request.as_bytes()).await;
-        answer.assert_dressed(&request);
+        answer.assert_standard_headers(&request);
         assert_eq!(answer.status, status, "and no 100 before it: {answer:?}");
     }
     world.close().await;
@@ -317,7 +317,7 @@ async fn the_first_thing_wrong_is_the_one_told() {
             body.len()
         );
         let answer = super::raw::ask(world.address, request.as_bytes()).await;
-        answer.assert_dressed(expect.1);
+        answer.assert_standard_headers(expect.1);
         assert_eq!((answer.status, answer.code().as_str()), expect);
     }
     for world in [plenty, slow, narrow, poor] {
@@ -399,7 +399,7 @@ async fn mutants(count: u64) {
         let mut seen = vec![0; 1 << 16];
         if let Ok(Ok(read)) = tokio::time::timeout(patience, stream.read(&mut seen)).await {
             for answer in answers(std::str::from_utf8(&seen[..read]).unwrap()) {
-                answer.assert_dressed(&String::from_utf8_lossy(&bytes));
+                answer.assert_standard_headers(&String::from_utf8_lossy(&bytes));
             }
         }
     }

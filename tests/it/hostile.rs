@@ -60,7 +60,7 @@ async fn silence_is_not_waited_for() {
     assert_eq!([nothing, blank], ["", ""]);
     let half_next = answers(&half_next).pop().unwrap();
     for late in [&half_head, &half_next] {
-        late.assert_dressed("late");
+        late.assert_standard_headers("late");
         assert_eq!((late.status, late.code().as_str()), (408, "invalid_request"), "{late:?}");
     }
     assert_eq!(answers(&idle).len(), 1);

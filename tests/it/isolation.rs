@@ -96,7 +96,7 @@ async fn every_bad_credential_gets_the_same_bytes_everywhere() {
     for (name, credential) in &credentials {
         for (method, path) in ROUTES {
             let answer = send(&world, method, path, credential).await;
-            answer.assert_dressed(name);
+            answer.assert_standard_headers(name);
             assert_eq!(
                 answer.body, r#"{"error":{"code":"invalid_credential"}}"#,
                 "{method} {path} {name}"

@@ -1,4 +1,4 @@
-//! Everything that is tested from outside, in one binary: a file per subject.
+//! Tests the node from outside, in one binary: a file per subject.
 
 #![allow(clippy::disallowed_methods, reason = "tests measure time and start threads")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]

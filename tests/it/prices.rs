@@ -1,4 +1,4 @@
-//! A price that is changed between two starts: what was charged stays, what is new costs the new
+//! A price changes between two starts: charges that are booked stay, and new requests cost the new
 //! price.
 
 use crate::process::{Folder, MODEL, Reply, Served};

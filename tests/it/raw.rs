@@ -1,5 +1,5 @@
-//! Requests as bytes on a socket, and answers as they came: for clients that no HTTP library would
-//! let exist.
+//! Sends requests as bytes on a socket and reads answers as they come, for requests that no HTTP
+//! library would send.
 
 use super::support::{CHAT, World, chat_headers};
 use serde_json::Value;
@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use uuid::Uuid;
 
-/// One answer out of the bytes that a connection ended with.
+/// One answer, parsed from the bytes of a connection that has ended.
 #[derive(Clone, Debug)]
 pub struct Raw {
     pub status: u16,
@@ -31,7 +31,7 @@ impl Raw {
         self.json()["error"]["code"].as_str().unwrap_or_default().to_owned()
     }
 
-    /// Every byte but those that no two answers share: the date and the response's own id.
+    /// The bytes without those that differ in every answer: the date and the response's id.
     pub fn steady(&self) -> String {
         let id = self.header("x-request-id").unwrap_or("none");
         let head = self
@@ -43,8 +43,8 @@ impl Raw {
         format!("{head}\n\n{}", self.body).replace(id, "ID")
     }
 
-    /// What every answer carries, and every refusal on top.
-    pub fn assert_dressed(&self, what: &str) {
+    /// Checks the headers that every answer carries, and those that every refusal adds.
+    pub fn assert_standard_headers(&self, what: &str) {
         let id = self.header("x-request-id").unwrap_or_default();
         assert!(Uuid::parse_str(id).is_ok(), "{what}: {self:?}");
         assert_eq!(self.header("x-content-type-options"), Some("nosniff"), "{what}");
@@ -62,24 +62,24 @@ impl Raw {
     }
 }
 
-/// Sends bytes, then reads what comes until the node closes the connection.
+/// Sends bytes, then reads until the node closes the connection.
 pub async fn talk(address: SocketAddr, bytes: &[u8]) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
-    // A node that has heard enough may close before everything is sent.
+    // The node may close the connection before it has read everything.
     let _ = stream.write_all(bytes).await;
     until_closed(&mut stream).await
 }
 
 pub async fn until_closed(stream: &mut TcpStream) -> String {
     let mut seen = Vec::new();
-    // A reset is an end, too.
+    // A reset ends the connection as well.
     let _ = tokio::time::timeout(Duration::from_secs(30), stream.read_to_end(&mut seen))
         .await
         .expect("it is closed");
     String::from_utf8_lossy(&seen).into_owned()
 }
 
-/// The answers in what a connection brought, each with a `Content-Length` or the last one.
+/// Splits the bytes of a connection into answers; each but the last has a `Content-Length`.
 pub fn answers(text: &str) -> Vec<Raw> {
     let mut found = Vec::new();
     let mut rest = text;
@@ -105,7 +105,7 @@ pub fn answers(text: &str) -> Vec<Raw> {
     found
 }
 
-/// The only answer to these bytes.
+/// Sends these bytes and returns the answer, which must be the only one.
 pub async fn ask(address: SocketAddr, bytes: &[u8]) -> Raw {
     let text = talk(address, bytes).await;
     let mut found = answers(&text);
@@ -118,7 +118,7 @@ pub async fn ask(address: SocketAddr, bytes: &[u8]) -> Raw {
     found.remove(0)
 }
 
-/// Header lines of a well-formed completion request.
+/// The header lines of a well-formed completion request.
 pub fn header_lines(key: &str, id: Uuid) -> String {
     let headers = chat_headers(key, &id.to_string());
     let lines: Vec<String> =
@@ -126,7 +126,7 @@ pub fn header_lines(key: &str, id: Uuid) -> String {
     format!("host: a\r\n{}", lines.concat())
 }
 
-/// A whole completion request.
+/// The bytes of a whole completion request.
 pub fn completion(world: &World, id: Uuid, body: &Value) -> String {
     let body = body.to_string();
     let headers = header_lines(&world.key, id);

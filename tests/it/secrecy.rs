@@ -1,4 +1,4 @@
-//! What clients send stays between them and the model: not in logs, not in metrics, not in errors.
+//! Text that clients send appears in no log, no metric and no error.
 
 use super::process::{Customer, Folder, Served, eventually, get, request};
 use super::support::{CHAT, World, chat_headers};
@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 const CANARY: &str = "canary-7d1f";
 
-/// Everything that is logged while it lives.
+/// Collects everything that is logged while it lives.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -26,7 +26,7 @@ impl Write for Log {
     }
 }
 
-// One thread: the log is that of this test alone.
+// The test has one thread, so that the log is its own alone.
 #[tokio::test]
 async fn prompts_and_keys_appear_nowhere() {
     let log = Log::default();
@@ -35,8 +35,8 @@ async fn prompts_and_keys_appear_nowhere() {
         .with_max_level(tracing::Level::TRACE)
         .with_writer(move || writer.clone())
         .finish();
-    // With a single one, tracing asks the thread that meets an event first, which may be another
-    // test's; with two it asks both.
+    // With a single subscriber, tracing lets the thread that meets an event first decide whether
+    // the event is wanted, and that thread may be another test's; with two it asks both.
     let _second = tracing::Dispatch::new(tracing_subscriber::registry());
     let _guard = tracing::subscriber::set_default(subscriber);
     let world = World::with(|setup| setup.failures = vec![(1, ScriptedFailure::Error)]).await;
@@ -72,7 +72,7 @@ async fn prompts_and_keys_appear_nowhere() {
 
 const PROMPT: &str = "prompt-canary-5b0c";
 
-/// Everything a client may send that is its own, well-formed or not.
+/// All fields and headers in which a client may send text of its own, well-formed or not.
 fn indiscreet(node: &Served, key: &str) -> Vec<(String, String)> {
     let chat = |key: &str, more: &str| {
         format!(
@@ -134,8 +134,7 @@ fn the_real_node_tells_nobody_at_any_log_level() {
     let mut told = Vec::new();
     for (head, body) in indiscreet(&node, &key) {
         let reply = request(&node.listen, &head, &body).finish();
-        // What a model says is its own; everything else an answer holds is not to repeat what was
-        // sent.
+        // The model may repeat in its text what the client sent; the rest of an answer may not.
         if reply.status != 200 {
             told.push(("an answer", format!("{} {:?}", reply.body, reply.headers)));
         }
@@ -186,7 +185,7 @@ fn the_real_node_tells_nobody_at_any_log_level() {
     }
 }
 
-/// The same over HTTP/2.
+/// The same check over HTTP/2.
 fn two(node: &Served, key: &str) {
     let address = node.listen.strip_prefix("http://").unwrap().parse().unwrap();
     let request = hyper::Request::builder()

@@ -1,9 +1,9 @@
-//! Churn at the configured limits: clients of every kind against two real tiny models of which one
-//! fits at a time. Memory must not grow, every block must come back, and the ledger must hold
-//! together. The store keeps pages of its files in memory, up to a limit that takes long to reach,
-//! so what its files grow by is allowed for.
+//! Clients of every kind come and go, at the configured limits, against two real tiny models of
+//! which only one fits into memory at a time. Memory must not grow, every block must come back, and
+//! the ledger must pass its audit. The store keeps pages of its files in memory, up to a limit that
+//! takes long to reach, so memory may grow by as much as its files do.
 //!
-//! `CRESSET_SOAK_MINUTES` says how long (default 5).
+//! `CRESSET_SOAK_MINUTES` sets the duration (default 5).
 
 use super::support::{World, next_piece, qualified, read};
 use cresset::engine::model_runner::{ModelRunner, RunnerOptions};
@@ -20,9 +20,9 @@ use tokio::sync::Mutex;
 use uuid::Uuid;
 
 const CLIENTS: u64 = 24;
-/// KV blocks of each engine: a few sequences' worth, so that preemption never stops.
+/// KV blocks of each engine: enough for a few sequences only, so that preemption never stops.
 const BLOCKS: usize = 24;
-/// Growth of resident memory that passes as noise, MiB.
+/// Growth of resident memory, in MiB, that is taken for noise.
 const NOISE_MIB: u64 = 16;
 
 fn offer(world: &World, seed: u64) -> String {
@@ -55,9 +55,10 @@ fn offer(world: &World, seed: u64) -> String {
     id
 }
 
-/// One request of a kind drawn from `draw`: read to its end, cancelled, or left in the middle.
+/// Sends one request of a kind drawn from `draw`, which is read to its end, cancelled, or left in
+/// the middle.
 async fn visit(world: &World, models: &[String], draw: u64) {
-    // Mostly one model, so that it is busy while the other one is asked for.
+    // Most requests are for one model, so that it is busy when the other one is needed.
     let model = &models[usize::from(draw.is_multiple_of(40))];
     let body = json!({
         "model": model,
@@ -126,7 +127,7 @@ async fn small_node() -> World {
     .await
 }
 
-/// Clients at work, each a series of visits with numbers that no other one has.
+/// Starts the clients. Each makes a series of visits with numbers that no other client has.
 async fn crowd(until: Instant, visit: impl AsyncFn(u64)) {
     let client = async |mut draw: u64| {
         while Instant::now() < until {
@@ -139,10 +140,10 @@ async fn crowd(until: Instant, visit: impl AsyncFn(u64)) {
     futures_util::future::join_all((0..CLIENTS).map(client)).await;
 }
 
-/// Memory is the whole process's, so one soak runs at a time.
+/// Lets one soak run at a time, because memory is measured for the whole process.
 static ALONE: Mutex<()> = Mutex::const_new(());
 
-/// Lets the crowd in and sees to it that memory stays and every block comes back.
+/// Runs the clients and checks that memory does not grow and every block comes back.
 async fn soak(world: &World, visit: impl AsyncFn(u64)) {
     let _alone = ALONE.lock().await;
     let until = Instant::now() + minutes();
@@ -156,7 +157,7 @@ async fn soak(world: &World, visit: impl AsyncFn(u64)) {
         (resident, store)
     };
     let ((), (resident, store)) = tokio::join!(crowd(until, visit), sampling);
-    // Time for those who left to be noticed.
+    // The pause lets the node notice the clients that left.
     tokio::time::sleep(Duration::from_secs(2)).await;
     let quarter = resident.len() / 4;
     let [early, late] = [quarter..2 * quarter, 3 * quarter..resident.len()]
@@ -179,7 +180,7 @@ async fn soak(world: &World, visit: impl AsyncFn(u64)) {
     assert!(loads > 2 && unloads > 1, "the models did not change places");
 }
 
-/// One sequence, without a client: read to its end, stopped, or left.
+/// Runs one sequence without a client; it is read to its end, stopped, or left.
 async fn submit(world: &World, models: &[String], draw: u64) {
     let request = GenerateRequest {
         account: AccountId(Uuid::from_u128(u128::from(draw % 3))),

@@ -1,16 +1,16 @@
-//! Conversations in which an assistant called tools, as clients send them back.
+//! Clients send back conversations in which an assistant called tools.
 
 use super::support::World;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-/// Prints a call's arguments in its own way, and the result under its id.
+/// A template that prints the arguments of a call in its own way, and the result under its id.
 const TEMPLATE: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n\
     {% for call in m.tool_calls or [] %}{{ call.function.name }}({% for name, value in call.function.arguments.items() %}\
     {{ name }}={{ value }};{% endfor %}){% endfor %}{% if m.tool_call_id %}{{ m.tool_call_id }}: {% endif %}\
     {{ m.content or '' }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
-/// A question, two calls, their results.
+/// A conversation with a question, two calls and their results.
 fn conversation(arguments: &str) -> Value {
     let call = |id: &str, arguments: &str| json!({ "id": id, "type": "function", "function": { "name": "weather", "arguments": arguments } });
     let calls = [call("a", arguments), call("b", r#"{"city":"Rome","days":3}"#)];

@@ -1,5 +1,5 @@
-//! Raw connections for races and crashes: all of a request but its last byte goes ahead, the last
-//! bytes follow together, and an answer that breaks off is an answer, too.
+//! Raw connections for races and crashes. Each sends its request except for the last byte; then all
+//! last bytes are sent together. An answer that breaks off counts as an answer.
 
 use crate::process::Reply;
 use serde_json::Value;
@@ -8,7 +8,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// A request that lacks its last byte.
+/// A connection whose request lacks only its last byte.
 pub struct Call {
     stream: TcpStream,
     last: u8,
@@ -43,27 +43,27 @@ impl Call {
     }
 
     fn send(&mut self) {
-        // A node that has died meanwhile shows when the answer is read.
+        // If the node has died meanwhile, reading the answer will show it.
         let _ = self.stream.write_all(&[self.last]);
     }
 
-    /// The whole answer; `None` when the connection ended before it did.
+    /// Reads the whole answer; `None` if the connection ended before the answer did.
     fn answer(mut self) -> Option<Reply> {
         let mut raw = Vec::new();
         self.stream.read_to_end(&mut raw).ok()?;
         parse(&raw)
     }
 
-    /// One request for itself.
+    /// Sends one request alone and reads its answer.
     pub fn go(mut self) -> Option<Reply> {
         self.send();
         self.answer()
     }
 }
 
-/// Sends the last bytes together; the answers, in the order of the calls.
+/// Sends all last bytes together and returns the answers in the order of the calls.
 pub fn volley(mut calls: Vec<Call>) -> Vec<Option<Reply>> {
-    // What was sent ahead has been read by then.
+    // The pause lets the node read the bytes that were sent ahead.
     std::thread::sleep(Duration::from_millis(50));
     calls.iter_mut().for_each(Call::send);
     let readers: Vec<_> =
@@ -88,7 +88,7 @@ fn parse(raw: &[u8]) -> Option<Reply> {
     Some(Reply { status, headers, body: String::from_utf8(body).ok()? })
 }
 
-/// The chunks up to and with the empty one; `None` when that is missing.
+/// Joins the chunks up to the empty one that ends them; `None` if that one is missing.
 fn unchunk(mut raw: &[u8]) -> Option<Vec<u8>> {
     let mut body = Vec::new();
     loop {

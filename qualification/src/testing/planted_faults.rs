@@ -183,7 +183,7 @@ impl<S: Subject> Subject for Faulty<S> {
         match self.fault {
             PlantedFault::LossyEncoding if !text.is_ascii() => drop(ids.pop()),
             PlantedFault::SpecialAdded => {
-                ids.splice(..0, self.inner.eos_ids().pop()).for_each(drop)
+                ids.splice(..0, self.inner.eos_ids().pop()).for_each(drop);
             }
             _ => {}
         }

@@ -4,7 +4,7 @@ import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import OpenAI from 'openai';
 
-// One request id per call, kept over the client's own retries.
+// Gives each call one request id, which the client's own retries keep.
 class Node extends OpenAI {
   idempotencyHeader = 'Idempotency-Key';
   defaultIdempotencyKey() {
