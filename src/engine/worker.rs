@@ -64,7 +64,10 @@ impl Worker {
             Ok(Err(reason)) => reason,
             Err(panic) => panicked(panic.as_ref()),
         };
-        tracing::info!(kind = reason.kind(), %reason, "the engine has stopped");
+        match &reason {
+            EngineError::ShutDown => tracing::info!(%reason, "the engine has stopped"),
+            error => tracing::error!(kind = error.kind(), %reason, "the engine has stopped"),
+        }
         self.close(&reason);
     }
 
