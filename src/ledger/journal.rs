@@ -18,7 +18,7 @@ pub(super) fn post(
     amount: BucketAmounts,
     after: Balances,
 ) -> Result<(), ApplyError> {
-    let head = state.head()?;
+    let head = state.head(account)?;
     let mut entry = JournalEntry {
         sequence: head.sequence + 1,
         at,

@@ -1,13 +1,13 @@
 //! The ledger in memory: the second implementation of `LedgerState`, against which the store is
 //! judged.
 
-use super::audit::{self, AuditSource, RowIter};
+use super::audit::{self, AuditSource, Chain, JournalHeads, RowIter};
 use super::records::{
     Account, Application, Balances, Credential, JournalEntry, RequestKey, RequestRecord,
 };
 use super::state::{Crashes, Granted, JournalHead, LedgerState, Reservation, StateResult};
 use crate::ids::{AccountId, ApplicationId, BootId, CredentialId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct MemoryState {
@@ -21,6 +21,8 @@ pub(crate) struct MemoryState {
     pub reservations: BTreeMap<RequestKey, Reservation>,
     pub crashes: BTreeMap<(AccountId, [u8; 32]), Crashes>,
     pub entries: Vec<JournalEntry>,
+    /// Whether each account has a journal chain of its own, as a shared database would keep them.
+    pub chain_per_account: bool,
 }
 
 impl MemoryState {
@@ -69,8 +71,23 @@ impl AuditSource for MemoryState {
     fn reservations_of(&self, account: AccountId) -> RowIter<'_, Reservation> {
         rows(self.reservations.values().filter(move |open| open.key.account == account).copied())
     }
-    fn entries(&self, after: u64) -> RowIter<'_, JournalEntry> {
-        rows(self.entries.iter().skip(after as usize).cloned())
+    fn chain_of(&self, account: AccountId) -> Chain {
+        if self.chain_per_account { Chain::Account(account) } else { Chain::Shared }
+    }
+    fn heads(&self) -> RowIter<'_, (Chain, JournalHead)> {
+        let head =
+            |entry: &JournalEntry| JournalHead { sequence: entry.sequence, hash: entry.hash };
+        let ends = self.entries.iter().map(|entry| (self.chain_of(entry.account), head(entry)));
+        rows(ends.collect::<HashMap<_, _>>().into_iter())
+    }
+    fn entries(&self, after: &JournalHeads) -> RowIter<'_, JournalEntry> {
+        let trusted: Vec<_> = self
+            .entries
+            .iter()
+            .map(|entry| entry.sequence <= after.of(self.chain_of(entry.account)).sequence)
+            .collect();
+        let numbered = trusted.into_iter().zip(&self.entries);
+        rows(numbered.filter(|(trusted, _)| !trusted).map(|(_, entry)| entry.clone()))
     }
     fn account(&self, id: AccountId) -> StateResult<Option<Account>> {
         LedgerState::account(self, id)
@@ -93,16 +110,14 @@ impl AuditSource for MemoryState {
     fn reservation(&self, key: &RequestKey) -> StateResult<Option<Reservation>> {
         LedgerState::reservation(self, key)
     }
-    fn entry(&self, sequence: u64) -> StateResult<Option<JournalEntry>> {
-        Ok(self.entries.iter().find(|entry| entry.sequence == sequence).cloned())
+    fn entry(&self, chain: Chain, sequence: u64) -> StateResult<Option<JournalEntry>> {
+        let mut own = self.entries.iter().filter(|entry| self.chain_of(entry.account) == chain);
+        Ok(own.find(|entry| entry.sequence == sequence).cloned())
     }
     fn entry_of(&self, account: AccountId, until: u64) -> StateResult<Option<JournalEntry>> {
         let mut own =
             self.entries.iter().filter(|entry| entry.account == account && entry.sequence <= until);
         Ok(own.next_back().cloned())
-    }
-    fn head(&self) -> StateResult<JournalHead> {
-        LedgerState::head(self)
     }
 }
 
@@ -192,8 +207,10 @@ impl LedgerState for MemoryState {
         self.crashes.insert((account, *fingerprint), crashes);
         Ok(())
     }
-    fn head(&self) -> StateResult<JournalHead> {
-        Ok(self.entries.last().map_or(JournalHead::default(), |entry| JournalHead {
+    fn head(&self, account: AccountId) -> StateResult<JournalHead> {
+        let mut own = self.entries.iter().rev();
+        let last = own.find(|entry| !self.chain_per_account || entry.account == account);
+        Ok(last.map_or(JournalHead::default(), |entry| JournalHead {
             sequence: entry.sequence,
             hash: entry.hash,
         }))

@@ -17,7 +17,7 @@ pub enum StateError {
     Corrupt(String),
 }
 
-/// The end of the journal, from which the next entry follows.
+/// The end of a chain of the journal, from which its next entry follows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct JournalHead {
     /// Sequence of the last entry, 0 when there is none.
@@ -93,7 +93,9 @@ pub trait LedgerState {
         fingerprint: &[u8; 32],
         crashes: Crashes,
     ) -> StateResult;
-    fn head(&self) -> StateResult<JournalHead>;
-    /// Appends to the journal and moves the head.
+    /// The end of the chain that the account's entries belong to. Whether that is one chain for all
+    /// accounts or one for each is for the implementation to choose.
+    fn head(&self, account: AccountId) -> StateResult<JournalHead>;
+    /// Appends to the chain of the entry's account and moves its head.
     fn append(&mut self, entry: &JournalEntry) -> StateResult;
 }

@@ -7,9 +7,8 @@ use super::{AuditReport, StoreResult, stats};
 use crate::clock::Clock;
 use crate::failpoint::failpoint;
 use crate::ids::BootId;
-use crate::ledger::audit::{self, AuditSource};
+use crate::ledger::audit::{self, AuditSource, JournalHeads};
 use crate::ledger::commands::ReleaseCause;
-use crate::ledger::state::JournalHead;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -23,8 +22,8 @@ pub(super) struct StoreShared {
     /// Releases since the start of the node, by cause.
     pub releases: Mutex<BTreeMap<&'static str, u64>>,
     min_free_bytes: u64,
-    /// The head of the journal up to which it was found sound; `None` before the first audit.
-    audited: Mutex<Option<JournalHead>>,
+    /// The heads up to which the journal was found sound; `None` before the first audit.
+    audited: Mutex<Option<JournalHeads>>,
 }
 
 impl StoreShared {
@@ -54,9 +53,9 @@ impl StoreShared {
     /// Checks what was written after the last audit that found nothing wrong, and everything when
     /// there was none.
     pub fn audit_news(&self, source: &dyn AuditSource) -> StoreResult<AuditReport> {
-        let audited = *self.audited.lock().unwrap_or_else(PoisonError::into_inner);
+        let audited = self.audited.lock().unwrap_or_else(PoisonError::into_inner).clone();
         Ok(self.note(match audited {
-            Some(head) => audit::since(source, head)?,
+            Some(heads) => audit::since(source, heads)?,
             None => audit::everything(source)?,
         }))
     }
@@ -65,7 +64,8 @@ impl StoreShared {
     fn note(&self, report: AuditReport) -> AuditReport {
         report.violations.iter().for_each(|violation| self.health.distrust(violation));
         if report.ok {
-            *self.audited.lock().unwrap_or_else(PoisonError::into_inner) = Some(report.head);
+            *self.audited.lock().unwrap_or_else(PoisonError::into_inner) =
+                Some(report.heads.clone());
         }
         report
     }

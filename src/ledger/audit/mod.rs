@@ -11,11 +11,11 @@ mod source;
 
 use super::amounts::BucketAmounts;
 use super::records::{Balances, RequestKey};
-use super::state::{JournalHead, StateError, StateResult};
+use super::state::{StateError, StateResult};
 use crate::clock::UnixMillis;
 use crate::ids::{AccountId, AttemptId};
 use multiset_check::{Item, MultisetCheck};
-pub use source::{AuditSource, RowIter, conflicting_duplicate};
+pub use source::{AuditSource, Chain, JournalHeads, RowIter, conflicting_duplicate};
 use std::collections::HashMap;
 
 /// Violations named before the rest is only counted.
@@ -31,17 +31,17 @@ pub struct AuditReport {
     pub reservations: u64,
     pub entries: u64,
     pub violations: Vec<String>,
-    /// The end of the journal as it was read.
-    pub head: JournalHead,
+    /// The ends of the journal's chains as they were read.
+    pub heads: JournalHeads,
 }
 
 /// Checks everything. An error means that nothing can be said.
 pub fn everything(source: &dyn AuditSource) -> StateResult<AuditReport> {
-    let mut audit = Audit::of(source, JournalHead::default());
+    let mut audit = Audit::of(source, JournalHeads::default());
     audit.check_everything()?;
     if let Some(second_reading) = std::mem::take(&mut audit.multiset_check).second_reading() {
         let mut again =
-            Audit { multiset_check: second_reading, ..Audit::of(source, JournalHead::default()) };
+            Audit { multiset_check: second_reading, ..Audit::of(source, JournalHeads::default()) };
         again.check_everything()?;
         again
             .multiset_check
@@ -53,7 +53,7 @@ pub fn everything(source: &dyn AuditSource) -> StateResult<AuditReport> {
 
 /// Checks the journal after `from` and every account and request that it touches. What an earlier
 /// audit has checked and no entry has touched since is not read.
-pub fn since(source: &dyn AuditSource, from: JournalHead) -> StateResult<AuditReport> {
+pub fn since(source: &dyn AuditSource, from: JournalHeads) -> StateResult<AuditReport> {
     let mut audit = Audit::of(source, from);
     audit.check_journal()?;
     for (account, replayed) in std::mem::take(&mut audit.replayed) {
@@ -74,9 +74,12 @@ struct Audit<'s> {
     findings: Findings,
     report: AuditReport,
     /// Where the reading of the journal began; entries up to here are trusted.
-    from: JournalHead,
-    head: JournalHead,
-    last: UnixMillis,
+    from: JournalHeads,
+    /// Whether there are entries that are trusted.
+    is_incremental: bool,
+    heads: JournalHeads,
+    /// The time of each chain's last entry.
+    times: HashMap<Chain, UnixMillis>,
     /// What the journal says of balances so far.
     replayed: HashMap<AccountId, Balances>,
     /// What the journal has reserved and not ended so far.
@@ -85,14 +88,16 @@ struct Audit<'s> {
 }
 
 impl<'s> Audit<'s> {
-    fn of(source: &'s dyn AuditSource, from: JournalHead) -> Self {
+    fn of(source: &'s dyn AuditSource, from: JournalHeads) -> Self {
+        let is_incremental = from.iter().any(|(_, head)| head.sequence > 0);
         Self {
             source,
             findings: Findings::default(),
             report: AuditReport::default(),
+            is_incremental,
+            heads: from.clone(),
             from,
-            head: from,
-            last: UnixMillis::default(),
+            times: HashMap::new(),
             replayed: HashMap::new(),
             open: HashMap::new(),
             multiset_check: MultisetCheck::default(),
@@ -135,7 +140,7 @@ impl<'s> Audit<'s> {
 
     fn report(self) -> AuditReport {
         let violations = self.findings.list();
-        AuditReport { ok: violations.is_empty(), violations, head: self.head, ..self.report }
+        AuditReport { ok: violations.is_empty(), violations, heads: self.heads, ..self.report }
     }
 }
 

@@ -2,8 +2,8 @@
 //! it leads to.
 
 use super::rows::{JournalledEnd, expected_end};
-use super::{Audit, Item};
-use crate::ids::AttemptId;
+use super::{Audit, Chain, Item};
+use crate::ids::{AccountId, AttemptId};
 use crate::ledger::amounts::BucketAmounts;
 use crate::ledger::journal;
 use crate::ledger::records::{Balances, EntryKind, JournalEntry, RequestKey};
@@ -12,46 +12,50 @@ use crate::ledger::state::{JournalHead, StateResult};
 impl Audit<'_> {
     pub(super) fn check_journal(&mut self) -> StateResult {
         self.resume()?;
-        let after = self.from.sequence;
         self.report.entries =
-            self.each(self.source.entries(after), |audit, entry| audit.check_entry(&entry))?;
-        let head = self.source.head()?;
-        self.require(self.head == head, || {
-            format!("the journal ends before its recorded entry {}", head.sequence)
-        });
+            self.each(self.source.entries(&self.from), |audit, entry| audit.check_entry(&entry))?;
+        self.each(self.source.heads(), |audit, (chain, head)| {
+            audit.require(audit.heads.of(chain) == head, || {
+                format!("the journal ends before its recorded entry {}", head.sequence)
+            });
+            Ok(())
+        })?;
         for ((key, attempt), reserved) in std::mem::take(&mut self.open) {
             self.attempt(|audit| audit.check_open(&key, attempt, reserved))?;
         }
         Ok(())
     }
 
-    /// Finds the entry that an earlier audit ended with as it was.
+    /// Finds the entries that an earlier audit ended with as they were.
     fn resume(&mut self) -> StateResult {
-        let JournalHead { sequence, hash } = self.from;
-        if sequence == 0 {
-            return Ok(());
-        }
-        self.attempt(|audit| {
-            let last = audit.source.entry(sequence)?;
-            audit.require(last.as_ref().is_some_and(|entry| entry.hash == hash), || {
-                format!("entry {sequence} is not what it was at the audit before")
-            });
-            audit.last = last.map_or(audit.last, |entry| entry.at);
-            Ok(())
+        let trusted: Vec<_> = self.from.iter().filter(|(_, head)| head.sequence > 0).collect();
+        trusted.into_iter().try_for_each(|(chain, head)| {
+            self.attempt(|audit| audit.check_trusted_end(chain, head))
         })
+    }
+
+    fn check_trusted_end(&mut self, chain: Chain, head: JournalHead) -> StateResult {
+        let JournalHead { sequence, hash } = head;
+        let last = self.source.entry(chain, sequence)?;
+        self.require(last.as_ref().is_some_and(|entry| entry.hash == hash), || {
+            format!("entry {sequence} is not what it was at the audit before")
+        });
+        self.times.extend(last.map(|entry| (chain, entry.at)));
+        Ok(())
     }
 
     fn check_entry(&mut self, entry: &JournalEntry) -> StateResult {
         let sequence = entry.sequence;
-        let before = std::mem::replace(&mut self.head, JournalHead { sequence, hash: entry.hash });
+        let chain = self.source.chain_of(entry.account);
+        let before = self.heads.advance(chain, JournalHead { sequence, hash: entry.hash });
         self.require(sequence == before.sequence + 1, || {
             format!("entry {sequence} does not follow entry {}", before.sequence)
         });
         self.require(entry.hash == journal::chain(&before, entry), || {
             format!("entry {sequence} breaks the chain of hashes")
         });
-        self.require(entry.at >= self.last, || format!("entry {sequence} goes back in time"));
-        self.last = entry.at;
+        let last = self.times.insert(chain, entry.at).unwrap_or_default();
+        self.require(entry.at >= last, || format!("entry {sequence} goes back in time"));
         let before = match self.replayed.get(&entry.account) {
             Some(replayed) => *replayed,
             None => self.balances_before(entry)?,
@@ -77,12 +81,18 @@ impl Audit<'_> {
         Ok(())
     }
 
-    /// What the trusted part of the journal left the account with.
+    /// The sequence up to which the chain of an account is trusted; 0 for none.
+    fn trusted_until(&self, account: AccountId) -> u64 {
+        self.from.of(self.source.chain_of(account)).sequence
+    }
+
+    /// The balances that the trusted part of the journal left the account with.
     fn balances_before(&self, entry: &JournalEntry) -> StateResult<Balances> {
-        if self.from.sequence == 0 {
+        let trusted = self.trusted_until(entry.account);
+        if trusted == 0 {
             return Ok(Balances::default());
         }
-        let last = self.source.entry_of(entry.account, self.from.sequence)?;
+        let last = self.source.entry_of(entry.account, trusted)?;
         Ok(last.map_or_else(Balances::default, |last| last.after))
     }
 
@@ -129,7 +139,8 @@ impl Audit<'_> {
         let opened = self.open.remove(&(*key, attempt));
         // Reserved in the trusted part of the journal, or not at all.
         let trusted = || {
-            before.reserved().checked_sub(entry.after.reserved()).filter(|_| self.from.sequence > 0)
+            let freed = before.reserved().checked_sub(entry.after.reserved());
+            freed.filter(|_| self.trusted_until(entry.account) > 0)
         };
         let Some(reserved) = opened.or_else(trusted) else {
             self.findings
@@ -151,7 +162,7 @@ impl Audit<'_> {
         self.require(whole && key.account == entry.account, || {
             format!("entry {} does not match its reservation", entry.sequence)
         });
-        if self.from.sequence > 0 {
+        if self.is_incremental {
             record.map_or(Ok(()), |record| self.check_request(&record))?;
         }
         Ok(before.resolve(reserved, charged))
@@ -173,7 +184,7 @@ impl Audit<'_> {
         let agrees = stored.reserved == reserved && expected_end(stored).is_none();
         self.require(agrees, || format!("attempt {attempt} of {key} and its journal disagree"));
         self.multiset_check.journalled(Item::Attempt(*key, attempt));
-        if self.from.sequence > 0 {
+        if self.is_incremental {
             record.map_or(Ok(()), |record| self.check_request(&record))?;
         }
         Ok(())

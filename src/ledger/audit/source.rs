@@ -5,9 +5,45 @@ use crate::ledger::records::{
     Account, Application, Balances, Credential, JournalEntry, RequestKey, RequestRecord,
 };
 use crate::ledger::state::{Granted, JournalHead, Reservation, StateError, StateResult};
+use std::collections::HashMap;
 
 /// Rows one by one. A row that is damaged or lies under a wrong key is an `Err` item of its own.
 pub type RowIter<'a, T> = StateResult<Box<dyn Iterator<Item = StateResult<T>> + 'a>>;
+
+/// A chain of journal entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Chain {
+    /// The entries of all accounts.
+    Shared,
+    /// The entries of one account.
+    Account(AccountId),
+}
+
+/// The heads of the journal's chains; a chain that is not among them is empty.
+#[derive(Clone, Debug, Default)]
+pub struct JournalHeads(HashMap<Chain, JournalHead>);
+
+impl JournalHeads {
+    pub fn of(&self, chain: Chain) -> JournalHead {
+        self.0.get(&chain).copied().unwrap_or_default()
+    }
+
+    /// Moves a chain's head and returns where it was.
+    pub(super) fn advance(&mut self, chain: Chain, to: JournalHead) -> JournalHead {
+        self.0.insert(chain, to).unwrap_or_default()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Chain, JournalHead)> {
+        self.0.iter().map(|(chain, head)| (*chain, *head))
+    }
+}
+
+/// The head of a journal that is one chain.
+impl From<JournalHead> for JournalHeads {
+    fn from(head: JournalHead) -> Self {
+        Self([(Chain::Shared, head)].into())
+    }
+}
 
 /// Everything stored, as one consistent reading of it.
 pub trait AuditSource {
@@ -20,8 +56,12 @@ pub trait AuditSource {
     fn requests(&self) -> RowIter<'_, RequestRecord>;
     fn reservations(&self) -> RowIter<'_, Reservation>;
     fn reservations_of(&self, account: AccountId) -> RowIter<'_, Reservation>;
-    /// The journal after this sequence.
-    fn entries(&self, after: u64) -> RowIter<'_, JournalEntry>;
+    /// The chain that an account's entries belong to.
+    fn chain_of(&self, account: AccountId) -> Chain;
+    /// The recorded head of every chain that has entries.
+    fn heads(&self) -> RowIter<'_, (Chain, JournalHead)>;
+    /// The entries after these heads, each chain in its own order.
+    fn entries(&self, after: &JournalHeads) -> RowIter<'_, JournalEntry>;
 
     fn account(&self, id: AccountId) -> StateResult<Option<Account>>;
     fn balances(&self, id: AccountId) -> StateResult<Balances>;
@@ -30,10 +70,9 @@ pub trait AuditSource {
     fn granted(&self, account: AccountId, reference: &str) -> StateResult<Option<Granted>>;
     fn request(&self, key: &RequestKey) -> StateResult<Option<RequestRecord>>;
     fn reservation(&self, key: &RequestKey) -> StateResult<Option<Reservation>>;
-    fn entry(&self, sequence: u64) -> StateResult<Option<JournalEntry>>;
+    fn entry(&self, chain: Chain, sequence: u64) -> StateResult<Option<JournalEntry>>;
     /// An account's last entry up to this sequence.
     fn entry_of(&self, account: AccountId, until: u64) -> StateResult<Option<JournalEntry>>;
-    fn head(&self) -> StateResult<JournalHead>;
 }
 
 /// The error with which `AuditSource::requests` reports an archived request whose recent duplicate

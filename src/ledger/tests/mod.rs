@@ -258,9 +258,16 @@ fn show(record: &RequestRecord) -> String {
     format!("#{number} {state} {}+{}{flag}", amount.trial, amount.premium)
 }
 
-/// Runs `script` after an account `a` with key `k` and 100 units in either bucket.
+/// Runs `script` after an account `a` with key `k` and 100 units in either bucket, over a journal
+/// that is one chain and over one with a chain for each account.
 fn check(script: &str) {
+    check_over(World::new(), script);
     let mut world = World::new();
+    world.state.chain_per_account = true;
+    check_over(world, script);
+}
+
+fn check_over(mut world: World, script: &str) {
     for line in ["account a", "key k a", "grant a trial 100 t", "grant a premium 100 p"] {
         assert_eq!(world.run(line), "done", "{line}");
     }

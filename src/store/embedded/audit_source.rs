@@ -5,11 +5,12 @@ use super::rows::JournalPosition;
 use super::snapshot::EmbeddedSnapshot;
 use super::tables::{self, Definition, ReadOnly, get, request_key};
 use crate::ids::{AccountId, ApplicationId, CredentialId};
-use crate::ledger::audit::{self, AuditSource, RowIter};
+use crate::ledger::audit::{self, AuditSource, Chain, JournalHeads, RowIter};
 use crate::ledger::state::{Granted, JournalHead, Reservation, StateError, StateResult};
 use crate::ledger::{
     Account, Application, Balances, Credential, JournalEntry, RequestKey, RequestRecord,
 };
+use std::iter;
 use std::ops::Bound;
 use uuid::Uuid;
 
@@ -101,10 +102,21 @@ impl AuditSource for EmbeddedSnapshot {
         })
     }
 
-    fn entries(&self, after: u64) -> RowIter<'_, JournalEntry> {
+    /// The journal is one chain over all accounts.
+    fn chain_of(&self, _: AccountId) -> Chain {
+        Chain::Shared
+    }
+
+    fn heads(&self) -> RowIter<'_, (Chain, JournalHead)> {
+        let position: Option<JournalPosition> = self.row(tables::META, tables::PROGRESS)?;
+        let head = position.unwrap_or_default().head;
+        Ok(Box::new(iter::once(Ok((Chain::Shared, head)))))
+    }
+
+    fn entries(&self, after: &JournalHeads) -> RowIter<'_, JournalEntry> {
         let places = self.table(tables::ENTRIES_BY_ACCOUNT)?;
         let own_key = |entry: &JournalEntry| entry.sequence.to_be_bytes();
-        let from = after.to_be_bytes();
+        let from = after.of(Chain::Shared).sequence.to_be_bytes();
         let rows = tables::range(
             &self.table(tables::ENTRIES)?,
             (Bound::Excluded(&from[..]), Bound::Unbounded),
@@ -154,7 +166,7 @@ impl AuditSource for EmbeddedSnapshot {
         self.row(tables::RESERVATIONS, &request_key(key))
     }
 
-    fn entry(&self, sequence: u64) -> StateResult<Option<JournalEntry>> {
+    fn entry(&self, _: Chain, sequence: u64) -> StateResult<Option<JournalEntry>> {
         self.row(tables::ENTRIES, &sequence.to_be_bytes())
     }
 
@@ -165,12 +177,7 @@ impl AuditSource for EmbeddedSnapshot {
             return Ok(None);
         };
         let sequence = place?.0.value().last_chunk().copied().unwrap_or_default();
-        AuditSource::entry(self, u64::from_be_bytes(sequence))
-    }
-
-    fn head(&self) -> StateResult<JournalHead> {
-        let progress: Option<JournalPosition> = self.row(tables::META, tables::PROGRESS)?;
-        Ok(progress.unwrap_or_default().head)
+        AuditSource::entry(self, Chain::Shared, u64::from_be_bytes(sequence))
     }
 }
 

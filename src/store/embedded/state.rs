@@ -215,7 +215,8 @@ impl LedgerState for WriteState<'_> {
         put(&mut self.crashes, &key, &crashes)
     }
 
-    fn head(&self) -> StateResult<JournalHead> {
+    /// All accounts share one chain.
+    fn head(&self, _: AccountId) -> StateResult<JournalHead> {
         Ok(self.position.head)
     }
 

@@ -6,7 +6,7 @@ use super::faults::Bench;
 use super::media::{Random, SimulatedDisk};
 use super::*;
 use crate::ledger::apply::{ApplyError, apply};
-use crate::ledger::audit::{self, AuditSource, RowIter};
+use crate::ledger::audit::{self, AuditSource, JournalHeads, RowIter};
 use crate::ledger::memory::MemoryState;
 use crate::ledger::state::JournalHead;
 use crate::ledger::{AccountStatus, RequestRecord};
@@ -333,7 +333,10 @@ impl Pair {
         let middle = self.memory.entries.len() / 2;
         if let Some(entry) = middle.checked_sub(1).map(|last| &self.memory.entries[last]) {
             let trusted = JournalHead { sequence: entry.sequence, hash: entry.hash };
-            assert_eq!(audit::since(&snapshot, trusted).unwrap().violations, Vec::<String>::new());
+            assert_eq!(
+                audit::since(&snapshot, trusted.into()).unwrap().violations,
+                Vec::<String>::new()
+            );
         }
     }
 
@@ -367,7 +370,11 @@ impl Pair {
             archived: archived.map(by_key).collect(),
             reservations: keyed(AuditSource::reservations(&snapshot), |row| row.key),
             crashes,
-            entries: AuditSource::entries(&snapshot, 0).unwrap().map(Result::unwrap).collect(),
+            chain_per_account: false,
+            entries: AuditSource::entries(&snapshot, &JournalHeads::default())
+                .unwrap()
+                .map(Result::unwrap)
+                .collect(),
         }
     }
 }
