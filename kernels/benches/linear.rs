@@ -4,7 +4,7 @@
 //! Every case is checked against the reference before it is timed. Contenders take turns, and the
 //! best round counts, since the load of other programs on a shared machine only adds time.
 
-#![allow(clippy::disallowed_methods, reason = "it measures time")]
+#![allow(clippy::disallowed_methods, unreachable_pub, reason = "a program that measures time")]
 
 use candle_core::quantized::{GgmlDType, QMatMul, QTensor};
 use candle_core::{Device, Module, Tensor};

@@ -2,7 +2,11 @@
 //! products for real, writes down each call, and fails where a test tells it to. It cannot show
 //! that NVIDIA's driver agrees with its own headers.
 
-#![allow(clippy::disallowed_methods, reason = "tests measure time and start threads")]
+#![allow(
+    clippy::disallowed_methods,
+    unreachable_pub,
+    reason = "tests measure time, start threads and share helpers"
+)]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use cresset_kernels::gpu::{self, Arg, Buffer, DeviceOptions, Emulator, Gemm, Gpu, Launch};

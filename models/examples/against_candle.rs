@@ -2,7 +2,7 @@
 //! greedy tokens agree: `RAYON_NUM_THREADS=2 cargo run --release -p cresset-models --example
 //! against_candle -- MODEL.gguf [THREADS]`.
 
-#![allow(clippy::disallowed_methods, reason = "it measures time")]
+#![allow(clippy::disallowed_methods, unreachable_pub, reason = "a program that measures time")]
 
 use candle_core::quantized::gguf_file;
 use candle_core::{Device, Tensor};

@@ -2,7 +2,7 @@
 //! answers from standard output: `against_llama_cpp MODEL THREADS [dequantise] [processor-time]`,
 //! then `prefill N`, `decode STREAMS PROMPT COUNT`, `logits FILE ID…`.
 
-#![allow(clippy::disallowed_methods, reason = "it measures time")]
+#![allow(clippy::disallowed_methods, unreachable_pub, reason = "a program that measures time")]
 
 use candle_core::Device;
 use cresset_kernels::Compute;

@@ -3,7 +3,11 @@
 
 #![cfg_attr(
     test,
-    allow(clippy::disallowed_methods, reason = "tests measure time and start threads")
+    allow(
+        clippy::disallowed_methods,
+        unreachable_pub,
+        reason = "tests measure time, start threads and share helpers"
+    )
 )]
 
 pub mod arch;

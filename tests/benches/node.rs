@@ -4,7 +4,7 @@
 //! This process is the node. The load comes from `cresset bench` in a process beside it, so the CPU
 //! time printed here is the node's own; both share the machine's cores.
 
-#![allow(clippy::disallowed_methods, reason = "it measures time")]
+#![allow(clippy::disallowed_methods, unreachable_pub, reason = "a program that measures time")]
 #![allow(clippy::unwrap_used, reason = "a bench that cannot go on has failed")]
 
 #[allow(dead_code, reason = "tests use what a bench does not")]

@@ -2,7 +2,7 @@
 //! builds the batch and appends the tokens. A GPU waits for all of it, so it should stay under
 //! 100 µs. Run it with `cargo bench --bench scheduler`.
 
-#![allow(clippy::disallowed_methods, reason = "it measures time")]
+#![allow(clippy::disallowed_methods, unreachable_pub, reason = "a program that measures time")]
 
 use cresset::engine::batch::forward_batch;
 use cresset::engine::scheduler::{EngineOptions, Scheduler};

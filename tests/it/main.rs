@@ -1,6 +1,10 @@
 //! Tests the node from outside, in one binary: a file per subject.
 
-#![allow(clippy::disallowed_methods, reason = "tests measure time and start threads")]
+#![allow(
+    clippy::disallowed_methods,
+    unreachable_pub,
+    reason = "tests measure time, start threads and share helpers"
+)]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod api;

@@ -4,7 +4,7 @@
 //! `--check` it launches each case once and times nothing, which is for profilers. Without a GPU it
 //! runs small shapes in the emulator, to test itself.
 
-#![allow(clippy::disallowed_methods, reason = "it measures time")]
+#![allow(clippy::disallowed_methods, unreachable_pub, reason = "a program that measures time")]
 
 mod case;
 mod data;

@@ -14,7 +14,7 @@
 //! `--emulate` at the very end runs the kernels on the CPU at small sizes, for tests of this
 //! program; its times mean nothing. Without a GPU the program exits with 3.
 
-#![allow(clippy::disallowed_methods, reason = "it measures time")]
+#![allow(clippy::disallowed_methods, unreachable_pub, reason = "a program that measures time")]
 
 mod answers;
 mod check;
