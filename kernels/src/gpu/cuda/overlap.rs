@@ -16,7 +16,7 @@ const WIDTH: usize = 128;
 /// Allows launches to overlap if a chain of overlapping launches, both launched and recorded as a
 /// graph, has the same results as one that does not overlap.
 pub fn check(gpu: &Arc<Cuda>) -> Result<()> {
-    let chain = Chain::new(gpu)?;
+    let chain = LaunchChain::new(gpu)?;
     let want = chain.results(&mut || chain.run())?;
     gpu.overlapped.store(true, Ordering::Relaxed);
     let launched = chain.results(&mut || chain.run())?;
@@ -28,7 +28,7 @@ pub fn check(gpu: &Arc<Cuda>) -> Result<()> {
     Err(failed("overlap", "kernels that may overlap give other results"))
 }
 
-struct Chain {
+struct LaunchChain {
     gpu: Arc<dyn Gpu>,
     x: Buffer,
     delta: Buffer,
@@ -36,7 +36,7 @@ struct Chain {
     weight: Buffer,
 }
 
-impl Chain {
+impl LaunchChain {
     fn new(gpu: &Arc<Cuda>) -> Result<Self> {
         let gpu: Arc<dyn Gpu> = gpu.clone();
         let zeros = |len| Buffer::zeros(&gpu, Kind::F32, len);
