@@ -1,7 +1,7 @@
 //! The ledger in memory: the second implementation of `LedgerState`, against which the store is
 //! judged.
 
-use super::audit::{self, AuditSource, Chain, JournalHeads, RowIter};
+use super::audit::{self, AuditSource, JournalChain, JournalHeads, RowIter};
 use super::records::{
     Account, Application, Balances, Credential, JournalEntry, RequestKey, RequestRecord,
 };
@@ -71,10 +71,10 @@ impl AuditSource for MemoryState {
     fn reservations_of(&self, account: AccountId) -> RowIter<'_, Reservation> {
         rows(self.reservations.values().filter(move |open| open.key.account == account).copied())
     }
-    fn chain_of(&self, account: AccountId) -> Chain {
-        if self.chain_per_account { Chain::Account(account) } else { Chain::Shared }
+    fn chain_of(&self, account: AccountId) -> JournalChain {
+        if self.chain_per_account { JournalChain::Account(account) } else { JournalChain::Shared }
     }
-    fn heads(&self) -> RowIter<'_, (Chain, JournalHead)> {
+    fn heads(&self) -> RowIter<'_, (JournalChain, JournalHead)> {
         let head =
             |entry: &JournalEntry| JournalHead { sequence: entry.sequence, hash: entry.hash };
         let ends = self.entries.iter().map(|entry| (self.chain_of(entry.account), head(entry)));
@@ -110,7 +110,7 @@ impl AuditSource for MemoryState {
     fn reservation(&self, key: &RequestKey) -> StateResult<Option<Reservation>> {
         LedgerState::reservation(self, key)
     }
-    fn entry(&self, chain: Chain, sequence: u64) -> StateResult<Option<JournalEntry>> {
+    fn entry(&self, chain: JournalChain, sequence: u64) -> StateResult<Option<JournalEntry>> {
         let mut own = self.entries.iter().filter(|entry| self.chain_of(entry.account) == chain);
         Ok(own.find(|entry| entry.sequence == sequence).cloned())
     }

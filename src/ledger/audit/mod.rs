@@ -15,7 +15,7 @@ use super::state::{StateError, StateResult};
 use crate::clock::UnixMillis;
 use crate::ids::{AccountId, AttemptId};
 use multiset_check::{Item, MultisetCheck};
-pub use source::{AuditSource, Chain, JournalHeads, RowIter, conflicting_duplicate};
+pub use source::{AuditSource, JournalChain, JournalHeads, RowIter, conflicting_duplicate};
 use std::collections::HashMap;
 
 /// Violations named before the rest is only counted.
@@ -79,7 +79,7 @@ struct Audit<'s> {
     is_incremental: bool,
     heads: JournalHeads,
     /// The time of each chain's last entry.
-    times: HashMap<Chain, UnixMillis>,
+    times: HashMap<JournalChain, UnixMillis>,
     /// What the journal says of balances so far.
     replayed: HashMap<AccountId, Balances>,
     /// What the journal has reserved and not ended so far.

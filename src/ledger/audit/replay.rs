@@ -2,7 +2,7 @@
 //! it leads to.
 
 use super::rows::{JournalledEnd, expected_end};
-use super::{Audit, Chain, Item};
+use super::{Audit, Item, JournalChain};
 use crate::ids::{AccountId, AttemptId};
 use crate::ledger::amounts::BucketAmounts;
 use crate::ledger::journal;
@@ -34,7 +34,7 @@ impl Audit<'_> {
         })
     }
 
-    fn check_trusted_end(&mut self, chain: Chain, head: JournalHead) -> StateResult {
+    fn check_trusted_end(&mut self, chain: JournalChain, head: JournalHead) -> StateResult {
         let JournalHead { sequence, hash } = head;
         let last = self.source.entry(chain, sequence)?;
         self.require(last.as_ref().is_some_and(|entry| entry.hash == hash), || {

@@ -12,7 +12,7 @@ pub type RowIter<'a, T> = StateResult<Box<dyn Iterator<Item = StateResult<T>> + 
 
 /// A chain of journal entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Chain {
+pub enum JournalChain {
     /// The entries of all accounts.
     Shared,
     /// The entries of one account.
@@ -21,19 +21,19 @@ pub enum Chain {
 
 /// The heads of the journal's chains; a chain that is not among them is empty.
 #[derive(Clone, Debug, Default)]
-pub struct JournalHeads(HashMap<Chain, JournalHead>);
+pub struct JournalHeads(HashMap<JournalChain, JournalHead>);
 
 impl JournalHeads {
-    pub fn of(&self, chain: Chain) -> JournalHead {
+    pub fn of(&self, chain: JournalChain) -> JournalHead {
         self.0.get(&chain).copied().unwrap_or_default()
     }
 
     /// Moves a chain's head and returns where it was.
-    pub(super) fn advance(&mut self, chain: Chain, to: JournalHead) -> JournalHead {
+    pub(super) fn advance(&mut self, chain: JournalChain, to: JournalHead) -> JournalHead {
         self.0.insert(chain, to).unwrap_or_default()
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (Chain, JournalHead)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (JournalChain, JournalHead)> {
         self.0.iter().map(|(chain, head)| (*chain, *head))
     }
 }
@@ -41,7 +41,7 @@ impl JournalHeads {
 /// The head of a journal that is one chain.
 impl From<JournalHead> for JournalHeads {
     fn from(head: JournalHead) -> Self {
-        Self([(Chain::Shared, head)].into())
+        Self([(JournalChain::Shared, head)].into())
     }
 }
 
@@ -57,9 +57,9 @@ pub trait AuditSource {
     fn reservations(&self) -> RowIter<'_, Reservation>;
     fn reservations_of(&self, account: AccountId) -> RowIter<'_, Reservation>;
     /// The chain that an account's entries belong to.
-    fn chain_of(&self, account: AccountId) -> Chain;
+    fn chain_of(&self, account: AccountId) -> JournalChain;
     /// The recorded head of every chain that has entries.
-    fn heads(&self) -> RowIter<'_, (Chain, JournalHead)>;
+    fn heads(&self) -> RowIter<'_, (JournalChain, JournalHead)>;
     /// The entries after these heads, each chain in its own order.
     fn entries(&self, after: &JournalHeads) -> RowIter<'_, JournalEntry>;
 
@@ -70,7 +70,7 @@ pub trait AuditSource {
     fn granted(&self, account: AccountId, reference: &str) -> StateResult<Option<Granted>>;
     fn request(&self, key: &RequestKey) -> StateResult<Option<RequestRecord>>;
     fn reservation(&self, key: &RequestKey) -> StateResult<Option<Reservation>>;
-    fn entry(&self, chain: Chain, sequence: u64) -> StateResult<Option<JournalEntry>>;
+    fn entry(&self, chain: JournalChain, sequence: u64) -> StateResult<Option<JournalEntry>>;
     /// An account's last entry up to this sequence.
     fn entry_of(&self, account: AccountId, until: u64) -> StateResult<Option<JournalEntry>>;
 }

@@ -4,7 +4,7 @@
 use super::{World, key, uuid};
 use crate::clock::UnixMillis;
 use crate::ids::{AccountId, ApplicationId, AttemptId, BootId};
-use crate::ledger::audit::Chain;
+use crate::ledger::audit::JournalChain;
 use crate::ledger::memory::MemoryState;
 use crate::ledger::records::EntryKind;
 use crate::ledger::{Balances, BucketAmounts, Microcredits, RequestRecord, Usage, audit, journal};
@@ -273,7 +273,7 @@ fn news_are_audited_alone() {
         }
         let first = audit::everything(&world.state).unwrap();
         assert_eq!(
-            (first.violations.len(), first.entries, first.heads.of(Chain::Shared).sequence),
+            (first.violations.len(), first.entries, first.heads.of(JournalChain::Shared).sequence),
             (0, 4, 4)
         );
         let trusted = first.heads;

@@ -5,7 +5,7 @@ use super::rows::JournalPosition;
 use super::snapshot::EmbeddedSnapshot;
 use super::tables::{self, Definition, ReadOnly, get, request_key};
 use crate::ids::{AccountId, ApplicationId, CredentialId};
-use crate::ledger::audit::{self, AuditSource, Chain, JournalHeads, RowIter};
+use crate::ledger::audit::{self, AuditSource, JournalChain, JournalHeads, RowIter};
 use crate::ledger::state::{Granted, JournalHead, Reservation, StateError, StateResult};
 use crate::ledger::{
     Account, Application, Balances, Credential, JournalEntry, RequestKey, RequestRecord,
@@ -103,20 +103,20 @@ impl AuditSource for EmbeddedSnapshot {
     }
 
     /// The journal is one chain over all accounts.
-    fn chain_of(&self, _: AccountId) -> Chain {
-        Chain::Shared
+    fn chain_of(&self, _: AccountId) -> JournalChain {
+        JournalChain::Shared
     }
 
-    fn heads(&self) -> RowIter<'_, (Chain, JournalHead)> {
+    fn heads(&self) -> RowIter<'_, (JournalChain, JournalHead)> {
         let position: Option<JournalPosition> = self.row(tables::META, tables::PROGRESS)?;
         let head = position.unwrap_or_default().head;
-        Ok(Box::new(iter::once(Ok((Chain::Shared, head)))))
+        Ok(Box::new(iter::once(Ok((JournalChain::Shared, head)))))
     }
 
     fn entries(&self, after: &JournalHeads) -> RowIter<'_, JournalEntry> {
         let places = self.table(tables::ENTRIES_BY_ACCOUNT)?;
         let own_key = |entry: &JournalEntry| entry.sequence.to_be_bytes();
-        let from = after.of(Chain::Shared).sequence.to_be_bytes();
+        let from = after.of(JournalChain::Shared).sequence.to_be_bytes();
         let rows = tables::range(
             &self.table(tables::ENTRIES)?,
             (Bound::Excluded(&from[..]), Bound::Unbounded),
@@ -166,7 +166,7 @@ impl AuditSource for EmbeddedSnapshot {
         self.row(tables::RESERVATIONS, &request_key(key))
     }
 
-    fn entry(&self, _: Chain, sequence: u64) -> StateResult<Option<JournalEntry>> {
+    fn entry(&self, _: JournalChain, sequence: u64) -> StateResult<Option<JournalEntry>> {
         self.row(tables::ENTRIES, &sequence.to_be_bytes())
     }
 
@@ -177,7 +177,7 @@ impl AuditSource for EmbeddedSnapshot {
             return Ok(None);
         };
         let sequence = place?.0.value().last_chunk().copied().unwrap_or_default();
-        AuditSource::entry(self, Chain::Shared, u64::from_be_bytes(sequence))
+        AuditSource::entry(self, JournalChain::Shared, u64::from_be_bytes(sequence))
     }
 }
 
