@@ -4,6 +4,7 @@ mod ahead;
 mod company;
 mod cost;
 mod determinism;
+mod errors;
 mod lifecycle;
 
 use super::sampling_params::SamplingParams;
