@@ -102,6 +102,19 @@ fn faults_are_seen() {
 }
 
 #[test]
+fn a_lost_device_and_too_little_memory_are_told_apart() {
+    let gpu = Emulator::new();
+    assert!(matches!(gpu.allocate(1 << 40), Err(Error::OutOfMemory { op: "allocate", .. })));
+    gpu.synchronise().unwrap();
+    let missing = View::new(8, 1, Kind::F32);
+    gpu.fill(missing, 0).unwrap();
+    for _ in 0..2 {
+        assert!(matches!(gpu.synchronise(), Err(Error::DeviceLost { .. })));
+    }
+    assert!(matches!(gpu.allocate(1), Err(Error::DeviceLost { .. })));
+}
+
+#[test]
 #[should_panic(expected = "behind an allocation")]
 fn a_write_behind_an_allocation_is_seen_without_waiting_again() {
     let gpu = Emulator::new();
