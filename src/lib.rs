@@ -23,6 +23,7 @@ pub mod ledger;
 pub mod metrics;
 pub mod node;
 pub mod pool;
+pub mod request;
 pub mod server;
 pub mod store;
 pub mod text;

@@ -4,11 +4,11 @@
 
 use super::error::ApiError;
 use super::headers;
-use super::node::Node;
 use super::transport::permits::Peer;
 use crate::ids::RequestId;
 use crate::ledger::secret;
 use crate::ledger::{Account, AccountStatus, Credential, RequestKey};
+use crate::request::services::Node;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::middleware::Next;

@@ -296,7 +296,7 @@ fn whole_seconds(wait: Duration) -> u64 {
     seconds.clamp(1, 60)
 }
 
-/// The error travels as an extension; `respond::dress` writes the body, which holds the request id.
+/// The error travels as an extension; `finish_response::dress` writes the body, which holds the request id.
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status(), self.headers()).into_response();

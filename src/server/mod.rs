@@ -7,25 +7,18 @@
 //! A request without a valid credential learns nothing else, not even whether its path exists.
 
 pub mod auth;
-pub mod drive;
 pub mod error;
-pub mod faults;
-pub mod fuse;
+pub mod finish_response;
 pub mod handlers;
 pub mod headers;
-pub mod hub;
-pub mod node;
 pub mod openapi;
 pub mod operator;
-pub mod prepare;
-pub mod respond;
 pub mod sse;
-pub mod transcript;
 pub mod transport;
 pub mod wire;
 
+pub use crate::request::services::Node;
 pub use error::ApiError;
-pub use node::Node;
 pub use transport::listener::serve;
 
 use axum::Router;
@@ -54,5 +47,5 @@ pub fn router(node: Arc<Node>) -> Router {
     Router::new()
         .fallback_service(routes)
         .layer(from_fn_with_state(node.clone(), auth::require))
-        .layer(from_fn_with_state(node, respond::dress))
+        .layer(from_fn_with_state(node, finish_response::dress))
 }

@@ -4,7 +4,7 @@
 //! clients.
 
 use super::error::ApiError;
-use super::hub::Subscription;
+use crate::request::live::Subscription;
 use axum::body::Body;
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};

@@ -1,8 +1,8 @@
 //! `GET /v1/credits`: the account's balances.
 
+use crate::request::services::Node;
 use crate::server::auth::Caller;
 use crate::server::error::ApiError;
-use crate::server::node::Node;
 use crate::server::wire::Json;
 use crate::server::wire::objects::CreditBalance;
 use axum::extract::{Extension, State};

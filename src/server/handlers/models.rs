@@ -2,9 +2,9 @@
 //! or not.
 
 use crate::ids::ModelId;
+use crate::request::services::Node;
 use crate::server::auth::Caller;
 use crate::server::error::ApiError;
-use crate::server::node::Node;
 use crate::server::wire::Json;
 use crate::server::wire::objects::{Model, ModelPage};
 use crate::server::wire::query::{Page, PathId};

@@ -1,8 +1,8 @@
 //! What a request id that was seen before answers.
 
 use crate::ledger::{AttemptState, RequestRecord};
+use crate::request::services::Node;
 use crate::server::error::ApiError;
-use crate::server::node::Node;
 use crate::server::sse;
 use crate::server::wire::completion::Completion;
 use axum::body::Body;

@@ -2,10 +2,10 @@
 
 use crate::ids::RequestId;
 use crate::ledger::{AttemptState, Command, Outcome, RequestKey, RequestRecord};
+use crate::request::live::Ending;
+use crate::request::services::Node;
 use crate::server::auth::Caller;
 use crate::server::error::ApiError;
-use crate::server::hub::Ending;
-use crate::server::node::Node;
 use crate::server::wire::Json;
 use crate::server::wire::objects::RequestObject;
 use crate::server::wire::query::PathId;

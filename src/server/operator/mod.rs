@@ -12,7 +12,7 @@ pub use admin::Operator;
 pub use command::{AdminCommand, AdminError, RequestScope};
 pub use health::router;
 
-use crate::server::Node;
+use crate::request::services::Node;
 use std::net::SocketAddr;
 use std::sync::Arc;
 

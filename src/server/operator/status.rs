@@ -3,8 +3,8 @@
 use super::Live;
 use crate::engine::{EngineHandle, EngineStats};
 use crate::pool::ModelView;
-use crate::server::Node;
-use crate::server::faults::Fault;
+use crate::request::recent_errors::Fault;
+use crate::request::services::Node;
 use serde_json::{Value, json};
 
 /// Why new work would be refused now; `None` when the node is ready.

@@ -5,7 +5,7 @@ use super::client_stream::{ClientStream, Refusal};
 use super::http2::{self, Streams};
 use super::permits::{Peer, Place, Places};
 use crate::config::HttpSettings;
-use crate::server::respond;
+use crate::server::finish_response;
 use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderValue, Request, header};
@@ -116,7 +116,7 @@ impl Connection {
             let (router, refused) = (router.clone(), refusal.get().cloned());
             async move {
                 match refused {
-                    Some(error) => Ok(respond::outside(error)),
+                    Some(error) => Ok(finish_response::outside(error)),
                     None => answer(router, peer, request).await,
                 }
             }

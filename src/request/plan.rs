@@ -2,18 +2,18 @@
 
 #![expect(clippy::disallowed_methods, reason = "a request has a deadline from now on")]
 
-use super::drive::Job;
-use super::error::ApiError;
-use super::handlers::chat::Call;
-use super::hub::LiveRequest;
-use super::node::Node;
-use super::wire::chat_request::{ChatRequest, DEFAULT_MAX_TOKENS};
-use super::wire::objects::ModelLimits;
+use super::lifecycle::Job;
+use super::live::LiveRequest;
+use super::services::Node;
 use crate::config::Plan;
 use crate::engine::GenerateRequest;
 use crate::ids::AttemptId;
 use crate::ledger::Admit;
 use crate::pool::ServedModel;
+use crate::server::error::ApiError;
+use crate::server::handlers::chat::Call;
+use crate::server::wire::chat_request::{ChatRequest, DEFAULT_MAX_TOKENS};
+use crate::server::wire::objects::ModelLimits;
 use crate::text;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,11 +1,11 @@
 //! Rate fuses (the generic cell rate algorithm): completion requests by account and plan, failed
 //! credentials by address.
 
-use super::error::ApiError;
-use super::transport::permits::Peer;
 use crate::config::{Config, Plan};
 use crate::ids::AccountId;
 use crate::ledger::Account;
+use crate::server::error::ApiError;
+use crate::server::transport::permits::Peer;
 use governor::clock::{Clock, DefaultClock};
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use std::collections::{BTreeMap, HashMap};

@@ -4,9 +4,9 @@
 //! late and read slowly: it reads at its own pace, and nobody waits for it. The number of events is
 //! bounded by `max_tokens`.
 
-use super::error::ApiError;
 use crate::ids::{AccountId, CredentialId};
 use crate::ledger::RequestKey;
+use crate::server::error::ApiError;
 use bytes::Bytes;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,7 +1,7 @@
 //! From tokens to what a client reads: whole characters, stop strings, log-probabilities.
 
-use super::wire::completion::{Logprobs, TokenChoice, TokenLogprob};
 use crate::engine::TokenLogprobs;
+use crate::server::wire::completion::{Logprobs, TokenChoice, TokenLogprob};
 use crate::text::{Detokenizer, StopMatcher, TextModel};
 use std::sync::Arc;
 

@@ -5,8 +5,8 @@
 
 use super::error::ApiError;
 use super::headers;
-use super::node::Node;
 use super::transport::http1_head;
+use crate::request::services::Node;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue, Method, Version, header};

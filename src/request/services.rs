@@ -1,8 +1,8 @@
 //! The running node as its surfaces see it: configuration, ledger, models, live requests.
 
-use super::faults::Faults;
-use super::fuse::{GuessFuse, RateFuse};
-use super::hub::Hub;
+use super::live::Hub;
+use super::rate_limit::{GuessFuse, RateFuse};
+use super::recent_errors::Faults;
 use crate::clock::Clock;
 use crate::config::{Config, Plan};
 use crate::engine::{EngineHandle, EngineStats};

@@ -7,13 +7,10 @@
 
 #![expect(clippy::disallowed_methods, reason = "a request has deadlines and latencies")]
 
-use super::error::ApiError;
-use super::faults::Fault;
-use super::hub::{Ending, LiveRequest, NotAdmitted};
-use super::node::Node;
-use super::sse;
+use super::live::{Ending, LiveRequest, NotAdmitted};
+use super::recent_errors::Fault;
+use super::services::Node;
 use super::transcript::{Delta, Transcript};
-use super::wire::completion::{Choice, Completion, Credits, Header, Logprobs, Reply};
 use crate::clock::UnixMillis;
 use crate::engine::{Finished, GenerateRequest, SequenceEvent, StopCause};
 use crate::failpoint::failpoint;
@@ -24,6 +21,9 @@ use crate::ledger::{
     Usage,
 };
 use crate::pool::{ServedModel, SubmittedRequest};
+use crate::server::error::ApiError;
+use crate::server::sse;
+use crate::server::wire::completion::{Choice, Completion, Credits, Header, Logprobs, Reply};
 use crate::store::StoreError;
 use bytes::Bytes;
 use std::sync::Arc;
