@@ -4,10 +4,9 @@
 use super::amounts::BucketAmounts;
 use super::apply::ApplyResult;
 use super::commands::{Admit, Outcome, Refusal};
-use super::records::{
-    Account, AccountStatus, Attempt, AttemptState, Balances, EntryKind, RequestRecord,
-};
-use super::state::{Crashes, LedgerState, Reservation};
+use super::idempotency::{self, Seen};
+use super::records::{Account, Attempt, AttemptState, Balances, EntryKind, RequestRecord};
+use super::state::{LedgerState, Reservation};
 use super::{invariants, journal};
 use crate::clock::UnixMillis;
 
@@ -15,16 +14,15 @@ pub(super) fn admit(state: &mut impl LedgerState, admit: &Admit, now: UnixMillis
     let account = authorize(state, admit, now)?;
     let known = state.request(&admit.key)?;
     if let Some(record) = &known {
-        if let Some(outcome) = repeat(record, admit)? {
+        if let Some(outcome) = repeat(record, admit, now)? {
             return Ok(outcome);
         }
     } else if let Some(record) = state.archived(&admit.key)? {
-        check_fingerprint(&record, admit)?;
+        // An archived record is past every retention.
+        idempotency::judge(&record, &admit.fingerprint, now, 0)?;
         return Err(Refusal::ResultExpired.into());
     }
-    if state.crashes(account.id, &admit.fingerprint)?.is_some_and(Crashes::is_refused) {
-        return Err(Refusal::AttemptsExhausted.into());
-    }
+    idempotency::check_crashes(state.crashes(account.id, &admit.fingerprint)?)?;
     if account.in_flight >= admit.max_concurrent {
         return Err(Refusal::ConcurrencyLimit.into());
     }
@@ -37,36 +35,30 @@ pub(super) fn admit(state: &mut impl LedgerState, admit: &Admit, now: UnixMillis
 fn authorize(state: &impl LedgerState, admit: &Admit, now: UnixMillis) -> ApplyResult<Account> {
     let credential = state
         .credential(admit.credential)?
-        .filter(|credential| credential.is_valid_at(now))
         .filter(|credential| credential.account == admit.key.account)
         .filter(|credential| credential.application == admit.key.application)
         .ok_or(Refusal::CredentialInvalid)?;
     Ok(state
         .account(credential.account)?
-        .filter(|account| account.status == AccountStatus::Active)
+        .filter(|account| credential.authorizes(account, now))
         .ok_or(Refusal::CredentialInvalid)?)
 }
 
-/// What an id seen before answers; `None` when a failure of the node allows another attempt.
-fn repeat(record: &RequestRecord, admit: &Admit) -> ApplyResult<Option<Outcome>> {
-    check_fingerprint(record, admit)?;
-    let latest = record.latest();
-    // The same command again, after a commit whose result was not known.
-    if latest.id == admit.attempt && !latest.state.is_terminal() {
-        return Ok(Some(Outcome::Admitted(record.clone())));
+/// The outcome for an id seen before; `None` when another attempt may be made.
+fn repeat(record: &RequestRecord, admit: &Admit, now: UnixMillis) -> ApplyResult<Option<Outcome>> {
+    let seen = idempotency::judge(record, &admit.fingerprint, now, admit.retention_ms)?;
+    // The same command is sent again after a commit whose result was not known.
+    let resent = record.attempt(admit.attempt).is_some();
+    match seen {
+        Seen::InProgress if record.latest().id == admit.attempt => {
+            Ok(Some(Outcome::Admitted(record.clone())))
+        }
+        Seen::InProgress | Seen::Completed | Seen::Cancelled => {
+            Ok(Some(Outcome::Existing(record.clone())))
+        }
+        Seen::MayRetry if resent => Err(Refusal::AttemptsExhausted.into()),
+        Seen::MayRetry => Ok(None),
     }
-    if latest.state != AttemptState::Failed {
-        return Ok(Some(Outcome::Existing(record.clone())));
-    }
-    if record.is_exhausted() || record.attempt(admit.attempt).is_some() {
-        return Err(Refusal::AttemptsExhausted.into());
-    }
-    Ok(None)
-}
-
-fn check_fingerprint(record: &RequestRecord, admit: &Admit) -> ApplyResult<()> {
-    let same = record.fingerprint == admit.fingerprint;
-    same.then_some(()).ok_or(Refusal::FingerprintMismatch.into())
 }
 
 /// The upper bound of the cost, split over what is available.

@@ -57,7 +57,7 @@ pub enum Command {
         attempt: AttemptId,
         cause: ReleaseCause,
     },
-    /// Sets the flag; the drive task does the stopping. Terminal already: no change.
+    /// Sets the flag; the lifecycle task does the stopping. Terminal already: no change.
     RequestCancel {
         key: RequestKey,
     },
@@ -97,6 +97,8 @@ pub struct Admit {
     pub prices: Prices,
     /// Open reservations the account's plan allows.
     pub max_concurrent: u32,
+    /// How long after its end a request is answered, milliseconds. Later its id is only known.
+    pub retention_ms: u64,
 }
 
 #[derive(Clone, Debug)]

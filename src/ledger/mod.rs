@@ -6,9 +6,8 @@ mod admission;
 pub mod amounts;
 pub mod apply;
 pub mod audit;
-pub mod canonical;
 pub mod commands;
-pub mod fingerprint;
+pub mod idempotency;
 pub mod invariants;
 pub mod journal;
 #[cfg(test)]
@@ -22,6 +21,7 @@ mod tests;
 
 pub use amounts::{BucketAmounts, Microcredits, Prices, Usage};
 pub use commands::{Admit, Command, Outcome, Refusal};
+pub use idempotency::Seen;
 pub use records::{
     Account, AccountStatus, Application, Attempt, AttemptState, Balance, Balances, Bucket,
     Credential, CredentialKind, FailureCode, FinishReason, JournalEntry, RequestKey, RequestRecord,

@@ -158,9 +158,13 @@ pub struct Credential {
 }
 
 impl Credential {
-    /// Neither revoked nor expired at `now`.
-    pub fn is_valid_at(&self, now: UnixMillis) -> bool {
-        self.revoked_at.is_none() && self.expires_at.is_none_or(|end| now < end)
+    /// Whether the credential speaks for this account at `now`: it is the account's own, neither
+    /// revoked nor expired, and the account is active.
+    pub fn authorizes(&self, account: &Account, now: UnixMillis) -> bool {
+        self.account == account.id
+            && self.revoked_at.is_none()
+            && self.expires_at.is_none_or(|end| now < end)
+            && account.status == AccountStatus::Active
     }
 }
 

@@ -43,13 +43,6 @@ pub struct Crashes {
     pub boot: BootId,
 }
 
-impl Crashes {
-    /// An input that was running in two crashes is not run again.
-    pub fn is_refused(self) -> bool {
-        self.count >= 2
-    }
-}
-
 /// What a grant's reference stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Granted {

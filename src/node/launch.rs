@@ -9,8 +9,9 @@ use crate::catalogue::QualifiedModel;
 use crate::clock::SystemClock;
 use crate::config::ListenSettings;
 use crate::ids::ModelId;
+use crate::request::Services;
+use crate::server;
 use crate::server::operator::{self, Live, socket, status};
-use crate::server::{self, Node};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use std::io::ErrorKind;
@@ -113,7 +114,7 @@ impl Assembly {
         let refused = servable.refused.iter().map(|why| format!("not served: {why}"));
         let device = self.device.sentence().map(|place| format!("models run {place}"));
         refused.chain(device).for_each(|text| watcher(StartEvent::Note(text)));
-        let node = Node::new(self.config.clone(), store, Arc::new(SystemClock));
+        let node = Services::new(self.config.clone(), store, Arc::new(SystemClock));
         let public = ports.public.local_addr().map_err(NodeError::new)?;
         let mut running = RunningNode::open(node, &self.data_dir, public, ports.operator)?;
         let node = running.live.node.clone();
@@ -137,7 +138,7 @@ impl Assembly {
     /// others that can never be loaded is left out.
     async fn offer(
         &self,
-        node: &Node,
+        node: &Services,
         models: Vec<QualifiedModel>,
         pinned: usize,
         watcher: Watcher<'_>,
@@ -174,7 +175,7 @@ struct OfferedModel {
 }
 
 async fn preload(
-    node: &Node,
+    node: &Services,
     id: ModelId,
     name: &str,
     watcher: Watcher<'_>,
@@ -191,7 +192,7 @@ impl RunningNode {
     /// Opens the operator's surfaces of an assembled node: `operator` and the socket in
     /// `data_dir`. `public` is the address at which clients are accepted later.
     pub fn open(
-        node: Arc<Node>,
+        node: Arc<Services>,
         data_dir: &Path,
         public: SocketAddr,
         operator: TcpListener,
@@ -234,7 +235,7 @@ impl RunningNode {
 
     /// Id and name of each served model.
     pub fn models(&self) -> Vec<Value> {
-        let models = self.live.node.models();
+        let models = self.live.node.pool.models();
         models
             .iter()
             .map(|model| json!({ "id": model.qualified.id(), "name": model.qualified.manifest().name }))

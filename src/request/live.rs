@@ -1,51 +1,63 @@
-//! Requests that are alive: what each has said so far, who listens, and who asked it to end.
+//! Requests that are live: what each has produced so far, who listens, and who asked it to stop.
 //!
-//! A request's events are kept from the first to the last until it ends, so a listener may come
-//! late and read slowly: it reads at its own pace, and nobody waits for it. The number of events is
-//! bounded by `max_tokens`.
+//! A request's deltas are kept from the first to the last until it ends. A listener may therefore
+//! come late and read slowly: it reads at its own pace, and the request never waits for it. The
+//! number of deltas is bounded by `max_tokens`.
 
+use super::error::RequestError;
+use super::transcript::{TextDelta, TokenScores};
+use crate::clock::UnixMillis;
 use crate::ids::{AccountId, CredentialId};
-use crate::ledger::RequestKey;
-use crate::server::error::ApiError;
+use crate::ledger::{FinishReason, Microcredits, RequestKey, Usage};
 use bytes::Bytes;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// Whether a request holds its reservation.
-#[derive(Clone, Debug)]
-enum Admission {
-    Pending,
-    Admitted,
-    Refused(ApiError),
-    /// The ledger knew the request after all: look there.
-    Superseded,
-}
-
-/// Why a request that nobody may see is not there.
+/// One step of an answer, as streams show it.
 #[derive(Clone, Debug, PartialEq)]
-pub enum NotAdmitted {
-    Refused(ApiError),
+pub enum Delta {
+    Text(TextDelta),
+    /// The last step. Its settlement is durable.
+    Finished {
+        reason: FinishReason,
+        usage: Usage,
+        charged: Microcredits,
+        /// Scores of tokens that showed no text of their own.
+        scores: Option<Vec<TokenScores>>,
+    },
+}
+
+/// What became of a request's reservation.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Admission {
+    /// The reservation is durable since `created_at`.
+    Admitted {
+        created_at: UnixMillis,
+    },
+    Refused(RequestError),
+    /// The ledger has the request already, under the same id: its record answers.
     Superseded,
 }
 
-/// Who wants a request to end before it is finished.
+/// Why a request is to stop before it is finished. It decides who pays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
-    /// The client, in whatever way: it pays for what was computed.
+pub enum StopRequest {
+    /// The client wants it, went away, or lost its credential. It pays for what was computed.
     Cancelled,
-    /// The node shuts down: nobody pays.
+    /// The node shuts down, and the request costs nothing.
     Shutdown,
 }
 
-#[derive(Debug)]
-struct Progress {
-    admission: Admission,
-    /// Stream events, rendered.
-    events: Vec<Bytes>,
-    /// The body of a completed answer, or why there is none.
-    end: Option<Result<Bytes, ApiError>>,
+#[derive(Debug, Default)]
+struct LiveProgress {
+    /// `None` while the reservation is not decided.
+    admission: Option<Admission>,
+    /// Kept for streams only.
+    deltas: Vec<Arc<Delta>>,
+    /// The rendered body of a completed answer, or why there is none.
+    end: Option<Result<Bytes, RequestError>>,
 }
 
 /// One attempt from its claim to its end.
@@ -55,9 +67,9 @@ pub struct LiveRequest {
     pub fingerprint: [u8; 32],
     pub credential: CredentialId,
     pub stream: bool,
-    progress: watch::Sender<Progress>,
+    progress: watch::Sender<LiveProgress>,
     listeners: watch::Sender<usize>,
-    ending: watch::Sender<Option<Ending>>,
+    stop: watch::Sender<Option<StopRequest>>,
 }
 
 impl LiveRequest {
@@ -67,99 +79,89 @@ impl LiveRequest {
         credential: CredentialId,
         stream: bool,
     ) -> Self {
-        let progress = Progress { admission: Admission::Pending, events: Vec::new(), end: None };
         Self {
             key,
             fingerprint,
             credential,
             stream,
-            progress: watch::Sender::new(progress),
+            progress: watch::Sender::default(),
             listeners: watch::Sender::new(0),
-            ending: watch::Sender::new(None),
+            stop: watch::Sender::new(None),
         }
     }
 
-    pub fn admit(&self) {
-        self.progress.send_modify(|p| p.admission = Admission::Admitted);
-    }
-
-    pub fn refuse(&self, reason: NotAdmitted) {
-        let admission = match reason {
-            NotAdmitted::Refused(error) => Admission::Refused(error),
-            NotAdmitted::Superseded => Admission::Superseded,
-        };
-        self.progress.send_modify(|p| p.admission = admission);
+    /// Tells everybody who waits what became of the reservation.
+    pub fn decide(&self, admission: Admission) {
+        self.progress.send_modify(|progress| progress.admission = Some(admission));
     }
 
     /// Waits until the reservation is durable, or refused.
-    pub async fn admitted(&self) -> Result<(), NotAdmitted> {
+    pub async fn admission(&self) -> Admission {
         let mut progress = self.progress.subscribe();
-        let decided = progress.wait_for(|p| !matches!(p.admission, Admission::Pending)).await;
-        match decided.map(|p| p.admission.clone()) {
-            Ok(Admission::Admitted) => Ok(()),
-            Ok(Admission::Refused(error)) => Err(NotAdmitted::Refused(error)),
-            Ok(Admission::Superseded) => Err(NotAdmitted::Superseded),
-            Ok(Admission::Pending) | Err(_) => {
-                Err(NotAdmitted::Refused(ApiError::GenerationFailed))
-            }
+        let decided = progress.wait_for(|progress| progress.admission.is_some()).await;
+        let admission = decided.ok().and_then(|progress| progress.admission.clone());
+        admission.unwrap_or(Admission::Refused(RequestError::GenerationFailed))
+    }
+
+    /// Adds a delta for present and future listeners. Only streams keep them.
+    pub fn publish(&self, delta: Delta) {
+        if self.stream {
+            self.progress.send_modify(|progress| progress.deltas.push(Arc::new(delta)));
         }
     }
 
-    pub fn publish(&self, event: Bytes) {
-        self.progress.send_modify(|p| p.events.push(event));
-    }
-
-    /// The first end counts. One that comes before the admission refuses it: nobody waits for ever.
-    pub fn end(&self, end: Result<Bytes, ApiError>) {
-        self.progress.send_if_modified(|p| {
-            let first = p.end.is_none();
-            if let (Admission::Pending, Err(error)) = (&p.admission, &end) {
-                p.admission = Admission::Refused(error.clone());
+    /// Ends the request with its rendered body, or with the reason why there is none. The first end
+    /// counts. An end before the admission refuses the request, so that nobody waits for ever.
+    pub fn end(&self, end: Result<Bytes, RequestError>) {
+        self.progress.send_if_modified(|progress| {
+            let first = progress.end.is_none();
+            if let (None, Err(error)) = (&progress.admission, &end) {
+                progress.admission = Some(Admission::Refused(error.clone()));
             }
-            p.end.get_or_insert(end);
+            progress.end.get_or_insert(end);
             first
         });
     }
 
-    /// Waits for the answer.
-    pub async fn ended(&self) -> Result<Bytes, ApiError> {
+    /// Waits for the end and returns the rendered body.
+    pub async fn ended(&self) -> Result<Bytes, RequestError> {
         let mut progress = self.progress.subscribe();
-        let ended = progress.wait_for(|p| p.end.is_some()).await;
-        ended.ok().and_then(|p| p.end.clone()).unwrap_or(Err(ApiError::GenerationFailed))
+        let ended = progress.wait_for(|progress| progress.end.is_some()).await;
+        let end = ended.ok().and_then(|progress| progress.end.clone());
+        end.unwrap_or(Err(RequestError::GenerationFailed))
     }
 
-    /// Asks for an end; the first one to ask says who pays.
-    pub fn ask_to_end(&self, ending: Ending) {
-        self.ending.send_if_modified(|asked| {
+    /// Asks the request to stop. The first one to ask decides who pays.
+    pub fn ask_to_stop(&self, request: StopRequest) {
+        self.stop.send_if_modified(|asked| {
             let first = asked.is_none();
-            asked.get_or_insert(ending);
+            asked.get_or_insert(request);
             first
         });
     }
 
-    /// Waits until somebody asks for an end; a stream that nobody listened to for `grace` asks by
-    /// itself.
-    pub async fn asked_to_end(&self, grace: Duration) -> Ending {
-        let mut ending = self.ending.subscribe();
+    /// Waits until the request is to stop. A stream without a listener for `grace` is cancelled.
+    pub async fn stop_requested(&self, grace: Duration) -> StopRequest {
+        let mut stop = self.stop.subscribe();
         tokio::select! {
-            asked = ending.wait_for(Option::is_some) => {
-                asked.ok().and_then(|ending| *ending).unwrap_or(Ending::Cancelled)
+            asked = stop.wait_for(Option::is_some) => {
+                asked.ok().and_then(|asked| *asked).unwrap_or(StopRequest::Cancelled)
             }
-            () = self.abandoned(grace) => Ending::Cancelled,
+            () = self.abandoned(grace) => StopRequest::Cancelled,
         }
     }
 
-    /// An answer in one piece is finished for whoever fetches it later; a stream is for those who
-    /// listen.
+    /// Returns when a stream had no listener for `grace`. An answer in one piece is never
+    /// abandoned: it is finished and can be fetched later.
     async fn abandoned(&self, grace: Duration) {
         if !self.stream {
             return std::future::pending().await;
         }
         let mut listeners = self.listeners.subscribe();
         loop {
-            let alone = listeners.wait_for(|n| *n == 0).await.is_ok();
+            let alone = listeners.wait_for(|count| *count == 0).await.is_ok();
             let returned =
-                tokio::time::timeout(grace, listeners.wait_for(|n| *n > 0)).await.is_ok();
+                tokio::time::timeout(grace, listeners.wait_for(|count| *count > 0)).await.is_ok();
             if !alone || !returned {
                 return;
             }
@@ -167,33 +169,33 @@ impl LiveRequest {
     }
 }
 
-/// A listener's place in a request's events.
+/// A listener's position in a request's deltas.
 #[derive(Debug)]
 pub struct Subscription {
     live: Arc<LiveRequest>,
-    progress: watch::Receiver<Progress>,
+    progress: watch::Receiver<LiveProgress>,
     read: usize,
 }
 
 impl Subscription {
-    /// `None` when the request has as many listeners as it may have.
+    /// `None` when the request has `limit` listeners already.
     pub fn new(live: &Arc<LiveRequest>, limit: usize) -> Option<Self> {
-        let entered = live.listeners.send_if_modified(|n| {
-            let room = *n < limit;
-            *n += usize::from(room);
+        let entered = live.listeners.send_if_modified(|count| {
+            let room = *count < limit;
+            *count += usize::from(room);
             room
         });
         entered.then(|| Self { live: live.clone(), progress: live.progress.subscribe(), read: 0 })
     }
 
-    /// The next event; `None` once the request has completed. Dropping the future loses nothing.
-    pub async fn next(&mut self) -> Result<Option<Bytes>, ApiError> {
+    /// The next delta; `None` once the request has completed. Dropping the future loses nothing.
+    pub async fn next(&mut self) -> Result<Option<Arc<Delta>>, RequestError> {
         let read = self.read;
-        let ready = self.progress.wait_for(|p| p.events.len() > read || p.end.is_some()).await;
-        let progress = ready.map_err(|_| ApiError::GenerationFailed)?;
-        if let Some(event) = progress.events.get(read) {
+        let ready = self.progress.wait_for(|p| p.deltas.len() > read || p.end.is_some()).await;
+        let progress = ready.map_err(|_| RequestError::GenerationFailed)?;
+        if let Some(delta) = progress.deltas.get(read) {
             self.read += 1;
-            return Ok(Some(event.clone()));
+            return Ok(Some(delta.clone()));
         }
         progress.end.clone().transpose().map(|_| None)
     }
@@ -201,22 +203,22 @@ impl Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        self.live.listeners.send_modify(|n| *n -= 1);
+        self.live.listeners.send_modify(|count| *count -= 1);
     }
 }
 
-/// All live requests. A request enters before its admission, so that two equal ones meet here and
-/// only one is admitted.
+/// All live requests by key. A request enters before its admission, so that two equal ones meet
+/// here and only one is admitted.
 #[derive(Debug, Default)]
-pub struct Hub(Mutex<HashMap<RequestKey, Arc<LiveRequest>>>);
+pub struct LiveRequests(Mutex<HashMap<RequestKey, Arc<LiveRequest>>>);
 
-impl Hub {
+impl LiveRequests {
     pub fn get(&self, key: &RequestKey) -> Option<Arc<LiveRequest>> {
         self.lock().get(key).cloned()
     }
 
-    /// Enters a request; false when its key is taken.
-    pub fn claim(&self, live: &Arc<LiveRequest>) -> bool {
+    /// Adds a request; false when another one with its key is live.
+    pub fn insert(&self, live: &Arc<LiveRequest>) -> bool {
         let mut all = self.lock();
         let free = !all.contains_key(&live.key);
         if free {
@@ -225,6 +227,7 @@ impl Hub {
         free
     }
 
+    /// Removes this very request, and no other one with the same key.
     pub fn remove(&self, live: &Arc<LiveRequest>) {
         let mut all = self.lock();
         if all.get(&live.key).is_some_and(|found| Arc::ptr_eq(found, live)) {
@@ -240,21 +243,27 @@ impl Hub {
         self.len() == 0
     }
 
-    /// A revoked credential's requests end as if their owner had ended them.
-    pub fn end_credential(&self, credential: CredentialId) {
-        self.end_where(Ending::Cancelled, |live| live.credential == credential);
+    /// Stops the requests of a revoked credential as if their owner had cancelled them. To be
+    /// called once the revocation is durable.
+    pub fn cancel_credential(&self, credential: CredentialId) {
+        self.stop_where(StopRequest::Cancelled, |live| live.credential == credential);
     }
 
-    pub fn end_account(&self, account: AccountId) {
-        self.end_where(Ending::Cancelled, |live| live.key.account == account);
+    /// The same for a suspended account.
+    pub fn cancel_account(&self, account: AccountId) {
+        self.stop_where(StopRequest::Cancelled, |live| live.key.account == account);
     }
 
-    pub fn end_all(&self) {
-        self.end_where(Ending::Shutdown, |_| true);
+    /// Stops all requests because the node shuts down.
+    pub fn shut_down(&self) {
+        self.stop_where(StopRequest::Shutdown, |_| true);
     }
 
-    fn end_where(&self, ending: Ending, matches: impl Fn(&LiveRequest) -> bool) {
-        self.lock().values().filter(|live| matches(live)).for_each(|live| live.ask_to_end(ending));
+    fn stop_where(&self, request: StopRequest, matches: impl Fn(&LiveRequest) -> bool) {
+        self.lock()
+            .values()
+            .filter(|live| matches(live))
+            .for_each(|live| live.ask_to_stop(request));
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<RequestKey, Arc<LiveRequest>>> {
@@ -278,13 +287,17 @@ mod tests {
         Arc::new(LiveRequest::new(key, [0; 32], CredentialId::generate(), stream))
     }
 
-    async fn read_all(mut subscription: Subscription) -> (Vec<Bytes>, Result<(), ApiError>) {
-        let mut events = Vec::new();
+    fn delta(text: &str) -> Delta {
+        Delta::Text(TextDelta { text: text.into(), scores: None })
+    }
+
+    async fn read_all(mut subscription: Subscription) -> (Vec<Delta>, Result<(), RequestError>) {
+        let mut deltas = Vec::new();
         loop {
             match subscription.next().await {
-                Ok(Some(event)) => events.push(event),
-                Ok(None) => return (events, Ok(())),
-                Err(error) => return (events, Err(error)),
+                Ok(Some(delta)) => deltas.push((*delta).clone()),
+                Ok(None) => return (deltas, Ok(())),
+                Err(error) => return (deltas, Err(error)),
             }
         }
     }
@@ -294,13 +307,13 @@ mod tests {
         let live = live(true);
         let early = tokio::spawn(read_all(Subscription::new(&live, 4).unwrap()));
         for text in ["a", "b", "c"] {
-            live.publish(text.into());
+            live.publish(delta(text));
             tokio::task::yield_now().await;
         }
         let late = Subscription::new(&live, 4).unwrap();
         live.end(Ok("body".into()));
-        live.end(Err(ApiError::GenerationFailed));
-        let expect = (vec![Bytes::from("a"), "b".into(), "c".into()], Ok(()));
+        live.end(Err(RequestError::GenerationFailed));
+        let expect = (vec![delta("a"), delta("b"), delta("c")], Ok(()));
         assert_eq!(early.await.unwrap(), expect);
         assert_eq!(read_all(late).await, expect);
         assert_eq!(live.ended().await, Ok(Bytes::from("body")), "the first end counts");
@@ -309,10 +322,10 @@ mod tests {
     #[tokio::test]
     async fn a_failure_comes_after_the_events_before_it() {
         let live = live(true);
-        live.publish("a".into());
-        live.end(Err(ApiError::DeadlineExceeded));
+        live.publish(delta("a"));
+        live.end(Err(RequestError::DeadlineExceeded));
         let seen = read_all(Subscription::new(&live, 1).unwrap()).await;
-        assert_eq!(seen, (vec![Bytes::from("a")], Err(ApiError::DeadlineExceeded)));
+        assert_eq!(seen, (vec![delta("a")], Err(RequestError::DeadlineExceeded)));
     }
 
     #[tokio::test]
@@ -320,10 +333,10 @@ mod tests {
         let live = live(false);
         let waiting = tokio::spawn({
             let live = live.clone();
-            async move { live.admitted().await }
+            async move { live.admission().await }
         });
-        live.end(Err(ApiError::GenerationFailed));
-        assert_eq!(waiting.await.unwrap(), Err(NotAdmitted::Refused(ApiError::GenerationFailed)));
+        live.end(Err(RequestError::GenerationFailed));
+        assert_eq!(waiting.await.unwrap(), Admission::Refused(RequestError::GenerationFailed));
     }
 
     #[test]
@@ -337,7 +350,7 @@ mod tests {
     }
 
     /// Panics when `waiting` ends before a moment that is well inside the grace has passed.
-    async fn check_waits(mut waiting: std::pin::Pin<&mut impl Future<Output = Ending>>) {
+    async fn check_waits(mut waiting: std::pin::Pin<&mut impl Future<Output = StopRequest>>) {
         tokio::select! {
             biased;
             () = tokio::time::sleep(GRACE / 10) => {}
@@ -349,7 +362,7 @@ mod tests {
     async fn a_stream_ends_when_nobody_listened_for_the_grace() {
         let live = live(true);
         let seat = Subscription::new(&live, 1).unwrap();
-        let waiting = live.asked_to_end(GRACE);
+        let waiting = live.stop_requested(GRACE);
         tokio::pin!(waiting);
         check_waits(waiting.as_mut()).await;
         drop(seat);
@@ -358,37 +371,38 @@ mod tests {
         tokio::time::sleep(GRACE).await;
         check_waits(waiting.as_mut()).await;
         drop(back);
-        assert_eq!(waiting.await, Ending::Cancelled);
+        assert_eq!(waiting.await, StopRequest::Cancelled);
     }
 
     #[tokio::test]
     async fn an_answer_in_one_piece_needs_no_listener() {
         let live = live(false);
-        let waited = tokio::time::timeout(GRACE, live.asked_to_end(Duration::ZERO)).await;
+        let waited = tokio::time::timeout(GRACE, live.stop_requested(Duration::ZERO)).await;
         assert!(waited.is_err());
-        live.ask_to_end(Ending::Shutdown);
-        live.ask_to_end(Ending::Cancelled);
+        live.ask_to_stop(StopRequest::Shutdown);
+        live.ask_to_stop(StopRequest::Cancelled);
         assert_eq!(
-            live.asked_to_end(GRACE).await,
-            Ending::Shutdown,
+            live.stop_requested(GRACE).await,
+            StopRequest::Shutdown,
             "the first to ask says who pays"
         );
     }
 
     #[tokio::test]
     async fn one_key_is_live_once() {
-        let hub = Hub::default();
+        let requests = LiveRequests::default();
         let first = live(true);
-        let twin = Arc::new(LiveRequest::new(first.key, [1; 32], CredentialId::generate(), true));
-        assert!(hub.claim(&first));
-        assert!(!hub.claim(&twin));
-        hub.remove(&twin);
-        assert!(hub.get(&first.key).is_some(), "only its owner takes a request out");
-        hub.end_credential(twin.credential);
-        assert!(first.ending.borrow().is_none());
-        hub.end_credential(first.credential);
-        assert_eq!(*first.ending.borrow(), Some(Ending::Cancelled));
-        hub.remove(&first);
-        assert!(hub.is_empty());
+        let duplicate =
+            Arc::new(LiveRequest::new(first.key, [1; 32], CredentialId::generate(), true));
+        assert!(requests.insert(&first));
+        assert!(!requests.insert(&duplicate));
+        requests.remove(&duplicate);
+        assert!(requests.get(&first.key).is_some(), "only its owner takes a request out");
+        requests.cancel_credential(duplicate.credential);
+        assert!(first.stop.borrow().is_none());
+        requests.cancel_credential(first.credential);
+        assert_eq!(*first.stop.borrow(), Some(StopRequest::Cancelled));
+        requests.remove(&first);
+        assert!(requests.is_empty());
     }
 }

@@ -1,9 +1,28 @@
-//! One request's life, from before its reservation to its settlement.
+//! One request's life, from its first look-up to its settlement, without any HTTP.
+//!
+//! A surface parses its own dialect into an `IncomingRequest`, calls `find_or_start`, and renders
+//! the `AnswerSource` it gets. It renders a stream delta by delta, and it gives the lifecycle a
+//! function that renders the whole answer, because that body is stored before the settlement.
+//!
+//! The life of a request that is new (`lifecycle`): the sequence enters the engine, the reservation
+//! becomes durable, tokens become deltas, the body is stored, the charge is settled, and only then
+//! the last delta is published. `guard` undoes what is left wherever that ends early.
 
-pub mod lifecycle;
+mod error;
+mod find;
+mod guard;
+mod lifecycle;
 pub mod live;
-pub mod plan;
-pub mod rate_limit;
+mod plan;
+mod rate_limit;
 pub mod recent_errors;
-pub mod services;
+mod services;
+mod settle;
 pub mod transcript;
+
+pub use error::RequestError;
+pub use find::{AnswerSource, find_or_start};
+pub use lifecycle::CompleteAnswer;
+pub use live::{Delta, Subscription};
+pub use plan::{Caller, GenerationInput, IncomingRequest, SamplingOverrides};
+pub use services::{Services, TokenLimits, cancel};

@@ -1,140 +1,228 @@
-//! From a well-formed request to a job: the model, its limits, the exact prompt.
+//! Checks an incoming request against its model and plans its run: the exact prompt, the tokens to
+//! reserve, the parameters of the generation.
 
 #![expect(clippy::disallowed_methods, reason = "a request has a deadline from now on")]
 
-use super::lifecycle::Job;
+use super::error::RequestError;
+use super::lifecycle::CompleteAnswer;
 use super::live::LiveRequest;
-use super::services::Node;
+use super::services::{Services, TokenLimits};
+use crate::catalogue::GenerationDefaults;
+use crate::clock::UnixMillis;
 use crate::config::Plan;
-use crate::engine::GenerateRequest;
-use crate::ids::AttemptId;
-use crate::ledger::Admit;
+use crate::engine::{GenerateRequest, SamplingParams};
+use crate::ids::{AttemptId, ModelId, RequestId, SessionId};
+use crate::ledger::{Account, Admit, Credential, RequestKey};
 use crate::pool::ServedModel;
-use crate::server::error::ApiError;
-use crate::server::handlers::chat::Call;
-use crate::server::wire::chat_request::{ChatRequest, DEFAULT_MAX_TOKENS};
-use crate::server::wire::objects::ModelLimits;
-use crate::text;
+use crate::text::{self, ChatMessage};
+use bytes::Bytes;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub async fn prepare(node: &Node, call: &Call) -> Result<Job, ApiError> {
-    if node.is_draining() {
-        return Err(ApiError::Draining);
+/// Output tokens where the client names no limit, lowered to what limits and context allow.
+const DEFAULT_MAX_TOKENS: u32 = 512;
+
+/// A verified credential and its account.
+#[derive(Clone, Debug)]
+pub struct Caller {
+    pub account: Account,
+    pub credential: Credential,
+}
+
+impl Caller {
+    /// The key of this caller's request with the given id.
+    pub fn key(&self, request: RequestId) -> RequestKey {
+        RequestKey { account: self.account.id, application: self.credential.application, request }
     }
-    let plan = node.config.plan(&call.caller.account.plan);
-    let model =
-        call.request.model.and_then(|id| node.model_of(plan, id)).ok_or(ApiError::ModelNotFound)?;
-    let limits = ModelLimits::of(&model, plan);
-    check_output(&call.request, &limits)?;
-    check_logit_bias(&call.request, &model)?;
-    let prompt = encode(&model, &call.request).await?;
+}
+
+/// A well-formed request, not yet looked up.
+#[derive(Debug)]
+pub struct IncomingRequest {
+    pub caller: Arc<Caller>,
+    pub key: RequestKey,
+    pub session: SessionId,
+    pub fingerprint: [u8; 32],
+    pub input: GenerationInput,
+    /// Renders the body that is stored and sent when the answer is complete.
+    pub render: fn(&CompleteAnswer) -> Bytes,
+}
+
+/// What a client wants generated, within every bound that does not depend on the model.
+#[derive(Clone, Debug, Default)]
+pub struct GenerationInput {
+    /// A request without a model is refused as one for a model that does not exist.
+    pub model: Option<ModelId>,
+    pub messages: Vec<ChatMessage>,
+    pub stream: bool,
+    pub max_tokens: Option<u32>,
+    pub min_tokens: u32,
+    pub ignore_eos: bool,
+    pub stop: Vec<String>,
+    pub sampling: SamplingOverrides,
+}
+
+impl GenerationInput {
+    /// Refuses an answer that would have to be longer than it may be.
+    pub fn check_min_tokens(&self, max_tokens: u32) -> Result<(), RequestError> {
+        let holds = self.min_tokens <= max_tokens;
+        holds.then_some(()).ok_or(RequestError::MinTokensAboveMax { max_tokens })
+    }
+}
+
+/// The sampling parameters that the client set; the release's defaults fill the others.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SamplingOverrides {
+    pub temperature: Option<f32>,
+    pub top_p: Option<f32>,
+    pub top_k: Option<u32>,
+    pub min_p: Option<f32>,
+    pub frequency_penalty: Option<f32>,
+    pub presence_penalty: Option<f32>,
+    pub repetition_penalty: Option<f32>,
+    pub seed: Option<u64>,
+    pub logit_bias: Vec<(u32, f32)>,
+    pub logprobs: Option<u8>,
+}
+
+impl SamplingOverrides {
+    fn resolve(&self, defaults: &GenerationDefaults, fresh_seed: u64) -> SamplingParams {
+        SamplingParams {
+            temperature: self.temperature.unwrap_or(defaults.temperature),
+            top_p: self.top_p.unwrap_or(defaults.top_p),
+            top_k: self.top_k.unwrap_or(defaults.top_k),
+            min_p: self.min_p.unwrap_or(defaults.min_p),
+            frequency_penalty: self.frequency_penalty.unwrap_or_default(),
+            presence_penalty: self.presence_penalty.unwrap_or_default(),
+            repetition_penalty: self.repetition_penalty.unwrap_or(defaults.repetition_penalty),
+            seed: self.seed.unwrap_or(fresh_seed),
+            logit_bias: self.logit_bias.as_slice().into(),
+            logprobs: self.logprobs,
+        }
+    }
+}
+
+/// All that the lifecycle needs to run a request.
+pub struct RequestPlan {
+    pub live: Arc<LiveRequest>,
+    pub model: Arc<ServedModel>,
+    pub admit: Admit,
+    pub generate: GenerateRequest,
+    pub stop: Vec<String>,
+    pub render: fn(&CompleteAnswer) -> Bytes,
+    /// The request stops when its credential expires, as if that had been revoked.
+    pub expires_at: Option<UnixMillis>,
+}
+
+/// The checks are in the order in which clients see their refusals: model, limits, context.
+pub async fn prepare(
+    services: &Services,
+    request: &IncomingRequest,
+) -> Result<RequestPlan, RequestError> {
+    if services.is_draining() {
+        return Err(RequestError::Draining);
+    }
+    let IncomingRequest { caller, key, fingerprint, input, .. } = request;
+    let plan = services.config.plan(&caller.account.plan);
+    let model = input.model.and_then(|id| services.model_of(plan, id));
+    let model = model.ok_or(RequestError::ModelNotFound)?;
+    let limits = TokenLimits::of(&model, plan);
+    if input.max_tokens.is_some_and(|asked| asked > limits.max_output) {
+        return Err(RequestError::OutputAboveLimit { limit: limits.max_output });
+    }
+    let vocabulary = model.text.tokenizer.vocab_size();
+    if input.sampling.logit_bias.iter().any(|(id, _)| *id as usize >= vocabulary) {
+        return Err(RequestError::UnknownToken { vocabulary });
+    }
+    let prompt = encode(&model, &input.messages).await?;
     let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
-    let max_tokens = output_tokens(call.request.max_tokens, prompt_tokens, &limits)?;
-    if call.request.min_tokens > max_tokens {
-        return Err(ApiError::invalid(
-            "min_tokens",
-            format!("min_tokens must not be above the {max_tokens} output tokens."),
-        ));
-    }
+    let max_tokens = output_tokens(input.max_tokens, prompt_tokens, &limits)?;
+    input.check_min_tokens(max_tokens)?;
     let admit = Admit {
-        key: call.key,
-        credential: call.caller.credential.id,
+        key: *key,
+        credential: caller.credential.id,
         attempt: AttemptId::generate(),
-        boot: node.store.boot(),
-        fingerprint: call.fingerprint,
-        session: call.session,
+        boot: services.store.boot(),
+        fingerprint: *fingerprint,
+        session: request.session,
         model: model.qualified.id(),
-        stream: call.request.stream,
+        stream: input.stream,
         prompt_tokens,
         max_output_tokens: max_tokens,
         prices: model.qualified.prices(),
         max_concurrent: plan.max_concurrent,
+        retention_ms: services.config.requests.replay_ms(),
     };
-    let generate = generate(node, call, &model, plan, prompt, max_tokens)?;
-    let live = LiveRequest::new(call.key, call.fingerprint, admit.credential, call.request.stream);
-    let (stop, include_usage) = (call.request.stop.clone(), call.request.include_usage);
-    let expires_at = call.caller.credential.expires_at;
-    Ok(Job { live: Arc::new(live), model, admit, generate, stop, include_usage, expires_at })
+    Ok(RequestPlan {
+        live: Arc::new(LiveRequest::new(*key, *fingerprint, admit.credential, input.stream)),
+        generate: generation(services, request, &model, plan, prompt, max_tokens)?,
+        model,
+        admit,
+        stop: input.stop.clone(),
+        render: request.render,
+        expires_at: caller.credential.expires_at,
+    })
 }
 
-fn generate(
-    node: &Node,
-    call: &Call,
+fn generation(
+    services: &Services,
+    request: &IncomingRequest,
     model: &ServedModel,
     plan: &Plan,
     prompt: Arc<Vec<u32>>,
     max_tokens: u32,
-) -> Result<GenerateRequest, ApiError> {
-    let request = &call.request;
-    let eos_ids: &[u32] = if request.ignore_eos { &[] } else { &model.text.eos_ids };
-    let fresh_seed = getrandom::u64().map_err(|_| ApiError::GenerationFailed)?;
+) -> Result<GenerateRequest, RequestError> {
+    let input = &request.input;
+    let eos_ids: &[u32] = if input.ignore_eos { &[] } else { &model.text.eos_ids };
+    let fresh_seed = getrandom::u64().map_err(|_| RequestError::GenerationFailed)?;
+    let time = Duration::from_secs(services.config.requests.deadline_seconds);
     Ok(GenerateRequest {
-        account: call.key.account,
+        account: request.key.account,
         priority: plan.priority,
         prompt,
-        sampling: request.sampling.resolve(&model.qualified.manifest().generation, fresh_seed),
+        sampling: input.sampling.resolve(&model.qualified.manifest().generation, fresh_seed),
         max_tokens,
-        min_tokens: request.min_tokens,
+        min_tokens: input.min_tokens,
         eos_ids: eos_ids.into(),
-        deadline: Some(Instant::now() + Duration::from_secs(node.config.requests.deadline_seconds)),
+        deadline: Some(Instant::now() + time),
     })
 }
 
-fn check_output(request: &ChatRequest, limits: &ModelLimits) -> Result<(), ApiError> {
-    let most = limits.max_output_tokens;
-    match request.max_tokens {
-        Some(asked) if asked > most => Err(ApiError::invalid(
-            "max_tokens",
-            format!("max_tokens must be at most {most} for this model and account."),
-        )),
-        _ => Ok(()),
-    }
-}
-
-fn check_logit_bias(request: &ChatRequest, model: &ServedModel) -> Result<(), ApiError> {
-    let vocabulary = model.text.tokenizer.vocab_size();
-    if request.sampling.logit_bias.iter().all(|(id, _)| (*id as usize) < vocabulary) {
-        return Ok(());
-    }
-    Err(ApiError::invalid(
-        "logit_bias",
-        format!("logit_bias has a token id that is not below {vocabulary}."),
-    ))
-}
-
-/// Long conversations take milliseconds to tokenise, so none does it on a thread that serves
+/// Long conversations take milliseconds to tokenise, so this never runs on a thread that serves
 /// connections.
-async fn encode(model: &ServedModel, request: &ChatRequest) -> Result<Arc<Vec<u32>>, ApiError> {
-    let (text, messages) = (model.text.clone(), request.messages.clone());
+async fn encode(
+    model: &ServedModel,
+    messages: &[ChatMessage],
+) -> Result<Arc<Vec<u32>>, RequestError> {
+    let (text, messages) = (model.text.clone(), messages.to_vec());
     let encoded = tokio::task::spawn_blocking(move || text.encode_chat(&messages)).await;
     match encoded {
         Ok(Ok(prompt)) => Ok(Arc::new(prompt)),
         Ok(Err(error @ text::Error::TemplateRefused(_))) => {
-            Err(ApiError::invalid("messages", error.to_string()))
+            Err(RequestError::TemplateRefused(error.to_string()))
         }
-        Ok(Err(error)) => Err(failed(&error)),
-        Err(panicked) => Err(failed(&panicked)),
+        Ok(Err(error)) => Err(not_encoded(&error)),
+        Err(panicked) => Err(not_encoded(&panicked)),
     }
 }
 
-fn failed(error: &impl std::fmt::Display) -> ApiError {
+fn not_encoded(error: &impl std::fmt::Display) -> RequestError {
     tracing::error!(%error, "a prompt could not be encoded");
-    ApiError::GenerationFailed
+    RequestError::GenerationFailed
 }
 
-/// Output tokens to reserve: what was asked for, or the default lowered to what is left.
-fn output_tokens(asked: Option<u32>, prompt: u32, limits: &ModelLimits) -> Result<u32, ApiError> {
-    let room = limits.context_tokens.saturating_sub(prompt);
-    let wanted = asked.unwrap_or(DEFAULT_MAX_TOKENS.min(limits.max_output_tokens).min(room.max(1)));
-    if wanted > room {
-        return Err(ApiError::ContextLengthExceeded {
-            limit: limits.context_tokens,
-            prompt,
-            output: wanted,
-        });
+/// Output tokens to reserve: as many as were asked for, or the default lowered to what is left.
+fn output_tokens(
+    asked: Option<u32>,
+    prompt: u32,
+    limits: &TokenLimits,
+) -> Result<u32, RequestError> {
+    let room = limits.context.saturating_sub(prompt);
+    let output = asked.unwrap_or(DEFAULT_MAX_TOKENS.min(limits.max_output).min(room.max(1)));
+    if output > room {
+        return Err(RequestError::ContextExceeded { limit: limits.context, prompt, output });
     }
-    Ok(wanted)
+    Ok(output)
 }
 
 #[cfg(test)]
@@ -143,12 +231,12 @@ mod tests {
 
     #[test]
     fn output_fits_the_context() {
-        let limits = ModelLimits {
-            model_context_tokens: 1000,
-            qualified_context_tokens: 1000,
-            plan_context_tokens: 1000,
-            context_tokens: 1000,
-            max_output_tokens: 600,
+        let limits = TokenLimits {
+            model_context: 1000,
+            qualified_context: 1000,
+            plan_context: 1000,
+            context: 1000,
+            max_output: 600,
         };
         let check = |asked, prompt, expect: Option<u32>| {
             assert_eq!(

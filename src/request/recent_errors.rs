@@ -1,14 +1,14 @@
-//! What went wrong lately, for `cresset status`.
+//! The latest failures of generations, for `cresset status`.
 
 use crate::clock::UnixMillis;
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 
-/// Errors kept.
+/// Enough for an operator to see whether a failure repeats, and few enough to print.
 const KEPT: usize = 16;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
+pub struct RecentError {
     pub at: UnixMillis,
     /// Name of the model concerned.
     pub model: String,
@@ -16,17 +16,17 @@ pub struct Fault {
 }
 
 #[derive(Debug, Default)]
-pub struct Faults(Mutex<VecDeque<Fault>>);
+pub struct RecentErrors(Mutex<VecDeque<RecentError>>);
 
-impl Faults {
-    pub fn note(&self, fault: Fault) {
+impl RecentErrors {
+    pub fn note(&self, error: RecentError) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.push_front(fault);
+        kept.push_front(error);
         kept.truncate(KEPT);
     }
 
     /// Newest first.
-    pub fn latest(&self) -> Vec<Fault> {
+    pub fn latest(&self) -> Vec<RecentError> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 }
@@ -37,9 +37,10 @@ mod tests {
 
     #[test]
     fn the_newest_are_kept() {
-        let faults = Faults::default();
-        let fault = |at| Fault { at: UnixMillis(at), model: "m".into(), message: "why".into() };
-        (0..40).for_each(|at| faults.note(fault(at)));
-        assert_eq!(faults.latest(), (24..40).rev().map(fault).collect::<Vec<_>>());
+        let errors = RecentErrors::default();
+        let error =
+            |at| RecentError { at: UnixMillis(at), model: "m".into(), message: "why".into() };
+        (0..40).for_each(|at| errors.note(error(at)));
+        assert_eq!(errors.latest(), (24..40).rev().map(error).collect::<Vec<_>>());
     }
 }

@@ -1,13 +1,15 @@
-//! The running node as its surfaces see it: configuration, ledger, models, live requests.
+//! What requests need from the node, shared by all of them and by every surface.
 
-use super::live::Hub;
-use super::rate_limit::{GuessFuse, RateFuse};
-use super::recent_errors::Faults;
+use super::error::RequestError;
+use super::live::{LiveRequests, StopRequest};
+use super::rate_limit::RateLimit;
+use super::recent_errors::RecentErrors;
 use crate::clock::Clock;
 use crate::config::{Config, Plan};
-use crate::engine::{EngineHandle, EngineStats};
-use crate::ids::{AccountId, CredentialId, ModelId};
-use crate::metrics::{EngineSample, Metrics};
+use crate::engine::EngineHandle;
+use crate::ids::ModelId;
+use crate::ledger::{Command, Outcome, RequestKey, RequestRecord};
+use crate::metrics::Metrics;
 use crate::pool::{ModelPool, ServedModel};
 use crate::store::Store;
 use std::sync::Arc;
@@ -15,55 +17,49 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio_util::task::TaskTracker;
 
-pub struct Node {
+pub struct Services {
     pub config: Config,
     pub store: Store,
     pub clock: Arc<dyn Clock>,
     pub metrics: Metrics,
-    pub fuse: RateFuse,
-    pub guesses: GuessFuse,
-    pub hub: Hub,
     pub pool: Arc<ModelPool>,
-    pub faults: Faults,
-    /// The tasks that own requests.
-    pub drives: TaskTracker,
+    pub live: LiveRequests,
+    pub rate_limit: RateLimit,
+    pub recent_errors: RecentErrors,
+    /// The lifecycle tasks, one for each live request.
+    pub tasks: TaskTracker,
     draining: AtomicBool,
 }
 
-impl Node {
+impl Services {
     pub fn new(config: Config, store: Store, clock: Arc<dyn Clock>) -> Arc<Self> {
         Arc::new(Self {
-            fuse: RateFuse::new(&config),
-            guesses: GuessFuse::new(config.http.failed_auth_per_minute),
             pool: ModelPool::new(&config.engine, config.model_bytes()),
+            rate_limit: RateLimit::new(&config),
             config,
             store,
             clock,
             metrics: Metrics::default(),
-            hub: Hub::default(),
-            faults: Faults::default(),
-            drives: TaskTracker::new(),
+            live: LiveRequests::default(),
+            recent_errors: RecentErrors::default(),
+            tasks: TaskTracker::new(),
             draining: AtomicBool::new(false),
         })
     }
 
-    /// All models that are served, loaded or not, by id.
-    pub fn models(&self) -> Vec<Arc<ServedModel>> {
-        self.pool.models()
-    }
-
-    /// The models a plan may use now, by id. One that failed lately is not available.
+    /// The models that a plan may use now, by id. A model that failed lately is left out.
     pub fn models_of(&self, plan: &Plan) -> Vec<Arc<ServedModel>> {
         let available = self.pool.views().into_iter().filter(|view| view.failure.is_none());
         available.map(|view| view.model).filter(|model| allows(plan, model)).collect()
     }
 
+    /// The model, if the plan may use it.
     pub fn model_of(&self, plan: &Plan, id: ModelId) -> Option<Arc<ServedModel>> {
         self.pool.get(id).filter(|model| allows(plan, model))
     }
 
     /// Whether a request sent now can be expected to run.
-    pub fn ready(&self) -> bool {
+    pub fn is_ready(&self) -> bool {
         !self.is_draining() && self.store.healthy() && self.pool.is_ready()
     }
 
@@ -71,67 +67,105 @@ impl Node {
         self.draining.load(Ordering::Acquire)
     }
 
-    /// Admits nothing from now on, gives running requests the configured grace, then ends the rest
-    /// uncharged. Returns when every request has its end in the ledger.
+    /// Admits nothing from now on, gives running requests the configured grace, then stops the
+    /// others uncharged. Returns when every request has its end in the ledger.
     pub async fn drain(&self) {
         self.draining.store(true, Ordering::Release);
-        // A request that passed the check before it changed is refused at the engine's door.
+        // A request that passed the check just before is refused by the engine.
         self.pool.engines().iter().for_each(EngineHandle::drain);
-        self.drives.close();
+        self.tasks.close();
         let grace = Duration::from_secs(self.config.requests.drain_grace_seconds);
-        if tokio::time::timeout(grace, self.drives.wait()).await.is_err() {
-            self.hub.end_all();
-            self.drives.wait().await;
+        if tokio::time::timeout(grace, self.tasks.wait()).await.is_err() {
+            self.live.shut_down();
+            self.tasks.wait().await;
         }
-    }
-
-    /// To be called once a revocation is durable: ends what runs under the credential.
-    pub fn revoked(&self, credential: CredentialId) {
-        self.hub.end_credential(credential);
-    }
-
-    /// To be called once a suspension is durable: ends what the account runs.
-    pub fn suspended(&self, account: AccountId) {
-        self.hub.end_account(account);
-    }
-
-    /// The metrics, sampled now.
-    pub async fn metrics_text(&self) -> String {
-        let ledger = self.store.stats().await;
-        for view in self.pool.views() {
-            let stats = view.engine.as_ref().map(EngineHandle::stats).unwrap_or_default();
-            self.metrics.sample_engine(
-                &view.model.qualified.manifest().name,
-                &sample(&stats, view.engine.is_some()),
-            );
-        }
-        let [budget, free] = self.pool.memory();
-        let [loads, unloads] = self.pool.load_counts();
-        self.metrics.sample_pool(budget - free, loads, unloads);
-        self.metrics.sample_model_failures(&self.pool.failures());
-        self.metrics.sample_node(self.hub.len(), self.store.healthy(), self.ready());
-        let oldest = Duration::from_millis(ledger.oldest_reservation_ms);
-        self.metrics.sample_ledger(ledger.violations, oldest, &ledger.releases);
-        self.metrics.text()
-    }
-}
-
-fn sample(stats: &EngineStats, loaded: bool) -> EngineSample {
-    EngineSample {
-        loaded,
-        running: stats.running,
-        waiting: stats.waiting,
-        blocks_total: stats.blocks_total,
-        blocks_used: stats.blocks_used,
-        prefix_hit_tokens: stats.prefix_hit_tokens,
-        preemptions: stats.preemptions,
-        stops: stats.stops,
-        late_frees: stats.late_frees,
-        tokens_per_second: stats.tokens_per_second,
     }
 }
 
 fn allows(plan: &Plan, model: &ServedModel) -> bool {
     let (id, name) = (model.qualified.id().to_string(), &model.qualified.manifest().name);
     plan.models.as_ref().is_none_or(|models| models.iter().any(|m| m == name || *m == id))
+}
+
+/// How long a model's prompt and output may be under a plan, all in tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenLimits {
+    /// The model's own context.
+    pub model_context: u32,
+    /// The context that was qualified, or the shorter one that the configuration serves.
+    pub qualified_context: u32,
+    pub plan_context: u32,
+    /// The lowest of the three.
+    pub context: u32,
+    pub max_output: u32,
+}
+
+impl TokenLimits {
+    pub fn of(model: &ServedModel, plan: &Plan) -> Self {
+        let limits = model.qualified.manifest().limits;
+        let served = u32::try_from(model.max_context).unwrap_or(u32::MAX);
+        let qualified = model.qualified.qualified_context_tokens().min(served);
+        Self::lowest(limits.model_context_tokens, qualified, plan, limits.max_output_tokens)
+    }
+
+    fn lowest(model: u32, qualified: u32, plan: &Plan, max_output: u32) -> Self {
+        let plan_context = plan.context_tokens.unwrap_or(model);
+        let context = model.min(qualified).min(plan_context);
+        let plan_output = plan.max_output_tokens.unwrap_or(max_output);
+        Self {
+            model_context: model,
+            qualified_context: qualified,
+            plan_context,
+            context,
+            max_output: max_output.min(plan_output).min(context),
+        }
+    }
+}
+
+/// Cancels a request and returns its record as it then is: ended, or still ending when that took
+/// longer than the configured wait.
+pub async fn cancel(
+    services: &Services,
+    record: RequestRecord,
+) -> Result<RequestRecord, RequestError> {
+    if record.latest().state.is_terminal() {
+        return Ok(record);
+    }
+    let key = record.key;
+    let flagged = match services.store.submit(Command::RequestCancel { key }).await? {
+        Outcome::Request(record) | Outcome::AlreadyResolved(record) => record,
+        _ => reread(services, &key).await?,
+    };
+    let live = services.live.get(&key).filter(|_| !flagged.latest().state.is_terminal());
+    if let Some(live) = live {
+        live.ask_to_stop(StopRequest::Cancelled);
+        let wait = Duration::from_millis(services.config.requests.cancel_wait_milliseconds);
+        // Running out of time is no error: the record says that the request is still ending.
+        let _ = tokio::time::timeout(wait, live.ended()).await;
+    }
+    reread(services, &key).await
+}
+
+async fn reread(services: &Services, key: &RequestKey) -> Result<RequestRecord, RequestError> {
+    let record = services.store.read().await?.request(key).await?;
+    record.ok_or(RequestError::Ledger(crate::ledger::Refusal::RequestNotFound))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lowest_context_counts() {
+        let check = |plan: (Option<u32>, Option<u32>), qualified: u32, expect: (u32, u32, u32)| {
+            let plan =
+                Plan { context_tokens: plan.0, max_output_tokens: plan.1, ..Plan::default() };
+            let limits = TokenLimits::lowest(8192, qualified, &plan, 4096);
+            assert_eq!((limits.plan_context, limits.context, limits.max_output), expect);
+        };
+        check((None, None), 8192, (8192, 8192, 4096));
+        check((None, None), 2048, (8192, 2048, 2048));
+        check((Some(1000), None), 2048, (1000, 1000, 1000));
+        check((Some(100_000), Some(10)), 8192, (100_000, 8192, 10));
+    }
 }

@@ -1,18 +1,33 @@
-//! From tokens to what a client reads: whole characters, stop strings, log-probabilities.
+//! Turns tokens into what a client reads: whole characters, without stop strings, with the tokens'
+//! log-probabilities.
 
 use crate::engine::TokenLogprobs;
-use crate::server::wire::completion::{Logprobs, TokenChoice, TokenLogprob};
 use crate::text::{Detokenizer, StopMatcher, TextModel};
 use std::sync::Arc;
 
-/// Text that became certain, with the log-probabilities of the tokens behind it.
-#[derive(Debug, PartialEq)]
-pub struct Delta {
-    pub text: String,
-    pub logprobs: Option<Logprobs>,
+/// One token with its log-probability.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScoredToken {
+    /// The token's text in bytes, which may be a part of a character only.
+    pub bytes: Vec<u8>,
+    pub logprob: f32,
 }
 
-/// An answer as it grows.
+/// A token of the answer beside the most likely tokens at its place.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenScores {
+    pub chosen: ScoredToken,
+    pub most_likely: Vec<ScoredToken>,
+}
+
+/// Text that became certain, with the scores of the tokens behind it where they were asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TextDelta {
+    pub text: String,
+    pub scores: Option<Vec<TokenScores>>,
+}
+
+/// An answer as it grows, token by token.
 pub struct Transcript {
     model: Arc<TextModel>,
     eos_ids: Arc<[u32]>,
@@ -24,10 +39,10 @@ pub struct Transcript {
     pub tokens: u32,
     /// A stop string was completed.
     pub stopped: bool,
-    /// Log-probabilities of everything shown so far, when they were asked for.
-    logprobs: Option<Vec<TokenLogprob>>,
-    /// Those of tokens whose text is still held back.
-    pending: Vec<TokenLogprob>,
+    /// Scores of everything shown so far, when they were asked for.
+    scores: Option<Vec<TokenScores>>,
+    /// Scores of tokens whose text is still held back.
+    pending: Vec<TokenScores>,
 }
 
 impl Transcript {
@@ -35,7 +50,7 @@ impl Transcript {
         model: Arc<TextModel>,
         eos_ids: Arc<[u32]>,
         stops: Vec<String>,
-        logprobs: bool,
+        scored: bool,
     ) -> Self {
         Self {
             model,
@@ -45,13 +60,13 @@ impl Transcript {
             text: String::new(),
             tokens: 0,
             stopped: false,
-            logprobs: logprobs.then(Vec::new),
+            scores: scored.then(Vec::new),
             pending: Vec::new(),
         }
     }
 
     /// The next token. Tokens after a stop string are neither counted nor read.
-    pub fn push(&mut self, id: u32, logprobs: Option<&TokenLogprobs>) -> Option<Delta> {
+    pub fn push(&mut self, id: u32, logprobs: Option<&TokenLogprobs>) -> Option<TextDelta> {
         if self.stopped {
             return None;
         }
@@ -60,8 +75,8 @@ impl Transcript {
             return None;
         }
         if let Some(logprobs) = logprobs {
-            let entry = self.entry(id, logprobs);
-            self.pending.push(entry);
+            let scores = self.scores_of(id, logprobs);
+            self.pending.push(scores);
         }
         let text = self.detokenizer.push(&self.model.tokenizer, id);
         let step = self.stops.push(&text);
@@ -69,8 +84,8 @@ impl Transcript {
         self.show(step.emit)
     }
 
-    /// What was held back, once no token follows.
-    pub fn finish(&mut self) -> Option<Delta> {
+    /// The text that was held back, once no token follows.
+    pub fn finish(&mut self) -> Option<TextDelta> {
         if self.stopped {
             return None;
         }
@@ -80,36 +95,36 @@ impl Transcript {
         self.show(step.emit + &held)
     }
 
-    /// Log-probabilities of tokens that never showed text of their own.
-    pub fn take_pending(&mut self) -> Option<Logprobs> {
-        let logprobs = self.logprobs.as_mut()?;
-        let content = std::mem::take(&mut self.pending);
-        logprobs.extend_from_slice(&content);
-        (!content.is_empty()).then_some(Logprobs { content, refusal: None })
+    /// Scores of tokens that have shown no text of their own yet.
+    pub fn take_pending(&mut self) -> Option<Vec<TokenScores>> {
+        let scores = self.scores.as_mut()?;
+        let pending = std::mem::take(&mut self.pending);
+        scores.extend_from_slice(&pending);
+        (!pending.is_empty()).then_some(pending)
     }
 
-    /// The log-probabilities of the whole answer.
-    pub fn logprobs(&self) -> Option<Logprobs> {
-        self.logprobs.clone().map(|content| Logprobs { content, refusal: None })
+    /// Scores of the whole answer.
+    pub fn scores(&self) -> Option<&Vec<TokenScores>> {
+        self.scores.as_ref()
     }
 
-    fn show(&mut self, text: String) -> Option<Delta> {
+    fn show(&mut self, text: String) -> Option<TextDelta> {
         if text.is_empty() {
             return None;
         }
         self.text.push_str(&text);
-        let logprobs = self.take_pending();
-        Some(Delta { text, logprobs })
+        let scores = self.take_pending();
+        Some(TextDelta { text, scores })
     }
 
-    fn entry(&self, id: u32, logprobs: &TokenLogprobs) -> TokenLogprob {
-        let choice = |&(id, logprob): &(u32, f32)| {
-            let bytes = self.model.tokenizer.token_bytes(id, false);
-            TokenChoice { token: String::from_utf8_lossy(&bytes).into_owned(), logprob, bytes }
+    fn scores_of(&self, id: u32, logprobs: &TokenLogprobs) -> TokenScores {
+        let score = |&(id, logprob): &(u32, f32)| ScoredToken {
+            bytes: self.model.tokenizer.token_bytes(id, false),
+            logprob,
         };
-        TokenLogprob {
-            chosen: choice(&(id, logprobs.chosen)),
-            top_logprobs: logprobs.top.iter().map(choice).collect(),
+        TokenScores {
+            chosen: score(&(id, logprobs.chosen)),
+            most_likely: logprobs.top.iter().map(score).collect(),
         }
     }
 }

@@ -2,9 +2,8 @@
 //! wire.
 
 use crate::config::HttpSettings;
-use crate::engine::Refused;
-use crate::ledger::{FailureCode, Refusal};
-use crate::pool::PoolError;
+use crate::ledger::Refusal;
+use crate::request::RequestError;
 use crate::store::StoreError;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -119,7 +118,7 @@ pub struct ErrorObject<'a> {
 }
 
 /// How an error looks on the wire.
-struct Row {
+struct ErrorForm {
     status: StatusCode,
     code: &'static str,
     /// Family by which existing clients choose an exception.
@@ -129,8 +128,8 @@ struct Row {
     retry_after: Option<Duration>,
 }
 
-const fn row(status: StatusCode, code: &'static str, family: &'static str) -> Row {
-    Row { status, code, family, retry: false, retry_after: None }
+const fn row(status: StatusCode, code: &'static str, family: &'static str) -> ErrorForm {
+    ErrorForm { status, code, family, retry: false, retry_after: None }
 }
 
 const fn retriable(
@@ -138,8 +137,8 @@ const fn retriable(
     code: &'static str,
     family: &'static str,
     after: Duration,
-) -> Row {
-    Row { status, code, family, retry: true, retry_after: Some(after) }
+) -> ErrorForm {
+    ErrorForm { status, code, family, retry: true, retry_after: Some(after) }
 }
 
 const INVALID: &str = "invalid_request_error";
@@ -154,6 +153,11 @@ impl ApiError {
     /// `invalid_request` about one parameter, header or path part.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self::InvalidRequest { message: message.into(), param: Some(param.into()) }
+    }
+
+    /// `invalid_request` about the request as a whole.
+    pub fn malformed(message: impl Into<String>) -> Self {
+        Self::InvalidRequest { message: message.into(), param: None }
     }
 
     /// One of each, for the public description: what is not here is not described.
@@ -195,7 +199,7 @@ impl ApiError {
     }
 
     /// The table: status, code, family and retry rule of each.
-    fn row(&self) -> Row {
+    fn form(&self) -> ErrorForm {
         use StatusCode as S;
         match self {
             Self::InvalidRequest { .. } => row(S::BAD_REQUEST, "invalid_request", INVALID),
@@ -235,9 +239,10 @@ impl ApiError {
             Self::ConcurrencyLimit => {
                 retriable(S::TOO_MANY_REQUESTS, "concurrency_limit", RATE, SOON)
             }
-            Self::GenerationFailed => {
-                Row { retry: true, ..row(S::INTERNAL_SERVER_ERROR, "generation_failed", SERVER) }
-            }
+            Self::GenerationFailed => ErrorForm {
+                retry: true,
+                ..row(S::INTERNAL_SERVER_ERROR, "generation_failed", SERVER)
+            },
             Self::AttemptsExhausted => row(S::INTERNAL_SERVER_ERROR, "generation_failed", SERVER),
             Self::ControlPlaneUnavailable => {
                 retriable(S::SERVICE_UNAVAILABLE, "control_plane_unavailable", SERVER, LATER)
@@ -251,16 +256,16 @@ impl ApiError {
     }
 
     pub fn status(&self) -> StatusCode {
-        self.row().status
+        self.form().status
     }
 
     pub fn code(&self) -> &'static str {
-        self.row().code
+        self.form().code
     }
 
     /// The `{"error":{…}}` document. A refused credential's holds the code alone.
     pub fn body(&self, request_id: &str) -> Value {
-        let Row { code, family, .. } = self.row();
+        let ErrorForm { code, family, .. } = self.form();
         if *self == Self::InvalidCredential {
             return json!({ "error": { "code": code } });
         }
@@ -275,7 +280,7 @@ impl ApiError {
 
     /// Headers that go with it. Clients ignore a `Retry-After` above a minute, so it never is.
     pub fn headers(&self) -> HeaderMap {
-        let Row { retry, retry_after, .. } = self.row();
+        let ErrorForm { retry, retry_after, .. } = self.form();
         let mut headers = HeaderMap::new();
         headers.insert(
             "x-should-retry",
@@ -296,7 +301,8 @@ fn whole_seconds(wait: Duration) -> u64 {
     seconds.clamp(1, 60)
 }
 
-/// The error travels as an extension; `finish_response::dress` writes the body, which holds the request id.
+/// The error travels as an extension. `finish_response` writes the body, which holds the request
+/// id.
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status(), self.headers()).into_response();
@@ -305,15 +311,45 @@ impl IntoResponse for ApiError {
     }
 }
 
+/// The words of this surface for what a request's life refuses or fails of.
+impl From<RequestError> for ApiError {
+    fn from(error: RequestError) -> Self {
+        match error {
+            RequestError::ModelNotFound => Self::ModelNotFound,
+            RequestError::OutputAboveLimit { limit } => Self::invalid(
+                "max_tokens",
+                format!("max_tokens must be at most {limit} for this model and account."),
+            ),
+            RequestError::ContextExceeded { limit, prompt, output } => {
+                Self::ContextLengthExceeded { limit, prompt, output }
+            }
+            RequestError::MinTokensAboveMax { max_tokens } => Self::invalid(
+                "min_tokens",
+                format!("min_tokens must not be above the {max_tokens} output tokens."),
+            ),
+            RequestError::UnknownToken { vocabulary } => Self::invalid(
+                "logit_bias",
+                format!("logit_bias has a token id that is not below {vocabulary}."),
+            ),
+            RequestError::TemplateRefused(why) => Self::invalid("messages", why),
+            RequestError::NeverFits => {
+                Self::invalid("max_tokens", "Prompt and max_tokens together never fit this node.")
+            }
+            RequestError::Ledger(refusal) => refusal.into(),
+            RequestError::InProgress => Self::RequestInProgress,
+            RequestError::Cancelled => Self::RequestCancelled,
+            RequestError::Overloaded { retry_after } => Self::Overloaded { retry_after },
+            RequestError::Draining => Self::Draining,
+            RequestError::DeadlineExceeded => Self::DeadlineExceeded,
+            RequestError::GenerationFailed => Self::GenerationFailed,
+            RequestError::LedgerUnavailable => Self::ControlPlaneUnavailable,
+        }
+    }
+}
+
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
-        match error {
-            StoreError::Refused(refusal) => refusal.into(),
-            StoreError::Overloaded => Self::Overloaded { retry_after: SOON },
-            StoreError::Unavailable(_) | StoreError::Unusable(_) | StoreError::InUse(_) => {
-                Self::ControlPlaneUnavailable
-            }
-        }
+        RequestError::from(error).into()
     }
 }
 
@@ -335,34 +371,6 @@ impl From<Refusal> for ApiError {
             Refusal::IdTaken | Refusal::ReferenceReused | Refusal::AmountOverflow => {
                 Self::ControlPlaneUnavailable
             }
-        }
-    }
-}
-
-impl From<PoolError> for ApiError {
-    fn from(error: PoolError) -> Self {
-        match error {
-            PoolError::Overloaded { retry_after }
-            | PoolError::Engine(Refused::Overloaded { retry_after }) => {
-                Self::Overloaded { retry_after }
-            }
-            PoolError::Engine(Refused::Draining) => Self::Draining,
-            PoolError::Engine(Refused::TooLarge(_)) => {
-                Self::invalid("max_tokens", "Prompt and max_tokens together never fit this node.")
-            }
-            PoolError::Engine(Refused::Dead(_)) | PoolError::NotServed => Self::GenerationFailed,
-        }
-    }
-}
-
-impl From<FailureCode> for ApiError {
-    fn from(failure: FailureCode) -> Self {
-        match failure {
-            FailureCode::GenerationFailed | FailureCode::NodeRestarted => Self::GenerationFailed,
-            FailureCode::DeadlineExceeded => Self::DeadlineExceeded,
-            FailureCode::Overloaded => Self::Overloaded { retry_after: SOON },
-            FailureCode::Draining => Self::Draining,
-            FailureCode::ControlPlaneUnavailable => Self::ControlPlaneUnavailable,
         }
     }
 }

@@ -4,9 +4,9 @@
 #![expect(clippy::disallowed_methods, reason = "the log tells how long an answer took")]
 
 use super::error::ApiError;
-use super::headers;
+use super::headers::{self, KeyRead};
 use super::transport::http1_head;
-use crate::request::services::Node;
+use crate::request::Services;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue, Method, Version, header};
@@ -31,17 +31,18 @@ const METHODS: [Method; 7] = [
     Method::PATCH,
 ];
 
-/// The id a response carries in `x-request-id`: the client's own where it sent a valid one.
-#[derive(Clone, Copy, Debug)]
-pub struct ResponseId(pub Uuid);
-
-pub async fn dress(State(node): State<Arc<Node>>, mut request: Request, next: Next) -> Response {
+/// Middleware around everything: answers panics, and finishes every response.
+pub async fn finish_response(
+    State(services): State<Arc<Services>>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let began = Instant::now();
-    let id =
-        headers::idempotency_key(request.headers()).map_or_else(|_| Uuid::now_v7(), |key| key.0);
-    request.extensions_mut().insert(ResponseId(id));
+    let key: KeyRead = headers::idempotency_key(request.headers());
+    let id = key.as_ref().map_or_else(|_| Uuid::now_v7(), |key| key.0);
+    request.extensions_mut().insert(key);
     let method = METHODS.into_iter().find(|known| known == request.method());
-    let mut response = match check_head(&node, &request) {
+    let mut response = match check_head(&services, &request) {
         // A panic is a failure of ours: the client gets an answer, not a cut connection.
         Ok(()) => AssertUnwindSafe(next.run(request))
             .catch_unwind()
@@ -52,7 +53,7 @@ pub async fn dress(State(node): State<Arc<Node>>, mut request: Request, next: Ne
     let code = write_error_body(&mut response, id);
     set_headers(&mut response, id);
     let status = response.status().as_u16();
-    node.metrics.http_response(status, code.unwrap_or("ok"));
+    services.metrics.http_response(status, code.unwrap_or("ok"));
     let name = method.as_ref().map(Method::as_str);
     let milliseconds = began.elapsed().as_millis() as u64;
     if method == Some(Method::GET) && code.is_none() {
@@ -75,11 +76,11 @@ pub fn outside(error: ApiError) -> Response {
 }
 
 /// The bounds of a head for HTTP/2; HTTP/1 requests over them never come this far.
-fn check_head(node: &Node, request: &Request) -> Result<(), ApiError> {
+fn check_head(services: &Services, request: &Request) -> Result<(), ApiError> {
     if request.version() < Version::HTTP_2 {
         return Ok(());
     }
-    let limits = &node.config.http;
+    let limits = &services.config.http;
     let headers = request.headers();
     let line = |(name, value): (&HeaderName, &HeaderValue)| {
         name.as_str().len() + value.len() + ": \r\n".len()

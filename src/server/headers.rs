@@ -3,10 +3,44 @@
 
 use super::error::ApiError;
 use crate::ids::{RequestId, SessionId};
+use crate::request::Services;
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+use std::sync::Arc;
 use uuid::Uuid;
 
 pub const IDEMPOTENCY_KEY: &str = "Idempotency-Key";
+
+/// The request's id as its header gave it. `finish_response` reads it once for every request and
+/// leaves it among the request's extensions.
+pub type KeyRead = Result<RequestId, ApiError>;
+
+/// Extracts the request's id, or refuses the request with what is wrong with its header.
+pub struct IdempotencyKey(pub RequestId);
+
+impl<S: Sync> FromRequestParts<S> for IdempotencyKey {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        let read = parts.extensions.get::<KeyRead>().cloned();
+        read.expect("invariant: finish_response reads every request's key").map(Self)
+    }
+}
+
+/// Extracts the conversation's id.
+pub struct Session(pub SessionId);
+
+impl FromRequestParts<Arc<Services>> for Session {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(
+        parts: &mut Parts,
+        services: &Arc<Services>,
+    ) -> Result<Self, ApiError> {
+        session(&parts.headers, &services.config.service_name).map(Self)
+    }
+}
 
 /// The token of exactly one `Authorization: Bearer …`.
 pub fn bearer(headers: &HeaderMap) -> Option<&str> {

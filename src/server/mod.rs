@@ -1,9 +1,9 @@
-//! The HTTP surfaces: public `/v1`, the operator listener, and the task that owns a request.
+//! The HTTP surfaces: public `/v1`, and the operator's listener and socket.
 //!
-//! Order of checks on `/v1`: framing and header bounds (`http1_head`), credential, account and a
-//! ledger that can vouch for them (`auth`), then for completions (`chat`) the request's own
-//! headers, the account's rate fuse, size and media type, JSON, idempotency, model, limits,
-//! concurrency, credits.
+//! The checks on `/v1` have a fixed order: framing and header bounds (`http1_head`), then the
+//! credential, its account and a ledger that can vouch for them (`auth`). Completions go on
+//! (`handlers::chat`) with the request's own headers, the account's rate limit, size and media
+//! type, JSON, idempotency, model, limits, concurrency and credits.
 //! A request without a valid credential learns nothing else, not even whether its path exists.
 
 pub mod auth;
@@ -17,10 +17,10 @@ pub mod sse;
 pub mod transport;
 pub mod wire;
 
-pub use crate::request::services::Node;
 pub use error::ApiError;
 pub use transport::listener::serve;
 
+use crate::request::Services;
 use axum::Router;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
@@ -28,7 +28,7 @@ use handlers::{chat, credits, me, models, requests};
 use std::sync::Arc;
 
 /// The public surface. Unknown paths and methods are answered behind the credential check as well.
-pub fn router(node: Arc<Node>) -> Router {
+pub fn router(services: Arc<Services>) -> Router {
     let plain = Router::new()
         .route("/v1/me", get(me::show))
         .route("/v1/models/{id}", get(models::show))
@@ -41,11 +41,11 @@ pub fn router(node: Arc<Node>) -> Router {
         .merge(plain)
         .fallback(async || ApiError::NotFound)
         .method_not_allowed_fallback(async || ApiError::MethodNotAllowed)
-        .with_state(node.clone());
+        .with_state(services.clone());
     // As one service: layers of `routes` itself would be inside what adds the Allow header, which a
     // 401 must not carry.
     Router::new()
         .fallback_service(routes)
-        .layer(from_fn_with_state(node.clone(), auth::require))
-        .layer(from_fn_with_state(node, finish_response::dress))
+        .layer(from_fn_with_state(auth::Gate::new(services.clone()), auth::require))
+        .layer(from_fn_with_state(services, finish_response::finish_response))
 }

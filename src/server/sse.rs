@@ -4,12 +4,14 @@
 //! clients.
 
 use super::error::ApiError;
-use crate::request::live::Subscription;
+use super::wire::completion::ChunkWriter;
+use crate::request::Subscription;
 use axum::body::Body;
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_util::stream;
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::time::Duration;
 use uuid::Uuid;
@@ -20,8 +22,8 @@ const KEEP_ALIVE: Bytes = Bytes::from_static(b": keep-alive\n\n");
 const BEGIN: &[u8] = b"data: ";
 const END: &[u8] = b"\n\n";
 
-/// One event. `json` is one line. Made once a token, so its bytes are allocated once, to their
-/// exact length.
+/// One event; `json` is one line. There is one for each token, so its bytes are allocated once, to
+/// their exact length.
 pub fn event(json: &str) -> Bytes {
     let mut bytes = Vec::with_capacity(BEGIN.len() + json.len() + END.len());
     for part in [BEGIN, json.as_bytes(), END] {
@@ -37,25 +39,37 @@ pub fn whole(chunks: &[String]) -> Body {
     Body::from(bytes)
 }
 
-/// What a failure after the first byte looks like: an event, then a clean end.
+/// A failure after the first byte: an event, then a clean end.
 fn failure(error: &ApiError, id: Uuid) -> Bytes {
     let text = error.body(&id.hyphenated().to_string()).to_string();
     [event(&text), DONE].concat().into()
 }
 
-/// Follows a live request from its first event to its end, with a comment whenever nothing happened
-/// for `silence`.
-pub fn follow(subscription: Subscription, id: Uuid, silence: Duration) -> Body {
-    let events = stream::unfold(Some(subscription), move |subscription| async move {
-        let mut subscription = subscription?;
-        let next = tokio::time::timeout(silence, subscription.next()).await;
-        let (bytes, rest) = match next {
-            Err(_) => (KEEP_ALIVE, Some(subscription)),
-            Ok(Ok(Some(event))) => (event, Some(subscription)),
-            Ok(Ok(None)) => (DONE, None),
-            Ok(Err(error)) => (failure(&error, id), None),
-        };
-        Some((Ok::<_, Infallible>(bytes), rest))
+/// Follows a live request from its first delta to its end, with a comment whenever nothing happened
+/// for `silence`. Every event is a frame of its own, so that each leaves at once.
+pub fn follow(deltas: Subscription, chunks: ChunkWriter, silence: Duration) -> Body {
+    let first = VecDeque::from([event(&chunks.first())]);
+    let events = stream::unfold(Some((deltas, first)), move |state| {
+        let chunks = chunks.clone();
+        async move {
+            let (mut deltas, mut ready) = state?;
+            let frame = loop {
+                if let Some(frame) = ready.pop_front() {
+                    break frame;
+                }
+                match tokio::time::timeout(silence, deltas.next()).await {
+                    Err(_) => break KEEP_ALIVE,
+                    Ok(Ok(Some(delta))) => {
+                        ready.extend(chunks.delta(&delta).iter().map(|chunk| event(chunk)));
+                    }
+                    Ok(Ok(None)) => return Some((Ok(DONE), None)),
+                    Ok(Err(error)) => {
+                        return Some((Ok(failure(&error.into(), chunks.id.0)), None));
+                    }
+                }
+            };
+            Some((Ok::<_, Infallible>(frame), Some((deltas, ready))))
+        }
     });
     Body::from_stream(events)
 }

@@ -219,7 +219,7 @@ async fn a_plan_may_leave_a_model_out() {
         setup.config.plans.get_mut("default").unwrap().models = Some(vec!["tiny-1".into()]);
     })
     .await;
-    let models = world.node.models();
+    let models = world.node.pool.models();
     let id = |name: &str| {
         models
             .iter()

@@ -256,7 +256,7 @@ async fn a_plan_s_limits_are_shared_by_all_credentials_of_an_account() {
             assert_eq!(read(response).await.error().1, codes[i], "{i}");
         }
     }
-    world.node.hub.end_account(world.account);
+    world.node.live.cancel_account(world.account);
     world.close().await;
 }
 
@@ -285,7 +285,7 @@ async fn a_refused_admission_leaves_no_record_and_its_id_takes_any_body() {
             "{code}"
         );
     }
-    world.node.hub.end_account(world.account);
+    world.node.live.cancel_account(world.account);
     drop(stream);
     let poor = super::support::account(&world.node, 1, 0).await;
     let (_, key) = issue(&world.node, poor, None).await;
@@ -326,7 +326,7 @@ async fn a_replay_needs_no_credits_no_room_and_no_model() {
         (200, "true", &first.body)
     );
     assert_eq!(world.post(Uuid::new_v4(), &body).await.error(), (503, "overloaded".into()));
-    world.node.hub.end_account(world.account);
+    world.node.live.cancel_account(world.account);
     drop(stream);
     world.close().await;
 }

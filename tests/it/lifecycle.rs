@@ -4,6 +4,7 @@
 use super::support::{Answer, World, issue, next_piece, statuses};
 use cresset::engine::EngineError;
 use cresset::engine::testing::ScriptedFailure;
+use cresset::server::operator::metrics;
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -191,7 +192,7 @@ async fn draining_refuses_what_is_new_and_ends_what_is_slow() {
     let body = long(&world, false);
     let (slow, ()) = tokio::join!(world.post(id, &body), async {
         world.reaches(id, &["running"]).await;
-        assert!(world.node.ready());
+        assert!(world.node.is_ready());
         let drained = world.node.drain();
         let meanwhile = async {
             while !world.node.is_draining() {
@@ -199,7 +200,7 @@ async fn draining_refuses_what_is_new_and_ends_what_is_slow() {
             }
             let refused = world.post(Uuid::new_v4(), &short).await;
             assert_eq!(refused.error(), (503, "draining".into()));
-            assert!(!refused.header("retry-after").is_empty() && !world.node.ready());
+            assert!(!refused.header("retry-after").is_empty() && !world.node.is_ready());
             assert_eq!(world.post(finished, &short).await.body, answered.body, "replays go on");
         };
         tokio::join!(drained, meanwhile);
@@ -266,7 +267,7 @@ async fn an_account_has_so_many_requests_in_flight_whatever_its_keys() {
         world.delete(*id).await;
     }
     drop((open, freed));
-    world.node.hub.end_account(world.account);
+    world.node.live.cancel_account(world.account);
     world.close().await;
 }
 
@@ -308,7 +309,7 @@ async fn a_full_engine_refuses_without_a_record() {
         tokio::join!(join_all(ids.iter().map(|id| world.post(*id, &body))), async {
             // The door is decided at once; then what runs may end.
             tokio::time::sleep(Duration::from_millis(500)).await;
-            world.node.hub.end_account(world.account);
+            world.node.live.cancel_account(world.account);
         });
     let refused: Vec<_> =
         ids.iter().zip(&answers).filter(|(_, answer)| answer.status == 503).collect();
@@ -327,7 +328,7 @@ async fn metrics_tell_what_happened() {
     let (id, body) = (Uuid::new_v4(), world.ask(json!({})));
     world.post(id, &body).await;
     world.post(id, &body).await;
-    let text = world.node.metrics_text().await;
+    let text = metrics::text(&world.node).await;
     for line in [
         "cresset_requests_total{end=\"completed\"} 1",
         "cresset_idempotent_replays_total 1",
@@ -361,10 +362,10 @@ async fn each_kind_of_engine_error_reaches_the_operator_as_itself_and_clients_as
         let answer = world.post(Uuid::new_v4(), &world.ask(json!({}))).await;
         assert_eq!(answer.error(), (500, "generation_failed".into()), "{error:?}");
         assert!(!answer.text().contains("scripted"), "{error:?}");
-        let metrics = world.node.metrics_text().await;
+        let metrics = metrics::text(&world.node).await;
         let line = format!("cresset_engine_failures_total{{kind=\"{}\"}} 1\n", error.kind());
         assert!(metrics.contains(&line), "{line} is not in\n{metrics}");
-        assert_eq!(world.node.faults.latest()[0].message, error.to_string());
+        assert_eq!(world.node.recent_errors.latest()[0].message, error.to_string());
         world.close().await;
     }
 }

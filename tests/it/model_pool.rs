@@ -4,7 +4,7 @@ use super::support::{World, next_piece, qualified, read};
 use cresset::engine::testing::{ScriptedFailure, ScriptedRunner};
 use cresset::engine::{EngineError, EngineHandle, EngineOptions};
 use cresset::pool::{LoadedEngine, ServedModel};
-use cresset::server::operator::{Live, status};
+use cresset::server::operator::{Live, metrics, status};
 use cresset::text::TextModel;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -177,11 +177,11 @@ async fn a_model_that_fails_is_left_alone_and_the_others_go_on() {
         assert_eq!(refused.error(), (503, "overloaded".into()));
         assert!(refused.header("retry-after").parse::<u64>().unwrap() > 20);
     }
-    assert_eq!((listed(&world).await, world.node.ready()), (1, true));
+    assert_eq!((listed(&world).await, world.node.is_ready()), (1, true));
     assert_eq!(world.balances().await, before);
-    let errors = world.node.faults.latest();
+    let errors = world.node.recent_errors.latest();
     assert!(errors.iter().any(|fault| fault.message.contains("scripted")), "{errors:?}");
-    let metrics = world.node.metrics_text().await;
+    let metrics = metrics::text(&world.node).await;
     assert!(metrics.contains("cresset_model_loaded{model=\"tiny-0\"} 1"), "{metrics}");
     assert!(metrics.contains("cresset_model_loaded{model=\"tiny-11\"} 0"), "{metrics}");
     for kind in ["not_loaded", "device_lost"] {

@@ -3,6 +3,7 @@
 use super::process::{Customer, Folder, Served, eventually, get, request};
 use super::support::{CHAT, World, chat_headers};
 use cresset::engine::testing::ScriptedFailure;
+use cresset::server::operator::metrics;
 use hyper::Method;
 use serde_json::json;
 use std::io::Write;
@@ -57,7 +58,7 @@ async fn prompts_and_keys_appear_nowhere() {
     seen += &world.get_as(&bad, &format!("/v1/{CANARY}")).await.text();
     seen += &world.get(&format!("/v1/requests/{CANARY}")).await.text();
     seen += &world.get(&format!("/v1/models?after={CANARY}")).await.text();
-    seen += &world.node.metrics_text().await;
+    seen += &metrics::text(&world.node).await;
     let secret = world.key.clone();
     world.close().await;
     let logged = String::from_utf8_lossy(&log.0.lock().unwrap()).into_owned();

@@ -13,7 +13,7 @@ use cresset::ledger::{
 };
 use cresset::node::RunningNode;
 use cresset::pool::{LoadedEngine, ServedModel};
-use cresset::server::Node;
+use cresset::request::Services;
 use cresset::store::{Limits, Store, StoreConfig, StoreError};
 use cresset::text::TextModel;
 use cresset_models::loader::gguf::Value as Metadata;
@@ -86,7 +86,7 @@ impl Default for Setup {
 
 /// A running node with one account and one key.
 pub struct World {
-    pub node: Arc<Node>,
+    pub node: Arc<Services>,
     pub address: SocketAddr,
     pub account: AccountId,
     pub key: String,
@@ -148,7 +148,7 @@ impl World {
         std::fs::create_dir(&ledger).unwrap();
         Store::init(&StoreConfig::folder(&ledger)).unwrap();
         let store = open(&ledger);
-        let node = Node::new(setup.config.clone(), store, Arc::new(SystemClock));
+        let node = Services::new(setup.config.clone(), store, Arc::new(SystemClock));
         for seed in 0..setup.models {
             load(&node, &setup, folder.path(), seed as u64).await;
         }
@@ -160,7 +160,7 @@ impl World {
         running.accept_clients(listener);
         let account = account(&node, setup.trial, setup.premium).await;
         let (credential, key) = issue(&node, account, None).await;
-        let model = node.models()[0].qualified.id().to_string();
+        let model = node.pool.models()[0].qualified.id().to_string();
         Self { node, address, account, key, credential, model, running, folder }
     }
 
@@ -320,7 +320,7 @@ pub async fn next_piece(response: &mut Response<Incoming>) -> String {
     }
 }
 
-pub async fn account(node: &Node, trial: u64, premium: u64) -> AccountId {
+pub async fn account(node: &Services, trial: u64, premium: u64) -> AccountId {
     let id = AccountId::generate();
     let create = Command::CreateAccount { id, name: "tester".into(), plan: "default".into() };
     node.store.submit(create).await.unwrap();
@@ -336,7 +336,7 @@ pub async fn account(node: &Node, trial: u64, premium: u64) -> AccountId {
     id
 }
 
-pub async fn application(node: &Node, account: AccountId) -> ApplicationId {
+pub async fn application(node: &Services, account: AccountId) -> ApplicationId {
     let id = ApplicationId::generate();
     node.store
         .submit(Command::CreateApplication { id, account, name: "app".into() })
@@ -346,7 +346,7 @@ pub async fn application(node: &Node, account: AccountId) -> ApplicationId {
 }
 
 pub async fn issue(
-    node: &Node,
+    node: &Services,
     account: AccountId,
     application: Option<ApplicationId>,
 ) -> (CredentialId, String) {
@@ -354,7 +354,7 @@ pub async fn issue(
 }
 
 pub async fn issue_until(
-    node: &Node,
+    node: &Services,
     account: AccountId,
     application: Option<ApplicationId>,
     expires_at: Option<UnixMillis>,
@@ -381,17 +381,17 @@ pub async fn issue_until(
     (id, text)
 }
 
-pub async fn suspend(node: &Node, id: AccountId) {
+pub async fn suspend(node: &Services, id: AccountId) {
     node.store
         .submit(Command::SetAccountStatus { id, status: AccountStatus::Suspended })
         .await
         .unwrap();
-    node.suspended(id);
+    node.live.cancel_account(id);
 }
 
-pub async fn revoke(node: &Node, id: CredentialId) {
+pub async fn revoke(node: &Services, id: CredentialId) {
     node.store.submit(Command::RevokeCredential { id }).await.unwrap();
-    node.revoked(id);
+    node.live.cancel_credential(id);
 }
 
 /// 32 bytes that no other call in this process returns.
@@ -404,7 +404,7 @@ fn random() -> [u8; 32] {
 
 /// Puts a model with a scripted engine into the node's pool. It stays loaded, and once its engine
 /// has died it cannot be loaded again.
-async fn load(node: &Node, setup: &Setup, folder: &std::path::Path, seed: u64) {
+async fn load(node: &Services, setup: &Setup, folder: &std::path::Path, seed: u64) {
     let qualified = qualified_with(folder, seed, setup.template);
     let text = Arc::new(TextModel::load(qualified.source()).unwrap());
     let mut script = text.tokenizer.encode(setup.reply, false).unwrap();

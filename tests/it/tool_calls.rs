@@ -28,7 +28,7 @@ async fn calls_and_results_reach_the_model_as_its_template_writes_them() {
     let prompt = "<|im_start|>user\nhello<|im_end|>\n\
                   <|im_start|>assistant\nweather(city=Oslo;)weather(city=Rome;days=3;)<|im_end|>\n\
                   <|im_start|>tool\na: rain<|im_end|>\n<|im_start|>tool\nb: sun<|im_end|>\n<|im_start|>assistant\n";
-    let tokens = world.node.models()[0].text.tokenizer.encode(prompt, true).unwrap();
+    let tokens = world.node.pool.models()[0].text.tokenizer.encode(prompt, true).unwrap();
     for stream in [false, true] {
         let messages = conversation(r#"{"city":"Oslo"}"#);
         let body = world.ask(json!({ "messages": messages, "stream": stream }));

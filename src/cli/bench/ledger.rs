@@ -189,6 +189,7 @@ impl Client {
             max_output_tokens: 200,
             prices: Prices { revision: 1, input: 1, cached_input: 1, output: 1 },
             max_concurrent: u32::MAX,
+            retention_ms: u64::MAX,
         }
     }
 }

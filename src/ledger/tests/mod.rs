@@ -4,7 +4,6 @@
 //! Names stand for ids. Prompt and output tokens cost one unit each, cached ones nothing, so
 //! amounts can be read off.
 
-mod fuzz;
 mod planted;
 mod rules;
 
@@ -222,6 +221,7 @@ impl World {
             max_output_tokens: output.parse().unwrap(),
             prices: self.prices,
             max_concurrent,
+            retention_ms: u64::MAX,
         }))
     }
 }

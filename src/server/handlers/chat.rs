@@ -1,201 +1,93 @@
-//! `POST /v1/chat/completions`: reads a request, finds out whether it is new, and answers it.
+//! `POST /v1/chat/completions`.
 
-use super::replay::{self, Known};
-use crate::config::HttpSettings;
-use crate::ids::SessionId;
-use crate::ledger::fingerprint::{canonicalise, fingerprint};
-use crate::ledger::state::Crashes;
-use crate::ledger::{RequestKey, RequestRecord};
-use crate::request::live::{LiveRequest, NotAdmitted, Subscription};
-use crate::request::services::Node;
-use crate::request::{lifecycle as drive, plan as prepare};
-use crate::server::auth::Caller;
+use super::read_json_body;
+use crate::request::{self, AnswerSource, Caller, IncomingRequest, Services};
 use crate::server::error::ApiError;
-use crate::server::headers;
+use crate::server::headers::{self, IdempotencyKey, Session};
 use crate::server::sse;
 use crate::server::wire::chat_request::ChatRequest;
-use axum::body::Body;
+use crate::server::wire::completion::{ChunkWriter, Completion};
+use crate::server::wire::json::{JsonTree, fingerprint};
 use axum::extract::{Extension, Request, State};
-use axum::http::request::Parts;
 use axum::http::{HeaderValue, header};
-use axum::response::Response;
-use bytes::{Bytes, BytesMut};
-use http_body_util::BodyExt;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A well-formed request, not yet looked up.
-#[derive(Debug)]
-pub struct Call {
-    pub caller: Arc<Caller>,
-    pub key: RequestKey,
-    pub session: SessionId,
-    pub fingerprint: [u8; 32],
-    pub request: ChatRequest,
-}
-
+/// The parameters are extracted from left to right, so that is the order of their refusals.
 pub async fn create(
-    State(node): State<Arc<Node>>,
+    State(services): State<Arc<Services>>,
     Extension(caller): Extension<Arc<Caller>>,
+    IdempotencyKey(id): IdempotencyKey,
+    Session(session): Session,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let (parts, body) = request.into_parts();
-    let call = read(&node, caller, &parts, body).await?;
-    let mut response = answer(&node, &call).await?;
-    if let Some(names) = ignored_names(&call.request.ignored) {
+    let http = &services.config.http;
+
+    // 1. What only the headers can refuse, and the account's rate.
+    headers::refuse_cache_namespaces(request.headers())?;
+    services
+        .rate_limit
+        .check(&caller.account)
+        .map_err(|retry_after| ApiError::RateLimited { retry_after })?;
+
+    // 2. The body: its size and media type, then strict JSON, then the dialect's fields.
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let body = read_json_body(http, request).await?;
+    let tree = JsonTree::parse(&body).map_err(|error| {
+        ApiError::malformed(format!("The body was not accepted as JSON: {error}."))
+    })?;
+    let ChatRequest { input, include_usage, ignored, .. } = ChatRequest::parse(&tree)?;
+
+    // 3. Attach to the request, replay its answer, or run it.
+    let incoming = IncomingRequest {
+        key: caller.key(id),
+        caller,
+        session,
+        fingerprint: fingerprint(method.as_str(), &path, session, &tree),
+        input,
+        render: Completion::render,
+    };
+    let found = request::find_or_start(&services, &incoming).await?;
+
+    // 4. Answer as this dialect does, in one piece or as a stream.
+    let mut response = match found {
+        AnswerSource::Body(body) => json(body),
+        AnswerSource::Stored { body, stream } => replay(body, stream.then_some(include_usage))?,
+        AnswerSource::Stream { created_at, deltas } => {
+            let model = incoming.input.model.ok_or(ApiError::ModelNotFound)?;
+            let chunks = ChunkWriter::new(id, created_at.seconds(), model, include_usage);
+            let silence = Duration::from_secs(http.keep_alive_seconds);
+            sse::response(sse::follow(deltas, chunks, silence))
+        }
+    };
+    if let Some(names) = ignored_names(&ignored) {
         response.headers_mut().insert("x-ignored-params", names);
     }
     Ok(response)
 }
 
-async fn read(
-    node: &Node,
-    caller: Arc<Caller>,
-    parts: &Parts,
-    body: Body,
-) -> Result<Call, ApiError> {
-    let key = caller.key(headers::idempotency_key(&parts.headers)?);
-    let session = headers::session(&parts.headers, &node.config.service_name)?;
-    headers::refuse_cache_namespaces(&parts.headers)?;
-    node.fuse.check(&caller.account)?;
-    let body = read_body(&node.config.http, parts, body).await?;
-    let tree = canonicalise(&body).map_err(|error| ApiError::InvalidRequest {
-        message: format!("The body was not accepted as JSON: {error}."),
-        param: None,
-    })?;
-    let request = ChatRequest::parse(&tree)?;
-    let fingerprint = fingerprint(parts.method.as_str(), parts.uri.path(), session, &tree);
-    Ok(Call { caller, key, session, fingerprint, request })
-}
-
-async fn read_body(limits: &HttpSettings, parts: &Parts, body: Body) -> Result<Bytes, ApiError> {
-    let limit = limits.max_body_bytes;
-    let declared = parts
-        .headers
-        .get(header::CONTENT_LENGTH)
-        .and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
-    // Refused before a byte of it is asked for.
-    if declared.is_some_and(|length| length > limit) {
-        return Err(ApiError::RequestTooLarge { limit });
-    }
-    headers::check_media_type(&parts.headers)?;
-    let time = Duration::from_secs(limits.body_seconds);
-    tokio::time::timeout(time, take(body, limit)).await.unwrap_or_else(|_| {
-        Err(ApiError::InvalidRequest {
-            message: "The body did not arrive in time.".into(),
-            param: None,
-        })
-    })
-}
-
-async fn take(mut body: Body, limit: usize) -> Result<Bytes, ApiError> {
-    let refuse = |message: &str| ApiError::InvalidRequest { message: message.into(), param: None };
-    let mut bytes = BytesMut::new();
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|_| refuse("The body could not be read."))?;
-        let data = frame.into_data().map_err(|_| refuse("Send the body without trailers."))?;
-        if bytes.len() + data.len() > limit {
-            return Err(ApiError::RequestTooLarge { limit });
+/// The stored answer: the same bytes, or the content of the same chunks as a stream.
+fn replay(body: Bytes, stream: Option<bool>) -> Result<Response, ApiError> {
+    let mut response = match stream {
+        None => json(body),
+        Some(include_usage) => {
+            let completion: Completion =
+                serde_json::from_slice(&body).map_err(|_| ApiError::ControlPlaneUnavailable)?;
+            sse::response(sse::whole(&completion.chunks(include_usage)))
         }
-        bytes.extend_from_slice(&data);
-    }
-    Ok(bytes.freeze())
+    };
+    response.headers_mut().insert("idempotent-replayed", HeaderValue::from_static("true"));
+    Ok(response)
 }
 
-/// Finds the request among the live ones and in the ledger, or makes it live. Equal requests that
-/// arrive together meet in the hub: one is admitted, the others join it, or try again by themselves
-/// when it is refused.
-async fn answer(node: &Arc<Node>, call: &Call) -> Result<Response, ApiError> {
-    let mut looked_again = false;
-    loop {
-        if let Some(live) = node.hub.get(&call.key) {
-            match join(node, call, &live).await? {
-                Some(response) => return Ok(response),
-                None => continue,
-            }
-        }
-        match recall(node, call).await {
-            Ok(Some(record)) => {
-                return replay::answer(node, &record, call.request.include_usage).await;
-            }
-            Ok(None) => {}
-            // It went live after the hub was asked, or has ended since it was read.
-            Err(ApiError::RequestInProgress) if !std::mem::replace(&mut looked_again, true) => {
-                continue;
-            }
-            Err(error) => return Err(error),
-        }
-        let job = prepare::prepare(node, call).await?;
-        if let Some(response) = run(node, call, job).await? {
-            return Ok(response);
-        }
-    }
+/// A finished body as it is.
+fn json(body: Bytes) -> Response {
+    ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response()
 }
 
-/// The request's record when it has its answer; `None` when it may run.
-async fn recall(node: &Node, call: &Call) -> Result<Option<RequestRecord>, ApiError> {
-    let ledger = node.store.read().await?;
-    if let Some(record) = ledger.request(&call.key).await? {
-        match replay::judge(node, &record, &call.fingerprint)? {
-            Known::Answered => return Ok(Some(record)),
-            Known::MayRetry => {}
-        }
-    }
-    // Admission refuses it, too, but by then the engine has seen it, and may be down again.
-    let crashes = ledger.crashes(call.key.account, &call.fingerprint).await?;
-    let refused = crashes.is_some_and(Crashes::is_refused);
-    if refused { Err(ApiError::AttemptsExhausted) } else { Ok(None) }
-}
-
-/// Answers from a running request; `None` when it was not admitted.
-async fn join(
-    node: &Node,
-    call: &Call,
-    live: &Arc<LiveRequest>,
-) -> Result<Option<Response>, ApiError> {
-    if live.admitted().await.is_err() {
-        return Ok(None);
-    }
-    if live.fingerprint != call.fingerprint {
-        return Err(ApiError::IdempotencyKeyReused);
-    }
-    node.metrics.attaches.inc();
-    let seat = if live.stream { Some(listen(node, live)?) } else { None };
-    follow(node, call, live, seat).await.map(Some)
-}
-
-/// Starts the request and answers from it; `None` when another one turned out to be first.
-async fn run(node: &Arc<Node>, call: &Call, job: drive::Job) -> Result<Option<Response>, ApiError> {
-    let live = job.live.clone();
-    // Before the drive starts: a stream without listeners would count as abandoned.
-    let seat = if live.stream { Some(listen(node, &live)?) } else { None };
-    if !node.hub.claim(&live) {
-        return Ok(None);
-    }
-    node.drives.spawn(drive::drive(node.clone(), job));
-    match live.admitted().await {
-        Ok(()) => follow(node, call, &live, seat).await.map(Some),
-        Err(NotAdmitted::Superseded) => Ok(None),
-        Err(NotAdmitted::Refused(error)) => Err(error),
-    }
-}
-
-fn listen(node: &Node, live: &Arc<LiveRequest>) -> Result<Subscription, ApiError> {
-    Subscription::new(live, node.config.requests.max_subscribers).ok_or(ApiError::RequestInProgress)
-}
-
-async fn follow(
-    node: &Node,
-    call: &Call,
-    live: &LiveRequest,
-    seat: Option<Subscription>,
-) -> Result<Response, ApiError> {
-    let Some(subscription) = seat else { return live.ended().await.map(replay::json) };
-    let silence = Duration::from_secs(node.config.http.keep_alive_seconds);
-    Ok(sse::response(sse::follow(subscription, call.key.request.0, silence)))
-}
-
-/// Names told in one header.
+/// Names told in one header: it stays far below the 8 KiB that proxies take.
 const MAX_IGNORED: usize = 32;
 
 fn ignored_names(ignored: &[String]) -> Option<HeaderValue> {

@@ -1,6 +1,6 @@
 //! `GET /v1/me`: who the credential belongs to.
 
-use crate::server::auth::Caller;
+use crate::request::Caller;
 use crate::server::wire::Json;
 use crate::server::wire::objects::Me;
 use axum::extract::Extension;

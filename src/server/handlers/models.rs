@@ -2,35 +2,36 @@
 //! or not.
 
 use crate::ids::ModelId;
-use crate::request::services::Node;
-use crate::server::auth::Caller;
+use crate::request::Caller;
+use crate::request::Services;
 use crate::server::error::ApiError;
 use crate::server::wire::Json;
-use crate::server::wire::objects::{Model, ModelPage};
+use crate::server::wire::objects::{ModelObject, ModelPage};
 use crate::server::wire::query::{Page, PathId};
 use axum::extract::{Extension, State};
 use std::sync::Arc;
 
 pub async fn list(
-    State(node): State<Arc<Node>>,
+    State(services): State<Arc<Services>>,
     Extension(caller): Extension<Arc<Caller>>,
     page: Page,
 ) -> Json<ModelPage> {
-    let plan = node.config.plan(&caller.account.plan);
-    let models = node.models_of(plan).iter().map(|model| Model::of(model, plan)).collect();
+    let plan = services.config.plan(&caller.account.plan);
+    let models =
+        services.models_of(plan).iter().map(|model| ModelObject::of(model, plan)).collect();
     Json(ModelPage::cut(models, page))
 }
 
 pub async fn show(
-    State(node): State<Arc<Node>>,
+    State(services): State<Arc<Services>>,
     Extension(caller): Extension<Arc<Caller>>,
     PathId(id): PathId,
-) -> Result<Json<Model>, ApiError> {
-    let plan = node.config.plan(&caller.account.plan);
-    let models = node.models_of(plan);
+) -> Result<Json<ModelObject>, ApiError> {
+    let plan = services.config.plan(&caller.account.plan);
+    let models = services.models_of(plan);
     let model = models
         .iter()
         .find(|model| model.qualified.id() == ModelId(id))
         .ok_or(ApiError::ModelNotFound)?;
-    Ok(Json(Model::of(model, plan)))
+    Ok(Json(ModelObject::of(model, plan)))
 }

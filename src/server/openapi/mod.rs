@@ -6,9 +6,9 @@ mod answers;
 use crate::config::Config;
 use crate::server::error::ApiError;
 use crate::server::headers::IDEMPOTENCY_KEY;
-use crate::server::wire::chat_schema::{self, Body, UUID};
+use crate::server::wire::chat_schema::{self, CompletionBody, UUID};
 use crate::server::wire::completion::{Chunk, Completion};
-use crate::server::wire::objects::{CreditBalance, Me, Model, ModelPage, RequestObject};
+use crate::server::wire::objects::{CreditBalance, Me, ModelObject, ModelPage, RequestObject};
 use crate::server::wire::query::Page;
 use answers::{Answers, header_ref};
 use schemars::generate::{SchemaGenerator, SchemaSettings};
@@ -29,7 +29,7 @@ pub fn document(config: &Config) -> Value {
     let mut read = settings(SchemaSettings::for_deserialize)
         .with_transform(chat_schema::unknown_members_are_null())
         .into_generator();
-    let body = read.subschema_for::<Body>();
+    let body = read.subschema_for::<CompletionBody>();
     let paths = paths(config, &mut sent, &json!(body));
     sent.subschema_for::<Chunk>();
     let mut schemas = sent.take_definitions(true);
@@ -72,7 +72,7 @@ fn paths(config: &Config, schemas: &mut SchemaGenerator, body: &Value) -> Value 
             "operationId": "showModel",
             "summary": "One of these models",
             "parameters": [parameter("modelId")],
-            "responses": answers.object::<Model>("The model", 200).refusals(&[ApiError::ModelNotFound]),
+            "responses": answers.object::<ModelObject>("The model", 200).refusals(&[ApiError::ModelNotFound]),
         } },
         "/v1/credits": { "get": {
             "operationId": "showCredits",

@@ -9,7 +9,7 @@ use crate::ledger::{
     Account, AccountStatus, Application, AttemptState, Bucket, Command, Credential, CredentialKind,
     Microcredits, Refusal, RequestRecord, secret,
 };
-use crate::server::handlers::requests;
+use crate::request;
 use crate::store::{Snapshot, Store, StoreResult};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -117,7 +117,7 @@ impl Operator<'_> {
     async fn set_status(&self, id: AccountId, status: AccountStatus) -> Result {
         self.store.submit(Command::SetAccountStatus { id, status }).await?;
         if let (Some(live), AccountStatus::Suspended) = (self.live, status) {
-            live.node.suspended(id);
+            live.node.live.cancel_account(id);
         }
         self.show_account(id).await
     }
@@ -189,7 +189,7 @@ impl Operator<'_> {
         found.filter(|credential| credential.kind == kind).ok_or(Refusal::CredentialNotFound)?;
         self.store.submit(Command::RevokeCredential { id }).await?;
         if let Some(live) = self.live {
-            live.node.revoked(id);
+            live.node.live.cancel_credential(id);
         }
         self.show_credential(id).await
     }
@@ -306,7 +306,7 @@ impl Operator<'_> {
         let Some(live) = self.live else { return Ok(view::request(&record)) };
         let unavailable =
             |_| AdminError::Unavailable("the ledger cannot be reached now: try again".to_owned());
-        Ok(view::request(&requests::cancelled(&live.node, record).await.map_err(unavailable)?))
+        Ok(view::request(&request::cancel(&live.node, record).await.map_err(unavailable)?))
     }
 
     // --- the ledger and the node

@@ -2,7 +2,7 @@
 //! its public side used.
 
 use super::socket::json;
-use super::{Live, status};
+use super::{Live, metrics, status};
 use crate::server::openapi::document;
 use axum::Router;
 use axum::extract::State;
@@ -22,7 +22,7 @@ pub fn router(live: Arc<Live>) -> Router {
     Router::new()
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
-        .route("/metrics", get(metrics))
+        .route("/metrics", get(scrape))
         .route("/openapi.json", get(openapi))
         .with_state(live)
 }
@@ -49,6 +49,6 @@ async fn openapi(State(live): State<Arc<Live>>) -> Response {
     json(StatusCode::OK, &document(&live.node.config))
 }
 
-async fn metrics(State(live): State<Arc<Live>>) -> Response {
-    ([(CONTENT_TYPE, OPEN_METRICS)], live.node.metrics_text().await).into_response()
+async fn scrape(State(live): State<Arc<Live>>) -> Response {
+    ([(CONTENT_TYPE, OPEN_METRICS)], metrics::text(&live.node).await).into_response()
 }

@@ -4,6 +4,7 @@
 pub mod admin;
 pub mod command;
 mod health;
+pub mod metrics;
 pub mod socket;
 pub mod status;
 pub mod view;
@@ -12,13 +13,13 @@ pub use admin::Operator;
 pub use command::{AdminCommand, AdminError, RequestScope};
 pub use health::router;
 
-use crate::request::services::Node;
+use crate::request::Services;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// A running node and where it is reached.
 pub struct Live {
-    pub node: Arc<Node>,
+    pub node: Arc<Services>,
     pub public: SocketAddr,
     pub operator: SocketAddr,
 }

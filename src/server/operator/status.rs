@@ -3,12 +3,12 @@
 use super::Live;
 use crate::engine::{EngineHandle, EngineStats};
 use crate::pool::ModelView;
-use crate::request::recent_errors::Fault;
-use crate::request::services::Node;
+use crate::request::Services;
+use crate::request::recent_errors::RecentError;
 use serde_json::{Value, json};
 
 /// Why new work would be refused now; `None` when the node is ready.
-pub fn not_ready_because(node: &Node) -> Option<&'static str> {
+pub fn not_ready_because(node: &Services) -> Option<&'static str> {
     if node.is_draining() {
         Some("the node is draining: it finishes what runs and then stops")
     } else if !node.store.healthy() {
@@ -59,7 +59,7 @@ pub fn of(live: &Live) -> Value {
             .zip(&stats)
             .map(|(view, stats)| of_model(view, stats))
             .collect::<Vec<_>>(),
-        "last_errors": node.faults.latest().iter().map(of_fault).collect::<Vec<_>>(),
+        "last_errors": node.recent_errors.latest().iter().map(of_error).collect::<Vec<_>>(),
     })
 }
 
@@ -74,8 +74,8 @@ pub fn stopped() -> Value {
     })
 }
 
-fn of_fault(fault: &Fault) -> Value {
-    json!({ "at": fault.at.seconds(), "model": fault.model, "message": fault.message })
+fn of_error(error: &RecentError) -> Value {
+    json!({ "at": error.at.seconds(), "model": error.model, "message": error.message })
 }
 
 /// `requests_active` have the model's engine, `requests_held` wait for the model to be loaded.

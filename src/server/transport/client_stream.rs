@@ -6,7 +6,7 @@
 //! answers it with the refusal. So every response, to broken requests too, is made in one place and
 //! looks alike.
 
-use super::http1_head::{self, Head};
+use super::http1_head::{self, RequestHead};
 use crate::config::HttpSettings;
 use crate::server::error::ApiError;
 use bytes::{Buf, BytesMut};
@@ -20,7 +20,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 
 /// Why the connection's last request is refused, once it is.
-pub type Refusal = Arc<OnceLock<ApiError>>;
+pub type HeadRefusal = Arc<OnceLock<ApiError>>;
 
 /// Stands for a refused head.
 const LAST_REQUEST: &[u8] = b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
@@ -41,7 +41,7 @@ pub struct ClientStream {
     looked: usize,
     /// Runs while a head has begun and is not whole.
     head_due: Option<Pin<Box<Sleep>>>,
-    refusal: Refusal,
+    refusal: HeadRefusal,
     /// Runs while the client refuses bytes.
     stall: Option<Pin<Box<Sleep>>>,
     /// Runs while unread bytes are thrown away after the last answer.
@@ -54,7 +54,7 @@ impl ClientStream {
         socket: TcpStream,
         read: BytesMut,
         limits: Arc<HttpSettings>,
-        refusal: Refusal,
+        refusal: HeadRefusal,
     ) -> Self {
         Self {
             socket,
@@ -73,7 +73,7 @@ impl ClientStream {
     /// Passes everything on as it is: HTTP/2 has one framing only.
     pub fn http2(socket: TcpStream, read: BytesMut, limits: Arc<HttpSettings>) -> Self {
         let passed = read.len();
-        Self { passed, body: u64::MAX, ..Self::http1(socket, read, limits, Refusal::default()) }
+        Self { passed, body: u64::MAX, ..Self::http1(socket, read, limits, HeadRefusal::default()) }
     }
 
     /// Reads on until the next head may be handed on. False at the end of the connection.
@@ -108,7 +108,7 @@ impl ClientStream {
         }
     }
 
-    fn pass(&mut self, Head { length, body }: Head) -> bool {
+    fn pass(&mut self, RequestHead { length, body }: RequestHead) -> bool {
         let of_body = usize::try_from(body).unwrap_or(usize::MAX).min(self.buffer.len() - length);
         self.passed = length + of_body;
         self.body = body - of_body as u64;

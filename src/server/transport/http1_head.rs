@@ -12,7 +12,7 @@ use httparse::{Header, Request, Status};
 
 /// Where a head ends, and how much belongs to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Head {
+pub struct RequestHead {
     /// Bytes of the head with its empty line.
     pub length: usize,
     /// Bytes of the body, or `CHUNKED`.
@@ -29,7 +29,7 @@ pub fn examine(
     bytes: &[u8],
     looked: &mut usize,
     limits: &HttpSettings,
-) -> Result<Option<Head>, ApiError> {
+) -> Result<Option<RequestHead>, ApiError> {
     while let Some(&byte) = bytes.get(*looked) {
         *looked += 1;
         let seen = &bytes[..*looked];
@@ -60,7 +60,7 @@ fn malformed(why: &str) -> ApiError {
     }
 }
 
-fn judge(head: &[u8], limits: &HttpSettings) -> Result<Head, ApiError> {
+fn judge(head: &[u8], limits: &HttpSettings) -> Result<RequestHead, ApiError> {
     let mut headers = vec![httparse::EMPTY_HEADER; limits.max_headers];
     let mut request = Request::new(&mut headers);
     match request.parse(head) {
@@ -94,7 +94,7 @@ fn judge(head: &[u8], limits: &HttpSettings) -> Result<Head, ApiError> {
             return Err(malformed("Send either Content-Length or Transfer-Encoding."));
         }
     };
-    Ok(Head { length: head.len(), body })
+    Ok(RequestHead { length: head.len(), body })
 }
 
 /// The value of a header that may be sent once at most.
@@ -123,7 +123,7 @@ fn parse_length(value: &[u8]) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn look(text: &[u8]) -> Result<Option<Head>, u16> {
+    fn look(text: &[u8]) -> Result<Option<RequestHead>, u16> {
         examine(text, &mut 0, &HttpSettings::default()).map_err(|error| error.status().as_u16())
     }
 
@@ -131,7 +131,11 @@ mod tests {
     fn heads_and_their_bodies() {
         let check = |text: &str, body: u64| {
             let head = text.find("\r\n\r\n").map_or(text.len(), |end| end + 4);
-            assert_eq!(look(text.as_bytes()), Ok(Some(Head { length: head, body })), "{text:?}");
+            assert_eq!(
+                look(text.as_bytes()),
+                Ok(Some(RequestHead { length: head, body })),
+                "{text:?}"
+            );
         };
         check("GET / HTTP/1.1\r\nHost: a\r\n\r\n", 0);
         check("GET / HTTP/1.0\r\n\r\n", 0);
@@ -218,7 +222,7 @@ mod tests {
             assert_eq!(examine(&text[..end], &mut looked, &HttpSettings::default()), Ok(None));
             assert_eq!(looked, end, "no byte is looked at twice");
         }
-        let whole = Head { length: text.len(), body: 0 };
+        let whole = RequestHead { length: text.len(), body: 0 };
         assert_eq!(examine(text, &mut looked, &HttpSettings::default()), Ok(Some(whole)));
     }
 }

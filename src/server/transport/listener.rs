@@ -1,9 +1,9 @@
 //! The accept loop of an HTTP surface, with every time limit and bound that a hostile or broken
 //! client can run into.
 
-use super::client_stream::{ClientStream, Refusal};
+use super::client_stream::{ClientStream, HeadRefusal};
 use super::http2::{self, Streams};
-use super::permits::{Peer, Place, Places};
+use super::permits::{ConnectionPermit, ConnectionPermits, Peer};
 use crate::config::HttpSettings;
 use crate::server::finish_response;
 use axum::Router;
@@ -46,22 +46,23 @@ pub async fn serve(
     shutdown: CancellationToken,
 ) {
     let limits = Arc::new(limits.clone());
-    let seats = Arc::new(Semaphore::new(limits.max_connections));
-    let places = Places::new(limits.max_connections_per_ip);
+    let slots = Arc::new(Semaphore::new(limits.max_connections));
+    let permits = ConnectionPermits::new(limits.max_connections_per_ip);
     let connections = TaskTracker::new();
     loop {
         let accepted = tokio::select! {
             () = shutdown.cancelled() => break,
-            accepted = accept(&listener, &seats) => accepted,
+            accepted = accept(&listener, &slots) => accepted,
         };
-        let Ok((socket, address, seat)) = accepted else {
+        let Ok((socket, address, slot)) = accepted else {
             sleep(ACCEPT_PAUSE).await;
             continue;
         };
         let peer = Peer::from(address.ip());
-        let Some(place) = places.enter(peer) else { continue };
+        let Some(permit) = permits.take(peer) else { continue };
         let (router, limits, shutdown) = (router.clone(), limits.clone(), shutdown.clone());
-        let connection = Connection { peer, router, limits, shutdown, _seat: seat, _place: place };
+        let connection =
+            ClientConnection { peer, router, limits, shutdown, _slot: slot, _permit: permit };
         connections.spawn(connection.serve(socket));
     }
     drop(listener);
@@ -71,23 +72,23 @@ pub async fn serve(
 
 async fn accept(
     listener: &TcpListener,
-    seats: &Arc<Semaphore>,
+    slots: &Arc<Semaphore>,
 ) -> io::Result<(TcpStream, SocketAddr, OwnedSemaphorePermit)> {
-    let seat = seats.clone().acquire_owned().await.map_err(io::Error::other)?;
+    let slot = slots.clone().acquire_owned().await.map_err(io::Error::other)?;
     let (socket, peer) = listener.accept().await?;
-    Ok((socket, peer, seat))
+    Ok((socket, peer, slot))
 }
 
-struct Connection {
+struct ClientConnection {
     peer: Peer,
     router: Router,
     limits: Arc<HttpSettings>,
     shutdown: CancellationToken,
-    _seat: OwnedSemaphorePermit,
-    _place: Place,
+    _slot: OwnedSemaphorePermit,
+    _permit: ConnectionPermit,
 }
 
-impl Connection {
+impl ClientConnection {
     async fn serve(self, mut socket: TcpStream) {
         // Without it a token's few bytes would wait for the acknowledgement of the token before.
         if socket.set_nodelay(true).is_err() {
@@ -108,7 +109,7 @@ impl Connection {
     }
 
     async fn http1(self, socket: TcpStream, read: BytesMut) -> hyper::Result<()> {
-        let refusal = Refusal::default();
+        let refusal = HeadRefusal::default();
         let io =
             TokioIo::new(ClientStream::http1(socket, read, self.limits.clone(), refusal.clone()));
         let (router, peer) = (self.router, self.peer);

@@ -1,5 +1,6 @@
 //! Bytes in and out: sockets, connections and their limits, HTTP/1 heads, HTTP/2 streams.
 
+pub mod auth_failures;
 mod client_stream;
 pub mod http1_head;
 mod http2;

@@ -1,11 +1,10 @@
-//! The other ends of connections, and how many each address may have open.
+//! Clients by address, and how many connections each of them may have open.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Who counts as one at the other end of a request's connection: an IPv4 address, or the /64 that
-/// one IPv6 customer has.
+/// A client as limits count it: an IPv4 address, or the /64 that one IPv6 customer has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Peer(IpAddr);
 
@@ -18,39 +17,39 @@ impl From<IpAddr> for Peer {
     }
 }
 
-/// Connections per peer.
+/// Counts the open connections of each peer.
 #[derive(Clone)]
-pub struct Places {
+pub struct ConnectionPermits {
     limit: usize,
     open: Arc<Mutex<HashMap<Peer, usize>>>,
 }
 
-/// One connection's place in the count; given back on drop.
-pub struct Place {
+/// The right to one open connection; returned on drop.
+pub struct ConnectionPermit {
     peer: Peer,
-    places: Places,
+    permits: ConnectionPermits,
 }
 
-impl Places {
+impl ConnectionPermits {
     pub fn new(limit: usize) -> Self {
         Self { limit, open: Arc::default() }
     }
 
     /// `None` when the peer has as many connections as it may.
-    pub fn enter(&self, peer: Peer) -> Option<Place> {
+    pub fn take(&self, peer: Peer) -> Option<ConnectionPermit> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let count = open.entry(peer).or_default();
         if *count >= self.limit {
             return None;
         }
         *count += 1;
-        Some(Place { peer, places: self.clone() })
+        Some(ConnectionPermit { peer, permits: self.clone() })
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
-        let mut open = self.places.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.permits.open.lock().unwrap_or_else(PoisonError::into_inner);
         let left = open.get_mut(&self.peer).map_or(0, |count| {
             *count -= 1;
             *count
@@ -66,9 +65,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_peer_has_so_many_places_and_gets_them_back() {
-        let places = Places::new(2);
-        let check = |text: &str| places.enter(text.parse::<IpAddr>().unwrap().into());
+    fn permits_of_a_peer_are_limited_and_returned() {
+        let permits = ConnectionPermits::new(2);
+        let check = |text: &str| permits.take(text.parse::<IpAddr>().unwrap().into());
         let first = check("10.0.0.1").unwrap();
         let _second = check("::ffff:10.0.0.1").unwrap();
         assert!(check("10.0.0.1").is_none());

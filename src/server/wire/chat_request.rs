@@ -1,16 +1,13 @@
-//! The body of `POST /v1/chat/completions`: what is honoured, what is accepted without effect, what
-//! is refused.
+//! Reads the body of `POST /v1/chat/completions`: fields that have an effect, fields that are
+//! accepted without one, and refusals of all others.
 
-use super::fields::{Field, refuse_rest};
+use super::fields::{JsonField, refuse_rest};
+use super::json::JsonTree;
 use super::messages;
-use crate::catalogue::GenerationDefaults;
-use crate::engine::SamplingParams;
 use crate::ids::ModelId;
-use crate::ledger::canonical::Canonical as Json;
+use crate::request::GenerationInput;
 use crate::server::error::ApiError;
-use crate::text::ChatMessage;
 
-pub const DEFAULT_MAX_TOKENS: u32 = 512;
 /// Logits are divided by it: less would push them beyond f32, and a request could fail its own
 /// generation.
 pub(super) const LEAST_REPETITION_PENALTY: f64 = 0.01;
@@ -30,15 +27,8 @@ const MAX_TOOL_SCHEMA: usize = 16 * 1024;
 /// A request within every bound that does not depend on the model.
 #[derive(Clone, Debug, Default)]
 pub struct ChatRequest {
-    pub model: Option<ModelId>,
-    pub messages: Vec<ChatMessage>,
-    pub stream: bool,
+    pub input: GenerationInput,
     pub include_usage: bool,
-    pub max_tokens: Option<u32>,
-    pub min_tokens: u32,
-    pub ignore_eos: bool,
-    pub stop: Vec<String>,
-    pub sampling: Sampling,
     /// Paths of fields that were accepted and have no effect.
     pub ignored: Vec<String>,
     /// `max_completion_tokens`, until it is known to agree with `max_tokens`.
@@ -47,49 +37,13 @@ pub struct ChatRequest {
     top_logprobs: Option<u8>,
 }
 
-/// Sampling as far as the client said.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Sampling {
-    pub temperature: Option<f32>,
-    pub top_p: Option<f32>,
-    pub top_k: Option<u32>,
-    pub min_p: Option<f32>,
-    pub frequency_penalty: Option<f32>,
-    pub presence_penalty: Option<f32>,
-    pub repetition_penalty: Option<f32>,
-    pub seed: Option<u64>,
-    pub logit_bias: Vec<(u32, f32)>,
-    pub logprobs: Option<u8>,
-}
-
-impl Sampling {
-    /// Fills what the client left open from the release's defaults, and the seed from `fresh_seed`.
-    pub fn resolve(&self, defaults: &GenerationDefaults, fresh_seed: u64) -> SamplingParams {
-        SamplingParams {
-            temperature: self.temperature.unwrap_or(defaults.temperature),
-            top_p: self.top_p.unwrap_or(defaults.top_p),
-            top_k: self.top_k.unwrap_or(defaults.top_k),
-            min_p: self.min_p.unwrap_or(defaults.min_p),
-            frequency_penalty: self.frequency_penalty.unwrap_or_default(),
-            presence_penalty: self.presence_penalty.unwrap_or_default(),
-            repetition_penalty: self.repetition_penalty.unwrap_or(defaults.repetition_penalty),
-            seed: self.seed.unwrap_or(fresh_seed),
-            logit_bias: self.logit_bias.as_slice().into(),
-            logprobs: self.logprobs,
-        }
-    }
-}
-
 impl ChatRequest {
-    pub fn parse(tree: &Json) -> Result<Self, ApiError> {
-        let Json::Object(_) = tree else {
-            return Err(ApiError::InvalidRequest {
-                message: "The body must be a JSON object.".into(),
-                param: None,
-            });
+    pub fn parse(tree: &JsonTree) -> Result<Self, ApiError> {
+        let JsonTree::Object(_) = tree else {
+            return Err(ApiError::malformed("The body must be a JSON object."));
         };
         let mut request = Self::default();
-        for (name, field) in (Field { path: String::new(), value: tree }).members()? {
+        for (name, field) in (JsonField { path: String::new(), value: tree }).members()? {
             if !request.honour(name, &field)? && !request.tolerate(name, &field)? {
                 return Err(refusal(name, &field));
             }
@@ -98,18 +52,19 @@ impl ChatRequest {
     }
 
     /// Takes a field that has an effect; false when `name` is none.
-    fn honour(&mut self, name: &str, field: &Field) -> Result<bool, ApiError> {
-        let sampling = &mut self.sampling;
+    fn honour(&mut self, name: &str, field: &JsonField) -> Result<bool, ApiError> {
+        let input = &mut self.input;
+        let sampling = &mut input.sampling;
         match name {
-            "model" => self.model = Some(ModelId(field.uuid()?)),
-            "messages" => self.messages = messages::parse(field, &mut self.ignored)?,
-            "stream" => self.stream = field.bool()?,
+            "model" => input.model = Some(ModelId(field.uuid()?)),
+            "messages" => input.messages = messages::parse(field, &mut self.ignored)?,
+            "stream" => input.stream = field.bool()?,
             "n" => drop(field.integer(1..=1)?),
-            "max_tokens" => self.max_tokens = Some(count(field, 1)?),
+            "max_tokens" => input.max_tokens = Some(count(field, 1)?),
             "max_completion_tokens" => self.max_completion_tokens = Some(count(field, 1)?),
-            "min_tokens" => self.min_tokens = count(field, 0)?,
-            "ignore_eos" => self.ignore_eos = field.bool()?,
-            "stop" => self.stop = stops(field)?,
+            "min_tokens" => input.min_tokens = count(field, 0)?,
+            "ignore_eos" => input.ignore_eos = field.bool()?,
+            "stop" => input.stop = stops(field)?,
             "stream_options" => self.stream_options(field)?,
             "logprobs" => self.logprobs = field.bool()?,
             "top_logprobs" => self.top_logprobs = Some(field.integer(0..=20)? as u8),
@@ -130,7 +85,7 @@ impl ChatRequest {
     }
 
     /// Takes a field that has no effect in the one form that says so; false when `name` is none.
-    fn tolerate(&mut self, name: &str, field: &Field) -> Result<bool, ApiError> {
+    fn tolerate(&mut self, name: &str, field: &JsonField) -> Result<bool, ApiError> {
         match name {
             "user" | "safety_identifier" => drop(field.text(MAX_LABEL)?),
             "metadata" => metadata(field)?,
@@ -166,7 +121,7 @@ impl ChatRequest {
         Ok(true)
     }
 
-    fn stream_options(&mut self, field: &Field) -> Result<(), ApiError> {
+    fn stream_options(&mut self, field: &JsonField) -> Result<(), ApiError> {
         let mut members = field.members()?;
         if let Some(include) = members.remove("include_usage") {
             self.include_usage = include.bool()?;
@@ -180,37 +135,35 @@ impl ChatRequest {
         refuse_rest(&members)
     }
 
-    /// What only shows once every field is read.
+    /// Checks what is only known once every field is read.
     fn check(mut self) -> Result<Self, ApiError> {
         let missing = |name: &str| Err(ApiError::invalid(name, format!("{name} is required.")));
-        if self.model.is_none() {
+        let input = &mut self.input;
+        if input.model.is_none() {
             return missing("model");
         }
-        if self.messages.is_empty() {
+        if input.messages.is_empty() {
             return missing("messages");
         }
-        if self.max_tokens.zip(self.max_completion_tokens).is_some_and(|(a, b)| a != b) {
+        if input.max_tokens.zip(self.max_completion_tokens).is_some_and(|(a, b)| a != b) {
             return Err(ApiError::invalid(
                 "max_completion_tokens",
                 "max_completion_tokens and max_tokens must agree.",
             ));
         }
-        self.max_tokens = self.max_tokens.or(self.max_completion_tokens);
-        if self.max_tokens.is_some_and(|max| self.min_tokens > max) {
-            return Err(ApiError::invalid(
-                "min_tokens",
-                "min_tokens must not be above max_tokens.",
-            ));
+        input.max_tokens = input.max_tokens.or(self.max_completion_tokens);
+        if let Some(max_tokens) = input.max_tokens {
+            input.check_min_tokens(max_tokens)?;
         }
         if self.top_logprobs.is_some() && !self.logprobs {
             return Err(ApiError::invalid("top_logprobs", "top_logprobs needs logprobs: true."));
         }
-        self.sampling.logprobs = self.logprobs.then(|| self.top_logprobs.unwrap_or(0));
+        input.sampling.logprobs = self.logprobs.then(|| self.top_logprobs.unwrap_or(0));
         Ok(self)
     }
 }
 
-fn refusal(name: &str, field: &Field) -> ApiError {
+fn refusal(name: &str, field: &JsonField) -> ApiError {
     match name {
         "cache_salt" | "cache_namespace" | "prompt_cache_key" => {
             field.refuse("cannot be chosen by the caller")
@@ -219,16 +172,16 @@ fn refusal(name: &str, field: &Field) -> ApiError {
     }
 }
 
-fn only(field: &Field, holds: bool, must: &str) -> Result<(), ApiError> {
+fn only(field: &JsonField, holds: bool, must: &str) -> Result<(), ApiError> {
     if holds { Ok(()) } else { Err(field.refuse(must)) }
 }
 
-fn count(field: &Field, least: i64) -> Result<u32, ApiError> {
+fn count(field: &JsonField, least: i64) -> Result<u32, ApiError> {
     Ok(field.integer(least..=MAX_COUNT)? as u32)
 }
 
 /// Above 0, however little: what f32 cannot tell from 0 is the least that it can.
-fn top_p(field: &Field) -> Result<f32, ApiError> {
+fn top_p(field: &JsonField) -> Result<f32, ApiError> {
     field
         .number(f64::from_bits(1)..=1.0)
         .map(|p| p.max(f32::MIN_POSITIVE))
@@ -236,28 +189,28 @@ fn top_p(field: &Field) -> Result<f32, ApiError> {
 }
 
 /// One string, or up to 8; none of them empty.
-fn stops(field: &Field) -> Result<Vec<String>, ApiError> {
+fn stops(field: &JsonField) -> Result<Vec<String>, ApiError> {
     let all = match field.value {
-        Json::String(_) => vec![field.clone()],
+        JsonTree::String(_) => vec![field.clone()],
         _ => field.items(MAX_STOPS)?,
     };
     all.iter().map(stop).collect()
 }
 
-fn stop(field: &Field) -> Result<String, ApiError> {
+fn stop(field: &JsonField) -> Result<String, ApiError> {
     let text = field.text(MAX_STOP_CHARACTERS)?;
     only(field, !text.is_empty(), "must not be empty").map(|()| text.to_owned())
 }
 
 /// Token ids (checked against the vocabulary later) to additions between -100 and 100.
-fn logit_bias(field: &Field) -> Result<Vec<(u32, f32)>, ApiError> {
+fn logit_bias(field: &JsonField) -> Result<Vec<(u32, f32)>, ApiError> {
     let members = field.members()?;
     only(
         field,
         members.len() <= MAX_LOGIT_BIASES,
         &format!("must have at most {MAX_LOGIT_BIASES} entries"),
     )?;
-    let entry = |(name, value): (&str, Field)| {
+    let entry = |(name, value): (&str, JsonField)| {
         // In one spelling: `5`, `05` and `+5` would be one token with three biases.
         let id = name.parse().ok().filter(|id: &u32| id.to_string() == name);
         let id = id.ok_or_else(|| field.refuse("must have token ids as keys"))?;
@@ -266,7 +219,7 @@ fn logit_bias(field: &Field) -> Result<Vec<(u32, f32)>, ApiError> {
     members.into_iter().map(entry).collect()
 }
 
-fn metadata(field: &Field) -> Result<(), ApiError> {
+fn metadata(field: &JsonField) -> Result<(), ApiError> {
     let members = field.members()?;
     only(
         field,
@@ -285,7 +238,7 @@ fn metadata(field: &Field) -> Result<(), ApiError> {
 }
 
 /// Tools are bounded before they are refused; only an empty list passes.
-fn tools(field: &Field) -> Result<(), ApiError> {
+fn tools(field: &JsonField) -> Result<(), ApiError> {
     let items = field.items(MAX_TOOLS)?;
     for item in &items {
         tool(item)?;
@@ -294,7 +247,7 @@ fn tools(field: &Field) -> Result<(), ApiError> {
 }
 
 /// Either form: `{"type":"function","function":{…}}`, or the bare function of older clients.
-fn tool(field: &Field) -> Result<(), ApiError> {
+fn tool(field: &JsonField) -> Result<(), ApiError> {
     let mut members = field.members()?;
     let function = members.remove("function").unwrap_or_else(|| field.clone());
     let mut members = function.members()?;
@@ -313,13 +266,13 @@ fn tool(field: &Field) -> Result<(), ApiError> {
 }
 
 /// Bytes of names and values, near enough to the schema's text to bound it.
-fn schema_size(value: &Json) -> usize {
+fn schema_size(value: &JsonTree) -> usize {
     match value {
-        Json::Null | Json::Bool(_) => 4,
-        Json::Number(literal) => literal.len(),
-        Json::String(text) => text.len() + 2,
-        Json::Array(items) => 2 + items.iter().map(|item| schema_size(item) + 1).sum::<usize>(),
-        Json::Object(members) => {
+        JsonTree::Null | JsonTree::Bool(_) => 4,
+        JsonTree::Number(literal) => literal.len(),
+        JsonTree::String(text) => text.len() + 2,
+        JsonTree::Array(items) => 2 + items.iter().map(|item| schema_size(item) + 1).sum::<usize>(),
+        JsonTree::Object(members) => {
             2 + members.iter().map(|(name, item)| name.len() + 4 + schema_size(item)).sum::<usize>()
         }
     }

@@ -34,12 +34,12 @@ pub fn unknown_members_are_null() -> RecursiveTransform<fn(&mut Schema)> {
     "if" = { "required": ["top_logprobs"], "properties": { "top_logprobs": { "type": "integer" } } },
     "then" = { "required": ["logprobs"], "properties": { "logprobs": { "const": true } } },
 ))]
-pub struct Body {
+pub struct CompletionBody {
     /// Id of a model, as `GET /v1/models` lists it.
     #[schemars(regex(pattern = UUID))]
     model: Uuid,
     #[schemars(length(min = 1, max = messages::MAX_MESSAGES))]
-    messages: Vec<Message>,
+    messages: Vec<MessageSchema>,
     /// Answer with server-sent events instead of one object.
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
@@ -178,14 +178,14 @@ impl JsonSchema for Text {
 /// be sent back as they came.
 #[expect(dead_code, reason = "only its schema is used")]
 #[derive(JsonSchema)]
-#[schemars(untagged)]
-enum Message {
+#[schemars(untagged, rename = "Message")]
+enum MessageSchema {
     /// What the system or the user says.
     #[schemars(title = "system or user")]
     Plain {
         #[schemars(extend("enum" = ["system", "user"]))]
         role: String,
-        content: Content,
+        content: MessageContent,
         #[schemars(length(max = messages::MAX_NAME))]
         name: Option<String>,
     },
@@ -194,7 +194,7 @@ enum Message {
     Said {
         #[schemars(extend("const" = "assistant"))]
         role: String,
-        content: Content,
+        content: MessageContent,
         #[schemars(length(max = messages::MAX_TOOL_CALLS))]
         tool_calls: Option<Vec<ToolCall>>,
         #[schemars(length(max = messages::MAX_NAME))]
@@ -205,7 +205,7 @@ enum Message {
     Called {
         #[schemars(extend("const" = "assistant"))]
         role: String,
-        content: Option<Content>,
+        content: Option<MessageContent>,
         #[schemars(length(min = 1, max = messages::MAX_TOOL_CALLS))]
         tool_calls: Vec<ToolCall>,
         #[schemars(length(max = messages::MAX_NAME))]
@@ -216,7 +216,7 @@ enum Message {
     Answered {
         #[schemars(extend("const" = "tool"))]
         role: String,
-        content: Content,
+        content: MessageContent,
         #[schemars(length(max = messages::MAX_NAME))]
         tool_call_id: String,
         #[schemars(length(max = messages::MAX_NAME))]
@@ -227,16 +227,16 @@ enum Message {
 /// A text, whole or in parts. The size of the body bounds it.
 #[expect(dead_code, reason = "only its schema is used")]
 #[derive(JsonSchema)]
-#[schemars(untagged)]
-enum Content {
+#[schemars(untagged, rename = "Content")]
+enum MessageContent {
     Whole(String),
-    Parts(#[schemars(length(max = messages::MAX_PARTS))] Vec<Part>),
+    Parts(#[schemars(length(max = messages::MAX_PARTS))] Vec<TextPart>),
 }
 
 #[expect(dead_code, reason = "only its schema is used")]
 #[derive(JsonSchema)]
 #[schemars(rename = "ContentPart")]
-struct Part {
+struct TextPart {
     r#type: Text,
     text: String,
 }
@@ -263,15 +263,15 @@ struct FunctionCall {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::canonical::canonicalise;
     use crate::server::wire::chat_request::ChatRequest;
+    use crate::server::wire::json::JsonTree;
     use serde_json::Value;
 
     /// Whether the parser takes a body with this member.
     fn accepts(name: &str, value: &Value) -> bool {
         let mut body = json!({ "model": Uuid::nil(), "messages": [{ "role": "user", "content": "hi" }], "logprobs": true });
         body[name] = value.clone();
-        ChatRequest::parse(&canonicalise(body.to_string().as_bytes()).unwrap()).is_ok()
+        ChatRequest::parse(&JsonTree::parse(body.to_string().as_bytes()).unwrap()).is_ok()
     }
 
     /// Values at each bound of a schema and just beyond it, and whether they are inside.
@@ -324,7 +324,7 @@ mod tests {
 
     #[test]
     fn the_parser_keeps_every_bound() {
-        let schema = schemars::schema_for!(Body).to_value();
+        let schema = schemars::schema_for!(CompletionBody).to_value();
         let mut probed = 0;
         for (name, property) in schema["properties"].as_object().unwrap() {
             for (value, inside) in probes(property).into_iter().filter(|_| name != "messages") {

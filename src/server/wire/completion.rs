@@ -1,7 +1,10 @@
-//! The answer: `chat.completion` as one object, or cut into `chat.completion.chunk` events.
+//! The answer as one `chat.completion` object, or as a series of `chat.completion.chunk` objects.
 
 use crate::ids::{ModelId, RequestId};
 use crate::ledger::{FinishReason, Microcredits, Usage};
+use crate::request::transcript::{ScoredToken, TextDelta, TokenScores};
+use crate::request::{CompleteAnswer, Delta};
+use bytes::Bytes;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -17,19 +20,20 @@ pub struct Completion {
     pub model: ModelId,
     pub choices: [Choice; 1],
     pub usage: UsageObject,
-    pub credits: Credits,
+    pub credits: CreditsObject,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Choice {
     pub index: u32,
-    pub message: Reply,
+    pub message: AssistantMessage,
     pub logprobs: Option<Logprobs>,
     pub finish_reason: FinishReason,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-pub struct Reply {
+#[schemars(rename = "Reply")]
+pub struct AssistantMessage {
     #[schemars(extend("const" = "assistant"))]
     pub role: String,
     pub content: String,
@@ -41,13 +45,14 @@ pub struct Reply {
 /// Log-probabilities of the tokens behind a piece of text.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Logprobs {
-    pub content: Vec<TokenLogprob>,
+    pub content: Vec<TokenLogprobObject>,
     #[schemars(with = "()")]
-    pub refusal: Option<Vec<TokenLogprob>>,
+    pub refusal: Option<Vec<TokenLogprobObject>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct TokenLogprob {
+#[schemars(rename = "TokenLogprob")]
+pub struct TokenLogprobObject {
     #[serde(flatten)]
     pub chosen: TokenChoice,
     pub top_logprobs: Vec<TokenChoice>,
@@ -59,6 +64,21 @@ pub struct TokenChoice {
     pub token: String,
     pub logprob: f32,
     pub bytes: Vec<u8>,
+}
+
+impl Logprobs {
+    fn of(scores: &[TokenScores]) -> Self {
+        let choice = |token: &ScoredToken| TokenChoice {
+            token: String::from_utf8_lossy(&token.bytes).into_owned(),
+            logprob: token.logprob,
+            bytes: token.bytes.clone(),
+        };
+        let object = |scores: &TokenScores| TokenLogprobObject {
+            chosen: choice(&scores.chosen),
+            top_logprobs: scores.most_likely.iter().map(choice).collect(),
+        };
+        Self { content: scores.iter().map(object).collect(), refusal: None }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -86,16 +106,17 @@ impl From<Usage> for UsageObject {
     }
 }
 
-/// What a request was charged.
+/// The charge of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Credits {
+#[schemars(rename = "Credits")]
+pub struct CreditsObject {
     #[schemars(extend("const" = "microcredit"))]
     pub unit: String,
     #[serde(rename = "chargedUnits")]
     pub charged_units: Microcredits,
 }
 
-impl Credits {
+impl CreditsObject {
     pub fn charged(units: Microcredits) -> Self {
         Self { unit: "microcredit".into(), charged_units: units }
     }
@@ -104,14 +125,16 @@ impl Credits {
 /// Room for a chunk with one token's text.
 const CHUNK_BYTES: usize = 384;
 
-/// What all chunks of one answer share.
+/// Renders the chunks of one answer, which share their id, model and time.
 #[derive(Clone, Debug)]
-pub struct Header {
+pub struct ChunkWriter {
     pub id: RequestId,
-    pub created: u64,
-    pub model: ModelId,
-    /// Asked for: a chunk of its own carries the usage, and all others say `"usage":null`.
-    pub include_usage: bool,
+    /// Unix seconds.
+    created: u64,
+    model: ModelId,
+    /// Where it was asked for, a chunk of its own carries the usage, and all others say
+    /// `"usage":null`.
+    include_usage: bool,
 }
 
 /// One event of a stream.
@@ -129,16 +152,16 @@ pub struct Chunk<'a> {
     #[schemars(with = "Option<UsageObject>")]
     usage: UsageField,
     #[serde(skip_serializing_if = "Option::is_none")]
-    credits: Option<&'a Credits>,
+    credits: Option<&'a CreditsObject>,
 }
 
-/// A chunk's `usage`: not there, null, or told.
+/// A chunk's `usage` can be left out, null, or an object.
 #[derive(Clone, Copy, Serialize)]
 #[serde(untagged)]
 enum UsageField {
     Absent,
     Null,
-    Told(UsageObject),
+    Object(UsageObject),
 }
 
 impl UsageField {
@@ -150,13 +173,14 @@ impl UsageField {
 #[derive(Serialize, JsonSchema)]
 struct ChunkChoice<'a> {
     index: u32,
-    delta: Delta<'a>,
+    delta: ChunkDelta<'a>,
     logprobs: Option<&'a Logprobs>,
     finish_reason: Option<FinishReason>,
 }
 
 #[derive(Default, Serialize, JsonSchema)]
-struct Delta<'a> {
+#[schemars(rename = "Delta")]
+struct ChunkDelta<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("const" = "assistant"))]
     role: Option<&'static str>,
@@ -164,47 +188,62 @@ struct Delta<'a> {
     content: Option<&'a str>,
 }
 
-impl Header {
-    /// The first chunk.
-    pub fn role(&self) -> String {
-        self.choice(Delta { role: Some("assistant"), content: Some("") }, None, None, None)
+impl ChunkWriter {
+    pub fn new(id: RequestId, created: u64, model: ModelId, include_usage: bool) -> Self {
+        Self { id, created, model, include_usage }
     }
 
-    pub fn delta(&self, text: &str, logprobs: Option<&Logprobs>) -> String {
-        self.choice(Delta { content: Some(text), role: None }, logprobs, None, None)
+    /// The first chunk, which names the role.
+    pub fn first(&self) -> String {
+        let delta = ChunkDelta { role: Some("assistant"), content: Some("") };
+        self.choice(delta, None, None, None)
+    }
+
+    /// The chunks of one delta.
+    pub fn delta(&self, delta: &Delta) -> Vec<String> {
+        match delta {
+            Delta::Text(TextDelta { text, scores }) => {
+                vec![self.text(text, scores.as_deref().map(Logprobs::of).as_ref())]
+            }
+            Delta::Finished { reason, usage, charged, scores } => {
+                let logprobs = scores.as_deref().map(Logprobs::of);
+                let credits = CreditsObject::charged(*charged);
+                self.finish(*reason, logprobs.as_ref(), (*usage).into(), &credits)
+            }
+        }
+    }
+
+    fn text(&self, text: &str, logprobs: Option<&Logprobs>) -> String {
+        self.choice(ChunkDelta { content: Some(text), role: None }, logprobs, None, None)
     }
 
     /// The last chunks: the reason, with the usage on it or after it. `logprobs` belong to tokens
     /// without text of their own.
-    pub fn finish(
+    fn finish(
         &self,
         reason: FinishReason,
         logprobs: Option<&Logprobs>,
         usage: UsageObject,
-        credits: &Credits,
+        credits: &CreditsObject,
     ) -> Vec<String> {
+        let delta = ChunkDelta::default();
         if !self.include_usage {
-            return vec![self.choice(
-                Delta::default(),
-                logprobs,
-                Some(reason),
-                Some((usage, credits)),
-            )];
+            return vec![self.choice(delta, logprobs, Some(reason), Some((usage, credits)))];
         }
-        let last = self.choice(Delta::default(), logprobs, Some(reason), None);
-        vec![last, self.chunk(&[], UsageField::Told(usage), Some(credits))]
+        let last = self.choice(delta, logprobs, Some(reason), None);
+        vec![last, self.chunk(&[], UsageField::Object(usage), Some(credits))]
     }
 
     fn choice(
         &self,
-        delta: Delta,
+        delta: ChunkDelta,
         logprobs: Option<&Logprobs>,
         finish_reason: Option<FinishReason>,
-        bill: Option<(UsageObject, &Credits)>,
+        bill: Option<(UsageObject, &CreditsObject)>,
     ) -> String {
         let choice = ChunkChoice { index: 0, delta, logprobs, finish_reason };
         let (usage, credits) = match bill {
-            Some((usage, credits)) => (UsageField::Told(usage), Some(credits)),
+            Some((usage, credits)) => (UsageField::Object(usage), Some(credits)),
             None if self.include_usage => (UsageField::Null, None),
             None => (UsageField::Absent, None),
         };
@@ -215,7 +254,7 @@ impl Header {
         &self,
         choices: &[ChunkChoice],
         usage: UsageField,
-        credits: Option<&Credits>,
+        credits: Option<&CreditsObject>,
     ) -> String {
         let Self { id, created, model, .. } = *self;
         let chunk =
@@ -228,30 +267,43 @@ impl Header {
 }
 
 impl Completion {
-    pub fn new(header: &Header, choice: Choice, usage: UsageObject, credits: Credits) -> Self {
-        let Header { id, created, model, .. } = *header;
+    /// The body of a complete answer, as it is stored and sent.
+    pub fn render(answer: &CompleteAnswer) -> Bytes {
+        let completion = Self::of(answer);
+        let body = serde_json::to_vec(&completion);
+        body.expect("invariant: an answer has only string keys").into()
+    }
+
+    fn of(answer: &CompleteAnswer) -> Self {
+        let message = AssistantMessage {
+            role: "assistant".into(),
+            content: answer.text.clone(),
+            refusal: None,
+        };
+        let logprobs = answer.scores.as_deref().map(Logprobs::of);
         Self {
-            id,
+            id: answer.id,
             object: "chat.completion".into(),
-            created,
-            model,
-            choices: [choice],
-            usage,
-            credits,
+            created: answer.created_at.seconds(),
+            model: answer.model,
+            choices: [Choice { index: 0, message, logprobs, finish_reason: answer.reason }],
+            usage: answer.usage.into(),
+            credits: CreditsObject::charged(answer.charged),
         }
     }
 
-    /// The same answer as a stream tells it, the text in one piece.
+    /// The same answer as a stream tells it, with the text in one piece.
     pub fn chunks(&self, include_usage: bool) -> Vec<String> {
-        let header =
-            Header { id: self.id, created: self.created, model: self.model, include_usage };
+        let writer = ChunkWriter::new(self.id, self.created, self.model, include_usage);
         let [choice] = &self.choices;
-        let mut chunks = vec![header.role()];
-        if !choice.message.content.is_empty() {
-            chunks.push(header.delta(&choice.message.content, choice.logprobs.as_ref()));
+        let (text, logprobs) = (&choice.message.content, choice.logprobs.as_ref());
+        let mut chunks = vec![writer.first()];
+        if !text.is_empty() {
+            chunks.push(writer.text(text, logprobs));
         }
-        let spare = choice.logprobs.as_ref().filter(|_| choice.message.content.is_empty());
-        chunks.extend(header.finish(choice.finish_reason, spare, self.usage, &self.credits));
+        let without_text = logprobs.filter(|_| text.is_empty());
+        let reason = choice.finish_reason;
+        chunks.extend(writer.finish(reason, without_text, self.usage, &self.credits));
         chunks
     }
 }
@@ -261,13 +313,8 @@ mod tests {
     use super::*;
     use uuid::Uuid;
 
-    fn header(include_usage: bool) -> Header {
-        Header {
-            id: RequestId(Uuid::nil()),
-            created: 7,
-            model: ModelId(Uuid::nil()),
-            include_usage,
-        }
+    fn writer(include_usage: bool) -> ChunkWriter {
+        ChunkWriter::new(RequestId(Uuid::nil()), 7, ModelId(Uuid::nil()), include_usage)
     }
 
     fn check(actual: &str, expect_after_model: &str) {
@@ -281,21 +328,21 @@ mod tests {
     #[test]
     fn chunks_to_the_byte() {
         let usage = Usage { prompt_tokens: 3, cached_tokens: 1, completion_tokens: 2 }.into();
-        let credits = Credits::charged(Microcredits::new(9).unwrap());
+        let credits = CreditsObject::charged(Microcredits::new(9).unwrap());
         let bill = r#""usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5,"prompt_tokens_details":{"cached_tokens":1}},"credits":{"unit":"microcredit","chargedUnits":"9"}}"#;
         check(
-            &header(false).role(),
+            &writer(false).first(),
             r#""choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}"#,
         );
         check(
-            &header(true).delta("a\n", None),
+            &writer(true).text("a\n", None),
             r#""choices":[{"index":0,"delta":{"content":"a\n"},"logprobs":null,"finish_reason":null}],"usage":null}"#,
         );
-        let unasked = header(false).finish(FinishReason::Stop, None, usage, &credits);
+        let unasked = writer(false).finish(FinishReason::Stop, None, usage, &credits);
         assert_eq!(unasked.len(), 1);
         let last = r#""choices":[{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop"}],"#;
         check(&unasked[0], &format!("{last}{bill}"));
-        let asked = header(true).finish(FinishReason::Stop, None, usage, &credits);
+        let asked = writer(true).finish(FinishReason::Stop, None, usage, &credits);
         check(&asked[0], &format!("{last}\"usage\":null}}"));
         check(&asked[1], &format!("\"choices\":[],{bill}"));
         assert!(asked.len() == 2 && asked.iter().all(|chunk| !chunk.contains('\n')));

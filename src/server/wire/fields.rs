@@ -1,6 +1,6 @@
 //! Typed, bounded reading of a JSON tree. Every refusal names the field by its path.
 
-use crate::ledger::canonical::Canonical as Json;
+use super::json::JsonTree;
 use crate::server::error::ApiError;
 use crate::server::headers;
 use std::collections::BTreeMap;
@@ -9,19 +9,19 @@ use uuid::Uuid;
 
 /// A value and where it stands, such as `messages[2].content[0].type`.
 #[derive(Clone, Debug)]
-pub struct Field<'a> {
+pub struct JsonField<'a> {
     pub path: String,
-    pub value: &'a Json,
+    pub value: &'a JsonTree,
 }
 
-impl<'a> Field<'a> {
+impl<'a> JsonField<'a> {
     pub fn refuse(&self, must: &str) -> ApiError {
         ApiError::invalid(self.path.clone(), format!("{} {must}.", self.path))
     }
 
     pub fn bool(&self) -> Result<bool, ApiError> {
         match self.value {
-            Json::Bool(value) => Ok(*value),
+            JsonTree::Bool(value) => Ok(*value),
             _ => Err(self.refuse("must be true or false")),
         }
     }
@@ -29,15 +29,15 @@ impl<'a> Field<'a> {
     /// A string of at most `max` characters.
     pub fn text(&self, max: usize) -> Result<&'a str, ApiError> {
         match self.value {
-            Json::String(text) if text.len() <= max || text.chars().count() <= max => Ok(text),
-            Json::String(_) => Err(self.refuse(&format!("must have at most {max} characters"))),
+            JsonTree::String(text) if text.len() <= max || text.chars().count() <= max => Ok(text),
+            JsonTree::String(_) => Err(self.refuse(&format!("must have at most {max} characters"))),
             _ => Err(self.refuse("must be a string")),
         }
     }
 
     pub fn uuid(&self) -> Result<Uuid, ApiError> {
         let text = match self.value {
-            Json::String(text) => text.as_str(),
+            JsonTree::String(text) => text.as_str(),
             _ => "",
         };
         headers::hyphenated(text).ok_or_else(|| self.refuse("must be a hyphenated UUID"))
@@ -46,7 +46,7 @@ impl<'a> Field<'a> {
     /// A whole number written without fraction or exponent.
     pub fn integer(&self, range: RangeInclusive<i64>) -> Result<i64, ApiError> {
         let number = match self.value {
-            Json::Number(literal) => literal.parse().ok(),
+            JsonTree::Number(literal) => literal.parse().ok(),
             _ => None,
         };
         let must = || match (range.start(), range.end()) {
@@ -58,7 +58,7 @@ impl<'a> Field<'a> {
 
     pub fn number(&self, range: RangeInclusive<f64>) -> Result<f32, ApiError> {
         let number: Option<f64> = match self.value {
-            Json::Number(literal) => literal.parse().ok(),
+            JsonTree::Number(literal) => literal.parse().ok(),
             _ => None,
         };
         let must =
@@ -67,33 +67,35 @@ impl<'a> Field<'a> {
     }
 
     /// The items of an array of at most `max`.
-    pub fn items(&self, max: usize) -> Result<Vec<Field<'a>>, ApiError> {
-        let Json::Array(items) = self.value else { return Err(self.refuse("must be an array")) };
+    pub fn items(&self, max: usize) -> Result<Vec<JsonField<'a>>, ApiError> {
+        let JsonTree::Array(items) = self.value else {
+            return Err(self.refuse("must be an array"));
+        };
         if items.len() > max {
             return Err(self.refuse(&format!("must have at most {max} items")));
         }
-        let item = |(index, value)| Field { path: format!("{}[{index}]", self.path), value };
+        let item = |(index, value)| JsonField { path: format!("{}[{index}]", self.path), value };
         Ok(items.iter().enumerate().map(item).collect())
     }
 
     /// The members of an object that are not null: null means absent.
-    pub fn members(&self) -> Result<BTreeMap<&'a str, Field<'a>>, ApiError> {
+    pub fn members(&self) -> Result<BTreeMap<&'a str, JsonField<'a>>, ApiError> {
         let all = self.all_members()?;
         Ok(all.into_iter().filter(|(_, field)| !field.is_null()).collect())
     }
 
-    pub fn all_members(&self) -> Result<BTreeMap<&'a str, Field<'a>>, ApiError> {
-        let Json::Object(members) = self.value else {
+    pub fn all_members(&self) -> Result<BTreeMap<&'a str, JsonField<'a>>, ApiError> {
+        let JsonTree::Object(members) = self.value else {
             return Err(self.refuse("must be an object"));
         };
-        let member = |(name, value): (&'a String, &'a Json)| {
-            (name.as_str(), Field { path: self.path_of(name), value })
+        let member = |(name, value): (&'a String, &'a JsonTree)| {
+            (name.as_str(), JsonField { path: self.path_of(name), value })
         };
         Ok(members.iter().map(member).collect())
     }
 
     pub fn is_null(&self) -> bool {
-        matches!(self.value, Json::Null)
+        matches!(self.value, JsonTree::Null)
     }
 
     /// The path of a member. Names come from the client, so only plain short ones are repeated.
@@ -107,20 +109,20 @@ impl<'a> Field<'a> {
 
 /// Takes a member that must be there.
 pub fn required<'a>(
-    of: &Field<'_>,
-    members: &mut BTreeMap<&'a str, Field<'a>>,
+    of: &JsonField<'_>,
+    members: &mut BTreeMap<&'a str, JsonField<'a>>,
     name: &'static str,
-) -> Result<Field<'a>, ApiError> {
+) -> Result<JsonField<'a>, ApiError> {
     members.remove(name).ok_or_else(|| missing(of, name))
 }
 
-pub fn missing(of: &Field<'_>, name: &'static str) -> ApiError {
+pub fn missing(of: &JsonField<'_>, name: &'static str) -> ApiError {
     let path = of.path_of(name);
     ApiError::invalid(path.clone(), format!("{path} is required."))
 }
 
 /// Refuses what nobody took.
-pub fn refuse_rest(members: &BTreeMap<&str, Field<'_>>) -> Result<(), ApiError> {
+pub fn refuse_rest(members: &BTreeMap<&str, JsonField<'_>>) -> Result<(), ApiError> {
     match members.values().next() {
         Some(field) => Err(field.refuse("is not supported")),
         None => Ok(()),

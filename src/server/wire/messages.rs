@@ -1,7 +1,7 @@
 //! The `messages` of a completion request.
 
-use super::fields::{Field, missing, refuse_rest, required};
-use crate::ledger::canonical::Canonical as Json;
+use super::fields::{JsonField, missing, refuse_rest, required};
+use super::json::JsonTree;
 use crate::server::error::ApiError;
 use crate::text::ChatMessage;
 use serde_json::{Value, json};
@@ -15,11 +15,11 @@ pub(super) const MAX_NAME: usize = 64;
 pub(super) const MAX_ARGUMENTS: usize = 16 * 1024;
 const ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
 
-type Members<'a> = BTreeMap<&'a str, Field<'a>>;
+type MessageFields<'a> = BTreeMap<&'a str, JsonField<'a>>;
 
 /// 1 to 64 messages. Null members are dropped and named in `ignored`: clients send replies back as
 /// they got them.
-pub fn parse(field: &Field, ignored: &mut Vec<String>) -> Result<Vec<ChatMessage>, ApiError> {
+pub fn parse(field: &JsonField, ignored: &mut Vec<String>) -> Result<Vec<ChatMessage>, ApiError> {
     let items = field.items(MAX_MESSAGES)?;
     if items.is_empty() {
         return Err(field.refuse("must have at least one message"));
@@ -27,7 +27,7 @@ pub fn parse(field: &Field, ignored: &mut Vec<String>) -> Result<Vec<ChatMessage
     items.iter().map(|item| message(item, ignored)).collect()
 }
 
-fn message(field: &Field, ignored: &mut Vec<String>) -> Result<ChatMessage, ApiError> {
+fn message(field: &JsonField, ignored: &mut Vec<String>) -> Result<ChatMessage, ApiError> {
     let mut members = field.all_members()?;
     drop_nulls(&mut members, ignored);
     let role = role(&required(field, &mut members, "role")?)?;
@@ -41,7 +41,11 @@ fn message(field: &Field, ignored: &mut Vec<String>) -> Result<ChatMessage, ApiE
 }
 
 /// Only the calls of an assistant can stand in for its text.
-fn content(of: &Field, found: Option<Field>, has_calls: bool) -> Result<Option<String>, ApiError> {
+fn content(
+    of: &JsonField,
+    found: Option<JsonField>,
+    has_calls: bool,
+) -> Result<Option<String>, ApiError> {
     match found {
         Some(content) => text(&content).map(Some),
         None if has_calls => Ok(None),
@@ -49,7 +53,11 @@ fn content(of: &Field, found: Option<Field>, has_calls: bool) -> Result<Option<S
     }
 }
 
-fn tool_call_id(of: &Field, role: &str, found: Option<Field>) -> Result<Option<String>, ApiError> {
+fn tool_call_id(
+    of: &JsonField,
+    role: &str,
+    found: Option<JsonField>,
+) -> Result<Option<String>, ApiError> {
     match found {
         Some(id) if role == "tool" => short(&id).map(Some),
         Some(id) => Err(id.refuse("belongs to tool messages")),
@@ -58,7 +66,7 @@ fn tool_call_id(of: &Field, role: &str, found: Option<Field>) -> Result<Option<S
     }
 }
 
-fn drop_nulls(members: &mut Members, ignored: &mut Vec<String>) {
+fn drop_nulls(members: &mut MessageFields, ignored: &mut Vec<String>) {
     members.retain(|name, field| {
         if field.is_null() && *name != "content" {
             ignored.push(field.path.clone());
@@ -67,28 +75,28 @@ fn drop_nulls(members: &mut Members, ignored: &mut Vec<String>) {
     });
 }
 
-fn role<'a>(field: &Field<'a>) -> Result<&'a str, ApiError> {
+fn role<'a>(field: &JsonField<'a>) -> Result<&'a str, ApiError> {
     let must = || field.refuse("must be system, user, assistant or tool");
     field.text(MAX_NAME).ok().filter(|role| ROLES.contains(role)).ok_or_else(must)
 }
 
-fn short(field: &Field) -> Result<String, ApiError> {
+fn short(field: &JsonField) -> Result<String, ApiError> {
     field.text(MAX_NAME).map(str::to_owned)
 }
 
 /// A string, or text parts in a row. The body's size bounds the text.
-fn text(field: &Field) -> Result<String, ApiError> {
+fn text(field: &JsonField) -> Result<String, ApiError> {
     if let Ok(text) = field.text(usize::MAX) {
         return Ok(text.to_owned());
     }
     let parts = field.items(MAX_PARTS).map_err(|error| match field.value {
-        Json::Array(_) => error,
+        JsonTree::Array(_) => error,
         _ => field.refuse("must be a string or an array of text parts"),
     })?;
     parts.iter().map(part).collect()
 }
 
-fn part<'a>(field: &Field<'a>) -> Result<&'a str, ApiError> {
+fn part<'a>(field: &JsonField<'a>) -> Result<&'a str, ApiError> {
     let mut members = field.members()?;
     let kind = required(field, &mut members, "type")?;
     if kind.text(MAX_NAME) != Ok("text") {
@@ -100,7 +108,7 @@ fn part<'a>(field: &Field<'a>) -> Result<&'a str, ApiError> {
 }
 
 /// Calls of an earlier turn, as templates want them. An empty list is none.
-fn tool_calls(role: &str, field: &Field) -> Result<Option<Value>, ApiError> {
+fn tool_calls(role: &str, field: &JsonField) -> Result<Option<Value>, ApiError> {
     if role != "assistant" {
         return Err(field.refuse("belongs to assistant messages"));
     }
@@ -109,7 +117,7 @@ fn tool_calls(role: &str, field: &Field) -> Result<Option<Value>, ApiError> {
     Ok((!calls.is_empty()).then_some(Value::Array(calls)))
 }
 
-fn tool_call(field: &Field) -> Result<Value, ApiError> {
+fn tool_call(field: &JsonField) -> Result<Value, ApiError> {
     let mut members = field.members()?;
     let id = required(field, &mut members, "id")?.text(MAX_NAME)?;
     let kind = required(field, &mut members, "type")?;

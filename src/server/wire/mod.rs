@@ -5,6 +5,7 @@ pub mod chat_request;
 pub mod chat_schema;
 pub mod completion;
 pub mod fields;
+pub mod json;
 pub mod messages;
 pub mod objects;
 pub mod query;

@@ -1,5 +1,5 @@
-//! Objects that are read: the account, its balances, models, requests. Times are Unix seconds,
-//! amounts integer strings.
+//! The objects that clients read: the account, its balances, models, requests. Times are Unix
+//! seconds, amounts integer strings.
 
 use super::completion::UsageObject;
 use super::query::Page;
@@ -14,6 +14,7 @@ use crate::ledger::{
     CredentialKind, FailureCode, Microcredits, RequestRecord,
 };
 use crate::pool::ServedModel;
+use crate::request::TokenLimits;
 use schemars::JsonSchema;
 use serde::Serialize;
 use uuid::Uuid;
@@ -92,7 +93,8 @@ impl CreditBalance {
 }
 
 #[derive(Clone, Debug, Serialize, JsonSchema)]
-pub struct Model {
+#[schemars(rename = "Model")]
+pub struct ModelObject {
     pub id: ModelId,
     #[schemars(extend("const" = "model"))]
     object: &'static str,
@@ -114,14 +116,14 @@ pub struct Model {
 }
 
 /// Tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
-pub struct ModelLimits {
-    pub model_context_tokens: u32,
-    pub qualified_context_tokens: u32,
-    pub plan_context_tokens: u32,
+#[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
+struct ModelLimits {
+    model_context_tokens: u32,
+    qualified_context_tokens: u32,
+    plan_context_tokens: u32,
     /// The lowest of the three.
-    pub context_tokens: u32,
-    pub max_output_tokens: u32,
+    context_tokens: u32,
+    max_output_tokens: u32,
 }
 
 /// Microcredits per million tokens.
@@ -135,7 +137,7 @@ struct Pricing {
     output: Microcredits,
 }
 
-impl Model {
+impl ModelObject {
     pub fn of(model: &ServedModel, plan: &Plan) -> Self {
         let manifest = model.qualified.manifest();
         let units = |price| Microcredits::new(price).unwrap_or(Microcredits::MAX);
@@ -152,7 +154,7 @@ impl Model {
             task: "text_generation",
             input_modalities: ["text"],
             output_modalities: ["text"],
-            limits: ModelLimits::of(model, plan),
+            limits: TokenLimits::of(model, plan).into(),
             pricing: Pricing {
                 input: units(manifest.prices.input),
                 cached_input: units(manifest.prices.cached_input),
@@ -162,25 +164,14 @@ impl Model {
     }
 }
 
-impl ModelLimits {
-    pub fn of(model: &ServedModel, plan: &Plan) -> Self {
-        let limits = model.qualified.manifest().limits;
-        let served = u32::try_from(model.max_context).unwrap_or(u32::MAX);
-        let qualified = model.qualified.qualified_context_tokens().min(served);
-        Self::lowest(limits.model_context_tokens, qualified, plan, limits.max_output_tokens)
-    }
-
-    fn lowest(model: u32, qualified: u32, plan: &Plan, max_output: u32) -> Self {
-        let plan_context = plan.context_tokens.unwrap_or(model);
-        let context = model.min(qualified).min(plan_context);
+impl From<TokenLimits> for ModelLimits {
+    fn from(limits: TokenLimits) -> Self {
         Self {
-            model_context_tokens: model,
-            qualified_context_tokens: qualified,
-            plan_context_tokens: plan_context,
-            context_tokens: context,
-            max_output_tokens: max_output
-                .min(plan.max_output_tokens.unwrap_or(max_output))
-                .min(context),
+            model_context_tokens: limits.model_context,
+            qualified_context_tokens: limits.qualified_context,
+            plan_context_tokens: limits.plan_context,
+            context_tokens: limits.context,
+            max_output_tokens: limits.max_output,
         }
     }
 }
@@ -189,15 +180,15 @@ impl ModelLimits {
 pub struct ModelPage {
     #[schemars(extend("const" = "list"))]
     object: &'static str,
-    data: Vec<Model>,
+    data: Vec<ModelObject>,
     has_more: bool,
     next_after: Option<ModelId>,
 }
 
 impl ModelPage {
     /// The asked part of `models`, which are sorted by id.
-    pub fn cut(models: Vec<Model>, page: Page) -> Self {
-        let mut data: Vec<Model> =
+    pub fn cut(models: Vec<ModelObject>, page: Page) -> Self {
+        let mut data: Vec<ModelObject> =
             models.into_iter().filter(|m| page.after.is_none_or(|after| m.id.0 > after)).collect();
         let has_more = data.len() > page.limit;
         data.truncate(page.limit);
@@ -239,7 +230,7 @@ impl RequestObject {
         let total = |split: BucketAmounts| {
             split.trial.checked_add(split.premium).unwrap_or(Microcredits::MAX)
         };
-        let live = matches!(attempt.state, AttemptState::Queued | AttemptState::Running);
+        let live = !attempt.state.is_terminal();
         Self {
             id: record.key.request,
             object: "request",
@@ -286,22 +277,5 @@ mod tests {
         check(balance(0, 0, 0), balance(0, 0, 0), Some([0, 0, 0, 0, 0]));
         check(balance(100, 40, 60), balance(500, 0, 30), Some([60, 500, 470, 470, 90]));
         check(balance(1, 2, 0), balance(0, 0, 0), None);
-    }
-
-    #[test]
-    fn the_lowest_context_counts() {
-        let check = |plan: (Option<u32>, Option<u32>), qualified: u32, expect: (u32, u32, u32)| {
-            let plan =
-                Plan { context_tokens: plan.0, max_output_tokens: plan.1, ..Plan::default() };
-            let limits = ModelLimits::lowest(8192, qualified, &plan, 4096);
-            assert_eq!(
-                (limits.plan_context_tokens, limits.context_tokens, limits.max_output_tokens),
-                expect
-            );
-        };
-        check((None, None), 8192, (8192, 8192, 4096));
-        check((None, None), 2048, (8192, 2048, 2048));
-        check((Some(1000), None), 2048, (1000, 1000, 1000));
-        check((Some(100_000), Some(10)), 8192, (100_000, 8192, 10));
     }
 }

@@ -1,7 +1,7 @@
 //! Request bodies: each bound and each refusal, with the parameter it names.
 
 use super::chat_request::ChatRequest;
-use crate::ledger::canonical::canonicalise;
+use super::json::JsonTree;
 use crate::server::error::ApiError;
 
 const MODEL: &str = "0197a0b1-c2d3-7e4f-8a5b-6c7d8e9f0a1b";
@@ -17,7 +17,7 @@ fn with_messages(messages: &str) -> String {
 }
 
 fn parse(body: &str) -> Result<ChatRequest, ApiError> {
-    ChatRequest::parse(&canonicalise(body.as_bytes()).unwrap())
+    ChatRequest::parse(&JsonTree::parse(body.as_bytes()).unwrap())
 }
 
 fn accepted(body: &str) -> ChatRequest {
@@ -41,10 +41,10 @@ fn what_is_honoured_arrives() {
            "repetition_penalty":1.1,"seed":-1,"stop":["a","b"],"logprobs":true,"top_logprobs":3,
            "logit_bias":{"5":-100},"n":1"#,
     ));
-    assert!(request.stream && request.include_usage && request.ignore_eos);
-    assert_eq!((request.max_tokens, request.min_tokens), (Some(7), 2));
-    assert_eq!(request.stop, ["a", "b"]);
-    let sampling = &request.sampling;
+    assert!(request.input.stream && request.include_usage && request.input.ignore_eos);
+    assert_eq!((request.input.max_tokens, request.input.min_tokens), (Some(7), 2));
+    assert_eq!(request.input.stop, ["a", "b"]);
+    let sampling = &request.input.sampling;
     assert_eq!(
         (sampling.temperature, sampling.top_p, sampling.top_k),
         (Some(0.5), Some(0.9), Some(40))
@@ -61,12 +61,15 @@ fn null_means_absent_and_aliases_agree() {
     let request = accepted(&body(
         r#""max_tokens":null,"max_completion_tokens":9,"stop":null,"tools":null,"seed":null"#,
     ));
-    assert_eq!(request.max_tokens, Some(9));
-    assert!(request.stop.is_empty() && request.ignored.is_empty());
-    assert_eq!(accepted(&body(r#""max_tokens":9,"max_completion_tokens":9"#)).max_tokens, Some(9));
-    assert_eq!(accepted(&body(r#""stop":"x""#)).stop, ["x"]);
-    assert_eq!(accepted(&body(r#""top_k":-1"#)).sampling.top_k, Some(0));
-    assert_eq!(accepted(&body(r#""logprobs":true"#)).sampling.logprobs, Some(0));
+    assert_eq!(request.input.max_tokens, Some(9));
+    assert!(request.input.stop.is_empty() && request.ignored.is_empty());
+    assert_eq!(
+        accepted(&body(r#""max_tokens":9,"max_completion_tokens":9"#)).input.max_tokens,
+        Some(9)
+    );
+    assert_eq!(accepted(&body(r#""stop":"x""#)).input.stop, ["x"]);
+    assert_eq!(accepted(&body(r#""top_k":-1"#)).input.sampling.top_k, Some(0));
+    assert_eq!(accepted(&body(r#""logprobs":true"#)).input.sampling.logprobs, Some(0));
 }
 
 #[test]
@@ -166,7 +169,7 @@ fn tools_are_bounded_before_they_are_refused() {
 #[test]
 fn messages_in_every_accepted_form() {
     let check = |messages: &str, expect: &[(&str, Option<&str>)]| {
-        let seen = accepted(&with_messages(messages)).messages;
+        let seen = accepted(&with_messages(messages)).input.messages;
         let seen: Vec<_> = seen.iter().map(|m| (m.role.as_str(), m.content.as_deref())).collect();
         assert_eq!(seen, expect, "{messages}");
     };

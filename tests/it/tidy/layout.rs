@@ -22,7 +22,7 @@ const MODULES: Rows = &[
     ("catalogue", &["ids", "ledger", "clock", "models", "kernels", "qualification"]),
     ("pool", &["catalogue", "config", "engine", "ids", "text"]),
     (
-        "server",
+        "request",
         &[
             "catalogue",
             "clock",
@@ -33,6 +33,22 @@ const MODULES: Rows = &[
             "ledger",
             "metrics",
             "pool",
+            "store",
+            "text",
+        ],
+    ),
+    (
+        "server",
+        &[
+            "catalogue",
+            "clock",
+            "config",
+            "engine",
+            "ids",
+            "ledger",
+            "metrics",
+            "pool",
+            "request",
             "store",
             "text",
         ],
@@ -49,6 +65,7 @@ const MODULES: Rows = &[
             "models",
             "pool",
             "qualification",
+            "request",
             "server",
             "store",
             "text",
@@ -209,9 +226,10 @@ fn followed<'a>(tree: &'a Tree, mention: &Mention) -> Option<&'a Source> {
 }
 
 /// Paths that may be named only in files that begin with one of the given prefixes.
-const NAMED_ONLY_IN: [(&str, &[&str]); 7] = [
+const NAMED_ONLY_IN: [(&str, &[&str]); 8] = [
     ("redb", &["src/store/"]),
     ("axum", &["src/server/"]),
+    ("hyper", &["src/server/transport/", "src/cli/"]),
     ("std::env::var", ENVIRONMENT),
     ("std::env::vars", ENVIRONMENT),
     ("std::env::var_os", ENVIRONMENT),

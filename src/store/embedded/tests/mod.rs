@@ -163,6 +163,7 @@ fn admit(request: u128, attempt: u128, boot: BootId, cost: u32) -> Command {
         max_output_tokens: cost,
         prices: Prices { revision: 1, input: 1_000_000, cached_input: 500_000, output: 1_000_000 },
         max_concurrent: 1_000,
+        retention_ms: u64::MAX,
     }))
 }
 

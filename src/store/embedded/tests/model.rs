@@ -79,6 +79,7 @@ fn admission() -> impl Strategy<Value = Command> {
                 output: 2_000_000,
             },
             max_concurrent,
+            retention_ms: u64::MAX,
         }))
     })
 }

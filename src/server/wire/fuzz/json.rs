@@ -1,8 +1,7 @@
 //! Any bytes as canonical JSON, held against serde_json wherever the two mean the same.
 
 use crate::ids::SessionId;
-use crate::ledger::canonical::{Canonical, JsonError, canonicalise};
-use crate::ledger::fingerprint::fingerprint;
+use crate::server::wire::json::{JsonError, JsonTree, fingerprint};
 use cresset_models::testing::{Mutation, mutated};
 use serde_json::Value;
 use uuid::Uuid;
@@ -14,24 +13,24 @@ const TEXTS: &[&[u8]] = &[
     br#"{"a":1,"\u0061":2,"":"","b":{"c":{},"d":[{}]}}"#,
 ];
 
-fn of(body: &Canonical) -> [u8; 32] {
+fn of(body: &JsonTree) -> [u8; 32] {
     fingerprint("POST", "/v1/chat/completions", SessionId(Uuid::nil()), body)
 }
 
 /// The same tree; numbers by their tokens, as serde_json would read them.
-fn is(canonical: &Canonical, value: &Value) -> bool {
+fn is(canonical: &JsonTree, value: &Value) -> bool {
     match (canonical, value) {
-        (Canonical::Null, Value::Null) => true,
-        (Canonical::Bool(ours), Value::Bool(theirs)) => ours == theirs,
-        (Canonical::String(ours), Value::String(theirs)) => ours == theirs,
-        (Canonical::Number(literal), Value::Number(_)) => {
+        (JsonTree::Null, Value::Null) => true,
+        (JsonTree::Bool(ours), Value::Bool(theirs)) => ours == theirs,
+        (JsonTree::String(ours), Value::String(theirs)) => ours == theirs,
+        (JsonTree::Number(literal), Value::Number(_)) => {
             serde_json::from_str::<Value>(literal).ok().as_ref() == Some(value)
         }
-        (Canonical::Array(ours), Value::Array(theirs)) => {
+        (JsonTree::Array(ours), Value::Array(theirs)) => {
             ours.len() == theirs.len()
                 && ours.iter().zip(theirs).all(|(ours, theirs)| is(ours, theirs))
         }
-        (Canonical::Object(ours), Value::Object(theirs)) => {
+        (JsonTree::Object(ours), Value::Object(theirs)) => {
             ours.len() == theirs.len()
                 && ours
                     .iter()
@@ -60,7 +59,7 @@ fn members(text: &[u8]) -> usize {
 fn canonical_json() {
     bolero::check!().with_iterations(10_000).with_type().for_each(|mutation: &Mutation| {
         let text = mutated(TEXTS, mutation);
-        match (canonicalise(&text), serde_json::from_slice::<Value>(&text)) {
+        match (JsonTree::parse(&text), serde_json::from_slice::<Value>(&text)) {
             (Ok(canonical), theirs) => {
                 // serde_json knows no numbers beyond f64; everything else it reads as well.
                 let number_too_large = |error: &serde_json::Error| {
@@ -74,7 +73,7 @@ fn canonical_json() {
                     members(&text),
                     "a key is there twice"
                 );
-                let again = canonicalise(canonical.to_string().as_bytes());
+                let again = JsonTree::parse(canonical.to_string().as_bytes());
                 assert_eq!(again.as_ref(), Ok(&canonical));
                 assert_eq!(again.map(|again| of(&again)), Ok(of(&canonical)));
             }

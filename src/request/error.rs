@@ -1,0 +1,93 @@
+//! Why a request gets no answer, in the node's own words. Each surface words it for its clients.
+
+use crate::engine::Refused;
+use crate::ledger::{FailureCode, Refusal};
+use crate::pool::PoolError;
+use crate::store::StoreError;
+use std::time::Duration;
+
+/// What a client is told to wait where nothing better is known.
+const SOON: Duration = Duration::from_secs(1);
+
+/// A refusal before anything ran, or the failure that ended an attempt. None of them charges
+/// anything, except that a cancelled request pays for what was computed.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum RequestError {
+    /// The account's plan does not have the model, or the node does not serve it.
+    #[error("the model is not available to this account")]
+    ModelNotFound,
+    /// More output was asked for than model and plan allow, tokens.
+    #[error("at most {limit} output tokens are allowed")]
+    OutputAboveLimit { limit: u32 },
+    /// Prompt and output together are longer than the context, all in tokens.
+    #[error("{prompt} prompt and {output} output tokens are more than {limit}")]
+    ContextExceeded { limit: u32, prompt: u32, output: u32 },
+    #[error("at least more tokens are asked for than the {max_tokens} that are allowed")]
+    MinTokensAboveMax { max_tokens: u32 },
+    /// A logit bias names a token id that the vocabulary, of this many tokens, does not have.
+    #[error("a biased token is outside of the vocabulary of {vocabulary}")]
+    UnknownToken { vocabulary: usize },
+    /// The model's chat template refuses the conversation; the text says why.
+    #[error("{0}")]
+    TemplateRefused(String),
+    /// The engine's whole KV cache is too small for prompt and output.
+    #[error("prompt and output together never fit the engine")]
+    NeverFits,
+    /// A rule of the ledger: credits, concurrency, credential, or what the id answers already.
+    #[error(transparent)]
+    Ledger(#[from] Refusal),
+    /// The request runs and cannot be joined, or its end is on its way.
+    #[error("the request is in progress")]
+    InProgress,
+    #[error("the request was cancelled")]
+    Cancelled,
+    #[error("there is more work than the node can take")]
+    Overloaded { retry_after: Duration },
+    #[error("the node is shutting down")]
+    Draining,
+    #[error("the request did not finish within its time limit")]
+    DeadlineExceeded,
+    #[error("the generation failed on the node's side")]
+    GenerationFailed,
+    /// What is stored cannot be confirmed now. The same request may be sent again.
+    #[error("the ledger cannot be reached")]
+    LedgerUnavailable,
+}
+
+impl From<PoolError> for RequestError {
+    fn from(error: PoolError) -> Self {
+        match error {
+            PoolError::Overloaded { retry_after }
+            | PoolError::Engine(Refused::Overloaded { retry_after }) => {
+                Self::Overloaded { retry_after }
+            }
+            PoolError::Engine(Refused::Draining) => Self::Draining,
+            PoolError::Engine(Refused::TooLarge(_)) => Self::NeverFits,
+            PoolError::Engine(Refused::Dead(_)) | PoolError::NotServed => Self::GenerationFailed,
+        }
+    }
+}
+
+impl From<StoreError> for RequestError {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Refused(refusal) => Self::Ledger(refusal),
+            StoreError::Overloaded => Self::Overloaded { retry_after: SOON },
+            StoreError::Unavailable(_) | StoreError::Unusable(_) | StoreError::InUse(_) => {
+                Self::LedgerUnavailable
+            }
+        }
+    }
+}
+
+impl From<FailureCode> for RequestError {
+    fn from(failure: FailureCode) -> Self {
+        match failure {
+            FailureCode::GenerationFailed | FailureCode::NodeRestarted => Self::GenerationFailed,
+            FailureCode::DeadlineExceeded => Self::DeadlineExceeded,
+            FailureCode::Overloaded => Self::Overloaded { retry_after: SOON },
+            FailureCode::Draining => Self::Draining,
+            FailureCode::ControlPlaneUnavailable => Self::LedgerUnavailable,
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! One id is one request: it is attached to while it runs, answered from the store once it has
+//! completed, and started where it is new.
+
+use super::error::RequestError;
+use super::lifecycle;
+use super::live::{Admission, LiveRequest, Subscription};
+use super::plan::{IncomingRequest, RequestPlan, prepare};
+use super::services::Services;
+use crate::clock::UnixMillis;
+use crate::ledger::{Refusal, RequestRecord, Seen, idempotency};
+use bytes::Bytes;
+use std::sync::Arc;
+
+/// Where the answer to a request comes from.
+pub enum AnswerSource {
+    /// The rendered body, now complete.
+    Body(Bytes),
+    /// The deltas from the first one. The request was admitted at `created_at`.
+    Stream { created_at: UnixMillis, deltas: Subscription },
+    /// The body that was stored when the request completed earlier, as a stream or not.
+    Stored { body: Bytes, stream: bool },
+}
+
+/// What to do after one look for a request.
+enum Next {
+    Answer(AnswerSource),
+    /// The request has just started or ended: look again.
+    Retry,
+    /// The ledger lets it run.
+    Run,
+}
+
+/// Finds the request among the live ones and in the ledger, or starts it.
+///
+/// Equal requests that arrive together meet among the live ones: one is admitted and the others
+/// join it. When it is refused, each of the others tries again by itself.
+pub async fn find_or_start(
+    services: &Arc<Services>,
+    request: &IncomingRequest,
+) -> Result<AnswerSource, RequestError> {
+    let mut looked_again = false;
+    loop {
+        let mut next = match services.live.get(&request.key) {
+            Some(live) => join(services, request, &live).await?,
+            None => recall(services, request, &mut looked_again).await?,
+        };
+        if let Next::Run = next {
+            next = start(services, prepare(services, request).await?).await?;
+        }
+        if let Next::Answer(found) = next {
+            return Ok(found);
+        }
+    }
+}
+
+/// Joins a live request.
+async fn join(
+    services: &Services,
+    request: &IncomingRequest,
+    live: &Arc<LiveRequest>,
+) -> Result<Next, RequestError> {
+    let Admission::Admitted { created_at } = live.admission().await else {
+        return Ok(Next::Retry);
+    };
+    if live.fingerprint != request.fingerprint {
+        return Err(Refusal::FingerprintMismatch.into());
+    }
+    services.metrics.attaches.inc();
+    follow(live, subscribe(services, live)?, created_at).await
+}
+
+/// Looks into the ledger.
+async fn recall(
+    services: &Services,
+    request: &IncomingRequest,
+    looked_again: &mut bool,
+) -> Result<Next, RequestError> {
+    let ledger = services.store.read().await?;
+    if let Some(record) = ledger.request(&request.key).await? {
+        let retention = services.config.requests.replay_ms();
+        let now = services.clock.now();
+        match idempotency::judge(&record, &request.fingerprint, now, retention)? {
+            Seen::Completed => return stored(services, &record).await,
+            Seen::Cancelled => return Err(RequestError::Cancelled),
+            // It went live after the look among the live ones, or has ended since it was read.
+            Seen::InProgress if !std::mem::replace(looked_again, true) => return Ok(Next::Retry),
+            Seen::InProgress => return Err(RequestError::InProgress),
+            Seen::MayRetry => {}
+        }
+    }
+    // Admission checks this, too. By then the engine has the input, and it may be down again.
+    let account = request.key.account;
+    let crashes = ledger.crashes(account, &request.fingerprint).await?;
+    idempotency::check_crashes(crashes)?;
+    Ok(Next::Run)
+}
+
+async fn stored(services: &Services, record: &RequestRecord) -> Result<Next, RequestError> {
+    let body = services.store.body(&record.key).await?.ok_or(Refusal::ResultExpired)?;
+    services.metrics.replays.inc();
+    Ok(Next::Answer(AnswerSource::Stored { body, stream: record.stream }))
+}
+
+/// Makes the request live, unless an equal one was faster, and starts its lifecycle.
+async fn start(services: &Arc<Services>, plan: RequestPlan) -> Result<Next, RequestError> {
+    let live = plan.live.clone();
+    // Before the start: a stream without listeners would count as abandoned.
+    let subscription = subscribe(services, &live)?;
+    if !services.live.insert(&live) {
+        return Ok(Next::Retry);
+    }
+    services.tasks.spawn(lifecycle::run(services.clone(), plan));
+    match live.admission().await {
+        Admission::Admitted { created_at } => follow(&live, subscription, created_at).await,
+        Admission::Superseded => Ok(Next::Retry),
+        Admission::Refused(error) => Err(error),
+    }
+}
+
+/// A listener's subscription to a stream; `None` for an answer in one piece.
+fn subscribe(
+    services: &Services,
+    live: &Arc<LiveRequest>,
+) -> Result<Option<Subscription>, RequestError> {
+    if !live.stream {
+        return Ok(None);
+    }
+    let limit = services.config.requests.max_subscribers;
+    Subscription::new(live, limit).map(Some).ok_or(RequestError::InProgress)
+}
+
+async fn follow(
+    live: &LiveRequest,
+    subscription: Option<Subscription>,
+    created_at: UnixMillis,
+) -> Result<Next, RequestError> {
+    let found = match subscription {
+        Some(deltas) => AnswerSource::Stream { created_at, deltas },
+        None => AnswerSource::Body(live.ended().await?),
+    };
+    Ok(Next::Answer(found))
+}

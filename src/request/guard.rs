@@ -1,0 +1,76 @@
+//! Undoes a request that ends early: by a refusal, an unreachable ledger or a panic.
+
+use super::error::RequestError;
+use super::live::{Admission, LiveRequest};
+use super::plan::RequestPlan;
+use super::services::Services;
+use crate::ids::AttemptId;
+use crate::ledger::commands::ReleaseCause;
+use crate::ledger::{Command, FailureCode};
+use std::sync::Arc;
+
+/// Holds a request's place among the live ones and its reservation. Dropped in any state, it gives
+/// both back and ends the request uncharged. The sequence ends with its ticket.
+pub struct ReservationGuard {
+    services: Arc<Services>,
+    live: Arc<LiveRequest>,
+    attempt: AttemptId,
+    /// If dropped now, release the reservation with this failure code; `None` when there is no
+    /// reservation to release.
+    release_as: Option<FailureCode>,
+}
+
+impl ReservationGuard {
+    pub fn new(services: &Arc<Services>, plan: &RequestPlan) -> Self {
+        let (live, attempt) = (plan.live.clone(), plan.admit.attempt);
+        Self { services: services.clone(), live, attempt, release_as: None }
+    }
+
+    /// The admission is about to be sent: from here on there may be a reservation.
+    pub fn arm(&mut self) {
+        self.release_as = Some(FailureCode::GenerationFailed);
+    }
+
+    /// Ends a request that has no reservation.
+    pub fn not_admitted(mut self, admission: Admission) {
+        self.release_as = None;
+        self.decide(admission);
+    }
+
+    /// Ends a request that may have a reservation, which the drop releases.
+    pub fn in_doubt(mut self) {
+        self.end_unrecorded();
+        self.decide(Admission::Refused(RequestError::LedgerUnavailable));
+    }
+
+    /// The ledger cannot be told the end now: the store keeps trying to release the reservation.
+    pub fn end_unrecorded(&mut self) {
+        self.release_as = Some(FailureCode::ControlPlaneUnavailable);
+    }
+
+    /// The reservation has its end in the ledger.
+    pub fn resolved(&mut self) {
+        self.release_as = None;
+        self.services.live.remove(&self.live);
+    }
+
+    fn decide(&self, admission: Admission) {
+        // Removed first: a caller that waited for the admission looks among the live ones again.
+        self.services.live.remove(&self.live);
+        self.live.decide(admission);
+    }
+}
+
+impl Drop for ReservationGuard {
+    fn drop(&mut self) {
+        if let Some(code) = self.release_as {
+            self.services.store.submit_detached(Command::Release {
+                key: self.live.key,
+                attempt: self.attempt,
+                cause: ReleaseCause::Failed(code),
+            });
+        }
+        self.services.live.remove(&self.live);
+        self.live.end(Err(RequestError::GenerationFailed));
+    }
+}
