@@ -3,7 +3,6 @@
 use super::{Error, Result};
 use crate::ids::ModelId;
 use cresset_qualification::Origin;
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -45,7 +44,7 @@ pub struct Manifest {
     pub sources: Vec<Source>,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Upstream {
     pub name: String,

@@ -1,8 +1,6 @@
 //! Amounts of money and what tokens cost. Integers only, every operation checked.
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
@@ -67,20 +65,6 @@ impl<'de> Deserialize<'de> for Microcredits {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
         text.parse().map_err(de::Error::custom)
-    }
-}
-
-impl JsonSchema for Microcredits {
-    fn schema_name() -> Cow<'static, str> {
-        "Units".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({
-            "description": "Microcredits, a whole number up to 9007199254740991. One credit is 1000000 of them.",
-            "type": "string",
-            "pattern": "^(0|[1-9][0-9]{0,15})$",
-        })
     }
 }
 

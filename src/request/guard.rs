@@ -2,7 +2,6 @@
 
 use super::error::RequestError;
 use super::live::{Admission, LiveRequest};
-use super::plan::RequestPlan;
 use super::services::Services;
 use crate::ids::AttemptId;
 use crate::ledger::commands::ReleaseCause;
@@ -21,9 +20,8 @@ pub struct ReservationGuard {
 }
 
 impl ReservationGuard {
-    pub fn new(services: &Arc<Services>, plan: &RequestPlan) -> Self {
-        let (live, attempt) = (plan.live.clone(), plan.admit.attempt);
-        Self { services: services.clone(), live, attempt, release_as: None }
+    pub fn new(services: &Arc<Services>, live: &Arc<LiveRequest>, attempt: AttemptId) -> Self {
+        Self { services: services.clone(), live: live.clone(), attempt, release_as: None }
     }
 
     /// The admission is about to be sent: from here on there may be a reservation.

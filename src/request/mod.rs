@@ -18,6 +18,8 @@ mod rate_limit;
 pub mod recent_errors;
 mod services;
 mod settle;
+#[cfg(test)]
+mod tests;
 pub mod transcript;
 
 pub use error::RequestError;

@@ -1,14 +1,13 @@
 //! Everything that can go wrong as a client sees it, and the one table of how each looks on the
 //! wire.
 
+use super::wire::error_object::ErrorObject;
 use crate::config::HttpSettings;
 use crate::ledger::Refusal;
 use crate::request::RequestError;
 use crate::store::StoreError;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use schemars::JsonSchema;
-use serde::Serialize;
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -97,24 +96,6 @@ pub enum ApiError {
     Draining,
     #[error("The request did not finish within its time limit and was not charged.")]
     DeadlineExceeded,
-}
-
-/// The `error` member of a body.
-#[derive(Serialize, JsonSchema)]
-#[schemars(rename = "Error")]
-pub struct ErrorObject<'a> {
-    /// Stable; what a program looks at.
-    code: &'a str,
-    /// What went wrong and what to change, for people.
-    message: String,
-    /// Family of the error.
-    #[serde(rename = "type")]
-    family: &'a str,
-    /// The member, header or path part that was refused.
-    param: Option<&'a str>,
-    /// The response's `x-request-id`.
-    #[schemars(extend("format" = "uuid"))]
-    request_id: &'a str,
 }
 
 /// How an error looks on the wire.

@@ -1,6 +1,7 @@
 //! The responses of an operation: its objects, and its refusals as the error table tells them.
 
-use crate::server::error::{ApiError, ErrorObject};
+use crate::server::error::ApiError;
+use crate::server::wire::error_object::ErrorObject;
 use axum::http::HeaderName;
 use schemars::JsonSchema;
 use schemars::generate::SchemaGenerator;

@@ -4,11 +4,13 @@
 pub mod chat_request;
 pub mod chat_schema;
 pub mod completion;
+pub mod error_object;
 pub mod fields;
 pub mod json;
 pub mod messages;
 pub mod objects;
 pub mod query;
+mod schemas;
 
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};

@@ -3,6 +3,7 @@
 
 use super::completion::UsageObject;
 use super::query::Page;
+use super::schemas::UpstreamSchema;
 use crate::catalogue::Upstream;
 use crate::clock::UnixMillis;
 use crate::config::Plan;
@@ -102,6 +103,7 @@ pub struct ModelObject {
     owned_by: String,
     address: Option<String>,
     publisher: String,
+    #[schemars(with = "UpstreamSchema")]
     upstream: Upstream,
     release_id: Uuid,
     release_label: String,

@@ -1,0 +1,213 @@
+//! Requests that are found, joined, replayed and undone, over a ledger of their own and no model.
+
+use super::guard::ReservationGuard;
+use super::live::{Admission, LiveRequest};
+use super::*;
+use crate::clock::{SystemClock, UnixMillis};
+use crate::config::Config;
+use crate::ids::{AccountId, AttemptId, CredentialId, ModelId, RequestId, SessionId};
+use crate::ledger::commands::{ReleaseCause, SettleEnd};
+use crate::ledger::{
+    Account, AccountStatus, Admit, Attempt, AttemptState, Command, Credential, CredentialKind,
+    FailureCode, FinishReason, Prices, Refusal, Usage,
+};
+use crate::store::{Limits, Store, StoreConfig};
+use bytes::Bytes;
+use std::sync::Arc;
+use tempfile::TempDir;
+
+const INPUT: [u8; 32] = [1; 32];
+
+/// A node without models, with one account and its key.
+struct Setup {
+    services: Arc<Services>,
+    caller: Arc<Caller>,
+    _folder: TempDir,
+}
+
+impl Setup {
+    async fn new() -> Self {
+        let folder = TempDir::new().unwrap();
+        let config = StoreConfig::folder(folder.path());
+        Store::init(&config).unwrap();
+        let store = Store::open(&config, Arc::new(SystemClock), Limits::default()).unwrap();
+        let services = Services::new(Config::default(), store, Arc::new(SystemClock));
+        let (account, now) = (AccountId::generate(), UnixMillis(0));
+        let credential = Credential {
+            id: CredentialId::generate(),
+            kind: CredentialKind::ApiKey,
+            account,
+            application: None,
+            label: None,
+            digest: [7; 32],
+            hint: "hint".into(),
+            created_at: now,
+            expires_at: None,
+            revoked_at: None,
+        };
+        let (name, plan) = ("a".to_owned(), "default".to_owned());
+        let create = Command::CreateAccount { id: account, name: name.clone(), plan: plan.clone() };
+        services.store.submit(create).await.unwrap();
+        let issue = Command::IssueCredential { credential: credential.clone() };
+        services.store.submit(issue).await.unwrap();
+        let status = AccountStatus::Active;
+        let account = Account { id: account, name, plan, status, created_at: now, in_flight: 0 };
+        Self { services, caller: Arc::new(Caller { account, credential }), _folder: folder }
+    }
+
+    fn incoming(&self) -> IncomingRequest {
+        IncomingRequest {
+            caller: self.caller.clone(),
+            key: self.caller.key(RequestId::generate()),
+            session: SessionId::generate(),
+            fingerprint: INPUT,
+            input: GenerationInput { model: Some(ModelId::generate()), ..Default::default() },
+            render: |_| Bytes::new(),
+        }
+    }
+
+    /// Makes the request live, without a lifecycle.
+    fn live(&self, request: &IncomingRequest) -> Arc<LiveRequest> {
+        let credential = self.caller.credential.id;
+        let live = Arc::new(LiveRequest::new(request.key, INPUT, credential, false));
+        assert!(self.services.live.insert(&live));
+        live
+    }
+
+    /// Reserves nothing for the request, which costs nothing.
+    async fn admit(&self, request: &IncomingRequest) -> AttemptId {
+        let admit = Admit {
+            key: request.key,
+            credential: self.caller.credential.id,
+            attempt: AttemptId::generate(),
+            boot: self.services.store.boot(),
+            fingerprint: INPUT,
+            session: request.session,
+            model: ModelId::generate(),
+            stream: false,
+            prompt_tokens: 1,
+            max_output_tokens: 1,
+            prices: Prices::default(),
+            max_concurrent: 9,
+            retention_ms: u64::MAX,
+        };
+        let attempt = admit.attempt;
+        self.services.store.submit(Command::Admit(Box::new(admit))).await.unwrap();
+        attempt
+    }
+
+    async fn latest(&self, request: &IncomingRequest) -> Attempt {
+        let ledger = self.services.store.read().await.unwrap();
+        ledger.request(&request.key).await.unwrap().unwrap().latest().clone()
+    }
+
+    /// The latest attempt, once it has ended.
+    async fn ended(&self, request: &IncomingRequest) -> Attempt {
+        loop {
+            let attempt = self.latest(request).await;
+            if attempt.state.is_terminal() {
+                return attempt;
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    async fn find(&self, request: &IncomingRequest) -> Result<AnswerSource, RequestError> {
+        find_or_start(&self.services, request).await
+    }
+}
+
+#[tokio::test]
+async fn a_live_request_is_joined_by_its_own_input_alone() {
+    let setup = Setup::new().await;
+    let request = setup.incoming();
+    let live = setup.live(&request);
+    live.decide(Admission::Admitted { created_at: UnixMillis(0) });
+    live.end(Ok("body".into()));
+    let found = setup.find(&request).await;
+    assert!(matches!(found, Ok(AnswerSource::Body(body)) if body == "body"));
+    let other = IncomingRequest { fingerprint: [2; 32], ..request };
+    let refused = setup.find(&other).await.err();
+    assert_eq!(refused, Some(Refusal::FingerprintMismatch.into()));
+}
+
+#[tokio::test]
+async fn a_request_that_was_refused_is_tried_anew() {
+    let setup = Setup::new().await;
+    let request = setup.incoming();
+    let live = setup.live(&request);
+    let guard = ReservationGuard::new(&setup.services, &live, AttemptId::generate());
+    guard.not_admitted(Admission::Refused(RequestError::Draining));
+    // It comes as far as its model, which nobody serves here.
+    assert_eq!(setup.find(&request).await.err(), Some(RequestError::ModelNotFound));
+}
+
+#[tokio::test]
+async fn what_the_ledger_knows_answers() {
+    let setup = Setup::new().await;
+    let store = &setup.services.store;
+
+    let request = setup.incoming();
+    let (key, attempt) = (request.key, setup.admit(&request).await);
+    assert_eq!(setup.find(&request).await.err(), Some(RequestError::InProgress));
+    store.put_body(key, "body".into(), UnixMillis(u64::MAX)).await.unwrap();
+    let (usage, end) = (Usage::default(), SettleEnd::Completed(FinishReason::Stop));
+    store.submit(Command::Settle { key, attempt, usage, end }).await.unwrap();
+    let found = setup.find(&request).await;
+    assert!(matches!(found, Ok(AnswerSource::Stored { body, stream: false }) if body == "body"));
+
+    for (cause, expect) in [
+        (ReleaseCause::CancelledInQueue, RequestError::Cancelled),
+        (ReleaseCause::Failed(FailureCode::GenerationFailed), RequestError::ModelNotFound),
+    ] {
+        let request = setup.incoming();
+        let (key, attempt) = (request.key, setup.admit(&request).await);
+        store.submit(Command::Release { key, attempt, cause }).await.unwrap();
+        assert_eq!(setup.find(&request).await.err(), Some(expect), "{cause:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_dropped_guard_releases_the_reservation() {
+    let setup = Setup::new().await;
+    let request = setup.incoming();
+    let (live, attempt) = (setup.live(&request), setup.admit(&request).await);
+    let mut guard = ReservationGuard::new(&setup.services, &live, attempt);
+    guard.arm();
+    drop(guard);
+    assert_eq!(setup.ended(&request).await.failure, Some(FailureCode::GenerationFailed));
+    assert_eq!(live.ended().await, Err(RequestError::GenerationFailed));
+    assert!(setup.services.live.is_empty());
+}
+
+#[tokio::test]
+async fn a_reservation_in_doubt_is_released() {
+    let setup = Setup::new().await;
+    let request = setup.incoming();
+    let (live, attempt) = (setup.live(&request), setup.admit(&request).await);
+    let mut guard = ReservationGuard::new(&setup.services, &live, attempt);
+    guard.arm();
+    guard.in_doubt();
+    assert_eq!(setup.ended(&request).await.failure, Some(FailureCode::ControlPlaneUnavailable));
+    let admission = live.admission().await;
+    assert_eq!(admission, Admission::Refused(RequestError::LedgerUnavailable));
+}
+
+#[tokio::test]
+async fn a_guard_leaves_what_is_resolved_or_not_its_own() {
+    let setup = Setup::new().await;
+    let request = setup.incoming();
+    let (live, attempt) = (setup.live(&request), setup.admit(&request).await);
+    let mut guard = ReservationGuard::new(&setup.services, &live, attempt);
+    guard.arm();
+    guard.resolved();
+    drop(guard);
+    let mut guard = ReservationGuard::new(&setup.services, &live, attempt);
+    guard.arm();
+    guard.not_admitted(Admission::Superseded);
+    // Commands are applied in order: after this one a release would have been applied.
+    let key = request.key;
+    setup.services.store.submit(Command::Start { key, attempt }).await.unwrap();
+    assert_eq!(setup.latest(&request).await.state, AttemptState::Running);
+    assert_eq!(live.admission().await, Admission::Superseded);
+}
