@@ -6,7 +6,7 @@ use crate::pool::PoolError;
 use crate::store::StoreError;
 use std::time::Duration;
 
-/// What a client is told to wait where nothing better is known.
+/// A client is told to wait this long where nothing better is known.
 const SOON: Duration = Duration::from_secs(1);
 
 /// A refusal before anything ran, or the failure that ended an attempt. None of them charges
@@ -22,7 +22,7 @@ pub enum RequestError {
     /// Prompt and output together are longer than the context, all in tokens.
     #[error("{prompt} prompt and {output} output tokens are more than {limit}")]
     ContextExceeded { limit: u32, prompt: u32, output: u32 },
-    #[error("at least more tokens are asked for than the {max_tokens} that are allowed")]
+    #[error("more tokens are required than the {max_tokens} that are allowed")]
     MinTokensAboveMax { max_tokens: u32 },
     /// A logit bias names a token id that the vocabulary, of this many tokens, does not have.
     #[error("a biased token is outside of the vocabulary of {vocabulary}")]
@@ -49,7 +49,7 @@ pub enum RequestError {
     DeadlineExceeded,
     #[error("the generation failed on the node's side")]
     GenerationFailed,
-    /// What is stored cannot be confirmed now. The same request may be sent again.
+    /// The ledger cannot confirm what it stores. The same request may be sent again.
     #[error("the ledger cannot be reached")]
     LedgerUnavailable,
 }

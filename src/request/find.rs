@@ -11,7 +11,7 @@ use crate::ledger::{Refusal, RequestRecord, Seen, idempotency};
 use bytes::Bytes;
 use std::sync::Arc;
 
-/// Where the answer to a request comes from.
+/// The source of a request's answer.
 pub enum AnswerSource {
     /// The rendered body, now complete.
     Body(Bytes),
@@ -21,7 +21,7 @@ pub enum AnswerSource {
     Stored { body: Bytes, stream: bool },
 }
 
-/// What to do after one look for a request.
+/// The next step after one look for a request.
 enum Next {
     Answer(AnswerSource),
     /// The request has just started or ended: look again.

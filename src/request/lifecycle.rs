@@ -73,7 +73,7 @@ pub async fn run(services: Arc<Services>, plan: RequestPlan) {
     }
 }
 
-/// How a generation ended, as the ledger must know it.
+/// The end of a generation, as the ledger must know it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum RequestEnd {
     Completed(FinishReason, Usage),
@@ -328,9 +328,9 @@ impl RunningRequest {
     }
 }
 
-/// What the engine's last event means. An answer that is complete stays so, even if a stop was
-/// asked for meanwhile. `cut_at` is the number of tokens up to the end of a completed stop string;
-/// `started` tells whether anything was computed.
+/// Derives the request's end from the engine's last event. An answer that is complete stays so,
+/// even if a stop was asked for meanwhile. `cut_at` is the number of tokens up to the end of a
+/// completed stop string; `started` tells whether anything was computed.
 fn outcome_of(
     finished: &Finished,
     cut_at: Option<u32>,

@@ -29,7 +29,7 @@ pub enum Delta {
     },
 }
 
-/// What became of a request's reservation.
+/// The ledger's decision about a request's reservation.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Admission {
     /// The reservation is durable since `created_at`.

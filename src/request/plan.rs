@@ -48,7 +48,7 @@ pub struct IncomingRequest {
     pub render: fn(&CompleteAnswer) -> Bytes,
 }
 
-/// What a client wants generated, within every bound that does not depend on the model.
+/// The generation that a client asks for, within every bound that does not depend on the model.
 #[derive(Clone, Debug, Default)]
 pub struct GenerationInput {
     /// A request without a model is refused as one for a model that does not exist.

@@ -1,4 +1,4 @@
-//! What requests need from the node, shared by all of them and by every surface.
+//! Everything that requests need from the node, shared by all of them and by every surface.
 
 use super::error::RequestError;
 use super::live::{LiveRequests, StopRequest};
@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio_util::task::TaskTracker;
 
+/// The node as its requests and surfaces see it. There is one for each node.
 pub struct Services {
     pub config: Config,
     pub store: Store,
@@ -87,7 +88,7 @@ fn allows(plan: &Plan, model: &ServedModel) -> bool {
     plan.models.as_ref().is_none_or(|models| models.iter().any(|m| m == name || *m == id))
 }
 
-/// How long a model's prompt and output may be under a plan, all in tokens.
+/// The longest prompt and output that a plan allows a model, all in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenLimits {
     /// The model's own context.

@@ -9,8 +9,8 @@ use crate::store::StoreError;
 use bytes::Bytes;
 use std::time::{Duration, Instant};
 
-/// How long an end waits for a ledger that cannot be reached before the request fails uncharged.
-/// The ledger reopens a failed file within seconds.
+/// The longest wait of an end for a ledger that cannot be reached, after which the request fails
+/// uncharged. The ledger reopens a failed file within seconds.
 const LEDGER_PATIENCE: Duration = Duration::from_secs(30);
 /// Between two tries: short beside the patience, long beside a commit.
 const LEDGER_PAUSE: Duration = Duration::from_millis(100);

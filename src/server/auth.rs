@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use subtle::ConstantTimeEq;
 
-/// What the credential check needs.
+/// Holds what the credential check needs: the ledger, and the count of failures by peer.
 #[derive(Clone)]
 pub struct Gate {
     services: Arc<Services>,

@@ -98,7 +98,7 @@ pub enum ApiError {
     DeadlineExceeded,
 }
 
-/// How an error looks on the wire.
+/// The form of an error on the wire.
 struct ErrorForm {
     status: StatusCode,
     code: &'static str,

@@ -65,7 +65,7 @@ pub async fn finish_response(
     response
 }
 
-/// What was refused before it became a request of anybody's.
+/// The response to bytes that were refused before they became a request.
 pub fn outside(error: ApiError) -> Response {
     let mut response = error.into_response();
     let id = Uuid::now_v7();

@@ -8,7 +8,7 @@ use schemars::generate::SchemaGenerator;
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What every response carries, and what refusals carry beside it.
+/// The headers that every response carries.
 const ALWAYS: [&str; 3] = ["x-request-id", "cache-control", "x-content-type-options"];
 
 /// Any operation may answer these.

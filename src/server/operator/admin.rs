@@ -16,7 +16,8 @@ use std::path::PathBuf;
 
 type Result<T = Value, E = AdminError> = std::result::Result<T, E>;
 
-/// What operator commands act on. Without a node there is no running work to stop or to report.
+/// Holds what operator commands act on. Without a node there is no running work to stop or to
+/// report.
 #[derive(Clone, Copy)]
 pub struct Operator<'a> {
     pub store: &'a Store,

@@ -1,4 +1,4 @@
-//! What the node is doing, for `cresset status`, readiness and the operator's eyes.
+//! Reports what the node is doing, for `cresset status` and for the readiness check.
 
 use super::Live;
 use crate::engine::{EngineHandle, EngineStats};

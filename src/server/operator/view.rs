@@ -1,5 +1,5 @@
-//! What operators see of the ledger, as JSON: times in Unix seconds, amounts in microcredits as
-//! integer strings.
+//! Renders the ledger's rows for operators as JSON: times in Unix seconds, amounts in microcredits
+//! as integer strings.
 
 use crate::clock::UnixMillis;
 use crate::ledger::records::EntryKind;

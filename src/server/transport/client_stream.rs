@@ -33,11 +33,11 @@ pub struct ClientStream {
     limits: Arc<HttpSettings>,
     /// Read from the socket and not handed on.
     buffer: BytesMut,
-    /// How much of the buffer may be handed on now.
+    /// Bytes of the buffer that may be handed on now.
     passed: usize,
     /// Bytes behind those which pass unexamined: what is left of a body, or all of HTTP/2.
     body: u64,
-    /// How much of the buffer was searched for the head's end.
+    /// Bytes of the buffer that were searched for the head's end.
     looked: usize,
     /// Runs while a head has begun and is not whole.
     head_due: Option<Pin<Box<Sleep>>>,

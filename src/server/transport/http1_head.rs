@@ -1,7 +1,7 @@
 //! The head of an HTTP/1 request, judged before the HTTP library sees it: its bounds, and that it
 //! can be read in one way only.
 //!
-//! What one program takes for a body another may take for the next request. So nothing is repaired
+//! One program may read as a body what another reads as the next request. So nothing is repaired
 //! or guessed here: line ends, lengths and codings that two readers could see differently are
 //! refused.
 
@@ -10,7 +10,7 @@ use crate::server::error::ApiError;
 use axum::http::{Method, Uri};
 use httparse::{Header, Request, Status};
 
-/// Where a head ends, and how much belongs to it.
+/// The length of a head and of the body that follows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestHead {
     /// Bytes of the head with its empty line.

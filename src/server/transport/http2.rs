@@ -1,5 +1,5 @@
-//! What the HTTP/2 library leaves open: streams whose reader takes nothing, and connections on
-//! which nothing happens.
+//! Ends what the HTTP/2 library would leave open: streams whose reader takes nothing, and
+//! connections on which nothing happens.
 
 use axum::body::{Body, Bytes};
 use axum::response::Response;

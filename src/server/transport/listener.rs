@@ -29,9 +29,10 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 
-/// A breath before accepting again when the process is out of file descriptors.
+/// The pause before accepting again when the process is out of file descriptors: long enough for a
+/// connection to end, short beside a client's patience.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// What a client that speaks HTTP/2 begins with.
+/// A client that speaks HTTP/2 sends this first.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Added to the library's own bounds, so that ours are met first and answered like any other
 /// refusal.

@@ -48,8 +48,8 @@ impl JsonTree {
     }
 }
 
-/// What makes two sends of a request id the same request: method, path, session and body. The
-/// credential and the user agent are not part of it, so that a rotated key still finds its request.
+/// Two sends of a request id are the same request when method, path, session and body are the same.
+/// The credential and the user agent do not count, so that a rotated key still finds its request.
 ///
 /// SHA-256 over the parts, each preceded by its length so that none can run into the next.
 pub fn fingerprint(method: &str, path: &str, session: SessionId, body: &JsonTree) -> [u8; 32] {

@@ -1,4 +1,4 @@
-//! What goes over the wire, and nothing else: queries and bodies in, objects out. The only place
+//! The shapes that go over the wire: queries and bodies in, objects out. This is the only place
 //! that knows field names.
 
 pub mod chat_request;
