@@ -306,7 +306,7 @@ impl RunningRequest {
     async fn settle(&self, usage: Usage, end: SettleEnd) -> Result<RequestRecord, StoreError> {
         let (key, attempt) = (self.live.key, self.record.latest().id);
         let command = Command::Settle { key, attempt, usage, end };
-        let settled = resolve(&self.services, command).await?;
+        let settled = resolve(&self.services, &command).await?;
         let Usage { prompt_tokens, cached_tokens, completion_tokens } = usage;
         self.services.metrics.tokens(prompt_tokens, cached_tokens, completion_tokens);
         self.services.metrics.charged_units.inc_by(settled.latest().charged.total().get());
@@ -315,7 +315,7 @@ impl RunningRequest {
 
     async fn release(&self, cause: ReleaseCause) -> Result<(), StoreError> {
         let (key, attempt) = (self.live.key, self.record.latest().id);
-        resolve(&self.services, Command::Release { key, attempt, cause }).await.map(drop)
+        resolve(&self.services, &Command::Release { key, attempt, cause }).await.map(drop)
     }
 
     fn count(&self, end: RequestEnd) {

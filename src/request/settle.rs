@@ -25,7 +25,7 @@ pub async fn commit(services: &Services, command: Command) -> Result<Outcome, St
 
 /// Sends a terminal command until the ledger has it. Sending it twice ends the attempt once.
 /// Returns the record as the ledger has it then.
-pub async fn resolve(services: &Services, command: Command) -> Result<RequestRecord, StoreError> {
+pub async fn resolve(services: &Services, command: &Command) -> Result<RequestRecord, StoreError> {
     match patiently(|| commit(services, command.clone())).await? {
         Outcome::Request(record) | Outcome::AlreadyResolved(record) => Ok(record),
         _ => Err(StoreError::Unavailable("an end had no record".into())),
