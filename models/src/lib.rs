@@ -12,10 +12,12 @@
 
 pub mod arch;
 pub mod batch;
+pub mod blocks;
 pub mod config;
-pub mod gpu;
+pub mod cuda;
+pub mod decoder;
 pub mod kv_cache;
-pub mod layers;
+
 pub mod loader;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

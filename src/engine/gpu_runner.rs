@@ -9,7 +9,7 @@ use super::sampling_params::RowSampling;
 use cresset_kernels::Compute;
 use cresset_kernels::gpu::{Gpu, Kind};
 use cresset_kernels::sampling::gpu::GREEDY;
-use cresset_models::gpu::{self, GpuModel};
+use cresset_models::cuda::{self as gpu, GpuModel};
 use cresset_models::{ForwardBatch, ModelSource};
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -12,7 +12,7 @@ pub(crate) mod tensors;
 mod tests;
 
 use crate::arch::{self, Blueprint};
-use crate::layers::decoder::{Decoder, Weights};
+use crate::decoder::{Decoder, Weights};
 use crate::{Error, Model, Result};
 use candle_core::Device;
 use cresset_kernels::Compute;

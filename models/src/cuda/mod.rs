@@ -11,9 +11,9 @@ mod cache;
 mod decoder;
 mod graphs;
 mod inputs;
+mod store;
 #[cfg(test)]
 mod tests;
-mod weights;
 mod workspace;
 
 pub use inputs::Row;
@@ -31,7 +31,7 @@ use graphs::Graphs;
 use inputs::{Inputs, Shape, Staged};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use weights::Device;
+use store::Device;
 
 /// Steps that may be launched and not yet collected.
 pub const DEPTH: usize = 2;

@@ -1,7 +1,7 @@
 //! Grouped-query self-attention with a fused QKV projection. Ainslie et al. 2023, "GQA".
 
-use super::workspace::Workspace;
 use crate::arch::Recipe;
+use crate::decoder::workspace::Workspace;
 use crate::loader::store::{Host, Store};
 use crate::loader::tensors::Tensors;
 use crate::{ForwardBatch, ModelConfig, Result};

@@ -1,7 +1,7 @@
 //! The gated feed-forward block with a fused gate and up projection.
 
-use super::workspace::Workspace;
 use crate::arch::Recipe;
+use crate::decoder::workspace::Workspace;
 use crate::loader::store::{Host, Store};
 use crate::loader::tensors::Tensors;
 use crate::{ModelConfig, Result};

@@ -3,13 +3,13 @@
 
 use super::cache::KvCache;
 use super::inputs::{Inputs, Sequences, Shape};
-use super::weights::Device;
+use super::store::Device;
 use super::workspace::{Activations, Workspace};
 use super::{Options, max_splits};
 use crate::arch::Blueprint;
-use crate::layers::attention::Attention;
-use crate::layers::decoder::Weights;
-use crate::layers::rope;
+use crate::blocks::attention::Attention;
+use crate::decoder::Weights;
+use crate::decoder::rope;
 use crate::{Error, ModelConfig, Result};
 use cresset_kernels::activation::gpu::gated;
 use cresset_kernels::attention::gpu::{Paged, decode, prefill};

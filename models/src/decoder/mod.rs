@@ -1,10 +1,12 @@
 //! The decoder skeleton every architecture fills: embedding, pre-norm blocks, final norm, output
 //! projection.
 
-use super::attention::{Attention, Step};
-use super::mlp::Mlp;
-use super::rope;
-use super::workspace::{Logits, Workspace};
+pub mod rope;
+pub mod workspace;
+
+use crate::blocks::attention::{Attention, Step};
+use crate::blocks::mlp::Mlp;
+
 use crate::arch::Blueprint;
 use crate::config::RopeScaling;
 use crate::loader::LoadOptions;
@@ -18,6 +20,7 @@ use cresset_kernels::embedding::{gather, gather_rows};
 use cresset_kernels::linear::{Weight, linear};
 use cresset_kernels::norm::{add_rms_norm, rms_norm};
 use cresset_kernels::rope::RopeTable;
+use workspace::{Logits, Workspace};
 
 pub struct Decoder {
     config: ModelConfig,
