@@ -1,6 +1,7 @@
-//! Numeric kernels: one folder per op. `mod.rs` states shapes, dtypes and aliasing once and checks
-//! them; `reference.rs` is the specification in plain f32 loops; `cpu.rs` is the fast path judged
-//! by it; `gpu.rs` launches the kernels of `<op>.cu`. Outputs are owned by the caller.
+//! Numeric kernels: one folder per op. `mod.rs` holds the op's trait; `args.rs` its one argument
+//! struct, which states shapes, dtypes and aliasing and checks them for every path; `reference.rs`
+//! is the specification in plain f32 loops; `cpu.rs` is the fast path judged by it; `gpu.rs`
+//! launches the kernels of `<op>.cu`. The caller owns the outputs.
 
 #![cfg_attr(
     test,
@@ -24,6 +25,7 @@ pub mod gpu;
 pub mod linear;
 pub mod memory;
 pub mod norm;
+pub mod operand;
 pub mod rope;
 pub mod sampling;
 mod simd;
@@ -32,6 +34,25 @@ mod storage;
 mod testing;
 
 pub use compute::Compute;
+pub use operand::{DeviceOps, OpMemory};
+
+use activation::{Gated, SoftCap};
+use attention::Attention;
+use embedding::Embedding;
+use linear::Linear;
+use norm::Norm;
+use rope::Rope;
+
+/// All ops a model is made of. The two implementations are [`Compute`] (the CPU) and [`DeviceOps`].
+pub trait Ops:
+    Norm + Linear + Rope + Attention + Gated + SoftCap + Embedding + Send + Sync + 'static
+{
+}
+
+impl<T> Ops for T where
+    T: Norm + Linear + Rope + Attention + Gated + SoftCap + Embedding + Send + Sync + 'static
+{
+}
 
 /// What an op can refuse. A shape error is a bug of the caller; it names the op and the sizes.
 #[derive(Debug, thiserror::Error)]

@@ -2,8 +2,9 @@
 //! tasks.
 
 use crate::element::Element;
+use crate::operand::TensorView;
 use crate::{Error, Result};
-use candle_core::{CpuStorage, InplaceOp1, Layout, Storage, StorageRef, Tensor};
+use candle_core::{CpuStorage, InplaceOp1, Layout, Storage, StorageRef};
 use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::ops::{Deref, Range};
@@ -25,17 +26,20 @@ impl<E: Element> Deref for Data<'_, E> {
 }
 
 /// Borrows a contiguous f32 CPU tensor.
-pub(crate) fn read<'a>(op: &'static str, tensor: &'a Tensor) -> Result<Data<'a>> {
-    read_as(op, tensor)
+pub(crate) fn read<'a>(op: &'static str, view: TensorView<'a>) -> Result<Data<'a>> {
+    read_as(op, view)
 }
 
 /// Borrows a contiguous CPU tensor with elements of type `E`.
-pub(crate) fn read_as<'a, E: Element>(op: &'static str, tensor: &'a Tensor) -> Result<Data<'a, E>> {
-    let (storage, layout) = tensor.storage_and_layout();
+pub(crate) fn read_as<'a, E: Element>(
+    op: &'static str,
+    view: TensorView<'a>,
+) -> Result<Data<'a, E>> {
+    let (storage, layout) = view.tensor.storage_and_layout();
     if !matches!(&*storage, Storage::Cpu(storage) if E::of(storage).is_some()) {
-        return Err(unsupported(op, tensor));
+        return Err(unsupported(op, view));
     }
-    let range = contiguous(op, layout)?;
+    let range = contiguous(op, layout, view)?;
     Ok(Data { storage, range, element: PhantomData })
 }
 
@@ -43,25 +47,25 @@ pub(crate) fn read_as<'a, E: Element>(op: &'static str, tensor: &'a Tensor) -> R
 /// borrowed at the time.
 pub(crate) fn write(
     op: &'static str,
-    tensor: &Tensor,
+    view: TensorView,
     f: impl FnOnce(&mut [f32]) -> Result<()>,
 ) -> Result<()> {
-    write_as(op, tensor, f)
+    write_as(op, view, f)
 }
 
 /// Does the same as [`write()`] for elements of type `E`.
 pub(crate) fn write_as<E: Element>(
     op: &'static str,
-    tensor: &Tensor,
+    view: TensorView,
     f: impl FnOnce(&mut [E]) -> Result<()>,
 ) -> Result<()> {
-    let range = contiguous(op, tensor.layout())?;
+    let range = contiguous(op, view.tensor.layout(), view)?;
     let action =
         InPlace { op, range, state: RefCell::new(ClosureState::Ready(f)), element: PhantomData };
-    tensor.inplace_op1(&action)?;
+    view.tensor.inplace_op1(&action)?;
     match action.state.into_inner() {
         ClosureState::Done(result) => result,
-        _ => Err(unsupported(op, tensor)),
+        _ => Err(unsupported(op, view)),
     }
 }
 
@@ -97,30 +101,20 @@ impl<F: FnOnce(&mut [E]) -> Result<()>, E: Element> InplaceOp1 for InPlace<F, E>
     }
 }
 
-fn contiguous(op: &'static str, layout: &Layout) -> Result<Range<usize>> {
-    let (start, end) = layout.contiguous_offsets().ok_or_else(|| Error::Shape {
+/// Where a view's values lie in its tensor's storage.
+fn contiguous(op: &'static str, layout: &Layout, view: TensorView) -> Result<Range<usize>> {
+    let (first, _) = layout.contiguous_offsets().ok_or_else(|| Error::Shape {
         op,
         detail: format!("{:?} is not contiguous", layout.shape()),
     })?;
-    Ok(start..end)
+    let Range { start, end } = view.range();
+    Ok(first + start..first + end)
 }
 
 /// The error for a tensor of another type or on another device.
-pub(crate) fn unsupported(op: &'static str, tensor: &Tensor) -> Error {
-    let detail = format!("{:?} tensor on {:?}", tensor.dtype(), tensor.device());
+pub(crate) fn unsupported(op: &'static str, view: TensorView) -> Error {
+    let detail = format!("{:?} tensor on {:?}", view.tensor.dtype(), view.tensor.device());
     Error::Unsupported { op, detail }
-}
-
-/// Refuses tensors that share one allocation: locking one would wait for the other for ever, and
-/// writing one would change the other.
-pub(crate) fn distinct(op: &'static str, tensors: &[&Tensor]) -> Result<()> {
-    let address = |t: &Tensor| std::ptr::from_ref(&*t.storage_and_layout().0);
-    for (i, a) in tensors.iter().enumerate() {
-        if tensors[..i].iter().any(|b| address(a) == address(b)) {
-            return Err(shape(op, "an output shares its storage with another argument"));
-        }
-    }
-    Ok(())
 }
 
 pub(crate) fn shape(op: &'static str, detail: impl Into<String>) -> Error {
@@ -131,14 +125,6 @@ pub(crate) fn shape(op: &'static str, detail: impl Into<String>) -> Error {
 /// Fails with a shape error that says `detail` unless `ok`.
 pub(crate) fn ensure(op: &'static str, ok: bool, detail: impl FnOnce() -> String) -> Result<()> {
     if ok { Ok(()) } else { Err(shape(op, detail())) }
-}
-
-/// Rows and columns of a matrix.
-pub(crate) fn dims2(op: &'static str, tensor: &Tensor) -> Result<(usize, usize)> {
-    match tensor.dims() {
-        &[rows, cols] => Ok((rows, cols)),
-        other => Err(shape(op, format!("expected a matrix, got {other:?}"))),
-    }
 }
 
 /// An output of which the tasks of one `Compute::run` write disjoint parts.

@@ -7,8 +7,8 @@
 use candle_core::quantized::gguf_file;
 use candle_core::{Device, Tensor};
 use candle_transformers::models::quantized_llama::ModelWeights;
-use cresset_kernels::Compute;
-use cresset_models::{ForwardBatch, KvCache, LoadOptions, Model, ModelSource, load};
+use cresset_models::cpu::CpuModel;
+use cresset_models::{ForwardBatch, Model, ModelOptions, ModelSource};
 use std::error::Error;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -28,27 +28,20 @@ trait Side {
 }
 
 struct Ours {
-    model: Box<dyn Model>,
-    kv: KvCache,
+    model: CpuModel,
 }
 
 impl Ours {
     fn load(path: &Path, threads: usize) -> Outcome<Self> {
-        let options = LoadOptions {
-            device: Device::Cpu,
-            compute: Compute::new(threads),
-            dequantise: false,
+        let options = ModelOptions {
+            threads: threads,
+            block_size: BLOCK_SIZE,
             max_batched_tokens: PROMPT,
-            max_context: 2 * PROMPT,
+            max_context: Some(2 * PROMPT),
+            ..ModelOptions::default()
         };
-        let model = load(&ModelSource::Gguf(path.to_owned()), &options)?;
-        let kv = KvCache::new(
-            &model.config().kv_layout(),
-            2 * PROMPT / BLOCK_SIZE,
-            BLOCK_SIZE,
-            &Device::Cpu,
-        )?;
-        Ok(Self { model, kv })
+        let model = CpuModel::load(&ModelSource::Gguf(path.to_owned()), &options)?;
+        Ok(Self { model })
     }
 }
 
@@ -66,7 +59,7 @@ impl Side for Ours {
             block_tables: vec![(0..len.div_ceil(BLOCK_SIZE) as u32).collect()],
             logits_indices: vec![n - 1],
         };
-        Ok(self.model.forward(&batch, &mut self.kv)?)
+        Ok(self.model.forward(&batch)?)
     }
 }
 

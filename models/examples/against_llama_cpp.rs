@@ -4,9 +4,8 @@
 
 #![allow(clippy::disallowed_methods, unreachable_pub, reason = "a program that measures time")]
 
-use candle_core::Device;
-use cresset_kernels::Compute;
-use cresset_models::{ForwardBatch, KvCache, LoadOptions, Model, ModelSource, load};
+use cresset_models::cpu::CpuModel;
+use cresset_models::{ForwardBatch, ModelOptions, ModelSource};
 use std::error::Error;
 use std::io::Write;
 use std::path::PathBuf;
@@ -23,8 +22,7 @@ struct Side {
     /// Seconds of the processor that this thread took instead of seconds passed.
     processor_time: bool,
     start: Instant,
-    model: Box<dyn Model>,
-    kv: KvCache,
+    model: CpuModel,
 }
 
 fn main() -> Outcome<()> {
@@ -33,19 +31,20 @@ fn main() -> Outcome<()> {
         return Err("usage: against_llama_cpp MODEL THREADS [dequantise] [processor-time]".into());
     };
     let wants = |word: &str| rest.iter().any(|r| r == word);
-    let options = LoadOptions {
-        device: Device::Cpu,
-        compute: Compute::new(threads.parse()?),
+    // The cache is given memory where it is written, so a large one costs nothing.
+    let options = ModelOptions {
+        threads: threads.parse()?,
         dequantise: wants("dequantise"),
+        kv_bytes: 4 << 30,
+        block_size: BLOCK_SIZE,
         max_batched_tokens: MAX_BATCHED_TOKENS,
-        max_context: CAPACITY,
+        max_context: Some(CAPACITY),
+        ..ModelOptions::default()
     };
     let start = Instant::now();
-    let model = load(&ModelSource::Gguf(PathBuf::from(path)), &options)?;
-    let kv =
-        KvCache::new(&model.config().kv_layout(), CAPACITY / BLOCK_SIZE, BLOCK_SIZE, &Device::Cpu)?;
+    let model = CpuModel::load(&ModelSource::Gguf(PathBuf::from(path)), &options)?;
     answer(start.elapsed().as_secs_f64());
-    let mut side = Side { processor_time: wants("processor-time"), start, model, kv };
+    let mut side = Side { processor_time: wants("processor-time"), start, model };
     for line in std::io::stdin().lines() {
         let line = line?;
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -124,7 +123,7 @@ impl Side {
                 .collect(),
             logits_indices: (1..=streams).map(|s| (s * n - 1) as u32).collect(),
         };
-        self.model.forward(&batch, &mut self.kv)?;
+        self.model.forward(&batch)?;
         Ok(())
     }
 
@@ -143,7 +142,7 @@ impl Side {
             block_tables: vec![(0..n.div_ceil(BLOCK_SIZE as u32)).collect()],
             logits_indices: (0..n).collect(),
         };
-        let logits = self.model.forward(&batch, &mut self.kv)?.flatten_all()?.to_vec1::<f32>()?;
+        let logits = self.model.forward(&batch)?.flatten_all()?.to_vec1::<f32>()?;
         let bytes: Vec<u8> = logits.iter().flat_map(|value| value.to_le_bytes()).collect();
         std::fs::File::create(file)?.write_all(&bytes)?;
         Ok(self.seconds()? - start)

@@ -1,9 +1,8 @@
 //! Greedy continuation of token ids: `generate MODEL.gguf COUNT ID…` (a folder in Hugging Face
 //! layout works too).
 
-use candle_core::Device;
-use cresset_kernels::Compute;
-use cresset_models::{ForwardBatch, KvCache, LoadOptions, Model, ModelSource, load};
+use cresset_models::cpu::CpuModel;
+use cresset_models::{ForwardBatch, ModelOptions, ModelSource};
 use std::error::Error;
 use std::path::PathBuf;
 
@@ -17,18 +16,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let (path, count) = (PathBuf::from(path), count.parse::<usize>()?);
     let prompt = args.map(|id| id.parse::<u32>()).collect::<Result<Vec<_>, _>>()?;
-    let options = LoadOptions {
-        device: Device::Cpu,
-        compute: Compute::new(std::thread::available_parallelism()?.get()),
-        dequantise: false,
+    let options = ModelOptions {
+        threads: std::thread::available_parallelism()?.get(),
+        block_size: BLOCK_SIZE,
         max_batched_tokens: MAX_BATCHED_TOKENS,
-        max_context: prompt.len() + count,
+        max_context: Some(prompt.len() + count),
+        ..ModelOptions::default()
     };
     let source = if path.is_dir() { ModelSource::HfFolder(path) } else { ModelSource::Gguf(path) };
-    let mut model = load(&source, &options)?;
-    let blocks = (prompt.len() + count).div_ceil(BLOCK_SIZE);
-    let mut kv = KvCache::new(&model.config().kv_layout(), blocks, BLOCK_SIZE, &Device::Cpu)?;
-    for token in generate(&mut *model, &mut kv, &prompt, count)? {
+    let mut model = CpuModel::load(&source, &options)?;
+    for token in generate(&mut model, &prompt, count)? {
         print!("{token} ");
     }
     println!();
@@ -36,15 +33,14 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn generate(
-    model: &mut dyn Model,
-    kv: &mut KvCache,
+    model: &mut CpuModel,
     prompt: &[u32],
     count: usize,
 ) -> cresset_models::Result<Vec<u32>> {
     let (mut tokens, mut computed) = (prompt.to_vec(), 0);
     while tokens.len() < prompt.len() + count {
         let new = &tokens[computed..tokens.len().min(computed + MAX_BATCHED_TOKENS)];
-        let logits = model.forward(&step(new, computed, kv.block_size), kv)?;
+        let logits = model.forward(&step(new, computed))?;
         computed += new.len();
         if computed == tokens.len() {
             tokens.push(logits.argmax(1)?.to_vec1::<u32>()?[0]);
@@ -54,7 +50,7 @@ fn generate(
 }
 
 /// One sequence in the cache's first blocks; logits of its last row.
-fn step(new: &[u32], computed: usize, block_size: usize) -> ForwardBatch {
+fn step(new: &[u32], computed: usize) -> ForwardBatch {
     let len = computed + new.len();
     let positions: Vec<u32> = (computed as u32..len as u32).collect();
     ForwardBatch {
@@ -64,7 +60,7 @@ fn step(new: &[u32], computed: usize, block_size: usize) -> ForwardBatch {
         positions,
         cu_seqlens_q: vec![0, new.len() as u32],
         seq_lens: vec![len as u32],
-        block_tables: vec![(0..len.div_ceil(block_size) as u32).collect()],
+        block_tables: vec![(0..len.div_ceil(BLOCK_SIZE) as u32).collect()],
         logits_indices: vec![new.len() as u32 - 1],
     }
 }

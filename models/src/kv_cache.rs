@@ -1,10 +1,7 @@
 //! Paged key and value storage of all layers.
 
-use crate::{Error, Result};
-use candle_core::{DType, Device, Tensor};
-use cresset_kernels::memory::prefer_large_pages;
-use half::f16;
-use half::vec::HalfBitsVecExt;
+use candle_core::DType;
+use cresset_kernels::{Compute, OpMemory};
 
 /// What a model needs per cached token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,48 +20,26 @@ impl KvLayout {
     }
 }
 
-pub struct KvCache {
+/// K and V of every layer, in the layout that the ops of `M` read
+/// ([`RopeArgs`](cresset_kernels::rope::RopeArgs)).
+pub struct KvCache<M: OpMemory = Compute> {
     pub block_size: usize,
     pub num_blocks: usize,
-    /// Per layer: `[num_blocks, kv_heads, head_dim, block_size]`, so that one instruction reads a
-    /// dimension of many keys.
-    pub k: Vec<Tensor>,
-    /// Per layer: `[num_blocks, kv_heads, block_size, head_dim]`.
-    pub v: Vec<Tensor>,
+    /// Per layer: `num_blocks * block_size * kv_heads * head_dim` values.
+    pub k: Vec<M::Buffer>,
+    pub v: Vec<M::Buffer>,
 }
 
-impl KvCache {
-    /// Attention is fastest where `block_size` is a multiple of sixteen.
-    pub fn new(
+impl<M: OpMemory> KvCache<M> {
+    /// A cache whose buffers `allocate` makes, given their number of values.
+    pub(crate) fn with<E>(
         layout: &KvLayout,
         num_blocks: usize,
         block_size: usize,
-        device: &Device,
-    ) -> Result<Self> {
-        let of_layers = |shape: [usize; 4]| {
-            (0..layout.layers).map(|_| zeros(shape, layout.dtype, device)).collect()
-        };
-        let k: Result<_> = of_layers([num_blocks, layout.kv_heads, layout.head_dim, block_size]);
-        let v: Result<_> = of_layers([num_blocks, layout.kv_heads, block_size, layout.head_dim]);
-        Ok(Self { block_size, num_blocks, k: k?, v: v? })
+        allocate: impl Fn(usize) -> Result<M::Buffer, E>,
+    ) -> Result<Self, E> {
+        let len = num_blocks * block_size * layout.kv_heads * layout.head_dim;
+        let layers = || (0..layout.layers).map(|_| allocate(len)).collect::<Result<_, E>>();
+        Ok(Self { block_size, num_blocks, k: layers()?, v: layers()? })
     }
-}
-
-/// Zeros that the system has promised but not yet given, in large pages once it does.
-fn zeros(shape: [usize; 4], dtype: DType, device: &Device) -> Result<Tensor> {
-    let elements = shape.iter().product();
-    let tensor = match dtype {
-        DType::F32 => {
-            let data = vec![0f32; elements];
-            prefer_large_pages(&data);
-            Tensor::from_vec(data, &shape, device)
-        }
-        DType::F16 => {
-            let bits = vec![0u16; elements];
-            prefer_large_pages(&bits);
-            Tensor::from_vec(bits.reinterpret_into::<f16>(), &shape, device)
-        }
-        other => return Err(Error::Unsupported(format!("keys and values of type {other:?}"))),
-    };
-    Ok(tensor?)
 }

@@ -1,5 +1,5 @@
-//! Model files in, logits out: loading (GGUF, safetensors), the shared decoder skeleton, one file
-//! per architecture.
+//! Model files in, tokens out: loading (GGUF, safetensors), one file per architecture, the decoder
+//! (`decoder` and `blocks`, written once), and its two implementations: `cpu` and `cuda`.
 
 #![cfg_attr(
     test,
@@ -14,11 +14,12 @@ pub mod arch;
 pub mod batch;
 pub mod blocks;
 pub mod config;
+pub mod cpu;
 pub mod cuda;
 pub mod decoder;
 pub mod kv_cache;
-
 pub mod loader;
+pub mod options;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 #[cfg(test)]
@@ -27,9 +28,10 @@ mod tests;
 pub use batch::ForwardBatch;
 pub use config::ModelConfig;
 pub use kv_cache::{KvCache, KvLayout};
-pub use loader::{LoadOptions, ModelSource, load};
+pub use loader::ModelSource;
+pub use options::ModelOptions;
 
-use candle_core::Tensor;
+use cresset_kernels::sampling::{RowSampling, SampleResult};
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -57,14 +59,58 @@ pub enum Error {
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A loaded decoder. It owns weights and workspace; the KV cache is the caller's.
+/// A loaded decoder with its KV cache and sampler.
 pub trait Model: Send {
     fn config(&self) -> &ModelConfig;
-    /// One step over a ragged batch. Returns f32 logits `[batch.logits_indices.len(), vocab_size]`,
-    /// valid until the next call. The K and V of every token of the batch are in `kv` afterwards. A
-    /// row's logits have the same bits whatever else is in the batch and however its prompt was
-    /// chunked.
-    fn forward(&mut self, batch: &ForwardBatch, kv: &mut KvCache) -> Result<Tensor>;
+
     /// Bytes of weights held in memory.
     fn weight_bytes(&self) -> usize;
+
+    /// Blocks of the KV cache that batches may name.
+    fn num_blocks(&self) -> usize;
+
+    /// Most steps that may be launched and not yet collected.
+    fn depth(&self) -> usize;
+
+    /// Starts one step over a ragged batch. `rows[i]` says how to sample from the logits of
+    /// `batch.logits_indices[i]`, the last token of its sequence. Where the batch's `feedback`
+    /// names a result, it is one of the step launched just before. The K and V of every token of
+    /// the batch are in the cache once the step is collected.
+    ///
+    /// On the CPU, and on a GPU with `deterministic`, a row's result has the same bits whatever
+    /// else is in the batch and however its prompt was chunked.
+    fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<()>;
+
+    /// The results of the oldest launched step, one for each of its rows. Waits for them.
+    fn collect(&mut self) -> Result<Vec<SampleResult>>;
+
+    /// Forgets everything launched. A device that has failed stays so, which is an error here.
+    fn recover(&mut self) -> Result<()>;
+}
+
+/// Loads a model to where the options say. Ends with an error that names every tensor left over or
+/// missing and every config key not understood.
+pub fn load(source: &ModelSource, options: &ModelOptions) -> Result<Box<dyn Model>> {
+    match &options.gpu {
+        Some(gpu) => Ok(Box::new(cuda::CudaModel::load(source, gpu, options)?)),
+        None => Ok(Box::new(cpu::CpuModel::load(source, options)?)),
+    }
+}
+
+impl Error {
+    /// A call that has nothing to collect.
+    pub(crate) fn nothing_launched() -> Self {
+        Self::Batch("nothing was launched".into())
+    }
+}
+
+impl ForwardBatch {
+    /// Refuses rows that are not as many as the batch's logits.
+    pub(crate) fn check_rows(&self, rows: usize) -> Result<()> {
+        let wanted = self.logits_indices.len();
+        if rows == wanted {
+            return Ok(());
+        }
+        Err(Error::Batch(format!("{rows} rows are sampled where {wanted} are wanted")))
+    }
 }

@@ -3,43 +3,45 @@
 
 pub mod goldens;
 
+use crate::cpu::CpuModel;
 use crate::testing::TinyLlama;
-use crate::{Error, ForwardBatch, KvCache, LoadOptions, Model, ModelSource, load};
+use crate::{Error, ForwardBatch, Model, ModelOptions, ModelSource};
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use candle_transformers::models::llama::{Cache, Llama, LlamaConfig};
-use cresset_kernels::Compute;
 use std::path::Path;
 
 const BLOCK_SIZE: usize = 16;
 const BLOCKS: usize = 40;
 
-fn options() -> LoadOptions {
-    LoadOptions {
-        device: Device::Cpu,
-        compute: Compute::new(2),
-        dequantise: false,
+pub fn options() -> ModelOptions {
+    ModelOptions {
+        threads: 2,
+        kv_bytes: 64 << 20,
+        block_size: BLOCK_SIZE,
         max_batched_tokens: 128,
-        max_context: 256,
+        max_context: Some(256),
+        ..ModelOptions::default()
     }
 }
 
-fn from_gguf(tiny: &TinyLlama) -> Box<dyn Model> {
+/// A model on the CPU with an empty cache of `BLOCKS`.
+fn load(source: &ModelSource, options: &ModelOptions) -> Result<CpuModel, Error> {
+    Ok(CpuModel::load(source, options)?.with_blocks(BLOCKS))
+}
+
+fn from_gguf(tiny: &TinyLlama) -> CpuModel {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");
     tiny.write_gguf(&path).unwrap();
     load(&ModelSource::Gguf(path), &options()).unwrap()
 }
 
-fn from_folder(write: impl Fn(&Path)) -> Result<Box<dyn Model>, Error> {
+fn from_folder(write: impl Fn(&Path)) -> Result<CpuModel, Error> {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path());
     load(&ModelSource::HfFolder(folder.path().to_owned()), &options())
-}
-
-fn cache(model: &dyn Model) -> KvCache {
-    KvCache::new(&model.config().kv_layout(), BLOCKS, BLOCK_SIZE, &Device::Cpu).unwrap()
 }
 
 pub fn tokens(count: usize, seed: usize) -> Vec<u32> {
@@ -82,12 +84,12 @@ pub fn rows(logits: &Tensor) -> Vec<Vec<f32>> {
 }
 
 /// Logits of a whole prompt in chunks, alone in blocks 3, 5, 7, ….
-fn alone(model: &mut dyn Model, prompt: &[u32], chunk: usize) -> Vec<Vec<f32>> {
-    let (mut kv, blocks) = (cache(model), (1..19).map(|i| i * 2 + 1).collect::<Vec<u32>>());
+fn alone(model: &mut CpuModel, prompt: &[u32], chunk: usize) -> Vec<Vec<f32>> {
+    let blocks: Vec<u32> = (1..19).map(|i| i * 2 + 1).collect();
     let mut out = Vec::new();
     for (i, part) in prompt.chunks(chunk).enumerate() {
         let span = Span { tokens: part, cached: i * chunk, blocks: &blocks };
-        out.extend(rows(&model.forward(&batch(&[span], BLOCK_SIZE, false), &mut kv).unwrap()));
+        out.extend(rows(&model.forward(&batch(&[span], BLOCK_SIZE, false)).unwrap()));
     }
     out
 }
@@ -146,9 +148,9 @@ fn equals_candles_llama_token_by_token() {
     for tiny in shapes() {
         let want = oracle(&tiny, &prompt, None);
         let mut ours = from_folder(|f| tiny.write_safetensors(f).unwrap()).unwrap();
-        assert_close(&alone(&mut *ours, &prompt, 1), &want, "token by token");
-        assert_close(&alone(&mut *ours, &prompt, 70), &want, "in one step");
-        assert_close(&alone(&mut *from_gguf(&tiny), &prompt, 33), &want, "from GGUF");
+        assert_close(&alone(&mut ours, &prompt, 1), &want, "token by token");
+        assert_close(&alone(&mut ours, &prompt, 70), &want, "in one step");
+        assert_close(&alone(&mut from_gguf(&tiny), &prompt, 33), &want, "from GGUF");
     }
 }
 
@@ -166,7 +168,7 @@ fn equals_candles_llama_with_llama_3_scaling() {
         std::fs::write(f.join("config.json"), config.to_string()).unwrap();
     })
     .unwrap();
-    assert_close(&alone(&mut *ours, &prompt, 90), &want, "in one step");
+    assert_close(&alone(&mut ours, &prompt, 90), &want, "in one step");
 }
 
 #[test]
@@ -177,16 +179,16 @@ fn shards_hold_what_one_file_holds() {
         from_folder(|f| tiny.write_safetensors(f).unwrap()).unwrap(),
         from_folder(|f| tiny.write_sharded(f).unwrap()).unwrap(),
     ];
-    assert_eq!(alone(&mut *one, &prompt, 20), alone(&mut *two, &prompt, 20));
+    assert_eq!(alone(&mut one, &prompt, 20), alone(&mut two, &prompt, 20));
 }
 
 #[test]
 fn bits_do_not_depend_on_chunks() {
     let mut model = from_gguf(&TinyLlama { seed: 6, ..TinyLlama::default() });
     let prompt = tokens(100, 4);
-    let whole = alone(&mut *model, &prompt, 100);
+    let whole = alone(&mut model, &prompt, 100);
     for chunk in [1, 7, 16] {
-        assert_eq!(alone(&mut *model, &prompt, chunk), whole, "chunks of {chunk}");
+        assert_eq!(alone(&mut model, &prompt, chunk), whole, "chunks of {chunk}");
     }
 }
 
@@ -199,24 +201,20 @@ fn bits_do_not_depend_on_the_batch() {
     let cached = [40, 0, 37, 0];
     let blocks: Vec<Vec<u32>> =
         (0..4).map(|i| (0..5).map(|j| (j * 7 + i * 9 + 1) as u32 % 40).collect()).collect();
-    let mut kv = cache(&*model);
     for i in 0..4 {
         if cached[i] > 0 {
             let span = Span { tokens: &prompts[i][..cached[i]], cached: 0, blocks: &blocks[i] };
             let mut step = batch(&[span], BLOCK_SIZE, true);
             step.logits_indices.clear();
-            assert_eq!(
-                model.forward(&step, &mut kv).unwrap().dims(),
-                [0, crate::testing::vocab_size()]
-            );
+            assert_eq!(model.forward(&step).unwrap().dims(), [0, crate::testing::vocab_size()]);
         }
     }
     let span =
         |i: usize| Span { tokens: &prompts[i][cached[i]..], cached: cached[i], blocks: &blocks[i] };
     let step = batch(&[span(0), span(1), span(2), span(3)], BLOCK_SIZE, true);
-    let together = rows(&model.forward(&step, &mut kv).unwrap());
+    let together = rows(&model.forward(&step).unwrap());
     for (i, prompt) in prompts.iter().enumerate() {
-        let alone = alone(&mut *model, prompt, prompt.len());
+        let alone = alone(&mut model, prompt, prompt.len());
         assert_eq!(&together[i], alone.last().unwrap(), "sequence {i}");
     }
 }
@@ -228,9 +226,9 @@ fn the_exact_mode_equals_f32_weights() {
     let path = folder.path().join("tiny.gguf");
     tiny.write_gguf(&path).unwrap();
     let mut exact =
-        load(&ModelSource::Gguf(path), &LoadOptions { dequantise: true, ..options() }).unwrap();
+        load(&ModelSource::Gguf(path), &ModelOptions { dequantise: true, ..options() }).unwrap();
     let prompt = tokens(9, 1);
-    assert_eq!(alone(&mut *exact, &prompt, 9), alone(&mut *from_gguf(&tiny), &prompt, 9));
+    assert_eq!(alone(&mut exact, &prompt, 9), alone(&mut from_gguf(&tiny), &prompt, 9));
 }
 
 #[test]
@@ -246,14 +244,14 @@ fn beside_quantised_weights_keys_and_values_take_half() {
     let path = folder.path().join("tiny.gguf");
     std::fs::write(&path, file.to_bytes()).unwrap();
     let [mut fast, mut exact] = [false, true].map(|dequantise| {
-        load(&ModelSource::Gguf(path.clone()), &LoadOptions { dequantise, ..options() }).unwrap()
+        load(&ModelSource::Gguf(path.clone()), &ModelOptions { dequantise, ..options() }).unwrap()
     });
-    let bytes = |model: &dyn Model| model.config().kv_layout().block_bytes(BLOCK_SIZE);
-    assert_eq!((bytes(&*fast) * 2, fast.config().kv_dtype), (bytes(&*exact), DType::F16));
+    let bytes = |model: &CpuModel| model.config().kv_layout().block_bytes(BLOCK_SIZE);
+    assert_eq!((bytes(&fast) * 2, fast.config().kv_dtype), (bytes(&exact), DType::F16));
     let prompt = tokens(90, 3);
-    let whole = alone(&mut *fast, &prompt, 90);
-    assert_eq!(alone(&mut *fast, &prompt, 1), whole, "token by token");
-    for (got, want) in whole.iter().zip(alone(&mut *exact, &prompt, 90)) {
+    let whole = alone(&mut fast, &prompt, 90);
+    assert_eq!(alone(&mut fast, &prompt, 1), whole, "token by token");
+    for (got, want) in whole.iter().zip(alone(&mut exact, &prompt, 90)) {
         let largest = want.iter().fold(0f32, |largest, x| largest.max(x.abs()));
         let error = got.iter().zip(&want).fold(0f32, |error, (g, w)| error.max((g - w).abs()));
         assert!(error < 1e-2 * largest, "error {error}, largest {largest}");
@@ -263,10 +261,9 @@ fn beside_quantised_weights_keys_and_values_take_half() {
 #[test]
 fn contradictory_batches_are_refused() {
     let mut model = from_gguf(&TinyLlama::default());
-    let mut kv = cache(&*model);
     let prompt = tokens(20, 1);
     let good = batch(&[Span { tokens: &prompt, cached: 0, blocks: &[4, 9] }], BLOCK_SIZE, true);
-    model.forward(&good, &mut kv).unwrap();
+    model.forward(&good).unwrap();
     let breaks: [(&str, fn(&mut ForwardBatch)); 12] = [
         ("vocabulary", |b| b.input_ids[3] = 100_000),
         ("needs position", |b| b.positions[3] = 4),
@@ -286,7 +283,7 @@ fn contradictory_batches_are_refused() {
     for (message, break_it) in breaks {
         let mut bad = good.clone();
         break_it(&mut bad);
-        match model.forward(&bad, &mut kv) {
+        match model.forward(&bad) {
             Err(Error::Batch(text)) => {
                 assert!(text.contains(message), "{text:?} does not say {message:?}");
             }
@@ -299,5 +296,5 @@ fn contradictory_batches_are_refused() {
         BLOCK_SIZE,
         true,
     );
-    assert!(matches!(model.forward(&long, &mut kv), Err(Error::Batch(_))));
+    assert!(matches!(model.forward(&long), Err(Error::Batch(_))));
 }

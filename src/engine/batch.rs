@@ -1,8 +1,8 @@
 //! From a step to what the runner is given.
 
-use super::sampling_params::RowSampling;
 use super::scheduler::{ScheduledStep, Scheduler, StepRow};
 use super::sequence::Sequence;
+use cresset_kernels::sampling::params::RowSampling;
 use cresset_models::ForwardBatch;
 
 /// The flattened input of `step`, the one scheduled last, and how to sample each of its

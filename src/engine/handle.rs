@@ -5,8 +5,8 @@
 
 use super::error::EngineError;
 use super::inbox::{Inbox, Submission};
-use super::sampler::TokenLogprobs;
 use super::worker::Worker;
+use cresset_kernels::sampling::params::TokenLogprobs;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;

@@ -10,24 +10,20 @@
 //! computes the last one, whose sampled tokens are fed back on the device. The end of a sequence is
 //! therefore found one step late. The extra token is dropped: it is neither sent nor counted.
 //!
-//! `sequence`, `sampling_params`, `block_manager`, `scheduler`, `fair_queue`, `queue_limits`,
+//! `sequence`, `block_manager`, `scheduler`, `fair_queue`, `queue_limits`,
 //! `rate` and `error` are pure: no tensors, no tasks, and time is an argument. `batch` turns a
-//! scheduled step into the model's input; the runners compute it.
+//! scheduled step into the model's input; `model_runner` computes it.
 
 pub mod batch;
 pub mod block_manager;
 pub mod error;
 pub mod fair_queue;
-pub mod gpu_runner;
-pub mod gpu_sampling;
 pub mod handle;
 mod inbox;
 pub mod model_runner;
 pub mod queue_limits;
 pub mod rate;
 pub mod runner;
-pub mod sampler;
-pub mod sampling_params;
 pub mod scheduler;
 pub mod sequence;
 #[cfg(any(test, feature = "failpoints"))]
@@ -37,10 +33,9 @@ mod worker;
 #[cfg(test)]
 mod tests;
 
+pub use cresset_kernels::sampling::params::{RowSampling, SamplingParams, TokenLogprobs};
 pub use error::EngineError;
 pub use handle::{
     EngineHandle, EngineOptions, EngineStats, Finished, GenerateRequest, Refused, SequenceEvent,
     SequenceId, StopCause,
 };
-pub use sampler::TokenLogprobs;
-pub use sampling_params::{RowSampling, SamplingParams};

@@ -1,9 +1,8 @@
 //! The seam between scheduling and tensors. Tests stand a scripted runner in for the real ones.
 
 use super::error::EngineError;
-use super::sampler::{SampleError, Sampled};
-use super::sampling_params::RowSampling;
 use cresset_kernels::Error as KernelError;
+use cresset_kernels::sampling::params::{RowSampling, SampleError, Sampled};
 use cresset_models::{Error as ModelError, ForwardBatch};
 
 /// The outcome of one row: its next token, or why there is none. A row's error fails its own

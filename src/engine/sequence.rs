@@ -2,8 +2,8 @@
 
 use super::block_manager::BlockTable;
 use super::error::EngineError;
-use super::sampling_params::{RowSampling, SamplingParams};
 use crate::ids::AccountId;
+use cresset_kernels::sampling::params::{RowSampling, SamplingParams};
 use std::sync::Arc;
 use std::time::Instant;
 

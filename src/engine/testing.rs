@@ -4,8 +4,7 @@
 
 use super::error::EngineError;
 use super::runner::{RowResult, Runner, nothing_launched};
-use super::sampler::{Sampled, TokenLogprobs};
-use super::sampling_params::RowSampling;
+use cresset_kernels::sampling::params::{RowSampling, Sampled, TokenLogprobs};
 use cresset_models::ForwardBatch;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

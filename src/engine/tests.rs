@@ -7,9 +7,9 @@ mod determinism;
 mod errors;
 mod lifecycle;
 
-use super::sampling_params::SamplingParams;
 use super::*;
 use crate::ids::AccountId;
+use cresset_kernels::sampling::params::SamplingParams;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;

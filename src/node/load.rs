@@ -2,12 +2,12 @@
 
 use super::Assembly;
 use crate::catalogue::QualifiedModel;
-use crate::engine::model_runner::{self, RunnerOptions};
-use crate::engine::{EngineError, EngineHandle, EngineOptions, gpu_runner};
+use crate::engine::model_runner::ModelRunner;
+use crate::engine::{EngineError, EngineHandle, EngineOptions};
 use crate::pool::{LoadedEngine, ServedModel};
 use crate::text::{self, TextModel};
 use cresset_kernels::gpu::Gpu;
-use cresset_models::ModelSource;
+use cresset_models::{ModelOptions, ModelSource};
 use std::sync::Arc;
 
 /// A loaded model that may not be qualified: for qualifying it and for tests, never for serving it.
@@ -43,8 +43,8 @@ impl Assembly {
     }
 
     fn load_engine(&self, source: &ModelSource) -> Result<LoadedEngine, EngineError> {
-        let options = self.runner_options(self.device.open()?);
-        let (runner, info) = model_runner::load(source, &options)?;
+        let options = self.model_options(self.device.open()?);
+        let (runner, info) = ModelRunner::load(source, &options)?;
         let bytes = (info.weight_bytes + options.kv_bytes) as u64;
         let engine = &self.config.engine;
         let options = EngineOptions {
@@ -55,25 +55,23 @@ impl Assembly {
             num_blocks: info.num_blocks,
             max_context: self.max_context().unwrap_or(usize::MAX).min(info.config.max_positions),
         };
-        Ok(LoadedEngine { engine: EngineHandle::start(runner, options), bytes })
+        let engine = EngineHandle::start(Box::new(runner), options);
+        Ok(LoadedEngine { engine, bytes })
     }
 
-    fn runner_options(&self, gpu: Option<Arc<dyn Gpu>>) -> RunnerOptions {
+    fn model_options(&self, gpu: Option<Arc<dyn Gpu>>) -> ModelOptions {
         let engine = &self.config.engine;
-        let on_gpu = |gpu| gpu_runner::Options {
+        ModelOptions {
             gpu,
-            memory_share: engine.gpu_memory_share,
-            deterministic: engine.deterministic,
-            max_rows: engine.max_rows,
-            graph_rows: engine.gpu_graph_rows,
-        };
-        RunnerOptions {
-            kv_bytes: self.kv_bytes(),
-            gpu: gpu.map(on_gpu),
             threads: self.config.threads(),
             dequantise: engine.dequantise,
+            deterministic: engine.deterministic,
+            kv_bytes: self.kv_bytes(),
+            gpu_memory_share: engine.gpu_memory_share,
+            gpu_graph_rows: engine.gpu_graph_rows,
             block_size: engine.block_size,
             max_batched_tokens: engine.max_batched_tokens,
+            max_rows: engine.max_rows,
             max_context: self.max_context(),
         }
     }

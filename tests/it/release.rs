@@ -3,12 +3,12 @@
 
 use super::process::Folder;
 use cresset::catalogue::{Catalogue, FetchOptions};
-use cresset::engine::model_runner::{ModelRunner, RunnerOptions};
+use cresset::engine::model_runner::ModelRunner;
 use cresset::engine::{
     EngineHandle, EngineOptions, GenerateRequest, SamplingParams, SequenceEvent,
 };
 use cresset::ids::AccountId;
-use cresset_models::ModelSource;
+use cresset_models::{ModelOptions, ModelSource};
 use cresset_qualification::Goldens;
 use cresset_qualification::goldens::Case;
 use std::path::{Path, PathBuf};
@@ -54,14 +54,14 @@ pub fn with_release() -> Folder {
 
 /// An engine over a GGUF file; `dequantise` turns its weights into f32 first.
 fn engine(file: &Path, dequantise: bool) -> EngineHandle {
-    let runner = RunnerOptions {
-        gpu: None,
+    let runner = ModelOptions {
         threads: 2,
         dequantise,
         kv_bytes: 512 << 20,
         block_size: 16,
         max_batched_tokens: 512,
         max_context: Some(2048),
+        ..ModelOptions::default()
     };
     let (runner, info) = ModelRunner::load(&ModelSource::Gguf(file.to_owned()), &runner).unwrap();
     let options = EngineOptions {

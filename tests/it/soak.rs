@@ -6,13 +6,14 @@
 //! `CRESSET_SOAK_MINUTES` sets the duration (default 5).
 
 use super::support::{World, next_piece, qualified, read};
-use cresset::engine::model_runner::{ModelRunner, RunnerOptions};
+use cresset::engine::model_runner::ModelRunner;
 use cresset::engine::{
     EngineHandle, EngineOptions, GenerateRequest, SamplingParams, SequenceEvent,
 };
 use cresset::ids::AccountId;
 use cresset::pool::{LoadedEngine, ServedModel};
 use cresset::text::TextModel;
+use cresset_models::ModelOptions;
 use serde_json::json;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,14 +31,14 @@ fn offer(world: &World, seed: u64) -> String {
     let text = Arc::new(TextModel::load(qualified.source()).unwrap());
     let (id, source) = (qualified.id().to_string(), qualified.source().clone());
     let load = move || {
-        let options = RunnerOptions {
-            gpu: None,
+        let options = ModelOptions {
             threads: 2,
             dequantise: false,
             kv_bytes: BLOCKS * 8192,
             block_size: 16,
             max_batched_tokens: 128,
             max_context: Some(256),
+            ..ModelOptions::default()
         };
         let (runner, info) = ModelRunner::load(&source, &options)?;
         let options = EngineOptions {

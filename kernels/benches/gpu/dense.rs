@@ -4,7 +4,8 @@ use crate::case::{Case, TOLERANCE};
 use crate::data::{bf16s, output, value};
 use crate::{Model, Result};
 use cresset_kernels::gpu::{Buffer, Gpu, Kind};
-use cresset_kernels::linear::gpu::{Linear, Mode, linear};
+use cresset_kernels::linear::{Linear, LinearArgs, Mode};
+use cresset_kernels::operand::MatrixView;
 use std::sync::Arc;
 
 /// Name, rows, columns and element type of the result.
@@ -57,7 +58,8 @@ fn case(
     let (on, written) = (gpu.clone(), out.clone());
     let launch = move |i: usize| {
         let (x, w, out) = (x.view(), weights[i % weights.len()].view(), written.view());
-        linear(&*on, &Linear { x, w, bias: None, rows, cols, out, mode })
+        let w = MatrixView { values: w, rows, cols };
+        on.linear(&LinearArgs { x, w, bias: None, out, mode })
     };
     let want = move |i: usize| {
         let (token, row) = (i / rows, i % rows);

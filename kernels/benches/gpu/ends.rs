@@ -3,8 +3,9 @@
 use crate::case::{Case, f32s};
 use crate::data::{bf16s, output, value};
 use crate::{Model, Result};
-use cresset_kernels::embedding::gpu::{Gather, gather};
+use cresset_kernels::embedding::{DeviceTokens, Embedding, GatherArgs};
 use cresset_kernels::gpu::{Buffer, Gpu, Kind};
+use cresset_kernels::operand::MatrixView;
 use cresset_kernels::sampling::gpu::{
     History, MOST_TOP_LOGPROBS, Sample, encode, encoded_words, sample, workspace,
 };
@@ -32,13 +33,19 @@ fn embedded(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> {
     let out = output(gpu, Kind::Bf16, n * width)?;
     let (on, written) = (gpu.clone(), out.clone());
     let launch = move |_| {
-        let [table, ids, feedback, previous] =
-            [table.view(), ids.view(), feedback.view(), previous.view()];
-        let (slots, history, out) = (slots.view(), history.view(), written.view());
-        gather(
-            &*on,
-            &Gather { table, width, ids, feedback, previous, slots, history, scale: 1.0, out },
-        )
+        let device = DeviceTokens {
+            feedback: feedback.view(),
+            previous: previous.view(),
+            slots: slots.view(),
+            history: history.view(),
+        };
+        on.gather(&GatherArgs {
+            table: MatrixView { values: table.view(), rows, cols: width },
+            ids: ids.view(),
+            device: Some(device),
+            scale: 1.0,
+            out: written.view(),
+        })
     };
     Ok(Case {
         op: "embedding",

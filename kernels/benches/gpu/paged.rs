@@ -3,7 +3,9 @@
 use crate::case::{Case, TOLERANCE};
 use crate::data::{bf16s, output, value};
 use crate::{Model, Result};
-use cresset_kernels::attention::gpu::{Paged, decode, decode_workspace, prefill, tokens_per_split};
+use cresset_kernels::attention::gpu::{
+    PagedArgs, PagedSequences, decode, decode_workspace, prefill, tokens_per_split,
+};
 use cresset_kernels::gpu::{Buffer, Gpu, Kind};
 use std::sync::Arc;
 
@@ -59,9 +61,9 @@ impl Cache {
         })
     }
 
-    fn args(&self, m: &Model, q: &Buffer, out: &Buffer) -> Paged {
+    fn args(&self, m: &Model, q: &Buffer, out: &Buffer) -> PagedArgs {
         let &Model { heads, kv_heads, head_dim, .. } = m;
-        Paged {
+        PagedArgs {
             q: q.view(),
             q_stride: (heads + 2 * kv_heads) * head_dim,
             heads,
@@ -70,9 +72,11 @@ impl Cache {
             k_cache: self.k.view(),
             v_cache: self.v.view(),
             block_size: BLOCK_SIZE,
-            seq_lens: self.lens.view(),
-            block_tables: self.tables.view(),
-            header: self.header.view(),
+            sequences: PagedSequences {
+                header: self.header.view(),
+                seq_lens: self.lens.view(),
+                tables: self.tables.view(),
+            },
             scale: 1.0 / (head_dim as f32).sqrt(),
             window: None,
             softcap: None,

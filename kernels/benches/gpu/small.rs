@@ -3,11 +3,10 @@
 use crate::case::{Case, TOLERANCE, f32s};
 use crate::data::{bf16s, output, value};
 use crate::{Model, Result};
-use cresset_kernels::activation::{self, Activation};
+use cresset_kernels::activation::{Activation, Gated, GatedArgs};
 use cresset_kernels::gpu::{Buffer, Gpu, Kind};
-use cresset_kernels::norm::gpu::{Norm, norm};
-use cresset_kernels::rope::RopeStyle;
-use cresset_kernels::rope::gpu::{RopeKv, rope_kv_write};
+use cresset_kernels::norm::{Norm, NormArgs};
+use cresset_kernels::rope::{Rope, RopeArgs, RopeStyle, RopeTable};
 use std::sync::Arc;
 
 const EPS: f32 = 1e-5;
@@ -29,7 +28,7 @@ fn normed(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> {
     let (on, written) = (gpu.clone(), out.clone());
     let launch = move |_| {
         let (x, delta, out) = (x.view(), Some(delta.view()), written.view());
-        norm(&*on, &Norm { x, delta, weight: weight.view(), eps: EPS, out })
+        on.norm(&NormArgs { x, delta, weight: weight.view(), eps: EPS, out })
     };
     let sum = |i: usize| value(0, i) + value(1, i);
     let want = move |i: usize| {
@@ -64,22 +63,25 @@ fn rotated(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> {
     let [k_cache, v_cache] = caches;
     let (k_cache, v_cache, out, on) = (k_cache?, v_cache?, qkv.clone(), gpu.clone());
     let launch = move |_| {
-        let args = RopeKv {
+        let args = RopeArgs {
             qkv: qkv.view(),
             heads,
             kv_heads,
             head_dim,
             positions: positions.view(),
             slots: slots.view(),
-            rotary_dim: head_dim,
-            cos: cos.view(),
-            sin: sin.view(),
-            style: RopeStyle::Neox,
+            table: RopeTable {
+                cos: cos.view(),
+                sin: sin.view(),
+                rotary_dim: head_dim,
+                style: RopeStyle::Neox,
+            },
             qk_norm: None,
             k_cache: k_cache.view(),
             v_cache: v_cache.view(),
+            block_size: 1,
         };
-        rope_kv_write(&*on, &args)
+        on.rope_kv_write(&args)
     };
     // The launch leaves the K and V columns of a row as they were.
     let want = move |i: usize| {
@@ -108,7 +110,8 @@ fn gated(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> {
     let out = output(gpu, Kind::Bf16, n * width)?;
     let (on, written) = (gpu.clone(), out.clone());
     let launch = move |_| {
-        activation::gpu::gated(&*on, Activation::Silu, gate_up.view(), width, written.view())
+        let (gate_up, out) = (gate_up.view(), written.view());
+        on.gated(&GatedArgs { activation: Activation::Silu, gate_up, width, out })
     };
     let want = move |i: usize| {
         let gate = i / width * 2 * width + i % width;

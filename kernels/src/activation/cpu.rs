@@ -6,9 +6,51 @@
     reason = "generic bodies must end up inside the functions that enable the instruction set"
 )]
 
-use super::Activation;
-use crate::simd::{self, LANES, Lanes, vectorised};
+use super::args::OP;
+use super::{Activation, Gated, GatedArgs, SoftCap};
+use crate::operand::{Operand, TensorView};
+use crate::simd::{self, Isa, LANES, Lanes, vectorised};
+use crate::storage::{Parts, read, write};
+use crate::{Compute, Result};
 use std::f32::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
+
+/// Fewer outputs than this are not worth waking a thread for.
+const OUTPUTS_PER_TASK: usize = 8 * 1024;
+
+impl Gated for Compute {
+    fn gated(&self, args: &GatedArgs<TensorView>) -> Result<()> {
+        args.check()?;
+        let &GatedArgs { activation, gate_up, width: d, out } = args;
+        let (n, gate_up) = (out.len() / d, read(OP, gate_up)?);
+        let rows = (OUTPUTS_PER_TASK / d).max(1);
+        write(OP, out, |out| {
+            let parts = Parts::new(out);
+            self.run(n.div_ceil(rows), |task| {
+                for row in task * rows..n.min((task + 1) * rows) {
+                    let (gate, up) = gate_up[row * 2 * d..(row + 1) * 2 * d].split_at(d);
+                    // SAFETY: each row belongs to one task.
+                    let out = unsafe { parts.slice(row * d..(row + 1) * d) };
+                    gated_row(Isa::best(), activation, gate, up, out);
+                }
+            });
+            Ok(())
+        })
+    }
+}
+
+impl SoftCap for Compute {
+    fn soft_cap(&self, values: TensorView, cap: f32) -> Result<()> {
+        write("soft_cap", values, |values| {
+            let (count, parts) = (values.len(), Parts::new(values));
+            self.run(count.div_ceil(OUTPUTS_PER_TASK), |task| {
+                let range = task * OUTPUTS_PER_TASK..count.min((task + 1) * OUTPUTS_PER_TASK);
+                // SAFETY: each range belongs to one task.
+                soft_cap(Isa::best(), cap, unsafe { parts.slice(range) });
+            });
+            Ok(())
+        })
+    }
+}
 
 const MINUS_2_SQRT_2_OVER_PI: f32 = -2.0 * FRAC_2_SQRT_PI * FRAC_1_SQRT_2;
 

@@ -1,6 +1,7 @@
 //! The fast paths against the reference, and what a bad call gets.
 
 use super::*;
+use crate::simd::Isa;
 use crate::testing::{assert_close, compute, poisoned, random, values};
 
 const ACTIVATIONS: [Activation; 2] = [Activation::Silu, Activation::GeluTanh];
@@ -44,7 +45,9 @@ fn the_op_equals_composed_candle_ops() {
                 Activation::GeluTanh => gate.gelu().unwrap(),
             };
             let out = poisoned(&[n, d]);
-            gated(&compute(), act, &x, &out).unwrap();
+            let (gate_up, out_view) = ((&x).into(), (&out).into());
+            let args = GatedArgs { activation: act, gate_up, width: d, out: out_view };
+            compute().gated(&args).unwrap();
             assert_close(
                 &values(&out),
                 &values(&(gate * &up).unwrap()),
@@ -61,7 +64,7 @@ fn a_soft_cap_equals_composed_candle_ops() {
         for (cap, scale) in [(30.0, 12.0), (30.0, 1e4), (0.5, 1.0)] {
             let x = (random(&shape, 5) * scale).unwrap();
             let want = ((&x / f64::from(cap)).unwrap().tanh().unwrap() * f64::from(cap)).unwrap();
-            soft_cap(&compute(), cap, &x).unwrap();
+            compute().soft_cap((&x).into(), cap).unwrap();
             assert_close(&values(&x), &values(&want), 1e-6, &format!("{cap} {scale} {shape:?}"));
         }
     }
@@ -69,6 +72,9 @@ fn a_soft_cap_equals_composed_candle_ops() {
 
 #[test]
 fn a_wrong_shape_is_refused() {
-    let result = gated(&compute(), Activation::Silu, &random(&[2, 6], 1), &poisoned(&[2, 4]));
+    let (x, out) = (random(&[2, 6], 1), poisoned(&[2, 4]));
+    let (gate_up, out) = ((&x).into(), (&out).into());
+    let args = GatedArgs { activation: Activation::Silu, gate_up, width: 4, out };
+    let result = compute().gated(&args);
     assert!(matches!(result, Err(crate::Error::Shape { .. })));
 }

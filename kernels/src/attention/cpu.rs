@@ -15,14 +15,119 @@
 //! - Six rows through the registers instead of four: no difference; taken out again.
 //! - Prefetching the next keys and the values: no difference; taken out again.
 
-use super::QueryTile;
 use super::tile::{KeyTile, TILE, attend_keys, gather};
-use crate::Compute;
+use super::{Attention, AttentionArgs, OP};
 use crate::element::Element;
+use crate::gpu::Kind;
+use crate::operand::{Operand, TensorView};
 use crate::simd::{Isa, LANES, Lanes, vectorised};
-use crate::storage::Parts;
+use crate::storage::{Parts, ensure, read, read_as, shape, unsupported, write};
+use crate::{Compute, Result};
+use half::f16;
 use std::cell::RefCell;
 use std::ops::Range;
+
+/// The sequences of a step, in the machine's memory.
+#[derive(Clone, Copy, Debug)]
+pub struct HostSequences<'a> {
+    /// `[sequences + 1]`: rows of each sequence's queries.
+    pub cu_seqlens_q: &'a [u32],
+    /// `[sequences]`: tokens of each in the cache after this step; its last query has position
+    /// `seq_len - 1`.
+    pub seq_lens: &'a [u32],
+    /// Each sequence's blocks, in order.
+    pub block_tables: &'a [Vec<u32>],
+}
+
+type Args<'a> = AttentionArgs<TensorView<'a>, HostSequences<'a>>;
+
+impl Attention for Compute {
+    type Sequences<'a> = HostSequences<'a>;
+
+    fn attend(&self, args: &Args) -> Result<()> {
+        let n = args.check()?;
+        check_sequences(args, n)?;
+        match args.k_cache.kind() {
+            Kind::F32 => run_as::<f32>(self, args),
+            Kind::F16 => run_as::<f16>(self, args),
+            _ => Err(unsupported(OP, args.k_cache)),
+        }
+    }
+}
+
+fn run_as<E: Element>(c: &Compute, args: &Args) -> Result<()> {
+    let (q, k, v) =
+        (read(OP, args.q)?, read_as::<E>(OP, args.k_cache)?, read_as::<E>(OP, args.v_cache)?);
+    let inputs = CpuArgs {
+        q: &q,
+        k: &k,
+        v: &v,
+        q_stride: args.q_stride,
+        block_size: args.block_size,
+        group: args.heads / args.kv_heads,
+        kv_heads: args.kv_heads,
+        head_dim: args.head_dim,
+        scale: args.scale,
+        window: args.window,
+        softcap: args.softcap,
+    };
+    let tiles = query_tiles(&args.sequences, queries_per_tile(inputs.group));
+    write(OP, args.out, |out| {
+        run(Isa::best(), c, &inputs, &tiles, Parts::new(out));
+        Ok(())
+    })
+}
+
+/// Consecutive queries of one sequence.
+pub(super) struct QueryTile<'a> {
+    /// RunningSoftmax of `q` and `out`.
+    pub rows: Range<usize>,
+    /// Position of the first.
+    pub position: usize,
+    pub blocks: &'a [u32],
+}
+
+fn query_tiles<'a>(sequences: &HostSequences<'a>, queries: usize) -> Vec<QueryTile<'a>> {
+    let mut tiles = Vec::new();
+    for (i, span) in sequences.cu_seqlens_q.windows(2).enumerate() {
+        let (start, end) = (span[0] as usize, span[1] as usize);
+        let first = sequences.seq_lens[i] as usize - (end - start);
+        tiles.extend((start..end).step_by(queries).map(|row| QueryTile {
+            rows: row..end.min(row + queries),
+            position: first + row - start,
+            blocks: &sequences.block_tables[i],
+        }));
+    }
+    tiles
+}
+
+/// Everything an index could hit is checked before anything is read: a wrong block is another
+/// sequence's memory.
+fn check_sequences(args: &Args, n: usize) -> Result<()> {
+    let HostSequences { cu_seqlens_q, seq_lens, block_tables } = args.sequences;
+    let (sequences, blocks, block_size) = (seq_lens.len(), args.blocks(), args.block_size);
+    let ends = (cu_seqlens_q.first(), cu_seqlens_q.last());
+    let ok = cu_seqlens_q.len() == sequences + 1
+        && block_tables.len() == sequences
+        && ends == (Some(&0), Some(&(n as u32)));
+    ensure(OP, ok, || {
+        let tables = block_tables.len();
+        format!("{sequences} sequences, {tables} tables and spans {ends:?} for {n} rows")
+    })?;
+    for (i, table) in block_tables.iter().enumerate() {
+        let (start, end, len) = (cu_seqlens_q[i], cu_seqlens_q[i + 1], seq_lens[i]);
+        ensure(OP, start <= end && end - start <= len, || {
+            format!("sequence {i}: rows {start}..{end} for {len} tokens")
+        })?;
+        ensure(OP, table.len() * block_size >= len as usize, || {
+            format!("sequence {i}: {} blocks of {block_size} for {len} tokens", table.len())
+        })?;
+        if let Some(block) = table.iter().find(|b| **b as usize >= blocks) {
+            return Err(shape(OP, format!("sequence {i}: block {block} of a cache of {blocks}")));
+        }
+    }
+    Ok(())
+}
 
 /// Keys of a split: enough that merging it costs little in comparison.
 const SPLIT: usize = 4 * TILE;

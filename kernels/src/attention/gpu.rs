@@ -1,42 +1,91 @@
 //! Paged attention on a device. `tile.cuh` says how, for both kinds of step.
 
-use super::OP;
+use super::{Attention, AttentionArgs, OP};
 use crate::gpu::{Arg, Gpu, Kind, Launch, View};
-use crate::storage::{ensure, shape};
+use crate::operand::DeviceOps;
+use crate::storage::ensure;
 use crate::{Error, Result, args};
 
-/// What both kinds of step share. `q`, the caches and `out` are of one kind, f32 or bf16.
-/// Everything that changes from step to step is read on the device, so a recorded launch stays
-/// right; a block or length out of bounds there ends the step.
-#[derive(Clone, Copy)]
-pub struct Paged {
-    /// `[n, q_stride]`: the first `heads * head_dim` columns are Q, rotated.
-    pub q: View,
-    pub q_stride: usize,
-    pub heads: usize,
-    pub kv_heads: usize,
-    /// With bf16 one of 16, 32, 64, 80, 96, 128, 256; with f32 at most 256.
-    pub head_dim: usize,
-    /// `[blocks, block_size, kv_heads, head_dim]`; the size is a power of two, at least 16.
-    pub k_cache: View,
-    pub v_cache: View,
-    pub block_size: usize,
+/// Some sequences whose lengths and blocks are on the device, and how attention cuts their keys.
+#[derive(Clone, Copy, Debug)]
+pub struct PagedSequences {
+    /// `[2]` u32: `table_stride`, and the tokens of one split of the keys (a multiple of 64).
+    /// Prefill gains nothing from splits: use [`WHOLE`] unless its bits must equal decode's.
+    pub header: View,
     /// `[sequences]` u32: tokens of each in the cache after this step; its last query has position
     /// `seq_len - 1`.
     pub seq_lens: View,
     /// u32, `[sequences, table_stride]` with the stride of `header`.
-    pub block_tables: View,
-    /// `[2]` u32: `table_stride`, and the tokens of one split of the keys (a multiple of 64).
-    /// Splits cost prefill time and bring it nothing: where its bits need not be decode's, `WHOLE`
-    /// is best for it.
-    pub header: View,
-    pub scale: f32,
-    /// A query at position p sees keys in (p - window, p].
-    pub window: Option<usize>,
-    /// `cap * tanh(score / cap)`.
-    pub softcap: Option<f32>,
-    /// `[n, heads * head_dim]`.
-    pub out: View,
+    pub tables: View,
+}
+
+/// All sequences of a step. Everything that changes from step to step is read on the device, so a
+/// recorded launch stays right; a block or length out of bounds there ends the step.
+#[derive(Clone, Copy, Debug)]
+pub struct StepSequences {
+    /// The first ones, with one query each: query i belongs to sequence i.
+    pub decodes: PagedSequences,
+    /// Most splits of the keys of each of them.
+    pub max_splits: usize,
+    /// `decode_workspace` f32 values for the partial results of their splits.
+    pub workspace: View,
+    /// The others, with any number of queries.
+    pub prefills: PagedSequences,
+    /// `[prefills + 1]` u32: where the queries of each of the others begin, from 0 on.
+    pub cu_seqlens_q: View,
+    /// No less than the queries of any of the others.
+    pub most_queries: usize,
+}
+
+/// The arguments for sequences of one sort.
+pub type PagedArgs = AttentionArgs<View, PagedSequences>;
+
+impl Attention for DeviceOps {
+    type Sequences<'a> = StepSequences;
+
+    fn attend(&self, args: &AttentionArgs<View, StepSequences>) -> Result<()> {
+        let (step, width) = (args.sequences, args.heads * args.head_dim);
+        let decodes = step.decodes.seq_lens.len();
+        if decodes > 0 {
+            let q = args.q.slice(0..decodes * args.q_stride);
+            let out = args.out.slice(0..decodes * width);
+            let args = paged(args, step.decodes, q, out);
+            decode(&**self, &args, step.max_splits, step.workspace)?;
+        }
+        if !step.prefills.seq_lens.is_empty() {
+            let q = args.q.slice(decodes * args.q_stride..args.q.len());
+            let out = args.out.slice(decodes * width..args.out.len());
+            let args = paged(args, step.prefills, q, out);
+            prefill(&**self, &args, step.cu_seqlens_q, step.most_queries)?;
+        }
+        Ok(())
+    }
+}
+
+/// `args` for the queries `q` of some of the sequences.
+fn paged<S>(
+    args: &AttentionArgs<View, S>,
+    sequences: PagedSequences,
+    q: View,
+    out: View,
+) -> PagedArgs {
+    let &AttentionArgs { q_stride, heads, kv_heads, head_dim, k_cache, v_cache, .. } = args;
+    let &AttentionArgs { block_size, scale, window, softcap, .. } = args;
+    AttentionArgs {
+        q,
+        q_stride,
+        heads,
+        kv_heads,
+        head_dim,
+        k_cache,
+        v_cache,
+        block_size,
+        sequences,
+        scale,
+        window,
+        softcap,
+        out,
+    }
 }
 
 /// Tokens of a split that no sequence exceeds.
@@ -62,9 +111,9 @@ const BF16: [(usize, &str, &str); 7] = [
 
 /// One query a sequence: query i belongs to sequence i. At most `max_splits` splits a sequence,
 /// with their partial results in `workspace` (`decode_workspace` elements, f32).
-pub fn decode(gpu: &dyn Gpu, args: &Paged, max_splits: usize, workspace: View) -> Result<()> {
+pub fn decode(gpu: &dyn Gpu, args: &PagedArgs, max_splits: usize, workspace: View) -> Result<()> {
     let n = check(args)?;
-    let sequences = args.seq_lens.len();
+    let sequences = args.sequences.seq_lens.len();
     let needed = decode_workspace(sequences, args.heads, args.head_dim, max_splits);
     ensure(OP, n == sequences && max_splits > 0, || {
         format!("{n} queries of {sequences} sequences, {max_splits} splits")
@@ -108,10 +157,18 @@ pub fn decode_workspace(
 /// Any number of queries a sequence: `cu_seqlens_q` `[sequences + 1]` u32 on the device;
 /// `most_queries` is no less than those of any sequence. A query's result has the same bits as
 /// `decode` would give it with the same tokens in a split.
-pub fn prefill(gpu: &dyn Gpu, args: &Paged, cu_seqlens_q: View, most_queries: usize) -> Result<()> {
+pub fn prefill(
+    gpu: &dyn Gpu,
+    args: &PagedArgs,
+    cu_seqlens_q: View,
+    most_queries: usize,
+) -> Result<()> {
     let n = check(args)?;
-    let spans = cu_seqlens_q.kind() == Kind::U32 && cu_seqlens_q.len() == args.seq_lens.len() + 1;
-    ensure(OP, spans, || format!("{cu_seqlens_q:?} for {} sequences", args.seq_lens.len()))?;
+    let spans =
+        cu_seqlens_q.kind() == Kind::U32 && cu_seqlens_q.len() == args.sequences.seq_lens.len() + 1;
+    ensure(OP, spans, || {
+        format!("{cu_seqlens_q:?} for {} sequences", args.sequences.seq_lens.len())
+    })?;
     if n == 0 {
         return Ok(());
     }
@@ -130,7 +187,7 @@ pub fn prefill(gpu: &dyn Gpu, args: &Paged, cu_seqlens_q: View, most_queries: us
     ensure(OP, group <= rows, || {
         format!("{group} query heads for each KV head, where {rows} are the most")
     })?;
-    let tiles = prefill_tiles(n, args.seq_lens.len(), most_queries, rows / group);
+    let tiles = prefill_tiles(n, args.sequences.seq_lens.len(), most_queries, rows / group);
     let blocks = [(tiles * args.kv_heads) as u32, 1, 1];
     let shared_bytes = shared_bytes(rows, args.head_dim) as u32;
     gpu.launch(&Launch { kernel, blocks, threads: 128, shared_bytes }, &params)
@@ -185,24 +242,25 @@ fn prefill_tiles(
 }
 
 /// As many blocks as the device runs at once, or as many as there is work for.
-fn decode_launch(gpu: &dyn Gpu, args: &Paged, max_splits: usize) -> Result<Launch> {
+fn decode_launch(gpu: &dyn Gpu, args: &PagedArgs, max_splits: usize) -> Result<Launch> {
     let (_, kernel, _) = kernels(args.head_dim)?;
     let bytes = shared_bytes(16, args.head_dim);
     let properties = gpu.properties();
     let resident =
         ((properties.shared_bytes as usize + RESERVED) / (bytes + RESERVED)).min(MOST_RESIDENT);
     let tiles = args.kv_heads * (args.heads / args.kv_heads).div_ceil(16);
-    let blocks = (args.seq_lens.len() * max_splits * tiles)
+    let blocks = (args.sequences.seq_lens.len() * max_splits * tiles)
         .min(properties.multiprocessors as usize * resident);
     Ok(Launch { kernel, blocks: [blocks as u32, 1, 1], threads: 32, shared_bytes: bytes as u32 })
 }
 
-fn combine(gpu: &dyn Gpu, args: &Paged, max_splits: usize, workspace: View) -> Result<()> {
+fn combine(gpu: &dyn Gpu, args: &PagedArgs, max_splits: usize, workspace: View) -> Result<()> {
     let kernel =
         if args.q.kind() == Kind::F32 { "attention_combine_f32" } else { "attention_combine_bf16" };
-    let sequences = args.seq_lens.len();
+    let sequences = args.sequences.seq_lens.len();
     let blocks = [(sequences * args.heads).div_ceil(4) as u32, 1, 1];
-    let &Paged { out, seq_lens, header, heads, head_dim, .. } = args;
+    let &PagedArgs { out, sequences: PagedSequences { seq_lens, header, .. }, .. } = args;
+    let &PagedArgs { heads, head_dim, .. } = args;
     let params = args![
         workspace,
         out,
@@ -226,70 +284,39 @@ fn kernels(head_dim: usize) -> Result<(usize, &'static str, &'static str)> {
     })
 }
 
-fn window(args: &Paged) -> u32 {
+fn window(args: &PagedArgs) -> u32 {
     args.window.and_then(|window| u32::try_from(window).ok()).unwrap_or(u32::MAX)
 }
 
 /// `PAGED_PARAMETERS` of `paged.cuh`.
-fn parameters(args: &Paged) -> Vec<Arg> {
-    let blocks = args.k_cache.len() / (args.block_size * args.kv_heads * args.head_dim);
+fn parameters(args: &PagedArgs) -> Vec<Arg> {
+    let blocks = args.blocks();
     let log2_e = std::f32::consts::LOG2_E;
     let (to_log2, cap_in) = match args.softcap {
         None => (args.scale * log2_e, 0.0),
         Some(cap) => (cap * log2_e, args.scale / cap),
     };
-    let &Paged {
-        q,
-        k_cache,
-        v_cache,
-        out,
-        seq_lens,
-        block_tables,
-        header,
-        q_stride,
-        heads,
-        kv_heads,
-        ..
-    } = args;
-    let mut params = args![q, k_cache, v_cache, out, seq_lens, block_tables, header].to_vec();
+    let &PagedArgs { q, k_cache, v_cache, out, q_stride, heads, kv_heads, .. } = args;
+    let PagedSequences { header, seq_lens, tables } = args.sequences;
+    let mut params = args![q, k_cache, v_cache, out, seq_lens, tables, header].to_vec();
     params.extend(args![q_stride, heads, kv_heads, seq_lens.len(), blocks, args.block_size]);
-    params.extend(args![block_tables.len(), window(args), to_log2, cap_in]);
+    params.extend(args![tables.len(), window(args), to_log2, cap_in]);
     params
 }
 
-/// The number of queries.
-fn check(args: &Paged) -> Result<usize> {
-    let &Paged {
-        q, q_stride, heads, kv_heads, head_dim, k_cache, v_cache, block_size, out, ..
-    } = args;
-    ensure(
-        OP,
-        kv_heads > 0 && head_dim > 0 && heads > 0 && heads.is_multiple_of(kv_heads),
-        || format!("{heads} heads over {kv_heads} KV heads of {head_dim}"),
-    )?;
-    let (kind, width, n) = (q.kind(), heads * head_dim, out.len() / (heads * head_dim));
-    let kinds = [k_cache, v_cache, out].iter().all(|view| view.kind() == kind)
-        && [args.seq_lens, args.block_tables, args.header]
-            .iter()
-            .all(|view| view.kind() == Kind::U32);
-    ensure(OP, kinds && out.len() == n * width, || {
-        format!("{q:?}, {k_cache:?}, {v_cache:?} and {out:?}")
-    })?;
-    let rows = q_stride >= width && (n == 0 || q.len() >= (n - 1) * q_stride + width);
-    ensure(OP, rows && args.header.len() == 2, || {
-        format!("{q:?} for {n} rows of {q_stride}, {:?}", args.header)
-    })?;
-    let block = block_size * kv_heads * head_dim;
-    let caches = block > 0 && k_cache.len().is_multiple_of(block) && k_cache.len() == v_cache.len();
-    ensure(OP, caches && block_size.is_power_of_two() && block_size >= 16, || {
+/// Returns the number of queries.
+fn check(args: &PagedArgs) -> Result<usize> {
+    let n = args.check()?;
+    let PagedSequences { header, seq_lens, tables } = args.sequences;
+    let (kind, head_dim, block_size) = (args.q.kind(), args.head_dim, args.block_size);
+    let words = [header, seq_lens, tables].iter().all(|view| view.kind() == Kind::U32);
+    ensure(OP, words && header.len() == 2, || format!("{:?}", args.sequences))?;
+    let caches = args.k_cache.kind() == kind && block_size.is_power_of_two() && block_size >= 16;
+    ensure(OP, caches, || {
         format!(
-            "caches {k_cache:?} and {v_cache:?} in blocks of {block_size} tokens (a power of two, at least 16)"
+            "caches {:?} in blocks of {block_size} tokens (a power of two, at least 16) for {:?}",
+            args.k_cache, args.q
         )
-    })?;
-    let positive =
-        args.scale > 0.0 && args.window != Some(0) && args.softcap.is_none_or(|cap| cap > 0.0);
-    ensure(OP, positive, || {
-        format!("scale {}, window {:?}, cap {:?}", args.scale, args.window, args.softcap)
     })?;
     match kind {
         Kind::F32 if head_dim <= 256 => Ok(n),
@@ -297,13 +324,12 @@ fn check(args: &Paged) -> Result<usize> {
             op: OP,
             detail: format!("heads of {head_dim}; 256 is the most"),
         }),
-        Kind::Bf16 => check_alignment(args).and_then(|()| kernels(head_dim)).map(|_| n),
-        _ => Err(shape(OP, format!("queries of kind {kind:?}"))),
+        _ => check_alignment(args).and_then(|()| kernels(head_dim)).map(|_| n),
     }
 }
 
 /// Rows are copied 16 bytes at a time.
-fn check_alignment(args: &Paged) -> Result<()> {
+fn check_alignment(args: &PagedArgs) -> Result<()> {
     let starts = [args.q, args.k_cache, args.v_cache, args.out]
         .iter()
         .all(|view| view.address().is_multiple_of(16));

@@ -1,9 +1,14 @@
 //! The tiled path against the reference, its invariances, and what a bad call gets.
 
+use super::cpu::QueryTile;
 use super::*;
 use crate::Error;
+use crate::element::Element;
+use crate::simd::Isa;
+use crate::storage::Parts;
 use crate::testing::{assert_close, compute, poisoned, random, values};
-use candle_core::{D, DType, Device, WithDType};
+use candle_core::{D, DType, Device, Tensor, WithDType};
+use half::f16;
 
 /// A ragged batch over a paged cache whose unused slots are NaN.
 pub(super) struct Case {
@@ -140,24 +145,23 @@ impl Case {
     ) -> Result<Vec<f32>> {
         let real = |keys| self.cache(keys, &self.tables(block_size).0, blocks, block_size);
         let out = poisoned(&[q.dims()[0], self.heads * self.dim]);
-        paged_attention(
-            &compute(),
-            &AttentionArgs {
-                q,
-                heads: self.heads,
-                kv_heads: self.kv_heads,
-                head_dim: self.dim,
-                k_cache: &real(true),
-                v_cache: &real(false),
-                cu_seqlens_q: cu,
-                seq_lens: lens,
-                block_tables: tables,
-                scale: SCALE,
-                window: self.window,
-                softcap: self.softcap,
-                out: &out,
-            },
-        )?;
+        let (k, v) = (real(true), real(false));
+        let sequences = HostSequences { cu_seqlens_q: cu, seq_lens: lens, block_tables: tables };
+        compute().attend(&AttentionArgs {
+            q: q.into(),
+            q_stride: q.dims()[1],
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            head_dim: self.dim,
+            k_cache: (&k).into(),
+            v_cache: (&v).into(),
+            block_size,
+            sequences,
+            scale: SCALE,
+            window: self.window,
+            softcap: self.softcap,
+            out: (&out).into(),
+        })?;
         Ok(values(&out))
     }
 

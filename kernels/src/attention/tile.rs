@@ -6,8 +6,7 @@
     reason = "the indices of register tiles are those of rows and vectors"
 )]
 
-use super::QueryTile;
-use super::cpu::{CpuArgs, ROWS, RowState, RowStates};
+use super::cpu::{CpuArgs, QueryTile, ROWS, RowState, RowStates};
 use crate::element::{Element, load_some};
 use crate::simd::{LANES, Lanes, soft_cap};
 use std::ops::Range;

@@ -1,8 +1,19 @@
 //! Gathered rows are those of the reference, in order.
 
 use super::*;
-use candle_core::Device;
+use crate::Compute;
+use crate::linear::Weight;
 use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::{Device, Tensor};
+
+fn gather(c: &Compute, table: &Weight, ids: &[u32], scale: f32, out: &Tensor) -> Result<()> {
+    c.gather(&GatherArgs { table, ids, device: None, scale, out: out.into() })
+}
+
+fn select_rows(c: &Compute, x: &Tensor, rows: &[u32], out: &Tensor) -> Result<()> {
+    let width = x.dims()[1];
+    c.select_rows(&SelectRowsArgs { x: x.into(), width, rows, out: out.into() })
+}
 
 fn values_of(tensor: &Tensor) -> Vec<f32> {
     tensor.flatten_all().unwrap().to_vec1().unwrap()
@@ -26,7 +37,7 @@ fn check_gathers(threads: usize, rows: usize, cols: usize, ids: &[u32], scale: f
     assert_eq!(values_of(&out), want, "{threads} threads, {} ids", ids.len());
 
     let out = poisoned(ids.len(), cols);
-    gather_rows(&c, &(values * f64::from(scale)).unwrap(), ids, &out).unwrap();
+    select_rows(&c, &(values * f64::from(scale)).unwrap(), ids, &out).unwrap();
     assert_eq!(values_of(&out), want, "{threads} threads, {} rows", ids.len());
 }
 
@@ -50,6 +61,6 @@ fn bad_indices_and_outputs_are_errors() {
         [(&[3u32][..], poisoned(1, 4)), (&[0, 1], poisoned(1, 4)), (&[0], poisoned(1, 5))]
     {
         assert!(gather(&c, &table, ids, 1.0, &out).is_err(), "{ids:?}");
-        assert!(gather_rows(&c, &x, ids, &out).is_err(), "{ids:?}");
+        assert!(select_rows(&c, &x, ids, &out).is_err(), "{ids:?}");
     }
 }

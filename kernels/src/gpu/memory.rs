@@ -11,6 +11,8 @@ use std::sync::Arc;
 pub enum Kind {
     F32,
     Bf16,
+    /// Only in the machine's own memory.
+    F16,
     U32,
     U64,
     U8,
@@ -21,7 +23,7 @@ impl Kind {
     pub fn bytes(self) -> usize {
         match self {
             Self::U8 => 1,
-            Self::Bf16 => 2,
+            Self::Bf16 | Self::F16 => 2,
             Self::F32 | Self::U32 => 4,
             Self::U64 => 8,
         }
@@ -32,6 +34,7 @@ impl Kind {
         match self {
             Self::F32 => "f32",
             Self::Bf16 => "bf16",
+            Self::F16 => "f16",
             Self::U32 => "u32",
             Self::U64 => "u64",
             Self::U8 => "u8",

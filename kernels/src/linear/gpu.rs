@@ -1,33 +1,10 @@
 //! Dense products on a device: cuBLASLt, the row-by-row kernel for few rows, and the kernel whose
 //! result for a row depends on nothing else. `linear.cu` says how.
 
-use super::OP;
+use super::{Linear, LinearArgs, Mode};
 use crate::gpu::{Gemm, Gpu, Kind, Launch, Properties, View};
-use crate::storage::ensure;
+use crate::operand::{DeviceOps, MatrixView};
 use crate::{Result, args};
-
-/// How a product may be computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    /// Whatever is fastest for this number of rows.
-    Fast,
-    /// A row's result has the same bits whatever other rows there are.
-    Invariant,
-}
-
-/// `out[n, rows] = x[n, cols] · wᵀ (+ bias)`, `w: [rows, cols]`; `x`, `w`, `bias` of one kind (f32
-/// or bf16), `out` of that kind or f32. Fast kernels of our own are for bf16 with `cols` a multiple
-/// of 8 and operands aligned to 16 bytes; others take a simple one.
-pub struct Linear {
-    pub x: View,
-    /// No launch may write it: it is read before earlier ones are over.
-    pub w: View,
-    pub bias: Option<View>,
-    pub rows: usize,
-    pub cols: usize,
-    pub out: View,
-    pub mode: Mode,
-}
 
 /// Most rows of `x` for which the row-by-row kernel is taken to be the fastest. The library
 /// computes no fewer.
@@ -92,19 +69,19 @@ enum Way {
     Dot,
 }
 
-pub fn linear(gpu: &dyn Gpu, args: &Linear) -> Result<()> {
-    let &Linear { x, w, bias, rows, cols, out, mode } = args;
-    ensure(OP, rows > 0 && cols > 0, || format!("a matrix of {rows} by {cols}"))?;
-    let n = x.len() / cols;
-    let product = Gemm { x, x_stride: cols, w, bias, out, out_stride: rows, n, rows, cols };
-    product.check()?;
-    ensure(OP, x.len() == n * cols && out.len() == n * rows, || {
-        format!("{x:?} and {out:?} for {rows} by {cols}")
-    })?;
-    if n == 0 {
-        return Ok(());
+/// Fast kernels of our own are for bf16 with `cols` a multiple of 8 and operands aligned to 16
+/// bytes; others take a simple one.
+impl Linear for DeviceOps {
+    fn linear(&self, args: &LinearArgs<View>) -> Result<()> {
+        let n = args.check()?;
+        let &LinearArgs { x, w: MatrixView { values: w, rows, cols }, bias, out, mode } = args;
+        let product = Gemm { x, x_stride: cols, w, bias, out, out_stride: rows, n, rows, cols };
+        product.check()?;
+        if n == 0 {
+            return Ok(());
+        }
+        run(&**self, &product, &way(&product, mode, self.properties()))
     }
-    run(gpu, &product, &way(&product, mode, gpu.properties()))
 }
 
 fn way(product: &Gemm, mode: Mode, properties: &Properties) -> Way {

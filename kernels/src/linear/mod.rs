@@ -8,6 +8,8 @@
     reason = "vector code must end up inside the function that enables its instructions"
 )]
 
+mod args;
+mod cpu;
 mod format;
 pub mod gpu;
 mod integer;
@@ -21,17 +23,27 @@ mod tests;
 mod tile;
 mod values;
 
+pub use args::{LinearArgs, Mode};
+pub use cpu::linear_slices;
 pub use reference::linear as linear_reference;
 
 use crate::memory::RegionBytes;
-use crate::simd::{Isa, LANES};
-use crate::storage::{self, shape};
-use crate::{Compute, Error, Result};
+use crate::operand::OpMemory;
+use crate::simd::LANES;
+use crate::storage::shape;
+use crate::{Error, Result};
 use candle_core::quantized::GgmlDType;
 use candle_core::{DType, Tensor};
 use std::ops::Range;
 
 const OP: &str = "linear";
+
+pub trait Linear: OpMemory {
+    /// Each output is summed in an order that depends on `cols` and the weight's type alone (on a
+    /// device with [`Mode::Invariant`]), never on `n`, the thread count or neighbours: one row
+    /// gives the same bits alone and in a batch.
+    fn linear(&self, args: &LinearArgs<Self::View<'_>>) -> Result<()>;
+}
 
 /// A weight matrix `[rows (outputs), cols (inputs)]`, prepared for this CPU. Several matrices with
 /// the same `cols` may be stacked into one (fused QKV, gate-up), each part keeping its own type.
@@ -96,6 +108,12 @@ impl WeightPart {
     /// Outputs of the whole matrix that some panels of this part produce.
     fn outputs(&self, panels: &Range<usize>) -> Range<usize> {
         self.first + panels.start * LANES..self.first + self.rows.min(panels.end * LANES)
+    }
+}
+
+impl std::fmt::Debug for Weight {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Weight[{}, {}]", self.rows, self.cols)
     }
 }
 
@@ -182,67 +200,4 @@ impl Weight {
 fn bytes_of<T: Copy>(values: &[T]) -> &[u8] {
     // SAFETY: only called with f32, f16 and bf16, which are plain bytes.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
-}
-
-/// `x: [n, cols]` f32 contiguous, `out: [n, rows]` f32 contiguous, not aliasing `x`; `bias: [rows]`
-/// f32.
-/// Each output is summed in an order that depends on `cols` and the weight's type alone, never on
-/// `n`, the thread count or neighbours: one row gives the same bits alone and in a batch.
-pub fn linear(
-    c: &Compute,
-    w: &Weight,
-    bias: Option<&Tensor>,
-    x: &Tensor,
-    out: &Tensor,
-) -> Result<()> {
-    storage::distinct(OP, &[out, x])?;
-    let (n, _) = storage::dims2(OP, x)?;
-    let x = storage::read(OP, x)?;
-    let Some(bias) = bias else {
-        return storage::write(OP, out, |out| linear_slices(c, w, None, &x, n, out));
-    };
-    storage::distinct(OP, &[out, bias])?;
-    let bias = storage::read(OP, bias)?;
-    storage::write(OP, out, |out| linear_slices(c, w, Some(&bias), &x, n, out))
-}
-
-/// `linear` on slices: `x: [n, cols]`, `out: [n, rows]`, `bias: [rows]`.
-pub fn linear_slices(
-    c: &Compute,
-    w: &Weight,
-    bias: Option<&[f32]>,
-    x: &[f32],
-    n: usize,
-    out: &mut [f32],
-) -> Result<()> {
-    linear_slices_with(Isa::best(), c, w, bias, x, n, out)
-}
-
-fn linear_slices_with(
-    isa: Isa,
-    c: &Compute,
-    w: &Weight,
-    bias: Option<&[f32]>,
-    x: &[f32],
-    n: usize,
-    out: &mut [f32],
-) -> Result<()> {
-    let (rows, cols) = (w.rows, w.cols);
-    let expected = (n * cols, n * rows, bias.map(|_| rows));
-    let got = (x.len(), out.len(), bias.map(<[f32]>::len));
-    if got != expected {
-        let detail = format!(
-            "[{rows}, {cols}] for {n} rows: x, out, bias want {expected:?} elements, got {got:?}"
-        );
-        return Err(shape(OP, detail));
-    }
-    if cols == 0 {
-        out.chunks_exact_mut(rows.max(1)).for_each(|out| match bias {
-            Some(bias) => out.copy_from_slice(bias),
-            None => out.fill(0.0),
-        });
-    } else if n > 0 {
-        matmul::run(isa, c, w, bias, x, out);
-    }
-    Ok(())
 }

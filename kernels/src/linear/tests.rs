@@ -1,7 +1,10 @@
 //! Judges: candle's dequantisation for the values, the reference for the products, and bitwise
 //! equality for what may not depend on batch, threads or stacking.
 
+use super::cpu::linear_slices_with;
 use super::*;
+use crate::Compute;
+use crate::simd::Isa;
 use candle_core::Device;
 use candle_core::quantized::QTensor;
 use std::hash::{BuildHasher, RandomState};
@@ -28,6 +31,11 @@ const BATCHES: [usize; 9] = [1, 2, 3, 5, 8, 17, 64, 199, 200];
 /// Error allowed of a sum of `cols` products, relative to the sum of their magnitudes.
 fn tolerance(cols: usize) -> f32 {
     2.0 * f32::EPSILON * (cols as f32).sqrt()
+}
+
+fn linear(c: &Compute, w: &Weight, bias: Option<&Tensor>, x: &Tensor, out: &Tensor) -> Result<()> {
+    let (bias, mode) = (bias.map(Into::into), Mode::Fast);
+    c.linear(&LinearArgs { x: x.into(), w, bias, out: out.into(), mode })
 }
 
 /// Fresh values in (-1, 1) on every run.

@@ -5,7 +5,55 @@
     reason = "generic bodies must end up inside the functions that enable the instruction set"
 )]
 
-use crate::simd::{LANES, Lanes, vectorised};
+use super::args::OP;
+use super::{Norm, NormArgs};
+use crate::operand::{Operand, TensorView};
+use crate::simd::{Isa, LANES, Lanes, vectorised};
+use crate::storage::{Parts, read, write};
+use crate::{Compute, Result};
+use std::ops::Range;
+
+/// Fewer values than this are not worth waking a thread for.
+const VALUES_PER_TASK: usize = 16 * 1024;
+
+impl Norm for Compute {
+    fn norm(&self, args: &NormArgs<TensorView>) -> Result<()> {
+        args.check()?;
+        let &NormArgs { x, delta, weight, eps, out } = args;
+        let weight = read(OP, weight)?;
+        let (d, n) = (weight.len(), x.len() / weight.len());
+        let Some(delta) = delta else {
+            let x = read(OP, x)?;
+            return write(OP, out, |out| {
+                let out = Parts::new(out);
+                each_rows(self, n, d, |span| {
+                    // SAFETY: tasks get disjoint rows.
+                    let out = unsafe { out.slice(span.clone()) };
+                    rms_norm(Isa::best(), &x[span], &weight, eps, out);
+                });
+                Ok(())
+            });
+        };
+        let delta = read(OP, delta)?;
+        write(OP, x, |x| {
+            write(OP, out, |out| {
+                let (x, out) = (Parts::new(x), Parts::new(out));
+                each_rows(self, n, d, |span| {
+                    // SAFETY: tasks get disjoint rows.
+                    let (x, out) = unsafe { (x.slice(span.clone()), out.slice(span.clone())) };
+                    add_rms_norm(Isa::best(), x, &delta[span], &weight, eps, out);
+                });
+                Ok(())
+            })
+        })
+    }
+}
+
+/// Splits `n` rows of `d` values over the workers, as ranges of values.
+fn each_rows(c: &Compute, n: usize, d: usize, f: impl Fn(Range<usize>) + Sync) {
+    let rows = (VALUES_PER_TASK / d).max(1);
+    c.run(n.div_ceil(rows), |task| f(task * rows * d..n.min((task + 1) * rows) * d));
+}
 
 vectorised! {
     /// `x` and `out` hold whole rows of `weight.len()`.

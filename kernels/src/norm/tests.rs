@@ -1,12 +1,19 @@
 //! The fast paths against the reference and against composed candle ops.
 
 use super::*;
+use crate::Compute;
+use crate::simd::Isa;
 use crate::testing::{assert_close, compute, poisoned, random, values};
-use candle_core::D;
+use candle_core::{D, Tensor};
 
 const SHAPES: [(usize, usize); 8] =
     [(0, 64), (1, 1), (1, 576), (3, 17), (19, 64), (99, 100), (65, 576), (7, 4099)];
 const EPS: f32 = 1e-5;
+
+fn rms_norm(c: &Compute, x: &Tensor, weight: &Tensor, eps: f32, out: &Tensor) -> Result<()> {
+    let (x, weight, out) = (x.into(), weight.into(), out.into());
+    c.norm(&NormArgs { x, delta: None, weight, eps, out })
+}
 
 #[test]
 fn every_path_equals_the_reference() {

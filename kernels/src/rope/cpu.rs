@@ -5,10 +5,87 @@
     reason = "generic bodies must end up inside the functions that enable the instruction set"
 )]
 
-use super::RopeStyle;
+use super::{OP, Rope, RopeArgs, RopeStyle};
 use crate::element::{Element, load_some};
-use crate::simd::{LANES, Lanes, vectorised};
-use crate::storage::Parts;
+use crate::gpu::Kind;
+use crate::operand::{Operand, TensorView};
+use crate::simd::{Isa, LANES, Lanes, vectorised};
+use crate::storage::{Parts, ensure, read, shape, unsupported, write, write_as};
+use crate::{Compute, Result};
+use half::f16;
+
+/// Fewer values than this are not worth waking a thread for.
+const VALUES_PER_TASK: usize = 16 * 1024;
+
+impl Rope for Compute {
+    fn rope_kv_write(&self, args: &RopeArgs<TensorView>) -> Result<()> {
+        args.check()?;
+        check_indices(args)?;
+        match args.k_cache.kind() {
+            Kind::F32 => run::<f32>(self, args),
+            Kind::F16 => run::<f16>(self, args),
+            _ => Err(unsupported(OP, args.k_cache)),
+        }
+    }
+}
+
+fn run<E: Element>(c: &Compute, args: &RopeArgs<TensorView>) -> Result<()> {
+    let (cos, sin) = (read(OP, args.table.cos)?, read(OP, args.table.sin)?);
+    let norm = match args.qk_norm {
+        Some(norm) => Some((read(OP, norm.q)?, read(OP, norm.k)?, norm.eps)),
+        None => None,
+    };
+    let heads = Heads {
+        q: args.heads,
+        kv: args.kv_heads,
+        dim: args.head_dim,
+        style: args.table.style,
+        norm: norm.as_ref().map(|(q, k, eps)| (&**q, &**k, *eps)),
+    };
+    let (half, block_size) = (args.table.rotary_dim / 2, args.block_size);
+    let width = (args.heads + 2 * args.kv_heads) * args.head_dim;
+    let (n, rows) = (args.positions.len(), (VALUES_PER_TASK / width.max(1)).max(1));
+    write(OP, args.qkv, |qkv| {
+        write_as::<E>(OP, args.k_cache, |k_cache| {
+            write_as::<E>(OP, args.v_cache, |v_cache| {
+                let qkv = Parts::new(qkv);
+                let cache = Cache { k: Parts::new(k_cache), v: Parts::new(v_cache), block_size };
+                c.run(n.div_ceil(rows), |task| {
+                    for i in task * rows..n.min((task + 1) * rows) {
+                        let position = args.positions[i] as usize;
+                        let angles = position * half..(position + 1) * half;
+                        let (cos, sin) = (&cos[angles.clone()], &sin[angles]);
+                        // SAFETY: each row belongs to one task.
+                        let qkv = unsafe { qkv.slice(i * width..(i + 1) * width) };
+                        // `check_indices` found every slot once.
+                        let slot = args.slots[i] as usize;
+                        token(Isa::best(), &heads, cos, sin, qkv, &cache, slot);
+                    }
+                });
+                Ok(())
+            })
+        })
+    })
+}
+
+/// Everything an index could hit is checked before anything is written: a wrong slot is another
+/// sequence's memory.
+fn check_indices(args: &RopeArgs<TensorView>) -> Result<()> {
+    let half = args.table.rotary_dim / 2;
+    let positions = args.table.cos.len().checked_div(half).unwrap_or(usize::MAX);
+    let beyond = args.positions.iter().find(|position| **position as usize >= positions);
+    ensure(OP, beyond.is_none(), || {
+        format!("position {beyond:?} is beyond the table's {positions}")
+    })?;
+    let mut slots = args.slots.to_vec();
+    slots.sort_unstable();
+    if let Some(slot) = slots.windows(2).find_map(|w| (w[0] == w[1]).then_some(w[0])) {
+        return Err(shape(OP, format!("slot {slot} is given to two tokens")));
+    }
+    let cached = args.k_cache.len() / (args.kv_heads * args.head_dim);
+    let last = slots.last().filter(|last| **last as usize >= cached);
+    ensure(OP, last.is_none(), || format!("slot {last:?} is beyond the cache's {cached}"))
+}
 
 pub(super) struct Heads<'a> {
     pub q: usize,

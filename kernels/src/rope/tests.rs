@@ -3,6 +3,8 @@
 use super::*;
 use crate::Error;
 use crate::testing::{assert_close, compute, poisoned, random, values};
+use candle_core::{DType, Tensor};
+use half::f16;
 
 const HEADS: usize = 3;
 const KV_HEADS: usize = 2;
@@ -12,8 +14,11 @@ const BLOCK_SIZE: usize = 16;
 struct Case {
     dim: usize,
     qkv: Tensor,
-    table: RopeTable,
-    norm: Option<QkNorm>,
+    cos: Tensor,
+    sin: Tensor,
+    style: RopeStyle,
+    /// Weights of the norms of Q and K.
+    norm: Option<[Tensor; 2]>,
     k: Tensor,
     v: Tensor,
 }
@@ -23,12 +28,10 @@ impl Case {
         Self {
             dim,
             qkv: random(&[n, (HEADS + 2 * KV_HEADS) * dim], 1),
-            table: RopeTable {
-                cos: random(&[50, rotary / 2], 2),
-                sin: random(&[50, rotary / 2], 3),
-                style,
-            },
-            norm: normed.then(|| QkNorm { q: random(&[dim], 4), k: random(&[dim], 5), eps: 1e-6 }),
+            cos: random(&[50, rotary / 2], 2),
+            sin: random(&[50, rotary / 2], 3),
+            style,
+            norm: normed.then(|| [random(&[dim], 4), random(&[dim], 5)]),
             k: poisoned(&[BLOCKS, KV_HEADS, dim, BLOCK_SIZE]),
             v: poisoned(&[BLOCKS, KV_HEADS, BLOCK_SIZE, dim]),
         }
@@ -51,21 +54,25 @@ impl Case {
     }
 
     fn run(&self, positions: &[u32], slots: &[u32]) -> Result<()> {
-        rope_kv_write(
-            &compute(),
-            &RopeKvArgs {
-                qkv: &self.qkv,
-                heads: HEADS,
-                kv_heads: KV_HEADS,
-                head_dim: self.dim,
-                positions,
-                slot_mapping: slots,
-                table: &self.table,
-                qk_norm: self.norm.as_ref(),
-                k_cache: &self.k,
-                v_cache: &self.v,
-            },
-        )
+        let (cos, sin) = ((&self.cos).into(), (&self.sin).into());
+        let rotary_dim = 2 * self.cos.dims()[1];
+        compute().rope_kv_write(&RopeArgs {
+            qkv: (&self.qkv).into(),
+            heads: HEADS,
+            kv_heads: KV_HEADS,
+            head_dim: self.dim,
+            positions,
+            slots,
+            table: RopeTable { cos, sin, rotary_dim, style: self.style },
+            qk_norm: self.norm.as_ref().map(|[q, k]| QkNorm {
+                q: q.into(),
+                k: k.into(),
+                eps: 1e-6,
+            }),
+            k_cache: (&self.k).into(),
+            v_cache: (&self.v).into(),
+            block_size: BLOCK_SIZE,
+        })
     }
 
     /// Row `i` of Q, K (both normed and rotated) and V by the reference.
@@ -75,8 +82,8 @@ impl Case {
         let (k, v) = kv.split_at(KV_HEADS * self.dim);
         let norm = self.norm.as_ref();
         [
-            self.turned(q, position, norm.map(|n| &n.q)),
-            self.turned(k, position, norm.map(|n| &n.k)),
+            self.turned(q, position, norm.map(|norm| &norm[0])),
+            self.turned(k, position, norm.map(|norm| &norm[1])),
             v.to_vec(),
         ]
     }
@@ -89,12 +96,7 @@ impl Case {
                 let x = head.to_vec();
                 crate::norm::reference::rms_norm(&x, &values(weight), 1e-6, head);
             }
-            reference::rotate(
-                head,
-                &angle(&self.table.cos),
-                &angle(&self.table.sin),
-                self.table.style,
-            );
+            reference::rotate(head, &angle(&self.cos), &angle(&self.sin), self.style);
         }
         out
     }

@@ -1,44 +1,15 @@
 //! Sampling on a device: the same order of parameters and the same random numbers as on the CPU.
 //! `sampling.cuh` says how.
 
+use super::{DeviceRow, SampleError, SampleResult, Sampled, TokenLogprobs};
+use crate::activation::SoftCap;
 use crate::gpu::{Arg, Gpu, Kind, Launch, View};
+use crate::operand::DeviceOps;
 use crate::storage::ensure;
 use crate::{Result, args};
 
 /// Most log-probabilities of a row beside the chosen token's.
 pub const MOST_TOP_LOGPROBS: usize = 20;
-
-/// How one row is sampled; its meaning is that of the node's sampler (repetition penalty, frequency
-/// and presence penalties, bias, bans, temperature, top-k, top-p over what is left, min-p; ties go
-/// to the lower id).
-#[derive(Clone, Debug, PartialEq)]
-pub struct RowParams {
-    /// 0 is greedy.
-    pub temperature: f32,
-    pub top_p: f32,
-    /// 0 is off.
-    pub top_k: u32,
-    pub min_p: f32,
-    pub frequency_penalty: f32,
-    pub presence_penalty: f32,
-    pub repetition_penalty: f32,
-    pub seed: u64,
-    /// Tokens before the one to be drawn.
-    pub position: u32,
-    /// `Some(n)`: log-probabilities of the chosen token and of the n most likely.
-    pub logprobs: Option<u8>,
-    /// So many of its sequence's tokens are the prompt; the frequency and presence penalties count
-    /// those behind.
-    pub prompt_len: u32,
-}
-
-/// A token that a row treats otherwise: what is added to its logit; minus infinity bans it. At most
-/// one entry a token and row.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Special {
-    pub token: u32,
-    pub bias: f32,
-}
 
 /// The tokens that penalties count: each where the cache keeps its K and V.
 #[derive(Clone, Copy)]
@@ -102,7 +73,7 @@ pub fn encoded_words(rows: usize, specials: usize) -> usize {
 /// When `words` are fewer than `encoded_words` and those between, or the rows more than
 /// `padded_rows`.
 pub fn encode(
-    rows: &[(RowParams, Vec<Special>)],
+    rows: &[DeviceRow],
     sequence_of: impl Fn(usize) -> u32,
     padded_rows: usize,
     between: usize,
@@ -114,37 +85,18 @@ pub fn encode(
     let (heads, _) = heads.as_chunks_mut::<ROW_WORDS>();
     let (entries, _) = specials.as_chunks_mut::<SPECIAL_WORDS>();
     let mut first = between / SPECIAL_WORDS;
-    for (i, (head, (params, specials))) in heads.iter_mut().zip(rows).enumerate() {
-        *head = encode_row(params, sequence_of(i), first, specials.len());
-        for (entry, special) in entries[first..][..specials.len()].iter_mut().zip(specials) {
+    for (i, (head, row)) in heads.iter_mut().zip(rows).enumerate() {
+        *head = encode_row(row, sequence_of(i), first);
+        for (entry, special) in entries[first..].iter_mut().zip(&row.specials) {
             *entry = [special.token, special.bias.to_bits()];
         }
-        first += specials.len();
+        first += row.specials.len();
     }
-    heads[rows.len()..].fill(encode_row(&GREEDY, 0, 0, 0));
+    heads[rows.len()..].fill(encode_row(&DeviceRow::greedy(), 0, 0));
 }
 
-/// The largest logit: what padding rows get.
-pub const GREEDY: RowParams = RowParams {
-    temperature: 0.0,
-    top_p: 1.0,
-    top_k: 0,
-    min_p: 0.0,
-    frequency_penalty: 0.0,
-    presence_penalty: 0.0,
-    repetition_penalty: 1.0,
-    seed: 0,
-    position: 0,
-    logprobs: None,
-    prompt_len: 0,
-};
-
-fn encode_row(
-    params: &RowParams,
-    sequence: u32,
-    first: usize,
-    specials: usize,
-) -> [u32; ROW_WORDS] {
+fn encode_row(row: &DeviceRow, sequence: u32, first_special: usize) -> [u32; ROW_WORDS] {
+    let DeviceRow { params, position, prompt_len, specials } = row;
     let most = |n: u8| 1 + u32::from(n).min(MOST_TOP_LOGPROBS as u32);
     [
         params.temperature.to_bits(),
@@ -155,14 +107,14 @@ fn encode_row(
         params.frequency_penalty.to_bits(),
         params.presence_penalty.to_bits(),
         params.repetition_penalty.to_bits(),
-        params.position,
+        *position,
         params.seed as u32,
         (params.seed >> 32) as u32,
         params.logprobs.map_or(0, most),
         sequence,
-        params.prompt_len,
-        first as u32,
-        specials as u32,
+        *prompt_len,
+        first_special as u32,
+        specials.len() as u32,
         0,
     ]
 }
@@ -178,35 +130,20 @@ fn row_bytes(vocab_size: usize) -> usize {
         + vocab_size.next_multiple_of(4) * Kind::F32.bytes()
 }
 
-/// One row's outcome.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Outcome {
-    Token {
-        token: u32,
-        /// Of the token, natural logarithm, under the model's own distribution; and the most
-        /// likely, most likely first.
-        logprobs: Option<(f32, Vec<(u32, f32)>)>,
-    },
-    /// A logit is NaN or infinite.
-    NotFinite,
-    /// Bans leave no token.
-    NothingLeft,
-}
-
-/// Reads one row of `results`.
-pub fn decode(result: &[u32], params: &RowParams) -> Outcome {
-    let logprobs = |top: u8| {
+/// Reads one row of `results`; `logprobs` is what its parameters asked for.
+pub fn decode(result: &[u32], logprobs: Option<u8>) -> SampleResult {
+    let read = |top: u8| {
         let (pairs, _) = result[2..].as_chunks::<2>();
         let known = pairs.iter().take(top.into()).take_while(|[id, _]| *id != NONE);
-        (
-            f32::from_bits(result[1]),
-            known.map(|&[id, logprob]| (id, f32::from_bits(logprob))).collect(),
-        )
+        TokenLogprobs {
+            chosen: f32::from_bits(result[1]),
+            top: known.map(|&[id, logprob]| (id, f32::from_bits(logprob))).collect(),
+        }
     };
     match result[0] {
-        NOT_FINITE => Outcome::NotFinite,
-        NOTHING_LEFT => Outcome::NothingLeft,
-        token => Outcome::Token { token, logprobs: params.logprobs.map(logprobs) },
+        NOT_FINITE => Err(SampleError::SomeNotFinite),
+        NOTHING_LEFT => Err(SampleError::NothingLeft),
+        token => Ok(Sampled { token, logprobs: logprobs.map(read) }),
     }
 }
 
@@ -278,15 +215,17 @@ impl History {
     }
 }
 
-/// `cap * tanh(x / cap)` in place, f32. `soft_cap.cu` says how.
-pub fn soft_cap(gpu: &dyn Gpu, logits: View, cap: f32) -> Result<()> {
-    ensure("soft cap", logits.kind() == Kind::F32, || format!("{logits:?}"))?;
-    if logits.is_empty() {
-        return Ok(());
+/// `soft_cap.cu` says how.
+impl SoftCap for DeviceOps {
+    fn soft_cap(&self, values: View, cap: f32) -> Result<()> {
+        ensure("soft cap", values.kind() == Kind::F32, || format!("{values:?}"))?;
+        if values.is_empty() {
+            return Ok(());
+        }
+        let blocks = [values.len().div_ceil(1024) as u32, 1, 1];
+        let launch = Launch { kernel: "soft_cap_f32", blocks, threads: 256, shared_bytes: 0 };
+        self.launch(&launch, &args![values, values.len() as u64, cap])
     }
-    let blocks = [logits.len().div_ceil(1024) as u32, 1, 1];
-    let launch = Launch { kernel: "soft_cap_f32", blocks, threads: 256, shared_bytes: 0 };
-    gpu.launch(&launch, &args![logits, logits.len() as u64, cap])
 }
 
 #[cfg(test)]

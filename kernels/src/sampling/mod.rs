@@ -1,21 +1,28 @@
-//! Passes over one row of logits for the sampler: its largest value, exponential sums, thresholds,
-//! and Gumbel-max.
+//! From logits to tokens. `params.rs` says how a row is sampled, for every path: `cpu.rs` samples
+//! on the CPU, `gpu.rs` on a device.
 //!
-//! Everything here is plain arithmetic on arrays of sixteen, without fused operations, so each pass
-//! gives the same bits on every instruction set; `vectorised!` only makes it wide. Measured at 49
-//! 152 values on one Zen 5 core, microseconds on AVX-512 (portable): `scan` 1.9 (4.9),
-//! `first_equal` 2.0 (2.4), `scale` 7, `mass` 20 (55), `above` 23 (24) with a hit in most vectors,
-//! `gumbel_argmax` 125 where no value is far enough below the largest to be passed over.
+//! Here stand the passes over one row of logits that the CPU's sampler makes: the largest value,
+//! exponential sums, thresholds, and Gumbel-max. Everything here is plain arithmetic on arrays of
+//! sixteen, without fused operations, so each pass gives the same bits on every instruction set;
+//! `vectorised!` only makes it wide. Measured at 49 152 values on one Zen 5 core, microseconds on
+//! AVX-512 (portable): `scan` 1.9 (4.9), `first_equal` 2.0 (2.4), `scale` 7, `mass` 20 (55),
+//! `above` 23 (24) with a hit in most vectors, `gumbel_argmax` 125 where no value is far enough
+//! below the largest to be passed over.
 
+pub mod cpu;
+mod device_row;
 pub mod gpu;
 mod gumbel;
+pub mod params;
 mod philox;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
 mod tests;
 
+pub use device_row::{DeviceRow, Special};
 pub use gumbel::{gumbel_argmax, gumbel_noise};
+pub use params::{RowSampling, SampleError, SampleResult, Sampled, SamplingParams, TokenLogprobs};
 pub use philox::philox4x32;
 
 use crate::simd::{Isa, LANES, Lanes, vectorised};

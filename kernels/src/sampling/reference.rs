@@ -1,7 +1,8 @@
 //! The specification, in plain loops.
 
-use super::gpu::{Outcome, RowParams, Special};
-use super::gumbel_noise;
+use super::{
+    DeviceRow, SampleError, SampleResult, Sampled, SamplingParams, TokenLogprobs, gumbel_noise,
+};
 
 pub fn mass(row: &[f32]) -> f64 {
     row.iter().map(|x| f64::from(*x).exp()).sum()
@@ -19,23 +20,19 @@ pub fn gumbel_argmax(scaled: &[f32], seed: u64, position: u32) -> Option<u32> {
 }
 
 /// A row's outcome by sorting everything; `history` are its sequence's tokens.
-pub fn sample(
-    logits: &[f32],
-    params: &RowParams,
-    specials: &[Special],
-    history: &[u32],
-) -> Outcome {
+pub fn sample(logits: &[f32], row: &DeviceRow, history: &[u32]) -> SampleResult {
+    let params = &row.params;
     if logits.iter().any(|x| !x.is_finite()) {
-        return Outcome::NotFinite;
+        return Err(SampleError::SomeNotFinite);
     }
-    let adjusted = adjusted(logits, params, specials, history);
+    let adjusted = adjusted(logits, row, history);
     let max = adjusted.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     if max == f32::NEG_INFINITY {
-        return Outcome::NothingLeft;
+        return Err(SampleError::NothingLeft);
     }
     let token = if params.temperature > 0.0 {
         let scaled: Vec<f32> = adjusted.iter().map(|x| (x - max) / params.temperature).collect();
-        gumbel_argmax(&truncated(&scaled, params), params.seed, params.position).unwrap()
+        gumbel_argmax(&truncated(&scaled, params), params.seed, row.position).unwrap()
     } else {
         adjusted.iter().position(|x| *x == max).unwrap() as u32
     };
@@ -44,26 +41,26 @@ pub fn sample(
         let relative: Vec<f32> = logits.iter().map(|x| x - max).collect();
         let total = f64::from(max) + mass(&relative).ln();
         let logprob = |id: u32| (f64::from(logits[id as usize]) - total) as f32;
-        (
-            logprob(token),
-            ranked(logits).into_iter().take(top.into()).map(|id| (id, logprob(id))).collect(),
-        )
+        let most_likely = ranked(logits).into_iter().take(top.into());
+        let top = most_likely.map(|id| (id, logprob(id))).collect();
+        TokenLogprobs { chosen: logprob(token), top }
     });
-    Outcome::Token { token, logprobs }
+    Ok(Sampled { token, logprobs })
 }
 
-fn adjusted(logits: &[f32], params: &RowParams, specials: &[Special], history: &[u32]) -> Vec<f32> {
+fn adjusted(logits: &[f32], row: &DeviceRow, history: &[u32]) -> Vec<f32> {
+    let params = &row.params;
     let mut logits = logits.to_vec();
     for (id, x) in (0..).zip(&mut logits).filter(|(id, _)| history.contains(id)) {
-        let output = history.iter().skip(params.prompt_len as usize);
+        let output = history.iter().skip(row.prompt_len as usize);
         let count = output.filter(|token| **token == id).count();
         *x = if *x > 0.0 { *x / params.repetition_penalty } else { *x * params.repetition_penalty };
         *x -= params.frequency_penalty * count as f32;
         *x -= if count > 0 { params.presence_penalty } else { 0.0 };
     }
-    for Special { token, bias } in specials {
-        if let Some(x) = logits.get_mut(*token as usize) {
-            *x += bias;
+    for special in &row.specials {
+        if let Some(x) = logits.get_mut(special.token as usize) {
+            *x += special.bias;
         }
     }
     logits
@@ -77,7 +74,7 @@ fn ranked(values: &[f32]) -> Vec<u32> {
 }
 
 /// Minus infinity for what top-k, top-p and min-p leave out.
-fn truncated(scaled: &[f32], params: &RowParams) -> Vec<f32> {
+fn truncated(scaled: &[f32], params: &SamplingParams) -> Vec<f32> {
     let mut ids = ranked(scaled);
     if params.top_k > 0 {
         ids.truncate(params.top_k as usize);

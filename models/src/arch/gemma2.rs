@@ -1,44 +1,48 @@
 //! Gemma 2: norms on both sides of each sub-layer, soft caps, every other layer with a sliding
 //! window. Riviere et al. 2024.
 
-use super::{Architecture, Blueprint, Recipe, gguf_config, hf_config};
+use super::{ArchSpec, Architecture, LayerKind, LayerOptions, gguf_config, hf_config};
+use crate::blocks::attention::SelfAttention;
+use crate::blocks::mlp::Mlp;
 use crate::config::Sliding;
-use crate::loader::tensors::{Presence, Spelling};
+use crate::decoder::{Layer, LayerLoader, LayerStep, Stream};
+use crate::loader::tensors::{NameMap, Presence};
 use crate::{ModelConfig, Result};
+use cresset_kernels::Ops;
 use cresset_kernels::activation::Activation;
 use cresset_kernels::rope::RopeStyle;
 
 pub const GEMMA2: Architecture =
     Architecture { gguf: Some(("gemma2", from_gguf)), hf: ("gemma2", from_hf) };
 
-/// Of Gemma 2 and 3. The converter to GGUF adds the one to the norms' weights.
-pub(super) const RECIPE: Recipe = Recipe {
+/// The options of Gemma 2 and 3. The converter to GGUF adds the one to the norms' weights.
+pub(super) const OPTIONS: LayerOptions = LayerOptions {
     activation: Activation::GeluTanh,
-    sub_layer_norms: true,
-    spelling: Spelling {
+    layer: LayerKind::Gemma2,
+    names: NameMap {
         gguf: &[("post_attention_layernorm", "post_attention_norm")],
-        norms_less_one: false,
+        ..NameMap::USUAL
     },
-    ..Recipe::plain(RopeStyle::Neox)
+    ..LayerOptions::plain(RopeStyle::Neox)
 };
 
 const PATTERN: usize = 2;
 const WINDOW: usize = 4096;
 const LAYERS_OF_27B: usize = 46;
 
-fn from_gguf(keys: &mut gguf_config::Keys) -> Result<Blueprint> {
+fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
     let mut config = gguf_decoder(keys, LAYERS_OF_27B)?;
     let window = keys.size("attention.sliding_window")?.unwrap_or(WINDOW);
     let layers = keys.sliding_layers(config.layers, PATTERN)?;
     config.sliding = Some(Sliding { window, layers, rope: None });
     config.attention_softcap = keys.float("attn_logit_softcapping")?;
-    Ok(Blueprint { config, recipe: RECIPE })
+    Ok(ArchSpec { config, options: OPTIONS })
 }
 
 /// GGUF does not say the attention's scale: of all sizes, only the largest has one that is not the
 /// heads'.
 pub(super) fn gguf_decoder(
-    keys: &mut gguf_config::Keys,
+    keys: &mut gguf_config::GgufConfigKeys,
     layers_of_27b: usize,
 ) -> Result<ModelConfig> {
     let mut config = keys.decoder()?;
@@ -50,30 +54,77 @@ pub(super) fn gguf_decoder(
     Ok(config)
 }
 
-fn from_hf(keys: &mut hf_config::Keys) -> Result<Blueprint> {
-    let (mut config, recipe) = hf_decoder(keys)?;
+fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+    let (mut config, options) = hf_decoder(keys)?;
     config.attention_softcap = keys.take("attn_logit_softcapping")?;
     let window = keys.window(WINDOW)?;
     config.sliding = keys.sliding(&config, window, |layer| (layer + 1) % PATTERN != 0)?;
-    Ok(Blueprint { config, recipe })
+    Ok(ArchSpec { config, options })
 }
 
 /// What Gemma 2 and 3 have in common.
-pub(super) fn hf_decoder(keys: &mut hf_config::Keys) -> Result<(ModelConfig, Recipe)> {
+pub(super) fn hf_decoder(
+    keys: &mut hf_config::HfConfigKeys,
+) -> Result<(ModelConfig, LayerOptions)> {
     // Configs of the first models name the activation in a key that the reference ignores.
     keys.take::<String>("hidden_act")?;
     let bias = Presence::when(keys.flag("attention_bias")?);
-    let recipe = Recipe {
-        activation: keys.activation("hidden_activation", RECIPE.activation)?,
+    let options = LayerOptions {
+        activation: keys.activation("hidden_activation", OPTIONS.activation)?,
         qkv_bias: bias,
         output_bias: bias,
-        spelling: Spelling { norms_less_one: true, ..RECIPE.spelling },
-        ..RECIPE
+        names: NameMap { norms_less_one: true, ..OPTIONS.names },
+        ..OPTIONS
     };
     let mut config = keys.decoder(true)?;
     let scalar: f32 = keys.take("query_pre_attn_scalar")?.unwrap_or(256.0);
     config.attention_scale = 1.0 / scalar.sqrt();
     config.embedding_scale = (config.hidden_size as f32).sqrt();
     config.logits_softcap = keys.take("final_logit_softcapping")?;
-    Ok((config, recipe))
+    Ok((config, options))
+}
+
+/// Attention and MLP, each between a norm of the residual stream and a norm of its own result.
+pub struct Gemma2Layer<O: Ops> {
+    attention_norm: O::Buffer,
+    attention: SelfAttention<O>,
+    post_attn_norm: O::Buffer,
+    mlp_norm: O::Buffer,
+    mlp: Mlp<O>,
+    post_mlp_norm: O::Buffer,
+}
+
+impl<O: Ops> Gemma2Layer<O> {
+    pub fn load(l: &mut LayerLoader<O>) -> Option<Self> {
+        let (prefix, hidden) = (l.prefix(), l.spec.config.hidden_size);
+        let mut norm = |name| l.tensors.norm(&format!("{prefix}{name}.weight"), hidden);
+        let attention_norm = norm("input_layernorm");
+        let post_attn_norm = norm("post_attention_layernorm");
+        let mlp_norm = norm("pre_feedforward_layernorm");
+        let post_mlp_norm = norm("post_feedforward_layernorm");
+        let (attention, mlp) = (SelfAttention::load(l, &prefix), Mlp::load(l, &prefix));
+        Some(Self {
+            attention_norm: attention_norm?,
+            attention: attention?,
+            post_attn_norm: post_attn_norm?,
+            mlp_norm: mlp_norm?,
+            mlp: mlp?,
+            post_mlp_norm: post_mlp_norm?,
+        })
+    }
+}
+
+impl<O: Ops> Layer<O> for Gemma2Layer<O> {
+    fn forward<'a>(&'a self, s: &LayerStep<'a, O>, x: &mut Stream<'a, O>) -> Result<()> {
+        s.add_norm(&self.attention_norm, x)?;
+        self.attention.forward(s, x)?;
+        s.norm_sublayer_out(&self.post_attn_norm, x)?;
+        s.add_norm(&self.mlp_norm, x)?;
+        self.mlp.forward(s, x)?;
+        s.norm_sublayer_out(&self.post_mlp_norm, x)
+    }
+
+    fn is_quantised(&self) -> bool {
+        self.mlp.is_quantised()
+    }
 }

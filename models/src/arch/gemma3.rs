@@ -1,9 +1,9 @@
 //! Gemma 3: Gemma 2 with norms on Q and K in place of the attention's soft cap, and one full layer
 //! after five with a sliding window and a RoPE base of their own. Kamath et al. 2025.
 
-use super::gemma2::{self, RECIPE};
+use super::gemma2::{self, OPTIONS};
 use super::hf_rope::{self, Base};
-use super::{Architecture, Blueprint, Recipe, gguf_config, hf_config};
+use super::{ArchSpec, Architecture, LayerOptions, gguf_config, hf_config};
 use crate::Result;
 use crate::config::{RopeConfig, RopeScaling, Sliding};
 
@@ -17,7 +17,7 @@ const LAYERS_OF_27B: usize = 62;
 const THETA: f32 = 1_000_000.0;
 const SLIDING_THETA: f32 = 10_000.0;
 
-fn from_gguf(keys: &mut gguf_config::Keys) -> Result<Blueprint> {
+fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
     let mut config = gemma2::gguf_decoder(keys, LAYERS_OF_27B)?;
     let theta = keys.float("rope.freq_base_swa")?.unwrap_or(SLIDING_THETA);
     let layers = keys.sliding_layers(config.layers, PATTERN)?;
@@ -25,12 +25,12 @@ fn from_gguf(keys: &mut gguf_config::Keys) -> Result<Blueprint> {
         Some(RopeConfig { theta, rotary_dim: config.rope.rotary_dim, scaling: RopeScaling::None });
     config.sliding =
         keys.size("attention.sliding_window")?.map(|window| Sliding { window, layers, rope });
-    Ok(Blueprint { config, recipe: Recipe { qk_norm: true, ..RECIPE } })
+    Ok(ArchSpec { config, options: LayerOptions { qk_norm: true, ..OPTIONS } })
 }
 
-fn from_hf(keys: &mut hf_config::Keys) -> Result<Blueprint> {
+fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     let [full, sliding] = ropes(keys)?;
-    let (mut config, recipe) = gemma2::hf_decoder(keys)?;
+    let (mut config, options) = gemma2::hf_decoder(keys)?;
     let (head_dim, max_positions) = (config.head_dim, config.max_positions);
     let rope = |(parameters, theta)| {
         hf_rope::rope(parameters, Base { theta, head_dim, max_positions }, None)
@@ -43,12 +43,14 @@ fn from_hf(keys: &mut hf_config::Keys) -> Result<Blueprint> {
     let pattern = newer.or(older).unwrap_or(PATTERN).max(1);
     let sliding = keys.sliding(&config, window, |layer| (layer + 1) % pattern != 0)?;
     config.sliding = sliding.map(|sliding| Sliding { rope: Some(sliding_rope), ..sliding });
-    Ok(Blueprint { config, recipe: Recipe { qk_norm: true, ..recipe } })
+    Ok(ArchSpec { config, options: LayerOptions { qk_norm: true, ..options } })
 }
 
 /// The rotations of full and of sliding layers: their parameters, and the base where those do not
 /// say it.
-fn ropes(keys: &mut hf_config::Keys) -> Result<[(Option<hf_config::Keys>, f32); 2]> {
+fn ropes(
+    keys: &mut hf_config::HfConfigKeys,
+) -> Result<[(Option<hf_config::HfConfigKeys>, f32); 2]> {
     let full_theta = keys.take("rope_theta")?.unwrap_or(THETA);
     let sliding_theta = keys.take("rope_local_base_freq")?.unwrap_or(SLIDING_THETA);
     let older = keys.object("rope_scaling")?;

@@ -7,17 +7,17 @@ use crate::{Error, ModelConfig, Result};
 use candle_core::DType;
 use std::collections::BTreeSet;
 
-/// Keys that say nothing about the computation.
+/// GgufConfigKeys that say nothing about the computation.
 const IGNORED: [&str; 3] =
     ["tensor_data_layout", "rope.scaling.finetuned", "attention.value_length_swa"];
 
-pub struct Keys<'a> {
+pub struct GgufConfigKeys<'a> {
     file: &'a GgufFile,
     architecture: String,
     used: BTreeSet<String>,
 }
 
-impl<'a> Keys<'a> {
+impl<'a> GgufConfigKeys<'a> {
     pub fn new(file: &'a GgufFile) -> Result<Self> {
         let name = file.metadata.get("general.architecture").and_then(Value::as_str);
         let name = name.ok_or_else(|| damaged(file.path(), "general.architecture is missing"))?;

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
-/// Keys that say nothing about inference.
+/// HfConfigKeys that say nothing about inference.
 const IGNORED: [&str; 42] = [
     "_attn_implementation",
     "_attn_implementation_autoset",
@@ -62,12 +62,12 @@ const OFF: [&str; 5] =
 
 /// The settings of a file, taken out as an architecture asks for them; what is left at the end is
 /// not understood.
-pub struct Keys {
+pub struct HfConfigKeys {
     path: PathBuf,
     values: Map<String, Value>,
 }
 
-impl Keys {
+impl HfConfigKeys {
     pub fn parse(path: &Path, json: &[u8]) -> Result<Self> {
         let values = serde_json::from_slice(json).map_err(|e| damaged(path, &e.to_string()))?;
         Ok(Self { path: path.to_owned(), values })

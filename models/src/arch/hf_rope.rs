@@ -1,7 +1,7 @@
 //! Rotary embeddings from a Hugging Face `config.json`, in the older layout (`rope_theta`,
 //! `rope_scaling`) and the newer (`rope_parameters`).
 
-use super::hf_config::Keys;
+use super::hf_config::HfConfigKeys;
 use crate::Result;
 use crate::config::{RopeConfig, RopeScaling, Yarn};
 
@@ -18,7 +18,7 @@ pub struct Base {
 
 /// One rotation for all layers, and how many positions it reaches.
 pub fn shared(
-    keys: &mut Keys,
+    keys: &mut HfConfigKeys,
     head_dim: usize,
     max_positions: usize,
 ) -> Result<(RopeConfig, usize)> {
@@ -31,7 +31,7 @@ pub fn shared(
 /// From an object of parameters, if there is one. `original` overrides the length of the training
 /// that it gives.
 pub fn rope(
-    parameters: Option<Keys>,
+    parameters: Option<HfConfigKeys>,
     base: Base,
     original: Option<usize>,
 ) -> Result<(RopeConfig, usize)> {
@@ -75,7 +75,7 @@ pub fn rope(
     Ok((RopeConfig { theta, rotary_dim, scaling }, reach.max(base.max_positions)))
 }
 
-fn yarn(keys: &mut Keys, max_positions: usize, original: usize) -> Result<Yarn> {
+fn yarn(keys: &mut HfConfigKeys, max_positions: usize, original: usize) -> Result<Yarn> {
     let factor = keys.take("factor")?.unwrap_or(max_positions as f32 / original as f32);
     let grown = |mscale: f32| if factor > 1.0 { 0.1 * mscale * factor.ln() + 1.0 } else { 1.0 };
     let mscales = (keys.take("mscale")?, keys.take("mscale_all_dim")?);
@@ -95,7 +95,11 @@ fn yarn(keys: &mut Keys, max_positions: usize, original: usize) -> Result<Yarn> 
     })
 }
 
-fn long_rope(keys: &mut Keys, max_positions: usize, original: usize) -> Result<RopeScaling> {
+fn long_rope(
+    keys: &mut HfConfigKeys,
+    max_positions: usize,
+    original: usize,
+) -> Result<RopeScaling> {
     let factor = keys.take("factor")?.unwrap_or(max_positions as f32 / original as f32);
     let usual =
         if factor > 1.0 { (1.0 + factor.ln() / (original as f32).ln()).sqrt() } else { 1.0 };

@@ -1,10 +1,14 @@
 //! Llama 2 and 3, and models of their shape (SmolLM2). Touvron et al. 2023; Grattafiori et al.
 //! 2024.
 
-use super::{Architecture, Blueprint, Recipe, gguf_config, hf_config};
+use super::{ArchSpec, Architecture, LayerOptions, gguf_config, hf_config};
 use crate::Result;
+use crate::blocks::attention::SelfAttention;
+use crate::blocks::mlp::Mlp;
 use crate::config::Sliding;
+use crate::decoder::{Layer, LayerLoader, LayerStep, Stream};
 use crate::loader::tensors::Presence;
+use cresset_kernels::Ops;
 use cresset_kernels::activation::Activation;
 use cresset_kernels::rope::RopeStyle;
 
@@ -13,28 +17,65 @@ pub const LLAMA: Architecture =
 
 /// GGUF files of this name hold Mistral too; the converter permutes the rows of Q and K for
 /// interleaved rotation.
-fn from_gguf(keys: &mut gguf_config::Keys) -> Result<Blueprint> {
+fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
     let mut config = keys.decoder()?;
     config.sliding = keys
         .size("attention.sliding_window")?
         .map(|window| Sliding::everywhere(window, config.layers));
-    let recipe = Recipe {
+    let options = LayerOptions {
         qkv_bias: Presence::Optional,
         output_bias: Presence::Optional,
         mlp_bias: Presence::Optional,
-        ..Recipe::plain(RopeStyle::Interleaved)
+        ..LayerOptions::plain(RopeStyle::Interleaved)
     };
-    Ok(Blueprint { config, recipe })
+    Ok(ArchSpec { config, options })
 }
 
-fn from_hf(keys: &mut hf_config::Keys) -> Result<Blueprint> {
+fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     let attention_bias = Presence::when(keys.flag("attention_bias")?);
-    let recipe = Recipe {
+    let options = LayerOptions {
         activation: keys.activation("hidden_act", Activation::Silu)?,
         qkv_bias: attention_bias,
         output_bias: attention_bias,
         mlp_bias: Presence::when(keys.flag("mlp_bias")?),
-        ..Recipe::plain(RopeStyle::Neox)
+        ..LayerOptions::plain(RopeStyle::Neox)
     };
-    Ok(Blueprint { config: keys.decoder(false)?, recipe })
+    Ok(ArchSpec { config: keys.decoder(false)?, options })
+}
+
+/// Attention and MLP, each behind a norm of the residual stream.
+pub struct LlamaLayer<O: Ops> {
+    attention_norm: O::Buffer,
+    attention: SelfAttention<O>,
+    mlp_norm: O::Buffer,
+    mlp: Mlp<O>,
+}
+
+impl<O: Ops> LlamaLayer<O> {
+    pub fn load(l: &mut LayerLoader<O>) -> Option<Self> {
+        let (prefix, hidden) = (l.prefix(), l.spec.config.hidden_size);
+        let mut norm = |name| l.tensors.norm(&format!("{prefix}{name}.weight"), hidden);
+        let attention_norm = norm("input_layernorm");
+        let mlp_norm = norm("post_attention_layernorm");
+        let (attention, mlp) = (SelfAttention::load(l, &prefix), Mlp::load(l, &prefix));
+        Some(Self {
+            attention_norm: attention_norm?,
+            attention: attention?,
+            mlp_norm: mlp_norm?,
+            mlp: mlp?,
+        })
+    }
+}
+
+impl<O: Ops> Layer<O> for LlamaLayer<O> {
+    fn forward<'a>(&'a self, s: &LayerStep<'a, O>, x: &mut Stream<'a, O>) -> Result<()> {
+        s.add_norm(&self.attention_norm, x)?;
+        self.attention.forward(s, x)?;
+        s.add_norm(&self.mlp_norm, x)?;
+        self.mlp.forward(s, x)
+    }
+
+    fn is_quantised(&self) -> bool {
+        self.mlp.is_quantised()
+    }
 }

@@ -1,6 +1,6 @@
 //! Mistral: Llama's block with a sliding window in every layer, or none. Jiang et al. 2023.
 
-use super::{Architecture, Blueprint, Recipe, hf_config};
+use super::{ArchSpec, Architecture, LayerOptions, hf_config};
 use crate::Result;
 use crate::config::Sliding;
 use cresset_kernels::activation::Activation;
@@ -12,12 +12,12 @@ pub const MISTRAL: Architecture = Architecture { gguf: None, hf: ("mistral", fro
 /// Where the config has no `sliding_window`.
 const WINDOW: usize = 4096;
 
-fn from_hf(keys: &mut hf_config::Keys) -> Result<Blueprint> {
+fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     let mut config = keys.decoder(false)?;
     config.sliding = keys.window(WINDOW)?.map(|window| Sliding::everywhere(window, config.layers));
-    let recipe = Recipe {
+    let options = LayerOptions {
         activation: keys.activation("hidden_act", Activation::Silu)?,
-        ..Recipe::plain(RopeStyle::Neox)
+        ..LayerOptions::plain(RopeStyle::Neox)
     };
-    Ok(Blueprint { config, recipe })
+    Ok(ArchSpec { config, options })
 }

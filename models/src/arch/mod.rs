@@ -1,4 +1,4 @@
-//! One file per architecture.
+//! One file per architecture: the names it goes by, how its config is read, and its layer.
 
 mod gemma2;
 mod gemma3;
@@ -12,10 +12,12 @@ mod qwen3;
 #[cfg(test)]
 mod tests;
 
+use crate::decoder::{Layer, LayerLoader};
 use crate::loader::damaged;
 use crate::loader::gguf::GgufFile;
-use crate::loader::tensors::{Presence, Spelling};
+use crate::loader::tensors::{NameMap, Presence};
 use crate::{Error, ModelConfig, Result};
+use cresset_kernels::Ops;
 use cresset_kernels::activation::Activation;
 use cresset_kernels::rope::RopeStyle;
 use std::path::Path;
@@ -23,23 +25,40 @@ use std::path::Path;
 /// How files of one architecture become a decoder.
 pub struct Architecture {
     /// Its name in GGUF files, where it has one, and how they are read.
-    gguf: Option<(&'static str, fn(&mut gguf_config::Keys) -> Result<Blueprint>)>,
+    gguf: Option<(&'static str, fn(&mut gguf_config::GgufConfigKeys) -> Result<ArchSpec>)>,
     /// Its `model_type` in Hugging Face's configs.
-    hf: (&'static str, fn(&mut hf_config::Keys) -> Result<Blueprint>),
+    hf: (&'static str, fn(&mut hf_config::HfConfigKeys) -> Result<ArchSpec>),
 }
 
 pub static REGISTRY: [Architecture; 6] =
     [llama::LLAMA, mistral::MISTRAL, qwen2::QWEN2, qwen3::QWEN3, gemma2::GEMMA2, gemma3::GEMMA3];
 
-/// A decoder's shape, and which of the skeleton's options it uses.
-pub struct Blueprint {
+/// What an architecture's config comes to: a decoder's shape, and how its layers are made.
+pub struct ArchSpec {
     pub config: ModelConfig,
-    pub recipe: Recipe,
+    pub options: LayerOptions,
 }
 
-/// Options of the shared decoder skeleton.
+/// The layers there are. Architectures whose layers have the same parts in the same order share
+/// one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerKind {
+    Llama,
+    Gemma2,
+}
+
+/// Loads the next layer of the loader's spec.
+pub(crate) fn load_layer<O: Ops>(loader: &mut LayerLoader<O>) -> Option<Box<dyn Layer<O>>> {
+    Some(match loader.spec.options.layer {
+        LayerKind::Llama => Box::new(llama::LlamaLayer::load(loader)?),
+        LayerKind::Gemma2 => Box::new(gemma2::Gemma2Layer::load(loader)?),
+    })
+}
+
+/// Which parts the layers of an architecture have, and what their files call them.
 #[derive(Clone, Copy, Debug)]
-pub struct Recipe {
+pub struct LayerOptions {
+    pub layer: LayerKind,
     pub rope_style: RopeStyle,
     pub activation: Activation,
     /// Biases of Q, K and V.
@@ -49,28 +68,26 @@ pub struct Recipe {
     pub mlp_bias: Presence,
     /// Norms on the heads of Q and K.
     pub qk_norm: bool,
-    /// Whether what attention and MLP add to the residual stream is normed as well.
-    pub sub_layer_norms: bool,
-    pub spelling: Spelling,
+    pub names: NameMap,
 }
 
-impl Recipe {
-    /// SwiGLU, no biases, no QK-norm.
+impl LayerOptions {
+    /// Llama's layer with SwiGLU, no biases, no QK-norm.
     const fn plain(rope_style: RopeStyle) -> Self {
         Self {
+            layer: LayerKind::Llama,
             rope_style,
             activation: Activation::Silu,
             qkv_bias: Presence::Never,
             output_bias: Presence::Never,
             mlp_bias: Presence::Never,
             qk_norm: false,
-            sub_layer_norms: false,
-            spelling: Spelling { gguf: &[], norms_less_one: false },
+            names: NameMap::USUAL,
         }
     }
 }
 
-impl Blueprint {
+impl ArchSpec {
     /// Refuses sizes that contradict each other.
     fn checked(self, path: &Path) -> Result<Self> {
         self.config.check().map_err(|what| damaged(path, &what))?;
@@ -78,26 +95,26 @@ impl Blueprint {
     }
 }
 
-pub fn from_gguf(file: &GgufFile) -> Result<Blueprint> {
-    let mut keys = gguf_config::Keys::new(file)?;
+pub fn from_gguf(file: &GgufFile) -> Result<ArchSpec> {
+    let mut keys = gguf_config::GgufConfigKeys::new(file)?;
     let known = || REGISTRY.iter().filter_map(|a| a.gguf);
     let found = known().find(|(name, _)| *name == keys.architecture());
     let (_, build) =
         found.ok_or_else(|| unknown(file.path(), keys.architecture(), known().map(|a| a.0)))?;
-    let blueprint = build(&mut keys)?;
+    let spec = build(&mut keys)?;
     keys.finish()?;
-    blueprint.checked(file.path())
+    spec.checked(file.path())
 }
 
-pub fn from_hf(path: &Path, json: &[u8]) -> Result<Blueprint> {
-    let mut keys = hf_config::Keys::parse(path, json)?;
+pub fn from_hf(path: &Path, json: &[u8]) -> Result<ArchSpec> {
+    let mut keys = hf_config::HfConfigKeys::parse(path, json)?;
     let kind: String = keys.required("model_type")?;
     let known = || REGISTRY.iter().map(|a| a.hf);
     let found = known().find(|(name, _)| *name == kind);
     let (_, build) = found.ok_or_else(|| unknown(path, &kind, known().map(|a| a.0)))?;
-    let blueprint = build(&mut keys)?;
+    let spec = build(&mut keys)?;
     keys.finish()?;
-    blueprint.checked(path)
+    spec.checked(path)
 }
 
 fn unknown<'a>(path: &Path, name: &str, known: impl Iterator<Item = &'a str>) -> Error {

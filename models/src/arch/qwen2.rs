@@ -1,6 +1,6 @@
 //! Qwen 2 and 2.5: Llama's block with biases on Q, K and V. Yang et al. 2024.
 
-use super::{Architecture, Blueprint, Recipe, gguf_config, hf_config};
+use super::{ArchSpec, Architecture, LayerOptions, gguf_config, hf_config};
 use crate::loader::tensors::Presence;
 use crate::{ModelConfig, Result};
 use cresset_kernels::activation::Activation;
@@ -9,20 +9,22 @@ use cresset_kernels::rope::RopeStyle;
 pub const QWEN2: Architecture =
     Architecture { gguf: Some(("qwen2", from_gguf)), hf: ("qwen2", from_hf) };
 
-const RECIPE: Recipe = Recipe { qkv_bias: Presence::Always, ..Recipe::plain(RopeStyle::Neox) };
+const OPTIONS: LayerOptions =
+    LayerOptions { qkv_bias: Presence::Always, ..LayerOptions::plain(RopeStyle::Neox) };
 
-fn from_gguf(keys: &mut gguf_config::Keys) -> Result<Blueprint> {
-    Ok(Blueprint { config: keys.decoder()?, recipe: RECIPE })
+fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
+    Ok(ArchSpec { config: keys.decoder()?, options: OPTIONS })
 }
 
-fn from_hf(keys: &mut hf_config::Keys) -> Result<Blueprint> {
-    let recipe = Recipe { activation: keys.activation("hidden_act", Activation::Silu)?, ..RECIPE };
-    Ok(Blueprint { config: decoder(keys)?, recipe })
+fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+    let options =
+        LayerOptions { activation: keys.activation("hidden_act", Activation::Silu)?, ..OPTIONS };
+    Ok(ArchSpec { config: decoder(keys)?, options })
 }
 
 /// Qwen's window slides in the layers from `max_window_layers` on, once `use_sliding_window` turns
 /// it on.
-pub(super) fn decoder(keys: &mut hf_config::Keys) -> Result<ModelConfig> {
+pub(super) fn decoder(keys: &mut hf_config::HfConfigKeys) -> Result<ModelConfig> {
     let mut config = keys.decoder(false)?;
     let window = keys.take("sliding_window")?;
     let window = if keys.flag("use_sliding_window")? { window } else { None };

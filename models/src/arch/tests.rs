@@ -16,8 +16,7 @@ fn read(more: &Value) -> Result<ModelConfig> {
         config[key] = value.clone();
     }
     config.as_object_mut().unwrap().retain(|_, value| value != "absent");
-    from_hf(Path::new("config.json"), config.to_string().as_bytes())
-        .map(|blueprint| blueprint.config)
+    from_hf(Path::new("config.json"), config.to_string().as_bytes()).map(|spec| spec.config)
 }
 
 #[test]

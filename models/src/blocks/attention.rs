@@ -1,124 +1,120 @@
 //! Grouped-query self-attention with a fused QKV projection. Ainslie et al. 2023, "GQA".
 
-use crate::arch::Recipe;
-use crate::decoder::workspace::Workspace;
-use crate::loader::store::{Host, Store};
-use crate::loader::tensors::Tensors;
-use crate::{ForwardBatch, ModelConfig, Result};
-use candle_core::Tensor;
-use cresset_kernels::Compute;
-use cresset_kernels::attention::{AttentionArgs, paged_attention};
-use cresset_kernels::linear::linear;
-use cresset_kernels::rope::{QkNorm, RopeKvArgs, RopeTable, rope_kv_write};
+use crate::Result;
+use crate::config::ModelConfig;
+use crate::decoder::rope::RopeBuffers;
+use crate::decoder::{Activations, LayerLoader, LayerStep, Stream};
+use cresset_kernels::Ops;
+use cresset_kernels::attention::AttentionArgs;
+use cresset_kernels::rope::{QkNorm, RopeArgs};
+use std::sync::Arc;
 
-pub struct Attention<S: Store = Host> {
-    pub qkv: S::Matrix,
-    pub qkv_bias: Option<S::Vector>,
-    /// Of the heads of Q and of K.
-    pub qk_norm: Option<[S::Vector; 2]>,
-    pub output: S::Matrix,
-    pub output_bias: Option<S::Vector>,
+pub struct SelfAttention<O: Ops> {
+    qkv: O::Matrix,
+    qkv_bias: Option<O::Buffer>,
+    /// Norms on the heads of Q and of K.
+    qk_norm: Option<[O::Buffer; 2]>,
+    output: O::Matrix,
+    output_bias: Option<O::Buffer>,
+    rope: Arc<RopeBuffers<O>>,
+    window: Option<usize>,
+    /// `[tokens, (heads + 2 * kv_heads) * head_dim]`
+    projected: Activations<O>,
+    /// `[tokens, heads * head_dim]`: the heads' results.
+    attended: Activations<O>,
+    /// `[logits rows, heads * head_dim]`: those of the rows whose logits are computed.
+    selected: Activations<O>,
 }
 
-/// What the attention of a layer takes from its step.
-pub struct Step<'a> {
-    pub compute: &'a Compute,
-    pub config: &'a ModelConfig,
-    pub rope: &'a RopeTable,
-    pub window: Option<usize>,
-    pub batch: &'a ForwardBatch,
-}
-
-impl<S: Store> Attention<S> {
+impl<O: Ops> SelfAttention<O> {
     /// `prefix` ends with a dot.
-    pub fn load(
-        t: &mut Tensors<S>,
-        prefix: &str,
-        config: &ModelConfig,
-        recipe: &Recipe,
-    ) -> Option<Self> {
+    pub fn load(l: &mut LayerLoader<O>, prefix: &str) -> Option<Self> {
+        let (config, options) = (&l.spec.config, &l.spec.options);
         let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
         let name = |part: &str| format!("{prefix}self_attn.{part}");
         let parts =
             |kind: &str| ["q_proj", "k_proj", "v_proj"].map(|p| name(&format!("{p}.{kind}")));
         let ([wq, wk, wv], [bq, bk, bv]) = (parts("weight"), parts("bias"));
+        let t = &mut *l.tensors;
         let qkv = t.stack(&[(&wq, q), (&wk, kv), (&wv, kv)], config.hidden_size);
-        let qkv_bias = t.bias_if(recipe.qkv_bias, &[(&bq, q), (&bk, kv), (&bv, kv)]);
+        let qkv_bias = t.bias_if(options.qkv_bias, &[(&bq, q), (&bk, kv), (&bv, kv)]);
         let mut norm = |part| {
-            if recipe.qk_norm { t.norm(&name(part), config.head_dim).map(Some) } else { Some(None) }
+            if options.qk_norm {
+                t.norm(&name(part), config.head_dim).map(Some)
+            } else {
+                Some(None)
+            }
         };
         let (q_norm, k_norm) = (norm("q_norm.weight"), norm("k_norm.weight"));
         let output = t.matrix(&name("o_proj.weight"), config.hidden_size, q);
         let output_bias =
-            t.bias_if(recipe.output_bias, &[(&name("o_proj.bias"), config.hidden_size)]);
+            t.bias_if(options.output_bias, &[(&name("o_proj.bias"), config.hidden_size)]);
         let norms = q_norm?.zip(k_norm?);
+        let (qkv, qkv_bias, output, output_bias) = (qkv?, qkv_bias?, output?, output_bias?);
         Some(Self {
-            qkv: qkv?,
-            qkv_bias: qkv_bias?,
+            qkv,
+            qkv_bias,
             qk_norm: norms.map(<[_; 2]>::from),
-            output: output?,
-            output_bias: output_bias?,
+            output,
+            output_bias,
+            rope: l.rope()?,
+            window: l.sliding().map(|sliding| sliding.window),
+            projected: l.rows("attention qkv", q + 2 * kv)?,
+            attended: l.rows("attention results", q)?,
+            selected: l.selected_rows("attention results selected", q)?,
         })
     }
-}
 
-impl Attention {
-    /// `normed` → K and V in the cache, Q in `qkv`.
-    pub fn project(
-        &self,
-        s: &Step,
-        w: &Workspace,
-        k_cache: &Tensor,
-        v_cache: &Tensor,
-    ) -> Result<()> {
-        linear(s.compute, &self.qkv, self.qkv_bias.as_ref(), &w.normed, &w.qkv)?;
-        let qk_norm =
-            self.qk_norm.clone().map(|[q, k]| QkNorm { q, k, eps: s.config.rms_norm_eps });
-        Ok(rope_kv_write(
-            s.compute,
-            &RopeKvArgs {
-                qkv: &w.qkv,
-                heads: s.config.heads,
-                kv_heads: s.config.kv_heads,
-                head_dim: s.config.head_dim,
-                positions: &s.batch.positions,
-                slot_mapping: &s.batch.slot_mapping,
-                table: s.rope,
-                qk_norm: qk_norm.as_ref(),
-                k_cache,
-                v_cache,
-            },
-        )?)
+    /// `x.normed()` → `x.sublayer_out()`, with K and V written into the cache.
+    pub fn forward<'a>(&'a self, s: &LayerStep<'a, O>, x: &mut Stream<'a, O>) -> Result<()> {
+        self.project(s, x)?;
+        if s.ends_here(x) {
+            return Ok(());
+        }
+        self.attend(s, x)?;
+        let attended = s.select_rows(x, &self.attended, &self.selected)?;
+        let (bias, heads) = (self.output_bias.as_ref(), attended.first(x.rows()));
+        s.linear(&self.output, bias, heads, x.sublayer_out())
     }
 
-    /// `qkv` and the cache → `attended`.
-    pub fn attend(s: &Step, w: &Workspace, k_cache: &Tensor, v_cache: &Tensor) -> Result<()> {
-        Ok(paged_attention(
-            s.compute,
-            &AttentionArgs {
-                q: &w.qkv,
-                heads: s.config.heads,
-                kv_heads: s.config.kv_heads,
-                head_dim: s.config.head_dim,
-                k_cache,
-                v_cache,
-                cu_seqlens_q: &s.batch.cu_seqlens_q,
-                seq_lens: &s.batch.seq_lens,
-                block_tables: &s.batch.block_tables,
-                scale: s.config.attention_scale,
-                window: s.window,
-                softcap: s.config.attention_softcap,
-                out: &w.attended,
-            },
-        )?)
+    /// `x.normed()` → K and V in the cache, Q in `projected`.
+    fn project<'a>(&'a self, s: &LayerStep<'a, O>, x: &Stream<'a, O>) -> Result<()> {
+        let qkv = self.projected.first(x.rows());
+        s.linear(&self.qkv, self.qkv_bias.as_ref(), x.normed(), qkv)?;
+        let &ModelConfig { heads, kv_heads, head_dim, rms_norm_eps: eps, .. } = s.config;
+        let norm = |[q, k]: &'a [O::Buffer; 2]| QkNorm { q: O::view(q), k: O::view(k), eps };
+        Ok(s.ops.rope_kv_write(&RopeArgs {
+            qkv,
+            heads,
+            kv_heads,
+            head_dim,
+            positions: s.batch.positions,
+            slots: s.batch.slots,
+            table: self.rope.table(),
+            qk_norm: self.qk_norm.as_ref().map(norm),
+            k_cache: O::view(&s.kv.k[s.layer]),
+            v_cache: O::view(&s.kv.v[s.layer]),
+            block_size: s.kv.block_size,
+        })?)
     }
 
-    /// `attended` → `delta`.
-    pub fn output(&self, compute: &Compute, w: &Workspace) -> Result<()> {
-        Ok(linear(compute, &self.output, self.output_bias.as_ref(), &w.attended, &w.delta)?)
-    }
-
-    pub fn bytes(&self) -> usize {
-        self.qkv.bytes() + self.output.bytes()
+    /// `projected` and the cache → `attended`.
+    fn attend<'a>(&'a self, s: &LayerStep<'a, O>, x: &Stream<'a, O>) -> Result<()> {
+        let c = s.config;
+        Ok(s.ops.attend(&AttentionArgs {
+            q: self.projected.first(x.rows()),
+            q_stride: self.projected.width,
+            heads: c.heads,
+            kv_heads: c.kv_heads,
+            head_dim: c.head_dim,
+            k_cache: O::view(&s.kv.k[s.layer]),
+            v_cache: O::view(&s.kv.v[s.layer]),
+            block_size: s.kv.block_size,
+            sequences: s.batch.sequences,
+            scale: c.attention_scale,
+            window: self.window,
+            softcap: c.attention_softcap,
+            out: self.attended.first(x.rows()),
+        })?)
     }
 }

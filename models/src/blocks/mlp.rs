@@ -1,61 +1,58 @@
 //! The gated feed-forward block with a fused gate and up projection.
 
-use crate::arch::Recipe;
-use crate::decoder::workspace::Workspace;
-use crate::loader::store::{Host, Store};
-use crate::loader::tensors::Tensors;
-use crate::{ModelConfig, Result};
-use cresset_kernels::Compute;
-use cresset_kernels::activation::{Activation, gated};
-use cresset_kernels::linear::linear;
+use crate::Result;
+use crate::decoder::{Activations, LayerLoader, LayerStep, Stream};
+use cresset_kernels::Ops;
+use cresset_kernels::activation::{Activation, GatedArgs};
 
-pub struct Mlp<S: Store = Host> {
-    pub gate_up: S::Matrix,
-    pub gate_up_bias: Option<S::Vector>,
-    pub down: S::Matrix,
-    pub down_bias: Option<S::Vector>,
-    pub activation: Activation,
+pub struct Mlp<O: Ops> {
+    gate_up: O::Matrix,
+    gate_up_bias: Option<O::Buffer>,
+    down: O::Matrix,
+    down_bias: Option<O::Buffer>,
+    activation: Activation,
+    /// `[tokens, 2 * intermediate]`
+    projected: Activations<O>,
+    /// `[tokens, intermediate]`
+    activated: Activations<O>,
 }
 
-impl<S: Store> Mlp<S> {
+impl<O: Ops> Mlp<O> {
     /// `prefix` ends with a dot.
-    pub fn load(
-        t: &mut Tensors<S>,
-        prefix: &str,
-        config: &ModelConfig,
-        recipe: &Recipe,
-    ) -> Option<Self> {
+    pub fn load(l: &mut LayerLoader<O>, prefix: &str) -> Option<Self> {
+        let (config, options) = (&l.spec.config, &l.spec.options);
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let name = |part: &str| format!("{prefix}mlp.{part}");
+        let t = &mut *l.tensors;
         let gate_up = t
             .stack(&[(&name("gate_proj.weight"), inner), (&name("up_proj.weight"), inner)], hidden);
         let biases = [(&*name("gate_proj.bias"), inner), (&*name("up_proj.bias"), inner)];
-        let gate_up_bias = t.bias_if(recipe.mlp_bias, &biases);
+        let gate_up_bias = t.bias_if(options.mlp_bias, &biases);
         let down = t.matrix(&name("down_proj.weight"), hidden, inner);
-        let down_bias = t.bias_if(recipe.mlp_bias, &[(&name("down_proj.bias"), hidden)]);
+        let down_bias = t.bias_if(options.mlp_bias, &[(&name("down_proj.bias"), hidden)]);
+        let (gate_up, gate_up_bias, down, down_bias) = (gate_up?, gate_up_bias?, down?, down_bias?);
         Some(Self {
-            gate_up: gate_up?,
-            gate_up_bias: gate_up_bias?,
-            down: down?,
-            down_bias: down_bias?,
-            activation: recipe.activation,
+            gate_up,
+            gate_up_bias,
+            down,
+            down_bias,
+            activation: options.activation,
+            projected: l.rows("mlp gate and up", 2 * inner)?,
+            activated: l.rows("mlp activated", inner)?,
         })
     }
-}
 
-impl Mlp {
-    /// `normed` → `delta`.
-    pub fn forward(&self, compute: &Compute, w: &Workspace) -> Result<()> {
-        linear(compute, &self.gate_up, self.gate_up_bias.as_ref(), &w.normed, &w.gate_up)?;
-        gated(compute, self.activation, &w.gate_up, &w.activated)?;
-        Ok(linear(compute, &self.down, self.down_bias.as_ref(), &w.activated, &w.delta)?)
+    /// `x.normed()` → `x.sublayer_out()`.
+    pub fn forward<'a>(&'a self, s: &LayerStep<'a, O>, x: &mut Stream<'a, O>) -> Result<()> {
+        let gate_up = self.projected.first(x.rows());
+        s.linear(&self.gate_up, self.gate_up_bias.as_ref(), x.normed(), gate_up)?;
+        let (activation, width) = (self.activation, self.activated.width);
+        let out = self.activated.first(x.rows());
+        s.ops.gated(&GatedArgs { activation, gate_up, width, out })?;
+        s.linear(&self.down, self.down_bias.as_ref(), out, x.sublayer_out())
     }
 
     pub fn is_quantised(&self) -> bool {
-        self.gate_up.is_quantised() || self.down.is_quantised()
-    }
-
-    pub fn bytes(&self) -> usize {
-        self.gate_up.bytes() + self.down.bytes()
+        O::is_quantised(&self.gate_up) || O::is_quantised(&self.down)
     }
 }

@@ -1,37 +1,28 @@
 //! Paged keys, values and tokens on a device, and how many blocks its memory holds.
 
-use crate::{Error, KvLayout, Result};
-use cresset_kernels::gpu::{Buffer, Gpu, Kind};
-use std::sync::Arc;
+use crate::{Error, KvCache, KvLayout, Result};
+use cresset_kernels::gpu::{Buffer, Kind};
+use cresset_kernels::{DeviceOps, OpMemory};
 
-pub struct KvCache {
-    pub block_size: usize,
-    pub num_blocks: usize,
-    /// Per layer: `[num_blocks, block_size, kv_heads, head_dim]`.
-    pub k: Vec<Buffer>,
-    pub v: Vec<Buffer>,
+/// The cache of a model, and the tokens beside their K and V.
+pub struct DeviceCache {
+    pub kv: KvCache<DeviceOps>,
     /// `[num_blocks, block_size]` u32: the token in each slot.
     pub tokens: Buffer,
 }
 
-impl KvCache {
+impl DeviceCache {
     pub fn new(
-        gpu: &Arc<dyn Gpu>,
+        gpu: &DeviceOps,
         kind: Kind,
         layout: &KvLayout,
         num_blocks: usize,
         block_size: usize,
     ) -> Result<Self> {
-        let len = num_blocks * block_size * layout.kv_heads * layout.head_dim;
-        let layers = || {
-            (0..layout.layers).map(|_| Ok(Buffer::new(gpu, kind, len)?)).collect::<Result<Vec<_>>>()
-        };
-        let tokens = Buffer::new(gpu, Kind::U32, num_blocks * block_size)?;
-        Ok(Self { block_size, num_blocks, k: layers()?, v: layers()?, tokens })
-    }
-
-    pub fn bytes(&self) -> usize {
-        self.k.iter().chain(&self.v).chain([&self.tokens]).map(|buffer| buffer.view().bytes()).sum()
+        Ok(Self {
+            tokens: Buffer::new(gpu, Kind::U32, num_blocks * block_size)?,
+            kv: KvCache::with(layout, num_blocks, block_size, |len| gpu.allocate(kind, len))?,
+        })
     }
 }
 
@@ -49,12 +40,12 @@ pub struct Budget {
     pub free: usize,
     /// Taken by this model so far.
     pub own: usize,
-    /// Of the total, 0 to 1: what this model may take.
+    /// The part of the total that this model may take, 0 to 1.
     pub share: f64,
 }
 
 impl Budget {
-    /// Blocks that fit: at least one beside the one that padding rows write to.
+    /// How many blocks fit: at least one beside the one that padding rows write to.
     pub fn blocks(&self, block_bytes: usize, block_size: usize) -> Result<usize> {
         let allowed = (self.total as f64 * self.share) as usize;
         let left = allowed.saturating_sub(self.own).min(self.free);

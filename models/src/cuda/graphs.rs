@@ -1,6 +1,6 @@
 //! Recorded steps by their number of rows.
 
-use super::inputs::Shape;
+use super::inputs::StepShape;
 use crate::Result;
 use cresset_kernels::gpu::{Gpu, Graph};
 
@@ -31,7 +31,7 @@ impl Graphs {
     }
 
     /// Whether the step is one that is recorded.
-    pub fn covers(&self, shape: &Shape) -> bool {
+    pub fn covers(&self, shape: &StepShape) -> bool {
         shape.is_decode() && self.bucket(shape.rows) == Some(shape.rows)
     }
 
@@ -39,7 +39,7 @@ impl Graphs {
     pub fn record(
         &mut self,
         gpu: &dyn Gpu,
-        shape: Shape,
+        shape: StepShape,
         step: &dyn Fn() -> Result<()>,
     ) -> Result<()> {
         let mut outcome = Ok(());
@@ -58,7 +58,7 @@ impl Graphs {
     pub fn replay(
         &mut self,
         gpu: &dyn Gpu,
-        shape: Shape,
+        shape: StepShape,
         step: &dyn Fn() -> Result<()>,
     ) -> Result<()> {
         let recorded = |graphs: &Self| {

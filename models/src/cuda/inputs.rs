@@ -6,18 +6,17 @@
 //! and the tokens that rows treat otherwise, at which the sampling parameters point.
 
 use crate::{ForwardBatch, Result};
+use cresset_kernels::attention::gpu::{PagedSequences, StepSequences};
 use cresset_kernels::gpu::{Buffer, Gpu, Kind, Staging, View};
-use cresset_kernels::sampling::gpu::{RowParams, Special, encode, encoded_words};
+use cresset_kernels::sampling::DeviceRow;
+use cresset_kernels::sampling::gpu::{encode, encoded_words};
 use std::iter::repeat;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// How a row is sampled, and the tokens it treats otherwise.
-pub type Row = (RowParams, Vec<Special>);
-
 /// Sizes of a step, padding included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct StepShape {
     pub tokens: usize,
     pub sequences: usize,
     /// So many sequences, the first ones, have one new token and are read by decode's attention,
@@ -34,7 +33,7 @@ pub struct Shape {
     pub table_stride: usize,
 }
 
-impl Shape {
+impl StepShape {
     /// Of sequences with one new token each, all of which want their next.
     pub fn decode(rows: usize, max_splits: usize, table_stride: usize) -> Self {
         Self {
@@ -78,14 +77,14 @@ struct Layout {
     seq_lens: Range<usize>,
     /// Of the sequences that do not decode, from 0 on.
     cu_seqlens: Range<usize>,
-    wanted: Range<usize>,
+    selected: Range<usize>,
     sampling: usize,
     tables: usize,
 }
 
 impl Layout {
-    fn new(shape: &Shape) -> Self {
-        let &Shape { tokens, sequences, decodes, rows, .. } = shape;
+    fn new(shape: &StepShape) -> Self {
+        let &StepShape { tokens, sequences, decodes, rows, .. } = shape;
         let mut end = 0;
         let mut take = |len: usize| {
             let start = end;
@@ -101,7 +100,7 @@ impl Layout {
             slots: take(tokens),
             seq_lens: take(sequences),
             cu_seqlens: take(sequences - decodes + 1),
-            wanted: take(rows),
+            selected: take(rows),
             sampling: end,
             tables: end + encoded_words(rows, 0),
         }
@@ -111,16 +110,9 @@ impl Layout {
 /// The device's side.
 pub struct Inputs(Buffer);
 
-/// Some of a step's sequences, and how attention cuts their keys.
-pub struct Sequences {
-    pub header: View,
-    pub seq_lens: View,
-    pub tables: View,
-}
-
 macro_rules! arrays {
     ($($name:ident),*) => { $(
-        pub fn $name(&self, shape: &Shape) -> View {
+        pub fn $name(&self, shape: &StepShape) -> View {
             self.0.view().slice(Layout::new(shape).$name)
         }
     )* };
@@ -131,34 +123,46 @@ impl Inputs {
         Ok(Self(Buffer::new(gpu, Kind::U32, words)?))
     }
 
-    arrays!(ids, feedback, positions, slots, cu_seqlens, wanted);
+    arrays!(ids, feedback, positions, slots, cu_seqlens, selected);
 
-    pub fn all(&self, shape: &Shape) -> Sequences {
+    pub fn all(&self, shape: &StepShape) -> PagedSequences {
         let at = Layout::new(shape);
         let words = self.0.view();
-        Sequences {
+        PagedSequences {
             header: words.slice(at.decode_header),
             seq_lens: words.slice(at.seq_lens),
             tables: self.from(at.tables),
         }
     }
 
-    /// Those that decode.
-    pub fn decodes(&self, shape: &Shape) -> Sequences {
-        let all = self.all(shape);
-        Sequences { seq_lens: all.seq_lens.slice(0..shape.decodes), ..all }
+    /// The sequences as attention takes them; `workspace` is for partial results.
+    pub fn sequences(&self, shape: &StepShape, workspace: View) -> StepSequences {
+        StepSequences {
+            decodes: self.decodes(shape),
+            max_splits: shape.max_splits,
+            workspace,
+            prefills: self.others(shape),
+            cu_seqlens_q: self.cu_seqlens(shape),
+            most_queries: shape.most_queries,
+        }
     }
 
-    pub fn others(&self, shape: &Shape) -> Sequences {
+    /// The sequences that decode.
+    fn decodes(&self, shape: &StepShape) -> PagedSequences {
+        let all = self.all(shape);
+        PagedSequences { seq_lens: all.seq_lens.slice(0..shape.decodes), ..all }
+    }
+
+    fn others(&self, shape: &StepShape) -> PagedSequences {
         let (all, first) = (self.all(shape), shape.decodes);
-        Sequences {
+        PagedSequences {
             header: self.0.view().slice(Layout::new(shape).prefill_header),
             seq_lens: all.seq_lens.slice(first..shape.sequences),
             tables: all.tables.slice(first * shape.table_stride..all.tables.len()),
         }
     }
 
-    pub fn sampling(&self, shape: &Shape) -> View {
+    pub fn sampling(&self, shape: &StepShape) -> View {
         self.from(Layout::new(shape).sampling)
     }
 
@@ -179,8 +183,8 @@ impl Inputs {
 /// A step as the host has it.
 pub struct Staged<'a> {
     pub batch: &'a ForwardBatch,
-    pub rows: &'a [Row],
-    pub shape: Shape,
+    pub rows: &'a [DeviceRow],
+    pub shape: StepShape,
     /// Tokens of one split of the keys, for decode and for prefill.
     pub splits: [u32; 2],
     /// Where padding rows write and look.
@@ -190,7 +194,7 @@ pub struct Staged<'a> {
 
 impl Staged<'_> {
     pub fn words(&self) -> usize {
-        self.shape.words(self.rows.iter().map(|(_, specials)| specials.len()).sum())
+        self.shape.words(self.rows.iter().map(|row| row.specials.len()).sum())
     }
 
     /// Writes everything to the beginning of `to`. Rows beyond the batch's are padding: one token
@@ -207,7 +211,7 @@ impl Staged<'_> {
         put(&at.positions, &batch.positions, 0);
         put(&at.slots, &batch.slot_mapping, self.dummy_block * self.block_size as u32);
         put(&at.seq_lens, &batch.seq_lens, 1);
-        put(&at.wanted, &batch.logits_indices, 0);
+        put(&at.selected, &batch.logits_indices, 0);
         let feedback = batch.feedback.iter().map(|from| from.unwrap_or(NONE)).chain(repeat(NONE));
         to[at.feedback].iter_mut().zip(feedback).for_each(|(to, from)| *to = from);
         // Only a recorded step is padded, and in that all sequences decode.

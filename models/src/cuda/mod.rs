@@ -8,7 +8,6 @@
 //! widened to bf16 when they are loaded.
 
 mod cache;
-mod decoder;
 mod graphs;
 mod inputs;
 mod store;
@@ -16,25 +15,27 @@ mod store;
 mod tests;
 mod workspace;
 
-pub use inputs::Row;
-
-use crate::loader::{self, ModelSource};
-use crate::{Error, ForwardBatch, ModelConfig, Result};
-use cache::{Budget, KvCache, block_bytes};
+use crate::decoder::{Decoder, DecoderOptions, StepBatch};
+use crate::loader::ModelSource;
+use crate::{Error, ForwardBatch, Model, ModelConfig, ModelOptions, Result};
+use cache::{Budget, DeviceCache, block_bytes};
 use cresset_kernels::Compute;
-use cresset_kernels::attention::gpu::{WHOLE, tokens_per_split};
-use cresset_kernels::gpu::{DeviceElement, Gpu, Kind, Staging, StreamEvent};
+use cresset_kernels::DeviceOps;
+use cresset_kernels::attention::gpu::{PagedSequences, WHOLE, tokens_per_split};
+use cresset_kernels::embedding::DeviceTokens;
+use cresset_kernels::gpu::{DeviceElement, Kind, Staging, StreamEvent};
+use cresset_kernels::linear::Mode;
 use cresset_kernels::linear::gpu::FEW;
-use cresset_kernels::sampling::gpu::{Outcome, RESULT_WORDS, RowParams, decode};
-use decoder::Decoder;
+use cresset_kernels::sampling::gpu::{History, RESULT_WORDS, Sample, decode, sample};
+use cresset_kernels::sampling::{DeviceRow, RowSampling, SampleError, SampleResult};
 use graphs::Graphs;
-use inputs::{Inputs, Shape, Staged};
+use inputs::{Inputs, Staged, StepShape};
 use std::collections::VecDeque;
-use std::sync::Arc;
-use store::Device;
+use store::DeviceStore;
+use workspace::StepWorkspace;
 
 /// Steps that may be launched and not yet collected.
-pub const DEPTH: usize = 2;
+const DEPTH: usize = 2;
 /// Most pieces that one sequence's keys are cut into.
 const MOST_SPLITS: usize = 32;
 /// Thread blocks of attention that a multiprocessor is given to choose from, those that find no
@@ -45,56 +46,34 @@ const BLOCKS_PER_MULTIPROCESSOR: usize = 16;
 const SPECIALS_PER_ROW: usize = 64;
 const BLOCKS_PER_ROW: usize = 256;
 
-#[derive(Clone)]
-pub struct Options {
-    pub gpu: Arc<dyn Gpu>,
-    /// Converts the weights at load.
-    pub compute: Compute,
-    /// Of weights, activations and cache: bf16 or f32.
-    pub kind: Kind,
-    /// Each row has the same bits in any company.
-    pub deterministic: bool,
-    /// Of the device's memory, 0 to 1: what the model may take. The rest is for recorded steps and
-    /// the driver.
-    pub memory_share: f64,
-    /// Tokens of a block of the KV cache.
-    pub block_size: usize,
-    /// Largest number of tokens in one step.
-    pub max_batched_tokens: usize,
-    /// Largest number of sequences in one step.
-    pub max_rows: usize,
-    /// Longest sequence, tokens.
-    pub max_context: usize,
-    /// Largest number of rows whose steps are recorded. 0 records none.
-    pub graph_rows: usize,
-}
+impl ModelOptions {
+    /// The kind of weights, activations and cache on a device.
+    fn kind(&self) -> Kind {
+        if self.dequantise { Kind::F32 } else { Kind::Bf16 }
+    }
 
-impl Options {
     fn max_tokens(&self) -> usize {
         self.max_batched_tokens.max(self.max_rows)
     }
 
-    fn positions(&self, config: &ModelConfig) -> usize {
-        self.max_context.min(config.max_positions)
+    /// How many pieces a sequence's keys may be cut into in a step in which `sequences` decode.
+    fn max_splits(&self, gpu: &DeviceOps, config: &ModelConfig, sequences: usize) -> usize {
+        if self.deterministic {
+            return MOST_SPLITS;
+        }
+        let blocks = BLOCKS_PER_MULTIPROCESSOR * gpu.properties().multiprocessors as usize;
+        blocks.div_ceil(sequences.max(1) * config.kv_heads).clamp(1, MOST_SPLITS)
     }
 }
 
-/// How many pieces a sequence's keys may be cut into in a step in which so many decode.
-fn max_splits(options: &Options, config: &ModelConfig, sequences: usize) -> usize {
-    if options.deterministic {
-        return MOST_SPLITS;
-    }
-    let blocks = BLOCKS_PER_MULTIPROCESSOR * options.gpu.properties().multiprocessors as usize;
-    blocks.div_ceil(sequences.max(1) * config.kv_heads).clamp(1, MOST_SPLITS)
-}
-
-pub struct GpuModel {
-    options: Options,
-    decoder: Decoder,
-    kv: KvCache,
+pub struct CudaModel {
+    options: ModelOptions,
+    decoder: Decoder<DeviceOps>,
+    workspace: StepWorkspace,
+    cache: DeviceCache,
     inputs: Inputs,
     graphs: Graphs,
-    lanes: Vec<Lane>,
+    lanes: Vec<StepBuffers>,
     /// Steps ever staged: each takes the next lane.
     staged: usize,
     in_flight: VecDeque<InFlight>,
@@ -104,7 +83,7 @@ pub struct GpuModel {
 }
 
 /// The host's side of a step. Its buffers may be changed again when the step has been collected.
-struct Lane {
+struct StepBuffers {
     inputs: Staging,
     results: Staging,
 }
@@ -112,31 +91,48 @@ struct Lane {
 struct InFlight {
     lane: usize,
     done: StreamEvent,
-    rows: Vec<RowParams>,
+    rows: Vec<RowInFlight>,
 }
 
-impl GpuModel {
+/// What the host keeps of a row until its result is there.
+struct RowInFlight {
+    /// What its parameters ask for.
+    logprobs: Option<u8>,
+    /// Why the host rejected its parameters, if it did: this overrides the device's result.
+    rejected: Option<SampleError>,
+}
+
+impl CudaModel {
     /// Loads the weights, runs steps of all sizes once to see what they take, gives the KV cache
     /// the rest of the model's share, and records the steps.
-    pub fn load(source: &ModelSource, options: Options) -> Result<Self> {
-        let gpu = options.gpu.clone();
+    pub fn load(source: &ModelSource, gpu: &DeviceOps, options: &ModelOptions) -> Result<Self> {
         let (free_before, total) = gpu.memory()?;
-        let mut store = Device::new(&gpu, options.kind, options.compute.clone())?;
-        let (blueprint, weights) = loader::read(source, &mut store)?;
+        let kind = options.kind();
+        let mut store = DeviceStore::new(gpu, kind, Compute::new(options.threads))?;
+        let sizes = DecoderOptions {
+            kind,
+            mode: if options.deterministic { Mode::Invariant } else { Mode::Fast },
+            max_tokens: options.max_tokens(),
+            max_logits_rows: options.max_rows,
+            max_context: options.max_context.unwrap_or(usize::MAX),
+        };
+        let decoder = Decoder::load(gpu.clone(), source, &mut store, &sizes)?;
         let weight_bytes = store.bytes;
         drop(store);
-        let decoder = Decoder::new(blueprint, weights, &options)?;
-        let (kind, block_size, layout) =
-            (options.kind, options.block_size, decoder.config.kv_layout());
-        let rows = options.max_rows;
-        let first =
-            Shape { tokens: options.max_tokens(), ..Shape::decode(rows, 1, BLOCKS_PER_ROW) };
-        let inputs = Inputs::new(&gpu, first.words(rows * SPECIALS_PER_ROW))?;
-        let graphs = Graphs::new(options.graph_rows.min(rows));
-        let kv = KvCache::new(&gpu, kind, &layout, 1, block_size)?;
+        let workspace = StepWorkspace::new(gpu, options, &decoder.config)?;
+        let (block_size, layout, rows) =
+            (options.block_size, decoder.config.kv_layout(), options.max_rows);
+        let first = StepShape {
+            tokens: options.max_tokens(),
+            ..StepShape::decode(rows, 1, BLOCKS_PER_ROW)
+        };
+        let inputs = Inputs::new(gpu, first.words(rows * SPECIALS_PER_ROW))?;
+        let graphs = Graphs::new(options.gpu_graph_rows.min(rows));
+        let cache = DeviceCache::new(gpu, kind, &layout, 1, block_size)?;
         let mut model = Self {
             decoder,
-            kv,
+            workspace,
+            cache,
             inputs,
             graphs,
             lanes: Vec::new(),
@@ -144,7 +140,7 @@ impl GpuModel {
             in_flight: VecDeque::new(),
             previous_rows: 0,
             weight_bytes,
-            options,
+            options: options.clone(),
         };
         model.lanes = model.new_lanes()?;
         model.run_largest_steps()?;
@@ -153,125 +149,82 @@ impl GpuModel {
             total,
             free,
             own: free_before.saturating_sub(free),
-            share: model.options.memory_share,
+            share: options.gpu_memory_share,
         };
-        let blocks = budget.blocks(block_bytes(&layout, kind, block_size), block_size)?;
-        model.kv = KvCache::new(&gpu, kind, &layout, blocks, block_size)?;
+        let block_bytes = block_bytes(&layout, kind, block_size);
+        let blocks = budget.blocks(block_bytes, block_size)?;
+        model.cache = DeviceCache::new(gpu, kind, &layout, blocks, block_size)?;
         tracing::info!(
             weight_bytes,
             kv_blocks = model.num_blocks(),
-            kv_bytes = model.kv.bytes(),
+            kv_bytes = blocks * block_bytes,
             "the GPU holds the model"
         );
         model.record_all()?;
         Ok(model)
     }
 
-    pub fn config(&self) -> &ModelConfig {
-        &self.decoder.config
+    fn gpu(&self) -> &DeviceOps {
+        &self.decoder.ops
     }
 
-    pub fn weight_bytes(&self) -> usize {
-        self.weight_bytes
-    }
-
-    /// Blocks that batches may use. One more is the padding's.
-    pub fn num_blocks(&self) -> usize {
-        self.kv.num_blocks - 1
-    }
-
-    /// Starts a step. `rows[i]` says how to sample from the logits of `batch.logits_indices[i]`,
-    /// the last token of its sequence. Where the batch's `feedback` names a result, it is one of
-    /// the step launched just before.
-    pub fn launch(&mut self, batch: &ForwardBatch, rows: &[Row]) -> Result<()> {
-        self.check(batch, rows)?;
+    /// Starts a step whose rows are encoded.
+    fn start(&mut self, batch: &ForwardBatch, rows: &[DeviceRow]) -> Result<()> {
+        self.check(batch, rows.len())?;
         let shape = self.shape(batch);
         let lane = self.stage(batch, rows, shape)?;
-        let gpu = &*self.options.gpu;
+        let gpu = &*self.decoder.ops;
         if self.graphs.covers(&shape) {
-            let step = || self.decoder.step(&self.kv, &self.inputs, &shape);
+            let step =
+                || run_step(&self.decoder, &self.workspace, &self.cache, &self.inputs, &shape);
             self.graphs.replay(gpu, shape, &step)?;
         } else {
-            self.decoder.step(&self.kv, &self.inputs, &shape)?;
+            self.step(&shape)?;
         }
-        let results = self.decoder.workspace.results.view().slice(0..rows.len() * RESULT_WORDS);
+        let results = self.workspace.results.view().slice(0..rows.len() * RESULT_WORDS);
         gpu.download(results, &self.lanes[lane].results, 0)?;
-        let rows: Vec<_> = rows.iter().map(|(params, _)| params.clone()).collect();
         self.previous_rows = rows.len();
+        let row = |row: &DeviceRow| RowInFlight { logprobs: row.params.logprobs, rejected: None };
+        let rows = rows.iter().map(row).collect();
         self.in_flight.push_back(InFlight { lane, done: gpu.record()?, rows });
         Ok(())
     }
 
-    /// The outcomes of the oldest launched step: one for each of its rows. Waits for them.
-    pub fn collect(&mut self) -> Result<Vec<Outcome>> {
-        let oldest = self
-            .in_flight
-            .pop_front()
-            .ok_or_else(|| Error::Batch("nothing was launched".into()))?;
-        self.options.gpu.wait(&oldest.done)?;
-        let bytes = oldest.rows.len() * RESULT_WORDS * Kind::U32.bytes();
-        let words = u32::decode(&self.lanes[oldest.lane].results.bytes()[..bytes]);
-        Ok(oldest
-            .rows
-            .iter()
-            .zip(words.chunks_exact(RESULT_WORDS))
-            .map(|(row, result)| decode(result, row))
-            .collect())
-    }
-
-    /// Forgets everything launched. A device that has failed stays so, which is an error here.
-    pub fn recover(&mut self) -> Result<()> {
-        self.options.gpu.synchronise()?;
-        self.in_flight.clear();
-        self.previous_rows = 0;
-        Ok(())
-    }
-
-    fn new_lanes(&self) -> Result<Vec<Lane>> {
-        let staging = |words: usize| self.options.gpu.staging(words * Kind::U32.bytes());
+    fn new_lanes(&self) -> Result<Vec<StepBuffers>> {
+        let staging = |words: usize| self.gpu().staging(words * Kind::U32.bytes());
         let (words, results) = (self.inputs.words(), self.options.max_rows * RESULT_WORDS);
-        let lane = |_| Ok(Lane { inputs: staging(words)?, results: staging(results)? });
+        let lane = |_| Ok(StepBuffers { inputs: staging(words)?, results: staging(results)? });
         (0..DEPTH).map(lane).collect()
     }
 
-    fn check(&self, batch: &ForwardBatch, rows: &[Row]) -> Result<()> {
-        let Options { max_rows, block_size, .. } = self.options;
+    fn check(&self, batch: &ForwardBatch, rows: usize) -> Result<()> {
+        let ModelOptions { max_rows, block_size, .. } = self.options;
         let fail = |what: String| Err(Error::Batch(what));
         if self.in_flight.len() == DEPTH {
             return fail(format!("{DEPTH} steps are in flight already"));
         }
         let (tokens, most) = (batch.input_ids.len(), self.options.max_tokens());
-        if tokens > most || batch.seq_lens.len() > most || rows.len() > max_rows {
+        if tokens > most || batch.seq_lens.len() > most || rows > max_rows {
             return fail(format!(
-                "{tokens} tokens and {} rows in a step of at most {most} and {max_rows}",
-                rows.len()
+                "{tokens} tokens and {rows} rows in a step of at most {most} and {max_rows}"
             ));
         }
-        if rows.len() != batch.logits_indices.len() {
-            return fail(format!(
-                "{} rows are sampled where {} are wanted",
-                rows.len(),
-                batch.logits_indices.len()
-            ));
-        }
+        batch.check_rows(rows)?;
         if let Some(&index) = batch.feedback.iter().flatten().max()
             && index as usize >= self.previous_rows
         {
             return fail(format!("result {index} of a step that had {}", self.previous_rows));
         }
-        let config = self.config();
-        let positions = self.options.positions(config);
-        batch
-            .check(config.vocab_size, positions, block_size, self.num_blocks())
-            .map_err(Error::Batch)
+        let (vocab_size, positions) = (self.decoder.config.vocab_size, self.decoder.positions);
+        batch.check(vocab_size, positions, block_size, self.num_blocks()).map_err(Error::Batch)
     }
 
     /// The batch's own shape, or that of a recorded step which has room for it.
-    fn shape(&self, batch: &ForwardBatch) -> Shape {
+    fn shape(&self, batch: &ForwardBatch) -> StepShape {
         let queries = || batch.cu_seqlens_q.windows(2).map(|span| (span[1] - span[0]) as usize);
         // Decode's workspace has room for so many sequences.
         let decodes = queries().take(self.options.max_rows).take_while(|n| *n == 1).count();
-        let own = Shape {
+        let own = StepShape {
             tokens: batch.input_ids.len(),
             sequences: batch.seq_lens.len(),
             decodes,
@@ -281,23 +234,24 @@ impl GpuModel {
             table_stride: batch.block_tables.iter().map(Vec::len).max().unwrap_or(0).max(1),
         };
         let recorded = self.graphs.bucket(own.rows).filter(|_| own.is_decode());
-        recorded.map_or(own, |rows| Shape::decode(rows, self.max_splits(rows), own.table_stride))
+        recorded
+            .map_or(own, |rows| StepShape::decode(rows, self.max_splits(rows), own.table_stride))
     }
 
     fn max_splits(&self, decodes: usize) -> usize {
-        max_splits(&self.options, self.config(), decodes)
+        self.options.max_splits(self.gpu(), &self.decoder.config, decodes)
     }
 
     /// Tokens of a split of the keys, for decode and for prefill. Where prefill's bits need not be
     /// decode's, it has none.
-    fn splits(&self, batch: &ForwardBatch, shape: &Shape) -> [u32; 2] {
-        let Options { ref gpu, deterministic, .. } = self.options;
+    fn splits(&self, batch: &ForwardBatch, shape: &StepShape) -> [u32; 2] {
+        let deterministic = self.options.deterministic;
         let longest =
             batch.seq_lens.iter().take(shape.decodes).copied().max().unwrap_or(1) as usize;
-        let (kv_heads, context) = (self.config().kv_heads, self.options.positions(self.config()));
-        let Shape { decodes, max_splits, .. } = *shape;
+        let (kv_heads, context) = (self.decoder.config.kv_heads, self.decoder.positions);
+        let StepShape { decodes, max_splits, .. } = *shape;
         let split = tokens_per_split(
-            &**gpu,
+            &**self.gpu(),
             decodes,
             kv_heads,
             longest,
@@ -309,7 +263,12 @@ impl GpuModel {
     }
 
     /// Uploads what the step reads, from the lane whose number it returns.
-    fn stage(&mut self, batch: &ForwardBatch, rows: &[Row], shape: Shape) -> Result<usize> {
+    fn stage(
+        &mut self,
+        batch: &ForwardBatch,
+        rows: &[DeviceRow],
+        shape: StepShape,
+    ) -> Result<usize> {
         let (splits, dummy_block) = (self.splits(batch, &shape), self.num_blocks() as u32);
         let staged =
             Staged { batch, rows, shape, splits, dummy_block, block_size: self.options.block_size };
@@ -319,7 +278,7 @@ impl GpuModel {
         self.staged += 1;
         let lane = &mut self.lanes[number];
         staged.write(lane.inputs.words_mut());
-        self.inputs.upload(&*self.options.gpu, &lane.inputs, words)?;
+        self.inputs.upload(&*self.decoder.ops, &lane.inputs, words)?;
         Ok(number)
     }
 
@@ -328,9 +287,9 @@ impl GpuModel {
         if words <= self.inputs.words() {
             return Ok(());
         }
-        self.options.gpu.synchronise()?;
+        self.gpu().synchronise()?;
         self.graphs.forget();
-        self.inputs = Inputs::new(&self.options.gpu, words.next_power_of_two())?;
+        self.inputs = Inputs::new(self.gpu(), words.next_power_of_two())?;
         // Results that were not collected yet stay where they are.
         for (larger, lane) in self.new_lanes()?.into_iter().zip(&mut self.lanes) {
             lane.inputs = larger.inputs;
@@ -353,8 +312,7 @@ impl GpuModel {
     /// Sequences that decode for half of the tokens, whole prompts for the others, and as many rows
     /// as they allow, all in the dummy block.
     fn full_batch(&self, tokens: usize) -> ForwardBatch {
-        let (positions, block_size) =
-            (self.options.positions(self.config()), self.options.block_size);
+        let (positions, block_size) = (self.decoder.positions, self.options.block_size);
         let mut batch = ForwardBatch { cu_seqlens_q: vec![0], ..ForwardBatch::default() };
         while batch.input_ids.len() < tokens {
             let left = tokens - batch.input_ids.len();
@@ -374,26 +332,135 @@ impl GpuModel {
     /// Runs each step that is to be recorded once, with padding alone, and records it.
     fn record_all(&mut self) -> Result<()> {
         for rows in self.graphs.buckets() {
-            let shape = Shape::decode(rows, self.max_splits(rows), 1);
+            let shape = StepShape::decode(rows, self.max_splits(rows), 1);
             self.run_unsampled(&ForwardBatch::default(), shape)?;
-            let step = || self.decoder.step(&self.kv, &self.inputs, &shape);
-            self.graphs.record(&*self.options.gpu, shape, &step)?;
+            let step =
+                || run_step(&self.decoder, &self.workspace, &self.cache, &self.inputs, &shape);
+            self.graphs.record(&*self.decoder.ops, shape, &step)?;
         }
         Ok(())
     }
 
     /// A step whose results nobody wants: all its rows are sampled as padding.
-    fn run_unsampled(&mut self, batch: &ForwardBatch, shape: Shape) -> Result<()> {
+    fn run_unsampled(&mut self, batch: &ForwardBatch, shape: StepShape) -> Result<()> {
         self.stage(batch, &[], shape)?;
-        self.decoder.step(&self.kv, &self.inputs, &shape)?;
-        Ok(self.options.gpu.synchronise()?)
+        self.step(&shape)?;
+        Ok(self.gpu().synchronise()?)
+    }
+
+    fn step(&self, shape: &StepShape) -> Result<()> {
+        run_step(&self.decoder, &self.workspace, &self.cache, &self.inputs, shape)
     }
 }
 
-impl Drop for GpuModel {
+impl Model for CudaModel {
+    fn config(&self) -> &ModelConfig {
+        &self.decoder.config
+    }
+
+    fn weight_bytes(&self) -> usize {
+        self.weight_bytes
+    }
+
+    /// One block more is the padding's.
+    fn num_blocks(&self) -> usize {
+        self.cache.kv.num_blocks - 1
+    }
+
+    fn depth(&self) -> usize {
+        DEPTH
+    }
+
+    fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<()> {
+        let vocab_size = self.decoder.config.vocab_size;
+        let encode = |row| match DeviceRow::new(row, vocab_size) {
+            Ok(row) => (row, None),
+            Err(error) => (DeviceRow::greedy(), Some(error)),
+        };
+        let (rows, rejected): (Vec<_>, Vec<_>) = rows.iter().map(encode).unzip();
+        self.start(batch, &rows)?;
+        let started = self.in_flight.back_mut().into_iter().flat_map(|step| &mut step.rows);
+        started.zip(rejected).for_each(|(row, rejected)| row.rejected = rejected);
+        Ok(())
+    }
+
+    fn collect(&mut self) -> Result<Vec<SampleResult>> {
+        let oldest = self.in_flight.pop_front().ok_or_else(Error::nothing_launched)?;
+        self.gpu().wait(&oldest.done)?;
+        let bytes = oldest.rows.len() * RESULT_WORDS * Kind::U32.bytes();
+        let words = u32::decode(&self.lanes[oldest.lane].results.bytes()[..bytes]);
+        let results = words.chunks_exact(RESULT_WORDS);
+        let result = |(row, result): (RowInFlight, &[u32])| {
+            row.rejected.map_or_else(|| decode(result, row.logprobs), Err)
+        };
+        Ok(oldest.rows.into_iter().zip(results).map(result).collect())
+    }
+
+    fn recover(&mut self) -> Result<()> {
+        self.gpu().synchronise()?;
+        self.in_flight.clear();
+        self.previous_rows = 0;
+        Ok(())
+    }
+}
+
+/// From token ids to the tokens of the rows that are sampled, and their results.
+fn run_step(
+    decoder: &Decoder<DeviceOps>,
+    w: &StepWorkspace,
+    cache: &DeviceCache,
+    inputs: &Inputs,
+    shape: &StepShape,
+) -> Result<()> {
+    compute_logits(decoder, w, cache, inputs, shape)?;
+    let rows = shape.rows;
+    if rows == 0 {
+        return Ok(());
+    }
+    let PagedSequences { header, seq_lens, tables } = inputs.all(shape);
+    let (tokens, block_size) = (cache.tokens.view(), cache.kv.block_size);
+    let args = Sample {
+        logits: w.logits(rows),
+        vocab_size: decoder.config.vocab_size,
+        params: inputs.sampling(shape),
+        history: History { tokens, seq_lens, tables, header, block_size },
+        tokens: w.tokens.view().slice(0..rows),
+        results: w.results.view().slice(0..rows * RESULT_WORDS),
+        workspace: w.sampling.view(),
+    };
+    Ok(sample(&*decoder.ops, &args)?)
+}
+
+/// K and V of every token into the cache, and the logits of the rows that are sampled.
+fn compute_logits(
+    decoder: &Decoder<DeviceOps>,
+    w: &StepWorkspace,
+    cache: &DeviceCache,
+    inputs: &Inputs,
+    shape: &StepShape,
+) -> Result<()> {
+    let step = StepBatch {
+        tokens: shape.tokens,
+        logits_rows: shape.rows,
+        ids: inputs.ids(shape),
+        positions: inputs.positions(shape),
+        slots: inputs.slots(shape),
+        selected: inputs.selected(shape),
+        sequences: inputs.sequences(shape, w.attention.view()),
+        device: Some(DeviceTokens {
+            feedback: inputs.feedback(shape),
+            previous: w.tokens.view(),
+            slots: inputs.slots(shape),
+            history: cache.tokens.view(),
+        }),
+    };
+    decoder.forward(&step, &cache.kv, w.logits(shape.rows))
+}
+
+impl Drop for CudaModel {
     /// Steps in flight still read and write the lanes.
     fn drop(&mut self) {
-        if let Err(error) = self.options.gpu.synchronise() {
+        if let Err(error) = self.gpu().synchronise() {
             tracing::error!(%error, "the device failed before its model was unloaded");
         }
     }

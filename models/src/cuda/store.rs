@@ -1,13 +1,14 @@
 //! Weights on a device, dense: every format of the files is widened or rounded to the activations'
 //! kind on the way.
 
-use crate::loader::store::{Raw, Store};
+use crate::loader::store::{Raw, WeightStore};
 use crate::{Error, Result};
 use candle_core::quantized::GgmlDType;
 use cresset_kernels::Compute;
-use cresset_kernels::gpu::{Buffer, DeviceElement, Gpu, Kind, Staging, StreamEvent, View};
+use cresset_kernels::gpu::{Buffer, DeviceElement, Kind, Staging, StreamEvent, View};
+use cresset_kernels::operand::{DeviceOps, MatrixBuffer};
 use half::bf16;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// Bytes of each of the two pinned buffers. No row of a matrix is longer.
 const STAGING_BYTES: usize = 64 << 20;
@@ -16,26 +17,28 @@ const TASK_BYTES: usize = 1 << 20;
 
 /// While one buffer is copied to the device, all threads fill the other one straight from the
 /// mapped file.
-pub struct Device {
-    gpu: Arc<dyn Gpu>,
+pub struct DeviceStore {
+    gpu: DeviceOps,
     kind: Kind,
     compute: Compute,
-    lanes: [Lane; 2],
+    halves: [UploadBuffer; 2],
     next: usize,
-    /// Of everything stored.
+    /// Bytes of everything stored.
     pub bytes: usize,
 }
 
-struct Lane {
+/// One of the two pinned buffers, and when its last copy was done.
+struct UploadBuffer {
     staging: Staging,
     copied: Option<StreamEvent>,
 }
 
-impl Device {
+impl DeviceStore {
     /// Matrices and biases become values of `kind`, f32 or bf16.
-    pub fn new(gpu: &Arc<dyn Gpu>, kind: Kind, compute: Compute) -> Result<Self> {
-        let lane = || Ok::<_, Error>(Lane { staging: gpu.staging(STAGING_BYTES)?, copied: None });
-        Ok(Self { gpu: gpu.clone(), kind, compute, lanes: [lane()?, lane()?], next: 0, bytes: 0 })
+    pub fn new(gpu: &DeviceOps, kind: Kind, compute: Compute) -> Result<Self> {
+        let half =
+            || Ok::<_, Error>(UploadBuffer { staging: gpu.staging(STAGING_BYTES)?, copied: None });
+        Ok(Self { gpu: gpu.clone(), kind, compute, halves: [half()?, half()?], next: 0, bytes: 0 })
     }
 
     fn buffer(&mut self, kind: Kind, len: usize) -> Result<Buffer> {
@@ -48,14 +51,14 @@ impl Device {
         to: View,
         fill: impl FnOnce(&Compute, &mut [u8]) -> Result<()>,
     ) -> Result<()> {
-        let lane = &mut self.lanes[self.next];
+        let half = &mut self.halves[self.next];
         self.next = 1 - self.next;
-        if let Some(copied) = lane.copied.take() {
+        if let Some(copied) = half.copied.take() {
             self.gpu.wait(&copied)?;
         }
-        fill(&self.compute, &mut lane.staging.bytes_mut()[..to.bytes()])?;
-        self.gpu.upload(&lane.staging, 0, to)?;
-        lane.copied = Some(self.gpu.record()?);
+        fill(&self.compute, &mut half.staging.bytes_mut()[..to.bytes()])?;
+        self.gpu.upload(&half.staging, 0, to)?;
+        half.copied = Some(self.gpu.record()?);
         Ok(())
     }
 
@@ -69,13 +72,11 @@ impl Device {
     }
 }
 
-impl Store for Device {
-    type Matrix = Buffer;
-    type Vector = Buffer;
-
-    fn matrix(&mut self, parts: &[Raw]) -> Result<Buffer> {
-        let kind = self.kind;
-        let whole = self.buffer(kind, parts.iter().map(|part| part.rows * part.cols).sum())?;
+impl WeightStore<DeviceOps> for DeviceStore {
+    fn matrix(&mut self, parts: &[Raw]) -> Result<MatrixBuffer> {
+        let (kind, cols) = (self.kind, parts.first().map_or(0, |part| part.cols));
+        let rows = parts.iter().map(|part| part.rows).sum();
+        let whole = self.buffer(kind, rows * cols)?;
         let mut from = 0;
         for part in parts {
             let most = (STAGING_BYTES / (part.cols * kind.bytes())).max(1);
@@ -88,7 +89,7 @@ impl Store for Device {
                 from = to;
             }
         }
-        Ok(whole)
+        Ok(MatrixBuffer { values: whole, rows, cols })
     }
 
     fn norm(&mut self, values: Vec<f32>) -> Result<Buffer> {
@@ -100,7 +101,7 @@ impl Store for Device {
     }
 }
 
-impl Drop for Device {
+impl Drop for DeviceStore {
     /// The copies end before their buffers do.
     fn drop(&mut self) {
         if let Err(error) = self.gpu.synchronise() {

@@ -1,56 +1,61 @@
 //! Models on a device against the CPU's and against themselves, whatever runs beside them.
 
 use super::*;
-use crate::loader::store::{Raw, Store};
+use crate::loader::store::{Raw, WeightStore};
 use crate::testing::{TinyLlama, vocab_size};
 use crate::tests::goldens::{Case, goldens, stored};
 use crate::tests::{Span, assert_close, batch, rows, tokens};
 use candle_core::quantized::GgmlDType;
 use cresset_kernels::gpu::{Buffer, Emulator, device_or_emulator};
-use cresset_kernels::sampling::gpu::{GREEDY, Special};
+use cresset_kernels::sampling::{Sampled, Special};
 use half::bf16;
 
 mod mixed;
 
 const BLOCK: usize = 16;
 
-fn options(kind: Kind) -> Options {
+fn options(kind: Kind) -> ModelOptions {
     let gpu = device_or_emulator(24 << 20, 4);
-    Options {
+    ModelOptions {
         // Of a large device, what leaves some blocks' numbers outside the cache.
-        memory_share: (f64::from(1 << 30) / gpu.properties().memory_bytes as f64).min(0.5),
-        gpu,
-        compute: Compute::new(1),
-        kind,
+        gpu_memory_share: (f64::from(1 << 30) / gpu.properties().memory_bytes as f64).min(0.5),
+        gpu: Some(gpu),
+        threads: 1,
+        dequantise: kind == Kind::F32,
         deterministic: false,
+        kv_bytes: 0,
         block_size: BLOCK,
         max_batched_tokens: 64,
         max_rows: 8,
-        max_context: 256,
-        graph_rows: 8,
+        max_context: Some(256),
+        gpu_graph_rows: 8,
     }
 }
 
-fn load(tiny: &TinyLlama, options: Options) -> Result<GpuModel> {
-    let folder = tempfile::tempdir().unwrap();
-    tiny.write_safetensors(folder.path()).unwrap();
-    GpuModel::load(&ModelSource::HfFolder(folder.path().to_owned()), options)
+fn load_from(source: &ModelSource, options: &ModelOptions) -> Result<CudaModel> {
+    CudaModel::load(source, options.gpu.as_ref().unwrap(), options)
 }
 
-impl GpuModel {
+fn load(tiny: &TinyLlama, options: ModelOptions) -> Result<CudaModel> {
+    let folder = tempfile::tempdir().unwrap();
+    tiny.write_safetensors(folder.path()).unwrap();
+    load_from(&ModelSource::HfFolder(folder.path().to_owned()), &options)
+}
+
+impl CudaModel {
     /// One step alone, without sampling: `[logits_indices, vocab_size]`.
     fn logits(&mut self, batch: &ForwardBatch) -> Vec<Vec<f32>> {
         let shape = self.shape(batch);
         self.stage(batch, &[], shape).unwrap();
-        self.decoder.forward(&self.kv, &self.inputs, &shape).unwrap();
-        let all: Vec<f32> = self.decoder.workspace.logits.to_vec().unwrap();
+        compute_logits(&self.decoder, &self.workspace, &self.cache, &self.inputs, &shape).unwrap();
+        let all: Vec<f32> = self.workspace.logits.to_vec().unwrap();
         let rows = all.chunks_exact(self.config().vocab_size).take(batch.logits_indices.len());
         rows.map(<[f32]>::to_vec).collect()
     }
 }
 
 /// Logits of tokens behind `cached` others, in blocks that do not follow each other.
-fn alone(model: &mut GpuModel, cached: usize, tokens: &[u32], chunk: usize) -> Vec<Vec<f32>> {
+fn alone(model: &mut CudaModel, cached: usize, tokens: &[u32], chunk: usize) -> Vec<Vec<f32>> {
     let blocks: Vec<u32> = (1..16).map(|i| i * 2 + 1).collect();
     let mut out = Vec::new();
     for (i, part) in tokens.chunks(chunk).enumerate() {
@@ -72,14 +77,14 @@ fn check_family(case: &Case, want: &[Vec<f32>]) {
     let run = |kind| {
         // Every row's logits are wanted, and LongRoPE goes by the longest context.
         let (len, positions) = (case.tokens.len(), case.tokens.len());
-        let sizes = Options {
+        let sizes = ModelOptions {
             max_rows: len,
             max_batched_tokens: len,
-            max_context: positions,
+            max_context: Some(positions),
             ..options(kind)
         };
         let load =
-            |source: &ModelSource| GpuModel::load(source, Options { graph_rows: 0, ..sizes });
+            |source: &ModelSource| load_from(source, &ModelOptions { gpu_graph_rows: 0, ..sizes });
         let mut model = case.in_folder(&case.config, load)?;
         let (prompt, rest) = case.tokens.split_at(len - 3);
         let mut logits = alone(&mut model, 0, prompt, len / 2);
@@ -130,10 +135,11 @@ fn every_format_of_the_files_is_widened() {
         let want = rows(&blocks[&format!("{name}.values")]);
         let raw = Raw { dtype, bytes: &bytes, rows: want.len(), cols: want[0].len() };
         let twice = [want.concat(), want.concat()].concat();
-        let store = |kind| Device::new(&options.gpu, kind, options.compute.clone()).unwrap();
-        let exact: Buffer = store(Kind::F32).matrix(&[raw, raw]).unwrap();
+        let store =
+            |kind| DeviceStore::new(options.gpu.as_ref().unwrap(), kind, Compute::new(1)).unwrap();
+        let exact: Buffer = store(Kind::F32).matrix(&[raw, raw]).unwrap().values;
         assert_eq!(exact.to_vec::<f32>().unwrap(), twice, "{name}");
-        let rounded: Buffer = store(Kind::Bf16).matrix(&[raw, raw]).unwrap();
+        let rounded: Buffer = store(Kind::Bf16).matrix(&[raw, raw]).unwrap().values;
         let twice: Vec<bf16> = twice.into_iter().map(bf16::from_f32).collect();
         assert_eq!(rounded.to_vec::<bf16>().unwrap(), twice, "{name}");
     }
@@ -141,7 +147,7 @@ fn every_format_of_the_files_is_widened() {
 
 /// Sequences that decode greedily, some in the middle of others' prompts.
 struct Crowd {
-    model: GpuModel,
+    model: CudaModel,
     tokens: Vec<Vec<u32>>,
     computed: Vec<usize>,
     /// What a row's special tokens are.
@@ -149,7 +155,7 @@ struct Crowd {
 }
 
 impl Crowd {
-    fn new(model: GpuModel, prompts: &[usize]) -> Self {
+    fn new(model: CudaModel, prompts: &[usize]) -> Self {
         let tokens: Vec<_> = prompts.iter().enumerate().map(|(i, len)| tokens(*len, i)).collect();
         Self { model, computed: vec![0; tokens.len()], tokens, specials: Vec::new() }
     }
@@ -173,21 +179,21 @@ impl Crowd {
 
     fn step(&mut self, of: &[usize], chunk: usize) {
         let (step, sampled) = self.batch(of, chunk);
-        let rows: Vec<Row> = sampled.iter().map(|_| (GREEDY, self.specials.clone())).collect();
-        self.model.launch(&step, &rows).unwrap();
+        let row = DeviceRow { specials: self.specials.clone(), ..DeviceRow::greedy() };
+        self.model.start(&step, &vec![row; sampled.len()]).unwrap();
         let outcomes = self.model.collect().unwrap();
         for i in of {
             self.computed[*i] = self.tokens[*i].len().min(self.computed[*i] + chunk);
         }
         for (i, outcome) in sampled.into_iter().zip(outcomes) {
-            let Outcome::Token { token, .. } = outcome else { panic!("{outcome:?}") };
+            let Ok(Sampled { token, .. }) = outcome else { panic!("{outcome:?}") };
             self.tokens[i].push(token);
         }
     }
 }
 
 /// Prompts in chunks, then all together, then in turns.
-fn said(model: GpuModel) -> Vec<Vec<u32>> {
+fn said(model: CudaModel) -> Vec<Vec<u32>> {
     let mut crowd = Crowd::new(model, &[37, 1, 18, 5, 29]);
     crowd.step(&[0, 1], 20);
     for _ in 0..4 {
@@ -205,7 +211,8 @@ fn recorded_steps_say_what_others_do() {
     let tiny = TinyLlama { seed: 11, ..TinyLlama::default() };
     for (kind, deterministic) in [(Kind::F32, false), (Kind::Bf16, true)] {
         let with = |graph_rows| {
-            load(&tiny, Options { deterministic, graph_rows, ..options(kind) }).unwrap()
+            load(&tiny, ModelOptions { deterministic, gpu_graph_rows: graph_rows, ..options(kind) })
+                .unwrap()
         };
         let expect = said(with(0));
         assert_eq!(said(with(8)), expect, "{kind:?}");
@@ -218,7 +225,9 @@ fn recorded_steps_say_what_others_do() {
 fn steps_run_ahead_of_the_host() {
     let tiny = TinyLlama { seed: 12, ..TinyLlama::default() };
     for graph_rows in [0, 8] {
-        let model = |rows| load(&tiny, Options { graph_rows: rows, ..options(Kind::F32) }).unwrap();
+        let model = |rows| {
+            load(&tiny, ModelOptions { gpu_graph_rows: rows, ..options(Kind::F32) }).unwrap()
+        };
         let mut slow = Crowd::new(model(0), &[9, 14, 3]);
         (0..8).for_each(|_| slow.step(&[0, 1, 2], 64));
         let mut fast = Crowd::new(model(graph_rows), &[9, 14, 3]);
@@ -228,7 +237,7 @@ fn steps_run_ahead_of_the_host() {
             if step > 0 {
                 batch.feedback = (0..3).map(Some).collect();
             }
-            fast.model.launch(&batch, &vec![(GREEDY, Vec::new()); 3]).unwrap();
+            fast.model.start(&batch, &vec![DeviceRow::greedy(); 3]).unwrap();
             launched.push(batch.seq_lens.clone());
             if step > 0 {
                 fast.take(&launched);
@@ -249,7 +258,7 @@ impl Crowd {
     fn take(&mut self, launched: &[Vec<u32>]) {
         let step = launched.len() - self.model.in_flight.len();
         for (i, outcome) in self.model.collect().unwrap().into_iter().enumerate() {
-            let Outcome::Token { token, .. } = outcome else { panic!("{outcome:?}") };
+            let Ok(Sampled { token, .. }) = outcome else { panic!("{outcome:?}") };
             self.tokens[i][launched[step][i] as usize] = token;
         }
     }
@@ -262,7 +271,7 @@ fn inputs_grow() {
     let tiny = TinyLlama { seed: 13, ..TinyLlama::default() };
     let said = |specials: &[Special]| {
         let mut crowd = Crowd::new(
-            load(&tiny, Options { max_rows: 2, ..options(Kind::F32) }).unwrap(),
+            load(&tiny, ModelOptions { max_rows: 2, ..options(Kind::F32) }).unwrap(),
             &[6, 6],
         );
         let before = crowd.model.inputs.words();
@@ -286,11 +295,11 @@ fn contradictory_steps_are_refused_and_do_no_harm() {
     let mut crowd = Crowd::new(load(&TinyLlama::default(), options(Kind::F32)).unwrap(), &[20, 20]);
     crowd.step(&[0, 1], 64);
     let (good, _) = crowd.batch(&[0, 1], 64);
-    let row = || vec![(GREEDY, Vec::new()); 2];
-    let mut check = |message: &str, rows: &[Row], change: fn(&mut ForwardBatch)| {
+    let row = || vec![DeviceRow::greedy(); 2];
+    let mut check = |message: &str, rows: &[DeviceRow], change: fn(&mut ForwardBatch)| {
         let mut bad = good.clone();
         change(&mut bad);
-        let error = crowd.model.launch(&bad, rows).unwrap_err().to_string();
+        let error = crowd.model.start(&bad, rows).unwrap_err().to_string();
         assert!(error.contains(message), "{error:?} does not say {message:?}");
     };
     check("result 2 of a step that had 2", &row(), |b| {
@@ -300,9 +309,9 @@ fn contradictory_steps_are_refused_and_do_no_harm() {
     check("outside the cache", &row(), |b| b.block_tables[0][3] = 1_000_000);
     check("needs position", &row(), |b| b.slot_mapping[0] = 3);
     for _ in 0..DEPTH {
-        crowd.model.launch(&good, &row()).unwrap();
+        crowd.model.start(&good, &row()).unwrap();
     }
-    let error = crowd.model.launch(&good, &row()).unwrap_err().to_string();
+    let error = crowd.model.start(&good, &row()).unwrap_err().to_string();
     assert!(error.contains("in flight"), "{error}");
     crowd.model.recover().unwrap();
     assert!(crowd.model.collect().is_err());
@@ -313,8 +322,11 @@ fn contradictory_steps_are_refused_and_do_no_harm() {
 /// other tests' too.
 #[test]
 fn a_fault_of_the_device_is_final() {
-    let options =
-        Options { gpu: Emulator::with(24 << 20, 4), memory_share: 0.5, ..options(Kind::F32) };
+    let options = ModelOptions {
+        gpu: Some(Emulator::with(24 << 20, 4)),
+        gpu_memory_share: 0.5,
+        ..options(Kind::F32)
+    };
     let mut crowd = Crowd::new(load(&TinyLlama::default(), options).unwrap(), &[3]);
     crowd.step(&[0], 64);
     let (step, _) = crowd.batch(&[0], 64);
@@ -322,14 +334,18 @@ fn a_fault_of_the_device_is_final() {
     let shape = crowd.model.shape(&step);
     let bad = ForwardBatch { slot_mapping: vec![u32::MAX - 7], ..step };
     crowd.model.stage(&bad, &[], shape).unwrap();
-    crowd.model.decoder.step(&crowd.model.kv, &crowd.model.inputs, &shape).unwrap();
+    crowd.model.step(&shape).unwrap();
     assert!(crowd.model.recover().is_err());
 }
 
 #[test]
 fn too_little_memory_is_told_at_the_start() {
-    let load = |bytes, memory_share| {
-        let options = Options { gpu: Emulator::with(bytes, 4), memory_share, ..options(Kind::F32) };
+    let load = |bytes, gpu_memory_share| {
+        let options = ModelOptions {
+            gpu: Some(Emulator::with(bytes, 4)),
+            gpu_memory_share,
+            ..options(Kind::F32)
+        };
         load(&TinyLlama::default(), options).err().unwrap().to_string()
     };
     let error = load(24 << 20, 0.01);

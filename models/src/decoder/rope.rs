@@ -2,14 +2,43 @@
 
 use crate::Result;
 use crate::config::{RopeConfig, RopeScaling, Yarn};
-use candle_core::{Device, Tensor};
+use cresset_kernels::Ops;
 use cresset_kernels::rope::{RopeStyle, RopeTable};
 use std::f32::consts::PI;
 
+/// The table of a rotation where the ops read it.
+pub struct RopeBuffers<O: Ops> {
+    cos: O::Buffer,
+    sin: O::Buffer,
+    rotary_dim: usize,
+    style: RopeStyle,
+}
+
+impl<O: Ops> RopeBuffers<O> {
+    pub fn table(&self) -> RopeTable<O::View<'_>> {
+        let Self { rotary_dim, style, .. } = *self;
+        RopeTable { cos: O::view(&self.cos), sin: O::view(&self.sin), rotary_dim, style }
+    }
+}
+
+/// Computes the table of the first `positions` positions and puts it where the ops read it.
+pub fn upload<O: Ops>(
+    ops: &O,
+    config: &RopeConfig,
+    style: RopeStyle,
+    positions: usize,
+) -> Result<RopeBuffers<O>> {
+    let [cos, sin] = table(config, positions);
+    let (cos, sin) = (ops.upload(&cos)?, ops.upload(&sin)?);
+    Ok(RopeBuffers { cos, sin, rotary_dim: config.rotary_dim, style })
+}
+
+/// The cosines and the sines of all positions, each `[positions, rotary_dim / 2]`.
+///
 /// Angles are rounded to f32 as position × frequency, as the reference implementations do: at
 /// position 8000 a more exact product would differ from what the model was trained with by more
 /// than any kernel's error.
-pub fn table(config: &RopeConfig, style: RopeStyle, positions: usize) -> Result<RopeTable> {
+fn table(config: &RopeConfig, positions: usize) -> [Vec<f32>; 2] {
     let (shared, length) = (frequencies(config, positions), attention_factor(&config.scaling));
     let (mut sin, mut cos) = (Vec::new(), Vec::new());
     for position in 0..positions {
@@ -24,12 +53,7 @@ pub fn table(config: &RopeConfig, style: RopeStyle, positions: usize) -> Result<
         sin.extend(s);
         cos.extend(c);
     }
-    let shape = (positions, shared.len());
-    Ok(RopeTable {
-        cos: Tensor::from_vec(cos, shape, &Device::Cpu)?,
-        sin: Tensor::from_vec(sin, shape, &Device::Cpu)?,
-        style,
-    })
+    [cos, sin]
 }
 
 fn attention_factor(scaling: &RopeScaling) -> f32 {
@@ -172,8 +196,8 @@ mod tests {
     #[test]
     fn the_first_position_is_not_rotated() {
         let config = RopeConfig { theta: 10_000.0, rotary_dim: 4, scaling: RopeScaling::None };
-        let table = table(&config, RopeStyle::Neox, 2).unwrap();
-        assert_eq!(table.cos.to_vec2::<f32>().unwrap()[0], [1.0, 1.0]);
-        assert_eq!(table.sin.to_vec2::<f32>().unwrap(), [[0.0, 0.0], [1f32.sin(), 0.01f32.sin()]]);
+        let [cos, sin] = table(&config, 2);
+        assert_eq!(cos[..2], [1.0, 1.0]);
+        assert_eq!(sin, [0.0, 0.0, 1f32.sin(), 0.01f32.sin()]);
     }
 }

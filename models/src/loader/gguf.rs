@@ -90,8 +90,10 @@ impl GgufFile {
     pub fn open(path: &Path) -> Result<Self> {
         let map = super::map_file(path)?;
         let header = parse(&map).map_err(|what| match what {
-            Refusal::Damaged(what) => super::damaged(path, &what),
-            Refusal::Unsupported(what) => Error::Unsupported(format!("{}: {what}", path.display())),
+            GgufRefusal::Damaged(what) => super::damaged(path, &what),
+            GgufRefusal::Unsupported(what) => {
+                Error::Unsupported(format!("{}: {what}", path.display()))
+            }
         })?;
         Ok(Self { metadata: header.metadata, tensors: header.tensors, path: path.to_owned(), map })
     }
@@ -107,18 +109,18 @@ impl GgufFile {
 }
 
 /// Why a header is refused: damage, or a sound file of a kind that this build does not read.
-enum Refusal {
+enum GgufRefusal {
     Damaged(String),
     Unsupported(String),
 }
 
-impl From<String> for Refusal {
+impl From<String> for GgufRefusal {
     fn from(what: String) -> Self {
         Self::Damaged(what)
     }
 }
 
-struct Header {
+struct GgufHeader {
     metadata: BTreeMap<String, Value>,
     tensors: BTreeMap<String, TensorInfo>,
 }
@@ -131,7 +133,7 @@ const DEFAULT_ALIGNMENT: usize = 32;
 const MAX_ALIGNMENT: usize = 1 << 20;
 const MAX_DIMENSIONS: usize = 4;
 
-fn parse(data: &[u8]) -> Result<Header, Refusal> {
+fn parse(data: &[u8]) -> Result<GgufHeader, GgufRefusal> {
     let mut c = Cursor::new(data);
     check_version(&mut c)?;
     let tensor_count = c.count("tensor", MIN_TENSOR_BYTES)?;
@@ -146,22 +148,22 @@ fn parse(data: &[u8]) -> Result<Header, Refusal> {
         tensors.insert(entry.name, info);
     }
     check_overlaps(&tensors)?;
-    Ok(Header { metadata, tensors })
+    Ok(GgufHeader { metadata, tensors })
 }
 
-fn check_version(c: &mut Cursor) -> Result<(), Refusal> {
+fn check_version(c: &mut Cursor) -> Result<(), GgufRefusal> {
     if c.take(4)? != b"GGUF" {
-        return Err(Refusal::Damaged("it does not begin with the GGUF magic".into()));
+        return Err(GgufRefusal::Damaged("it does not begin with the GGUF magic".into()));
     }
     match c.u32()? {
         2 | 3 => Ok(()),
-        1 => Err(Refusal::Unsupported(
+        1 => Err(GgufRefusal::Unsupported(
             "GGUF version 1 is not supported: convert it to version 3".into(),
         )),
-        v if matches!(v.swap_bytes(), 1..=3) => Err(Refusal::Unsupported(
+        v if matches!(v.swap_bytes(), 1..=3) => Err(GgufRefusal::Unsupported(
             "big-endian GGUF files are not supported: use the little-endian file".into(),
         )),
-        v => Err(Refusal::Damaged(format!("GGUF version {v} does not exist"))),
+        v => Err(GgufRefusal::Damaged(format!("GGUF version {v} does not exist"))),
     }
 }
 
@@ -189,40 +191,40 @@ fn alignment(metadata: &BTreeMap<String, Value>) -> Parse<usize> {
 }
 
 /// A tensor's entry as the header gives it.
-struct Entry {
+struct GgufEntry {
     name: String,
     shape: Vec<usize>,
     dtype: GgmlDType,
     offset: usize,
 }
 
-fn read_entries(c: &mut Cursor, count: usize) -> Result<Vec<Entry>, Refusal> {
+fn read_entries(c: &mut Cursor, count: usize) -> Result<Vec<GgufEntry>, GgufRefusal> {
     let mut names = std::collections::BTreeSet::new();
     let mut entries = Vec::new();
     for _ in 0..count {
         let entry = read_entry(c)?;
         if !names.insert(entry.name.clone()) {
-            return Err(Refusal::Damaged(format!("tensor {:?} is there twice", entry.name)));
+            return Err(GgufRefusal::Damaged(format!("tensor {:?} is there twice", entry.name)));
         }
         entries.push(entry);
     }
     Ok(entries)
 }
 
-fn read_entry(c: &mut Cursor) -> Result<Entry, Refusal> {
+fn read_entry(c: &mut Cursor) -> Result<GgufEntry, GgufRefusal> {
     let name = c.string()?;
     let dimensions = c.u32()? as usize;
     if !(1..=MAX_DIMENSIONS).contains(&dimensions) {
-        return Err(Refusal::Damaged(format!("tensor {name:?} has {dimensions} dimensions")));
+        return Err(GgufRefusal::Damaged(format!("tensor {name:?} has {dimensions} dimensions")));
     }
     let mut shape = (0..dimensions).map(|_| c.size()).collect::<Parse<Vec<_>>>()?;
     shape.reverse();
     let dtype = tensor_type(&name, c.u32()?)?;
-    Ok(Entry { name, shape, dtype, offset: c.size()? })
+    Ok(GgufEntry { name, shape, dtype, offset: c.size()? })
 }
 
 /// Ids of ggml's types. Newer block formats exist that this build cannot multiply with.
-fn tensor_type(name: &str, id: u32) -> Result<GgmlDType, Refusal> {
+fn tensor_type(name: &str, id: u32) -> Result<GgmlDType, GgufRefusal> {
     Ok(match id {
         0 => GgmlDType::F32,
         1 => GgmlDType::F16,
@@ -240,15 +242,17 @@ fn tensor_type(name: &str, id: u32) -> Result<GgmlDType, Refusal> {
         15 => GgmlDType::Q8K,
         30 => GgmlDType::BF16,
         16..=29 | 34 | 35 | 39 => {
-            return Err(Refusal::Unsupported(format!(
+            return Err(GgufRefusal::Unsupported(format!(
                 "tensor {name:?} has the quantisation type {id}, which is not supported: use a Q4_0 to Q8_0 or k-quant file"
             )));
         }
-        _ => return Err(Refusal::Damaged(format!("tensor {name:?} has the unknown type {id}"))),
+        _ => {
+            return Err(GgufRefusal::Damaged(format!("tensor {name:?} has the unknown type {id}")));
+        }
     })
 }
 
-impl Entry {
+impl GgufEntry {
     fn place(&self, data_start: usize, alignment: usize, file_len: usize) -> Parse<TensorInfo> {
         let name = &self.name;
         if !self.offset.is_multiple_of(alignment) {

@@ -11,16 +11,14 @@ pub(crate) mod tensors;
 #[cfg(test)]
 mod tests;
 
-use crate::arch::{self, Blueprint};
-use crate::decoder::{Decoder, Weights};
-use crate::{Error, Model, Result};
-use candle_core::Device;
-use cresset_kernels::Compute;
+use crate::arch::{self, ArchSpec};
+use crate::{Error, Result};
+use cresset_kernels::OpMemory;
 use gguf::GgufFile;
 use memmap2::Mmap;
 use safetensors::Checkpoint;
 use std::path::{Path, PathBuf};
-use store::{Host, Store};
+use store::WeightStore;
 use tensors::{Container, Tensors};
 
 /// The files of a release.
@@ -33,54 +31,31 @@ pub enum ModelSource {
     HfFolder(PathBuf),
 }
 
-#[derive(Clone)]
-pub struct LoadOptions {
-    pub device: Device,
-    pub compute: Compute,
-    /// Dequantise every weight to f32 at load: the exact reference mode.
-    pub dequantise: bool,
-    /// Largest number of tokens in one step (workspace size).
-    pub max_batched_tokens: usize,
-    /// Positions the RoPE tables cover.
-    pub max_context: usize,
-}
-
-/// Loads a model. Ends with an error that names every tensor left over or missing and every config
-/// key not understood. The files are unmapped again: afterwards the weights are in memory once.
-pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn Model>> {
-    let (blueprint, weights) = read(source, &mut Host { dequantise: options.dequantise })?;
-    Ok(Box::new(Decoder::new(blueprint, weights, options)?))
-}
-
-/// A model's shape, and its weights in a store.
-pub(crate) fn read<S: Store>(
+/// Builds something of a model's shape and its weights, which go into `store`. Ends with an error
+/// that names every tensor left over or missing and every config key not understood. The files are
+/// unmapped again: afterwards the weights are in memory once.
+pub(crate) fn read<M: OpMemory, T>(
     source: &ModelSource,
-    store: &mut S,
-) -> Result<(Blueprint, Weights<S>)> {
+    store: &mut dyn WeightStore<M>,
+    build: impl FnOnce(ArchSpec, &mut Tensors<M>) -> Option<T>,
+) -> Result<T> {
+    let fill = |spec: ArchSpec, files: Container, path: &Path| {
+        let mut tensors = Tensors::new(files, path.to_owned(), store, spec.options.names);
+        let built = build(spec, &mut tensors);
+        tensors.finish(built)
+    };
     match source {
         ModelSource::Gguf(path) => {
             let file = GgufFile::open(path)?;
-            fill(arch::from_gguf(&file)?, Container::Gguf(&file), path, store)
+            fill(arch::from_gguf(&file)?, Container::Gguf(&file), path)
         }
         ModelSource::HfFolder(folder) => {
             let path = folder.join("config.json");
-            let blueprint = arch::from_hf(&path, &safetensors::read_json(&path)?)?;
+            let spec = arch::from_hf(&path, &safetensors::read_json(&path)?)?;
             let files = Checkpoint::open(folder)?;
-            fill(blueprint, Container::Checkpoint(&files), folder, store)
+            fill(spec, Container::Checkpoint(&files), folder)
         }
     }
-}
-
-fn fill<S: Store>(
-    mut blueprint: Blueprint,
-    files: Container,
-    path: &Path,
-    store: &mut S,
-) -> Result<(Blueprint, Weights<S>)> {
-    let mut tensors = Tensors::new(files, path.to_owned(), store, blueprint.recipe.spelling);
-    let weights = Weights::load(&mut blueprint, &mut tensors);
-    let weights = tensors.finish(weights)?;
-    Ok((blueprint, weights))
 }
 
 pub(crate) fn damaged(path: &Path, what: &str) -> Error {

@@ -16,7 +16,7 @@ const INDEX: &str = "model.safetensors.index.json";
 /// Configs and indexes are far smaller; anything larger is not one.
 const MAX_JSON_BYTES: u64 = 64 << 20;
 
-struct Entry {
+struct ShardEntry {
     shard: usize,
     shape: Vec<usize>,
     dtype: GgmlDType,
@@ -27,7 +27,7 @@ struct Entry {
 pub struct Checkpoint {
     folder: PathBuf,
     shards: Vec<Mmap>,
-    entries: BTreeMap<String, Entry>,
+    entries: BTreeMap<String, ShardEntry>,
 }
 
 #[derive(Deserialize)]
@@ -95,7 +95,7 @@ impl Checkpoint {
     }
 }
 
-fn entries(map: &Mmap, shard: usize) -> Result<Vec<(String, Entry)>, String> {
+fn entries(map: &Mmap, shard: usize) -> Result<Vec<(String, ShardEntry)>, String> {
     let (header_len, metadata) = SafeTensors::read_metadata(map).map_err(|e| e.to_string())?;
     let data_start = header_len + size_of::<u64>();
     let entry = |(name, info): (String, &safetensors::tensor::TensorInfo)| {
@@ -106,7 +106,7 @@ fn entries(map: &Mmap, shard: usize) -> Result<Vec<(String, Entry)>, String> {
         if range.end > map.len() {
             return Err(format!("tensor {name:?} ends beyond the file's {} bytes", map.len()));
         }
-        Ok((name, Entry { shard, shape: info.shape.clone(), dtype, range }))
+        Ok((name, ShardEntry { shard, shape: info.shape.clone(), dtype, range }))
     };
     metadata.tensors().into_iter().map(entry).collect()
 }

@@ -3,7 +3,7 @@
 
 use crate::{Error, Result};
 use candle_core::quantized::GgmlDType;
-use candle_core::{Device, Tensor};
+use cresset_kernels::OpMemory;
 use cresset_kernels::linear::Weight;
 use half::{bf16, f16};
 
@@ -16,42 +16,14 @@ pub struct Raw<'a> {
     pub cols: usize,
 }
 
-pub trait Store {
-    type Matrix;
-    type Vector;
-    /// Matrices of one width, one below the other.
-    fn matrix(&mut self, parts: &[Raw]) -> Result<Self::Matrix>;
-    /// The weights of a norm.
-    fn norm(&mut self, values: Vec<f32>) -> Result<Self::Vector>;
-    fn bias(&mut self, values: Vec<f32>) -> Result<Self::Vector>;
-}
-
-/// Weights for the CPU: what is quantised stays so.
-pub struct Host {
-    /// Turn every matrix into f32: the exact reference mode.
-    pub dequantise: bool,
-}
-
-impl Store for Host {
-    type Matrix = Weight;
-    type Vector = Tensor;
-
-    fn matrix(&mut self, parts: &[Raw]) -> Result<Weight> {
-        let part = |raw: &Raw| {
-            let weight = raw.weight()?;
-            if self.dequantise { Ok(weight.to_f32()?) } else { Ok(weight) }
-        };
-        Ok(Weight::stack(parts.iter().map(part).collect::<Result<_>>()?)?)
-    }
-
-    fn norm(&mut self, values: Vec<f32>) -> Result<Tensor> {
-        let len = values.len();
-        Ok(Tensor::from_vec(values, len, &Device::Cpu)?)
-    }
-
-    fn bias(&mut self, values: Vec<f32>) -> Result<Tensor> {
-        self.norm(values)
-    }
+/// Puts weights where the ops of `M` read them.
+pub trait WeightStore<M: OpMemory> {
+    /// Stacks matrices of one width, one below the other.
+    fn matrix(&mut self, parts: &[Raw]) -> Result<M::Matrix>;
+    /// Keeps the weights of a norm, in f32.
+    fn norm(&mut self, values: Vec<f32>) -> Result<M::Buffer>;
+    /// Keeps a bias, in the activations' kind.
+    fn bias(&mut self, values: Vec<f32>) -> Result<M::Buffer>;
 }
 
 impl<'a> Raw<'a> {

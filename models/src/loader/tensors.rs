@@ -4,8 +4,9 @@
 use super::gguf::GgufFile;
 use super::names;
 use super::safetensors::Checkpoint;
-use super::store::{Raw, Store};
+use super::store::{Raw, WeightStore};
 use crate::{Error, Result};
+use cresset_kernels::OpMemory;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
@@ -31,38 +32,49 @@ impl Presence {
     }
 }
 
-/// How an architecture's files depart from the others'.
+/// How an architecture's files depart from the others' in names and conventions.
 #[derive(Clone, Copy, Debug)]
-pub struct Spelling {
+pub struct NameMap {
     /// Modules of a layer that GGUF names otherwise: HF name, GGUF name.
     pub gguf: &'static [(&'static str, &'static str)],
     /// Whether the weights of norms are stored less one.
     pub norms_less_one: bool,
 }
 
-pub struct Tensors<'a, S> {
+impl NameMap {
+    /// No departures.
+    pub const USUAL: Self = Self { gguf: &[], norms_less_one: false };
+}
+
+pub struct Tensors<'a, M: OpMemory> {
     container: Container<'a>,
     path: PathBuf,
-    store: &'a mut S,
-    spelling: Spelling,
+    store: &'a mut dyn WeightStore<M>,
+    names: NameMap,
     taken: BTreeSet<String>,
     problems: Vec<String>,
     /// What is no fault of the files: the device has no memory left, say.
     failed: Option<Error>,
 }
 
-impl<'a, S: Store> Tensors<'a, S> {
+/// Whether a stored tensor of several matrices, one below the other, has the shape of their stack.
+fn is_stack(found: &[usize], shape: &[usize]) -> bool {
+    let (Some((width, heights)), &[rows, cols]) = (found.split_last(), shape) else { return false };
+    heights.len() > 1 && *width == cols && heights.iter().product::<usize>() == rows
+}
+
+impl<'a, M: OpMemory> Tensors<'a, M> {
     pub fn new(
         container: Container<'a>,
         path: PathBuf,
-        store: &'a mut S,
-        spelling: Spelling,
+        store: &'a mut dyn WeightStore<M>,
+        names: NameMap,
     ) -> Self {
         Self {
             container,
             path,
             store,
-            spelling,
+            names,
             taken: BTreeSet::new(),
             problems: Vec::new(),
             failed: None,
@@ -70,12 +82,12 @@ impl<'a, S: Store> Tensors<'a, S> {
     }
 
     /// A weight matrix by its HF name. `None` is a problem that [`Self::finish`] will tell.
-    pub fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Option<S::Matrix> {
+    pub fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Option<M::Matrix> {
         self.stack(&[(name, rows)], cols)
     }
 
-    /// Matrices of the same width, one below the other.
-    pub fn stack(&mut self, parts: &[(&str, usize)], cols: usize) -> Option<S::Matrix> {
+    /// Matrices of the same width, one below the other; a tensor may hold several of them.
+    pub fn stack(&mut self, parts: &[(&str, usize)], cols: usize) -> Option<M::Matrix> {
         let found: Vec<_> =
             parts.iter().map(|(name, rows)| self.raw(name, &[*rows, cols])).collect();
         let found: Vec<Raw> = found.into_iter().collect::<Option<_>>()?;
@@ -90,9 +102,9 @@ impl<'a, S: Store> Tensors<'a, S> {
     }
 
     /// The weights of a norm.
-    pub fn norm(&mut self, name: &str, len: usize) -> Option<S::Vector> {
+    pub fn norm(&mut self, name: &str, len: usize) -> Option<M::Buffer> {
         let mut weights = self.numbers(name, len)?;
-        if self.spelling.norms_less_one {
+        if self.names.norms_less_one {
             for weight in &mut weights {
                 *weight += 1.0;
             }
@@ -107,7 +119,7 @@ impl<'a, S: Store> Tensors<'a, S> {
         &mut self,
         presence: Presence,
         parts: &[(&str, usize)],
-    ) -> Option<Optional<S::Vector>> {
+    ) -> Option<Optional<M::Buffer>> {
         let any = parts.iter().any(|(name, _)| self.has(name));
         if presence == Presence::Never || (presence == Presence::Optional && !any) {
             return Some(None);
@@ -154,7 +166,7 @@ impl<'a, S: Store> Tensors<'a, S> {
     fn take(&mut self, name: &str, shape: &[usize]) -> Option<String> {
         let stored = self.stored_name(name);
         let problem = match self.shape(&stored) {
-            Some(found) if found == shape => None,
+            Some(found) if found == shape || is_stack(found, shape) => None,
             Some(found) => Some(format!("{stored} has shape {found:?} instead of {shape:?}")),
             None => Some(format!("{stored} is missing")),
         };
@@ -182,7 +194,8 @@ impl<'a, S: Store> Tensors<'a, S> {
         Some(Raw { dtype, bytes, rows, cols })
     }
 
-    fn keep<T>(&mut self, name: &str, result: Result<T>) -> Option<T> {
+    /// What was made, or `None` and a problem for [`Self::finish`] to tell.
+    pub fn keep<T>(&mut self, name: &str, result: Result<T>) -> Option<T> {
         match result {
             Ok(kept) => return Some(kept),
             Err(
@@ -203,7 +216,7 @@ impl<'a, S: Store> Tensors<'a, S> {
         match &self.container {
             // Names outside the table are GGUF's own (`rope_freqs.weight`).
             Container::Gguf(_) => {
-                names::gguf(name, self.spelling.gguf).unwrap_or_else(|| name.to_owned())
+                names::gguf(name, self.names.gguf).unwrap_or_else(|| name.to_owned())
             }
             Container::Checkpoint(_) => name.to_owned(),
         }

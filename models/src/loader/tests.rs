@@ -2,17 +2,13 @@
 
 use super::*;
 use crate::testing::{GgufWriter, TinyLlama};
+use crate::{Model, ModelOptions, load};
 use gguf::Value;
 use serde_json::json;
 
-fn options() -> LoadOptions {
-    LoadOptions {
-        device: Device::Cpu,
-        compute: Compute::new(1),
-        dequantise: false,
-        max_batched_tokens: 8,
-        max_context: 64,
-    }
+fn options() -> ModelOptions {
+    let options = crate::tests::options();
+    ModelOptions { threads: 1, max_batched_tokens: 8, max_context: Some(64), ..options }
 }
 
 /// The whole message must hold every part.

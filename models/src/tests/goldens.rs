@@ -83,7 +83,7 @@ impl Case {
             .collect()
     }
 
-    fn folder(&self, config: &serde_json::Value) -> Box<dyn Model> {
+    fn folder(&self, config: &serde_json::Value) -> CpuModel {
         self.in_folder(config, |source| self.load(source))
     }
 
@@ -110,18 +110,18 @@ impl Case {
         load(&ModelSource::HfFolder(folder.path().to_owned()))
     }
 
-    fn gguf(&self, converted: &Converted) -> Box<dyn Model> {
+    fn gguf(&self, converted: &Converted) -> CpuModel {
         let mut writer = GgufWriter::default();
         writer
             .metadata
             .extend(converted.metadata.iter().map(|(key, value)| (key.clone(), metadata(value))));
-        let spelling = arch::from_hf(Path::new("config.json"), self.config.to_string().as_bytes())
+        let names = arch::from_hf(Path::new("config.json"), self.config.to_string().as_bytes())
             .unwrap()
-            .recipe
-            .spelling;
+            .options
+            .names;
         for (name, shape) in &self.tensors {
             let mut data = self.weights(name, shape);
-            if spelling.norms_less_one && name.ends_with("norm.weight") {
+            if names.norms_less_one && name.ends_with("norm.weight") {
                 data = data.into_iter().map(|x| x + 1.0).collect();
             }
             if ["llama", "mistral"].contains(&self.kind())
@@ -133,7 +133,7 @@ impl Case {
                     self.config["head_dim"].as_u64().unwrap() as usize,
                 );
             }
-            writer.f32(&names::gguf(name, spelling.gguf).unwrap(), shape, &data);
+            writer.f32(&names::gguf(name, names.gguf).unwrap(), shape, &data);
         }
         for (name, data) in &converted.extra {
             writer.f32(name, &[data.len()], data);
@@ -147,14 +147,14 @@ impl Case {
     }
 
     /// What is served is as long as the prompt: LongRoPE chooses as for one pass over it.
-    fn load(&self, source: &ModelSource) -> Box<dyn Model> {
-        let options = LoadOptions { max_context: self.tokens.len(), ..options() };
+    fn load(&self, source: &ModelSource) -> CpuModel {
+        let options = ModelOptions { max_context: Some(self.tokens.len()), ..options() };
         load(source, &options).unwrap_or_else(|error| panic!("{}: {error}", self.name))
     }
 
-    fn check(&self, mut model: Box<dyn Model>, want: &[Vec<f32>]) {
+    fn check(&self, mut model: CpuModel, want: &[Vec<f32>]) {
         for chunk in [1, 7, self.tokens.len()] {
-            assert_close(&alone(&mut *model, &self.tokens, chunk), want, &self.name);
+            assert_close(&alone(&mut model, &self.tokens, chunk), want, &self.name);
         }
     }
 }
@@ -227,7 +227,7 @@ fn listed_sliding_layers_are_obeyed() {
     let mut with = |full: usize| {
         let list: Vec<bool> = (0..7).map(|layer| layer != full).collect();
         converted.metadata.insert("gemma3.attention.sliding_window_pattern".into(), list.into());
-        alone(&mut *case.gguf(&converted), &case.tokens, 40)
+        alone(&mut case.gguf(&converted), &case.tokens, 40)
     };
     assert_close(&with(5), &want, "the family's pattern");
     assert_ne!(with(2), with(5));
@@ -291,7 +291,7 @@ fn candles_models_agree() {
         };
         let want: Vec<Vec<f32>> = case.tokens[..tokens].iter().enumerate().map(step).collect();
         let mut ours = case.folder(&case.config);
-        assert_close(&alone(&mut *ours, &case.tokens[..tokens], 1), &want, name);
+        assert_close(&alone(&mut ours, &case.tokens[..tokens], 1), &want, name);
     }
 }
 

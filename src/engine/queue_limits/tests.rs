@@ -1,7 +1,7 @@
 //! Tables of requests that are refused, and why.
 
 use super::*;
-use crate::engine::sampling_params::SamplingParams;
+use crate::engine::SamplingParams;
 use crate::ids::AccountId;
 use std::sync::Arc;
 use uuid::Uuid;

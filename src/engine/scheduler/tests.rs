@@ -3,8 +3,8 @@
 
 use super::*;
 use crate::engine::error::EngineError;
-use crate::engine::sampling_params::SamplingParams;
 use crate::engine::tests::any_instant;
+use cresset_kernels::sampling::params::SamplingParams;
 use cresset_kernels::sampling::philox4x32;
 use std::collections::HashMap;
 use std::fmt::Write;

@@ -2,10 +2,11 @@
 
 use crate::engine::EngineError;
 use crate::engine::runner::{RowResult, Runner, nothing_launched};
-use crate::engine::sampling_params::RowSampling;
 use crate::engine::testing::with_pending;
+use cresset_kernels::sampling::params::{RowSampling, Sampled};
 use cresset_models::ForwardBatch;
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// Wraps a runner of depth 1. Each step is computed at its launch. Input tokens that the engine
 /// does not know yet are filled in from this runner's own last results, which the engine sees
@@ -56,4 +57,18 @@ impl Runner for Ahead {
         self.launched.clear();
         self.inner.recover()
     }
+}
+
+#[test]
+fn a_pending_token_is_one_of_the_previous_results() {
+    let before = RowSampling {
+        params: Arc::default(),
+        tokens: Arc::new(vec![3, 1]),
+        pending: Some(1),
+        prompt_len: 2,
+        banned: Arc::default(),
+    };
+    let previous = [9, 4].map(|token| Ok(Sampled { token, logprobs: None }));
+    let found = with_pending(&before, &previous);
+    assert_eq!((&found.tokens[..], found.pending, found.position()), (&[3, 1, 4][..], None, 3));
 }

@@ -7,12 +7,12 @@
 use super::ahead::Ahead;
 use super::*;
 use crate::engine::batch::forward_batch;
-use crate::engine::model_runner::{ModelRunner, RunnerOptions};
+use crate::engine::model_runner::ModelRunner;
 use crate::engine::runner::Runner;
 use crate::engine::scheduler::{ScheduledStep, Scheduler};
 use cresset_kernels::sampling::philox4x32;
-use cresset_models::ModelSource;
 use cresset_models::testing::{tiny_llama_gguf, vocab_size};
+use cresset_models::{ModelOptions, ModelSource};
 
 const BLOCK: usize = 16;
 const BLOCKS: usize = 800;
@@ -25,14 +25,14 @@ fn runner(depth: usize, threads: usize) -> Box<dyn Runner> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");
     tiny_llama_gguf(&path, 3).unwrap();
-    let options = RunnerOptions {
-        gpu: None,
+    let options = ModelOptions {
         threads,
         dequantise: false,
         kv_bytes: 64 << 20,
         block_size: BLOCK,
         max_batched_tokens: 512,
         max_context: Some(CONTEXT),
+        ..ModelOptions::default()
     };
     let (runner, info) = ModelRunner::load(&ModelSource::Gguf(path), &options).unwrap();
     assert!(info.num_blocks >= BLOCKS);

@@ -2,9 +2,9 @@
 
 use super::*;
 use crate::engine::batch::forward_batch;
-use crate::engine::sampler::Sampler;
-use crate::engine::sampling_params::RowSampling;
 use crate::engine::scheduler::Scheduler;
+use cresset_kernels::sampling::cpu::Sampler;
+use cresset_kernels::sampling::params::RowSampling;
 use cresset_kernels::sampling::philox4x32;
 
 /// The median and the least of `times`, in µs.

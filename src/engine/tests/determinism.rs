@@ -4,12 +4,12 @@
 
 use super::ahead::Ahead;
 use super::*;
-use crate::engine::model_runner::{ModelRunner, RunnerOptions};
+use crate::engine::model_runner::ModelRunner;
 use crate::engine::runner::{RowResult, Runner};
-use crate::engine::sampler::Sampler;
-use crate::engine::sampling_params::RowSampling;
+use cresset_kernels::sampling::cpu::Sampler;
+use cresset_kernels::sampling::params::RowSampling;
 use cresset_models::testing::tiny_llama_gguf;
-use cresset_models::{ForwardBatch, ModelSource};
+use cresset_models::{ForwardBatch, ModelOptions, ModelSource};
 use std::collections::HashMap;
 
 /// Starts an engine with given options and a number of steps in flight.
@@ -172,15 +172,15 @@ fn a_real_model_says_the_same_in_every_company() {
 
 /// Options with memory for exactly `num_blocks` blocks of the tiny model, which has 2 layers, 2
 /// heads of 16 values, and keys and values in f32.
-fn runner_options(options: &EngineOptions) -> RunnerOptions {
-    RunnerOptions {
-        gpu: None,
+fn runner_options(options: &EngineOptions) -> ModelOptions {
+    ModelOptions {
         threads: 2,
         dequantise: false,
         kv_bytes: options.num_blocks * options.block_size * 2 * 2 * 16 * 2 * 4,
         block_size: options.block_size,
         max_batched_tokens: options.max_batched_tokens,
         max_context: Some(options.max_context),
+        ..ModelOptions::default()
     }
 }
 

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::engine::runner::{RowResult, Runner};
-use crate::engine::sampling_params::RowSampling;
 use crate::engine::testing::{ScriptedFailure, ScriptedRunner};
+use cresset_kernels::sampling::params::RowSampling;
 use cresset_models::ForwardBatch;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::SyncSender;

@@ -2,13 +2,12 @@
 
 use crate::Result;
 use crate::targets::{self, START};
-use cresset::engine::gpu_runner;
-use cresset::engine::model_runner::{self, LoadedInfo, RunnerOptions};
+use cresset::engine::RowSampling;
+use cresset::engine::model_runner::{LoadedInfo, ModelRunner};
 use cresset::engine::runner::{RowResult, Runner, nothing_launched};
-use cresset::engine::sampling_params::RowSampling;
 use cresset::engine::{EngineError, EngineHandle, EngineOptions};
 use cresset_kernels::gpu::{Gpu, Kind};
-use cresset_models::{ForwardBatch, ModelSource};
+use cresset_models::{ForwardBatch, ModelOptions, ModelSource};
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -55,15 +54,12 @@ impl Source {
             max_rows,
             max_context,
         } = wanted;
-        let on = gpu_runner::Options {
-            gpu: self.gpu.clone(),
-            memory_share: share,
+        let options = ModelOptions {
+            gpu: Some(self.gpu.clone()),
+            gpu_memory_share: share,
+            gpu_graph_rows: if graphs { max_rows } else { 0 },
             deterministic,
             max_rows,
-            graph_rows: if graphs { max_rows } else { 0 },
-        };
-        let options = RunnerOptions {
-            gpu: Some(on),
             threads: std::thread::available_parallelism()?.get(),
             dequantise: kind == Kind::F32,
             kv_bytes: 0,
@@ -72,8 +68,9 @@ impl Source {
             max_context: Some(max_context),
         };
         let (runner, info) =
-            model_runner::load(&ModelSource::HfFolder(self.folder.clone()), &options)?;
-        let watched = Watched { runner, launched: VecDeque::new(), done: Vec::new() };
+            ModelRunner::load(&ModelSource::HfFolder(self.folder.clone()), &options)?;
+        let watched =
+            Watched { runner: Box::new(runner), launched: VecDeque::new(), done: Vec::new() };
         Ok(Loaded { runner: Shared(Arc::new(Mutex::new(watched))), info, wanted })
     }
 

@@ -2,10 +2,10 @@
 
 use crate::model::{BLOCK_SIZE, Shared};
 use crate::{Result, tokens};
+use cresset::engine::RowSampling;
 use cresset::engine::SamplingParams;
 use cresset::engine::runner::Runner;
-use cresset::engine::sampler::Sampled;
-use cresset::engine::sampling_params::RowSampling;
+use cresset_kernels::sampling::Sampled;
 use cresset_models::ForwardBatch;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

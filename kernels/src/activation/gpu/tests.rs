@@ -8,6 +8,16 @@ use crate::testing::{
 
 const ACTIVATIONS: [Activation; 2] = [Activation::Silu, Activation::GeluTanh];
 
+fn gated(
+    gpu: &DeviceOps,
+    activation: Activation,
+    gate_up: View,
+    width: usize,
+    out: View,
+) -> Result<()> {
+    gpu.gated(&GatedArgs { activation, gate_up, width, out })
+}
+
 fn check(activation: Activation, kind: Kind, tolerance: f32, n: usize, width: usize) {
     let gpu = gpu();
     let x: Vec<f32> = values(&random(&[n, 2 * width], 1)).iter().map(|x| x * 12.0).collect();
@@ -17,7 +27,7 @@ fn check(activation: Activation, kind: Kind, tolerance: f32, n: usize, width: us
         reference::gated_row(activation, &x[..width], &x[width..], want);
     }
     let (x, out) = (upload(&gpu, kind, &x), poisoned_buffer(&gpu, kind, n * width));
-    gated(&*gpu, activation, x.view(), width, out.view()).unwrap();
+    gated(&gpu, activation, x.view(), width, out.view()).unwrap();
     assert_close(
         &downloaded(&out),
         &want,
@@ -45,7 +55,7 @@ fn large_gates_saturate() {
         for (kind, _) in KINDS {
             let x = rounded(kind, &[-1e4, -200.0, 0.0, 1e4, 1.0, 1.0, 1.0, 1.0]);
             let (x, out) = (upload(&gpu, kind, &x), poisoned_buffer(&gpu, kind, 4));
-            gated(&*gpu, activation, x.view(), 4, out.view()).unwrap();
+            gated(&gpu, activation, x.view(), 4, out.view()).unwrap();
             assert_eq!(
                 downloaded(&out),
                 rounded(kind, &[0.0, 0.0, 0.0, 1e4]),
@@ -61,6 +71,6 @@ fn wrong_shapes_are_refused() {
     let out = poisoned_buffer(&gpu, Kind::F32, 8).view();
     for (gate_up, width) in [(Kind::F32, 3), (Kind::F32, 0), (Kind::Bf16, 4)] {
         let gate_up = poisoned_buffer(&gpu, gate_up, 16).view();
-        assert!(gated(&*gpu, Activation::Silu, gate_up, width, out).is_err());
+        assert!(gated(&gpu, Activation::Silu, gate_up, width, out).is_err());
     }
 }

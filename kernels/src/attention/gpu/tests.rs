@@ -138,8 +138,10 @@ impl Paging {
         lens: &Buffer,
         header: &Buffer,
         out: &Buffer,
-    ) -> Paged {
-        Paged {
+    ) -> PagedArgs {
+        let sequences =
+            PagedSequences { header: header.view(), seq_lens: lens.view(), tables: tables.view() };
+        PagedArgs {
             q: q.view(),
             q_stride: self.width() + BESIDE,
             heads: self.case.heads,
@@ -148,9 +150,7 @@ impl Paging {
             k_cache: self.k.view(),
             v_cache: self.v.view(),
             block_size: self.block_size,
-            seq_lens: lens.view(),
-            block_tables: tables.view(),
-            header: header.view(),
+            sequences,
             scale: SCALE,
             window: self.case.window,
             softcap: self.case.softcap,
@@ -328,7 +328,7 @@ fn a_step_out_of_bounds_fails() {
 
 #[test]
 fn a_call_that_does_not_fit_is_refused() {
-    let changes: [fn(&mut Paged); 10] = [
+    let changes: [fn(&mut PagedArgs); 10] = [
         |args| args.heads = 3,
         |args| args.head_dim = 8,
         |args| args.q_stride = 63,

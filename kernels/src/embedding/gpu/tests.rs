@@ -38,18 +38,20 @@ fn rows_are_those_of_the_table() {
                 let slots: Vec<u32> = (0..ids.len() as u32).map(|i| i * 3 + 1).collect();
                 let [slots, history] =
                     [slots, vec![99; 900]].map(|words| Buffer::from_slice(&gpu, &words).unwrap());
-                let args = Gather {
-                    table: device_table.view(),
-                    width,
-                    ids: host.view(),
+                let device = DeviceTokens {
                     feedback: feedback.view(),
                     previous: previous.view(),
                     slots: slots.view(),
                     history: history.view(),
+                };
+                let args = GatherArgs {
+                    table: MatrixView { values: device_table.view(), rows: 13, cols: width },
+                    ids: host.view(),
+                    device: Some(device),
                     scale,
                     out: out.view(),
                 };
-                gather(&*gpu, &args).unwrap();
+                gpu.gather(&args).unwrap();
                 let what = format!("{kind:?} {}x{width}", ids.len());
                 assert_close(
                     &downloaded(&out),
@@ -65,8 +67,8 @@ fn rows_are_those_of_the_table() {
                     (0..900).map(noted).collect::<Vec<_>>(),
                     "{what}"
                 );
-                gather_rows(&*gpu, device_table.view(), width, ids_alone.view(), plain.view())
-                    .unwrap();
+                let (x, rows, out) = (device_table.view(), ids_alone.view(), plain.view());
+                gpu.select_rows(&SelectRowsArgs { x, width, rows, out }).unwrap();
                 assert_eq!(
                     downloaded(&plain),
                     reference::gather(&table, width, ids, 1.0),
@@ -90,9 +92,10 @@ fn what_does_not_fit_is_refused() {
         let [ids, feedback, previous, slots, history] =
             [&ids, &feedback, &previous, &slots, &history].map(Buffer::view);
         let (table, out) = (table.view(), out.view());
-        let args =
-            Gather { table, width, ids, feedback, previous, slots, history, scale: 1.0, out };
-        let error = gather(&*gpu, &args).and_then(|()| gpu.synchronise()).unwrap_err().to_string();
+        let table = MatrixView { values: table, rows: 12 / width, cols: width };
+        let device = Some(DeviceTokens { feedback, previous, slots, history });
+        let args = GatherArgs { table, ids, device, scale: 1.0, out };
+        let error = gpu.gather(&args).and_then(|()| gpu.synchronise()).unwrap_err().to_string();
         assert!(error.contains(expect), "{error}");
     };
     check([3, HOST, 0], &[0], 4, "id < rows");
@@ -102,5 +105,6 @@ fn what_does_not_fit_is_refused() {
     check([0, HOST, 0], &[0], 5, "width of 5");
     let gpu = gpu();
     let table = upload(&gpu, Kind::F32, &[0.0; 12]);
-    assert!(gather_rows(&*gpu, table.view(), 4, table.view(), table.view()).is_err());
+    let (x, rows, out) = (table.view(), table.view(), table.view());
+    assert!(gpu.select_rows(&SelectRowsArgs { x, width: 4, rows, out }).is_err());
 }

@@ -134,7 +134,8 @@ fn the_op_equals_the_reference_in_both_modes() {
                 let out = poisoned_buffer(&case.gpu, kind, n * 48);
                 let Gemm { x, w, bias, out: view, rows, cols, .. } =
                     case.product(n, true, out.view());
-                linear(&*case.gpu, &Linear { x, w, bias, rows, cols, out: view, mode }).unwrap();
+                let w = MatrixView { values: w, rows, cols };
+                case.gpu.linear(&LinearArgs { x, w, bias, out: view, mode }).unwrap();
                 assert_close(
                     &downloaded(&out),
                     &case.want[1],
@@ -216,7 +217,7 @@ fn wrong_operands_are_refused() {
         (view(f32, 8), view(f32, 16), None, 4, view(Kind::Bf16, 8)),
         (view(f32, 8), view(f32, 0), None, 0, view(f32, 0)),
     ] {
-        let args = Linear { x, w, bias, rows, cols: 4, out, mode: Mode::Fast };
-        assert!(linear(&*gpu, &args).is_err());
+        let w = MatrixView { values: w, rows, cols: 4 };
+        assert!(gpu.linear(&LinearArgs { x, w, bias, out, mode: Mode::Fast }).is_err());
     }
 }

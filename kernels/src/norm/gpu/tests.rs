@@ -23,14 +23,14 @@ fn the_kernel_equals_the_reference() {
                 let (x, weight) = (upload(&gpu, kind, &x), upload(&gpu, Kind::F32, &weight));
                 let (delta, out) =
                     (delta.map(|d| upload(&gpu, kind, d)), poisoned_buffer(&gpu, kind, n * d));
-                let args = Norm {
+                let args = NormArgs {
                     x: x.view(),
                     delta: delta.as_ref().map(crate::gpu::Buffer::view),
                     weight: weight.view(),
                     eps: EPS,
                     out: out.view(),
                 };
-                norm(&*gpu, &args).unwrap();
+                gpu.norm(&args).unwrap();
                 assert_close(&downloaded(&out), &want, tolerance, &format!("{kind:?} {n}x{d}"));
                 assert_eq!(&downloaded(&x), want_x);
             }

@@ -2,8 +2,9 @@
 
 use super::super::reference;
 use super::*;
-use crate::gpu::Buffer;
+use crate::gpu::{Buffer, Gpu};
 use crate::norm::reference::rms_norm;
+use crate::rope::QkNorm;
 use crate::testing::{
     KINDS, assert_close, downloaded, gpu, poisoned_buffer, random, rounded, upload, values,
 };
@@ -46,22 +47,20 @@ impl Case {
         let [cos_on, sin_on, q, k] =
             [&cos, &sin, &weights[0], &weights[1]].map(|v| upload(gpu, Kind::F32, v));
         let [positions, slots] = [positions, slots].map(|v| Buffer::from_slice(gpu, v).unwrap());
-        let args = RopeKv {
+        let args = RopeArgs {
             qkv: out.view(),
             heads,
             kv_heads,
             head_dim: dim,
             positions: positions.view(),
             slots: slots.view(),
-            rotary_dim: rotary,
-            cos: cos_on.view(),
-            sin: sin_on.view(),
-            style,
+            table: RopeTable { cos: cos_on.view(), sin: sin_on.view(), rotary_dim: rotary, style },
             qk_norm: normed.then(|| QkNorm { q: q.view(), k: k.view(), eps: EPS }),
             k_cache: caches[0].view(),
             v_cache: caches[1].view(),
+            block_size: 16,
         };
-        let outcome = rope_kv_write(&**gpu, &args).and_then(|()| gpu.synchronise());
+        let outcome = gpu.rope_kv_write(&args).and_then(|()| gpu.synchronise());
         Run { qkv, cos, sin, weights, out, caches, outcome }
     }
 

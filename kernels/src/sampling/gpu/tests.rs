@@ -2,8 +2,9 @@
 
 use super::*;
 use crate::gpu::Buffer;
-use crate::sampling::{philox4x32, reference};
+use crate::sampling::{SamplingParams, Special, philox4x32, reference};
 use crate::testing::{assert_close, downloaded, gpu, poisoned_buffer, random, upload, values};
+use std::sync::Arc;
 
 /// Numbers for making up rows, each as likely as the others.
 struct Dice {
@@ -28,15 +29,14 @@ impl Dice {
 
 struct Case {
     logits: Vec<f32>,
-    params: RowParams,
-    specials: Vec<Special>,
+    row: DeviceRow,
     /// The tokens before.
     history: Vec<u32>,
 }
 
 fn case(vocab_size: usize, dice: &mut Dice) -> Case {
     let k_bound = 2 * vocab_size as u32;
-    let params = RowParams {
+    let params = SamplingParams {
         temperature: dice.pick(&[0.0, 1.0, 0.7, 1.8, 1e-30, 1e-3, 40.0]),
         top_p: dice.pick(&[1.0, 1.0, 0.9, 0.5, 0.0, 1e-6, 0.999]),
         top_k: dice.pick(&[0, 0, 1, 2, 40, k_bound / 2 - 1, k_bound / 2, k_bound]),
@@ -45,12 +45,16 @@ fn case(vocab_size: usize, dice: &mut Dice) -> Case {
         presence_penalty: dice.pick(&[0.0, 0.7]),
         repetition_penalty: dice.pick(&[1.0, 1.3, 0.8]),
         seed: u64::from(dice.below(u32::MAX)) << 20,
-        position: dice.below(100_000),
-        logprobs: dice.pick(&[None, None, None, None, Some(0), Some(1), Some(3), Some(20)]),
-        prompt_len: dice.below(40),
+        ..SamplingParams::default()
     };
-    let history = history(params.prompt_len as usize + dice.below(30) as usize, vocab_size, dice);
-    Case { logits: logits(vocab_size, dice), params, specials: specials(vocab_size, dice), history }
+    let position = dice.below(100_000);
+    let logprobs = dice.pick(&[None, None, None, None, Some(0), Some(1), Some(3), Some(20)]);
+    let params = Arc::new(SamplingParams { logprobs, ..params });
+    let prompt_len = dice.below(40);
+    let history = history(prompt_len as usize + dice.below(30) as usize, vocab_size, dice);
+    let logits = logits(vocab_size, dice);
+    let specials = specials(vocab_size, dice);
+    Case { logits, row: DeviceRow { params, position, prompt_len, specials }, history }
 }
 
 /// Some tokens often; ids outside the vocabulary cannot be chosen anyway.
@@ -122,16 +126,18 @@ impl Histories {
 }
 
 /// Samples all cases at once, on fewer rows than there is room for.
-fn sampled(gpu: &std::sync::Arc<dyn Gpu>, cases: &[Case]) -> Vec<Outcome> {
+fn sampled(gpu: &std::sync::Arc<dyn Gpu>, cases: &[Case]) -> Vec<SampleResult> {
     let vocab_size = cases[0].logits.len();
     let rows = cases.len() + 1;
     let mut logits: Vec<f32> = cases.iter().flat_map(|case| case.logits.iter().copied()).collect();
     logits.resize(rows * vocab_size, f32::NAN);
-    let encoded: Vec<_> =
-        cases.iter().map(|case| (case.params.clone(), case.specials.clone())).collect();
+    let encoded: Vec<_> = cases.iter().map(|case| case.row.clone()).collect();
     let between = 6;
-    let mut words =
-        vec![7; encoded_words(rows, cases.iter().map(|case| case.specials.len()).sum()) + between];
+    let mut words = vec![
+        7;
+        encoded_words(rows, cases.iter().map(|case| case.row.specials.len()).sum())
+            + between
+    ];
     encode(&encoded, |row| (cases.len() - 1 - row) as u32, rows, between, &mut words);
     let history = Histories::new(gpu, cases);
     let (logits, params) =
@@ -151,10 +157,10 @@ fn sampled(gpu: &std::sync::Arc<dyn Gpu>, cases: &[Case]) -> Vec<Outcome> {
     sample(&**gpu, &args).unwrap();
     let (tokens, results) = (tokens.to_vec::<u32>().unwrap(), results.to_vec::<u32>().unwrap());
     let (results, _) = results.as_chunks::<RESULT_WORDS>();
-    assert_eq!(decode(&results[rows - 1], &GREEDY), Outcome::NotFinite);
+    assert_eq!(decode(&results[rows - 1], None), Err(SampleError::SomeNotFinite));
     let outcome = |((case, token), result): ((&Case, &u32), &[u32; RESULT_WORDS])| {
-        let outcome = decode(result, &case.params);
-        let expect = if let Outcome::Token { token, .. } = outcome { token } else { 0 };
+        let outcome = decode(result, case.row.params.logprobs);
+        let expect = outcome.as_ref().map_or(0, |sampled| sampled.token);
         assert_eq!(*token, expect);
         outcome
     };
@@ -162,10 +168,10 @@ fn sampled(gpu: &std::sync::Arc<dyn Gpu>, cases: &[Case]) -> Vec<Outcome> {
 }
 
 /// Equal but for the last places of log-probabilities.
-fn assert_same(found: &Outcome, want: &Outcome, what: &str) {
+fn assert_same(found: &SampleResult, want: &SampleResult, what: &str) {
     let (
-        Outcome::Token { token, logprobs },
-        Outcome::Token { token: want_token, logprobs: want_logprobs },
+        Ok(Sampled { token, logprobs }),
+        Ok(Sampled { token: want_token, logprobs: want_logprobs }),
     ) = (found, want)
     else {
         assert_eq!(found, want, "{what}");
@@ -173,7 +179,7 @@ fn assert_same(found: &Outcome, want: &Outcome, what: &str) {
     };
     assert_eq!(token, want_token, "{what}");
     assert_eq!(logprobs.is_some(), want_logprobs.is_some(), "{what}");
-    let Some(((chosen, top), (want_chosen, want_top))) =
+    let Some((TokenLogprobs { chosen, top }, TokenLogprobs { chosen: want_chosen, top: want_top })) =
         logprobs.as_ref().zip(want_logprobs.as_ref())
     else {
         return;
@@ -191,12 +197,9 @@ fn assert_same(found: &Outcome, want: &Outcome, what: &str) {
 
 fn check(gpu: &std::sync::Arc<dyn Gpu>, cases: &[Case]) {
     for (index, (case, outcome)) in cases.iter().zip(sampled(gpu, cases)).enumerate() {
-        let Case { logits, params, specials, history } = case;
-        let want = reference::sample(logits, params, specials, history);
-        let what = format!(
-            "row {index} of {} ids with {params:?}, {specials:?}, {history:?}",
-            logits.len()
-        );
+        let Case { logits, row, history } = case;
+        let want = reference::sample(logits, row, history);
+        let what = format!("row {index} of {} ids with {row:?}, {history:?}", logits.len());
         assert_same(&outcome, &want, &what);
     }
 }
@@ -224,15 +227,17 @@ fn cuts_through_more_than_a_list_holds_are_exact() {
         logits: (0..9_000)
             .map(|id| dice.unit() * spread + if id % 4 == 0 { 1.1 } else { 1.0 })
             .collect(),
-        params: RowParams {
-            temperature: 0.9,
-            top_k,
-            top_p,
-            min_p,
+        row: DeviceRow {
+            params: Arc::new(SamplingParams {
+                temperature: 0.9,
+                top_k,
+                top_p,
+                min_p,
+                ..SamplingParams::default()
+            }),
             position: dice.below(1000),
-            ..GREEDY
+            ..DeviceRow::greedy()
         },
-        specials: Vec::new(),
         history: Vec::new(),
     };
     let mut cases = Vec::new();
@@ -251,14 +256,17 @@ fn long_histories_are_counted_whole() {
     let mut dice = Dice { seed: 11, count: 0 };
     let mut row = |len: usize, prompt_len| Case {
         logits: logits(97, &mut dice),
-        params: RowParams {
-            repetition_penalty: 1.1,
-            frequency_penalty: 0.01,
+        row: DeviceRow {
+            params: Arc::new(SamplingParams {
+                temperature: 0.0,
+                repetition_penalty: 1.1,
+                frequency_penalty: 0.01,
+                logprobs: Some(1),
+                ..SamplingParams::default()
+            }),
             prompt_len,
-            logprobs: Some(1),
-            ..GREEDY
+            ..DeviceRow::greedy()
         },
-        specials: Vec::new(),
         history: history(len, 97, &mut dice),
     };
     check(
@@ -274,18 +282,13 @@ fn what_does_not_fit_is_refused() {
         let gpu = gpu();
         let logits = upload(&gpu, Kind::F32, &[0.0; 10]);
         let mut words = [0; 16];
-        encode(
-            &[(RowParams { presence_penalty: 0.5, ..GREEDY }, Vec::new())],
-            |_| 0,
-            1,
-            0,
-            &mut words,
-        );
+        let mut row = DeviceRow::greedy();
+        Arc::make_mut(&mut row.params).presence_penalty = 0.5;
+        encode(&[row], |_| 0, 1, 0, &mut words);
         change(&mut words);
         let case = |len: u32| Case {
             logits: vec![],
-            params: GREEDY,
-            specials: vec![],
+            row: DeviceRow::greedy(),
             history: vec![0; len as usize],
         };
         let mut history = Histories::new(&gpu, &[case(20)]);
@@ -317,7 +320,7 @@ fn a_soft_cap_bounds_every_value() {
     for n in [0, 1, 3, 4, 989, 5000] {
         let x: Vec<f32> = values(&random(&[n], 3)).iter().map(|x| x * 100.0).collect();
         let buffer = upload(&gpu, Kind::F32, &x);
-        soft_cap(&*gpu, buffer.view(), 30.0).unwrap();
+        gpu.soft_cap(buffer.view(), 30.0).unwrap();
         let want: Vec<f32> = x.iter().map(|x| 30.0 * (x / 30.0).tanh()).collect();
         assert_close(&downloaded(&buffer), &want, 1e-6, &format!("{n} values"));
     }

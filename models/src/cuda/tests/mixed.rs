@@ -5,7 +5,7 @@ use super::*;
 use cresset_kernels::Result;
 use cresset_kernels::gpu::{Arg, Gemm, Gpu, Graph, Launch, Properties, View};
 use std::collections::HashSet;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A device that notes what it is asked for.
 struct Spy {
@@ -83,10 +83,10 @@ impl Gpu for Spy {
     }
 }
 
-fn spied(tiny: &TinyLlama, options: Options) -> (GpuModel, Arc<Spy>) {
-    let spy = Arc::new(Spy { gpu: options.gpu.clone(), noted: Mutex::default() });
+fn spied(tiny: &TinyLlama, options: ModelOptions) -> (CudaModel, Arc<Spy>) {
+    let spy = Arc::new(Spy { gpu: options.gpu.clone().unwrap(), noted: Mutex::default() });
     let gpu: Arc<dyn Gpu> = spy.clone();
-    (load(tiny, Options { gpu, ..options }).unwrap(), spy)
+    (load(tiny, ModelOptions { gpu: Some(gpu), ..options }).unwrap(), spy)
 }
 
 /// One step in which sequences get so many first tokens.
@@ -105,8 +105,10 @@ fn prompts(lens: &[usize]) -> ForwardBatch {
 
 #[test]
 fn each_sequence_goes_through_the_attention_that_suits_it_after_one_upload() {
-    let (mut model, spy) =
-        spied(&TinyLlama::default(), Options { max_rows: 4, graph_rows: 0, ..options(Kind::Bf16) });
+    let (mut model, spy) = spied(
+        &TinyLlama::default(),
+        ModelOptions { max_rows: 4, gpu_graph_rows: 0, ..options(Kind::Bf16) },
+    );
     for (lens, decodes, prefills) in [
         (&[1, 1, 1][..], true, false),
         (&[20], false, true),
@@ -119,8 +121,8 @@ fn each_sequence_goes_through_the_attention_that_suits_it_after_one_upload() {
         let mut step = prompts(lens);
         step.logits_indices.truncate(4);
         *spy.noted() = Noted::default();
-        let rows = vec![(GREEDY, Vec::new()); step.logits_indices.len()];
-        model.launch(&step, &rows).unwrap();
+        let rows = vec![DeviceRow::greedy(); step.logits_indices.len()];
+        model.start(&step, &rows).unwrap();
         model.collect().unwrap();
         let noted = spy.noted();
         let launched = |part| noted.kernels.iter().any(|kernel| kernel.starts_with(part));
@@ -133,8 +135,12 @@ fn each_sequence_goes_through_the_attention_that_suits_it_after_one_upload() {
 /// products.
 #[test]
 fn serving_meets_no_product_that_loading_did_not() {
-    let sizes =
-        Options { max_batched_tokens: 40, max_rows: 20, graph_rows: 0, ..options(Kind::Bf16) };
+    let sizes = ModelOptions {
+        max_batched_tokens: 40,
+        max_rows: 20,
+        gpu_graph_rows: 0,
+        ..options(Kind::Bf16)
+    };
     let (mut model, spy) = spied(&TinyLlama { layers: 2, ..TinyLlama::default() }, sizes);
     let known = spy.noted().products.clone();
     assert!(known.len() > 4);
@@ -144,7 +150,7 @@ fn serving_meets_no_product_that_loading_did_not() {
         .chain((1..=20).map(|rows| vec![2; rows]));
     for lens in steps {
         let step = prompts(&lens);
-        model.launch(&step, &vec![(GREEDY, Vec::new()); lens.len()]).unwrap();
+        model.start(&step, &vec![DeviceRow::greedy(); lens.len()]).unwrap();
         model.collect().unwrap();
         assert_eq!(spy.noted().products, known, "{lens:?}");
     }
@@ -156,7 +162,12 @@ fn serving_meets_no_product_that_loading_did_not() {
 fn mixed_company_changes_no_logit() {
     const SEQUENCES: [(usize, usize); 6] = [(300, 1), (5, 1), (0, 20), (290, 9), (0, 1), (63, 2)];
     for (kind, deterministic) in [(Kind::Bf16, true), (Kind::F32, false)] {
-        let sizes = Options { deterministic, max_context: 640, graph_rows: 0, ..options(kind) };
+        let sizes = ModelOptions {
+            deterministic,
+            max_context: Some(640),
+            gpu_graph_rows: 0,
+            ..options(kind)
+        };
         let mut model = load(&TinyLlama { seed: 15, ..TinyLlama::default() }, sizes).unwrap();
         let known: Vec<_> =
             SEQUENCES.iter().enumerate().map(|(i, (from, new))| tokens(from + new, i)).collect();

@@ -8,40 +8,18 @@
 //!
 //! A draw can be repeated from the request's seed and the number of tokens before it: the token is
 //! the one with the largest `(logit - largest) / temperature + noise` among those left, in f32 up
-//! to the noise and in f64 from there; `noise` is `cresset_kernels::sampling::gumbel_noise(seed,
-//! position, id)`, whose definition stands there.
+//! to the noise and in f64 from there; `noise` is [`gumbel_noise(seed,
+//! position, id)`](super::gumbel_noise), whose definition stands there.
 
-use super::sampling_params::{RowSampling, SamplingParams};
-use cresset_kernels::sampling::{Scan, above, first_equal, gumbel_argmax, mass, scale, scan};
+use super::params::{
+    RowSampling, SampleError, SampleResult, Sampled, SamplingParams, TokenLogprobs,
+};
+use super::{Scan, above, first_equal, gumbel_argmax, mass, scale, scan};
+use crate::operand::{Operand, TensorView};
+use crate::storage::{ensure, read};
+use crate::{Compute, Result};
 use std::cmp::Ordering;
-
-/// Natural-log probabilities under the model's own distribution (before temperature, penalties and
-/// truncation).
-#[derive(Clone, Debug, PartialEq)]
-pub struct TokenLogprobs {
-    pub chosen: f32,
-    /// Most likely first.
-    pub top: Vec<(u32, f32)>,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub struct Sampled {
-    pub token: u32,
-    pub logprobs: Option<TokenLogprobs>,
-}
-
-/// Why a row has no next token. It fails that row's sequence and no other.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum SampleError {
-    #[error(
-        "the model gave a logit of {value} for token {token}; its weights or its cache are damaged"
-    )]
-    NotFinite { token: u32, value: f32 },
-    #[error("logit_bias names token {token}, but the vocabulary has {vocab_size}; leave it out")]
-    UnknownToken { token: u32, vocab_size: usize },
-    #[error("every token is banned; lower min_tokens")]
-    NothingLeft,
-}
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// A token with the value it is ranked by.
 #[derive(Clone, Copy, Debug)]
@@ -61,17 +39,52 @@ impl Candidate {
 /// Stands in the counts for a token that has had its penalty, so that each has it once.
 const DONE: u32 = u32::MAX;
 
+/// Samples the rows of a step. It keeps the workspaces of the rows being sampled: as many as there
+/// are threads.
+#[derive(Default)]
+pub struct RowSampler {
+    idle: Mutex<Vec<Sampler>>,
+}
+
+impl RowSampler {
+    /// Samples each row by itself, on whichever thread is free. `logits` are `[rows, vocab_size]`
+    /// f32.
+    pub fn sample(
+        &self,
+        c: &Compute,
+        logits: TensorView,
+        rows: &[RowSampling],
+    ) -> Result<Vec<SampleResult>> {
+        const OP: &str = "sampling";
+        let vocab_size = logits.len() / rows.len().max(1);
+        ensure(OP, logits.len() == rows.len() * vocab_size, || {
+            format!("{} logits of {} rows", logits.len(), rows.len())
+        })?;
+        let logits = read(OP, logits)?;
+        let results: Vec<OnceLock<SampleResult>> = rows.iter().map(|_| OnceLock::new()).collect();
+        let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        c.run(rows.len(), |i| {
+            let mut sampler = idle().pop().unwrap_or_default();
+            let sampled = sampler.sample(&logits[i * vocab_size..][..vocab_size], &rows[i]);
+            idle().push(sampler);
+            results[i].get_or_init(|| sampled);
+        });
+        let result = |result: OnceLock<_>| result.into_inner().unwrap_or(Err(SampleError::NotRun));
+        Ok(results.into_iter().map(result).collect())
+    }
+}
+
 /// Workspace for one row at a time.
 #[derive(Debug, Default)]
 pub struct Sampler {
     adjusted: Vec<f32>,
     counts: Vec<u32>,
-    race: Race,
+    race: CandidateSet,
 }
 
 impl Sampler {
     /// Chooses the next token of a row, all of whose tokens are known. `logits`: `[vocab_size]`.
-    pub fn sample(&mut self, logits: &[f32], row: &RowSampling) -> Result<Sampled, SampleError> {
+    pub fn sample(&mut self, logits: &[f32], row: &RowSampling) -> SampleResult {
         let Scan { max, finite } = scan(logits);
         if !finite {
             return Err(not_finite(logits));
@@ -152,14 +165,14 @@ fn not_finite(logits: &[f32]) -> SampleError {
 
 /// Workspace for the tokens that are still in the race.
 #[derive(Debug, Default)]
-struct Race {
+struct CandidateSet {
     /// `[vocab_size]`; minus infinity for what is out.
     scaled: Vec<f32>,
     ids: Vec<u32>,
     candidates: Vec<Candidate>,
 }
 
-impl Race {
+impl CandidateSet {
     /// The token of the largest of the `logits` (greedy), or a draw from the softmax of what the
     /// parameters leave.
     fn choose(&mut self, logits: &[f32], max: f32, row: &RowSampling) -> Result<u32, SampleError> {

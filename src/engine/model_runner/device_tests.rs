@@ -2,13 +2,12 @@
 //! itself in any company.
 
 use super::*;
-use crate::engine::model_runner;
-use crate::engine::sampling_params::SamplingParams;
 use crate::engine::tests::{collect, request, wait_for};
 use crate::engine::{
     EngineHandle, EngineOptions, GenerateRequest, SequenceEvent, StopCause, TokenLogprobs,
 };
 use cresset_kernels::gpu::{Emulator, device_or_emulator};
+use cresset_kernels::sampling::params::SamplingParams;
 use cresset_models::testing::{tiny_llama_gguf, vocab_size};
 use tokio::sync::mpsc::Receiver;
 
@@ -25,31 +24,38 @@ fn engine_options() -> EngineOptions {
     }
 }
 
-fn runner_options(options: &EngineOptions, gpu: Option<Options>) -> RunnerOptions {
-    RunnerOptions {
-        gpu,
+fn runner_options(options: &EngineOptions, on: ModelOptions) -> ModelOptions {
+    ModelOptions {
         threads: 1,
         dequantise: false,
         kv_bytes: 16 << 20,
         block_size: BLOCK,
         max_batched_tokens: options.max_batched_tokens,
         max_context: Some(options.max_context),
+        ..on
     }
 }
 
-fn on_gpu(deterministic: bool) -> Options {
+fn on_gpu(deterministic: bool) -> ModelOptions {
     let gpu = device_or_emulator(24 << 20, 4);
-    let memory_share = (f64::from(1 << 30) / gpu.properties().memory_bytes as f64).min(0.5);
-    Options { gpu, memory_share, deterministic, max_rows: 8, graph_rows: 8 }
+    let gpu_memory_share = (f64::from(1 << 30) / gpu.properties().memory_bytes as f64).min(0.5);
+    ModelOptions {
+        gpu: Some(gpu),
+        gpu_memory_share,
+        deterministic,
+        max_rows: 8,
+        gpu_graph_rows: 8,
+        ..ModelOptions::default()
+    }
 }
 
-fn start(options: EngineOptions, runner: &RunnerOptions) -> EngineHandle {
+fn start(options: EngineOptions, runner: &ModelOptions) -> EngineHandle {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");
     tiny_llama_gguf(&path, 3).unwrap();
-    let (runner, info) = model_runner::load(&ModelSource::Gguf(path), runner).unwrap();
+    let (runner, info) = ModelRunner::load(&ModelSource::Gguf(path), runner).unwrap();
     assert!(info.num_blocks >= options.num_blocks);
-    EngineHandle::start(runner, options)
+    EngineHandle::start(Box::new(runner), options)
 }
 
 /// Prompts of any length, each with another way of sampling.
@@ -79,16 +85,16 @@ fn requests() -> Vec<GenerateRequest> {
 
 #[test]
 fn the_gpu_says_what_the_cpu_says() {
-    let said = |gpu| {
-        let runner = RunnerOptions { dequantise: true, ..runner_options(&engine_options(), gpu) };
+    let said = |on| {
+        let runner = ModelOptions { dequantise: true, ..runner_options(&engine_options(), on) };
         let engine = start(engine_options(), &runner);
         let events: Vec<_> =
             requests().into_iter().map(|request| engine.submit(request).unwrap().1).collect();
         events.into_iter().map(|events| collect(events).0).collect::<Vec<_>>()
     };
-    let cpu = said(None);
+    let cpu = said(ModelOptions::default());
     assert!(cpu.iter().all(|tokens| tokens.len() == 9));
-    assert_eq!(said(Some(on_gpu(false))), cpu);
+    assert_eq!(said(on_gpu(false)), cpu);
 }
 
 /// A request's tokens with their log-probabilities, to the bit.
@@ -132,7 +138,7 @@ fn any_company_leaves_every_bit_as_it_is() {
     let probe = || GenerateRequest { sampling: sampling.clone(), ..request(0..37, 24) };
     let neighbour = |i: u32| request((0..i * 9 % 37).chain(i..i + 5), 30);
     let said = |options: EngineOptions, neighbours: u32| {
-        let engine = start(options.clone(), &runner_options(&options, Some(on_gpu(true))));
+        let engine = start(options.clone(), &runner_options(&options, on_gpu(true)));
         let others: Vec<_> =
             (0..neighbours).map(|i| engine.submit(neighbour(i)).unwrap()).collect();
         let events = engine.submit(probe()).unwrap().1;
@@ -161,7 +167,7 @@ fn any_company_leaves_every_bit_as_it_is() {
 
 #[test]
 fn a_row_that_cannot_be_sampled_fails_alone() {
-    let engine = start(engine_options(), &runner_options(&engine_options(), Some(on_gpu(false))));
+    let engine = start(engine_options(), &runner_options(&engine_options(), on_gpu(false)));
     let mut bad = request(0..5, 4);
     bad.sampling.logit_bias = [(vocab_size() as u32, 1.0)].into();
     let [bad, good] = [bad, request(0..5, 4)].map(|request| engine.submit(request).unwrap().1);
@@ -175,12 +181,15 @@ fn a_row_that_cannot_be_sampled_fails_alone() {
 
 #[test]
 fn a_gpu_without_room_is_refused_at_load() {
-    let on = Options { gpu: Emulator::with(24 << 20, 4), memory_share: 0.001, ..on_gpu(false) };
+    let on = ModelOptions {
+        gpu: Some(Emulator::with(24 << 20, 4)),
+        gpu_memory_share: 0.001,
+        ..on_gpu(false)
+    };
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");
     tiny_llama_gguf(&path, 3).unwrap();
-    let error =
-        model_runner::load(&ModelSource::Gguf(path), &runner_options(&engine_options(), Some(on)));
+    let error = ModelRunner::load(&ModelSource::Gguf(path), &runner_options(&engine_options(), on));
     let error = error.err().unwrap();
     assert!(error.to_string().contains("no room for the KV cache"), "{error}");
     assert_eq!(error.kind(), "out_of_memory");

@@ -1,13 +1,12 @@
 //! The device's sampler gives what the CPU's gives, parameter by parameter and row by row.
 
 use super::*;
-use crate::engine::sampler::Sampler;
-use crate::engine::sampling_params::SamplingParams;
-use cresset_kernels::gpu::{Buffer, Gpu, Kind, device_or_emulator};
-use cresset_kernels::sampling::gpu::{
+use crate::gpu::{Buffer, Gpu, Kind, device_or_emulator};
+use crate::sampling::cpu::Sampler;
+use crate::sampling::gpu::{
     History, RESULT_WORDS, Sample, decode, encode, encoded_words, sample, workspace,
 };
-use cresset_kernels::sampling::philox4x32;
+use crate::sampling::{SampleResult, Sampled, TokenLogprobs, philox4x32};
 use std::iter::repeat;
 use std::sync::Arc;
 
@@ -81,7 +80,7 @@ fn logits(vocab_size: usize, dice: &mut Dice) -> Vec<f32> {
 }
 
 /// Each row's tokens are in one block of their own.
-fn on_device(gpu: &Arc<dyn Gpu>, logits: &[Vec<f32>], rows: &[RowSampling]) -> Vec<RowResult> {
+fn on_device(gpu: &Arc<dyn Gpu>, logits: &[Vec<f32>], rows: &[RowSampling]) -> Vec<SampleResult> {
     const BLOCK: usize = 64;
     let vocab_size = logits[0].len();
     let tokens = rows
@@ -94,8 +93,8 @@ fn on_device(gpu: &Arc<dyn Gpu>, logits: &[Vec<f32>], rows: &[RowSampling]) -> V
         &history.map(|words| Buffer::from_slice(gpu, &words).unwrap());
     let [tokens, seq_lens, tables, header] = [tokens, seq_lens, tables, header].map(Buffer::view);
     let history = History { tokens, seq_lens, tables, header, block_size: BLOCK };
-    let encoded: Vec<_> = rows.iter().map(|row| device_row(row, vocab_size).unwrap()).collect();
-    let specials = encoded.iter().map(|(_, specials)| specials.len()).sum();
+    let encoded: Vec<_> = rows.iter().map(|row| DeviceRow::new(row, vocab_size).unwrap()).collect();
+    let specials = encoded.iter().map(|row: &DeviceRow| row.specials.len()).sum();
     let mut words = vec![0; encoded_words(rows.len(), specials)];
     encode(&encoded, |row| row as u32, rows.len(), 0, &mut words);
     let logits = Buffer::from_slice(gpu, &logits.concat()).unwrap();
@@ -114,11 +113,11 @@ fn on_device(gpu: &Arc<dyn Gpu>, logits: &[Vec<f32>], rows: &[RowSampling]) -> V
     };
     sample(&**gpu, &args).unwrap();
     let results = results.to_vec::<u32>().unwrap();
-    let row = |(result, (params, _)): (&[u32], &(RowParams, _))| row_result(decode(result, params));
+    let row = |(result, row): (&[u32], &DeviceRow)| decode(result, row.params.logprobs);
     results.chunks(RESULT_WORDS).zip(&encoded).map(row).collect()
 }
 
-fn assert_same(found: &RowResult, want: &Result<Sampled, SampleError>, what: &str) {
+fn assert_same(found: &SampleResult, want: &SampleResult, what: &str) {
     let (Ok(found), Ok(want)) = (found, want) else {
         assert!(found.is_err() && want.is_err(), "{what}: {found:?} for {want:?}");
         return;
@@ -161,7 +160,7 @@ fn a_bias_outside_the_vocabulary_is_refused() {
     let mut row = row(5, &mut Dice(0));
     Arc::make_mut(&mut row.params).logit_bias = [(5, 1.0)].into();
     assert_eq!(
-        device_row(&row, 5).unwrap_err(),
+        DeviceRow::new(&row, 5).unwrap_err(),
         SampleError::UnknownToken { token: 5, vocab_size: 5 }
     );
 }

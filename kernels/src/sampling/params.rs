@@ -1,4 +1,5 @@
-//! How a sequence is sampled, without the tensors that it is sampled from. Pure.
+//! How a row is sampled and what comes of it, whatever samples it. Pure: it knows no tensors, so
+//! the engine's scheduler may hold it.
 
 use std::sync::Arc;
 
@@ -41,16 +42,18 @@ impl Default for SamplingParams {
 }
 
 impl SamplingParams {
-    pub(super) fn has_penalties(&self) -> bool {
+    /// Whether the tokens so far change the logits.
+    pub fn has_penalties(&self) -> bool {
         self.frequency_penalty != 0.0 || self.presence_penalty != 0.0 || !self.repeats_freely()
     }
 
     /// Whether tokens of the prompt are treated as any other.
-    pub(super) fn repeats_freely(&self) -> bool {
+    pub fn repeats_freely(&self) -> bool {
         (self.repetition_penalty - 1.0).abs() <= 0.0
     }
 
-    pub(super) fn truncates(&self) -> bool {
+    /// Whether some tokens are left out of the draw.
+    pub fn truncates(&self) -> bool {
         self.top_k > 0 || self.top_p < 1.0 || self.min_p > 0.0
     }
 }
@@ -74,3 +77,41 @@ impl RowSampling {
         self.tokens.len() + usize::from(self.pending.is_some())
     }
 }
+
+/// Natural-log probabilities under the model's own distribution (before temperature, penalties and
+/// truncation).
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenLogprobs {
+    pub chosen: f32,
+    /// Most likely first.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// A row's next token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampled {
+    pub token: u32,
+    pub logprobs: Option<TokenLogprobs>,
+}
+
+/// Why a row has no next token. It fails that row's sequence and no other.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum SampleError {
+    #[error(
+        "the model gave a logit of {value} for token {token}; its weights or its cache are damaged"
+    )]
+    NotFinite { token: u32, value: f32 },
+    /// As `NotFinite`, where a device does not say which logit it is.
+    #[error("the model gave a logit that is not finite; its weights or its cache are damaged")]
+    SomeNotFinite,
+    #[error("logit_bias names token {token}, but the vocabulary has {vocab_size}; leave it out")]
+    UnknownToken { token: u32, vocab_size: usize },
+    #[error("every token is banned; lower min_tokens")]
+    NothingLeft,
+    /// The row's task did not run.
+    #[error("the row was not sampled")]
+    NotRun,
+}
+
+/// What became of one row.
+pub type SampleResult = Result<Sampled, SampleError>;

@@ -2,8 +2,7 @@
 //! versions of itself.
 
 use super::*;
-use crate::engine::testing::with_pending;
-use cresset_kernels::sampling::{gumbel_noise, philox4x32};
+use crate::sampling::{gumbel_noise, philox4x32};
 use std::sync::Arc;
 
 const DRAWS: u64 = 20_000;
@@ -178,7 +177,7 @@ fn drawn_slowly(logits: &[f32], params: &SamplingParams, position: u32) -> u32 {
 }
 
 fn check_truncation(logits: &[f32], top_k: u32, top_p: f32, min_p: f32) {
-    let mut race = Race::default();
+    let mut race = CandidateSet::default();
     for seed in 0..3 {
         let params = SamplingParams {
             top_p,
@@ -250,7 +249,7 @@ fn logprobs_are_those_of_the_model() {
 #[test]
 fn the_most_likely_are_ordered_by_value_then_id() {
     let check = |logits: &[f32], count, expect: &[u32]| {
-        let found = Race::default().logprobs(logits, scan(logits).max, 0, count);
+        let found = CandidateSet::default().logprobs(logits, scan(logits).max, 0, count);
         let ids: Vec<u32> = found.top.iter().map(|(id, _)| *id).collect();
         assert_eq!(ids, expect, "{logits:?}");
     };
@@ -288,7 +287,38 @@ fn a_pending_token_counts_as_one_of_the_row() {
     let before = row(SamplingParams::default(), &[3, 1], &[], &[]);
     let pending = RowSampling { pending: Some(1), ..before.clone() };
     assert_eq!([&before, &pending, &known].map(RowSampling::position), [2, 3, 3]);
-    let previous = [9, 4].map(|token| Ok(Sampled { token, logprobs: None }));
-    let found = with_pending(&pending, &previous);
-    assert_eq!((&found.tokens, found.pending, found.position()), (&known.tokens, None, 3));
+}
+
+fn sample_rows(logits: &candle_core::Tensor, rows: usize) -> Result<Vec<SampleResult>> {
+    let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+    let rows = vec![row(greedy, &[0], &[], &[]); rows];
+    RowSampler::default().sample(&Compute::new(2), logits.into(), &rows)
+}
+
+#[test]
+fn a_row_without_finite_logits_fails_alone() {
+    let logits = [[0f32, 1.0, 0.0], [0.0, f32::NAN, 0.0], [2.0, 1.0, 0.0]];
+    let logits = candle_core::Tensor::new(&logits, &candle_core::Device::Cpu).unwrap();
+    let results = sample_rows(&logits, 3).unwrap();
+    let tokens: Vec<_> =
+        results.iter().map(|result| result.as_ref().ok().map(|sampled| sampled.token)).collect();
+    assert_eq!(tokens, [Some(1), None, Some(0)]);
+    let reason = results[1].as_ref().unwrap_err();
+    assert!(reason.to_string().contains("token 1"), "{reason}");
+}
+
+#[test]
+fn logits_of_another_shape_are_refused() {
+    let check = |logits: candle_core::Tensor, expect: &str| {
+        let error = sample_rows(&logits, 2).unwrap_err();
+        assert!(error.to_string().contains(expect), "{error}");
+        assert!(matches!(error, crate::Error::Shape { .. }), "{error}");
+    };
+    let of = |shape: (usize, usize)| {
+        candle_core::Tensor::zeros(shape, candle_core::DType::F32, &candle_core::Device::Cpu)
+            .unwrap()
+    };
+    check(of((3, 3)), "9 logits of 2 rows");
+    check(of((4, 2)).t().unwrap(), "not contiguous");
+    assert_eq!(sample_rows(&of((2, 4)), 2).unwrap().len(), 2);
 }

@@ -1,0 +1,32 @@
+//! What the gated activation is given.
+
+use super::Activation;
+use crate::Result;
+use crate::operand::{Operand, distinct, is_activation};
+use crate::storage::ensure;
+
+pub(super) const OP: &str = "gated";
+
+/// `out = activation(gate) * up`.
+#[derive(Clone, Copy, Debug)]
+pub struct GatedArgs<V> {
+    pub activation: Activation,
+    /// `[n, 2 * width]` activations (f32 or, on a device, bf16): the gate first, then up.
+    pub gate_up: V,
+    pub width: usize,
+    /// `[n, width]` of the same kind; shares no memory with `gate_up`.
+    pub out: V,
+}
+
+impl<V: Operand> GatedArgs<V> {
+    pub(super) fn check(&self) -> Result<()> {
+        let &Self { gate_up, width, out, .. } = self;
+        let fits = is_activation(out.kind())
+            && gate_up.kind() == out.kind()
+            && gate_up.len() == 2 * out.len()
+            && width > 0
+            && out.len().is_multiple_of(width);
+        ensure(OP, fits, || format!("{gate_up:?} and {out:?} for a width of {width}"))?;
+        distinct(OP, out, &[gate_up])
+    }
+}

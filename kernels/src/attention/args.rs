@@ -1,0 +1,80 @@
+//! What attention is given.
+
+use super::OP;
+use crate::Result;
+use crate::operand::{Operand, distinct, is_activation};
+use crate::storage::ensure;
+
+/// Causal attention of each query over the keys of its own sequence. `S` says which queries and
+/// blocks belong to which sequence: see [`Attention::Sequences`](super::Attention::Sequences).
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionArgs<V, S> {
+    /// `[n, q_stride]` activations (f32 or, on a device, bf16): the first `heads * head_dim`
+    /// columns are Q, rotated (a fused QKV buffer may be passed as it is).
+    pub q: V,
+    pub q_stride: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    /// With bf16 one of 16, 32, 64, 80, 96, 128, 256; on a device with f32 at most 256.
+    pub head_dim: usize,
+    /// The caches that [`RopeArgs`](crate::rope::RopeArgs) describes.
+    pub k_cache: V,
+    pub v_cache: V,
+    /// Tokens of a block. On a device a power of two, at least 16; the CPU is fastest where it is a
+    /// multiple of sixteen.
+    pub block_size: usize,
+    pub sequences: S,
+    /// What the products of Q and K are multiplied with.
+    pub scale: f32,
+    /// A query at position p sees keys in (p - window, p].
+    pub window: Option<usize>,
+    /// `cap * tanh(score / cap)`.
+    pub softcap: Option<f32>,
+    /// `[n, heads * head_dim]` of the kind of `q`; shares no memory with anything else.
+    pub out: V,
+}
+
+impl<V: Operand, S> AttentionArgs<V, S> {
+    /// Returns the number of queries.
+    pub(super) fn check(&self) -> Result<usize> {
+        let &Self { q, q_stride, heads, kv_heads, head_dim, out, .. } = self;
+        ensure(
+            OP,
+            kv_heads > 0 && head_dim > 0 && heads > 0 && heads.is_multiple_of(kv_heads),
+            || format!("{heads} heads over {kv_heads} KV heads of {head_dim}"),
+        )?;
+        let width = heads * head_dim;
+        let n = out.len() / width;
+        let fits = is_activation(q.kind())
+            && out.kind() == q.kind()
+            && out.len() == n * width
+            && q_stride >= width
+            && (n == 0 || q.len() >= (n - 1) * q_stride + width);
+        ensure(OP, fits, || format!("{q:?} for {n} rows of {q_stride} and {out:?}"))?;
+        distinct(OP, out, &[q, self.k_cache, self.v_cache])?;
+        self.check_caches()?;
+        let positive =
+            self.scale > 0.0 && self.window != Some(0) && self.softcap.is_none_or(|cap| cap > 0.0);
+        ensure(OP, positive, || {
+            format!("scale {}, window {:?}, cap {:?}", self.scale, self.window, self.softcap)
+        })?;
+        Ok(n)
+    }
+
+    fn check_caches(&self) -> Result<()> {
+        let &Self { k_cache, v_cache, kv_heads, head_dim, block_size, .. } = self;
+        let block = block_size * kv_heads * head_dim;
+        let fits = block > 0
+            && k_cache.len().is_multiple_of(block)
+            && k_cache.len() == v_cache.len()
+            && k_cache.kind() == v_cache.kind();
+        ensure(OP, fits, || {
+            format!("caches {k_cache:?} and {v_cache:?} in blocks of {block_size} tokens")
+        })
+    }
+
+    /// Blocks of the caches.
+    pub(super) fn blocks(&self) -> usize {
+        self.k_cache.len() / (self.block_size * self.kv_heads * self.head_dim)
+    }
+}

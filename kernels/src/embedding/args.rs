@@ -1,0 +1,76 @@
+//! What the look-ups of rows are given.
+
+use crate::Result;
+use crate::operand::{Indices, Matrix, Operand, distinct, is_activation};
+use crate::storage::ensure;
+
+/// `out[i] = table[ids[i]] * scale`.
+#[derive(Clone, Copy, Debug)]
+pub struct GatherArgs<V: Operand> {
+    /// `[vocab_size, width]`.
+    pub table: V::Matrix,
+    /// `[n]` token ids below `vocab_size`.
+    pub ids: V::Indices,
+    /// What a device does with the ids beside looking them up. On the CPU the host does it.
+    pub device: Option<DeviceTokens<V::Indices>>,
+    /// What every value is multiplied with: 1 except in families that scale embeddings (Gemma).
+    pub scale: f32,
+    /// `[n, width]`: f32 on the CPU, of the table's kind on a device.
+    pub out: V,
+}
+
+/// Token ids that are known on the device before the host has seen them, and a record of all ids
+/// beside their K and V.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceTokens<I> {
+    /// Where the i-th value is not `u32::MAX`, it is the index into `previous` of the i-th id,
+    /// instead of `ids[i]`: `[n]`.
+    pub feedback: I,
+    /// The tokens of the step before; its length is free.
+    pub previous: I,
+    /// `[n]`: places in `history`, where the i-th id is noted.
+    pub slots: I,
+    /// Its length is free.
+    pub history: I,
+}
+
+/// `out[i] = x[rows[i]]`.
+#[derive(Clone, Copy, Debug)]
+pub struct SelectRowsArgs<V: Operand> {
+    /// `[n, width]` activations (f32 or, on a device, bf16).
+    pub x: V,
+    pub width: usize,
+    /// Row numbers below n.
+    pub rows: V::Indices,
+    /// `[rows, width]` of the same kind; shares no memory with `x`.
+    pub out: V,
+}
+
+impl<V: Operand> GatherArgs<V> {
+    pub(super) fn check(&self, op: &'static str) -> Result<()> {
+        let &Self { table, ids, device, out, .. } = self;
+        let fits = is_activation(out.kind())
+            && table.cols() > 0
+            && ids.count().is_some_and(|n| out.len() == n * table.cols());
+        ensure(op, fits, || format!("{ids:?} and {out:?} for a width of {}", table.cols()))?;
+        let device_fits =
+            device.is_none_or(|DeviceTokens { feedback, previous, slots, history }| {
+                [feedback, slots].iter().all(|words| words.count() == ids.count())
+                    && [previous, history].iter().all(|words| words.count().is_some())
+            });
+        ensure(op, device_fits, || format!("{ids:?} beside {device:?}"))
+    }
+}
+
+impl<V: Operand> SelectRowsArgs<V> {
+    pub(super) fn check(&self, op: &'static str) -> Result<()> {
+        let &Self { x, width, rows, out } = self;
+        let fits = is_activation(x.kind())
+            && out.kind() == x.kind()
+            && width > 0
+            && x.len().is_multiple_of(width)
+            && rows.count().is_some_and(|n| out.len() == n * width);
+        ensure(op, fits, || format!("{x:?}, {rows:?} and {out:?} for a width of {width}"))?;
+        distinct(op, out, &[x])
+    }
+}

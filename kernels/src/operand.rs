@@ -1,0 +1,268 @@
+//! The operands of ops, wherever they lie: ranges of values, of u32 numbers, and matrices of
+//! weights. An op's arguments are written over these traits, and checked once for the CPU and the
+//! device.
+
+use crate::Result;
+use crate::gpu::{Buffer, Gpu, Kind, View};
+use crate::linear::Weight;
+use crate::storage::{ensure, shape};
+use candle_core::{DType, Device, Tensor};
+use std::fmt::Debug;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A contiguous range of values of one kind. It is plain data: the buffer behind it must outlive
+/// the work that was given the range.
+pub trait Operand: Copy + Debug {
+    /// The u32 values that go with operands of this sort.
+    type Indices: Indices;
+    /// Matrices of weights that go with operands of this sort.
+    type Matrix: Matrix;
+
+    /// The number of values.
+    fn len(self) -> usize;
+
+    fn is_empty(self) -> bool {
+        self.len() == 0
+    }
+
+    fn kind(self) -> Kind;
+
+    /// Some of the values.
+    ///
+    /// # Panics
+    /// When `range` leaves the operand.
+    #[must_use]
+    fn slice(self, range: Range<usize>) -> Self;
+
+    /// Whether writing one of the two may change or block the other.
+    fn shares_memory(self, other: Self) -> bool;
+}
+
+/// u32 values: token ids, positions, slots, row numbers.
+pub trait Indices: Copy + Debug {
+    /// Their number; `None` where the values are not u32.
+    fn count(self) -> Option<usize>;
+}
+
+/// A weight matrix `[rows (outputs), cols (inputs)]`.
+pub trait Matrix: Copy + Debug {
+    fn rows(self) -> usize;
+    fn cols(self) -> usize;
+}
+
+/// Where the operands of a set of ops lie: in the machine's memory or on a device.
+pub trait OpMemory {
+    /// Memory that is owned. It is allocated when a model is loaded and never while it runs.
+    type Buffer: Send + Sync;
+    /// A matrix of weights that is owned.
+    type Matrix: Send + Sync;
+    type View<'a>: Operand;
+
+    /// A buffer of `len` values. Their content is unspecified.
+    fn allocate(&self, kind: Kind, len: usize) -> Result<Self::Buffer>;
+    /// A buffer of f32 values.
+    fn upload(&self, values: &[f32]) -> Result<Self::Buffer>;
+    /// All values of a buffer.
+    fn view(buffer: &Self::Buffer) -> Self::View<'_>;
+    fn matrix(matrix: &Self::Matrix) -> <Self::View<'_> as Operand>::Matrix;
+    /// Whether any of a matrix is block-quantised in memory.
+    fn is_quantised(matrix: &Self::Matrix) -> bool;
+}
+
+/// The u32 values that an op of `M` reads.
+pub type IndicesOf<'a, M> = <<M as OpMemory>::View<'a> as Operand>::Indices;
+
+/// A range of a contiguous CPU tensor.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorView<'a> {
+    pub(crate) tensor: &'a Tensor,
+    start: usize,
+    len: usize,
+}
+
+impl TensorView<'_> {
+    /// The values' place among those of the tensor.
+    pub(crate) fn range(self) -> Range<usize> {
+        self.start..self.start + self.len
+    }
+}
+
+impl<'a> From<&'a Tensor> for TensorView<'a> {
+    fn from(tensor: &'a Tensor) -> Self {
+        Self { tensor, start: 0, len: tensor.elem_count() }
+    }
+}
+
+impl<'a> Operand for TensorView<'a> {
+    type Indices = &'a [u32];
+    type Matrix = &'a Weight;
+
+    fn len(self) -> usize {
+        self.len
+    }
+
+    fn kind(self) -> Kind {
+        match self.tensor.dtype() {
+            DType::F32 => Kind::F32,
+            DType::F16 => Kind::F16,
+            DType::BF16 => Kind::Bf16,
+            DType::U32 => Kind::U32,
+            // No op of the CPU takes any other type; bytes are refused like them.
+            _ => Kind::U8,
+        }
+    }
+
+    fn slice(self, range: Range<usize>) -> Self {
+        let Range { start, end } = range;
+        assert!(start <= end && end <= self.len, "{start}..{end} of {} values", self.len);
+        Self { start: self.start + start, len: end - start, ..self }
+    }
+
+    /// True of all views of one tensor: candle locks a tensor's storage as a whole.
+    fn shares_memory(self, other: Self) -> bool {
+        let address = |view: Self| std::ptr::from_ref(&*view.tensor.storage_and_layout().0);
+        address(self) == address(other)
+    }
+}
+
+impl Indices for &[u32] {
+    fn count(self) -> Option<usize> {
+        Some(self.len())
+    }
+}
+
+impl Matrix for &Weight {
+    fn rows(self) -> usize {
+        Weight::rows(self)
+    }
+
+    fn cols(self) -> usize {
+        Weight::cols(self)
+    }
+}
+
+impl OpMemory for crate::Compute {
+    type Buffer = Tensor;
+    type Matrix = Weight;
+    type View<'a> = TensorView<'a>;
+
+    fn allocate(&self, kind: Kind, len: usize) -> Result<Tensor> {
+        let dtype = match kind {
+            Kind::F32 => DType::F32,
+            Kind::F16 => DType::F16,
+            _ => return Err(shape("allocate", format!("the CPU has no ops on {kind:?}"))),
+        };
+        Ok(Tensor::zeros(len, dtype, &Device::Cpu)?)
+    }
+
+    fn upload(&self, values: &[f32]) -> Result<Tensor> {
+        Ok(Tensor::from_slice(values, values.len(), &Device::Cpu)?)
+    }
+
+    fn view(buffer: &Tensor) -> TensorView<'_> {
+        buffer.into()
+    }
+
+    fn matrix(matrix: &Weight) -> &Weight {
+        matrix
+    }
+
+    fn is_quantised(matrix: &Weight) -> bool {
+        matrix.is_quantised()
+    }
+}
+
+impl Operand for View {
+    type Indices = View;
+    type Matrix = MatrixView;
+
+    fn len(self) -> usize {
+        View::len(self)
+    }
+
+    fn kind(self) -> Kind {
+        View::kind(self)
+    }
+
+    fn slice(self, range: Range<usize>) -> Self {
+        View::slice(self, range)
+    }
+
+    fn shares_memory(self, other: Self) -> bool {
+        let end = |view: View| view.address() + view.bytes() as u64;
+        self.address() < end(other) && other.address() < end(self)
+    }
+}
+
+impl Indices for View {
+    fn count(self) -> Option<usize> {
+        (View::kind(self) == Kind::U32).then(|| View::len(self))
+    }
+}
+
+/// A dense matrix on a device, its rows one after the other.
+#[derive(Clone, Copy, Debug)]
+pub struct MatrixView {
+    pub values: View,
+    pub rows: usize,
+    pub cols: usize,
+}
+
+impl Matrix for MatrixView {
+    fn rows(self) -> usize {
+        self.rows
+    }
+
+    fn cols(self) -> usize {
+        self.cols
+    }
+}
+
+/// A dense matrix `[rows, cols]` that owns its memory on a device.
+pub struct MatrixBuffer {
+    pub values: Buffer,
+    pub rows: usize,
+    pub cols: usize,
+}
+
+/// The ops of a device.
+pub type DeviceOps = Arc<dyn Gpu>;
+
+impl OpMemory for DeviceOps {
+    type Buffer = Buffer;
+    type Matrix = MatrixBuffer;
+    type View<'a> = View;
+
+    fn allocate(&self, kind: Kind, len: usize) -> Result<Buffer> {
+        Buffer::new(self, kind, len)
+    }
+
+    fn upload(&self, values: &[f32]) -> Result<Buffer> {
+        Buffer::from_slice(self, values)
+    }
+
+    fn view(buffer: &Buffer) -> View {
+        buffer.view()
+    }
+
+    fn matrix(matrix: &MatrixBuffer) -> MatrixView {
+        MatrixView { values: matrix.values.view(), rows: matrix.rows, cols: matrix.cols }
+    }
+
+    fn is_quantised(_: &MatrixBuffer) -> bool {
+        false
+    }
+}
+
+/// Refuses an output that shares memory with another argument: on the CPU their locks would wait
+/// for each other, and everywhere their values would mix.
+pub(crate) fn distinct<V: Operand>(op: &'static str, out: V, others: &[V]) -> Result<()> {
+    let shared = others.iter().any(|other| out.shares_memory(*other));
+    ensure(op, !shared, || "an output shares its memory with another argument".into())
+}
+
+/// Whether activations may be of this kind.
+pub(crate) fn is_activation(kind: Kind) -> bool {
+    matches!(kind, Kind::F32 | Kind::Bf16)
+}

@@ -1,0 +1,99 @@
+//! What the rotation and the write into the cache are given.
+
+use super::{OP, RopeStyle};
+use crate::Result;
+use crate::gpu::Kind;
+use crate::operand::{Indices, Operand, distinct, is_activation};
+use crate::storage::ensure;
+
+/// Q is normed and rotated in place; K is normed and rotated into the cache, which leaves its part
+/// of `qkv` unspecified; V is copied.
+#[derive(Clone, Copy, Debug)]
+pub struct RopeArgs<V: Operand> {
+    /// `[n, (heads + 2 * kv_heads) * head_dim]` activations (f32 or, on a device, bf16).
+    pub qkv: V,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    /// `[n]`: each below the number of positions in `table`.
+    pub positions: V::Indices,
+    /// `[n]`: the slot (`block * block_size + offset`) of each token in the caches. Two tokens must
+    /// not have one slot, unless what it holds is never read.
+    pub slots: V::Indices,
+    pub table: RopeTable<V>,
+    pub qk_norm: Option<QkNorm<V>>,
+    /// `blocks * block_size * kv_heads * head_dim` values; share no memory with anything else.
+    ///
+    /// On the CPU f32 or f16: K is `[blocks, kv_heads, head_dim, block_size]`, V is `[blocks,
+    /// kv_heads, block_size, head_dim]`. On a device of the kind of `qkv`: both are `[blocks,
+    /// block_size, kv_heads, head_dim]`.
+    pub k_cache: V,
+    pub v_cache: V,
+    pub block_size: usize,
+}
+
+/// The cosines and sines of all positions, each `[positions, rotary_dim / 2]` f32.
+#[derive(Clone, Copy, Debug)]
+pub struct RopeTable<V> {
+    pub cos: V,
+    pub sin: V,
+    /// Values of a head that are rotated; even.
+    pub rotary_dim: usize,
+    pub style: RopeStyle,
+}
+
+/// Weights of the per-head RMSNorm on Q and K: `[head_dim]` f32.
+#[derive(Clone, Copy, Debug)]
+pub struct QkNorm<V> {
+    pub q: V,
+    pub k: V,
+    pub eps: f32,
+}
+
+impl<V: Operand> RopeArgs<V> {
+    /// Returns the number of tokens.
+    pub(super) fn check(&self) -> Result<usize> {
+        let &Self { qkv, heads, kv_heads, head_dim, positions, slots, .. } = self;
+        let width = (heads + 2 * kv_heads) * head_dim;
+        let fits = is_activation(qkv.kind())
+            && slots.count() == positions.count()
+            && positions.count().is_some_and(|n| qkv.len() == n * width);
+        ensure(OP, fits, || {
+            format!("{qkv:?} of rows of {width} with {positions:?} and {slots:?}")
+        })?;
+        distinct(OP, qkv, &[self.k_cache, self.v_cache])?;
+        distinct(OP, self.k_cache, &[self.v_cache])?;
+        self.check_caches()?;
+        self.check_table()?;
+        let weights = self.qk_norm.map_or(vec![], |norm| vec![norm.q, norm.k]);
+        ensure(OP, weights.iter().all(|w| w.kind() == Kind::F32 && w.len() == head_dim), || {
+            format!("{weights:?} for heads of {head_dim}")
+        })?;
+        Ok(positions.count().unwrap_or(0))
+    }
+
+    fn check_caches(&self) -> Result<()> {
+        let &Self { k_cache, v_cache, kv_heads, head_dim, block_size, .. } = self;
+        let block = block_size * kv_heads * head_dim;
+        let fits = k_cache.kind() == v_cache.kind()
+            && k_cache.len() == v_cache.len()
+            && block > 0
+            && k_cache.len().is_multiple_of(block);
+        ensure(OP, fits, || {
+            format!("{k_cache:?} and {v_cache:?} for {kv_heads} heads of {head_dim}")
+        })
+    }
+
+    fn check_table(&self) -> Result<()> {
+        let RopeTable { cos, sin, rotary_dim, .. } = self.table;
+        let fits = cos.kind() == Kind::F32
+            && sin.kind() == Kind::F32
+            && sin.len() == cos.len()
+            && rotary_dim.is_multiple_of(2)
+            && rotary_dim <= self.head_dim
+            && cos.len().is_multiple_of((rotary_dim / 2).max(1));
+        ensure(OP, fits, || {
+            format!("{cos:?} and {sin:?} for {rotary_dim} of {} values", self.head_dim)
+        })
+    }
+}

@@ -1,0 +1,153 @@
+//! A model on the CPU: quantised weights stay so, and a step is computed when it is launched.
+
+mod cache;
+mod store;
+
+use crate::decoder::{Decoder, DecoderOptions, StepBatch};
+use crate::{Error, ForwardBatch, KvCache, Model, ModelConfig, ModelOptions, ModelSource, Result};
+use candle_core::{DType, Device, Tensor};
+use cresset_kernels::Compute;
+use cresset_kernels::attention::HostSequences;
+use cresset_kernels::gpu::Kind;
+use cresset_kernels::linear::Mode;
+use cresset_kernels::sampling::cpu::RowSampler;
+use cresset_kernels::sampling::{RowSampling, SampleResult};
+use store::CpuStore;
+
+pub struct CpuModel {
+    decoder: Decoder<Compute>,
+    kv: KvCache<Compute>,
+    max_tokens: usize,
+    /// `[rows, vocab_size]` f32: grows to the largest number of rows ever wanted.
+    logits: Tensor,
+    sampler: RowSampler,
+    /// The launched step's: it is computed right away.
+    results: Option<Vec<SampleResult>>,
+    weight_bytes: usize,
+}
+
+impl CpuModel {
+    /// Loads the weights and allocates as many KV blocks as `options.kv_bytes` hold.
+    pub fn load(source: &ModelSource, options: &ModelOptions) -> Result<Self> {
+        let mut store = CpuStore { dequantise: options.dequantise, bytes: 0 };
+        let max_tokens = options.max_batched_tokens;
+        let sizes = DecoderOptions {
+            kind: Kind::F32,
+            mode: Mode::Invariant,
+            max_tokens,
+            max_logits_rows: max_tokens,
+            max_context: options.max_context.unwrap_or(usize::MAX),
+        };
+        let mut decoder = Decoder::load(Compute::new(options.threads), source, &mut store, &sizes)?;
+        if decoder.is_quantised() {
+            decoder.config.kv_dtype = DType::F16;
+        }
+        let config = &decoder.config;
+        let (layout, blocks) = (config.kv_layout(), options.num_blocks(config)?);
+        Ok(Self {
+            kv: KvCache::new(&layout, blocks, options.block_size)?,
+            max_tokens,
+            logits: zeros(1, config.vocab_size)?,
+            sampler: RowSampler::default(),
+            results: None,
+            weight_bytes: store.bytes,
+            decoder,
+        })
+    }
+
+    /// Computes one step without sampling. Returns f32 logits `[batch.logits_indices.len(),
+    /// vocab_size]`, valid until the next step.
+    pub fn forward(&mut self, batch: &ForwardBatch) -> Result<Tensor> {
+        self.check(batch)?;
+        let logits = self.logits(batch.logits_indices.len())?;
+        let step = StepBatch {
+            tokens: batch.input_ids.len(),
+            logits_rows: batch.logits_indices.len(),
+            ids: &batch.input_ids[..],
+            positions: &batch.positions[..],
+            slots: &batch.slot_mapping[..],
+            selected: &batch.logits_indices[..],
+            sequences: HostSequences {
+                cu_seqlens_q: &batch.cu_seqlens_q,
+                seq_lens: &batch.seq_lens,
+                block_tables: &batch.block_tables,
+            },
+            device: None,
+        };
+        self.decoder.forward(&step, &self.kv, (&logits).into())?;
+        Ok(logits)
+    }
+
+    fn check(&self, batch: &ForwardBatch) -> Result<()> {
+        let (tokens, most) = (batch.input_ids.len(), self.max_tokens);
+        if tokens > most {
+            return Err(Error::Batch(format!("{tokens} tokens in a step of at most {most}")));
+        }
+        let (vocab_size, positions) = (self.decoder.config.vocab_size, self.decoder.positions);
+        batch
+            .check(vocab_size, positions, self.kv.block_size, self.kv.num_blocks)
+            .map_err(Error::Batch)
+    }
+
+    /// A view of `n` rows of logits.
+    fn logits(&mut self, n: usize) -> Result<Tensor> {
+        let (rows, vocab_size) = self.logits.dims2()?;
+        if n > rows {
+            self.logits = zeros(n.next_power_of_two(), vocab_size)?;
+        }
+        Ok(self.logits.narrow(0, 0, n)?)
+    }
+}
+
+fn zeros(rows: usize, vocab_size: usize) -> Result<Tensor> {
+    Ok(Tensor::zeros((rows, vocab_size), DType::F32, &Device::Cpu)?)
+}
+
+impl Model for CpuModel {
+    fn config(&self) -> &ModelConfig {
+        &self.decoder.config
+    }
+
+    fn weight_bytes(&self) -> usize {
+        self.weight_bytes
+    }
+
+    fn num_blocks(&self) -> usize {
+        self.kv.num_blocks
+    }
+
+    fn depth(&self) -> usize {
+        1
+    }
+
+    fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<()> {
+        if self.results.is_some() || !batch.feedback.is_empty() {
+            return Err(Error::Batch(
+                "a step was launched before the one before it was collected".into(),
+            ));
+        }
+        batch.check_rows(rows.len())?;
+        let logits = self.forward(batch)?;
+        self.results = Some(self.sampler.sample(&self.decoder.ops, (&logits).into(), rows)?);
+        Ok(())
+    }
+
+    fn collect(&mut self) -> Result<Vec<SampleResult>> {
+        self.results.take().ok_or_else(Error::nothing_launched)
+    }
+
+    fn recover(&mut self) -> Result<()> {
+        self.results = None;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+impl CpuModel {
+    /// The same with an empty cache of so many blocks.
+    pub(crate) fn with_blocks(mut self, blocks: usize) -> Self {
+        let (layout, block_size) = (self.decoder.config.kv_layout(), self.kv.block_size);
+        self.kv = KvCache::new(&layout, blocks, block_size).unwrap();
+        self
+    }
+}

@@ -1,0 +1,187 @@
+//! From tensors to a decoder. Weights are taken by name; a layer's own activations are allocated
+//! once its weights are found, so that a damaged config cannot ask for more memory than its files
+//! justify.
+
+use super::rope::{self, RopeBuffers};
+use super::{Activations, Decoder};
+use crate::arch::{self, ArchSpec};
+use crate::config::{RopeScaling, Sliding};
+use crate::loader::store::WeightStore;
+use crate::loader::tensors::Tensors;
+use crate::loader::{self, ModelSource};
+use crate::{ModelConfig, Result};
+use cresset_kernels::Ops;
+use cresset_kernels::gpu::Kind;
+use cresset_kernels::linear::Mode;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Divisors of the rotary frequencies, where the file has them.
+const ROPE_FACTORS: &str = "rope_freqs.weight";
+
+/// The sizes a decoder is built for.
+#[derive(Clone, Copy, Debug)]
+pub struct DecoderOptions {
+    /// The kind of the activations: f32 or, on a device, bf16.
+    pub kind: Kind,
+    pub mode: Mode,
+    /// Largest number of tokens in one step.
+    pub max_tokens: usize,
+    /// Largest number of rows of one step whose logits are computed.
+    pub max_logits_rows: usize,
+    /// Longest sequence, tokens.
+    pub max_context: usize,
+}
+
+/// What a layer is loaded from.
+pub struct LayerLoader<'l, 't, O: Ops> {
+    pub spec: &'l ArchSpec,
+    pub tensors: &'l mut Tensors<'t, O>,
+    /// The number of the layer, from 0 on.
+    pub layer: usize,
+    ops: &'l O,
+    options: DecoderOptions,
+    /// Activations that all layers use in turn, by name.
+    rows: BTreeMap<&'static str, Activations<O>>,
+    rope: Option<Arc<RopeBuffers<O>>>,
+    /// The table of the layers with a sliding window, where it is another.
+    sliding_rope: Option<Arc<RopeBuffers<O>>>,
+}
+
+impl<'l, 't, O: Ops> LayerLoader<'l, 't, O> {
+    fn new(
+        spec: &'l ArchSpec,
+        tensors: &'l mut Tensors<'t, O>,
+        ops: &'l O,
+        options: DecoderOptions,
+    ) -> Self {
+        let rows = BTreeMap::new();
+        Self { spec, tensors, layer: 0, ops, options, rows, rope: None, sliding_rope: None }
+    }
+
+    /// How the names of the layer's tensors begin.
+    pub fn prefix(&self) -> String {
+        format!("model.layers.{}.", self.layer)
+    }
+
+    /// `[max_tokens, width]` activations. Layers that ask with one name get the same memory.
+    pub fn rows(&mut self, name: &'static str, width: usize) -> Option<Activations<O>> {
+        self.activations(name, self.options.max_tokens, width)
+    }
+
+    /// `[max_logits_rows, width]` activations, for
+    /// [`LayerStep::select_rows`](super::LayerStep::select_rows).
+    pub fn selected_rows(&mut self, name: &'static str, width: usize) -> Option<Activations<O>> {
+        self.activations(name, self.options.max_logits_rows, width)
+    }
+
+    fn activations(
+        &mut self,
+        name: &'static str,
+        rows: usize,
+        width: usize,
+    ) -> Option<Activations<O>> {
+        if let Some(known) = self.rows.get(name) {
+            assert_eq!(known.width, width, "invariant: activations of one name have one width");
+            return Some(known.clone());
+        }
+        let allocated = self.ops.allocate(self.options.kind, rows * width);
+        let buffer = self.tensors.keep(name, allocated.map_err(Into::into))?;
+        let rows = Activations::new(buffer, width);
+        self.rows.insert(name, rows.clone());
+        Some(rows)
+    }
+
+    /// The layer's sliding window, if it has one.
+    pub fn sliding(&self) -> Option<&'l Sliding> {
+        self.spec.config.sliding.as_ref().filter(|sliding| sliding.layers[self.layer])
+    }
+
+    /// The RoPE table of the layer.
+    pub fn rope(&mut self) -> Option<Arc<RopeBuffers<O>>> {
+        let own = self.sliding().and_then(|sliding| sliding.rope.as_ref());
+        let cached = if own.is_some() { &mut self.sliding_rope } else { &mut self.rope };
+        if cached.is_none() {
+            let config = &self.spec.config;
+            let positions = self.options.positions(config);
+            let style = self.spec.options.rope_style;
+            let table = rope::upload(self.ops, own.unwrap_or(&config.rope), style, positions);
+            *cached = self.tensors.keep("the RoPE table", table).map(Arc::new);
+        }
+        cached.clone()
+    }
+}
+
+impl DecoderOptions {
+    fn positions(&self, config: &ModelConfig) -> usize {
+        self.max_context.min(config.max_positions)
+    }
+}
+
+impl<O: Ops> Decoder<O> {
+    /// Loads a model. Ends with an error that names every tensor left over or missing and every
+    /// config key not understood. The files are unmapped again: afterwards the weights are in
+    /// memory once.
+    pub fn load(
+        ops: O,
+        source: &ModelSource,
+        store: &mut dyn WeightStore<O>,
+        options: &DecoderOptions,
+    ) -> Result<Self> {
+        loader::read(source, store, |spec, tensors| Self::build(ops, spec, tensors, *options))
+    }
+
+    /// Takes every tensor; `None` is a problem that the tensors will tell.
+    fn build(
+        ops: O,
+        mut spec: ArchSpec,
+        t: &mut Tensors<O>,
+        options: DecoderOptions,
+    ) -> Option<Self> {
+        let ModelConfig { vocab_size, hidden_size, layers, tied_embeddings, .. } = spec.config;
+        // Older checkpoints store what is computed here, and tied ones may store the embedding
+        // twice.
+        t.ignore("rotary_emb.inv_freq");
+        if tied_embeddings {
+            t.ignore("lm_head.weight");
+        }
+        if t.has(ROPE_FACTORS) {
+            let factors = t.numbers(ROPE_FACTORS, spec.config.rope.rotary_dim / 2)?;
+            spec.config.rope.scaling = RopeScaling::Factors(factors);
+        }
+        let embedding = t.matrix("model.embed_tokens.weight", vocab_size, hidden_size);
+        let mut loader = LayerLoader::new(&spec, t, &ops, options);
+        let mut load = |layer| {
+            loader.layer = layer;
+            arch::load_layer(&mut loader)
+        };
+        let layers: Vec<_> = (0..layers).map(&mut load).collect();
+        let norm = loader.tensors.norm("model.norm.weight", hidden_size);
+        let head = if tied_embeddings {
+            Some(None)
+        } else {
+            loader.tensors.matrix("lm_head.weight", vocab_size, hidden_size).map(Some)
+        };
+        let (embedding, layers, head) =
+            (embedding?, layers.into_iter().collect::<Option<_>>()?, head?);
+        Some(Self {
+            positions: options.positions(&spec.config),
+            mode: options.mode,
+            embedding,
+            layers,
+            norm: norm?,
+            head,
+            residual: loader.rows("residual", hidden_size)?,
+            normed: loader.rows("normed", hidden_size)?,
+            sublayer_out: loader.rows("sublayer out", hidden_size)?,
+            selected: loader.selected_rows("selected residual", hidden_size)?,
+            config: spec.config,
+            ops,
+        })
+    }
+
+    /// Whether any layer has block-quantised weights behind its attention.
+    pub fn is_quantised(&self) -> bool {
+        self.layers.iter().any(|layer| layer.is_quantised())
+    }
+}

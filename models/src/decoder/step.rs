@@ -1,0 +1,182 @@
+//! One step on its way through the layers: what they read, and the activations they share.
+
+use crate::{KvCache, ModelConfig, Result};
+use cresset_kernels::Ops;
+use cresset_kernels::embedding::{DeviceTokens, SelectRowsArgs};
+use cresset_kernels::linear::{LinearArgs, Mode};
+use cresset_kernels::norm::NormArgs;
+use cresset_kernels::operand::{IndicesOf, Operand};
+use std::sync::Arc;
+
+/// What a step is given.
+pub struct StepBatch<'a, O: Ops> {
+    /// Activations of the step: its new tokens, padding included.
+    pub tokens: usize,
+    /// How many rows' logits are computed.
+    pub logits_rows: usize,
+    /// `[tokens]` each: ids, positions in their sequences, places of K and V in the cache.
+    pub ids: IndicesOf<'a, O>,
+    pub positions: IndicesOf<'a, O>,
+    pub slots: IndicesOf<'a, O>,
+    /// `[logits_rows]`: numbers of those rows.
+    pub selected: IndicesOf<'a, O>,
+    pub sequences: O::Sequences<'a>,
+    /// Ids that only the device knows, where there is a device.
+    pub device: Option<DeviceTokens<IndicesOf<'a, O>>>,
+}
+
+/// A matrix of activations, allocated once for the largest step. Clones share the memory.
+pub struct Activations<O: Ops> {
+    buffer: Arc<O::Buffer>,
+    pub width: usize,
+}
+
+impl<O: Ops> Clone for Activations<O> {
+    fn clone(&self) -> Self {
+        Self { buffer: self.buffer.clone(), width: self.width }
+    }
+}
+
+impl<O: Ops> Activations<O> {
+    pub(super) fn new(buffer: O::Buffer, width: usize) -> Self {
+        Self { buffer: Arc::new(buffer), width }
+    }
+
+    /// The first `rows` rows.
+    pub fn first(&self, rows: usize) -> O::View<'_> {
+        O::view(&self.buffer).slice(0..rows * self.width)
+    }
+}
+
+/// The residual stream and what is added to it. Every layer reads and writes it.
+pub struct Stream<'a, O: Ops> {
+    rows: usize,
+    residual: &'a Activations<O>,
+    normed: &'a Activations<O>,
+    sublayer_out: &'a Activations<O>,
+    /// Whether `sublayer_out` still has to be added to the residual stream.
+    pending: bool,
+}
+
+impl<'a, O: Ops> Stream<'a, O> {
+    pub(super) fn new(
+        rows: usize,
+        residual: &'a Activations<O>,
+        normed: &'a Activations<O>,
+        sublayer_out: &'a Activations<O>,
+    ) -> Self {
+        Self { rows, residual, normed, sublayer_out, pending: false }
+    }
+
+    /// How many rows are still computed: all tokens, and from the last attention on those alone
+    /// whose logits are wanted.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// `[rows, hidden]`
+    pub fn residual(&self) -> O::View<'a> {
+        self.residual.first(self.rows)
+    }
+
+    /// `[rows, hidden]`: the normed residual stream, which a sub-layer reads.
+    pub fn normed(&self) -> O::View<'a> {
+        self.normed.first(self.rows)
+    }
+
+    /// `[rows, hidden]`: where a sub-layer writes what [`LayerStep::add_norm`] adds to the residual
+    /// stream.
+    pub fn sublayer_out(&mut self) -> O::View<'a> {
+        self.pending = true;
+        self.sublayer_out.first(self.rows)
+    }
+}
+
+/// What a layer takes from its step.
+pub struct LayerStep<'a, O: Ops> {
+    pub ops: &'a O,
+    pub config: &'a ModelConfig,
+    pub mode: Mode,
+    pub batch: &'a StepBatch<'a, O>,
+    pub kv: &'a KvCache<O>,
+    /// The number of the layer, from 0 on.
+    pub layer: usize,
+    /// Whether it is the model's last.
+    pub is_last: bool,
+    pub(super) selected: &'a Activations<O>,
+}
+
+impl<'a, O: Ops> LayerStep<'a, O> {
+    /// Adds the sub-layer's result to the residual stream, if there is one, and norms the stream
+    /// into `x.normed()`.
+    pub fn add_norm(&self, weight: &'a O::Buffer, x: &mut Stream<'a, O>) -> Result<()> {
+        let delta = x.pending.then(|| x.sublayer_out.first(x.rows));
+        x.pending = false;
+        self.norm(x.residual(), delta, weight, x.normed())
+    }
+
+    /// Norms the sub-layer's result before it is added to the residual stream; `x.normed()` is
+    /// lost.
+    pub fn norm_sublayer_out(&self, weight: &'a O::Buffer, x: &mut Stream<'a, O>) -> Result<()> {
+        self.norm(x.sublayer_out.first(x.rows), None, weight, x.normed())?;
+        std::mem::swap(&mut x.sublayer_out, &mut x.normed);
+        Ok(())
+    }
+
+    fn norm(
+        &self,
+        x: O::View<'a>,
+        delta: Option<O::View<'a>>,
+        weight: &'a O::Buffer,
+        out: O::View<'a>,
+    ) -> Result<()> {
+        let (weight, eps) = (O::view(weight), self.config.rms_norm_eps);
+        Ok(self.ops.norm(&NormArgs { x, delta, weight, eps, out })?)
+    }
+
+    /// `out = x · wᵀ (+ bias)`.
+    pub fn linear(
+        &self,
+        w: &'a O::Matrix,
+        bias: Option<&'a O::Buffer>,
+        x: O::View<'a>,
+        out: O::View<'a>,
+    ) -> Result<()> {
+        let (w, bias, mode) = (O::matrix(w), bias.map(O::view), self.mode);
+        Ok(self.ops.linear(&LinearArgs { x, w, bias, out, mode })?)
+    }
+
+    /// In the last layer, goes on with the rows alone whose logits are wanted: the residual stream
+    /// and `x`'s other state, `from`, which `to` has room for. Returns where that state is now.
+    pub fn select_rows(
+        &self,
+        x: &mut Stream<'a, O>,
+        from: &'a Activations<O>,
+        to: &'a Activations<O>,
+    ) -> Result<&'a Activations<O>> {
+        let rows = self.batch.logits_rows;
+        if !self.is_last || rows == x.rows {
+            return Ok(from);
+        }
+        self.select(x.residual.first(x.rows), self.selected, rows)?;
+        self.select(from.first(x.rows), to, rows)?;
+        (x.residual, x.rows) = (self.selected, rows);
+        Ok(to)
+    }
+
+    /// In the last layer of a step without logits, no row is computed any further. Returns whether
+    /// that is so.
+    pub fn ends_here(&self, x: &mut Stream<'a, O>) -> bool {
+        let ends = self.is_last && self.batch.logits_rows == 0;
+        if ends {
+            x.rows = 0;
+        }
+        ends
+    }
+
+    fn select(&self, x: O::View<'a>, to: &'a Activations<O>, rows: usize) -> Result<()> {
+        let args =
+            SelectRowsArgs { x, width: to.width, rows: self.batch.selected, out: to.first(rows) };
+        Ok(self.ops.select_rows(&args)?)
+    }
+}

@@ -1,0 +1,67 @@
+//! How a model is loaded and run. One struct, whatever computes it.
+
+use crate::{ModelConfig, Result};
+use cresset_kernels::DeviceOps;
+
+#[derive(Clone)]
+pub struct ModelOptions {
+    /// The GPU that computes it. `None`: the CPU.
+    pub gpu: Option<DeviceOps>,
+    /// Worker threads, the engine's own included: they compute on the CPU, and convert the weights
+    /// for a GPU.
+    pub threads: usize,
+    /// Turns every weight into f32 at load: the exact reference mode. On a GPU, activations and
+    /// cache are f32 then too, and bf16 otherwise.
+    pub dequantise: bool,
+    /// On a GPU: each row has the same bits whatever runs beside it. The CPU always does so.
+    pub deterministic: bool,
+    /// Bytes for the KV cache in the machine's own memory. A GPU's cache has a share of its own.
+    pub kv_bytes: usize,
+    /// The part of a GPU's memory that the model may take, 0 to 1. The rest is for recorded steps
+    /// and the driver.
+    pub gpu_memory_share: f64,
+    /// Largest number of rows whose steps are recorded on a GPU. 0 records none.
+    pub gpu_graph_rows: usize,
+    /// Tokens of a block of the KV cache.
+    pub block_size: usize,
+    /// Largest number of tokens in one step.
+    pub max_batched_tokens: usize,
+    /// Largest number of sequences in one step.
+    pub max_rows: usize,
+    /// Longest sequence, tokens; `None` is what the model allows.
+    pub max_context: Option<usize>,
+}
+
+impl Default for ModelOptions {
+    /// One thread of the CPU, and steps of moderate sizes.
+    fn default() -> Self {
+        Self {
+            gpu: None,
+            threads: 1,
+            dequantise: false,
+            deterministic: false,
+            kv_bytes: 1 << 30,
+            gpu_memory_share: 0.9,
+            gpu_graph_rows: 0,
+            block_size: 16,
+            max_batched_tokens: 512,
+            max_rows: 64,
+            max_context: None,
+        }
+    }
+}
+
+impl ModelOptions {
+    /// Blocks of the KV cache that `kv_bytes` hold.
+    pub(crate) fn num_blocks(&self, config: &ModelConfig) -> Result<usize> {
+        let block_bytes = config.kv_layout().block_bytes(self.block_size);
+        match self.kv_bytes / block_bytes {
+            0 => Err(crate::Error::OutOfMemory(format!(
+                "the KV cache may take {} bytes, but one block of {} tokens takes {block_bytes}; \
+                 allow more",
+                self.kv_bytes, self.block_size
+            ))),
+            blocks => Ok(blocks),
+        }
+    }
+}
