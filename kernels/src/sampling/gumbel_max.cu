@@ -94,14 +94,14 @@ DEVICE void gumbel_max(const Args& args) {
 }  // namespace
 
 KERNEL __launch_bounds__(256)
-    sampling_tally_f32(float* logits, uint32_t vocab, const uint32_t* params, uint32_t params_len,
-        uint32_t rows, unsigned char* workspace, uint32_t row_bytes) {
+    sampling_histogram_f32(float* logits, uint32_t vocab, const uint32_t* params,
+        uint32_t params_len, uint32_t rows, unsigned char* workspace, uint32_t row_bytes) {
     histogram({logits, vocab, params, params_len, rows, workspace, row_bytes, blockIdx.y});
 }
-EXPORT(sampling_tally_f32)
+EXPORT(sampling_histogram_f32)
 KERNEL __launch_bounds__(256)
-    sampling_race_f32(float* logits, uint32_t vocab, const uint32_t* params, uint32_t params_len,
-        uint32_t rows, unsigned char* workspace, uint32_t row_bytes) {
+    sampling_gumbel_max_f32(float* logits, uint32_t vocab, const uint32_t* params,
+        uint32_t params_len, uint32_t rows, unsigned char* workspace, uint32_t row_bytes) {
     gumbel_max({logits, vocab, params, params_len, rows, workspace, row_bytes, blockIdx.y});
 }
-EXPORT(sampling_race_f32)
+EXPORT(sampling_gumbel_max_f32)
