@@ -60,6 +60,4 @@ impl Runner for ModelRunner {
 }
 
 #[cfg(test)]
-mod device_tests;
-#[cfg(test)]
 mod tests;

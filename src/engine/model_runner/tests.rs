@@ -3,6 +3,8 @@
 use super::*;
 use cresset_models::testing::{tiny_llama_gguf, vocab_size};
 
+mod device;
+
 fn options(kv_bytes: usize, max_context: Option<usize>) -> ModelOptions {
     ModelOptions {
         threads: 1,

@@ -25,24 +25,7 @@ pub const PERCENTILE: &[&str] = &[];
 pub const LARGE_FILES: &[&str] = &[];
 
 /// Type names that are defined in more than one file.
-<<<<<<< HEAD
-pub const TYPE_NAMES: &[&str] = &[
-    "Decoder",
-    "Entry",
-    "Keys",
-    "KvCache",
-    "Lane",
-    "Options",
-    "Outcome",
-    "QkNorm",
-    "Refusal",
-    "Step",
-    "Store",
-    "Workspace",
-];
-=======
-pub const TYPE_NAMES: &[&str] = &["Delta", "Members", "Model", "Refusal"];
->>>>>>> 375c19c (models: one decoder, one Model trait, one struct of options)
+pub const TYPE_NAMES: &[&str] = &[];
 
 /// Metrics that no document explains.
 pub const METRICS: &[&str] = &[];

@@ -1,7 +1,7 @@
 //! The whole engine over a GPU (the emulator, where there is none): against the CPU, and against
 //! itself in any company.
 
-use super::*;
+use crate::engine::model_runner::*;
 use crate::engine::tests::{collect, request, wait_for};
 use crate::engine::{
     EngineHandle, EngineOptions, GenerateRequest, SequenceEvent, StopCause, TokenLogprobs,
