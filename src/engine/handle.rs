@@ -16,8 +16,8 @@ pub use super::queue_limits::Refused;
 pub use super::scheduler::EngineOptions;
 pub use super::sequence::{Finished, GenerateRequest, SequenceId, StopCause};
 
-/// What a sequence tells its reader, in this order: `Started` at most once, a `Token` for each
-/// token, and `Finished`.
+/// One event of a sequence. Its reader gets them in this order: `Started` at most once, a `Token`
+/// for each token, and `Finished`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SequenceEvent {
     /// The first chunk of the prompt was scheduled.

@@ -1,6 +1,6 @@
-//! What the handles and the engine thread share: requests and stops go in, load and statistics come
-//! out. The lock is never held during a step, so no caller waits for one. What it guards is bounded
-//! by `max_rows + max_waiting` sequences.
+//! The state that handles and the engine thread share: requests and stops go in, load and
+//! statistics come out. The lock is never held during a step, so no caller waits for one. What it
+//! guards is bounded by `max_rows + max_waiting` sequences.
 
 use super::error::EngineError;
 use super::handle::{EngineStats, SequenceEvent};
@@ -19,7 +19,7 @@ pub struct Submission {
     pub events: Sender<SequenceEvent>,
 }
 
-/// What came in since the engine last took commands.
+/// The commands that came in since the engine last took some.
 #[derive(Default)]
 pub struct Commands {
     pub submitted: Vec<(SequenceId, Submission)>,

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 /// How far back a rate looks: long enough to be calm, short enough to follow the load.
 const WINDOW: Duration = Duration::from_secs(5);
-/// What one count covers, so that a window has 20 of them at most.
+/// The time that one count covers. A window has 20 of them at most.
 const BUCKET: Duration = Duration::from_millis(250);
 
 /// Events per second over the last 5 seconds, idle time included.

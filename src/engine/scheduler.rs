@@ -42,7 +42,7 @@ pub struct EngineOptions {
     pub max_context: usize,
 }
 
-/// What one step computes.
+/// The rows that one step computes, and the sequences that it starts and preempts.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct ScheduledStep {
     pub rows: Vec<StepRow>,

@@ -19,8 +19,8 @@ pub struct GenerateRequest {
     pub account: AccountId,
     /// The priority of the account's plan: higher ones are served first.
     pub priority: u8,
-    /// At least one token. The sequence goes on with this very list: its output is appended to it,
-    /// in place if nobody else holds it by then.
+    /// At least one token. The sequence takes this list over and appends its output to it, without
+    /// a copy if the caller has dropped its own reference by then.
     pub prompt: Arc<Vec<u32>>,
     pub sampling: SamplingParams,
     /// Most tokens to produce, at least 1.
@@ -85,7 +85,7 @@ pub enum SequenceState {
 #[derive(Debug)]
 pub struct Sequence {
     pub id: SequenceId,
-    /// What was asked for. Its prompt has become the beginning of `tokens`.
+    /// The request, without its prompt: that has become the beginning of `tokens`.
     pub request: GenerateRequest,
     prompt_len: usize,
     /// Prompt and output so far. The runner shares it during a launch only, so appending to it
