@@ -32,14 +32,14 @@ enum Severity {
 
 /// The result of one check. A result that is not good comes with a remedy.
 #[derive(Debug, Serialize)]
-struct DoctorFinding {
+struct Finding {
     check: &'static str,
     verdict: Severity,
     detail: String,
     remedy: Option<String>,
 }
 
-impl DoctorFinding {
+impl Finding {
     fn good(check: &'static str, detail: impl Into<String>) -> Self {
         Self { check, verdict: Severity::Good, detail: detail.into(), remedy: None }
     }
@@ -67,22 +67,20 @@ pub async fn run(globals: &Globals) -> CommandResult {
     if ok { Ok(()) } else { Err(CommandError::Negative) }
 }
 
-async fn examine(globals: &Globals) -> CommandResult<Vec<DoctorFinding>> {
+async fn examine(globals: &Globals) -> CommandResult<Vec<Finding>> {
     let dir = data_dir(globals)?;
     let mut findings = vec![processor(), memory(), disk(&dir)];
     match load_config(globals, &dir, &[]) {
         Err(failure) => {
-            findings.push(DoctorFinding::wrong(
+            findings.push(Finding::wrong(
                 "configuration",
                 failure.to_string(),
                 "correct it; see `cresset config schema`",
             ));
         }
         Ok(loaded) => {
-            findings.push(DoctorFinding::good(
-                "configuration",
-                format!("{} keys set", loaded.origins.len()),
-            ));
+            findings
+                .push(Finding::good("configuration", format!("{} keys set", loaded.origins.len())));
             let context = Context::new(dir, loaded.config, Output { json: globals.json });
             findings.extend(gpu(&context));
             findings.push(fetching(&context.config));
@@ -92,17 +90,17 @@ async fn examine(globals: &Globals) -> CommandResult<Vec<DoctorFinding>> {
     Ok(findings)
 }
 
-fn processor() -> DoctorFinding {
+fn processor() -> Finding {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let detail = format!("{} with {cores} cores, {}", std::env::consts::ARCH, vector_unit());
     if vector_unit() == SCALAR {
-        return DoctorFinding::warning(
+        return Finding::warning(
             "processor",
             detail,
             "models run, but slowly: use a machine with AVX2 or AVX-512",
         );
     }
-    DoctorFinding::good("processor", detail)
+    Finding::good("processor", detail)
 }
 
 const SCALAR: &str = "no vector unit this build uses";
@@ -123,23 +121,19 @@ fn vector_unit() -> &'static str {
     SCALAR
 }
 
-fn memory() -> DoctorFinding {
+fn memory() -> Finding {
     let Some(available) = available_memory() else {
-        return DoctorFinding::warning(
-            "memory",
-            "cannot be read here",
-            "see that 1 GiB or more is free",
-        );
+        return Finding::warning("memory", "cannot be read here", "see that 1 GiB or more is free");
     };
     let detail = format!("{} available", text::mebibytes(available));
     if available < LOW_MEMORY {
-        return DoctorFinding::warning(
+        return Finding::warning(
             "memory",
             detail,
             "free some, or lower engine.kv_mib in the configuration",
         );
     }
-    DoctorFinding::good("memory", detail)
+    Finding::good("memory", detail)
 }
 
 fn available_memory() -> Option<u64> {
@@ -149,10 +143,10 @@ fn available_memory() -> Option<u64> {
     Some(kibibytes * 1024)
 }
 
-fn disk(data_dir: &Path) -> DoctorFinding {
+fn disk(data_dir: &Path) -> Finding {
     let existing = data_dir.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
     match rustix::fs::statvfs(existing) {
-        Err(error) => DoctorFinding::warning(
+        Err(error) => Finding::warning(
             "disk",
             format!("{}: {error}", existing.display()),
             "check the file system",
@@ -161,30 +155,30 @@ fn disk(data_dir: &Path) -> DoctorFinding {
             let free = found.f_bavail * found.f_frsize;
             let detail = format!("{} free at {}", text::mebibytes(free), existing.display());
             if free < LOW_DISK {
-                return DoctorFinding::warning(
+                return Finding::warning(
                     "disk",
                     detail,
                     "free some space, or move the data folder with --data-dir",
                 );
             }
-            DoctorFinding::good("disk", detail)
+            Finding::good("disk", detail)
         }
     }
 }
 
 /// Whether models run on a GPU; `None` when none is expected.
-fn gpu(context: &Context) -> Option<DoctorFinding> {
+fn gpu(context: &Context) -> Option<Finding> {
     let device = match context.assembly() {
         Ok(assembly) => &assembly.device,
         Err(CommandError::Said { what, remedy }) => {
-            return Some(DoctorFinding::wrong("gpu", what, remedy.unwrap_or_default()));
+            return Some(Finding::wrong("gpu", what, remedy.unwrap_or_default()));
         }
         Err(_) => return None,
     };
     let detail = format!("models run {}", device.sentence()?);
     Some(match device {
-        ComputeDevice::Gpu { .. } => DoctorFinding::good("gpu", detail),
-        ComputeDevice::Cpu { .. } => DoctorFinding::warning(
+        ComputeDevice::Gpu { .. } => Finding::good("gpu", detail),
+        ComputeDevice::Cpu { .. } => Finding::warning(
             "gpu",
             detail,
             "as said; or set engine.device to \"cpu\" if this machine is to have none",
@@ -193,15 +187,15 @@ fn gpu(context: &Context) -> Option<DoctorFinding> {
 }
 
 /// Whether pip is here: `models pull` and `quickstart` need it if they cannot reach the model hub.
-fn fetching(config: &Config) -> DoctorFinding {
+fn fetching(config: &Config) -> Finding {
     let python = config.hub.python.display().to_string();
     let found =
         std::process::Command::new(&config.hub.python).args(["-m", "pip", "--version"]).output();
     match found {
         Ok(output) if output.status.success() => {
-            DoctorFinding::good("fetching", format!("{python} with pip"))
+            Finding::good("fetching", format!("{python} with pip"))
         }
-        _ => DoctorFinding::warning(
+        _ => Finding::warning(
             "fetching",
             format!("{python} has no pip: releases come from the model hub only"),
             "install python3-pip, or set hub.python",
@@ -210,11 +204,11 @@ fn fetching(config: &Config) -> DoctorFinding {
 }
 
 /// The ledger, the node and its models, or the ports that a node would take.
-async fn folder(context: &Context) -> Vec<DoctorFinding> {
+async fn folder(context: &Context) -> Vec<Finding> {
     let shown = context.data_dir.display();
     if !Store::exists(&StoreConfig::folder(&context.data_dir)) {
         return vec![
-            DoctorFinding::warning(
+            Finding::warning(
                 "ledger",
                 format!("there is none in {shown}"),
                 "cresset init (or cresset quickstart)",
@@ -234,28 +228,27 @@ async fn folder(context: &Context) -> Vec<DoctorFinding> {
     findings
 }
 
-async fn ledger(context: &Context) -> DoctorFinding {
+async fn ledger(context: &Context) -> Finding {
     let restore = "cresset ledger audit, then cresset ledger restore FILE";
     match super::ledger::report(context).await {
-        Err(failure) => DoctorFinding::wrong("ledger", failure.to_string(), restore),
-        Ok(report) if report["ok"] == true => DoctorFinding::good(
+        Err(failure) => Finding::wrong("ledger", failure.to_string(), restore),
+        Ok(report) if report["ok"] == true => Finding::good(
             "ledger",
             format!("{} entries, every invariant holds", report["checked"]["entries"]),
         ),
         Ok(report) => {
             let violations = report["violations"].as_array().map_or(0, Vec::len);
-            DoctorFinding::wrong("ledger", format!("{violations} invariants are violated"), restore)
+            Finding::wrong("ledger", format!("{violations} invariants are violated"), restore)
         }
     }
 }
 
-fn node(status: &Value) -> DoctorFinding {
+fn node(status: &Value) -> Finding {
     match status["reason"].as_str() {
-        None => DoctorFinding::good(
-            "node",
-            format!("ready on {}", status["listen"].as_str().unwrap_or("-")),
-        ),
-        Some(reason) => DoctorFinding::wrong("node", reason, "cresset status"),
+        None => {
+            Finding::good("node", format!("ready on {}", status["listen"].as_str().unwrap_or("-")))
+        }
+        Some(reason) => Finding::wrong("node", reason, "cresset status"),
     }
 }
 
@@ -265,26 +258,26 @@ fn servable(context: &Context) -> CommandResult<Vec<QualifiedModel>> {
     Ok(servable.models)
 }
 
-fn models(context: &Context) -> DoctorFinding {
+fn models(context: &Context) -> Finding {
     match servable(context) {
         Ok(models) => {
             let names: Vec<&str> =
                 models.iter().map(|model| model.manifest().name.as_str()).collect();
-            DoctorFinding::good("models", format!("qualified: {}", names.join(", ")))
+            Finding::good("models", format!("qualified: {}", names.join(", ")))
         }
-        Err(CommandError::Said { what, remedy }) => DoctorFinding::warning(
+        Err(CommandError::Said { what, remedy }) => Finding::warning(
             "models",
             what,
             remedy.unwrap_or_else(|| "cresset quickstart".to_owned()),
         ),
-        Err(failure) => DoctorFinding::wrong("models", failure.to_string(), "cresset models list"),
+        Err(failure) => Finding::wrong("models", failure.to_string(), "cresset models list"),
     }
 }
 
-fn port(check: &'static str, address: SocketAddr) -> DoctorFinding {
+fn port(check: &'static str, address: SocketAddr) -> Finding {
     match TcpListener::bind(address) {
-        Ok(_) => DoctorFinding::good(check, format!("{address} is free")),
-        Err(error) => DoctorFinding::wrong(
+        Ok(_) => Finding::good(check, format!("{address} is free")),
+        Err(error) => Finding::wrong(
             check,
             format!("{address}: {error}"),
             "stop what uses it, or set another under [listen]",

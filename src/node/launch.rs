@@ -7,7 +7,6 @@ use super::models::cannot_load;
 use super::{Assembly, NodeError, ledger};
 use crate::catalogue::QualifiedModel;
 use crate::clock::SystemClock;
-use crate::config::ListenSettings;
 use crate::ids::ModelId;
 use crate::request::Services;
 use crate::server;
@@ -42,25 +41,6 @@ pub enum StartEvent {
 
 /// Receives the events of a start, in order.
 type Watcher<'a> = &'a mut dyn FnMut(StartEvent);
-
-/// Both listeners, bound before anything slow starts.
-struct Ports {
-    public: TcpListener,
-    operator: TcpListener,
-}
-
-impl Ports {
-    async fn bind(
-        listen: &ListenSettings,
-        fallback: PortFallback,
-        watcher: Watcher<'_>,
-    ) -> Result<Self, NodeError> {
-        raise_file_limit();
-        let public = bind(listen.public, "--listen", fallback, watcher).await?;
-        let operator = bind(listen.operator, "--operator", fallback, watcher).await?;
-        Ok(Self { public, operator })
-    }
-}
 
 /// Many systems let a process have 1 024 files open until it asks for more: fewer than the
 /// connections a node may have.
@@ -108,20 +88,24 @@ impl Assembly {
         pinned: &[String],
         watcher: Watcher<'_>,
     ) -> Result<RunningNode, NodeError> {
-        let ports = Ports::bind(&self.config.listen, fallback, watcher).await?;
+        // Both listeners are bound before anything slow starts.
+        raise_file_limit();
+        let listen = &self.config.listen;
+        let public = bind(listen.public, "--listen", fallback, watcher).await?;
+        let operator = bind(listen.operator, "--operator", fallback, watcher).await?;
         let store = ledger::open(&self.data_dir, &self.config)?;
         let servable = self.servable(pinned)?;
         let refused = servable.refused.iter().map(|why| format!("not served: {why}"));
         let device = self.device.sentence().map(|place| format!("models run {place}"));
         refused.chain(device).for_each(|text| watcher(StartEvent::Note(text)));
         let node = Services::new(self.config.clone(), store, Arc::new(SystemClock));
-        let public = ports.public.local_addr().map_err(NodeError::new)?;
-        let mut running = RunningNode::open(node, &self.data_dir, public, ports.operator)?;
+        let address = public.local_addr().map_err(NodeError::new)?;
+        let mut running = RunningNode::open(node, &self.data_dir, address, operator)?;
         let node = running.live.node.clone();
         let offered = self.offer(&node, servable.models, pinned.len(), watcher).await?;
         let mut failed = None;
-        for OfferedModel { id, name, pinned: stays } in offered {
-            if stays {
+        for (index, (id, name)) in offered.into_iter().enumerate() {
+            if index < pinned.len() {
                 preload(&node, id, &name, watcher).await?;
             } else if pinned.is_empty() && node.pool.has_room(id) {
                 failed = preload(&node, id, &name, watcher).await.err().or(failed);
@@ -130,19 +114,19 @@ impl Assembly {
         if let Some(why) = failed.filter(|_| !node.pool.is_ready()) {
             return Err(why);
         }
-        running.accept_clients(ports.public);
+        running.accept_clients(public);
         Ok(running)
     }
 
     /// Makes the models known to the node's pool, the first `pinned` ones for good. One of the
-    /// others that can never be loaded is left out.
+    /// others that can never be loaded is left out. Returns the offered ones in the same order.
     async fn offer(
         &self,
         node: &Services,
         models: Vec<QualifiedModel>,
         pinned: usize,
         watcher: Watcher<'_>,
-    ) -> Result<Vec<OfferedModel>, NodeError> {
+    ) -> Result<Vec<(ModelId, String)>, NodeError> {
         let mut offered = Vec::new();
         for (index, model) in models.into_iter().enumerate() {
             let pinned = index < pinned;
@@ -153,7 +137,7 @@ impl Assembly {
             let served =
                 reading.await.map_err(NodeError::new)?.map_err(|why| cannot_load(&name, why))?;
             match node.pool.offer(served, bytes, pinned) {
-                Ok(()) => offered.push(OfferedModel { id, name, pinned }),
+                Ok(()) => offered.push((id, name)),
                 Err(why) if pinned => {
                     return Err(NodeError::new(format!("{name} cannot stay loaded: {why}")));
                 }
@@ -166,12 +150,6 @@ impl Assembly {
         }
         Ok(offered)
     }
-}
-
-struct OfferedModel {
-    id: ModelId,
-    name: String,
-    pinned: bool,
 }
 
 async fn preload(

@@ -9,6 +9,7 @@ use crate::clock::{Clock, SystemClock};
 use cresset_qualification::{
     Goldens, HostIdentity, Record, ServingSettings, Suite, SuiteProgress, SuiteScope,
 };
+use std::collections::BTreeMap;
 
 /// The qualified models of a data folder.
 pub struct Servable {
@@ -108,30 +109,20 @@ impl Assembly {
         suite: Suite,
         progress: &mut dyn FnMut(SuiteProgress),
     ) -> Result<Record, NodeError> {
-        let source = self.catalogue().source(manifest).map_err(NodeError::new)?;
-        let model = self.load(&source).map_err(|why| cannot_load(&manifest.name, why))?;
-        let engine = model.engine.clone();
-        let record = self.qualify_loaded(manifest, suite, model, progress);
-        engine.shutdown();
-        record
-    }
-
-    fn qualify_loaded(
-        &self,
-        manifest: &Manifest,
-        suite: Suite,
-        UnqualifiedModel { text, engine }: UnqualifiedModel,
-        progress: &mut dyn FnMut(SuiteProgress),
-    ) -> Result<Record, NodeError> {
         let catalogue = self.catalogue();
-        let identity = catalogue.identity(manifest, &self.host());
+        let source = catalogue.source(manifest).map_err(NodeError::new)?;
         let digests = catalogue.digests(manifest).map_err(NodeError::new)?;
-        let mut subject = EngineSubject::new(engine, text, digests);
+        let UnqualifiedModel { text, engine } =
+            self.load(&source).map_err(|why| cannot_load(&manifest.name, why))?;
+        let identity = catalogue.identity(manifest, &self.host());
+        let goldens = Goldens::of_files(&identity.release.files);
+        let mut subject =
+            EngineSubject { engine: engine.clone(), text, digests, tenants: BTreeMap::new() };
         let scope =
             SuiteScope::new(suite, self.config.qualification.quick_context_tokens, &subject);
-        let goldens = Goldens::of_files(&identity.release.files);
         let record =
             cresset_qualification::run(&mut subject, identity, goldens.as_ref(), scope, progress);
+        engine.shutdown();
         catalogue.save_record(&record).map_err(NodeError::new)?;
         Ok(record)
     }

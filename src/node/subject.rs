@@ -17,22 +17,12 @@ use tokio::sync::mpsc::Receiver;
 
 /// An engine of this process and its text side.
 pub(super) struct EngineSubject {
-    engine: EngineHandle,
-    text: Arc<TextModel>,
-    digests: BTreeMap<String, String>,
+    pub engine: EngineHandle,
+    pub text: Arc<TextModel>,
+    /// Digests of the release's files, by name.
+    pub digests: BTreeMap<String, String>,
     /// Accounts made up for this run, by the suite's tenant number: prefix caches are per account.
-    tenants: BTreeMap<u32, AccountId>,
-}
-
-impl EngineSubject {
-    /// `digests` are those of the release's files, by name.
-    pub fn new(
-        engine: EngineHandle,
-        text: Arc<TextModel>,
-        digests: BTreeMap<String, String>,
-    ) -> Self {
-        Self { engine, text, digests, tenants: BTreeMap::new() }
-    }
+    pub tenants: BTreeMap<u32, AccountId>,
 }
 
 impl Subject for EngineSubject {
@@ -298,8 +288,8 @@ mod tests {
         // The other checks compare with a reference, which a random model does not have.
         for check in ALL.iter().filter(|check| !check.id.ends_with("goldens")) {
             for &fault in planted_for(check.id) {
-                let subject =
-                    EngineSubject::new(engine.clone(), Arc::clone(&text), digests.clone());
+                let (engine, text, digests) = (engine.clone(), Arc::clone(&text), digests.clone());
+                let subject = EngineSubject { engine, text, digests, tenants: BTreeMap::new() };
                 let mut faulty = Faulty::new(subject, fault);
                 let tokens = assembly.config.qualification.quick_context_tokens;
                 let scope = SuiteScope::new(Suite::Quick, tokens, &faulty);

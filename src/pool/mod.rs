@@ -375,3 +375,6 @@ fn too_large(bytes: u64, budget: u64) -> EngineError {
         mib(budget)
     ))
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,148 @@
+//! The pool with scripted engines in place of models.
+
+use super::*;
+use crate::catalogue::{Catalogue, describe_host};
+use crate::clock::{Clock, SystemClock};
+use crate::engine::testing::ScriptedRunner;
+use crate::engine::{EngineOptions, SamplingParams, SequenceEvent};
+use crate::ids::AccountId;
+use cresset_models::testing::TinyLlama;
+use cresset_qualification::record::POLICY_VERSION;
+use cresset_qualification::{Record, ServingSettings, Verdict};
+use std::path::Path;
+use tokio::sync::mpsc::Receiver;
+
+const BUDGET: u64 = 10;
+const BYTES: u64 = 6;
+
+/// A tiny model with a record that says it is qualified here.
+fn qualified(folder: &Path, seed: u64) -> QualifiedModel {
+    let name = format!("tiny-{seed}");
+    let file = folder.join(format!("{name}.gguf"));
+    let gguf = TinyLlama { seed, ..TinyLlama::default() }.gguf();
+    std::fs::write(&file, gguf.to_bytes()).unwrap();
+    let catalogue = Catalogue::new(folder);
+    let manifest = catalogue.add(&file, Some(&name), &mut |_| {}).unwrap();
+    let settings = ServingSettings {
+        dtype: "f32".into(),
+        kv_dtype: "f32".into(),
+        dequantise: false,
+        block_size: 16,
+        max_batched_tokens: 64,
+        max_rows: 4,
+        max_context: 0,
+    };
+    let host = describe_host(None, 1, settings);
+    let now = SystemClock.now();
+    let record = Record {
+        id: uuid::Uuid::now_v7(),
+        policy_version: POLICY_VERSION,
+        suite: "quick".into(),
+        identity: catalogue.identity(&manifest, &host),
+        started_at: now.seconds(),
+        finished_at: now.seconds(),
+        verdict: Verdict::Qualified,
+        notes: Vec::new(),
+        qualified_context_tokens: 64,
+        checks: Vec::new(),
+    };
+    catalogue.save_record(&record).unwrap();
+    catalogue.qualified(&manifest, &host, 90, now).unwrap()
+}
+
+fn engine() -> Result<LoadedEngine, EngineError> {
+    let options = EngineOptions {
+        max_batched_tokens: 64,
+        max_rows: 4,
+        max_waiting: 4,
+        block_size: 16,
+        num_blocks: 64,
+        max_context: 64,
+    };
+    let runner = Box::new(ScriptedRunner::repeating(vec![5]));
+    Ok(LoadedEngine { engine: EngineHandle::start(runner, options), bytes: BYTES })
+}
+
+/// A pool with models that `load` loads; each takes more than half of the budget.
+fn pool(
+    folder: &Path,
+    models: u64,
+    load: fn() -> Result<LoadedEngine, EngineError>,
+) -> (Arc<ModelPool>, Vec<ModelId>) {
+    let settings =
+        EngineSettings { max_waiting: 1, model_wait_seconds: 60, ..EngineSettings::default() };
+    let pool = ModelPool::new(&settings, BUDGET);
+    let offer = |seed| {
+        let qualified = qualified(folder, seed);
+        let (id, text) = (qualified.id(), TextModel::load(qualified.source()).unwrap());
+        let load = Box::new(load);
+        let model = ServedModel { qualified, text: Arc::new(text), max_context: 64, load };
+        pool.offer(model, BYTES, false).unwrap();
+        id
+    };
+    let ids = (0..models).map(offer).collect();
+    (pool, ids)
+}
+
+fn request(max_tokens: u32) -> GenerateRequest {
+    GenerateRequest {
+        account: AccountId::generate(),
+        priority: 0,
+        prompt: Arc::new(vec![1, 2, 3]),
+        sampling: SamplingParams::default(),
+        max_tokens,
+        min_tokens: 0,
+        eos_ids: [].into(),
+        deadline: None,
+    }
+}
+
+/// Completion tokens of a request that runs to its end.
+async fn completed(mut events: Receiver<SequenceEvent>) -> u32 {
+    loop {
+        if let SequenceEvent::Finished(finished) = events.recv().await.unwrap() {
+            return finished.completion_tokens;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_dropped_outside_the_runtime_makes_room_for_the_next_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let (pool, ids) = pool(folder.path(), 2, engine);
+    pool.preload(ids[0]).await.unwrap();
+    let (running, events) = pool.submit(ids[0], request(1)).unwrap();
+    assert_eq!(completed(events).await, 1);
+    let (_queued, events) = pool.submit(ids[1], request(2)).unwrap();
+    std::thread::scope(|scope| scope.spawn(move || drop(running)).join().unwrap());
+    assert_eq!(completed(events).await, 2);
+    assert_eq!((pool.load_counts(), pool.engines().len()), ([2, 1], 1));
+}
+
+#[tokio::test]
+async fn a_model_that_failed_takes_no_requests_for_a_while() {
+    let folder = tempfile::tempdir().unwrap();
+    let (pool, ids) =
+        pool(folder.path(), 1, || Err(EngineError::NotLoaded("its weights are damaged".into())));
+    let error = pool.preload(ids[0]).await.unwrap_err();
+    assert_eq!(error.to_string(), "its weights are damaged");
+    let Err(PoolError::Overloaded { retry_after }) = pool.submit(ids[0], request(1)) else {
+        panic!("it was submitted")
+    };
+    assert!(retry_after <= RELOAD_PAUSE && retry_after > RELOAD_PAUSE / 2, "{retry_after:?}");
+    assert_eq!(pool.views()[0].state(), "failed");
+    assert_eq!(pool.failures(), BTreeMap::from([("not_loaded", 1)]));
+}
+
+#[tokio::test]
+async fn a_full_queue_and_an_unknown_model_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let (pool, ids) = pool(folder.path(), 1, engine);
+    // The load begins on the runtime, which this test's thread does not give way to here.
+    let (_queued, events) = pool.submit(ids[0], request(1)).unwrap();
+    let refused = pool.submit(ids[0], request(1)).err();
+    assert_eq!(refused, Some(PoolError::Overloaded { retry_after: Duration::from_secs(60) }));
+    let refused = pool.submit(ModelId(uuid::Uuid::nil()), request(1)).err();
+    assert_eq!(refused, Some(PoolError::NotServed));
+    assert_eq!(completed(events).await, 1);
+}
