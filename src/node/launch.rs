@@ -198,10 +198,12 @@ impl RunningNode {
         self.surfaces.spawn(async move { server::serve(listener, routes, &limits, stopped).await });
     }
 
+    /// The address at which clients are accepted.
     pub fn public_url(&self) -> String {
         format!("http://{}", self.live.public)
     }
 
+    /// The address of health, readiness and metrics.
     pub fn operator_url(&self) -> String {
         format!("http://{}", self.live.operator)
     }

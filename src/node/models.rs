@@ -20,6 +20,7 @@ pub struct Servable {
 }
 
 impl Assembly {
+    /// The releases of the data folder.
     pub fn catalogue(&self) -> Catalogue {
         Catalogue::new(&self.data_dir)
     }

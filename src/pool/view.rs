@@ -17,6 +17,7 @@ pub struct ModelView {
 }
 
 impl ModelView {
+    /// One word for the status document.
     pub fn state(&self) -> &'static str {
         match self.usage.phase {
             _ if self.failure.is_some() => "failed",
@@ -29,6 +30,7 @@ impl ModelView {
 }
 
 impl ModelPool {
+    /// All models as operators see them, by id.
     pub fn views(self: &Arc<Self>) -> Vec<ModelView> {
         let mut state = self.lock();
         let ids: Vec<ModelId> = state.entries.keys().copied().collect();
@@ -60,6 +62,7 @@ impl ModelPool {
         self.lock().entries.values().map(|entry| entry.model.clone()).collect()
     }
 
+    /// The model with this id, loaded or not.
     pub fn get(&self, id: ModelId) -> Option<Arc<ServedModel>> {
         self.lock().entries.get(&id).map(|entry| entry.model.clone())
     }

@@ -358,11 +358,10 @@ fn a_model_that_did_not_qualify_here_is_not_served() {
     assert_eq!(both, [true, true], "{message}");
 }
 
-/// One run of the main job on a folder that has the release; its document and what it said on the
-/// way.
+/// Runs a command on a folder that has the release. Returns its document and its stderr.
 fn quickstart(folder: &Folder, listen: &str) -> (Value, String) {
     let mut command = folder.command(&["quickstart", "--once", "--json"]);
-    // The suite runs a short context: that its full length qualifies is tested elsewhere.
+    // The suite runs a short context here; `release` tests that the full length qualifies.
     command
         .env("CRESSET_QUALIFICATION__QUICK_CONTEXT_TOKENS", "256")
         .env("CRESSET_LISTEN__PUBLIC", listen);

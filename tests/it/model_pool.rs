@@ -1,4 +1,4 @@
-//! Models that come and go: loaded when a request names them, within a budget of memory.
+//! The model pool: models are loaded when a request names them, within a budget of memory.
 
 use super::support::{World, next_piece, qualified, read};
 use cresset::engine::testing::{ScriptedFailure, ScriptedRunner};
@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 const MIB: u64 = 1 << 20;
 
-/// A node whose budget is 10 MiB, beside a pinned model without weight.
+/// A node whose models may take 10 MiB. It has one pinned model of 0 bytes.
 async fn small_node() -> World {
     World::with(|setup| {
         setup.config.engine.memory_mib = 10;

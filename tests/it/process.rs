@@ -1,5 +1,4 @@
-//! The real binary on data folders of its own, and a plain HTTP/1.1 client to talk to what it
-//! serves.
+//! The real binary on data folders of its own, and a plain HTTP/1.1 client to talk to its node.
 
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -14,12 +13,12 @@ use tempfile::TempDir;
 /// Name of the model in a ready folder.
 pub const MODEL: &str = "tiny";
 
-/// A data folder that ends with the test.
+/// A data folder that is removed after the test.
 pub struct Folder {
     dir: TempDir,
 }
 
-/// What a command printed, and its exit code.
+/// The output of a command and its exit code.
 #[derive(Debug)]
 pub struct Finished {
     pub code: Option<i32>,
@@ -28,19 +27,19 @@ pub struct Finished {
 }
 
 impl Folder {
-    /// No ledger, no model.
+    /// A folder without a ledger and without a model.
     pub fn empty() -> Self {
         Self { dir: TempDir::new().unwrap() }
     }
 
-    /// A ledger and nothing else.
+    /// A folder with a ledger and no model.
     pub fn initialised() -> Self {
         let folder = Self::empty();
         folder.json(&["init"]);
         folder
     }
 
-    /// A ledger and a small qualified model, as a copy of one that is made once per run.
+    /// A folder with a ledger and a small qualified model: a copy of one that is made once per run.
     pub fn ready() -> Self {
         static TEMPLATE: OnceLock<Folder> = OnceLock::new();
         TEMPLATE.get_or_init(Self::make_ready).duplicate()
@@ -55,7 +54,7 @@ impl Folder {
         folder
     }
 
-    /// A folder with the same content. Nothing may be running on this one.
+    /// A new folder with the same content. No process may be running on this one.
     pub fn duplicate(&self) -> Self {
         let folder = Self::empty();
         copy(self.path(), folder.path());
@@ -85,14 +84,14 @@ impl Folder {
         Finished::of(self.command(arguments).env("FAILPOINTS", points).output().unwrap())
     }
 
-    /// A command that must succeed; its document.
+    /// Runs a command that must succeed, and returns its document.
     pub fn json(&self, arguments: &[&str]) -> Value {
         let finished = self.run(&[arguments, &["--json"]].concat());
         assert_eq!(finished.code, Some(0), "{arguments:?}: {finished:?}");
         finished.document()
     }
 
-    /// A command that must fail with `code`; its error's message.
+    /// Runs a command that must fail with `code`, and returns its error's message.
     pub fn fails(&self, arguments: &[&str], code: i32) -> String {
         let finished = self.run(&[arguments, &["--json"]].concat());
         assert_eq!(finished.code, Some(code), "{arguments:?}: {finished:?}");
@@ -137,7 +136,7 @@ impl Folder {
         Served::start(command)
     }
 
-    /// A node none of whose files may grow beyond this size.
+    /// A node whose files may each grow to this size and not beyond.
     pub fn serve_within(&self, file_bytes: u64) -> Served {
         let node = self.serve_command(&[]);
         let mut command = Command::new("sh");
@@ -219,13 +218,13 @@ impl Served {
         assert!(status.success());
     }
 
-    /// SIGTERM, and the exit status that follows.
+    /// Sends SIGTERM and returns the exit status.
     pub fn terminate(mut self) -> ExitStatus {
         self.signal("TERM");
         self.wait()
     }
 
-    /// SIGKILL: nothing in the process gets a chance to tidy up.
+    /// Sends SIGKILL: the process has no chance to tidy up.
     pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -248,7 +247,7 @@ impl Served {
         .finish()
     }
 
-    /// Sends a chat completion and returns when its answer's head is here.
+    /// Sends a chat completion and returns when the head of its answer has arrived.
     pub fn chat(&self, key: &str, id: &str, body: &Value) -> Stream {
         let head = format!(
             "POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer {key}\r\nContent-Type: application/json\r\n\
@@ -293,7 +292,7 @@ impl Reply {
     }
 }
 
-/// An answer whose body is still coming.
+/// An answer whose body is still arriving.
 pub struct Stream {
     pub status: u16,
     headers: BTreeMap<String, String>,
@@ -376,7 +375,7 @@ fn join_chunks(mut raw: &[u8]) -> Vec<u8> {
     body
 }
 
-/// Waits for something that another process does soon. Fails after a minute.
+/// Waits until `done` says that another process has done something. Fails after a minute.
 pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let began = Instant::now();
     while !done() {

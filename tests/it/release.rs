@@ -1,5 +1,5 @@
-//! The default release as a user gets it: fetched, proven, served. Fetched once into the build
-//! folder.
+//! The default release as a user gets it: fetched, qualified, served. It is fetched once into the
+//! build folder.
 
 use super::process::Folder;
 use cresset::catalogue::{Catalogue, FetchOptions};
@@ -17,7 +17,7 @@ use std::sync::OnceLock;
 
 const NAME: &str = "smollm2-135m-instruct";
 
-/// A data folder's worth of releases, kept between runs.
+/// A data folder with releases that is kept between runs.
 pub fn kept() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("releases")
 }
@@ -39,8 +39,8 @@ pub fn default_gguf() -> PathBuf {
     FETCHED.get_or_init(|| fetch(NAME)).clone()
 }
 
-/// A ledger and the default release, pulled from a local folder as an operator without a network
-/// would.
+/// A data folder with a ledger and the default release, which comes from a local folder as on a
+/// machine without a network.
 pub fn with_release() -> Folder {
     let folder = Folder::initialised();
     let place = folder.path().join("models").join(NAME);
@@ -124,7 +124,7 @@ pub fn check_greedy(file: &Path, cases: &[Case], dequantise: bool) {
     }
 }
 
-/// As served, and as the dequantised f32 model.
+/// The release is run as served, and as the dequantised f32 model.
 #[test]
 fn greedy_tokens_equal_the_reference() {
     let digests = Catalogue::new(&kept()).find(NAME).unwrap().digests();

@@ -34,15 +34,15 @@ use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpStream};
 use uuid::Uuid;
 
-/// What a test may choose before the node starts.
+/// The properties of a node that a test may choose before the start.
 pub struct Setup {
     pub config: Config,
-    /// What every request is answered.
+    /// The answer to every request.
     pub reply: &'static str,
     /// The reply ends with an end-of-text token; otherwise it repeats until `max_tokens`.
     pub ends: bool,
     pub step: Duration,
-    /// Steps that fail.
+    /// Steps that fail, counted from 0, each with the way in which it fails.
     pub failures: Vec<(u64, cresset::engine::testing::ScriptedFailure)>,
     /// What the failures fail with, if not with a text of the runner's own.
     pub error: Option<EngineError>,
@@ -56,7 +56,7 @@ pub struct Setup {
     pub max_batched_tokens: usize,
     /// Blocks of 16 tokens.
     pub num_blocks: usize,
-    /// In place of the tiny model's own chat template.
+    /// A chat template in place of the tiny model's own.
     pub template: Option<&'static str>,
 }
 
@@ -262,7 +262,7 @@ impl World {
         self.reaches(id, &["queued", "running", "completed", "cancelled", "failed"]).await
     }
 
-    /// Every test ends with a ledger that holds together and nothing reserved.
+    /// Drains the node. At the end of every test the ledger is sound and nothing is reserved.
     pub async fn close(self) {
         tokio::time::timeout(Duration::from_mins(1), self.node.drain())
             .await
@@ -278,8 +278,8 @@ impl World {
     }
 }
 
-/// A process that another test is just starting holds on to the lock of `init` until it has become
-/// another program.
+/// Opens the store. A process that another test is just starting inherits the lock of `init` and
+/// holds it until its `exec`, so a folder in use is tried again.
 fn open(ledger: &std::path::Path) -> Store {
     loop {
         match Store::open(&StoreConfig::folder(ledger), Arc::new(SystemClock), Limits::default()) {
@@ -444,8 +444,7 @@ async fn load(node: &Services, setup: &Setup, folder: &std::path::Path, seed: u6
     node.pool.preload(id).await.unwrap();
 }
 
-/// A tiny model with a record that says it was proven here. What the record rests on is not this
-/// test's subject.
+/// A tiny model with a record that says it was qualified here, without any check.
 pub fn qualified(folder: &std::path::Path, seed: u64) -> QualifiedModel {
     qualified_with(folder, seed, None)
 }
