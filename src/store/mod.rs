@@ -15,6 +15,8 @@ mod limits;
 mod queue;
 mod shared;
 mod stats;
+#[cfg(test)]
+mod tests;
 mod writer;
 
 use crate::clock::{Clock, UnixMillis};

@@ -17,14 +17,7 @@ mod time;
 use super::EmbeddedBackend;
 use super::disk::File;
 use crate::clock::{Clock, UnixMillis};
-use crate::ids::{
-    AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId,
-};
-use crate::ledger::commands::{ReleaseCause, SettleEnd};
-use crate::ledger::{
-    Admit, Bucket, Command, Credential, CredentialKind, FailureCode, FinishReason, Microcredits,
-    Outcome, Prices, Refusal, RequestKey, Usage,
-};
+use crate::store::tests::*;
 use crate::store::{Limits, Store, StoreConfig, StoreError};
 use futures_util::FutureExt;
 use std::sync::Arc;
@@ -91,21 +84,6 @@ impl Fixture {
     }
 }
 
-/// Account 1 with a key and `balance` premium units.
-fn opening(balance: u64) -> Vec<Command> {
-    let account = AccountId(id(1));
-    vec![
-        Command::CreateAccount { id: account, name: "one".into(), plan: "basic".into() },
-        issue(1, 1, None),
-        Command::Grant {
-            account,
-            bucket: Bucket::Premium,
-            units: Microcredits::new(balance).unwrap(),
-            reference: "opening".into(),
-        },
-    ]
-}
-
 /// What a process killed now would leave behind.
 fn image(of: &Fixture) -> Fixture {
     let dir = tempfile::tempdir().unwrap();
@@ -114,79 +92,6 @@ fn image(of: &Fixture) -> Fixture {
     }
     let clock = of.clock.clone();
     Fixture { dir, clock }
-}
-
-fn id(number: u128) -> Uuid {
-    Uuid::from_u128(number)
-}
-
-fn key(request: u128) -> RequestKey {
-    RequestKey { account: AccountId(id(1)), application: None, request: RequestId(id(request)) }
-}
-
-fn issue(credential: u128, account: u128, application: Option<u128>) -> Command {
-    let mut digest = [0; 32];
-    digest[..16].copy_from_slice(&credential.to_be_bytes());
-    let kind = match application {
-        Some(_) => CredentialKind::AccessToken,
-        None => CredentialKind::ApiKey,
-    };
-    let credential = Credential {
-        id: CredentialId(id(credential)),
-        kind,
-        account: AccountId(id(account)),
-        application: application.map(|application| ApplicationId(id(application))),
-        label: Some("label".into()),
-        digest,
-        hint: "hint".into(),
-        created_at: UnixMillis(0),
-        expires_at: None,
-        revoked_at: None,
-    };
-    Command::IssueCredential { credential }
-}
-
-/// An admission of account 1 that reserves `cost` units.
-fn admit(request: u128, attempt: u128, boot: BootId, cost: u32) -> Command {
-    let mut fingerprint = [0; 32];
-    fingerprint[..16].copy_from_slice(&request.to_be_bytes());
-    Command::Admit(Box::new(Admit {
-        key: key(request),
-        credential: CredentialId(id(1)),
-        attempt: AttemptId(id(attempt)),
-        boot,
-        fingerprint,
-        session: SessionId(id(1)),
-        model: ModelId(id(1)),
-        stream: true,
-        prompt_tokens: 0,
-        max_output_tokens: cost,
-        prices: Prices { revision: 1, input: 1_000_000, cached_input: 500_000, output: 1_000_000 },
-        max_concurrent: 1_000,
-        retention_ms: u64::MAX,
-    }))
-}
-
-fn start(request: u128, attempt: u128) -> Command {
-    Command::Start { key: key(request), attempt: AttemptId(id(attempt)) }
-}
-
-fn settle(request: u128, attempt: u128, charge: u32) -> Command {
-    let usage = Usage { completion_tokens: charge, ..Usage::default() };
-    Command::Settle {
-        key: key(request),
-        attempt: AttemptId(id(attempt)),
-        usage,
-        end: SettleEnd::Completed(FinishReason::Stop),
-    }
-}
-
-fn release(request: u128, attempt: u128) -> Command {
-    Command::Release {
-        key: key(request),
-        attempt: AttemptId(id(attempt)),
-        cause: ReleaseCause::Failed(FailureCode::GenerationFailed),
-    }
 }
 
 /// Premium units of account 1: debited, reserved.
@@ -218,4 +123,18 @@ fn unusable<T>(result: Result<T, StoreError>) -> String {
         Err(other) => panic!("another error: {other}"),
         Ok(_) => panic!("it was used"),
     }
+}
+
+/// Every promise of a backend, over files in a folder of its own.
+#[test]
+fn the_embedded_backend_keeps_its_promises() {
+    contract::keeps_all(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let StoreConfig::Embedded(config) = StoreConfig::folder(dir.path());
+        crate::store::embedded::init(&config).unwrap();
+        move || {
+            let _kept = &dir;
+            EmbeddedBackend::open(&config).unwrap()
+        }
+    });
 }

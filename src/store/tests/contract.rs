@@ -1,0 +1,241 @@
+//! The promises of `backend.rs`, checked over any backend. Loss of power and failing storage are
+//! for the backend's own tests, because each one simulates them in its own way.
+
+use super::*;
+use crate::clock::UnixMillis;
+use crate::ledger::apply::{ApplyError, apply};
+use crate::ledger::state::LedgerState;
+use crate::ledger::{AttemptState, RequestRecord, audit};
+use crate::store::backend::{Backend, BatchFailure, LedgerTxn, StoredBody};
+use crate::store::queue::WriteAction;
+use crate::store::{Limits, StoreError};
+
+const NOW: UnixMillis = UnixMillis(1_000_000);
+const HOUR_MS: u64 = 3_600_000;
+
+/// Checks every promise, each over a ledger of its own. `make` makes an empty ledger and returns a
+/// function that opens it; the opened one is dropped before it is opened again.
+pub fn keeps_all<B: Backend, O: Fn() -> B>(make: impl Fn() -> O) {
+    for promise in [
+        reads_see_what_was_acknowledged_and_nothing_else::<B>,
+        chains_have_no_gaps::<B>,
+        repeats_change_nothing::<B>,
+        bodies_are_there_before_their_settlement::<B>,
+        ended_requests_are_archived_in_the_order_of_their_ends::<B>,
+        time_does_not_go_back::<B>,
+        only_reservations_of_the_dead_are_foreign::<B>,
+        a_backend_that_was_not_closed_says_so::<B>,
+        reopening_keeps_everything_or_stays_closed::<B>,
+    ] {
+        let open = make();
+        promise(&open);
+    }
+}
+
+type Outcomes = Result<Vec<Result<Outcome, ApplyError>>, BatchFailure>;
+
+fn transact(backend: &impl Backend, now: UnixMillis, actions: &[WriteAction]) -> Outcomes {
+    let actions: Vec<_> = actions.iter().collect();
+    backend.transact(&actions, now, |txn| {
+        let outcome = |action: &&WriteAction| match action {
+            WriteAction::PutBody { .. } => Ok(Outcome::Done),
+            WriteAction::Apply(command) => {
+                let now = txn.time_of(command);
+                apply(txn, command, now)
+            }
+        };
+        Ok(actions.iter().map(outcome).collect())
+    })
+}
+
+/// Applies the commands as one batch that must succeed.
+fn commit(backend: &impl Backend, now: UnixMillis, commands: Vec<Command>) {
+    let actions: Vec<_> = commands.into_iter().map(WriteAction::Apply).collect();
+    for outcome in transact(backend, now, &actions).unwrap() {
+        outcome.unwrap();
+    }
+}
+
+/// A claimed ledger with one request that holds a reservation, and the boot that made it.
+fn with_one_reservation<B: Backend>(open: &dyn Fn() -> B) -> (B, BootId) {
+    let (backend, boot) = (open(), BootId::generate());
+    backend.claim(boot).unwrap();
+    commit(&backend, NOW, opening(100));
+    commit(&backend, NOW, vec![admit(1, 1, boot, 10)]);
+    (backend, boot)
+}
+
+fn wait<T>(answer: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(answer)
+}
+
+fn request(backend: &impl Backend, number: u128) -> Option<RequestRecord> {
+    let read = async || backend.snapshot().await.unwrap().request(&key(number)).await.unwrap();
+    wait(read())
+}
+
+fn state(backend: &impl Backend, number: u128) -> AttemptState {
+    request(backend, number).unwrap().latest().state
+}
+
+fn assert_sound(backend: &impl Backend) {
+    let report = audit::everything(&*backend.audit_source().unwrap()).unwrap();
+    assert_eq!(report.violations, Vec::<String>::new());
+}
+
+fn reads_see_what_was_acknowledged_and_nothing_else<B: Backend>(open: &dyn Fn() -> B) {
+    let (backend, boot) = with_one_reservation(open);
+    let before = wait(backend.snapshot()).unwrap();
+    commit(&backend, NOW, vec![settle(1, 1, 4), admit(2, 2, boot, 10)]);
+    assert_eq!(wait(before.request(&key(2))).unwrap(), None, "a snapshot has changed");
+    let old = wait(before.request(&key(1))).unwrap().unwrap();
+    assert_eq!(old.latest().state, AttemptState::Queued, "a snapshot has changed");
+    assert_eq!(state(&backend, 1), AttemptState::Completed);
+    let abandoned: Result<(), _> = backend.transact(&[], NOW, |txn| {
+        apply(txn, &release(2, 2), NOW).unwrap();
+        Err(BatchFailure::InDoubt("abandoned on purpose".into()))
+    });
+    assert!(abandoned.is_err());
+    assert_eq!(state(&backend, 2), AttemptState::Queued, "an abandoned batch is visible");
+    let mut digest = [0; 32];
+    digest[15] = 1;
+    let (credential, account) = wait(backend.credential_and_account(&digest)).unwrap().unwrap();
+    assert_eq!((credential.account, account.in_flight), (account.id, 1));
+    assert_eq!(wait(backend.credential_and_account(&[9; 32])).unwrap(), None);
+    assert_sound(&backend);
+}
+
+fn chains_have_no_gaps<B: Backend>(open: &dyn Fn() -> B) {
+    let (backend, boot) = with_one_reservation(open);
+    let account = AccountId(id(1));
+    backend
+        .transact(&[], NOW, |txn| {
+            let before = txn.head(account)?;
+            apply(txn, &admit(2, 2, boot, 10), NOW).unwrap();
+            apply(txn, &settle(1, 1, 4), NOW).unwrap();
+            assert_eq!(txn.head(account)?.sequence, before.sequence + 2);
+            Ok(())
+        })
+        .unwrap();
+    backend.close(boot, true).unwrap();
+    drop(backend);
+    let backend = open();
+    commit(&backend, NOW, vec![release(2, 2)]);
+    let read = async || backend.snapshot().await.unwrap().entries(account, 0, 100).await.unwrap();
+    let sequences: Vec<u64> = wait(read()).iter().map(|entry| entry.sequence).collect();
+    assert_eq!(sequences, [1, 2, 3, 4, 5]);
+    assert_sound(&backend);
+}
+
+fn repeats_change_nothing<B: Backend>(open: &dyn Fn() -> B) {
+    let (backend, _) = with_one_reservation(open);
+    commit(&backend, NOW, vec![settle(1, 1, 4)]);
+    let again = transact(&backend, NOW, &[WriteAction::Apply(settle(1, 1, 9))]).unwrap();
+    assert!(matches!(again[..], [Ok(Outcome::AlreadyResolved(_))]));
+    let report = audit::everything(&*backend.audit_source().unwrap()).unwrap();
+    assert_eq!((report.ok, report.entries), (true, 3));
+}
+
+fn bodies_are_there_before_their_settlement<B: Backend>(open: &dyn Fn() -> B) {
+    let (backend, boot) = with_one_reservation(open);
+    commit(&backend, NOW, vec![admit(2, 2, boot, 10)]);
+    let put = |number, content: &'static [u8]| WriteAction::PutBody {
+        key: key(number),
+        body: StoredBody { expires_at: UnixMillis(NOW.0 + 10), content: content.into() },
+    };
+    let actions = [put(1, b"one"), WriteAction::Apply(settle(1, 1, 4)), put(2, b"two")];
+    transact(&backend, NOW, &actions).unwrap();
+    let body = |backend: &B, number, after| {
+        wait(backend.body(&key(number), UnixMillis(NOW.0 + after))).unwrap()
+    };
+    assert_eq!(body(&backend, 1, 9).as_deref(), Some(&b"one"[..]));
+    assert_eq!(body(&backend, 1, 10), None, "an expired answer is shown");
+    assert_eq!(body(&backend, 2, 0).as_deref(), Some(&b"two"[..]));
+    drop(backend);
+    let backend = open();
+    backend.claim(BootId::generate()).unwrap();
+    assert_eq!(body(&backend, 1, 9).as_deref(), Some(&b"one"[..]));
+    assert_eq!(body(&backend, 2, 0), None, "an answer without its settlement is kept");
+}
+
+fn ended_requests_are_archived_in_the_order_of_their_ends<B: Backend>(open: &dyn Fn() -> B) {
+    let (backend, boot) = with_one_reservation(open);
+    commit(&backend, NOW, vec![admit(2, 2, boot, 10)]);
+    commit(&backend, NOW, vec![settle(1, 1, 4)]);
+    let later = UnixMillis(NOW.0 + HOUR_MS);
+    commit(&backend, later, vec![settle(2, 2, 4)]);
+    let archived = |number| {
+        backend.transact(&[], later, |txn| {
+            Ok((txn.request(&key(number))?.is_some(), txn.archived(&key(number))?.is_some()))
+        })
+    };
+    let limits = Limits { replay_ms: HOUR_MS, tombstone_ms: 3 * HOUR_MS, min_free_bytes: 0 };
+    while backend.sweep(later, &limits).unwrap() {}
+    assert_eq!(archived(1).unwrap(), (false, true));
+    assert_eq!(archived(2).unwrap(), (true, false));
+    assert_eq!(state(&backend, 1), AttemptState::Completed, "an archived request is unknown");
+    assert_sound(&backend);
+    while backend.sweep(UnixMillis(NOW.0 + 3 * HOUR_MS), &limits).unwrap() {}
+    assert_eq!(request(&backend, 1), None, "a tombstone outlived its time");
+    assert_eq!(archived(2).unwrap(), (false, true));
+    assert_sound(&backend);
+}
+
+fn time_does_not_go_back<B: Backend>(open: &dyn Fn() -> B) {
+    let (backend, boot) = with_one_reservation(open);
+    let earlier = UnixMillis(NOW.0 - 500);
+    let command = settle(1, 1, 4);
+    backend
+        .transact(&[], earlier, |txn| {
+            assert!(txn.time_of(&command) >= NOW);
+            Ok(())
+        })
+        .unwrap();
+    commit(&backend, earlier, vec![command, admit(2, 2, boot, 10)]);
+    assert_eq!(request(&backend, 1).unwrap().latest().finished_at, Some(NOW));
+    assert_sound(&backend);
+}
+
+fn only_reservations_of_the_dead_are_foreign<B: Backend>(open: &dyn Fn() -> B) {
+    let (backend, boot) = with_one_reservation(open);
+    let foreign = |backend: &B, boot| {
+        backend.transact(&[], NOW, |txn| Ok(txn.foreign_reservations(boot, 10)?)).unwrap()
+    };
+    assert_eq!(foreign(&backend, boot), []);
+    drop(backend);
+    let (backend, next) = (open(), BootId::generate());
+    backend.claim(next).unwrap();
+    assert_eq!(foreign(&backend, next).iter().map(|open| open.key).collect::<Vec<_>>(), [key(1)]);
+    commit(&backend, NOW, vec![Command::Recover { boot: next, limit: 10 }]);
+    assert_eq!(foreign(&backend, next), []);
+    assert_eq!(state(&backend, 1), AttemptState::Failed);
+    assert_sound(&backend);
+}
+
+fn a_backend_that_was_not_closed_says_so<B: Backend>(open: &dyn Fn() -> B) {
+    for (clean, left_open) in [(false, true), (true, false)] {
+        let (backend, boot) = (open(), BootId::generate());
+        backend.claim(boot).unwrap();
+        backend.close(boot, clean).unwrap();
+        drop(backend);
+        assert_eq!(open().was_left_open().unwrap(), left_open);
+    }
+}
+
+fn reopening_keeps_everything_or_stays_closed<B: Backend>(open: &dyn Fn() -> B) {
+    let (backend, _) = with_one_reservation(open);
+    assert!(backend.can_reopen());
+    let refused = backend.reopen(|_| Err(StoreError::Unavailable("refused on purpose".into())));
+    assert!(refused.is_err());
+    assert!(matches!(wait(backend.snapshot()), Err(StoreError::Unavailable(_))));
+    assert!(transact(&backend, NOW, &[WriteAction::Apply(settle(1, 1, 4))]).is_err());
+    backend
+        .reopen(|source| {
+            assert_eq!(audit::everything(source).unwrap().violations, Vec::<String>::new());
+            Ok(())
+        })
+        .unwrap();
+    assert_eq!(state(&backend, 1), AttemptState::Queued);
+    commit(&backend, NOW, vec![settle(1, 1, 4)]);
+    assert_sound(&backend);
+}
