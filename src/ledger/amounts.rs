@@ -1,4 +1,5 @@
-//! Amounts of money and what tokens cost. Integers only, every operation checked.
+//! Amounts of money, and the cost of tokens. All arithmetic is on integers, and every operation is
+//! checked.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::fmt;
@@ -39,7 +40,7 @@ impl fmt::Display for Microcredits {
     }
 }
 
-/// Why a text is no amount.
+/// A text is not an amount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an amount is a string of digits, at most 9007199254740991")]
 pub struct NotAnAmount;
@@ -78,8 +79,8 @@ pub struct Prices {
 }
 
 impl Prices {
-    /// What `usage` costs, rounded up once to a whole unit. `None` when more tokens are cached than
-    /// were prompted, or when the cost passes `Microcredits::MAX`.
+    /// The cost of `usage`, rounded up once to a whole microcredit. `None` when more tokens are
+    /// cached than were prompted, or when the cost passes `Microcredits::MAX`.
     pub fn cost(&self, usage: &Usage) -> Option<Microcredits> {
         let fresh = usage.prompt_tokens.checked_sub(usage.cached_tokens)?;
         price(&[
@@ -96,7 +97,7 @@ impl Prices {
     }
 }
 
-/// ⌈Σ tokens · price / 10⁶⌉ in 128 bits.
+/// ⌈Σ tokens · price / 10⁶⌉, computed in 128 bits so that no product overflows.
 fn price(lines: &[(u32, u64)]) -> Option<Microcredits> {
     let exact = lines.iter().try_fold(0_u128, |sum, &(tokens, price)| {
         sum.checked_add(u128::from(tokens) * u128::from(price))

@@ -1,6 +1,6 @@
-//! The rules: one command applied to the state as it is now. Everything is read and checked before
-//! the first write, so a refused command has written nothing and its neighbours in a transaction do
-//! not notice it.
+//! The rules: they apply one command to the state as it is now. They read and check everything
+//! before their first write, so a refused command has written nothing, and its neighbours in a
+//! transaction do not notice it.
 
 use super::amounts::Microcredits;
 use super::commands::{Command, Outcome, Refusal};
@@ -13,7 +13,7 @@ use super::{admission, journal, resolution};
 use crate::clock::UnixMillis;
 use crate::ids::{AccountId, CredentialId};
 
-/// Why a command has no outcome.
+/// The reason why a command has no outcome.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ApplyError {
     #[error(transparent)]

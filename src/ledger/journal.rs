@@ -1,5 +1,5 @@
-//! The journal: every change of a balance is one entry, numbered without gaps and chained by
-//! hashes, so that a dropped, doubled or edited entry breaks the chain at its place.
+//! The journal. Every change of a balance is one entry. Entries are numbered without gaps and
+//! chained by hashes, so that a dropped, doubled or edited entry breaks the chain at its place.
 
 use super::amounts::BucketAmounts;
 use super::apply::ApplyError;
@@ -9,7 +9,7 @@ use crate::clock::UnixMillis;
 use crate::ids::{AccountId, AttemptId};
 use sha2::{Digest, Sha256};
 
-/// Appends one entry after the head and stores the balances it leads to.
+/// Appends one entry after the head of the account's chain and stores the balances it leads to.
 pub(super) fn post(
     state: &mut impl LedgerState,
     at: UnixMillis,
@@ -34,8 +34,8 @@ pub(super) fn post(
     Ok(())
 }
 
-/// First 16 bytes of SHA-256 over the previous hash and the entry's content. Fields are
-/// fixed-width, big-endian; a text is preceded by its length.
+/// The entry's hash: the first 16 bytes of SHA-256 over the previous hash and the entry's content.
+/// Fields are fixed-width and big-endian; a text is preceded by its length.
 pub fn chain(previous: &JournalHead, entry: &JournalEntry) -> [u8; 16] {
     let mut hasher = Sha256::new();
     hasher.update(previous.hash);

@@ -1,6 +1,6 @@
-//! Credential secrets: `<prefix>_key_` or `<prefix>_app_`, 32 base62 characters of randomness (190
-//! bits) and six of CRC. The CRC lets junk, and another service's secrets, be refused without a
-//! look-up. Only the SHA-256 is ever stored.
+//! Credential secrets: `<prefix>_key_` or `<prefix>_app_`, then 32 base62 characters of randomness
+//! (190 bits) and six of a CRC. By the CRC junk and the secrets of other services are refused
+//! without a look-up. Only the SHA-256 of a secret is ever stored.
 
 use super::records::CredentialKind;
 use sha2::{Digest, Sha256};

@@ -1,4 +1,4 @@
-//! The background audit, from snapshots beside the writer: what is new every minute, everything
+//! The background audit. It reads snapshots beside the writer: new entries every minute, everything
 //! every day. It ends at the first violation, after which a person has to look.
 
 #![expect(clippy::disallowed_methods, reason = "the auditor waits for its next turn by a clock")]
@@ -11,9 +11,9 @@ use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Between two audits of what is new.
+/// The time between two audits of new entries. It bounds how long a node goes on after a violation.
 const NEWS: Duration = Duration::from_mins(1);
-/// Between two audits of everything.
+/// The time between two audits of everything, which reads both files as a whole.
 const EVERYTHING: Duration = Duration::from_hours(24);
 
 /// The auditing thread, which runs until it is dropped.
@@ -27,7 +27,7 @@ impl Auditor {
         let (stop, stopped) = mpsc::sync_channel::<()>(1);
         let thread = thread::Builder::new().name("store-auditor".into());
         let thread = thread.spawn(move || {
-            // Opening has audited everything.
+            // Everything was audited when the ledger was opened.
             let mut last = Instant::now();
             while stopped.recv_timeout(NEWS) == Err(RecvTimeoutError::Timeout)
                 && shared.health.trusted().is_ok()
@@ -45,7 +45,7 @@ impl Auditor {
 
 impl Drop for Auditor {
     fn drop(&mut self) {
-        // Refused only when the thread has ended already or was told before.
+        // The channel refuses this only when the thread has ended or was told before.
         let _ = self.stop.try_send(());
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("the ledger's auditor panicked");

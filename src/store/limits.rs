@@ -1,16 +1,16 @@
-//! What the operator decides of the store.
+//! The limits that the operator sets for the store.
 
 const HOUR_MS: u64 = 3_600_000;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Until so many milliseconds after its end a completed request can be replayed and a failed
-    /// one tried again.
+    /// Time after its end, milliseconds, during which a completed request can be replayed and a
+    /// failed one tried again.
     pub replay_ms: u64,
-    /// Until so many milliseconds after its end a request's id stays known; afterwards it is free.
+    /// Time after its end, milliseconds, during which a request's id stays known; then it is free.
     pub tombstone_ms: u64,
-    /// Free space on the disk, bytes, under which nothing new is begun, so that what runs can be
-    /// ended.
+    /// Free bytes on the disk below which no request is admitted, so that running ones can still be
+    /// settled.
     pub min_free_bytes: u64,
 }
 

@@ -103,7 +103,7 @@ struct StoreInner {
 impl Drop for StoreInner {
     fn drop(&mut self) {
         self.shared.queue.close();
-        // A writer that panics takes the process with it.
+        // The join cannot fail, because a writer that panics ends the process.
         let _ = self.writer.take().map(JoinHandle::join);
     }
 }
@@ -167,12 +167,12 @@ impl Store {
         Ok(Self { inner: Arc::new(StoreInner { shared, writer: Some(writer), _auditor: auditor }) })
     }
 
-    /// This start of the node; every reservation it makes carries it.
+    /// The id of this start of the node. Every reservation it makes carries it.
     pub fn boot(&self) -> BootId {
         self.inner.shared.boot
     }
 
-    /// Applies one command durably: returns after the commit. An admission whose caller stops
+    /// Applies one command and returns after its commit is durable. An admission whose caller stops
     /// waiting, or is told `Unavailable`, is released; any other command may be sent again until
     /// its outcome is known.
     pub async fn submit(&self, command: Command) -> StoreResult<Outcome> {
@@ -215,7 +215,7 @@ impl Store {
         self.inner.shared.reader.credential_and_account(digest).await
     }
 
-    /// Durable before it returns. The body can be read until `expires_at`.
+    /// Stores an answer durably. It can be read until `expires_at`.
     pub async fn put_body(
         &self,
         key: RequestKey,
@@ -278,7 +278,7 @@ impl Store {
     }
 }
 
-/// When opening audits.
+/// When opening a ledger audits it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum AuditPolicy {
     Always,
@@ -328,7 +328,7 @@ fn gone() -> StoreError {
     StoreError::Unavailable("its writer stopped".into())
 }
 
-/// Releases an admission whose caller is dropped before it heard the outcome.
+/// Releases an admission whose caller is dropped before it was told the outcome.
 struct AdmissionGuard<'a> {
     queue: &'a Queue,
     admission: Option<(RequestKey, AttemptId)>,

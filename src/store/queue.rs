@@ -1,5 +1,5 @@
-//! What waits for the writer, in two lanes: ends of attempts before everything that could begin
-//! one.
+//! The jobs that wait for the writer, in two lanes: ends of attempts go before everything that
+//! could begin one.
 
 use super::backend::StoredBody;
 use super::{StoreError, StoreResult};
@@ -10,8 +10,9 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// Commands that may wait, besides those owed to open reservations, of which there are never more
-/// than reservations.
+/// Jobs that may wait. Ends of attempts are accepted beyond this limit, because there are never
+/// more of them than open reservations. 4 096 are sixteen full batches: where a sync takes
+/// 10 ms, the last one waits about 160 ms, and a later caller is told at once to send again.
 pub(super) const MAX_WAITING: usize = 4_096;
 
 pub(super) enum WriteAction {
@@ -20,8 +21,8 @@ pub(super) enum WriteAction {
 }
 
 impl WriteAction {
-    /// Part of ending an attempt that holds a reservation: accepted always, and never lost when
-    /// nobody waits for it.
+    /// Whether the action belongs to an attempt that holds a reservation. Such an action is always
+    /// accepted, and it is kept through a failure of the storage even if no caller waits for it.
     pub fn ends_attempt(&self) -> bool {
         matches!(
             self,
@@ -32,7 +33,7 @@ impl WriteAction {
         )
     }
 
-    /// Goes before admissions, so that what it frees, stops or forbids is seen by them.
+    /// Whether the action goes before admissions, so that they see what it frees, stops or forbids.
     fn is_urgent(&self) -> bool {
         self.ends_attempt()
             || matches!(
@@ -74,12 +75,12 @@ impl WriteJob {
         Self { action, reply }
     }
 
-    /// Whether nobody waits for the answer.
+    /// Whether the job was sent without a caller that waits for its answer.
     pub fn is_detached(&self) -> bool {
         self.reply.is_none()
     }
 
-    /// False when nobody was there to hear it.
+    /// Answers the caller; false when there is none, or none any more.
     pub fn answer(self, result: StoreResult<Outcome>) -> bool {
         self.reply.is_some_and(|reply| reply.send(result).is_ok())
     }
@@ -100,9 +101,9 @@ pub(super) struct Queue {
 
 pub(super) enum Taken {
     Jobs(Vec<WriteJob>),
-    /// Nothing came in time.
+    /// No job came in time.
     Idle,
-    /// Nothing is left and nothing will come.
+    /// The queue is empty and closed.
     Closed,
 }
 
@@ -120,7 +121,7 @@ impl Queue {
         self.filled.notify_one();
     }
 
-    /// Up to `most` jobs, urgent ones first; waits up to `patience` for the first.
+    /// Takes up to `most` jobs, urgent ones first. Waits up to `patience` for the first one.
     pub fn take(&self, most: usize, patience: Duration) -> Taken {
         let empty = |lanes: &mut WriteLanes| {
             lanes.urgent.is_empty() && lanes.ordinary.is_empty() && !lanes.closed
@@ -140,14 +141,14 @@ impl Queue {
         }
     }
 
-    /// Lets the writer stop once nothing is left.
+    /// Lets the writer stop once the queue is empty.
     pub fn close(&self) {
         self.lanes().closed = true;
         self.filled.notify_one();
     }
 
     fn lanes(&self) -> MutexGuard<'_, WriteLanes> {
-        // Nothing that runs under the lock panics halfway through a change.
+        // No code under this lock panics halfway through a change, so a poisoned lock is sound.
         self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

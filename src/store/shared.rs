@@ -40,7 +40,7 @@ impl StoreShared {
         }
     }
 
-    /// Where free space cannot be told, there is enough.
+    /// Whether free space is below the limit. Where it cannot be told, there is enough.
     pub fn is_space_low(&self) -> bool {
         self.reader.free_bytes().is_some_and(|free| free < self.min_free_bytes)
     }
@@ -78,7 +78,7 @@ impl StoreShared {
 
 pub(super) struct Health {
     reachable: AtomicBool,
-    /// The first violation found. Never cleared: a person has to look.
+    /// The first violation found. It is never cleared, because a person has to look.
     distrusted: OnceLock<String>,
     violations: AtomicU64,
 }

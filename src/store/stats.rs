@@ -1,4 +1,4 @@
-//! What the ledger says of itself to those who watch the node.
+//! Figures of the ledger for the node's metrics.
 
 use super::Store;
 use crate::ledger::FailureCode;
@@ -17,7 +17,7 @@ pub struct StoreStats {
 }
 
 impl Store {
-    /// What the metrics say of the ledger now.
+    /// The figures as they are now.
     pub async fn stats(&self) -> StoreStats {
         let shared = &self.inner.shared;
         let live = match shared.reader.snapshot().await {
@@ -34,7 +34,7 @@ impl Store {
     }
 }
 
-/// A cause as metrics label it.
+/// The label of a cause in the metrics.
 pub(super) fn label(cause: ReleaseCause) -> &'static str {
     match cause {
         ReleaseCause::CancelledInQueue => "cancelled_in_queue",

@@ -25,14 +25,19 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Commands in one transaction.
+/// Jobs in one transaction. They share its sync: `cresset bench --ledger` made 1 332 pairs a second
+/// with one client and 40 456 with 256. A larger batch would make its first caller wait longer.
 const MAX_BATCH: usize = 256;
-/// Reservations of earlier boots released in one transaction.
+/// Reservations of earlier boots released in one transaction. It bounds the memory of a recovery,
+/// and 1 000 releases still share one sync.
 const RECOVERY_BATCH: usize = 1_000;
-/// How long one look at the free space holds.
+/// How long a measurement of the free space counts. Admissions of one second use up far less than
+/// the space that `requests.min_free_mib` keeps free.
 const SPACE_CHECK: Duration = Duration::from_secs(1);
-/// Between two passes over what is past retention.
+/// The time between two sweeps. Retention is counted in hours, so a minute is exact enough.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_mins(1);
+/// Pause before the first attempt to reopen, doubled after each failure. A short disturbance is
+/// over within 20 ms; a longer one is asked after every 5 s.
 const FIRST_RETRY: Duration = Duration::from_millis(20);
 const LAST_RETRY: Duration = Duration::from_secs(5);
 
@@ -40,9 +45,9 @@ pub(super) struct Writer<B> {
     backend: Arc<B>,
     shared: Arc<StoreShared>,
     limits: Limits,
-    /// The latest time any command was given; stored time never goes back.
+    /// The latest time that any command was given, because stored time never goes back.
     clock: UnixMillis,
-    /// What the unusable ledger is owed, in the order it came.
+    /// Ends of attempts that could not be written yet, in the order in which they came.
     pending_ends: VecDeque<WriteJob>,
     retry: Duration,
     next_retry: Instant,
@@ -50,7 +55,7 @@ pub(super) struct Writer<B> {
     space_checked: Option<(Instant, bool)>,
 }
 
-/// Ends the process where a panic passes it.
+/// Ends the process when a panic unwinds past it.
 struct EndOnPanic;
 
 impl Drop for EndOnPanic {
@@ -77,7 +82,7 @@ impl<B: Backend> Writer<B> {
         }
     }
 
-    /// Ends what earlier boots left open. Before this, nothing may be admitted.
+    /// Releases the reservations of earlier boots. Nothing may be admitted before.
     pub fn recover(&mut self) -> StoreResult {
         let boot = self.shared.boot;
         let mut total = 0;
@@ -106,7 +111,7 @@ impl<B: Backend> Writer<B> {
         Ok(())
     }
 
-    /// Works until the queue is closed and empty, then marks the stop as orderly.
+    /// Runs until the queue is closed and empty, then records that the stop was orderly.
     pub fn run(mut self) {
         loop {
             let taken = self.shared.queue.take(MAX_BATCH, self.patience());
@@ -145,7 +150,7 @@ impl<B: Backend> Writer<B> {
         }
     }
 
-    /// A panic of the database is one more way for a handle to fail.
+    /// Treats a panic of the database as a failure of its handle.
     fn transact_guarded(
         &mut self,
         jobs: &[WriteJob],
@@ -191,7 +196,8 @@ impl<B: Backend> Writer<B> {
         }
     }
 
-    /// What begins something new needs a trusted ledger and room to end it in.
+    /// Admissions and grants need a ledger that no check found broken; admissions also need free
+    /// disk space, so that they can be ended.
     fn permit(&mut self, command: &Command) -> Result<(), String> {
         if matches!(command, Command::Admit(_) | Command::Grant { .. }) {
             self.shared.health.trusted()?;
@@ -218,8 +224,8 @@ impl<B: Backend> Writer<B> {
     }
 
     fn acknowledge(&self, jobs: Vec<WriteJob>, results: Vec<StoreResult<Outcome>>) {
-        // Dropped before the jobs are: nobody is told "unknown" of what was committed by a process
-        // that is about to end.
+        // This guard is dropped before the jobs are. A panic therefore ends the process before any
+        // caller is told that the outcome of a committed command is unknown.
         let _end = EndOnPanic;
         failpoint!("store::acknowledge");
         for (job, result) in jobs.into_iter().zip(results) {
@@ -237,7 +243,8 @@ impl<B: Backend> Writer<B> {
         }
     }
 
-    /// Keeps for later what nobody would repeat; everything else is answered as unknown.
+    /// Keeps the ends of attempts that no caller would repeat. All other jobs are answered as
+    /// `Unavailable`.
     fn defer(&mut self, jobs: Vec<WriteJob>, why: &str) {
         for job in jobs {
             if job.is_detached() && job.action.ends_attempt() {
@@ -251,7 +258,7 @@ impl<B: Backend> Writer<B> {
         }
     }
 
-    /// Opens the ledger again when it is time to try, and pays what it is owed.
+    /// Reopens the backend when it is time to try, and then writes the pending ends.
     pub fn reconnect(&mut self) {
         if self.shared.health.reachable() || Instant::now() < self.next_retry {
             return;
@@ -300,8 +307,8 @@ impl<B: Backend> Writer<B> {
         }
     }
 
-    /// True when more is due. Goes by the clock itself: stored time, which never goes back, may be
-    /// ahead of it, and nothing may be forgotten early.
+    /// One sweep; true when more is due. It goes by the clock itself: stored time may be ahead of
+    /// the clock, and no request may be forgotten early.
     pub fn sweep(&mut self) -> StateResult<bool> {
         self.backend.sweep(self.shared.clock.now(), &self.limits)
     }
@@ -319,7 +326,7 @@ impl<B: Backend> Writer<B> {
     }
 }
 
-/// Ends an admission nobody waits for.
+/// A job that releases an admission whose caller has gone.
 pub(super) fn release_unheard(key: RequestKey, attempt: AttemptId) -> WriteJob {
     let cause = ReleaseCause::Failed(FailureCode::ControlPlaneUnavailable);
     let release = Command::Release { key, attempt, cause };

@@ -1,8 +1,8 @@
-//! The audit: every invariant over everything stored, computed again from the journal and
-//! independently of `apply`.
+//! The audit checks every invariant over everything stored. It computes balances and reservations
+//! again from the journal, independently of `apply`.
 //!
-//! It streams. Held in memory are the balances of each account, what is reserved, and a fixed table
-//! of sums; never the journal or the requests, however many there are.
+//! It streams: it holds the balances of each account, the open reservations and a fixed table of
+//! sums in memory, and never the journal or the requests, however many there are.
 
 mod multiset_check;
 mod replay;
@@ -18,10 +18,11 @@ use multiset_check::{Item, MultisetCheck};
 pub use source::{AuditSource, JournalChain, JournalHeads, RowIter, conflicting_duplicate};
 use std::collections::HashMap;
 
-/// Violations named before the rest is only counted.
+/// Violations that a report names; further ones are only counted. One fault can break every row,
+/// and a person reads the first few.
 const MAX_NAMED: usize = 100;
 
-/// What an audit read and found.
+/// The rows that an audit read, and the violations that it found.
 #[derive(Clone, Debug, Default)]
 pub struct AuditReport {
     pub ok: bool,
@@ -35,7 +36,7 @@ pub struct AuditReport {
     pub heads: JournalHeads,
 }
 
-/// Checks everything. An error means that nothing can be said.
+/// Checks everything. An error means that the storage failed and the audit says nothing.
 pub fn everything(source: &dyn AuditSource) -> StateResult<AuditReport> {
     let mut audit = Audit::of(source, JournalHeads::default());
     audit.check_everything()?;
@@ -51,8 +52,8 @@ pub fn everything(source: &dyn AuditSource) -> StateResult<AuditReport> {
     Ok(audit.report())
 }
 
-/// Checks the journal after `from` and every account and request that it touches. What an earlier
-/// audit has checked and no entry has touched since is not read.
+/// Checks the journal after `from` and every account and request that it touches. Rows that an
+/// earlier audit has checked and no later entry touches are not read.
 pub fn since(source: &dyn AuditSource, from: JournalHeads) -> StateResult<AuditReport> {
     let mut audit = Audit::of(source, from);
     audit.check_journal()?;
@@ -80,9 +81,9 @@ struct Audit<'s> {
     heads: JournalHeads,
     /// The time of each chain's last entry.
     times: HashMap<JournalChain, UnixMillis>,
-    /// What the journal says of balances so far.
+    /// Each account's balances after the journal as far as it was read.
     replayed: HashMap<AccountId, Balances>,
-    /// What the journal has reserved and not ended so far.
+    /// Reservations that the journal, as far as it was read, has made and not ended.
     open: HashMap<(RequestKey, AttemptId), BucketAmounts>,
     multiset_check: MultisetCheck,
 }
@@ -109,7 +110,7 @@ impl<'s> Audit<'s> {
         self.check_rows()
     }
 
-    /// Checks each row; the number of rows.
+    /// Checks each row and returns how many there are.
     fn each<T>(
         &mut self,
         rows: RowIter<'s, T>,
@@ -123,7 +124,7 @@ impl<'s> Audit<'s> {
         Ok(count)
     }
 
-    /// A damaged row is a finding; only a storage that fails ends the audit.
+    /// Turns a damaged row into a finding; only a failure of the storage ends the audit.
     fn attempt(&mut self, check: impl FnOnce(&mut Self) -> StateResult) -> StateResult {
         match check(self) {
             Err(StateError::Corrupt(what)) => self.findings.add(what),

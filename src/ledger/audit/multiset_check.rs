@@ -1,17 +1,19 @@
-//! Whether two streams of items, of any length and in any order, have the same items equally often,
-//! in fixed memory.
+//! Checks in fixed memory whether two streams of any length and order contain the same items
+//! equally often.
 //!
-//! Each item adds a random hash of itself to one of many sums when one stream has it and subtracts
-//! it when the other does. Where a sum is not zero at the end, a second reading keeps the items of
-//! that sum, which names the culprits.
+//! Each item has a random hash, which is added to one of many sums when the item comes in one
+//! stream and subtracted when it comes in the other. Where a sum is not zero at the end, a second
+//! reading keeps the items of that sum, and so names those that differ.
 
 use crate::ids::{AccountId, AttemptId};
 use crate::ledger::records::RequestKey;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 
+/// Number of sums, 32 KiB in all. The more there are, the fewer items a second reading has to keep
+/// for each sum that is not zero.
 const SUMS: u64 = 4_096;
-/// Sums whose items a second reading keeps: a small part of all items, however broken the
+/// Sums whose items a second reading keeps. They are about 1/64 of all items, however broken the
 /// ledger is.
 const MAX_SUSPECTS: usize = 64;
 
@@ -40,12 +42,12 @@ impl Default for MultisetCheck {
 }
 
 impl MultisetCheck {
-    /// The journal has the item.
+    /// Counts an item of the journal.
     pub fn journalled(&mut self, item: Item) {
         self.count(item, 1);
     }
 
-    /// The rows have the item.
+    /// Counts an item of the rows.
     pub fn stored(&mut self, item: Item) {
         self.count(item, -1);
     }
@@ -59,7 +61,7 @@ impl MultisetCheck {
         }
     }
 
-    /// For a second reading; `None` when everything was paired.
+    /// The check for a second reading; `None` when both streams had the same items.
     pub fn second_reading(self) -> Option<Self> {
         let unequal = self.sums.iter().enumerate().filter(|(_, sum)| **sum != 0);
         let suspects: Vec<usize> = unequal.map(|(place, _)| place).take(MAX_SUSPECTS).collect();
@@ -67,7 +69,7 @@ impl MultisetCheck {
         (!again.suspects.is_empty()).then_some(again)
     }
 
-    /// What is not equally often in both, with how much oftener the journal has it.
+    /// Items that are not equally often in both, with how many more the journal has.
     pub fn surpluses(self) -> impl Iterator<Item = (Item, i64)> {
         self.kept.into_iter().filter(|(_, surplus)| *surplus != 0)
     }

@@ -1,5 +1,5 @@
-//! The journal, entry by entry: its numbers, its chain, its time, and the balances and reservations
-//! it leads to.
+//! Checks the journal entry by entry: its numbers, its chains, its time, and the balances and
+//! reservations that it leads to.
 
 use super::rows::{JournalledEnd, expected_end};
 use super::{Audit, Item, JournalChain};
@@ -60,8 +60,8 @@ impl Audit<'_> {
             Some(replayed) => *replayed,
             None => self.balances_before(entry)?,
         };
-        // From here on the account stands where the entry says, so that one wrong entry is one
-        // finding.
+        // The account goes on from the balances that the entry records, so that one wrong entry is
+        // one finding.
         self.replayed.insert(entry.account, entry.after);
         let after = match &entry.kind {
             EntryKind::Grant { reference } => self.check_grant(entry, reference, &before)?,
@@ -137,7 +137,7 @@ impl Audit<'_> {
         let record = self.source.request(key)?;
         let stored = record.as_ref().and_then(|record| record.attempt(attempt));
         let opened = self.open.remove(&(*key, attempt));
-        // Reserved in the trusted part of the journal, or not at all.
+        // The reservation lies in the trusted part of the journal, or nowhere.
         let trusted = || {
             let freed = before.reserved().checked_sub(entry.after.reserved());
             freed.filter(|_| self.trusted_until(entry.account) > 0)
@@ -147,7 +147,7 @@ impl Audit<'_> {
                 .add(format!("attempt {attempt} of {key} ends twice, or without a reservation"));
             return Ok(None);
         };
-        // Without a row the request's tombstone was purged: long ended.
+        // A request without a row ended long ago, and retention has removed it.
         if let Some(stored) = stored {
             let agrees = stored.reserved == reserved && expected_end(stored) == Some(end);
             self.require(agrees, || format!("attempt {attempt} of {key} and its journal disagree"));
@@ -168,7 +168,7 @@ impl Audit<'_> {
         Ok(before.resolve(reserved, charged))
     }
 
-    /// A reservation that the journal does not end.
+    /// Checks a reservation that the journal does not end.
     fn check_open(
         &mut self,
         key: &RequestKey,

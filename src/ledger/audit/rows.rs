@@ -1,4 +1,4 @@
-//! The rows: each against its owner, against itself, and against what the journal says of it.
+//! Checks each row against its owner, against itself, and against the journal.
 
 use super::{Audit, Item};
 use crate::ids::{AccountId, ApplicationId};
@@ -16,7 +16,7 @@ pub(super) enum JournalledEnd {
 }
 
 impl Audit<'_> {
-    /// Call after the journal was read from its beginning.
+    /// Checks all rows. The journal must have been read from its beginning before.
     pub(super) fn check_rows(&mut self) -> StateResult {
         let source = self.source;
         self.report.accounts = self.each(source.accounts(), |audit, account| {
@@ -140,7 +140,7 @@ impl Audit<'_> {
         Ok(())
     }
 
-    /// An attempt is reserved exactly while it is live.
+    /// Checks that the attempt is reserved exactly while it is live.
     fn check_reserved(
         &mut self,
         attempt: &Attempt,
@@ -169,7 +169,7 @@ impl Audit<'_> {
     }
 }
 
-/// What the journal must say of an attempt's end.
+/// The end that the journal must record for an attempt; `None` while it is live.
 pub(super) fn expected_end(attempt: &Attempt) -> Option<JournalledEnd> {
     match (attempt.state, attempt.usage) {
         (AttemptState::Queued | AttemptState::Running, _) => None,
@@ -178,7 +178,7 @@ pub(super) fn expected_end(attempt: &Attempt) -> Option<JournalledEnd> {
     }
 }
 
-/// State, times, usage, charge and reasons of one attempt fit together.
+/// Whether state, times, usage, charge and reasons of one attempt fit together.
 fn is_consistent(attempt: &Attempt) -> bool {
     let terminal = attempt.state.is_terminal();
     let cost = attempt.usage.map_or(Some(Microcredits::ZERO), |usage| attempt.prices.cost(&usage));

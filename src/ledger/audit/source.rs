@@ -1,4 +1,4 @@
-//! What the audit reads: rows of each kind one after the other, and single rows by key.
+//! The source that an audit reads: rows of each kind one after the other, and single rows by key.
 
 use crate::ids::{AccountId, ApplicationId};
 use crate::ledger::records::{
@@ -45,14 +45,14 @@ impl From<JournalHead> for JournalHeads {
     }
 }
 
-/// Everything stored, as one consistent reading of it.
+/// One consistent reading of everything stored.
 pub trait AuditSource {
     fn accounts(&self) -> RowIter<'_, Account>;
     fn all_balances(&self) -> RowIter<'_, (AccountId, Balances)>;
     fn applications(&self) -> RowIter<'_, Application>;
     fn credentials(&self) -> RowIter<'_, Credential>;
     fn grants(&self) -> RowIter<'_, (AccountId, String, Granted)>;
-    /// Recent and archived ones, each once.
+    /// Recent and archived requests, each once.
     fn requests(&self) -> RowIter<'_, RequestRecord>;
     fn reservations(&self) -> RowIter<'_, Reservation>;
     fn reservations_of(&self, account: AccountId) -> RowIter<'_, Reservation>;
@@ -71,7 +71,7 @@ pub trait AuditSource {
     fn request(&self, key: &RequestKey) -> StateResult<Option<RequestRecord>>;
     fn reservation(&self, key: &RequestKey) -> StateResult<Option<Reservation>>;
     fn entry(&self, chain: JournalChain, sequence: u64) -> StateResult<Option<JournalEntry>>;
-    /// An account's last entry up to this sequence.
+    /// An account's last entry up to this sequence of its chain.
     fn entry_of(&self, account: AccountId, until: u64) -> StateResult<Option<JournalEntry>>;
 }
 

@@ -1,4 +1,4 @@
-//! The store as the audit reads it: a snapshot, row by row.
+//! A snapshot as the audit reads it, row by row.
 
 use super::codec::StoredField;
 use super::rows::JournalPosition;
@@ -15,7 +15,8 @@ use std::ops::Bound;
 use uuid::Uuid;
 
 impl EmbeddedSnapshot {
-    /// Every row of a table whose key the content of the row asks for.
+    /// Every row of a table; a row whose content belongs under another key than `key` says is
+    /// damaged.
     fn placed<T: StoredField + 'static>(
         &self,
         table: Definition,
@@ -25,7 +26,8 @@ impl EmbeddedSnapshot {
     }
 }
 
-/// Rows whose keys begin with `prefix`; one whose content asks for another key is a damaged one.
+/// The rows whose keys begin with `prefix`. A row whose content belongs under another key is
+/// damaged.
 fn placed<T: StoredField + 'static>(
     table: &ReadOnly,
     prefix: impl AsRef<[u8]>,
@@ -77,7 +79,7 @@ impl AuditSource for EmbeddedSnapshot {
         let own_key = |record: &RequestRecord| request_key(&record.key);
         let requests = self.table(tables::REQUESTS)?;
         let recent = placed(&requests, "", own_key)?;
-        // A request on its way into the archive is in both, and the same.
+        // A request on its way into the archive lies in both tables with the same content.
         let archived = placed(&self.archive()?, "", own_key)?.filter_map(move |row| {
             let check = |record: RequestRecord| match get::<RequestRecord>(
                 &requests,

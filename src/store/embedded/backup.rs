@@ -1,6 +1,5 @@
-//! Backups: one file with a consistent copy of the ledger and its tombstones, proven before it gets
-//! its name.
-//! A restore proves the backup again, in place, before it replaces anything.
+//! Backups: a backup is one file with a consistent copy of the ledger and its tombstones. It is
+//! audited before it gets its name, and a restore audits it again before it replaces anything.
 
 use super::disk::{self, File, LockedFolder};
 use super::files;
@@ -17,8 +16,7 @@ use redb::{Database, ReadTransaction, ReadableDatabase, ReadableTable, WriteTran
 use std::fs;
 use std::path::Path;
 
-/// Tombstones travel with the money: without them a restored node would run finished requests
-/// again.
+/// The archive is part of a backup: without it a restored node would run finished requests again.
 const ARCHIVE_TABLES: [Definition; 2] = [tables::ARCHIVE, tables::ARCHIVE_DUE];
 
 /// Copies `snapshot` to `to`, which must not exist.
@@ -77,7 +75,7 @@ fn keep(path: &Path) -> StoreResult {
     remove_leftover(&kept)?;
     match fs::hard_link(path, &kept) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        // A file system without second names.
+        // Some file systems have no hard links.
         Err(_) => fs::copy(path, &kept).map(drop).map_err(|error| {
             disk::unusable(path, "cannot be kept aside; free space, then restore again", &error)
         }),
@@ -98,8 +96,8 @@ fn split(database: &Database, folder: &LockedFolder, identity: FileIdentity) -> 
             txn.delete_table(table)?;
         }
         files::set_identity(txn, identity)?;
-        // Nobody has used it yet: the next start releases whatever was open when the backup was
-        // made.
+        // The copy counts as closed. The next start releases the reservations that were open when
+        // the backup was made.
         let mut meta = txn.open_table(tables::META)?;
         let clean_marker = CleanMarker { boot: BootId::generate(), clean: true };
         tables::put(&mut meta, tables::CLEAN_MARKER, &clean_marker)
@@ -107,14 +105,14 @@ fn split(database: &Database, folder: &LockedFolder, identity: FileIdentity) -> 
     Ok(())
 }
 
-/// The epoch of what the folder holds now; 0 when it holds nothing that can be read.
+/// The epoch of the ledger in the folder; 0 when there is none that can be read.
 fn current_epoch(folder: &LockedFolder) -> u64 {
     let readable = disk::open_existing(&folder.path(File::Ledger));
     let identity = readable.and_then(|database| schema::identity(&database, File::Ledger.name()));
     identity.map_or(0, |identity| identity.epoch)
 }
 
-/// Audits a backup, in which the tombstones lie beside the ledger.
+/// Audits a backup, whose one file holds the tables of both.
 fn prove(database: &Database, shown: &Path) -> StoreResult {
     let begin = || database.begin_read().map_err(StateError::from);
     let snapshot = EmbeddedSnapshot { ledger: begin()?, bodies: begin()? };
@@ -138,7 +136,7 @@ fn copy_all(from: &ReadTransaction, to: &WriteTransaction, tables: &[Definition]
     })
 }
 
-/// A file that an interrupted run left unfinished.
+/// Removes a file that an interrupted run left unfinished.
 fn remove_leftover(path: &Path) -> StoreResult {
     match fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(disk::unusable(

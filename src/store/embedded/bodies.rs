@@ -1,4 +1,4 @@
-//! Stored answers, kept for replays until they expire.
+//! Stored answers. They are kept for replays until they expire.
 
 use super::files::Files;
 use super::tables::{self, due_key, get, put};
@@ -28,8 +28,8 @@ fn insert(txn: &WriteTransaction, key: &RequestKey, body: &StoredBody) -> StateR
     put(&mut txn.open_table(tables::BODIES_DUE)?, &due, &())
 }
 
-/// Removes answers whose settlement never came: those of requests that hold a reservation. Call
-/// while nothing runs.
+/// Removes the answers of requests that hold a reservation: their settlement never came. It must
+/// run while no request does.
 pub(super) fn remove_orphans(files: &Files) -> StateResult {
     let reservations = tables::open(&files.ledger.begin_read()?, tables::RESERVATIONS)?;
     let stored = tables::open(&files.bodies.begin_read()?, tables::BODIES)?;

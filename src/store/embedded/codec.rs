@@ -1,22 +1,22 @@
 //! How rows become bytes: `[version][fields in order, big-endian][crc32c of key, version and
 //! fields]`.
-//! Explicit and hand-kept: a database library's or serializer's own layout may change under stored
-//! money.
+//! The layout is written by hand because the own layout of a database library or a serializer may
+//! change with its next version, and stored money may not.
 
 use crate::ledger::state::{StateError, StateResult};
 use uuid::Uuid;
 
-/// Layout of every row; a later layout reads this one.
+/// The layout's version, the first byte of every row. A later layout must read this one.
 const VERSION: u8 = 1;
 const CRC_BYTES: usize = 4;
 
-/// Something with a fixed place and layout in a row.
+/// A value with a fixed layout, such as a field of a row or a whole row.
 pub(super) trait StoredField: Sized {
     fn write(&self, out: &mut Vec<u8>);
     fn read(input: &mut Reader<'_>) -> Result<Self, Malformed>;
 }
 
-/// The bytes are no row of this type.
+/// Why bytes are no row of the expected type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Malformed(pub &'static str);
 
@@ -56,7 +56,7 @@ fn checksum(key: &[u8], bytes: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(key), bytes)
 }
 
-/// Bytes not read yet.
+/// The bytes of a row that were not read yet.
 pub(super) struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {

@@ -1,5 +1,5 @@
-//! Where the two databases lie. The only place that knows file names, and what a file must look
-//! like to be opened.
+//! Where the two databases lie. Only this file knows their names and what a file must look like to
+//! be opened.
 
 use super::rows::FileIdentity;
 use super::schema;
@@ -10,7 +10,8 @@ use std::io::{self, Read};
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 
-/// Memory each database may use for pages.
+/// Memory that each database may use for its pages, bytes. The pages of a ledger in daily use fit,
+/// so that most look-ups do not reach the disk.
 const CACHE_BYTES: usize = 128 << 20;
 /// The first bytes of every redb file.
 const MAGIC: [u8; 9] = *b"redb\x1a\x0a\xa9\x0d\x0a";
@@ -18,7 +19,7 @@ const LOCK: &str = "lock";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum File {
-    /// Money, credentials and requests: small, and kept small.
+    /// Money, credentials and requests. It is kept small, so that its commits are cheap.
     Ledger,
     /// Stored answers and tombstones.
     Bodies,
@@ -34,7 +35,7 @@ impl File {
         }
     }
 
-    /// Its name until it is complete.
+    /// The file's name until it is complete.
     pub fn unfinished(self) -> String {
         format!("{}.new", self.name())
     }
@@ -50,12 +51,12 @@ pub(super) trait Disk: Send + Sync + 'static {
 /// A locked folder of the file system.
 pub(super) struct LockedFolder {
     dir: PathBuf,
-    /// Held, and with it the folder, until the last handle is gone.
+    /// The lock is held until this is dropped with the last handle of the store.
     _lock: fs::File,
 }
 
 impl LockedFolder {
-    /// Locks the folder for this process; another that has it open is an error.
+    /// Locks the folder for this process; `InUse` when another process has it.
     pub fn lock(dir: &Path) -> StoreResult<Self> {
         let path = dir.join(LOCK);
         let opened = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
@@ -107,7 +108,7 @@ pub(super) fn create(path: &Path) -> StoreResult<Database> {
 /// Opens a database file after checking every page of it.
 pub(super) fn open_existing(path: &Path) -> StoreResult<Database> {
     check_kind(path)?;
-    // The database panics on some damaged files; nothing of it outlives the unwinding.
+    // The database panics on some damaged files. No part of it outlives the unwinding.
     let opened = panic::catch_unwind(AssertUnwindSafe(|| builder().open(path)));
     match opened {
         Ok(Ok(database)) => Ok(database),
@@ -120,8 +121,8 @@ pub(super) fn open_existing(path: &Path) -> StoreResult<Database> {
     }
 }
 
-/// Refuses the file of a newer build before anything is written to it. Whatever else is wrong with
-/// it, opening says.
+/// Refuses the file of a newer build before anything is written to it. Opening reports all other
+/// faults.
 fn check_schema(path: &Path, file: File) -> StoreResult {
     let read = || -> Option<FileIdentity> {
         let database = Builder::new().open_read_only(path).ok()?;
@@ -145,7 +146,7 @@ pub(super) fn builder() -> Builder {
     builder
 }
 
-/// Refuses what is no database file before the database may touch it.
+/// Refuses a file that is no database before redb may touch it.
 fn check_kind(path: &Path) -> StoreResult {
     let mut head = Vec::new();
     let read = fs::File::open(path).and_then(|file| {

@@ -1,4 +1,4 @@
-//! The two open databases, and what makes them one ledger.
+//! The two open databases and the epoch that makes them one ledger.
 
 use super::disk::{Disk, File};
 use super::rows::{CleanMarker, FileIdentity};
@@ -32,8 +32,8 @@ impl Files {
     }
 
     pub fn snapshot(&self) -> StateResult<EmbeddedSnapshot> {
-        // The ledger first: a request on its way to the archive is then seen in at least one of the
-        // two.
+        // The ledger is read first, so that a request on its way to the archive is seen in at least
+        // one of the two files.
         let ledger = self.ledger.begin_read()?;
         let bodies = self.bodies.begin_read()?;
         Ok(EmbeddedSnapshot { ledger, bodies })
@@ -44,7 +44,8 @@ impl Files {
         tables::get(&tables::open(&txn, tables::META)?, tables::CLEAN_MARKER)
     }
 
-    /// Records who uses the ledger, or, `clean`, that nobody does any more.
+    /// Records that the process `boot` uses the ledger or, with `clean`, that it stopped in good
+    /// order.
     pub fn set_clean_marker(&self, boot: BootId, clean: bool) -> StateResult {
         let clean_marker = CleanMarker { boot, clean };
         write(&self.ledger, |txn| {

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What the syncs of a ledger's files have cost.
+/// Counts the syncs of a ledger's files and the time spent in them.
 #[derive(Debug, Default)]
 pub struct SyncMeter {
     at_least: Duration,

@@ -1,6 +1,5 @@
-//! What is past its time: answers are deleted, ended requests move to the archive, tombstones go at
-//! last.
-//! The journal stays.
+//! Retention: expired answers are deleted, ended requests move to the archive, and archived ones
+//! are removed in the end. The journal stays.
 
 use super::files::{self, Files};
 use super::tables::{self, Writable, due_key, due_subject, get, put};
@@ -12,10 +11,11 @@ use crate::store::backend::StoredBody;
 use crate::store::limits::Limits;
 use redb::{ReadableDatabase, ReadableTable, WriteTransaction};
 
-/// Rows of one kind handled in one pass, so that a pass never holds up commands for long.
+/// Rows of one kind handled in one pass. The writer makes a pass between two batches, so this
+/// bounds how long commands wait for it.
 const MAX_ROWS: usize = 1_000;
 
-/// One pass; true when more is due.
+/// Makes one pass over what is due at `now`; true when more is due.
 pub(super) fn sweep(files: &Files, now: UnixMillis, limits: &Limits) -> StateResult<bool> {
     let ended = due(files, ago(now, limits.replay_ms))?;
     let purge = |txn: &WriteTransaction| -> StateResult<usize> {
@@ -101,7 +101,7 @@ fn purge_bodies(txn: &WriteTransaction, now: UnixMillis) -> StateResult<usize> {
     let mut bodies = txn.open_table(tables::BODIES)?;
     purge(&mut txn.open_table(tables::BODIES_DUE)?, now, |_, key| {
         let body: Option<StoredBody> = get(&bodies, key)?;
-        // A later attempt may have stored another body for longer.
+        // A later attempt may have stored another body that expires later.
         if body.is_some_and(|body| body.expires_at <= now) {
             bodies.remove(key)?;
         }
@@ -122,7 +122,7 @@ fn purge_tombstones(txn: &WriteTransaction, until: UnixMillis) -> StateResult<us
     })
 }
 
-/// Handles every due row of an index and takes it out; the number of them.
+/// Handles every due row of an index and removes it from there. Returns how many there were.
 fn purge(
     index: &mut Writable<'_>,
     until: UnixMillis,
@@ -136,7 +136,7 @@ fn purge(
     Ok(due.len())
 }
 
-/// Before the epoch nothing ended.
+/// The time `span_ms` before `now`, or 0 where that would be before 1970.
 fn ago(now: UnixMillis, span_ms: u64) -> UnixMillis {
     UnixMillis(now.0.saturating_sub(span_ms))
 }

@@ -15,23 +15,24 @@ use crate::ledger::{
 };
 use crate::store::backend::StoredBody;
 
-/// What the files are: the same in both, so that two that do not belong together are noticed.
+/// The identity of a file. It is the same in both files of a ledger, so that two that do not belong
+/// together are noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FileIdentity {
     pub schema: u32,
-    /// Risen by one with every restore.
+    /// Raised by every restore.
     pub epoch: u64,
 }
 
-/// The last process that used the ledger.
+/// The process that used the ledger last, and whether it stopped in good order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CleanMarker {
     pub boot: BootId,
-    /// Set as the last write of an orderly stop.
+    /// True from the last write of an orderly stop until the next start.
     pub clean: bool,
 }
 
-/// Where the journal and time stand.
+/// The end of the journal, and the latest time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct JournalPosition {
     pub head: JournalHead,

@@ -1,5 +1,5 @@
-//! Versions of the layout of tables, keys and rows: what this build reads, and the steps that bring
-//! older files up to it.
+//! Versions of the layout of tables, keys and rows: the schemas that this build reads, and the
+//! steps that bring older files up to its own.
 
 use super::disk::File;
 use super::files;
@@ -12,10 +12,11 @@ use redb::{Database, ReadableDatabase, WriteTransaction};
 /// Rewrites one kind of file from one schema to the next.
 pub(super) type SchemaStep = fn(File, &WriteTransaction) -> StateResult;
 
-/// The first leads from schema 1 to schema 2. A released step never changes.
+/// The steps in order: the first one leads from schema 1 to schema 2. A released step never
+/// changes.
 pub(super) const STEPS: &[SchemaStep] = &[];
 
-/// What this build writes.
+/// The schema that this build writes.
 pub(super) const SCHEMA: u32 = 1 + STEPS.len() as u32;
 
 /// Brings a database, which holds the tables of `contents`, up to the schema after the last of
@@ -53,7 +54,7 @@ pub(super) fn check(found: u32, known: u32, name: &str) -> StoreResult {
     )))
 }
 
-/// What a file says it is.
+/// The identity that a file records.
 pub(super) fn identity(database: &impl ReadableDatabase, name: &str) -> StoreResult<FileIdentity> {
     let found = read_identity(database).map_err(|error| {
         StoreError::Unusable(format!("{name} does not say what it is: {error}; restore a backup"))

@@ -1,4 +1,5 @@
-//! `LedgerState` over one open write transaction: what a batch of commands sees and changes.
+//! `LedgerState` over one open write transaction, through which a batch of commands reads and
+//! writes.
 
 use super::rows::JournalPosition;
 use super::tables::{self, ReadOnly, Writable, get, put};
@@ -29,7 +30,7 @@ pub(in crate::store) struct WriteState<'t> {
     archive: ReadOnly,
     position: JournalPosition,
     changed: bool,
-    /// Rows that most commands of a batch change again, written once at its end.
+    /// Rows that most commands of a batch change again. They are written once, at its end.
     changed_accounts: BTreeMap<AccountId, Account>,
     changed_balances: BTreeMap<AccountId, Balances>,
 }
@@ -67,8 +68,8 @@ impl<'t> WriteState<'t> {
         })
     }
 
-    /// Writes what is left to write and where the journal and time stand now; false when nothing
-    /// was changed and nothing needs a commit.
+    /// Writes the rows kept until now and the position of journal and time. False when no row was
+    /// changed, so that no commit is needed.
     pub fn finish(mut self) -> StateResult<bool> {
         if self.changed {
             for (id, account) in &self.changed_accounts {

@@ -19,7 +19,7 @@ pub(super) const IDENTITY: &[u8] = b"identity";
 pub(super) const CLEAN_MARKER: &[u8] = b"tenure";
 pub(super) const PROGRESS: &[u8] = b"progress";
 
-// ledger.redb: money and what is live or recent.
+// Tables of ledger.redb: money, and requests that are live or recent.
 pub(super) const ACCOUNTS: Definition = TableDefinition::new("accounts");
 pub(super) const BALANCES: Definition = TableDefinition::new("balances");
 pub(super) const APPLICATIONS: Definition = TableDefinition::new("applications");
@@ -29,7 +29,7 @@ pub(super) const DIGESTS: Definition = TableDefinition::new("digests");
 /// Account and reference → what was granted.
 pub(super) const GRANTS: Definition = TableDefinition::new("grants");
 pub(super) const REQUESTS: Definition = TableDefinition::new("requests");
-/// Time a request last ended and its key, for the move into the archive.
+/// The times at which requests ended, each with its request key, for the move into the archive.
 pub(super) const ENDED: Definition = TableDefinition::new("ended");
 pub(super) const RESERVATIONS: Definition = TableDefinition::new("reservations");
 /// Account and fingerprint → crashes the input was running in.
@@ -55,7 +55,7 @@ pub(super) const LEDGER_TABLES: [Definition; 13] = [
     ENTRIES_BY_ACCOUNT,
 ];
 
-// bodies.redb: what clients sent back for, and tombstones.
+// Tables of bodies.redb: stored answers and archived requests.
 pub(super) const BODIES: Definition = TableDefinition::new("bodies");
 /// Expiry and key of a body.
 pub(super) const BODIES_DUE: Definition = TableDefinition::new("bodies_due");
@@ -85,12 +85,12 @@ pub(super) fn request_prefix(account: AccountId, request: RequestId) -> Vec<u8> 
     [account.0.into_bytes(), request.0.into_bytes()].concat()
 }
 
-/// A time and what is due then.
+/// The key of an index by time: `at`, then the key of the row that is due.
 pub(super) fn due_key(at: UnixMillis, key: &[u8]) -> Vec<u8> {
     [&at.0.to_be_bytes(), key].concat()
 }
 
-/// What is due, out of a key made by `due_key`.
+/// The key of the row that is due, out of a key made by `due_key`.
 pub(super) fn due_subject(key: &[u8]) -> &[u8] {
     key.get(8..).unwrap_or_default()
 }
@@ -120,7 +120,7 @@ pub(super) fn put(table: &mut Writable<'_>, key: &[u8], row: &impl StoredField) 
     Ok(())
 }
 
-/// Every row in key order, as (key, row); a damaged one is an item of its own.
+/// Every row in key order, as (key, row). A damaged row is an `Err` item of its own.
 pub(super) fn rows<T: StoredField>(
     table: &impl ReadableTable<&'static [u8], &'static [u8]>,
 ) -> StateResult<impl Iterator<Item = StateResult<(Vec<u8>, T)>>> {
@@ -131,8 +131,8 @@ pub(super) fn rows<T: StoredField>(
     }))
 }
 
-/// The rows of a range of keys, as (key, row). A damaged one is an item of its own; a failure of
-/// the database is the last.
+/// The rows of a range of keys, as (key, row). A damaged row is an `Err` item of its own; after a
+/// failure of the database there are no further items.
 pub(super) fn range<T: StoredField>(
     table: &ReadOnly,
     keys: (Bound<&[u8]>, Bound<&[u8]>),
@@ -146,7 +146,7 @@ pub(super) fn range<T: StoredField>(
     }))
 }
 
-/// The rows whose keys begin with `prefix`, likewise.
+/// The rows whose keys begin with `prefix`, as `range` returns them.
 pub(super) fn under<T: StoredField>(
     table: &ReadOnly,
     prefix: &[u8],
@@ -156,7 +156,7 @@ pub(super) fn under<T: StoredField>(
     range(table, (Bound::Included(prefix), end))
 }
 
-/// The first key behind all that begin with `prefix`; `None` when no key is.
+/// The first key after all that begin with `prefix`; `None` when there is none.
 fn successor(prefix: &[u8]) -> Option<Vec<u8>> {
     let last = prefix.iter().rposition(|byte| *byte < u8::MAX)?;
     let mut behind = prefix[..=last].to_vec();
