@@ -1,5 +1,5 @@
-//! While the ledger cannot be written nothing is admitted; a read is answered as ever or refused
-//! with 503, never wrongly.
+//! While the ledger cannot be written, no request is admitted. A read is answered as before or
+//! refused with 503, and never answered wrongly.
 
 use crate::process::{Customer, Folder, Served, eventually, request};
 use serde_json::json;
@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 const ID: &str = "0197a0b1-c2d3-7e4f-8a5b-6c7d8e9f0a1b";
 
-/// Lets the node's files grow no further than `bytes`, as a full disk would.
+/// Lets no file of the node grow beyond `bytes`, as a full disk would.
 fn limit_files(node: &Served, bytes: &str) {
     let arguments = ["--pid", &node.id().to_string(), &format!("--fsize={bytes}:unlimited")];
     assert!(Command::new("prlimit").args(arguments).status().unwrap().success());

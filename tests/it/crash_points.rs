@@ -1,6 +1,6 @@
-//! The real binary, ended or broken at every named place between a request's admission and its end,
-//! and during recovery, archiving and backups. Then it starts again: the audit is clean, and the
-//! request stands where the rules say.
+//! Ends or breaks the real binary at every named place between a request's admission and its end,
+//! and during recovery, archiving and backups. After the next start the audit is clean, and the
+//! request is in the state that the rules demand.
 
 use crate::process::{Customer, Folder, Served, eventually};
 use crate::volley::{Call, volley};
@@ -9,14 +9,14 @@ use uuid::Uuid;
 
 const TRIAL: u64 = 1_000_000;
 
-/// Where a request stands after the restart.
+/// The state of a request after the restart.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Left {
-    /// It never was.
+    /// The ledger does not know it.
     Nothing,
-    /// Failed for the restart, uncharged.
+    /// It failed because of the restart and was not charged.
     Failed,
-    /// Completed and charged, though its client may not have heard.
+    /// It was completed and charged, although its client may not have been told.
     Completed,
 }
 
@@ -24,13 +24,12 @@ enum Left {
 /// durable.
 const IN_THE_MIDDLE: &str = "engine::step=sleep(100);drive::chunk=2*off->return";
 
-/// Commits of the ledger in the life of one request that nobody else disturbs: admission, start,
-/// settlement.
+/// Commits of the ledger in the life of one request that runs alone: admission, start, settlement.
 const CRASHES: &[(&str, Left)] = &[
     ("drive::accepted=return", Left::Nothing),
     ("store::before_commit=return", Left::Nothing),
     ("store::after_commit=return", Left::Failed),
-    // The writer itself panics: the node goes down rather than go on without it.
+    // Where the writer itself panics, the node ends rather than go on without it.
     ("store::acknowledge=panic", Left::Failed),
     ("drive::admitted=return", Left::Failed),
     ("store::before_commit=1*off->return", Left::Failed),
@@ -111,8 +110,7 @@ fn check_left(node: &Served, key: &str, id: &str, left: Left, what: &str) {
     }
 }
 
-/// What is gone from the balance is what these requests cost, nothing is reserved, and the audit is
-/// clean.
+/// The balance is lower by the cost of these requests, nothing is reserved, and the audit is clean.
 fn check_books(folder: &Folder, account: &str, requests: &[&Value], what: &str) {
     assert_eq!(folder.json(&["ledger", "audit"])["ok"], true, "{what}");
     let charged: u64 = requests.iter().map(|request| units(&request["chargedUnits"])).sum();
@@ -168,12 +166,12 @@ fn an_input_that_was_running_in_two_crashes_is_not_run_again() {
     let template = Folder::ready();
     let Customer { key, .. } = template.customer(TRIAL);
     let (folder, id) = killed_in_the_middle(&template, &key);
-    // Under another id: it is the input that counts.
+    // The id is another one, because the input is what counts.
     let mut node = folder.serve_failing(IN_THE_MIDDLE);
     let body = ask(&node.model, true);
     assert!(Call::chat(&node.listen, &key, &Uuid::new_v4().to_string(), &body).go().is_none());
     node.wait();
-    // The engine must not even see it: there it would bring down the node again.
+    // The engine must not see the input, which would bring down the node again.
     let node = folder.serve_failing("engine::crash=return");
     for id in [id, Uuid::new_v4().to_string()] {
         let refused = Call::chat(&node.listen, &key, &id, &body).go().expect("the node lives");

@@ -1,5 +1,5 @@
-//! The real binary on files that are damaged, foreign or cannot grow: it says what happened, why
-//! and what to do, and loses nothing.
+//! Runs the real binary on files that are damaged, foreign or cannot grow: it says what happened,
+//! why and what to do, and loses nothing.
 
 use crate::process::{Customer, Folder};
 use serde_json::json;
@@ -44,8 +44,8 @@ fn files_that_are_no_ledger_are_refused_by_every_command() {
     }
 }
 
-/// The ledger's files cannot grow any more in the middle of the work: what was answered is kept,
-/// the rest is refused, and with room again everything adds up.
+/// The ledger's files cannot grow any more in the middle of the work. Answered requests are kept,
+/// the others are refused, and once there is room again everything adds up.
 #[test]
 fn a_node_whose_files_cannot_grow_loses_nothing() {
     let folder = Folder::ready();

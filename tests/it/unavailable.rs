@@ -1,5 +1,5 @@
-//! The real binary while its ledger cannot be reached: nobody is let in, nobody is turned out,
-//! nothing is lost, and the same request id later is exactly one run.
+//! Runs the real binary while its ledger cannot be reached: no client is let in, none is told that
+//! its credential is invalid, nothing is lost, and the same request id is later exactly one run.
 
 use crate::process::{Customer, Folder, Reply, Served, eventually};
 use crate::volley::Call;
@@ -53,7 +53,7 @@ fn no_route_answers_when_the_ledger_cannot_be_read() {
             assert_unavailable(&reply, &format!("{points}: {method} {path}"));
         }
         assert_unavailable(&Call::chat(base, &key, &id, &ask(&node)).go().unwrap(), points);
-        // What no ledger is needed for is refused all the same.
+        // A credential that is no secret of this node is refused without the ledger.
         assert_eq!(
             Call::plain(base, "GET", "/v1/me", &unknown).go().unwrap().status,
             401,
@@ -101,8 +101,8 @@ fn a_ledger_that_failed_its_checks_confirms_nobody() {
     );
 }
 
-/// At each commit of a request's life, the commit is lost or becomes durable unheard, once, or the
-/// database panics.
+/// At each commit in a request's life one of three things happens once: the commit is lost, it
+/// becomes durable but is reported as failed, or the database panics.
 #[test]
 fn a_failed_commit_is_one_run_in_the_end() {
     let template = Folder::ready();
