@@ -1,12 +1,12 @@
-//! What the writer and the audit cost by themselves. Prints, asserts nothing about time:
-//! `cargo test --release --lib store::embedded::tests::bench -- --ignored --nocapture`. Pairs a
-//! second under load: `cresset bench --ledger`.
+//! Measures what the writer and the audit cost by themselves. It prints and asserts nothing of
+//! time: `cargo test --release --lib store::embedded::tests::bench -- --ignored --nocapture`. Pairs
+//! a second under load: `cresset bench --ledger`.
 
 use super::*;
 use crate::store::limits::Limits;
 use std::time::{Duration, Instant};
 
-/// The writer's own time for a pair, on a disk that costs nothing: what is left beside the syncs.
+/// Measures the writer's own time for a pair, on a disk that costs nothing.
 #[test]
 #[ignore = "a measurement"]
 fn writer_alone() {
@@ -33,7 +33,7 @@ fn writer_alone() {
     println!("{:.1} us a pair", best.as_secs_f64() * 1e6 / (BATCHES * WIDE) as f64);
 }
 
-/// What auditing a million entries costs: time, and memory beyond the databases' page caches.
+/// Measures what auditing a million entries costs: time, and memory beyond the page caches.
 #[test]
 #[ignore = "a measurement"]
 fn audit_of_a_million_entries() {

@@ -10,7 +10,7 @@ use std::fs;
 use std::io::ErrorKind;
 use tokio::sync::oneshot;
 
-/// The disk fails at every change in turn: what is owed is written once it works again.
+/// The disk fails at every change in turn: pending ends are written once it works again.
 #[test]
 fn a_failing_disk_delays_settlements_and_loses_none() {
     let survives = |failing_at| {
@@ -50,8 +50,8 @@ fn a_full_disk_still_serves_reads() {
     bench.assert_balanced(4, 0);
 }
 
-/// A failing disk with callers who wait: they are told that nothing is known, and a repeat ends the
-/// attempt once.
+/// The disk fails while callers wait. They are told that the outcome is unknown, and a repeat ends
+/// the attempt once.
 #[test]
 fn an_unknown_outcome_may_be_asked_for_again() {
     let survives = |failing_at| {
@@ -86,8 +86,8 @@ fn an_unknown_outcome_may_be_asked_for_again() {
 }
 
 /// Every write or sync fails in turn, once or for good, in the middle of a batch of everything
-/// there is. What was acknowledged stays, what was not is resolved by its key, and nothing is left
-/// open.
+/// there is. Acknowledged commands stay, the others are resolved by their keys, and no
+/// reservation is left open.
 fn fail_each(operation: Operation, kind: ErrorKind, breaks: bool) -> usize {
     let survives = |after| {
         let context = format!("{operation:?} {after}, {kind}, for good: {breaks}");
@@ -160,8 +160,8 @@ fn any_read_may_fail() {
     }
 }
 
-/// While a sync takes its time, only so many commands wait; the rest are told at once, and what is
-/// owed is taken.
+/// While a sync takes its time, a bounded number of commands waits; the rest are refused at once,
+/// and ends of attempts are accepted.
 #[test]
 fn a_slow_disk_bounds_what_waits() {
     let disk = SimulatedDisk::formatted();

@@ -1,5 +1,5 @@
-//! Disks that lose power in the middle of commands, answers and sweeps: nothing acknowledged is
-//! lost, every reservation ends once.
+//! Disks that lose power in the middle of commands, answers and sweeps: no acknowledged command is
+//! lost, and every reservation ends once.
 
 use super::Now;
 use super::media::{Random, SimulatedDisk};
@@ -17,7 +17,7 @@ use bytes::Bytes;
 use std::collections::HashMap;
 use tokio::sync::oneshot;
 
-/// The writer without its thread: every step is taken by the test, so a seed decides everything.
+/// The writer without its thread. The test takes every step, so a seed decides everything.
 pub struct Bench {
     disk: SimulatedDisk,
     clock: TestClock,
@@ -55,7 +55,7 @@ impl Bench {
         answers.into_iter().map(|mut answer| answer.try_recv().ok()).collect()
     }
 
-    /// Applies commands whose outcome nobody waits for.
+    /// Applies commands whose outcome no caller waits for.
     pub fn detach(&mut self, commands: Vec<Command>) {
         let jobs =
             commands.into_iter().map(|command| WriteJob::new(WriteAction::Apply(command), None));
@@ -119,7 +119,7 @@ pub fn opened(balance: u64) -> (SimulatedDisk, TestClock, Bench) {
 
 const HOUR: u64 = 3_600_000;
 
-/// What the client side of a test knows of its requests.
+/// The knowledge that the client side of a test has of its requests.
 #[derive(Default)]
 struct Known {
     next: u128,

@@ -1,5 +1,5 @@
-//! Any bytes as a stored row: a row that is stored as these very bytes, or damage; one flipped bit
-//! is always damage.
+//! Reads any bytes as a stored row. They are a row that is stored as these very bytes, or damaged;
+//! one flipped bit is always damage.
 
 use super::layout::{entry, record};
 use crate::ledger::state::{Crashes, Granted, Reservation};

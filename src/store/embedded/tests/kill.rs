@@ -1,5 +1,5 @@
-//! A process killed under load, again and again, on one ledger: nothing acknowledged is lost,
-//! everything open ends once.
+//! Kills a process under load again and again on one ledger: no acknowledged command is lost, and
+//! every open reservation ends once.
 
 use super::media::Random;
 use super::*;
@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{self, Stdio};
 
-/// What the killed process says before it goes on: this settlement was acknowledged.
+/// Printed by the killed process for each settlement that was acknowledged.
 const ACKNOWLEDGED: &str = "acknowledged ";
 
 /// Not a test of its own: started by the one below, in a folder with a ledger, and killed by it.
@@ -48,8 +48,8 @@ fn load(store: &Store) {
     println!("{ACKNOWLEDGED}{request}");
 }
 
-/// Starts a process under load, waits for `wait` acknowledgements, kills it; every request it
-/// acknowledged.
+/// Starts a process under load, waits for `wait` acknowledgements and kills it. Returns every
+/// request that it acknowledged.
 fn run_and_kill(dir: &Path, wait: usize) -> Vec<u128> {
     let name = "store::embedded::tests::kill::load_until_killed";
     let mut child = process::Command::new(std::env::current_exe().unwrap())

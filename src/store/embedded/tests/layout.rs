@@ -1,4 +1,4 @@
-//! Rows survive their layout, and nothing else is ever taken for a row.
+//! Rows survive encoding and decoding, and other bytes are never taken for a row.
 
 use super::super::codec::{StoredField, decode, encode};
 use super::model::{attempt, request, units};

@@ -97,7 +97,7 @@ fn tear(bytes: &mut Vec<u8>, change: &Change, random: &mut Random) {
     }
 }
 
-/// What redb asks of a file.
+/// The operations that redb asks of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     Read,

@@ -1,4 +1,4 @@
-//! What the store promises, checked on real files and on disks that fail.
+//! Checks what the store promises on real files and on disks that fail.
 
 mod bench;
 mod disk;
@@ -84,7 +84,7 @@ impl Fixture {
     }
 }
 
-/// What a process killed now would leave behind.
+/// A copy of the files as a process killed now would leave them.
 fn image(of: &Fixture) -> Fixture {
     let dir = tempfile::tempdir().unwrap();
     for file in File::ALL {

@@ -1,5 +1,5 @@
-//! The same random commands against memory and redb, with restarts, losses of power, failing disks
-//! and restored backups between: equal answers, equal rows.
+//! Applies the same random commands to memory and to redb, with restarts, losses of power, failing
+//! disks and restored backups in between. Answers and rows must be equal.
 
 use super::super::tables;
 use super::faults::Bench;

@@ -1,4 +1,4 @@
-//! Files that are no ledger, or none of this build: refused with a reason, and left as they are.
+//! Files that are no ledger, or none of this build, are refused with a reason and left as they are.
 
 use super::super::disk;
 use super::super::files;

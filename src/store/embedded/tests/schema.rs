@@ -1,5 +1,5 @@
-//! Files and rows of every schema there was, kept for ever, and the way from one schema to the
-//! next.
+//! Files and rows of every released schema are kept for ever and must open, and steps lead from one
+//! schema to the next.
 
 use super::super::codec::{StoredField, decode, encode};
 use super::super::files::write;

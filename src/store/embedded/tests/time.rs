@@ -1,5 +1,5 @@
-//! What time does to a ledger: answers expire, requests are archived and forgotten, and a clock
-//! that jumps does no harm.
+//! The effects of time: answers expire, requests are archived and forgotten, and a clock that jumps
+//! does no harm.
 
 use super::*;
 use crate::ledger::records::EntryKind;
