@@ -7,7 +7,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 /// An algorithm in the library's own opaque form.
-pub type Algorithm = [u64; 8];
+pub type MatmulAlgorithm = [u64; 8];
 
 /// The properties of a product by which its algorithm is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -70,7 +70,7 @@ impl GemmShape {
 /// Algorithms by the key of their shape.
 pub struct AutotuneCache {
     file: Option<PathBuf>,
-    chosen: BTreeMap<String, Algorithm>,
+    chosen: BTreeMap<String, MatmulAlgorithm>,
 }
 
 impl AutotuneCache {
@@ -82,11 +82,11 @@ impl AutotuneCache {
         Self { chosen: text.and_then(|text| decode(&text)).unwrap_or_default(), file }
     }
 
-    pub fn get(&self, shape: &GemmShape) -> Option<Algorithm> {
+    pub fn get(&self, shape: &GemmShape) -> Option<MatmulAlgorithm> {
         self.chosen.get(&shape.key()).copied()
     }
 
-    pub fn keep(&mut self, shape: &GemmShape, algorithm: Algorithm) {
+    pub fn keep(&mut self, shape: &GemmShape, algorithm: MatmulAlgorithm) {
         self.chosen.insert(shape.key(), algorithm);
         if let Some(file) = &self.file {
             // If it cannot be written, the shape is measured again at the next start.
@@ -111,7 +111,7 @@ fn file_name(properties: &Properties) -> String {
 }
 
 /// The file's text: a line with a digest of the rest, then one line for each shape.
-fn encode(chosen: &BTreeMap<String, Algorithm>) -> String {
+fn encode(chosen: &BTreeMap<String, MatmulAlgorithm>) -> String {
     let mut lines = String::new();
     for (shape, algorithm) in chosen {
         lines.push_str(shape);
@@ -123,7 +123,7 @@ fn encode(chosen: &BTreeMap<String, Algorithm>) -> String {
     format!("{FILE_HEADER} {:016x}\n{lines}", digest(&lines))
 }
 
-fn decode(text: &str) -> Option<BTreeMap<String, Algorithm>> {
+fn decode(text: &str) -> Option<BTreeMap<String, MatmulAlgorithm>> {
     let (header, lines) = text.split_once('\n')?;
     if header != format!("{FILE_HEADER} {:016x}", digest(lines)) {
         return None;
@@ -131,7 +131,7 @@ fn decode(text: &str) -> Option<BTreeMap<String, Algorithm>> {
     lines.lines().map(decode_line).collect()
 }
 
-fn decode_line(line: &str) -> Option<(String, Algorithm)> {
+fn decode_line(line: &str) -> Option<(String, MatmulAlgorithm)> {
     let words: Vec<&str> = line.split(' ').collect();
     let (shape, algorithm) = words.split_at_checked(words.len().checked_sub(8)?)?;
     let algorithm: Option<Vec<u64>> =

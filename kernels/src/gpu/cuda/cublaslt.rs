@@ -2,7 +2,7 @@
 //! it as their transposes. All products share one workspace. The algorithm for each shape is
 //! measured where the shape is first used.
 
-use super::autotune::{Algorithm, AutotuneCache, GemmShape};
+use super::autotune::{AutotuneCache, GemmShape, MatmulAlgorithm};
 use super::failure;
 use crate::gpu::{Gemm, Kind, View};
 use crate::{Error, Result};
@@ -60,7 +60,7 @@ struct MatmulPlans {
 /// Descriptors, and an algorithm that was checked for exactly these.
 struct MatmulPlan {
     descriptors: MatmulDescriptors,
-    algorithm: Algorithm,
+    algorithm: MatmulAlgorithm,
 }
 
 impl CublasLt {
@@ -109,7 +109,7 @@ impl CublasLt {
         gemm: &Gemm,
         shape: &GemmShape,
         autotuned: &mut AutotuneCache,
-    ) -> Result<(Algorithm, bool)> {
+    ) -> Result<(MatmulAlgorithm, bool)> {
         let chosen = autotuned.get(shape);
         if let Some(chosen) = chosen.filter(|chosen| self.fits(descriptors, chosen)) {
             return Ok((chosen, true));
@@ -128,7 +128,7 @@ impl CublasLt {
         Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
-    fn fits(&self, descriptors: &MatmulDescriptors, algorithm: &Algorithm) -> bool {
+    fn fits(&self, descriptors: &MatmulDescriptors, algorithm: &MatmulAlgorithm) -> bool {
         let algorithm = sys::cublasLtMatmulAlgo_t { data: *algorithm };
         let MatmulDescriptors { description, w, x, out } = *descriptors;
         let mut found = MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::zeroed();
@@ -154,7 +154,7 @@ impl CublasLt {
         &self,
         descriptors: &MatmulDescriptors,
         shape: &GemmShape,
-    ) -> Result<Vec<Algorithm>> {
+    ) -> Result<Vec<MatmulAlgorithm>> {
         let preference = MatmulPreference::new(shape).map_err(refusal)?;
         let MatmulDescriptors { description, w, x, out } = *descriptors;
         let mut found =
@@ -199,8 +199,8 @@ impl CublasLt {
         &self,
         descriptors: &MatmulDescriptors,
         gemm: &Gemm,
-        candidates: &[Algorithm],
-    ) -> Result<Algorithm> {
+        candidates: &[MatmulAlgorithm],
+    ) -> Result<MatmulAlgorithm> {
         let context = self.stream.context();
         let cache = context
             .attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)
@@ -245,7 +245,7 @@ impl CublasLt {
         &self,
         descriptors: &MatmulDescriptors,
         gemm: &Gemm,
-        algorithm: Algorithm,
+        algorithm: MatmulAlgorithm,
     ) -> Result<()> {
         descriptors.set_bias(gemm).map_err(refusal)?;
         let algorithm = sys::cublasLtMatmulAlgo_t { data: algorithm };
