@@ -1,4 +1,4 @@
-//! Paged attention on a device. `tile.cuh` says how, for both kinds of step.
+//! Paged attention on a device. `tile.cuh` describes the computation, for decode and prefill.
 
 use super::{Attention, AttentionArgs, OP};
 use crate::gpu::{Arg, Gpu, Kind, Launch, View};
@@ -93,9 +93,9 @@ pub const WHOLE: u32 = 1 << 31;
 
 /// Keys of a tile.
 const TILE: usize = 64;
-/// What a multiprocessor keeps of its shared memory for each block, bytes.
+/// Bytes of shared memory that a multiprocessor reserves for each block.
 const RESERVED: usize = 1024;
-/// Blocks of a kernel of 32 threads that one multiprocessor takes.
+/// The most blocks of 32 threads that run on one multiprocessor at once.
 const MOST_RESIDENT: usize = 32;
 
 /// The kernels for a head size in bf16: decode and prefill.
@@ -109,8 +109,8 @@ const BF16: [(usize, &str, &str); 7] = [
     (256, "attention_decode_256_bf16", "attention_prefill_256_bf16"),
 ];
 
-/// One query a sequence: query i belongs to sequence i. At most `max_splits` splits a sequence,
-/// with their partial results in `workspace` (`decode_workspace` elements, f32).
+/// Attention of one query a sequence: query i belongs to sequence i. A sequence has at most
+/// `max_splits` splits, whose partial results go to `workspace` (`decode_workspace` elements, f32).
 pub fn decode(gpu: &dyn Gpu, args: &PagedArgs, max_splits: usize, workspace: View) -> Result<()> {
     let n = check(args)?;
     let sequences = args.sequences.seq_lens.len();
@@ -144,7 +144,7 @@ pub fn decode(gpu: &dyn Gpu, args: &PagedArgs, max_splits: usize, workspace: Vie
     if max_splits > 1 { combine(gpu, args, max_splits, workspace) } else { Ok(()) }
 }
 
-/// f32 elements of `decode`'s workspace.
+/// The number of f32 elements that `decode` needs as its workspace.
 pub fn decode_workspace(
     sequences: usize,
     heads: usize,
@@ -154,9 +154,9 @@ pub fn decode_workspace(
     if max_splits > 1 { sequences * max_splits * heads * (head_dim + 2) } else { 0 }
 }
 
-/// Any number of queries a sequence: `cu_seqlens_q` `[sequences + 1]` u32 on the device;
-/// `most_queries` is no less than those of any sequence. A query's result has the same bits as
-/// `decode` would give it with the same tokens in a split.
+/// Attention of any number of queries a sequence. `cu_seqlens_q` is `[sequences + 1]` u32 on the
+/// device; no sequence has more than `most_queries`. A query's result has the same bits as with
+/// `decode`, if splits have the same number of tokens.
 pub fn prefill(
     gpu: &dyn Gpu,
     args: &PagedArgs,
@@ -193,9 +193,9 @@ pub fn prefill(
     gpu.launch(&Launch { kernel, blocks, threads: 128, shared_bytes }, &params)
 }
 
-/// How many tokens of keys one split has, for `header`: what `decode` is fastest with, or with
-/// `invariant` a number that depends on nothing but `max_context` and `max_splits`. Never more than
-/// `max_splits` splits for `longest` tokens.
+/// The number of keys in a split, for `header`: the one with which `decode` is fastest, or with
+/// `invariant` one that depends on `max_context` and `max_splits` alone. `longest` tokens never
+/// need more than `max_splits` splits.
 pub fn tokens_per_split(
     gpu: &dyn Gpu,
     sequences: usize,
@@ -207,29 +207,29 @@ pub fn tokens_per_split(
 ) -> usize {
     let least = |tokens: usize| tokens.div_ceil(max_splits.max(1)).next_multiple_of(TILE).max(TILE);
     if invariant {
-        // Fewer tokens would make merging a cost that counts: 256 are read in 128 KiB at 128
-        // dimensions, their sums of a group of four heads take 2 KiB.
+        // With fewer tokens merging would cost too much: 256 tokens are read as 128 KiB at 128
+        // dimensions, and the sums of a group of four heads take 2 KiB.
         return least(max_context.max(longest)).max(256);
     }
-    // Two warps a multiprocessor keep its memory busy. More than 1024 tokens let the last of many
-    // warps run on alone.
+    // Two warps on a multiprocessor keep its memory busy. With more than 1024 tokens in a split the
+    // last of many warps would run alone for long.
     let wanted =
         (2 * gpu.properties().multiprocessors as usize).div_ceil((sequences * kv_heads).max(1));
     let filling = longest.div_ceil(wanted).next_multiple_of(TILE).clamp(TILE, 1024);
     filling.max(least(longest))
 }
 
-/// Of a tile of `rows` queries and a ring of three tiles of keys.
+/// Bytes of shared memory for a tile of `rows` queries and a ring of three tiles of keys.
 fn shared_bytes(rows: usize, head_dim: usize) -> usize {
     (rows + 3 * TILE) * head_dim * Kind::Bf16.bytes()
 }
 
-/// Rows (queries and heads of a group) of a block of prefill.
+/// Rows (queries × heads of a group) of a block of prefill, as `prefill.cu` has them.
 fn prefill_rows(head_dim: usize) -> usize {
     if head_dim > 128 { 64 } else { 128 }
 }
 
-/// No less than the tiles of any `n` queries of so many sequences.
+/// A bound on the number of tiles: no distribution of `n` queries over `sequences` has more.
 fn prefill_tiles(
     n: usize,
     sequences: usize,
@@ -241,7 +241,7 @@ fn prefill_tiles(
         .max(1)
 }
 
-/// As many blocks as the device runs at once, or as many as there is work for.
+/// Launches as many blocks as the device runs at once, or as many as there are work items.
 fn decode_launch(gpu: &dyn Gpu, args: &PagedArgs, max_splits: usize) -> Result<Launch> {
     let (_, kernel, _) = kernels(args.head_dim)?;
     let bytes = shared_bytes(16, args.head_dim);
@@ -288,7 +288,7 @@ fn window(args: &PagedArgs) -> u32 {
     args.window.and_then(|window| u32::try_from(window).ok()).unwrap_or(u32::MAX)
 }
 
-/// `PAGED_PARAMETERS` of `paged.cuh`.
+/// The arguments for `ATTENTION_PARAMETERS` of `paged.cuh`.
 fn parameters(args: &PagedArgs) -> Vec<Arg> {
     let blocks = args.blocks();
     let log2_e = std::f32::consts::LOG2_E;
@@ -328,7 +328,7 @@ fn check(args: &PagedArgs) -> Result<usize> {
     }
 }
 
-/// Rows are copied 16 bytes at a time.
+/// Checks alignment, as rows are copied 16 bytes at a time.
 fn check_alignment(args: &PagedArgs) -> Result<()> {
     let starts = [args.q, args.k_cache, args.v_cache, args.out]
         .iter()

@@ -1,4 +1,4 @@
-//! Rows by their numbers on a device. `embedding.cu` says how.
+//! Looks up rows by their numbers on a device. `embedding.cu` has the kernel.
 
 use super::{DeviceTokens, Embedding, GatherArgs, SelectRowsArgs};
 use crate::gpu::{Arg, Kind, Launch, View};

@@ -1,41 +1,41 @@
-//! Dense products on a device: cuBLASLt, the row-by-row kernel for few rows, and the kernel whose
-//! result for a row depends on nothing else. `linear.cu` says how.
+//! Dense products on a device: cuBLASLt, our GEMV for few rows, and our GEMM, whose result for a
+//! row does not depend on the other rows. `linear.cu` describes the kernels.
 
 use super::{Linear, LinearArgs, Mode};
 use crate::gpu::{Gemm, Gpu, Kind, Launch, Properties, View};
 use crate::operand::{DeviceOps, MatrixView};
 use crate::{Result, args};
 
-/// Most rows of `x` for which the row-by-row kernel is taken to be the fastest. The library
-/// computes no fewer.
-pub const FEW: usize = 8;
+/// Up to this many rows of `x` our GEMV is used; cuBLASLt computes more. GEMV is expected to be the
+/// faster one here, which is not measured yet.
+pub const MAX_GEMV_ROWS: usize = 8;
 
-/// The row-by-row kernel for up to so many rows of `x`.
+/// A GEMV kernel of `linear.cu`, for up to `tokens` rows of `x`.
 #[derive(Debug, PartialEq, Eq)]
-struct Few {
+struct GemvKernel {
     kernel: &'static str,
     tokens: usize,
 }
 
-static FEWS: [Few; 3] = [
-    Few { kernel: "gemv_8_bf16", tokens: 8 },
-    Few { kernel: "gemv_16_bf16", tokens: 16 },
-    Few { kernel: "gemv_32_bf16", tokens: 32 },
+static GEMV_KERNELS: [GemvKernel; 3] = [
+    GemvKernel { kernel: "gemv_8_bf16", tokens: 8 },
+    GemvKernel { kernel: "gemv_16_bf16", tokens: 16 },
+    GemvKernel { kernel: "gemv_32_bf16", tokens: 32 },
 ];
 
-impl Few {
+impl GemvKernel {
     /// Rows of `w` that a block takes at a time.
     const ROWS: usize = 32;
 
-    /// For each of eight warps three slots of 64 columns of two bytes, and its sums.
+    /// Each of eight warps has three slots of 64 columns of two bytes, and its sums.
     fn shared_bytes(&self) -> u32 {
         8 * (3 * (Self::ROWS + self.tokens) * 128 + Self::ROWS * self.tokens * 4) as u32
     }
 }
 
-/// A kernel of `linear.cu` by the rows of `w` and of `x` that a block takes.
+/// A GEMM kernel of `linear.cu`, whose blocks compute `rows` rows of `w` by `columns` rows of `x`.
 #[derive(Debug, PartialEq, Eq)]
-struct Tile {
+struct GemmKernel {
     kernel: &'static str,
     rows: usize,
     columns: usize,
@@ -43,14 +43,14 @@ struct Tile {
     threads: u32,
 }
 
-/// From the one that reads least to the one that cuts finest.
-static TILES: [Tile; 3] = [
-    Tile { kernel: "gemm_128x128_bf16", rows: 128, columns: 128, stages: 4, threads: 256 },
-    Tile { kernel: "gemm_64x64_bf16", rows: 64, columns: 64, stages: 6, threads: 128 },
-    Tile { kernel: "gemm_32x64_bf16", rows: 32, columns: 64, stages: 8, threads: 128 },
+/// Large tiles read the least in all; small ones give more blocks work when there are few rows.
+static GEMM_KERNELS: [GemmKernel; 3] = [
+    GemmKernel { kernel: "gemm_128x128_bf16", rows: 128, columns: 128, stages: 4, threads: 256 },
+    GemmKernel { kernel: "gemm_64x64_bf16", rows: 64, columns: 64, stages: 6, threads: 128 },
+    GemmKernel { kernel: "gemm_32x64_bf16", rows: 32, columns: 64, stages: 8, threads: 128 },
 ];
 
-impl Tile {
+impl GemmKernel {
     /// A slot holds 64 columns of two bytes.
     fn shared_bytes(&self) -> u32 {
         self.stages * (self.rows + self.columns) as u32 * 128
@@ -62,10 +62,10 @@ impl Tile {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Way {
+enum Algorithm {
     Library,
-    Gemv(&'static Few),
-    Gemm(&'static Tile),
+    Gemv(&'static GemvKernel),
+    Gemm(&'static GemmKernel),
     Dot,
 }
 
@@ -80,54 +80,56 @@ impl Linear for DeviceOps {
         if n == 0 {
             return Ok(());
         }
-        run(&**self, &product, &way(&product, mode, self.properties()))
+        run(&**self, &product, &choose_algorithm(&product, mode, self.properties()))
     }
 }
 
-fn way(product: &Gemm, mode: Mode, properties: &Properties) -> Way {
+fn choose_algorithm(product: &Gemm, mode: Mode, properties: &Properties) -> Algorithm {
     let &Gemm { x, w, out, n, rows, cols, .. } = product;
-    // What the tensor-core kernels read and write at once.
+    // The tensor-core kernels read and write 16 bytes at once.
     let aligned = [x, w, out].iter().all(|view| view.address().is_multiple_of(16));
     let tensor = x.kind() == Kind::Bf16 && cols.is_multiple_of(8) && aligned;
-    let few =
-        FEWS.iter().find(|few| n <= few.tokens && few.shared_bytes() <= properties.shared_bytes);
-    match (mode, few) {
-        (Mode::Fast, _) if n > FEW => Way::Library,
-        _ if !tensor => Way::Dot,
-        (_, Some(few)) => Way::Gemv(few),
-        (_, None) => Way::Gemm(tile(n, rows, properties)),
+    let gemv = GEMV_KERNELS
+        .iter()
+        .find(|gemv| n <= gemv.tokens && gemv.shared_bytes() <= properties.shared_bytes);
+    match (mode, gemv) {
+        (Mode::Fast, _) if n > MAX_GEMV_ROWS => Algorithm::Library,
+        _ if !tensor => Algorithm::Dot,
+        (_, Some(gemv)) => Algorithm::Gemv(gemv),
+        (_, None) => Algorithm::Gemm(choose_tile(n, rows, properties)),
     }
 }
 
-/// The largest tile that is mostly used and gives three quarters of the multiprocessors work.
-fn tile(n: usize, rows: usize, properties: &Properties) -> &'static Tile {
+/// The largest tile that is more than half full and gives at least three quarters of the
+/// multiprocessors a block.
+fn choose_tile(n: usize, rows: usize, properties: &Properties) -> &'static GemmKernel {
     let enough = properties.multiprocessors as usize * 3 / 4;
-    let fits = |tile: &&Tile| {
+    let fits = |tile: &&GemmKernel| {
         tile.shared_bytes() <= properties.shared_bytes
             && n > tile.columns / 2
             && tile.blocks(n, rows) >= enough
     };
-    TILES.iter().find(fits).unwrap_or(&TILES[TILES.len() - 1])
+    GEMM_KERNELS.iter().find(fits).unwrap_or(&GEMM_KERNELS[GEMM_KERNELS.len() - 1])
 }
 
-fn run(gpu: &dyn Gpu, product: &Gemm, way: &Way) -> Result<()> {
+fn run(gpu: &dyn Gpu, product: &Gemm, algorithm: &Algorithm) -> Result<()> {
     let &Gemm { x, w, bias, out, n, rows, cols, .. } = product;
     let multiprocessors = gpu.properties().multiprocessors as usize;
-    let (kernel, blocks, threads, shared_bytes) = match way {
-        Way::Library => return gpu.gemm(product),
-        Way::Gemv(few) => (
-            few.kernel,
-            [rows.div_ceil(Few::ROWS).min(multiprocessors), 1],
+    let (kernel, blocks, threads, shared_bytes) = match algorithm {
+        Algorithm::Library => return gpu.gemm(product),
+        Algorithm::Gemv(gemv) => (
+            gemv.kernel,
+            [rows.div_ceil(GemvKernel::ROWS).min(multiprocessors), 1],
             256,
-            few.shared_bytes(),
+            gemv.shared_bytes(),
         ),
-        Way::Gemm(tile) => {
+        Algorithm::Gemm(tile) => {
             (tile.kernel, [tile.blocks(n, rows), 1], tile.threads, tile.shared_bytes())
         }
-        Way::Dot if x.kind() == Kind::Bf16 => {
+        Algorithm::Dot if x.kind() == Kind::Bf16 => {
             ("dot_bf16", [rows.div_ceil(4), n.div_ceil(8)], 128, 0)
         }
-        Way::Dot => ("dot_f32", [rows.div_ceil(4), n.div_ceil(8)], 128, 0),
+        Algorithm::Dot => ("dot_f32", [rows.div_ceil(4), n.div_ceil(8)], 128, 0),
     };
     let launch =
         Launch { kernel, blocks: [blocks[0] as u32, blocks[1] as u32, 1], threads, shared_bytes };

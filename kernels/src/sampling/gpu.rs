@@ -1,5 +1,5 @@
-//! Sampling on a device: the same order of parameters and the same random numbers as on the CPU.
-//! `sampling.cuh` says how.
+//! Sampling on a device. Parameters are applied in the same order, and random numbers are the same,
+//! as on the CPU. `sampling.cuh` describes the kernels.
 
 use super::{DeviceRow, SampleError, SampleResult, Sampled, TokenLogprobs};
 use crate::activation::SoftCap;
@@ -8,15 +8,15 @@ use crate::operand::DeviceOps;
 use crate::storage::ensure;
 use crate::{Result, args};
 
-/// Most log-probabilities of a row beside the chosen token's.
+/// The most log-probabilities that a row reports in addition to that of the chosen token.
 pub const MOST_TOP_LOGPROBS: usize = 20;
 
-/// The tokens that penalties count: each where the cache keeps its K and V.
+/// The tokens that penalties count. Each is in the slot in which the cache keeps its K and V.
 #[derive(Clone, Copy)]
 pub struct History {
     /// `[blocks * block_size]` u32.
     pub tokens: View,
-    /// `[sequences]` u32: tokens of each.
+    /// `[sequences]` u32: the number of tokens of each.
     pub seq_lens: View,
     /// u32, `[sequences, stride]`, where the stride is the first word of `header`.
     pub tables: View,
@@ -45,29 +45,30 @@ const ROW_WORDS: usize = 16;
 const SPECIAL_WORDS: usize = 2;
 /// Words of a row's result.
 pub const RESULT_WORDS: usize = 2 + 2 * MOST_TOP_LOGPROBS;
-/// For no id among the most likely.
+/// Stands in a result where there is no further id.
 const NONE: u32 = u32::MAX;
-/// In place of a token.
+/// These stand in a result in place of a token.
 const NOT_FINITE: u32 = u32::MAX;
 const NOTHING_LEFT: u32 = u32::MAX - 1;
 
+/// Ids of a chunk of the vocabulary, as in `sampling.cuh`.
 const CHUNK: usize = 4096;
-/// Largest vocabulary: sums of masses, of 40 bits each, must fit 64 bits.
+/// The largest vocabulary: sums of masses, of 40 bits each, must fit 64 bits.
 const MOST_IDS: usize = 1 << 23;
 /// Bytes of a row in the workspace, and for each chunk of its vocabulary, as `sampling.cuh`
 /// declares them.
 const ROW_BYTES: usize = (512 + 2048 + 2) * 8;
 const CHUNK_BYTES: usize = (4 + MOST_TOP_LOGPROBS) * 8;
 
-/// Words that `encode` needs at most for so many rows, padding included, with so many special
+/// The most words that `encode` writes for `rows` rows, including padding, with `specials` special
 /// tokens in all.
 pub fn encoded_words(rows: usize, specials: usize) -> usize {
     rows * ROW_WORDS + specials * SPECIAL_WORDS
 }
 
-/// Writes the parameters of each row, the i-th one that of sequence `sequence_of(i)`, and, behind
-/// `between` words (an even number) that are left as they are, its special tokens. Rows beyond
-/// those given (a graph's padding) are greedy.
+/// Writes the parameters of each row, of which the i-th belongs to sequence `sequence_of(i)`. Then
+/// it leaves out `between` words (an even number), and writes the rows' special tokens. Rows beyond
+/// those given are a graph's padding and greedy.
 ///
 /// # Panics
 /// When `words` are fewer than `encoded_words` and those between, or the rows more than
@@ -102,7 +103,7 @@ fn encode_row(row: &DeviceRow, sequence: u32, first_special: usize) -> [u32; ROW
         params.temperature.to_bits(),
         params.top_p.to_bits(),
         params.top_k,
-        // The logarithm is the host's, so that the threshold has the same bits as the CPU's.
+        // The host takes the logarithm, so that the threshold has the same bits as on the CPU.
         params.min_p.ln().max(f32::MIN).to_bits(),
         params.frequency_penalty.to_bits(),
         params.presence_penalty.to_bits(),
@@ -119,7 +120,7 @@ fn encode_row(row: &DeviceRow, sequence: u32, first_special: usize) -> [u32; ROW
     ]
 }
 
-/// Bytes of workspace for so many rows.
+/// Bytes of workspace for `rows` rows.
 pub fn workspace(rows: usize, vocab_size: usize) -> usize {
     rows * row_bytes(vocab_size)
 }
@@ -130,7 +131,7 @@ fn row_bytes(vocab_size: usize) -> usize {
         + vocab_size.next_multiple_of(4) * Kind::F32.bytes()
 }
 
-/// Reads one row of `results`; `logprobs` is what its parameters asked for.
+/// Reads one row of `results`. `logprobs` is the number that its parameters asked for.
 pub fn decode(result: &[u32], logprobs: Option<u8>) -> SampleResult {
     let read = |top: u8| {
         let (pairs, _) = result[2..].as_chunks::<2>();
@@ -147,8 +148,8 @@ pub fn decode(result: &[u32], logprobs: Option<u8>) -> SampleResult {
     }
 }
 
-/// Rows of `tokens`; everything else is read on the device, so a recorded launch stays right. A row
-/// without a token gets 0 in `tokens`.
+/// Samples as many rows as there are `tokens`. Everything else is read on the device, so a recorded
+/// launch stays right. A row for which no token can be chosen gets 0 in `tokens`.
 pub fn sample(gpu: &dyn Gpu, args: &Sample) -> Result<()> {
     let &Sample { logits, vocab_size, params, history, tokens, results, workspace: work } = args;
     let rows = tokens.len();
@@ -215,7 +216,7 @@ impl History {
     }
 }
 
-/// `soft_cap.cu` says how.
+/// `soft_cap.cu` has the kernel.
 impl SoftCap for DeviceOps {
     fn soft_cap(&self, values: View, cap: f32) -> Result<()> {
         ensure("soft cap", values.kind() == Kind::F32, || format!("{values:?}"))?;

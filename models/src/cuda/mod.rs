@@ -25,7 +25,7 @@ use cresset_kernels::attention::gpu::{PagedSequences, WHOLE, tokens_per_split};
 use cresset_kernels::embedding::DeviceTokens;
 use cresset_kernels::gpu::{DeviceElement, Kind, Staging, StreamEvent};
 use cresset_kernels::linear::Mode;
-use cresset_kernels::linear::gpu::FEW;
+use cresset_kernels::linear::gpu::MAX_GEMV_ROWS;
 use cresset_kernels::sampling::gpu::{History, RESULT_WORDS, Sample, decode, sample};
 use cresset_kernels::sampling::{DeviceRow, RowSampling, SampleError, SampleResult};
 use graphs::Graphs;
@@ -301,7 +301,7 @@ impl CudaModel {
     /// for, powers of two: the first of a size takes longer than any step of serving should.
     fn run_largest_steps(&mut self) -> Result<()> {
         let most = self.options.max_tokens();
-        let sizes = std::iter::successors(Some(2 * FEW), |tokens| tokens.checked_mul(2));
+        let sizes = std::iter::successors(Some(2 * MAX_GEMV_ROWS), |tokens| tokens.checked_mul(2));
         for tokens in sizes.take_while(|tokens| *tokens < most).chain([most]) {
             let batch = self.full_batch(tokens);
             self.run_unsampled(&batch, self.shape(&batch))?;

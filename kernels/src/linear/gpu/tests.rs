@@ -40,38 +40,38 @@ impl Case {
     }
 
     /// The first `n` rows.
-    fn run(&self, n: usize, biased: bool, out: Kind, way: &Way) -> Vec<f32> {
+    fn run(&self, n: usize, biased: bool, out: Kind, algorithm: &Algorithm) -> Vec<f32> {
         let out = poisoned_buffer(&self.gpu, out, n * self.rows);
-        run(&*self.gpu, &self.product(n, biased, out.view()), way).unwrap();
+        run(&*self.gpu, &self.product(n, biased, out.view()), algorithm).unwrap();
         downloaded(&out)
     }
 
-    fn check(&self, kind: Kind, tolerance: f32, way: &Way) {
+    fn check(&self, kind: Kind, tolerance: f32, algorithm: &Algorithm) {
         for (biased, out) in [(false, kind), (true, kind), (true, Kind::F32)] {
             let what =
-                format!("{way:?} {out:?} of {kind:?} {} {}x{}", self.n, self.rows, self.cols);
+                format!("{algorithm:?} {out:?} of {kind:?} {} {}x{}", self.n, self.rows, self.cols);
             let tolerance = if out == Kind::F32 { 1e-5 } else { tolerance };
-            let got = self.run(self.n, biased, out, way);
+            let got = self.run(self.n, biased, out, algorithm);
             assert_close(&got, &self.want[usize::from(biased)], tolerance, &what);
         }
     }
 }
 
 /// Every kernel of bf16 that takes any number of rows.
-fn tiles() -> impl Iterator<Item = Way> {
-    TILES.iter().map(Way::Gemm)
+fn tiles() -> impl Iterator<Item = Algorithm> {
+    GEMM_KERNELS.iter().map(Algorithm::Gemm)
 }
 
-/// Every kernel of bf16 for so many rows.
-fn ways(n: usize) -> impl Iterator<Item = Way> {
-    FEWS.iter().filter(move |few| n <= few.tokens).map(Way::Gemv).chain(tiles())
+/// Every kernel of bf16 for `n` rows.
+fn algorithms(n: usize) -> impl Iterator<Item = Algorithm> {
+    GEMV_KERNELS.iter().filter(move |gemv| n <= gemv.tokens).map(Algorithm::Gemv).chain(tiles())
 }
 
 #[test]
 fn dot_equals_the_reference() {
     for (n, rows, cols) in [(1, 1, 1), (1, 5, 64), (8, 4, 7), (19, 33, 100)] {
         for (kind, tolerance) in KINDS {
-            Case::new(kind, n, rows, cols).check(kind, tolerance, &Way::Dot);
+            Case::new(kind, n, rows, cols).check(kind, tolerance, &Algorithm::Dot);
         }
     }
 }
@@ -91,37 +91,41 @@ fn tensor_core_kernels_equal_the_reference() {
         (130, 132, 72),
     ] {
         let case = Case::new(Kind::Bf16, n, rows, cols);
-        ways(n).for_each(|way| case.check(Kind::Bf16, 1e-2, &way));
+        algorithms(n).for_each(|algorithm| case.check(Kind::Bf16, 1e-2, &algorithm));
     }
 }
 
 #[test]
 fn blocks_of_gemv_go_on_from_tile_to_tile() {
     let case = Case::new(Kind::Bf16, 2, 9000, 8);
-    case.check(Kind::Bf16, 1e-2, &Way::Gemv(&FEWS[0]));
+    case.check(Kind::Bf16, 1e-2, &Algorithm::Gemv(&GEMV_KERNELS[0]));
 }
 
 #[test]
 fn many_tiles_are_all_computed() {
     let case = Case::new(Kind::Bf16, 330, 100, 8);
-    tiles().for_each(|way| case.check(Kind::Bf16, 1e-2, &way));
+    tiles().for_each(|algorithm| case.check(Kind::Bf16, 1e-2, &algorithm));
 }
 
 #[test]
 fn a_row_has_the_same_bits_in_any_company_and_by_any_kernel() {
     for cols in [64, 712, 1160] {
         let case = Case::new(Kind::Bf16, 140, 36, cols);
-        let crowd = case.run(140, true, Kind::F32, &Way::Gemm(&TILES[0]));
+        let crowd = case.run(140, true, Kind::F32, &Algorithm::Gemm(&GEMM_KERNELS[0]));
         for n in [1, 5, 8, 16, 31, 100, 140] {
-            for way in ways(n) {
-                assert_eq!(case.run(n, true, Kind::F32, &way)[..], crowd[..n * 36], "{n} {way:?}");
+            for algorithm in algorithms(n) {
+                assert_eq!(
+                    case.run(n, true, Kind::F32, &algorithm)[..],
+                    crowd[..n * 36],
+                    "{n} {algorithm:?}"
+                );
             }
         }
     }
     let case = Case::new(Kind::F32, 20, 9, 70);
-    let crowd = case.run(20, true, Kind::F32, &Way::Dot);
+    let crowd = case.run(20, true, Kind::F32, &Algorithm::Dot);
     for n in 1..20 {
-        assert_eq!(case.run(n, true, Kind::F32, &Way::Dot)[..], crowd[..n * 9], "{n}");
+        assert_eq!(case.run(n, true, Kind::F32, &Algorithm::Dot)[..], crowd[..n * 9], "{n}");
     }
 }
 
@@ -152,7 +156,7 @@ fn h200() -> Properties {
 }
 
 #[test]
-fn the_way_is_chosen_by_kind_rows_and_mode() {
+fn the_algorithm_is_chosen_by_kind_rows_and_mode() {
     let view = |kind, shift: u64| View::new(4096 + shift, 1 << 30, kind);
     let product = |kind, n, cols, shift| {
         let [x, w, out] = [shift, 0, 0].map(|shift| view(kind, shift));
@@ -160,28 +164,28 @@ fn the_way_is_chosen_by_kind_rows_and_mode() {
     };
     let check = |kind, n, cols, shift, fast, invariant| {
         let product = product(kind, n, cols, shift);
-        assert_eq!(way(&product, Mode::Fast, &h200()), fast, "{product:?}");
-        assert_eq!(way(&product, Mode::Invariant, &h200()), invariant, "{product:?}");
+        assert_eq!(choose_algorithm(&product, Mode::Fast, &h200()), fast, "{product:?}");
+        assert_eq!(choose_algorithm(&product, Mode::Invariant, &h200()), invariant, "{product:?}");
     };
-    let few = |i: usize| Way::Gemv(&FEWS[i]);
-    check(Kind::Bf16, 1, 4096, 0, few(0), few(0));
-    check(Kind::Bf16, 8, 4096, 0, few(0), few(0));
-    check(Kind::Bf16, 9, 4096, 0, Way::Library, few(1));
-    check(Kind::Bf16, 32, 4096, 0, Way::Library, few(2));
-    check(Kind::Bf16, 33, 4096, 0, Way::Library, Way::Gemm(&TILES[2]));
-    check(Kind::Bf16, 512, 4096, 0, Way::Library, Way::Gemm(&TILES[0]));
-    check(Kind::Bf16, 1, 4092, 0, Way::Dot, Way::Dot);
-    check(Kind::Bf16, 1, 4096, 2, Way::Dot, Way::Dot);
-    check(Kind::Bf16, 9, 4096, 2, Way::Library, Way::Dot);
-    check(Kind::F32, 1, 4096, 0, Way::Dot, Way::Dot);
-    check(Kind::F32, 9, 4096, 0, Way::Library, Way::Dot);
+    let gemv = |i: usize| Algorithm::Gemv(&GEMV_KERNELS[i]);
+    check(Kind::Bf16, 1, 4096, 0, gemv(0), gemv(0));
+    check(Kind::Bf16, 8, 4096, 0, gemv(0), gemv(0));
+    check(Kind::Bf16, 9, 4096, 0, Algorithm::Library, gemv(1));
+    check(Kind::Bf16, 32, 4096, 0, Algorithm::Library, gemv(2));
+    check(Kind::Bf16, 33, 4096, 0, Algorithm::Library, Algorithm::Gemm(&GEMM_KERNELS[2]));
+    check(Kind::Bf16, 512, 4096, 0, Algorithm::Library, Algorithm::Gemm(&GEMM_KERNELS[0]));
+    check(Kind::Bf16, 1, 4092, 0, Algorithm::Dot, Algorithm::Dot);
+    check(Kind::Bf16, 1, 4096, 2, Algorithm::Dot, Algorithm::Dot);
+    check(Kind::Bf16, 9, 4096, 2, Algorithm::Library, Algorithm::Dot);
+    check(Kind::F32, 1, 4096, 0, Algorithm::Dot, Algorithm::Dot);
+    check(Kind::F32, 9, 4096, 0, Algorithm::Library, Algorithm::Dot);
 }
 
 #[test]
 fn tiles_are_large_where_all_multiprocessors_have_one() {
     let check = |rows, expect: [usize; 5]| {
-        let got = [33, 64, 128, 256, 512].map(|n| tile(n, rows, &h200()).kernel);
-        assert_eq!(got, expect.map(|i| TILES[i].kernel), "{rows}");
+        let got = [33, 64, 128, 256, 512].map(|n| choose_tile(n, rows, &h200()).kernel);
+        assert_eq!(got, expect.map(|i| GEMM_KERNELS[i].kernel), "{rows}");
     };
     check(512, [2, 2, 2, 2, 2]);
     check(4096, [2, 2, 1, 1, 0]);
@@ -192,15 +196,18 @@ fn tiles_are_large_where_all_multiprocessors_have_one() {
 
 #[test]
 fn what_has_no_room_is_not_taken() {
-    let shared: Vec<u32> =
-        FEWS.iter().map(Few::shared_bytes).chain(TILES.iter().map(Tile::shared_bytes)).collect();
+    let shared: Vec<u32> = GEMV_KERNELS
+        .iter()
+        .map(GemvKernel::shared_bytes)
+        .chain(GEMM_KERNELS.iter().map(GemmKernel::shared_bytes))
+        .collect();
     assert!(shared.iter().all(|bytes| *bytes <= h200().shared_bytes), "{shared:?}");
     let small = Properties { shared_bytes: 99 * 1024, ..h200() };
-    assert_eq!(tile(512, 28_672, &small).kernel, "gemm_64x64_bf16");
+    assert_eq!(choose_tile(512, 28_672, &small).kernel, "gemm_64x64_bf16");
     let case = Case::new(Kind::Bf16, 1, 8, 8);
     let out = poisoned_buffer(&case.gpu, Kind::Bf16, 8);
-    let way = way(&case.product(1, false, out.view()), Mode::Fast, &small);
-    assert_eq!(way, Way::Gemm(&TILES[2]));
+    let algorithm = choose_algorithm(&case.product(1, false, out.view()), Mode::Fast, &small);
+    assert_eq!(algorithm, Algorithm::Gemm(&GEMM_KERNELS[2]));
 }
 
 #[test]
