@@ -4,7 +4,7 @@
 use super::Cuda;
 use crate::Result;
 use crate::gpu::{Buffer, Gemm, Gpu, Kind, failed};
-use crate::norm::gpu::{Norm, norm};
+use crate::norm::{Norm, NormArgs};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -31,7 +31,8 @@ pub fn check(gpu: &Arc<Cuda>) -> Result<()> {
 struct LaunchChain {
     gpu: Arc<dyn Gpu>,
     x: Buffer,
-    delta: Buffer,
+    /// Norms write them in turn, since an output may not be an input as well.
+    outs: [Buffer; 2],
     product: Buffer,
     weight: Buffer,
 }
@@ -39,22 +40,22 @@ struct LaunchChain {
 impl LaunchChain {
     fn new(gpu: &Arc<Cuda>) -> Result<Self> {
         let gpu: Arc<dyn Gpu> = gpu.clone();
-        let zeros = |len| Buffer::zeros(&gpu, Kind::F32, len);
+        let zeros = || Buffer::zeros(&gpu, Kind::F32, ROWS * WIDTH);
         let weight: Vec<f32> = (0..WIDTH * WIDTH).map(|i| (i % 61) as f32 / 32.0 - 1.0).collect();
-        let (x, delta, product) =
-            (zeros(ROWS * WIDTH)?, zeros(ROWS * WIDTH)?, zeros(ROWS * WIDTH)?);
-        Ok(Self { x, delta, product, weight: Buffer::from_slice(&gpu, &weight)?, gpu })
+        let weight = Buffer::from_slice(&gpu, &weight)?;
+        Ok(Self { x: zeros()?, outs: [zeros()?, zeros()?], product: zeros()?, weight, gpu })
     }
 
     /// The bits of all buffers after `work`, which starts from the same content each time.
     fn results(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Vec<u32>> {
-        for buffer in [&self.x, &self.product] {
+        let Self { x, outs: [first, second], product, .. } = self;
+        for buffer in [x, second, product] {
             self.gpu.fill(buffer.view(), 0)?;
         }
-        self.gpu.copy(self.weight.view().slice(0..ROWS * WIDTH), self.delta.view())?;
+        self.gpu.copy(self.weight.view().slice(0..ROWS * WIDTH), first.view())?;
         work()?;
         let mut bits = Vec::new();
-        for buffer in [&self.x, &self.delta, &self.product] {
+        for buffer in [x, first, second, product] {
             bits.extend(buffer.to_vec::<f32>()?.into_iter().map(f32::to_bits));
         }
         Ok(bits)
@@ -62,15 +63,13 @@ impl LaunchChain {
 
     /// Runs norms, each of a sum with the last result, with products between them, as in a model.
     fn run(&self) -> Result<()> {
-        let (x, delta, product, w) =
-            (self.x.view(), self.delta.view(), self.product.view(), self.weight.view());
-        let mut last = delta;
+        let (x, product, w) = (self.x.view(), self.product.view(), self.weight.view());
+        let (outs, weight) = (self.outs.each_ref().map(Buffer::view), w.slice(0..WIDTH));
+        let mut last = outs[0];
         for link in 0..LINKS {
-            norm(
-                &*self.gpu,
-                &Norm { x, delta: Some(last), weight: w.slice(0..WIDTH), eps: 1e-5, out: delta },
-            )?;
-            last = delta;
+            let out = outs[(link + 1) % 2];
+            self.gpu.norm(&NormArgs { x, delta: Some(last), weight, eps: 1e-5, out })?;
+            last = out;
             if link % 8 == 4 {
                 let (n, rows, cols, out) = (ROWS, WIDTH, WIDTH, product);
                 self.gpu.gemm(&Gemm {
