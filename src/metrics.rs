@@ -301,22 +301,14 @@ impl Metrics {
         self.engines.kv_usage.get_or_create(label).set(used);
         self.engines.throughput.get_or_create(label).set(sample.tokens_per_second);
         // The engine counts from its own start, so these counters are set to its totals.
-        self.engines
-            .prefix_hits
-            .get_or_create(label)
-            .inner()
-            .store(sample.prefix_hit_tokens, Ordering::Relaxed);
-        self.engines
-            .preemptions
-            .get_or_create(label)
-            .inner()
-            .store(sample.preemptions, Ordering::Relaxed);
-        self.engines.stops.get_or_create(label).inner().store(sample.stops, Ordering::Relaxed);
-        self.engines
-            .late_frees
-            .get_or_create(label)
-            .inner()
-            .store(sample.late_frees, Ordering::Relaxed);
+        for (family, total) in [
+            (&self.engines.prefix_hits, sample.prefix_hit_tokens),
+            (&self.engines.preemptions, sample.preemptions),
+            (&self.engines.stops, sample.stops),
+            (&self.engines.late_frees, sample.late_frees),
+        ] {
+            family.get_or_create(label).inner().store(total, Ordering::Relaxed);
+        }
         self.models.loaded.get_or_create(label).set(sample.loaded.into());
     }
 

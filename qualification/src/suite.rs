@@ -136,9 +136,8 @@ fn notes(
             }
         });
     }
-    let served = subject.context_tokens();
-    if scope.context_tokens < served {
-        let ran = scope.context_tokens;
+    let (ran, served) = (scope.context_tokens, subject.context_tokens());
+    if ran < served {
         notes.push(format!(
             "Context was run up to {ran} of {served} tokens; the full suite runs all of it."
         ));

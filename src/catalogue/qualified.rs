@@ -93,12 +93,11 @@ impl Catalogue {
         if age_days > max_age_days {
             return Err(NotQualified::Expired { name: name(), age_days, max_age_days });
         }
-        let qualified_context_tokens =
-            record.qualified_context_tokens.min(manifest.limits.model_context_tokens);
+        let limit = manifest.limits.model_context_tokens;
         Ok(QualifiedModel {
             manifest: manifest.clone(),
             source,
-            qualified_context_tokens,
+            qualified_context_tokens: record.qualified_context_tokens.min(limit),
             record_id: record.id.to_string(),
         })
     }

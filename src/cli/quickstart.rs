@@ -95,23 +95,13 @@ fn summary(
 
 fn facts(document: &Value) -> String {
     let units = |value: &Value| value.as_str().and_then(|text| text.parse().ok()).unwrap_or(0);
+    let credits = |value: &Value| format!("{} credits", text::credits(units(value)));
     let usage = &document["usage"];
+    let (prompt, completion) = (&usage["prompt_tokens"], &usage["completion_tokens"]);
     let rows = [
-        (
-            "tokens",
-            format!(
-                "{} prompt + {} completion",
-                usage["prompt_tokens"], usage["completion_tokens"]
-            ),
-        ),
-        ("charged", format!("{} credits", text::credits(units(&document["chargedUnits"])))),
-        (
-            "balance",
-            format!(
-                "{} credits",
-                text::credits(units(&document["credits"]["processingEligibleUnits"]))
-            ),
-        ),
+        ("tokens", format!("{prompt} prompt + {completion} completion")),
+        ("charged", credits(&document["chargedUnits"])),
+        ("balance", credits(&document["credits"]["processingEligibleUnits"])),
         ("address", document["listen"].as_str().unwrap_or_default().to_owned()),
         ("key", format!("in {}", document["key_file"].as_str().unwrap_or_default())),
     ];

@@ -20,7 +20,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::json;
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::net::{TcpListener, TcpStream};
 use uuid::Uuid;
@@ -89,6 +89,17 @@ pub async fn run(context: &Context, arguments: Arguments) -> CommandResult {
     }
 }
 
+/// The `Authorization` header made of the key in `file`.
+fn credential(file: &Path) -> CommandResult<HeaderValue> {
+    let key = std::fs::read_to_string(file).map_err(|error| {
+        CommandError::new(format!("{}: {error}", file.display())).remedy("check --key-file")
+    })?;
+    let mut value =
+        HeaderValue::from_str(&format!("Bearer {}", key.trim())).map_err(CommandError::new)?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
 async fn connection(relay: Arc<Relay>, stream: TcpStream) {
     let _ = stream.set_nodelay(true);
     let service = service_fn(move |request| {
@@ -121,15 +132,7 @@ impl Relay {
                 arguments.upstream
             )));
         }
-        let credential = arguments.key_file.as_ref().map(|file| {
-            let key = std::fs::read_to_string(file).map_err(|error| {
-                CommandError::new(format!("{}: {error}", file.display())).remedy("check --key-file")
-            })?;
-            let mut value = HeaderValue::from_str(&format!("Bearer {}", key.trim()))
-                .map_err(CommandError::new)?;
-            value.set_sensitive(true);
-            Ok::<_, CommandError>(value)
-        });
+        let credential = arguments.key_file.as_deref().map(credential);
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
         Ok(Self {

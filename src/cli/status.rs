@@ -66,12 +66,7 @@ async fn watch(context: &Context) -> CommandResult {
 }
 
 fn screen(document: &Value) -> String {
-    let mut out = match (&document["ready"], document["reason"].as_str()) {
-        (Value::Bool(true), _) => format!("{}\n", style(Style::Good, "ready")),
-        (_, reason) => {
-            format!("{}: {}\n", style(Style::Warning, "not ready"), reason.unwrap_or("unknown"))
-        }
-    };
+    let mut out = readiness(document);
     if document["running"] != true {
         return out + "start it with `cresset serve`\n";
     }
@@ -91,6 +86,14 @@ fn screen(document: &Value) -> String {
     );
     let models = serde_json::json!({ "data": document["models"] });
     out + "\n" + &text::table(&models, MODEL_COLUMNS) + &troubles(document)
+}
+
+fn readiness(document: &Value) -> String {
+    if document["ready"] == true {
+        return format!("{}\n", style(Style::Good, "ready"));
+    }
+    let reason = document["reason"].as_str().unwrap_or("unknown");
+    format!("{}: {reason}\n", style(Style::Warning, "not ready"))
 }
 
 /// The reasons why models are not loaded again yet, and the latest errors.

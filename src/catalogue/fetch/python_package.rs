@@ -35,18 +35,9 @@ pub(super) fn fetch(
 
 fn download(requirements: &[String], place: &Path, want: &mut Want) -> Result<(), SourceFailure> {
     let mut pip = Command::new(&want.options.python);
-    pip.args([
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-input",
-        "--retries",
-        "2",
-    ])
-    .args(["--no-deps", "--only-binary", ":all:", "--dest"])
-    .arg(place);
+    pip.args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"])
+        .args(["--retries", "2", "--no-deps", "--only-binary", ":all:", "--dest"])
+        .arg(place);
     if let Some(index) = &want.options.package_index {
         pip.args(["--index-url", index]);
     }
@@ -70,14 +61,9 @@ fn run(
 ) -> Result<(ExitStatus, String), SourceFailure> {
     const LOOK: Duration = Duration::from_millis(100);
     let mut child = pip.spawn().map_err(|error| missing(&want.options.python, &error))?;
-    let mut stderr = child.stderr.take().expect("stderr is piped");
+    let stderr = child.stderr.take().expect("stderr is piped");
     #[expect(clippy::disallowed_methods, reason = "it ends with the pipe that it reads")]
-    let complaints = std::thread::spawn(move || {
-        let mut text = Vec::new();
-        // Text that was read before a failure is still worth showing.
-        let _ = stderr.read_to_end(&mut text);
-        String::from_utf8_lossy(&text).into_owned()
-    });
+    let complaints = std::thread::spawn(move || read_to_end(stderr));
     let status = loop {
         match child.try_wait() {
             Ok(Some(status)) => break status,
@@ -89,6 +75,13 @@ fn run(
         std::thread::sleep(LOOK);
     };
     Ok((status, complaints.join().unwrap_or_default()))
+}
+
+fn read_to_end(mut from: impl Read) -> String {
+    let mut text = Vec::new();
+    // Text that was read before a failure is still worth showing.
+    let _ = from.read_to_end(&mut text);
+    String::from_utf8_lossy(&text).into_owned()
 }
 
 fn missing(python: &Path, error: &std::io::Error) -> SourceFailure {

@@ -62,11 +62,7 @@ impl LoadConnection {
     /// Appends what has arrived of the body, at least one byte; false at its end.
     pub async fn piece(&mut self, out: &mut Vec<u8>) -> io::Result<bool> {
         if self.body == RemainingBody::NextChunk {
-            self.read_line().await?;
-            let size = std::str::from_utf8(&self.line)
-                .ok()
-                .and_then(|size| usize::from_str_radix(size, 16).ok());
-            self.body = RemainingBody::Chunk(size.ok_or_else(|| broken("a chunk has no size"))?);
+            self.body = RemainingBody::Chunk(self.chunk_size().await?);
         }
         let most = match self.body {
             RemainingBody::Chunk(0) => {
@@ -86,6 +82,13 @@ impl LoadConnection {
         out.extend_from_slice(&arrived[..taken]);
         self.stream.consume(taken);
         self.took(taken).await
+    }
+
+    async fn chunk_size(&mut self) -> io::Result<usize> {
+        self.read_line().await?;
+        let size = std::str::from_utf8(&self.line).ok();
+        size.and_then(|size| usize::from_str_radix(size, 16).ok())
+            .ok_or_else(|| broken("a chunk has no size"))
     }
 
     async fn took(&mut self, taken: usize) -> io::Result<bool> {

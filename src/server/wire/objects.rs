@@ -229,9 +229,6 @@ pub struct RequestObject {
 impl RequestObject {
     pub fn of(record: &RequestRecord) -> Self {
         let attempt: &Attempt = record.latest();
-        let total = |split: BucketAmounts| {
-            split.trial.checked_add(split.premium).unwrap_or(Microcredits::MAX)
-        };
         let live = !attempt.state.is_terminal();
         Self {
             id: record.key.request,
@@ -253,6 +250,10 @@ impl RequestObject {
             charged_units: total(attempt.charged),
         }
     }
+}
+
+fn total(amounts: BucketAmounts) -> Microcredits {
+    amounts.trial.checked_add(amounts.premium).unwrap_or(Microcredits::MAX)
 }
 
 #[cfg(test)]
