@@ -88,6 +88,8 @@ fn parts_of_the_server_are_told_apart() {
     broken(layout::server_parts, &[wire, handlers, exported], expected);
     let wire = ("src/server/wire/mod.rs", "use self::fields::Field;\nmod fields;");
     kept(layout::server_parts, &[wire, handlers, exported]);
+    let expected = "the table of the server has no row for attic";
+    broken(layout::server_parts, &[("src/server/attic.rs", "")], expected);
 }
 
 #[test]
