@@ -100,7 +100,7 @@ fn what_does_not_fit_is_refused() {
     };
     check([3, HOST, 0], &[0], 4, "id < rows");
     check([0, 0, 0], &[3], 4, "id < rows");
-    check([0, 1, 0], &[0], 4, "back < previous_len");
+    check([0, 1, 0], &[0], 4, "source < previous_len");
     check([0, HOST, 2], &[0], 4, "slot < history_len");
     check([0, HOST, 0], &[0], 5, "width of 5");
     let gpu = gpu();
