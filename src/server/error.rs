@@ -1,7 +1,6 @@
 //! Everything that can go wrong as a client sees it, and the one table of how each looks on the
 //! wire.
 
-use super::wire::error_object::ErrorObject;
 use crate::config::HttpSettings;
 use crate::ledger::Refusal;
 use crate::request::RequestError;
@@ -256,7 +255,14 @@ impl ApiError {
             Self::ModelNotFound => Some("model"),
             _ => None,
         };
-        json!({ "error": ErrorObject { code, message: self.to_string(), family, param, request_id } })
+        // The members of `wire::error_object::ErrorObject`, whose schema the document shows.
+        json!({ "error": {
+            "code": code,
+            "message": self.to_string(),
+            "type": family,
+            "param": param,
+            "request_id": request_id,
+        } })
     }
 
     /// Headers that go with it. Clients ignore a `Retry-After` above a minute, so it never is.

@@ -106,7 +106,7 @@ impl From<Usage> for UsageObject {
     }
 }
 
-/// The charge of a request.
+/// What a request was charged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "Credits")]
 pub struct CreditsObject {

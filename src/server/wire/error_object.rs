@@ -1,22 +1,22 @@
-//! The body of a refusal or failure.
+//! The schema of the body of a refusal or failure. The error table writes the body itself.
 
 use schemars::JsonSchema;
-use serde::Serialize;
 
 /// The `error` member of a body.
-#[derive(Serialize, JsonSchema)]
+#[expect(dead_code, reason = "only its schema is used")]
+#[derive(JsonSchema)]
 #[schemars(rename = "Error")]
 pub struct ErrorObject<'a> {
     /// Stable; what a program looks at.
-    pub code: &'a str,
+    code: &'a str,
     /// What went wrong and what to change, for people.
-    pub message: String,
+    message: String,
     /// Family of the error.
-    #[serde(rename = "type")]
-    pub family: &'a str,
+    #[schemars(rename = "type")]
+    family: &'a str,
     /// The member, header or path part that was refused.
-    pub param: Option<&'a str>,
+    param: Option<&'a str>,
     /// The response's `x-request-id`.
     #[schemars(extend("format" = "uuid"))]
-    pub request_id: &'a str,
+    request_id: &'a str,
 }

@@ -49,7 +49,7 @@ words! {
     };
 }
 
-/// The schema of a release's upstream.
+// A comment for readers alone: a doc comment would become a description in the document.
 #[expect(dead_code, reason = "only its schema is used")]
 #[derive(JsonSchema)]
 #[schemars(rename = "Upstream", deny_unknown_fields)]
