@@ -34,7 +34,7 @@ struct Ours {
 impl Ours {
     fn load(path: &Path, threads: usize) -> Outcome<Self> {
         let options = ModelOptions {
-            threads: threads,
+            threads,
             block_size: BLOCK_SIZE,
             max_batched_tokens: PROMPT,
             max_context: Some(2 * PROMPT),

@@ -94,19 +94,16 @@ async fn start_when_loaded(
     let cause = tokio::select! {
         biased;
         () = stop.cancelled() => StopCause::Stopped,
-        granted = &mut slot.granted => match granted {
-            Ok(lease) => match lease.engine.submit_to(request, events.clone()) {
-                Ok(sequence) => {
-                    drop(events);
-                    stop.cancelled().await;
-                    return lease.engine.stop(sequence);
-                }
-                Err(_) => StopCause::TurnedAway,
-            },
-            Err(_) => {
-                let why = "its model could not be loaded";
-                StopCause::Failed(EngineError::NotLoaded(why.into()))
+        granted = &mut slot.granted => if let Ok(lease) = granted {
+            if let Ok(sequence) = lease.engine.submit_to(request, events.clone()) {
+                drop(events);
+                stop.cancelled().await;
+                return lease.engine.stop(sequence);
             }
+            StopCause::TurnedAway
+        } else {
+            let why = "its model could not be loaded";
+            StopCause::Failed(EngineError::NotLoaded(why.into()))
         },
         () = tokio::time::sleep(max_wait) => StopCause::TurnedAway,
     };

@@ -250,7 +250,7 @@ mod tests {
             }
             ["enter", model] if eviction.begin_request(id(model)) => said.push_str("starts "),
             ["enter", model] => {
-                eviction.set_waiting(id(model), eviction.get(id(model)).waiting + 1)
+                eviction.set_waiting(id(model), eviction.get(id(model)).waiting + 1);
             }
             ["leave", model] => eviction.end_request(id(model)),
             ["give_up", model] => eviction.set_waiting(id(model), 0),

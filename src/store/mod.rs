@@ -125,7 +125,7 @@ impl Store {
     /// earlier boots, starts the writer and the background audit. A second process gets `InUse`.
     pub fn open(config: &StoreConfig, clock: Arc<dyn Clock>, limits: Limits) -> StoreResult<Self> {
         let StoreConfig::Embedded(config) = config;
-        Self::start(Arc::new(EmbeddedBackend::open(config)?), clock, limits)
+        Self::start(&Arc::new(EmbeddedBackend::open(config)?), clock, limits)
     }
 
     /// `open` for a short command: audits only when the last stop was not orderly, and has no
@@ -142,11 +142,11 @@ impl Store {
     }
 
     fn start(
-        backend: Arc<impl Backend>,
+        backend: &Arc<impl Backend>,
         clock: Arc<dyn Clock>,
         limits: Limits,
     ) -> StoreResult<Self> {
-        let (shared, writer) = prepare(&backend, clock, limits, AuditPolicy::Always)?;
+        let (shared, writer) = prepare(backend, clock, limits, AuditPolicy::Always)?;
         let auditor = Auditor::start(Arc::clone(&shared)).map_err(unstarted)?;
         Self::run(shared, writer, Some(auditor))
     }

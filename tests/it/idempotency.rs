@@ -145,7 +145,7 @@ async fn a_running_stream_can_be_joined_by_so_many() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_failure_may_be_tried_three_times() {
     let world = World::with(|setup| {
-        setup.failures = (0..3).map(|step| (step, ScriptedFailure::Error)).collect()
+        setup.failures = (0..3).map(|step| (step, ScriptedFailure::Error)).collect();
     })
     .await;
     let (id, body) = (Uuid::new_v4(), world.ask(json!({})));

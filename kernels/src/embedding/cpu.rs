@@ -35,7 +35,7 @@ impl Embedding for Compute {
         let x = read(OP, x)?;
         let x: &[f32] = &x;
         let fill = |i: usize, row: &mut [f32]| {
-            row.copy_from_slice(&x[rows[i] as usize * width..][..width])
+            row.copy_from_slice(&x[rows[i] as usize * width..][..width]);
         };
         write(OP, out, |out| {
             for_each_row(self, out, width, fill);

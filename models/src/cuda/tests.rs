@@ -36,10 +36,10 @@ fn load_from(source: &ModelSource, options: &ModelOptions) -> Result<CudaModel> 
     CudaModel::load(source, options.gpu.as_ref().unwrap(), options)
 }
 
-fn load(tiny: &TinyLlama, options: ModelOptions) -> Result<CudaModel> {
+fn load(tiny: &TinyLlama, options: &ModelOptions) -> Result<CudaModel> {
     let folder = tempfile::tempdir().unwrap();
     tiny.write_safetensors(folder.path()).unwrap();
-    load_from(&ModelSource::HfFolder(folder.path().to_owned()), &options)
+    load_from(&ModelSource::HfFolder(folder.path().to_owned()), options)
 }
 
 impl CudaModel {
@@ -211,8 +211,11 @@ fn recorded_steps_say_what_others_do() {
     let tiny = TinyLlama { seed: 11, ..TinyLlama::default() };
     for (kind, deterministic) in [(Kind::F32, false), (Kind::Bf16, true)] {
         let with = |graph_rows| {
-            load(&tiny, ModelOptions { deterministic, gpu_graph_rows: graph_rows, ..options(kind) })
-                .unwrap()
+            load(
+                &tiny,
+                &ModelOptions { deterministic, gpu_graph_rows: graph_rows, ..options(kind) },
+            )
+            .unwrap()
         };
         let expect = said(with(0));
         assert_eq!(said(with(8)), expect, "{kind:?}");
@@ -226,7 +229,7 @@ fn steps_run_ahead_of_the_host() {
     let tiny = TinyLlama { seed: 12, ..TinyLlama::default() };
     for graph_rows in [0, 8] {
         let model = |rows| {
-            load(&tiny, ModelOptions { gpu_graph_rows: rows, ..options(Kind::F32) }).unwrap()
+            load(&tiny, &ModelOptions { gpu_graph_rows: rows, ..options(Kind::F32) }).unwrap()
         };
         let mut slow = Crowd::new(model(0), &[9, 14, 3]);
         (0..8).for_each(|_| slow.step(&[0, 1, 2], 64));
@@ -271,7 +274,7 @@ fn inputs_grow() {
     let tiny = TinyLlama { seed: 13, ..TinyLlama::default() };
     let said = |specials: &[Special]| {
         let mut crowd = Crowd::new(
-            load(&tiny, ModelOptions { max_rows: 2, ..options(Kind::F32) }).unwrap(),
+            load(&tiny, &ModelOptions { max_rows: 2, ..options(Kind::F32) }).unwrap(),
             &[6, 6],
         );
         let before = crowd.model.inputs.words();
@@ -292,7 +295,8 @@ fn inputs_grow() {
 
 #[test]
 fn contradictory_steps_are_refused_and_do_no_harm() {
-    let mut crowd = Crowd::new(load(&TinyLlama::default(), options(Kind::F32)).unwrap(), &[20, 20]);
+    let mut crowd =
+        Crowd::new(load(&TinyLlama::default(), &options(Kind::F32)).unwrap(), &[20, 20]);
     crowd.step(&[0, 1], 64);
     let (good, _) = crowd.batch(&[0, 1], 64);
     let row = || vec![DeviceRow::greedy(); 2];
@@ -327,7 +331,7 @@ fn a_fault_of_the_device_is_final() {
         gpu_memory_share: 0.5,
         ..options(Kind::F32)
     };
-    let mut crowd = Crowd::new(load(&TinyLlama::default(), options).unwrap(), &[3]);
+    let mut crowd = Crowd::new(load(&TinyLlama::default(), &options).unwrap(), &[3]);
     crowd.step(&[0], 64);
     let (step, _) = crowd.batch(&[0], 64);
     // A slot outside the cache, which `launch` would have refused.
@@ -346,7 +350,7 @@ fn too_little_memory_is_told_at_the_start() {
             gpu_memory_share,
             ..options(Kind::F32)
         };
-        load(&TinyLlama::default(), options).err().unwrap().to_string()
+        load(&TinyLlama::default(), &options).err().unwrap().to_string()
     };
     let error = load(24 << 20, 0.01);
     assert!(error.contains("no room for the KV cache"), "{error}");

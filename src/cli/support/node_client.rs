@@ -38,7 +38,9 @@ pub async fn start(
 ) -> CommandResult<RunningNode> {
     let mut loading: Option<TaskProgress> = None;
     let mut watcher = |event| {
-        loading.take().map(TaskProgress::clear);
+        if let Some(loaded) = loading.take() {
+            loaded.clear();
+        }
         match event {
             StartEvent::Note(text) => note(&text),
             StartEvent::Loading(name) => {
@@ -47,7 +49,9 @@ pub async fn start(
         }
     };
     let started = assembly.start(fallback, pinned, &mut watcher).await;
-    loading.map(TaskProgress::clear);
+    if let Some(loaded) = loading {
+        loaded.clear();
+    }
     Ok(started?)
 }
 

@@ -119,6 +119,7 @@ pub struct ModelObject {
 
 /// Tokens.
 #[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
+#[expect(clippy::struct_field_names, reason = "the public interface has these names")]
 struct ModelLimits {
     model_context_tokens: u32,
     qualified_context_tokens: u32,

@@ -83,10 +83,10 @@ impl Gpu for Spy {
     }
 }
 
-fn spied(tiny: &TinyLlama, options: ModelOptions) -> (CudaModel, Arc<Spy>) {
+fn spied(tiny: &TinyLlama, options: &ModelOptions) -> (CudaModel, Arc<Spy>) {
     let spy = Arc::new(Spy { gpu: options.gpu.clone().unwrap(), noted: Mutex::default() });
     let gpu: Arc<dyn Gpu> = spy.clone();
-    (load(tiny, ModelOptions { gpu: Some(gpu), ..options }).unwrap(), spy)
+    (load(tiny, &ModelOptions { gpu: Some(gpu), ..*options }).unwrap(), spy)
 }
 
 /// One step in which sequences get so many first tokens.
@@ -107,7 +107,7 @@ fn prompts(lens: &[usize]) -> ForwardBatch {
 fn each_sequence_goes_through_the_attention_that_suits_it_after_one_upload() {
     let (mut model, spy) = spied(
         &TinyLlama::default(),
-        ModelOptions { max_rows: 4, gpu_graph_rows: 0, ..options(Kind::Bf16) },
+        &ModelOptions { max_rows: 4, gpu_graph_rows: 0, ..options(Kind::Bf16) },
     );
     for (lens, decodes, prefills) in [
         (&[1, 1, 1][..], true, false),
@@ -141,7 +141,7 @@ fn serving_meets_no_product_that_loading_did_not() {
         gpu_graph_rows: 0,
         ..options(Kind::Bf16)
     };
-    let (mut model, spy) = spied(&TinyLlama { layers: 2, ..TinyLlama::default() }, sizes);
+    let (mut model, spy) = spied(&TinyLlama { layers: 2, ..TinyLlama::default() }, &sizes);
     let known = spy.noted().products.clone();
     assert!(known.len() > 4);
     let steps = (1..=40)
@@ -168,7 +168,7 @@ fn mixed_company_changes_no_logit() {
             gpu_graph_rows: 0,
             ..options(kind)
         };
-        let mut model = load(&TinyLlama { seed: 15, ..TinyLlama::default() }, sizes).unwrap();
+        let mut model = load(&TinyLlama { seed: 15, ..TinyLlama::default() }, &sizes).unwrap();
         let known: Vec<_> =
             SEQUENCES.iter().enumerate().map(|(i, (from, new))| tokens(from + new, i)).collect();
         let blocks: Vec<Vec<u32>> = (0..6).map(|i| (0..20).map(|j| j * 6 + i).collect()).collect();

@@ -167,7 +167,7 @@ fn a_slow_disk_bounds_what_waits() {
     let disk = SimulatedDisk::formatted();
     let clock = Arc::new(TestClock::at(1));
     let store = Store::start(
-        Arc::new(EmbeddedBackend::open_on(Box::new(disk.clone())).unwrap()),
+        &Arc::new(EmbeddedBackend::open_on(Box::new(disk.clone())).unwrap()),
         clock,
         Limits::default(),
     )

@@ -186,7 +186,7 @@ fn low_disk_space_is_no_reason_to_keep_a_reservation() {
     let disk = media::SimulatedDisk::formatted();
     let clock = Arc::new(TestClock::at(1));
     let store = Store::start(
-        Arc::new(EmbeddedBackend::open_on(Box::new(disk.clone())).unwrap()),
+        &Arc::new(EmbeddedBackend::open_on(Box::new(disk.clone())).unwrap()),
         clock,
         Limits::default(),
     )
@@ -246,7 +246,7 @@ fn a_damaged_row_stops_admissions_but_not_its_neighbours() {
     let StoreConfig::Embedded(config) = fixture.config();
     let backend = Arc::new(EmbeddedBackend::open(&config).unwrap());
     let clock = Arc::new(fixture.clock.clone());
-    let store = Store::start(Arc::clone(&backend), clock, Limits::default()).unwrap();
+    let store = Store::start(&backend, clock, Limits::default()).unwrap();
     store.submit_blocking(admit(1, 1, store.boot(), 10)).unwrap();
     store.submit_blocking(admit(2, 2, store.boot(), 10)).unwrap();
     let raw = super::super::tables::request_key(&key(1));
