@@ -50,8 +50,8 @@ words! {
 }
 
 // A comment for readers alone: a doc comment would become a description in the document.
-#[expect(dead_code, reason = "only its schema is used")]
 #[derive(JsonSchema)]
+#[expect(dead_code, reason = "only its schema is used")]
 #[schemars(rename = "Upstream", deny_unknown_fields)]
 pub(super) struct UpstreamSchema {
     name: String,
