@@ -26,9 +26,9 @@ pub(crate) use failpoint;
 
 /// Reads `FAILPOINTS` and keeps its actions in force until the returned guard is dropped.
 #[cfg(feature = "failpoints")]
-pub fn arm() -> impl Sized {
+pub(crate) fn arm() -> impl Sized {
     fail::FailScenario::setup()
 }
 
 #[cfg(not(feature = "failpoints"))]
-pub fn arm() -> impl Sized {}
+pub(crate) fn arm() -> impl Sized {}

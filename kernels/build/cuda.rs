@@ -19,7 +19,7 @@ const DEFAULT: &str = "80,90,90a";
 /// them that are used.
 const LIBRARIES: [&str; 5] = ["cuda", "cublas", "cublasLt", "curand", "nvrtc"];
 
-pub fn build(sources: &[PathBuf]) -> Result<()> {
+pub(crate) fn build(sources: &[PathBuf]) -> Result<()> {
     for name in [ARCHITECTURES, "NVCC", "CUDA_HOME", "PATH"] {
         println!("cargo::rerun-if-env-changed={name}");
     }

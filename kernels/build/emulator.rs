@@ -6,7 +6,7 @@ use std::error::Error;
 use std::fmt::Write;
 use std::path::PathBuf;
 
-pub fn build(sources: &[PathBuf]) -> Result<(), Box<dyn Error + Send + Sync>> {
+pub(crate) fn build(sources: &[PathBuf]) -> Result<(), Box<dyn Error + Send + Sync>> {
     cc::Build::new()
         .cpp(true)
         .std("c++17")

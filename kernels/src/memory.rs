@@ -86,7 +86,7 @@ pub(crate) struct RegionBytes {
 }
 
 impl RegionBytes {
-    pub fn zeroed(bytes: usize) -> Self {
+    pub(crate) fn zeroed(bytes: usize) -> Self {
         let mut block = Self::cut(bytes);
         block.fill(0);
         block

@@ -148,7 +148,7 @@ unsafe impl<T: Send> Send for Parts<'_, T> {}
 unsafe impl<T: Send> Sync for Parts<'_, T> {}
 
 impl<'a, T> Parts<'a, T> {
-    pub fn new(whole: &'a mut [T]) -> Self {
+    pub(crate) fn new(whole: &'a mut [T]) -> Self {
         Self { start: whole.as_mut_ptr(), len: whole.len(), owner: PhantomData }
     }
 
@@ -156,7 +156,7 @@ impl<'a, T> Parts<'a, T> {
     ///
     /// # Safety
     /// No two live slices overlap.
-    pub unsafe fn slice(self, range: Range<usize>) -> &'a mut [T] {
+    pub(crate) unsafe fn slice(self, range: Range<usize>) -> &'a mut [T] {
         assert!(
             range.start <= range.end && range.end <= self.len,
             "part {range:?} of an output of {} values",
@@ -167,7 +167,7 @@ impl<'a, T> Parts<'a, T> {
     }
 
     /// A pointer to the value at `index`, from which a task writes the values that it owns.
-    pub fn at(self, index: usize) -> *mut T {
+    pub(crate) fn at(self, index: usize) -> *mut T {
         assert!(index <= self.len, "index {index} of an output of {} values", self.len);
         self.start.wrapping_add(index)
     }

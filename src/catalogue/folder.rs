@@ -82,15 +82,15 @@ pub(super) fn write_whole(path: &Path, content: &[u8]) -> Result<()> {
 }
 
 impl ReleaseFolder {
-    pub fn new(path: PathBuf, name: &str) -> Self {
+    pub(super) fn new(path: PathBuf, name: &str) -> Self {
         Self { path, name: name.to_owned() }
     }
 
-    pub fn path(&self) -> &Path {
+    pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    pub fn incoming(&self) -> PathBuf {
+    pub(super) fn incoming(&self) -> PathBuf {
         self.path.join(INCOMING)
     }
 
@@ -98,7 +98,7 @@ impl ReleaseFolder {
     ///
     /// # Errors
     /// `Busy` when another process holds the lock.
-    pub fn lock(&self) -> Result<File> {
+    pub(super) fn lock(&self) -> Result<File> {
         fs::create_dir_all(&self.path).map_err(Error::io("create", &self.path))?;
         let path = self.path.join(LOCK);
         let file = File::create(&path).map_err(Error::io("create", &path))?;
@@ -106,19 +106,19 @@ impl ReleaseFolder {
         Ok(file)
     }
 
-    pub fn write_manifest(&self, manifest: &Manifest) -> Result<()> {
+    pub(super) fn write_manifest(&self, manifest: &Manifest) -> Result<()> {
         write_whole(&self.path.join(MANIFEST), manifest.to_toml().as_bytes())
     }
 
     /// Whether every file is here with its size. `verify` checks the digests.
-    pub fn is_complete(&self, manifest: &Manifest) -> bool {
+    pub(super) fn is_complete(&self, manifest: &Manifest) -> bool {
         let has = |file: &super::ReleaseFile| {
             fs::metadata(self.path.join(&file.name)).is_ok_and(|found| found.len() == file.bytes)
         };
         manifest.files.iter().all(has)
     }
 
-    pub fn source(&self, manifest: &Manifest) -> ModelSource {
+    pub(super) fn source(&self, manifest: &Manifest) -> ModelSource {
         match manifest.files.as_slice() {
             [file] if is_gguf(&file.name) => ModelSource::Gguf(self.path.join(&file.name)),
             _ => ModelSource::HfFolder(self.path.clone()),
@@ -127,7 +127,7 @@ impl ReleaseFolder {
 
     /// Checks that every file has the manifest's digest. A file whose size and time of change are
     /// those of the last check is not read again.
-    pub fn verify(&self, manifest: &Manifest) -> Result<()> {
+    pub(super) fn verify(&self, manifest: &Manifest) -> Result<()> {
         let known = self.stamps();
         let mut stamps = BTreeMap::new();
         for file in &manifest.files {
@@ -146,7 +146,7 @@ impl ReleaseFolder {
         Ok(())
     }
 
-    pub fn digests(&self, manifest: &Manifest) -> Result<BTreeMap<String, String>> {
+    pub(super) fn digests(&self, manifest: &Manifest) -> Result<BTreeMap<String, String>> {
         let digest = |file: &super::ReleaseFile| {
             Ok((file.name.clone(), sha256(&self.path.join(&file.name), |_| {})?))
         };

@@ -58,7 +58,7 @@ pub enum AccountsCommand {
     },
 }
 
-pub async fn run(context: &Context, command: AccountsCommand) -> CommandResult {
+pub(super) async fn run(context: &Context, command: AccountsCommand) -> CommandResult {
     let render = match command {
         AccountsCommand::List => |list: &_| text::table(list, COLUMNS),
         _ => |account: &_| text::fields(account),

@@ -49,7 +49,7 @@ pub enum ApplicationsCommand {
     },
 }
 
-pub async fn run(context: &Context, command: ApplicationsCommand) -> CommandResult {
+pub(super) async fn run(context: &Context, command: ApplicationsCommand) -> CommandResult {
     let render = match command {
         ApplicationsCommand::List { .. } => applications_and_tokens,
         ApplicationsCommand::Token { .. } => text::secret,

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
   cresset chat
   echo 'Name three rivers.' | cresset chat smollm2-135m-instruct --max-tokens 100
 An empty line is skipped, /new begins a new conversation, Ctrl-D ends.")]
-pub struct Arguments {
+pub(super) struct Arguments {
     /// Model, by name or id [default: the only one, or the default release]
     model: Option<String>,
     /// Longest answer, tokens
@@ -26,7 +26,7 @@ pub struct Arguments {
     system: Option<String>,
 }
 
-pub async fn run(context: Context, arguments: Arguments) -> CommandResult {
+pub(super) async fn run(context: Context, arguments: Arguments) -> CommandResult {
     let shutdown = shutdown::on_signal()?;
     let opening = node_client::open(&context, arguments.model.as_deref());
     let client = shutdown::unless_interrupted(&shutdown, opening).await?;

@@ -16,7 +16,7 @@ use std::fmt::Write;
     after_help = "Precedence: flags, then CRESSET_… variables, then the file, then the defaults.
   CRESSET_ENGINE__KV_MIB=512 cresset config show"
 )]
-pub enum ConfigCommand {
+pub(super) enum ConfigCommand {
     /// Show every key: what it is for, its value, and where that came from
     Show,
     /// Check the configuration without starting anything
@@ -27,7 +27,7 @@ pub enum ConfigCommand {
     Openapi,
 }
 
-pub fn run(globals: &Globals, command: &ConfigCommand) -> CommandResult {
+pub(super) fn run(globals: &Globals, command: &ConfigCommand) -> CommandResult {
     let output = Output { json: globals.json };
     if let ConfigCommand::Schema = command {
         return output.result(&Config::schema(), |schema| format!("{schema:#}\n"));

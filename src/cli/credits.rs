@@ -71,7 +71,7 @@ pub enum BucketName {
     Premium,
 }
 
-pub async fn run(context: &Context, command: CreditsCommand) -> CommandResult {
+pub(super) async fn run(context: &Context, command: CreditsCommand) -> CommandResult {
     let render = match command {
         CreditsCommand::Statement { .. } => statement,
         _ => |balances: &_| text::fields(balances),

@@ -59,7 +59,7 @@ impl Finding {
 }
 
 /// Fails when something is wrong; warnings alone do not.
-pub async fn run(globals: &Globals) -> CommandResult {
+pub(super) async fn run(globals: &Globals) -> CommandResult {
     let findings = examine(globals).await?;
     let ok = findings.iter().all(|finding| finding.verdict != Severity::Wrong);
     let document = json!({ "ok": ok, "checks": findings });

@@ -5,7 +5,7 @@ use super::support::output::CommandResult;
 use crate::node::ledger;
 use serde_json::json;
 
-pub fn run(context: &Context) -> CommandResult {
+pub(super) fn run(context: &Context) -> CommandResult {
     ledger::create(&context.data_dir)?;
     context.output.result(&json!({ "data_dir": context.data_dir }), |_| {
         format!(

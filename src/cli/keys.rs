@@ -39,7 +39,7 @@ pub enum KeysCommand {
     },
 }
 
-pub async fn run(context: &Context, command: KeysCommand) -> CommandResult {
+pub(super) async fn run(context: &Context, command: KeysCommand) -> CommandResult {
     let render = match command {
         KeysCommand::List { .. } => |list: &_| text::table(list, COLUMNS),
         KeysCommand::Create { .. } => text::secret,

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 #[command(after_help = "Examples:
   cresset ledger audit
   cresset ledger backup /var/backups/cresset-2026-01-31.ledger       (also while the node runs)")]
-pub enum LedgerCommand {
+pub(super) enum LedgerCommand {
     /// Check every invariant over everything stored
     Audit,
     /// Write a verified copy to a new file
@@ -30,7 +30,7 @@ pub enum LedgerCommand {
     },
 }
 
-pub async fn run(context: &Context, command: LedgerCommand) -> CommandResult {
+pub(super) async fn run(context: &Context, command: LedgerCommand) -> CommandResult {
     match command {
         LedgerCommand::Audit => audit(context).await,
         LedgerCommand::Backup { file } => backup(context, &file).await,
@@ -46,7 +46,7 @@ async fn audit(context: &Context) -> CommandResult {
 
 /// The audit report of the running node. When no node runs, the ledger is only read, so that one
 /// which is too damaged to be opened for work is reported all the same.
-pub async fn report(context: &Context) -> CommandResult<Value> {
+pub(super) async fn report(context: &Context) -> CommandResult<Value> {
     node::ledger::require(&context.data_dir)?;
     let read = async || match context.ask_node(&AdminCommand::LedgerAudit).await? {
         Some(report) => Ok(Some(report)),

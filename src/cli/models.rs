@@ -22,7 +22,7 @@ use std::path::PathBuf;
   cresset models list
   cresset models pull smollm2-135m-instruct
   cresset models add --path ./model.gguf --name mine && cresset qualify mine")]
-pub enum ModelsCommand {
+pub(super) enum ModelsCommand {
     /// List releases: known, pulled, qualified, loaded
     List,
     /// Fetch a known release, or a repository of the model hub, and check its digests
@@ -54,7 +54,7 @@ pub enum ModelsCommand {
     },
 }
 
-pub async fn run(context: &Context, command: ModelsCommand) -> CommandResult {
+pub(super) async fn run(context: &Context, command: ModelsCommand) -> CommandResult {
     let catalogue = Catalogue::new(&context.data_dir);
     let output = context.output;
     match command {
@@ -101,7 +101,7 @@ async fn remove(context: &Context, catalogue: &Catalogue, wanted: &str) -> Comma
 }
 
 /// Fetches a release as the configuration says.
-pub async fn pull(context: &Context, release: String) -> CommandResult<Manifest> {
+pub(super) async fn pull(context: &Context, release: String) -> CommandResult<Manifest> {
     let options = fetch_options(&context.config);
     with_bytes(context, format!("fetching {release}"), move |catalogue, on_bytes| {
         catalogue.pull(&release, &options, on_bytes)

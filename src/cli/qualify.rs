@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 #[derive(Args, Debug)]
 #[command(after_help = "Example:
   cresset qualify smollm2-135m-instruct --suite full --report report.html")]
-pub struct Arguments {
+pub(super) struct Arguments {
     /// Name or id of a pulled release
     #[arg(value_name = "MODEL")]
     release: String,
@@ -44,7 +44,7 @@ impl From<SuiteName> for Suite {
 }
 
 /// A release that does not qualify is printed as a result, and the exit code says that it failed.
-pub async fn run(context: &Context, arguments: Arguments) -> CommandResult {
+pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResult {
     let manifest = Catalogue::new(&context.data_dir).find(&arguments.release)?;
     let record = qualify(context.assembly()?.clone(), manifest, arguments.suite.into()).await?;
     if let Some(file) = &arguments.report {
@@ -69,7 +69,7 @@ async fn qualify(assembly: Assembly, manifest: Manifest, suite: Suite) -> Comman
 }
 
 /// Fetches the release if it is not here, and qualifies it if it is not qualified yet.
-pub async fn ensure_qualified(
+pub(super) async fn ensure_qualified(
     context: &Context,
     assembly: &Assembly,
     release: &str,

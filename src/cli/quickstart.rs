@@ -19,7 +19,7 @@ const MAX_TOKENS: u32 = 128;
 #[command(after_help = "Examples:
   cresset quickstart
   cresset quickstart --once --data-dir /tmp/try --question 'Why is the sky blue?'")]
-pub struct Arguments {
+pub(super) struct Arguments {
     /// Stop after the answer
     #[arg(long)]
     once: bool,
@@ -28,7 +28,7 @@ pub struct Arguments {
     question: String,
 }
 
-pub async fn run(context: Context, arguments: Arguments) -> CommandResult {
+pub(super) async fn run(context: Context, arguments: Arguments) -> CommandResult {
     let shutdown = shutdown::on_signal()?;
     let client = shutdown::unless_interrupted(&shutdown, prepare(&context)).await?;
     let asked =

@@ -45,7 +45,7 @@ type RelayBody = Either<Incoming, Full<Bytes>>;
 #[command(after_help = "Example:
   cresset relay --upstream http://127.0.0.1:8080 --key-file quickstart.key
 Then give the tool http://127.0.0.1:11435/v1 as its base address.")]
-pub struct Arguments {
+pub(super) struct Arguments {
     /// Address to listen on
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:11435")]
     listen: SocketAddr,
@@ -63,7 +63,7 @@ pub struct Arguments {
     allow_remote: bool,
 }
 
-pub async fn run(context: &Context, arguments: Arguments) -> CommandResult {
+pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResult {
     if !arguments.listen.ip().is_loopback() && !arguments.allow_remote {
         let what = format!(
             "{} can be reached from other machines, who could spend the key's credits",

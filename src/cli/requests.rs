@@ -69,7 +69,7 @@ pub enum StateName {
     Failed,
 }
 
-pub async fn run(context: &Context, command: RequestsCommand) -> CommandResult {
+pub(super) async fn run(context: &Context, command: RequestsCommand) -> CommandResult {
     let render = match command {
         RequestsCommand::List { .. } => |list: &_| text::table(list, COLUMNS),
         _ => |request: &_| text::fields(request),

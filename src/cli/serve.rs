@@ -16,7 +16,7 @@ use std::net::SocketAddr;
   cresset serve --listen 127.0.0.1:0
 Models are loaded when a request names them, and the least recently used one makes room (engine.memory_mib).
 SIGTERM or Ctrl-C drains: nothing new is taken, running requests finish. A second one ends at once.")]
-pub struct Arguments {
+pub(super) struct Arguments {
     /// Load this model, by name or id, at the start and keep it loaded; may be given more than once
     /// [default: at the start as many of the qualified models as fit; none of them is kept loaded]
     #[arg(long, value_name = "NAME")]
@@ -31,7 +31,7 @@ pub struct Arguments {
 
 impl Arguments {
     /// The configuration keys that the flags set, with their values.
-    pub fn overrides(&self) -> Vec<Override> {
+    pub(super) fn overrides(&self) -> Vec<Override> {
         let flag = |key: &str, address: Option<SocketAddr>| {
             address.map(|at| (key.to_owned(), at.to_string()))
         };
@@ -42,7 +42,7 @@ impl Arguments {
     }
 }
 
-pub async fn run(context: Context, arguments: Arguments) -> CommandResult {
+pub(super) async fn run(context: Context, arguments: Arguments) -> CommandResult {
     let shutdown = shutdown::on_signal()?;
     let starting = node_client::start(context.assembly()?, PortFallback::None, &arguments.model);
     let running = shutdown::unless_interrupted(&shutdown, starting).await?;

@@ -27,7 +27,7 @@ const CLEAR_SCREEN: &str = "\u{1b}[H\u{1b}[2J";
 #[command(after_help = "Examples:
   cresset status --watch
   cresset status --ready                exit code 0 when the node takes work: a health check for containers")]
-pub struct Arguments {
+pub(super) struct Arguments {
     /// Show it again every second, until Ctrl-C
     #[arg(long, conflicts_with = "ready")]
     watch: bool,
@@ -36,7 +36,7 @@ pub struct Arguments {
     ready: bool,
 }
 
-pub async fn run(context: &Context, arguments: &Arguments) -> CommandResult {
+pub(super) async fn run(context: &Context, arguments: &Arguments) -> CommandResult {
     if arguments.watch {
         return watch(context).await;
     }

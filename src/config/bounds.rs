@@ -16,7 +16,7 @@ pub(super) struct SettingInfo<'a> {
 
 impl SettingInfo<'_> {
     /// The documentation of the field, followed by its bounds.
-    pub fn description(&self) -> Option<String> {
+    pub(super) fn description(&self) -> Option<String> {
         let text = self.schema["description"].as_str()?;
         Some(self.bounds().map_or_else(|| text.to_owned(), |bounds| format!("{text} ({bounds})")))
     }

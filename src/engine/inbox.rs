@@ -14,14 +14,14 @@ use std::time::Instant;
 use tokio::sync::mpsc::Sender;
 
 /// A request and the channel of its events, which holds `event_capacity()` of them.
-pub struct Submission {
+pub(super) struct Submission {
     pub request: GenerateRequest,
     pub events: Sender<SequenceEvent>,
 }
 
 /// The commands that came in since the engine last took some.
 #[derive(Default)]
-pub struct Commands {
+pub(super) struct Commands {
     pub submitted: Vec<(SequenceId, Submission)>,
     /// Sequences to stop, each with the number of steps launched before the stop came.
     pub stopped: Vec<(SequenceId, u64)>,
@@ -51,23 +51,27 @@ struct InboxState {
 }
 
 /// One engine's inbox. Handles and the engine thread hold it together.
-pub struct Inbox {
+pub(super) struct Inbox {
     options: EngineOptions,
     state: Mutex<InboxState>,
     wake: Condvar,
 }
 
 impl Inbox {
-    pub fn new(options: EngineOptions) -> Self {
+    pub(super) fn new(options: EngineOptions) -> Self {
         Self { options, state: Mutex::default(), wake: Condvar::new() }
     }
 
-    pub fn options(&self) -> &EngineOptions {
+    pub(super) fn options(&self) -> &EngineOptions {
         &self.options
     }
 
     /// Refuses a request, or queues it and wakes the engine. Never waits for a step.
-    pub fn submit(&self, submission: Submission, now: Instant) -> Result<SequenceId, Refused> {
+    pub(super) fn submit(
+        &self,
+        submission: Submission,
+        now: Instant,
+    ) -> Result<SequenceId, Refused> {
         let request = &submission.request;
         let mut state = self.lock();
         if let Some(reason) = &state.closed {
@@ -88,7 +92,7 @@ impl Inbox {
     }
 
     /// Asks for the end of a sequence. Unknown ids and those that have ended are ignored.
-    pub fn stop(&self, id: SequenceId) {
+    pub(super) fn stop(&self, id: SequenceId) {
         let mut state = self.lock();
         // The id is removed, so that a repeated stop adds nothing.
         if state.live.remove(&id) {
@@ -99,23 +103,23 @@ impl Inbox {
     }
 
     /// Refuses new requests from now on.
-    pub fn drain(&self) {
+    pub(super) fn drain(&self) {
         self.lock().draining = true;
     }
 
     /// Asks the engine thread to end before its next step.
-    pub fn ask_to_end(&self) {
+    pub(super) fn ask_to_end(&self) {
         self.lock().commands.end = true;
         self.wake.notify_one();
     }
 
     /// Why the engine thread has ended, if it has.
-    pub fn ended_by(&self) -> Option<EngineError> {
+    pub(super) fn ended_by(&self) -> Option<EngineError> {
         self.lock().closed.clone()
     }
 
     /// The statistics published last. `waiting` includes what the engine has not taken yet.
-    pub fn stats(&self, now: Instant) -> EngineStats {
+    pub(super) fn stats(&self, now: Instant) -> EngineStats {
         let state = self.lock();
         EngineStats {
             waiting: state.stats.waiting + state.commands.submitted.len(),
@@ -125,7 +129,7 @@ impl Inbox {
     }
 
     /// Takes the commands that have come in. With `idle` it sleeps until there is one.
-    pub fn take(&self, idle: bool) -> Commands {
+    pub(super) fn take(&self, idle: bool) -> Commands {
         let mut state = self.lock();
         while idle && state.commands.is_empty() {
             let woken = self.wake.wait(state);
@@ -135,7 +139,7 @@ impl Inbox {
     }
 
     /// Takes over what the engine has to do and what it has done. Called after each step.
-    pub fn publish(&self, load: EngineLoad, stats: EngineStats, now: Instant) {
+    pub(super) fn publish(&self, load: EngineLoad, stats: EngineStats, now: Instant) {
         let mut state = self.lock();
         let produced = stats.generated_tokens - state.stats.generated_tokens;
         state.load = load;
@@ -148,13 +152,13 @@ impl Inbox {
     }
 
     /// Notes that a sequence has ended.
-    pub fn ended(&self, id: SequenceId) {
+    pub(super) fn ended(&self, id: SequenceId) {
         self.lock().live.remove(&id);
     }
 
     /// Refuses everything from now on, for this reason. Returns the commands that the engine has
     /// not taken.
-    pub fn close(&self, reason: &EngineError) -> Commands {
+    pub(super) fn close(&self, reason: &EngineError) -> Commands {
         let mut state = self.lock();
         state.closed = Some(reason.clone());
         state.live.clear();

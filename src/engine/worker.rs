@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::mpsc::Sender;
 
-pub struct Worker {
+pub(super) struct Worker {
     runner: Box<dyn Runner>,
     scheduler: Scheduler,
     /// The event channels of the live sequences.
@@ -40,7 +40,7 @@ pub struct Worker {
 const MAX_STEPS_TO_FREE_BLOCKS: u64 = 2;
 
 impl Worker {
-    pub fn new(runner: Box<dyn Runner>, inbox: Arc<Inbox>) -> Self {
+    pub(super) fn new(runner: Box<dyn Runner>, inbox: Arc<Inbox>) -> Self {
         let scheduler = Scheduler::new(inbox.options().clone(), boot_secret());
         let worker = Self {
             runner,
@@ -57,7 +57,7 @@ impl Worker {
 
     /// Runs until it is told to end, or until an error or a panic ends it. In every case each live
     /// sequence gets its `Finished`.
-    pub fn run(mut self) {
+    pub(super) fn run(mut self) {
         let outcome = catch_unwind(AssertUnwindSafe(|| self.serve()));
         let reason = match outcome {
             Ok(Ok(())) => EngineError::ShutDown,

@@ -19,7 +19,7 @@ pub enum LoadPhase {
 
 /// One thing that the pool has to do now; `next_action` has already noted it as begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PoolAction {
+pub(super) enum PoolAction {
     Load(ModelId),
     Unload(ModelId),
     /// All requests that wait for the model may start.
@@ -48,7 +48,7 @@ pub struct ModelUsage {
 
 /// The models, the memory that each takes, and the order in which requests came to them.
 #[derive(Debug)]
-pub struct Eviction {
+pub(super) struct Eviction {
     /// Bytes for all models together.
     budget: u64,
     models: BTreeMap<ModelId, ModelUsage>,
@@ -57,12 +57,12 @@ pub struct Eviction {
 }
 
 impl Eviction {
-    pub fn new(budget: u64) -> Self {
+    pub(super) fn new(budget: u64) -> Self {
         Self { budget, models: BTreeMap::new(), events: 0 }
     }
 
     /// Makes a model known; `false` when it could never be loaded beside the pinned ones.
-    pub fn offer(&mut self, id: ModelId, bytes: u64, pinned: bool) -> bool {
+    pub(super) fn offer(&mut self, id: ModelId, bytes: u64, pinned: bool) -> bool {
         let usage = ModelUsage {
             phase: LoadPhase::Unloaded,
             bytes,
@@ -77,16 +77,16 @@ impl Eviction {
         self.fits(id)
     }
 
-    pub fn get(&self, id: ModelId) -> &ModelUsage {
+    pub(super) fn get(&self, id: ModelId) -> &ModelUsage {
         &self.models[&id]
     }
 
-    pub fn budget(&self) -> u64 {
+    pub(super) fn budget(&self) -> u64 {
         self.budget
     }
 
     /// Bytes left for one more model now.
-    pub fn free(&self) -> u64 {
+    pub(super) fn free(&self) -> u64 {
         self.budget.saturating_sub(self.held())
     }
 
@@ -99,7 +99,7 @@ impl Eviction {
     }
 
     /// True when the request may start now; `end_request` ends it. False when it has to wait.
-    pub fn begin_request(&mut self, id: ModelId) -> bool {
+    pub(super) fn begin_request(&mut self, id: ModelId) -> bool {
         let starts = self.accepts_requests(id);
         let now = self.next_event();
         let model = self.model(id);
@@ -110,7 +110,7 @@ impl Eviction {
         starts
     }
 
-    pub fn end_request(&mut self, id: ModelId) {
+    pub(super) fn end_request(&mut self, id: ModelId) {
         let now = self.next_event();
         let model = self.model(id);
         model.active -= 1;
@@ -118,7 +118,7 @@ impl Eviction {
     }
 
     /// Sets the number of requests that wait for the model now.
-    pub fn set_waiting(&mut self, id: ModelId, count: usize) {
+    pub(super) fn set_waiting(&mut self, id: ModelId, count: usize) {
         let now = self.next_event();
         let model = self.model(id);
         if model.waiting == 0 {
@@ -128,7 +128,7 @@ impl Eviction {
     }
 
     /// A load is done and took `bytes`. False when the model can never fit beside the pinned ones.
-    pub fn finish_load(&mut self, id: ModelId, bytes: u64) -> bool {
+    pub(super) fn finish_load(&mut self, id: ModelId, bytes: u64) -> bool {
         let model = self.model(id);
         (model.phase, model.bytes, model.just_loaded) =
             (LoadPhase::Loaded, bytes, model.waiting > 0);
@@ -136,12 +136,12 @@ impl Eviction {
     }
 
     /// The model holds no memory any more.
-    pub fn mark_unloaded(&mut self, id: ModelId) {
+    pub(super) fn mark_unloaded(&mut self, id: ModelId) {
         self.model(id).phase = LoadPhase::Unloaded;
     }
 
     /// The next thing to do. To be called after every event, until it answers `None`.
-    pub fn next_action(&mut self) -> Option<PoolAction> {
+    pub(super) fn next_action(&mut self) -> Option<PoolAction> {
         let ready = |(id, model): &(&ModelId, &ModelUsage)| {
             model.waiting > 0 && (model.just_loaded || self.accepts_requests(**id))
         };

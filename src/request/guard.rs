@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 /// Holds a request's place among the live ones and its reservation. Dropped in any state, it gives
 /// both back and ends the request uncharged. The sequence ends with its ticket.
-pub struct ReservationGuard {
+pub(super) struct ReservationGuard {
     services: Arc<Services>,
     live: Arc<LiveRequest>,
     attempt: AttemptId,
@@ -20,34 +20,38 @@ pub struct ReservationGuard {
 }
 
 impl ReservationGuard {
-    pub fn new(services: &Arc<Services>, live: &Arc<LiveRequest>, attempt: AttemptId) -> Self {
+    pub(super) fn new(
+        services: &Arc<Services>,
+        live: &Arc<LiveRequest>,
+        attempt: AttemptId,
+    ) -> Self {
         Self { services: services.clone(), live: live.clone(), attempt, release_as: None }
     }
 
     /// The admission is about to be sent: from here on there may be a reservation.
-    pub fn arm(&mut self) {
+    pub(super) fn arm(&mut self) {
         self.release_as = Some(FailureCode::GenerationFailed);
     }
 
     /// Ends a request that has no reservation.
-    pub fn not_admitted(mut self, admission: Admission) {
+    pub(super) fn not_admitted(mut self, admission: Admission) {
         self.release_as = None;
         self.decide(admission);
     }
 
     /// Ends a request that may have a reservation, which the drop releases.
-    pub fn in_doubt(mut self) {
+    pub(super) fn in_doubt(mut self) {
         self.end_unrecorded();
         self.decide(Admission::Refused(RequestError::LedgerUnavailable));
     }
 
     /// The ledger cannot be told the end now: the store keeps trying to release the reservation.
-    pub fn end_unrecorded(&mut self) {
+    pub(super) fn end_unrecorded(&mut self) {
         self.release_as = Some(FailureCode::ControlPlaneUnavailable);
     }
 
     /// The reservation has its end in the ledger.
-    pub fn resolved(&mut self) {
+    pub(super) fn resolved(&mut self) {
         self.release_as = None;
         self.services.live.remove(&self.live);
     }

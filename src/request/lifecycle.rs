@@ -46,7 +46,7 @@ pub struct CompleteAnswer {
 }
 
 /// Runs the plan to its end. Never returns without the request having one.
-pub async fn run(services: Arc<Services>, plan: RequestPlan) {
+pub(super) async fn run(services: Arc<Services>, plan: RequestPlan) {
     let mut guard = ReservationGuard::new(&services, &plan.live, plan.admit.attempt);
     let id = plan.model.qualified.id();
     let (sequence, events) = match services.pool.submit(id, plan.generate.clone()) {

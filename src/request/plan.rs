@@ -103,7 +103,7 @@ impl SamplingOverrides {
 }
 
 /// All that the lifecycle needs to run a request.
-pub struct RequestPlan {
+pub(super) struct RequestPlan {
     pub live: Arc<LiveRequest>,
     pub model: Arc<ServedModel>,
     pub admit: Admit,
@@ -115,7 +115,7 @@ pub struct RequestPlan {
 }
 
 /// The checks are in the order in which clients see their refusals: model, limits, context.
-pub async fn prepare(
+pub(super) async fn prepare(
     services: &Services,
     request: &IncomingRequest,
 ) -> Result<RequestPlan, RequestError> {

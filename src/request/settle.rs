@@ -16,7 +16,7 @@ const LEDGER_PATIENCE: Duration = Duration::from_secs(30);
 const LEDGER_PAUSE: Duration = Duration::from_millis(100);
 
 /// Applies one command durably and measures how long that takes.
-pub async fn commit(services: &Services, command: Command) -> Result<Outcome, StoreError> {
+pub(super) async fn commit(services: &Services, command: Command) -> Result<Outcome, StoreError> {
     let began = Instant::now();
     let outcome = services.store.submit(command).await;
     services.metrics.commit_time.observe(began.elapsed().as_secs_f64());
@@ -25,7 +25,10 @@ pub async fn commit(services: &Services, command: Command) -> Result<Outcome, St
 
 /// Sends a terminal command until the ledger has it. Sending it twice ends the attempt once.
 /// Returns the record as the ledger has it then.
-pub async fn resolve(services: &Services, command: &Command) -> Result<RequestRecord, StoreError> {
+pub(super) async fn resolve(
+    services: &Services,
+    command: &Command,
+) -> Result<RequestRecord, StoreError> {
     match patiently(|| commit(services, command.clone())).await? {
         Outcome::Request(record) | Outcome::AlreadyResolved(record) => Ok(record),
         _ => Err(StoreError::Unavailable("an end had no record".into())),
@@ -33,7 +36,7 @@ pub async fn resolve(services: &Services, command: &Command) -> Result<RequestRe
 }
 
 /// Stores the rendered body of an answer for replays, durably.
-pub async fn store_body(
+pub(super) async fn store_body(
     services: &Services,
     key: RequestKey,
     body: &Bytes,
@@ -61,6 +64,6 @@ where
 
 /// Whether the ledger booked exactly the charge that the stored body tells. The body is stored
 /// before the settlement, so the two are compared after it.
-pub fn is_booked_as_told(record: &RequestRecord, told: Microcredits) -> bool {
+pub(super) fn is_booked_as_told(record: &RequestRecord, told: Microcredits) -> bool {
     record.latest().charged.checked_total() == Some(told)
 }

@@ -23,7 +23,7 @@ pub(super) struct Auditor {
 }
 
 impl Auditor {
-    pub fn start(shared: Arc<StoreShared>) -> io::Result<Self> {
+    pub(super) fn start(shared: Arc<StoreShared>) -> io::Result<Self> {
         let (stop, stopped) = mpsc::sync_channel::<()>(1);
         let thread = thread::Builder::new().name("store-auditor".into());
         let thread = thread.spawn(move || {

@@ -56,7 +56,7 @@ use std::path::Path;
 use std::pin::Pin;
 
 /// The answer to a read. The embedded backend's is ready at once.
-pub type ReadFuture<'a, T> = Pin<Box<dyn Future<Output = StoreResult<T>> + Send + 'a>>;
+pub(super) type ReadFuture<'a, T> = Pin<Box<dyn Future<Output = StoreResult<T>> + Send + 'a>>;
 
 /// One consistent reading of the ledger: all answers come from the state at which it was taken.
 pub trait Snapshot: Send + Sync {
@@ -184,7 +184,7 @@ impl From<StateError> for BatchFailure {
 
 /// An answer, stored so that a repeated request gets the same bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StoredBody {
+pub(super) struct StoredBody {
     pub expires_at: UnixMillis,
     pub content: Bytes,
 }

@@ -23,7 +23,7 @@ pub(super) enum WriteAction {
 impl WriteAction {
     /// Whether the action belongs to an attempt that holds a reservation. Such an action is always
     /// accepted, and it is kept through a failure of the storage even if no caller waits for it.
-    pub fn ends_attempt(&self) -> bool {
+    pub(super) fn ends_attempt(&self) -> bool {
         matches!(
             self,
             Self::PutBody { .. }
@@ -47,7 +47,7 @@ impl WriteAction {
     }
 
     /// The answer to store and its request, where that is the action.
-    pub fn body(&self) -> Option<(&RequestKey, &StoredBody)> {
+    pub(super) fn body(&self) -> Option<(&RequestKey, &StoredBody)> {
         match self {
             Self::PutBody { key, body } => Some((key, body)),
             Self::Apply(_) => None,
@@ -55,7 +55,7 @@ impl WriteAction {
     }
 
     /// Request and attempt of an admission, for releasing it when nobody waits for it any more.
-    pub fn admit_ids(&self) -> Option<(RequestKey, AttemptId)> {
+    pub(super) fn admit_ids(&self) -> Option<(RequestKey, AttemptId)> {
         match self {
             Self::Apply(Command::Admit(admit)) => Some((admit.key, admit.attempt)),
             _ => None,
@@ -71,17 +71,17 @@ pub(super) struct WriteJob {
 }
 
 impl WriteJob {
-    pub fn new(action: WriteAction, reply: Option<WriteReply>) -> Self {
+    pub(super) fn new(action: WriteAction, reply: Option<WriteReply>) -> Self {
         Self { action, reply }
     }
 
     /// Whether the job was sent without a caller that waits for its answer.
-    pub fn is_detached(&self) -> bool {
+    pub(super) fn is_detached(&self) -> bool {
         self.reply.is_none()
     }
 
     /// Answers the caller; false when there is none, or none any more.
-    pub fn answer(self, result: StoreResult<Outcome>) -> bool {
+    pub(super) fn answer(self, result: StoreResult<Outcome>) -> bool {
         self.reply.is_some_and(|reply| reply.send(result).is_ok())
     }
 }
@@ -109,7 +109,7 @@ pub(super) enum Taken {
 
 impl Queue {
     /// Queues the job, or answers it at once when too many wait.
-    pub fn push(&self, job: WriteJob) {
+    pub(super) fn push(&self, job: WriteJob) {
         let mut lanes = self.lanes();
         if !job.action.ends_attempt() && lanes.urgent.len() + lanes.ordinary.len() >= MAX_WAITING {
             drop(lanes);
@@ -122,7 +122,7 @@ impl Queue {
     }
 
     /// Takes up to `most` jobs, urgent ones first. Waits up to `patience` for the first one.
-    pub fn take(&self, most: usize, patience: Duration) -> Taken {
+    pub(super) fn take(&self, most: usize, patience: Duration) -> Taken {
         let empty = |lanes: &mut WriteLanes| {
             lanes.urgent.is_empty() && lanes.ordinary.is_empty() && !lanes.closed
         };
@@ -142,7 +142,7 @@ impl Queue {
     }
 
     /// Lets the writer stop once the queue is empty.
-    pub fn close(&self) {
+    pub(super) fn close(&self) {
         self.lanes().closed = true;
         self.filled.notify_one();
     }

@@ -27,7 +27,11 @@ pub(super) struct StoreShared {
 }
 
 impl StoreShared {
-    pub fn new(reader: Arc<dyn LedgerReader>, clock: Arc<dyn Clock>, min_free_bytes: u64) -> Self {
+    pub(super) fn new(
+        reader: Arc<dyn LedgerReader>,
+        clock: Arc<dyn Clock>,
+        min_free_bytes: u64,
+    ) -> Self {
         Self {
             reader,
             clock,
@@ -41,18 +45,18 @@ impl StoreShared {
     }
 
     /// Whether free space is below the limit. Where it cannot be told, there is enough.
-    pub fn is_space_low(&self) -> bool {
+    pub(super) fn is_space_low(&self) -> bool {
         self.reader.free_bytes().is_some_and(|free| free < self.min_free_bytes)
     }
 
     /// Checks everything stored; a violation stops admissions.
-    pub fn audit(&self) -> StoreResult<AuditReport> {
+    pub(super) fn audit(&self) -> StoreResult<AuditReport> {
         Ok(self.note(audit::everything(&*self.reader.audit_source()?)?))
     }
 
     /// Checks what was written after the last audit that found nothing wrong, and everything when
     /// there was none.
-    pub fn audit_news(&self, source: &dyn AuditSource) -> StoreResult<AuditReport> {
+    pub(super) fn audit_news(&self, source: &dyn AuditSource) -> StoreResult<AuditReport> {
         let audited = self.audited.lock().unwrap_or_else(PoisonError::into_inner).clone();
         Ok(self.note(match audited {
             Some(heads) => audit::since(source, heads)?,
@@ -70,7 +74,7 @@ impl StoreShared {
         report
     }
 
-    pub fn released(&self, cause: ReleaseCause, count: u64) {
+    pub(super) fn released(&self, cause: ReleaseCause, count: u64) {
         let mut releases = self.releases.lock().unwrap_or_else(PoisonError::into_inner);
         *releases.entry(stats::label(cause)).or_default() += count;
     }
@@ -95,23 +99,23 @@ impl Default for Health {
 
 impl Health {
     /// False after a failure of the storage, until it was reopened.
-    pub fn reachable(&self) -> bool {
+    pub(super) fn reachable(&self) -> bool {
         self.reachable.load(Ordering::Acquire)
     }
 
-    pub fn set_reachable(&self) {
+    pub(super) fn set_reachable(&self) {
         self.reachable.store(true, Ordering::Release);
     }
 
     /// Stops writing: after a failure the backend must not be written to. It still serves reads
     /// until it is reopened.
-    pub fn disconnect(&self, why: &str) {
+    pub(super) fn disconnect(&self, why: &str) {
         tracing::error!(why, "the ledger's storage failed");
         self.reachable.store(false, Ordering::Release);
     }
 
     /// The reason when a rule of the ledger was found broken.
-    pub fn trusted(&self) -> Result<(), String> {
+    pub(super) fn trusted(&self) -> Result<(), String> {
         failpoint!("store::distrusted", |_| Err("a rule is broken".into()));
         match self.distrusted.get() {
             None => Ok(()),
@@ -120,11 +124,11 @@ impl Health {
     }
 
     /// Violations found since the start of the node.
-    pub fn violations(&self) -> u64 {
+    pub(super) fn violations(&self) -> u64 {
         self.violations.load(Ordering::Relaxed)
     }
 
-    pub fn distrust(&self, why: &str) {
+    pub(super) fn distrust(&self, why: &str) {
         tracing::error!(why, "the ledger breaks its own rules: nothing new is admitted");
         self.violations.fetch_add(1, Ordering::Relaxed);
         self.distrusted.get_or_init(|| why.to_owned());

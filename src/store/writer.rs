@@ -67,7 +67,7 @@ impl Drop for EndOnPanic {
 }
 
 impl<B: Backend> Writer<B> {
-    pub fn new(backend: Arc<B>, shared: Arc<StoreShared>, limits: Limits) -> Self {
+    pub(super) fn new(backend: Arc<B>, shared: Arc<StoreShared>, limits: Limits) -> Self {
         let now = Instant::now();
         Self {
             backend,
@@ -83,7 +83,7 @@ impl<B: Backend> Writer<B> {
     }
 
     /// Releases the reservations of earlier boots. Nothing may be admitted before.
-    pub fn recover(&mut self) -> StoreResult {
+    pub(super) fn recover(&mut self) -> StoreResult {
         let boot = self.shared.boot;
         let mut total = 0;
         loop {
@@ -112,7 +112,7 @@ impl<B: Backend> Writer<B> {
     }
 
     /// Runs until the queue is closed and empty, then records that the stop was orderly.
-    pub fn run(mut self) {
+    pub(super) fn run(mut self) {
         loop {
             let taken = self.shared.queue.take(MAX_BATCH, self.patience());
             self.reconnect();
@@ -134,7 +134,7 @@ impl<B: Backend> Writer<B> {
     }
 
     /// Applies the jobs as one transaction and answers each after the commit.
-    pub fn commit(&mut self, mut jobs: Vec<WriteJob>) {
+    pub(super) fn commit(&mut self, mut jobs: Vec<WriteJob>) {
         while !jobs.is_empty() {
             match self.transact_guarded(&jobs) {
                 Ok(results) => return self.acknowledge(jobs, results),
@@ -259,7 +259,7 @@ impl<B: Backend> Writer<B> {
     }
 
     /// Reopens the backend when it is time to try, and then writes the pending ends.
-    pub fn reconnect(&mut self) {
+    pub(super) fn reconnect(&mut self) {
         if self.shared.health.reachable() || Instant::now() < self.next_retry {
             return;
         }
@@ -309,11 +309,11 @@ impl<B: Backend> Writer<B> {
 
     /// One sweep; true when more is due. It goes by the clock itself: stored time may be ahead of
     /// the clock, and no request may be forgotten early.
-    pub fn sweep(&mut self) -> StateResult<bool> {
+    pub(super) fn sweep(&mut self) -> StateResult<bool> {
         self.backend.sweep(self.shared.clock.now(), &self.limits)
     }
 
-    pub fn close(mut self) {
+    pub(super) fn close(mut self) {
         self.next_retry = Instant::now();
         self.reconnect();
         let clean = self.pending_ends.is_empty();

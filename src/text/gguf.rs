@@ -20,24 +20,24 @@ const USER_DEFINED: i64 = 4;
 
 /// The metadata of a GGUF file, read with the expected type.
 #[derive(Clone, Copy)]
-pub struct GgufKeys<'a>(pub &'a BTreeMap<String, Value>);
+pub(super) struct GgufKeys<'a>(pub &'a BTreeMap<String, Value>);
 
 impl<'a> GgufKeys<'a> {
-    pub fn string(self, key: &str) -> Option<&'a str> {
+    pub(super) fn string(self, key: &str) -> Option<&'a str> {
         match self.0.get(key)? {
             Value::String(text) => Some(text),
             _ => None,
         }
     }
 
-    pub fn bool(self, key: &str) -> Option<bool> {
+    pub(super) fn bool(self, key: &str) -> Option<bool> {
         match self.0.get(key)? {
             Value::Bool(flag) => Some(*flag),
             _ => None,
         }
     }
 
-    pub fn id(self, key: &str) -> Option<u32> {
+    pub(super) fn id(self, key: &str) -> Option<u32> {
         u32::try_from(integer(self.0.get(key)?)?).ok()
     }
 
@@ -54,7 +54,7 @@ impl<'a> GgufKeys<'a> {
         })
     }
 
-    pub fn tokens(self) -> Result<Vec<&'a str>> {
+    pub(super) fn tokens(self) -> Result<Vec<&'a str>> {
         self.array("tokenizer.ggml.tokens", text)
     }
 }
@@ -94,7 +94,7 @@ fn score(value: &Value) -> Option<f32> {
 }
 
 /// Builds the tokenizer that `tokenizer.ggml.model` names.
-pub fn tokenizer(keys: GgufKeys<'_>) -> Result<Tokenizer> {
+pub(super) fn tokenizer(keys: GgufKeys<'_>) -> Result<Tokenizer> {
     let kind =
         keys.string("tokenizer.ggml.model").ok_or_else(|| missing("tokenizer.ggml.model"))?;
     let mut tokenizer = match kind {

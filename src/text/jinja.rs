@@ -8,7 +8,7 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
 use serde::Serialize;
 use std::fmt::Write;
 
-pub struct Jinja(Environment<'static>);
+pub(super) struct Jinja(Environment<'static>);
 
 const NAME: &str = "chat";
 
@@ -19,7 +19,7 @@ struct Raised(String);
 
 impl Jinja {
     /// `now` answers templates that ask for the date.
-    pub fn compile(
+    pub(super) fn compile(
         source: &str,
         now: impl Fn() -> NaiveDateTime + Send + Sync + 'static,
     ) -> Result<Self, Error> {
@@ -49,13 +49,13 @@ impl Jinja {
         Ok(Self(environment))
     }
 
-    pub fn render(&self, context: impl Serialize) -> Result<String, Error> {
+    pub(super) fn render(&self, context: impl Serialize) -> Result<String, Error> {
         self.0.get_template(NAME)?.render(context)
     }
 }
 
 /// The message of the template's own `raise_exception`, if that is why rendering failed.
-pub fn raised(error: &Error) -> Option<&str> {
+pub(super) fn raised(error: &Error) -> Option<&str> {
     let chain =
         std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
     chain.filter_map(|error| error.downcast_ref()).map(|Raised(message)| message.as_str()).next()

@@ -23,7 +23,7 @@ const DEEPSEEK_V3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^
 
 /// The steps before merging that a `tokenizer.ggml.pre` name stands for.
 #[derive(Debug)]
-pub struct PreTokenization {
+pub(super) struct PreTokenization {
     pub normalizer: Option<NormalizerWrapper>,
     pub pre_tokenizer: PreTokenizerWrapper,
     /// A word that is in the vocabulary is one token, whatever the merges say.
@@ -120,7 +120,7 @@ const TABLE: &[NamedCuts] = &[
 ///
 /// # Errors
 /// `BadFile` when the name is not in the table.
-pub fn by_name(name: &str) -> Result<PreTokenization> {
+pub(super) fn by_name(name: &str) -> Result<PreTokenization> {
     let row = TABLE.iter().find(|row| row.names.contains(&name)).ok_or_else(|| {
         Error::BadFile(format!(
             "the GGUF file names the pre-tokenizer {name:?} (tokenizer.ggml.pre), which this \

@@ -18,7 +18,7 @@ struct ValueFormat {
 }
 
 /// `str(value)`.
-pub fn text(value: &Value) -> Result<String, Error> {
+pub(super) fn text(value: &Value) -> Result<String, Error> {
     match value.kind() {
         ValueKind::String | ValueKind::Undefined => Ok(value.to_string()),
         _ => {
@@ -36,7 +36,7 @@ pub fn text(value: &Value) -> Result<String, Error> {
 }
 
 /// `str(value).strip(letters)`.
-pub fn trim(value: &Value, letters: Option<&str>) -> Result<String, Error> {
+pub(super) fn trim(value: &Value, letters: Option<&str>) -> Result<String, Error> {
     let text = text(value)?;
     Ok(letters
         .map_or(text.trim(), |letters| text.trim_matches(|letter| letters.contains(letter)))
@@ -45,7 +45,7 @@ pub fn trim(value: &Value, letters: Option<&str>) -> Result<String, Error> {
 
 /// `json.dumps(value, ensure_ascii, indent, separators, sort_keys)`, as Hugging Face gives it to
 /// templates: non-ASCII as it is.
-pub fn tojson(value: &Value, options: &Kwargs) -> Result<String, Error> {
+pub(super) fn tojson(value: &Value, options: &Kwargs) -> Result<String, Error> {
     let indent: Option<Value> = options.get("indent")?;
     let indent = indent.map(|width| match width.as_str() {
         Some(text) => text.to_owned(),

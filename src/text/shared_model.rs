@@ -9,13 +9,16 @@ use tokenizers::{Model, ModelWrapper, Token};
 /// pre-token whose text is a special token (possible with `ignore_merges`, or with merges that end
 /// in one) is split in halves until no half is.
 #[derive(Clone)]
-pub struct SharedModel {
+pub(super) struct SharedModel {
     owner: Arc<tokenizers::Tokenizer>,
     barred: Arc<HashSet<u32>>,
 }
 
 impl SharedModel {
-    pub fn new(owner: Arc<tokenizers::Tokenizer>, special_ids: impl Iterator<Item = u32>) -> Self {
+    pub(super) fn new(
+        owner: Arc<tokenizers::Tokenizer>,
+        special_ids: impl Iterator<Item = u32>,
+    ) -> Self {
         // Text that the vocabulary cannot express becomes the unknown token, which is allowed.
         let unknown = match owner.get_model() {
             ModelWrapper::BPE(bpe) => {

@@ -154,7 +154,7 @@ pub(super) struct CpuArgs<'a, E> {
 
 impl<E> CpuArgs<'_, E> {
     /// The keys that a query at `position` sees.
-    pub fn visible(&self, position: usize) -> Range<usize> {
+    pub(super) fn visible(&self, position: usize) -> Range<usize> {
         let first = self.window.map_or(0, |w| (position + 1).saturating_sub(w));
         first..position + 1
     }
@@ -166,7 +166,7 @@ impl<E> CpuArgs<'_, E> {
 
     /// The offset at which the block of a position starts, which is the same in K and V, and the
     /// position within the block.
-    pub fn block(&self, blocks: &[u32], kv_head: usize, position: usize) -> (usize, usize) {
+    pub(super) fn block(&self, blocks: &[u32], kv_head: usize, position: usize) -> (usize, usize) {
         let block = blocks[position / self.block_size] as usize;
         (
             (block * self.kv_heads + kv_head) * self.block_size * self.head_dim,

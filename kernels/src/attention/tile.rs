@@ -26,7 +26,12 @@ pub(super) struct KeyTile {
 
 impl KeyTile {
     /// The cache's blocks must hold whole groups.
-    pub fn new<E>(p: &CpuArgs<E>, blocks: &[u32], kv_head: usize, positions: Range<usize>) -> Self {
+    pub(super) fn new<E>(
+        p: &CpuArgs<E>,
+        blocks: &[u32],
+        kv_head: usize,
+        positions: Range<usize>,
+    ) -> Self {
         let groups = positions.len().div_ceil(LANES);
         let mut keys = Self { start: positions.start, groups, k: [0; VECTORS], v: [0; VECTORS] };
         for (group, position) in positions.step_by(LANES).enumerate() {

@@ -46,11 +46,11 @@ pub(super) struct Format {
 }
 
 impl Format {
-    pub const fn header_bytes(&self) -> usize {
+    pub(super) const fn header_bytes(&self) -> usize {
         2 * LANES * (1 + self.min as usize)
     }
 
-    pub const fn group_bytes(&self) -> usize {
+    pub(super) const fn group_bytes(&self) -> usize {
         match self.scales {
             Scales::Direct => 0,
             Scales::Bytes => LANES * (1 + self.min as usize),
@@ -58,19 +58,19 @@ impl Format {
         }
     }
 
-    pub const fn codes_offset(&self) -> usize {
+    pub(super) const fn codes_offset(&self) -> usize {
         BLOCK / self.group * self.group_bytes()
     }
 
-    pub const fn block_bytes(&self) -> usize {
+    pub(super) const fn block_bytes(&self) -> usize {
         self.codes_offset() + 4 * LANES * (self.low + self.high)
     }
 
-    pub const fn super_bytes(&self) -> usize {
+    pub(super) const fn super_bytes(&self) -> usize {
         self.header_bytes() + self.super_cols / BLOCK * self.block_bytes()
     }
 
-    pub const fn panel_bytes(&self, cols: usize) -> usize {
+    pub(super) const fn panel_bytes(&self, cols: usize) -> usize {
         cols / self.super_cols * self.super_bytes()
     }
 }

@@ -27,7 +27,7 @@ pub(super) struct Rounded {
 }
 
 impl Rounded {
-    pub const ZERO: Self =
+    pub(super) const ZERO: Self =
         Self { codes: [0; 2 * BLOCK], scale: 0.0, offsets: [0; 3], sums: [0.0; 3] };
 }
 
@@ -55,7 +55,7 @@ impl Rounded {
     /// From codes in the order of the products, and the codes' sums over the first half and the
     /// second.
     #[inline(always)]
-    pub fn new(codes: [u8; 2 * BLOCK], scale: f32, first: i32, second: i32) -> Self {
+    pub(super) fn new(codes: [u8; 2 * BLOCK], scale: f32, first: i32, second: i32) -> Self {
         let sums = [first, second, first + second];
         Self {
             codes,
@@ -67,7 +67,10 @@ impl Rounded {
 
     /// Rounds a block without special instructions; `arrange` brings the codes into order.
     #[inline(always)]
-    pub fn plain(x: &[f32; BLOCK], arrange: impl Fn(&[i16; BLOCK]) -> [u8; 2 * BLOCK]) -> Self {
+    pub(super) fn plain(
+        x: &[f32; BLOCK],
+        arrange: impl Fn(&[i16; BLOCK]) -> [u8; 2 * BLOCK],
+    ) -> Self {
         let (codes, scale) = round(x);
         let (first, second) = codes.split_at(BLOCK / 2);
         let sum = |half: &[i16]| half.iter().map(|code| i32::from(*code)).sum();

@@ -28,7 +28,7 @@ pub(crate) enum Isa {
 
 impl Isa {
     /// The instruction sets that this machine has, fastest first.
-    pub fn available() -> impl Iterator<Item = Self> {
+    pub(crate) fn available() -> impl Iterator<Item = Self> {
         [
             #[cfg(target_arch = "x86_64")]
             (
@@ -51,7 +51,7 @@ impl Isa {
     }
 
     /// The fastest instruction set that this machine has.
-    pub fn best() -> Self {
+    pub(crate) fn best() -> Self {
         Self::available().next().unwrap_or(Self::Portable)
     }
 }

@@ -12,7 +12,7 @@ use cresset_kernels::Ops;
 use cresset_kernels::activation::Activation;
 use cresset_kernels::rope::RopeStyle;
 
-pub const GEMMA2: Architecture =
+pub(super) const GEMMA2: Architecture =
     Architecture { gguf: Some(("gemma2", from_gguf)), hf: ("gemma2", from_hf) };
 
 /// The options of Gemma 2 and 3. The converter to GGUF adds the one to the norms' weights.
@@ -85,7 +85,7 @@ pub(super) fn hf_decoder(
 }
 
 /// Attention and MLP, each between a norm of the residual stream and a norm of its own result.
-pub struct Gemma2Layer<O: Ops> {
+pub(super) struct Gemma2Layer<O: Ops> {
     attention_norm: O::Buffer,
     attention: SelfAttention<O>,
     post_attn_norm: O::Buffer,
@@ -95,7 +95,7 @@ pub struct Gemma2Layer<O: Ops> {
 }
 
 impl<O: Ops> Gemma2Layer<O> {
-    pub fn load(l: &mut LayerLoader<O>) -> Option<Self> {
+    pub(super) fn load(l: &mut LayerLoader<O>) -> Option<Self> {
         let (prefix, hidden) = (l.prefix(), l.spec.config.hidden_size);
         let mut norm = |name| l.tensors.norm(&format!("{prefix}{name}.weight"), hidden);
         let attention_norm = norm("input_layernorm");

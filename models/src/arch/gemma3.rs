@@ -8,7 +8,7 @@ use crate::Result;
 use crate::config::{RopeConfig, RopeScaling, Sliding};
 
 /// Only the text model: "gemma3" is, in Hugging Face's configs, the one with a vision tower.
-pub const GEMMA3: Architecture =
+pub(super) const GEMMA3: Architecture =
     Architecture { gguf: Some(("gemma3", from_gguf)), hf: ("gemma3_text", from_hf) };
 
 const PATTERN: usize = 6;

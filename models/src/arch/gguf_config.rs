@@ -11,20 +11,20 @@ use std::collections::BTreeSet;
 const IGNORED: [&str; 3] =
     ["tensor_data_layout", "rope.scaling.finetuned", "attention.value_length_swa"];
 
-pub struct GgufConfigKeys<'a> {
+pub(super) struct GgufConfigKeys<'a> {
     file: &'a GgufFile,
     architecture: String,
     used: BTreeSet<String>,
 }
 
 impl<'a> GgufConfigKeys<'a> {
-    pub fn new(file: &'a GgufFile) -> Result<Self> {
+    pub(super) fn new(file: &'a GgufFile) -> Result<Self> {
         let name = file.metadata.get("general.architecture").and_then(Value::as_str);
         let name = name.ok_or_else(|| damaged(file.path(), "general.architecture is missing"))?;
         Ok(Self { file, architecture: name.to_owned(), used: BTreeSet::new() })
     }
 
-    pub fn architecture(&self) -> &str {
+    pub(super) fn architecture(&self) -> &str {
         &self.architecture
     }
 
@@ -36,7 +36,7 @@ impl<'a> GgufConfigKeys<'a> {
         Ok(Some(converted))
     }
 
-    pub fn size(&mut self, key: &str) -> Result<Option<usize>> {
+    pub(super) fn size(&mut self, key: &str) -> Result<Option<usize>> {
         self.get(key, |v| v.as_usize().filter(|v| *v > 0 && u32::try_from(*v).is_ok()))
     }
 
@@ -45,7 +45,7 @@ impl<'a> GgufConfigKeys<'a> {
         found.ok_or_else(|| self.bad(&format!("{}.{key} is missing", self.architecture)))
     }
 
-    pub fn float(&mut self, key: &str) -> Result<Option<f32>> {
+    pub(super) fn float(&mut self, key: &str) -> Result<Option<f32>> {
         self.get(key, |v| v.as_f32().filter(|v| v.is_finite() && *v > 0.0))
     }
 
@@ -54,7 +54,7 @@ impl<'a> GgufConfigKeys<'a> {
     }
 
     /// What every decoder has; heads may not differ in the sizes of K and V.
-    pub fn decoder(&mut self) -> Result<ModelConfig> {
+    pub(super) fn decoder(&mut self) -> Result<ModelConfig> {
         let (hidden_size, heads) =
             (self.required("embedding_length")?, self.required("attention.head_count")?);
         let head_dim = self.size("attention.key_length")?.unwrap_or(hidden_size / heads);
@@ -90,7 +90,7 @@ impl<'a> GgufConfigKeys<'a> {
     }
 
     /// The layers with a sliding window: listed one by one, or all but every n-th.
-    pub fn sliding_layers(&mut self, layers: usize, pattern: usize) -> Result<Vec<bool>> {
+    pub(super) fn sliding_layers(&mut self, layers: usize, pattern: usize) -> Result<Vec<bool>> {
         let key = "attention.sliding_window_pattern";
         let flags = |v: &Value| match v {
             Value::Array(flags) => flags.iter().map(Value::as_bool).collect(),
@@ -148,7 +148,7 @@ impl<'a> GgufConfigKeys<'a> {
     }
 
     /// Refuses keys of the architecture that nothing asked for: they may change the computation.
-    pub fn finish(self) -> Result<()> {
+    pub(super) fn finish(self) -> Result<()> {
         let prefix = format!("{}.", self.architecture);
         let ignored =
             |key: &str| key.strip_prefix(&prefix).is_some_and(|rest| IGNORED.contains(&rest));

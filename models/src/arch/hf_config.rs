@@ -62,19 +62,19 @@ const OFF: [&str; 5] =
 
 /// The settings of a file, taken out as an architecture asks for them; what is left at the end is
 /// not understood.
-pub struct HfConfigKeys {
+pub(super) struct HfConfigKeys {
     path: PathBuf,
     values: Map<String, Value>,
 }
 
 impl HfConfigKeys {
-    pub fn parse(path: &Path, json: &[u8]) -> Result<Self> {
+    pub(super) fn parse(path: &Path, json: &[u8]) -> Result<Self> {
         let values = serde_json::from_slice(json).map_err(|e| damaged(path, &e.to_string()))?;
         Ok(Self { path: path.to_owned(), values })
     }
 
     /// The value of a key that is there and not null.
-    pub fn take<T: DeserializeOwned>(&mut self, key: &str) -> Result<Option<T>> {
+    pub(super) fn take<T: DeserializeOwned>(&mut self, key: &str) -> Result<Option<T>> {
         match self.values.remove(key) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => serde_json::from_value(value)
@@ -83,29 +83,29 @@ impl HfConfigKeys {
         }
     }
 
-    pub fn required<T: DeserializeOwned>(&mut self, key: &str) -> Result<T> {
+    pub(super) fn required<T: DeserializeOwned>(&mut self, key: &str) -> Result<T> {
         self.take(key)?.ok_or_else(|| self.bad(&format!("{key} is missing")))
     }
 
-    pub fn flag(&mut self, key: &str) -> Result<bool> {
+    pub(super) fn flag(&mut self, key: &str) -> Result<bool> {
         Ok(self.take(key)?.unwrap_or(false))
     }
 
     /// An object inside, with its own keys to be understood.
-    pub fn object(&mut self, key: &str) -> Result<Option<Self>> {
+    pub(super) fn object(&mut self, key: &str) -> Result<Option<Self>> {
         Ok(self.take(key)?.map(|values| Self { path: self.path.clone(), values }))
     }
 
-    pub fn bad(&self, what: &str) -> Error {
+    pub(super) fn bad(&self, what: &str) -> Error {
         damaged(&self.path, what)
     }
 
-    pub fn unsupported(&self, what: &str) -> Error {
+    pub(super) fn unsupported(&self, what: &str) -> Error {
         Error::Unsupported(format!("{}: {what}", self.path.display()))
     }
 
     /// What every decoder has.
-    pub fn decoder(&mut self, tied_embeddings: bool) -> Result<ModelConfig> {
+    pub(super) fn decoder(&mut self, tied_embeddings: bool) -> Result<ModelConfig> {
         let max_positions = self.required("max_position_embeddings")?;
         let (hidden_size, heads) =
             (self.required("hidden_size")?, self.required("num_attention_heads")?);
@@ -136,7 +136,7 @@ impl HfConfigKeys {
         Ok(config)
     }
 
-    pub fn activation(&mut self, key: &str, usual: Activation) -> Result<Activation> {
+    pub(super) fn activation(&mut self, key: &str, usual: Activation) -> Result<Activation> {
         match self.take::<String>(key)?.as_deref() {
             None => Ok(usual),
             Some("silu" | "swish") => Ok(Activation::Silu),
@@ -146,7 +146,7 @@ impl HfConfigKeys {
     }
 
     /// The `sliding_window`; null is none.
-    pub fn window(&mut self, usual: usize) -> Result<Option<usize>> {
+    pub(super) fn window(&mut self, usual: usize) -> Result<Option<usize>> {
         if self.values.contains_key("sliding_window") {
             self.take("sliding_window")
         } else {
@@ -155,7 +155,7 @@ impl HfConfigKeys {
     }
 
     /// The layers with a sliding window: those that `layer_types` names, or else `by_default`.
-    pub fn sliding(
+    pub(super) fn sliding(
         &mut self,
         config: &ModelConfig,
         window: Option<usize>,
@@ -184,7 +184,7 @@ impl HfConfigKeys {
     }
 
     /// Refuses what nothing asked for: it may change the computation.
-    pub fn finish(self) -> Result<()> {
+    pub(super) fn finish(self) -> Result<()> {
         let silent = |key: &str, value: &Value| {
             value.is_null()
                 || IGNORED.contains(&key)

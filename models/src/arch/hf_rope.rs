@@ -9,7 +9,7 @@ const THETA: f32 = 10_000.0;
 
 /// What holds where the parameters say nothing, and what a scaling is relative to.
 #[derive(Clone, Copy)]
-pub struct Base {
+pub(super) struct Base {
     pub theta: f32,
     pub head_dim: usize,
     /// `max_position_embeddings`.
@@ -17,7 +17,7 @@ pub struct Base {
 }
 
 /// One rotation for all layers, and how many positions it reaches.
-pub fn shared(
+pub(super) fn shared(
     keys: &mut HfConfigKeys,
     head_dim: usize,
     max_positions: usize,
@@ -30,7 +30,7 @@ pub fn shared(
 
 /// From an object of parameters, if there is one. `original` overrides the length of the training
 /// that it gives.
-pub fn rope(
+pub(super) fn rope(
     parameters: Option<HfConfigKeys>,
     base: Base,
     original: Option<usize>,

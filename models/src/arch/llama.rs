@@ -12,7 +12,7 @@ use cresset_kernels::Ops;
 use cresset_kernels::activation::Activation;
 use cresset_kernels::rope::RopeStyle;
 
-pub const LLAMA: Architecture =
+pub(super) const LLAMA: Architecture =
     Architecture { gguf: Some(("llama", from_gguf)), hf: ("llama", from_hf) };
 
 /// GGUF files of this name hold Mistral too; the converter permutes the rows of Q and K for
@@ -44,7 +44,7 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
 }
 
 /// Attention and MLP, each behind a norm of the residual stream.
-pub struct LlamaLayer<O: Ops> {
+pub(super) struct LlamaLayer<O: Ops> {
     attention_norm: O::Buffer,
     attention: SelfAttention<O>,
     mlp_norm: O::Buffer,
@@ -52,7 +52,7 @@ pub struct LlamaLayer<O: Ops> {
 }
 
 impl<O: Ops> LlamaLayer<O> {
-    pub fn load(l: &mut LayerLoader<O>) -> Option<Self> {
+    pub(super) fn load(l: &mut LayerLoader<O>) -> Option<Self> {
         let (prefix, hidden) = (l.prefix(), l.spec.config.hidden_size);
         let mut norm = |name| l.tensors.norm(&format!("{prefix}{name}.weight"), hidden);
         let attention_norm = norm("input_layernorm");

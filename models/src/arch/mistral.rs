@@ -7,7 +7,7 @@ use cresset_kernels::activation::Activation;
 use cresset_kernels::rope::RopeStyle;
 
 /// Its GGUF files say "llama".
-pub const MISTRAL: Architecture = Architecture { gguf: None, hf: ("mistral", from_hf) };
+pub(super) const MISTRAL: Architecture = Architecture { gguf: None, hf: ("mistral", from_hf) };
 
 /// Where the config has no `sliding_window`.
 const WINDOW: usize = 4096;

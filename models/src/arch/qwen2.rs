@@ -6,7 +6,7 @@ use crate::{ModelConfig, Result};
 use cresset_kernels::activation::Activation;
 use cresset_kernels::rope::RopeStyle;
 
-pub const QWEN2: Architecture =
+pub(super) const QWEN2: Architecture =
     Architecture { gguf: Some(("qwen2", from_gguf)), hf: ("qwen2", from_hf) };
 
 const OPTIONS: LayerOptions =

@@ -7,7 +7,7 @@ use crate::loader::tensors::Presence;
 use cresset_kernels::activation::Activation;
 use cresset_kernels::rope::RopeStyle;
 
-pub const QWEN3: Architecture =
+pub(super) const QWEN3: Architecture =
     Architecture { gguf: Some(("qwen3", from_gguf)), hf: ("qwen3", from_hf) };
 
 const OPTIONS: LayerOptions =

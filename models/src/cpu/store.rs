@@ -6,7 +6,7 @@ use candle_core::{Device, Tensor};
 use cresset_kernels::Compute;
 use cresset_kernels::linear::Weight;
 
-pub struct CpuStore {
+pub(super) struct CpuStore {
     /// Turn every matrix into f32: the exact reference mode.
     pub dequantise: bool,
     /// Bytes of all matrices stored.

@@ -5,14 +5,14 @@ use cresset_kernels::gpu::{Buffer, Kind};
 use cresset_kernels::{DeviceOps, OpMemory};
 
 /// The cache of a model, and the tokens beside their K and V.
-pub struct DeviceCache {
+pub(super) struct DeviceCache {
     pub kv: KvCache<DeviceOps>,
     /// `[num_blocks, block_size]` u32: the token in each slot.
     pub tokens: Buffer,
 }
 
 impl DeviceCache {
-    pub fn new(
+    pub(super) fn new(
         gpu: &DeviceOps,
         kind: Kind,
         layout: &KvLayout,
@@ -27,7 +27,7 @@ impl DeviceCache {
 }
 
 /// Bytes of one block: K and V over all layers, and its tokens.
-pub fn block_bytes(layout: &KvLayout, kind: Kind, block_size: usize) -> usize {
+pub(super) fn block_bytes(layout: &KvLayout, kind: Kind, block_size: usize) -> usize {
     let token =
         2 * layout.layers * layout.kv_heads * layout.head_dim * kind.bytes() + Kind::U32.bytes();
     token * block_size
@@ -35,7 +35,7 @@ pub fn block_bytes(layout: &KvLayout, kind: Kind, block_size: usize) -> usize {
 
 /// What a model may take of a device's memory, in bytes.
 #[derive(Clone, Copy, Debug)]
-pub struct Budget {
+pub(super) struct Budget {
     pub total: usize,
     pub free: usize,
     /// Taken by this model so far.
@@ -46,7 +46,7 @@ pub struct Budget {
 
 impl Budget {
     /// How many blocks fit: at least one beside the one that padding rows write to.
-    pub fn blocks(&self, block_bytes: usize, block_size: usize) -> Result<usize> {
+    pub(super) fn blocks(&self, block_bytes: usize, block_size: usize) -> Result<usize> {
         let allowed = (self.total as f64 * self.share) as usize;
         let left = allowed.saturating_sub(self.own).min(self.free);
         // Slots are numbered in 32 bits.

@@ -4,7 +4,7 @@ use super::inputs::StepShape;
 use crate::Result;
 use cresset_kernels::gpu::{Gpu, Graph};
 
-pub struct Graphs {
+pub(super) struct Graphs {
     /// Ascending; `None` is not recorded (any more).
     buckets: Vec<(usize, Option<Graph>)>,
 }
@@ -12,7 +12,7 @@ pub struct Graphs {
 impl Graphs {
     /// Powers of two and, from 16 on, the numbers halfway between them, up to `most` and that
     /// itself: at most half of a step is padding, beyond 16 rows a third, and start-up records few.
-    pub fn new(most: usize) -> Self {
+    pub(super) fn new(most: usize) -> Self {
         let powers = (0..usize::BITS - 1).map(|bit| 1 << bit);
         let steps =
             powers.flat_map(|rows: usize| [Some(rows), (rows >= 16).then_some(rows + rows / 2)]);
@@ -21,22 +21,22 @@ impl Graphs {
         Self { buckets: all.map(|rows| (rows, None)).collect() }
     }
 
-    pub fn buckets(&self) -> Vec<usize> {
+    pub(super) fn buckets(&self) -> Vec<usize> {
         self.buckets.iter().map(|(rows, _)| *rows).collect()
     }
 
     /// The smallest bucket for so many rows.
-    pub fn bucket(&self, rows: usize) -> Option<usize> {
+    pub(super) fn bucket(&self, rows: usize) -> Option<usize> {
         self.buckets.iter().map(|(bucket, _)| *bucket).find(|bucket| *bucket >= rows.max(1))
     }
 
     /// Whether the step is one that is recorded.
-    pub fn covers(&self, shape: &StepShape) -> bool {
+    pub(super) fn covers(&self, shape: &StepShape) -> bool {
         shape.is_decode() && self.bucket(shape.rows) == Some(shape.rows)
     }
 
     /// Records what `step` launches.
-    pub fn record(
+    pub(super) fn record(
         &mut self,
         gpu: &dyn Gpu,
         shape: StepShape,
@@ -55,7 +55,7 @@ impl Graphs {
     }
 
     /// Runs the recorded step, recording it before where it is not yet.
-    pub fn replay(
+    pub(super) fn replay(
         &mut self,
         gpu: &dyn Gpu,
         shape: StepShape,
@@ -74,7 +74,7 @@ impl Graphs {
     }
 
     /// Drops all records: what they name has moved.
-    pub fn forget(&mut self) {
+    pub(super) fn forget(&mut self) {
         self.buckets.iter_mut().for_each(|(_, graph)| *graph = None);
     }
 }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 /// Sizes of a step, padding included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StepShape {
+pub(super) struct StepShape {
     pub tokens: usize,
     pub sequences: usize,
     /// So many sequences, the first ones, have one new token and are read by decode's attention,
@@ -35,7 +35,7 @@ pub struct StepShape {
 
 impl StepShape {
     /// Of sequences with one new token each, all of which want their next.
-    pub fn decode(rows: usize, max_splits: usize, table_stride: usize) -> Self {
+    pub(super) fn decode(rows: usize, max_splits: usize, table_stride: usize) -> Self {
         Self {
             tokens: rows,
             sequences: rows,
@@ -47,12 +47,12 @@ impl StepShape {
         }
     }
 
-    pub fn is_decode(&self) -> bool {
+    pub(super) fn is_decode(&self) -> bool {
         [self.tokens, self.sequences, self.decodes] == [self.rows; 3]
     }
 
     /// Words of the inputs with so many special tokens.
-    pub fn words(&self, specials: usize) -> usize {
+    pub(super) fn words(&self, specials: usize) -> usize {
         Layout::new(self).sampling + encoded_words(self.rows, specials) + self.table_words()
     }
 
@@ -108,24 +108,24 @@ impl Layout {
 }
 
 /// The device's side.
-pub struct Inputs(Buffer);
+pub(super) struct Inputs(Buffer);
 
 macro_rules! arrays {
     ($($name:ident),*) => { $(
-        pub fn $name(&self, shape: &StepShape) -> View {
+        pub(super) fn $name(&self, shape: &StepShape) -> View {
             self.0.view().slice(Layout::new(shape).$name)
         }
     )* };
 }
 
 impl Inputs {
-    pub fn new(gpu: &Arc<dyn Gpu>, words: usize) -> Result<Self> {
+    pub(super) fn new(gpu: &Arc<dyn Gpu>, words: usize) -> Result<Self> {
         Ok(Self(Buffer::new(gpu, Kind::U32, words)?))
     }
 
     arrays!(ids, feedback, positions, slots, cu_seqlens, selected);
 
-    pub fn all(&self, shape: &StepShape) -> PagedSequences {
+    pub(super) fn all(&self, shape: &StepShape) -> PagedSequences {
         let at = Layout::new(shape);
         let words = self.0.view();
         PagedSequences {
@@ -136,7 +136,7 @@ impl Inputs {
     }
 
     /// The sequences as attention takes them; `workspace` is for partial results.
-    pub fn sequences(&self, shape: &StepShape, workspace: View) -> StepSequences {
+    pub(super) fn sequences(&self, shape: &StepShape, workspace: View) -> StepSequences {
         StepSequences {
             decodes: self.decodes(shape),
             max_splits: shape.max_splits,
@@ -162,7 +162,7 @@ impl Inputs {
         }
     }
 
-    pub fn sampling(&self, shape: &StepShape) -> View {
+    pub(super) fn sampling(&self, shape: &StepShape) -> View {
         self.from(Layout::new(shape).sampling)
     }
 
@@ -170,18 +170,18 @@ impl Inputs {
         self.0.view().slice(start..self.words())
     }
 
-    pub fn words(&self) -> usize {
+    pub(super) fn words(&self) -> usize {
         self.0.view().len()
     }
 
     /// Copies the first so many words of `from`.
-    pub fn upload(&self, gpu: &dyn Gpu, from: &Staging, words: usize) -> Result<()> {
+    pub(super) fn upload(&self, gpu: &dyn Gpu, from: &Staging, words: usize) -> Result<()> {
         Ok(gpu.upload(from, 0, self.0.view().slice(0..words))?)
     }
 }
 
 /// A step as the host has it.
-pub struct Staged<'a> {
+pub(super) struct Staged<'a> {
     pub batch: &'a ForwardBatch,
     pub rows: &'a [DeviceRow],
     pub shape: StepShape,
@@ -193,13 +193,13 @@ pub struct Staged<'a> {
 }
 
 impl Staged<'_> {
-    pub fn words(&self) -> usize {
+    pub(super) fn words(&self) -> usize {
         self.shape.words(self.rows.iter().map(|row| row.specials.len()).sum())
     }
 
     /// Writes everything to the beginning of `to`. Rows beyond the batch's are padding: one token
     /// at position 0 of the dummy block.
-    pub fn write(&self, to: &mut [u32]) {
+    pub(super) fn write(&self, to: &mut [u32]) {
         let (batch, shape, at) = (self.batch, &self.shape, Layout::new(&self.shape));
         let [decode, prefill] = self.splits.map(|split| [shape.table_stride as u32, split]);
         let mut put = |range: &Range<usize>, values: &[u32], padding| {

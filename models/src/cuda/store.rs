@@ -17,7 +17,7 @@ const TASK_BYTES: usize = 1 << 20;
 
 /// While one buffer is copied to the device, all threads fill the other one straight from the
 /// mapped file.
-pub struct DeviceStore {
+pub(super) struct DeviceStore {
     gpu: DeviceOps,
     kind: Kind,
     compute: Compute,
@@ -35,7 +35,7 @@ struct UploadBuffer {
 
 impl DeviceStore {
     /// Matrices and biases become values of `kind`, f32 or bf16.
-    pub fn new(gpu: &DeviceOps, kind: Kind, compute: Compute) -> Result<Self> {
+    pub(super) fn new(gpu: &DeviceOps, kind: Kind, compute: Compute) -> Result<Self> {
         let half =
             || Ok::<_, Error>(UploadBuffer { staging: gpu.staging(STAGING_BYTES)?, copied: None });
         Ok(Self { gpu: gpu.clone(), kind, compute, halves: [half()?, half()?], next: 0, bytes: 0 })

@@ -6,7 +6,7 @@ use cresset_kernels::attention::gpu::decode_workspace;
 use cresset_kernels::gpu::{Buffer, Kind, View};
 use cresset_kernels::sampling::gpu as sampling;
 
-pub struct StepWorkspace {
+pub(super) struct StepWorkspace {
     /// `[rows, vocab_size]` f32.
     pub logits: Buffer,
     /// Partial results of attention, f32.
@@ -22,7 +22,11 @@ pub struct StepWorkspace {
 
 impl StepWorkspace {
     /// For up to `options.max_rows` sampled rows in a step.
-    pub fn new(gpu: &DeviceOps, options: &ModelOptions, config: &ModelConfig) -> Result<Self> {
+    pub(super) fn new(
+        gpu: &DeviceOps,
+        options: &ModelOptions,
+        config: &ModelConfig,
+    ) -> Result<Self> {
         let &ModelConfig { heads, head_dim, vocab_size, .. } = config;
         let rows = options.max_rows;
         let splits = |n| options.max_splits(gpu, config, n);
@@ -38,7 +42,7 @@ impl StepWorkspace {
     }
 
     /// `[rows, vocab_size]` of the last step, until they are sampled from.
-    pub fn logits(&self, rows: usize) -> View {
+    pub(super) fn logits(&self, rows: usize) -> View {
         self.logits.view().slice(0..rows * self.vocab_size)
     }
 }

@@ -2,7 +2,7 @@
 
 /// HF name → GGUF name. Layer names keep their suffix (`.weight`, `.bias`). `own` comes before the
 /// modules' usual names.
-pub fn gguf(hf: &str, own: &[(&str, &str)]) -> Option<String> {
+pub(crate) fn gguf(hf: &str, own: &[(&str, &str)]) -> Option<String> {
     let whole = match hf {
         "model.embed_tokens.weight" => Some("token_embd.weight"),
         "model.norm.weight" => Some("output_norm.weight"),

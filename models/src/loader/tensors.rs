@@ -16,7 +16,7 @@ pub enum Container<'a> {
 }
 
 /// What the file may not have.
-pub type Optional<T> = Option<T>;
+pub(crate) type Optional<T> = Option<T>;
 
 /// Whether an architecture has a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,9 +4,9 @@
 use crate::loader::gguf::Value;
 use serde_json::{Map, json};
 
-pub const END_OF_TEXT: u32 = 0;
-pub const IM_START: u32 = 1;
-pub const IM_END: u32 = 2;
+pub(super) const END_OF_TEXT: u32 = 0;
+pub(super) const IM_START: u32 = 1;
+pub(super) const IM_END: u32 = 2;
 
 const SPECIAL: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 
@@ -71,7 +71,7 @@ fn byte_alphabet() -> impl Iterator<Item = char> {
 }
 
 /// The vocabulary in id order.
-pub fn tokens() -> Vec<String> {
+pub(super) fn tokens() -> Vec<String> {
     let special = SPECIAL.into_iter().map(str::to_owned);
     let bytes = byte_alphabet().map(String::from);
     special.chain(bytes).chain(MERGES.iter().map(|(a, b)| format!("{a}{b}"))).collect()
@@ -81,7 +81,7 @@ fn merges() -> Vec<String> {
     MERGES.iter().map(|(a, b)| format!("{a} {b}")).collect()
 }
 
-pub fn gguf_metadata() -> Vec<(String, Value)> {
+pub(super) fn gguf_metadata() -> Vec<(String, Value)> {
     const NORMAL: i32 = 1;
     const CONTROL: i32 = 3;
     let strings =
@@ -107,7 +107,7 @@ pub fn gguf_metadata() -> Vec<(String, Value)> {
     .collect()
 }
 
-pub fn hf_tokenizer() -> serde_json::Value {
+pub(super) fn hf_tokenizer() -> serde_json::Value {
     let vocab: Map<String, serde_json::Value> =
         tokens().into_iter().enumerate().map(|(id, token)| (token, json!(id))).collect();
     let special = SPECIAL.iter().enumerate().map(|(id, token)| {
@@ -132,7 +132,7 @@ pub fn hf_tokenizer() -> serde_json::Value {
     })
 }
 
-pub fn hf_tokenizer_config() -> serde_json::Value {
+pub(super) fn hf_tokenizer_config() -> serde_json::Value {
     json!({
         "tokenizer_class": "GPT2Tokenizer",
         "bos_token": SPECIAL[IM_START as usize],

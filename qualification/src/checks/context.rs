@@ -6,7 +6,7 @@ use crate::subject::{Request, Result, SubjectError};
 const LONG: u32 = 14;
 const OUTPUT: u32 = 8;
 
-pub fn edge(input: &mut CheckInput) -> Result<CheckFinding> {
+pub(super) fn edge(input: &mut CheckInput) -> Result<CheckFinding> {
     let over = input.subject.context_tokens() as usize + 1;
     let prompt = filled(input, over)?;
     let told = match input.one(Request::greedy(LONG, &prompt, 1)) {
@@ -18,7 +18,7 @@ pub fn edge(input: &mut CheckInput) -> Result<CheckFinding> {
 }
 
 /// Prompt and output fill the scope's context to the last token.
-pub fn length(input: &mut CheckInput) -> Result<CheckFinding> {
+pub(super) fn length(input: &mut CheckInput) -> Result<CheckFinding> {
     let context = input.scope.context_tokens;
     let prompt = filled(input, context.saturating_sub(OUTPUT) as usize)?;
     let g = input.one(Request::greedy(LONG, &prompt, OUTPUT))?;

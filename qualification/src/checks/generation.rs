@@ -10,7 +10,7 @@ const DECISIVE_MARGIN: f32 = 1e-3;
 /// Large enough to lift any id over every other.
 const FORCE: f32 = 1e4;
 
-pub fn logprobs(input: &mut CheckInput) -> Result<CheckFinding> {
+pub(super) fn logprobs(input: &mut CheckInput) -> Result<CheckFinding> {
     let mut wrong = Vec::new();
     let topics = ["rain", "a small town by the sea", "integers"];
     for topic in topics {
@@ -44,7 +44,7 @@ fn sound(logprob: &PositionLogprob, token: u32) -> bool {
     finite && descending && mass <= 1.0 + 1e-4 && led
 }
 
-pub fn greedy_goldens(input: &mut CheckInput) -> Result<CheckFinding> {
+pub(super) fn greedy_goldens(input: &mut CheckInput) -> Result<CheckFinding> {
     let Some(goldens) = input.goldens else { return Ok(CheckFinding::without_goldens()) };
     let longest = input.scope.golden_prompt_tokens as usize;
     let cases: Vec<&Case> =
@@ -72,7 +72,7 @@ fn divergence(case: &Case, tokens: &[u32]) -> Option<String> {
     (margin > DECISIVE_MARGIN).then(|| format!("{} at token {at}, margin {margin}", case.id))
 }
 
-pub fn length_limit(input: &mut CheckInput) -> Result<CheckFinding> {
+pub(super) fn length_limit(input: &mut CheckInput) -> Result<CheckFinding> {
     let prompt = input.prompt("counting")?;
     let mut wrong = Vec::new();
     let limits = [1, 2, 7, 17];
@@ -93,7 +93,7 @@ pub fn length_limit(input: &mut CheckInput) -> Result<CheckFinding> {
     ))
 }
 
-pub fn usage(input: &mut CheckInput) -> Result<CheckFinding> {
+pub(super) fn usage(input: &mut CheckInput) -> Result<CheckFinding> {
     let mut wrong = Vec::new();
     let topics = ["money", "a very long walk through the hills of a country that nobody knows"];
     for topic in topics {
@@ -114,7 +114,7 @@ pub fn usage(input: &mut CheckInput) -> Result<CheckFinding> {
     Ok(CheckFinding::from_wrong(&wrong, topics.len(), "prompt and completion counts exact"))
 }
 
-pub fn end_of_text(input: &mut CheckInput) -> Result<CheckFinding> {
+pub(super) fn end_of_text(input: &mut CheckInput) -> Result<CheckFinding> {
     let prompt = input.prompt("the end")?;
     let ids = input.subject.eos_ids();
     let mut wrong = Vec::new();
@@ -137,7 +137,7 @@ pub fn end_of_text(input: &mut CheckInput) -> Result<CheckFinding> {
     Ok(CheckFinding::from_wrong(&wrong, ids.len(), "each ends the answer at once, with no text"))
 }
 
-pub fn stop_string(input: &mut CheckInput) -> Result<CheckFinding> {
+pub(super) fn stop_string(input: &mut CheckInput) -> Result<CheckFinding> {
     let prompt = input.prompt("gardens")?;
     let free = input.one(Request::greedy(0, &prompt, 24))?;
     let text = free.text();
@@ -170,7 +170,7 @@ fn stop_across_tokens(deltas: &[String]) -> Option<String> {
 
 /// Beside a plain answer, one pushed into the bytes of multi-byte characters, where pieces are
 /// easily cut.
-pub fn stream_join(input: &mut CheckInput) -> Result<CheckFinding> {
+pub(super) fn stream_join(input: &mut CheckInput) -> Result<CheckFinding> {
     let prompt = input.prompt("small pictures")?;
     let bias =
         input.subject.encode("😀🚀é漢字", false)?.into_iter().map(|id| (id, FORCE)).collect();
@@ -189,7 +189,7 @@ pub fn stream_join(input: &mut CheckInput) -> Result<CheckFinding> {
     Ok(CheckFinding::from_wrong(&wrong, requests.len(), "joined pieces = decoded whole"))
 }
 
-pub fn seeds(input: &mut CheckInput) -> Result<CheckFinding> {
+pub(super) fn seeds(input: &mut CheckInput) -> Result<CheckFinding> {
     let prompt = input.prompt("dice")?;
     let first = input.one(Request::sampled(0, &prompt, 16, 7))?;
     let again = input.one(Request::sampled(0, &prompt, 16, 7))?;

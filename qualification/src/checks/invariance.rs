@@ -20,7 +20,7 @@ const TOPICS: [&str; 8] = [
     "how bread is made from flour, water, salt and time, and what can go wrong on the way",
 ];
 
-pub fn batch(input: &mut CheckInput) -> Result<CheckFinding> {
+pub(super) fn batch(input: &mut CheckInput) -> Result<CheckFinding> {
     let prompts = TOPICS.iter().map(|topic| input.prompt(topic)).collect::<Result<Vec<_>>>()?;
     let requests =
         |tenant| prompts.iter().map(|p| Request::greedy(tenant, p, 12)).collect::<Vec<_>>();
@@ -33,7 +33,7 @@ pub fn batch(input: &mut CheckInput) -> Result<CheckFinding> {
 
 /// Warm: a prompt that shares a long beginning with an earlier one. Cold: the same prompt in an
 /// account that never saw it.
-pub fn prefix(input: &mut CheckInput) -> Result<CheckFinding> {
+pub(super) fn prefix(input: &mut CheckInput) -> Result<CheckFinding> {
     let shared = TOPICS.join(", ");
     let first = input.prompt(&format!("{shared} and rivers"))?;
     let second = input.prompt(&format!("{shared} and lakes"))?;

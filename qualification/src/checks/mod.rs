@@ -165,14 +165,14 @@ pub(crate) struct CheckFinding {
 }
 
 impl CheckFinding {
-    pub fn new(passed: bool, value: impl Into<String>, gate: impl Into<String>) -> Self {
+    pub(crate) fn new(passed: bool, value: impl Into<String>, gate: impl Into<String>) -> Self {
         let state = if passed { CheckState::Passed } else { CheckState::Failed };
         Self { state, value: value.into(), gate: gate.into() }
     }
 
     /// Passed when `wrong` is empty, of `total` cases looked at; else its first three entries are
     /// the evidence.
-    pub fn from_wrong(wrong: &[String], total: usize, gate: &str) -> Self {
+    pub(crate) fn from_wrong(wrong: &[String], total: usize, gate: &str) -> Self {
         let shown = wrong.iter().take(3).cloned().collect::<Vec<_>>().join("; ");
         let value = if wrong.is_empty() {
             format!("{total} of {total}")
@@ -182,7 +182,7 @@ impl CheckFinding {
         Self::new(wrong.is_empty(), value, gate)
     }
 
-    pub fn without_goldens() -> Self {
+    pub(crate) fn without_goldens() -> Self {
         Self {
             state: CheckState::NotRun,
             value: "no reference outputs for this release".into(),
@@ -192,13 +192,13 @@ impl CheckFinding {
 }
 
 impl CheckInput<'_> {
-    pub fn one(&mut self, request: Request) -> Result<Generation> {
+    pub(crate) fn one(&mut self, request: Request) -> Result<Generation> {
         let mut all = self.subject.generate(&[request])?;
         Ok(all.pop().expect("a result per request"))
     }
 
     /// A short prompt of real conversation about `topic`.
-    pub fn prompt(&mut self, topic: &str) -> Result<Vec<u32>> {
+    pub(crate) fn prompt(&mut self, topic: &str) -> Result<Vec<u32>> {
         let question = format!("Tell me something about {topic}.");
         self.subject.encode_chat(&[crate::subject::ChatTurn::new("user", &question)])
     }

@@ -21,7 +21,7 @@ const TEXTS: &[&str] = &[
     "x",
 ];
 
-pub fn digests(input: &mut CheckInput) -> Result<CheckFinding> {
+pub(super) fn digests(input: &mut CheckInput) -> Result<CheckFinding> {
     let found = input.subject.digests()?;
     let expected = input.files;
     let mut wrong: Vec<String> = expected
@@ -38,7 +38,7 @@ pub fn digests(input: &mut CheckInput) -> Result<CheckFinding> {
     Ok(CheckFinding::from_wrong(&wrong, expected.len(), "every SHA-256 as in the manifest"))
 }
 
-pub fn tokenizer_round_trip(input: &mut CheckInput) -> Result<CheckFinding> {
+pub(super) fn tokenizer_round_trip(input: &mut CheckInput) -> Result<CheckFinding> {
     let mut wrong = Vec::new();
     for text in TEXTS {
         let ids = input.subject.encode(text, false)?;
@@ -50,7 +50,7 @@ pub fn tokenizer_round_trip(input: &mut CheckInput) -> Result<CheckFinding> {
     Ok(CheckFinding::from_wrong(&wrong, TEXTS.len(), "decode(encode(text)) = text"))
 }
 
-pub fn tokenizer_goldens(input: &mut CheckInput) -> Result<CheckFinding> {
+pub(super) fn tokenizer_goldens(input: &mut CheckInput) -> Result<CheckFinding> {
     let Some(goldens) = input.goldens else { return Ok(CheckFinding::without_goldens()) };
     let mut wrong = Vec::new();
     for case in &goldens.tokenizer {
@@ -65,7 +65,7 @@ pub fn tokenizer_goldens(input: &mut CheckInput) -> Result<CheckFinding> {
 }
 
 /// The content of a hostile message must not add a single end-of-text id to the prompt.
-pub fn special_text(input: &mut CheckInput) -> Result<CheckFinding> {
+pub(super) fn special_text(input: &mut CheckInput) -> Result<CheckFinding> {
     let ids = input.subject.eos_ids();
     let mut wrong = Vec::new();
     for id in &ids {
@@ -88,7 +88,7 @@ fn count(input: &mut CheckInput, id: u32, content: &str) -> Result<usize> {
 
 /// A refused role is a right answer: some templates know no system role. Dropping the message would
 /// not be.
-pub fn template_render(input: &mut CheckInput) -> Result<CheckFinding> {
+pub(super) fn template_render(input: &mut CheckInput) -> Result<CheckFinding> {
     let conversations = [
         vec![("user", "What grows in spring?")],
         vec![("system", "Answer in one word."), ("user", "What falls in autumn?")],
@@ -123,7 +123,7 @@ fn in_order(prompt: &str, conversation: &[(&str, &str)]) -> bool {
     })
 }
 
-pub fn template_goldens(input: &mut CheckInput) -> Result<CheckFinding> {
+pub(super) fn template_goldens(input: &mut CheckInput) -> Result<CheckFinding> {
     let Some(goldens) = input.goldens else { return Ok(CheckFinding::without_goldens()) };
     let mut wrong = Vec::new();
     for (i, case) in goldens.templates.iter().enumerate() {

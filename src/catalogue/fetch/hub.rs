@@ -20,7 +20,7 @@ pub(in super::super) struct HubTarget {
 }
 
 impl HubTarget {
-    pub fn parse(text: &str) -> Option<Self> {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         let (path, revision) = text.split_once('@').unwrap_or((text, "main"));
         let (owner, rest) = path.split_once('/')?;
         let (repository, file) =

@@ -40,7 +40,7 @@ struct RequestShape {
     output_tokens: u32,
 }
 
-pub async fn run(target: Arc<Target>, arguments: &Arguments) -> CommandResult<Value> {
+pub(super) async fn run(target: Arc<Target>, arguments: &Arguments) -> CommandResult<Value> {
     let shape = calibrate(target, arguments).await?;
     let longest = Duration::from_secs(arguments.seconds.unwrap_or(300));
     let mut levels = Vec::new();
@@ -185,7 +185,7 @@ fn words(count: usize) -> String {
 }
 
 /// A table with the failures below it.
-pub fn show_levels(document: &Value) -> String {
+pub(super) fn show_levels(document: &Value) -> String {
     let levels = document["levels"].as_array().map_or(&[][..], Vec::as_slice);
     let head = [
         "CLIENTS",

@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 /// Largest answer that is read into memory, bytes.
 const MAX_ANSWER: usize = 16 << 20;
 
-pub struct LoadConnection {
+pub(super) struct LoadConnection {
     stream: BufReader<TcpStream>,
     line: Vec<u8>,
     body: RemainingBody,
@@ -28,14 +28,14 @@ enum RemainingBody {
 
 impl LoadConnection {
     /// `authority` is `host:port`.
-    pub async fn open(authority: &str) -> io::Result<Self> {
+    pub(super) async fn open(authority: &str) -> io::Result<Self> {
         let stream = TcpStream::connect(authority).await?;
         stream.set_nodelay(true)?;
         Ok(Self { stream: BufReader::new(stream), line: Vec::new(), body: RemainingBody::Done })
     }
 
     /// Sends a whole request and reads the answer up to its body; returns the status.
-    pub async fn send(&mut self, request: &[u8]) -> io::Result<u16> {
+    pub(super) async fn send(&mut self, request: &[u8]) -> io::Result<u16> {
         self.stream.get_mut().write_all(request).await?;
         self.read_line().await?;
         let status =
@@ -60,7 +60,7 @@ impl LoadConnection {
     }
 
     /// Appends what has arrived of the body, at least one byte; false at its end.
-    pub async fn piece(&mut self, out: &mut Vec<u8>) -> io::Result<bool> {
+    pub(super) async fn piece(&mut self, out: &mut Vec<u8>) -> io::Result<bool> {
         if self.body == RemainingBody::NextChunk {
             self.body = RemainingBody::Chunk(self.chunk_size().await?);
         }
@@ -105,7 +105,7 @@ impl LoadConnection {
     }
 
     /// Reads what is left of the body into `out`.
-    pub async fn rest(&mut self, out: &mut Vec<u8>) -> io::Result<()> {
+    pub(super) async fn rest(&mut self, out: &mut Vec<u8>) -> io::Result<()> {
         while self.piece(out).await? {
             if out.len() > MAX_ANSWER {
                 return Err(broken("the answer is too long"));

@@ -5,19 +5,19 @@ use std::time::Duration;
 
 /// Many durations, kept as microseconds.
 #[derive(Debug, Default)]
-pub struct Times(Vec<u32>);
+pub(super) struct Times(Vec<u32>);
 
 impl Times {
-    pub fn add(&mut self, time: Duration) {
+    pub(super) fn add(&mut self, time: Duration) {
         self.0.push(u32::try_from(time.as_micros()).unwrap_or(u32::MAX));
     }
 
-    pub fn merge(&mut self, other: Self) {
+    pub(super) fn merge(&mut self, other: Self) {
         self.0.extend(other.0);
     }
 
     /// Milliseconds; `null` when nothing was measured.
-    pub fn percentiles(mut self) -> Value {
+    pub(super) fn percentiles(mut self) -> Value {
         self.0.sort_unstable();
         let at = |share| nearest_rank(&self.0, share).map(|micros| f64::from(micros) / 1_000.0);
         json!({ "p50": at(0.5), "p90": at(0.9), "p99": at(0.99) })
@@ -31,12 +31,12 @@ fn nearest_rank(sorted: &[u32], share: f64) -> Option<u32> {
 }
 
 /// `p50 / p90 / p99` for people.
-pub fn show_percentiles(percentiles: &Value) -> String {
+pub(super) fn show_percentiles(percentiles: &Value) -> String {
     ["p50", "p90", "p99"].map(|name| show(&percentiles[name])).join(" / ")
 }
 
 /// A number with three significant digits.
-pub fn show(number: &Value) -> String {
+pub(super) fn show(number: &Value) -> String {
     match number.as_f64() {
         None => "-".into(),
         Some(n) if n.abs() < 1.0 => format!("{n:.3}"),
@@ -46,7 +46,7 @@ pub fn show(number: &Value) -> String {
     }
 }
 
-pub fn per_second(count: u64, time: Duration) -> f64 {
+pub(super) fn per_second(count: u64, time: Duration) -> f64 {
     count as f64 / time.as_secs_f64()
 }
 

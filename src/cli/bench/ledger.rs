@@ -31,7 +31,7 @@ const SECONDS: u64 = 3;
 const PROBES: usize = 50;
 const PAGE: [u8; 4096] = [1; 4096];
 
-pub async fn run(default_folder: &Path, arguments: &Arguments) -> CommandResult<Value> {
+pub(super) async fn run(default_folder: &Path, arguments: &Arguments) -> CommandResult<Value> {
     let scratch = ScratchFolder::in_folder(arguments.folder.as_deref().unwrap_or(default_folder))?;
     let alone = probe(&scratch.0)?;
     let meter = SyncMeter::new(Duration::from_millis(arguments.simulate_fsync_ms));
@@ -194,7 +194,7 @@ impl Client {
     }
 }
 
-pub fn show_levels(document: &Value) -> String {
+pub(super) fn show_levels(document: &Value) -> String {
     let head = [
         "CLIENTS",
         "PAIRS/S",

@@ -27,7 +27,7 @@ use target::Target;
   cresset bench --ledger --simulate-fsync-ms 4         durable admissions and settlements on a slow disk
 Completions spend the key's credits. A running node's plan limits what one key may do: 429 answers are counted as failed.
 A node that the command starts for itself has no such limits.")]
-pub struct Arguments {
+pub(super) struct Arguments {
     /// Address of the node to measure [default: the data folder's]
     #[arg(long, requires = "key")]
     url: Option<String>,
@@ -98,7 +98,7 @@ fn clients_parser() -> impl clap::builder::TypedValueParser<Value = usize> {
     clap::value_parser!(u16).range(1..=4096).map(usize::from)
 }
 
-pub async fn run(mut context: Context, arguments: Arguments) -> CommandResult {
+pub(super) async fn run(mut context: Context, arguments: Arguments) -> CommandResult {
     let shutdown = shutdown::on_signal()?;
     if arguments.ledger {
         let measuring = ledger::run(&context.data_dir, &arguments);

@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 /// Seconds that one figure is measured for by default.
 const SECONDS: u64 = 2;
 
-pub async fn run(
+pub(super) async fn run(
     api: &ApiClient,
     target: &Arc<Target>,
     arguments: &Arguments,
@@ -129,7 +129,7 @@ async fn client(
     }
 }
 
-pub fn show_rows(document: &Value) -> String {
+pub(super) fn show_rows(document: &Value) -> String {
     let head = [
         "PATH",
         "CLIENTS",

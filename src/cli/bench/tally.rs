@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// Counts and times of some requests.
 #[derive(Default)]
-pub struct CompletionTally {
+pub(super) struct CompletionTally {
     first: Times,
     between: Times,
     whole: Times,
@@ -20,17 +20,17 @@ pub struct CompletionTally {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct TokenUsage {
+pub(super) struct TokenUsage {
     pub prompt: u64,
     pub completion: u64,
 }
 
 impl CompletionTally {
-    pub fn fail(&mut self, error: &str) {
+    pub(super) fn fail(&mut self, error: &str) {
         *self.errors.entry(error.to_owned()).or_default() += 1;
     }
 
-    pub fn merge(&mut self, other: Self) {
+    pub(super) fn merge(&mut self, other: Self) {
         self.first.merge(other.first);
         self.between.merge(other.between);
         self.whole.merge(other.whole);
@@ -42,7 +42,7 @@ impl CompletionTally {
         }
     }
 
-    pub fn report(self, clients: usize, time: Duration) -> Value {
+    pub(super) fn report(self, clients: usize, time: Duration) -> Value {
         let TokenUsage { prompt, completion } = self.usage;
         json!({
             "concurrency": clients,
@@ -62,7 +62,7 @@ impl CompletionTally {
 }
 
 /// One answer while it is read.
-pub struct AnswerStream {
+pub(super) struct AnswerStream {
     sent: Instant,
     /// Time at which the last text arrived.
     last: Option<Instant>,
@@ -74,17 +74,17 @@ pub struct AnswerStream {
 
 impl AnswerStream {
     /// Begins the answer to a request that is about to be sent.
-    pub fn begin() -> Self {
+    pub(super) fn begin() -> Self {
         Self { sent: Instant::now(), last: None, usage: None, refused: None, pending: Vec::new() }
     }
 
     /// The request was refused with this status and body.
-    pub fn refuse(&mut self, status: u16, body: &[u8]) {
+    pub(super) fn refuse(&mut self, status: u16, body: &[u8]) {
         self.refused = Some(format!("{status} {}", code(body)));
     }
 
     /// Reads the lines that are complete. Text that arrives together counts as one token.
-    pub fn read(&mut self, tally: &mut CompletionTally) {
+    pub(super) fn read(&mut self, tally: &mut CompletionTally) {
         let Some(end) = self.pending.iter().rposition(|byte| *byte == b'\n') else { return };
         let now = Instant::now();
         let mut text = false;
@@ -107,7 +107,7 @@ impl AnswerStream {
         }
     }
 
-    pub fn close(self, tally: &mut CompletionTally) {
+    pub(super) fn close(self, tally: &mut CompletionTally) {
         match (self.refused, self.usage) {
             (Some(error), _) => tally.fail(&error),
             (None, None) => tally.fail("a stream ended without its usage"),

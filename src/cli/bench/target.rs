@@ -5,7 +5,7 @@ use crate::cli::support::http::{HttpCall, accepted, authority};
 use crate::cli::support::output::{CommandError, CommandResult};
 use uuid::Uuid;
 
-pub struct Target {
+pub(super) struct Target {
     /// `http://host:port`
     pub base: String,
     /// `host:port`
@@ -16,7 +16,7 @@ pub struct Target {
 }
 
 impl Target {
-    pub fn new(api: &ApiClient) -> CommandResult<Self> {
+    pub(super) fn new(api: &ApiClient) -> CommandResult<Self> {
         let ApiClient { base, secret, model, session } = api;
         let authority = authority(base)?;
         let headers = format!(
@@ -25,12 +25,12 @@ impl Target {
         Ok(Self { base: base.clone(), authority, model: model.clone(), headers })
     }
 
-    pub fn get(&self, path: &str) -> Vec<u8> {
+    pub(super) fn get(&self, path: &str) -> Vec<u8> {
         format!("GET {path} HTTP/1.1\r\n{}\r\n", self.headers).into_bytes()
     }
 
     /// The bytes of a request with a JSON body and a new request id.
-    pub fn post(&self, path: &str, body: &str) -> Vec<u8> {
+    pub(super) fn post(&self, path: &str, body: &str) -> Vec<u8> {
         let (id, length) = (Uuid::new_v4(), body.len());
         let own = format!(
             "idempotency-key: {id}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n"
@@ -40,7 +40,7 @@ impl Target {
 }
 
 /// A client of the node at `base`. `None` as the model stands for the first that the key may use.
-pub async fn client(base: &str, key: &str, model: Option<&str>) -> CommandResult<ApiClient> {
+pub(super) async fn client(base: &str, key: &str, model: Option<&str>) -> CommandResult<ApiClient> {
     let base = base.trim_end_matches('/').trim_end_matches("/v1");
     let model = match model {
         Some(model) => model.to_owned(),

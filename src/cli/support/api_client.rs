@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 /// The node to ask, and the key, model and conversation to ask with.
 #[derive(Clone, Debug)]
-pub struct ApiClient {
+pub(crate) struct ApiClient {
     /// `http://host:port`
     pub base: String,
     pub secret: String,
@@ -20,7 +20,7 @@ pub struct ApiClient {
 
 /// A whole answer and its cost.
 #[derive(Clone, Debug)]
-pub struct ChatAnswer {
+pub(crate) struct ChatAnswer {
     pub request: Uuid,
     pub text: String,
     pub usage: Value,
@@ -30,7 +30,7 @@ pub struct ChatAnswer {
 
 impl ApiClient {
     /// Asks, and calls `on_text` with each piece of text as it arrives.
-    pub async fn ask(
+    pub(crate) async fn ask(
         &self,
         messages: &[Value],
         options: &Value,
@@ -63,12 +63,12 @@ impl ApiClient {
     }
 
     /// The account behind the key: `GET /v1/me`.
-    pub async fn me(&self) -> CommandResult<Value> {
+    pub(crate) async fn me(&self) -> CommandResult<Value> {
         self.get("/v1/me").await
     }
 
     /// The balances behind the key: `GET /v1/credits`.
-    pub async fn credits(&self) -> CommandResult<Value> {
+    pub(crate) async fn credits(&self) -> CommandResult<Value> {
         self.get("/v1/credits").await
     }
 

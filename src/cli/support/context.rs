@@ -15,7 +15,7 @@ use std::time::Duration;
 /// all.
 const LOCK_PATIENCE: (u32, Duration) = (40, Duration::from_millis(50));
 
-pub struct Context {
+pub(crate) struct Context {
     pub data_dir: PathBuf,
     pub config: Config,
     pub output: Output,
@@ -23,13 +23,17 @@ pub struct Context {
 }
 
 impl Context {
-    pub fn new(data_dir: PathBuf, config: Config, output: Output) -> Self {
+    pub(crate) fn new(data_dir: PathBuf, config: Config, output: Output) -> Self {
         Self { data_dir, config, output, assembly: OnceCell::new() }
     }
 
     /// `attended` means that a person watches the command: unless they asked for more, the log
     /// then has warnings and errors only.
-    pub fn load(globals: &Globals, flags: &[Override], attended: bool) -> CommandResult<Self> {
+    pub(crate) fn load(
+        globals: &Globals,
+        flags: &[Override],
+        attended: bool,
+    ) -> CommandResult<Self> {
         let data_dir = data_dir(globals)?;
         let LoadedConfig { mut config, origins } = load_config(globals, &data_dir, flags)?;
         if attended && !origins.contains_key("log.level") {
@@ -40,7 +44,7 @@ impl Context {
 
     /// The parts for a node of our own, with the device on which its models run. The device is
     /// decided at the first call.
-    pub fn assembly(&self) -> CommandResult<&Assembly> {
+    pub(crate) fn assembly(&self) -> CommandResult<&Assembly> {
         if let Some(assembly) = self.assembly.get() {
             return Ok(assembly);
         }
@@ -50,12 +54,12 @@ impl Context {
 
     /// Runs an operator command in the node that owns the folder, or on the store when no node
     /// runs.
-    pub async fn admin(&self, command: AdminCommand) -> CommandResult<Value> {
+    pub(crate) async fn admin(&self, command: AdminCommand) -> CommandResult<Value> {
         self.patiently(async || self.try_admin(&command).await).await
     }
 
     /// Tries again for a while as long as `attempt` finds the folder held by another process.
-    pub async fn patiently<T>(
+    pub(crate) async fn patiently<T>(
         &self,
         attempt: impl AsyncFn() -> CommandResult<Option<T>>,
     ) -> CommandResult<T> {
@@ -83,7 +87,7 @@ impl Context {
     }
 
     /// The running node's answer; `None` when no node runs on the folder.
-    pub async fn ask_node(&self, command: &AdminCommand) -> CommandResult<Option<Value>> {
+    pub(crate) async fn ask_node(&self, command: &AdminCommand) -> CommandResult<Option<Value>> {
         let command = serde_json::to_value(command).map_err(CommandError::new)?;
         let call = HttpCall::post(socket::ROUTE, &command);
         let Some(response) = call.send_to_socket(&socket::path(&self.data_dir)).await? else {
@@ -98,14 +102,14 @@ impl Context {
     }
 }
 
-pub fn data_dir(globals: &Globals) -> CommandResult<PathBuf> {
+pub(crate) fn data_dir(globals: &Globals) -> CommandResult<PathBuf> {
     let dir = globals.data_dir.clone().unwrap_or_else(config::default_data_dir);
     std::path::absolute(&dir)
         .map_err(|error| CommandError::new(format!("{}: {error}", dir.display())))
 }
 
 /// The configuration from the named file, or else from the data folder's own if there is one.
-pub fn load_config(
+pub(crate) fn load_config(
     globals: &Globals,
     data_dir: &Path,
     flags: &[Override],

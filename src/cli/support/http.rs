@@ -17,7 +17,7 @@ const MAX_ANSWER: usize = 256 << 20;
 
 /// One request on a connection of its own.
 #[derive(Debug)]
-pub struct HttpCall {
+pub(crate) struct HttpCall {
     pub method: Method,
     pub path: String,
     pub headers: Vec<(&'static str, String)>,
@@ -25,26 +25,26 @@ pub struct HttpCall {
 }
 
 impl HttpCall {
-    pub fn get(path: &str) -> Self {
+    pub(crate) fn get(path: &str) -> Self {
         Self { method: Method::GET, path: path.to_owned(), headers: Vec::new(), body: Bytes::new() }
     }
 
-    pub fn post(path: &str, body: &Value) -> Self {
+    pub(crate) fn post(path: &str, body: &Value) -> Self {
         let headers = vec![("content-type", "application/json".to_owned())];
         Self { method: Method::POST, path: path.to_owned(), headers, body: body.to_string().into() }
     }
 
-    pub fn header(mut self, name: &'static str, value: impl Into<String>) -> Self {
+    pub(crate) fn header(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.headers.push((name, value.into()));
         self
     }
 
-    pub fn bearer(self, secret: &str) -> Self {
+    pub(crate) fn bearer(self, secret: &str) -> Self {
         self.header("authorization", format!("Bearer {secret}"))
     }
 
     /// To `base`, an `http://host:port` address.
-    pub async fn send(self, base: &str) -> CommandResult<Response<Incoming>> {
+    pub(crate) async fn send(self, base: &str) -> CommandResult<Response<Incoming>> {
         let authority = authority(base)?;
         let stream = TcpStream::connect(authority.as_str()).await.map_err(|error| {
             CommandError::new(format!("cannot connect to {base}: {error}"))
@@ -55,7 +55,10 @@ impl HttpCall {
     }
 
     /// To a node's operator socket. `None` when no node listens on it.
-    pub async fn send_to_socket(self, socket: &Path) -> CommandResult<Option<Response<Incoming>>> {
+    pub(crate) async fn send_to_socket(
+        self,
+        socket: &Path,
+    ) -> CommandResult<Option<Response<Incoming>>> {
         match UnixStream::connect(socket).await {
             Ok(stream) => self.exchange(stream, "operator").await.map(Some),
             Err(_) => Ok(None),
@@ -80,7 +83,7 @@ impl HttpCall {
 }
 
 /// `host:port` of an `http://` address.
-pub fn authority(base: &str) -> CommandResult<String> {
+pub(crate) fn authority(base: &str) -> CommandResult<String> {
     let wrong =
         || CommandError::new(format!("{base:?} is not an address like http://127.0.0.1:8080"));
     let uri: Uri = base.parse().map_err(|_| wrong())?;
@@ -100,7 +103,7 @@ fn broken(error: hyper::Error) -> CommandError {
 }
 
 /// The whole answer as JSON.
-pub async fn json(response: Response<Incoming>) -> CommandResult<(StatusCode, Value)> {
+pub(crate) async fn json(response: Response<Incoming>) -> CommandResult<(StatusCode, Value)> {
     let status = response.status();
     let body = http_body_util::Limited::new(response.into_body(), MAX_ANSWER);
     let bytes = body.collect().await.map_err(CommandError::new)?.to_bytes();
@@ -113,13 +116,13 @@ pub async fn json(response: Response<Incoming>) -> CommandResult<(StatusCode, Va
 }
 
 /// The answer of the public surface, or its error as a failure.
-pub async fn accepted(response: Response<Incoming>) -> CommandResult<Value> {
+pub(crate) async fn accepted(response: Response<Incoming>) -> CommandResult<Value> {
     let (status, value) = json(response).await?;
     if status.is_success() { Ok(value) } else { Err(refusal(status, &value)) }
 }
 
 /// The error that a body of the public surface describes.
-pub fn refusal(status: StatusCode, body: &Value) -> CommandError {
+pub(crate) fn refusal(status: StatusCode, body: &Value) -> CommandError {
     let error = &body["error"];
     let text = |name: &str| error[name].as_str().unwrap_or_default().to_owned();
     CommandError::new(format!(
@@ -131,18 +134,18 @@ pub fn refusal(status: StatusCode, body: &Value) -> CommandError {
 }
 
 /// The `data:` payloads of a server-sent event stream.
-pub struct EventStream {
+pub(crate) struct EventStream {
     body: Incoming,
     buffer: BytesMut,
 }
 
 impl EventStream {
-    pub fn new(response: Response<Incoming>) -> Self {
+    pub(crate) fn new(response: Response<Incoming>) -> Self {
         Self { body: response.into_body(), buffer: BytesMut::new() }
     }
 
     /// The next payload; `None` at the end of the stream. Comments are skipped.
-    pub async fn next(&mut self) -> CommandResult<Option<String>> {
+    pub(crate) async fn next(&mut self) -> CommandResult<Option<String>> {
         loop {
             if let Some(line) = take_line(&mut self.buffer) {
                 match line.strip_prefix("data:") {

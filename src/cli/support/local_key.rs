@@ -14,13 +14,13 @@ use uuid::Uuid;
 /// Name of the account, by which it is found again when its key is lost.
 const ACCOUNT: &str = "quickstart";
 
-pub fn path(data_dir: &Path) -> PathBuf {
+pub(crate) fn path(data_dir: &Path) -> PathBuf {
     data_dir.join("quickstart.key")
 }
 
 /// A client of the node at `base` with a working key: the kept one, or a new one under the same
 /// account.
-pub async fn client(context: &Context, base: &str, model: &str) -> CommandResult<ApiClient> {
+pub(crate) async fn client(context: &Context, base: &str, model: &str) -> CommandResult<ApiClient> {
     let client = |secret: String| ApiClient {
         base: base.to_owned(),
         secret,

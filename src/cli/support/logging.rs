@@ -6,14 +6,14 @@ use std::any::Any;
 use tracing_subscriber::EnvFilter;
 
 /// The filter that decides which lines are written.
-pub fn filter(log: &LogSettings) -> CommandResult<EnvFilter> {
+pub(crate) fn filter(log: &LogSettings) -> CommandResult<EnvFilter> {
     EnvFilter::try_new(&log.level).map_err(|error| {
         CommandError::new(format!("log.level = {:?}: {error}", log.level)).remedy("try `info`")
     })
 }
 
 /// Starts logging for the whole process.
-pub fn start(log: &LogSettings) -> CommandResult {
+pub(crate) fn start(log: &LogSettings) -> CommandResult {
     let base = tracing_subscriber::fmt().with_env_filter(filter(log)?).with_writer(std::io::stderr);
     let started = match log.format {
         LogFormat::Text => base.with_ansi(super::output::colours()).with_target(false).try_init(),

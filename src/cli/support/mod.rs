@@ -1,13 +1,13 @@
 //! Parts that several commands share: output, the way to a node, values that people type.
 
-pub mod api_client;
-pub mod context;
-pub mod http;
-pub mod local_key;
-pub mod logging;
-pub mod node_client;
-pub mod output;
-pub mod progress;
-pub mod shutdown;
-pub mod text;
-pub mod values;
+pub(super) mod api_client;
+pub(super) mod context;
+pub(super) mod http;
+pub(super) mod local_key;
+pub(super) mod logging;
+pub(super) mod node_client;
+pub(super) mod output;
+pub(super) mod progress;
+pub(super) mod shutdown;
+pub(super) mod text;
+pub(super) mod values;

@@ -10,14 +10,14 @@ use crate::node::{Assembly, PortFallback, RunningNode, StartEvent};
 use crate::server::operator::AdminCommand;
 use serde_json::Value;
 
-pub struct NodeClient {
+pub(crate) struct NodeClient {
     pub api: ApiClient,
     /// The node that this command started; `None` when the node is another process.
     pub own: Option<RunningNode>,
 }
 
 /// Finds or starts a node. `model` is a name or an id; `None` stands for the node's first model.
-pub async fn open(context: &Context, model: Option<&str>) -> CommandResult<NodeClient> {
+pub(crate) async fn open(context: &Context, model: Option<&str>) -> CommandResult<NodeClient> {
     let (status, own) = if let Some(status) = context.ask_node(&AdminCommand::Status).await? {
         (status, None)
     } else {
@@ -31,7 +31,7 @@ pub async fn open(context: &Context, model: Option<&str>) -> CommandResult<NodeC
 }
 
 /// Starts a node in this process and shows on stderr what it does meanwhile.
-pub async fn start(
+pub(crate) async fn start(
     assembly: &Assembly,
     fallback: PortFallback,
     pinned: &[String],
@@ -56,7 +56,7 @@ pub async fn start(
 }
 
 impl NodeClient {
-    pub async fn close(self) {
+    pub(crate) async fn close(self) {
         if let Some(running) = self.own {
             running.drain().await;
         }

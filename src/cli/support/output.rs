@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 /// The reason why a command did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
-pub enum CommandError {
+pub(crate) enum CommandError {
     #[error("{what}")]
     Said { what: String, remedy: Option<String> },
     /// The result was printed already and is itself the bad news (an audit with violations, a node
@@ -19,14 +19,14 @@ pub enum CommandError {
     OutputClosed,
 }
 
-pub type CommandResult<T = ()> = Result<T, CommandError>;
+pub(crate) type CommandResult<T = ()> = Result<T, CommandError>;
 
 impl CommandError {
-    pub fn new(what: impl Display) -> Self {
+    pub(crate) fn new(what: impl Display) -> Self {
         Self::Said { what: what.to_string(), remedy: None }
     }
 
-    pub fn remedy(self, remedy: impl Display) -> Self {
+    pub(crate) fn remedy(self, remedy: impl Display) -> Self {
         match self {
             Self::Said { what, .. } => Self::Said { what, remedy: Some(remedy.to_string()) },
             other => other,
@@ -45,13 +45,17 @@ impl From<io::Error> for CommandError {
 
 /// The form in which results are written: JSON, or text for people.
 #[derive(Clone, Copy, Debug)]
-pub struct Output {
+pub(crate) struct Output {
     pub json: bool,
 }
 
 impl Output {
     /// The command's one result: the document itself, or its text for people.
-    pub fn result(self, document: &Value, text: impl FnOnce(&Value) -> String) -> CommandResult {
+    pub(crate) fn result(
+        self,
+        document: &Value,
+        text: impl FnOnce(&Value) -> String,
+    ) -> CommandResult {
         if self.json {
             return print(&format!("{document:#}\n"));
         }
@@ -59,12 +63,12 @@ impl Output {
     }
 
     /// One line of a stream of JSON events (`serve --json`), or of text.
-    pub fn line(self, document: &Value, text: impl Display) -> CommandResult {
+    pub(crate) fn line(self, document: &Value, text: impl Display) -> CommandResult {
         if self.json { print(&format!("{document}\n")) } else { print(&format!("{text}\n")) }
     }
 
     /// Reports a failure and gives the exit code that belongs to it.
-    pub fn fail(self, failure: &CommandError) -> ExitCode {
+    pub(crate) fn fail(self, failure: &CommandError) -> ExitCode {
         if let CommandError::Said { what, remedy } = failure {
             self.explain(what, remedy.as_deref());
         }
@@ -85,7 +89,7 @@ impl Output {
 }
 
 /// Text for stdout, flushed, so that pipes see it at once.
-pub fn print(text: &str) -> CommandResult {
+pub(crate) fn print(text: &str) -> CommandResult {
     let mut stdout = io::stdout().lock();
     stdout.write_all(text.as_bytes())?;
     stdout.flush()?;
@@ -93,18 +97,18 @@ pub fn print(text: &str) -> CommandResult {
 }
 
 /// Prints text that a model generated, without control characters that a terminal would obey.
-pub fn print_generated(text: &str) -> CommandResult {
+pub(crate) fn print_generated(text: &str) -> CommandResult {
     let harmless = |character: &char| !character.is_control() || matches!(character, '\n' | '\t');
     print(&text.chars().filter(harmless).collect::<String>())
 }
 
 /// A line on stderr for the person who watches the command. A closed stderr is no failure.
-pub fn note(text: &str) {
+pub(crate) fn note(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
 #[derive(Clone, Copy, Debug)]
-pub enum Style {
+pub(crate) enum Style {
     Good,
     Warning,
     Error,
@@ -112,7 +116,7 @@ pub enum Style {
 }
 
 /// Colours a word for stderr or stdout when both are terminals that want colours.
-pub fn style(style: Style, text: &str) -> String {
+pub(crate) fn style(style: Style, text: &str) -> String {
     if !colours() {
         return text.to_owned();
     }
@@ -127,6 +131,6 @@ pub fn style(style: Style, text: &str) -> String {
 
 /// Whether colours are written: both outputs are terminals, and the environment does not forbid
 /// colours.
-pub fn colours() -> bool {
+pub(crate) fn colours() -> bool {
     crate::config::colours_allowed() && io::stdout().is_terminal() && io::stderr().is_terminal()
 }

@@ -9,7 +9,7 @@ const BYTES: &str = "{msg} [{bar:30}] {percent:>3}% {bytes}/{total_bytes} {bytes
 const STEPS: &str = "{spinner} {msg} {wide_msg}";
 
 /// The progress of one piece of work.
-pub struct TaskProgress {
+pub(crate) struct TaskProgress {
     what: String,
     /// `None` when stderr is not a terminal.
     bar: Option<ProgressBar>,
@@ -17,11 +17,11 @@ pub struct TaskProgress {
 }
 
 impl TaskProgress {
-    pub fn bytes(what: impl Into<String>) -> Self {
+    pub(crate) fn bytes(what: impl Into<String>) -> Self {
         Self::styled(what.into(), BYTES)
     }
 
-    pub fn steps(what: impl Into<String>) -> Self {
+    pub(crate) fn steps(what: impl Into<String>) -> Self {
         Self::styled(what.into(), STEPS)
     }
 
@@ -39,7 +39,7 @@ impl TaskProgress {
         Self { what, bar: Some(bar), tenths: 0 }
     }
 
-    pub fn at(&mut self, done: u64, total: u64) {
+    pub(crate) fn at(&mut self, done: u64, total: u64) {
         if let Some(bar) = &self.bar {
             bar.set_length(total);
             return bar.set_position(done);
@@ -52,7 +52,7 @@ impl TaskProgress {
     }
 
     /// Removes the bar from the terminal.
-    pub fn clear(self) {
+    pub(crate) fn clear(self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 const ENDED_BY_FORCE: i32 = 1;
 
 /// A token that is cancelled by the first signal. The second ends the process.
-pub fn on_signal() -> CommandResult<CancellationToken> {
+pub(crate) fn on_signal() -> CommandResult<CancellationToken> {
     let (mut interrupt, mut terminate) =
         (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let token = CancellationToken::new();
@@ -27,7 +27,7 @@ pub fn on_signal() -> CommandResult<CancellationToken> {
 }
 
 /// Runs `work` unless a signal comes first.
-pub async fn unless_interrupted<T>(
+pub(crate) async fn unless_interrupted<T>(
     shutdown: &CancellationToken,
     work: impl Future<Output = CommandResult<T>>,
 ) -> CommandResult<T> {

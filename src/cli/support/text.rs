@@ -6,7 +6,7 @@ use std::fmt::Write;
 const SECONDS_PER_DAY: u64 = 86_400;
 
 /// One `name  value` line per field; nested objects and lists are left to `--json`.
-pub fn fields(document: &Value) -> String {
+pub(crate) fn fields(document: &Value) -> String {
     let Value::Object(fields) = document else { return format!("{}\n", cell("", document)) };
     let shown = || fields.iter().filter(|(_, value)| !value.is_object() && !value.is_array());
     let width = shown().map(|(name, _)| name.len()).max().unwrap_or(0);
@@ -17,7 +17,7 @@ pub fn fields(document: &Value) -> String {
 }
 
 /// A list's `data` as a table of the named columns; a dotted name reaches into an object.
-pub fn table(document: &Value, columns: &[&str]) -> String {
+pub(crate) fn table(document: &Value, columns: &[&str]) -> String {
     let rows = document["data"].as_array().map_or(&[][..], Vec::as_slice);
     if rows.is_empty() {
         return "(none)\n".to_owned();
@@ -39,7 +39,7 @@ fn heading(path: &str) -> String {
 }
 
 /// A freshly issued credential. Its secret is shown this one time only.
-pub fn secret(document: &Value) -> String {
+pub(crate) fn secret(document: &Value) -> String {
     format!("{}The secret is shown this once. Keep it now.\n", fields(document))
 }
 
@@ -48,7 +48,7 @@ fn reach<'a>(row: &'a Value, path: &str) -> &'a Value {
 }
 
 /// Rows of equal length as columns.
-pub fn align(rows: &[Vec<String>]) -> String {
+pub(crate) fn align(rows: &[Vec<String>]) -> String {
     let widths: Vec<usize> = (0..rows[0].len())
         .map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
         .collect();
@@ -72,13 +72,13 @@ fn cell(name: &str, value: &Value) -> String {
 
 /// Replaces control characters, which could move a terminal's cursor: some texts come from model
 /// files.
-pub fn plain(text: &str) -> String {
+pub(crate) fn plain(text: &str) -> String {
     text.replace(char::is_control, "\u{fffd}")
 }
 
 /// Unix seconds as `2026-01-31 12:00:00Z`. Days to a date as in Hinnant, "chrono-Compatible
 /// Low-Level Date Algorithms".
-pub fn utc(seconds: u64) -> String {
+pub(crate) fn utc(seconds: u64) -> String {
     let (days, time) = (seconds / SECONDS_PER_DAY + 719_468, seconds % SECONDS_PER_DAY);
     let (era, day_of_era) = (days / 146_097, days % 146_097);
     let year_of_era =
@@ -97,12 +97,12 @@ pub fn utc(seconds: u64) -> String {
 }
 
 /// Microcredits as credits: `1500` is `0.0015`.
-pub fn credits(units: u64) -> String {
+pub(crate) fn credits(units: u64) -> String {
     let text = format!("{}.{:06}", units / 1_000_000, units % 1_000_000);
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-pub fn mebibytes(bytes: u64) -> String {
+pub(crate) fn mebibytes(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }
 

@@ -9,7 +9,7 @@ const MAX_LABEL: usize = 128;
 
 /// A name that is shown to people later on: it has visible characters, and no control characters,
 /// which could move a terminal's cursor.
-pub fn label(text: &str) -> Result<String, String> {
+pub(crate) fn label(text: &str) -> Result<String, String> {
     let fits = text.chars().count() <= MAX_LABEL
         && !text.contains(char::is_control)
         && !text.trim().is_empty();
@@ -19,7 +19,7 @@ pub fn label(text: &str) -> Result<String, String> {
 }
 
 /// Checks the report path before the (long) run, so that a bad path does not cost the run.
-pub fn report(text: &str) -> Result<PathBuf, String> {
+pub(crate) fn report(text: &str) -> Result<PathBuf, String> {
     let file = PathBuf::from(text);
     let known = file
         .extension()
@@ -32,14 +32,14 @@ pub fn report(text: &str) -> Result<PathBuf, String> {
 }
 
 /// Microcredits: digits, with `_` anywhere between them to ease reading.
-pub fn units(text: &str) -> Result<u64, String> {
+pub(crate) fn units(text: &str) -> Result<u64, String> {
     text.replace('_', "")
         .parse()
         .map_err(|_| "expected a whole number of microcredits, such as 5_000_000".to_owned())
 }
 
 /// A length of time: a number and one of s, m, h, d, w.
-pub fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let expected = || "expected a number and a unit (s, m, h, d or w), such as 30d".to_owned();
     let unit = text.chars().last().ok_or_else(expected)?;
     let seconds = match unit {
@@ -58,7 +58,7 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 }
 
 /// The time after now by `time`.
-pub fn from_now(time: Duration) -> UnixMillis {
+pub(crate) fn from_now(time: Duration) -> UnixMillis {
     let ahead = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     UnixMillis(SystemClock.now().0.saturating_add(ahead))
 }

@@ -43,12 +43,12 @@ impl Default for MultisetCheck {
 
 impl MultisetCheck {
     /// Counts an item of the journal.
-    pub fn journalled(&mut self, item: Item) {
+    pub(super) fn journalled(&mut self, item: Item) {
         self.count(item, 1);
     }
 
     /// Counts an item of the rows.
-    pub fn stored(&mut self, item: Item) {
+    pub(super) fn stored(&mut self, item: Item) {
         self.count(item, -1);
     }
 
@@ -62,7 +62,7 @@ impl MultisetCheck {
     }
 
     /// The check for a second reading; `None` when both streams had the same items.
-    pub fn second_reading(self) -> Option<Self> {
+    pub(super) fn second_reading(self) -> Option<Self> {
         let unequal = self.sums.iter().enumerate().filter(|(_, sum)| **sum != 0);
         let suspects: Vec<usize> = unequal.map(|(place, _)| place).take(MAX_SUSPECTS).collect();
         let again = Self { hasher: self.hasher, suspects, ..Self::default() };
@@ -70,7 +70,7 @@ impl MultisetCheck {
     }
 
     /// Items that are not equally often in both, with how many more the journal has.
-    pub fn surpluses(self) -> impl Iterator<Item = (Item, i64)> {
+    pub(super) fn surpluses(self) -> impl Iterator<Item = (Item, i64)> {
         self.kept.into_iter().filter(|(_, surplus)| *surplus != 0)
     }
 }

@@ -24,7 +24,7 @@ fn anywhere() -> [ApiError; 4] {
 }
 
 /// Collects one operation's responses after the other; `refusals` hands them out.
-pub struct Answers<'a> {
+pub(super) struct Answers<'a> {
     schemas: &'a mut SchemaGenerator,
     responses: Map<String, Value>,
     /// Status of the object described last.
@@ -32,12 +32,12 @@ pub struct Answers<'a> {
 }
 
 impl<'a> Answers<'a> {
-    pub fn new(schemas: &'a mut SchemaGenerator) -> Self {
+    pub(super) fn new(schemas: &'a mut SchemaGenerator) -> Self {
         Self { schemas, responses: Map::new(), last: String::new() }
     }
 
     /// A JSON object under `status`.
-    pub fn object<T: JsonSchema>(&mut self, description: &str, status: u16) -> &mut Self {
+    pub(super) fn object<T: JsonSchema>(&mut self, description: &str, status: u16) -> &mut Self {
         let schema = json!(self.schemas.subschema_for::<T>());
         let headers: Map<String, Value> = ALWAYS.map(header_ref).into_iter().collect();
         let response = json!({ "description": description, "headers": headers, "content": { "application/json": { "schema": schema } } });
@@ -46,25 +46,25 @@ impl<'a> Answers<'a> {
         self
     }
 
-    pub fn with_content(&mut self, media_type: &str, schema: &Value) -> &mut Self {
+    pub(super) fn with_content(&mut self, media_type: &str, schema: &Value) -> &mut Self {
         self.responses[&self.last]["content"][media_type] = json!({ "schema": schema });
         self
     }
 
-    pub fn with_headers(&mut self, headers: &[(String, Value)]) -> &mut Self {
+    pub(super) fn with_headers(&mut self, headers: &[(String, Value)]) -> &mut Self {
         for (name, header) in headers {
             self.responses[&self.last]["headers"][name] = header.clone();
         }
         self
     }
 
-    pub fn with_links(&mut self, links: &Value) -> &mut Self {
+    pub(super) fn with_links(&mut self, links: &Value) -> &mut Self {
         self.responses[&self.last]["links"] = links.clone();
         self
     }
 
     /// The operation's responses, with these refusals and those of every operation.
-    pub fn refusals(&mut self, errors: &[ApiError]) -> Value {
+    pub(super) fn refusals(&mut self, errors: &[ApiError]) -> Value {
         let mut by_status: BTreeMap<u16, Vec<ApiError>> = BTreeMap::new();
         let general = anywhere()
             .into_iter()
@@ -122,12 +122,12 @@ fn refusal_headers(errors: &[ApiError]) -> Map<String, Value> {
 }
 
 /// A header by name, as a response refers to it.
-pub fn header_ref(name: &str) -> (String, Value) {
+pub(super) fn header_ref(name: &str) -> (String, Value) {
     (name.to_owned(), json!({ "$ref": format!("#/components/headers/{name}") }))
 }
 
 /// All headers that responses refer to.
-pub fn headers() -> Value {
+pub(super) fn headers() -> Value {
     let header = |required: bool, description: &str, schema: Value| {
         json!({
             "required": required,

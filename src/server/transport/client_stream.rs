@@ -20,7 +20,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 
 /// Why the connection's last request is refused, once it is.
-pub type HeadRefusal = Arc<OnceLock<ApiError>>;
+pub(super) type HeadRefusal = Arc<OnceLock<ApiError>>;
 
 /// Stands for a refused head.
 const LAST_REQUEST: &[u8] = b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
@@ -28,7 +28,7 @@ const LAST_REQUEST: &[u8] = b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n
 /// Room made for a head before each read, bytes.
 const HEAD_ROOM: usize = 4096;
 
-pub struct ClientStream {
+pub(super) struct ClientStream {
     socket: TcpStream,
     limits: Arc<HttpSettings>,
     /// Read from the socket and not handed on.
@@ -50,7 +50,7 @@ pub struct ClientStream {
 
 impl ClientStream {
     /// `read` came from the socket before.
-    pub fn http1(
+    pub(super) fn http1(
         socket: TcpStream,
         read: BytesMut,
         limits: Arc<HttpSettings>,
@@ -71,7 +71,7 @@ impl ClientStream {
     }
 
     /// Passes everything on as it is: HTTP/2 has one framing only.
-    pub fn http2(socket: TcpStream, read: BytesMut, limits: Arc<HttpSettings>) -> Self {
+    pub(super) fn http2(socket: TcpStream, read: BytesMut, limits: Arc<HttpSettings>) -> Self {
         let passed = read.len();
         Self { passed, body: u64::MAX, ..Self::http1(socket, read, limits, HeadRefusal::default()) }
     }

@@ -32,7 +32,7 @@ impl Pace {
 
 /// Runs the streams of one connection, resets those that stall, and knows since when none is open.
 #[derive(Clone)]
-pub struct Streams {
+pub(super) struct Streams {
     stall: Duration,
     open: Arc<Mutex<Open>>,
 }
@@ -43,7 +43,7 @@ struct Open {
 }
 
 impl Streams {
-    pub fn new(stall: Duration) -> Self {
+    pub(super) fn new(stall: Duration) -> Self {
         Self { stall, open: Arc::new(Mutex::new(Open { streams: 0, changed: Instant::now() })) }
     }
 
@@ -53,7 +53,7 @@ impl Streams {
     }
 
     /// Returns when no stream has been open for `time`.
-    pub async fn idle(&self, time: Duration) {
+    pub(super) async fn idle(&self, time: Duration) {
         loop {
             let since = {
                 let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
@@ -107,7 +107,7 @@ async fn unless_stalled(stream: impl Future, pace: &Pace, stall: Duration) {
 }
 
 /// The response with its pieces timed. To be called while its stream runs.
-pub fn timed(response: Response) -> Response {
+pub(super) fn timed(response: Response) -> Response {
     match PACE.try_with(Arc::clone) {
         Ok(pace) => response.map(|body| Body::new(Timed { body, pace })),
         Err(_) => response,

@@ -26,9 +26,9 @@ pub(super) enum File {
 }
 
 impl File {
-    pub const ALL: [Self; 2] = [Self::Ledger, Self::Bodies];
+    pub(super) const ALL: [Self; 2] = [Self::Ledger, Self::Bodies];
 
-    pub fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Self::Ledger => "ledger.redb",
             Self::Bodies => "bodies.redb",
@@ -36,7 +36,7 @@ impl File {
     }
 
     /// The file's name until it is complete.
-    pub fn unfinished(self) -> String {
+    pub(super) fn unfinished(self) -> String {
         format!("{}.new", self.name())
     }
 }
@@ -57,7 +57,7 @@ pub(super) struct LockedFolder {
 
 impl LockedFolder {
     /// Locks the folder for this process; `InUse` when another process has it.
-    pub fn lock(dir: &Path) -> StoreResult<Self> {
+    pub(super) fn lock(dir: &Path) -> StoreResult<Self> {
         let path = dir.join(LOCK);
         let opened = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
         let lock = opened.map_err(|error| unusable(dir, UNLOCKED, &error))?;
@@ -70,16 +70,16 @@ impl LockedFolder {
         }
     }
 
-    pub fn path(&self, file: File) -> PathBuf {
+    pub(super) fn path(&self, file: File) -> PathBuf {
         self.dir.join(file.name())
     }
 
-    pub fn unfinished(&self, file: File) -> PathBuf {
+    pub(super) fn unfinished(&self, file: File) -> PathBuf {
         self.dir.join(file.unfinished())
     }
 
     /// Gives a completed file its name, durably.
-    pub fn finish(&self, file: File) -> StoreResult {
+    pub(super) fn finish(&self, file: File) -> StoreResult {
         rename(&self.unfinished(file), &self.path(file))
     }
 }

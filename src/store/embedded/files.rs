@@ -16,7 +16,7 @@ pub(super) struct Files {
 }
 
 impl Files {
-    pub fn open(disk: &dyn Disk) -> StoreResult<Self> {
+    pub(super) fn open(disk: &dyn Disk) -> StoreResult<Self> {
         let files = Self { ledger: disk.open(File::Ledger)?, bodies: disk.open(File::Bodies)? };
         let epoch = |database, file| {
             Ok::<_, StoreError>(schema::identity(database, File::name(file))?.epoch)
@@ -31,7 +31,7 @@ impl Files {
         Ok(files)
     }
 
-    pub fn snapshot(&self) -> StateResult<EmbeddedSnapshot> {
+    pub(super) fn snapshot(&self) -> StateResult<EmbeddedSnapshot> {
         // The ledger is read first, so that a request on its way to the archive is seen in at least
         // one of the two files.
         let ledger = self.ledger.begin_read()?;
@@ -39,14 +39,14 @@ impl Files {
         Ok(EmbeddedSnapshot { ledger, bodies })
     }
 
-    pub fn clean_marker(&self) -> StateResult<Option<CleanMarker>> {
+    pub(super) fn clean_marker(&self) -> StateResult<Option<CleanMarker>> {
         let txn = self.ledger.begin_read()?;
         tables::get(&tables::open(&txn, tables::META)?, tables::CLEAN_MARKER)
     }
 
     /// Records that the process `boot` uses the ledger or, with `clean`, that it stopped in good
     /// order.
-    pub fn set_clean_marker(&self, boot: BootId, clean: bool) -> StateResult {
+    pub(super) fn set_clean_marker(&self, boot: BootId, clean: bool) -> StateResult {
         let clean_marker = CleanMarker { boot, clean };
         write(&self.ledger, |txn| {
             let mut meta = txn.open_table(tables::META)?;

@@ -61,7 +61,7 @@ pub(super) struct EmbeddedBackend {
 
 impl EmbeddedBackend {
     /// Locks the folder and opens both files, after checking each of their pages.
-    pub fn open(config: &EmbeddedConfig) -> StoreResult<Self> {
+    pub(super) fn open(config: &EmbeddedConfig) -> StoreResult<Self> {
         let folder = LockedFolder::lock(&config.dir)?;
         Self::open_on(match &config.meter {
             None => Box::new(folder),

@@ -98,7 +98,7 @@ impl Snapshot for EmbeddedSnapshot {
 }
 
 impl EmbeddedSnapshot {
-    pub fn credential_and_account(
+    pub(super) fn credential_and_account(
         &self,
         digest: &[u8; 32],
     ) -> StateResult<Option<(Credential, Account)>> {
@@ -109,15 +109,19 @@ impl EmbeddedSnapshot {
         Ok(account.map(|account| (credential, account)))
     }
 
-    pub fn table(&self, table: Definition) -> StateResult<ReadOnly> {
+    pub(super) fn table(&self, table: Definition) -> StateResult<ReadOnly> {
         tables::open(&self.ledger, table)
     }
 
-    pub fn archive(&self) -> StateResult<ReadOnly> {
+    pub(super) fn archive(&self) -> StateResult<ReadOnly> {
         tables::open(&self.bodies, tables::ARCHIVE)
     }
 
-    pub fn row<T: StoredField>(&self, table: Definition, key: &[u8]) -> StateResult<Option<T>> {
+    pub(super) fn row<T: StoredField>(
+        &self,
+        table: Definition,
+        key: &[u8],
+    ) -> StateResult<Option<T>> {
         tables::get(&self.table(table)?, key)
     }
 

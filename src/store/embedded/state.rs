@@ -38,7 +38,7 @@ pub(in crate::store) struct WriteState<'t> {
 impl<'t> WriteState<'t> {
     /// Opens every table. Time goes on from `now`, or from the latest stored time where that is
     /// later.
-    pub fn open(
+    pub(crate) fn open(
         txn: &'t WriteTransaction,
         archive: ReadOnly,
         now: UnixMillis,
@@ -70,7 +70,7 @@ impl<'t> WriteState<'t> {
 
     /// Writes the rows kept until now and the position of journal and time. False when no row was
     /// changed, so that no commit is needed.
-    pub fn finish(mut self) -> StateResult<bool> {
+    pub(crate) fn finish(mut self) -> StateResult<bool> {
         if self.changed {
             for (id, account) in &self.changed_accounts {
                 put(&mut self.accounts, id.0.as_bytes(), account)?;

@@ -16,11 +16,11 @@ pub(super) struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
-    pub fn new(data: &'a [u8]) -> Self {
+    pub(super) fn new(data: &'a [u8]) -> Self {
         Self { data, at: 0, values_left: MAX_VALUES }
     }
 
-    pub fn position(&self) -> usize {
+    pub(super) fn position(&self) -> usize {
         self.at
     }
 
@@ -28,7 +28,7 @@ impl<'a> Cursor<'a> {
         self.data.len() - self.at
     }
 
-    pub fn take(&mut self, len: usize) -> Parse<&'a [u8]> {
+    pub(super) fn take(&mut self, len: usize) -> Parse<&'a [u8]> {
         if len > self.left() {
             return Err(format!(
                 "the header ends at byte {}, {len} more bytes were expected",
@@ -45,18 +45,18 @@ impl<'a> Cursor<'a> {
         Ok(bytes.try_into().expect("invariant: `take` returns as many bytes as asked for"))
     }
 
-    pub fn u32(&mut self) -> Parse<u32> {
+    pub(super) fn u32(&mut self) -> Parse<u32> {
         self.array().map(u32::from_le_bytes)
     }
 
     /// A 64-bit size.
-    pub fn size(&mut self) -> Parse<usize> {
+    pub(super) fn size(&mut self) -> Parse<usize> {
         let size = self.array().map(u64::from_le_bytes)?;
         size.try_into().map_err(|_| format!("size {size} is beyond this machine's memory"))
     }
 
     /// A 64-bit count of things that take at least `bytes_each`.
-    pub fn count(&mut self, what: &str, bytes_each: usize) -> Parse<usize> {
+    pub(super) fn count(&mut self, what: &str, bytes_each: usize) -> Parse<usize> {
         let count = self.size()?;
         if count > self.left() / bytes_each {
             return Err(format!("it claims {count} {what} entries, more than its bytes can hold"));
@@ -64,14 +64,14 @@ impl<'a> Cursor<'a> {
         Ok(count)
     }
 
-    pub fn string(&mut self) -> Parse<String> {
+    pub(super) fn string(&mut self) -> Parse<String> {
         let len = self.count("string", 1)?;
         let bytes = self.take(len)?;
         String::from_utf8(bytes.to_vec())
             .map_err(|_| format!("text before byte {} is not UTF-8", self.at))
     }
 
-    pub fn value(&mut self, kind: u32, depth: usize) -> Parse<Value> {
+    pub(super) fn value(&mut self, kind: u32, depth: usize) -> Parse<Value> {
         self.values_left =
             self.values_left.checked_sub(1).ok_or("there are too many metadata values")?;
         Ok(match kind {
