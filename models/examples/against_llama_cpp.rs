@@ -1,6 +1,6 @@
-//! Our side of `against_llama_cpp.py`, which says what to do, a line at a time, and takes the
-//! answers from standard output: `against_llama_cpp MODEL THREADS [dequantise] [processor-time]`,
-//! then `prefill N`, `decode STREAMS PROMPT COUNT`, `logits FILE ID…`.
+//! Our side of `against_llama_cpp.py`, which writes one command per line and reads the answers from
+//! standard output: `against_llama_cpp MODEL THREADS [dequantise] [processor-time]`, then `prefill
+//! N`, `decode STREAMS PROMPT COUNT`, `logits FILE ID…`.
 
 #![allow(clippy::disallowed_methods, unreachable_pub, reason = "a program that measures time")]
 
@@ -12,14 +12,15 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 const BLOCK_SIZE: usize = 16;
-/// Tokens of all streams together that fit the cache.
+/// The tokens of all streams together must fit into this many slots of the cache.
 const CAPACITY: usize = 8192;
 const MAX_BATCHED_TOKENS: usize = 512;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
 struct Side {
-    /// Seconds of the processor that this thread took instead of seconds passed.
+    /// Measures the seconds of processor time that this thread took instead of the seconds that
+    /// passed.
     processor_time: bool,
     start: Instant,
     model: CpuModel,
@@ -31,7 +32,8 @@ fn main() -> Outcome<()> {
         return Err("usage: against_llama_cpp MODEL THREADS [dequantise] [processor-time]".into());
     };
     let wants = |word: &str| rest.iter().any(|r| r == word);
-    // The cache is given memory where it is written, so a large one costs nothing.
+    // The system gives memory to the cache only where it is written, so a large cache costs
+    // nothing.
     let options = ModelOptions {
         threads: threads.parse()?,
         dequantise: wants("dequantise"),
@@ -65,7 +67,7 @@ fn answer(seconds: f64) {
     println!("{seconds}");
 }
 
-/// The token both sides read at a position of a stream.
+/// The token that both sides read at a position of a stream.
 fn token(stream: usize, position: usize) -> u32 {
     ((stream * 131 + position * 7919 + 13) % 40_000 + 50) as u32
 }
@@ -81,14 +83,14 @@ impl Side {
         Ok(nanoseconds / 1e9)
     }
 
-    /// Seconds for one prompt, logits of its last token.
+    /// Computes one prompt and the logits of its last token; returns the seconds that took.
     fn prefill(&mut self, tokens: usize) -> Outcome<f64> {
         let start = self.seconds()?;
         self.step(1, 0..tokens, tokens)?;
         Ok(self.seconds()? - start)
     }
 
-    /// Seconds for `count` tokens of each stream after its prompt.
+    /// Decodes `count` tokens of each stream after its prompt; returns the seconds that took.
     fn decode(&mut self, streams: usize, prompt: usize, count: usize) -> Outcome<f64> {
         let chunk = MAX_BATCHED_TOKENS / streams;
         for first in (0..prompt).step_by(chunk) {
@@ -101,7 +103,7 @@ impl Side {
         Ok(self.seconds()? - start)
     }
 
-    /// The same positions of every stream; each owns the blocks for `most` tokens.
+    /// Computes the same positions of every stream; each owns the blocks for `most` tokens.
     fn step(
         &mut self,
         streams: usize,

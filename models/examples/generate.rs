@@ -1,5 +1,5 @@
-//! Greedy continuation of token ids: `generate MODEL.gguf COUNT ID…` (a folder in Hugging Face
-//! layout works too).
+//! Continues token ids greedily: `generate MODEL.gguf COUNT ID…` (a folder in Hugging Face layout
+//! works too).
 
 use cresset_models::cpu::CpuModel;
 use cresset_models::{ForwardBatch, ModelOptions, ModelSource};
@@ -49,7 +49,7 @@ fn generate(
     Ok(tokens.split_off(prompt.len()))
 }
 
-/// One sequence in the cache's first blocks; logits of its last row.
+/// One sequence in the cache's first blocks; only its last row has logits.
 fn step(new: &[u32], computed: usize) -> ForwardBatch {
     let len = computed + new.len();
     let positions: Vec<u32> = (computed as u32..len as u32).collect();

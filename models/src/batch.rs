@@ -18,13 +18,13 @@ pub struct ForwardBatch {
     pub block_tables: Vec<Vec<u32>>,
     /// `[n]` `block * block_size + offset` where each token's K and V go.
     pub slot_mapping: Vec<u32>,
-    /// Rows whose logits are wanted, ascending.
+    /// Rows whose logits are computed, ascending.
     pub logits_indices: Vec<u32>,
 }
 
 impl ForwardBatch {
-    /// That the arrays agree with each other, the model and the cache: a token's slot in particular
-    /// must be the one its sequence's own blocks give for its position.
+    /// Checks that the arrays agree with each other, the model and the cache: a token's slot in
+    /// particular must be the one that its sequence's own blocks give for its position.
     pub(crate) fn check(
         &self,
         vocab_size: usize,

@@ -1,4 +1,4 @@
-//! What a decoder's shape is, whichever file format said it.
+//! The shape of a decoder, independent of the file format it was read from.
 
 use crate::KvLayout;
 use candle_core::DType;
@@ -17,27 +17,27 @@ pub struct ModelConfig {
     /// Absolute limit of the model in tokens.
     pub max_positions: usize,
     pub sliding: Option<Sliding>,
-    /// What the products of Q and K are multiplied with.
+    /// The products of Q and K are multiplied by this.
     pub attention_scale: f32,
-    /// `cap * tanh(x / cap)` on those, and on the logits.
+    /// If set, those products become `cap * tanh(x / cap)`; the next field does so with the logits.
     pub attention_softcap: Option<f32>,
     pub logits_softcap: Option<f32>,
-    /// What token embeddings are multiplied with.
+    /// Token embeddings are multiplied by this.
     pub embedding_scale: f32,
     pub tied_embeddings: bool,
-    /// What keys and values are kept in: f32, or f16 beside quantised weights, whose own rounding
-    /// is far coarser.
+    /// The type in which keys and values are kept: f32, or f16 beside quantised weights, whose own
+    /// rounding is far coarser.
     pub kv_dtype: DType,
 }
 
-/// Layers that see only the tokens nearest before them.
+/// Layers whose queries see only the most recent tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sliding {
-    /// Tokens a query sees, itself included.
+    /// Tokens that a query sees, itself included.
     pub window: usize,
-    /// For each layer of the model, whether it is one of these.
+    /// For each layer of the model, whether its window slides.
     pub layers: Vec<bool>,
-    /// Where it is not the model's.
+    /// Their rotation, if it differs from the model's.
     pub rope: Option<RopeConfig>,
 }
 
@@ -60,14 +60,14 @@ pub enum RopeScaling {
         high_freq_factor: f32,
         original_max_positions: usize,
     },
-    /// "NTK": the base grows with the length of the sequence, from that of the training on.
+    /// "NTK": beyond the training length, the base grows with the length of the sequence.
     Dynamic {
         factor: f32,
         original_max_positions: usize,
     },
     Yarn(Yarn),
-    /// Per-frequency divisors, `[rotary_dim / 2]`: `long` where more than `original_max_positions`
-    /// are served.
+    /// Per-frequency divisors, `[rotary_dim / 2]`: `long` is used if more than
+    /// `original_max_positions` are served.
     LongRope {
         short: Vec<f32>,
         long: Vec<f32>,
@@ -82,10 +82,10 @@ pub enum RopeScaling {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Yarn {
     pub factor: f32,
-    /// Factor of the rotated vectors' lengths.
+    /// The rotated vectors are lengthened by this factor.
     pub attention_factor: f32,
-    /// Rotations over the original length above which a frequency is kept, and below which it is
-    /// divided.
+    /// A frequency is kept if it turns more often than `beta_fast` over the original length, and
+    /// divided if it turns less often than `beta_slow`.
     pub beta_fast: f32,
     pub beta_slow: f32,
     pub original_max_positions: usize,
@@ -105,19 +105,20 @@ impl ModelConfig {
 }
 
 impl Sliding {
-    /// In each of so many layers.
+    /// A window in each of `layers` layers.
     pub(crate) fn everywhere(window: usize, layers: usize) -> Self {
         Self { window, layers: vec![true; layers], rope: None }
     }
 }
 
-/// Several times the largest of any published model: what a damaged config may make the loader do.
+/// Limits that are several times the largest of any published model. They bound what a damaged
+/// config can make the loader allocate.
 const MAX_WIDTH: usize = 1 << 22;
 const MAX_LAYERS: usize = 1 << 10;
 const MAX_POSITIONS: usize = 1 << 26;
 
 impl ModelConfig {
-    /// Relations between the sizes that the forward pass relies on.
+    /// Checks the relations between the sizes that the forward pass relies on.
     pub(crate) fn check(&self) -> Result<(), String> {
         let widths = [
             self.vocab_size,

@@ -3,7 +3,7 @@
 use candle_core::DType;
 use cresset_kernels::{Compute, OpMemory};
 
-/// What a model needs per cached token.
+/// The storage that a model needs per cached token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvLayout {
     pub layers: usize,
@@ -31,7 +31,7 @@ pub struct KvCache<M: OpMemory = Compute> {
 }
 
 impl<M: OpMemory> KvCache<M> {
-    /// A cache whose buffers `allocate` makes, given their number of values.
+    /// Makes a cache with buffers from `allocate`, which takes the number of values.
     pub(crate) fn with<E>(
         layout: &KvLayout,
         num_blocks: usize,

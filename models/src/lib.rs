@@ -1,5 +1,6 @@
-//! Model files in, tokens out: loading (GGUF, safetensors), one file per architecture, the decoder
-//! (`decoder` and `blocks`, written once), and its two implementations: `cpu` and `cuda`.
+//! Turns model files and token ids into tokens: loading (GGUF, safetensors), one file per
+//! architecture, the decoder (`decoder` and `blocks`, written once), and its two implementations:
+//! `cpu` and `cuda`.
 
 #![cfg_attr(
     test,
@@ -81,14 +82,14 @@ pub trait Model: Send {
     /// else is in the batch and however its prompt was chunked.
     fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<()>;
 
-    /// The results of the oldest launched step, one for each of its rows. Waits for them.
+    /// Waits for the oldest launched step and returns its results, one for each of its rows.
     fn collect(&mut self) -> Result<Vec<SampleResult>>;
 
-    /// Forgets everything launched. A device that has failed stays so, which is an error here.
+    /// Drops everything launched. Fails on a device that has failed, because it stays unusable.
     fn recover(&mut self) -> Result<()>;
 }
 
-/// Loads a model to where the options say. Ends with an error that names every tensor left over or
+/// Loads a model to where the options say. Fails with an error that names every tensor left over or
 /// missing and every config key not understood.
 pub fn load(source: &ModelSource, options: &ModelOptions) -> Result<Box<dyn Model>> {
     match &options.gpu {
@@ -98,14 +99,14 @@ pub fn load(source: &ModelSource, options: &ModelOptions) -> Result<Box<dyn Mode
 }
 
 impl Error {
-    /// A call that has nothing to collect.
+    /// The error of a call that has nothing to collect.
     pub(crate) fn nothing_launched() -> Self {
         Self::Batch("nothing was launched".into())
     }
 }
 
 impl ForwardBatch {
-    /// Refuses rows that are not as many as the batch's logits.
+    /// Refuses rows whose number is not that of the batch's logits.
     pub(crate) fn check_rows(&self, rows: usize) -> Result<()> {
         let wanted = self.logits_indices.len();
         if rows == wanted {

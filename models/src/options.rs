@@ -1,26 +1,27 @@
-//! How a model is loaded and run. One struct, whatever computes it.
+//! How a model is loaded and run: one struct for the CPU and for GPUs.
 
 use crate::{ModelConfig, Result};
 use cresset_kernels::DeviceOps;
 
 #[derive(Clone)]
 pub struct ModelOptions {
-    /// The GPU that computes it. `None`: the CPU.
+    /// The GPU that computes the model; `None` is the CPU.
     pub gpu: Option<DeviceOps>,
     /// Worker threads, the engine's own included: they compute on the CPU, and convert the weights
     /// for a GPU.
     pub threads: usize,
     /// Turns every weight into f32 at load: the exact reference mode. On a GPU, activations and
-    /// cache are f32 then too, and bf16 otherwise.
+    /// cache are then f32 too, and bf16 otherwise.
     pub dequantise: bool,
-    /// On a GPU: each row has the same bits whatever runs beside it. The CPU always does so.
+    /// On a GPU: each row has the same bits whichever other rows are in its step. On the CPU that
+    /// always holds.
     pub deterministic: bool,
     /// Bytes for the KV cache in the machine's own memory. A GPU's cache has a share of its own.
     pub kv_bytes: usize,
     /// The part of a GPU's memory that the model may take, 0 to 1. The rest is for recorded steps
     /// and the driver.
     pub gpu_memory_share: f64,
-    /// Largest number of rows whose steps are recorded on a GPU. 0 records none.
+    /// Steps of up to this many rows are recorded on a GPU. 0 records none.
     pub gpu_graph_rows: usize,
     /// Tokens of a block of the KV cache.
     pub block_size: usize,

@@ -43,18 +43,18 @@ impl Default for TinyLlama {
     }
 }
 
-/// A default-shaped model as one GGUF file: f32 weights, byte-level BPE of [`vocab_size`] tokens,
-/// ChatML template.
+/// Writes a default-shaped model as one GGUF file: f32 weights, byte-level BPE of [`vocab_size`]
+/// tokens, ChatML template.
 pub fn tiny_llama_gguf(path: &Path, seed: u64) -> io::Result<()> {
     TinyLlama { seed, ..TinyLlama::default() }.write_gguf(path)
 }
 
-/// The same model as a folder in Hugging Face layout.
+/// Writes the same model as a folder in Hugging Face layout.
 pub fn tiny_llama_safetensors(folder: &Path, seed: u64) -> io::Result<()> {
     TinyLlama { seed, ..TinyLlama::default() }.write_safetensors(folder)
 }
 
-/// Tokens of the tiny models: 3 special ones, all bytes, some merges.
+/// Number of tokens of the tiny models: 3 special ones, all bytes, some merges.
 pub fn vocab_size() -> usize {
     tokenizer::tokens().len()
 }
@@ -101,7 +101,7 @@ impl TinyLlama {
         self.write_shard(&folder.join("model.safetensors"), |_| true)
     }
 
-    /// The same in two shards with an index.
+    /// Writes the same in two shards with an index.
     pub fn write_sharded(&self, folder: &Path) -> io::Result<()> {
         self.write_config(folder)?;
         let shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
@@ -166,7 +166,7 @@ impl TinyLlama {
         std::fs::write(path, self.gguf().to_bytes())
     }
 
-    /// The GGUF file, to be changed before it is written.
+    /// Returns the GGUF file, to be changed before it is written.
     pub fn gguf(&self) -> GgufWriter {
         let mut writer = GgufWriter::default();
         let size = |n: usize| Value::U32(u32::try_from(n).expect("invariant: tiny sizes"));
@@ -222,8 +222,8 @@ impl Random {
         (self.0 >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
 
-    /// Norm weights around one; matrices scaled so that activations keep their size and attention
-    /// is not flat.
+    /// Makes norm weights around one, and matrices scaled so that activations keep their size and
+    /// attention is not flat.
     fn tensor(&mut self, name: String, shape: Vec<usize>) -> Named {
         let (scale, shift) = match shape[..] {
             [_] => (0.2, 1.0),

@@ -48,14 +48,14 @@ pub fn tokens(count: usize, seed: usize) -> Vec<u32> {
     (0..count).map(|i| ((i * 31 + seed * 17 + 5) % crate::testing::vocab_size()) as u32).collect()
 }
 
-/// A sequence's next tokens: what was cached before them, and its blocks.
+/// The next tokens of a sequence, how many were cached before them, and its blocks.
 pub struct Span<'a> {
     pub tokens: &'a [u32],
     pub cached: usize,
     pub blocks: &'a [u32],
 }
 
-/// Logits of every row unless `last` asks for each sequence's last row only.
+/// Makes a batch with logits of every row, or with `last` of each sequence's last row only.
 pub fn batch(spans: &[Span], block_size: usize, last: bool) -> ForwardBatch {
     let mut b = ForwardBatch { cu_seqlens_q: vec![0], ..ForwardBatch::default() };
     for span in spans {
@@ -83,7 +83,7 @@ pub fn rows(logits: &Tensor) -> Vec<Vec<f32>> {
     logits.to_vec2().unwrap()
 }
 
-/// Logits of a whole prompt in chunks, alone in blocks 3, 5, 7, ….
+/// Returns the logits of a whole prompt in chunks, alone in blocks 3, 5, 7, ….
 fn alone(model: &mut CpuModel, prompt: &[u32], chunk: usize) -> Vec<Vec<f32>> {
     let blocks: Vec<u32> = (1..19).map(|i| i * 2 + 1).collect();
     let mut out = Vec::new();
@@ -119,7 +119,7 @@ fn shapes() -> Vec<TinyLlama> {
     ]
 }
 
-/// candle-transformers' llama on the same folder, token by token.
+/// Runs candle-transformers' llama on the same folder, token by token.
 fn oracle(
     tiny: &TinyLlama,
     prompt: &[u32],
@@ -158,7 +158,7 @@ fn equals_candles_llama_token_by_token() {
 fn equals_candles_llama_with_llama_3_scaling() {
     let scaling = serde_json::json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
         "high_freq_factor": 4.0, "original_max_position_embeddings": 64});
-    // candle spells the type as a plain enum inside the same object.
+    // candle writes the type as a plain enum inside the same object.
     let (tiny, prompt) = (TinyLlama { seed: 4, ..TinyLlama::default() }, tokens(90, 2));
     let want = oracle(&tiny, &prompt, Some(scaling.clone()));
     let mut ours = from_folder(|f| {
@@ -192,8 +192,8 @@ fn bits_do_not_depend_on_chunks() {
     }
 }
 
-/// A decode, a whole prompt, a later chunk and a one-token prompt in one step have the bits each
-/// has alone.
+/// A decode, a whole prompt, a later chunk and a one-token prompt in one step have the bits that
+/// each has alone.
 #[test]
 fn bits_do_not_depend_on_the_batch() {
     let mut model = from_gguf(&TinyLlama { seed: 7, ..TinyLlama::default() });

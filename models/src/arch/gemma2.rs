@@ -15,7 +15,8 @@ use cresset_kernels::rope::RopeStyle;
 pub(super) const GEMMA2: Architecture =
     Architecture { gguf: Some(("gemma2", from_gguf)), hf: ("gemma2", from_hf) };
 
-/// The options of Gemma 2 and 3. The converter to GGUF adds the one to the norms' weights.
+/// The options of Gemma 2 and 3. In GGUF files, the converter has already added one to the norms'
+/// weights.
 pub(super) const OPTIONS: LayerOptions = LayerOptions {
     activation: Activation::GeluTanh,
     layer: LayerKind::Gemma2,
@@ -39,8 +40,8 @@ fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
     Ok(ArchSpec { config, options: OPTIONS })
 }
 
-/// GGUF does not say the attention's scale: of all sizes, only the largest has one that is not the
-/// heads'.
+/// GGUF does not give the attention's scale. Of all sizes, only the largest has a scale that does
+/// not follow from the size of its heads.
 pub(super) fn gguf_decoder(
     keys: &mut gguf_config::GgufConfigKeys,
     layers_of_27b: usize,
@@ -62,11 +63,11 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     Ok(ArchSpec { config, options })
 }
 
-/// What Gemma 2 and 3 have in common.
+/// Reads the settings that Gemma 2 and 3 share.
 pub(super) fn hf_decoder(
     keys: &mut hf_config::HfConfigKeys,
 ) -> Result<(ModelConfig, LayerOptions)> {
-    // Configs of the first models name the activation in a key that the reference ignores.
+    // The configs of the first models name the activation in a key that the reference ignores.
     keys.take::<String>("hidden_act")?;
     let bias = Presence::when(keys.flag("attention_bias")?);
     let options = LayerOptions {

@@ -7,7 +7,8 @@ use super::{ArchSpec, Architecture, LayerOptions, gguf_config, hf_config};
 use crate::Result;
 use crate::config::{RopeConfig, RopeScaling, Sliding};
 
-/// Only the text model: "gemma3" is, in Hugging Face's configs, the one with a vision tower.
+/// This is the text model alone: in Hugging Face's configs, "gemma3" is the one with a vision
+/// tower.
 pub(super) const GEMMA3: Architecture =
     Architecture { gguf: Some(("gemma3", from_gguf)), hf: ("gemma3_text", from_hf) };
 
@@ -46,8 +47,8 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     Ok(ArchSpec { config, options: LayerOptions { qk_norm: true, ..options } })
 }
 
-/// The rotations of full and of sliding layers: their parameters, and the base where those do not
-/// say it.
+/// The rotations of full and of sliding layers: their parameters, and the base to use if those give
+/// none.
 fn ropes(
     keys: &mut hf_config::HfConfigKeys,
 ) -> Result<[(Option<hf_config::HfConfigKeys>, f32); 2]> {

@@ -1,4 +1,5 @@
-//! A decoder's shape from GGUF metadata: `<architecture>.*` keys, each of which must be understood.
+//! Reads a decoder's shape from GGUF metadata: `<architecture>.*` keys, each of which must be
+//! understood.
 
 use crate::config::{RopeConfig, RopeScaling, Yarn};
 use crate::loader::damaged;
@@ -7,7 +8,7 @@ use crate::{Error, ModelConfig, Result};
 use candle_core::DType;
 use std::collections::BTreeSet;
 
-/// GgufConfigKeys that say nothing about the computation.
+/// Keys that say nothing about the computation.
 const IGNORED: [&str; 3] =
     ["tensor_data_layout", "rope.scaling.finetuned", "attention.value_length_swa"];
 
@@ -53,7 +54,7 @@ impl<'a> GgufConfigKeys<'a> {
         damaged(self.file.path(), what)
     }
 
-    /// What every decoder has; heads may not differ in the sizes of K and V.
+    /// Reads what every decoder has. The heads of K and of V must have one size.
     pub(super) fn decoder(&mut self) -> Result<ModelConfig> {
         let (hidden_size, heads) =
             (self.required("embedding_length")?, self.required("attention.head_count")?);
@@ -84,12 +85,13 @@ impl<'a> GgufConfigKeys<'a> {
             embedding_scale: 1.0,
             tied_embeddings: !self.file.tensors.contains_key("output.weight"),
         };
-        // Before anything is made of these sizes.
+        // The sizes are checked before anything is allocated by them.
         config.check().map_err(|what| self.bad(&what))?;
         Ok(config)
     }
 
-    /// The layers with a sliding window: listed one by one, or all but every n-th.
+    /// Which layers have a sliding window: the file lists them one by one, or all but every n-th
+    /// have it.
     pub(super) fn sliding_layers(&mut self, layers: usize, pattern: usize) -> Result<Vec<bool>> {
         let key = "attention.sliding_window_pattern";
         let flags = |v: &Value| match v {
@@ -132,7 +134,7 @@ impl<'a> GgufConfigKeys<'a> {
         })
     }
 
-    /// Llama 3's scaling is not here: the converter bakes it into `rope_freqs.weight`.
+    /// Llama 3's scaling is missing here because the converter bakes it into `rope_freqs.weight`.
     fn rope_scaling(&mut self) -> Result<RopeScaling> {
         let kind = self.get("rope.scaling.type", |v| v.as_str().map(str::to_owned))?;
         let factor = self.float("rope.scaling.factor")?.or(self.float("rope.scale_linear")?);

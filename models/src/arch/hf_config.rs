@@ -1,4 +1,4 @@
-//! A decoder's shape from a Hugging Face `config.json`, each key of which must be understood.
+//! Reads a decoder's shape from a Hugging Face `config.json`, each key of which must be understood.
 
 use super::hf_rope;
 use crate::config::Sliding;
@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
-/// HfConfigKeys that say nothing about inference.
+/// Keys that say nothing about inference.
 const IGNORED: [&str; 42] = [
     "_attn_implementation",
     "_attn_implementation_autoset",
@@ -56,12 +56,12 @@ const IGNORED: [&str; 42] = [
     "use_cache",
 ];
 
-/// Switches that families without them may carry, off.
+/// Switches that some families lack. Others carry them; they must then be off.
 const OFF: [&str; 5] =
     ["attention_bias", "mlp_bias", "rope_interleaved", "use_bidirectional_attention", "use_mrope"];
 
-/// The settings of a file, taken out as an architecture asks for them; what is left at the end is
-/// not understood.
+/// The settings of a file, taken out as an architecture asks for them; a key that is left at the
+/// end is not understood.
 pub(super) struct HfConfigKeys {
     path: PathBuf,
     values: Map<String, Value>,
@@ -73,7 +73,7 @@ impl HfConfigKeys {
         Ok(Self { path: path.to_owned(), values })
     }
 
-    /// The value of a key that is there and not null.
+    /// Takes a key out; `None` if it is absent or null.
     pub(super) fn take<T: DeserializeOwned>(&mut self, key: &str) -> Result<Option<T>> {
         match self.values.remove(key) {
             None | Some(Value::Null) => Ok(None),
@@ -91,7 +91,7 @@ impl HfConfigKeys {
         Ok(self.take(key)?.unwrap_or(false))
     }
 
-    /// An object inside, with its own keys to be understood.
+    /// Takes an object out, whose own keys must be understood too.
     pub(super) fn object(&mut self, key: &str) -> Result<Option<Self>> {
         Ok(self.take(key)?.map(|values| Self { path: self.path.clone(), values }))
     }
@@ -104,7 +104,7 @@ impl HfConfigKeys {
         Error::Unsupported(format!("{}: {what}", self.path.display()))
     }
 
-    /// What every decoder has.
+    /// Reads what every decoder has.
     pub(super) fn decoder(&mut self, tied_embeddings: bool) -> Result<ModelConfig> {
         let max_positions = self.required("max_position_embeddings")?;
         let (hidden_size, heads) =
@@ -131,7 +131,7 @@ impl HfConfigKeys {
             embedding_scale: 1.0,
             tied_embeddings: self.take("tie_word_embeddings")?.unwrap_or(tied_embeddings),
         };
-        // Before anything is made of these sizes.
+        // The sizes are checked before anything is allocated by them.
         config.check().map_err(|what| self.bad(&what))?;
         Ok(config)
     }
@@ -145,7 +145,7 @@ impl HfConfigKeys {
         }
     }
 
-    /// The `sliding_window`; null is none.
+    /// Takes `sliding_window` out; null means none.
     pub(super) fn window(&mut self, usual: usize) -> Result<Option<usize>> {
         if self.values.contains_key("sliding_window") {
             self.take("sliding_window")
@@ -154,7 +154,7 @@ impl HfConfigKeys {
         }
     }
 
-    /// The layers with a sliding window: those that `layer_types` names, or else `by_default`.
+    /// Which layers have a sliding window: those that `layer_types` names, or else `by_default`.
     pub(super) fn sliding(
         &mut self,
         config: &ModelConfig,
@@ -183,7 +183,7 @@ impl HfConfigKeys {
         }
     }
 
-    /// Refuses what nothing asked for: it may change the computation.
+    /// Refuses keys that nothing asked for: they may change the computation.
     pub(super) fn finish(self) -> Result<()> {
         let silent = |key: &str, value: &Value| {
             value.is_null()

@@ -1,4 +1,4 @@
-//! Rotary embeddings from a Hugging Face `config.json`, in the older layout (`rope_theta`,
+//! Reads rotary embeddings from a Hugging Face `config.json`, in the older layout (`rope_theta`,
 //! `rope_scaling`) and the newer (`rope_parameters`).
 
 use super::hf_config::HfConfigKeys;
@@ -7,7 +7,7 @@ use crate::config::{RopeConfig, RopeScaling, Yarn};
 
 const THETA: f32 = 10_000.0;
 
-/// What holds where the parameters say nothing, and what a scaling is relative to.
+/// The values used if the parameters give none, and the length that a scaling is relative to.
 #[derive(Clone, Copy)]
 pub(super) struct Base {
     pub theta: f32,
@@ -16,7 +16,7 @@ pub(super) struct Base {
     pub max_positions: usize,
 }
 
-/// One rotation for all layers, and how many positions it reaches.
+/// Reads one rotation for all layers, and how many positions it reaches.
 pub(super) fn shared(
     keys: &mut HfConfigKeys,
     head_dim: usize,
@@ -28,8 +28,8 @@ pub(super) fn shared(
     rope(older.or(newer), base, original)
 }
 
-/// From an object of parameters, if there is one. `original` overrides the length of the training
-/// that it gives.
+/// Reads a rotation from an object of parameters, if there is one. `original` overrides the
+/// training length that the object gives.
 pub(super) fn rope(
     parameters: Option<HfConfigKeys>,
     base: Base,

@@ -9,7 +9,7 @@ use cresset_kernels::rope::RopeStyle;
 /// Its GGUF files say "llama".
 pub(super) const MISTRAL: Architecture = Architecture { gguf: None, hf: ("mistral", from_hf) };
 
-/// Where the config has no `sliding_window`.
+/// The window if the config has no `sliding_window`.
 const WINDOW: usize = 4096;
 
 fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {

@@ -24,7 +24,7 @@ use std::path::Path;
 
 /// How files of one architecture become a decoder.
 pub struct Architecture {
-    /// Its name in GGUF files, where it has one, and how they are read.
+    /// Its name in GGUF files, if it has one, and how they are read.
     gguf: Option<(&'static str, fn(&mut gguf_config::GgufConfigKeys) -> Result<ArchSpec>)>,
     /// Its `model_type` in Hugging Face's configs.
     hf: (&'static str, fn(&mut hf_config::HfConfigKeys) -> Result<ArchSpec>),
@@ -33,14 +33,13 @@ pub struct Architecture {
 pub static REGISTRY: [Architecture; 6] =
     [llama::LLAMA, mistral::MISTRAL, qwen2::QWEN2, qwen3::QWEN3, gemma2::GEMMA2, gemma3::GEMMA3];
 
-/// What an architecture's config comes to: a decoder's shape, and how its layers are made.
+/// A decoder's shape and how its layers are made, as read from an architecture's config.
 pub struct ArchSpec {
     pub config: ModelConfig,
     pub options: LayerOptions,
 }
 
-/// The layers there are. Architectures whose layers have the same parts in the same order share
-/// one.
+/// The kinds of layers. Architectures whose layers have the same parts in the same order share one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerKind {
     Llama,
@@ -55,7 +54,7 @@ pub(crate) fn load_layer<O: Ops>(loader: &mut LayerLoader<O>) -> Option<Box<dyn 
     })
 }
 
-/// Which parts the layers of an architecture have, and what their files call them.
+/// Which parts the layers of an architecture have, and how their files name them.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerOptions {
     pub layer: LayerKind,

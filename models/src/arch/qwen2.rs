@@ -22,7 +22,7 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     Ok(ArchSpec { config: decoder(keys)?, options })
 }
 
-/// Qwen's window slides in the layers from `max_window_layers` on, once `use_sliding_window` turns
+/// Qwen's window applies to the layers from `max_window_layers` on, if `use_sliding_window` turns
 /// it on.
 pub(super) fn decoder(keys: &mut hf_config::HfConfigKeys) -> Result<ModelConfig> {
     let mut config = keys.decoder(false)?;

@@ -1,5 +1,5 @@
-//! Qwen 3: norms on the heads of Q and K, and their size set apart from the hidden size. Yang et
-//! al. 2025.
+//! Qwen 3: norms on the heads of Q and K, and a head size that does not follow from the hidden
+//! size. Yang et al. 2025.
 
 use super::{ArchSpec, Architecture, LayerOptions, gguf_config, hf_config, qwen2};
 use crate::Result;

@@ -1,11 +1,11 @@
-//! Hugging Face configs as its own tools write them, in every layout that was ever usual.
+//! Hugging Face configs as its own tools write them, in every layout that has been in use.
 
 use super::from_hf;
 use crate::{ModelConfig, Result};
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// Members of `more` in place of the usual ones; `"absent"` takes one out.
+/// Reads the usual config with the members of `more` in place of its own; `"absent"` removes one.
 fn read(more: &Value) -> Result<ModelConfig> {
     let mut config = json!({
         "model_type": "llama", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -68,7 +68,7 @@ fn one_model_may_be_described_in_many_ways() {
     check(windowed(json!({ "sliding_window": null })), json!({}));
 }
 
-/// What `save_pretrained` of transformers 5.23 writes beside the sizes.
+/// The keys that `save_pretrained` of transformers 5.23 writes beside the sizes.
 #[test]
 fn what_transformers_writes_is_understood() {
     let default = json!({ "rope_theta": 10000.0, "rope_type": "default" });

@@ -22,7 +22,7 @@ pub struct SelfAttention<O: Ops> {
     projected: Activations<O>,
     /// `[tokens, heads * head_dim]`: the heads' results.
     attended: Activations<O>,
-    /// `[logits rows, heads * head_dim]`: those of the rows whose logits are computed.
+    /// `[logits rows, heads * head_dim]`: the results of the rows whose logits are computed.
     selected: Activations<O>,
 }
 

@@ -14,7 +14,7 @@ impl KvCache<Compute> {
     }
 }
 
-/// Zeros that the system has promised but not yet given, in large pages once it does.
+/// Returns zeros. The system gives the memory, in large pages, only when it is written.
 fn zeros(len: usize, dtype: DType) -> Result<Tensor> {
     let tensor = match dtype {
         DType::F32 => {

@@ -1,4 +1,5 @@
-//! A model on the CPU: quantised weights stay so, and a step is computed when it is launched.
+//! A model on the CPU: quantised weights stay quantised, and a step is computed when it is
+//! launched.
 
 mod cache;
 mod store;
@@ -18,10 +19,10 @@ pub struct CpuModel {
     decoder: Decoder<Compute>,
     kv: KvCache<Compute>,
     max_tokens: usize,
-    /// `[rows, vocab_size]` f32: grows to the largest number of rows ever wanted.
+    /// `[rows, vocab_size]` f32; it grows to the largest number of rows that a step has had.
     logits: Tensor,
     sampler: RowSampler,
-    /// The launched step's: it is computed right away.
+    /// The results of the launched step, which is computed right away.
     results: Option<Vec<SampleResult>>,
     weight_bytes: usize,
 }
@@ -89,7 +90,7 @@ impl CpuModel {
             .map_err(Error::Batch)
     }
 
-    /// A view of `n` rows of logits.
+    /// Returns a view of `n` rows of logits.
     fn logits(&mut self, n: usize) -> Result<Tensor> {
         let (rows, vocab_size) = self.logits.dims2()?;
         if n > rows {
@@ -144,7 +145,7 @@ impl Model for CpuModel {
 
 #[cfg(test)]
 impl CpuModel {
-    /// The same with an empty cache of so many blocks.
+    /// Returns the same model with an empty cache of `blocks` blocks.
     pub(crate) fn with_blocks(mut self, blocks: usize) -> Self {
         let (layout, block_size) = (self.decoder.config.kv_layout(), self.kv.block_size);
         self.kv = KvCache::new(&layout, blocks, block_size).unwrap();

@@ -1,4 +1,4 @@
-//! Weights in the machine's memory: what is quantised stays so.
+//! Weights in the machine's memory: quantised weights stay quantised.
 
 use crate::Result;
 use crate::loader::store::{Raw, WeightStore};

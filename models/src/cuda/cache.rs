@@ -33,19 +33,19 @@ pub(super) fn block_bytes(layout: &KvLayout, kind: Kind, block_size: usize) -> u
     token * block_size
 }
 
-/// What a model may take of a device's memory, in bytes.
+/// The memory of a device that a model may take, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Budget {
     pub total: usize,
     pub free: usize,
-    /// Taken by this model so far.
+    /// Memory that this model has taken so far.
     pub own: usize,
     /// The part of the total that this model may take, 0 to 1.
     pub share: f64,
 }
 
 impl Budget {
-    /// How many blocks fit: at least one beside the one that padding rows write to.
+    /// Returns how many blocks fit: at least one beside the one that padding rows write to.
     pub(super) fn blocks(&self, block_bytes: usize, block_size: usize) -> Result<usize> {
         let allowed = (self.total as f64 * self.share) as usize;
         let left = allowed.saturating_sub(self.own).min(self.free);

@@ -5,13 +5,14 @@ use crate::Result;
 use cresset_kernels::gpu::{Gpu, Graph};
 
 pub(super) struct Graphs {
-    /// Ascending; `None` is not recorded (any more).
+    /// Ascending; `None` stands for a graph that is not recorded, or was dropped.
     buckets: Vec<(usize, Option<Graph>)>,
 }
 
 impl Graphs {
-    /// Powers of two and, from 16 on, the numbers halfway between them, up to `most` and that
-    /// itself: at most half of a step is padding, beyond 16 rows a third, and start-up records few.
+    /// Makes buckets of powers of two and, from 16 on, the numbers halfway between them, up to
+    /// `most` and `most` itself: at most half of a step is padding, beyond 16 rows a third, and
+    /// start-up records few.
     pub(super) fn new(most: usize) -> Self {
         let powers = (0..usize::BITS - 1).map(|bit| 1 << bit);
         let steps =
@@ -25,12 +26,12 @@ impl Graphs {
         self.buckets.iter().map(|(rows, _)| *rows).collect()
     }
 
-    /// The smallest bucket for so many rows.
+    /// The smallest bucket with room for `rows` rows.
     pub(super) fn bucket(&self, rows: usize) -> Option<usize> {
         self.buckets.iter().map(|(bucket, _)| *bucket).find(|bucket| *bucket >= rows.max(1))
     }
 
-    /// Whether the step is one that is recorded.
+    /// Whether steps of this shape are recorded.
     pub(super) fn covers(&self, shape: &StepShape) -> bool {
         shape.is_decode() && self.bucket(shape.rows) == Some(shape.rows)
     }
@@ -54,7 +55,7 @@ impl Graphs {
         Ok(())
     }
 
-    /// Runs the recorded step, recording it before where it is not yet.
+    /// Runs the recorded step, and records it first if that was not done yet.
     pub(super) fn replay(
         &mut self,
         gpu: &dyn Gpu,
@@ -73,7 +74,7 @@ impl Graphs {
         }
     }
 
-    /// Drops all records: what they name has moved.
+    /// Drops all recordings, because buffers that they name have moved.
     pub(super) fn forget(&mut self) {
         self.buckets.iter_mut().for_each(|(_, graph)| *graph = None);
     }

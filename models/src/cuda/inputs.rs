@@ -1,9 +1,9 @@
-//! What a step reads that changes from step to step: one pinned buffer on the host and one on the
+//! The inputs of a step that change from step to step: one pinned buffer on the host and one on the
 //! device, filled by one copy.
 //!
 //! Small arrays stand at places that follow from the step's shape alone, so that a recorded step
-//! finds them. What has no fixed length is last: the block tables, which begin at such a place too,
-//! and the tokens that rows treat otherwise, at which the sampling parameters point.
+//! finds them. Data without a fixed length comes last: the block tables, which also begin at such a
+//! place, and then each row's special tokens, to which its sampling parameters point.
 
 use crate::{ForwardBatch, Result};
 use cresset_kernels::attention::gpu::{PagedSequences, StepSequences};
@@ -19,22 +19,22 @@ use std::sync::Arc;
 pub(super) struct StepShape {
     pub tokens: usize,
     pub sequences: usize,
-    /// So many sequences, the first ones, have one new token and are read by decode's attention,
+    /// The first `decodes` sequences have one new token each and are read by decode's attention,
     /// the others by prefill's.
     pub decodes: usize,
-    /// Rows whose logits are wanted.
+    /// Rows whose logits are computed.
     pub rows: usize,
-    /// None of the others has more new tokens.
+    /// The most new tokens of any of the other sequences.
     pub most_queries: usize,
-    /// Most splits of the keys of a sequence that decodes.
+    /// The most splits of the keys of a sequence that decodes.
     pub max_splits: usize,
-    /// Blocks that a table has room for. Replays of a recorded step differ in it: it reaches them
-    /// in the header.
+    /// Blocks that a table has room for. It differs between replays of a recorded step, which reads
+    /// it in the header.
     pub table_stride: usize,
 }
 
 impl StepShape {
-    /// Of sequences with one new token each, all of which want their next.
+    /// The shape of a step of sequences with one new token each, all of which get logits.
     pub(super) fn decode(rows: usize, max_splits: usize, table_stride: usize) -> Self {
         Self {
             tokens: rows,
@@ -51,7 +51,7 @@ impl StepShape {
         [self.tokens, self.sequences, self.decodes] == [self.rows; 3]
     }
 
-    /// Words of the inputs with so many special tokens.
+    /// Words of the inputs with `specials` special tokens.
     pub(super) fn words(&self, specials: usize) -> usize {
         Layout::new(self).sampling + encoded_words(self.rows, specials) + self.table_words()
     }
@@ -61,9 +61,9 @@ impl StepShape {
     }
 }
 
-/// Words at whose multiples each array begins: vector loads need 16 bytes.
+/// Each array begins at a multiple of this many words, because vector loads need 16 bytes.
 const ALIGNMENT: usize = 4;
-/// The id of no result.
+/// Stands for the id of a result where there is none.
 const NONE: u32 = u32::MAX;
 
 /// Where each array begins and ends, in words.
@@ -75,7 +75,7 @@ struct Layout {
     positions: Range<usize>,
     slots: Range<usize>,
     seq_lens: Range<usize>,
-    /// Of the sequences that do not decode, from 0 on.
+    /// The sequences that do not decode; starts at 0.
     cu_seqlens: Range<usize>,
     selected: Range<usize>,
     sampling: usize,
@@ -107,7 +107,7 @@ impl Layout {
     }
 }
 
-/// The device's side.
+/// The inputs on the device.
 pub(super) struct Inputs(Buffer);
 
 macro_rules! arrays {
@@ -135,7 +135,7 @@ impl Inputs {
         }
     }
 
-    /// The sequences as attention takes them; `workspace` is for partial results.
+    /// The sequences in the form that attention takes; `workspace` is for partial results.
     pub(super) fn sequences(&self, shape: &StepShape, workspace: View) -> StepSequences {
         StepSequences {
             decodes: self.decodes(shape),
@@ -174,20 +174,20 @@ impl Inputs {
         self.0.view().len()
     }
 
-    /// Copies the first so many words of `from`.
+    /// Copies the first `words` words of `from`.
     pub(super) fn upload(&self, gpu: &dyn Gpu, from: &Staging, words: usize) -> Result<()> {
         Ok(gpu.upload(from, 0, self.0.view().slice(0..words))?)
     }
 }
 
-/// A step as the host has it.
+/// A step in the host's memory.
 pub(super) struct Staged<'a> {
     pub batch: &'a ForwardBatch,
     pub rows: &'a [DeviceRow],
     pub shape: StepShape,
     /// Tokens of one split of the keys, for decode and for prefill.
     pub splits: [u32; 2],
-    /// Where padding rows write and look.
+    /// The block that padding rows write to and read.
     pub dummy_block: u32,
     pub block_size: usize,
 }
@@ -214,7 +214,7 @@ impl Staged<'_> {
         put(&at.selected, &batch.logits_indices, 0);
         let feedback = batch.feedback.iter().map(|from| from.unwrap_or(NONE)).chain(repeat(NONE));
         to[at.feedback].iter_mut().zip(feedback).for_each(|(to, from)| *to = from);
-        // Only a recorded step is padded, and in that all sequences decode.
+        // Only recorded steps are padded, and in those all sequences decode.
         let starts =
             batch.cu_seqlens_q.iter().skip(shape.decodes).map(|start| start - shape.decodes as u32);
         to[at.cu_seqlens]

@@ -2,10 +2,10 @@
 //! launched and collected apart.
 //!
 //! A step is one upload, a fixed sequence of kernels over preallocated memory, and one download.
-//! Steps in which every sequence has one token and wants its next one are recorded once for some
-//! numbers of rows and replayed with padding; all others run the same kernels one by one, prefill's
-//! attention beside decode's where prompts come with sequences of one token. Quantised files are
-//! widened to bf16 when they are loaded.
+//! Steps in which every sequence has one token and gets its next one are recorded once for some
+//! numbers of rows and replayed with padding. All other steps launch the same kernels one by one,
+//! prefill's attention beside decode's if some sequences have one token and others more. Quantised
+//! files are widened to bf16 when they are loaded.
 
 mod cache;
 mod graphs;
@@ -36,13 +36,12 @@ use workspace::StepWorkspace;
 
 /// Steps that may be launched and not yet collected.
 const DEPTH: usize = 2;
-/// Most pieces that one sequence's keys are cut into.
+/// The keys of one sequence are cut into at most this many splits.
 const MOST_SPLITS: usize = 32;
-/// Thread blocks of attention that a multiprocessor is given to choose from, those that find no
-/// work included.
+/// Thread blocks of attention per multiprocessor, including those that find no work.
 const BLOCKS_PER_MULTIPROCESSOR: usize = 16;
-/// Special tokens and table entries a row, in the inputs' first size. Steps with more make them
-/// grow.
+/// Special tokens and table entries per row for which the inputs have room at first. Steps with
+/// more make them grow.
 const SPECIALS_PER_ROW: usize = 64;
 const BLOCKS_PER_ROW: usize = 256;
 
@@ -56,7 +55,7 @@ impl ModelOptions {
         self.max_batched_tokens.max(self.max_rows)
     }
 
-    /// How many pieces a sequence's keys may be cut into in a step in which `sequences` decode.
+    /// How many splits a sequence's keys may have in a step in which `sequences` decode.
     fn max_splits(&self, gpu: &DeviceOps, config: &ModelConfig, sequences: usize) -> usize {
         if self.deterministic {
             return MOST_SPLITS;
@@ -74,15 +73,15 @@ pub struct CudaModel {
     inputs: Inputs,
     graphs: Graphs,
     lanes: Vec<StepBuffers>,
-    /// Steps ever staged: each takes the next lane.
+    /// Number of steps staged since the start; each uses the next lane.
     staged: usize,
     in_flight: VecDeque<InFlight>,
-    /// Results of the step launched last.
+    /// Number of results of the step launched last.
     previous_rows: usize,
     weight_bytes: usize,
 }
 
-/// The host's side of a step. Its buffers may be changed again when the step has been collected.
+/// The host's buffers of a step. They may be written again once the step has been collected.
 struct StepBuffers {
     inputs: Staging,
     results: Staging,
@@ -94,11 +93,12 @@ struct InFlight {
     rows: Vec<RowInFlight>,
 }
 
-/// What the host keeps of a row until its result is there.
+/// The host's data about a row whose result is not there yet.
 struct RowInFlight {
-    /// What its parameters ask for.
+    /// How many log-probabilities the request asks for, if any.
     logprobs: Option<u8>,
-    /// Why the host rejected its parameters, if it did: this overrides the device's result.
+    /// Why the host rejected the row's sampling parameters, if it did: this overrides the device's
+    /// result.
     rejected: Option<SampleError>,
 }
 
@@ -222,7 +222,7 @@ impl CudaModel {
     /// The batch's own shape, or that of a recorded step which has room for it.
     fn shape(&self, batch: &ForwardBatch) -> StepShape {
         let queries = || batch.cu_seqlens_q.windows(2).map(|span| (span[1] - span[0]) as usize);
-        // Decode's workspace has room for so many sequences.
+        // Decode's workspace has room for `max_rows` sequences.
         let decodes = queries().take(self.options.max_rows).take_while(|n| *n == 1).count();
         let own = StepShape {
             tokens: batch.input_ids.len(),
@@ -242,8 +242,8 @@ impl CudaModel {
         self.options.max_splits(self.gpu(), &self.decoder.config, decodes)
     }
 
-    /// Tokens of a split of the keys, for decode and for prefill. Where prefill's bits need not be
-    /// decode's, it has none.
+    /// Tokens of a split of the keys, for decode and for prefill. Prefill is not split unless its
+    /// bits must be decode's.
     fn splits(&self, batch: &ForwardBatch, shape: &StepShape) -> [u32; 2] {
         let deterministic = self.options.deterministic;
         let longest =
@@ -262,7 +262,7 @@ impl CudaModel {
         [split, if deterministic { split } else { WHOLE }]
     }
 
-    /// Uploads what the step reads, from the lane whose number it returns.
+    /// Uploads the inputs of the step, and returns the lane that was used.
     fn stage(
         &mut self,
         batch: &ForwardBatch,
@@ -282,7 +282,7 @@ impl CudaModel {
         Ok(number)
     }
 
-    /// Makes room for larger inputs, which recorded steps do not know.
+    /// Makes room for larger inputs. Recorded steps name the old ones, so they are dropped.
     fn reserve(&mut self, words: usize) -> Result<()> {
         if words <= self.inputs.words() {
             return Ok(());
@@ -297,8 +297,9 @@ impl CudaModel {
         Ok(())
     }
 
-    /// The largest step, and before it one for each size that the library's products are chosen
-    /// for, powers of two: the first of a size takes longer than any step of serving should.
+    /// Runs the largest step, and before it one step for each power of two of rows, at which the
+    /// library's algorithms are chosen. The first step of a size takes longer than any step of
+    /// serving should.
     fn run_largest_steps(&mut self) -> Result<()> {
         let most = self.options.max_tokens();
         let sizes = std::iter::successors(Some(2 * MAX_GEMV_ROWS), |tokens| tokens.checked_mul(2));
@@ -309,8 +310,8 @@ impl CudaModel {
         Ok(())
     }
 
-    /// Sequences that decode for half of the tokens, whole prompts for the others, and as many rows
-    /// as they allow, all in the dummy block.
+    /// A batch in which half of the tokens belong to sequences that decode and the others to whole
+    /// prompts, with as many rows as they allow, all in the dummy block.
     fn full_batch(&self, tokens: usize) -> ForwardBatch {
         let (positions, block_size) = (self.decoder.positions, self.options.block_size);
         let mut batch = ForwardBatch { cu_seqlens_q: vec![0], ..ForwardBatch::default() };
@@ -341,7 +342,7 @@ impl CudaModel {
         Ok(())
     }
 
-    /// A step whose results nobody wants: all its rows are sampled as padding.
+    /// Runs a step whose results are not used: all its rows are sampled as padding.
     fn run_unsampled(&mut self, batch: &ForwardBatch, shape: StepShape) -> Result<()> {
         self.stage(batch, &[], shape)?;
         self.step(&shape)?;
@@ -362,7 +363,7 @@ impl Model for CudaModel {
         self.weight_bytes
     }
 
-    /// One block more is the padding's.
+    /// Does not count the block that padding rows write to.
     fn num_blocks(&self) -> usize {
         self.cache.kv.num_blocks - 1
     }
@@ -404,7 +405,7 @@ impl Model for CudaModel {
     }
 }
 
-/// From token ids to the tokens of the rows that are sampled, and their results.
+/// Launches everything from token ids to the sampled tokens and their results.
 fn run_step(
     decoder: &Decoder<DeviceOps>,
     w: &StepWorkspace,
@@ -431,7 +432,8 @@ fn run_step(
     Ok(sample(&*decoder.ops, &args)?)
 }
 
-/// K and V of every token into the cache, and the logits of the rows that are sampled.
+/// Writes K and V of every token into the cache, and computes the logits of the rows that are
+/// sampled.
 fn compute_logits(
     decoder: &Decoder<DeviceOps>,
     w: &StepWorkspace,

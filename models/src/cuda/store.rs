@@ -1,5 +1,5 @@
 //! Weights on a device, dense: every format of the files is widened or rounded to the activations'
-//! kind on the way.
+//! kind when it is loaded.
 
 use crate::loader::store::{Raw, WeightStore};
 use crate::{Error, Result};
@@ -12,7 +12,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// Bytes of each of the two pinned buffers. No row of a matrix is longer.
 const STAGING_BYTES: usize = 64 << 20;
-/// Bytes that one task of a conversion writes, about.
+/// Bytes that one task of a conversion writes, roughly.
 const TASK_BYTES: usize = 1 << 20;
 
 /// While one buffer is copied to the device, all threads fill the other one straight from the
@@ -34,7 +34,7 @@ struct UploadBuffer {
 }
 
 impl DeviceStore {
-    /// Matrices and biases become values of `kind`, f32 or bf16.
+    /// Makes values of `kind`, f32 or bf16, of matrices and biases.
     pub(super) fn new(gpu: &DeviceOps, kind: Kind, compute: Compute) -> Result<Self> {
         let half =
             || Ok::<_, Error>(UploadBuffer { staging: gpu.staging(STAGING_BYTES)?, copied: None });
@@ -102,7 +102,7 @@ impl WeightStore<DeviceOps> for DeviceStore {
 }
 
 impl Drop for DeviceStore {
-    /// The copies end before their buffers do.
+    /// The copies must end before their buffers are freed.
     fn drop(&mut self) {
         if let Err(error) = self.gpu.synchronise() {
             tracing::error!(%error, "weights were not copied to the device");
@@ -110,7 +110,7 @@ impl Drop for DeviceStore {
     }
 }
 
-/// Each task some rows.
+/// Converts a matrix; each task converts some of its rows.
 fn convert(compute: &Compute, matrix: &Raw, kind: Kind, out: &mut [u8]) -> Result<()> {
     let row_bytes = matrix.cols * kind.bytes();
     let most = (TASK_BYTES / row_bytes).max(1);

@@ -1,4 +1,5 @@
-//! Models on a device against the CPU's and against themselves, whatever runs beside them.
+//! Models on a device against those on the CPU and against themselves, with other sequences in the
+//! step.
 
 use super::*;
 use crate::loader::store::{Raw, WeightStore};
@@ -17,7 +18,8 @@ const BLOCK: usize = 16;
 fn options(kind: Kind) -> ModelOptions {
     let gpu = device_or_emulator(24 << 20, 4);
     ModelOptions {
-        // Of a large device, what leaves some blocks' numbers outside the cache.
+        // On a large device, the share is limited so that some numbers of blocks lie outside the
+        // cache.
         gpu_memory_share: (f64::from(1 << 30) / gpu.properties().memory_bytes as f64).min(0.5),
         gpu: Some(gpu),
         threads: 1,
@@ -43,7 +45,7 @@ fn load(tiny: &TinyLlama, options: &ModelOptions) -> Result<CudaModel> {
 }
 
 impl CudaModel {
-    /// One step alone, without sampling: `[logits_indices, vocab_size]`.
+    /// Runs one step without sampling. Returns `[logits_indices, vocab_size]`.
     fn logits(&mut self, batch: &ForwardBatch) -> Vec<Vec<f32>> {
         let shape = self.shape(batch);
         self.stage(batch, &[], shape).unwrap();
@@ -54,7 +56,7 @@ impl CudaModel {
     }
 }
 
-/// Logits of tokens behind `cached` others, in blocks that do not follow each other.
+/// Returns the logits of tokens that follow `cached` others, in blocks that are not adjacent.
 fn alone(model: &mut CudaModel, cached: usize, tokens: &[u32], chunk: usize) -> Vec<Vec<f32>> {
     let blocks: Vec<u32> = (1..16).map(|i| i * 2 + 1).collect();
     let mut out = Vec::new();
@@ -65,17 +67,18 @@ fn alone(model: &mut CudaModel, cached: usize, tokens: &[u32], chunk: usize) -> 
     out
 }
 
-/// The largest error over the largest value, for whole rows.
+/// The norm of the difference over the norm of the expected values, over all rows.
 fn error(got: &[Vec<f32>], want: &[Vec<f32>]) -> f32 {
     let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|x| x * x).sum::<f32>().sqrt();
     let pairs = || got.iter().flatten().zip(want.iter().flatten());
     norm(&mut pairs().map(|(g, w)| g - w)) / norm(&mut pairs().map(|(_, w)| *w))
 }
 
-/// A prompt in two chunks, then token by token.
+/// Computes a prompt in two chunks, then token by token.
 fn check_family(case: &Case, want: &[Vec<f32>]) {
     let run = |kind| {
-        // Every row's logits are wanted, and LongRoPE goes by the longest context.
+        // Logits of every row are asked for, and LongRoPE chooses its factors by the longest
+        // context.
         let (len, positions) = (case.tokens.len(), case.tokens.len());
         let sizes = ModelOptions {
             max_rows: len,
@@ -146,21 +149,21 @@ fn every_format_of_the_files_is_widened() {
 }
 
 /// Sequences that decode greedily, some in the middle of others' prompts.
-struct Crowd {
+struct Sequences {
     model: CudaModel,
     tokens: Vec<Vec<u32>>,
     computed: Vec<usize>,
-    /// What a row's special tokens are.
+    /// The special tokens of each row.
     specials: Vec<Special>,
 }
 
-impl Crowd {
+impl Sequences {
     fn new(model: CudaModel, prompts: &[usize]) -> Self {
         let tokens: Vec<_> = prompts.iter().enumerate().map(|(i, len)| tokens(*len, i)).collect();
         Self { model, computed: vec![0; tokens.len()], tokens, specials: Vec::new() }
     }
 
-    /// The next step of the given sequences, with at most `chunk` tokens of each.
+    /// The next step of the sequences `of`, with at most `chunk` tokens of each.
     fn batch(&self, of: &[usize], chunk: usize) -> (ForwardBatch, Vec<usize>) {
         let blocks: Vec<Vec<u32>> =
             of.iter().map(|i| (0..10).map(|j| (j * 13 + i) as u32).collect()).collect();
@@ -192,22 +195,22 @@ impl Crowd {
     }
 }
 
-/// Prompts in chunks, then all together, then in turns.
-fn said(model: CudaModel) -> Vec<Vec<u32>> {
-    let mut crowd = Crowd::new(model, &[37, 1, 18, 5, 29]);
-    crowd.step(&[0, 1], 20);
+/// Computes prompts in chunks, then all sequences together, then in turns.
+fn generated_tokens(model: CudaModel) -> Vec<Vec<u32>> {
+    let mut group = Sequences::new(model, &[37, 1, 18, 5, 29]);
+    group.step(&[0, 1], 20);
     for _ in 0..4 {
-        crowd.step(&[0, 1, 2, 3], 9);
+        group.step(&[0, 1, 2, 3], 9);
     }
     for turn in 0..9 {
         let all = [0, 1, 2, 3, 4];
-        crowd.step(&all[turn % 3..], 12);
+        group.step(&all[turn % 3..], 12);
     }
-    crowd.tokens
+    group.tokens
 }
 
 #[test]
-fn recorded_steps_say_what_others_do() {
+fn recorded_steps_give_the_same_tokens_as_others() {
     let tiny = TinyLlama { seed: 11, ..TinyLlama::default() };
     for (kind, deterministic) in [(Kind::F32, false), (Kind::Bf16, true)] {
         let with = |graph_rows| {
@@ -217,13 +220,13 @@ fn recorded_steps_say_what_others_do() {
             )
             .unwrap()
         };
-        let expect = said(with(0));
-        assert_eq!(said(with(8)), expect, "{kind:?}");
+        let expect = generated_tokens(with(0));
+        assert_eq!(generated_tokens(with(8)), expect, "{kind:?}");
         assert!(expect.iter().all(|tokens| tokens.len() > 8));
     }
 }
 
-/// The same tokens when each is fed back on the device, before the host has seen it.
+/// Each token is fed back on the device before the host has seen it; the tokens are the same.
 #[test]
 fn steps_run_ahead_of_the_host() {
     let tiny = TinyLlama { seed: 12, ..TinyLlama::default() };
@@ -231,9 +234,9 @@ fn steps_run_ahead_of_the_host() {
         let model = |rows| {
             load(&tiny, &ModelOptions { gpu_graph_rows: rows, ..options(Kind::F32) }).unwrap()
         };
-        let mut slow = Crowd::new(model(0), &[9, 14, 3]);
+        let mut slow = Sequences::new(model(0), &[9, 14, 3]);
         (0..8).for_each(|_| slow.step(&[0, 1, 2], 64));
-        let mut fast = Crowd::new(model(graph_rows), &[9, 14, 3]);
+        let mut fast = Sequences::new(model(graph_rows), &[9, 14, 3]);
         let mut launched = Vec::new();
         for step in 0..8 {
             let (mut batch, _) = fast.batch(&[0, 1, 2], 64);
@@ -245,7 +248,7 @@ fn steps_run_ahead_of_the_host() {
             if step > 0 {
                 fast.take(&launched);
             }
-            // The token is not known yet: a zero stands for it.
+            // The host does not have the token yet: a zero stands for it.
             for i in 0..3 {
                 fast.computed[i] = fast.tokens[i].len();
                 fast.tokens[i].push(0);
@@ -256,8 +259,8 @@ fn steps_run_ahead_of_the_host() {
     }
 }
 
-impl Crowd {
-    /// Puts the results of the oldest step in flight where zeros stand.
+impl Sequences {
+    /// Puts the results of the oldest step in flight in place of the zeros.
     fn take(&mut self, launched: &[Vec<u32>]) {
         let step = launched.len() - self.model.in_flight.len();
         for (i, outcome) in self.model.collect().unwrap().into_iter().enumerate() {
@@ -267,43 +270,43 @@ impl Crowd {
     }
 }
 
-/// More special tokens and longer tables than the inputs had room for: they grow, and what was
-/// recorded is recorded again.
+/// Rows have more special tokens and longer tables than the inputs had room for: the inputs grow,
+/// and steps are recorded again.
 #[test]
 fn inputs_grow() {
     let tiny = TinyLlama { seed: 13, ..TinyLlama::default() };
-    let said = |specials: &[Special]| {
-        let mut crowd = Crowd::new(
+    let tokens_with = |specials: &[Special]| {
+        let mut group = Sequences::new(
             load(&tiny, &ModelOptions { max_rows: 2, ..options(Kind::F32) }).unwrap(),
             &[6, 6],
         );
-        let before = crowd.model.inputs.words();
+        let before = group.model.inputs.words();
         for step in 0..6 {
-            crowd.specials = if step < 3 { Vec::new() } else { specials.to_vec() };
-            crowd.step(&[0, 1], 64);
+            group.specials = if step < 3 { Vec::new() } else { specials.to_vec() };
+            group.step(&[0, 1], 64);
         }
-        assert_eq!(crowd.model.inputs.words() == before, specials.is_empty());
-        crowd.tokens
+        assert_eq!(group.model.inputs.words() == before, specials.is_empty());
+        group.tokens
     };
     let many: Vec<_> = (0..vocab_size() as u32)
         .cycle()
         .take(9000)
         .map(|token| Special { token, bias: 0.0 })
         .collect();
-    assert_eq!(said(&many), said(&[]));
+    assert_eq!(tokens_with(&many), tokens_with(&[]));
 }
 
 #[test]
 fn contradictory_steps_are_refused_and_do_no_harm() {
-    let mut crowd =
-        Crowd::new(load(&TinyLlama::default(), &options(Kind::F32)).unwrap(), &[20, 20]);
-    crowd.step(&[0, 1], 64);
-    let (good, _) = crowd.batch(&[0, 1], 64);
+    let mut group =
+        Sequences::new(load(&TinyLlama::default(), &options(Kind::F32)).unwrap(), &[20, 20]);
+    group.step(&[0, 1], 64);
+    let (good, _) = group.batch(&[0, 1], 64);
     let row = || vec![DeviceRow::greedy(); 2];
     let mut check = |message: &str, rows: &[DeviceRow], change: fn(&mut ForwardBatch)| {
         let mut bad = good.clone();
         change(&mut bad);
-        let error = crowd.model.start(&bad, rows).unwrap_err().to_string();
+        let error = group.model.start(&bad, rows).unwrap_err().to_string();
         assert!(error.contains(message), "{error:?} does not say {message:?}");
     };
     check("result 2 of a step that had 2", &row(), |b| {
@@ -313,17 +316,17 @@ fn contradictory_steps_are_refused_and_do_no_harm() {
     check("outside the cache", &row(), |b| b.block_tables[0][3] = 1_000_000);
     check("needs position", &row(), |b| b.slot_mapping[0] = 3);
     for _ in 0..DEPTH {
-        crowd.model.start(&good, &row()).unwrap();
+        group.model.start(&good, &row()).unwrap();
     }
-    let error = crowd.model.start(&good, &row()).unwrap_err().to_string();
+    let error = group.model.start(&good, &row()).unwrap_err().to_string();
     assert!(error.contains("in flight"), "{error}");
-    crowd.model.recover().unwrap();
-    assert!(crowd.model.collect().is_err());
-    crowd.step(&[0, 1], 64);
+    group.model.recover().unwrap();
+    assert!(group.model.collect().is_err());
+    group.step(&[0, 1], 64);
 }
 
-/// A kernel that fails takes the device with it, and that is said. Emulated, as it would take the
-/// other tests' too.
+/// A kernel that fails makes the device unusable, and the error says so. The test uses the
+/// emulator, because a failed real device would fail the other tests too.
 #[test]
 fn a_fault_of_the_device_is_final() {
     let options = ModelOptions {
@@ -331,15 +334,15 @@ fn a_fault_of_the_device_is_final() {
         gpu_memory_share: 0.5,
         ..options(Kind::F32)
     };
-    let mut crowd = Crowd::new(load(&TinyLlama::default(), &options).unwrap(), &[3]);
-    crowd.step(&[0], 64);
-    let (step, _) = crowd.batch(&[0], 64);
-    // A slot outside the cache, which `launch` would have refused.
-    let shape = crowd.model.shape(&step);
+    let mut group = Sequences::new(load(&TinyLlama::default(), &options).unwrap(), &[3]);
+    group.step(&[0], 64);
+    let (step, _) = group.batch(&[0], 64);
+    // The slot lies outside the cache; `launch` would have refused it.
+    let shape = group.model.shape(&step);
     let bad = ForwardBatch { slot_mapping: vec![u32::MAX - 7], ..step };
-    crowd.model.stage(&bad, &[], shape).unwrap();
-    crowd.model.step(&shape).unwrap();
-    assert!(crowd.model.recover().is_err());
+    group.model.stage(&bad, &[], shape).unwrap();
+    group.model.step(&shape).unwrap();
+    assert!(group.model.recover().is_err());
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What a step writes beside its activations, allocated once for the largest step.
+//! The buffers that a step writes beside its activations, allocated once for the largest step.
 
 use crate::{ModelConfig, ModelOptions, Result};
 use cresset_kernels::DeviceOps;
@@ -11,7 +11,7 @@ pub(super) struct StepWorkspace {
     pub logits: Buffer,
     /// Partial results of attention, f32.
     pub attention: Buffer,
-    /// `[rows]` u32: the tokens of a step, which are those of the step before until it samples.
+    /// `[rows]` u32: the sampled tokens of the last step, until this step samples.
     pub tokens: Buffer,
     /// `[rows, sampling::RESULT_WORDS]` u32.
     pub results: Buffer,
@@ -21,7 +21,7 @@ pub(super) struct StepWorkspace {
 }
 
 impl StepWorkspace {
-    /// For up to `options.max_rows` sampled rows in a step.
+    /// Allocates for up to `options.max_rows` sampled rows in a step.
     pub(super) fn new(
         gpu: &DeviceOps,
         options: &ModelOptions,

@@ -1,6 +1,6 @@
-//! From tensors to a decoder. Weights are taken by name; a layer's own activations are allocated
-//! once its weights are found, so that a damaged config cannot ask for more memory than its files
-//! justify.
+//! Builds a decoder from tensors. Weights are taken by name; a layer's own activations are
+//! allocated once its weights are found, so that a damaged config cannot ask for more memory than
+//! its files justify.
 
 use super::rope::{self, RopeBuffers};
 use super::{Activations, Decoder};
@@ -16,7 +16,7 @@ use cresset_kernels::linear::Mode;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Divisors of the rotary frequencies, where the file has them.
+/// Divisors of the rotary frequencies, if the file has them.
 const ROPE_FACTORS: &str = "rope_freqs.weight";
 
 /// The sizes a decoder is built for.
@@ -33,18 +33,18 @@ pub struct DecoderOptions {
     pub max_context: usize,
 }
 
-/// What a layer is loaded from.
+/// The things that a layer is loaded from.
 pub struct LayerLoader<'l, 't, O: Ops> {
     pub spec: &'l ArchSpec,
     pub tensors: &'l mut Tensors<'t, O>,
-    /// The number of the layer, from 0 on.
+    /// The number of the layer, from 0.
     pub layer: usize,
     ops: &'l O,
     options: DecoderOptions,
     /// Activations that all layers use in turn, by name.
     rows: BTreeMap<&'static str, Activations<O>>,
     rope: Option<Arc<RopeBuffers<O>>>,
-    /// The table of the layers with a sliding window, where it is another.
+    /// The RoPE table of the layers with a sliding window, if they use a different one.
     sliding_rope: Option<Arc<RopeBuffers<O>>>,
 }
 
@@ -59,7 +59,7 @@ impl<'l, 't, O: Ops> LayerLoader<'l, 't, O> {
         Self { spec, tensors, layer: 0, ops, options, rows, rope: None, sliding_rope: None }
     }
 
-    /// How the names of the layer's tensors begin.
+    /// The beginning of the names of the layer's tensors.
     pub fn prefix(&self) -> String {
         format!("model.layers.{}.", self.layer)
     }
@@ -131,7 +131,7 @@ impl<O: Ops> Decoder<O> {
         loader::read(source, store, |spec, tensors| Self::build(ops, spec, tensors, *options))
     }
 
-    /// Takes every tensor; `None` is a problem that the tensors will tell.
+    /// Takes every tensor; `None` if there was a problem, which `Tensors::finish` reports.
     fn build(
         ops: O,
         mut spec: ArchSpec,
@@ -139,8 +139,8 @@ impl<O: Ops> Decoder<O> {
         options: DecoderOptions,
     ) -> Option<Self> {
         let ModelConfig { vocab_size, hidden_size, layers, tied_embeddings, .. } = spec.config;
-        // Older checkpoints store what is computed here, and tied ones may store the embedding
-        // twice.
+        // Older checkpoints store values that are computed here, and tied ones may store the
+        // embedding twice.
         t.ignore("rotary_emb.inv_freq");
         if tied_embeddings {
             t.ignore("lm_head.weight");

@@ -1,8 +1,8 @@
-//! What a decoder is, written once for the CPU and for a device: how its weights are loaded, and in
-//! which order a step calls the ops. An implementation `O` of the ops says where the memory lies.
+//! The decoder, written once for the CPU and for a device: how its weights are loaded, and in which
+//! order a step calls the ops. An implementation `O` of the ops decides where the memory lies.
 //!
 //! A layer is the architecture's own ([`Layer`]); it is composed of `blocks`. Nothing in a step
-//! allocates, and nothing here depends on the values of a step, only on its shape: so a device can
+//! allocates, and the calls depend only on a step's shape, never on its values: so a device can
 //! record a step and replay it.
 
 mod load;
@@ -19,9 +19,9 @@ use cresset_kernels::linear::Mode;
 
 /// One layer of a decoder. The file of its architecture shows which blocks it has, in which order.
 pub trait Layer<O: Ops>: Send {
-    /// Adds the layer's share to the residual stream. What the last sub-layer of the layer before
-    /// has computed is still to be added when the layer begins, and so is this layer's own last
-    /// result when it ends: [`LayerStep::add_norm`] adds and norms in one op.
+    /// Adds the layer's share to the residual stream. When the layer begins, the result of the
+    /// previous layer's last sub-layer is still to be added; when it ends, so is this layer's own
+    /// last result: [`LayerStep::add_norm`] adds and norms in one op.
     fn forward<'a>(&'a self, step: &LayerStep<'a, O>, x: &mut Stream<'a, O>) -> Result<()>;
 
     /// Whether the weights behind the attention are block-quantised. On the CPU, K and V are then
@@ -32,13 +32,13 @@ pub trait Layer<O: Ops>: Send {
 pub struct Decoder<O: Ops> {
     pub ops: O,
     pub config: ModelConfig,
-    /// Positions that the RoPE tables cover, and so the longest sequence.
+    /// Positions that the RoPE tables cover; this is also the longest sequence.
     pub positions: usize,
     mode: Mode,
     embedding: O::Matrix,
     layers: Vec<Box<dyn Layer<O>>>,
     norm: O::Buffer,
-    /// `None`: the embedding's transpose.
+    /// `None`: the head is the embedding's transpose.
     head: Option<O::Matrix>,
     /// Each `[tokens, hidden]`.
     residual: Activations<O>,
@@ -52,7 +52,7 @@ impl<O: Ops> Decoder<O> {
     /// Writes K and V of every token of the step into the cache, and the logits of the rows that
     /// the batch asks for to `logits`: `[logits_rows, vocab_size]` f32.
     ///
-    /// In the last layer, what comes after the write into the cache is computed for those rows
+    /// In the last layer, everything after the write into the cache is computed for those rows
     /// alone.
     pub fn forward<'a>(
         &'a self,

@@ -33,7 +33,7 @@ pub fn upload<O: Ops>(
     Ok(RopeBuffers { cos, sin, rotary_dim: config.rotary_dim, style })
 }
 
-/// The cosines and the sines of all positions, each `[positions, rotary_dim / 2]`.
+/// Computes the cosines and the sines of all positions, each `[positions, rotary_dim / 2]`.
 ///
 /// Angles are rounded to f32 as position × frequency, as the reference implementations do: at
 /// position 8000 a more exact product would differ from what the model was trained with by more
@@ -42,8 +42,8 @@ fn table(config: &RopeConfig, positions: usize) -> [Vec<f32>; 2] {
     let (shared, length) = (frequencies(config, positions), attention_factor(&config.scaling));
     let (mut sin, mut cos) = (Vec::new(), Vec::new());
     for position in 0..positions {
-        // "NTK" changes the frequencies as a sequence grows; what is in the cache already stays as
-        // it was.
+        // "NTK" changes the frequencies as a sequence grows; keys already in the cache stay as they
+        // were.
         let grows = matches!(config.scaling, RopeScaling::Dynamic { .. });
         let own = grows.then(|| frequencies(config, position + 1));
         let angles =
@@ -64,9 +64,9 @@ fn attention_factor(scaling: &RopeScaling) -> f32 {
     }
 }
 
-/// Radians per position, `[rotary_dim / 2]`, at a length: for LongRoPE the longest that is served,
-/// so that a token's K does not depend on how far its sequence will go, and can be cached and
-/// shared.
+/// Radians per position, `[rotary_dim / 2]`, for sequences of `length`. LongRoPE takes the longest
+/// length that is served, so that a token's K does not depend on how far its sequence will grow,
+/// and can be cached and shared.
 fn frequencies(config: &RopeConfig, length: usize) -> Vec<f32> {
     let dim = config.rotary_dim;
     let theta = match config.scaling {
@@ -114,9 +114,9 @@ fn scaled(frequency: f32, index: usize, config: &RopeConfig, length: usize) -> f
     }
 }
 
-/// How far a frequency is between kept (0) and divided (1).
+/// Where a frequency lies between being kept (0) and divided (1).
 fn yarn_ramp(yarn: &Yarn, config: &RopeConfig, index: usize) -> f32 {
-    // The dimension that turns so often over the original length.
+    // The dimension that makes this many rotations over the original length.
     let dimension = |rotations: f32| {
         let turns = yarn.original_max_positions as f64
             / (f64::from(rotations) * 2.0 * std::f64::consts::PI);
@@ -137,7 +137,7 @@ fn yarn_ramp(yarn: &Yarn, config: &RopeConfig, index: usize) -> f32 {
 mod tests {
     use super::*;
 
-    /// Frequencies at a length of 64.
+    /// Checks the frequencies for sequences of 64 tokens.
     fn check(scaling: RopeScaling, want: [f32; 4]) {
         let config = RopeConfig { theta: 10_000.0, rotary_dim: 8, scaling };
         for (got, want) in frequencies(&config, 64).into_iter().zip(want) {
@@ -154,8 +154,8 @@ mod tests {
         check(RopeScaling::None, [1.0, 0.1, 0.01, 0.001]);
         check(RopeScaling::Linear { factor: 4.0 }, [0.25, 0.025, 0.0025, 0.000_25]);
         check(RopeScaling::Factors(vec![1.0, 2.0, 4.0, 8.0]), [1.0, 0.05, 0.0025, 0.000_125]);
-        // Wavelengths 6.3, 63, 628 and 6283: kept, kept, blended (1024 / 628.3 = 1.63, smooth
-        // 0.21), divided.
+        // The wavelengths are 6.3, 63, 628 and 6283: kept, kept, blended (1024 / 628.3 = 1.63,
+        // smooth 0.21), divided.
         let llama3 = RopeScaling::Llama3 {
             factor: 8.0,
             low_freq_factor: 1.0,
@@ -163,7 +163,8 @@ mod tests {
             original_max_positions: 1024,
         };
         check(llama3, [1.0, 0.1, 0.003_086_761, 0.000_125]);
-        // Twice the original length at a factor of 4: the base grows by (4 · 2 − 3)^(8/6) = 8.55.
+        // At twice the original length and a factor of 4, the base grows by (4 · 2 − 3)^(8/6) =
+        // 8.55.
         check(
             RopeScaling::Dynamic { factor: 4.0, original_max_positions: 64 },
             [1.0, 0.1, 0.01, 0.001],
@@ -180,8 +181,8 @@ mod tests {
         };
         check(long_rope(64), [1.0, 0.1, 0.01, 0.001]);
         check(long_rope(63), [1.0, 0.05, 0.0025, 0.000_125]);
-        // Rotations over 1024 positions: 163, 16, 1.6, 0.16; the ramp goes from dimension 0.7 to
-        // 2.2, widened to 0 and 3.
+        // The rotations over 1024 positions are 163, 16, 1.6, 0.16; the ramp goes from dimension
+        // 0.7 to 2.2, widened to 0 and 3.
         let yarn = Yarn {
             factor: 4.0,
             attention_factor: 1.0,

@@ -1,4 +1,4 @@
-//! One step on its way through the layers: what they read, and the activations they share.
+//! The data of one step that layers read, and the activations they share.
 
 use crate::{KvCache, ModelConfig, Result};
 use cresset_kernels::Ops;
@@ -8,20 +8,20 @@ use cresset_kernels::norm::NormArgs;
 use cresset_kernels::operand::{IndicesOf, Operand};
 use std::sync::Arc;
 
-/// What a step is given.
+/// The inputs of a step.
 pub struct StepBatch<'a, O: Ops> {
-    /// Activations of the step: its new tokens, padding included.
+    /// The number of tokens of the step, padding included.
     pub tokens: usize,
-    /// How many rows' logits are computed.
+    /// The number of rows whose logits are computed.
     pub logits_rows: usize,
-    /// `[tokens]` each: ids, positions in their sequences, places of K and V in the cache.
+    /// `[tokens]` each: ids, positions in their sequences, slots of K and V in the cache.
     pub ids: IndicesOf<'a, O>,
     pub positions: IndicesOf<'a, O>,
     pub slots: IndicesOf<'a, O>,
-    /// `[logits_rows]`: numbers of those rows.
+    /// `[logits_rows]`: the indices of those rows.
     pub selected: IndicesOf<'a, O>,
     pub sequences: O::Sequences<'a>,
-    /// Ids that only the device knows, where there is a device.
+    /// Ids that only the device has; `None` on the CPU.
     pub device: Option<DeviceTokens<IndicesOf<'a, O>>>,
 }
 
@@ -68,8 +68,8 @@ impl<'a, O: Ops> Stream<'a, O> {
         Self { rows, residual, normed, sublayer_out, pending: false }
     }
 
-    /// How many rows are still computed: all tokens, and from the last attention on those alone
-    /// whose logits are wanted.
+    /// Rows that are still computed: all tokens, and after the last attention only those that get
+    /// logits.
     pub fn rows(&self) -> usize {
         self.rows
     }
@@ -92,16 +92,16 @@ impl<'a, O: Ops> Stream<'a, O> {
     }
 }
 
-/// What a layer takes from its step.
+/// The things that a layer takes from its step.
 pub struct LayerStep<'a, O: Ops> {
     pub ops: &'a O,
     pub config: &'a ModelConfig,
     pub mode: Mode,
     pub batch: &'a StepBatch<'a, O>,
     pub kv: &'a KvCache<O>,
-    /// The number of the layer, from 0 on.
+    /// The number of the layer, from 0.
     pub layer: usize,
-    /// Whether it is the model's last.
+    /// Whether this is the model's last layer.
     pub is_last: bool,
     pub(super) selected: &'a Activations<O>,
 }
@@ -115,8 +115,8 @@ impl<'a, O: Ops> LayerStep<'a, O> {
         self.norm(x.residual(), delta, weight, x.normed())
     }
 
-    /// Norms the sub-layer's result before it is added to the residual stream; `x.normed()` is
-    /// lost.
+    /// Norms the sub-layer's result before it is added to the residual stream. Overwrites
+    /// `x.normed()`.
     pub fn norm_sublayer_out(&self, weight: &'a O::Buffer, x: &mut Stream<'a, O>) -> Result<()> {
         self.norm(x.sublayer_out.first(x.rows), None, weight, x.normed())?;
         std::mem::swap(&mut x.sublayer_out, &mut x.normed);
@@ -146,8 +146,9 @@ impl<'a, O: Ops> LayerStep<'a, O> {
         Ok(self.ops.linear(&LinearArgs { x, w, bias, out, mode })?)
     }
 
-    /// In the last layer, goes on with the rows alone whose logits are wanted: the residual stream
-    /// and `x`'s other state, `from`, which `to` has room for. Returns where that state is now.
+    /// In the last layer, keeps only the rows that get logits: of the residual stream, and of
+    /// `from`, a further state of the layer, for which `to` has room. Returns where that state is
+    /// now.
     pub fn select_rows(
         &self,
         x: &mut Stream<'a, O>,
@@ -164,8 +165,8 @@ impl<'a, O: Ops> LayerStep<'a, O> {
         Ok(to)
     }
 
-    /// In the last layer of a step without logits, no row is computed any further. Returns whether
-    /// that is so.
+    /// In the last layer of a step without logits, stops: no further row is computed. Returns
+    /// whether it stopped.
     pub fn ends_here(&self, x: &mut Stream<'a, O>) -> bool {
         let ends = self.is_last && self.batch.logits_rows == 0;
         if ends {

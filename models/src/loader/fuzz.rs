@@ -1,5 +1,5 @@
-//! Any bytes at the readers of model files: an error or a file, never a panic, and memory only in
-//! proportion to the file.
+//! Gives arbitrary bytes to the readers of model files: they return an error or a file, never
+//! panic, and use memory only in proportion to the file.
 
 use super::gguf::GgufFile;
 use super::safetensors::{Checkpoint, SINGLE};
@@ -8,12 +8,12 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::path::Path;
 
-/// What a reader may hold at once for each byte of its file: a one-byte metadata value becomes a
-/// `Value` of 32, in a growing list; the rest is for keys, maps and messages.
+/// Bytes that a reader may hold at once for each byte of its file: a one-byte metadata value
+/// becomes a `Value` of 32, in a growing list; the rest is for keys, maps and messages.
 const BYTES_PER_BYTE: isize = 128;
 const BYTES_AT_LEAST: isize = 64 << 10;
 
-/// Counts what this thread holds, and the most it held.
+/// Counts the bytes that this thread holds, and the most it has held.
 struct Counting;
 
 thread_local! {
@@ -27,7 +27,7 @@ fn count(bytes: isize) {
     MOST.set(MOST.get().max(held));
 }
 
-// SAFETY: every call goes to the system's allocator as it came.
+// SAFETY: every call is passed to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
@@ -45,7 +45,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Runs `read` and holds what it took against the file's length.
+/// Runs `read` and compares the memory it took with the file's length.
 fn check(file: &Path, bytes: &[u8], read: impl FnOnce()) {
     std::fs::write(file, bytes).unwrap();
     let before = HELD.get();
@@ -56,7 +56,7 @@ fn check(file: &Path, bytes: &[u8], read: impl FnOnce()) {
     assert!(took <= allowed, "{took} bytes held for a file of {}", bytes.len());
 }
 
-/// Files that differ little from sound ones, and nothing at all.
+/// Returns files that differ little from sound ones, and an empty one.
 fn seeds(sound: Vec<u8>) -> [Vec<u8>; 3] {
     let header = sound[..sound.len().min(4096)].to_vec();
     [sound, header, Vec::new()]

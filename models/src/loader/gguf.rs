@@ -31,7 +31,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// Any non-negative integer.
+    /// Converts any non-negative integer.
     pub fn as_usize(&self) -> Option<usize> {
         match *self {
             Self::U8(v) => Some(v.into()),
@@ -108,7 +108,8 @@ impl GgufFile {
     }
 }
 
-/// Why a header is refused: damage, or a sound file of a kind that this build does not read.
+/// Why a header is refused: it is damaged, or the file is sound but of a kind that this build does
+/// not read.
 enum GgufRefusal {
     Damaged(String),
     Unsupported(String),
@@ -125,8 +126,8 @@ struct GgufHeader {
     tensors: BTreeMap<String, TensorInfo>,
 }
 
-/// Smallest encodings of one metadata pair and one tensor entry: what bounds the counts a header
-/// may claim.
+/// Smallest encodings of one metadata pair and one tensor entry. With the file's length they bound
+/// the counts that a header may claim.
 const MIN_PAIR_BYTES: usize = 8 + 4 + 1;
 const MIN_TENSOR_BYTES: usize = 8 + 4 + 8 + 4 + 8;
 const DEFAULT_ALIGNMENT: usize = 32;

@@ -1,4 +1,4 @@
-//! From files to a model: containers (`gguf`, `safetensors`), names, and the registry of
+//! Reads files into a model: containers (`gguf`, `safetensors`), names, and the registry of
 //! architectures.
 
 #[cfg(test)]
@@ -31,7 +31,7 @@ pub enum ModelSource {
     HfFolder(PathBuf),
 }
 
-/// Builds something of a model's shape and its weights, which go into `store`. Ends with an error
+/// Builds a value from a model's shape and its weights, which go into `store`. Fails with an error
 /// that names every tensor left over or missing and every config key not understood. The files are
 /// unmapped again: afterwards the weights are in memory once.
 pub(crate) fn read<M: OpMemory, T>(

@@ -1,4 +1,4 @@
-//! Tensor names: architectures ask in Hugging Face's; GGUF has its own for the same things.
+//! Tensor names: architectures ask by Hugging Face's names; GGUF has its own for the same tensors.
 
 /// HF name → GGUF name. Layer names keep their suffix (`.weight`, `.bias`). `own` comes before the
 /// modules' usual names.

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 pub(super) const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-/// Configs and indexes are far smaller; anything larger is not one.
+/// Configs and indexes are far smaller, so a larger file is neither.
 const MAX_JSON_BYTES: u64 = 64 << 20;
 
 struct ShardEntry {
@@ -120,7 +120,7 @@ fn dtype(dtype: Dtype) -> Option<GgmlDType> {
     }
 }
 
-/// A JSON file of the folder, bounded.
+/// Reads a JSON file of the folder, up to the limit above.
 pub(super) fn read_json(path: &Path) -> Result<Vec<u8>> {
     let io = |source| Error::Io { path: path.to_owned(), source };
     let len = std::fs::metadata(path).map_err(io)?.len();

@@ -1,4 +1,4 @@
-//! Where the weights of a model go: one reader of files fills the CPU's form of them, or a
+//! The destination of a model's weights: one reader of files fills the CPU's form of them, or a
 //! device's.
 
 use crate::{Error, Result};
@@ -36,13 +36,13 @@ impl<'a> Raw<'a> {
         self.cols / self.dtype.block_size() * self.dtype.type_size()
     }
 
-    /// Some of its rows.
+    /// Returns `rows` of its rows, from `first` on.
     pub fn slice(&self, first: usize, rows: usize) -> Raw<'a> {
         let stride = self.stride();
         Raw { bytes: &self.bytes[first * stride..(first + rows) * stride], rows, ..*self }
     }
 
-    /// All values, row by row.
+    /// Returns all values, row by row.
     pub fn values(&self) -> Result<Vec<f32>> {
         Ok(match self.dtype {
             GgmlDType::F32 => {

@@ -1,5 +1,5 @@
-//! The tensors of a release, taken out by name as an architecture asks for them. Whatever is
-//! missing, of another shape or left over is collected and told at the end, all at once.
+//! The tensors of a release, taken out by name as an architecture asks for them. Every tensor that
+//! is missing, has another shape or is left over is collected, and all are reported at the end.
 
 use super::gguf::GgufFile;
 use super::names;
@@ -15,7 +15,7 @@ pub enum Container<'a> {
     Checkpoint(&'a Checkpoint),
 }
 
-/// What the file may not have.
+/// A tensor that the file may lack.
 pub(crate) type Optional<T> = Option<T>;
 
 /// Whether an architecture has a tensor.
@@ -32,17 +32,17 @@ impl Presence {
     }
 }
 
-/// How an architecture's files depart from the others' in names and conventions.
+/// How the names and conventions of an architecture's files differ from the usual ones.
 #[derive(Clone, Copy, Debug)]
 pub struct NameMap {
-    /// Modules of a layer that GGUF names otherwise: HF name, GGUF name.
+    /// Modules of a layer that have another name in GGUF: HF name, GGUF name.
     pub gguf: &'static [(&'static str, &'static str)],
-    /// Whether the weights of norms are stored less one.
+    /// Whether one has to be added to the stored weights of norms.
     pub norms_less_one: bool,
 }
 
 impl NameMap {
-    /// No departures.
+    /// No differences.
     pub const USUAL: Self = Self { gguf: &[], norms_less_one: false };
 }
 
@@ -53,11 +53,12 @@ pub struct Tensors<'a, M: OpMemory> {
     names: NameMap,
     taken: BTreeSet<String>,
     problems: Vec<String>,
-    /// What is no fault of the files: the device has no memory left, say.
+    /// A failure that is no fault of the files, such as a device without memory left.
     failed: Option<Error>,
 }
 
-/// Whether a stored tensor of several matrices, one below the other, has the shape of their stack.
+/// Whether a stored tensor that holds several matrices, one below the other, has the shape of their
+/// stack.
 fn is_stack(found: &[usize], shape: &[usize]) -> bool {
     let (Some((width, heights)), &[rows, cols]) = (found.split_last(), shape) else { return false };
     heights.len() > 1 && *width == cols && heights.iter().product::<usize>() == rows
@@ -81,12 +82,12 @@ impl<'a, M: OpMemory> Tensors<'a, M> {
         }
     }
 
-    /// A weight matrix by its HF name. `None` is a problem that [`Self::finish`] will tell.
+    /// Takes a weight matrix by its HF name. `None` is a problem that [`Self::finish`] will report.
     pub fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Option<M::Matrix> {
         self.stack(&[(name, rows)], cols)
     }
 
-    /// Matrices of the same width, one below the other; a tensor may hold several of them.
+    /// Takes matrices of the same width, one below the other; a tensor may hold several of them.
     pub fn stack(&mut self, parts: &[(&str, usize)], cols: usize) -> Option<M::Matrix> {
         let found: Vec<_> =
             parts.iter().map(|(name, rows)| self.raw(name, &[*rows, cols])).collect();
@@ -95,13 +96,13 @@ impl<'a, M: OpMemory> Tensors<'a, M> {
         self.keep(parts[0].0, stacked)
     }
 
-    /// A vector on the host.
+    /// Takes a vector into the host's memory.
     pub fn numbers(&mut self, name: &str, len: usize) -> Option<Vec<f32>> {
         let values = self.raw(name, &[len])?.values();
         self.keep(name, values)
     }
 
-    /// The weights of a norm.
+    /// Takes the weights of a norm.
     pub fn norm(&mut self, name: &str, len: usize) -> Option<M::Buffer> {
         let mut weights = self.numbers(name, len)?;
         if self.names.norms_less_one {
@@ -113,8 +114,8 @@ impl<'a, M: OpMemory> Tensors<'a, M> {
         self.keep(name, norm)
     }
 
-    /// Biases one after the other; all there or all absent. The inner `None` is one that may be,
-    /// and is, absent.
+    /// Takes biases one after the other; all are present or all absent. The inner `None` is a bias
+    /// that may be absent, and is.
     pub fn bias_if(
         &mut self,
         presence: Presence,
@@ -134,14 +135,14 @@ impl<'a, M: OpMemory> Tensors<'a, M> {
         self.shape(&self.stored_name(name)).is_some()
     }
 
-    /// Leaves every stored tensor whose name ends so unused, on purpose.
+    /// Leaves every stored tensor whose name ends in `suffix` unused, on purpose.
     pub fn ignore(&mut self, suffix: &str) {
         let ignored: Vec<String> =
             self.stored_names().filter(|n| n.ends_with(suffix)).map(str::to_owned).collect();
         self.taken.extend(ignored);
     }
 
-    /// All problems, or what was built.
+    /// Returns `built`, or an error that lists all problems.
     pub fn finish<T>(mut self, built: Option<T>) -> Result<T> {
         let left: Vec<String> = self
             .stored_names()
@@ -194,7 +195,7 @@ impl<'a, M: OpMemory> Tensors<'a, M> {
         Some(Raw { dtype, bytes, rows, cols })
     }
 
-    /// What was made, or `None` and a problem for [`Self::finish`] to tell.
+    /// Returns the value, or `None` and records a problem for [`Self::finish`] to report.
     pub fn keep<T>(&mut self, name: &str, result: Result<T>) -> Option<T> {
         match result {
             Ok(kept) => return Some(kept),

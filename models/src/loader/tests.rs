@@ -1,4 +1,4 @@
-//! What a release with something wrong in it says.
+//! Error messages for releases with something wrong in them.
 
 use super::*;
 use crate::testing::{GgufWriter, TinyLlama};
@@ -11,7 +11,7 @@ fn options() -> ModelOptions {
     ModelOptions { threads: 1, max_batched_tokens: 8, max_context: Some(64), ..options }
 }
 
-/// The whole message must hold every part.
+/// The message must contain every part.
 fn check(result: Result<Box<dyn Model>>, parts: &[&str]) {
     let error = result.err().unwrap_or_else(|| panic!("loaded, expected {parts:?}")).to_string();
     for part in parts {

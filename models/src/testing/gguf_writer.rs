@@ -13,7 +13,7 @@ pub struct GgufWriter {
 }
 
 impl GgufWriter {
-    /// In place of what the key has held.
+    /// Replaces the value of a key.
     pub fn set(&mut self, key: &str, value: Value) {
         self.metadata.retain(|(name, _)| name != key);
         self.metadata.push((key.to_owned(), value));

@@ -1,16 +1,17 @@
-//! Inputs for fuzz tests that come close to what a reader accepts: a seed with changes.
+//! Inputs for fuzz tests that are close to what a reader accepts: a seed with changes.
 
-/// A change: where, what, and a byte for it. Any three numbers mean one, so that nothing a fuzzer
-/// tries is lost.
+/// A change: its place, its kind, and a byte for it. Any three numbers are a valid change, so no
+/// input of a fuzzer is wasted.
 pub type Edit = (u32, u8, u8);
 
-/// What a fuzzer chooses: a seed, how many changes, and the changes.
+/// The choice of a fuzzer: a seed, how many changes, and the changes.
 pub type Mutation = (u8, Vec<Edit>);
 
 /// Longest stretch that is copied within the bytes.
 const STRETCH: usize = 24;
 
-/// The chosen seed, changed up to 7 times: few changes stay close to what is accepted.
+/// Returns the chosen seed with up to 7 changes: with few changes it stays close to what is
+/// accepted.
 pub fn mutated(seeds: &[&[u8]], (choice, edits): &Mutation) -> Vec<u8> {
     let mut bytes = seeds[usize::from(*choice) % seeds.len()].to_vec();
     for &(place, what, byte) in edits.iter().take(usize::from(choice / 32)) {

@@ -10,7 +10,7 @@ pub(super) const IM_END: u32 = 2;
 
 const SPECIAL: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 
-/// Each merge's parts exist before it. `Ġ` is the byte-level alphabet's space.
+/// The parts of each merge come before it. `Ġ` is the byte-level alphabet's space.
 const MERGES: [(&str, &str); 40] = [
     ("Ġ", "t"),
     ("h", "e"),

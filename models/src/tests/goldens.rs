@@ -26,14 +26,14 @@ pub struct Goldens {
 #[derive(Deserialize)]
 pub struct Case {
     pub name: String,
-    /// Of the stored weights.
+    /// Type of the stored weights.
     dtype: GoldenType,
     pub config: serde_json::Value,
-    /// The same in the layout of earlier versions.
+    /// The same config in the layout of earlier versions.
     older_config: serde_json::Value,
     tensors: BTreeMap<String, Vec<usize>>,
     pub tokens: Vec<u32>,
-    /// Where a GGUF file can say all of the config.
+    /// The GGUF file's metadata, if it can hold all of the config.
     gguf: Option<Converted>,
 }
 
@@ -87,7 +87,7 @@ impl Case {
         self.in_folder(config, |source| self.load(source))
     }
 
-    /// Loads it from files that are there during the call.
+    /// Calls `load` with the folder of its files, which exist during the call.
     pub fn in_folder<T>(
         &self,
         config: &serde_json::Value,
@@ -146,7 +146,7 @@ impl Case {
         self.load(&ModelSource::Gguf(file.path().to_owned()))
     }
 
-    /// What is served is as long as the prompt: LongRoPE chooses as for one pass over it.
+    /// The longest context is the prompt's length, so LongRoPE chooses as for one pass over it.
     fn load(&self, source: &ModelSource) -> CpuModel {
         let options = ModelOptions { max_context: Some(self.tokens.len()), ..options() };
         load(source, &options).unwrap_or_else(|error| panic!("{}: {error}", self.name))
@@ -218,7 +218,7 @@ fn every_family_equals_transformers() {
     }
 }
 
-/// GGUF files may list the sliding layers in place of the family's own pattern.
+/// GGUF files may list the sliding layers instead of relying on the family's pattern.
 #[test]
 fn listed_sliding_layers_are_obeyed() {
     let mut case = goldens().cases.into_iter().find(|case| case.name == "gemma3").unwrap();
@@ -235,7 +235,7 @@ fn listed_sliding_layers_are_obeyed() {
 
 type Step = Box<dyn FnMut(&Tensor, usize) -> candle_core::Result<Tensor>>;
 
-/// candle-transformers' model of a case: logits of a token that follows as many others.
+/// candle-transformers' model of a case: computes the logits of a token from its position.
 fn candle(case: &Case) -> candle_core::Result<Step> {
     let weights = |(name, shape): (&String, &Vec<usize>)| {
         Ok((name.clone(), Tensor::from_vec(case.weights(name, shape), &shape[..], &Device::Cpu)?))
@@ -275,8 +275,8 @@ fn candle(case: &Case) -> candle_core::Result<Step> {
     })
 }
 
-/// The second witness, where candle has the model; its Gemma 2 knows no window, so is asked no
-/// further than that.
+/// The second reference, for models that candle has. Its Gemma 2 ignores the window, so it is
+/// compared only within the window.
 #[test]
 fn candles_models_agree() {
     for (name, tokens) in

@@ -1,5 +1,5 @@
-//! Steps that carry prompts beside sequences that decode: what they ask of a device, and that
-//! company changes nothing.
+//! Steps with prompts beside sequences that decode: which calls they make of a device, and that the
+//! other sequences of a step change no logits.
 
 use super::*;
 use cresset_kernels::Result;
@@ -7,7 +7,7 @@ use cresset_kernels::gpu::{Arg, Gemm, Gpu, Graph, Launch, Properties, View};
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// A device that notes what it is asked for.
+/// A device that records which calls are made of it.
 struct Spy {
     gpu: Arc<dyn Gpu>,
     noted: Mutex<Noted>,
@@ -17,8 +17,8 @@ struct Spy {
 struct Noted {
     uploads: usize,
     kernels: Vec<&'static str>,
-    /// As algorithms are chosen: rows of x up to a power of two, rows and columns of w, whether
-    /// there is a bias.
+    /// Rows of x rounded up to a power of two, rows and columns of w, and whether there is a bias:
+    /// algorithms are chosen by these.
     products: HashSet<(usize, usize, usize, bool)>,
 }
 
@@ -89,7 +89,7 @@ fn spied(tiny: &TinyLlama, options: &ModelOptions) -> (CudaModel, Arc<Spy>) {
     (load(tiny, &ModelOptions { gpu: Some(gpu), ..*options }).unwrap(), spy)
 }
 
-/// One step in which sequences get so many first tokens.
+/// One step with the first `lens[i]` tokens of sequence i.
 fn prompts(lens: &[usize]) -> ForwardBatch {
     let tokens: Vec<_> = lens.iter().enumerate().map(|(i, len)| tokens(*len, i)).collect();
     let blocks: Vec<Vec<u32>> =
@@ -115,7 +115,7 @@ fn each_sequence_goes_through_the_attention_that_suits_it_after_one_upload() {
         (&[1, 1, 20], true, true),
         (&[20, 1, 1], false, true),
         (&[1, 20, 1], true, true),
-        // More than there are rows of decode's workspace.
+        // More sequences than decode's workspace has rows.
         (&[1, 1, 1, 1, 1], true, true),
     ] {
         let mut step = prompts(lens);
@@ -156,10 +156,10 @@ fn serving_meets_no_product_that_loading_did_not() {
     }
 }
 
-/// With `deterministic` bit for bit, whatever the order, and whichever attention that order leads
-/// to.
+/// With `deterministic` the logits are the same bit for bit, in whatever order the sequences stand
+/// and whichever attention that order leads to.
 #[test]
-fn mixed_company_changes_no_logit() {
+fn other_sequences_change_no_logit() {
     const SEQUENCES: [(usize, usize); 6] = [(300, 1), (5, 1), (0, 20), (290, 9), (0, 1), (63, 2)];
     for (kind, deterministic) in [(Kind::Bf16, true), (Kind::F32, false)] {
         let sizes = ModelOptions {

@@ -1,11 +1,12 @@
-//! Bounded reading of little-endian values: a lying length costs an error, never memory.
+//! Bounded reading of little-endian values: a false length causes an error and never an allocation.
 
 use super::Value;
 
-/// What is wrong, in words; the caller adds the file's name.
+/// The error says what is wrong; the caller adds the file's name.
 pub(super) type Parse<T> = Result<T, String>;
 
-/// Metadata values of one file, array elements included: several times the largest vocabulary.
+/// Limit of the metadata values of one file, array elements included: several times the largest
+/// vocabulary.
 const MAX_VALUES: usize = 1 << 23;
 const MAX_NESTING: usize = 4;
 
@@ -49,13 +50,13 @@ impl<'a> Cursor<'a> {
         self.array().map(u32::from_le_bytes)
     }
 
-    /// A 64-bit size.
+    /// Reads a 64-bit size.
     pub(super) fn size(&mut self) -> Parse<usize> {
         let size = self.array().map(u64::from_le_bytes)?;
         size.try_into().map_err(|_| format!("size {size} is beyond this machine's memory"))
     }
 
-    /// A 64-bit count of things that take at least `bytes_each`.
+    /// Reads a 64-bit count of items that take at least `bytes_each`.
     pub(super) fn count(&mut self, what: &str, bytes_each: usize) -> Parse<usize> {
         let count = self.size()?;
         if count > self.left() / bytes_each {

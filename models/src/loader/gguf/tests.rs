@@ -1,4 +1,5 @@
-//! Damaged, truncated and lying GGUF files are refused with a reason; sound ones are read whole.
+//! Damaged, truncated and inconsistent GGUF files are refused with a reason; sound ones are read
+//! whole.
 
 use super::*;
 use crate::testing::{GgufWriter, TinyLlama};
@@ -79,7 +80,7 @@ fn every_truncation_is_refused() {
     }
 }
 
-/// Whatever a flip makes of the file, reading it ends, stays in bounds and does not panic.
+/// After any flip of a bit, reading the file ends, stays in bounds and does not panic.
 #[test]
 fn no_byte_flip_escapes_the_bounds() {
     let bytes = small().to_bytes();
