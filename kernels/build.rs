@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let sources = files(Path::new("src"), "cu")?;
-    // The files are named one by one, since most changes in the folder are to Rust files. A new
+    // The files are named one by one, because most changes in the folder are to Rust files. A new
     // file is noticed when one of these changes.
     for extension in ["cu", "cuh", "h", "cpp"] {
         for file in files(Path::new("src"), extension)? {

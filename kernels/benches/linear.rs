@@ -35,7 +35,7 @@ const TYPES: [GgmlDType; 13] = [
 const SHAPES: [(usize, usize); 5] =
     [(576, 576), (1536, 576), (576, 1536), (49152, 576), (2048, 8192)];
 const BATCHES: [usize; 6] = [1, 4, 8, 16, 64, 512];
-/// Stop repeating a case after this long.
+/// A case is repeated for this long.
 const BUDGET: Duration = Duration::from_millis(250);
 
 fn main() -> Result<(), BoxError> {
@@ -214,7 +214,7 @@ impl Bench {
     }
 }
 
-/// Seconds: each call's best over at least two rounds.
+/// Returns seconds: the sum of each call's best over at least two rounds.
 fn sum_of_best<T>(items: &[&T], budget: Duration, mut call: impl FnMut(&T)) -> f64 {
     let mut best = vec![f64::INFINITY; items.len()];
     let begin = Instant::now();

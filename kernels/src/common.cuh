@@ -1,7 +1,7 @@
 // Common to all kernels: export macros, element types, vector access, warp and block reductions,
 // and the tensor-core and asynchronous-copy instructions (PTX ISA 9.0). Kernels include it, or
 // headers of their op's own folder that do. It is compiled by nvcc for devices, and as C++ against
-// gpu/emulator/simt.h for tests without one; only this file and that one know which.
+// gpu/emulator/simt.h for tests without one; only these two files tell them apart.
 //
 // A kernel is written as
 //     namespace { template <class T> DEVICE void scale(T* x, uint32_t n, float by) { ... } }
@@ -18,7 +18,7 @@
 #ifdef __CUDACC__
 #include <cuda_bf16.h>
 #define DEVICE __device__ __forceinline__
-// For long code that seldom runs: a call instead of a copy at each use.
+// For long code that seldom runs: it is called instead of copied to each use.
 #define DEVICE_CALL __device__ __noinline__
 #define KERNEL extern "C" __global__ void
 #define EXPORT(name)
@@ -108,9 +108,9 @@ DEVICE T* dynamic_shared() {
 // input is ready. Hence every thread of every kernel calls `launch_dependents_and_wait`, or
 // `launch_dependents` at once and `wait_for_earlier_launches` later, before it returns or uses
 // global memory. A thread that has nothing to do calls it too, since a launch is over when its
-// blocks are, and the next waits for that alone. Before the wait a thread may `prefetch` anything,
-// and start `copy_async` of memory that no launch ever writes. (`const __restrict__` and `__ldg`
-// would let the compiler read ahead of the wait.)
+// blocks are, and the next launch waits for that alone. Before the wait a thread may `prefetch`
+// anything, and start `copy_async` of memory that no launch ever writes. (`const __restrict__` and
+// `__ldg` would let the compiler read ahead of the wait.)
 
 // Lets the next launch start as soon as all blocks of this one have.
 DEVICE void launch_dependents() {
@@ -130,7 +130,7 @@ DEVICE void launch_dependents_and_wait() {
     launch_dependents();
     wait_for_earlier_launches();
 }
-// Asks for the 32 bytes around an address, so that a later reading finds them in the second-level
+// Asks for the 32 bytes around an address, so that a later access finds them in the second-level
 // cache.
 DEVICE void prefetch([[maybe_unused]] const void* at) {
 #ifdef __CUDACC__

@@ -170,8 +170,8 @@ impl WorkerState {
             if !self.join(state) {
                 continue;
             }
-            // SAFETY: joined an open job: `open` has published the pointer, and `close` waits for
-            // this worker to leave.
+            // SAFETY: this worker joined an open job: `open` has published the pointer, and `close`
+            // waits for this worker to leave.
             let task = unsafe { &*(*self.job.get()).expect("invariant: an open job has a task") };
             self.take_tasks(task);
             self.state.fetch_sub(WORKER, Ordering::Release);

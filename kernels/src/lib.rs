@@ -43,7 +43,7 @@ use linear::Linear;
 use norm::Norm;
 use rope::Rope;
 
-/// All ops a model is made of. The two implementations are [`Compute`] (the CPU) and [`DeviceOps`].
+/// All ops of a model. The two implementations are [`Compute`] (the CPU) and [`DeviceOps`].
 pub trait Ops:
     Norm + Linear + Rope + Attention + Gated + SoftCap + Embedding + Send + Sync + 'static
 {
@@ -54,7 +54,7 @@ impl<T> Ops for T where
 {
 }
 
-/// What an op can refuse. A shape error is a bug of the caller; it names the op and the sizes.
+/// The errors of an op. A shape error is a bug of the caller; it names the op and the sizes.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("{op}: {detail}")]
@@ -64,7 +64,7 @@ pub enum Error {
     /// Says what is missing and what to do.
     #[error("no GPU can be used: {0}")]
     NoDevice(String),
-    /// The device refused or failed; what it had under way is lost.
+    /// The device refused or failed; the work under way is lost.
     #[error("{op}: the device failed: {detail}")]
     Device { op: &'static str, detail: String },
     /// The device has too little free memory for an allocation. It goes on working.

@@ -1,6 +1,6 @@
-//! The operands of ops, wherever they lie: ranges of values, of u32 numbers, and matrices of
-//! weights. An op's arguments are written over these traits, and checked once for the CPU and the
-//! device.
+//! The operands of ops, in the machine's memory or on a device: ranges of values, of u32 numbers,
+//! and matrices of weights. An op's arguments are written over these traits, and checked once for
+//! the CPU and the device.
 
 use crate::Result;
 use crate::gpu::{Buffer, Gpu, Kind, View};
@@ -41,7 +41,7 @@ pub trait Operand: Copy + Debug {
 
 /// u32 values: token ids, positions, slots, row numbers.
 pub trait Indices: Copy + Debug {
-    /// Their number; `None` where the values are not u32.
+    /// Their number; `None` if the values are not u32.
     fn count(self) -> Option<usize>;
 }
 
@@ -51,9 +51,9 @@ pub trait Matrix: Copy + Debug {
     fn cols(self) -> usize;
 }
 
-/// Where the operands of a set of ops lie: in the machine's memory or on a device.
+/// The memory of the operands of a set of ops: the machine's or a device's.
 pub trait OpMemory {
-    /// Memory that is owned. It is allocated when a model is loaded and never while it runs.
+    /// Memory that is owned. It is allocated when a model is loaded, and never in a step.
     type Buffer: Send + Sync;
     /// A matrix of weights that is owned.
     type Matrix: Send + Sync;
@@ -66,7 +66,7 @@ pub trait OpMemory {
     /// All values of a buffer.
     fn view(buffer: &Self::Buffer) -> Self::View<'_>;
     fn matrix(matrix: &Self::Matrix) -> <Self::View<'_> as Operand>::Matrix;
-    /// Whether any of a matrix is block-quantised in memory.
+    /// Whether any part of a matrix is block-quantised in memory.
     fn is_quantised(matrix: &Self::Matrix) -> bool;
 }
 
@@ -119,7 +119,7 @@ impl<'a> Operand for TensorView<'a> {
         Self { start: self.start + start, len: end - start, ..self }
     }
 
-    /// True of all views of one tensor: candle locks a tensor's storage as a whole.
+    /// This holds for all views of one tensor, because candle locks a tensor's storage as a whole.
     fn shares_memory(self, other: Self) -> bool {
         let address = |view: Self| std::ptr::from_ref(&*view.tensor.storage_and_layout().0);
         address(self) == address(other)

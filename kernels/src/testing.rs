@@ -31,7 +31,7 @@ pub fn values(tensor: &Tensor) -> Vec<f32> {
     tensor.flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// Each value within `tolerance` of the largest magnitude wanted.
+/// Checks that each value is within `tolerance` of the largest expected magnitude.
 pub fn assert_close(got: &[f32], want: &[f32], tolerance: f32, what: &str) {
     assert_eq!(got.len(), want.len(), "{what}");
     let largest = want.iter().fold(1e-6f32, |m, x| m.max(x.abs()));
@@ -41,12 +41,12 @@ pub fn assert_close(got: &[f32], want: &[f32], tolerance: f32, what: &str) {
     }
 }
 
-/// The device on which kernels are tested: the machine's own where this build can use it.
+/// The device on which kernels are tested: the machine's own if this build can use it.
 pub fn gpu() -> Arc<dyn Gpu> {
     device_or_emulator(1 << 30, 4)
 }
 
-/// The kinds activations come in, with the relative tolerance of a result rounded to each.
+/// The kinds of activations, with the relative tolerance of a result rounded to each.
 pub const KINDS: [(Kind, f32); 2] = [(Kind::F32, 1e-5), (Kind::Bf16, 1e-2)];
 
 /// Values as a device of this kind would hold them.

@@ -35,14 +35,14 @@ impl Fake {
     }
 
     fn forget(&self) {
-        // SAFETY: as `fake.c` defines it.
+        // SAFETY: declared as `fake.c` defines it.
         unsafe { self.0.get::<extern "C" fn()>(b"fake_forget").unwrap()() }
     }
 
     /// Lets the next call of this function fail with this code.
     fn fail(&self, name: &str, code: c_int) {
         let name = CString::new(name).unwrap();
-        // SAFETY: as `fake.c` defines it.
+        // SAFETY: declared as `fake.c` defines it.
         unsafe {
             self.0.get::<extern "C" fn(*const c_char, c_int)>(b"fake_fail").unwrap()(
                 name.as_ptr(),
@@ -53,13 +53,13 @@ impl Fake {
 
     /// Sets the major compute capability from now on.
     fn capability(&self, major: c_int) {
-        // SAFETY: as `fake.c` defines it.
+        // SAFETY: declared as `fake.c` defines it.
         unsafe { self.0.get::<extern "C" fn(c_int)>(b"fake_capability").unwrap()(major) }
     }
 
     /// The calls since the last time.
     fn calls(&self) -> Vec<String> {
-        // SAFETY: as `fake.c` defines it; the string is never freed.
+        // SAFETY: declared as `fake.c` defines it; the string is never freed.
         let text = unsafe {
             CStr::from_ptr(self.0.get::<extern "C" fn() -> *const c_char>(b"fake_calls").unwrap()())
         };
@@ -404,7 +404,7 @@ fn products_equal_the_emulators() {
     for (n, wide, bias) in
         [(1, false, false), (3, false, true), (3, true, true), (8, true, false), (0, true, false)]
     {
-        // The second time it is ready, but for the addresses.
+        // The second time the plan is ready, except for the addresses.
         for seed in 0..2 {
             let [got, want] = [&gpu, &emulator].map(|gpu| product(gpu, seed, n, wide, bias));
             assert_eq!(got, want, "n {n}, f32 {wide}, bias {bias}, seed {seed}");

@@ -24,7 +24,7 @@ pub struct Case {
     pub out: Arc<Buffer>,
     /// The expected output at an index, after the first launch.
     pub want: Box<dyn Fn(usize) -> f64>,
-    /// The i-th launch of a series. It does not use the same weights as the one before.
+    /// The i-th launch of a series. It uses other weights than the previous one.
     pub launch: Box<dyn Fn(usize) -> cresset_kernels::Result<()>>,
 }
 

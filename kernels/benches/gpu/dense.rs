@@ -34,7 +34,8 @@ pub fn cases<'a>(
     })
 }
 
-/// As many copies of a matrix as repeated launches need so that they find none of it in a cache.
+/// Makes as many copies of a matrix as repeated launches need so that they find none of it in a
+/// cache.
 fn weights(gpu: &Arc<dyn Gpu>, len: usize, spread: usize) -> Result<Weights> {
     let first = bf16s(gpu, 1, len)?;
     let mut copies = vec![first.clone()];

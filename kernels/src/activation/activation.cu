@@ -3,10 +3,10 @@
 // computes in f32 and rounds once.
 //
 // Grid: (n, width / (128 threads × one 16-byte vector)). Bytes moved: 3 n width elements, each
-// once. A thread has two vectors in flight, 64 KiB for a full multiprocessor, well over what the
-// memory's latency asks for; at one row of 14336 bf16 values the 14 blocks are bound by latency.
-// About 15 instructions a value: half of the time that the memory takes. Division is the
-// approximate one (2 ulp; 0 for quotients below 2^-126). Not measured yet.
+// once. A thread has two vectors in flight, 64 KiB for a full multiprocessor, well over what hides
+// the memory's latency; at one row of 14336 bf16 values the 14 blocks are bound by latency. About
+// 15 instructions a value: half of the time that the memory takes. Division is the approximate one
+// (2 ulp; 0 for quotients below 2^-126). Not measured yet.
 #include "common.cuh"
 
 namespace {

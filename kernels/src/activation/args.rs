@@ -1,4 +1,4 @@
-//! What the gated activation is given.
+//! The arguments of the gated activation.
 
 use super::Activation;
 use crate::Result;

@@ -14,7 +14,7 @@ use crate::storage::{Parts, read, write};
 use crate::{Compute, Result};
 use std::f32::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
-/// Fewer outputs than this are not worth waking a thread for.
+/// With fewer outputs than this, waking a thread costs more than it saves.
 const OUTPUTS_PER_TASK: usize = 8 * 1024;
 
 impl Gated for Compute {

@@ -1,4 +1,4 @@
-//! Gated activations on a device. `activation.cu` says how.
+//! Launches the gated activations of `activation.cu` on a device.
 
 use super::{Activation, Gated, GatedArgs};
 use crate::gpu::{Kind, Launch, View};
@@ -27,7 +27,8 @@ impl Gated for DeviceOps {
     }
 }
 
-/// The values one thread takes: 16 bytes where rows consist of such, as the kernel decides.
+/// The number of values that one thread takes: 16 bytes if a row consists of whole ones, as the
+/// kernel decides.
 fn vector(kind: Kind, width: usize) -> usize {
     let whole = 16 / kind.bytes();
     if width.is_multiple_of(whole) { whole } else { 1 }

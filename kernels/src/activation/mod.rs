@@ -1,4 +1,4 @@
-//! Gated activations: `out = act(gate) * up`. Shazeer 2020, "GLU Variants Improve Transformer". And
+//! Gated activations (`out = act(gate) * up`; Shazeer 2020, "GLU Variants Improve Transformer") and
 //! the soft cap of logits.
 
 mod args;

@@ -1,4 +1,4 @@
-//! The fast paths against the reference, and what a bad call gets.
+//! The fast paths against the reference, and the errors of wrong calls.
 
 use super::*;
 use crate::simd::Isa;

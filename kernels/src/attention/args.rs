@@ -1,4 +1,4 @@
-//! What attention is given.
+//! The arguments of attention.
 
 use super::OP;
 use crate::Result;
@@ -15,20 +15,20 @@ pub struct AttentionArgs<V, S> {
     pub q_stride: usize,
     pub heads: usize,
     pub kv_heads: usize,
-    /// With bf16 one of 16, 32, 64, 80, 96, 128, 256; on a device with f32 at most 256.
+    /// With bf16 this is one of 16, 32, 64, 80, 96, 128, 256; on a device with f32 at most 256.
     pub head_dim: usize,
     /// The caches that [`RopeArgs`](crate::rope::RopeArgs) describes.
     pub k_cache: V,
     pub v_cache: V,
-    /// Tokens of a block. On a device a power of two, at least 16; the CPU is fastest where it is a
+    /// Tokens of a block. On a device a power of two, at least 16; the CPU is fastest if it is a
     /// multiple of sixteen.
     pub block_size: usize,
     pub sequences: S,
-    /// What the products of Q and K are multiplied with.
+    /// The products of Q and K are multiplied by this.
     pub scale: f32,
     /// A query at position p sees keys in (p - window, p].
     pub window: Option<usize>,
-    /// `cap * tanh(score / cap)`.
+    /// If set, a score becomes `cap * tanh(score / cap)`.
     pub softcap: Option<f32>,
     /// `[n, heads * head_dim]` of the kind of `q`; shares no memory with anything else.
     pub out: V,

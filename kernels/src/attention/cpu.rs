@@ -4,14 +4,14 @@
 //!
 //! Splits and tiles of keys start at fixed positions, and a query is never multiplied with a key
 //! that it does not see, so neither chunking, nor neighbours, nor the block size, nor the threads
-//! can change a bit of a result. The splits of a lone query are tasks of their own, so that one
+//! can change a bit of a result. The splits of a single query are tasks of their own, so that one
 //! sequence keeps all threads busy.
 //!
 //! Steps, predicted and measured (SmolLM2-135M, one token at 512, two threads; `RESULTS.md` has the
 //! tables):
-//! - K kept with its keys side by side and both caches read where they lie, in f16, instead of
-//!   gathering 64 keys at a time and transposing them: 3.7 ms of 10.3 should become 0.5. Measured:
-//!   about 1, 1.4 times as many tokens.
+//! - K kept with its keys side by side and both caches read in place, in f16, instead of gathering
+//!   64 keys at a time and transposing them: 3.7 ms of 10.3 should become 0.5. Measured: about 1,
+//!   1.4 times as many tokens.
 //! - Six rows through the registers instead of four: no difference; taken out again.
 //! - Prefetching the next keys and the values: no difference; taken out again.
 
@@ -80,7 +80,7 @@ fn run_as<E: Element>(c: &Compute, args: &Args) -> Result<()> {
 
 /// Consecutive queries of one sequence.
 pub(super) struct QueryTile<'a> {
-    /// RunningSoftmax of `q` and `out`.
+    /// Its rows of `q` and `out`.
     pub rows: Range<usize>,
     /// Position of the first.
     pub position: usize,
@@ -101,7 +101,7 @@ fn query_tiles<'a>(sequences: &HostSequences<'a>, queries: usize) -> Vec<QueryTi
     tiles
 }
 
-/// Everything an index could hit is checked before anything is read: a wrong block is another
+/// Checks everything that an index could reach before anything is read: a wrong block is another
 /// sequence's memory.
 fn check_sequences(args: &Args, n: usize) -> Result<()> {
     let HostSequences { cu_seqlens_q, seq_lens, block_tables } = args.sequences;
@@ -129,7 +129,7 @@ fn check_sequences(args: &Args, n: usize) -> Result<()> {
     Ok(())
 }
 
-/// Keys of a split: enough that merging it costs little in comparison.
+/// Keys of a split: so many that merging the split costs little in comparison.
 const SPLIT: usize = 4 * TILE;
 /// Rows (queries × heads of a group) that are kept in registers together; six were no faster.
 pub(super) const ROWS: usize = 4;
@@ -179,7 +179,7 @@ impl<E> CpuArgs<'_, E> {
     }
 }
 
-/// Queries of a tile: 32 rows, enough that reading the keys costs little in comparison.
+/// Queries of a tile: 32 rows, so that reading the keys costs little in comparison.
 pub(super) fn queries_per_tile(group: usize) -> usize {
     (32 / group).max(1)
 }
@@ -189,7 +189,7 @@ struct SplitTask<'a> {
     tile: &'a QueryTile<'a>,
     kv_head: usize,
     splits: Range<usize>,
-    /// The index at which the task leaves its state, if it has one of several splits of its tile.
+    /// The index at which the task leaves its state, if its tile has several splits.
     part: Option<usize>,
 }
 
@@ -262,7 +262,7 @@ pub(super) fn run<E: Element>(
 
 thread_local! {
     static SCRATCH: RefCell<AttentionScratch> = RefCell::default();
-    /// The states of splits that are tasks of their own, kept by the calling thread.
+    /// The states of splits that are tasks of their own. The calling thread keeps them.
     static PARTS: RefCell<Vec<RowStates>> = RefCell::default();
 }
 

@@ -103,8 +103,8 @@ struct LastQuery {
 template <uint32_t D>
 DEVICE void decode(const AttentionParams<bf16>& params, float* workspace, uint32_t max_splits) {
     launch_dependents();
-    // These tell where the keys are. Without the cache it would take one reading from memory after
-    // the other to follow them.
+    // These tell where the keys are. Without the prefetch, following them would take one access to
+    // memory after the other.
     prefetch(params.header);
     prefetch(params.seq_lens + min(lane() * 8, params.sequences - 1));
     prefetch(params.tables + min(lane() * 8, params.table_len - 1));

@@ -23,21 +23,21 @@ pub struct PagedSequences {
 /// recorded launch stays right; a block or length out of bounds there ends the step.
 #[derive(Clone, Copy, Debug)]
 pub struct StepSequences {
-    /// The first ones, with one query each: query i belongs to sequence i.
+    /// The first sequences, with one query each: query i belongs to sequence i.
     pub decodes: PagedSequences,
-    /// Most splits of the keys of each of them.
+    /// The most splits of the keys of any of them.
     pub max_splits: usize,
     /// `decode_workspace` f32 values for the partial results of their splits.
     pub workspace: View,
-    /// The others, with any number of queries.
+    /// The other sequences, with any number of queries.
     pub prefills: PagedSequences,
-    /// `[prefills + 1]` u32: where the queries of each of the others begin, from 0 on.
+    /// `[prefills + 1]` u32: the first query of each of the other sequences, from 0.
     pub cu_seqlens_q: View,
-    /// No less than the queries of any of the others.
+    /// At least the number of queries of any of the other sequences.
     pub most_queries: usize,
 }
 
-/// The arguments for sequences of one sort.
+/// The arguments for sequences of one kind.
 pub type PagedArgs = AttentionArgs<View, PagedSequences>;
 
 impl Attention for DeviceOps {
@@ -207,7 +207,7 @@ pub fn tokens_per_split(
 ) -> usize {
     let least = |tokens: usize| tokens.div_ceil(max_splits.max(1)).next_multiple_of(TILE).max(TILE);
     if invariant {
-        // With fewer tokens merging would cost too much: 256 tokens are read as 128 KiB at 128
+        // With fewer tokens, merging would cost too much: 256 tokens are read as 128 KiB at 128
         // dimensions, and the sums of a group of four heads take 2 KiB.
         return least(max_context.max(longest)).max(256);
     }

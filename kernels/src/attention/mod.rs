@@ -20,7 +20,7 @@ use std::fmt::Debug;
 const OP: &str = "paged_attention";
 
 pub trait Attention: OpMemory {
-    /// The sequences of a step: which queries, tokens and blocks are whose.
+    /// The sequences of a step: which queries, tokens and blocks belong to each.
     type Sequences<'a>: Copy + Debug;
 
     /// A query's result depends only on its own keys. On the CPU, and on a device whose splits of

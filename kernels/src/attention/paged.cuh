@@ -1,6 +1,6 @@
-// Shared by the attention kernels: where keys lie in the paged cache, which of them a query sees,
-// how work is dealt out to blocks, and how the partial softmaxes of consecutive splits of the keys
-// are merged.
+// Shared by the attention kernels: the place of keys in the paged cache, the keys that a query
+// sees, the distribution of work over blocks, and the merging of partial softmaxes over consecutive
+// splits of the keys.
 #pragma once
 
 #include "common.cuh"
@@ -114,12 +114,12 @@ struct WorkSearch {
 // ---- online softmax. Scores are in units of log2, so weights are powers of two.
 
 // The maximum that is subtracted from scores: the largest score so far, or 0 while there is none,
-// since minus infinity minus itself is not a number.
+// because minus infinity minus itself is not a number.
 DEVICE float finite_max(float row_max) { return row_max == MINUS_INFINITY ? 0.0f : row_max; }
 
 // Merges the softmax states of two consecutive sets of keys: each value `x` of the first and `y` of
 // the second becomes `merge(x, y)`. Decode's last step and prefill use exactly this, so that both
-// give the same bits; where one set is empty the other's values stay as they are.
+// give the same bits; if one set is empty, the other's values stay as they are.
 struct StateMerge {
     float row_max, first, second;
 
@@ -130,12 +130,12 @@ struct StateMerge {
     DEVICE float merge(float x, float y) const { return fmaf(x, first, __fmul_rn(y, second)); }
 };
 
-// The factor that normalises a row's output. It is zero where the query saw no keys.
+// The factor that normalises a row's output. It is zero if the query saw no keys.
 DEVICE float inverse_sum(float row_sum) { return row_sum > 0.0f ? 1.0f / row_sum : 0.0f; }
 
 // The place in the workspace at which decode leaves the state of a split for `combine.cu`, in f32:
-// `[sequences, max_splits, heads, 2]` holds the largest score and the sum of weights, and behind
-// them `[sequences, max_splits, heads, head_dim]` holds the output that is not normalised yet.
+// `[sequences, max_splits, heads, 2]` holds the largest score and the sum of weights; after them,
+// `[sequences, max_splits, heads, head_dim]` holds the output that is not normalised yet.
 struct SplitState {
     float *max_and_sum, *out;
 

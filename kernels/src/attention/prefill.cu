@@ -36,8 +36,7 @@ struct QueryTile {
     uint32_t query = 0;     // the first query, as a row of q and out
     uint32_t position = 0;  // position of the first query
 
-    // False for a block that has nothing to do: the grid has room for the most tiles that a batch
-    // can make.
+    // False for a block without work: the grid has room for the most tiles that a batch can make.
     DEVICE bool find(const AttentionParams<bf16>& params, const uint32_t* cu_seqlens, uint32_t n) {
         group = params.group(), kv_head = blockIdx.x % params.kv_heads;
         uint32_t per_tile = TILE_ROWS<D> / group;
@@ -121,7 +120,7 @@ struct WarpQueries {
     }
 };
 
-// Merges the state of the splits before into that of the split after them.
+// Merges the state of the previous splits into that of the split after them.
 template <uint32_t D, uint32_t MT>
 DEVICE void merge_before(const Accumulator<D, MT>* before, Accumulator<D, MT>& acc) {
 #pragma unroll

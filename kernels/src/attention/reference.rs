@@ -6,7 +6,7 @@ pub struct Query<'a> {
     pub softcap: Option<f32>,
 }
 
-/// `keys`, `values`: what the query sees, each a slice of `q.len()`.
+/// `keys`, `values`: those that the query sees, each a slice of `q.len()`.
 pub fn attend(query: &Query, keys: &[&[f32]], values: &[&[f32]]) -> Vec<f32> {
     let scores: Vec<f32> = keys.iter().map(|k| score(query, k)).collect();
     let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);

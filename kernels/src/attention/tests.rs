@@ -1,4 +1,4 @@
-//! The tiled path against the reference, its invariances, and what a bad call gets.
+//! The tiled path against the reference, its invariances, and the errors of wrong calls.
 
 use super::cpu::QueryTile;
 use super::*;
@@ -59,7 +59,7 @@ impl Case {
         self
     }
 
-    /// With keys and values that f16 holds.
+    /// Rounds keys and values to those that f16 holds.
     fn halved(mut self) -> Self {
         self.dtype = DType::F16;
         for tensor in self.keys.iter_mut().chain(&mut self.vals) {
@@ -68,7 +68,7 @@ impl Case {
         self
     }
 
-    /// The sequences' blocks, dealt out in a scattered order.
+    /// The sequences' blocks, in a scattered order.
     pub fn tables(&self, block_size: usize) -> (Vec<Vec<u32>>, usize) {
         let needed: usize = self.spans.iter().map(|s| s.1.div_ceil(block_size)).sum();
         let blocks = (needed + 3).next_multiple_of(2) + 1;
@@ -77,7 +77,7 @@ impl Case {
         (self.spans.iter().map(table).collect(), blocks)
     }
 
-    /// As devices have it: `[blocks, block_size, kv_heads, dim]`.
+    /// The layout of devices: `[blocks, block_size, kv_heads, dim]`.
     pub fn cache_by_token(
         &self,
         rows: &[Tensor],

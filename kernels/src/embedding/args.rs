@@ -1,4 +1,4 @@
-//! What the look-ups of rows are given.
+//! The arguments of look-ups of rows.
 
 use crate::Result;
 use crate::operand::{Indices, Matrix, Operand, distinct, is_activation};
@@ -11,9 +11,9 @@ pub struct GatherArgs<V: Operand> {
     pub table: V::Matrix,
     /// `[n]` token ids below `vocab_size`.
     pub ids: V::Indices,
-    /// What a device does with the ids beside looking them up. On the CPU the host does it.
+    /// Further work of a device with the ids. On the CPU the host does it.
     pub device: Option<DeviceTokens<V::Indices>>,
-    /// What every value is multiplied with: 1 except in families that scale embeddings (Gemma).
+    /// Every value is multiplied by this: 1 except in families that scale embeddings (Gemma).
     pub scale: f32,
     /// `[n, width]`: f32 on the CPU, of the table's kind on a device.
     pub out: V,
@@ -23,14 +23,14 @@ pub struct GatherArgs<V: Operand> {
 /// beside their K and V.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceTokens<I> {
-    /// Where the i-th value is not `u32::MAX`, it is the index into `previous` of the i-th id,
-    /// instead of `ids[i]`: `[n]`.
+    /// `[n]`: if the i-th value is not `u32::MAX`, it is the index into `previous` of the i-th id,
+    /// which then replaces `ids[i]`.
     pub feedback: I,
-    /// The tokens of the step before; its length is free.
+    /// The tokens of the previous step; any number of them.
     pub previous: I,
-    /// `[n]`: places in `history`, where the i-th id is noted.
+    /// `[n]`: places in `history` to which the ids are written.
     pub slots: I,
-    /// Its length is free.
+    /// Any number of places.
     pub history: I,
 }
 

@@ -5,7 +5,7 @@ use crate::operand::{Operand, TensorView};
 use crate::storage::{Parts, ensure, read, write};
 use crate::{Compute, Result};
 
-/// Elements copied or decoded by one task: enough to be worth handing out.
+/// Elements that one task copies or decodes: enough to be worth handing out.
 const TASK_ELEMENTS: usize = 8192;
 
 impl Embedding for Compute {
@@ -49,7 +49,7 @@ fn check_indices(op: &'static str, indices: &[u32], rows: usize) -> Result<()> {
     ensure(op, outside.is_none(), || format!("index {outside:?} is outside of {rows} rows"))
 }
 
-/// `fill(i, row i)` for every row of `out: [_, cols]`, shared out among the threads.
+/// Calls `fill(i, row i)` for every row of `out: [_, cols]`, shared out among the threads.
 fn for_each_row(
     c: &Compute,
     out: &mut [f32],

@@ -31,7 +31,7 @@ impl Embedding for DeviceOps {
     }
 }
 
-/// Two addresses and a length, where the kernel has nothing to feed back or to note.
+/// The arguments (two addresses and a length) of a call without tokens to feed back or to record.
 const NO_WORDS: [Arg; 3] = [Arg::Null, Arg::Null, Arg::U32(0)];
 
 fn launch(

@@ -1,4 +1,4 @@
-//! Rows by their numbers: token embeddings, and the rows of a step whose logits are wanted.
+//! Looks up rows by their numbers: token embeddings, and the rows of a step that get logits.
 
 mod args;
 mod cpu;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 pub enum Kind {
     F32,
     Bf16,
-    /// Only in the machine's own memory.
+    /// Used only in the machine's own memory.
     F16,
     U32,
     U64,

@@ -33,7 +33,7 @@ pub trait Gpu: Send + Sync {
     /// Bytes that are free, and bytes in all.
     fn memory(&self) -> Result<(usize, usize)>;
     /// Allocates memory of unspecified content and returns its address, a multiple of 256. The
-    /// caller gives it to `free` once.
+    /// caller must free it with `free`, once.
     fn allocate(&self, bytes: usize) -> Result<u64>;
     /// Frees memory that `allocate` returned. Work that was launched before may still use it.
     fn free(&self, address: u64);
@@ -54,7 +54,7 @@ pub trait Gpu: Send + Sync {
     fn launch(&self, launch: &Launch, args: &[Arg]) -> Result<()>;
     /// `out[n, rows] = x[n, cols] · wᵀ (+ bias)`, sums in f32.
     fn gemm(&self, gemm: &Gemm) -> Result<()>;
-    /// Marks the point in the stream behind all work given so far.
+    /// Marks the point in the stream after all work given so far.
     fn record(&self) -> Result<StreamEvent>;
     /// Waits until the work before the event is done. A fault of that work is returned here at the
     /// latest.
@@ -74,7 +74,7 @@ pub struct DeviceOptions {
     /// The folder in which measurements of matrix products are kept, so that they are not repeated
     /// at the next start. `None` keeps them in memory.
     pub folder: Option<PathBuf>,
-    /// Starts each kernel only when the one before it has ended, as kernels for less than sm_90 do
+    /// Starts each kernel only when the previous one has ended, as kernels for less than sm_90 do
     /// anyway. It is meant for comparisons.
     pub plain_launches: bool,
 }
@@ -209,12 +209,11 @@ pub struct StreamEvent(pub(crate) Box<dyn Any + Send + Sync>);
 /// Work that [`Gpu::capture`] recorded, for [`Gpu::replay`].
 pub struct Graph(pub(crate) Box<dyn Any + Send + Sync>);
 
-/// The device on which tests run: the machine's first one, opened once, or a new emulator where
-/// there is none.
+/// The device on which tests run: the machine's first one, opened once, or a new emulator if there
+/// is none.
 ///
-/// # Panics
-/// When there is a device and it cannot be used: a test that fell back to the emulator would prove
-/// nothing about the device.
+/// # Panics When there is a device and it cannot be used: a test that fell back to the emulator
+/// would prove nothing about the device.
 #[cfg(feature = "emulator")]
 pub fn device_or_emulator(memory_bytes: usize, multiprocessors: u32) -> Arc<dyn Gpu> {
     static DEVICE: LazyLock<Result<Arc<dyn Gpu>>> = LazyLock::new(|| open(0));

@@ -1,4 +1,4 @@
-//! Stands for the CUDA device in builds without the feature `cuda`: there is no device.
+//! Replaces the CUDA device in builds without the feature `cuda`: there is no device.
 
 use super::{DeviceOptions, Gpu, Properties};
 use crate::{Error, Result};

@@ -1,4 +1,4 @@
-//! What a product with a weight matrix is given.
+//! The arguments of a product with a weight matrix.
 
 use super::OP;
 use crate::Result;
@@ -9,9 +9,10 @@ use crate::storage::ensure;
 /// How the sums of a product may be ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Whatever is fastest for this number of rows.
+    /// The order that is fastest for this number of rows.
     Fast,
-    /// A row's result has the same bits whatever other rows there are. The CPU always does so.
+    /// A row's result has the same bits whatever other rows there are. On the CPU that always
+    /// holds.
     Invariant,
 }
 

@@ -1,4 +1,4 @@
-//! The product on the CPU: from tensors to slices, on which `matmul` works.
+//! Turns the tensors of a product on the CPU into slices, on which `matmul` works.
 
 use super::{Linear, LinearArgs, OP, Weight, matmul};
 use crate::operand::TensorView;

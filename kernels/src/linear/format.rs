@@ -20,12 +20,11 @@ pub(super) const BLOCK: usize = 32;
 /// The form in which a group's scale and minimum are stored.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scales {
-    /// They are those of the header.
+    /// The scale and the minimum of the header.
     Direct,
-    /// They are those of the header, each multiplied by a signed byte.
+    /// Those of the header, each multiplied by a signed byte.
     Bytes,
-    /// They are those of the header, multiplied by the low (scale) and the high (minimum) half of
-    /// one byte.
+    /// Those of the header, multiplied by the low (scale) and the high (minimum) half of one byte.
     Nibbles,
 }
 

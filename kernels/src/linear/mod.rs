@@ -1,8 +1,8 @@
 //! `out[n, rows] = x[n, cols] · Wᵀ (+ bias)` with dense or block-quantised weights.
 //!
-//! Dense weights meet f32 activations in fused multiply-adds (`tile`). Block-quantised weights stay
-//! so in memory, and their codes meet activations rounded to sixteen bits (`rounding`) in exact
-//! integer sums (`integer`).
+//! Dense weights are multiplied with f32 activations by fused multiply-adds (`tile`).
+//! Block-quantised weights stay quantised in memory, and their codes are multiplied with
+//! activations rounded to sixteen bits (`rounding`) in exact integer sums (`integer`).
 #![expect(
     clippy::inline_always,
     reason = "vector code must end up inside the function that enables its instructions"
@@ -118,14 +118,14 @@ impl std::fmt::Debug for Weight {
 }
 
 impl Weight {
-    /// From a GGUF tensor's raw little-endian blocks (F32, F16, BF16 and every block type),
-    /// row-major `[rows, cols]`.
+    /// Makes a weight of a GGUF tensor's raw little-endian blocks (F32, F16, BF16 and every block
+    /// type), row-major `[rows, cols]`.
     pub fn from_ggml(dtype: GgmlDType, raw: &[u8], rows: usize, cols: usize) -> Result<Self> {
         let parts = vec![WeightPart::new(dtype, raw, rows, cols)?];
         Ok(Self { rows, cols, parts })
     }
 
-    /// From f32, f16 or bf16 `[rows, cols]` (safetensors). Kept in its own width.
+    /// Makes a weight of f32, f16 or bf16 `[rows, cols]` (safetensors), kept in its own width.
     pub fn from_dense(tensor: &Tensor) -> Result<Self> {
         let (rows, cols) = tensor.dims2()?;
         let flat = tensor.flatten_all()?;
@@ -178,7 +178,7 @@ impl Weight {
         self.cols
     }
 
-    /// Whether any of it is block-quantised.
+    /// Whether any part is block-quantised.
     pub fn is_quantised(&self) -> bool {
         self.parts.iter().any(WeightPart::is_quantised)
     }

@@ -11,7 +11,7 @@ use candle_core::quantized::GgmlDType;
 struct SuperBlock {
     /// The bits of the f16 scale.
     d: u16,
-    /// The bits of the f16 that is added, multiplied by `mins` where there are any.
+    /// The bits of the f16 that is added, multiplied by `mins` if there are any.
     m: u16,
     scales: [u8; 16],
     mins: [u8; 16],

@@ -1,11 +1,11 @@
-//! The specification: plain loops over the dequantised weights, with the activations that meet
-//! quantised weights rounded first.
+//! The specification: plain loops over the dequantised weights. Activations for quantised weights
+//! are rounded first.
 
 use super::Weight;
 use super::format::BLOCK;
 use super::rounding::round;
 
-/// `x: [n, cols]` to `[n, rows]`, summed in f64 and rounded once.
+/// Computes `x: [n, cols]` to `[n, rows]`, summed in f64 and rounded once.
 pub fn linear(w: &Weight, bias: Option<&[f32]>, x: &[f32]) -> Vec<f32> {
     let mut out = vec![0.0; x.len() / w.cols() * w.rows()];
     let mut weights = vec![0f32; w.cols()];
@@ -23,7 +23,7 @@ pub fn linear(w: &Weight, bias: Option<&[f32]>, x: &[f32]) -> Vec<f32> {
     out
 }
 
-/// The values that the codes of whole blocks stand for.
+/// Returns the values of the codes of whole blocks.
 pub(super) fn rounded(x: &[f32]) -> Vec<f32> {
     let blocks = x.as_chunks::<BLOCK>().0.iter().map(round);
     blocks.flat_map(|(codes, scale)| codes.map(|code| f32::from(code) * scale)).collect()

@@ -1,6 +1,6 @@
-//! The activations that quantised weights are multiplied with: each row's in sixteen bits, with one
-//! scale for every 32 columns. The error is at most 2^-16 of a block's largest value, 256 times
-//! finer than the eight bits that other CPU engines round to.
+//! The activations with which quantised weights are multiplied: those of each row in sixteen bits,
+//! with one scale for every 32 columns. The error is at most 2^-16 of a block's largest value, 256
+//! times finer than the eight bits that other CPU engines round to.
 
 use super::format::BLOCK;
 use super::integer::IntegerLanes;
@@ -43,7 +43,7 @@ pub(super) fn scale(largest: f32) -> (f32, f32) {
 pub(super) fn round(x: &[f32; BLOCK]) -> ([i16; BLOCK], f32) {
     /// 1.5 · 2^23: adding it rounds to an integer, ties to even, and leaves that in the low bits.
     const ROUND: f32 = 12_582_912.0;
-    // Without the sign, bits order magnitudes, and NaN comes out above all.
+    // Without the sign bit, magnitudes compare as integers, and NaN is above all.
     let largest =
         f32::from_bits(x.iter().fold(0, |largest, x| largest.max(x.to_bits() & (u32::MAX >> 1))));
     let (scale, inverse) = scale(largest);
@@ -52,8 +52,8 @@ pub(super) fn round(x: &[f32; BLOCK]) -> ([i16; BLOCK], f32) {
 }
 
 impl Rounded {
-    /// From codes in the order of the products, and the codes' sums over the first half and the
-    /// second.
+    /// Makes a block from codes in the order of the products, and the codes' sums over the first
+    /// half and the second.
     #[inline(always)]
     pub(super) fn new(codes: [u8; 2 * BLOCK], scale: f32, first: i32, second: i32) -> Self {
         let sums = [first, second, first + second];

@@ -1,5 +1,5 @@
-//! Judges: candle's dequantisation for the values, the reference for the products, and bitwise
-//! equality for what may not depend on batch, threads or stacking.
+//! Compared with: candle's dequantisation for the values, the reference for the products, and
+//! bitwise equality for results that may not depend on batch, threads or stacking.
 
 use super::cpu::linear_slices_with;
 use super::*;
@@ -79,7 +79,7 @@ fn weight_of(dtype: GgmlDType, values: Vec<f32>, rows: usize, cols: usize) -> Ca
     }
 }
 
-/// `linear` into an output poisoned beforehand.
+/// Computes `linear` into an output poisoned beforehand.
 fn product(isa: Isa, c: &Compute, w: &Weight, bias: Option<&[f32]>, x: &[f32]) -> Vec<f32> {
     let n = x.len() / w.cols();
     let mut out = vec![f32::NAN; n * w.rows()];
@@ -173,7 +173,7 @@ fn dense_columns_need_no_alignment() {
     }
 }
 
-/// The same bits for a row alone and in any batch, on any number of threads.
+/// A row has the same bits alone and in any batch, on any number of threads.
 #[test]
 fn bits_depend_on_the_row_alone() {
     let cols = 768;
@@ -196,7 +196,7 @@ fn bits_depend_on_the_row_alone() {
     }
 }
 
-/// Weights and activations of the largest codes there are: no sum of integers may wrap.
+/// Weights and activations have the largest codes: no sum of integers may wrap.
 #[test]
 fn the_largest_products_fit() {
     let (rows, cols) = (16, 256);

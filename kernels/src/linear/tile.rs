@@ -5,7 +5,7 @@
 use crate::simd::{LANES, Lanes};
 use candle_core::quantized::GgmlDType;
 
-/// The most panels, and the most token rows, of a tile: 12 by 2 sums are the 24 of 32 registers of
+/// The most panels, and the most token rows, of a tile: 12 by 2 sums take the 24 of 32 registers of
 /// AVX-512 that `DenseLanes` allows for them.
 pub(super) const PANELS: usize = 2;
 pub(super) const ROWS: usize = 12;

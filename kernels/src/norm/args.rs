@@ -1,4 +1,4 @@
-//! What the norm is given.
+//! The arguments of the norm.
 
 use crate::Result;
 use crate::gpu::Kind;
@@ -11,7 +11,7 @@ pub(super) const OP: &str = "rms_norm";
 #[derive(Clone, Copy, Debug)]
 pub struct NormArgs<V> {
     /// `[n, width]` activations (f32 or, on a device, bf16), as `delta` and `out`. Changed in place
-    /// where there is a `delta`.
+    /// if there is a `delta`.
     pub x: V,
     pub delta: Option<V>,
     /// `[width]` f32.

@@ -1,4 +1,5 @@
-//! One pass for the sum of squares, one for the product; the sums of four vectors run side by side.
+//! RMSNorm on the CPU: one pass for the sum of squares, one for the product; the sums of four
+//! vectors run side by side.
 
 #![expect(
     clippy::inline_always,
@@ -13,7 +14,7 @@ use crate::storage::{Parts, read, write};
 use crate::{Compute, Result};
 use std::ops::Range;
 
-/// Fewer values than this are not worth waking a thread for.
+/// With fewer values than this, waking a thread costs more than it saves.
 const VALUES_PER_TASK: usize = 16 * 1024;
 
 impl Norm for Compute {

@@ -1,4 +1,4 @@
-//! RMSNorm on a device. `norm.cu` says how.
+//! Launches the RMSNorm of `norm.cu` on a device.
 
 use super::{Norm, NormArgs};
 use crate::gpu::{Kind, Launch, View};

@@ -48,7 +48,7 @@ template <class T>
 DEVICE void norm(T* x, const T* delta, const float* weight, T* out, uint32_t width, float eps) {
     launch_dependents();
     // The weights are fetched early: all weights of the layers have gone through the cache since
-    // these were read last, so they are not in it.
+    // they were last read, so the cache no longer holds them.
     constexpr uint32_t SECTOR = 8;  // floats that one fetch brings: 32 bytes
     if (blockIdx.x == 0)
         for (uint32_t i = threadIdx.x * SECTOR; i < width; i += THREADS * SECTOR)

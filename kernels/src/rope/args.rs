@@ -1,4 +1,4 @@
-//! What the rotation and the write into the cache are given.
+//! The arguments of the rotation and the write into the cache.
 
 use super::{OP, RopeStyle};
 use crate::Result;
@@ -17,8 +17,8 @@ pub struct RopeArgs<V: Operand> {
     pub head_dim: usize,
     /// `[n]`: each below the number of positions in `table`.
     pub positions: V::Indices,
-    /// `[n]`: the slot (`block * block_size + offset`) of each token in the caches. Two tokens must
-    /// not have one slot, unless what it holds is never read.
+    /// `[n]`: the slot (`block * block_size + offset`) of each token in the caches. Two tokens may
+    /// share a slot only if it is never read.
     pub slots: V::Indices,
     pub table: RopeTable<V>,
     pub qk_norm: Option<QkNorm<V>>,

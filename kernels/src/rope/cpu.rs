@@ -1,4 +1,5 @@
-//! One token at a time: loops that the compiler vectorises once the instruction set is enabled.
+//! RoPE on the CPU, one token at a time: the compiler vectorises these loops once the instruction
+//! set is enabled.
 
 #![expect(
     clippy::inline_always,
@@ -14,7 +15,7 @@ use crate::storage::{Parts, ensure, read, shape, unsupported, write, write_as};
 use crate::{Compute, Result};
 use half::f16;
 
-/// Fewer values than this are not worth waking a thread for.
+/// With fewer values than this, waking a thread costs more than it saves.
 const VALUES_PER_TASK: usize = 16 * 1024;
 
 impl Rope for Compute {
@@ -68,7 +69,7 @@ fn run<E: Element>(c: &Compute, args: &RopeArgs<TensorView>) -> Result<()> {
     })
 }
 
-/// Everything an index could hit is checked before anything is written: a wrong slot is another
+/// Checks everything that an index could reach before anything is written: a wrong slot is another
 /// sequence's memory.
 fn check_indices(args: &RopeArgs<TensorView>) -> Result<()> {
     let half = args.table.rotary_dim / 2;
@@ -96,7 +97,7 @@ pub(super) struct Heads<'a> {
     pub norm: Option<(&'a [f32], &'a [f32], f32)>,
 }
 
-/// Where keys and values go.
+/// The places to which keys and values are written.
 pub(super) struct Cache<'a, E> {
     /// `[blocks, kv_heads, head_dim, block_size]`.
     pub k: Parts<'a, E>,

@@ -1,4 +1,5 @@
-//! QK-norm, rotary embedding and the write into the paged cache on a device. `rope.cu` says how.
+//! Launches the kernels of `rope.cu` on a device: QK-norm, rotary embedding and the write into the
+//! paged cache.
 
 use super::{OP, Rope, RopeArgs, RopeStyle, RopeTable};
 use crate::gpu::{Kind, Launch, View};

@@ -26,7 +26,7 @@ pub enum RopeStyle {
 }
 
 pub trait Rope: OpMemory {
-    /// The CPU checks every position and slot before it writes anything. A device fails the step
-    /// when it meets one outside of the tables or the cache.
+    /// The CPU checks every position and slot before it writes anything. A device fails the step if
+    /// one is outside of the tables or the cache.
     fn rope_kv_write(&self, args: &RopeArgs<Self::View<'_>>) -> Result<()>;
 }

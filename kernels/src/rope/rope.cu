@@ -17,8 +17,8 @@
 
 namespace {
 
-constexpr uint32_t THREADS = 128;  // of a block
-constexpr uint32_t LANES = 16;     // that share a head
+constexpr uint32_t THREADS = 128;  // threads of a block
+constexpr uint32_t LANES = 16;     // threads that share a head
 
 template <class T>
 struct RopeParams {
@@ -30,7 +30,7 @@ struct RopeParams {
     uint32_t n, heads, kv_heads, dim, half, max_positions, max_slots;
 };
 
-// Loads N values from `first` and N from `second`, normed where there is a `norm`.
+// Loads N values from `first` and N from `second`, normed if there is a `norm`.
 template <class T, uint32_t N>
 DEVICE void load_pairs(float (&x)[2 * N], const T* in, uint32_t first, uint32_t second,
     const float* norm, float scale) {

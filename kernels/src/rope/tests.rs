@@ -1,4 +1,5 @@
-//! Rotation, per-head norm and the cache write against the reference, and what a bad call gets.
+//! Rotation, per-head norm and the cache write against the reference, and the errors of wrong
+//! calls.
 
 use super::*;
 use crate::Error;
@@ -75,7 +76,7 @@ impl Case {
         })
     }
 
-    /// Row `i` of Q, K (both normed and rotated) and V by the reference.
+    /// Computes row `i` of Q, K (both normed and rotated) and V by the reference.
     fn want(&self, i: usize, position: usize) -> [Vec<f32>; 3] {
         let row = values(&self.qkv.narrow(0, i, 1).unwrap());
         let (q, kv) = row.split_at(HEADS * self.dim);

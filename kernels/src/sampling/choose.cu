@@ -4,7 +4,7 @@
 
 namespace {
 
-// The ranks of the row's candidates, or of the whole row where they did not all fit.
+// The ranks of the row's candidates, or of the whole row if they did not all fit.
 struct Ranks {
     const uint64_t* candidates;
     const float* row;

@@ -1,6 +1,6 @@
-//! From logits to a token, per row: penalties, bias, temperature, top-k, top-p, min-p; Gumbel-max
-//! on a counter-based generator keyed by (seed, position), so that a row's result depends on
-//! nothing else.
+//! Samples a token for each row of logits: penalties, bias, temperature, top-k, top-p, min-p;
+//! Gumbel-max on a counter-based generator keyed by (seed, position), so that a row's result
+//! depends on nothing else.
 //!
 //! The order is fixed: repetition penalty, frequency and presence penalties, bias, bans,
 //! temperature, top-k, top-p over what top-k left, min-p against the most likely token. Equal
@@ -8,8 +8,8 @@
 //!
 //! A draw can be repeated from the request's seed and the number of tokens before it: the token is
 //! the one with the largest `(logit - largest) / temperature + noise` among those left, in f32 up
-//! to the noise and in f64 from there; `noise` is [`gumbel_noise(seed,
-//! position, id)`](super::gumbel_noise), whose definition stands there.
+//! to the noise and in f64 from there; `noise` is [`gumbel_noise(seed, position,
+//! id)`](super::gumbel_noise), whose definition stands there.
 
 use super::params::{
     RowSampling, SampleError, SampleResult, Sampled, SamplingParams, TokenLogprobs,
@@ -36,7 +36,7 @@ impl Candidate {
     }
 }
 
-/// Stands in the counts for a token that has had its penalty, so that each has it once.
+/// Replaces the count of a token that has had its penalty, so that each has it once.
 const DONE: u32 = u32::MAX;
 
 /// Samples the rows of a step. It keeps the workspaces of the rows being sampled: as many as there
@@ -47,8 +47,7 @@ pub struct RowSampler {
 }
 
 impl RowSampler {
-    /// Samples each row by itself, on whichever thread is free. `logits` are `[rows, vocab_size]`
-    /// f32.
+    /// Samples each row by itself, on any free thread. `logits` are `[rows, vocab_size]` f32.
     pub fn sample(
         &self,
         c: &Compute,
@@ -103,7 +102,7 @@ impl Sampler {
         Ok(Sampled { token, logprobs })
     }
 
-    /// `adjusted` becomes the logits with penalties, bias and bans; a banned token's is minus
+    /// Sets `adjusted` to the logits with penalties, bias and bans; a banned token's is minus
     /// infinity.
     fn adjust(&mut self, logits: &[f32], row: &RowSampling) -> Result<(), SampleError> {
         self.adjusted.clear();
@@ -163,18 +162,18 @@ fn not_finite(logits: &[f32]) -> SampleError {
     SampleError::NotFinite { token: token as u32, value: logits[token] }
 }
 
-/// Workspace for the tokens that are still in the race.
+/// Workspace for the tokens that can still be chosen.
 #[derive(Debug, Default)]
 struct CandidateSet {
-    /// `[vocab_size]`; minus infinity for what is out.
+    /// `[vocab_size]`; minus infinity for tokens that cannot.
     scaled: Vec<f32>,
     ids: Vec<u32>,
     candidates: Vec<Candidate>,
 }
 
 impl CandidateSet {
-    /// The token of the largest of the `logits` (greedy), or a draw from the softmax of what the
-    /// parameters leave.
+    /// The token of the largest of the `logits` (greedy), or a draw from the softmax of the tokens
+    /// that the parameters leave.
     fn choose(&mut self, logits: &[f32], max: f32, row: &RowSampling) -> Result<u32, SampleError> {
         let params = &row.params;
         if max == f32::NEG_INFINITY {
@@ -193,7 +192,7 @@ impl CandidateSet {
             .ok_or(SampleError::NothingLeft)
     }
 
-    /// `candidates` become the tokens that top-k, top-p and min-p leave, in no order.
+    /// Sets `candidates` to the tokens that top-k, top-p and min-p leave, in no order.
     fn truncate(&mut self, params: &SamplingParams) {
         let k = params.top_k as usize;
         let limited = (1..self.scaled.len()).contains(&k);
@@ -250,7 +249,8 @@ impl CandidateSet {
         let logprob =
             |id: u32| (f64::from(logits[id as usize]) - f64::from(max) - log_total) as f32;
         self.collect(|found| found.len() >= top);
-        // Ranked by what the model said: the difference to the largest may round two values to one.
+        // Tokens are ranked by the raw logits, because the differences to the largest may round two
+        // values to one.
         self.candidates
             .iter_mut()
             .for_each(|candidate| candidate.value = logits[candidate.id as usize]);

@@ -44,7 +44,7 @@ struct Cutoff {
     uint64_t rest, wanted;
 };
 
-// Sums `x` over this thread and those before it (`prefix`), and over all (`total`).
+// Sums `x` over this thread and the previous ones (`prefix`), and over all (`total`).
 DEVICE void block_prefix(uint64_t x, uint64_t& prefix, uint64_t& total) {
     SHARED(uint64_t, warps, THREADS / WARP);
 #pragma unroll

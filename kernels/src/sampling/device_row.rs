@@ -1,22 +1,22 @@
-//! A row's sampling as the device takes it. Pure.
+//! The sampling of a row in the form that the device takes. Pure.
 
 use super::params::{RowSampling, SampleError, SamplingParams};
 use std::sync::Arc;
 
-/// What the device must know of a row beside its tokens, which it has.
+/// The facts about a row that the device does not have: all but its tokens.
 #[derive(Clone, Debug)]
 pub struct DeviceRow {
     pub params: Arc<SamplingParams>,
     /// Tokens before the one to be drawn.
     pub position: u32,
     /// How many of its sequence's tokens are the prompt; the frequency and presence penalties count
-    /// those behind.
+    /// the later ones.
     pub prompt_len: u32,
     pub specials: Vec<Special>,
 }
 
-/// A token that a row treats otherwise: what is added to its logit; minus infinity bans it. At most
-/// one entry a token and row.
+/// A token that a row treats differently from others: a value is added to its logit; minus infinity
+/// bans it. A token has at most one entry per row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Special {
     pub token: u32,
@@ -30,14 +30,14 @@ impl DeviceRow {
         Ok(Self { params: row.params.clone(), position, prompt_len, specials })
     }
 
-    /// The largest logit: what padding rows get.
+    /// A greedy row, as padding rows are.
     pub fn greedy() -> Self {
         let params = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
         Self { params: Arc::new(params), position: 0, prompt_len: 0, specials: Vec::new() }
     }
 }
 
-/// What the row adds to single tokens' logits, by token.
+/// The row's additions to single tokens' logits, by token.
 fn specials(row: &RowSampling, vocab_size: usize) -> Result<Vec<Special>, SampleError> {
     let params = &row.params;
     if let Some(&(token, _)) =

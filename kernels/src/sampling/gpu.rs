@@ -29,7 +29,7 @@ pub struct Sample {
     /// `[rows, vocab_size]` f32; overwritten.
     pub logits: View,
     pub vocab_size: usize,
-    /// What `encode` wrote for as many padded rows, uploaded: u32.
+    /// The words that `encode` wrote for as many padded rows, uploaded: u32.
     pub params: View,
     pub history: History,
     /// `[rows]` u32.
@@ -45,9 +45,9 @@ const ROW_WORDS: usize = 16;
 const SPECIAL_WORDS: usize = 2;
 /// Words of a row's result.
 pub const RESULT_WORDS: usize = 2 + 2 * MOST_TOP_LOGPROBS;
-/// Stands in a result where there is no further id.
+/// Fills a result that has no further id.
 const NONE: u32 = u32::MAX;
-/// These stand in a result in place of a token.
+/// Replace the token in a result.
 const NOT_FINITE: u32 = u32::MAX;
 const NOTHING_LEFT: u32 = u32::MAX - 1;
 
@@ -67,11 +67,10 @@ pub fn encoded_words(rows: usize, specials: usize) -> usize {
 }
 
 /// Writes the parameters of each row, of which the i-th belongs to sequence `sequence_of(i)`. Then
-/// it leaves out `between` words (an even number), and writes the rows' special tokens. Rows beyond
-/// those given are a graph's padding and greedy.
+/// it skips `between` words (an even number), and writes the rows' special tokens. Rows beyond
+/// those given are a graph's padding, and are greedy.
 ///
-/// # Panics
-/// When `words` are fewer than `encoded_words` and those between, or the rows more than
+/// # Panics When `words` are fewer than `encoded_words` and those between, or the rows more than
 /// `padded_rows`.
 pub fn encode(
     rows: &[DeviceRow],

@@ -38,7 +38,7 @@ fn bound(word: u32) -> f64 {
 }
 
 /// The id of the largest `scaled[id] + noise`, the lower one among equals. Minus infinity is never
-/// chosen; `None` where there is nothing else.
+/// chosen; `None` if every value is minus infinity.
 pub fn gumbel_argmax(scaled: &[f32], seed: u64, position: u32) -> Option<u32> {
     let Scan { max, .. } = scan(scaled);
     let likeliest = first_equal(scaled, max).filter(|_| max > f32::NEG_INFINITY)? as u32;

@@ -14,7 +14,7 @@ DEVICE void histogram(const Args& args) {
     logits.scale(key_value(max_key), args.row().temperature);
     Histogram sums = shared_histogram();
     sums.clear();
-    uint64_t tail = 0;  // amount in the last bucket, where most of a row is at a low temperature
+    uint64_t tail = 0;  // amount in the last bucket, which holds most of a row at a low temperature
     bool counts = args.has_top_k();
     logits.for_each([&](uint32_t, float scaled) {
         if (!is_present(scaled)) return;

@@ -1,7 +1,7 @@
-//! From logits to tokens. `params.rs` says how a row is sampled, for every path: `cpu.rs` samples
-//! on the CPU, `gpu.rs` on a device.
+//! Turns logits into tokens. `params.rs` defines how a row is sampled, for every path: `cpu.rs`
+//! samples on the CPU, `gpu.rs` on a device.
 //!
-//! Here stand the passes over one row of logits that the CPU's sampler makes: the largest value,
+//! This file has the passes over one row of logits that the CPU's sampler makes: the largest value,
 //! exponential sums, thresholds, and Gumbel-max. Everything here is plain arithmetic on arrays of
 //! sixteen, without fused operations, so each pass gives the same bits on every instruction set;
 //! `vectorised!` only makes it wide. Measured at 49 152 values on one Zen 5 core, microseconds on
@@ -30,7 +30,7 @@ use crate::simd::{Isa, LANES, Lanes, vectorised};
 /// The largest of a row's values, and whether all are finite.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scan {
-    /// Minus infinity for an empty row; without meaning where there is a NaN.
+    /// Minus infinity for an empty row; without meaning if there is a NaN.
     pub max: f32,
     pub finite: bool,
 }
@@ -80,7 +80,7 @@ fn first_lanes<L: Lanes>(row: &[f32], value: f32, found: &mut Option<usize>) {
     *found = row[skipped..].iter().position(|x| *x == value).map(|at| skipped + at);
 }
 
-/// `out` becomes `(row - max) / temperature`.
+/// Sets `out` to `(row - max) / temperature`.
 pub fn scale(row: &[f32], max: f32, temperature: f32, out: &mut Vec<f32>) {
     out.clear();
     out.resize(row.len(), 0.0);

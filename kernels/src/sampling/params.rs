@@ -1,4 +1,4 @@
-//! How a row is sampled and what comes of it, whatever samples it. Pure: it knows no tensors, so
+//! The sampling parameters of a row and its result, for every path. Pure: it uses no tensors, so
 //! the engine's scheduler may hold it.
 
 use std::sync::Arc;
@@ -52,13 +52,13 @@ impl SamplingParams {
         (self.repetition_penalty - 1.0).abs() <= 0.0
     }
 
-    /// Whether some tokens are left out of the draw.
+    /// Whether some tokens are excluded from the draw.
     pub fn truncates(&self) -> bool {
         self.top_k > 0 || self.top_p < 1.0 || self.min_p > 0.0
     }
 }
 
-/// All that sampling one row depends on, beside its logits.
+/// Everything that the sampling of one row depends on, beside its logits.
 #[derive(Clone, Debug)]
 pub struct RowSampling {
     pub params: Arc<SamplingParams>,
@@ -101,7 +101,7 @@ pub enum SampleError {
         "the model gave a logit of {value} for token {token}; its weights or its cache are damaged"
     )]
     NotFinite { token: u32, value: f32 },
-    /// As `NotFinite`, where a device does not say which logit it is.
+    /// Like `NotFinite`, from a device, which does not tell which logit it is.
     #[error("the model gave a logit that is not finite; its weights or its cache are damaged")]
     SomeNotFinite,
     #[error("logit_bias names token {token}, but the vocabulary has {vocab_size}; leave it out")]
@@ -113,5 +113,5 @@ pub enum SampleError {
     NotRun,
 }
 
-/// What became of one row.
+/// The result of sampling one row.
 pub type SampleResult = Result<Sampled, SampleError>;

@@ -10,7 +10,7 @@ pub fn philox4x32(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     lanes(counter.map(|word| [word]), key).map(|[word]| word)
 }
 
-/// The same for `N` counters side by side: `counter[i][lane]`.
+/// Computes `N` counters side by side: `counter[i][lane]`.
 #[inline(always)]
 pub(super) fn lanes<const N: usize>(
     mut counter: [[u32; N]; 4],

@@ -19,7 +19,7 @@ pub fn gumbel_argmax(scaled: &[f32], seed: u64, position: u32) -> Option<u32> {
     best.map(|(id, _)| id)
 }
 
-/// A row's outcome by sorting everything; `history` are its sequence's tokens.
+/// A row's result by sorting everything; `history` holds its sequence's tokens.
 pub fn sample(logits: &[f32], row: &DeviceRow, history: &[u32]) -> SampleResult {
     let params = &row.params;
     if logits.iter().any(|x| !x.is_finite()) {
@@ -73,7 +73,7 @@ fn ranked(values: &[f32]) -> Vec<u32> {
     ids
 }
 
-/// Minus infinity for what top-k, top-p and min-p leave out.
+/// Replaces logits that top-k, top-p and min-p leave out by minus infinity.
 fn truncated(scaled: &[f32], params: &SamplingParams) -> Vec<f32> {
     let mut ids = ranked(scaled);
     if params.top_k > 0 {

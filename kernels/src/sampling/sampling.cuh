@@ -52,7 +52,7 @@ constexpr uint32_t THREADS = 256, LANES = 4, VECTORS = 4, CHUNK = THREADS * LANE
 constexpr uint32_t BUCKETS = 2 * THREADS, MAX_CANDIDATES = 2048, MAX_TOP = 20,
                    RESULT_WORDS = 2 + 2 * MAX_TOP;
 constexpr uint32_t NOT_FINITE = FULL_MASK,
-                   NOTHING_LEFT = FULL_MASK - 1;  // stand in a result in place of a token
+                   NOTHING_LEFT = FULL_MASK - 1;  // these replace the token in a result
 constexpr float BUCKETS_PER_UNIT = 16.0f;         // buckets for each 1 of a scaled logit
 constexpr float LARGEST_FINITE = 3.402823466e38f;
 

@@ -21,7 +21,7 @@ DEVICE void write_statistics(
     }
 }
 
-// The tokens of the step's sequences. Each stands in the slot in which the cache keeps its K and V.
+// The tokens of the step's sequences. Each is in the slot in which the cache keeps its K and V.
 struct History {
     const uint32_t *tokens, *tables, *header, *seq_lens;
     uint32_t slots, table_len, sequences, block_size;

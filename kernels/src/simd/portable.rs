@@ -1,4 +1,4 @@
-//! Plain arrays: any machine.
+//! Sixteen lanes as plain arrays, for any machine.
 
 use super::{LANES, Lanes};
 use half::{bf16, f16};

@@ -302,7 +302,7 @@ int cuFuncLoad(P function) {
     note("load %s\n", (char*)function);
     return 0;
 }
-// Attribute 1 is the kernel's own shared memory in bytes, 5 the PTX version that it was made of.
+// Attribute 1 is the kernel's own shared memory in bytes, 5 the PTX version from which it was made.
 int cuFuncGetAttribute(int* value, int attribute, P function) {
     (void)function;
     *value = attribute == 1 ? 1024 : attribute == 5 ? 10 * major : 0;

@@ -1,4 +1,5 @@
-//! The kernels against the reference, the bits they promise, and what a call out of bounds gets.
+//! The kernels against the reference, the equality of bits that they promise, and the errors of
+//! calls out of bounds.
 
 use super::super::tests::{Case, SCALE};
 use super::*;
@@ -7,7 +8,7 @@ use crate::testing::{assert_close, downloaded, gpu, poisoned_buffer, rounded, up
 use candle_core::{Device, Tensor};
 use std::sync::Arc;
 
-/// Rounded to bf16: the weights before the product with V, and the result.
+/// The weights before the product with V, and the result, are rounded to bf16.
 const TOLERANCES: [(Kind, f32); 2] = [(Kind::F32, 2e-5), (Kind::Bf16, 1.2e-2)];
 /// Columns of a row of queries that are not Q.
 const BESIDE: usize = 8;
@@ -219,8 +220,8 @@ fn prefill_equals_the_reference() {
     }
 }
 
-/// Every query of a prompt of 170 tokens, however it is asked: in chunks, alone, beside others, as
-/// the last of a decode step, over other blocks.
+/// Computes every query of a prompt of 170 tokens in several ways: in chunks, alone, beside others,
+/// as the last of a decode step, over other blocks.
 #[test]
 fn bits_depend_on_the_query_alone() {
     for (kind, window, softcap) in
@@ -358,7 +359,7 @@ fn a_call_that_does_not_fit_is_refused() {
 
 #[test]
 fn splits_fill_the_device_and_stay_below_their_maximum() {
-    // Sequences, KV heads, longest, maximum; tokens of a split on 132 multiprocessors.
+    // Sequences, KV heads, longest, maximum; then the tokens of a split on 132 multiprocessors.
     let table = [
         (1, 8, 1000, 64, 64),
         (1, 8, 8192, 64, 256),

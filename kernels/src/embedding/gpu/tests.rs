@@ -1,4 +1,4 @@
-//! Gathered rows are the table's, whether ids come from the host or from the step before.
+//! Gathered rows are the table's, whether ids come from the host or from the previous step.
 
 use super::*;
 use crate::embedding::reference;
@@ -19,8 +19,8 @@ fn rows_are_those_of_the_table() {
             for (ids, scale) in [(&ids[..], 1.0), (&ids[..2], 64.5), (&many, 1.0), (&[], 1.0)] {
                 let table = rounded(kind, &values(&random(&[13, width], 5)));
                 let device_table = upload(&gpu, kind, &table);
-                // Every other id is known to the device alone; what the host has in its place is no
-                // id at all.
+                // Every other id is known to the device alone; the host's number in its place is no
+                // valid id.
                 let previous =
                     Buffer::from_slice(&gpu, &ids.iter().rev().copied().collect::<Vec<_>>())
                         .unwrap();

@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// Folders in which toolkits put their libraries without telling the loader.
+/// Folders into which toolkits put their libraries without telling the loader.
 const FOLDERS: &[&str] =
     &["/usr/local/cuda/lib64", "/usr/local/cuda-13/lib64", "/usr/local/cuda-13.0/lib64"];
 

@@ -1,4 +1,4 @@
-//! Matrix products by cuBLASLt. It knows column-major operands only, so row-major ones are given to
+//! Matrix products by cuBLASLt. It takes column-major operands only, so row-major ones are given to
 //! it as their transposes. All products share one workspace. The algorithm for each shape is
 //! measured where the shape is first used.
 
@@ -53,7 +53,7 @@ unsafe impl Sync for CublasLt {}
 
 struct MatmulPlans {
     autotuned: AutotuneCache,
-    /// MatmulPlans by shape, and by the exact number of rows and both strides.
+    /// Plans by shape, and by the exact number of rows and both strides.
     ready: HashMap<(GemmShape, [usize; 3]), MatmulPlan>,
 }
 
@@ -98,11 +98,11 @@ impl CublasLt {
         Ok(())
     }
 
-    /// The algorithm for the shape, and whether it may be kept in a plan. Where none is known yet,
+    /// The algorithm for the shape, and whether it may be kept in a plan. If none is known yet,
     /// candidates are measured, which writes the product several times; while a graph is recorded,
-    /// the library's first candidate is used for this call only. Where the shape's algorithm cannot
-    /// compute this very number of rows, the first candidate is used and kept, so that nothing is
-    /// measured any more once each power of two has been run.
+    /// the library's first candidate is used for this call only. If the shape's algorithm cannot
+    /// compute exactly this number of rows, the first candidate is used and kept, so that nothing
+    /// is measured any more once each power of two has been run.
     fn algorithm(
         &self,
         descriptors: &MatmulDescriptors,
@@ -302,7 +302,8 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        // SAFETY: allocated by `new`, freed here alone; the driver waits for what still uses it.
+        // SAFETY: allocated by `new`, freed only here; the driver waits for work that still uses
+        // it.
         let _ = unsafe { result::free_sync(self.0) };
     }
 }

@@ -1,7 +1,7 @@
-//! A CUDA device. It is candle's, with one stream of its own, so that models side by side on one
-//! device neither wait for each other nor appear in each other's recordings. Kernels are compiled
-//! into this binary, and cuBLASLt computes products. A step allocates nothing, and its launches can
-//! be recorded as a graph.
+//! A CUDA device. It is candle's, with one stream of its own, so that models on one device neither
+//! wait for each other nor appear in each other's recordings. Kernels are compiled into this
+//! binary, and cuBLASLt computes products. A step allocates nothing, and its launches can be
+//! recorded as a graph.
 //!
 //! After a fault of a kernel the driver refuses all work on the device until the process ends:
 //! every later call returns that error, `synchronise` first of all.
@@ -48,12 +48,12 @@ fn not_recording() -> MutexGuard<'static, ()> {
 
 pub struct Cuda {
     properties: Properties,
-    /// Whether a kernel may begin before the one before it ends.
+    /// Whether a kernel may begin before the previous one ends.
     overlapped: AtomicBool,
     kernels: LoadedKernels,
     cublaslt: CublasLt,
     stream: Arc<CudaStream>,
-    /// Stands last, so that it is dropped last: all fields above need its context.
+    /// It is the last field so that it is dropped last: all fields above need its context.
     _owner: Owner,
 }
 
@@ -91,7 +91,7 @@ pub fn open_with(ordinal: usize, options: &DeviceOptions) -> Result<Arc<dyn Gpu>
         }
         Err(error) => {
             tracing::warn!(%error, "kernels run strictly one after the other, which is slower: overlapping them failed");
-            // A fault may have spoiled the context. Its last owner destroys it.
+            // A fault may have damaged the context. Its last owner destroys it.
             drop(gpu);
             Ok(Arc::new(Cuda::new(ordinal, options)?))
         }
@@ -109,7 +109,7 @@ impl Cuda {
         unsafe { device.disable_event_tracking() };
         let stream = device.cuda_stream();
         let kernels = LoadedKernels::load(stream.context(), properties.shared_bytes)?;
-        // This comes last: dropping it takes the lock that is held here, so a failure behind it
+        // This comes last: dropping it takes the lock that is held here, so a failure after it
         // would wait for ever.
         let cublaslt =
             CublasLt::new(&stream, AutotuneCache::open(options.folder.as_deref(), &properties))?;

@@ -61,8 +61,8 @@ impl LoadedKernels {
         Ok(all)
     }
 
-    /// Puts the kernel into the stream. If `overlapped`, its blocks may begin while the kernel
-    /// before it still runs; this needs `can_overlap`.
+    /// Puts the kernel into the stream. If `overlapped`, its blocks may begin while the previous
+    /// kernel still runs; this needs `can_overlap`.
     pub fn launch(
         &self,
         launch: &Launch,
@@ -152,7 +152,7 @@ fn load_kernel(function: CudaFunction, shared_bytes: u32) -> Result<Kernel, Driv
     Ok(Kernel { function, parameters })
 }
 
-/// The size of a parameter in bytes; `None` behind the last one.
+/// The size of a parameter in bytes; `None` after the last one.
 fn parameter_bytes(function: &CudaFunction, index: usize) -> Option<usize> {
     let (mut offset, mut bytes) = (0, 0);
     // SAFETY: the handle is live; both results are written before it answers with success.

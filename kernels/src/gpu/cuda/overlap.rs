@@ -8,7 +8,7 @@ use crate::norm::{Norm, NormArgs};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Launches in the chain. Each reads the output of the one before.
+/// Launches in the chain. Each reads the output of the previous one.
 const LINKS: usize = 24;
 const ROWS: usize = 64;
 const WIDTH: usize = 128;
@@ -31,7 +31,7 @@ pub fn check(gpu: &Arc<Cuda>) -> Result<()> {
 struct LaunchChain {
     gpu: Arc<dyn Gpu>,
     x: Buffer,
-    /// Norms write them in turn, since an output may not be an input as well.
+    /// Norms write them in turn, because an output may not be an input as well.
     outs: [Buffer; 2],
     product: Buffer,
     weight: Buffer,

@@ -42,7 +42,7 @@ fn silent(error: DriverError) -> Error {
 
 fn describe(ordinal: usize, version: i32) -> Result<Properties, DriverError> {
     let device = result::device::get(ordinal as i32)?;
-    // SAFETY: it asks nothing of its caller.
+    // SAFETY: the function has no preconditions.
     let library = unsafe { cublasLtGetVersion() };
     Ok(Properties {
         name: result::device::get_name(device)?,
@@ -77,8 +77,8 @@ fn dotted(version: i32) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }
 
-/// The driver's release with a space behind it, as in `580.82.07 `; empty where the kernel module
-/// does not tell it.
+/// The driver's release followed by a space, as in `580.82.07 `; empty if the kernel module does
+/// not tell it.
 fn release() -> String {
     let text = std::fs::read_to_string("/sys/module/nvidia/version");
     text.map_or_else(|_| String::new(), |text| format!("{} ", text.trim()))

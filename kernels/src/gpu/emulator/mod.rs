@@ -1,6 +1,6 @@
 //! A device for tests on machines without a GPU: kernels compiled as C++ and run one thread at a
 //! time (`simt.h` lists the errors it finds). Memory is the host's. Commands run only when a caller
-//! waits for them, so that a staging buffer that is changed too early shows.
+//! waits for them, so that a staging buffer that is changed too early is noticed.
 
 #[cfg(test)]
 mod tests;
@@ -15,14 +15,14 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// As `simt.h` declares it.
+/// Declared in `simt.h` too.
 #[repr(C)]
 struct Range {
     start: u64,
     bytes: usize,
 }
 
-/// As `simt.h` declares it.
+/// Declared in `simt.h` too.
 #[repr(C)]
 struct Grid {
     memory: *const Range,
@@ -47,7 +47,7 @@ unsafe extern "C" {
 
 const ALIGNMENT: usize = 256;
 /// Fills the rest of each allocation up to the alignment, and is compared when it is freed, so that
-/// a write there is found. It is huge in every float type, so that a value read there shows as
+/// a write there is found. It is huge in every float type, so that a value read there is noticed as
 /// well.
 const GUARD_BYTE: u8 = 0xfe;
 /// NaN in every float type.
@@ -331,7 +331,7 @@ impl QueueState {
         if error.is_null() {
             return Ok(());
         }
-        // SAFETY: not null, so it is a string that lives until this thread's next launch.
+        // SAFETY: not null, so it is a string that stays valid until this thread's next launch.
         Err(unsafe { CStr::from_ptr(error) }.to_string_lossy().into_owned())
     }
 

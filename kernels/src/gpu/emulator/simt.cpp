@@ -40,7 +40,7 @@ struct Fiber {
     uint32_t group = 0;  // the group of the next copy
 };
 
-// There are two buffers, since lanes may be one exchange apart.
+// There are two buffers, because lanes may be one exchange apart.
 struct Warp {
     unsigned char slots[2][32][64];
     uint32_t arrived = 0;
@@ -159,7 +159,7 @@ void run_block(std::mt19937_64& random, std::vector<uint32_t>& order) {
 }
 
 // A kernel that accesses memory outside of its allocations ends the launch. Any other fault goes to
-// the handler that was there before.
+// the previous handler.
 struct sigaction before;
 void on_fault(int, siginfo_t*, void*) {
     if (machine.current != nullptr && machine.closed)

@@ -1,4 +1,4 @@
-//! The kernels against the reference, against each other bit by bit, and which one is taken when.
+//! The kernels against the reference, against each other bit by bit, and the choice between them.
 
 use super::super::Weight;
 use super::*;
@@ -10,7 +10,7 @@ use crate::testing::{
 use candle_core::{Device, Tensor};
 use std::sync::Arc;
 
-/// Operands on a device, and what is wanted of them.
+/// Operands on a device, and the expected results.
 struct Case {
     gpu: Arc<dyn Gpu>,
     operands: [Buffer; 3],
@@ -39,7 +39,7 @@ impl Case {
         Gemm { x, x_stride: cols, w, bias, out, out_stride: rows, n, rows, cols }
     }
 
-    /// The first `n` rows.
+    /// Computes the first `n` rows.
     fn run(&self, n: usize, biased: bool, out: Kind, algorithm: &Algorithm) -> Vec<f32> {
         let out = poisoned_buffer(&self.gpu, out, n * self.rows);
         run(&*self.gpu, &self.product(n, biased, out.view()), algorithm).unwrap();

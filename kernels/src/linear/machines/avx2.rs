@@ -71,7 +71,7 @@ impl IntegerLanes for Avx2 {
     entry_point!("avx2,fma,f16c");
 }
 
-/// Puts the even ones of each four columns before the odd ones.
+/// Puts the even columns of each four before the odd ones.
 #[inline(always)]
 fn arrange(codes: &[i16; BLOCK]) -> [u8; 2 * BLOCK] {
     let mut out = [0; 2 * BLOCK];

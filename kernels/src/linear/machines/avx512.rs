@@ -22,12 +22,13 @@ impl IntegerLanes for Avx512 {
         unsafe {
             let (first, second) =
                 (_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(LANES)));
-            // Without the sign, bits order magnitudes, and NaN comes out above all.
+            // Without the sign bit, magnitudes compare as integers, and NaN is above all.
             let bits =
                 |half| _mm512_and_si512(_mm512_castps_si512(half), _mm512_set1_epi32(i32::MAX));
             let largest = _mm512_reduce_max_epu32(_mm512_max_epu32(bits(first), bits(second)));
             let (scale, inverse) = rounding::scale(f32::from_bits(largest));
-            // A value that is not finite becomes some code; the scale is then not finite either.
+            // A value that is not finite gets an arbitrary code; the scale is then not finite
+            // either.
             let code = |half| {
                 _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(_mm512_mul_ps(
                     half,

@@ -1,4 +1,4 @@
-//! Plain integers: any machine.
+//! The integer products in plain integers, for any machine.
 
 use crate::linear::format::{BLOCK, Quant};
 use crate::linear::integer::{IntegerLanes, QuantisedOperands, entry_point, multiply};

@@ -1,4 +1,4 @@
-//! The kernel against the reference, and what it leaves alone.
+//! The kernel against the reference, and the memory that it must not change.
 
 use super::super::reference;
 use super::*;

@@ -1,4 +1,4 @@
-//! The sampler against designed distributions (chi-square, fixed seeds) and against slow, obvious
+//! The sampler against chosen distributions (chi-square, fixed seeds) and against slow, obvious
 //! versions of itself.
 
 use super::*;
@@ -25,7 +25,7 @@ fn row(params: SamplingParams, prompt: &[u32], output: &[u32], banned: &[u32]) -
 /// The 99.9 % quantile of chi-square for 1 to 4 degrees of freedom.
 const CRITICAL: [f64; 5] = [0.0, 10.83, 13.82, 16.27, 18.47];
 
-/// Counts must follow `weights`; what weighs nothing must never come.
+/// Checks that counts follow `weights`; a token without weight must never be drawn.
 fn check_counts(counts: &[u64], weights: &[f64], what: &str) {
     let draws = counts.iter().sum::<u64>() as f64;
     let total: f64 = weights.iter().sum();
@@ -137,13 +137,13 @@ fn a_draw_depends_on_seed_and_position_alone() {
     assert_eq!(draw(&mut Sampler::default(), 1, 5), first);
 }
 
-/// Logits as models give them, with many ties.
+/// Makes logits like those of models, with many ties.
 fn wide_logits(vocab_size: u32, seed: u32) -> Vec<f32> {
     let logit = |id| philox4x32([id, 0, 0, 1], [seed, 0])[0] % 4000;
     (0..vocab_size).map(|id| logit(id) as f32 / 250.0).collect()
 }
 
-/// Truncation by sorting everything.
+/// Truncates by sorting everything.
 fn truncated_slowly(logits: &[f32], params: &SamplingParams) -> Vec<u32> {
     let max = f64::from(logits.iter().copied().fold(f32::MIN, f32::max));
     let weight = |id: &u32| (f64::from(logits[*id as usize]) - max).exp();
@@ -166,7 +166,7 @@ fn truncated_slowly(logits: &[f32], params: &SamplingParams) -> Vec<u32> {
     ids
 }
 
-/// The draw as its definition says it: every noise of what sorting leaves.
+/// Draws by the definition: adds the noise of every token that sorting leaves.
 fn drawn_slowly(logits: &[f32], params: &SamplingParams, position: u32) -> u32 {
     let max = logits.iter().copied().fold(f32::MIN, f32::max);
     let scaled: Vec<f32> = logits.iter().map(|logit| (logit - max) / params.temperature).collect();

@@ -1,4 +1,4 @@
-//! The device's sampler gives what the CPU's gives, parameter by parameter and row by row.
+//! The device's sampler gives the results of the CPU's, parameter by parameter and row by row.
 
 use super::*;
 use crate::gpu::{Buffer, Gpu, Kind, device_or_emulator};
@@ -23,7 +23,7 @@ impl Dice {
         self.below(1 << 24) as f32 / (1 << 24) as f32
     }
 
-    /// Mostly `usual`.
+    /// Returns `usual` most of the time.
     fn rarely(&mut self, usual: f32, other: impl Fn(f32) -> f32) -> f32 {
         if self.below(3) > 0 { usual } else { other(self.unit()) }
     }
@@ -68,7 +68,7 @@ fn logits(vocab_size: usize, dice: &mut Dice) -> Vec<f32> {
     let mut logits: Vec<f32> =
         (0..vocab_size).map(|_| (dice.unit() + dice.unit() - 1.2) * spread).collect();
     if dice.below(2) == 0 {
-        // As from sixteen-bit weights: with ties.
+        // The values look like those of sixteen-bit weights: with ties.
         for x in &mut logits {
             *x = f32::from_bits(x.to_bits() & 0xffff_0000);
         }
@@ -79,7 +79,7 @@ fn logits(vocab_size: usize, dice: &mut Dice) -> Vec<f32> {
     logits
 }
 
-/// Each row's tokens are in one block of their own.
+/// The tokens of each row are in one block of their own.
 fn on_device(gpu: &Arc<dyn Gpu>, logits: &[Vec<f32>], rows: &[RowSampling]) -> Vec<SampleResult> {
     const BLOCK: usize = 64;
     let vocab_size = logits[0].len();

@@ -30,7 +30,7 @@ impl Dice {
 struct Case {
     logits: Vec<f32>,
     row: DeviceRow,
-    /// The tokens before.
+    /// The previous tokens.
     history: Vec<u32>,
 }
 
@@ -57,7 +57,7 @@ fn case(vocab_size: usize, dice: &mut Dice) -> Case {
     Case { logits, row: DeviceRow { params, position, prompt_len, specials }, history }
 }
 
-/// Some tokens often; ids outside the vocabulary cannot be chosen anyway.
+/// Some tokens occur often; ids outside the vocabulary cannot be chosen anyway.
 fn history(len: usize, vocab_size: usize, dice: &mut Dice) -> Vec<u32> {
     let ids = dice.pick(&[5, vocab_size as u32 + 1]);
     (0..len).map(|_| dice.below(ids)).collect()
@@ -65,7 +65,7 @@ fn history(len: usize, vocab_size: usize, dice: &mut Dice) -> Vec<u32> {
 
 fn logits(vocab_size: usize, dice: &mut Dice) -> Vec<f32> {
     let spread = dice.pick(&[0.0, 3.0, 12.0, 100.0]);
-    // Few different values, so that cuts fall among equals. Zeros have one sign.
+    // There are few different values, so that cutoffs fall among equals. Zeros have one sign.
     let step = dice.pick(&[0.0, 0.0, 0.25, 4.0]);
     let value = |x: f32| if step > 0.0 { (x / step).round() * step } else { x } + 0.0;
     let mut logits: Vec<f32> =
@@ -78,7 +78,8 @@ fn logits(vocab_size: usize, dice: &mut Dice) -> Vec<f32> {
 }
 
 fn specials(vocab_size: usize, dice: &mut Dice) -> Vec<Special> {
-    // Sometimes none, sometimes all are banned; ids outside the vocabulary cannot be chosen anyway.
+    // Sometimes no token is banned, sometimes all are; ids outside the vocabulary cannot be chosen
+    // anyway.
     let (every, banned) = dice.pick(&[(0, 0), (0, 0), (3, 9), (2, 2), (1, 9), (1, 1)]);
     let tokens = (0..vocab_size as u32 + 2)
         .filter(|_| every > 0 && dice.below(every) == 0)
@@ -96,9 +97,9 @@ fn specials(vocab_size: usize, dice: &mut Dice) -> Vec<Special> {
 
 const BLOCK: usize = 16;
 
-/// The cases' histories on the device, the last case's first, each in blocks that do not follow
-/// each other; what is behind the end of one in its last block, and in blocks of nobody, is a token
-/// that is often drawn.
+/// The cases' histories on the device, the last case's first, each in blocks that are not adjacent.
+/// The rest of a history's last block, and blocks that belong to no history, hold a token that is
+/// often drawn.
 struct Histories([Buffer; 4]);
 
 impl Histories {
@@ -167,7 +168,7 @@ fn sampled(gpu: &std::sync::Arc<dyn Gpu>, cases: &[Case]) -> Vec<SampleResult> {
     cases.iter().zip(&tokens).zip(results).map(outcome).collect()
 }
 
-/// Equal but for the last places of log-probabilities.
+/// Checks that results are equal except for the last places of log-probabilities.
 fn assert_same(found: &SampleResult, want: &SampleResult, what: &str) {
     let (
         Ok(Sampled { token, logprobs }),
@@ -217,8 +218,8 @@ fn rows_of_every_mix_get_the_specified_tokens() {
     }
 }
 
-/// More ids than a list holds are in question at the cut: many equals, or all that both top-k and
-/// top-p look at.
+/// At the cutoff there are more ids than a list holds: many equals, or all that both top-k and
+/// top-p consider.
 #[test]
 fn cuts_through_more_than_a_list_holds_are_exact() {
     let mut dice = Dice { seed: 9, count: 0 };
@@ -250,7 +251,7 @@ fn cuts_through_more_than_a_list_holds_are_exact() {
     check(&gpu(), &cases);
 }
 
-/// More than one round of a block, and a count beyond what a byte holds.
+/// The history takes more than one round of a block, and a count exceeds a byte.
 #[test]
 fn long_histories_are_counted_whole() {
     let mut dice = Dice { seed: 11, count: 0 };
