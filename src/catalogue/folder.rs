@@ -1,5 +1,5 @@
-//! One release's folder: its files, its manifest, and stamps that say which files were checked as
-//! they are now.
+//! One release's folder: its files, its manifest, and stamps, which tell whether a file has changed
+//! since its digest was checked.
 
 use super::{Error, Manifest, Result};
 use cresset_models::ModelSource;

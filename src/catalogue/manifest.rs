@@ -28,7 +28,7 @@ pub struct Manifest {
     pub id: ModelId,
     /// Short name for the command line ("smollm2-135m-instruct").
     pub name: String,
-    /// Public address shown to clients, or none.
+    /// Public address shown to clients, if any.
     pub address: Option<String>,
     pub publisher: String,
     pub upstream: Upstream,
@@ -141,8 +141,8 @@ impl Manifest {
         toml::to_string(self).expect("a manifest is representable in TOML")
     }
 
-    /// Who vouches for the release. A release is published when it is exactly one that comes with
-    /// the node.
+    /// The party that vouches for the release. A release is published when it is exactly one that
+    /// comes with the node.
     pub fn origin(&self) -> Origin {
         let same = |other: &Self| other.release_id == self.release_id && other.files == self.files;
         if Self::built_in().iter().any(same) { Origin::Published } else { Origin::Operator }
@@ -255,8 +255,8 @@ pub(super) fn check_name(name: &str) -> Result<(), String> {
     })
 }
 
-/// Whether a name stays inside the release's folder: no separators, no parent folder. Hidden names
-/// belong to the catalogue, so they are refused too.
+/// Whether a name stays inside the release's folder: it has no separators and is no parent folder.
+/// Hidden names belong to the catalogue, so they are refused too.
 fn is_plain(name: &str) -> bool {
     !name.is_empty()
         && !name.starts_with('.')

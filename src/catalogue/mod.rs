@@ -69,8 +69,8 @@ impl Error {
     }
 }
 
-/// The releases that this node knows, over its data folder. Holds nothing in memory: every call
-/// reads what is there.
+/// The releases of this node, over its data folder. Holds nothing in memory: every call reads the
+/// folder as it is.
 #[derive(Clone, Debug)]
 pub struct Catalogue {
     data: PathBuf,
@@ -89,7 +89,7 @@ impl Catalogue {
         Self { data: data_folder.to_owned() }
     }
 
-    /// Every release that is built in or in the data folder, by name.
+    /// Returns every release that is built in or in the data folder, by name.
     pub fn manifests(&self) -> Result<Vec<Manifest>> {
         let mut found = folder::manifests(&self.models())?;
         let new: Vec<Manifest> = Manifest::built_in()
@@ -175,7 +175,7 @@ impl Catalogue {
     }
 
     /// Fetches the files of a known release, or adds a release from a hub repository
-    /// (`OWNER/REPOSITORY[/FILE.gguf][@REVISION]`). What is already here with the right digest is
+    /// (`OWNER/REPOSITORY[/FILE.gguf][@REVISION]`). Files already here with the right digest are
     /// not fetched again.
     pub fn pull(
         &self,

@@ -1,5 +1,5 @@
-//! Makes a `QualifiedModel`, the only thing that may be served, from a manifest and a matching
-//! record.
+//! Makes a `QualifiedModel`, the only kind of model that may be served, from a manifest and a
+//! matching record.
 
 use super::{Catalogue, Error, Manifest, Result, folder};
 use crate::clock::UnixMillis;
@@ -24,7 +24,7 @@ pub struct QualifiedModel {
     record_id: String,
 }
 
-/// Why a release may not be served here. Each message names the command that mends it.
+/// Why a release may not be served here. Each message names the command that resolves it.
 #[derive(Debug, thiserror::Error)]
 pub enum NotQualified {
     #[error(transparent)]

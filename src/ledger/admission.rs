@@ -1,5 +1,5 @@
-//! Admission: credential, earlier attempts, concurrency and balance decided, and the reservation
-//! made, as one step.
+//! Admits a request: checks credential, earlier attempts, concurrency and balance, and makes the
+//! reservation, in one step.
 
 use super::amounts::BucketAmounts;
 use super::apply::ApplyResult;
@@ -31,7 +31,7 @@ pub(super) fn admit(state: &mut impl LedgerState, admit: &Admit, now: UnixMillis
     reserve(state, admit, account, known, &balances, amount, now)
 }
 
-/// The account, if the credential still speaks for the scope the request is made in.
+/// The account, if the credential is still valid for the scope of the request.
 fn authorize(state: &impl LedgerState, admit: &Admit, now: UnixMillis) -> ApplyResult<Account> {
     let credential = state
         .credential(admit.credential)?
@@ -44,10 +44,10 @@ fn authorize(state: &impl LedgerState, admit: &Admit, now: UnixMillis) -> ApplyR
         .ok_or(Refusal::CredentialInvalid)?)
 }
 
-/// The outcome for an id seen before; `None` when another attempt may be made.
+/// The outcome for an id that has been seen before; `None` when another attempt may be made.
 fn repeat(record: &RequestRecord, admit: &Admit, now: UnixMillis) -> ApplyResult<Option<Outcome>> {
     let seen = idempotency::judge(record, &admit.fingerprint, now, admit.retention_ms)?;
-    // The same command is sent again after a commit whose result was not known.
+    // A command is sent again after a commit whose result was not known.
     let resent = record.attempt(admit.attempt).is_some();
     match seen {
         Seen::InProgress if record.latest().id == admit.attempt => {

@@ -40,7 +40,7 @@ impl fmt::Display for Microcredits {
     }
 }
 
-/// A text is not an amount.
+/// The error for a text that is not an amount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an amount is a string of digits, at most 9007199254740991")]
 pub struct NotAnAmount;
@@ -90,7 +90,7 @@ impl Prices {
         ])
     }
 
-    /// The most a request may cost, whatever part of its prompt turns out to be cached.
+    /// The most that a request may cost, however many tokens of its prompt are cached.
     pub fn upper_bound(&self, prompt_tokens: u32, max_output_tokens: u32) -> Option<Microcredits> {
         let input = self.input.max(self.cached_input);
         price(&[(prompt_tokens, input), (max_output_tokens, self.output)])
@@ -114,7 +114,7 @@ pub struct Usage {
     pub completion_tokens: u32,
 }
 
-/// An amount divided over the two buckets; trial is always spent first.
+/// An amount divided over the two buckets; trial credit is always spent first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BucketAmounts {
     pub trial: Microcredits,
@@ -124,7 +124,7 @@ pub struct BucketAmounts {
 impl BucketAmounts {
     pub const ZERO: Self = Self { trial: Microcredits::ZERO, premium: Microcredits::ZERO };
 
-    /// Takes `amount` from what is available, trial first. `None` when it does not fit.
+    /// Takes `amount` from what is available, trial first. `None` when there is not enough.
     pub fn take(amount: Microcredits, available: Self) -> Option<Self> {
         let trial = amount.min(available.trial);
         let premium = amount.checked_sub(trial)?;
@@ -142,7 +142,7 @@ impl BucketAmounts {
             .expect("invariant: the parts of an amount sum to at most Microcredits::MAX")
     }
 
-    /// Part by part; `None` when either part would pass `Microcredits::MAX`.
+    /// Adds part by part; `None` when either part would pass `Microcredits::MAX`.
     pub fn checked_add(self, other: Self) -> Option<Self> {
         Some(Self {
             trial: self.trial.checked_add(other.trial)?,
@@ -150,7 +150,7 @@ impl BucketAmounts {
         })
     }
 
-    /// Part by part; `None` when either part would be negative.
+    /// Subtracts part by part; `None` when either part would be negative.
     pub fn checked_sub(self, other: Self) -> Option<Self> {
         Some(Self {
             trial: self.trial.checked_sub(other.trial)?,

@@ -1,6 +1,6 @@
-//! The rules: they apply one command to the state as it is now. They read and check everything
-//! before their first write, so a refused command has written nothing, and its neighbours in a
-//! transaction do not notice it.
+//! The rules: they apply one command to the current state. They read and check everything before
+//! their first write, so a refused command has written nothing and does not disturb others in its
+//! transaction.
 
 use super::amounts::Microcredits;
 use super::commands::{Command, Outcome, Refusal};
@@ -188,7 +188,7 @@ fn repeat_or_taken(repeat: bool) -> ApplyResult {
 }
 
 impl Granted {
-    /// The grant as an amount over both buckets.
+    /// Returns the grant as an amount over both buckets.
     pub(super) fn bucket_amounts(&self) -> super::BucketAmounts {
         let zero = Microcredits::ZERO;
         let (trial, premium) = match self.bucket {

@@ -38,26 +38,27 @@ pub enum Command {
         reference: String,
     },
     Admit(Box<Admit>),
-    /// queued → running. Not awaited by the engine; `AlreadyResolved` when the attempt ended
+    /// queued → running. The engine does not wait for it; `AlreadyResolved` when the attempt ended
     /// meanwhile.
     Start {
         key: RequestKey,
         attempt: AttemptId,
     },
-    /// Terminal with a charge: completed, or ended by the client while running.
+    /// Ends with a charge: completed, or ended by the client while running.
     Settle {
         key: RequestKey,
         attempt: AttemptId,
         usage: Usage,
         end: SettleEnd,
     },
-    /// Terminal without a charge: failed on the node's side, or cancelled before anything ran.
+    /// Ends without a charge: failed on the node's side, or cancelled before anything ran.
     Release {
         key: RequestKey,
         attempt: AttemptId,
         cause: ReleaseCause,
     },
-    /// Sets the flag; the lifecycle task does the stopping. Terminal already: no change.
+    /// Sets the flag; the lifecycle task stops the request. Changes nothing if the request has
+    /// ended.
     RequestCancel {
         key: RequestKey,
     },
@@ -80,12 +81,12 @@ pub enum ReleaseCause {
     CancelledInQueue,
 }
 
-/// One admission: decided and reserved in one transaction.
+/// One admission: the decision and the reservation, in one transaction.
 #[derive(Clone, Debug)]
 pub struct Admit {
     pub key: RequestKey,
     pub credential: CredentialId,
-    /// Id for the attempt, should one be created.
+    /// Id for the attempt, if one is created.
     pub attempt: AttemptId,
     pub boot: BootId,
     pub fingerprint: [u8; 32],
@@ -95,24 +96,24 @@ pub struct Admit {
     pub prompt_tokens: u32,
     pub max_output_tokens: u32,
     pub prices: Prices,
-    /// Open reservations the account's plan allows.
+    /// The number of open reservations that the account's plan allows.
     pub max_concurrent: u32,
-    /// How long after its end a request is answered, milliseconds. Later its id is only known.
+    /// Milliseconds after its end during which a request is answered. Later only its id is known.
     pub retention_ms: u64,
 }
 
 #[derive(Clone, Debug)]
 pub enum Outcome {
-    /// Done, nothing more to say (also: an idempotent repeat).
+    /// The command was done, now or when it was sent before.
     Done,
     /// A new attempt holds its reservation.
     Admitted(RequestRecord),
-    /// Same id and fingerprint seen before: attach, replay or report by the record's latest
-    /// attempt.
+    /// The same id and fingerprint were seen before: attach, replay or report by the record's
+    /// latest attempt.
     Existing(RequestRecord),
     /// The request after the command.
     Request(RequestRecord),
-    /// The attempt was terminal already; nothing was written.
+    /// The attempt had ended already; nothing was written.
     AlreadyResolved(RequestRecord),
     Recovered {
         released: usize,

@@ -1,11 +1,12 @@
-//! What a request id answers that the ledger has seen before: one rule for admission and for reads.
+//! Decides how a request id is answered that the ledger has seen before: one rule for admission and
+//! for reads.
 
 use super::commands::Refusal;
 use super::records::{AttemptState, RequestRecord};
 use super::state::Crashes;
 use crate::clock::UnixMillis;
 
-/// Where a request stands whose id and input the ledger knows.
+/// The state of a request whose id and input were seen before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
     /// Queued or running.

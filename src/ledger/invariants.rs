@@ -1,12 +1,12 @@
-//! What always holds. Checked before every write of money; a violation is reported and never
-//! repaired.
+//! The rules that always hold. They are checked before every write of money; a violation is
+//! reported and never repaired.
 
 use super::amounts::{BucketAmounts, Usage};
 use super::records::{Attempt, Balance, Balances, RequestKey};
 use super::state::{LedgerState, Reservation};
 use crate::ids::AccountId;
 
-/// A rule that does not hold, and for what.
+/// A rule that does not hold, and the row that breaks it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{rule}: {subject}")]
 pub struct Violation {
@@ -14,12 +14,12 @@ pub struct Violation {
     pub subject: String,
 }
 
-/// A violation found for a request.
+/// Makes the violation of a rule by a request.
 pub(super) fn broken(rule: &'static str, key: &RequestKey) -> Violation {
     Violation { rule, subject: key.to_string() }
 }
 
-/// Credited covers debited and reserved, in each bucket.
+/// Checks that credited covers debited and reserved, in each bucket.
 pub(super) fn check_balances(id: AccountId, balances: &Balances) -> Result<(), Violation> {
     let covered = |bucket: &Balance| bucket.available().is_some();
     let holds = covered(&balances.trial) && covered(&balances.premium);
@@ -29,7 +29,7 @@ pub(super) fn check_balances(id: AccountId, balances: &Balances) -> Result<(), V
     })
 }
 
-/// A request without a live attempt has no reservation.
+/// Checks that a request without a live attempt has no reservation.
 pub(super) fn check_unreserved(
     state: &impl LedgerState,
     key: &RequestKey,
@@ -40,7 +40,7 @@ pub(super) fn check_unreserved(
     }
 }
 
-/// A live attempt has exactly its own reservation.
+/// Checks that a live attempt has exactly its own reservation.
 pub(super) fn check_reservation(
     reservation: Option<&Reservation>,
     attempt: &Attempt,
@@ -51,7 +51,8 @@ pub(super) fn check_reservation(
     holds.then_some(()).ok_or_else(|| broken("a live attempt lacks its reservation", key))
 }
 
-/// The cost of `usage` at the attempt's own prices, taken from its reservation, trial first.
+/// Returns the cost of `usage` at the attempt's own prices, taken from its reservation, trial
+/// first.
 pub(super) fn charge(
     attempt: &Attempt,
     usage: &Usage,

@@ -9,7 +9,7 @@ use crate::clock::UnixMillis;
 use crate::ids::{AccountId, AttemptId};
 use sha2::{Digest, Sha256};
 
-/// Appends one entry after the head of the account's chain and stores the balances it leads to.
+/// Appends one entry after the head of the account's chain and stores the resulting balances.
 pub(super) fn post(
     state: &mut impl LedgerState,
     at: UnixMillis,

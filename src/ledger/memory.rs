@@ -190,7 +190,7 @@ impl LedgerState for MemoryState {
     fn foreign_reservations(&self, boot: BootId, limit: usize) -> StateResult<Vec<Reservation>> {
         let mut foreign: Vec<_> =
             self.reservations.values().filter(|open| open.boot != boot).copied().collect();
-        // A stored state finds them in this order, because all scopes of an id lie together.
+        // A stored ledger finds them in this order, because all scopes of an id lie together.
         foreign.sort_by_key(|open| (open.key.account, open.key.request, open.key.application));
         foreign.truncate(limit);
         Ok(foreign)

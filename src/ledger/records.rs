@@ -1,4 +1,4 @@
-//! The rows of the ledger, as plain data. How they are laid out on disk is the store's business.
+//! The rows of the ledger, as plain data. The store decides how they are laid out on disk.
 
 use super::amounts::{BucketAmounts, Microcredits, Prices, Usage};
 use crate::clock::UnixMillis;
@@ -49,24 +49,25 @@ pub struct Balances {
 }
 
 impl Balance {
-    /// What may still be reserved. `None` when the bucket is overdrawn, which no rule allows.
+    /// The amount that may still be reserved. `None` when the bucket is overdrawn, which no rule
+    /// allows.
     pub fn available(&self) -> Option<Microcredits> {
         self.unspent()?.checked_sub(self.reserved)
     }
 
-    /// What would be available once every reservation is released.
+    /// The amount that would be available if every reservation were released.
     pub fn unspent(&self) -> Option<Microcredits> {
         self.credited.checked_sub(self.debited)
     }
 }
 
 impl Balances {
-    /// What may still be reserved, per bucket; an overdrawn bucket offers nothing.
+    /// The amount that may still be reserved, per bucket; an overdrawn bucket offers nothing.
     pub fn available(&self) -> BucketAmounts {
         self.both(|bucket| bucket.available().unwrap_or_default())
     }
 
-    /// What would be available once every reservation is released, per bucket.
+    /// The amount that would be available if every reservation were released, per bucket.
     pub fn unspent(&self) -> BucketAmounts {
         self.both(|bucket| bucket.unspent().unwrap_or_default())
     }
@@ -83,21 +84,22 @@ impl Balances {
         self.both(|bucket| bucket.credited)
     }
 
-    /// After a grant. `None` when both buckets together would pass `Microcredits::MAX`.
+    /// Returns the balances after a grant. `None` when both buckets together would pass
+    /// `Microcredits::MAX`.
     pub fn credit(&self, amount: BucketAmounts) -> Option<Self> {
         let credited = self.credited().checked_add(amount)?;
         credited.checked_total()?;
         Some(Self::of(credited, self.debited(), self.reserved()))
     }
 
-    /// After a reservation. `None` when the amounts overflow.
+    /// Returns the balances after a reservation. `None` when the amounts overflow.
     pub fn reserve(&self, amount: BucketAmounts) -> Option<Self> {
         let reserved = self.reserved().checked_add(amount)?;
         Some(Self::of(self.credited(), self.debited(), reserved))
     }
 
-    /// After a reservation's end: all of `reserved` is freed and `charged` debited. `None` when
-    /// less was reserved.
+    /// Returns the balances after a reservation's end: all of `reserved` is freed and `charged`
+    /// debited. `None` when less was reserved.
     pub fn resolve(&self, reserved: BucketAmounts, charged: BucketAmounts) -> Option<Self> {
         let open = self.reserved().checked_sub(reserved)?;
         let debited = self.debited().checked_add(charged)?;
@@ -157,7 +159,7 @@ pub struct Credential {
 }
 
 impl Credential {
-    /// Whether the credential speaks for this account at `now`: it is the account's own, neither
+    /// Whether the credential is valid for this account at `now`: it is the account's own, neither
     /// revoked nor expired, and the account is active.
     pub fn authorizes(&self, account: &Account, now: UnixMillis) -> bool {
         self.account == account.id
@@ -167,7 +169,7 @@ impl Credential {
     }
 }
 
-/// Without the digest: even that is nothing for a log.
+/// Omits the digest, which must not reach a log either.
 impl fmt::Debug for Credential {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Credential")
@@ -179,10 +181,10 @@ impl fmt::Debug for Credential {
     }
 }
 
-/// Attempts a request may have, the first included.
+/// Attempts that a request may have, the first included.
 const MAX_ATTEMPTS: usize = 3;
 
-/// Where a request lives: the same id under another account or application is another request.
+/// The key of a request: the same id under another account or application is another request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestKey {
     pub account: AccountId,
@@ -250,7 +252,7 @@ pub struct Attempt {
     pub finish_reason: Option<FinishReason>,
     pub cancel_requested: bool,
     pub prices: Prices,
-    /// What was reserved at admission; stays on the row after settlement.
+    /// The amount reserved at admission; it stays in the row after settlement.
     pub reserved: BucketAmounts,
     pub charged: BucketAmounts,
     pub usage: Option<Usage>,
@@ -260,8 +262,8 @@ pub struct Attempt {
 }
 
 impl Attempt {
-    /// The node refused it after all: for want of room, of time before a stop, or of a ledger that
-    /// could be told of its start.
+    /// Whether the node turned the attempt away after admission: it had no room, no time before a
+    /// stop, or could not tell the ledger of the start.
     pub fn was_turned_away(&self) -> bool {
         match self.failure {
             Some(FailureCode::Overloaded | FailureCode::Draining) => true,
@@ -278,7 +280,7 @@ pub struct RequestRecord {
     pub session: SessionId,
     pub model: ModelId,
     pub stream: bool,
-    /// Ordered by number; never empty. The last one is the request's state.
+    /// Ordered by number; never empty. The last one gives the request's state.
     pub attempts: Vec<Attempt>,
 }
 
@@ -291,7 +293,7 @@ impl RequestRecord {
         self.attempts.last_mut().expect("invariant: a request has at least one attempt")
     }
 
-    /// Whether the node failed on it as often as it may be tried. Refusals do not count as tries.
+    /// Whether the node failed as often as a request may be tried. Refusals do not count as tries.
     pub fn is_exhausted(&self) -> bool {
         self.attempts.iter().filter(|attempt| !attempt.was_turned_away()).count() >= MAX_ATTEMPTS
     }
@@ -301,7 +303,7 @@ impl RequestRecord {
     }
 }
 
-/// A line of the journal: hash-chained, gap-free, never changed.
+/// An entry of the journal: hash-chained, gap-free, never changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JournalEntry {
     pub sequence: u64,
@@ -329,7 +331,7 @@ pub enum EntryKind {
         key: RequestKey,
         attempt: AttemptId,
     },
-    /// Frees the whole reservation (`amount`), charging nothing.
+    /// Frees the whole reservation (`amount`) and charges nothing.
     Release {
         key: RequestKey,
         attempt: AttemptId,

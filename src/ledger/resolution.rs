@@ -1,5 +1,5 @@
-//! The end of an attempt: settled with a charge or released without one, once. The first committed
-//! end wins.
+//! The end of an attempt: it is settled with a charge or released without one, once. The first
+//! committed end counts.
 
 use super::amounts::{BucketAmounts, Usage};
 use super::apply::ApplyResult;
@@ -44,7 +44,7 @@ pub(super) fn settle(
         Found::Ended(record) => return Ok(Outcome::AlreadyResolved(record)),
     };
     let latest = record.latest_mut();
-    // The start notice may be behind: what used tokens ran.
+    // The start may not have been recorded yet, but an attempt that used tokens has run.
     latest.started_at = latest.started_at.or(Some(now));
     latest.charged = invariants::charge(latest, &usage, key)?;
     latest.usage = Some(usage);
@@ -77,8 +77,8 @@ pub(super) fn release(
     finish(state, record, now, |key, attempt| EntryKind::Release { key, attempt })
 }
 
-/// Ends what earlier boots left open. An input that was running is remembered, so that one which
-/// brings the node down is not run for ever.
+/// Ends the attempts that earlier boots left open. An input that was running is remembered, so that
+/// an input which crashes the node is not run for ever.
 pub(super) fn recover(
     state: &mut impl LedgerState,
     boot: BootId,
@@ -116,8 +116,7 @@ fn abandon(
     Ok(())
 }
 
-/// Once per boot: an input that ran in many requests at once did not bring the node down many
-/// times.
+/// Counts once per boot: an input that ran in many requests at once crashed the node only once.
 fn count_crash(
     state: &mut impl LedgerState,
     account: AccountId,
@@ -137,7 +136,7 @@ enum Found {
     Ended(RequestRecord),
 }
 
-/// The request, be it live, recent or archived.
+/// Finds the request among the live, recent and archived ones.
 pub(super) fn known(state: &impl LedgerState, key: &RequestKey) -> ApplyResult<RequestRecord> {
     match state.request(key)? {
         Some(record) => Ok(record),
@@ -151,8 +150,7 @@ fn find(state: &impl LedgerState, key: &RequestKey, attempt: AttemptId) -> Apply
     Ok(if found.state.is_terminal() { Found::Ended(record) } else { Found::Live(record) })
 }
 
-/// Frees the whole reservation, debits what the latest attempt is charged, and stores the attempt's
-/// end.
+/// Frees the whole reservation, debits the latest attempt's charge, and stores the attempt's end.
 fn finish(
     state: &mut impl LedgerState,
     mut record: RequestRecord,

@@ -1,6 +1,6 @@
 //! Credential secrets: `<prefix>_key_` or `<prefix>_app_`, then 32 base62 characters of randomness
-//! (190 bits) and six of a CRC. By the CRC junk and the secrets of other services are refused
-//! without a look-up. Only the SHA-256 of a secret is ever stored.
+//! (190 bits) and six of a CRC. The CRC refuses junk and the secrets of other services without a
+//! look-up. Only the SHA-256 of a secret is ever stored.
 
 use super::records::CredentialKind;
 use sha2::{Digest, Sha256};
@@ -10,7 +10,7 @@ const RANDOM_CHARS: usize = 32;
 const CHECK_CHARS: usize = 6;
 const HINT_CHARS: usize = 4;
 
-/// A new secret from 256 random bits. It is shown once and must not be logged.
+/// Makes a new secret from 256 random bits. It is shown once and must not be logged.
 pub fn mint(prefix: &str, kind: CredentialKind, random: &[u8; 32]) -> String {
     let head = head(prefix, kind);
     let body = base62(random, RANDOM_CHARS);

@@ -1,5 +1,5 @@
-//! The seam between the rules and where rows live: an embedded database, memory, or a distributed
-//! one.
+//! The seam between the rules and the storage of rows: an embedded database, memory, or a
+//! distributed one.
 
 use super::amounts::{BucketAmounts, Microcredits};
 use super::records::{
@@ -7,12 +7,12 @@ use super::records::{
 };
 use crate::ids::{AccountId, ApplicationId, AttemptId, BootId, CredentialId};
 
-/// The rows could not be read or written; nothing may be decided.
+/// The error when rows cannot be read or written: then nothing may be decided.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StateError {
     #[error("the ledger's storage failed: {0}")]
     Io(String),
-    /// A row is not what was written: its checksum, its version or its fields are wrong.
+    /// A row differs from what was written: its checksum, its version or its fields are wrong.
     #[error("a stored row is damaged: {0}")]
     Corrupt(String),
 }
@@ -25,7 +25,7 @@ pub struct JournalHead {
     pub hash: [u8; 16],
 }
 
-/// An open reservation: exists exactly while its attempt is queued or running.
+/// An open reservation: it exists exactly while its attempt is queued or running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reservation {
     pub key: RequestKey,
@@ -37,13 +37,13 @@ pub struct Reservation {
 /// How often an input was running when the node went down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Crashes {
-    /// Boots that ended so; several requests with one input count once.
+    /// Number of boots that ended so; several requests with one input count once.
     pub count: u32,
     /// The last of those boots.
     pub boot: BootId,
 }
 
-/// What a grant's reference stands for.
+/// The grant that a reference was used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Granted {
     pub bucket: Bucket,
@@ -53,8 +53,8 @@ pub struct Granted {
 /// The result of reading or writing rows.
 pub type StateResult<T = ()> = Result<T, StateError>;
 
-/// Rows as one transaction sees them. A `put` replaces; every command reads and checks all it needs
-/// before its first `put`.
+/// Rows as one transaction reads and writes them. A `put` replaces; every command reads and checks
+/// all it needs before its first `put`.
 pub trait LedgerState {
     fn account(&self, id: AccountId) -> StateResult<Option<Account>>;
     fn put_account(&mut self, account: &Account) -> StateResult;
@@ -70,7 +70,7 @@ pub trait LedgerState {
     fn put_granted(&mut self, account: AccountId, reference: &str, granted: Granted)
     -> StateResult;
     fn request(&self, key: &RequestKey) -> StateResult<Option<RequestRecord>>;
-    /// A request past retention: still known, never run again.
+    /// A request past retention: it is still known and never run again.
     fn archived(&self, key: &RequestKey) -> StateResult<Option<RequestRecord>>;
     fn put_request(&mut self, record: &RequestRecord) -> StateResult;
     fn reservation(&self, key: &RequestKey) -> StateResult<Option<Reservation>>;
@@ -78,7 +78,7 @@ pub trait LedgerState {
     fn remove_reservation(&mut self, key: &RequestKey) -> StateResult;
     /// At most `limit` reservations made by boots other than `boot`.
     fn foreign_reservations(&self, boot: BootId, limit: usize) -> StateResult<Vec<Reservation>>;
-    /// The crashes that an input of this account was running in.
+    /// The crashes during which an input of this account was running.
     fn crashes(&self, account: AccountId, fingerprint: &[u8; 32]) -> StateResult<Option<Crashes>>;
     fn put_crashes(
         &mut self,
@@ -86,8 +86,8 @@ pub trait LedgerState {
         fingerprint: &[u8; 32],
         crashes: Crashes,
     ) -> StateResult;
-    /// The end of the chain that the account's entries belong to. Whether that is one chain for all
-    /// accounts or one for each is for the implementation to choose.
+    /// The end of the chain that the account's entries belong to. The implementation chooses
+    /// whether all accounts share one chain or each has its own.
     fn head(&self, account: AccountId) -> StateResult<JournalHead>;
     /// Appends to the chain of the entry's account and moves its head.
     fn append(&mut self, entry: &JournalEntry) -> StateResult;

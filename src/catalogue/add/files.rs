@@ -20,17 +20,17 @@ const HF_FILES: [&str; 7] = [
 /// Files in Hugging Face layout that a model cannot do without.
 const NEEDED: [&str; 2] = ["config.json", "tokenizer.json"];
 
-/// The kind of weights to take where a place has both.
+/// Which kind of weights to take from a place that has both.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Preferred {
-    /// A folder on this machine: a GGUF file was put there on purpose.
+    /// For a folder on this machine, because a GGUF file was put there on purpose.
     Gguf,
-    /// A repository on the hub: its own weights, not a conversion beside them.
+    /// For a repository on the hub, whose own weights are preferred to a conversion beside them.
     Safetensors,
 }
 
 /// Chooses the files that make a model: one GGUF file, or Hugging Face layout with safetensors.
-/// Errors say what is wrong with the place; where it has several GGUF files, `name_one` says how to
+/// Errors say what is wrong with the place; if it has several GGUF files, `name_one` says how to
 /// ask for one.
 pub(super) fn choose(
     names: &[String],

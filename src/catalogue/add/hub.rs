@@ -1,4 +1,4 @@
-//! A release from a hub repository that has no manifest yet.
+//! Adds a release from a hub repository that has no manifest yet.
 
 use super::files::{self, Preferred, digest, named};
 use super::{Draft, NO_LICENSE, slug, stem};
@@ -69,7 +69,8 @@ fn hub_draft(
     }
 }
 
-/// The files of a repository that make a release: the one asked for, or the ones a model needs.
+/// Returns the files of a repository that make a release: the one asked for, or those that a model
+/// needs.
 pub(super) fn repository_files(listing: &Listing, target: &HubTarget) -> Result<Vec<String>> {
     let chosen = match &target.file {
         Some(wanted) if listing.files.contains(wanted) => Ok(vec![wanted.clone()]),

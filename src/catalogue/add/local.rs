@@ -1,4 +1,4 @@
-//! A release from a path on this machine.
+//! Adds a release from a path on this machine.
 
 use super::files::{self, Preferred, digest, is_gguf_path};
 use super::metadata::gguf_text;
@@ -54,7 +54,8 @@ fn draft_of(path: &Path, files: &[PathBuf], name: Option<&str>) -> Result<Draft>
     })
 }
 
-/// The files of a model at a path: a GGUF file alone, or the parts of a Hugging Face folder.
+/// Returns the files of a model at a path: a GGUF file alone, or the parts of a Hugging Face
+/// folder.
 fn model_files(path: &Path) -> Result<Vec<PathBuf>> {
     let refuse = |why: String| Error::NotAModel { path: path.to_owned(), why };
     if path.is_file() {

@@ -1,4 +1,4 @@
-//! What the files themselves say about a release.
+//! Reads from the files themselves what they say about a release.
 
 use super::files::is_gguf_path;
 use crate::catalogue::{Error, GenerationDefaults, Result};
@@ -45,7 +45,7 @@ fn config_context(files: &[PathBuf]) -> Option<u64> {
     json(files, "config.json")?["max_position_embeddings"].as_u64()
 }
 
-/// The publisher's own generation defaults, where the release carries them.
+/// The publisher's own generation defaults, if the release carries them.
 pub(super) fn generation_defaults(files: &[PathBuf]) -> GenerationDefaults {
     let plain = GenerationDefaults::default();
     let Some(config) = json(files, "generation_config.json") else { return plain };

@@ -1,6 +1,6 @@
-//! New releases: from a path on this machine or from a hub repository that has no manifest yet.
-//! Digests are computed here and pinned. Ids follow from the digests, so the same files get the
-//! same ids on every node.
+//! Adds new releases: from a path on this machine or from a hub repository that has no manifest
+//! yet. Digests are computed here and pinned. Ids follow from the digests, so the same files get
+//! the same ids on every node.
 
 mod files;
 mod hub;
@@ -95,7 +95,8 @@ fn content_id(kind: &str, name: &str, files: &[ReleaseFile]) -> Uuid {
     uuid::Builder::from_custom_bytes(*first).into_uuid()
 }
 
-/// A name from a path or repository: lower case, runs of anything else become one dash.
+/// Makes a name from a path or repository: lower case, with one dash for each run of other
+/// characters.
 fn slug(text: &str) -> String {
     let last = text.rsplit('/').next().unwrap_or(text).to_ascii_lowercase();
     let words = last.split(|c: char| !(c.is_ascii_alphanumeric() || "._".contains(c)));

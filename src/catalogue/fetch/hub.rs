@@ -1,4 +1,4 @@
-//! Fetches from the Hugging Face hub, or from a mirror that speaks its protocol.
+//! Fetches from the Hugging Face hub, or from a mirror with the same protocol.
 
 use super::super::Error;
 use super::incoming::adopt;
@@ -41,7 +41,7 @@ impl HubTarget {
 /// The contents of a repository at a revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in super::super) struct Listing {
-    /// The commit that the revision's name stands for now.
+    /// The commit that the revision's name refers to now.
     pub revision: String,
     pub files: Vec<String>,
     /// SPDX-like name, where the model card gives one.
@@ -79,7 +79,7 @@ fn listing(repo: &ApiRepo) -> Result<Listing, String> {
     Ok(Listing { revision, files, license })
 }
 
-/// Names become paths in the cache; none may lead out of it.
+/// Names become paths in the cache, so a name that leads out of it is refused.
 fn is_inside(name: &str) -> bool {
     Path::new(name).components().all(|part| matches!(part, Component::Normal(_)))
 }
@@ -106,8 +106,8 @@ pub(in super::super) enum Download {
     Failed(String),
 }
 
-/// Downloads one file into `cache`; a broken transfer goes on where it stopped. `progress` gets the
-/// bytes so far.
+/// Downloads one file into `cache`; a broken transfer is resumed where it stopped. `progress` gets
+/// the bytes so far.
 pub(in super::super) fn download(
     repo: &str,
     revision: &str,
@@ -119,7 +119,8 @@ pub(in super::super) fn download(
     let repo = open(repo, revision, cache, options).map_err(Download::Failed)?;
     let (sender, receiver) = sync_channel(64);
     let path = path.to_owned();
-    // A thread of its own, because a silent connection can only be left, not interrupted.
+    // The transfer has a thread of its own, because a silent connection can only be abandoned, not
+    // interrupted.
     #[expect(
         clippy::disallowed_methods,
         reason = "it may wait for the hub longer than anybody waits for it"

@@ -17,7 +17,7 @@ pub(super) fn receive(from: &mut dyn Read, want: &mut Want) -> Result<(), Source
     move_if_right(&part, &found, want)
 }
 
-/// Checks a file that a source has left complete on this disk, and moves it to its place.
+/// Checks a complete file that a source left on this disk, and moves it to its place.
 pub(super) fn adopt(path: &Path, want: &mut Want) -> Result<(), SourceFailure> {
     let found = sha256(path, |_| {})?;
     move_if_right(path, &found, want)

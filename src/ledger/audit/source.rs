@@ -1,4 +1,4 @@
-//! The source that an audit reads: rows of each kind one after the other, and single rows by key.
+//! The rows that an audit reads: those of each kind one after the other, and single rows by key.
 
 use crate::ids::{AccountId, ApplicationId};
 use crate::ledger::records::{
@@ -7,7 +7,7 @@ use crate::ledger::records::{
 use crate::ledger::state::{Granted, JournalHead, Reservation, StateError, StateResult};
 use std::collections::HashMap;
 
-/// Rows one by one. A row that is damaged or lies under a wrong key is an `Err` item of its own.
+/// Rows one by one. A row that is damaged or stored under a wrong key is an `Err` item of its own.
 pub type RowIter<'a, T> = StateResult<Box<dyn Iterator<Item = StateResult<T>> + 'a>>;
 
 /// A chain of journal entries.

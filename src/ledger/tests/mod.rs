@@ -1,5 +1,5 @@
-//! The rules as text: each line is a command and what it must answer; after each, the audit must be
-//! clean.
+//! The rules as text: each line is a command and its expected answer; after each line the audit
+//! must find nothing.
 //!
 //! Names stand for ids. Prompt and output tokens cost one unit each, cached ones nothing, so
 //! amounts can be read off.

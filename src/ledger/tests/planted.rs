@@ -1,5 +1,5 @@
 //! The test of the audit: each case plants one violation in a sound ledger, and the audit must name
-//! it. Commands that meet one write nothing.
+//! it. A command that finds one writes nothing.
 
 use super::{World, key, uuid};
 use crate::clock::UnixMillis;
@@ -36,8 +36,8 @@ fn find(expect: &str, plant: fn(&mut MemoryState)) {
     assert!(named, "expected {expect:?} among {found:?}");
 }
 
-/// What a command answers that meets the planted violation. It must write nothing.
-fn meet(line: &str, expect: &str, plant: fn(&mut MemoryState)) {
+/// Checks that a command which finds the planted violation answers `expect` and writes nothing.
+fn check_refused(line: &str, expect: &str, plant: fn(&mut MemoryState)) {
     let mut world = World::new();
     for line in SOUND {
         world.run(line);
@@ -55,29 +55,29 @@ fn meet(line: &str, expect: &str, plant: fn(&mut MemoryState)) {
 fn a_command_that_meets_a_violation_writes_nothing() {
     const OVERDRAWN: &str = "a bucket is overdrawn";
     const UNCOVERED: &str = "a live attempt lacks its reservation";
-    meet("grant a premium 1 g", OVERDRAWN, |state| {
+    check_refused("grant a premium 1 g", OVERDRAWN, |state| {
         balances(state).trial.debited = Microcredits::new(99).unwrap();
     });
-    meet("grant a trial 1 g", OVERDRAWN, |state| {
+    check_refused("grant a trial 1 g", OVERDRAWN, |state| {
         balances(state).premium.debited = Microcredits::new(101).unwrap();
     });
-    meet("settle a s 3 1 0 1 stop", UNCOVERED, |state| {
+    check_refused("settle a s 3 1 0 1 stop", UNCOVERED, |state| {
         state.reservations.remove(&key("a", "s"));
     });
-    meet("release a s 3 failed", UNCOVERED, |state| {
+    check_refused("release a s 3 failed", UNCOVERED, |state| {
         state.reservations.get_mut(&key("a", "s")).unwrap().amount = BucketAmounts::ZERO;
     });
-    meet("release a s 3 failed", UNCOVERED, |state| {
+    check_refused("release a s 3 failed", UNCOVERED, |state| {
         state.reservations.get_mut(&key("a", "s")).unwrap().attempt = AttemptId(uuid("4"));
     });
-    meet("admit a t 5 k 1 1", "a request without a live attempt is reserved", |state| {
+    check_refused("admit a t 5 k 1 1", "a request without a live attempt is reserved", |state| {
         let stray = state.reservations[&key("a", "s")];
         state.reservations.insert(key("a", "t"), stray);
     });
-    meet("release a s 3 failed", "more ends than reservations", |state| {
+    check_refused("release a s 3 failed", "more ends than reservations", |state| {
         state.accounts.values_mut().next().unwrap().in_flight = 0;
     });
-    meet("release a s 3 failed", "an end frees more than is reserved", |state| {
+    check_refused("release a s 3 failed", "an end frees more than is reserved", |state| {
         balances(state).trial.reserved = Microcredits::new(1).unwrap();
     });
 }
@@ -188,7 +188,7 @@ fn attempts_that_contradict_themselves_are_found() {
     });
 }
 
-/// The journal's own rules hold, so that only what an entry says can give it away.
+/// The entry keeps the journal's own rules, so only its content can show the violation.
 fn post(
     state: &mut MemoryState,
     kind: EntryKind,
@@ -250,7 +250,8 @@ fn a_journal_that_says_things_twice_is_found() {
     });
 }
 
-/// An audit of what is new finds what is wrong with what it touches, wherever the wrong began.
+/// An incremental audit finds violations in all rows that new entries touch, even where the
+/// violation is older.
 #[test]
 fn news_are_audited_alone() {
     let cases: [(&str, fn(&mut MemoryState)); 7] = [

@@ -1,4 +1,4 @@
-//! What each command must answer, in the order a ledger would see them.
+//! The expected answer of each command, in the order in which a ledger would receive them.
 
 use super::check;
 
