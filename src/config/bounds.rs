@@ -32,7 +32,7 @@ impl SettingInfo<'_> {
     }
 
     fn is_in_bounds(&self) -> bool {
-        // All bounds but i64::MAX, which TOML itself ensures, are exact as f64.
+        // All bounds are exact as f64 except i64::MAX, which TOML itself enforces.
         let number = |value: &Value| value.as_f64();
         let Some(value) = number(self.value) else { return true };
         let allowed = self.schema["enum"].as_array();

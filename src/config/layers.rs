@@ -1,5 +1,5 @@
-//! How the file, the environment and the flags make one configuration, and where each value came
-//! from.
+//! Combines the file, the environment and the flags into one configuration, and records where each
+//! value came from.
 
 #![expect(clippy::disallowed_methods, reason = "this file reads the environment for everyone")]
 
@@ -54,7 +54,7 @@ pub type Override = (String, String);
 impl LoadedConfig {
     /// Reads `file` (a missing default file is no error), then the environment, then `flags`.
     pub fn load(file: Option<&Path>, flags: &[Override]) -> Result<Self, ConfigError> {
-        // Compose files pass on an unset variable as an empty text.
+        // Compose files pass an unset variable on as an empty text.
         let given =
             std::env::vars().filter(|(name, value)| !(name.starts_with("HF_") && value.is_empty()));
         let variables = given.filter_map(|(name, value)| Some((variable_key(&name)?, name, value)));
@@ -112,7 +112,7 @@ impl Layers {
         let refuse = |error: toml::de::Error| {
             ConfigError(format!("{}: {}", path.display(), in_words(&error)))
         };
-        // Parsed as a whole Config first: its errors carry the line.
+        // The file is parsed as a whole Config first, because the errors of that name the line.
         toml::from_str::<Config>(text).map_err(refuse)?;
         let table: Table = toml::from_str(text).map_err(refuse)?;
         flatten("", &Value::Table(table.clone()), &mut |key, _| {
@@ -188,7 +188,7 @@ fn in_words(error: &toml::de::Error) -> String {
 }
 
 /// `CRESSET_ENGINE__KV_MIB` sets `engine.kv_mib`. `CRESSET_DATA_DIR` and `CRESSET_CONFIG` are not
-/// settings, nor is `CRESSET_KEY`, in which clients on the same machine keep their key.
+/// settings, nor is `CRESSET_KEY`, which holds a key for clients on the same machine.
 fn variable_key(name: &str) -> Option<String> {
     match name {
         "HF_ENDPOINT" => return Some("hub.endpoint".into()),

@@ -1,5 +1,5 @@
-//! Folders and files by the platform's convention, and what else the environment says of this
-//! process.
+//! Folders and files by the platform's convention, and other facts that the environment gives about
+//! this process.
 
 #![expect(clippy::disallowed_methods, reason = "this file finds folders by the environment")]
 

@@ -1,5 +1,5 @@
 //! The background audit. It reads snapshots beside the writer: new entries every minute, everything
-//! every day. It ends at the first violation, after which a person has to look.
+//! every day. It stops at the first violation, which a person has to look into.
 
 #![expect(clippy::disallowed_methods, reason = "the auditor waits for its next turn by a clock")]
 

@@ -37,7 +37,7 @@
 //!    up.
 //! 10. **Time does not go back.** `LedgerTxn::time_of` is never before the time that the policy
 //!     gave, nor before any time stored in the chain that the command writes to.
-//! 11. **Only the dead are foreign.** `LedgerState::foreign_reservations(boot)` returns
+//! 11. **Only ended processes are foreign.** `LedgerState::foreign_reservations(boot)` returns
 //!     reservations of processes that have ended for certain. The embedded backend locks its
 //!     folder, so every other boot has ended.
 
@@ -55,7 +55,7 @@ use bytes::Bytes;
 use std::path::Path;
 use std::pin::Pin;
 
-/// The answer to a read. The embedded backend's is ready at once.
+/// The answer to a read. The embedded backend has it ready at once.
 pub(super) type ReadFuture<'a, T> = Pin<Box<dyn Future<Output = StoreResult<T>> + Send + 'a>>;
 
 /// One consistent reading of the ledger: all answers come from the state at which it was taken.
@@ -98,7 +98,7 @@ pub trait Snapshot: Send + Sync {
     ) -> ReadFuture<'_, Vec<JournalEntry>>;
 }
 
-/// What every handle of the store may ask of a backend, whichever it is.
+/// The reads that every handle of the store may ask of a backend.
 pub(super) trait LedgerReader: Send + Sync + 'static {
     fn snapshot(&self) -> ReadFuture<'_, Box<dyn Snapshot>>;
 
@@ -169,8 +169,8 @@ pub(super) trait Backend: LedgerReader {
 /// Why a batch was not committed, or may not have been.
 #[derive(Debug)]
 pub(super) enum BatchFailure {
-    /// The action at this place met a damaged row, and nothing was written. Without that action the
-    /// others can be applied.
+    /// The action at this index found a damaged row, and nothing was written. Without that action
+    /// the others can be applied.
     Damaged(usize, StateError),
     /// The batch may be durable or not. The backend must not be written to until it was reopened.
     InDoubt(String),

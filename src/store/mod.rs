@@ -1,6 +1,6 @@
 //! The ledger as the rest of the node uses it: one writer thread, group commit, acknowledgement
-//! after the commit is durable. Where the rows are kept is a backend's business; `backend` states
-//! what it promises and `DESIGN.md` draws the one there is.
+//! after the commit is durable. A backend keeps the rows; `backend` states what it promises and
+//! `DESIGN.md` draws the one there is.
 //!
 //! These checks are made. Opening checks every page of both files, always. A node then audits
 //! everything before it listens; a short command does so only when the last stop was not orderly.
@@ -50,7 +50,7 @@ pub enum StoreError {
     /// command may be sent again.
     #[error("the ledger cannot be reached: {0}")]
     Unavailable(String),
-    /// Nothing was written: more commands wait than the ledger can take soon.
+    /// Nothing was written, because more commands wait than the ledger can take soon.
     #[error(
         "{} commands wait for the ledger already: send it again in a moment",
         queue::MAX_WAITING
@@ -205,7 +205,7 @@ impl Store {
     }
 
     /// The credential with this digest and its account. Refused once a rule of the ledger was found
-    /// broken, because whoever is let in spends money.
+    /// broken, because an authenticated caller spends money.
     pub async fn credential_and_account(
         &self,
         digest: &[u8; 32],
@@ -235,13 +235,13 @@ impl Store {
     }
 
     /// Checks every invariant over everything stored. A violation stops admissions until a person
-    /// has looked. Blocks while it reads.
+    /// has looked into it. Blocks while it reads.
     pub fn audit(&self) -> StoreResult<AuditReport> {
         self.inner.shared.audit()
     }
 
-    /// The same for a ledger that no process has open, also where `open` refuses it for its
-    /// violations. Changes no record.
+    /// Audits a ledger that no process has open, also one that `open` refuses for its violations.
+    /// Changes no record.
     pub fn inspect(config: &StoreConfig) -> StoreResult<AuditReport> {
         let StoreConfig::Embedded(config) = config;
         embedded::inspect(config)
@@ -285,7 +285,7 @@ enum AuditPolicy {
     AfterCrash,
 }
 
-/// Checks and recovers an opened ledger: everything before the first new command.
+/// Checks and recovers an opened ledger before the first new command.
 fn prepare<B: Backend>(
     backend: &Arc<B>,
     clock: Arc<dyn Clock>,

@@ -46,7 +46,7 @@ impl WriteAction {
             )
     }
 
-    /// The answer to store and its request, where that is the action.
+    /// The answer to store and its request, if that is the action.
     pub(super) fn body(&self) -> Option<(&RequestKey, &StoredBody)> {
         match self {
             Self::PutBody { key, body } => Some((key, body)),
@@ -54,7 +54,7 @@ impl WriteAction {
         }
     }
 
-    /// Request and attempt of an admission, for releasing it when nobody waits for it any more.
+    /// Request and attempt of an admission, which is released if no caller waits for it any more.
     pub(super) fn admit_ids(&self) -> Option<(RequestKey, AttemptId)> {
         match self {
             Self::Apply(Command::Admit(admit)) => Some((admit.key, admit.attempt)),

@@ -44,7 +44,7 @@ impl StoreShared {
         }
     }
 
-    /// Whether free space is below the limit. Where it cannot be told, there is enough.
+    /// Whether free space is below the limit. If it cannot be measured, it counts as enough.
     pub(super) fn is_space_low(&self) -> bool {
         self.reader.free_bytes().is_some_and(|free| free < self.min_free_bytes)
     }
@@ -64,7 +64,7 @@ impl StoreShared {
         }))
     }
 
-    /// Remembers what an audit found.
+    /// Records the findings of an audit.
     fn note(&self, report: AuditReport) -> AuditReport {
         report.violations.iter().for_each(|violation| self.health.distrust(violation));
         if report.ok {
@@ -82,7 +82,7 @@ impl StoreShared {
 
 pub(super) struct Health {
     reachable: AtomicBool,
-    /// The first violation found. It is never cleared, because a person has to look.
+    /// The first violation found. It is never cleared, because a person has to look into it.
     distrusted: OnceLock<String>,
     violations: AtomicU64,
 }
@@ -114,7 +114,7 @@ impl Health {
         self.reachable.store(false, Ordering::Release);
     }
 
-    /// The reason when a rule of the ledger was found broken.
+    /// Fails with the reason if a rule of the ledger was found broken.
     pub(super) fn trusted(&self) -> Result<(), String> {
         failpoint!("store::distrusted", |_| Err("a rule is broken".into()));
         match self.distrusted.get() {

@@ -1,5 +1,5 @@
-//! The one thread that changes anything. It turns what waits into one transaction, commits it, then
-//! tells the callers.
+//! The one thread that changes anything. It turns the waiting commands into one transaction,
+//! commits it, then tells the callers.
 //!
 //! A failed commit leaves its batch in doubt: it may be durable or not. The backend is not written
 //! to again before it was reopened. Callers that wait are told `Unavailable` and may send their
@@ -31,7 +31,7 @@ const MAX_BATCH: usize = 256;
 /// Reservations of earlier boots released in one transaction. It bounds the memory of a recovery,
 /// and 1 000 releases still share one sync.
 const RECOVERY_BATCH: usize = 1_000;
-/// How long a measurement of the free space counts. Admissions of one second use up far less than
+/// How long a measurement of the free space is used. Admissions of one second use up far less than
 /// the space that `requests.min_free_mib` keeps free.
 const SPACE_CHECK: Duration = Duration::from_secs(1);
 /// The time between two sweeps. Retention is counted in hours, so a minute is exact enough.

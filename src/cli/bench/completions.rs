@@ -1,5 +1,5 @@
-//! Streamed completions under load: time to the first token, between tokens and to the end, at each
-//! concurrency.
+//! Measures streamed completions under load: time to the first token, between tokens and to the
+//! end, at each concurrency.
 
 #![expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
 

@@ -1,5 +1,5 @@
-//! Durable admissions and settlements against a ledger of its own, and what its syncs cost
-//! meanwhile.
+//! Measures durable admissions and settlements against a ledger of its own, and the cost of its
+//! syncs.
 
 #![expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
 

@@ -1,4 +1,5 @@
-//! Reads under load: the most that the node answers, and the time of each at half that rate.
+//! Measures reads under load: the most that the node answers, and the time of each at half that
+//! rate.
 
 #![expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
 
@@ -78,7 +79,7 @@ async fn load(
     let mut workers = JoinSet::new();
     for number in 0..clients {
         let connection = LoadConnection::open(&target.authority).await?;
-        // Spread over the pause, as independent clients would be.
+        // The first requests are spread over the pause, as those of independent clients would be.
         let first =
             pause.map(|pause| Instant::now() + pause.mul_f64(number as f64 / clients as f64));
         workers.spawn(client(connection, request.clone(), until, first.zip(pause)));

@@ -132,7 +132,7 @@ fn usage(data: &str) -> Option<TokenUsage> {
     Some(TokenUsage { prompt: tokens("prompt_tokens")?, completion: tokens("completion_tokens")? })
 }
 
-/// The error code in a body, or the beginning of the body.
+/// Returns the error code in a body, or the beginning of the body.
 fn code(body: &[u8]) -> String {
     let value: Value = serde_json::from_slice(body).unwrap_or_default();
     match value["error"]["code"].as_str() {

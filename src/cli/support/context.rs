@@ -1,4 +1,5 @@
-//! What every command needs: the data folder, the configuration, and a way to the ledger.
+//! The things that every command needs: the data folder, the configuration, and a way to the
+//! ledger.
 
 use super::http::{HttpCall, json};
 use super::output::{CommandError, CommandResult, Output};
@@ -27,7 +28,7 @@ impl Context {
         Self { data_dir, config, output, assembly: OnceCell::new() }
     }
 
-    /// `attended` means that a person watches the command: unless they asked for more, the log
+    /// `attended` means that a person watches the command: unless the user asked for more, the log
     /// then has warnings and errors only.
     pub(crate) fn load(
         globals: &Globals,

@@ -43,7 +43,7 @@ impl HttpCall {
         self.header("authorization", format!("Bearer {secret}"))
     }
 
-    /// To `base`, an `http://host:port` address.
+    /// Sends to `base`, an `http://host:port` address.
     pub(crate) async fn send(self, base: &str) -> CommandResult<Response<Incoming>> {
         let authority = authority(base)?;
         let stream = TcpStream::connect(authority.as_str()).await.map_err(|error| {
@@ -54,7 +54,7 @@ impl HttpCall {
         self.exchange(stream, &authority).await
     }
 
-    /// To a node's operator socket. `None` when no node listens on it.
+    /// Sends to a node's operator socket. `None` when no node listens on it.
     pub(crate) async fn send_to_socket(
         self,
         socket: &Path,

@@ -10,11 +10,11 @@ use std::process::ExitCode;
 pub(crate) enum CommandError {
     #[error("{what}")]
     Said { what: String, remedy: Option<String> },
-    /// The result was printed already and is itself the bad news (an audit with violations, a node
-    /// that is not ready).
+    /// The result was printed already and reports the failure itself (an audit with violations, a
+    /// node that is not ready).
     #[error("the result is negative")]
     Negative,
-    /// The reader of our output has gone; there is nobody left to tell.
+    /// The reader of our output has closed it.
     #[error("the output was closed")]
     OutputClosed,
 }

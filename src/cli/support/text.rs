@@ -70,8 +70,8 @@ fn cell(name: &str, value: &Value) -> String {
     }
 }
 
-/// Replaces control characters, which could move a terminal's cursor: some texts come from model
-/// files.
+/// Replaces control characters, which could move a terminal's cursor, because some texts come from
+/// model files.
 pub(crate) fn plain(text: &str) -> String {
     text.replace(char::is_control, "\u{fffd}")
 }

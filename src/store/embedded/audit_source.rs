@@ -15,8 +15,7 @@ use std::ops::Bound;
 use uuid::Uuid;
 
 impl EmbeddedSnapshot {
-    /// Every row of a table; a row whose content belongs under another key than `key` says is
-    /// damaged.
+    /// Returns every row of a table. A row is damaged if its content belongs under another key.
     fn placed<T: StoredField + 'static>(
         &self,
         table: Definition,
@@ -26,8 +25,8 @@ impl EmbeddedSnapshot {
     }
 }
 
-/// The rows whose keys begin with `prefix`. A row whose content belongs under another key is
-/// damaged.
+/// Returns the rows whose keys begin with `prefix`. A row is damaged if its content belongs under
+/// another key.
 fn placed<T: StoredField + 'static>(
     table: &ReadOnly,
     prefix: impl AsRef<[u8]>,
@@ -79,7 +78,7 @@ impl AuditSource for EmbeddedSnapshot {
         let own_key = |record: &RequestRecord| request_key(&record.key);
         let requests = self.table(tables::REQUESTS)?;
         let recent = placed(&requests, "", own_key)?;
-        // A request on its way into the archive lies in both tables with the same content.
+        // A request that is being moved into the archive lies in both tables with the same content.
         let archived = placed(&self.archive()?, "", own_key)?.filter_map(move |row| {
             let check = |record: RequestRecord| match get::<RequestRecord>(
                 &requests,

@@ -75,7 +75,7 @@ fn keep(path: &Path) -> StoreResult {
     remove_leftover(&kept)?;
     match fs::hard_link(path, &kept) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        // Some file systems have no hard links.
+        // Some file systems have no hard links, so the file is copied.
         Err(_) => fs::copy(path, &kept).map(drop).map_err(|error| {
             disk::unusable(path, "cannot be kept aside; free space, then restore again", &error)
         }),
@@ -148,7 +148,7 @@ fn remove_leftover(path: &Path) -> StoreResult {
     }
 }
 
-/// Creates an empty ledger; refuses where there is anything of one.
+/// Creates an empty ledger; refuses where there are any files of one.
 pub(super) fn init(dir: &Path) -> StoreResult {
     let folder = LockedFolder::lock(dir)?;
     if let Some(file) = File::ALL.into_iter().find(|&file| folder.path(file).exists()) {

@@ -16,7 +16,7 @@ pub(super) trait StoredField: Sized {
     fn read(input: &mut Reader<'_>) -> Result<Self, Malformed>;
 }
 
-/// Why bytes are no row of the expected type.
+/// Why bytes are not a row of the expected type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Malformed(pub &'static str);
 
@@ -209,7 +209,7 @@ macro_rules! codes {
     };
 }
 
-/// Lays out a newtype as what it wraps.
+/// Lays out a newtype as its inner value.
 macro_rules! wrapper {
     ($($type:ident),+ $(,)?) => {$(
         impl StoredField for $type {

@@ -1,5 +1,5 @@
-//! Where the two databases lie. Only this file knows their names and what a file must look like to
-//! be opened.
+//! The names and places of the two databases. Only this file knows them, and what a file must look
+//! like to be opened.
 
 use super::rows::FileIdentity;
 use super::schema;
@@ -121,8 +121,8 @@ pub(super) fn open_existing(path: &Path) -> StoreResult<Database> {
     }
 }
 
-/// Refuses the file of a newer build before anything is written to it. Opening reports all other
-/// faults.
+/// Refuses the file of a newer build before anything is written to it. All other faults are found
+/// when it is opened.
 fn check_schema(path: &Path, file: File) -> StoreResult {
     let read = || -> Option<FileIdentity> {
         let database = Builder::new().open_read_only(path).ok()?;

@@ -1,5 +1,5 @@
-//! A folder whose syncs are counted and timed, and may take as long as those of a slower disk: for
-//! measurements.
+//! A folder for measurements: its syncs are counted and timed, and may take as long as those of a
+//! slower disk.
 
 #![expect(clippy::disallowed_methods, reason = "it measures how long fsync takes")]
 

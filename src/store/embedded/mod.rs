@@ -39,9 +39,9 @@ use state::WriteState;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
-/// Free bytes under which a failed ledger is not reopened yet. Opening writes to both files, and
-/// one that fails halfway takes the old handle's reads away: 16 MiB are room for that and for the
-/// pending ends of attempts.
+/// Free bytes under which a failed ledger is not reopened yet. Opening writes to both files, and an
+/// opening that fails halfway takes the old handle's reads away: 16 MiB are room for that and for
+/// the pending ends of attempts.
 const MIN_REOPEN_BYTES: u64 = 16 << 20;
 
 /// Where an embedded ledger lies.
@@ -49,7 +49,7 @@ const MIN_REOPEN_BYTES: u64 = 16 << 20;
 pub struct EmbeddedConfig {
     /// The folder of both files.
     pub dir: PathBuf,
-    /// Learns what each sync costs; for measurements.
+    /// Records the time of each sync; for measurements.
     pub meter: Option<Arc<SyncMeter>>,
 }
 
@@ -200,7 +200,7 @@ impl Backend for EmbeddedBackend {
     }
 }
 
-/// Creates an empty ledger in an existing folder; refuses where there is anything of one.
+/// Creates an empty ledger in an existing folder; refuses where there are any files of one.
 pub(super) fn init(config: &EmbeddedConfig) -> StoreResult {
     backup::init(&config.dir)
 }

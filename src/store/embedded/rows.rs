@@ -36,7 +36,7 @@ pub(super) struct CleanMarker {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct JournalPosition {
     pub head: JournalHead,
-    /// No command was ever given a later time.
+    /// The latest time that was given to any command.
     pub clock: UnixMillis,
 }
 

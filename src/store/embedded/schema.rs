@@ -43,7 +43,7 @@ pub(super) fn upgrade(
     }
 }
 
-/// Refuses a schema that only other builds know.
+/// Refuses a schema that this build does not have.
 pub(super) fn check(found: u32, known: u32, name: &str) -> StoreResult {
     if (1..=known).contains(&found) {
         return Ok(());

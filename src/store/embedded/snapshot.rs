@@ -21,8 +21,8 @@ pub(super) struct EmbeddedSnapshot {
     pub bodies: ReadTransaction,
 }
 
-/// An answer that is there already. A look-up takes a few microseconds, less than handing it to
-/// another thread would, so it runs where it is asked for.
+/// A result that is ready already. A look-up takes a few microseconds, less than handing it to
+/// another thread would, so it runs on the caller's thread.
 pub(super) fn ready<'a, T: Send + 'a>(result: StateResult<T>) -> ReadFuture<'a, T> {
     Box::pin(future::ready(result.map_err(StoreError::from)))
 }

@@ -1,5 +1,5 @@
-//! The promises of `backend.rs`, checked over any backend. Loss of power and failing storage are
-//! for the backend's own tests, because each one simulates them in its own way.
+//! The promises of `backend.rs`, checked over any backend. Each backend tests loss of power and
+//! failing storage itself, because each simulates them in its own way.
 
 use super::*;
 use crate::clock::UnixMillis;

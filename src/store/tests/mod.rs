@@ -1,5 +1,5 @@
-//! What holds for every backend: the commands that tests send, and the promises that `contract`
-//! checks. A backend's own tests lie beside it.
+//! Shared by the tests of every backend: the commands that they send, and the promises that
+//! `contract` checks. A backend's own tests lie beside it.
 
 pub mod contract;
 

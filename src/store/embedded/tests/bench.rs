@@ -1,6 +1,6 @@
-//! Measures what the writer and the audit cost by themselves. It prints and asserts nothing of
-//! time: `cargo test --release --lib store::embedded::tests::bench -- --ignored --nocapture`. Pairs
-//! a second under load: `cresset bench --ledger`.
+//! Measures the cost of the writer and of the audit by themselves. It prints times and asserts
+//! nothing about them: `cargo test --release --lib store::embedded::tests::bench -- --ignored
+//! --nocapture`. Pairs a second under load: `cresset bench --ledger`.
 
 use super::*;
 use crate::store::limits::Limits;
@@ -18,7 +18,7 @@ fn writer_alone() {
         let boot = bench.shared.boot;
         let began = Instant::now();
         for batch in 0..BATCHES {
-            // Request ids are spread as random ones are.
+            // Request ids are spread as random ones would be.
             let requests = || {
                 (0..WIDE).map(move |number| {
                     (batch * WIDE + number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
@@ -33,7 +33,7 @@ fn writer_alone() {
     println!("{:.1} us a pair", best.as_secs_f64() * 1e6 / (BATCHES * WIDE) as f64);
 }
 
-/// Measures what auditing a million entries costs: time, and memory beyond the page caches.
+/// Measures the cost of auditing a million entries: time, and memory beyond the page caches.
 #[test]
 #[ignore = "a measurement"]
 fn audit_of_a_million_entries() {
@@ -74,7 +74,7 @@ fn audit_of_a_million_entries() {
     }
 }
 
-/// The process's own high-water mark.
+/// Returns the process's own high-water mark.
 fn most_memory() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();

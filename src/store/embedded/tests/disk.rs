@@ -114,7 +114,7 @@ fn fail_each(operation: Operation, kind: ErrorKind, breaks: bool) -> usize {
         assert_eq!(bench.state(3) == Some(AttemptState::Queued), admitted, "{context}");
         bench.detach(vec![release(3, 3)]);
         bench.assert_balanced(4, after);
-        // Nothing of this is only in memory.
+        // Everything must be on the disk, not in memory alone.
         bench.reopen().assert_balanced(4, after);
         failed
     };
@@ -160,8 +160,8 @@ fn any_read_may_fail() {
     }
 }
 
-/// While a sync takes its time, a bounded number of commands waits; the rest are refused at once,
-/// and ends of attempts are accepted.
+/// A sync takes long: a bounded number of commands waits, the rest are refused at once, and ends of
+/// attempts are accepted.
 #[test]
 fn a_slow_disk_bounds_what_waits() {
     let disk = SimulatedDisk::formatted();
@@ -183,7 +183,7 @@ fn a_slow_disk_bounds_what_waits() {
         store.inner.shared.queue.push(WriteJob::new(WriteAction::Apply(command), Some(reply)));
         answer
     };
-    // Some of these are in the batch that waits for the disk, the rest fill the queue.
+    // Some of these are in the batch that waits for the disk; the rest fill the queue.
     let mut waiting: Vec<_> = (0..3 * MAX_WAITING).map(|_| push(admit(2, 2, boot, 10))).collect();
     let refused = |answer: &mut oneshot::Receiver<_>| {
         matches!(answer.try_recv(), Ok(Err(StoreError::Overloaded)))
@@ -198,7 +198,7 @@ fn a_slow_disk_bounds_what_waits() {
     assert_sound(&store);
 }
 
-/// Flips bits at the given places of either file while nothing is open: each is noticed, or changes
+/// Flips bits at the given places of either file while it is closed: each flip is found, or changes
 /// nothing.
 fn flip(places: impl Fn(&[u8]) -> Vec<(usize, u8)>) {
     let fixture = Fixture::new(100);

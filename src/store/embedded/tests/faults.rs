@@ -35,7 +35,7 @@ impl Bench {
         Ok(Self { disk: disk.clone(), clock, backend, shared, writer })
     }
 
-    /// Applies the commands as one batch; `None` where no answer came.
+    /// Applies the commands as one batch; `None` for a command that got no answer.
     pub fn apply(&mut self, commands: Vec<Command>) -> Vec<Option<StoreResult<Outcome>>> {
         self.perform(commands.into_iter().map(WriteAction::Apply))
     }
@@ -78,7 +78,7 @@ impl Bench {
         self.writer.reconnect();
     }
 
-    /// Comes back to a mended disk.
+    /// Reconnects to a repaired disk.
     pub fn reconnect(&mut self) {
         while !self.shared.health.reachable() {
             self.writer.reconnect();
@@ -94,7 +94,7 @@ impl Bench {
         record.map(|record| record.latest().state)
     }
 
-    /// The audit is clean, `debited` was charged and nothing is reserved.
+    /// Asserts that the audit finds nothing, `debited` was charged and nothing is reserved.
     pub fn assert_balanced(&self, debited: u64, context: u64) {
         let premium = self.premium();
         assert_eq!((premium.debited.get(), premium.reserved.get()), (debited, 0), "{context}");
@@ -119,18 +119,18 @@ pub fn opened(balance: u64) -> (SimulatedDisk, TestClock, Bench) {
 
 const HOUR: u64 = 3_600_000;
 
-/// The knowledge that the client side of a test has of its requests.
+/// The facts about its requests that the client side of a test knows.
 #[derive(Default)]
 struct Known {
     next: u128,
     admitted: Vec<u128>,
-    /// Charge of every acknowledged settlement, and when its answer expires.
+    /// The charge of every acknowledged settlement, and the time at which its answer expires.
     settled: HashMap<u128, (u32, u64)>,
 }
 
 impl Known {
-    /// A few admissions, answers and settlements as one batch; records what is acknowledged.
-    /// Sometimes half a day passes.
+    /// Sends a few admissions, answers and settlements as one batch, and records those that are
+    /// acknowledged. Sometimes half a day passes.
     fn step(&mut self, bench: &mut Bench, random: &mut Random) {
         let (boot, now) = (bench.shared.boot, bench.clock.now().0);
         let mut actions = Vec::new();
@@ -161,14 +161,14 @@ impl Known {
                 _ => {}
             }
         }
-        // Never so long that tombstones go.
+        // The time never advances so far that tombstones are removed.
         if random.below(6) == 0 && now < 25 * 24 * HOUR {
             bench.clock.set(now + 12 * HOUR);
             while let Ok(true) = bench.writer.sweep() {}
         }
     }
 
-    /// Every acknowledged settlement is there; the money adds up.
+    /// Checks that every acknowledged settlement is there, and that the money adds up.
     fn check(&mut self, bench: &Bench, seed: u64) {
         assert_eq!(bench.audit(), Vec::<String>::new(), "seed {seed}");
         let snapshot = bench.backend.view().unwrap();

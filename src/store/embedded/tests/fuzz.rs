@@ -1,5 +1,5 @@
-//! Reads any bytes as a stored row. They are a row that is stored as these very bytes, or damaged;
-//! one flipped bit is always damage.
+//! Reads any bytes as a stored row. They decode to a row that is stored as exactly these bytes, or
+//! are damaged; one flipped bit is always damage.
 
 use super::layout::{entry, record};
 use crate::ledger::state::{Crashes, Granted, Reservation};
@@ -24,7 +24,7 @@ fn check<T: StoredField>(stored: &[u8]) {
     }
 }
 
-/// A row as it is stored, less its checksum.
+/// A row as it is stored, without its checksum.
 fn example<T: StoredField>(rows: &impl Strategy<Value = T>) -> Vec<u8> {
     let row = rows.new_tree(&mut TestRunner::deterministic()).unwrap().current();
     let mut stored = encode(KEY, &row);
@@ -39,7 +39,7 @@ fn rows() {
     let seeds = [&record[..], &entry, &zeros[..1], &zeros];
     bolero::check!().with_iterations(4_000).with_type().for_each(|mutation: &Mutation| {
         let mut stored = mutated(&seeds, mutation);
-        // Under its right checksum, or the codec would look no further.
+        // The checksum is right; otherwise the codec would not look further.
         let crc = crc32c::crc32c_append(crc32c::crc32c(KEY), &stored);
         stored.extend(crc.to_be_bytes());
         check::<RequestRecord>(&stored);

@@ -11,7 +11,7 @@ use std::process::{self, Stdio};
 /// Printed by the killed process for each settlement that was acknowledged.
 const ACKNOWLEDGED: &str = "acknowledged ";
 
-/// Not a test of its own: started by the one below, in a folder with a ledger, and killed by it.
+/// Not a test of its own: the one below starts it in a folder with a ledger, and kills it.
 #[test]
 #[ignore = "only does something in a folder with a ledger"]
 fn load_until_killed() {
@@ -41,7 +41,7 @@ fn load(store: &Store) {
     assert!(is_admitted(&store.submit_blocking(admit(request, request, store.boot(), 10))));
     store.submit_blocking(start(request, request)).unwrap();
     if charge == 0 {
-        // Left open: the next start has to release it.
+        // The reservation stays open, so the next start has to release it.
         return;
     }
     store.submit_blocking(settle(request, request, charge)).unwrap();

@@ -135,7 +135,7 @@ proptest! {
         let mut encoded = junk.clone();
         let crc = crc32c::crc32c_append(crc32c::crc32c(b"key"), &encoded);
         encoded.extend(crc.to_be_bytes());
-        // Even under a right checksum: an error or a row, never a panic.
+        // Even under a right checksum, these bytes give an error or a row, never a panic.
         drop(decode::<RequestRecord>(b"key", &encoded));
         drop(decode::<JournalEntry>(b"key", &encoded));
     }

@@ -147,8 +147,8 @@ async fn an_admission_nobody_waits_for_is_released() {
         }
         drop(waiting);
     }
-    // Whatever was sent before this is done when it is answered; the releases of the last ones go
-    // before the next.
+    // Everything sent before this is done when it is answered; the releases of the last admissions
+    // come before the next one.
     for request in 1_000..1_002 {
         let outcome = store.submit(Command::RequestCancel { key: key(request) }).await;
         assert_eq!(refusal(outcome), Refusal::RequestNotFound);
@@ -197,7 +197,7 @@ fn low_disk_space_is_no_reason_to_keep_a_reservation() {
     assert!(!store.is_space_low());
     disk.set_free(0);
     assert!(store.is_space_low());
-    // No admission has looked at the space before, so this one does.
+    // No admission has measured the free space yet, so this one does.
     let outcome = store.submit_blocking(admit(1, 1, store.boot(), 10));
     assert!(matches!(outcome, Err(StoreError::Unavailable(_))), "{outcome:?}");
     assert_eq!(refusal(store.submit_blocking(settle(1, 1, 1))), Refusal::RequestNotFound);

@@ -38,7 +38,7 @@ enum Change {
     SetLen(usize),
 }
 
-/// One file: what is safe, and what was changed since.
+/// One file: its synced content, and the changes since.
 #[derive(Debug, Default)]
 struct Media {
     synced: Vec<u8>,
@@ -57,7 +57,7 @@ impl Media {
         self.unsynced.clear();
     }
 
-    /// Every change since the last sync is kept, lost, or kept in part, whatever came after it.
+    /// Keeps, loses or tears every change since the last sync, independently of later ones.
     fn lose_power(&mut self, random: &mut Random) {
         for change in std::mem::take(&mut self.unsynced) {
             match random.below(3) {
@@ -85,7 +85,7 @@ fn write(bytes: &mut Vec<u8>, offset: usize, data: &[u8]) {
     bytes[offset..end].copy_from_slice(data);
 }
 
-/// Some of a write's sectors reach the disk.
+/// Lets some of a write's sectors reach the disk.
 fn tear(bytes: &mut Vec<u8>, change: &Change, random: &mut Random) {
     let Change::Write(offset, data) = change else {
         return;
@@ -110,10 +110,10 @@ pub enum Operation {
 pub struct Trap {
     /// `None` for any change.
     pub operation: Option<Operation>,
-    /// Such operations before the one that fails.
+    /// How many such operations succeed before the one that fails.
     pub after: u64,
     pub kind: io::ErrorKind,
-    /// Whether everything fails from then on until mended.
+    /// Whether everything fails from then on until the disk is repaired.
     pub breaks: bool,
 }
 
@@ -156,7 +156,7 @@ impl SimulatedDisk {
         disk
     }
 
-    /// After `changes` more changes everything fails, as on a full or dying disk.
+    /// Makes everything fail after `changes` more changes, as on a full or failing disk.
     pub fn fail_after(&self, changes: u64) {
         self.set(Trap {
             operation: None,
@@ -172,7 +172,7 @@ impl SimulatedDisk {
         faults.sprung = false;
     }
 
-    /// Whether the trap was met.
+    /// Whether the planned failure has happened.
     pub fn has_failed(&self) -> bool {
         self.faults().sprung
     }
@@ -198,7 +198,7 @@ impl SimulatedDisk {
         self.quick.notify_all();
     }
 
-    /// Takes over what lies in a real folder.
+    /// Copies the files of a real folder.
     pub fn load(&self, dir: &Path) {
         for file in File::ALL {
             let bytes = std::fs::read(dir.join(file.name())).unwrap();

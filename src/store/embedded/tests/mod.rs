@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tempfile::TempDir;
 use uuid::Uuid;
 
-/// The answer of a read; the embedded backend's is there at once.
+/// The answer of a read; the embedded backend has it at once.
 trait Now: Future + Sized {
     fn now(self) -> Self::Output {
         self.now_or_never().expect("an embedded read is ready")
@@ -34,7 +34,7 @@ trait Now: Future + Sized {
 
 impl<F: Future> Now for F {}
 
-/// A clock that stands where it is put.
+/// A clock that shows the time it was set to.
 #[derive(Clone, Default)]
 struct TestClock(Arc<AtomicU64>);
 

@@ -30,11 +30,11 @@ enum Step {
         command: Command,
     },
     Backup,
-    /// Back to the last backup.
+    /// Restores the last backup.
     Restore,
 }
 
-/// Names come from small sets so that commands meet each other.
+/// Names come from small sets so that commands often concern the same rows.
 fn scope() -> impl Strategy<Value = (AccountId, Option<ApplicationId>)> {
     (1..=2_u128, prop_oneof![3 => Just(None), 1 => Just(Some(ApplicationId(id(1))))])
         .prop_map(|(account, application)| (AccountId(id(account)), application))
@@ -64,7 +64,7 @@ fn admission() -> impl Strategy<Value = Command> {
             key,
             credential: CredentialId(id(credential)),
             attempt,
-            // Filled in when the command is given.
+            // Filled in when the command is sent.
             boot: BootId(id(0)),
             fingerprint: [input; 32],
             session: SessionId(id(1)),
@@ -213,7 +213,7 @@ impl Pair {
     /// Everything so far was acknowledged, so nothing of it may be gone.
     fn lose_power(self, seed: u64) -> Self {
         let Self { memory, bench, disk, clock, now, backup } = self;
-        // What closing would write does not reach the disk.
+        // Anything that closing writes does not reach the disk.
         disk.fail_after(0);
         drop(bench);
         disk.lose_power(&mut Random(seed));
@@ -238,7 +238,7 @@ impl Pair {
         pair
     }
 
-    /// Either the command happened or it did not; an admission that happened unheard is released.
+    /// Either the command happened or it did not; an admission whose answer was lost is released.
     fn fail(&mut self, after: u64, mut command: Command) {
         self.address(&mut command);
         let Some((done, answer)) = self.expect(&command) else {
@@ -263,7 +263,7 @@ impl Pair {
         if let Command::Admit(admit) = &command {
             let cause = ReleaseCause::Failed(FailureCode::ControlPlaneUnavailable);
             let release = Command::Release { key: admit.key, attempt: admit.attempt, cause };
-            // Refused where there is nothing to release.
+            // The release is refused if there is nothing to release.
             for memory in &mut possible {
                 drop(apply(memory, &release, UnixMillis(self.now)));
             }
@@ -275,7 +275,7 @@ impl Pair {
         .clone();
     }
 
-    /// Admissions are made by the boot that runs.
+    /// Gives an admission the boot that runs now.
     fn address(&self, command: &mut Command) {
         if let Command::Admit(admit) = command {
             admit.boot = self.bench.shared.boot;
@@ -283,7 +283,8 @@ impl Pair {
     }
 
     /// The state after the command and its answer as text. `None` for a charge above the
-    /// reservation: a violation, after which nothing is admitted; not what is compared here.
+    /// reservation: that is a violation, after which no request is admitted, and is not compared
+    /// here.
     fn expect(&self, command: &Command) -> Option<(MemoryState, String)> {
         let mut memory = self.memory.clone();
         let answer = apply(&mut memory, command, UnixMillis(self.now));

@@ -1,4 +1,5 @@
-//! Files that are no ledger, or none of this build, are refused with a reason and left as they are.
+//! Files that are no ledger, or none that this build reads, are refused with a reason and left as
+//! they are.
 
 use super::super::disk;
 use super::super::files;
@@ -51,7 +52,7 @@ fn truncated_files_are_refused_and_left_alone() {
     }
 }
 
-/// What was appended to a file is no part of the database.
+/// Bytes appended to a file are no part of the database.
 #[test]
 fn extended_files_lose_nothing() {
     for file in File::ALL {
@@ -107,7 +108,7 @@ fn files_of_newer_builds_are_refused_and_left_alone() {
             why.contains(&format!("has schema {schema}")) && why.contains("left as it is"),
             "{why}"
         );
-        // The other file was opened, at most; its content is the same.
+        // At most, the other file was opened; its content is the same.
         let place = File::ALL.iter().position(|other| *other == file).unwrap();
         assert!(read()[place] == before[place], "the file was changed");
     }

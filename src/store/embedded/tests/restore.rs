@@ -108,8 +108,8 @@ fn a_bad_backup_replaces_nothing() {
     assert_sound(&store);
 }
 
-/// A restore that stops at any of its steps leaves the old ledger, or is noticed; run again, it
-/// ends.
+/// A restore that stops at any of its steps leaves the old ledger, or is noticed; when it is run
+/// again, it completes.
 #[test]
 fn an_interrupted_restore_is_noticed_and_run_again() {
     let fixture = Fixture::new(1_000);
@@ -123,7 +123,7 @@ fn an_interrupted_restore_is_noticed_and_run_again() {
     let old = File::ALL.map(|file| fs::read(path(file.name().into())).unwrap());
     Store::restore(&fixture.config(), &backup).unwrap();
     let new = File::ALL.map(|file| fs::read(path(file.name().into())).unwrap());
-    // The ledger first, as in `File::ALL`: (its file, the bodies' file).
+    // The ledger comes first, as in `File::ALL`: (its file, the bodies' file).
     for (step, files) in [(0, [&old[0], &old[1]]), (1, [&old[0], &new[1]]), (2, [&new[0], &new[1]])]
     {
         for (file, bytes) in File::ALL.iter().zip(files) {

@@ -95,7 +95,7 @@ fn credential(application: Option<u128>) -> Credential {
     Credential { expires_at: Some(UnixMillis(13)), revoked_at: Some(UnixMillis(14)), ..credential }
 }
 
-/// Calls back with a row of every kind there is, one for each way it can be laid out.
+/// Calls back with a row of every kind, one for each way in which it can be laid out.
 fn each_row(mut row: impl Row) {
     use AttemptState::{Cancelled, Completed, Failed, Queued, Running};
     let reserved = Reservation {
@@ -209,8 +209,8 @@ fn kept(schema: u32) -> TempDir {
 
 const HOUR: u64 = 3_600_000;
 
-/// Writes what is kept of this build's schema. Run once, when a schema is released; what is there
-/// is never written again.
+/// Writes the files that are kept for this build's schema. It is run once, when a schema is
+/// released; files that exist are never written again.
 #[test]
 #[ignore = "writes the files that the tests read"]
 fn keep_this_schema() {
@@ -284,8 +284,7 @@ fn folders_of_every_schema_can_be_used() {
     }
 }
 
-// Steps that only these tests have: one that changes rows, one that adds a table. Neither may
-// happen twice.
+// Steps that only these tests have: one changes rows, one adds a table. Neither may happen twice.
 
 fn rename_accounts(file: File, txn: &WriteTransaction) -> Result<(), StateError> {
     if file == File::Ledger {
@@ -309,8 +308,8 @@ fn steps() -> Vec<SchemaStep> {
     released.chain([rename_accounts as SchemaStep, add_table]).collect()
 }
 
-/// Power is lost at every write of an upgrade in turn: it goes on where it was, and each step
-/// happens once.
+/// Power is lost at every write of an upgrade in turn: the upgrade goes on from there, and each
+/// step happens once.
 #[test]
 fn an_interrupted_upgrade_goes_on() {
     let steps = steps();
@@ -346,7 +345,7 @@ fn an_interrupted_upgrade_goes_on() {
             })
             .unwrap();
         }
-        // The build that does not know the steps leaves it alone.
+        // A build without these steps leaves the file alone.
         let older = faults::Bench::open(&disk, &TestClock::at(1)).err().unwrap().to_string();
         assert!(older.contains("a newer build has used it"), "{older}");
         failed
@@ -355,7 +354,7 @@ fn an_interrupted_upgrade_goes_on() {
     assert!(losses > 10, "an upgrade was hardly interrupted");
 }
 
-/// A backup made before an update is brought up when it is restored.
+/// A backup made before an update is upgraded when it is restored.
 #[test]
 fn a_backup_of_an_older_schema_is_restored() {
     let dir = kept(1);

@@ -107,8 +107,8 @@ fn a_clock_that_jumps_harms_nothing() {
         "time releases nothing"
     );
     drop(store);
-    // The clock is right: what ended within the last hour by any clock is remembered, with the
-    // journal's time far ahead.
+    // The clock is right again: requests that ended within the last hour are remembered, whichever
+    // clock counted that hour, although the journal's time is far ahead.
     for _ in 0..2 {
         let store = fixture.open();
         for request in 1..=5 {
@@ -157,7 +157,7 @@ fn a_long_history_adds_up() {
             store.submit_blocking(admit(request, request, store.boot(), 20)).unwrap();
             match number % 4 {
                 0 => drop(store.submit_blocking(release(request, request)).unwrap()),
-                // Left to the next start.
+                // This one is left for the next start.
                 1 if number == 1 => {}
                 _ => {
                     store.submit_blocking(settle(request, request, number)).unwrap();
