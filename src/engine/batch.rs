@@ -1,11 +1,11 @@
-//! From a step to what the runner is given.
+//! Turns a scheduled step into the runner's input.
 
 use super::scheduler::{ScheduledStep, Scheduler, StepRow};
 use super::sequence::Sequence;
 use cresset_kernels::sampling::params::RowSampling;
 use cresset_models::ForwardBatch;
 
-/// The flattened input of `step`, the one scheduled last, and how to sample each of its
+/// The flattened input of `step`, the latest scheduled one, and how to sample each of its
 /// `logits_indices`.
 pub fn forward_batch(
     scheduler: &Scheduler,

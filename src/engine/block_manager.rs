@@ -57,7 +57,7 @@ struct KvBlock {
     /// The account whose tokens the block holds or will hold; `None` when free.
     owner: Option<AccountId>,
     content: Option<BlockContent>,
-    /// Number of the release by which the last table let go of it: the key in `evictable`.
+    /// Number of the release that freed it from the last table: the key in `evictable`.
     released: u64,
 }
 
@@ -166,7 +166,7 @@ impl BlockManager {
         for index in table.registered..tokens.len() / self.block_size {
             let hash = self.hash_of(table, index, tokens);
             let id = table.blocks[index];
-            // Two sequences may compute the same block side by side: the one that was first stays
+            // Two sequences may compute the same block in one step: the one that came first stays
             // in the cache.
             if let std::collections::hash_map::Entry::Vacant(entry) = self.cached.entry(hash) {
                 entry.insert(id);
@@ -180,8 +180,8 @@ impl BlockManager {
         }
     }
 
-    /// Empties a table. Its cached blocks become evictable; the last of the sequence is evicted
-    /// first, because a prefix is of no use without its beginning.
+    /// Empties a table. Its cached blocks become evictable, the sequence's last one first, because
+    /// a prefix is of no use without its beginning.
     pub fn release(&mut self, table: &mut BlockTable) {
         for id in std::mem::take(&mut table.blocks).into_iter().rev() {
             self.release_block(id, table.account);
@@ -201,7 +201,7 @@ impl BlockManager {
     }
 
     /// Checks that every block is accounted for exactly once and that none is shared between
-    /// accounts. `tables` must be all tables there are.
+    /// accounts. `tables` must hold every table that exists.
     pub fn check_integrity<'a>(
         &self,
         tables: impl Iterator<Item = &'a BlockTable>,

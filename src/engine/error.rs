@@ -1,5 +1,5 @@
-//! Why the engine could not compute a step, sample a row, or be started. Pure: the kinds are named
-//! here, and `runner` says which of them an error of the models or of the kernels is.
+//! The kinds of errors for which the engine could not compute a step, sample a row, or be started.
+//! Pure: `runner` says which kind an error of the models or of the kernels is.
 
 /// The text of each variant is for logs and operators, never for clients.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -14,8 +14,8 @@ pub enum EngineError {
     /// The device refuses every further call until this process ends. The engine ends.
     #[error("{0}")]
     DeviceLost(String),
-    /// The scheduler's books of sequences and blocks contradict each other. The engine ends, before
-    /// one client could be given another's tokens.
+    /// The scheduler's records of sequences and blocks contradict each other. The engine ends,
+    /// because otherwise one client could be given another's tokens.
     #[error("{0}")]
     Integrity(String),
     /// One row has no next token. Its sequence fails and no other.
@@ -26,7 +26,7 @@ pub enum EngineError {
     #[error("{0}")]
     Compute(String),
     /// A model's files are missing, damaged or of a kind that this build or this machine cannot
-    /// run, or nothing has loaded it. The text says what to do.
+    /// run, or the model was not loaded. The text says what to do.
     #[error("{0}")]
     NotLoaded(String),
     /// A panic, with its message. One during a step fails that step's sequences; one anywhere else

@@ -1,11 +1,12 @@
-//! Chooses whose prompt is computed next: the account of the highest rank; among equals by deficit
-//! round-robin, and first come first served inside one account (Shreedhar and Varghese, 1995, in
-//! the variant where a turn may overdraw and the next ones pay it back). Pure.
+//! Chooses whose prompt is computed next: the account of the highest rank; among equal ranks by
+//! deficit round-robin, and first come first served inside one account (Shreedhar and Varghese,
+//! 1995, in the variant in which a turn may overdraw and later ones pay it back). Pure.
 //!
-//! Every token an account is given, of a prompt or a decode, is charged to its balance. An account
-//! whose balance is not positive is passed over and earns a quantum, so the rounds go on until an
-//! account can be served, and no budget is left unused. A rank is the account's priority and rises
-//! by one with every `STEPS_PER_RANK` steps in which it is given nothing, so no account starves.
+//! Every token that an account is given, of a prompt or a decode, is charged to its balance. An
+//! account whose balance is not positive is passed over and earns a quantum, so the rounds go on
+//! until an account can be served, and no budget is left unused. A rank is the account's priority
+//! and rises by one with every `STEPS_PER_RANK` steps in which the account is given nothing, so no
+//! account starves.
 
 use super::sequence::SequenceId;
 use crate::ids::AccountId;
@@ -23,13 +24,13 @@ struct AccountQueue {
     /// Running sequences with more prompt to compute.
     partial: BTreeSet<SequenceId>,
     waiting: BTreeSet<SequenceId>,
-    /// Live sequences of the account, those included that are not queued because they decode.
+    /// Live sequences of the account, including those that are not queued because they decode.
     live: usize,
     /// Tokens the account may be given; negative when it had more than its share.
     balance: i64,
     priority: u8,
     /// The number of the last step in which the account was given something, or of the step in
-    /// which it came.
+    /// which it was added.
     served: u64,
 }
 

@@ -46,7 +46,7 @@ pub struct EngineStats {
     pub preemptions: u64,
     /// Sequences that were stopped by `EngineHandle::stop`.
     pub stops: u64,
-    /// Stopped sequences whose blocks were held for more than two steps after that.
+    /// Stopped sequences whose blocks were held for more than two steps after the stop.
     pub late_frees: u64,
     /// Produced tokens per second over the last seconds.
     pub tokens_per_second: f64,

@@ -1,6 +1,6 @@
 //! The state that handles and the engine thread share: requests and stops go in, load and
-//! statistics come out. The lock is never held during a step, so no caller waits for one. What it
-//! guards is bounded by `max_rows + max_waiting` sequences.
+//! statistics come out. The lock is never held during a step, so no caller waits for one. It holds
+//! at most `max_rows + max_waiting` sequences.
 
 use super::error::EngineError;
 use super::handle::{EngineStats, SequenceEvent};
@@ -25,7 +25,7 @@ pub(super) struct Commands {
     pub submitted: Vec<(SequenceId, Submission)>,
     /// Sequences to stop, each with the number of steps launched before the stop came.
     pub stopped: Vec<(SequenceId, u64)>,
-    /// Whether the engine thread is to end.
+    /// Whether the engine thread must end.
     pub end: bool,
 }
 
@@ -113,12 +113,13 @@ impl Inbox {
         self.wake.notify_one();
     }
 
-    /// Why the engine thread has ended, if it has.
+    /// Returns why the engine thread has ended, if it has.
     pub(super) fn ended_by(&self) -> Option<EngineError> {
         self.lock().closed.clone()
     }
 
-    /// The statistics published last. `waiting` includes what the engine has not taken yet.
+    /// The statistics published last. `waiting` includes requests that the engine has not taken
+    /// yet.
     pub(super) fn stats(&self, now: Instant) -> EngineStats {
         let state = self.lock();
         EngineStats {
@@ -128,7 +129,7 @@ impl Inbox {
         }
     }
 
-    /// Takes the commands that have come in. With `idle` it sleeps until there is one.
+    /// Takes the commands that have come in. If `idle`, it sleeps until there is one.
     pub(super) fn take(&self, idle: bool) -> Commands {
         let mut state = self.lock();
         while idle && state.commands.is_empty() {
@@ -138,7 +139,7 @@ impl Inbox {
         std::mem::take(&mut state.commands)
     }
 
-    /// Takes over what the engine has to do and what it has done. Called after each step.
+    /// Records the engine's remaining work and its statistics. Called after each step.
     pub(super) fn publish(&self, load: EngineLoad, stats: EngineStats, now: Instant) {
         let mut state = self.lock();
         let produced = stats.generated_tokens - state.stats.generated_tokens;

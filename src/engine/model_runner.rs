@@ -1,12 +1,11 @@
-//! The runner around a model, whatever computes it: on the CPU one step is in flight, on a device
-//! two.
+//! The runner around a model on the CPU, with one step in flight, or on a device, with two.
 
 use super::error::EngineError;
 use super::runner::{RowResult, Runner, step_error};
 use cresset_kernels::sampling::RowSampling;
 use cresset_models::{ForwardBatch, Model, ModelConfig, ModelOptions, ModelSource};
 
-/// What loading found out.
+/// The result of loading a model.
 #[derive(Clone, Debug)]
 pub struct LoadedInfo {
     pub config: ModelConfig,
@@ -52,7 +51,7 @@ impl Runner for ModelRunner {
     }
 
     fn recover(&mut self) -> Result<(), EngineError> {
-        // Whatever the driver calls it, a device that cannot finish its work is lost.
+        // A device that cannot finish its work is lost, whatever error the driver reports.
         self.model.recover().map_err(|error| {
             EngineError::DeviceLost(format!("the GPU cannot go on: {error}; restart the node"))
         })

@@ -1,5 +1,5 @@
-//! Which requests an engine refuses before it queues them: those that can never run, and those that
-//! would wait too long. Pure.
+//! Decides which requests an engine refuses before it queues them: those that can never run, and
+//! those that would wait too long. Pure.
 
 use super::error::EngineError;
 use super::scheduler::EngineOptions;
@@ -13,7 +13,7 @@ const MAX_RETRY_AFTER: Duration = Duration::from_mins(1);
 /// Shortest `Retry-After`: the header counts whole seconds.
 const MIN_RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Why a request was refused. Nothing of it was started.
+/// Why a request was refused. No part of it was started.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Refused {
     #[error("the queue is full; try again in {} s", retry_after.as_secs())]
@@ -47,7 +47,7 @@ impl EngineLoad {
         self.output_tokens += request.max_tokens as usize;
     }
 
-    /// How long a new sequence waits for its first step at most. When a row is free, only the
+    /// The longest time that a new sequence waits for its first step. When a row is free, only the
     /// prompts of others are computed before it.
     fn wait(&self, options: &EngineOptions) -> Duration {
         if self.tokens_per_second <= 0.0 {

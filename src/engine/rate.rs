@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// How far back a rate looks: long enough to be calm, short enough to follow the load.
+/// The span over which a rate is measured: long enough to be steady, short enough to follow the
+/// load.
 const WINDOW: Duration = Duration::from_secs(5);
-/// The time that one count covers. A window has 20 of them at most.
+/// The span of one count. A window has at most 20 of them.
 const BUCKET: Duration = Duration::from_millis(250);
 
 /// Events per second over the last 5 seconds, idle time included.

@@ -1,4 +1,4 @@
-//! The seam between scheduling and tensors. Tests stand a scripted runner in for the real ones.
+//! The seam between scheduling and tensors. Tests use a scripted runner in place of a real one.
 
 use super::error::EngineError;
 use cresset_kernels::Error as KernelError;
@@ -16,7 +16,8 @@ pub trait Runner: Send {
     /// how to sample from the logits of `batch.logits_indices[i]`.
     /// - Where `batch.feedback` names a result of the step launched just before, that result is the
     ///   token, not the one in `input_ids`.
-    /// - If the named result is that of a failed row, any token will do: the sequence has ended.
+    /// - If the named result is that of a failed row, any token may be used: the sequence has
+    ///   ended.
     /// - `rows[i].tokens` must not be kept beyond the call, or appending to it becomes a copy.
     fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), EngineError>;
 
@@ -29,8 +30,8 @@ pub trait Runner: Send {
         1
     }
 
-    /// Forgets everything launched, after a step has failed. An error means that no further step
-    /// can be run, and ends the engine.
+    /// Drops everything launched, after a step has failed. An error means that no further step can
+    /// be run, and ends the engine.
     fn recover(&mut self) -> Result<(), EngineError> {
         Ok(())
     }

@@ -3,19 +3,19 @@
 //! The life of a step, as the worker drives it:
 //! 1. `add` puts a request's sequence into the queue.
 //! 2. `schedule` hands out the token budget and returns the step, which is in flight from then on.
-//! 3. The runner computes it. Meanwhile the next step may be scheduled: a token that is sampled in
-//!    flight counts as its sequence's, only its value is not known yet.
+//! 3. The runner computes it. Meanwhile the next step may be scheduled: a token that is being
+//!    sampled counts as its sequence's, although its value is not known yet.
 //! 4. `commit_step` notes that the oldest step in flight was computed.
 //! 5. `append` gives each sampled token to its sequence and says whether it was the last one.
 //! 6. `finish` removes a sequence, at any time, and frees its blocks. When a step has failed,
 //!    `drop_steps_in_flight` names the sequences to finish.
 //!
 //! There is no prefill or decode phase: every sequence has tokens beyond `num_computed_tokens`, and
-//! each step's token budget is handed out until it is spent. Sequences that miss only their last
-//! token come first. The rest of the budget goes to prompts, in chunks: higher priorities first,
-//! fairly between accounts of the same priority. When blocks run out, the sequence that arrived
-//! last is preempted and computed again later. Rows and blocks are shared between accounts too: one
-//! that runs nothing and finds no room takes it from the account that runs most.
+//! each step's token budget is handed out until it is spent. Sequences with only their last token
+//! to compute come first. The rest of the budget goes to prompts, in chunks: higher priorities
+//! first, fairly between accounts of the same priority. When blocks run out, the sequence that
+//! arrived last is preempted and computed again later. Rows and blocks are shared between accounts
+//! too: an account that runs nothing and finds no room takes it from the account that runs most.
 
 mod integrity;
 
@@ -27,7 +27,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Instant;
 
-/// Limits of one engine; all from the configuration.
+/// Limits of one engine; the configuration sets all of them.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
     /// Tokens in one step (prefill chunks and decodes together).
@@ -185,7 +185,7 @@ impl Scheduler {
         let unserved = self.preempt_for_unserved(&mut step);
         let preempted_before = step.preempted.len();
         self.schedule_decodes(&mut step);
-        // Blocks that the decodes have just freed belong to the sequences that needed them.
+        // Blocks that were just freed for decodes belong to those decodes.
         let may_start = step.preempted.len() == preempted_before;
         self.schedule_prompts(&mut step, unserved.filter(|_| may_start), may_start);
         if !step.rows.is_empty() {
@@ -260,8 +260,8 @@ impl Scheduler {
         }
     }
 
-    /// Allocates the block for one more token, taking it from later arrivals if need be. False when
-    /// the sequence itself was preempted.
+    /// Allocates the block for one more token, taking blocks from later arrivals if necessary.
+    /// False when the sequence itself was preempted.
     fn allocate_or_preempt(&mut self, id: SequenceId, step: &mut ScheduledStep) -> bool {
         while !self.allocate(id, 1) {
             let latest = *self.running.last().expect("invariant: `id` is running");
@@ -314,7 +314,8 @@ impl Scheduler {
         let mut next = first.or_else(|| self.queue.pop(may_start));
         while let Some(id) = next {
             popped.push(id);
-            // No sequence overtakes one that does not fit yet, or a long one would wait for ever.
+            // No sequence overtakes one that does not fit yet; otherwise a long one would wait for
+            // ever.
             may_start = self.start(id, step) && may_start;
             let count = self.allocate_chunk(id, budget);
             if count > 0 {
@@ -342,8 +343,8 @@ impl Scheduler {
     }
 
     /// Starts a waiting sequence if a row is free and its tokens fit. Returns whether sequences
-    /// behind it in the queue may start too. A preempted sequence with rows still in flight sits
-    /// this step out, without holding up others.
+    /// behind it in the queue may start too. A preempted sequence with rows still in flight is
+    /// skipped in this step and does not hold up others.
     fn start(&mut self, id: SequenceId, step: &mut ScheduledStep) -> bool {
         let sequence = sequence_mut(&mut self.sequences, id);
         if sequence.state == SequenceState::Running || sequence.rows_in_flight > 0 {
@@ -367,7 +368,7 @@ impl Scheduler {
         true
     }
 
-    /// Whether all known tokens of a waiting sequence fit beside what the running ones still need.
+    /// Whether all known tokens of a waiting sequence fit beside the needs of the running ones.
     /// Blocks of its prefix that others use already cost nothing.
     fn can_allocate(&self, id: SequenceId, prefix: &Prefix) -> bool {
         let shared = prefix.blocks.len() - prefix.evictable;

@@ -11,8 +11,8 @@ use std::time::Instant;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SequenceId(pub u64);
 
-/// One sequence to generate. The engine does not know stop strings: the caller finds them, and ends
-/// the sequence with `EngineHandle::stop`.
+/// One sequence to generate. The engine does not look for stop strings: the caller finds them, and
+/// ends the sequence with `EngineHandle::stop`.
 #[derive(Clone, Debug)]
 pub struct GenerateRequest {
     /// Fairness and prefix-cache isolation are per account.
@@ -79,9 +79,8 @@ pub enum SequenceState {
     Running,
 }
 
-/// A sequence in the scheduler. It catches up with its own tokens: those beyond
-/// `num_computed_tokens` are still to be run, be it a prompt, the last sampled token, or everything
-/// again after a preemption.
+/// A sequence in the scheduler. The scheduler runs the tokens beyond `num_computed_tokens`: those
+/// of a prompt, the last sampled token, or all of them again after a preemption.
 #[derive(Debug)]
 pub struct Sequence {
     pub id: SequenceId,
@@ -205,7 +204,7 @@ impl Sequence {
         }
     }
 
-    /// Tokens it may still produce, pending ones included.
+    /// The number of tokens that it may still produce, pending ones included.
     pub fn remaining(&self, max_context: usize) -> usize {
         (self.request.max_tokens as usize)
             .saturating_sub(self.output_len())

@@ -1,4 +1,5 @@
-//! A runner without a model, for tests: tokens come from a script, and steps fail when told to.
+//! A runner without a model, for tests: tokens come from a script, and steps fail where the test
+//! says so.
 
 #![expect(clippy::disallowed_methods, reason = "a scripted step takes as long as it is told to")]
 
@@ -36,7 +37,7 @@ pub enum ScriptedFailure {
 }
 
 /// A runner without a model: tokens come from a script, when they are collected. Log-probabilities,
-/// when asked for, say that the token was certain.
+/// if asked for, say that the token was certain.
 pub struct ScriptedRunner {
     script: Box<dyn FnMut(&RowSampling) -> u32 + Send>,
     step_time: Duration,

@@ -1,11 +1,11 @@
 //! Tests of the whole engine around runners that need no model.
 
 mod ahead;
-mod company;
 mod cost;
 mod determinism;
 mod errors;
 mod lifecycle;
+mod neighbours;
 
 use super::*;
 use crate::ids::AccountId;

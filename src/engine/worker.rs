@@ -55,7 +55,7 @@ impl Worker {
         worker
     }
 
-    /// Runs until it is told to end, or until an error or a panic ends it. In every case each live
+    /// Runs until it is told to end, or until an error or a panic ends it. In each case every live
     /// sequence gets its `Finished`.
     pub(super) fn run(mut self) {
         let outcome = catch_unwind(AssertUnwindSafe(|| self.serve()));
@@ -178,8 +178,8 @@ impl Worker {
 
     fn commit_row(&mut self, id: SequenceId, result: RowResult) {
         if self.scheduler.get(id).is_none() {
-            // It ended while the step was in flight. The token is neither sent nor counted, so it
-            // is not charged either.
+            // The sequence ended while the step was in flight. The token is neither sent nor
+            // counted, so it is not charged either.
             return;
         }
         match result {

@@ -1,4 +1,4 @@
-//! Block tables driven by text: each line is an operation and, after `=>`, what it must say.
+//! Block tables driven by text: each line is an operation and, after `=>`, its expected result.
 
 use super::*;
 use uuid::Uuid;

@@ -1,4 +1,4 @@
-//! Accounts are served in the right order, for designed costs.
+//! Tests the order in which accounts are served, for chosen costs.
 
 use super::*;
 use uuid::Uuid;

@@ -1,4 +1,4 @@
-//! Loading: how large the cache is.
+//! Tests of loading: the size of the cache.
 
 use super::*;
 use cresset_models::testing::{tiny_llama_gguf, vocab_size};

@@ -1,4 +1,4 @@
-//! Tables of requests that are refused, and why.
+//! Tables of requests that are refused, with the reasons.
 
 use super::*;
 use crate::engine::SamplingParams;

@@ -1,4 +1,5 @@
-//! Checks what must hold between any two calls of the scheduler. A violation ends the engine.
+//! Checks the rules that must hold between any two calls of the scheduler. A violation ends the
+//! engine.
 
 use super::{Scheduler, StepRow};
 use crate::engine::block_manager::IntegrityError;
@@ -6,7 +7,7 @@ use crate::engine::sequence::{Sequence, SequenceState};
 
 impl Scheduler {
     /// Every block is accounted for, every sequence is where its state says, and the rows in flight
-    /// are those that the sequences remember.
+    /// are those that the sequences have recorded.
     pub fn check_integrity(&self) -> Result<(), IntegrityError> {
         self.blocks.check_integrity(self.sequences().map(|sequence| &sequence.table))?;
         let broken = self.sequences().find(|sequence| !self.is_consistent(sequence));
@@ -27,7 +28,7 @@ impl Scheduler {
             let (count, sampling) = (rows().count(), rows().filter(|row| row.samples).count());
             let joins = |end, row: &StepRow| (row.end() == end).then_some(row.from);
             // A preempted sequence starts again only when it has no row in flight, so the rows of a
-            // running one join on to each other.
+            // running one follow each other without gaps.
             let joined = sequence.state == SequenceState::Waiting
                 || rows().rev().try_fold(sequence.num_computed_tokens, joins).is_some();
             if (count, sampling) != (sequence.rows_in_flight, sequence.pending_tokens) || !joined {

@@ -1,5 +1,5 @@
-//! The scheduler driven by text: each line is an operation and, after `=>`, what it must say. The
-//! scheduler's integrity is checked after each.
+//! The scheduler driven by text: each line is an operation and, after `=>`, its expected result.
+//! The scheduler's integrity is checked after each.
 
 use super::*;
 use crate::engine::error::EngineError;
@@ -60,9 +60,9 @@ impl Bench {
         String::new()
     }
 
-    /// Schedules a step and collects the oldest one, unless more may be in flight. Says `ID:TOKENS`
-    /// for each row (`*` when it samples, `<N` when its token is result N of the step before),
-    /// which sequences were preempted, and what `collect` says.
+    /// Schedules a step and collects the oldest one, unless more may be in flight. Returns
+    /// `ID:TOKENS` for each row (`*` when it samples, `<N` when its token is result N of the step
+    /// before), the preempted sequences, and the result of `collect`.
     fn step(&mut self) -> String {
         let step = self.scheduler.schedule();
         let mut said = String::new();
@@ -83,8 +83,9 @@ impl Bench {
         said.trim_end().into()
     }
 
-    /// Commits the oldest step: every sampled row produces the token 1000 + its length. Says which
-    /// sequences ended and why, and `late ID` for a result of a sequence that had ended before.
+    /// Commits the oldest step: every sampled row produces the token 1000 + its length. Returns
+    /// which sequences ended and why, and `late ID` for a result of a sequence that had ended
+    /// before.
     fn collect(&mut self) -> String {
         let mut said = String::new();
         for row in self.scheduler.commit_step().iter().filter(|row| row.samples) {
@@ -101,8 +102,8 @@ impl Bench {
         said
     }
 
-    /// The oldest step in flight fails, and all that were launched after it. Says which sequences
-    /// that ended.
+    /// The oldest step in flight fails, and all that were launched after it. Returns which
+    /// sequences that ended.
     fn crash(&mut self) -> String {
         let mut said = String::new();
         for id in self.scheduler.drop_steps_in_flight() {
@@ -380,8 +381,8 @@ fn an_account_that_runs_nothing_takes_blocks_from_the_one_that_runs_most() {
     );
 }
 
-/// Three accounts have endless work but unequal numbers of sequences: the tokens they are given
-/// differ by little at any time.
+/// Three accounts have endless work but unequal numbers of sequences: at any time, the numbers of
+/// tokens they were given differ by little.
 #[test]
 fn backlogged_accounts_get_equal_shares() {
     const BUDGET: usize = 100;

@@ -1,4 +1,4 @@
-//! Measures what the host does between two steps. Run it alone, in an optimised build.
+//! Measures the host's work between two steps. Run it alone, in an optimised build.
 
 use super::*;
 use crate::engine::batch::forward_batch;

@@ -93,7 +93,7 @@ fn probe() -> GenerateRequest {
 }
 
 /// Requests of several accounts; many begin like the probe and then differ.
-fn crowd(count: u32) -> impl Iterator<Item = GenerateRequest> {
+fn requests(count: u32) -> impl Iterator<Item = GenerateRequest> {
     (0..count).map(|i| GenerateRequest {
         account: AccountId(Uuid::from_u128(u128::from(i % 3))),
         sampling: SamplingParams { seed: u64::from(i), ..SamplingParams::default() },
@@ -102,7 +102,7 @@ fn crowd(count: u32) -> impl Iterator<Item = GenerateRequest> {
 }
 
 /// The tokens of all sequences, the probe first, and the engine's statistics afterwards.
-fn said(
+fn generate(
     start: Start,
     depth: usize,
     options: &EngineOptions,
@@ -110,9 +110,9 @@ fn said(
 ) -> (Vec<Vec<u32>>, EngineStats) {
     let engine = start(&EngineOptions { max_waiting: 100, ..options.clone() }, depth);
     let submit = |request| engine.submit(request).unwrap().1;
-    let before: Vec<_> = crowd(others).map(submit).collect();
+    let before: Vec<_> = requests(others).map(submit).collect();
     let probe = submit(probe());
-    let after: Vec<_> = crowd(others / 2).map(submit).collect();
+    let after: Vec<_> = requests(others / 2).map(submit).collect();
     let tokens = |events| {
         let (tokens, finished) = collect(events);
         assert_eq!(finished.cause, StopCause::Length);
@@ -123,22 +123,22 @@ fn said(
     (tokens, engine.stats())
 }
 
-/// Runs the probe alone, and in crowds of 96 under options that chunk, preempt and share; with one
-/// step in flight and with two.
-fn check_every_company(start: Start) {
+/// Runs the probe alone, and among 96 requests under options that chunk, preempt and share; with
+/// one step in flight and with two.
+fn check_every_mix(start: Start) {
     let roomy = EngineOptions { num_blocks: 4_096, max_rows: 64, ..options() };
-    let (alone, _) = said(start, 1, &roomy, 0);
-    let (expect, stats) = said(start, 1, &roomy, 64);
+    let (alone, _) = generate(start, 1, &roomy, 0);
+    let (expect, stats) = generate(start, 1, &roomy, 64);
     assert_eq!((&alone[0], stats.preemptions), (&expect[0], 0));
     assert!(alone[0].len() == 40 && stats.prefix_hit_tokens > 0);
     let check = |what: &str, options: EngineOptions, happened: fn(&EngineStats) -> bool| {
         for depth in [1, 2] {
-            let (tokens, stats) = said(start, depth, &options, 64);
-            assert!(tokens == expect, "{what} changed what somebody says at depth {depth}");
+            let (tokens, stats) = generate(start, depth, &options, 64);
+            assert!(tokens == expect, "{what} changed a sequence at depth {depth}");
             assert!(happened(&stats), "{what} did not happen at depth {depth}: {stats:?}");
         }
     };
-    check("company", roomy, |stats| stats.preemptions == 0);
+    check("neighbours", roomy, |stats| stats.preemptions == 0);
     check("preemption", EngineOptions { num_blocks: 32, ..options() }, |stats| {
         stats.preemptions > 0
     });
@@ -153,16 +153,16 @@ fn check_every_company(start: Start) {
 }
 
 #[test]
-fn the_same_seed_says_the_same_in_every_company() {
-    check_every_company(&SlotRunner::start);
+fn neighbours_change_no_token() {
+    check_every_mix(&SlotRunner::start);
 }
 
 #[test]
-fn a_real_model_says_the_same_in_every_company() {
+fn neighbours_change_no_token_of_a_real_model() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");
     tiny_llama_gguf(&path, 3).unwrap();
-    check_every_company(&|options, depth| {
+    check_every_mix(&|options, depth| {
         let (runner, info) =
             ModelRunner::load(&ModelSource::Gguf(path.clone()), &runner_options(options)).unwrap();
         assert_eq!(info.num_blocks, options.num_blocks);

@@ -1,4 +1,4 @@
-//! Errors of the models and of the kernels become the engine's kinds, and keep their words.
+//! Errors of the models and of the kernels become the engine's kinds, and keep their texts.
 
 use crate::engine::EngineError;
 use crate::engine::runner::step_error;

@@ -8,7 +8,7 @@ use cresset_models::ForwardBatch;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::SyncSender;
 
-/// Steps in flight: one at a time, and one ahead.
+/// Numbers of steps in flight: one at a time, and one ahead.
 const DEPTHS: [usize; 2] = [1, 2];
 
 fn start(runner: ScriptedRunner) -> EngineHandle {
@@ -90,7 +90,7 @@ fn a_stop_comes_before_the_next_step() {
         engine.stop(id);
         engine.stop(id);
         engine.stop(SequenceId(77));
-        // The step in flight may end; another one would give 999.
+        // The step in flight may end; another step would give 999.
         permits.send(2).unwrap();
         drop(permits);
         let mut produced = 1;
@@ -144,7 +144,7 @@ fn a_deadline_ends_a_sequence_whether_it_runs_or_waits() {
         assert_eq!(running.blocking_recv(), Some(SequenceEvent::Started));
         assert_eq!(running.blocking_recv(), Some(SequenceEvent::Token { id: 7, logprobs: None }));
         std::thread::sleep(deadline - Instant::now());
-        // The step in flight may end; another one would give 999 again.
+        // The step in flight may end; another step would give 999 again.
         drop(permits);
         assert_eq!(running.blocking_recv(), Some(SequenceEvent::Token { id: 999, logprobs: None }));
         let Some(SequenceEvent::Finished(finished)) = running.blocking_recv() else {
@@ -231,7 +231,7 @@ fn a_failed_step_fails_its_sequences_and_the_engine_goes_on() {
     }
 }
 
-/// How the only sequence of an engine ends whose third step fails with `error`.
+/// Returns how the only sequence of an engine ends whose third step fails with `error`.
 fn end_by(failure: ScriptedFailure, error: &EngineError) -> (EngineHandle, StopCause) {
     let runner = ScriptedRunner::repeating(vec![1]).fail_at(2, failure).fail_with(error.clone());
     let engine = start(runner);
@@ -267,7 +267,7 @@ fn an_engine_that_ends_says_why_to_all_who_ask() {
     let (engine, cause) = end_by(ScriptedFailure::Fatal, &EngineError::Compute("scripted".into()));
     assert_eq!(cause, StopCause::Failed(EngineError::Compute("scripted".into())));
     let refused = || engine.submit(request(0..10, 1)).unwrap_err();
-    // The sequence gets its end a moment before the engine has ended.
+    // The sequence gets its end a moment before the engine ends.
     while engine.is_alive() {
         std::thread::yield_now();
     }

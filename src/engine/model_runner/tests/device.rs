@@ -1,5 +1,5 @@
-//! The whole engine over a GPU (the emulator, where there is none): against the CPU, and against
-//! itself in any company.
+//! The whole engine over a GPU (or the emulator, if there is none): against the CPU, and against
+//! itself with other sequences in the batch.
 
 use crate::engine::model_runner::*;
 use crate::engine::tests::{collect, request, wait_for};
@@ -58,7 +58,7 @@ fn start(options: EngineOptions, runner: &ModelOptions) -> EngineHandle {
     EngineHandle::start(Box::new(runner), options)
 }
 
-/// Prompts of any length, each with another way of sampling.
+/// Prompts of various lengths, each with other sampling parameters.
 fn requests() -> Vec<GenerateRequest> {
     let plain = SamplingParams { seed: 7, ..SamplingParams::default() };
     let ways = [
@@ -85,27 +85,27 @@ fn requests() -> Vec<GenerateRequest> {
 
 #[test]
 fn the_gpu_says_what_the_cpu_says() {
-    let said = |on| {
+    let output = |on| {
         let runner = ModelOptions { dequantise: true, ..runner_options(&engine_options(), on) };
         let engine = start(engine_options(), &runner);
         let events: Vec<_> =
             requests().into_iter().map(|request| engine.submit(request).unwrap().1).collect();
         events.into_iter().map(|events| collect(events).0).collect::<Vec<_>>()
     };
-    let cpu = said(ModelOptions::default());
+    let cpu = output(ModelOptions::default());
     assert!(cpu.iter().all(|tokens| tokens.len() == 9));
-    assert_eq!(said(on_gpu(false)), cpu);
+    assert_eq!(output(on_gpu(false)), cpu);
 }
 
 /// A request's tokens with their log-probabilities, to the bit.
 fn bits(mut events: Receiver<SequenceEvent>) -> Vec<(u32, u32, Vec<(u32, u32)>)> {
-    let mut said = Vec::new();
+    let mut output = Vec::new();
     loop {
         match events.blocking_recv().unwrap() {
             SequenceEvent::Started => (),
             SequenceEvent::Token { id, logprobs } => {
                 let TokenLogprobs { chosen, top } = logprobs.unwrap();
-                said.push((
+                output.push((
                     id,
                     chosen.to_bits(),
                     top.into_iter().map(|(id, p)| (id, p.to_bits())).collect(),
@@ -113,16 +113,16 @@ fn bits(mut events: Receiver<SequenceEvent>) -> Vec<(u32, u32, Vec<(u32, u32)>)>
             }
             SequenceEvent::Finished(finished) => {
                 assert_eq!(finished.cause, StopCause::Length);
-                return said;
+                return output;
             }
         }
     }
 }
 
-/// In bf16 with `deterministic`: alone, in company, in chunks, preempted, cancelled neighbours,
-/// with a prefix hit.
+/// In bf16 with `deterministic`: alone, beside other requests, in chunks, preempted, beside
+/// cancelled ones, with a prefix hit.
 #[test]
-fn any_company_leaves_every_bit_as_it_is() {
+fn neighbours_change_no_bit() {
     let plain = SamplingParams {
         seed: 42,
         temperature: 0.9,
@@ -137,7 +137,7 @@ fn any_company_leaves_every_bit_as_it_is() {
     };
     let probe = || GenerateRequest { sampling: sampling.clone(), ..request(0..37, 24) };
     let neighbour = |i: u32| request((0..i * 9 % 37).chain(i..i + 5), 30);
-    let said = |options: EngineOptions, neighbours: u32| {
+    let output = |options: EngineOptions, neighbours: u32| {
         let engine = start(options.clone(), &runner_options(&options, on_gpu(true)));
         let others: Vec<_> =
             (0..neighbours).map(|i| engine.submit(neighbour(i)).unwrap()).collect();
@@ -149,14 +149,14 @@ fn any_company_leaves_every_bit_as_it_is() {
         wait_for(&engine, "idle", |stats| stats.running + stats.blocks_used == 0);
         (first, again, engine.stats())
     };
-    let (expect, again, stats) = said(engine_options(), 0);
+    let (expect, again, stats) = output(engine_options(), 0);
     assert!(expect.len() == 24 && again == expect && stats.prefix_hit_tokens > 0);
     let check = |what: &str, options: EngineOptions, happened: fn(u64, u64) -> bool| {
-        let (first, again, stats) = said(options, 5);
+        let (first, again, stats) = output(options, 5);
         assert!(first == expect && again == expect, "{what} changed what the request says");
         assert!(happened(stats.steps, stats.preemptions), "{what} did not happen: {stats:?}");
     };
-    check("company", engine_options(), |_, preemptions| preemptions == 0);
+    check("neighbours", engine_options(), |_, preemptions| preemptions == 0);
     check("chunking", EngineOptions { max_batched_tokens: 12, ..engine_options() }, |steps, _| {
         steps > 40
     });

@@ -1,8 +1,8 @@
-//! One request, the probe, gives the same bits in any company: it is run among random mixes of
-//! neighbours, on the kernels' own path in its default configuration, with a tiny model.
+//! One request, the probe, gives the same bits beside any other requests: it is run among random
+//! mixes of them, on the kernels' own path in its default configuration, with a tiny model.
 //!
-//! The loop below is the engine thread's without the thread, so that the test can tell exactly what
-//! happened to the probe.
+//! The loop below is that of the engine thread without the thread, so that the test can tell
+//! exactly what happened to the probe.
 
 use super::ahead::Ahead;
 use super::*;
@@ -39,7 +39,7 @@ fn runner(depth: usize, threads: usize) -> Box<dyn Runner> {
     Ahead::wrap(depth, runner)
 }
 
-/// A random mix of neighbours. All it does is drawn from its number.
+/// A random mix of neighbours. Everything in it follows from its number.
 struct Mix {
     number: u32,
     draws: u32,
@@ -55,9 +55,9 @@ impl Mix {
         from[self.below(from.len() as u32) as usize]
     }
 
-    /// The engine's options, and how many neighbours arrive in a turn before the probe and after
-    /// it: the later ones are preempted first when blocks run out. A third of the mixes has little
-    /// cache, a third many rows, and a third any options.
+    /// Chooses the engine's options, and how many neighbours arrive in a turn before the probe and
+    /// after it: the later ones are preempted first when blocks run out. A third of the mixes has
+    /// little cache, a third many rows, and a third any options.
     fn scene(&mut self) -> (EngineOptions, [u32; 2]) {
         let (max_batched_tokens, max_rows, num_blocks, arrivals) = match self.number % 3 {
             0 => (64, 16, self.pick(&[16, 20, 24]), [4, 1]),
@@ -78,7 +78,7 @@ impl Mix {
     /// A request of one of three accounts; some begin with a part of the probe's prompt.
     fn neighbour(&mut self) -> GenerateRequest {
         let shared = self.below(2) * self.below(PROMPT + 1);
-        // Where the cache is small, prompts are short and outputs long, so that it fills up on the
+        // If the cache is small, prompts are short and outputs long, so that it fills up on the
         // way.
         let grows = self.number.is_multiple_of(3);
         let own = 1 + self.below(if grows { 9 } else { 60 });
@@ -119,7 +119,7 @@ fn probe() -> GenerateRequest {
     }
 }
 
-/// What happened to the probe in a mix.
+/// The events that the probe went through in a mix.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     preempted: usize,
@@ -127,29 +127,29 @@ struct Seen {
     chunks: usize,
     cached: u32,
     /// Most rows in a step that computed the probe.
-    company: usize,
+    most_rows: usize,
     /// Neighbours that were cancelled while the probe ran.
     cancelled: usize,
 }
 
 /// The probe's tokens and the bits of their log-probabilities.
-type Said = Vec<(u32, u32, Vec<(u32, u32)>)>;
+type ProbeOutput = Vec<(u32, u32, Vec<(u32, u32)>)>;
 
 struct Stage<'a> {
     runner: &'a mut dyn Runner,
     scheduler: Scheduler,
-    said: Said,
+    output: ProbeOutput,
     seen: Seen,
 }
 
 impl<'a> Stage<'a> {
     fn new(runner: &'a mut dyn Runner, options: EngineOptions) -> Self {
-        // The mix before may have left a step in flight.
+        // The previous mix may have left a step in flight.
         runner.recover().unwrap();
         Self {
             runner,
             scheduler: Scheduler::new(options, [9; 32]),
-            said: Said::new(),
+            output: ProbeOutput::new(),
             seen: Seen::default(),
         }
     }
@@ -182,7 +182,7 @@ impl<'a> Stage<'a> {
                 let logprobs = sampled.logprobs.unwrap();
                 let top =
                     logprobs.top.iter().map(|(id, logprob)| (*id, logprob.to_bits())).collect();
-                self.said.push((sampled.token, logprobs.chosen.to_bits(), top));
+                self.output.push((sampled.token, logprobs.chosen.to_bits(), top));
             }
             if let Some(cause) = self.scheduler.append(row.id, sampled.token) {
                 let finished = self.scheduler.finish(row.id, cause).unwrap();
@@ -199,21 +199,21 @@ impl<'a> Stage<'a> {
         self.seen.preempted += usize::from(step.preempted.contains(&PROBE));
         if let Some(row) = step.rows.iter().find(|row| row.id == PROBE) {
             self.seen.chunks += usize::from(row.num_tokens > 1);
-            self.seen.company = self.seen.company.max(step.rows.len());
+            self.seen.most_rows = self.seen.most_rows.max(step.rows.len());
         }
     }
 }
 
-fn alone(runner: &mut dyn Runner) -> Said {
+fn alone(runner: &mut dyn Runner) -> ProbeOutput {
     let options =
         EngineOptions { num_blocks: BLOCKS, max_context: CONTEXT, block_size: BLOCK, ..options() };
     let mut stage = Stage::new(runner, EngineOptions { max_batched_tokens: 512, ..options });
     stage.scheduler.add(PROBE, probe());
     while stage.step() {}
-    stage.said
+    stage.output
 }
 
-fn in_company(runner: &mut dyn Runner, number: u32) -> (Said, Seen) {
+fn among_neighbours(runner: &mut dyn Runner, number: u32) -> (ProbeOutput, Seen) {
     let mut mix = Mix { number, draws: 0 };
     let (options, arrivals) = mix.scene();
     let mut stage = Stage::new(runner, options);
@@ -239,7 +239,7 @@ fn in_company(runner: &mut dyn Runner, number: u32) -> (Said, Seen) {
             stage.seen.cancelled += usize::from(arrived && stopped);
         }
         if !stage.scheduler.is_empty() && !stage.step() {
-            return (stage.said, stage.seen);
+            return (stage.output, stage.seen);
         }
         live.retain(|id| stage.scheduler.get(*id).is_some());
     }
@@ -260,11 +260,11 @@ fn check(mixes: u32) {
     check_mixes(&mut *runner(2, 2), mixes..2 * mixes, &expect);
 }
 
-fn check_mixes(runner: &mut dyn Runner, mixes: std::ops::Range<u32>, expect: &Said) {
+fn check_mixes(runner: &mut dyn Runner, mixes: std::ops::Range<u32>, expect: &ProbeOutput) {
     let mut all = Vec::new();
     for number in mixes {
-        let (said, seen) = in_company(runner, number);
-        assert!(said == *expect, "mix {number} changed what the request says: {seen:?}");
+        let (output, seen) = among_neighbours(runner, number);
+        assert!(output == *expect, "mix {number} changed the output of the probe: {seen:?}");
         all.push(seen);
     }
     let happened = |what: &str, test: &dyn Fn(&Seen) -> bool| {
@@ -275,17 +275,17 @@ fn check_mixes(runner: &mut dyn Runner, mixes: std::ops::Range<u32>, expect: &Sa
     happened("a full prefix hit", &|seen| seen.cached == PROMPT / BLOCK as u32 * BLOCK as u32);
     happened("a partial prefix hit", &|seen| (1..PROMPT - BLOCK as u32).contains(&seen.cached));
     happened("no prefix hit", &|seen| seen.cached == 0);
-    happened("in a batch of 64", &|seen| seen.company >= 64);
+    happened("in a batch of 64", &|seen| seen.most_rows >= 64);
     happened("beside cancelled neighbours", &|seen| seen.cancelled >= 3);
 }
 
 #[test]
-fn any_company_leaves_every_bit_as_it_is() {
+fn neighbours_change_no_bit() {
     check(60);
 }
 
 #[test]
 #[ignore = "the same fifty times longer"]
-fn three_thousand_companies_leave_every_bit_as_it_is() {
+fn three_thousand_mixes_change_no_bit() {
     check(3_000);
 }
