@@ -22,16 +22,16 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// The way out when a port is in use.
+/// What to do when a port is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortFallback {
-    /// Fail: the operator asked for this address.
+    /// Fail, because the operator asked for this address.
     None,
-    /// Take any free port: the caller does not care which one.
+    /// Take any free port, because the caller accepts every one.
     AnyPort,
 }
 
-/// Something to tell the person who watches a start.
+/// An event that is told to the person who watches a start.
 #[derive(Debug)]
 pub enum StartEvent {
     Note(String),
@@ -118,8 +118,8 @@ impl Assembly {
         Ok(running)
     }
 
-    /// Makes the models known to the node's pool, the first `pinned` ones for good. One of the
-    /// others that can never be loaded is left out. Returns the offered ones in the same order.
+    /// Makes the models known to the node's pool, the first `pinned` ones for good. Other models
+    /// that can never be loaded are left out. Returns the offered ones in the same order.
     async fn offer(
         &self,
         node: &Services,

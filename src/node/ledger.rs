@@ -1,4 +1,4 @@
-//! The ledger of a data folder: created, found and opened.
+//! Creates, finds and opens the ledger of a data folder.
 
 use super::NodeError;
 use crate::clock::SystemClock;

@@ -1,4 +1,4 @@
-//! Loads a release: from its files to a started engine and its text side.
+//! Loads a release: turns its files into a started engine and its text side.
 
 use super::Assembly;
 use crate::catalogue::QualifiedModel;

@@ -1,4 +1,4 @@
-//! The releases that may be served here, and the qualification of one on this machine.
+//! Finds the releases that may be served here, and qualifies one on this machine.
 
 use super::subject::EngineSubject;
 use super::{Assembly, NodeError, UnqualifiedModel};

@@ -21,7 +21,7 @@ pub(super) struct EngineSubject {
     pub text: Arc<TextModel>,
     /// Digests of the release's files, by name.
     pub digests: BTreeMap<String, String>,
-    /// Accounts made up for this run, by the suite's tenant number: prefix caches are per account.
+    /// Accounts made up for this run, by the suite's tenant number: each has its own prefix cache.
     pub tenants: BTreeMap<u32, AccountId>,
 }
 
@@ -87,7 +87,7 @@ impl EngineSubject {
         }
     }
 
-    /// Tries again while the engine is full: it may serve other requests meanwhile.
+    /// Tries again while the engine is full, because it may serve other requests meanwhile.
     fn submit(
         &self,
         request: &GenerateRequest,
@@ -165,7 +165,7 @@ impl Collector {
         loop {
             match self.events.blocking_recv() {
                 Some(SequenceEvent::Started) => {}
-                // Tokens that were under way when the stop string was found are never shown.
+                // Tokens under way when the stop string was found are never shown.
                 Some(SequenceEvent::Token { .. }) if self.stopped => {}
                 Some(SequenceEvent::Token { id, logprobs }) => self.token(id, logprobs)?,
                 Some(SequenceEvent::Finished(finished)) => return self.finish(&finished),
@@ -274,8 +274,8 @@ mod tests {
         );
     }
 
-    /// The crate's own tests plant faults in a fake; here they stand between the suite and the real
-    /// engine.
+    /// The crate's own tests plant faults in a fake engine; here they are planted between the suite
+    /// and the real one.
     #[test]
     fn planted_faults_are_found_through_the_engine() {
         let data = tempfile::tempdir().unwrap();

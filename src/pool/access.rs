@@ -108,6 +108,6 @@ async fn start_when_loaded(
         () = tokio::time::sleep(max_wait) => StopCause::TurnedAway,
     };
     let finished = Finished { cause, prompt_tokens: 0, cached_tokens: 0, completion_tokens: 0 };
-    // A reader that has gone needs no event.
+    // The event is lost only if its reader has gone.
     let _ = events.try_send(SequenceEvent::Finished(finished));
 }

@@ -37,8 +37,8 @@ pub struct ModelUsage {
     pub active: usize,
     /// Requests that wait for it.
     pub waiting: usize,
-    /// Loaded, and its waiting requests have not started yet: they start even if another model is
-    /// to be loaded in its place.
+    /// The model is loaded and its waiting requests have not started yet: they start even if
+    /// another model is to be loaded in its place.
     just_loaded: bool,
     /// Number of the event at which a request last began or ended.
     last_used: u64,
@@ -46,7 +46,7 @@ pub struct ModelUsage {
     waiting_since: u64,
 }
 
-/// The models, the memory that each takes, and the order in which requests came to them.
+/// The models, the memory that each takes, and the order in which requests for them arrived.
 #[derive(Debug)]
 pub(super) struct Eviction {
     /// Bytes for all models together.
@@ -127,7 +127,8 @@ impl Eviction {
         model.waiting = count;
     }
 
-    /// A load is done and took `bytes`. False when the model can never fit beside the pinned ones.
+    /// Records that a load is done and took `bytes`. False when the model can never fit beside the
+    /// pinned ones.
     pub(super) fn finish_load(&mut self, id: ModelId, bytes: u64) -> bool {
         let model = self.model(id);
         (model.phase, model.bytes, model.just_loaded) =
@@ -135,12 +136,12 @@ impl Eviction {
         self.fits(id)
     }
 
-    /// The model holds no memory any more.
+    /// Records that the model holds no memory any more.
     pub(super) fn mark_unloaded(&mut self, id: ModelId) {
         self.model(id).phase = LoadPhase::Unloaded;
     }
 
-    /// The next thing to do. To be called after every event, until it answers `None`.
+    /// Returns the next thing to do. To be called after every event, until it returns `None`.
     pub(super) fn next_action(&mut self) -> Option<PoolAction> {
         let ready = |(id, model): &(&ModelId, &ModelUsage)| {
             model.waiting > 0 && (model.just_loaded || self.accepts_requests(**id))

@@ -32,8 +32,8 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 
 /// Time before a model whose load or engine failed may be loaded again: long enough that a broken
-/// model does not keep the machine busy with loads. A pinned model and one whose engine died are
-/// then loaded again by themselves, others when a request names them.
+/// model does not keep the machine busy with loads. A pinned model, and one whose engine ended by
+/// itself, are then loaded again without a request, others when a request names them.
 const RELOAD_PAUSE: Duration = Duration::from_secs(30);
 
 /// The reason why a request was not submitted; nothing was started.
@@ -218,7 +218,7 @@ impl ModelPool {
         }
         drop(state);
         for (waiter, lease) in granted {
-            // When the waiter has gone meanwhile, the lease comes back here and is dropped.
+            // If the waiter has gone meanwhile, the lease is returned here and dropped.
             let _ = waiter.send(lease);
         }
     }
@@ -249,8 +249,8 @@ impl ModelPool {
 
     fn unload(self: Arc<Self>, id: ModelId, engine: Option<EngineHandle>) {
         self.runtime.clone().spawn(async move {
-            // Waits for the engine's thread, and so for its memory. A panic there is logged where
-            // it happens.
+            // Waits for the engine's thread, and so for its memory. A panic there is logged by the
+            // thread.
             let _ =
                 tokio::task::spawn_blocking(move || engine.iter().for_each(EngineHandle::shutdown))
                     .await;
@@ -264,7 +264,7 @@ impl ModelPool {
         });
     }
 
-    /// Notes that an engine has died by itself, if it has, and has its model loaded again later.
+    /// Records that an engine has ended by itself, if it has, and has its model loaded again later.
     fn mark_dead(self: &Arc<Self>, state: &mut PoolState, id: ModelId) {
         let engine = state.entries.get(&id).and_then(|entry| entry.engine.as_ref());
         if let Some(reason) = engine.and_then(EngineHandle::ended_by) {
@@ -278,7 +278,7 @@ impl ModelPool {
         let pool = self.clone();
         self.runtime.spawn(async move {
             tokio::time::sleep(RELOAD_PAUSE).await;
-            // A second failure is logged by the load, and the status shows it.
+            // The load logs a second failure, and the status shows it.
             let _ = pool.preload(id).await;
         });
     }
@@ -308,7 +308,7 @@ impl PoolState {
         }
     }
 
-    /// Forgets waiters that have given up, and tells `eviction` how many are left.
+    /// Removes waiters that have given up, and tells `eviction` how many are left.
     fn count_waiters(&mut self, id: ModelId) {
         let waiters = &mut self.entry(id).waiters;
         waiters.retain(|waiter| !waiter.is_closed());
@@ -316,7 +316,7 @@ impl PoolState {
         self.eviction.set_waiting(id, count);
     }
 
-    /// The waiters of a loaded model, each with its lease.
+    /// Takes the waiters of a loaded model, each with its lease.
     fn grant_waiting(
         &mut self,
         pool: &Arc<ModelPool>,

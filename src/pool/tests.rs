@@ -139,7 +139,7 @@ async fn a_model_that_failed_takes_no_requests_for_a_while() {
 async fn a_full_queue_and_an_unknown_model_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let (pool, ids) = pool(folder.path(), 1, engine);
-    // The load begins on the runtime, which this test's thread does not give way to here.
+    // The load begins on the runtime, to which this test's thread has not given way yet.
     let (_queued, events) = pool.submit(ids[0], request(1)).unwrap();
     let refused = pool.submit(ids[0], request(1)).err();
     assert_eq!(refused, Some(PoolError::Overloaded { retry_after: Duration::from_mins(1) }));

@@ -1,4 +1,4 @@
-//! The pool as operators and handlers read it.
+//! The state of the pool for operators and handlers.
 
 use super::eviction::{LoadPhase, ModelUsage};
 use super::{ModelPool, ServedModel};
@@ -40,8 +40,8 @@ impl ModelPool {
         state.entries.values().map(|entry| state.view(entry)).collect()
     }
 
-    /// Whether a request sent now finds a model that is loaded, or one that is about to be after
-    /// some model was loaded once.
+    /// Whether a request sent now finds a model that is loaded or, once some model was loaded, one
+    /// that is about to be.
     pub fn is_ready(self: &Arc<Self>) -> bool {
         let views = self.views();
         let served = self.lock().loads > 0;

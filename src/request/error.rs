@@ -1,4 +1,5 @@
-//! Why a request gets no answer, in the node's own words. Each surface words it for its clients.
+//! Why a request gets no answer, independent of any surface. Each surface has its own texts for
+//! clients.
 
 use crate::engine::Refused;
 use crate::ledger::{FailureCode, Refusal};
@@ -6,7 +7,7 @@ use crate::pool::PoolError;
 use crate::store::StoreError;
 use std::time::Duration;
 
-/// A client is told to wait this long where nothing better is known.
+/// The time after which a client is told to try again if no better time is known.
 const SOON: Duration = Duration::from_secs(1);
 
 /// A refusal before anything ran, or the failure that ended an attempt. None of them charges
@@ -33,10 +34,11 @@ pub enum RequestError {
     /// The engine's whole KV cache is too small for prompt and output.
     #[error("prompt and output together never fit the engine")]
     NeverFits,
-    /// A rule of the ledger: credits, concurrency, credential, or what the id answers already.
+    /// A rule of the ledger refuses: credits, concurrency, credential, or an id that was used
+    /// before.
     #[error(transparent)]
     Ledger(#[from] Refusal),
-    /// The request runs and cannot be joined, or its end is on its way.
+    /// The request runs and cannot be joined, or is about to end.
     #[error("the request is in progress")]
     InProgress,
     #[error("the request was cancelled")]

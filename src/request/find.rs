@@ -1,5 +1,5 @@
-//! One id is one request: it is attached to while it runs, answered from the store once it has
-//! completed, and started where it is new.
+//! Finds or starts the request with an id: callers are attached to it while it runs, get its stored
+//! answer once it has completed, and start it if it is new.
 
 use super::error::RequestError;
 use super::lifecycle;
@@ -21,19 +21,19 @@ pub enum AnswerSource {
     Stored { body: Bytes, stream: bool },
 }
 
-/// The next step after one look for a request.
+/// The next step after looking for a request once.
 enum Next {
     Answer(AnswerSource),
     /// The request has just started or ended: look again.
     Retry,
-    /// The ledger lets it run.
+    /// The ledger allows the request to run.
     Run,
 }
 
 /// Finds the request among the live ones and in the ledger, or starts it.
 ///
-/// Equal requests that arrive together meet among the live ones: one is admitted and the others
-/// join it. When it is refused, each of the others tries again by itself.
+/// Equal requests that arrive together find each other among the live ones: one is admitted and the
+/// others join it. When it is refused, each of the others tries again by itself.
 pub async fn find_or_start(
     services: &Arc<Services>,
     request: &IncomingRequest,
@@ -82,13 +82,14 @@ async fn recall(
         match idempotency::judge(&record, &request.fingerprint, now, retention)? {
             Seen::Completed => return stored(services, &record).await,
             Seen::Cancelled => return Err(RequestError::Cancelled),
-            // It went live after the look among the live ones, or has ended since it was read.
+            // It became live after the live ones were searched, or has ended since it was read.
             Seen::InProgress if !std::mem::replace(looked_again, true) => return Ok(Next::Retry),
             Seen::InProgress => return Err(RequestError::InProgress),
             Seen::MayRetry => {}
         }
     }
-    // Admission checks this, too. By then the engine has the input, and it may be down again.
+    // Admission checks this, too. By then the engine has the input, and the node may have crashed
+    // again.
     let account = request.key.account;
     let crashes = ledger.crashes(account, &request.fingerprint).await?;
     idempotency::check_crashes(crashes)?;
@@ -104,7 +105,8 @@ async fn stored(services: &Services, record: &RequestRecord) -> Result<Next, Req
 /// Makes the request live, unless an equal one was faster, and starts its lifecycle.
 async fn start(services: &Arc<Services>, plan: RequestPlan) -> Result<Next, RequestError> {
     let live = plan.live.clone();
-    // Before the start: a stream without listeners would count as abandoned.
+    // The subscription comes before the start, because a stream without listeners counts as
+    // abandoned.
     let subscription = subscribe(services, &live)?;
     if !services.live.insert(&live) {
         return Ok(Next::Retry);

@@ -8,8 +8,8 @@ use crate::ledger::commands::ReleaseCause;
 use crate::ledger::{Command, FailureCode};
 use std::sync::Arc;
 
-/// Holds a request's place among the live ones and its reservation. Dropped in any state, it gives
-/// both back and ends the request uncharged. The sequence ends with its ticket.
+/// Holds a request's place among the live ones and its reservation. When it is dropped in any
+/// state, it gives both back and ends the request uncharged. The sequence ends with its ticket.
 pub(super) struct ReservationGuard {
     services: Arc<Services>,
     live: Arc<LiveRequest>,
@@ -28,7 +28,7 @@ impl ReservationGuard {
         Self { services: services.clone(), live: live.clone(), attempt, release_as: None }
     }
 
-    /// The admission is about to be sent: from here on there may be a reservation.
+    /// To be called before the admission is sent: from here on there may be a reservation.
     pub(super) fn arm(&mut self) {
         self.release_as = Some(FailureCode::GenerationFailed);
     }
@@ -45,19 +45,21 @@ impl ReservationGuard {
         self.decide(Admission::Refused(RequestError::LedgerUnavailable));
     }
 
-    /// The ledger cannot be told the end now: the store keeps trying to release the reservation.
+    /// Ends a request whose end the ledger cannot be told now: the store keeps trying to release
+    /// the reservation.
     pub(super) fn end_unrecorded(&mut self) {
         self.release_as = Some(FailureCode::ControlPlaneUnavailable);
     }
 
-    /// The reservation has its end in the ledger.
+    /// Records that the reservation has its end in the ledger.
     pub(super) fn resolved(&mut self) {
         self.release_as = None;
         self.services.live.remove(&self.live);
     }
 
     fn decide(&self, admission: Admission) {
-        // Removed first: a caller that waited for the admission looks among the live ones again.
+        // The request is removed first, because a caller that waited for the admission searches the
+        // live ones again.
         self.services.live.remove(&self.live);
         self.live.decide(admission);
     }

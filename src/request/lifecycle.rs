@@ -38,14 +38,14 @@ pub struct CompleteAnswer {
     pub model: ModelId,
     pub created_at: UnixMillis,
     pub text: String,
-    /// Scores of all tokens, where they were asked for.
+    /// Scores of all tokens, if they were asked for.
     pub scores: Option<Vec<TokenScores>>,
     pub reason: FinishReason,
     pub usage: Usage,
     pub charged: Microcredits,
 }
 
-/// Runs the plan to its end. Never returns without the request having one.
+/// Runs the plan to its end. When it returns, the request has an end.
 pub(super) async fn run(services: Arc<Services>, plan: RequestPlan) {
     let mut guard = ReservationGuard::new(&services, &plan.live, plan.admit.attempt);
     let id = plan.model.qualified.id();
@@ -73,7 +73,7 @@ pub(super) async fn run(services: Arc<Services>, plan: RequestPlan) {
     }
 }
 
-/// The end of a generation, as the ledger must know it.
+/// The end of a generation, as the ledger records it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum RequestEnd {
     Completed(FinishReason, Usage),
@@ -92,7 +92,7 @@ struct RunningRequest {
     transcript: Transcript,
     render: fn(&CompleteAnswer) -> Bytes,
     expires_at: Option<UnixMillis>,
-    /// The command that tells the ledger of the attempt's start, on its way.
+    /// The command that tells the ledger of the attempt's start, while it is under way.
     started: Option<JoinHandle<()>>,
     began: Instant,
     last_token: Option<Instant>,
@@ -167,7 +167,7 @@ impl RunningRequest {
         }
     }
 
-    /// Ends when the credential has expired; never where it does not expire.
+    /// Completes when the credential has expired; never if it does not expire.
     fn expired(&self) -> impl Future<Output = ()> + use<> {
         let now = self.services.clock.now().0;
         let left = self.expires_at.map(|at| Duration::from_millis(at.0.saturating_sub(now)));
@@ -179,7 +179,8 @@ impl RunningRequest {
         }
     }
 
-    /// Tells the ledger that the attempt runs. Not awaited here, so that no token waits for it.
+    /// Tells the ledger that the attempt runs. The command is not awaited here, so that no token
+    /// waits for it.
     fn start(&mut self) {
         self.services.metrics.queue_time.observe(self.began.elapsed().as_secs_f64());
         let services = self.services.clone();
@@ -199,7 +200,8 @@ impl RunningRequest {
         }
     }
 
-    /// Publishes the text that was held back, and judges the engine's last event.
+    /// Publishes the text that was held back, and derives the request's end from the engine's last
+    /// event.
     fn end(&mut self, finished: &Finished, stop: Option<StopRequest>) -> RequestEnd {
         let natural = matches!(finished.cause, StopCause::EndOfText | StopCause::Length);
         if natural && let Some(delta) = self.transcript.finish() {
@@ -220,10 +222,10 @@ impl RunningRequest {
         end
     }
 
-    /// Makes the end durable, then tells it.
+    /// Makes the end durable, then publishes it.
     async fn conclude(mut self, end: RequestEnd, guard: &mut ReservationGuard) {
         if let Some(started) = self.started.take() {
-            // Its own failure is logged there. Here it only has to be over.
+            // Its failure is logged by its own task. Here it only has to be over.
             let _ = started.await;
         }
         let told = match end {
@@ -246,7 +248,7 @@ impl RunningRequest {
                 self.count(end);
                 self.live.end(told);
             }
-            // The guard leaves the release with the store, which keeps trying.
+            // The guard leaves the release to the store, which keeps trying.
             Err(error) => {
                 tracing::error!(%error, request_id = %self.live.key.request, "the end of a request could not be recorded");
                 guard.end_unrecorded();
@@ -290,7 +292,7 @@ impl RunningRequest {
             charged,
         }
     }
-    /// Tells no charge at all where the ledger booked another one than the body tells.
+    /// Gives the client no answer, because the ledger booked another charge than the body tells.
     async fn withhold(
         &self,
         told: Microcredits,
@@ -298,7 +300,7 @@ impl RunningRequest {
     ) -> Result<Result<Bytes, RequestError>, StoreError> {
         let booked = settled.latest().charged;
         tracing::error!(request_id = %self.live.key.request, %told, ?booked, "a charge differs from what was booked");
-        // An empty body that has expired already takes the place of the wrong one.
+        // An empty body, which has expired already, replaces the wrong one.
         self.services.store.put_body(self.live.key, Bytes::new(), UnixMillis(0)).await?;
         Ok(Err(RequestError::LedgerUnavailable))
     }
@@ -392,7 +394,7 @@ mod tests {
         check(Cause::Length, None, true, None, done(FinishReason::Length));
         check(Cause::Length, None, true, cancelled, done(FinishReason::Length));
         check(Cause::EndOfText, None, true, shutdown, done(FinishReason::Stop));
-        // A completed stop string ends the answer there, whatever the engine did afterwards.
+        // A completed stop string ends the answer at its place, whatever the engine did afterwards.
         let cut = End::Completed(FinishReason::Stop, usage(3));
         check(Cause::Stopped, Some(3), true, None, cut);
         check(Cause::Stopped, Some(3), true, cancelled, cut);

@@ -1,4 +1,4 @@
-//! Requests that are live: what each has produced so far, who listens, and who asked it to stop.
+//! Live requests: their deltas so far, their listeners, and requests to stop them.
 //!
 //! A request's deltas are kept from the first to the last until it ends. A listener may therefore
 //! come late and read slowly: it reads at its own pace, and the request never waits for it. The
@@ -24,7 +24,7 @@ pub enum Delta {
         reason: FinishReason,
         usage: Usage,
         charged: Microcredits,
-        /// Scores of tokens that showed no text of their own.
+        /// Scores of the tokens that showed no text of their own.
         scores: Option<Vec<TokenScores>>,
     },
 }
@@ -37,14 +37,15 @@ pub enum Admission {
         created_at: UnixMillis,
     },
     Refused(RequestError),
-    /// The ledger has the request already, under the same id: its record answers.
+    /// The ledger already has the request under the same id: its record answers.
     Superseded,
 }
 
-/// Why a request is to stop before it is finished. It decides who pays.
+/// Why a request must stop before it is finished. The reason decides who pays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopRequest {
-    /// The client wants it, went away, or lost its credential. It pays for what was computed.
+    /// The client cancelled it, went away, or lost its credential. The client pays for what was
+    /// computed.
     Cancelled,
     /// The node shuts down, and the request costs nothing.
     Shutdown,
@@ -90,12 +91,12 @@ impl LiveRequest {
         }
     }
 
-    /// Tells everybody who waits what became of the reservation.
+    /// Tells all callers that wait how the reservation was decided.
     pub fn decide(&self, admission: Admission) {
         self.progress.send_modify(|progress| progress.admission = Some(admission));
     }
 
-    /// Waits until the reservation is durable, or refused.
+    /// Waits until the reservation is durable or refused.
     pub async fn admission(&self) -> Admission {
         let mut progress = self.progress.subscribe();
         let decided = progress.wait_for(|progress| progress.admission.is_some()).await;
@@ -103,7 +104,7 @@ impl LiveRequest {
         admission.unwrap_or(Admission::Refused(RequestError::GenerationFailed))
     }
 
-    /// Adds a delta for present and future listeners. Only streams keep them.
+    /// Adds a delta for present and future listeners. Only streams keep deltas.
     pub fn publish(&self, delta: Delta) {
         if self.stream {
             self.progress.send_modify(|progress| progress.deltas.push(Arc::new(delta)));
@@ -111,7 +112,7 @@ impl LiveRequest {
     }
 
     /// Ends the request with its rendered body, or with the reason why there is none. The first end
-    /// counts. An end before the admission refuses the request, so that nobody waits for ever.
+    /// counts. An end before the admission refuses the request, so that no caller waits for ever.
     pub fn end(&self, end: Result<Bytes, RequestError>) {
         self.progress.send_if_modified(|progress| {
             let first = progress.end.is_none();
@@ -131,7 +132,7 @@ impl LiveRequest {
         end.unwrap_or(Err(RequestError::GenerationFailed))
     }
 
-    /// Asks the request to stop. The first one to ask decides who pays.
+    /// Asks the request to stop. The first caller's reason decides who pays.
     pub fn ask_to_stop(&self, request: StopRequest) {
         self.stop.send_if_modified(|asked| {
             let first = asked.is_none();
@@ -207,8 +208,8 @@ impl Drop for Subscription {
     }
 }
 
-/// All live requests by key. A request enters before its admission, so that two equal ones meet
-/// here and only one is admitted.
+/// All live requests by key. A request is added before its admission, so that of two equal ones
+/// only one is admitted.
 #[derive(Debug, Default)]
 pub struct LiveRequests(Mutex<HashMap<RequestKey, Arc<LiveRequest>>>);
 
@@ -249,7 +250,7 @@ impl LiveRequests {
         self.stop_where(StopRequest::Cancelled, |live| live.credential == credential);
     }
 
-    /// The same for a suspended account.
+    /// Stops the requests of a suspended account in the same way.
     pub fn cancel_account(&self, account: AccountId) {
         self.stop_where(StopRequest::Cancelled, |live| live.key.account == account);
     }

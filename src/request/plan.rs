@@ -19,7 +19,7 @@ use bytes::Bytes;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Output tokens where the client names no limit, lowered to what limits and context allow.
+/// Output tokens if the client names no limit, lowered to what limits and context allow.
 const DEFAULT_MAX_TOKENS: u32 = 512;
 
 /// A verified credential and its account.
@@ -63,7 +63,7 @@ pub struct GenerationInput {
 }
 
 impl GenerationInput {
-    /// Refuses an answer that would have to be longer than it may be.
+    /// Refuses a request whose `min_tokens` is above `max_tokens`.
     pub fn check_min_tokens(&self, max_tokens: u32) -> Result<(), RequestError> {
         let holds = self.min_tokens <= max_tokens;
         holds.then_some(()).ok_or(RequestError::MinTokensAboveMax { max_tokens })
@@ -102,7 +102,7 @@ impl SamplingOverrides {
     }
 }
 
-/// All that the lifecycle needs to run a request.
+/// Everything that the lifecycle needs to run a request.
 pub(super) struct RequestPlan {
     pub live: Arc<LiveRequest>,
     pub model: Arc<ServedModel>,
@@ -110,7 +110,7 @@ pub(super) struct RequestPlan {
     pub generate: GenerateRequest,
     pub stop: Vec<String>,
     pub render: fn(&CompleteAnswer) -> Bytes,
-    /// The request stops when its credential expires, as if that had been revoked.
+    /// The request stops when its credential expires, as if the credential had been revoked.
     pub expires_at: Option<UnixMillis>,
 }
 

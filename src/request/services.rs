@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio_util::task::TaskTracker;
 
-/// The node as its requests and surfaces see it. There is one for each node.
+/// The parts of the node that its requests and surfaces use. There is one for each node.
 pub struct Services {
     pub config: Config,
     pub store: Store,
@@ -69,7 +69,7 @@ impl Services {
     }
 
     /// Admits nothing from now on, gives running requests the configured grace, then stops the
-    /// others uncharged. Returns when every request has its end in the ledger.
+    /// others uncharged. Returns when the end of every request is in the ledger.
     pub async fn drain(&self) {
         self.draining.store(true, Ordering::Release);
         // A request that passed the check just before is refused by the engine.
@@ -123,7 +123,7 @@ impl TokenLimits {
     }
 }
 
-/// Cancels a request and returns its record as it then is: ended, or still ending when that took
+/// Cancels a request and returns its record as it then is: ended, or still ending if that took
 /// longer than the configured wait.
 pub async fn cancel(
     services: &Services,

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// The longest wait of an end for a ledger that cannot be reached, after which the request fails
 /// uncharged. The ledger reopens a failed file within seconds.
 const LEDGER_PATIENCE: Duration = Duration::from_secs(30);
-/// Between two tries: short beside the patience, long beside a commit.
+/// Pause between two tries: short beside the patience, long beside a commit.
 const LEDGER_PAUSE: Duration = Duration::from_millis(100);
 
 /// Applies one command durably and measures how long that takes.
@@ -23,8 +23,8 @@ pub(super) async fn commit(services: &Services, command: Command) -> Result<Outc
     outcome
 }
 
-/// Sends a terminal command until the ledger has it. Sending it twice ends the attempt once.
-/// Returns the record as the ledger has it then.
+/// Sends the command that ends an attempt until the ledger has it. Sending it twice ends the
+/// attempt once. Returns the record as the ledger then has it.
 pub(super) async fn resolve(
     services: &Services,
     command: &Command,

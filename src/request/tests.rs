@@ -138,7 +138,7 @@ async fn a_request_that_was_refused_is_tried_anew() {
     let live = setup.live(&request);
     let guard = ReservationGuard::new(&setup.services, &live, AttemptId::generate());
     guard.not_admitted(Admission::Refused(RequestError::Draining));
-    // It comes as far as its model, which nobody serves here.
+    // The request gets as far as its model, which is not served here.
     assert_eq!(setup.find(&request).await.err(), Some(RequestError::ModelNotFound));
 }
 

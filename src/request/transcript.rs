@@ -1,5 +1,5 @@
-//! Turns tokens into what a client reads: whole characters, without stop strings, with the tokens'
-//! log-probabilities.
+//! Turns tokens into the answer that a client reads: whole characters, without stop strings, with
+//! the tokens' log-probabilities.
 
 use crate::engine::TokenLogprobs;
 use crate::text::{Detokenizer, StopMatcher, TextModel};
@@ -8,7 +8,7 @@ use std::sync::Arc;
 /// One token with its log-probability.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScoredToken {
-    /// The token's text in bytes, which may be a part of a character only.
+    /// The token's text in bytes, which may be only a part of a character.
     pub bytes: Vec<u8>,
     pub logprob: f32,
 }
@@ -20,7 +20,7 @@ pub struct TokenScores {
     pub most_likely: Vec<ScoredToken>,
 }
 
-/// Text that became certain, with the scores of the tokens behind it where they were asked for.
+/// Text that became certain, with the scores of its tokens if they were asked for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TextDelta {
     pub text: String,
@@ -35,11 +35,11 @@ pub struct Transcript {
     stops: StopMatcher,
     /// All text shown so far.
     pub text: String,
-    /// Tokens seen, the one that completed a stop string included and none after it.
+    /// Tokens seen, including the one that completed a stop string and none after it.
     pub tokens: u32,
     /// A stop string was completed.
     pub stopped: bool,
-    /// Scores of everything shown so far, when they were asked for.
+    /// Scores of everything shown so far, if they were asked for.
     scores: Option<Vec<TokenScores>>,
     /// Scores of tokens whose text is still held back.
     pending: Vec<TokenScores>,
@@ -65,7 +65,7 @@ impl Transcript {
         }
     }
 
-    /// The next token. Tokens after a stop string are neither counted nor read.
+    /// Adds the next token. Tokens after a stop string are neither counted nor read.
     pub fn push(&mut self, id: u32, logprobs: Option<&TokenLogprobs>) -> Option<TextDelta> {
         if self.stopped {
             return None;
@@ -84,7 +84,7 @@ impl Transcript {
         self.show(step.emit)
     }
 
-    /// The text that was held back, once no token follows.
+    /// Returns the text that was held back, once no token follows.
     pub fn finish(&mut self) -> Option<TextDelta> {
         if self.stopped {
             return None;

@@ -1,5 +1,5 @@
-//! The credential check: one Bearer credential becomes an account and a scope, or the request ends
-//! here.
+//! The credential check: one Bearer credential gives an account and a scope, or the request is
+//! refused.
 
 #![expect(clippy::disallowed_methods, reason = "failed credentials are limited per second")]
 
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use subtle::ConstantTimeEq;
 
-/// Holds what the credential check needs: the ledger, and the count of failures by peer.
+/// The state of the credential check: the ledger, and the count of failures by peer.
 #[derive(Clone)]
 pub struct Gate {
     services: Arc<Services>,
@@ -54,9 +54,9 @@ async fn authenticate(services: &Services, headers: &HeaderMap) -> Result<Caller
     found.filter(valid).ok_or(ApiError::InvalidCredential)
 }
 
-/// A peer that keeps guessing has to open a new connection for every guess. That is all: a valid
-/// credential is never refused for what others behind the same address send, so it has to be looked
-/// up, which costs less than reading the request did.
+/// A peer that keeps guessing has to open a new connection for every guess. There is no further
+/// penalty: a valid credential is never refused for what others behind the same address send, so it
+/// has to be looked up, which costs less than reading the request did.
 fn refuse(failures: &AuthFailures, peer: Option<&Peer>, error: ApiError) -> Response {
     let guessing = error == ApiError::InvalidCredential
         && peer.is_some_and(|peer| !failures.allow(*peer, Instant::now()));

@@ -1,5 +1,4 @@
-//! Everything that can go wrong as a client sees it, and the one table of how each looks on the
-//! wire.
+//! Every error that a client can see, and the one table of how each looks on the wire.
 
 use crate::config::HttpSettings;
 use crate::ledger::Refusal;
@@ -16,7 +15,7 @@ use std::time::Duration;
 pub enum ApiError {
     #[error("{message}")]
     InvalidRequest { message: String, param: Option<String> },
-    /// The sentence is the one that client libraries look for.
+    /// The sentence is one that client libraries search for.
     #[error(
         "This model's maximum context length is {limit} tokens, but the prompt is too long: {prompt} prompt + {output} \
          requested output tokens = {}. Shorten the messages or lower max_tokens.", u64::from(*.prompt) + u64::from(*.output)
@@ -101,7 +100,7 @@ pub enum ApiError {
 struct ErrorForm {
     status: StatusCode,
     code: &'static str,
-    /// Family by which existing clients choose an exception.
+    /// The family by which existing clients choose an exception.
     family: &'static str,
     /// Whether a client may send the same request again by itself.
     retry: bool,
@@ -130,17 +129,18 @@ const SOON: Duration = Duration::from_secs(1);
 const LATER: Duration = Duration::from_secs(5);
 
 impl ApiError {
-    /// `invalid_request` about one parameter, header or path part.
+    /// Makes an `invalid_request` about one parameter, header or path part.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self::InvalidRequest { message: message.into(), param: Some(param.into()) }
     }
 
-    /// `invalid_request` about the request as a whole.
+    /// Makes an `invalid_request` about the request as a whole.
     pub fn malformed(message: impl Into<String>) -> Self {
         Self::InvalidRequest { message: message.into(), param: None }
     }
 
-    /// One of each, for the public description: what is not here is not described.
+    /// Returns one error of each kind for the public description: an error that is missing here is
+    /// not described.
     pub fn each() -> Vec<Self> {
         let limit = HttpSettings::default().max_body_bytes;
         vec![
@@ -178,7 +178,7 @@ impl ApiError {
         ]
     }
 
-    /// The table: status, code, family and retry rule of each.
+    /// The table: status, code, family and retry rule of each error.
     fn form(&self) -> ErrorForm {
         use StatusCode as S;
         match self {
@@ -265,7 +265,8 @@ impl ApiError {
         } })
     }
 
-    /// Headers that go with it. Clients ignore a `Retry-After` above a minute, so it never is.
+    /// The headers of the error. Clients ignore a `Retry-After` above a minute, so it is never
+    /// longer.
     pub fn headers(&self) -> HeaderMap {
         let ErrorForm { retry, retry_after, .. } = self.form();
         let mut headers = HeaderMap::new();
@@ -298,7 +299,7 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// The words of this surface for what a request's life refuses or fails of.
+/// The texts of this surface for the refusals and failures of a request.
 impl From<RequestError> for ApiError {
     fn from(error: RequestError) -> Self {
         match error {
@@ -354,7 +355,7 @@ impl From<Refusal> for ApiError {
             Refusal::ConcurrencyLimit => Self::ConcurrencyLimit,
             Refusal::InsufficientCredits => Self::InsufficientCredits,
             Refusal::CreditsReserved => Self::CreditsReserved,
-            // No public request sends a command that can be refused so.
+            // No public request sends a command that can be refused in this way.
             Refusal::IdTaken | Refusal::ReferenceReused | Refusal::AmountOverflow => {
                 Self::ControlPlaneUnavailable
             }

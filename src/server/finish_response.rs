@@ -20,7 +20,7 @@ use uuid::Uuid;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Methods that are logged. Any other is a text of the client's.
+/// Methods that are logged by name. Any other is a text that the client chose.
 const METHODS: [Method; 7] = [
     Method::GET,
     Method::POST,
@@ -43,7 +43,7 @@ pub async fn finish_response(
     request.extensions_mut().insert(key);
     let method = METHODS.into_iter().find(|known| known == request.method());
     let mut response = match check_head(&services, &request) {
-        // A panic is a failure of ours: the client gets an answer, not a cut connection.
+        // A panic is our failure: the client gets an answer, not a cut connection.
         Ok(()) => AssertUnwindSafe(next.run(request))
             .catch_unwind()
             .await
@@ -75,7 +75,7 @@ pub fn outside(error: ApiError) -> Response {
     response
 }
 
-/// The bounds of a head for HTTP/2; HTTP/1 requests over them never come this far.
+/// The bounds of a head for HTTP/2. HTTP/1 heads beyond them are refused before this.
 fn check_head(services: &Services, request: &Request) -> Result<(), ApiError> {
     if request.version() < Version::HTTP_2 {
         return Ok(());

@@ -16,7 +16,7 @@ pub const IDEMPOTENCY_KEY: &str = "Idempotency-Key";
 /// leaves it among the request's extensions.
 pub type KeyRead = Result<RequestId, ApiError>;
 
-/// Extracts the request's id, or refuses the request with what is wrong with its header.
+/// Extracts the request's id, or refuses the request and says what is wrong with its header.
 pub struct IdempotencyKey(pub RequestId);
 
 impl<S: Sync> FromRequestParts<S> for IdempotencyKey {
@@ -48,7 +48,7 @@ pub fn bearer(headers: &HeaderMap) -> Option<&str> {
     (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
 }
 
-/// The request's id: exactly one, a UUID with optional quotes around it.
+/// Reads the request's id: exactly one, a UUID with optional quotes around it.
 pub fn idempotency_key(headers: &HeaderMap) -> Result<RequestId, ApiError> {
     let name = HeaderName::from_static("idempotency-key");
     named_uuid(
@@ -59,8 +59,8 @@ pub fn idempotency_key(headers: &HeaderMap) -> Result<RequestId, ApiError> {
     .map(RequestId)
 }
 
-/// The conversation's id, as `X-Service-Session-Id` or under the service's own name; one of them,
-/// once.
+/// Reads the conversation's id, as `X-Service-Session-Id` or under the service's own name; one of
+/// them, once.
 pub fn session(headers: &HeaderMap, service_name: &str) -> Result<SessionId, ApiError> {
     let own = format!("x-{service_name}-session-id").to_ascii_lowercase();
     let generic = headers.get_all("x-service-session-id").iter();
@@ -91,7 +91,7 @@ pub fn hyphenated(text: &str) -> Option<Uuid> {
     (text.len() == 36).then(|| Uuid::try_parse(text).ok()).flatten()
 }
 
-/// JSON, uncompressed.
+/// Refuses bodies that are not JSON or are compressed.
 pub fn check_media_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let value =
         only(headers, &header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
@@ -108,8 +108,8 @@ pub fn check_media_type(headers: &HeaderMap) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Names by which callers try to choose a cache namespace; the node isolates caches by account and
-/// takes no part in it.
+/// Headers with which callers try to choose a cache namespace. The node isolates caches by account
+/// and refuses these.
 const CACHE_HEADERS: [&str; 4] = ["cache-salt", "cache-namespace", "cache-key", "cache-scope"];
 
 pub fn refuse_cache_namespaces(headers: &HeaderMap) -> Result<(), ApiError> {

@@ -3,8 +3,8 @@
 //! The checks on `/v1` have a fixed order: framing and header bounds (`http1_head`), then the
 //! credential, its account and a ledger that can vouch for them (`auth`). Completions go on
 //! (`handlers::chat`) with the request's own headers, the account's rate limit, size and media
-//! type, JSON, idempotency, model, limits, concurrency and credits.
-//! A request without a valid credential learns nothing else, not even whether its path exists.
+//! type, JSON, idempotency, model, limits, concurrency and credits. A request without a valid
+//! credential learns nothing else, not even whether its path exists.
 
 pub mod auth;
 pub mod error;
@@ -42,8 +42,8 @@ pub fn router(services: Arc<Services>) -> Router {
         .fallback(async || ApiError::NotFound)
         .method_not_allowed_fallback(async || ApiError::MethodNotAllowed)
         .with_state(services.clone());
-    // As one service: layers of `routes` itself would be inside what adds the Allow header, which a
-    // 401 must not carry.
+    // The layers surround a service, not `routes` itself: there they would be inside the code that
+    // adds the Allow header, which a 401 must not carry.
     Router::new()
         .fallback_service(routes)
         .layer(from_fn_with_state(auth::Gate::new(services.clone()), auth::require))

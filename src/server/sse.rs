@@ -22,8 +22,8 @@ const KEEP_ALIVE: Bytes = Bytes::from_static(b": keep-alive\n\n");
 const BEGIN: &[u8] = b"data: ";
 const END: &[u8] = b"\n\n";
 
-/// One event; `json` is one line. There is one for each token, so its bytes are allocated once, to
-/// their exact length.
+/// Makes one event; `json` is one line. There is one for each token, so its bytes are allocated
+/// once, to their exact length.
 pub fn event(json: &str) -> Bytes {
     let mut bytes = Vec::with_capacity(BEGIN.len() + json.len() + END.len());
     for part in [BEGIN, json.as_bytes(), END] {
@@ -32,14 +32,14 @@ pub fn event(json: &str) -> Bytes {
     bytes.into()
 }
 
-/// All of a finished answer, in one piece.
+/// A finished answer as one piece.
 pub fn whole(chunks: &[String]) -> Body {
     let mut bytes: Vec<u8> = chunks.iter().flat_map(|chunk| event(chunk)).collect();
     bytes.extend_from_slice(&DONE);
     Body::from(bytes)
 }
 
-/// A failure after the first byte: an event, then a clean end.
+/// Reports a failure after the first byte: an event, then a clean end.
 fn failure(error: &ApiError, id: Uuid) -> Bytes {
     let text = error.body(&id.hyphenated().to_string()).to_string();
     [event(&text), DONE].concat().into()

@@ -25,7 +25,7 @@ pub async fn create(
 ) -> Result<Response, ApiError> {
     let http = &services.config.http;
 
-    // 1. What only the headers can refuse, and the account's rate.
+    // 1. Checks that need only the headers, and the account's rate.
     headers::refuse_cache_namespaces(request.headers())?;
     services
         .rate_limit
@@ -51,7 +51,7 @@ pub async fn create(
     };
     let found = request::find_or_start(&services, &incoming).await?;
 
-    // 4. Answer as this dialect does, in one piece or as a stream.
+    // 4. Answer in this dialect, in one piece or as a stream.
     let mut response = match found {
         AnswerSource::Body(body) => json(body),
         AnswerSource::Stored { body, stream } => replay(body, stream.then_some(include_usage))?,
@@ -87,7 +87,7 @@ fn json(body: Bytes) -> Response {
     ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response()
 }
 
-/// Names told in one header: it stays far below the 8 KiB that proxies take.
+/// Names in one header: with this many it stays far below the 8 KiB that proxies accept.
 const MAX_IGNORED: usize = 32;
 
 fn ignored_names(ignored: &[String]) -> Option<HeaderValue> {

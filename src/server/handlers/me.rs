@@ -1,4 +1,4 @@
-//! `GET /v1/me`: who the credential belongs to.
+//! `GET /v1/me`: the account and the scope of the credential.
 
 use crate::request::Caller;
 use crate::server::wire::Json;

@@ -16,12 +16,12 @@ use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use std::time::Duration;
 
-/// The whole body of a JSON request, within its bounds of size and time.
+/// Reads the whole body of a JSON request, within its bounds of size and time.
 async fn read_json_body(limits: &HttpSettings, request: Request) -> Result<Bytes, ApiError> {
     let limit = limits.max_body_bytes;
     let length = request.headers().get(header::CONTENT_LENGTH);
     let declared = length.and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
-    // Refused before a byte of it is asked for.
+    // Such a body is refused before a byte of it is asked for.
     if declared.is_some_and(|length| length > limit) {
         return Err(ApiError::RequestTooLarge { limit });
     }

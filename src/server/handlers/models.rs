@@ -1,5 +1,5 @@
-//! `GET /v1/models` and `GET /v1/models/{id}`: what the account can use now, whether it is loaded
-//! or not.
+//! `GET /v1/models` and `GET /v1/models/{id}`: the models that the account can use now, loaded or
+//! not.
 
 use crate::ids::ModelId;
 use crate::request::Caller;

@@ -33,8 +33,8 @@ pub async fn cancel(
     Ok((status, Json(RequestObject::of(&record))))
 }
 
-/// An application sees its own requests; an account key all of the account's, its own first, then
-/// the newest.
+/// An application sees its own requests; an account key sees all of the account's, its own first,
+/// then the newest.
 async fn find(
     services: &Services,
     caller: &Caller,

@@ -1,4 +1,4 @@
-//! The responses of an operation: its objects, and its refusals as the error table tells them.
+//! The responses of an operation: its objects, and its refusals from the error table.
 
 use crate::server::error::ApiError;
 use crate::server::wire::error_object::ErrorObject;
@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The headers that every response carries.
 const ALWAYS: [&str; 3] = ["x-request-id", "cache-control", "x-content-type-options"];
 
-/// Any operation may answer these.
+/// The errors that any operation may return.
 fn anywhere() -> [ApiError; 4] {
     let invalid =
         ApiError::invalid("id", "The path, the query or a header is invalid; param names what.");
@@ -23,7 +23,7 @@ fn anywhere() -> [ApiError; 4] {
     ]
 }
 
-/// Collects one operation's responses after the other; `refusals` hands them out.
+/// Collects one operation's responses; `refusals` completes and returns them.
 pub(super) struct Answers<'a> {
     schemas: &'a mut SchemaGenerator,
     responses: Map<String, Value>,
@@ -63,7 +63,7 @@ impl<'a> Answers<'a> {
         self
     }
 
-    /// The operation's responses, with these refusals and those of every operation.
+    /// Returns the operation's responses, with these refusals and those of every operation.
     pub(super) fn refusals(&mut self, errors: &[ApiError]) -> Value {
         let mut by_status: BTreeMap<u16, Vec<ApiError>> = BTreeMap::new();
         let general = anywhere()
@@ -101,8 +101,7 @@ fn refusal(errors: &[ApiError], error_schema: &Value) -> Value {
     })
 }
 
-/// The table's own headers. One that only some errors of the status have is promised for none of
-/// them.
+/// The headers of the table. A header that only some errors of the status have is not promised.
 fn refusal_headers(errors: &[ApiError]) -> Map<String, Value> {
     let mut all: Map<String, Value> = ALWAYS.map(header_ref).into_iter().collect();
     let having = |name: &HeaderName| {

@@ -102,8 +102,7 @@ fn paths(config: &Config, schemas: &mut SchemaGenerator, body: &Value) -> Value 
 }
 
 fn completion(config: &Config, answers: &mut Answers, body: &Value) -> Value {
-    // Whatever is added to the error table is described here, unless it belongs to other paths
-    // alone.
+    // Every error of the table is described here, unless it belongs to other paths alone.
     let elsewhere = [ApiError::RequestNotFound, ApiError::NotFound, ApiError::MethodNotAllowed];
     let refusals: Vec<ApiError> =
         ApiError::each().into_iter().filter(|error| !elsewhere.contains(error)).collect();
@@ -132,7 +131,7 @@ fn completion(config: &Config, answers: &mut Answers, body: &Value) -> Value {
     })
 }
 
-/// From a completion's response to its request object.
+/// A link from a completion's response to its request object.
 fn link(operation: &str) -> Value {
     json!({ "operationId": operation, "parameters": { "requestId": "$response.header.x-request-id" } })
 }
@@ -143,7 +142,7 @@ fn parameter(name: &str) -> Value {
 
 fn parameters(config: &Config) -> Value {
     let id = json!({ "type": "string", "format": "uuid", "pattern": UUID });
-    // The nil and the max UUID name nothing.
+    // The nil and the max UUID are no ids.
     let real = UUID.replacen('^', "^(?![0-]+$)(?![fF-]+$)", 1);
     let named = json!({ "type": "string", "format": "uuid", "pattern": real });
     let limit = json!({ "type": "integer", "minimum": 1, "maximum": Page::LARGEST, "default": Page::LARGEST });

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 
 type Result<T = Value, E = AdminError> = std::result::Result<T, E>;
 
-/// Holds what operator commands act on. Without a node there is no running work to stop or to
+/// The state that operator commands act on. Without a node there is no running work to stop or to
 /// report.
 #[derive(Clone, Copy)]
 pub struct Operator<'a> {
@@ -184,7 +184,8 @@ impl Operator<'_> {
         ))
     }
 
-    /// Takes effect on the next request, and cancels what runs under the credential.
+    /// Revokes a credential. It takes effect on the next request, and cancels running requests of
+    /// the credential.
     async fn revoke(&self, id: CredentialId, kind: CredentialKind) -> Result {
         let found = self.store.read().await?.credential(id).await?;
         found.filter(|credential| credential.kind == kind).ok_or(Refusal::CredentialNotFound)?;
@@ -291,8 +292,8 @@ impl Operator<'_> {
         for account in accounts {
             found.extend(snapshot.requests_by_id(account, request).await?);
         }
-        // An account alone names the request made with the account's own key, where its
-        // applications used the id too.
+        // An account alone means the request made with the account's own key, if its applications
+        // used the id too.
         let own = scope.account.is_some() && found.len() > 1;
         found.retain(|record| match scope.application {
             Some(id) => record.key.application == Some(id),
@@ -301,7 +302,8 @@ impl Operator<'_> {
         only_one(found)
     }
 
-    /// Without a node nothing is running: opening the ledger ended what an earlier one left behind.
+    /// Without a node no request runs: opening the ledger ended those that an earlier process left
+    /// behind.
     async fn cancel(&self, request: RequestId, scope: RequestScope) -> Result {
         let record = self.find_request(request, scope).await?;
         let Some(live) = self.live else { return Ok(view::request(&record)) };
@@ -342,7 +344,7 @@ fn units(amount: u64) -> Result<Microcredits> {
     })
 }
 
-/// Runs what reads the whole ledger on a thread that may wait.
+/// Runs work that reads the whole ledger on a thread that may wait.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> StoreResult<T> + Send + 'static,
 ) -> Result<T> {

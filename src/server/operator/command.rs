@@ -35,15 +35,15 @@ pub enum AdminCommand {
     Status,
 }
 
-/// Narrows a request id down where several accounts or applications used the same one.
+/// Narrows a request id down if several accounts or applications used it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RequestScope {
     pub account: Option<AccountId>,
     pub application: Option<ApplicationId>,
 }
 
-/// Why a command failed; the text says what to do about it. Travels over the operator socket as it
-/// is.
+/// Why a command failed; the text says what to do about it. It is sent over the operator socket as
+/// it is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
 #[serde(tag = "code", content = "message", rename_all = "snake_case")]
 pub enum AdminError {

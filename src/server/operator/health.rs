@@ -1,5 +1,5 @@
-//! The operator listener: is the process up, may it be sent work, what do its numbers say, how is
-//! its public side used.
+//! The operator listener: whether the process runs, whether it takes new work, its metrics, and a
+//! description of its public surface.
 
 use super::socket::json;
 use super::{Live, metrics, status};
@@ -27,13 +27,13 @@ pub fn router(live: Arc<Live>) -> Router {
         .with_state(live)
 }
 
-/// 200 for as long as the process answers at all.
+/// Answers 200 as long as the process answers at all.
 async fn healthz() -> Response {
     json(StatusCode::OK, &json!({ "status": "ok" }))
 }
 
-/// 200 only while new work would be taken: engine alive, ledger committing, a qualified model
-/// loaded, not draining.
+/// Answers 200 only while new work would be taken: engine alive, ledger committing, a qualified
+/// model loaded, not draining.
 async fn readyz(State(live): State<Arc<Live>>) -> Response {
     match status::not_ready_because(&live.node) {
         None => json(StatusCode::OK, &json!({ "status": "ok" })),

@@ -17,7 +17,7 @@ use crate::request::Services;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// A running node and where it is reached.
+/// A running node and its addresses.
 pub struct Live {
     pub node: Arc<Services>,
     pub public: SocketAddr,

@@ -23,10 +23,10 @@ pub fn path(data_dir: &Path) -> PathBuf {
     data_dir.join("operator.sock")
 }
 
-/// Binds the socket. The caller holds the folder's lock, so a socket found there is a dead node's
-/// and is replaced.
+/// Binds the socket. The caller holds the folder's lock, so an existing socket belongs to a node
+/// that has ended, and is replaced.
 pub fn bind(data_dir: &Path) -> io::Result<UnixListener> {
-    // Renamed into place once its mode is right: nobody can connect in between.
+    // The socket is renamed into place once its mode is right, so that nobody can connect before.
     let unfinished = data_dir.join("operator.sock.new");
     remove(&unfinished)?;
     let listener = UnixListener::bind(&unfinished)?;

@@ -63,7 +63,7 @@ pub fn of(live: &Live) -> Value {
     })
 }
 
-/// The same document where no node runs.
+/// The same document for a node that does not run.
 pub fn stopped() -> Value {
     json!({
         "running": false,
@@ -107,7 +107,7 @@ fn of_model(view: &ModelView, stats: &EngineStats) -> Value {
     })
 }
 
-/// Memory of this process, bytes, where the platform tells.
+/// Memory of this process, bytes, if the platform tells.
 fn resident_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;

@@ -15,7 +15,7 @@ pub fn list(data: impl IntoIterator<Item = Value>) -> Value {
     json!({ "object": "list", "data": data.into_iter().collect::<Vec<_>>() })
 }
 
-/// Two objects as one; the second wins where both have a field.
+/// Merges two objects into one; the second wins where both have a field.
 pub fn merged(mut first: Value, second: Value) -> Value {
     if let (Value::Object(fields), Value::Object(more)) = (&mut first, second) {
         fields.extend(more);
@@ -51,7 +51,7 @@ fn amounts(balances: Balances) -> Value {
     Value::Object(fields)
 }
 
-/// Everything but the secret, which is nowhere to be had again.
+/// Everything but the secret, which is not stored.
 pub fn credential(credential: &Credential) -> Value {
     json!({
         "id": credential.id,

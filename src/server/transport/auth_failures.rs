@@ -1,4 +1,4 @@
-//! Failed credentials that a client address may send a minute.
+//! Limits the failed credentials that a client address may send per minute.
 
 use super::permits::Peer;
 use std::collections::HashMap;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 /// Counts failed credentials by peer (the generic cell rate algorithm). Its memory is bounded.
 pub struct AuthFailures {
-    /// Time that one failure takes to be forgotten.
+    /// Time after which one failure is forgotten.
     cost: Duration,
     /// The time by which all failures of a peer are forgotten.
     forgotten_at: Mutex<HashMap<Peer, Instant>>,

@@ -1,10 +1,9 @@
-//! A client's socket as the HTTP library sees it: examined heads, no client that refuses bytes for
-//! ever, no lost last answer.
+//! A client's socket as the HTTP library sees it. It hands on only heads that were examined, closes
+//! on clients that refuse bytes for too long, and loses no last answer.
 //!
-//! An HTTP/1 head is held back until it is whole and was found good. In place of one that is
-//! refused the library gets a request of our own, the last one of the connection; the service
-//! answers it with the refusal. So every response, to broken requests too, is made in one place and
-//! looks alike.
+//! An HTTP/1 head is held back until it is whole and was found good. In place of a refused head the
+//! library gets a request of our own, the last one of the connection; the service answers it with
+//! the refusal. So every response, to broken requests too, is made in one place and looks alike.
 
 use super::http1_head::{self, RequestHead};
 use crate::config::HttpSettings;
@@ -19,10 +18,10 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 
-/// Why the connection's last request is refused, once it is.
+/// Why the connection's last request is refused, once a head was refused.
 pub(super) type HeadRefusal = Arc<OnceLock<ApiError>>;
 
-/// Stands for a refused head.
+/// The request that replaces a refused head.
 const LAST_REQUEST: &[u8] = b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
 
 /// Room made for a head before each read, bytes.
@@ -31,15 +30,15 @@ const HEAD_ROOM: usize = 4096;
 pub(super) struct ClientStream {
     socket: TcpStream,
     limits: Arc<HttpSettings>,
-    /// Read from the socket and not handed on.
+    /// Bytes read from the socket and not handed on.
     buffer: BytesMut,
     /// Bytes of the buffer that may be handed on now.
     passed: usize,
-    /// Bytes behind those which pass unexamined: what is left of a body, or all of HTTP/2.
+    /// Bytes after those that pass unexamined: the rest of a body, or all of HTTP/2.
     body: u64,
-    /// Bytes of the buffer that were searched for the head's end.
+    /// Bytes of the buffer in which the head's end was searched.
     looked: usize,
-    /// Runs while a head has begun and is not whole.
+    /// Runs while a head has begun and is not complete.
     head_due: Option<Pin<Box<Sleep>>>,
     refusal: HeadRefusal,
     /// Runs while the client refuses bytes.
@@ -49,7 +48,7 @@ pub(super) struct ClientStream {
 }
 
 impl ClientStream {
-    /// `read` came from the socket before.
+    /// `read` was read from the socket before.
     pub(super) fn http1(
         socket: TcpStream,
         read: BytesMut,
@@ -120,7 +119,7 @@ impl ClientStream {
     fn refuse(&mut self, error: ApiError) -> bool {
         self.buffer = LAST_REQUEST.into();
         self.passed = LAST_REQUEST.len();
-        // Nothing is handed on after it, so this is set once.
+        // Nothing is handed on after the refusal, so it is set once.
         self.refusal.get_or_init(|| error);
         true
     }
@@ -150,7 +149,7 @@ impl ClientStream {
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client takes no bytes")))
     }
 
-    /// Whether the client may be sending what nobody will read.
+    /// Whether the client may be sending bytes that will not be read.
     fn has_unread(&self) -> bool {
         self.body > 0 || !self.buffer.is_empty() || self.refusal.get().is_some()
     }
@@ -210,8 +209,8 @@ impl AsyncWrite for ClientStream {
         self.watch_stall(cx, flushed)
     }
 
-    /// Closes, then takes what still comes for a while: a socket closed over unread bytes is reset,
-    /// and a reset destroys the answer on its way.
+    /// Closes, then discards what still arrives for a while: a socket closed over unread bytes is
+    /// reset, and a reset destroys the answer on its way.
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.linger.is_none() {
             let closed = Pin::new(&mut self.socket).poll_shutdown(cx);

@@ -1,9 +1,8 @@
-//! The head of an HTTP/1 request, judged before the HTTP library sees it: its bounds, and that it
+//! Checks the head of an HTTP/1 request before the HTTP library sees it: its bounds, and that it
 //! can be read in one way only.
 //!
-//! One program may read as a body what another reads as the next request. So nothing is repaired
-//! or guessed here: line ends, lengths and codings that two readers could see differently are
-//! refused.
+//! One program may read as a body what another reads as the next request. So nothing is repaired or
+//! guessed here: line ends, lengths and codings that two readers could see differently are refused.
 
 use crate::config::HttpSettings;
 use crate::server::error::ApiError;
@@ -19,12 +18,12 @@ pub struct RequestHead {
     pub body: u64,
 }
 
-/// A body whose length its own chunks tell. The connection ends after it, so that nothing has to be
-/// found behind it.
+/// A body whose chunks give its length. The connection ends after it, so that no further head has
+/// to be found behind it.
 pub const CHUNKED: u64 = u64::MAX;
 
-/// Looks for a whole head at the front of `bytes`, from where the last look ended; `None` while its
-/// end has not come.
+/// Looks for a whole head at the front of `bytes`, from where the last search ended; `None` while
+/// it is incomplete.
 pub fn examine(
     bytes: &[u8],
     looked: &mut usize,
@@ -111,7 +110,7 @@ fn only<'a>(headers: &[Header<'a>], name: &str) -> Result<Option<&'a [u8]>, ApiE
     }
 }
 
-/// Digits only: no sign, no list. The HTTP library counts a little less far than 64 bits.
+/// Parses digits only: no sign, no list. The HTTP library's own limit is a little below 64 bits.
 fn parse_length(value: &[u8]) -> Option<u64> {
     let digits = std::str::from_utf8(value)
         .ok()

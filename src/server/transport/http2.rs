@@ -1,5 +1,5 @@
 //! Ends what the HTTP/2 library would leave open: streams whose reader takes nothing, and
-//! connections on which nothing happens.
+//! connections without a stream.
 
 use axum::body::{Body, Bytes};
 use axum::response::Response;
@@ -15,8 +15,8 @@ tokio::task_local! {
     static PACE: Arc<Pace>;
 }
 
-/// When the stream's last piece was handed out, while no further one has been asked for: the
-/// client's window is shut.
+/// The time at which the stream's last piece was handed out, while no further one has been asked
+/// for: the client's window is full.
 #[derive(Default)]
 struct Pace(Mutex<Option<Instant>>);
 
@@ -30,7 +30,8 @@ impl Pace {
     }
 }
 
-/// Runs the streams of one connection, resets those that stall, and knows since when none is open.
+/// Runs the streams of one connection, resets those that stall, and records since when none is
+/// open.
 #[derive(Clone)]
 pub(super) struct Streams {
     stall: Duration,
@@ -106,7 +107,7 @@ async fn unless_stalled(stream: impl Future, pace: &Pace, stall: Duration) {
     }
 }
 
-/// The response with its pieces timed. To be called while its stream runs.
+/// Returns the response with its pieces timed. To be called while its stream runs.
 pub(super) fn timed(response: Response) -> Response {
     match PACE.try_with(Arc::clone) {
         Ok(pace) => response.map(|body| Body::new(Timed { body, pace })),

@@ -1,5 +1,5 @@
-//! The accept loop of an HTTP surface, with every time limit and bound that a hostile or broken
-//! client can run into.
+//! The accept loop of an HTTP surface, with every time limit and bound against hostile or broken
+//! clients.
 
 use super::client_stream::{ClientStream, HeadRefusal};
 use super::http2::{self, Streams};
@@ -32,10 +32,10 @@ use tower::ServiceExt;
 /// The pause before accepting again when the process is out of file descriptors: long enough for a
 /// connection to end, short beside a client's patience.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// A client that speaks HTTP/2 sends this first.
+/// An HTTP/2 client sends this first.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// Added to the library's own bounds, so that ours are met first and answered like any other
-/// refusal.
+/// Bytes added to the library's own bounds, so that ours are reached first and answered like any
+/// other refusal.
 const SLACK: usize = 96 << 10;
 
 /// Serves `router` until `shutdown`, then lets open exchanges end. Nothing new is accepted
@@ -91,7 +91,8 @@ struct ClientConnection {
 
 impl ClientConnection {
     async fn serve(self, mut socket: TcpStream) {
-        // Without it a token's few bytes would wait for the acknowledgement of the token before.
+        // Without it the few bytes of a token would wait for the acknowledgement of the previous
+        // ones.
         if socket.set_nodelay(true).is_err() {
             return;
         }
@@ -126,8 +127,8 @@ impl ClientConnection {
         let mut builder = http1::Builder::new();
         builder
             .timer(TokioTimer::new())
-            // Heads come whole and under their own timer: this one only sees the wait between two
-            // requests.
+            // Heads arrive complete and have a timer of their own: this one covers only the wait
+            // between two requests.
             .header_read_timeout(Duration::from_secs(self.limits.idle_seconds))
             .max_headers(self.limits.max_headers)
             .max_buf_size(self.limits.max_header_bytes + SLACK);
@@ -163,7 +164,7 @@ impl ClientConnection {
     }
 }
 
-/// The first bytes, enough of them to tell HTTP/1 from HTTP/2. `None` when they do not come in
+/// Reads enough of the first bytes to tell HTTP/1 from HTTP/2. `None` when they do not come in
 /// time.
 async fn greet(socket: &mut TcpStream, limits: &HttpSettings) -> Option<BytesMut> {
     let mut read = BytesMut::with_capacity(4096);

@@ -1,4 +1,4 @@
-//! Bytes in and out: sockets, connections and their limits, HTTP/1 heads, HTTP/2 streams.
+//! Transport: sockets, connections and their limits, HTTP/1 heads, HTTP/2 streams.
 
 pub mod auth_failures;
 mod client_stream;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A client as limits count it: an IPv4 address, or the /64 that one IPv6 customer has.
+/// A client as limits count it: an IPv4 address, or the /64 network of one IPv6 customer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Peer(IpAddr);
 

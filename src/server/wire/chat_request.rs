@@ -8,8 +8,8 @@ use crate::ids::ModelId;
 use crate::request::GenerationInput;
 use crate::server::error::ApiError;
 
-/// Logits are divided by it: less would push them beyond f32, and a request could fail its own
-/// generation.
+/// Logits are divided by the penalty. A smaller one would push them beyond f32, and a request could
+/// make its own generation fail.
 pub(super) const LEAST_REPETITION_PENALTY: f64 = 0.01;
 /// Largest count of tokens a body may name; the model's limits are far below.
 pub(super) const MAX_COUNT: i64 = u32::MAX as i64;
@@ -31,7 +31,7 @@ pub struct ChatRequest {
     pub include_usage: bool,
     /// Paths of fields that were accepted and have no effect.
     pub ignored: Vec<String>,
-    /// `max_completion_tokens`, until it is known to agree with `max_tokens`.
+    /// `max_completion_tokens`, until it was compared with `max_tokens`.
     max_completion_tokens: Option<u32>,
     logprobs: bool,
     top_logprobs: Option<u8>,
@@ -51,7 +51,7 @@ impl ChatRequest {
         request.check()
     }
 
-    /// Takes a field that has an effect; false when `name` is none.
+    /// Takes a field that has an effect; false when `name` is not one.
     fn honour(&mut self, name: &str, field: &JsonField) -> Result<bool, ApiError> {
         let input = &mut self.input;
         let sampling = &mut input.sampling;
@@ -84,7 +84,7 @@ impl ChatRequest {
         Ok(true)
     }
 
-    /// Takes a field that has no effect in the one form that says so; false when `name` is none.
+    /// Takes a field that has no effect, if its value asks for none; false when `name` is not one.
     fn tolerate(&mut self, name: &str, field: &JsonField) -> Result<bool, ApiError> {
         match name {
             "user" | "safety_identifier" => drop(field.text(MAX_LABEL)?),
@@ -135,7 +135,7 @@ impl ChatRequest {
         refuse_rest(&members)
     }
 
-    /// Checks what is only known once every field is read.
+    /// Checks the rules between fields, once all are read.
     fn check(mut self) -> Result<Self, ApiError> {
         let missing = |name: &str| Err(ApiError::invalid(name, format!("{name} is required.")));
         let input = &mut self.input;
@@ -180,7 +180,7 @@ fn count(field: &JsonField, least: i64) -> Result<u32, ApiError> {
     Ok(field.integer(least..=MAX_COUNT)? as u32)
 }
 
-/// Above 0, however little: what f32 cannot tell from 0 is the least that it can.
+/// Above 0, however small: a value that f32 cannot tell from 0 becomes the smallest positive one.
 fn top_p(field: &JsonField) -> Result<f32, ApiError> {
     field
         .number(f64::from_bits(1)..=1.0)
@@ -202,7 +202,7 @@ fn stop(field: &JsonField) -> Result<String, ApiError> {
     only(field, !text.is_empty(), "must not be empty").map(|()| text.to_owned())
 }
 
-/// Token ids (checked against the vocabulary later) to additions between -100 and 100.
+/// Reads token ids (checked against the vocabulary later) and additions between -100 and 100.
 fn logit_bias(field: &JsonField) -> Result<Vec<(u32, f32)>, ApiError> {
     let members = field.members()?;
     only(
@@ -211,7 +211,7 @@ fn logit_bias(field: &JsonField) -> Result<Vec<(u32, f32)>, ApiError> {
         &format!("must have at most {MAX_LOGIT_BIASES} entries"),
     )?;
     let entry = |(name, value): (&str, JsonField)| {
-        // In one spelling: `5`, `05` and `+5` would be one token with three biases.
+        // An id has one spelling: `5`, `05` and `+5` would be one token with three biases.
         let id = name.parse().ok().filter(|id: &u32| id.to_string() == name);
         let id = id.ok_or_else(|| field.refuse("must have token ids as keys"))?;
         Ok((id, value.number(-100.0..=100.0)?))
@@ -246,7 +246,7 @@ fn tools(field: &JsonField) -> Result<(), ApiError> {
     only(field, items.is_empty(), "is not supported: this service generates text only")
 }
 
-/// Either form: `{"type":"function","function":{…}}`, or the bare function of older clients.
+/// Reads either form: `{"type":"function","function":{…}}`, or the bare function of older clients.
 fn tool(field: &JsonField) -> Result<(), ApiError> {
     let mut members = field.members()?;
     let function = members.remove("function").unwrap_or_else(|| field.clone());
@@ -265,7 +265,7 @@ fn tool(field: &JsonField) -> Result<(), ApiError> {
     }
 }
 
-/// Bytes of names and values, near enough to the schema's text to bound it.
+/// Bytes of names and values, close enough to the size of the schema's text to bound it.
 fn schema_size(value: &JsonTree) -> usize {
     match value {
         JsonTree::Null | JsonTree::Bool(_) => 4,

@@ -1,8 +1,8 @@
-//! The body of a completion request as its JSON Schema tells it. `ChatRequest` reads bodies; that
-//! both say the same is tested here value by value, and by a property-based client over HTTP.
+//! The JSON Schema of a completion request's body. `ChatRequest` reads bodies; that both agree is
+//! tested here value by value, and by a property-based client over HTTP.
 //!
-//! `null` means absent, under any name: every optional member may be null, and so may members that
-//! nobody knows.
+//! `null` means absent, under any name: every optional member may be null, and so may unknown
+//! members.
 
 use super::chat_request as body;
 use super::messages;
@@ -16,7 +16,7 @@ use uuid::Uuid;
 /// The only form of a UUID that is read.
 pub const UUID: &str = "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$";
 
-/// What the generator of request schemas has to do to each object.
+/// The change that the generator of request schemas makes to each object.
 pub fn unknown_members_are_null() -> RecursiveTransform<fn(&mut Schema)> {
     RecursiveTransform(|schema| {
         if schema.get("type").is_some() && schema.get("properties").is_some() {

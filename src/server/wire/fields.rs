@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use uuid::Uuid;
 
-/// A value and where it stands, such as `messages[2].content[0].type`.
+/// A value and its place, such as `messages[2].content[0].type`.
 #[derive(Clone, Debug)]
 pub struct JsonField<'a> {
     pub path: String,
@@ -121,7 +121,7 @@ pub fn missing(of: &JsonField<'_>, name: &'static str) -> ApiError {
     ApiError::invalid(path.clone(), format!("{path} is required."))
 }
 
-/// Refuses what nobody took.
+/// Refuses members that were not taken.
 pub fn refuse_rest(members: &BTreeMap<&str, JsonField<'_>>) -> Result<(), ApiError> {
     match members.values().next() {
         Some(field) => Err(field.refuse("is not supported")),

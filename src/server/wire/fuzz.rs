@@ -1,5 +1,5 @@
-//! Any bytes as a request's body or as its id: an answer, never a panic, and nothing out of bounds
-//! gets through.
+//! Reads any bytes as a request's body or as its id: the result is an answer, never a panic, and
+//! nothing out of bounds is accepted.
 
 mod json;
 
@@ -67,7 +67,7 @@ const IDS: &[&[u8]] = &[
     b"urn:uuid:0197a0b1-c2d3-7e4f-8a5b-6c7d8e9f0a1b",
 ];
 
-/// The rule for ids, letter by letter.
+/// The rule for ids, character by character.
 fn names_a_request(value: &[u8]) -> bool {
     let quoted = value.len() >= 2 && value.starts_with(b"\"") && value.ends_with(b"\"");
     let id = if quoted { &value[1..value.len() - 1] } else { value };

@@ -1,4 +1,4 @@
-//! Request bodies as strictly read JSON, and the fingerprint that tells equal requests.
+//! Request bodies as strictly read JSON, and the fingerprint that tells equal requests from others.
 //!
 //! Two texts that differ only in white space, in the order of keys or in how a character is escaped
 //! become the same tree; all other texts stay different. Numbers keep their literal token.
@@ -14,7 +14,7 @@ use std::fmt;
 /// Arrays and objects that may be open at once.
 pub const MAX_DEPTH: usize = 32;
 
-/// Why a body is refused. The texts never contain any of it.
+/// Why a body is refused. The texts never quote the body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JsonError {
     #[error("the body is not valid UTF-8")]
@@ -51,7 +51,8 @@ impl JsonTree {
 /// Two sends of a request id are the same request when method, path, session and body are the same.
 /// The credential and the user agent do not count, so that a rotated key still finds its request.
 ///
-/// SHA-256 over the parts, each preceded by its length so that none can run into the next.
+/// SHA-256 over the parts, each preceded by its length so that two different lists of parts never
+/// give the same bytes.
 pub fn fingerprint(method: &str, path: &str, session: SessionId, body: &JsonTree) -> [u8; 32] {
     let body = body.to_string();
     let parts = [method.as_bytes(), path.as_bytes(), session.0.as_bytes(), body.as_bytes()];

@@ -17,8 +17,8 @@ const ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
 
 type MessageFields<'a> = BTreeMap<&'a str, JsonField<'a>>;
 
-/// 1 to 64 messages. Null members are dropped and named in `ignored`: clients send replies back as
-/// they got them.
+/// Reads 1 to 64 messages. Null members are dropped and named in `ignored`: clients send replies
+/// back as they received them.
 pub fn parse(field: &JsonField, ignored: &mut Vec<String>) -> Result<Vec<ChatMessage>, ApiError> {
     let items = field.items(MAX_MESSAGES)?;
     if items.is_empty() {
@@ -40,7 +40,7 @@ fn message(field: &JsonField, ignored: &mut Vec<String>) -> Result<ChatMessage, 
     Ok(ChatMessage { role: role.to_owned(), content, name, tool_call_id, tool_calls })
 }
 
-/// Only the calls of an assistant can stand in for its text.
+/// Only an assistant's tool calls can replace its text.
 fn content(
     of: &JsonField,
     found: Option<JsonField>,
@@ -107,7 +107,7 @@ fn part<'a>(field: &JsonField<'a>) -> Result<&'a str, ApiError> {
     Ok(text)
 }
 
-/// Calls of an earlier turn, as templates want them. An empty list is none.
+/// Calls of an earlier turn, in the form that templates take. An empty list counts as none.
 fn tool_calls(role: &str, field: &JsonField) -> Result<Option<Value>, ApiError> {
     if role != "assistant" {
         return Err(field.refuse("belongs to assistant messages"));

@@ -1,5 +1,4 @@
-//! The shapes that go over the wire: queries and bodies in, objects out. This is the only place
-//! that knows field names.
+//! The shapes of queries, bodies and objects on the wire. Only this module knows field names.
 
 pub mod chat_request;
 pub mod chat_schema;

@@ -189,7 +189,7 @@ pub struct ModelPage {
 }
 
 impl ModelPage {
-    /// The asked part of `models`, which are sorted by id.
+    /// The part of `models`, which are sorted by id, that was asked for.
     pub fn cut(models: Vec<ModelObject>, page: Page) -> Self {
         let mut data: Vec<ModelObject> =
             models.into_iter().filter(|m| page.after.is_none_or(|after| m.id.0 > after)).collect();

@@ -8,12 +8,12 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use uuid::Uuid;
 
-/// Which part of a list is wanted.
+/// The part of a list that was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Page {
     /// 1 to 100.
     pub limit: usize,
-    /// Only what comes after this id.
+    /// Only items after this id.
     pub after: Option<Uuid>,
 }
 
@@ -74,7 +74,7 @@ impl<S: Send + Sync> FromRequestParts<S> for PathId {
     }
 }
 
-/// Paths that take no query refuse one, rather than ignore what its sender meant.
+/// Refuses a query on paths that take none, so that no meaning of its sender is ignored.
 pub async fn refuse_any(request: Request, next: Next) -> Response {
     match request.uri().query() {
         None | Some("") => next.run(request).await,

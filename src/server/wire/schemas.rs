@@ -1,5 +1,5 @@
 //! JSON schemas of the ledger's and the catalogue's types, as the public document shows them. The
-//! types themselves know nothing of the API.
+//! types themselves do not depend on the API.
 
 use crate::ledger::{
     AccountStatus, AttemptState, CredentialKind, FailureCode, FinishReason, Microcredits,

@@ -1,4 +1,5 @@
-//! Any bytes as canonical JSON, held against serde_json wherever the two mean the same.
+//! Reads any bytes as canonical JSON, and compares with serde_json where both read the same
+//! language.
 
 use crate::ids::SessionId;
 use crate::server::wire::json::{JsonError, JsonTree, fingerprint};
@@ -17,7 +18,7 @@ fn of(body: &JsonTree) -> [u8; 32] {
     fingerprint("POST", "/v1/chat/completions", SessionId(Uuid::nil()), body)
 }
 
-/// The same tree; numbers by their tokens, as serde_json would read them.
+/// Whether both are the same tree; numbers are compared as serde_json reads their tokens.
 fn is(canonical: &JsonTree, value: &Value) -> bool {
     match (canonical, value) {
         (JsonTree::Null, Value::Null) => true,
@@ -40,7 +41,7 @@ fn is(canonical: &JsonTree, value: &Value) -> bool {
     }
 }
 
-/// Members of all objects in a JSON text: colons outside of strings.
+/// Counts the members of all objects in a JSON text: colons outside of strings.
 fn members(text: &[u8]) -> usize {
     let (mut inside, mut escaped, mut count) = (false, false, 0);
     for byte in text {
@@ -61,7 +62,7 @@ fn canonical_json() {
         let text = mutated(TEXTS, mutation);
         match (JsonTree::parse(&text), serde_json::from_slice::<Value>(&text)) {
             (Ok(canonical), theirs) => {
-                // serde_json knows no numbers beyond f64; everything else it reads as well.
+                // serde_json refuses numbers beyond f64; it reads everything else as well.
                 let number_too_large = |error: &serde_json::Error| {
                     error.to_string().starts_with("number out of range")
                 };
