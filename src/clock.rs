@@ -1,5 +1,5 @@
-//! Wall-clock time as data. Pure code takes `UnixMillis` as an argument; only the edges ask a
-//! `Clock`.
+//! Wall-clock time as data. Pure code takes `UnixMillis` as an argument; only the outermost code
+//! asks a `Clock`.
 
 use crate::failpoint::failpoint;
 use rustix::time::{ClockId, clock_gettime};
@@ -15,7 +15,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 pub struct UnixMillis(pub u64);
 
 impl UnixMillis {
-    /// Whole seconds since the Unix epoch, as OpenAI's `created` fields count.
+    /// Whole seconds since the Unix epoch, as in OpenAI's `created` fields.
     pub fn seconds(self) -> u64 {
         self.0 / 1_000
     }
@@ -71,7 +71,7 @@ mod tests {
         let before = wall();
         let times: Vec<_> = (0..1_000).map(|_| SystemClock.now()).collect();
         assert!(times.is_sorted());
-        // Whoever asked first in this process did so not long ago.
+        // The first caller in this process asked not long ago.
         assert!(before.as_secs().abs_diff(times[0].seconds()) < 3_600);
     }
 }

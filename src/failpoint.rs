@@ -1,8 +1,8 @@
 //! Named places where tests stop, delay or break the running node. They exist in test builds only;
 //! elsewhere the macro expands to nothing.
 //!
-//! The variable `FAILPOINTS`, such as `name=1*off->return;other=sleep(50)`, says what happens at
-//! which place.
+//! The variable `FAILPOINTS`, such as `name=1*off->return;other=sleep(50)`, sets the action at each
+//! place.
 
 /// `failpoint!("name")` ends the process on `return`, as a crash would. With a closure,
 /// `return(text)` leaves the function with the closure's value for the text. `panic` and

@@ -1,7 +1,8 @@
-//! Cresset: an embedded inference node with a built-in, credentialed and exactly billed HTTP API.
+//! Cresset: an embedded inference node with a built-in HTTP API, whose every request is
+//! authenticated and billed exactly.
 //!
-//! `ARCHITECTURE.md` beside this file is the map: which module may know which, and one request's
-//! way through them.
+//! `ARCHITECTURE.md` beside this file is the map: which module may use which, and one request's way
+//! through them.
 
 #![cfg_attr(
     test,

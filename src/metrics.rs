@@ -1,5 +1,5 @@
 //! Metrics in Prometheus text form. Each has a help text that says what it counts, its unit and
-//! when it is counted. Names follow those that dashboards for vLLM know, under our prefix.
+//! when it is counted. Names follow those of vLLM, which dashboards use, under our prefix.
 
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -25,7 +25,7 @@ const REQUEST: [f64; 14] =
     [0.1, 0.3, 0.5, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 240.0, 480.0];
 const COMMIT: [f64; 10] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0];
 
-/// Everything the node counts.
+/// All metrics of the node.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -319,7 +319,7 @@ impl Metrics {
         self.models.unloads.inner().store(unloads, Ordering::Relaxed);
     }
 
-    /// Totals since the start, by the kind of the error.
+    /// Sets the totals since the start, by the kind of the error.
     pub fn sample_model_failures(&self, failures: &BTreeMap<&'static str, u64>) {
         tell_totals(&self.models.failures, "kind", failures);
     }
@@ -330,7 +330,7 @@ impl Metrics {
         self.ready.set(ready.into());
     }
 
-    /// Totals that the ledger has counted since the start of the node.
+    /// Sets the totals that the ledger has counted since the start of the node.
     pub fn sample_ledger(
         &self,
         violations: u64,

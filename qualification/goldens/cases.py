@@ -65,7 +65,7 @@ PYTHON = '''def merge(left, right):
     return out + left + right
 '''
 
-# id, messages: what the model is asked to continue greedily.
+# id and messages of the conversations that the model continues greedily
 CONVERSATIONS = [
     ("one-word", user("Hello")),
     ("question", user("What is the capital of France?")),

@@ -184,7 +184,7 @@ class PlainMerger:
         ]:
             _, at = min(pairs)
             symbols[at : at + 2] = ["".join(symbols[at : at + 2])]
-        # What the vocabulary lacks is left out, as in the reference.
+        # Symbols that the vocabulary lacks are left out, as in the reference.
         return [self.ids[symbol] for symbol in symbols if symbol in self.ids]
 
 

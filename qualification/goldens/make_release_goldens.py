@@ -40,7 +40,7 @@ CONVERSATIONS = [
     "multi-turn",
     "json",
 ]
-# The last is longer than Gemma's sliding window.
+# The last text is longer than Gemma's sliding window.
 TEXTS = {
     "english": "The meaning of life and the universe is",
     "code": cases.PYTHON,

@@ -33,7 +33,7 @@ pub struct Case {
     pub messages: Vec<ChatTurn>,
     pub prompt_ids: Vec<u32>,
     pub greedy_ids: Vec<u32>,
-    /// Per greedy id the reference's two best ids with their logits, best first.
+    /// For each greedy id, the reference's two best ids with their logits, best first.
     pub top2: Vec<[(u32, f32); 2]>,
 }
 
@@ -42,7 +42,7 @@ pub struct TokenizerCase {
     pub text: String,
     /// The ids when the text of special tokens stays text.
     pub ids: Vec<u32>,
-    /// The ids when that text is parsed; absent where they are the same.
+    /// The ids when that text is parsed; absent if they are the same.
     pub special_ids: Option<Vec<u32>>,
 }
 

@@ -13,7 +13,7 @@ pub struct Identity {
     pub host: HostIdentity,
 }
 
-/// The model's side of the tuple.
+/// The identity of the model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Release {
     pub name: String,
@@ -23,8 +23,9 @@ pub struct Release {
     pub files: BTreeMap<String, String>,
 }
 
-/// Who vouches for a release. Published ones must pass against an independent reference; for ones
-/// that an operator added there is none, and the verdict says that it rests on self-consistency.
+/// The party that vouches for a release. Published releases must pass against an independent
+/// reference; those that an operator added have none, and the verdict says that it rests on
+/// self-consistency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Origin {
@@ -32,7 +33,7 @@ pub enum Origin {
     Operator,
 }
 
-/// The node's side of the tuple.
+/// The identity of the node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostIdentity {
     pub engine: EngineBuild,
@@ -119,7 +120,7 @@ fn differ<T: PartialEq + Serialize>(
     })
 }
 
-/// A value as text for people. Of an object, only the members that differ from `other` are shown.
+/// A value as text for people. For an object, only the members that differ from `other` are shown.
 fn apart(value: &Value, other: &Value) -> String {
     match value {
         Value::Object(members) => {

@@ -1,8 +1,8 @@
 //! Qualification: checks that prove a model release on this hardware with this build, and the
-//! record that says so.
+//! record of the proof.
 //!
-//! The crate is generic over a [`Subject`], so it knows no engine. `testing::planted_faults` names
-//! for every check the faults that must turn it red; the tests of this crate plant each of them.
+//! The crate is generic over a [`Subject`], so it depends on no engine. `testing::planted_faults`
+//! lists for every check the faults that it must find; the tests of this crate plant each of them.
 //! `README.md` says how checks and goldens are added.
 
 #![cfg_attr(

@@ -1,4 +1,4 @@
-//! The qualification record: what was proven, with what evidence, until when.
+//! The qualification record: what was proven, with which evidence, and when.
 
 use crate::identity::Identity;
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,7 @@ pub struct Record {
     pub verdict: Verdict,
     /// Sentences that say what the verdict rests on and what it does not cover.
     pub notes: Vec<String>,
-    /// The largest prompt + output really run with every check green; 0 when not qualified.
+    /// The largest prompt + output that really ran with every check passed; 0 when not qualified.
     pub qualified_context_tokens: u32,
     pub checks: Vec<CheckResult>,
 }

@@ -1,5 +1,4 @@
-//! The subject of a qualification as the checks see it: something that tokenises, renders and
-//! generates.
+//! The subject of a qualification: it tokenises, renders and generates.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -93,8 +92,8 @@ pub const TOP_LOGPROBS: u8 = 20;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubjectError {
-    /// A correct answer to input that cannot be served (too long, a role the template does not
-    /// know).
+    /// A correct answer to input that cannot be served (too long, or a role that the template does
+    /// not have).
     #[error("refused: {0}")]
     Refused(String),
     #[error("{0}")]

@@ -12,9 +12,9 @@ use uuid::Uuid;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Suite {
-    /// Seconds: short reference cases, a bounded context.
+    /// Takes seconds: short reference cases, a bounded context.
     Quick,
-    /// Minutes: every reference case, the whole context.
+    /// Takes minutes: every reference case, the whole context.
     Full,
 }
 
@@ -108,7 +108,7 @@ fn perform(check: &Check, mut input: CheckInput) -> CheckResult {
     }
 }
 
-/// Comes to the verdict. A published release is not proven without the comparison with its
+/// Derives the verdict. A published release is not proven without the comparison with its
 /// reference; an operator's own release has no reference.
 fn judge(checks: &[CheckResult], origin: Origin) -> Verdict {
     let any = |state| checks.iter().any(|check| check.state == state);
@@ -205,7 +205,7 @@ mod tests {
         let goldens = fake::goldens();
         for check in ALL {
             for &fault in planted_for(check.id) {
-                // A comparison with the reference sees most faults; the other checks have to see
+                // A comparison with the reference finds most faults; the other checks have to find
                 // theirs without it.
                 let goldens = check.id.ends_with("goldens").then_some(&goldens);
                 let record =

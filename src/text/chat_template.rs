@@ -6,10 +6,10 @@ use chrono::{Local, NaiveDateTime};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-/// A message as templates see it.
+/// A message in the form that templates read.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ChatMessage {
-    /// The role as the template gets it. The caller has checked it against the roles it knows.
+    /// The role in the template's spelling. The caller has checked that it is a known one.
     pub role: String,
     /// `None` only for an assistant message with tool calls.
     pub content: Option<String>,
@@ -29,7 +29,7 @@ pub struct ChatTemplate {
     knows_tool_calls: bool,
     /// Whether the template gets a call's arguments as an object rather than as the client's text.
     wants_objects: bool,
-    /// `bos_token` and `eos_token` as far as the release has them, and the absence of `tools` and
+    /// `bos_token` and `eos_token` if the release has them, and the absence of `tools` and
     /// `documents`.
     variables: Map<String, Value>,
 }
@@ -43,7 +43,7 @@ impl ChatTemplate {
         Self::with_clock(source, bos_token, eos_token, || Local::now().naive_local())
     }
 
-    /// As `new`; `now` gives the time to templates that ask for the date.
+    /// Compiles as `new` does; `now` gives the time to templates that ask for the date.
     pub fn with_clock(
         source: &str,
         bos_token: &str,
@@ -60,7 +60,7 @@ impl ChatTemplate {
         let present = tokens.into_iter().filter(|(_, token)| !token.is_empty());
         let mut variables: Map<_, _> =
             present.map(|(name, token)| (name.to_owned(), token.into())).collect();
-        // The reference defines both as none, and templates ask `tools is not none`.
+        // The reference sets both to none, and templates ask `tools is not none`.
         variables.extend(["tools", "documents"].map(|name| (name.to_owned(), Value::Null)));
         let knows_tool_calls = source.contains("tool_calls");
         let mut template = Self { jinja, knows_tool_calls, wants_objects: false, variables };
@@ -74,9 +74,9 @@ impl ChatTemplate {
         Ok(template)
     }
 
-    /// Clients send a call's arguments as text, the reference's convention is an object. Objects
-    /// are right for a template that writes them in its own way; one that fails on them, or prints
-    /// them as it prints the text, gets the text unchanged.
+    /// Clients send a call's arguments as text; the reference's convention is an object. A template
+    /// that writes objects in its own way gets objects; one that fails on them, or prints them as
+    /// it prints the text, gets the text unchanged.
     fn prefers_objects(&self) -> bool {
         let object = json!({ "argument0": "value0" });
         let prompt = |arguments: Value| {
@@ -92,7 +92,7 @@ impl ChatTemplate {
         prompt(object).is_some_and(|prompt| prompt.contains("value0") && Some(prompt) != of_text)
     }
 
-    /// The messages with their calls' arguments as this template takes them.
+    /// The messages, with their calls' arguments in the form that this template takes.
     pub(super) fn adapted(&self, messages: &[ChatMessage]) -> Vec<ChatMessage> {
         let mut messages = messages.to_vec();
         if self.wants_objects {
@@ -110,7 +110,7 @@ impl ChatTemplate {
         messages
     }
 
-    /// Renders any conversation, and tools, which no request can bring. Nothing is adapted or
+    /// Renders any conversation, also with tools, which no request can bring. Nothing is adapted or
     /// checked.
     pub fn render_raw(
         &self,

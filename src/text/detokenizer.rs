@@ -1,4 +1,4 @@
-//! Streaming detokenizer: token ids in, whole characters out.
+//! Streaming detokenizer: turns token ids into whole characters.
 
 use super::tokenizer::Tokenizer;
 
@@ -10,7 +10,7 @@ use super::tokenizer::Tokenizer;
 pub struct Detokenizer {
     /// The beginning of an unfinished character: at most three bytes between calls.
     pending: Vec<u8>,
-    /// Whether text was emitted already. A leading space is then part of the text; before, the
+    /// Whether text was emitted already. A leading space is then part of the text; before that, the
     /// tokenizer may have added it.
     started: bool,
 }

@@ -1,5 +1,5 @@
-//! Any conversation at chat templates: a prompt that has every word of system and user in it, or a
-//! refusal, never a panic.
+//! Gives any conversation to chat templates: the result is a prompt that has every word of system
+//! and user in it, or a refusal, never a panic.
 
 use super::{ChatMessage, ChatTemplate, Error};
 use serde_json::json;
@@ -15,7 +15,7 @@ const WITH_TOOLS: &str = "{{ bos_token }}{% for m in messages %}\
 const ALTERNATING: &str = "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}\
     {{ raise_exception('roles must alternate') }}{% endif %}{{ m['content'] }}</s>{% endfor %}";
 
-/// Role, text, name, and whether tools take part.
+/// Role, text, name, and whether the turn has tool calls.
 type Turn = (u8, String, Option<String>, bool);
 
 fn message((role, text, name, tools): &Turn) -> ChatMessage {

@@ -1,4 +1,5 @@
-//! A tokenizer rebuilt from GGUF metadata (`tokenizer.ggml.*`; format document: ggml docs/gguf.md).
+//! Rebuilds a tokenizer from GGUF metadata (`tokenizer.ggml.*`; format document: ggml
+//! docs/gguf.md).
 
 use super::pre_tokenizer::{self, PreTokenization};
 use super::{Error, Result};
@@ -12,7 +13,7 @@ use tokenizers::normalizers::{Sequence as Normalizers, prepend::Prepend, replace
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, DecoderWrapper, NormalizerWrapper, Tokenizer};
 
-// `tokenizer.ggml.token_type`.
+// Values of `tokenizer.ggml.token_type`.
 const NORMAL: i64 = 1;
 const UNKNOWN: i64 = 2;
 const CONTROL: i64 = 3;
@@ -164,8 +165,8 @@ fn build(bpe: BpeBuilder) -> Result<Tokenizer> {
     Ok(Tokenizer::new(bpe.build().map_err(|error| bad_vocabulary(&*error))?))
 }
 
-/// `"Ġ t"` → (`"Ġ"`, `"t"`). Neither half is empty, so the separator is looked for behind the first
-/// character.
+/// Splits `"Ġ t"` into (`"Ġ"`, `"t"`). Neither half is empty, so the separator is searched after
+/// the first character.
 fn merges(keys: GgufKeys<'_>) -> Result<Merges> {
     let pair = |value| {
         let merge = text(value)?;
@@ -180,7 +181,7 @@ fn merges_from_scores(keys: GgufKeys<'_>) -> Result<Merges> {
     let tokens = keys.tokens()?;
     let scores = keys.array("tokenizer.ggml.scores", score)?;
     let types = keys.array("tokenizer.ggml.token_type", integer)?;
-    // Control tokens and bytes are written only by name, never grown out of letters.
+    // Control tokens and bytes arise only by name, never by merging letters.
     let grown = tokens
         .iter()
         .zip(scores)

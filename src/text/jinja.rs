@@ -18,7 +18,7 @@ const NAME: &str = "chat";
 struct Raised(String);
 
 impl Jinja {
-    /// `now` answers templates that ask for the date.
+    /// Compiles a template. `now` gives the time to templates that ask for the date.
     pub(super) fn compile(
         source: &str,
         now: impl Fn() -> NaiveDateTime + Send + Sync + 'static,
@@ -54,14 +54,14 @@ impl Jinja {
     }
 }
 
-/// The message of the template's own `raise_exception`, if that is why rendering failed.
+/// The message of the template's own `raise_exception`, if rendering failed because of it.
 pub(super) fn raised(error: &Error) -> Option<&str> {
     let chain =
         std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
     chain.filter_map(|error| error.downcast_ref()).map(|Raised(message)| message.as_str()).next()
 }
 
-/// Replaces `{% generation %}`, which minijinja does not know, by a condition that always holds:
+/// Replaces `{% generation %}`, which minijinja does not have, by a condition that always holds:
 /// the tag only marks tokens for training and prints its content.
 fn without_generation(source: &str) -> String {
     let tag = |piece: &str| {

@@ -1,4 +1,5 @@
-//! A release's textual side from its files: tokenizer, template, and the ids that end a generation.
+//! Loads a release's textual side from its files: tokenizer, template, and the ids that end a
+//! generation.
 
 use super::gguf::GgufKeys;
 use super::{ChatMessage, ChatTemplate, Error, Result, TextModel, Tokenizer};
@@ -75,7 +76,7 @@ fn no_template(place: &str) -> Error {
     ))
 }
 
-/// The special token that the template puts behind an assistant's answer.
+/// The special token that the template puts after an assistant's answer.
 fn end_of_turn(tokenizer: &Tokenizer, template: &ChatTemplate) -> Option<u32> {
     const ANSWER: &str = "answer0";
     let message = |role: &str, content: &str| ChatMessage {

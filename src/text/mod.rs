@@ -1,4 +1,5 @@
-//! Text in, token ids out, and back: tokenizer, chat template, streaming detokenizer, stop strings.
+//! Converts text to token ids and back: tokenizer, chat template, streaming detokenizer, stop
+//! strings.
 
 pub mod chat_template;
 pub mod detokenizer;

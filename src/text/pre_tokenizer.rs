@@ -1,8 +1,8 @@
-//! How byte-level tokenizers cut text into words before merging, by the name that GGUF files give
-//! it (`tokenizer.ggml.pre`).
+//! The ways in which byte-level tokenizers cut text into words before merging, by their names in
+//! GGUF files (`tokenizer.ggml.pre`).
 //!
-//! A name stands for all that the upstream `tokenizer.json` does before merging, so normalisation
-//! belongs to it too.
+//! A name stands for everything that the upstream `tokenizer.json` does before merging, so
+//! normalisation belongs to it too.
 
 use super::{Error, Result};
 use tokenizers::normalizers::unicode::NFC;
@@ -30,7 +30,7 @@ pub(super) struct PreTokenization {
     pub ignore_merges: bool,
 }
 
-/// One step that cuts text. Steps are applied in order, each inside the pieces of the one before.
+/// One step that cuts text. Steps are applied in order, each to the pieces of the previous one.
 enum Cut {
     Pattern(&'static str),
     EachDigit,
@@ -42,7 +42,7 @@ enum Cut {
 
 use Cut::{Digits as AllDigits, EachDigit, Gpt2, Pattern, Punctuation as Marks};
 
-/// One row of the table: what the names of a pre-tokenizer stand for.
+/// One row of the table: the pre-tokenization that the names stand for.
 struct NamedCuts {
     names: &'static [&'static str],
     cuts: &'static [Cut],

@@ -9,11 +9,12 @@ impl TextModel {
     /// Renders the conversation with a generation prompt and tokenises it. Text of special tokens
     /// inside message contents is encoded as plain text, never as the special ids.
     ///
-    /// Where contents hold such text, a mark is put before it ahead of rendering. The template then
+    /// If contents hold such text, a mark is put before it ahead of rendering. The template then
     /// sees it slightly changed, and in the prompt it differs from the template's own tokens. All
     /// other conversations are encoded exactly as `apply_chat_template(tokenize=True)` does.
     pub fn encode_chat(&self, messages: &[ChatMessage]) -> Result<Vec<u32>> {
-        // Arguments become objects before marks could stand between their braces.
+        // Arguments become objects before marks are inserted: a mark could otherwise stand between
+        // their braces.
         let messages = self.template.adapted(messages);
         let mark = free_mark(messages.iter().flat_map(strings)).ok_or_else(|| {
             Error::TemplateRefused("they use every character of the private planes".into())
@@ -78,7 +79,7 @@ fn shielded_json(value: &Value, specials: &SpecialTokens, mark: char) -> Value {
         }
         Value::Object(fields) => {
             // Keys that templates look up (`function`, `name`, …) are no special tokens, so they
-            // come through unchanged.
+            // stay unchanged.
             fields
                 .iter()
                 .map(|(key, item)| {
@@ -189,7 +190,7 @@ mod tests {
 
     #[test]
     fn marks_change_nothing_else() {
-        // The long way round gives what the library gives, for text without special tokens in it.
+        // For text without special tokens, encoding piece by piece gives the library's result.
         let model = &*MODEL;
         for text in [
             "",

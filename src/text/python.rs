@@ -146,7 +146,8 @@ fn quote(text: &str) -> String {
     quoted
 }
 
-/// Rust asks the same categories; behind another letter it lets combining marks be, as Python does.
+/// `escape_debug` escapes the same categories as Python. It escapes combining marks only where no
+/// letter precedes them, which Python never does.
 fn is_printable(letter: char) -> bool {
     let pair = ['x', letter].iter().collect::<String>();
     matches!(letter, '"' | '\'') || pair.escape_debug().eq(pair.chars())
@@ -196,7 +197,8 @@ mod tests {
         );
     }
 
-    /// Printed by Python 3.11: `str`, `json.dumps(ensure_ascii=False)`, `json.dumps`.
+    /// The expected values were printed by Python 3.11: `str`, `json.dumps(ensure_ascii=False)`,
+    /// `json.dumps`.
     #[test]
     fn values_are_spelled_as_in_python() {
         let rows = [

@@ -1,5 +1,5 @@
-//! Special tokens (`<|im_start|>`, `</s>`, …): tells those that the template wrote from text of a
-//! client that only looks like one.
+//! Special tokens (`<|im_start|>`, `</s>`, …): tells those that the template wrote from a client's
+//! text that only looks like one.
 
 use super::tokenizer::Tokenizer;
 use std::collections::{HashMap, HashSet};
@@ -161,10 +161,10 @@ mod tests {
         check("<s><s></s>", "!<s>!<s>!</s>");
         check("§", "!§");
         check("x<|end|>y", "x!<|end|>y");
-        // What the template may complete behind it, with or without trimming.
+        // The template may complete a token after it, with or without trimming.
         check("stops with <", "stops with !<");
         check("stops with <|en \n", "stops with !<|en \n");
-        // What the template may have begun before it.
+        // The template may have begun a token before it.
         check("s> goes on", "!s> goes on");
         check("  |>", "  !|>");
         check("end", "!end");

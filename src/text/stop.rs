@@ -1,4 +1,4 @@
-//! Stop strings, found across token borders.
+//! Finds stop strings, across token borders too.
 
 /// Holds text back while it may still be the beginning of a stop string.
 ///
@@ -107,7 +107,7 @@ mod tests {
         StopMatcher::new(stops.iter().map(|stop| (*stop).to_owned()).collect())
     }
 
-    /// Pieces shown after each push, and the end: `!` for a stop, else what `finish` gives.
+    /// Pieces shown after each push, and the end: `!` for a stop, otherwise the result of `finish`.
     fn trace(stops: &[&str], pieces: &[&str]) -> String {
         let mut matcher = matcher(stops);
         let mut trace = Vec::new();
@@ -136,7 +136,8 @@ mod tests {
         check(&["\n\n"], &["a\n", "b\n", "\nc"], "a|\nb||!");
         check(&["aab"], &["aaa", "b"], "a||!");
         check(&["abab"], &["abaab", "ab"], "aba||!");
-        // Overlapping prefixes: the first complete one wins, of two at once the longer.
+        // Of overlapping stop strings the first complete one ends the answer, of two at once the
+        // longer.
         check(&["abcd", "bc"], &["xabcd"], "xa|!");
         check(&["bc", "abc"], &["xabc"], "x|!");
         check(&["abcde", "cd"], &["abc", "x"], "|abcx|");
@@ -155,7 +156,7 @@ mod tests {
         assert_eq!(matcher.finish(), "");
     }
 
-    /// Character by character: what is shown, and whether it stopped.
+    /// The same rule, checked character by character: the text shown, and whether it stopped.
     fn oracle(stops: &[String], text: &str) -> (String, bool) {
         for (at, c) in text.char_indices() {
             let seen = &text[..at + c.len_utf8()];

@@ -38,7 +38,7 @@ fn named(fields: &[(&str, Value)]) -> impl Iterator<Item = (String, Value)> {
 }
 
 /// GPT-2's alphabet in byte order from id 3 on, then a few merges; ids 0 to 2 are control tokens,
-/// the last one a user's.
+/// the last one is user-defined.
 pub fn byte_level() -> Metadata {
     let printable = |byte: &u8| matches!(byte, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF);
     let mut others = (0x100..).filter_map(char::from_u32);

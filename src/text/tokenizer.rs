@@ -1,5 +1,5 @@
-//! The tokenizer: one vocabulary, encoding with and without special tokens, and the bytes behind
-//! every id.
+//! The tokenizer: one vocabulary, encoding with and without special tokens, and the bytes of every
+//! id.
 
 use super::shared_model::SharedModel;
 use super::special::{SpecialToken, SpecialTokens};
@@ -32,7 +32,8 @@ pub struct Tokenizer {
     source: Arc<tokenizers::Tokenizer>,
     parsing: Pipeline,
     plain: Pipeline,
-    /// `plain` for text behind a special token, where it differs: no space is put before it.
+    /// The variant of `plain` for text after a special token, if it differs: it adds no space
+    /// before the text.
     plain_inside: Option<Pipeline>,
     spelling: TokenSpelling,
     specials: SpecialTokens,
@@ -47,7 +48,7 @@ impl Tokenizer {
         Self::new(tokenizer)
     }
 
-    /// Rebuilt from the metadata of a GGUF file.
+    /// Rebuilds the tokenizer from the metadata of a GGUF file.
     pub fn from_gguf(file: &cresset_models::loader::gguf::GgufFile) -> Result<Self> {
         Self::new(gguf::tokenizer(gguf::GgufKeys(&file.metadata))?)
     }
@@ -167,7 +168,7 @@ fn pipeline(
     Ok(pipeline)
 }
 
-/// The pre-tokenizer for text inside a prompt; `None` where it is that of the beginning.
+/// The pre-tokenizer for text inside a prompt; `None` if it is the same as at the beginning.
 fn without_first_space(pre_tokenizer: Option<&PreTokenizerWrapper>) -> Option<PreTokenizerWrapper> {
     match pre_tokenizer? {
         PreTokenizerWrapper::Metaspace(metaspace)
@@ -290,7 +291,7 @@ mod tests {
         check("hello hello", true, &[" hello", " hello"]);
         check("hx", true, &[" h", "x"]);
         check("<s>", true, &["<s>"]);
-        // The vocabulary's own halves `<s` and `>` must not grow together into the control token.
+        // The vocabulary's own halves `<s` and `>` must not merge into the control token.
         check("<s>", false, &[" ", "<s", ">"]);
         check("é", true, &[" ", "\u{FFFD}", "\u{FFFD}"]);
         let ids = tokenizer.encode("hello é", true).unwrap();

@@ -1,4 +1,4 @@
-//! How long a prompt really may be.
+//! Checks how long a prompt may really be.
 
 use super::{CheckFinding, CheckInput};
 use crate::subject::{Request, Result, SubjectError};

@@ -1,13 +1,13 @@
-//! Checks of what is generated: tokens, text, log-probabilities, counts.
+//! Checks of generated output: tokens, text, log-probabilities, counts.
 
 use super::{CheckFinding, CheckInput, identical};
 use crate::goldens::Case;
 use crate::subject::{Finish, Generation, PositionLogprob, Request, Result, SubjectError};
 
-/// Two logits this close may change places by the rounding of f32 alone (measured noise of a long
-/// prompt: about 1e-4).
+/// Two logits this close may be ordered either way by the rounding of f32 alone (measured noise of
+/// a long prompt: about 1e-4).
 const DECISIVE_MARGIN: f32 = 1e-3;
-/// Large enough to lift any id over every other.
+/// A bias large enough to raise any id over every other.
 const FORCE: f32 = 1e4;
 
 pub(super) fn logprobs(input: &mut CheckInput) -> Result<CheckFinding> {
@@ -168,8 +168,8 @@ fn stop_across_tokens(deltas: &[String]) -> Option<String> {
     Some(pair[0].chars().last().into_iter().chain(pair[1].chars().next()).collect())
 }
 
-/// Beside a plain answer, one pushed into the bytes of multi-byte characters, where pieces are
-/// easily cut.
+/// Checks a plain answer, and one that is forced into the bytes of multi-byte characters, where
+/// pieces are easily cut.
 pub(super) fn stream_join(input: &mut CheckInput) -> Result<CheckFinding> {
     let prompt = input.prompt("small pictures")?;
     let bias =

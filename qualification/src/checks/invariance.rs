@@ -1,4 +1,4 @@
-//! The same request gives the same bits by whatever path it is computed.
+//! Checks that the same request gives the same bits however it is computed.
 
 use super::{CheckFinding, CheckInput, identical};
 use crate::subject::{Request, Result};
@@ -31,8 +31,8 @@ pub(super) fn batch(input: &mut CheckInput) -> Result<CheckFinding> {
     Ok(CheckFinding::from_wrong(&wrong, TOPICS.len(), "batch of 8 = batch of 1, bitwise"))
 }
 
-/// Warm: a prompt that shares a long beginning with an earlier one. Cold: the same prompt in an
-/// account that never saw it.
+/// Compares a warm prompt, which shares a long beginning with an earlier one, with the same prompt
+/// in an account whose prefix cache is cold.
 pub(super) fn prefix(input: &mut CheckInput) -> Result<CheckFinding> {
     let shared = TOPICS.join(", ");
     let first = input.prompt(&format!("{shared} and rivers"))?;

@@ -1,10 +1,9 @@
 //! The checks, as data: what each proves and how it is run. `testing::planted_faults` holds the
-//! faults that must turn each of them red.
+//! faults that each check must find.
 //!
 //! The stages are those of the plan that records on disk refer to, so their numbers never change:
 //!
-//! | stage | proves |
-//! |---|---|
+//! | stage | proves | |---|---|
 //! | S0 | identity: the files are the release's |
 //! | S1 | tokenizer: text and ids are the reference's |
 //! | S2 | template: prompts are the reference's |
@@ -14,7 +13,7 @@
 //! | S6 | generation: tokens, text, log-probabilities and counts are right |
 //! | S7 | context: the promised length really runs |
 //!
-//! S6 runs before S5: whether answers are equal means little until they are right.
+//! S6 runs before S5, because equal answers mean little until they are right.
 
 mod context;
 mod generation;
@@ -147,7 +146,7 @@ pub const ALL: &[Check] = &[
     },
 ];
 
-/// What a check works with: the subject, and what is known of its release.
+/// The inputs of a check: the subject, and the known facts about its release.
 pub(crate) struct CheckInput<'a> {
     pub subject: &'a mut dyn Subject,
     /// File name → hex SHA-256, from the release's manifest.
@@ -170,8 +169,8 @@ impl CheckFinding {
         Self { state, value: value.into(), gate: gate.into() }
     }
 
-    /// Passed when `wrong` is empty, of `total` cases looked at; else its first three entries are
-    /// the evidence.
+    /// Passed when `wrong` is empty, of `total` cases; otherwise its first three entries are the
+    /// evidence.
     pub(crate) fn from_wrong(wrong: &[String], total: usize, gate: &str) -> Self {
         let shown = wrong.iter().take(3).cloned().collect::<Vec<_>>().join("; ");
         let value = if wrong.is_empty() {

@@ -1,9 +1,9 @@
-//! Checks of files, tokenizer and template: nothing is generated.
+//! Checks of files, tokenizer and template, which generate nothing.
 
 use super::{CheckFinding, CheckInput};
 use crate::subject::{ChatTurn, Result, SubjectError};
 
-/// Composed forms only: some tokenizers normalise to them.
+/// Texts in composed form only, because some tokenizers normalise to it.
 const TEXTS: &[&str] = &[
     "Hello, world!",
     "The quick brown fox jumps over 13 lazy dogs, 1024 times at 3.14159 m/s.",
@@ -86,8 +86,8 @@ fn count(input: &mut CheckInput, id: u32, content: &str) -> Result<usize> {
     Ok(prompt.iter().filter(|&&token| token == id).count())
 }
 
-/// A refused role is a right answer: some templates know no system role. Dropping the message would
-/// not be.
+/// A refused role is a right answer, because some templates have no system role. Dropping the
+/// message would be wrong.
 pub(super) fn template_render(input: &mut CheckInput) -> Result<CheckFinding> {
     let conversations = [
         vec![("user", "What grows in spring?")],

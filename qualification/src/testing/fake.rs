@@ -1,4 +1,5 @@
-//! A subject that needs no model: bytes are tokens, and the next one is a hash of those before it.
+//! A subject that needs no model: bytes are tokens, and the next token is a hash of those before
+//! it.
 
 use crate::goldens::{Case, Goldens, TemplateCase, TokenizerCase};
 use crate::subject::{
@@ -14,7 +15,7 @@ const END_OF_TEXT: u32 = 258;
 const VOCABULARY: u32 = 259;
 const SPECIALS: [(u32, &str); 3] =
     [(START, "<|start|>"), (END, "<|end|>"), (END_OF_TEXT, "<|endoftext|>")];
-/// Longer than the prompts of all checks that do not look at prefixes.
+/// Longer than the prompts of all checks that do not examine prefixes.
 const PREFIX: usize = 128;
 
 #[derive(Default)]
@@ -26,7 +27,7 @@ pub fn files() -> BTreeMap<String, String> {
     BTreeMap::from([("weights.gguf".to_owned(), "a".repeat(64))])
 }
 
-/// What a reference implementation would say: the fake itself, asked while it was right.
+/// The outputs of a reference implementation: those of the fake itself without a fault.
 pub fn goldens() -> Goldens {
     let mut fake = Fake::default();
     let messages = vec![ChatTurn::new("user", "hello")];
@@ -102,7 +103,7 @@ fn logprob(logits: &[f32], chosen: u32) -> PositionLogprob {
     PositionLogprob { chosen: own, top: all }
 }
 
-/// Whole characters as they become certain; `pending` keeps the rest.
+/// Returns whole characters as they become certain; `pending` keeps the rest.
 fn certain(pending: &mut Vec<u8>) -> String {
     let mut text = String::new();
     while let Err(error) = std::str::from_utf8(pending) {

@@ -1,4 +1,4 @@
-//! Subjects for tests: one that needs no model, and one that spoils another with a planted fault.
+//! Subjects for tests: one that needs no model, and one that adds a planted fault to another.
 
 #[cfg(test)]
 pub(crate) mod fake;

@@ -1,5 +1,5 @@
-//! Planted faults: a subject that is right except for one defect, as known from the field. A suite
-//! that stays green over one of these proves nothing.
+//! Planted faults: a subject that is right except for one defect that other systems have had. A
+//! suite that passes in spite of one proves nothing.
 
 use crate::subject::{ChatTurn, Generation, PositionLogprob, Request, Result, Subject};
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,21 +16,21 @@ pub enum PlantedFault {
     SpecialTextParsed,
     /// The first message of a conversation is left out of the prompt.
     MessageDropped,
-    /// Another release's template: one blank more.
+    /// The template of another release, with one blank more.
     SisterTemplate,
     LogitsShifted,
     NotANumber,
-    /// A late wrong token, as a slip in long-range attention gives.
+    /// A late wrong token, as an error in long-range attention gives.
     WrongToken,
     OneTokenMore,
     UsageOffByOne,
     EndIgnored,
     StopDropped,
-    /// Each token decoded by itself: characters of several tokens break.
+    /// Each token is decoded by itself: characters of several tokens break.
     HalfCharacter,
-    /// Sampling is seeded by something else.
+    /// Sampling ignores the request's seed.
     SeedIgnored,
-    /// One seed for all requests.
+    /// All requests share one seed.
     SeedShared,
     /// The last bit of a log-probability depends on the number of rows.
     BatchDependent,
@@ -44,10 +44,9 @@ pub enum PlantedFault {
     LongPromptCut,
 }
 
-/// The faults that must turn a check red. Each of them must leave every other check green.
+/// The faults that a check must find. Every other check must pass in spite of each of them.
 ///
-/// # Panics
-/// When the check has no fault: it would prove nothing.
+/// # Panics When the check has no fault, because it would prove nothing.
 pub fn planted_for(check_id: &str) -> &'static [PlantedFault] {
     use PlantedFault as Fault;
     match check_id {
@@ -75,10 +74,9 @@ pub fn planted_for(check_id: &str) -> &'static [PlantedFault] {
 
 /// Prompts from this length on are long for [`PlantedFault::LongPromptCut`], tokens.
 const LONG: usize = 512;
-/// Cached tokens from which on a prefix is long: more than the checks that look at other things
-/// share, tokens.
+/// From this number of cached tokens on, a prefix is long: checks of other things share fewer.
 const LONG_PREFIX: u32 = 112;
-/// Where [`PlantedFault::WrongToken`] strikes: only the comparison with the reference looks this
+/// The position of [`PlantedFault::WrongToken`]: only the comparison with the reference looks this
 /// far.
 const LATE: usize = 40;
 
