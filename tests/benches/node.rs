@@ -1,5 +1,6 @@
-//! Measures the node around the engine, with tokens at no cost: HTTP, template, scheduler, ledger,
-//! streams and reads. Run it with `cargo bench --bench node [-- streams|one|reads]`.
+//! Measures the node around the engine, with an engine whose tokens cost no time: HTTP, template,
+//! scheduler, ledger, streams and reads. Run it with `cargo bench --bench node [--
+//! streams|one|reads]`.
 //!
 //! This process is the node. The load comes from `cresset bench` in a process beside it, so the CPU
 //! time printed here is the node's own; both share the machine's cores.

@@ -1,6 +1,6 @@
-//! Measures what the host does for one engine step of 256 decoding rows: it schedules the step,
-//! builds the batch and appends the tokens. A GPU waits for all of it, so it should stay under
-//! 100 µs. Run it with `cargo bench --bench scheduler`.
+//! Measures the host's work for one engine step of 256 decoding rows: it schedules the step, builds
+//! the batch and appends the tokens. A GPU waits for all of it, so it should stay under 100 µs. Run
+//! it with `cargo bench --bench scheduler`.
 
 #![allow(clippy::disallowed_methods, unreachable_pub, reason = "a program that measures time")]
 
@@ -64,7 +64,7 @@ fn bench(criterion: &mut Criterion) {
         bencher.iter_custom(|steps| {
             let (mut left, mut spent) = (steps, Duration::ZERO);
             while left > 0 {
-                // Sequences grow and end at their context, so the scheduler is made anew now and
+                // Sequences grow and end at their context, so the scheduler is replaced now and
                 // then.
                 let (mut scheduler, count) = (decoding(), left.min(1_000));
                 let began = Instant::now();

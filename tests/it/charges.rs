@@ -1,5 +1,5 @@
-//! What each way to end costs, and whose limits hold: the account's, whichever of its credentials
-//! is used.
+//! The charge of each way to end, and the limits that hold: those of the account, whichever of its
+//! credentials is used.
 
 use super::support::{World, application, issue, issue_until, next_piece, read, revoke, suspend};
 use cresset::clock::{Clock, SystemClock, UnixMillis};
@@ -19,7 +19,7 @@ fn cost(prompt: u64, cached: u64, output: u64) -> u64 {
         .div_ceil(1_000_000)
 }
 
-/// What a request's own usage comes to.
+/// The cost of a request's own usage.
 fn cost_of(request: &Value) -> u64 {
     let usage = &request["usage"];
     let tokens = |value: &Value| value.as_u64().unwrap();
@@ -31,7 +31,7 @@ fn units(value: &Value) -> u64 {
     value.as_str().unwrap_or_else(|| panic!("{value}")).parse().unwrap()
 }
 
-/// Answers go on until `max_tokens`, one token in every `step`.
+/// A world whose answers go on until `max_tokens`, one token in every `step`.
 async fn endless(step: u64, choose: impl FnOnce(&mut super::support::Setup)) -> World {
     World::with(|setup| {
         setup.ends = false;
@@ -86,7 +86,7 @@ async fn a_reservation_is_the_exact_prompt_and_max_tokens_trial_first() {
         ("premiumUnits", premium),
         ("reservedUnits", reserved),
         ("processingEligibleUnits", trial + premium - reserved),
-        // All of the trial is reserved, and what it does not cover of the premium.
+        // All of the trial is reserved, and of the premium what the trial does not cover.
         ("purchaseEligibleUnits", premium - (reserved - trial)),
     ];
     for (name, value) in expect {
@@ -98,7 +98,7 @@ async fn a_reservation_is_the_exact_prompt_and_max_tokens_trial_first() {
     world.close().await;
 }
 
-/// What ends an account's requests from outside.
+/// An event that ends an account's requests from outside.
 #[derive(Clone, Copy, Debug)]
 enum Cut {
     Delete,
@@ -107,7 +107,7 @@ enum Cut {
     Expire,
 }
 
-/// One request runs, one waits behind it; then both are cut off.
+/// One request runs and one waits behind it; then both are cut off.
 #[tokio::test(flavor = "multi_thread")]
 async fn cut_off_while_running_costs_what_was_produced_and_while_queued_nothing() {
     for cut in [Cut::Delete, Cut::Suspend, Cut::Revoke, Cut::Expire] {
@@ -314,7 +314,7 @@ async fn a_replay_needs_no_credits_no_room_and_no_model() {
     .await;
     let (id, body) = (Uuid::new_v4(), world.ask(json!({ "max_tokens": 5 })));
     let first = world.post(id, &body).await;
-    // Whatever is left is reserved, and the only place taken.
+    // The rest of the balance is reserved, and the only place is taken.
     let stream = world
         .open(&world.key, Uuid::new_v4(), &world.ask(json!({ "stream": true, "max_tokens": 900 })))
         .await;

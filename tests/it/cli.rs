@@ -1,4 +1,4 @@
-//! The command line from outside: documents, exit codes, errors that say what to do.
+//! The command line from outside: its documents, exit codes and error messages.
 
 use crate::process::{Folder, eventually, request};
 use crate::release::with_release;

@@ -9,10 +9,10 @@ use uuid::Uuid;
 
 const TRIAL: u64 = 100_000_000;
 const STREAMS: usize = 8;
-/// So many tokens take the small model far longer than a test needs to kill the process.
+/// The small model needs far longer for so many tokens than a test needs to kill the process.
 const LONG: u32 = 1_500;
 
-/// Each `seed` makes another input, because one that was running in two crashes is refused.
+/// Each `seed` makes another input, because an input that was running in two crashes is refused.
 fn long(node: &Served, stream: bool, max_tokens: u32, seed: usize) -> Value {
     json!({ "model": node.model, "messages": [{ "role": "user", "content": "tell me everything" }],
             "stream": stream, "max_tokens": max_tokens, "ignore_eos": true, "seed": seed })
@@ -65,7 +65,7 @@ struct Open {
     streams: Vec<Stream>,
 }
 
-/// Opens streams and returns them when they have begun; they still have long to go.
+/// Opens streams and returns them once they have begun; they still run for long.
 fn open_streams(node: &Served, key: &str) -> Open {
     let ids: Vec<String> = (0..STREAMS).map(|_| Uuid::new_v4().to_string()).collect();
     let mut streams: Vec<Stream> = ids
@@ -76,13 +76,13 @@ fn open_streams(node: &Served, key: &str) -> Open {
     for stream in &mut streams {
         assert_eq!(stream.status, 200);
     }
-    // The last one has produced something: the engine is in the middle of all of them.
+    // The last stream has a token: the engine is in the middle of all of them.
     streams[STREAMS - 1].read_until("\"content\":");
     Open { ids, streams }
 }
 
-/// Kills a node under load after each of the pauses (milliseconds), on one ledger. A client
-/// that got a whole answer gets it again.
+/// Kills a node under load after each of the pauses (milliseconds), on one ledger. A client that
+/// got a whole answer gets the same answer again.
 fn kill_after(pauses: impl Iterator<Item = u64>) {
     let folder = Folder::ready();
     let plan = "[plans.default]\nrequests_per_minute = 1000000\nburst = 1000000\n";
@@ -93,7 +93,7 @@ fn kill_after(pauses: impl Iterator<Item = u64>) {
         let node = folder.serve();
         let bodies: Vec<(String, Value)> = (0..STREAMS * 2)
             .map(|i| {
-                // Every input is new, because one that runs in two crashes is refused.
+                // Every input is new, because an input that runs in two crashes is refused.
                 let seed = Uuid::new_v4().as_u128() as u32 as usize;
                 (
                     Uuid::new_v4().to_string(),

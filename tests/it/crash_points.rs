@@ -12,7 +12,7 @@ const TRIAL: u64 = 1_000_000;
 /// The state of a request after the restart.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Left {
-    /// The ledger does not know it.
+    /// The ledger has no record of it.
     Nothing,
     /// It failed because of the restart and was not charged.
     Failed,
@@ -20,7 +20,7 @@ enum Left {
     Completed,
 }
 
-/// A crash while the request certainly runs: its admission and its start have time to become
+/// A crash while the request certainly runs: its admission and its start had time to become
 /// durable.
 const IN_THE_MIDDLE: &str = "engine::step=sleep(100);drive::chunk=2*off->return";
 
@@ -29,7 +29,7 @@ const CRASHES: &[(&str, Left)] = &[
     ("drive::accepted=return", Left::Nothing),
     ("store::before_commit=return", Left::Nothing),
     ("store::after_commit=return", Left::Failed),
-    // Where the writer itself panics, the node ends rather than go on without it.
+    // If the writer itself panics, the node ends, because it cannot work without the writer.
     ("store::acknowledge=panic", Left::Failed),
     ("drive::admitted=return", Left::Failed),
     ("store::before_commit=1*off->return", Left::Failed),
@@ -126,7 +126,7 @@ fn units(value: &Value) -> u64 {
     value.as_str().unwrap_or_else(|| panic!("{value}")).parse().unwrap()
 }
 
-/// A folder whose node died with one request running.
+/// A folder whose node was killed with one request running.
 fn killed_in_the_middle(template: &Folder, key: &str) -> (Folder, String) {
     let folder = template.duplicate();
     let mut node = folder.serve_failing(IN_THE_MIDDLE);
@@ -150,7 +150,7 @@ fn a_recovery_that_crashes_again_and_again_converges() {
         let (folder, id) = killed_in_the_middle(&template, &key);
         for _ in 0..5 {
             let crashed = folder.run_failing(&format!("{point}=return"), &["accounts", "list"]);
-            // Once its release is durable, a later recovery has nothing to commit.
+            // Once the release is durable, a later recovery has nothing to commit.
             let converged = point == "store::after_commit" && crashed.code == Some(0);
             assert!(converged || crashed.code.is_none(), "{point}: {crashed:?}");
         }
@@ -166,12 +166,12 @@ fn an_input_that_was_running_in_two_crashes_is_not_run_again() {
     let template = Folder::ready();
     let Customer { key, .. } = template.customer(TRIAL);
     let (folder, id) = killed_in_the_middle(&template, &key);
-    // The id is another one, because the input is what counts.
+    // The id differs, because crashes are counted by input.
     let mut node = folder.serve_failing(IN_THE_MIDDLE);
     let body = ask(&node.model, true);
     assert!(Call::chat(&node.listen, &key, &Uuid::new_v4().to_string(), &body).go().is_none());
     node.wait();
-    // The engine must not see the input, which would bring down the node again.
+    // The engine must not get the input, which would crash the node again.
     let node = folder.serve_failing("engine::crash=return");
     for id in [id, Uuid::new_v4().to_string()] {
         let refused = Call::chat(&node.listen, &key, &id, &body).go().expect("the node lives");
@@ -220,7 +220,7 @@ fn a_request_is_found_once_whatever_happens_to_its_archiving() {
         );
         check_books(&folder, &account, &[&request], point);
         assert!(node.terminate().success());
-        // Past the tombstone's days the id is free.
+        // After the days of the tombstone, the id is free.
         let node = folder.serve_failing("clock::hours_ahead=return(800)");
         eventually("the tombstone goes", || {
             node.get(&key, &format!("/v1/requests/{id}")).status == 404
@@ -286,7 +286,7 @@ fn a_stop_under_load_leaves_no_reservation() {
         .enumerate()
         .map(|(i, id)| {
             let mut body = ask(&node.model, i % 2 == 0);
-            // A part is done before the stop, a part within its grace, a part never.
+            // Of the requests, some end before the stop, some within its grace, some never.
             body["max_tokens"] = json!([4, 40, 1_500][i % 3]);
             Call::chat(&node.listen, &key, id, &body)
         })

@@ -1,5 +1,5 @@
-//! The framing of requests: what is refused before it is one, how that looks, and that nothing is
-//! read in two ways.
+//! The framing of requests: bytes that are refused before they are a request, the form of those
+//! refusals, and that nothing can be read in two ways.
 
 use super::raw::{Raw, answers, ask, completion, header_lines, talk, until_closed};
 use super::support::{CHAT, World, http2};
@@ -132,7 +132,7 @@ async fn requests_in_one_go_are_answered_in_order() {
     let (me, none) = (get("/v1/me"), get("/nothing"));
     for (requests, statuses) in [
         (format!("{me}{none}\r\n{ask}\r\n\r\n{me}BAD\r\n\r\n{me}"), vec![200, 404, 200, 200, 400]),
-        // Nothing is looked for behind chunks.
+        // No further request is looked for after a chunked body.
         (
             format!(
                 "POST {CHAT} HTTP/1.1\r\n{}transfer-encoding: chunked\r\n\r\n0\r\n\r\n{me}",
@@ -273,7 +273,8 @@ async fn the_first_thing_wrong_is_the_one_told() {
     let large = "x".repeat(256 * 1024 + 1);
     let unknown = json!({ "model": Uuid::new_v4(), "max_tokens": 5_000 });
     let ask = |world: &World, extra: serde_json::Value| world.ask(extra).to_string();
-    // Each request is wrong in what is told and in everything that is checked after it.
+    // Each request is wrong in the point that the refusal names, and in all points that are checked
+    // later.
     for (world, drop_header, more, id, body, expect) in [
         (&plenty, "authorization", "x: \0\r\n", used, large.clone(), (400, "invalid_request")),
         (
@@ -358,8 +359,7 @@ async fn headers_that_are_doubled_or_not_ascii() {
     world.close().await;
 }
 
-/// Sends `count` requests with a few bytes changed: whatever comes of them, every answer is one of
-/// ours.
+/// Sends `count` requests with a few bytes changed: every answer must be one of ours.
 async fn mutants(count: u64) {
     const ODD: &[u8] = b"\r\n\t \0:;,/?#%0159GPax\x7f\xc3\xff";
     let world = World::new().await;
@@ -394,7 +394,7 @@ async fn mutants(count: u64) {
         }
         let mut stream = TcpStream::connect(world.address).await.unwrap();
         let _ = stream.write_all(&bytes).await;
-        // Most of them are answered at once; the others are not waited for.
+        // Most are answered at once; the others are not waited for.
         let patience = std::time::Duration::from_millis(20);
         let mut seen = vec![0; 1 << 16];
         if let Ok(Ok(read)) = tokio::time::timeout(patience, stream.read(&mut seen)).await {

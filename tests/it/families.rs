@@ -66,7 +66,7 @@ fn qwen_coder_equals_the_reference() {
     check_greedy(&file, &goldens.cases, false);
 }
 
-/// One of its cases is longer than the window of its sliding layers.
+/// One of the cases is longer than the window of the model's sliding layers.
 #[test]
 #[ignore = "250 MB of weights, fetched once"]
 fn gemma_equals_the_reference() {

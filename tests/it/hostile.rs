@@ -1,5 +1,5 @@
-//! Clients that break the rules of patience or vanish, seen from the socket. Whatever they do, the
-//! node goes on.
+//! Clients that are too slow, flood the node or vanish, seen from the socket. The node goes on with
+//! other clients.
 
 use super::raw::{answers, ask, completion, header_lines, talk};
 use super::support::{CHAT, Setup, World, bearer, http2, next_piece};
@@ -29,7 +29,7 @@ async fn impatient(choose: impl FnOnce(&mut Setup)) -> World {
     .await
 }
 
-/// A connection with buffers too small for an answer of some size.
+/// A connection with buffers too small for a longer answer.
 async fn narrow(world: &World) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4096).unwrap();
@@ -85,7 +85,8 @@ async fn a_byte_now_and_then_does_not_stretch_the_time() {
         stream.write_all(whole.as_bytes()).await.unwrap();
         let mut drops = then.bytes().cycle();
         let mut answer = [0; 12];
-        // Far more drops than the time allows: without the limit this would go on for minutes.
+        // These are far more bytes than the time allows: without the limit this would go on for
+        // minutes.
         let heard = loop {
             let drop = [drops.next().unwrap()];
             if stream.write_all(&drop).await.is_err() {
@@ -109,7 +110,7 @@ async fn a_stream_that_is_never_read_stops_nobody() {
         setup.config.requests.disconnect_grace_seconds = 1;
     })
     .await;
-    // Enough events to fill every buffer between the node and a client that reads none of them.
+    // The events fill every buffer between the node and a client that reads none of them.
     let body = world
         .ask(json!({ "stream": true, "max_tokens": 900, "logprobs": true, "top_logprobs": 20 }));
     let mut silent = Vec::new();
@@ -137,7 +138,7 @@ async fn an_answer_that_is_never_read_is_dropped() {
     let body = world.ask(json!({ "max_tokens": 900, "logprobs": true, "top_logprobs": 20 }));
     let id = Uuid::new_v4();
     let size = world.post(id, &body).await.body.len();
-    // The same answer again and again, far more of it than any buffer holds.
+    // The same answer again and again, far more than any buffer holds.
     let copies = (64 << 20) / size;
     let mut stream = narrow(&world).await;
     stream.write_all(completion(&world, id, &body).repeat(copies).as_bytes()).await.unwrap();
@@ -158,7 +159,7 @@ async fn one_address_gets_so_many_connections() {
     let world = World::with(|setup| setup.config.http.max_connections_per_ip = 2).await;
     let mut first = TcpStream::connect(world.address).await.unwrap();
     let second = TcpStream::connect(world.address).await.unwrap();
-    // The first two are counted once they are accepted: an answer shows it.
+    // The first two count once they are accepted: an answer shows that.
     first.write_all(b"GET /v1/me HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
     first.read_u8().await.unwrap();
     assert_eq!(talk(world.address, b"").await, "", "the third is closed");
@@ -224,7 +225,7 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// `GET /`, the shortest header block there is.
+/// `GET /`, as the shortest header block.
 const GET: &[u8] = &[0x82, 0x84, 0x86, 0x41, 1, b'a'];
 const HEADERS: u8 = 1;
 const RESET: u8 = 3;
@@ -266,7 +267,7 @@ async fn http2_floods_end_their_connection_alone() {
         let listening =
             async { while reading.read(&mut thrown).await.is_ok_and(|count| count > 0) {} };
         if name == "pings" {
-            // Nothing wrong with them but their number: they are answered, and hold nothing up.
+            // Only the number of pings is wrong: they are answered, and delay no other work.
             let _ = tokio::time::timeout(Duration::from_millis(200), async {
                 tokio::join!(flooding, listening)
             })
@@ -298,7 +299,7 @@ async fn streams_finish_when_the_listener_stops() {
     world.close().await;
 }
 
-/// Where a client vanishes.
+/// The stage at which a client vanishes.
 #[derive(Clone, Copy, Debug)]
 enum Stage {
     BeforeHead,
@@ -348,7 +349,7 @@ async fn vanish(world: &World, stage: Stage) {
             }
         }
         Stage::Silent | Stage::NeverRead => {
-            // Reset only once the node has let go of it, or nearly.
+            // The connection is reset only once the node has given it up, or nearly.
             tokio::time::sleep(Duration::from_millis(900)).await;
         }
         _ => tokio::task::yield_now().await,
@@ -356,7 +357,7 @@ async fn vanish(world: &World, stage: Stage) {
     stream.set_zero_linger().unwrap();
 }
 
-/// `rounds` times everything at once, with a well-behaved client beside it.
+/// Does everything at once, `rounds` times, with a well-behaved client beside it.
 async fn storm(rounds: usize) {
     let world = impatient(|setup| {
         setup.step = Duration::from_micros(200);

@@ -1,4 +1,4 @@
-//! The same request id again: replayed, joined, refused or run once more.
+//! The same request id again: the request is replayed, joined, refused or run once more.
 
 use super::support::{CHAT, World, application, chat_headers, issue, next_piece, read, statuses};
 use cresset::engine::testing::ScriptedFailure;

@@ -1,5 +1,5 @@
-//! Who sees what, as tables: every route with every bad credential, and every credential with
-//! everybody's requests.
+//! Tables of access: every route with every bad credential, and every credential with the requests
+//! of all others.
 
 use super::raw::{Raw, ask};
 use super::support::{
@@ -11,8 +11,8 @@ use serde_json::json;
 use std::time::Duration;
 use uuid::Uuid;
 
-/// From the fifteenth on they are none of ours: paths of the operator's listener and of nothing at
-/// all are among them.
+/// The routes from the fifteenth on do not exist on this surface: paths of the operator's listener
+/// and invented ones are among them.
 const ROUTES: [(&str, &str); 22] = [
     ("GET", "/v1/me"),
     ("GET", "/v1/models"),
@@ -149,7 +149,7 @@ async fn a_foreign_request_is_a_missing_one() {
         "another application",
         "a stranger's application",
     ];
-    // Whose requests each of them sees.
+    // The owners whose requests each of them sees.
     let sees = [vec![0, 2, 3], vec![1, 4], vec![2], vec![3], vec![4]];
     let ids: Vec<Uuid> = credentials.iter().map(|_| Uuid::new_v4()).collect();
     let body = world.ask(json!({ "max_tokens": 900, "stream": true }));
@@ -249,7 +249,8 @@ async fn guessing_from_an_address_locks_nobody_out_of_it() {
         "x".repeat(40)
     );
     let valid = format!("GET /v1/me HTTP/1.1\r\nhost: a\r\n{}\r\n", bearer(&world.key));
-    // Three may fail on one connection; the fourth closes it, and so does every further one.
+    // Three failures are allowed on one connection; the fourth closes it, and so does every further
+    // one.
     for expected in [vec![401; 4], vec![401], vec![200, 401]] {
         let first = if expected[0] == 200 { valid.as_str() } else { "" };
         let found = super::raw::answers(

@@ -1,5 +1,5 @@
-//! A request's life beside its answer: cancelling, clients that go away, deadlines, draining, and
-//! the limits at the door.
+//! The events of a request's life beside its answer: cancelling, clients that go away, deadlines,
+//! draining, and the limits of admission.
 
 use super::support::{Answer, World, issue, next_piece, statuses};
 use cresset::engine::EngineError;
@@ -72,10 +72,10 @@ async fn a_cancel_that_takes_longer_is_accepted() {
     world.close().await;
 }
 
-/// Requests that race at once.
+/// Requests that race in one round.
 const LANES: u64 = 64;
 
-/// `rounds` times as many requests, each cancelled at some moment of its life or shortly after.
+/// Runs `rounds` rounds of requests, each cancelled at some moment of its life or shortly after.
 async fn finish_against_cancel(rounds: u64) {
     let world = endless(|setup| {
         setup.step = Duration::from_millis(2);
@@ -94,7 +94,7 @@ async fn finish_against_cancel(rounds: u64) {
     world.close().await;
 }
 
-/// 1 when the request was completed before it was cancelled, `delay` milliseconds after its
+/// Returns 1 if the request was completed before it was cancelled, `delay` milliseconds after its
 /// admission.
 async fn race(world: &World, delay: u64) -> u64 {
     let (id, body) = (Uuid::new_v4(), world.ask(json!({ "max_tokens": 50 })));
@@ -216,13 +216,13 @@ async fn draining_refuses_what_is_new_and_ends_what_is_slow() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_balance_admits_what_it_covers() {
-    // 500 tokens of output at 0.4 units and the prompt come to a little more than 200 units.
+    // 500 tokens of output at 0.4 units, with the prompt, cost a little more than 200 units.
     let world = endless(|setup| (setup.trial, setup.premium) = (450, 250)).await;
     let body = world.ask(json!({ "max_tokens": 500 }));
     let ids: Vec<Uuid> = (0..16).map(|_| Uuid::new_v4()).collect();
     let posts = join_all(ids.iter().map(|id| world.post(*id, &body)));
     let (answers, ()) = tokio::join!(posts, async {
-        // Once the door is decided, end what runs.
+        // Once all admissions are decided, the running requests are ended.
         loop {
             let [_, _, reserved] = world.balances().await;
             if reserved > 600 {
@@ -307,7 +307,7 @@ async fn a_full_engine_refuses_without_a_record() {
     let ids: Vec<Uuid> = (0..12).map(|_| Uuid::new_v4()).collect();
     let (answers, ()) =
         tokio::join!(join_all(ids.iter().map(|id| world.post(*id, &body))), async {
-            // The door is decided at once; then what runs may end.
+            // All admissions are decided at once; then the running requests may end.
             tokio::time::sleep(Duration::from_millis(500)).await;
             world.node.live.cancel_account(world.account);
         });

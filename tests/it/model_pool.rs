@@ -23,14 +23,14 @@ async fn small_node() -> World {
     .await
 }
 
-/// How an on-demand model behaves.
+/// The behaviour of an on-demand model.
 #[derive(Clone, Copy)]
 struct Kind {
     mib: u64,
     step: Duration,
     load_time: Duration,
     loads: bool,
-    /// The step in which its engine dies.
+    /// The step in which its engine ends.
     dies_at: Option<u64>,
 }
 

@@ -1,5 +1,5 @@
-//! The description of the public surface: as committed, as served, and as a property-based client
-//! finds the node to be.
+//! The description of the public surface: as committed, as served, and against the node's answers
+//! to a property-based client.
 
 use crate::clients::python;
 use crate::process::{Folder, get};
@@ -33,14 +33,14 @@ fn the_document_is_the_operators_and_follows_the_configuration() {
     assert_eq!(node.get(&customer.key, "/openapi.json").status, 404);
 }
 
-/// What is run: every operation by itself, and chains from completions to their requests. Lists of
-/// models are left out of the chains, or no other one would be followed.
+/// The runs: every operation by itself, and chains from completions to their requests. Chains leave
+/// out lists of models, because otherwise no other link would be followed.
 const RUNS: [&[&str]; 2] = [
     &["--phases", "coverage,fuzzing"],
     &["--phases", "stateful", "--exclude-path-regex", "^/v1/models"],
 ];
 
-/// Numbers of examples, not time, bound it, and every run sends the same requests.
+/// A run is bounded by numbers of examples, not by time, and every run sends the same requests.
 #[test]
 fn schemathesis_finds_the_node_as_described() {
     let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/openapi");

@@ -1,5 +1,5 @@
-//! The operator's commands and listener: the same answers with and without a running node, and
-//! nothing of it in public.
+//! The operator's commands and listener: they answer the same with and without a running node, and
+//! the public listener offers none of them.
 
 use crate::process::{Customer, Folder, Served, eventually, get, request};
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_else(|| panic!("{value} is no string"))
 }
 
-/// Every kind of operator command once; the documents in order.
+/// Runs every kind of operator command once and returns the documents in order.
 fn tour(folder: &Folder) -> Vec<Value> {
     let run =
         |line: &str, id: &str| folder.json(&line.replace("ID", id).split(' ').collect::<Vec<_>>());
@@ -53,7 +53,8 @@ fn tour(folder: &Folder) -> Vec<Value> {
     documents
 }
 
-/// A document without what differs between two runs: ids, secrets, times, hashes, paths, sizes.
+/// A document without the parts that differ between two runs: ids, secrets, times, hashes, paths,
+/// sizes.
 fn steady(value: &Value) -> Value {
     const CHANGING: [&str; 7] = ["secret", "hint", "hash", "path", "bytes", "at", "sequence"];
     let changes = |name: &str| {
@@ -195,7 +196,7 @@ fn the_socket_is_the_owners_alone_and_goes_with_the_node() {
     assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
     assert!(node.terminate().success());
     assert!(!socket.exists());
-    // A dead node's socket stands in nobody's way.
+    // The socket of a node that has ended does not keep another one from starting.
     let node = folder.serve();
     node.kill();
     assert!(socket.exists());

@@ -1,5 +1,4 @@
-//! A price changes between two starts: charges that are booked stay, and new requests cost the new
-//! price.
+//! A price changes between two starts: booked charges stay, and new requests cost the new price.
 
 use crate::process::{Folder, MODEL, Reply, Served};
 use serde_json::{Value, json};

@@ -9,7 +9,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 const OUTPUT: u32 = 60;
-/// Steps this slow keep what was admitted running until the last racer is decided.
+/// Steps take so long that admitted requests still run when the last of the race is decided.
 const SLOW: &str = "engine::step=sleep(20)";
 
 struct Arena {
@@ -41,7 +41,7 @@ impl Arena {
         self.node.get(key, &format!("/v1/requests/{id}")).json()
     }
 
-    /// What one request of `ask` reserves.
+    /// The amount that one request of `ask` reserves.
     fn reservation(&self) -> u64 {
         let Customer { key, .. } = self.folder.customer(1_000);
         let reply = self.chat(&key, &fresh(), &self.ask(0)).go().unwrap();
@@ -173,7 +173,7 @@ fn of_two_bodies_under_one_id_one_wins() {
             whole(volley((0..64).map(|i| arena.chat(&key, &id, &bodies[i % 2])).collect()));
         let won: Vec<&Reply> = replies.iter().filter(|reply| reply.status == 200).collect();
         let lost = replies.iter().filter(|reply| reply.status == 422).collect::<Vec<_>>();
-        // More than four cannot listen to one stream; the others are told to come back.
+        // At most four may listen to one stream; the others are told to come back.
         let full = replies.iter().filter(|reply| reply.status == 409).count();
         assert_eq!((won.len() + full, lost.len()), (32, 32), "round {round}");
         assert!(lost.iter().all(|reply| reply.json()["error"]["code"] == "idempotency_key_reused"));
@@ -201,7 +201,7 @@ fn a_key_and_three_applications_race_for_the_last_credits() {
         ]);
         keys.push(token["secret"].as_str().unwrap().to_owned());
     }
-    // One id: it names another request in each scope.
+    // The id stands for another request in each scope.
     let (id, body) = (fresh(), arena.ask(1));
     let replies = whole(volley((0..64).map(|i| arena.chat(&keys[i % 4], &id, &body)).collect()));
     assert_eq!(tally(&replies), [(200, String::new(), 16), (402, "credits_reserved".into(), 48)]);
@@ -256,7 +256,7 @@ fn a_grant_lets_in_who_comes_after_it() {
     assert_eq!(arena.records(&account), 32 - refused);
     let mut charged = 0;
     for (id, reply) in ids.iter().zip(&replies) {
-        // The id of a refused one is free, for another body, too.
+        // The id of a refused request is free, also for another body.
         let body = arena.ask(usize::from(reply.status == 402));
         let again = arena.chat(&key, id, &body).go().unwrap();
         assert_eq!(

@@ -104,8 +104,8 @@ fn tokens(mut events: tokio::sync::mpsc::Receiver<SequenceEvent>) -> Vec<u32> {
     ids
 }
 
-/// All cases run at once: the tokens are the reference's, and a first difference is allowed only
-/// where the reference's two best logits lie within 1e-3.
+/// Runs all cases at once: the tokens must be the reference's, and a first difference is allowed
+/// only where the reference's two best logits lie within 1e-3.
 pub fn check_greedy(file: &Path, cases: &[Case], dequantise: bool) {
     let engine = engine(file, dequantise);
     let run = |case: &Case| greedy(&engine, &case.prompt_ids, case.greedy_ids.len() as u32);

@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 const CANARY: &str = "canary-7d1f";
 
-/// Collects everything that is logged while it lives.
+/// Collects everything that is logged while it exists.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -27,7 +27,7 @@ impl Write for Log {
     }
 }
 
-// The test has one thread, so that the log is its own alone.
+// The test has one thread, so that the log holds its own events alone.
 #[tokio::test]
 async fn prompts_and_keys_appear_nowhere() {
     let log = Log::default();
@@ -36,8 +36,8 @@ async fn prompts_and_keys_appear_nowhere() {
         .with_max_level(tracing::Level::TRACE)
         .with_writer(move || writer.clone())
         .finish();
-    // With a single subscriber, tracing lets the thread that meets an event first decide whether
-    // the event is wanted, and that thread may be another test's; with two it asks both.
+    // With a single subscriber, tracing lets the thread on which an event first occurs decide
+    // whether the event is wanted, and that thread may be another test's; with two it asks both.
     let _second = tracing::Dispatch::new(tracing_subscriber::registry());
     let _guard = tracing::subscriber::set_default(subscriber);
     let world = World::with(|setup| setup.failures = vec![(1, ScriptedFailure::Error)]).await;
@@ -135,7 +135,7 @@ fn the_real_node_tells_nobody_at_any_log_level() {
     let mut told = Vec::new();
     for (head, body) in indiscreet(&node, &key) {
         let reply = request(&node.listen, &head, &body).finish();
-        // The model may repeat in its text what the client sent; the rest of an answer may not.
+        // The model may repeat the client's text in its own; the rest of an answer may not.
         if reply.status != 200 {
             told.push(("an answer", format!("{} {:?}", reply.body, reply.headers)));
         }

@@ -23,7 +23,7 @@ use uuid::Uuid;
 const CLIENTS: u64 = 24;
 /// KV blocks of each engine: enough for a few sequences only, so that preemption never stops.
 const BLOCKS: usize = 24;
-/// Growth of resident memory, in MiB, that is taken for noise.
+/// Growth of resident memory, in MiB, that counts as noise.
 const NOISE_MIB: u64 = 16;
 
 fn offer(world: &World, seed: u64) -> String {
@@ -129,7 +129,7 @@ async fn small_node() -> World {
 }
 
 /// Starts the clients. Each makes a series of visits with numbers that no other client has.
-async fn crowd(until: Instant, visit: impl AsyncFn(u64)) {
+async fn run_clients(until: Instant, visit: impl AsyncFn(u64)) {
     let client = async |mut draw: u64| {
         while Instant::now() < until {
             draw = draw
@@ -157,7 +157,7 @@ async fn soak(world: &World, visit: impl AsyncFn(u64)) {
         }
         (resident, store)
     };
-    let ((), (resident, store)) = tokio::join!(crowd(until, visit), sampling);
+    let ((), (resident, store)) = tokio::join!(run_clients(until, visit), sampling);
     // The pause lets the node notice the clients that left.
     tokio::time::sleep(Duration::from_secs(2)).await;
     let quarter = resident.len() / 4;
@@ -167,7 +167,7 @@ async fn soak(world: &World, visit: impl AsyncFn(u64)) {
     println!("resident and store, MiB: {early:?}, then {late:?}; {loads} loads, {unloads} unloads");
     for view in world.node.pool.views() {
         assert_eq!((view.failure, view.usage.active, view.usage.waiting), (None, 0, 0));
-        // An idle engine has checked its blocks: one that found a fault would have died.
+        // An idle engine has checked its blocks: with a fault it would have ended.
         let stats = view.engine.map(|engine| engine.stats()).unwrap_or_default();
         assert_eq!(
             (stats.running, stats.waiting, stats.blocks_used, stats.late_frees),

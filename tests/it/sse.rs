@@ -1,4 +1,4 @@
-//! Streams, to the byte: what leaves, in which order, and what a failure looks like.
+//! Streams, to the byte: their events, the order of these, and the form of a failure.
 
 use super::support::{World, next_piece, read, revoke};
 use cresset::engine::testing::ScriptedFailure;

@@ -44,7 +44,7 @@ pub struct Setup {
     pub step: Duration,
     /// Steps that fail, counted from 0, each with the way in which it fails.
     pub failures: Vec<(u64, cresset::engine::testing::ScriptedFailure)>,
-    /// What the failures fail with, if not with a text of the runner's own.
+    /// The error of the failures, if not one with the runner's own text.
     pub error: Option<EngineError>,
     pub trial: u64,
     pub premium: u64,
@@ -56,7 +56,7 @@ pub struct Setup {
     pub max_batched_tokens: usize,
     /// Blocks of 16 tokens.
     pub num_blocks: usize,
-    /// A chat template in place of the tiny model's own.
+    /// A chat template that replaces the tiny model's own.
     pub template: Option<&'static str>,
 }
 
@@ -403,7 +403,7 @@ fn random() -> [u8; 32] {
 }
 
 /// Puts a model with a scripted engine into the node's pool. It stays loaded, and once its engine
-/// has died it cannot be loaded again.
+/// has ended it cannot be loaded again.
 async fn load(node: &Services, setup: &Setup, folder: &std::path::Path, seed: u64) {
     let qualified = qualified_with(folder, seed, setup.template);
     let text = Arc::new(TextModel::load(qualified.source()).unwrap());
@@ -486,7 +486,7 @@ fn qualified_with(folder: &std::path::Path, seed: u64, template: Option<&str>) -
     catalogue.qualified(&manifest, &host, 90, now).unwrap()
 }
 
-/// A client that speaks HTTP/2 with prior knowledge.
+/// Connects an HTTP/2 client with prior knowledge.
 pub async fn http2(address: SocketAddr) -> hyper::client::conn::http2::SendRequest<Full<Bytes>> {
     let stream = TcpStream::connect(address).await.unwrap();
     let io = TokioIo::new(stream);

@@ -38,7 +38,7 @@ fn messages(case: &Value) -> Vec<ChatMessage> {
     case["messages"].as_array().unwrap().iter().map(message).collect()
 }
 
-/// The cases under `key`, and that there are enough of them to mean something.
+/// The cases under `key`; there must be enough of them to mean something.
 fn cases<'a>(golden: &'a Value, key: &str, at_least: usize) -> &'a [Value] {
     let cases = golden[key].as_array().unwrap();
     assert!(cases.len() >= at_least, "{key}: {} cases", cases.len());
@@ -84,7 +84,7 @@ impl SplitMix {
     }
 }
 
-/// What generated strings are made of.
+/// The parts of generated strings.
 pub fn fuzz_parts() -> (Vec<[u32; 2]>, Vec<String>) {
     let fuzz = &GOLDEN["fuzz"];
     (

@@ -1,6 +1,6 @@
-//! Tokenizers of many releases against the ids that others committed for them: the fixtures of a
-//! pinned sdist and the digests in `tests/it/goldens/tokenizers.json`. Vocabularies are
-//! fetched once under the build folder.
+//! Tokenizers of many releases against ids from other projects: the fixtures of a pinned sdist and
+//! the digests in `tests/it/goldens/tokenizers.json`. Vocabularies are fetched once under the build
+//! folder.
 
 use super::clients::{install, installed_under, succeeded};
 use super::text_goldens::{GOLDEN, SplitMix};
@@ -34,8 +34,8 @@ fn pins(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/goldens/fixtures").join(name)
 }
 
-/// Vocabularies and templates that cannot be had are a failure, as nothing would be compared
-/// without them.
+/// Vocabularies and templates that cannot be fetched are a failure, because without them nothing
+/// would be compared.
 fn present(folder: PathBuf, what: &str, installed: Result<(), String>) -> PathBuf {
     installed.unwrap_or_else(|why| panic!("{what} could not be fetched: {why}"));
     folder
@@ -90,7 +90,7 @@ fn from_json(npm: &Path, name: &str) -> Tokenizer {
     Tokenizer::from_tokenizer_json(&json).unwrap()
 }
 
-/// Each vocabulary that has expected ids but bert-bge, whose kind no chat model has.
+/// Each vocabulary with expected ids except bert-bge, whose kind no chat model has.
 const FIXTURES: [&str; 14] = [
     "command-r",
     "deepseek-coder",
@@ -165,8 +165,8 @@ fn ids_and_texts_from_tokenizer_json_equal_the_reference() {
 #[test]
 fn gguf_and_tokenizer_json_of_one_family_agree() {
     let (models, npm) = (sdist_models(), npm_tokenizers());
-    // Not llama-spm with llama2: the two differ on a text of two spaces; the former equals its
-    // fixtures there.
+    // llama-spm is not compared with llama2: they differ on a text of two spaces, where the former
+    // equals its fixtures.
     for (gguf, json) in [("llama-bpe", "llama3_2"), ("qwen2", "qwen2_5")] {
         let (rebuilt, own) = (from_gguf(&models, gguf).unwrap(), from_json(&npm, json));
         for text in TEXTS.iter() {

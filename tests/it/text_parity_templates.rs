@@ -1,5 +1,5 @@
 //! Chat templates of many releases against renderings by Hugging Face transformers
-//! (`tests/it/goldens/templates.json`). The templates come out of a pinned sdist.
+//! (`tests/it/goldens/templates.json`). The templates are part of a pinned sdist.
 
 use super::text_parity::sdist_models;
 use chrono::NaiveDate;
@@ -13,7 +13,7 @@ use std::sync::LazyLock;
 static GOLDEN: LazyLock<Value> =
     LazyLock::new(|| serde_json::from_str(include_str!("goldens/templates.json")).unwrap());
 
-/// By template: the cases that differ, and why.
+/// By template: the cases that differ, with the reason.
 static DIFFERENCES: LazyLock<BTreeMap<String, Value>> = LazyLock::new(|| {
     serde_json::from_str(include_str!("goldens/template_differences.json")).unwrap()
 });
@@ -29,7 +29,7 @@ fn digest(text: &str) -> String {
     hex::encode(&Sha256::digest(text)[..8])
 }
 
-/// (case, the reference's digest or null where it raises).
+/// (case, the reference's digest, or null if it raises).
 fn cases(name: &str) -> impl Iterator<Item = (&'static Value, &'static Value)> {
     GOLDEN["cases"].as_array().unwrap().iter().zip(GOLDEN["renderings"][name].as_array().unwrap())
 }
@@ -55,7 +55,7 @@ fn renderings_equal_the_reference() {
                     .ok()
             };
             let ours = template.as_ref().ok().and_then(render).map(|prompt| digest(&prompt));
-            // Where the reference itself raises there is nothing to compare.
+            // If the reference itself raises, there is nothing to compare.
             if !expect.is_null() {
                 total += 1;
                 equal += usize::from(ours.as_deref() == expect.as_str());
@@ -92,9 +92,9 @@ fn messages(case: &Value) -> Option<Vec<ChatMessage>> {
     case["messages"].as_array().unwrap().iter().map(message).collect()
 }
 
-/// A request's calls carry their arguments as text, like the case `call with a string`. It renders
-/// as the reference renders the object or, where a template takes text alone, the text; or it is
-/// refused: a call never goes missing.
+/// A request's calls carry their arguments as text, like the case `call with a string`. The
+/// conversation renders as the reference renders the object or, if a template takes only text, the
+/// text; or it is refused: a call never goes missing.
 #[test]
 fn calls_render_as_the_reference_renders_one_of_their_forms() {
     let models = sdist_models();

@@ -1,5 +1,5 @@
 //! Runs the real binary while its ledger cannot be reached: no client is let in, none is told that
-//! its credential is invalid, nothing is lost, and the same request id is later exactly one run.
+//! its credential is invalid, nothing is lost, and the same request id later runs exactly once.
 
 use crate::process::{Customer, Folder, Reply, Served, eventually};
 use crate::volley::Call;
@@ -36,7 +36,7 @@ fn no_route_answers_when_the_ledger_cannot_be_read() {
     let Customer { key, .. } = folder.customer(TRIAL);
     let unknown = format!("cresset_key_{}", "a".repeat(38));
     let id = Uuid::new_v4().to_string();
-    // Its first commit fails, and it stays closed; or every read fails.
+    // Either its first commit fails and it stays closed, or every read fails.
     for points in ["store::commit_lost=return;store::reopen=return", "store::read=return"] {
         let node = folder.serve_failing(points);
         let base = node.listen.as_str();
@@ -53,7 +53,7 @@ fn no_route_answers_when_the_ledger_cannot_be_read() {
             assert_unavailable(&reply, &format!("{points}: {method} {path}"));
         }
         assert_unavailable(&Call::chat(base, &key, &id, &ask(&node)).go().unwrap(), points);
-        // A credential that is no secret of this node is refused without the ledger.
+        // A credential that this node never issued is refused without the ledger.
         assert_eq!(
             Call::plain(base, "GET", "/v1/me", &unknown).go().unwrap().status,
             401,

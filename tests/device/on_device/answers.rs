@@ -41,7 +41,7 @@ pub fn ask(engine: &EngineHandle, request: GenerateRequest) -> Result<Answer> {
     read(engine.submit(request)?.1, asked)
 }
 
-/// Reads an answer to its last event, which must be that it has its full length.
+/// Reads an answer to its last event, which must say that the answer has its full length.
 pub fn read(mut events: Receiver<SequenceEvent>, asked: Instant) -> Result<Answer> {
     let (mut tokens, mut times) = (Vec::new(), Vec::new());
     loop {

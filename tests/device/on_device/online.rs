@@ -14,7 +14,7 @@ const PROMPTS: [usize; 8] = [220, 33, 512, 120, 64, 330, 160, 240];
 const ANSWERS: [usize; 5] = [128, 200, 64, 256, 150];
 const ROUNDS: usize = 9;
 
-/// Tokens of the shared prefix, and tokens behind it.
+/// Tokens of the shared prefix, and tokens after it.
 const PREFIX: usize = 1008;
 const TAIL: usize = 16;
 

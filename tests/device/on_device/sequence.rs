@@ -126,7 +126,7 @@ pub fn decode_seconds(
     Ok((each(start.elapsed()), each(host)))
 }
 
-/// Runs steps that take their tokens from the steps before them, which the host need not have seen,
+/// Runs steps that take their tokens from earlier steps, whose results the host need not have read,
 /// and returns the time that launching them took.
 fn decode(runner: &mut Shared, sequences: &mut [Sequence], steps: usize) -> Result<Duration> {
     let (rows, mut host, depth) = (greedy(sequences.len(), None), Duration::ZERO, runner.depth());

@@ -14,7 +14,7 @@ struct Sizes {
     probes: &'static [usize],
     answer: usize,
     /// The number of other requests, and the tokens of their prompts and of their longer answers.
-    crowd: usize,
+    neighbours: usize,
     prompt: usize,
     max_batched_tokens: usize,
     max_rows: usize,
@@ -23,7 +23,7 @@ struct Sizes {
 const DEVICE: Sizes = Sizes {
     probes: &[1, 17, 100, 333, 600, 1000],
     answer: 96,
-    crowd: 200,
+    neighbours: 200,
     prompt: 300,
     max_batched_tokens: 1024,
     max_rows: 128,
@@ -31,7 +31,7 @@ const DEVICE: Sizes = Sizes {
 const EMULATED: Sizes = Sizes {
     probes: &[1, 17, 40],
     answer: 12,
-    crowd: 14,
+    neighbours: 14,
     prompt: 30,
     max_batched_tokens: 48,
     max_rows: 8,
@@ -44,7 +44,7 @@ pub fn survive(source: &Source) -> Result<()> {
     let wanted = Wanted {
         kind: Kind::Bf16,
         deterministic: true,
-        // This leaves no room for another model.
+        // This share leaves no room for another model.
         share: source.sized(0.9, 1.0),
         graphs: true,
         max_batched_tokens: sizes.max_batched_tokens,
@@ -59,8 +59,8 @@ pub fn survive(source: &Source) -> Result<()> {
     let engine = loaded.engine(loaded.options());
     let alone: Vec<Answer> = probes().map(|probe| ask(&engine, probe)).collect::<Result<_>>()?;
     end(&engine)?;
-    crowded(&loaded, &sizes, probes().collect(), &alone)?;
-    // Together they want twice the share that there is.
+    run_beside_neighbours(&loaded, &sizes, probes().collect(), &alone)?;
+    // Together the models need twice the share that is left.
     let (free, _) = source.gpu.memory()?;
     let Err(refusal) = source.load(wanted) else {
         return Err("two models found the memory of one".into());
@@ -83,34 +83,34 @@ pub fn survive(source: &Source) -> Result<()> {
     Ok(())
 }
 
-/// Tokens are sampled, so that a row in the wrong place shows.
+/// Tokens are sampled, so that a row in the wrong place is noticed.
 fn probe(len: usize, seed: u64, vocab_size: usize, answer: usize) -> GenerateRequest {
     let sampling =
         SamplingParams { seed, temperature: 0.9, top_p: 0.95, ..SamplingParams::default() };
     GenerateRequest { sampling, ..request(tokens(len, len, vocab_size), answer) }
 }
 
-/// Runs the survivors among other requests, for all of which there are too few blocks. A third of
-/// the others is cancelled, and a third abandoned.
-fn crowded(
+/// Runs the survivors among other requests, with too few blocks for all of them. A third of the
+/// others is cancelled, and a third abandoned.
+fn run_beside_neighbours(
     loaded: &Loaded,
     sizes: &Sizes,
     probes: Vec<GenerateRequest>,
     alone: &[Answer],
 ) -> Result<()> {
-    let &Sizes { answer, crowd, prompt, max_rows, .. } = sizes;
+    let &Sizes { answer, neighbours, prompt, max_rows, .. } = sizes;
     let (options, vocab_size) = (loaded.options(), loaded.info.config.vocab_size);
-    // A third of the blocks that all rows need at their longest.
+    // This is a third of the blocks that all rows need at their longest.
     let num_blocks =
         (max_rows * (prompt + 4 * answer)).div_ceil(3 * BLOCK_SIZE).min(options.num_blocks);
     let engine = loaded.engine(EngineOptions { num_blocks, ..options });
     refused(&engine, loaded, num_blocks)?;
     let other =
         |i: usize| engine.submit(request(tokens(5000 + i, prompt + i % 7, vocab_size), 4 * answer));
-    let mut others = (0..crowd / 2).map(other).collect::<Result<Vec<_>, _>>()?;
+    let mut others = (0..neighbours / 2).map(other).collect::<Result<Vec<_>, _>>()?;
     let sent =
         probes.into_iter().map(|probe| engine.submit(probe)).collect::<Result<Vec<_>, _>>()?;
-    others.extend((crowd / 2..crowd).map(other).collect::<Result<Vec<_>, _>>()?);
+    others.extend((neighbours / 2..neighbours).map(other).collect::<Result<Vec<_>, _>>()?);
     let mut patient = Vec::new();
     for (i, (id, events)) in others.into_iter().enumerate() {
         next_step(&engine);
@@ -121,7 +121,7 @@ fn crowded(
         }
     }
     for ((_, events), alone) in sent.into_iter().zip(alone) {
-        same(&read(events, Instant::now())?, alone, "in a crowd")?;
+        same(&read(events, Instant::now())?, alone, "beside neighbours")?;
     }
     for events in patient {
         read(events, Instant::now())?;
@@ -134,7 +134,7 @@ fn crowded(
         .into());
     }
     row(
-        format!("{} requests among {crowd} others in {num_blocks} blocks", alone.len()),
+        format!("{} requests among {neighbours} others in {num_blocks} blocks", alone.len()),
         format!(
             "their tokens as alone; {} cancelled, {} preemptions, all blocks free",
             stats.stops, stats.preemptions

@@ -36,7 +36,7 @@ pub const OFFLINE: Target = at_least(9000.0, "tok/s");
 pub const FIRST_TOKEN: Target = at_most(20.0, "ms");
 pub const BETWEEN_TOKENS: Target = at_most(4.3, "ms");
 pub const BETWEEN_TOKENS_P99: Target = at_most(2.0, "× median");
-/// Time to the first token behind a prefix of 1000 tokens in the cache.
+/// Time to the first token after a prefix of 1000 tokens in the cache.
 pub const WARM_FIRST_TOKEN: Target = at_most(10.0, "ms");
 /// The host's part of a step with 256 rows.
 pub const HOST: Target = at_most(0.05, "ms");

@@ -23,7 +23,7 @@ import transformers
 from transformers.utils import chat_template_utils
 
 BOS, EOS = "<BOS>", "<EOS>"
-# What templates that ask for the date are told.
+# The date that templates get when they ask for it.
 DATE = datetime.datetime(2024, 7, 26)
 FUZZED_STRINGS = 4000
 FUZZ_SEED = 1729

@@ -47,7 +47,7 @@ def before_call(context, case, kwargs):
 def soften(body):
     body["model"] = os.environ["MODEL"]
     for name in WHOLE & body.keys():
-        # 5.0 is a whole number to JSON Schema, but not as the node reads it.
+        # To JSON Schema 5.0 is a whole number, but the node refuses it.
         body[name] = None if body[name] is None else int(body[name])
     limit = 1 + (body.get("max_tokens") or body.get("max_completion_tokens") or 0) % MOST_TOKENS
     body["max_tokens"] = limit
@@ -61,7 +61,7 @@ def soften(body):
         }
     room = [MOST_CHARACTERS]
     for message in body["messages"]:
-        # The small model's template has no place for them.
+        # The template of the small model cannot render tool calls.
         if message.pop("tool_calls", None):
             message["content"] = "called"
         content = message.get("content")

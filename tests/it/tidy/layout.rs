@@ -1,14 +1,14 @@
-//! Who may know whom, and what may stand where.
+//! The rules of layout: which parts may depend on which, and where things may stand.
 
 use super::paths::{Mention, defining, module_of};
 use super::source::{Source, Tree};
 use super::{Offence, offence};
 use std::collections::BTreeSet;
 
-/// Which parts each part may name: modules of the node, and the crates below it.
+/// The parts that each part may name: modules of the node, and the crates below it.
 type Rows = &'static [(&'static str, &'static [&'static str])];
 
-/// The node's modules. Anything absent here is refused.
+/// The node's modules. A module that is absent here is refused.
 const MODULES: Rows = &[
     ("ids", &[]),
     ("failpoint", &[]),
@@ -103,7 +103,7 @@ const SERVER: Rows = &[
     ("operator", &["openapi", "wire"]),
 ];
 
-/// Crates that rows name by a shorter word.
+/// Crates that the rows name by a shorter word.
 const CRATES: [(&str, &str); 6] = [
     ("cresset_models", "models"),
     ("cresset_kernels", "kernels"),
@@ -113,7 +113,7 @@ const CRATES: [(&str, &str); 6] = [
     ("candle_transformers", "candle"),
 ];
 
-/// Arrows between the modules of the node.
+/// Checks the dependencies between the modules of the node.
 pub fn modules(tree: &Tree) -> Vec<Offence> {
     let mut found = Vec::new();
     for file in tree.product().filter(|file| file.path.starts_with("src/")) {
@@ -150,7 +150,7 @@ fn module_named(mention: &Mention) -> Option<&'static str> {
     MODULES.iter().map(|(name, _)| *name).find(|name| name == second)
 }
 
-/// Arrows between the parts of the server.
+/// Checks the dependencies between the parts of the server.
 pub fn server_parts(tree: &Tree) -> Vec<Offence> {
     let mut found = Vec::new();
     for file in tree.product().filter(|file| file.path.starts_with("src/server/")) {
@@ -180,7 +180,7 @@ pub fn server_parts(tree: &Tree) -> Vec<Offence> {
 const PURE: [&str; 7] =
     ["sequence", "block_manager", "scheduler", "fair_queue", "queue_limits", "rate", "error"];
 
-/// What a pure file must not reach: tensors, tasks, and clocks.
+/// Things that a pure file must not reach: tensors, tasks, and clocks.
 const IMPURE: [&str; 10] = [
     "candle_core",
     "candle_nn",
@@ -194,7 +194,7 @@ const IMPURE: [&str; 10] = [
     "crate::failpoint",
 ];
 
-/// Follows what the engine's pure files name, file by file, as far as it leads inside the crate.
+/// Follows the names in the engine's pure files, file by file, inside the crate.
 pub fn purity(tree: &Tree) -> Vec<Offence> {
     let mut found = Vec::new();
     for file in tree.product() {
@@ -228,7 +228,7 @@ fn is_impure(mention: &Mention) -> bool {
     !mention.starts_with(PURE_ELSEWHERE) && IMPURE.iter().any(|impure| mention.starts_with(impure))
 }
 
-/// A module's own re-exports say nothing of the code beside them.
+/// A module's own re-exports do not make the code beside them depend on anything.
 fn counts(file: &Source, mention: &Mention) -> bool {
     !(file.path.ends_with("mod.rs") && mention.public)
 }
@@ -238,7 +238,7 @@ fn followed<'a>(tree: &'a Tree, mention: &Mention) -> Option<&'a Source> {
     defining(tree, "src/", &mention.path).filter(|_| inside)
 }
 
-/// Paths that may be named only in files that begin with one of the given prefixes.
+/// Paths that may be named only in files whose path begins with one of the given prefixes.
 const NAMED_ONLY_IN: [(&str, &[&str]); 8] = [
     ("redb", &["src/store/"]),
     ("axum", &["src/server/"]),
@@ -251,10 +251,10 @@ const NAMED_ONLY_IN: [(&str, &[&str]); 8] = [
 ];
 const ENVIRONMENT: &[&str] = &["src/config/", "kernels/build"];
 
-/// Where `unsafe` may stand, in tests too.
+/// Places where `unsafe` may stand, also in tests.
 const UNSAFE: [&str; 2] = ["kernels/", "models/src/loader/"];
 
-/// Crates, functions and words that stand only where they may.
+/// Checks crates, functions and words that may stand only in certain places.
 pub fn places(tree: &Tree) -> Vec<Offence> {
     let mut found = Vec::new();
     for file in tree.product() {
@@ -283,13 +283,13 @@ fn begins(file: &Source, places: &[&str]) -> bool {
     places.iter().any(|place| file.path.starts_with(place))
 }
 
-/// Where a type may have a JSON schema: the wire's own types, the document that lists them, and
-/// the settings, whose schema `config schema` prints.
+/// Places where a type may have a JSON schema: the wire's own types, the document that lists them,
+/// and the settings, whose schema `config schema` prints.
 const SCHEMAS: [&str; 4] = ["src/server/wire/", "src/server/openapi", "src/config", "src/ids.rs"];
-/// Where else in the server a type may be written as JSON: the operator's own surface.
+/// Further places in the server where a type may be written as JSON: the operator's own surface.
 const SERIALISED: [&str; 3] = ["src/server/wire/", "src/server/openapi", "src/server/operator/"];
 
-/// The shapes of the public API stand in `server/wire` alone.
+/// Checks that the shapes of the public API stand in `server/wire` alone.
 pub fn wire_types(tree: &Tree) -> Vec<Offence> {
     let mut found = Vec::new();
     for file in tree.product().filter(|file| file.path.starts_with("src/")) {
@@ -304,7 +304,7 @@ pub fn wire_types(tree: &Tree) -> Vec<Offence> {
     found
 }
 
-/// Every kernel has a specification and tests beside it.
+/// Checks that every kernel has a specification and tests beside it.
 pub fn kernels(tree: &Tree) -> Vec<Offence> {
     let mut found = Vec::new();
     for file in tree.files.iter().filter(|file| file.path.ends_with(".cu")) {
@@ -322,7 +322,7 @@ pub fn kernels(tree: &Tree) -> Vec<Offence> {
     found
 }
 
-/// Every file of a crate is one of its modules; a file that none declares is dead.
+/// Checks that every file of a crate is one of its modules; a file that no module declares is dead.
 pub fn declared_files(tree: &Tree) -> Vec<Offence> {
     let mut found = Vec::new();
     for file in tree.rust().filter(|file| file.path.contains("src/")) {

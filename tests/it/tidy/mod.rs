@@ -1,5 +1,6 @@
-//! The house's own rules, executable: who may know whom, what may stand where, how long things
-//! may be. Each rule is tested too: `planted.rs` breaks it and looks whether it notices.
+//! The project's own rules, executable: which parts may depend on which, where things may stand,
+//! how long they may be. Each rule is tested too: `planted.rs` breaks it and checks that it reports
+//! that.
 
 #![allow(
     clippy::case_sensitive_file_extension_comparisons,
@@ -19,7 +20,7 @@ use std::path::Path;
 /// One place that breaks a rule.
 #[derive(Debug, PartialEq)]
 struct Offence {
-    /// What an allowance names: a path, a type, an arrow.
+    /// The thing that an allowance names: a path, a type, a dependency.
     key: String,
     detail: String,
 }
@@ -31,8 +32,8 @@ fn offence(key: &str, detail: String) -> Offence {
 struct Rule {
     name: &'static str,
     find: fn(&Tree) -> Vec<Offence>,
-    /// What breaks the rule today. The list may only get shorter: an entry that is no longer
-    /// needed breaks the rule as well.
+    /// Present exceptions. The list may only get shorter: an entry that is no longer needed breaks
+    /// the rule as well.
     allowed: &'static [&'static str],
 }
 
@@ -64,7 +65,7 @@ const fn rule(
     Rule { name, find, allowed }
 }
 
-/// What is wrong: offences that no allowance names, and allowances that nothing needs.
+/// The findings: offences that no allowance names, and allowances that no offence needs.
 fn judged(offences: Vec<Offence>, allowed: &[&str]) -> Vec<String> {
     let idle = allowed.iter().filter(|key| !offences.iter().any(|o| o.key == **key));
     let idle = idle.map(|key| format!("`{key}` is mended: remove it from tidy/allowed.rs"));

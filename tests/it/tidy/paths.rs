@@ -1,4 +1,4 @@
-//! What a file names: every path in its code, whole and absolute, with `use` declarations
+//! The paths that a file names: every path in its code, whole and absolute, with `use` declarations
 //! expanded and their names followed.
 
 use super::source::{Source, Tree, declared};
@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Token {
     pub text: String,
-    /// Where it begins, in bytes.
+    /// Its first byte.
     pub at: usize,
 }
 
@@ -48,7 +48,7 @@ pub fn tokens(code: &str) -> Vec<Token> {
 pub struct Mention {
     /// From the crate (`crate::store::Store`) or another one (`std::env::var`); a glob ends in `*`.
     pub path: Vec<String>,
-    /// The name it gets in this file, where a `use` brings it in.
+    /// The name that it gets in this file, if a `use` brings it in.
     pub name: Option<String>,
     /// Whether the `use` is `pub`.
     pub public: bool,
@@ -66,7 +66,7 @@ impl Mention {
     }
 }
 
-/// Where a file stands in its crate.
+/// The place of a file in its crate.
 pub struct Module {
     /// The folder of the crate's root, with a `/` at the end: `models/src/`.
     pub root: String,
@@ -114,7 +114,7 @@ struct Reader<'a> {
     /// The module of the code that is being read: modules in line count.
     module: Vec<String>,
     children: BTreeSet<String>,
-    /// What `use` declarations bring in, by name.
+    /// The paths that `use` declarations bring in, by name.
     names: BTreeMap<String, Vec<String>>,
     found: Vec<Mention>,
 }
@@ -164,7 +164,7 @@ impl Reader<'_> {
         self.word(at + 1) != "<"
     }
 
-    /// Reads one branch of a `use` tree below `prefix`, and says where it ends.
+    /// Reads one branch of a `use` tree below `prefix`, and returns where it ends.
     fn tree(&mut self, start: usize, prefix: &[String], public: bool, record: bool) -> usize {
         let (mut at, mut path) = (start, prefix.to_vec());
         loop {
@@ -260,8 +260,8 @@ impl Reader<'_> {
     }
 }
 
-/// The file that defines what `path` names in the crate of `root`: the deepest module on the way,
-/// where a `pub use` leads elsewhere the module it leads to.
+/// The file that defines what `path` names in the crate of `root`: the deepest module on the way
+/// or, where a `pub use` leads elsewhere, the module it leads to.
 pub fn defining<'a>(tree: &'a Tree, root: &str, path: &[String]) -> Option<&'a Source> {
     let mut path = path.to_vec();
     // A chain of re-exports is short; the bound only ends a circle.

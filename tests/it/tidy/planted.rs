@@ -1,5 +1,5 @@
-//! The rules' own test: each is broken by a small tree, and must say so; none may object to a
-//! clean one.
+//! Tests the rules themselves: each must report a small tree that breaks it, and none may object to
+//! a clean one.
 
 use super::source::Tree;
 use super::{RULES, judged, layout, offence, shape};

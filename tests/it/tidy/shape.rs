@@ -1,4 +1,5 @@
-//! How long things may be, what they are called, and what is written about them.
+//! The rules of shape: how long things may be, how they are named, and which documentation they
+//! need.
 
 use super::paths::Token;
 use super::source::{Source, Tree, matching};
@@ -9,14 +10,14 @@ use std::collections::{BTreeMap, BTreeSet};
 const LONGEST_LINE: usize = 100;
 /// Longer words are digests and addresses.
 const LONGEST_WORD: usize = 60;
-/// Of a thousand lines, how many may be longer: rows of tables in tests, and long literals.
+/// Of a thousand lines, this many may be longer: rows of tables in tests, and long literals.
 const LONG_LINES_PER_MILLE: usize = 5;
 const LONGEST_FUNCTION: usize = 70;
 const LONG_FUNCTION: usize = 25;
 /// Lines of code of a product file, without comments, blanks and tests.
 const LARGEST_FILE: usize = 500;
 
-/// Lines that are too long though they are neither a test's nor a literal's.
+/// Checks for lines that are too long and belong neither to a test nor to a literal.
 pub fn long_lines(tree: &Tree) -> Vec<Offence> {
     let mut found = Vec::new();
     for file in tree.files.iter().filter(|file| !file.path.ends_with(".md")) {
@@ -42,8 +43,8 @@ fn is_long(line: &str) -> bool {
     line.chars().count() > LONGEST_LINE
 }
 
-/// The line without what cannot be broken: the contents of literals, and words as long as a
-/// digest or an address. `code` is the same line of Rust with its literals blanked.
+/// The line without the parts that cannot be broken: the contents of literals, and words as long as
+/// a digest or an address. `code` is the same line of Rust with its literals blanked.
 fn without_literals(line: &str, code: Option<&str>) -> String {
     if let Some(code) = code {
         let kept = line.bytes().zip(code.bytes()).filter(|(byte, left)| byte == left);
@@ -55,7 +56,7 @@ fn without_literals(line: &str, code: Option<&str>) -> String {
     kept.split(' ').filter(|word| breaks(word)).collect::<Vec<_>>().join(" ")
 }
 
-/// Long lines of every kind, together.
+/// Checks the share of all long lines together.
 pub fn share_of_long_lines(tree: &Tree) -> Vec<Offence> {
     let lines =
         |file: &Source, long: bool| file.text.lines().filter(|line| !long || is_long(line)).count();
@@ -69,7 +70,7 @@ pub fn share_of_long_lines(tree: &Tree) -> Vec<Offence> {
     vec![offence("share", share)]
 }
 
-/// Functions to split by idea, those of tests too.
+/// Checks for functions that should be split, those of tests too.
 pub fn functions(tree: &Tree) -> Vec<Offence> {
     let mut found = Vec::new();
     for file in tree.rust() {
@@ -82,7 +83,7 @@ pub fn functions(tree: &Tree) -> Vec<Offence> {
     found
 }
 
-/// Nineteen functions of the product in twenty are short.
+/// Checks that nineteen of twenty functions of the product are short.
 pub fn typical_function(tree: &Tree) -> Vec<Offence> {
     let lengths = |file: &Source| function_lengths(&file.production);
     let mut lengths: Vec<usize> = tree.product().flat_map(lengths).map(|(_, l)| l).collect();
@@ -113,7 +114,8 @@ fn function_lengths(code: &str) -> Vec<(usize, usize)> {
     lengths
 }
 
-/// Where the body of the function begins: at the first `{` outside of parentheses and brackets.
+/// The place where the body of the function begins: at the first `{` outside of parentheses and
+/// brackets.
 fn body(tokens: &[Token]) -> Option<usize> {
     let mut depth = 0_usize;
     for token in tokens {
@@ -128,7 +130,7 @@ fn body(tokens: &[Token]) -> Option<usize> {
     None
 }
 
-/// Product files that hold more than one idea, by their size.
+/// Checks for product files that hold more than one idea, by their size.
 pub fn large_files(tree: &Tree) -> Vec<Offence> {
     let mut found = Vec::new();
     for file in tree.files.iter().filter(|file| file.is_product) {
@@ -142,26 +144,26 @@ pub fn large_files(tree: &Tree) -> Vec<Offence> {
     found
 }
 
-/// Files say in their first line what they are for.
+/// Checks that the first line of each file says what it is for.
 pub fn heads(tree: &Tree) -> Vec<Offence> {
     let silent = tree.rust().filter(|file| !file.text.starts_with("//!"));
     silent.map(|file| offence(&file.path, format!("{} has no //! head", file.path))).collect()
 }
 
-/// Names that say nothing about what they hold.
+/// Names that say nothing about the content.
 const VAGUE: [&str; 7] = ["utils", "util", "helpers", "helper", "common", "misc", "stuff"];
 
-/// Files and folders with vague names.
+/// Checks for files and folders with vague names.
 pub fn vague_names(tree: &Tree) -> Vec<Offence> {
     let is_vague = |path: &str| path.split(['/', '.']).any(|name| VAGUE.contains(&name));
     let found = tree.rust().filter(|file| is_vague(&file.path));
     found.map(|file| offence(&file.path, format!("{} has a vague name", file.path))).collect()
 }
 
-/// Names that each file or crate has of its own: clap's argument structs, the usual pair.
+/// Names that each file or crate may define: clap's argument structs, and the usual pair.
 const OWN_NAMES: [&str; 3] = ["Arguments", "Error", "Result"];
 
-/// A type name means one thing in the whole workspace.
+/// Checks that a type name means one thing in the whole workspace.
 pub fn type_names(tree: &Tree) -> Vec<Offence> {
     let mut places: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
     for file in tree.product() {
@@ -177,7 +179,7 @@ pub fn type_names(tree: &Tree) -> Vec<Offence> {
     places.iter().map(|(name, files)| detail(name, files)).collect()
 }
 
-/// Structs, enums, traits and aliases of a file; the types that an `impl` gives a trait are none.
+/// Structs, enums, traits and aliases of a file; types inside an `impl` of a trait do not count.
 fn defined_types(file: &Source) -> Vec<String> {
     let (mut found, mut open) = (Vec::new(), Vec::new());
     for (at, token) in file.tokens.iter().enumerate() {
@@ -197,10 +199,10 @@ fn defined_types(file: &Source) -> Vec<String> {
         .collect()
 }
 
-/// Where each metric is explained to those who run a node.
+/// The place where each metric is explained to people who run a node.
 const METRICS: (&str, &str) = ("src/metrics.rs", "README.md");
 
-/// Every metric has a help text and stands in the document.
+/// Checks that every metric has a help text and stands in the document.
 pub fn metrics(tree: &Tree) -> Vec<Offence> {
     let (Some(file), Some(document)) = (tree.find(METRICS.0), tree.find(METRICS.1)) else {
         return Vec::new();
@@ -234,10 +236,10 @@ fn registered(file: &Source) -> Vec<(String, String)> {
     found
 }
 
-/// Where the tests that `cargo test` leaves out are listed.
+/// The list of the tests that `cargo test` leaves out.
 const LONG_TESTS: &str = ".ci/long";
 
-/// Every ignored test can be found by those who want to run it.
+/// Checks that every ignored test is listed there.
 pub fn ignored_tests(tree: &Tree) -> Vec<Offence> {
     let Some(list) = tree.find(LONG_TESTS) else { return Vec::new() };
     let mut found = Vec::new();

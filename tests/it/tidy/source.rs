@@ -1,4 +1,4 @@
-//! The files of the project as the rules see them: without comments, and with the code of tests
+//! The files of the project as the rules read them: without comments, and with the code of tests
 //! told apart from production code.
 
 use super::paths::{Mention, Token, mentions, module_of, tokens};
@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
 
-/// What is read: these folders at the root, and files with one of these endings (scripts without
-/// an ending are listed one by one).
+/// The files that are read: those in these folders at the root, and those with one of these endings
+/// (scripts without an ending are listed one by one).
 const FOLDERS: [&str; 6] = ["src", "kernels", "models", "qualification", "tests", ".ci"];
 const ENDINGS: [&str; 9] = ["rs", "cu", "cuh", "cpp", "h", "c", "py", "mjs", "sh"];
 const SCRIPTS: [&str; 4] = [".ci/run", ".ci/long", "kernels/setup-cuda", "tests/device/prove"];
@@ -15,7 +15,8 @@ const DOCUMENTS: [&str; 2] = ["README.md", "src/ARCHITECTURE.md"];
 /// Folders of the product; everything else holds tests, benches and examples.
 const PRODUCT: [&str; 5] =
     ["src/", "models/src/", "kernels/src/", "kernels/build", "qualification/src/"];
-/// Features that exist for tests alone: a `cfg` that asks for a test or one of them is a test's.
+/// Features that exist for tests alone: an item whose `cfg` asks for a test or one of them belongs
+/// to the tests.
 const TEST_FEATURES: [&str; 3] = ["testing", "emulator", "failpoints"];
 
 /// One file.
@@ -27,9 +28,9 @@ pub struct Source {
     pub code: String,
     /// Rust only: `code` with the items of tests blanked too; empty in a file of tests.
     pub production: String,
-    /// Whether the file is part of the product: code that is not only a test's.
+    /// Whether the file is part of the product, which means that it has code outside of tests.
     pub is_product: bool,
-    /// The tokens of `production`, and what it names.
+    /// The tokens of `production`, and the paths that it names.
     pub tokens: Vec<Token>,
     pub mentions: Vec<Mention>,
 }
@@ -148,7 +149,7 @@ fn blank(text: &str, ranges: &[Range<usize>]) -> String {
     String::from_utf8(bytes).unwrap()
 }
 
-/// Comments, and what stands between the quotes of literals.
+/// Comments, and the text between the quotes of literals.
 fn literals_and_comments(text: &str) -> Vec<Range<usize>> {
     let bytes = text.as_bytes();
     let (mut found, mut at) = (Vec::new(), 0);
@@ -206,7 +207,7 @@ fn string_end(bytes: &[u8], start: usize) -> usize {
     (at + 1).min(bytes.len())
 }
 
-/// The end of a character literal, or the next byte where the quote begins a lifetime.
+/// The end of a character literal, or the next byte if the quote begins a lifetime.
 fn char_end(text: &str, start: usize) -> usize {
     let mut chars = text[start + 1..].char_indices();
     let Some((_, first)) = chars.next() else { return start + 1 };
@@ -249,7 +250,7 @@ fn test_items(code: &str, text: &str) -> Vec<Range<usize>> {
     found
 }
 
-/// Whether only a test build meets the condition of a `cfg`.
+/// Whether only a test build satisfies the condition of a `cfg`.
 fn asks_for_tests(condition: &str) -> bool {
     let condition = condition.trim();
     let parts = |name: &str| {
@@ -275,7 +276,7 @@ fn is_quote(c: char) -> bool {
     matches!(c, ' ' | '=' | '"')
 }
 
-/// The parts between commas that stand in no inner parentheses.
+/// The parts between commas that are in no inner parentheses.
 fn split(list: &str) -> Vec<&str> {
     let (mut parts, mut depth, mut start) = (Vec::new(), 0, 0);
     for (at, c) in list.char_indices() {
@@ -312,8 +313,8 @@ pub fn matching(code: &str, open: usize) -> usize {
     code.len()
 }
 
-/// Past the `]` of an attribute whose inner parenthesis closes before `at`, and past any further
-/// attributes: where the item begins.
+/// Skips the `]` of an attribute whose inner parenthesis closes before `at`, and any further
+/// attributes. Returns where the item begins.
 fn after_attribute(code: &str, at: usize) -> usize {
     let mut at = at + code[at..].find(']').map_or(0, |end| end + 1);
     loop {
@@ -361,7 +362,7 @@ fn item_end(code: &str, start: usize) -> usize {
 }
 
 /// The files of modules that only a test build declares, as module paths without an ending
-/// (`src/store/tests`); what lies below them belongs to them.
+/// (`src/store/tests`); files below them belong to them.
 fn test_modules(files: &[Source]) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for file in files.iter().filter(|file| file.is_rust() && in_product(&file.path)) {
