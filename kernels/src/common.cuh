@@ -18,7 +18,7 @@
 #ifdef __CUDACC__
 #include <cuda_bf16.h>
 #define DEVICE __device__ __forceinline__
-// For long code that seldom runs: it is called instead of copied to each use.
+// Long code that seldom runs is called instead of copied to each use.
 #define DEVICE_CALL __device__ __noinline__
 #define KERNEL extern "C" __global__ void
 #define EXPORT(name)
@@ -256,7 +256,7 @@ DEVICE void ldmatrix(uint32_t (&out)[4], const void* row) {
 
 // Starts the copy of 16 bytes from global to shared memory, both aligned to 16, bypassing the
 // first-level cache; writes zeros instead where `valid` is false. It hints that the rest of their
-// 256 bytes is wanted next. This thread sees the bytes after `copy_wait`, the block after a barrier
+// 256 bytes is needed next. This thread sees the bytes after `copy_wait`, the block after a barrier
 // that follows it.
 DEVICE void copy_async(void* to, const void* from, bool valid = true) {
 #ifdef __CUDACC__

@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_is_passed_on_and_the_pool_lives() {
+    fn a_panic_is_passed_on_and_the_pool_goes_on() {
         let compute = Compute::new(3);
         for bad in [0, 5, 99] {
             let run = || compute.run(100, |i| assert_ne!(i, bad, "task refuses"));

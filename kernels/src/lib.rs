@@ -1,7 +1,7 @@
 //! Numeric kernels: one folder per op. `mod.rs` holds the op's trait; `args.rs` its one argument
 //! struct, which states shapes, dtypes and aliasing and checks them for every path; `reference.rs`
-//! is the specification in plain f32 loops; `cpu.rs` is the fast path judged by it; `gpu.rs`
-//! launches the kernels of `<op>.cu`. The caller owns the outputs.
+//! is the specification in plain f32 loops; `cpu.rs` is the fast path, which is compared with it;
+//! `gpu.rs` launches the kernels of `<op>.cu`. The caller owns the outputs.
 
 #![cfg_attr(
     test,
@@ -19,7 +19,7 @@ mod element;
 pub mod embedding;
 #[cfg_attr(
     not(any(feature = "cuda", feature = "emulator")),
-    expect(dead_code, reason = "what only devices use")
+    expect(dead_code, reason = "only devices use some items")
 )]
 pub mod gpu;
 pub mod linear;

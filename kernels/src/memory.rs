@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 const PAGE: usize = 2 << 20;
 /// Bytes of a region. Most weights are smaller than a page, so they are cut from regions, each of
-/// which lives as long as any of the ranges that were cut from it.
+/// which exists as long as any of the ranges that were cut from it.
 const REGION: usize = 8 << 20;
 /// Ranges start at cache lines.
 const ALIGN: usize = 64;

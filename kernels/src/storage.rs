@@ -101,7 +101,7 @@ impl<F: FnOnce(&mut [E]) -> Result<()>, E: Element> InplaceOp1 for InPlace<F, E>
     }
 }
 
-/// Where a view's values lie in its tensor's storage.
+/// The place of a view's values in its tensor's storage.
 fn contiguous(op: &'static str, layout: &Layout, view: TensorView) -> Result<Range<usize>> {
     let (first, _) = layout.contiguous_offsets().ok_or_else(|| Error::Shape {
         op,

@@ -473,7 +473,7 @@ fn the_fastest_algorithm_is_measured_once_and_kept() {
 }
 
 #[test]
-fn what_no_product_can_do_is_refused() {
+fn products_that_the_library_cannot_compute_are_refused() {
     let fake = Fake::start();
     let gpu = gpu::open(0).unwrap();
     let x = Buffer::from_slice(&gpu, &[bf16::ONE; 16]).unwrap();

@@ -315,8 +315,8 @@ def case(name, kind, dtype, in_gguf, settings, folder):
     written = json.loads((folder / "config.json").read_text())
     tokens = [(n * 31 + 5 + n // 7) % VOCABULARY for n in range(TOKENS)]
     gguf = converted(folder) if in_gguf else None
-    # Where the rotation depends on the length: "NTK" as it grows, LongRoPE as in one pass over the
-    # whole.
+    # These rotations depend on the length: "NTK" changes as it grows, LongRoPE is as in one pass
+    # over the whole.
     compute = step_by_step if "dynamic" in name else logits
     want = compute(model_of(folder), tokens)
     if "dynamic" not in name and "long" not in name:

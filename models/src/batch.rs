@@ -5,7 +5,7 @@
 pub struct ForwardBatch {
     /// `[n]` token ids.
     pub input_ids: Vec<u32>,
-    /// Empty, or `[n]`: for a row whose token the host does not know yet, the index of the previous
+    /// Empty, or `[n]`: for a row whose token the host does not have yet, the index of the previous
     /// step's result that is the token; `input_ids[row]` is 0 then.
     pub feedback: Vec<Option<u32>>,
     /// `[n]` position of each token in its sequence.

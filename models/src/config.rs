@@ -19,7 +19,7 @@ pub struct ModelConfig {
     pub sliding: Option<Sliding>,
     /// The products of Q and K are multiplied by this.
     pub attention_scale: f32,
-    /// If set, those products become `cap * tanh(x / cap)`; the next field does so with the logits.
+    /// If set, those products become `cap * tanh(x / cap)`.
     pub attention_softcap: Option<f32>,
     pub logits_softcap: Option<f32>,
     /// Token embeddings are multiplied by this.

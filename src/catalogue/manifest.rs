@@ -99,7 +99,7 @@ pub struct ManifestPrices {
     pub output: u64,
 }
 
-/// Where files can come from, tried in order.
+/// A place from which files can come. Sources are tried in order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Source {

@@ -103,7 +103,7 @@ fn processor() -> Finding {
     Finding::good("processor", detail)
 }
 
-const SCALAR: &str = "no vector unit this build uses";
+const SCALAR: &str = "no vector unit that this build uses";
 
 #[cfg(target_arch = "x86_64")]
 fn vector_unit() -> &'static str {
@@ -181,7 +181,7 @@ fn gpu(context: &Context) -> Option<Finding> {
         ComputeDevice::Cpu { .. } => Finding::warning(
             "gpu",
             detail,
-            "as said; or set engine.device to \"cpu\" if this machine is to have none",
+            "do what it says, or set engine.device to \"cpu\" if no GPU is to be used",
         ),
     })
 }

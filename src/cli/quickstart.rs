@@ -12,7 +12,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-const QUESTION: &str = "What is the capital of France? ChatAnswer in one sentence.";
+const QUESTION: &str = "What is the capital of France? Answer in one sentence.";
 const MAX_TOKENS: u32 = 128;
 
 #[derive(Args, Debug)]

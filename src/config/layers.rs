@@ -1,7 +1,7 @@
 //! Combines the file, the environment and the flags into one configuration, and records where each
 //! value came from.
 
-#![expect(clippy::disallowed_methods, reason = "this file reads the environment for everyone")]
+#![expect(clippy::disallowed_methods, reason = "this file alone reads the environment")]
 
 use super::{Config, ConfigError, bounds};
 use serde::Serialize;
@@ -10,7 +10,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
-/// Where a value came from.
+/// The origin of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ValueOrigin {
     Default,

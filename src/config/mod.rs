@@ -19,7 +19,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Everything that can be set. Unknown keys are errors.
+/// All settings. Unknown keys are errors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
@@ -35,7 +35,7 @@ pub struct Config {
     pub qualification: QualificationSettings,
     pub quickstart: QuickstartSettings,
     pub log: LogSettings,
-    /// What accounts may do, by plan name. Accounts name one; `default` must exist.
+    /// Limits of accounts, by plan name. Each account names one; `default` must exist.
     pub plans: BTreeMap<String, Plan>,
 }
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// Where the node listens.
+/// The addresses on which the node listens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ListenSettings {
@@ -221,7 +221,7 @@ pub struct CredentialSettings {
     pub prefix: String,
 }
 
-/// Where releases are fetched from.
+/// The sources of releases.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct HubSettings {
@@ -253,7 +253,7 @@ pub struct QualificationSettings {
     pub quick_context_tokens: u32,
 }
 
-/// What `quickstart` sets up.
+/// The settings of `quickstart`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct QuickstartSettings {

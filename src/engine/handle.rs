@@ -1,7 +1,7 @@
 //! The engine as the rest of the node uses it: requests go in through a bounded queue, events come
 //! out of a bounded channel for each sequence.
 
-#![expect(clippy::disallowed_methods, reason = "the handle tells the pure parts the time")]
+#![expect(clippy::disallowed_methods, reason = "the handle passes the time to the pure parts")]
 
 use super::error::EngineError;
 use super::inbox::{Inbox, Submission};
@@ -96,8 +96,8 @@ impl EngineHandle {
         Ok((self.submit_to(request, events)?, receiver))
     }
 
-    /// As `submit`, with the caller's own channel, which must hold `request.event_capacity()`
-    /// events: the engine panics when it is full.
+    /// Submits like `submit`, with the caller's own channel, which must hold
+    /// `request.event_capacity()` events: the engine panics when it is full.
     pub fn submit_to(
         &self,
         request: GenerateRequest,

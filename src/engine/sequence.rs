@@ -96,8 +96,8 @@ pub struct Sequence {
     pub state: SequenceState,
     /// Number of the sequence's rows in flight.
     pub rows_in_flight: usize,
-    /// How many of these rows give a token. Those tokens follow `tokens`; only the runner knows
-    /// them yet.
+    /// How many of these rows give a token. Those tokens follow `tokens`; only the runner has them
+    /// yet.
     pub pending_tokens: usize,
     /// Index of the sequence's latest result among the results of that result's step.
     latest_result: u32,

@@ -2,7 +2,10 @@
 //! nothing to do. With a runner of depth 2 it launches the next step before it collects the results
 //! of the last one, so that the host works while the device computes.
 
-#![expect(clippy::disallowed_methods, reason = "the engine thread tells its pure parts the time")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "the engine thread passes the time to its pure parts"
+)]
 
 use super::batch::forward_batch;
 use super::error::EngineError;

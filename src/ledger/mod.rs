@@ -1,6 +1,6 @@
 //! Money and request state as pure data: commands are applied to a `LedgerState`, one after
-//! another. This module has no clock, no IO and no randomness; the store decides where the state
-//! lives and when it is durable.
+//! another. This module has no clock, no IO and no randomness; the store decides where the state is
+//! kept and when it is durable.
 
 mod admission;
 pub mod amounts;

@@ -22,7 +22,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// What to do when a port is in use.
+/// The reaction to a port in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortFallback {
     /// Fail, because the operator asked for this address.

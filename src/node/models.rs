@@ -14,8 +14,8 @@ use std::collections::BTreeMap;
 /// The qualified models of a data folder.
 pub struct Servable {
     pub models: Vec<QualifiedModel>,
-    /// The reason for each other pulled release why it is not served. Empty when the caller named
-    /// the models it wants: it did not ask about the rest.
+    /// Why each other pulled release is not served. Empty when the caller named the models: it did
+    /// not ask about the rest.
     pub refused: Vec<String>,
 }
 

@@ -169,7 +169,11 @@ impl Collector {
                 Some(SequenceEvent::Token { .. }) if self.stopped => {}
                 Some(SequenceEvent::Token { id, logprobs }) => self.token(id, logprobs)?,
                 Some(SequenceEvent::Finished(finished)) => return self.finish(&finished),
-                None => return Err(SubjectError::Failed("the engine ended without a word".into())),
+                None => {
+                    return Err(SubjectError::Failed(
+                        "the engine ended without finishing the answer".into(),
+                    ));
+                }
             }
         }
     }

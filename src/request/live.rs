@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stream_ends_when_nobody_listened_for_the_grace() {
+    async fn a_stream_without_a_listener_ends_after_the_grace() {
         let live = live(true);
         let seat = Subscription::new(&live, 1).unwrap();
         let waiting = live.stop_requested(GRACE);

@@ -55,7 +55,7 @@ async fn authenticate(services: &Services, headers: &HeaderMap) -> Result<Caller
 }
 
 /// A peer that keeps guessing has to open a new connection for every guess. There is no further
-/// penalty: a valid credential is never refused for what others behind the same address send, so it
+/// penalty: a valid credential is never refused for what others from the same address send, so it
 /// has to be looked up, which costs less than reading the request did.
 fn refuse(failures: &AuthFailures, peer: Option<&Peer>, error: ApiError) -> Response {
     let guessing = error == ApiError::InvalidCredential

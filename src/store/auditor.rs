@@ -1,7 +1,7 @@
 //! The background audit. It reads snapshots beside the writer: new entries every minute, everything
 //! every day. It stops at the first violation, which a person has to look into.
 
-#![expect(clippy::disallowed_methods, reason = "the auditor waits for its next turn by a clock")]
+#![expect(clippy::disallowed_methods, reason = "the auditor measures the time until its next turn")]
 
 use super::shared::StoreShared;
 use std::io;

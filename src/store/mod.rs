@@ -73,7 +73,7 @@ impl From<StateError> for StoreError {
 /// The result of using the store.
 pub type StoreResult<T = ()> = Result<T, StoreError>;
 
-/// Where the ledger is kept, and so which backend keeps it.
+/// The place where the ledger is kept, which decides its backend.
 #[derive(Clone, Debug)]
 pub enum StoreConfig {
     Embedded(EmbeddedConfig),
@@ -191,7 +191,7 @@ impl Store {
     }
 
     /// Sends a command without waiting. A start, settlement or release is never lost while the
-    /// process lives: it outlasts a failure of the storage, and their number is bounded by that of
+    /// process runs: it outlasts a failure of the storage, and their number is bounded by that of
     /// open reservations.
     pub fn submit_detached(&self, command: Command) {
         let job = WriteJob::new(WriteAction::Apply(command), None);
@@ -266,7 +266,7 @@ impl Store {
         health.reachable() && health.trusted().is_ok()
     }
 
-    /// True while new requests are refused for want of disk space.
+    /// True while new requests are refused because there is too little disk space.
     pub fn is_space_low(&self) -> bool {
         self.inner.shared.is_space_low()
     }

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_refuses_all_but_what_is_owed() {
+    fn a_full_queue_accepts_only_ends_of_attempts() {
         let queue = Queue::default();
         (0..MAX_WAITING).for_each(|_| queue.push(recover()));
         for (job, refused) in [(recover(), true), (cancel(), true), (body(), false)] {

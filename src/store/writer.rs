@@ -3,10 +3,10 @@
 //!
 //! A failed commit leaves its batch in doubt: it may be durable or not. The backend is not written
 //! to again before it was reopened. Callers that wait are told `Unavailable` and may send their
-//! command again, because commands are idempotent. Ends of attempts that nobody waits for are kept
-//! and repeated from here, and admissions that were answered `Unavailable` are released.
+//! command again, because commands are idempotent. Ends of attempts without a waiting caller are
+//! kept and repeated from here, and admissions that were answered `Unavailable` are released.
 
-#![expect(clippy::disallowed_methods, reason = "the writer waits for its next turn by a clock")]
+#![expect(clippy::disallowed_methods, reason = "the writer measures the time until its next turn")]
 
 use super::backend::{Backend, BatchFailure, LedgerTxn};
 use super::limits::Limits;

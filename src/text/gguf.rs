@@ -267,7 +267,7 @@ mod tests {
     use crate::text::testing::{self, Metadata};
 
     #[test]
-    fn what_is_missing_or_unknown_is_named() {
+    fn keys_that_are_missing_or_unknown_are_named() {
         let check = |change: &dyn Fn(&mut Metadata), expect: &str| {
             let mut metadata = testing::byte_level();
             change(&mut metadata);

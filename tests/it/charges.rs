@@ -209,7 +209,7 @@ async fn a_cancel_takes_two_steps_at_most() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_failed_step_costs_nobody_and_the_next_requests_live() {
+async fn a_failed_step_charges_nothing_and_the_next_requests_run() {
     for failure in [ScriptedFailure::Error, ScriptedFailure::Panic, ScriptedFailure::Rows] {
         let world = endless(20, |setup| setup.failures = vec![(8, failure)]).await;
         let body = world.ask(json!({ "max_tokens": 30 }));

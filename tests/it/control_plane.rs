@@ -23,7 +23,7 @@ fn send(node: &Served, key: &str, method: &str, path: &str) -> (u16, String) {
 }
 
 #[test]
-fn a_ledger_that_cannot_be_written_admits_nobody_and_denies_nobody() {
+fn a_ledger_that_cannot_be_written_admits_nothing_and_denies_no_credential() {
     let folder = Folder::ready();
     let Customer { key, .. } = folder.customer(1_000_000);
     let node = folder.serve_within(1 << 40);

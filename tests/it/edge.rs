@@ -26,7 +26,7 @@ fn refused(answer: &Raw, status: u16, what: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_no_request_gets_an_answer_like_any_other() {
+async fn bytes_that_are_no_request_get_an_answer_like_any_other() {
     let world = World::new().await;
     let many = "x-a: 1\r\n".repeat(10_000);
     let large = "a".repeat(1 << 20);
@@ -206,7 +206,7 @@ async fn a_body_is_asked_for_only_when_it_is_wanted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_answer_to_a_body_that_nobody_wants_arrives() {
+async fn the_answer_to_an_unwanted_body_arrives() {
     let world = World::new().await;
     let eight_mebibytes = "a".repeat(8 << 20);
     for (key, status) in [(world.key.as_str(), 413), ("nobody", 401)] {

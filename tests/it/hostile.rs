@@ -104,7 +104,7 @@ async fn a_byte_now_and_then_does_not_stretch_the_time() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stream_that_is_never_read_stops_nobody() {
+async fn a_stream_that_is_never_read_stops_no_other() {
     let world = impatient(|setup| {
         setup.ends = false;
         setup.config.requests.disconnect_grace_seconds = 1;
@@ -155,7 +155,7 @@ async fn an_answer_that_is_never_read_is_dropped() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_address_gets_so_many_connections() {
+async fn the_connections_of_one_address_are_limited() {
     let world = World::with(|setup| setup.config.http.max_connections_per_ip = 2).await;
     let mut first = TcpStream::connect(world.address).await.unwrap();
     let second = TcpStream::connect(world.address).await.unwrap();
@@ -185,7 +185,7 @@ fn get_me(world: &World) -> Request<Full<Bytes>> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn http2_speaks_the_same_api() {
+async fn http2_has_the_same_api() {
     let world = World::new().await;
     let mut sender = http2(world.address).await;
     assert_eq!(sender.send_request(get_me(&world)).await.unwrap().status().as_u16(), 200);

@@ -114,7 +114,7 @@ async fn of_two_bodies_at_once_one_wins() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_running_stream_can_be_joined_by_so_many() {
+async fn the_listeners_of_a_running_stream_are_limited() {
     let world = World::with(|setup| setup.step = Duration::from_millis(30)).await;
     let (id, body) = (
         Uuid::new_v4(),
@@ -184,7 +184,7 @@ async fn a_refused_admission_leaves_the_id_free() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whatever_has_expired_is_gone_and_not_run_again() {
+async fn an_expired_request_is_gone_and_not_run_again() {
     let world = World::with(|setup| {
         setup.config.requests.body_retention_hours = 0;
         setup.step = Duration::from_millis(5);

@@ -117,7 +117,7 @@ async fn every_bad_credential_gets_the_same_bytes_everywhere() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_operators_paths_are_nothing_in_public() {
+async fn the_operators_paths_do_not_exist_in_public() {
     let world = World::new().await;
     let credential = bearer(&world.key);
     let nothing = send(&world, "GET", "/no/such/path", credential.as_bytes()).await;
@@ -229,7 +229,7 @@ async fn one_id_in_two_scopes_is_two_requests() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_told_of_an_account_is_its_own() {
+async fn an_account_is_told_only_about_itself() {
     let world = World::new().await;
     let stranger = account(&world.node, 77, 0).await;
     let other = issue(&world.node, stranger, None).await.1;

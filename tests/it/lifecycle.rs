@@ -127,7 +127,7 @@ async fn ten_thousand_races_of_finishing_and_cancelling_have_one_end_each() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stream_that_nobody_reads_is_cancelled_after_the_grace() {
+async fn a_stream_without_a_listener_is_cancelled_after_the_grace() {
     let world = endless(|setup| setup.config.requests.disconnect_grace_seconds = 1).await;
     let id = Uuid::new_v4();
     let mut response = world.open(&world.key, id, &long(&world, true)).await;
@@ -159,7 +159,7 @@ async fn a_listener_that_comes_back_keeps_the_stream() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_in_one_piece_is_finished_for_whoever_left() {
+async fn an_answer_in_one_piece_is_finished_although_its_client_left() {
     let world = World::with(|setup| setup.step = Duration::from_millis(30)).await;
     let (id, body) = (Uuid::new_v4(), world.ask(json!({})));
     let gone =
@@ -247,7 +247,7 @@ async fn a_balance_admits_what_it_covers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_account_has_so_many_requests_in_flight_whatever_its_keys() {
+async fn the_requests_in_flight_of_an_account_are_limited_over_all_its_keys() {
     let world =
         endless(|setup| setup.config.plans.get_mut("default").unwrap().max_concurrent = 3).await;
     let (_, other) = issue(&world.node, world.account, None).await;
@@ -272,7 +272,7 @@ async fn an_account_has_so_many_requests_in_flight_whatever_its_keys() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_fuse_is_the_account_s() {
+async fn the_rate_limit_is_the_accounts() {
     let world = World::with(|setup| {
         let plan = setup.config.plans.get_mut("default").unwrap();
         (plan.requests_per_minute, plan.burst) = (1, 5);

@@ -109,7 +109,7 @@ async fn a_model_is_loaded_for_the_first_request_and_makes_room_when_idle() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_busy_model_finishes_first_and_who_waits_is_kept_alive() {
+async fn a_busy_model_finishes_first_and_waiting_streams_are_kept_alive() {
     let world = small_node().await;
     let slow = Kind { step: Duration::from_millis(30), ..QUICK };
     let (busy, wanted) = (offer(&world, 11, slow), offer(&world, 12, QUICK));
@@ -192,7 +192,7 @@ async fn a_model_that_fails_is_left_alone_and_the_others_go_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_can_never_fit_is_not_offered() {
+async fn a_model_that_can_never_fit_is_not_offered() {
     let world = small_node().await;
     let qualified = qualified(world.folder.path(), 11);
     let text = Arc::new(TextModel::load(qualified.source()).unwrap());

@@ -230,7 +230,7 @@ fn a_concurrency_limit_holds_in_a_race_over_all_keys() {
 }
 
 #[test]
-fn a_grant_lets_in_who_comes_after_it() {
+fn a_grant_admits_requests_that_come_after_it() {
     let arena = Arena::open("", 1_000);
     let Customer { account, key, .. } = arena.folder.customer(0);
     let ids: Vec<String> = (0..32).map(|_| fresh()).collect();

@@ -126,7 +126,7 @@ fn indiscreet(node: &Served, key: &str) -> Vec<(String, String)> {
 }
 
 #[test]
-fn the_real_node_tells_nobody_at_any_log_level() {
+fn the_real_node_logs_no_client_text_at_any_level() {
     let folder = Folder::ready();
     let Customer { account, key, key_id } = folder.customer(100_000_000);
     let mut command = folder.serve_command(&[]);

@@ -43,7 +43,7 @@ impl Call {
     }
 
     fn send(&mut self) {
-        // If the node has died meanwhile, reading the answer will show it.
+        // If the node has ended meanwhile, reading the answer will show it.
         let _ = self.stream.write_all(&[self.last]);
     }
 

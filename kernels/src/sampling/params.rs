@@ -62,7 +62,7 @@ impl SamplingParams {
 #[derive(Clone, Debug)]
 pub struct RowSampling {
     pub params: Arc<SamplingParams>,
-    /// Prompt and output as far as the host knows them.
+    /// Prompt and output, without tokens that the host does not have yet.
     pub tokens: Arc<Vec<u32>>,
     /// Which of the previous step's results follows `tokens`, if one does. Penalties count it too.
     pub pending: Option<u32>,

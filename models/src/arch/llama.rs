@@ -43,7 +43,7 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     Ok(ArchSpec { config: keys.decoder(false)?, options })
 }
 
-/// Attention and MLP, each behind a norm of the residual stream.
+/// Attention and MLP, each after a norm of the residual stream.
 pub(super) struct LlamaLayer<O: Ops> {
     attention_norm: O::Buffer,
     attention: SelfAttention<O>,

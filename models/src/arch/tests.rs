@@ -70,7 +70,7 @@ fn one_model_may_be_described_in_many_ways() {
 
 /// The keys that `save_pretrained` of transformers 5.23 writes beside the sizes.
 #[test]
-fn what_transformers_writes_is_understood() {
+fn configs_as_transformers_writes_them_are_understood() {
     let default = json!({ "rope_theta": 10000.0, "rope_type": "default" });
     let qwen = json!({
         "layer_types": ["full_attention", "sliding_attention"], "max_window_layers": 1, "sliding_window": 8,
@@ -114,7 +114,7 @@ fn what_transformers_writes_is_understood() {
 }
 
 #[test]
-fn what_is_missing_or_wrong_is_named() {
+fn keys_that_are_missing_or_wrong_are_named() {
     for (change, part) in [
         (json!({ "vocab_size": "absent" }), "vocab_size is missing"),
         (json!({ "max_position_embeddings": null }), "max_position_embeddings is missing"),

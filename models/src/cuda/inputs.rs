@@ -66,7 +66,7 @@ const ALIGNMENT: usize = 4;
 /// Stands for the id of a result where there is none.
 const NONE: u32 = u32::MAX;
 
-/// Where each array begins and ends, in words.
+/// The begin and the end of each array, in words.
 struct Layout {
     decode_header: Range<usize>,
     prefill_header: Range<usize>,

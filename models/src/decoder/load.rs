@@ -180,7 +180,7 @@ impl<O: Ops> Decoder<O> {
         })
     }
 
-    /// Whether any layer has block-quantised weights behind its attention.
+    /// Whether any layer has block-quantised weights after its attention.
     pub fn is_quantised(&self) -> bool {
         self.layers.iter().any(|layer| layer.is_quantised())
     }

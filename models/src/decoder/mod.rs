@@ -24,7 +24,7 @@ pub trait Layer<O: Ops>: Send {
     /// last result: [`LayerStep::add_norm`] adds and norms in one op.
     fn forward<'a>(&'a self, step: &LayerStep<'a, O>, x: &mut Stream<'a, O>) -> Result<()>;
 
-    /// Whether the weights behind the attention are block-quantised. On the CPU, K and V are then
+    /// Whether the weights after the attention are block-quantised. On the CPU, K and V are then
     /// kept in f16.
     fn is_quantised(&self) -> bool;
 }

@@ -114,7 +114,7 @@ fn scaled(frequency: f32, index: usize, config: &RopeConfig, length: usize) -> f
     }
 }
 
-/// Where a frequency lies between being kept (0) and divided (1).
+/// The place of a frequency between being kept (0) and divided (1).
 fn yarn_ramp(yarn: &Yarn, config: &RopeConfig, index: usize) -> f32 {
     // The dimension that makes this many rotations over the original length.
     let dimension = |rotations: f32| {

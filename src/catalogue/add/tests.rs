@@ -58,7 +58,7 @@ fn a_name_keeps_its_meaning() {
 }
 
 #[test]
-fn what_is_no_model_is_refused_with_the_reason() {
+fn files_that_are_no_model_are_refused_with_the_reason() {
     let data = tempfile::tempdir().unwrap();
     let catalogue = Catalogue::new(data.path());
     let check = |path: &Path, expect: &str| {

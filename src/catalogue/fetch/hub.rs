@@ -57,7 +57,7 @@ pub(in super::super) fn describe(
     let (sender, receiver) = sync_channel(1);
     #[expect(
         clippy::disallowed_methods,
-        reason = "it may wait for the hub longer than anybody waits for it"
+        reason = "it may wait for the hub after its caller has given up"
     )]
     std::thread::spawn(move || sender.send(listing(&repo)));
     let told = |error| match error {
@@ -123,7 +123,7 @@ pub(in super::super) fn download(
     // interrupted.
     #[expect(
         clippy::disallowed_methods,
-        reason = "it may wait for the hub longer than anybody waits for it"
+        reason = "it may wait for the hub after its caller has given up"
     )]
     std::thread::spawn(move || {
         let done = repo.download_with_progress(&path, Meter(sender.clone()));

@@ -55,8 +55,8 @@ pub(super) async fn run(target: Arc<Target>, arguments: &Arguments) -> CommandRe
                "output_tokens": arguments.output_tokens, "levels": levels }))
 }
 
-/// Finds how many words make a prompt of the wanted length, from the token counts of a short and a
-/// longer prompt: only the server has the tokenizer.
+/// Finds how many words make a prompt of the required length, from the token counts of a short and
+/// a longer prompt, because only the server has the tokenizer.
 async fn calibrate(target: Arc<Target>, arguments: &Arguments) -> CommandResult<Arc<RequestShape>> {
     let wanted = f64::from(arguments.input_tokens);
     let mut shape = RequestShape { target, words: 1, output_tokens: 1 };

@@ -179,7 +179,7 @@ fn a_full_cache_refuses_and_changes_nothing() {
 }
 
 #[test]
-fn discarded_blocks_leave_the_cache_unless_somebody_holds_them() {
+fn discarded_blocks_leave_the_cache_unless_a_table_holds_them() {
     check(
         8,
         "open s a 0..5   => cached 0 in [0, 1]

@@ -31,7 +31,7 @@ fn request(prompt: usize, max_tokens: u32) -> GenerateRequest {
 }
 
 #[test]
-fn what_can_never_run_is_refused() {
+fn requests_that_can_never_run_are_refused() {
     let check = |prompt, max_tokens, expect: Option<&str>| {
         let found = check_size(&options(), &request(prompt, max_tokens));
         let expect = expect.map_or(Ok(()), |text| Err(Refused::TooLarge(text.into())));
@@ -47,7 +47,7 @@ fn what_can_never_run_is_refused() {
 }
 
 #[test]
-fn what_would_wait_in_vain_is_refused() {
+fn requests_that_would_wait_in_vain_are_refused() {
     let now = Instant::now();
     // `load` is live sequences, prompt tokens, output tokens and tokens per second; `deadline` is
     // in seconds from now, and `expect` is the refusal's Retry-After in seconds.

@@ -174,7 +174,7 @@ fn check(options: &str, script: &str) {
     run(1, options, script);
 }
 
-/// As `check`, with two steps in flight.
+/// Checks like `check`, with two steps in flight.
 fn check_ahead(options: &str, script: &str) {
     run(2, options, script);
 }
@@ -250,7 +250,7 @@ fn rows_are_limited_and_first_come_is_first_served() {
 }
 
 #[test]
-fn nobody_overtakes_a_sequence_that_does_not_fit_yet() {
+fn no_sequence_overtakes_one_that_does_not_fit_yet() {
     check(
         "budget 32 rows 4 block 4 blocks 6 context 24",
         "add 1 a 0..12 +3
@@ -446,7 +446,7 @@ fn nothing_is_launched_beyond_a_limit_known_ahead() {
 }
 
 #[test]
-fn who_is_stopped_in_flight_frees_its_blocks_at_once() {
+fn a_sequence_stopped_in_flight_frees_its_blocks_at_once() {
     check_ahead(
         "budget 8 rows 4 block 4 blocks 16 context 64",
         "add 1 a 0..5 +9
@@ -462,7 +462,7 @@ fn who_is_stopped_in_flight_frees_its_blocks_at_once() {
 }
 
 #[test]
-fn who_is_stopped_before_its_prompt_is_computed_has_computed_none() {
+fn a_sequence_stopped_before_its_prompt_is_computed_has_computed_none() {
     check_ahead(
         "budget 8 rows 4 block 4 blocks 16 context 64",
         "add 1 a 0..20 +9
@@ -475,7 +475,7 @@ fn who_is_stopped_before_its_prompt_is_computed_has_computed_none() {
 }
 
 #[test]
-fn who_is_preempted_in_flight_keeps_the_token() {
+fn a_sequence_preempted_in_flight_keeps_the_token() {
     check_ahead(
         "budget 32 rows 4 block 4 blocks 6 context 24",
         "add 1 a 0..8 +9

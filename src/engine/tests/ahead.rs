@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Wraps a runner of depth 1. Each step is computed at its launch. Input tokens that the engine
-/// does not know yet are filled in from this runner's own last results, which the engine sees
+/// does not have yet are filled in from this runner's own last results, which the engine sees
 /// later, when it collects.
 pub struct Ahead {
     inner: Box<dyn Runner>,

@@ -195,7 +195,7 @@ fn a_prefix_hit_changes_nothing() {
 }
 
 #[test]
-fn another_seed_says_something_else() {
+fn another_seed_gives_other_tokens() {
     let engine = SlotRunner::start(&options(), 1);
     let mut other = probe();
     other.sampling.seed = 43;

@@ -262,7 +262,7 @@ fn each_kind_of_error_reaches_the_sequence_as_itself() {
 }
 
 #[test]
-fn an_engine_that_ends_says_why_to_all_who_ask() {
+fn an_engine_that_ends_tells_every_handle_why() {
     let lost = EngineError::DeviceLost("scripted end of the engine".into());
     let (engine, cause) = end_by(ScriptedFailure::Fatal, &EngineError::Compute("scripted".into()));
     assert_eq!(cause, StopCause::Failed(EngineError::Compute("scripted".into())));

@@ -74,7 +74,7 @@ struct Audit<'s> {
     source: &'s dyn AuditSource,
     findings: Findings,
     report: AuditReport,
-    /// Where the reading of the journal began; entries up to here are trusted.
+    /// The heads after which the journal was read; entries up to them are trusted.
     from: JournalHeads,
     /// Whether there are entries that are trusted.
     is_incremental: bool,

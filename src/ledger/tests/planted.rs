@@ -52,7 +52,7 @@ fn check_refused(line: &str, expect: &str, plant: fn(&mut MemoryState)) {
 }
 
 #[test]
-fn a_command_that_meets_a_violation_writes_nothing() {
+fn a_command_that_finds_a_violation_writes_nothing() {
     const OVERDRAWN: &str = "a bucket is overdrawn";
     const UNCOVERED: &str = "a live attempt lacks its reservation";
     check_refused("grant a premium 1 g", OVERDRAWN, |state| {
@@ -253,7 +253,7 @@ fn a_journal_that_says_things_twice_is_found() {
 /// An incremental audit finds violations in all rows that new entries touch, even where the
 /// violation is older.
 #[test]
-fn news_are_audited_alone() {
+fn new_entries_are_audited_alone() {
     let cases: [(&str, fn(&mut MemoryState)); 7] = [
         ("", |_| {}),
         ("other balances than its journal", |state| {
@@ -294,7 +294,7 @@ fn news_are_audited_alone() {
 }
 
 #[test]
-fn rows_of_nobody_are_found() {
+fn rows_without_an_owner_are_found() {
     find("has no owner", |state| {
         let mut stray = request(state, "q").clone();
         stray.key.account = AccountId(uuid("b"));

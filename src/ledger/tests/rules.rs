@@ -186,7 +186,7 @@ fn a_credential_must_be_valid_now() {
 }
 
 #[test]
-fn what_names_nothing_is_refused() {
+fn commands_that_name_no_row_are_refused() {
     check(
         "start a r 1                -> refused RequestNotFound
          settle a r 1 1 0 1 stop    -> refused RequestNotFound

@@ -26,7 +26,8 @@ pub fn path(data_dir: &Path) -> PathBuf {
 /// Binds the socket. The caller holds the folder's lock, so an existing socket belongs to a node
 /// that has ended, and is replaced.
 pub fn bind(data_dir: &Path) -> io::Result<UnixListener> {
-    // The socket is renamed into place once its mode is right, so that nobody can connect before.
+    // The socket is renamed into place once its mode is right, so that it accepts no connection
+    // before.
     let unfinished = data_dir.join("operator.sock.new");
     remove(&unfinished)?;
     let listener = UnixListener::bind(&unfinished)?;

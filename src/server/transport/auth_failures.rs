@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_bounded() {
+    fn the_peers_remembered_are_bounded() {
         let (failures, start) = (AuthFailures::new(60), Instant::now());
         let most = REMEMBERED_PEERS as u32;
         assert!((0..most).all(|number| failures.allow(peer(number), start)));

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_be_read_in_two_ways_is_refused() {
+    fn heads_that_could_be_read_in_two_ways_are_refused() {
         let check = |request: &str, status: u16| {
             assert_eq!(look(request.as_bytes()), Err(status), "{request:?}");
         };

@@ -132,7 +132,7 @@ pub struct ChunkWriter {
     /// Unix seconds.
     created: u64,
     model: ModelId,
-    /// Where it was asked for, a chunk of its own carries the usage, and all others say
+    /// If it was asked for, a chunk of its own carries the usage, and all others say
     /// `"usage":null`.
     include_usage: bool,
 }

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_strict_json_is_refused() {
+    fn text_that_is_not_strict_json_is_refused() {
         let syntax = Err(JsonError::Syntax);
         for body in [
             "",

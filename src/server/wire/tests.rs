@@ -34,7 +34,7 @@ fn check_refused(body: &str, param: &str) {
 }
 
 #[test]
-fn what_is_honoured_arrives() {
+fn fields_with_an_effect_arrive() {
     let request = accepted(&body(
         r#""stream":true,"stream_options":{"include_usage":true},"max_tokens":7,"min_tokens":2,"ignore_eos":true,
            "temperature":0.5,"top_p":0.9,"top_k":40,"min_p":0.1,"frequency_penalty":-1,"presence_penalty":1.5,
@@ -73,7 +73,7 @@ fn null_means_absent_and_aliases_agree() {
 }
 
 #[test]
-fn what_has_no_effect_is_named() {
+fn fields_without_effect_are_named() {
     let check =
         |extra: &str, name: &str| assert_eq!(accepted(&body(extra)).ignored, [name], "{extra}");
     check(r#""user":"u-1""#, "user");

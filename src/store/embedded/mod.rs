@@ -1,5 +1,5 @@
 //! The embedded backend: two redb files in one folder of this machine, `ledger.redb` and
-//! `bodies.redb`. Nothing outside this folder knows redb. `DESIGN.md` in `src/store` draws the
+//! `bodies.redb`. Nothing outside this folder uses redb. `DESIGN.md` in `src/store` draws the
 //! files.
 
 mod audit_source;
@@ -44,7 +44,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 /// the pending ends of attempts.
 const MIN_REOPEN_BYTES: u64 = 16 << 20;
 
-/// Where an embedded ledger lies.
+/// The place of an embedded ledger.
 #[derive(Clone, Debug)]
 pub struct EmbeddedConfig {
     /// The folder of both files.

@@ -1,4 +1,4 @@
-"""Conversations for the chat templates of many releases: every shape that a request can have, and tools, which templates know."""
+"""Conversations for the chat templates of many releases: every shape that a request can have, and tools, which templates render."""
 
 from cases import turns, user
 

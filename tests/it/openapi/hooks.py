@@ -1,4 +1,4 @@
-"""What schemathesis has to know about the node: which requests can succeed, and what the events of a stream are."""
+"""Tells schemathesis which requests can succeed, and what the events of a stream are."""
 
 import atexit
 import itertools

@@ -38,8 +38,8 @@ struct Rule {
 }
 
 const RULES: &[Rule] = &[
-    rule("modules know only what the table allows", layout::modules, &[]),
-    rule("parts of the server know only what the table allows", layout::server_parts, &[]),
+    rule("modules depend only on what the table allows", layout::modules, &[]),
+    rule("parts of the server depend only on what the table allows", layout::server_parts, &[]),
     rule("the engine's pure files reach no clock, task or tensor", layout::purity, &[]),
     rule("each thing stands only where it may", layout::places, &[]),
     rule("types of the API stand in server/wire", layout::wire_types, allowed::WIRE_TYPES),
@@ -68,7 +68,7 @@ const fn rule(
 /// The findings: offences that no allowance names, and allowances that no offence needs.
 fn judged(offences: Vec<Offence>, allowed: &[&str]) -> Vec<String> {
     let idle = allowed.iter().filter(|key| !offences.iter().any(|o| o.key == **key));
-    let idle = idle.map(|key| format!("`{key}` is mended: remove it from tidy/allowed.rs"));
+    let idle = idle.map(|key| format!("`{key}` is fixed: remove it from tidy/allowed.rs"));
     let mut wrong: Vec<String> = idle.collect();
     let new = offences.into_iter().filter(|offence| !allowed.contains(&offence.key.as_str()));
     wrong.extend(new.map(|offence| offence.detail));
@@ -76,7 +76,7 @@ fn judged(offences: Vec<Offence>, allowed: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn the_house_keeps_its_rules() {
+fn the_project_keeps_its_rules() {
     let tree = Tree::read(Path::new(env!("CARGO_MANIFEST_DIR")));
     let mut report = String::new();
     for rule in RULES {

@@ -157,7 +157,7 @@ fn the_api_has_its_shapes_in_one_place() {
 }
 
 #[test]
-fn kernels_have_company() {
+fn kernels_have_reference_and_tests_beside_them() {
     let kernel = ("kernels/src/norm/norm.cu", "// Norms.");
     let reference = ("kernels/src/norm/reference.rs", "//! Plain.");
     let expected = "kernels/src/norm/norm.cu has no tests.rs beside it";
@@ -301,7 +301,7 @@ fn allowances_only_fall() {
     let offences = || vec![offence("a", "a is wrong".into()), offence("b", "b is wrong".into())];
     assert_eq!(judged(offences(), &["a", "b"]), [""; 0]);
     assert_eq!(judged(offences(), &["a"]), ["b is wrong"]);
-    let expected = ["`c` is mended: remove it from tidy/allowed.rs"];
+    let expected = ["`c` is fixed: remove it from tidy/allowed.rs"];
     assert_eq!(judged(offences(), &["a", "b", "c"]), expected);
 }
 

@@ -66,7 +66,7 @@ impl Paging {
         self.case.spans.iter().enumerate().map(part).collect()
     }
 
-    /// The queries, each behind NaN that is not Q.
+    /// The queries, each after NaN that is not Q.
     fn queries(&self, parts: &[Part]) -> Vec<f32> {
         let q = values(&self.case.q);
         let offsets: Vec<usize> = self.case.offsets().collect();

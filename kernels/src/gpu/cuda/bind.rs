@@ -23,7 +23,7 @@ struct Bound {
 macro_rules! libraries {
     ($($file:literal or $status:literal: $($function:ident)*;)*) => {
         $($(
-            #[expect(non_snake_case, reason = "the module is named by the function it is for")]
+            #[expect(non_snake_case, reason = "each module is named after its function")]
             mod $function {
                 /// Stands for the function until it is bound.
                 extern "C" fn missing() -> super::c_int {

@@ -271,7 +271,7 @@ impl Gpu for Cuda {
         let graph = graph
             .map_err(failure("capture"))?
             .ok_or_else(|| failed("capture", "nothing was recorded"))?;
-        // Without this the first replay would do it.
+        // Without this, the first replay would upload the graph.
         graph.upload().map_err(failure("capture"))?;
         Ok(Graph(Box::new(Recorded(Mutex::new(graph)))))
     }

@@ -206,7 +206,7 @@ float half_of(uint32_t pair, uint32_t which) {
 
 namespace simt {
 
-// Device memory ends at the end of a page. The pages before and behind it are inaccessible.
+// Device memory ends at the end of a page. The pages before and after it are inaccessible.
 extern "C" void* simt_allocate(size_t bytes) {
     size_t inside = whole_pages(bytes), all = inside + 2 * PAGE;
     void* start = mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

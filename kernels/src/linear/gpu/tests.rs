@@ -108,7 +108,7 @@ fn many_tiles_are_all_computed() {
 }
 
 #[test]
-fn a_row_has_the_same_bits_in_any_company_and_by_any_kernel() {
+fn a_row_has_the_same_bits_in_any_batch_and_by_any_kernel() {
     for cols in [64, 712, 1160] {
         let case = Case::new(Kind::Bf16, 140, 36, cols);
         let crowd = case.run(140, true, Kind::F32, &Algorithm::Gemm(&GEMM_KERNELS[0]));
@@ -195,7 +195,7 @@ fn tiles_are_large_where_all_multiprocessors_have_one() {
 }
 
 #[test]
-fn what_has_no_room_is_not_taken() {
+fn an_algorithm_without_room_is_not_chosen() {
     let shared: Vec<u32> = GEMV_KERNELS
         .iter()
         .map(GemvKernel::shared_bytes)

@@ -134,7 +134,7 @@ fn each_sequence_goes_through_the_attention_that_suits_it_after_one_upload() {
 /// Choosing an algorithm takes longer than a step, so no step of serving may be the first with its
 /// products.
 #[test]
-fn serving_meets_no_product_that_loading_did_not() {
+fn serving_runs_no_product_that_loading_did_not() {
     let sizes = ModelOptions {
         max_batched_tokens: 40,
         max_rows: 20,

@@ -82,7 +82,7 @@ fn every_truncation_is_refused() {
 
 /// After any flip of a bit, reading the file ends, stays in bounds and does not panic.
 #[test]
-fn no_byte_flip_escapes_the_bounds() {
+fn no_byte_flip_leads_out_of_bounds() {
     let bytes = small().to_bytes();
     for at in 0..bytes.len() {
         for flip in [0x01, 0x80, 0xff] {
@@ -159,7 +159,7 @@ fn sound_files_of_other_kinds_are_unsupported() {
 }
 
 #[test]
-fn a_lying_array_costs_no_memory() {
+fn a_false_array_length_costs_no_memory() {
     let mut writer = small();
     writer.metadata.push(("z".into(), Value::Array(vec![Value::U8(1); 8])));
     let bytes = replace(

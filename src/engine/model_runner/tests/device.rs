@@ -84,7 +84,7 @@ fn requests() -> Vec<GenerateRequest> {
 }
 
 #[test]
-fn the_gpu_says_what_the_cpu_says() {
+fn the_gpu_gives_the_tokens_of_the_cpu() {
     let output = |on| {
         let runner = ModelOptions { dequantise: true, ..runner_options(&engine_options(), on) };
         let engine = start(engine_options(), &runner);

@@ -9,7 +9,7 @@ use std::fs;
 use std::path::Path;
 
 #[test]
-fn what_was_acknowledged_is_there_after_a_restart() {
+fn acknowledged_commands_are_there_after_a_restart() {
     let fixture = Fixture::new(100);
     let store = fixture.open();
     let boot = store.boot();
@@ -134,7 +134,7 @@ fn one_id_sent_64_times_runs_once() {
 
 /// An admission whose caller goes away at any moment leaves no reservation.
 #[tokio::test]
-async fn an_admission_nobody_waits_for_is_released() {
+async fn an_admission_without_a_waiting_caller_is_released() {
     let fixture = tokio::task::spawn_blocking(|| Fixture::new(10_000)).await.unwrap();
     let store = fixture.open();
     let boot = store.boot();

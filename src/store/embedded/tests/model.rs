@@ -342,7 +342,7 @@ impl Pair {
         }
     }
 
-    /// Everything on the disk.
+    /// Returns everything on the disk.
     fn stored(&self) -> MemoryState {
         let snapshot = self.bench.backend.view().unwrap();
         let mut crashes = BTreeMap::new();
