@@ -142,7 +142,7 @@ fn opening_loads_every_kernel_and_closing_gives_all_back() {
 }
 
 #[test]
-fn what_stands_in_the_way_is_said() {
+fn obstacles_to_opening_are_named() {
     let fake = Fake::start();
     let check = |function: &str, code: c_int, parts: &[&str]| {
         fake.fail(function, code);

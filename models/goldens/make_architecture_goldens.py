@@ -276,7 +276,7 @@ def step_by_step(model, tokens):
 
 
 def converted(folder):
-    """What the converter writes: metadata of the architecture, tensors it adds, digests of all tensors."""
+    """The output of the converter: metadata of the architecture, tensors it adds, digests of all tensors."""
     config = json.loads((folder / "config.json").read_text())
     (folder / "tokenizer.json").write_text(
         json.dumps({"model": {"vocab": {str(n): n for n in range(VOCABULARY)}}, "added_tokens": []})

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn what_each_state_answers_before_and_after_retention() {
+    fn each_state_has_its_answer_before_and_after_retention() {
         use AttemptState as S;
         let check = |state, attempts, before, after| {
             let record = record(state, attempts);

@@ -371,7 +371,7 @@ mod tests {
     use crate::engine::EngineError;
 
     #[test]
-    fn what_the_last_event_means() {
+    fn the_last_event_decides_the_end() {
         use FailureCode as Code;
         use RequestEnd as End;
         use StopCause as Cause;

@@ -143,7 +143,7 @@ async fn a_request_that_was_refused_is_tried_anew() {
 }
 
 #[tokio::test]
-async fn what_the_ledger_knows_answers() {
+async fn requests_in_the_ledger_are_answered_from_it() {
     let setup = Setup::new().await;
     let store = &setup.services.store;
 

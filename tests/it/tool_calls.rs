@@ -50,7 +50,7 @@ async fn calls_and_results_reach_the_model_as_its_template_writes_them() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_template_cannot_say_is_refused_and_reserves_nothing() {
+async fn conversations_a_template_cannot_render_are_refused_and_reserve_nothing() {
     let world = World::with(|setup| setup.template = Some(TEMPLATE)).await;
     let plain = World::new().await;
     for (world, arguments) in

@@ -134,7 +134,7 @@ fn equals_the_reference() {
 }
 
 #[test]
-fn what_f16_cannot_hold_is_kept_at_its_largest() {
+fn values_beyond_f16_become_its_largest() {
     let case = Case::new(1, 64, 64, RopeStyle::Neox, false);
     let huge = Case { qkv: (&case.qkv * 1e6).unwrap(), ..case }.halved();
     let exact = [1, 2].map(|part| huge.want(0, 3)[part].clone());

@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_eligible() {
+    fn eligible_amounts_exclude_reservations() {
         let check = |trial: Balance, premium: Balance, expect: Option<[u64; 5]>| {
             let object = CreditBalance::of(&Balances { trial, premium });
             let seen = object.map(|b| {

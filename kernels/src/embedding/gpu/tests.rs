@@ -80,7 +80,7 @@ fn rows_are_those_of_the_table() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn arguments_that_do_not_fit_are_refused() {
     let check = |[ids, feedback, slot]: [u32; 3], previous: &[u32], width: usize, expect: &str| {
         let gpu = gpu();
         let table = upload(&gpu, Kind::F32, &[0.0; 12]);

@@ -165,7 +165,7 @@ mod tests {
     use super::explain;
 
     #[test]
-    fn what_is_missing_is_said_with_what_to_do() {
+    fn missing_parts_are_named_with_a_remedy() {
         let check = |missing: &[&str], parts: &[&str]| {
             let said = explain(missing).unwrap_err();
             assert!(parts.iter().all(|part| said.contains(part)), "{said}");

@@ -278,7 +278,7 @@ fn long_histories_are_counted_whole() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn arguments_that_do_not_fit_are_refused() {
     let check = |vocab_size: usize, change: fn(&mut [u32]), len: u32, expect: &str| {
         let gpu = gpu();
         let logits = upload(&gpu, Kind::F32, &[0.0; 10]);
