@@ -23,7 +23,7 @@ fn tar(arguments: &[&str]) {
     assert!(Command::new("tar").args(arguments).status().unwrap().success(), "{arguments:?}");
 }
 
-/// Seconds since 1970.
+/// The time now, in seconds since 1970.
 fn seconds_now() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs()
 }
@@ -33,7 +33,7 @@ fn body(model: &str, stream: bool, max_tokens: u32, seed: u32) -> Value {
             "stream": stream, "max_tokens": max_tokens, "ignore_eos": true, "seed": seed })
 }
 
-/// What a client sent and got.
+/// The request that a client sent, and the answer that it got.
 fn exchange(id: &str, body: &Value, reply: &Reply) -> Value {
     assert_eq!(reply.status, 200, "{}", reply.body);
     json!({ "id": id, "body": body, "answer": reply.body })
