@@ -11,7 +11,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-type Labels<const N: usize> = [(&'static str, String); N];
+/// One metric for each value of its labels.
+type By<const LABELS: usize, M> = Family<[(&'static str, String); LABELS], M>;
 type Ratio = Gauge<f64, AtomicU64>;
 
 // Upper bounds of the histograms' buckets, seconds.
@@ -25,60 +26,90 @@ const REQUEST: [f64; 14] =
     [0.1, 0.3, 0.5, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 240.0, 480.0];
 const COMMIT: [f64; 10] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0];
 
-/// All metrics of the node.
-#[derive(Debug)]
-pub struct Metrics {
-    registry: Registry,
-    pub time_to_first_token: Histogram,
-    pub inter_token_latency: Histogram,
-    pub queue_time: Histogram,
-    pub request_latency: Histogram,
-    pub commit_time: Histogram,
-    pub replays: Counter,
-    pub attaches: Counter,
-    pub charged_units: Counter,
-    prompt_tokens: Counter,
-    cached_tokens: Counter,
-    generation_tokens: Counter,
-    requests: Family<Labels<1>, Counter>,
-    responses: Family<Labels<2>, Counter>,
-    engine_failures: Family<Labels<1>, Counter>,
-    ready: Gauge,
-    engines: EngineMetrics,
-    models: ModelMetrics,
-    ledger: LedgerMetrics,
+/// Defines the metrics. Each has the function that registers it with its arguments: the name, the
+/// help text, and the buckets of a histogram. They are told in this order.
+macro_rules! metrics {
+    ($($scope:vis $field:ident: $type:ty = $register:ident($($argument:expr),+);)+) => {
+        /// All metrics of the node.
+        #[derive(Debug)]
+        pub struct Metrics {
+            registry: Registry,
+            $($scope $field: $type,)+
+        }
+
+        impl Default for Metrics {
+            fn default() -> Self {
+                let mut registry = Registry::with_prefix("cresset");
+                $(let $field = $register(&mut registry, $($argument),+);)+
+                Self { registry, $($field),+ }
+            }
+        }
+    };
 }
 
-/// Metrics of the loaded models' engines, by model.
-#[derive(Debug)]
-struct EngineMetrics {
-    running: Family<Labels<1>, Gauge>,
-    waiting: Family<Labels<1>, Gauge>,
-    kv_usage: Family<Labels<1>, Ratio>,
-    throughput: Family<Labels<1>, Ratio>,
-    prefix_hits: Family<Labels<1>, Counter>,
-    preemptions: Family<Labels<1>, Counter>,
-    stops: Family<Labels<1>, Counter>,
-    late_frees: Family<Labels<1>, Counter>,
-}
+metrics! {
+    pub time_to_first_token: Histogram = histogram("time_to_first_token_seconds",
+        "Seconds from a request's admission to its first output token", &FIRST_TOKEN);
+    pub inter_token_latency: Histogram = histogram("inter_token_latency_seconds",
+        "Seconds between two output tokens of a request", &BETWEEN_TOKENS);
+    pub queue_time: Histogram = histogram("request_queue_time_seconds",
+        "Seconds from a request's admission to its first computed token", &REQUEST);
+    pub request_latency: Histogram = histogram("e2e_request_latency_seconds",
+        "Seconds from a request's admission to its settlement", &REQUEST);
+    pub commit_time: Histogram = histogram("ledger_commit_seconds",
+        "Seconds until a durable ledger command was acknowledged", &COMMIT);
+    pub replays: Counter = add("idempotent_replays", "Requests answered with a stored answer");
+    pub attaches: Counter = add("idempotent_attaches", "Requests that joined a running one");
+    pub charged_units: Counter = add("charged_microcredits",
+        "Microcredits charged at settlements");
+    prompt_tokens: Counter = add("prompt_tokens", "Prompt tokens of settled requests");
+    cached_tokens: Counter = add("prompt_tokens_cached",
+        "Prompt tokens of settled requests that the prefix cache served");
+    generation_tokens: Counter = add("generation_tokens", "Output tokens of settled requests");
+    requests: By<1, Counter> = add("requests", "Requests when they end, by how they ended");
+    responses: By<2, Counter> = add("http_responses", "HTTP responses by status and code");
+    engine_failures: By<1, Counter> = add("engine_failures",
+        "Requests that failed in the engine, by kind: sampling, shape, out_of_memory, \
+         device_lost, integrity, compute, panic, not_loaded, shut_down");
+    ready: Gauge = add("ready", "1 while the node can serve, else 0");
 
-/// Metrics of the models in memory.
-#[derive(Debug)]
-struct ModelMetrics {
-    loaded: Family<Labels<1>, Gauge>,
-    memory: Gauge,
-    loads: Counter,
-    unloads: Counter,
-    failures: Family<Labels<1>, Counter>,
-}
+    // The loaded models' engines, by model.
+    running: By<1, Gauge> = add("num_requests_running", "Sequences in the running batch now");
+    waiting: By<1, Gauge> = add("num_requests_waiting", "Sequences that wait to start now");
+    kv_usage: By<1, Ratio> = add("kv_cache_usage_ratio",
+        "Share of KV blocks in use now, 0 to 1");
+    throughput: By<1, Ratio> = add("generation_tokens_per_second",
+        "Tokens produced per second, over the last seconds");
+    prefix_hits: By<1, Counter> = add("prefix_cache_hit_tokens",
+        "Prompt tokens found in the prefix cache since the engine's start");
+    preemptions: By<1, Counter> = add("num_preemptions",
+        "Running sequences put back to waiting because KV blocks were short");
+    stops: By<1, Counter> = add("num_stopped",
+        "Running sequences stopped by a cancel, a stop string or a disconnect");
+    late_frees: By<1, Counter> = add("kv_late_frees",
+        "Stopped sequences that held their KV blocks for more than two steps");
 
-#[derive(Debug)]
-struct LedgerMetrics {
-    open_reservations: Gauge,
-    audit_ok: Gauge,
-    violations: Counter,
-    oldest_reservation: Ratio,
-    releases: Family<Labels<1>, Counter>,
+    // The models in memory.
+    loaded: By<1, Gauge> = add("model_loaded", "1 while the model is in memory, else 0");
+    model_memory: Gauge = add("model_memory_bytes",
+        "Bytes of weights and KV caches of the loaded models now");
+    loads: Counter = add("model_loads", "Loads of models that were started");
+    unloads: Counter = add("model_unloads", "Models unloaded to make room");
+    model_failures: By<1, Counter> = add("model_failures",
+        "Models that could not be loaded or whose engine ended by itself, by kind: \
+         not_loaded, out_of_memory, device_lost, integrity, panic, shape, compute");
+
+    // The ledger.
+    open_reservations: Gauge = add("ledger_open_reservations",
+        "Requests that hold a reservation now");
+    audit_ok: Gauge = add("ledger_audit_ok",
+        "1 while the ledger commits and no audit has failed, else 0");
+    violations: Counter = add("ledger_violations",
+        "Broken rules that audits and commands have found since the node's start");
+    oldest_reservation: Ratio = add("ledger_oldest_reservation_seconds",
+        "Age of the oldest open reservation in seconds, 0 when there is none");
+    releases: By<1, Counter> = add("ledger_releases",
+        "Reservations that ended uncharged since the node's start, by cause");
 }
 
 /// The state of one engine at a scrape. Counts are totals since the engine started.
@@ -96,156 +127,6 @@ pub struct EngineSample {
     pub tokens_per_second: f64,
 }
 
-impl Default for Metrics {
-    fn default() -> Self {
-        let mut registry = Registry::with_prefix("cresset");
-        let r = &mut registry;
-        Self {
-            time_to_first_token: histogram(
-                r,
-                "time_to_first_token_seconds",
-                "Seconds from a request's admission to its first output token",
-                &FIRST_TOKEN,
-            ),
-            inter_token_latency: histogram(
-                r,
-                "inter_token_latency_seconds",
-                "Seconds between two output tokens of a request",
-                &BETWEEN_TOKENS,
-            ),
-            queue_time: histogram(
-                r,
-                "request_queue_time_seconds",
-                "Seconds from a request's admission to its first computed token",
-                &REQUEST,
-            ),
-            request_latency: histogram(
-                r,
-                "e2e_request_latency_seconds",
-                "Seconds from a request's admission to its settlement",
-                &REQUEST,
-            ),
-            commit_time: histogram(
-                r,
-                "ledger_commit_seconds",
-                "Seconds until a durable ledger command was acknowledged",
-                &COMMIT,
-            ),
-            replays: add(r, "idempotent_replays", "Requests answered with a stored answer"),
-            attaches: add(r, "idempotent_attaches", "Requests that joined a running one"),
-            charged_units: add(r, "charged_microcredits", "Microcredits charged at settlements"),
-            prompt_tokens: add(r, "prompt_tokens", "Prompt tokens of settled requests"),
-            cached_tokens: add(
-                r,
-                "prompt_tokens_cached",
-                "Prompt tokens of settled requests that the prefix cache served",
-            ),
-            generation_tokens: add(r, "generation_tokens", "Output tokens of settled requests"),
-            requests: add(r, "requests", "Requests when they end, by how they ended"),
-            responses: add(r, "http_responses", "HTTP responses by status and code"),
-            engine_failures: add(
-                r,
-                "engine_failures",
-                "Requests that failed in the engine, by kind: sampling, shape, out_of_memory, \
-                 device_lost, integrity, compute, panic, not_loaded, shut_down",
-            ),
-            ready: add(r, "ready", "1 while the node can serve, else 0"),
-            engines: EngineMetrics::new(r),
-            models: ModelMetrics::new(r),
-            ledger: LedgerMetrics::new(r),
-            registry,
-        }
-    }
-}
-
-impl EngineMetrics {
-    fn new(r: &mut Registry) -> Self {
-        Self {
-            running: add(r, "num_requests_running", "Sequences in the running batch now"),
-            waiting: add(r, "num_requests_waiting", "Sequences that wait to start now"),
-            kv_usage: add(r, "kv_cache_usage_ratio", "Share of KV blocks in use now, 0 to 1"),
-            throughput: add(
-                r,
-                "generation_tokens_per_second",
-                "Tokens produced per second, over the last seconds",
-            ),
-            prefix_hits: add(
-                r,
-                "prefix_cache_hit_tokens",
-                "Prompt tokens found in the prefix cache since the engine's start",
-            ),
-            preemptions: add(
-                r,
-                "num_preemptions",
-                "Running sequences put back to waiting because KV blocks were short",
-            ),
-            stops: add(
-                r,
-                "num_stopped",
-                "Running sequences stopped by a cancel, a stop string or a disconnect",
-            ),
-            late_frees: add(
-                r,
-                "kv_late_frees",
-                "Stopped sequences that held their KV blocks for more than two steps",
-            ),
-        }
-    }
-}
-
-impl ModelMetrics {
-    fn new(r: &mut Registry) -> Self {
-        Self {
-            loaded: add(r, "model_loaded", "1 while the model is in memory, else 0"),
-            memory: add(
-                r,
-                "model_memory_bytes",
-                "Bytes of weights and KV caches of the loaded models now",
-            ),
-            loads: add(r, "model_loads", "Loads of models that were started"),
-            unloads: add(r, "model_unloads", "Models unloaded to make room"),
-            failures: add(
-                r,
-                "model_failures",
-                "Models that could not be loaded or whose engine ended by itself, by kind: \
-                 not_loaded, out_of_memory, device_lost, integrity, panic, shape, compute",
-            ),
-        }
-    }
-}
-
-impl LedgerMetrics {
-    fn new(r: &mut Registry) -> Self {
-        Self {
-            open_reservations: add(
-                r,
-                "ledger_open_reservations",
-                "Requests that hold a reservation now",
-            ),
-            audit_ok: add(
-                r,
-                "ledger_audit_ok",
-                "1 while the ledger commits and no audit has failed, else 0",
-            ),
-            violations: add(
-                r,
-                "ledger_violations",
-                "Broken rules that audits and commands have found since the node's start",
-            ),
-            oldest_reservation: add(
-                r,
-                "ledger_oldest_reservation_seconds",
-                "Age of the oldest open reservation in seconds, 0 when there is none",
-            ),
-            releases: add(
-                r,
-                "ledger_releases",
-                "Reservations that ended uncharged since the node's start, by cause",
-            ),
-        }
-    }
-}
-
 fn add<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, help: &str) -> M {
     let metric = M::default();
     registry.register(name, help, metric.clone());
@@ -253,11 +134,7 @@ fn add<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, help: &
 }
 
 /// Sets counters to totals that are counted elsewhere.
-fn tell_totals(
-    family: &Family<Labels<1>, Counter>,
-    label: &'static str,
-    totals: &BTreeMap<&'static str, u64>,
-) {
+fn tell_totals(family: &By<1, Counter>, label: &'static str, totals: &BTreeMap<&'static str, u64>) {
     for (value, count) in totals {
         let counter = family.get_or_create(&[(label, (*value).to_owned())]);
         counter.inner().store(*count, Ordering::Relaxed);
@@ -295,38 +172,38 @@ impl Metrics {
 
     pub fn sample_engine(&self, model: &str, sample: &EngineSample) {
         let label = &[("model", model.to_owned())];
-        self.engines.running.get_or_create(label).set(sample.running as i64);
-        self.engines.waiting.get_or_create(label).set(sample.waiting as i64);
+        self.running.get_or_create(label).set(sample.running as i64);
+        self.waiting.get_or_create(label).set(sample.waiting as i64);
         let used = sample.blocks_used as f64 / sample.blocks_total.max(1) as f64;
-        self.engines.kv_usage.get_or_create(label).set(used);
-        self.engines.throughput.get_or_create(label).set(sample.tokens_per_second);
+        self.kv_usage.get_or_create(label).set(used);
+        self.throughput.get_or_create(label).set(sample.tokens_per_second);
         // The engine counts from its own start, so these counters are set to its totals.
         for (family, total) in [
-            (&self.engines.prefix_hits, sample.prefix_hit_tokens),
-            (&self.engines.preemptions, sample.preemptions),
-            (&self.engines.stops, sample.stops),
-            (&self.engines.late_frees, sample.late_frees),
+            (&self.prefix_hits, sample.prefix_hit_tokens),
+            (&self.preemptions, sample.preemptions),
+            (&self.stops, sample.stops),
+            (&self.late_frees, sample.late_frees),
         ] {
             family.get_or_create(label).inner().store(total, Ordering::Relaxed);
         }
-        self.models.loaded.get_or_create(label).set(sample.loaded.into());
+        self.loaded.get_or_create(label).set(sample.loaded.into());
     }
 
     /// `bytes` are held by loaded models; loads and unloads are totals since the start.
     pub fn sample_pool(&self, bytes: u64, loads: u64, unloads: u64) {
-        self.models.memory.set(bytes as i64);
-        self.models.loads.inner().store(loads, Ordering::Relaxed);
-        self.models.unloads.inner().store(unloads, Ordering::Relaxed);
+        self.model_memory.set(bytes as i64);
+        self.loads.inner().store(loads, Ordering::Relaxed);
+        self.unloads.inner().store(unloads, Ordering::Relaxed);
     }
 
     /// Sets the totals since the start, by the kind of the error.
     pub fn sample_model_failures(&self, failures: &BTreeMap<&'static str, u64>) {
-        tell_totals(&self.models.failures, "kind", failures);
+        tell_totals(&self.model_failures, "kind", failures);
     }
 
     pub fn sample_node(&self, open_reservations: usize, audit_ok: bool, ready: bool) {
-        self.ledger.open_reservations.set(open_reservations as i64);
-        self.ledger.audit_ok.set(audit_ok.into());
+        self.open_reservations.set(open_reservations as i64);
+        self.audit_ok.set(audit_ok.into());
         self.ready.set(ready.into());
     }
 
@@ -337,9 +214,9 @@ impl Metrics {
         oldest: Duration,
         releases: &BTreeMap<&'static str, u64>,
     ) {
-        self.ledger.violations.inner().store(violations, Ordering::Relaxed);
-        self.ledger.oldest_reservation.set(oldest.as_secs_f64());
-        tell_totals(&self.ledger.releases, "cause", releases);
+        self.violations.inner().store(violations, Ordering::Relaxed);
+        self.oldest_reservation.set(oldest.as_secs_f64());
+        tell_totals(&self.releases, "cause", releases);
     }
 
     /// All metrics in OpenMetrics text form.
