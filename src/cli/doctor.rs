@@ -1,11 +1,10 @@
 //! `cresset doctor`: finds problems on this machine, and names the commands that mend them.
 
-use super::Globals;
-use super::support::context::{Context, data_dir, load_config};
+use super::support::context::{Context, Globals, data_dir, load_config};
 use super::support::output::{CommandError, CommandResult, Output, Style, note, style};
 use super::support::text;
 use crate::catalogue::QualifiedModel;
-use crate::config::Config;
+use crate::config::{Config, memory_bytes};
 use crate::node::ComputeDevice;
 use crate::server::operator::AdminCommand;
 use crate::store::{Store, StoreConfig};
@@ -45,16 +44,12 @@ impl Finding {
     }
 
     fn warning(check: &'static str, detail: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self {
-            check,
-            verdict: Severity::Warning,
-            detail: detail.into(),
-            remedy: Some(remedy.into()),
-        }
+        let remedy = Some(remedy.into());
+        Self { verdict: Severity::Warning, remedy, ..Self::good(check, detail) }
     }
 
     fn wrong(check: &'static str, detail: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { check, verdict: Severity::Wrong, detail: detail.into(), remedy: Some(remedy.into()) }
+        Self { verdict: Severity::Wrong, ..Self::warning(check, detail, remedy) }
     }
 }
 
@@ -122,7 +117,7 @@ fn vector_unit() -> &'static str {
 }
 
 fn memory() -> Finding {
-    let Some(available) = available_memory() else {
+    let Some(available) = memory_bytes("MemAvailable") else {
         return Finding::warning("memory", "cannot be read here", "see that 1 GiB or more is free");
     };
     let detail = format!("{} available", text::mebibytes(available));
@@ -134,13 +129,6 @@ fn memory() -> Finding {
         );
     }
     Finding::good("memory", detail)
-}
-
-fn available_memory() -> Option<u64> {
-    let information = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = information.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kibibytes: u64 = line.trim().trim_end_matches(" kB").parse().ok()?;
-    Some(kibibytes * 1024)
 }
 
 fn disk(data_dir: &Path) -> Finding {
@@ -207,22 +195,15 @@ fn fetching(config: &Config) -> Finding {
 async fn folder(context: &Context) -> Vec<Finding> {
     let shown = context.data_dir.display();
     if !Store::exists(&StoreConfig::folder(&context.data_dir)) {
-        return vec![
-            Finding::warning(
-                "ledger",
-                format!("there is none in {shown}"),
-                "cresset init (or cresset quickstart)",
-            ),
-            port("port", context.config.listen.public),
-            port("operator port", context.config.listen.operator),
-        ];
+        let what = format!("there is none in {shown}");
+        let missing = Finding::warning("ledger", what, "cresset init (or cresset quickstart)");
+        return std::iter::once(missing).chain(ports(&context.config)).collect();
     }
     let mut findings = vec![ledger(context).await];
     if let Ok(Some(status)) = context.ask_node(&AdminCommand::Status).await {
         findings.push(node(&status));
     } else {
-        findings.push(port("port", context.config.listen.public));
-        findings.push(port("operator port", context.config.listen.operator));
+        findings.extend(ports(&context.config));
     }
     findings.push(models(context));
     findings
@@ -272,6 +253,11 @@ fn models(context: &Context) -> Finding {
         ),
         Err(failure) => Finding::wrong("models", failure.to_string(), "cresset models list"),
     }
+}
+
+/// The ports that a node would take.
+fn ports(config: &Config) -> [Finding; 2] {
+    [port("port", config.listen.public), port("operator port", config.listen.operator)]
 }
 
 fn port(check: &'static str, address: SocketAddr) -> Finding {

@@ -105,7 +105,9 @@ struct Layers {
 
 impl Layers {
     fn new() -> Self {
-        Self { table: as_table(&Config::default()), origins: BTreeMap::new() }
+        let defaults = Table::try_from(Config::default());
+        let table = defaults.expect("invariant: the configuration is representable as TOML");
+        Self { table, origins: BTreeMap::new() }
     }
 
     fn add_file(&mut self, path: &Path, text: &str) -> Result<(), ConfigError> {
@@ -241,10 +243,6 @@ fn flatten(prefix: &str, value: &Value, visit: &mut impl FnMut(&str, &Value)) {
         let path = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
         flatten(&path, value, visit);
     }
-}
-
-fn as_table(config: &Config) -> Table {
-    Table::try_from(config).expect("the configuration is representable as TOML")
 }
 
 #[cfg(test)]

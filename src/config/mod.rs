@@ -16,45 +16,28 @@ pub use sections::{
 };
 
 use schemars::JsonSchema;
+use sections::section;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
+section! {
 /// All settings. Unknown keys are errors.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// Name of the service: clients may send the session header as X-NAME-Session-Id. Letters,
     /// digits and dashes.
-    pub service_name: String,
-    pub listen: ListenSettings,
-    pub engine: EngineSettings,
-    pub http: HttpSettings,
-    pub requests: RequestSettings,
-    pub credentials: CredentialSettings,
-    pub hub: HubSettings,
-    pub qualification: QualificationSettings,
-    pub quickstart: QuickstartSettings,
-    pub log: LogSettings,
+    pub service_name: String = "Cresset".into(),
+    pub listen: ListenSettings = ListenSettings::default(),
+    pub engine: EngineSettings = EngineSettings::default(),
+    pub http: HttpSettings = HttpSettings::default(),
+    pub requests: RequestSettings = RequestSettings::default(),
+    pub credentials: CredentialSettings = CredentialSettings::default(),
+    pub hub: HubSettings = HubSettings::default(),
+    pub qualification: QualificationSettings = QualificationSettings::default(),
+    pub quickstart: QuickstartSettings = QuickstartSettings::default(),
+    pub log: LogSettings = LogSettings::default(),
     /// Limits of accounts, by plan name. Each account names one; `default` must exist.
-    pub plans: BTreeMap<String, Plan>,
+    pub plans: BTreeMap<String, Plan> = BTreeMap::from([("default".into(), Plan::default())]),
 }
-
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            service_name: "Cresset".into(),
-            listen: ListenSettings::default(),
-            engine: EngineSettings::default(),
-            http: HttpSettings::default(),
-            requests: RequestSettings::default(),
-            credentials: CredentialSettings::default(),
-            hub: HubSettings::default(),
-            qualification: QualificationSettings::default(),
-            quickstart: QuickstartSettings::default(),
-            log: LogSettings::default(),
-            plans: BTreeMap::from([("default".into(), Plan::default())]),
-        }
-    }
 }
 
 /// Why a configuration was refused: names the file, variable or flag, the key, and the line where
@@ -86,15 +69,17 @@ impl Config {
     /// Memory for all loaded models, bytes, with 0 resolved.
     pub fn model_bytes(&self) -> u64 {
         match self.engine.memory_mib as u64 {
-            0 => machine_bytes().map_or(u64::MAX, |bytes| bytes / 4 * 3),
+            0 => memory_bytes("MemTotal").map_or(u64::MAX, |bytes| bytes / 4 * 3),
             mib => mib << 20,
         }
     }
 }
 
-/// Memory of this machine in bytes; `None` where the platform does not say.
-fn machine_bytes() -> Option<u64> {
+/// A figure of this machine's memory, such as `MemTotal`, in bytes; `None` where the platform does
+/// not say.
+pub fn memory_bytes(figure: &str) -> Option<u64> {
     let info = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let kibibytes = info.strip_prefix("MemTotal:")?.split_whitespace().next()?;
-    Some(kibibytes.parse::<u64>().ok()? * 1024)
+    let rest = info.lines().find_map(|line| line.strip_prefix(figure)?.strip_prefix(':'))?;
+    let kibibytes: u64 = rest.trim().trim_end_matches(" kB").parse().ok()?;
+    Some(kibibytes * 1024)
 }

@@ -1,78 +1,103 @@
-//! The sections of the configuration, with their defaults. Every number carries its bounds here and
-//! nowhere else, and names its unit. Most upper bounds are far above any sensible value: they catch
-//! a wrong unit, such as bytes where MiB are meant.
+//! The sections of the configuration. Every field carries its default here and nowhere else, and
+//! every number its bounds and its unit. Most upper bounds are far above any sensible value: they
+//! catch a wrong unit, such as bytes where MiB are meant.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, Serializer};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// The addresses on which the node listens.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct ListenSettings {
-    /// Address of the public /v1 surface. Port 0 picks a free one.
-    pub public: SocketAddr,
-    /// Address of the operator surface (health, readiness, metrics). It asks for no credential.
-    pub operator: SocketAddr,
-    /// Allows `operator` to be an address that other machines can reach. Set it only behind a
-    /// firewall of your own.
-    pub operator_beyond_loopback: bool,
+/// Defines a section: each field with its documentation, its bounds and its default.
+macro_rules! section {
+    (
+        $(#[$about:meta])*
+        pub struct $section:ident {
+            $($(#[$attribute:meta])* pub $field:ident: $type:ty = $default:expr,)+
+        }
+    ) => {
+        $(#[$about])*
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+        #[serde(default, deny_unknown_fields)]
+        pub struct $section {
+            $($(#[$attribute])* pub $field: $type,)+
+        }
+
+        impl Default for $section {
+            fn default() -> Self {
+                Self { $($field: $default),+ }
+            }
+        }
+    };
 }
 
+pub(super) use section;
+
+section! {
+/// The addresses on which the node listens.
+pub struct ListenSettings {
+    /// Address of the public /v1 surface. Port 0 picks a free one.
+    pub public: SocketAddr = ([127, 0, 0, 1], 8080).into(),
+    /// Address of the operator surface (health, readiness, metrics). It asks for no credential.
+    pub operator: SocketAddr = ([127, 0, 0, 1], 8081).into(),
+    /// Allows `operator` to be an address that other machines can reach. Set it only behind a
+    /// firewall of your own.
+    pub operator_beyond_loopback: bool = false,
+}
+}
+
+section! {
 /// The inference engine.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
 pub struct EngineSettings {
     /// Where models run: `cpu`, `cuda:0` (the first NVIDIA GPU; `cuda:1` the second), or `auto`:
     /// the first GPU where the build and the machine have one, else the CPU. A GPU needs a build
     /// with the feature `cuda`.
-    pub device: DeviceSetting,
+    pub device: DeviceSetting = DeviceSetting::Auto,
     /// Compute threads on the CPU. 0 uses every core.
     #[schemars(range(min = 0, max = 1_024))]
-    pub threads: usize,
+    pub threads: usize = 0,
     /// Memory for the key-value cache of each loaded model on the CPU, MiB. On a GPU,
     /// `gpu_memory_share` decides it.
     #[schemars(range(min = 1, max = 1 << 24))]
-    pub kv_mib: usize,
+    pub kv_mib: usize = 1024,
     /// Share of a GPU's memory that each loaded model may take. Its key-value cache gets what
     /// weights and workspace leave of it; the rest is for recorded steps and the driver.
     #[schemars(range(min = 0.05, max = 1))]
-    pub gpu_memory_share: f64,
+    pub gpu_memory_share: f64 = 0.9,
     /// Largest decoding step that is recorded once at start and then replayed on a GPU, sequences.
     /// 0 records none.
     #[schemars(range(min = 0, max = 1_024))]
-    pub gpu_graph_rows: usize,
+    pub gpu_graph_rows: usize = 512,
     /// On a GPU, gives the same tokens whatever else runs and however a prompt is cut, at some cost
     /// in speed. The CPU always does.
-    pub deterministic: bool,
+    pub deterministic: bool = false,
     /// Memory for weights and key-value caches of all loaded models together, MiB; on a GPU for
     /// their weights alone. Idle models make room for those that are asked for. 0 takes three
     /// quarters of the machine's memory.
     #[schemars(range(min = 0, max = 1 << 24))]
-    pub memory_mib: usize,
+    pub memory_mib: usize = 0,
     /// How long a request waits for its model to be loaded before it is turned away as overloaded,
     /// seconds.
     #[schemars(range(min = 1, max = 3_600))]
-    pub model_wait_seconds: u64,
+    pub model_wait_seconds: u64 = 60,
     /// Tokens in one block of the key-value cache.
     #[schemars(extend("enum" = [16, 32, 64]))]
-    pub block_size: usize,
+    pub block_size: usize = 16,
     /// Tokens computed in one step, prompt chunks and generated tokens together.
     #[schemars(range(min = 16, max = 65_536))]
-    pub max_batched_tokens: usize,
+    pub max_batched_tokens: usize = 512,
     /// Sequences in one step; at most `max_batched_tokens`, since each needs a token.
     #[schemars(range(min = 1, max = 65_536))]
-    pub max_rows: usize,
+    pub max_rows: usize = 256,
     /// Sequences waiting to start before new ones are refused as overloaded.
     #[schemars(range(min = 1, max = 1 << 20))]
-    pub max_waiting: usize,
+    pub max_waiting: usize = 1024,
     /// Longest prompt plus output served, tokens. 0 takes the model's own limit.
     #[schemars(range(min = 0, max = 1 << 24))]
-    pub max_context: usize,
+    pub max_context: usize = 0,
     /// Turns every weight into f32 at load: the exact reference, at several times the memory. On a
     /// GPU, activations and cache are then f32 too, and bf16 otherwise.
-    pub dequantise: bool,
+    pub dequantise: bool = false,
+}
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -111,93 +136,93 @@ impl From<DeviceSetting> for String {
     }
 }
 
+section! {
 /// Limits of the HTTP surface.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
 pub struct HttpSettings {
     /// Time for a new connection to send its first byte, seconds.
     #[schemars(range(min = 1, max = 3_600))]
-    pub first_byte_seconds: u64,
+    pub first_byte_seconds: u64 = 10,
     /// Time to read a request's line and headers, from their first byte, seconds.
     #[schemars(range(min = 1, max = 3_600))]
-    pub header_seconds: u64,
+    pub header_seconds: u64 = 10,
     /// Time to read a request's body, seconds.
     #[schemars(range(min = 1, max = 3_600))]
-    pub body_seconds: u64,
+    pub body_seconds: u64 = 30,
     /// Time a client may take no bytes of an answer before its connection is closed, seconds.
     #[schemars(range(min = 1, max = 3_600))]
-    pub write_stall_seconds: u64,
+    pub write_stall_seconds: u64 = 30,
     /// Time a connection may stay open without a request on it, seconds. It should be longer than
     /// clients keep connections for reuse.
     #[schemars(range(min = 1, max = 86_400))]
-    pub idle_seconds: u64,
+    pub idle_seconds: u64 = 120,
     /// Time to go on receiving after a connection's last answer, seconds. Closing while a client
     /// still sends could keep it from reading that answer.
     #[schemars(range(min = 0, max = 60))]
-    pub linger_seconds: u64,
+    pub linger_seconds: u64 = 2,
     /// Silence on a stream before a keep-alive comment is sent, seconds.
     #[schemars(range(min = 1, max = 3_600))]
-    pub keep_alive_seconds: u64,
+    pub keep_alive_seconds: u64 = 10,
     /// Number of headers in one request.
     #[schemars(range(min = 8, max = 1_024))]
-    pub max_headers: usize,
+    pub max_headers: usize = 64,
     /// Size of the request line and headers of one request, bytes.
     #[schemars(range(min = 8_192, max = 1 << 20))]
-    pub max_header_bytes: usize,
+    pub max_header_bytes: usize = 32 * 1024,
     /// Size of the body of one request, bytes.
     #[schemars(range(min = 1_024, max = 64 << 20))]
-    pub max_body_bytes: usize,
+    pub max_body_bytes: usize = 256 * 1024,
     /// Open connections in all.
     #[schemars(range(min = 1, max = 1 << 20))]
-    pub max_connections: usize,
+    pub max_connections: usize = 4096,
     /// Open connections from one IPv4 address or IPv6 /64 network. Further ones are closed at once.
     #[schemars(range(min = 1, max = 1 << 20))]
-    pub max_connections_per_ip: usize,
+    pub max_connections_per_ip: usize = 1024,
     /// Concurrent streams on one HTTP/2 connection.
     #[schemars(range(min = 1, max = 65_536))]
-    pub max_http2_streams: u32,
+    pub max_http2_streams: u32 = 32,
     /// Streams of one HTTP/2 connection that a client may open and reset before they were served.
     #[schemars(range(min = 1, max = 65_536))]
-    pub max_http2_resets: usize,
+    pub max_http2_resets: usize = 64,
     /// Time between two HTTP/2 pings, which find out that a client is gone, seconds.
     #[schemars(range(min = 1, max = 3_600))]
-    pub http2_ping_seconds: u64,
+    pub http2_ping_seconds: u64 = 20,
     /// Failed authentications from one IPv4 address or IPv6 /64 network in a minute. Each further
     /// one closes its connection. A valid credential is accepted all the same, whatever others
     /// behind the same address send.
     #[schemars(range(min = 1, max = 1 << 20))]
-    pub failed_auth_per_minute: u32,
+    pub failed_auth_per_minute: u32 = 600,
+}
 }
 
+section! {
 /// Timing and limits of a request from its admission to its end.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
 pub struct RequestSettings {
     /// Time that a stream without a listener goes on before it is cancelled, seconds.
     #[schemars(range(min = 0, max = 3_600))]
-    pub disconnect_grace_seconds: u64,
+    pub disconnect_grace_seconds: u64 = 15,
     /// Longest life of a request from admission to its end, seconds.
     #[schemars(range(min = 1, max = 86_400))]
-    pub deadline_seconds: u64,
+    pub deadline_seconds: u64 = 600,
     /// How long DELETE waits for the request's end before it answers 202, milliseconds.
     #[schemars(range(min = 0, max = 60_000))]
-    pub cancel_wait_milliseconds: u64,
+    pub cancel_wait_milliseconds: u64 = 2_000,
     /// Connections that may listen to one running request.
     #[schemars(range(min = 1, max = 1_024))]
-    pub max_subscribers: usize,
+    pub max_subscribers: usize = 4,
     /// How long answers are kept for replay, hours.
     #[schemars(range(min = 1, max = 24 * 365))]
-    pub body_retention_hours: u64,
+    pub body_retention_hours: u64 = 24,
     /// How long a finished request's id is remembered, days.
     #[schemars(range(min = 1, max = 3_650))]
-    pub tombstone_days: u64,
+    pub tombstone_days: u64 = 30,
     /// Time running work gets to finish at shutdown, seconds.
     #[schemars(range(min = 0, max = 86_400))]
-    pub drain_grace_seconds: u64,
+    pub drain_grace_seconds: u64 = 30,
     /// Free disk space below which new requests are refused, so that running ones can still be
     /// ended, MiB. It is measured where the data folder is.
     #[schemars(range(min = 128, max = 1 << 24))]
-    pub min_free_mib: u64,
+    pub min_free_mib: u64 = 512,
+}
 }
 
 impl RequestSettings {
@@ -212,27 +237,27 @@ impl RequestSettings {
     }
 }
 
+section! {
 /// Client credentials.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
 pub struct CredentialSettings {
     /// Beginning of every key and token: PREFIX_key_… and PREFIX_app_…. Lower-case letters and
     /// digits.
-    pub prefix: String,
+    pub prefix: String = "cresset".into(),
+}
 }
 
+section! {
 /// The sources of releases.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
 pub struct HubSettings {
     /// Base address of the model hub. `HF_ENDPOINT` sets it too.
-    pub endpoint: Option<String>,
+    pub endpoint: Option<String> = None,
     /// Access token for gated repositories. `HF_TOKEN` sets it too. Never shown.
     #[serde(serialize_with = "hide")]
     #[schemars(extend("writeOnly" = true))]
-    pub token: Option<String>,
+    pub token: Option<String> = None,
     /// Python interpreter whose pip fetches releases from Python packages.
-    pub python: PathBuf,
+    pub python: PathBuf = "python3".into(),
+}
 }
 
 /// Shows that a secret is set, without showing it.
@@ -241,35 +266,35 @@ fn hide<S: Serializer>(secret: &Option<String>, serializer: S) -> Result<S::Ok, 
     secret.as_ref().map(|_| "(set, not shown)").serialize(serializer)
 }
 
+section! {
 /// The qualification of releases on this hardware.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
 pub struct QualificationSettings {
     /// Age at which a qualification record stops counting, days.
     #[schemars(range(min = 1, max = 3_650))]
-    pub max_age_days: u64,
+    pub max_age_days: u64 = 90,
     /// Longest context that the quick suite runs, tokens.
     #[schemars(range(min = 1, max = 1 << 24))]
-    pub quick_context_tokens: u32,
+    pub quick_context_tokens: u32 = 2048,
+}
 }
 
+section! {
 /// The settings of `quickstart`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
 pub struct QuickstartSettings {
     /// Trial credits of the first account, microcredits.
     #[schemars(range(min = 0, max = i64::MAX))]
-    pub trial_units: u64,
+    pub trial_units: u64 = 100_000_000,
+}
 }
 
+section! {
 /// Logging to stderr.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
 pub struct LogSettings {
     /// How each line is written: text for people, JSON for collectors.
-    pub format: LogFormat,
+    pub format: LogFormat = LogFormat::Text,
     /// Filter such as `info` or `cresset=debug,warn`.
-    pub level: String,
+    pub level: String = "info".into(),
+}
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -279,142 +304,29 @@ pub enum LogFormat {
     Json,
 }
 
+section! {
 /// Limits of an account on this plan; all its credentials share them.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
 pub struct Plan {
     /// Completion requests a minute.
     #[schemars(range(min = 1, max = 1 << 24))]
-    pub requests_per_minute: u32,
+    pub requests_per_minute: u32 = 120,
     /// Completion requests that may come at once after a pause.
     #[schemars(range(min = 1, max = 1 << 24))]
-    pub burst: u32,
+    pub burst: u32 = 60,
     /// Requests in flight at once.
     #[schemars(range(min = 1, max = 1 << 20))]
-    pub max_concurrent: u32,
+    pub max_concurrent: u32 = 64,
     /// Ceiling on prompt plus output, tokens. Absent: the model's.
     #[schemars(range(min = 0, max = u32::MAX))]
-    pub context_tokens: Option<u32>,
+    pub context_tokens: Option<u32> = None,
     /// Ceiling on output, tokens. Absent: the model's.
     #[schemars(range(min = 0, max = u32::MAX))]
-    pub max_output_tokens: Option<u32>,
+    pub max_output_tokens: Option<u32> = None,
     /// Priority of the plan's requests when there are more than can run; higher ones start first. A
     /// request rises while it waits, so every request is served in the end.
     #[schemars(range(min = 0, max = 9))]
-    pub priority: u8,
+    pub priority: u8 = 0,
     /// Models (by name or id) the plan may use. Absent: all.
-    pub models: Option<Vec<String>>,
+    pub models: Option<Vec<String>> = None,
 }
-
-impl Default for ListenSettings {
-    fn default() -> Self {
-        Self {
-            public: ([127, 0, 0, 1], 8080).into(),
-            operator: ([127, 0, 0, 1], 8081).into(),
-            operator_beyond_loopback: false,
-        }
-    }
-}
-
-impl Default for EngineSettings {
-    fn default() -> Self {
-        Self {
-            device: DeviceSetting::Auto,
-            threads: 0,
-            kv_mib: 1024,
-            gpu_memory_share: 0.9,
-            gpu_graph_rows: 512,
-            deterministic: false,
-            memory_mib: 0,
-            model_wait_seconds: 60,
-            block_size: 16,
-            max_batched_tokens: 512,
-            max_rows: 256,
-            max_waiting: 1024,
-            max_context: 0,
-            dequantise: false,
-        }
-    }
-}
-
-impl Default for HttpSettings {
-    fn default() -> Self {
-        Self {
-            first_byte_seconds: 10,
-            header_seconds: 10,
-            body_seconds: 30,
-            write_stall_seconds: 30,
-            idle_seconds: 120,
-            linger_seconds: 2,
-            keep_alive_seconds: 10,
-            max_headers: 64,
-            max_header_bytes: 32 * 1024,
-            max_body_bytes: 256 * 1024,
-            max_connections: 4096,
-            max_connections_per_ip: 1024,
-            max_http2_streams: 32,
-            max_http2_resets: 64,
-            http2_ping_seconds: 20,
-            failed_auth_per_minute: 600,
-        }
-    }
-}
-
-impl Default for RequestSettings {
-    fn default() -> Self {
-        Self {
-            disconnect_grace_seconds: 15,
-            deadline_seconds: 600,
-            cancel_wait_milliseconds: 2_000,
-            max_subscribers: 4,
-            body_retention_hours: 24,
-            tombstone_days: 30,
-            drain_grace_seconds: 30,
-            min_free_mib: 512,
-        }
-    }
-}
-
-impl Default for CredentialSettings {
-    fn default() -> Self {
-        Self { prefix: "cresset".into() }
-    }
-}
-
-impl Default for HubSettings {
-    fn default() -> Self {
-        Self { endpoint: None, token: None, python: "python3".into() }
-    }
-}
-
-impl Default for QualificationSettings {
-    fn default() -> Self {
-        Self { max_age_days: 90, quick_context_tokens: 2048 }
-    }
-}
-
-impl Default for QuickstartSettings {
-    fn default() -> Self {
-        Self { trial_units: 100_000_000 }
-    }
-}
-
-impl Default for LogSettings {
-    fn default() -> Self {
-        Self { format: LogFormat::Text, level: "info".into() }
-    }
-}
-
-impl Default for Plan {
-    fn default() -> Self {
-        Self {
-            requests_per_minute: 120,
-            burst: 60,
-            max_concurrent: 64,
-            context_tokens: None,
-            max_output_tokens: None,
-            priority: 0,
-            models: None,
-        }
-    }
 }
