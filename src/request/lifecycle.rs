@@ -55,10 +55,10 @@ pub(super) async fn run(services: Arc<Services>, plan: RequestPlan) {
     };
     let began = Instant::now();
     guard.arm();
-    failpoint!("drive::accepted");
+    failpoint!("lifecycle::accepted");
     match commit(&services, Command::Admit(Box::new(plan.admit.clone()))).await {
         Ok(Outcome::Admitted(record)) => {
-            failpoint!("drive::admitted");
+            failpoint!("lifecycle::admitted");
             let mut running = RunningRequest::new(services.clone(), plan, events, record, began);
             running.live.decide(Admission::Admitted { created_at: running.created_at() });
             let end = running.generate(&sequence).await;
@@ -153,7 +153,7 @@ impl RunningRequest {
                         let delta = self.transcript.push(id, logprobs.as_ref());
                         self.observe_token();
                         if let Some(delta) = delta {
-                            failpoint!("drive::chunk");
+                            failpoint!("lifecycle::chunk");
                             self.live.publish(Delta::Text(delta));
                         }
                         if self.transcript.stopped {
@@ -270,9 +270,9 @@ impl RunningRequest {
         let scores = self.transcript.take_pending();
         let body = (self.render)(&self.answer(reason, usage, charged));
         store_body(&self.services, self.live.key, &body).await?;
-        failpoint!("drive::body_stored");
+        failpoint!("lifecycle::body_stored");
         let settled = self.settle(usage, SettleEnd::Completed(reason)).await?;
-        failpoint!("drive::settled");
+        failpoint!("lifecycle::settled");
         if !is_booked_as_told(&settled, charged) {
             return self.withhold(charged, &settled).await;
         }

@@ -22,25 +22,25 @@ enum Left {
 
 /// A crash while the request certainly runs: its admission and its start had time to become
 /// durable.
-const IN_THE_MIDDLE: &str = "engine::step=sleep(100);drive::chunk=2*off->return";
+const IN_THE_MIDDLE: &str = "engine::step=sleep(100);lifecycle::chunk=2*off->return";
 
 /// Commits of the ledger in the life of one request that runs alone: admission, start, settlement.
 const CRASHES: &[(&str, Left)] = &[
-    ("drive::accepted=return", Left::Nothing),
+    ("lifecycle::accepted=return", Left::Nothing),
     ("store::before_commit=return", Left::Nothing),
     ("store::after_commit=return", Left::Failed),
     // If the writer itself panics, the node ends, because it cannot work without the writer.
     ("store::acknowledge=panic", Left::Failed),
-    ("drive::admitted=return", Left::Failed),
+    ("lifecycle::admitted=return", Left::Failed),
     ("store::before_commit=1*off->return", Left::Failed),
     ("store::after_commit=1*off->return", Left::Failed),
     ("engine::step=sleep(100);engine::crash=2*off->return", Left::Failed),
-    ("drive::chunk=return", Left::Failed),
-    ("drive::chunk=3*off->return", Left::Failed),
-    ("drive::body_stored=return", Left::Failed),
+    ("lifecycle::chunk=return", Left::Failed),
+    ("lifecycle::chunk=3*off->return", Left::Failed),
+    ("lifecycle::body_stored=return", Left::Failed),
     ("store::before_commit=2*off->return", Left::Failed),
     ("store::after_commit=2*off->return", Left::Completed),
-    ("drive::settled=return", Left::Completed),
+    ("lifecycle::settled=return", Left::Completed),
 ];
 
 fn ask(model: &str, stream: bool) -> Value {
