@@ -10,14 +10,12 @@ pub mod commands;
 pub mod idempotency;
 pub mod invariants;
 pub mod journal;
-#[cfg(test)]
-pub(crate) mod memory;
 pub mod records;
 mod resolution;
 pub mod secret;
 pub mod state;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use amounts::{BucketAmounts, Microcredits, Prices, Usage};
 pub use commands::{Admit, Command, Outcome, Refusal};

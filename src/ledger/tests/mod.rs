@@ -4,6 +4,7 @@
 //! Names stand for ids. Prompt and output tokens cost one unit each, cached ones nothing, so
 //! amounts can be read off.
 
+pub(crate) mod memory;
 mod planted;
 mod rules;
 
@@ -14,12 +15,12 @@ use crate::ids::{
 use crate::ledger::amounts::{Microcredits, Prices, Usage};
 use crate::ledger::apply::{ApplyError, apply};
 use crate::ledger::commands::{Admit, Command, Outcome, ReleaseCause, SettleEnd};
-use crate::ledger::memory::MemoryState;
 use crate::ledger::records::{
     AccountStatus, Attempt, AttemptState, Bucket, Credential, CredentialKind, FailureCode,
     FinishReason, RequestKey, RequestRecord,
 };
 use crate::ledger::state::LedgerState;
+use memory::MemoryState;
 use uuid::Uuid;
 
 fn uuid(name: &str) -> Uuid {

@@ -1,11 +1,11 @@
 //! The test of the audit: each case plants one violation in a sound ledger, and the audit must name
 //! it. A command that finds one writes nothing.
 
+use super::memory::MemoryState;
 use super::{World, key, uuid};
 use crate::clock::UnixMillis;
 use crate::ids::{AccountId, ApplicationId, AttemptId, BootId};
 use crate::ledger::audit::JournalChain;
-use crate::ledger::memory::MemoryState;
 use crate::ledger::records::EntryKind;
 use crate::ledger::{Balances, BucketAmounts, Microcredits, RequestRecord, Usage, audit, journal};
 

@@ -1,12 +1,12 @@
 //! The ledger in memory: the second implementation of `LedgerState`, with which the store is
 //! compared.
 
-use super::audit::{self, AuditSource, JournalChain, JournalHeads, RowIter};
-use super::records::{
+use crate::ids::{AccountId, ApplicationId, BootId, CredentialId};
+use crate::ledger::audit::{self, AuditSource, JournalChain, JournalHeads, RowIter};
+use crate::ledger::records::{
     Account, Application, Balances, Credential, JournalEntry, RequestKey, RequestRecord,
 };
-use super::state::{Crashes, Granted, JournalHead, LedgerState, Reservation, StateResult};
-use crate::ids::{AccountId, ApplicationId, BootId, CredentialId};
+use crate::ledger::state::{Crashes, Granted, JournalHead, LedgerState, Reservation, StateResult};
 use std::collections::{BTreeMap, HashMap};
 
 #[derive(Clone, Debug, Default, PartialEq)]
