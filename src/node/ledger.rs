@@ -13,7 +13,11 @@ use std::sync::Arc;
 /// The store's limits as the configuration sets them.
 pub fn limits(config: &Config) -> Limits {
     let requests = &config.requests;
-    Limits::of(requests.body_retention_hours, requests.tombstone_days, requests.min_free_mib)
+    Limits {
+        replay_ms: requests.replay_ms(),
+        tombstone_ms: requests.tombstone_ms(),
+        min_free_bytes: requests.min_free_mib << 20,
+    }
 }
 
 /// Opens the ledger for a node. Fails when there is none, or when another process has it open.

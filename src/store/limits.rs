@@ -14,18 +14,9 @@ pub struct Limits {
     pub min_free_bytes: u64,
 }
 
-impl Limits {
-    pub fn of(replay_hours: u64, tombstone_days: u64, min_free_mib: u64) -> Self {
-        Self {
-            replay_ms: replay_hours * HOUR_MS,
-            tombstone_ms: tombstone_days * 24 * HOUR_MS,
-            min_free_bytes: min_free_mib << 20,
-        }
-    }
-}
-
 impl Default for Limits {
+    /// A day for replays, 30 days for ids, 512 MiB of free space.
     fn default() -> Self {
-        Self::of(24, 30, 512)
+        Self { replay_ms: 24 * HOUR_MS, tombstone_ms: 30 * 24 * HOUR_MS, min_free_bytes: 512 << 20 }
     }
 }

@@ -125,7 +125,8 @@ impl Store {
     /// earlier boots, starts the writer and the background audit. A second process gets `InUse`.
     pub fn open(config: &StoreConfig, clock: Arc<dyn Clock>, limits: Limits) -> StoreResult<Self> {
         let StoreConfig::Embedded(config) = config;
-        Self::start(&Arc::new(EmbeddedBackend::open(config)?), clock, limits)
+        let backend = Arc::new(EmbeddedBackend::open(config)?);
+        Self::start(&backend, clock, limits, AuditPolicy::Always)
     }
 
     /// `open` for a short command: audits only when the last stop was not orderly, and has no
@@ -137,25 +138,19 @@ impl Store {
     ) -> StoreResult<Self> {
         let StoreConfig::Embedded(config) = config;
         let backend = Arc::new(EmbeddedBackend::open(config)?);
-        let (shared, writer) = prepare(&backend, clock, limits, AuditPolicy::AfterCrash)?;
-        Self::run(shared, writer, None)
+        Self::start(&backend, clock, limits, AuditPolicy::AfterCrash)
     }
 
     fn start(
         backend: &Arc<impl Backend>,
         clock: Arc<dyn Clock>,
         limits: Limits,
+        audit_policy: AuditPolicy,
     ) -> StoreResult<Self> {
-        let (shared, writer) = prepare(backend, clock, limits, AuditPolicy::Always)?;
-        let auditor = Auditor::start(Arc::clone(&shared)).map_err(unstarted)?;
-        Self::run(shared, writer, Some(auditor))
-    }
-
-    fn run(
-        shared: Arc<StoreShared>,
-        writer: Writer<impl Backend>,
-        auditor: Option<Auditor>,
-    ) -> StoreResult<Self> {
+        let (shared, writer) = prepare(backend, clock, limits, audit_policy)?;
+        let always = audit_policy == AuditPolicy::Always;
+        let auditor = always.then(|| Auditor::start(Arc::clone(&shared)).map_err(unstarted));
+        let auditor = auditor.transpose()?;
         let thread = thread::Builder::new().name("store-writer".into());
         // Without its writer a node could end no attempt any more, whereas a crash is followed by a
         // recovery that can.
@@ -278,7 +273,8 @@ impl Store {
     }
 }
 
-/// When opening a ledger audits it.
+/// When a ledger is audited: whenever it is opened and then in the background, or only when it is
+/// opened after a crash.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum AuditPolicy {
     Always,

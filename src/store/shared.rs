@@ -80,38 +80,30 @@ impl StoreShared {
     }
 }
 
+#[derive(Default)]
 pub(super) struct Health {
-    reachable: AtomicBool,
+    /// True after a failure of the storage, until it was reopened.
+    disconnected: AtomicBool,
     /// The first violation found. It is never cleared, because a person has to look into it.
     distrusted: OnceLock<String>,
     violations: AtomicU64,
 }
 
-impl Default for Health {
-    fn default() -> Self {
-        Self {
-            reachable: AtomicBool::new(true),
-            distrusted: OnceLock::new(),
-            violations: AtomicU64::new(0),
-        }
-    }
-}
-
 impl Health {
     /// False after a failure of the storage, until it was reopened.
     pub(super) fn reachable(&self) -> bool {
-        self.reachable.load(Ordering::Acquire)
+        !self.disconnected.load(Ordering::Acquire)
     }
 
     pub(super) fn set_reachable(&self) {
-        self.reachable.store(true, Ordering::Release);
+        self.disconnected.store(false, Ordering::Release);
     }
 
     /// Stops writing: after a failure the backend must not be written to. It still serves reads
     /// until it is reopened.
     pub(super) fn disconnect(&self, why: &str) {
         tracing::error!(why, "the ledger's storage failed");
-        self.reachable.store(false, Ordering::Release);
+        self.disconnected.store(true, Ordering::Release);
     }
 
     /// Fails with the reason if a rule of the ledger was found broken.

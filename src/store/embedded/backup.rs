@@ -1,6 +1,7 @@
 //! Backups: a backup is one file with a consistent copy of the ledger and its tombstones. It is
 //! audited before it gets its name, and a restore audits it again before it replaces anything.
 
+use super::EmbeddedConfig;
 use super::disk::{self, File, LockedFolder};
 use super::files;
 use super::rows::{CleanMarker, FileIdentity};
@@ -41,10 +42,10 @@ pub(super) fn write(snapshot: &EmbeddedSnapshot, to: &Path) -> StoreResult {
     disk::rename(&unfinished, to)
 }
 
-/// Replaces the folder's files with those made from the backup `from`. The replaced ones are kept
-/// beside them.
-pub(super) fn restore(dir: &Path, from: &Path) -> StoreResult {
-    let folder = LockedFolder::lock(dir)?;
+/// Replaces a ledger that no process has open by the backup `from`, after checking the backup. The
+/// replaced files are kept beside the new ones.
+pub(in crate::store) fn restore(config: &EmbeddedConfig, from: &Path) -> StoreResult {
+    let folder = LockedFolder::lock(&config.dir)?;
     for file in File::ALL {
         remove_leftover(&folder.unfinished(file))?;
     }
@@ -148,9 +149,9 @@ fn remove_leftover(path: &Path) -> StoreResult {
     }
 }
 
-/// Creates an empty ledger; refuses where there are any files of one.
-pub(super) fn init(dir: &Path) -> StoreResult {
-    let folder = LockedFolder::lock(dir)?;
+/// Creates an empty ledger in an existing folder; refuses where there are any files of one.
+pub(in crate::store) fn init(config: &EmbeddedConfig) -> StoreResult {
+    let folder = LockedFolder::lock(&config.dir)?;
     if let Some(file) = File::ALL.into_iter().find(|&file| folder.path(file).exists()) {
         return Err(StoreError::Unusable(format!(
             "{} exists: this folder has a ledger, and it is left as it is",

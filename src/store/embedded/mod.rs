@@ -28,6 +28,7 @@ use crate::ids::BootId;
 use crate::ledger::audit::{self, AuditSource};
 use crate::ledger::state::{StateError, StateResult};
 use crate::ledger::{Account, Credential, RequestKey};
+pub(super) use backup::{init, restore};
 use bytes::Bytes;
 use disk::{Disk, File, LockedFolder};
 use files::Files;
@@ -200,11 +201,6 @@ impl Backend for EmbeddedBackend {
     }
 }
 
-/// Creates an empty ledger in an existing folder; refuses where there are any files of one.
-pub(super) fn init(config: &EmbeddedConfig) -> StoreResult {
-    backup::init(&config.dir)
-}
-
 /// Whether the folder has a ledger.
 pub(super) fn exists(config: &EmbeddedConfig) -> bool {
     config.dir.join(File::Ledger.name()).exists()
@@ -214,9 +210,4 @@ pub(super) fn exists(config: &EmbeddedConfig) -> bool {
 pub(super) fn inspect(config: &EmbeddedConfig) -> StoreResult<AuditReport> {
     let files = Files::open(&LockedFolder::lock(&config.dir)?)?;
     Ok(audit::everything(&files.snapshot()?)?)
-}
-
-/// Replaces a ledger that no process has open by the backup `from`, after checking the backup.
-pub(super) fn restore(config: &EmbeddedConfig, from: &Path) -> StoreResult {
-    backup::restore(&config.dir, from)
 }

@@ -165,16 +165,7 @@ fn any_read_may_fail() {
 #[test]
 fn a_slow_disk_bounds_what_waits() {
     let disk = SimulatedDisk::formatted();
-    let clock = Arc::new(TestClock::at(1));
-    let store = Store::start(
-        &Arc::new(EmbeddedBackend::open_on(Box::new(disk.clone())).unwrap()),
-        clock,
-        Limits::default(),
-    )
-    .unwrap();
-    for command in opening(100) {
-        store.submit_blocking(command).unwrap();
-    }
+    let store = disk.store(100);
     let boot = store.boot();
     store.submit_blocking(admit(1, 1, boot, 10)).unwrap();
     disk.set_slow(true);

@@ -4,6 +4,7 @@ use super::super::disk;
 use super::super::files;
 use super::*;
 use crate::ledger::{AttemptState, RequestRecord};
+use crate::store::AuditPolicy;
 use crate::store::limits::Limits;
 use std::fs;
 use std::path::Path;
@@ -184,16 +185,7 @@ fn dropping_the_store_writes_what_is_queued() {
 #[test]
 fn low_disk_space_is_no_reason_to_keep_a_reservation() {
     let disk = media::SimulatedDisk::formatted();
-    let clock = Arc::new(TestClock::at(1));
-    let store = Store::start(
-        &Arc::new(EmbeddedBackend::open_on(Box::new(disk.clone())).unwrap()),
-        clock,
-        Limits::default(),
-    )
-    .unwrap();
-    for command in opening(100) {
-        store.submit_blocking(command).unwrap();
-    }
+    let store = disk.store(100);
     assert!(!store.is_space_low());
     disk.set_free(0);
     assert!(store.is_space_low());
@@ -246,7 +238,7 @@ fn a_damaged_row_stops_admissions_but_not_its_neighbours() {
     let StoreConfig::Embedded(config) = fixture.config();
     let backend = Arc::new(EmbeddedBackend::open(&config).unwrap());
     let clock = Arc::new(fixture.clock.clone());
-    let store = Store::start(&backend, clock, Limits::default()).unwrap();
+    let store = Store::start(&backend, clock, Limits::default(), AuditPolicy::Always).unwrap();
     store.submit_blocking(admit(1, 1, store.boot(), 10)).unwrap();
     store.submit_blocking(admit(2, 2, store.boot(), 10)).unwrap();
     let raw = super::super::tables::request_key(&key(1));

@@ -4,8 +4,9 @@
 use super::super::disk::{Disk, File};
 use super::super::rows::FileIdentity;
 use super::super::tables::{BODIES_TABLES, LEDGER_TABLES};
-use super::super::{files, schema};
-use crate::store::{StoreError, StoreResult};
+use super::super::{EmbeddedBackend, files, schema};
+use super::{TestClock, opening};
+use crate::store::{AuditPolicy, Limits, Store, StoreError, StoreResult};
 use redb::{Builder, Database, StorageBackend};
 use std::collections::HashMap;
 use std::io;
@@ -154,6 +155,17 @@ impl SimulatedDisk {
             files::initialise(&database, tables, identity).unwrap();
         }
         disk
+    }
+
+    /// A store on this disk, whose account 1 has one key and a premium balance.
+    pub fn store(&self, balance: u64) -> Store {
+        let backend = Arc::new(EmbeddedBackend::open_on(Box::new(self.clone())).unwrap());
+        let clock = Arc::new(TestClock::at(1));
+        let store = Store::start(&backend, clock, Limits::default(), AuditPolicy::Always).unwrap();
+        for command in opening(balance) {
+            store.submit_blocking(command).unwrap();
+        }
+        store
     }
 
     /// Makes everything fail after `changes` more changes, as on a full or failing disk.
