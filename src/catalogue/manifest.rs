@@ -2,6 +2,7 @@
 
 use super::{Error, Result};
 use crate::ids::ModelId;
+use crate::ledger::Prices;
 use cresset_qualification::Origin;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -39,7 +40,7 @@ pub struct Manifest {
     pub files: Vec<ReleaseFile>,
     pub limits: ManifestLimits,
     pub generation: GenerationDefaults,
-    pub prices: ManifestPrices,
+    pub prices: Prices,
     #[serde(default)]
     pub sources: Vec<Source>,
 }
@@ -87,16 +88,6 @@ impl Default for GenerationDefaults {
     fn default() -> Self {
         Self { temperature: 1.0, top_p: 1.0, top_k: 0, min_p: 0.0, repetition_penalty: 1.0 }
     }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ManifestPrices {
-    pub revision: u32,
-    /// Microcredits per million tokens.
-    pub input: u64,
-    pub cached_input: u64,
-    pub output: u64,
 }
 
 /// A place from which files can come. Sources are tried in order.

@@ -13,9 +13,7 @@ mod qualified;
 
 pub use fetch::{FetchOptions, FetchProgress};
 pub use host_identity::describe_host;
-pub use manifest::{
-    GenerationDefaults, Manifest, ManifestLimits, ManifestPrices, ReleaseFile, Source, Upstream,
-};
+pub use manifest::{GenerationDefaults, Manifest, ManifestLimits, ReleaseFile, Source, Upstream};
 pub use qualified::{NotQualified, QualifiedModel};
 
 use cresset_models::ModelSource;
@@ -76,14 +74,6 @@ pub struct Catalogue {
     data: PathBuf,
 }
 
-/// A known release, and whether it is fetched and qualified.
-#[derive(Debug)]
-pub struct CatalogueEntry {
-    pub manifest: Manifest,
-    pub pulled: bool,
-    pub qualification: Result<QualifiedModel, NotQualified>,
-}
-
 impl Catalogue {
     pub fn new(data_folder: &Path) -> Self {
         Self { data: data_folder.to_owned() }
@@ -114,22 +104,6 @@ impl Catalogue {
         all.into_iter()
             .find(is_wanted)
             .ok_or_else(|| Error::Unknown { name: wanted.to_owned(), known })
-    }
-
-    /// Every known release with its state on this host. Records older than `max_age_days` do not
-    /// count.
-    pub fn entries(
-        &self,
-        host: &HostIdentity,
-        max_age_days: u64,
-        now: crate::clock::UnixMillis,
-    ) -> Result<Vec<CatalogueEntry>> {
-        let entry = |manifest: Manifest| CatalogueEntry {
-            pulled: self.folder(&manifest.name).is_complete(&manifest),
-            qualification: self.qualified(&manifest, host, max_age_days, now),
-            manifest,
-        };
-        Ok(self.manifests()?.into_iter().map(entry).collect())
     }
 
     pub fn is_pulled(&self, manifest: &Manifest) -> bool {

@@ -63,13 +63,7 @@ impl QualifiedModel {
         &self.record_id
     }
     pub fn prices(&self) -> Prices {
-        let p = self.manifest.prices;
-        Prices {
-            revision: p.revision,
-            input: p.input,
-            cached_input: p.cached_input,
-            output: p.output,
-        }
+        self.manifest.prices
     }
 }
 

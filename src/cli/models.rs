@@ -5,9 +5,9 @@ use super::support::output::{CommandError, CommandResult};
 use super::support::progress::TaskProgress;
 use super::support::text;
 use crate::catalogue::{
-    self, Catalogue, CatalogueEntry, FetchOptions, FetchProgress, Manifest, NotQualified,
+    self, Catalogue, FetchOptions, FetchProgress, Manifest, NotQualified, QualifiedModel,
 };
-use crate::config::Config;
+use crate::config::HubSettings;
 use crate::ids::ModelId;
 use crate::node::Assembly;
 use crate::server::operator::AdminCommand;
@@ -102,21 +102,12 @@ async fn remove(context: &Context, catalogue: &Catalogue, wanted: &str) -> Comma
 
 /// Fetches a release as the configuration says.
 pub(super) async fn pull(context: &Context, release: String) -> CommandResult<Manifest> {
-    let options = fetch_options(&context.config);
+    let HubSettings { endpoint, token, python } = context.config.hub.clone();
+    let options = FetchOptions { endpoint, token, python, ..FetchOptions::default() };
     with_bytes(context, format!("fetching {release}"), move |catalogue, on_bytes| {
         catalogue.pull(&release, &options, on_bytes)
     })
     .await
-}
-
-fn fetch_options(config: &Config) -> FetchOptions {
-    let hub = &config.hub;
-    FetchOptions {
-        endpoint: hub.endpoint.clone(),
-        token: hub.token.clone(),
-        python: hub.python.clone(),
-        ..FetchOptions::default()
-    }
 }
 
 type OnProgress<'a> = &'a mut dyn FnMut(FetchProgress);
@@ -140,22 +131,22 @@ async fn with_bytes<T: Send + 'static>(
 /// The state of each release on this machine. `loaded` are the models that the running node has in
 /// memory, if there is one.
 fn list(assembly: &Assembly, loaded: &[ModelId]) -> CommandResult<Value> {
-    let entries = assembly.releases()?;
-    let catalogue = assembly.catalogue();
-    let rows = entries
+    let (catalogue, host) = (assembly.catalogue(), assembly.host());
+    let rows = catalogue
+        .manifests()?
         .iter()
-        .map(|entry| row(&catalogue, entry, loaded))
+        .map(|manifest| row(&catalogue, manifest, assembly.qualified(manifest, &host), loaded))
         .collect::<Result<Vec<_>, catalogue::Error>>()?;
     Ok(json!({ "models": rows }))
 }
 
 fn row(
     catalogue: &Catalogue,
-    entry: &CatalogueEntry,
+    manifest: &Manifest,
+    qualification: Result<QualifiedModel, NotQualified>,
     loaded: &[ModelId],
 ) -> Result<Value, catalogue::Error> {
-    let manifest = &entry.manifest;
-    let record = match &entry.qualification {
+    let record = match &qualification {
         Ok(model) => catalogue
             .records(&manifest.name)?
             .into_iter()
@@ -163,14 +154,13 @@ fn row(
         Err(_) => None,
     };
     let mut row = summary(manifest);
-    row["pulled"] = entry.pulled.into();
-    row["qualified"] = entry.qualification.is_ok().into();
+    row["pulled"] = catalogue.is_pulled(manifest).into();
+    row["qualified"] = qualification.is_ok().into();
     row["qualified_at"] = record.as_ref().map(|record| record.finished_at).into();
     row["qualified_context_tokens"] =
         record.as_ref().map(|record| record.qualified_context_tokens).into();
     row["record_id"] = record.map(|record| record.id.to_string()).into();
-    row["not_qualified_because"] =
-        entry.qualification.as_ref().err().map(NotQualified::to_string).into();
+    row["not_qualified_because"] = qualification.err().map(|why| why.to_string()).into();
     row["loaded"] = loaded.contains(&manifest.id).into();
     Ok(row)
 }
@@ -265,6 +255,7 @@ fn words(value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Config;
 
     #[test]
     fn a_fresh_data_folder_knows_the_default_release() {

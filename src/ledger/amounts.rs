@@ -71,6 +71,7 @@ impl<'de> Deserialize<'de> for Microcredits {
 
 /// Prices in microcredits per million tokens, fixed per attempt when it is admitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Prices {
     pub revision: u32,
     pub input: u64,

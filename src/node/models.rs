@@ -2,9 +2,7 @@
 
 use super::subject::EngineSubject;
 use super::{Assembly, NodeError, UnqualifiedModel};
-use crate::catalogue::{
-    self, Catalogue, CatalogueEntry, Manifest, NotQualified, QualifiedModel, describe_host,
-};
+use crate::catalogue::{Catalogue, Manifest, NotQualified, QualifiedModel, describe_host};
 use crate::clock::{Clock, SystemClock};
 use cresset_qualification::{
     Goldens, HostIdentity, Record, ServingSettings, Suite, SuiteProgress, SuiteScope,
@@ -51,12 +49,6 @@ impl Assembly {
             (true, false, true) => ("bf16, deterministic", "bf16"),
             (true, false, false) => ("bf16", "bf16"),
         }
-    }
-
-    /// Every known release and its state on this machine.
-    pub fn releases(&self) -> Result<Vec<CatalogueEntry>, catalogue::Error> {
-        let max_age = self.config.qualification.max_age_days;
-        self.catalogue().entries(&self.host(), max_age, SystemClock.now())
     }
 
     /// The release with its qualification on `host`, or the reason why it may not be served.

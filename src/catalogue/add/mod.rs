@@ -11,11 +11,9 @@ mod tests;
 
 use super::folder::is_gguf;
 use super::manifest::check_name;
-use super::{
-    Catalogue, Error, Manifest, ManifestLimits, ManifestPrices, ReleaseFile, Result, Source,
-    Upstream,
-};
+use super::{Catalogue, Error, Manifest, ManifestLimits, ReleaseFile, Result, Source, Upstream};
 use crate::ids::ModelId;
+use crate::ledger::Prices;
 use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -27,8 +25,8 @@ const NO_LICENSE: &str = "NOASSERTION";
 const MAX_OUTPUT: u32 = 4096;
 /// Prices of releases that an operator adds, microcredits per million tokens. The operator edits
 /// the manifest to change them.
-const PRICES: ManifestPrices =
-    ManifestPrices { revision: 1, input: 100_000, cached_input: 25_000, output: 400_000 };
+const PRICES: Prices =
+    Prices { revision: 1, input: 100_000, cached_input: 25_000, output: 400_000 };
 
 /// The parts of a manifest that are known before the files are hashed.
 struct Draft {

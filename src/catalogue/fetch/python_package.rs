@@ -126,15 +126,11 @@ fn extract(place: &Path, members: &[String], want: &mut Want) -> Result<(), Sour
     }
 }
 
-fn files(folder: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).into_iter().flatten();
-    entries.filter_map(|entry| entry.ok().map(|e| e.path())).collect()
-}
-
 /// Bytes under a folder.
 fn size(folder: &Path) -> u64 {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let of = |path: PathBuf| {
         if path.is_dir() { size(&path) } else { path.metadata().map_or(0, |m| m.len()) }
     };
-    files(folder).into_iter().map(of).sum()
+    entries.map(|entry| of(entry.path())).sum()
 }
