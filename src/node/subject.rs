@@ -5,7 +5,8 @@ use crate::engine::{
     StopCause, TokenLogprobs,
 };
 use crate::ids::AccountId;
-use crate::text::{self, ChatMessage, Detokenizer, StopMatcher, TextModel};
+use crate::request::transcript::Transcript;
+use crate::text::{self, ChatMessage, TextModel};
 use cresset_qualification::subject::{Result as SubjectResult, TOP_LOGPROBS};
 use cresset_qualification::{
     ChatTurn, Finish, Generation, PositionLogprob, Request, Subject, SubjectError,
@@ -68,7 +69,6 @@ impl Subject for EngineSubject {
 impl EngineSubject {
     fn generate_request(&mut self, request: &Request) -> GenerateRequest {
         let account = *self.tenants.entry(request.tenant).or_insert_with(AccountId::generate);
-        let eos_ids: &[u32] = if request.ignore_eos { &[] } else { &self.text.eos_ids };
         GenerateRequest {
             account,
             priority: 0,
@@ -82,9 +82,14 @@ impl EngineSubject {
             },
             max_tokens: request.max_tokens,
             min_tokens: 0,
-            eos_ids: eos_ids.into(),
+            eos_ids: self.ending(request).into(),
             deadline: None,
         }
+    }
+
+    /// Token ids that end the answer and are not part of its text.
+    fn ending(&self, request: &Request) -> &[u32] {
+        if request.ignore_eos { &[] } else { &self.text.eos_ids }
     }
 
     /// Tries again while the engine is full, because it may serve other requests meanwhile.
@@ -126,14 +131,9 @@ fn chat(messages: &[ChatTurn]) -> Vec<ChatMessage> {
 /// Collects the events of one running generation into its tokens and text.
 struct Collector {
     engine: EngineHandle,
-    text: Arc<TextModel>,
     id: SequenceId,
     events: Receiver<SequenceEvent>,
-    /// Token ids that end the answer and are not part of its text.
-    ending: Vec<u32>,
-    detokenizer: Detokenizer,
-    stops: StopMatcher,
-    stopped: bool,
+    transcript: Transcript,
     tokens: Vec<u32>,
     logprobs: Vec<PositionLogprob>,
     deltas: Vec<String>,
@@ -146,15 +146,13 @@ impl Collector {
         id: SequenceId,
         events: Receiver<SequenceEvent>,
     ) -> Self {
+        let (text, stops) = (Arc::clone(&subject.text), request.stop.clone());
+        let eos_ids = subject.ending(request).into();
         Self {
             engine: subject.engine.clone(),
-            text: Arc::clone(&subject.text),
             id,
             events,
-            ending: if request.ignore_eos { Vec::new() } else { subject.text.eos_ids.clone() },
-            detokenizer: Detokenizer::new(),
-            stops: StopMatcher::new(request.stop.clone()),
-            stopped: false,
+            transcript: Transcript::new(text, eos_ids, stops, false),
             tokens: Vec::new(),
             logprobs: Vec::new(),
             deltas: Vec::new(),
@@ -166,7 +164,7 @@ impl Collector {
             match self.events.blocking_recv() {
                 Some(SequenceEvent::Started) => {}
                 // Tokens under way when the stop string was found are never shown.
-                Some(SequenceEvent::Token { .. }) if self.stopped => {}
+                Some(SequenceEvent::Token { .. }) if self.transcript.stopped => {}
                 Some(SequenceEvent::Token { id, logprobs }) => self.token(id, logprobs)?,
                 Some(SequenceEvent::Finished(finished)) => return self.finish(&finished),
                 None => {
@@ -183,30 +181,18 @@ impl Collector {
             .ok_or_else(|| SubjectError::Failed("a token came without log-probabilities".into()))?;
         self.tokens.push(id);
         self.logprobs.push(PositionLogprob { chosen: logprobs.chosen, top: logprobs.top });
-        if !self.ending.contains(&id) {
-            let text = self.detokenizer.push(&self.text.tokenizer, id);
-            self.show(&text);
+        self.deltas.extend(self.transcript.push(id, None).map(|delta| delta.text));
+        if self.transcript.stopped {
+            self.engine.stop(self.id);
         }
         Ok(())
     }
 
-    fn show(&mut self, text: &str) {
-        let step = self.stops.push(text);
-        self.deltas.push(step.emit);
-        if step.stopped {
-            self.stopped = true;
-            self.engine.stop(self.id);
-        }
-    }
-
     fn finish(mut self, finished: &Finished) -> SubjectResult<Generation> {
-        if !self.stopped {
-            let rest = self.detokenizer.finish();
-            self.show(&rest);
-            self.deltas.push(self.stops.finish());
-        }
+        self.deltas.extend(self.transcript.finish().map(|delta| delta.text));
+        let stopped = self.transcript.stopped;
         let finish = match &finished.cause {
-            _ if self.stopped => Finish::Stop,
+            _ if stopped => Finish::Stop,
             StopCause::EndOfText => Finish::Stop,
             StopCause::Length => Finish::Length,
             other => {
@@ -214,7 +200,7 @@ impl Collector {
             }
         };
         Ok(Generation {
-            completion_tokens: if self.stopped {
+            completion_tokens: if stopped {
                 self.tokens.len() as u32
             } else {
                 finished.completion_tokens
