@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 /// A message in the form that templates read.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ChatMessage {
     /// The role in the template's spelling. The caller has checked that it is a known one.
     pub role: String,

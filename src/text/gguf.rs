@@ -25,10 +25,7 @@ pub(super) struct GgufKeys<'a>(pub &'a BTreeMap<String, Value>);
 
 impl<'a> GgufKeys<'a> {
     pub(super) fn string(self, key: &str) -> Option<&'a str> {
-        match self.0.get(key)? {
-            Value::String(text) => Some(text),
-            _ => None,
-        }
+        text(self.0.get(key)?)
     }
 
     pub(super) fn bool(self, key: &str) -> Option<bool> {

@@ -82,9 +82,7 @@ fn end_of_turn(tokenizer: &Tokenizer, template: &ChatTemplate) -> Option<u32> {
     let message = |role: &str, content: &str| ChatMessage {
         role: role.into(),
         content: Some(content.into()),
-        name: None,
-        tool_call_id: None,
-        tool_calls: None,
+        ..ChatMessage::default()
     };
     let prompt = template
         .render(&[message("user", "question0"), message("assistant", ANSWER)], false)
