@@ -1,7 +1,7 @@
 //! `cresset accounts`: the owners of balances, keys and requests.
 
 use super::support::context::Context;
-use super::support::output::CommandResult;
+use super::support::output::{CommandResult, Render};
 use super::support::{text, values};
 use crate::ids::AccountId;
 use crate::server::operator::AdminCommand;
@@ -23,7 +23,7 @@ const COLUMNS: &[&str] = &[
 #[command(after_help = "Examples:
   cresset accounts create --name acme --trial 5_000_000
   cresset accounts suspend 0192f0c1-2a7e-7c3d-9a51-3f0e5b1c7d42")]
-pub enum AccountsCommand {
+pub(super) enum AccountsCommand {
     /// Create an account, with credits if wanted
     Create {
         /// Name of the account's owner
@@ -59,24 +59,15 @@ pub enum AccountsCommand {
 }
 
 pub(super) async fn run(context: &Context, command: AccountsCommand) -> CommandResult {
-    let render = match command {
-        AccountsCommand::List => |list: &_| text::table(list, COLUMNS),
-        _ => |account: &_| text::fields(account),
-    };
-    let document = context.admin(command.into()).await?;
-    context.output.result(&document, render)
-}
-
-impl From<AccountsCommand> for AdminCommand {
-    fn from(command: AccountsCommand) -> Self {
-        match command {
-            AccountsCommand::Create { name, plan, trial, premium } => {
-                Self::AccountCreate { name, plan, trial, premium }
-            }
-            AccountsCommand::List => Self::AccountList,
-            AccountsCommand::Show { id } => Self::AccountShow { id },
-            AccountsCommand::Suspend { id } => Self::AccountSuspend { id },
-            AccountsCommand::Resume { id } => Self::AccountResume { id },
+    use AccountsCommand as C;
+    let (command, render): (_, Render) = match command {
+        C::Create { name, plan, trial, premium } => {
+            (AdminCommand::AccountCreate { name, plan, trial, premium }, text::fields)
         }
-    }
+        C::List => (AdminCommand::AccountList, |list| text::table(list, COLUMNS)),
+        C::Show { id } => (AdminCommand::AccountShow { id }, text::fields),
+        C::Suspend { id } => (AdminCommand::AccountSuspend { id }, text::fields),
+        C::Resume { id } => (AdminCommand::AccountResume { id }, text::fields),
+    };
+    context.show(command, render).await
 }

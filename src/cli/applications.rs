@@ -1,7 +1,7 @@
 //! `cresset applications`: application connections of an account, and their tokens.
 
 use super::support::context::Context;
-use super::support::output::CommandResult;
+use super::support::output::{CommandResult, Render};
 use super::support::{text, values};
 use crate::ids::{AccountId, ApplicationId, CredentialId};
 use crate::server::operator::AdminCommand;
@@ -17,7 +17,7 @@ const TOKEN_COLUMNS: &[&str] =
 #[command(after_help = "Example:
   cresset applications create --account ID --name phone
   cresset applications token --application ID --expires-in 12h")]
-pub enum ApplicationsCommand {
+pub(super) enum ApplicationsCommand {
     /// Create an application connection of an account
     Create {
         /// The account
@@ -50,13 +50,19 @@ pub enum ApplicationsCommand {
 }
 
 pub(super) async fn run(context: &Context, command: ApplicationsCommand) -> CommandResult {
-    let render = match command {
-        ApplicationsCommand::List { .. } => applications_and_tokens,
-        ApplicationsCommand::Token { .. } => text::secret,
-        _ => |document: &_| text::fields(document),
+    use ApplicationsCommand as C;
+    let (command, render): (_, Render) = match command {
+        C::Create { account, name } => {
+            (AdminCommand::ApplicationCreate { account, name }, text::fields)
+        }
+        C::List { account } => (AdminCommand::ApplicationList { account }, applications_and_tokens),
+        C::Token { application, expires_in } => {
+            let expires_at = expires_in.map(values::from_now);
+            (AdminCommand::ApplicationToken { application, expires_at }, text::secret)
+        }
+        C::Revoke { token_id } => (AdminCommand::TokenRevoke { id: token_id }, text::fields),
     };
-    let document = context.admin(command.into()).await?;
-    context.output.result(&document, render)
+    context.show(command, render).await
 }
 
 fn applications_and_tokens(list: &Value) -> String {
@@ -65,19 +71,4 @@ fn applications_and_tokens(list: &Value) -> String {
         applications.iter().filter_map(|row| row["tokens"].as_array()).flatten().cloned().collect();
     let tokens = text::table(&serde_json::json!({ "data": tokens }), TOKEN_COLUMNS);
     format!("{}\nTokens:\n{tokens}", text::table(list, APPLICATION_COLUMNS))
-}
-
-impl From<ApplicationsCommand> for AdminCommand {
-    fn from(command: ApplicationsCommand) -> Self {
-        match command {
-            ApplicationsCommand::Create { account, name } => {
-                Self::ApplicationCreate { account, name }
-            }
-            ApplicationsCommand::List { account } => Self::ApplicationList { account },
-            ApplicationsCommand::Token { application, expires_in } => {
-                Self::ApplicationToken { application, expires_at: expires_in.map(values::from_now) }
-            }
-            ApplicationsCommand::Revoke { token_id } => Self::TokenRevoke { id: token_id },
-        }
-    }
 }

@@ -1,8 +1,7 @@
 //! `cresset config`: every key with its value and where it came from, whether a file is right, and
 //! its schema.
 
-use super::Globals;
-use super::support::context::{data_dir, load_config};
+use super::support::context::{Globals, data_dir, load_config};
 use super::support::logging;
 use super::support::output::{CommandResult, Output, Style, style};
 use crate::config::{Config, LoadedConfig};

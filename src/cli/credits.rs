@@ -1,12 +1,12 @@
 //! `cresset credits`: grants, balances and statements.
 
 use super::support::context::Context;
-use super::support::output::CommandResult;
+use super::support::output::{CommandResult, Render};
 use super::support::{text, values};
 use crate::ids::AccountId;
 use crate::ledger::Bucket;
 use crate::server::operator::AdminCommand;
-use clap::{Subcommand, ValueEnum};
+use clap::Subcommand;
 use serde_json::Value;
 
 const COLUMNS: &[&str] = &[
@@ -24,15 +24,15 @@ const COLUMNS: &[&str] = &[
 #[command(after_help = "Example:
   cresset credits grant --account ID --bucket premium --units 10_000_000 --reference invoice-17
 The same grant sent twice is one grant.")]
-pub enum CreditsCommand {
+pub(super) enum CreditsCommand {
     /// Add credits to an account, once per reference
     Grant {
         /// The account
         #[arg(long, value_name = "ID")]
         account: AccountId,
         /// The kind of credits; trial credits are spent first
-        #[arg(long)]
-        bucket: BucketName,
+        #[arg(long, value_parser = values::named::<Bucket>(&["trial", "premium"]))]
+        bucket: Bucket,
         /// Microcredits
         #[arg(long, value_parser = values::units)]
         units: u64,
@@ -65,44 +65,20 @@ pub enum CreditsCommand {
     },
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum BucketName {
-    Trial,
-    Premium,
-}
-
 pub(super) async fn run(context: &Context, command: CreditsCommand) -> CommandResult {
-    let render = match command {
-        CreditsCommand::Statement { .. } => statement,
-        _ => |balances: &_| text::fields(balances),
+    use CreditsCommand as C;
+    let (command, render): (_, Render) = match command {
+        C::Grant { account, bucket, units, reference } => {
+            (AdminCommand::CreditGrant { account, bucket, units, reference }, text::fields)
+        }
+        C::Show { account } => (AdminCommand::CreditShow { account }, text::fields),
+        C::Statement { account, after, limit } => {
+            (AdminCommand::CreditStatement { account, after, limit: limit as usize }, statement)
+        }
     };
-    let document = context.admin(command.into()).await?;
-    context.output.result(&document, render)
+    context.show(command, render).await
 }
 
 fn statement(document: &Value) -> String {
     format!("{}\n{}", text::table(document, COLUMNS), text::fields(document))
-}
-
-impl From<CreditsCommand> for AdminCommand {
-    fn from(command: CreditsCommand) -> Self {
-        match command {
-            CreditsCommand::Grant { account, bucket, units, reference } => {
-                Self::CreditGrant { account, bucket: bucket.into(), units, reference }
-            }
-            CreditsCommand::Show { account } => Self::CreditShow { account },
-            CreditsCommand::Statement { account, after, limit } => {
-                Self::CreditStatement { account, after, limit: limit as usize }
-            }
-        }
-    }
-}
-
-impl From<BucketName> for Bucket {
-    fn from(name: BucketName) -> Self {
-        match name {
-            BucketName::Trial => Self::Trial,
-            BucketName::Premium => Self::Premium,
-        }
-    }
 }

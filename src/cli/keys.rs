@@ -1,7 +1,7 @@
 //! `cresset keys`: an account's API keys.
 
 use super::support::context::Context;
-use super::support::output::CommandResult;
+use super::support::output::{CommandResult, Render};
 use super::support::{text, values};
 use crate::ids::{AccountId, CredentialId};
 use crate::server::operator::AdminCommand;
@@ -13,7 +13,7 @@ const COLUMNS: &[&str] = &["id", "label", "hint", "created_at", "expires_at", "r
 #[derive(Debug, Subcommand)]
 #[command(after_help = "Example:
   cresset keys create --account ID --label laptop --expires-in 30d")]
-pub enum KeysCommand {
+pub(super) enum KeysCommand {
     /// Create a key; its secret is shown this once
     Create {
         /// The account
@@ -40,23 +40,16 @@ pub enum KeysCommand {
 }
 
 pub(super) async fn run(context: &Context, command: KeysCommand) -> CommandResult {
-    let render = match command {
-        KeysCommand::List { .. } => |list: &_| text::table(list, COLUMNS),
-        KeysCommand::Create { .. } => text::secret,
-        KeysCommand::Revoke { .. } => |key: &_| text::fields(key),
-    };
-    let document = context.admin(command.into()).await?;
-    context.output.result(&document, render)
-}
-
-impl From<KeysCommand> for AdminCommand {
-    fn from(command: KeysCommand) -> Self {
-        match command {
-            KeysCommand::Create { account, label, expires_in } => {
-                Self::KeyCreate { account, label, expires_at: expires_in.map(values::from_now) }
-            }
-            KeysCommand::List { account } => Self::KeyList { account },
-            KeysCommand::Revoke { id } => Self::KeyRevoke { id },
+    use KeysCommand as C;
+    let (command, render): (_, Render) = match command {
+        C::Create { account, label, expires_in } => {
+            let expires_at = expires_in.map(values::from_now);
+            (AdminCommand::KeyCreate { account, label, expires_at }, text::secret)
         }
-    }
+        C::List { account } => {
+            (AdminCommand::KeyList { account }, |list| text::table(list, COLUMNS))
+        }
+        C::Revoke { id } => (AdminCommand::KeyRevoke { id }, text::fields),
+    };
+    context.show(command, render).await
 }

@@ -75,8 +75,7 @@ fn findings(report: &Value) -> String {
 
 async fn backup(context: &Context, file: &Path) -> CommandResult {
     let to = std::path::absolute(file)?;
-    let document = context.admin(AdminCommand::LedgerBackup { to }).await?;
-    context.output.result(&document, text::fields)
+    context.show(AdminCommand::LedgerBackup { to }, text::fields).await
 }
 
 async fn restore(context: &Context, file: &Path) -> CommandResult {

@@ -19,10 +19,9 @@ mod serve;
 mod status;
 mod support;
 
-use clap::{Args, CommandFactory, Parser, Subcommand};
-use std::path::PathBuf;
+use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
-use support::context::Context;
+use support::context::{Context, Globals};
 use support::logging;
 use support::output::{self, CommandResult, Output};
 
@@ -51,22 +50,6 @@ struct Cli {
     globals: Globals,
     #[command(subcommand)]
     command: CliCommand,
-}
-
-#[derive(Args, Debug)]
-#[command(next_help_heading = "Options of every command")]
-struct Globals {
-    /// Folder of the ledger, models and records [default: the platform's convention, or
-    /// CRESSET_DATA_DIR]
-    #[arg(long, global = true, value_name = "DIR")]
-    data_dir: Option<PathBuf>,
-    /// Configuration file [default: CRESSET_CONFIG, or cresset.toml in the data folder if there is
-    /// one]
-    #[arg(long, global = true, value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// Print one JSON document on stdout
-    #[arg(long, global = true)]
-    json: bool,
 }
 
 #[derive(Debug, Subcommand)]

@@ -7,7 +7,8 @@ use super::support::progress::TaskProgress;
 use super::support::values;
 use crate::catalogue::{Catalogue, Manifest};
 use crate::node::Assembly;
-use clap::{Args, ValueEnum};
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use cresset_qualification::{Record, Suite, SuiteProgress, Verdict, report};
 use serde_json::Value;
 use std::fmt::Write;
@@ -21,32 +22,22 @@ pub(super) struct Arguments {
     #[arg(value_name = "MODEL")]
     release: String,
     /// Quick takes seconds, full takes minutes and runs the whole context
-    #[arg(long, default_value = "quick")]
-    suite: SuiteName,
+    #[arg(long, default_value = "quick", value_parser = suite_parser())]
+    suite: Suite,
     /// Write a report: HTML, Markdown or JSON, as the file's extension says
     #[arg(long, value_name = "FILE", value_parser = values::report)]
     report: Option<PathBuf>,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum SuiteName {
-    Quick,
-    Full,
-}
-
-impl From<SuiteName> for Suite {
-    fn from(name: SuiteName) -> Self {
-        match name {
-            SuiteName::Quick => Self::Quick,
-            SuiteName::Full => Self::Full,
-        }
-    }
+fn suite_parser() -> impl TypedValueParser<Value = Suite> {
+    let names = PossibleValuesParser::new(["quick", "full"]);
+    names.map(|name| if name == "full" { Suite::Full } else { Suite::Quick })
 }
 
 /// A release that does not qualify is printed as a result, and the exit code says that it failed.
 pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResult {
     let manifest = Catalogue::new(&context.data_dir).find(&arguments.release)?;
-    let record = qualify(context.assembly()?.clone(), manifest, arguments.suite.into()).await?;
+    let record = qualify(context.assembly()?.clone(), manifest, arguments.suite).await?;
     if let Some(file) = &arguments.report {
         write_report(&record, file).map_err(|error| {
             CommandError::new(format!("the report {}: {error}", file.display()))

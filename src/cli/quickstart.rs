@@ -10,7 +10,6 @@ use crate::node::ledger;
 use crate::store::{Store, StoreConfig};
 use clap::Args;
 use serde_json::{Value, json};
-use tokio_util::sync::CancellationToken;
 
 const QUESTION: &str = "What is the capital of France? Answer in one sentence.";
 const MAX_TOKENS: u32 = 128;
@@ -34,7 +33,8 @@ pub(super) async fn run(context: Context, arguments: Arguments) -> CommandResult
     let asked =
         shutdown::unless_interrupted(&shutdown, show(&context, &client.api, &arguments)).await;
     if asked.is_ok() && client.own.is_some() && !arguments.once {
-        keep_serving(&shutdown).await;
+        note("\nserving until Ctrl-C");
+        shutdown.cancelled().await;
     }
     client.close().await;
     asked
@@ -51,11 +51,6 @@ async fn prepare(context: &Context) -> CommandResult<node_client::NodeClient> {
     node_client::open(context, Some(&release)).await
 }
 
-async fn keep_serving(shutdown: &CancellationToken) {
-    note("\nserving until Ctrl-C");
-    shutdown.cancelled().await;
-}
-
 async fn show(context: &Context, api: &ApiClient, arguments: &Arguments) -> CommandResult {
     let json = context.output.json;
     let messages = [json!({ "role": "user", "content": arguments.question })];
@@ -65,7 +60,7 @@ async fn show(context: &Context, api: &ApiClient, arguments: &Arguments) -> Comm
         print(&format!("\n> {}\n", arguments.question))?;
     }
     let answer = api.ask(&messages, &options, stream).await?;
-    let (me, credits) = (api.me().await?, api.credits().await?);
+    let (me, credits) = (api.get("/v1/me").await?, api.get("/v1/credits").await?);
     let document = summary(context, api, &answer, &me, &credits);
     context.output.result(&document, |document| {
         format!("\n\n{}\n\n{}", facts(document), snippets(context, api))

@@ -5,12 +5,11 @@
 
 use super::Arguments;
 use super::connection::LoadConnection;
-use super::figures::{show, show_percentiles};
+use super::figures::{Column, show, show_percentiles, table};
 use super::tally::{AnswerStream, CompletionTally};
 use super::target::Target;
 use crate::cli::support::output::{CommandError, CommandResult};
 use crate::cli::support::progress::TaskProgress;
-use crate::cli::support::text;
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::io;
@@ -184,38 +183,24 @@ fn words(count: usize) -> String {
     text.split(' ').take(count).collect::<Vec<_>>().join(" ")
 }
 
+const COLUMNS: &[Column] = &[
+    ("CLIENTS", "concurrency", ToString::to_string),
+    ("ANSWERED", "answered", ToString::to_string),
+    ("FAILED", "failed", ToString::to_string),
+    ("REQUESTS/S", "requests_per_second", show),
+    ("TOKENS/S", "output_tokens_per_second", show),
+    ("FIRST TOKEN", "time_to_first_token_ms", show_percentiles),
+    ("BETWEEN TOKENS", "inter_token_ms", show_percentiles),
+    ("TO THE END", "end_to_end_ms", show_percentiles),
+];
+
 /// A table with the failures below it.
 pub(super) fn show_levels(document: &Value) -> String {
-    let levels = document["levels"].as_array().map_or(&[][..], Vec::as_slice);
-    let head = [
-        "CLIENTS",
-        "ANSWERED",
-        "FAILED",
-        "REQUESTS/S",
-        "TOKENS/S",
-        "FIRST TOKEN",
-        "BETWEEN TOKENS",
-        "TO THE END",
-    ];
-    let mut rows = vec![head.map(str::to_owned).to_vec()];
     let mut errors = String::new();
-    for level in levels {
-        rows.push(vec![
-            level["concurrency"].to_string(),
-            level["answered"].to_string(),
-            level["failed"].to_string(),
-            show(&level["requests_per_second"]),
-            show(&level["output_tokens_per_second"]),
-            show_percentiles(&level["time_to_first_token_ms"]),
-            show_percentiles(&level["inter_token_ms"]),
-            show_percentiles(&level["end_to_end_ms"]),
-        ]);
+    for level in document["levels"].as_array().into_iter().flatten() {
+        let clients = &level["concurrency"];
         for (error, count) in level["errors"].as_object().into_iter().flatten() {
-            let _ = writeln!(
-                errors,
-                "{count} requests of {} clients failed: {error}",
-                level["concurrency"]
-            );
+            let _ = writeln!(errors, "{count} requests of {clients} clients failed: {error}");
         }
     }
     let intro = format!(
@@ -225,7 +210,7 @@ pub(super) fn show_levels(document: &Value) -> String {
         document["input_tokens"],
         document["output_tokens"],
     );
-    intro + &text::align(&rows) + &errors
+    intro + &table(&document["levels"], COLUMNS) + &errors
 }
 
 #[cfg(test)]

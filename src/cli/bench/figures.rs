@@ -1,5 +1,6 @@
 //! Measured times as percentiles, in text and JSON.
 
+use crate::cli::support::text;
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -28,6 +29,17 @@ impl Times {
 fn nearest_rank(sorted: &[u32], share: f64) -> Option<u32> {
     let rank = (share * sorted.len() as f64).ceil() as usize;
     sorted.get(rank.max(1) - 1).copied()
+}
+
+/// A column of a table: its heading, the path of its value in a row, and how the value is shown.
+pub(super) type Column = (&'static str, &'static str, fn(&Value) -> String);
+
+/// A list of rows as a table.
+pub(super) fn table(rows: &Value, columns: &[Column]) -> String {
+    let head = columns.iter().map(|(heading, ..)| (*heading).to_owned()).collect();
+    let cells = |row| columns.iter().map(|(_, path, show)| show(text::reach(row, path))).collect();
+    let body = rows.as_array().into_iter().flatten().map(cells);
+    text::align(&std::iter::once(head).chain(body).collect::<Vec<_>>())
 }
 
 /// `p50 / p90 / p99` for people.

@@ -4,17 +4,16 @@
 #![expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
 
 use super::Arguments;
-use super::figures::{Times, per_second, show, show_percentiles};
+use super::figures::{Column, Times, per_second, show, show_percentiles, table};
+use crate::cli::support::context::Context;
+use crate::cli::support::local_key::id;
 use crate::cli::support::output::{CommandError, CommandResult};
 use crate::cli::support::progress::TaskProgress;
-use crate::cli::support::text;
-use crate::clock::{SystemClock, UnixMillis};
+use crate::clock::SystemClock;
 use crate::ids::{AccountId, AttemptId, CredentialId, ModelId, RequestId, SessionId};
 use crate::ledger::commands::SettleEnd;
-use crate::ledger::{
-    Admit, Bucket, Command, Credential, CredentialKind, FinishReason, Microcredits, Prices,
-    RequestKey, Usage,
-};
+use crate::ledger::{Admit, Command, FinishReason, Microcredits, Prices, RequestKey, Usage};
+use crate::server::operator::{AdminCommand, Operator};
 use crate::store::{EmbeddedConfig, Limits, Store, StoreConfig, StoreResult, SyncMeter};
 use serde_json::{Value, json};
 use std::fs;
@@ -31,8 +30,9 @@ const SECONDS: u64 = 3;
 const PROBES: usize = 50;
 const PAGE: [u8; 4096] = [1; 4096];
 
-pub(super) async fn run(default_folder: &Path, arguments: &Arguments) -> CommandResult<Value> {
-    let scratch = ScratchFolder::in_folder(arguments.folder.as_deref().unwrap_or(default_folder))?;
+pub(super) async fn run(context: &Context, arguments: &Arguments) -> CommandResult<Value> {
+    let scratch =
+        ScratchFolder::in_folder(arguments.folder.as_deref().unwrap_or(&context.data_dir))?;
     let alone = probe(&scratch.0)?;
     let meter = SyncMeter::new(Duration::from_millis(arguments.simulate_fsync_ms));
     let (dir, metered) = (scratch.0.clone(), Some(Arc::clone(&meter)));
@@ -40,7 +40,8 @@ pub(super) async fn run(default_folder: &Path, arguments: &Arguments) -> Command
     Store::init(&config).map_err(CommandError::new)?;
     let store = Store::open(&config, Arc::new(SystemClock), Limits::default())
         .map_err(CommandError::new)?;
-    let (account, credential) = open_account(&store).await.map_err(CommandError::new)?;
+    let operator = Operator { store: &store, config: &context.config, live: None };
+    let (account, credential) = open_account(&operator).await?;
     let span = Duration::from_secs(arguments.seconds.unwrap_or(SECONDS));
     let mut levels = Vec::new();
     for &clients in &arguments.clients {
@@ -86,34 +87,14 @@ fn probe(folder: &Path) -> CommandResult<Times> {
     Ok(times)
 }
 
-async fn open_account(store: &Store) -> StoreResult<(AccountId, CredentialId)> {
-    let (id, credential) = (AccountId::generate(), CredentialId::generate());
-    let key = Credential {
-        id: credential,
-        kind: CredentialKind::ApiKey,
-        account: id,
-        application: None,
-        label: None,
-        digest: [1; 32],
-        hint: String::new(),
-        created_at: UnixMillis(0),
-        expires_at: None,
-        revoked_at: None,
-    };
-    let reference = "bench".to_owned();
-    store
-        .submit(Command::CreateAccount { id, name: reference.clone(), plan: "default".into() })
-        .await?;
-    store.submit(Command::IssueCredential { credential: key }).await?;
-    store
-        .submit(Command::Grant {
-            account: id,
-            bucket: Bucket::Premium,
-            units: Microcredits::MAX,
-            reference,
-        })
-        .await?;
-    Ok((id, credential))
+/// An account that can pay for everything, and its key.
+async fn open_account(operator: &Operator<'_>) -> CommandResult<(AccountId, CredentialId)> {
+    let (name, premium) = ("bench".to_owned(), Microcredits::MAX.get());
+    let create = AdminCommand::AccountCreate { name, plan: None, trial: 0, premium };
+    let account = id(&operator.execute(create).await.map_err(CommandError::new)?)?;
+    let create = AdminCommand::KeyCreate { account, label: None, expires_at: None };
+    let key = operator.execute(create).await.map_err(CommandError::new)?;
+    Ok((account, id(&key)?))
 }
 
 async fn level(client: &Client, clients: usize, meter: &SyncMeter) -> StoreResult<Value> {
@@ -194,29 +175,21 @@ impl Client {
     }
 }
 
+const COLUMNS: &[Column] = &[
+    ("CLIENTS", "clients", ToString::to_string),
+    ("PAIRS/S", "pairs_per_second", show),
+    ("FSYNCS", "fsyncs", ToString::to_string),
+    ("MS EACH", "fsync_ms", show),
+    ("SHARE OF TIME", "fsync_share", show_share),
+    ("PAIR MS p50 / p90 / p99", "pair_ms", show_percentiles),
+    ("IN FSYNCS", "pair_in_fsyncs", show_percentiles),
+];
+
+fn show_share(share: &Value) -> String {
+    format!("{:.0} %", share.as_f64().unwrap_or_default() * 100.0)
+}
+
 pub(super) fn show_levels(document: &Value) -> String {
-    let head = [
-        "CLIENTS",
-        "PAIRS/S",
-        "FSYNCS",
-        "MS EACH",
-        "SHARE OF TIME",
-        "PAIR MS p50 / p90 / p99",
-        "IN FSYNCS",
-    ];
-    let mut rows = vec![head.map(str::to_owned).to_vec()];
-    for level in document["levels"].as_array().into_iter().flatten() {
-        let share = level["fsync_share"].as_f64().unwrap_or_default();
-        rows.push(vec![
-            level["clients"].to_string(),
-            show(&level["pairs_per_second"]),
-            level["fsyncs"].to_string(),
-            show(&level["fsync_ms"]),
-            format!("{:.0} %", share * 100.0),
-            show_percentiles(&level["pair_ms"]),
-            show_percentiles(&level["pair_in_fsyncs"]),
-        ]);
-    }
     let alone = show_percentiles(&document["one_page_fsync_ms"]);
     let simulated = match document["simulated_fsync_ms"].as_u64() {
         Some(ms) if ms > 0 => {
@@ -227,6 +200,6 @@ pub(super) fn show_levels(document: &Value) -> String {
     let sound = if document["audit_ok"] == true { "sound" } else { "NOT SOUND" };
     format!(
         "durable admissions and settlements; an fsync of one page takes {alone} ms (p50 / p90 / p99){simulated}\n{}the ledger is {sound} afterwards\n",
-        text::align(&rows)
+        table(&document["levels"], COLUMNS)
     )
 }

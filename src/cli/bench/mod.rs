@@ -101,7 +101,7 @@ fn clients_parser() -> impl clap::builder::TypedValueParser<Value = usize> {
 pub(super) async fn run(mut context: Context, arguments: Arguments) -> CommandResult {
     let shutdown = shutdown::on_signal()?;
     if arguments.ledger {
-        let measuring = ledger::run(&context.data_dir, &arguments);
+        let measuring = ledger::run(&context, &arguments);
         let document = shutdown::unless_interrupted(&shutdown, measuring).await?;
         context.output.result(&document, ledger::show_levels)?;
         return verdict(document["audit_ok"] == true);

@@ -5,12 +5,11 @@
 
 use super::Arguments;
 use super::connection::LoadConnection;
-use super::figures::{Times, per_second, show, show_percentiles};
+use super::figures::{Column, Times, per_second, show, show_percentiles, table};
 use super::target::Target;
 use crate::cli::support::api_client::ApiClient;
 use crate::cli::support::output::{CommandError, CommandResult};
 use crate::cli::support::progress::TaskProgress;
-use crate::cli::support::text;
 use serde_json::{Value, json};
 use std::io;
 use std::sync::Arc;
@@ -130,25 +129,15 @@ async fn client(
     }
 }
 
+const COLUMNS: &[Column] = &[
+    ("PATH", "path", |path| path.as_str().unwrap_or_default().to_owned()),
+    ("CLIENTS", "concurrency", ToString::to_string),
+    ("READS/S", "per_second", show),
+    ("MS p50 / p90 / p99", "milliseconds", show_percentiles),
+    ("AT HALF: READS/S", "half.per_second", show),
+    ("MS p50 / p90 / p99", "half.milliseconds", show_percentiles),
+];
+
 pub(super) fn show_rows(document: &Value) -> String {
-    let head = [
-        "PATH",
-        "CLIENTS",
-        "READS/S",
-        "MS p50 / p90 / p99",
-        "AT HALF: READS/S",
-        "MS p50 / p90 / p99",
-    ];
-    let mut rows = vec![head.map(str::to_owned).to_vec()];
-    for row in document["reads"].as_array().into_iter().flatten() {
-        rows.push(vec![
-            row["path"].as_str().unwrap_or_default().to_owned(),
-            row["concurrency"].to_string(),
-            show(&row["per_second"]),
-            show_percentiles(&row["milliseconds"]),
-            show(&row["half"]["per_second"]),
-            show_percentiles(&row["half"]["milliseconds"]),
-        ]);
-    }
-    text::align(&rows)
+    table(&document["reads"], COLUMNS)
 }

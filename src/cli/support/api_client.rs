@@ -62,17 +62,8 @@ impl ApiClient {
             .remedy(format!("cresset requests show {request}")))
     }
 
-    /// The account behind the key: `GET /v1/me`.
-    pub(crate) async fn me(&self) -> CommandResult<Value> {
-        self.get("/v1/me").await
-    }
-
-    /// The balances behind the key: `GET /v1/credits`.
-    pub(crate) async fn credits(&self) -> CommandResult<Value> {
-        self.get("/v1/credits").await
-    }
-
-    async fn get(&self, path: &str) -> CommandResult<Value> {
+    /// Reads what belongs to the key, such as `/v1/me`.
+    pub(crate) async fn get(&self, path: &str) -> CommandResult<Value> {
         accepted(HttpCall::get(path).bearer(&self.secret).send(&self.base).await?).await
     }
 }

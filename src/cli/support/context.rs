@@ -2,11 +2,11 @@
 //! ledger.
 
 use super::http::{HttpCall, json};
-use super::output::{CommandError, CommandResult, Output};
-use crate::cli::Globals;
+use super::output::{CommandError, CommandResult, Output, Render};
 use crate::config::{self, Config, LoadedConfig, Override};
 use crate::node::{Assembly, NodeError, ledger};
 use crate::server::operator::{AdminCommand, AdminError, socket};
+use clap::Args;
 use serde_json::Value;
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
@@ -15,6 +15,22 @@ use std::time::Duration;
 /// Number of tries and pause between them, while another short command holds the folder: 2 s in
 /// all.
 const LOCK_PATIENCE: (u32, Duration) = (40, Duration::from_millis(50));
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Options of every command")]
+pub(crate) struct Globals {
+    /// Folder of the ledger, models and records [default: the platform's convention, or
+    /// CRESSET_DATA_DIR]
+    #[arg(long, global = true, value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+    /// Configuration file [default: CRESSET_CONFIG, or cresset.toml in the data folder if there is
+    /// one]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Print one JSON document on stdout
+    #[arg(long, global = true)]
+    pub json: bool,
+}
 
 pub(crate) struct Context {
     pub data_dir: PathBuf,
@@ -57,6 +73,11 @@ impl Context {
     /// runs.
     pub(crate) async fn admin(&self, command: AdminCommand) -> CommandResult<Value> {
         self.patiently(async || self.try_admin(&command).await).await
+    }
+
+    /// Runs an operator command and prints its result.
+    pub(crate) async fn show(&self, command: AdminCommand, render: Render) -> CommandResult {
+        self.output.result(&self.admin(command).await?, render)
     }
 
     /// Tries again for a while as long as `attempt` finds the folder held by another process.

@@ -5,6 +5,7 @@ use super::api_client::ApiClient;
 use super::context::Context;
 use super::output::{CommandError, CommandResult};
 use crate::server::operator::AdminCommand;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
@@ -29,7 +30,7 @@ pub(crate) async fn client(context: &Context, base: &str, model: &str) -> Comman
     };
     if let Ok(secret) = std::fs::read_to_string(path(&context.data_dir)) {
         let kept = client(secret.trim().to_owned());
-        if kept.me().await.is_ok() {
+        if kept.get("/v1/me").await.is_ok() {
             return Ok(kept);
         }
     }
@@ -59,8 +60,9 @@ async fn account(context: &Context) -> CommandResult<Value> {
     context.admin(create).await
 }
 
-fn id(account: &Value) -> CommandResult<crate::ids::AccountId> {
-    serde_json::from_value(account["id"].clone()).map_err(CommandError::new)
+/// The id that an operator's document shows.
+pub(crate) fn id<T: DeserializeOwned>(document: &Value) -> CommandResult<T> {
+    serde_json::from_value(document["id"].clone()).map_err(CommandError::new)
 }
 
 fn keep(path: &Path, secret: &str) -> CommandResult {

@@ -21,6 +21,9 @@ pub(crate) enum CommandError {
 
 pub(crate) type CommandResult<T = ()> = Result<T, CommandError>;
 
+/// How a result becomes text for people.
+pub(crate) type Render = fn(&Value) -> String;
+
 impl CommandError {
     pub(crate) fn new(what: impl Display) -> Self {
         Self::Said { what: what.to_string(), remedy: None }

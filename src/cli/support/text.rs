@@ -1,9 +1,8 @@
 //! Results as text for people: aligned fields, tables, times and amounts.
 
+use chrono::DateTime;
 use serde_json::Value;
 use std::fmt::Write;
-
-const SECONDS_PER_DAY: u64 = 86_400;
 
 /// One `name  value` line per field; nested objects and lists are left to `--json`.
 pub(crate) fn fields(document: &Value) -> String {
@@ -43,7 +42,7 @@ pub(crate) fn secret(document: &Value) -> String {
     format!("{}The secret is shown this once. Keep it now.\n", fields(document))
 }
 
-fn reach<'a>(row: &'a Value, path: &str) -> &'a Value {
+pub(crate) fn reach<'a>(row: &'a Value, path: &str) -> &'a Value {
     path.split('.').fold(row, |value, name| &value[name])
 }
 
@@ -76,24 +75,10 @@ pub(crate) fn plain(text: &str) -> String {
     text.replace(char::is_control, "\u{fffd}")
 }
 
-/// Unix seconds as `2026-01-31 12:00:00Z`. Days to a date as in Hinnant, "chrono-Compatible
-/// Low-Level Date Algorithms".
+/// Unix seconds as `2026-01-31 12:00:00Z`.
 pub(crate) fn utc(seconds: u64) -> String {
-    let (days, time) = (seconds / SECONDS_PER_DAY + 719_468, seconds % SECONDS_PER_DAY);
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era =
-        (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted_month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
-    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
-    format!(
-        "{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02}Z",
-        time / 3_600,
-        time / 60 % 60,
-        time % 60
-    )
+    let at = i64::try_from(seconds).ok().and_then(|seconds| DateTime::from_timestamp(seconds, 0));
+    at.map_or_else(|| seconds.to_string(), |at| at.format("%Y-%m-%d %H:%M:%SZ").to_string())
 }
 
 /// Microcredits as credits: `1500` is `0.0015`.

@@ -1,6 +1,8 @@
 //! Parsers for values that people type: amounts, durations, names.
 
 use crate::clock::{Clock, SystemClock, UnixMillis};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use serde::de::DeserializeOwned;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -29,6 +31,14 @@ pub(crate) fn report(text: &str) -> Result<PathBuf, String> {
         return Ok(file);
     }
     Err("expected a file in a folder that exists, ending in .html, .md or .json".to_owned())
+}
+
+/// One of `names`, which are the names that values of `T` have in JSON.
+pub(crate) fn named<T: DeserializeOwned + Clone + Send + Sync + 'static>(
+    names: &'static [&'static str],
+) -> impl TypedValueParser<Value = T> {
+    PossibleValuesParser::new(names.iter().copied())
+        .try_map(|name| serde_json::from_value::<T>(name.into()))
 }
 
 /// Microcredits: digits, with `_` anywhere between them to ease reading.
