@@ -1,8 +1,9 @@
 //! The manifest of a release: identity, files with digests, limits, prices and sources.
 
-use super::{Error, Result};
+use super::{Error, Result, sampling_defaults};
 use crate::ids::ModelId;
 use crate::ledger::Prices;
+use cresset_kernels::sampling::params::SamplingParams;
 use cresset_qualification::Origin;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -39,7 +40,9 @@ pub struct Manifest {
     pub created: u64,
     pub files: Vec<ReleaseFile>,
     pub limits: ManifestLimits,
-    pub generation: GenerationDefaults,
+    /// Sampling parameters of a request that does not set them.
+    #[serde(with = "sampling_defaults")]
+    pub generation: SamplingParams,
     pub prices: Prices,
     #[serde(default)]
     pub sources: Vec<Source>,
@@ -71,23 +74,6 @@ pub struct ManifestLimits {
     /// Absolute limit of the model, tokens.
     pub model_context_tokens: u32,
     pub max_output_tokens: u32,
-}
-
-/// Sampling parameters of a request that does not set them.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct GenerationDefaults {
-    pub temperature: f32,
-    pub top_p: f32,
-    pub top_k: u32,
-    pub min_p: f32,
-    pub repetition_penalty: f32,
-}
-
-impl Default for GenerationDefaults {
-    fn default() -> Self {
-        Self { temperature: 1.0, top_p: 1.0, top_k: 0, min_p: 0.0, repetition_penalty: 1.0 }
-    }
 }
 
 /// A place from which files can come. Sources are tried in order.
@@ -157,7 +143,6 @@ impl Manifest {
         })?;
         self.validate_files()?;
         self.validate_limits()?;
-        self.generation.validate()?;
         self.sources.iter().try_for_each(|source| self.validate_source(source))
     }
 
@@ -199,20 +184,6 @@ impl Manifest {
         missing.map_or(Ok(()), |file| {
             Err(format!("sources: {source} does not say where {} is", file.name))
         })
-    }
-}
-
-impl GenerationDefaults {
-    fn validate(&self) -> Result<(), String> {
-        let within = |name: &str, value: f32, low: f32, high: f32| {
-            ensure((low..=high).contains(&value), || {
-                format!("generation.{name} = {value} must be from {low} to {high}")
-            })
-        };
-        within("temperature", self.temperature, 0.0, 2.0)?;
-        within("top_p", self.top_p, f32::MIN_POSITIVE, 1.0)?;
-        within("min_p", self.min_p, 0.0, 1.0)?;
-        within("repetition_penalty", self.repetition_penalty, f32::MIN_POSITIVE, 2.0)
     }
 }
 

@@ -10,10 +10,13 @@ mod folder;
 mod host_identity;
 mod manifest;
 mod qualified;
+mod sampling_defaults;
+#[cfg(any(test, feature = "failpoints"))]
+pub mod testing;
 
 pub use fetch::{FetchOptions, FetchProgress};
 pub use host_identity::describe_host;
-pub use manifest::{GenerationDefaults, Manifest, ManifestLimits, ReleaseFile, Source, Upstream};
+pub use manifest::{Manifest, ManifestLimits, ReleaseFile, Source, Upstream};
 pub use qualified::{NotQualified, QualifiedModel};
 
 use cresset_models::ModelSource;

@@ -33,7 +33,9 @@ mod worker;
 #[cfg(test)]
 mod tests;
 
-pub use cresset_kernels::sampling::params::{RowSampling, SamplingParams, TokenLogprobs};
+pub use cresset_kernels::sampling::params::{
+    NumberField, RowSampling, SAMPLING_NUMBERS, SamplingNumber, SamplingParams, TokenLogprobs,
+};
 pub use error::EngineError;
 pub use handle::{
     EngineHandle, EngineOptions, EngineStats, Finished, GenerateRequest, Refused, SequenceEvent,

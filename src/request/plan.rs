@@ -6,16 +6,16 @@
 use super::error::RequestError;
 use super::lifecycle::CompleteAnswer;
 use super::live::LiveRequest;
-use super::services::{Services, TokenLimits};
-use crate::catalogue::GenerationDefaults;
+use super::services::Services;
 use crate::clock::UnixMillis;
 use crate::config::Plan;
-use crate::engine::{GenerateRequest, SamplingParams};
+use crate::engine::{GenerateRequest, SAMPLING_NUMBERS, SamplingParams};
 use crate::ids::{AttemptId, ModelId, RequestId, SessionId};
 use crate::ledger::{Account, Admit, Credential, RequestKey};
 use crate::pool::ServedModel;
 use crate::text::{self, ChatMessage};
 use bytes::Bytes;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -73,32 +73,27 @@ impl GenerationInput {
 /// The sampling parameters that the client set; the release's defaults fill the others.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SamplingOverrides {
-    pub temperature: Option<f32>,
-    pub top_p: Option<f32>,
-    pub top_k: Option<u32>,
-    pub min_p: Option<f32>,
-    pub frequency_penalty: Option<f32>,
-    pub presence_penalty: Option<f32>,
-    pub repetition_penalty: Option<f32>,
+    /// Values of `SAMPLING_NUMBERS`, by name, within their ranges.
+    pub numbers: BTreeMap<&'static str, f64>,
     pub seed: Option<u64>,
     pub logit_bias: Vec<(u32, f32)>,
     pub logprobs: Option<u8>,
 }
 
 impl SamplingOverrides {
-    fn resolve(&self, defaults: &GenerationDefaults, fresh_seed: u64) -> SamplingParams {
-        SamplingParams {
-            temperature: self.temperature.unwrap_or(defaults.temperature),
-            top_p: self.top_p.unwrap_or(defaults.top_p),
-            top_k: self.top_k.unwrap_or(defaults.top_k),
-            min_p: self.min_p.unwrap_or(defaults.min_p),
-            frequency_penalty: self.frequency_penalty.unwrap_or_default(),
-            presence_penalty: self.presence_penalty.unwrap_or_default(),
-            repetition_penalty: self.repetition_penalty.unwrap_or(defaults.repetition_penalty),
+    pub(crate) fn resolve(&self, defaults: &SamplingParams, fresh_seed: u64) -> SamplingParams {
+        let mut params = SamplingParams {
             seed: self.seed.unwrap_or(fresh_seed),
             logit_bias: self.logit_bias.as_slice().into(),
             logprobs: self.logprobs,
+            ..defaults.clone()
+        };
+        for number in &SAMPLING_NUMBERS {
+            if let Some(value) = self.numbers.get(number.name) {
+                number.set(&mut params, *value);
+            }
         }
+        params
     }
 }
 
@@ -114,6 +109,47 @@ pub(super) struct RequestPlan {
     pub expires_at: Option<UnixMillis>,
 }
 
+/// Whether the plan may use the model.
+pub(super) fn allows(plan: &Plan, model: &ServedModel) -> bool {
+    let (id, name) = (model.qualified.id().to_string(), &model.qualified.manifest().name);
+    plan.models.as_ref().is_none_or(|models| models.iter().any(|m| m == name || *m == id))
+}
+
+/// The longest prompt and output that a plan allows a model, all in tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenLimits {
+    /// The model's own context.
+    pub model_context: u32,
+    /// The context that was qualified, or the shorter one that the configuration serves.
+    pub qualified_context: u32,
+    pub plan_context: u32,
+    /// The lowest of the three.
+    pub context: u32,
+    pub max_output: u32,
+}
+
+impl TokenLimits {
+    pub fn of(model: &ServedModel, plan: &Plan) -> Self {
+        let limits = model.qualified.manifest().limits;
+        let served = u32::try_from(model.max_context).unwrap_or(u32::MAX);
+        let qualified = model.qualified.qualified_context_tokens().min(served);
+        Self::lowest(limits.model_context_tokens, qualified, plan, limits.max_output_tokens)
+    }
+
+    fn lowest(model: u32, qualified: u32, plan: &Plan, max_output: u32) -> Self {
+        let plan_context = plan.context_tokens.unwrap_or(model);
+        let context = model.min(qualified).min(plan_context);
+        let plan_output = plan.max_output_tokens.unwrap_or(max_output);
+        Self {
+            model_context: model,
+            qualified_context: qualified,
+            plan_context,
+            context,
+            max_output: max_output.min(plan_output).min(context),
+        }
+    }
+}
+
 /// The checks are in the order in which clients see their refusals: model, limits, context.
 pub(super) async fn prepare(
     services: &Services,
@@ -124,8 +160,8 @@ pub(super) async fn prepare(
     }
     let IncomingRequest { caller, key, fingerprint, input, .. } = request;
     let plan = services.config.plan(&caller.account.plan);
-    let model = input.model.and_then(|id| services.model_of(plan, id));
-    let model = model.ok_or(RequestError::ModelNotFound)?;
+    let model = input.model.and_then(|id| services.pool.get(id));
+    let model = model.filter(|model| allows(plan, model)).ok_or(RequestError::ModelNotFound)?;
     let limits = TokenLimits::of(&model, plan);
     if input.max_tokens.is_some_and(|asked| asked > limits.max_output) {
         return Err(RequestError::OutputAboveLimit { limit: limits.max_output });
@@ -254,5 +290,19 @@ mod tests {
         check(None, 999, Some(1));
         check(None, 1000, None);
         check(None, 5000, None);
+    }
+
+    #[test]
+    fn the_lowest_context_counts() {
+        let check = |plan: (Option<u32>, Option<u32>), qualified: u32, expect: (u32, u32, u32)| {
+            let plan =
+                Plan { context_tokens: plan.0, max_output_tokens: plan.1, ..Plan::default() };
+            let limits = TokenLimits::lowest(8192, qualified, &plan, 4096);
+            assert_eq!((limits.plan_context, limits.context, limits.max_output), expect);
+        };
+        check((None, None), 8192, (8192, 8192, 4096));
+        check((None, None), 2048, (8192, 2048, 2048));
+        check((Some(1000), None), 2048, (1000, 1000, 1000));
+        check((Some(100_000), Some(10)), 8192, (100_000, 8192, 10));
     }
 }

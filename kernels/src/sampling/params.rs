@@ -1,6 +1,7 @@
 //! The sampling parameters of a row and its result, for every path. Pure: it uses no tensors, so
 //! the engine's scheduler may hold it.
 
+use self::NumberField::{Count, Real, RealAbove};
 use std::sync::Arc;
 
 /// Sampling parameters of one request. Defaults sample from the plain distribution.
@@ -37,6 +38,93 @@ impl Default for SamplingParams {
             seed: 0,
             logit_bias: Arc::from([]),
             logprobs: None,
+        }
+    }
+}
+
+/// The unit of a sampling number, and where its values are kept.
+#[derive(Clone, Copy, Debug)]
+pub enum NumberField {
+    Real(fn(&mut SamplingParams) -> &mut f32),
+    /// A real number that may come near its least value but not be it.
+    RealAbove(fn(&mut SamplingParams) -> &mut f32),
+    /// A whole number; a negative one stands for 0.
+    Count(fn(&mut SamplingParams) -> &mut u32),
+}
+
+/// A number of `SamplingParams` that clients may set, each by its own name.
+#[derive(Clone, Copy, Debug)]
+pub struct SamplingNumber {
+    pub name: &'static str,
+    /// What clients are told beyond the name and the range.
+    pub about: Option<&'static str>,
+    pub least: f64,
+    pub most: f64,
+    /// Whether a release may have a default of its own.
+    pub in_releases: bool,
+    pub field: NumberField,
+}
+
+const fn number(
+    name: &'static str,
+    [least, most]: [f64; 2],
+    in_releases: bool,
+    field: NumberField,
+) -> SamplingNumber {
+    SamplingNumber { name, about: None, least, most, in_releases, field }
+}
+
+const TOP_K: SamplingNumber = SamplingNumber {
+    about: Some("Only the most likely so many tokens are drawn from. 0 and -1 switch it off."),
+    ..number("top_k", [-1.0, u32::MAX as f64], true, Count(|params| &mut params.top_k))
+};
+
+/// The one list of these numbers. The parser and the schema of requests and the defaults of
+/// releases all come from it; the value of a number that nobody sets is that of
+/// `SamplingParams::default`.
+pub static SAMPLING_NUMBERS: [SamplingNumber; 7] = [
+    number("temperature", [0.0, 2.0], true, Real(|params| &mut params.temperature)),
+    number("top_p", [0.0, 1.0], true, RealAbove(|params| &mut params.top_p)),
+    TOP_K,
+    number("min_p", [0.0, 1.0], true, Real(|params| &mut params.min_p)),
+    number("frequency_penalty", [-2.0, 2.0], false, Real(|params| &mut params.frequency_penalty)),
+    number("presence_penalty", [-2.0, 2.0], false, Real(|params| &mut params.presence_penalty)),
+    // Logits are divided by the penalty. A smaller one would push them beyond f32, and a request
+    // could make its own generation fail.
+    number("repetition_penalty", [0.01, 2.0], true, Real(|params| &mut params.repetition_penalty)),
+];
+
+impl SamplingNumber {
+    /// Whether the number may have this value.
+    pub fn allows(&self, value: f64) -> bool {
+        let Self { least, most, .. } = *self;
+        match self.field {
+            // Compared as f32, because 0.01 read as f32 is less than 0.01.
+            Real(_) => (least as f32..=most as f32).contains(&(value as f32)),
+            RealAbove(_) => value > least && value <= most,
+            Count(_) => (least..=most).contains(&value) && value.fract().abs() <= 0.0,
+        }
+    }
+
+    /// Sets the number. A value that is not allowed stays as it is, to be refused later.
+    pub fn set(&self, params: &mut SamplingParams, value: f64) {
+        match self.field {
+            Real(field) => *field(params) = value as f32,
+            // However little it is above, f32 must tell it from the least value.
+            RealAbove(field) if value > self.least => {
+                *field(params) = (value as f32).max(self.least as f32 + f32::MIN_POSITIVE);
+            }
+            RealAbove(field) => *field(params) = value as f32,
+            Count(field) => *field(params) = value.max(0.0) as u32,
+        }
+    }
+
+    pub fn get(&self, params: &SamplingParams) -> f64 {
+        // A copy, because `field` gives a reference that may be written to.
+        let mut params = params.clone();
+        match self.field {
+            Real(field) | RealAbove(field) => f64::from(*field(&mut params)),
+            Count(field) => f64::from(*field(&mut params)),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Reads from the files themselves what they say about a release.
 
 use super::files::is_gguf_path;
-use crate::catalogue::{Error, GenerationDefaults, Result};
+use crate::catalogue::{Error, Result, sampling_defaults};
+use cresset_kernels::sampling::params::SamplingParams;
 use cresset_models::loader::gguf::{GgufFile, Value};
 use std::collections::BTreeMap;
 use std::fs;
@@ -45,21 +46,19 @@ fn config_context(files: &[PathBuf]) -> Option<u64> {
     json(files, "config.json")?["max_position_embeddings"].as_u64()
 }
 
-/// The publisher's own generation defaults, if the release carries them.
-pub(super) fn generation_defaults(files: &[PathBuf]) -> GenerationDefaults {
-    let plain = GenerationDefaults::default();
-    let Some(config) = json(files, "generation_config.json") else { return plain };
+/// The publisher's own sampling parameters, if the release carries them.
+pub(super) fn generation_defaults(files: &[PathBuf]) -> SamplingParams {
+    let mut params = SamplingParams::default();
+    let Some(config) = json(files, "generation_config.json") else { return params };
     if config["do_sample"].as_bool() == Some(false) {
-        return GenerationDefaults { temperature: 0.0, ..plain };
+        return SamplingParams { temperature: 0.0, ..params };
     }
-    let number = |key: &str, or: f32| config[key].as_f64().map_or(or, |n| n as f32);
-    GenerationDefaults {
-        temperature: number("temperature", plain.temperature),
-        top_p: number("top_p", plain.top_p),
-        top_k: config["top_k"].as_u64().and_then(|n| u32::try_from(n).ok()).unwrap_or(plain.top_k),
-        min_p: number("min_p", plain.min_p),
-        repetition_penalty: number("repetition_penalty", plain.repetition_penalty),
+    for number in sampling_defaults::numbers() {
+        if let Some(value) = config[number.name].as_f64() {
+            number.set(&mut params, value);
+        }
     }
+    params
 }
 
 fn json(files: &[PathBuf], name: &str) -> Option<serde_json::Value> {

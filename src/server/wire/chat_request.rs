@@ -4,13 +4,11 @@
 use super::fields::{JsonField, refuse_rest};
 use super::json::JsonTree;
 use super::messages;
+use crate::engine::{NumberField, SAMPLING_NUMBERS, SamplingNumber};
 use crate::ids::ModelId;
 use crate::request::GenerationInput;
 use crate::server::error::ApiError;
 
-/// Logits are divided by the penalty. A smaller one would push them beyond f32, and a request could
-/// make its own generation fail.
-pub(super) const LEAST_REPETITION_PENALTY: f64 = 0.01;
 /// Largest count of tokens a body may name; the model's limits are far below.
 pub(super) const MAX_COUNT: i64 = u32::MAX as i64;
 pub(super) const MAX_STOPS: usize = 8;
@@ -68,18 +66,15 @@ impl ChatRequest {
             "stream_options" => self.stream_options(field)?,
             "logprobs" => self.logprobs = field.bool()?,
             "top_logprobs" => self.top_logprobs = Some(field.integer(0..=20)? as u8),
-            "temperature" => sampling.temperature = Some(field.number(0.0..=2.0)?),
-            "top_p" => sampling.top_p = Some(top_p(field)?),
-            "top_k" => sampling.top_k = Some(field.integer(-1..=MAX_COUNT)?.max(0) as u32),
-            "min_p" => sampling.min_p = Some(field.number(0.0..=1.0)?),
-            "frequency_penalty" => sampling.frequency_penalty = Some(field.number(-2.0..=2.0)?),
-            "presence_penalty" => sampling.presence_penalty = Some(field.number(-2.0..=2.0)?),
-            "repetition_penalty" => {
-                sampling.repetition_penalty = Some(field.number(LEAST_REPETITION_PENALTY..=2.0)?);
-            }
             "seed" => sampling.seed = Some(field.integer(i64::MIN..=i64::MAX)? as u64),
             "logit_bias" => sampling.logit_bias = logit_bias(field)?,
-            _ => return Ok(false),
+            _ => {
+                let Some(number) = SAMPLING_NUMBERS.iter().find(|number| number.name == name)
+                else {
+                    return Ok(false);
+                };
+                sampling.numbers.insert(number.name, sampling_number(number, field)?);
+            }
         }
         Ok(true)
     }
@@ -180,12 +175,16 @@ fn count(field: &JsonField, least: i64) -> Result<u32, ApiError> {
     Ok(field.integer(least..=MAX_COUNT)? as u32)
 }
 
-/// Above 0, however small: a value that f32 cannot tell from 0 becomes the smallest positive one.
-fn top_p(field: &JsonField) -> Result<f32, ApiError> {
-    field
-        .number(f64::from_bits(1)..=1.0)
-        .map(|p| p.max(f32::MIN_POSITIVE))
-        .map_err(|_| field.refuse("must be above 0 and at most 1"))
+fn sampling_number(number: &SamplingNumber, field: &JsonField) -> Result<f64, ApiError> {
+    let SamplingNumber { least, most, .. } = *number;
+    match number.field {
+        NumberField::Count(_) => field.integer(least as i64..=most as i64).map(|n| n as f64),
+        NumberField::Real(_) => field.number(least..=most),
+        NumberField::RealAbove(_) => {
+            let read = field.number(least..=most).ok().filter(|n| number.allows(*n));
+            read.ok_or_else(|| field.refuse(&format!("must be above {least} and at most {most}")))
+        }
+    }
 }
 
 /// One string, or up to 8; none of them empty.
@@ -214,7 +213,7 @@ fn logit_bias(field: &JsonField) -> Result<Vec<(u32, f32)>, ApiError> {
         // An id has one spelling: `5`, `05` and `+5` would be one token with three biases.
         let id = name.parse().ok().filter(|id: &u32| id.to_string() == name);
         let id = id.ok_or_else(|| field.refuse("must have token ids as keys"))?;
-        Ok((id, value.number(-100.0..=100.0)?))
+        Ok((id, value.number(-100.0..=100.0)? as f32))
     };
     members.into_iter().map(entry).collect()
 }

@@ -6,10 +6,11 @@
 
 use super::chat_request as body;
 use super::messages;
+use crate::engine::{NumberField, SAMPLING_NUMBERS, SamplingNumber};
 use schemars::JsonSchema;
 use schemars::transform::RecursiveTransform;
 use schemars::{Schema, json_schema};
-use serde_json::json;
+use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use uuid::Uuid;
 
@@ -60,21 +61,8 @@ pub struct CompletionBody {
     ignore_eos: Option<bool>,
     /// The answer ends before the first of these texts.
     stop: Option<Stop>,
-    #[schemars(range(min = 0, max = 2))]
-    temperature: Option<f64>,
-    #[schemars(range(max = 1), extend("exclusiveMinimum" = 0))]
-    top_p: Option<f64>,
-    /// Only the most likely so many tokens are drawn from. 0 and -1 switch it off.
-    #[schemars(range(min = -1, max = body::MAX_COUNT))]
-    top_k: Option<i64>,
-    #[schemars(range(min = 0, max = 1))]
-    min_p: Option<f64>,
-    #[schemars(range(min = -2, max = 2))]
-    frequency_penalty: Option<f64>,
-    #[schemars(range(min = -2, max = 2))]
-    presence_penalty: Option<f64>,
-    #[schemars(range(min = body::LEAST_REPETITION_PENALTY, max = 2))]
-    repetition_penalty: Option<f64>,
+    #[schemars(flatten)]
+    sampling: SamplingSchema,
     /// The same input with the same seed gives the same answer.
     #[schemars(range(min = i64::MIN, max = i64::MAX))]
     seed: Option<i64>,
@@ -124,6 +112,43 @@ pub struct CompletionBody {
     modalities: Option<Vec<Text>>,
     /// Has no effect.
     response_format: Option<ResponseFormat>,
+}
+
+/// The members that `SAMPLING_NUMBERS` lists.
+struct SamplingSchema;
+
+impl JsonSchema for SamplingSchema {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Sampling".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> Schema {
+        let member = |number: &SamplingNumber| (number.name.to_owned(), sampling_member(number));
+        let members = SAMPLING_NUMBERS.iter().map(member);
+        json_schema!({ "type": "object", "properties": members.collect::<Map<_, _>>() })
+    }
+}
+
+fn sampling_member(number: &SamplingNumber) -> Value {
+    let whole = |bound: f64| match bound as i64 {
+        whole if (whole as f64 - bound).abs() <= 0.0 => json!(whole),
+        _ => json!(bound),
+    };
+    let (kind, format) = match number.field {
+        NumberField::Count(_) => ("integer", "int64"),
+        NumberField::Real(_) | NumberField::RealAbove(_) => ("number", "double"),
+    };
+    let mut member = json!({ "type": [kind, "null"], "format": format });
+    let mut add = |name: &str, value: Value| member[name] = value;
+    number.about.into_iter().for_each(|about| add("description", json!(about)));
+    if let NumberField::RealAbove(_) = number.field {
+        add("maximum", whole(number.most));
+        add("exclusiveMinimum", whole(number.least));
+    } else {
+        add("minimum", whole(number.least));
+        add("maximum", whole(number.most));
+    }
+    member
 }
 
 #[expect(dead_code, reason = "only its schema is used")]
@@ -265,7 +290,6 @@ mod tests {
     use super::*;
     use crate::server::wire::chat_request::ChatRequest;
     use crate::server::wire::json::JsonTree;
-    use serde_json::Value;
 
     /// Whether the parser takes a body with this member.
     fn accepts(name: &str, value: &Value) -> bool {

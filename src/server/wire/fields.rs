@@ -56,14 +56,14 @@ impl<'a> JsonField<'a> {
         number.filter(|n| range.contains(n)).ok_or_else(must)
     }
 
-    pub fn number(&self, range: RangeInclusive<f64>) -> Result<f32, ApiError> {
+    pub fn number(&self, range: RangeInclusive<f64>) -> Result<f64, ApiError> {
         let number: Option<f64> = match self.value {
             JsonTree::Number(literal) => literal.parse().ok(),
             _ => None,
         };
         let must =
             || self.refuse(&format!("must be a number from {} to {}", range.start(), range.end()));
-        number.filter(|n| range.contains(n)).map(|n| n as f32).ok_or_else(must)
+        number.filter(|n| range.contains(n)).ok_or_else(must)
     }
 
     /// The items of an array of at most `max`.

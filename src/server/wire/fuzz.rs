@@ -6,6 +6,7 @@ mod json;
 use super::chat_request::{ChatRequest, MAX_STOPS};
 use super::json::JsonTree;
 use super::messages::MAX_MESSAGES;
+use crate::engine::SamplingParams;
 use crate::server::error::ApiError;
 use crate::server::headers;
 use axum::http::{HeaderMap, HeaderValue};
@@ -43,9 +44,10 @@ fn bodies() {
                         && request.input.stop.iter().all(|stop| !stop.is_empty())
                 );
                 let sampling = &request.input.sampling;
-                assert!(sampling.temperature.is_none_or(|t| (0.0..=2.0).contains(&t)));
-                assert!(sampling.top_p.is_none_or(|p| p > 0.0 && p <= 1.0));
-                assert!(sampling.repetition_penalty.is_none_or(|p| p > 0.0 && p <= 2.0));
+                let sampling = sampling.resolve(&SamplingParams::default(), 0);
+                assert!((0.0..=2.0).contains(&sampling.temperature));
+                assert!(sampling.top_p > 0.0 && sampling.top_p <= 1.0);
+                assert!(sampling.repetition_penalty > 0.0 && sampling.repetition_penalty <= 2.0);
                 assert!(
                     sampling.logit_bias.iter().all(|(_, bias)| (-100.0..=100.0).contains(bias))
                 );

@@ -2,6 +2,7 @@
 
 use super::chat_request::ChatRequest;
 use super::json::JsonTree;
+use crate::engine::SamplingParams;
 use crate::server::error::ApiError;
 
 const MODEL: &str = "0197a0b1-c2d3-7e4f-8a5b-6c7d8e9f0a1b";
@@ -45,12 +46,19 @@ fn fields_with_an_effect_arrive() {
     assert_eq!((request.input.max_tokens, request.input.min_tokens), (Some(7), 2));
     assert_eq!(request.input.stop, ["a", "b"]);
     let sampling = &request.input.sampling;
-    assert_eq!(
-        (sampling.temperature, sampling.top_p, sampling.top_k),
-        (Some(0.5), Some(0.9), Some(40))
-    );
-    assert_eq!((sampling.min_p, sampling.repetition_penalty), (Some(0.1), Some(1.1)));
-    assert_eq!((sampling.frequency_penalty, sampling.presence_penalty), (Some(-1.0), Some(1.5)));
+    let expect = SamplingParams {
+        temperature: 0.5,
+        top_p: 0.9,
+        top_k: 40,
+        min_p: 0.1,
+        frequency_penalty: -1.0,
+        presence_penalty: 1.5,
+        repetition_penalty: 1.1,
+        seed: u64::MAX,
+        logit_bias: [(5, -100.0)].into(),
+        logprobs: Some(3),
+    };
+    assert_eq!(sampling.resolve(&SamplingParams::default(), 0), expect);
     assert_eq!((sampling.seed, sampling.logprobs), (Some(u64::MAX), Some(3)));
     assert_eq!(sampling.logit_bias, [(5, -100.0)]);
     assert!(request.ignored.is_empty());
@@ -68,7 +76,9 @@ fn null_means_absent_and_aliases_agree() {
         Some(9)
     );
     assert_eq!(accepted(&body(r#""stop":"x""#)).input.stop, ["x"]);
-    assert_eq!(accepted(&body(r#""top_k":-1"#)).input.sampling.top_k, Some(0));
+    let unlimited = accepted(&body(r#""top_k":-1"#)).input.sampling;
+    let defaults = SamplingParams { top_k: 7, ..SamplingParams::default() };
+    assert_eq!(unlimited.resolve(&defaults, 0).top_k, 0);
     assert_eq!(accepted(&body(r#""logprobs":true"#)).input.sampling.logprobs, Some(0));
 }
 
