@@ -3,7 +3,6 @@
 
 use crate::engine::Refused;
 use crate::ledger::{FailureCode, Refusal};
-use crate::pool::PoolError;
 use crate::store::StoreError;
 use std::time::Duration;
 
@@ -56,16 +55,13 @@ pub enum RequestError {
     LedgerUnavailable,
 }
 
-impl From<PoolError> for RequestError {
-    fn from(error: PoolError) -> Self {
-        match error {
-            PoolError::Overloaded { retry_after }
-            | PoolError::Engine(Refused::Overloaded { retry_after }) => {
-                Self::Overloaded { retry_after }
-            }
-            PoolError::Engine(Refused::Draining) => Self::Draining,
-            PoolError::Engine(Refused::TooLarge(_)) => Self::NeverFits,
-            PoolError::Engine(Refused::Dead(_)) | PoolError::NotServed => Self::GenerationFailed,
+impl From<Refused> for RequestError {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Overloaded { retry_after } => Self::Overloaded { retry_after },
+            Refused::Draining => Self::Draining,
+            Refused::TooLarge(_) => Self::NeverFits,
+            Refused::Dead(_) => Self::GenerationFailed,
         }
     }
 }

@@ -3,7 +3,8 @@
 //!
 //! The sequence enters the engine first, so that a full engine refuses without leaving a record.
 //! The reservation becomes durable while the prompt is computed, and nothing is published before it
-//! is. At the end the body is stored, then the charge settled, then the last delta published.
+//! is. At the end one message to the store carries the body and its settlement, which become
+//! durable in this order, and then the last delta is published.
 
 #![expect(clippy::disallowed_methods, reason = "a request has deadlines and latencies")]
 
@@ -13,7 +14,6 @@ use super::live::{Admission, Delta, LiveRequest, StopRequest};
 use super::plan::RequestPlan;
 use super::recent_errors::RecentError;
 use super::services::Services;
-use super::settle::{commit, is_booked_as_told, resolve, store_body};
 use super::transcript::{TokenScores, Transcript};
 use crate::clock::UnixMillis;
 use crate::engine::{Finished, SequenceEvent, StopCause};
@@ -21,15 +21,21 @@ use crate::failpoint::failpoint;
 use crate::ids::{ModelId, RequestId};
 use crate::ledger::commands::{ReleaseCause, SettleEnd};
 use crate::ledger::{
-    Command, FailureCode, FinishReason, Microcredits, Outcome, RequestRecord, Usage,
+    Command, FailureCode, FinishReason, Microcredits, Outcome, RequestKey, RequestRecord, Usage,
 };
 use crate::pool::{ServedModel, SubmittedRequest};
-use crate::store::StoreError;
+use crate::store::{StoreError, StoredBody};
 use bytes::Bytes;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
+
+/// The longest wait of an end for a ledger that cannot be reached, after which the request fails
+/// uncharged. The ledger reopens a failed file within seconds.
+const LEDGER_PATIENCE: Duration = Duration::from_secs(30);
+/// Between two tries: short beside the patience, long beside a commit.
+const LEDGER_PAUSE: Duration = Duration::from_millis(100);
 
 /// A complete answer, before its surface renders it.
 #[derive(Clone, Debug)]
@@ -56,7 +62,7 @@ pub(super) async fn run(services: Arc<Services>, plan: RequestPlan) {
     let began = Instant::now();
     guard.arm();
     failpoint!("lifecycle::accepted");
-    match commit(&services, Command::Admit(Box::new(plan.admit.clone()))).await {
+    match commit(&services, Command::Admit(Box::new(plan.admit.clone())), None).await {
         Ok(Outcome::Admitted(record)) => {
             failpoint!("lifecycle::admitted");
             let mut running = RunningRequest::new(services.clone(), plan, events, record, began);
@@ -186,7 +192,7 @@ impl RunningRequest {
         let services = self.services.clone();
         let (key, attempt) = (self.live.key, self.record.latest().id);
         self.started = Some(tokio::spawn(async move {
-            if let Err(error) = commit(&services, Command::Start { key, attempt }).await {
+            if let Err(error) = commit(&services, Command::Start { key, attempt }, None).await {
                 tracing::warn!(%error, request_id = %key.request, "the start of a request was not noted");
             }
         }));
@@ -231,7 +237,7 @@ impl RunningRequest {
         let told = match end {
             RequestEnd::Completed(reason, usage) => self.complete(reason, usage).await,
             RequestEnd::Cancelled(usage) => {
-                let settled = self.settle(usage, SettleEnd::Cancelled).await;
+                let settled = self.settle(usage, SettleEnd::Cancelled, None).await;
                 settled.map(|_| Err(RequestError::Cancelled))
             }
             RequestEnd::CancelledInQueue => {
@@ -269,12 +275,14 @@ impl RunningRequest {
         };
         let scores = self.transcript.take_pending();
         let body = (self.render)(&self.answer(reason, usage, charged));
-        store_body(&self.services, self.live.key, &body).await?;
-        failpoint!("lifecycle::body_stored");
-        let settled = self.settle(usage, SettleEnd::Completed(reason)).await?;
+        let end = SettleEnd::Completed(reason);
+        let settled = self.settle(usage, end, Some(body.clone())).await?;
         failpoint!("lifecycle::settled");
-        if !is_booked_as_told(&settled, charged) {
-            return self.withhold(charged, &settled).await;
+        let booked = settled.latest().charged;
+        if booked.checked_total() != Some(charged) {
+            tracing::error!(request_id = %self.live.key.request, told = %charged, ?booked, "a charge differs from what was booked");
+            self.withhold(usage, end).await?;
+            return Ok(Err(RequestError::LedgerUnavailable));
         }
         self.live.publish(Delta::Finished { reason, usage, charged, scores });
         Ok(Ok(body))
@@ -292,32 +300,63 @@ impl RunningRequest {
             charged,
         }
     }
-    /// Gives the client no answer, because the ledger booked another charge than the body tells.
-    async fn withhold(
-        &self,
-        told: Microcredits,
-        settled: &RequestRecord,
-    ) -> Result<Result<Bytes, RequestError>, StoreError> {
-        let booked = settled.latest().charged;
-        tracing::error!(request_id = %self.live.key.request, %told, ?booked, "a charge differs from what was booked");
-        // An empty body, which has expired already, replaces the wrong one.
-        self.services.store.put_body(self.live.key, Bytes::new(), UnixMillis(0)).await?;
-        Ok(Err(RequestError::LedgerUnavailable))
+
+    /// Replaces a body that tells a wrong charge by an empty one, which has expired already. The
+    /// settlement that goes with it is a repetition, which changes nothing.
+    async fn withhold(&self, usage: Usage, end: SettleEnd) -> Result<(), StoreError> {
+        let empty = StoredBody { expires_at: UnixMillis(0), content: Bytes::new() };
+        self.resolve(self.settlement(usage, end), Some(empty)).await.map(drop)
     }
 
-    async fn settle(&self, usage: Usage, end: SettleEnd) -> Result<RequestRecord, StoreError> {
-        let (key, attempt) = (self.live.key, self.record.latest().id);
-        let command = Command::Settle { key, attempt, usage, end };
-        let settled = resolve(&self.services, &command).await?;
+    /// Settles the attempt and stores the rendered body of its answer, if there is one, for
+    /// replays. The body is durable before the settlement.
+    async fn settle(
+        &self,
+        usage: Usage,
+        end: SettleEnd,
+        body: Option<Bytes>,
+    ) -> Result<RequestRecord, StoreError> {
+        let (now, retention) =
+            (self.services.clock.now(), self.services.config.requests.replay_ms());
+        let expires_at = UnixMillis(now.0.saturating_add(retention));
+        let body = body.map(|content| StoredBody { expires_at, content });
+        let settled = self.resolve(self.settlement(usage, end), body).await?;
         let Usage { prompt_tokens, cached_tokens, completion_tokens } = usage;
         self.services.metrics.tokens(prompt_tokens, cached_tokens, completion_tokens);
         self.services.metrics.charged_units.inc_by(settled.latest().charged.total().get());
         Ok(settled)
     }
 
+    fn settlement(&self, usage: Usage, end: SettleEnd) -> Command {
+        Command::Settle { key: self.live.key, attempt: self.record.latest().id, usage, end }
+    }
+
     async fn release(&self, cause: ReleaseCause) -> Result<(), StoreError> {
         let (key, attempt) = (self.live.key, self.record.latest().id);
-        resolve(&self.services, &Command::Release { key, attempt, cause }).await.map(drop)
+        self.resolve(Command::Release { key, attempt, cause }, None).await.map(drop)
+    }
+
+    /// Sends a terminal command until the ledger has it, for `LEDGER_PATIENCE` at most. Sending it
+    /// twice ends the attempt once. Returns the record as the ledger has it then.
+    async fn resolve(
+        &self,
+        command: Command,
+        body: Option<StoredBody>,
+    ) -> Result<RequestRecord, StoreError> {
+        let until = Instant::now() + LEDGER_PATIENCE;
+        loop {
+            let body = body.clone().map(|body| (self.live.key, body));
+            match commit(&self.services, command.clone(), body).await {
+                Ok(Outcome::Request(record) | Outcome::AlreadyResolved(record)) => {
+                    return Ok(record);
+                }
+                Ok(_) => return Err(StoreError::Unavailable("an end had no record".into())),
+                Err(StoreError::Unavailable(_)) if Instant::now() < until => {
+                    tokio::time::sleep(LEDGER_PAUSE).await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     fn count(&self, end: RequestEnd) {
@@ -328,6 +367,19 @@ impl RunningRequest {
             RequestEnd::Failed(_) => "failed",
         });
     }
+}
+
+/// Applies one command durably, after the body that goes with it, and measures how long that
+/// takes.
+async fn commit(
+    services: &Services,
+    command: Command,
+    body: Option<(RequestKey, StoredBody)>,
+) -> Result<Outcome, StoreError> {
+    let began = Instant::now();
+    let outcome = services.store.submit_with(command, body).await;
+    services.metrics.commit_time.observe(began.elapsed().as_secs_f64());
+    outcome
 }
 
 /// Derives the request's end from the engine's last event. An answer that is complete stays so,
@@ -367,8 +419,48 @@ fn outcome_of(
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::Setup;
     use super::*;
     use crate::engine::EngineError;
+    use crate::ledger::Prices;
+
+    /// Ends a request that the ledger charges nothing for, with a lifecycle that computes the
+    /// charge by `prices`. Returns what callers are told and what is stored for replays.
+    async fn concluded(prices: Prices) -> (Result<Bytes, RequestError>, Option<Bytes>) {
+        let setup = Setup::new().await;
+        let (services, request) = (setup.services.clone(), setup.incoming());
+        let (live, model) = (setup.live(&request), setup.model());
+        let mut guard = ReservationGuard::new(&services, &live, setup.admit(&request).await);
+        let ledger = services.store.read().await.unwrap();
+        let mut record = ledger.request(&request.key).await.unwrap().unwrap();
+        record.attempts[0].prices = prices;
+        let running = RunningRequest {
+            services: services.clone(),
+            live: live.clone(),
+            transcript: Transcript::new(model.text.clone(), [].into(), Vec::new(), false),
+            model,
+            events: mpsc::channel(1).1,
+            record,
+            render: |answer| answer.charged.to_string().into(),
+            expires_at: None,
+            started: None,
+            began: Instant::now(),
+            last_token: None,
+        };
+        let usage = Usage { prompt_tokens: 1, cached_tokens: 0, completion_tokens: 1 };
+        running.conclude(RequestEnd::Completed(FinishReason::Stop, usage), &mut guard).await;
+        let latest = setup.latest(&request).await;
+        assert_eq!((latest.usage, latest.charged.total()), (Some(usage), Microcredits::ZERO));
+        (live.ended().await, services.store.body(&request.key).await.unwrap())
+    }
+
+    #[tokio::test]
+    async fn a_charge_that_was_not_booked_is_never_told() {
+        let body = Bytes::from("0");
+        assert_eq!(concluded(Prices::default()).await, (Ok(body.clone()), Some(body)));
+        let dearer = Prices { output: 1_000_000, ..Prices::default() };
+        assert_eq!(concluded(dearer).await, (Err(RequestError::LedgerUnavailable), None));
+    }
 
     #[test]
     fn the_last_event_decides_the_end() {

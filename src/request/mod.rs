@@ -17,7 +17,6 @@ mod plan;
 mod rate_limit;
 pub mod recent_errors;
 mod services;
-mod settle;
 #[cfg(test)]
 mod tests;
 pub mod transcript;
@@ -26,5 +25,5 @@ pub use error::RequestError;
 pub use find::{AnswerSource, find_or_start};
 pub use lifecycle::CompleteAnswer;
 pub use live::{Delta, Subscription};
-pub use plan::{Caller, GenerationInput, IncomingRequest, SamplingOverrides};
-pub use services::{Services, TokenLimits, cancel};
+pub use plan::{Caller, GenerationInput, IncomingRequest, SamplingOverrides, TokenLimits};
+pub use services::{Services, cancel};

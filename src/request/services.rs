@@ -2,12 +2,12 @@
 
 use super::error::RequestError;
 use super::live::{LiveRequests, StopRequest};
+use super::plan::allows;
 use super::rate_limit::RateLimit;
 use super::recent_errors::RecentErrors;
 use crate::clock::Clock;
 use crate::config::{Config, Plan};
 use crate::engine::EngineHandle;
-use crate::ids::ModelId;
 use crate::ledger::{Command, Outcome, RequestKey, RequestRecord};
 use crate::metrics::Metrics;
 use crate::pool::{ModelPool, ServedModel};
@@ -54,11 +54,6 @@ impl Services {
         available.map(|view| view.model).filter(|model| allows(plan, model)).collect()
     }
 
-    /// The model, if the plan may use it.
-    pub fn model_of(&self, plan: &Plan, id: ModelId) -> Option<Arc<ServedModel>> {
-        self.pool.get(id).filter(|model| allows(plan, model))
-    }
-
     /// Whether a request sent now can be expected to run.
     pub fn is_ready(&self) -> bool {
         !self.is_draining() && self.store.healthy() && self.pool.is_ready()
@@ -79,46 +74,6 @@ impl Services {
         if tokio::time::timeout(grace, self.tasks.wait()).await.is_err() {
             self.live.shut_down();
             self.tasks.wait().await;
-        }
-    }
-}
-
-fn allows(plan: &Plan, model: &ServedModel) -> bool {
-    let (id, name) = (model.qualified.id().to_string(), &model.qualified.manifest().name);
-    plan.models.as_ref().is_none_or(|models| models.iter().any(|m| m == name || *m == id))
-}
-
-/// The longest prompt and output that a plan allows a model, all in tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TokenLimits {
-    /// The model's own context.
-    pub model_context: u32,
-    /// The context that was qualified, or the shorter one that the configuration serves.
-    pub qualified_context: u32,
-    pub plan_context: u32,
-    /// The lowest of the three.
-    pub context: u32,
-    pub max_output: u32,
-}
-
-impl TokenLimits {
-    pub fn of(model: &ServedModel, plan: &Plan) -> Self {
-        let limits = model.qualified.manifest().limits;
-        let served = u32::try_from(model.max_context).unwrap_or(u32::MAX);
-        let qualified = model.qualified.qualified_context_tokens().min(served);
-        Self::lowest(limits.model_context_tokens, qualified, plan, limits.max_output_tokens)
-    }
-
-    fn lowest(model: u32, qualified: u32, plan: &Plan, max_output: u32) -> Self {
-        let plan_context = plan.context_tokens.unwrap_or(model);
-        let context = model.min(qualified).min(plan_context);
-        let plan_output = plan.max_output_tokens.unwrap_or(max_output);
-        Self {
-            model_context: model,
-            qualified_context: qualified,
-            plan_context,
-            context,
-            max_output: max_output.min(plan_output).min(context),
         }
     }
 }
@@ -150,23 +105,4 @@ pub async fn cancel(
 async fn reread(services: &Services, key: &RequestKey) -> Result<RequestRecord, RequestError> {
     let record = services.store.read().await?.request(key).await?;
     record.ok_or(RequestError::Ledger(crate::ledger::Refusal::RequestNotFound))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_lowest_context_counts() {
-        let check = |plan: (Option<u32>, Option<u32>), qualified: u32, expect: (u32, u32, u32)| {
-            let plan =
-                Plan { context_tokens: plan.0, max_output_tokens: plan.1, ..Plan::default() };
-            let limits = TokenLimits::lowest(8192, qualified, &plan, 4096);
-            assert_eq!((limits.plan_context, limits.context, limits.max_output), expect);
-        };
-        check((None, None), 8192, (8192, 8192, 4096));
-        check((None, None), 2048, (8192, 2048, 2048));
-        check((Some(1000), None), 2048, (1000, 1000, 1000));
-        check((Some(100_000), Some(10)), 8192, (100_000, 8192, 10));
-    }
 }

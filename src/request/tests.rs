@@ -3,30 +3,35 @@
 use super::guard::ReservationGuard;
 use super::live::{Admission, LiveRequest};
 use super::*;
+use crate::catalogue::testing;
 use crate::clock::{SystemClock, UnixMillis};
 use crate::config::Config;
+use crate::engine::EngineError;
 use crate::ids::{AccountId, AttemptId, CredentialId, ModelId, RequestId, SessionId};
 use crate::ledger::commands::{ReleaseCause, SettleEnd};
 use crate::ledger::{
     Account, AccountStatus, Admit, Attempt, AttemptState, Command, Credential, CredentialKind,
     FailureCode, FinishReason, Prices, Refusal, Usage,
 };
+use crate::pool::ServedModel;
 use crate::store::{Limits, Store, StoreConfig};
+use crate::text::TextModel;
 use bytes::Bytes;
+use cresset_models::testing::TinyLlama;
 use std::sync::Arc;
 use tempfile::TempDir;
 
 const INPUT: [u8; 32] = [1; 32];
 
 /// A node without models, with one account and its key.
-struct Setup {
-    services: Arc<Services>,
+pub(super) struct Setup {
+    pub services: Arc<Services>,
     caller: Arc<Caller>,
-    _folder: TempDir,
+    folder: TempDir,
 }
 
 impl Setup {
-    async fn new() -> Self {
+    pub(super) async fn new() -> Self {
         let folder = TempDir::new().unwrap();
         let config = StoreConfig::folder(folder.path());
         Store::init(&config).unwrap();
@@ -52,10 +57,10 @@ impl Setup {
         services.store.submit(issue).await.unwrap();
         let status = AccountStatus::Active;
         let account = Account { id: account, name, plan, status, created_at: now, in_flight: 0 };
-        Self { services, caller: Arc::new(Caller { account, credential }), _folder: folder }
+        Self { services, caller: Arc::new(Caller { account, credential }), folder }
     }
 
-    fn incoming(&self) -> IncomingRequest {
+    pub(super) fn incoming(&self) -> IncomingRequest {
         IncomingRequest {
             caller: self.caller.clone(),
             key: self.caller.key(RequestId::generate()),
@@ -66,8 +71,17 @@ impl Setup {
         }
     }
 
+    /// A model that is never loaded.
+    pub(super) fn model(&self) -> Arc<ServedModel> {
+        let gguf = TinyLlama::default().gguf().to_bytes();
+        let qualified = testing::qualified(self.folder.path(), "tiny", &gguf, 64);
+        let text = Arc::new(TextModel::load(qualified.source()).unwrap());
+        let load = Box::new(|| Err(EngineError::NotLoaded("it is never loaded".into())));
+        Arc::new(ServedModel { qualified, text, max_context: 64, load })
+    }
+
     /// Makes the request live, without a lifecycle.
-    fn live(&self, request: &IncomingRequest) -> Arc<LiveRequest> {
+    pub(super) fn live(&self, request: &IncomingRequest) -> Arc<LiveRequest> {
         let credential = self.caller.credential.id;
         let live = Arc::new(LiveRequest::new(request.key, INPUT, credential, false));
         assert!(self.services.live.insert(&live));
@@ -75,7 +89,7 @@ impl Setup {
     }
 
     /// Reserves nothing for the request, which costs nothing.
-    async fn admit(&self, request: &IncomingRequest) -> AttemptId {
+    pub(super) async fn admit(&self, request: &IncomingRequest) -> AttemptId {
         let admit = Admit {
             key: request.key,
             credential: self.caller.credential.id,
@@ -96,7 +110,7 @@ impl Setup {
         attempt
     }
 
-    async fn latest(&self, request: &IncomingRequest) -> Attempt {
+    pub(super) async fn latest(&self, request: &IncomingRequest) -> Attempt {
         let ledger = self.services.store.read().await.unwrap();
         ledger.request(&request.key).await.unwrap().unwrap().latest().clone()
     }

@@ -184,7 +184,7 @@ impl From<StateError> for BatchFailure {
 
 /// An answer, stored so that a repeated request gets the same bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct StoredBody {
+pub struct StoredBody {
     pub expires_at: UnixMillis,
     pub content: Bytes,
 }

@@ -19,15 +19,15 @@ mod stats;
 mod tests;
 mod writer;
 
-use crate::clock::{Clock, UnixMillis};
+use crate::clock::Clock;
 use crate::failpoint::failpoint;
 use crate::ids::{AttemptId, BootId};
 pub use crate::ledger::audit::AuditReport;
 use crate::ledger::state::StateError;
 use crate::ledger::{Account, Command, Credential, Outcome, Refusal, RequestKey};
 use auditor::Auditor;
-pub use backend::Snapshot;
-use backend::{Backend, StoredBody};
+use backend::Backend;
+pub use backend::{Snapshot, StoredBody};
 use embedded::EmbeddedBackend;
 pub use embedded::{EmbeddedConfig, SyncMeter};
 pub use limits::Limits;
@@ -171,7 +171,17 @@ impl Store {
     /// waiting, or is told `Unavailable`, is released; any other command may be sent again until
     /// its outcome is known.
     pub async fn submit(&self, command: Command) -> StoreResult<Outcome> {
-        let action = WriteAction::Apply(command);
+        self.submit_with(command, None).await
+    }
+
+    /// `submit`, and stores a request's answer durably before the command, which settles it. The
+    /// answer can be read until it expires.
+    pub async fn submit_with(
+        &self,
+        command: Command,
+        body: Option<(RequestKey, StoredBody)>,
+    ) -> StoreResult<Outcome> {
+        let action = WriteAction { command, body };
         let guard = AdmissionGuard::of(&action, &self.inner.shared.queue);
         let outcome = self.enqueue(action).await;
         guard.disarm();
@@ -181,7 +191,7 @@ impl Store {
     /// `submit` from a thread outside the runtime.
     #[cfg(test)]
     pub fn submit_blocking(&self, command: Command) -> StoreResult<Outcome> {
-        let waiting = self.enqueue(WriteAction::Apply(command));
+        let waiting = self.enqueue(command.into());
         waiting.blocking_recv().unwrap_or_else(|_| Err(gone()))
     }
 
@@ -189,8 +199,7 @@ impl Store {
     /// process runs: it outlasts a failure of the storage, and their number is bounded by that of
     /// open reservations.
     pub fn submit_detached(&self, command: Command) {
-        let job = WriteJob::new(WriteAction::Apply(command), None);
-        self.inner.shared.queue.push(job);
+        self.inner.shared.queue.push(WriteJob::new(command.into(), None));
     }
 
     /// A consistent snapshot for reads. It contains everything acknowledged before.
@@ -210,17 +219,21 @@ impl Store {
         self.inner.shared.reader.credential_and_account(digest).await
     }
 
-    /// Stores an answer durably. It can be read until `expires_at`.
-    pub async fn put_body(
+    /// Stores an answer whose settlement never comes: its command names an attempt that nobody
+    /// made, and is refused.
+    #[cfg(test)]
+    pub(crate) async fn put_body(
         &self,
         key: RequestKey,
-        body: bytes::Bytes,
-        expires_at: UnixMillis,
+        content: bytes::Bytes,
+        expires_at: crate::clock::UnixMillis,
     ) -> StoreResult {
-        let content = body;
-        let body = StoredBody { expires_at, content };
-        let stored = self.enqueue(WriteAction::PutBody { key, body }).await;
-        stored.unwrap_or_else(|_| Err(gone())).map(|_| ())
+        let command = Command::Start { key, attempt: AttemptId::generate() };
+        let body = Some((key, StoredBody { expires_at, content }));
+        match self.submit_with(command, body).await {
+            Err(StoreError::Refused(_)) => Ok(()),
+            other => other.map(drop),
+        }
     }
 
     /// The stored answer of a request; `None` when there is none or it has expired.

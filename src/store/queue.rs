@@ -15,9 +15,17 @@ use tokio::sync::oneshot;
 /// 10 ms, the last one waits about 160 ms, and a later caller is told at once to send again.
 pub(super) const MAX_WAITING: usize = 4_096;
 
-pub(super) enum WriteAction {
-    Apply(Command),
-    PutBody { key: RequestKey, body: StoredBody },
+/// One change for the writer.
+pub(super) struct WriteAction {
+    pub command: Command,
+    /// An answer to store with the settlement of its request. It is durable before the command is.
+    pub body: Option<(RequestKey, StoredBody)>,
+}
+
+impl From<Command> for WriteAction {
+    fn from(command: Command) -> Self {
+        Self { command, body: None }
+    }
 }
 
 impl WriteAction {
@@ -25,11 +33,8 @@ impl WriteAction {
     /// accepted, and it is kept through a failure of the storage even if no caller waits for it.
     pub(super) fn ends_attempt(&self) -> bool {
         matches!(
-            self,
-            Self::PutBody { .. }
-                | Self::Apply(
-                    Command::Start { .. } | Command::Settle { .. } | Command::Release { .. }
-                )
+            self.command,
+            Command::Start { .. } | Command::Settle { .. } | Command::Release { .. }
         )
     }
 
@@ -37,27 +42,17 @@ impl WriteAction {
     fn is_urgent(&self) -> bool {
         self.ends_attempt()
             || matches!(
-                self,
-                Self::Apply(
-                    Command::RequestCancel { .. }
-                        | Command::RevokeCredential { .. }
-                        | Command::SetAccountStatus { .. }
-                )
+                self.command,
+                Command::RequestCancel { .. }
+                    | Command::RevokeCredential { .. }
+                    | Command::SetAccountStatus { .. }
             )
-    }
-
-    /// The answer to store and its request, if that is the action.
-    pub(super) fn body(&self) -> Option<(&RequestKey, &StoredBody)> {
-        match self {
-            Self::PutBody { key, body } => Some((key, body)),
-            Self::Apply(_) => None,
-        }
     }
 
     /// Request and attempt of an admission, which is released if no caller waits for it any more.
     pub(super) fn admit_ids(&self) -> Option<(RequestKey, AttemptId)> {
-        match self {
-            Self::Apply(Command::Admit(admit)) => Some((admit.key, admit.attempt)),
+        match &self.command {
+            Command::Admit(admit) => Some((admit.key, admit.attempt)),
             _ => None,
         }
     }
@@ -156,8 +151,9 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::UnixMillis;
     use crate::ids::{AccountId, BootId, RequestId};
+    use crate::ledger::Usage;
+    use crate::ledger::commands::SettleEnd;
     use uuid::Uuid;
 
     const SOON: Duration = Duration::from_millis(1);
@@ -169,26 +165,27 @@ mod tests {
 
     fn recover() -> WriteJob {
         let boot = BootId(Uuid::nil());
-        WriteJob::new(WriteAction::Apply(Command::Recover { boot, limit: 1 }), None)
+        WriteJob::new(Command::Recover { boot, limit: 1 }.into(), None)
     }
 
     fn cancel() -> WriteJob {
-        WriteJob::new(WriteAction::Apply(Command::RequestCancel { key: key() }), None)
+        WriteJob::new(Command::RequestCancel { key: key() }.into(), None)
     }
 
-    fn body() -> WriteJob {
-        let body = StoredBody { expires_at: UnixMillis(1), content: bytes::Bytes::new() };
-        WriteJob::new(WriteAction::PutBody { key: key(), body }, None)
+    fn settle() -> WriteJob {
+        let (attempt, usage) = (AttemptId::generate(), Usage::default());
+        let command = Command::Settle { key: key(), attempt, usage, end: SettleEnd::Cancelled };
+        WriteJob::new(command.into(), None)
     }
 
     fn kinds(queue: &Queue, most: usize) -> Vec<&'static str> {
         let Taken::Jobs(jobs) = queue.take(most, SOON) else {
             return Vec::new();
         };
-        let kind = |job: &WriteJob| match &job.action {
-            WriteAction::PutBody { .. } => "body",
-            WriteAction::Apply(Command::RequestCancel { .. }) => "cancel",
-            WriteAction::Apply(_) => "other",
+        let kind = |job: &WriteJob| match &job.action.command {
+            Command::Settle { .. } => "settle",
+            Command::RequestCancel { .. } => "cancel",
+            _ => "other",
         };
         jobs.iter().map(kind).collect()
     }
@@ -196,10 +193,10 @@ mod tests {
     #[test]
     fn ends_go_before_beginnings_and_each_lane_in_order() {
         let queue = Queue::default();
-        for job in [recover(), cancel(), recover(), body()] {
+        for job in [recover(), cancel(), recover(), settle()] {
             queue.push(job);
         }
-        assert_eq!(kinds(&queue, 3), ["cancel", "body", "other"]);
+        assert_eq!(kinds(&queue, 3), ["cancel", "settle", "other"]);
         assert_eq!(kinds(&queue, 3), ["other"]);
         assert_eq!(kinds(&queue, 3), [""; 0]);
     }
@@ -208,13 +205,13 @@ mod tests {
     fn a_full_queue_accepts_only_ends_of_attempts() {
         let queue = Queue::default();
         (0..MAX_WAITING).for_each(|_| queue.push(recover()));
-        for (job, refused) in [(recover(), true), (cancel(), true), (body(), false)] {
+        for (job, refused) in [(recover(), true), (cancel(), true), (settle(), false)] {
             let (reply, mut answer) = oneshot::channel();
             queue.push(WriteJob { reply: Some(reply), ..job });
             let answered = matches!(answer.try_recv(), Ok(Err(StoreError::Overloaded)));
             assert_eq!(answered, refused);
         }
-        assert_eq!(kinds(&queue, 1), ["body"]);
+        assert_eq!(kinds(&queue, 1), ["settle"]);
     }
 
     #[test]

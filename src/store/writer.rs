@@ -10,7 +10,7 @@
 
 use super::backend::{Backend, BatchFailure, LedgerTxn};
 use super::limits::Limits;
-use super::queue::{Taken, WriteAction, WriteJob};
+use super::queue::{Taken, WriteJob};
 use super::{StoreError, StoreResult, StoreShared};
 use crate::clock::UnixMillis;
 use crate::failpoint::failpoint;
@@ -88,7 +88,7 @@ impl<B: Backend> Writer<B> {
         let mut total = 0;
         loop {
             let limit = RECOVERY_BATCH;
-            let job = WriteJob::new(WriteAction::Apply(Command::Recover { boot, limit }), None);
+            let job = WriteJob::new(Command::Recover { boot, limit }.into(), None);
             let outcomes = self.transact(&[job]).map_err(|failure| match failure {
                 BatchFailure::Damaged(_, error) => error.into(),
                 BatchFailure::InDoubt(why) => StoreError::Unavailable(why),
@@ -165,19 +165,16 @@ impl<B: Backend> Writer<B> {
         let actions: Vec<_> = jobs.iter().map(|job| &job.action).collect();
         backend.transact(&actions, now, |txn| {
             let numbered = actions.iter().enumerate();
-            numbered.map(|(index, action)| self.perform(txn, action, index)).collect()
+            numbered.map(|(index, action)| self.perform(txn, &action.command, index)).collect()
         })
     }
 
     fn perform(
         &mut self,
         txn: &mut B::Txn<'_>,
-        action: &WriteAction,
+        command: &Command,
         index: usize,
     ) -> Result<StoreResult<Outcome>, BatchFailure> {
-        let WriteAction::Apply(command) = action else {
-            return Ok(Ok(Outcome::Done));
-        };
         if let Err(why) = self.permit(command) {
             return Ok(Err(StoreError::Unavailable(why)));
         }
@@ -229,8 +226,8 @@ impl<B: Backend> Writer<B> {
         let _end = EndOnPanic;
         failpoint!("store::acknowledge");
         for (job, result) in jobs.into_iter().zip(results) {
-            if let (WriteAction::Apply(Command::Release { cause, .. }), Ok(Outcome::Request(_))) =
-                (&job.action, &result)
+            if let (Command::Release { cause, .. }, Ok(Outcome::Request(_))) =
+                (&job.action.command, &result)
             {
                 self.shared.released(*cause, 1);
             }
@@ -330,5 +327,5 @@ impl<B: Backend> Writer<B> {
 pub(super) fn release_unheard(key: RequestKey, attempt: AttemptId) -> WriteJob {
     let cause = ReleaseCause::Failed(FailureCode::ControlPlaneUnavailable);
     let release = Command::Release { key, attempt, cause };
-    WriteJob::new(WriteAction::Apply(release), None)
+    WriteJob::new(release.into(), None)
 }

@@ -37,7 +37,7 @@ const CRASHES: &[(&str, Left)] = &[
     ("engine::step=sleep(100);engine::crash=2*off->return", Left::Failed),
     ("lifecycle::chunk=return", Left::Failed),
     ("lifecycle::chunk=3*off->return", Left::Failed),
-    ("lifecycle::body_stored=return", Left::Failed),
+    ("store::body_stored=return", Left::Failed),
     ("store::before_commit=2*off->return", Left::Failed),
     ("store::after_commit=2*off->return", Left::Completed),
     ("lifecycle::settled=return", Left::Completed),

@@ -2,8 +2,8 @@
 //! engine that follows a script.
 
 use bytes::Bytes;
-use cresset::catalogue::{Catalogue, QualifiedModel};
-use cresset::clock::{Clock, SystemClock, UnixMillis};
+use cresset::catalogue::{QualifiedModel, testing};
+use cresset::clock::{SystemClock, UnixMillis};
 use cresset::config::Config;
 use cresset::engine::testing::ScriptedRunner;
 use cresset::engine::{EngineError, EngineHandle, EngineOptions};
@@ -18,8 +18,6 @@ use cresset::store::{Limits, Store, StoreConfig, StoreError};
 use cresset::text::TextModel;
 use cresset_models::loader::gguf::Value as Metadata;
 use cresset_models::testing::TinyLlama;
-use cresset_qualification::ServingSettings;
-use cresset_qualification::record::{POLICY_VERSION, Record, Verdict};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::header::HeaderMap;
@@ -450,40 +448,11 @@ pub fn qualified(folder: &std::path::Path, seed: u64) -> QualifiedModel {
 }
 
 fn qualified_with(folder: &std::path::Path, seed: u64, template: Option<&str>) -> QualifiedModel {
-    let name = format!("tiny-{seed}");
-    let file = folder.join(format!("{name}.gguf"));
     let mut gguf = TinyLlama { seed, ..TinyLlama::default() }.gguf();
     if let Some(template) = template {
         gguf.set("tokenizer.chat_template", Metadata::String(template.into()));
     }
-    std::fs::write(&file, gguf.to_bytes()).unwrap();
-    let catalogue = Catalogue::new(folder);
-    let manifest = catalogue.add(&file, Some(&name), &mut |_| {}).unwrap();
-    let settings = ServingSettings {
-        dtype: "f32".into(),
-        kv_dtype: "f32".into(),
-        dequantise: false,
-        block_size: 16,
-        max_batched_tokens: 256,
-        max_rows: 64,
-        max_context: 0,
-    };
-    let host = cresset::catalogue::describe_host(None, 1, settings);
-    let now = SystemClock.now();
-    let record = Record {
-        id: Uuid::now_v7(),
-        policy_version: POLICY_VERSION,
-        suite: "quick".into(),
-        identity: catalogue.identity(&manifest, &host),
-        started_at: now.seconds(),
-        finished_at: now.seconds(),
-        verdict: Verdict::Qualified,
-        notes: Vec::new(),
-        qualified_context_tokens: 1024,
-        checks: Vec::new(),
-    };
-    catalogue.save_record(&record).unwrap();
-    catalogue.qualified(&manifest, &host, 90, now).unwrap()
+    testing::qualified(folder, &format!("tiny-{seed}"), &gguf.to_bytes(), 1024)
 }
 
 /// Connects an HTTP/2 client with prior knowledge.

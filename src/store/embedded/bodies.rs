@@ -3,6 +3,7 @@
 use super::files::Files;
 use super::tables::{self, due_key, get, put};
 use crate::clock::UnixMillis;
+use crate::failpoint::failpoint;
 use crate::ledger::RequestKey;
 use crate::ledger::state::{Reservation, StateResult};
 use crate::store::backend::StoredBody;
@@ -12,13 +13,15 @@ use redb::{Database, ReadableDatabase, WriteTransaction};
 
 /// Makes the bodies among the actions durable, in one transaction of their own.
 pub(super) fn write_all(database: &Database, actions: &[&WriteAction]) -> StateResult {
-    let bodies: Vec<_> = actions.iter().filter_map(|action| action.body()).collect();
+    let bodies: Vec<_> = actions.iter().filter_map(|action| action.body.as_ref()).collect();
     if bodies.is_empty() {
         return Ok(());
     }
     super::files::write(database, |txn| {
         bodies.iter().try_for_each(|(key, body)| insert(txn, key, body))
-    })
+    })?;
+    failpoint!("store::body_stored");
+    Ok(())
 }
 
 fn insert(txn: &WriteTransaction, key: &RequestKey, body: &StoredBody) -> StateResult {

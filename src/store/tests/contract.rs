@@ -37,12 +37,9 @@ type Outcomes = Result<Vec<Result<Outcome, ApplyError>>, BatchFailure>;
 fn transact(backend: &impl Backend, now: UnixMillis, actions: &[WriteAction]) -> Outcomes {
     let actions: Vec<_> = actions.iter().collect();
     backend.transact(&actions, now, |txn| {
-        let outcome = |action: &&WriteAction| match action {
-            WriteAction::PutBody { .. } => Ok(Outcome::Done),
-            WriteAction::Apply(command) => {
-                let now = txn.time_of(command);
-                apply(txn, command, now)
-            }
+        let outcome = |action: &&WriteAction| {
+            let now = txn.time_of(&action.command);
+            apply(txn, &action.command, now)
         };
         Ok(actions.iter().map(outcome).collect())
     })
@@ -50,7 +47,7 @@ fn transact(backend: &impl Backend, now: UnixMillis, actions: &[WriteAction]) ->
 
 /// Applies the commands as one batch that must succeed.
 fn commit(backend: &impl Backend, now: UnixMillis, commands: Vec<Command>) {
-    let actions: Vec<_> = commands.into_iter().map(WriteAction::Apply).collect();
+    let actions: Vec<_> = commands.into_iter().map(WriteAction::from).collect();
     for outcome in transact(backend, now, &actions).unwrap() {
         outcome.unwrap();
     }
@@ -130,7 +127,7 @@ fn chains_have_no_gaps<B: Backend>(open: &dyn Fn() -> B) {
 fn repeats_change_nothing<B: Backend>(open: &dyn Fn() -> B) {
     let (backend, _) = with_one_reservation(open);
     commit(&backend, NOW, vec![settle(1, 1, 4)]);
-    let again = transact(&backend, NOW, &[WriteAction::Apply(settle(1, 1, 9))]).unwrap();
+    let again = transact(&backend, NOW, &[settle(1, 1, 9).into()]).unwrap();
     assert!(matches!(again[..], [Ok(Outcome::AlreadyResolved(_))]));
     let report = audit::everything(&*backend.audit_source().unwrap()).unwrap();
     assert_eq!((report.ok, report.entries), (true, 3));
@@ -139,12 +136,14 @@ fn repeats_change_nothing<B: Backend>(open: &dyn Fn() -> B) {
 fn bodies_are_there_before_their_settlement<B: Backend>(open: &dyn Fn() -> B) {
     let (backend, boot) = with_one_reservation(open);
     commit(&backend, NOW, vec![admit(2, 2, boot, 10)]);
-    let put = |number, content: &'static [u8]| WriteAction::PutBody {
-        key: key(number),
-        body: StoredBody { expires_at: UnixMillis(NOW.0 + 10), content: content.into() },
+    let with_body = |command, number, content: &'static [u8]| {
+        let body = StoredBody { expires_at: UnixMillis(NOW.0 + 10), content: content.into() };
+        WriteAction { command, body: Some((key(number), body)) }
     };
-    let actions = [put(1, b"one"), WriteAction::Apply(settle(1, 1, 4)), put(2, b"two")];
-    transact(&backend, NOW, &actions).unwrap();
+    // The second command is refused, as it names an attempt that nobody made.
+    let actions = [with_body(settle(1, 1, 4), 1, b"one"), with_body(settle(2, 9, 4), 2, b"two")];
+    let outcomes = transact(&backend, NOW, &actions).unwrap();
+    assert!(outcomes[0].is_ok() && outcomes[1].is_err());
     let body = |backend: &B, number, after| {
         wait(backend.body(&key(number), UnixMillis(NOW.0 + after))).unwrap()
     };
@@ -228,7 +227,7 @@ fn reopening_keeps_everything_or_stays_closed<B: Backend>(open: &dyn Fn() -> B) 
     let refused = backend.reopen(|_| Err(StoreError::Unavailable("refused on purpose".into())));
     assert!(refused.is_err());
     assert!(matches!(wait(backend.snapshot()), Err(StoreError::Unavailable(_))));
-    assert!(transact(&backend, NOW, &[WriteAction::Apply(settle(1, 1, 4))]).is_err());
+    assert!(transact(&backend, NOW, &[settle(1, 1, 4).into()]).is_err());
     backend
         .reopen(|source| {
             assert_eq!(audit::everything(source).unwrap().violations, Vec::<String>::new());

@@ -5,7 +5,7 @@ use super::media::{Operation, Random, SimulatedDisk, Trap};
 use super::*;
 use crate::ledger::AttemptState;
 use crate::store::limits::Limits;
-use crate::store::queue::{MAX_WAITING, WriteAction, WriteJob};
+use crate::store::queue::{MAX_WAITING, WriteJob};
 use std::fs;
 use std::io::ErrorKind;
 use tokio::sync::oneshot;
@@ -169,9 +169,9 @@ fn a_slow_disk_bounds_what_waits() {
     let boot = store.boot();
     store.submit_blocking(admit(1, 1, boot, 10)).unwrap();
     disk.set_slow(true);
-    let push = |command| {
+    let push = |command: Command| {
         let (reply, answer) = oneshot::channel();
-        store.inner.shared.queue.push(WriteJob::new(WriteAction::Apply(command), Some(reply)));
+        store.inner.shared.queue.push(WriteJob::new(command.into(), Some(reply)));
         answer
     };
     // Some of these are in the batch that waits for the disk; the rest fill the queue.

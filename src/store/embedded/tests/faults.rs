@@ -37,7 +37,7 @@ impl Bench {
 
     /// Applies the commands as one batch; `None` for a command that got no answer.
     pub fn apply(&mut self, commands: Vec<Command>) -> Vec<Option<StoreResult<Outcome>>> {
-        self.perform(commands.into_iter().map(WriteAction::Apply))
+        self.perform(commands.into_iter().map(WriteAction::from))
     }
 
     fn perform(
@@ -57,8 +57,7 @@ impl Bench {
 
     /// Applies commands whose outcome no caller waits for.
     pub fn detach(&mut self, commands: Vec<Command>) {
-        let jobs =
-            commands.into_iter().map(|command| WriteJob::new(WriteAction::Apply(command), None));
+        let jobs = commands.into_iter().map(|command| WriteJob::new(command.into(), None));
         self.writer.commit(jobs.collect());
     }
 
@@ -137,7 +136,7 @@ impl Known {
         let mut asked = Vec::new();
         for _ in 0..=random.below(3) {
             self.next += 1;
-            actions.push(WriteAction::Apply(admit(self.next, self.next, boot, 10)));
+            actions.push(admit(self.next, self.next, boot, 10).into());
             asked.push((self.next, None));
         }
         while !self.admitted.is_empty() && random.below(2) == 0 {
@@ -146,11 +145,9 @@ impl Known {
             let charge = random.below(11) as u32;
             let body =
                 StoredBody { expires_at: UnixMillis(now + 24 * HOUR), content: answer(request) };
-            let answers = bench.perform([WriteAction::PutBody { key: key(request), body }]);
-            if matches!(answers[..], [Some(Ok(_))]) {
-                actions.push(WriteAction::Apply(settle(request, request, charge)));
-                asked.push((request, Some(charge)));
-            }
+            let command = settle(request, request, charge);
+            actions.push(WriteAction { command, body: Some((key(request), body)) });
+            asked.push((request, Some(charge)));
         }
         for ((request, charge), answer) in asked.into_iter().zip(bench.perform(actions)) {
             match (charge, answer) {
