@@ -1,6 +1,7 @@
 //! Metrics in Prometheus text form. Each has a help text that says what it counts, its unit and
 //! when it is counted. Names follow those of vLLM, which dashboards use, under our prefix.
 
+use crate::engine::EngineStats;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -112,21 +113,6 @@ metrics! {
         "Reservations that ended uncharged since the node's start, by cause");
 }
 
-/// The state of one engine at a scrape. Counts are totals since the engine started.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct EngineSample {
-    pub loaded: bool,
-    pub running: usize,
-    pub waiting: usize,
-    pub blocks_total: usize,
-    pub blocks_used: usize,
-    pub prefix_hit_tokens: u64,
-    pub preemptions: u64,
-    pub stops: u64,
-    pub late_frees: u64,
-    pub tokens_per_second: f64,
-}
-
 fn add<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, help: &str) -> M {
     let metric = M::default();
     registry.register(name, help, metric.clone());
@@ -170,23 +156,24 @@ impl Metrics {
         self.generation_tokens.inc_by(generated.into());
     }
 
-    pub fn sample_engine(&self, model: &str, sample: &EngineSample) {
+    /// Sets the metrics of a model's engine to its state at a scrape.
+    pub fn sample_engine(&self, model: &str, loaded: bool, stats: &EngineStats) {
         let label = &[("model", model.to_owned())];
-        self.running.get_or_create(label).set(sample.running as i64);
-        self.waiting.get_or_create(label).set(sample.waiting as i64);
-        let used = sample.blocks_used as f64 / sample.blocks_total.max(1) as f64;
+        self.running.get_or_create(label).set(stats.running as i64);
+        self.waiting.get_or_create(label).set(stats.waiting as i64);
+        let used = stats.blocks_used as f64 / stats.blocks_total.max(1) as f64;
         self.kv_usage.get_or_create(label).set(used);
-        self.throughput.get_or_create(label).set(sample.tokens_per_second);
+        self.throughput.get_or_create(label).set(stats.tokens_per_second);
         // The engine counts from its own start, so these counters are set to its totals.
         for (family, total) in [
-            (&self.prefix_hits, sample.prefix_hit_tokens),
-            (&self.preemptions, sample.preemptions),
-            (&self.stops, sample.stops),
-            (&self.late_frees, sample.late_frees),
+            (&self.prefix_hits, stats.prefix_hit_tokens),
+            (&self.preemptions, stats.preemptions),
+            (&self.stops, stats.stops),
+            (&self.late_frees, stats.late_frees),
         ] {
             family.get_or_create(label).inner().store(total, Ordering::Relaxed);
         }
-        self.loaded.get_or_create(label).set(sample.loaded.into());
+        self.loaded.get_or_create(label).set(loaded.into());
     }
 
     /// `bytes` are held by loaded models; loads and unloads are totals since the start.
@@ -242,9 +229,9 @@ mod tests {
         metrics.time_to_first_token.observe(0.02);
         metrics.sample_node(3, true, false);
         metrics.sample_ledger(0, Duration::from_millis(1_500), &BTreeMap::from([("draining", 2)]));
-        let sample =
-            EngineSample { running: 1, blocks_total: 4, blocks_used: 1, ..EngineSample::default() };
-        metrics.sample_engine("m", &sample);
+        let stats =
+            EngineStats { running: 1, blocks_total: 4, blocks_used: 1, ..EngineStats::default() };
+        metrics.sample_engine("m", false, &stats);
         let text = metrics.text();
         for line in [
             "cresset_http_responses_total{status=\"200\",code=\"ok\"} 1",

@@ -5,6 +5,7 @@
 
 use super::error::EngineError;
 use super::inbox::{Inbox, Submission};
+use super::queue_limits;
 use super::worker::Worker;
 use cresset_kernels::sampling::params::TokenLogprobs;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,11 +32,13 @@ pub enum SequenceEvent {
 }
 
 /// Numbers of one engine at one moment, for metrics and status. Totals count from its start.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize)]
 pub struct EngineStats {
     pub running: usize,
     pub waiting: usize,
+    #[serde(rename = "kv_blocks_total")]
     pub blocks_total: usize,
+    #[serde(rename = "kv_blocks_used")]
     pub blocks_used: usize,
     pub steps: u64,
     /// Prompt tokens computed or taken from the prefix cache. A token that is computed again after
@@ -68,7 +71,15 @@ struct EngineThread {
 /// code.
 impl Drop for EngineThread {
     fn drop(&mut self) {
-        self.inbox.ask_to_end();
+        self.ask_to_end();
+    }
+}
+
+impl EngineThread {
+    /// Asks the thread to end before its next step.
+    fn ask_to_end(&self) {
+        self.inbox.lock().commands.end = true;
+        self.inbox.wake.notify_one();
     }
 }
 
@@ -103,47 +114,71 @@ impl EngineHandle {
         request: GenerateRequest,
         events: mpsc::Sender<SequenceEvent>,
     ) -> Result<SequenceId, Refused> {
-        self.engine.inbox.submit(Submission { request, events }, Instant::now())
+        let Inbox { options, wake, .. } = &*self.engine.inbox;
+        let mut state = self.engine.inbox.lock();
+        if let Some(reason) = &state.closed {
+            return Err(Refused::Dead(reason.clone()));
+        }
+        if state.draining {
+            return Err(Refused::Draining);
+        }
+        queue_limits::check_size(options, &request)?;
+        queue_limits::check_wait(options, &state.load, &request, Instant::now())?;
+        state.load.add(&request);
+        state.last_id += 1;
+        let id = SequenceId(state.last_id);
+        state.live.insert(id);
+        state.commands.submitted.push((id, Submission { request, events }));
+        wake.notify_one();
+        Ok(id)
     }
 
-    /// Ends a sequence before the next step; its `Finished` follows. Unknown ids are ignored.
+    /// Ends a sequence before the next step; its `Finished` follows. Unknown ids and those that
+    /// have ended are ignored.
     pub fn stop(&self, id: SequenceId) {
-        self.engine.inbox.stop(id);
+        let mut state = self.engine.inbox.lock();
+        // The id is removed, so that a repeated stop adds nothing.
+        if state.live.remove(&id) {
+            let steps = state.stats.steps;
+            state.commands.stopped.push((id, steps));
+            self.engine.inbox.wake.notify_one();
+        }
     }
 
-    /// The engine's numbers after its last step.
+    /// The engine's numbers after its last step. `waiting` includes what the engine has not taken
+    /// yet.
     pub fn stats(&self) -> EngineStats {
-        self.engine.inbox.stats(Instant::now())
+        let state = self.engine.inbox.lock();
+        EngineStats {
+            waiting: state.stats.waiting + state.commands.submitted.len(),
+            tokens_per_second: state.produced.per_second(Instant::now()),
+            ..state.stats.clone()
+        }
     }
 
     /// The limits that the engine was started with.
     pub fn options(&self) -> &EngineOptions {
-        self.engine.inbox.options()
+        &self.engine.inbox.options
     }
 
-    /// False once the engine thread has ended.
-    pub fn is_alive(&self) -> bool {
-        self.ended_by().is_none()
-    }
-
-    /// Why the engine thread has ended, if it has.
+    /// Returns why the engine thread has ended, if it has.
     pub fn ended_by(&self) -> Option<EngineError> {
-        self.engine.inbox.ended_by()
+        self.engine.inbox.lock().closed.clone()
     }
 
     /// Refuses new sequences from now on; running ones go on.
     pub fn drain(&self) {
-        self.engine.inbox.drain();
+        self.engine.inbox.lock().draining = true;
     }
 
     /// Ends the engine thread before its next step and waits for it, which blocks for one step at
     /// most. Sequences that still run fail.
     pub fn shutdown(&self) {
-        self.engine.inbox.ask_to_end();
+        self.engine.ask_to_end();
         let thread = &self.engine.thread;
         let mut thread = thread.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(thread) = thread.take() {
-            // The thread catches its panics and reports them through `is_alive` and the sequences'
+            // The thread catches its panics and reports them through `ended_by` and the sequences'
             // events.
             let _ = thread.join();
         }

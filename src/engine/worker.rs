@@ -44,7 +44,7 @@ const MAX_STEPS_TO_FREE_BLOCKS: u64 = 2;
 
 impl Worker {
     pub(super) fn new(runner: Box<dyn Runner>, inbox: Arc<Inbox>) -> Self {
-        let scheduler = Scheduler::new(inbox.options().clone(), boot_secret());
+        let scheduler = Scheduler::new(inbox.options.clone(), boot_secret());
         let worker = Self {
             runner,
             scheduler,

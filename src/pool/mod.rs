@@ -36,18 +36,6 @@ use tokio::sync::{mpsc, oneshot};
 /// itself, are then loaded again without a request, others when a request names them.
 const RELOAD_PAUSE: Duration = Duration::from_secs(30);
 
-/// The reason why a request was not submitted; nothing was started.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum PoolError {
-    #[error("the model is not served here")]
-    NotServed,
-    /// The model's queue is full, or a load or its engine failed within `RELOAD_PAUSE`.
-    #[error("the model takes no requests now; try again in {} s", retry_after.as_secs())]
-    Overloaded { retry_after: Duration },
-    #[error(transparent)]
-    Engine(#[from] Refused),
-}
-
 /// A started engine and the memory of its weights and KV cache.
 pub struct LoadedEngine {
     pub engine: EngineHandle,
@@ -139,6 +127,11 @@ impl ModelPool {
         Ok(())
     }
 
+    /// The model with this id, loaded or not.
+    pub fn get(&self, id: ModelId) -> Option<Arc<ServedModel>> {
+        self.lock().entries.get(&id).map(|entry| entry.model.clone())
+    }
+
     /// Loads a model now and waits until that is done, however long it takes.
     pub async fn preload(self: &Arc<Self>, id: ModelId) -> Result<(), EngineError> {
         let mut slot = match self.acquire(id) {
@@ -157,14 +150,15 @@ impl ModelPool {
         state.eviction.get(id).bytes <= state.eviction.free()
     }
 
-    /// Submits a request to its model's engine, or queues it until the model is loaded. Never
-    /// blocks. The channel holds every event of the sequence, so the engine never waits for a
+    /// Submits a request to its model's engine, or queues it until the model is loaded. Refuses
+    /// what the engine refuses, and `Overloaded` also where the model's queue is full, or where a
+    /// load or its engine failed within `RELOAD_PAUSE`. Never blocks. The channel holds every event of the sequence, so the engine never waits for a
     /// slow reader.
     pub fn submit(
         self: &Arc<Self>,
         id: ModelId,
         request: GenerateRequest,
-    ) -> Result<(SubmittedRequest, mpsc::Receiver<SequenceEvent>), PoolError> {
+    ) -> Result<(SubmittedRequest, mpsc::Receiver<SequenceEvent>), Refused> {
         let (events, receiver) = mpsc::channel(request.event_capacity());
         let submission = match self.acquire(id)? {
             EngineAccess::Granted(lease) => {
@@ -182,13 +176,13 @@ impl ModelPool {
 
     /// The model's engine, or a place in the model's queue. After a place was given, the caller
     /// calls `run_actions`, which begins the load.
-    fn acquire(self: &Arc<Self>, id: ModelId) -> Result<EngineAccess, PoolError> {
+    fn acquire(self: &Arc<Self>, id: ModelId) -> Result<EngineAccess, Refused> {
         let mut guard = self.lock();
         let state = &mut *guard;
         self.mark_dead(state, id);
-        let entry = state.entries.get_mut(&id).ok_or(PoolError::NotServed)?;
+        let entry = state.entries.get_mut(&id).ok_or_else(not_served)?;
         if let Some(retry_after) = entry.reload_pause() {
-            return Err(PoolError::Overloaded { retry_after });
+            return Err(Refused::Overloaded { retry_after });
         }
         if let Some(engine) = entry.engine.clone()
             && state.eviction.begin_request(id)
@@ -196,7 +190,7 @@ impl ModelPool {
             return Ok(EngineAccess::Granted(EngineLease { pool: self.clone(), id, engine }));
         }
         if entry.waiters.len() >= self.max_waiting {
-            return Err(PoolError::Overloaded { retry_after: self.max_wait });
+            return Err(Refused::Overloaded { retry_after: self.max_wait });
         }
         let (waiter, granted) = oneshot::channel();
         entry.waiters.push(waiter);
@@ -364,6 +358,10 @@ impl PoolState {
         self.eviction.set_waiting(id, 0);
         self.eviction.mark_unloaded(id);
     }
+}
+
+fn not_served() -> Refused {
+    Refused::Dead(EngineError::NotLoaded("the model is not served here".into()))
 }
 
 fn too_large(bytes: u64, budget: u64) -> EngineError {

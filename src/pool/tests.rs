@@ -1,14 +1,11 @@
 //! The pool with scripted engines in place of models.
 
 use super::*;
-use crate::catalogue::{Catalogue, describe_host};
-use crate::clock::{Clock, SystemClock};
+use crate::catalogue::testing;
 use crate::engine::testing::ScriptedRunner;
 use crate::engine::{EngineOptions, SamplingParams, SequenceEvent};
 use crate::ids::AccountId;
 use cresset_models::testing::TinyLlama;
-use cresset_qualification::record::POLICY_VERSION;
-use cresset_qualification::{Record, ServingSettings, Verdict};
 use std::path::Path;
 use tokio::sync::mpsc::Receiver;
 
@@ -17,37 +14,8 @@ const BYTES: u64 = 6;
 
 /// A tiny model with a record that says it is qualified here.
 fn qualified(folder: &Path, seed: u64) -> QualifiedModel {
-    let name = format!("tiny-{seed}");
-    let file = folder.join(format!("{name}.gguf"));
-    let gguf = TinyLlama { seed, ..TinyLlama::default() }.gguf();
-    std::fs::write(&file, gguf.to_bytes()).unwrap();
-    let catalogue = Catalogue::new(folder);
-    let manifest = catalogue.add(&file, Some(&name), &mut |_| {}).unwrap();
-    let settings = ServingSettings {
-        dtype: "f32".into(),
-        kv_dtype: "f32".into(),
-        dequantise: false,
-        block_size: 16,
-        max_batched_tokens: 64,
-        max_rows: 4,
-        max_context: 0,
-    };
-    let host = describe_host(None, 1, settings);
-    let now = SystemClock.now();
-    let record = Record {
-        id: uuid::Uuid::now_v7(),
-        policy_version: POLICY_VERSION,
-        suite: "quick".into(),
-        identity: catalogue.identity(&manifest, &host),
-        started_at: now.seconds(),
-        finished_at: now.seconds(),
-        verdict: Verdict::Qualified,
-        notes: Vec::new(),
-        qualified_context_tokens: 64,
-        checks: Vec::new(),
-    };
-    catalogue.save_record(&record).unwrap();
-    catalogue.qualified(&manifest, &host, 90, now).unwrap()
+    let gguf = TinyLlama { seed, ..TinyLlama::default() }.gguf().to_bytes();
+    testing::qualified(folder, &format!("tiny-{seed}"), &gguf, 64)
 }
 
 #[expect(clippy::unnecessary_wraps, reason = "the pool asks for a function that may fail")]
@@ -127,7 +95,7 @@ async fn a_model_that_failed_takes_no_requests_for_a_while() {
         pool(folder.path(), 1, || Err(EngineError::NotLoaded("its weights are damaged".into())));
     let error = pool.preload(ids[0]).await.unwrap_err();
     assert_eq!(error.to_string(), "its weights are damaged");
-    let Err(PoolError::Overloaded { retry_after }) = pool.submit(ids[0], request(1)) else {
+    let Err(Refused::Overloaded { retry_after }) = pool.submit(ids[0], request(1)) else {
         panic!("it was submitted")
     };
     assert!(retry_after <= RELOAD_PAUSE && retry_after > RELOAD_PAUSE / 2, "{retry_after:?}");
@@ -142,8 +110,8 @@ async fn a_full_queue_and_an_unknown_model_are_refused() {
     // The load begins on the runtime, to which this test's thread has not given way yet.
     let (_queued, events) = pool.submit(ids[0], request(1)).unwrap();
     let refused = pool.submit(ids[0], request(1)).err();
-    assert_eq!(refused, Some(PoolError::Overloaded { retry_after: Duration::from_mins(1) }));
+    assert_eq!(refused, Some(Refused::Overloaded { retry_after: Duration::from_mins(1) }));
     let refused = pool.submit(ModelId(uuid::Uuid::nil()), request(1)).err();
-    assert_eq!(refused, Some(PoolError::NotServed));
+    assert_eq!(refused, Some(not_served()));
     assert_eq!(completed(events).await, 1);
 }

@@ -62,11 +62,6 @@ impl ModelPool {
         self.lock().entries.values().map(|entry| entry.model.clone()).collect()
     }
 
-    /// The model with this id, loaded or not.
-    pub fn get(&self, id: ModelId) -> Option<Arc<ServedModel>> {
-        self.lock().entries.get(&id).map(|entry| entry.model.clone())
-    }
-
     /// Bytes that all models together may take, and how many of them are free.
     pub fn memory(&self) -> [u64; 2] {
         let state = self.lock();

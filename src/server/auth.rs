@@ -4,7 +4,6 @@
 #![expect(clippy::disallowed_methods, reason = "failed credentials are limited per second")]
 
 use super::error::ApiError;
-use super::headers;
 use super::transport::auth_failures::AuthFailures;
 use super::transport::permits::Peer;
 use crate::ledger::secret;
@@ -42,7 +41,7 @@ pub async fn require(State(gate): State<Gate>, mut request: Request, next: Next)
 }
 
 async fn authenticate(services: &Services, headers: &HeaderMap) -> Result<Caller, ApiError> {
-    let token = headers::bearer(headers).ok_or(ApiError::InvalidCredential)?;
+    let token = bearer(headers).ok_or(ApiError::InvalidCredential)?;
     let digest = secret::digest(&services.config.credentials.prefix, token)
         .ok_or(ApiError::InvalidCredential)?;
     let found = services.store.credential_and_account(&digest).await?;
@@ -52,6 +51,14 @@ async fn authenticate(services: &Services, headers: &HeaderMap) -> Result<Caller
         credential.authorizes(account, now) && bool::from(credential.digest.ct_eq(&digest))
     };
     found.filter(valid).ok_or(ApiError::InvalidCredential)
+}
+
+/// The token of exactly one `Authorization: Bearer …`.
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let mut values = headers.get_all(header::AUTHORIZATION).iter();
+    let value = values.next().filter(|_| values.next().is_none())?;
+    let (scheme, token) = value.to_str().ok()?.split_once(' ')?;
+    (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
 }
 
 /// A peer that keeps guessing has to open a new connection for every guess. There is no further
@@ -65,4 +72,25 @@ fn refuse(failures: &AuthFailures, peer: Option<&Peer>, error: ApiError) -> Resp
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credentials() {
+        let check = |values: &[&'static str], expect: Option<&str>| {
+            let value = |text: &&'static str| HeaderValue::from_static(text);
+            let pairs = values.iter().map(|text| (header::AUTHORIZATION, value(text)));
+            assert_eq!(bearer(&pairs.collect()), expect);
+        };
+        check(&["Bearer abc"], Some("abc"));
+        check(&["bearer abc"], Some("abc"));
+        check(&["Basic abc"], None);
+        check(&["Bearer "], None);
+        check(&["Bearer"], None);
+        check(&["Bearer a", "Bearer a"], None);
+        check(&[], None);
+    }
 }

@@ -1,12 +1,11 @@
-//! Request headers: the credential, the request's id, the session, the media type, and what is
-//! refused outright.
+//! Request headers: the request's id, the session, and what is refused outright.
 
 use super::error::ApiError;
 use crate::ids::{RequestId, SessionId};
 use crate::request::Services;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use std::sync::Arc;
 use uuid::Uuid;
 
@@ -40,12 +39,6 @@ impl FromRequestParts<Arc<Services>> for Session {
     ) -> Result<Self, ApiError> {
         session(&parts.headers, &services.config.service_name).map(Self)
     }
-}
-
-/// The token of exactly one `Authorization: Bearer …`.
-pub fn bearer(headers: &HeaderMap) -> Option<&str> {
-    let (scheme, token) = only(headers, &header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
-    (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
 }
 
 /// Reads the request's id: exactly one, a UUID with optional quotes around it.
@@ -91,23 +84,6 @@ pub fn hyphenated(text: &str) -> Option<Uuid> {
     (text.len() == 36).then(|| Uuid::try_parse(text).ok()).flatten()
 }
 
-/// Refuses bodies that are not JSON or are compressed.
-pub fn check_media_type(headers: &HeaderMap) -> Result<(), ApiError> {
-    let value =
-        only(headers, &header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
-    let essence = value.split(';').next().unwrap_or_default().trim();
-    if !essence.eq_ignore_ascii_case("application/json") {
-        return Err(ApiError::UnsupportedMediaType);
-    }
-    if headers.contains_key(header::CONTENT_ENCODING) {
-        return Err(ApiError::invalid(
-            "Content-Encoding",
-            "Send the body without a Content-Encoding.",
-        ));
-    }
-    Ok(())
-}
-
 /// Headers with which callers try to choose a cache namespace. The node isolates caches by account
 /// and refuses these.
 const CACHE_HEADERS: [&str; 4] = ["cache-salt", "cache-namespace", "cache-key", "cache-scope"];
@@ -122,11 +98,6 @@ pub fn refuse_cache_namespaces(headers: &HeaderMap) -> Result<(), ApiError> {
         )),
         None => Ok(()),
     }
-}
-
-fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a HeaderValue> {
-    let mut values = headers.get_all(name).iter();
-    values.next().filter(|_| values.next().is_none())
 }
 
 #[cfg(test)]
@@ -182,38 +153,6 @@ mod tests {
         check(&[("X-Service-Session-Id", ID), ("x-cresset-session-id", ID)], false);
         check(&[("x-other-session-id", ID)], false);
         assert!(session(&headers(&[("X-Service-Session-Id", ID)]), "Service").is_ok());
-    }
-
-    #[test]
-    fn credentials() {
-        let check = |pairs: &[(&str, &str)], expect: Option<&str>| {
-            assert_eq!(bearer(&headers(pairs)), expect);
-        };
-        check(&[("authorization", "Bearer abc")], Some("abc"));
-        check(&[("authorization", "bearer abc")], Some("abc"));
-        check(&[("authorization", "Basic abc")], None);
-        check(&[("authorization", "Bearer ")], None);
-        check(&[("authorization", "Bearer")], None);
-        check(&[("authorization", "Bearer a"), ("authorization", "Bearer a")], None);
-        check(&[], None);
-    }
-
-    #[test]
-    fn media_types() {
-        let check = |pairs: &[(&str, &str)], status: Option<u16>| {
-            let refused = check_media_type(&headers(pairs)).err().map(|e| e.status().as_u16());
-            assert_eq!(refused, status, "{pairs:?}");
-        };
-        check(&[("content-type", "application/json")], None);
-        check(&[("content-type", "Application/JSON; charset=utf-8")], None);
-        check(&[("content-type", "text/plain")], Some(415));
-        check(&[("content-type", "application/jsonp")], Some(415));
-        check(&[], Some(415));
-        check(
-            &[("content-type", "application/json"), ("content-type", "application/json")],
-            Some(415),
-        );
-        check(&[("content-type", "application/json"), ("content-encoding", "gzip")], Some(400));
     }
 
     #[test]

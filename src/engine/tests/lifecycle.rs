@@ -222,7 +222,7 @@ fn a_failed_step_fails_its_sequences_and_the_engine_goes_on() {
             let (tokens, finished) = collect(engine.submit(request(0..10, 9)).unwrap().1);
             assert_eq!((tokens.len(), finished.cause), (9, StopCause::Length));
             assert_eq!(finished.cached_tokens, 0, "what a failed sequence left is not used");
-            assert!(engine.is_alive());
+            assert!(engine.ended_by().is_none());
         };
         check(ScriptedFailure::Launch, "scripted failure to launch step 2");
         check(ScriptedFailure::Error, "scripted failure of step 2");
@@ -253,12 +253,12 @@ fn each_kind_of_error_reaches_the_sequence_as_itself() {
         for failure in [ScriptedFailure::Launch, ScriptedFailure::Error] {
             let (engine, cause) = end_by(failure, &error);
             assert_eq!(cause, StopCause::Failed(error.clone()));
-            assert!(engine.is_alive(), "a step's error ends its sequences only");
+            assert!(engine.ended_by().is_none(), "a step's error ends its sequences only");
         }
     }
     let (engine, cause) = end_by(ScriptedFailure::Rows, &EngineError::Sampling(text()));
     assert_eq!(cause, StopCause::Failed(EngineError::Sampling(text())));
-    assert!(engine.is_alive());
+    assert!(engine.ended_by().is_none());
 }
 
 #[test]
@@ -268,7 +268,7 @@ fn an_engine_that_ends_tells_every_handle_why() {
     assert_eq!(cause, StopCause::Failed(EngineError::Compute("scripted".into())));
     let refused = || engine.submit(request(0..10, 1)).unwrap_err();
     // The sequence gets its end a moment before the engine ends.
-    while engine.is_alive() {
+    while engine.ended_by().is_none() {
         std::thread::yield_now();
     }
     assert_eq!((engine.ended_by(), refused()), (Some(lost.clone()), Refused::Dead(lost)));
@@ -307,7 +307,7 @@ fn a_runner_beyond_recovery_ends_the_engine() {
         assert!(
             matches!(refused, Refused::Dead(reason) if reason.to_string().contains("scripted end"))
         );
-        assert!(!engine.is_alive());
+        assert!(engine.ended_by().is_some());
     }
 }
 
@@ -333,7 +333,7 @@ fn draining_refuses_newcomers_and_finishes_the_rest() {
     assert_eq!(engine.submit(request(0..10, 1)).unwrap_err(), Refused::Draining);
     drop(permits);
     assert_eq!(collect(events).0.len(), 2);
-    assert!(engine.is_alive());
+    assert!(engine.ended_by().is_none());
 }
 
 #[test]
@@ -344,7 +344,7 @@ fn shutting_down_ends_the_thread_and_what_still_runs() {
         let engine = start(runner);
         let (_, events) = engine.submit(request(0..10, 100)).unwrap();
         engine.clone().shutdown();
-        assert!(!engine.is_alive());
+        assert!(engine.ended_by().is_some());
         let StopCause::Failed(reason) = collect(events).1.cause else {
             panic!("a shutdown is the node's failure");
         };

@@ -1,6 +1,5 @@
 //! `POST /v1/chat/completions`.
 
-use super::read_json_body;
 use crate::request::{self, AnswerSource, Caller, IncomingRequest, Services};
 use crate::server::error::ApiError;
 use crate::server::headers::{self, IdempotencyKey, Session};
@@ -34,10 +33,7 @@ pub async fn create(
 
     // 2. The body: its size and media type, then strict JSON, then the dialect's fields.
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let body = read_json_body(http, request).await?;
-    let tree = JsonTree::parse(&body).map_err(|error| {
-        ApiError::malformed(format!("The body was not accepted as JSON: {error}."))
-    })?;
+    let tree = JsonTree::read(http, request).await?;
     let ChatRequest { input, include_usage, ignored, .. } = ChatRequest::parse(&tree)?;
 
     // 3. Attach to the request, replay its answer, or run it.

@@ -1,7 +1,6 @@
 //! The node's metrics, sampled when they are asked for.
 
-use crate::engine::{EngineHandle, EngineStats};
-use crate::metrics::EngineSample;
+use crate::engine::EngineHandle;
 use crate::request::Services;
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ pub async fn text(services: &Services) -> String {
     for view in pool.views() {
         let stats = view.engine.as_ref().map(EngineHandle::stats).unwrap_or_default();
         let name = &view.model.qualified.manifest().name;
-        metrics.sample_engine(name, &sample(&stats, view.engine.is_some()));
+        metrics.sample_engine(name, view.engine.is_some(), &stats);
     }
     let [budget, free] = pool.memory();
     let [loads, unloads] = pool.load_counts();
@@ -22,19 +21,4 @@ pub async fn text(services: &Services) -> String {
     let oldest = Duration::from_millis(ledger.oldest_reservation_ms);
     metrics.sample_ledger(ledger.violations, oldest, &ledger.releases);
     metrics.text()
-}
-
-fn sample(stats: &EngineStats, loaded: bool) -> EngineSample {
-    EngineSample {
-        loaded,
-        running: stats.running,
-        waiting: stats.waiting,
-        blocks_total: stats.blocks_total,
-        blocks_used: stats.blocks_used,
-        prefix_hit_tokens: stats.prefix_hit_tokens,
-        preemptions: stats.preemptions,
-        stops: stats.stops,
-        late_frees: stats.late_frees,
-        tokens_per_second: stats.tokens_per_second,
-    }
 }

@@ -1,6 +1,6 @@
 //! Reports what the node is doing, for `cresset status` and for the readiness check.
 
-use super::Live;
+use super::{Live, view};
 use crate::engine::{EngineHandle, EngineStats};
 use crate::pool::ModelView;
 use crate::request::Services;
@@ -81,7 +81,7 @@ fn of_error(error: &RecentError) -> Value {
 /// `requests_active` have the model's engine, `requests_held` wait for the model to be loaded.
 fn of_model(view: &ModelView, stats: &EngineStats) -> Value {
     let qualified = &view.model.qualified;
-    json!({
+    let state = json!({
         "id": qualified.id(),
         "name": qualified.manifest().name,
         "record_id": qualified.record_id(),
@@ -92,19 +92,8 @@ fn of_model(view: &ModelView, stats: &EngineStats) -> Value {
         "bytes": view.usage.bytes,
         "requests_active": view.usage.active,
         "requests_held": view.usage.waiting,
-        "running": stats.running,
-        "waiting": stats.waiting,
-        "kv_blocks_total": stats.blocks_total,
-        "kv_blocks_used": stats.blocks_used,
-        "steps": stats.steps,
-        "prompt_tokens": stats.prompt_tokens,
-        "generated_tokens": stats.generated_tokens,
-        "prefix_hit_tokens": stats.prefix_hit_tokens,
-        "preemptions": stats.preemptions,
-        "stops": stats.stops,
-        "late_frees": stats.late_frees,
-        "tokens_per_second": stats.tokens_per_second,
-    })
+    });
+    view::merged(state, json!(stats))
 }
 
 /// Memory of this process, bytes, if the platform tells.

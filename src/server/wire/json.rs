@@ -3,13 +3,22 @@
 //! Two texts that differ only in white space, in the order of keys or in how a character is escaped
 //! become the same tree; all other texts stay different. Numbers keep their literal token.
 
+use crate::config::HttpSettings;
 use crate::ids::SessionId;
+use crate::server::error::ApiError;
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::{HeaderMap, header};
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt;
 use serde::de::{MapAccess, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::ser::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::time::Duration;
 
 /// Arrays and objects that may be open at once.
 pub const MAX_DEPTH: usize = 32;
@@ -29,11 +38,13 @@ pub enum JsonError {
 
 /// A JSON value in its canonical form: keys sorted by their UTF-8 bytes, escapes decoded, numbers
 /// as written.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
 pub enum JsonTree {
     Null,
     Bool(bool),
     /// The literal token: `1`, `1.0` and `1e0` are three different numbers.
+    #[serde(serialize_with = "literal")]
     Number(String),
     String(String),
     Array(Vec<JsonTree>),
@@ -41,11 +52,70 @@ pub enum JsonTree {
 }
 
 impl JsonTree {
+    /// Reads the body of a request, within its bounds of size and time.
+    pub async fn read(limits: &HttpSettings, request: Request) -> Result<Self, ApiError> {
+        Self::parse(&read_body(limits, request).await?).map_err(|error| {
+            ApiError::malformed(format!("The body was not accepted as JSON: {error}."))
+        })
+    }
+
     /// Reads one JSON value and nothing after it.
     pub fn parse(body: &[u8]) -> Result<Self, JsonError> {
         let text = std::str::from_utf8(body).map_err(|_| JsonError::NotUtf8)?;
         read(parse(text)?, 0)
     }
+
+    /// The canonical text: no white space, the shortest escapes.
+    pub fn canonical(&self) -> String {
+        serde_json::to_string(self).expect("invariant: a tree has only string keys")
+    }
+}
+
+async fn read_body(limits: &HttpSettings, request: Request) -> Result<Bytes, ApiError> {
+    let limit = limits.max_body_bytes;
+    let length = request.headers().get(header::CONTENT_LENGTH);
+    let declared = length.and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+    // Such a body is refused before a byte of it is asked for.
+    if declared.is_some_and(|length| length > limit) {
+        return Err(ApiError::RequestTooLarge { limit });
+    }
+    check_media_type(request.headers())?;
+    let time = Duration::from_secs(limits.body_seconds);
+    let read = tokio::time::timeout(time, collect(request.into_body(), limit)).await;
+    read.unwrap_or_else(|_| Err(ApiError::malformed("The body did not arrive in time.")))
+}
+
+async fn collect(mut body: Body, limit: usize) -> Result<Bytes, ApiError> {
+    let mut bytes = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|_| ApiError::malformed("The body could not be read."))?;
+        let data = frame
+            .into_data()
+            .map_err(|_| ApiError::malformed("Send the body without trailers."))?;
+        if bytes.len() + data.len() > limit {
+            return Err(ApiError::RequestTooLarge { limit });
+        }
+        bytes.extend_from_slice(&data);
+    }
+    Ok(bytes.freeze())
+}
+
+/// Refuses bodies that are not JSON or are compressed.
+fn check_media_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    let mut values = headers.get_all(header::CONTENT_TYPE).iter();
+    let value = values.next().filter(|_| values.next().is_none());
+    let value = value.and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let essence = value.split(';').next().unwrap_or_default().trim();
+    if !essence.eq_ignore_ascii_case("application/json") {
+        return Err(ApiError::UnsupportedMediaType);
+    }
+    if headers.contains_key(header::CONTENT_ENCODING) {
+        return Err(ApiError::invalid(
+            "Content-Encoding",
+            "Send the body without a Content-Encoding.",
+        ));
+    }
+    Ok(())
 }
 
 /// Two sends of a request id are the same request when method, path, session and body are the same.
@@ -54,7 +124,7 @@ impl JsonTree {
 /// SHA-256 over the parts, each preceded by its length so that two different lists of parts never
 /// give the same bytes.
 pub fn fingerprint(method: &str, path: &str, session: SessionId, body: &JsonTree) -> [u8; 32] {
-    let body = body.to_string();
+    let body = body.canonical();
     let parts = [method.as_bytes(), path.as_bytes(), session.0.as_bytes(), body.as_bytes()];
     let mut hasher = Sha256::new();
     for part in parts {
@@ -128,51 +198,19 @@ impl<'de> Visitor<'de> for RawMembersVisitor {
     }
 }
 
-/// The canonical text: no white space, the shortest escapes.
-impl fmt::Display for JsonTree {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Null => f.write_str("null"),
-            Self::Bool(value) => value.fmt(f),
-            Self::Number(literal) => f.write_str(literal),
-            Self::String(text) => write_string(text, f),
-            Self::Array(elements) => write_array(elements, f),
-            Self::Object(members) => write_object(members, f),
-        }
-    }
-}
-
-fn write_string(text: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let quoted = serde_json::to_string(text).map_err(|_| fmt::Error)?;
-    f.write_str(&quoted)
-}
-
-fn write_array(elements: &[JsonTree], f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    f.write_str("[")?;
-    for (index, element) in elements.iter().enumerate() {
-        let comma = if index == 0 { "" } else { "," };
-        write!(f, "{comma}{element}")?;
-    }
-    f.write_str("]")
-}
-
-fn write_object(members: &BTreeMap<String, JsonTree>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    f.write_str("{")?;
-    for (index, (key, value)) in members.iter().enumerate() {
-        f.write_str(if index == 0 { "" } else { "," })?;
-        write_string(key, f)?;
-        write!(f, ":{value}")?;
-    }
-    f.write_str("}")
+/// Writes a number as its literal token.
+fn literal<S: Serializer>(token: &str, serializer: S) -> Result<S::Ok, S::Error> {
+    RawValue::from_string(token.to_owned()).map_err(S::Error::custom)?.serialize(serializer)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use axum::http::{HeaderName, HeaderValue};
     use uuid::Uuid;
 
     fn check(body: &[u8], expect: Result<&str, JsonError>) {
-        let text = JsonTree::parse(body).map(|value| value.to_string());
+        let text = JsonTree::parse(body).map(|value| value.canonical());
         let shown = String::from_utf8_lossy(&body[..body.len().min(80)]);
         assert_eq!(text.as_deref().map_err(|error| *error), expect, "{shown}");
     }
@@ -284,5 +322,31 @@ mod tests {
         ] {
             assert_ne!(first, other);
         }
+    }
+
+    #[test]
+    fn media_types() {
+        let check = |pairs: &[(HeaderName, &'static str)], status: Option<u16>| {
+            let parsed = pairs.iter().map(|(n, v)| (n.clone(), HeaderValue::from_static(v)));
+            let refused = check_media_type(&parsed.collect());
+            let refused = refused.err().map(|error| error.status().as_u16());
+            assert_eq!(refused, status, "{pairs:?}");
+        };
+        check(&[(header::CONTENT_TYPE, "application/json")], None);
+        check(&[(header::CONTENT_TYPE, "Application/JSON; charset=utf-8")], None);
+        check(&[(header::CONTENT_TYPE, "text/plain")], Some(415));
+        check(&[(header::CONTENT_TYPE, "application/jsonp")], Some(415));
+        check(&[], Some(415));
+        check(
+            &[
+                (header::CONTENT_TYPE, "application/json"),
+                (header::CONTENT_TYPE, "application/json"),
+            ],
+            Some(415),
+        );
+        check(
+            &[(header::CONTENT_TYPE, "application/json"), (header::CONTENT_ENCODING, "gzip")],
+            Some(400),
+        );
     }
 }

@@ -14,7 +14,7 @@ const MODULES: Rows = &[
     ("failpoint", &[]),
     ("clock", &["failpoint"]),
     ("config", &[]),
-    ("metrics", &[]),
+    ("metrics", &["engine"]),
     ("text", &["models"]),
     ("ledger", &["ids", "clock"]),
     ("store", &["ledger", "ids", "clock", "failpoint"]),
