@@ -1,6 +1,6 @@
 //! The state that handles and the engine thread share, and the engine's side of it: requests and
-//! stops are taken, load and statistics are published. The lock is never held during a step, so no caller waits for one. What it
-//! guards is bounded by `max_rows + max_waiting` sequences.
+//! stops are taken, load and statistics are published. The lock is never held during a step, so no
+//! caller waits for one. What it guards is bounded by `max_rows + max_waiting` sequences.
 
 use super::error::EngineError;
 use super::handle::{EngineStats, SequenceEvent};

@@ -150,10 +150,10 @@ impl ModelPool {
         state.eviction.get(id).bytes <= state.eviction.free()
     }
 
-    /// Submits a request to its model's engine, or queues it until the model is loaded. Refuses
-    /// what the engine refuses, and `Overloaded` also where the model's queue is full, or where a
-    /// load or its engine failed within `RELOAD_PAUSE`. Never blocks. The channel holds every event of the sequence, so the engine never waits for a
-    /// slow reader.
+    /// Submits a request to its model's engine, or queues it until the model is loaded. Never
+    /// blocks. The channel holds every event of the sequence, so the engine never waits for a
+    /// slow reader. A refusal is `Overloaded` also where the model's queue is full, or where a load
+    /// or its engine failed within `RELOAD_PAUSE`.
     pub fn submit(
         self: &Arc<Self>,
         id: ModelId,

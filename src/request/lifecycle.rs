@@ -280,7 +280,8 @@ impl RunningRequest {
         failpoint!("lifecycle::settled");
         let booked = settled.latest().charged;
         if booked.checked_total() != Some(charged) {
-            tracing::error!(request_id = %self.live.key.request, told = %charged, ?booked, "a charge differs from what was booked");
+            let (request_id, told) = (self.live.key.request, charged);
+            tracing::error!(%request_id, %told, ?booked, "a charge differs from what was booked");
             self.withhold(usage, end).await?;
             return Ok(Err(RequestError::LedgerUnavailable));
         }

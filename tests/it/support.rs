@@ -3,7 +3,7 @@
 
 use bytes::Bytes;
 use cresset::catalogue::{QualifiedModel, testing};
-use cresset::clock::{SystemClock, UnixMillis};
+use cresset::clock::{Clock, SystemClock, UnixMillis};
 use cresset::config::Config;
 use cresset::engine::testing::ScriptedRunner;
 use cresset::engine::{EngineError, EngineHandle, EngineOptions};

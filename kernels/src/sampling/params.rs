@@ -106,7 +106,7 @@ impl SamplingNumber {
         }
     }
 
-    /// Sets the number. A value that is not allowed stays as it is, to be refused later.
+    /// Sets the number, also to a value that is not allowed, which is refused later.
     pub fn set(&self, params: &mut SamplingParams, value: f64) {
         match self.field {
             Real(field) => *field(params) = value as f32,

@@ -3,8 +3,8 @@
 use crate::request::Caller;
 use crate::request::Services;
 use crate::server::error::ApiError;
-use crate::server::wire::Json;
 use crate::server::wire::objects::CreditBalance;
+use axum::Json;
 use axum::extract::{Extension, State};
 use std::sync::Arc;
 

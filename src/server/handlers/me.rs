@@ -1,8 +1,8 @@
 //! `GET /v1/me`: the account and the scope of the credential.
 
 use crate::request::Caller;
-use crate::server::wire::Json;
 use crate::server::wire::objects::Me;
+use axum::Json;
 use axum::extract::Extension;
 use std::sync::Arc;
 

@@ -5,9 +5,9 @@ use crate::ids::ModelId;
 use crate::request::Caller;
 use crate::request::Services;
 use crate::server::error::ApiError;
-use crate::server::wire::Json;
 use crate::server::wire::objects::{ModelObject, ModelPage};
 use crate::server::wire::query::{Page, PathId};
+use axum::Json;
 use axum::extract::{Extension, State};
 use std::sync::Arc;
 

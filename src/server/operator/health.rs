@@ -1,16 +1,15 @@
 //! The operator listener: whether the process runs, whether it takes new work, its metrics, and a
 //! description of its public surface.
 
-use super::socket::json;
 use super::{Live, metrics, status};
 use crate::server::openapi::document;
-use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use serde_json::json;
+use axum::{Json, Router};
+use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// The media type Prometheus asks for.
@@ -28,25 +27,26 @@ pub fn router(live: Arc<Live>) -> Router {
 }
 
 /// Answers 200 as long as the process answers at all.
-async fn healthz() -> Response {
-    json(StatusCode::OK, &json!({ "status": "ok" }))
+async fn healthz() -> Json<Value> {
+    Json(json!({ "status": "ok" }))
 }
 
 /// Answers 200 only while new work would be taken: engine alive, ledger committing, a qualified
 /// model loaded, not draining.
 async fn readyz(State(live): State<Arc<Live>>) -> Response {
     match status::not_ready_because(&live.node) {
-        None => json(StatusCode::OK, &json!({ "status": "ok" })),
+        None => Json(json!({ "status": "ok" })).into_response(),
         Some(reason) => {
             let body = json!({ "status": "unavailable", "message": reason });
-            ([(RETRY_AFTER, "1")], json(StatusCode::SERVICE_UNAVAILABLE, &body)).into_response()
+            let status = StatusCode::SERVICE_UNAVAILABLE;
+            (status, [(RETRY_AFTER, "1")], Json(body)).into_response()
         }
     }
 }
 
 /// The public surface as this node is configured.
-async fn openapi(State(live): State<Arc<Live>>) -> Response {
-    json(StatusCode::OK, &document(&live.node.config))
+async fn openapi(State(live): State<Arc<Live>>) -> Json<Value> {
+    Json(document(&live.node.config))
 }
 
 async fn scrape(State(live): State<Arc<Live>>) -> Response {

@@ -1,14 +1,12 @@
 //! The operator socket: one POST route on a Unix socket that only the node's own user may open.
 
 use super::{AdminCommand, AdminError, Live, Operator};
-use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
+use axum::{Json, Router};
 use bytes::Bytes;
-use serde::Serialize;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -60,14 +58,9 @@ async fn command(State(live): State<Arc<Live>>, body: Bytes) -> Response {
         ))),
     };
     match answer {
-        Ok(value) => json(StatusCode::OK, &value),
-        Err(error) => json(status(&error), &error),
+        Ok(value) => Json(value).into_response(),
+        Err(error) => (status(&error), Json(error)).into_response(),
     }
-}
-
-pub(super) fn json(status: StatusCode, value: &impl Serialize) -> Response {
-    let body = serde_json::to_string(value).expect("invariant: answers have string keys only");
-    (status, [(CONTENT_TYPE, "application/json")], body).into_response()
 }
 
 fn status(error: &AdminError) -> StatusCode {
