@@ -43,14 +43,13 @@ id! {
     ApplicationId,
     /// An API key or an application access token; the secret itself is never stored.
     CredentialId,
-    /// The client's `Idempotency-Key`: the id of a request inside its account and application
-    /// scope.
+    /// The client's `Idempotency-Key`: names a request inside its account and application scope.
     RequestId,
     /// One run of a request; a request that failed on the node's side may get a second one.
     AttemptId,
     /// A client's conversation, from the session header.
     SessionId,
-    /// A model release; clients send it as `model`.
+    /// A model release, what clients send as `model`.
     ModelId,
     /// One start of the node on a data folder.
     BootId,
