@@ -7,9 +7,10 @@
 #![allow(clippy::disallowed_methods, unreachable_pub, reason = "a program that measures time")]
 
 use candle_core::quantized::{GgmlDType, QMatMul, QTensor};
-use candle_core::{Device, Module, Tensor};
+use candle_core::{DType, Device, Module, Tensor};
 use cresset_kernels::Compute;
-use cresset_kernels::linear::{Weight, linear_reference, linear_slices};
+use cresset_kernels::linear::{Linear, LinearArgs, Mode, Weight, linear_reference};
+use cresset_kernels::operand::{Operand, TensorView};
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -112,15 +113,11 @@ impl Bench {
         let (weight, theirs) = matrices(dtype, rows, cols)?;
         for n in BATCHES {
             let x = Tensor::randn(0f32, 1.0, (n, cols), &Device::Cpu)?;
-            let values: Vec<f32> = x.flatten_all()?.to_vec1()?;
-            let mut out = vec![f32::NAN; n * rows];
-            linear_slices(&self.c, &weight, None, &values, n, &mut out)?;
-            check(&weight, &values, &out)?;
+            let out = Tensor::full(f32::NAN, (n, rows), &Device::Cpu)?.contiguous()?;
+            self.linear(&weight, &x, &out, n)?;
+            check(&weight, &x.flatten_all()?.to_vec1()?, &out.flatten_all()?.to_vec1()?)?;
             let times = best(&mut [
-                &mut || {
-                    linear_slices(&self.c, &weight, None, &values, n, &mut out)
-                        .expect("checked sizes");
-                },
+                &mut || self.linear(&weight, &x, &out, n).expect("checked sizes"),
                 &mut || {
                     black_box(theirs.forward(&x).expect("candle multiplies"));
                 },
@@ -128,6 +125,19 @@ impl Bench {
             self.print_row(dtype, rows, cols, n, weight.bytes(), &times);
         }
         Ok(())
+    }
+
+    /// Multiplies the first values of `x` as `n` rows, into the first values of `out`.
+    fn linear(
+        &self,
+        w: &Weight,
+        x: &Tensor,
+        out: &Tensor,
+        n: usize,
+    ) -> cresset_kernels::Result<()> {
+        let first = |tensor, len| TensorView::from(tensor).slice(0..len);
+        let (x, out) = (first(x, n * w.cols()), first(out, n * w.rows()));
+        self.c.linear(&LinearArgs { x, w, bias: None, out, mode: Mode::Fast })
     }
 
     fn print_row(
@@ -190,11 +200,9 @@ impl Bench {
     ) -> Result<(), BoxError> {
         let x = Tensor::randn(0f32, 1.0, (n, 1536), &Device::Cpu)?;
         let narrow = x.narrow(1, 0, 576)?.contiguous()?;
-        let values: Vec<f32> = x.flatten_all()?.to_vec1()?;
-        let mut out = vec![0f32; n * 49152];
+        let out = Tensor::zeros(n * 49152, DType::F32, &Device::Cpu)?;
         let ours = sum_of_best(matrices, 12 * BUDGET, |(w, _)| {
-            let (x, out) = (&values[..n * w.cols()], &mut out[..n * w.rows()]);
-            linear_slices(&self.c, w, None, x, n, out).expect("sizes fit");
+            self.linear(w, &x, &out, n).expect("sizes fit");
         });
         let candle = sum_of_best(matrices, 4 * BUDGET, |(w, theirs)| {
             let x = if w.cols() == 576 { &narrow } else { &x };
@@ -252,8 +260,8 @@ fn matrices(dtype: GgmlDType, rows: usize, cols: usize) -> Result<(Weight, Their
     let weight = Weight::from_ggml(dtype, &q.data()?, rows, cols)?;
     let theirs = match dtype {
         GgmlDType::F32 => Theirs::Dense(dense),
-        GgmlDType::F16 => Theirs::Dense(dense.to_dtype(candle_core::DType::F16)?),
-        GgmlDType::BF16 => Theirs::Dense(dense.to_dtype(candle_core::DType::BF16)?),
+        GgmlDType::F16 => Theirs::Dense(dense.to_dtype(DType::F16)?),
+        GgmlDType::BF16 => Theirs::Dense(dense.to_dtype(DType::BF16)?),
         _ => Theirs::Quantised(QMatMul::from_arc(Arc::new(q))?),
     };
     Ok((weight, theirs))

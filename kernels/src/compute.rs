@@ -4,6 +4,7 @@
 //! workers must cost about a microsecond: idle workers watch one atomic word for a while before
 //! they sleep.
 
+use crate::storage::Parts;
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -49,6 +50,22 @@ impl Compute {
             Some(pool) if tasks > 1 && pool.shared.acquire() => pool.shared.run(tasks, &task),
             _ => (0..tasks).for_each(task),
         }
+    }
+
+    /// Deals out the chunks of `len` values of `out`, of which the last may be shorter:
+    /// `task(start, chunk)` gets each of them with the position of its first value.
+    pub fn run_chunks<T: Send>(
+        &self,
+        out: &mut [T],
+        len: usize,
+        task: impl Fn(usize, &mut [T]) + Sync,
+    ) {
+        let (total, parts) = (out.len(), Parts::new(out));
+        self.run(total.div_ceil(len), |i| {
+            let chunk = i * len..total.min((i + 1) * len);
+            // SAFETY: each chunk belongs to one task.
+            task(chunk.start, unsafe { parts.slice(chunk) });
+        });
     }
 }
 

@@ -1,13 +1,12 @@
 //! The element types of CPU tensors: f32, and f16 for caches that take half the memory.
 
 use crate::simd::{LANES, Lanes};
-use candle_core::CpuStorage;
+use candle_core::{CpuStorage, WithDType};
 use half::f16;
 
 /// An element type of CPU tensors.
-pub(crate) trait Element: Copy + Default + Send + Sync {
+pub(crate) trait Element: WithDType + Default {
     /// The storage's elements, if they are of this type.
-    fn of(storage: &CpuStorage) -> Option<&[Self]>;
     fn of_mut(storage: &mut CpuStorage) -> Option<&mut [Self]>;
     fn load<L: Lanes>(from: &[Self; LANES]) -> L;
     /// Stores lanes, rounded to nearest, ties to even. Values beyond the type's largest number
@@ -16,10 +15,6 @@ pub(crate) trait Element: Copy + Default + Send + Sync {
 }
 
 impl Element for f32 {
-    fn of(storage: &CpuStorage) -> Option<&[Self]> {
-        if let CpuStorage::F32(data) = storage { Some(data) } else { None }
-    }
-
     fn of_mut(storage: &mut CpuStorage) -> Option<&mut [Self]> {
         if let CpuStorage::F32(data) = storage { Some(data) } else { None }
     }
@@ -36,10 +31,6 @@ impl Element for f32 {
 }
 
 impl Element for f16 {
-    fn of(storage: &CpuStorage) -> Option<&[Self]> {
-        if let CpuStorage::F16(data) = storage { Some(data) } else { None }
-    }
-
     fn of_mut(storage: &mut CpuStorage) -> Option<&mut [Self]> {
         if let CpuStorage::F16(data) = storage { Some(data) } else { None }
     }

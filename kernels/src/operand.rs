@@ -5,8 +5,11 @@
 use crate::Result;
 use crate::gpu::{Buffer, Gpu, Kind, View};
 use crate::linear::Weight;
+use crate::memory::prefer_large_pages;
 use crate::storage::{ensure, shape};
 use candle_core::{DType, Device, Tensor};
+use half::f16;
+use half::vec::HalfBitsVecExt;
 use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,10 +17,10 @@ use std::sync::Arc;
 /// A contiguous range of values of one kind. It is plain data: the buffer behind it must outlive
 /// the work that was given the range.
 pub trait Operand: Copy + Debug {
-    /// The u32 values that go with operands of this sort.
-    type Indices: Indices;
-    /// Matrices of weights that go with operands of this sort.
-    type Matrix: Matrix;
+    /// The u32 values that go with operands of this sort: token ids, positions, slots, row numbers.
+    type Indices: Copy + Debug;
+    /// The weight matrices `[rows (outputs), cols (inputs)]` that go with operands of this sort.
+    type Matrix: Copy + Debug;
 
     /// The number of values.
     fn len(self) -> usize;
@@ -37,18 +40,12 @@ pub trait Operand: Copy + Debug {
 
     /// Whether writing one of the two may change or block the other.
     fn shares_memory(self, other: Self) -> bool;
-}
 
-/// u32 values: token ids, positions, slots, row numbers.
-pub trait Indices: Copy + Debug {
-    /// Their number; `None` if the values are not u32.
-    fn count(self) -> Option<usize>;
-}
+    /// The number of indices; `None` if the values are not u32.
+    fn count(indices: Self::Indices) -> Option<usize>;
 
-/// A weight matrix `[rows (outputs), cols (inputs)]`.
-pub trait Matrix: Copy + Debug {
-    fn rows(self) -> usize;
-    fn cols(self) -> usize;
+    /// The rows and columns of a matrix.
+    fn shape(matrix: Self::Matrix) -> (usize, usize);
 }
 
 /// The memory of the operands of a set of ops: the machine's or a device's.
@@ -124,21 +121,13 @@ impl<'a> Operand for TensorView<'a> {
         let address = |view: Self| std::ptr::from_ref(&*view.tensor.storage_and_layout().0);
         address(self) == address(other)
     }
-}
 
-impl Indices for &[u32] {
-    fn count(self) -> Option<usize> {
-        Some(self.len())
-    }
-}
-
-impl Matrix for &Weight {
-    fn rows(self) -> usize {
-        Weight::rows(self)
+    fn count(indices: &[u32]) -> Option<usize> {
+        Some(indices.len())
     }
 
-    fn cols(self) -> usize {
-        Weight::cols(self)
+    fn shape(matrix: &Weight) -> (usize, usize) {
+        (matrix.rows(), matrix.cols())
     }
 }
 
@@ -147,13 +136,22 @@ impl OpMemory for crate::Compute {
     type Matrix = Weight;
     type View<'a> = TensorView<'a>;
 
+    /// Returns zeros that the system has promised but not yet given, in large pages once it does.
     fn allocate(&self, kind: Kind, len: usize) -> Result<Tensor> {
-        let dtype = match kind {
-            Kind::F32 => DType::F32,
-            Kind::F16 => DType::F16,
+        let tensor = match kind {
+            Kind::F32 => {
+                let values = vec![0f32; len];
+                prefer_large_pages(&values);
+                Tensor::from_vec(values, len, &Device::Cpu)
+            }
+            Kind::F16 => {
+                let bits = vec![0u16; len];
+                prefer_large_pages(&bits);
+                Tensor::from_vec(bits.reinterpret_into::<f16>(), len, &Device::Cpu)
+            }
             _ => return Err(shape("allocate", format!("the CPU has no ops on {kind:?}"))),
         };
-        Ok(Tensor::zeros(len, dtype, &Device::Cpu)?)
+        Ok(tensor?)
     }
 
     fn upload(&self, values: &[f32]) -> Result<Tensor> {
@@ -193,38 +191,27 @@ impl Operand for View {
         let end = |view: View| view.address() + view.bytes() as u64;
         self.address() < end(other) && other.address() < end(self)
     }
-}
 
-impl Indices for View {
-    fn count(self) -> Option<usize> {
-        (View::kind(self) == Kind::U32).then(|| View::len(self))
+    fn count(indices: View) -> Option<usize> {
+        (indices.kind() == Kind::U32).then(|| indices.len())
+    }
+
+    fn shape(matrix: MatrixView) -> (usize, usize) {
+        (matrix.rows, matrix.cols)
     }
 }
 
 /// A dense matrix on a device, its rows one after the other.
 #[derive(Clone, Copy, Debug)]
-pub struct MatrixView {
-    pub values: View,
+pub struct DenseMatrix<V> {
+    pub values: V,
     pub rows: usize,
     pub cols: usize,
 }
 
-impl Matrix for MatrixView {
-    fn rows(self) -> usize {
-        self.rows
-    }
-
-    fn cols(self) -> usize {
-        self.cols
-    }
-}
-
-/// A dense matrix `[rows, cols]` that owns its memory on a device.
-pub struct MatrixBuffer {
-    pub values: Buffer,
-    pub rows: usize,
-    pub cols: usize,
-}
+pub type MatrixView = DenseMatrix<View>;
+/// A matrix that owns its memory.
+pub type MatrixBuffer = DenseMatrix<Buffer>;
 
 /// The ops of a device.
 pub type DeviceOps = Arc<dyn Gpu>;

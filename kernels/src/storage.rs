@@ -5,12 +5,12 @@ use crate::element::Element;
 use crate::operand::TensorView;
 use crate::{Error, Result};
 use candle_core::{CpuStorage, InplaceOp1, Layout, Storage, StorageRef};
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::marker::PhantomData;
 use std::ops::{Deref, Range};
 
 /// A contiguous CPU tensor, borrowed for reading.
-pub(crate) struct Data<'a, E = f32> {
+pub(crate) struct Data<'a, E> {
     storage: StorageRef<'a>,
     range: Range<usize>,
     element: PhantomData<E>,
@@ -20,105 +20,80 @@ impl<E: Element> Deref for Data<'_, E> {
     type Target = [E];
 
     fn deref(&self) -> &[E] {
-        let data = if let Storage::Cpu(storage) = &*self.storage { E::of(storage) } else { None };
-        &data.expect("invariant: `read_as` found these elements")[self.range.clone()]
+        let data = if let Storage::Cpu(storage) = &*self.storage {
+            storage.as_slice::<E>().ok()
+        } else {
+            None
+        };
+        &data.expect("invariant: `read` found these elements")[self.range.clone()]
     }
 }
 
-/// Borrows a contiguous f32 CPU tensor.
-pub(crate) fn read<'a>(op: &'static str, view: TensorView<'a>) -> Result<Data<'a>> {
-    read_as(op, view)
-}
-
 /// Borrows a contiguous CPU tensor with elements of type `E`.
-pub(crate) fn read_as<'a, E: Element>(
-    op: &'static str,
-    view: TensorView<'a>,
-) -> Result<Data<'a, E>> {
+pub(crate) fn read<'a, E: Element>(op: &'static str, view: TensorView<'a>) -> Result<Data<'a, E>> {
     let (storage, layout) = view.tensor.storage_and_layout();
-    if !matches!(&*storage, Storage::Cpu(storage) if E::of(storage).is_some()) {
-        return Err(unsupported(op, view));
+    if !matches!(&*storage, Storage::Cpu(storage) if storage.as_slice::<E>().is_ok()) {
+        return Err(wrong_type(op, view));
     }
     let range = contiguous(op, layout, view)?;
     Ok(Data { storage, range, element: PhantomData })
 }
 
-/// Lets `f` write a contiguous f32 CPU tensor, which must not share its storage with a tensor
-/// borrowed at the time.
-pub(crate) fn write(
+/// Lets `f` write a contiguous CPU tensor with elements of type `E`, which must not share its
+/// storage with a tensor borrowed at the time.
+pub(crate) fn write<E: Element, T>(
     op: &'static str,
     view: TensorView,
-    f: impl FnOnce(&mut [f32]) -> Result<()>,
-) -> Result<()> {
-    write_as(op, view, f)
-}
-
-/// Does the same as [`write()`] for elements of type `E`.
-pub(crate) fn write_as<E: Element>(
-    op: &'static str,
-    view: TensorView,
-    f: impl FnOnce(&mut [E]) -> Result<()>,
-) -> Result<()> {
+    f: impl FnOnce(&mut [E]) -> T,
+) -> Result<T> {
     let range = contiguous(op, view.tensor.layout(), view)?;
-    let action =
-        InPlace { op, range, state: RefCell::new(ClosureState::Ready(f)), element: PhantomData };
-    view.tensor.inplace_op1(&action)?;
-    match action.state.into_inner() {
-        ClosureState::Done(result) => result,
-        _ => Err(unsupported(op, view)),
-    }
-}
-
-enum ClosureState<F> {
-    Ready(F),
-    Running,
-    Done(Result<()>),
+    let mut result = None;
+    let write = |storage: &mut CpuStorage| {
+        result = E::of_mut(storage).map(|data| f(&mut data[range]));
+    };
+    view.tensor.inplace_op1(&InPlace { op, write: Cell::new(Some(write)) })?;
+    result.ok_or_else(|| wrong_type(op, view))
 }
 
 /// Runs a closure once inside candle's in-place mechanism, which takes ops by shared reference.
-struct InPlace<F, E> {
+struct InPlace<F> {
     op: &'static str,
-    range: Range<usize>,
-    state: RefCell<ClosureState<F>>,
-    element: PhantomData<E>,
+    write: Cell<Option<F>>,
 }
 
-impl<F: FnOnce(&mut [E]) -> Result<()>, E: Element> InplaceOp1 for InPlace<F, E> {
+impl<F: FnOnce(&mut CpuStorage)> InplaceOp1 for InPlace<F> {
     fn name(&self) -> &'static str {
         self.op
     }
 
     fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> candle_core::Result<()> {
-        let Some(data) = E::of_mut(storage) else {
-            return Ok(());
-        };
-        let ClosureState::Ready(f) = self.state.replace(ClosureState::Running) else {
-            return Ok(());
-        };
-        let result = f(&mut data[self.range.clone()]);
-        self.state.replace(ClosureState::Done(result));
+        if let Some(write) = self.write.take() {
+            write(storage);
+        }
         Ok(())
     }
 }
 
 /// The place of a view's values in its tensor's storage.
 fn contiguous(op: &'static str, layout: &Layout, view: TensorView) -> Result<Range<usize>> {
-    let (first, _) = layout.contiguous_offsets().ok_or_else(|| Error::Shape {
-        op,
-        detail: format!("{:?} is not contiguous", layout.shape()),
-    })?;
+    let (first, _) = layout
+        .contiguous_offsets()
+        .ok_or_else(|| shape(op, format!("{:?} is not contiguous", layout.shape())))?;
     let Range { start, end } = view.range();
     Ok(first + start..first + end)
 }
 
 /// The error for a tensor of another type or on another device.
-pub(crate) fn unsupported(op: &'static str, view: TensorView) -> Error {
-    let detail = format!("{:?} tensor on {:?}", view.tensor.dtype(), view.tensor.device());
+pub(crate) fn wrong_type(op: &'static str, view: TensorView) -> Error {
+    let (dtype, device) = (view.tensor.dtype(), view.tensor.device());
+    unsupported(op, format!("{dtype:?} tensor on {device:?}"))
+}
+
+pub(crate) fn unsupported(op: &'static str, detail: String) -> Error {
     Error::Unsupported { op, detail }
 }
 
-pub(crate) fn shape(op: &'static str, detail: impl Into<String>) -> Error {
-    let detail = detail.into();
+pub(crate) fn shape(op: &'static str, detail: String) -> Error {
     Error::Shape { op, detail }
 }
 
@@ -134,14 +109,6 @@ pub(crate) struct Parts<'a, T = f32> {
     owner: PhantomData<&'a mut [T]>,
 }
 
-impl<T> Clone for Parts<'_, T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for Parts<'_, T> {}
-
 // SAFETY: the pointer is that of a `&mut [T]`, and callers of `slice` promise disjoint ranges.
 unsafe impl<T: Send> Send for Parts<'_, T> {}
 // SAFETY: as above.
@@ -156,7 +123,7 @@ impl<'a, T> Parts<'a, T> {
     ///
     /// # Safety
     /// No two live slices overlap.
-    pub(crate) unsafe fn slice(self, range: Range<usize>) -> &'a mut [T] {
+    pub(crate) unsafe fn slice(&self, range: Range<usize>) -> &'a mut [T] {
         assert!(
             range.start <= range.end && range.end <= self.len,
             "part {range:?} of an output of {} values",
@@ -167,7 +134,7 @@ impl<'a, T> Parts<'a, T> {
     }
 
     /// A pointer to the value at `index`, from which a task writes the values that it owns.
-    pub(crate) fn at(self, index: usize) -> *mut T {
+    pub(crate) fn at(&self, index: usize) -> *mut T {
         assert!(index <= self.len, "index {index} of an output of {} values", self.len);
         self.start.wrapping_add(index)
     }

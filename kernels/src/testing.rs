@@ -2,7 +2,9 @@
 
 use crate::Compute;
 use crate::gpu::{Buffer, Gpu, Kind, device_or_emulator};
-use candle_core::{Device, Tensor};
+use crate::linear::Weight;
+use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::{DType, Device, Tensor};
 use half::bf16;
 use std::sync::Arc;
 
@@ -29,6 +31,20 @@ pub fn poisoned(shape: &[usize]) -> Tensor {
 
 pub fn values(tensor: &Tensor) -> Vec<f32> {
     tensor.flatten_all().unwrap().to_vec1().unwrap()
+}
+
+/// A matrix of weights of the tensor's own type: f32, f16 or bf16.
+pub fn dense_weight(tensor: &Tensor) -> Weight {
+    let (rows, cols) = tensor.dims2().unwrap();
+    let dtype = match tensor.dtype() {
+        DType::F32 => GgmlDType::F32,
+        DType::F16 => GgmlDType::F16,
+        DType::BF16 => GgmlDType::BF16,
+        other => panic!("dense weights of type {other:?}"),
+    };
+    let exact = tensor.to_dtype(DType::F32).unwrap();
+    let raw = QTensor::quantize(&exact, dtype).unwrap().data().unwrap().into_owned();
+    Weight::from_ggml(dtype, &raw, rows, cols).unwrap()
 }
 
 /// Checks that each value is within `tolerance` of the largest expected magnitude.

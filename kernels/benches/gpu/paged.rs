@@ -3,6 +3,7 @@
 use crate::case::{Case, TOLERANCE};
 use crate::data::{bf16s, output, value};
 use crate::{Model, Result};
+use cresset_kernels::attention::AttentionShape;
 use cresset_kernels::attention::gpu::{
     PagedArgs, PagedSequences, decode, decode_workspace, prefill, tokens_per_split,
 };
@@ -65,21 +66,23 @@ impl Cache {
         let &Model { heads, kv_heads, head_dim, .. } = m;
         PagedArgs {
             q: q.view(),
-            q_stride: (heads + 2 * kv_heads) * head_dim,
-            heads,
-            kv_heads,
-            head_dim,
             k_cache: self.k.view(),
             v_cache: self.v.view(),
-            block_size: BLOCK_SIZE,
+            shape: AttentionShape {
+                q_stride: (heads + 2 * kv_heads) * head_dim,
+                heads,
+                kv_heads,
+                head_dim,
+                block_size: BLOCK_SIZE,
+                scale: 1.0 / (head_dim as f32).sqrt(),
+                window: None,
+                softcap: None,
+            },
             sequences: PagedSequences {
                 header: self.header.view(),
                 seq_lens: self.lens.view(),
                 tables: self.tables.view(),
             },
-            scale: 1.0 / (head_dim as f32).sqrt(),
-            window: None,
-            softcap: None,
             out: out.view(),
         }
     }

@@ -14,7 +14,7 @@ pub struct GatedArgs<V> {
     /// `[n, 2 * width]` activations (f32 or, on a device, bf16): the gate first, then up.
     pub gate_up: V,
     pub width: usize,
-    /// `[n, width]` of the same kind; shares no memory with `gate_up`.
+    /// `[n, width]` of the same kind; it shares no memory with `gate_up`.
     pub out: V,
 }
 

@@ -8,9 +8,10 @@
 
 use super::args::OP;
 use super::{Activation, Gated, GatedArgs, SoftCap};
-use crate::operand::{Operand, TensorView};
+use crate::element::load_some;
+use crate::operand::TensorView;
 use crate::simd::{self, Isa, LANES, Lanes, vectorised};
-use crate::storage::{Parts, read, write};
+use crate::storage::{read, write};
 use crate::{Compute, Result};
 use std::f32::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
@@ -21,33 +22,26 @@ impl Gated for Compute {
     fn gated(&self, args: &GatedArgs<TensorView>) -> Result<()> {
         args.check()?;
         let &GatedArgs { activation, gate_up, width: d, out } = args;
-        let (n, gate_up) = (out.len() / d, read(OP, gate_up)?);
+        let gate_up = read::<f32>(OP, gate_up)?;
         let rows = (OUTPUTS_PER_TASK / d).max(1);
-        write(OP, out, |out| {
-            let parts = Parts::new(out);
-            self.run(n.div_ceil(rows), |task| {
-                for row in task * rows..n.min((task + 1) * rows) {
-                    let (gate, up) = gate_up[row * 2 * d..(row + 1) * 2 * d].split_at(d);
-                    // SAFETY: each row belongs to one task.
-                    let out = unsafe { parts.slice(row * d..(row + 1) * d) };
+        write(OP, out, |out: &mut [f32]| {
+            self.run_chunks(out, rows * d, |start, out| {
+                let gate_up = gate_up[2 * start..].chunks_exact(2 * d);
+                for (gate_up, out) in gate_up.zip(out.chunks_exact_mut(d)) {
+                    let (gate, up) = gate_up.split_at(d);
                     gated_row(Isa::best(), activation, gate, up, out);
                 }
             });
-            Ok(())
         })
     }
 }
 
 impl SoftCap for Compute {
     fn soft_cap(&self, values: TensorView, cap: f32) -> Result<()> {
-        write("soft_cap", values, |values| {
-            let (count, parts) = (values.len(), Parts::new(values));
-            self.run(count.div_ceil(OUTPUTS_PER_TASK), |task| {
-                let range = task * OUTPUTS_PER_TASK..count.min((task + 1) * OUTPUTS_PER_TASK);
-                // SAFETY: each range belongs to one task.
-                soft_cap(Isa::best(), cap, unsafe { parts.slice(range) });
+        write("soft_cap", values, |values: &mut [f32]| {
+            self.run_chunks(values, OUTPUTS_PER_TASK, |_, values| {
+                soft_cap(Isa::best(), cap, values);
             });
-            Ok(())
         })
     }
 }
@@ -68,9 +62,7 @@ fn capped<L: Lanes>(cap: f32, values: &mut [f32]) {
     for x in vectors {
         simd::soft_cap(L::load(x), cap).store(x);
     }
-    let mut last = [0.0; LANES];
-    last[..rest.len()].copy_from_slice(rest);
-    let last = simd::soft_cap(L::load(&last), cap).to_array();
+    let last = simd::soft_cap(load_some::<L, f32>(rest), cap).to_array();
     rest.copy_from_slice(&last[..rest.len()]);
 }
 
@@ -82,9 +74,7 @@ fn gated<L: Lanes>(act: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) {
     for ((out, gate), up) in outs.iter_mut().zip(gates).zip(ups) {
         activate(act, L::load(gate)).mul(L::load(up)).store(out);
     }
-    let mut last = [0.0; LANES];
-    last[..gate_rest.len()].copy_from_slice(gate_rest);
-    let last = activate(act, L::load(&last)).to_array();
+    let last = activate(act, load_some::<L, f32>(gate_rest)).to_array();
     for ((out, a), up) in out_rest.iter_mut().zip(last).zip(up_rest) {
         *out = a * up;
     }

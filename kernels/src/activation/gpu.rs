@@ -14,11 +14,9 @@ impl Gated for DeviceOps {
         if out.is_empty() {
             return Ok(());
         }
-        let kernel = match (activation, out.kind()) {
-            (Activation::Silu, Kind::Bf16) => "silu_bf16",
-            (Activation::Silu, _) => "silu_f32",
-            (Activation::GeluTanh, Kind::Bf16) => "gelu_bf16",
-            (Activation::GeluTanh, _) => "gelu_f32",
+        let kernel = match activation {
+            Activation::Silu => out.kind().kernel("silu_f32", "silu_bf16"),
+            Activation::GeluTanh => out.kind().kernel("gelu_f32", "gelu_bf16"),
         };
         let parts = width.div_ceil(THREADS * vector(out.kind(), width)) as u32;
         let blocks = [(out.len() / width) as u32, parts, 1];

@@ -12,32 +12,39 @@ pub struct AttentionArgs<V, S> {
     /// `[n, q_stride]` activations (f32 or, on a device, bf16): the first `heads * head_dim`
     /// columns are Q, rotated (a fused QKV buffer may be passed as it is).
     pub q: V,
+    /// The caches are those that [`RopeArgs`](crate::rope::RopeArgs) describes.
+    pub k_cache: V,
+    pub v_cache: V,
+    pub shape: AttentionShape,
+    pub sequences: S,
+    /// `[n, heads * head_dim]` of the kind of `q`; it shares no memory with anything else.
+    pub out: V,
+}
+
+/// The numbers of an attention: the sizes of its operands, and how scores are computed.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionShape {
     pub q_stride: usize,
     pub heads: usize,
     pub kv_heads: usize,
     /// With bf16 this is one of 16, 32, 64, 80, 96, 128, 256; on a device with f32 at most 256.
     pub head_dim: usize,
-    /// The caches that [`RopeArgs`](crate::rope::RopeArgs) describes.
-    pub k_cache: V,
-    pub v_cache: V,
-    /// Tokens of a block. On a device a power of two, at least 16; the CPU is fastest if it is a
-    /// multiple of sixteen.
+    /// Tokens of a block. On a device this is a power of two, at least 16; the CPU is fastest if
+    /// it is a multiple of sixteen.
     pub block_size: usize,
-    pub sequences: S,
     /// The products of Q and K are multiplied by this.
     pub scale: f32,
     /// A query at position p sees keys in (p - window, p].
     pub window: Option<usize>,
     /// If set, a score becomes `cap * tanh(score / cap)`.
     pub softcap: Option<f32>,
-    /// `[n, heads * head_dim]` of the kind of `q`; shares no memory with anything else.
-    pub out: V,
 }
 
 impl<V: Operand, S> AttentionArgs<V, S> {
     /// Returns the number of queries.
     pub(super) fn check(&self) -> Result<usize> {
-        let &Self { q, q_stride, heads, kv_heads, head_dim, out, .. } = self;
+        let &Self { q, out, shape, .. } = self;
+        let AttentionShape { q_stride, heads, kv_heads, head_dim, .. } = shape;
         ensure(
             OP,
             kv_heads > 0 && head_dim > 0 && heads > 0 && heads.is_multiple_of(kv_heads),
@@ -53,17 +60,15 @@ impl<V: Operand, S> AttentionArgs<V, S> {
         ensure(OP, fits, || format!("{q:?} for {n} rows of {q_stride} and {out:?}"))?;
         distinct(OP, out, &[q, self.k_cache, self.v_cache])?;
         self.check_caches()?;
-        let positive =
-            self.scale > 0.0 && self.window != Some(0) && self.softcap.is_none_or(|cap| cap > 0.0);
-        ensure(OP, positive, || {
-            format!("scale {}, window {:?}, cap {:?}", self.scale, self.window, self.softcap)
-        })?;
+        let AttentionShape { scale, window, softcap, .. } = shape;
+        let positive = scale > 0.0 && window != Some(0) && softcap.is_none_or(|cap| cap > 0.0);
+        ensure(OP, positive, || format!("scale {scale}, window {window:?}, cap {softcap:?}"))?;
         Ok(n)
     }
 
     fn check_caches(&self) -> Result<()> {
-        let &Self { k_cache, v_cache, kv_heads, head_dim, block_size, .. } = self;
-        let block = block_size * kv_heads * head_dim;
+        let &Self { k_cache, v_cache, shape, .. } = self;
+        let (block, block_size) = (shape.block_values(), shape.block_size);
         let fits = block > 0
             && k_cache.len().is_multiple_of(block)
             && k_cache.len() == v_cache.len()
@@ -75,6 +80,18 @@ impl<V: Operand, S> AttentionArgs<V, S> {
 
     /// Blocks of the caches.
     pub(super) fn blocks(&self) -> usize {
-        self.k_cache.len() / (self.block_size * self.kv_heads * self.head_dim)
+        self.k_cache.len() / self.shape.block_values()
+    }
+}
+
+impl AttentionShape {
+    /// Values of one block in each cache.
+    fn block_values(&self) -> usize {
+        self.block_size * self.kv_heads * self.head_dim
+    }
+
+    /// Query heads for each KV head.
+    pub(super) fn group(&self) -> usize {
+        self.heads / self.kv_heads
     }
 }

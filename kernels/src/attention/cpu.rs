@@ -16,12 +16,12 @@
 //! - Prefetching the next keys and the values: no difference; taken out again.
 
 use super::tile::{KeyTile, TILE, attend_keys, gather};
-use super::{Attention, AttentionArgs, OP};
+use super::{Attention, AttentionArgs, AttentionShape, OP};
 use crate::element::Element;
 use crate::gpu::Kind;
 use crate::operand::{Operand, TensorView};
 use crate::simd::{Isa, LANES, Lanes, vectorised};
-use crate::storage::{Parts, ensure, read, read_as, shape, unsupported, write};
+use crate::storage::{Parts, ensure, read, shape, write, wrong_type};
 use crate::{Compute, Result};
 use half::f16;
 use std::cell::RefCell;
@@ -50,32 +50,17 @@ impl Attention for Compute {
         match args.k_cache.kind() {
             Kind::F32 => run_as::<f32>(self, args),
             Kind::F16 => run_as::<f16>(self, args),
-            _ => Err(unsupported(OP, args.k_cache)),
+            _ => Err(wrong_type(OP, args.k_cache)),
         }
     }
 }
 
 fn run_as<E: Element>(c: &Compute, args: &Args) -> Result<()> {
-    let (q, k, v) =
-        (read(OP, args.q)?, read_as::<E>(OP, args.k_cache)?, read_as::<E>(OP, args.v_cache)?);
-    let inputs = CpuArgs {
-        q: &q,
-        k: &k,
-        v: &v,
-        q_stride: args.q_stride,
-        block_size: args.block_size,
-        group: args.heads / args.kv_heads,
-        kv_heads: args.kv_heads,
-        head_dim: args.head_dim,
-        scale: args.scale,
-        window: args.window,
-        softcap: args.softcap,
-    };
-    let tiles = query_tiles(&args.sequences, queries_per_tile(inputs.group));
-    write(OP, args.out, |out| {
-        run(Isa::best(), c, &inputs, &tiles, Parts::new(out));
-        Ok(())
-    })
+    let q = read::<f32>(OP, args.q)?;
+    let (k, v) = (read::<E>(OP, args.k_cache)?, read::<E>(OP, args.v_cache)?);
+    let inputs = CpuArgs { q: &q, k: &k, v: &v, shape: args.shape };
+    let tiles = query_tiles(&args.sequences, queries_per_tile(args.shape.group()));
+    write(OP, args.out, |out| run(Isa::best(), c, &inputs, &tiles, out))
 }
 
 /// Consecutive queries of one sequence.
@@ -105,7 +90,7 @@ fn query_tiles<'a>(sequences: &HostSequences<'a>, queries: usize) -> Vec<QueryTi
 /// sequence's memory.
 fn check_sequences(args: &Args, n: usize) -> Result<()> {
     let HostSequences { cu_seqlens_q, seq_lens, block_tables } = args.sequences;
-    let (sequences, blocks, block_size) = (seq_lens.len(), args.blocks(), args.block_size);
+    let (sequences, blocks, block_size) = (seq_lens.len(), args.blocks(), args.shape.block_size);
     let ends = (cu_seqlens_q.first(), cu_seqlens_q.last());
     let ok = cu_seqlens_q.len() == sequences + 1
         && block_tables.len() == sequences
@@ -141,21 +126,13 @@ pub(super) struct CpuArgs<'a, E> {
     pub k: &'a [E],
     /// `[blocks, kv_heads, block_size, head_dim]`.
     pub v: &'a [E],
-    pub q_stride: usize,
-    pub block_size: usize,
-    /// Query heads per KV head.
-    pub group: usize,
-    pub kv_heads: usize,
-    pub head_dim: usize,
-    pub scale: f32,
-    pub window: Option<usize>,
-    pub softcap: Option<f32>,
+    pub shape: AttentionShape,
 }
 
 impl<E> CpuArgs<'_, E> {
     /// The keys that a query at `position` sees.
     pub(super) fn visible(&self, position: usize) -> Range<usize> {
-        let first = self.window.map_or(0, |w| (position + 1).saturating_sub(w));
+        let first = self.shape.window.map_or(0, |w| (position + 1).saturating_sub(w));
         first..position + 1
     }
 
@@ -167,15 +144,13 @@ impl<E> CpuArgs<'_, E> {
     /// The offset at which the block of a position starts, which is the same in K and V, and the
     /// position within the block.
     pub(super) fn block(&self, blocks: &[u32], kv_head: usize, position: usize) -> (usize, usize) {
-        let block = blocks[position / self.block_size] as usize;
-        (
-            (block * self.kv_heads + kv_head) * self.block_size * self.head_dim,
-            position % self.block_size,
-        )
+        let AttentionShape { kv_heads, head_dim, block_size, .. } = self.shape;
+        let block = blocks[position / block_size] as usize;
+        ((block * kv_heads + kv_head) * block_size * head_dim, position % block_size)
     }
 
     fn padded_dim(&self) -> usize {
-        self.head_dim.next_multiple_of(LANES)
+        self.shape.head_dim.next_multiple_of(LANES)
     }
 }
 
@@ -198,7 +173,7 @@ fn tasks<'a, E>(p: &CpuArgs<E>, tiles: &'a [QueryTile]) -> Vec<SplitTask<'a>> {
     // The last tiles of a prompt see the most keys. They are started first, so that no thread works
     // on one of them alone at the end.
     for (tile, kv_head) in
-        tiles.iter().rev().flat_map(|tile| (0..p.kv_heads).map(move |head| (tile, head)))
+        tiles.iter().rev().flat_map(|tile| (0..p.shape.kv_heads).map(move |head| (tile, head)))
     {
         let seen = p.seen(tile);
         let splits = seen.start / SPLIT..seen.end.div_ceil(SPLIT);
@@ -219,8 +194,9 @@ pub(super) fn run<E: Element>(
     c: &Compute,
     p: &CpuArgs<E>,
     tiles: &[QueryTile],
-    out: Parts,
+    out: &mut [f32],
 ) {
+    let out = Parts::new(out);
     let tasks = tasks(p, tiles);
     let count = tasks.iter().filter(|task| task.part.is_some()).count();
     PARTS.with_borrow_mut(|parts| {
@@ -242,7 +218,7 @@ pub(super) fn run<E: Element>(
                     sum_split(isa, p, tile, kv_head, split, q, own);
                     merge(isa, whole, own);
                 }
-                whole.finish(p, tile, kv_head, out);
+                whole.finish(p, tile, kv_head, &out);
             });
         });
         let whole = |task: &SplitTask| (task.tile.rows.start, task.kv_head);
@@ -254,7 +230,7 @@ pub(super) fn run<E: Element>(
                 for (_, part) in of_one {
                     merge(isa, &mut scratch.whole, part);
                 }
-                scratch.whole.finish(p, tile, kv_head, out);
+                scratch.whole.finish(p, tile, kv_head, &out);
             });
         }
     });
@@ -276,14 +252,14 @@ struct AttentionScratch {
 }
 
 fn pack<E>(p: &CpuArgs<E>, tile: &QueryTile, kv_head: usize, q: &mut Vec<f32>) {
-    q.resize(tile.rows.len() * p.group * p.head_dim, 0.0);
-    for (chunk, packed) in q.chunks_mut(ROWS * p.head_dim).enumerate() {
-        let rows = packed.len() / p.head_dim;
+    q.resize(tile.rows.len() * p.shape.group() * p.shape.head_dim, 0.0);
+    for (chunk, packed) in q.chunks_mut(ROWS * p.shape.head_dim).enumerate() {
+        let rows = packed.len() / p.shape.head_dim;
         for r in 0..rows {
             let row = chunk * ROWS + r;
-            let start = (tile.rows.start + row / p.group) * p.q_stride
-                + (kv_head * p.group + row % p.group) * p.head_dim;
-            for (d, q) in p.q[start..start + p.head_dim].iter().enumerate() {
+            let start = (tile.rows.start + row / p.shape.group()) * p.shape.q_stride
+                + (kv_head * p.shape.group() + row % p.shape.group()) * p.shape.head_dim;
+            for (d, q) in p.q[start..start + p.shape.head_dim].iter().enumerate() {
                 packed[d * rows + r] = *q;
             }
         }
@@ -308,21 +284,23 @@ pub(super) struct RowState {
 
 impl RowStates {
     fn clear<E>(&mut self, p: &CpuArgs<E>, tile: &QueryTile) {
-        let rows = tile.rows.len() * p.group;
+        let rows = tile.rows.len() * p.shape.group();
         self.acc.clear();
         self.acc.resize(rows * p.padded_dim(), 0.0);
         self.state.clear();
         self.state.resize(rows, RowState { max: f32::NEG_INFINITY, sum: 0.0 });
     }
 
-    fn finish<E>(&self, p: &CpuArgs<E>, tile: &QueryTile, kv_head: usize, out: Parts) {
+    fn finish<E>(&self, p: &CpuArgs<E>, tile: &QueryTile, kv_head: usize, out: &Parts) {
         let rows = self.acc.chunks_exact(p.padded_dim()).zip(&self.state);
         for (row, (acc, state)) in rows.enumerate() {
-            let (query, head) =
-                (tile.rows.start + row / p.group, kv_head * p.group + row % p.group);
-            let start = (query * p.kv_heads * p.group + head) * p.head_dim;
+            let (query, head) = (
+                tile.rows.start + row / p.shape.group(),
+                kv_head * p.shape.group() + row % p.shape.group(),
+            );
+            let start = (query * p.shape.heads + head) * p.shape.head_dim;
             // SAFETY: each (query, head) is finished once.
-            let out = unsafe { out.slice(start..start + p.head_dim) };
+            let out = unsafe { out.slice(start..start + p.shape.head_dim) };
             for (out, a) in out.iter_mut().zip(acc) {
                 *out = a / state.sum;
             }
@@ -358,12 +336,13 @@ fn sum_keys<L: Lanes, E: Element>(
     for start in (first..last).step_by(TILE) {
         let positions = start..last.min(start + TILE);
         let (copied, copy);
-        let (p, keys) = if p.block_size.is_multiple_of(LANES) {
+        let (p, keys) = if p.shape.block_size.is_multiple_of(LANES) {
             (p, KeyTile::new(p, tile.blocks, kv_head, positions))
         } else {
             copied = gather(p, tile.blocks, kv_head, positions.clone());
-            copy = CpuArgs { k: &copied[0], v: &copied[1], block_size: TILE, kv_heads: 1, ..*p };
-            // The copy has one block, so every position is in block 0.
+            let shape = AttentionShape { block_size: TILE, ..p.shape };
+            copy = CpuArgs { q: p.q, k: &copied[0], v: &copied[1], shape };
+            // The copy has one block of one head, so every position is in block 0 of head 0.
             (&copy, KeyTile::new(&copy, &vec![0; last.div_ceil(TILE)], 0, positions))
         };
         attend_keys::<L, E>(p, tile, &keys, q, rows);

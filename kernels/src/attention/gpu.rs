@@ -1,10 +1,10 @@
 //! Paged attention on a device. `tile.cuh` describes the computation, for decode and prefill.
 
-use super::{Attention, AttentionArgs, OP};
+use super::{Attention, AttentionArgs, AttentionShape, OP};
 use crate::gpu::{Arg, Gpu, Kind, Launch, View};
 use crate::operand::DeviceOps;
-use crate::storage::ensure;
-use crate::{Error, Result, args};
+use crate::storage::{ensure, unsupported};
+use crate::{Result, args};
 
 /// Some sequences whose lengths and blocks are on the device, and how attention cuts their keys.
 #[derive(Clone, Copy, Debug)]
@@ -44,47 +44,21 @@ impl Attention for DeviceOps {
     type Sequences<'a> = StepSequences;
 
     fn attend(&self, args: &AttentionArgs<View, StepSequences>) -> Result<()> {
-        let (step, width) = (args.sequences, args.heads * args.head_dim);
+        let &AttentionArgs { q, k_cache, v_cache, shape, sequences: step, out } = args;
+        let (stride, width) = (shape.q_stride, shape.heads * shape.head_dim);
+        let paged = |sequences, q, out| PagedArgs { q, k_cache, v_cache, shape, sequences, out };
         let decodes = step.decodes.seq_lens.len();
         if decodes > 0 {
-            let q = args.q.slice(0..decodes * args.q_stride);
-            let out = args.out.slice(0..decodes * width);
-            let args = paged(args, step.decodes, q, out);
+            let (q, out) = (q.slice(0..decodes * stride), out.slice(0..decodes * width));
+            let args = paged(step.decodes, q, out);
             decode(&**self, &args, step.max_splits, step.workspace)?;
         }
         if !step.prefills.seq_lens.is_empty() {
-            let q = args.q.slice(decodes * args.q_stride..args.q.len());
-            let out = args.out.slice(decodes * width..args.out.len());
-            let args = paged(args, step.prefills, q, out);
+            let q = q.slice(decodes * stride..q.len());
+            let args = paged(step.prefills, q, out.slice(decodes * width..out.len()));
             prefill(&**self, &args, step.cu_seqlens_q, step.most_queries)?;
         }
         Ok(())
-    }
-}
-
-/// `args` for the queries `q` of some of the sequences.
-fn paged<S>(
-    args: &AttentionArgs<View, S>,
-    sequences: PagedSequences,
-    q: View,
-    out: View,
-) -> PagedArgs {
-    let &AttentionArgs { q_stride, heads, kv_heads, head_dim, k_cache, v_cache, .. } = args;
-    let &AttentionArgs { block_size, scale, window, softcap, .. } = args;
-    AttentionArgs {
-        q,
-        q_stride,
-        heads,
-        kv_heads,
-        head_dim,
-        k_cache,
-        v_cache,
-        block_size,
-        sequences,
-        scale,
-        window,
-        softcap,
-        out,
     }
 }
 
@@ -114,7 +88,8 @@ const BF16: [(usize, &str, &str); 7] = [
 pub fn decode(gpu: &dyn Gpu, args: &PagedArgs, max_splits: usize, workspace: View) -> Result<()> {
     let n = check(args)?;
     let sequences = args.sequences.seq_lens.len();
-    let needed = decode_workspace(sequences, args.heads, args.head_dim, max_splits);
+    let AttentionShape { heads, head_dim, .. } = args.shape;
+    let needed = decode_workspace(sequences, heads, head_dim, max_splits);
     ensure(OP, n == sequences && max_splits > 0, || {
         format!("{n} queries of {sequences} sequences, {max_splits} splits")
     })?;
@@ -132,8 +107,8 @@ pub fn decode(gpu: &dyn Gpu, args: &PagedArgs, max_splits: usize, workspace: Vie
     let mut params = parameters(args);
     params.extend(args![workspace, max_splits]);
     if args.q.kind() == Kind::F32 {
-        params.push(args.head_dim.into());
-        let blocks = [max_splits as u32, args.heads as u32, sequences as u32];
+        params.push(head_dim.into());
+        let blocks = [max_splits as u32, heads as u32, sequences as u32];
         gpu.launch(
             &Launch { kernel: "attention_decode_f32", blocks, threads: 32, shared_bytes: 0 },
             &params,
@@ -172,24 +147,25 @@ pub fn prefill(
     if n == 0 {
         return Ok(());
     }
+    let AttentionShape { heads, kv_heads, head_dim, .. } = args.shape;
     let mut params = parameters(args);
     params.extend(args![cu_seqlens_q, n]);
     if args.q.kind() == Kind::F32 {
-        params.push(args.head_dim.into());
-        let blocks = [n as u32, args.heads as u32, 1];
+        params.push(head_dim.into());
+        let blocks = [n as u32, heads as u32, 1];
         return gpu.launch(
             &Launch { kernel: "attention_prefill_f32", blocks, threads: 32, shared_bytes: 0 },
             &params,
         );
     }
-    let (_, _, kernel) = kernels(args.head_dim)?;
-    let (rows, group) = (prefill_rows(args.head_dim), args.heads / args.kv_heads);
+    let (_, _, kernel) = kernels(head_dim)?;
+    let (rows, group) = (prefill_rows(head_dim), args.shape.group());
     ensure(OP, group <= rows, || {
         format!("{group} query heads for each KV head, where {rows} are the most")
     })?;
     let tiles = prefill_tiles(n, args.sequences.seq_lens.len(), most_queries, rows / group);
-    let blocks = [(tiles * args.kv_heads) as u32, 1, 1];
-    let shared_bytes = shared_bytes(rows, args.head_dim) as u32;
+    let blocks = [(tiles * kv_heads) as u32, 1, 1];
+    let shared_bytes = shared_bytes(rows, head_dim) as u32;
     gpu.launch(&Launch { kernel, blocks, threads: 128, shared_bytes }, &params)
 }
 
@@ -243,63 +219,52 @@ fn prefill_tiles(
 
 /// Launches as many blocks as the device runs at once, or as many as there are work items.
 fn decode_launch(gpu: &dyn Gpu, args: &PagedArgs, max_splits: usize) -> Result<Launch> {
-    let (_, kernel, _) = kernels(args.head_dim)?;
-    let bytes = shared_bytes(16, args.head_dim);
+    let (_, kernel, _) = kernels(args.shape.head_dim)?;
+    let bytes = shared_bytes(16, args.shape.head_dim);
     let properties = gpu.properties();
     let resident =
         ((properties.shared_bytes as usize + RESERVED) / (bytes + RESERVED)).min(MOST_RESIDENT);
-    let tiles = args.kv_heads * (args.heads / args.kv_heads).div_ceil(16);
+    let tiles = args.shape.kv_heads * args.shape.group().div_ceil(16);
     let blocks = (args.sequences.seq_lens.len() * max_splits * tiles)
         .min(properties.multiprocessors as usize * resident);
     Ok(Launch { kernel, blocks: [blocks as u32, 1, 1], threads: 32, shared_bytes: bytes as u32 })
 }
 
 fn combine(gpu: &dyn Gpu, args: &PagedArgs, max_splits: usize, workspace: View) -> Result<()> {
-    let kernel =
-        if args.q.kind() == Kind::F32 { "attention_combine_f32" } else { "attention_combine_bf16" };
-    let sequences = args.sequences.seq_lens.len();
-    let blocks = [(sequences * args.heads).div_ceil(4) as u32, 1, 1];
-    let &PagedArgs { out, sequences: PagedSequences { seq_lens, header, .. }, .. } = args;
-    let &PagedArgs { heads, head_dim, .. } = args;
-    let params = args![
-        workspace,
-        out,
-        seq_lens,
-        header,
-        sequences,
-        heads,
-        head_dim,
-        window(args),
-        max_splits
-    ];
+    let kernel = args.q.kind().kernel("attention_combine_f32", "attention_combine_bf16");
+    let PagedSequences { seq_lens, header, .. } = args.sequences;
+    let (sequences, heads) = (seq_lens.len(), args.shape.heads);
+    let blocks = [(sequences * heads).div_ceil(4) as u32, 1, 1];
+    let work = args![workspace, args.out, seq_lens, header, sequences, heads];
+    let sizes = args![args.shape.head_dim, window(args), max_splits];
+    let params = [&work[..], &sizes].concat();
     gpu.launch(&Launch { kernel, blocks, threads: 128, shared_bytes: 0 }, &params)
 }
 
 fn kernels(head_dim: usize) -> Result<(usize, &'static str, &'static str)> {
-    BF16.into_iter().find(|(dim, ..)| *dim == head_dim).ok_or_else(|| Error::Unsupported {
-        op: OP,
-        detail: format!(
-            "heads of {head_dim} in bf16; there are kernels for 16, 32, 64, 80, 96, 128 and 256"
-        ),
+    BF16.into_iter().find(|(dim, ..)| *dim == head_dim).ok_or_else(|| {
+        let there_are = "there are kernels for 16, 32, 64, 80, 96, 128 and 256";
+        unsupported(OP, format!("heads of {head_dim} in bf16; {there_are}"))
     })
 }
 
 fn window(args: &PagedArgs) -> u32 {
-    args.window.and_then(|window| u32::try_from(window).ok()).unwrap_or(u32::MAX)
+    args.shape.window.and_then(|window| u32::try_from(window).ok()).unwrap_or(u32::MAX)
 }
 
 /// The arguments for `ATTENTION_PARAMETERS` of `paged.cuh`.
 fn parameters(args: &PagedArgs) -> Vec<Arg> {
     let blocks = args.blocks();
     let log2_e = std::f32::consts::LOG2_E;
-    let (to_log2, cap_in) = match args.softcap {
-        None => (args.scale * log2_e, 0.0),
-        Some(cap) => (cap * log2_e, args.scale / cap),
+    let AttentionShape { q_stride, heads, kv_heads, block_size, scale, .. } = args.shape;
+    let (to_log2, cap_in) = match args.shape.softcap {
+        None => (scale * log2_e, 0.0),
+        Some(cap) => (cap * log2_e, scale / cap),
     };
-    let &PagedArgs { q, k_cache, v_cache, out, q_stride, heads, kv_heads, .. } = args;
+    let &PagedArgs { q, k_cache, v_cache, out, .. } = args;
     let PagedSequences { header, seq_lens, tables } = args.sequences;
     let mut params = args![q, k_cache, v_cache, out, seq_lens, tables, header].to_vec();
-    params.extend(args![q_stride, heads, kv_heads, seq_lens.len(), blocks, args.block_size]);
+    params.extend(args![q_stride, heads, kv_heads, seq_lens.len(), blocks, block_size]);
     params.extend(args![tables.len(), window(args), to_log2, cap_in]);
     params
 }
@@ -308,7 +273,7 @@ fn parameters(args: &PagedArgs) -> Vec<Arg> {
 fn check(args: &PagedArgs) -> Result<usize> {
     let n = args.check()?;
     let PagedSequences { header, seq_lens, tables } = args.sequences;
-    let (kind, head_dim, block_size) = (args.q.kind(), args.head_dim, args.block_size);
+    let (kind, head_dim, block_size) = (args.q.kind(), args.shape.head_dim, args.shape.block_size);
     let words = [header, seq_lens, tables].iter().all(|view| view.kind() == Kind::U32);
     ensure(OP, words && header.len() == 2, || format!("{:?}", args.sequences))?;
     let caches = args.k_cache.kind() == kind && block_size.is_power_of_two() && block_size >= 16;
@@ -320,10 +285,7 @@ fn check(args: &PagedArgs) -> Result<usize> {
     })?;
     match kind {
         Kind::F32 if head_dim <= 256 => Ok(n),
-        Kind::F32 => Err(Error::Unsupported {
-            op: OP,
-            detail: format!("heads of {head_dim}; 256 is the most"),
-        }),
+        Kind::F32 => Err(unsupported(OP, format!("heads of {head_dim}; 256 is the most"))),
         _ => check_alignment(args).and_then(|()| kernels(head_dim)).map(|_| n),
     }
 }
@@ -333,11 +295,9 @@ fn check_alignment(args: &PagedArgs) -> Result<()> {
     let starts = [args.q, args.k_cache, args.v_cache, args.out]
         .iter()
         .all(|view| view.address().is_multiple_of(16));
-    ensure(OP, starts && args.q_stride.is_multiple_of(8), || {
-        format!(
-            "{:?} with rows of {} elements: rows start at multiples of 16 bytes",
-            args.q, args.q_stride
-        )
+    let (q, stride) = (args.q, args.shape.q_stride);
+    ensure(OP, starts && stride.is_multiple_of(8), || {
+        format!("{q:?} with rows of {stride} elements: rows start at multiples of 16 bytes")
     })
 }
 

@@ -10,7 +10,7 @@ mod reference;
 mod tests;
 mod tile;
 
-pub use args::AttentionArgs;
+pub use args::{AttentionArgs, AttentionShape};
 pub use cpu::HostSequences;
 
 use crate::Result;

@@ -5,7 +5,6 @@ use super::*;
 use crate::Error;
 use crate::element::Element;
 use crate::simd::Isa;
-use crate::storage::Parts;
 use crate::testing::{assert_close, compute, poisoned, random, values};
 use candle_core::{D, DType, Device, Tensor, WithDType};
 use half::f16;
@@ -27,7 +26,7 @@ pub(super) struct Case {
     pub vals: Vec<Tensor>,
 }
 
-pub(super) const SCALE: f32 = 0.3;
+const SCALE: f32 = 0.3;
 
 impl Case {
     pub fn new(heads: usize, kv_heads: usize, dim: usize, spans: &[(usize, usize)]) -> Self {
@@ -131,6 +130,19 @@ impl Case {
         self.call(&self.q, &tables, (blocks, block_size), &cu, &lens).unwrap()
     }
 
+    pub fn shape(&self, q_stride: usize, block_size: usize) -> AttentionShape {
+        AttentionShape {
+            q_stride,
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            head_dim: self.dim,
+            block_size,
+            scale: SCALE,
+            window: self.window,
+            softcap: self.softcap,
+        }
+    }
+
     pub fn offsets(&self) -> impl Iterator<Item = usize> {
         self.spans.iter().scan(0, |sum, s| Some(std::mem::replace(sum, *sum + s.0)))
     }
@@ -149,17 +161,10 @@ impl Case {
         let sequences = HostSequences { cu_seqlens_q: cu, seq_lens: lens, block_tables: tables };
         compute().attend(&AttentionArgs {
             q: q.into(),
-            q_stride: q.dims()[1],
-            heads: self.heads,
-            kv_heads: self.kv_heads,
-            head_dim: self.dim,
             k_cache: (&k).into(),
             v_cache: (&v).into(),
-            block_size,
+            shape: self.shape(q.dims()[1], block_size),
             sequences,
-            scale: SCALE,
-            window: self.window,
-            softcap: self.softcap,
             out: (&out).into(),
         })?;
         Ok(values(&out))
@@ -249,14 +254,7 @@ fn check_isa<E: Element + WithDType>(isa: Isa, case: &Case) {
         q: &values(&case.q),
         k: &cache(true),
         v: &cache(false),
-        q_stride: case.q.dims()[1],
-        block_size: 16,
-        group: case.heads / case.kv_heads,
-        kv_heads: case.kv_heads,
-        head_dim: case.dim,
-        scale: SCALE,
-        window: case.window,
-        softcap: case.softcap,
+        shape: case.shape(case.q.dims()[1], 16),
     };
     let tile = |(i, (offset, (queries, tokens))): (usize, (usize, &(usize, usize)))| QueryTile {
         rows: offset..offset + queries,
@@ -266,7 +264,7 @@ fn check_isa<E: Element + WithDType>(isa: Isa, case: &Case) {
     let tiles: Vec<QueryTile> = case.offsets().zip(&case.spans).enumerate().map(tile).collect();
     let want = case.want();
     let mut out = vec![f32::NAN; want.len()];
-    cpu::run(isa, &compute(), &problem, &tiles, Parts::new(&mut out));
+    cpu::run(isa, &compute(), &problem, &tiles, &mut out);
     assert_close(&out, &want, 2e-5, &format!("{isa:?} {:?} dim {}", case.spans, case.dim));
 }
 

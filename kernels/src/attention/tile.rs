@@ -37,7 +37,7 @@ impl KeyTile {
         for (group, position) in positions.step_by(LANES).enumerate() {
             let (start, offset) = p.block(blocks, kv_head, position);
             keys.k[group] = start + offset;
-            keys.v[group] = start + offset * p.head_dim;
+            keys.v[group] = start + offset * p.shape.head_dim;
         }
         keys
     }
@@ -51,12 +51,12 @@ pub(super) fn gather<E: Element>(
     kv_head: usize,
     positions: Range<usize>,
 ) -> [Vec<E>; 2] {
-    let mut out = [(); 2].map(|()| vec![E::default(); p.head_dim * TILE]);
+    let mut out = [(); 2].map(|()| vec![E::default(); p.shape.head_dim * TILE]);
     for (i, position) in positions.enumerate() {
         let (start, offset) = p.block(blocks, kv_head, position);
-        for d in 0..p.head_dim {
-            out[0][d * TILE + i] = p.k[start + d * p.block_size + offset];
-            out[1][i * p.head_dim + d] = p.v[start + offset * p.head_dim + d];
+        for d in 0..p.shape.head_dim {
+            out[0][d * TILE + i] = p.k[start + d * p.shape.block_size + offset];
+            out[1][i * p.shape.head_dim + d] = p.v[start + offset * p.shape.head_dim + d];
         }
     }
     out
@@ -72,7 +72,7 @@ pub(super) fn attend_keys<L: Lanes, E: Element>(
     rows: &mut RowStates,
 ) {
     let width = rows.acc.len() / rows.state.len();
-    let chunks = q.chunks(ROWS * p.head_dim).zip(rows.acc.chunks_mut(ROWS * width));
+    let chunks = q.chunks(ROWS * p.shape.head_dim).zip(rows.acc.chunks_mut(ROWS * width));
     for (chunk, ((q, acc), state)) in chunks.zip(rows.state.chunks_mut(ROWS)).enumerate() {
         let row = chunk * ROWS;
         match state.len() {
@@ -97,7 +97,7 @@ fn attend_rows<L: Lanes, E: Element, const R: usize>(
 ) {
     let mut seen: [Range<usize>; R] = std::array::from_fn(|_| 0..0);
     for (r, seen) in seen.iter_mut().enumerate() {
-        let all = p.visible(tile.position + (row + r) / p.group);
+        let all = p.visible(tile.position + (row + r) / p.shape.group());
         *seen = all.start.saturating_sub(keys.start).min(TILE)
             ..all.end.saturating_sub(keys.start).min(TILE);
     }
@@ -164,13 +164,14 @@ fn score_groups<L: Lanes, E: Element, const R: usize, const W: usize>(
     let mut columns = [std::ptr::null::<E>(); W];
     for w in 0..W {
         let start = keys.k[first + w];
-        columns[w] = p.k[start..start + (p.head_dim - 1) * p.block_size + LANES].as_ptr();
+        columns[w] =
+            p.k[start..start + (p.shape.head_dim - 1) * p.shape.block_size + LANES].as_ptr();
     }
     let mut sums = [[L::splat(0.0); W]; R];
-    for (d, q) in q.as_chunks::<R>().0.iter().enumerate().take(p.head_dim) {
+    for (d, q) in q.as_chunks::<R>().0.iter().enumerate().take(p.shape.head_dim) {
         for w in 0..W {
             // SAFETY: the slice above ends with the last dimension's vector.
-            let key: L = E::load(unsafe { &*columns[w].add(d * p.block_size).cast() });
+            let key: L = E::load(unsafe { &*columns[w].add(d * p.shape.block_size).cast() });
             for r in 0..R {
                 sums[r][w] = key.mul_add(L::splat(q[r]), sums[r][w]);
             }
@@ -193,8 +194,8 @@ fn online_softmax<L: Lanes, E>(
     state: &mut RowState,
 ) -> f32 {
     for v in scores.as_chunks_mut().0 {
-        let s = L::load(v).mul(L::splat(p.scale));
-        if let Some(cap) = p.softcap { soft_cap(s, cap) } else { s }.store(v);
+        let s = L::load(v).mul(L::splat(p.shape.scale));
+        if let Some(cap) = p.shape.softcap { soft_cap(s, cap) } else { s }.store(v);
     }
     scores[..keys.start].fill(f32::NEG_INFINITY);
     scores[keys.end..].fill(f32::NEG_INFINITY);
@@ -225,11 +226,11 @@ fn accumulate<L: Lanes, E: Element, const R: usize>(
     acc: &mut [f32],
 ) {
     let mut column = 0;
-    while column + VECTORS * LANES <= p.head_dim {
+    while column + VECTORS * LANES <= p.shape.head_dim {
         accumulate_columns::<L, E, R, VECTORS>(p, weights, keys, seen.clone(), acc, column);
         column += VECTORS * LANES;
     }
-    while column < p.head_dim {
+    while column < p.shape.head_dim {
         accumulate_columns::<L, E, R, 1>(p, weights, keys, seen.clone(), acc, column);
         column += LANES;
     }
@@ -246,7 +247,7 @@ fn accumulate_columns<L: Lanes, E: Element, const R: usize, const W: usize>(
     column: usize,
 ) {
     let width = acc.len() / R;
-    let columns = column..p.head_dim.min(column + W * LANES);
+    let columns = column..p.shape.head_dim.min(column + W * LANES);
     let mut sums = [[L::splat(0.0); W]; R];
     for r in 0..R {
         for w in 0..W {
@@ -257,8 +258,8 @@ fn accumulate_columns<L: Lanes, E: Element, const R: usize, const W: usize>(
     while key < seen.end {
         let group = key / LANES;
         let end = seen.end.min((group + 1) * LANES);
-        let start = keys.v[group] + key % LANES * p.head_dim;
-        for v in p.v[start..start + (end - key) * p.head_dim].chunks_exact(p.head_dim) {
+        let start = keys.v[group] + key % LANES * p.shape.head_dim;
+        for v in p.v[start..start + (end - key) * p.shape.head_dim].chunks_exact(p.shape.head_dim) {
             let v = &v[columns.clone()];
             for w in 0..W {
                 // Only the last vector of a row may have fewer lanes, and it is added alone.

@@ -1,7 +1,7 @@
 //! The arguments of look-ups of rows.
 
 use crate::Result;
-use crate::operand::{Indices, Matrix, Operand, distinct, is_activation};
+use crate::operand::{Operand, distinct, is_activation};
 use crate::storage::ensure;
 
 /// `out[i] = table[ids[i]] * scale`.
@@ -42,21 +42,22 @@ pub struct SelectRowsArgs<V: Operand> {
     pub width: usize,
     /// Row numbers below n.
     pub rows: V::Indices,
-    /// `[rows, width]` of the same kind; shares no memory with `x`.
+    /// `[rows, width]` of the same kind; it shares no memory with `x`.
     pub out: V,
 }
 
 impl<V: Operand> GatherArgs<V> {
     pub(super) fn check(&self, op: &'static str) -> Result<()> {
         let &Self { table, ids, device, out, .. } = self;
+        let (_, width) = V::shape(table);
         let fits = is_activation(out.kind())
-            && table.cols() > 0
-            && ids.count().is_some_and(|n| out.len() == n * table.cols());
-        ensure(op, fits, || format!("{ids:?} and {out:?} for a width of {}", table.cols()))?;
+            && width > 0
+            && V::count(ids).is_some_and(|n| out.len() == n * width);
+        ensure(op, fits, || format!("{ids:?} and {out:?} for a width of {width}"))?;
         let device_fits =
             device.is_none_or(|DeviceTokens { feedback, previous, slots, history }| {
-                [feedback, slots].iter().all(|words| words.count() == ids.count())
-                    && [previous, history].iter().all(|words| words.count().is_some())
+                [feedback, slots].iter().all(|words| V::count(*words) == V::count(ids))
+                    && [previous, history].iter().all(|words| V::count(*words).is_some())
             });
         ensure(op, device_fits, || format!("{ids:?} beside {device:?}"))
     }
@@ -69,7 +70,7 @@ impl<V: Operand> SelectRowsArgs<V> {
             && out.kind() == x.kind()
             && width > 0
             && x.len().is_multiple_of(width)
-            && rows.count().is_some_and(|n| out.len() == n * width);
+            && V::count(rows).is_some_and(|n| out.len() == n * width);
         ensure(op, fits, || format!("{x:?}, {rows:?} and {out:?} for a width of {width}"))?;
         distinct(op, out, &[x])
     }

@@ -2,7 +2,7 @@
 
 use super::{Embedding, GatherArgs, SelectRowsArgs};
 use crate::operand::{Operand, TensorView};
-use crate::storage::{Parts, ensure, read, write};
+use crate::storage::{ensure, read, write};
 use crate::{Compute, Result};
 
 /// Elements that one task copies or decodes: enough to be worth handing out.
@@ -21,10 +21,7 @@ impl Embedding for Compute {
                 *value *= scale;
             }
         };
-        write(OP, out, |out| {
-            for_each_row(self, out, table.cols(), fill);
-            Ok(())
-        })
+        write(OP, out, |out| for_each_row(self, out, table.cols(), fill))
     }
 
     fn select_rows(&self, args: &SelectRowsArgs<TensorView>) -> Result<()> {
@@ -32,15 +29,11 @@ impl Embedding for Compute {
         args.check(OP)?;
         let &SelectRowsArgs { x, width, rows, out } = args;
         check_indices(OP, rows, x.len() / width)?;
-        let x = read(OP, x)?;
-        let x: &[f32] = &x;
+        let x = read::<f32>(OP, x)?;
         let fill = |i: usize, row: &mut [f32]| {
             row.copy_from_slice(&x[rows[i] as usize * width..][..width]);
         };
-        write(OP, out, |out| {
-            for_each_row(self, out, width, fill);
-            Ok(())
-        })
+        write(OP, out, |out| for_each_row(self, out, width, fill))
     }
 }
 
@@ -56,13 +49,9 @@ fn for_each_row(
     cols: usize,
     fill: impl Fn(usize, &mut [f32]) + Sync,
 ) {
-    let rows = out.len() / cols;
-    let per_task = TASK_ELEMENTS.div_ceil(cols);
-    let parts = Parts::new(out);
-    c.run(rows.div_ceil(per_task), |task| {
-        for i in task * per_task..rows.min((task + 1) * per_task) {
-            // SAFETY: each row is taken once.
-            fill(i, unsafe { parts.slice(i * cols..(i + 1) * cols) });
+    c.run_chunks(out, TASK_ELEMENTS.div_ceil(cols) * cols, |start, rows| {
+        for (i, row) in rows.chunks_exact_mut(cols).enumerate() {
+            fill(start / cols + i, row);
         }
     });
 }

@@ -1,7 +1,8 @@
 //! Device memory as typed ranges.
 
 use super::Gpu;
-use crate::{Error, Result};
+use crate::Result;
+use crate::storage::{ensure, unsupported};
 use half::bf16;
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,6 +28,11 @@ impl Kind {
             Self::F32 | Self::U32 => 4,
             Self::U64 => 8,
         }
+    }
+
+    /// The kernel for activations of this kind.
+    pub(crate) fn kernel(self, f32: &'static str, bf16: &'static str) -> &'static str {
+        if self == Self::Bf16 { bf16 } else { f32 }
     }
 
     /// The ending of the names of kernels for this kind.
@@ -152,7 +158,7 @@ impl Buffer {
     pub fn to_vec<T: DeviceElement>(&self) -> Result<Vec<T>> {
         if self.view.kind != T::KIND {
             let detail = format!("{:?} values of a {:?} buffer", T::KIND, self.view.kind);
-            return Err(Error::Unsupported { op: "read", detail });
+            return Err(unsupported("read", detail));
         }
         if self.view.is_empty() {
             return Ok(Vec::new());
@@ -252,11 +258,11 @@ impl Staging {
     /// # Errors
     /// When they are not inside the buffer.
     pub(crate) fn address(&self, offset: usize, bytes: usize) -> Result<*mut u8> {
-        if offset.checked_add(bytes).is_some_and(|end| end <= self.len) {
-            return Ok(self.start.wrapping_add(offset));
-        }
-        let detail = format!("{bytes} bytes at {offset} of a staging buffer of {}", self.len);
-        Err(Error::Shape { op: "copy", detail })
+        let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.len);
+        ensure("copy", inside, || {
+            format!("{bytes} bytes at {offset} of a staging buffer of {}", self.len)
+        })?;
+        Ok(self.start.wrapping_add(offset))
     }
 }
 

@@ -18,6 +18,7 @@ pub use cuda::{BUILT, open, open_with, probe};
 pub use emulator::Emulator;
 pub use memory::{Buffer, DeviceElement, Kind, Staging, View};
 
+use crate::storage::ensure;
 use crate::{Error, Result};
 use std::any::Any;
 use std::fmt::Debug;
@@ -114,15 +115,8 @@ pub enum Arg {
     /// For a parameter that a kernel ignores in this call.
     Null,
     U32(u32),
-    I32(i32),
     U64(u64),
     F32(f32),
-}
-
-impl From<View> for Arg {
-    fn from(view: View) -> Self {
-        Self::View(view)
-    }
 }
 
 impl From<Option<View>> for Arg {
@@ -131,23 +125,17 @@ impl From<Option<View>> for Arg {
     }
 }
 
-impl From<u32> for Arg {
-    fn from(value: u32) -> Self {
-        Self::U32(value)
-    }
+macro_rules! arguments {
+    ($($type:ty => $variant:ident),*) => { $(
+        impl From<$type> for Arg {
+            fn from(value: $type) -> Self {
+                Self::$variant(value)
+            }
+        }
+    )* };
 }
 
-impl From<f32> for Arg {
-    fn from(value: f32) -> Self {
-        Self::F32(value)
-    }
-}
-
-impl From<u64> for Arg {
-    fn from(value: u64) -> Self {
-        Self::U64(value)
-    }
-}
+arguments!(View => View, u32 => U32, u64 => U64, f32 => F32);
 
 impl From<usize> for Arg {
     /// Kernels take sizes as `uint32_t`.
@@ -193,13 +181,7 @@ impl Gemm {
             && out.len() >= span(out_stride, rows)
             && w.len() == rows * cols
             && bias.is_none_or(|bias| bias.len() == rows);
-        if kinds && sizes {
-            return Ok(());
-        }
-        Err(Error::Shape {
-            op: "gemm",
-            detail: format!("the operands of {self:?} do not fit each other"),
-        })
+        ensure("gemm", kinds && sizes, || format!("the operands of {self:?} do not fit each other"))
     }
 }
 

@@ -3,7 +3,7 @@
 use super::OP;
 use crate::Result;
 use crate::gpu::Kind;
-use crate::operand::{Matrix, Operand, distinct, is_activation};
+use crate::operand::{Operand, distinct, is_activation};
 use crate::storage::ensure;
 
 /// How the sums of a product may be ordered.
@@ -26,7 +26,7 @@ pub struct LinearArgs<V: Operand> {
     pub w: V::Matrix,
     /// `[rows]` of the kind of `x`.
     pub bias: Option<V>,
-    /// `[n, rows]` of the kind of `x`, or f32; shares no memory with `x` or `bias`.
+    /// `[n, rows]` of the kind of `x`, or f32; it shares no memory with `x` or `bias`.
     pub out: V,
     pub mode: Mode,
 }
@@ -35,7 +35,7 @@ impl<V: Operand> LinearArgs<V> {
     /// Returns the number of rows of `x`.
     pub(super) fn check(&self) -> Result<usize> {
         let &Self { x, w, bias, out, .. } = self;
-        let (rows, cols) = (w.rows(), w.cols());
+        let (rows, cols) = V::shape(w);
         ensure(OP, rows > 0 && cols > 0, || format!("a matrix of {rows} by {cols}"))?;
         let n = x.len() / cols;
         let fits = is_activation(x.kind())

@@ -3,32 +3,21 @@
 use super::{Linear, LinearArgs, OP, Weight, matmul};
 use crate::operand::TensorView;
 use crate::simd::Isa;
-use crate::storage::{read, shape, write};
+use crate::storage::{ensure, read, write};
 use crate::{Compute, Result};
 
 impl Linear for Compute {
     fn linear(&self, args: &LinearArgs<TensorView>) -> Result<()> {
         let n = args.check()?;
         let &LinearArgs { x, w, bias, out, .. } = args;
-        let x = read(OP, x)?;
-        let bias = bias.map(|bias| read(OP, bias)).transpose()?;
-        write(OP, out, |out| linear_slices(self, w, bias.as_deref(), &x, n, out))
+        let x = read::<f32>(OP, x)?;
+        let bias = bias.map(|bias| read::<f32>(OP, bias)).transpose()?;
+        write(OP, out, |out| linear_slices(Isa::best(), self, w, bias.as_deref(), &x, n, out))?
     }
 }
 
-/// `linear` on slices: `x: [n, cols]`, `out: [n, rows]`, `bias: [rows]`.
-pub fn linear_slices(
-    c: &Compute,
-    w: &Weight,
-    bias: Option<&[f32]>,
-    x: &[f32],
-    n: usize,
-    out: &mut [f32],
-) -> Result<()> {
-    linear_slices_with(Isa::best(), c, w, bias, x, n, out)
-}
-
-pub(super) fn linear_slices_with(
+/// Computes the product on slices: `x: [n, cols]`, `out: [n, rows]`, `bias: [rows]`.
+pub(super) fn linear_slices(
     isa: Isa,
     c: &Compute,
     w: &Weight,
@@ -40,12 +29,11 @@ pub(super) fn linear_slices_with(
     let (rows, cols) = (w.rows, w.cols);
     let expected = (n * cols, n * rows, bias.map(|_| rows));
     let got = (x.len(), out.len(), bias.map(<[f32]>::len));
-    if got != expected {
-        let detail = format!(
+    ensure(OP, got == expected, || {
+        format!(
             "[{rows}, {cols}] for {n} rows: x, out, bias want {expected:?} elements, got {got:?}"
-        );
-        return Err(shape(OP, detail));
-    }
+        )
+    })?;
     if cols == 0 {
         out.chunks_exact_mut(rows.max(1)).for_each(|out| match bias {
             Some(bias) => out.copy_from_slice(bias),

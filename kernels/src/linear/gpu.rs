@@ -126,10 +126,10 @@ fn run(gpu: &dyn Gpu, product: &Gemm, algorithm: &Algorithm) -> Result<()> {
         Algorithm::Gemm(tile) => {
             (tile.kernel, [tile.blocks(n, rows), 1], tile.threads, tile.shared_bytes())
         }
-        Algorithm::Dot if x.kind() == Kind::Bf16 => {
-            ("dot_bf16", [rows.div_ceil(4), n.div_ceil(8)], 128, 0)
+        Algorithm::Dot => {
+            let kernel = x.kind().kernel("dot_f32", "dot_bf16");
+            (kernel, [rows.div_ceil(4), n.div_ceil(8)], 128, 0)
         }
-        Algorithm::Dot => ("dot_f32", [rows.div_ceil(4), n.div_ceil(8)], 128, 0),
     };
     let launch =
         Launch { kernel, blocks: [blocks[0] as u32, blocks[1] as u32, 1], threads, shared_bytes };

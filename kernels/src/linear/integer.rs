@@ -19,7 +19,7 @@
 
 use super::format::{BLOCK, Format, Quant, Scales, with_format};
 use super::rounding::Rounded;
-use super::tile::PANELS;
+use super::tile::{PANELS, PanelOperands};
 use crate::simd::{LANES, Lanes};
 use candle_core::quantized::GgmlDType;
 
@@ -63,17 +63,7 @@ macro_rules! entry_point {
 }
 pub(super) use entry_point;
 
-pub(super) struct QuantisedOperands {
-    /// The first panel; panels are `panel_bytes` apart.
-    pub panel: *const u8,
-    pub panel_bytes: usize,
-    /// `[rows][blocks]`.
-    pub x: *const Rounded,
-    pub blocks: usize,
-    /// The tile's first output, which is written; rows are `stride` apart.
-    pub out: *mut f32,
-    pub stride: usize,
-}
+pub(super) type QuantisedOperands = PanelOperands<Rounded>;
 
 /// Sets the outputs of `rows` token rows and up to `PANELS` panels.
 ///
@@ -94,12 +84,7 @@ pub(super) unsafe fn multiply_all<L: IntegerLanes>(
         for panel in (0..panels).step_by(width) {
             // SAFETY: stays within the operands.
             unsafe {
-                let part = QuantisedOperands {
-                    panel: whole.panel.add(panel * whole.panel_bytes),
-                    x: whole.x.add(row * whole.blocks),
-                    out: whole.out.add(row * whole.stride + panel * LANES),
-                    ..*whole
-                };
+                let part = whole.part(row * whole.depth, row, panel);
                 let width = width.min(panels - panel);
                 with_format!(dtype, Q => dispatch::<L, Q>(&part, height, width));
             }
@@ -133,7 +118,7 @@ pub(super) unsafe fn multiply<L: IntegerLanes, Q: Quant, const R: usize, const P
     // SAFETY: the operands cover R rows and P panels.
     unsafe {
         let mut sums = [[L::splat(0.0); P]; R];
-        for index in 0..o.blocks / per_super {
+        for index in 0..o.depth / per_super {
             let headers = std::array::from_fn::<_, P, _>(|p| {
                 o.panel.add(p * o.panel_bytes + index * f.super_bytes())
             });
@@ -145,7 +130,7 @@ pub(super) unsafe fn multiply<L: IntegerLanes, Q: Quant, const R: usize, const P
                 let blocks =
                     headers.map(|header| header.add(f.header_bytes() + i * f.block_bytes()));
                 let x = std::array::from_fn::<_, R, _>(|r| {
-                    &*o.x.add(r * o.blocks + index * per_super + i)
+                    &*o.x.add(r * o.depth + index * per_super + i)
                 });
                 if f.group == BLOCK {
                     group::<L, Q, R, P, BOTH>(&scales, blocks, x, &mut sums);
@@ -155,11 +140,7 @@ pub(super) unsafe fn multiply<L: IntegerLanes, Q: Quant, const R: usize, const P
                 }
             }
         }
-        for (r, row) in sums.into_iter().enumerate() {
-            for (p, sum) in row.into_iter().enumerate() {
-                sum.store(&mut *o.out.add(r * o.stride + p * LANES).cast());
-            }
-        }
+        o.store(sums);
     }
 }
 

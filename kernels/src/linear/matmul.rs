@@ -3,7 +3,7 @@
 
 use super::integer::{self, IntegerLanes};
 use super::rounding::{self, Rounded};
-use super::tile::{self, DenseLanes, PANELS, ROWS};
+use super::tile::{self, DenseLanes, PANELS, PanelOperands, ROWS};
 use super::{Weight, WeightPart, format};
 use crate::Compute;
 #[cfg(target_arch = "x86_64")]
@@ -81,12 +81,9 @@ impl ActivationScratch {
     fn round(&mut self, isa: Isa, c: &Compute, x: &[f32]) {
         let blocks = x.len() / format::BLOCK;
         grow(&mut self.rounded, blocks, Rounded::ZERO);
-        let out = Parts::new(&mut self.rounded[..blocks]);
-        c.run(blocks.div_ceil(BLOCKS_PER_TASK), |task| {
-            let part = task * BLOCKS_PER_TASK..blocks.min((task + 1) * BLOCKS_PER_TASK);
-            let x = &x[part.start * format::BLOCK..part.end * format::BLOCK];
-            // SAFETY: each block belongs to one task.
-            rounding::round_all(isa, x, unsafe { out.slice(part) });
+        c.run_chunks(&mut self.rounded[..blocks], BLOCKS_PER_TASK, |start, rounded| {
+            let x = &x[start * format::BLOCK..][..rounded.len() * format::BLOCK];
+            rounding::round_all(isa, x, rounded);
         });
     }
 
@@ -94,13 +91,10 @@ impl ActivationScratch {
         let n = x.len() / cols;
         let size = n.next_multiple_of(ROWS) * cols;
         grow(&mut self.tiles, size, 0.0);
-        let tiles = Parts::new(&mut self.tiles[..size]);
-        c.run(n.div_ceil(ROWS), |i| {
-            let first = i * ROWS;
-            let rows = tile_rows(first, n);
-            // SAFETY: tiles are disjoint.
-            let tile = unsafe { tiles.slice(first * cols..(first + rows) * cols) };
-            transpose(&x[first * cols..n.min(first + rows) * cols], cols, rows, tile);
+        c.run_chunks(&mut self.tiles[..size], ROWS * cols, |start, tile| {
+            let rows = tile_rows(start / cols, n);
+            let x = &x[start..x.len().min(start + rows * cols)];
+            transpose(x, cols, rows, &mut tile[..rows * cols]);
         });
     }
 }
@@ -118,6 +112,19 @@ fn transpose(rows: &[f32], cols: usize, height: usize, tile: &mut [f32]) {
         for (slot, value) in tile[r..].iter_mut().step_by(height).zip(row) {
             *slot = *value;
         }
+    }
+}
+
+impl WeightPart {
+    fn operands<X>(
+        &self,
+        panels: &Range<usize>,
+        x: &[X],
+        (depth, x_stride): (usize, usize),
+        (out, stride): (*mut f32, usize),
+    ) -> PanelOperands<X> {
+        let (panel, panel_bytes) = (self.panels(panels.clone()).as_ptr(), self.panel_bytes);
+        PanelOperands { depth, x: x.as_ptr(), x_stride, panel, panel_bytes, out, stride }
     }
 }
 
@@ -145,7 +152,7 @@ impl Matmul<'_> {
 
     /// Multiplies all token rows by up to `PANELS` panels. The bias is added last.
     fn multiply<L: DenseLanes + IntegerLanes>(&self, part: &WeightPart, panels: Range<usize>) {
-        let outputs = part.outputs(&panels);
+        let (outputs, count) = (part.outputs(&panels), panels.len());
         let mut padded = [0.0; ROWS * PANELS * LANES];
         for row in (0..self.n).step_by(ROWS) {
             let rows = row..self.n.min(row + ROWS);
@@ -158,9 +165,17 @@ impl Matmul<'_> {
                 (padded.as_mut_ptr(), PANELS * LANES)
             };
             if part.is_quantised() {
-                self.multiply_quantised::<L>(part, &panels, &rows, (out, stride));
+                let blocks = self.weight.cols / format::BLOCK;
+                let x = &self.x.rounded[rows.start * blocks..rows.end * blocks];
+                let operands = part.operands(&panels, x, (blocks, blocks), (out, stride));
+                // SAFETY: the blocks and the outputs cover the rows, the part these panels.
+                unsafe { integer::multiply_all::<L>(part.dtype, &operands, rows.len(), count) };
             } else {
-                self.multiply_dense::<L>(part, &panels, row, (out, stride));
+                let (cols, height) = (self.weight.cols, tile_rows(row, self.n));
+                let x = &self.x.tiles[row * cols..(row + height) * cols];
+                let operands = part.operands(&panels, x, (cols, height), (out, stride));
+                // SAFETY: the tile and the outputs cover `height` rows, the part these panels.
+                unsafe { tile::multiply_all::<L>(part.dtype, &operands, height, count) };
             }
             for (row, sums) in rows.zip(padded.chunks_exact(PANELS * LANES)) {
                 // SAFETY: tasks have disjoint outputs, and a task holds one such slice at a time.
@@ -178,47 +193,5 @@ impl Matmul<'_> {
                 }
             }
         }
-    }
-
-    fn multiply_quantised<L: IntegerLanes>(
-        &self,
-        part: &WeightPart,
-        panels: &Range<usize>,
-        rows: &Range<usize>,
-        (out, stride): (*mut f32, usize),
-    ) {
-        let blocks = self.weight.cols / format::BLOCK;
-        let operands = integer::QuantisedOperands {
-            panel: part.panels(panels.clone()).as_ptr(),
-            panel_bytes: part.panel_bytes,
-            x: self.x.rounded[rows.start * blocks..rows.end * blocks].as_ptr(),
-            blocks,
-            out,
-            stride,
-        };
-        // SAFETY: the blocks and the outputs cover the rows, the part these panels.
-        unsafe { integer::multiply_all::<L>(part.dtype, &operands, rows.len(), panels.len()) };
-    }
-
-    fn multiply_dense<L: DenseLanes>(
-        &self,
-        part: &WeightPart,
-        panels: &Range<usize>,
-        row: usize,
-        (out, stride): (*mut f32, usize),
-    ) {
-        let cols = self.weight.cols;
-        let height = tile_rows(row, self.n);
-        let operands = tile::DenseOperands {
-            cols,
-            x: self.x.tiles[row * cols..(row + height) * cols].as_ptr(),
-            x_stride: height,
-            panel: part.panels(panels.clone()).as_ptr(),
-            panel_bytes: part.panel_bytes,
-            out,
-            stride,
-        };
-        // SAFETY: the tile and the outputs cover `height` rows, the part these panels.
-        unsafe { tile::multiply_all::<L>(part.dtype, &operands, height, panels.len()) };
     }
 }

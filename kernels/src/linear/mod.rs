@@ -24,16 +24,15 @@ mod tile;
 mod values;
 
 pub use args::{LinearArgs, Mode};
-pub use cpu::linear_slices;
 pub use reference::linear as linear_reference;
 
+use crate::Result;
+use crate::gpu::DeviceElement;
 use crate::memory::RegionBytes;
 use crate::operand::OpMemory;
 use crate::simd::LANES;
-use crate::storage::shape;
-use crate::{Error, Result};
+use crate::storage::{ensure, unsupported};
 use candle_core::quantized::GgmlDType;
-use candle_core::{DType, Tensor};
 use std::ops::Range;
 
 const OP: &str = "linear";
@@ -67,15 +66,13 @@ impl WeightPart {
     fn new(dtype: GgmlDType, raw: &[u8], rows: usize, cols: usize) -> Result<Self> {
         let blocks = cols / dtype.block_size();
         let expected = rows.checked_mul(blocks).and_then(|b| b.checked_mul(dtype.type_size()));
-        if !cols.is_multiple_of(dtype.block_size()) {
-            let detail = format!("{cols} columns are not whole {dtype:?} blocks");
-            return Err(shape(OP, detail));
-        }
-        if expected != Some(raw.len()) {
-            let got = raw.len();
-            let detail = format!("[{rows}, {cols}] {dtype:?} takes {expected:?} bytes, got {got}");
-            return Err(shape(OP, detail));
-        }
+        ensure(OP, cols.is_multiple_of(dtype.block_size()), || {
+            format!("{cols} columns are not whole {dtype:?} blocks")
+        })?;
+        let got = raw.len();
+        ensure(OP, expected == Some(got), || {
+            format!("[{rows}, {cols}] {dtype:?} takes {expected:?} bytes, got {got}")
+        })?;
         let (panel_bytes, data) = match (dtype, format::of(dtype)) {
             _ if raw.is_empty() => (0, RegionBytes::zeroed(0)),
             (_, Some(format)) => {
@@ -85,10 +82,7 @@ impl WeightPart {
             (GgmlDType::F32 | GgmlDType::F16 | GgmlDType::BF16, None) => {
                 pack::dense(raw, rows, cols, dtype.type_size())
             }
-            (other, None) => {
-                let detail = format!("weights of type {other:?}");
-                return Err(Error::Unsupported { op: OP, detail });
-            }
+            (other, None) => return Err(unsupported(OP, format!("weights of type {other:?}"))),
         };
         Ok(Self { first: 0, rows, dtype, panel_bytes, data })
     }
@@ -125,32 +119,15 @@ impl Weight {
         Ok(Self { rows, cols, parts })
     }
 
-    /// Makes a weight of f32, f16 or bf16 `[rows, cols]` (safetensors), kept in its own width.
-    pub fn from_dense(tensor: &Tensor) -> Result<Self> {
-        let (rows, cols) = tensor.dims2()?;
-        let flat = tensor.flatten_all()?;
-        let dense = |dtype, raw: &[u8]| Self::from_ggml(dtype, raw, rows, cols);
-        match tensor.dtype() {
-            DType::F32 => dense(GgmlDType::F32, bytes_of(&flat.to_vec1::<f32>()?)),
-            DType::F16 => dense(GgmlDType::F16, bytes_of(&flat.to_vec1::<half::f16>()?)),
-            DType::BF16 => dense(GgmlDType::BF16, bytes_of(&flat.to_vec1::<half::bf16>()?)),
-            other => Err(Error::Unsupported {
-                op: OP,
-                detail: format!("dense weights of type {other:?}; expected f32, f16 or bf16"),
-            }),
-        }
-    }
-
     /// Stacks matrices along the output dimension.
     pub fn stack(parts: Vec<Weight>) -> Result<Self> {
         let cols = parts.first().map_or(0, |w| w.cols);
         let mut whole = Self { rows: 0, cols, parts: Vec::new() };
         for weight in parts {
-            if weight.cols != cols {
-                let other = weight.cols;
-                let detail = format!("stacked matrices have {cols} and {other} columns");
-                return Err(shape(OP, detail));
-            }
+            let other = weight.cols;
+            ensure(OP, other == cols, || {
+                format!("stacked matrices have {cols} and {other} columns")
+            })?;
             let first = whole.rows;
             whole.rows += weight.rows;
             let moved = |part: WeightPart| WeightPart { first: first + part.first, ..part };
@@ -161,13 +138,14 @@ impl Weight {
 
     /// The same matrix dequantised to f32 (the exactness reference mode).
     pub fn to_f32(&self) -> Result<Self> {
-        let mut values = vec![0f32; self.rows * self.cols];
-        if self.cols > 0 {
-            for (row, out) in values.chunks_exact_mut(self.cols).enumerate() {
-                self.row_f32(row, out);
-            }
+        let mut values = vec![0f32; self.cols];
+        let row_bytes = size_of_val(&values[..]);
+        let mut bytes = vec![0; self.rows * row_bytes];
+        for (row, out) in bytes.chunks_exact_mut(row_bytes.max(1)).enumerate() {
+            self.row_f32(row, &mut values);
+            f32::encode(&values, out);
         }
-        Self::from_ggml(GgmlDType::F32, bytes_of(&values), self.rows, self.cols)
+        Self::from_ggml(GgmlDType::F32, &bytes, self.rows, self.cols)
     }
 
     pub fn rows(&self) -> usize {
@@ -195,9 +173,4 @@ impl Weight {
         let part = self.parts.iter().find(holds).expect("invariant: the row is one of this matrix");
         values::row(part, row - part.first, out);
     }
-}
-
-fn bytes_of<T: Copy>(values: &[T]) -> &[u8] {
-    // SAFETY: only called with f32, f16 and bf16, which are plain bytes.
-    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }

@@ -109,8 +109,8 @@ fn unpack(dtype: GgmlDType, block: &[u8], out: &mut SuperBlock) {
         GgmlDType::Q8_0 => q8_0(block, out),
         GgmlDType::Q2K => q2_k(block, out),
         GgmlDType::Q3K => q3_k(block, out),
-        GgmlDType::Q4K => q4_k(block, out),
-        GgmlDType::Q5K => q5_k(block, out),
+        GgmlDType::Q4K => k_nibbles(block, 16, None, out),
+        GgmlDType::Q5K => k_nibbles(block, 48, Some(16), out),
         GgmlDType::Q6K => q6_k(block, out),
         other => unreachable!("{other:?} has no block format"),
     }
@@ -165,19 +165,13 @@ fn q3_k(block: &[u8], out: &mut SuperBlock) {
     out.d = u16_at(block, 108);
 }
 
-fn q4_k(block: &[u8], out: &mut SuperBlock) {
+/// `scales, [256 fifth bits,] 128 bytes of nibbles` from `nibbles`.
+fn k_nibbles(block: &[u8], nibbles: usize, fifth: Option<usize>, out: &mut SuperBlock) {
     k_scales(block, out);
     for (c, code) in out.codes.iter_mut().enumerate() {
-        *code = block[16 + c / 64 * 32 + c % 32] >> (c % 64 / 32 * 4) & 15;
-    }
-}
-
-fn q5_k(block: &[u8], out: &mut SuperBlock) {
-    k_scales(block, out);
-    for (c, code) in out.codes.iter_mut().enumerate() {
-        let fifth = block[16 + c % 32] >> (c / 32) & 1;
-        let nibble = block[48 + c / 64 * 32 + c % 32] >> (c % 64 / 32 * 4) & 15;
-        *code = fifth << 4 | nibble;
+        let bit = fifth.map_or(0, |at| block[at + c % 32] >> (c / 32) & 1);
+        let nibble = block[nibbles + c / 64 * 32 + c % 32] >> (c % 64 / 32 * 4) & 15;
+        *code = bit << 4 | nibble;
     }
 }
 

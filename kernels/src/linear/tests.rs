@@ -1,12 +1,13 @@
 //! Compared with: candle's dequantisation for the values, the reference for the products, and
 //! bitwise equality for results that may not depend on batch, threads or stacking.
 
-use super::cpu::linear_slices_with;
+use super::cpu::linear_slices;
 use super::*;
-use crate::Compute;
 use crate::simd::Isa;
-use candle_core::Device;
+use crate::testing::dense_weight;
+use crate::{Compute, Error};
 use candle_core::quantized::QTensor;
+use candle_core::{DType, Device, Tensor};
 use std::hash::{BuildHasher, RandomState};
 
 const DTYPES: [GgmlDType; 13] = [
@@ -83,7 +84,7 @@ fn weight_of(dtype: GgmlDType, values: Vec<f32>, rows: usize, cols: usize) -> Ca
 fn product(isa: Isa, c: &Compute, w: &Weight, bias: Option<&[f32]>, x: &[f32]) -> Vec<f32> {
     let n = x.len() / w.cols();
     let mut out = vec![f32::NAN; n * w.rows()];
-    linear_slices_with(isa, c, w, bias, x, n, &mut out).unwrap();
+    linear_slices(isa, c, w, bias, x, n, &mut out).unwrap();
     out
 }
 
@@ -310,7 +311,7 @@ fn wrong_sizes_are_errors() {
     let c = Compute::new(1);
     for (x, n, bias, out) in [(4, 2, 3, 6), (8, 2, 3, 5), (8, 2, 2, 6)] {
         let (x, bias, mut out) = (vec![0.0; x], vec![0.0; bias], vec![0.0; out]);
-        assert!(linear_slices(&c, &w, Some(&bias), &x, n, &mut out).is_err());
+        assert!(linear_slices(Isa::best(), &c, &w, Some(&bias), &x, n, &mut out).is_err());
     }
     let narrow = case(GgmlDType::F32, 3, 5).weight;
     assert!(Weight::stack(vec![w, narrow]).is_err());
@@ -325,7 +326,7 @@ fn empty_matrices_and_batches_do_nothing() {
     assert_eq!(product(Isa::best(), &c, &w, None, &[]), [0f32; 0]);
     let flat = Weight::from_ggml(GgmlDType::F32, &[], 2, 0).unwrap();
     let mut out = [f32::NAN; 4];
-    linear_slices(&c, &flat, Some(&[1.0, 2.0]), &[], 2, &mut out).unwrap();
+    linear_slices(Isa::best(), &c, &flat, Some(&[1.0, 2.0]), &[], 2, &mut out).unwrap();
     assert_eq!(bits(&out), bits(&[1.0, 2.0, 1.0, 2.0]));
 }
 
@@ -338,7 +339,7 @@ fn tensors_are_written_in_place() {
         [(DType::F32, GgmlDType::F32), (DType::F16, GgmlDType::F16), (DType::BF16, GgmlDType::BF16)]
     {
         let dense = Tensor::from_vec(random(rows * cols), (rows, cols), &cpu).unwrap();
-        let w = Weight::from_dense(&dense.to_dtype(tensor_dtype).unwrap()).unwrap();
+        let w = dense_weight(&dense.to_dtype(tensor_dtype).unwrap());
         assert_eq!(w.parts[0].dtype, dtype);
         let (x, bias) = (random((n + 2) * cols), random(rows));
         let want = product(Isa::best(), &c, &w, Some(&bias), &x[cols..(n + 1) * cols]);

@@ -45,7 +45,9 @@ pub(super) trait DenseLanes: Lanes {
     /// The number of sums that are kept in registers.
     const ACCUMULATORS: usize;
     /// [`multiply`] compiled for this instruction set.
-    unsafe fn multiply<E: DenseElement, const R: usize, const P: usize>(operands: &DenseOperands);
+    unsafe fn multiply<E: DenseElement, const R: usize, const P: usize>(
+        operands: &PanelOperands<f32>,
+    );
 }
 
 macro_rules! dense {
@@ -55,7 +57,7 @@ macro_rules! dense {
             const ACCUMULATORS: usize = $accumulators;
             $(#[target_feature(enable = $feature)])?
             unsafe fn multiply<E: DenseElement, const R: usize, const P: usize>(
-                operands: &DenseOperands,
+                operands: &PanelOperands<f32>,
             ) {
                 // SAFETY: the caller's contract is passed on.
                 unsafe { multiply::<Self, E, R, P>(operands) }
@@ -69,10 +71,14 @@ dense!(Avx512: 12, 24, "avx512f");
 dense!(Avx2: 4, 4, "avx2,fma,f16c");
 dense!(Portable: 4, 4);
 
-pub(super) struct DenseOperands {
-    pub cols: usize,
-    /// `[cols][x_stride]`: the values of the tile's rows side by side.
-    pub x: *const f32,
+/// The operands of the product of some token rows and panels. `X` is f32, or a block of rounded
+/// activations.
+pub(super) struct PanelOperands<X> {
+    /// Columns, or blocks of them.
+    pub depth: usize,
+    /// f32: `[depth][x_stride]`, the values of the tile's rows side by side. Blocks:
+    /// `[rows][depth]`.
+    pub x: *const X,
     pub x_stride: usize,
     /// The first panel; panels are `panel_bytes` apart.
     pub panel: *const u8,
@@ -82,6 +88,39 @@ pub(super) struct DenseOperands {
     pub stride: usize,
 }
 
+impl<X> PanelOperands<X> {
+    /// The operands of a part: `x` further on in the activations, some rows and panels further on
+    /// in the output.
+    ///
+    /// # Safety
+    /// The part lies inside the whole.
+    pub(super) unsafe fn part(&self, x: usize, row: usize, panel: usize) -> Self {
+        // SAFETY: the caller's contract.
+        unsafe {
+            Self {
+                x: self.x.add(x),
+                panel: self.panel.add(panel * self.panel_bytes),
+                out: self.out.add(row * self.stride + panel * LANES),
+                ..*self
+            }
+        }
+    }
+
+    /// Stores a tile of sums.
+    ///
+    /// # Safety
+    /// The output has room for the tile.
+    #[inline(always)]
+    pub(super) unsafe fn store<L: Lanes, const R: usize, const P: usize>(&self, sums: [[L; P]; R]) {
+        for (r, row) in sums.into_iter().enumerate() {
+            for (p, sum) in row.into_iter().enumerate() {
+                // SAFETY: the caller's contract.
+                sum.store(unsafe { &mut *self.out.add(r * self.stride + p * LANES).cast() });
+            }
+        }
+    }
+}
+
 /// Sets the outputs of `rows` token rows and up to `PANELS` panels, in register tiles.
 ///
 /// # Safety
@@ -89,7 +128,7 @@ pub(super) struct DenseOperands {
 /// 12, and the machine has `L`'s instructions.
 pub(super) unsafe fn multiply_all<L: DenseLanes>(
     dtype: GgmlDType,
-    whole: &DenseOperands,
+    whole: &PanelOperands<f32>,
     rows: usize,
     panels: usize,
 ) {
@@ -99,12 +138,7 @@ pub(super) unsafe fn multiply_all<L: DenseLanes>(
         for panel in (0..panels).step_by(width) {
             // SAFETY: stays within the operands.
             unsafe {
-                let part = DenseOperands {
-                    x: whole.x.add(row),
-                    panel: whole.panel.add(panel * whole.panel_bytes),
-                    out: whole.out.add(row * whole.stride + panel * LANES),
-                    ..*whole
-                };
+                let part = whole.part(row, row, panel);
                 let (rows, panels) = (height.min(rows - row), width.min(panels - panel));
                 match dtype {
                     GgmlDType::F32 => dispatch::<L, F32>(&part, rows, panels),
@@ -116,7 +150,11 @@ pub(super) unsafe fn multiply_all<L: DenseLanes>(
     }
 }
 
-unsafe fn dispatch<L: DenseLanes, E: DenseElement>(o: &DenseOperands, rows: usize, panels: usize) {
+unsafe fn dispatch<L: DenseLanes, E: DenseElement>(
+    o: &PanelOperands<f32>,
+    rows: usize,
+    panels: usize,
+) {
     // SAFETY: the caller's contract is passed on.
     unsafe {
         match (rows, panels) {
@@ -136,11 +174,13 @@ unsafe fn dispatch<L: DenseLanes, E: DenseElement>(o: &DenseOperands, rows: usiz
 }
 
 #[inline(always)]
-unsafe fn multiply<L: Lanes, E: DenseElement, const R: usize, const P: usize>(o: &DenseOperands) {
+unsafe fn multiply<L: Lanes, E: DenseElement, const R: usize, const P: usize>(
+    o: &PanelOperands<f32>,
+) {
     // SAFETY: the operands cover R rows and P panels.
     unsafe {
         let mut sums = [[L::splat(0.0); P]; R];
-        for k in 0..o.cols {
+        for k in 0..o.depth {
             let w: [L; P] = std::array::from_fn(|p| {
                 E::load(o.panel.add(p * o.panel_bytes + k * LANES * E::BYTES))
             });
@@ -151,10 +191,6 @@ unsafe fn multiply<L: Lanes, E: DenseElement, const R: usize, const P: usize>(o:
                 }
             }
         }
-        for (r, row) in sums.into_iter().enumerate() {
-            for (p, sum) in row.into_iter().enumerate() {
-                sum.store(&mut *o.out.add(r * o.stride + p * LANES).cast());
-            }
-        }
+        o.store(sums);
     }
 }

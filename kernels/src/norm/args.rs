@@ -17,7 +17,7 @@ pub struct NormArgs<V> {
     /// `[width]` f32.
     pub weight: V,
     pub eps: f32,
-    /// `[n, width]`; shares no memory with `x` or `delta`.
+    /// `[n, width]`; it shares no memory with `x` or `delta`.
     pub out: V,
 }
 

@@ -8,11 +8,10 @@
 
 use super::args::OP;
 use super::{Norm, NormArgs};
-use crate::operand::{Operand, TensorView};
+use crate::operand::TensorView;
 use crate::simd::{Isa, LANES, Lanes, vectorised};
 use crate::storage::{Parts, read, write};
 use crate::{Compute, Result};
-use std::ops::Range;
 
 /// With fewer values than this, waking a thread costs more than it saves.
 const VALUES_PER_TASK: usize = 16 * 1024;
@@ -21,39 +20,29 @@ impl Norm for Compute {
     fn norm(&self, args: &NormArgs<TensorView>) -> Result<()> {
         args.check()?;
         let &NormArgs { x, delta, weight, eps, out } = args;
-        let weight = read(OP, weight)?;
-        let (d, n) = (weight.len(), x.len() / weight.len());
+        let weight = read::<f32>(OP, weight)?;
+        let rows = (VALUES_PER_TASK / weight.len()).max(1) * weight.len();
         let Some(delta) = delta else {
-            let x = read(OP, x)?;
-            return write(OP, out, |out| {
-                let out = Parts::new(out);
-                each_rows(self, n, d, |span| {
-                    // SAFETY: tasks get disjoint rows.
-                    let out = unsafe { out.slice(span.clone()) };
-                    rms_norm(Isa::best(), &x[span], &weight, eps, out);
+            let x = read::<f32>(OP, x)?;
+            return write(OP, out, |out: &mut [f32]| {
+                self.run_chunks(out, rows, |start, out| {
+                    rms_norm(Isa::best(), &x[start..start + out.len()], &weight, eps, out);
                 });
-                Ok(())
             });
         };
-        let delta = read(OP, delta)?;
-        write(OP, x, |x| {
-            write(OP, out, |out| {
-                let (x, out) = (Parts::new(x), Parts::new(out));
-                each_rows(self, n, d, |span| {
+        let delta = read::<f32>(OP, delta)?;
+        write(OP, x, |x: &mut [f32]| {
+            write(OP, out, |out: &mut [f32]| {
+                let x = Parts::new(x);
+                self.run_chunks(out, rows, |start, out| {
+                    let span = start..start + out.len();
                     // SAFETY: tasks get disjoint rows.
-                    let (x, out) = unsafe { (x.slice(span.clone()), out.slice(span.clone())) };
+                    let x = unsafe { x.slice(span.clone()) };
                     add_rms_norm(Isa::best(), x, &delta[span], &weight, eps, out);
                 });
-                Ok(())
             })
-        })
+        })?
     }
-}
-
-/// Splits `n` rows of `d` values over the workers, as ranges of values.
-fn each_rows(c: &Compute, n: usize, d: usize, f: impl Fn(Range<usize>) + Sync) {
-    let rows = (VALUES_PER_TASK / d).max(1);
-    c.run(n.div_ceil(rows), |task| f(task * rows * d..n.min((task + 1) * rows) * d));
 }
 
 vectorised! {

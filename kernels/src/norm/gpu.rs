@@ -1,7 +1,7 @@
 //! Launches the RMSNorm of `norm.cu` on a device.
 
 use super::{Norm, NormArgs};
-use crate::gpu::{Kind, Launch, View};
+use crate::gpu::{Launch, View};
 use crate::operand::DeviceOps;
 use crate::{Result, args};
 
@@ -12,10 +12,7 @@ impl Norm for DeviceOps {
         if x.is_empty() {
             return Ok(());
         }
-        let kernel = match x.kind() {
-            Kind::Bf16 => "norm_bf16",
-            _ => "norm_f32",
-        };
+        let kernel = x.kind().kernel("norm_f32", "norm_bf16");
         let width = weight.len();
         let blocks = [(x.len() / width) as u32, 1, 1];
         let launch = Launch { kernel, blocks, threads: 256, shared_bytes: 0 };

@@ -3,7 +3,7 @@
 use super::{OP, RopeStyle};
 use crate::Result;
 use crate::gpu::Kind;
-use crate::operand::{Indices, Operand, distinct, is_activation};
+use crate::operand::{Operand, distinct, is_activation};
 use crate::storage::ensure;
 
 /// Q is normed and rotated in place; K is normed and rotated into the cache, which leaves its part
@@ -15,18 +15,18 @@ pub struct RopeArgs<V: Operand> {
     pub heads: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
-    /// `[n]`: each below the number of positions in `table`.
+    /// `[n]`: each is below the number of positions in `table`.
     pub positions: V::Indices,
     /// `[n]`: the slot (`block * block_size + offset`) of each token in the caches. Two tokens may
     /// share a slot only if it is never read.
     pub slots: V::Indices,
     pub table: RopeTable<V>,
     pub qk_norm: Option<QkNorm<V>>,
-    /// `blocks * block_size * kv_heads * head_dim` values; share no memory with anything else.
+    /// `blocks * block_size * kv_heads * head_dim` values; they share no memory with anything else.
     ///
-    /// On the CPU f32 or f16: K is `[blocks, kv_heads, head_dim, block_size]`, V is `[blocks,
-    /// kv_heads, block_size, head_dim]`. On a device of the kind of `qkv`: both are `[blocks,
-    /// block_size, kv_heads, head_dim]`.
+    /// On the CPU they are f32 or f16: K is `[blocks, kv_heads, head_dim, block_size]`, V is
+    /// `[blocks, kv_heads, block_size, head_dim]`. On a device they are of the kind of `qkv`, and
+    /// both are `[blocks, block_size, kv_heads, head_dim]`.
     pub k_cache: V,
     pub v_cache: V,
     pub block_size: usize,
@@ -37,7 +37,7 @@ pub struct RopeArgs<V: Operand> {
 pub struct RopeTable<V> {
     pub cos: V,
     pub sin: V,
-    /// Values of a head that are rotated; even.
+    /// So many values of each head are rotated; the number is even.
     pub rotary_dim: usize,
     pub style: RopeStyle,
 }
@@ -54,10 +54,10 @@ impl<V: Operand> RopeArgs<V> {
     /// Returns the number of tokens.
     pub(super) fn check(&self) -> Result<usize> {
         let &Self { qkv, heads, kv_heads, head_dim, positions, slots, .. } = self;
-        let width = (heads + 2 * kv_heads) * head_dim;
+        let (width, tokens) = ((heads + 2 * kv_heads) * head_dim, V::count(positions));
         let fits = is_activation(qkv.kind())
-            && slots.count() == positions.count()
-            && positions.count().is_some_and(|n| qkv.len() == n * width);
+            && V::count(slots) == tokens
+            && tokens.is_some_and(|n| qkv.len() == n * width);
         ensure(OP, fits, || {
             format!("{qkv:?} of rows of {width} with {positions:?} and {slots:?}")
         })?;
@@ -69,7 +69,7 @@ impl<V: Operand> RopeArgs<V> {
         ensure(OP, weights.iter().all(|w| w.kind() == Kind::F32 && w.len() == head_dim), || {
             format!("{weights:?} for heads of {head_dim}")
         })?;
-        Ok(positions.count().unwrap_or(0))
+        Ok(tokens.unwrap_or(0))
     }
 
     fn check_caches(&self) -> Result<()> {

@@ -6,12 +6,12 @@
     reason = "generic bodies must end up inside the functions that enable the instruction set"
 )]
 
-use super::{OP, Rope, RopeArgs, RopeStyle};
+use super::{OP, QkNorm, Rope, RopeArgs, RopeStyle};
 use crate::element::{Element, load_some};
 use crate::gpu::Kind;
 use crate::operand::{Operand, TensorView};
 use crate::simd::{Isa, LANES, Lanes, vectorised};
-use crate::storage::{Parts, ensure, read, shape, unsupported, write, write_as};
+use crate::storage::{Parts, ensure, read, shape, write, wrong_type};
 use crate::{Compute, Result};
 use half::f16;
 
@@ -25,48 +25,38 @@ impl Rope for Compute {
         match args.k_cache.kind() {
             Kind::F32 => run::<f32>(self, args),
             Kind::F16 => run::<f16>(self, args),
-            _ => Err(unsupported(OP, args.k_cache)),
+            _ => Err(wrong_type(OP, args.k_cache)),
         }
     }
 }
 
 fn run<E: Element>(c: &Compute, args: &RopeArgs<TensorView>) -> Result<()> {
-    let (cos, sin) = (read(OP, args.table.cos)?, read(OP, args.table.sin)?);
-    let norm = match args.qk_norm {
-        Some(norm) => Some((read(OP, norm.q)?, read(OP, norm.k)?, norm.eps)),
+    let (cos, sin) = (read::<f32>(OP, args.table.cos)?, read::<f32>(OP, args.table.sin)?);
+    let norms = match args.qk_norm {
+        Some(norm) => Some([read::<f32>(OP, norm.q)?, read::<f32>(OP, norm.k)?]),
         None => None,
     };
-    let heads = Heads {
-        q: args.heads,
-        kv: args.kv_heads,
-        dim: args.head_dim,
-        style: args.table.style,
-        norm: norm.as_ref().map(|(q, k, eps)| (&**q, &**k, *eps)),
-    };
-    let (half, block_size) = (args.table.rotary_dim / 2, args.block_size);
+    let norms = norms.as_ref().map(|norms| norms.each_ref().map(|weights| &**weights));
+    let half = args.table.rotary_dim / 2;
     let width = (args.heads + 2 * args.kv_heads) * args.head_dim;
-    let (n, rows) = (args.positions.len(), (VALUES_PER_TASK / width.max(1)).max(1));
-    write(OP, args.qkv, |qkv| {
-        write_as::<E>(OP, args.k_cache, |k_cache| {
-            write_as::<E>(OP, args.v_cache, |v_cache| {
-                let qkv = Parts::new(qkv);
-                let cache = Cache { k: Parts::new(k_cache), v: Parts::new(v_cache), block_size };
-                c.run(n.div_ceil(rows), |task| {
-                    for i in task * rows..n.min((task + 1) * rows) {
+    let rows = (VALUES_PER_TASK / width).max(1);
+    write(OP, args.qkv, |qkv: &mut [f32]| {
+        write(OP, args.k_cache, |k_cache: &mut [E]| {
+            write(OP, args.v_cache, |v_cache: &mut [E]| {
+                let cache = Cache { k: Parts::new(k_cache), v: Parts::new(v_cache) };
+                c.run_chunks(qkv, rows * width, |start, qkv| {
+                    for (i, qkv) in (start / width..).zip(qkv.chunks_exact_mut(width)) {
                         let position = args.positions[i] as usize;
                         let angles = position * half..(position + 1) * half;
-                        let (cos, sin) = (&cos[angles.clone()], &sin[angles]);
-                        // SAFETY: each row belongs to one task.
-                        let qkv = unsafe { qkv.slice(i * width..(i + 1) * width) };
+                        let angles = [&cos[angles.clone()], &sin[angles]];
                         // `check_indices` found every slot once.
                         let slot = args.slots[i] as usize;
-                        token(Isa::best(), &heads, cos, sin, qkv, &cache, slot);
+                        token(Isa::best(), args, norms, angles, qkv, &cache, slot);
                     }
                 });
-                Ok(())
             })
         })
-    })
+    })??
 }
 
 /// Checks everything that an index could reach before anything is written: a wrong slot is another
@@ -88,51 +78,47 @@ fn check_indices(args: &RopeArgs<TensorView>) -> Result<()> {
     ensure(OP, last.is_none(), || format!("slot {last:?} is beyond the cache's {cached}"))
 }
 
-pub(super) struct Heads<'a> {
-    pub q: usize,
-    pub kv: usize,
-    pub dim: usize,
-    pub style: RopeStyle,
-    /// RMSNorm weights of Q and K heads, and epsilon.
-    pub norm: Option<(&'a [f32], &'a [f32], f32)>,
-}
-
 /// The places to which keys and values are written.
-pub(super) struct Cache<'a, E> {
+struct Cache<'a, E> {
     /// `[blocks, kv_heads, head_dim, block_size]`.
-    pub k: Parts<'a, E>,
+    k: Parts<'a, E>,
     /// `[blocks, kv_heads, block_size, head_dim]`.
-    pub v: Parts<'a, E>,
-    pub block_size: usize,
+    v: Parts<'a, E>,
 }
 
 vectorised! {
-    /// `qkv`: one token's projections; `cos`, `sin`: its angles. No other thread may write this
-    /// slot.
-    pub(super) fn token<E: Element>(
-        heads: &Heads, cos: &[f32], sin: &[f32], qkv: &mut [f32], cache: &Cache<E>, slot: usize
+    /// `norms`: the weights for heads of Q and of K; `angles`: the cosines and sines of the token's
+    /// position; `qkv`: its projections. No other thread may write this slot.
+    fn token<E: Element>(
+        args: &RopeArgs<TensorView>,
+        norms: Option<[&[f32]; 2]>,
+        angles: [&[f32]; 2],
+        qkv: &mut [f32],
+        cache: &Cache<E>,
+        slot: usize,
     ) = token_with
 }
 
 #[inline(always)]
 fn token_with<L: Lanes, E: Element>(
-    heads: &Heads,
-    cos: &[f32],
-    sin: &[f32],
+    args: &RopeArgs<TensorView>,
+    norms: Option<[&[f32]; 2]>,
+    angles: [&[f32]; 2],
     qkv: &mut [f32],
     cache: &Cache<E>,
     slot: usize,
 ) {
-    let (q, kv) = qkv.split_at_mut(heads.q * heads.dim);
-    let (k, v) = kv.split_at_mut(heads.kv * heads.dim);
-    rotate_heads(heads, heads.norm.map(|(q, _, eps)| (q, eps)), cos, sin, q);
-    rotate_heads(heads, heads.norm.map(|(_, k, eps)| (k, eps)), cos, sin, k);
-    let (block, offset) = (slot / cache.block_size, slot % cache.block_size);
-    for (head, (k, v)) in k.chunks_exact(heads.dim).zip(v.chunks_exact(heads.dim)).enumerate() {
-        let start = (block * heads.kv + head) * cache.block_size * heads.dim;
-        let values = start + offset * heads.dim;
+    let &RopeArgs { heads, kv_heads, head_dim: dim, block_size, .. } = args;
+    let (q, kv) = qkv.split_at_mut(heads * dim);
+    let (k, v) = kv.split_at_mut(kv_heads * dim);
+    rotate_heads(args, norms.map(|[q, _]| q), angles, q);
+    rotate_heads(args, norms.map(|[_, k]| k), angles, k);
+    let (block, offset) = (slot / block_size, slot % block_size);
+    for (head, (k, v)) in k.chunks_exact(dim).zip(v.chunks_exact(dim)).enumerate() {
+        let start = (block * kv_heads + head) * block_size * dim;
+        let values = start + offset * dim;
         // SAFETY: the slot is this token's alone.
-        let out = unsafe { cache.v.slice(values..values + heads.dim) };
+        let out = unsafe { cache.v.slice(values..values + dim) };
         for ((k, v), (i, out)) in
             k.chunks(LANES).zip(v.chunks(LANES)).zip(out.chunks_mut(LANES).enumerate())
         {
@@ -141,7 +127,7 @@ fn token_with<L: Lanes, E: Element>(
             E::store(load_some::<L, f32>(v), &mut values);
             out.copy_from_slice(&values[..out.len()]);
             for (d, key) in keys.into_iter().take(k.len()).enumerate() {
-                let at = start + (i * LANES + d) * cache.block_size + offset;
+                let at = start + (i * LANES + d) * block_size + offset;
                 // SAFETY: as above.
                 unsafe { cache.k.slice(at..at + 1)[0] = key };
             }
@@ -151,18 +137,17 @@ fn token_with<L: Lanes, E: Element>(
 
 #[inline(always)]
 fn rotate_heads(
-    heads: &Heads,
-    norm: Option<(&[f32], f32)>,
-    cos: &[f32],
-    sin: &[f32],
+    args: &RopeArgs<TensorView>,
+    norm: Option<&[f32]>,
+    [cos, sin]: [&[f32]; 2],
     data: &mut [f32],
 ) {
-    for head in data.chunks_exact_mut(heads.dim) {
-        if let Some((weight, eps)) = norm {
+    for head in data.chunks_exact_mut(args.head_dim) {
+        if let (Some(weight), Some(QkNorm { eps, .. })) = (norm, args.qk_norm) {
             normalise(head, weight, eps);
         }
         let rotary = &mut head[..2 * cos.len()];
-        match heads.style {
+        match args.table.style {
             RopeStyle::Neox => rotate_halves(rotary, cos, sin),
             RopeStyle::Interleaved => rotate_pairs(rotary, cos, sin),
         }

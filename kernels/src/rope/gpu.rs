@@ -2,7 +2,7 @@
 //! paged cache.
 
 use super::{OP, Rope, RopeArgs, RopeStyle, RopeTable};
-use crate::gpu::{Kind, Launch, View};
+use crate::gpu::{Launch, View};
 use crate::operand::DeviceOps;
 use crate::storage::ensure;
 use crate::{Result, args};
@@ -22,30 +22,14 @@ impl Rope for DeviceOps {
         let RopeTable { cos, sin, rotary_dim, style } = table;
         let half = rotary_dim / 2;
         let max_positions = cos.len().checked_div(half).unwrap_or(u32::MAX as usize);
-        let kernel = match qkv.kind() {
-            Kind::Bf16 => "rope_bf16",
-            _ => "rope_f32",
-        };
-        let args = args![
-            qkv,
-            positions,
-            slots,
-            cos,
-            sin,
-            norm.map(|norm| norm.q),
-            norm.map(|norm| norm.k),
-            norm.map_or(0.0, |norm| norm.eps),
-            k_cache,
-            v_cache,
-            n,
-            heads,
-            kv_heads,
-            head_dim,
-            half,
-            max_positions,
-            k_cache.len() / (kv_heads * head_dim),
-            u32::from(style == RopeStyle::Interleaved),
-        ];
+        let kernel = qkv.kind().kernel("rope_f32", "rope_bf16");
+        let (q_norm, k_norm) = (norm.map(|norm| norm.q), norm.map(|norm| norm.k));
+        let eps = norm.map_or(0.0, |norm| norm.eps);
+        let slots_cached = k_cache.len() / (kv_heads * head_dim);
+        let interleaved = u32::from(style == RopeStyle::Interleaved);
+        let buffers = args![qkv, positions, slots, cos, sin, q_norm, k_norm, eps, k_cache, v_cache];
+        let sizes = args![n, heads, kv_heads, head_dim, half, max_positions, slots_cached];
+        let args = [&buffers[..], &sizes, &args![interleaved]].concat();
         let blocks = [items.div_ceil(HEADS_PER_BLOCK) as u32, 1, 1];
         self.launch(&Launch { kernel, blocks, threads: 128, shared_bytes: 0 }, &args)
     }

@@ -19,7 +19,7 @@ use crate::operand::{Operand, TensorView};
 use crate::storage::{ensure, read};
 use crate::{Compute, Result};
 use std::cmp::Ordering;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 /// A token with the value it is ranked by.
 #[derive(Clone, Copy, Debug)]
@@ -59,17 +59,15 @@ impl RowSampler {
         ensure(OP, logits.len() == rows.len() * vocab_size, || {
             format!("{} logits of {} rows", logits.len(), rows.len())
         })?;
-        let logits = read(OP, logits)?;
-        let results: Vec<OnceLock<SampleResult>> = rows.iter().map(|_| OnceLock::new()).collect();
+        let logits = read::<f32>(OP, logits)?;
+        let mut results = vec![Err(SampleError::NotRun); rows.len()];
         let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        c.run(rows.len(), |i| {
+        c.run_chunks(&mut results, 1, |i, result| {
             let mut sampler = idle().pop().unwrap_or_default();
-            let sampled = sampler.sample(&logits[i * vocab_size..][..vocab_size], &rows[i]);
+            result[0] = sampler.sample(&logits[i * vocab_size..][..vocab_size], &rows[i]);
             idle().push(sampler);
-            results[i].get_or_init(|| sampled);
         });
-        let result = |result: OnceLock<_>| result.into_inner().unwrap_or(Err(SampleError::NotRun));
-        Ok(results.into_iter().map(result).collect())
+        Ok(results)
     }
 }
 

@@ -189,29 +189,18 @@ impl History {
         let &Self { tokens, seq_lens, tables, header, block_size } = self;
         let kinds = [tokens, seq_lens, tables, header].iter().all(|view| view.kind() == Kind::U32)
             && !header.is_empty();
-        ensure(
-            "sampling",
-            kinds && tokens.address().is_multiple_of(16) && block_size.is_multiple_of(4),
-            || {
-                format!(
-                    "{tokens:?}, {seq_lens:?}, {tables:?} and {header:?} for blocks of {block_size}"
-                )
-            },
-        )
+        let aligned = tokens.address().is_multiple_of(16) && block_size.is_multiple_of(4);
+        ensure("sampling", kinds && aligned, || {
+            format!(
+                "{tokens:?}, {seq_lens:?}, {tables:?} and {header:?} for blocks of {block_size}"
+            )
+        })
     }
 
     fn args(&self) -> [Arg; 8] {
         let &Self { tokens, seq_lens, tables, header, block_size } = self;
-        args![
-            tokens,
-            tables,
-            header,
-            seq_lens,
-            tokens.len(),
-            tables.len(),
-            seq_lens.len(),
-            block_size
-        ]
+        let lens = [tokens, tables, seq_lens].map(View::len);
+        args![tokens, tables, header, seq_lens, lens[0], lens[1], lens[2], block_size]
     }
 }
 

@@ -36,15 +36,13 @@ pub struct Scan {
 }
 
 pub fn scan(row: &[f32]) -> Scan {
-    let mut found = Scan { max: f32::NEG_INFINITY, finite: true };
-    scan_row(Isa::best(), row, &mut found);
-    found
+    scan_row(Isa::best(), row)
 }
 
-vectorised! { fn scan_row(row: &[f32], found: &mut Scan) = scan_lanes }
+vectorised! { fn scan_row(row: &[f32]) -> Scan = scan_lanes }
 
 #[inline(always)]
-fn scan_lanes<L: Lanes>(row: &[f32], found: &mut Scan) {
+fn scan_lanes<L: Lanes>(row: &[f32]) -> Scan {
     let (chunks, rest) = row.as_chunks::<{ 4 * LANES }>();
     let mut max = [f32::NEG_INFINITY; 4 * LANES];
     // Any value times zero is zero, unless it is infinite or NaN.
@@ -56,28 +54,27 @@ fn scan_lanes<L: Lanes>(row: &[f32], found: &mut Scan) {
         }
     }
     let largest = |max: f32, &value: &f32| if value > max { value } else { max };
-    found.max = max.iter().chain(rest).fold(f32::NEG_INFINITY, largest);
-    found.finite =
-        zero.iter().all(|zero| *zero == 0.0) && rest.iter().all(|value| value.is_finite());
+    Scan {
+        max: max.iter().chain(rest).fold(f32::NEG_INFINITY, largest),
+        finite: zero.iter().all(|zero| *zero == 0.0) && rest.iter().all(|value| value.is_finite()),
+    }
 }
 
 /// Position of the first of the row's values that equals `value`.
 pub fn first_equal(row: &[f32], value: f32) -> Option<usize> {
-    let mut found = None;
-    first_in_row(Isa::best(), row, value, &mut found);
-    found
+    first_in_row(Isa::best(), row, value)
 }
 
-vectorised! { fn first_in_row(row: &[f32], value: f32, found: &mut Option<usize>) = first_lanes }
+vectorised! { fn first_in_row(row: &[f32], value: f32) -> Option<usize> = first_lanes }
 
 #[inline(always)]
-fn first_lanes<L: Lanes>(row: &[f32], value: f32, found: &mut Option<usize>) {
+fn first_lanes<L: Lanes>(row: &[f32], value: f32) -> Option<usize> {
     let (chunks, _) = row.as_chunks::<{ 4 * LANES }>();
     let holds = |chunk: &[f32; 4 * LANES]| {
         chunk.iter().fold(0, |found, x| found | u32::from(*x == value)) > 0
     };
     let skipped = chunks.iter().position(holds).unwrap_or(chunks.len()) * 4 * LANES;
-    *found = row[skipped..].iter().position(|x| *x == value).map(|at| skipped + at);
+    row[skipped..].iter().position(|x| *x == value).map(|at| skipped + at)
 }
 
 /// Sets `out` to `(row - max) / temperature`.
@@ -98,15 +95,13 @@ fn scale_lanes<L: Lanes>(row: &[f32], max: f32, temperature: f32, out: &mut [f32
 
 /// The sum of `e^x` over values that are at most 0, each term within 2 ulp of f32, summed in f64.
 pub fn mass(row: &[f32]) -> f64 {
-    let mut sum = 0.0;
-    mass_of_row(Isa::best(), row, &mut sum);
-    sum
+    mass_of_row(Isa::best(), row)
 }
 
-vectorised! { fn mass_of_row(row: &[f32], sum: &mut f64) = mass_lanes }
+vectorised! { fn mass_of_row(row: &[f32]) -> f64 = mass_lanes }
 
 #[inline(always)]
-fn mass_lanes<L: Lanes>(row: &[f32], sum: &mut f64) {
+fn mass_lanes<L: Lanes>(row: &[f32]) -> f64 {
     let (chunks, rest) = row.as_chunks::<LANES>();
     let mut sums = [0.0f64; LANES];
     let mut last = [f32::NEG_INFINITY; LANES];
@@ -117,7 +112,7 @@ fn mass_lanes<L: Lanes>(row: &[f32], sum: &mut f64) {
             sums[i] += f64::from(terms[i]);
         }
     }
-    *sum = sums.iter().sum();
+    sums.iter().sum()
 }
 
 /// e^x for x at most 0, within 2 ulp; 0 below -87. Cody-Waite reduction and Cephes' polynomial,

@@ -138,19 +138,22 @@ macro_rules! vectorised {
         $(#[$meta:meta])*
         $vis:vis fn $name:ident$(<$element:ident: $bound:path>)?(
             $($arg:ident: $ty:ty),* $(,)?
-        ) = $kernel:ident
+        ) $(-> $result:ty)? = $kernel:ident
     ) => {
         $(#[$meta])*
-        $vis fn $name$(<$element: $bound>)?(isa: $crate::simd::Isa, $($arg: $ty),*) {
+        $vis fn $name$(<$element: $bound>)?(
+            isa: $crate::simd::Isa,
+            $($arg: $ty),*
+        ) $(-> $result)? {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-            fn avx512$(<$element: $bound>)?($($arg: $ty),*) {
-                $kernel::<$crate::simd::Avx512 $(, $element)?>($($arg),*);
+            fn avx512$(<$element: $bound>)?($($arg: $ty),*) $(-> $result)? {
+                $kernel::<$crate::simd::Avx512 $(, $element)?>($($arg),*)
             }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c")]
-            fn avx2$(<$element: $bound>)?($($arg: $ty),*) {
-                $kernel::<$crate::simd::Avx2 $(, $element)?>($($arg),*);
+            fn avx2$(<$element: $bound>)?($($arg: $ty),*) $(-> $result)? {
+                $kernel::<$crate::simd::Avx2 $(, $element)?>($($arg),*)
             }
             match isa {
                 // SAFETY: these variants exist only where `Isa::available` found the features.
@@ -160,7 +163,7 @@ macro_rules! vectorised {
                 #[cfg(target_arch = "x86_64")]
                 $crate::simd::Isa::Avx2 => unsafe { avx2($($arg),*) },
                 $crate::simd::Isa::Portable => {
-                    $kernel::<$crate::simd::Portable $(, $element)?>($($arg),*);
+                    $kernel::<$crate::simd::Portable $(, $element)?>($($arg),*)
                 }
             }
         }

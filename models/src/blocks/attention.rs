@@ -5,7 +5,7 @@ use crate::config::ModelConfig;
 use crate::decoder::rope::RopeBuffers;
 use crate::decoder::{Activations, LayerLoader, LayerStep, Stream};
 use cresset_kernels::Ops;
-use cresset_kernels::attention::AttentionArgs;
+use cresset_kernels::attention::{AttentionArgs, AttentionShape};
 use cresset_kernels::rope::{QkNorm, RopeArgs};
 use std::sync::Arc;
 
@@ -100,20 +100,23 @@ impl<O: Ops> SelfAttention<O> {
 
     /// `projected` and the cache → `attended`.
     fn attend<'a>(&'a self, s: &LayerStep<'a, O>, x: &Stream<'a, O>) -> Result<()> {
-        let c = s.config;
+        let &ModelConfig { heads, kv_heads, head_dim, .. } = s.config;
+        let shape = AttentionShape {
+            q_stride: self.projected.width,
+            heads,
+            kv_heads,
+            head_dim,
+            block_size: s.kv.block_size,
+            scale: s.config.attention_scale,
+            window: self.window,
+            softcap: s.config.attention_softcap,
+        };
         Ok(s.ops.attend(&AttentionArgs {
             q: self.projected.first(x.rows()),
-            q_stride: self.projected.width,
-            heads: c.heads,
-            kv_heads: c.kv_heads,
-            head_dim: c.head_dim,
             k_cache: O::view(&s.kv.k[s.layer]),
             v_cache: O::view(&s.kv.v[s.layer]),
-            block_size: s.kv.block_size,
+            shape,
             sequences: s.batch.sequences,
-            scale: c.attention_scale,
-            window: self.window,
-            softcap: c.attention_softcap,
             out: self.attended.first(x.rows()),
         })?)
     }

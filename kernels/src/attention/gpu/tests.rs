@@ -1,7 +1,7 @@
 //! The kernels against the reference, the equality of bits that they promise, and the errors of
 //! calls out of bounds.
 
-use super::super::tests::{Case, SCALE};
+use super::super::tests::Case;
 use super::*;
 use crate::gpu::{Buffer, Emulator};
 use crate::testing::{assert_close, downloaded, gpu, poisoned_buffer, rounded, upload, values};
@@ -144,17 +144,10 @@ impl Paging {
             PagedSequences { header: header.view(), seq_lens: lens.view(), tables: tables.view() };
         PagedArgs {
             q: q.view(),
-            q_stride: self.width() + BESIDE,
-            heads: self.case.heads,
-            kv_heads: self.case.kv_heads,
-            head_dim: self.case.dim,
             k_cache: self.k.view(),
             v_cache: self.v.view(),
-            block_size: self.block_size,
+            shape: self.case.shape(self.width() + BESIDE, self.block_size),
             sequences,
-            scale: SCALE,
-            window: self.case.window,
-            softcap: self.case.softcap,
             out: out.view(),
         }
     }
@@ -330,14 +323,14 @@ fn a_step_out_of_bounds_fails() {
 #[test]
 fn a_call_that_does_not_fit_is_refused() {
     let changes: [fn(&mut PagedArgs); 10] = [
-        |args| args.heads = 3,
-        |args| args.head_dim = 8,
-        |args| args.q_stride = 63,
-        |args| args.q_stride = 68,
-        |args| args.block_size = 24,
-        |args| args.window = Some(0),
-        |args| args.softcap = Some(-1.0),
-        |args| args.scale = 0.0,
+        |args| args.shape.heads = 3,
+        |args| args.shape.head_dim = 8,
+        |args| args.shape.q_stride = 63,
+        |args| args.shape.q_stride = 68,
+        |args| args.shape.block_size = 24,
+        |args| args.shape.window = Some(0),
+        |args| args.shape.softcap = Some(-1.0),
+        |args| args.shape.scale = 0.0,
         |args| args.out = args.out.slice(1..args.out.len()),
         |args| args.v_cache = args.v_cache.slice(0..16),
     ];

@@ -133,7 +133,6 @@ fn argument_bits(arg: &Arg) -> (u64, usize) {
         Arg::Null => (0, 8),
         Arg::U64(value) => (value, 8),
         Arg::U32(value) => (u64::from(value), 4),
-        Arg::I32(value) => (u64::from(value.cast_unsigned()), 4),
         Arg::F32(value) => (u64::from(value.to_bits()), 4),
     }
 }

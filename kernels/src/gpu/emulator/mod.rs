@@ -413,7 +413,6 @@ fn accepts(letter: &str, arg: &Arg) -> bool {
         Arg::View(view) => letter == "p0" || letter == format!("p{}", view.kind().bytes()),
         Arg::Null => letter.starts_with('p'),
         Arg::U32(_) => letter == "u",
-        Arg::I32(_) => letter == "i",
         Arg::U64(_) => letter == "l",
         Arg::F32(_) => letter == "f",
     }
@@ -424,7 +423,6 @@ fn parameter_word(arg: &Arg) -> u64 {
         Arg::View(view) => view.address(),
         Arg::Null => 0,
         Arg::U32(value) => u64::from(value),
-        Arg::I32(value) => u64::from(value.cast_unsigned()),
         Arg::U64(value) => value,
         Arg::F32(value) => u64::from(value.to_bits()),
     }

@@ -1,11 +1,11 @@
 //! The kernels against the reference, against each other bit by bit, and the choice between them.
 
-use super::super::Weight;
 use super::*;
 use crate::gpu::Buffer;
 use crate::linear::linear_reference;
 use crate::testing::{
-    KINDS, assert_close, downloaded, gpu, poisoned_buffer, random, rounded, upload, values,
+    KINDS, assert_close, dense_weight, downloaded, gpu, poisoned_buffer, random, rounded, upload,
+    values,
 };
 use candle_core::{Device, Tensor};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ impl Case {
         let [x, w, bias] = [n * cols, rows * cols, rows]
             .map(|len| rounded(kind, &values(&random(&[len], len as u64))));
         let weight = Tensor::from_slice(&w, (rows, cols), &Device::Cpu).unwrap();
-        let weight = Weight::from_dense(&weight).unwrap();
+        let weight = dense_weight(&weight);
         let want = [None, Some(&bias[..])].map(|bias| linear_reference(&weight, bias, &x));
         let operands = [x, w, bias].map(|values| upload(&gpu, kind, &values));
         Self { gpu, operands, n, rows, cols, want }

@@ -2,6 +2,7 @@
 
 use super::super::reference;
 use super::*;
+use crate::gpu::Kind;
 use crate::testing::{
     KINDS, assert_close, downloaded, gpu, poisoned_buffer, random, rounded, upload, values,
 };

@@ -2,7 +2,7 @@
 
 use super::super::reference;
 use super::*;
-use crate::gpu::{Buffer, Gpu};
+use crate::gpu::{Buffer, Gpu, Kind};
 use crate::norm::reference::rms_norm;
 use crate::rope::QkNorm;
 use crate::testing::{
