@@ -23,7 +23,7 @@ pub mod embedding;
 )]
 pub mod gpu;
 pub mod linear;
-pub mod memory;
+mod memory;
 pub mod norm;
 pub mod operand;
 pub mod rope;

@@ -15,7 +15,7 @@ const ALIGN: usize = 64;
 
 /// Asks the system for large pages under memory that has not been written yet. Without them
 /// everything works, only more slowly.
-pub fn prefer_large_pages<T>(memory: &[T]) {
+pub(crate) fn prefer_large_pages<T>(memory: &[T]) {
     advise(memory.as_ptr().cast_mut().cast(), size_of_val(memory));
 }
 

@@ -1,7 +1,6 @@
 //! The shape of a decoder, independent of the file format it was read from.
 
-use crate::KvLayout;
-use candle_core::DType;
+use cresset_kernels::gpu::Kind;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
@@ -25,9 +24,9 @@ pub struct ModelConfig {
     /// Token embeddings are multiplied by this.
     pub embedding_scale: f32,
     pub tied_embeddings: bool,
-    /// The type in which keys and values are kept: f32, or f16 beside quantised weights, whose own
-    /// rounding is far coarser.
-    pub kv_dtype: DType,
+    /// The kind in which keys and values are kept. On the CPU it is f32, or f16 beside quantised
+    /// weights, whose own rounding is far coarser; on a device it is that of the activations.
+    pub kv_kind: Kind,
 }
 
 /// Layers whose queries see only the most recent tokens.
@@ -94,13 +93,9 @@ pub struct Yarn {
 }
 
 impl ModelConfig {
-    pub fn kv_layout(&self) -> KvLayout {
-        KvLayout {
-            layers: self.layers,
-            kv_heads: self.kv_heads,
-            head_dim: self.head_dim,
-            dtype: self.kv_dtype,
-        }
+    /// Bytes of one block of the KV cache over all layers, K and V.
+    pub fn kv_block_bytes(&self, block_size: usize) -> usize {
+        2 * self.layers * self.kv_heads * self.head_dim * block_size * self.kv_kind.bytes()
     }
 }
 

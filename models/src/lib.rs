@@ -28,7 +28,7 @@ mod tests;
 
 pub use batch::ForwardBatch;
 pub use config::ModelConfig;
-pub use kv_cache::{KvCache, KvLayout};
+pub use kv_cache::KvCache;
 pub use loader::ModelSource;
 pub use options::ModelOptions;
 

@@ -55,7 +55,7 @@ impl Default for ModelOptions {
 impl ModelOptions {
     /// Blocks of the KV cache that `kv_bytes` hold.
     pub(crate) fn num_blocks(&self, config: &ModelConfig) -> Result<usize> {
-        let block_bytes = config.kv_layout().block_bytes(self.block_size);
+        let block_bytes = config.kv_block_bytes(self.block_size);
         match self.kv_bytes / block_bytes {
             0 => Err(crate::Error::OutOfMemory(format!(
                 "the KV cache may take {} bytes, but one block of {} tokens takes {block_bytes}; \

@@ -10,6 +10,7 @@ use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use candle_transformers::models::llama::{Cache, Llama, LlamaConfig};
+use cresset_kernels::gpu::Kind;
 use std::path::Path;
 
 const BLOCK_SIZE: usize = 16;
@@ -246,8 +247,8 @@ fn beside_quantised_weights_keys_and_values_take_half() {
     let [mut fast, mut exact] = [false, true].map(|dequantise| {
         load(&ModelSource::Gguf(path.clone()), &ModelOptions { dequantise, ..options() }).unwrap()
     });
-    let bytes = |model: &CpuModel| model.config().kv_layout().block_bytes(BLOCK_SIZE);
-    assert_eq!((bytes(&fast) * 2, fast.config().kv_dtype), (bytes(&exact), DType::F16));
+    let bytes = |model: &CpuModel| model.config().kv_block_bytes(BLOCK_SIZE);
+    assert_eq!((bytes(&fast) * 2, fast.config().kv_kind), (bytes(&exact), Kind::F16));
     let prompt = tokens(90, 3);
     let whole = alone(&mut fast, &prompt, 90);
     assert_eq!(alone(&mut fast, &prompt, 1), whole, "token by token");

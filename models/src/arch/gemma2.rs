@@ -124,8 +124,4 @@ impl<O: Ops> Layer<O> for Gemma2Layer<O> {
         self.mlp.forward(s, x)?;
         s.norm_sublayer_out(&self.post_mlp_norm, x)
     }
-
-    fn is_quantised(&self) -> bool {
-        self.mlp.is_quantised()
-    }
 }

@@ -5,7 +5,7 @@ use crate::config::{RopeConfig, RopeScaling, Yarn};
 use crate::loader::damaged;
 use crate::loader::gguf::{GgufFile, Value};
 use crate::{Error, ModelConfig, Result};
-use candle_core::DType;
+use cresset_kernels::gpu::Kind;
 use std::collections::BTreeSet;
 
 /// Keys that say nothing about the computation.
@@ -79,7 +79,7 @@ impl<'a> GgufConfigKeys<'a> {
             max_positions: self.required("context_length")?,
             sliding: None,
             attention_scale: 1.0 / (head_dim as f32).sqrt(),
-            kv_dtype: DType::F32,
+            kv_kind: Kind::F32,
             attention_softcap: None,
             logits_softcap: None,
             embedding_scale: 1.0,

@@ -4,57 +4,14 @@ use super::hf_rope;
 use crate::config::Sliding;
 use crate::loader::damaged;
 use crate::{Error, ModelConfig, Result};
-use candle_core::DType;
 use cresset_kernels::activation::Activation;
+use cresset_kernels::gpu::Kind;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
-/// Keys that say nothing about inference.
-const IGNORED: [&str; 42] = [
-    "_attn_implementation",
-    "_attn_implementation_autoset",
-    "_name_or_path",
-    "architectures",
-    "attention_dropout",
-    "attn_implementation",
-    "bos_token_id",
-    "cache_implementation",
-    "chunk_size_feed_forward",
-    "dtype",
-    "embd_pdrop",
-    "eos_token_id",
-    "finetuning_task",
-    "id2label",
-    "initializer_range",
-    "is_decoder",
-    "is_llama_config",
-    "keys_to_ignore_at_inference",
-    "label2id",
-    "model_max_length",
-    "model_type",
-    "output_attentions",
-    "output_hidden_states",
-    "pad_token_id",
-    "prefix",
-    "pretraining_tp",
-    "problem_type",
-    "pruned_heads",
-    "resid_pdrop",
-    "return_dict",
-    "sep_token_id",
-    "task_specific_params",
-    "tie_encoder_decoder",
-    "tokenizer_class",
-    "torch_dtype",
-    "torchscript",
-    "transformers.js_config",
-    "transformers_version",
-    "unk_token_id",
-    "unsloth_fixed",
-    "unsloth_version",
-    "use_cache",
-];
+/// Keys that say nothing about inference, one on each line.
+const IGNORED: &str = include_str!("hf_ignored_keys.txt");
 
 /// Switches that some families lack. Others carry them; they must then be off.
 const OFF: [&str; 5] =
@@ -125,7 +82,7 @@ impl HfConfigKeys {
             max_positions,
             sliding: None,
             attention_scale: 1.0 / (head_dim as f32).sqrt(),
-            kv_dtype: DType::F32,
+            kv_kind: Kind::F32,
             attention_softcap: None,
             logits_softcap: None,
             embedding_scale: 1.0,
@@ -187,7 +144,7 @@ impl HfConfigKeys {
     pub(super) fn finish(self) -> Result<()> {
         let silent = |key: &str, value: &Value| {
             value.is_null()
-                || IGNORED.contains(&key)
+                || IGNORED.lines().any(|ignored| ignored == key)
                 || (OFF.contains(&key) && *value == Value::Bool(false))
         };
         let unknown = self.values.iter().filter(|(key, value)| !silent(key, value));

@@ -74,8 +74,4 @@ impl<O: Ops> Layer<O> for LlamaLayer<O> {
         s.add_norm(&self.mlp_norm, x)?;
         self.mlp.forward(s, x)
     }
-
-    fn is_quantised(&self) -> bool {
-        self.mlp.is_quantised()
-    }
 }

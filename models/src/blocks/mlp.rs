@@ -31,6 +31,7 @@ impl<O: Ops> Mlp<O> {
         let down = t.matrix(&name("down_proj.weight"), hidden, inner);
         let down_bias = t.bias_if(options.mlp_bias, &[(&name("down_proj.bias"), hidden)]);
         let (gate_up, gate_up_bias, down, down_bias) = (gate_up?, gate_up_bias?, down?, down_bias?);
+        l.quantised |= O::is_quantised(&gate_up) || O::is_quantised(&down);
         Some(Self {
             gate_up,
             gate_up_bias,
@@ -50,9 +51,5 @@ impl<O: Ops> Mlp<O> {
         let out = self.activated.first(x.rows());
         s.ops.gated(&GatedArgs { activation, gate_up, width, out })?;
         s.linear(&self.down, self.down_bias.as_ref(), out, x.sublayer_out())
-    }
-
-    pub fn is_quantised(&self) -> bool {
-        O::is_quantised(&self.gate_up) || O::is_quantised(&self.down)
     }
 }

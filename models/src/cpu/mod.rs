@@ -1,7 +1,6 @@
 //! A model on the CPU: quantised weights stay quantised, and a step is computed when it is
 //! launched.
 
-mod cache;
 mod store;
 
 use crate::decoder::{Decoder, DecoderOptions, StepBatch};
@@ -40,13 +39,13 @@ impl CpuModel {
             max_context: options.max_context.unwrap_or(usize::MAX),
         };
         let mut decoder = Decoder::load(Compute::new(options.threads), source, &mut store, &sizes)?;
-        if decoder.is_quantised() {
-            decoder.config.kv_dtype = DType::F16;
+        if decoder.quantised {
+            decoder.config.kv_kind = Kind::F16;
         }
         let config = &decoder.config;
-        let (layout, blocks) = (config.kv_layout(), options.num_blocks(config)?);
+        let blocks = options.num_blocks(config)?;
         Ok(Self {
-            kv: KvCache::new(&layout, blocks, options.block_size)?,
+            kv: KvCache::new(&decoder.ops, config, blocks, options.block_size)?,
             max_tokens,
             logits: zeros(1, config.vocab_size)?,
             sampler: RowSampler::default(),
@@ -84,10 +83,7 @@ impl CpuModel {
         if tokens > most {
             return Err(Error::Batch(format!("{tokens} tokens in a step of at most {most}")));
         }
-        let (vocab_size, positions) = (self.decoder.config.vocab_size, self.decoder.positions);
-        batch
-            .check(vocab_size, positions, self.kv.block_size, self.kv.num_blocks)
-            .map_err(Error::Batch)
+        self.decoder.check(batch, self.kv.block_size, self.kv.num_blocks)
     }
 
     /// Returns a view of `n` rows of logits.
@@ -147,8 +143,8 @@ impl Model for CpuModel {
 impl CpuModel {
     /// Returns the same model with an empty cache of `blocks` blocks.
     pub(crate) fn with_blocks(mut self, blocks: usize) -> Self {
-        let (layout, block_size) = (self.decoder.config.kv_layout(), self.kv.block_size);
-        self.kv = KvCache::new(&layout, blocks, block_size).unwrap();
+        let (decoder, block_size) = (&self.decoder, self.kv.block_size);
+        self.kv = KvCache::new(&decoder.ops, &decoder.config, blocks, block_size).unwrap();
         self
     }
 }

@@ -1,8 +1,8 @@
 //! Paged keys, values and tokens on a device, and how many blocks its memory holds.
 
-use crate::{Error, KvCache, KvLayout, Result};
+use crate::{Error, KvCache, ModelConfig, Result};
+use cresset_kernels::DeviceOps;
 use cresset_kernels::gpu::{Buffer, Kind};
-use cresset_kernels::{DeviceOps, OpMemory};
 
 /// The cache of a model, and the tokens beside their K and V.
 pub(super) struct DeviceCache {
@@ -14,23 +14,20 @@ pub(super) struct DeviceCache {
 impl DeviceCache {
     pub(super) fn new(
         gpu: &DeviceOps,
-        kind: Kind,
-        layout: &KvLayout,
+        config: &ModelConfig,
         num_blocks: usize,
         block_size: usize,
     ) -> Result<Self> {
         Ok(Self {
             tokens: Buffer::new(gpu, Kind::U32, num_blocks * block_size)?,
-            kv: KvCache::with(layout, num_blocks, block_size, |len| gpu.allocate(kind, len))?,
+            kv: KvCache::new(gpu, config, num_blocks, block_size)?,
         })
     }
 }
 
 /// Bytes of one block: K and V over all layers, and its tokens.
-pub(super) fn block_bytes(layout: &KvLayout, kind: Kind, block_size: usize) -> usize {
-    let token =
-        2 * layout.layers * layout.kv_heads * layout.head_dim * kind.bytes() + Kind::U32.bytes();
-    token * block_size
+pub(super) fn block_bytes(config: &ModelConfig, block_size: usize) -> usize {
+    config.kv_block_bytes(block_size) + Kind::U32.bytes() * block_size
 }
 
 /// The memory of a device that a model may take, in bytes.

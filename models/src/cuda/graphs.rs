@@ -3,10 +3,12 @@
 use super::inputs::StepShape;
 use crate::Result;
 use cresset_kernels::gpu::{Gpu, Graph};
+use std::collections::BTreeMap;
 
+#[derive(Default)]
 pub(super) struct Graphs {
-    /// Ascending; `None` stands for a graph that is not recorded, or was dropped.
-    buckets: Vec<(usize, Option<Graph>)>,
+    /// By number of rows; `None` stands for a graph that is not recorded, or was dropped.
+    buckets: BTreeMap<usize, Option<Graph>>,
 }
 
 impl Graphs {
@@ -23,12 +25,12 @@ impl Graphs {
     }
 
     pub(super) fn buckets(&self) -> Vec<usize> {
-        self.buckets.iter().map(|(rows, _)| *rows).collect()
+        self.buckets.keys().copied().collect()
     }
 
     /// The smallest bucket with room for `rows` rows.
     pub(super) fn bucket(&self, rows: usize) -> Option<usize> {
-        self.buckets.iter().map(|(bucket, _)| *bucket).find(|bucket| *bucket >= rows.max(1))
+        self.buckets.keys().copied().find(|bucket| *bucket >= rows.max(1))
     }
 
     /// Whether steps of this shape are recorded.
@@ -49,7 +51,7 @@ impl Graphs {
             Ok(())
         })?;
         outcome?;
-        if let Some((_, place)) = self.buckets.iter_mut().find(|(rows, _)| *rows == shape.rows) {
+        if let Some(place) = self.buckets.get_mut(&shape.rows) {
             *place = Some(graph);
         }
         Ok(())
@@ -62,21 +64,18 @@ impl Graphs {
         shape: StepShape,
         step: &dyn Fn() -> Result<()>,
     ) -> Result<()> {
-        let recorded = |graphs: &Self| {
-            graphs.buckets.iter().any(|(rows, graph)| *rows == shape.rows && graph.is_some())
-        };
-        if !recorded(self) {
+        if !matches!(self.buckets.get(&shape.rows), Some(Some(_))) {
             self.record(gpu, shape, step)?;
         }
-        match self.buckets.iter().find(|(rows, _)| *rows == shape.rows) {
-            Some((_, Some(graph))) => Ok(gpu.replay(graph)?),
+        match self.buckets.get(&shape.rows) {
+            Some(Some(graph)) => Ok(gpu.replay(graph)?),
             _ => step(),
         }
     }
 
     /// Drops all recordings, because buffers that they name have moved.
     pub(super) fn forget(&mut self) {
-        self.buckets.iter_mut().for_each(|(_, graph)| *graph = None);
+        self.buckets.values_mut().for_each(|graph| *graph = None);
     }
 }
 

@@ -123,7 +123,7 @@ impl Inputs {
         Ok(Self(Buffer::new(gpu, Kind::U32, words)?))
     }
 
-    arrays!(ids, feedback, positions, slots, cu_seqlens, selected);
+    arrays!(prefill_header, ids, feedback, positions, slots, cu_seqlens, selected);
 
     pub(super) fn all(&self, shape: &StepShape) -> PagedSequences {
         let at = Layout::new(shape);
@@ -137,28 +137,19 @@ impl Inputs {
 
     /// The sequences in the form that attention takes; `workspace` is for partial results.
     pub(super) fn sequences(&self, shape: &StepShape, workspace: View) -> StepSequences {
+        let (all, first) = (self.all(shape), shape.decodes);
+        let PagedSequences { seq_lens, tables, .. } = all;
         StepSequences {
-            decodes: self.decodes(shape),
+            decodes: PagedSequences { seq_lens: seq_lens.slice(0..first), ..all },
             max_splits: shape.max_splits,
             workspace,
-            prefills: self.others(shape),
+            prefills: PagedSequences {
+                header: self.prefill_header(shape),
+                seq_lens: seq_lens.slice(first..shape.sequences),
+                tables: tables.slice(first * shape.table_stride..tables.len()),
+            },
             cu_seqlens_q: self.cu_seqlens(shape),
             most_queries: shape.most_queries,
-        }
-    }
-
-    /// The sequences that decode.
-    fn decodes(&self, shape: &StepShape) -> PagedSequences {
-        let all = self.all(shape);
-        PagedSequences { seq_lens: all.seq_lens.slice(0..shape.decodes), ..all }
-    }
-
-    fn others(&self, shape: &StepShape) -> PagedSequences {
-        let (all, first) = (self.all(shape), shape.decodes);
-        PagedSequences {
-            header: self.0.view().slice(Layout::new(shape).prefill_header),
-            seq_lens: all.seq_lens.slice(first..shape.sequences),
-            tables: all.tables.slice(first * shape.table_stride..all.tables.len()),
         }
     }
 

@@ -116,19 +116,19 @@ impl CudaModel {
             max_logits_rows: options.max_rows,
             max_context: options.max_context.unwrap_or(usize::MAX),
         };
-        let decoder = Decoder::load(gpu.clone(), source, &mut store, &sizes)?;
+        let mut decoder = Decoder::load(gpu.clone(), source, &mut store, &sizes)?;
+        decoder.config.kv_kind = kind;
         let weight_bytes = store.bytes;
         drop(store);
         let workspace = StepWorkspace::new(gpu, options, &decoder.config)?;
-        let (block_size, layout, rows) =
-            (options.block_size, decoder.config.kv_layout(), options.max_rows);
+        let (block_size, rows) = (options.block_size, options.max_rows);
         let first = StepShape {
             tokens: options.max_tokens(),
             ..StepShape::decode(rows, 1, BLOCKS_PER_ROW)
         };
         let inputs = Inputs::new(gpu, first.words(rows * SPECIALS_PER_ROW))?;
         let graphs = Graphs::new(options.gpu_graph_rows.min(rows));
-        let cache = DeviceCache::new(gpu, kind, &layout, 1, block_size)?;
+        let cache = DeviceCache::new(gpu, &decoder.config, 1, block_size)?;
         let mut model = Self {
             decoder,
             workspace,
@@ -151,9 +151,9 @@ impl CudaModel {
             own: free_before.saturating_sub(free),
             share: options.gpu_memory_share,
         };
-        let block_bytes = block_bytes(&layout, kind, block_size);
+        let block_bytes = block_bytes(&model.decoder.config, block_size);
         let blocks = budget.blocks(block_bytes, block_size)?;
-        model.cache = DeviceCache::new(gpu, kind, &layout, blocks, block_size)?;
+        model.cache = DeviceCache::new(gpu, &model.decoder.config, blocks, block_size)?;
         tracing::info!(
             weight_bytes,
             kv_blocks = model.num_blocks(),
@@ -173,14 +173,14 @@ impl CudaModel {
         self.check(batch, rows.len())?;
         let shape = self.shape(batch);
         let lane = self.stage(batch, rows, shape)?;
-        let gpu = &*self.decoder.ops;
         if self.graphs.covers(&shape) {
-            let step =
-                || run_step(&self.decoder, &self.workspace, &self.cache, &self.inputs, &shape);
-            self.graphs.replay(gpu, shape, &step)?;
+            self.with_graphs(|model, graphs| {
+                graphs.replay(&**model.gpu(), shape, &|| model.step(&shape))
+            })?;
         } else {
             self.step(&shape)?;
         }
+        let gpu = &*self.decoder.ops;
         let results = self.workspace.results.view().slice(0..rows.len() * RESULT_WORDS);
         gpu.download(results, &self.lanes[lane].results, 0)?;
         self.previous_rows = rows.len();
@@ -215,8 +215,7 @@ impl CudaModel {
         {
             return fail(format!("result {index} of a step that had {}", self.previous_rows));
         }
-        let (vocab_size, positions) = (self.decoder.config.vocab_size, self.decoder.positions);
-        batch.check(vocab_size, positions, block_size, self.num_blocks()).map_err(Error::Batch)
+        self.decoder.check(batch, block_size, self.num_blocks())
     }
 
     /// The batch's own shape, or that of a recorded step which has room for it.
@@ -335,11 +334,19 @@ impl CudaModel {
         for rows in self.graphs.buckets() {
             let shape = StepShape::decode(rows, self.max_splits(rows), 1);
             self.run_unsampled(&ForwardBatch::default(), shape)?;
-            let step =
-                || run_step(&self.decoder, &self.workspace, &self.cache, &self.inputs, &shape);
-            self.graphs.record(&*self.decoder.ops, shape, &step)?;
+            self.with_graphs(|model, graphs| {
+                graphs.record(&**model.gpu(), shape, &|| model.step(&shape))
+            })?;
         }
         Ok(())
+    }
+
+    /// Lets `work` change the recorded steps, which call the model.
+    fn with_graphs(&mut self, work: impl FnOnce(&Self, &mut Graphs) -> Result<()>) -> Result<()> {
+        let mut graphs = std::mem::take(&mut self.graphs);
+        let outcome = work(self, &mut graphs);
+        self.graphs = graphs;
+        outcome
     }
 
     /// Runs a step whose results are not used: all its rows are sampled as padding.
@@ -349,8 +356,48 @@ impl CudaModel {
         Ok(self.gpu().synchronise()?)
     }
 
+    /// Launches everything from token ids to the sampled tokens and their results.
     fn step(&self, shape: &StepShape) -> Result<()> {
-        run_step(&self.decoder, &self.workspace, &self.cache, &self.inputs, shape)
+        self.compute_logits(shape)?;
+        let rows = shape.rows;
+        if rows == 0 {
+            return Ok(());
+        }
+        let Self { workspace: w, cache, inputs, .. } = self;
+        let PagedSequences { header, seq_lens, tables } = inputs.all(shape);
+        let (tokens, block_size) = (cache.tokens.view(), cache.kv.block_size);
+        let args = Sample {
+            logits: w.logits(rows),
+            vocab_size: self.decoder.config.vocab_size,
+            params: inputs.sampling(shape),
+            history: History { tokens, seq_lens, tables, header, block_size },
+            tokens: w.tokens.view().slice(0..rows),
+            results: w.results.view().slice(0..rows * RESULT_WORDS),
+            workspace: w.sampling.view(),
+        };
+        Ok(sample(&**self.gpu(), &args)?)
+    }
+
+    /// Writes K and V of every token into the cache, and computes the logits of the rows that are
+    /// sampled.
+    fn compute_logits(&self, shape: &StepShape) -> Result<()> {
+        let Self { workspace: w, cache, inputs, .. } = self;
+        let step = StepBatch {
+            tokens: shape.tokens,
+            logits_rows: shape.rows,
+            ids: inputs.ids(shape),
+            positions: inputs.positions(shape),
+            slots: inputs.slots(shape),
+            selected: inputs.selected(shape),
+            sequences: inputs.sequences(shape, w.attention.view()),
+            device: Some(DeviceTokens {
+                feedback: inputs.feedback(shape),
+                previous: w.tokens.view(),
+                slots: inputs.slots(shape),
+                history: cache.tokens.view(),
+            }),
+        };
+        self.decoder.forward(&step, &cache.kv, w.logits(shape.rows))
     }
 }
 
@@ -403,60 +450,6 @@ impl Model for CudaModel {
         self.previous_rows = 0;
         Ok(())
     }
-}
-
-/// Launches everything from token ids to the sampled tokens and their results.
-fn run_step(
-    decoder: &Decoder<DeviceOps>,
-    w: &StepWorkspace,
-    cache: &DeviceCache,
-    inputs: &Inputs,
-    shape: &StepShape,
-) -> Result<()> {
-    compute_logits(decoder, w, cache, inputs, shape)?;
-    let rows = shape.rows;
-    if rows == 0 {
-        return Ok(());
-    }
-    let PagedSequences { header, seq_lens, tables } = inputs.all(shape);
-    let (tokens, block_size) = (cache.tokens.view(), cache.kv.block_size);
-    let args = Sample {
-        logits: w.logits(rows),
-        vocab_size: decoder.config.vocab_size,
-        params: inputs.sampling(shape),
-        history: History { tokens, seq_lens, tables, header, block_size },
-        tokens: w.tokens.view().slice(0..rows),
-        results: w.results.view().slice(0..rows * RESULT_WORDS),
-        workspace: w.sampling.view(),
-    };
-    Ok(sample(&*decoder.ops, &args)?)
-}
-
-/// Writes K and V of every token into the cache, and computes the logits of the rows that are
-/// sampled.
-fn compute_logits(
-    decoder: &Decoder<DeviceOps>,
-    w: &StepWorkspace,
-    cache: &DeviceCache,
-    inputs: &Inputs,
-    shape: &StepShape,
-) -> Result<()> {
-    let step = StepBatch {
-        tokens: shape.tokens,
-        logits_rows: shape.rows,
-        ids: inputs.ids(shape),
-        positions: inputs.positions(shape),
-        slots: inputs.slots(shape),
-        selected: inputs.selected(shape),
-        sequences: inputs.sequences(shape, w.attention.view()),
-        device: Some(DeviceTokens {
-            feedback: inputs.feedback(shape),
-            previous: w.tokens.view(),
-            slots: inputs.slots(shape),
-            history: cache.tokens.view(),
-        }),
-    };
-    decoder.forward(&step, &cache.kv, w.logits(shape.rows))
 }
 
 impl Drop for CudaModel {

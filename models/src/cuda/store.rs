@@ -8,7 +8,7 @@ use cresset_kernels::Compute;
 use cresset_kernels::gpu::{Buffer, DeviceElement, Kind, Staging, StreamEvent, View};
 use cresset_kernels::operand::{DeviceOps, MatrixBuffer};
 use half::bf16;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 /// Bytes of each of the two pinned buffers. No row of a matrix is longer.
 const STAGING_BYTES: usize = 64 << 20;
@@ -114,13 +114,10 @@ impl Drop for DeviceStore {
 fn convert(compute: &Compute, matrix: &Raw, kind: Kind, out: &mut [u8]) -> Result<()> {
     let row_bytes = matrix.cols * kind.bytes();
     let most = (TASK_BYTES / row_bytes).max(1);
-    let pieces: Vec<_> = out.chunks_mut(most * row_bytes).map(Mutex::new).collect();
     let failed = OnceLock::new();
-    compute.run(pieces.len(), |i| {
-        let mut out = pieces[i].lock().unwrap_or_else(PoisonError::into_inner);
-        if let Err(error) =
-            convert_rows(&matrix.slice(i * most, out.len() / row_bytes), kind, &mut out)
-        {
+    compute.run_chunks(out, most * row_bytes, |start, out| {
+        let rows = matrix.slice(start / row_bytes, out.len() / row_bytes);
+        if let Err(error) = convert_rows(&rows, kind, out) {
             failed.get_or_init(|| error);
         }
     });

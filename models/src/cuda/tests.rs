@@ -49,7 +49,7 @@ impl CudaModel {
     fn logits(&mut self, batch: &ForwardBatch) -> Vec<Vec<f32>> {
         let shape = self.shape(batch);
         self.stage(batch, &[], shape).unwrap();
-        compute_logits(&self.decoder, &self.workspace, &self.cache, &self.inputs, &shape).unwrap();
+        self.compute_logits(&shape).unwrap();
         let all: Vec<f32> = self.workspace.logits.to_vec().unwrap();
         let rows = all.chunks_exact(self.config().vocab_size).take(batch.logits_indices.len());
         rows.map(<[f32]>::to_vec).collect()

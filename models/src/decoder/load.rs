@@ -39,6 +39,8 @@ pub struct LayerLoader<'l, 't, O: Ops> {
     pub tensors: &'l mut Tensors<'t, O>,
     /// The number of the layer, from 0.
     pub layer: usize,
+    /// Whether any weights after an attention were found to be block-quantised.
+    pub quantised: bool,
     ops: &'l O,
     options: DecoderOptions,
     /// Activations that all layers use in turn, by name.
@@ -48,17 +50,7 @@ pub struct LayerLoader<'l, 't, O: Ops> {
     sliding_rope: Option<Arc<RopeBuffers<O>>>,
 }
 
-impl<'l, 't, O: Ops> LayerLoader<'l, 't, O> {
-    fn new(
-        spec: &'l ArchSpec,
-        tensors: &'l mut Tensors<'t, O>,
-        ops: &'l O,
-        options: DecoderOptions,
-    ) -> Self {
-        let rows = BTreeMap::new();
-        Self { spec, tensors, layer: 0, ops, options, rows, rope: None, sliding_rope: None }
-    }
-
+impl<'l, O: Ops> LayerLoader<'l, '_, O> {
     /// The beginning of the names of the layer's tensors.
     pub fn prefix(&self) -> String {
         format!("model.layers.{}.", self.layer)
@@ -87,7 +79,7 @@ impl<'l, 't, O: Ops> LayerLoader<'l, 't, O> {
         }
         let allocated = self.ops.allocate(self.options.kind, rows * width);
         let buffer = self.tensors.keep(name, allocated.map_err(Into::into))?;
-        let rows = Activations::new(buffer, width);
+        let rows = Activations { buffer: Arc::new(buffer), width };
         self.rows.insert(name, rows.clone());
         Some(rows)
     }
@@ -150,7 +142,17 @@ impl<O: Ops> Decoder<O> {
             spec.config.rope.scaling = RopeScaling::Factors(factors);
         }
         let embedding = t.matrix("model.embed_tokens.weight", vocab_size, hidden_size);
-        let mut loader = LayerLoader::new(&spec, t, &ops, options);
+        let mut loader = LayerLoader {
+            spec: &spec,
+            tensors: t,
+            layer: 0,
+            quantised: false,
+            ops: &ops,
+            options,
+            rows: BTreeMap::new(),
+            rope: None,
+            sliding_rope: None,
+        };
         let mut load = |layer| {
             loader.layer = layer;
             arch::load_layer(&mut loader)
@@ -175,13 +177,9 @@ impl<O: Ops> Decoder<O> {
             normed: loader.rows("normed", hidden_size)?,
             sublayer_out: loader.rows("sublayer out", hidden_size)?,
             selected: loader.selected_rows("selected residual", hidden_size)?,
+            quantised: loader.quantised,
             config: spec.config,
             ops,
         })
-    }
-
-    /// Whether any layer has block-quantised weights after its attention.
-    pub fn is_quantised(&self) -> bool {
-        self.layers.iter().any(|layer| layer.is_quantised())
     }
 }

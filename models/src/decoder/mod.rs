@@ -12,7 +12,7 @@ mod step;
 pub use load::{DecoderOptions, LayerLoader};
 pub use step::{Activations, LayerStep, StepBatch, Stream};
 
-use crate::{KvCache, ModelConfig, Result};
+use crate::{Error, ForwardBatch, KvCache, ModelConfig, Result};
 use cresset_kernels::Ops;
 use cresset_kernels::embedding::GatherArgs;
 use cresset_kernels::linear::Mode;
@@ -23,15 +23,14 @@ pub trait Layer<O: Ops>: Send {
     /// previous layer's last sub-layer is still to be added; when it ends, so is this layer's own
     /// last result: [`LayerStep::add_norm`] adds and norms in one op.
     fn forward<'a>(&'a self, step: &LayerStep<'a, O>, x: &mut Stream<'a, O>) -> Result<()>;
-
-    /// Whether the weights after the attention are block-quantised. On the CPU, K and V are then
-    /// kept in f16.
-    fn is_quantised(&self) -> bool;
 }
 
 pub struct Decoder<O: Ops> {
     pub ops: O,
     pub config: ModelConfig,
+    /// Whether any layer has block-quantised weights after its attention. On the CPU, K and V are
+    /// then kept in f16.
+    pub quantised: bool,
     /// Positions that the RoPE tables cover; this is also the longest sequence.
     pub positions: usize,
     mode: Mode,
@@ -60,7 +59,13 @@ impl<O: Ops> Decoder<O> {
         kv: &'a KvCache<O>,
         logits: O::View<'a>,
     ) -> Result<()> {
-        let mut x = Stream::new(batch.tokens, &self.residual, &self.normed, &self.sublayer_out);
+        let mut x = Stream {
+            rows: batch.tokens,
+            residual: &self.residual,
+            normed: &self.normed,
+            sublayer_out: &self.sublayer_out,
+            pending: false,
+        };
         self.ops.gather(&GatherArgs {
             table: O::matrix(&self.embedding),
             ids: batch.ids,
@@ -79,6 +84,17 @@ impl<O: Ops> Decoder<O> {
         last.linear(self.head.as_ref().unwrap_or(&self.embedding), None, x.normed(), logits)?;
         let cap = self.config.logits_softcap;
         cap.map_or(Ok(()), |cap| Ok(self.ops.soft_cap(logits, cap)?))
+    }
+
+    /// Refuses a batch that contradicts itself, the model, or a cache of so many blocks.
+    pub(crate) fn check(
+        &self,
+        batch: &ForwardBatch,
+        block_size: usize,
+        num_blocks: usize,
+    ) -> Result<()> {
+        let vocab_size = self.config.vocab_size;
+        batch.check(vocab_size, self.positions, block_size, num_blocks).map_err(Error::Batch)
     }
 
     fn step<'a>(

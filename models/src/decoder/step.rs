@@ -27,7 +27,7 @@ pub struct StepBatch<'a, O: Ops> {
 
 /// A matrix of activations, allocated once for the largest step. Clones share the memory.
 pub struct Activations<O: Ops> {
-    buffer: Arc<O::Buffer>,
+    pub(super) buffer: Arc<O::Buffer>,
     pub width: usize,
 }
 
@@ -38,10 +38,6 @@ impl<O: Ops> Clone for Activations<O> {
 }
 
 impl<O: Ops> Activations<O> {
-    pub(super) fn new(buffer: O::Buffer, width: usize) -> Self {
-        Self { buffer: Arc::new(buffer), width }
-    }
-
     /// The first `rows` rows.
     pub fn first(&self, rows: usize) -> O::View<'_> {
         O::view(&self.buffer).slice(0..rows * self.width)
@@ -50,24 +46,15 @@ impl<O: Ops> Activations<O> {
 
 /// The residual stream and what is added to it. Every layer reads and writes it.
 pub struct Stream<'a, O: Ops> {
-    rows: usize,
-    residual: &'a Activations<O>,
-    normed: &'a Activations<O>,
-    sublayer_out: &'a Activations<O>,
+    pub(super) rows: usize,
+    pub(super) residual: &'a Activations<O>,
+    pub(super) normed: &'a Activations<O>,
+    pub(super) sublayer_out: &'a Activations<O>,
     /// Whether `sublayer_out` still has to be added to the residual stream.
-    pending: bool,
+    pub(super) pending: bool,
 }
 
 impl<'a, O: Ops> Stream<'a, O> {
-    pub(super) fn new(
-        rows: usize,
-        residual: &'a Activations<O>,
-        normed: &'a Activations<O>,
-        sublayer_out: &'a Activations<O>,
-    ) -> Self {
-        Self { rows, residual, normed, sublayer_out, pending: false }
-    }
-
     /// Rows that are still computed: all tokens, and after the last attention only those that get
     /// logits.
     pub fn rows(&self) -> usize {

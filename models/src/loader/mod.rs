@@ -17,6 +17,7 @@ use cresset_kernels::OpMemory;
 use gguf::GgufFile;
 use memmap2::Mmap;
 use safetensors::Checkpoint;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use store::WeightStore;
 use tensors::{Container, Tensors};
@@ -40,7 +41,15 @@ pub(crate) fn read<M: OpMemory, T>(
     build: impl FnOnce(ArchSpec, &mut Tensors<M>) -> Option<T>,
 ) -> Result<T> {
     let fill = |spec: ArchSpec, files: Container, path: &Path| {
-        let mut tensors = Tensors::new(files, path.to_owned(), store, spec.options.names);
+        let mut tensors = Tensors {
+            container: files,
+            path: path.to_owned(),
+            store,
+            names: spec.options.names,
+            taken: BTreeSet::new(),
+            problems: Vec::new(),
+            failed: None,
+        };
         let built = build(spec, &mut tensors);
         tensors.finish(built)
     };

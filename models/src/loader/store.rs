@@ -4,6 +4,7 @@
 use crate::{Error, Result};
 use candle_core::quantized::GgmlDType;
 use cresset_kernels::OpMemory;
+use cresset_kernels::gpu::DeviceElement;
 use cresset_kernels::linear::Weight;
 use half::{bf16, f16};
 
@@ -45,15 +46,11 @@ impl<'a> Raw<'a> {
     /// Returns all values, row by row.
     pub fn values(&self) -> Result<Vec<f32>> {
         Ok(match self.dtype {
-            GgmlDType::F32 => {
-                self.bytes.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect()
-            }
+            GgmlDType::F32 => f32::decode(self.bytes),
             GgmlDType::F16 => {
                 self.bytes.as_chunks().0.iter().map(|x| f16::from_le_bytes(*x).to_f32()).collect()
             }
-            GgmlDType::BF16 => {
-                self.bytes.as_chunks().0.iter().map(|x| bf16::from_le_bytes(*x).to_f32()).collect()
-            }
+            GgmlDType::BF16 => bf16::decode(self.bytes).into_iter().map(bf16::to_f32).collect(),
             _ => {
                 let weight = self.weight()?;
                 let mut values = vec![0.0; self.rows * self.cols];

@@ -10,7 +10,7 @@ use cresset_kernels::OpMemory;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-pub enum Container<'a> {
+pub(super) enum Container<'a> {
     Gguf(&'a GgufFile),
     Checkpoint(&'a Checkpoint),
 }
@@ -47,14 +47,14 @@ impl NameMap {
 }
 
 pub struct Tensors<'a, M: OpMemory> {
-    container: Container<'a>,
-    path: PathBuf,
-    store: &'a mut dyn WeightStore<M>,
-    names: NameMap,
-    taken: BTreeSet<String>,
-    problems: Vec<String>,
+    pub(super) container: Container<'a>,
+    pub(super) path: PathBuf,
+    pub(super) store: &'a mut dyn WeightStore<M>,
+    pub(super) names: NameMap,
+    pub(super) taken: BTreeSet<String>,
+    pub(super) problems: Vec<String>,
     /// A failure that is no fault of the files, such as a device without memory left.
-    failed: Option<Error>,
+    pub(super) failed: Option<Error>,
 }
 
 /// Whether a stored tensor that holds several matrices, one below the other, has the shape of their
@@ -65,23 +65,6 @@ fn is_stack(found: &[usize], shape: &[usize]) -> bool {
 }
 
 impl<'a, M: OpMemory> Tensors<'a, M> {
-    pub fn new(
-        container: Container<'a>,
-        path: PathBuf,
-        store: &'a mut dyn WeightStore<M>,
-        names: NameMap,
-    ) -> Self {
-        Self {
-            container,
-            path,
-            store,
-            names,
-            taken: BTreeSet::new(),
-            problems: Vec::new(),
-            failed: None,
-        }
-    }
-
     /// Takes a weight matrix by its HF name. `None` is a problem that [`Self::finish`] will report.
     pub fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Option<M::Matrix> {
         self.stack(&[(name, rows)], cols)
