@@ -47,7 +47,7 @@ impl Fake {
             self.0.get::<extern "C" fn(*const c_char, c_int)>(b"fake_fail").unwrap()(
                 name.as_ptr(),
                 code,
-            )
+            );
         }
     }
 

@@ -7,11 +7,11 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 /// An algorithm in the library's own opaque form.
-pub type MatmulAlgorithm = [u64; 8];
+pub(super) type MatmulAlgorithm = [u64; 8];
 
 /// The properties of a product by which its algorithm is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct GemmShape {
+pub(super) struct GemmShape {
     pub operands: Kind,
     pub out: Kind,
     pub bias: bool,
@@ -28,7 +28,7 @@ const MAX_ALIGNMENT: u64 = 16;
 const FILE_HEADER: &str = "cresset products 1";
 
 impl GemmShape {
-    pub fn of(gemm: &Gemm) -> Self {
+    pub(super) fn of(gemm: &Gemm) -> Self {
         let stride = |view_kind: Kind, stride: usize| (stride * view_kind.bytes()) as u64;
         let addresses = [
             gemm.x.address(),
@@ -68,7 +68,7 @@ impl GemmShape {
 }
 
 /// Algorithms by the key of their shape.
-pub struct AutotuneCache {
+pub(super) struct AutotuneCache {
     file: Option<PathBuf>,
     chosen: BTreeMap<String, MatmulAlgorithm>,
 }
@@ -76,17 +76,17 @@ pub struct AutotuneCache {
 impl AutotuneCache {
     /// Reads the algorithms that are kept in `folder` for this device. Without a folder the cache
     /// is in memory only.
-    pub fn open(folder: Option<&Path>, properties: &Properties) -> Self {
+    pub(super) fn open(folder: Option<&Path>, properties: &Properties) -> Self {
         let file = folder.map(|folder| folder.join(file_name(properties)));
         let text = file.as_ref().and_then(|file| std::fs::read_to_string(file).ok());
         Self { chosen: text.and_then(|text| decode(&text)).unwrap_or_default(), file }
     }
 
-    pub fn get(&self, shape: &GemmShape) -> Option<MatmulAlgorithm> {
+    pub(super) fn get(&self, shape: &GemmShape) -> Option<MatmulAlgorithm> {
         self.chosen.get(&shape.key()).copied()
     }
 
-    pub fn keep(&mut self, shape: &GemmShape, algorithm: MatmulAlgorithm) {
+    pub(super) fn keep(&mut self, shape: &GemmShape, algorithm: MatmulAlgorithm) {
         self.chosen.insert(shape.key(), algorithm);
         if let Some(file) = &self.file {
             // If it cannot be written, the shape is measured again at the next start.

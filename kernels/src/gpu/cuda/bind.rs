@@ -105,7 +105,7 @@ libraries! {
 ///
 /// # Errors
 /// A text that says which library is missing, and what to do.
-pub fn bind() -> Result<(), String> {
+pub(super) fn bind() -> Result<(), String> {
     static OUTCOME: OnceLock<Result<(), String>> = OnceLock::new();
     OUTCOME.get_or_init(bind_all).clone()
 }

@@ -38,7 +38,7 @@ const F32_REDUCTION: u32 =
 /// The value of `CUBLAS_OP_T`.
 const TRANSPOSED: i32 = 1;
 
-pub struct CublasLt {
+pub(super) struct CublasLt {
     stream: Arc<CudaStream>,
     handle: sys::cublasLtHandle_t,
     workspace: DeviceMemory,
@@ -64,14 +64,14 @@ struct MatmulPlan {
 }
 
 impl CublasLt {
-    pub fn new(stream: &Arc<CudaStream>, autotuned: AutotuneCache) -> Result<Self> {
+    pub(super) fn new(stream: &Arc<CudaStream>, autotuned: AutotuneCache) -> Result<Self> {
         let workspace = DeviceMemory::new(WORKSPACE).map_err(failure("gemm"))?;
         let handle = lt::create_handle().map_err(refusal)?;
         let plans = Mutex::new(MatmulPlans { autotuned, ready: HashMap::new() });
         Ok(Self { stream: stream.clone(), handle, workspace, plans })
     }
 
-    pub fn run(&self, gemm: &Gemm) -> Result<()> {
+    pub(super) fn run(&self, gemm: &Gemm) -> Result<()> {
         if gemm.bias.is_some() && gemm.out.kind() != gemm.x.kind() {
             let detail = "bias where the output's kind is not the operands'".into();
             return Err(Error::Unsupported { op: "gemm", detail });

@@ -46,7 +46,7 @@ fn not_recording() -> MutexGuard<'static, ()> {
     RECORDING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-pub struct Cuda {
+pub(super) struct Cuda {
     properties: Properties,
     /// Whether a kernel may begin before the previous one ends.
     overlapped: AtomicBool,

@@ -32,7 +32,7 @@ struct Kernel {
     parameters: Vec<usize>,
 }
 
-pub struct LoadedKernels {
+pub(super) struct LoadedKernels {
     by_name: HashMap<&'static str, Kernel>,
     /// Whether each kernel waits by itself for the one before it, so that launches may overlap.
     /// Only code for sm_90 and later does; PTX of an earlier architecture does not, whatever device
@@ -45,7 +45,7 @@ const OVERLAP_SINCE: i32 = 90;
 
 impl LoadedKernels {
     /// Loads every kernel; `shared_bytes` is the most shared memory that a block may have.
-    pub fn load(context: &Arc<CudaContext>, shared_bytes: u32) -> Result<Self> {
+    pub(super) fn load(context: &Arc<CudaContext>, shared_bytes: u32) -> Result<Self> {
         let mut all = Self { by_name: HashMap::new(), can_overlap: true };
         for fatbin in FATBINS {
             let module = context
@@ -63,7 +63,7 @@ impl LoadedKernels {
 
     /// Puts the kernel into the stream. If `overlapped`, its blocks may begin while the previous
     /// kernel still runs; this needs `can_overlap`.
-    pub fn launch(
+    pub(super) fn launch(
         &self,
         launch: &Launch,
         args: &[Arg],

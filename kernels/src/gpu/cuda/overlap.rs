@@ -15,7 +15,7 @@ const WIDTH: usize = 128;
 
 /// Allows launches to overlap if a chain of overlapping launches, both launched and recorded as a
 /// graph, has the same results as one that does not overlap.
-pub fn check(gpu: &Arc<Cuda>) -> Result<()> {
+pub(super) fn check(gpu: &Arc<Cuda>) -> Result<()> {
     let chain = LaunchChain::new(gpu)?;
     let want = chain.results(&mut || chain.run())?;
     gpu.overlapped.store(true, Ordering::Relaxed);
