@@ -29,7 +29,7 @@ macro_rules! libraries {
                 extern "C" fn missing() -> super::c_int {
                     $status
                 }
-                pub static SLOT: super::AtomicPtr<super::c_void> =
+                pub(super) static SLOT: super::AtomicPtr<super::c_void> =
                     super::AtomicPtr::new(missing as *mut super::c_void);
             }
 
