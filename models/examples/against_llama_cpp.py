@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 
-PINNED = {"llama-cpp-python": "0.3.36", "numpy": "2.4.0"}
+PINNED = {"llama-cpp-python": "0.3.36", "numpy": "2.4.1"}
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 OURS = ROOT / "target/release/examples/against_llama_cpp"
 PROMPT, COUNT, STREAM_PROMPT, STREAM_COUNT = 512, 32, 128, 16
