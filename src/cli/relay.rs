@@ -4,7 +4,7 @@
 
 use super::support::context::Context;
 use super::support::output::{CommandError, CommandResult};
-use super::support::shutdown;
+use super::support::{shutdown, values};
 use bytes::Bytes;
 use clap::Args;
 use http_body_util::{BodyExt, Either, Full, Limited};
@@ -46,8 +46,13 @@ type RelayBody = Either<Incoming, Full<Bytes>>;
   cresset relay --upstream http://127.0.0.1:8080 --key-file quickstart.key
 Then give the tool http://127.0.0.1:11435/v1 as its base address.")]
 pub(super) struct Arguments {
-    /// Address to listen on
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:11435")]
+    /// Address to listen on; a port alone means this machine alone
+    #[arg(
+        long,
+        value_name = "ADDR",
+        default_value = "127.0.0.1:11435",
+        value_parser = values::listen_address
+    )]
     listen: SocketAddr,
     /// The node, as http://host:port
     #[arg(long, value_name = "URL")]

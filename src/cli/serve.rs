@@ -2,7 +2,7 @@
 
 use super::support::context::Context;
 use super::support::output::{CommandResult, note};
-use super::support::{node_client, shutdown};
+use super::support::{node_client, shutdown, values};
 use crate::config::Override;
 use crate::node::PortFallback;
 use clap::Args;
@@ -21,11 +21,12 @@ pub(super) struct Arguments {
     /// [default: at the start as many of the qualified models as fit; none of them is kept loaded]
     #[arg(long, value_name = "NAME")]
     model: Vec<String>,
-    /// Address of the public /v1 surface; port 0 picks a free one
-    #[arg(long, value_name = "ADDR")]
+    /// Address of the public /v1 surface; a port alone means this machine alone, port 0 picks a
+    /// free one
+    #[arg(long, value_name = "ADDR", value_parser = values::listen_address)]
     listen: Option<SocketAddr>,
     /// Address of the operator surface: health, readiness, metrics
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = values::listen_address)]
     operator: Option<SocketAddr>,
 }
 

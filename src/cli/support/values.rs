@@ -3,6 +3,7 @@
 use crate::clock::{Clock, SystemClock, UnixMillis};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde::de::DeserializeOwned;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -31,6 +32,19 @@ pub(crate) fn report(text: &str) -> Result<PathBuf, String> {
         return Ok(file);
     }
     Err("expected a file in a folder that exists, ending in .html, .md or .json".to_owned())
+}
+
+/// An address to listen on. A port alone, `:PORT` and `localhost:PORT` mean this machine alone.
+pub(crate) fn listen_address(text: &str) -> Result<SocketAddr, String> {
+    let port = text.strip_prefix("localhost:").or_else(|| text.strip_prefix(':')).unwrap_or(text);
+    if let Ok(port) = port.parse() {
+        return Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+    }
+    text.parse().map_err(|_| {
+        "expected IP:PORT, such as 127.0.0.1:8080 or [::]:8080, or a port of this machine alone, \
+         such as 8080 or localhost:8080"
+            .to_owned()
+    })
 }
 
 /// One of `names`, which are the names that values of `T` have in JSON.
@@ -98,6 +112,24 @@ mod tests {
         ] {
             check(wrong, None);
         }
+    }
+
+    #[test]
+    fn addresses_to_listen_on() {
+        let check = |text: &str, expect: Option<&str>| {
+            let found = listen_address(text).map(|address| address.to_string());
+            assert_eq!(found.as_deref().ok(), expect, "{text}");
+        };
+        for text in ["127.0.0.1:8080", "localhost:8080", ":8080", "8080"] {
+            check(text, Some("127.0.0.1:8080"));
+        }
+        check("0.0.0.0:0", Some("0.0.0.0:0"));
+        check("[::1]:80", Some("[::1]:80"));
+        for text in ["", ":", "localhost", "65536", "example.org:80", "127.0.0.1", "-1", "::1:80x"]
+        {
+            check(text, None);
+        }
+        assert!(listen_address("example.org:80").unwrap_err().contains("such as 127.0.0.1:8080"));
     }
 
     #[test]
