@@ -40,7 +40,7 @@ impl Ours {
             max_context: Some(2 * PROMPT),
             ..ModelOptions::default()
         };
-        let model = CpuModel::load(&ModelSource::Gguf(path.to_owned()), &options)?;
+        let model = CpuModel::load(&ModelSource::gguf(path.to_owned()), &options)?;
         Ok(Self { model })
     }
 }

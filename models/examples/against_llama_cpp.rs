@@ -44,7 +44,7 @@ fn main() -> Outcome<()> {
         ..ModelOptions::default()
     };
     let start = Instant::now();
-    let model = CpuModel::load(&ModelSource::Gguf(PathBuf::from(path)), &options)?;
+    let model = CpuModel::load(&ModelSource::gguf(PathBuf::from(path)), &options)?;
     answer(start.elapsed().as_secs_f64());
     let mut side = Side { processor_time: wants("processor-time"), start, model };
     for line in std::io::stdin().lines() {

@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         max_context: Some(prompt.len() + count),
         ..ModelOptions::default()
     };
-    let source = if path.is_dir() { ModelSource::HfFolder(path) } else { ModelSource::Gguf(path) };
+    let source = if path.is_dir() { ModelSource::hf_folder(path) } else { ModelSource::gguf(path) };
     let mut model = CpuModel::load(&source, &options)?;
     for token in generate(&mut model, &prompt, count)? {
         print!("{token} ");

@@ -28,8 +28,9 @@ mod tests;
 
 pub use batch::ForwardBatch;
 pub use config::ModelConfig;
+pub use cpu::inspect;
 pub use kv_cache::KvCache;
-pub use loader::ModelSource;
+pub use loader::{FileLayout, ModelSource};
 pub use options::ModelOptions;
 
 use cresset_kernels::sampling::{RowSampling, SampleResult};

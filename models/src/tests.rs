@@ -36,13 +36,13 @@ fn from_gguf(tiny: &TinyLlama) -> CpuModel {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");
     tiny.write_gguf(&path).unwrap();
-    load(&ModelSource::Gguf(path), &options()).unwrap()
+    load(&ModelSource::gguf(path), &options()).unwrap()
 }
 
 fn from_folder(write: impl Fn(&Path)) -> Result<CpuModel, Error> {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path());
-    load(&ModelSource::HfFolder(folder.path().to_owned()), &options())
+    load(&ModelSource::hf_folder(folder.path().to_owned()), &options())
 }
 
 pub fn tokens(count: usize, seed: usize) -> Vec<u32> {
@@ -227,7 +227,7 @@ fn the_exact_mode_equals_f32_weights() {
     let path = folder.path().join("tiny.gguf");
     tiny.write_gguf(&path).unwrap();
     let mut exact =
-        load(&ModelSource::Gguf(path), &ModelOptions { dequantise: true, ..options() }).unwrap();
+        load(&ModelSource::gguf(path), &ModelOptions { dequantise: true, ..options() }).unwrap();
     let prompt = tokens(9, 1);
     assert_eq!(alone(&mut exact, &prompt, 9), alone(&mut from_gguf(&tiny), &prompt, 9));
 }
@@ -245,7 +245,7 @@ fn beside_quantised_weights_keys_and_values_take_half() {
     let path = folder.path().join("tiny.gguf");
     std::fs::write(&path, file.to_bytes()).unwrap();
     let [mut fast, mut exact] = [false, true].map(|dequantise| {
-        load(&ModelSource::Gguf(path.clone()), &ModelOptions { dequantise, ..options() }).unwrap()
+        load(&ModelSource::gguf(path.clone()), &ModelOptions { dequantise, ..options() }).unwrap()
     });
     let bytes = |model: &CpuModel| model.config().kv_block_bytes(BLOCK_SIZE);
     assert_eq!((bytes(&fast) * 2, fast.config().kv_kind), (bytes(&exact), Kind::F16));

@@ -1,18 +1,14 @@
-//! One release's folder: its files, its manifest, and stamps, which tell whether a file has changed
-//! since its digest was checked.
+//! One release's folder: its files and its manifest.
 
 use super::{Error, Manifest, Result};
 use cresset_models::ModelSource;
-use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
-use std::time::UNIX_EPOCH;
 
 pub(super) const MANIFEST: &str = "manifest.toml";
-const STAMPS: &str = ".verified.json";
 /// Folder of unfinished downloads. Nothing in it is ever loaded.
 const INCOMING: &str = ".incoming";
 const LOCK: &str = ".lock";
@@ -22,31 +18,40 @@ pub(super) struct ReleaseFolder {
     name: String,
 }
 
-/// Size and time of change of a file when its digest was last computed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Stamp {
-    sha256: String,
-    bytes: u64,
-    /// Nanoseconds since the Unix epoch.
-    modified: u128,
-}
-
-/// The manifests of all releases under `models`.
-pub(super) fn manifests(models: &Path) -> Result<Vec<Manifest>> {
+/// The manifests of all releases under `models`, and why each that cannot be read cannot.
+pub(super) fn manifests(models: &Path) -> Result<(Vec<Manifest>, Vec<Error>)> {
     let entries = match fs::read_dir(models) {
         Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Default::default()),
         Err(error) => return Err(Error::io("list", models)(error)),
     };
-    let mut found = Vec::new();
+    let (mut found, mut bad) = (Vec::new(), Vec::new());
     for entry in entries {
-        let path = entry.map_err(Error::io("list", models))?.path().join(MANIFEST);
+        let folder = entry.map_err(Error::io("list", models))?.path();
+        let path = folder.join(MANIFEST);
         if path.is_file() {
-            let text = fs::read_to_string(&path).map_err(Error::io("read", &path))?;
-            found.push(Manifest::parse(&text, &path.display().to_string())?);
+            match manifest_in(&folder, &path) {
+                Ok(manifest) => found.push(manifest),
+                Err(why) => bad.push(Error::BadRelease { name: name_of(&folder), why }),
+            }
         }
     }
-    Ok(found)
+    Ok((found, bad))
+}
+
+fn manifest_in(folder: &Path, path: &Path) -> Result<Manifest, String> {
+    let text = fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let origin = path.display().to_string();
+    let manifest = Manifest::parse(&text, &origin).map_err(|error| error.to_string())?;
+    let name = name_of(folder);
+    if manifest.name == name {
+        return Ok(manifest);
+    }
+    Err(format!("{origin}: it is the manifest of {:?}, not of {name:?}", manifest.name))
+}
+
+fn name_of(folder: &Path) -> String {
+    folder.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 pub(super) fn remove_all(path: &Path) -> Result<()> {
@@ -74,11 +79,19 @@ pub(super) fn sha256(path: &Path, mut on_bytes: impl FnMut(u64)) -> Result<Strin
 }
 
 /// Writes beside `path` and renames, so that a reader sees the old or the new content, never a
-/// part.
+/// part, also after a power loss.
 pub(super) fn write_whole(path: &Path, content: &[u8]) -> Result<()> {
     let part = path.with_extension("part");
-    fs::write(&part, content).map_err(Error::io("write", &part))?;
-    fs::rename(&part, path).map_err(Error::io("rename", &part))
+    let mut file = File::create(&part).map_err(Error::io("write", &part))?;
+    file.write_all(content).map_err(Error::io("write", &part))?;
+    file.sync_all().map_err(Error::io("write", &part))?;
+    fs::rename(&part, path).map_err(Error::io("rename", &part))?;
+    path.parent().map_or(Ok(()), sync_folder)
+}
+
+/// Makes the names in a folder durable.
+fn sync_folder(path: &Path) -> Result<()> {
+    File::open(path).and_then(|folder| folder.sync_all()).map_err(Error::io("sync", path))
 }
 
 impl ReleaseFolder {
@@ -106,42 +119,49 @@ impl ReleaseFolder {
         Ok(file)
     }
 
+    /// Makes the folder a release. Its name and its files, which were synced before, are durable
+    /// with the manifest.
     pub(super) fn write_manifest(&self, manifest: &Manifest) -> Result<()> {
-        write_whole(&self.path.join(MANIFEST), manifest.to_toml().as_bytes())
+        write_whole(&self.path.join(MANIFEST), manifest.to_toml().as_bytes())?;
+        self.path.ancestors().skip(1).take(2).try_for_each(sync_folder)
     }
 
-    /// Whether every file is here with its size. `verify` checks the digests.
-    pub(super) fn is_complete(&self, manifest: &Manifest) -> bool {
-        let has = |file: &super::ReleaseFile| {
-            fs::metadata(self.path.join(&file.name)).is_ok_and(|found| found.len() == file.bytes)
-        };
-        manifest.files.iter().all(has)
-    }
-
-    pub(super) fn source(&self, manifest: &Manifest) -> ModelSource {
-        match manifest.files.as_slice() {
-            [file] if is_gguf(&file.name) => ModelSource::Gguf(self.path.join(&file.name)),
-            _ => ModelSource::HfFolder(self.path.clone()),
-        }
-    }
-
-    /// Checks that every file has the manifest's digest. A file whose size and time of change are
-    /// those of the last check is not read again.
-    pub(super) fn verify(&self, manifest: &Manifest) -> Result<()> {
-        let known = self.stamps();
-        let mut stamps = BTreeMap::new();
+    /// Fails unless every file is here with its size. Digests are checked where the files are read.
+    pub(super) fn check_complete(&self, manifest: &Manifest) -> Result<()> {
         for file in &manifest.files {
             let path = self.path.join(&file.name);
-            let now = self.stamp(&path, || known.get(&file.name))?;
-            if now.sha256 != file.sha256 {
-                let (name, expected) = (self.name.clone(), file.sha256.clone());
-                return Err(Error::WrongDigest { name, path, found: now.sha256, expected });
+            let name = || self.name.clone();
+            match fs::metadata(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    return Err(Error::NotPulled { name: name() });
+                }
+                Err(error) => return Err(Error::io("read", &path)(error)),
+                Ok(found) if found.len() == file.bytes => {}
+                Ok(found) => {
+                    let (found, expected) = (found.len(), file.bytes);
+                    return Err(Error::WrongSize { name: name(), path, found, expected });
+                }
             }
-            stamps.insert(file.name.clone(), now);
         }
-        if stamps != known {
-            let text = serde_json::to_vec(&stamps).expect("stamps are representable in JSON");
-            write_whole(&self.path.join(STAMPS), &text)?;
+        Ok(())
+    }
+
+    /// The files, whose digests every reading compares with the manifest's.
+    pub(super) fn source(&self, manifest: &Manifest) -> ModelSource {
+        let paths: Vec<_> = manifest.files.iter().map(|file| self.path.join(&file.name)).collect();
+        source_of(&paths).with_digests(manifest.digests())
+    }
+
+    /// Reads every file and checks that it has the manifest's digest.
+    pub(super) fn verify(&self, manifest: &Manifest) -> Result<()> {
+        self.check_complete(manifest)?;
+        for file in &manifest.files {
+            let path = self.path.join(&file.name);
+            let found = sha256(&path, |_| {})?;
+            if found != file.sha256 {
+                let (name, expected) = (self.name.clone(), file.sha256.clone());
+                return Err(Error::WrongDigest { name, path, found, expected });
+            }
         }
         Ok(())
     }
@@ -152,24 +172,15 @@ impl ReleaseFolder {
         };
         manifest.files.iter().map(digest).collect()
     }
+}
 
-    fn stamps(&self) -> BTreeMap<String, Stamp> {
-        let text = fs::read(self.path.join(STAMPS)).unwrap_or_default();
-        serde_json::from_slice(&text).unwrap_or_default()
-    }
-
-    fn stamp<'a>(&self, path: &Path, known: impl FnOnce() -> Option<&'a Stamp>) -> Result<Stamp> {
-        let found = match fs::metadata(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(Error::NotPulled { name: self.name.clone() });
-            }
-            found => found.map_err(Error::io("read", path))?,
-        };
-        let modified = found.modified().map_err(Error::io("read", path))?;
-        let modified = modified.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-        match known().filter(|stamp| (stamp.bytes, stamp.modified) == (found.len(), modified)) {
-            Some(stamp) => Ok(stamp.clone()),
-            None => Ok(Stamp { sha256: sha256(path, |_| {})?, bytes: found.len(), modified }),
+/// The files of a model, taken as they are: one GGUF file, or those of a folder.
+pub(super) fn source_of(files: &[PathBuf]) -> ModelSource {
+    match files {
+        [file] if is_gguf(&file.to_string_lossy()) => ModelSource::gguf(file.clone()),
+        _ => {
+            let folder = files.first().and_then(|file| file.parent());
+            ModelSource::hf_folder(folder.unwrap_or(Path::new("")).to_owned())
         }
     }
 }

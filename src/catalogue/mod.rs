@@ -32,6 +32,11 @@ pub enum Error {
     Unknown { name: String, known: String },
     #[error("{origin}: {why}")]
     BadManifest { origin: String, why: String },
+    #[error(
+        "the release {name} is passed over, because its manifest cannot be read ({why}). \
+         `cresset models remove {name}` removes it; then pull or add it again"
+    )]
+    BadRelease { name: String, why: String },
     #[error("the files of {name} are not here: run `cresset models pull {name}`")]
     NotPulled { name: String },
     #[error(
@@ -39,12 +44,26 @@ pub enum Error {
          Nothing of it is used: run `cresset models pull {name}` to fetch it again"
     )]
     WrongDigest { name: String, path: PathBuf, found: String, expected: String },
+    #[error(
+        "{path} is damaged or not what its manifest says ({found} bytes, expected {expected}). \
+         Nothing of it is used: run `cresset models pull {name}` to fetch it again"
+    )]
+    WrongSize { name: String, path: PathBuf, found: u64, expected: u64 },
     #[error("could not fetch {name}; each source was tried:{account}")]
     NoSource { name: String, account: String },
+    #[error(
+        "{name} has more than {mib} MiB: raise hub.max_download_mib if that is right, or name one \
+         of its files"
+    )]
+    TooLarge { name: String, mib: u64 },
+    #[error("no release is called {name:?}: {hint}")]
+    Misspelt { name: String, hint: String },
     #[error("the disk is full at {path}: free some space there, or choose another --data-dir")]
     DiskFull { path: PathBuf },
     #[error("{path}: {why}")]
     NotAModel { path: PathBuf, why: String },
+    #[error("{0}. Nothing was added")]
+    CannotRun(String),
     #[error("{0}")]
     Unreadable(String),
     #[error("the name {0:?} is taken by another release: choose one with --name")]
@@ -70,6 +89,9 @@ impl Error {
     }
 }
 
+/// Says why a node cannot run a model, from its files' headers, before they are hashed and copied.
+pub type Inspect<'a> = &'a dyn Fn(&ModelSource) -> Result<(), String>;
+
 /// The releases of this node, over its data folder. Holds nothing in memory: every call reads the
 /// folder as it is.
 #[derive(Clone, Debug)]
@@ -82,21 +104,31 @@ impl Catalogue {
         Self { data: data_folder.to_owned() }
     }
 
-    /// Returns every release that is built in or in the data folder, by name.
+    /// Returns every release that is built in or in the data folder, by name. Each one whose
+    /// manifest cannot be read is passed over with a warning.
     pub fn manifests(&self) -> Result<Vec<Manifest>> {
-        let mut found = folder::manifests(&self.models())?;
+        let (found, bad) = self.known()?;
+        for error in bad {
+            tracing::warn!("{error}");
+        }
+        Ok(found)
+    }
+
+    /// The releases, and why each that is passed over is.
+    fn known(&self) -> Result<(Vec<Manifest>, Vec<Error>)> {
+        let (mut found, bad) = folder::manifests(&self.models())?;
         let new: Vec<Manifest> = Manifest::built_in()
             .into_iter()
             .filter(|m| found.iter().all(|other| other.name != m.name))
             .collect();
         found.extend(new);
         found.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(found)
+        Ok((found, bad))
     }
 
     /// The release with this name, address, model id or release id.
     pub fn find(&self, wanted: &str) -> Result<Manifest> {
-        let all = self.manifests()?;
+        let (all, bad) = self.known()?;
         let is_wanted = |m: &Manifest| {
             let ids = [m.id.to_string(), m.release_id.to_string()];
             m.name == wanted
@@ -104,24 +136,28 @@ impl Catalogue {
                 || ids.iter().any(|id| id == wanted)
         };
         let known = all.iter().map(|m| m.name.as_str()).collect::<Vec<_>>().join(", ");
-        all.into_iter()
-            .find(is_wanted)
-            .ok_or_else(|| Error::Unknown { name: wanted.to_owned(), known })
+        if let Some(found) = all.into_iter().find(is_wanted) {
+            return Ok(found);
+        }
+        let is_bad =
+            |error: &Error| matches!(error, Error::BadRelease { name, .. } if name == wanted);
+        let unknown = || Error::Unknown { name: wanted.to_owned(), known };
+        Err(bad.into_iter().find(is_bad).unwrap_or_else(unknown))
     }
 
     pub fn is_pulled(&self, manifest: &Manifest) -> bool {
-        self.folder(&manifest.name).is_complete(manifest)
+        self.folder(&manifest.name).check_complete(manifest).is_ok()
     }
 
-    /// The release's files, with their digests checked (again only where a file changed since it
-    /// was last checked).
+    /// The release's files. They are here with their sizes; every reading of the source compares
+    /// their digests with the manifest's.
     pub fn source(&self, manifest: &Manifest) -> Result<ModelSource> {
         let folder = self.folder(&manifest.name);
-        folder.verify(manifest)?;
+        folder.check_complete(manifest)?;
         Ok(folder.source(manifest))
     }
 
-    /// Hex SHA-256 of the files by name, computed from the disk now without looking at stamps.
+    /// Hex SHA-256 of the files by name, computed from the disk now.
     pub fn digests(
         &self,
         manifest: &Manifest,
@@ -152,17 +188,24 @@ impl Catalogue {
     }
 
     /// Fetches the files of a known release, or adds a release from a hub repository
-    /// (`OWNER/REPOSITORY[/FILE.gguf][@REVISION]`). Files already here with the right digest are
-    /// not fetched again.
+    /// (`OWNER/REPOSITORY[/FILE.gguf][@REVISION]`) if `inspect` finds nothing against it. Files
+    /// already here with the right digest are not fetched again.
     pub fn pull(
         &self,
         wanted: &str,
+        inspect: Inspect,
         options: &FetchOptions,
         progress: &mut dyn FnMut(FetchProgress),
     ) -> Result<Manifest> {
         let manifest = match (self.find(wanted), fetch::HubTarget::parse(wanted)) {
             (Err(Error::Unknown { .. }), Some(target)) => {
-                return self.pull_from_hub(&target, options, progress);
+                return self.pull_from_hub(&target, inspect, options, progress);
+            }
+            (Err(Error::Unknown { name, known }), None) => {
+                return Err(match fetch::spelling(wanted) {
+                    Some(hint) => Error::Misspelt { name, hint },
+                    None => Error::Unknown { name, known },
+                });
             }
             (found, _) => found?,
         };
@@ -170,23 +213,25 @@ impl Catalogue {
         let _working = folder.lock()?;
         fetch::fetch(&manifest, &folder, &self.data, options, progress)?;
         folder.write_manifest(&manifest)?;
-        folder.verify(&manifest)?;
         Ok(manifest)
     }
 
-    /// Removes a release's files and records. A built-in release stays known and can be pulled
-    /// again.
-    pub fn remove(&self, wanted: &str) -> Result<Manifest> {
-        let manifest = self.find(wanted)?;
-        let folder = self.folder(&manifest.name);
+    /// Removes a release's files and records and returns its name. Its manifest need not be
+    /// readable. A built-in release stays known and can be pulled again.
+    pub fn remove(&self, wanted: &str) -> Result<String> {
+        let name = match self.find(wanted) {
+            Err(Error::BadRelease { name, .. }) => name,
+            found => found?.name,
+        };
+        let folder = self.folder(&name);
         if !folder.path().exists() {
-            return Err(Error::NotPulled { name: manifest.name });
+            return Err(Error::NotPulled { name });
         }
         let working = folder.lock()?;
         folder::remove_all(folder.path())?;
         drop(working);
-        folder::remove_all(&self.data.join("qualification").join(&manifest.name))?;
-        Ok(manifest)
+        folder::remove_all(&self.data.join("qualification").join(&name))?;
+        Ok(name)
     }
 
     fn models(&self) -> PathBuf {

@@ -196,8 +196,9 @@ mod tests {
             fs::write(folder.join("config.json"), r#"{"max_position_embeddings": 512}"#).unwrap();
             fs::write(folder.join("model.safetensors"), "weights").unwrap();
             fs::write(folder.join("tokenizer.json"), "{}").unwrap();
-            let manifest =
-                Catalogue::new(data.path()).add(&folder, Some("own"), &mut |_| {}).unwrap();
+            let manifest = Catalogue::new(data.path())
+                .add(&folder, Some("own"), &|_| Ok(()), &mut |_| {})
+                .unwrap();
             let settings = ServingSettings {
                 dtype: "f32".into(),
                 kv_dtype: "f32".into(),
@@ -311,10 +312,14 @@ mod tests {
         let file = place.data.path().join("models/own/model.safetensors");
         fs::remove_file(&file).unwrap();
         assert!(place.refusal(0).contains("not here"));
+        fs::write(&file, "weight").unwrap();
+        assert!(place.refusal(0).contains("6 bytes, expected 7"));
+        // A change that keeps the size is found where the file is read.
         fs::write(&file, "WEIGHTS").unwrap();
-        assert!(place.refusal(0).contains("damaged"));
+        let error = place.ask(0).unwrap().source().read("model.safetensors").unwrap_err();
+        assert!(error.to_string().contains("model.safetensors is not the file that was released"));
         fs::write(&file, "weights").unwrap();
-        place.ask(0).unwrap();
+        place.ask(0).unwrap().source().read("model.safetensors").unwrap();
     }
 
     #[test]

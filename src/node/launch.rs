@@ -119,7 +119,8 @@ impl Assembly {
     }
 
     /// Makes the models known to the node's pool, the first `pinned` ones for good. Other models
-    /// that can never be loaded are left out. Returns the offered ones in the same order.
+    /// that cannot be read, or can never be loaded, are left out. Returns the offered ones in the
+    /// same order.
     async fn offer(
         &self,
         node: &Services,
@@ -127,15 +128,23 @@ impl Assembly {
         pinned: usize,
         watcher: Watcher<'_>,
     ) -> Result<Vec<(ModelId, String)>, NodeError> {
-        let mut offered = Vec::new();
+        let (mut offered, mut unreadable) = (Vec::new(), None);
         for (index, model) in models.into_iter().enumerate() {
             let pinned = index < pinned;
             let (id, name) = (model.id(), model.manifest().name.clone());
             let bytes = self.expected_bytes(&model);
             let assembly = self.clone();
             let reading = tokio::task::spawn_blocking(move || assembly.served_model(model));
-            let served =
-                reading.await.map_err(NodeError::new)?.map_err(|why| cannot_load(&name, why))?;
+            let read = reading.await.map_err(NodeError::new)?;
+            let served = match read.map_err(|why| cannot_load(&name, why)) {
+                Ok(served) => served,
+                Err(why) if pinned => return Err(why),
+                Err(why) => {
+                    watcher(StartEvent::Note(format!("not served: {why}")));
+                    unreadable = Some(why);
+                    continue;
+                }
+            };
             match node.pool.offer(served, bytes, pinned) {
                 Ok(()) => offered.push((id, name)),
                 Err(why) if pinned => {
@@ -143,6 +152,9 @@ impl Assembly {
                 }
                 Err(why) => watcher(StartEvent::Note(format!("not served: {name}: {why}"))),
             }
+        }
+        if let Some(why) = unreadable.filter(|_| offered.is_empty()) {
+            return Err(why);
         }
         if offered.is_empty() {
             return Err(NodeError::new("no qualified model fits engine.memory_mib")

@@ -19,7 +19,9 @@ pub struct UnqualifiedModel {
 impl Assembly {
     /// Loads a release that may not be qualified. Blocking: it reads and repacks every weight.
     pub fn load(&self, source: &ModelSource) -> Result<UnqualifiedModel, EngineError> {
-        Ok(UnqualifiedModel { text: text(source)?, engine: self.load_engine(source)?.engine })
+        let text = text(source)?;
+        let source = source.clone().with_header(text.header_sha256.clone());
+        Ok(UnqualifiedModel { engine: self.load_engine(&source)?.engine, text })
     }
 
     /// A qualified release for the pool: its text side is loaded now (blocking), its engine on
@@ -28,7 +30,8 @@ impl Assembly {
         &self,
         qualified: QualifiedModel,
     ) -> Result<ServedModel, EngineError> {
-        let (source, text) = (qualified.source().clone(), text(qualified.source())?);
+        let text = text(qualified.source())?;
+        let source = qualified.source().clone().with_header(text.header_sha256.clone());
         let max_context = self.max_context().unwrap_or(usize::MAX);
         let assembly = self.clone();
         let load = Box::new(move || assembly.load_engine(&source));
@@ -85,6 +88,13 @@ impl Assembly {
     fn max_context(&self) -> Option<usize> {
         Some(self.config.engine.max_context).filter(|limit| *limit > 0)
     }
+}
+
+/// Refuses what this build cannot serve. It reads headers, tokenizer and template, no weights.
+pub fn inspect(source: &ModelSource) -> Result<(), String> {
+    cresset_models::inspect(source).map_err(|error| error.to_string())?;
+    TextModel::load(source).map_err(|error| error.to_string())?;
+    Ok(())
 }
 
 fn text(source: &ModelSource) -> Result<Arc<TextModel>, EngineError> {

@@ -10,7 +10,7 @@ mod subject;
 
 pub use device::ComputeDevice;
 pub use launch::{PortFallback, RunningNode, StartEvent};
-pub use load::UnqualifiedModel;
+pub use load::{UnqualifiedModel, inspect};
 pub use models::Servable;
 
 use crate::config::Config;

@@ -2,7 +2,7 @@
 
 use super::subject::EngineSubject;
 use super::{Assembly, NodeError, UnqualifiedModel};
-use crate::catalogue::{Catalogue, Manifest, NotQualified, QualifiedModel, describe_host};
+use crate::catalogue::{self, Catalogue, Manifest, NotQualified, QualifiedModel, describe_host};
 use crate::clock::{Clock, SystemClock};
 use cresset_qualification::{
     Goldens, HostIdentity, Record, ServingSettings, Suite, SuiteProgress, SuiteScope,
@@ -72,7 +72,10 @@ impl Assembly {
         }
         let mut refused = Vec::new();
         let manifests = catalogue.manifests().map_err(NodeError::new)?;
-        for manifest in manifests.into_iter().filter(|manifest| catalogue.is_pulled(manifest)) {
+        let absent = |manifest: &Manifest| {
+            matches!(catalogue.source(manifest), Err(catalogue::Error::NotPulled { .. }))
+        };
+        for manifest in manifests.into_iter().filter(|manifest| !absent(manifest)) {
             match self.qualified(&manifest, &host) {
                 Ok(model) if models.iter().any(|known| known.id() == model.id()) => {}
                 Ok(model) => models.push(model),

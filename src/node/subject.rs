@@ -237,7 +237,7 @@ mod tests {
     fn add_tiny_model(assembly: &Assembly, file: &str, seed: u64) -> Manifest {
         let file = assembly.data_dir.join(file);
         cresset_models::testing::tiny_llama_gguf(&file, seed).unwrap();
-        assembly.catalogue().add(&file, None, &mut |_| {}).unwrap()
+        assembly.catalogue().add(&file, None, &crate::node::inspect, &mut |_| {}).unwrap()
     }
 
     fn qualify(assembly: &Assembly, manifest: &Manifest) -> Record {
@@ -302,7 +302,9 @@ mod tests {
         let nowhere =
             FetchOptions { endpoint: Some("http://127.0.0.1:9".into()), ..FetchOptions::default() };
         let catalogue = assembly.catalogue();
-        let manifest = catalogue.pull("smollm2-135m-instruct", &nowhere, &mut |_| {}).unwrap();
+        let manifest = catalogue
+            .pull("smollm2-135m-instruct", &crate::node::inspect, &nowhere, &mut |_| {})
+            .unwrap();
         let record = qualify(&assembly, &manifest);
         println!("{:?}", record.checks);
         assert_eq!(record.verdict, Verdict::Qualified);

@@ -3,8 +3,8 @@
 
 use super::gguf::GgufKeys;
 use super::{ChatMessage, ChatTemplate, Error, Result, TextModel, Tokenizer};
-use cresset_models::ModelSource;
 use cresset_models::loader::gguf::GgufFile;
+use cresset_models::{FileLayout, ModelSource};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -13,13 +13,13 @@ impl TextModel {
     /// Loads from the release's files (GGUF metadata, or tokenizer.json + tokenizer_config.json +
     /// generation_config.json).
     pub fn load(source: &ModelSource) -> Result<Self> {
-        match source {
-            ModelSource::Gguf(path) => {
-                let file =
-                    GgufFile::open(path).map_err(|error| Error::BadFile(error.to_string()))?;
-                Self::from_gguf_metadata(GgufKeys(&file.metadata))
+        match source.layout() {
+            FileLayout::Gguf(path) => {
+                let file = GgufFile::open(path).map_err(unreadable)?;
+                let model = Self::from_gguf_metadata(GgufKeys(&file.metadata))?;
+                Ok(Self { header_sha256: Some(file.header_sha256), ..model })
             }
-            ModelSource::HfFolder(folder) => Self::from_hf_folder(folder),
+            FileLayout::HfFolder(folder) => Self::from_hf_folder(source, folder),
         }
     }
 
@@ -43,14 +43,19 @@ impl TextModel {
         )
     }
 
-    fn from_hf_folder(folder: &Path) -> Result<Self> {
-        let tokenizer = Tokenizer::from_tokenizer_json(&read(&folder.join("tokenizer.json"))?)?;
-        let config = json(&folder.join("tokenizer_config.json"))?;
-        let source = template_in(folder, &config)?;
+    fn from_hf_folder(files: &ModelSource, folder: &Path) -> Result<Self> {
+        let tokenizer = files.read_needed("tokenizer.json").map_err(unreadable)?;
+        let tokenizer = Tokenizer::from_tokenizer_json(&tokenizer)?;
+        let path = folder.join("tokenizer_config.json");
+        let config = files.read_needed("tokenizer_config.json").map_err(unreadable)?;
+        let config = json(&path, &config)?;
+        let source = template_in(files, folder, &config)?;
         let (bos, eos) = (token_in(&config["bos_token"]), token_in(&config["eos_token"]));
         let mut ends: Vec<u32> = tokenizer.token_to_id(eos).into_iter().collect();
         for file in ["generation_config.json", "config.json"] {
-            ends.extend(ids_in(&json_if_present(&folder.join(file))?["eos_token_id"]));
+            if let Some(text) = files.read(file).map_err(unreadable)? {
+                ends.extend(ids_in(&json(&folder.join(file), &text)?["eos_token_id"]));
+            }
         }
         Self::assemble(tokenizer, ChatTemplate::new(&source, bos, eos)?, ends.into_iter())
     }
@@ -66,7 +71,8 @@ impl TextModel {
                 "neither generation config, tokenizer nor chat template names a token that ends an answer; use the release's own files".into(),
             ));
         }
-        Ok(Self { tokenizer, template, eos_ids: eos_ids.into_iter().collect() })
+        let eos_ids = eos_ids.into_iter().collect();
+        Ok(Self { tokenizer, template, eos_ids, header_sha256: None })
     }
 }
 
@@ -91,27 +97,24 @@ fn end_of_turn(tokenizer: &Tokenizer, template: &ChatTemplate) -> Option<u32> {
     Some(tokenizer.specials().at_start_of(behind.trim_start())?.id)
 }
 
-fn read(path: &Path) -> Result<Vec<u8>> {
-    std::fs::read(path).map_err(|error| Error::BadFile(format!("{}: {error}", path.display())))
+/// The error names the file.
+fn unreadable(error: cresset_models::Error) -> Error {
+    Error::BadFile(error.to_string())
 }
 
-fn json(path: &Path) -> Result<Value> {
-    serde_json::from_slice(&read(path)?)
+fn json(path: &Path, text: &[u8]) -> Result<Value> {
+    serde_json::from_slice(text)
         .map_err(|error| Error::BadFile(format!("{} is no JSON: {error}", path.display())))
-}
-
-fn json_if_present(path: &Path) -> Result<Value> {
-    if path.exists() { json(path) } else { Ok(Value::Null) }
 }
 
 /// The template in a file of its own, else the one in the config: a string, or the entry named
 /// `default` of a list.
-fn template_in(folder: &Path, config: &Value) -> Result<String> {
-    let standalone = folder.join("chat_template.jinja");
-    if standalone.exists() {
-        let text = String::from_utf8(read(&standalone)?);
-        return text.map_err(|error| {
-            Error::BadFile(format!("{} is no UTF-8: {error}", standalone.display()))
+fn template_in(files: &ModelSource, folder: &Path, config: &Value) -> Result<String> {
+    const OWN_FILE: &str = "chat_template.jinja";
+    if let Some(text) = files.read(OWN_FILE).map_err(unreadable)? {
+        return String::from_utf8(text).map_err(|error| {
+            let path = folder.join(OWN_FILE);
+            Error::BadFile(format!("{} is no UTF-8: {error}", path.display()))
         });
     }
     let template = &config["chat_template"];
@@ -215,7 +218,7 @@ mod tests {
         let check = |files: &[(&str, &str)], prompt: &[u32], eos: &[u32]| {
             let files = [files, &[("tokenizer.json", TOKENIZER)]].concat();
             let model =
-                TextModel::load(&ModelSource::HfFolder(folder(&files).path().into())).unwrap();
+                TextModel::load(&ModelSource::hf_folder(folder(&files).path().into())).unwrap();
             assert_eq!(model.encode_chat(&[message("ab")]).unwrap(), prompt, "{files:?}");
             assert_eq!(model.eos_ids, eos, "{files:?}");
         };
@@ -249,7 +252,7 @@ mod tests {
     #[test]
     fn a_missing_file_is_named() {
         let folder = folder(&[("tokenizer.json", TOKENIZER)]);
-        let Err(error) = TextModel::load(&ModelSource::HfFolder(folder.path().into())) else {
+        let Err(error) = TextModel::load(&ModelSource::hf_folder(folder.path().into())) else {
             panic!("accepted")
         };
         assert!(error.to_string().contains("tokenizer_config.json"), "{error}");

@@ -61,7 +61,7 @@ fn qwen_coder_equals_the_reference() {
     let digest = "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046";
     let goldens =
         Goldens::of_files(&BTreeMap::from([(QWEN.to_owned(), digest.to_owned())])).unwrap();
-    let text = TextModel::load(&ModelSource::Gguf(file.clone())).unwrap();
+    let text = TextModel::load(&ModelSource::gguf(file.clone())).unwrap();
     check_tokenizer(&text.tokenizer, &goldens.tokenizer);
     check_greedy(&file, &goldens.cases, false);
 }

@@ -23,6 +23,7 @@ mod idempotency;
 mod isolation;
 mod lifecycle;
 mod model_pool;
+mod models;
 mod old_folders;
 mod openapi;
 mod operator;

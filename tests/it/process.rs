@@ -181,7 +181,7 @@ pub struct Customer {
 }
 
 impl Finished {
-    fn of(output: Output) -> Self {
+    pub fn of(output: Output) -> Self {
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
         Self {
             code: output.status.code(),

@@ -8,6 +8,7 @@ use cresset::engine::{
     EngineHandle, EngineOptions, GenerateRequest, SamplingParams, SequenceEvent,
 };
 use cresset::ids::AccountId;
+use cresset::node::inspect;
 use cresset_models::{ModelOptions, ModelSource};
 use cresset_qualification::Goldens;
 use cresset_qualification::goldens::Case;
@@ -28,7 +29,7 @@ pub fn fetch(name: &str) -> PathBuf {
     let catalogue = Catalogue::new(&kept());
     let manifest = catalogue.find(name).unwrap();
     if !catalogue.is_pulled(&manifest) {
-        catalogue.pull(name, &FetchOptions::default(), &mut |_| ()).unwrap();
+        catalogue.pull(name, &inspect, &FetchOptions::default(), &mut |_| ()).unwrap();
     }
     kept().join("models").join(name).join(&manifest.files[0].name)
 }
@@ -63,7 +64,7 @@ fn engine(file: &Path, dequantise: bool) -> EngineHandle {
         max_context: Some(2048),
         ..ModelOptions::default()
     };
-    let (runner, info) = ModelRunner::load(&ModelSource::Gguf(file.to_owned()), &runner).unwrap();
+    let (runner, info) = ModelRunner::load(&ModelSource::gguf(file.to_owned()), &runner).unwrap();
     let options = EngineOptions {
         max_batched_tokens: 512,
         max_rows: 64,

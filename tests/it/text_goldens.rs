@@ -20,7 +20,7 @@ static GREEDY: LazyLock<Value> = LazyLock::new(|| {
     .unwrap()
 });
 static MODEL: LazyLock<TextModel> =
-    LazyLock::new(|| TextModel::load(&ModelSource::Gguf(super::release::default_gguf())).unwrap());
+    LazyLock::new(|| TextModel::load(&ModelSource::gguf(super::release::default_gguf())).unwrap());
 
 fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()

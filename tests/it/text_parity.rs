@@ -186,7 +186,7 @@ fn special_tokens_in_contents_stay_text_in_every_family() {
     let npm = npm_tokenizers();
     for name in ["gemma3", "llama3_2", "mistral_nemo", "qwen2_5", "qwen3"] {
         let folder = npm.join(format!("tokenizer-{name}/models"));
-        let model = TextModel::load(&ModelSource::HfFolder(folder)).unwrap();
+        let model = TextModel::load(&ModelSource::hf_folder(folder)).unwrap();
         let special_ids = |content: &str| {
             let (role, content) = ("user".to_owned(), Some(content.to_owned()));
             let message =

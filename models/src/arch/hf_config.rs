@@ -30,6 +30,12 @@ impl HfConfigKeys {
         Ok(Self { path: path.to_owned(), values })
     }
 
+    /// The method by which the weights are quantised, if they are.
+    pub(super) fn quantisation(&self) -> Option<&str> {
+        let config = self.values.get("quantization_config").filter(|value| !value.is_null())?;
+        Some(config["quant_method"].as_str().unwrap_or("an unnamed method"))
+    }
+
     /// Takes a key out; `None` if it is absent or null.
     pub(super) fn take<T: DeserializeOwned>(&mut self, key: &str) -> Result<Option<T>> {
         match self.values.remove(key) {

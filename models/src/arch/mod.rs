@@ -14,7 +14,7 @@ mod tests;
 
 use crate::decoder::{Layer, LayerLoader};
 use crate::loader::damaged;
-use crate::loader::gguf::GgufFile;
+use crate::loader::gguf::{GgufFile, Value};
 use crate::loader::tensors::{NameMap, Presence};
 use crate::{Error, ModelConfig, Result};
 use cresset_kernels::Ops;
@@ -95,6 +95,7 @@ impl ArchSpec {
 }
 
 pub fn from_gguf(file: &GgufFile) -> Result<ArchSpec> {
+    check_is_model(file)?;
     let mut keys = gguf_config::GgufConfigKeys::new(file)?;
     let known = || REGISTRY.iter().filter_map(|a| a.gguf);
     let found = known().find(|(name, _)| *name == keys.architecture());
@@ -107,6 +108,13 @@ pub fn from_gguf(file: &GgufFile) -> Result<ArchSpec> {
 
 pub fn from_hf(path: &Path, json: &[u8]) -> Result<ArchSpec> {
     let mut keys = hf_config::HfConfigKeys::parse(path, json)?;
+    if let Some(method) = keys.quantisation() {
+        return Err(Error::Unsupported(format!(
+            "{}: the weights are quantised by {method} (quantization_config), which this build \
+             cannot read: use the release's bf16, f16 or f32 files, or a GGUF file",
+            path.display()
+        )));
+    }
     let kind: String = keys.required("model_type")?;
     let known = || REGISTRY.iter().map(|a| a.hf);
     let found = known().find(|(name, _)| *name == kind);
@@ -114,6 +122,17 @@ pub fn from_hf(path: &Path, json: &[u8]) -> Result<ArchSpec> {
     let spec = build(&mut keys)?;
     keys.finish()?;
     spec.checked(path)
+}
+
+/// Refuses GGUF files that hold another thing than a language model, such as a LoRA adapter.
+fn check_is_model(file: &GgufFile) -> Result<()> {
+    let kind = file.metadata.get("general.type").and_then(Value::as_str).unwrap_or("model");
+    let what = match kind {
+        "model" => return Ok(()),
+        "adapter" => "a LoRA adapter and no whole model: merge it into its base model first".into(),
+        other => format!("of the kind {other:?} and no language model"),
+    };
+    Err(Error::Unsupported(format!("{} is {what} (general.type)", file.path().display())))
 }
 
 fn unknown<'a>(path: &Path, name: &str, known: impl Iterator<Item = &'a str>) -> Error {

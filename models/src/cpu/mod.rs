@@ -1,9 +1,13 @@
 //! A model on the CPU: quantised weights stay quantised, and a step is computed when it is
 //! launched.
 
+mod inspect;
 mod store;
 
+pub use inspect::inspect;
+
 use crate::decoder::{Decoder, DecoderOptions, StepBatch};
+use crate::loader::tensors::Reading;
 use crate::{Error, ForwardBatch, KvCache, Model, ModelConfig, ModelOptions, ModelSource, Result};
 use candle_core::{DType, Device, Tensor};
 use cresset_kernels::Compute;
@@ -38,7 +42,8 @@ impl CpuModel {
             max_logits_rows: max_tokens,
             max_context: options.max_context.unwrap_or(usize::MAX),
         };
-        let mut decoder = Decoder::load(Compute::new(options.threads), source, &mut store, &sizes)?;
+        let compute = Compute::new(options.threads);
+        let mut decoder = Decoder::load(compute, source, &mut store, Reading::Whole, &sizes)?;
         if decoder.quantised {
             decoder.config.kv_kind = Kind::F16;
         }

@@ -17,6 +17,7 @@ mod workspace;
 
 use crate::decoder::{Decoder, DecoderOptions, StepBatch};
 use crate::loader::ModelSource;
+use crate::loader::tensors::Reading;
 use crate::{Error, ForwardBatch, Model, ModelConfig, ModelOptions, Result};
 use cache::{Budget, DeviceCache, block_bytes};
 use cresset_kernels::Compute;
@@ -116,7 +117,7 @@ impl CudaModel {
             max_logits_rows: options.max_rows,
             max_context: options.max_context.unwrap_or(usize::MAX),
         };
-        let mut decoder = Decoder::load(gpu.clone(), source, &mut store, &sizes)?;
+        let mut decoder = Decoder::load(gpu.clone(), source, &mut store, Reading::Whole, &sizes)?;
         decoder.config.kv_kind = kind;
         let weight_bytes = store.bytes;
         drop(store);

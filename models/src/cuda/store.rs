@@ -16,7 +16,7 @@ const STAGING_BYTES: usize = 64 << 20;
 const TASK_BYTES: usize = 1 << 20;
 
 /// While one buffer is copied to the device, all threads fill the other one straight from the
-/// mapped file.
+/// bytes that were read.
 pub(super) struct DeviceStore {
     gpu: DeviceOps,
     kind: Kind,

@@ -41,7 +41,7 @@ fn load_from(source: &ModelSource, options: &ModelOptions) -> Result<CudaModel> 
 fn load(tiny: &TinyLlama, options: &ModelOptions) -> Result<CudaModel> {
     let folder = tempfile::tempdir().unwrap();
     tiny.write_safetensors(folder.path()).unwrap();
-    load_from(&ModelSource::HfFolder(folder.path().to_owned()), options)
+    load_from(&ModelSource::hf_folder(folder.path().to_owned()), options)
 }
 
 impl CudaModel {

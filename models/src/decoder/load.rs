@@ -7,7 +7,7 @@ use super::{Activations, Decoder};
 use crate::arch::{self, ArchSpec};
 use crate::config::{RopeScaling, Sliding};
 use crate::loader::store::WeightStore;
-use crate::loader::tensors::Tensors;
+use crate::loader::tensors::{Reading, Tensors};
 use crate::loader::{self, ModelSource};
 use crate::{ModelConfig, Result};
 use cresset_kernels::Ops;
@@ -111,16 +111,18 @@ impl DecoderOptions {
 }
 
 impl<O: Ops> Decoder<O> {
-    /// Loads a model. Ends with an error that names every tensor left over or missing and every
-    /// config key not understood. The files are unmapped again: afterwards the weights are in
-    /// memory once.
+    /// Loads a model. Ends with an error that names every tensor left over or missing, every config
+    /// key not understood, and every file whose digest is not that of the release.
     pub fn load(
         ops: O,
         source: &ModelSource,
         store: &mut dyn WeightStore<O>,
+        reading: Reading,
         options: &DecoderOptions,
     ) -> Result<Self> {
-        loader::read(source, store, |spec, tensors| Self::build(ops, spec, tensors, *options))
+        let build =
+            |spec: ArchSpec, tensors: &mut Tensors<O>| Self::build(ops, spec, tensors, *options);
+        loader::read(source, store, reading, build)
     }
 
     /// Takes every tensor; `None` if there was a problem, which `Tensors::finish` reports.

@@ -1,6 +1,8 @@
 //! Gives arbitrary bytes to the readers of model files: they return an error or a file, never
 //! panic, and use memory only in proportion to the file.
 
+use super::ModelSource;
+use super::file::FileReader;
 use super::gguf::GgufFile;
 use super::safetensors::{Checkpoint, SINGLE};
 use crate::testing::{GgufWriter, Mutation, TinyLlama, mutated};
@@ -72,10 +74,13 @@ fn gguf() {
     let seeds: Vec<&[u8]> = seeds.iter().map(Vec::as_slice).collect();
     bolero::check!().with_iterations(5_000).with_type().for_each(|mutation: &Mutation| {
         check(&file, &mutated(&seeds, mutation), || {
-            if let Ok(read) = GgufFile::open(&file) {
-                for info in read.tensors.values() {
-                    assert_eq!(read.bytes(info).len(), info.range.len());
+            let Ok(mut reader) = FileReader::open(&file, None) else { return };
+            if let Ok(header) = GgufFile::read(&mut reader) {
+                let mut tensors = header.tensors_in(reader);
+                for (name, info) in &header.tensors {
+                    assert_eq!(tensors.take(name).unwrap().len(), info.range.len());
                 }
+                tensors.finish().unwrap();
             }
         });
     });
@@ -92,10 +97,14 @@ fn safetensors() {
     let seeds: Vec<&[u8]> = seeds.iter().map(Vec::as_slice).collect();
     bolero::check!().with_iterations(5_000).with_type().for_each(|mutation: &Mutation| {
         check(&file, &mutated(&seeds, mutation), || {
-            if let Ok(read) = Checkpoint::open(folder.path()) {
-                for name in read.names() {
-                    assert!(read.shape(name).is_some());
+            let source = ModelSource::hf_folder(folder.path().to_owned());
+            if let Ok(mut read) = Checkpoint::open(&source, folder.path()) {
+                let names: Vec<String> = read.names().map(str::to_owned).collect();
+                for name in names {
+                    assert!(read.shape(&name).is_some());
+                    read.take(&name).unwrap();
                 }
+                read.finish().unwrap();
             }
         });
     });

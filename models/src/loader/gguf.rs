@@ -1,14 +1,14 @@
-//! GGUF container (format document: ggml docs/gguf.md, versions 2 and 3), memory-mapped, every
-//! bound checked.
+//! GGUF container (format document: ggml docs/gguf.md, versions 2 and 3), every bound checked.
 
 mod cursor;
 #[cfg(test)]
 mod tests;
 
+use super::file::{FileReader, TensorReader, hex};
 use crate::{Error, Result};
 use candle_core::quantized::GgmlDType;
 use cursor::{Cursor, Parse};
-use memmap2::Mmap;
+use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -78,29 +78,38 @@ pub struct TensorInfo {
     pub range: Range<usize>,
 }
 
+/// The header of a GGUF file.
 pub struct GgufFile {
     pub metadata: BTreeMap<String, Value>,
     pub tensors: BTreeMap<String, TensorInfo>,
+    /// SHA-256 of everything before the tensor data, hexadecimal.
+    pub header_sha256: String,
     path: PathBuf,
-    map: Mmap,
 }
 
 impl GgufFile {
-    /// Maps the file and checks its whole header; tensor data is not read.
+    /// Reads the file's header and checks it whole; tensor data is not read.
     pub fn open(path: &Path) -> Result<Self> {
-        let map = super::map_file(path)?;
-        let header = parse(&map).map_err(|what| match what {
-            GgufRefusal::Damaged(what) => super::damaged(path, &what),
+        Self::read(&mut FileReader::open(path, None)?)
+    }
+
+    /// The header of a file of which nothing was taken yet. Nothing is taken.
+    pub(super) fn read(file: &mut FileReader) -> Result<Self> {
+        let path = file.path().to_owned();
+        let header = parse(file).map_err(|what| match what {
+            GgufRefusal::Damaged(what) => super::damaged(&path, &what),
             GgufRefusal::Unsupported(what) => {
                 Error::Unsupported(format!("{}: {what}", path.display()))
             }
         })?;
-        Ok(Self { metadata: header.metadata, tensors: header.tensors, path: path.to_owned(), map })
+        let header_sha256 = hex(&Sha256::digest(file.peek(header.bytes)?));
+        Ok(Self { metadata: header.metadata, tensors: header.tensors, header_sha256, path })
     }
 
-    /// A tensor's raw bytes.
-    pub fn bytes(&self, info: &TensorInfo) -> &[u8] {
-        &self.map[info.range.clone()]
+    /// A reader of the tensors in the rest of the file.
+    pub(super) fn tensors_in(&self, file: FileReader) -> TensorReader {
+        let tensors = self.tensors.iter().map(|(name, info)| (name.clone(), info.range.clone()));
+        TensorReader::new(file, tensors)
     }
 
     pub fn path(&self) -> &Path {
@@ -122,6 +131,8 @@ impl From<String> for GgufRefusal {
 }
 
 struct GgufHeader {
+    /// Its length.
+    bytes: usize,
     metadata: BTreeMap<String, Value>,
     tensors: BTreeMap<String, TensorInfo>,
 }
@@ -134,22 +145,24 @@ const DEFAULT_ALIGNMENT: usize = 32;
 const MAX_ALIGNMENT: usize = 1 << 20;
 const MAX_DIMENSIONS: usize = 4;
 
-fn parse(data: &[u8]) -> Result<GgufHeader, GgufRefusal> {
-    let mut c = Cursor::new(data);
+fn parse(file: &mut FileReader) -> Result<GgufHeader, GgufRefusal> {
+    let file_len = file.len();
+    let mut c = Cursor::new(file);
     check_version(&mut c)?;
     let tensor_count = c.count("tensor", MIN_TENSOR_BYTES)?;
     let pair_count = c.count("metadata", MIN_PAIR_BYTES)?;
     let metadata = read_metadata(&mut c, pair_count)?;
     let entries = read_entries(&mut c, tensor_count)?;
     let alignment = alignment(&metadata)?;
-    let data_start = c.position().next_multiple_of(alignment);
+    let bytes = c.position();
+    let data_start = bytes.next_multiple_of(alignment);
     let mut tensors = BTreeMap::new();
     for entry in entries {
-        let info = entry.place(data_start, alignment, data.len())?;
+        let info = entry.place(data_start, alignment, file_len)?;
         tensors.insert(entry.name, info);
     }
     check_overlaps(&tensors)?;
-    Ok(GgufHeader { metadata, tensors })
+    Ok(GgufHeader { bytes, metadata, tensors })
 }
 
 fn check_version(c: &mut Cursor) -> Result<(), GgufRefusal> {

@@ -1,11 +1,13 @@
 //! Reads files into a model: containers (`gguf`, `safetensors`), names, and the registry of
 //! architectures.
 
+mod file;
 #[cfg(test)]
 mod fuzz;
 pub mod gguf;
 pub(crate) mod names;
 pub mod safetensors;
+mod source;
 pub(crate) mod store;
 pub(crate) mod tensors;
 #[cfg(test)]
@@ -15,68 +17,65 @@ use crate::arch::{self, ArchSpec};
 use crate::{Error, Result};
 use cresset_kernels::OpMemory;
 use gguf::GgufFile;
-use memmap2::Mmap;
 use safetensors::Checkpoint;
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use store::WeightStore;
-use tensors::{Container, Tensors};
+use tensors::{Container, Reading, Tensors};
 
-/// The files of a release.
-#[derive(Clone, Debug)]
-pub enum ModelSource {
-    /// One GGUF file: weights, config, tokenizer and template inside.
-    Gguf(PathBuf),
-    /// A folder in Hugging Face layout: config.json, *.safetensors (sharded or not),
-    /// tokenizer.json.
-    HfFolder(PathBuf),
-}
+pub use source::{FileLayout, ModelSource};
 
 /// Builds a value from a model's shape and its weights, which go into `store`. Fails with an error
-/// that names every tensor left over or missing and every config key not understood. The files are
-/// unmapped again: afterwards the weights are in memory once.
+/// that names every tensor left over or missing, every config key not understood, and every file
+/// whose digest is not that of the release.
 pub(crate) fn read<M: OpMemory, T>(
     source: &ModelSource,
     store: &mut dyn WeightStore<M>,
+    reading: Reading,
     build: impl FnOnce(ArchSpec, &mut Tensors<M>) -> Option<T>,
 ) -> Result<T> {
-    let fill = |spec: ArchSpec, files: Container, path: &Path| {
+    let whole = reading == Reading::Whole;
+    let fill = |spec: ArchSpec, container: Container, path: &Path| {
         let mut tensors = Tensors {
-            container: files,
+            container,
             path: path.to_owned(),
             store,
             names: spec.options.names,
             taken: BTreeSet::new(),
             problems: Vec::new(),
             failed: None,
+            reading,
         };
         let built = build(spec, &mut tensors);
         tensors.finish(built)
     };
-    match source {
-        ModelSource::Gguf(path) => {
-            let file = GgufFile::open(path)?;
-            fill(arch::from_gguf(&file)?, Container::Gguf(&file), path)
+    match source.layout() {
+        FileLayout::Gguf(path) => {
+            let mut file = source.open(&file_name(path))?;
+            let header = GgufFile::read(&mut file)?;
+            let (spec, sha256) = (arch::from_gguf(&header)?, header.header_sha256.clone());
+            let built = fill(spec, Container::Gguf(header.tensors_in(file), header), path)?;
+            source.check_header(path, &sha256)?;
+            Ok(built)
         }
-        ModelSource::HfFolder(folder) => {
-            let path = folder.join("config.json");
-            let spec = arch::from_hf(&path, &safetensors::read_json(&path)?)?;
-            let files = Checkpoint::open(folder)?;
-            fill(spec, Container::Checkpoint(&files), folder)
+        FileLayout::HfFolder(folder) => {
+            let config = source.read_needed("config.json")?;
+            let spec = arch::from_hf(&folder.join("config.json"), &config)?;
+            let files = Checkpoint::open(source, folder)?;
+            let shards = files.shards.clone();
+            let built = fill(spec, Container::Checkpoint(files), folder)?;
+            if whole {
+                source.check_rest(&shards)?;
+            }
+            Ok(built)
         }
     }
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 pub(crate) fn damaged(path: &Path, what: &str) -> Error {
     Error::BadFile(format!("{} is damaged or incomplete: {what}; fetch it again", path.display()))
-}
-
-fn map_file(path: &Path) -> Result<Mmap> {
-    let io = |source| Error::Io { path: path.to_owned(), source };
-    let file = std::fs::File::open(path).map_err(io)?;
-    if file.metadata().map_err(io)?.len() == 0 {
-        return Err(damaged(path, "it is empty"));
-    }
-    // SAFETY: model files are not written to while they are mapped; the mapping ends with the load.
-    unsafe { Mmap::map(&file) }.map_err(io)
 }

@@ -1,11 +1,11 @@
 //! Sharded safetensors in Hugging Face layout.
 
-use super::{damaged, map_file};
-use crate::{Error, Result};
+use super::damaged;
+use super::file::{Bytes, FileReader, TensorReader};
+use super::source::ModelSource;
+use crate::Result;
 use candle_core::quantized::GgmlDType;
-use memmap2::Mmap;
-use safetensors::SafeTensors;
-use safetensors::tensor::Dtype;
+use safetensors::tensor::{Dtype, Metadata};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,8 +13,10 @@ use std::path::{Path, PathBuf};
 
 pub(super) const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-/// Configs and indexes are far smaller, so a larger file is neither.
-const MAX_JSON_BYTES: u64 = 64 << 20;
+/// Bytes before the header, which hold its length.
+const PREFIX: usize = size_of::<u64>();
+/// Headers are far smaller, so a larger one is damage.
+const MAX_HEADER_BYTES: usize = 100 << 20;
 
 struct ShardEntry {
     shard: usize,
@@ -26,7 +28,9 @@ struct ShardEntry {
 /// The tensors of a folder by name.
 pub struct Checkpoint {
     folder: PathBuf,
-    shards: Vec<Mmap>,
+    /// Names of the files, in the order in which they are read.
+    pub(super) shards: Vec<String>,
+    readers: Vec<TensorReader>,
     entries: BTreeMap<String, ShardEntry>,
 }
 
@@ -36,40 +40,47 @@ struct Index {
 }
 
 impl Checkpoint {
-    pub fn open(folder: &Path) -> Result<Self> {
-        let mut checkpoint =
-            Self { folder: folder.to_owned(), shards: Vec::new(), entries: BTreeMap::new() };
+    /// Reads the headers of all shards.
+    pub fn open(source: &ModelSource, folder: &Path) -> Result<Self> {
+        let mut checkpoint = Self {
+            folder: folder.to_owned(),
+            shards: Vec::new(),
+            readers: Vec::new(),
+            entries: BTreeMap::new(),
+        };
         let index_path = folder.join(INDEX);
-        if !index_path.exists() {
-            checkpoint.add_shard(SINGLE)?;
+        let Some(index) = source.read(INDEX)? else {
+            checkpoint.add_shard(source, SINGLE)?;
             return Ok(checkpoint);
-        }
-        let index: Index = serde_json::from_slice(&read_json(&index_path)?)
-            .map_err(|e| damaged(&index_path, &e.to_string()))?;
+        };
+        let index: Index =
+            serde_json::from_slice(&index).map_err(|e| damaged(&index_path, &e.to_string()))?;
         let mut shards: Vec<&String> = index.weight_map.values().collect();
         shards.sort();
         shards.dedup();
         for name in shards {
-            checkpoint.add_shard(name)?;
+            checkpoint.add_shard(source, name)?;
         }
         checkpoint.check_index(&index_path, &index)?;
         Ok(checkpoint)
     }
 
-    fn add_shard(&mut self, name: &str) -> Result<()> {
+    fn add_shard(&mut self, source: &ModelSource, name: &str) -> Result<()> {
         let path = self.folder.join(name);
         if Path::new(name).file_name() != Some(name.as_ref()) {
             return Err(damaged(&path, "its index names a file outside the folder"));
         }
-        let map = map_file(&path)?;
-        for (tensor, entry) in
-            entries(&map, self.shards.len()).map_err(|what| damaged(&path, &what))?
-        {
+        let mut file = source.open(name)?;
+        let found = entries(&mut file, self.readers.len()).map_err(|what| damaged(&path, &what))?;
+        let ranges: Vec<_> =
+            found.iter().map(|(tensor, entry)| (tensor.clone(), entry.range.clone())).collect();
+        for (tensor, entry) in found {
             if self.entries.insert(tensor.clone(), entry).is_some() {
                 return Err(damaged(&path, &format!("tensor {tensor:?} is in two shards")));
             }
         }
-        self.shards.push(map);
+        self.readers.push(TensorReader::new(file, ranges.into_iter()));
+        self.shards.push(name.to_owned());
         Ok(())
     }
 
@@ -88,27 +99,59 @@ impl Checkpoint {
         self.entries.get(name).map(|entry| &entry.shape[..])
     }
 
-    /// A tensor's type and bytes.
-    pub fn tensor(&self, name: &str) -> Option<(GgmlDType, &[u8])> {
-        let entry = self.entries.get(name)?;
-        Some((entry.dtype, &self.shards[entry.shard][entry.range.clone()]))
+    pub(super) fn dtype(&self, name: &str) -> GgmlDType {
+        self.entries[name].dtype
+    }
+
+    /// Takes a tensor's bytes.
+    pub(super) fn take(&mut self, name: &str) -> Result<Bytes> {
+        self.readers[self.entries[name].shard].take(name)
+    }
+
+    /// The tensor will not be taken.
+    pub(super) fn ignore(&mut self, name: &str) {
+        self.readers[self.entries[name].shard].ignore(name);
+    }
+
+    /// Reads the rest of all files and checks their digests.
+    pub(super) fn finish(self) -> Result<()> {
+        self.readers.into_iter().try_for_each(TensorReader::finish)
     }
 }
 
-fn entries(map: &Mmap, shard: usize) -> Result<Vec<(String, ShardEntry)>, String> {
-    let (header_len, metadata) = SafeTensors::read_metadata(map).map_err(|e| e.to_string())?;
-    let data_start = header_len + size_of::<u64>();
+fn entries(file: &mut FileReader, shard: usize) -> Result<Vec<(String, ShardEntry)>, String> {
+    let (metadata, data_start) = header(file)?;
+    if data_start + metadata.data_len() != file.len() {
+        return Err(format!("its tensors do not end at the file's {} bytes", file.len()));
+    }
     let entry = |(name, info): (String, &safetensors::tensor::TensorInfo)| {
         let (start, end) = info.data_offsets;
         let dtype = dtype(info.dtype)
             .ok_or_else(|| format!("tensor {name:?} has the dtype {:?}", info.dtype))?;
         let range = data_start + start..data_start + end;
-        if range.end > map.len() {
-            return Err(format!("tensor {name:?} ends beyond the file's {} bytes", map.len()));
-        }
         Ok((name, ShardEntry { shard, shape: info.shape.clone(), dtype, range }))
     };
     metadata.tensors().into_iter().map(entry).collect()
+}
+
+/// The header, and the position of the byte behind it.
+fn header(file: &mut FileReader) -> Result<(Metadata, usize), String> {
+    let prefix =
+        peek(file, PREFIX)?.try_into().expect("invariant: `peek` returns what was asked for");
+    let len = usize::try_from(u64::from_le_bytes(prefix)).unwrap_or(usize::MAX);
+    if len > MAX_HEADER_BYTES {
+        return Err(format!("its header claims {len} bytes"));
+    }
+    // Reading it checks that tensors follow one another without gaps and fit their shapes.
+    let metadata = serde_json::from_slice(&peek(file, PREFIX + len)?[PREFIX..]);
+    Ok((metadata.map_err(|error| error.to_string())?, PREFIX + len))
+}
+
+fn peek(file: &mut FileReader, len: usize) -> Result<&[u8], String> {
+    if len > file.len() {
+        return Err("its header ends beyond the file".to_owned());
+    }
+    file.peek(len).map_err(|error| error.to_string())
 }
 
 fn dtype(dtype: Dtype) -> Option<GgmlDType> {
@@ -118,14 +161,4 @@ fn dtype(dtype: Dtype) -> Option<GgmlDType> {
         Dtype::BF16 => Some(GgmlDType::BF16),
         _ => None,
     }
-}
-
-/// Reads a JSON file of the folder, up to the limit above.
-pub(super) fn read_json(path: &Path) -> Result<Vec<u8>> {
-    let io = |source| Error::Io { path: path.to_owned(), source };
-    let len = std::fs::metadata(path).map_err(io)?.len();
-    if len > MAX_JSON_BYTES {
-        return Err(damaged(path, &format!("{len} bytes are too many for this file")));
-    }
-    std::fs::read(path).map_err(io)
 }

@@ -1,18 +1,34 @@
 //! The tensors of a release, taken out by name as an architecture asks for them. Every tensor that
 //! is missing, has another shape or is left over is collected, and all are reported at the end.
 
+use super::file::{Bytes, TensorReader};
 use super::gguf::GgufFile;
 use super::names;
 use super::safetensors::Checkpoint;
 use super::store::{Raw, WeightStore};
 use crate::{Error, Result};
+use candle_core::quantized::GgmlDType;
 use cresset_kernels::OpMemory;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-pub(super) enum Container<'a> {
-    Gguf(&'a GgufFile),
-    Checkpoint(&'a Checkpoint),
+pub(super) enum Container {
+    Gguf(TensorReader, GgufFile),
+    Checkpoint(Checkpoint),
+}
+
+/// A tensor that was read from its file.
+struct TensorBytes {
+    dtype: GgmlDType,
+    bytes: Bytes,
+    rows: usize,
+    cols: usize,
+}
+
+impl TensorBytes {
+    fn raw(&self) -> Raw<'_> {
+        Raw { dtype: self.dtype, bytes: &self.bytes, rows: self.rows, cols: self.cols }
+    }
 }
 
 /// A tensor that the file may lack.
@@ -47,14 +63,24 @@ impl NameMap {
 }
 
 pub struct Tensors<'a, M: OpMemory> {
-    pub(super) container: Container<'a>,
+    pub(super) container: Container,
     pub(super) path: PathBuf,
     pub(super) store: &'a mut dyn WeightStore<M>,
     pub(super) names: NameMap,
     pub(super) taken: BTreeSet<String>,
     pub(super) problems: Vec<String>,
-    /// A failure that is no fault of the files, such as a device without memory left.
+    /// A failure that leaves nothing to compare: a device without memory left, a file that ends
+    /// early.
     pub(super) failed: Option<Error>,
+    pub(super) reading: Reading,
+}
+
+/// How much of the files is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reading {
+    Whole,
+    /// Names, shapes and types only. Vectors are ones and matrices have no bytes.
+    Headers,
 }
 
 /// Whether a stored tensor that holds several matrices, one below the other, has the shape of their
@@ -74,15 +100,19 @@ impl<'a, M: OpMemory> Tensors<'a, M> {
     pub fn stack(&mut self, parts: &[(&str, usize)], cols: usize) -> Option<M::Matrix> {
         let found: Vec<_> =
             parts.iter().map(|(name, rows)| self.raw(name, &[*rows, cols])).collect();
-        let found: Vec<Raw> = found.into_iter().collect::<Option<_>>()?;
-        let stacked = self.store.matrix(&found);
+        let found: Vec<TensorBytes> = found.into_iter().collect::<Option<_>>()?;
+        let raws: Vec<Raw> = found.iter().map(TensorBytes::raw).collect();
+        let stacked = self.store.matrix(&raws);
         self.keep(parts[0].0, stacked)
     }
 
     /// Takes a vector into the host's memory.
     pub fn numbers(&mut self, name: &str, len: usize) -> Option<Vec<f32>> {
-        let values = self.raw(name, &[len])?.values();
-        self.keep(name, values)
+        let values = self.raw(name, &[len])?;
+        match self.reading {
+            Reading::Whole => self.keep(name, values.raw().values()),
+            Reading::Headers => Some(vec![1.0; len]),
+        }
     }
 
     /// Takes the weights of a norm.
@@ -122,10 +152,17 @@ impl<'a, M: OpMemory> Tensors<'a, M> {
     pub fn ignore(&mut self, suffix: &str) {
         let ignored: Vec<String> =
             self.stored_names().filter(|n| n.ends_with(suffix)).map(str::to_owned).collect();
-        self.taken.extend(ignored);
+        for name in ignored {
+            match &mut self.container {
+                Container::Gguf(tensors, _) => tensors.ignore(&name),
+                Container::Checkpoint(files) => files.ignore(&name),
+            }
+            self.taken.insert(name);
+        }
     }
 
-    /// Returns `built`, or an error that lists all problems.
+    /// Reads what is left of the files and returns `built`, or an error that lists all problems. A
+    /// file with another digest than the release's comes before them: it explains them.
     pub fn finish<T>(mut self, built: Option<T>) -> Result<T> {
         let left: Vec<String> = self
             .stored_names()
@@ -135,6 +172,12 @@ impl<'a, M: OpMemory> Tensors<'a, M> {
         self.problems.extend(left);
         if let Some(error) = self.failed {
             return Err(error);
+        }
+        if self.reading == Reading::Whole {
+            match self.container {
+                Container::Gguf(tensors, _) => tensors.finish()?,
+                Container::Checkpoint(files) => files.finish()?,
+            }
         }
         match built {
             Some(model) if self.problems.is_empty() => Ok(model),
@@ -161,21 +204,29 @@ impl<'a, M: OpMemory> Tensors<'a, M> {
     }
 
     /// Takes a vector, as one row, or a matrix.
-    fn raw(&mut self, name: &str, shape: &[usize]) -> Option<Raw<'a>> {
+    fn raw(&mut self, name: &str, shape: &[usize]) -> Option<TensorBytes> {
         if self.failed.is_some() {
             return None;
         }
         let stored = self.take(name, shape)?;
         let (rows, cols) =
             if let [rows, cols] = *shape { (rows, cols) } else { (1, shape.iter().product()) };
-        let (dtype, bytes) = match self.container {
-            Container::Gguf(file) => {
-                let info = &file.tensors[&stored];
-                (info.dtype, file.bytes(info))
+        let whole = self.reading == Reading::Whole;
+        let (dtype, bytes) = match &mut self.container {
+            Container::Gguf(tensors, header) => {
+                (header.tensors[&stored].dtype, whole.then(|| tensors.take(&stored)))
             }
-            Container::Checkpoint(files) => files.tensor(&stored)?,
+            Container::Checkpoint(files) => {
+                (files.dtype(&stored), whole.then(|| files.take(&stored)))
+            }
         };
-        Some(Raw { dtype, bytes, rows, cols })
+        match bytes.unwrap_or_else(|| Ok(Bytes::default())) {
+            Ok(bytes) => Some(TensorBytes { dtype, bytes, rows, cols }),
+            Err(error) => {
+                self.failed = Some(error);
+                None
+            }
+        }
     }
 
     /// Returns the value, or `None` and records a problem for [`Self::finish`] to report.
@@ -199,7 +250,7 @@ impl<'a, M: OpMemory> Tensors<'a, M> {
     fn stored_name(&self, name: &str) -> String {
         match &self.container {
             // Names outside the table are GGUF's own (`rope_freqs.weight`).
-            Container::Gguf(_) => {
+            Container::Gguf(..) => {
                 names::gguf(name, self.names.gguf).unwrap_or_else(|| name.to_owned())
             }
             Container::Checkpoint(_) => name.to_owned(),
@@ -208,14 +259,14 @@ impl<'a, M: OpMemory> Tensors<'a, M> {
 
     fn stored_names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
         match &self.container {
-            Container::Gguf(file) => Box::new(file.tensors.keys().map(String::as_str)),
+            Container::Gguf(_, file) => Box::new(file.tensors.keys().map(String::as_str)),
             Container::Checkpoint(files) => Box::new(files.names()),
         }
     }
 
     fn shape(&self, stored: &str) -> Option<&[usize]> {
         match &self.container {
-            Container::Gguf(file) => file.tensors.get(stored).map(|info| &info.shape[..]),
+            Container::Gguf(_, file) => file.tensors.get(stored).map(|info| &info.shape[..]),
             Container::Checkpoint(files) => files.shape(stored),
         }
     }

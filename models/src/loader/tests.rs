@@ -25,7 +25,7 @@ fn gguf(change: impl Fn(&mut GgufWriter)) -> Result<Box<dyn Model>> {
     let mut writer = TinyLlama::default().gguf();
     change(&mut writer);
     std::fs::write(&path, writer.to_bytes()).unwrap();
-    load(&ModelSource::Gguf(path), &options())
+    load(&ModelSource::gguf(path), &options())
 }
 
 fn folder(change: impl Fn(&Path, &mut serde_json::Value)) -> Result<Box<dyn Model>> {
@@ -37,7 +37,7 @@ fn folder(change: impl Fn(&Path, &mut serde_json::Value)) -> Result<Box<dyn Mode
     if !config.is_null() {
         std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
     }
-    load(&ModelSource::HfFolder(folder.path().to_owned()), &options())
+    load(&ModelSource::hf_folder(folder.path().to_owned()), &options())
 }
 
 fn set(writer: &mut GgufWriter, key: &str, value: Value) {
@@ -75,6 +75,8 @@ fn gguf_settings_that_are_not_understood_are_refused() {
         gguf(|w| set(w, "llama.expert_count", Value::U32(8))),
         &["does not know", "llama.expert_count"],
     );
+    check(gguf(|w| set(w, "general.type", text("adapter"))), &["LoRA adapter", "merge"]);
+    check(gguf(|w| set(w, "general.type", text("mmproj"))), &["mmproj", "no language model"]);
     check(gguf(|w| set(w, "split.count", Value::U16(2))), &["split.count"]);
     check(gguf(|w| set(w, "general.architecture", text("quokka"))), &["\"quokka\"", "llama"]);
     check(gguf(|w| set(w, "llama.rope.scaling.type", text("yarn"))), &["yarn"]);
@@ -97,7 +99,7 @@ fn hf_settings_that_are_not_understood_are_refused() {
     check(folder(|_, c| c["layer_scale"] = json!(1.0)), &["layer_scale"]);
     check(
         folder(|_, c| c["quantization_config"] = json!({"quant_method": "awq"})),
-        &["quantization_config"],
+        &["quantised by awq", "quantization_config", "GGUF"],
     );
     check(folder(|_, c| c["hidden_act"] = json!("relu")), &["hidden_act"]);
     check(folder(|_, c| c["sliding_window"] = json!(64)), &["sliding_window"]);
@@ -211,4 +213,124 @@ fn an_index_is_checked() {
     check(index(json!({"a": "/etc/passwd"})), &["outside the folder"]);
     check(index(json!({"a": "model.safetensors"})), &["\"a\" is in none of its shards"]);
     check(index(json!(3)), &["index.json is damaged"]);
+}
+
+/// The digests of all files of a folder.
+fn digests(folder: &Path) -> std::collections::BTreeMap<String, String> {
+    use sha2::Digest;
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+    let digest = |entry: std::fs::DirEntry| {
+        let sha256 = hex::encode(sha2::Sha256::digest(std::fs::read(entry.path()).unwrap()));
+        (entry.file_name().into_string().unwrap(), sha256)
+    };
+    entries.map(digest).collect()
+}
+
+/// Changes one byte and keeps size and time of change.
+fn flip(path: &Path, at: usize) {
+    let modified = std::fs::metadata(path).unwrap().modified().unwrap();
+    let mut bytes = std::fs::read(path).unwrap();
+    bytes[at] ^= 1;
+    std::fs::write(path, bytes).unwrap();
+    std::fs::File::options().write(true).open(path).unwrap().set_modified(modified).unwrap();
+}
+
+/// Loads a tiny model whose digests are known, then once more for each change, which is undone.
+fn check_changes(folder: &Path, source: &ModelSource, changes: &[(&str, usize)]) {
+    load(source, &options()).unwrap();
+    for (name, at) in changes {
+        let path = folder.join(name);
+        let sound = std::fs::read(&path).unwrap();
+        flip(&path, if *at == 0 { sound.len() - 1 } else { *at });
+        check(load(source, &options()), &[name, "SHA-256", "fetch it again"]);
+        std::fs::write(&path, sound).unwrap();
+    }
+    load(source, &options()).unwrap();
+}
+
+#[test]
+fn a_change_that_keeps_size_and_time_is_refused_by_name_at_every_load() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tiny.gguf");
+    TinyLlama::default().write_gguf(&path).unwrap();
+    let len = std::fs::metadata(&path).unwrap().len() as usize;
+    let source = ModelSource::gguf(path).with_digests(digests(folder.path()));
+    check_changes(folder.path(), &source, &[("tiny.gguf", 0), ("tiny.gguf", len / 2)]);
+
+    let folder = tempfile::tempdir().unwrap();
+    let tiny = TinyLlama::default();
+    tiny.write_safetensors(folder.path()).unwrap();
+    std::fs::write(folder.path().join("config.json"), tiny.hf_config().to_string()).unwrap();
+    std::fs::write(folder.path().join("tokenizer_config.json"), "{ }").unwrap();
+    let source =
+        ModelSource::hf_folder(folder.path().to_owned()).with_digests(digests(folder.path()));
+    let files = ["model.safetensors", "tokenizer_config.json", "config.json"];
+    check_changes(folder.path(), &source, &files.map(|name| (name, 0)));
+}
+
+#[test]
+fn files_beside_a_release_are_not_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let tiny = TinyLlama::default();
+    tiny.write_safetensors(folder.path()).unwrap();
+    std::fs::write(folder.path().join("config.json"), tiny.hf_config().to_string()).unwrap();
+    let known = digests(folder.path());
+    std::fs::write(folder.path().join("model.safetensors.index.json"), "{}").unwrap();
+    let plain = ModelSource::hf_folder(folder.path().to_owned());
+    check(load(&plain, &options()), &["index.json is damaged"]);
+    load(&plain.clone().with_digests(known.clone()), &options()).unwrap();
+    let mut missing = known;
+    missing.insert("chat_template.jinja".into(), "0".repeat(64));
+    check(load(&plain.with_digests(missing), &options()), &["chat_template.jinja"]);
+}
+
+#[test]
+fn a_header_other_than_the_tokenizers_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tiny.gguf");
+    TinyLlama::default().write_gguf(&path).unwrap();
+    let source = ModelSource::gguf(path.clone()).with_digests(digests(folder.path()));
+    let header = gguf::GgufFile::open(&path).unwrap().header_sha256;
+    load(&source.clone().with_header(Some(header)), &options()).unwrap();
+    let other = source.with_header(Some("0".repeat(64)));
+    check(load(&other, &options()), &["tiny.gguf was changed", "start the node again"]);
+}
+
+/// A mapped file ended the process here with SIGBUS.
+#[test]
+fn a_file_that_is_cut_while_it_is_read_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tiny.gguf");
+    TinyLlama::default().write_gguf(&path).unwrap();
+    let mut reader = file::FileReader::open(&path, None).unwrap();
+    let header = gguf::GgufFile::read(&mut reader).unwrap();
+    let mut tensors = header.tensors_in(reader);
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(4096).unwrap();
+    let error = header.tensors.keys().find_map(|name| tensors.take(name).err()).unwrap();
+    assert!(error.to_string().contains("cut short while it was read"), "{error}");
+}
+
+/// Headers alone tell what a load would refuse, whatever the size of the weights.
+#[test]
+fn headers_tell_what_cannot_be_loaded() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tiny.gguf");
+    let refusal = |change: &dyn Fn(&mut GgufWriter)| {
+        let mut writer = TinyLlama::default().gguf();
+        change(&mut writer);
+        std::fs::write(&path, writer.to_bytes()).unwrap();
+        crate::inspect(&ModelSource::gguf(path.clone())).err().map(|error| error.to_string())
+    };
+    assert_eq!(refusal(&|_| {}), None);
+    let missing = refusal(&|w| w.tensors.retain(|t| t.0 != "blk.1.ffn_norm.weight")).unwrap();
+    assert!(missing.contains("blk.1.ffn_norm.weight is missing"), "{missing}");
+    let shape = refusal(&|w| set(w, "llama.feed_forward_length", Value::U32(128))).unwrap();
+    assert!(shape.contains("has shape [64, 96] instead of [64, 128]"), "{shape}");
+    let unknown = refusal(&|w| set(w, "general.architecture", Value::String("mamba".into())));
+    assert!(unknown.unwrap().contains("\"mamba\" is not supported"));
+
+    let tiny = TinyLlama::default();
+    tiny.write_safetensors(folder.path()).unwrap();
+    std::fs::write(folder.path().join("config.json"), tiny.hf_config().to_string()).unwrap();
+    crate::inspect(&ModelSource::hf_folder(folder.path().to_owned())).unwrap();
 }

@@ -107,7 +107,7 @@ impl Case {
         safetensors::serialize_to_file(views, None, &folder.path().join("model.safetensors"))
             .unwrap();
         std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
-        load(&ModelSource::HfFolder(folder.path().to_owned()))
+        load(&ModelSource::hf_folder(folder.path().to_owned()))
     }
 
     fn gguf(&self, converted: &Converted) -> CpuModel {
@@ -143,7 +143,7 @@ impl Case {
         assert_eq!(digests.collect::<BTreeMap<_, _>>(), converted.digests, "{}", self.name);
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), writer.to_bytes()).unwrap();
-        self.load(&ModelSource::Gguf(file.path().to_owned()))
+        self.load(&ModelSource::gguf(file.path().to_owned()))
     }
 
     /// The longest context is the prompt's length, so LongRoPE chooses as for one pass over it.

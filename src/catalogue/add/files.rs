@@ -3,8 +3,8 @@
 use crate::catalogue::fetch::FetchProgress;
 use crate::catalogue::folder::{ReleaseFolder, is_gguf, sha256};
 use crate::catalogue::{Error, ReleaseFile, Result};
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::fs::{self, File};
+use std::path::Path;
 
 /// The files that a node reads in a folder in Hugging Face layout, beside the weights.
 const HF_FILES: [&str; 7] = [
@@ -19,6 +19,9 @@ const HF_FILES: [&str; 7] = [
 
 /// Files in Hugging Face layout that a model cannot do without.
 const NEEDED: [&str; 2] = ["config.json", "tokenizer.json"];
+
+/// The config of an adapter, which has no `config.json` of its own.
+const ADAPTER: &str = "adapter_config.json";
 
 /// Which kind of weights to take from a place that has both.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -42,6 +45,11 @@ pub(super) fn choose(
     };
     let ggufs: Vec<String> = names.iter().filter(|name| is_gguf(name)).cloned().collect();
     let layout: Vec<String> = names.iter().filter(in_layout).cloned().collect();
+    if names.iter().any(|name| name == ADAPTER) && !names.iter().any(|name| name == NEEDED[0]) {
+        return Err(format!(
+            "it is a LoRA adapter ({ADAPTER}) and no whole model: merge it into its base model first"
+        ));
+    }
     let has_weights = layout.iter().any(|name| is_safetensors(name));
     if has_weights && (ggufs.is_empty() || preferred == Preferred::Safetensors) {
         return complete(layout);
@@ -51,6 +59,24 @@ pub(super) fn choose(
         1 => Ok(ggufs),
         _ => Err(format!("it holds several .gguf files; {name_one}: {}", ggufs.join(", "))),
     }
+}
+
+/// Chooses the one GGUF file whose name ends with a quantisation, such as `Q4_K_M`.
+pub(super) fn choose_quantised(names: &[String], tag: &str) -> Result<Vec<String>, String> {
+    let ggufs: Vec<&String> = names.iter().filter(|name| is_gguf(name)).collect();
+    let ends_with_tag = |name: &&&String| {
+        let name = name.to_ascii_lowercase();
+        let stem = name.strip_suffix(".gguf").unwrap_or(&name);
+        let before = stem.strip_suffix(&tag.to_ascii_lowercase());
+        before.is_some_and(|before| before.is_empty() || before.ends_with(['-', '.', '_', '/']))
+    };
+    let found: Vec<_> = ggufs.iter().filter(ends_with_tag).collect();
+    if let [one] = found[..] {
+        return Ok(vec![(*one).clone()]);
+    }
+    let count = if found.is_empty() { "no" } else { "more than one" };
+    let all = ggufs.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(", ");
+    Err(format!("it has {count} .gguf file that ends with {tag}; it has these: {all}"))
 }
 
 fn complete(layout: Vec<String>) -> Result<Vec<String>, String> {
@@ -81,23 +107,27 @@ pub(super) fn digest(path: &Path, progress: &mut dyn FnMut(FetchProgress)) -> Re
     Ok(ReleaseFile { name, sha256, bytes })
 }
 
-/// Moves a downloaded blob to the incoming folder under the file's own name.
-pub(super) fn named(folder: &ReleaseFolder, blob: &Path, file: &str) -> Result<PathBuf> {
-    let base = file.rsplit('/').next().unwrap_or(file);
-    let to = folder.incoming().join(base);
-    fs::rename(blob, &to).map_err(Error::io("rename", blob))?;
-    Ok(to)
+/// Copies a file to its place. The copy shares nothing with the original that a writer to the
+/// original could change: blocks of the disk are shared where the file system copies them on
+/// write, names never.
+pub(super) fn copy(from: &Path, folder: &ReleaseFolder, name: &str) -> Result<()> {
+    let part = folder.path().join(format!(".{name}.part"));
+    let mut input = File::open(from).map_err(Error::io("open", from))?;
+    let mut output = File::create(&part).map_err(Error::io("create", &part))?;
+    clone_or_copy(&mut input, &mut output).map_err(Error::io("copy to", &part))?;
+    output.sync_all().map_err(Error::io("write", &part))?;
+    move_to(&part, folder, name)
 }
 
-pub(super) fn place(from: &Path, folder: &ReleaseFolder, name: &str) -> Result<()> {
-    let to = folder.path().join(name);
-    if to.exists() {
-        fs::remove_file(&to).map_err(Error::io("remove", &to))?;
-    }
-    if fs::hard_link(from, &to).is_ok() {
+fn clone_or_copy(input: &mut File, output: &mut File) -> std::io::Result<()> {
+    #[cfg(target_os = "linux")]
+    if rustix::fs::ioctl_ficlone(&*output, &*input).is_ok() {
         return Ok(());
     }
-    let part = folder.path().join(format!(".{name}.part"));
-    fs::copy(from, &part).map_err(Error::io("copy to", &part))?;
-    fs::rename(&part, &to).map_err(Error::io("rename", &part))
+    std::io::copy(input, output).map(drop)
+}
+
+/// Moves a file of the same disk to its place.
+pub(super) fn move_to(from: &Path, folder: &ReleaseFolder, name: &str) -> Result<()> {
+    fs::rename(from, folder.path().join(name)).map_err(Error::io("rename", from))
 }

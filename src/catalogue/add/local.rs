@@ -4,22 +4,25 @@ use super::files::{self, Preferred, digest, is_gguf_path};
 use super::metadata::gguf_text;
 use super::{Draft, NO_LICENSE, slug, stem};
 use crate::catalogue::fetch::FetchProgress;
-use crate::catalogue::{Catalogue, Error, Manifest, Result, Source, Upstream};
+use crate::catalogue::folder::source_of;
+use crate::catalogue::{Catalogue, Error, Inspect, Manifest, Result, Source, Upstream};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 impl Catalogue {
-    /// Adds a GGUF file, or a folder with one or in Hugging Face layout. The files are linked where
-    /// the disk allows it, else copied. Files that are exactly a built-in release become that
+    /// Adds a GGUF file, or a folder with one or in Hugging Face layout, if `inspect` finds nothing
+    /// against it. The files are copied. Files that are exactly a built-in release become that
     /// release.
     pub fn add(
         &self,
         path: &Path,
         name: Option<&str>,
+        inspect: Inspect,
         progress: &mut dyn FnMut(FetchProgress),
     ) -> Result<Manifest> {
         let path = path.canonicalize().map_err(Error::io("find", path))?;
         let files = model_files(&path)?;
+        inspect(&source_of(&files)).map_err(Error::CannotRun)?;
         let digested =
             files.iter().map(|file| digest(file, progress)).collect::<Result<Vec<_>>>()?;
         let known = |m: &Manifest| {
@@ -29,7 +32,7 @@ impl Catalogue {
             Some(built_in) if name.is_none_or(|name| name == built_in.name) => built_in,
             _ => draft_of(&path, &files, name)?.manifest(&files, digested)?,
         };
-        self.install(&manifest, &files)?;
+        self.install(&manifest, &files, files::copy)?;
         Ok(manifest)
     }
 }

@@ -9,7 +9,7 @@ mod metadata;
 #[cfg(test)]
 mod tests;
 
-use super::folder::is_gguf;
+use super::folder::{ReleaseFolder, is_gguf};
 use super::manifest::check_name;
 use super::{Catalogue, Error, Manifest, ManifestLimits, ReleaseFile, Result, Source, Upstream};
 use crate::ids::ModelId;
@@ -37,8 +37,14 @@ struct Draft {
 }
 
 impl Catalogue {
-    /// The manifest is written last: a folder without one is no release.
-    fn install(&self, manifest: &Manifest, files: &[PathBuf]) -> Result<()> {
+    /// Puts each file to its place by `place`. The manifest is written last: a folder without one
+    /// is no release.
+    fn install(
+        &self,
+        manifest: &Manifest,
+        files: &[PathBuf],
+        place: fn(&Path, &ReleaseFolder, &str) -> Result<()>,
+    ) -> Result<()> {
         let taken = |other: &Manifest| other.name == manifest.name && other.files != manifest.files;
         if self.manifests()?.iter().any(taken) {
             return Err(Error::NameTaken(manifest.name.clone()));
@@ -46,7 +52,7 @@ impl Catalogue {
         let folder = self.folder(&manifest.name);
         let _working = folder.lock()?;
         for (file, from) in manifest.files.iter().zip(files) {
-            files::place(from, &folder, &file.name)?;
+            place(from, &folder, &file.name)?;
         }
         folder.verify(manifest)?;
         folder.write_manifest(manifest)

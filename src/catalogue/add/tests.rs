@@ -3,6 +3,8 @@
 use super::hub::repository_files;
 use super::*;
 use crate::catalogue::fetch::{HubTarget, Listing};
+use cresset_models::ModelSource;
+use std::collections::BTreeMap;
 use std::fs;
 
 fn hf_folder(root: &Path, weights: &str) -> PathBuf {
@@ -26,7 +28,7 @@ fn a_folder_becomes_a_release_with_ids_from_its_content() {
     let other_node = tempfile::tempdir().unwrap();
     let folder = hf_folder(data.path(), "weights");
     let catalogue = Catalogue::new(data.path());
-    let manifest = catalogue.add(&folder, None, &mut |_| {}).unwrap();
+    let manifest = catalogue.add(&folder, None, &|_| Ok(()), &mut |_| {}).unwrap();
     assert_eq!((manifest.name.as_str(), manifest.files.len()), ("my-model", 4));
     assert_eq!((manifest.generation.temperature, manifest.generation.top_k), (0.6, 20));
     assert_eq!(
@@ -34,11 +36,12 @@ fn a_folder_becomes_a_release_with_ids_from_its_content() {
         ManifestLimits { model_context_tokens: 512, max_output_tokens: 512 }
     );
     assert_eq!(
-        catalogue.add(&folder, None, &mut |_| {}).unwrap().id,
+        catalogue.add(&folder, None, &|_| Ok(()), &mut |_| {}).unwrap().id,
         manifest.id,
         "adding twice changes nothing"
     );
-    let elsewhere = Catalogue::new(other_node.path()).add(&folder, None, &mut |_| {}).unwrap();
+    let elsewhere =
+        Catalogue::new(other_node.path()).add(&folder, None, &|_| Ok(()), &mut |_| {}).unwrap();
     assert_eq!((elsewhere.id, elsewhere.release_id), (manifest.id, manifest.release_id));
     assert!(!manifest.id.0.is_nil() && manifest.id.0 != manifest.release_id);
 }
@@ -47,13 +50,16 @@ fn a_folder_becomes_a_release_with_ids_from_its_content() {
 fn a_name_keeps_its_meaning() {
     let data = tempfile::tempdir().unwrap();
     let catalogue = Catalogue::new(data.path());
-    catalogue.add(&hf_folder(data.path(), "weights"), Some("one"), &mut |_| {}).unwrap();
+    catalogue
+        .add(&hf_folder(data.path(), "weights"), Some("one"), &|_| Ok(()), &mut |_| {})
+        .unwrap();
     let other = hf_folder(&data.path().join("other"), "other weights");
     for name in ["one", "smollm2-135m-instruct"] {
-        let error = catalogue.add(&other, Some(name), &mut |_| {}).unwrap_err();
+        let error = catalogue.add(&other, Some(name), &|_| Ok(()), &mut |_| {}).unwrap_err();
         assert!(matches!(error, Error::NameTaken(_)), "{error}");
     }
-    let error = catalogue.add(&other, Some("../x"), &mut |_| {}).unwrap_err().to_string();
+    let error =
+        catalogue.add(&other, Some("../x"), &|_| Ok(()), &mut |_| {}).unwrap_err().to_string();
     assert!(error.contains("--name"), "{error}");
 }
 
@@ -62,7 +68,7 @@ fn files_that_are_no_model_are_refused_with_the_reason() {
     let data = tempfile::tempdir().unwrap();
     let catalogue = Catalogue::new(data.path());
     let check = |path: &Path, expect: &str| {
-        let error = catalogue.add(path, None, &mut |_| {}).unwrap_err().to_string();
+        let error = catalogue.add(path, None, &|_| Ok(()), &mut |_| {}).unwrap_err().to_string();
         assert!(error.contains(expect), "{error}");
     };
     check(&data.path().join("missing"), "missing");
@@ -88,7 +94,7 @@ fn removing_takes_files_and_records() {
     let data = tempfile::tempdir().unwrap();
     let catalogue = Catalogue::new(data.path());
     let folder = hf_folder(data.path(), "weights");
-    let manifest = catalogue.add(&folder, None, &mut |_| {}).unwrap();
+    let manifest = catalogue.add(&folder, None, &|_| Ok(()), &mut |_| {}).unwrap();
     catalogue.remove(&manifest.id.to_string()).unwrap();
     assert!(matches!(catalogue.find("my-model"), Err(Error::Unknown { .. })));
     assert!(folder.join("model.safetensors").exists(), "the original stays");
@@ -98,8 +104,12 @@ fn removing_takes_files_and_records() {
 #[test]
 fn a_repository_with_several_ggufs_asks_for_one() {
     let files = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-    let listing =
-        |names: &[&str]| Listing { revision: "c".into(), files: files(names), license: None };
+    let listing = |names: &[&str]| Listing {
+        revision: "c".into(),
+        files: files(names),
+        digests: BTreeMap::default(),
+        license: None,
+    };
     let check = |names: &[&str], target: &str, expect: Result<&[&str], &str>| {
         let chosen = repository_files(&listing(names), &HubTarget::parse(target).unwrap());
         match (chosen, expect) {
@@ -112,6 +122,10 @@ fn a_repository_with_several_ggufs_asks_for_one() {
     check(&["a.gguf", "b.gguf"], "o/r", Err("o/r/FILE: a.gguf, b.gguf"));
     check(&["a.gguf", "b.gguf"], "o/r/b.gguf", Ok(&["b.gguf"]));
     check(&["a.gguf"], "o/r/c.gguf", Err("no file c.gguf"));
+    let quantised = ["w-Q4_K_M.gguf", "w-Q4_K_S.gguf", "x.IQ4_K_M.gguf"];
+    check(&quantised, "hf.co/o/r:q4_k_m", Ok(&["w-Q4_K_M.gguf"]));
+    check(&quantised, "o/r:Q8_0", Err("no .gguf file that ends with Q8_0; it has these: w-Q4_K_M"));
+    check(&["adapter_config.json", "adapter_model.safetensors"], "o/r", Err("LoRA adapter"));
     check(&["README.md"], "o/r", Err("neither"));
     check(&["config.json", "model.safetensors"], "o/r", Err("no tokenizer.json"));
     let hf = [
@@ -122,4 +136,62 @@ fn a_repository_with_several_ggufs_asks_for_one() {
         "tokenizer.json",
     ];
     check(&hf, "o/r", Ok(&["config.json", "model.safetensors", "tokenizer.json"]));
+}
+
+/// A hard link let a writer to the operator's own file change the release.
+#[test]
+fn the_release_shares_no_file_with_the_original() {
+    let data = tempfile::tempdir().unwrap();
+    let catalogue = Catalogue::new(data.path());
+    let folder = hf_folder(data.path(), "weights");
+    let manifest = catalogue.add(&folder, None, &|_| Ok(()), &mut |_| {}).unwrap();
+    fs::write(folder.join("model.safetensors"), "WEIGHTS").unwrap();
+    let own = data.path().join("models/my-model/model.safetensors");
+    assert_eq!(fs::read_to_string(&own).unwrap(), "weights");
+    assert_eq!(std::os::unix::fs::MetadataExt::nlink(&fs::metadata(own).unwrap()), 1);
+    catalogue.folder(&manifest.name).verify(&manifest).unwrap();
+}
+
+#[test]
+fn a_model_that_cannot_run_here_is_not_added() {
+    let data = tempfile::tempdir().unwrap();
+    let catalogue = Catalogue::new(data.path());
+    let folder = hf_folder(data.path(), "weights");
+    let mut hashed = 0;
+    let refuse = |source: &ModelSource| Err(format!("{:?} is no model", source.layout()));
+    let error = catalogue.add(&folder, None, &refuse, &mut |_| hashed += 1).unwrap_err();
+    assert!(error.to_string().contains("is no model. Nothing was added"), "{error}");
+    assert_eq!(hashed, 0);
+    assert!(!data.path().join("models").exists());
+}
+
+/// One such file kept every release from being listed, removed and served.
+#[test]
+fn a_bad_manifest_is_passed_over_by_name_and_can_be_removed() {
+    let data = tempfile::tempdir().unwrap();
+    let catalogue = Catalogue::new(data.path());
+    let good = catalogue.add(&hf_folder(data.path(), "w"), None, &|_| Ok(()), &mut |_| {}).unwrap();
+    let known = catalogue.manifests().unwrap();
+    let other = good.to_toml().replace("\"my-model\"", "\"another\"");
+    for (name, text) in [("empty", ""), ("half", "id = "), ("other", &other), ("long", "\0\0")] {
+        let folder = data.path().join("models").join(name);
+        fs::create_dir(&folder).unwrap();
+        fs::write(folder.join("manifest.toml"), text).unwrap();
+        assert_eq!(catalogue.manifests().unwrap(), known, "{name}");
+        let error = catalogue.find(name).unwrap_err().to_string();
+        assert!(error.contains(&format!("cresset models remove {name}")), "{error}");
+        assert_eq!(catalogue.find("my-model").unwrap(), good);
+        assert_eq!(catalogue.remove(name).unwrap(), name);
+        assert!(!folder.exists());
+    }
+}
+
+#[test]
+fn a_built_in_release_survives_its_bad_manifest() {
+    let data = tempfile::tempdir().unwrap();
+    let name = Manifest::default_release().name;
+    let folder = data.path().join("models").join(&name);
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join("manifest.toml"), "").unwrap();
+    assert_eq!(Catalogue::new(data.path()).find(&name).unwrap(), Manifest::default_release());
 }

@@ -1,42 +1,25 @@
-//! Fetches from the Hugging Face hub, or from a mirror with the same protocol.
+//! Fetches from the Hugging Face hub, or from a mirror with the same protocol. `hf-hub` makes
+//! addresses and headers; files are written here, and no answer of the hub becomes part of a path
+//! before it was checked.
 
-use super::super::Error;
-use super::incoming::adopt;
-use super::{FetchOptions, SourceFailure, Want};
-use hf_hub::api::sync::{Api, ApiBuilder, ApiError, ApiRepo};
+use super::incoming::{PartFile, part_of, place};
+use super::target::{is_safe_path, is_word};
+use super::{FetchOptions, HubTarget, SourceFailure, Want};
+use hf_hub::api::sync::{ApiBuilder, ApiRepo};
 use hf_hub::{Cache, Repo, RepoType};
-use std::path::{Component, Path, PathBuf};
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind, Read};
+use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::Duration;
 
 /// Attempts beyond the first when a transfer breaks.
 const RETRIES: usize = 2;
-
-/// A repository on the hub as a user names it: `OWNER/REPOSITORY[/FILE.gguf][@REVISION]`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(in super::super) struct HubTarget {
-    pub repo: String,
-    pub file: Option<String>,
-    pub revision: String,
-}
-
-impl HubTarget {
-    pub(crate) fn parse(text: &str) -> Option<Self> {
-        let (path, revision) = text.split_once('@').unwrap_or((text, "main"));
-        let (owner, rest) = path.split_once('/')?;
-        let (repository, file) =
-            rest.split_once('/').map_or((rest, None), |(r, file)| (r, Some(file.to_owned())));
-        let word = |w: &str| {
-            !w.is_empty() && w.bytes().all(|c| c.is_ascii_alphanumeric() || b"-._".contains(&c))
-        };
-        let valid =
-            word(owner) && word(repository) && !revision.is_empty() && file.as_deref() != Some("");
-        valid.then(|| Self {
-            repo: format!("{owner}/{repository}"),
-            file,
-            revision: revision.to_owned(),
-        })
-    }
-}
+/// Bytes of a piece of a transfer.
+const PIECE: usize = 1 << 18;
+const PUBLIC_HUB: &str = "https://huggingface.co";
+/// Licences have short names; a longer text is none.
+const MAX_LICENSE_BYTES: usize = 100;
 
 /// The contents of a repository at a revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,44 +27,64 @@ pub(in super::super) struct Listing {
     /// The commit that the revision's name refers to now.
     pub revision: String,
     pub files: Vec<String>,
+    /// SHA-256 of files, where the hub gives them.
+    pub digests: BTreeMap<String, String>,
     /// SPDX-like name, where the model card gives one.
     pub license: Option<String>,
 }
 
 pub(in super::super) fn describe(
     target: &HubTarget,
-    cache: &Path,
     options: &FetchOptions,
 ) -> Result<Listing, String> {
-    let repo = open(&target.repo, &target.revision, cache, options)?;
+    let repo = open(&target.repo, &target.revision, options)?;
     let (sender, receiver) = sync_channel(1);
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "it may wait for the hub after its caller has given up"
-    )]
-    std::thread::spawn(move || sender.send(listing(&repo)));
+    let endpoint = endpoint(options).to_owned();
+    let describe = move || {
+        // Sending fails when the waiting side has given the answer up.
+        let _ = sender.send(listing(&repo, &endpoint));
+    };
+    thread(describe)?;
     let told = |error| match error {
-        RecvTimeoutError::Timeout => silent(options),
+        RecvTimeoutError::Timeout => silent(options.patience),
         RecvTimeoutError::Disconnected => "the transfer ended unexpectedly".to_owned(),
     };
     receiver.recv_timeout(options.patience).map_err(told)?
 }
 
-fn listing(repo: &ApiRepo) -> Result<Listing, String> {
-    let mut response = repo.info_request().call().map_err(|error| with_hint(&error.to_string()))?;
+/// The hub's answer has at most the 10 MB that the client reads of a JSON document.
+fn listing(repo: &ApiRepo, endpoint: &str) -> Result<Listing, String> {
+    let mut response = repo
+        .info_request()
+        .query("blobs", "true")
+        .call()
+        .map_err(|error| explain(&error.to_string(), endpoint))?;
     let info: serde_json::Value =
         response.body_mut().read_json().map_err(|error| error.to_string())?;
-    let revision = info["sha"].as_str().ok_or("the hub's answer names no commit")?.to_owned();
-    let siblings = info["siblings"].as_array().ok_or("the hub's answer lists no files")?;
-    let names = siblings.iter().filter_map(|sibling| sibling["rfilename"].as_str());
-    let files = names.filter(|name| is_inside(name)).map(str::to_owned).collect();
-    let license = info["cardData"]["license"].as_str().map(str::to_owned);
-    Ok(Listing { revision, files, license })
+    read_listing(&info)
 }
 
-/// Names become paths in the cache, so a name that leads out of it is refused.
-fn is_inside(name: &str) -> bool {
-    Path::new(name).components().all(|part| matches!(part, Component::Normal(_)))
+/// Commit and names become paths and addresses. A commit that cannot be one is refused; such a
+/// file is none that a model needs, and is left out.
+pub(super) fn read_listing(info: &serde_json::Value) -> Result<Listing, String> {
+    let revision = info["sha"].as_str().ok_or("the hub's answer names no commit")?;
+    if !is_word(revision) {
+        return Err(format!("the hub's answer names the commit {revision:.80?}: that is none"));
+    }
+    let siblings = info["siblings"].as_array().ok_or("the hub's answer lists no files")?;
+    let names = siblings.iter().filter_map(|sibling| sibling["rfilename"].as_str());
+    let mut files: Vec<String> =
+        names.filter(|name| is_safe_path(name)).map(str::to_owned).collect();
+    files.sort();
+    files.dedup();
+    let digest = |sibling: &serde_json::Value| {
+        let name = sibling["rfilename"].as_str()?.to_owned();
+        Some((name, sibling["lfs"]["sha256"].as_str()?.to_owned()))
+    };
+    let digests = siblings.iter().filter_map(digest).collect();
+    let license = info["cardData"]["license"].as_str().map(str::to_owned);
+    let license = license.filter(|name| name.len() <= MAX_LICENSE_BYTES);
+    Ok(Listing { revision: revision.to_owned(), files, digests, license })
 }
 
 pub(super) fn fetch(
@@ -90,132 +93,206 @@ pub(super) fn fetch(
     path: &str,
     want: &mut Want,
 ) -> Result<(), SourceFailure> {
-    let cache = want.folder.incoming().join("hub");
-    let options = want.options;
-    let downloaded = download(repo, revision, path, &cache, options, &mut |done| want.report(done));
-    let downloaded = downloaded.map_err(|error| match error {
-        Download::DiskFull => SourceFailure::Here(Error::DiskFull { path: cache.clone() }),
-        Download::Failed(why) => SourceFailure::Source(why),
-    })?;
-    adopt(&downloaded, want)
+    let transfer = |part: &mut PartFile, want: &mut Want| {
+        let options = want.options;
+        let mut report = |done, _| want.report(done);
+        if part.is_full() {
+            return Ok(());
+        }
+        download(repo, revision, path, part, options, &mut report)
+    };
+    let mut part = part_of(want)?;
+    let resumed = part.done() > 0;
+    transfer(&mut part, want)?;
+    match place(part, want) {
+        // What an earlier transfer left may be damaged. It is deleted now.
+        Err(SourceFailure::Source(_)) if resumed => {
+            let mut part = part_of(want)?;
+            transfer(&mut part, want)?;
+            place(part, want)
+        }
+        placed => placed,
+    }
 }
 
-#[derive(Debug)]
-pub(in super::super) enum Download {
-    DiskFull,
-    Failed(String),
-}
-
-/// Downloads one file into `cache`; a broken transfer is resumed where it stopped. `progress` gets
-/// the bytes so far.
+/// Downloads one file into `part`; a broken transfer goes on where it stopped. `progress` gets the
+/// bytes so far, and all bytes of the file if the hub says how many there are.
 pub(in super::super) fn download(
     repo: &str,
     revision: &str,
     path: &str,
-    cache: &Path,
+    part: &mut PartFile,
     options: &FetchOptions,
-    progress: &mut dyn FnMut(u64),
-) -> Result<PathBuf, Download> {
-    let repo = open(repo, revision, cache, options).map_err(Download::Failed)?;
-    let (sender, receiver) = sync_channel(64);
-    let path = path.to_owned();
-    // The transfer has a thread of its own, because a silent connection can only be abandoned, not
-    // interrupted.
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "it may wait for the hub after its caller has given up"
-    )]
-    std::thread::spawn(move || {
-        let done = repo.download_with_progress(&path, Meter(sender.clone()));
-        // Sending fails when the waiting side has given the transfer up.
-        let _ = sender.send(TransferEvent::Ended(done));
-    });
-    let pointer = watch(&receiver, options, progress)?;
-    pointer.canonicalize().map_err(|error| Download::Failed(error.to_string()))
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(), SourceFailure> {
+    let mut last = SourceFailure::Source("nothing was tried".into());
+    for _ in 0..=RETRIES {
+        let mut transfer = match Transfer::begin(repo, revision, path, part.done(), options) {
+            // A part with nothing behind it, of a size that was not known.
+            Err(why) if part.done() > 0 && why.contains("416") => {
+                part.restart()?;
+                Transfer::begin(repo, revision, path, 0, options)
+            }
+            begun => begun,
+        }
+        .map_err(SourceFailure::Source)?;
+        if transfer.start == 0 {
+            part.restart()?;
+        }
+        let total = transfer.total;
+        match part.append(&mut transfer, &mut |done| progress(done, total)) {
+            Err(broken @ SourceFailure::Source(_)) => last = broken,
+            ended => return ended,
+        }
+    }
+    Err(last)
 }
 
-fn watch(
-    receiver: &Receiver<TransferEvent>,
-    options: &FetchOptions,
-    progress: &mut dyn FnMut(u64),
-) -> Result<PathBuf, Download> {
-    let mut done = 0;
-    loop {
-        match receiver.recv_timeout(options.patience) {
-            Ok(TransferEvent::Started) => done = 0,
-            Ok(TransferEvent::Bytes(n)) => {
-                done += n;
-                progress(done);
+/// The body of one answer. It is read on a thread of its own, because a silent connection can only
+/// be abandoned, not interrupted.
+struct Transfer {
+    start: u64,
+    /// Length of the whole file; 0 if the hub does not say.
+    total: u64,
+    pieces: Receiver<TransferEvent>,
+    piece: io::Cursor<Vec<u8>>,
+    patience: Duration,
+    ended: bool,
+}
+
+enum TransferEvent {
+    Begun { start: u64, total: u64 },
+    Piece(Vec<u8>),
+    Ended(Result<(), String>),
+}
+
+impl Transfer {
+    /// Asks for a file from byte `from` on.
+    fn begin(
+        repo: &str,
+        revision: &str,
+        path: &str,
+        from: u64,
+        options: &FetchOptions,
+    ) -> Result<Self, String> {
+        let (repo, path) = (open(repo, revision, options)?, path.to_owned());
+        let (sender, pieces) = sync_channel(4);
+        let endpoint = endpoint(options).to_owned();
+        thread(move || {
+            let ended = send(&repo, &path, from, &endpoint, &sender);
+            // Sending fails when the waiting side has given the transfer up.
+            let _ = sender.send(TransferEvent::Ended(ended));
+        })?;
+        match pieces.recv_timeout(options.patience) {
+            Ok(TransferEvent::Begun { start, total }) if start == from || start == 0 => {
+                let piece = io::Cursor::default();
+                Ok(Self { start, total, pieces, piece, patience: options.patience, ended: false })
             }
-            Ok(TransferEvent::Ended(result)) => return result.map_err(explain),
-            Err(RecvTimeoutError::Timeout) => return Err(Download::Failed(silent(options))),
-            Err(RecvTimeoutError::Disconnected) => {
-                return Err(Download::Failed("the transfer ended unexpectedly".into()));
+            Ok(TransferEvent::Ended(Err(why))) => Err(why),
+            Err(RecvTimeoutError::Timeout) => Err(silent(options.patience)),
+            _ => Err("the hub answered with another part of the file".into()),
+        }
+    }
+}
+
+impl Read for Transfer {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let n = self.piece.read(buffer)?;
+            if n > 0 || self.ended {
+                return Ok(n);
+            }
+            match self.pieces.recv_timeout(self.patience) {
+                Ok(TransferEvent::Piece(bytes)) => self.piece = io::Cursor::new(bytes),
+                Ok(TransferEvent::Ended(Ok(()))) => self.ended = true,
+                Ok(TransferEvent::Ended(Err(why))) => return Err(io::Error::other(why)),
+                Err(RecvTimeoutError::Timeout) => {
+                    return Err(io::Error::new(ErrorKind::TimedOut, silent(self.patience)));
+                }
+                _ => return Err(io::Error::other("the transfer ended unexpectedly")),
             }
         }
     }
 }
 
-fn silent(options: &FetchOptions) -> String {
-    format!("no answer for {} s", options.patience.as_secs_f32())
-}
-
-fn explain(error: ApiError) -> Download {
-    match error {
-        ApiError::IoError(error) if error.kind() == std::io::ErrorKind::StorageFull => {
-            Download::DiskFull
+/// Sends a file's bytes from `from` on. It gives up when nobody listens any more.
+fn send(
+    repo: &ApiRepo,
+    path: &str,
+    from: u64,
+    endpoint: &str,
+    to: &SyncSender<TransferEvent>,
+) -> Result<(), String> {
+    let request = repo.info_request().uri(repo.url(path));
+    // A compressed body would have other positions.
+    let request =
+        request.header("Range", format!("bytes={from}-")).header("Accept-Encoding", "identity");
+    let response = request.call().map_err(|error| explain(&error.to_string(), endpoint))?;
+    let (start, total) = match response.headers().get("content-range") {
+        Some(range) if response.status().as_u16() == 206 => {
+            range.to_str().ok().and_then(content_range).ok_or("the hub's Content-Range is none")?
         }
-        ApiError::TooManyRetries(last) => explain(*last),
-        other => Download::Failed(with_hint(&other.to_string())),
+        _ => (0, 0),
+    };
+    let mut body = response.into_body().into_reader();
+    let mut event = TransferEvent::Begun { start, total };
+    while to.send(event).is_ok() {
+        let mut piece = Vec::new();
+        let read = body.by_ref().take(PIECE as u64).read_to_end(&mut piece);
+        match read {
+            Ok(0) => break,
+            Ok(_) => event = TransferEvent::Piece(piece),
+            Err(error) => {
+                // What was read before it broke need not be fetched again.
+                let _ = to.send(TransferEvent::Piece(piece));
+                return Err(error.to_string());
+            }
+        }
     }
+    Ok(())
 }
 
-/// The hub answers 401 for private and for missing repositories alike.
-fn with_hint(error: &str) -> String {
+/// First byte and length of `bytes FIRST-LAST/LENGTH`.
+fn content_range(text: &str) -> Option<(u64, u64)> {
+    let (range, length) = text.strip_prefix("bytes ")?.split_once('/')?;
+    Some((range.split_once('-')?.0.parse().ok()?, length.parse().unwrap_or(0)))
+}
+
+fn silent(patience: Duration) -> String {
+    format!("no answer for {} s", patience.as_secs_f32())
+}
+
+/// The hub answers 401 for private and for missing repositories alike. Without a status there was
+/// no answer at all.
+fn explain(error: &str, endpoint: &str) -> String {
+    if !error.starts_with("http status") {
+        return format!(
+            "{endpoint} cannot be reached ({error}): check the network, or set hub.endpoint to a \
+             mirror"
+        );
+    }
     let closed = ["401", "403"].iter().any(|status| error.ends_with(status));
     let hint =
         if closed { " (gated, private or misspelt: set hub.token, or check the name)" } else { "" };
     format!("{error}{hint}")
 }
 
-fn open(
-    repo: &str,
-    revision: &str,
-    cache: &Path,
-    options: &FetchOptions,
-) -> Result<ApiRepo, String> {
+fn endpoint(options: &FetchOptions) -> &str {
+    options.endpoint.as_deref().unwrap_or(PUBLIC_HUB).trim_end_matches('/')
+}
+
+/// The repository's addresses. The cache is never written to.
+fn open(repo: &str, revision: &str, options: &FetchOptions) -> Result<ApiRepo, String> {
     let repo = Repo::with_revision(repo.to_owned(), RepoType::Model, revision.to_owned());
-    Ok(api(cache, options).map_err(|error| error.to_string())?.repo(repo))
-}
-
-fn api(cache: &Path, options: &FetchOptions) -> Result<Api, ApiError> {
-    let builder = ApiBuilder::from_cache(Cache::new(cache.to_owned()))
+    let api = ApiBuilder::from_cache(Cache::new(PathBuf::new()))
         .with_progress(false)
-        .with_retries(RETRIES)
-        .with_token(options.token.clone());
-    match &options.endpoint {
-        Some(endpoint) => builder.with_endpoint(endpoint.trim_end_matches('/').to_owned()).build(),
-        None => builder.build(),
-    }
+        .with_token(options.token.clone())
+        .with_endpoint(endpoint(options).to_owned())
+        .build();
+    Ok(api.map_err(|error| error.to_string())?.repo(repo))
 }
 
-enum TransferEvent {
-    Started,
-    Bytes(u64),
-    Ended(Result<PathBuf, ApiError>),
-}
-
-/// Sends the progress of a transfer to the waiting side.
-struct Meter(SyncSender<TransferEvent>);
-
-impl hf_hub::api::Progress for Meter {
-    fn init(&mut self, _size: usize, _filename: &str) {
-        let _ = self.0.send(TransferEvent::Started);
-    }
-
-    fn update(&mut self, size: usize) {
-        let _ = self.0.send(TransferEvent::Bytes(size as u64));
-    }
-
-    fn finish(&mut self) {}
+fn thread(work: impl FnOnce() + Send + 'static) -> Result<(), String> {
+    let started = std::thread::Builder::new().name("hub".into()).spawn(work);
+    started.map(drop).map_err(|error| format!("no thread can be started: {error}"))
 }

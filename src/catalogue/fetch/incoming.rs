@@ -1,63 +1,132 @@
-//! The last step of every source: a file gets its final name only when its digest is right.
+//! The last step of every source: bytes are written and hashed as they come, never more than are
+//! expected, and a file gets its final name only when its digest is right.
 
-use super::super::folder::sha256;
 use super::super::{Error, ReleaseFile};
 use super::{SourceFailure, Want};
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-/// Writes a stream to the incoming folder while hashing it, then moves it to its place.
-pub(super) fn receive(from: &mut dyn Read, want: &mut Want) -> Result<(), SourceFailure> {
-    let incoming = want.folder.incoming();
-    fs::create_dir_all(&incoming).map_err(Error::io("create", &incoming))?;
-    let part = incoming.join(&want.file.name);
-    let found = copy(from, &part, want).inspect_err(|_| drop(fs::remove_file(&part)))?;
-    move_if_right(&part, &found, want)
+/// Bytes that are read at once.
+const PIECE: usize = 1 << 20;
+
+/// A file on its way. It is kept when a transfer breaks, so that the next one can go on.
+pub(in super::super) struct PartFile {
+    path: PathBuf,
+    out: File,
+    hasher: Sha256,
+    done: u64,
+    /// Bytes that the file may have.
+    most: u64,
 }
 
-/// Checks a complete file that a source left on this disk, and moves it to its place.
-pub(super) fn adopt(path: &Path, want: &mut Want) -> Result<(), SourceFailure> {
-    let found = sha256(path, |_| {})?;
-    move_if_right(path, &found, want)
-}
-
-fn copy(from: &mut dyn Read, part: &Path, want: &mut Want) -> Result<String, SourceFailure> {
-    let mut out = File::create(part).map_err(Error::io("create", part))?;
-    let (mut hasher, mut done) = (Sha256::new(), 0);
-    let mut buffer = vec![0; 1 << 20];
-    loop {
-        let n = from
-            .read(&mut buffer)
-            .map_err(|error| SourceFailure::Source(format!("reading failed: {error}")))?;
-        done += n as u64;
-        if n == 0 {
-            break;
+impl PartFile {
+    /// Begins a file, or goes on with the part that an earlier transfer left.
+    pub(in super::super) fn open(path: &Path, most: u64) -> Result<Self, Error> {
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
         }
-        if done > want.file.bytes {
-            return Err(SourceFailure::Source(format!(
-                "it is longer than the {} bytes of the manifest",
-                want.file.bytes
-            )));
+        let out = File::options().create(true).append(true).read(true).open(path);
+        let out = out.map_err(Error::io("create", path))?;
+        let mut part = Self { path: path.to_owned(), out, hasher: Sha256::new(), done: 0, most };
+        part.hash_what_is_there()?;
+        if part.done > most {
+            part.restart()?;
         }
-        hasher.update(&buffer[..n]);
-        out.write_all(&buffer[..n]).map_err(Error::io("write", part))?;
-        want.report(done);
+        Ok(part)
     }
-    out.sync_all().map_err(Error::io("write", part))?;
-    Ok(hex::encode(hasher.finalize()))
+
+    fn hash_what_is_there(&mut self) -> Result<(), Error> {
+        let mut buffer = vec![0; PIECE];
+        loop {
+            let n = self.out.read(&mut buffer).map_err(Error::io("read", &self.path))?;
+            if n == 0 {
+                return Ok(());
+            }
+            self.hasher.update(&buffer[..n]);
+            self.done += n as u64;
+        }
+    }
+
+    pub(in super::super) fn restart(&mut self) -> Result<(), Error> {
+        self.out.set_len(0).map_err(Error::io("write", &self.path))?;
+        (self.hasher, self.done) = (Sha256::new(), 0);
+        Ok(())
+    }
+
+    /// Bytes that are here.
+    pub(super) fn done(&self) -> u64 {
+        self.done
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.done == self.most
+    }
+
+    /// Writes a stream to its end behind what is here. `report` gets the bytes so far.
+    pub(super) fn append(
+        &mut self,
+        from: &mut dyn Read,
+        report: &mut dyn FnMut(u64),
+    ) -> Result<(), SourceFailure> {
+        let mut buffer = vec![0; PIECE];
+        loop {
+            let n = from
+                .read(&mut buffer)
+                .map_err(|error| SourceFailure::Source(format!("reading failed: {error}")))?;
+            if n == 0 {
+                return Ok(());
+            }
+            if self.done + n as u64 > self.most {
+                fs::remove_file(&self.path).map_err(Error::io("remove", &self.path))?;
+                return Err(SourceFailure::TooLong(self.most));
+            }
+            self.out.write_all(&buffer[..n]).map_err(Error::io("write", &self.path))?;
+            self.hasher.update(&buffer[..n]);
+            self.done += n as u64;
+            report(self.done);
+        }
+    }
+
+    /// Makes the file durable. Returns the digest of its content and its length.
+    pub(in super::super) fn finish(self) -> Result<(String, u64), Error> {
+        self.out.sync_all().map_err(Error::io("write", &self.path))?;
+        Ok((hex::encode(self.hasher.finalize()), self.done))
+    }
 }
 
-/// Moves a file to its place if the digest `found` is the manifest's; deletes it otherwise.
-fn move_if_right(part: &Path, found: &str, want: &Want) -> Result<(), SourceFailure> {
+/// Where a file of the manifest is put together.
+pub(super) fn part_of(want: &Want) -> Result<PartFile, Error> {
+    PartFile::open(&part_path(want), want.file.bytes)
+}
+
+fn part_path(want: &Want) -> PathBuf {
+    want.folder.incoming().join(&want.file.name)
+}
+
+/// Writes a stream from its beginning, then moves the file to its place.
+pub(super) fn receive(from: &mut dyn Read, want: &mut Want) -> Result<(), SourceFailure> {
+    let mut part = part_of(want)?;
+    part.restart()?;
+    let path = part.path.clone();
+    // Another source must not go on with it.
+    part.append(from, &mut |done| want.report(done))
+        .inspect_err(|_| drop(fs::remove_file(path)))?;
+    place(part, want)
+}
+
+/// Moves a file to its place if its digest is the manifest's; deletes it otherwise.
+pub(super) fn place(part: PartFile, want: &Want) -> Result<(), SourceFailure> {
     let ReleaseFile { name, sha256, .. } = want.file;
-    if found != sha256 {
-        fs::remove_file(part).map_err(Error::io("remove", part))?;
+    let path = part.path.clone();
+    let (found, _) = part.finish()?;
+    if found != *sha256 {
+        fs::remove_file(&path).map_err(Error::io("remove", &path))?;
         return Err(SourceFailure::Source(format!(
             "{name} has SHA-256 {found}, the manifest says {sha256}: refused"
         )));
     }
-    fs::rename(part, want.folder.path().join(name)).map_err(Error::io("rename", part))?;
+    fs::rename(&path, want.folder.path().join(name)).map_err(Error::io("rename", &path))?;
     Ok(())
 }

@@ -5,8 +5,11 @@ mod hub;
 mod incoming;
 mod local;
 mod python_package;
+mod target;
 
-pub(super) use hub::{Download, HubTarget, Listing, describe, download};
+pub(super) use hub::{Listing, describe, download};
+pub(super) use incoming::PartFile;
+pub(super) use target::{HubTarget, spelling};
 
 use super::folder::{ReleaseFolder, remove_all, sha256};
 use super::{Error, Manifest, ReleaseFile, Result, Source};
@@ -25,6 +28,8 @@ pub struct FetchOptions {
     pub package_index: Option<String>,
     /// A source is given up after this time without a byte.
     pub patience: Duration,
+    /// Bytes that one pull may take where no manifest says how many there are.
+    pub max_bytes: u64,
 }
 
 impl Default for FetchOptions {
@@ -36,6 +41,7 @@ impl Default for FetchOptions {
             python: "python3".into(),
             package_index: None,
             patience,
+            max_bytes: 256 << 30,
         }
     }
 }
@@ -64,9 +70,11 @@ impl Want<'_> {
 }
 
 /// Why a source did not deliver.
-enum SourceFailure {
+pub(super) enum SourceFailure {
     /// The source failed; the next one may succeed.
     Source(String),
+    /// The source sent more than these bytes.
+    TooLong(u64),
     /// This machine failed, so no source can help.
     Here(Error),
 }
@@ -111,6 +119,8 @@ fn fetch_file(manifest: &Manifest, want: &mut Want, data: &Path) -> Result<()> {
             Ok(()) => return Ok(()),
             Err(SourceFailure::Here(error)) => return Err(error),
             Err(SourceFailure::Source(why)) => account.push(format!("\n  {source}: {why}")),
+            Err(SourceFailure::TooLong(bytes)) => account
+                .push(format!("\n  {source}: it is longer than the {bytes} bytes of the manifest")),
         }
     }
     if manifest.sources.is_empty() {

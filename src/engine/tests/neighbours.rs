@@ -34,7 +34,7 @@ fn runner(depth: usize, threads: usize) -> Box<dyn Runner> {
         max_context: Some(CONTEXT),
         ..ModelOptions::default()
     };
-    let (runner, info) = ModelRunner::load(&ModelSource::Gguf(path), &options).unwrap();
+    let (runner, info) = ModelRunner::load(&ModelSource::gguf(path), &options).unwrap();
     assert!(info.num_blocks >= BLOCKS);
     Ahead::wrap(depth, runner)
 }

@@ -68,7 +68,7 @@ impl Source {
             max_context: Some(max_context),
         };
         let (runner, info) =
-            ModelRunner::load(&ModelSource::HfFolder(self.folder.clone()), &options)?;
+            ModelRunner::load(&ModelSource::hf_folder(self.folder.clone()), &options)?;
         let watched =
             Watched { runner: Box::new(runner), launched: VecDeque::new(), done: Vec::new() };
         Ok(Loaded { runner: Shared(Arc::new(Mutex::new(watched))), info, wanted })

@@ -1,6 +1,7 @@
 //! Bounded reading of little-endian values: a false length causes an error and never an allocation.
 
 use super::Value;
+use crate::loader::file::FileReader;
 
 /// The error says what is wrong; the caller adds the file's name.
 pub(super) type Parse<T> = Result<T, String>;
@@ -11,14 +12,15 @@ const MAX_VALUES: usize = 1 << 23;
 const MAX_NESTING: usize = 4;
 
 pub(super) struct Cursor<'a> {
-    data: &'a [u8],
+    file: &'a mut FileReader,
     at: usize,
     values_left: usize,
 }
 
 impl<'a> Cursor<'a> {
-    pub(super) fn new(data: &'a [u8]) -> Self {
-        Self { data, at: 0, values_left: MAX_VALUES }
+    /// Reads from a file of which nothing was taken, and takes nothing.
+    pub(super) fn new(file: &'a mut FileReader) -> Self {
+        Self { file, at: 0, values_left: MAX_VALUES }
     }
 
     pub(super) fn position(&self) -> usize {
@@ -26,19 +28,20 @@ impl<'a> Cursor<'a> {
     }
 
     fn left(&self) -> usize {
-        self.data.len() - self.at
+        self.file.len() - self.at
     }
 
-    pub(super) fn take(&mut self, len: usize) -> Parse<&'a [u8]> {
+    pub(super) fn take(&mut self, len: usize) -> Parse<&[u8]> {
         if len > self.left() {
             return Err(format!(
                 "the header ends at byte {}, {len} more bytes were expected",
-                self.data.len()
+                self.file.len()
             ));
         }
-        let bytes = &self.data[self.at..self.at + len];
+        let from = self.at;
         self.at += len;
-        Ok(bytes)
+        let bytes = self.file.peek(self.at).map_err(|error| error.to_string())?;
+        Ok(&bytes[from..])
     }
 
     fn array<const N: usize>(&mut self) -> Parse<[u8; N]> {
@@ -67,9 +70,8 @@ impl<'a> Cursor<'a> {
 
     pub(super) fn string(&mut self) -> Parse<String> {
         let len = self.count("string", 1)?;
-        let bytes = self.take(len)?;
-        String::from_utf8(bytes.to_vec())
-            .map_err(|_| format!("text before byte {} is not UTF-8", self.at))
+        let bytes = self.take(len)?.to_vec();
+        String::from_utf8(bytes).map_err(|_| format!("text before byte {} is not UTF-8", self.at))
     }
 
     pub(super) fn value(&mut self, kind: u32, depth: usize) -> Parse<Value> {

@@ -33,6 +33,19 @@ fn open(bytes: &[u8]) -> Result<GgufFile> {
     GgufFile::open(file.path())
 }
 
+/// The tensors of a file in an order that is not the file's.
+fn contents(bytes: &[u8]) -> BTreeMap<String, Vec<u8>> {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), bytes).unwrap();
+    let mut reader = FileReader::open(file.path(), None).unwrap();
+    let header = GgufFile::read(&mut reader).unwrap();
+    let mut tensors = header.tensors_in(reader);
+    let read = |name: &String| (name.clone(), tensors.take(name).unwrap().to_vec());
+    let all = header.tensors.keys().rev().map(read).collect();
+    tensors.finish().unwrap();
+    all
+}
+
 fn replace(bytes: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
     let at = bytes.windows(from.len()).position(|w| w == from).expect("the pattern is there");
     [&bytes[..at], to, &bytes[at + from.len()..]].concat()
@@ -56,9 +69,10 @@ fn reads_what_was_written() {
     for (key, value) in &written.metadata {
         assert_eq!(&file.metadata[key], value);
     }
+    let contents = contents(&bytes);
     for (name, shape, dtype, data) in &written.tensors {
         let info = &file.tensors[name];
-        assert_eq!((&info.shape, info.dtype, file.bytes(info)), (shape, *dtype, &data[..]));
+        assert_eq!((&info.shape, info.dtype, &contents[name]), (shape, *dtype, data));
     }
 }
 
@@ -88,7 +102,7 @@ fn no_byte_flip_leads_out_of_bounds() {
         for flip in [0x01, 0x80, 0xff] {
             let mut damaged = bytes.clone();
             damaged[at] ^= flip;
-            if let Ok(header) = parse(&damaged) {
+            if let Ok(header) = open(&damaged) {
                 assert!(header.tensors.values().all(|t| t.range.end <= damaged.len()), "byte {at}");
             }
         }

@@ -53,7 +53,7 @@ fn start(options: EngineOptions, runner: &ModelOptions) -> EngineHandle {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");
     tiny_llama_gguf(&path, 3).unwrap();
-    let (runner, info) = ModelRunner::load(&ModelSource::Gguf(path), runner).unwrap();
+    let (runner, info) = ModelRunner::load(&ModelSource::gguf(path), runner).unwrap();
     assert!(info.num_blocks >= options.num_blocks);
     EngineHandle::start(Box::new(runner), options)
 }
@@ -189,7 +189,7 @@ fn a_gpu_without_room_is_refused_at_load() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");
     tiny_llama_gguf(&path, 3).unwrap();
-    let error = ModelRunner::load(&ModelSource::Gguf(path), &runner_options(&engine_options(), on));
+    let error = ModelRunner::load(&ModelSource::gguf(path), &runner_options(&engine_options(), on));
     let error = error.err().unwrap();
     assert!(error.to_string().contains("no room for the KV cache"), "{error}");
     assert_eq!(error.kind(), "out_of_memory");

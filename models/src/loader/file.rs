@@ -1,0 +1,205 @@
+//! Reads a release's files once, from the beginning to the end, and never maps them: a file that is
+//! cut or rewritten meanwhile gives an error, and the bytes that were used are those that were
+//! hashed.
+
+use super::damaged;
+use crate::{Error, Result};
+use sha2::{Digest, Sha256};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::Read;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+/// Bytes that are read at once where nobody needs them in one piece.
+const PIECE: usize = 1 << 20;
+
+/// A piece of a file. It is shared with the thread that hashes it.
+pub(crate) type Bytes = Arc<Vec<u8>>;
+
+/// One file, read in order.
+pub(crate) struct FileReader {
+    path: PathBuf,
+    file: File,
+    len: usize,
+    /// Bytes that were read and not yet taken.
+    ahead: Vec<u8>,
+    /// Position of the first byte that was not taken.
+    at: usize,
+    digest: Option<ExpectedDigest>,
+}
+
+/// The digest that a file must have, and the thread that computes the one it has. Hashing runs
+/// beside the packing of weights, so it costs no time as long as it is the faster of the two.
+struct ExpectedDigest {
+    sha256: String,
+    pieces: SyncSender<Bytes>,
+    thread: JoinHandle<String>,
+}
+
+impl ExpectedDigest {
+    fn start(sha256: &str) -> std::io::Result<Self> {
+        // Without a queue at most two pieces are in memory, however large tensors are: the one that
+        // is hashed and the one that is packed.
+        let (pieces, received) = sync_channel::<Bytes>(0);
+        let hash = move || {
+            let mut hasher = Sha256::new();
+            received.iter().for_each(|piece| hasher.update(&*piece));
+            hex(&hasher.finalize())
+        };
+        let thread = std::thread::Builder::new().name("hash".into()).spawn(hash)?;
+        Ok(Self { sha256: sha256.to_owned(), pieces, thread })
+    }
+}
+
+/// A digest in lower-case hexadecimal digits.
+pub(super) fn hex(digest: &[u8]) -> String {
+    use std::fmt::Write;
+    digest.iter().fold(String::new(), |mut text, byte| {
+        write!(text, "{byte:02x}").expect("invariant: a String takes all text");
+        text
+    })
+}
+
+impl FileReader {
+    /// Opens a file. If `sha256` is given, [`Self::finish`] fails unless it is the file's.
+    pub(crate) fn open(path: &Path, sha256: Option<&str>) -> Result<Self> {
+        let io = |source| Error::Io { path: path.to_owned(), source };
+        let file = File::open(path).map_err(io)?;
+        let len = file.metadata().map_err(io)?.len();
+        let len = usize::try_from(len).map_err(|_| damaged(path, "it is too long"))?;
+        if len == 0 {
+            return Err(damaged(path, "it is empty"));
+        }
+        let digest = sha256.map(ExpectedDigest::start).transpose().map_err(io)?;
+        Ok(Self { path: path.to_owned(), file, len, ahead: Vec::new(), at: 0, digest })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Length of the file when it was opened, bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The next `len` bytes, which stay untaken. They must lie within the file's length.
+    pub(crate) fn peek(&mut self, len: usize) -> Result<&[u8]> {
+        if self.ahead.len() < len {
+            let most = self.len - self.at;
+            let wanted = len.max(2 * self.ahead.len()).max(PIECE / 16).min(most);
+            let mut ahead = std::mem::take(&mut self.ahead);
+            self.fill(&mut ahead, wanted)?;
+            self.ahead = ahead;
+        }
+        Ok(&self.ahead[..len])
+    }
+
+    /// Takes the next `len` bytes. They must lie within the file's length.
+    pub(crate) fn take(&mut self, len: usize) -> Result<Bytes> {
+        let rest = self.ahead.split_off(self.ahead.len().min(len));
+        let mut piece = std::mem::replace(&mut self.ahead, rest);
+        self.fill(&mut piece, len)?;
+        self.at += len;
+        let piece = Arc::new(piece);
+        if let Some(digest) = &self.digest {
+            // The thread ends before its channel only by a panic, which `finish` reports.
+            let _ = digest.pieces.send(piece.clone());
+        }
+        Ok(piece)
+    }
+
+    /// Reads on until `into` has `len` bytes.
+    fn fill(&mut self, into: &mut Vec<u8>, len: usize) -> Result<()> {
+        let io = |source| Error::Io { path: self.path.clone(), source };
+        let more = len - into.len();
+        into.reserve_exact(more);
+        self.file.by_ref().take(more as u64).read_to_end(into).map_err(io)?;
+        if into.len() < len {
+            let what = format!("it had {} bytes and was cut short while it was read", self.len);
+            return Err(damaged(&self.path, &what));
+        }
+        Ok(())
+    }
+
+    /// Takes what lies before `position` and drops it.
+    fn skip_to(&mut self, position: usize) -> Result<()> {
+        while self.at < position {
+            self.take(PIECE.min(position - self.at))?;
+        }
+        Ok(())
+    }
+
+    /// Reads the rest of the file and compares its digest with the expected one.
+    pub(crate) fn finish(mut self) -> Result<()> {
+        self.skip_to(self.len)?;
+        let Some(ExpectedDigest { sha256, pieces, thread }) = self.digest else { return Ok(()) };
+        drop(pieces);
+        let found = thread.join().map_err(|_| damaged(&self.path, "it could not be hashed"))?;
+        if found == sha256 {
+            return Ok(());
+        }
+        Err(Error::BadFile(format!(
+            "{} is not the file that was released: its SHA-256 is {found}, the manifest says \
+             {sha256}; fetch it again",
+            self.path.display()
+        )))
+    }
+}
+
+/// The tensors of one file. The file is read in its own order, and a tensor that lies before the
+/// one asked for is kept until it is asked for. Each tensor is in memory in one form only, as it
+/// was read or as it was packed, so a load takes no more than its result, however tensors are
+/// ordered.
+pub(super) struct TensorReader {
+    file: FileReader,
+    /// The tensors that were not read yet, by their place in the file. Empty ones share theirs.
+    unread: BTreeMap<(usize, String), Range<usize>>,
+    kept: BTreeMap<String, Bytes>,
+    unused: BTreeSet<String>,
+}
+
+impl TensorReader {
+    /// `tensors` are names and byte ranges, which lie within the file and behind what was taken.
+    pub(crate) fn new(
+        file: FileReader,
+        tensors: impl Iterator<Item = (String, Range<usize>)>,
+    ) -> Self {
+        let unread = tensors.map(|(name, range)| ((range.start, name), range)).collect();
+        Self { file, unread, kept: BTreeMap::new(), unused: BTreeSet::new() }
+    }
+
+    /// The tensor will not be asked for.
+    pub(crate) fn ignore(&mut self, name: &str) {
+        self.unused.insert(name.to_owned());
+    }
+
+    /// A tensor's bytes. Each may be taken once.
+    pub(crate) fn take(&mut self, name: &str) -> Result<Bytes> {
+        if let Some(bytes) = self.kept.remove(name) {
+            return Ok(bytes);
+        }
+        loop {
+            let next = self.unread.pop_first();
+            let ((_, next), range) = next.expect("invariant: each tensor is taken once");
+            self.file.skip_to(range.start)?;
+            if self.unused.contains(&next) {
+                continue;
+            }
+            let bytes = self.file.take(range.len())?;
+            if next == name {
+                return Ok(bytes);
+            }
+            self.kept.insert(next, bytes);
+        }
+    }
+
+    pub(crate) fn finish(self) -> Result<()> {
+        drop(self.kept);
+        self.file.finish()
+    }
+}
