@@ -98,6 +98,7 @@ fn end_of_turn(tokenizer: &Tokenizer, template: &ChatTemplate) -> Option<u32> {
 }
 
 /// The error names the file.
+#[expect(clippy::needless_pass_by_value, reason = "`map_err` passes it by value")]
 fn unreadable(error: cresset_models::Error) -> Error {
     Error::BadFile(error.to_string())
 }

@@ -47,7 +47,9 @@ impl ExpectedDigest {
         let (pieces, received) = sync_channel::<Bytes>(0);
         let hash = move || {
             let mut hasher = Sha256::new();
-            received.iter().for_each(|piece| hasher.update(&*piece));
+            for piece in received {
+                hasher.update(&*piece);
+            }
             hex(&hasher.finalize())
         };
         let thread = std::thread::Builder::new().name("hash".into()).spawn(hash)?;

@@ -54,7 +54,8 @@ pub(crate) fn read<M: OpMemory, T>(
             let mut file = source.open(&file_name(path))?;
             let header = GgufFile::read(&mut file)?;
             let (spec, sha256) = (arch::from_gguf(&header)?, header.header_sha256.clone());
-            let built = fill(spec, Container::Gguf(header.tensors_in(file), header), path)?;
+            let built =
+                fill(spec, Container::Gguf(Box::new(header.tensors_in(file)), header), path)?;
             source.check_header(path, &sha256)?;
             Ok(built)
         }

@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 pub(super) enum Container {
-    Gguf(TensorReader, GgufFile),
+    Gguf(Box<TensorReader>, GgufFile),
     Checkpoint(Checkpoint),
 }
 
@@ -90,7 +90,7 @@ fn is_stack(found: &[usize], shape: &[usize]) -> bool {
     heights.len() > 1 && *width == cols && heights.iter().product::<usize>() == rows
 }
 
-impl<'a, M: OpMemory> Tensors<'a, M> {
+impl<M: OpMemory> Tensors<'_, M> {
     /// Takes a weight matrix by its HF name. `None` is a problem that [`Self::finish`] will report.
     pub fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Option<M::Matrix> {
         self.stack(&[(name, rows)], cols)
