@@ -2,7 +2,7 @@
 
 use super::support::context::Context;
 use super::support::output::{CommandResult, Render};
-use super::support::{text, values};
+use super::support::{listing, text, values};
 use crate::ids::AccountId;
 use crate::server::operator::AdminCommand;
 use clap::Subcommand;
@@ -64,7 +64,10 @@ pub(super) async fn run(context: &Context, command: AccountsCommand) -> CommandR
         C::Create { name, plan, trial, premium } => {
             (AdminCommand::AccountCreate { name, plan, trial, premium }, text::fields)
         }
-        C::List => (AdminCommand::AccountList, |list| text::table(list, COLUMNS)),
+        C::List => {
+            return listing::show(context, COLUMNS, |after| AdminCommand::AccountList { after })
+                .await;
+        }
         C::Show { id } => (AdminCommand::AccountShow { id }, text::fields),
         C::Suspend { id } => (AdminCommand::AccountSuspend { id }, text::fields),
         C::Resume { id } => (AdminCommand::AccountResume { id }, text::fields),

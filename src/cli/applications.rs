@@ -1,12 +1,14 @@
 //! `cresset applications`: application connections of an account, and their tokens.
 
 use super::support::context::Context;
+use super::support::listing::{self, Listing};
+use super::support::output::print;
 use super::support::output::{CommandResult, Render};
 use super::support::{text, values};
 use crate::ids::{AccountId, ApplicationId, CredentialId};
 use crate::server::operator::AdminCommand;
 use clap::Subcommand;
-use serde_json::Value;
+use serde_json::json;
 use std::time::Duration;
 
 const APPLICATION_COLUMNS: &[&str] = &["id", "account_id", "name", "created_at"];
@@ -55,7 +57,7 @@ pub(super) async fn run(context: &Context, command: ApplicationsCommand) -> Comm
         C::Create { account, name } => {
             (AdminCommand::ApplicationCreate { account, name }, text::fields)
         }
-        C::List { account } => (AdminCommand::ApplicationList { account }, applications_and_tokens),
+        C::List { account } => return list(context, account).await,
         C::Token { application, expires_in } => {
             let expires_at = expires_in.map(values::from_now);
             (AdminCommand::ApplicationToken { application, expires_at }, text::secret)
@@ -65,10 +67,21 @@ pub(super) async fn run(context: &Context, command: ApplicationsCommand) -> Comm
     context.show(command, render).await
 }
 
-fn applications_and_tokens(list: &Value) -> String {
-    let applications = list["data"].as_array().map_or(&[][..], Vec::as_slice);
-    let tokens: Vec<Value> =
-        applications.iter().filter_map(|row| row["tokens"].as_array()).flatten().cloned().collect();
-    let tokens = text::table(&serde_json::json!({ "data": tokens }), TOKEN_COLUMNS);
-    format!("{}\nTokens:\n{tokens}", text::table(list, APPLICATION_COLUMNS))
+/// A table cannot hold another one, so people see two: the applications, then all their tokens.
+async fn list(context: &Context, account: Option<AccountId>) -> CommandResult {
+    let page = |after| AdminCommand::ApplicationList { account, after };
+    listing::show(context, APPLICATION_COLUMNS, page).await?;
+    if context.output.json {
+        return Ok(());
+    }
+    print("\nTokens:\n")?;
+    let mut tokens = Listing::new(context.output, TOKEN_COLUMNS);
+    let last = listing::pages(context, page, |page| {
+        for application in page["data"].as_array().into_iter().flatten() {
+            print(&tokens.page(&json!({ "data": application["tokens"] })))?;
+        }
+        Ok(true)
+    });
+    let last = last.await?;
+    print(&tokens.end(&last))
 }

@@ -1,13 +1,15 @@
 //! `cresset credits`: grants, balances and statements.
 
 use super::support::context::Context;
+use super::support::listing::{self, Listing};
+use super::support::output::print;
 use super::support::output::{CommandResult, Render};
 use super::support::{text, values};
 use crate::ids::AccountId;
 use crate::ledger::Bucket;
 use crate::server::operator::AdminCommand;
 use clap::Subcommand;
-use serde_json::Value;
+use std::cell::Cell;
 
 const COLUMNS: &[&str] = &[
     "sequence",
@@ -46,22 +48,17 @@ pub(super) enum CreditsCommand {
         #[arg(long, value_name = "ID")]
         account: AccountId,
     },
-    /// List every change to an account's balances, oldest first, a page at a time
+    /// List every change to an account's balances, oldest first
     Statement {
         /// The account
         #[arg(long, value_name = "ID")]
         account: AccountId,
-        /// List what came after this entry: `next_after` of the page before
+        /// List what came after this entry: `next_after` of an earlier list
         #[arg(long, value_name = "SEQUENCE", default_value_t = 0)]
         after: u64,
-        /// Entries on one page
-        #[arg(
-            long,
-            value_name = "COUNT",
-            default_value_t = 100_000,
-            value_parser = clap::value_parser!(u64).range(1..=100_000),
-        )]
-        limit: u64,
+        /// The most entries to list [default: all]
+        #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
+        limit: Option<u64>,
     },
 }
 
@@ -73,12 +70,29 @@ pub(super) async fn run(context: &Context, command: CreditsCommand) -> CommandRe
         }
         C::Show { account } => (AdminCommand::CreditShow { account }, text::fields),
         C::Statement { account, after, limit } => {
-            (AdminCommand::CreditStatement { account, after, limit: limit as usize }, statement)
+            return statement(context, account, after, limit.unwrap_or(u64::MAX)).await;
         }
     };
     context.show(command, render).await
 }
 
-fn statement(document: &Value) -> String {
-    format!("{}\n{}", text::table(document, COLUMNS), text::fields(document))
+async fn statement(context: &Context, account: AccountId, begin: u64, limit: u64) -> CommandResult {
+    let left = Cell::new(limit);
+    let page = |after: Option<u64>| {
+        let (after, limit) = (after.unwrap_or(begin), left.get() as usize);
+        AdminCommand::CreditStatement { account, after, limit }
+    };
+    let mut listing = Listing::new(context.output, COLUMNS);
+    let last = listing::pages(context, page, |page| {
+        print(&listing.page(page))?;
+        let rows = page["data"].as_array().map_or(0, Vec::len) as u64;
+        left.set(left.get().saturating_sub(rows));
+        Ok(left.get() > 0)
+    });
+    let last = last.await?;
+    print(&listing.end(&last))?;
+    if context.output.json {
+        return Ok(());
+    }
+    print(&format!("\n{}", text::fields(&last)))
 }

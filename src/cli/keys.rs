@@ -2,7 +2,7 @@
 
 use super::support::context::Context;
 use super::support::output::{CommandResult, Render};
-use super::support::{text, values};
+use super::support::{listing, text, values};
 use crate::ids::{AccountId, CredentialId};
 use crate::server::operator::AdminCommand;
 use clap::Subcommand;
@@ -47,7 +47,8 @@ pub(super) async fn run(context: &Context, command: KeysCommand) -> CommandResul
             (AdminCommand::KeyCreate { account, label, expires_at }, text::secret)
         }
         C::List { account } => {
-            (AdminCommand::KeyList { account }, |list| text::table(list, COLUMNS))
+            let page = |after| AdminCommand::KeyList { account, after };
+            return listing::show(context, COLUMNS, page).await;
         }
         C::Revoke { id } => (AdminCommand::KeyRevoke { id }, text::fields),
     };

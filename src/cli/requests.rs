@@ -2,7 +2,7 @@
 
 use super::support::context::Context;
 use super::support::output::{CommandResult, Render};
-use super::support::{text, values};
+use super::support::{listing, text, values};
 use crate::ids::{AccountId, ApplicationId, RequestId};
 use crate::ledger::AttemptState;
 use crate::server::operator::{AdminCommand, RequestScope};
@@ -66,7 +66,11 @@ pub(super) async fn run(context: &Context, command: RequestsCommand) -> CommandR
     use RequestsCommand as C;
     let (command, render): (_, Render) = match command {
         C::List { account, state } => {
-            (AdminCommand::RequestList { account, state }, |list| text::table(list, COLUMNS))
+            let page = |after: Option<u64>| {
+                let after = after.unwrap_or_default();
+                AdminCommand::RequestList { account, state, after }
+            };
+            return listing::show(context, COLUMNS, page).await;
         }
         C::Show { id, scope } => {
             (AdminCommand::RequestShow { request: id, scope: scope.into() }, text::fields)

@@ -317,6 +317,16 @@ pub struct JournalEntry {
     pub hash: [u8; 16],
 }
 
+impl JournalEntry {
+    /// The request and the attempt for which this entry reserves; `None` for other entries.
+    pub fn reservation(&self) -> Option<(RequestKey, AttemptId)> {
+        match self.kind {
+            EntryKind::Reserve { key, attempt } => Some((key, attempt)),
+            _ => None,
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EntryKind {
     Grant {

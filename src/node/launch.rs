@@ -10,7 +10,7 @@ use crate::clock::SystemClock;
 use crate::ids::ModelId;
 use crate::request::Services;
 use crate::server;
-use crate::server::operator::{self, Live, socket, status};
+use crate::server::operator::{self, Live, LongCommands, socket, status};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use std::io::ErrorKind;
@@ -188,7 +188,12 @@ impl RunningNode {
         operator: TcpListener,
     ) -> Result<Self, NodeError> {
         let address = operator.local_addr().map_err(NodeError::new)?;
-        let live = Arc::new(Live { node, public, operator: address });
+        let live = Arc::new(Live {
+            node,
+            public,
+            operator: address,
+            long_commands: LongCommands::default(),
+        });
         let (stop, mut surfaces) = (CancellationToken::new(), JoinSet::new());
         let limits = live.node.config.http.clone();
         let (routes, stopped) = (operator::router(live.clone()), stop.clone());

@@ -61,15 +61,25 @@ pub(super) type ReadFuture<'a, T> = Pin<Box<dyn Future<Output = StoreResult<T>> 
 /// One consistent reading of the ledger: all answers come from the state at which it was taken.
 pub trait Snapshot: Send + Sync {
     fn account(&self, id: AccountId) -> ReadFuture<'_, Option<Account>>;
-    /// All accounts, ordered by id.
-    fn accounts(&self) -> ReadFuture<'_, Vec<Account>>;
+    /// Up to `limit` accounts after the id `after`, ordered by id.
+    fn accounts(&self, after: Option<AccountId>, limit: usize) -> ReadFuture<'_, Vec<Account>>;
     /// The account's balances; zero for an account that never had any.
     fn balances(&self, id: AccountId) -> ReadFuture<'_, Balances>;
     fn credential(&self, id: CredentialId) -> ReadFuture<'_, Option<Credential>>;
-    /// An account's credentials of both kinds, revoked and expired ones included.
-    fn credentials(&self, account: AccountId) -> ReadFuture<'_, Vec<Credential>>;
+    /// Up to `limit` credentials of both kinds and all accounts after the id `after`, ordered by
+    /// id, revoked and expired ones included.
+    fn credentials(
+        &self,
+        after: Option<CredentialId>,
+        limit: usize,
+    ) -> ReadFuture<'_, Vec<Credential>>;
     fn application(&self, id: ApplicationId) -> ReadFuture<'_, Option<Application>>;
-    fn applications(&self, account: AccountId) -> ReadFuture<'_, Vec<Application>>;
+    /// Up to `limit` applications of all accounts after the id `after`, ordered by id.
+    fn applications(
+        &self,
+        after: Option<ApplicationId>,
+        limit: usize,
+    ) -> ReadFuture<'_, Vec<Application>>;
     /// The request, whether it is live, recent or archived.
     fn request(&self, key: &RequestKey) -> ReadFuture<'_, Option<RequestRecord>>;
     /// All of an account's requests with this id, in every scope: an account's keys may read the
@@ -79,8 +89,6 @@ pub trait Snapshot: Send + Sync {
         account: AccountId,
         request: RequestId,
     ) -> ReadFuture<'_, Vec<RequestRecord>>;
-    /// An account's requests, the newest last.
-    fn requests(&self, account: AccountId) -> ReadFuture<'_, Vec<RequestRecord>>;
     /// Every queued and running request.
     fn live_requests(&self) -> ReadFuture<'_, Vec<RequestRecord>>;
     /// The crashes during which an input of this account was running.

@@ -4,7 +4,7 @@
 use super::raw::{answers, ask, completion, header_lines, talk};
 use super::support::{CHAT, Setup, World, bearer, http2, next_piece};
 use bytes::Bytes;
-use cresset::ledger::AttemptState;
+use cresset::ledger::{AttemptState, JournalEntry};
 use http_body_util::{BodyExt, Full};
 use hyper::Request;
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -376,12 +376,16 @@ async fn storm(rounds: usize) {
         assert_eq!(answer.status, 200, "{}", answer.text());
     }
     tokio::time::timeout(Duration::from_mins(1), world.node.drain()).await.expect("requests end");
-    let requests = world.node.store.read().await.unwrap().requests(world.account).await.unwrap();
-    assert!(requests.len() >= 4 * rounds, "they got as far as that: {}", requests.len());
-    for request in requests {
+    let ledger = world.node.store.read().await.unwrap();
+    let entries = ledger.entries(world.account, 0, usize::MAX).await.unwrap();
+    let attempts = entries.iter().filter_map(JournalEntry::reservation).collect::<Vec<_>>();
+    assert!(attempts.len() >= 4 * rounds, "they got as far as that: {}", attempts.len());
+    for (key, _) in attempts {
+        let request = ledger.request(&key).await.unwrap().unwrap();
         let state = request.latest().state;
         assert!(!matches!(state, AttemptState::Queued | AttemptState::Running), "{request:?}");
     }
+    drop(ledger);
     world.close().await;
 }
 

@@ -4,7 +4,7 @@ use super::support::{World, next_piece, qualified, read};
 use cresset::engine::testing::{ScriptedFailure, ScriptedRunner};
 use cresset::engine::{EngineError, EngineHandle, EngineOptions};
 use cresset::pool::{LoadedEngine, ServedModel};
-use cresset::server::operator::{Live, metrics, status};
+use cresset::server::operator::{Live, LongCommands, metrics, status};
 use cresset::text::TextModel;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -80,7 +80,12 @@ fn ask(world: &World, model: &str, extra: Value) -> Value {
 /// State of a model in the status document.
 fn state(world: &World, model: &str) -> Value {
     let nowhere = ([127, 0, 0, 1], 1).into();
-    let live = Live { node: world.node.clone(), public: nowhere, operator: nowhere };
+    let live = Live {
+        node: world.node.clone(),
+        public: nowhere,
+        operator: nowhere,
+        long_commands: LongCommands::default(),
+    };
     let document = status::of(&live);
     let models = document["models"].as_array().unwrap();
     models.iter().find(|row| row["id"] == model).unwrap()["state"].clone()

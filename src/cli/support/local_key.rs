@@ -3,6 +3,7 @@
 
 use super::api_client::ApiClient;
 use super::context::Context;
+use super::listing;
 use super::output::{CommandError, CommandResult};
 use crate::server::operator::AdminCommand;
 use serde::de::DeserializeOwned;
@@ -47,12 +48,19 @@ pub(crate) async fn client(context: &Context, base: &str, model: &str) -> Comman
 }
 
 async fn account(context: &Context) -> CommandResult<Value> {
-    let list = context.admin(AdminCommand::AccountList).await?;
-    let mut accounts = list["data"].as_array().into_iter().flatten();
-    if let Some(found) =
-        accounts.find(|account| account["name"] == ACCOUNT && account["status"] == "active")
-    {
-        return Ok(found.clone());
+    let mut found = None;
+    let active = |account: &&Value| account["name"] == ACCOUNT && account["status"] == "active";
+    let search = listing::pages(
+        context,
+        |after| AdminCommand::AccountList { after },
+        |page| {
+            found = page["data"].as_array().into_iter().flatten().find(active).cloned();
+            Ok(found.is_none())
+        },
+    );
+    search.await?;
+    if let Some(found) = found {
+        return Ok(found);
     }
     let trial = context.config.quickstart.trial_units;
     let create =

@@ -3,6 +3,7 @@
 pub(super) mod api_client;
 pub(super) mod context;
 pub(super) mod http;
+pub(super) mod listing;
 pub(super) mod local_key;
 pub(super) mod logging;
 pub(super) mod node_client;

@@ -21,10 +21,16 @@ pub(crate) fn table(document: &Value, columns: &[&str]) -> String {
     if rows.is_empty() {
         return "(none)\n".to_owned();
     }
-    let head = columns.iter().map(|name| heading(name)).collect();
+    more_of_table(rows, columns, &mut Vec::new())
+}
+
+/// The rows as lines of a table whose columns are as wide as `widths`, or wider where a cell is.
+/// The table begins with its heads, where there are no widths yet.
+pub(crate) fn more_of_table(rows: &[Value], columns: &[&str], widths: &mut Vec<usize>) -> String {
+    let head = widths.is_empty().then(|| columns.iter().map(|name| heading(name)).collect());
     let body =
         rows.iter().map(|row| columns.iter().map(|name| cell(name, reach(row, name))).collect());
-    align(&std::iter::once(head).chain(body).collect::<Vec<_>>())
+    align_from(&head.into_iter().chain(body).collect::<Vec<_>>(), widths)
 }
 
 /// `after.trialUnits` is headed `TRIAL_UNITS`.
@@ -48,11 +54,18 @@ pub(crate) fn reach<'a>(row: &'a Value, path: &str) -> &'a Value {
 
 /// Rows of equal length as columns.
 pub(crate) fn align(rows: &[Vec<String>]) -> String {
-    let widths: Vec<usize> = (0..rows[0].len())
-        .map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
-        .collect();
+    align_from(rows, &mut Vec::new())
+}
+
+/// `align` with columns of at least these widths, which become the ones that were used.
+fn align_from(rows: &[Vec<String>], widths: &mut Vec<usize>) -> String {
+    widths.resize(rows[0].len(), 0);
+    for (column, width) in widths.iter_mut().enumerate() {
+        let widest = rows.iter().map(|row| row[column].chars().count()).max();
+        *width = widest.unwrap_or(0).max(*width);
+    }
     rows.iter().fold(String::new(), |mut text, row| {
-        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
+        let cells = row.iter().zip(widths.iter()).map(|(cell, width)| format!("{cell:width$}"));
         let _ = writeln!(text, "{}", cells.collect::<Vec<_>>().join("  ").trim_end());
         text
     })

@@ -1,16 +1,17 @@
 //! Executes operator commands, on a store alone or beside a running node: the answers are the same.
 
 use super::command::{AdminCommand, AdminError, RequestScope};
-use super::{Live, status, view};
+use super::lists::{self, find_account};
+use super::{Live, LongCommands, status, view};
 use crate::clock::UnixMillis;
 use crate::config::Config;
 use crate::ids::{AccountId, ApplicationId, CredentialId, RequestId};
 use crate::ledger::{
-    Account, AccountStatus, Application, AttemptState, Bucket, Command, Credential, CredentialKind,
-    Microcredits, Refusal, RequestRecord, secret,
+    AccountStatus, Bucket, Command, Credential, CredentialKind, Microcredits, Refusal,
+    RequestRecord, secret,
 };
 use crate::request;
-use crate::store::{Snapshot, Store, StoreResult};
+use crate::store::Store;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -38,17 +39,21 @@ impl Operator<'_> {
             C::AccountCreate { name, plan, trial, premium } => {
                 self.create_account(name, plan, trial, premium).await
             }
-            C::AccountList => self.list_accounts().await,
+            C::AccountList { after } => self.read(lists::accounts(self.store.clone(), after)).await,
             C::AccountShow { id } => self.show_account(id).await,
             C::AccountSuspend { id } => self.set_status(id, AccountStatus::Suspended).await,
             C::AccountResume { id } => self.set_status(id, AccountStatus::Active).await,
             C::KeyCreate { account, label, expires_at } => {
                 self.issue(CredentialKind::ApiKey, account, None, label, expires_at).await
             }
-            C::KeyList { account } => self.list_keys(account).await,
+            C::KeyList { account, after } => {
+                self.read(lists::keys(self.store.clone(), account, after)).await
+            }
             C::KeyRevoke { id } => self.revoke(id, CredentialKind::ApiKey).await,
             C::ApplicationCreate { account, name } => self.create_application(account, name).await,
-            C::ApplicationList { account } => self.list_applications(account).await,
+            C::ApplicationList { account, after } => {
+                self.read(lists::applications(self.store.clone(), account, after)).await
+            }
             C::ApplicationToken { application, expires_at } => {
                 self.issue_token(application, expires_at).await
             }
@@ -58,9 +63,11 @@ impl Operator<'_> {
             }
             C::CreditShow { account } => self.show_credits(account).await,
             C::CreditStatement { account, after, limit } => {
-                self.statement(account, after, limit).await
+                self.read(lists::statement(self.store.clone(), account, after, limit)).await
             }
-            C::RequestList { account, state } => self.list_requests(account, state).await,
+            C::RequestList { account, state, after } => {
+                self.read(lists::requests(self.store.clone(), account, state, after)).await
+            }
             C::RequestShow { request, scope } => {
                 Ok(view::request(&self.find_request(request, scope).await?))
             }
@@ -69,6 +76,19 @@ impl Operator<'_> {
             C::LedgerBackup { to } => self.backup(to).await,
             C::Status => Ok(self.status()),
         }
+    }
+
+    /// Reads what may be many rows when the turn comes.
+    async fn read<T: Send + 'static>(
+        &self,
+        reads: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        self.long_commands().read(reads).await
+    }
+
+    /// A command without a node is the only one of its process.
+    fn long_commands(&self) -> LongCommands {
+        self.live.map(|live| live.long_commands.clone()).unwrap_or_default()
     }
 
     // --- accounts
@@ -98,15 +118,6 @@ impl Operator<'_> {
         Err(AdminError::Invalid(format!(
             "no plan {plan:?} in the configuration; there are: {known}"
         )))
-    }
-
-    async fn list_accounts(&self) -> Result {
-        let snapshot = self.store.read().await?;
-        let mut rows = Vec::new();
-        for account in snapshot.accounts().await? {
-            rows.push(view::account(&account, snapshot.balances(account.id).await?));
-        }
-        Ok(view::list(rows))
     }
 
     async fn show_account(&self, id: AccountId) -> Result {
@@ -175,15 +186,6 @@ impl Operator<'_> {
         Ok(view::credential(&found.ok_or(Refusal::CredentialNotFound)?))
     }
 
-    async fn list_keys(&self, account: AccountId) -> Result {
-        let snapshot = self.store.read().await?;
-        find_account(&*snapshot, account).await?;
-        let credentials = snapshot.credentials(account).await?;
-        Ok(view::list(
-            credentials.iter().filter(|c| c.kind == CredentialKind::ApiKey).map(view::credential),
-        ))
-    }
-
     /// Revokes a credential. It takes effect on the next request, and cancels running requests of
     /// the credential.
     async fn revoke(&self, id: CredentialId, kind: CredentialKind) -> Result {
@@ -203,19 +205,6 @@ impl Operator<'_> {
         self.store.submit(Command::CreateApplication { id, account, name }).await?;
         let created = self.store.read().await?.application(id).await?;
         Ok(view::application(&created.ok_or(Refusal::ApplicationNotFound)?, &[]))
-    }
-
-    async fn list_applications(&self, account: Option<AccountId>) -> Result {
-        let snapshot = self.store.read().await?;
-        let accounts = match account {
-            Some(id) => vec![find_account(&*snapshot, id).await?],
-            None => snapshot.accounts().await?,
-        };
-        let mut rows = Vec::new();
-        for account in accounts {
-            rows.extend(describe_applications(&*snapshot, account.id).await?);
-        }
-        Ok(view::list(rows))
     }
 
     // --- credits
@@ -259,39 +248,13 @@ impl Operator<'_> {
         Ok(view::credits(&found, snapshot.balances(account).await?))
     }
 
-    /// One page; `next_after` is the value for the next page's `after`.
-    async fn statement(&self, account: AccountId, after: u64, limit: usize) -> Result {
-        let snapshot = self.store.read().await?;
-        let found = find_account(&*snapshot, account).await?;
-        let mut entries = snapshot.entries(account, after, limit.saturating_add(1)).await?;
-        let has_more = entries.len() > limit;
-        entries.truncate(limit);
-        let next_after = entries.last().filter(|_| has_more).map(|entry| entry.sequence);
-        let page = json!({ "has_more": has_more, "next_after": next_after });
-        let lines = view::merged(view::list(entries.iter().map(view::entry)), page);
-        Ok(view::merged(view::credits(&found, snapshot.balances(account).await?), lines))
-    }
-
     // --- requests
 
-    async fn list_requests(&self, account: AccountId, state: Option<AttemptState>) -> Result {
-        let snapshot = self.store.read().await?;
-        find_account(&*snapshot, account).await?;
-        let wanted =
-            |record: &&RequestRecord| state.is_none_or(|state| record.latest().state == state);
-        Ok(view::list(snapshot.requests(account).await?.iter().filter(wanted).map(view::request)))
-    }
-
     async fn find_request(&self, request: RequestId, scope: RequestScope) -> Result<RequestRecord> {
-        let snapshot = self.store.read().await?;
-        let accounts = match scope.account {
-            Some(id) => vec![id],
-            None => snapshot.accounts().await?.iter().map(|account| account.id).collect(),
-        };
-        let mut found = Vec::new();
-        for account in accounts {
-            found.extend(snapshot.requests_by_id(account, request).await?);
-        }
+        let reads = lists::requests_by_id(self.store.clone(), request, scope.account);
+        // One account is a look-up; all of them may be many.
+        let mut found =
+            if scope.account.is_some() { reads.await? } else { self.read(reads).await? };
         // An account alone means the request made with the account's own key, if its applications
         // used the id too.
         let own = scope.account.is_some() && found.len() > 1;
@@ -316,7 +279,7 @@ impl Operator<'_> {
 
     async fn audit(&self) -> Result {
         let store = self.store.clone();
-        Ok(view::audit(&blocking(move || store.audit()).await?))
+        Ok(view::audit(&self.long_commands().run(move || store.audit()).await??))
     }
 
     async fn backup(&self, to: PathBuf) -> Result {
@@ -325,7 +288,7 @@ impl Operator<'_> {
             return Err(AdminError::Refused(text));
         }
         let (store, path) = (self.store.clone(), to.clone());
-        blocking(move || store.backup(&path)).await?;
+        self.long_commands().run(move || store.backup(&path)).await??;
         let bytes = std::fs::metadata(&to).map_or(0, |file| file.len());
         Ok(json!({ "path": to, "bytes": bytes }))
     }
@@ -342,34 +305,6 @@ fn units(amount: u64) -> Result<Microcredits> {
             Microcredits::MAX
         ))
     })
-}
-
-/// Runs work that reads the whole ledger on a thread that may wait.
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> StoreResult<T> + Send + 'static,
-) -> Result<T> {
-    let done = tokio::task::spawn_blocking(work).await;
-    Ok(done.map_err(|error| AdminError::Unavailable(error.to_string()))??)
-}
-
-async fn find_account(snapshot: &dyn Snapshot, id: AccountId) -> Result<Account> {
-    Ok(snapshot.account(id).await?.ok_or(Refusal::AccountNotFound)?)
-}
-
-async fn describe_applications(snapshot: &dyn Snapshot, account: AccountId) -> Result<Vec<Value>> {
-    let credentials = snapshot.credentials(account).await?;
-    let tokens_of = |application: &Application| -> Vec<Credential> {
-        credentials
-            .iter()
-            .filter(|token| token.application == Some(application.id))
-            .cloned()
-            .collect()
-    };
-    let applications = snapshot.applications(account).await?;
-    Ok(applications
-        .iter()
-        .map(|application| view::application(application, &tokens_of(application)))
-        .collect())
 }
 
 fn only_one(mut found: Vec<RequestRecord>) -> Result<RequestRecord> {

@@ -8,26 +8,27 @@ use crate::store::StoreError;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// Amounts are microcredits, times are milliseconds since the Unix epoch, paths are absolute.
+/// Amounts are microcredits, times are milliseconds since the Unix epoch, paths are absolute. A
+/// list is answered with one page; `after` is the `next_after` of the page before.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "snake_case")]
 pub enum AdminCommand {
     AccountCreate { name: String, plan: Option<String>, trial: u64, premium: u64 },
-    AccountList,
+    AccountList { after: Option<AccountId> },
     AccountShow { id: AccountId },
     AccountSuspend { id: AccountId },
     AccountResume { id: AccountId },
     KeyCreate { account: AccountId, label: Option<String>, expires_at: Option<UnixMillis> },
-    KeyList { account: AccountId },
+    KeyList { account: AccountId, after: Option<CredentialId> },
     KeyRevoke { id: CredentialId },
     ApplicationCreate { account: AccountId, name: String },
-    ApplicationList { account: Option<AccountId> },
+    ApplicationList { account: Option<AccountId>, after: Option<ApplicationId> },
     ApplicationToken { application: ApplicationId, expires_at: Option<UnixMillis> },
     TokenRevoke { id: CredentialId },
     CreditGrant { account: AccountId, bucket: Bucket, units: u64, reference: String },
     CreditShow { account: AccountId },
     CreditStatement { account: AccountId, after: u64, limit: usize },
-    RequestList { account: AccountId, state: Option<AttemptState> },
+    RequestList { account: AccountId, state: Option<AttemptState>, after: u64 },
     RequestShow { request: RequestId, scope: RequestScope },
     RequestCancel { request: RequestId, scope: RequestScope },
     LedgerAudit,

@@ -4,6 +4,8 @@
 pub mod admin;
 pub mod command;
 mod health;
+mod lists;
+mod long_commands;
 pub mod metrics;
 pub mod socket;
 pub mod status;
@@ -12,6 +14,7 @@ pub mod view;
 pub use admin::Operator;
 pub use command::{AdminCommand, AdminError, RequestScope};
 pub use health::router;
+pub use long_commands::LongCommands;
 
 use crate::request::Services;
 use std::net::SocketAddr;
@@ -22,4 +25,5 @@ pub struct Live {
     pub node: Arc<Services>,
     pub public: SocketAddr,
     pub operator: SocketAddr,
+    pub long_commands: LongCommands,
 }

@@ -14,6 +14,7 @@ use redb::ReadTransaction;
 use std::collections::BTreeMap;
 use std::future;
 use std::ops::Bound;
+use uuid::Uuid;
 
 /// A read transaction of each file.
 pub(super) struct EmbeddedSnapshot {
@@ -32,8 +33,8 @@ impl Snapshot for EmbeddedSnapshot {
         ready(AuditSource::account(self, id))
     }
 
-    fn accounts(&self) -> ReadFuture<'_, Vec<Account>> {
-        ready(self.all(tables::ACCOUNTS))
+    fn accounts(&self, after: Option<AccountId>, limit: usize) -> ReadFuture<'_, Vec<Account>> {
+        ready(self.rows_after(tables::ACCOUNTS, after.map(|id| id.0), limit))
     }
 
     fn balances(&self, id: AccountId) -> ReadFuture<'_, Balances> {
@@ -44,16 +45,24 @@ impl Snapshot for EmbeddedSnapshot {
         ready(self.row(tables::CREDENTIALS, id.0.as_bytes()))
     }
 
-    fn credentials(&self, account: AccountId) -> ReadFuture<'_, Vec<Credential>> {
-        ready(self.all_where(tables::CREDENTIALS, |row: &Credential| row.account == account))
+    fn credentials(
+        &self,
+        after: Option<CredentialId>,
+        limit: usize,
+    ) -> ReadFuture<'_, Vec<Credential>> {
+        ready(self.rows_after(tables::CREDENTIALS, after.map(|id| id.0), limit))
     }
 
     fn application(&self, id: ApplicationId) -> ReadFuture<'_, Option<Application>> {
         ready(AuditSource::application(self, id))
     }
 
-    fn applications(&self, account: AccountId) -> ReadFuture<'_, Vec<Application>> {
-        ready(self.all_where(tables::APPLICATIONS, |row: &Application| row.account == account))
+    fn applications(
+        &self,
+        after: Option<ApplicationId>,
+        limit: usize,
+    ) -> ReadFuture<'_, Vec<Application>> {
+        ready(self.rows_after(tables::APPLICATIONS, after.map(|id| id.0), limit))
     }
 
     fn request(&self, key: &RequestKey) -> ReadFuture<'_, Option<RequestRecord>> {
@@ -66,13 +75,6 @@ impl Snapshot for EmbeddedSnapshot {
         request: RequestId,
     ) -> ReadFuture<'_, Vec<RequestRecord>> {
         ready(self.requests_under(&tables::request_prefix(account, request)))
-    }
-
-    fn requests(&self, account: AccountId) -> ReadFuture<'_, Vec<RequestRecord>> {
-        ready(self.requests_under(account.0.as_bytes()).map(|mut records| {
-            records.sort_by_key(|record| record.attempts.first().map(|first| first.created_at));
-            records
-        }))
     }
 
     fn live_requests(&self) -> ReadFuture<'_, Vec<RequestRecord>> {
@@ -125,24 +127,24 @@ impl EmbeddedSnapshot {
         tables::get(&self.table(table)?, key)
     }
 
-    fn all<T: StoredField>(&self, table: Definition) -> StateResult<Vec<T>> {
-        self.all_where(table, |_| true)
-    }
-
-    fn all_where<T: StoredField>(
+    /// Up to `limit` rows after the one with the id `after`, in the order of their ids.
+    fn rows_after<T: StoredField>(
         &self,
         table: Definition,
-        wanted: impl Fn(&T) -> bool,
+        after: Option<Uuid>,
+        limit: usize,
     ) -> StateResult<Vec<T>> {
-        let rows = tables::under(&self.table(table)?, b"")?.map(|row| row.map(|(_, row)| row));
-        rows.filter(|row| row.as_ref().map_or(true, &wanted)).collect()
+        let from =
+            after.as_ref().map_or(Bound::Unbounded, |id| Bound::Excluded(&id.as_bytes()[..]));
+        let rows = tables::range(&self.table(table)?, (from, Bound::Unbounded))?;
+        rows.take(limit).map(|row| row.map(|(_, row)| row)).collect()
     }
 
     fn reserved_requests(&self) -> StateResult<Vec<RequestRecord>> {
-        let open: Vec<Reservation> = self.all(tables::RESERVATIONS)?;
+        let open = self.table(tables::RESERVATIONS)?;
         let requests = self.table(tables::REQUESTS)?;
-        let records =
-            open.iter().map(|open| tables::get(&requests, &tables::request_key(&open.key)));
+        let records = tables::under::<Reservation>(&open, b"")?
+            .map(|row| tables::get(&requests, &tables::request_key(&row?.1.key)));
         records.filter_map(Result::transpose).collect()
     }
 

@@ -170,7 +170,7 @@ impl Known {
         assert_eq!(bench.audit(), Vec::<String>::new(), "seed {seed}");
         let snapshot = bench.backend.view().unwrap();
         let mut debited = 0;
-        for record in Snapshot::requests(&snapshot, AccountId(id(1))).now().unwrap() {
+        for record in requests_of(&snapshot, AccountId(id(1))) {
             let latest = record.latest();
             assert!(latest.state.is_terminal(), "seed {seed}: left open");
             debited += latest.charged.total().get();

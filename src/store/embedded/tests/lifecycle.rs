@@ -73,9 +73,9 @@ fn reads_show_what_is_live_and_whose() {
     assert_eq!(live_of(1), live);
     assert_eq!(live_of(2), []);
     let account = AccountId(id(1));
-    assert_eq!(read.requests(account).now().unwrap().len(), 2);
+    assert_eq!(requests_of(&*read, account).len(), 2);
     assert_eq!(read.requests_by_id(account, RequestId(id(2))).now().unwrap(), live);
-    assert_eq!(read.requests(AccountId(id(2))).now().unwrap(), []);
+    assert_eq!(requests_of(&*read, AccountId(id(2))), []);
     let kinds: Vec<u64> = read
         .entries(account, 0, usize::MAX)
         .now()
@@ -84,9 +84,10 @@ fn reads_show_what_is_live_and_whose() {
         .map(|entry| entry.sequence)
         .collect();
     assert_eq!(kinds, [1, 2, 3, 4]);
-    assert_eq!(read.accounts().now().unwrap().len(), 1);
-    assert_eq!(read.credentials(account).now().unwrap().len(), 1);
-    assert_eq!(read.applications(account).now().unwrap(), []);
+    assert_eq!(read.accounts(None, 9).now().unwrap().len(), 1);
+    assert_eq!(read.accounts(Some(account), 9).now().unwrap(), []);
+    assert_eq!(read.credentials(None, 9).now().unwrap().len(), 1);
+    assert_eq!(read.applications(None, 9).now().unwrap(), []);
     let mut digest = [0; 32];
     digest[15] = 1;
     assert!(store.credential_and_account(&digest).now().unwrap().is_some());

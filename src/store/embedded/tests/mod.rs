@@ -17,8 +17,10 @@ mod time;
 use super::EmbeddedBackend;
 use super::disk::File;
 use crate::clock::{Clock, UnixMillis};
+use crate::ids::AccountId;
+use crate::ledger::{JournalEntry, RequestRecord};
 use crate::store::tests::*;
-use crate::store::{Limits, Store, StoreConfig, StoreError};
+use crate::store::{Limits, Snapshot, Store, StoreConfig, StoreError};
 use futures_util::FutureExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -33,6 +35,16 @@ trait Now: Future + Sized {
 }
 
 impl<F: Future> Now for F {}
+
+/// The account's requests that the ledger still knows, by their first reservations.
+fn requests_of(read: &dyn Snapshot, account: AccountId) -> Vec<RequestRecord> {
+    let entries = read.entries(account, 0, usize::MAX).now().unwrap();
+    let first = |(key, attempt)| {
+        let found = read.request(&key).now().unwrap();
+        found.filter(|record| record.attempts[0].id == attempt)
+    };
+    entries.iter().filter_map(JournalEntry::reservation).filter_map(first).collect()
+}
 
 /// A clock that shows the time it was set to.
 #[derive(Clone, Default)]

@@ -1,0 +1,244 @@
+//! Lists of rows, a page at a time: an account may have millions of requests, and neither their
+//! number nor their size may decide how much memory the node needs.
+
+use super::command::AdminError;
+use super::view;
+use crate::ids::{AccountId, ApplicationId, CredentialId, RequestId};
+use crate::ledger::{Account, AttemptState, Credential, CredentialKind, Refusal, RequestRecord};
+use crate::store::{Snapshot, Store};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+/// Stored rows that are looked at for one page. A page of requests takes about 10 MB while it is
+/// made, and a few milliseconds.
+pub(super) const PAGE_ROWS: usize = 1_000;
+
+type Result<T = Value, E = AdminError> = std::result::Result<T, E>;
+
+/// Some rows in the order of their keys, and the key after which the next ones begin.
+struct Page<T, K> {
+    rows: Vec<T>,
+    next_after: Option<K>,
+}
+
+impl<T, K: Serialize> Page<T, K> {
+    /// `rows` were asked for with one more than `limit`, which shows whether there are more.
+    fn of(mut rows: Vec<T>, limit: usize, key: impl Fn(&T) -> K) -> Self {
+        let has_more = rows.len() > limit;
+        rows.truncate(limit);
+        let next_after = rows.last().filter(|_| has_more).map(key);
+        Self { rows, next_after }
+    }
+
+    fn view(&self, data: impl IntoIterator<Item = Value>) -> Value {
+        let more = json!({ "has_more": self.next_after.is_some(), "next_after": self.next_after });
+        view::merged(view::list(data), more)
+    }
+}
+
+pub(super) async fn find_account(snapshot: &dyn Snapshot, id: AccountId) -> Result<Account> {
+    Ok(snapshot.account(id).await?.ok_or(Refusal::AccountNotFound)?)
+}
+
+pub(super) async fn accounts(store: Store, after: Option<AccountId>) -> Result {
+    let snapshot = store.read().await?;
+    let page = Page::of(snapshot.accounts(after, PAGE_ROWS + 1).await?, PAGE_ROWS, |row| row.id);
+    let mut rows = Vec::new();
+    for account in &page.rows {
+        rows.push(view::account(account, snapshot.balances(account.id).await?));
+    }
+    Ok(page.view(rows))
+}
+
+pub(super) async fn keys(store: Store, of: AccountId, after: Option<CredentialId>) -> Result {
+    let snapshot = store.read().await?;
+    find_account(&*snapshot, of).await?;
+    let rows = snapshot.credentials(after, PAGE_ROWS + 1).await?;
+    let page = Page::of(rows, PAGE_ROWS, |row| row.id);
+    let wanted = |row: &&Credential| row.account == of && row.kind == CredentialKind::ApiKey;
+    Ok(page.view(page.rows.iter().filter(wanted).map(view::credential)))
+}
+
+pub(super) async fn applications(
+    store: Store,
+    of: Option<AccountId>,
+    after: Option<ApplicationId>,
+) -> Result {
+    let snapshot = store.read().await?;
+    if let Some(id) = of {
+        find_account(&*snapshot, id).await?;
+    }
+    let rows = snapshot.applications(after, PAGE_ROWS + 1).await?;
+    let mut page = Page::of(rows, PAGE_ROWS, |row| row.id);
+    page.rows.retain(|row| of.is_none_or(|account| row.account == account));
+    let ids = page.rows.iter().map(|row| row.id).collect::<Vec<_>>();
+    let tokens = tokens_of(&*snapshot, &ids).await?;
+    let tokens_of = |id: ApplicationId| -> Vec<Credential> {
+        tokens.iter().filter(|token| token.application == Some(id)).cloned().collect()
+    };
+    Ok(page.view(page.rows.iter().map(|row| view::application(row, &tokens_of(row.id)))))
+}
+
+/// The tokens of these applications, which are in ascending order. All credentials are looked at,
+/// because nothing finds them by their application.
+async fn tokens_of(snapshot: &dyn Snapshot, ids: &[ApplicationId]) -> Result<Vec<Credential>> {
+    let (mut tokens, mut after) = (Vec::new(), None);
+    let wanted =
+        |row: &Credential| row.application.is_some_and(|id| ids.binary_search(&id).is_ok());
+    while !ids.is_empty() {
+        let rows = snapshot.credentials(after, PAGE_ROWS).await?;
+        let Some(last) = rows.last() else { break };
+        after = Some(last.id);
+        tokens.extend(rows.into_iter().filter(wanted));
+    }
+    Ok(tokens)
+}
+
+pub(super) async fn statement(store: Store, of: AccountId, after: u64, limit: usize) -> Result {
+    let limit = limit.min(PAGE_ROWS);
+    let snapshot = store.read().await?;
+    let account = find_account(&*snapshot, of).await?;
+    let entries = snapshot.entries(of, after, limit + 1).await?;
+    let page = Page::of(entries, limit, |entry| entry.sequence);
+    let lines = page.view(page.rows.iter().map(view::entry));
+    Ok(view::merged(view::credits(&account, snapshot.balances(of).await?), lines))
+}
+
+/// The requests whose first reservations are among the account's next entries, in the order of
+/// time. Requests that the ledger has forgotten since are left out.
+pub(super) async fn requests(
+    store: Store,
+    of: AccountId,
+    state: Option<AttemptState>,
+    after: u64,
+) -> Result {
+    let snapshot = store.read().await?;
+    find_account(&*snapshot, of).await?;
+    let entries = snapshot.entries(of, after, PAGE_ROWS + 1).await?;
+    let page = Page::of(entries, PAGE_ROWS, |entry| entry.sequence);
+    let mut rows = Vec::new();
+    for entry in &page.rows {
+        let Some((key, attempt)) = entry.reservation() else { continue };
+        let begun_here = |record: &RequestRecord| record.attempts[0].id == attempt;
+        let wanted = |record: &RequestRecord| state.is_none_or(|s| record.latest().state == s);
+        let found = snapshot.request(&key).await?;
+        rows.extend(found.filter(begun_here).filter(wanted).as_ref().map(view::request));
+    }
+    Ok(page.view(rows))
+}
+
+/// An account's requests with this id in every scope; those of all accounts if none is named.
+pub(super) async fn requests_by_id(
+    store: Store,
+    request: RequestId,
+    account: Option<AccountId>,
+) -> Result<Vec<RequestRecord>> {
+    let snapshot = store.read().await?;
+    if let Some(account) = account {
+        return Ok(snapshot.requests_by_id(account, request).await?);
+    }
+    let (mut found, mut after) = (Vec::new(), None);
+    loop {
+        let accounts = snapshot.accounts(after, PAGE_ROWS).await?;
+        let Some(last) = accounts.last() else { return Ok(found) };
+        after = Some(last.id);
+        for account in accounts {
+            found.extend(snapshot.requests_by_id(account.id, request).await?);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::SystemClock;
+    use crate::config::Config;
+    use crate::ids::{AttemptId, ModelId, SessionId};
+    use crate::ledger::commands::ReleaseCause;
+    use crate::ledger::{Admit, Command, FailureCode, Prices, RequestKey};
+    use crate::server::operator::{AdminCommand, Operator};
+    use crate::store::{Limits, StoreConfig};
+    use futures_util::future::join_all;
+    use std::sync::Arc;
+    use uuid::Uuid;
+
+    async fn opened(store: &Store) -> (AccountId, CredentialId) {
+        let config = Config::default();
+        let operator = Operator { store, config: &config, live: None };
+        let (name, premium) = ("a".to_owned(), 1 << 40);
+        let create = AdminCommand::AccountCreate { name, plan: None, trial: 0, premium };
+        let account = serde_json::from_value(operator.execute(create).await.unwrap()["id"].take());
+        let account = account.unwrap();
+        let create = AdminCommand::KeyCreate { account, label: None, expires_at: None };
+        let key = serde_json::from_value(operator.execute(create).await.unwrap()["id"].take());
+        (account, key.unwrap())
+    }
+
+    fn admit(store: &Store, (account, credential): (AccountId, CredentialId)) -> Admit {
+        Admit {
+            key: RequestKey { account, application: None, request: RequestId::generate() },
+            credential,
+            attempt: AttemptId::generate(),
+            boot: store.boot(),
+            fingerprint: [1; 32],
+            session: SessionId(Uuid::nil()),
+            model: ModelId(Uuid::nil()),
+            stream: true,
+            prompt_tokens: 1,
+            max_output_tokens: 1,
+            prices: Prices { revision: 1, input: 1, cached_input: 1, output: 1 },
+            max_concurrent: u32::MAX,
+            retention_ms: u64::MAX,
+        }
+    }
+
+    /// Fails each request once; all of them then have a second attempt.
+    async fn fail_once(store: &Store, requests: &[Admit]) {
+        for admits in requests.chunks(400) {
+            let tried = admits.iter().map(async |admit| {
+                store.submit(Command::Admit(Box::new(admit.clone()))).await.unwrap();
+                let (key, attempt) = (admit.key, admit.attempt);
+                let cause = ReleaseCause::Failed(FailureCode::Overloaded);
+                store.submit(Command::Release { key, attempt, cause }).await.unwrap();
+                let again = Admit { attempt: AttemptId::generate(), ..admit.clone() };
+                store.submit(Command::Admit(Box::new(again))).await.unwrap();
+            });
+            join_all(tried).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn pages_are_bounded_and_hold_every_request_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = StoreConfig::folder(folder.path());
+        Store::init(&config).unwrap();
+        let limits = Limits { min_free_bytes: 0, ..Limits::default() };
+        let store = Store::open_briefly(&config, Arc::new(SystemClock), limits).unwrap();
+        let owner = opened(&store).await;
+        let sent: Vec<Admit> = (0..PAGE_ROWS).map(|_| admit(&store, owner)).collect();
+        fail_once(&store, &sent).await;
+        let (mut listed, mut after, mut pages) = (Vec::new(), 0, 0);
+        let more = loop {
+            let page = requests(store.clone(), owner.0, None, after).await.unwrap();
+            let rows = page["data"].as_array().unwrap();
+            assert!(rows.len() <= PAGE_ROWS, "a page is bounded");
+            listed.extend(rows.iter().map(|row| row["id"].as_str().unwrap().to_owned()));
+            pages += 1;
+            match page["next_after"].as_u64() {
+                Some(next) => after = next,
+                None => break page["has_more"].clone(),
+            }
+        };
+        assert_eq!((pages, more), (4, json!(false)), "three entries a request and one grant");
+        let mut expect: Vec<_> = sent.iter().map(|admit| admit.key.request.to_string()).collect();
+        listed.sort();
+        expect.sort();
+        assert_eq!(listed, expect);
+        let none = requests(store.clone(), owner.0, Some(AttemptState::Failed), 0).await.unwrap();
+        assert_eq!(none["data"], json!([]), "all of them run again");
+        let first = statement(store.clone(), owner.0, 0, usize::MAX).await.unwrap();
+        assert_eq!(first["data"].as_array().unwrap().len(), PAGE_ROWS);
+        let found = requests_by_id(store, sent[7].key.request, None).await.unwrap();
+        assert_eq!(found.len(), 1);
+    }
+}
