@@ -79,6 +79,13 @@ pub struct EngineSettings {
     /// seconds.
     #[schemars(range(min = 1, max = 3_600))]
     pub model_wait_seconds: u64 = 60,
+    /// Requests of a model that may fail in its engine in a row before the model leaves readiness
+    /// and `/v1/models`. It returns when a short request of the node's own has been answered.
+    #[schemars(range(min = 1, max = 1_000))]
+    pub withdraw_after_failures: u32 = 5,
+    /// Between two such requests of the node's own, and the longest that one may take, seconds.
+    #[schemars(range(min = 1, max = 3_600))]
+    pub canary_pause_seconds: u64 = 30,
     /// Tokens in one block of the key-value cache.
     #[schemars(extend("enum" = [16, 32, 64]))]
     pub block_size: usize = 16,

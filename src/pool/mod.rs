@@ -11,6 +11,7 @@
 )]
 
 mod access;
+mod canary;
 mod eviction;
 mod view;
 
@@ -24,6 +25,7 @@ use crate::engine::{EngineError, EngineHandle, GenerateRequest, Refused, Sequenc
 use crate::ids::ModelId;
 use crate::text::TextModel;
 use access::{EngineAccess, EngineLease, QueueSlot};
+use canary::LatestEnds;
 use eviction::{Eviction, PoolAction};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -62,6 +64,7 @@ struct ModelEntry {
     waiters: Vec<oneshot::Sender<EngineLease>>,
     /// The last failure and its time; `None` after a load that succeeded.
     failure: Option<(Instant, EngineError)>,
+    ends: LatestEnds,
 }
 
 impl ModelEntry {
@@ -88,6 +91,10 @@ pub struct ModelPool {
     max_wait: Duration,
     /// Requests that may wait for one model.
     max_waiting: usize,
+    /// Requests of a model that fail in a row before the model is withdrawn.
+    withdraw_after: u32,
+    /// Between two canaries of a withdrawn model, and the longest that one may take.
+    canary_pause: Duration,
     /// Loads and unloads run here. The last user of a model may be dropped on any thread, also on
     /// one outside the runtime.
     runtime: Handle,
@@ -108,6 +115,8 @@ impl ModelPool {
             state: Mutex::new(state),
             max_wait: Duration::from_secs(config.model_wait_seconds),
             max_waiting: config.max_waiting,
+            withdraw_after: config.withdraw_after_failures,
+            canary_pause: Duration::from_secs(config.canary_pause_seconds),
             runtime: Handle::current(),
         })
     }
@@ -122,7 +131,13 @@ impl ModelPool {
         }
         state.entries.insert(
             id,
-            ModelEntry { model: Arc::new(model), engine: None, waiters: Vec::new(), failure: None },
+            ModelEntry {
+                model: Arc::new(model),
+                engine: None,
+                waiters: Vec::new(),
+                failure: None,
+                ends: LatestEnds::default(),
+            },
         );
         Ok(())
     }
@@ -152,9 +167,19 @@ impl ModelPool {
 
     /// Submits a request to its model's engine, or queues it until the model is loaded. Never
     /// blocks. The channel holds every event of the sequence, so the engine never waits for a
-    /// slow reader. A refusal is `Overloaded` also where the model's queue is full, or where a load
-    /// or its engine failed within `RELOAD_PAUSE`.
+    /// slow reader. A refusal is `Overloaded` also where the model's queue is full, where the model
+    /// is withdrawn, or where a load or its engine failed within `RELOAD_PAUSE`.
     pub fn submit(
+        self: &Arc<Self>,
+        id: ModelId,
+        request: GenerateRequest,
+    ) -> Result<(SubmittedRequest, mpsc::Receiver<SequenceEvent>), Refused> {
+        self.check_offered(id)?;
+        self.submit_canary(id, request)
+    }
+
+    /// `submit` for a model that may be withdrawn.
+    fn submit_canary(
         self: &Arc<Self>,
         id: ModelId,
         request: GenerateRequest,
@@ -294,11 +319,16 @@ impl PoolState {
 
     fn view(&self, entry: &ModelEntry) -> ModelView {
         let failure = entry.reload_pause().and(entry.failure.as_ref());
+        let withdrawn = entry.ends.withdrawn.then(|| {
+            "all its latest requests failed; it is offered again once a request of the node's own \
+             was answered"
+                .to_owned()
+        });
         ModelView {
             model: entry.model.clone(),
             engine: entry.engine.clone(),
             usage: *self.eviction.get(entry.model.qualified.id()),
-            failure: failure.map(|(_, why)| why.to_string()),
+            failure: failure.map(|(_, why)| why.to_string()).or(withdrawn),
         }
     }
 

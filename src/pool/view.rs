@@ -12,7 +12,8 @@ pub struct ModelView {
     pub model: Arc<ServedModel>,
     pub engine: Option<EngineHandle>,
     pub usage: ModelUsage,
-    /// The reason why the model is not loaded again yet, after a load or an engine that failed.
+    /// The reason why clients are not sent to the model: a load or an engine that failed and is
+    /// not tried again yet, or requests that failed one after the other.
     pub failure: Option<String>,
 }
 
@@ -40,12 +41,13 @@ impl ModelPool {
         state.entries.values().map(|entry| state.view(entry)).collect()
     }
 
-    /// Whether a request sent now finds a model that is loaded or, once some model was loaded, one
-    /// that is about to be.
+    /// Whether a request sent now finds a model that is loaded and not withdrawn or, once some
+    /// model was loaded, one that is about to be.
     pub fn is_ready(self: &Arc<Self>) -> bool {
         let views = self.views();
         let served = self.lock().loads > 0;
         views.iter().any(|view| match view.usage.phase {
+            _ if view.failure.is_some() => false,
             LoadPhase::Loaded => true,
             LoadPhase::Loading | LoadPhase::Unloading => served,
             LoadPhase::Unloaded => false,

@@ -16,7 +16,7 @@ use super::recent_errors::RecentError;
 use super::services::Services;
 use super::transcript::{TokenScores, Transcript};
 use crate::clock::UnixMillis;
-use crate::engine::{Finished, SequenceEvent, StopCause};
+use crate::engine::{EngineError, Finished, SequenceEvent, StopCause};
 use crate::failpoint::failpoint;
 use crate::ids::{ModelId, RequestId};
 use crate::ledger::commands::{ReleaseCause, SettleEnd};
@@ -214,6 +214,7 @@ impl RunningRequest {
             self.live.publish(Delta::Text(delta));
         }
         let cut_at = self.transcript.stopped.then_some(self.transcript.tokens);
+        self.note_end(&finished.cause, cut_at.is_some());
         let end = outcome_of(finished, cut_at, self.started.is_some(), stop);
         if let (StopCause::Failed(why), RequestEnd::Failed(_)) = (&finished.cause, end) {
             self.services.recent_errors.note(RecentError {
@@ -226,6 +227,17 @@ impl RunningRequest {
             tracing::error!(kind, %why, request_id = %self.live.key.request, "a generation failed");
         }
         end
+    }
+
+    /// Tells the pool whether the engine answered. Other ends say nothing about the model.
+    fn note_end(&self, cause: &StopCause, cut: bool) {
+        let answered = match cause {
+            _ if cut => true,
+            StopCause::EndOfText | StopCause::Length => true,
+            StopCause::Failed(why) if !matches!(why, EngineError::NotLoaded(_)) => false,
+            _ => return,
+        };
+        self.services.pool.note_end(self.model.qualified.id(), answered);
     }
 
     /// Makes the end durable, then publishes it.

@@ -32,10 +32,18 @@ struct Kind {
     loads: bool,
     /// The step in which its engine ends.
     dies_at: Option<u64>,
+    /// The number of its first steps whose rows fail.
+    bad_steps: u64,
 }
 
-const QUICK: Kind =
-    Kind { mib: 6, step: Duration::ZERO, load_time: Duration::ZERO, loads: true, dies_at: None };
+const QUICK: Kind = Kind {
+    mib: 6,
+    step: Duration::ZERO,
+    load_time: Duration::ZERO,
+    loads: true,
+    dies_at: None,
+    bad_steps: 0,
+};
 
 /// Offers a model and returns its id.
 fn offer(world: &World, seed: u64, kind: Kind) -> String {
@@ -53,6 +61,8 @@ fn offer(world: &World, seed: u64, kind: Kind) -> String {
             .dies_at
             .into_iter()
             .fold(runner, |runner, step| runner.fail_at(step, ScriptedFailure::Fatal));
+        let runner = (0..kind.bad_steps)
+            .fold(runner, |runner, step| runner.fail_at(step, ScriptedFailure::Rows));
         let options = EngineOptions {
             max_batched_tokens: 256,
             max_rows: 16,
@@ -208,5 +218,35 @@ async fn a_model_that_can_never_fit_is_not_offered() {
     let why = why.to_string();
     assert!(why.contains("11 MiB") && why.contains("engine.memory_mib"), "{why}");
     assert_eq!(listed(&world).await, 1);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_whose_requests_all_fail_is_withdrawn_until_a_canary_passes() {
+    let world = World::with(|setup| {
+        setup.config.engine.memory_mib = 10;
+        setup.config.engine.canary_pause_seconds = 1;
+    })
+    .await;
+    // Five requests and the first canary fail, the second canary passes.
+    let model = offer(&world, 11, Kind { bad_steps: 6, ..QUICK });
+    let post = || async {
+        world.post(Uuid::new_v4(), &ask(&world, &model, json!({ "max_tokens": 2 }))).await
+    };
+    let before = world.balances().await;
+    for _ in 0..4 {
+        assert_eq!(post().await.error(), (500, "generation_failed".into()));
+        assert_eq!(listed(&world).await, 2, "fewer failures may have their cause in a request");
+    }
+    assert_eq!(post().await.error(), (500, "generation_failed".into()));
+    assert_eq!((state(&world, &model), listed(&world).await), (json!("failed"), 1));
+    let refused = post().await;
+    assert_eq!(refused.error(), (503, "overloaded".into()));
+    assert_eq!(refused.header("retry-after"), "1");
+    while listed(&world).await == 1 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(world.balances().await, before, "canaries are nobody's");
+    assert_eq!(post().await.status, 200);
     world.close().await;
 }

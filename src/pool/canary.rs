@@ -1,0 +1,104 @@
+//! Models whose requests fail one after the other are withdrawn: clients are not sent to them until
+//! a request of the pool's own, the canary, has been answered.
+
+use super::{ModelPool, PoolState, ServedModel};
+use crate::engine::{GenerateRequest, Refused, SamplingParams, SequenceEvent, StopCause};
+use crate::ids::{AccountId, ModelId};
+use crate::text::ChatMessage;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+use uuid::Uuid;
+
+/// The ends of a model's latest requests.
+#[derive(Debug, Default)]
+pub(super) struct LatestEnds {
+    /// Requests that failed in the engine since the last one that was answered.
+    failed: u32,
+    pub withdrawn: bool,
+}
+
+impl ModelPool {
+    /// Notes how the engine ended a request: with an answer, or with a failure of its own. Enough
+    /// failures in a row withdraw the model.
+    pub fn note_end(self: &Arc<Self>, id: ModelId, answered: bool) {
+        let mut state = self.lock();
+        let ends = &mut state.entry(id).ends;
+        if answered {
+            *ends = LatestEnds::default();
+            return;
+        }
+        ends.failed = ends.failed.saturating_add(1);
+        if ends.failed >= self.withdraw_after && !ends.withdrawn {
+            ends.withdrawn = true;
+            let (name, failed) = (state.name_of(id), self.withdraw_after);
+            tracing::error!(%name, failed, "a model is withdrawn: all its latest requests failed");
+            self.runtime.spawn(watch(Arc::downgrade(self), id, self.canary_pause));
+        }
+    }
+
+    /// Refuses requests for a withdrawn model.
+    pub(super) fn check_offered(&self, id: ModelId) -> Result<(), Refused> {
+        let state = self.lock();
+        let withdrawn = state.entries.get(&id).is_some_and(|entry| entry.ends.withdrawn);
+        let refused = Refused::Overloaded { retry_after: self.canary_pause };
+        if withdrawn { Err(refused) } else { Ok(()) }
+    }
+
+    /// Sends one request of a single token through the model's engine. True when it was answered.
+    async fn canary_passes(self: &Arc<Self>, model: &ServedModel) -> bool {
+        let request = canary(model, self.canary_pause);
+        let Ok((_submitted, mut events)) = self.submit_canary(model.qualified.id(), request) else {
+            return false;
+        };
+        while let Some(event) = events.recv().await {
+            if let SequenceEvent::Finished(finished) = event {
+                return matches!(finished.cause, StopCause::EndOfText | StopCause::Length);
+            }
+        }
+        false
+    }
+}
+
+impl PoolState {
+    fn name_of(&mut self, id: ModelId) -> String {
+        self.entry(id).model.qualified.manifest().name.clone()
+    }
+}
+
+/// Tries canaries until one passes. The first goes at once, so that one failed step with many
+/// requests in it keeps a sound model away only for a moment.
+async fn watch(pool: Weak<ModelPool>, id: ModelId, pause: Duration) {
+    loop {
+        let Some(pool) = pool.upgrade() else { return };
+        let model = pool.get(id).expect("invariant: ids come from offered models");
+        if pool.canary_passes(&model).await {
+            pool.note_end(id, true);
+            let name = &model.qualified.manifest().name;
+            tracing::info!(%name, "a withdrawn model is offered again: it answered");
+            return;
+        }
+        drop(pool);
+        tokio::time::sleep(pause).await;
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "a canary that waits for ever tells nothing")]
+fn canary(model: &ServedModel, patience: Duration) -> GenerateRequest {
+    let question = ChatMessage {
+        role: "user".to_owned(),
+        content: Some("Hello".to_owned()),
+        ..ChatMessage::default()
+    };
+    // Any token will do where the template asks for more than one message.
+    let prompt = model.text.encode_chat(&[question]).unwrap_or_else(|_| vec![0]);
+    GenerateRequest {
+        account: AccountId(Uuid::nil()),
+        priority: u8::MAX,
+        prompt: Arc::new(prompt),
+        sampling: SamplingParams::default(),
+        max_tokens: 1,
+        min_tokens: 0,
+        eos_ids: Arc::from([]),
+        deadline: Some(Instant::now() + patience),
+    }
+}
