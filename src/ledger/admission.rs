@@ -1,7 +1,7 @@
 //! Admits a request: checks credential, earlier attempts, concurrency and balance, and makes the
 //! reservation, in one step.
 
-use super::amounts::BucketAmounts;
+use super::amounts::{BucketAmounts, Microcredits};
 use super::apply::ApplyResult;
 use super::commands::{Admit, Outcome, Refusal};
 use super::idempotency::{self, Seen};
@@ -24,7 +24,7 @@ pub(super) fn admit(state: &mut impl LedgerState, admit: &Admit, now: UnixMillis
     }
     idempotency::check_crashes(state.crashes(account.id, &admit.fingerprint)?)?;
     if account.in_flight >= admit.max_concurrent {
-        return Err(Refusal::ConcurrencyLimit.into());
+        return Err(Refusal::ConcurrencyLimit { limit: admit.max_concurrent }.into());
     }
     let balances = state.balances(account.id)?;
     let amount = cover(admit, &balances)?;
@@ -63,15 +63,23 @@ fn repeat(record: &RequestRecord, admit: &Admit, now: UnixMillis) -> ApplyResult
 
 /// The upper bound of the cost, split over what is available.
 fn cover(admit: &Admit, balances: &Balances) -> ApplyResult<BucketAmounts> {
+    let available = balances.available().total();
+    let needed = Microcredits::MAX;
     let bound = admit
         .prices
         .upper_bound(admit.prompt_tokens, admit.max_output_tokens)
-        .ok_or(Refusal::InsufficientCredits)?;
+        .ok_or(Refusal::InsufficientCredits { needed, available })?;
     if let Some(amounts) = BucketAmounts::take(bound, balances.available()) {
         return Ok(amounts);
     }
+    let needed = bound;
     let once_settled = BucketAmounts::take(bound, balances.unspent()).is_some();
-    Err(if once_settled { Refusal::CreditsReserved } else { Refusal::InsufficientCredits }.into())
+    Err(if once_settled {
+        Refusal::CreditsReserved { needed, available }
+    } else {
+        Refusal::InsufficientCredits { needed, available }
+    }
+    .into())
 }
 
 fn reserve(

@@ -142,12 +142,14 @@ pub enum Refusal {
     ResultExpired,
     #[error("no further attempt is allowed for this request")]
     AttemptsExhausted,
-    #[error("too many requests of this account are in flight")]
-    ConcurrencyLimit,
-    #[error("the balance does not cover the reservation")]
-    InsufficientCredits,
-    #[error("the balance would cover the reservation once open reservations settle")]
-    CreditsReserved,
+    #[error("{limit} requests of this account are in flight already")]
+    ConcurrencyLimit { limit: u32 },
+    #[error("a balance of {available} does not cover a reservation of {needed} microcredits")]
+    InsufficientCredits { needed: Microcredits, available: Microcredits },
+    #[error(
+        "a balance of {available} covers a reservation of {needed} microcredits only once open reservations settle"
+    )]
+    CreditsReserved { needed: Microcredits, available: Microcredits },
     #[error("the reference was used with another amount")]
     ReferenceReused,
     #[error("the amount would pass the largest representable balance")]

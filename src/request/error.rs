@@ -19,7 +19,8 @@ pub enum RequestError {
     /// More output was asked for than model and plan allow, tokens.
     #[error("at most {limit} output tokens are allowed")]
     OutputAboveLimit { limit: u32 },
-    /// Prompt and output together are longer than the context, all in tokens.
+    /// Prompt and output together are longer than the context, all in tokens. The output is 0 where
+    /// the client named no limit and the prompt leaves no room.
     #[error("{prompt} prompt and {output} output tokens are more than {limit}")]
     ContextExceeded { limit: u32, prompt: u32, output: u32 },
     #[error("more tokens are required than the {max_tokens} that are allowed")]

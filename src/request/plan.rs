@@ -256,7 +256,8 @@ fn output_tokens(
     let room = limits.context.saturating_sub(prompt);
     let output = asked.unwrap_or(DEFAULT_MAX_TOKENS.min(limits.max_output).min(room.max(1)));
     if output > room {
-        return Err(RequestError::ContextExceeded { limit: limits.context, prompt, output });
+        let (limit, output) = (limits.context, asked.unwrap_or_default());
+        return Err(RequestError::ContextExceeded { limit, prompt, output });
     }
     Ok(output)
 }

@@ -1,7 +1,7 @@
 //! Every error that a client can see, and the one table of how each looks on the wire.
 
 use crate::config::HttpSettings;
-use crate::ledger::Refusal;
+use crate::ledger::{Microcredits, Refusal};
 use crate::request::RequestError;
 use crate::store::StoreError;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -18,19 +18,21 @@ pub enum ApiError {
     /// The sentence is one that client libraries search for.
     #[error(
         "This model's maximum context length is {limit} tokens, but the prompt is too long: {prompt} prompt + {output} \
-         requested output tokens = {}. Shorten the messages or lower max_tokens.", u64::from(*.prompt) + u64::from(*.output)
+         requested output tokens = {}. {}.", u64::from(*.prompt) + u64::from(*.output), room_for_answer(*.output)
     )]
     ContextLengthExceeded { limit: u32, prompt: u32, output: u32 },
     #[error("The credential is missing, invalid, expired or revoked.")]
     InvalidCredential,
     #[error(
-        "The account's credits do not cover the prompt and max_tokens. Lower max_tokens or add credits."
+        "The account's {available} microcredits do not cover the prompt and max_tokens, which may cost {needed}. Lower \
+         max_tokens or add credits."
     )]
-    InsufficientCredits,
+    InsufficientCredits { needed: Microcredits, available: Microcredits },
     #[error(
-        "The account's credits are reserved by its own running requests. Send the same request again when one has ended."
+        "The prompt and max_tokens may cost {needed} microcredits. The account's own running requests reserve what they \
+         may cost, and {available} are left. Send the same request again when one has ended."
     )]
-    CreditsReserved,
+    CreditsReserved { needed: Microcredits, available: Microcredits },
     #[error("There is no such request that this credential can see.")]
     RequestNotFound,
     #[error(
@@ -66,13 +68,13 @@ pub enum ApiError {
     )]
     IdempotencyKeyReused,
     #[error(
-        "The account has sent too many requests. Slow down and retry after the time in Retry-After."
+        "The account's plan allows {per_minute} requests a minute and {burst} at once. Retry after the time in Retry-After."
     )]
-    RateLimited { retry_after: Duration },
+    RateLimited { per_minute: u32, burst: u32, retry_after: Duration },
     #[error(
-        "The account has as many requests in flight as its plan allows. Retry when one of them has ended."
+        "The account's plan allows {limit} requests in flight, and as many are. Retry when one of them has ended."
     )]
-    ConcurrencyLimit,
+    ConcurrencyLimit { limit: u32 },
     #[error(
         "The generation failed on the node's side and was not charged. Sending the same request again starts a new attempt."
     )]
@@ -143,6 +145,7 @@ impl ApiError {
     /// not described.
     pub fn each() -> Vec<Self> {
         let limit = HttpSettings::default().max_body_bytes;
+        let amount = |units| Microcredits::new(units).unwrap_or_default();
         vec![
             Self::invalid(
                 "n",
@@ -150,8 +153,8 @@ impl ApiError {
             ),
             Self::ContextLengthExceeded { limit: 8192, prompt: 9000, output: 512 },
             Self::InvalidCredential,
-            Self::InsufficientCredits,
-            Self::CreditsReserved,
+            Self::InsufficientCredits { needed: amount(500), available: amount(20) },
+            Self::CreditsReserved { needed: amount(500), available: amount(20) },
             Self::RequestNotFound,
             Self::ModelNotFound,
             Self::NotFound,
@@ -167,8 +170,8 @@ impl ApiError {
             Self::HeadTimeout,
             Self::UnsupportedMediaType,
             Self::IdempotencyKeyReused,
-            Self::RateLimited { retry_after: SOON },
-            Self::ConcurrencyLimit,
+            Self::RateLimited { per_minute: 600, burst: 60, retry_after: SOON },
+            Self::ConcurrencyLimit { limit: 8 },
             Self::GenerationFailed,
             Self::AttemptsExhausted,
             Self::ControlPlaneUnavailable,
@@ -189,8 +192,10 @@ impl ApiError {
             Self::InvalidCredential => {
                 row(S::UNAUTHORIZED, "invalid_credential", "authentication_error")
             }
-            Self::InsufficientCredits => row(S::PAYMENT_REQUIRED, "insufficient_credits", CREDITS),
-            Self::CreditsReserved => {
+            Self::InsufficientCredits { .. } => {
+                row(S::PAYMENT_REQUIRED, "insufficient_credits", CREDITS)
+            }
+            Self::CreditsReserved { .. } => {
                 retriable(S::PAYMENT_REQUIRED, "credits_reserved", CREDITS, LATER)
             }
             Self::RequestNotFound => row(S::NOT_FOUND, "request_not_found", INVALID),
@@ -213,10 +218,10 @@ impl ApiError {
             Self::IdempotencyKeyReused => {
                 row(S::UNPROCESSABLE_ENTITY, "idempotency_key_reused", INVALID)
             }
-            Self::RateLimited { retry_after } => {
+            Self::RateLimited { retry_after, .. } => {
                 retriable(S::TOO_MANY_REQUESTS, "conversation_rate_limit", RATE, *retry_after)
             }
-            Self::ConcurrencyLimit => {
+            Self::ConcurrencyLimit { .. } => {
                 retriable(S::TOO_MANY_REQUESTS, "concurrency_limit", RATE, SOON)
             }
             Self::GenerationFailed => ErrorForm {
@@ -281,6 +286,16 @@ impl ApiError {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         headers
+    }
+}
+
+/// What to do about a conversation that is too long. The client asked for no number of tokens where
+/// the prompt alone leaves no room for one.
+fn room_for_answer(output: u32) -> &'static str {
+    if output > 0 {
+        "Shorten the messages or lower max_tokens"
+    } else {
+        "Shorten the messages: they leave no room for an answer"
     }
 }
 
@@ -352,9 +367,13 @@ impl From<Refusal> for ApiError {
             Refusal::FingerprintMismatch => Self::IdempotencyKeyReused,
             Refusal::ResultExpired => Self::RequestResultExpired,
             Refusal::AttemptsExhausted => Self::AttemptsExhausted,
-            Refusal::ConcurrencyLimit => Self::ConcurrencyLimit,
-            Refusal::InsufficientCredits => Self::InsufficientCredits,
-            Refusal::CreditsReserved => Self::CreditsReserved,
+            Refusal::ConcurrencyLimit { limit } => Self::ConcurrencyLimit { limit },
+            Refusal::InsufficientCredits { needed, available } => {
+                Self::InsufficientCredits { needed, available }
+            }
+            Refusal::CreditsReserved { needed, available } => {
+                Self::CreditsReserved { needed, available }
+            }
             // No public request sends a command that can be refused in this way.
             Refusal::IdTaken | Refusal::ReferenceReused | Refusal::AmountOverflow => {
                 Self::ControlPlaneUnavailable
@@ -401,8 +420,15 @@ mod tests {
             None,
         );
         check(E::InvalidCredential, 401, "invalid_credential", "false", None);
-        check(E::InsufficientCredits, 402, "insufficient_credits", "false", None);
-        check(E::CreditsReserved, 402, "credits_reserved", "true", Some("5"));
+        let (needed, available) = (Microcredits::MAX, Microcredits::default());
+        check(
+            E::InsufficientCredits { needed, available },
+            402,
+            "insufficient_credits",
+            "false",
+            None,
+        );
+        check(E::CreditsReserved { needed, available }, 402, "credits_reserved", "true", Some("5"));
         check(E::RequestNotFound, 404, "request_not_found", "false", None);
         check(E::ModelNotFound, 404, "model_not_found", "false", None);
         check(E::NotFound, 404, "not_found", "false", None);
@@ -416,13 +442,13 @@ mod tests {
         check(E::UnsupportedMediaType, 415, "unsupported_media_type", "false", None);
         check(E::IdempotencyKeyReused, 422, "idempotency_key_reused", "false", None);
         check(
-            E::RateLimited { retry_after: wait },
+            E::RateLimited { per_minute: 1, burst: 1, retry_after: wait },
             429,
             "conversation_rate_limit",
             "true",
             Some("2"),
         );
-        check(E::ConcurrencyLimit, 429, "concurrency_limit", "true", Some("1"));
+        check(E::ConcurrencyLimit { limit: 1 }, 429, "concurrency_limit", "true", Some("1"));
         check(E::GenerationFailed, 500, "generation_failed", "true", None);
         check(E::AttemptsExhausted, 500, "generation_failed", "false", None);
         check(E::ControlPlaneUnavailable, 503, "control_plane_unavailable", "true", Some("5"));

@@ -68,7 +68,11 @@ fn named_uuid<'a>(
     advice: &str,
 ) -> Result<Uuid, ApiError> {
     let refuse = |what: &str| {
-        ApiError::invalid(name, format!("{what} header {name}. Send one UUID; {advice}."))
+        let text = format!(
+            "{what} header {name}. Send one UUID; {advice}. A client that cannot send it can be \
+             pointed at `cresset relay`, which adds it."
+        );
+        ApiError::invalid(name, text)
     };
     let value = values.next().ok_or_else(|| refuse("Missing"))?;
     if values.next().is_some() {

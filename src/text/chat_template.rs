@@ -21,6 +21,15 @@ pub struct ChatMessage {
     pub tool_calls: Option<serde_json::Value>,
 }
 
+/// Fields that clients may add to messages of these roles, and that many templates leave out.
+const OPTIONAL_FIELDS: [(&str, &str); 5] = [
+    ("system", "name"),
+    ("user", "name"),
+    ("assistant", "name"),
+    ("tool", "name"),
+    ("tool", "tool_call_id"),
+];
+
 /// Longest text of a refusal that is passed on, in characters.
 const REFUSAL_LIMIT: usize = 300;
 
@@ -29,6 +38,8 @@ pub struct ChatTemplate {
     knows_tool_calls: bool,
     /// Whether the template gets a call's arguments as an object rather than as the client's text.
     wants_objects: bool,
+    /// Roles with fields of their messages that change nothing in a prompt.
+    left_out: Vec<(&'static str, &'static str)>,
     /// `bos_token` and `eos_token` if the release has them, and the absence of `tools` and
     /// `documents`.
     variables: Map<String, Value>,
@@ -63,7 +74,8 @@ impl ChatTemplate {
         // The reference sets both to none, and templates ask `tools is not none`.
         variables.extend(["tools", "documents"].map(|name| (name.to_owned(), Value::Null)));
         let knows_tool_calls = source.contains("tool_calls");
-        let mut template = Self { jinja, knows_tool_calls, wants_objects: false, variables };
+        let mut template =
+            Self { jinja, knows_tool_calls, wants_objects: false, left_out: Vec::new(), variables };
         match template.fill(&json!([{ "role": "user", "content": "question" }]), None, true) {
             Err(error) if raised(&error).is_none() => {
                 return Err(bad("cannot render a single user message", error));
@@ -71,7 +83,48 @@ impl ChatTemplate {
             _ => {}
         }
         template.wants_objects = knows_tool_calls && template.prefers_objects();
+        template.left_out = OPTIONAL_FIELDS
+            .into_iter()
+            .filter(|(role, field)| !template.writes(role, field))
+            .collect();
         Ok(template)
+    }
+
+    /// Whether a message of this role may have the field without any effect on the prompt.
+    pub fn leaves_out(&self, role: &str, field: &str) -> bool {
+        self.left_out.iter().any(|known| *known == (role, field))
+    }
+
+    /// Whether two values of the field, or its absence, make different prompts. A template that
+    /// refuses the conversation may refuse it for the field.
+    fn writes(&self, role: &str, field: &str) -> bool {
+        let prompt = |value: Option<&str>| self.fill(&self.probe(role, field, value), None, true);
+        // Some templates demand an id of nine characters.
+        let (Ok(one), Ok(other)) = (prompt(Some("probe0001")), prompt(Some("probe0002"))) else {
+            return true;
+        };
+        one != other || prompt(None).is_ok_and(|without| without != one)
+    }
+
+    /// A conversation with one message of the role that has the field, if there is a value.
+    fn probe(&self, role: &str, field: &str, value: Option<&str>) -> Value {
+        let question = json!({ "role": "user", "content": "question" });
+        let mut called = json!({ "role": "assistant", "content": "called" });
+        if self.knows_tool_calls {
+            let function = json!({ "name": "function0", "arguments": {} });
+            called["tool_calls"] =
+                json!([{ "id": "probe0001", "type": "function", "function": function }]);
+        }
+        let mut message = json!({ "role": role, "content": "content" });
+        if let Some(value) = value {
+            message[field] = value.into();
+        }
+        match role {
+            "system" => json!([message, question]),
+            "assistant" => json!([question, message, question]),
+            "tool" => json!([question, called, message]),
+            _ => json!([message]),
+        }
     }
 
     /// Clients send a call's arguments as text; the reference's convention is an object. A template
@@ -183,6 +236,33 @@ mod tests {
 
     fn render(source: &str, turns: &[(&str, &str)]) -> Result<String> {
         ChatTemplate::new(source, "<s>", "</s>")?.render(&conversation(turns), true)
+    }
+
+    #[test]
+    fn fields_without_a_place_are_known() {
+        let check = |written: &str, expect: &[(&str, &str)]| {
+            let source =
+                format!("{{% for m in messages %}}{{{{ m.content }}}}{written}{{% endfor %}}");
+            let template = ChatTemplate::new(&source, "", "").unwrap();
+            let left_out = OPTIONAL_FIELDS
+                .into_iter()
+                .filter(|(role, field)| template.leaves_out(role, field));
+            assert_eq!(left_out.collect::<Vec<_>>(), expect, "{written}");
+        };
+        check("", &OPTIONAL_FIELDS);
+        check("{{ m.name }}", &[("tool", "tool_call_id")]);
+        check("{% if m.name %}named{% endif %}", &[("tool", "tool_call_id")]);
+        check("{{ m.tool_call_id }}", &OPTIONAL_FIELDS[..4]);
+        check(
+            "{% if m.role == 'user' and m.name %}{{ m.name }}{% endif %}",
+            &[
+                ("system", "name"),
+                ("assistant", "name"),
+                ("tool", "name"),
+                ("tool", "tool_call_id"),
+            ],
+        );
+        check("{% if m.name %}{{ raise_exception('no names') }}{% endif %}", &OPTIONAL_FIELDS[4..]);
     }
 
     #[test]

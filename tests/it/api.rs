@@ -287,6 +287,11 @@ async fn limits_of_model_and_account() {
     assert_eq!(answer.error(), (400, "context_length_exceeded".into()));
     let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
     assert!(message.contains("This model's maximum context length is 1024 tokens"), "{message}");
+    assert!(message.contains(" prompt + 0 requested output tokens = "), "{message}");
+    let named = world.node.pool.models()[0].qualified.manifest().name.clone();
+    let answer = post(json!({ "model": named })).await;
+    assert_eq!(answer.error(), (400, "invalid_request".into()));
+    assert!(answer.text().contains(&world.model), "it tells the id: {}", answer.text());
     let answer = post(json!({ "max_tokens": 1025 })).await;
     assert_eq!(
         (answer.error(), &answer.json()["error"]["param"]),

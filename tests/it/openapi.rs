@@ -26,7 +26,10 @@ fn the_document_is_the_operators_and_follows_the_configuration() {
     let served = get(&node.operator, "/openapi.json");
     assert_eq!((served.status, served.headers["content-type"].as_str()), (200, "application/json"));
     let mut expected: Value = serde_json::from_str(COMMITTED).unwrap();
-    expected["components"]["parameters"]["sessionId"]["name"] = "X-Example-Session-Id".into();
+    let parameters = &mut expected["components"]["parameters"];
+    parameters["sessionId"]["name"] = "X-Example-Session-Id".into();
+    let about = parameters["neutralSessionId"]["description"].as_str().unwrap();
+    parameters["neutralSessionId"]["description"] = about.replace("Cresset", "Example").into();
     expected["servers"][0]["url"] = served.json()["servers"][0]["url"].clone();
     assert_eq!(served.json(), expected);
     assert_eq!(get(&node.listen, "/openapi.json").status, 401);

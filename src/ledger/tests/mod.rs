@@ -12,6 +12,7 @@ use crate::clock::UnixMillis;
 use crate::ids::{
     AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId,
 };
+use crate::ledger::Refusal;
 use crate::ledger::amounts::{Microcredits, Prices, Usage};
 use crate::ledger::apply::{ApplyError, apply};
 use crate::ledger::commands::{Admit, Command, Outcome, ReleaseCause, SettleEnd};
@@ -237,7 +238,7 @@ fn describe(outcome: &Result<Outcome, ApplyError>) -> String {
         Ok(Outcome::Recovered { released, remaining }) => {
             format!("released {released}{}", if *remaining { " of more" } else { "" })
         }
-        Err(ApplyError::Refused(refusal)) => format!("refused {refusal:?}"),
+        Err(ApplyError::Refused(refusal)) => format!("refused {}", shown(*refusal)),
         Err(ApplyError::Violated(violation)) => format!("violated {}", violation.rule),
         Err(ApplyError::State(error)) => error.to_string(),
     }
@@ -276,5 +277,19 @@ fn check_over(mut world: World, script: &str) {
         let (command, expect) = line.split_once("->").unwrap();
         assert_eq!(world.run(command), expect.trim(), "{line}");
         assert_eq!(world.state.audit(), Vec::<String>::new(), "after {line}");
+    }
+}
+
+/// The refusal with the figures that it holds, in the order of their names in the code.
+fn shown(refusal: Refusal) -> String {
+    match refusal {
+        Refusal::ConcurrencyLimit { limit } => format!("ConcurrencyLimit {limit}"),
+        Refusal::InsufficientCredits { needed, available } => {
+            format!("InsufficientCredits {needed} {available}")
+        }
+        Refusal::CreditsReserved { needed, available } => {
+            format!("CreditsReserved {needed} {available}")
+        }
+        other => format!("{other:?}"),
     }
 }

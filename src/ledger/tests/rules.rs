@@ -133,11 +133,11 @@ fn a_repeat_is_answered_whatever_the_balance_and_the_limit() {
     check(
         "admit a r 1 k 100 100 i 1      -> admitted #1 queued 100+100
          admit a r 2 k 100 100 i 1      -> existing #1 queued 100+100
-         admit a s 3 k 1 1 i 1          -> refused ConcurrencyLimit
-         admit a s 3 k 1 1 i 2          -> refused CreditsReserved
+         admit a s 3 k 1 1 i 1          -> refused ConcurrencyLimit 1
+         admit a s 3 k 1 1 i 2          -> refused CreditsReserved 2 0
          settle a r 1 100 0 100 stop    -> #1 completed 100+100
          admit a r 2 k 100 100 i 1      -> existing #1 completed 100+100
-         admit a s 3 k 1 1              -> refused InsufficientCredits
+         admit a s 3 k 1 1              -> refused InsufficientCredits 2 0
          grant a premium 2 more         -> done
          admit a s 3 k 1 1 changed      -> admitted #1 queued 0+2",
     );
@@ -158,7 +158,7 @@ fn scopes_are_apart() {
          admit a/x s 4 k 1 1       -> refused CredentialInvalid
          account b                 -> done
          key kb b                  -> done
-         admit b r 5 kb 1 1        -> refused InsufficientCredits
+         admit b r 5 kb 1 1        -> refused InsufficientCredits 2 0
          admit a r 5 kb 1 1        -> refused CredentialInvalid
          balance a                 -> 100-0-6 100-0-0 in flight 3",
     );
@@ -225,7 +225,7 @@ fn a_repeated_command_changes_nothing() {
 
 #[test]
 fn a_reservation_no_balance_can_hold_is_refused() {
-    check("admit a r 1 k 4294967295 4294967295 -> refused InsufficientCredits");
+    check("admit a r 1 k 4294967295 4294967295 -> refused InsufficientCredits 8589934590 200");
 }
 
 #[test]

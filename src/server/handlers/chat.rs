@@ -1,6 +1,6 @@
 //! `POST /v1/chat/completions`.
 
-use crate::request::{self, AnswerSource, Caller, IncomingRequest, Services};
+use crate::request::{self, AnswerSource, Caller, GenerationInput, IncomingRequest, Services};
 use crate::server::error::ApiError;
 use crate::server::headers::{self, IdempotencyKey, Session};
 use crate::server::sse;
@@ -26,15 +26,22 @@ pub async fn create(
 
     // 1. Checks that need only the headers, and the account's rate.
     headers::refuse_cache_namespaces(request.headers())?;
-    services
-        .rate_limit
-        .check(&caller.account)
-        .map_err(|retry_after| ApiError::RateLimited { retry_after })?;
+    services.rate_limit.check(&caller.account).map_err(|retry_after| {
+        let plan = services.config.plan(&caller.account.plan);
+        ApiError::RateLimited {
+            per_minute: plan.requests_per_minute,
+            burst: plan.burst,
+            retry_after,
+        }
+    })?;
 
     // 2. The body: its size and media type, then strict JSON, then the dialect's fields.
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let tree = JsonTree::read(http, request).await?;
-    let ChatRequest { input, include_usage, ignored, .. } = ChatRequest::parse(&tree)?;
+    let parsed = ChatRequest::parse(&tree);
+    let ChatRequest { input, include_usage, mut ignored, .. } =
+        parsed.map_err(|error| with_model_id(error, &services, &caller, &tree))?;
+    ignored.extend(without_effect(&services, &input));
 
     // 3. Attach to the request, replay its answer, or run it.
     let incoming = IncomingRequest {
@@ -62,6 +69,44 @@ pub async fn create(
         response.headers_mut().insert("x-ignored-params", names);
     }
     Ok(response)
+}
+
+/// Adds the id of a model that the client called by its name.
+fn with_model_id(
+    error: ApiError,
+    services: &Services,
+    caller: &Caller,
+    body: &JsonTree,
+) -> ApiError {
+    let JsonTree::Object(fields) = body else { return error };
+    let (Some(JsonTree::String(name)), ApiError::InvalidRequest { param: Some(param), .. }) =
+        (fields.get("model"), &error)
+    else {
+        return error;
+    };
+    let models = services.models_of(services.config.plan(&caller.account.plan));
+    let named = models.iter().find(|model| model.qualified.manifest().name == *name);
+    match named.filter(|_| param == "model") {
+        Some(model) => {
+            let id = model.qualified.id();
+            ApiError::invalid("model", format!("model must be the model's id, which is {id}."))
+        }
+        None => error,
+    }
+}
+
+/// Fields of messages that the model's template writes nowhere.
+fn without_effect(services: &Services, input: &GenerationInput) -> Vec<String> {
+    let Some(model) = input.model.and_then(|id| services.pool.get(id)) else { return Vec::new() };
+    let mut paths = Vec::new();
+    for (index, message) in input.messages.iter().enumerate() {
+        let fields = [("name", &message.name), ("tool_call_id", &message.tool_call_id)];
+        let silent = fields.into_iter().filter(|(field, value)| {
+            value.is_some() && model.text.template.leaves_out(&message.role, field)
+        });
+        paths.extend(silent.map(|(field, _)| format!("messages[{index}].{field}")));
+    }
+    paths
 }
 
 /// The stored answer: the same bytes, or the content of the same chunks as a stream.

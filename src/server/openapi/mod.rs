@@ -121,7 +121,11 @@ fn completion(config: &Config, answers: &mut Answers, body: &Value) -> Value {
         "summary": "Answers a conversation",
         "description": "Sending the same request again with the same Idempotency-Key attaches to it while it runs, \
                         returns its answer afterwards, and is never charged twice.",
-        "parameters": [parameter("idempotencyKey"), parameter("sessionId")],
+        "parameters": [
+            parameter("idempotencyKey"),
+            parameter("sessionId"),
+            parameter("neutralSessionId"),
+        ],
         "requestBody": {
             "required": true,
             "description": format!("At most {} bytes. Prompt and output fit the model's `context_tokens`.", config.http.max_body_bytes),
@@ -139,6 +143,9 @@ fn link(operation: &str) -> Value {
 fn parameter(name: &str) -> Value {
     json!({ "$ref": format!("#/components/parameters/{name}") })
 }
+
+/// The session header under every service name.
+const NEUTRAL_SESSION: &str = "X-Service-Session-Id";
 
 fn parameters(config: &Config) -> Value {
     let id = json!({ "type": "string", "format": "uuid", "pattern": UUID });
@@ -162,8 +169,15 @@ fn parameters(config: &Config) -> Value {
     );
     let key = "Names this request for ever: a fresh UUID for a new request, the same one to send a request again.";
     add("idempotencyKey", at("header", IDEMPOTENCY_KEY, key, &named));
-    let conversation = "Names the conversation: a UUID that stays the same over its requests. May be sent as \
-                        X-Service-Session-Id instead.";
-    add("sessionId", at("header", &session, conversation, &named));
+    // The document has no way to ask for one of two headers.
+    let either = |name: &str, other: &str| {
+        let about = format!(
+            "Names the conversation: a UUID that stays the same over its requests. Exactly one of this header and {other} \
+             is required."
+        );
+        json!({ "name": name, "in": "header", "required": false, "description": about, "schema": named })
+    };
+    add("sessionId", either(&session, NEUTRAL_SESSION));
+    add("neutralSessionId", either(NEUTRAL_SESSION, &session));
     Value::Object(all)
 }

@@ -40,7 +40,8 @@ impl<'a> JsonField<'a> {
             JsonTree::String(text) => text.as_str(),
             _ => "",
         };
-        headers::hyphenated(text).ok_or_else(|| self.refuse("must be a hyphenated UUID"))
+        headers::hyphenated(text)
+            .ok_or_else(|| self.refuse("must be a hyphenated UUID, as GET /v1/models lists it"))
     }
 
     /// A whole number written without fraction or exponent.

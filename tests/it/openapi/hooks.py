@@ -19,6 +19,7 @@ atexit.register(lambda: [print(f"{name}: {count}") for name, count in counts.ite
 
 chunks = None
 streaming = itertools.cycle([False, True])
+sessions = itertools.cycle(["X-Cresset-Session-Id", "X-Service-Session-Id"])
 
 
 @schemathesis.hook
@@ -40,6 +41,9 @@ def before_call(context, case, kwargs):
     """A sound request gets a fresh id, a model that exists and an answer that takes no time; every other one is a stream."""
     if case.operation.path == COMPLETIONS and case.meta and case.meta.generation.mode.is_positive:
         case.headers["Idempotency-Key"] = str(uuid.uuid4())
+        for name in ["X-Cresset-Session-Id", "X-Service-Session-Id"]:
+            case.headers.pop(name, None)
+        case.headers[next(sessions)] = str(uuid.uuid4())
         soften(case.body)
         case.body["stream"] = next(streaming)
 
