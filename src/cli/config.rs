@@ -52,7 +52,8 @@ fn listing(document: &Value) -> String {
     let rows = document["data"].as_array().map_or(&[][..], Vec::as_slice);
     let word = |row: &Value, name: &str| row[name].as_str().unwrap_or_default().to_owned();
     rows.iter().fold(String::new(), |mut out, row| {
-        let comment = style(Style::Dim, &format!("# {}", word(row, "description")));
+        let about = word(row, "description").replace('\n', "\n# ");
+        let comment = style(Style::Dim, &format!("# {about}"));
         let _ = writeln!(
             out,
             "{comment}\n{} = {}  ({})\n",
@@ -62,4 +63,16 @@ fn listing(document: &Value) -> String {
         );
         out
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_line_of_a_description_is_a_comment() {
+        let row = json!({ "key": "a", "value": 1, "origin": "default", "description": "one\ntwo" });
+        let text = listing(&json!({ "data": [row] }));
+        assert_eq!(text, "# one\n# two\na = 1  (default)\n\n");
+    }
 }

@@ -30,8 +30,7 @@ pub(super) struct Arguments {
 pub(super) async fn run(context: Context, arguments: Arguments) -> CommandResult {
     let shutdown = shutdown::on_signal()?;
     let client = shutdown::unless_interrupted(&shutdown, prepare(&context)).await?;
-    let asked =
-        shutdown::unless_interrupted(&shutdown, show(&context, &client.api, &arguments)).await;
+    let asked = shutdown::unless_interrupted(&shutdown, show(&context, &client, &arguments)).await;
     if asked.is_ok() && client.own.is_some() && !arguments.once {
         note("\nserving until Ctrl-C");
         shutdown.cancelled().await;
@@ -51,7 +50,12 @@ async fn prepare(context: &Context) -> CommandResult<node_client::NodeClient> {
     node_client::open(context, Some(&release)).await
 }
 
-async fn show(context: &Context, api: &ApiClient, arguments: &Arguments) -> CommandResult {
+async fn show(
+    context: &Context,
+    client: &node_client::NodeClient,
+    arguments: &Arguments,
+) -> CommandResult {
+    let api = &client.api;
     let json = context.output.json;
     let messages = [json!({ "role": "user", "content": arguments.question })];
     let options = json!({ "max_tokens": MAX_TOKENS, "temperature": 0 });
@@ -63,7 +67,10 @@ async fn show(context: &Context, api: &ApiClient, arguments: &Arguments) -> Comm
     let (me, credits) = (api.get("/v1/me").await?, api.get("/v1/credits").await?);
     let document = summary(context, api, &answer, &me, &credits);
     context.output.result(&document, |document| {
-        format!("\n\n{}\n\n{}", facts(document), snippets(context, api))
+        let snippets = snippets(context, api);
+        let stops = arguments.once && client.own.is_some();
+        let first = if stops { "Start the node with `cresset serve`, then:\n\n" } else { "" };
+        format!("\n\n{}\n\n{first}{snippets}", facts(document))
     })
 }
 
@@ -111,12 +118,13 @@ fn facts(document: &Value) -> String {
 fn snippets(context: &Context, api: &ApiClient) -> String {
     let key = local_key::path(&context.data_dir);
     let (base, model, key) = (&api.base, &api.model, key.display());
+    let session = format!("X-{}-Session-Id", context.config.service_name);
     format!(
         r#"With curl:
 
 curl -N {base}/v1/chat/completions \
   -H "Authorization: Bearer $(cat '{key}')" \
-  -H "Idempotency-Key: $({UUID})" -H "X-Service-Session-Id: $({UUID})" \
+  -H "Idempotency-Key: $({UUID})" -H "{session}: $({UUID})" \
   -H "Content-Type: application/json" \
   -d '{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'
 
@@ -124,15 +132,15 @@ With Python (pip install openai):
 
 import uuid, openai
 
-class Node(openai.OpenAI):  # one request id per call, kept over the client's own retries
+class Cresset(openai.OpenAI):  # one request id per call, kept over the client's own retries
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self._idempotency_header = "Idempotency-Key"
     def _idempotency_key(self):
         return str(uuid.uuid4())
 
-client = Node(base_url="{base}/v1", api_key=open("{key}").read().strip(),
-              default_headers={{"X-Service-Session-Id": str(uuid.uuid4())}})
+client = Cresset(base_url="{base}/v1", api_key=open("{key}").read().strip(),
+                 default_headers={{"{session}": str(uuid.uuid4())}})
 answer = client.chat.completions.create(
     model="{model}", messages=[{{"role": "user", "content": "Why is the sky blue?"}}])
 print(answer.choices[0].message.content)
