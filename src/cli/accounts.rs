@@ -21,10 +21,10 @@ const COLUMNS: &[&str] = &[
 
 #[derive(Debug, Subcommand)]
 #[command(after_help = "Examples:
-  cresset accounts create --name acme --trial 5_000_000
+  cresset accounts create --name acme --trial 5_000_000 --reference order-17
   cresset accounts suspend 0192f0c1-2a7e-7c3d-9a51-3f0e5b1c7d42")]
 pub(super) enum AccountsCommand {
-    /// Create an account, with credits if wanted
+    /// Create an account together with its opening credits, or neither
     Create {
         /// Name of the account's owner
         #[arg(long, value_parser = values::label)]
@@ -33,11 +33,27 @@ pub(super) enum AccountsCommand {
         #[arg(long)]
         plan: Option<String>,
         /// Trial credits to begin with, microcredits
-        #[arg(long, value_name = "UNITS", default_value = "0", value_parser = values::units)]
+        #[arg(
+            long,
+            value_name = "UNITS",
+            default_value = "0",
+            allow_hyphen_values = true,
+            value_parser = values::units,
+        )]
         trial: u64,
         /// Premium credits to begin with, microcredits
-        #[arg(long, value_name = "UNITS", default_value = "0", value_parser = values::units)]
+        #[arg(
+            long,
+            value_name = "UNITS",
+            default_value = "0",
+            allow_hyphen_values = true,
+            value_parser = values::units,
+        )]
         premium: u64,
+        /// Your own name for this command, such as an order number. The same command with the same
+        /// reference is one account with one opening balance, however often it is sent
+        #[arg(long, value_name = "TEXT", value_parser = values::label)]
+        reference: Option<String>,
     },
     /// List accounts with their balances
     List,
@@ -61,8 +77,8 @@ pub(super) enum AccountsCommand {
 pub(super) async fn run(context: &Context, command: AccountsCommand) -> CommandResult {
     use AccountsCommand as C;
     let (command, render): (_, Render) = match command {
-        C::Create { name, plan, trial, premium } => {
-            (AdminCommand::AccountCreate { name, plan, trial, premium }, text::fields)
+        C::Create { name, plan, trial, premium, reference } => {
+            (AdminCommand::AccountCreate { name, plan, trial, premium, reference }, text::fields)
         }
         C::List => {
             return listing::show(context, COLUMNS, |after| AdminCommand::AccountList { after })

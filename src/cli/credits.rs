@@ -36,7 +36,7 @@ pub(super) enum CreditsCommand {
         #[arg(long, value_parser = values::named::<Bucket>(&["trial", "premium"]))]
         bucket: Bucket,
         /// Microcredits
-        #[arg(long, value_parser = values::units)]
+        #[arg(long, allow_hyphen_values = true, value_parser = values::units)]
         units: u64,
         /// The reason for the grant, such as an invoice or a ticket number
         #[arg(long, value_name = "TEXT", value_parser = values::label)]
@@ -66,7 +66,7 @@ pub(super) async fn run(context: &Context, command: CreditsCommand) -> CommandRe
     use CreditsCommand as C;
     let (command, render): (_, Render) = match command {
         C::Grant { account, bucket, units, reference } => {
-            (AdminCommand::CreditGrant { account, bucket, units, reference }, text::fields)
+            (AdminCommand::CreditGrant { account, bucket, units, reference }, granted)
         }
         C::Show { account } => (AdminCommand::CreditShow { account }, text::fields),
         C::Statement { account, after, limit } => {
@@ -74,6 +74,12 @@ pub(super) async fn run(context: &Context, command: CreditsCommand) -> CommandRe
         }
     };
     context.show(command, render).await
+}
+
+fn granted(document: &Value) -> String {
+    let repeat = "This grant was made before under the same reference; nothing was added.\n";
+    let said = if document["repeated"] == true { repeat } else { "" };
+    format!("{}{said}", text::fields(document))
 }
 
 async fn statement(context: &Context, account: AccountId, begin: u64, limit: u64) -> CommandResult {

@@ -80,7 +80,7 @@ enum CliCommand {
     /// Grant credits, show balances and statements
     #[command(subcommand)]
     Credits(credits::CreditsCommand),
-    /// List, show and cancel requests
+    /// List, show, cancel and unblock requests
     #[command(subcommand)]
     Requests(requests::RequestsCommand),
     /// Audit, back up and restore the ledger

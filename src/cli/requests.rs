@@ -24,7 +24,8 @@ const STATES: &[&str] = &["queued", "running", "completed", "cancelled", "failed
 #[derive(Debug, Subcommand)]
 #[command(after_help = "Examples:
   cresset requests list --account ID --state running
-  cresset requests cancel ID")]
+  cresset requests cancel ID
+  cresset requests unblock ID                  its input was running in two crashes of the node")]
 pub(super) enum RequestsCommand {
     /// List an account's requests, newest last
     List {
@@ -45,6 +46,13 @@ pub(super) enum RequestsCommand {
     /// Stop a queued or running request; a finished one is left as it is
     Cancel {
         /// The request: what its client sent as Idempotency-Key
+        id: RequestId,
+        #[command(flatten)]
+        scope: ScopeArguments,
+    },
+    /// Let a request's input run again that is refused because it was running in two crashes
+    Unblock {
+        /// A request with that input: what its client sent as Idempotency-Key
         id: RequestId,
         #[command(flatten)]
         scope: ScopeArguments,
@@ -77,6 +85,9 @@ pub(super) async fn run(context: &Context, command: RequestsCommand) -> CommandR
         }
         C::Cancel { id, scope } => {
             (AdminCommand::RequestCancel { request: id, scope: scope.into() }, text::fields)
+        }
+        C::Unblock { id, scope } => {
+            (AdminCommand::RequestUnblock { request: id, scope: scope.into() }, text::fields)
         }
     };
     context.show(command, render).await

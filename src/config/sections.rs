@@ -219,9 +219,15 @@ pub struct RequestSettings {
     /// How long answers are kept for replay, hours.
     #[schemars(range(min = 1, max = 24 * 365))]
     pub body_retention_hours: u64 = 24,
-    /// How long a finished request's id is remembered, days.
+    /// How long a finished request's id stays taken, days. Later the id is free, and a request with
+    /// it is a new one.
     #[schemars(range(min = 1, max = 3_650))]
     pub tombstone_days: u64 = 30,
+    /// How long an input is refused that was running in two crashes of the node, counted from the
+    /// last one, hours. Crashes that lie further apart do not add up. A completed run or
+    /// `cresset requests unblock` ends it earlier.
+    #[schemars(range(min = 1, max = 24 * 365))]
+    pub crash_block_hours: u64 = 24,
     /// Time running work gets to finish at shutdown, seconds.
     #[schemars(range(min = 0, max = 86_400))]
     pub drain_grace_seconds: u64 = 30,
@@ -238,7 +244,12 @@ impl RequestSettings {
         self.body_retention_hours * 3_600_000
     }
 
-    /// How long a finished request's id is remembered, milliseconds.
+    /// How long an input is refused that was running in two crashes, milliseconds.
+    pub fn crash_block_ms(&self) -> u64 {
+        self.crash_block_hours * 3_600_000
+    }
+
+    /// How long a finished request's id stays taken, milliseconds.
     pub fn tombstone_ms(&self) -> u64 {
         self.tombstone_days * 24 * 3_600_000
     }

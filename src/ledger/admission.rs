@@ -22,7 +22,8 @@ pub(super) fn admit(state: &mut impl LedgerState, admit: &Admit, now: UnixMillis
         idempotency::judge(&record, &admit.fingerprint, now, 0)?;
         return Err(Refusal::ResultExpired.into());
     }
-    idempotency::check_crashes(state.crashes(account.id, &admit.fingerprint)?)?;
+    let crashes = state.crashes(account.id, &admit.fingerprint)?;
+    idempotency::check_crashes(crashes, now, admit.crash_block_ms)?;
     if account.in_flight >= admit.max_concurrent {
         return Err(Refusal::ConcurrencyLimit { limit: admit.max_concurrent }.into());
     }

@@ -2,11 +2,12 @@
 //! their first write, so a refused command has written nothing and does not disturb others in its
 //! transaction.
 
-use super::amounts::Microcredits;
+use super::amounts::{BucketAmounts, Microcredits};
 use super::commands::{Command, Outcome, Refusal};
 use super::invariants::{self, Violation};
 use super::records::{
-    Account, AccountStatus, Application, Bucket, Credential, CredentialKind, EntryKind, RequestKey,
+    Account, AccountStatus, Application, Balances, Bucket, Credential, CredentialKind, EntryKind,
+    RequestKey,
 };
 use super::state::{Granted, LedgerState, StateError};
 use super::{admission, journal, resolution};
@@ -34,7 +35,9 @@ pub(super) type ApplyResult<T = Outcome> = Result<T, ApplyError>;
 /// Every command may be sent again: a repeat finds its own rows by id and changes nothing.
 pub fn apply(state: &mut impl LedgerState, command: &Command, now: UnixMillis) -> ApplyResult {
     match command {
-        Command::CreateAccount { id, name, plan } => create_account(state, *id, name, plan, now),
+        Command::CreateAccount { id, name, plan, opening } => {
+            create_account(state, *id, name, plan, *opening, now)
+        }
         Command::SetAccountStatus { id, status } => set_account_status(state, *id, *status),
         Command::CreateApplication { id, account, name } => {
             let application =
@@ -56,7 +59,12 @@ pub fn apply(state: &mut impl LedgerState, command: &Command, now: UnixMillis) -
             resolution::release(state, key, *attempt, *cause, now)
         }
         Command::RequestCancel { key } => request_cancel(state, key),
-        Command::Recover { boot, limit } => resolution::recover(state, *boot, *limit, now),
+        Command::Recover { boot, limit, crash_block_ms } => {
+            resolution::recover(state, *boot, *limit, *crash_block_ms, now)
+        }
+        Command::ForgetCrashes { account, fingerprint } => {
+            resolution::forget_crashes(state, *account, fingerprint)
+        }
     }
 }
 
@@ -65,11 +73,24 @@ fn create_account(
     id: AccountId,
     name: &str,
     plan: &str,
+    opening: BucketAmounts,
     now: UnixMillis,
 ) -> ApplyResult {
+    let grants = [
+        ("opening trial balance", Granted { bucket: Bucket::Trial, units: opening.trial }),
+        ("opening premium balance", Granted { bucket: Bucket::Premium, units: opening.premium }),
+    ];
+    let grants = grants.map(|(reference, granted)| {
+        (reference, Some(granted).filter(|granted| granted.units > Microcredits::ZERO))
+    });
     if let Some(account) = state.account(id)? {
-        return repeat_or_taken(account.name == name && account.plan == plan);
+        let mut same = account.name == name && account.plan == plan;
+        for (reference, granted) in grants {
+            same &= state.granted(id, reference)? == granted;
+        }
+        return repeat_or_taken(same);
     }
+    Balances::default().credit(opening).ok_or(Refusal::AmountOverflow)?;
     state.put_account(&Account {
         id,
         name: name.to_owned(),
@@ -78,6 +99,11 @@ fn create_account(
         created_at: now,
         in_flight: 0,
     })?;
+    for (reference, granted) in grants {
+        if let Some(granted) = granted {
+            grant(state, id, granted, reference, now)?;
+        }
+    }
     Ok(Outcome::Done)
 }
 
@@ -155,7 +181,7 @@ fn grant(
     account(state, id)?;
     if let Some(known) = state.granted(id, reference)? {
         let repeat = known == granted;
-        return repeat.then_some(Outcome::Done).ok_or(Refusal::ReferenceReused.into());
+        return repeat.then_some(Outcome::Repeated).ok_or(Refusal::ReferenceReused.into());
     }
     let before = state.balances(id)?;
     let amount = granted.bucket_amounts();
@@ -184,7 +210,7 @@ fn account(state: &impl LedgerState, id: AccountId) -> ApplyResult<Account> {
 }
 
 fn repeat_or_taken(repeat: bool) -> ApplyResult {
-    repeat.then_some(Outcome::Done).ok_or(Refusal::IdTaken.into())
+    repeat.then_some(Outcome::Repeated).ok_or(Refusal::IdTaken.into())
 }
 
 impl Granted {

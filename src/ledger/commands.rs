@@ -1,6 +1,6 @@
 //! Everything that may change money or request state, as plain data, with its possible outcomes.
 
-use super::amounts::{Microcredits, Prices, Usage};
+use super::amounts::{BucketAmounts, Microcredits, Prices, Usage};
 use super::records::{
     AccountStatus, Bucket, Credential, FailureCode, FinishReason, RequestKey, RequestRecord,
 };
@@ -8,10 +8,13 @@ use crate::ids::{AccountId, ApplicationId, AttemptId, BootId, CredentialId, Mode
 
 #[derive(Clone, Debug)]
 pub enum Command {
+    /// Creates the account and grants its opening balances, or does neither. The same account twice
+    /// is one account; another name, plan or opening balance under a used id is refused.
     CreateAccount {
         id: AccountId,
         name: String,
         plan: String,
+        opening: BucketAmounts,
     },
     SetAccountStatus {
         id: AccountId,
@@ -66,6 +69,12 @@ pub enum Command {
     Recover {
         boot: BootId,
         limit: usize,
+        crash_block_ms: u64,
+    },
+    /// Forgets the crashes in which this input was running.
+    ForgetCrashes {
+        account: AccountId,
+        fingerprint: [u8; 32],
     },
 }
 
@@ -100,12 +109,16 @@ pub struct Admit {
     pub max_concurrent: u32,
     /// Milliseconds after its end during which a request is answered. Later only its id is known.
     pub retention_ms: u64,
+    /// Milliseconds after its last crash during which an input that was running in two is refused.
+    pub crash_block_ms: u64,
 }
 
 #[derive(Clone, Debug)]
 pub enum Outcome {
-    /// The command was done, now or when it was sent before.
+    /// The command was done.
     Done,
+    /// The same command was done before; nothing was written.
+    Repeated,
     /// A new attempt holds its reservation.
     Admitted(RequestRecord),
     /// The same id and fingerprint were seen before: attach, replay or report by the record's

@@ -42,10 +42,17 @@ pub fn judge(
     }
 }
 
-/// Refuses an input that was running in two crashes of the node.
-pub fn check_crashes(crashes: Option<Crashes>) -> Result<(), Refusal> {
+/// Refuses an input that was running in two crashes of the node, until `crash_block_ms` after the
+/// last one.
+pub fn check_crashes(
+    crashes: Option<Crashes>,
+    now: UnixMillis,
+    crash_block_ms: u64,
+) -> Result<(), Refusal> {
     match crashes {
-        Some(crashes) if crashes.count >= 2 => Err(Refusal::AttemptsExhausted),
+        Some(crashes) if crashes.count >= 2 && crashes.count_at(now, crash_block_ms) => {
+            Err(Refusal::AttemptsExhausted)
+        }
         _ => Ok(()),
     }
 }
@@ -116,10 +123,14 @@ mod tests {
     }
 
     #[test]
-    fn two_crashes_are_one_too_many() {
-        let crashes = |count| Some(Crashes { count, boot: BootId::generate() });
-        assert_eq!(check_crashes(None), Ok(()));
-        assert_eq!(check_crashes(crashes(1)), Ok(()));
-        assert_eq!(check_crashes(crashes(2)), Err(Refusal::AttemptsExhausted));
+    fn two_crashes_are_one_too_many_for_a_while() {
+        let check = |count, now, expect| {
+            let crashes = Crashes { count, boot: BootId::generate(), at: UnixMillis(1_000) };
+            assert_eq!(check_crashes(Some(crashes), UnixMillis(now), 500), expect);
+        };
+        assert_eq!(check_crashes(None, UnixMillis(1_000), 500), Ok(()));
+        check(1, 1_000, Ok(()));
+        check(2, 1_499, Err(Refusal::AttemptsExhausted));
+        check(2, 1_500, Ok(()));
     }
 }

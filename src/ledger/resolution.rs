@@ -52,7 +52,14 @@ pub(super) fn settle(
         SettleEnd::Completed(reason) => (AttemptState::Completed, Some(reason)),
         SettleEnd::Cancelled => (AttemptState::Cancelled, None),
     };
-    finish(state, record, now, |key, attempt| EntryKind::Settle { key, attempt })
+    let fingerprint = record.fingerprint;
+    let settled = finish(state, record, now, |key, attempt| EntryKind::Settle { key, attempt })?;
+    // An input that completes does not crash the node.
+    let completed = matches!(end, SettleEnd::Completed(_));
+    if completed && state.crashes(key.account, &fingerprint)?.is_some() {
+        state.remove_crashes(key.account, &fingerprint)?;
+    }
+    Ok(settled)
 }
 
 pub(super) fn release(
@@ -83,13 +90,14 @@ pub(super) fn recover(
     state: &mut impl LedgerState,
     boot: BootId,
     limit: usize,
+    crash_block_ms: u64,
     now: UnixMillis,
 ) -> ApplyResult {
     let mut open = state.foreign_reservations(boot, limit.saturating_add(1))?;
     let remaining = open.len() > limit;
     open.truncate(limit);
     for reservation in &open {
-        abandon(state, reservation, now)?;
+        abandon(state, reservation, crash_block_ms, now)?;
     }
     Ok(Outcome::Recovered { released: open.len(), remaining })
 }
@@ -97,6 +105,7 @@ pub(super) fn recover(
 fn abandon(
     state: &mut impl LedgerState,
     reservation: &Reservation,
+    crash_block_ms: u64,
     now: UnixMillis,
 ) -> ApplyResult<()> {
     let record = state
@@ -111,24 +120,37 @@ fn abandon(
         );
     }
     if was_running {
-        count_crash(state, reservation.key.account, &record.fingerprint, reservation.boot)?;
+        let (account, boot) = (reservation.key.account, reservation.boot);
+        let known = state.crashes(account, &record.fingerprint)?;
+        let known = known.filter(|crashes| crashes.count_at(now, crash_block_ms));
+        if let Some(crashes) = counted(known, boot, now) {
+            state.put_crashes(account, &record.fingerprint, crashes)?;
+        }
     }
     Ok(())
 }
 
-/// Counts once per boot: an input that ran in many requests at once crashed the node only once.
-fn count_crash(
+/// The count after a crash of `boot`; `None` when that crash is counted already. It counts once per
+/// boot: an input that ran in many requests at once crashed the node only once.
+fn counted(known: Option<Crashes>, boot: BootId, at: UnixMillis) -> Option<Crashes> {
+    let before = match known {
+        Some(crashes) if crashes.boot == boot => return None,
+        Some(crashes) => crashes.count,
+        None => 0,
+    };
+    Some(Crashes { count: before.saturating_add(1), boot, at })
+}
+
+pub(super) fn forget_crashes(
     state: &mut impl LedgerState,
     account: AccountId,
     fingerprint: &[u8; 32],
-    boot: BootId,
-) -> ApplyResult<()> {
-    let count = match state.crashes(account, fingerprint)? {
-        Some(crashes) if crashes.boot == boot => return Ok(()),
-        Some(crashes) => crashes.count.saturating_add(1),
-        None => 1,
-    };
-    Ok(state.put_crashes(account, fingerprint, Crashes { count, boot })?)
+) -> ApplyResult {
+    if state.crashes(account, fingerprint)?.is_none() {
+        return Ok(Outcome::Repeated);
+    }
+    state.remove_crashes(account, fingerprint)?;
+    Ok(Outcome::Done)
 }
 
 enum Found {

@@ -5,6 +5,7 @@ use super::amounts::{BucketAmounts, Microcredits};
 use super::records::{
     Account, Application, Balances, Bucket, Credential, JournalEntry, RequestKey, RequestRecord,
 };
+use crate::clock::UnixMillis;
 use crate::ids::{AccountId, ApplicationId, AttemptId, BootId, CredentialId};
 
 /// The error when rows cannot be read or written: then nothing may be decided.
@@ -41,6 +42,15 @@ pub struct Crashes {
     pub count: u32,
     /// The last of those boots.
     pub boot: BootId,
+    /// The time at which the last of them was counted.
+    pub at: UnixMillis,
+}
+
+impl Crashes {
+    /// Whether the last crash is less than `crash_block_ms` ago at `now`. Older ones do not count.
+    pub fn count_at(&self, now: UnixMillis, crash_block_ms: u64) -> bool {
+        now.0 < self.at.0.saturating_add(crash_block_ms)
+    }
 }
 
 /// The grant that a reference was used for.
@@ -86,6 +96,7 @@ pub trait LedgerState {
         fingerprint: &[u8; 32],
         crashes: Crashes,
     ) -> StateResult;
+    fn remove_crashes(&mut self, account: AccountId, fingerprint: &[u8; 32]) -> StateResult;
     /// The end of the chain that the account's entries belong to. The implementation chooses
     /// whether all accounts share one chain or each has its own.
     fn head(&self, account: AccountId) -> StateResult<JournalHead>;

@@ -16,6 +16,7 @@ pub fn limits(config: &Config) -> Limits {
     Limits {
         replay_ms: requests.replay_ms(),
         tombstone_ms: requests.tombstone_ms(),
+        crash_block_ms: requests.crash_block_ms(),
         min_free_bytes: requests.min_free_mib << 20,
     }
 }

@@ -92,7 +92,8 @@ async fn recall(
     // again.
     let account = request.key.account;
     let crashes = ledger.crashes(account, &request.fingerprint).await?;
-    idempotency::check_crashes(crashes)?;
+    let block = services.config.requests.crash_block_ms();
+    idempotency::check_crashes(crashes, services.clock.now(), block)?;
     Ok(Next::Run)
 }
 

@@ -188,6 +188,7 @@ pub(super) async fn prepare(
         prices: model.qualified.prices(),
         max_concurrent: plan.max_concurrent,
         retention_ms: services.config.requests.replay_ms(),
+        crash_block_ms: services.config.requests.crash_block_ms(),
     };
     Ok(RequestPlan {
         live: Arc::new(LiveRequest::new(*key, *fingerprint, admit.credential, input.stream)),

@@ -10,8 +10,8 @@ use crate::engine::EngineError;
 use crate::ids::{AccountId, AttemptId, CredentialId, ModelId, RequestId, SessionId};
 use crate::ledger::commands::{ReleaseCause, SettleEnd};
 use crate::ledger::{
-    Account, AccountStatus, Admit, Attempt, AttemptState, Command, Credential, CredentialKind,
-    FailureCode, FinishReason, Prices, Refusal, Usage,
+    Account, AccountStatus, Admit, Attempt, AttemptState, BucketAmounts, Command, Credential,
+    CredentialKind, FailureCode, FinishReason, Prices, Refusal, Usage,
 };
 use crate::pool::ServedModel;
 use crate::store::{Limits, Store, StoreConfig};
@@ -51,7 +51,12 @@ impl Setup {
             revoked_at: None,
         };
         let (name, plan) = ("a".to_owned(), "default".to_owned());
-        let create = Command::CreateAccount { id: account, name: name.clone(), plan: plan.clone() };
+        let create = Command::CreateAccount {
+            id: account,
+            name: name.clone(),
+            plan: plan.clone(),
+            opening: BucketAmounts::ZERO,
+        };
         services.store.submit(create).await.unwrap();
         let issue = Command::IssueCredential { credential: credential.clone() };
         services.store.submit(issue).await.unwrap();
@@ -104,6 +109,7 @@ impl Setup {
             prices: Prices::default(),
             max_concurrent: 9,
             retention_ms: u64::MAX,
+            crash_block_ms: u64::MAX,
         };
         let attempt = admit.attempt;
         self.services.store.submit(Command::Admit(Box::new(admit))).await.unwrap();

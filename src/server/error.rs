@@ -50,7 +50,7 @@ pub enum ApiError {
     )]
     RequestInProgress,
     #[error(
-        "The request was answered, but its answer is no longer kept. Use a new Idempotency-Key to run it again."
+        "The request was answered, but its answer is no longer kept, and its id stays taken for some time longer. Use a new Idempotency-Key to run it again."
     )]
     RequestResultExpired,
     #[error("The body is larger than {limit} bytes.")]

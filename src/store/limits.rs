@@ -9,14 +9,22 @@ pub struct Limits {
     pub replay_ms: u64,
     /// Time after its end, milliseconds, during which a request's id stays known; then it is free.
     pub tombstone_ms: u64,
+    /// Time after its last crash, milliseconds, during which an input that was running in two
+    /// crashes of the node is refused.
+    pub crash_block_ms: u64,
     /// Free bytes on the disk below which no request is admitted, so that running ones can still be
     /// settled.
     pub min_free_bytes: u64,
 }
 
 impl Default for Limits {
-    /// A day for replays, 30 days for ids, 512 MiB of free space.
+    /// A day for replays and crashes, 30 days for ids, 512 MiB of free space.
     fn default() -> Self {
-        Self { replay_ms: 24 * HOUR_MS, tombstone_ms: 30 * 24 * HOUR_MS, min_free_bytes: 512 << 20 }
+        Self {
+            replay_ms: 24 * HOUR_MS,
+            tombstone_ms: 30 * 24 * HOUR_MS,
+            crash_block_ms: 24 * HOUR_MS,
+            min_free_bytes: 512 << 20,
+        }
     }
 }

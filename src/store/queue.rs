@@ -165,7 +165,7 @@ mod tests {
 
     fn recover() -> WriteJob {
         let boot = BootId(Uuid::nil());
-        WriteJob::new(Command::Recover { boot, limit: 1 }.into(), None)
+        WriteJob::new(Command::Recover { boot, limit: 1, crash_block_ms: 1 }.into(), None)
     }
 
     fn cancel() -> WriteJob {

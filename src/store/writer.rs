@@ -87,8 +87,8 @@ impl<B: Backend> Writer<B> {
         let boot = self.shared.boot;
         let mut total = 0;
         loop {
-            let limit = RECOVERY_BATCH;
-            let job = WriteJob::new(Command::Recover { boot, limit }.into(), None);
+            let (limit, crash_block_ms) = (RECOVERY_BATCH, self.limits.crash_block_ms);
+            let job = WriteJob::new(Command::Recover { boot, limit, crash_block_ms }.into(), None);
             let outcomes = self.transact(&[job]).map_err(|failure| match failure {
                 BatchFailure::Damaged(_, error) => error.into(),
                 BatchFailure::InDoubt(why) => StoreError::Unavailable(why),
@@ -193,10 +193,13 @@ impl<B: Backend> Writer<B> {
         }
     }
 
-    /// Admissions and grants need a ledger that no check found broken; admissions also need free
-    /// disk space, so that they can be ended.
+    /// Admissions, grants and accounts, which may come with a grant, need a ledger that no check
+    /// found broken; admissions also need free disk space, so that they can be ended.
     fn permit(&mut self, command: &Command) -> Result<(), String> {
-        if matches!(command, Command::Admit(_) | Command::Grant { .. }) {
+        if matches!(
+            command,
+            Command::Admit(_) | Command::Grant { .. } | Command::CreateAccount { .. }
+        ) {
             self.shared.health.trusted()?;
         }
         if matches!(command, Command::Admit(_)) && self.is_space_low() {

@@ -105,7 +105,8 @@ fn documents_have_the_promised_fields() {
     assert!(lifetime.abs_diff(30 * 86_400) <= 2, "times are Unix seconds: {key}");
     assert_eq!(application["name"], "phone");
     assert_eq!(grant["premiumUnits"], "107");
-    assert_eq!(grant, again, "the same grant twice is one grant");
+    assert_eq!((&grant["repeated"], &again["repeated"]), (&json!(false), &json!(true)));
+    assert_eq!(grant["premiumUnits"], again["premiumUnits"], "the same grant twice is one grant");
     let audit = &documents[19];
     assert_eq!((&audit["ok"], &audit["violations"]), (&json!(true), &json!([])));
     assert!(audit["checked"]["entries"].as_u64().unwrap() >= 3);
@@ -176,6 +177,71 @@ fn a_backup_brings_back_what_was() {
     folder.json(&["ledger", "restore", copy]);
     assert_eq!(folder.json(&["credits", "show", "--account", &account])["trialUnits"], "1000");
     assert_eq!(folder.json(&["ledger", "audit"])["ok"], true);
+}
+
+#[test]
+fn a_restore_says_what_it_kept_and_what_returned() {
+    let folder = Folder::ready();
+    let (customer, other) = (folder.customer(1_000), folder.customer(1_000));
+    let copy = folder.path().join("copy.ledger");
+    let restore = ["ledger", "restore", copy.to_str().unwrap()];
+    folder.json(&["ledger", "backup", copy.to_str().unwrap()]);
+    folder.json(&["keys", "revoke", &customer.key_id]);
+    folder.json(&["accounts", "suspend", &other.account]);
+    let later = folder.customer(1_000);
+    let report = folder.json(&restore);
+    let ids = |report: &Value, name: &str| -> Vec<String> {
+        let rows = report[name].as_array().unwrap_or_else(|| panic!("no {name}: {report}"));
+        rows.iter().map(|row| text(&row["id"]).to_owned()).collect()
+    };
+    let found = ["kept_revoked", "kept_suspended", "valid_again"].map(|name| ids(&report, name));
+    assert_eq!(found, [vec![customer.key_id.clone()], vec![other.account.clone()], vec![]]);
+    assert_eq!(report["gone"], json!({ "accounts": 1, "credentials": 1, "requests": 0 }));
+    for file in report["replaced_files"].as_array().unwrap() {
+        assert!(text(file).ends_with(".replaced-1") && std::path::Path::new(text(file)).exists());
+    }
+    let node = folder.serve();
+    for key in [&customer.key, &other.key, &later.key] {
+        assert_eq!(node.get(key, "/v1/me").status, 401);
+    }
+    assert!(node.terminate().success());
+    std::fs::write(folder.path().join("ledger.redb"), "damaged").unwrap();
+    let told = folder.run(&restore);
+    assert_eq!(told.code, Some(0), "{told:?}");
+    for part in [".replaced-2", "could not be read", "valid again", &customer.key_id, &other.key_id]
+    {
+        assert!(told.stdout.contains(part), "no {part}: {}", told.stdout);
+    }
+}
+
+#[test]
+fn an_account_is_created_once_a_reference() {
+    const CREATE: [&str; 6] = ["accounts", "create", "--name", "acme", "--reference", "order 17"];
+    let folder = Folder::initialised();
+    let same = [&CREATE[..], &["--trial", "5", "--premium", "7"]].concat();
+    let first = folder.json(&same);
+    let again = folder.json(&same);
+    assert_eq!((&first["repeated"], &again["repeated"]), (&json!(false), &json!(true)));
+    let shown = |account: &Value| {
+        let amounts = [&account["trialUnits"], &account["premiumUnits"]];
+        (text(&account["id"]).to_owned(), amounts.map(|units| text(units).to_owned()))
+    };
+    assert_eq!(shown(&first), shown(&again));
+    for other in [&["--trial", "6", "--premium", "7"][..], &["--trial", "5"], &[]] {
+        let why = folder.fails(&[&CREATE[..], other].concat(), 1);
+        assert!(why.contains("order 17") && why.contains("another --reference"), "{why}");
+    }
+    // Nothing is left of an account whose opening balance cannot be granted.
+    let most = "9007199254740991";
+    let whole = ["accounts", "create", "--name", "large", "--trial", most, "--premium", "1"];
+    assert!(folder.fails(&whole, 1).contains("smaller amount"));
+    let accounts = folder.json(&["accounts", "list"]);
+    assert_eq!(accounts["data"].as_array().unwrap().len(), 1, "{accounts}");
+    let grant = ["credits", "grant", "--account", text(&first["id"]), "--bucket", "trial"];
+    let grant = [&grant[..], &["--units", "3", "--reference", "later"]].concat();
+    assert_eq!(folder.json(&grant)["repeated"], false);
+    assert!(folder.run(&grant).stdout.contains("made before under the same reference"));
+    assert_eq!(folder.json(&grant)["trialUnits"], "8");
 }
 
 #[test]

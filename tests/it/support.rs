@@ -9,7 +9,7 @@ use cresset::engine::testing::ScriptedRunner;
 use cresset::engine::{EngineError, EngineHandle, EngineOptions};
 use cresset::ids::{AccountId, ApplicationId, CredentialId};
 use cresset::ledger::{
-    AccountStatus, Bucket, Command, Credential, CredentialKind, Microcredits, secret,
+    AccountStatus, BucketAmounts, Command, Credential, CredentialKind, Microcredits, secret,
 };
 use cresset::node::RunningNode;
 use cresset::pool::{LoadedEngine, ServedModel};
@@ -320,17 +320,14 @@ pub async fn next_piece(response: &mut Response<Incoming>) -> String {
 
 pub async fn account(node: &Services, trial: u64, premium: u64) -> AccountId {
     let id = AccountId::generate();
-    let create = Command::CreateAccount { id, name: "tester".into(), plan: "default".into() };
+    let [trial, premium] = [trial, premium].map(|units| Microcredits::new(units).unwrap());
+    let create = Command::CreateAccount {
+        id,
+        name: "tester".into(),
+        plan: "default".into(),
+        opening: BucketAmounts { trial, premium },
+    };
     node.store.submit(create).await.unwrap();
-    for (bucket, units) in [(Bucket::Trial, trial), (Bucket::Premium, premium)] {
-        let (units, reference) = (Microcredits::new(units).unwrap(), format!("{bucket:?}"));
-        if units.get() > 0 {
-            node.store
-                .submit(Command::Grant { account: id, bucket, units, reference })
-                .await
-                .unwrap();
-        }
-    }
     id
 }
 

@@ -90,7 +90,8 @@ fn probe(folder: &Path) -> CommandResult<Times> {
 /// An account that can pay for everything, and its key.
 async fn open_account(operator: &Operator<'_>) -> CommandResult<(AccountId, CredentialId)> {
     let (name, premium) = ("bench".to_owned(), Microcredits::MAX.get());
-    let create = AdminCommand::AccountCreate { name, plan: None, trial: 0, premium };
+    let create =
+        AdminCommand::AccountCreate { name, plan: None, trial: 0, premium, reference: None };
     let account = id(&operator.execute(create).await.map_err(CommandError::new)?)?;
     let create = AdminCommand::KeyCreate { account, label: None, expires_at: None };
     let key = operator.execute(create).await.map_err(CommandError::new)?;
@@ -171,6 +172,7 @@ impl Client {
             prices: Prices { revision: 1, input: 1, cached_input: 1, output: 1 },
             max_concurrent: u32::MAX,
             retention_ms: u64::MAX,
+            crash_block_ms: u64::MAX,
         }
     }
 }

@@ -63,8 +63,13 @@ async fn account(context: &Context) -> CommandResult<Value> {
         return Ok(found);
     }
     let trial = context.config.quickstart.trial_units;
-    let create =
-        AdminCommand::AccountCreate { name: ACCOUNT.to_owned(), plan: None, trial, premium: 0 };
+    let create = AdminCommand::AccountCreate {
+        name: ACCOUNT.to_owned(),
+        plan: None,
+        trial,
+        premium: 0,
+        reference: None,
+    };
     context.admin(create).await
 }
 

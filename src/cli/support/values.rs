@@ -57,6 +57,11 @@ pub(crate) fn named<T: DeserializeOwned + Clone + Send + Sync + 'static>(
 
 /// Microcredits: digits, with `_` anywhere between them to ease reading.
 pub(crate) fn units(text: &str) -> Result<u64, String> {
+    if text.starts_with('-') {
+        return Err(
+            "an amount is zero or more: credits can be granted, and not taken back".to_owned()
+        );
+    }
     text.replace('_', "")
         .parse()
         .map_err(|_| "expected a whole number of microcredits, such as 5_000_000".to_owned())
@@ -160,5 +165,6 @@ mod tests {
         for wrong in ["", "1.5", "-1", "1M"] {
             check(wrong, None);
         }
+        assert!(units("-5").unwrap_err().contains("not taken back"));
     }
 }

@@ -207,6 +207,10 @@ impl LedgerState for MemoryState {
         self.crashes.insert((account, *fingerprint), crashes);
         Ok(())
     }
+    fn remove_crashes(&mut self, account: AccountId, fingerprint: &[u8; 32]) -> StateResult {
+        self.crashes.remove(&(account, *fingerprint));
+        Ok(())
+    }
     fn head(&self, account: AccountId) -> StateResult<JournalHead> {
         let mut own = self.entries.iter().rev();
         let last = own.find(|entry| !self.chain_per_account || entry.account == account);

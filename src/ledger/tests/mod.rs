@@ -13,7 +13,7 @@ use crate::ids::{
     AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId,
 };
 use crate::ledger::Refusal;
-use crate::ledger::amounts::{Microcredits, Prices, Usage};
+use crate::ledger::amounts::{BucketAmounts, Microcredits, Prices, Usage};
 use crate::ledger::apply::{ApplyError, apply};
 use crate::ledger::commands::{Admit, Command, Outcome, ReleaseCause, SettleEnd};
 use crate::ledger::records::{
@@ -29,6 +29,20 @@ fn uuid(name: &str) -> Uuid {
     bytes[..name.len()].copy_from_slice(name.as_bytes());
     Uuid::from_bytes(bytes)
 }
+
+fn units(amount: &str) -> Microcredits {
+    Microcredits::new(amount.parse().unwrap()).unwrap()
+}
+
+/// The fingerprint of an input of this name.
+fn fingerprint(input: &str) -> [u8; 32] {
+    let mut bytes = [0; 32];
+    bytes[..input.len()].copy_from_slice(input.as_bytes());
+    bytes
+}
+
+/// How long a crash counts, milliseconds.
+const CRASH_BLOCK_MS: u64 = 1_000;
 
 /// `a` is account a's own scope, `a/x` that of its application x.
 fn key(scope: &str, request: &str) -> RequestKey {
@@ -108,10 +122,12 @@ impl World {
     fn command(&self, words: &[&str]) -> Command {
         match *words {
             ["account", id] => self.command(&["account", id, "basic"]),
-            ["account", id, plan] => Command::CreateAccount {
+            ["account", id, plan] => self.command(&["account", id, plan, "0", "0"]),
+            ["account", id, plan, trial, premium] => Command::CreateAccount {
                 id: AccountId(uuid(id)),
                 name: id.into(),
                 plan: plan.into(),
+                opening: BucketAmounts { trial: units(trial), premium: units(premium) },
             },
             ["suspend", id] => Command::SetAccountStatus {
                 id: AccountId(uuid(id)),
@@ -125,10 +141,10 @@ impl World {
             ["key", id, account] => self.credential(id, account, None),
             ["key", id, account, expires] => self.credential(id, account, expires.parse().ok()),
             ["revoke", id] => Command::RevokeCredential { id: CredentialId(uuid(id)) },
-            ["grant", account, bucket, units, reference] => Command::Grant {
+            ["grant", account, bucket, amount, reference] => Command::Grant {
                 account: AccountId(uuid(account)),
                 bucket: if bucket == "trial" { Bucket::Trial } else { Bucket::Premium },
-                units: Microcredits::new(units.parse().unwrap()).unwrap(),
+                units: units(amount),
                 reference: reference.into(),
             },
             _ => self.request_command(words),
@@ -177,8 +193,13 @@ impl World {
             },
             ["cancel", scope, request] => Command::RequestCancel { key: key(scope, request) },
             ["recover", limit] => {
-                Command::Recover { boot: self.boot, limit: limit.parse().unwrap() }
+                let (boot, limit) = (self.boot, limit.parse().unwrap());
+                Command::Recover { boot, limit, crash_block_ms: CRASH_BLOCK_MS }
             }
+            ["unblock", account, input] => Command::ForgetCrashes {
+                account: AccountId(uuid(account)),
+                fingerprint: fingerprint(input),
+            },
             ref other => panic!("no such line: {other:?}"),
         }
     }
@@ -208,14 +229,12 @@ impl World {
 
     fn admit(&self, words: [&str; 6], input: &str, max_concurrent: u32) -> Command {
         let [scope, request, attempt, credential, prompt, output] = words;
-        let mut fingerprint = [0; 32];
-        fingerprint[..input.len()].copy_from_slice(input.as_bytes());
         Command::Admit(Box::new(Admit {
             key: key(scope, request),
             credential: CredentialId(uuid(credential)),
             attempt: AttemptId(uuid(attempt)),
             boot: self.boot,
-            fingerprint,
+            fingerprint: fingerprint(input),
             session: SessionId(uuid("session")),
             model: ModelId(uuid("model")),
             stream: false,
@@ -224,6 +243,7 @@ impl World {
             prices: self.prices,
             max_concurrent,
             retention_ms: u64::MAX,
+            crash_block_ms: CRASH_BLOCK_MS,
         }))
     }
 }
@@ -231,6 +251,7 @@ impl World {
 fn describe(outcome: &Result<Outcome, ApplyError>) -> String {
     match outcome {
         Ok(Outcome::Done) => "done".into(),
+        Ok(Outcome::Repeated) => "repeated".into(),
         Ok(Outcome::Admitted(record)) => format!("admitted {}", show(record)),
         Ok(Outcome::Existing(record)) => format!("existing {}", show(record)),
         Ok(Outcome::Request(record)) => show(record),

@@ -206,20 +206,41 @@ fn commands_that_name_no_row_are_refused() {
 #[test]
 fn a_repeated_command_changes_nothing() {
     check(
-        "account a                       -> done
+        "account a                       -> repeated
          account a other                 -> refused IdTaken
          app x a                         -> done
-         app x a                         -> done
+         app x a                         -> repeated
          account b                       -> done
          app x b                         -> refused IdTaken
-         key k a                         -> done
-         grant a trial 100 t             -> done
+         key k a                         -> repeated
+         grant a trial 100 t             -> repeated
          grant a trial 101 t             -> refused ReferenceReused
          grant a premium 100 t           -> refused ReferenceReused
          grant a trial 9007199254740791 u -> done
          grant a trial 1 v               -> refused AmountOverflow
          grant a premium 1 v             -> refused AmountOverflow
          balance a                       -> 9007199254740891-0-0 100-0-0 in flight 0",
+    );
+}
+
+#[test]
+fn an_account_comes_with_its_opening_balances_or_not_at_all() {
+    check(
+        "account b basic 5 7                       -> done
+         balance b                                 -> 5-0-0 7-0-0 in flight 0
+         account b basic 5 7                       -> repeated
+         account b basic 5 8                       -> refused IdTaken
+         account b basic 0 7                       -> refused IdTaken
+         account b basic                           -> refused IdTaken
+         account b other 5 7                       -> refused IdTaken
+         balance b                                 -> 5-0-0 7-0-0 in flight 0
+         account c basic 9007199254740991 1        -> refused AmountOverflow
+         key kc c                                  -> refused AccountNotFound
+         account c basic 9007199254740991 0        -> done
+         account c basic 9007199254740991 0        -> repeated
+         grant b trial 3 later                     -> done
+         account b basic 5 7                       -> repeated
+         balance b                                 -> 8-0-0 7-0-0 in flight 0",
     );
 }
 
@@ -284,4 +305,63 @@ fn an_input_that_was_running_in_two_crashes_is_refused_under_any_id() {
          admit a t 3 k 1 1 bad      -> refused AttemptsExhausted
          admit a t 3 k 1 1 good     -> admitted #1 queued 2+0",
     );
+}
+
+/// An input that was running in two crashes, the second at 1 000.
+const CRASHED_TWICE: &str = "admit a r 1 k 1 1 bad      -> admitted #1 queued 2+0
+     start a r 1                -> #1 running 2+0
+     boot boot2                 -> ok
+     recover 9                  -> released 1
+     admit a s 2 k 1 1 bad      -> admitted #1 queued 2+0
+     start a s 2                -> #1 running 2+0
+     boot boot3                 -> ok
+     recover 9                  -> released 1
+     admit a t 3 k 1 1 bad      -> refused AttemptsExhausted
+";
+
+#[test]
+fn crashes_count_for_a_bounded_time() {
+    check(&format!(
+        "{CRASHED_TWICE}
+         at 1999                    -> ok
+         admit a t 3 k 1 1 bad      -> refused AttemptsExhausted
+         at 2000                    -> ok
+         admit a t 3 k 1 1 bad      -> admitted #1 queued 2+0
+         start a t 3                -> #1 running 2+0
+         boot boot4                 -> ok
+         recover 9                  -> released 1
+         admit a u 4 k 1 1 bad      -> admitted #1 queued 2+0",
+    ));
+}
+
+#[test]
+fn a_completed_run_clears_the_crashes_of_its_input() {
+    check(
+        "admit a r 1 k 1 1 bad      -> admitted #1 queued 2+0
+         start a r 1                -> #1 running 2+0
+         boot boot2                 -> ok
+         recover 9                  -> released 1
+         admit a s 2 k 1 1 bad      -> admitted #1 queued 2+0
+         settle a s 2 1 0 1 cancelled -> #1 cancelled 2+0
+         admit a t 3 k 1 1 bad      -> admitted #1 queued 2+0
+         settle a t 3 1 0 1 stop    -> #1 completed 2+0
+         admit a u 4 k 1 1 bad      -> admitted #1 queued 2+0
+         start a u 4                -> #1 running 2+0
+         boot boot3                 -> ok
+         recover 9                  -> released 1
+         admit a v 5 k 1 1 bad      -> admitted #1 queued 2+0",
+    );
+}
+
+#[test]
+fn the_operator_clears_the_crashes_of_an_input() {
+    check(&format!(
+        "{CRASHED_TWICE}
+         unblock a good             -> repeated
+         unblock b bad              -> repeated
+         admit a t 3 k 1 1 bad      -> refused AttemptsExhausted
+         unblock a bad              -> done
+         unblock a bad              -> repeated
+         admit a t 3 k 1 1 bad      -> admitted #1 queued 2+0",
+    ));
 }

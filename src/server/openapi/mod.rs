@@ -167,7 +167,9 @@ fn parameters(config: &Config) -> Value {
         "requestId",
         at("path", "requestId", "The Idempotency-Key that the request was sent with.", &id),
     );
-    let key = "Names this request for ever: a fresh UUID for a new request, the same one to send a request again.";
+    let key = "Names this request: a fresh UUID for a new request, the same one to send a request again. It stays \
+               taken for as long as the operator keeps the ids of ended requests (30 days by default) and is free \
+               afterwards.";
     add("idempotencyKey", at("header", IDEMPOTENCY_KEY, key, &named));
     // The document has no way to ask for one of two headers.
     let either = |name: &str, other: &str| {

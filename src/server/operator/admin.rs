@@ -7,12 +7,13 @@ use crate::clock::UnixMillis;
 use crate::config::Config;
 use crate::ids::{AccountId, ApplicationId, CredentialId, RequestId};
 use crate::ledger::{
-    AccountStatus, Bucket, Command, Credential, CredentialKind, Microcredits, Refusal,
-    RequestRecord, secret,
+    AccountStatus, Bucket, BucketAmounts, Command, Credential, CredentialKind, Microcredits, Outcome,
+    Refusal, RequestRecord, secret,
 };
 use crate::request;
-use crate::store::Store;
+use crate::store::{Store, StoreError};
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 use std::path::PathBuf;
 
 type Result<T = Value, E = AdminError> = std::result::Result<T, E>;
@@ -36,8 +37,8 @@ impl Operator<'_> {
     pub async fn execute(&self, command: AdminCommand) -> Result {
         use AdminCommand as C;
         match command {
-            C::AccountCreate { name, plan, trial, premium } => {
-                self.create_account(name, plan, trial, premium).await
+            C::AccountCreate { name, plan, trial, premium, reference } => {
+                self.create_account(name, plan, [trial, premium], reference).await
             }
             C::AccountList { after } => self.read(lists::accounts(self.store.clone(), after)).await,
             C::AccountShow { id } => self.show_account(id).await,
@@ -68,9 +69,8 @@ impl Operator<'_> {
             C::RequestList { account, state, after } => {
                 self.read(lists::requests(self.store.clone(), account, state, after)).await
             }
-            C::RequestShow { request, scope } => {
-                Ok(view::request(&self.find_request(request, scope).await?))
-            }
+            C::RequestShow { request, scope } => self.show_request(request, scope).await,
+            C::RequestUnblock { request, scope } => self.unblock(request, scope).await,
             C::RequestCancel { request, scope } => self.cancel(request, scope).await,
             C::LedgerAudit => self.audit().await,
             C::LedgerBackup { to } => self.backup(to).await,
@@ -97,17 +97,24 @@ impl Operator<'_> {
         &self,
         name: String,
         plan: Option<String>,
-        trial: u64,
-        premium: u64,
+        [trial, premium]: [u64; 2],
+        reference: Option<String>,
     ) -> Result {
         let plan = plan.unwrap_or_else(|| "default".to_owned());
         self.require_plan(&plan)?;
-        let (trial, premium) = (units(trial)?, units(premium)?);
-        let id = AccountId::generate();
-        self.store.submit(Command::CreateAccount { id, name, plan }).await?;
-        self.grant_units(id, Bucket::Trial, trial, "opening trial balance").await?;
-        self.grant_units(id, Bucket::Premium, premium, "opening premium balance").await?;
-        self.show_account(id).await
+        let opening = BucketAmounts { trial: units(trial)?, premium: units(premium)? };
+        let id = reference.as_deref().map_or_else(AccountId::generate, referenced_account);
+        let create = Command::CreateAccount { id, name, plan, opening };
+        let outcome = self.store.submit(create).await.map_err(|error| match (error, reference) {
+            (StoreError::Refused(Refusal::IdTaken), Some(reference)) => {
+                AdminError::Refused(format!(
+                    "the reference {reference:?} was used for account {id} with another name, plan or opening balance: \
+                     repeat it as it was, or choose another --reference"
+                ))
+            }
+            (error, _) => error.into(),
+        })?;
+        Ok(view::merged(self.show_account(id).await?, repeated(&outcome)))
     }
 
     fn require_plan(&self, plan: &str) -> Result<()> {
@@ -222,24 +229,14 @@ impl Operator<'_> {
                 "a grant needs at least one unit and a reference that is not empty".into(),
             ));
         }
-        self.grant_units(account, bucket, amount, reference).await?;
+        let grant =
+            Command::Grant { account, bucket, units: amount, reference: reference.to_owned() };
+        let outcome = self.store.submit(grant).await?;
         let snapshot = self.store.read().await?;
         let found = find_account(&*snapshot, account).await?;
-        Ok(view::grant(&found, bucket, amount, reference, snapshot.balances(account).await?))
-    }
-
-    async fn grant_units(
-        &self,
-        account: AccountId,
-        bucket: Bucket,
-        units: Microcredits,
-        reference: &str,
-    ) -> Result<()> {
-        if units.get() > 0 {
-            let reference = reference.to_owned();
-            self.store.submit(Command::Grant { account, bucket, units, reference }).await?;
-        }
-        Ok(())
+        let balances = snapshot.balances(account).await?;
+        let shown = view::grant(&found, bucket, amount, reference, balances);
+        Ok(view::merged(shown, repeated(&outcome)))
     }
 
     async fn show_credits(&self, account: AccountId) -> Result {
@@ -249,6 +246,24 @@ impl Operator<'_> {
     }
 
     // --- requests
+
+    async fn show_request(&self, request: RequestId, scope: RequestScope) -> Result {
+        let record = self.find_request(request, scope).await?;
+        let snapshot = self.store.read().await?;
+        let crashes = snapshot.crashes(record.key.account, &record.fingerprint).await?;
+        let block = self.config.requests.crash_block_ms();
+        Ok(view::merged(view::request(&record), view::crashes(crashes, block)))
+    }
+
+    /// Lets the input of a request run again that was running in two crashes of the node.
+    async fn unblock(&self, request: RequestId, scope: RequestScope) -> Result {
+        let record = self.find_request(request, scope).await?;
+        let (account, fingerprint) = (record.key.account, record.fingerprint);
+        let outcome = self.store.submit(Command::ForgetCrashes { account, fingerprint }).await?;
+        let forgotten = matches!(outcome, Outcome::Done);
+        let shown = self.show_request(request, scope).await?;
+        Ok(view::merged(shown, json!({ "crashes_forgotten": forgotten })))
+    }
 
     async fn find_request(&self, request: RequestId, scope: RequestScope) -> Result<RequestRecord> {
         let reads = lists::requests_by_id(self.store.clone(), request, scope.account);
@@ -296,6 +311,19 @@ impl Operator<'_> {
     fn status(&self) -> Value {
         self.live.map_or_else(status::stopped, status::of)
     }
+}
+
+/// The id of the account that is created under a reference. It follows from the reference alone, so
+/// that a repeat finds the account.
+fn referenced_account(reference: &str) -> AccountId {
+    let digest: [u8; 32] = Sha256::digest(["cresset account ", reference].concat()).into();
+    let (first, _) = digest.split_first_chunk().expect("invariant: 32 bytes are more than 16");
+    AccountId(uuid::Builder::from_custom_bytes(*first).into_uuid())
+}
+
+/// Tells a command that was done before from one that is done now.
+fn repeated(outcome: &Outcome) -> Value {
+    json!({ "repeated": matches!(outcome, Outcome::Repeated) })
 }
 
 fn units(amount: u64) -> Result<Microcredits> {

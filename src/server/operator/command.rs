@@ -13,26 +13,88 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "snake_case")]
 pub enum AdminCommand {
-    AccountCreate { name: String, plan: Option<String>, trial: u64, premium: u64 },
-    AccountList { after: Option<AccountId> },
-    AccountShow { id: AccountId },
-    AccountSuspend { id: AccountId },
-    AccountResume { id: AccountId },
-    KeyCreate { account: AccountId, label: Option<String>, expires_at: Option<UnixMillis> },
-    KeyList { account: AccountId, after: Option<CredentialId> },
-    KeyRevoke { id: CredentialId },
-    ApplicationCreate { account: AccountId, name: String },
-    ApplicationList { account: Option<AccountId>, after: Option<ApplicationId> },
-    ApplicationToken { application: ApplicationId, expires_at: Option<UnixMillis> },
-    TokenRevoke { id: CredentialId },
-    CreditGrant { account: AccountId, bucket: Bucket, units: u64, reference: String },
-    CreditShow { account: AccountId },
-    CreditStatement { account: AccountId, after: u64, limit: usize },
-    RequestList { account: AccountId, state: Option<AttemptState>, after: u64 },
-    RequestShow { request: RequestId, scope: RequestScope },
-    RequestCancel { request: RequestId, scope: RequestScope },
+    /// A repeat with the same reference is the same account.
+    AccountCreate {
+        name: String,
+        plan: Option<String>,
+        trial: u64,
+        premium: u64,
+        reference: Option<String>,
+    },
+    AccountList {
+        after: Option<AccountId>,
+    },
+    AccountShow {
+        id: AccountId,
+    },
+    AccountSuspend {
+        id: AccountId,
+    },
+    AccountResume {
+        id: AccountId,
+    },
+    KeyCreate {
+        account: AccountId,
+        label: Option<String>,
+        expires_at: Option<UnixMillis>,
+    },
+    KeyList {
+        account: AccountId,
+        after: Option<CredentialId>,
+    },
+    KeyRevoke {
+        id: CredentialId,
+    },
+    ApplicationCreate {
+        account: AccountId,
+        name: String,
+    },
+    ApplicationList {
+        account: Option<AccountId>,
+        after: Option<ApplicationId>,
+    },
+    ApplicationToken {
+        application: ApplicationId,
+        expires_at: Option<UnixMillis>,
+    },
+    TokenRevoke {
+        id: CredentialId,
+    },
+    CreditGrant {
+        account: AccountId,
+        bucket: Bucket,
+        units: u64,
+        reference: String,
+    },
+    CreditShow {
+        account: AccountId,
+    },
+    CreditStatement {
+        account: AccountId,
+        after: u64,
+        limit: usize,
+    },
+    RequestList {
+        account: AccountId,
+        state: Option<AttemptState>,
+        after: u64,
+    },
+    RequestShow {
+        request: RequestId,
+        scope: RequestScope,
+    },
+    RequestCancel {
+        request: RequestId,
+        scope: RequestScope,
+    },
+    RequestUnblock {
+        request: RequestId,
+        scope: RequestScope,
+    },
     LedgerAudit,
-    LedgerBackup { to: PathBuf },
+    LedgerBackup {
+        to: PathBuf,
+    },
     Status,
 }
 

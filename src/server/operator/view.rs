@@ -3,6 +3,7 @@
 
 use crate::clock::UnixMillis;
 use crate::ledger::records::EntryKind;
+use crate::ledger::state::Crashes;
 use crate::ledger::{
     Account, Application, Attempt, Balances, Bucket, BucketAmounts, Credential, JournalEntry,
     Microcredits, RequestRecord,
@@ -85,6 +86,14 @@ pub fn request(record: &RequestRecord) -> Value {
         "attempts": record.attempts.iter().map(attempt).collect::<Vec<_>>(),
     });
     merged(json!(RequestObject::of(record)), operator)
+}
+
+/// The crashes that an input was running in, and until when it is refused for them.
+pub fn crashes(crashes: Option<Crashes>, block_ms: u64) -> Value {
+    let blocked = crashes.filter(|crashes| crashes.count >= 2);
+    let until = blocked.map(|crashes| crashes.at.0.saturating_add(block_ms) / 1_000);
+    let count = crashes.map_or(0, |crashes| crashes.count);
+    json!({ "input_crashes": count, "input_blocked_until_at": until })
 }
 
 fn attempt(attempt: &Attempt) -> Value {

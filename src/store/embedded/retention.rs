@@ -1,12 +1,12 @@
-//! Retention: expired answers are deleted, ended requests move to the archive, and archived ones
-//! are removed in the end. The journal stays.
+//! Retention: expired answers are deleted, ended requests move to the archive, archived ones and
+//! old crashes are removed in the end. The journal stays.
 
 use super::files::{self, Files};
 use super::tables::{self, Writable, due_key, due_subject, get, put};
 use crate::clock::UnixMillis;
 use crate::failpoint::failpoint;
 use crate::ledger::RequestRecord;
-use crate::ledger::state::StateResult;
+use crate::ledger::state::{Crashes, StateResult};
 use crate::store::backend::StoredBody;
 use crate::store::limits::Limits;
 use redb::{ReadableDatabase, ReadableTable, WriteTransaction};
@@ -37,7 +37,27 @@ pub(super) fn sweep(files: &Files, now: UnixMillis, limits: &Limits) -> StateRes
         files::write(&files.ledger, |txn| forget(txn, &ended))?;
         failpoint!("store::forgotten");
     }
-    Ok(ended.len().max(purged) >= MAX_ROWS)
+    let crashes = forget_crashes(files, now, limits.crash_block_ms)?;
+    Ok(ended.len().max(purged).max(crashes) >= MAX_ROWS)
+}
+
+/// Removes the crashes that do not count any more. Returns how many there were.
+fn forget_crashes(files: &Files, now: UnixMillis, crash_block_ms: u64) -> StateResult<usize> {
+    let txn = files.ledger.begin_read()?;
+    let rows = tables::under::<Crashes>(&tables::open(&txn, tables::CRASHES)?, b"")?;
+    let old = rows.filter_map(|row| match row {
+        Ok((key, crashes)) => (!crashes.count_at(now, crash_block_ms)).then_some(Ok(key)),
+        Err(error) => Some(Err(error)),
+    });
+    let old: Vec<Vec<u8>> = old.take(MAX_ROWS).collect::<StateResult<_>>()?;
+    if !old.is_empty() {
+        files::write(&files.ledger, |txn| {
+            let mut table = txn.open_table(tables::CRASHES)?;
+            old.iter()
+                .try_for_each(|key| table.remove(key.as_slice()).map(drop).map_err(Into::into))
+        })?;
+    }
+    Ok(old.len())
 }
 
 /// A row of the index of ended requests, with the request if that is still its last end.

@@ -40,6 +40,13 @@ pub(super) struct JournalPosition {
     pub clock: UnixMillis,
 }
 
+/// Crashes as schema 1 stored them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TimelessCrashes {
+    pub count: u32,
+    pub boot: BootId,
+}
+
 wrapper!(
     AccountId,
     ApplicationId,
@@ -121,7 +128,8 @@ row!(Attempt {
     finished_at
 });
 row!(Reservation { key, attempt, boot, amount });
-row!(Crashes { count, boot });
+row!(Crashes { count, boot, at });
+row!(TimelessCrashes { count, boot });
 row!(JournalEntry { sequence, at, account, kind, amount, after, hash });
 
 impl StoredField for RequestRecord {

@@ -3,9 +3,9 @@
 
 use super::disk::File;
 use super::files;
-use super::rows::FileIdentity;
+use super::rows::{FileIdentity, JournalPosition, TimelessCrashes};
 use super::tables;
-use crate::ledger::state::StateResult;
+use crate::ledger::state::{Crashes, StateResult};
 use crate::store::{StoreError, StoreResult};
 use redb::{Database, ReadableDatabase, WriteTransaction};
 
@@ -14,10 +14,25 @@ pub(super) type SchemaStep = fn(File, &WriteTransaction) -> StateResult;
 
 /// The steps in order: the first one leads from schema 1 to schema 2. A released step never
 /// changes.
-pub(super) const STEPS: &[SchemaStep] = &[];
+pub(super) const STEPS: &[SchemaStep] = &[time_crashes];
 
 /// The schema that this build writes.
 pub(super) const SCHEMA: u32 = 1 + STEPS.len() as u32;
+
+/// Schema 2 gives crashes a time, so that they stop counting. Those of schema 1 get the latest time
+/// stored beside them.
+fn time_crashes(file: File, txn: &WriteTransaction) -> StateResult {
+    if file != File::Ledger {
+        return Ok(());
+    }
+    let meta = txn.open_table(tables::META)?;
+    let at = tables::get::<JournalPosition>(&meta, tables::PROGRESS)?.unwrap_or_default().clock;
+    let mut table = txn.open_table(tables::CRASHES)?;
+    let rows: Vec<_> = tables::rows::<TimelessCrashes>(&table)?.collect::<StateResult<_>>()?;
+    rows.into_iter().try_for_each(|(key, TimelessCrashes { count, boot })| {
+        tables::put(&mut table, &key, &Crashes { count, boot, at })
+    })
+}
 
 /// Brings a database, which holds the tables of `contents`, up to the schema after the last of
 /// `steps`. Each step is one transaction together with its number: an interrupted one has not

@@ -216,6 +216,12 @@ impl LedgerState for WriteState<'_> {
         put(&mut self.crashes, &key, &crashes)
     }
 
+    fn remove_crashes(&mut self, account: AccountId, fingerprint: &[u8; 32]) -> StateResult {
+        self.changed = true;
+        self.crashes.remove(tables::crash_key(account, fingerprint).as_slice())?;
+        Ok(())
+    }
+
     /// All accounts share one chain.
     fn head(&self, _: AccountId) -> StateResult<JournalHead> {
         Ok(self.position.head)

@@ -168,7 +168,12 @@ fn ended_requests_are_archived_in_the_order_of_their_ends<B: Backend>(open: &dyn
             Ok((txn.request(&key(number))?.is_some(), txn.archived(&key(number))?.is_some()))
         })
     };
-    let limits = Limits { replay_ms: HOUR_MS, tombstone_ms: 3 * HOUR_MS, min_free_bytes: 0 };
+    let limits = Limits {
+        replay_ms: HOUR_MS,
+        tombstone_ms: 3 * HOUR_MS,
+        min_free_bytes: 0,
+        ..Limits::default()
+    };
     while backend.sweep(later, &limits).unwrap() {}
     assert_eq!(archived(1).unwrap(), (false, true));
     assert_eq!(archived(2).unwrap(), (true, false));
@@ -205,7 +210,7 @@ fn only_reservations_of_the_dead_are_foreign<B: Backend>(open: &dyn Fn() -> B) {
     let (backend, next) = (open(), BootId::generate());
     backend.claim(next).unwrap();
     assert_eq!(foreign(&backend, next).iter().map(|open| open.key).collect::<Vec<_>>(), [key(1)]);
-    commit(&backend, NOW, vec![Command::Recover { boot: next, limit: 10 }]);
+    commit(&backend, NOW, vec![Command::Recover { boot: next, limit: 10, crash_block_ms: 1 }]);
     assert_eq!(foreign(&backend, next), []);
     assert_eq!(state(&backend, 1), AttemptState::Failed);
     assert_sound(&backend);

@@ -9,8 +9,8 @@ pub use crate::ids::{
 };
 pub use crate::ledger::commands::{ReleaseCause, SettleEnd};
 pub use crate::ledger::{
-    Admit, Bucket, Command, Credential, CredentialKind, FailureCode, FinishReason, Microcredits,
-    Outcome, Prices, Refusal, RequestKey, Usage,
+    Admit, Bucket, BucketAmounts, Command, Credential, CredentialKind, FailureCode, FinishReason,
+    Microcredits, Outcome, Prices, Refusal, RequestKey, Usage,
 };
 use uuid::Uuid;
 
@@ -18,7 +18,12 @@ use uuid::Uuid;
 pub fn opening(balance: u64) -> Vec<Command> {
     let account = AccountId(id(1));
     vec![
-        Command::CreateAccount { id: account, name: "one".into(), plan: "basic".into() },
+        Command::CreateAccount {
+            id: account,
+            name: "one".into(),
+            plan: "basic".into(),
+            opening: BucketAmounts::ZERO,
+        },
         issue(1, 1, None),
         Command::Grant {
             account,
@@ -77,6 +82,7 @@ pub fn admit(request: u128, attempt: u128, boot: BootId, cost: u32) -> Command {
         prices: Prices { revision: 1, input: 1_000_000, cached_input: 500_000, output: 1_000_000 },
         max_concurrent: 1_000,
         retention_ms: u64::MAX,
+        crash_block_ms: u64::MAX,
     }))
 }
 

@@ -9,10 +9,13 @@ use crate::ledger::apply::{ApplyError, apply};
 use crate::ledger::audit::{self, AuditSource, JournalHeads, RowIter};
 use crate::ledger::state::JournalHead;
 use crate::ledger::tests::memory::MemoryState;
-use crate::ledger::{AccountStatus, RequestRecord};
+use crate::ledger::{AccountStatus, BucketAmounts, RequestRecord};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use std::collections::BTreeMap;
+
+/// A day, as the default limits have it.
+const CRASH_BLOCK_MS: u64 = 24 * 3_600_000;
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -80,6 +83,7 @@ fn admission() -> impl Strategy<Value = Command> {
             },
             max_concurrent,
             retention_ms: u64::MAX,
+            crash_block_ms: CRASH_BLOCK_MS,
         }))
     })
 }
@@ -170,6 +174,7 @@ impl Pair {
             id: AccountId(id(number)),
             name: "name".into(),
             plan: "plan".into(),
+            opening: BucketAmounts::ZERO,
         };
         let application = Command::CreateApplication {
             id: ApplicationId(id(1)),
@@ -207,7 +212,8 @@ impl Pair {
     fn recover(&mut self) {
         let boot = self.bench.shared.boot;
         let limit = usize::MAX - 1;
-        apply(&mut self.memory, &Command::Recover { boot, limit }, UnixMillis(self.now)).unwrap();
+        let recover = Command::Recover { boot, limit, crash_block_ms: CRASH_BLOCK_MS };
+        apply(&mut self.memory, &recover, UnixMillis(self.now)).unwrap();
     }
 
     /// Everything so far was acknowledged, so nothing of it may be gone.
@@ -317,6 +323,8 @@ impl Pair {
             let at = record.latest().finished_at;
             at.is_some_and(|at| at.0 + replay <= self.now)
         };
+        let now = UnixMillis(self.now);
+        self.memory.crashes.retain(|_, crashes| crashes.count_at(now, CRASH_BLOCK_MS));
         let old: Vec<_> =
             self.memory.requests.values().filter(|record| is_old(record)).cloned().collect();
         for record in old {

@@ -3,7 +3,7 @@
 
 use super::super::codec::{StoredField, decode, encode};
 use super::super::files::write;
-use super::super::rows::{CleanMarker, FileIdentity, JournalPosition};
+use super::super::rows::{CleanMarker, FileIdentity, JournalPosition, TimelessCrashes};
 use super::super::schema::{SCHEMA, SchemaStep, identity, upgrade};
 use super::super::tables;
 use super::media::{Random, SimulatedDisk};
@@ -95,8 +95,9 @@ fn credential(application: Option<u128>) -> Credential {
     Credential { expires_at: Some(UnixMillis(13)), revoked_at: Some(UnixMillis(14)), ..credential }
 }
 
-/// Calls back with a row of every kind, one for each way in which it can be laid out.
-fn each_row(mut row: impl Row) {
+/// Calls back with a row of every kind that `schema` has, one for each way in which it can be laid
+/// out.
+fn each_row(schema: u32, mut row: impl Row) {
     use AttemptState::{Cancelled, Completed, Failed, Queued, Running};
     let reserved = Reservation {
         key: scoped(),
@@ -145,13 +146,20 @@ fn each_row(mut row: impl Row) {
         row.row(&format!("request {name}"), request(&[state]));
     }
     row.row("reservation", reserved);
-    row.row("crashes", Crashes { count: 1, boot: BootId(id(7)) });
+    let (count, boot) = (1, BootId(id(7)));
+    match schema {
+        1 => row.row("crashes", TimelessCrashes { count, boot }),
+        _ => row.row("crashes", Crashes { count, boot, at: UnixMillis(19) }),
+    }
     row.row("entry grant", entry(EntryKind::Grant { reference: "opening".into() }));
     let (key, attempt) = of_attempt;
     row.row("entry reserve", entry(EntryKind::Reserve { key, attempt }));
     row.row("entry settle", entry(EntryKind::Settle { key, attempt }));
     row.row("entry release", entry(EntryKind::Release { key, attempt }));
     row.row("index", ());
+    if schema >= 2 {
+        row.row("set back", vec![3_u64, 17]);
+    }
 }
 
 trait Row {
@@ -181,16 +189,15 @@ impl Row for &Stored {
 #[test]
 fn rows_of_every_schema_can_be_read() {
     for schema in 1..=SCHEMA {
-        each_row(&Stored(
-            fs::read_to_string(golden(&format!("schema-{schema}/rows.txt"))).unwrap(),
-        ));
+        let rows = fs::read_to_string(golden(&format!("schema-{schema}/rows.txt"))).unwrap();
+        each_row(schema, &Stored(rows));
     }
 }
 
 #[test]
 fn this_schema_writes_what_is_kept_of_it() {
     let mut printed = Printed(String::new());
-    each_row(&mut printed);
+    each_row(SCHEMA, &mut printed);
     assert_eq!(
         printed.0,
         fs::read_to_string(golden(&format!("schema-{SCHEMA}/rows.txt"))).unwrap()
@@ -241,7 +248,7 @@ fn keep_this_schema() {
         fs::copy(fixture.dir.path().join(file.name()), folder.join(file.name())).unwrap();
     }
     let mut printed = Printed(String::new());
-    each_row(&mut printed);
+    each_row(SCHEMA, &mut printed);
     fs::write(folder.join("rows.txt"), printed.0).unwrap();
 }
 
@@ -282,6 +289,30 @@ fn folders_of_every_schema_can_be_used() {
         let database = super::super::disk::open_existing(&dir.path().join("ledger.redb")).unwrap();
         assert_eq!(identity(&database, "ledger").unwrap().schema, SCHEMA);
     }
+}
+
+/// Crashes without a time count from the latest time of their ledger.
+#[test]
+fn crashes_of_schema_1_get_the_time_of_their_ledger() {
+    let dir = kept(1);
+    let database = super::super::disk::open_existing(&dir.path().join("ledger.redb")).unwrap();
+    let (key, boot) = (tables::crash_key(AccountId(id(1)), &[9; 32]), BootId(id(7)));
+    let mut stored = JournalPosition::default();
+    write(&database, |txn| {
+        let mut crashes = txn.open_table(tables::CRASHES)?;
+        tables::put(&mut crashes, &key, &TimelessCrashes { count: 2, boot })?;
+        stored = tables::get(&txn.open_table(tables::META)?, tables::PROGRESS)?.unwrap();
+        Ok(())
+    })
+    .unwrap();
+    upgrade(&database, &[File::Ledger], super::super::schema::STEPS).unwrap();
+    write(&database, |txn| {
+        let found = tables::get::<Crashes>(&txn.open_table(tables::CRASHES)?, &key)?;
+        assert_eq!(found, Some(Crashes { count: 2, boot, at: stored.clock }));
+        Ok(())
+    })
+    .unwrap();
+    assert!(stored.clock > UnixMillis(0));
 }
 
 // Steps that only these tests have: one changes rows, one adds a table. Neither may happen twice.
