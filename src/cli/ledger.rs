@@ -3,9 +3,11 @@
 use super::support::context::Context;
 use super::support::output::{CommandError, CommandResult};
 use super::support::text;
+use crate::clock::{Clock, SystemClock};
+use crate::ledger::{Account, Credential};
 use crate::node;
 use crate::server::operator::{AdminCommand, view};
-use crate::store::{Store, StoreConfig, StoreError};
+use crate::store::{ReplacedState, RestoreReport, Store, StoreConfig, StoreError};
 use clap::Subcommand;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -23,7 +25,8 @@ pub(super) enum LedgerCommand {
         file: PathBuf,
     },
     /// Replace the ledger with a copy; the node must be stopped. The replaced files are kept as
-    /// *.replaced
+    /// *.replaced-1, the next ones as *.replaced-2, and none is ever deleted. Credentials revoked
+    /// and accounts suspended in the replaced ledger stay so; what the copy does not know is gone
     Restore {
         /// A copy that `ledger backup` wrote
         file: PathBuf,
@@ -84,7 +87,73 @@ async fn restore(context: &Context, file: &Path) -> CommandResult {
         return Err(CommandError::new(what).remedy("stop the node, then restore"));
     }
     let from = std::path::absolute(file)?;
-    Store::restore(&StoreConfig::folder(&context.data_dir), &from).map_err(CommandError::new)?;
-    let document = json!({ "data_dir": context.data_dir, "restored_from": from });
-    context.output.result(&document, text::fields)
+    let report = Store::restore(&StoreConfig::folder(&context.data_dir), &from);
+    let report = report.map_err(CommandError::new)?;
+    let places = json!({ "data_dir": context.data_dir, "restored_from": from });
+    context.output.result(&view::merged(places, restored(&report)), tell_restored)
+}
+
+/// A credential that has expired is not valid again.
+fn restored(report: &RestoreReport) -> Value {
+    let now = SystemClock.now();
+    let lives = |credential: &&Credential| credential.expires_at.is_none_or(|end| now < end);
+    let all = |found: &[Credential]| found.iter().map(view::credential).collect::<Vec<_>>();
+    let valid_again: Vec<_> = report.valid_again.iter().filter(lives).cloned().collect();
+    let account = |account: &Account| json!({ "id": account.id, "name": account.name });
+    let (state, why) = match &report.replaced {
+        ReplacedState::Absent => ("absent", None),
+        ReplacedState::Read => ("read", None),
+        ReplacedState::Unreadable(why) => ("unreadable", Some(why)),
+    };
+    let lost = report.lost.map(|lost| {
+        json!({ "accounts": lost.accounts, "credentials": lost.credentials, "requests": lost.requests })
+    });
+    json!({
+        "replaced_files": report.replaced_files,
+        "replaced_ledger": state,
+        "unreadable_because": why,
+        "kept_revoked": all(&report.kept_revoked),
+        "kept_suspended": report.kept_suspended.iter().map(account).collect::<Vec<_>>(),
+        "valid_again": all(&valid_again),
+        "gone": lost,
+    })
+}
+
+fn tell_restored(document: &Value) -> String {
+    let rows = |name: &str| document[name].as_array().map_or(&[][..], Vec::as_slice);
+    let list = |name: &str, head: &str, columns: &[&str]| match rows(name) {
+        [] => String::new(),
+        found => format!("{head}:\n{}", text::table(&json!({ "data": found }), columns)),
+    };
+    let files: Vec<_> = rows("replaced_files").iter().filter_map(Value::as_str).collect();
+    let kept = match files.as_slice() {
+        [] => "nothing was replaced\n".to_owned(),
+        files => format!("the replaced files are kept as\n  {}\n", files.join("\n  ")),
+    };
+    let gone = &document["gone"];
+    let gone = match document["replaced_ledger"].as_str() {
+        Some("unreadable") => format!(
+            "the replaced ledger could not be read whole ({}): what was revoked in it may be valid again\n",
+            text::plain(document["unreadable_because"].as_str().unwrap_or_default())
+        ),
+        _ if gone.is_null() => String::new(),
+        _ => format!(
+            "made after the copy and gone: {} accounts, {} credentials, {} requests\n",
+            gone["accounts"], gone["credentials"], gone["requests"]
+        ),
+    };
+    let columns = &["id", "kind", "account_id", "label", "hint", "expires_at"];
+    [
+        text::fields(document),
+        kept,
+        gone,
+        list("kept_revoked", "kept revoked, as in the replaced ledger", columns),
+        list("kept_suspended", "kept suspended, as in the replaced ledger", &["id", "name"]),
+        list(
+            "valid_again",
+            "valid again, because the replaced ledger does not tell of them; revoke those that were revoked",
+            columns,
+        ),
+    ]
+    .concat()
 }

@@ -13,6 +13,7 @@ mod backend;
 mod embedded;
 mod limits;
 mod queue;
+mod restore;
 mod shared;
 mod stats;
 #[cfg(test)]
@@ -32,6 +33,7 @@ use embedded::EmbeddedBackend;
 pub use embedded::{EmbeddedConfig, SyncMeter};
 pub use limits::Limits;
 use queue::{Queue, WriteAction, WriteJob};
+pub use restore::{LostRows, ReplacedState, RestoreReport};
 use shared::StoreShared;
 pub use stats::StoreStats;
 use std::panic::{self, AssertUnwindSafe};
@@ -262,8 +264,9 @@ impl Store {
         self.inner.shared.reader.backup(to)
     }
 
-    /// Replaces a ledger that no process has open with a backup, after checking the backup.
-    pub fn restore(config: &StoreConfig, from: &Path) -> StoreResult {
+    /// Replaces a ledger that no process has open with a backup, after checking the backup. The
+    /// replaced files are kept, and credentials revoked and accounts suspended in them stay so.
+    pub fn restore(config: &StoreConfig, from: &Path) -> StoreResult<RestoreReport> {
         let StoreConfig::Embedded(config) = config;
         embedded::restore(config, from)
     }

@@ -2,17 +2,19 @@
 //! audited before it gets its name, and a restore audits it again before it replaces anything.
 
 use super::EmbeddedConfig;
+use super::carry::{self, ReplacedLedger};
 use super::disk::{self, File, LockedFolder};
 use super::files;
 use super::rows::{CleanMarker, FileIdentity};
 use super::schema::{self, SCHEMA};
+use super::set_aside;
 use super::snapshot::EmbeddedSnapshot;
 use super::tables::{self, Definition};
 use crate::failpoint::failpoint;
 use crate::ids::BootId;
 use crate::ledger::audit;
 use crate::ledger::state::{StateError, StateResult};
-use crate::store::{StoreError, StoreResult};
+use crate::store::{RestoreReport, StoreError, StoreResult};
 use redb::{Database, ReadTransaction, ReadableDatabase, ReadableTable, WriteTransaction};
 use std::fs;
 use std::path::Path;
@@ -43,8 +45,11 @@ pub(super) fn write(snapshot: &EmbeddedSnapshot, to: &Path) -> StoreResult {
 }
 
 /// Replaces a ledger that no process has open by the backup `from`, after checking the backup. The
-/// replaced files are kept beside the new ones.
-pub(in crate::store) fn restore(config: &EmbeddedConfig, from: &Path) -> StoreResult {
+/// replaced files are kept beside the new ones, and what was revoked or suspended in them stays so.
+pub(in crate::store) fn restore(
+    config: &EmbeddedConfig,
+    from: &Path,
+) -> StoreResult<RestoreReport> {
     let folder = LockedFolder::lock(&config.dir)?;
     for file in File::ALL {
         remove_leftover(&folder.unfinished(file))?;
@@ -60,28 +65,18 @@ pub(in crate::store) fn restore(config: &EmbeddedConfig, from: &Path) -> StoreRe
     let database = disk::open_existing(&ledger)?;
     let found = schema::upgrade(&database, &File::ALL, schema::STEPS)?;
     prove(&database, from)?;
-    let identity =
-        FileIdentity { schema: SCHEMA, epoch: found.epoch.max(current_epoch(&folder)) + 1 };
-    split(&database, &folder, identity)?;
+    let replaced = ReplacedLedger::open(&folder);
+    let mut report = carry::over(&replaced, &database)?;
+    let epoch = found.epoch.max(replaced.epoch()) + 1;
+    let halfway = replaced.is_halfway();
+    drop(replaced);
+    split(&database, &folder, FileIdentity { schema: SCHEMA, epoch })?;
     drop(database);
-    File::ALL.into_iter().try_for_each(|file| keep(&folder.path(file)))?;
+    report.replaced_files = set_aside::keep(&folder, halfway)?;
     // The bodies first: until the ledger follows, the epochs differ and neither is opened.
     folder.finish(File::Bodies)?;
-    folder.finish(File::Ledger)
-}
-
-/// Gives a file that is about to be replaced a second name.
-fn keep(path: &Path) -> StoreResult {
-    let kept = path.with_added_extension("replaced");
-    remove_leftover(&kept)?;
-    match fs::hard_link(path, &kept) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        // Some file systems have no hard links, so the file is copied.
-        Err(_) => fs::copy(path, &kept).map(drop).map_err(|error| {
-            disk::unusable(path, "cannot be kept aside; free space, then restore again", &error)
-        }),
-        Ok(()) => Ok(()),
-    }
+    folder.finish(File::Ledger)?;
+    Ok(report)
 }
 
 /// Moves the tombstones of a restored copy into a file of their own and gives both the new
@@ -104,13 +99,6 @@ fn split(database: &Database, folder: &LockedFolder, identity: FileIdentity) -> 
         tables::put(&mut meta, tables::CLEAN_MARKER, &clean_marker)
     })?;
     Ok(())
-}
-
-/// The epoch of the ledger in the folder; 0 when there is none that can be read.
-fn current_epoch(folder: &LockedFolder) -> u64 {
-    let readable = disk::open_existing(&folder.path(File::Ledger));
-    let identity = readable.and_then(|database| schema::identity(&database, File::Ledger.name()));
-    identity.map_or(0, |identity| identity.epoch)
 }
 
 /// Audits a backup, whose one file holds the tables of both.

@@ -70,6 +70,10 @@ impl LockedFolder {
         }
     }
 
+    pub(super) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     pub(super) fn path(&self, file: File) -> PathBuf {
         self.dir.join(file.name())
     }

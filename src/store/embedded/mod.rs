@@ -5,6 +5,7 @@
 mod audit_source;
 mod backup;
 mod bodies;
+mod carry;
 mod codec;
 mod disk;
 mod files;
@@ -12,6 +13,7 @@ mod metered;
 mod retention;
 mod rows;
 mod schema;
+mod set_aside;
 mod snapshot;
 mod state;
 mod tables;

@@ -2,8 +2,12 @@
 
 use super::super::{disk, schema};
 use super::*;
+use crate::ledger::AccountStatus;
 use crate::ledger::records::EntryKind;
+use crate::store::{LostRows, ReplacedState, RestoreReport};
+use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 
 /// A backup is the ledger as it stood between two commits, and an orderly one although work was
 /// open.
@@ -74,7 +78,7 @@ fn a_restored_ledger_is_the_backup_and_the_replaced_one_is_kept() {
         if epoch == 2 {
             let folder = tempfile::tempdir().unwrap();
             for file in File::ALL {
-                let kept = fixture.dir.path().join(format!("{}.replaced", file.name()));
+                let kept = fixture.dir.path().join(format!("{}.replaced-1", file.name()));
                 fs::copy(kept, folder.path().join(file.name())).unwrap();
             }
             let replaced = Store::open(
@@ -140,4 +144,156 @@ fn an_interrupted_restore_is_noticed_and_run_again() {
         assert_eq!(spent(&store), (0, 0), "{step}");
         assert_sound(&store);
     }
+}
+
+/// The contents of every file that was set aside, by name.
+fn set_aside(dir: &Path) -> BTreeMap<String, Vec<u8>> {
+    let names = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let kept = names.filter(|path| path.to_str().unwrap().contains(".replaced"));
+    kept.map(|path| (path.to_str().unwrap().to_owned(), fs::read(&path).unwrap())).collect()
+}
+
+#[test]
+fn no_restore_touches_what_another_one_set_aside() {
+    let fixture = Fixture::new(1_000);
+    let backup = fixture.dir.path().join("backup.redb");
+    let store = fixture.open();
+    store.backup(&backup).unwrap();
+    store.submit_blocking(admit(1, 1, store.boot(), 10)).unwrap();
+    store.submit_blocking(settle(1, 1, 10)).unwrap();
+    drop(store);
+    // A file that a build before the numbers set aside.
+    fs::write(fixture.dir.path().join("ledger.redb.replaced"), "kept").unwrap();
+    let mut before = set_aside(fixture.dir.path());
+    for number in 1..=3 {
+        let report = Store::restore(&fixture.config(), &backup).unwrap();
+        let names = File::ALL.map(|file| format!("{}.replaced-{number}", file.name()));
+        assert_eq!(report.replaced_files, names.map(|name| fixture.dir.path().join(name)));
+        drop(fixture.open());
+        let after = set_aside(fixture.dir.path());
+        assert_eq!(after.len(), before.len() + 2);
+        assert!(before.iter().all(|(name, bytes)| after.get(name) == Some(bytes)), "{number}");
+        before = after;
+    }
+}
+
+/// Wherever the first restore stops, the files that it was to replace can be found when the second
+/// one has ended, and lie together under one number.
+#[test]
+fn a_restore_that_is_run_again_keeps_the_original() {
+    let fixture = Fixture::new(1_000);
+    let dir = fixture.dir.path();
+    let backup = dir.join("backup.redb");
+    let store = fixture.open();
+    store.backup(&backup).unwrap();
+    store.submit_blocking(admit(1, 1, store.boot(), 10)).unwrap();
+    store.submit_blocking(settle(1, 1, 10)).unwrap();
+    drop(store);
+    for stop in ["kept ledger", "kept both", "bodies in place"] {
+        let image = image(&fixture);
+        let path = |name: &str| image.dir.path().join(name);
+        fs::hard_link(path("ledger.redb"), path("ledger.redb.replaced-1")).unwrap();
+        if stop != "kept ledger" {
+            fs::hard_link(path("bodies.redb"), path("bodies.redb.replaced-1")).unwrap();
+        }
+        if stop == "bodies in place" {
+            let other = super::image(&fixture);
+            Store::restore(&other.config(), &backup).unwrap();
+            fs::rename(other.dir.path().join("bodies.redb"), path("bodies.redb")).unwrap();
+            assert!(unusable(image.try_open()).contains("run it again"));
+        }
+        let report = Store::restore(&image.config(), &backup).unwrap();
+        assert_eq!(report.replaced_files.len(), 2, "{stop}");
+        let original = tempfile::tempdir().unwrap();
+        for (file, kept) in File::ALL.iter().zip(&report.replaced_files) {
+            assert!(kept.to_str().unwrap().ends_with(".replaced-1"), "{stop}: {kept:?}");
+            fs::copy(kept, original.path().join(file.name())).unwrap();
+        }
+        let clock = Arc::new(fixture.clock.clone());
+        let config = StoreConfig::folder(original.path());
+        let replaced = Store::open(&config, clock, Limits::default()).unwrap();
+        assert_eq!(spent(&replaced), (10, 0), "{stop}");
+    }
+}
+
+/// A ledger whose credential 2 and account 2 are locked out after the backup, with credentials and
+/// requests that the backup does not know.
+fn locked_out() -> (Fixture, std::path::PathBuf) {
+    let fixture = Fixture::new(1_000);
+    let backup = fixture.dir.path().join("backup.redb");
+    let store = fixture.open();
+    let run = |command| store.submit_blocking(command).unwrap();
+    let create = |number| Command::CreateAccount {
+        id: AccountId(id(number)),
+        name: "another".into(),
+        plan: "basic".into(),
+        opening: BucketAmounts::ZERO,
+    };
+    for command in [create(2), issue(2, 1, None), issue(3, 2, None), issue(4, 1, None)] {
+        run(command);
+    }
+    run(Command::RevokeCredential { id: CredentialId(id(4)) });
+    store.backup(&backup).unwrap();
+    run(Command::RevokeCredential { id: CredentialId(id(2)) });
+    let status = AccountStatus::Suspended;
+    run(Command::SetAccountStatus { id: AccountId(id(2)), status });
+    for command in [create(5), issue(5, 1, None), issue(6, 1, None)] {
+        run(command);
+    }
+    run(admit(1, 1, store.boot(), 10));
+    run(settle(1, 1, 10));
+    drop(store);
+    (fixture, backup)
+}
+
+/// Ids of credentials: kept revoked, valid again; ids of accounts kept suspended.
+fn names(report: &RestoreReport) -> [Vec<u128>; 3] {
+    let ids = |rows: &[Credential]| rows.iter().map(|row| row.id.0.as_u128()).collect();
+    let suspended = report.kept_suspended.iter().map(|row| row.id.0.as_u128()).collect();
+    [ids(&report.kept_revoked), ids(&report.valid_again), suspended]
+}
+
+#[test]
+fn a_restore_keeps_out_who_was_locked_out() {
+    let (fixture, backup) = locked_out();
+    let report = Store::restore(&fixture.config(), &backup).unwrap();
+    assert_eq!(names(&report), [vec![2], vec![], vec![2]]);
+    assert_eq!(report.replaced, ReplacedState::Read);
+    assert_eq!(report.lost, Some(LostRows { accounts: 1, credentials: 2, requests: 1 }));
+    // And so does every restore after it.
+    let again = Store::restore(&fixture.config(), &backup).unwrap();
+    assert_eq!(names(&again), [vec![2], vec![], vec![2]]);
+    let store = fixture.open();
+    let read = store.read().now().unwrap();
+    let revoked = |number| {
+        let row = read.credential(CredentialId(id(number))).now().unwrap().unwrap();
+        row.revoked_at.is_some()
+    };
+    assert_eq!([1, 2, 3, 4].map(revoked), [false, true, false, true]);
+    let account = read.account(AccountId(id(2))).now().unwrap().unwrap();
+    assert_eq!(account.status, AccountStatus::Suspended);
+    assert_sound(&store);
+}
+
+#[test]
+fn a_restore_names_the_credentials_that_are_valid_again() {
+    let (_kept, backup) = locked_out();
+    let empty = tempfile::tempdir().unwrap();
+    let config = StoreConfig::folder(empty.path());
+    // There is nothing to replace; then a ledger that is another one; then one that is damaged.
+    let report = Store::restore(&config, &backup).unwrap();
+    assert_eq!(names(&report), [vec![], vec![1, 2, 3], vec![]]);
+    assert_eq!((&report.replaced, report.replaced_files.len()), (&ReplacedState::Absent, 0));
+    let (fixture, _) = locked_out();
+    let fresh = Fixture::new(1);
+    let report = Store::restore(&fresh.config(), &backup).unwrap();
+    assert_eq!(names(&report), [vec![], vec![2, 3], vec![]]);
+    let ledger = fixture.dir.path().join("ledger.redb");
+    let bytes = fs::read(&ledger).unwrap();
+    fs::write(&ledger, &bytes[..bytes.len() / 3]).unwrap();
+    let report = Store::restore(&fixture.config(), &backup).unwrap();
+    assert_eq!(names(&report), [vec![], vec![1, 2, 3], vec![]]);
+    assert!(matches!(report.replaced, ReplacedState::Unreadable(_)));
+    assert_eq!((report.replaced_files.len(), report.lost), (2, None));
+    assert_sound(&fixture.open());
 }
