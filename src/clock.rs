@@ -2,8 +2,10 @@
 //! asks a `Clock`.
 
 use crate::failpoint::failpoint;
+use chrono::DateTime;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -19,6 +21,23 @@ impl UnixMillis {
     pub fn seconds(self) -> u64 {
         self.0 / 1_000
     }
+}
+
+/// As `2026-01-31 12:00:00Z`.
+impl fmt::Display for UnixMillis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let milliseconds = i64::try_from(self.0).ok();
+        match milliseconds.and_then(DateTime::from_timestamp_millis) {
+            Some(at) => at.format("%Y-%m-%d %H:%M:%SZ").fmt(f),
+            None => self.seconds().fmt(f),
+        }
+    }
+}
+
+/// The date of the executable: no right clock shows an earlier time to it.
+pub fn built_at() -> UnixMillis {
+    let seconds: u64 = env!("CRESSET_BUILT_AT").parse().unwrap_or(0);
+    UnixMillis(seconds.saturating_mul(1_000))
 }
 
 /// A source of wall-clock time; tests supply their own.
@@ -45,6 +64,11 @@ impl Clock for SystemClock {
         ));
         now
     }
+}
+
+/// What the operating system's clock shows now, whatever it showed when the process began.
+pub fn shown_now() -> UnixMillis {
+    UnixMillis(u64::try_from(wall().as_millis()).unwrap_or(u64::MAX))
 }
 
 fn wall() -> Duration {

@@ -4,8 +4,9 @@ use super::support::context::{Context, Globals, data_dir, load_config};
 use super::support::output::{CommandError, CommandResult, Output, Style, note, style};
 use super::support::text;
 use crate::catalogue::QualifiedModel;
+use crate::clock::{UnixMillis, shown_now};
 use crate::config::{Config, memory_bytes};
-use crate::node::ComputeDevice;
+use crate::node::{self, ComputeDevice};
 use crate::server::operator::AdminCommand;
 use crate::store::{Store, StoreConfig};
 use serde::Serialize;
@@ -202,7 +203,11 @@ async fn folder(context: &Context) -> Vec<Finding> {
     let mut findings = vec![ledger(context).await];
     if let Ok(Some(status)) = context.ask_node(&AdminCommand::Status).await {
         findings.push(node(&status));
+        let stored = status["ledger_time_at"].as_u64().unwrap_or(0);
+        findings.push(clock(&context.config, UnixMillis(stored * 1_000)));
     } else {
+        let stored = Store::stored_time(&StoreConfig::folder(&context.data_dir));
+        findings.extend(stored.ok().map(|stored| clock(&context.config, stored)));
         findings.extend(ports(&context.config));
     }
     findings.push(models(context));
@@ -221,6 +226,26 @@ async fn ledger(context: &Context) -> Finding {
             let violations = report["violations"].as_array().map_or(0, Vec::len);
             Finding::wrong("ledger", format!("{violations} invariants are violated"), restore)
         }
+    }
+}
+
+/// Whether this machine's clock fits the ledger's time.
+fn clock(config: &Config, stored: UnixMillis) -> Finding {
+    let shown = shown_now();
+    let ahead = shown.seconds() as i64 - stored.seconds() as i64;
+    match node::ledger::limits(config).clock.judge(shown, stored) {
+        Ok(()) => Finding::good(
+            "clock",
+            format!(
+                "{shown}; the last time in the ledger is {stored}: the clock is {}",
+                text::ahead(ahead)
+            ),
+        ),
+        Err(why) => Finding::wrong(
+            "clock",
+            why,
+            "set the clock and restart the node; or give a command --accept-clock while the node is stopped",
+        ),
     }
 }
 

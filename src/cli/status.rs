@@ -84,6 +84,13 @@ fn screen(document: &Value) -> String {
         number("requests_waiting"),
         number("tokens_per_second")
     );
+    let ahead = document["clock_ahead_seconds"].as_i64().unwrap_or(0);
+    let time = text::utc(document["ledger_time_at"].as_u64().unwrap_or(0));
+    let _ = writeln!(
+        out,
+        "time      {time} in the ledger; this machine's clock is {}",
+        text::ahead(ahead)
+    );
     let models = serde_json::json!({ "data": document["models"] });
     out + "\n" + &text::table(&models, MODEL_COLUMNS) + &troubles(document)
 }

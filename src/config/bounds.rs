@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn every_setting_is_described_and_every_number_has_a_unit() {
-        const UNITS: [&str; 18] = [
+        const UNITS: [&str; 19] = [
             "threads",
             "MiB",
             "bytes",
@@ -229,6 +229,7 @@ mod tests {
             "sequences",
             "seconds",
             "milliseconds",
+            "minutes",
             "hours",
             "days",
             "tokens",

@@ -11,8 +11,9 @@ mod sections;
 pub use layers::{LoadedConfig, Override, SettingRow, ValueOrigin};
 pub use paths::{cache_dir, colours_allowed, default_config_file, default_data_dir};
 pub use sections::{
-    CredentialSettings, DeviceSetting, EngineSettings, HttpSettings, HubSettings, ListenSettings,
-    LogFormat, LogSettings, Plan, QualificationSettings, QuickstartSettings, RequestSettings,
+    ClockSettings, CredentialSettings, DeviceSetting, EngineSettings, HttpSettings, HubSettings,
+    ListenSettings, LogFormat, LogSettings, Plan, QualificationSettings, QuickstartSettings,
+    RequestSettings,
 };
 
 use schemars::JsonSchema;
@@ -30,6 +31,7 @@ pub struct Config {
     pub engine: EngineSettings = EngineSettings::default(),
     pub http: HttpSettings = HttpSettings::default(),
     pub requests: RequestSettings = RequestSettings::default(),
+    pub clock: ClockSettings = ClockSettings::default(),
     pub credentials: CredentialSettings = CredentialSettings::default(),
     pub hub: HubSettings = HubSettings::default(),
     pub qualification: QualificationSettings = QualificationSettings::default(),

@@ -256,6 +256,22 @@ impl RequestSettings {
 }
 
 section! {
+/// What this machine's clock may show when the ledger is opened. Beyond it a node does not start
+/// and a command does not run, unless it is given `--accept-clock`.
+pub struct ClockSettings {
+    /// How far the clock may be ahead of the latest time stored in the ledger, days.
+    #[schemars(range(min = 1, max = 3_650))]
+    pub max_gap_days: u64 = 30,
+    /// How far it may be behind, minutes.
+    #[schemars(range(min = 1, max = 1_440))]
+    pub max_behind_minutes: u64 = 5,
+    /// Set by `--accept-clock` alone.
+    #[serde(skip)]
+    pub accepted: bool = false,
+}
+}
+
+section! {
 /// Client credentials.
 pub struct CredentialSettings {
     /// Beginning of every key and token: PREFIX_key_… and PREFIX_app_…. Lower-case letters and

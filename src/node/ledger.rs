@@ -1,10 +1,10 @@
 //! Creates, finds and opens the ledger of a data folder.
 
 use super::NodeError;
-use crate::clock::SystemClock;
+use crate::clock::{SystemClock, built_at};
 use crate::config::Config;
 use crate::server::operator::{AdminCommand, Operator};
-use crate::store::{Limits, Store, StoreConfig, StoreError};
+use crate::store::{ClockLimits, Limits, Store, StoreConfig, StoreError};
 use serde_json::Value;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
@@ -18,6 +18,12 @@ pub fn limits(config: &Config) -> Limits {
         tombstone_ms: requests.tombstone_ms(),
         crash_block_ms: requests.crash_block_ms(),
         min_free_bytes: requests.min_free_mib << 20,
+        clock: ClockLimits {
+            earliest: built_at(),
+            max_ahead_ms: config.clock.max_gap_days * 86_400_000,
+            max_behind_ms: config.clock.max_behind_minutes * 60_000,
+            accepted: config.clock.accepted,
+        },
     }
 }
 

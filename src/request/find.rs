@@ -78,7 +78,7 @@ async fn recall(
     let ledger = services.store.read().await?;
     if let Some(record) = ledger.request(&request.key).await? {
         let retention = services.config.requests.replay_ms();
-        let now = services.clock.now();
+        let now = services.store.now();
         match idempotency::judge(&record, &request.fingerprint, now, retention)? {
             Seen::Completed => return stored(services, &record).await,
             Seen::Cancelled => return Err(RequestError::Cancelled),
@@ -93,7 +93,7 @@ async fn recall(
     let account = request.key.account;
     let crashes = ledger.crashes(account, &request.fingerprint).await?;
     let block = services.config.requests.crash_block_ms();
-    idempotency::check_crashes(crashes, services.clock.now(), block)?;
+    idempotency::check_crashes(crashes, services.store.now(), block)?;
     Ok(Next::Run)
 }
 

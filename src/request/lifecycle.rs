@@ -175,7 +175,7 @@ impl RunningRequest {
 
     /// Completes when the credential has expired; never if it does not expire.
     fn expired(&self) -> impl Future<Output = ()> + use<> {
-        let now = self.services.clock.now().0;
+        let now = self.services.store.now().0;
         let left = self.expires_at.map(|at| Duration::from_millis(at.0.saturating_sub(now)));
         async move {
             match left {

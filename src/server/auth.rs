@@ -46,7 +46,7 @@ async fn authenticate(services: &Services, headers: &HeaderMap) -> Result<Caller
         .ok_or(ApiError::InvalidCredential)?;
     let found = services.store.credential_and_account(&digest).await?;
     let found = found.map(|(credential, account)| Caller { account, credential });
-    let now = services.clock.now();
+    let now = services.store.now();
     let valid = |Caller { account, credential }: &Caller| {
         credential.authorizes(account, now) && bool::from(credential.digest.ct_eq(&digest))
     };

@@ -36,7 +36,8 @@
 //!    `reopen` succeeds. It never answers that a row does not exist because it could not be looked
 //!    up.
 //! 10. **Time does not go back.** `LedgerTxn::time_of` is never before the time that the policy
-//!     gave, nor before any time stored in the chain that the command writes to.
+//!     gave, nor before any time stored in the chain that the command writes to. Only an operator
+//!     sets it back, through `Backend::set_time`, and audits know where.
 //! 11. **Only ended processes are foreign.** `LedgerState::foreign_reservations(boot)` returns
 //!     reservations of processes that have ended for certain. The embedded backend locks its
 //!     folder, so every other boot has ended.
@@ -145,6 +146,13 @@ pub(super) trait Backend: LedgerReader {
 
     /// Whether the process that used the ledger last did not `close` it.
     fn was_left_open(&self) -> StateResult<bool>;
+
+    /// The latest time stored; 0 in a new ledger.
+    fn stored_time(&self) -> StateResult<UnixMillis>;
+
+    /// Makes `now` the latest time stored, also where that sets the time back, which is recorded
+    /// for audits. No attempt may be open.
+    fn set_time(&self, now: UnixMillis) -> StateResult;
 
     /// Records that this process uses the ledger, and removes the bodies of requests that hold a
     /// reservation of a process that ended.

@@ -1,5 +1,7 @@
 //! The limits that the operator sets for the store.
 
+use super::clock_check::ClockLimits;
+
 const HOUR_MS: u64 = 3_600_000;
 
 #[derive(Clone, Copy, Debug)]
@@ -15,16 +17,18 @@ pub struct Limits {
     /// Free bytes on the disk below which no request is admitted, so that running ones can still be
     /// settled.
     pub min_free_bytes: u64,
+    pub clock: ClockLimits,
 }
 
 impl Default for Limits {
-    /// A day for replays and crashes, 30 days for ids, 512 MiB of free space.
+    /// A day for replays and crashes, 30 days for ids, 512 MiB of free space, any clock.
     fn default() -> Self {
         Self {
             replay_ms: 24 * HOUR_MS,
             tombstone_ms: 30 * 24 * HOUR_MS,
             crash_block_ms: 24 * HOUR_MS,
             min_free_bytes: 512 << 20,
+            clock: ClockLimits::default(),
         }
     }
 }

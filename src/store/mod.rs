@@ -10,6 +10,7 @@
 
 mod auditor;
 mod backend;
+mod clock_check;
 mod embedded;
 mod limits;
 mod queue;
@@ -20,7 +21,7 @@ mod stats;
 mod tests;
 mod writer;
 
-use crate::clock::Clock;
+use crate::clock::{Clock, UnixMillis};
 use crate::failpoint::failpoint;
 use crate::ids::{AttemptId, BootId};
 pub use crate::ledger::audit::AuditReport;
@@ -29,6 +30,7 @@ use crate::ledger::{Account, Command, Credential, Outcome, Refusal, RequestKey};
 use auditor::Auditor;
 use backend::Backend;
 pub use backend::{Snapshot, StoredBody};
+pub use clock_check::ClockLimits;
 use embedded::EmbeddedBackend;
 pub use embedded::{EmbeddedConfig, SyncMeter};
 pub use limits::Limits;
@@ -169,6 +171,17 @@ impl Store {
         self.inner.shared.boot
     }
 
+    /// The ledger's time: it judges what has expired, for reads as for the commands that follow.
+    pub fn now(&self) -> UnixMillis {
+        self.inner.shared.now()
+    }
+
+    /// The latest time stored in a ledger that no process has open.
+    pub fn stored_time(config: &StoreConfig) -> StoreResult<UnixMillis> {
+        let StoreConfig::Embedded(config) = config;
+        embedded::stored_time(config)
+    }
+
     /// Applies one command and returns after its commit is durable. An admission whose caller stops
     /// waiting, or is told `Unavailable`, is released; any other command may be sent again until
     /// its outcome is known.
@@ -304,6 +317,8 @@ fn prepare<B: Backend>(
     limits: Limits,
     audit_policy: AuditPolicy,
 ) -> StoreResult<(Arc<StoreShared>, Writer<B>)> {
+    let (shown, stored) = (clock.now(), backend.stored_time()?);
+    limits.clock.judge(shown, stored).map_err(StoreError::Unusable)?;
     let crashed = backend.was_left_open()?;
     let reader = Arc::clone(backend);
     let shared = Arc::new(StoreShared::new(reader, clock, limits.min_free_bytes));
@@ -322,6 +337,11 @@ fn prepare<B: Backend>(
     backend.claim(shared.boot)?;
     let mut writer = Writer::new(Arc::clone(backend), Arc::clone(&shared), limits);
     writer.recover()?;
+    // After the recovery no attempt is open, so none ends before it began.
+    if limits.clock.accepted {
+        backend.set_time(shown)?;
+    }
+    shared.set_floor(backend.stored_time()?);
     Ok((shared, writer))
 }
 

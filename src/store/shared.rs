@@ -4,7 +4,7 @@
 use super::backend::LedgerReader;
 use super::queue::Queue;
 use super::{AuditReport, StoreResult, stats};
-use crate::clock::Clock;
+use crate::clock::{Clock, UnixMillis};
 use crate::failpoint::failpoint;
 use crate::ids::BootId;
 use crate::ledger::audit::{self, AuditSource, JournalHeads};
@@ -22,6 +22,8 @@ pub(super) struct StoreShared {
     /// Releases since the start of the node, by cause.
     pub releases: Mutex<BTreeMap<&'static str, u64>>,
     min_free_bytes: u64,
+    /// The latest time stored when the ledger was opened, milliseconds since 1970.
+    floor: AtomicU64,
     /// The heads up to which the journal was found sound; `None` before the first audit.
     audited: Mutex<Option<JournalHeads>>,
 }
@@ -40,8 +42,18 @@ impl StoreShared {
             health: Health::default(),
             releases: Mutex::default(),
             min_free_bytes,
+            floor: AtomicU64::new(0),
             audited: Mutex::default(),
         }
+    }
+
+    /// The later of the clock and the latest time stored: the time that the next command gets.
+    pub(super) fn now(&self) -> UnixMillis {
+        self.clock.now().max(UnixMillis(self.floor.load(Ordering::Relaxed)))
+    }
+
+    pub(super) fn set_floor(&self, stored: UnixMillis) {
+        self.floor.store(stored.0, Ordering::Relaxed);
     }
 
     /// Whether free space is below the limit. If it cannot be measured, it counts as enough.

@@ -173,8 +173,8 @@ fn an_input_that_was_running_in_two_crashes_is_not_run_again() {
     node.wait();
     // The engine must not get the input, which would crash the node again.
     let node = folder.serve_failing("engine::crash=return");
-    for id in [id, Uuid::new_v4().to_string()] {
-        let refused = Call::chat(&node.listen, &key, &id, &body).go().expect("the node lives");
+    for id in [&id, &Uuid::new_v4().to_string()] {
+        let refused = Call::chat(&node.listen, &key, id, &body).go().expect("the node lives");
         assert_eq!(
             (refused.status, refused.headers["x-should-retry"].as_str()),
             (500, "false"),
@@ -183,7 +183,26 @@ fn an_input_that_was_running_in_two_crashes_is_not_run_again() {
         );
     }
     node.kill();
+    let shown = folder.json(&["requests", "show", &id]);
+    assert_eq!(shown["input_crashes"], 2, "{shown}");
+    assert!(shown["input_blocked_until_at"].is_u64(), "{shown}");
+    std::fs::remove_file(folder.path().join("operator.sock")).unwrap();
+    // After a day the input is a new one, and so it is once an operator says so.
+    for (hours, status) in [(23, 500), (25, 200)] {
+        let later = folder.duplicate();
+        let node = later.serve_failing(&format!("clock::hours_ahead=return({hours})"));
+        let id = Uuid::new_v4().to_string();
+        let found = Call::chat(&node.listen, &key, &id, &body).go().unwrap();
+        assert_eq!(found.status, status, "{hours} h later: {}", found.body);
+    }
     let node = folder.serve();
+    let cleared = folder.json(&["requests", "unblock", &id]);
+    assert_eq!(
+        (&cleared["crashes_forgotten"], &cleared["input_crashes"]),
+        (&json!(true), &json!(0))
+    );
+    assert_eq!(folder.json(&["requests", "unblock", &id])["crashes_forgotten"], false);
+    assert_eq!(Call::chat(&node.listen, &key, &id, &body).go().unwrap().status, 200);
     let other =
         Call::chat(&node.listen, &key, &Uuid::new_v4().to_string(), &ask(&node.model, false))
             .go()
@@ -221,7 +240,9 @@ fn a_request_is_found_once_whatever_happens_to_its_archiving() {
         check_books(&folder, &account, &[&request], point);
         assert!(node.terminate().success());
         // After the days of the tombstone, the id is free.
-        let node = folder.serve_failing("clock::hours_ahead=return(800)");
+        let mut command = folder.serve_command(&["--accept-clock"]);
+        command.env("FAILPOINTS", "clock::hours_ahead=return(800)");
+        let node = Served::start(command);
         eventually("the tombstone goes", || {
             node.get(&key, &format!("/v1/requests/{id}")).status == 404
         });

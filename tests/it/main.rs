@@ -12,6 +12,7 @@ mod bench;
 mod charges;
 mod cli;
 mod clients;
+mod clock;
 mod control_plane;
 mod crash;
 mod crash_points;

@@ -27,6 +27,10 @@ pub(crate) struct Globals {
     /// one]
     #[arg(long, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
+    /// Open the ledger although this machine's clock differs from its time, and go on from the
+    /// clock
+    #[arg(long, global = true)]
+    pub accept_clock: bool,
     /// Print one JSON document on stdout
     #[arg(long, global = true)]
     pub json: bool,
@@ -56,6 +60,7 @@ impl Context {
         if attended && !origins.contains_key("log.level") {
             "warn".clone_into(&mut config.log.level);
         }
+        config.clock.accepted = globals.accept_clock;
         Ok(Self::new(data_dir, config, Output { json: globals.json }))
     }
 

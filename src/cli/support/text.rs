@@ -1,6 +1,6 @@
 //! Results as text for people: aligned fields, tables, times and amounts.
 
-use chrono::DateTime;
+use crate::clock::UnixMillis;
 use serde_json::Value;
 use std::fmt::Write;
 
@@ -90,8 +90,16 @@ pub(crate) fn plain(text: &str) -> String {
 
 /// Unix seconds as `2026-01-31 12:00:00Z`.
 pub(crate) fn utc(seconds: u64) -> String {
-    let at = i64::try_from(seconds).ok().and_then(|seconds| DateTime::from_timestamp(seconds, 0));
-    at.map_or_else(|| seconds.to_string(), |at| at.format("%Y-%m-%d %H:%M:%SZ").to_string())
+    UnixMillis(seconds.saturating_mul(1_000)).to_string()
+}
+
+/// How far a clock is ahead of another one, in words.
+pub(crate) fn ahead(seconds: i64) -> String {
+    match seconds {
+        0 => "the same".to_owned(),
+        1.. => format!("{seconds} s ahead"),
+        _ => format!("{} s behind", seconds.unsigned_abs()),
+    }
 }
 
 /// Microcredits as credits: `1500` is `0.0015`.

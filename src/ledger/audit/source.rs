@@ -63,6 +63,9 @@ pub trait AuditSource {
     /// The entries after these heads, each chain in its own order.
     fn entries(&self, after: &JournalHeads) -> RowIter<'_, JournalEntry>;
 
+    /// Sequences of the entries of a chain after which an operator set the time back.
+    fn set_back_after(&self, chain: JournalChain) -> StateResult<Vec<u64>>;
+
     fn account(&self, id: AccountId) -> StateResult<Option<Account>>;
     fn balances(&self, id: AccountId) -> StateResult<Balances>;
     fn application(&self, id: ApplicationId) -> StateResult<Option<Application>>;

@@ -89,6 +89,9 @@ impl AuditSource for MemoryState {
         let numbered = trusted.into_iter().zip(&self.entries);
         rows(numbered.filter(|(trusted, _)| !trusted).map(|(_, entry)| entry.clone()))
     }
+    fn set_back_after(&self, _: JournalChain) -> StateResult<Vec<u64>> {
+        Ok(Vec::new())
+    }
     fn account(&self, id: AccountId) -> StateResult<Option<Account>> {
         LedgerState::account(self, id)
     }

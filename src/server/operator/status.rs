@@ -1,6 +1,7 @@
 //! Reports what the node is doing, for `cresset status` and for the readiness check.
 
 use super::{Live, view};
+use crate::clock::shown_now;
 use crate::engine::{EngineHandle, EngineStats};
 use crate::pool::ModelView;
 use crate::request::Services;
@@ -48,6 +49,8 @@ pub fn of(live: &Live) -> Value {
         "operator": format!("http://{}", live.operator),
         "draining": node.is_draining(),
         "ledger_healthy": node.store.healthy(),
+        "ledger_time_at": node.store.now().seconds(),
+        "clock_ahead_seconds": shown_now().seconds() as i64 - node.store.now().seconds() as i64,
         "memory_bytes": resident_bytes(),
         "model_memory_bytes": budget - free,
         "model_memory_limit_bytes": budget,

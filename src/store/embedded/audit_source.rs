@@ -132,6 +132,10 @@ impl AuditSource for EmbeddedSnapshot {
         })))
     }
 
+    fn set_back_after(&self, _: JournalChain) -> StateResult<Vec<u64>> {
+        Ok(self.row(tables::META, tables::SET_BACK)?.unwrap_or_default())
+    }
+
     fn account(&self, id: AccountId) -> StateResult<Option<Account>> {
         self.row(tables::ACCOUNTS, id.0.as_bytes())
     }

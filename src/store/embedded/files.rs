@@ -1,10 +1,11 @@
 //! The two open databases and the epoch that makes them one ledger.
 
 use super::disk::{Disk, File};
-use super::rows::{CleanMarker, FileIdentity};
+use super::rows::{CleanMarker, FileIdentity, JournalPosition};
 use super::schema;
 use super::snapshot::EmbeddedSnapshot;
 use super::tables::{self, Definition};
+use crate::clock::UnixMillis;
 use crate::ids::BootId;
 use crate::ledger::state::StateResult;
 use crate::store::{StoreError, StoreResult};
@@ -37,6 +38,29 @@ impl Files {
         let ledger = self.ledger.begin_read()?;
         let bodies = self.bodies.begin_read()?;
         Ok(EmbeddedSnapshot { ledger, bodies })
+    }
+
+    pub(super) fn stored_time(&self) -> StateResult<UnixMillis> {
+        let txn = self.ledger.begin_read()?;
+        let position = tables::get(&tables::open(&txn, tables::META)?, tables::PROGRESS)?;
+        Ok(position.map_or(UnixMillis::default(), |position: JournalPosition| position.clock))
+    }
+
+    /// Makes `now` the latest time stored. Where that sets it back, the last entry is recorded,
+    /// after which entries may begin at an earlier time.
+    pub(super) fn set_time(&self, now: UnixMillis) -> StateResult {
+        write(&self.ledger, |txn| {
+            let mut meta = txn.open_table(tables::META)?;
+            let position: JournalPosition =
+                tables::get(&meta, tables::PROGRESS)?.unwrap_or_default();
+            if now < position.clock {
+                let mut steps: Vec<u64> = tables::get(&meta, tables::SET_BACK)?.unwrap_or_default();
+                steps.push(position.head.sequence);
+                tables::put(&mut meta, tables::SET_BACK, &steps)?;
+            }
+            let position = JournalPosition { clock: now, ..position };
+            tables::put(&mut meta, tables::PROGRESS, &position)
+        })
     }
 
     pub(super) fn clean_marker(&self) -> StateResult<Option<CleanMarker>> {

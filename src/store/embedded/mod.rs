@@ -134,6 +134,14 @@ impl Backend for EmbeddedBackend {
         Ok(last.is_some_and(|last| !last.clean))
     }
 
+    fn stored_time(&self) -> StateResult<UnixMillis> {
+        self.with_files(Files::stored_time)
+    }
+
+    fn set_time(&self, now: UnixMillis) -> StateResult {
+        self.with_files(|files| files.set_time(now))
+    }
+
     fn claim(&self, boot: BootId) -> StateResult {
         self.with_files(|files| {
             files.set_clean_marker(boot, false)?;
@@ -206,6 +214,12 @@ impl Backend for EmbeddedBackend {
 /// Whether the folder has a ledger.
 pub(super) fn exists(config: &EmbeddedConfig) -> bool {
     config.dir.join(File::Ledger.name()).exists()
+}
+
+/// The latest time stored in a ledger that no process has open.
+pub(super) fn stored_time(config: &EmbeddedConfig) -> StoreResult<UnixMillis> {
+    let files = Files::open(&LockedFolder::lock(&config.dir)?)?;
+    Ok(files.stored_time()?)
 }
 
 /// Audits a ledger that no process has open.

@@ -15,6 +15,9 @@ use redb::{ReadableDatabase, ReadableTable, WriteTransaction};
 /// bounds how long commands wait for it.
 const MAX_ROWS: usize = 1_000;
 
+/// Milliseconds by which the stored time may lag behind the clock while nothing is written.
+const TIME_STEP_MS: u64 = 3_600_000;
+
 /// Makes one pass over what is due at `now`; true when more is due.
 pub(super) fn sweep(files: &Files, now: UnixMillis, limits: &Limits) -> StateResult<bool> {
     let ended = due(files, ago(now, limits.replay_ms))?;
@@ -36,6 +39,10 @@ pub(super) fn sweep(files: &Files, now: UnixMillis, limits: &Limits) -> StateRes
         failpoint!("store::archived");
         files::write(&files.ledger, |txn| forget(txn, &ended))?;
         failpoint!("store::forgotten");
+    }
+    // A node may wait long for its first command; its next start must find that it ran until now.
+    if files.stored_time()?.0.saturating_add(TIME_STEP_MS) < now.0 {
+        files.set_time(now)?;
     }
     let crashes = forget_crashes(files, now, limits.crash_block_ms)?;
     Ok(ended.len().max(purged).max(crashes) >= MAX_ROWS)

@@ -13,11 +13,14 @@ pub(super) type Definition = TableDefinition<'static, &'static [u8], &'static [u
 pub(super) type Writable<'t> = Table<'t, &'static [u8], &'static [u8]>;
 pub(super) type ReadOnly = redb::ReadOnlyTable<&'static [u8], &'static [u8]>;
 
-/// In both files: `identity`; in the ledger also `tenure` (the clean marker) and `progress`.
+/// In both files: `identity`; in the ledger also `tenure` (the clean marker), `progress` and
+/// `set_back`.
 pub(super) const META: Definition = TableDefinition::new("meta");
 pub(super) const IDENTITY: &[u8] = b"identity";
 pub(super) const CLEAN_MARKER: &[u8] = b"tenure";
 pub(super) const PROGRESS: &[u8] = b"progress";
+/// Sequences of the entries after which an operator set the time back.
+pub(super) const SET_BACK: &[u8] = b"set_back";
 
 // Tables of ledger.redb: money, and requests that are live or recent.
 pub(super) const ACCOUNTS: Definition = TableDefinition::new("accounts");

@@ -1,9 +1,12 @@
 //! The effects of time: answers expire, requests are archived and forgotten, and a clock that jumps
 //! does no harm.
 
+use super::super::tables;
 use super::*;
 use crate::ledger::records::EntryKind;
 use crate::ledger::{AttemptState, JournalEntry};
+use crate::store::ClockLimits;
+use crate::store::backend::Backend;
 use bytes::Bytes;
 
 const HOUR: u64 = 3_600_000;
@@ -190,4 +193,140 @@ fn a_long_history_adds_up() {
     assert_eq!(lines.last().unwrap().after, read.balances(account).now().unwrap());
     assert!(requests_of(&*read, account).len() < 12 * 35, "old tombstones are gone");
     assert_sound(&store);
+}
+
+/// A node's limits on the clock: 30 days ahead, five minutes behind.
+fn watchful(accepted: bool) -> Limits {
+    let (max_ahead_ms, max_behind_ms) = (30 * 24 * HOUR, HOUR / 12);
+    let clock = ClockLimits { earliest: UnixMillis(1), max_ahead_ms, max_behind_ms, accepted };
+    Limits { clock, ..Limits::default() }
+}
+
+fn open_watchful(fixture: &Fixture, accepted: bool) -> Result<Store, StoreError> {
+    Store::open(&fixture.config(), Arc::new(fixture.clock.clone()), watchful(accepted))
+}
+
+#[test]
+fn a_ledger_is_not_opened_with_a_clock_out_of_bounds() {
+    const BEGIN: u64 = 1_000_000;
+    let fixture = Fixture::new(100);
+    for (now, part) in [
+        (0, "this program was made later"),
+        (BEGIN - HOUR / 12 - 1, "the ledger has a later time"),
+        (BEGIN + 30 * 24 * HOUR + 1, "after the last time in the ledger"),
+    ] {
+        fixture.clock.set(now);
+        let why = unusable(open_watchful(&fixture, false));
+        assert!(why.contains(part) && why.contains("--accept-clock"), "{why}");
+        let brief = Store::open_briefly(
+            &fixture.config(),
+            Arc::new(fixture.clock.clone()),
+            watchful(false),
+        );
+        assert_eq!(unusable(brief), why);
+        assert_eq!(Store::stored_time(&fixture.config()).unwrap(), UnixMillis(BEGIN));
+    }
+    // Vouched for once, the time of the clock is that of the ledger.
+    drop(open_watchful(&fixture, true).unwrap());
+    assert_sound(&open_watchful(&fixture, false).unwrap());
+    fixture.clock.set(BEGIN + 60 * 24 * HOUR);
+    assert_sound(&open_watchful(&fixture, false).unwrap());
+}
+
+#[test]
+fn a_ledger_of_a_clock_that_was_ahead_is_mended() {
+    const DAY: u64 = 24 * HOUR;
+    let begin = 400 * DAY;
+    let fixture = Fixture::new(1_000);
+    fixture.clock.set(begin);
+    drop(open_watchful(&fixture, true).unwrap());
+    // One start with a clock 60 days ahead, which is killed with a request under way.
+    fixture.clock.set(begin + 60 * DAY);
+    let store = open_watchful(&fixture, true).unwrap();
+    store.submit_blocking(admit(1, 1, store.boot(), 10)).unwrap();
+    store.submit_blocking(settle(1, 1, 1)).unwrap();
+    store.submit_blocking(admit(2, 2, store.boot(), 10)).unwrap();
+    let fixture = image(&fixture);
+    drop(store);
+    let fixture = Fixture { clock: TestClock::at(begin), dir: fixture.dir };
+    assert!(unusable(open_watchful(&fixture, false)).contains("the ledger has a later time"));
+    drop(open_watchful(&fixture, true).unwrap());
+    // Now all is as if the clock had never been wrong, but for what was stored then.
+    for _ in 0..2 {
+        let store = open_watchful(&fixture, false).unwrap();
+        assert_eq!(store.now(), UnixMillis(begin));
+        let Command::IssueCredential { credential } = issue(7, 1, None) else { unreachable!() };
+        let expires_at = Some(UnixMillis(begin + 30 * DAY));
+        let credential = Credential { expires_at, ..credential };
+        store.submit_blocking(Command::IssueCredential { credential }).unwrap();
+        let Command::Admit(mut fresh) = admit(3, 3, store.boot(), 10) else { unreachable!() };
+        fresh.credential = CredentialId(id(7));
+        let outcome = store.submit_blocking(Command::Admit(fresh)).unwrap();
+        let (Outcome::Admitted(record) | Outcome::Existing(record)) = outcome else {
+            panic!("{outcome:?}")
+        };
+        assert_eq!(record.attempts[0].created_at, UnixMillis(begin));
+        store.submit_blocking(settle(3, 3, 1)).unwrap();
+        assert_eq!(spent(&store), (2, 0));
+        assert_sound(&store);
+    }
+    assert_eq!(Store::inspect(&fixture.config()).unwrap().violations, Vec::<String>::new());
+}
+
+/// Without the record of the place, an entry that goes back in time is a violation as before.
+#[test]
+fn time_goes_back_only_where_an_operator_set_it_back() {
+    let fixture = Fixture::new(1_000);
+    let StoreConfig::Embedded(config) = fixture.config();
+    let backend = EmbeddedBackend::open(&config).unwrap();
+    backend.set_time(UnixMillis(500)).unwrap();
+    backend
+        .with_files(|files| {
+            super::super::files::write(&files.ledger, |txn| {
+                let mut meta = txn.open_table(tables::META)?;
+                tables::put(&mut meta, tables::SET_BACK, &vec![0_u64])
+            })
+        })
+        .unwrap();
+    drop(backend);
+    fixture.clock.set(500);
+    let store = fixture.open();
+    store.submit_blocking(admit(1, 1, store.boot(), 10)).unwrap();
+    let violations = store.audit().unwrap().violations;
+    assert!(violations.iter().any(|found| found.contains("goes back in time")), "{violations:?}");
+}
+
+/// A node that has nothing to do for long is not taken for one that stood still.
+#[test]
+fn a_waiting_node_stores_the_time() {
+    let fixture = Fixture::new(1_000);
+    let later = 1_000_000 + 2 * HOUR;
+    fixture.clock.set(later);
+    let store = fixture.open();
+    // The sweep follows the first command.
+    store.submit_blocking(Command::RevokeCredential { id: CredentialId(id(9)) }).unwrap_err();
+    drop(store);
+    assert_eq!(Store::stored_time(&fixture.config()).unwrap(), UnixMillis(later));
+}
+
+#[test]
+fn crashes_are_forgotten_after_their_time() {
+    let fixture = Fixture::new(1_000);
+    let store = fixture.open();
+    store.submit_blocking(admit(1, 1, store.boot(), 10)).unwrap();
+    store.submit_blocking(start(1, 1)).unwrap();
+    let crashed = image(&fixture);
+    drop(store);
+    let mut fingerprint = [0; 32];
+    fingerprint[..16].copy_from_slice(&1_u128.to_be_bytes());
+    let known = |store: &Store| {
+        let read = store.read().now().unwrap();
+        read.crashes(AccountId(id(1)), &fingerprint).now().unwrap().map(|crashes| crashes.count)
+    };
+    assert_eq!(known(&crashed.open()), Some(1));
+    crashed.clock.set(1_000_000 + 25 * HOUR);
+    let store = crashed.open();
+    store.submit_blocking(Command::RevokeCredential { id: CredentialId(id(9)) }).unwrap_err();
+    drop(store);
+    assert_eq!(known(&crashed.open()), None);
 }

@@ -1,0 +1,24 @@
+//! Tells the program its date, so that it can refuse a clock that shows an earlier time: that of
+//! `SOURCE_DATE_EPOCH`, or else of the last commit. It is not looked up again after every commit,
+//! because an older date refuses less and nothing wrongly.
+
+#![expect(
+    clippy::disallowed_methods,
+    reason = "cargo gives a build script its settings in the environment"
+)]
+
+use std::process::Command;
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-env-changed=SOURCE_DATE_EPOCH");
+    let given = std::env::var("SOURCE_DATE_EPOCH").ok();
+    let seconds = given.and_then(|text| text.trim().parse().ok()).or_else(last_commit);
+    println!("cargo:rustc-env=CRESSET_BUILT_AT={}", seconds.unwrap_or(0));
+}
+
+/// The time of the last commit, seconds since 1970; `None` outside a repository.
+fn last_commit() -> Option<u64> {
+    let output = Command::new("git").args(["log", "-1", "--format=%ct"]).output().ok()?;
+    String::from_utf8(output.stdout).ok()?.trim().parse().ok()
+}
