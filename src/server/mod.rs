@@ -13,6 +13,7 @@ pub mod handlers;
 pub mod headers;
 pub mod openapi;
 pub mod operator;
+pub mod own_names;
 pub mod sse;
 pub mod transport;
 pub mod wire;

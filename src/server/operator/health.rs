@@ -3,9 +3,11 @@
 
 use super::{Live, metrics, status};
 use crate::server::openapi::document;
-use axum::extract::State;
+use crate::server::own_names::OwnNames;
+use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
@@ -18,12 +20,30 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 /// `/healthz`, `/readyz`, `/metrics` and `/openapi.json`. Mounted on the operator's own listener
 /// only.
 pub fn router(live: Arc<Live>) -> Router {
+    let names = OwnNames::new(live.operator, &live.node.config.listen.operator_names);
     Router::new()
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
         .route("/metrics", get(scrape))
         .route("/openapi.json", get(openapi))
+        .layer(from_fn_with_state(Arc::new(names), require_own_name))
         .with_state(live)
+}
+
+/// Refuses requests that a web page of another site could have sent.
+async fn require_own_name(
+    State(names): State<Arc<OwnNames>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    match names.refusal(request.uri(), request.headers()) {
+        None => next.run(request).await,
+        Some(why) => {
+            let message = format!("{why}; further names stand in listen.operator_names");
+            let body = json!({ "status": "forbidden", "message": message });
+            (StatusCode::FORBIDDEN, Json(body)).into_response()
+        }
+    }
 }
 
 /// Answers 200 as long as the process answers at all.

@@ -1,0 +1,323 @@
+//! The relay between a client that speaks in bytes and a node that notes the keys it is given.
+
+use super::*;
+use http_body_util::{StreamBody, combinators::BoxBody};
+use hyper::body::Frame;
+use hyper::server::conn::http1;
+use std::sync::Mutex;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::mpsc;
+
+const SAME: &str = r#"{"model":"m"}"#;
+const COUNT: &str = "x-stainless-retry-count: 1\r\n";
+
+type Pieces = mpsc::Receiver<Option<&'static str>>;
+
+/// A node that answers each request with pieces of text as the test sends them; `None` breaks the
+/// connection off.
+struct Node {
+    address: SocketAddr,
+    keys: Mutex<Vec<String>>,
+    /// The answers to come, in the order of the requests.
+    answers: Mutex<Vec<(Response<()>, Pieces)>>,
+}
+
+impl Node {
+    async fn start() -> Arc<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let node = Arc::new(Self { address, keys: Mutex::default(), answers: Mutex::default() });
+        let served = node.clone();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let node = served.clone();
+                let service = service_fn(move |request| {
+                    let answer = node.answer(&request);
+                    async move { Ok::<_, Infallible>(answer) }
+                });
+                tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
+            }
+        });
+        node
+    }
+
+    fn answer(&self, request: &Request<Incoming>) -> Response<BoxBody<Bytes, std::io::Error>> {
+        let key = request.headers()[IDEMPOTENCY_KEY].to_str().unwrap().to_owned();
+        self.keys.lock().unwrap().push(key);
+        let (head, pieces) = self.answers.lock().unwrap().remove(0);
+        let frames = futures_util::stream::unfold(pieces, async |mut pieces| {
+            let piece = pieces.recv().await?;
+            let frame = piece.map(|text| Frame::data(Bytes::from_static(text.as_bytes())));
+            Some((frame.ok_or_else(|| std::io::Error::other("broken off")), pieces))
+        });
+        head.map(|()| BoxBody::new(StreamBody::new(frames)))
+    }
+
+    /// Prepares the next answer and returns the place where its pieces are given.
+    fn will_answer(&self, status: u16, headers: &[(&'static str, &'static str)]) -> Pen {
+        let (pen, pieces) = mpsc::channel(16);
+        let mut head = Response::new(());
+        *head.status_mut() = StatusCode::from_u16(status).unwrap();
+        for (name, value) in headers {
+            head.headers_mut().insert(*name, HeaderValue::from_static(value));
+        }
+        self.answers.lock().unwrap().push((head, pieces));
+        pen
+    }
+
+    fn keys(&self) -> Vec<String> {
+        self.keys.lock().unwrap().clone()
+    }
+}
+
+type Pen = mpsc::Sender<Option<&'static str>>;
+
+struct Running {
+    node: Arc<Node>,
+    relay: SocketAddr,
+}
+
+impl Running {
+    async fn start() -> Self {
+        let node = Node::start().await;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let relay =
+            Relay { upstream: format!("http://{}", node.address).parse().unwrap(), ..relay() };
+        tokio::spawn(serve(listener, Arc::new(relay), CancellationToken::new()));
+        Self { node, relay: address }
+    }
+
+    /// Sends a request on a connection of its own.
+    async fn send(&self, lines: &str, body: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(self.relay).await.unwrap();
+        let length = body.len();
+        let text = format!(
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
+             {lines}Content-Length: {length}\r\n\r\n{body}"
+        );
+        stream.write_all(text.as_bytes()).await.unwrap();
+        stream
+    }
+
+    /// Sends a request and returns the whole answer of the node, which is `ok`.
+    async fn ask(&self, lines: &str, body: &str) -> String {
+        let pen = self.node.will_answer(200, &[]);
+        let stream = self.send(lines, body).await;
+        pen.send(Some("ok")).await.unwrap();
+        drop(pen);
+        whole(stream).await
+    }
+
+    /// Sends a request and waits until the node has it.
+    async fn begin(&self, lines: &str, body: &str) -> (TcpStream, Pen) {
+        let before = self.node.keys().len();
+        let pen = self.node.will_answer(200, &[]);
+        let stream = self.send(lines, body).await;
+        while self.node.keys().len() == before {
+            tokio::task::yield_now().await;
+        }
+        (stream, pen)
+    }
+
+    /// Which requests went under one key: their numbers in the order of the keys' first use.
+    fn calls(&self) -> Vec<usize> {
+        let keys = self.node.keys();
+        let mut first: Vec<&String> = Vec::new();
+        keys.iter().for_each(|key| {
+            if !first.contains(&key) {
+                first.push(key);
+            }
+        });
+        keys.iter().map(|key| first.iter().position(|one| *one == key).unwrap()).collect()
+    }
+}
+
+async fn whole(mut stream: TcpStream) -> String {
+    let mut text = String::new();
+    let _ = stream.read_to_string(&mut text).await;
+    text
+}
+
+fn relay() -> Relay {
+    let arguments = Arguments {
+        listen: "127.0.0.1:0".parse().unwrap(),
+        upstream: Uri::from_static("http://node:1"),
+        key_file: None,
+        session: Some(Uuid::from_u128(7)),
+        allow_remote: false,
+        host: vec!["relay.home".into()],
+    };
+    let listen = arguments.listen;
+    Relay {
+        credential: Some(HeaderValue::from_static("Bearer own")),
+        ..Relay::new(&arguments, listen).unwrap()
+    }
+}
+
+#[tokio::test]
+async fn equal_requests_that_were_answered_are_calls_of_their_own() {
+    let running = Running::start().await;
+    assert!(running.ask("", SAME).await.ends_with("ok\r\n0\r\n\r\n"));
+    running.ask("", SAME).await;
+    running.ask("x-stainless-retry-count: 0\r\n", SAME).await;
+    let (first, _pen) = running.begin("", SAME).await;
+    let (second, _other) = running.begin("", SAME).await;
+    assert_eq!(running.calls(), [0, 1, 2, 3, 4], "two at the same time, too");
+    drop((first, second));
+}
+
+#[tokio::test]
+async fn a_client_that_gave_up_and_tries_again_stays_in_its_call() {
+    let running = Running::start().await;
+    let (stream, pen) = running.begin("", SAME).await;
+    drop(stream);
+    running.ask(COUNT, SAME).await;
+    running.ask("x-stainless-retry-count: 2\r\n", SAME).await;
+    assert_eq!(running.calls(), [0, 0, 0]);
+    drop(pen);
+    let (stream, _pen) = running.begin("", SAME).await;
+    drop(stream);
+    running.ask("", SAME).await;
+    running.ask("", SAME).await;
+    assert_eq!(running.calls(), [0, 0, 0, 1, 1, 2], "without a count, once");
+}
+
+#[tokio::test]
+async fn a_retry_while_the_first_runs_attaches_to_it() {
+    let running = Running::start().await;
+    let (_stream, _pen) = running.begin("", SAME).await;
+    running.ask(COUNT, SAME).await;
+    assert_eq!(running.calls(), [0, 0]);
+}
+
+#[tokio::test]
+async fn other_input_is_another_call() {
+    let running = Running::start().await;
+    drop(running.begin("", SAME).await);
+    running.ask("", r#"{"model":"n"}"#).await;
+    let session = "x-service-session-id: 11111111-1111-4111-8111-111111111111\r\n";
+    running.ask(&format!("{session}{COUNT}"), SAME).await;
+    assert_eq!(running.calls(), [0, 1, 2]);
+}
+
+#[tokio::test]
+async fn a_stream_that_breaks_is_repeated_under_its_key() {
+    const EVENT: &str = "data: {}\n\n";
+    let running = Running::start().await;
+    let (stream, pen) = running.begin("", SAME).await;
+    pen.send(Some(EVENT)).await.unwrap();
+    pen.send(None).await.unwrap();
+    assert!(!whole(stream).await.ends_with("0\r\n\r\n"), "the client sees that it broke");
+    let (mut stream, pen) = running.begin("", SAME).await;
+    pen.send(Some(EVENT)).await.unwrap();
+    let mut seen = [0; 64];
+    assert!(stream.read(&mut seen).await.unwrap() > 0);
+    drop(stream);
+    let (mut stream, pen) = running.begin("", SAME).await;
+    assert_eq!(running.calls(), [0, 0, 0], "the client left in the middle");
+    for piece in ["data: [DO", "NE]\n\n"] {
+        pen.send(Some(piece)).await.unwrap();
+    }
+    let mut text = String::new();
+    while !text.contains("NE]") {
+        let count = stream.read(&mut seen).await.unwrap();
+        text.push_str(std::str::from_utf8(&seen[..count]).unwrap());
+    }
+    drop(stream);
+    running.ask("", SAME).await;
+    assert_eq!(running.calls(), [0, 0, 0, 1], "it left after the last event");
+}
+
+#[tokio::test]
+async fn an_error_that_leaves_the_call_open_leaves_its_key() {
+    let running = Running::start().await;
+    for (status, retry) in [(503, "true"), (409, "true"), (409, "false"), (200, "false")] {
+        drop(running.node.will_answer(status, &[("x-should-retry", retry)]));
+        whole(running.send("", SAME).await).await;
+    }
+    assert_eq!(running.calls(), [0, 0, 0, 1]);
+}
+
+#[tokio::test]
+async fn a_node_that_breaks_off_is_not_to_be_asked_again_by_itself() {
+    let closing = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let running = Running::start().await;
+    let upstream = format!("http://{}", closing.local_addr().unwrap()).parse().unwrap();
+    let relay = Relay { upstream, ..relay() };
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let running = Running { relay: listener.local_addr().unwrap(), ..running };
+    tokio::spawn(serve(listener, Arc::new(relay), CancellationToken::new()));
+    let breaking = tokio::spawn(async move {
+        for _ in 0..SENDS {
+            let (mut stream, _) = closing.accept().await.unwrap();
+            let _ = stream.read(&mut [0; 16]).await;
+        }
+    });
+    let answer = whole(running.send("", SAME).await).await;
+    breaking.await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 502") && answer.contains("x-should-retry: false"));
+    let answer = whole(running.send("", SAME).await).await;
+    assert!(answer.starts_with("HTTP/1.1 502") && answer.contains("x-should-retry: true"));
+}
+
+#[tokio::test]
+async fn foreign_names_and_pages_never_reach_the_node() {
+    let running = Running::start().await;
+    let check = async |lines: &str, expect: &str| {
+        let mut stream = TcpStream::connect(running.relay).await.unwrap();
+        let text = format!(
+            "POST /v1/chat/completions HTTP/1.1\r\n{lines}Connection: close\r\n\
+                            Content-Length: 0\r\n\r\n"
+        );
+        stream.write_all(text.as_bytes()).await.unwrap();
+        let answer = whole(stream).await;
+        assert!(answer.starts_with(expect), "{lines}: {answer}");
+    };
+    let refused = "HTTP/1.1 403";
+    check("Host: evil.example:11435\r\nOrigin: http://evil.example:11435\r\n", refused).await;
+    check("Host: localhost\r\nOrigin: null\r\n", refused).await;
+    check("Host: localhost\r\nSec-Fetch-Site: cross-site\r\n", refused).await;
+    check("", refused).await;
+    check("Host: localhost\r\nHost: evil.example\r\n", "HTTP/1.1 40").await;
+    assert!(running.node.keys().is_empty());
+    drop(running.node.will_answer(200, &[]));
+    check("Host: relay.home:80\r\nOrigin: http://relay.home:80\r\n", "HTTP/1.1 200").await;
+}
+
+fn completed(given: &[(&'static str, &'static str)]) -> HeaderMap {
+    let pair = |&(name, value): &(&'static str, &'static str)| {
+        (HeaderName::from_static(name), HeaderValue::from_static(value))
+    };
+    let mut headers: HeaderMap = given.iter().map(pair).collect();
+    relay().complete(&mut headers);
+    headers
+}
+
+#[test]
+fn only_what_is_missing_is_added() {
+    const OWN: &str = "11111111-1111-4111-8111-111111111111";
+    let check = |given: &[(&'static str, &'static str)], name: HeaderName, expect: &str| {
+        assert_eq!(completed(given)[name], *expect, "{given:?}");
+    };
+    check(&[("x-service-session-id", OWN)], SESSION, OWN);
+    check(&[("x-session-id", "mine"), ("x-openwebui-chat-id", OWN)], SESSION, OWN);
+    check(&[], SESSION, "00000000-0000-0000-0000-000000000007");
+    check(&[("authorization", "Bearer theirs")], AUTHORIZATION, "Bearer own");
+    assert!(!completed(&[("host", "relay"), ("connection", "close")]).contains_key(HOST));
+}
+
+#[tokio::test]
+async fn a_key_of_the_clients_own_is_kept() {
+    const OWN: &str = "11111111-1111-4111-8111-111111111111";
+    let running = Running::start().await;
+    running.ask(&format!("Idempotency-Key: {OWN}\r\n"), SAME).await;
+    running.ask(&format!("X-Request-Id: {OWN}\r\n"), SAME).await;
+    assert_eq!(running.node.keys(), [OWN, OWN]);
+}
+
+#[test]
+fn paths_and_queries_are_kept() {
+    let target = relay().target(&Uri::from_static("/v1/models?limit=1")).unwrap();
+    assert_eq!(target, "http://node:1/v1/models?limit=1");
+}
