@@ -3,11 +3,12 @@
 //! A block is in exactly one place: *free* (no content), *evictable* (content of an earlier
 //! sequence that no table holds) or *used* (in at least one block table). Full blocks are found
 //! again by a chain of hashes: each covers the block's tokens and the hash before it, and the chain
-//! starts from a per-boot secret and the account, so no account can reach another's blocks. A
-//! block's tokens are compared on every hit, so a hash collision is a miss. Handing one customer's
-//! block to another would leak a prompt, so the assertions here stay on in release builds.
+//! starts from a per-boot secret and the owner, so neither another account nor another application
+//! of the same account can reach a block or learn that it exists. A block's tokens are compared on
+//! every hit, so a hash collision is a miss. Handing one owner's block to another would leak a
+//! prompt, so the assertions here stay on in release builds.
 
-use crate::ids::AccountId;
+use crate::ids::{AccountId, ApplicationId};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, HashMap};
 
@@ -15,10 +16,17 @@ use std::collections::{BTreeMap, HashMap};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct BlockHash([u8; 16]);
 
+/// Whose tokens blocks hold: an application connection's, or those of the account's own keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockOwner {
+    pub account: AccountId,
+    pub application: Option<ApplicationId>,
+}
+
 /// The blocks of one sequence, in order. Blocks are only ever appended, or released all at once.
 #[derive(Debug)]
 pub struct BlockTable {
-    account: AccountId,
+    owner: BlockOwner,
     blocks: Vec<u32>,
     /// Hashes of the sequence's leading full blocks, as far as they were needed. They depend on its
     /// tokens alone, so they stay valid over a preemption.
@@ -28,8 +36,8 @@ pub struct BlockTable {
 }
 
 impl BlockTable {
-    pub fn new(account: AccountId) -> Self {
-        Self { account, blocks: Vec::new(), chain: Vec::new(), registered: 0 }
+    pub fn new(owner: BlockOwner) -> Self {
+        Self { owner, blocks: Vec::new(), chain: Vec::new(), registered: 0 }
     }
 
     pub fn blocks(&self) -> &[u32] {
@@ -54,8 +62,8 @@ pub struct IntegrityError(pub String);
 struct KvBlock {
     /// Tables that hold the block.
     ref_count: u32,
-    /// The account whose tokens the block holds or will hold; `None` when free.
-    owner: Option<AccountId>,
+    /// Whose tokens the block holds or will hold; `None` when free.
+    owner: Option<BlockOwner>,
     content: Option<BlockContent>,
     /// Number of the release that freed it from the last table: the key in `evictable`.
     released: u64,
@@ -133,7 +141,7 @@ impl BlockManager {
         assert!(table.blocks.is_empty(), "block tables are append-only");
         for &id in &prefix.blocks {
             let block = &mut self.blocks[id as usize];
-            assert_eq!(block.owner, Some(table.account), "block of another account");
+            assert_eq!(block.owner, Some(table.owner), "block of another owner");
             if block.ref_count == 0 {
                 self.evictable.remove(&block.released);
             }
@@ -152,16 +160,16 @@ impl BlockManager {
             return false;
         }
         for _ in 0..missing {
-            let block = self.take(table.account);
+            let block = self.take(table.owner);
             table.blocks.push(block);
         }
         for &block in &table.blocks[from / self.block_size..self.blocks_for(to)] {
-            self.assert_writable(block, table.account);
+            self.assert_writable(block, table.owner);
         }
         true
     }
 
-    /// Offers the full blocks among the computed `tokens` to later sequences of the account.
+    /// Offers the full blocks among the computed `tokens` to later sequences of its owner.
     pub fn register(&mut self, table: &mut BlockTable, tokens: &[u32]) {
         for index in table.registered..tokens.len() / self.block_size {
             let hash = self.hash_of(table, index, tokens);
@@ -184,7 +192,7 @@ impl BlockManager {
     /// a prefix is of no use without its beginning.
     pub fn release(&mut self, table: &mut BlockTable) {
         for id in std::mem::take(&mut table.blocks).into_iter().rev() {
-            self.release_block(id, table.account);
+            self.release_block(id, table.owner);
         }
         table.registered = 0;
     }
@@ -201,7 +209,7 @@ impl BlockManager {
     }
 
     /// Checks that every block is accounted for exactly once and that none is shared between
-    /// accounts. `tables` must hold every table that exists.
+    /// owners. `tables` must hold every table that exists.
     pub fn check_integrity<'a>(
         &self,
         tables: impl Iterator<Item = &'a BlockTable>,
@@ -220,8 +228,8 @@ impl BlockManager {
             for &id in &table.blocks {
                 references[id as usize] += 1;
                 let owner = self.block(id).owner;
-                ensure(owner == Some(table.account), || {
-                    format!("block {id} of {owner:?} is in a table of {}", table.account)
+                ensure(owner == Some(table.owner), || {
+                    format!("block {id} of {owner:?} is in a table of {:?}", table.owner)
                 })?;
             }
         }
@@ -277,7 +285,7 @@ impl BlockManager {
 
     /// Takes a block without content: a free one, or else the least recently released evictable
     /// one.
-    fn take(&mut self, account: AccountId) -> u32 {
+    fn take(&mut self, owner: BlockOwner) -> u32 {
         let id = self.free.pop().unwrap_or_else(|| {
             let (_, id) =
                 self.evictable.pop_first().expect("invariant: the caller checked `available`");
@@ -287,22 +295,22 @@ impl BlockManager {
         let block = &mut self.blocks[id as usize];
         assert!(block.ref_count == 0 && block.content.is_none(), "block {id} handed out twice");
         block.ref_count = 1;
-        block.owner = Some(account);
+        block.owner = Some(owner);
         id
     }
 
-    fn assert_writable(&self, id: u32, account: AccountId) {
+    fn assert_writable(&self, id: u32, owner: BlockOwner) {
         let block = self.block(id);
         assert!(
-            block.ref_count == 1 && block.content.is_none() && block.owner == Some(account),
+            block.ref_count == 1 && block.content.is_none() && block.owner == Some(owner),
             "block {id} would be written while shared"
         );
     }
 
-    fn release_block(&mut self, id: u32, account: AccountId) {
+    fn release_block(&mut self, id: u32, owner: BlockOwner) {
         let block = &mut self.blocks[id as usize];
         assert!(
-            block.ref_count > 0 && block.owner == Some(account),
+            block.ref_count > 0 && block.owner == Some(owner),
             "block {id} released by a table that does not hold it"
         );
         block.ref_count -= 1;
@@ -331,7 +339,7 @@ impl BlockManager {
         let id = *self.cached.get(&hash)?;
         let block = self.block(id);
         let content = block.content.as_ref()?;
-        let same = block.owner == Some(table.account)
+        let same = block.owner == Some(table.owner)
             && content.parent == self.parent(table, index)
             && *content.tokens == *self.tokens_of(index, tokens);
         same.then_some(id)
@@ -353,9 +361,15 @@ impl BlockManager {
     fn parent(&self, table: &BlockTable, index: usize) -> BlockHash {
         match index.checked_sub(1) {
             Some(before) => table.chain[before],
-            None => truncated(
-                Sha256::new().chain_update(self.secret).chain_update(table.account.0.as_bytes()),
-            ),
+            None => {
+                let BlockOwner { account, application } = table.owner;
+                // No application has the nil id.
+                let mut hasher = Sha256::new_with_prefix(self.secret);
+                hasher.update(account.0.as_bytes());
+                hasher
+                    .update(application.map_or([0; 16], |application| application.0.into_bytes()));
+                truncated(hasher)
+            }
         }
     }
 }

@@ -1,8 +1,8 @@
 //! One sequence: its tokens, how far they are computed, and its blocks. Pure.
 
-use super::block_manager::BlockTable;
+use super::block_manager::{BlockOwner, BlockTable};
 use super::error::EngineError;
-use crate::ids::AccountId;
+use crate::ids::{AccountId, ApplicationId};
 use cresset_kernels::sampling::params::{RowSampling, SamplingParams};
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,8 +15,10 @@ pub struct SequenceId(pub u64);
 /// ends the sequence with `EngineHandle::stop`.
 #[derive(Clone, Debug)]
 pub struct GenerateRequest {
-    /// Fairness and prefix-cache isolation are per account.
+    /// Fairness is per account.
     pub account: AccountId,
+    /// Prefixes are found again per application connection of the account.
+    pub application: Option<ApplicationId>,
     /// The priority of the account's plan: higher ones are served first.
     pub priority: u8,
     /// At least one token. The sequence takes this list over and appends its output to it, without
@@ -39,6 +41,11 @@ impl GenerateRequest {
     /// channel with room for them never makes the engine wait.
     pub fn event_capacity(&self) -> usize {
         self.max_tokens as usize + 2
+    }
+
+    /// Whose prefixes the sequence may find again and leaves for later ones.
+    pub(super) fn owner(&self) -> BlockOwner {
+        BlockOwner { account: self.account, application: self.application }
     }
 }
 
@@ -117,7 +124,7 @@ impl Sequence {
             prompt_len: tokens.len(),
             tokens,
             num_computed_tokens: 0,
-            table: BlockTable::new(request.account),
+            table: BlockTable::new(request.owner()),
             state: SequenceState::Waiting,
             rows_in_flight: 0,
             pending_tokens: 0,

@@ -29,6 +29,7 @@ fn options() -> EngineOptions {
 pub fn request(prompt: impl IntoIterator<Item = u32>, max_tokens: u32) -> GenerateRequest {
     GenerateRequest {
         account: AccountId(Uuid::nil()),
+        application: None,
         priority: 0,
         prompt: Arc::new(prompt.into_iter().collect()),
         sampling: SamplingParams::default(),

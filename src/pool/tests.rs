@@ -56,6 +56,7 @@ fn pool(
 fn request(max_tokens: u32) -> GenerateRequest {
     GenerateRequest {
         account: AccountId::generate(),
+        application: None,
         priority: 0,
         prompt: Arc::new(vec![1, 2, 3]),
         sampling: SamplingParams::default(),

@@ -33,6 +33,7 @@ fn decoding() -> Scheduler {
     for row in 0..ROWS {
         let request = GenerateRequest {
             account: accounts[row as usize % accounts.len()],
+            application: None,
             prompt: Arc::new((0..PROMPT).map(|token| token + row as u32).collect()),
             sampling: SamplingParams::default(),
             max_tokens: 3_000,

@@ -22,7 +22,7 @@ impl Bench {
     /// and computes the rest.
     fn open(&mut self, name: &str, account: &str, tokens: &str) -> String {
         let tokens = range(tokens);
-        let mut table = BlockTable::new(self::account(account));
+        let mut table = BlockTable::new(owner(account));
         let prefix = self.manager.lookup(&mut table, &tokens);
         let cached = self.manager.adopt(&mut table, prefix);
         let fits = self.manager.claim(&mut table, cached, tokens.len());
@@ -77,8 +77,14 @@ impl Bench {
     }
 }
 
-fn account(name: &str) -> AccountId {
-    AccountId(Uuid::from_u128(u128::from(name.as_bytes()[0])))
+/// The account of one letter, or its application of two.
+fn owner(name: &str) -> BlockOwner {
+    let id = |letter: &u8| Uuid::from_u128(u128::from(*letter));
+    let letters = name.as_bytes();
+    BlockOwner {
+        account: AccountId(id(&letters[0])),
+        application: letters.get(1).map(id).map(ApplicationId),
+    }
 }
 
 fn range(text: &str) -> Vec<u32> {
@@ -137,6 +143,18 @@ fn accounts_share_nothing() {
          close s        => free 3 evictable 2
          open u b 0..10 => cached 8 in [3, 4, 2]
          close t        => free 3 evictable 2",
+    );
+}
+
+#[test]
+fn applications_of_one_account_share_nothing() {
+    check(
+        16,
+        "open s a 0..10  => cached 0 in [0, 1, 2]
+         open t ax 0..10 => cached 0 in [3, 4, 5]
+         open u ay 0..10 => cached 0 in [6, 7, 8]
+         open v ax 0..10 => cached 8 in [3, 4, 9]
+         open w a 0..10  => cached 8 in [0, 1, 10]",
     );
 }
 
@@ -203,7 +221,7 @@ fn a_hit_compares_the_tokens() {
 fn another_secret_gives_other_hashes() {
     let hash = |secret| {
         let manager = BlockManager::new(1, BLOCK_SIZE, secret);
-        manager.hash_of(&mut BlockTable::new(account("a")), 0, &[1, 2, 3, 4])
+        manager.hash_of(&mut BlockTable::new(owner("a")), 0, &[1, 2, 3, 4])
     };
     assert_ne!(hash([1; 32]), hash([2; 32]));
 }
@@ -230,7 +248,7 @@ fn integrity_finds_what_is_broken() {
         assert!(error.contains(expect), "{error}");
     };
     check(|b| b.manager.blocks[0].ref_count += 1, "counts 2 references and has 1");
-    check(|b| b.manager.blocks[0].owner = Some(account("b")), "is in a table of");
+    check(|b| b.manager.blocks[0].owner = Some(owner("b")), "is in a table of");
     check(|b| b.manager.free.push(1), "free block 1 has content");
     check(|b| b.manager.free.truncate(0), "is in 0 places");
     check(|b| b.manager.evictable.clear(), "is in 0 places");

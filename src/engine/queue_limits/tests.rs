@@ -20,6 +20,7 @@ fn options() -> EngineOptions {
 fn request(prompt: usize, max_tokens: u32) -> GenerateRequest {
     GenerateRequest {
         account: AccountId(Uuid::nil()),
+        application: None,
         priority: 0,
         prompt: vec![0; prompt].into(),
         sampling: SamplingParams::default(),

@@ -48,6 +48,7 @@ impl Bench {
         };
         let request = GenerateRequest {
             account: self::account(account),
+            application: None,
             priority: value("rank").unwrap_or(0) as u8,
             prompt: Arc::new((from.parse().unwrap()..to.parse().unwrap()).collect()),
             sampling: SamplingParams::default(),
