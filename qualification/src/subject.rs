@@ -110,6 +110,11 @@ pub trait Subject {
     fn context_tokens(&self) -> u32;
     /// Ids that end a generation.
     fn eos_ids(&self) -> Vec<u32>;
+    /// Ids that mark up a conversation: the end of a generation, and what the template writes between
+    /// the messages. No text of a message may become one of them.
+    fn markup_ids(&self) -> Vec<u32> {
+        self.eos_ids()
+    }
     /// Token ids of `text`. With `parse_special`, the text of special tokens becomes their ids.
     fn encode(&mut self, text: &str, parse_special: bool) -> Result<Vec<u32>>;
     fn decode(&mut self, ids: &[u32], skip_special: bool) -> Result<String>;

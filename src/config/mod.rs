@@ -5,15 +5,17 @@
 
 mod bounds;
 mod layers;
+mod memory;
 mod paths;
 mod sections;
 
 pub use layers::{LoadedConfig, Override, SettingRow, ValueOrigin};
+pub use memory::memory_bytes;
 pub use paths::{cache_dir, colours_allowed, default_config_file, default_data_dir};
 pub use sections::{
     ClockSettings, CredentialSettings, DeviceSetting, EngineSettings, HttpSettings, HubSettings,
     ListenSettings, LogFormat, LogSettings, Plan, QualificationSettings, QuickstartSettings,
-    RequestSettings,
+    RequestSettings, TemplateSettings,
 };
 
 use schemars::JsonSchema;
@@ -32,6 +34,7 @@ pub struct Config {
     pub http: HttpSettings = HttpSettings::default(),
     pub requests: RequestSettings = RequestSettings::default(),
     pub clock: ClockSettings = ClockSettings::default(),
+    pub template: TemplateSettings = TemplateSettings::default(),
     pub credentials: CredentialSettings = CredentialSettings::default(),
     pub hub: HubSettings = HubSettings::default(),
     pub qualification: QualificationSettings = QualificationSettings::default(),
@@ -71,17 +74,8 @@ impl Config {
     /// Memory for all loaded models, bytes, with 0 resolved.
     pub fn model_bytes(&self) -> u64 {
         match self.engine.memory_mib as u64 {
-            0 => memory_bytes("MemTotal").map_or(u64::MAX, |bytes| bytes / 4 * 3),
+            0 => memory::usable_bytes().map_or(u64::MAX, |bytes| bytes / 4 * 3),
             mib => mib << 20,
         }
     }
-}
-
-/// A figure of this machine's memory, such as `MemTotal`, in bytes; `None` where the platform does
-/// not say.
-pub fn memory_bytes(figure: &str) -> Option<u64> {
-    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let rest = info.lines().find_map(|line| line.strip_prefix(figure)?.strip_prefix(':'))?;
-    let kibibytes: u64 = rest.trim().trim_end_matches(" kB").parse().ok()?;
-    Some(kibibytes * 1024)
 }

@@ -42,6 +42,10 @@ pub struct ListenSettings {
     /// Allows `operator` to be an address that other machines can reach. Set it only behind a
     /// firewall of your own.
     pub operator_beyond_loopback: bool = false,
+    /// Names under which the operator surface may be addressed besides `localhost` and its IP
+    /// address, such as the name of a container. Others are refused, because a web page can make a
+    /// name of its own mean this machine.
+    pub operator_names: Vec<String> = Vec::new(),
 }
 }
 
@@ -72,7 +76,7 @@ pub struct EngineSettings {
     pub deterministic: bool = false,
     /// Memory for weights and key-value caches of all loaded models together, MiB; on a GPU for
     /// their weights alone. Idle models make room for those that are asked for. 0 takes three
-    /// quarters of the machine's memory.
+    /// quarters of the machine's memory, or of the container's limit where that is lower.
     #[schemars(range(min = 0, max = 1 << 24))]
     pub memory_mib: usize = 0,
     /// How long a request waits for its model to be loaded before it is turned away as overloaded,
@@ -181,6 +185,11 @@ pub struct HttpSettings {
     /// Open connections in all.
     #[schemars(range(min = 1, max = 1 << 20))]
     pub max_connections: usize = 4096,
+    /// Files that the process keeps for the ledger, models and the operator surface. Where the
+    /// system allows fewer open files (`ulimit -n`) than these and `max_connections` together,
+    /// fewer connections are accepted.
+    #[schemars(range(min = 16, max = 1 << 20))]
+    pub reserved_files: usize = 128,
     /// Open connections from one IPv4 address or IPv6 /64 network. Further ones are closed at once.
     #[schemars(range(min = 1, max = 1 << 20))]
     pub max_connections_per_ip: usize = 1024,
@@ -198,6 +207,19 @@ pub struct HttpSettings {
     /// behind the same address send.
     #[schemars(range(min = 1, max = 1 << 20))]
     pub failed_auth_per_minute: u32 = 600,
+}
+}
+
+section! {
+/// What one rendering of a release's chat template may cost. A release whose template needs more
+/// cannot be qualified.
+pub struct TemplateSettings {
+    /// Steps of the template's program.
+    #[schemars(range(min = 1_000, max = 1 << 30))]
+    pub max_steps: u64 = 300_000,
+    /// All texts and lists that it makes on the way, the prompt among them, MiB.
+    #[schemars(range(min = 1, max = 1 << 14))]
+    pub max_written_mib: usize = 32,
 }
 }
 

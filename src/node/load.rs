@@ -5,7 +5,7 @@ use crate::catalogue::QualifiedModel;
 use crate::engine::model_runner::ModelRunner;
 use crate::engine::{EngineError, EngineHandle, EngineOptions};
 use crate::pool::{LoadedEngine, ServedModel};
-use crate::text::{self, TextModel};
+use crate::text::{self, TemplateLimits, TextModel};
 use cresset_kernels::gpu::Gpu;
 use cresset_models::{ModelOptions, ModelSource};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub struct UnqualifiedModel {
 impl Assembly {
     /// Loads a release that may not be qualified. Blocking: it reads and repacks every weight.
     pub fn load(&self, source: &ModelSource) -> Result<UnqualifiedModel, EngineError> {
-        let text = text(source)?;
+        let text = text(source, self.template_limits())?;
         let source = source.clone().with_header(text.header_sha256.clone());
         Ok(UnqualifiedModel { engine: self.load_engine(&source)?.engine, text })
     }
@@ -30,7 +30,7 @@ impl Assembly {
         &self,
         qualified: QualifiedModel,
     ) -> Result<ServedModel, EngineError> {
-        let text = text(qualified.source())?;
+        let text = text(qualified.source(), self.template_limits())?;
         let source = qualified.source().clone().with_header(text.header_sha256.clone());
         let max_context = self.max_context().unwrap_or(usize::MAX);
         let assembly = self.clone();
@@ -43,6 +43,12 @@ impl Assembly {
     /// the GPU's own memory.
     pub(super) fn expected_bytes(&self, qualified: &QualifiedModel) -> u64 {
         qualified.manifest().bytes() + self.kv_bytes() as u64
+    }
+
+    fn template_limits(&self) -> TemplateLimits {
+        let template = &self.config.template;
+        let written_bytes = template.max_written_mib << 20;
+        TemplateLimits { steps: template.max_steps, written_bytes }
     }
 
     fn load_engine(&self, source: &ModelSource) -> Result<LoadedEngine, EngineError> {
@@ -97,7 +103,7 @@ pub fn inspect(source: &ModelSource) -> Result<(), String> {
     Ok(())
 }
 
-fn text(source: &ModelSource) -> Result<Arc<TextModel>, EngineError> {
+fn text(source: &ModelSource, limits: TemplateLimits) -> Result<Arc<TextModel>, EngineError> {
     let unusable = |error: text::Error| EngineError::NotLoaded(error.to_string());
-    TextModel::load(source).map(Arc::new).map_err(unusable)
+    TextModel::load_within(source, limits).map(Arc::new).map_err(unusable)
 }

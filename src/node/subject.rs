@@ -39,6 +39,10 @@ impl Subject for EngineSubject {
         self.text.eos_ids.clone()
     }
 
+    fn markup_ids(&self) -> Vec<u32> {
+        self.text.markup_ids.clone()
+    }
+
     fn encode(&mut self, text: &str, parse_special: bool) -> SubjectResult<Vec<u32>> {
         self.text.tokenizer.encode(text, parse_special).map_err(explain)
     }
@@ -71,6 +75,7 @@ impl EngineSubject {
         let account = *self.tenants.entry(request.tenant).or_insert_with(AccountId::generate);
         GenerateRequest {
             account,
+            application: None,
             priority: 0,
             prompt: Arc::new(request.prompt.clone()),
             sampling: SamplingParams {

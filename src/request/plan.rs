@@ -13,10 +13,11 @@ use crate::engine::{GenerateRequest, SAMPLING_NUMBERS, SamplingParams};
 use crate::ids::{AttemptId, ModelId, RequestId, SessionId};
 use crate::ledger::{Account, Admit, Credential, RequestKey};
 use crate::pool::ServedModel;
-use crate::text::{self, ChatMessage};
+use crate::text::{self, ChatMessage, Unwanted};
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Output tokens if the client names no limit, lowered to what limits and context allow.
@@ -170,7 +171,10 @@ pub(super) async fn prepare(
     if input.sampling.logit_bias.iter().any(|(id, _)| *id as usize >= vocabulary) {
         return Err(RequestError::UnknownToken { vocabulary });
     }
-    let prompt = encode(&model, &input.messages).await?;
+    let time = Duration::from_secs(services.config.requests.deadline_seconds);
+    let deadline = Instant::now() + time;
+    let encoding = tokio::time::timeout_at(deadline.into(), encode(&model, &input.messages));
+    let prompt = encoding.await.map_err(|_| RequestError::DeadlineExceeded)??;
     let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
     let max_tokens = output_tokens(input.max_tokens, prompt_tokens, &limits)?;
     input.check_min_tokens(max_tokens)?;
@@ -192,7 +196,7 @@ pub(super) async fn prepare(
     };
     Ok(RequestPlan {
         live: Arc::new(LiveRequest::new(*key, *fingerprint, admit.credential, input.stream)),
-        generate: generation(services, request, &model, plan, prompt, max_tokens)?,
+        generate: generation(request, &model, plan, prompt, max_tokens, deadline)?,
         model,
         admit,
         stop: input.stop.clone(),
@@ -202,37 +206,41 @@ pub(super) async fn prepare(
 }
 
 fn generation(
-    services: &Services,
     request: &IncomingRequest,
     model: &ServedModel,
     plan: &Plan,
     prompt: Arc<Vec<u32>>,
     max_tokens: u32,
+    deadline: Instant,
 ) -> Result<GenerateRequest, RequestError> {
     let input = &request.input;
     let eos_ids: &[u32] = if input.ignore_eos { &[] } else { &model.text.eos_ids };
     let fresh_seed = getrandom::u64().map_err(|_| RequestError::GenerationFailed)?;
-    let time = Duration::from_secs(services.config.requests.deadline_seconds);
     Ok(GenerateRequest {
         account: request.key.account,
+        application: request.key.application,
         priority: plan.priority,
         prompt,
         sampling: input.sampling.resolve(&model.qualified.manifest().generation, fresh_seed),
         max_tokens,
         min_tokens: input.min_tokens,
         eos_ids: eos_ids.into(),
-        deadline: Some(Instant::now() + time),
+        deadline: Some(deadline),
     })
 }
 
 /// Long conversations take milliseconds to tokenise, so this never runs on a thread that serves
-/// connections.
+/// connections. It ends early when the caller's future is dropped: its client went away, or the
+/// request's time is up.
 async fn encode(
     model: &ServedModel,
     messages: &[ChatMessage],
 ) -> Result<Arc<Vec<u32>>, RequestError> {
     let (text, messages) = (model.text.clone(), messages.to_vec());
-    let encoded = tokio::task::spawn_blocking(move || text.encode_chat(&messages)).await;
+    let unwanted = UnwantedOnDrop(Unwanted::default());
+    let seen = unwanted.0.clone();
+    let encode = move || text.encode_chat_until(&messages, &seen);
+    let encoded = tokio::task::spawn_blocking(encode).await;
     match encoded {
         Ok(Ok(prompt)) => Ok(Arc::new(prompt)),
         Ok(Err(error @ text::Error::TemplateRefused(_))) => {
@@ -240,6 +248,15 @@ async fn encode(
         }
         Ok(Err(error)) => Err(not_encoded(&error)),
         Err(panicked) => Err(not_encoded(&panicked)),
+    }
+}
+
+/// Ends the encoding of a prompt when nobody waits for it any more.
+struct UnwantedOnDrop(Unwanted);
+
+impl Drop for UnwantedOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Jinja chat templates, rendered as Hugging Face's `apply_chat_template` does.
 
-use super::jinja::{Jinja, raised};
-use super::{Error, Result};
+use super::jinja::{Jinja, raised, stopped};
+use super::{Error, Result, TemplateLimits, Unwanted};
 use chrono::{Local, NaiveDateTime};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -51,22 +51,35 @@ impl ChatTemplate {
     /// # Errors
     /// `BadFile` when the template does not compile or cannot render a single user message.
     pub fn new(source: &str, bos_token: &str, eos_token: &str) -> Result<Self> {
-        Self::with_clock(source, bos_token, eos_token, || Local::now().naive_local())
+        Self::within(source, bos_token, eos_token, TemplateLimits::default())
     }
 
-    /// Compiles as `new` does; `now` gives the time to templates that ask for the date.
+    /// Compiles as `new` does; each rendering ends at `limits`.
+    pub fn within(
+        source: &str,
+        bos_token: &str,
+        eos_token: &str,
+        limits: TemplateLimits,
+    ) -> Result<Self> {
+        Self::with_clock(source, bos_token, eos_token, limits, || Local::now().naive_local())
+    }
+
+    /// Compiles as `within` does; `now` gives the time to templates that ask for the date.
     pub fn with_clock(
         source: &str,
         bos_token: &str,
         eos_token: &str,
+        limits: TemplateLimits,
         now: impl Fn() -> NaiveDateTime + Send + Sync + 'static,
     ) -> Result<Self> {
         let bad = |what: &str, error: minijinja::Error| {
             Error::BadFile(format!(
-                "the chat template {what}: {error}; use the release's own template"
+                "the chat template {what}: {}; use the release's own template",
+                stopped(&error).unwrap_or_else(|| error.to_string())
             ))
         };
-        let jinja = Jinja::compile(source, now).map_err(|error| bad("does not compile", error))?;
+        let jinja =
+            Jinja::compile(source, limits, now).map_err(|error| bad("does not compile", error))?;
         let tokens = [("bos_token", bos_token), ("eos_token", eos_token)];
         let present = tokens.into_iter().filter(|(_, token)| !token.is_empty());
         let mut variables: Map<_, _> =
@@ -76,7 +89,7 @@ impl ChatTemplate {
         let knows_tool_calls = source.contains("tool_calls");
         let mut template =
             Self { jinja, knows_tool_calls, wants_objects: false, left_out: Vec::new(), variables };
-        match template.fill(&json!([{ "role": "user", "content": "question" }]), None, true) {
+        match template.fill(&question(), None, true, &Unwanted::default()) {
             Err(error) if raised(&error).is_none() => {
                 return Err(bad("cannot render a single user message", error));
             }
@@ -139,7 +152,7 @@ impl ChatTemplate {
                 { "role": "assistant", "content": null, "tool_calls": call },
                 { "role": "tool", "tool_call_id": "call00000", "content": "result" },
             ]);
-            self.fill(&messages, None, true).ok()
+            self.fill(&messages, None, true, &Unwanted::default()).ok()
         };
         let of_text = prompt(r#"{"argument0": "value0"}"#.into());
         prompt(object).is_some_and(|prompt| prompt.contains("value0") && Some(prompt) != of_text)
@@ -171,7 +184,8 @@ impl ChatTemplate {
         tools: Option<&Value>,
         add_generation_prompt: bool,
     ) -> Result<String> {
-        self.fill(messages, tools, add_generation_prompt).map_err(|error| refusal(&error))
+        self.fill(messages, tools, add_generation_prompt, &Unwanted::default())
+            .map_err(|error| refusal(&error))
     }
 
     fn fill(
@@ -179,22 +193,35 @@ impl ChatTemplate {
         messages: &Value,
         tools: Option<&Value>,
         add_generation_prompt: bool,
+        unwanted: &Unwanted,
     ) -> Result<String, minijinja::Error> {
         let mut context = self.variables.clone();
         context.extend(tools.map(|tools| ("tools".to_owned(), tools.clone())));
         context.insert("messages".into(), messages.clone());
         context.insert("add_generation_prompt".into(), add_generation_prompt.into());
-        self.jinja.render(context)
+        self.jinja.render(context, unwanted)
     }
 
     /// Errors: `TemplateRefused` when the template raises an exception, cannot express these
     /// messages, or leaves one out.
     pub fn render(&self, messages: &[ChatMessage], add_generation_prompt: bool) -> Result<String> {
+        self.render_until(messages, add_generation_prompt, &Unwanted::default())
+    }
+
+    /// Renders as `render` does, until nobody wants it any more.
+    pub(super) fn render_until(
+        &self,
+        messages: &[ChatMessage],
+        add_generation_prompt: bool,
+        unwanted: &Unwanted,
+    ) -> Result<String> {
         if !self.knows_tool_calls && messages.iter().any(|message| message.tool_calls.is_some()) {
             return Err(Error::TemplateRefused("it has no place for tool_calls".into()));
         }
-        let prompt =
-            self.render_raw(&json!(self.adapted(messages)), None, add_generation_prompt)?;
+        let adapted = json!(self.adapted(messages));
+        let prompt = self
+            .fill(&adapted, None, add_generation_prompt, unwanted)
+            .map_err(|error| refusal(&error))?;
         match messages.iter().find(|message| is_left_out(message, &prompt)) {
             Some(message) => {
                 Err(Error::TemplateRefused(format!("it leaves out a {} message", message.role)))
@@ -202,6 +229,11 @@ impl ChatTemplate {
             None => Ok(prompt),
         }
     }
+}
+
+/// The plainest conversation, which every template must render.
+fn question() -> Value {
+    json!([{ "role": "user", "content": "question" }])
 }
 
 /// Whether the prompt lacks the content of a system or user message. Templates may drop old
@@ -214,7 +246,9 @@ fn is_left_out(message: &ChatMessage, prompt: &str) -> bool {
 /// The error for a conversation that the template cannot render. It rendered a plain question when
 /// the release was loaded, so the cause lies in these messages.
 fn refusal(error: &minijinja::Error) -> Error {
-    let reason = raised(error).unwrap_or("it cannot express this combination of roles and fields");
+    let stopped = stopped(error);
+    let reason = stopped.as_deref().or_else(|| raised(error));
+    let reason = reason.unwrap_or("it cannot express this combination of roles and fields");
     Error::TemplateRefused(reason.chars().take(REFUSAL_LIMIT).collect())
 }
 
@@ -355,6 +389,89 @@ mod tests {
         };
         check("{% if %}", "does not compile");
         check("{{ messages[0].content + 1 }}", "a single user message");
+    }
+
+    /// Templates that cost more than any limit allows, unless the first message is `question`.
+    const HOSTILE: [&str; 20] = [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+        "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+        "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s * 2 %}{% endfor %}",
+        "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set s %}{{ ns.s }}{{ ns.s }}{% endset %}{% set ns.s = s %}{% endfor %}",
+        "{% macro twice(s, n) %}{% if n %}{{ twice(s ~ s, n - 1) }}{% endif %}{{ s }}{% endmacro %}{{ twice('x', 60) }}",
+        "{% macro on(n) %}{{ on(n + 1) }}{% endmacro %}{{ on(0) }}",
+        "{% for i in range(99999) %}{{ 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx' * 99 }}{% endfor %}",
+        "{% for i in range(90000) %}                                                                           yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy         yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy         yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy         yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy{% endfor %}",
+        "{% set n = 99999999 %}{{ 'x' * n }}{{ ('x' * n) * n }}",
+        "{% set s = 'x' * 1000000 %}{{ s | replace('x', s) }}",
+        "{% set s = 'x' * 1000000 %}{{ s.replace('x', s) }}",
+        "{{ range(99999) | join('x' * 1000000) }}",
+        "{% set s = 'x' * 1000000 %}{{ s.join([s, s, s] * 99) }}",
+        "{{ 'a\nb' | indent(999999999) }}",
+        "{{ '%999999999d' | format(1) }}",
+        "{{ '{:999999999}'.format(1) }}",
+        "{{ [[1]] | tojson(indent=999999999) }}{% set ns = namespace(l=[1]) %}{% for i in range(60) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l | tojson }}",
+        "{% set ns = namespace(l=[1]) %}{% for i in range(60) %}{% set ns.l = {'a': ns.l, 'b': ns.l} %}{% endfor %}{{ ns.l }}",
+        "{% set ns = namespace(l=[1]) %}{% for i in range(9999) %}{% set ns.l = [ns.l] %}{% endfor %}",
+    ];
+
+    #[test]
+    fn a_rendering_ends_at_its_limits() {
+        for hostile in HOSTILE {
+            let source = format!(
+                "{{% if messages[0].content != 'question' %}}{hostile}{{% endif %}}{{{{ messages[0].content }}}}"
+            );
+            let template = ChatTemplate::new(&source, "", "").unwrap();
+            let refused = template.render(&conversation(&[("user", "go")]), true);
+            assert!(matches!(refused, Err(Error::TemplateRefused(_))), "{hostile}: {refused:?}");
+            let plain = template.render(&conversation(&[("user", "question")]), true);
+            assert_eq!(plain.unwrap(), "question", "the template works on");
+            assert!(ChatTemplate::new(hostile, "", "").is_err(), "{hostile}: qualifies");
+        }
+    }
+
+    #[test]
+    fn a_limit_is_named() {
+        let limits = TemplateLimits { steps: 100, written_bytes: 100 };
+        let check = |source: &str, expect: &str| {
+            let Err(Error::BadFile(why)) = ChatTemplate::within(source, "", "", limits) else {
+                panic!("{source}: accepted")
+            };
+            assert!(why.contains(expect), "{why}");
+        };
+        check("{% for i in range(99) %}{% endfor %}", "template.max_steps");
+        check("{{ 'x' * 99 }}{{ messages[0].content }}", "template.max_written_mib");
+    }
+
+    #[test]
+    fn an_unwanted_rendering_ends() {
+        let template = ChatTemplate::new("{{ messages[0].content }}", "", "").unwrap();
+        let (unwanted, asked) = (Unwanted::default(), conversation(&[("user", "hi")]));
+        assert!(template.render_until(&asked, true, &unwanted).is_ok());
+        unwanted.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(template.render_until(&asked, true, &unwanted).is_err());
+    }
+
+    #[test]
+    fn values_grow_as_jinja_makes_them() {
+        let check = |expression: &str, expect: &str| {
+            let source = format!("{{{{ messages[0].content }}}}{{{{ {expression} }}}}");
+            assert_eq!(render(&source, &[("user", "")]).unwrap(), expect, "{expression}");
+        };
+        check("1 + 2", "3");
+        check("1.5 + 2", "3.5");
+        check("2 * 3", "6");
+        check("'a' * 3 ~ 1 ~ none", "aaa1None");
+        check("'a' + 'b'", "ab");
+        check("[1] + [2, 'x']", "[1, 2, 'x']");
+        check("[1, 2] * 2", "[1, 2, 1, 2]");
+        check("{'b': 1, 'a': [2]}", "{'b': 1, 'a': [2]}");
+        check("{'b': 1}.b", "1");
+        check("['a', 'b'] | join('-')", "a-b");
+        check("'-'.join(['a', 'b'])", "a-b");
+        check("'a-b'.replace('-', '+') | upper | indent(2)", "A+B");
+        check("'%s has %d' | format('a', 2)", "a has 2");
+        check("[3, 1] | list | reverse | first", "1");
     }
 
     proptest! {

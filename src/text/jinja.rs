@@ -1,14 +1,20 @@
 //! A Jinja environment that behaves as Hugging Face's does: its whitespace rules, Python's methods
 //! and output of values, and `tojson`, `raise_exception`, `strftime_now` and `{% generation %}`.
 
+use super::bounded::{self, Program, Stopped, TemplateLimits, Unwanted};
 use super::python;
 use chrono::NaiveDateTime;
 use minijinja::value::Kwargs;
-use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
+use minijinja::{Environment, Error, ErrorKind, Value};
+use minijinja_contrib::pycompat::unknown_method_callback;
 use serde::Serialize;
 use std::fmt::Write;
 
-pub(super) struct Jinja(Environment<'static>);
+pub(super) struct Jinja {
+    environment: Environment<'static>,
+    program: Program,
+    written_bytes: usize,
+}
 
 const NAME: &str = "chat";
 
@@ -21,15 +27,21 @@ impl Jinja {
     /// Compiles a template. `now` gives the time to templates that ask for the date.
     pub(super) fn compile(
         source: &str,
+        limits: TemplateLimits,
         now: impl Fn() -> NaiveDateTime + Send + Sync + 'static,
     ) -> Result<Self, Error> {
         let mut environment = Environment::new();
-        environment.set_trim_blocks(true);
-        environment.set_lstrip_blocks(true);
-        environment.set_auto_escape_callback(|_| AutoEscape::None);
-        environment
-            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.set_formatter(|out, _, value| Ok(out.write_str(&python::text(value)?)?));
+        environment.set_fuel(Some(limits.steps));
+        environment.set_unknown_method_callback(|state, value, method, arguments| {
+            bounded::charge(bounded::cost(method, value, arguments)?)?;
+            unknown_method_callback(state, value, method, arguments)
+        });
+        environment.set_formatter(|out, _, value| {
+            let text = python::text(value)?;
+            bounded::charge(text.len())?;
+            Ok(out.write_str(&text)?)
+        });
+        bounded::install(&mut environment);
         environment
             .add_filter("tojson", |value: &Value, options: Kwargs| python::tojson(value, &options));
         environment.add_filter("string", |value: &Value| python::text(value));
@@ -45,13 +57,29 @@ impl Jinja {
             write!(date, "{}", now().format(format))?;
             Ok::<_, Error>(date)
         });
-        environment.add_template_owned(NAME, without_generation(source))?;
-        Ok(Self(environment))
+        let program = Program::compile(NAME, without_generation(source))?;
+        Ok(Self { environment, program, written_bytes: limits.written_bytes })
     }
 
-    pub(super) fn render(&self, context: impl Serialize) -> Result<String, Error> {
-        self.0.get_template(NAME)?.render(context)
+    /// Renders the template, until it comes to a limit or nobody wants it any more.
+    pub(super) fn render(
+        &self,
+        context: impl Serialize,
+        unwanted: &Unwanted,
+    ) -> Result<String, Error> {
+        let root = Value::from_serialize(context);
+        self.program.render(&self.environment, root, self.written_bytes, unwanted)
     }
+}
+
+/// Why a limit ended the rendering, if one did.
+pub(super) fn stopped(error: &Error) -> Option<String> {
+    if error.kind() == ErrorKind::OutOfFuel {
+        return Some("it takes more steps than template.max_steps allows".into());
+    }
+    let chain =
+        std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
+    chain.filter_map(|error| error.downcast_ref::<Stopped>()).map(Stopped::to_string).next()
 }
 
 /// The message of the template's own `raise_exception`, if rendering failed because of it.

@@ -2,7 +2,7 @@
 //! generation.
 
 use super::gguf::GgufKeys;
-use super::{ChatMessage, ChatTemplate, Error, Result, TextModel, Tokenizer};
+use super::{ChatMessage, ChatTemplate, Error, Result, TemplateLimits, TextModel, Tokenizer};
 use cresset_models::loader::gguf::GgufFile;
 use cresset_models::{FileLayout, ModelSource};
 use serde_json::Value;
@@ -13,17 +13,22 @@ impl TextModel {
     /// Loads from the release's files (GGUF metadata, or tokenizer.json + tokenizer_config.json +
     /// generation_config.json).
     pub fn load(source: &ModelSource) -> Result<Self> {
+        Self::load_within(source, TemplateLimits::default())
+    }
+
+    /// Loads as `load` does; each rendering of the template ends at `limits`.
+    pub fn load_within(source: &ModelSource, limits: TemplateLimits) -> Result<Self> {
         match source.layout() {
             FileLayout::Gguf(path) => {
                 let file = GgufFile::open(path).map_err(unreadable)?;
-                let model = Self::from_gguf_metadata(GgufKeys(&file.metadata))?;
+                let model = Self::from_gguf_metadata(GgufKeys(&file.metadata), limits)?;
                 Ok(Self { header_sha256: Some(file.header_sha256), ..model })
             }
-            FileLayout::HfFolder(folder) => Self::from_hf_folder(source, folder),
+            FileLayout::HfFolder(folder) => Self::from_hf_folder(source, folder, limits),
         }
     }
 
-    pub(super) fn from_gguf_metadata(keys: GgufKeys<'_>) -> Result<Self> {
+    pub(super) fn from_gguf_metadata(keys: GgufKeys<'_>, limits: TemplateLimits) -> Result<Self> {
         let tokens = keys.tokens()?;
         let token = |key: &str| {
             keys.id(key).and_then(|id| tokens.get(id as usize)).copied().unwrap_or_default()
@@ -31,19 +36,18 @@ impl TextModel {
         let source = keys
             .string("tokenizer.chat_template")
             .ok_or_else(|| no_template("tokenizer.chat_template in the GGUF file"))?;
+        let special = ["bos", "eos"].map(|kind| token(&format!("tokenizer.ggml.{kind}_token_id")));
         let ends = ["eos", "eot", "eom"].map(|kind| format!("tokenizer.ggml.{kind}_token_id"));
         Self::assemble(
             Tokenizer::new(super::gguf::tokenizer(keys)?)?,
-            ChatTemplate::new(
-                source,
-                token("tokenizer.ggml.bos_token_id"),
-                token("tokenizer.ggml.eos_token_id"),
-            )?,
+            source,
+            special,
+            limits,
             ends.iter().filter_map(|key| keys.id(key)),
         )
     }
 
-    fn from_hf_folder(files: &ModelSource, folder: &Path) -> Result<Self> {
+    fn from_hf_folder(files: &ModelSource, folder: &Path, limits: TemplateLimits) -> Result<Self> {
         let tokenizer = files.read_needed("tokenizer.json").map_err(unreadable)?;
         let tokenizer = Tokenizer::from_tokenizer_json(&tokenizer)?;
         let path = folder.join("tokenizer_config.json");
@@ -57,22 +61,39 @@ impl TextModel {
                 ends.extend(ids_in(&json(&folder.join(file), &text)?["eos_token_id"]));
             }
         }
-        Self::assemble(tokenizer, ChatTemplate::new(&source, bos, eos)?, ends.into_iter())
+        Self::assemble(tokenizer, &source, [bos, eos], limits, ends.into_iter())
     }
 
     fn assemble(
         tokenizer: Tokenizer,
-        template: ChatTemplate,
+        source: &str,
+        [bos, eos]: [&str; 2],
+        limits: TemplateLimits,
         declared: impl Iterator<Item = u32>,
     ) -> Result<Self> {
+        let template = ChatTemplate::within(source, bos, eos, limits)?;
         let eos_ids: BTreeSet<u32> = declared.chain(end_of_turn(&tokenizer, &template)).collect();
         if eos_ids.is_empty() {
             return Err(Error::BadFile(
                 "neither generation config, tokenizer nor chat template names a token that ends an answer; use the release's own files".into(),
             ));
         }
-        let eos_ids = eos_ids.into_iter().collect();
-        Ok(Self { tokenizer, template, eos_ids, header_sha256: None })
+        let prompts = sample_prompts(&template);
+        let mut written = vec![source, bos, eos];
+        written.extend(prompts.iter().map(String::as_str));
+        let markup = tokenizer.markup(&written);
+        let is_written = |text: &str| written.iter().any(|written| written.contains(text));
+        let written = markup.iter().filter(|token| is_written(&token.text));
+        let markup_ids: BTreeSet<u32> =
+            written.map(|token| token.id).chain(eos_ids.iter().copied()).collect();
+        Ok(Self {
+            tokenizer,
+            template,
+            markup,
+            markup_ids: markup_ids.into_iter().collect(),
+            eos_ids: eos_ids.into_iter().collect(),
+            header_sha256: None,
+        })
     }
 }
 
@@ -80,6 +101,27 @@ fn no_template(place: &str) -> Error {
     Error::BadFile(format!(
         "there is no chat template ({place}); only chat models can be served: use the instruction-tuned release"
     ))
+}
+
+/// Conversations as the template writes them: it may put tokens together from pieces, such as
+/// `'<|' + message.role + '|>'`.
+fn sample_prompts(template: &ChatTemplate) -> Vec<String> {
+    let turn = |role: &str| ChatMessage {
+        role: role.into(),
+        content: Some("0".into()),
+        ..ChatMessage::default()
+    };
+    let conversations = [
+        &["user"][..],
+        &["system", "user"],
+        &["user", "assistant", "user"],
+        &["user", "assistant", "tool"],
+    ];
+    let prompt = |roles: &&[&str]| {
+        let messages: Vec<ChatMessage> = roles.iter().copied().map(turn).collect();
+        template.render(&messages, true).ok()
+    };
+    conversations.iter().filter_map(prompt).collect()
 }
 
 /// The special token that the template puts after an assistant's answer.
@@ -171,7 +213,9 @@ mod tests {
         let check = |change: &dyn Fn(&mut testing::Metadata), expect: &str| {
             let mut metadata = testing::byte_level();
             change(&mut metadata);
-            let Err(error) = TextModel::from_gguf_metadata(GgufKeys(&metadata)) else {
+            let Err(error) =
+                TextModel::from_gguf_metadata(GgufKeys(&metadata), TemplateLimits::default())
+            else {
                 panic!("{expect}: accepted")
             };
             assert!(error.to_string().contains(expect), "{error}");

@@ -1,6 +1,7 @@
 //! Converts text to token ids and back: tokenizer, chat template, streaming detokenizer, stop
 //! strings.
 
+mod bounded;
 pub mod chat_template;
 pub mod detokenizer;
 #[cfg(test)]
@@ -18,6 +19,7 @@ pub mod stop;
 mod testing;
 pub mod tokenizer;
 
+pub use bounded::{TemplateLimits, Unwanted};
 pub use chat_template::{ChatMessage, ChatTemplate};
 pub use detokenizer::Detokenizer;
 pub use stop::StopMatcher;
@@ -42,6 +44,11 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub struct TextModel {
     pub tokenizer: Tokenizer,
     pub template: ChatTemplate,
+    /// The tokens that no text of a client may become: the special ones, and those that the
+    /// template writes.
+    markup: special::SpecialTokens,
+    /// Ids of the tokens that the template writes or that end a generation, ascending.
+    pub markup_ids: Vec<u32>,
     /// Ids that end a generation: the union of generation config, tokenizer and template,
     /// ascending.
     pub eos_ids: Vec<u32>,

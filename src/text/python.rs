@@ -1,6 +1,7 @@
 //! Writes values as Python does: `str()` for what a template prints, `json.dumps` for its `tojson`
 //! filter.
 
+use super::bounded::charge;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 use std::fmt::Write;
@@ -16,6 +17,9 @@ struct ValueFormat {
     indent: Option<String>,
     sort_keys: bool,
 }
+
+/// Spaces of one level of indentation at most.
+const WIDEST_INDENT: usize = 64;
 
 /// `str(value)`.
 pub(super) fn text(value: &Value) -> Result<String, Error> {
@@ -49,7 +53,7 @@ pub(super) fn tojson(value: &Value, options: &Kwargs) -> Result<String, Error> {
     let indent: Option<Value> = options.get("indent")?;
     let indent = indent.map(|width| match width.as_str() {
         Some(text) => text.to_owned(),
-        None => " ".repeat(width.as_usize().unwrap_or(0)),
+        None => " ".repeat(width.as_usize().unwrap_or(0).min(WIDEST_INDENT)),
     });
     let separators: Option<Vec<String>> = options.get("separators")?;
     let separators = separators.unwrap_or_else(|| {
@@ -67,6 +71,10 @@ pub(super) fn tojson(value: &Value, options: &Kwargs) -> Result<String, Error> {
 
 impl ValueFormat {
     fn of(&self, value: &Value, depth: usize) -> Result<String, Error> {
+        let indent = self.indent.as_ref().map_or(0, String::len).saturating_mul(depth);
+        let between = self.separators[0].len() + self.separators[1].len();
+        let own = value.as_str().map_or(1, str::len);
+        charge(own.saturating_add(indent).saturating_add(between))?;
         Ok(match value.kind() {
             ValueKind::None => self.words[2].to_owned(),
             ValueKind::Bool => self.words[usize::from(value.is_true())].to_owned(),
@@ -184,14 +192,18 @@ fn ascii_json(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use crate::text::jinja::Jinja;
+    use crate::text::{TemplateLimits, Unwanted};
     use serde_json::{Value, json};
 
     fn check(expression: &str, value: &Value, expect: &str) {
-        let template =
-            Jinja::compile(&format!("{{{{ {expression} }}}}"), chrono::NaiveDateTime::default)
-                .unwrap();
+        let template = Jinja::compile(
+            &format!("{{{{ {expression} }}}}"),
+            TemplateLimits::default(),
+            chrono::NaiveDateTime::default,
+        )
+        .unwrap();
         assert_eq!(
-            template.render(json!({ "x": value })).unwrap(),
+            template.render(json!({ "x": value }), &Unwanted::default()).unwrap(),
             expect,
             "{expression} of {value}"
         );

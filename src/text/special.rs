@@ -9,6 +9,8 @@ use std::collections::{HashMap, HashSet};
 pub struct SpecialToken {
     pub id: u32,
     pub text: String,
+    /// Not special: an added token that the template writes.
+    pub special: bool,
     /// Whitespace before the token belongs to it.
     pub lstrip: bool,
     /// Whitespace after the token belongs to it.
@@ -109,28 +111,70 @@ pub fn free_mark<'a>(texts: impl Iterator<Item = &'a str>) -> Option<char> {
 
 /// Ids of a prompt in which the character after a `mark` starts no special token. The marks
 /// themselves are not encoded.
-pub fn encode_marked(tokenizer: &Tokenizer, prompt: &str, mark: char) -> super::Result<Vec<u32>> {
+pub fn encode_marked(
+    tokenizer: &Tokenizer,
+    markup: &SpecialTokens,
+    prompt: &str,
+    mark: char,
+) -> super::Result<Vec<u32>> {
     let mut ids = Vec::new();
-    let mut plain = String::new();
+    let mut plain = PlainText::default();
     let mut chars = prompt.chars();
     while let Some(c) = chars.clone().next() {
         if c == mark {
             chars.next();
-            plain.extend(chars.next());
-        } else if let Some(special) = tokenizer.specials().at_start_of(chars.as_str()) {
-            let kept = if special.lstrip { plain.trim_end() } else { &plain };
-            ids.extend(tokenizer.encode_piece(kept, ids.is_empty())?);
+            plain.cuts.push(plain.text.len());
+            plain.text.extend(chars.next());
+            plain.cuts.push(plain.text.len());
+        } else if let Some(special) = markup.at_start_of(chars.as_str()) {
+            plain.encode(tokenizer, markup, special.lstrip, &mut ids)?;
             ids.push(special.id);
-            plain.clear();
             let rest = &chars.as_str()[special.text.len()..];
             chars = if special.rstrip { rest.trim_start() } else { rest }.chars();
         } else {
             chars.next();
-            plain.push(c);
+            plain.text.push(c);
         }
     }
-    ids.extend(tokenizer.encode_piece(&plain, ids.is_empty())?);
+    plain.encode(tokenizer, markup, false, &mut ids)?;
     Ok(ids)
+}
+
+/// Text between two tokens of the template, and the places at which it may be cut.
+#[derive(Default)]
+struct PlainText {
+    text: String,
+    /// The places of marks and those one character on, ascending.
+    cuts: Vec<usize>,
+}
+
+impl PlainText {
+    /// Appends the text's ids and begins anew. Tokenizers give added tokens that are not special
+    /// their ids in plain text as well; where such a token stands, the text is cut inside it.
+    fn encode(
+        &mut self,
+        tokenizer: &Tokenizer,
+        markup: &SpecialTokens,
+        lstrip: bool,
+        ids: &mut Vec<u32>,
+    ) -> super::Result<()> {
+        let PlainText { text, cuts } = std::mem::take(self);
+        let kept = if lstrip { text.trim_end() } else { &text };
+        let places = kept.char_indices().map(|(at, _)| at);
+        let found = places.filter_map(|at| {
+            Some(at..at + markup.at_start_of(&kept[at..]).filter(|t| !t.special)?.text.len())
+        });
+        let mut from = 0;
+        for token in found.collect::<Vec<_>>() {
+            let inside = cuts.partition_point(|cut| *cut <= token.start.max(from));
+            if let Some(&cut) = cuts.get(inside).filter(|cut| **cut < token.end) {
+                ids.extend(tokenizer.encode_piece(&kept[from..cut], ids.is_empty())?);
+                from = cut;
+            }
+        }
+        ids.extend(tokenizer.encode_piece(&kept[from..], ids.is_empty())?);
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -141,6 +185,7 @@ mod tests {
         let token = |(id, text): (u32, &str)| SpecialToken {
             id,
             text: text.into(),
+            special: true,
             lstrip: false,
             rstrip: false,
         };

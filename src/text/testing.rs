@@ -1,7 +1,7 @@
 //! Small vocabularies for tests: GGUF metadata written by hand.
 
 use super::gguf::{self, GgufKeys};
-use super::{TextModel, Tokenizer};
+use super::{TemplateLimits, TextModel, Tokenizer};
 use cresset_models::loader::gguf::Value;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -95,5 +95,6 @@ fn tokenizer(metadata: &Metadata) -> Tokenizer {
 }
 
 pub fn text_model(metadata: &Metadata) -> TextModel {
-    TextModel::from_gguf_metadata(GgufKeys(metadata)).expect("a sound release")
+    TextModel::from_gguf_metadata(GgufKeys(metadata), TemplateLimits::default())
+        .expect("a sound release")
 }

@@ -7,7 +7,8 @@ use super::{Error, Result, gguf};
 use std::sync::Arc;
 use tokenizers::pre_tokenizers::metaspace::PrependScheme;
 use tokenizers::{
-    DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl,
+    AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper,
+    TokenizerImpl,
 };
 
 type Pipeline = TokenizerImpl<
@@ -55,7 +56,7 @@ impl Tokenizer {
 
     pub(super) fn new(source: tokenizers::Tokenizer) -> Result<Self> {
         let source = Arc::new(source);
-        let specials = SpecialTokens::new(special_tokens(&source));
+        let specials = SpecialTokens::new(added_tokens(&source, |token| token.special));
         let model = SharedModel::new(source.clone(), specials.iter().map(|token| token.id));
         let pipeline = |parse_special: bool, pre_tokenizer| {
             pipeline(&source, &model, pre_tokenizer, parse_special)
@@ -128,6 +129,15 @@ impl Tokenizer {
     pub fn specials(&self) -> &SpecialTokens {
         &self.specials
     }
+
+    /// The special tokens, and those added ones that occur in one of the template's `texts`.
+    /// Tokens of white space alone are text: they structure what clients write as well.
+    pub(super) fn markup(&self, texts: &[&str]) -> SpecialTokens {
+        SpecialTokens::new(added_tokens(&self.source, |token| {
+            let is_written = || texts.iter().any(|text| text.contains(&token.content));
+            token.special || (!token.content.trim().is_empty() && is_written())
+        }))
+    }
 }
 
 fn ids(pipeline: &Pipeline, text: &str) -> Result<Vec<u32>> {
@@ -137,13 +147,18 @@ fn ids(pipeline: &Pipeline, text: &str) -> Result<Vec<u32>> {
     Ok(encoding.get_ids().to_vec())
 }
 
-fn special_tokens(source: &tokenizers::Tokenizer) -> Vec<SpecialToken> {
+fn added_tokens(
+    source: &tokenizers::Tokenizer,
+    wanted: impl Fn(&AddedToken) -> bool,
+) -> Vec<SpecialToken> {
     let added = source.get_added_vocabulary().get_added_tokens_decoder();
-    let special = added.iter().filter(|(_, token)| token.special);
-    special
+    added
+        .iter()
+        .filter(|(_, token)| wanted(token))
         .map(|(&id, token)| SpecialToken {
             id,
             text: token.content.clone(),
+            special: token.special,
             lstrip: token.lstrip,
             rstrip: token.rstrip,
         })

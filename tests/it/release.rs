@@ -84,6 +84,7 @@ fn greedy(
 ) -> tokio::sync::mpsc::Receiver<SequenceEvent> {
     let request = GenerateRequest {
         account: AccountId::generate(),
+        application: None,
         priority: 0,
         prompt: Arc::new(prompt.to_vec()),
         sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },

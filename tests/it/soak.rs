@@ -185,6 +185,7 @@ async fn soak(world: &World, visit: impl AsyncFn(u64)) {
 async fn submit(world: &World, models: &[String], draw: u64) {
     let request = GenerateRequest {
         account: AccountId(Uuid::from_u128(u128::from(draw % 3))),
+        application: None,
         priority: (draw % 2) as u8,
         prompt: Arc::new((0..=draw as u32 % 90).map(|token| token % 30).collect()),
         sampling: SamplingParams {

@@ -3,7 +3,7 @@
 
 use super::text_parity::sdist_models;
 use chrono::NaiveDate;
-use cresset::text::{ChatMessage, ChatTemplate, Error};
+use cresset::text::{ChatMessage, ChatTemplate, Error, TemplateLimits};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,7 +22,13 @@ fn template(models: &Path, name: &str) -> Result<ChatTemplate, Error> {
     let source = std::fs::read_to_string(models.join(format!("templates/{name}.jinja"))).unwrap();
     let token = |key: &str| GOLDEN[key].as_str().unwrap();
     let date: NaiveDate = token("date").parse().unwrap();
-    ChatTemplate::with_clock(&source, token("bos_token"), token("eos_token"), move || date.into())
+    ChatTemplate::with_clock(
+        &source,
+        token("bos_token"),
+        token("eos_token"),
+        TemplateLimits::default(),
+        move || date.into(),
+    )
 }
 
 fn digest(text: &str) -> String {

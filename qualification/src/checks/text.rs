@@ -64,9 +64,9 @@ pub(super) fn tokenizer_goldens(input: &mut CheckInput) -> Result<CheckFinding> 
     Ok(CheckFinding::from_wrong(&wrong, goldens.tokenizer.len(), "ids equal the reference's"))
 }
 
-/// The content of a hostile message must not add a single end-of-text id to the prompt.
+/// The content of a hostile message must not add a single id of the markup to the prompt.
 pub(super) fn special_text(input: &mut CheckInput) -> Result<CheckFinding> {
-    let ids = input.subject.eos_ids();
+    let ids = input.subject.markup_ids();
     let mut wrong = Vec::new();
     for id in &ids {
         let text = input.subject.decode(&[*id], false)?;
@@ -75,7 +75,7 @@ pub(super) fn special_text(input: &mut CheckInput) -> Result<CheckFinding> {
             wrong.push(format!("{text:?} (id {id})"));
         }
     }
-    if ids.is_empty() {
+    if input.subject.eos_ids().is_empty() {
         wrong.push("the release has no end-of-text id".into());
     }
     Ok(CheckFinding::from_wrong(&wrong, ids.len(), "no special id from a message's text"))

@@ -17,6 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub fn request(prompt: Vec<u32>, max_tokens: usize) -> GenerateRequest {
     GenerateRequest {
         account: AccountId(Uuid::nil()),
+        application: None,
         priority: 0,
         prompt: prompt.into(),
         sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
