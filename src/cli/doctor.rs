@@ -6,7 +6,7 @@ use super::support::text;
 use crate::catalogue::QualifiedModel;
 use crate::clock::{UnixMillis, shown_now};
 use crate::config::{Config, memory_bytes};
-use crate::node::{self, ComputeDevice};
+use crate::node::{self, ComputeDevice, private_files};
 use crate::server::operator::AdminCommand;
 use crate::store::{Store, StoreConfig};
 use serde::Serialize;
@@ -200,7 +200,7 @@ async fn folder(context: &Context) -> Vec<Finding> {
         let missing = Finding::warning("ledger", what, "cresset init (or cresset quickstart)");
         return std::iter::once(missing).chain(ports(&context.config)).collect();
     }
-    let mut findings = vec![ledger(context).await];
+    let mut findings = vec![ledger(context).await, privacy(&context.data_dir)];
     if let Ok(Some(status)) = context.ask_node(&AdminCommand::Status).await {
         findings.push(node(&status));
         let stored = status["ledger_time_at"].as_u64().unwrap_or(0);
@@ -245,6 +245,19 @@ fn clock(config: &Config, stored: UnixMillis) -> Finding {
             "clock",
             why,
             "set the clock and restart the node; or give a command --accept-clock while the node is stopped",
+        ),
+    }
+}
+
+/// Whether other users of the machine can open what only the node may read.
+fn privacy(data_dir: &Path) -> Finding {
+    let open = private_files::open_to_others(data_dir);
+    match open.first() {
+        None => Finding::good("file rights", "no other user can open the ledger or the records"),
+        Some(first) => Finding::warning(
+            "file rights",
+            format!("other users can open {} files, such as {}", open.len(), first.display()),
+            format!("start the node, or chmod go= {}/*", data_dir.display()),
         ),
     }
 }

@@ -106,6 +106,8 @@ enum CliCommand {
 /// Parses the command line, runs the command, and turns what happened into an exit code.
 pub fn main() -> ExitCode {
     let _armed = crate::failpoint::arm();
+    // What the node writes is its owner's alone, whatever mask the process was started with.
+    rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return refuse_usage(&error),
@@ -157,7 +159,7 @@ async fn dispatch(globals: Globals, command: CliCommand) -> CommandResult {
     logging::start(&context.config.log)?;
     match command {
         CliCommand::Quickstart(arguments) => quickstart::run(context, arguments).await,
-        CliCommand::Serve(arguments) => serve::run(context, arguments).await,
+        CliCommand::Serve(arguments) => serve::run(context, &globals, arguments).await,
         CliCommand::Chat(arguments) => chat::run(context, arguments).await,
         CliCommand::Bench(arguments) => bench::run(context, arguments).await,
         CliCommand::Status(arguments) => status::run(&context, &arguments).await,

@@ -28,7 +28,7 @@ pub(super) struct Arguments {
 }
 
 pub(super) async fn run(context: Context, arguments: Arguments) -> CommandResult {
-    let shutdown = shutdown::on_signal()?;
+    let shutdown = shutdown::on_signal_or_hangup()?;
     let client = shutdown::unless_interrupted(&shutdown, prepare(&context)).await?;
     let asked = shutdown::unless_interrupted(&shutdown, show(&context, &client, &arguments)).await;
     if asked.is_ok() && client.own.is_some() && !arguments.once {

@@ -1,13 +1,16 @@
-//! `cresset serve`: runs the node until a signal ends it.
+//! `cresset serve`: runs the node until a signal ends it. SIGHUP reads again what may change while
+//! it runs.
 
-use super::support::context::Context;
+use super::support::context::{Context, Globals, load_config};
 use super::support::output::{CommandResult, note};
 use super::support::{node_client, shutdown, values};
-use crate::config::Override;
-use crate::node::PortFallback;
+use crate::config::{LoadedConfig, Override};
+use crate::node::{PortFallback, RunningNode};
 use clap::Args;
 use serde_json::json;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use tokio::signal::unix::{SignalKind, signal};
 
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
@@ -15,7 +18,8 @@ use std::net::SocketAddr;
   cresset serve --model smollm2-135m-instruct          this one stays loaded, others come and go
   cresset serve --listen 127.0.0.1:0
 Models are loaded when a request names them, and the least recently used one makes room (engine.memory_mib).
-SIGTERM or Ctrl-C drains: nothing new is taken, running requests finish. A second one ends at once.")]
+SIGTERM or Ctrl-C drains: nothing new is taken, running requests finish. A second one ends at once.
+SIGHUP serves models that were qualified meanwhile, and logs which changed settings need a restart.")]
 pub(super) struct Arguments {
     /// Load this model, by name or id, at the start and keep it loaded; may be given more than once
     /// [default: at the start as many of the qualified models as fit; none of them is kept loaded]
@@ -43,8 +47,13 @@ impl Arguments {
     }
 }
 
-pub(super) async fn run(context: Context, arguments: Arguments) -> CommandResult {
+pub(super) async fn run(
+    context: Context,
+    globals: &Globals,
+    arguments: Arguments,
+) -> CommandResult {
     let shutdown = shutdown::on_signal()?;
+    let mut hangup = signal(SignalKind::hangup())?;
     let starting = node_client::start(context.assembly()?, PortFallback::None, &arguments.model);
     let running = shutdown::unless_interrupted(&shutdown, starting).await?;
     let ready = json!({
@@ -54,8 +63,53 @@ pub(super) async fn run(context: Context, arguments: Arguments) -> CommandResult
         "models": running.models(),
     });
     context.output.line(&ready, format!("listening on {}", running.public_url()))?;
-    shutdown.cancelled().await;
+    loop {
+        tokio::select! {
+            () = shutdown.cancelled() => break,
+            _ = hangup.recv() => reload(&context, globals, &arguments, &running).await,
+        }
+    }
     note("draining: nothing new is taken; a second signal ends at once");
     running.drain().await;
     Ok(())
+}
+
+/// Takes over what can change while the node runs, and logs the rest. A failure changes nothing.
+async fn reload(
+    context: &Context,
+    globals: &Globals,
+    arguments: &Arguments,
+    running: &RunningNode,
+) {
+    let offered = match context.assembly() {
+        Ok(assembly) => assembly.offer_news(running).await.map_err(|why| why.to_string()),
+        Err(why) => Err(why.to_string()),
+    };
+    match offered {
+        Ok(names) if names.is_empty() => tracing::info!("SIGHUP: no further model is qualified"),
+        Ok(names) => tracing::info!(models = names.join(", "), "SIGHUP: now served too"),
+        Err(why) => tracing::error!(why, "SIGHUP: the models were not read again"),
+    }
+    match load_config(globals, &context.data_dir, &arguments.overrides()) {
+        Ok(loaded) => {
+            let keys = changed(context, loaded).join(", ");
+            if keys.is_empty() {
+                tracing::info!("SIGHUP: no setting has changed");
+            } else {
+                tracing::warn!(keys, "SIGHUP: these settings have changed and need a restart");
+            }
+        }
+        Err(why) => tracing::error!(%why, "SIGHUP: the configuration cannot be read"),
+    }
+}
+
+/// The keys of the settings that differ from those the node runs with.
+fn changed(context: &Context, loaded: LoadedConfig) -> Vec<String> {
+    let rows = |loaded: LoadedConfig| loaded.rows().into_iter().map(|row| (row.key, row.value));
+    let now: BTreeMap<_, _> = rows(loaded).collect();
+    let running = LoadedConfig { config: context.config.clone(), origins: BTreeMap::new() };
+    let running: BTreeMap<_, _> = rows(running).collect();
+    let differs = |key: &&String| now.get(*key) != running.get(*key);
+    let keys: BTreeSet<&String> = now.keys().chain(running.keys()).collect();
+    keys.into_iter().filter(differs).cloned().collect()
 }

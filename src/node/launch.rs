@@ -4,14 +4,13 @@
 #![expect(clippy::disallowed_methods, reason = "the start is timed")]
 
 use super::models::cannot_load;
-use super::{Assembly, NodeError, ledger};
+use super::{Assembly, NodeError, ledger, open_files, private_files};
 use crate::catalogue::QualifiedModel;
 use crate::clock::SystemClock;
 use crate::ids::ModelId;
 use crate::request::Services;
 use crate::server;
 use crate::server::operator::{self, Live, LongCommands, socket, status};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -41,14 +40,6 @@ pub enum StartEvent {
 
 /// Receives the events of a start, in order.
 type Watcher<'a> = &'a mut dyn FnMut(StartEvent);
-
-/// Many systems let a process have 1 024 files open until it asks for more: fewer than the
-/// connections a node may have.
-fn raise_file_limit() {
-    let limit = getrlimit(Resource::Nofile);
-    // If this is refused, connections wait until others end.
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
-}
 
 async fn bind(
     address: SocketAddr,
@@ -89,7 +80,9 @@ impl Assembly {
         watcher: Watcher<'_>,
     ) -> Result<RunningNode, NodeError> {
         // Both listeners are bound before anything slow starts.
-        raise_file_limit();
+        open_files::raise_limit();
+        let told = [open_files::note(&self.config.http), private_files::make(&self.data_dir)];
+        told.into_iter().flatten().for_each(|text| watcher(StartEvent::Note(text)));
         let listen = &self.config.listen;
         let public = bind(listen.public, "--listen", fallback, watcher).await?;
         let operator = bind(listen.operator, "--operator", fallback, watcher).await?;
@@ -121,7 +114,7 @@ impl Assembly {
     /// Makes the models known to the node's pool, the first `pinned` ones for good. Other models
     /// that cannot be read, or can never be loaded, are left out. Returns the offered ones in the
     /// same order.
-    async fn offer(
+    pub(super) async fn offer(
         &self,
         node: &Services,
         models: Vec<QualifiedModel>,
@@ -195,7 +188,7 @@ impl RunningNode {
             long_commands: LongCommands::default(),
         });
         let (stop, mut surfaces) = (CancellationToken::new(), JoinSet::new());
-        let limits = live.node.config.http.clone();
+        let [_, limits] = open_files::limited(&live.node.config.http);
         let (routes, stopped) = (operator::router(live.clone()), stop.clone());
         surfaces.spawn(async move { server::serve(operator, routes, &limits, stopped).await });
         let listener = socket::bind(data_dir).map_err(|error| {
@@ -210,9 +203,14 @@ impl RunningNode {
     /// Serves the public surface on `listener`.
     pub fn accept_clients(&mut self, listener: TcpListener) {
         let node = self.live.node.clone();
-        let (limits, stopped) = (node.config.http.clone(), self.stop.clone());
+        let [limits, _] = open_files::limited(&node.config.http);
+        let stopped = self.stop.clone();
         let routes = server::router(node);
         self.surfaces.spawn(async move { server::serve(listener, routes, &limits, stopped).await });
+    }
+
+    pub(super) fn services(&self) -> &Services {
+        &self.live.node
     }
 
     /// The address at which clients are accepted.

@@ -6,6 +6,9 @@ mod launch;
 pub mod ledger;
 mod load;
 mod models;
+mod open_files;
+pub mod private_files;
+mod reload;
 mod subject;
 
 pub use device::ComputeDevice;

@@ -7,6 +7,7 @@ use super::live::{Admission, LiveRequest, Subscription};
 use super::plan::{IncomingRequest, RequestPlan, prepare};
 use super::services::Services;
 use crate::clock::UnixMillis;
+use crate::ids::CredentialId;
 use crate::ledger::{Refusal, RequestRecord, Seen, idempotency};
 use bytes::Bytes;
 use std::sync::Arc;
@@ -66,7 +67,8 @@ async fn join(
         return Err(Refusal::FingerprintMismatch.into());
     }
     services.metrics.attaches.inc();
-    follow(live, subscribe(services, live)?, created_at).await
+    let credential = request.caller.credential.id;
+    follow(live, credential, subscribe(services, live, credential)?, created_at).await
 }
 
 /// Looks into the ledger.
@@ -108,13 +110,16 @@ async fn start(services: &Arc<Services>, plan: RequestPlan) -> Result<Next, Requ
     let live = plan.live.clone();
     // The subscription comes before the start, because a stream without listeners counts as
     // abandoned.
-    let subscription = subscribe(services, &live)?;
+    let credential = live.credential;
+    let subscription = subscribe(services, &live, credential)?;
     if !services.live.insert(&live) {
         return Ok(Next::Retry);
     }
     services.tasks.spawn(lifecycle::run(services.clone(), plan));
     match live.admission().await {
-        Admission::Admitted { created_at } => follow(&live, subscription, created_at).await,
+        Admission::Admitted { created_at } => {
+            follow(&live, credential, subscription, created_at).await
+        }
         Admission::Superseded => Ok(Next::Retry),
         Admission::Refused(error) => Err(error),
     }
@@ -124,22 +129,24 @@ async fn start(services: &Arc<Services>, plan: RequestPlan) -> Result<Next, Requ
 fn subscribe(
     services: &Services,
     live: &Arc<LiveRequest>,
+    credential: CredentialId,
 ) -> Result<Option<Subscription>, RequestError> {
     if !live.stream {
         return Ok(None);
     }
     let limit = services.config.requests.max_subscribers;
-    Subscription::new(live, limit).map(Some).ok_or(RequestError::InProgress)
+    Subscription::new(live, credential, limit).map(Some).ok_or(RequestError::InProgress)
 }
 
 async fn follow(
     live: &LiveRequest,
+    credential: CredentialId,
     subscription: Option<Subscription>,
     created_at: UnixMillis,
 ) -> Result<Next, RequestError> {
     let found = match subscription {
         Some(deltas) => AnswerSource::Stream { created_at, deltas },
-        None => AnswerSource::Body(live.ended().await?),
+        None => AnswerSource::Body(live.ended_for(credential).await?),
     };
     Ok(Next::Answer(found))
 }

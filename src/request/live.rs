@@ -8,7 +8,7 @@ use super::error::RequestError;
 use super::transcript::{TextDelta, TokenScores};
 use crate::clock::UnixMillis;
 use crate::ids::{AccountId, CredentialId};
-use crate::ledger::{FinishReason, Microcredits, RequestKey, Usage};
+use crate::ledger::{FinishReason, Microcredits, Refusal, RequestKey, Usage};
 use bytes::Bytes;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -59,7 +59,13 @@ struct LiveProgress {
     deltas: Vec<Arc<Delta>>,
     /// The rendered body of a completed answer, or why there is none.
     end: Option<Result<Bytes, RequestError>>,
+    /// Credentials revoked since the request began. They get no more of it, though it goes on for
+    /// the credential that started it.
+    revoked: Vec<CredentialId>,
 }
+
+/// The answer to a listener whose credential was revoked.
+const REVOKED: RequestError = RequestError::Ledger(Refusal::CredentialInvalid);
 
 /// One attempt from its claim to its end.
 #[derive(Debug)]
@@ -124,6 +130,15 @@ impl LiveRequest {
         });
     }
 
+    /// Waits for the end, or for the revocation of `credential`, and returns the rendered body.
+    pub async fn ended_for(&self, credential: CredentialId) -> Result<Bytes, RequestError> {
+        let mut revoked = self.progress.subscribe();
+        tokio::select! {
+            end = self.ended() => end,
+            _ = revoked.wait_for(|progress| progress.revoked.contains(&credential)) => Err(REVOKED),
+        }
+    }
+
     /// Waits for the end and returns the rendered body.
     pub async fn ended(&self) -> Result<Bytes, RequestError> {
         let mut progress = self.progress.subscribe();
@@ -174,26 +189,34 @@ impl LiveRequest {
 #[derive(Debug)]
 pub struct Subscription {
     live: Arc<LiveRequest>,
+    credential: CredentialId,
     progress: watch::Receiver<LiveProgress>,
     read: usize,
 }
 
 impl Subscription {
     /// `None` when the request has `limit` listeners already.
-    pub fn new(live: &Arc<LiveRequest>, limit: usize) -> Option<Self> {
+    pub fn new(live: &Arc<LiveRequest>, credential: CredentialId, limit: usize) -> Option<Self> {
         let entered = live.listeners.send_if_modified(|count| {
             let room = *count < limit;
             *count += usize::from(room);
             room
         });
-        entered.then(|| Self { live: live.clone(), progress: live.progress.subscribe(), read: 0 })
+        let progress = live.progress.subscribe();
+        entered.then(|| Self { live: live.clone(), credential, progress, read: 0 })
     }
 
-    /// The next delta; `None` once the request has completed. Dropping the future loses nothing.
+    /// The next delta; `None` once the request has completed. A listener whose credential was
+    /// revoked gets no further one. Dropping the future loses nothing.
     pub async fn next(&mut self) -> Result<Option<Arc<Delta>>, RequestError> {
-        let read = self.read;
-        let ready = self.progress.wait_for(|p| p.deltas.len() > read || p.end.is_some()).await;
+        let (read, credential) = (self.read, self.credential);
+        let is_revoked = |p: &LiveProgress| p.revoked.contains(&credential);
+        let is_ready = |p: &LiveProgress| p.deltas.len() > read || p.end.is_some() || is_revoked(p);
+        let ready = self.progress.wait_for(is_ready).await;
         let progress = ready.map_err(|_| RequestError::GenerationFailed)?;
+        if is_revoked(&progress) {
+            return Err(REVOKED);
+        }
         if let Some(delta) = progress.deltas.get(read) {
             self.read += 1;
             return Ok(Some(delta.clone()));
@@ -244,10 +267,14 @@ impl LiveRequests {
         self.len() == 0
     }
 
-    /// Stops the requests of a revoked credential as if their owner had cancelled them. To be
-    /// called once the revocation is durable.
+    /// Stops the requests of a revoked credential as if their owner had cancelled them, and ends
+    /// its listening to those that others started. To be called once the revocation is durable.
     pub fn cancel_credential(&self, credential: CredentialId) {
         self.stop_where(StopRequest::Cancelled, |live| live.credential == credential);
+        let all = self.lock();
+        for live in all.values().filter(|live| live.credential != credential) {
+            live.progress.send_modify(|progress| progress.revoked.push(credential));
+        }
     }
 
     /// Stops the requests of a suspended account in the same way.
@@ -306,12 +333,12 @@ mod tests {
     #[tokio::test]
     async fn late_and_early_listeners_read_the_same() {
         let live = live(true);
-        let early = tokio::spawn(read_all(Subscription::new(&live, 4).unwrap()));
+        let early = tokio::spawn(read_all(Subscription::new(&live, live.credential, 4).unwrap()));
         for text in ["a", "b", "c"] {
             live.publish(delta(text));
             tokio::task::yield_now().await;
         }
-        let late = Subscription::new(&live, 4).unwrap();
+        let late = Subscription::new(&live, live.credential, 4).unwrap();
         live.end(Ok("body".into()));
         live.end(Err(RequestError::GenerationFailed));
         let expect = (vec![delta("a"), delta("b"), delta("c")], Ok(()));
@@ -321,11 +348,34 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_revoked_credential_hears_no_more_while_others_do() {
+        let (requests, live) = (LiveRequests::default(), live(true));
+        let guest = CredentialId::generate();
+        requests.insert(&live);
+        let own = tokio::spawn(read_all(Subscription::new(&live, live.credential, 4).unwrap()));
+        let mut heard = Subscription::new(&live, guest, 4).unwrap();
+        let waiting = {
+            let live = live.clone();
+            tokio::spawn(async move { live.ended_for(guest).await })
+        };
+        live.publish(delta("a"));
+        assert_eq!(heard.next().await, Ok(Some(Arc::new(delta("a")))));
+        live.publish(delta("b"));
+        requests.cancel_credential(guest);
+        assert_eq!(heard.next().await, Err(REVOKED), "what it had not read yet is kept back");
+        assert_eq!(waiting.await.unwrap(), Err(REVOKED));
+        let mut late = Subscription::new(&live, guest, 4).unwrap();
+        assert_eq!(late.next().await, Err(REVOKED));
+        live.end(Ok("body".into()));
+        assert_eq!(own.await.unwrap(), (vec![delta("a"), delta("b")], Ok(())));
+    }
+
+    #[tokio::test]
     async fn a_failure_comes_after_the_events_before_it() {
         let live = live(true);
         live.publish(delta("a"));
         live.end(Err(RequestError::DeadlineExceeded));
-        let seen = read_all(Subscription::new(&live, 1).unwrap()).await;
+        let seen = read_all(Subscription::new(&live, live.credential, 1).unwrap()).await;
         assert_eq!(seen, (vec![delta("a")], Err(RequestError::DeadlineExceeded)));
     }
 
@@ -343,11 +393,11 @@ mod tests {
     #[test]
     fn seats_are_limited_and_given_back() {
         let live = live(true);
-        let first = Subscription::new(&live, 2).unwrap();
-        let _second = Subscription::new(&live, 2).unwrap();
-        assert!(Subscription::new(&live, 2).is_none());
+        let first = Subscription::new(&live, live.credential, 2).unwrap();
+        let _second = Subscription::new(&live, live.credential, 2).unwrap();
+        assert!(Subscription::new(&live, live.credential, 2).is_none());
         drop(first);
-        assert!(Subscription::new(&live, 2).is_some());
+        assert!(Subscription::new(&live, live.credential, 2).is_some());
     }
 
     /// Panics when `waiting` ends before a moment that is well inside the grace has passed.
@@ -362,13 +412,13 @@ mod tests {
     #[tokio::test]
     async fn a_stream_without_a_listener_ends_after_the_grace() {
         let live = live(true);
-        let seat = Subscription::new(&live, 1).unwrap();
+        let seat = Subscription::new(&live, live.credential, 1).unwrap();
         let waiting = live.stop_requested(GRACE);
         tokio::pin!(waiting);
         check_waits(waiting.as_mut()).await;
         drop(seat);
         check_waits(waiting.as_mut()).await;
-        let back = Subscription::new(&live, 1).unwrap();
+        let back = Subscription::new(&live, live.credential, 1).unwrap();
         tokio::time::sleep(GRACE).await;
         check_waits(waiting.as_mut()).await;
         drop(back);

@@ -130,6 +130,10 @@ pub(super) trait LedgerReader: Send + Sync + 'static {
 
     /// Free bytes where the ledger is kept; `None` where that cannot be told.
     fn free_bytes(&self) -> Option<u64>;
+
+    /// Whether what was opened is still found where it was: a ledger that was removed or replaced
+    /// loses all that is written from then on.
+    fn is_in_place(&self) -> bool;
 }
 
 /// The rows as one transaction sees and changes them, and its time.

@@ -290,9 +290,10 @@ impl Store {
         health.reachable() && health.trusted().is_ok()
     }
 
-    /// True while new requests are refused because there is too little disk space.
-    pub fn is_space_low(&self) -> bool {
-        self.inner.shared.is_space_low()
+    /// Why new requests are refused although the ledger works: too little disk space, or files that
+    /// are no longer in their place.
+    pub fn admits_nothing_because(&self) -> Option<&'static str> {
+        self.inner.shared.admits_nothing_because()
     }
 
     fn enqueue(&self, action: WriteAction) -> oneshot::Receiver<StoreResult<Outcome>> {

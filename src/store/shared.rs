@@ -13,6 +13,11 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+const SPACE_LOW: &str = "less space is free where the data folder is than requests.min_free_mib, \
+                         and new requests are refused: make room";
+const MOVED: &str = "the files of the data folder were removed or replaced while the node runs, and \
+                     what it writes would be lost: stop it, put the folder in order, start it again";
+
 pub(super) struct StoreShared {
     pub reader: Arc<dyn LedgerReader>,
     pub clock: Arc<dyn Clock>,
@@ -56,9 +61,14 @@ impl StoreShared {
         self.floor.store(stored.0, Ordering::Relaxed);
     }
 
-    /// Whether free space is below the limit. If it cannot be measured, it counts as enough.
-    pub(super) fn is_space_low(&self) -> bool {
-        self.reader.free_bytes().is_some_and(|free| free < self.min_free_bytes)
+    /// Why new requests are refused now although the ledger works. Free space that cannot be
+    /// measured counts as enough.
+    pub(super) fn admits_nothing_because(&self) -> Option<&'static str> {
+        if !self.reader.is_in_place() {
+            return Some(MOVED);
+        }
+        let low = self.reader.free_bytes().is_some_and(|free| free < self.min_free_bytes);
+        low.then_some(SPACE_LOW)
     }
 
     /// Checks everything stored; a violation stops admissions.

@@ -31,9 +31,9 @@ const MAX_BATCH: usize = 256;
 /// Reservations of earlier boots released in one transaction. It bounds the memory of a recovery,
 /// and 1 000 releases still share one sync.
 const RECOVERY_BATCH: usize = 1_000;
-/// How long a measurement of the free space is used. Admissions of one second use up far less than
-/// the space that `requests.min_free_mib` keeps free.
-const SPACE_CHECK: Duration = Duration::from_secs(1);
+/// How long a look at the files and their free space is used. Admissions of one second use up far
+/// less than the space that `requests.min_free_mib` keeps free.
+const PLACE_CHECK: Duration = Duration::from_secs(1);
 /// The time between two sweeps. Retention is counted in hours, so a minute is exact enough.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_mins(1);
 /// Pause before the first attempt to reopen, doubled after each failure. A short disturbance is
@@ -52,7 +52,7 @@ pub(super) struct Writer<B> {
     retry: Duration,
     next_retry: Instant,
     next_maintenance: Instant,
-    space_checked: Option<(Instant, bool)>,
+    place_checked: Option<(Instant, Option<&'static str>)>,
 }
 
 /// Ends the process when a panic unwinds past it.
@@ -78,7 +78,7 @@ impl<B: Backend> Writer<B> {
             retry: FIRST_RETRY,
             next_retry: now,
             next_maintenance: now,
-            space_checked: None,
+            place_checked: None,
         }
     }
 
@@ -194,7 +194,8 @@ impl<B: Backend> Writer<B> {
     }
 
     /// Admissions, grants and accounts, which may come with a grant, need a ledger that no check
-    /// found broken; admissions also need free disk space, so that they can be ended.
+    /// found broken; admissions also need free disk space, so that they can be ended, and files in
+    /// their place.
     fn permit(&mut self, command: &Command) -> Result<(), String> {
         if matches!(
             command,
@@ -202,25 +203,24 @@ impl<B: Backend> Writer<B> {
         ) {
             self.shared.health.trusted()?;
         }
-        if matches!(command, Command::Admit(_)) && self.is_space_low() {
-            return Err("less disk space is free than requests.min_free_mib: make room".into());
+        let is_admission = matches!(command, Command::Admit(_));
+        match self.admits_nothing_because() {
+            Some(why) if is_admission => Err(why.into()),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
-    fn is_space_low(&mut self) -> bool {
-        let fresh = |(at, _): &(Instant, bool)| at.elapsed() < SPACE_CHECK;
-        if let Some((_, low)) = self.space_checked.filter(fresh) {
-            return low;
+    fn admits_nothing_because(&mut self) -> Option<&'static str> {
+        let fresh = |(at, _): &(Instant, Option<&'static str>)| at.elapsed() < PLACE_CHECK;
+        if let Some((_, reason)) = self.place_checked.filter(fresh) {
+            return reason;
         }
-        let low = self.shared.is_space_low();
-        if low {
-            tracing::error!(
-                "less space is free where the data folder is than requests.min_free_mib: new requests are refused"
-            );
+        let reason = self.shared.admits_nothing_because();
+        if let Some(why) = reason {
+            tracing::error!(why, "the ledger admits nothing");
         }
-        self.space_checked = Some((Instant::now(), low));
-        low
+        self.place_checked = Some((Instant::now(), reason));
+        reason
     }
 
     fn acknowledge(&self, jobs: Vec<WriteJob>, results: Vec<StoreResult<Outcome>>) {
@@ -298,6 +298,8 @@ impl<B: Backend> Writer<B> {
             return;
         }
         self.next_maintenance = Instant::now() + MAINTENANCE_INTERVAL;
+        // Without requests, too, an operator has to learn of it.
+        self.admits_nothing_because();
         match panic::catch_unwind(AssertUnwindSafe(|| self.sweep())) {
             Ok(Ok(true)) => self.next_maintenance = Instant::now(),
             Ok(Ok(false)) => {}

@@ -1,4 +1,5 @@
-//! SIGINT and SIGTERM: the first asks for a clean end, the second ends at once.
+//! SIGINT and SIGTERM: the first asks for a clean end, the second ends at once. A command whose
+//! terminal is closed ends cleanly, too.
 
 use super::output::{CommandError, CommandResult};
 use std::future::Future;
@@ -7,6 +8,17 @@ use tokio_util::sync::CancellationToken;
 
 /// Exit code of a process that got a second signal.
 const ENDED_BY_FORCE: i32 = 1;
+
+/// A token that is cancelled by the first signal or when the terminal is closed.
+pub(crate) fn on_signal_or_hangup() -> CommandResult<CancellationToken> {
+    let (token, mut hangup) = (on_signal()?, signal(SignalKind::hangup())?);
+    let ended = token.clone();
+    tokio::spawn(async move {
+        hangup.recv().await;
+        ended.cancel();
+    });
+    Ok(token)
+}
 
 /// A token that is cancelled by the first signal. The second ends the process.
 pub(crate) fn on_signal() -> CommandResult<CancellationToken> {

@@ -16,10 +16,8 @@ pub fn not_ready_because(node: &Services) -> Option<&'static str> {
         Some(
             "the ledger does not commit, or an audit of it failed: see the log and `cresset ledger audit`",
         )
-    } else if node.store.is_space_low() {
-        Some(
-            "less space is free where the data folder is than requests.min_free_mib, and new requests are refused: make room",
-        )
+    } else if let Some(reason) = node.store.admits_nothing_because() {
+        Some(reason)
     } else if node.pool.is_ready() {
         None
     } else if node.pool.views().iter().any(|view| view.failure.is_some()) {

@@ -55,7 +55,7 @@ pub(in crate::store) fn restore(
         remove_leftover(&folder.unfinished(file))?;
     }
     let ledger = folder.unfinished(File::Ledger);
-    fs::copy(from, &ledger).map_err(|error| {
+    disk::copy_private(from, &ledger).map_err(|error| {
         disk::unusable(
             from,
             "cannot be copied; check its name, who may read it, and free space",

@@ -5,10 +5,13 @@ use super::rows::FileIdentity;
 use super::schema;
 use crate::store::{StoreError, StoreResult};
 use redb::{Builder, Database, DatabaseError};
+use std::collections::HashMap;
 use std::fs::{self, OpenOptions, TryLockError};
 use std::io::{self, Read};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Memory that each database may use for its pages, bytes. The pages of a ledger in daily use fit,
 /// so that most look-ups do not reach the disk.
@@ -16,6 +19,8 @@ const CACHE_BYTES: usize = 128 << 20;
 /// The first bytes of every redb file.
 const MAGIC: [u8; 9] = *b"redb\x1a\x0a\xa9\x0d\x0a";
 const LOCK: &str = "lock";
+/// The files hold answers and names, and whoever can open the lock can hold it.
+const OWNER_ONLY: u32 = 0o600;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum File {
@@ -46,23 +51,45 @@ pub(super) trait Disk: Send + Sync + 'static {
     /// Opens an existing database after checking every page of it. Never creates one.
     fn open(&self, file: File) -> StoreResult<Database>;
     fn free_bytes(&self) -> io::Result<u64>;
+    /// Whether the files are still found under their names.
+    fn is_in_place(&self) -> bool {
+        true
+    }
+}
+
+/// Device and inode: which file of the machine a name stands for.
+type FileNumber = (u64, u64);
+
+fn number(found: &fs::Metadata) -> FileNumber {
+    (found.dev(), found.ino())
+}
+
+fn number_at(path: &Path) -> Option<FileNumber> {
+    fs::metadata(path).ok().map(|found| number(&found))
 }
 
 /// A locked folder of the file system.
 pub(super) struct LockedFolder {
     dir: PathBuf,
     /// The lock is held until this is dropped with the last handle of the store.
-    _lock: fs::File,
+    lock: fs::File,
+    /// The databases as they were when they were opened, to notice that one was replaced.
+    opened: Mutex<HashMap<File, FileNumber>>,
 }
 
 impl LockedFolder {
     /// Locks the folder for this process; `InUse` when another process has it.
     pub(super) fn lock(dir: &Path) -> StoreResult<Self> {
         let path = dir.join(LOCK);
-        let opened = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
+        let opened = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(OWNER_ONLY)
+            .open(&path);
         let lock = opened.map_err(|error| unusable(dir, UNLOCKED, &error))?;
         match lock.try_lock() {
-            Ok(()) => Ok(Self { dir: dir.to_owned(), _lock: lock }),
+            Ok(()) => Ok(Self { dir: dir.to_owned(), lock, opened: Mutex::default() }),
             Err(TryLockError::WouldBlock) => {
                 Err(StoreError::InUse(format!("{} is in use by another process", dir.display())))
             }
@@ -82,6 +109,10 @@ impl LockedFolder {
         self.dir.join(file.unfinished())
     }
 
+    fn opened(&self) -> MutexGuard<'_, HashMap<File, FileNumber>> {
+        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Gives a completed file its name, durably.
     pub(super) fn finish(&self, file: File) -> StoreResult {
         rename(&self.unfinished(file), &self.path(file))
@@ -92,7 +123,17 @@ impl Disk for LockedFolder {
     fn open(&self, file: File) -> StoreResult<Database> {
         let path = self.path(file);
         check_schema(&path, file)?;
-        open_existing(&path)
+        let database = open_existing(&path)?;
+        if let Some(number) = number_at(&path) {
+            self.opened().insert(file, number);
+        }
+        Ok(database)
+    }
+
+    fn is_in_place(&self) -> bool {
+        let lock = self.lock.metadata().ok().map(|found| number(&found));
+        number_at(&self.dir.join(LOCK)) == lock
+            && self.opened().iter().all(|(&file, &at)| number_at(&self.path(file)) == Some(at))
     }
 
     fn free_bytes(&self) -> io::Result<u64> {
@@ -101,9 +142,16 @@ impl Disk for LockedFolder {
     }
 }
 
+/// Copies a file to one that only its owner may read, whoever may read the original.
+pub(super) fn copy_private(from: &Path, to: &Path) -> io::Result<()> {
+    let mut target =
+        OpenOptions::new().write(true).create(true).truncate(true).mode(OWNER_ONLY).open(to)?;
+    io::copy(&mut fs::File::open(from)?, &mut target).map(drop)
+}
+
 /// Creates a database in a file that must not exist yet.
 pub(super) fn create(path: &Path) -> StoreResult<Database> {
-    let fresh = OpenOptions::new().write(true).create_new(true).open(path);
+    let fresh = OpenOptions::new().write(true).create_new(true).mode(OWNER_ONLY).open(path);
     fresh.map_err(|error| unusable(path, UNWRITTEN, &error))?;
     let created = builder().create(path);
     created.map_err(|error| unusable(path, UNWRITTEN, &error))

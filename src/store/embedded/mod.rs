@@ -124,6 +124,10 @@ impl LedgerReader for EmbeddedBackend {
     fn free_bytes(&self) -> Option<u64> {
         self.disk.free_bytes().ok()
     }
+
+    fn is_in_place(&self) -> bool {
+        self.disk.is_in_place()
+    }
 }
 
 impl Backend for EmbeddedBackend {
