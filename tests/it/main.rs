@@ -25,6 +25,7 @@ mod isolation;
 mod lifecycle;
 mod model_pool;
 mod models;
+mod neighbours;
 mod old_folders;
 mod openapi;
 mod operator;
