@@ -2,13 +2,13 @@
 
 use super::support::context::Context;
 use super::support::listing::{self, Listing};
-use super::support::output::print;
-use super::support::output::{CommandResult, Render};
+use super::support::output::{CommandResult, Render, print};
 use super::support::{text, values};
 use crate::ids::AccountId;
 use crate::ledger::Bucket;
 use crate::server::operator::AdminCommand;
 use clap::Subcommand;
+use serde_json::Value;
 use std::cell::Cell;
 
 const COLUMNS: &[&str] = &[

@@ -93,6 +93,7 @@ fn canary(model: &ServedModel, patience: Duration) -> GenerateRequest {
     let prompt = model.text.encode_chat(&[question]).unwrap_or_else(|_| vec![0]);
     GenerateRequest {
         account: AccountId(Uuid::nil()),
+        application: None,
         priority: u8::MAX,
         prompt: Arc::new(prompt),
         sampling: SamplingParams::default(),

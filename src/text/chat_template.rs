@@ -111,7 +111,9 @@ impl ChatTemplate {
     /// Whether two values of the field, or its absence, make different prompts. A template that
     /// refuses the conversation may refuse it for the field.
     fn writes(&self, role: &str, field: &str) -> bool {
-        let prompt = |value: Option<&str>| self.fill(&self.probe(role, field, value), None, true);
+        let prompt = |value: Option<&str>| {
+            self.fill(&self.probe(role, field, value), None, true, &Unwanted::default())
+        };
         // Some templates demand an id of nine characters.
         let (Ok(one), Ok(other)) = (prompt(Some("probe0001")), prompt(Some("probe0002"))) else {
             return true;

@@ -7,8 +7,8 @@ use crate::clock::UnixMillis;
 use crate::config::Config;
 use crate::ids::{AccountId, ApplicationId, CredentialId, RequestId};
 use crate::ledger::{
-    AccountStatus, Bucket, BucketAmounts, Command, Credential, CredentialKind, Microcredits, Outcome,
-    Refusal, RequestRecord, secret,
+    AccountStatus, Bucket, BucketAmounts, Command, Credential, CredentialKind, Microcredits,
+    Outcome, Refusal, RequestRecord, secret,
 };
 use crate::request;
 use crate::store::{Store, StoreError};

@@ -166,7 +166,8 @@ mod tests {
         let config = Config::default();
         let operator = Operator { store, config: &config, live: None };
         let (name, premium) = ("a".to_owned(), 1 << 40);
-        let create = AdminCommand::AccountCreate { name, plan: None, trial: 0, premium };
+        let create =
+            AdminCommand::AccountCreate { name, plan: None, trial: 0, premium, reference: None };
         let account = serde_json::from_value(operator.execute(create).await.unwrap()["id"].take());
         let account = account.unwrap();
         let create = AdminCommand::KeyCreate { account, label: None, expires_at: None };
@@ -189,6 +190,7 @@ mod tests {
             prices: Prices { revision: 1, input: 1, cached_input: 1, output: 1 },
             max_concurrent: u32::MAX,
             retention_ms: u64::MAX,
+            crash_block_ms: u64::MAX,
         }
     }
 

@@ -20,7 +20,7 @@ const CACHE_BYTES: usize = 128 << 20;
 const MAGIC: [u8; 9] = *b"redb\x1a\x0a\xa9\x0d\x0a";
 const LOCK: &str = "lock";
 /// The files hold answers and names, and whoever can open the lock can hold it.
-const OWNER_ONLY: u32 = 0o600;
+pub(super) const OWNER_ONLY: u32 = 0o600;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum File {

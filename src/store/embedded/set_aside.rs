@@ -6,7 +6,7 @@ use super::disk::{self, File, LockedFolder};
 use crate::store::StoreResult;
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Gives both files of the folder, where they exist, a second name. Returns the names. With
@@ -66,7 +66,11 @@ fn link(path: &Path, name: &Path) -> io::Result<bool> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(true),
         // Some file systems have no hard links, so the file is copied.
         Err(_) => {
-            let mut copy = fs::OpenOptions::new().write(true).create_new(true).open(name)?;
+            let mut copy = fs::OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .mode(disk::OWNER_ONLY)
+                .open(name)?;
             io::copy(&mut fs::File::open(path)?, &mut copy)?;
             copy.sync_all()?;
         }
