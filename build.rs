@@ -16,7 +16,7 @@ fn main() {
     println!("cargo:rerun-if-env-changed=SOURCE_DATE_EPOCH");
     let given = std::env::var("SOURCE_DATE_EPOCH").ok();
     let seconds = given.and_then(|text| text.trim().parse().ok()).or_else(last_commit);
-    println!("cargo:rustc-env=CRESSET_BUILT_AT={}", seconds.unwrap_or(0));
+    println!("cargo:rustc-env=BUILT_AT_SECONDS={}", seconds.unwrap_or(0));
 }
 
 /// The time of the last commit, or of this build if that is earlier, seconds since 1970; `None`

@@ -36,7 +36,7 @@ impl fmt::Display for UnixMillis {
 
 /// The date of the executable: no right clock shows an earlier time to it.
 pub fn built_at() -> UnixMillis {
-    let seconds: u64 = env!("CRESSET_BUILT_AT").parse().unwrap_or(0);
+    let seconds: u64 = env!("BUILT_AT_SECONDS").parse().unwrap_or(0);
     UnixMillis(seconds.saturating_mul(1_000))
 }
 

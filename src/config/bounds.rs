@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn every_setting_is_described_and_every_number_has_a_unit() {
-        const UNITS: [&str; 19] = [
+        const UNITS: [&str; 20] = [
             "threads",
             "MiB",
             "bytes",
@@ -241,6 +241,7 @@ mod tests {
             "requests",
             "priority",
             "subscribers",
+            "steps",
         ];
         let (schema, values) = (Config::schema(), Config::default().values());
         for setting in settings(&schema, &values) {

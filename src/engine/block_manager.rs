@@ -359,18 +359,15 @@ impl BlockManager {
 
     /// The hash before the `index`-th block; the chain must reach that far.
     fn parent(&self, table: &BlockTable, index: usize) -> BlockHash {
-        match index.checked_sub(1) {
-            Some(before) => table.chain[before],
-            None => {
-                let BlockOwner { account, application } = table.owner;
-                // No application has the nil id.
-                let mut hasher = Sha256::new_with_prefix(self.secret);
-                hasher.update(account.0.as_bytes());
-                hasher
-                    .update(application.map_or([0; 16], |application| application.0.into_bytes()));
-                truncated(hasher)
-            }
+        if let Some(before) = index.checked_sub(1) {
+            return table.chain[before];
         }
+        let BlockOwner { account, application } = table.owner;
+        let mut hasher = Sha256::new_with_prefix(self.secret);
+        hasher.update(account.0.as_bytes());
+        // No application has the nil id.
+        hasher.update(application.map_or([0; 16], |application| application.0.into_bytes()));
+        truncated(hasher)
     }
 }
 

@@ -203,11 +203,19 @@ impl<B: Backend> Writer<B> {
         ) {
             self.shared.health.trusted()?;
         }
-        let is_admission = matches!(command, Command::Admit(_));
-        match self.admits_nothing_because() {
-            Some(why) if is_admission => Err(why.into()),
-            _ => Ok(()),
+        if matches!(command, Command::Admit(_)) {
+            return self.admits_nothing_because().map_or(Ok(()), |why| Err(why.into()));
         }
+        Ok(())
+    }
+
+    /// Why nothing is admitted now, which is logged.
+    fn look_at_place(&self) -> Option<&'static str> {
+        let reason = self.shared.admits_nothing_because();
+        if let Some(why) = reason {
+            tracing::error!(why, "the ledger admits nothing");
+        }
+        reason
     }
 
     fn admits_nothing_because(&mut self) -> Option<&'static str> {
@@ -215,10 +223,7 @@ impl<B: Backend> Writer<B> {
         if let Some((_, reason)) = self.place_checked.filter(fresh) {
             return reason;
         }
-        let reason = self.shared.admits_nothing_because();
-        if let Some(why) = reason {
-            tracing::error!(why, "the ledger admits nothing");
-        }
+        let reason = self.look_at_place();
         self.place_checked = Some((Instant::now(), reason));
         reason
     }
@@ -299,7 +304,7 @@ impl<B: Backend> Writer<B> {
         }
         self.next_maintenance = Instant::now() + MAINTENANCE_INTERVAL;
         // Without requests, too, an operator has to learn of it.
-        self.admits_nothing_because();
+        self.look_at_place();
         match panic::catch_unwind(AssertUnwindSafe(|| self.sweep())) {
             Ok(Ok(true)) => self.next_maintenance = Instant::now(),
             Ok(Ok(false)) => {}

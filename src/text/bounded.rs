@@ -189,16 +189,12 @@ pub(super) fn install(environment: &mut Environment<'static>) {
         Ok(Value::from(format!("{left}{right}")))
     });
     environment.add_function(ADD, |state: &State, left: Value, right: Value| {
-        match (left.as_str(), right.as_str()) {
-            (Some(one), Some(other)) => {
-                charge(one.len() + other.len())?;
-                Ok(Value::from([one, other].concat()))
-            }
-            _ => {
-                charge((entries(&left, 0)? + entries(&right, 0)?) * ENTRY_BYTES)?;
-                native(state, "left + right", left, right)
-            }
+        if let (Some(one), Some(other)) = (left.as_str(), right.as_str()) {
+            charge(one.len() + other.len())?;
+            return Ok(Value::from([one, other].concat()));
         }
+        charge((entries(&left, 0)? + entries(&right, 0)?) * ENTRY_BYTES)?;
+        native(state, "left + right", &left, &right)
     });
     environment.add_function(MULTIPLY, |state: &State, left: Value, right: Value| {
         let times = |value: &Value, count: &Value| -> Result<usize, Stopped> {
@@ -209,7 +205,7 @@ pub(super) fn install(environment: &mut Environment<'static>) {
         } else if right.as_str().is_some() || right.try_iter().is_ok() {
             charge(times(&right, &left)?)?;
         }
-        native(state, "left * right", left, right)
+        native(state, "left * right", &left, &right)
     });
     environment.add_function(LIST, |items: Rest<Value>| -> Result<Value, Error> {
         let list: Value = items.0.into_iter().collect();
@@ -348,8 +344,8 @@ fn measure(value: &Value, depth: usize, leaf: &dyn Fn(&Value) -> usize) -> Resul
 fn native(
     state: &State,
     expression: &'static str,
-    left: Value,
-    right: Value,
+    left: &Value,
+    right: &Value,
 ) -> Result<Value, Error> {
     state.env().compile_expression(expression)?.eval(context! { left, right })
 }

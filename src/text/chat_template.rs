@@ -105,7 +105,7 @@ impl ChatTemplate {
 
     /// Whether a message of this role may have the field without any effect on the prompt.
     pub fn leaves_out(&self, role: &str, field: &str) -> bool {
-        self.left_out.iter().any(|known| *known == (role, field))
+        self.left_out.contains(&(role, field))
     }
 
     /// Whether two values of the field, or its absence, make different prompts. A template that

@@ -520,7 +520,7 @@ fn a_pull_goes_on_with_the_part_of_an_earlier_one() {
     assert_eq!(hub.requests.lock().unwrap()[0].1.as_deref(), Some("bytes=1234567-"));
     fs::remove_file(place.file()).unwrap();
     fs::create_dir(&folder).unwrap();
-    fs::write(folder.join(FILE), [0; 1_234_567]).unwrap();
+    fs::write(folder.join(FILE), vec![0; 1_234_567]).unwrap();
     place.pull(&options).unwrap();
     place.assert_whole();
     assert_eq!(hub.requests.lock().unwrap().last().unwrap().1.as_deref(), Some("bytes=0-"));

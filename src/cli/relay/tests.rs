@@ -124,11 +124,11 @@ impl Running {
     fn calls(&self) -> Vec<usize> {
         let keys = self.node.keys();
         let mut first: Vec<&String> = Vec::new();
-        keys.iter().for_each(|key| {
+        for key in &keys {
             if !first.contains(&key) {
                 first.push(key);
             }
-        });
+        }
         keys.iter().map(|key| first.iter().position(|one| *one == key).unwrap()).collect()
     }
 }

@@ -117,9 +117,10 @@ mod tests {
         let pages = [page(&["a", "b\n"], Some(7)), page(&[], Some(9)), page(&["long"], None)];
         assert_eq!(printed(false, &pages), "ID\na\nb\u{fffd}\nlong\n");
         assert_eq!(printed(false, std::slice::from_ref(&none)), "(none)\n");
-        for (pages, expect) in
-            [(&pages[..], page(&["a", "b\n", "long"], None)), (&[none.clone()], none.clone())]
-        {
+        for (pages, expect) in [
+            (&pages[..], page(&["a", "b\n", "long"], None)),
+            (std::slice::from_ref(&none), none.clone()),
+        ] {
             let text = printed(true, pages);
             assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), expect, "{text}");
             assert_eq!(text, format!("{expect:#}\n"), "it reads like any other document");

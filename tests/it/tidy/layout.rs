@@ -100,7 +100,8 @@ const SERVER: Rows = &[
     ("finish_response", &["error", "headers", "transport"]),
     ("auth", &["error", "headers", "transport"]),
     ("handlers", &["auth", "error", "headers", "sse", "wire"]),
-    ("operator", &["openapi", "wire"]),
+    ("own_names", &[]),
+    ("operator", &["openapi", "own_names", "wire"]),
 ];
 
 /// Crates that the rows name by a shorter word.
