@@ -110,8 +110,8 @@ pub trait Subject {
     fn context_tokens(&self) -> u32;
     /// Ids that end a generation.
     fn eos_ids(&self) -> Vec<u32>;
-    /// Ids that mark up a conversation: the end of a generation, and what the template writes between
-    /// the messages. No text of a message may become one of them.
+    /// Ids that mark up a conversation: the end of a generation, and what the template writes
+    /// between the messages. No text of a message may become one of them.
     fn markup_ids(&self) -> Vec<u32> {
         self.eos_ids()
     }

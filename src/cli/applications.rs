@@ -1,7 +1,7 @@
 //! `cresset applications`: application connections of an account, and their tokens.
 
 use super::support::context::Context;
-use super::support::listing::{self, Listing};
+use super::support::listing::{self, PrintedListing};
 use super::support::output::print;
 use super::support::output::{CommandResult, Render};
 use super::support::{text, values};
@@ -75,7 +75,7 @@ async fn list(context: &Context, account: Option<AccountId>) -> CommandResult {
         return Ok(());
     }
     print("\nTokens:\n")?;
-    let mut tokens = Listing::new(context.output, TOKEN_COLUMNS);
+    let mut tokens = PrintedListing::new(context.output, TOKEN_COLUMNS);
     let last = listing::pages(context, page, |page| {
         for application in page["data"].as_array().into_iter().flatten() {
             print(&tokens.page(&json!({ "data": application["tokens"] })))?;

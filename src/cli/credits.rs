@@ -1,7 +1,7 @@
 //! `cresset credits`: grants, balances and statements.
 
 use super::support::context::Context;
-use super::support::listing::{self, Listing};
+use super::support::listing::{self, PrintedListing};
 use super::support::output::{CommandResult, Render, print};
 use super::support::{text, values};
 use crate::ids::AccountId;
@@ -88,7 +88,7 @@ async fn statement(context: &Context, account: AccountId, begin: u64, limit: u64
         let (after, limit) = (after.unwrap_or(begin), left.get() as usize);
         AdminCommand::CreditStatement { account, after, limit }
     };
-    let mut listing = Listing::new(context.output, COLUMNS);
+    let mut listing = PrintedListing::new(context.output, COLUMNS);
     let last = listing::pages(context, page, |page| {
         print(&listing.page(page))?;
         let rows = page["data"].as_array().map_or(0, Vec::len) as u64;

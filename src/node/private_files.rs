@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 /// The rights of the group and of others.
 const OTHERS: u32 = 0o077;
 
-/// The files with answers, names, keys or proofs that other users may read or write. Everything else
-/// in the folder is public or the operator's own.
+/// The files with answers, names, keys or proofs that other users may read or write. Everything
+/// else in the folder is public or the operator's own.
 pub fn open_to_others(data_dir: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     collect(data_dir, &mut found);

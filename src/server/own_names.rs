@@ -4,9 +4,9 @@
 //! site may let its own name resolve to such an address. Requests are therefore answered only under
 //! names that belong to the listener, and never on behalf of another site.
 
-use hyper::Uri;
-use hyper::header::{HOST, HeaderMap, HeaderName, HeaderValue, ORIGIN};
-use hyper::http::uri::Authority;
+use axum::http::Uri;
+use axum::http::header::{HOST, HeaderMap, HeaderName, HeaderValue, ORIGIN};
+use axum::http::uri::Authority;
 use std::net::{IpAddr, SocketAddr};
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");

@@ -31,7 +31,7 @@ pub(crate) async fn show<K: DeserializeOwned>(
     columns: &'static [&'static str],
     command: impl Fn(Option<K>) -> AdminCommand,
 ) -> CommandResult {
-    let mut listing = Listing::new(context.output, columns);
+    let mut listing = PrintedListing::new(context.output, columns);
     let last = pages(context, command, |page| {
         print(&listing.page(page))?;
         Ok(true)
@@ -41,7 +41,7 @@ pub(crate) async fn show<K: DeserializeOwned>(
 }
 
 /// A list under way: what of it was printed decides how it goes on.
-pub(crate) struct Listing {
+pub(crate) struct PrintedListing {
     output: Output,
     columns: &'static [&'static str],
     /// Of the table's columns so far. A wider cell of a later page moves the columns from there on.
@@ -50,7 +50,7 @@ pub(crate) struct Listing {
     rows: usize,
 }
 
-impl Listing {
+impl PrintedListing {
     pub(crate) fn new(output: Output, columns: &'static [&'static str]) -> Self {
         Self { output, columns, widths: Vec::new(), rows: 0 }
     }
@@ -100,7 +100,7 @@ mod tests {
     use serde_json::json;
 
     fn printed(json: bool, pages: &[Value]) -> String {
-        let mut listing = Listing::new(Output { json }, &["id"]);
+        let mut listing = PrintedListing::new(Output { json }, &["id"]);
         let mut text: String = pages.iter().map(|page| listing.page(page)).collect();
         text.push_str(&listing.end(&pages[pages.len() - 1]));
         text

@@ -16,12 +16,12 @@ pub(super) const PAGE_ROWS: usize = 1_000;
 type Result<T = Value, E = AdminError> = std::result::Result<T, E>;
 
 /// Some rows in the order of their keys, and the key after which the next ones begin.
-struct Page<T, K> {
+struct ListPage<T, K> {
     rows: Vec<T>,
     next_after: Option<K>,
 }
 
-impl<T, K: Serialize> Page<T, K> {
+impl<T, K: Serialize> ListPage<T, K> {
     /// `rows` were asked for with one more than `limit`, which shows whether there are more.
     fn of(mut rows: Vec<T>, limit: usize, key: impl Fn(&T) -> K) -> Self {
         let has_more = rows.len() > limit;
@@ -42,7 +42,8 @@ pub(super) async fn find_account(snapshot: &dyn Snapshot, id: AccountId) -> Resu
 
 pub(super) async fn accounts(store: Store, after: Option<AccountId>) -> Result {
     let snapshot = store.read().await?;
-    let page = Page::of(snapshot.accounts(after, PAGE_ROWS + 1).await?, PAGE_ROWS, |row| row.id);
+    let page =
+        ListPage::of(snapshot.accounts(after, PAGE_ROWS + 1).await?, PAGE_ROWS, |row| row.id);
     let mut rows = Vec::new();
     for account in &page.rows {
         rows.push(view::account(account, snapshot.balances(account.id).await?));
@@ -54,7 +55,7 @@ pub(super) async fn keys(store: Store, of: AccountId, after: Option<CredentialId
     let snapshot = store.read().await?;
     find_account(&*snapshot, of).await?;
     let rows = snapshot.credentials(after, PAGE_ROWS + 1).await?;
-    let page = Page::of(rows, PAGE_ROWS, |row| row.id);
+    let page = ListPage::of(rows, PAGE_ROWS, |row| row.id);
     let wanted = |row: &&Credential| row.account == of && row.kind == CredentialKind::ApiKey;
     Ok(page.view(page.rows.iter().filter(wanted).map(view::credential)))
 }
@@ -69,7 +70,7 @@ pub(super) async fn applications(
         find_account(&*snapshot, id).await?;
     }
     let rows = snapshot.applications(after, PAGE_ROWS + 1).await?;
-    let mut page = Page::of(rows, PAGE_ROWS, |row| row.id);
+    let mut page = ListPage::of(rows, PAGE_ROWS, |row| row.id);
     page.rows.retain(|row| of.is_none_or(|account| row.account == account));
     let ids = page.rows.iter().map(|row| row.id).collect::<Vec<_>>();
     let tokens = tokens_of(&*snapshot, &ids).await?;
@@ -99,7 +100,7 @@ pub(super) async fn statement(store: Store, of: AccountId, after: u64, limit: us
     let snapshot = store.read().await?;
     let account = find_account(&*snapshot, of).await?;
     let entries = snapshot.entries(of, after, limit + 1).await?;
-    let page = Page::of(entries, limit, |entry| entry.sequence);
+    let page = ListPage::of(entries, limit, |entry| entry.sequence);
     let lines = page.view(page.rows.iter().map(view::entry));
     Ok(view::merged(view::credits(&account, snapshot.balances(of).await?), lines))
 }
@@ -115,7 +116,7 @@ pub(super) async fn requests(
     let snapshot = store.read().await?;
     find_account(&*snapshot, of).await?;
     let entries = snapshot.entries(of, after, PAGE_ROWS + 1).await?;
-    let page = Page::of(entries, PAGE_ROWS, |entry| entry.sequence);
+    let page = ListPage::of(entries, PAGE_ROWS, |entry| entry.sequence);
     let mut rows = Vec::new();
     for entry in &page.rows {
         let Some((key, attempt)) = entry.reservation() else { continue };
