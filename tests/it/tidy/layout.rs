@@ -114,10 +114,14 @@ const CRATES: [(&str, &str); 6] = [
     ("candle_transformers", "candle"),
 ];
 
+/// The build script: a program of its own that `Cargo.toml` names, and no module of the node.
+const BUILD_SCRIPT: &str = "src/build.rs";
+
 /// Checks the dependencies between the modules of the node.
 pub fn modules(tree: &Tree) -> Vec<Offence> {
     let mut found = Vec::new();
-    for file in tree.product().filter(|file| file.path.starts_with("src/")) {
+    let product = tree.product().filter(|file| file.path != BUILD_SCRIPT);
+    for file in product.filter(|file| file.path.starts_with("src/")) {
         let module = part(&file.path, "src/");
         if ["lib", "main"].contains(&module) {
             continue;
@@ -250,7 +254,7 @@ const NAMED_ONLY_IN: [(&str, &[&str]); 8] = [
     ("std::env::vars_os", ENVIRONMENT),
     ("tokio::sync::mpsc::unbounded_channel", &[]),
 ];
-const ENVIRONMENT: &[&str] = &["src/config/", "kernels/build"];
+const ENVIRONMENT: &[&str] = &["src/config/", "kernels/build", BUILD_SCRIPT];
 
 /// Places where `unsafe` may stand, also in tests.
 const UNSAFE: [&str; 2] = ["kernels/", "models/src/loader/"];
@@ -326,7 +330,8 @@ pub fn kernels(tree: &Tree) -> Vec<Offence> {
 /// Checks that every file of a crate is one of its modules; a file that no module declares is dead.
 pub fn declared_files(tree: &Tree) -> Vec<Offence> {
     let mut found = Vec::new();
-    for file in tree.rust().filter(|file| file.path.contains("src/")) {
+    let rust = tree.rust().filter(|file| file.path != BUILD_SCRIPT);
+    for file in rust.filter(|file| file.path.contains("src/")) {
         let module = module_of(&file.path);
         let Some((name, parents)) = module.path.split_last().filter(|(_, rest)| !rest.is_empty())
         else {

@@ -12,7 +12,7 @@ use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 fn main() {
-    println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-changed=src/build.rs");
     println!("cargo:rerun-if-env-changed=SOURCE_DATE_EPOCH");
     let given = std::env::var("SOURCE_DATE_EPOCH").ok();
     let seconds = given.and_then(|text| text.trim().parse().ok()).or_else(last_commit);
