@@ -1,4 +1,4 @@
-//! How a model is loaded and run: one struct for the CPU and for GPUs.
+//! The options by which a model is loaded and run: one struct for the CPU and for GPUs.
 
 use crate::{ModelConfig, Result};
 use cresset_kernels::DeviceOps;

@@ -56,7 +56,7 @@ pub enum NumberField {
 #[derive(Clone, Copy, Debug)]
 pub struct SamplingNumber {
     pub name: &'static str,
-    /// What clients are told beyond the name and the range.
+    /// The text for clients that goes beyond the name and the range.
     pub about: Option<&'static str>,
     pub least: f64,
     pub most: f64,

@@ -56,7 +56,7 @@ impl ModelOptions {
         self.max_batched_tokens.max(self.max_rows)
     }
 
-    /// How many splits a sequence's keys may have in a step in which `sequences` decode.
+    /// The largest number of splits of a sequence's keys in a step in which `sequences` decode.
     fn max_splits(&self, gpu: &DeviceOps, config: &ModelConfig, sequences: usize) -> usize {
         if self.deterministic {
             return MOST_SPLITS;
@@ -96,7 +96,7 @@ struct InFlight {
 
 /// The host's data about a row whose result is not there yet.
 struct RowInFlight {
-    /// How many log-probabilities the request asks for, if any.
+    /// The number of log-probabilities that the request asks for, if any.
     logprobs: Option<u8>,
     /// Why the host rejected the row's sampling parameters, if it did: this overrides the device's
     /// result.

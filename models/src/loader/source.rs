@@ -98,7 +98,7 @@ impl ModelSource {
         self.digests.as_ref().is_none_or(|digests| digests.contains_key(name))
     }
 
-    /// Where the file of this name is. A GGUF release has one file, whatever its name.
+    /// The path of the file of this name. A GGUF release has one file, whatever its name.
     fn path(&self, name: &str) -> PathBuf {
         match &self.layout {
             FileLayout::Gguf(path) => path.clone(),

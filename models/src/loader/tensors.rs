@@ -48,7 +48,7 @@ impl Presence {
     }
 }
 
-/// How the names and conventions of an architecture's files differ from the usual ones.
+/// The differences of an architecture's names and conventions in files from the usual ones.
 #[derive(Clone, Copy, Debug)]
 pub struct NameMap {
     /// Modules of a layer that have another name in GGUF: HF name, GGUF name.
@@ -75,7 +75,7 @@ pub struct Tensors<'a, M: OpMemory> {
     pub(super) reading: Reading,
 }
 
-/// How much of the files is read.
+/// The part of the files that is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reading {
     Whole,

@@ -105,7 +105,7 @@ pub(super) fn fetch(
     let resumed = part.done() > 0;
     transfer(&mut part, want)?;
     match place(part, want) {
-        // What an earlier transfer left may be damaged. It is deleted now.
+        // The part that an earlier transfer left may be damaged, so it is deleted now.
         Err(SourceFailure::Source(_)) if resumed => {
             let mut part = part_of(want)?;
             transfer(&mut part, want)?;
