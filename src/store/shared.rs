@@ -73,7 +73,7 @@ impl StoreShared {
 
     /// Checks everything stored; a violation stops admissions.
     pub(super) fn audit(&self) -> StoreResult<AuditReport> {
-        Ok(self.note(audit::everything(&*self.reader.audit_source()?)?))
+        Ok(self.note(audit::everything(&*self.reader.audit_source()?, &audit::unpaced)?))
     }
 
     /// Checks what was written after the last audit that found nothing wrong, and everything when
@@ -81,8 +81,8 @@ impl StoreShared {
     pub(super) fn audit_news(&self, source: &dyn AuditSource) -> StoreResult<AuditReport> {
         let audited = self.audited.lock().unwrap_or_else(PoisonError::into_inner).clone();
         Ok(self.note(match audited {
-            Some(heads) => audit::since(source, heads)?,
-            None => audit::everything(source)?,
+            Some(heads) => audit::since(source, heads, &audit::unpaced)?,
+            None => audit::everything(source, &audit::unpaced)?,
         }))
     }
 

@@ -5,6 +5,7 @@
 //! sums in memory, and never the journal or the requests, however many there are.
 
 mod multiset_check;
+mod pace;
 mod replay;
 mod rows;
 mod source;
@@ -15,6 +16,7 @@ use super::state::{StateError, StateResult};
 use crate::clock::UnixMillis;
 use crate::ids::{AccountId, AttemptId};
 use multiset_check::{Item, MultisetCheck};
+pub use pace::{AuditPace, AuditProgress, unpaced};
 pub use source::{AuditSource, JournalChain, JournalHeads, RowIter, conflicting_duplicate};
 use std::collections::HashMap;
 
@@ -37,12 +39,16 @@ pub struct AuditReport {
 }
 
 /// Checks everything. An error means that the storage failed, so nothing is known about the ledger.
-pub fn everything(source: &dyn AuditSource) -> StateResult<AuditReport> {
-    let mut audit = Audit::of(source, JournalHeads::default());
+pub fn everything(source: &dyn AuditSource, pace: AuditPace<'_>) -> StateResult<AuditReport> {
+    let mut audit = Audit::of(source, JournalHeads::default(), pace);
+    audit.progress.total = source.row_count()?;
     audit.check_everything()?;
     if let Some(second_reading) = std::mem::take(&mut audit.multiset_check).second_reading() {
-        let mut again =
-            Audit { multiset_check: second_reading, ..Audit::of(source, JournalHeads::default()) };
+        let mut again = Audit {
+            multiset_check: second_reading,
+            progress: audit.progress,
+            ..Audit::of(source, JournalHeads::default(), pace)
+        };
         again.check_everything()?;
         again
             .multiset_check
@@ -54,24 +60,49 @@ pub fn everything(source: &dyn AuditSource) -> StateResult<AuditReport> {
 
 /// Checks the journal after `from` and every account and request that it touches. Rows that an
 /// earlier audit has checked and no later entry touches are not read.
-pub fn since(source: &dyn AuditSource, from: JournalHeads) -> StateResult<AuditReport> {
-    let mut audit = Audit::of(source, from);
+pub fn since(
+    source: &dyn AuditSource,
+    from: JournalHeads,
+    pace: AuditPace<'_>,
+) -> StateResult<AuditReport> {
+    let mut audit = Audit::of(source, from, pace);
+    audit.count_news()?;
     audit.check_journal()?;
     for (account, replayed) in std::mem::take(&mut audit.replayed) {
+        audit.step()?;
         audit.attempt(|audit| {
             let Some(row) = audit.source.account(account)? else {
-                return Err(StateError::Corrupt(format!(
-                    "account {account} has entries and no row"
-                )));
+                return Err(has_no_row(account));
             };
-            audit.check_account(&row, replayed)
+            audit.check_account(&row, Some(replayed))
         })?;
     }
     Ok(audit.report())
 }
 
+/// `since`, and checks every account, application, credential and reservation there is. What it
+/// reads depends on their number and on the journal after `sealed`, and not on the journal before
+/// it, nor on the requests that have ended.
+pub fn at_start(
+    source: &dyn AuditSource,
+    sealed: JournalHeads,
+    pace: AuditPace<'_>,
+) -> StateResult<AuditReport> {
+    let mut audit = Audit::of(source, sealed, pace);
+    audit.count_news()?;
+    audit.check_journal()?;
+    audit.check_owners()?;
+    Ok(audit.report())
+}
+
+fn has_no_row(account: AccountId) -> StateError {
+    StateError::Corrupt(format!("account {account} has entries and no row"))
+}
+
 struct Audit<'s> {
     source: &'s dyn AuditSource,
+    pace: AuditPace<'s>,
+    progress: AuditProgress,
     findings: Findings,
     report: AuditReport,
     /// The heads after which the journal was read; entries up to them are trusted.
@@ -89,10 +120,12 @@ struct Audit<'s> {
 }
 
 impl<'s> Audit<'s> {
-    fn of(source: &'s dyn AuditSource, from: JournalHeads) -> Self {
+    fn of(source: &'s dyn AuditSource, from: JournalHeads, pace: AuditPace<'s>) -> Self {
         let is_incremental = from.iter().any(|(_, head)| head.sequence > 0);
         Self {
             source,
+            pace,
+            progress: AuditProgress::default(),
             findings: Findings::default(),
             report: AuditReport::default(),
             is_incremental,
@@ -110,6 +143,23 @@ impl<'s> Audit<'s> {
         self.check_rows()
     }
 
+    /// Expects to read the entries that are new.
+    fn count_news(&mut self) -> StateResult {
+        for head in self.source.heads()? {
+            // A row that is damaged is a finding of the journal's check.
+            let Ok((chain, head)) = head else { continue };
+            self.progress.total += head.sequence.saturating_sub(self.from.of(chain).sequence);
+        }
+        Ok(())
+    }
+
+    /// Asks the caller before a row is read.
+    fn step(&mut self) -> StateResult {
+        (self.pace)(self.progress)?;
+        self.progress.done += 1;
+        Ok(())
+    }
+
     /// Checks each row and returns how many there are.
     fn each<T>(
         &mut self,
@@ -119,6 +169,7 @@ impl<'s> Audit<'s> {
         let mut count = 0;
         for row in rows? {
             count += 1;
+            self.step()?;
             self.attempt(|audit| check(audit, row?))?;
         }
         Ok(count)

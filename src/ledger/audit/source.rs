@@ -20,7 +20,7 @@ pub enum JournalChain {
 }
 
 /// The heads of the journal's chains; a chain that is not among them is empty.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct JournalHeads(HashMap<JournalChain, JournalHead>);
 
 impl JournalHeads {
@@ -31,6 +31,16 @@ impl JournalHeads {
     /// Moves a chain's head and returns where it was.
     pub(super) fn advance(&mut self, chain: JournalChain, to: JournalHead) -> JournalHead {
         self.0.insert(chain, to).unwrap_or_default()
+    }
+
+    /// The later head of each chain.
+    pub fn later(mut self, other: &Self) -> Self {
+        for (chain, head) in other.iter() {
+            if head.sequence > self.of(chain).sequence {
+                self.advance(chain, head);
+            }
+        }
+        self
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (JournalChain, JournalHead)> {
@@ -66,6 +76,11 @@ pub trait AuditSource {
     /// Sequences of the entries of a chain after which an operator set the time back.
     fn set_back_after(&self, chain: JournalChain) -> StateResult<Vec<u64>>;
 
+    /// Rows of all kinds that an audit of everything reads.
+    fn row_count(&self) -> StateResult<u64>;
+    /// Rows that only lead to others: one item for each, an `Err` where it leads nowhere.
+    fn index_rows(&self) -> RowIter<'_, ()>;
+
     fn account(&self, id: AccountId) -> StateResult<Option<Account>>;
     fn balances(&self, id: AccountId) -> StateResult<Balances>;
     fn application(&self, id: ApplicationId) -> StateResult<Option<Application>>;
@@ -74,6 +89,9 @@ pub trait AuditSource {
     fn request(&self, key: &RequestKey) -> StateResult<Option<RequestRecord>>;
     fn reservation(&self, key: &RequestKey) -> StateResult<Option<Reservation>>;
     fn entry(&self, chain: JournalChain, sequence: u64) -> StateResult<Option<JournalEntry>>;
+    /// The balances with which the account's last entry left it; `None` where that entry takes long
+    /// to find.
+    fn recent_balances(&self, account: AccountId) -> StateResult<Option<Balances>>;
     /// An account's last entry up to this sequence of its chain.
     fn entry_of(&self, account: AccountId, until: u64) -> StateResult<Option<JournalEntry>>;
 }

@@ -5,9 +5,11 @@ use super::memory::MemoryState;
 use super::{World, key, uuid};
 use crate::clock::UnixMillis;
 use crate::ids::{AccountId, ApplicationId, AttemptId, BootId};
-use crate::ledger::audit::JournalChain;
+use crate::ledger::audit::{AuditProgress, JournalChain, JournalHeads};
 use crate::ledger::records::EntryKind;
+use crate::ledger::state::StateError;
 use crate::ledger::{Balances, BucketAmounts, Microcredits, RequestRecord, Usage, audit, journal};
+use std::cell::RefCell;
 
 const SOUND: [&str; 12] = [
     "account a",
@@ -272,7 +274,7 @@ fn new_entries_are_audited_alone() {
         for line in &SOUND[..8] {
             world.run(line);
         }
-        let first = audit::everything(&world.state).unwrap();
+        let first = audit::everything(&world.state, &audit::unpaced).unwrap();
         assert_eq!(
             (first.violations.len(), first.entries, first.heads.of(JournalChain::Shared).sequence),
             (0, 4, 4)
@@ -282,14 +284,75 @@ fn new_entries_are_audited_alone() {
             world.run(line);
         }
         plant(&mut world.state);
-        let news = audit::since(&world.state, trusted).unwrap();
+        let news = audit::since(&world.state, trusted, &audit::unpaced).unwrap();
         let named = news.violations.iter().any(|violation| violation.contains(expect));
         assert!(
             if expect.is_empty() { news.ok } else { named },
             "{expect:?} among {:?}",
             news.violations
         );
-        assert!(news.entries < audit::everything(&world.state).unwrap().entries);
+        assert!(news.entries < audit::everything(&world.state, &audit::unpaced).unwrap().entries);
+    }
+}
+
+/// The caller is asked before every row, and what it answers ends the audit.
+#[test]
+fn an_audit_goes_at_its_callers_pace() {
+    let mut world = World::new();
+    for line in SOUND {
+        world.run(line);
+    }
+    let seen = RefCell::new(Vec::new());
+    let note = |progress: AuditProgress| {
+        seen.borrow_mut().push(progress);
+        Ok(())
+    };
+    let report = audit::everything(&world.state, &note).unwrap();
+    let seen = seen.into_inner();
+    let total = seen[0].total;
+    let expect: Vec<_> = (0..total).map(|done| AuditProgress { done, total }).collect();
+    assert_eq!((seen, report.ok), (expect, true));
+    let stop = |progress: AuditProgress| match progress.done {
+        ..5 => Ok(()),
+        5 => Err(StateError::Io("it is told to stop".into())),
+        _ => panic!("it went on"),
+    };
+    let heads = JournalHeads::default();
+    for ended in [
+        audit::everything(&world.state, &stop),
+        audit::since(&world.state, heads.clone(), &stop),
+        audit::at_start(&world.state, heads, &stop),
+    ] {
+        assert_eq!(ended.unwrap_err(), StateError::Io("it is told to stop".into()));
+    }
+}
+
+/// A start trusts the journal up to its seal, and looks at every account all the same.
+#[test]
+fn a_start_checks_accounts_that_stood_still() {
+    let cases: [(&str, fn(&mut MemoryState)); 6] = [
+        ("", |_| {}),
+        ("other balances than its journal", |state| {
+            balances(state).premium.credited = Microcredits::MAX;
+        }),
+        ("overdrawn its trial", |state| {
+            balances(state).trial.debited = Microcredits::new(95).unwrap();
+        }),
+        ("in flight", |state| state.accounts.values_mut().next().unwrap().in_flight = 9),
+        ("reserved another sum", |state| drop(state.reservations.remove(&key("a", "q")))),
+        ("is not what it was at the audit before", |state| drop(state.entries.pop())),
+    ];
+    for (expect, plant) in cases {
+        let mut world = World::new();
+        for line in SOUND {
+            world.run(line);
+        }
+        let sealed = audit::everything(&world.state, &audit::unpaced).unwrap().heads;
+        plant(&mut world.state);
+        let report = audit::at_start(&world.state, sealed, &audit::unpaced).unwrap();
+        let named = report.violations.iter().any(|violation| violation.contains(expect));
+        assert!(if expect.is_empty() { report.ok } else { named }, "{expect:?}: {report:?}");
+        assert_eq!((report.entries, report.requests), (0, 0));
     }
 }
 

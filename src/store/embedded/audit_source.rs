@@ -3,13 +3,14 @@
 use super::codec::StoredField;
 use super::rows::JournalPosition;
 use super::snapshot::EmbeddedSnapshot;
-use super::tables::{self, Definition, ReadOnly, get, request_key};
+use super::tables::{self, Definition, ReadOnly, due_key, get, request_key};
 use crate::ids::{AccountId, ApplicationId, CredentialId};
 use crate::ledger::audit::{self, AuditSource, JournalChain, JournalHeads, RowIter};
 use crate::ledger::state::{Granted, JournalHead, Reservation, StateError, StateResult};
 use crate::ledger::{
     Account, Application, Balances, Credential, JournalEntry, RequestKey, RequestRecord,
 };
+use redb::{ReadableTable, ReadableTableMetadata};
 use std::iter;
 use std::ops::Bound;
 use uuid::Uuid;
@@ -79,14 +80,22 @@ impl AuditSource for EmbeddedSnapshot {
         let requests = self.table(tables::REQUESTS)?;
         let recent = placed(&requests, "", own_key)?;
         // A request that is being moved into the archive lies in both tables with the same content.
+        let index = self.archive_index()?;
         let archived = placed(&self.archive()?, "", own_key)?.filter_map(move |row| {
-            let check = |record: RequestRecord| match get::<RequestRecord>(
-                &requests,
-                &request_key(&record.key),
-            )? {
-                None => Ok(Some(record)),
-                Some(recent) if recent == record => Ok(None),
-                Some(_) => Err(audit::conflicting_duplicate(&record.key)),
+            let check = |record: RequestRecord| {
+                let key = request_key(&record.key);
+                let due = record.latest().finished_at.map(|at| due_key(at, &key));
+                if due.map(|due| get::<()>(&index, &due)).transpose()?.flatten().is_none() {
+                    return Err(StateError::Corrupt(format!(
+                        "{} is archived and never forgotten",
+                        record.key
+                    )));
+                }
+                match get::<RequestRecord>(&requests, &key)? {
+                    None => Ok(Some(record)),
+                    Some(recent) if recent == record => Ok(None),
+                    Some(_) => Err(audit::conflicting_duplicate(&record.key)),
+                }
             };
             row.and_then(check).transpose()
         });
@@ -134,6 +143,41 @@ impl AuditSource for EmbeddedSnapshot {
 
     fn set_back_after(&self, _: JournalChain) -> StateResult<Vec<u64>> {
         Ok(self.row(tables::META, tables::SET_BACK)?.unwrap_or_default())
+    }
+
+    fn row_count(&self) -> StateResult<u64> {
+        let mut rows = 0;
+        for table in [
+            tables::ACCOUNTS,
+            tables::BALANCES,
+            tables::APPLICATIONS,
+            tables::CREDENTIALS,
+            tables::RESERVATIONS,
+            tables::REQUESTS,
+            tables::GRANTS,
+            tables::ENTRIES,
+        ] {
+            rows += self.table(table)?.len()?;
+        }
+        // Each archived request is read once by itself and once from its index.
+        Ok(rows + 2 * self.archive()?.len()?)
+    }
+
+    fn index_rows(&self) -> RowIter<'_, ()> {
+        let archive = self.archive()?;
+        let index = self.archive_index()?;
+        Ok(Box::new(tables::under::<()>(&index, b"")?.map(move |row| {
+            let (due, ()) = row?;
+            let found = archive.get(tables::due_subject(&due))?.is_some();
+            found.then_some(()).ok_or_else(|| {
+                StateError::Corrupt(format!("the archived request of {} is gone", hex::encode(due)))
+            })
+        })))
+    }
+
+    fn recent_balances(&self, account: AccountId) -> StateResult<Option<Balances>> {
+        let last = AuditSource::entry_of(self, account, u64::MAX)?;
+        Ok(Some(last.map_or_else(Balances::default, |last| last.after)))
     }
 
     fn account(&self, id: AccountId) -> StateResult<Option<Account>> {

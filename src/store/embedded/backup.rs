@@ -105,7 +105,7 @@ fn split(database: &Database, folder: &LockedFolder, identity: FileIdentity) -> 
 fn prove(database: &Database, shown: &Path) -> StoreResult {
     let begin = || database.begin_read().map_err(StateError::from);
     let snapshot = EmbeddedSnapshot { ledger: begin()?, bodies: begin()? };
-    match audit::everything(&snapshot)?.violations.first() {
+    match audit::everything(&snapshot, &audit::unpaced)?.violations.first() {
         None => Ok(()),
         Some(violation) => {
             Err(disk::unusable(shown, "fails its audit and was not used", violation))

@@ -229,5 +229,5 @@ pub(super) fn stored_time(config: &EmbeddedConfig) -> StoreResult<UnixMillis> {
 /// Audits a ledger that no process has open.
 pub(super) fn inspect(config: &EmbeddedConfig) -> StoreResult<AuditReport> {
     let files = Files::open(&LockedFolder::lock(&config.dir)?)?;
-    Ok(audit::everything(&files.snapshot()?)?)
+    Ok(audit::everything(&files.snapshot()?, &audit::unpaced)?)
 }

@@ -119,6 +119,10 @@ impl EmbeddedSnapshot {
         tables::open(&self.bodies, tables::ARCHIVE)
     }
 
+    pub(super) fn archive_index(&self) -> StateResult<ReadOnly> {
+        tables::open(&self.bodies, tables::ARCHIVE_DUE)
+    }
+
     pub(super) fn row<T: StoredField>(
         &self,
         table: Definition,

@@ -76,7 +76,7 @@ fn state(backend: &impl Backend, number: u128) -> AttemptState {
 }
 
 fn assert_sound(backend: &impl Backend) {
-    let report = audit::everything(&*backend.audit_source().unwrap()).unwrap();
+    let report = audit::everything(&*backend.audit_source().unwrap(), &audit::unpaced).unwrap();
     assert_eq!(report.violations, Vec::<String>::new());
 }
 
@@ -129,7 +129,7 @@ fn repeats_change_nothing<B: Backend>(open: &dyn Fn() -> B) {
     commit(&backend, NOW, vec![settle(1, 1, 4)]);
     let again = transact(&backend, NOW, &[settle(1, 1, 9).into()]).unwrap();
     assert!(matches!(again[..], [Ok(Outcome::AlreadyResolved(_))]));
-    let report = audit::everything(&*backend.audit_source().unwrap()).unwrap();
+    let report = audit::everything(&*backend.audit_source().unwrap(), &audit::unpaced).unwrap();
     assert_eq!((report.ok, report.entries), (true, 3));
 }
 
@@ -235,7 +235,7 @@ fn reopening_keeps_everything_or_stays_closed<B: Backend>(open: &dyn Fn() -> B) 
     assert!(transact(&backend, NOW, &[settle(1, 1, 4).into()]).is_err());
     backend
         .reopen(|source| {
-            assert_eq!(audit::everything(source).unwrap().violations, Vec::<String>::new());
+            assert_eq!(audit::everything(source, &audit::unpaced).unwrap().violations, Vec::<String>::new());
             Ok(())
         })
         .unwrap();

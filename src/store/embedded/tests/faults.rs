@@ -85,7 +85,7 @@ impl Bench {
     }
 
     pub fn audit(&self) -> Vec<String> {
-        audit::everything(&self.backend.view().unwrap()).unwrap().violations
+        audit::everything(&self.backend.view().unwrap(), &audit::unpaced).unwrap().violations
     }
 
     pub fn state(&self, request: u128) -> Option<AttemptState> {

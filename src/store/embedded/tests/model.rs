@@ -337,14 +337,15 @@ impl Pair {
         let stored = self.stored();
         assert_eq!(stored, self.memory);
         let snapshot = self.bench.backend.view().unwrap();
-        for report in [audit::everything(&self.memory), audit::everything(&snapshot)] {
+        let everything = |source: &dyn AuditSource| audit::everything(source, &audit::unpaced);
+        for report in [everything(&self.memory), everything(&snapshot)] {
             assert_eq!(report.unwrap().violations, Vec::<String>::new());
         }
         let middle = self.memory.entries.len() / 2;
         if let Some(entry) = middle.checked_sub(1).map(|last| &self.memory.entries[last]) {
             let trusted = JournalHead { sequence: entry.sequence, hash: entry.hash };
             assert_eq!(
-                audit::since(&snapshot, trusted.into()).unwrap().violations,
+                audit::since(&snapshot, trusted.into(), &audit::unpaced).unwrap().violations,
                 Vec::<String>::new()
             );
         }
