@@ -18,7 +18,9 @@ use tokio::signal::unix::{SignalKind, signal};
   cresset serve --model smollm2-135m-instruct          this one stays loaded, others come and go
   cresset serve --listen 127.0.0.1:0
 Models are loaded when a request names them, and the least recently used one makes room (engine.memory_mib).
-SIGTERM or Ctrl-C drains: nothing new is taken, running requests finish. A second one ends at once.
+Health, readiness and `cresset status` answer from the first moment and say what the start is doing.
+SIGTERM or Ctrl-C drains: nothing new is taken, running requests finish. A second one ends at once,
+and so does the first before the node is ready.
 SIGHUP serves models that were qualified meanwhile, and logs which changed settings need a restart.")]
 pub(super) struct Arguments {
     /// Load this model, by name or id, at the start and keep it loaded; may be given more than once
@@ -55,7 +57,13 @@ pub(super) async fn run(
     let shutdown = shutdown::on_signal()?;
     let mut hangup = signal(SignalKind::hangup())?;
     let starting = node_client::start(context.assembly()?, PortFallback::None, &arguments.model);
-    let running = shutdown::unless_interrupted(&shutdown, starting).await?;
+    let running = tokio::select! {
+        started = starting => started?,
+        () = shutdown.cancelled() => {
+            note("stopped before it was ready");
+            return Ok(());
+        }
+    };
     let ready = json!({
         "event": "ready",
         "listen": running.public_url(),

@@ -74,6 +74,9 @@ fn screen(document: &Value) -> String {
     let number = |name: &str| document[name].as_f64().unwrap_or(0.0);
     let mebibytes = |name: &str| text::mebibytes(document[name].as_u64().unwrap_or(0));
     let _ = writeln!(out, "clients   {}\noperator  {}", shown("listen"), shown("operator"));
+    if document["ledger_healthy"].is_null() {
+        return out;
+    }
     let [process, models, limit] =
         ["memory_bytes", "model_memory_bytes", "model_memory_limit_bytes"].map(mebibytes);
     let _ = writeln!(out, "memory    {process}; models {models} of {limit}");

@@ -7,10 +7,14 @@ use super::models::cannot_load;
 use super::{Assembly, NodeError, ledger, open_files, private_files};
 use crate::catalogue::QualifiedModel;
 use crate::clock::SystemClock;
+use crate::config::Config;
 use crate::ids::ModelId;
 use crate::request::Services;
 use crate::server;
-use crate::server::operator::{self, Live, LongCommands, socket, status};
+use crate::server::operator::{
+    Live, LongCommands, OperatorRoutes, StartPhase, StartState, socket, status,
+};
+use crate::store::OpenProgress;
 use serde_json::{Value, json};
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -18,7 +22,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::net::TcpListener;
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, spawn_blocking};
 use tokio_util::sync::CancellationToken;
 
 /// The reaction to a port in use.
@@ -34,8 +38,8 @@ pub enum PortFallback {
 #[derive(Debug)]
 pub enum StartEvent {
     Note(String),
-    /// The named model is being loaded, until the next event or the end of the start.
-    Loading(String),
+    /// Work that lasts until the next event or the end of the start.
+    Doing(String),
 }
 
 /// Receives the events of a start, in order.
@@ -60,6 +64,14 @@ async fn bind(
     })
 }
 
+/// A node whose operators are answered already and that is not assembled yet.
+struct StartingNode {
+    start: Arc<StartState>,
+    routes: Arc<OperatorRoutes>,
+    stop: CancellationToken,
+    surfaces: JoinSet<()>,
+}
+
 /// A started node. Dropping it without `drain` ends its work at once.
 pub struct RunningNode {
     live: Arc<Live>,
@@ -71,8 +83,8 @@ impl Assembly {
     /// Starts a node: opens the ledger, offers every qualified model, loads the `pinned` ones for
     /// good (if none is named, as many as fit) and accepts clients.
     ///
-    /// Health and the operator socket answer from the beginning; clients are accepted once those
-    /// models are loaded.
+    /// The operator's listener and socket answer from the beginning; clients are accepted once those
+    /// models are loaded. Dropping the future ends the start.
     pub async fn start(
         &self,
         fallback: PortFallback,
@@ -86,22 +98,30 @@ impl Assembly {
         let listen = &self.config.listen;
         let public = bind(listen.public, "--listen", fallback, watcher).await?;
         let operator = bind(listen.operator, "--operator", fallback, watcher).await?;
-        let store = ledger::open(&self.data_dir, &self.config)?;
-        let servable = self.servable(pinned)?;
+        let locked = ledger::lock(&self.data_dir)?;
+        let address = public.local_addr().map_err(NodeError::new)?;
+        let starting = StartingNode::open(&self.config, &self.data_dir, address, operator)?;
+        watcher(StartEvent::Doing("opening the ledger".into()));
+        let progress = Arc::<OpenProgress>::default();
+        starting.start.enter(StartPhase::Ledger(progress.clone()));
+        let store = ledger::open(locked, &self.config, progress).await?;
+        starting.start.enter(StartPhase::Models);
+        let (assembly, names) = (self.clone(), pinned.to_vec());
+        let reading = spawn_blocking(move || assembly.servable(&names));
+        let servable = reading.await.map_err(NodeError::new)??;
         let refused = servable.refused.iter().map(|why| format!("not served: {why}"));
         let device = self.device.sentence().map(|place| format!("models run {place}"));
         refused.chain(device).for_each(|text| watcher(StartEvent::Note(text)));
         let node = Services::new(self.config.clone(), store, Arc::new(SystemClock));
-        let address = public.local_addr().map_err(NodeError::new)?;
-        let mut running = RunningNode::open(node, &self.data_dir, address, operator)?;
+        let mut running = starting.assembled(node);
         let node = running.live.node.clone();
         let offered = self.offer(&node, servable.models, pinned.len(), watcher).await?;
         let mut failed = None;
         for (index, (id, name)) in offered.into_iter().enumerate() {
             if index < pinned.len() {
-                preload(&node, id, &name, watcher).await?;
+                running.preload(id, &name, watcher).await?;
             } else if pinned.is_empty() && node.pool.has_room(id) {
-                failed = preload(&node, id, &name, watcher).await.err().or(failed);
+                failed = running.preload(id, &name, watcher).await.err().or(failed);
             }
         }
         if let Some(why) = failed.filter(|_| !node.pool.is_ready()) {
@@ -127,7 +147,7 @@ impl Assembly {
             let (id, name) = (model.id(), model.manifest().name.clone());
             let bytes = self.expected_bytes(&model);
             let assembly = self.clone();
-            let reading = tokio::task::spawn_blocking(move || assembly.served_model(model));
+            let reading = spawn_blocking(move || assembly.served_model(model));
             let read = reading.await.map_err(NodeError::new)?;
             let served = match read.map_err(|why| cannot_load(&name, why)) {
                 Ok(served) => served,
@@ -157,47 +177,65 @@ impl Assembly {
     }
 }
 
-async fn preload(
-    node: &Services,
-    id: ModelId,
-    name: &str,
-    watcher: Watcher<'_>,
-) -> Result<(), NodeError> {
-    let began = Instant::now();
-    watcher(StartEvent::Loading(name.to_owned()));
-    node.pool.preload(id).await.map_err(|why| cannot_load(name, why))?;
-    let seconds = began.elapsed().as_secs_f64();
-    watcher(StartEvent::Note(format!("loaded {name} in {seconds:.1} s")));
-    Ok(())
+impl StartingNode {
+    /// Opens the operator's surfaces: `operator` and the socket in `data_dir`, whose ledger this
+    /// process holds. `public` is the address at which clients are accepted later.
+    fn open(
+        config: &Config,
+        data_dir: &Path,
+        public: SocketAddr,
+        operator: TcpListener,
+    ) -> Result<Self, NodeError> {
+        let address = operator.local_addr().map_err(NodeError::new)?;
+        let start = StartState::new(public, address, StartPhase::Models);
+        let routes = OperatorRoutes::new(start.clone());
+        let (stop, mut surfaces) = (CancellationToken::new(), JoinSet::new());
+        let [_, limits] = open_files::limited(&config.http);
+        let (listener, stopped) = (routes.listener(config), stop.clone());
+        surfaces.spawn(async move { server::serve(operator, listener, &limits, stopped).await });
+        let bound = socket::bind(data_dir).map_err(|error| {
+            let shown = data_dir.display();
+            NodeError::new(format!("cannot open the operator socket in {shown}: {error}"))
+        })?;
+        let (commands, dir, stopped) = (routes.socket(), data_dir.to_owned(), stop.clone());
+        surfaces.spawn(async move { socket::serve(bound, commands, &dir, stopped).await });
+        Ok(Self { start, routes, stop, surfaces })
+    }
+
+    /// Passes operators on to the assembled node.
+    fn assembled(self, node: Arc<Services>) -> RunningNode {
+        let Self { start, routes, stop, surfaces } = self;
+        let live = Arc::new(Live { node, start, long_commands: LongCommands::default() });
+        routes.pass_on(&live);
+        RunningNode { live, stop, surfaces }
+    }
 }
 
 impl RunningNode {
-    /// Opens the operator's surfaces of an assembled node: `operator` and the socket in
-    /// `data_dir`. `public` is the address at which clients are accepted later.
+    /// Opens the operator's surfaces of an assembled node. `public` is the address at which clients
+    /// are accepted later.
     pub fn open(
         node: Arc<Services>,
         data_dir: &Path,
         public: SocketAddr,
         operator: TcpListener,
     ) -> Result<Self, NodeError> {
-        let address = operator.local_addr().map_err(NodeError::new)?;
-        let live = Arc::new(Live {
-            node,
-            public,
-            operator: address,
-            long_commands: LongCommands::default(),
-        });
-        let (stop, mut surfaces) = (CancellationToken::new(), JoinSet::new());
-        let [_, limits] = open_files::limited(&live.node.config.http);
-        let (routes, stopped) = (operator::router(live.clone()), stop.clone());
-        surfaces.spawn(async move { server::serve(operator, routes, &limits, stopped).await });
-        let listener = socket::bind(data_dir).map_err(|error| {
-            let shown = data_dir.display();
-            NodeError::new(format!("cannot open the operator socket in {shown}: {error}"))
-        })?;
-        let (socket_live, dir, stopped) = (live.clone(), data_dir.to_owned(), stop.clone());
-        surfaces.spawn(async move { socket::serve(listener, socket_live, &dir, stopped).await });
-        Ok(Self { live, stop, surfaces })
+        Ok(StartingNode::open(&node.config, data_dir, public, operator)?.assembled(node))
+    }
+
+    async fn preload(
+        &self,
+        id: ModelId,
+        name: &str,
+        watcher: Watcher<'_>,
+    ) -> Result<(), NodeError> {
+        let began = Instant::now();
+        watcher(StartEvent::Doing(format!("loading {name}")));
+        self.live.start.enter(StartPhase::Loading(name.to_owned()));
+        self.live.node.pool.preload(id).await.map_err(|why| cannot_load(name, why))?;
+        let seconds = began.elapsed().as_secs_f64();
+        watcher(StartEvent::Note(format!("loaded {name} in {seconds:.1} s")));
+        Ok(())
     }
 
     /// Serves the public surface on `listener`.
@@ -207,6 +245,7 @@ impl RunningNode {
         let stopped = self.stop.clone();
         let routes = server::router(node);
         self.surfaces.spawn(async move { server::serve(listener, routes, &limits, stopped).await });
+        self.live.start.enter(StartPhase::Serving);
     }
 
     pub(super) fn services(&self) -> &Services {
@@ -215,12 +254,12 @@ impl RunningNode {
 
     /// The address at which clients are accepted.
     pub fn public_url(&self) -> String {
-        format!("http://{}", self.live.public)
+        format!("http://{}", self.live.start.public)
     }
 
     /// The address of health, readiness and metrics.
     pub fn operator_url(&self) -> String {
-        format!("http://{}", self.live.operator)
+        format!("http://{}", self.live.start.operator)
     }
 
     /// The status document, as the operator's surfaces show it.

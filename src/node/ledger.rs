@@ -4,11 +4,14 @@ use super::NodeError;
 use crate::clock::{SystemClock, built_at};
 use crate::config::Config;
 use crate::server::operator::{AdminCommand, Operator};
-use crate::store::{ClockLimits, Limits, Store, StoreConfig, StoreError};
+use crate::store::{
+    ClockLimits, Limits, LockedStore, OpenProgress, Store, StoreConfig, StoreError,
+};
 use serde_json::Value;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::Arc;
+use tokio::task::spawn_blocking;
 
 /// The store's limits as the configuration sets them.
 pub fn limits(config: &Config) -> Limits {
@@ -27,16 +30,33 @@ pub fn limits(config: &Config) -> Limits {
     }
 }
 
-/// Opens the ledger for a node. Fails when there is none, or when another process has it open.
-pub fn open(data_dir: &Path, config: &Config) -> Result<Store, NodeError> {
+/// Takes the ledger for a node. Fails when there is none, or when another process has it open.
+pub(super) fn lock(data_dir: &Path) -> Result<LockedStore, NodeError> {
     require(data_dir)?;
-    let opened = Store::open(&StoreConfig::folder(data_dir), Arc::new(SystemClock), limits(config));
-    opened.map_err(|error| match error {
+    Store::lock(&StoreConfig::folder(data_dir)).map_err(|error| match error {
         error @ StoreError::InUse(_) => NodeError::new(error).remedy(
             "a node runs there already (`cresset status`); stop it, or give another --data-dir",
         ),
         error => NodeError::new(error),
     })
+}
+
+/// Opens the ledger on a thread that may wait. Dropping the future stops the opening.
+pub(super) async fn open(
+    locked: LockedStore,
+    config: &Config,
+    progress: Arc<OpenProgress>,
+) -> Result<Store, NodeError> {
+    struct StopWhenDropped(Arc<OpenProgress>);
+    impl Drop for StopWhenDropped {
+        fn drop(&mut self) {
+            self.0.stop();
+        }
+    }
+    let limits = limits(config);
+    let _stop = StopWhenDropped(progress.clone());
+    let opening = spawn_blocking(move || locked.open(Arc::new(SystemClock), limits, &progress));
+    opening.await.map_err(NodeError::new)?.map_err(NodeError::new)
 }
 
 /// Fails when there is no ledger in the folder.

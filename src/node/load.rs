@@ -4,6 +4,7 @@ use super::Assembly;
 use crate::catalogue::QualifiedModel;
 use crate::engine::model_runner::ModelRunner;
 use crate::engine::{EngineError, EngineHandle, EngineOptions};
+use crate::failpoint::failpoint;
 use crate::pool::{LoadedEngine, ServedModel};
 use crate::text::{self, TemplateLimits, TextModel};
 use cresset_kernels::gpu::Gpu;
@@ -52,6 +53,7 @@ impl Assembly {
     }
 
     fn load_engine(&self, source: &ModelSource) -> Result<LoadedEngine, EngineError> {
+        failpoint!("node::loading");
         let options = self.model_options(self.device.open()?);
         let (runner, info) = ModelRunner::load(source, &options)?;
         let bytes = (info.weight_bytes + options.kv_bytes) as u64;

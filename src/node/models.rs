@@ -4,6 +4,7 @@ use super::subject::EngineSubject;
 use super::{Assembly, NodeError, UnqualifiedModel};
 use crate::catalogue::{self, Catalogue, Manifest, NotQualified, QualifiedModel, describe_host};
 use crate::clock::{Clock, SystemClock};
+use crate::failpoint::failpoint;
 use cresset_qualification::{
     Goldens, HostIdentity, Record, ServingSettings, Suite, SuiteProgress, SuiteScope,
 };
@@ -64,6 +65,7 @@ impl Assembly {
     /// Every release that is qualified here: first the named ones, in their order. Fails when a
     /// named one is not qualified, and when no release is.
     pub fn servable(&self, names: &[String]) -> Result<Servable, NodeError> {
+        failpoint!("node::reading");
         let (catalogue, host) = (self.catalogue(), self.host());
         let mut models = Vec::new();
         for name in names {

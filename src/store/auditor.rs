@@ -4,6 +4,7 @@
 #![expect(clippy::disallowed_methods, reason = "the auditor measures the time until its next turn")]
 
 use super::shared::StoreShared;
+use crate::ledger::audit::unpaced;
 use std::io;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
@@ -55,7 +56,11 @@ impl Drop for Auditor {
 
 fn audit(shared: &StoreShared, whole: bool) {
     let audit = || {
-        if whole { shared.audit() } else { shared.audit_news(&*shared.reader.audit_source()?) }
+        if whole {
+            shared.audit(&unpaced)
+        } else {
+            shared.audit_news(&*shared.reader.audit_source()?)
+        }
     };
     // The database may panic on damaged pages.
     match panic::catch_unwind(AssertUnwindSafe(audit)) {

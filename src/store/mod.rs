@@ -13,6 +13,7 @@ mod backend;
 mod clock_check;
 mod embedded;
 mod limits;
+mod open_progress;
 mod queue;
 mod restore;
 mod shared;
@@ -24,6 +25,7 @@ mod writer;
 use crate::clock::{Clock, UnixMillis};
 use crate::failpoint::failpoint;
 use crate::ids::{AttemptId, BootId};
+use crate::ledger::audit;
 pub use crate::ledger::audit::AuditReport;
 use crate::ledger::state::StateError;
 use crate::ledger::{Account, Command, Credential, Outcome, Refusal, RequestKey};
@@ -34,6 +36,8 @@ pub use clock_check::ClockLimits;
 use embedded::EmbeddedBackend;
 pub use embedded::{EmbeddedConfig, SyncMeter};
 pub use limits::Limits;
+pub use open_progress::OpenProgress;
+use open_progress::OpenStep;
 use queue::{Queue, WriteAction, WriteJob};
 pub use restore::{LostRows, ReplacedState, RestoreReport};
 use shared::StoreShared;
@@ -125,12 +129,15 @@ impl Store {
         embedded::exists(config)
     }
 
-    /// Opens the ledger, checks every page and every invariant, releases the reservations of
-    /// earlier boots, starts the writer and the background audit. A second process gets `InUse`.
-    pub fn open(config: &StoreConfig, clock: Arc<dyn Clock>, limits: Limits) -> StoreResult<Self> {
+    /// Takes the ledger for this process, which opens it then. A second process gets `InUse`.
+    pub fn lock(config: &StoreConfig) -> StoreResult<LockedStore> {
         let StoreConfig::Embedded(config) = config;
-        let backend = Arc::new(EmbeddedBackend::open(config)?);
-        Self::start(&backend, clock, limits, AuditPolicy::Always)
+        Ok(LockedStore { disk: embedded::lock(config)? })
+    }
+
+    /// `lock`, then `LockedStore::open`.
+    pub fn open(config: &StoreConfig, clock: Arc<dyn Clock>, limits: Limits) -> StoreResult<Self> {
+        Self::lock(config)?.open(clock, limits, &OpenProgress::default())
     }
 
     /// `open` for a short command: audits only when the last stop was not orderly, and has no
@@ -140,9 +147,8 @@ impl Store {
         clock: Arc<dyn Clock>,
         limits: Limits,
     ) -> StoreResult<Self> {
-        let StoreConfig::Embedded(config) = config;
-        let backend = Arc::new(EmbeddedBackend::open(config)?);
-        Self::start(&backend, clock, limits, AuditPolicy::AfterCrash)
+        let backend = Arc::new(EmbeddedBackend::open_on(Self::lock(config)?.disk)?);
+        Self::start(&backend, clock, limits, AuditPolicy::AfterCrash, &OpenProgress::default())
     }
 
     fn start(
@@ -150,8 +156,9 @@ impl Store {
         clock: Arc<dyn Clock>,
         limits: Limits,
         audit_policy: AuditPolicy,
+        progress: &OpenProgress,
     ) -> StoreResult<Self> {
-        let (shared, writer) = prepare(backend, clock, limits, audit_policy)?;
+        let (shared, writer) = prepare(backend, clock, limits, audit_policy, progress)?;
         let always = audit_policy == AuditPolicy::Always;
         let auditor = always.then(|| Auditor::start(Arc::clone(&shared)).map_err(unstarted));
         let auditor = auditor.transpose()?;
@@ -260,7 +267,7 @@ impl Store {
     /// Checks every invariant over everything stored. A violation stops admissions until a person
     /// has looked into it. Blocks while it reads.
     pub fn audit(&self) -> StoreResult<AuditReport> {
-        self.inner.shared.audit()
+        self.inner.shared.audit(&audit::unpaced)
     }
 
     /// Audits a ledger that no process has open, also one that `open` refuses for its violations.
@@ -303,6 +310,26 @@ impl Store {
     }
 }
 
+/// A ledger that this process has taken and not opened yet.
+pub struct LockedStore {
+    disk: Box<dyn embedded::Disk>,
+}
+
+impl LockedStore {
+    /// Opens the ledger, checks every page and every invariant, releases the reservations of
+    /// earlier boots, starts the writer and the background audit. Blocks, for minutes where there is
+    /// much to audit; `progress` says how far it is and can stop it.
+    pub fn open(
+        self,
+        clock: Arc<dyn Clock>,
+        limits: Limits,
+        progress: &OpenProgress,
+    ) -> StoreResult<Store> {
+        let backend = Arc::new(EmbeddedBackend::open_on(self.disk)?);
+        Store::start(&backend, clock, limits, AuditPolicy::Always, progress)
+    }
+}
+
 /// When a ledger is audited: whenever it is opened and then in the background, or only when it is
 /// opened after a crash.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -317,6 +344,7 @@ fn prepare<B: Backend>(
     clock: Arc<dyn Clock>,
     limits: Limits,
     audit_policy: AuditPolicy,
+    progress: &OpenProgress,
 ) -> StoreResult<(Arc<StoreShared>, Writer<B>)> {
     let (shown, stored) = (clock.now(), backend.stored_time()?);
     limits.clock.judge(shown, stored).map_err(StoreError::Unusable)?;
@@ -324,8 +352,9 @@ fn prepare<B: Backend>(
     let reader = Arc::clone(backend);
     let shared = Arc::new(StoreShared::new(reader, clock, limits.min_free_bytes));
     failpoint!("store::opened");
+    progress.enter(OpenStep::Audit);
     if (crashed || audit_policy == AuditPolicy::Always)
-        && let Some(violation) = shared.audit()?.violations.first()
+        && let Some(violation) = shared.audit(&|row| progress.note(row))?.violations.first()
     {
         return Err(StoreError::Unusable(format!(
             "the ledger breaks its own rules and is not served: {violation}; `cresset ledger audit` names every \
@@ -335,6 +364,7 @@ fn prepare<B: Backend>(
     if crashed {
         tracing::warn!("the last stop was not orderly: the ledger was checked and is intact");
     }
+    progress.enter(OpenStep::Recovery);
     backend.claim(shared.boot)?;
     let mut writer = Writer::new(Arc::clone(backend), Arc::clone(&shared), limits);
     writer.recover()?;

@@ -7,7 +7,7 @@ use super::{AuditReport, StoreResult, stats};
 use crate::clock::{Clock, UnixMillis};
 use crate::failpoint::failpoint;
 use crate::ids::BootId;
-use crate::ledger::audit::{self, AuditSource, JournalHeads};
+use crate::ledger::audit::{self, AuditPace, AuditSource, JournalHeads};
 use crate::ledger::commands::ReleaseCause;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -72,8 +72,8 @@ impl StoreShared {
     }
 
     /// Checks everything stored; a violation stops admissions.
-    pub(super) fn audit(&self) -> StoreResult<AuditReport> {
-        Ok(self.note(audit::everything(&*self.reader.audit_source()?, &audit::unpaced)?))
+    pub(super) fn audit(&self, pace: AuditPace<'_>) -> StoreResult<AuditReport> {
+        Ok(self.note(audit::everything(&*self.reader.audit_source()?, pace)?))
     }
 
     /// Checks what was written after the last audit that found nothing wrong, and everything when

@@ -37,6 +37,7 @@ mod release;
 mod secrecy;
 mod soak;
 mod sse;
+mod start;
 mod storage;
 mod support;
 mod text_goldens;

@@ -4,7 +4,7 @@ use super::support::{World, next_piece, qualified, read};
 use cresset::engine::testing::{ScriptedFailure, ScriptedRunner};
 use cresset::engine::{EngineError, EngineHandle, EngineOptions};
 use cresset::pool::{LoadedEngine, ServedModel};
-use cresset::server::operator::{Live, LongCommands, metrics, status};
+use cresset::server::operator::{Live, LongCommands, StartPhase, StartState, metrics, status};
 use cresset::text::TextModel;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -92,8 +92,7 @@ fn state(world: &World, model: &str) -> Value {
     let nowhere = ([127, 0, 0, 1], 1).into();
     let live = Live {
         node: world.node.clone(),
-        public: nowhere,
-        operator: nowhere,
+        start: StartState::new(nowhere, nowhere, StartPhase::Serving),
         long_commands: LongCommands::default(),
     };
     let document = status::of(&live);

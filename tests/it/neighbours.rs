@@ -174,7 +174,7 @@ fn a_data_folder_that_is_gone_admits_nothing() {
 }
 
 /// The status of a request with these header lines.
-fn status(base: &str, lines: &str) -> String {
+pub fn status(base: &str, lines: &str) -> String {
     let mut stream = TcpStream::connect(base.strip_prefix("http://").unwrap()).unwrap();
     write!(stream, "GET /metrics HTTP/1.1\r\n{lines}Connection: close\r\n\r\n").unwrap();
     let mut answer = String::new();

@@ -98,23 +98,34 @@ impl Context {
             }
         }
         let what = format!(
-            "{} is in use by a process that does not answer on its operator socket",
+            "{} is in use by a node that is still starting or by another command",
             self.data_dir.display()
         );
-        Err(CommandError::new(what).remedy("wait for it to finish or stop it, then try again"))
+        Err(CommandError::new(what)
+            .remedy("`cresset status` says what a node is doing; wait for it, then try again"))
     }
 
-    /// `None` while another process holds the folder without listening: a node that is starting, or
-    /// another short command.
+    /// `None` while another process holds the folder: a node that is starting, or another short
+    /// command.
     async fn try_admin(&self, command: &AdminCommand) -> CommandResult<Option<Value>> {
-        if let Some(answer) = self.ask_node(command).await? {
-            return Ok(Some(answer));
+        match self.answer_of_node(command).await? {
+            Some(Ok(answer)) => return Ok(Some(answer)),
+            Some(Err(AdminError::Starting(_))) => return Ok(None),
+            Some(Err(error)) => return Err(CommandError::new(error)),
+            None => {}
         }
         Ok(ledger::execute(&self.data_dir, &self.config, command.clone()).await?)
     }
 
     /// The running node's answer; `None` when no node runs on the folder.
     pub(crate) async fn ask_node(&self, command: &AdminCommand) -> CommandResult<Option<Value>> {
+        self.answer_of_node(command).await?.transpose().map_err(CommandError::new)
+    }
+
+    async fn answer_of_node(
+        &self,
+        command: &AdminCommand,
+    ) -> CommandResult<Option<Result<Value, AdminError>>> {
         let command = serde_json::to_value(command).map_err(CommandError::new)?;
         let call = HttpCall::post(socket::ROUTE, &command);
         let Some(response) = call.send_to_socket(&socket::path(&self.data_dir)).await? else {
@@ -122,10 +133,10 @@ impl Context {
         };
         let (status, value) = json(response).await?;
         if status.is_success() {
-            return Ok(Some(value));
+            return Ok(Some(Ok(value)));
         }
         let error: AdminError = serde_json::from_value(value).map_err(CommandError::new)?;
-        Err(CommandError::new(error))
+        Ok(Some(Err(error)))
     }
 }
 

@@ -43,9 +43,7 @@ pub(crate) async fn start(
         }
         match event {
             StartEvent::Note(text) => note(&text),
-            StartEvent::Loading(name) => {
-                loading = Some(TaskProgress::steps(format!("loading {name}")));
-            }
+            StartEvent::Doing(what) => loading = Some(TaskProgress::steps(what)),
         }
     };
     let started = assembly.start(fallback, pinned, &mut watcher).await;

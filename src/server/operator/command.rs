@@ -119,6 +119,9 @@ pub enum AdminError {
     Invalid(String),
     #[error("{0}")]
     Unavailable(String),
+    /// The node takes commands once it has started.
+    #[error("{0}")]
+    Starting(String),
 }
 
 impl From<StoreError> for AdminError {

@@ -3,11 +3,9 @@
 
 use super::{Live, metrics, status};
 use crate::server::openapi::document;
-use crate::server::own_names::OwnNames;
-use axum::extract::{Request, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
-use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
@@ -18,43 +16,25 @@ use std::sync::Arc;
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// `/healthz`, `/readyz`, `/metrics` and `/openapi.json`. Mounted on the operator's own listener
-/// only.
-pub fn router(live: Arc<Live>) -> Router {
-    let names = OwnNames::new(live.operator, &live.node.config.listen.operator_names);
+/// only, by `start`.
+pub(super) fn router(live: Arc<Live>) -> Router {
     Router::new()
-        .route("/healthz", get(healthz))
+        .route("/healthz", get(async || alive()))
         .route("/readyz", get(readyz))
         .route("/metrics", get(scrape))
         .route("/openapi.json", get(openapi))
-        .layer(from_fn_with_state(Arc::new(names), require_own_name))
         .with_state(live)
 }
 
-/// Refuses requests that a web page of another site could have sent.
-async fn require_own_name(
-    State(names): State<Arc<OwnNames>>,
-    request: Request,
-    next: Next,
-) -> Response {
-    match names.refusal(request.uri(), request.headers()) {
-        None => next.run(request).await,
-        Some(why) => {
-            let message = format!("{why}; further names stand in listen.operator_names");
-            let body = json!({ "status": "forbidden", "message": message });
-            (StatusCode::FORBIDDEN, Json(body)).into_response()
-        }
-    }
-}
-
 /// Answers 200 as long as the process answers at all.
-async fn healthz() -> Json<Value> {
+pub(super) fn alive() -> Json<Value> {
     Json(json!({ "status": "ok" }))
 }
 
 /// Answers 200 only while new work would be taken: engine alive, ledger committing, a qualified
 /// model loaded, not draining.
 async fn readyz(State(live): State<Arc<Live>>) -> Response {
-    match status::not_ready_because(&live.node) {
+    match status::not_ready_because(&live) {
         None => Json(json!({ "status": "ok" })).into_response(),
         Some(reason) => {
             let body = json!({ "status": "unavailable", "message": reason });

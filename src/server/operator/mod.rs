@@ -8,22 +8,21 @@ mod lists;
 mod long_commands;
 pub mod metrics;
 pub mod socket;
+mod start;
 pub mod status;
 pub mod view;
 
 pub use admin::Operator;
 pub use command::{AdminCommand, AdminError, RequestScope};
-pub use health::router;
 pub use long_commands::LongCommands;
+pub use start::{OperatorRoutes, StartPhase, StartState};
 
 use crate::request::Services;
-use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// A running node and its addresses.
+/// An assembled node, its addresses and what is left of its start.
 pub struct Live {
     pub node: Arc<Services>,
-    pub public: SocketAddr,
-    pub operator: SocketAddr,
+    pub start: Arc<StartState>,
     pub long_commands: LongCommands,
 }

@@ -17,6 +17,9 @@ use tokio_util::sync::CancellationToken;
 /// Path of the one route.
 pub const ROUTE: &str = "/command";
 
+/// Bytes of the longest command that a node takes while it starts. Ids, names and paths are shorter.
+pub(super) const MAX_COMMAND_BYTES: usize = 64 << 10;
+
 pub fn path(data_dir: &Path) -> PathBuf {
     data_dir.join("operator.sock")
 }
@@ -37,17 +40,21 @@ pub fn bind(data_dir: &Path) -> io::Result<UnixListener> {
 /// Answers until `shutdown`, then removes the socket.
 pub async fn serve(
     listener: UnixListener,
-    live: Arc<Live>,
+    routes: Router,
     data_dir: &Path,
     shutdown: CancellationToken,
 ) {
-    let routes = Router::new().route(ROUTE, post(command)).with_state(live);
     let served =
         axum::serve(listener, routes).with_graceful_shutdown(shutdown.cancelled_owned()).await;
     if let Err(error) = served {
         tracing::error!(%error, "the operator socket stopped");
     }
     let _ = remove(&path(data_dir));
+}
+
+/// The one route. It is mounted by `start`.
+pub(super) fn router(live: Arc<Live>) -> Router {
+    Router::new().route(ROUTE, post(command)).with_state(live)
 }
 
 async fn command(State(live): State<Arc<Live>>, body: Bytes) -> Response {
@@ -59,8 +66,12 @@ async fn command(State(live): State<Arc<Live>>, body: Bytes) -> Response {
     };
     match answer {
         Ok(value) => Json(value).into_response(),
-        Err(error) => (status(&error), Json(error)).into_response(),
+        Err(error) => refused(&error),
     }
+}
+
+pub(super) fn refused(error: &AdminError) -> Response {
+    (status(error), Json(error)).into_response()
 }
 
 fn status(error: &AdminError) -> StatusCode {
@@ -68,7 +79,7 @@ fn status(error: &AdminError) -> StatusCode {
         AdminError::NotFound(_) => StatusCode::NOT_FOUND,
         AdminError::Refused(_) => StatusCode::CONFLICT,
         AdminError::Invalid(_) => StatusCode::BAD_REQUEST,
-        AdminError::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+        AdminError::Unavailable(_) | AdminError::Starting(_) => StatusCode::SERVICE_UNAVAILABLE,
     }
 }
 

@@ -1,6 +1,6 @@
 //! Reports what the node is doing, for `cresset status` and for the readiness check.
 
-use super::{Live, view};
+use super::{Live, StartState, view};
 use crate::clock::shown_now;
 use crate::engine::{EngineHandle, EngineStats};
 use crate::pool::ModelView;
@@ -9,7 +9,12 @@ use crate::request::recent_errors::RecentError;
 use serde_json::{Value, json};
 
 /// Why new work would be refused now; `None` when the node is ready.
-pub fn not_ready_because(node: &Services) -> Option<&'static str> {
+pub(super) fn not_ready_because(live: &Live) -> Option<String> {
+    let starting = live.start.doing().map(|doing| format!("the node is starting: {doing}"));
+    starting.or_else(|| unavailable_because(&live.node).map(str::to_owned))
+}
+
+fn unavailable_because(node: &Services) -> Option<&'static str> {
     if node.is_draining() {
         Some("the node is draining: it finishes what runs and then stops")
     } else if !node.store.healthy() {
@@ -30,21 +35,14 @@ pub fn not_ready_because(node: &Services) -> Option<&'static str> {
 /// The status document of a running node.
 pub fn of(live: &Live) -> Value {
     let node = &live.node;
-    let reason = not_ready_because(node);
+    let reason = not_ready_because(live);
     let models = node.pool.views();
     let stats: Vec<EngineStats> = models
         .iter()
         .map(|view| view.engine.as_ref().map(EngineHandle::stats).unwrap_or_default())
         .collect();
     let [budget, free] = node.pool.memory();
-    json!({
-        "running": true,
-        "ready": reason.is_none(),
-        "reason": reason,
-        "version": env!("CARGO_PKG_VERSION"),
-        "pid": std::process::id(),
-        "listen": format!("http://{}", live.public),
-        "operator": format!("http://{}", live.operator),
+    let state = json!({
         "draining": node.is_draining(),
         "ledger_healthy": node.store.healthy(),
         "ledger_time_at": node.store.now().seconds(),
@@ -61,6 +59,28 @@ pub fn of(live: &Live) -> Value {
             .map(|(view, stats)| of_model(view, stats))
             .collect::<Vec<_>>(),
         "last_errors": node.recent_errors.latest().iter().map(of_error).collect::<Vec<_>>(),
+    });
+    view::merged(of_process(&live.start, reason.as_deref()), state)
+}
+
+/// The same document while the ledger is opened and the models are read.
+pub(super) fn starting(start: &StartState) -> Value {
+    let doing = start.doing().unwrap_or_default();
+    let process = of_process(start, Some(&format!("the node is starting: {doing}")));
+    view::merged(process, json!({ "models": [] }))
+}
+
+/// `starting` is what the start is doing, null once it is over.
+fn of_process(start: &StartState, not_ready_because: Option<&str>) -> Value {
+    json!({
+        "running": true,
+        "ready": not_ready_because.is_none(),
+        "reason": not_ready_because,
+        "starting": start.doing(),
+        "version": env!("CARGO_PKG_VERSION"),
+        "pid": std::process::id(),
+        "listen": format!("http://{}", start.public),
+        "operator": format!("http://{}", start.operator),
     })
 }
 

@@ -23,7 +23,7 @@ const LOCK: &str = "lock";
 pub(super) const OWNER_ONLY: u32 = 0o600;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum File {
+pub(in crate::store) enum File {
     /// Money, credentials and requests. It is kept small, so that its commits are cheap.
     Ledger,
     /// Stored answers and tombstones.
@@ -47,7 +47,7 @@ impl File {
 }
 
 /// Storage that databases can be opened on; tests supply one that fails on purpose.
-pub(super) trait Disk: Send + Sync + 'static {
+pub(in crate::store) trait Disk: Send + Sync + 'static {
     /// Opens an existing database after checking every page of it. Never creates one.
     fn open(&self, file: File) -> StoreResult<Database>;
     fn free_bytes(&self) -> io::Result<u64>;

@@ -32,7 +32,8 @@ use crate::ledger::state::{StateError, StateResult};
 use crate::ledger::{Account, Credential, RequestKey};
 pub(super) use backup::{init, restore};
 use bytes::Bytes;
-use disk::{Disk, File, LockedFolder};
+pub(super) use disk::Disk;
+use disk::{File, LockedFolder};
 use files::Files;
 use metered::MeteredFolder;
 pub use metered::SyncMeter;
@@ -63,16 +64,8 @@ pub(super) struct EmbeddedBackend {
 }
 
 impl EmbeddedBackend {
-    /// Locks the folder and opens both files, after checking each of their pages.
-    pub(super) fn open(config: &EmbeddedConfig) -> StoreResult<Self> {
-        let folder = LockedFolder::lock(&config.dir)?;
-        Self::open_on(match &config.meter {
-            None => Box::new(folder),
-            Some(meter) => Box::new(MeteredFolder { folder, meter: Arc::clone(meter) }),
-        })
-    }
-
-    fn open_on(disk: Box<dyn Disk>) -> StoreResult<Self> {
+    /// Opens both files, after checking each of their pages.
+    pub(super) fn open_on(disk: Box<dyn Disk>) -> StoreResult<Self> {
         let files = Files::open(&*disk)?;
         Ok(Self { disk, files: RwLock::new(Some(files)) })
     }
@@ -213,6 +206,15 @@ impl Backend for EmbeddedBackend {
             None => Ok(()),
         }
     }
+}
+
+/// Takes the folder for this process.
+pub(super) fn lock(config: &EmbeddedConfig) -> StoreResult<Box<dyn Disk>> {
+    let folder = LockedFolder::lock(&config.dir)?;
+    Ok(match &config.meter {
+        None => Box::new(folder),
+        Some(meter) => Box::new(MeteredFolder { folder, meter: Arc::clone(meter) }),
+    })
 }
 
 /// Whether the folder has a ledger.

@@ -235,7 +235,10 @@ fn reopening_keeps_everything_or_stays_closed<B: Backend>(open: &dyn Fn() -> B) 
     assert!(transact(&backend, NOW, &[settle(1, 1, 4).into()]).is_err());
     backend
         .reopen(|source| {
-            assert_eq!(audit::everything(source, &audit::unpaced).unwrap().violations, Vec::<String>::new());
+            assert_eq!(
+                audit::everything(source, &audit::unpaced).unwrap().violations,
+                Vec::<String>::new()
+            );
             Ok(())
         })
         .unwrap();

@@ -31,7 +31,8 @@ impl Bench {
         let backend = Arc::new(EmbeddedBackend::open_on(Box::new(disk.clone()))?);
         let (clock, limits) = (clock.clone(), Limits::default());
         let shown = Arc::new(clock.clone());
-        let (shared, writer) = prepare(&backend, shown, limits, AuditPolicy::Always)?;
+        let (shared, writer) =
+            prepare(&backend, shown, limits, AuditPolicy::Always, &Default::default())?;
         Ok(Self { disk: disk.clone(), clock, backend, shared, writer })
     }
 

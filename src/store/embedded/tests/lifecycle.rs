@@ -237,9 +237,11 @@ fn a_changed_balance_is_not_served() {
 fn a_damaged_row_stops_admissions_but_not_its_neighbours() {
     let fixture = Fixture::new(50);
     let StoreConfig::Embedded(config) = fixture.config();
-    let backend = Arc::new(EmbeddedBackend::open(&config).unwrap());
+    let backend = Arc::new(EmbeddedBackend::open_on(super::super::lock(&config).unwrap()).unwrap());
     let clock = Arc::new(fixture.clock.clone());
-    let store = Store::start(&backend, clock, Limits::default(), AuditPolicy::Always).unwrap();
+    let store =
+        Store::start(&backend, clock, Limits::default(), AuditPolicy::Always, &Default::default())
+            .unwrap();
     store.submit_blocking(admit(1, 1, store.boot(), 10)).unwrap();
     store.submit_blocking(admit(2, 2, store.boot(), 10)).unwrap();
     let raw = super::super::tables::request_key(&key(1));

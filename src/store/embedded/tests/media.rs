@@ -161,7 +161,14 @@ impl SimulatedDisk {
     pub fn store(&self, balance: u64) -> Store {
         let backend = Arc::new(EmbeddedBackend::open_on(Box::new(self.clone())).unwrap());
         let clock = Arc::new(TestClock::at(1));
-        let store = Store::start(&backend, clock, Limits::default(), AuditPolicy::Always).unwrap();
+        let store = Store::start(
+            &backend,
+            clock,
+            Limits::default(),
+            AuditPolicy::Always,
+            &Default::default(),
+        )
+        .unwrap();
         for command in opening(balance) {
             store.submit_blocking(command).unwrap();
         }

@@ -146,7 +146,7 @@ fn the_embedded_backend_keeps_its_promises() {
         crate::store::embedded::init(&config).unwrap();
         move || {
             let _kept = &dir;
-            EmbeddedBackend::open(&config).unwrap()
+            EmbeddedBackend::open_on(super::lock(&config).unwrap()).unwrap()
         }
     });
 }

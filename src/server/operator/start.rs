@@ -1,0 +1,147 @@
+//! The operator's surfaces from the first moment of a start. Until the node is assembled they answer
+//! what the start is doing; then they pass everything on to the node.
+
+use super::{AdminCommand, AdminError, Live, health, socket, status};
+use crate::config::Config;
+use crate::server::own_names::OwnNames;
+use crate::store::OpenProgress;
+use axum::body::to_bytes;
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::http::header::RETRY_AFTER;
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::{Json, Router};
+use serde_json::json;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use tower::ServiceExt;
+
+/// The steps of a start, in their order.
+pub enum StartPhase {
+    /// The ledger is being opened.
+    Ledger(Arc<OpenProgress>),
+    /// The releases and their qualification records are being read.
+    Models,
+    /// The named model is being loaded.
+    Loading(String),
+    /// The start is over: clients are accepted.
+    Serving,
+}
+
+/// The addresses of a node and the phase of its start.
+pub struct StartState {
+    pub public: SocketAddr,
+    pub operator: SocketAddr,
+    phase: Mutex<StartPhase>,
+}
+
+impl StartState {
+    pub fn new(public: SocketAddr, operator: SocketAddr, phase: StartPhase) -> Arc<Self> {
+        Arc::new(Self { public, operator, phase: Mutex::new(phase) })
+    }
+
+    pub fn enter(&self, phase: StartPhase) {
+        *self.phase.lock().unwrap_or_else(PoisonError::into_inner) = phase;
+    }
+
+    /// What the start is doing; `None` once it is over.
+    pub fn doing(&self) -> Option<String> {
+        match &*self.phase.lock().unwrap_or_else(PoisonError::into_inner) {
+            StartPhase::Ledger(progress) => Some(progress.step()),
+            StartPhase::Models => Some("reading the models".into()),
+            StartPhase::Loading(name) => Some(format!("loading {name}")),
+            StartPhase::Serving => None,
+        }
+    }
+}
+
+/// The routes of the operator's listener and of the operator's socket, whatever the node's state.
+pub struct OperatorRoutes {
+    start: Arc<StartState>,
+    /// The listener's and the socket's routes of the assembled node.
+    node: OnceLock<[Router; 2]>,
+}
+
+impl OperatorRoutes {
+    pub fn new(start: Arc<StartState>) -> Arc<Self> {
+        Arc::new(Self { start, node: OnceLock::new() })
+    }
+
+    /// Passes everything on to the node from now on.
+    pub fn pass_on(&self, live: &Arc<Live>) {
+        self.node.get_or_init(|| [health::router(live.clone()), socket::router(live.clone())]);
+    }
+
+    /// Health, readiness, metrics and the OpenAPI document. Requests that a web page of another
+    /// site could have sent are refused.
+    pub fn listener(self: &Arc<Self>, config: &Config) -> Router {
+        let names = OwnNames::new(self.start.operator, &config.listen.operator_names);
+        Router::new()
+            .fallback(async |State(routes): State<Arc<Self>>, request: Request| {
+                match routes.node.get() {
+                    Some([listener, _]) => answered(listener, request).await,
+                    None => routes.start.health(request.uri().path()),
+                }
+            })
+            .layer(from_fn_with_state(Arc::new(names), require_own_name))
+            .with_state(self.clone())
+    }
+
+    /// The commands of operators.
+    pub fn socket(self: &Arc<Self>) -> Router {
+        Router::new()
+            .fallback(async |State(routes): State<Arc<Self>>, request: Request| {
+                match routes.node.get() {
+                    Some([_, socket]) => answered(socket, request).await,
+                    None => routes.start.command(request).await,
+                }
+            })
+            .with_state(self.clone())
+    }
+}
+
+async fn answered(routes: &Router, request: Request) -> Response {
+    let Ok(answer) = routes.clone().oneshot(request).await;
+    answer
+}
+
+impl StartState {
+    fn refusal(&self) -> String {
+        let doing = self.doing().unwrap_or_default();
+        format!("the node is starting: {doing}")
+    }
+
+    fn health(&self, path: &str) -> Response {
+        if path == "/healthz" {
+            return health::alive().into_response();
+        }
+        let body = json!({ "status": "unavailable", "message": self.refusal() });
+        (StatusCode::SERVICE_UNAVAILABLE, [(RETRY_AFTER, "1")], Json(body)).into_response()
+    }
+
+    /// The status is told; every other command needs the ledger.
+    async fn command(&self, request: Request) -> Response {
+        let body = to_bytes(request.into_body(), socket::MAX_COMMAND_BYTES).await;
+        match serde_json::from_slice(&body.unwrap_or_default()) {
+            Ok(AdminCommand::Status) => Json(status::starting(self)).into_response(),
+            _ => socket::refused(&AdminError::Starting(self.refusal())),
+        }
+    }
+}
+
+/// Refuses requests that a web page of another site could have sent.
+async fn require_own_name(
+    State(names): State<Arc<OwnNames>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    match names.refusal(request.uri(), request.headers()) {
+        None => next.run(request).await,
+        Some(why) => {
+            let message = format!("{why}; further names stand in listen.operator_names");
+            let body = json!({ "status": "forbidden", "message": message });
+            (StatusCode::FORBIDDEN, Json(body)).into_response()
+        }
+    }
+}
