@@ -21,6 +21,8 @@ pub struct Release {
     pub origin: Origin,
     /// File name → hex SHA-256.
     pub files: BTreeMap<String, String>,
+    /// The manifest's limits, sampling defaults, publisher and licence.
+    pub terms: Value,
 }
 
 /// The party that vouches for a release. Published releases must pass against an independent
@@ -75,6 +77,10 @@ pub struct ServingSettings {
     pub max_rows: usize,
     /// Longest prompt + output served, tokens; 0 is the model's own limit.
     pub max_context: usize,
+    /// MiB of each model's KV cache on the CPU; 0 on a device, which uses what is free.
+    pub kv_mib: usize,
+    /// Most rows of a decoding step that is recorded as a graph; 0 on the CPU.
+    pub gpu_graph_rows: usize,
 }
 
 /// The first part in which two identities differ.
@@ -91,6 +97,7 @@ impl Identity {
         let (old, new) = (&self.host, &present.host);
         differ("release", &self.release.release_id, &present.release.release_id)
             .or_else(|| differ("release files", &self.release.files, &present.release.files))
+            .or_else(|| differ("release terms", &self.release.terms, &present.release.terms))
             .or_else(|| differ("release origin", &self.release.origin, &present.release.origin))
             .or_else(|| differ("engine version", &old.engine.version, &new.engine.version))
             .or_else(|| {

@@ -19,6 +19,7 @@ pub mod goldens;
 pub mod identity;
 pub mod record;
 pub mod report;
+pub mod statement;
 pub mod subject;
 pub mod suite;
 

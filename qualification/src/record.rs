@@ -1,12 +1,13 @@
 //! The qualification record: what was proven, with which evidence, and when.
 
-use crate::identity::Identity;
+use crate::checks;
+use crate::identity::{Identity, Origin};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 /// Version of the checks and gates. It is raised when one of them changes meaning; older records
 /// then no longer count.
-pub const POLICY_VERSION: u32 = 1;
+pub const POLICY_VERSION: u32 = 2;
 
 /// A qualification record. It is written once and never changed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -59,5 +60,47 @@ pub enum CheckState {
 impl Record {
     pub fn failed_checks(&self) -> impl Iterator<Item = &CheckResult> {
         self.checks.iter().filter(|check| check.state == CheckState::Failed)
+    }
+}
+
+/// A contradiction within a record. No suite writes such a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RecordFault {
+    #[error("its checks are not those of the suite")]
+    Checks,
+    #[error("its checks lead to another verdict")]
+    Verdict,
+    #[error("it ended before it began")]
+    Times,
+}
+
+impl Verdict {
+    /// The verdict that checks lead to. A published release is not proven without the comparison
+    /// with its reference; an operator's own release has no reference.
+    pub(crate) fn of(checks: &[CheckResult], origin: Origin) -> Self {
+        let any = |state| checks.iter().any(|check| check.state == state);
+        match origin {
+            _ if any(CheckState::Failed) => Self::Failed,
+            Origin::Published if any(CheckState::NotRun) => Self::Inconclusive,
+            Origin::Published | Origin::Operator => Self::Qualified,
+        }
+    }
+}
+
+impl Record {
+    /// Judges the record's checks again. A record of another policy had other checks, so of those
+    /// only the verdict is judged.
+    pub(crate) fn check(&self) -> Result<(), RecordFault> {
+        let ids = self.checks.iter().map(|check| check.id.as_str());
+        if self.policy_version == POLICY_VERSION
+            && !ids.eq(checks::ALL.iter().map(|check| check.id))
+        {
+            return Err(RecordFault::Checks);
+        }
+        let right = Verdict::of(&self.checks, self.identity.release.origin) == self.verdict;
+        if !right || (self.verdict != Verdict::Qualified && self.qualified_context_tokens > 0) {
+            return Err(RecordFault::Verdict);
+        }
+        if self.finished_at < self.started_at { Err(RecordFault::Times) } else { Ok(()) }
     }
 }

@@ -76,7 +76,7 @@ pub fn run(
         let input = CheckInput { subject, files: &identity.release.files, goldens, scope };
         checks.push(perform(check, input));
     }
-    let verdict = judge(&checks, identity.release.origin);
+    let verdict = Verdict::of(&checks, identity.release.origin);
     let qualified = if verdict == Verdict::Qualified { scope.context_tokens } else { 0 };
     Record {
         id: Uuid::now_v7(),
@@ -105,17 +105,6 @@ fn perform(check: &Check, mut input: CheckInput) -> CheckResult {
         value: finding.value,
         gate: finding.gate,
         seconds: began.elapsed().as_secs_f64(),
-    }
-}
-
-/// Derives the verdict. A published release is not proven without the comparison with its
-/// reference; an operator's own release has no reference.
-fn judge(checks: &[CheckResult], origin: Origin) -> Verdict {
-    let any = |state| checks.iter().any(|check| check.state == state);
-    match origin {
-        _ if any(CheckState::Failed) => Verdict::Failed,
-        Origin::Published if any(CheckState::NotRun) => Verdict::Inconclusive,
-        Origin::Published | Origin::Operator => Verdict::Qualified,
     }
 }
 
@@ -152,35 +141,14 @@ fn unix_seconds() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::identity::{EngineBuild, Hardware, HostIdentity, Release, ServingSettings};
+    use crate::identity::Release;
     use crate::testing::fake::{self, Fake};
     use crate::testing::planted_faults::{Faulty, PlantedFault, planted_for};
+    use crate::testing::records;
 
     fn identity(origin: Origin) -> Identity {
-        let release =
-            Release { name: "fake".into(), release_id: Uuid::nil(), origin, files: fake::files() };
-        let engine = EngineBuild {
-            version: "1".into(),
-            lockfile_sha256: "l".into(),
-            executable_sha256: "e".into(),
-        };
-        let hardware = Hardware {
-            kind: "cpu".into(),
-            vendor: "v".into(),
-            model: "m".into(),
-            features: vec!["avx2".into()],
-            threads: 2,
-        };
-        let settings = ServingSettings {
-            dtype: "f32".into(),
-            kv_dtype: "f32".into(),
-            dequantise: false,
-            block_size: 16,
-            max_batched_tokens: 512,
-            max_rows: 8,
-            max_context: 0,
-        };
-        Identity { release, host: HostIdentity { engine, hardware, settings } }
+        let Identity { release, host } = records::of(Verdict::Qualified).identity;
+        Identity { release: Release { origin, files: fake::files(), ..release }, host }
     }
 
     fn record(subject: &mut dyn Subject, origin: Origin, goldens: Option<&Goldens>) -> Record {
@@ -253,13 +221,16 @@ mod tests {
         let changes: &[(&str, Change)] = &[
             ("release", |i| i.release.release_id = Uuid::max()),
             ("release files", |i| i.release.files.clear()),
+            ("release terms", |i| i.release.terms["limits"] = 1.into()),
             ("release origin", |i| i.release.origin = Origin::Operator),
             ("engine version", |i| i.host.engine.version.push('1')),
             ("dependencies", |i| i.host.engine.lockfile_sha256.push('1')),
             ("executable", |i| i.host.engine.executable_sha256.push('1')),
             ("hardware", |i| i.host.hardware.threads = 3),
-            ("hardware", |i| i.host.hardware.features.clear()),
+            ("hardware", |i| i.host.hardware.features.push("avx2".into())),
             ("serving setting", |i| i.host.settings.dequantise = true),
+            ("serving setting", |i| i.host.settings.kv_mib += 1),
+            ("serving setting", |i| i.host.settings.gpu_graph_rows += 1),
         ];
         for (part, change) in changes {
             let mut new = old.clone();

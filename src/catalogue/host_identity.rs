@@ -112,6 +112,8 @@ mod tests {
             max_batched_tokens: 512,
             max_rows: 256,
             max_context: 0,
+            kv_mib: 0,
+            gpu_graph_rows: 512,
         };
         let found = Properties {
             name: "NVIDIA H200".into(),

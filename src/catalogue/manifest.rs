@@ -6,6 +6,7 @@ use crate::ledger::Prices;
 use cresset_kernels::sampling::params::SamplingParams;
 use cresset_qualification::Origin;
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use uuid::Uuid;
@@ -104,6 +105,20 @@ impl Manifest {
     /// The release that `quickstart` fetches.
     pub fn default_release() -> Self {
         Self::built_in().remove(0)
+    }
+
+    /// What the release promises beside its files: a verdict holds for these terms alone.
+    pub fn terms(&self) -> Value {
+        let mut all = serde_json::to_value(self).expect("a manifest is representable in JSON");
+        let terms = ["publisher", "limits", "generation"].map(|name| all[name].take());
+        let [publisher, limits, generation] = terms;
+        let license = &self.upstream.license;
+        json!({
+            "publisher": publisher,
+            "license": license,
+            "limits": limits,
+            "generation": generation,
+        })
     }
 
     /// `origin` names the text in errors.

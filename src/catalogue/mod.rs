@@ -9,6 +9,7 @@ mod fetch;
 mod folder;
 mod host_identity;
 mod manifest;
+mod node_key;
 mod qualified;
 mod sampling_defaults;
 #[cfg(any(test, feature = "failpoints"))]
@@ -17,6 +18,7 @@ pub mod testing;
 pub use fetch::{FetchOptions, FetchProgress};
 pub use host_identity::describe_host;
 pub use manifest::{Manifest, ManifestLimits, ReleaseFile, Source, Upstream};
+use qualified::StoredRecord;
 pub use qualified::{NotQualified, QualifiedModel};
 
 use cresset_models::ModelSource;
@@ -60,6 +62,11 @@ pub enum Error {
     Misspelt { name: String, hint: String },
     #[error("the disk is full at {path}: free some space there, or choose another --data-dir")]
     DiskFull { path: PathBuf },
+    #[error(
+        "{path} is no key: it holds 64 hex digits. Put the original back, or remove it and qualify \
+         every model again"
+    )]
+    BadNodeKey { path: PathBuf },
     #[error("{path}: {why}")]
     NotAModel { path: PathBuf, why: String },
     #[error("{0}. Nothing was added")]
@@ -172,19 +179,25 @@ impl Catalogue {
             release_id: manifest.release_id,
             origin: manifest.origin(),
             files: manifest.digests(),
+            terms: manifest.terms(),
         };
         Identity { release, host: host.clone() }
     }
 
     /// Saves a record and returns its path. The release's newest records are kept beside it.
     pub fn save_record(&self, record: &Record) -> Result<PathBuf> {
-        qualified::save(&self.data.join("qualification"), record)
+        qualified::save(&self.data, record)
     }
 
-    /// The records of a release, newest first. Records that this version cannot read are left out:
-    /// they prove nothing to it.
+    /// The records of a release that were signed here, newest first. Others are left out: they
+    /// prove nothing.
     pub fn records(&self, name: &str) -> Result<Vec<Record>> {
-        qualified::records(&self.data.join("qualification"), name)
+        let stored = self.stored_records(name)?.into_iter();
+        Ok(stored.filter_map(|stored| stored.content.ok()).collect())
+    }
+
+    fn stored_records(&self, name: &str) -> Result<Vec<StoredRecord>> {
+        qualified::stored(&self.data, name)
     }
 
     /// Fetches the files of a known release, or adds a release from a hub repository

@@ -1,18 +1,20 @@
 //! Makes a `QualifiedModel`, the only kind of model that may be served, from a manifest and a
 //! matching record.
 
-use super::{Catalogue, Error, Manifest, Result, folder};
+use super::{Catalogue, Error, Manifest, Result, folder, node_key};
 use crate::clock::UnixMillis;
 use crate::ids::ModelId;
 use crate::ledger::Prices;
 use cresset_models::ModelSource;
 use cresset_qualification::record::POLICY_VERSION;
-use cresset_qualification::{HostIdentity, Record, Verdict};
+use cresset_qualification::{HostIdentity, Record, Verdict, statement};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Records kept per release; saving another one deletes the oldest.
 const KEPT_RECORDS: usize = 16;
+/// Seconds that a record may be ahead of the clock: clocks are set right while a node runs.
+const CLOCK_SLACK_SECONDS: u64 = 300;
 
 /// A release that was proven on this hardware with this build. It can only be made from a matching
 /// record.
@@ -31,6 +33,10 @@ pub enum NotQualified {
     Files(#[from] Error),
     #[error("{name} was never qualified on this node: run `cresset qualify {name}`")]
     NoRecord { name: String },
+    #[error(
+        "{name} has a qualification record, {file}, that counts for nothing: {why}: run `cresset qualify {name}`"
+    )]
+    Untrusted { name: String, file: String, why: String },
     #[error(
         "{name} was qualified with another {part} (then {recorded}, now {present}): run `cresset qualify {name}`"
     )]
@@ -78,7 +84,7 @@ impl Catalogue {
         now: UnixMillis,
     ) -> Result<QualifiedModel, NotQualified> {
         let source = self.source(manifest)?;
-        let record = self.deciding_record(manifest, host)?;
+        let record = self.deciding_record(manifest, host, now)?;
         let name = || manifest.name.clone();
         if record.verdict != Verdict::Qualified {
             return Err(NotQualified::Failed { name: name(), why: reason(&record) });
@@ -100,11 +106,19 @@ impl Catalogue {
         &self,
         manifest: &Manifest,
         host: &HostIdentity,
+        now: UnixMillis,
     ) -> Result<Record, NotQualified> {
         let name = || manifest.name.clone();
         let present = self.identity(manifest, host);
-        let mut newest_difference = None;
-        for record in self.records(&manifest.name)? {
+        let (mut newest_difference, mut newest_untrusted) = (None, None);
+        for StoredRecord { file, content } in self.stored_records(&manifest.name)? {
+            let record = match content.and_then(|record| dated(record, now)) {
+                Ok(record) => record,
+                Err(why) => {
+                    newest_untrusted.get_or_insert((file, why));
+                    continue;
+                }
+            };
             let difference = match record.identity.difference(&present) {
                 None if record.policy_version == POLICY_VERSION => return Ok(record),
                 None => {
@@ -114,13 +128,28 @@ impl Catalogue {
             };
             newest_difference.get_or_insert(difference);
         }
-        Err(match newest_difference {
-            None => NotQualified::NoRecord { name: name() },
-            Some((part, recorded, present)) => {
+        Err(match (newest_untrusted, newest_difference) {
+            (Some((file, why)), _) => NotQualified::Untrusted { name: name(), file, why },
+            (None, None) => NotQualified::NoRecord { name: name() },
+            (None, Some((part, recorded, present))) => {
                 NotQualified::Differs { name: name(), part, recorded, present }
             }
         })
     }
+}
+
+/// A file of a release's records: the record, or why it counts for nothing.
+pub(super) struct StoredRecord {
+    pub file: String,
+    pub content: Result<Record, String>,
+}
+
+/// The record, unless it was made at a time that has not come yet.
+fn dated(record: Record, now: UnixMillis) -> Result<Record, String> {
+    if record.finished_at > now.seconds() + CLOCK_SLACK_SECONDS {
+        return Err("it is dated in the future".into());
+    }
+    Ok(record)
 }
 
 fn reason(record: &Record) -> String {
@@ -132,30 +161,39 @@ fn reason(record: &Record) -> String {
     }
 }
 
-pub(super) fn save(root: &Path, record: &Record) -> Result<PathBuf> {
-    let folder = root.join(&record.identity.release.name);
+pub(super) fn save(data: &Path, record: &Record) -> Result<PathBuf> {
+    let folder = folder_of(data, &record.identity.release.name);
     fs::create_dir_all(&folder).map_err(Error::io("create", &folder))?;
     let path = folder.join(format!("{}.json", record.id));
-    let text = serde_json::to_vec_pretty(record).expect("a record is representable in JSON");
-    folder::write_whole(&path, &text)?;
+    folder::write_whole(&path, &statement::sign(record, &node_key::find_or_make(data)?))?;
     for old in record_files(&folder)?.into_iter().skip(KEPT_RECORDS) {
         fs::remove_file(&old).map_err(Error::io("remove", &old))?;
     }
     Ok(path)
 }
 
-pub(super) fn records(root: &Path, name: &str) -> Result<Vec<Record>> {
-    let mut records = Vec::new();
-    for path in record_files(&root.join(name))? {
-        let text = fs::read(&path).map_err(Error::io("read", &path))?;
-        match serde_json::from_slice::<Record>(&text) {
-            Ok(record) => records.push(record),
-            Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "passing over a qualification record");
+/// All records of a release, newest first.
+pub(super) fn stored(data: &Path, name: &str) -> Result<Vec<StoredRecord>> {
+    let key = node_key::find(data)?.map(|key| key.verifying_key());
+    let files = record_files(&folder_of(data, name))?.into_iter();
+    files
+        .map(|path| {
+            let text = fs::read(&path).map_err(Error::io("read", &path))?;
+            let content = match &key {
+                Some(key) => statement::verify(&text, key).map_err(|why| why.to_string()),
+                None => Err("this node has signed none yet".into()),
+            };
+            let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if let Err(why) = &content {
+                tracing::warn!(path = %path.display(), why, "passing over a qualification record");
             }
-        }
-    }
-    Ok(records)
+            Ok(StoredRecord { file, content })
+        })
+        .collect()
+}
+
+fn folder_of(data: &Path, name: &str) -> PathBuf {
+    data.join("qualification").join(name)
 }
 
 /// Newest first: record ids are time-ordered.
@@ -175,8 +213,8 @@ fn record_files(folder: &Path) -> Result<Vec<PathBuf>> {
 mod tests {
     use super::*;
     use crate::catalogue::describe_host;
-    use cresset_qualification::{CheckResult, CheckState, ServingSettings};
-    use uuid::Uuid;
+    use cresset_qualification::testing::records;
+    use cresset_qualification::{CheckState, Origin};
 
     const DAY: u64 = 86_400;
     const FINISHED: u64 = 1_700_000_000;
@@ -199,16 +237,7 @@ mod tests {
             let manifest = Catalogue::new(data.path())
                 .add(&folder, Some("own"), &|_| Ok(()), &mut |_| {})
                 .unwrap();
-            let settings = ServingSettings {
-                dtype: "f32".into(),
-                kv_dtype: "f32".into(),
-                dequantise: false,
-                block_size: 16,
-                max_batched_tokens: 512,
-                max_rows: 8,
-                max_context: 0,
-            };
-            Self { data, manifest, host: describe_host(None, 2, settings) }
+            Self { data, manifest, host: describe_host(None, 2, records::settings()) }
         }
 
         fn catalogue(&self) -> Catalogue {
@@ -216,29 +245,8 @@ mod tests {
         }
 
         fn record(&self, verdict: Verdict) -> Record {
-            let state =
-                if verdict == Verdict::Failed { CheckState::Failed } else { CheckState::Passed };
-            let check = CheckResult {
-                id: "stop_string".into(),
-                stage: "S6".into(),
-                proves: "stops".into(),
-                state,
-                value: "v".into(),
-                gate: "g".into(),
-                seconds: 0.1,
-            };
-            Record {
-                id: Uuid::now_v7(),
-                policy_version: POLICY_VERSION,
-                suite: "quick".into(),
-                identity: self.catalogue().identity(&self.manifest, &self.host),
-                started_at: FINISHED - 1,
-                finished_at: FINISHED,
-                verdict,
-                notes: Vec::new(),
-                qualified_context_tokens: 300,
-                checks: vec![check],
-            }
+            let identity = self.catalogue().identity(&self.manifest, &self.host);
+            records::with(identity, verdict)
         }
 
         fn save(&self, record: &Record) {
@@ -276,10 +284,13 @@ mod tests {
         let place = Place::new();
         place.save(&place.record(Verdict::Qualified));
         assert!(place.refusal(91).contains("91 days old"));
-        place.save(&place.record(Verdict::Inconclusive));
-        assert!(place.refusal(0).contains("inconclusive"), "the newest matching record decides");
-        place.save(&place.record(Verdict::Failed));
-        assert!(place.refusal(0).contains("failed: stop_string"));
+        let mut failed = place.record(Verdict::Qualified);
+        failed.verdict = Verdict::Failed;
+        failed.qualified_context_tokens = 0;
+        let red = failed.checks.iter_mut().find(|check| check.id == "stop_string").unwrap();
+        red.state = CheckState::Failed;
+        place.save(&failed);
+        assert!(place.refusal(0).contains("failed: stop_string"), "the newest record decides");
     }
 
     #[test]
@@ -302,6 +313,66 @@ mod tests {
             assert!(place.refusal(0).contains(part), "{part}");
         }
         place.save(&place.record(Verdict::Qualified));
+        place.ask(0).unwrap();
+    }
+
+    /// Whoever can write a record's file can still not make it count.
+    #[test]
+    fn only_what_this_node_signed_opens_the_door() {
+        let place = Place::new();
+        let other = Place::new();
+        let file = |place: &Place, record: &Record| {
+            place.save(record);
+            let folder = folder_of(place.data.path(), "own");
+            folder.join(format!("{}.json", record.id))
+        };
+        let record = place.record(Verdict::Qualified);
+        let own = file(&place, &record);
+        place.ask(0).unwrap();
+        let planted = |text: Vec<u8>, expect: &str| {
+            fs::write(&own, text).unwrap();
+            let refusal = place.refusal(0);
+            assert!(refusal.contains(expect) && refusal.contains(".json"), "{refusal}");
+        };
+        planted(serde_json::to_vec(&record).unwrap(), "not signed");
+        planted(fs::read(file(&other, &record)).unwrap(), "another key");
+        let key = node_key::find(place.data.path()).unwrap().unwrap();
+        let mut ahead = record.clone();
+        ahead.finished_at += 100_000_000_000;
+        planted(statement::sign(&ahead, &key), "dated in the future");
+        let mut empty = record.clone();
+        empty.checks.clear();
+        planted(statement::sign(&empty, &key), "not those of the suite");
+        let mut published = record.clone();
+        published.identity.release.origin = Origin::Published;
+        published.checks[2].state = CheckState::NotRun;
+        planted(statement::sign(&published, &key), "another verdict");
+        // A sound record beside one that counts for nothing still counts.
+        place.save(&place.record(Verdict::Qualified));
+        place.ask(0).unwrap();
+        fs::remove_file(place.data.path().join("node.key")).unwrap();
+        assert!(place.refusal(0).contains("has signed none"));
+    }
+
+    #[test]
+    fn what_a_manifest_promises_is_part_of_the_verdict() {
+        type Change = fn(&mut Manifest);
+        let changes: &[Change] = &[
+            |manifest| manifest.publisher = "somebody".into(),
+            |manifest| manifest.upstream.license = "MIT".into(),
+            |manifest| manifest.limits.model_context_tokens *= 2,
+            |manifest| manifest.limits.max_output_tokens *= 2,
+            |manifest| manifest.generation.temperature = 0.5,
+        ];
+        for change in changes {
+            let mut place = Place::new();
+            place.save(&place.record(Verdict::Qualified));
+            change(&mut place.manifest);
+            assert!(place.refusal(0).contains("another release terms"));
+        }
+        let mut place = Place::new();
+        place.save(&place.record(Verdict::Qualified));
+        place.manifest.prices.revision += 1;
         place.ask(0).unwrap();
     }
 

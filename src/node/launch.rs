@@ -83,8 +83,8 @@ impl Assembly {
     /// Starts a node: opens the ledger, offers every qualified model, loads the `pinned` ones for
     /// good (if none is named, as many as fit) and accepts clients.
     ///
-    /// The operator's listener and socket answer from the beginning; clients are accepted once those
-    /// models are loaded. Dropping the future ends the start.
+    /// The operator's listener and socket answer from the beginning; clients are accepted once
+    /// those models are loaded. Dropping the future ends the start.
     pub async fn start(
         &self,
         fallback: PortFallback,

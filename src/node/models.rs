@@ -28,6 +28,7 @@ impl Assembly {
     pub fn host(&self) -> HostIdentity {
         let engine = &self.config.engine;
         let (dtype, kv_dtype) = self.dtypes();
+        let on_device = self.device.properties().is_some();
         let settings = ServingSettings {
             dtype: dtype.into(),
             kv_dtype: kv_dtype.into(),
@@ -36,6 +37,8 @@ impl Assembly {
             max_batched_tokens: engine.max_batched_tokens,
             max_rows: engine.max_rows,
             max_context: engine.max_context,
+            kv_mib: if on_device { 0 } else { engine.kv_mib },
+            gpu_graph_rows: if on_device { engine.gpu_graph_rows } else { 0 },
         };
         describe_host(self.device.properties(), self.config.threads(), settings)
     }

@@ -317,8 +317,8 @@ pub struct LockedStore {
 
 impl LockedStore {
     /// Opens the ledger, checks every page and every invariant, releases the reservations of
-    /// earlier boots, starts the writer and the background audit. Blocks, for minutes where there is
-    /// much to audit; `progress` says how far it is and can stop it.
+    /// earlier boots, starts the writer and the background audit. Blocks, for minutes where there
+    /// is much to audit; `progress` says how far it is and can stop it.
     pub fn open(
         self,
         clock: Arc<dyn Clock>,

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 /// Path of the one route.
 pub const ROUTE: &str = "/command";
 
-/// Bytes of the longest command that a node takes while it starts. Ids, names and paths are shorter.
+/// Bytes of the longest command that a node takes while it starts; ids, names and paths are short.
 pub(super) const MAX_COMMAND_BYTES: usize = 64 << 10;
 
 pub fn path(data_dir: &Path) -> PathBuf {

@@ -1,5 +1,5 @@
-//! The operator's surfaces from the first moment of a start. Until the node is assembled they answer
-//! what the start is doing; then they pass everything on to the node.
+//! The operator's surfaces from the first moment of a start. Until the node is assembled they
+//! answer what the start is doing; then they pass everything on to the node.
 
 use super::{AdminCommand, AdminError, Live, health, socket, status};
 use crate::config::Config;

@@ -60,6 +60,7 @@ const MODULES: Rows = &[
             "clock",
             "config",
             "engine",
+            "failpoint",
             "ids",
             "kernels",
             "models",

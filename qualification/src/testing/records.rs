@@ -1,0 +1,81 @@
+//! Records that no suite wrote.
+
+use crate::checks::ALL;
+use crate::identity::ServingSettings;
+use crate::identity::{EngineBuild, Hardware, HostIdentity, Identity, Origin, Release};
+use crate::record::{CheckResult, CheckState, POLICY_VERSION, Record, Verdict};
+use std::collections::BTreeMap;
+use uuid::Uuid;
+
+/// An operator's release on a machine of this name with that verdict.
+pub fn of(verdict: Verdict) -> Record {
+    let release = Release {
+        name: "fake".into(),
+        release_id: Uuid::nil(),
+        origin: Origin::Operator,
+        files: BTreeMap::from([("weights".to_owned(), "00".to_owned())]),
+        terms: serde_json::Value::Null,
+    };
+    let engine = EngineBuild {
+        version: "1".into(),
+        lockfile_sha256: "l".into(),
+        executable_sha256: "e".into(),
+    };
+    let hardware = Hardware {
+        kind: "cpu".into(),
+        vendor: "v".into(),
+        model: "m".into(),
+        features: Vec::new(),
+        threads: 2,
+    };
+    with(
+        Identity { release, host: HostIdentity { engine, hardware, settings: settings() } },
+        verdict,
+    )
+}
+
+/// Settings under which the tests' releases are served.
+pub fn settings() -> ServingSettings {
+    ServingSettings {
+        dtype: "f32".into(),
+        kv_dtype: "f32".into(),
+        dequantise: false,
+        block_size: 16,
+        max_batched_tokens: 512,
+        max_rows: 8,
+        max_context: 0,
+        kv_mib: 64,
+        gpu_graph_rows: 0,
+    }
+}
+
+/// A record of this identity whose checks lead to the verdict. An inconclusive one needs a
+/// published release.
+pub fn with(identity: Identity, verdict: Verdict) -> Record {
+    let state = match verdict {
+        Verdict::Qualified => CheckState::Passed,
+        Verdict::Failed => CheckState::Failed,
+        Verdict::Inconclusive => CheckState::NotRun,
+    };
+    let checks = ALL.iter().map(|check| CheckResult {
+        id: check.id.into(),
+        stage: check.stage.into(),
+        proves: check.proves.into(),
+        state,
+        value: "v".into(),
+        gate: "g".into(),
+        seconds: 0.1,
+    });
+    Record {
+        id: Uuid::now_v7(),
+        policy_version: POLICY_VERSION,
+        suite: "quick".into(),
+        identity,
+        started_at: 1_699_999_999,
+        finished_at: 1_700_000_000,
+        verdict,
+        notes: Vec::new(),
+        qualified_context_tokens: if verdict == Verdict::Qualified { 300 } else { 0 },
+        checks: checks.collect(),
+    }
+}
