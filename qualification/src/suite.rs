@@ -194,14 +194,23 @@ mod tests {
 
     #[test]
     fn a_greedy_difference_counts_where_the_reference_is_decided() {
+        let red = |goldens: &Goldens, fault| {
+            let mut subject = Faulty::new(Fake::default(), fault);
+            let record = record(&mut subject, Origin::Published, Some(goldens));
+            record.failed_checks().any(|check| check.id == "greedy_goldens")
+        };
         let mut goldens = fake::goldens();
-        let wrong = || Faulty::new(Fake::default(), PlantedFault::WrongToken);
-        assert_eq!(
-            red(&record(&mut wrong(), Origin::Published, Some(&goldens))),
-            ["greedy_goldens"]
-        );
-        goldens.cases[0].top2[40][1].1 = 1.0 - 1e-4;
-        assert!(red(&record(&mut wrong(), Origin::Published, Some(&goldens))).is_empty());
+        assert!(red(&goldens, PlantedFault::WrongToken));
+        let token = &mut goldens.cases[0].top2[40];
+        let found = token[0].0 ^ 1;
+        token[1] = (found, 1.0 - 1e-2);
+        assert!(!red(&goldens, PlantedFault::WrongToken), "the second choice is close");
+        // The tokens after such a place are compared as well, with the reference's tokens before.
+        goldens.cases[0].greedy_ids[45] ^= 1;
+        assert!(red(&goldens, PlantedFault::WrongToken));
+        let mut goldens = fake::goldens();
+        goldens.cases[0].top2[40][1] = (found ^ 3, 1.0 - 1e-2);
+        assert!(red(&goldens, PlantedFault::WrongToken), "a third token is wrong however close");
     }
 
     #[test]

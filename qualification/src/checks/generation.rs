@@ -4,9 +4,10 @@ use super::{CheckFinding, CheckInput, identical};
 use crate::goldens::Case;
 use crate::subject::{Finish, Generation, PositionLogprob, Request, Result, SubjectError};
 
-/// Two logits this close may be ordered either way by the rounding of f32 alone (measured noise of
-/// a long prompt: about 1e-4).
-const DECISIVE_MARGIN: f32 = 1e-3;
+/// Two logits this close may be ordered either way by a right engine. The stored precisions of the
+/// CPU move the difference of two logits by up to 9.1e-3 against the f32 references (median 1.2e-3
+/// over 232 positions of the default release), and three times that is left as room.
+const DECISIVE_MARGIN: f32 = 0.03;
 /// A bias large enough to raise any id over every other.
 const FORCE: f32 = 1e4;
 
@@ -49,27 +50,51 @@ pub(super) fn greedy_goldens(input: &mut CheckInput) -> Result<CheckFinding> {
     let longest = input.scope.golden_prompt_tokens as usize;
     let cases: Vec<&Case> =
         goldens.cases.iter().filter(|case| case.prompt_ids.len() <= longest).collect();
-    let requests: Vec<Request> = cases
-        .iter()
-        .map(|case| Request::greedy(0, &case.prompt_ids, case.greedy_ids.len() as u32))
-        .collect();
-    let generations = input.subject.generate(&requests)?;
-    let wrong: Vec<String> = cases
-        .iter()
-        .zip(&generations)
-        .filter_map(|(case, g)| divergence(case, &g.tokens))
-        .collect();
-    Ok(CheckFinding::from_wrong(
-        &wrong,
-        cases.len(),
-        "first difference only where the reference's margin is ≤ 1e-3",
-    ))
+    let mut wrong = Vec::new();
+    // Each case with the number of its tokens that are given: none at first.
+    let mut open: Vec<(&Case, usize)> = cases.iter().map(|&case| (case, 0)).collect();
+    while !open.is_empty() {
+        let requests: Vec<Request> = open.iter().map(|(case, given)| rest(case, *given)).collect();
+        let generations = input.subject.generate(&requests)?;
+        let mut undecided = Vec::new();
+        for (&(case, given), generation) in open.iter().zip(&generations) {
+            let Some(at) = difference(&case.greedy_ids[given..], &generation.tokens) else {
+                continue;
+            };
+            let found = generation.tokens.get(at);
+            let at = given + at;
+            if case.allows(at, found.copied()) {
+                undecided.push((case, at + 1));
+            } else {
+                let margin = case.margin(at);
+                wrong.push(format!("{} at token {at}, margin {margin}", case.id));
+            }
+        }
+        open = undecided;
+    }
+    let gate =
+        format!("different only where the reference's second choice is ≤ {DECISIVE_MARGIN} behind");
+    Ok(CheckFinding::from_wrong(&wrong, cases.len(), &gate))
 }
 
-fn divergence(case: &Case, tokens: &[u32]) -> Option<String> {
-    let at = (0..case.greedy_ids.len()).find(|&i| tokens.get(i) != case.greedy_ids.get(i))?;
-    let margin = case.margin(at);
-    (margin > DECISIVE_MARGIN).then(|| format!("{} at token {at}, margin {margin}", case.id))
+/// The request for what follows the first `given` tokens of a case.
+fn rest(case: &Case, given: usize) -> Request {
+    let (before, after) = case.greedy_ids.split_at(given);
+    let prompt = [&case.prompt_ids, before].concat();
+    Request::greedy(0, &prompt, after.len() as u32)
+}
+
+/// The first place at which `found` is not what is expected.
+fn difference(expected: &[u32], found: &[u32]) -> Option<usize> {
+    (0..expected.len()).find(|&at| found.get(at) != expected.get(at))
+}
+
+impl Case {
+    /// Whether a right engine may choose `found` there instead of the reference's choice.
+    fn allows(&self, at: usize, found: Option<u32>) -> bool {
+        let second = self.top2.get(at).map(|[_, (id, _)]| *id);
+        found.is_some() && found == second && self.margin(at) <= DECISIVE_MARGIN
+    }
 }
 
 pub(super) fn length_limit(input: &mut CheckInput) -> Result<CheckFinding> {

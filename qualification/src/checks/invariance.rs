@@ -48,5 +48,9 @@ pub(super) fn prefix(input: &mut CheckInput) -> Result<CheckFinding> {
     if cold.cached_tokens != 0 {
         wrong.push(format!("{} tokens reused from another account", cold.cached_tokens));
     }
-    Ok(CheckFinding::from_wrong(&wrong, 2, "bitwise equal; nothing shared between accounts"))
+    if warm.cached_tokens == 0 || repeated.cached_tokens == 0 {
+        wrong.push("a repeated prefix was computed anew".into());
+    }
+    let gate = "reused, bitwise equal; nothing shared between accounts";
+    Ok(CheckFinding::from_wrong(&wrong, 3, gate))
 }

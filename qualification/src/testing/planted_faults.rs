@@ -36,6 +36,8 @@ pub enum PlantedFault {
     BatchDependent,
     /// A hit on a long prefix changes the last bit.
     PrefixDiffers,
+    /// No prefix is ever found again.
+    PrefixForgotten,
     /// Prefixes are found again across accounts.
     PrefixLeaks,
     /// A prompt over the context is cut and answered.
@@ -65,7 +67,7 @@ pub fn planted_for(check_id: &str) -> &'static [PlantedFault] {
         "stream_join" => &[Fault::HalfCharacter],
         "seeds" => &[Fault::SeedIgnored, Fault::SeedShared],
         "batch_invariance" => &[Fault::BatchDependent],
-        "prefix_reuse" => &[Fault::PrefixDiffers, Fault::PrefixLeaks],
+        "prefix_reuse" => &[Fault::PrefixDiffers, Fault::PrefixForgotten, Fault::PrefixLeaks],
         "context_edge" => &[Fault::CutAtEdge],
         "context_length" => &[Fault::LongPromptCut],
         other => panic!("no fault is planted for the check {other}"),
@@ -136,6 +138,7 @@ impl<S: Subject> Faulty<S> {
             }
             PlantedFault::BatchDependent if rows >= 8 => last_bit(g),
             PlantedFault::PrefixDiffers if g.cached_tokens >= LONG_PREFIX => last_bit(g),
+            PlantedFault::PrefixForgotten => g.cached_tokens = 0,
             PlantedFault::PrefixLeaks if seen_before => g.cached_tokens = g.cached_tokens.max(1),
             _ => {}
         }
