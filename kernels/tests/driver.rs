@@ -244,8 +244,11 @@ fn a_launch_passes_what_the_kernel_takes() {
             .contains("norm_f64: unsupported kernel")
     );
     assert_eq!(fake.calls(), [""; 0], "nothing refused is launched");
-    fake.fail("cuLaunchKernelEx", 719);
+    // A refused call leaves the device usable; a kernel that failed on it does not.
+    fake.fail("cuLaunchKernelEx", 1);
     assert!(matches!(gpu.launch(&NORM, &arguments), Err(Error::Device { op: "norm_f32", .. })));
+    fake.fail("cuLaunchKernelEx", 719);
+    assert!(matches!(gpu.launch(&NORM, &arguments), Err(Error::DeviceLost { op: "norm_f32", .. })));
 }
 
 #[test]

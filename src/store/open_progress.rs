@@ -32,10 +32,10 @@ impl OpenProgress {
     pub(super) fn note(&self, audit: AuditProgress) -> StateResult {
         let percent = audit.done.min(audit.total) * 100 / audit.total.max(1);
         self.percent.store(percent, Ordering::Relaxed);
-        match self.stopped.load(Ordering::Relaxed) {
-            true => Err(StateError::Io("its opening was stopped".into())),
-            false => Ok(()),
+        if self.stopped.load(Ordering::Relaxed) {
+            return Err(StateError::Io("its opening was stopped".into()));
         }
+        Ok(())
     }
 
     /// Ends the audit at its next row, and with it the opening.
