@@ -87,6 +87,10 @@ pub enum SettleEnd {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReleaseCause {
     Failed(FailureCode),
+    /// The node refused the attempt itself, before anything of it ran: while it waited, or because
+    /// its admission was never acknowledged. A request whose only attempt this is, is forgotten, as
+    /// every refused admission is.
+    TurnedAway(FailureCode),
     CancelledInQueue,
 }
 

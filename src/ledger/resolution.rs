@@ -53,7 +53,8 @@ pub(super) fn settle(
         SettleEnd::Cancelled => (AttemptState::Cancelled, None),
     };
     let fingerprint = record.fingerprint;
-    let settled = finish(state, record, now, |key, attempt| EntryKind::Settle { key, attempt })?;
+    let entry = |key, attempt| EntryKind::Settle { key, attempt };
+    let settled = finish(state, record, true, now, entry)?;
     // An input that completes does not crash the node.
     let completed = matches!(end, SettleEnd::Completed(_));
     if completed && state.crashes(key.account, &fingerprint)?.is_some() {
@@ -74,14 +75,17 @@ pub(super) fn release(
         Found::Ended(record) => return Ok(Outcome::AlreadyResolved(record)),
     };
     let latest = record.latest_mut();
+    let started = latest.started_at.is_some();
     match cause {
-        ReleaseCause::Failed(code) => {
+        ReleaseCause::Failed(code) | ReleaseCause::TurnedAway(code) => {
             latest.state = AttemptState::Failed;
             latest.failure = Some(code);
         }
         ReleaseCause::CancelledInQueue => latest.state = AttemptState::Cancelled,
     }
-    finish(state, record, now, |key, attempt| EntryKind::Release { key, attempt })
+    let turned_away = matches!(cause, ReleaseCause::TurnedAway(_)) && !started;
+    let keeps_row = !turned_away || record.attempts.len() > 1;
+    finish(state, record, keeps_row, now, |key, attempt| EntryKind::Release { key, attempt })
 }
 
 /// Ends the attempts that earlier boots left open. An input that was running is remembered, so that
@@ -173,9 +177,11 @@ fn find(state: &impl LedgerState, key: &RequestKey, attempt: AttemptId) -> Apply
 }
 
 /// Frees the whole reservation, debits the latest attempt's charge, and stores the attempt's end.
+/// Without `keeps_row` the request is forgotten; its entries stay in the journal.
 fn finish(
     state: &mut impl LedgerState,
     mut record: RequestRecord,
+    keeps_row: bool,
     now: UnixMillis,
     kind: fn(RequestKey, AttemptId) -> EntryKind,
 ) -> ApplyResult {
@@ -204,7 +210,11 @@ fn finish(
         return Err(invariants::broken("a failed attempt is charged", &key).into());
     }
     state.put_account(&Account { in_flight, ..account })?;
-    state.put_request(&record)?;
+    if keeps_row {
+        state.put_request(&record)?;
+    } else {
+        state.remove_request(&key)?;
+    }
     state.remove_reservation(&key)?;
     journal::post(state, now, key.account, entry, amount, after)?;
     Ok(Outcome::Request(record))

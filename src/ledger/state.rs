@@ -83,6 +83,7 @@ pub trait LedgerState {
     /// A request past retention: it is still known and never run again.
     fn archived(&self, key: &RequestKey) -> StateResult<Option<RequestRecord>>;
     fn put_request(&mut self, record: &RequestRecord) -> StateResult;
+    fn remove_request(&mut self, key: &RequestKey) -> StateResult;
     fn reservation(&self, key: &RequestKey) -> StateResult<Option<Reservation>>;
     fn put_reservation(&mut self, reservation: &Reservation) -> StateResult;
     fn remove_reservation(&mut self, key: &RequestKey) -> StateResult;

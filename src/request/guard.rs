@@ -14,9 +14,9 @@ pub(super) struct ReservationGuard {
     services: Arc<Services>,
     live: Arc<LiveRequest>,
     attempt: AttemptId,
-    /// If dropped now, release the reservation with this failure code; `None` when there is no
-    /// reservation to release.
-    release_as: Option<FailureCode>,
+    /// If dropped now, release the reservation for this cause; `None` when there is no reservation
+    /// to release.
+    release_as: Option<ReleaseCause>,
 }
 
 impl ReservationGuard {
@@ -30,7 +30,7 @@ impl ReservationGuard {
 
     /// To be called before the admission is sent: from here on there may be a reservation.
     pub(super) fn arm(&mut self) {
-        self.release_as = Some(FailureCode::GenerationFailed);
+        self.release_as = Some(ReleaseCause::Failed(FailureCode::GenerationFailed));
     }
 
     /// Ends a request that has no reservation.
@@ -41,14 +41,15 @@ impl ReservationGuard {
 
     /// Ends a request that may have a reservation, which the drop releases.
     pub(super) fn in_doubt(mut self) {
-        self.end_unrecorded();
+        let cause = ReleaseCause::TurnedAway(FailureCode::ControlPlaneUnavailable);
+        self.release_as = Some(cause);
         self.decide(Admission::Refused(RequestError::LedgerUnavailable));
     }
 
     /// Ends a request whose end the ledger cannot be told now: the store keeps trying to release
     /// the reservation.
     pub(super) fn end_unrecorded(&mut self) {
-        self.release_as = Some(FailureCode::ControlPlaneUnavailable);
+        self.release_as = Some(ReleaseCause::Failed(FailureCode::ControlPlaneUnavailable));
     }
 
     /// Records that the reservation has its end in the ledger.
@@ -67,11 +68,11 @@ impl ReservationGuard {
 
 impl Drop for ReservationGuard {
     fn drop(&mut self) {
-        if let Some(code) = self.release_as {
+        if let Some(cause) = self.release_as {
             self.services.store.submit_detached(Command::Release {
                 key: self.live.key,
                 attempt: self.attempt,
-                cause: ReleaseCause::Failed(code),
+                cause,
             });
         }
         self.services.live.remove(&self.live);

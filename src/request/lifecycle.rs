@@ -21,7 +21,8 @@ use crate::failpoint::failpoint;
 use crate::ids::{ModelId, RequestId};
 use crate::ledger::commands::{ReleaseCause, SettleEnd};
 use crate::ledger::{
-    Command, FailureCode, FinishReason, Microcredits, Outcome, RequestKey, RequestRecord, Usage,
+    Command, FailureCode, FinishReason, Microcredits, Outcome, Refusal, RequestKey, RequestRecord,
+    Usage,
 };
 use crate::pool::{ServedModel, SubmittedRequest};
 use crate::store::{StoreError, StoredBody};
@@ -106,6 +107,8 @@ struct RunningRequest {
 
 impl RunningRequest {
     fn new(
+    /// The node let the request wait and then had no place or no time for it. Nothing was computed.
+    TurnedAway(FailureCode),
         services: Arc<Services>,
         plan: RequestPlan,
         events: mpsc::Receiver<SequenceEvent>,
@@ -277,6 +280,9 @@ impl RunningRequest {
 
     async fn complete(
         &mut self,
+            RequestEnd::TurnedAway(code) => {
+                self.release(ReleaseCause::TurnedAway(code)).await.map(|()| Err(code.into()))
+            }
         reason: FinishReason,
         usage: Usage,
     ) -> Result<Result<Bytes, RequestError>, StoreError> {
@@ -346,7 +352,11 @@ impl RunningRequest {
 
     async fn release(&self, cause: ReleaseCause) -> Result<(), StoreError> {
         let (key, attempt) = (self.live.key, self.record.latest().id);
-        self.resolve(Command::Release { key, attempt, cause }, None).await.map(drop)
+        match self.resolve(Command::Release { key, attempt, cause }, None).await {
+            // The release was sent before, and has removed the row.
+            Err(StoreError::Refused(Refusal::RequestNotFound)) => Ok(()),
+            released => released.map(drop),
+        }
     }
 
     /// Sends a terminal command until the ledger has it, for `LEDGER_PATIENCE` at most. Sending it
@@ -377,7 +387,7 @@ impl RunningRequest {
         self.services.metrics.request_ended(match end {
             RequestEnd::Completed(..) => "completed",
             RequestEnd::Cancelled(_) | RequestEnd::CancelledInQueue => "cancelled",
-            RequestEnd::Failed(_) => "failed",
+            RequestEnd::TurnedAway(_) | RequestEnd::Failed(_) => "failed",
         });
     }
 }
@@ -420,10 +430,8 @@ fn outcome_of(
             RequestEnd::Cancelled(usage)
         }
         (StopCause::Stopped, Some(StopRequest::Cancelled)) => RequestEnd::CancelledInQueue,
-        (StopCause::Stopped, Some(StopRequest::Shutdown)) => {
-            RequestEnd::Failed(FailureCode::Draining)
-        }
-        (StopCause::TurnedAway, _) => RequestEnd::Failed(FailureCode::Overloaded),
+        (StopCause::Stopped, Some(StopRequest::Shutdown)) => not_served(FailureCode::Draining),
+        (StopCause::TurnedAway, _) => not_served(FailureCode::Overloaded),
         (StopCause::Stopped, None) | (StopCause::Failed(_), _) => {
             RequestEnd::Failed(FailureCode::GenerationFailed)
         }
@@ -436,6 +444,7 @@ mod tests {
     use super::*;
     use crate::engine::EngineError;
     use crate::ledger::Prices;
+    let not_served = if started { RequestEnd::Failed } else { RequestEnd::TurnedAway };
 
     /// Ends a request that the ledger charges nothing for, with a lifecycle that computes the
     /// charge by `prices`. Returns what callers are told and what is stored for replays.
@@ -509,7 +518,9 @@ mod tests {
         check(Cause::Stopped, None, true, shutdown, End::Failed(Code::Draining));
         check(Cause::Stopped, None, true, None, End::Failed(Code::GenerationFailed));
         check(Cause::DeadlineExceeded, None, true, cancelled, End::Failed(Code::DeadlineExceeded));
-        check(Cause::TurnedAway, None, false, None, End::Failed(Code::Overloaded));
+        // What was refused before it began leaves no record.
+        check(Cause::Stopped, None, false, shutdown, End::TurnedAway(Code::Draining));
+        check(Cause::TurnedAway, None, false, None, End::TurnedAway(Code::Overloaded));
         check(
             Cause::Failed(EngineError::NotLoaded("why".into())),
             None,

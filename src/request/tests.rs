@@ -201,16 +201,18 @@ async fn a_dropped_guard_releases_the_reservation() {
 }
 
 #[tokio::test]
-async fn a_reservation_in_doubt_is_released() {
+async fn a_reservation_in_doubt_is_released_and_forgotten() {
     let setup = Setup::new().await;
     let request = setup.incoming();
     let (live, attempt) = (setup.live(&request), setup.admit(&request).await);
     let mut guard = ReservationGuard::new(&setup.services, &live, attempt);
     guard.arm();
     guard.in_doubt();
-    assert_eq!(setup.ended(&request).await.failure, Some(FailureCode::ControlPlaneUnavailable));
     let admission = live.admission().await;
     assert_eq!(admission, Admission::Refused(RequestError::LedgerUnavailable));
+    // Commands are applied in order: the release has been when this one is.
+    let again = setup.services.store.submit(Command::RequestCancel { key: request.key }).await;
+    assert_eq!(again.err().unwrap().to_string(), Refusal::RequestNotFound.to_string());
 }
 
 #[tokio::test]

@@ -38,7 +38,7 @@ impl Store {
 pub(super) fn label(cause: ReleaseCause) -> &'static str {
     match cause {
         ReleaseCause::CancelledInQueue => "cancelled_in_queue",
-        ReleaseCause::Failed(code) => match code {
+        ReleaseCause::Failed(code) | ReleaseCause::TurnedAway(code) => match code {
             FailureCode::GenerationFailed => "generation_failed",
             FailureCode::NodeRestarted => "node_restarted",
             FailureCode::DeadlineExceeded => "deadline_exceeded",

@@ -335,7 +335,7 @@ impl<B: Backend> Writer<B> {
 
 /// A job that releases an admission whose caller has gone.
 pub(super) fn release_unheard(key: RequestKey, attempt: AttemptId) -> WriteJob {
-    let cause = ReleaseCause::Failed(FailureCode::ControlPlaneUnavailable);
+    let cause = ReleaseCause::TurnedAway(FailureCode::ControlPlaneUnavailable);
     let release = Command::Release { key, attempt, cause };
     WriteJob::new(release.into(), None)
 }

@@ -158,10 +158,11 @@ async fn a_request_waits_for_its_model_only_so_long_and_may_be_cancelled() {
     .await;
     let model = offer(&world, 11, Kind { load_time: Duration::from_secs(3), ..QUICK });
     let before = world.balances().await;
-    let refused =
-        world.post(Uuid::new_v4(), &ask(&world, &model, json!({ "max_tokens": 2 }))).await;
+    let turned_away = Uuid::new_v4();
+    let refused = world.post(turned_away, &ask(&world, &model, json!({ "max_tokens": 2 }))).await;
     assert_eq!(refused.error(), (503, "overloaded".into()));
     assert!((1..=60).contains(&refused.header("retry-after").parse::<u64>().unwrap()));
+    assert_eq!(world.get(&format!("/v1/requests/{turned_away}")).await.status, 404);
     let id = Uuid::new_v4();
     let body = ask(&world, &model, json!({ "max_tokens": 2 }));
     let (answer, cancelled) = tokio::join!(world.post(id, &body), async {
@@ -170,6 +171,12 @@ async fn a_request_waits_for_its_model_only_so_long_and_may_be_cancelled() {
     });
     assert_eq!((answer.status, cancelled.json()["state"].clone()), (409, json!("cancelled")));
     assert_eq!(world.balances().await, before, "nobody pays for waiting");
+    while state(&world, &model) != "loaded" {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    // The id that was turned away is free, also for another body.
+    let other = ask(&world, &model, json!({ "max_tokens": 3 }));
+    assert_eq!(world.post(turned_away, &other).await.status, 200);
     world.close().await;
 }
 

@@ -205,6 +205,10 @@ impl LedgerState for MemoryState {
     fn reservation(&self, key: &RequestKey) -> StateResult<Option<Reservation>> {
         Ok(self.reservations.get(key).copied())
     }
+    fn remove_request(&mut self, key: &RequestKey) -> StateResult {
+        self.requests.remove(key);
+        Ok(())
+    }
     fn put_reservation(&mut self, reservation: &Reservation) -> StateResult {
         self.reservations.insert(reservation.key, *reservation);
         Ok(())

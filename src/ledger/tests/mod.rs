@@ -185,6 +185,7 @@ impl World {
                 attempt: AttemptId(uuid(attempt)),
                 cause: match cause {
                     "queued" => ReleaseCause::CancelledInQueue,
+                    "away" => ReleaseCause::TurnedAway(FailureCode::Overloaded),
                     "overloaded" => ReleaseCause::Failed(FailureCode::Overloaded),
                     "draining" => ReleaseCause::Failed(FailureCode::Draining),
                     "unreachable" => ReleaseCause::Failed(FailureCode::ControlPlaneUnavailable),

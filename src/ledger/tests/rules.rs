@@ -93,6 +93,26 @@ fn an_attempt_that_was_turned_away_does_not_count() {
 }
 
 #[test]
+fn a_request_that_was_only_turned_away_is_forgotten() {
+    check(
+        "admit a r 1 k 10 30            -> admitted #1 queued 40+0
+         release a r 1 away             -> #1 failed 0+0
+         release a r 1 away             -> refused RequestNotFound
+         cancel a r                     -> refused RequestNotFound
+         balance a                      -> 100-0-0 100-0-0 in flight 0
+         admit a r 2 k 10 30 other      -> admitted #1 queued 40+0
+         release a r 2 failed           -> #1 failed 0+0
+         admit a r 3 k 10 30 other      -> admitted #2 queued 40+0
+         release a r 3 away             -> #2 failed 0+0
+         admit a r 4 k 10 30            -> refused FingerprintMismatch
+         admit a s 5 k 10 30            -> admitted #1 queued 40+0
+         start a s 5                    -> #1 running 40+0
+         release a s 5 away             -> #1 failed 0+0
+         admit a s 6 k 10 30 other      -> refused FingerprintMismatch",
+    );
+}
+
+#[test]
 fn an_attempt_costs_what_its_own_prices_say() {
     check(
         "prices 2 3 2 1                 -> ok

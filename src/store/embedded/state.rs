@@ -178,6 +178,13 @@ impl LedgerState for WriteState<'_> {
         put(&mut self.requests, &key, record)
     }
 
+    /// Earlier ends of the request stay in the index of ended ones, which a sweep clears.
+    fn remove_request(&mut self, key: &RequestKey) -> StateResult {
+        self.changed = true;
+        self.requests.remove(tables::request_key(key).as_slice())?;
+        Ok(())
+    }
+
     fn reservation(&self, key: &RequestKey) -> StateResult<Option<Reservation>> {
         get(&self.reservations, &tables::request_key(key))
     }

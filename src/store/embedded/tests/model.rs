@@ -249,6 +249,10 @@ impl Pair {
         self.address(&mut command);
         let Some((done, answer)) = self.expect(&command) else {
             return;
+        if let Command::Admit(admit) = &mut command {
+            // Attempts are never made twice, and this one may leave no row that tells of it.
+            admit.attempt = AttemptId(id(1_000 + self.memory.entries.len() as u128));
+        }
         };
         self.disk.fail_after(after);
         let found = self.bench.apply(vec![command.clone()]).remove(0).unwrap();
@@ -267,7 +271,7 @@ impl Pair {
         self.bench.reconnect();
         let mut possible = [done, self.memory.clone()];
         if let Command::Admit(admit) = &command {
-            let cause = ReleaseCause::Failed(FailureCode::ControlPlaneUnavailable);
+            let cause = ReleaseCause::TurnedAway(FailureCode::ControlPlaneUnavailable);
             let release = Command::Release { key: admit.key, attempt: admit.attempt, cause };
             // The release is refused if there is nothing to release.
             for memory in &mut possible {
