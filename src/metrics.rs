@@ -61,6 +61,8 @@ metrics! {
         "Seconds until a durable ledger command was acknowledged", &COMMIT);
     pub replays: Counter = add("idempotent_replays", "Requests answered with a stored answer");
     pub attaches: Counter = add("idempotent_attaches", "Requests that joined a running one");
+    pub answers_full: Counter = add("stored_answers_full",
+        "Requests refused because their account's stored answers reach their limit");
     pub charged_units: Counter = add("charged_microcredits",
         "Microcredits charged at settlements");
     prompt_tokens: Counter = add("prompt_tokens", "Prompt tokens of settled requests");

@@ -241,6 +241,11 @@ pub struct RequestSettings {
     /// How long answers are kept for replay, hours.
     #[schemars(range(min = 1, max = 24 * 365))]
     pub body_retention_hours: u64 = 24,
+    /// Answers of one account that are kept for replay, MiB. A request whose answer might not fit
+    /// beside them and those of the account's running requests is refused. A token takes a few
+    /// bytes, with `top_logprobs` 20 about 290.
+    #[schemars(range(min = 1, max = 1 << 24))]
+    pub max_stored_mib_per_account: u64 = 4_096,
     /// How long a finished request's id stays taken, days. Later the id is free, and a request with
     /// it is a new one.
     #[schemars(range(min = 1, max = 3_650))]

@@ -34,6 +34,10 @@ pub enum RequestError {
     /// The engine's whole KV cache is too small for prompt and output.
     #[error("prompt and output together never fit the engine")]
     NeverFits,
+    /// The account's stored answers, with what its running requests and this one may add, would
+    /// take more than this many MiB.
+    #[error("the account's stored answers may take {limit_mib} MiB")]
+    StoredAnswersFull { limit_mib: u64 },
     /// A rule of the ledger refuses: credits, concurrency, credential, or an id that was used
     /// before.
     #[error(transparent)]

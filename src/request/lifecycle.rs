@@ -55,6 +55,9 @@ pub struct CompleteAnswer {
 /// Runs the plan to its end. When it returns, the request has an end.
 pub(super) async fn run(services: Arc<Services>, plan: RequestPlan) {
     let mut guard = ReservationGuard::new(&services, &plan.live, plan.admit.attempt);
+    if let Err(refused) = check_room(&services, &plan.live).await {
+        return guard.not_admitted(Admission::Refused(refused));
+    }
     let id = plan.model.qualified.id();
     let (sequence, events) = match services.pool.submit(id, plan.generate.clone()) {
         Ok(accepted) => accepted,
@@ -80,12 +83,32 @@ pub(super) async fn run(services: Arc<Services>, plan: RequestPlan) {
     }
 }
 
+/// Refuses a request whose answer might not fit beside what the node keeps of its account. The
+/// request is live already: one that ends meanwhile is counted twice rather than not at all.
+async fn check_room(services: &Services, live: &LiveRequest) -> Result<(), RequestError> {
+    let limit_mib = services.config.requests.max_stored_mib_per_account;
+    let account = live.key.account;
+    let running = services.live.answer_bytes(account);
+    let stored = services.store.read().await?.answer_bytes(account).await?;
+    if stored.saturating_add(running) <= limit_mib << 20 {
+        return Ok(());
+    }
+    services.metrics.answers_full.inc();
+    tracing::warn!(
+        %account, stored, running, limit_mib,
+        "a request was refused: the account's stored answers reach requests.max_stored_mib_per_account"
+    );
+    Err(RequestError::StoredAnswersFull { limit_mib })
+}
+
 /// The end of a generation, as the ledger records it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum RequestEnd {
     Completed(FinishReason, Usage),
     Cancelled(Usage),
     CancelledInQueue,
+    /// The node let the request wait and then had no place or no time for it. Nothing was computed.
+    TurnedAway(FailureCode),
     Failed(FailureCode),
 }
 
@@ -107,8 +130,6 @@ struct RunningRequest {
 
 impl RunningRequest {
     fn new(
-    /// The node let the request wait and then had no place or no time for it. Nothing was computed.
-    TurnedAway(FailureCode),
         services: Arc<Services>,
         plan: RequestPlan,
         events: mpsc::Receiver<SequenceEvent>,
@@ -259,6 +280,9 @@ impl RunningRequest {
                 let released = self.release(ReleaseCause::CancelledInQueue).await;
                 released.map(|()| Err(RequestError::Cancelled))
             }
+            RequestEnd::TurnedAway(code) => {
+                self.release(ReleaseCause::TurnedAway(code)).await.map(|()| Err(code.into()))
+            }
             RequestEnd::Failed(code) => {
                 self.release(ReleaseCause::Failed(code)).await.map(|()| Err(code.into()))
             }
@@ -280,9 +304,6 @@ impl RunningRequest {
 
     async fn complete(
         &mut self,
-            RequestEnd::TurnedAway(code) => {
-                self.release(ReleaseCause::TurnedAway(code)).await.map(|()| Err(code.into()))
-            }
         reason: FinishReason,
         usage: Usage,
     ) -> Result<Result<Bytes, RequestError>, StoreError> {
@@ -323,7 +344,7 @@ impl RunningRequest {
     /// Replaces a body that tells a wrong charge by an empty one, which has expired already. The
     /// settlement that goes with it is a repetition, which changes nothing.
     async fn withhold(&self, usage: Usage, end: SettleEnd) -> Result<(), StoreError> {
-        let empty = StoredBody { expires_at: UnixMillis(0), content: Bytes::new() };
+        let empty = StoredBody::of(Bytes::new(), UnixMillis(0)).await;
         self.resolve(self.settlement(usage, end), Some(empty)).await.map(drop)
     }
 
@@ -338,7 +359,10 @@ impl RunningRequest {
         let (now, retention) =
             (self.services.clock.now(), self.services.config.requests.replay_ms());
         let expires_at = UnixMillis(now.0.saturating_add(retention));
-        let body = body.map(|content| StoredBody { expires_at, content });
+        let body = match body {
+            Some(content) => Some(StoredBody::of(content, expires_at).await),
+            None => None,
+        };
         let settled = self.resolve(self.settlement(usage, end), body).await?;
         let Usage { prompt_tokens, cached_tokens, completion_tokens } = usage;
         self.services.metrics.tokens(prompt_tokens, cached_tokens, completion_tokens);
@@ -422,6 +446,7 @@ fn outcome_of(
     if cut_at.is_some() {
         return RequestEnd::Completed(FinishReason::Stop, usage);
     }
+    let not_served = if started { RequestEnd::Failed } else { RequestEnd::TurnedAway };
     match (&finished.cause, stop) {
         (StopCause::EndOfText, _) => RequestEnd::Completed(FinishReason::Stop, usage),
         (StopCause::Length, _) => RequestEnd::Completed(FinishReason::Length, usage),
@@ -443,8 +468,8 @@ mod tests {
     use super::super::tests::Setup;
     use super::*;
     use crate::engine::EngineError;
+    use crate::ids::{AccountId, CredentialId};
     use crate::ledger::Prices;
-    let not_served = if started { RequestEnd::Failed } else { RequestEnd::TurnedAway };
 
     /// Ends a request that the ledger charges nothing for, with a lifecycle that computes the
     /// charge by `prices`. Returns what callers are told and what is stored for replays.
@@ -474,6 +499,33 @@ mod tests {
         let latest = setup.latest(&request).await;
         assert_eq!((latest.usage, latest.charged.total()), (Some(usage), Microcredits::ZERO));
         (live.ended().await, services.store.body(&request.key).await.unwrap())
+    }
+
+    #[tokio::test]
+    async fn an_account_fills_its_own_room_alone() {
+        let setup = Setup::new().await;
+        let limit = setup.services.config.requests.max_stored_mib_per_account << 20;
+        let full = Err(RequestError::StoredAnswersFull { limit_mib: limit >> 20 });
+        let live = |account, bytes| {
+            let key = RequestKey { account, ..setup.incoming().key };
+            let live = LiveRequest::new(key, [0; 32], CredentialId::generate(), false, bytes);
+            let live = Arc::new(live);
+            setup.services.live.insert(&live);
+            live
+        };
+        let (own, other) = (setup.incoming().key.account, AccountId::generate());
+        let first = live(own, limit);
+        assert_eq!(check_room(&setup.services, &first).await, Ok(()));
+        let second = live(own, 1);
+        assert_eq!(check_room(&setup.services, &second).await, full, "the first is running");
+        assert_eq!(check_room(&setup.services, &live(other, limit)).await, Ok(()));
+        setup.services.live.remove(&first);
+        assert_eq!(check_room(&setup.services, &second).await, Ok(()));
+        let key = setup.incoming().key;
+        setup.services.store.put_body(key, "an answer".into(), UnixMillis(9)).await.unwrap();
+        setup.services.live.remove(&second);
+        let third = live(own, limit - 9);
+        assert_eq!(check_room(&setup.services, &third).await, full, "an answer is stored");
     }
 
     #[tokio::test]

@@ -74,6 +74,8 @@ pub struct LiveRequest {
     pub fingerprint: [u8; 32],
     pub credential: CredentialId,
     pub stream: bool,
+    /// Bytes that the answer is expected to take at most where it is stored.
+    pub answer_bytes: u64,
     progress: watch::Sender<LiveProgress>,
     listeners: watch::Sender<usize>,
     stop: watch::Sender<Option<StopRequest>>,
@@ -85,12 +87,14 @@ impl LiveRequest {
         fingerprint: [u8; 32],
         credential: CredentialId,
         stream: bool,
+        answer_bytes: u64,
     ) -> Self {
         Self {
             key,
             fingerprint,
             credential,
             stream,
+            answer_bytes,
             progress: watch::Sender::default(),
             listeners: watch::Sender::new(0),
             stop: watch::Sender::new(None),
@@ -267,6 +271,13 @@ impl LiveRequests {
         self.len() == 0
     }
 
+    /// Bytes that the answers of an account's live requests are expected to take at most.
+    pub fn answer_bytes(&self, account: AccountId) -> u64 {
+        let all = self.lock();
+        let own = all.values().filter(|live| live.key.account == account);
+        own.map(|live| live.answer_bytes).sum()
+    }
+
     /// Stops the requests of a revoked credential as if their owner had cancelled them, and ends
     /// its listening to those that others started. To be called once the revocation is durable.
     pub fn cancel_credential(&self, credential: CredentialId) {
@@ -312,7 +323,7 @@ mod tests {
             application: None,
             request: RequestId::generate(),
         };
-        Arc::new(LiveRequest::new(key, [0; 32], CredentialId::generate(), stream))
+        Arc::new(LiveRequest::new(key, [0; 32], CredentialId::generate(), stream, 0))
     }
 
     fn delta(text: &str) -> Delta {
@@ -444,7 +455,7 @@ mod tests {
         let requests = LiveRequests::default();
         let first = live(true);
         let duplicate =
-            Arc::new(LiveRequest::new(first.key, [1; 32], CredentialId::generate(), true));
+            Arc::new(LiveRequest::new(first.key, [1; 32], CredentialId::generate(), true, 0));
         assert!(requests.insert(&first));
         assert!(!requests.insert(&duplicate));
         requests.remove(&duplicate);

@@ -23,6 +23,12 @@ use std::time::{Duration, Instant};
 /// Output tokens if the client names no limit, lowered to what limits and context allow.
 const DEFAULT_MAX_TOKENS: u32 = 512;
 
+// What an answer takes where it is stored, bytes, rounded up from what was measured: 700 for an
+// answer without text, 4 for a token of text, and 14 for each token whose log-probability is told.
+const ANSWER_BYTES: u64 = 1_024;
+const TOKEN_BYTES: u64 = 8;
+const CANDIDATE_BYTES: u64 = 24;
+
 /// A verified credential and its account.
 #[derive(Clone, Debug)]
 pub struct Caller {
@@ -194,8 +200,10 @@ pub(super) async fn prepare(
         retention_ms: services.config.requests.replay_ms(),
         crash_block_ms: services.config.requests.crash_block_ms(),
     };
+    let bytes = answer_bytes(max_tokens, input.sampling.logprobs);
+    let credential = admit.credential;
     Ok(RequestPlan {
-        live: Arc::new(LiveRequest::new(*key, *fingerprint, admit.credential, input.stream)),
+        live: Arc::new(LiveRequest::new(*key, *fingerprint, credential, input.stream, bytes)),
         generate: generation(request, &model, plan, prompt, max_tokens, deadline)?,
         model,
         admit,
@@ -203,6 +211,13 @@ pub(super) async fn prepare(
         render: request.render,
         expires_at: caller.credential.expires_at,
     })
+}
+
+/// Bytes that an answer is expected to take at most where it is stored. Only an answer that cannot
+/// be compressed, such as one of long random tokens, takes more.
+fn answer_bytes(max_tokens: u32, logprobs: Option<u8>) -> u64 {
+    let candidates = logprobs.map_or(0, |top| u64::from(top) + 1);
+    ANSWER_BYTES + u64::from(max_tokens) * (TOKEN_BYTES + candidates * CANDIDATE_BYTES)
 }
 
 fn generation(

@@ -88,7 +88,7 @@ impl Setup {
     /// Makes the request live, without a lifecycle.
     pub(super) fn live(&self, request: &IncomingRequest) -> Arc<LiveRequest> {
         let credential = self.caller.credential.id;
-        let live = Arc::new(LiveRequest::new(request.key, INPUT, credential, false));
+        let live = Arc::new(LiveRequest::new(request.key, INPUT, credential, false, 0));
         assert!(self.services.live.insert(&live));
         live
     }

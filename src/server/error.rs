@@ -72,6 +72,11 @@ pub enum ApiError {
     )]
     RateLimited { per_minute: u32, burst: u32, retry_after: Duration },
     #[error(
+        "The node keeps {limit_mib} MiB of the account's answers for replay, and this one might not fit. Ask for fewer \
+         tokens or top_logprobs, or send it again when earlier answers have expired."
+    )]
+    StoredAnswersFull { limit_mib: u64 },
+    #[error(
         "The account's plan allows {limit} requests in flight, and as many are. Retry when one of them has ended."
     )]
     ConcurrencyLimit { limit: u32 },
@@ -129,6 +134,8 @@ const RATE: &str = "rate_limit_error";
 const CONFLICT: &str = "conflict_error";
 const SOON: Duration = Duration::from_secs(1);
 const LATER: Duration = Duration::from_secs(5);
+/// Clients ignore longer times.
+const LATEST: Duration = Duration::from_mins(1);
 
 impl ApiError {
     /// Makes an `invalid_request` about one parameter, header or path part.
@@ -171,6 +178,7 @@ impl ApiError {
             Self::UnsupportedMediaType,
             Self::IdempotencyKeyReused,
             Self::RateLimited { per_minute: 600, burst: 60, retry_after: SOON },
+            Self::StoredAnswersFull { limit_mib: 4096 },
             Self::ConcurrencyLimit { limit: 8 },
             Self::GenerationFailed,
             Self::AttemptsExhausted,
@@ -221,6 +229,11 @@ impl ApiError {
             Self::RateLimited { retry_after, .. } => {
                 retriable(S::TOO_MANY_REQUESTS, "conversation_rate_limit", RATE, *retry_after)
             }
+            // Answers expire within hours, which no client should wait for by itself.
+            Self::StoredAnswersFull { .. } => ErrorForm {
+                retry_after: Some(LATEST),
+                ..row(S::TOO_MANY_REQUESTS, "conversation_rate_limit", RATE)
+            },
             Self::ConcurrencyLimit { .. } => {
                 retriable(S::TOO_MANY_REQUESTS, "concurrency_limit", RATE, SOON)
             }
@@ -338,6 +351,7 @@ impl From<RequestError> for ApiError {
             RequestError::NeverFits => {
                 Self::invalid("max_tokens", "Prompt and max_tokens together never fit this node.")
             }
+            RequestError::StoredAnswersFull { limit_mib } => Self::StoredAnswersFull { limit_mib },
             RequestError::Ledger(refusal) => refusal.into(),
             RequestError::InProgress => Self::RequestInProgress,
             RequestError::Cancelled => Self::RequestCancelled,
@@ -448,6 +462,8 @@ mod tests {
             "true",
             Some("2"),
         );
+        let full = E::StoredAnswersFull { limit_mib: 1 };
+        check(full, 429, "conversation_rate_limit", "false", Some("60"));
         check(E::ConcurrencyLimit { limit: 1 }, 429, "concurrency_limit", "true", Some("1"));
         check(E::GenerationFailed, 500, "generation_failed", "true", None);
         check(E::AttemptsExhausted, 500, "generation_failed", "false", None);

@@ -52,7 +52,6 @@ use crate::ledger::state::{Crashes, LedgerState, StateError, StateResult};
 use crate::ledger::{
     Account, Application, Balances, Command, Credential, JournalEntry, RequestKey, RequestRecord,
 };
-use bytes::Bytes;
 use std::path::Path;
 use std::pin::Pin;
 
@@ -107,6 +106,9 @@ pub trait Snapshot: Send + Sync {
     ) -> ReadFuture<'_, Vec<JournalEntry>>;
 }
 
+    /// Bytes that the account's stored answers take, expired ones that no sweep has removed yet
+    /// included.
+    fn answer_bytes(&self, account: AccountId) -> ReadFuture<'_, u64>;
 /// The reads that every handle of the store may ask of a backend.
 pub(super) trait LedgerReader: Send + Sync + 'static {
     fn snapshot(&self) -> ReadFuture<'_, Box<dyn Snapshot>>;
@@ -120,7 +122,7 @@ pub(super) trait LedgerReader: Send + Sync + 'static {
     ) -> ReadFuture<'_, Option<(Credential, Account)>>;
 
     /// The stored answer of a request, unless it has expired at `now`.
-    fn body(&self, key: &RequestKey, now: UnixMillis) -> ReadFuture<'_, Option<Bytes>>;
+    fn body(&self, key: &RequestKey, now: UnixMillis) -> ReadFuture<'_, Option<StoredBody>>;
 
     /// A consistent reading for an audit. It blocks, and so does everything read from it.
     fn audit_source(&self) -> StoreResult<Box<dyn AuditSource + '_>>;
@@ -200,11 +202,4 @@ impl From<StateError> for BatchFailure {
     fn from(error: StateError) -> Self {
         Self::InDoubt(error.to_string())
     }
-}
-
-/// An answer, stored so that a repeated request gets the same bytes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StoredBody {
-    pub expires_at: UnixMillis,
-    pub content: Bytes,
 }

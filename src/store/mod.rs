@@ -20,6 +20,7 @@ mod shared;
 mod stats;
 #[cfg(test)]
 mod tests;
+mod stored_body;
 mod writer;
 
 use crate::clock::{Clock, UnixMillis};
@@ -31,7 +32,7 @@ use crate::ledger::state::StateError;
 use crate::ledger::{Account, Command, Credential, Outcome, Refusal, RequestKey};
 use auditor::Auditor;
 use backend::Backend;
-pub use backend::{Snapshot, StoredBody};
+pub use backend::Snapshot;
 pub use clock_check::ClockLimits;
 use embedded::EmbeddedBackend;
 pub use embedded::{EmbeddedConfig, SyncMeter};
@@ -49,6 +50,7 @@ use std::thread::{self, JoinHandle};
 use tokio::sync::oneshot;
 use writer::Writer;
 
+pub use stored_body::StoredBody;
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum StoreError {
     /// The command was understood and refused; nothing was written.
@@ -251,7 +253,7 @@ impl Store {
         expires_at: crate::clock::UnixMillis,
     ) -> StoreResult {
         let command = Command::Start { key, attempt: AttemptId::generate() };
-        let body = Some((key, StoredBody { expires_at, content }));
+        let body = Some((key, StoredBody::of(content, expires_at).await));
         match self.submit_with(command, body).await {
             Err(StoreError::Refused(_)) => Ok(()),
             other => other.map(drop),
@@ -261,7 +263,10 @@ impl Store {
     /// The stored answer of a request; `None` when there is none or it has expired.
     pub async fn body(&self, key: &RequestKey) -> StoreResult<Option<bytes::Bytes>> {
         let shared = &self.inner.shared;
-        shared.reader.body(key, shared.clock.now()).await
+        match shared.reader.body(key, shared.clock.now()).await? {
+            Some(body) => body.answer().await.map(Some),
+            None => Ok(None),
+        }
     }
 
     /// Checks every invariant over everything stored. A violation stops admissions until a person

@@ -1,8 +1,7 @@
 //! The jobs that wait for the writer, in two lanes: ends of attempts go before everything that
 //! could begin one.
 
-use super::backend::StoredBody;
-use super::{StoreError, StoreResult};
+use super::{StoreError, StoreResult, StoredBody};
 use crate::ids::AttemptId;
 use crate::ledger::{Command, Outcome, RequestKey};
 use std::collections::VecDeque;

@@ -184,6 +184,56 @@ async fn a_refused_admission_leaves_the_id_free() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_account_whose_answers_fill_their_room_gets_no_new_ones() {
+    let world = World::with(|setup| {
+        setup.config.requests.max_stored_mib_per_account = 1;
+        (setup.ends, setup.step) = (false, Duration::from_millis(5));
+    })
+    .await;
+    let first = (Uuid::new_v4(), world.ask(json!({ "max_tokens": 5 })));
+    let answer = world.post(first.0, &first.1).await;
+    let scored = |stream| {
+        let more = json!({ "logprobs": true, "top_logprobs": 20, "max_tokens": 900 });
+        let mut body = world.ask(more);
+        body["stream"] = json!(stream);
+        body
+    };
+    // What the answers of two may take leaves no room for a third.
+    let mut streams = Vec::new();
+    for _ in 0..2 {
+        streams.push(world.open(&world.key, Uuid::new_v4(), &scored(true)).await);
+    }
+    let (id, before) = (Uuid::new_v4(), world.balances().await);
+    let refused = world.post(id, &scored(false)).await;
+    assert_eq!(refused.error(), (429, "conversation_rate_limit".into()));
+    assert!(refused.json()["error"]["message"].as_str().unwrap().contains("top_logprobs"));
+    assert_eq!((refused.header("x-should-retry"), refused.header("retry-after")), ("false", "60"));
+    assert_eq!(world.get(&format!("/v1/requests/{id}")).await.status, 404);
+    assert_eq!(world.balances().await, before);
+    // Answers that are stored are replayed, others have room of their own, small ones still fit.
+    let again = world.post(first.0, &first.1).await;
+    assert_eq!((again.header("idempotent-replayed"), &again.body), ("true", &answer.body));
+    let stranger = super::support::account(&world.node, 1_000_000, 0).await;
+    let (_, foreign) = issue(&world.node, stranger, None).await;
+    let mut other = world.open(&foreign, Uuid::new_v4(), &scored(true)).await;
+    assert_eq!(other.status(), 200);
+    super::support::next_piece(&mut other).await;
+    assert_eq!(
+        world.post(Uuid::new_v4(), &world.ask(json!({ "max_tokens": 5 }))).await.status,
+        200
+    );
+    world.node.live.cancel_account(world.account);
+    world.node.live.cancel_account(stranger);
+    drop((streams, other));
+    while !world.node.live.is_empty() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let more = json!({ "logprobs": true, "top_logprobs": 20, "max_tokens": 9 });
+    assert_eq!(world.post(id, &world.ask(more)).await.status, 200);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_expired_request_is_gone_and_not_run_again() {
     let world = World::with(|setup| {
         setup.config.requests.body_retention_hours = 0;

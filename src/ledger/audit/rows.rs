@@ -31,6 +31,7 @@ impl Audit<'_> {
             Ok(())
         })?;
         self.each(source.index_rows(), |_, ()| Ok(()))?;
+        self.each(source.answers(), |_, ()| Ok(()))?;
         Ok(())
     }
 

@@ -80,6 +80,9 @@ pub trait AuditSource {
     fn row_count(&self) -> StateResult<u64>;
     /// Rows that only lead to others: one item for each, an `Err` where it leads nowhere.
     fn index_rows(&self) -> RowIter<'_, ()>;
+    /// Stored answers and the sums of their bytes: one item for each, an `Err` where it is damaged
+    /// or wrong.
+    fn answers(&self) -> RowIter<'_, ()>;
 
     fn account(&self, id: AccountId) -> StateResult<Option<Account>>;
     fn balances(&self, id: AccountId) -> StateResult<Balances>;

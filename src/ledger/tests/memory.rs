@@ -108,6 +108,9 @@ impl AuditSource for MemoryState {
         let heads = AuditSource::heads(self)?.count();
         Ok((tables.into_iter().sum::<usize>() + heads) as u64)
     }
+    fn answers(&self) -> RowIter<'_, ()> {
+        rows(std::iter::empty())
+    }
     fn index_rows(&self) -> RowIter<'_, ()> {
         rows(std::iter::empty())
     }
@@ -202,12 +205,12 @@ impl LedgerState for MemoryState {
         self.requests.insert(record.key, record.clone());
         Ok(())
     }
-    fn reservation(&self, key: &RequestKey) -> StateResult<Option<Reservation>> {
-        Ok(self.reservations.get(key).copied())
-    }
     fn remove_request(&mut self, key: &RequestKey) -> StateResult {
         self.requests.remove(key);
         Ok(())
+    }
+    fn reservation(&self, key: &RequestKey) -> StateResult<Option<Reservation>> {
+        Ok(self.reservations.get(key).copied())
     }
     fn put_reservation(&mut self, reservation: &Reservation) -> StateResult {
         self.reservations.insert(reservation.key, *reservation);

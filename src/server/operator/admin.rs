@@ -130,7 +130,8 @@ impl Operator<'_> {
     async fn show_account(&self, id: AccountId) -> Result {
         let snapshot = self.store.read().await?;
         let account = find_account(&*snapshot, id).await?;
-        Ok(view::account(&account, snapshot.balances(id).await?))
+        let stored = json!({ "stored_answer_bytes": snapshot.answer_bytes(id).await? });
+        Ok(view::merged(view::account(&account, snapshot.balances(id).await?), stored))
     }
 
     async fn set_status(&self, id: AccountId, status: AccountStatus) -> Result {

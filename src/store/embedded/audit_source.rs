@@ -1,5 +1,6 @@
 //! A snapshot as the audit reads it, row by row.
 
+use super::bodies;
 use super::codec::StoredField;
 use super::rows::JournalPosition;
 use super::snapshot::EmbeddedSnapshot;
@@ -10,7 +11,7 @@ use crate::ledger::state::{Granted, JournalHead, Reservation, StateError, StateR
 use crate::ledger::{
     Account, Application, Balances, Credential, JournalEntry, RequestKey, RequestRecord,
 };
-use redb::{ReadableTable, ReadableTableMetadata};
+use redb::ReadableTableMetadata;
 use std::iter;
 use std::ops::Bound;
 use uuid::Uuid;
@@ -160,7 +161,13 @@ impl AuditSource for EmbeddedSnapshot {
             rows += self.table(table)?.len()?;
         }
         // Each archived request is read once by itself and once from its index.
-        Ok(rows + 2 * self.archive()?.len()?)
+        rows += 2 * self.archive()?.len()?;
+        Ok(rows + tables::open(&self.bodies, tables::BODIES)?.len()?)
+    }
+
+    fn answers(&self) -> RowIter<'_, ()> {
+        let open = |table| tables::open(&self.bodies, table);
+        bodies::audited(&open(tables::BODIES)?, open(tables::ANSWER_BYTES)?)
     }
 
     fn index_rows(&self) -> RowIter<'_, ()> {

@@ -1,15 +1,24 @@
-//! Stored answers. They are kept for replays until they expire.
+//! Stored answers. They are kept for replays until they expire, and the bytes that each account's
+//! take are summed as they come and go.
 
+use super::codec;
 use super::files::Files;
-use super::tables::{self, due_key, get, put};
+use super::tables::{self, ReadOnly, Writable, due_key, get, put};
 use crate::clock::UnixMillis;
 use crate::failpoint::failpoint;
+use crate::ids::AccountId;
 use crate::ledger::RequestKey;
-use crate::ledger::state::{Reservation, StateResult};
-use crate::store::backend::StoredBody;
+use crate::ledger::audit::RowIter;
+use crate::ledger::state::{Reservation, StateError, StateResult};
+use crate::store::StoredBody;
 use crate::store::queue::WriteAction;
-use bytes::Bytes;
-use redb::{Database, ReadableDatabase, WriteTransaction};
+use redb::{Database, ReadableDatabase, ReadableTable, WriteTransaction};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::iter;
+use std::ops::Bound;
+use std::rc::Rc;
+use uuid::Uuid;
 
 /// Makes the bodies among the actions durable, in one transaction of their own.
 pub(super) fn write_all(database: &Database, actions: &[&WriteAction]) -> StateResult {
@@ -18,17 +27,127 @@ pub(super) fn write_all(database: &Database, actions: &[&WriteAction]) -> StateR
         return Ok(());
     }
     super::files::write(database, |txn| {
-        bodies.iter().try_for_each(|(key, body)| insert(txn, key, body))
+        let (mut answers, mut due) = (AnswerTable::open(txn)?, txn.open_table(tables::BODIES_DUE)?);
+        bodies.iter().try_for_each(|(key, body)| {
+            let key = tables::request_key(key);
+            answers.put(&key, body)?;
+            put(&mut due, &due_key(body.expires_at, &key), &())
+        })
     })?;
     failpoint!("store::body_stored");
     Ok(())
 }
 
-fn insert(txn: &WriteTransaction, key: &RequestKey, body: &StoredBody) -> StateResult {
-    let key = tables::request_key(key);
-    put(&mut txn.open_table(tables::BODIES)?, &key, body)?;
-    let due = due_key(body.expires_at, &key);
-    put(&mut txn.open_table(tables::BODIES_DUE)?, &due, &())
+/// The answers in an open transaction, with the sum of each account's.
+pub(super) struct AnswerTable<'t> {
+    bodies: Writable<'t>,
+    sums: Writable<'t>,
+}
+
+impl<'t> AnswerTable<'t> {
+    pub(super) fn open(txn: &'t WriteTransaction) -> StateResult<Self> {
+        let (bodies, sums) = (tables::BODIES, tables::ANSWER_BYTES);
+        Ok(Self { bodies: txn.open_table(bodies)?, sums: txn.open_table(sums)? })
+    }
+
+    pub(super) fn get(&self, key: &[u8]) -> StateResult<Option<StoredBody>> {
+        get(&self.bodies, key)
+    }
+
+    /// Stores an answer in place of an earlier one of the same request.
+    fn put(&mut self, key: &[u8], body: &StoredBody) -> StateResult {
+        let before = self.size(key)?;
+        put(&mut self.bodies, key, body)?;
+        let size = self.size(key)?;
+        self.count(key, size, before)
+    }
+
+    pub(super) fn remove(&mut self, key: &[u8]) -> StateResult {
+        let size = self.size(key)?;
+        self.bodies.remove(key)?;
+        self.count(key, 0, size)
+    }
+
+    /// Bytes of a row; 0 when there is none.
+    fn size(&self, key: &[u8]) -> StateResult<u64> {
+        Ok(self.bodies.get(key)?.map_or(0, |row| row.value().len() as u64))
+    }
+
+    fn count(&mut self, key: &[u8], added: u64, removed: u64) -> StateResult {
+        if added == removed {
+            return Ok(());
+        }
+        let account = account_of(key);
+        let before: u64 = get(&self.sums, account)?.unwrap_or_default();
+        let after = (before + added).checked_sub(removed).ok_or_else(|| {
+            StateError::Corrupt(format!(
+                "the answers of account {} take more than their sum",
+                hex::encode(account)
+            ))
+        })?;
+        if after == 0 {
+            self.sums.remove(account)?;
+            return Ok(());
+        }
+        put(&mut self.sums, account, &after)
+    }
+}
+
+/// The account part of a request key.
+fn account_of(key: &[u8]) -> &[u8] {
+    key.get(..16).unwrap_or(key)
+}
+
+/// Bytes of answers by account.
+type Sums = BTreeMap<Vec<u8>, u64>;
+
+/// Counts the bytes of every answer.
+pub(super) fn sums(bodies: &impl ReadableTable<&'static [u8], &'static [u8]>) -> StateResult<Sums> {
+    let mut sums = Sums::new();
+    for pair in bodies.iter()? {
+        let (key, row) = pair?;
+        add(&mut sums, key.value(), row.value());
+    }
+    Ok(sums)
+}
+
+fn add(sums: &mut Sums, key: &[u8], row: &[u8]) {
+    *sums.entry(account_of(key).to_vec()).or_default() += row.len() as u64;
+}
+
+/// The answers, one by one, then the sums that are not those of their account's answers.
+pub(super) fn audited(bodies: &ReadOnly, stored: ReadOnly) -> RowIter<'static, ()> {
+    let counted = Rc::new(RefCell::new(Sums::new()));
+    let counts = counted.clone();
+    let all = (Bound::Unbounded, Bound::Unbounded);
+    let answers = tables::range_with(bodies, all, move |key, row| {
+        add(&mut counts.borrow_mut(), key, row);
+        codec::decode::<StoredBody>(key, row).map(drop)
+    })?;
+    let wrong = iter::once_with(move || wrong_sums(counted.take(), &stored));
+    let wrong = wrong.flat_map(|wrong| match wrong {
+        Ok(wrong) => wrong.into_iter().map(|what| Err(StateError::Corrupt(what))).collect(),
+        Err(error) => vec![Err(error)],
+    });
+    Ok(Box::new(answers.chain(wrong)))
+}
+
+fn wrong_sums(mut counted: Sums, stored: &ReadOnly) -> StateResult<Vec<String>> {
+    let mut wrong = Vec::new();
+    let mut compare = |account: &[u8], stored: u64, counted: u64| {
+        if stored != counted {
+            let account = Uuid::from_slice(account).unwrap_or_default();
+            wrong.push(format!(
+                "account {account} has answers of {counted} bytes, and {stored} are recorded"
+            ));
+        }
+    };
+    for row in tables::under::<u64>(stored, b"")? {
+        let (account, sum) = row?;
+        compare(&account, sum, counted.remove(&account).unwrap_or_default());
+    }
+    counted.into_iter().for_each(|(account, sum)| compare(&account, 0, sum));
+    Ok(wrong)
 }
 
 /// Removes the answers of requests that hold a reservation: their settlement never came. It must
@@ -47,16 +166,24 @@ pub(super) fn remove_orphans(files: &Files) -> StateResult {
         return Ok(());
     }
     super::files::write(&files.bodies, |txn| {
-        let mut bodies = txn.open_table(tables::BODIES)?;
-        orphans.iter().try_for_each(|key| Ok(bodies.remove(key.as_slice()).map(drop)?))
+        let mut answers = AnswerTable::open(txn)?;
+        orphans.iter().try_for_each(|key| answers.remove(key))
     })
 }
 
 /// The body stored for a request, unless it has expired.
-pub(super) fn read(files: &Files, key: &RequestKey, now: UnixMillis) -> StateResult<Option<Bytes>> {
+pub(super) fn read(
+    files: &Files,
+    key: &RequestKey,
+    now: UnixMillis,
+) -> StateResult<Option<StoredBody>> {
     let txn = files.bodies.begin_read()?;
     let bodies = tables::open(&txn, tables::BODIES)?;
     let body: Option<StoredBody> = get(&bodies, &tables::request_key(key))?;
-    let fresh = body.filter(|body| now < body.expires_at);
-    Ok(fresh.map(|body| body.content))
+    Ok(body.filter(|body| now < body.expires_at))
+}
+
+/// Bytes that an account's answers take.
+pub(super) fn bytes_of(sums: &ReadOnly, account: AccountId) -> StateResult<u64> {
+    Ok(get(sums, account.0.as_bytes())?.unwrap_or_default())
 }

@@ -6,14 +6,21 @@
 use crate::ledger::state::{StateError, StateResult};
 use uuid::Uuid;
 
-/// The layout's version, the first byte of every row. A later layout must read this one.
-const VERSION: u8 = 1;
 const CRC_BYTES: usize = 4;
 
 /// A value with a fixed layout, such as a field of a row or a whole row.
 pub(super) trait StoredField: Sized {
+    /// The version of the type's layout as a row, the first byte of the row. A later layout must
+    /// read all earlier ones.
+    const VERSION: u8 = 1;
+
     fn write(&self, out: &mut Vec<u8>);
     fn read(input: &mut Reader<'_>) -> Result<Self, Malformed>;
+
+    /// Reads a row of an earlier version.
+    fn read_earlier(_version: u8, _input: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Err(Malformed("unknown row version"))
+    }
 }
 
 /// Why bytes are not a row of the expected type.
@@ -21,8 +28,8 @@ pub(super) trait StoredField: Sized {
 pub(super) struct Malformed(pub &'static str);
 
 /// The stored form of `row` under `key`.
-pub(super) fn encode(key: &[u8], row: &impl StoredField) -> Vec<u8> {
-    let mut bytes = vec![VERSION];
+pub(super) fn encode<T: StoredField>(key: &[u8], row: &T) -> Vec<u8> {
+    let mut bytes = vec![T::VERSION];
     row.write(&mut bytes);
     let crc = checksum(key, &bytes);
     bytes.extend(crc.to_be_bytes());
@@ -44,10 +51,12 @@ fn try_decode<T: StoredField>(key: &[u8], stored: &[u8]) -> Result<T, Malformed>
         return Err(Malformed("wrong checksum"));
     }
     let mut input = Reader(bytes);
-    if u8::read(&mut input)? != VERSION {
-        return Err(Malformed("unknown row version"));
-    }
-    let row = T::read(&mut input)?;
+    let version = u8::read(&mut input)?;
+    let row = if version == T::VERSION {
+        T::read(&mut input)?
+    } else {
+        T::read_earlier(version, &mut input)?
+    };
     let exact = input.0.is_empty();
     exact.then_some(row).ok_or(Malformed("bytes left over"))
 }

@@ -102,7 +102,7 @@ impl LedgerReader for EmbeddedBackend {
         ready(self.view().and_then(|view| view.credential_and_account(digest)))
     }
 
-    fn body(&self, key: &RequestKey, now: UnixMillis) -> ReadFuture<'_, Option<Bytes>> {
+    fn body(&self, key: &RequestKey, now: UnixMillis) -> ReadFuture<'_, Option<StoredBody>> {
         ready(self.with_files(|files| bodies::read(files, key, now)))
     }
 

@@ -1,13 +1,13 @@
 //! Retention: expired answers are deleted, ended requests move to the archive, archived ones and
 //! old crashes are removed in the end. The journal stays.
 
+use super::bodies::AnswerTable;
 use super::files::{self, Files};
 use super::tables::{self, Writable, due_key, due_subject, get, put};
 use crate::clock::UnixMillis;
 use crate::failpoint::failpoint;
 use crate::ledger::RequestRecord;
 use crate::ledger::state::{Crashes, StateResult};
-use crate::store::backend::StoredBody;
 use crate::store::limits::Limits;
 use redb::{ReadableDatabase, ReadableTable, WriteTransaction};
 
@@ -125,14 +125,13 @@ fn forget(txn: &WriteTransaction, ended: &[Ended]) -> StateResult {
 }
 
 fn purge_bodies(txn: &WriteTransaction, now: UnixMillis) -> StateResult<usize> {
-    let mut bodies = txn.open_table(tables::BODIES)?;
+    let mut answers = AnswerTable::open(txn)?;
     purge(&mut txn.open_table(tables::BODIES_DUE)?, now, |_, key| {
-        let body: Option<StoredBody> = get(&bodies, key)?;
         // A later attempt may have stored another body that expires later.
-        if body.is_some_and(|body| body.expires_at <= now) {
-            bodies.remove(key)?;
+        match answers.get(key)? {
+            Some(body) if body.expires_at <= now => answers.remove(key),
+            _ => Ok(()),
         }
-        Ok(())
     })
 }
 

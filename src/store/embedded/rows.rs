@@ -13,7 +13,7 @@ use crate::ledger::{
     BucketAmounts, Credential, CredentialKind, FailureCode, FinishReason, JournalEntry,
     Microcredits, Prices, RequestKey, RequestRecord, Usage,
 };
-use crate::store::backend::StoredBody;
+use crate::store::stored_body::{StoredBody, StoredContent};
 
 /// The identity of a file. It is the same in both files of a ledger, so that two that do not belong
 /// together are noticed.
@@ -72,7 +72,6 @@ row!(FileIdentity { schema, epoch });
 row!(CleanMarker { boot, clean });
 row!(JournalHead { sequence, hash });
 row!(JournalPosition { head, clock });
-row!(StoredBody { expires_at, content });
 
 codes!(AccountStatus { 0 => Active, 1 => Suspended });
 codes!(Bucket { 0 => Trial, 1 => Premium });
@@ -131,6 +130,37 @@ row!(Reservation { key, attempt, boot, amount });
 row!(Crashes { count, boot, at });
 row!(TimelessCrashes { count, boot });
 row!(JournalEntry { sequence, at, account, kind, amount, after, hash });
+
+/// Version 1 had the answer as it is.
+impl StoredField for StoredBody {
+    const VERSION: u8 = 2;
+
+    fn write(&self, out: &mut Vec<u8>) {
+        let (plain_bytes, bytes) = match &self.content {
+            StoredContent::Plain(bytes) => (None, bytes),
+            StoredContent::Deflated { plain_bytes, bytes } => (Some(*plain_bytes), bytes),
+        };
+        self.expires_at.write(out);
+        plain_bytes.write(out);
+        bytes.write(out);
+    }
+    fn read(input: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let (expires_at, plain_bytes) = (StoredField::read(input)?, StoredField::read(input)?);
+        let bytes = StoredField::read(input)?;
+        let content = match plain_bytes {
+            None => StoredContent::Plain(bytes),
+            Some(plain_bytes) => StoredContent::Deflated { plain_bytes, bytes },
+        };
+        Ok(Self { expires_at, content })
+    }
+    fn read_earlier(version: u8, input: &mut Reader<'_>) -> Result<Self, Malformed> {
+        if version != 1 {
+            return Err(Malformed("unknown row version"));
+        }
+        let expires_at = StoredField::read(input)?;
+        Ok(Self { expires_at, content: StoredContent::Plain(StoredField::read(input)?) })
+    }
+}
 
 impl StoredField for RequestRecord {
     fn write(&self, out: &mut Vec<u8>) {

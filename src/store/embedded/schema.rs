@@ -1,6 +1,7 @@
 //! Versions of the layout of tables, keys and rows: the schemas that this build reads, and the
 //! steps that bring older files up to its own.
 
+use super::bodies;
 use super::disk::File;
 use super::files;
 use super::rows::{FileIdentity, JournalPosition, TimelessCrashes};
@@ -14,7 +15,7 @@ pub(super) type SchemaStep = fn(File, &WriteTransaction) -> StateResult;
 
 /// The steps in order: the first one leads from schema 1 to schema 2. A released step never
 /// changes.
-pub(super) const STEPS: &[SchemaStep] = &[time_crashes];
+pub(super) const STEPS: &[SchemaStep] = &[time_crashes, sum_answers];
 
 /// The schema that this build writes.
 pub(super) const SCHEMA: u32 = 1 + STEPS.len() as u32;
@@ -32,6 +33,17 @@ fn time_crashes(file: File, txn: &WriteTransaction) -> StateResult {
     rows.into_iter().try_for_each(|(key, TimelessCrashes { count, boot })| {
         tables::put(&mut table, &key, &Crashes { count, boot, at })
     })
+}
+
+/// Schema 3 has the bytes of each account's answers, and answers may be compressed. The answers are
+/// read once for it, which takes no longer than the check of their pages before.
+fn sum_answers(file: File, txn: &WriteTransaction) -> StateResult {
+    if file != File::Bodies {
+        return Ok(());
+    }
+    let sums = bodies::sums(&txn.open_table(tables::BODIES)?)?;
+    let mut table = txn.open_table(tables::ANSWER_BYTES)?;
+    sums.into_iter().try_for_each(|(account, sum)| tables::put(&mut table, &account, &sum))
 }
 
 /// Brings a database, which holds the tables of `contents`, up to the schema after the last of

@@ -1,5 +1,6 @@
 //! Reads: one consistent view of both files. It never waits for the writer, nor the writer for it.
 
+use super::bodies;
 use super::codec::StoredField;
 use super::tables::{self, Definition, ReadOnly};
 use crate::ids::{AccountId, ApplicationId, CredentialId, RequestId};
@@ -96,6 +97,11 @@ impl Snapshot for EmbeddedSnapshot {
         limit: usize,
     ) -> ReadFuture<'_, Vec<JournalEntry>> {
         ready(self.entries_of(account, after, limit))
+    }
+
+    fn answer_bytes(&self, account: AccountId) -> ReadFuture<'_, u64> {
+        let sums = tables::open(&self.bodies, tables::ANSWER_BYTES);
+        ready(sums.and_then(|sums| bodies::bytes_of(&sums, account)))
     }
 }
 

@@ -62,6 +62,8 @@ pub(super) const LEDGER_TABLES: [Definition; 13] = [
 pub(super) const BODIES: Definition = TableDefinition::new("bodies");
 /// Expiry and key of a body.
 pub(super) const BODIES_DUE: Definition = TableDefinition::new("bodies_due");
+/// Account → bytes of the rows of its bodies.
+pub(super) const ANSWER_BYTES: Definition = TableDefinition::new("answer_bytes");
 /// Requests past retention: still known, never run again.
 pub(super) const ARCHIVE: Definition = TableDefinition::new("archive");
 /// Time an archived request ended, and its key.
@@ -142,10 +144,18 @@ pub(super) fn range<T: StoredField>(
 ) -> StateResult<impl Iterator<Item = StateResult<(Vec<u8>, T)>> + use<T>> {
     let pairs = table.range::<&[u8]>(keys)?;
     let failed = |pair: &Result<_, _>| pair.is_err();
-    Ok(until_after(pairs, failed).map(|pair| {
+    Ok(until_after(pairs, failed).map(move |pair| {
         let (key, stored) = pair?;
-        let row = codec::decode(key.value(), stored.value())?;
-        Ok((key.value().to_vec(), row))
+    range_with(table, keys, |key, stored| Ok((key.to_vec(), codec::decode(key, stored)?)))
+}
+
+/// What `read` makes of each key and the stored form of its row, as `range` returns it.
+pub(super) fn range_with<T, R: FnMut(&[u8], &[u8]) -> StateResult<T>>(
+    table: &ReadOnly,
+    keys: (Bound<&[u8]>, Bound<&[u8]>),
+    mut read: R,
+) -> StateResult<impl Iterator<Item = StateResult<T>> + use<T, R>> {
+        read(key.value(), stored.value())
     }))
 }
 

@@ -6,7 +6,7 @@ use crate::clock::UnixMillis;
 use crate::ledger::apply::{ApplyError, apply};
 use crate::ledger::state::LedgerState;
 use crate::ledger::{AttemptState, RequestRecord, audit};
-use crate::store::backend::{Backend, BatchFailure, LedgerTxn, StoredBody};
+use crate::store::backend::{Backend, BatchFailure, LedgerTxn};
 use crate::store::queue::WriteAction;
 use crate::store::{Limits, StoreError};
 
@@ -137,7 +137,7 @@ fn bodies_are_there_before_their_settlement<B: Backend>(open: &dyn Fn() -> B) {
     let (backend, boot) = with_one_reservation(open);
     commit(&backend, NOW, vec![admit(2, 2, boot, 10)]);
     let with_body = |command, number, content: &'static [u8]| {
-        let body = StoredBody { expires_at: UnixMillis(NOW.0 + 10), content: content.into() };
+        let body = body_of(content.into(), NOW.0 + 10);
         WriteAction { command, body: Some((key(number), body)) }
     };
     // The second command is refused, as it names an attempt that nobody made.
@@ -145,7 +145,8 @@ fn bodies_are_there_before_their_settlement<B: Backend>(open: &dyn Fn() -> B) {
     let outcomes = transact(&backend, NOW, &actions).unwrap();
     assert!(outcomes[0].is_ok() && outcomes[1].is_err());
     let body = |backend: &B, number, after| {
-        wait(backend.body(&key(number), UnixMillis(NOW.0 + after))).unwrap()
+        let body = wait(backend.body(&key(number), UnixMillis(NOW.0 + after))).unwrap();
+        body.map(|body| wait(body.answer()).unwrap())
     };
     assert_eq!(body(&backend, 1, 9).as_deref(), Some(&b"one"[..]));
     assert_eq!(body(&backend, 1, 10), None, "an expired answer is shown");

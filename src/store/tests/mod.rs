@@ -12,6 +12,7 @@ pub use crate::ledger::{
     Admit, Bucket, BucketAmounts, Command, Credential, CredentialKind, FailureCode, FinishReason,
     Microcredits, Outcome, Prices, Refusal, RequestKey, Usage,
 };
+use crate::store::stored_body::{StoredBody, StoredContent};
 use uuid::Uuid;
 
 /// Account 1 with a key and `balance` premium units.
@@ -84,6 +85,11 @@ pub fn admit(request: u128, attempt: u128, boot: BootId, cost: u32) -> Command {
         retention_ms: u64::MAX,
         crash_block_ms: u64::MAX,
     }))
+}
+
+/// An answer as it is stored until `expires_at`.
+pub fn body_of(answer: bytes::Bytes, expires_at: u64) -> StoredBody {
+    StoredBody { expires_at: UnixMillis(expires_at), content: StoredContent::of(answer) }
 }
 
 pub fn start(request: u128, attempt: u128) -> Command {

@@ -6,7 +6,6 @@ use super::media::{Random, SimulatedDisk};
 use super::*;
 use crate::ledger::AttemptState;
 use crate::ledger::audit;
-use crate::store::backend::StoredBody;
 use crate::store::backend::{LedgerReader, Snapshot};
 use crate::store::limits::Limits;
 use crate::store::queue::{WriteAction, WriteJob};
@@ -144,8 +143,7 @@ impl Known {
             let place = random.below(self.admitted.len());
             let request = self.admitted.swap_remove(place);
             let charge = random.below(11) as u32;
-            let body =
-                StoredBody { expires_at: UnixMillis(now + 24 * HOUR), content: answer(request) };
+            let body = body_of(answer(request), now + 24 * HOUR);
             let command = settle(request, request, charge);
             actions.push(WriteAction { command, body: Some((key(request), body)) });
             asked.push((request, Some(charge)));
@@ -186,7 +184,7 @@ impl Known {
             let body = bench.backend.body(&key(*request), now).now().unwrap();
             assert_eq!(
                 body,
-                (now.0 < *expires_at).then(|| answer(*request)),
+                (now.0 < *expires_at).then(|| body_of(answer(*request), *expires_at)),
                 "seed {seed}: {request}"
             );
         }
@@ -200,7 +198,8 @@ impl Known {
 }
 
 fn answer(request: u128) -> Bytes {
-    Bytes::from(format!("the answer to {request}"))
+    // Some are long enough to be compressed.
+    Bytes::from(format!("the answer to {request}").repeat(request as usize % 90 + 1))
 }
 
 /// Power is lost at a random write, sometimes again while the ledger is being opened.

@@ -4,7 +4,7 @@
 use super::layout::{entry, record};
 use crate::ledger::state::{Crashes, Granted, Reservation};
 use crate::ledger::{Account, Application, Balances, Credential, JournalEntry, RequestRecord};
-use crate::store::backend::StoredBody;
+use crate::store::StoredBody;
 use crate::store::embedded::codec::{StoredField, decode, encode};
 use crate::store::embedded::rows::{CleanMarker, FileIdentity, JournalPosition};
 use cresset_models::testing::{Mutation, mutated};
@@ -15,7 +15,9 @@ const KEY: &[u8] = b"key";
 
 fn check<T: StoredField>(stored: &[u8]) {
     let Ok(row) = decode::<T>(KEY, stored) else { return };
-    assert_eq!(encode(KEY, &row), stored, "a row has one layout");
+    if stored[0] == T::VERSION {
+        assert_eq!(encode(KEY, &row), stored, "a row has one layout");
+    }
     let mut damaged = stored.to_vec();
     for bit in 0..damaged.len() * 8 {
         damaged[bit / 8] ^= 1 << (bit % 8);
@@ -35,8 +37,8 @@ fn example<T: StoredField>(rows: &impl Strategy<Value = T>) -> Vec<u8> {
 #[test]
 fn rows() {
     let (record, entry) = (example(&record()), example(&entry()));
-    let zeros = [&[1][..], &[0; 200]].concat();
-    let seeds = [&record[..], &entry, &zeros[..1], &zeros];
+    let (zeros, later) = ([&[1][..], &[0; 200]].concat(), [&[2][..], &[0; 50]].concat());
+    let seeds = [&record[..], &entry, &zeros[..1], &zeros, &later];
     bolero::check!().with_iterations(4_000).with_type().for_each(|mutation: &Mutation| {
         let mut stored = mutated(&seeds, mutation);
         // The checksum is right; otherwise the codec would not look further.

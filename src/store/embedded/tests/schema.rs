@@ -14,8 +14,8 @@ use crate::ledger::{
     Account, AccountStatus, Application, Attempt, AttemptState, Balance, Balances, BucketAmounts,
     JournalEntry, RequestRecord,
 };
-use crate::store::backend::StoredBody;
-use redb::{ReadableTableMetadata, WriteTransaction};
+use crate::store::stored_body::{StoredBody, StoredContent};
+use redb::{ReadableDatabase, ReadableTable, ReadableTableMetadata, WriteTransaction};
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -123,10 +123,13 @@ fn each_row(schema: u32, mut row: impl Row) {
             clock: UnixMillis(16),
         },
     );
-    row.row(
-        "body",
-        StoredBody { expires_at: UnixMillis(17), content: bytes::Bytes::from_static(b"answer") },
-    );
+    let body = |content| StoredBody { expires_at: UnixMillis(17), content };
+    let bytes = bytes::Bytes::from_static(b"answer");
+    row.row("body", body(StoredContent::Plain(bytes.clone())));
+    if schema >= 3 {
+        row.row("body compressed", body(StoredContent::Deflated { plain_bytes: 1_024, bytes }));
+        row.row("sum", 18_u64);
+    }
     row.row("account", account(AccountStatus::Active));
     row.row("account suspended", account(AccountStatus::Suspended));
     row.row("balances", Balances { trial: balance(), premium: balance() });
@@ -313,6 +316,49 @@ fn crashes_of_schema_1_get_the_time_of_their_ledger() {
     })
     .unwrap();
     assert!(stored.clock > UnixMillis(0));
+}
+
+/// Answers that were stored before their bytes were summed are counted once.
+#[test]
+fn answers_of_schema_2_are_summed() {
+    let dir = kept(2);
+    let path = dir.path().join("bodies.redb");
+    let stored = |database: &redb::Database| {
+        let txn = database.begin_read().unwrap();
+        let bodies = tables::open(&txn, tables::BODIES).unwrap();
+        bodies.iter().unwrap().map(|pair| pair.unwrap().1.value().len() as u64).sum::<u64>()
+    };
+    let database = super::super::disk::open_existing(&path).unwrap();
+    let expect = stored(&database);
+    drop(database);
+    let clock = Arc::new(TestClock::at(1_000_000 + 26 * HOUR));
+    let store = Store::open(&StoreConfig::folder(dir.path()), clock, Limits::default()).unwrap();
+    let read = store.read().now().unwrap();
+    assert_eq!(read.answer_bytes(AccountId(id(1))).now().unwrap(), expect);
+    assert!(expect > 10);
+    assert_sound(&store);
+}
+
+/// An audit finds a sum that is not that of the answers.
+#[test]
+fn a_wrong_sum_of_answers_is_a_violation() {
+    for wrong in [None, Some(1_u64)] {
+        let dir = kept(SCHEMA);
+        let database = super::super::disk::open_existing(&dir.path().join("bodies.redb")).unwrap();
+        write(&database, |txn| {
+            let mut sums = txn.open_table(tables::ANSWER_BYTES)?;
+            match wrong {
+                Some(sum) => tables::put(&mut sums, id(1).as_bytes(), &sum),
+                None => Ok(drop(sums.remove(&id(1).as_bytes()[..])?)),
+            }
+        })
+        .unwrap();
+        drop(database);
+        let StoreConfig::Embedded(config) = StoreConfig::folder(dir.path());
+        let report = super::super::inspect(&config).unwrap();
+        assert!(report.violations.len() == 1, "{:?}", report.violations);
+        assert!(report.violations[0].contains("has answers of"), "{:?}", report.violations);
+    }
 }
 
 // Steps that only these tests have: one changes rows, one adds a table. Neither may happen twice.

@@ -20,10 +20,53 @@ async fn bodies_are_kept_until_they_expire() {
     store.put_body(key(1), body.clone(), UnixMillis(2_000_000)).await.unwrap();
     drop(store);
     let store = fixture.open();
-    assert_eq!(store.body(&key(1)).now().unwrap(), Some(body));
+    assert_eq!(store.body(&key(1)).await.unwrap(), Some(body));
     assert_eq!(store.body(&key(2)).now().unwrap(), None);
     fixture.clock.set(2_000_000);
     assert_eq!(store.body(&key(1)).now().unwrap(), None);
+}
+
+/// The sum grows and shrinks with the answers: when one is replaced, when it has no settlement and
+/// when it expires. Every audit compares the two.
+#[tokio::test]
+async fn the_answers_of_an_account_are_summed_while_they_are_kept() {
+    let fixture = tokio::task::spawn_blocking(|| Fixture::new(1_000)).await.unwrap();
+    let sum = async |store: &Store| {
+        assert_sound(store);
+        store.read().await.unwrap().answer_bytes(AccountId(id(1))).await.unwrap()
+    };
+    let store = fixture.open();
+    for request in [1, 2, 3] {
+        store.submit(admit(request, request, store.boot(), 10)).await.unwrap();
+    }
+    assert_eq!(sum(&store).await, 0);
+    let mut random = vec![0; 5_000];
+    getrandom::fill(&mut random).unwrap();
+    let expiries = [(1, UnixMillis(2_000_000)), (2, UnixMillis(3_000_000)), (3, UnixMillis(9))];
+    for (request, expires_at) in expiries {
+        store.put_body(key(request), random.clone().into(), expires_at).await.unwrap();
+    }
+    let three = sum(&store).await;
+    let overhead = three / 3 - 5_000;
+    assert!(three % 3 == 0 && overhead < 50, "{three}");
+    store.put_body(key(1), Bytes::from_static(b"short"), UnixMillis(2_000_000)).await.unwrap();
+    assert_eq!(sum(&store).await, 2 * (5_000 + overhead) + 5 + overhead);
+    store.submit(settle(1, 1, 1)).await.unwrap();
+    store.submit(settle(2, 2, 1)).await.unwrap();
+    drop(store);
+    let store = fixture.open();
+    assert_eq!(sum(&store).await, 5_000 + 2 * overhead + 5, "the third had no settlement");
+    drop(store);
+    for (now, left) in [(2_000_000, 5_000 + overhead), (3_000_000, 0)] {
+        fixture.clock.set(now);
+        let store = fixture.open();
+        // The sweep follows the first command.
+        let unknown = Command::RevokeCredential { id: CredentialId(id(9)) };
+        store.submit(unknown).await.unwrap_err();
+        drop(store);
+        let store = fixture.open();
+        assert_eq!(sum(&store).await, left, "{now}");
+    }
 }
 
 /// The ledger is swept when it is opened, which makes the passing of time a matter of reopening.
