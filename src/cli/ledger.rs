@@ -7,7 +7,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::ledger::{Account, Credential};
 use crate::node;
 use crate::server::operator::{AdminCommand, view};
-use crate::store::{ReplacedState, RestoreReport, Store, StoreConfig, StoreError};
+use crate::store::{ReplacedState, RestoreReport, RestoreScope, Store, StoreConfig, StoreError};
 use clap::Subcommand;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 pub(super) enum LedgerCommand {
     /// Check every invariant over everything stored
     Audit,
-    /// Write a verified copy to a new file
+    /// Write a verified copy to a new file. It holds no answers: `cresset backup` does
     Backup {
         /// Where to write it; what exists is left as it is
         file: PathBuf,
@@ -28,7 +28,7 @@ pub(super) enum LedgerCommand {
     /// *.replaced-1, the next ones as *.replaced-2, and none is ever deleted. Credentials revoked
     /// and accounts suspended in the replaced ledger stay so; what the copy does not know is gone
     Restore {
-        /// A copy that `ledger backup` wrote
+        /// A copy that `ledger backup` or `backup` wrote; answers of the latter come with it
         file: PathBuf,
     },
 }
@@ -37,7 +37,7 @@ pub(super) async fn run(context: &Context, command: LedgerCommand) -> CommandRes
     match command {
         LedgerCommand::Audit => audit(context).await,
         LedgerCommand::Backup { file } => backup(context, &file).await,
-        LedgerCommand::Restore { file } => restore(context, &file).await,
+        LedgerCommand::Restore { file } => restore(context, &file, RestoreScope::Ledger).await,
     }
 }
 
@@ -81,13 +81,14 @@ async fn backup(context: &Context, file: &Path) -> CommandResult {
     context.show(AdminCommand::LedgerBackup { to }, text::fields).await
 }
 
-async fn restore(context: &Context, file: &Path) -> CommandResult {
+/// Replaces the ledger and, with the scope of a node, the files that the copy has.
+pub(super) async fn restore(context: &Context, file: &Path, scope: RestoreScope) -> CommandResult {
     if context.ask_node(&AdminCommand::Status).await?.is_some() {
         let what = "a node runs on this data folder, and its ledger cannot be replaced under it";
         return Err(CommandError::new(what).remedy("stop the node, then restore"));
     }
     let from = std::path::absolute(file)?;
-    let report = Store::restore(&StoreConfig::folder(&context.data_dir), &from);
+    let report = Store::restore(&StoreConfig::folder(&context.data_dir), &from, scope);
     let report = report.map_err(CommandError::new)?;
     let places = json!({ "data_dir": context.data_dir, "restored_from": from });
     context.output.result(&view::merged(places, restored(&report)), tell_restored)
@@ -110,6 +111,8 @@ fn restored(report: &RestoreReport) -> Value {
     });
     json!({
         "replaced_files": report.replaced_files,
+        "restored_files": report.restored_files,
+        "answers": report.answers,
         "replaced_ledger": state,
         "unreadable_because": why,
         "kept_revoked": all(&report.kept_revoked),
@@ -130,6 +133,11 @@ fn tell_restored(document: &Value) -> String {
         [] => "nothing was replaced\n".to_owned(),
         files => format!("the replaced files are kept as\n  {}\n", files.join("\n  ")),
     };
+    let placed: Vec<_> = rows("restored_files").iter().filter_map(Value::as_str).collect();
+    let placed = match placed.as_slice() {
+        [] => String::new(),
+        files => format!("put in place beside the ledger\n  {}\n", files.join("\n  ")),
+    };
     let gone = &document["gone"];
     let gone = match document["replaced_ledger"].as_str() {
         Some("unreadable") => format!(
@@ -145,6 +153,7 @@ fn tell_restored(document: &Value) -> String {
     let columns = &["id", "kind", "account_id", "label", "hint", "expires_at"];
     [
         text::fields(document),
+        placed,
         kept,
         gone,
         list("kept_revoked", "kept revoked, as in the replaced ledger", columns),

@@ -2,6 +2,7 @@
 
 mod accounts;
 mod applications;
+mod backup;
 mod bench;
 mod chat;
 mod config;
@@ -83,7 +84,11 @@ enum CliCommand {
     /// List, show, cancel and unblock requests
     #[command(subcommand)]
     Requests(requests::RequestsCommand),
-    /// Audit, back up and restore the ledger
+    /// Copy everything of this node but its weights to one file, also while it runs
+    Backup(backup::BackupArguments),
+    /// Put a node's backup in place; no node may run on the data folder
+    Restore(backup::RestoreArguments),
+    /// Audit, back up and restore the ledger alone
     #[command(subcommand)]
     Ledger(ledger::LedgerCommand),
     /// Fetch, add, list and remove model releases
@@ -169,6 +174,8 @@ async fn dispatch(globals: Globals, command: CliCommand) -> CommandResult {
         CliCommand::Applications(command) => applications::run(&context, command).await,
         CliCommand::Credits(command) => credits::run(&context, command).await,
         CliCommand::Requests(command) => requests::run(&context, command).await,
+        CliCommand::Backup(arguments) => backup::backup(&context, &globals, &arguments).await,
+        CliCommand::Restore(arguments) => backup::restore(&context, &arguments).await,
         CliCommand::Ledger(command) => ledger::run(&context, command).await,
         CliCommand::Models(command) => models::run(&context, command).await,
         CliCommand::Qualify(arguments) => qualify::run(&context, arguments).await,

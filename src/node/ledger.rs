@@ -77,9 +77,14 @@ pub fn create(data_dir: &Path) -> Result<(), NodeError> {
         let what = format!("{shown} has a ledger already; it is left as it is");
         return Err(NodeError::new(what).remedy("use it as it is, or give another --data-dir"));
     }
-    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(data_dir);
-    made.map_err(|error| NodeError::new(format!("cannot make {shown}: {error}")))?;
+    make_folder(data_dir)?;
     Store::init(&StoreConfig::folder(data_dir)).map_err(NodeError::new)
+}
+
+/// Makes the data folder, readable by its owner alone, unless there is one.
+pub fn make_folder(data_dir: &Path) -> Result<(), NodeError> {
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(data_dir);
+    made.map_err(|error| NodeError::new(format!("cannot make {}: {error}", data_dir.display())))
 }
 
 /// Runs an operator command on the ledger of a folder on which no node runs. `None` while another

@@ -2,6 +2,7 @@
 //! order. Each part is decided once and handed down.
 
 mod device;
+pub mod files;
 mod launch;
 pub mod ledger;
 mod load;

@@ -45,6 +45,8 @@
 use super::StoreResult;
 use super::limits::Limits;
 use super::queue::WriteAction;
+use super::scope::BackupScope;
+use super::stored_body::StoredBody;
 use crate::clock::UnixMillis;
 use crate::ids::{AccountId, ApplicationId, BootId, CredentialId, RequestId};
 use crate::ledger::audit::AuditSource;
@@ -104,11 +106,11 @@ pub trait Snapshot: Send + Sync {
         after: u64,
         limit: usize,
     ) -> ReadFuture<'_, Vec<JournalEntry>>;
-}
-
     /// Bytes that the account's stored answers take, expired ones that no sweep has removed yet
     /// included.
     fn answer_bytes(&self, account: AccountId) -> ReadFuture<'_, u64>;
+}
+
 /// The reads that every handle of the store may ask of a backend.
 pub(super) trait LedgerReader: Send + Sync + 'static {
     fn snapshot(&self) -> ReadFuture<'_, Box<dyn Snapshot>>;
@@ -127,8 +129,9 @@ pub(super) trait LedgerReader: Send + Sync + 'static {
     /// A consistent reading for an audit. It blocks, and so does everything read from it.
     fn audit_source(&self) -> StoreResult<Box<dyn AuditSource + '_>>;
 
-    /// Writes a consistent, verified copy of the ledger to a new file `to`. It blocks.
-    fn backup(&self, to: &Path) -> StoreResult;
+    /// Writes a consistent, verified copy of the ledger, and of what else `scope` names, to a new
+    /// file `to`. It blocks.
+    fn backup(&self, scope: &BackupScope, to: &Path) -> StoreResult;
 
     /// Free bytes where the ledger is kept; `None` where that cannot be told.
     fn free_bytes(&self) -> Option<u64>;

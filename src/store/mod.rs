@@ -6,7 +6,8 @@
 //! everything before it listens; a short command does so only when the last stop was not orderly.
 //! While a node runs, new entries are audited every minute and everything every day. After a
 //! failure of the storage the reopened files are checked page by page and new entries are audited.
-//! A backup is audited before it gets its name, and again before a restore replaces anything.
+//! A backup is audited and sealed before it gets its name; a restore checks seal and rows again
+//! before it replaces anything.
 
 mod auditor;
 mod backend;
@@ -16,11 +17,12 @@ mod limits;
 mod open_progress;
 mod queue;
 mod restore;
+mod scope;
 mod shared;
 mod stats;
+mod stored_body;
 #[cfg(test)]
 mod tests;
-mod stored_body;
 mod writer;
 
 use crate::clock::{Clock, UnixMillis};
@@ -41,16 +43,17 @@ pub use open_progress::OpenProgress;
 use open_progress::OpenStep;
 use queue::{Queue, WriteAction, WriteJob};
 pub use restore::{LostRows, ReplacedState, RestoreReport};
+pub use scope::{BackupScope, NodeFile, RestoreScope};
 use shared::StoreShared;
 pub use stats::StoreStats;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
+pub use stored_body::StoredBody;
 use tokio::sync::oneshot;
 use writer::Writer;
 
-pub use stored_body::StoredBody;
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum StoreError {
     /// The command was understood and refused; nothing was written.
@@ -282,18 +285,22 @@ impl Store {
         embedded::inspect(config)
     }
 
-    /// Copies a consistent snapshot into a new file, verifies it, renames it into place. Blocks
-    /// while it copies.
-    pub fn backup(&self, to: &Path) -> StoreResult {
+    /// Copies a consistent snapshot of what `scope` names into a new file, verifies it, renames it
+    /// into place. Blocks while it copies.
+    pub fn backup(&self, scope: &BackupScope, to: &Path) -> StoreResult {
         check_readable()?;
-        self.inner.shared.reader.backup(to)
+        self.inner.shared.reader.backup(scope, to)
     }
 
     /// Replaces a ledger that no process has open with a backup, after checking the backup. The
     /// replaced files are kept, and credentials revoked and accounts suspended in them stay so.
-    pub fn restore(config: &StoreConfig, from: &Path) -> StoreResult<RestoreReport> {
+    pub fn restore(
+        config: &StoreConfig,
+        from: &Path,
+        scope: RestoreScope,
+    ) -> StoreResult<RestoreReport> {
         let StoreConfig::Embedded(config) = config;
-        embedded::restore(config, from)
+        embedded::restore(config, from, scope)
     }
 
     /// True while commits succeed and no audit has failed.

@@ -27,6 +27,10 @@ pub struct LostRows {
 pub struct RestoreReport {
     /// The names under which the replaced files are kept.
     pub replaced_files: Vec<PathBuf>,
+    /// The node's own files that were put in place. Those that were the same before are not named.
+    pub restored_files: Vec<PathBuf>,
+    /// Stored answers of the backup.
+    pub answers: u64,
     pub replaced: ReplacedState,
     /// Credentials that are valid in the backup and were revoked in the replaced ledger.
     pub kept_revoked: Vec<Credential>,

@@ -4,7 +4,7 @@
 use super::http::{HttpCall, json};
 use super::output::{CommandError, CommandResult, Output, Render};
 use crate::config::{self, Config, LoadedConfig, Override};
-use crate::node::{Assembly, NodeError, ledger};
+use crate::node::{Assembly, NodeError, files, ledger};
 use crate::server::operator::{AdminCommand, AdminError, socket};
 use clap::Args;
 use serde_json::Value;
@@ -152,12 +152,16 @@ pub(crate) fn load_config(
     data_dir: &Path,
     flags: &[Override],
 ) -> CommandResult<LoadedConfig> {
-    let named = globals.config.clone().or_else(config::default_config_file);
-    let own = || Some(data_dir.join("cresset.toml")).filter(|path| path.exists());
-    let file = named.or_else(own);
+    let file = config_file(globals, data_dir);
     LoadedConfig::load(file.as_deref(), flags).map_err(|error| {
         CommandError::new(error).remedy("`cresset config schema` lists every key with its type")
     })
+}
+
+/// The configuration file that is named, or else the data folder's own if there is one.
+pub(crate) fn config_file(globals: &Globals, data_dir: &Path) -> Option<PathBuf> {
+    let named = globals.config.clone().or_else(config::default_config_file);
+    named.or_else(|| Some(data_dir.join(files::CONFIG)).filter(|path| path.exists()))
 }
 
 impl From<NodeError> for CommandError {

@@ -11,7 +11,7 @@ use crate::ledger::{
     Outcome, Refusal, RequestRecord, secret,
 };
 use crate::request;
-use crate::store::{Store, StoreError};
+use crate::store::{BackupScope, Store, StoreError};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use std::path::PathBuf;
@@ -73,7 +73,8 @@ impl Operator<'_> {
             C::RequestUnblock { request, scope } => self.unblock(request, scope).await,
             C::RequestCancel { request, scope } => self.cancel(request, scope).await,
             C::LedgerAudit => self.audit().await,
-            C::LedgerBackup { to } => self.backup(to).await,
+            C::LedgerBackup { to } => self.backup(BackupScope::Ledger, to).await,
+            C::Backup { to, files } => self.backup(BackupScope::Node(files), to).await,
             C::Status => Ok(self.status()),
         }
     }
@@ -298,13 +299,13 @@ impl Operator<'_> {
         Ok(view::audit(&self.long_commands().run(move || store.audit()).await??))
     }
 
-    async fn backup(&self, to: PathBuf) -> Result {
+    async fn backup(&self, scope: BackupScope, to: PathBuf) -> Result {
         if to.exists() {
             let text = format!("{} exists and is left as it is: name a new file", to.display());
             return Err(AdminError::Refused(text));
         }
         let (store, path) = (self.store.clone(), to.clone());
-        self.long_commands().run(move || store.backup(&path)).await??;
+        self.long_commands().run(move || store.backup(&scope, &path)).await??;
         let bytes = std::fs::metadata(&to).map_or(0, |file| file.len());
         Ok(json!({ "path": to, "bytes": bytes }))
     }

@@ -4,7 +4,7 @@
 use crate::clock::UnixMillis;
 use crate::ids::{AccountId, ApplicationId, CredentialId, RequestId};
 use crate::ledger::{AttemptState, Bucket, Refusal};
-use crate::store::StoreError;
+use crate::store::{NodeFile, StoreError};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -94,6 +94,11 @@ pub enum AdminCommand {
     LedgerAudit,
     LedgerBackup {
         to: PathBuf,
+    },
+    /// The ledger with its answers, and these files.
+    Backup {
+        to: PathBuf,
+        files: Vec<NodeFile>,
     },
     Status,
 }

@@ -1,12 +1,15 @@
-//! Backups: a backup is one file with a consistent copy of the ledger and its tombstones. It is
-//! audited before it gets its name, and a restore audits it again before it replaces anything.
+//! Backups: a backup is one file with a consistent copy of the ledger and its tombstones, and, if
+//! it is that of a node, of its answers and its small files. It is audited and sealed before it
+//! gets its name, and a restore checks its seal and audits it again before it replaces anything.
 
 use super::EmbeddedConfig;
 use super::carry::{self, ReplacedLedger};
 use super::disk::{self, File, LockedFolder};
 use super::files;
+use super::node_files;
 use super::rows::{CleanMarker, FileIdentity};
 use super::schema::{self, SCHEMA};
+use super::seal;
 use super::set_aside;
 use super::snapshot::EmbeddedSnapshot;
 use super::tables::{self, Definition};
@@ -14,16 +17,23 @@ use crate::failpoint::failpoint;
 use crate::ids::BootId;
 use crate::ledger::audit;
 use crate::ledger::state::{StateError, StateResult};
+use crate::store::scope::{BackupScope, RestoreScope};
 use crate::store::{RestoreReport, StoreError, StoreResult};
-use redb::{Database, ReadTransaction, ReadableDatabase, ReadableTable, WriteTransaction};
+use redb::{
+    Database, ReadTransaction, ReadableDatabase, ReadableTable, ReadableTableMetadata,
+    WriteTransaction,
+};
 use std::fs;
 use std::path::Path;
 
 /// The archive is part of a backup: without it a restored node would run finished requests again.
 const ARCHIVE_TABLES: [Definition; 2] = [tables::ARCHIVE, tables::ARCHIVE_DUE];
 
-/// Copies `snapshot` to `to`, which must not exist.
-pub(super) fn write(snapshot: &EmbeddedSnapshot, to: &Path) -> StoreResult {
+/// The answers are part of a node's backup.
+const ANSWER_TABLES: [Definition; 3] = [tables::BODIES, tables::BODIES_DUE, tables::ANSWER_BYTES];
+
+/// Copies `snapshot`, as far as `scope` says, to `to`, which must not exist.
+pub(super) fn write(snapshot: &EmbeddedSnapshot, scope: &BackupScope, to: &Path) -> StoreResult {
     if to.exists() {
         return Err(StoreError::Unusable(format!(
             "{} exists: a backup never replaces another file, name a new one",
@@ -32,15 +42,22 @@ pub(super) fn write(snapshot: &EmbeddedSnapshot, to: &Path) -> StoreResult {
     }
     let unfinished = to.with_added_extension("new");
     remove_leftover(&unfinished)?;
+    let node_files = node_files::read(scope)?;
     let database = disk::create(&unfinished)?;
     files::write(&database, |txn| {
         copy_all(&snapshot.ledger, txn, &tables::LEDGER_TABLES)?;
-        copy_all(&snapshot.bodies, txn, &ARCHIVE_TABLES)
+        copy_all(&snapshot.bodies, txn, &ARCHIVE_TABLES)?;
+        match scope {
+            BackupScope::Ledger => tables::create(txn, &ANSWER_TABLES)?,
+            BackupScope::Node(_) => copy_all(&snapshot.bodies, txn, &ANSWER_TABLES)?,
+        }
+        node_files::store(txn, &node_files)
     })?;
     drop(database);
     failpoint!("store::copied");
     prove(&disk::open_existing(&unfinished)?, &unfinished)?;
     failpoint!("store::proven");
+    seal::append(&unfinished)?;
     disk::rename(&unfinished, to)
 }
 
@@ -49,46 +66,59 @@ pub(super) fn write(snapshot: &EmbeddedSnapshot, to: &Path) -> StoreResult {
 pub(in crate::store) fn restore(
     config: &EmbeddedConfig,
     from: &Path,
+    scope: RestoreScope,
 ) -> StoreResult<RestoreReport> {
     let folder = LockedFolder::lock(&config.dir)?;
     for file in File::ALL {
         remove_leftover(&folder.unfinished(file))?;
     }
     let ledger = folder.unfinished(File::Ledger);
-    disk::copy_private(from, &ledger).map_err(|error| {
-        disk::unusable(
-            from,
-            "cannot be copied; check its name, who may read it, and free space",
-            &error,
-        )
-    })?;
+    let sealed = seal::copy(from, &ledger)?;
     let database = disk::open_existing(&ledger)?;
+    let node_files = node_files::of(&database)?;
+    if node_files.is_some() && !sealed {
+        return Err(disk::unusable(from, "is damaged and was not used", &"it has lost its seal"));
+    }
     let found = schema::upgrade(&database, &File::ALL, schema::STEPS)?;
+    // A backup of an earlier build has no tables of answers.
+    files::write(&database, |txn| tables::create(txn, &ANSWER_TABLES))?;
     prove(&database, from)?;
     let replaced = ReplacedLedger::open(&folder);
     let mut report = carry::over(&replaced, &database)?;
+    report.answers = answers(&database)?;
     let epoch = found.epoch.max(replaced.epoch()) + 1;
     let halfway = replaced.is_halfway();
     drop(replaced);
     split(&database, &folder, FileIdentity { schema: SCHEMA, epoch })?;
     drop(database);
-    report.replaced_files = set_aside::keep(&folder, halfway)?;
+    let (number, kept) = set_aside::keep(&folder, halfway)?;
+    report.replaced_files = kept;
+    if scope == RestoreScope::Node {
+        let files = node_files.unwrap_or_default();
+        node_files::place(folder.dir(), &files, number, &mut report)?;
+    }
     // The bodies first: until the ledger follows, the epochs differ and neither is opened.
     folder.finish(File::Bodies)?;
     folder.finish(File::Ledger)?;
     Ok(report)
 }
 
-/// Moves the tombstones of a restored copy into a file of their own and gives both the new
-/// identity.
+/// The number of answers in a copy.
+fn answers(database: &Database) -> StateResult<u64> {
+    Ok(tables::open(&database.begin_read()?, tables::BODIES)?.len()?)
+}
+
+/// Moves the answers and tombstones of a restored copy into a file of their own and gives both the
+/// new identity.
 fn split(database: &Database, folder: &LockedFolder, identity: FileIdentity) -> StoreResult {
     let bodies = disk::create(&folder.unfinished(File::Bodies))?;
     files::initialise(&bodies, &tables::BODIES_TABLES, identity)?;
     let source = database.begin_read().map_err(StateError::from)?;
-    files::write(&bodies, |txn| copy_all(&source, txn, &ARCHIVE_TABLES))?;
+    let moved = [&ARCHIVE_TABLES[..], &ANSWER_TABLES].concat();
+    files::write(&bodies, |txn| copy_all(&source, txn, &moved))?;
     drop(source);
     files::write(database, |txn| {
-        for table in ARCHIVE_TABLES {
+        for table in moved.into_iter().chain([tables::NODE_FILES]) {
             txn.delete_table(table)?;
         }
         files::set_identity(txn, identity)?;

@@ -3,6 +3,7 @@
 
 use super::rows::FileIdentity;
 use super::schema;
+use crate::failpoint::failpoint;
 use crate::store::{StoreError, StoreResult};
 use redb::{Builder, Database, DatabaseError};
 use std::collections::HashMap;
@@ -142,11 +143,9 @@ impl Disk for LockedFolder {
     }
 }
 
-/// Copies a file to one that only its owner may read, whoever may read the original.
-pub(super) fn copy_private(from: &Path, to: &Path) -> io::Result<()> {
-    let mut target =
-        OpenOptions::new().write(true).create(true).truncate(true).mode(OWNER_ONLY).open(to)?;
-    io::copy(&mut fs::File::open(from)?, &mut target).map(drop)
+/// Creates or empties a file that only its owner may read.
+pub(super) fn create_private(path: &Path) -> io::Result<fs::File> {
+    OpenOptions::new().write(true).create(true).truncate(true).mode(OWNER_ONLY).open(path)
 }
 
 /// Creates a database in a file that must not exist yet.
@@ -227,6 +226,7 @@ fn check_kind(path: &Path) -> StoreResult {
 pub(super) fn rename(from: &Path, to: &Path) -> StoreResult {
     let folder = to.parent().filter(|dir| !dir.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new("."));
+    failpoint!("store::rename");
     fs::rename(from, to).and_then(|()| fs::File::open(folder)?.sync_all()).map_err(|error| {
         unusable(
             to,

@@ -10,9 +10,11 @@ mod codec;
 mod disk;
 mod files;
 mod metered;
+mod node_files;
 mod retention;
 mod rows;
 mod schema;
+mod seal;
 mod set_aside;
 mod snapshot;
 mod state;
@@ -23,7 +25,8 @@ mod tests;
 use super::backend::{Backend, BatchFailure, LedgerReader, ReadFuture, Snapshot};
 use super::limits::Limits;
 use super::queue::WriteAction;
-use super::{AuditReport, StoreResult};
+use super::scope::BackupScope;
+use super::{AuditReport, StoreResult, StoredBody};
 use crate::clock::UnixMillis;
 use crate::failpoint::failpoint;
 use crate::ids::BootId;
@@ -31,7 +34,6 @@ use crate::ledger::audit::{self, AuditSource};
 use crate::ledger::state::{StateError, StateResult};
 use crate::ledger::{Account, Credential, RequestKey};
 pub(super) use backup::{init, restore};
-use bytes::Bytes;
 pub(super) use disk::Disk;
 use disk::{File, LockedFolder};
 use files::Files;
@@ -110,8 +112,8 @@ impl LedgerReader for EmbeddedBackend {
         Ok(Box::new(self.view()?))
     }
 
-    fn backup(&self, to: &Path) -> StoreResult {
-        backup::write(&self.view()?, to)
+    fn backup(&self, scope: &BackupScope, to: &Path) -> StoreResult {
+        backup::write(&self.view()?, scope, to)
     }
 
     fn free_bytes(&self) -> Option<u64> {

@@ -1,6 +1,6 @@
 //! The files that a restore replaces get a second name, which no later restore touches:
 //! `ledger.redb.replaced-1` and `bodies.redb.replaced-1`, then 2 and so on, both files of one
-//! restore under one number.
+//! restore under one number, and the node's own files where it is free.
 
 use super::disk::{self, File, LockedFolder};
 use crate::store::StoreResult;
@@ -9,9 +9,9 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Gives both files of the folder, where they exist, a second name. Returns the names. With
-/// `halfway` the bodies are those that an interrupted restore put in place.
-pub(super) fn keep(folder: &LockedFolder, halfway: bool) -> StoreResult<Vec<PathBuf>> {
+/// Gives both files of the folder, where they exist, a second name. Returns its number and the
+/// names. With `halfway` the bodies are those that an interrupted restore put in place.
+pub(super) fn keep(folder: &LockedFolder, halfway: bool) -> StoreResult<(u64, Vec<PathBuf>)> {
     let last = last_number(folder).map_err(|error| {
         disk::unusable(&folder.path(File::Ledger), "has a folder that cannot be listed", &error)
     })?;
@@ -26,7 +26,28 @@ pub(super) fn keep(folder: &LockedFolder, halfway: bool) -> StoreResult<Vec<Path
             kept.push(name);
         }
     }
-    Ok(kept)
+    Ok((number, kept))
+}
+
+/// Gives one file, if it exists, a second name with `number` or the first free one above it.
+/// Returns the name.
+pub(super) fn keep_file(path: &Path, number: u64) -> StoreResult<Option<PathBuf>> {
+    let of = |number: u64| path.with_added_extension(format!("replaced-{number}"));
+    let is_taken = |name: &PathBuf| {
+        let kept = inode(name);
+        kept.is_some() && kept != inode(path)
+    };
+    let name = (number..).map(of).find(|name| !is_taken(name));
+    let name = name.expect("invariant: a folder has fewer files than there are numbers");
+    let linked = link(path, &name).map_err(|error| {
+        disk::unusable(path, "cannot be kept aside; free space, then restore again", &error)
+    })?;
+    Ok(linked.then_some(name))
+}
+
+/// Which file of the machine a name stands for; `None` when there is none.
+fn inode(path: &Path) -> Option<(u64, u64)> {
+    fs::symlink_metadata(path).map(|found| (found.dev(), found.ino())).ok()
 }
 
 fn name(folder: &LockedFolder, file: File, number: u64) -> PathBuf {
@@ -50,7 +71,6 @@ fn last_number(folder: &LockedFolder) -> io::Result<u64> {
 /// kept there yet.
 fn is_kept(folder: &LockedFolder, number: u64, halfway: bool) -> bool {
     let same = |file: File| {
-        let inode = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
         inode(&name(folder, file, number)).map(|kept| Some(kept) == inode(&folder.path(file)))
     };
     let bodies = same(File::Bodies);

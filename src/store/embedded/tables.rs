@@ -69,7 +69,11 @@ pub(super) const ARCHIVE: Definition = TableDefinition::new("archive");
 /// Time an archived request ended, and its key.
 pub(super) const ARCHIVE_DUE: Definition = TableDefinition::new("archive_due");
 
-pub(super) const BODIES_TABLES: [Definition; 5] = [META, BODIES, BODIES_DUE, ARCHIVE, ARCHIVE_DUE];
+pub(super) const BODIES_TABLES: [Definition; 6] =
+    [META, BODIES, BODIES_DUE, ANSWER_BYTES, ARCHIVE, ARCHIVE_DUE];
+
+/// In backups alone: the name of a file of the node → its content.
+pub(super) const NODE_FILES: Definition = TableDefinition::new("node_files");
 
 /// Creates the tables that are missing.
 pub(super) fn create(txn: &WriteTransaction, tables: &[Definition]) -> StateResult {
@@ -142,10 +146,6 @@ pub(super) fn range<T: StoredField>(
     table: &ReadOnly,
     keys: (Bound<&[u8]>, Bound<&[u8]>),
 ) -> StateResult<impl Iterator<Item = StateResult<(Vec<u8>, T)>> + use<T>> {
-    let pairs = table.range::<&[u8]>(keys)?;
-    let failed = |pair: &Result<_, _>| pair.is_err();
-    Ok(until_after(pairs, failed).map(move |pair| {
-        let (key, stored) = pair?;
     range_with(table, keys, |key, stored| Ok((key.to_vec(), codec::decode(key, stored)?)))
 }
 
@@ -155,6 +155,10 @@ pub(super) fn range_with<T, R: FnMut(&[u8], &[u8]) -> StateResult<T>>(
     keys: (Bound<&[u8]>, Bound<&[u8]>),
     mut read: R,
 ) -> StateResult<impl Iterator<Item = StateResult<T>> + use<T, R>> {
+    let pairs = table.range::<&[u8]>(keys)?;
+    let failed = |pair: &Result<_, _>| pair.is_err();
+    Ok(until_after(pairs, failed).map(move |pair| {
+        let (key, stored) = pair?;
         read(key.value(), stored.value())
     }))
 }

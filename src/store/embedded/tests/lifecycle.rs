@@ -202,7 +202,7 @@ fn two_processes_cannot_share_a_ledger() {
     let fixture = Fixture::new(1);
     let _store = fixture.open();
     assert!(matches!(fixture.try_open(), Err(StoreError::InUse(_))));
-    let restored = Store::restore(&fixture.config(), Path::new("none"));
+    let restored = Store::restore(&fixture.config(), Path::new("none"), RestoreScope::Ledger);
     assert!(matches!(restored, Err(StoreError::InUse(_))));
 }
 

@@ -20,7 +20,7 @@ use crate::clock::{Clock, UnixMillis};
 use crate::ids::AccountId;
 use crate::ledger::{JournalEntry, RequestRecord};
 use crate::store::tests::*;
-use crate::store::{Limits, Snapshot, Store, StoreConfig, StoreError};
+use crate::store::{BackupScope, Limits, RestoreScope, Snapshot, Store, StoreConfig, StoreError};
 use futures_util::FutureExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

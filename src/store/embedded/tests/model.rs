@@ -201,7 +201,8 @@ impl Pair {
             Step::Backup => {
                 let dir = tempfile::tempdir().unwrap();
                 let snapshot = self.bench.backend.view().unwrap();
-                super::super::backup::write(&snapshot, &dir.path().join("backup")).unwrap();
+                let (scope, to) = (BackupScope::Node(Vec::new()), dir.path().join("backup"));
+                super::super::backup::write(&snapshot, &scope, &to).unwrap();
                 self.backup = Some((dir, self.memory.clone()));
             }
             Step::Restore => self = self.restore(),
@@ -234,7 +235,8 @@ impl Pair {
             return self;
         };
         let memory = memory.clone();
-        Store::restore(&StoreConfig::folder(dir.path()), &dir.path().join("backup")).unwrap();
+        let (config, from) = (StoreConfig::folder(dir.path()), dir.path().join("backup"));
+        Store::restore(&config, &from, RestoreScope::Node).unwrap();
         let Self { bench, disk, clock, now, backup, .. } = self;
         drop(bench);
         disk.load(backup.as_ref().unwrap().0.path());
@@ -247,12 +249,12 @@ impl Pair {
     /// Either the command happened or it did not; an admission whose answer was lost is released.
     fn fail(&mut self, after: u64, mut command: Command) {
         self.address(&mut command);
-        let Some((done, answer)) = self.expect(&command) else {
-            return;
         if let Command::Admit(admit) = &mut command {
             // Attempts are never made twice, and this one may leave no row that tells of it.
             admit.attempt = AttemptId(id(1_000 + self.memory.entries.len() as u128));
         }
+        let Some((done, answer)) = self.expect(&command) else {
+            return;
         };
         self.disk.fail_after(after);
         let found = self.bench.apply(vec![command.clone()]).remove(0).unwrap();
