@@ -90,6 +90,12 @@ pub struct EngineSettings {
     /// Between two such requests of the node's own, and the longest that one may take, seconds.
     #[schemars(range(min = 1, max = 3_600))]
     pub canary_pause_seconds: u64 = 30,
+    /// Time without a finished step, while requests wait for one, after which the node is not ready
+    /// and the model is not offered, seconds; ten times the slowest step seen, where that is
+    /// longer. After five times as long the process ends, so that it is started again. Raise it, or
+    /// lower `max_batched_tokens`, where steps of a large model take that long.
+    #[schemars(range(min = 1, max = 86_400))]
+    pub stalled_step_seconds: u64 = 60,
     /// Tokens in one block of the key-value cache.
     #[schemars(extend("enum" = [16, 32, 64]))]
     pub block_size: usize = 16,

@@ -4,7 +4,7 @@
 #![expect(clippy::disallowed_methods, reason = "the handle passes the time to the pure parts")]
 
 use super::error::EngineError;
-use super::inbox::{Inbox, Submission};
+use super::inbox::{EngineProgress, Inbox, Submission};
 use super::queue_limits;
 use super::worker::Worker;
 use cresset_kernels::sampling::params::TokenLogprobs;
@@ -154,6 +154,11 @@ impl EngineHandle {
             tokens_per_second: state.produced.per_second(Instant::now()),
             ..state.stats.clone()
         }
+    }
+
+    /// How far the engine thread has come, told by what it wrote down itself.
+    pub fn progress(&self) -> EngineProgress {
+        self.engine.inbox.progress()
     }
 
     /// The limits that the engine was started with.

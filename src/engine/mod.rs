@@ -41,3 +41,4 @@ pub use handle::{
     EngineHandle, EngineOptions, EngineStats, Finished, GenerateRequest, Refused, SequenceEvent,
     SequenceId, StopCause,
 };
+pub use inbox::{EnginePhase, EngineProgress};

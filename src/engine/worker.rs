@@ -10,7 +10,7 @@
 use super::batch::forward_batch;
 use super::error::EngineError;
 use super::handle::{EngineStats, SequenceEvent};
-use super::inbox::{Commands, Inbox};
+use super::inbox::{Commands, EnginePhase, Inbox};
 use super::queue_limits::EngineLoad;
 use super::rate::Throughput;
 use super::runner::{RowResult, Runner};
@@ -148,6 +148,7 @@ impl Worker {
             self.busy_since = now;
         }
         let (batch, rows) = forward_batch(&self.scheduler, step);
+        self.inbox.enter(EnginePhase::Launching { sequences: step.rows.len() });
         let launched = catch_panic(|| {
             failpoint!("engine::crash");
             failpoint!("engine::step", |_| Err(EngineError::Compute("a step failed".into())));
@@ -162,6 +163,8 @@ impl Worker {
 
     /// Waits for the results of the oldest step in flight and commits them.
     fn collect(&mut self) -> Result<(), EngineError> {
+        let sequences = self.scheduler.in_flight().front().map_or(0, Vec::len);
+        self.inbox.enter(EnginePhase::Collecting { sequences });
         let results = catch_panic(|| self.runner.collect())?;
         let oldest = self.scheduler.in_flight().front().into_iter().flatten();
         let (found, wanted) = (results.len(), oldest.filter(|row| row.samples).count());
@@ -169,6 +172,7 @@ impl Worker {
             let text = format!("the runner gave {found} results for {wanted} rows");
             return Err(EngineError::Shape(text));
         }
+        self.inbox.step_ended();
         let rows = self.scheduler.commit_step();
         let now = Instant::now();
         let spent = now - std::mem::replace(&mut self.busy_since, now);
@@ -211,7 +215,10 @@ impl Worker {
         for id in self.scheduler.drop_steps_in_flight() {
             self.finish(id, StopCause::Failed(error.clone()));
         }
-        catch_panic(|| self.runner.recover())
+        self.inbox.enter(EnginePhase::Recovering);
+        let recovered = catch_panic(|| self.runner.recover());
+        self.inbox.step_ended();
+        recovered
     }
 
     /// Ends a sequence and frees its blocks. False when it had ended before.

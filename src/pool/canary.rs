@@ -36,10 +36,13 @@ impl ModelPool {
         }
     }
 
-    /// Refuses requests for a withdrawn model.
+    /// Refuses requests for a model that is withdrawn or whose engine does not finish its step.
     pub(super) fn check_offered(&self, id: ModelId) -> Result<(), Refused> {
         let state = self.lock();
-        let withdrawn = state.entries.get(&id).is_some_and(|entry| entry.ends.withdrawn);
+        let withdrawn = state
+            .entries
+            .get(&id)
+            .is_some_and(|entry| entry.ends.withdrawn || entry.steps.stalled.is_some());
         let refused = Refused::Overloaded { retry_after: self.canary_pause };
         if withdrawn { Err(refused) } else { Ok(()) }
     }

@@ -14,6 +14,7 @@ mod access;
 mod canary;
 mod eviction;
 mod view;
+mod watchdog;
 
 pub use access::SubmittedRequest;
 pub use eviction::{LoadPhase, ModelUsage};
@@ -32,6 +33,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
+use watchdog::StepWatch;
 
 /// Time before a model whose load or engine failed may be loaded again: long enough that a broken
 /// model does not keep the machine busy with loads. A pinned model, and one whose engine ended by
@@ -65,6 +67,9 @@ struct ModelEntry {
     /// The last failure and its time; `None` after a load that succeeded.
     failure: Option<(Instant, EngineError)>,
     ends: LatestEnds,
+    steps: StepWatch,
+    /// Why the model is not offered although it may be loaded: its proof has gone.
+    withheld: Option<String>,
 }
 
 impl ModelEntry {
@@ -111,14 +116,17 @@ impl ModelPool {
             unloads: 0,
             failures: BTreeMap::new(),
         };
-        Arc::new(Self {
+        let stalled_after = Duration::from_secs(config.stalled_step_seconds);
+        let pool = Arc::new(Self {
             state: Mutex::new(state),
             max_wait: Duration::from_secs(config.model_wait_seconds),
             max_waiting: config.max_waiting,
             withdraw_after: config.withdraw_after_failures,
             canary_pause: Duration::from_secs(config.canary_pause_seconds),
             runtime: Handle::current(),
-        })
+        });
+        watchdog::start(&pool, stalled_after);
+        pool
     }
 
     /// Makes a model available that takes about `bytes` once loaded. Fails with
@@ -137,12 +145,48 @@ impl ModelPool {
                 waiters: Vec::new(),
                 failure: None,
                 ends: LatestEnds::default(),
+                steps: StepWatch::default(),
+                withheld: None,
             },
         );
         Ok(())
     }
 
-    /// The model with this id, loaded or not.
+    /// Replaces what is told about a model and what its requests cost. Requests that have begun
+    /// keep what they began with, and a loaded engine stays.
+    pub fn describe_anew(&self, qualified: QualifiedModel) {
+        if let Some(entry) = self.lock().entries.get_mut(&qualified.id()) {
+            entry.model = Arc::new(ServedModel { qualified, ..(*entry.model).clone() });
+        }
+    }
+
+    /// Offers the model to no further request, for this reason. False when it was not offered.
+    pub fn withhold(&self, id: ModelId, why: String) -> bool {
+        let mut state = self.lock();
+        let entry = state.entries.get_mut(&id);
+        entry.is_some_and(|entry| entry.withheld.replace(why).is_none())
+    }
+
+    /// Offers a withheld model again, and loads it where there is room. False when it was offered
+    /// all along.
+    pub fn offer_again(self: &Arc<Self>, id: ModelId) -> bool {
+        let withheld = self.lock().entries.get_mut(&id).and_then(|entry| entry.withheld.take());
+        if withheld.is_some() && self.has_room(id) {
+            let pool = self.clone();
+            // The load logs its failure, and the status shows it.
+            self.runtime.spawn(async move { pool.preload(id).await });
+        }
+        withheld.is_some()
+    }
+
+    /// The model with this id if requests may name it.
+    pub fn offered(&self, id: ModelId) -> Option<Arc<ServedModel>> {
+        let state = self.lock();
+        let entry = state.entries.get(&id).filter(|entry| entry.withheld.is_none());
+        entry.map(|entry| entry.model.clone())
+    }
+
+    /// The model with this id, loaded or not, offered or not.
     pub fn get(&self, id: ModelId) -> Option<Arc<ServedModel>> {
         self.lock().entries.get(&id).map(|entry| entry.model.clone())
     }
@@ -324,11 +368,15 @@ impl PoolState {
              was answered"
                 .to_owned()
         });
+        let withdrawn = withdrawn.or_else(|| entry.steps.stalled.clone());
         ModelView {
             model: entry.model.clone(),
             engine: entry.engine.clone(),
             usage: *self.eviction.get(entry.model.qualified.id()),
-            failure: failure.map(|(_, why)| why.to_string()).or(withdrawn),
+            failure: failure
+                .map(|(_, why)| why.to_string())
+                .or_else(|| entry.withheld.clone())
+                .or(withdrawn),
         }
     }
 

@@ -13,7 +13,7 @@ pub struct ModelView {
     pub engine: Option<EngineHandle>,
     pub usage: ModelUsage,
     /// The reason why clients are not sent to the model: a load or an engine that failed and is
-    /// not tried again yet, or requests that failed one after the other.
+    /// not tried again yet, requests that failed one after the other, or a step without an end.
     pub failure: Option<String>,
 }
 
@@ -41,17 +41,24 @@ impl ModelPool {
         state.entries.values().map(|entry| state.view(entry)).collect()
     }
 
+    /// Whether an engine has not finished its step for long.
+    pub fn is_stalled(&self) -> bool {
+        self.lock().entries.values().any(|entry| entry.steps.stalled.is_some())
+    }
+
     /// Whether a request sent now finds a model that is loaded and not withdrawn or, once some
-    /// model was loaded, one that is about to be.
+    /// model was loaded, one that is about to be. Never while an engine is stalled: what stopped
+    /// one may stop the others.
     pub fn is_ready(self: &Arc<Self>) -> bool {
         let views = self.views();
         let served = self.lock().loads > 0;
-        views.iter().any(|view| match view.usage.phase {
-            _ if view.failure.is_some() => false,
-            LoadPhase::Loaded => true,
-            LoadPhase::Loading | LoadPhase::Unloading => served,
-            LoadPhase::Unloaded => false,
-        })
+        !self.is_stalled()
+            && views.iter().any(|view| match view.usage.phase {
+                _ if view.failure.is_some() => false,
+                LoadPhase::Loaded => true,
+                LoadPhase::Loading | LoadPhase::Unloading => served,
+                LoadPhase::Unloaded => false,
+            })
     }
 
     /// Engines of the loaded models.

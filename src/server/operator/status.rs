@@ -23,6 +23,8 @@ fn unavailable_because(node: &Services) -> Option<&'static str> {
         )
     } else if let Some(reason) = node.store.admits_nothing_because() {
         Some(reason)
+    } else if node.pool.is_stalled() {
+        Some("a model's engine does not finish its step: see `cresset status` and the log")
     } else if node.pool.is_ready() {
         None
     } else if node.pool.views().iter().any(|view| view.failure.is_some()) {
