@@ -15,6 +15,7 @@ mod models;
 mod qualify;
 mod quickstart;
 mod relay;
+mod reload;
 mod requests;
 mod serve;
 mod status;
@@ -59,6 +60,8 @@ enum CliCommand {
     Quickstart(quickstart::Arguments),
     /// Run the node
     Serve(serve::Arguments),
+    /// Have the running node take over changed models, prices and plans
+    Reload,
     /// Talk to a model in the terminal
     Chat(chat::Arguments),
     /// Measure a node under load, or the ledger
@@ -164,7 +167,8 @@ async fn dispatch(globals: Globals, command: CliCommand) -> CommandResult {
     logging::start(&context.config.log)?;
     match command {
         CliCommand::Quickstart(arguments) => quickstart::run(context, arguments).await,
-        CliCommand::Serve(arguments) => serve::run(context, &globals, arguments).await,
+        CliCommand::Serve(arguments) => serve::run(context, arguments).await,
+        CliCommand::Reload => reload::run(&context).await,
         CliCommand::Chat(arguments) => chat::run(context, arguments).await,
         CliCommand::Bench(arguments) => bench::run(context, arguments).await,
         CliCommand::Status(arguments) => status::run(&context, &arguments).await,

@@ -92,18 +92,21 @@ async fn running_models(
     Ok(models.filter_map(|model| model["id"].as_str()?.parse().ok()).collect())
 }
 
-/// Refuses while a running node serves the release.
-async fn remove(context: &Context, catalogue: &Catalogue, wanted: &str) -> CommandResult<Value> {
+/// Shows the result of a command that changed a release, after the running node took it over. A
+/// release without a readable manifest has no id, and no node serves it.
+async fn changed(context: &Context, mut document: Value, render: Render) -> CommandResult {
+    let id = document["id"].as_str().and_then(|id| id.parse().ok());
+    let outcome = reload::after_change(context, id, &words(&document["name"])).await;
+    outcome.add_to(&mut document);
+    context
+        .output
+        .result(&document, |document| format!("{}{}\n", render(document), outcome.sentence))
+}
+
+/// A running node goes on with what it has in memory until it is told.
+fn remove(catalogue: &Catalogue, wanted: &str) -> CommandResult<Value> {
     // A manifest that cannot be read leaves the name.
     let found = catalogue.find(wanted).ok();
-    let is_it = |model: &Value| match &found {
-        Some(manifest) => model["id"] == json!(manifest.id),
-        None => model["name"] == wanted,
-    };
-    if !running_models(context, is_it).await?.is_empty() {
-        let what = format!("{wanted} is served by the node that runs on this data folder");
-        return Err(CommandError::new(what).remedy("stop the node, then remove the release"));
-    }
     let name = catalogue.remove(wanted)?;
     Ok(found.as_ref().map_or_else(|| json!({ "name": name }), summary))
 }

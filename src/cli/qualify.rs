@@ -1,10 +1,10 @@
 //! `cresset qualify`: proves a release on this machine, and writes the report.
 
-use super::models;
 use super::support::context::Context;
 use super::support::output::{CommandError, CommandResult, note};
 use super::support::progress::TaskProgress;
 use super::support::values;
+use super::{models, reload};
 use crate::catalogue::{Catalogue, Manifest};
 use crate::node::Assembly;
 use clap::Args;
@@ -37,13 +37,18 @@ fn suite_parser() -> impl TypedValueParser<Value = Suite> {
 /// A release that does not qualify is printed as a result, and the exit code says that it failed.
 pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResult {
     let manifest = Catalogue::new(&context.data_dir).find(&arguments.release)?;
+    let (id, name) = (manifest.id, manifest.name.clone());
     let record = qualify(context.assembly()?.clone(), manifest, arguments.suite).await?;
     if let Some(file) = &arguments.report {
         write_report(&record, file).map_err(|error| {
             CommandError::new(format!("the report {}: {error}", file.display()))
         })?;
     }
-    context.output.result(&json(&record), |_| verdict_text(&record))?;
+    let outcome = reload::after_change(context, Some(id), &name).await;
+    let mut document = json(&record);
+    outcome.add_to(&mut document);
+    let text = |_: &Value| format!("{}{}\n", verdict_text(&record), outcome.sentence);
+    context.output.result(&document, text)?;
     if record.verdict == Verdict::Qualified { Ok(()) } else { Err(CommandError::Negative) }
 }
 
@@ -74,9 +79,12 @@ pub(super) async fn ensure_qualified(
     if assembly.qualified(&manifest, &assembly.host()).is_ok() {
         return Ok(());
     }
+    let id = manifest.id;
     let record = qualify(assembly.clone(), manifest, Suite::Quick).await?;
     note(&format!("{release} is {} on this machine", record.verdict.words()));
     if record.verdict == Verdict::Qualified {
+        // A running node serves it from now on, and without one there is nobody to tell.
+        reload::after_change(context, Some(id), release).await;
         return Ok(());
     }
     note(&verdict_text(&record));

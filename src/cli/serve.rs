@@ -1,14 +1,13 @@
 //! `cresset serve`: runs the node until a signal ends it. SIGHUP reads again what may change while
 //! it runs.
 
-use super::support::context::{Context, Globals, load_config};
+use super::support::context::Context;
 use super::support::output::{CommandResult, note};
 use super::support::{node_client, shutdown, values};
-use crate::config::{LoadedConfig, Override};
-use crate::node::{PortFallback, RunningNode};
+use crate::config::Override;
+use crate::node::PortFallback;
 use clap::Args;
 use serde_json::json;
-use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -21,7 +20,7 @@ Models are loaded when a request names them, and the least recently used one mak
 Health, readiness and `cresset status` answer from the first moment and say what the start is doing.
 SIGTERM or Ctrl-C drains: nothing new is taken, running requests finish. A second one ends at once,
 and so does the first before the node is ready.
-SIGHUP serves models that were qualified meanwhile, and logs which changed settings need a restart.")]
+SIGHUP takes over what changed, as `cresset reload` does, and logs it.")]
 pub(super) struct Arguments {
     /// Load this model, by name or id, at the start and keep it loaded; may be given more than once
     /// [default: at the start as many of the qualified models as fit; none of them is kept loaded]
@@ -49,11 +48,7 @@ impl Arguments {
     }
 }
 
-pub(super) async fn run(
-    context: Context,
-    globals: &Globals,
-    arguments: Arguments,
-) -> CommandResult {
+pub(super) async fn run(context: Context, arguments: Arguments) -> CommandResult {
     let shutdown = shutdown::on_signal()?;
     let mut hangup = signal(SignalKind::hangup())?;
     let starting = node_client::start(context.assembly()?, PortFallback::None, &arguments.model);
@@ -74,50 +69,10 @@ pub(super) async fn run(
     loop {
         tokio::select! {
             () = shutdown.cancelled() => break,
-            _ = hangup.recv() => reload(&context, globals, &arguments, &running).await,
+            _ = hangup.recv() => running.reload().await,
         }
     }
     note("draining: nothing new is taken; a second signal ends at once");
     running.drain().await;
     Ok(())
-}
-
-/// Takes over what can change while the node runs, and logs the rest. A failure changes nothing.
-async fn reload(
-    context: &Context,
-    globals: &Globals,
-    arguments: &Arguments,
-    running: &RunningNode,
-) {
-    let offered = match context.assembly() {
-        Ok(assembly) => assembly.offer_news(running).await.map_err(|why| why.to_string()),
-        Err(why) => Err(why.to_string()),
-    };
-    match offered {
-        Ok(names) if names.is_empty() => tracing::info!("SIGHUP: no further model is qualified"),
-        Ok(names) => tracing::info!(models = names.join(", "), "SIGHUP: now served too"),
-        Err(why) => tracing::error!(why, "SIGHUP: the models were not read again"),
-    }
-    match load_config(globals, &context.data_dir, &arguments.overrides()) {
-        Ok(loaded) => {
-            let keys = changed(context, loaded).join(", ");
-            if keys.is_empty() {
-                tracing::info!("SIGHUP: no setting has changed");
-            } else {
-                tracing::warn!(keys, "SIGHUP: these settings have changed and need a restart");
-            }
-        }
-        Err(why) => tracing::error!(%why, "SIGHUP: the configuration cannot be read"),
-    }
-}
-
-/// The keys of the settings that differ from those the node runs with.
-fn changed(context: &Context, loaded: LoadedConfig) -> Vec<String> {
-    let rows = |loaded: LoadedConfig| loaded.rows().into_iter().map(|row| (row.key, row.value));
-    let now: BTreeMap<_, _> = rows(loaded).collect();
-    let running = LoadedConfig { config: context.config.clone(), origins: BTreeMap::new() };
-    let running: BTreeMap<_, _> = rows(running).collect();
-    let differs = |key: &&String| now.get(*key) != running.get(*key);
-    let keys: BTreeSet<&String> = now.keys().chain(running.keys()).collect();
-    keys.into_iter().filter(differs).cloned().collect()
 }

@@ -5,7 +5,7 @@
 
 use super::{Config, ConfigError, bounds};
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
@@ -46,6 +46,63 @@ pub struct LoadedConfig {
     pub config: Config,
     /// By dotted key.
     pub origins: BTreeMap<String, ValueOrigin>,
+}
+
+/// The file and the flags that a configuration is read from. Beside them it is read from the
+/// environment.
+#[derive(Clone, Debug)]
+pub struct ConfigSource {
+    pub file: ConfigFile,
+    pub flags: Vec<Override>,
+}
+
+#[derive(Clone, Debug)]
+pub enum ConfigFile {
+    /// It must be there.
+    Named(PathBuf),
+    /// It may be made later, and is read once it is there.
+    IfThere(PathBuf),
+}
+
+impl ConfigSource {
+    pub fn load(&self) -> Result<LoadedConfig, ConfigError> {
+        LoadedConfig::load(self.file.path(), &self.flags)
+    }
+}
+
+impl ConfigFile {
+    /// The file, if it is to be read now.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Named(path) => Some(path),
+            Self::IfThere(path) => Some(path.as_path()).filter(|path| path.exists()),
+        }
+    }
+}
+
+/// A setting that differs between two configurations. A value is absent where the setting is, as
+/// in a plan that was removed.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SettingChange {
+    pub key: String,
+    pub before: Option<serde_json::Value>,
+    pub now: Option<serde_json::Value>,
+}
+
+/// The settings in which `now` differs from `before`, by key.
+pub fn changes(before: &Config, now: &Config) -> Vec<SettingChange> {
+    let [mut before, mut now] = [before, now].map(|config| {
+        let loaded = LoadedConfig { config: config.clone(), origins: BTreeMap::new() };
+        let rows = loaded.rows().into_iter();
+        rows.map(|row| (row.key, row.value)).collect::<BTreeMap<_, _>>()
+    });
+    let keys: BTreeSet<String> = before.keys().chain(now.keys()).cloned().collect();
+    let changes = keys.into_iter().map(|key| SettingChange {
+        before: before.remove(&key),
+        now: now.remove(&key),
+        key,
+    });
+    changes.filter(|change| change.before != change.now).collect()
 }
 
 /// One setting from outside the file: dotted key and value in TOML syntax (bare words are strings).
@@ -283,6 +340,23 @@ mod tests {
             ValueOrigin::Variable("CRESSET_ENGINE__THREADS".into())
         );
         assert_eq!(loaded.origins["listen.public"], ValueOrigin::Flag);
+    }
+
+    #[test]
+    fn changes_name_the_settings_that_differ() {
+        let before = load("[plans.old]\nburst = 5\n", &[], &[]).unwrap().config;
+        let now = load("[plans.default]\nburst = 7\n[engine]\nthreads = 3\n", &[], &[]);
+        let now = now.unwrap().config;
+        assert_eq!(changes(&now, &now), []);
+        let found = changes(&before, &now);
+        let shown = |key: &str| {
+            let change = found.iter().find(|change| change.key == key);
+            change.map(|change| (change.before.clone(), change.now.clone()))
+        };
+        assert_eq!(shown("engine.threads"), Some((Some(0.into()), Some(3.into()))));
+        assert_eq!(shown("plans.default.burst"), Some((Some(60.into()), Some(7.into()))));
+        assert_eq!(shown("plans.old.burst"), Some((Some(5.into()), None)));
+        assert_eq!(shown("engine.kv_mib"), None);
     }
 
     #[test]

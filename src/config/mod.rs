@@ -57,12 +57,6 @@ impl Config {
         schemars::schema_for!(Config).to_value()
     }
 
-    /// The plan an account names; an unknown name gets `default`, so that renaming a plan never
-    /// locks accounts out.
-    pub fn plan(&self, name: &str) -> &Plan {
-        self.plans.get(name).unwrap_or_else(|| &self.plans["default"])
-    }
-
     /// Compute threads, with 0 resolved to the number of cores.
     pub fn threads(&self) -> usize {
         match self.engine.threads {

@@ -342,6 +342,10 @@ pub struct QualificationSettings {
     /// Age at which a qualification record stops counting, days.
     #[schemars(range(min = 1, max = 3_650))]
     pub max_age_days: u64 = 90,
+    /// Between two looks of a running node at the records and files of the models that it serves,
+    /// seconds. A model whose record has gone or is too old is not offered until there is one.
+    #[schemars(range(min = 1, max = 86_400))]
+    pub review_seconds: u64 = 60,
     /// Longest context that the quick suite runs, tokens.
     #[schemars(range(min = 1, max = 1 << 24))]
     pub quick_context_tokens: u32 = 2048,

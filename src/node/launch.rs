@@ -4,6 +4,7 @@
 #![expect(clippy::disallowed_methods, reason = "the start is timed")]
 
 use super::models::cannot_load;
+use super::reload::{AskedReload, Reloader};
 use super::{Assembly, NodeError, ledger, open_files, private_files};
 use crate::catalogue::QualifiedModel;
 use crate::clock::SystemClock;
@@ -12,7 +13,7 @@ use crate::ids::ModelId;
 use crate::request::Services;
 use crate::server;
 use crate::server::operator::{
-    Live, LongCommands, OperatorRoutes, StartPhase, StartState, socket, status,
+    Live, LongCommands, OperatorRoutes, Reloads, StartPhase, StartState, socket, status,
 };
 use crate::store::OpenProgress;
 use serde_json::{Value, json};
@@ -22,6 +23,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::net::TcpListener;
+use tokio::sync::mpsc;
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio_util::sync::CancellationToken;
 
@@ -43,7 +45,7 @@ pub enum StartEvent {
 }
 
 /// Receives the events of a start, in order.
-type Watcher<'a> = &'a mut dyn FnMut(StartEvent);
+type Watcher<'a> = &'a mut (dyn FnMut(StartEvent) + Send);
 
 async fn bind(
     address: SocketAddr,
@@ -77,6 +79,8 @@ pub struct RunningNode {
     live: Arc<Live>,
     stop: CancellationToken,
     surfaces: JoinSet<()>,
+    /// Callers that wait for a reload, until someone answers them.
+    asked: Option<mpsc::Receiver<AskedReload>>,
 }
 
 impl Assembly {
@@ -127,6 +131,7 @@ impl Assembly {
         if let Some(why) = failed.filter(|_| !node.pool.is_ready()) {
             return Err(why);
         }
+        running.take_over_changes(self.clone());
         running.accept_clients(public);
         Ok(running)
     }
@@ -205,9 +210,11 @@ impl StartingNode {
     /// Passes operators on to the assembled node.
     fn assembled(self, node: Arc<Services>) -> RunningNode {
         let Self { start, routes, stop, surfaces } = self;
-        let live = Arc::new(Live { node, start, long_commands: LongCommands::default() });
+        let (reloads, asked) = mpsc::channel(1);
+        let long_commands = LongCommands::default();
+        let live = Arc::new(Live { node, start, long_commands, reloads });
         routes.pass_on(&live);
-        RunningNode { live, stop, surfaces }
+        RunningNode { live, stop, surfaces, asked: Some(asked) }
     }
 }
 
@@ -238,6 +245,14 @@ impl RunningNode {
         Ok(())
     }
 
+    /// Keeps the node in step with its data folder and its configuration.
+    fn take_over_changes(&mut self, assembly: Assembly) {
+        let reloader = Reloader { assembly, node: self.live.node.clone() };
+        if let Some(asked) = self.asked.take() {
+            self.surfaces.spawn(reloader.run(asked, self.stop.clone()));
+        }
+    }
+
     /// Serves the public surface on `listener`.
     pub fn accept_clients(&mut self, listener: TcpListener) {
         let node = self.live.node.clone();
@@ -248,8 +263,8 @@ impl RunningNode {
         self.live.start.enter(StartPhase::Serving);
     }
 
-    pub(super) fn services(&self) -> &Services {
-        &self.live.node
+    pub(super) fn reloads(&self) -> &Reloads {
+        &self.live.reloads
     }
 
     /// The address at which clients are accepted.

@@ -8,7 +8,7 @@ use crate::failpoint::failpoint;
 use crate::pool::{LoadedEngine, ServedModel};
 use crate::text::{self, TemplateLimits, TextModel};
 use cresset_kernels::gpu::Gpu;
-use cresset_models::{ModelOptions, ModelSource};
+use cresset_models::{ModelCard, ModelOptions, ModelSource};
 use std::sync::Arc;
 
 /// A loaded model that may not be qualified: for qualifying it and for tests, never for serving it.
@@ -35,7 +35,7 @@ impl Assembly {
         let source = qualified.source().clone().with_header(text.header_sha256.clone());
         let max_context = self.max_context().unwrap_or(usize::MAX);
         let assembly = self.clone();
-        let load = Box::new(move || assembly.load_engine(&source));
+        let load = Arc::new(move || assembly.load_engine(&source));
         Ok(ServedModel { qualified, text, max_context, load })
     }
 

@@ -46,12 +46,14 @@ pub struct Assembly {
     pub data_dir: PathBuf,
     pub config: Config,
     pub device: ComputeDevice,
+    /// Where the configuration came from, if it can be read again.
+    pub source: Option<ConfigSource>,
 }
 
 impl Assembly {
     /// Decides the device. Fails when the configuration names a device that cannot be used.
     pub fn new(data_dir: PathBuf, config: Config) -> Result<Self, NodeError> {
         let device = ComputeDevice::choose(&config.engine.device)?;
-        Ok(Self { data_dir, config, device })
+        Ok(Self { data_dir, config, device, source: None })
     }
 }

@@ -75,16 +75,10 @@ impl Assembly {
             let manifest = catalogue.find(name).map_err(NodeError::new)?;
             models.push(self.qualified(&manifest, &host).map_err(NodeError::new)?);
         }
-        let mut refused = Vec::new();
-        let manifests = catalogue.manifests().map_err(NodeError::new)?;
-        let absent = |manifest: &Manifest| {
-            matches!(catalogue.source(manifest), Err(catalogue::Error::NotPulled { .. }))
-        };
-        for manifest in manifests.into_iter().filter(|manifest| !absent(manifest)) {
-            match self.qualified(&manifest, &host) {
-                Ok(model) if models.iter().any(|known| known.id() == model.id()) => {}
-                Ok(model) => models.push(model),
-                Err(why) => refused.push(why.to_string()),
+        let (all, mut refused) = self.releases(&host)?;
+        for model in all {
+            if models.iter().all(|known| known.id() != model.id()) {
+                models.push(model);
             }
         }
         if !models.is_empty() {
@@ -98,8 +92,25 @@ impl Assembly {
                 "fetch one with `cresset models pull NAME` and prove it with `cresset qualify NAME`",
             ));
         }
-        let reasons = refused.join("; ");
-        Err(NodeError::new(format!("there is no model to serve: {reasons}")))
+        let reasons = refused.join("\n  ");
+        Err(NodeError::new(format!("there is no model to serve:\n  {reasons}")))
+    }
+
+    /// The pulled releases that are qualified on `host`, and why each other one is not.
+    pub(super) fn releases(
+        &self,
+        host: &HostIdentity,
+    ) -> Result<(Vec<QualifiedModel>, Vec<String>), NodeError> {
+        let catalogue = self.catalogue();
+        let (mut models, mut refused) = (Vec::new(), Vec::new());
+        for manifest in catalogue.manifests().map_err(NodeError::new)? {
+            match self.qualified(&manifest, host) {
+                Ok(model) => models.push(model),
+                Err(NotQualified::Files(catalogue::Error::NotPulled { .. })) => {}
+                Err(why) => refused.push(why.to_string()),
+            }
+        }
+        Ok((models, refused))
     }
 
     /// Loads the release's engine, runs the suite over it and keeps the record. Blocking: never

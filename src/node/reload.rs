@@ -1,20 +1,239 @@
-//! Reads again, while a node runs, what it can take over without a restart.
+//! Keeps a running node in step with its data folder and its configuration: once in a while by
+//! itself, and wholly when it is asked to: by `cresset reload`, by SIGHUP, or by a command that
+//! changed a model.
 
 use super::{Assembly, NodeError, RunningNode};
+use crate::catalogue::{Catalogue, Error, Manifest, NotQualified, QualifiedModel};
+use crate::config::{Config, SettingChange, changes};
+use crate::pool::ServedModel;
+use crate::request::Services;
+use cresset_qualification::HostIdentity;
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
+
+/// A caller that waits for the answer to a reload.
+pub(super) type AskedReload = oneshot::Sender<Value>;
+
+/// The settings that a running node takes over. All others are read at the start.
+fn is_live(key: &str) -> bool {
+    key.starts_with("plans.") || key == "qualification.max_age_days"
+}
+
+/// Takes over changes, one reload after the other.
+pub(super) struct Reloader {
+    pub assembly: Assembly,
+    pub node: Arc<Services>,
+}
+
+/// What a reload found, as the command shows it.
+#[derive(Debug, Default, Serialize)]
+struct ReloadReport {
+    /// Models that are offered since this reload.
+    offered: Vec<String>,
+    /// Settings and prices that hold for new requests from now on.
+    changed: Vec<SettingChange>,
+    /// Keys of settings that have changed and need a restart.
+    restart: Vec<String>,
+    /// What could not be read or taken over; it stays as it was.
+    problems: Vec<String>,
+    /// Why releases of the data folder are not offered.
+    refused: Vec<String>,
+}
+
+/// Whether a model that is served may go on being offered.
+enum Standing {
+    Qualified(Box<QualifiedModel>),
+    Lost(String),
+    /// It could not be found out, so nothing changes.
+    Unknown(String),
+}
+
+impl Reloader {
+    /// Answers reloads, and looks at the served models' records and files in between.
+    pub(super) async fn run(
+        mut self,
+        mut asked: mpsc::Receiver<AskedReload>,
+        stop: CancellationToken,
+    ) {
+        let between = Duration::from_secs(self.assembly.config.qualification.review_seconds);
+        let mut reviews = tokio::time::interval(between);
+        reviews.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // The first one is due at once, and the start has just looked.
+        reviews.tick().await;
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                _ = reviews.tick() => self.review(false, &mut ReloadReport::default()).await,
+                Some(caller) = asked.recv() => {
+                    let answer = self.reload().await;
+                    // A caller that has gone needs no answer.
+                    let _ = caller.send(answer);
+                }
+            }
+        }
+    }
+
+    async fn reload(&mut self) -> Value {
+        let mut report = ReloadReport::default();
+        self.reread_settings(&mut report);
+        self.review(true, &mut report).await;
+        if let Err(why) = self.offer_news(&mut report).await {
+            report.problems.push(why.to_string());
+        }
+        for SettingChange { key, before, now } in &report.changed {
+            let [before, now] = [before, now].map(|value| json!(value).to_string());
+            tracing::info!(key, before, now, "reload: holds for new requests from now on");
+        }
+        if !report.restart.is_empty() {
+            let keys = report.restart.join(", ");
+            tracing::warn!(keys, "reload: these settings have changed and need a restart");
+        }
+        for why in &report.problems {
+            tracing::error!(why, "reload: left as it was");
+        }
+        tracing::info!(offered = report.offered.join(", "), "reload: done");
+        let mut answer = json!(report);
+        answer["running"] = true.into();
+        answer["models"] = self.node.pool.views().iter().map(|view| {
+            let qualified = &view.model.qualified;
+            let (id, name) = (qualified.id(), &qualified.manifest().name);
+            json!({ "id": id, "name": name, "served": view.failure.is_none(), "why": view.failure })
+        }).collect();
+        answer
+    }
+
+    /// Puts changed plans in force. A configuration with any fault changes nothing.
+    fn reread_settings(&mut self, report: &mut ReloadReport) {
+        let Some(source) = &self.assembly.source else { return };
+        let now = match source.load() {
+            Ok(loaded) => loaded.config,
+            Err(why) => {
+                return report.problems.push(format!("the configuration cannot be read: {why}"));
+            }
+        };
+        let config: &mut Config = &mut self.assembly.config;
+        let (live, others) =
+            changes(config, &now).into_iter().partition(|change| is_live(&change.key));
+        report.changed = live;
+        let others: Vec<SettingChange> = others;
+        report.restart = others.into_iter().map(|change| change.key).collect();
+        config.qualification.max_age_days = now.qualification.max_age_days;
+        config.plans = now.plans;
+        self.node.plans.put_in_force(&config.plans);
+    }
+
+    /// Looks at the record and the files of each served model. With `prices`, its manifest is read
+    /// again too.
+    async fn review(&self, prices: bool, report: &mut ReloadReport) {
+        for model in self.node.pool.models() {
+            let (assembly, served) = (self.assembly.clone(), model.qualified.manifest().clone());
+            let look = move || assembly.standing(&served, prices);
+            let standing = tokio::task::spawn_blocking(look)
+                .await
+                .unwrap_or_else(|panic| Standing::Unknown(panic.to_string()));
+            self.apply(&model, standing, prices, report);
+        }
+    }
+
+    fn apply(
+        &self,
+        model: &ServedModel,
+        standing: Standing,
+        prices: bool,
+        report: &mut ReloadReport,
+    ) {
+        let (id, name) = (model.qualified.id(), &model.qualified.manifest().name);
+        match standing {
+            Standing::Qualified(now) => {
+                if prices {
+                    report.changed.extend(price_change(&model.qualified, &now));
+                    self.node.pool.describe_anew(*now);
+                }
+                if self.node.pool.offer_again(id) {
+                    tracing::info!(%name, "a model is offered again: its qualification is here");
+                    report.offered.push(name.clone());
+                }
+            }
+            Standing::Lost(why) => {
+                if self.node.pool.withhold(id, why.clone()) {
+                    tracing::error!(%name, why, "a model is not offered any more");
+                }
+            }
+            Standing::Unknown(why) => {
+                tracing::warn!(%name, why, "a model could not be looked at");
+                report.problems.push(why);
+            }
+        }
+    }
+
+    /// Offers the releases that were qualified since the node started.
+    async fn offer_news(&self, report: &mut ReloadReport) -> Result<(), NodeError> {
+        let assembly = self.assembly.clone();
+        let reading = tokio::task::spawn_blocking(move || assembly.releases(&assembly.host()));
+        let (mut models, refused) = reading.await.map_err(NodeError::new)??;
+        models.retain(|model| self.node.pool.get(model.id()).is_none());
+        report.refused = refused;
+        if models.is_empty() {
+            return Ok(());
+        }
+        let offered = self.assembly.offer(&self.node, models, 0, &mut |_| ()).await?;
+        report.offered.extend(offered.into_iter().map(|(_, name)| name));
+        Ok(())
+    }
+}
 
 impl Assembly {
-    /// Offers the releases that were qualified since the node started, and returns their names. The
-    /// ones that it serves already go on as they are.
-    pub async fn offer_news(&self, running: &RunningNode) -> Result<Vec<String>, NodeError> {
-        let assembly = self.clone();
-        let reading = tokio::task::spawn_blocking(move || assembly.servable(&[]));
-        let mut models = reading.await.map_err(NodeError::new)??.models;
-        let node = running.services();
-        models.retain(|model| node.pool.get(model.id()).is_none());
-        if models.is_empty() {
-            return Ok(Vec::new());
+    /// Whether a release that is served is still qualified, by the manifest it is served with or,
+    /// with `reread`, by the one in the data folder.
+    fn standing(&self, served: &Manifest, reread: bool) -> Standing {
+        let manifest = if reread { on_disk(&self.catalogue(), served) } else { Ok(served.clone()) };
+        let host: HostIdentity = self.host();
+        match manifest.map(|manifest| self.qualified(&manifest, &host)) {
+            Err(standing) => standing,
+            Ok(Ok(model)) => Standing::Qualified(Box::new(model)),
+            Ok(Err(NotQualified::Files(why @ Error::Io { .. }))) => {
+                Standing::Unknown(why.to_string())
+            }
+            Ok(Err(why)) => Standing::Lost(why.to_string()),
         }
-        let offered = self.offer(node, models, 0, &mut |_| ()).await?;
-        Ok(offered.into_iter().map(|(_, name)| name).collect())
+    }
+}
+
+/// The release's manifest as it is in the data folder.
+fn on_disk(catalogue: &Catalogue, served: &Manifest) -> Result<Manifest, Standing> {
+    match catalogue.find(&served.name) {
+        Ok(now) if now.id == served.id && now.files == served.files => Ok(now),
+        Ok(_) => {
+            let name = &served.name;
+            let why = format!("{name} has other files now: restart the node to serve them");
+            Err(Standing::Lost(why))
+        }
+        Err(why @ Error::Unknown { .. }) => Err(Standing::Lost(why.to_string())),
+        Err(why) => Err(Standing::Unknown(why.to_string())),
+    }
+}
+
+fn price_change(before: &QualifiedModel, now: &QualifiedModel) -> Option<SettingChange> {
+    let shown = |model: &QualifiedModel| Some(json!(model.prices()));
+    (before.prices() != now.prices()).then(|| SettingChange {
+        key: format!("prices of {}", now.manifest().name),
+        before: shown(before),
+        now: shown(now),
+    })
+}
+
+impl RunningNode {
+    /// Takes over what changed, as `cresset reload` does. The log tells what that was.
+    pub async fn reload(&self) {
+        let (answer, told) = oneshot::channel();
+        if self.reloads().send(answer).await.is_ok() {
+            // It is dropped only when the node stops.
+            let _ = told.await;
+        }
     }
 }

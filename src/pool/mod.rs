@@ -48,10 +48,11 @@ pub struct LoadedEngine {
 
 /// Loads a model's weights and starts its engine. It blocks. The error says what is wrong and what
 /// to do.
-pub type EngineLoader = Box<dyn Fn() -> Result<LoadedEngine, EngineError> + Send + Sync>;
+pub type EngineLoader = Arc<dyn Fn() -> Result<LoadedEngine, EngineError> + Send + Sync>;
 
 /// A qualified model that clients may name. Its text side is in memory whether or not its engine
 /// is, so that a request which has to be refused is refused without a load.
+#[derive(Clone)]
 pub struct ServedModel {
     pub qualified: QualifiedModel,
     pub text: Arc<TextModel>,

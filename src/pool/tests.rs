@@ -44,7 +44,7 @@ fn pool(
     let offer = |seed| {
         let qualified = qualified(folder, seed);
         let (id, text) = (qualified.id(), TextModel::load(qualified.source()).unwrap());
-        let load = Box::new(load);
+        let load = Arc::new(load);
         let model = ServedModel { qualified, text: Arc::new(text), max_context: 64, load };
         pool.offer(model, BYTES, false).unwrap();
         id

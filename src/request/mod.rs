@@ -14,7 +14,7 @@ mod guard;
 mod lifecycle;
 pub mod live;
 mod plan;
-mod rate_limit;
+pub mod plans;
 pub mod recent_errors;
 mod services;
 #[cfg(test)]

@@ -166,10 +166,10 @@ pub(super) async fn prepare(
         return Err(RequestError::Draining);
     }
     let IncomingRequest { caller, key, fingerprint, input, .. } = request;
-    let plan = services.config.plan(&caller.account.plan);
-    let model = input.model.and_then(|id| services.pool.get(id));
-    let model = model.filter(|model| allows(plan, model)).ok_or(RequestError::ModelNotFound)?;
-    let limits = TokenLimits::of(&model, plan);
+    let plan = services.plans.of(&caller.account);
+    let model = input.model.and_then(|id| services.pool.offered(id));
+    let model = model.filter(|model| allows(&plan, model)).ok_or(RequestError::ModelNotFound)?;
+    let limits = TokenLimits::of(&model, &plan);
     if input.max_tokens.is_some_and(|asked| asked > limits.max_output) {
         return Err(RequestError::OutputAboveLimit { limit: limits.max_output });
     }
@@ -204,7 +204,7 @@ pub(super) async fn prepare(
     let credential = admit.credential;
     Ok(RequestPlan {
         live: Arc::new(LiveRequest::new(*key, *fingerprint, credential, input.stream, bytes)),
-        generate: generation(request, &model, plan, prompt, max_tokens, deadline)?,
+        generate: generation(request, &model, &plan, prompt, max_tokens, deadline)?,
         model,
         admit,
         stop: input.stop.clone(),

@@ -3,7 +3,7 @@
 use super::error::RequestError;
 use super::live::{LiveRequests, StopRequest};
 use super::plan::allows;
-use super::rate_limit::RateLimit;
+use super::plans::Plans;
 use super::recent_errors::RecentErrors;
 use crate::clock::Clock;
 use crate::config::{Config, Plan};
@@ -25,7 +25,8 @@ pub struct Services {
     pub metrics: Metrics,
     pub pool: Arc<ModelPool>,
     pub live: LiveRequests,
-    pub rate_limit: RateLimit,
+    /// The plans in force: `config.plans` are those of the start.
+    pub plans: Plans,
     pub recent_errors: RecentErrors,
     /// The lifecycle tasks, one for each live request.
     pub tasks: TaskTracker,
@@ -36,7 +37,7 @@ impl Services {
     pub fn new(config: Config, store: Store, clock: Arc<dyn Clock>) -> Arc<Self> {
         Arc::new(Self {
             pool: ModelPool::new(&config.engine, config.model_bytes()),
-            rate_limit: RateLimit::new(&config),
+            plans: Plans::new(&config.plans),
             config,
             store,
             clock,

@@ -269,7 +269,7 @@ async fn the_first_thing_wrong_is_the_one_told() {
     let spent = slow.node.config.plans["default"].burst;
     let ledger = slow.node.store.read().await.unwrap();
     let account = ledger.account(slow.account).await.unwrap().unwrap();
-    (0..spent).for_each(|_| slow.node.rate_limit.check(&account).unwrap());
+    (0..spent).for_each(|_| slow.node.plans.check_rate(&account).unwrap());
     let large = "x".repeat(256 * 1024 + 1);
     let unknown = json!({ "model": Uuid::new_v4(), "max_tokens": 5_000 });
     let ask = |world: &World, extra: serde_json::Value| world.ask(extra).to_string();

@@ -76,7 +76,7 @@ fn offer(world: &World, seed: u64, kind: Kind) -> String {
             bytes: kind.mib * MIB,
         })
     };
-    let model = ServedModel { qualified, text, max_context: 1024, load: Box::new(load) };
+    let model = ServedModel { qualified, text, max_context: 1024, load: Arc::new(load) };
     world.node.pool.offer(model, kind.mib * MIB, false).unwrap();
     id
 }
@@ -94,6 +94,7 @@ fn state(world: &World, model: &str) -> Value {
         node: world.node.clone(),
         start: StartState::new(nowhere, nowhere, StartPhase::Serving),
         long_commands: LongCommands::default(),
+        reloads: tokio::sync::mpsc::channel(1).0,
     };
     let document = status::of(&live);
     let models = document["models"].as_array().unwrap();
@@ -217,7 +218,7 @@ async fn a_model_that_can_never_fit_is_not_offered() {
     let world = small_node().await;
     let qualified = qualified(world.folder.path(), 11);
     let text = Arc::new(TextModel::load(qualified.source()).unwrap());
-    let load = Box::new(|| Err(EngineError::NotLoaded("it is never loaded".into())));
+    let load = Arc::new(|| Err(EngineError::NotLoaded("it is never loaded".into())));
     let model = ServedModel { qualified, text, max_context: 1024, load };
     let why = world.node.pool.offer(model, 11 * MIB, false).unwrap_err();
     assert_eq!(why.kind(), "out_of_memory");

@@ -130,10 +130,12 @@ fn a_hangup_reads_again_and_ends_nothing() {
     cresset_models::testing::tiny_llama_gguf(&second, 8).unwrap();
     folder.json(&["models", "add", "--path", second.to_str().unwrap(), "--name", "second"]);
     folder.json(&["qualify", "second"]);
+    until(|| models() == 2);
     std::fs::write(folder.path().join("cresset.toml"), "[plans.default]\nburst = 61\n").unwrap();
     node.signal("HUP");
     until(|| models() == 2);
     until(|| node.log().contains("plans.default.burst"));
+    assert!(!node.log().contains("need a restart"), "{}", node.log());
     std::fs::write(folder.path().join("cresset.toml"), "nonsense").unwrap();
     node.signal("HUP");
     until(|| node.log().contains("the configuration cannot be read"));

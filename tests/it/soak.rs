@@ -51,7 +51,7 @@ fn offer(world: &World, seed: u64) -> String {
         };
         Ok(LoadedEngine { engine: EngineHandle::start(Box::new(runner), options), bytes: 6 << 20 })
     };
-    let model = ServedModel { qualified, text, max_context: 256, load: Box::new(load) };
+    let model = ServedModel { qualified, text, max_context: 256, load: Arc::new(load) };
     world.node.pool.offer(model, 6 << 20, false).unwrap();
     id
 }

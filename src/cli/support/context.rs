@@ -40,12 +40,13 @@ pub(crate) struct Context {
     pub data_dir: PathBuf,
     pub config: Config,
     pub output: Output,
+    source: Option<ConfigSource>,
     assembly: OnceCell<Assembly>,
 }
 
 impl Context {
     pub(crate) fn new(data_dir: PathBuf, config: Config, output: Output) -> Self {
-        Self { data_dir, config, output, assembly: OnceCell::new() }
+        Self { data_dir, config, output, source: None, assembly: OnceCell::new() }
     }
 
     /// `attended` means that a person watches the command: unless the user asked for more, the log
@@ -56,12 +57,15 @@ impl Context {
         attended: bool,
     ) -> CommandResult<Self> {
         let data_dir = data_dir(globals)?;
-        let LoadedConfig { mut config, origins } = load_config(globals, &data_dir, flags)?;
-        if attended && !origins.contains_key("log.level") {
-            "warn".clone_into(&mut config.log.level);
+        let mut source = config_source(globals, &data_dir, flags);
+        let mut loaded = load_from(&source)?;
+        if attended && !loaded.origins.contains_key("log.level") {
+            source.flags.push(("log.level".to_owned(), "warn".to_owned()));
+            loaded = load_from(&source)?;
         }
-        config.clock.accepted = globals.accept_clock;
-        Ok(Self::new(data_dir, config, Output { json: globals.json }))
+        loaded.config.clock.accepted = globals.accept_clock;
+        let context = Self::new(data_dir, loaded.config, Output { json: globals.json });
+        Ok(Self { source: Some(source), ..context })
     }
 
     /// The parts for a node of our own, with the device on which its models run. The device is
@@ -70,7 +74,8 @@ impl Context {
         if let Some(assembly) = self.assembly.get() {
             return Ok(assembly);
         }
-        let assembly = Assembly::new(self.data_dir.clone(), self.config.clone())?;
+        let mut assembly = Assembly::new(self.data_dir.clone(), self.config.clone())?;
+        assembly.source.clone_from(&self.source);
         Ok(self.assembly.get_or_init(|| assembly))
     }
 
@@ -152,16 +157,24 @@ pub(crate) fn load_config(
     data_dir: &Path,
     flags: &[Override],
 ) -> CommandResult<LoadedConfig> {
-    let file = config_file(globals, data_dir);
-    LoadedConfig::load(file.as_deref(), flags).map_err(|error| {
+    load_from(&config_source(globals, data_dir, flags))
+}
+
+fn config_source(globals: &Globals, data_dir: &Path, flags: &[Override]) -> ConfigSource {
+    let named = globals.config.clone().or_else(config::default_config_file);
+    let own = || ConfigFile::IfThere(data_dir.join(files::CONFIG));
+    ConfigSource { file: named.map_or_else(own, ConfigFile::Named), flags: flags.to_vec() }
+}
+
+fn load_from(source: &ConfigSource) -> CommandResult<LoadedConfig> {
+    source.load().map_err(|error| {
         CommandError::new(error).remedy("`cresset config schema` lists every key with its type")
     })
 }
 
 /// The configuration file that is named, or else the data folder's own if there is one.
 pub(crate) fn config_file(globals: &Globals, data_dir: &Path) -> Option<PathBuf> {
-    let named = globals.config.clone().or_else(config::default_config_file);
-    named.or_else(|| Some(data_dir.join(files::CONFIG)).filter(|path| path.exists()))
+    config_source(globals, data_dir, &[]).file.path().map(Path::to_owned)
 }
 
 impl From<NodeError> for CommandError {

@@ -26,8 +26,8 @@ pub async fn create(
 
     // 1. Checks that need only the headers, and the account's rate.
     headers::refuse_cache_namespaces(request.headers())?;
-    services.rate_limit.check(&caller.account).map_err(|retry_after| {
-        let plan = services.config.plan(&caller.account.plan);
+    services.plans.check_rate(&caller.account).map_err(|retry_after| {
+        let plan = services.plans.of(&caller.account);
         ApiError::RateLimited {
             per_minute: plan.requests_per_minute,
             burst: plan.burst,
@@ -84,7 +84,7 @@ fn with_model_id(
     else {
         return error;
     };
-    let models = services.models_of(services.config.plan(&caller.account.plan));
+    let models = services.models_of(&services.plans.of(&caller.account));
     let named = models.iter().find(|model| model.qualified.manifest().name == *name);
     match named.filter(|_| param == "model") {
         Some(model) => {
@@ -97,7 +97,9 @@ fn with_model_id(
 
 /// Fields of messages that the model's template writes nowhere.
 fn without_effect(services: &Services, input: &GenerationInput) -> Vec<String> {
-    let Some(model) = input.model.and_then(|id| services.pool.get(id)) else { return Vec::new() };
+    let Some(model) = input.model.and_then(|id| services.pool.offered(id)) else {
+        return Vec::new();
+    };
     let mut paths = Vec::new();
     for (index, message) in input.messages.iter().enumerate() {
         let fields = [("name", &message.name), ("tool_call_id", &message.tool_call_id)];

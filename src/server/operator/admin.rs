@@ -15,6 +15,7 @@ use crate::store::{BackupScope, Store, StoreError};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use std::path::PathBuf;
+use tokio::sync::oneshot;
 
 type Result<T = Value, E = AdminError> = std::result::Result<T, E>;
 
@@ -72,6 +73,7 @@ impl Operator<'_> {
             C::RequestShow { request, scope } => self.show_request(request, scope).await,
             C::RequestUnblock { request, scope } => self.unblock(request, scope).await,
             C::RequestCancel { request, scope } => self.cancel(request, scope).await,
+            C::Reload => self.reload().await,
             C::LedgerAudit => self.audit().await,
             C::LedgerBackup { to } => self.backup(BackupScope::Ledger, to).await,
             C::Backup { to, files } => self.backup(BackupScope::Node(files), to).await,
@@ -308,6 +310,15 @@ impl Operator<'_> {
         self.long_commands().run(move || store.backup(&scope, &path)).await??;
         let bytes = std::fs::metadata(&to).map_or(0, |file| file.len());
         Ok(json!({ "path": to, "bytes": bytes }))
+    }
+
+    /// Has the node take over what changed in its data folder and its configuration.
+    async fn reload(&self) -> Result {
+        let unable = |_| AdminError::Unavailable("this node cannot take over changes now".into());
+        let Some(live) = self.live else { return Ok(status::stopped()) };
+        let (answer, told) = oneshot::channel();
+        live.reloads.send(answer).await.map_err(|error| unable(error.to_string()))?;
+        told.await.map_err(|error| unable(error.to_string()))
     }
 
     fn status(&self) -> Value {

@@ -91,6 +91,8 @@ pub enum AdminCommand {
         request: RequestId,
         scope: RequestScope,
     },
+    /// The answer tells what the node took over, and what it serves now.
+    Reload,
     LedgerAudit,
     LedgerBackup {
         to: PathBuf,

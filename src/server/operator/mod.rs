@@ -18,11 +18,17 @@ pub use long_commands::LongCommands;
 pub use start::{OperatorRoutes, StartPhase, StartState};
 
 use crate::request::Services;
+use serde_json::Value;
 use std::sync::Arc;
+use tokio::sync::{mpsc, oneshot};
+
+/// Asks the node to take over what changed; it answers with what it took over.
+pub type Reloads = mpsc::Sender<oneshot::Sender<Value>>;
 
 /// An assembled node, its addresses and what is left of its start.
 pub struct Live {
     pub node: Arc<Services>,
     pub start: Arc<StartState>,
     pub long_commands: LongCommands,
+    pub reloads: Reloads,
 }
