@@ -2,8 +2,10 @@
 
 use super::support::api_client::ApiClient;
 use super::support::context::Context;
+use super::support::local_key::KeyChoice;
 use super::support::output::{CommandError, CommandResult, Style, note, print_generated, style};
 use super::support::{node_client, shutdown, text};
+use crate::config::client_key;
 use clap::Args;
 use serde_json::{Value, json};
 use std::io::{BufRead, IsTerminal, Write};
@@ -16,8 +18,11 @@ use tokio_util::sync::CancellationToken;
   echo 'Name three rivers.' | cresset chat smollm2-135m-instruct --max-tokens 100
 An empty line is skipped, /new begins a new conversation, Ctrl-D ends.")]
 pub(super) struct Arguments {
-    /// Model, by name or id [default: the only one, or the default release]
+    /// Model, by name or id [default: the default release if it is served, else the first model]
     model: Option<String>,
+    /// Key to use [default: CRESSET_KEY, or the one that `cresset quickstart` made]
+    #[arg(long)]
+    key: Option<String>,
     /// Longest answer, tokens
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: u32,
@@ -28,7 +33,8 @@ pub(super) struct Arguments {
 
 pub(super) async fn run(context: Context, arguments: Arguments) -> CommandResult {
     let shutdown = shutdown::on_signal()?;
-    let opening = node_client::open(&context, arguments.model.as_deref());
+    let key = KeyChoice::Given(arguments.key.clone().or_else(client_key));
+    let opening = node_client::open(&context, arguments.model.as_deref(), &key);
     let client = shutdown::unless_interrupted(&shutdown, opening).await?;
     let talked = talk(&context, &client.api, &arguments, &shutdown).await;
     client.close().await;

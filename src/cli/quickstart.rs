@@ -3,6 +3,7 @@
 use super::qualify;
 use super::support::api_client::{ApiClient, ChatAnswer};
 use super::support::context::Context;
+use super::support::local_key::KeyChoice;
 use super::support::output::{CommandResult, Style, note, print, print_generated, style};
 use super::support::{local_key, node_client, shutdown, text};
 use crate::catalogue::Manifest;
@@ -47,7 +48,7 @@ async fn prepare(context: &Context) -> CommandResult<node_client::NodeClient> {
     }
     let release = Manifest::default_release().name;
     qualify::ensure_qualified(context, context.assembly()?, &release).await?;
-    node_client::open(context, Some(&release)).await
+    node_client::open(context, Some(&release), &KeyChoice::Quickstart).await
 }
 
 async fn show(

@@ -9,9 +9,12 @@ mod memory;
 mod paths;
 mod sections;
 
-pub use layers::{LoadedConfig, Override, SettingRow, ValueOrigin};
+pub use layers::{
+    ConfigFile, ConfigSource, LoadedConfig, Override, SettingChange, SettingRow, ValueOrigin,
+    changes,
+};
 pub use memory::memory_bytes;
-pub use paths::{cache_dir, colours_allowed, default_config_file, default_data_dir};
+pub use paths::{cache_dir, client_key, colours_allowed, default_config_file, default_data_dir};
 pub use sections::{
     ClockSettings, CredentialSettings, DeviceSetting, EngineSettings, HttpSettings, HubSettings,
     ListenSettings, LogFormat, LogSettings, Plan, QualificationSettings, QuickstartSettings,

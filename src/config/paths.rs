@@ -29,6 +29,11 @@ pub fn default_config_file() -> Option<PathBuf> {
     std::env::var_os("CRESSET_CONFIG").map(PathBuf::from)
 }
 
+/// The key with which commands talk to a node as its clients do, when none is given: `CRESSET_KEY`.
+pub fn client_key() -> Option<String> {
+    std::env::var("CRESSET_KEY").ok().filter(|key| !key.is_empty())
+}
+
 /// False when the user asked every program for plain text: a `NO_COLOR` that is not empty, or a
 /// dumb terminal.
 pub fn colours_allowed() -> bool {

@@ -246,6 +246,7 @@ fn doctor_names_what_is_wrong_and_what_mends_it() {
 #[test]
 fn chat_takes_lines_from_a_pipe() {
     let folder = Folder::ready();
+    let key = folder.customer(1_000_000).key;
     let _node = folder.serve();
     let mut child = Command::new("sh")
         .args([
@@ -256,6 +257,7 @@ fn chat_takes_lines_from_a_pipe() {
         ])
         .arg(folder.path())
         .args(["chat", "--json", "--max-tokens", "4"])
+        .env("CRESSET_KEY", key)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -272,6 +274,61 @@ fn chat_takes_lines_from_a_pipe() {
     let grown =
         |name: &str| answers[1]["usage"][name].as_u64() > answers[0]["usage"][name].as_u64();
     assert!(grown("prompt_tokens"), "the second question carries the first: {answers:?}");
+}
+
+#[test]
+fn clients_of_a_node_in_use_make_no_credit() {
+    let folder = Folder::ready();
+    let customer = folder.customer(1_000_000);
+    let commands: [&[&str]; 2] = [&["chat"], &["bench", "--concurrency", "1", "--requests", "1"]];
+    let refused = || {
+        for command in commands {
+            let message = folder.fails(command, 1);
+            assert!(message.contains("no key was given"), "{message}");
+            assert!(message.contains("cresset keys create"), "{message}");
+        }
+    };
+    // With a node of their own on a ledger in use, and with one that runs.
+    refused();
+    let node = folder.serve();
+    refused();
+    folder.json(&[commands[1], &["--output-tokens", "2", "--key", &customer.key]].concat());
+    let accounts = folder.json(&["accounts", "list"]);
+    assert_eq!(accounts["data"].as_array().unwrap().len(), 1, "{accounts}");
+    assert!(!folder.path().join("quickstart.key").exists());
+    node.kill();
+}
+
+/// Runs a command as a user who has no rights to the folder.
+fn as_a_stranger(folder: &Folder, arguments: &[&str]) -> Finished {
+    let command = folder.command(arguments);
+    let mut stranger = Command::new("setpriv");
+    stranger.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "--"]);
+    stranger.arg(command.get_program()).args(command.get_args()).stdin(Stdio::null());
+    Finished::of(stranger.output().unwrap())
+}
+
+/// Only root may become another user; anybody may take rights away from himself.
+#[test]
+fn a_folder_without_rights_to_it_is_not_called_empty() {
+    let folder = Folder::ready();
+    let is_root = std::fs::read_to_string("/proc/self/status").unwrap().contains("Uid:\t0\t");
+    let set = |mode| {
+        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    set(if is_root { 0o700 } else { 0o000 });
+    for arguments in [["accounts", "list"], ["ledger", "audit"], ["status", "--json"]] {
+        let found =
+            if is_root { as_a_stranger(&folder, &arguments) } else { folder.run(&arguments) };
+        assert_eq!(found.code, Some(1), "{arguments:?}: {found:?}");
+        let said = format!("{}{}", found.stdout, found.stderr);
+        assert!(said.contains("cannot be read and written by user"), "{found:?}");
+        assert!(
+            said.contains("run the command as the user") && !said.contains("init"),
+            "{found:?}"
+        );
+    }
+    set(0o700);
 }
 
 #[test]

@@ -10,8 +10,10 @@ mod target;
 
 use super::support::api_client::ApiClient;
 use super::support::context::Context;
+use super::support::local_key::KeyChoice;
 use super::support::output::{CommandError, CommandResult};
 use super::support::{node_client, shutdown};
+use crate::config::client_key;
 use clap::Args;
 use serde_json::Value;
 use std::path::PathBuf;
@@ -29,12 +31,12 @@ Completions spend the key's credits. A running node's plan limits what one key m
 A node that the command starts for itself has no such limits.")]
 pub(super) struct Arguments {
     /// Address of the node to measure [default: the data folder's]
-    #[arg(long, requires = "key")]
+    #[arg(long)]
     url: Option<String>,
-    /// Key to use at --url
-    #[arg(long, requires = "url")]
+    /// Key to use [default: CRESSET_KEY or, without --url, the one that `cresset quickstart` made]
+    #[arg(long)]
     key: Option<String>,
-    /// Model, by name or id; at --url by id [default: the first]
+    /// Model, by name or id; at --url by id [default: the first, or the default release]
     #[arg(long)]
     model: Option<String>,
     /// Clients at a time, one measurement for each number
@@ -106,15 +108,20 @@ pub(super) async fn run(mut context: Context, arguments: Arguments) -> CommandRe
         context.output.result(&document, ledger::show_levels)?;
         return verdict(document["audit_ok"] == true);
     }
-    if let (Some(url), Some(key)) = (&arguments.url, &arguments.key) {
+    let key = arguments.key.clone().or_else(client_key);
+    if let Some(url) = &arguments.url {
+        let key = key.ok_or_else(|| {
+            CommandError::new("--url needs a key").remedy("give one with --key or in CRESSET_KEY")
+        })?;
         let measuring = async {
-            measure(&target::client(url, key, arguments.model.as_deref()).await?, &arguments).await
+            measure(&target::client(url, &key, arguments.model.as_deref()).await?, &arguments).await
         };
         let document = shutdown::unless_interrupted(&shutdown, measuring).await?;
         return show(&context, &document);
     }
     lift_limits(&mut context);
-    let opening = node_client::open(&context, arguments.model.as_deref());
+    let key = KeyChoice::Given(key);
+    let opening = node_client::open(&context, arguments.model.as_deref(), &key);
     let client = shutdown::unless_interrupted(&shutdown, opening).await?;
     let measured = shutdown::unless_interrupted(&shutdown, measure(&client.api, &arguments)).await;
     client.close().await;

@@ -1,5 +1,7 @@
-//! The operator's own account and key, for `quickstart` and `chat`: made once, kept in a file that
-//! only its owner may read.
+//! The key that `quickstart`, `chat` and `bench` use. `quickstart` makes an account with trial
+//! credits and keeps its key in a file that only its owner may read. The other commands make that
+//! account only with a node of their own on an unused ledger: elsewhere credits come from the
+//! operator alone.
 
 use super::api_client::ApiClient;
 use super::context::Context;
@@ -20,19 +22,44 @@ pub(crate) fn path(data_dir: &Path) -> PathBuf {
     data_dir.join("quickstart.key")
 }
 
-/// A client of the node at `base` with a working key: the kept one, or a new one under the same
-/// account.
-pub(crate) async fn client(context: &Context, base: &str, model: &str) -> CommandResult<ApiClient> {
+/// The key to use.
+#[derive(Clone, Debug)]
+pub(crate) enum KeyChoice {
+    /// That of the account `quickstart`, which is made if it is not there.
+    Quickstart,
+    /// This one or, without one, the kept key of `quickstart`.
+    Given(Option<String>),
+}
+
+/// A client of the node at `base` with a working key. `own_node` says that this command started the
+/// node.
+pub(crate) async fn client(
+    context: &Context,
+    base: &str,
+    model: &str,
+    key: &KeyChoice,
+    own_node: bool,
+) -> CommandResult<ApiClient> {
     let client = |secret: String| ApiClient {
         base: base.to_owned(),
         secret,
         model: model.to_owned(),
         session: Uuid::new_v4(),
     };
+    if let KeyChoice::Given(Some(secret)) = key {
+        return Ok(client(secret.clone()));
+    }
     if let Ok(secret) = std::fs::read_to_string(path(&context.data_dir)) {
         let kept = client(secret.trim().to_owned());
         if kept.get("/v1/me").await.is_ok() {
             return Ok(kept);
+        }
+    }
+    if let KeyChoice::Given(None) = key {
+        let accounts = context.admin(AdminCommand::AccountList { after: None }).await?;
+        let unused = accounts["data"].as_array().is_some_and(Vec::is_empty);
+        if !(own_node && unused) {
+            return Err(no_key());
         }
     }
     let account = account(context).await?;
@@ -45,6 +72,13 @@ pub(crate) async fn client(context: &Context, base: &str, model: &str) -> Comman
         .ok_or_else(|| CommandError::new("the node issued a key without a secret"))?;
     keep(&path(&context.data_dir), secret)?;
     Ok(client(secret.to_owned()))
+}
+
+fn no_key() -> CommandError {
+    CommandError::new("no key was given, and this node is in use").remedy(
+        "give the key of one with --key or in CRESSET_KEY; \
+         `cresset keys create --account ACCOUNT` makes one",
+    )
 }
 
 async fn account(context: &Context) -> CommandResult<Value> {

@@ -3,9 +3,10 @@
 
 use super::api_client::ApiClient;
 use super::context::Context;
-use super::local_key;
+use super::local_key::{self, KeyChoice};
 use super::output::{CommandError, CommandResult, note};
 use super::progress::TaskProgress;
+use crate::catalogue::Manifest;
 use crate::node::{Assembly, PortFallback, RunningNode, StartEvent};
 use crate::server::operator::AdminCommand;
 use serde_json::Value;
@@ -16,8 +17,13 @@ pub(crate) struct NodeClient {
     pub own: Option<RunningNode>,
 }
 
-/// Finds or starts a node. `model` is a name or an id; `None` stands for the node's first model.
-pub(crate) async fn open(context: &Context, model: Option<&str>) -> CommandResult<NodeClient> {
+/// Finds or starts a node. `model` is a name or an id; `None` stands for the default release or,
+/// where that is not served, for the node's first model.
+pub(crate) async fn open(
+    context: &Context,
+    model: Option<&str>,
+    key: &KeyChoice,
+) -> CommandResult<NodeClient> {
     let (status, own) = if let Some(status) = context.ask_node(&AdminCommand::Status).await? {
         (status, None)
     } else {
@@ -26,7 +32,8 @@ pub(crate) async fn open(context: &Context, model: Option<&str>) -> CommandResul
         (running.status(), Some(running))
     };
     let base = status["listen"].as_str().unwrap_or_default();
-    let api = local_key::client(context, base, &pick(&status, model)?).await?;
+    let model = pick(&status, model)?;
+    let api = local_key::client(context, base, &model, key, own.is_some()).await?;
     Ok(NodeClient { api, own })
 }
 
@@ -61,11 +68,16 @@ impl NodeClient {
     }
 }
 
-/// The id of the model that `model` names, or of the first one.
+/// The id of the model that `model` names; without a name, of the default release, or else of the
+/// first one.
 fn pick(status: &Value, model: Option<&str>) -> CommandResult<String> {
     let models = status["models"].as_array().map_or(&[][..], Vec::as_slice);
-    let meant = |row: &&Value| model.is_none_or(|name| row["name"] == name || row["id"] == name);
-    let found = models.iter().find(meant).and_then(|row| row["id"].as_str());
+    let default = Manifest::default_release().name;
+    let wanted = model.unwrap_or(&default);
+    let meant = |row: &&Value| row["name"] == wanted || row["id"] == wanted;
+    let found = models.iter().find(meant);
+    let found = found.or(models.first().filter(|_| model.is_none()));
+    let found = found.and_then(|row| row["id"].as_str());
     found.map(str::to_owned).ok_or_else(|| {
         if models.is_empty() {
             let what = "the node of this data folder has no model loaded yet";
@@ -93,5 +105,9 @@ mod tests {
         check(Some("b"), Some("2"));
         check(Some("2"), Some("2"));
         check(Some("c"), None);
+        let default = Manifest::default_release().name;
+        let status =
+            json!({ "models": [{ "id": "1", "name": "a" }, { "id": "9", "name": default }] });
+        assert_eq!(pick(&status, None).ok().as_deref(), Some("9"));
     }
 }
