@@ -3,7 +3,7 @@
 
 use super::error::RequestError;
 use super::lifecycle;
-use super::live::{Admission, LiveRequest, Subscription};
+use super::live::{Admission, AnswerFigures, LiveRequest, Subscription};
 use super::plan::{IncomingRequest, RequestPlan, prepare};
 use super::services::Services;
 use crate::clock::UnixMillis;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// The source of a request's answer.
 pub enum AnswerSource {
     /// The rendered body, now complete.
-    Body(Bytes),
+    Body { body: Bytes, figures: Option<AnswerFigures> },
     /// The deltas from the first one. The request was admitted at `created_at`.
     Stream { created_at: UnixMillis, deltas: Subscription },
     /// The body that was stored when the request completed earlier, as a stream or not.
@@ -144,9 +144,10 @@ async fn follow(
     subscription: Option<Subscription>,
     created_at: UnixMillis,
 ) -> Result<Next, RequestError> {
-    let found = match subscription {
-        Some(deltas) => AnswerSource::Stream { created_at, deltas },
-        None => AnswerSource::Body(live.ended_for(credential).await?),
+    let Some(deltas) = subscription else {
+        let body = live.ended_for(credential).await?;
+        let figures = live.figures.get().copied();
+        return Ok(Next::Answer(AnswerSource::Body { body, figures }));
     };
-    Ok(Next::Answer(found))
+    Ok(Next::Answer(AnswerSource::Stream { created_at, deltas }))
 }

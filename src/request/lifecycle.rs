@@ -10,7 +10,7 @@
 
 use super::error::RequestError;
 use super::guard::ReservationGuard;
-use super::live::{Admission, Delta, LiveRequest, StopRequest};
+use super::live::{Admission, AnswerFigures, Delta, LiveRequest, StopRequest};
 use super::plan::RequestPlan;
 use super::recent_errors::RecentError;
 use super::services::Services;
@@ -125,6 +125,7 @@ struct RunningRequest {
     /// The command that tells the ledger of the attempt's start, while it is under way.
     started: Option<JoinHandle<()>>,
     began: Instant,
+    first_token: Option<Duration>,
     last_token: Option<Instant>,
 }
 
@@ -149,6 +150,7 @@ impl RunningRequest {
             expires_at,
             started: None,
             began,
+            first_token: None,
             last_token: None,
         }
     }
@@ -225,7 +227,11 @@ impl RunningRequest {
     fn observe_token(&mut self) {
         let (now, metrics) = (Instant::now(), &self.services.metrics);
         match self.last_token.replace(now) {
-            None => metrics.time_to_first_token.observe(self.began.elapsed().as_secs_f64()),
+            None => {
+                let passed = now - self.began;
+                metrics.time_to_first_token.observe(passed.as_secs_f64());
+                self.first_token = Some(passed);
+            }
             Some(last) => metrics.inter_token_latency.observe((now - last).as_secs_f64()),
         }
     }
@@ -324,6 +330,9 @@ impl RunningRequest {
             self.withhold(usage, end).await?;
             return Ok(Err(RequestError::LedgerUnavailable));
         }
+        let first_token = self.first_token;
+        // Nobody else sets it.
+        let _ = self.live.figures.set(AnswerFigures { usage, charged, first_token });
         self.live.publish(Delta::Finished { reason, usage, charged, scores });
         Ok(Ok(body))
     }
@@ -492,6 +501,7 @@ mod tests {
             expires_at: None,
             started: None,
             began: Instant::now(),
+            first_token: None,
             last_token: None,
         };
         let usage = Usage { prompt_tokens: 1, cached_tokens: 0, completion_tokens: 1 };

@@ -11,7 +11,7 @@ use crate::ids::{AccountId, CredentialId};
 use crate::ledger::{FinishReason, Microcredits, Refusal, RequestKey, Usage};
 use bytes::Bytes;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -27,6 +27,15 @@ pub enum Delta {
         /// Scores of the tokens that showed no text of their own.
         scores: Option<Vec<TokenScores>>,
     },
+}
+
+/// The figures of a completed answer, for the log.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AnswerFigures {
+    pub usage: Usage,
+    pub charged: Microcredits,
+    /// From the start of the run to its first token.
+    pub first_token: Option<Duration>,
 }
 
 /// The ledger's decision about a request's reservation.
@@ -76,6 +85,8 @@ pub struct LiveRequest {
     pub stream: bool,
     /// Bytes that the answer is expected to take at most where it is stored.
     pub answer_bytes: u64,
+    /// Set before the end of a completed answer.
+    pub figures: OnceLock<AnswerFigures>,
     progress: watch::Sender<LiveProgress>,
     listeners: watch::Sender<usize>,
     stop: watch::Sender<Option<StopRequest>>,
@@ -95,6 +106,7 @@ impl LiveRequest {
             credential,
             stream,
             answer_bytes,
+            figures: OnceLock::new(),
             progress: watch::Sender::default(),
             listeners: watch::Sender::new(0),
             stop: watch::Sender::new(None),

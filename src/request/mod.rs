@@ -24,6 +24,6 @@ pub mod transcript;
 pub use error::RequestError;
 pub use find::{AnswerSource, find_or_start};
 pub use lifecycle::CompleteAnswer;
-pub use live::{Delta, Subscription};
+pub use live::{AnswerFigures, Delta, Subscription};
 pub use plan::{Caller, GenerationInput, IncomingRequest, SamplingOverrides, TokenLimits};
 pub use services::{Services, cancel};

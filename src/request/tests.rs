@@ -145,7 +145,7 @@ async fn a_live_request_is_joined_by_its_own_input_alone() {
     live.decide(Admission::Admitted { created_at: UnixMillis(0) });
     live.end(Ok("body".into()));
     let found = setup.find(&request).await;
-    assert!(matches!(found, Ok(AnswerSource::Body(body)) if body == "body"));
+    assert!(matches!(found, Ok(AnswerSource::Body { body, .. }) if body == "body"));
     let other = IncomingRequest { fingerprint: [2; 32], ..request };
     let refused = setup.find(&other).await.err();
     assert_eq!(refused, Some(Refusal::FingerprintMismatch.into()));

@@ -3,6 +3,7 @@
 
 #![expect(clippy::disallowed_methods, reason = "failed credentials are limited per second")]
 
+use super::access_log::AccessLine;
 use super::error::ApiError;
 use super::transport::auth_failures::AuthFailures;
 use super::transport::permits::Peer;
@@ -36,6 +37,9 @@ pub async fn require(State(gate): State<Gate>, mut request: Request, next: Next)
         Ok(caller) => caller,
         Err(error) => return refuse(&gate.failures, request.extensions().get::<Peer>(), error),
     };
+    if let Some(line) = request.extensions().get::<Arc<AccessLine>>() {
+        line.caller(&caller);
+    }
     request.extensions_mut().insert(Arc::new(caller));
     next.run(request).await
 }

@@ -1,35 +1,22 @@
 //! The outermost layer: every response gets its request id, its cache rules and, for errors, its
 //! body.
 
-#![expect(clippy::disallowed_methods, reason = "the log tells how long an answer took")]
-
+use super::access_log::AccessLine;
 use super::error::ApiError;
 use super::headers::{self, KeyRead};
 use super::transport::http1_head;
 use crate::request::Services;
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::{HeaderName, HeaderValue, Method, Version, header};
+use axum::http::{HeaderName, HeaderValue, Version, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Instant;
 use uuid::Uuid;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-
-/// Methods that are logged by name. Any other is a text that the client chose.
-const METHODS: [Method; 7] = [
-    Method::GET,
-    Method::POST,
-    Method::DELETE,
-    Method::HEAD,
-    Method::OPTIONS,
-    Method::PUT,
-    Method::PATCH,
-];
 
 /// Middleware around everything: answers panics, and finishes every response.
 pub async fn finish_response(
@@ -37,11 +24,11 @@ pub async fn finish_response(
     mut request: Request,
     next: Next,
 ) -> Response {
-    let began = Instant::now();
     let key: KeyRead = headers::idempotency_key(request.headers());
     let id = key.as_ref().map_or_else(|_| Uuid::now_v7(), |key| key.0);
     request.extensions_mut().insert(key);
-    let method = METHODS.into_iter().find(|known| known == request.method());
+    let line = AccessLine::begin(request.method(), request.uri(), id);
+    request.extensions_mut().insert(line.clone());
     let mut response = match check_head(&services, &request) {
         // A panic is our failure: the client gets an answer, not a cut connection.
         Ok(()) => AssertUnwindSafe(next.run(request))
@@ -54,14 +41,7 @@ pub async fn finish_response(
     set_headers(&mut response, id);
     let status = response.status().as_u16();
     services.metrics.http_response(status, code.unwrap_or("ok"));
-    let name = method.as_ref().map(Method::as_str);
-    let milliseconds = began.elapsed().as_millis() as u64;
-    if method == Some(Method::GET) && code.is_none() {
-        // Clients read often, and a line of the log costs as much as the read.
-        tracing::debug!(method = name, status, request_id = %id, milliseconds, "answered");
-    } else {
-        tracing::info!(method = name, status, code, request_id = %id, milliseconds, "answered");
-    }
+    line.answered(status, code);
     response
 }
 

@@ -3,9 +3,10 @@
 //! Only `data:` lines and comments: `id:`, `event:` and `retry:` lines break several widespread
 //! clients.
 
+use super::access_log::AccessLine;
 use super::error::ApiError;
 use super::wire::completion::ChunkWriter;
-use crate::request::Subscription;
+use crate::request::{AnswerFigures, Delta, Subscription};
 use axum::body::Body;
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
@@ -13,6 +14,7 @@ use bytes::Bytes;
 use futures_util::stream;
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::Duration;
 use uuid::Uuid;
 
@@ -47,10 +49,15 @@ fn failure(error: &ApiError, id: Uuid) -> Bytes {
 
 /// Follows a live request from its first delta to its end, with a comment whenever nothing happened
 /// for `silence`. Every event is a frame of its own, so that each leaves at once.
-pub fn follow(deltas: Subscription, chunks: ChunkWriter, silence: Duration) -> Body {
+pub fn follow(
+    deltas: Subscription,
+    chunks: ChunkWriter,
+    silence: Duration,
+    line: Arc<AccessLine>,
+) -> Body {
     let first = VecDeque::from([event(&chunks.first())]);
     let events = stream::unfold(Some((deltas, first)), move |state| {
-        let chunks = chunks.clone();
+        let (chunks, line) = (chunks.clone(), line.clone());
         async move {
             let (mut deltas, mut ready) = state?;
             let frame = loop {
@@ -60,11 +67,14 @@ pub fn follow(deltas: Subscription, chunks: ChunkWriter, silence: Duration) -> B
                 match tokio::time::timeout(silence, deltas.next()).await {
                     Err(_) => break KEEP_ALIVE,
                     Ok(Ok(Some(delta))) => {
+                        note(&delta, &line);
                         ready.extend(chunks.delta(&delta).iter().map(|chunk| event(chunk)));
                     }
                     Ok(Ok(None)) => return Some((Ok(DONE), None)),
                     Ok(Err(error)) => {
-                        return Some((Ok(failure(&error.into(), chunks.id.0)), None));
+                        let error = error.into();
+                        line.failed(ApiError::code(&error));
+                        return Some((Ok(failure(&error, chunks.id.0)), None));
                     }
                 }
             };
@@ -72,6 +82,15 @@ pub fn follow(deltas: Subscription, chunks: ChunkWriter, silence: Duration) -> B
         }
     });
     Body::from_stream(events)
+}
+
+fn note(delta: &Delta, line: &AccessLine) {
+    match *delta {
+        Delta::Text(_) => line.token(),
+        Delta::Finished { usage, charged, .. } => {
+            line.completed(Some(AnswerFigures { usage, charged, first_token: None }));
+        }
+    }
 }
 
 /// The headers that keep proxies from holding a stream back.

@@ -24,6 +24,7 @@ mod hostile;
 mod idempotency;
 mod isolation;
 mod lifecycle;
+mod logs;
 mod model_pool;
 mod models;
 mod neighbours;

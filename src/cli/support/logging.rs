@@ -1,6 +1,7 @@
 //! Logs to stderr, as text or JSON lines. A log never holds a prompt, a key or a body.
 
 use super::output::{CommandError, CommandResult};
+use super::progress::BesideBars;
 use crate::config::{LogFormat, LogSettings};
 use std::any::Any;
 use tracing_subscriber::EnvFilter;
@@ -14,7 +15,10 @@ pub(crate) fn filter(log: &LogSettings) -> CommandResult<EnvFilter> {
 
 /// Starts logging for the whole process.
 pub(crate) fn start(log: &LogSettings) -> CommandResult {
-    let base = tracing_subscriber::fmt().with_env_filter(filter(log)?).with_writer(std::io::stderr);
+    if log.format == LogFormat::Json {
+        super::output::write_json_lines();
+    }
+    let base = tracing_subscriber::fmt().with_env_filter(filter(log)?).with_writer(|| BesideBars);
     let started = match log.format {
         LogFormat::Text => base.with_ansi(super::output::colours()).with_target(false).try_init(),
         LogFormat::Json => base.json().flatten_event(true).try_init(),

@@ -1,9 +1,13 @@
 //! Output of the process: one document on stdout, for people or as JSON; everything else on stderr.
 
+use super::progress::BesideBars;
 use serde_json::{Value, json};
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
 /// The reason why a command did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -86,6 +90,9 @@ impl Output {
         if self.json {
             let _ = print(&format!("{:#}\n", json!({ "error": error })));
         }
+        if writes_json_lines() {
+            return json_line("ERROR", &error);
+        }
         let remedy = remedy.map(|text| format!("\n  {text}")).unwrap_or_default();
         note(&format!("{} {what}{remedy}", style(Style::Error, "error:")));
     }
@@ -105,9 +112,35 @@ pub(crate) fn print_generated(text: &str) -> CommandResult {
     print(&text.chars().filter(harmless).collect::<String>())
 }
 
+/// Whether every line on stderr is a JSON document, as `log.format` says.
+static JSON_LINES: AtomicBool = AtomicBool::new(false);
+
+/// Writes what follows on stderr as JSON, a document a line, in the form of the log.
+pub(crate) fn write_json_lines() {
+    JSON_LINES.store(true, Ordering::Relaxed);
+}
+
+pub(crate) fn writes_json_lines() -> bool {
+    JSON_LINES.load(Ordering::Relaxed)
+}
+
 /// A line on stderr for the person who watches the command. A closed stderr is no failure.
 pub(crate) fn note(text: &str) {
-    let _ = writeln!(io::stderr().lock(), "{text}");
+    if writes_json_lines() {
+        return json_line("INFO", &json!({ "message": text.trim() }));
+    }
+    let _ = BesideBars.write_all(format!("{text}\n").as_bytes());
+}
+
+fn json_line(level: &str, fields: &Value) {
+    let mut timestamp = String::new();
+    // Writing into a text does not fail.
+    let _ = SystemTime.format_time(&mut Writer::new(&mut timestamp));
+    let mut line = json!({ "timestamp": timestamp, "level": level, "target": "cresset::cli" });
+    if let (Some(line), Value::Object(fields)) = (line.as_object_mut(), fields) {
+        line.extend(fields.clone());
+    }
+    let _ = BesideBars.write_all(format!("{line}\n").as_bytes());
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -135,5 +168,8 @@ pub(crate) fn style(style: Style, text: &str) -> String {
 /// Whether colours are written: both outputs are terminals, and the environment does not forbid
 /// colours.
 pub(crate) fn colours() -> bool {
-    crate::config::colours_allowed() && io::stdout().is_terminal() && io::stderr().is_terminal()
+    !writes_json_lines()
+        && crate::config::colours_allowed()
+        && io::stdout().is_terminal()
+        && io::stderr().is_terminal()
 }

@@ -1,6 +1,7 @@
 //! `POST /v1/chat/completions`.
 
 use crate::request::{self, AnswerSource, Caller, GenerationInput, IncomingRequest, Services};
+use crate::server::access_log::AccessLine;
 use crate::server::error::ApiError;
 use crate::server::headers::{self, IdempotencyKey, Session};
 use crate::server::sse;
@@ -18,6 +19,7 @@ use std::time::Duration;
 pub async fn create(
     State(services): State<Arc<Services>>,
     Extension(caller): Extension<Arc<Caller>>,
+    Extension(line): Extension<Arc<AccessLine>>,
     IdempotencyKey(id): IdempotencyKey,
     Session(session): Session,
     request: Request,
@@ -42,6 +44,7 @@ pub async fn create(
     let ChatRequest { input, include_usage, mut ignored, .. } =
         parsed.map_err(|error| with_model_id(error, &services, &caller, &tree))?;
     ignored.extend(without_effect(&services, &input));
+    line.model(input.model);
 
     // 3. Attach to the request, replay its answer, or run it.
     let incoming = IncomingRequest {
@@ -56,13 +59,19 @@ pub async fn create(
 
     // 4. Answer in this dialect, in one piece or as a stream.
     let mut response = match found {
-        AnswerSource::Body(body) => json(body),
-        AnswerSource::Stored { body, stream } => replay(body, stream.then_some(include_usage))?,
+        AnswerSource::Body { body, figures } => {
+            line.completed(figures);
+            json(body)
+        }
+        AnswerSource::Stored { body, stream } => {
+            line.replayed();
+            replay(body, stream.then_some(include_usage))?
+        }
         AnswerSource::Stream { created_at, deltas } => {
             let model = incoming.input.model.ok_or(ApiError::ModelNotFound)?;
             let chunks = ChunkWriter::new(id, created_at.seconds(), model, include_usage);
             let silence = Duration::from_secs(http.keep_alive_seconds);
-            sse::response(sse::follow(deltas, chunks, silence))
+            sse::response(sse::follow(deltas, chunks, silence, line))
         }
     };
     if let Some(names) = ignored_names(&ignored) {

@@ -1,0 +1,179 @@
+//! One line of the log for each request, written when its answer is over: a stream's at its end. It
+//! names accounts, models and figures, and never a key, a prompt or an answer.
+
+#![expect(clippy::disallowed_methods, reason = "the log tells how long an answer took")]
+
+use crate::ids::{AccountId, ApplicationId, ModelId};
+use crate::request::AnswerFigures;
+use crate::request::Caller;
+use axum::http::{Method, Uri};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use uuid::Uuid;
+
+/// Methods that are logged by name. Any other is a text that the client chose.
+const METHODS: [Method; 7] = [
+    Method::GET,
+    Method::POST,
+    Method::DELETE,
+    Method::HEAD,
+    Method::OPTIONS,
+    Method::PUT,
+    Method::PATCH,
+];
+
+/// Paths that are logged as they are, and beginnings of paths that go on with an id.
+const ROUTES: [&str; 4] = ["/v1/me", "/v1/models", "/v1/credits", "/v1/chat/completions"];
+const ROUTES_WITH_ID: [(&str, &str); 2] =
+    [("/v1/models/", "/v1/models/{id}"), ("/v1/requests/", "/v1/requests/{id}")];
+
+/// The line of one request. Everyone who answers it holds it; it is written when the last one lets
+/// it go, which is when the answer was sent or its client has gone.
+#[derive(Debug)]
+pub struct AccessLine {
+    began: Instant,
+    method: Option<Method>,
+    route: &'static str,
+    request_id: Uuid,
+    facts: Mutex<LineFacts>,
+}
+
+/// What becomes known on the way.
+#[derive(Debug, Default)]
+struct LineFacts {
+    /// Absent when the client went away before there was one.
+    status: Option<u16>,
+    code: Option<&'static str>,
+    account: Option<AccountId>,
+    application: Option<ApplicationId>,
+    model: Option<ModelId>,
+    first_token: Option<Duration>,
+    figures: Option<AnswerFigures>,
+    /// The answer was stored before: nothing ran and nothing was charged.
+    replayed: bool,
+}
+
+impl AccessLine {
+    pub(super) fn begin(method: &Method, uri: &Uri, request_id: Uuid) -> Arc<Self> {
+        Arc::new(Self {
+            began: Instant::now(),
+            method: METHODS.into_iter().find(|known| known == method),
+            route: route(uri.path()),
+            request_id,
+            facts: Mutex::default(),
+        })
+    }
+
+    pub(super) fn caller(&self, caller: &Caller) {
+        let mut facts = self.facts();
+        facts.account = Some(caller.account.id);
+        facts.application = caller.credential.application;
+    }
+
+    pub(super) fn model(&self, model: Option<ModelId>) {
+        self.facts().model = model;
+    }
+
+    pub(super) fn replayed(&self) {
+        self.facts().replayed = true;
+    }
+
+    /// The first token of a stream is ready.
+    pub(super) fn token(&self) {
+        let passed = self.began.elapsed();
+        self.facts().first_token.get_or_insert(passed);
+    }
+
+    pub(super) fn completed(&self, figures: Option<AnswerFigures>) {
+        self.facts().figures = figures;
+    }
+
+    /// A stream that ended with an error, after its head.
+    pub(super) fn failed(&self, code: &'static str) {
+        self.facts().code = Some(code);
+    }
+
+    pub(super) fn answered(&self, status: u16, code: Option<&'static str>) {
+        let mut facts = self.facts();
+        facts.status = Some(status);
+        facts.code = facts.code.or(code);
+    }
+
+    fn facts(&self) -> MutexGuard<'_, LineFacts> {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for AccessLine {
+    fn drop(&mut self) {
+        let Self { began, method, route, request_id, .. } = self;
+        let milliseconds = began.elapsed().as_millis() as u64;
+        let facts = self.facts.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let LineFacts { status, code, replayed, figures, .. } = *facts;
+        let method = method.as_ref().map(Method::as_str);
+        let account = facts.account.map(tracing::field::display);
+        let application = facts.application.map(tracing::field::display);
+        let model = facts.model.map(tracing::field::display);
+        let replayed = replayed.then_some(true);
+        let first_token = facts.first_token.or(figures.and_then(|figures| figures.first_token));
+        let time_to_first_token_ms = first_token.map(|time| time.as_millis() as u64);
+        let prompt_tokens = figures.map(|figures| figures.usage.prompt_tokens);
+        let cached_tokens = figures.map(|figures| figures.usage.cached_tokens);
+        let completion_tokens = figures.map(|figures| figures.usage.completion_tokens);
+        let charged = figures.map(|figures| figures.charged.get());
+        macro_rules! line {
+            ($level:ident) => {
+                tracing::$level!(
+                    method,
+                    route,
+                    status,
+                    code,
+                    %request_id,
+                    account,
+                    application,
+                    model,
+                    prompt_tokens,
+                    cached_tokens,
+                    completion_tokens,
+                    charged,
+                    replayed,
+                    time_to_first_token_ms,
+                    milliseconds,
+                    "answered"
+                )
+            };
+        }
+        if method == Some("GET") && code.is_none() {
+            // Clients read often, and a line of the log costs as much as the read.
+            line!(debug);
+        } else {
+            line!(info);
+        }
+    }
+}
+
+/// The path without what a client chose in it.
+fn route(path: &str) -> &'static str {
+    let whole = ROUTES.into_iter().find(|route| *route == path);
+    let with_id = ROUTES_WITH_ID.into_iter().find(|(begin, _)| path.starts_with(begin));
+    whole.or(with_id.map(|(_, route)| route)).unwrap_or("other")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_route_holds_nothing_that_a_client_chose() {
+        for (path, expect) in [
+            ("/v1/me", "/v1/me"),
+            ("/v1/chat/completions", "/v1/chat/completions"),
+            ("/v1/requests/0192f0c1", "/v1/requests/{id}"),
+            ("/v1/models/secret", "/v1/models/{id}"),
+            ("/v1/secret", "other"),
+            ("/", "other"),
+        ] {
+            assert_eq!(route(path), expect);
+        }
+    }
+}
