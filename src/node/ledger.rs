@@ -7,9 +7,12 @@ use crate::server::operator::{AdminCommand, Operator};
 use crate::store::{
     ClockLimits, Limits, LockedStore, OpenProgress, Store, StoreConfig, StoreError,
 };
+use rustix::fs::{Access, access};
+use rustix::io::Errno;
+use rustix::process::geteuid;
 use serde_json::Value;
-use std::os::unix::fs::DirBuilderExt;
-use std::path::Path;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::task::spawn_blocking;
 
@@ -59,8 +62,32 @@ pub(super) async fn open(
     opening.await.map_err(NodeError::new)?.map_err(NodeError::new)
 }
 
-/// Fails when there is no ledger in the folder.
+/// Fails when the folder is there and this user may not work in it, which otherwise looks as if
+/// nothing was there.
+pub fn check_rights(data_dir: &Path) -> Result<(), NodeError> {
+    let work = Access::READ_OK | Access::WRITE_OK;
+    let ours = |path: &PathBuf| {
+        let kind = path.extension().and_then(|kind| kind.to_str());
+        matches!(kind, Some("redb" | "sock")) || path.file_name().is_some_and(|n| n == "lock")
+    };
+    let files = std::fs::read_dir(data_dir).into_iter().flatten().flatten();
+    let files = files.map(|entry| entry.path()).filter(ours).map(|path| (path, work));
+    let folder = (data_dir.to_owned(), work | Access::EXEC_OK);
+    let denied = |(path, wanted): &(PathBuf, Access)| access(path, *wanted) == Err(Errno::ACCESS);
+    let Some((path, _)) = std::iter::once(folder).chain(files).find(denied) else {
+        return Ok(());
+    };
+    let owner = std::fs::metadata(&path).map(|found| found.uid());
+    let owner = owner.map_or_else(|_| String::new(), |uid| format!("; it belongs to user {uid}"));
+    let (shown, user) = (path.display(), geteuid());
+    let user = user.as_raw();
+    Err(NodeError::new(format!("{shown} cannot be read and written by user {user}{owner}"))
+        .remedy("run the command as the user that owns it, or name another folder with --data-dir"))
+}
+
+/// Fails when there is no ledger in the folder, or none that this user may open.
 pub fn require(data_dir: &Path) -> Result<(), NodeError> {
+    check_rights(data_dir)?;
     if Store::exists(&StoreConfig::folder(data_dir)) {
         return Ok(());
     }
@@ -72,6 +99,7 @@ pub fn require(data_dir: &Path) -> Result<(), NodeError> {
 /// Makes the folder, readable by its owner alone when it is new, and an empty ledger in it. Fails
 /// when there is a ledger.
 pub fn create(data_dir: &Path) -> Result<(), NodeError> {
+    check_rights(data_dir)?;
     let shown = data_dir.display();
     if Store::exists(&StoreConfig::folder(data_dir)) {
         let what = format!("{shown} has a ledger already; it is left as it is");

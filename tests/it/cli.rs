@@ -1,6 +1,6 @@
 //! The command line from outside: its documents, exit codes and error messages.
 
-use crate::process::{Folder, eventually, request};
+use crate::process::{Finished, Folder, eventually, request};
 use crate::release::with_release;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};

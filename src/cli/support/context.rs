@@ -131,6 +131,7 @@ impl Context {
         &self,
         command: &AdminCommand,
     ) -> CommandResult<Option<Result<Value, AdminError>>> {
+        ledger::check_rights(&self.data_dir)?;
         let command = serde_json::to_value(command).map_err(CommandError::new)?;
         let call = HttpCall::post(socket::ROUTE, &command);
         let Some(response) = call.send_to_socket(&socket::path(&self.data_dir)).await? else {
