@@ -28,7 +28,7 @@ mod tests;
 
 pub use batch::ForwardBatch;
 pub use config::ModelConfig;
-pub use cpu::inspect;
+pub use cpu::{ModelCard, inspect};
 pub use kv_cache::KvCache;
 pub use loader::{FileLayout, ModelSource};
 pub use options::ModelOptions;

@@ -15,7 +15,7 @@ mod sampling_defaults;
 #[cfg(any(test, feature = "failpoints"))]
 pub mod testing;
 
-pub use fetch::{FetchOptions, FetchProgress};
+pub use fetch::{FetchOptions, FetchPhase, FetchProgress};
 pub use host_identity::describe_host;
 pub use manifest::{Manifest, ManifestLimits, ReleaseFile, Source, Upstream};
 use qualified::StoredRecord;

@@ -1,15 +1,17 @@
 //! `cresset models`: the releases of the data folder.
 
+use super::reload;
 use super::support::context::Context;
-use super::support::output::{CommandError, CommandResult};
+use super::support::output::{CommandError, CommandResult, Render};
 use super::support::progress::TaskProgress;
 use super::support::text;
 use crate::catalogue::{
-    self, Catalogue, FetchOptions, FetchProgress, Manifest, NotQualified, QualifiedModel,
+    self, Catalogue, FetchOptions, FetchPhase, FetchProgress, Manifest, NotQualified,
+    QualifiedModel,
 };
 use crate::config::HubSettings;
 use crate::ids::ModelId;
-use crate::node::{Assembly, inspect};
+use crate::node::{self, Assembly, inspect};
 use crate::server::operator::AdminCommand;
 use clap::Subcommand;
 use cresset_qualification::Record;
@@ -66,17 +68,19 @@ pub(super) async fn run(context: &Context, command: ModelsCommand) -> CommandRes
             output.result(&list(assembly, &loaded)?, list_text)
         }
         ModelsCommand::Pull { release } => {
-            output.result(&summary(&pull(context, release).await?), pulled_text)
+            let document = with_card(&catalogue, &pull(context, release).await?);
+            changed(context, document, pulled_text).await
         }
         ModelsCommand::Add { path, name } => {
             let what = format!("reading {}", path.display());
             let added = with_bytes(context, what, move |catalogue, on_bytes| {
                 catalogue.add(&path, name.as_deref(), &inspect, on_bytes)
             });
-            output.result(&summary(&added.await?), pulled_text)
+            let document = with_card(&catalogue, &added.await?);
+            changed(context, document, pulled_text).await
         }
         ModelsCommand::Remove { release } => {
-            output.result(&remove(context, &catalogue, &release).await?, removed_text)
+            changed(context, remove(&catalogue, &release)?, removed_text).await
         }
         ModelsCommand::Show { release } => output.result(&show(&catalogue, &release)?, show_text),
     }
@@ -132,8 +136,16 @@ async fn with_bytes<T: Send + 'static>(
 ) -> CommandResult<T> {
     let catalogue = Catalogue::new(&context.data_dir);
     let blocking = tokio::task::spawn_blocking(move || {
-        let mut progress = TaskProgress::bytes(what);
-        let done = work(&catalogue, &mut |at: FetchProgress| progress.at(at.done, at.total));
+        let mut progress = TaskProgress::bytes(what.clone());
+        let done = work(&catalogue, &mut |at: FetchProgress| {
+            let FetchProgress { file, done, total, phase } = at;
+            match phase {
+                FetchPhase::Transfer => progress.phase(what.clone()),
+                FetchPhase::Anew => progress.phase(format!("fetching {file} from its beginning")),
+                FetchPhase::Check => progress.phase(format!("checking {file}")),
+            }
+            progress.at(done, total);
+        });
         progress.clear();
         done
     });
@@ -190,6 +202,53 @@ fn summary(manifest: &Manifest) -> Value {
     })
 }
 
+fn with_card(catalogue: &Catalogue, manifest: &Manifest) -> Value {
+    let mut document = summary(manifest);
+    document["card"] = card(catalogue, manifest);
+    document
+}
+
+/// What the release is, from the headers of its files; null where they are not here.
+fn card(catalogue: &Catalogue, manifest: &Manifest) -> Value {
+    let source = catalogue.source(manifest).ok();
+    let Some(card) = source.and_then(|source| node::card(&source).ok()) else { return Value::Null };
+    json!({
+        "architecture": card.architecture,
+        "parameters": card.parameters(),
+        "quantisation": card.main_type(),
+        "parameters_by_type": card.types,
+        "layers": card.config.layers,
+        "vocabulary": card.config.vocab_size,
+        "context_tokens": card.config.max_positions,
+        "chat_template": "in its files",
+        "cpu_weight_bytes": card.cpu_bytes,
+        "cpu_cache_bytes_per_token": card.config.kv_block_bytes(1),
+    })
+}
+
+fn card_text(card: &Value) -> String {
+    if card.is_null() {
+        return String::new();
+    }
+    let number = |name: &str| card[name].as_u64().unwrap_or(0);
+    let millions = number("parameters") as f64 / 1e6;
+    let rows = [
+        ("architecture", format!("{}, {} layers", words(&card["architecture"]), number("layers"))),
+        ("parameters", format!("{millions:.1} million, mostly {}", words(&card["quantisation"]))),
+        ("context", format!("{} tokens", number("context_tokens"))),
+        ("chat template", words(&card["chat_template"])),
+        (
+            "memory",
+            format!(
+                "{} of weights and {:.1} KiB of cache a token, on a CPU",
+                text::mebibytes(number("cpu_weight_bytes")),
+                number("cpu_cache_bytes_per_token") as f64 / 1024.0
+            ),
+        ),
+    ];
+    rows.iter().fold(String::new(), |out, (label, value)| out + &format!("{label:<18} {value}\n"))
+}
+
 fn list_text(document: &Value) -> String {
     let mut out = String::new();
     for row in document["models"].as_array().into_iter().flatten() {
@@ -207,7 +266,8 @@ fn list_text(document: &Value) -> String {
 
 fn pulled_text(document: &Value) -> String {
     let name = words(&document["name"]);
-    format!("{name} is here, its digests are right. Next: cresset qualify {name}\n")
+    let card = card_text(&document["card"]);
+    format!("{card}{name} is here, its digests are right. Next: cresset qualify {name}\n")
 }
 
 fn removed_text(document: &Value) -> String {
@@ -221,6 +281,7 @@ fn show(catalogue: &Catalogue, wanted: &str) -> CommandResult<Value> {
     let mut document =
         serde_json::to_value(&manifest).expect("invariant: a manifest is representable in JSON");
     document["pulled"] = catalogue.is_pulled(&manifest).into();
+    document["card"] = card(catalogue, &manifest);
     document["records"] = records.into();
     Ok(document)
 }
@@ -252,6 +313,10 @@ fn show_text(document: &Value) -> String {
     for file in document["files"].as_array().into_iter().flatten() {
         line("file", &format!("{} sha256 {}", words(&file["name"]), words(&file["sha256"])).into());
     }
+    out.push_str(&card_text(&document["card"]));
+    let mut line = |label: &str, value: &Value| {
+        let _ = writeln!(out, "{label:<18} {}", words(value));
+    };
     for record in document["records"].as_array().into_iter().flatten() {
         let [id, suite, verdict] = ["id", "suite", "verdict"].map(|name| words(&record[name]));
         line("record", &format!("{id} {suite} {verdict}").into());

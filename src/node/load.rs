@@ -105,6 +105,11 @@ pub fn inspect(source: &ModelSource) -> Result<(), String> {
     Ok(())
 }
 
+/// What the headers of a release tell of it.
+pub fn card(source: &ModelSource) -> Result<ModelCard, String> {
+    cresset_models::inspect(source).map_err(|error| error.to_string())
+}
+
 fn text(source: &ModelSource, limits: TemplateLimits) -> Result<Arc<TextModel>, EngineError> {
     let unusable = |error: text::Error| EngineError::NotLoaded(error.to_string());
     TextModel::load_within(source, limits).map(Arc::new).map_err(unusable)

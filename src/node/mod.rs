@@ -14,10 +14,10 @@ mod subject;
 
 pub use device::ComputeDevice;
 pub use launch::{PortFallback, RunningNode, StartEvent};
-pub use load::{UnqualifiedModel, inspect};
+pub use load::{UnqualifiedModel, card, inspect};
 pub use models::Servable;
 
-use crate::config::Config;
+use crate::config::{Config, ConfigSource};
 use std::fmt::Display;
 use std::path::PathBuf;
 

@@ -1,25 +1,79 @@
-//! Tells from a release's headers whether this build can load it: the decoder is built as for
-//! serving, from names and shapes, without reading a weight.
+//! Tells from a release's headers whether this build can load it, and what it is: the decoder is
+//! built as for serving, from names and shapes, without reading a weight.
 
 use crate::decoder::{Decoder, DecoderOptions};
+use crate::loader::gguf::{GgufFile, Value};
 use crate::loader::store::{Raw, WeightStore};
 use crate::loader::tensors::Reading;
-use crate::{ModelConfig, ModelSource, Result};
+use crate::{FileLayout, ModelConfig, ModelSource, Result};
 use candle_core::quantized::GgmlDType;
 use candle_core::{Device, Tensor};
 use cresset_kernels::Compute;
 use cresset_kernels::gpu::Kind;
 use cresset_kernels::linear::{Mode, Weight};
+use std::collections::BTreeMap;
 
-/// A store that keeps nothing.
-struct NoWeights;
+/// The types of weights that are not quantised.
+const DENSE: [&str; 3] = ["F32", "F16", "BF16"];
 
-impl WeightStore<Compute> for NoWeights {
-    fn matrix(&mut self, _parts: &[Raw]) -> Result<Weight> {
+/// What the headers of a release tell.
+#[derive(Clone, Debug)]
+pub struct ModelCard {
+    /// As the files name it.
+    pub architecture: String,
+    pub config: ModelConfig,
+    /// Parameters by the type in which the files keep them, such as `Q4_K`.
+    pub types: BTreeMap<String, u64>,
+    /// Bytes of the weights in the memory of a CPU.
+    pub cpu_bytes: u64,
+}
+
+impl ModelCard {
+    pub fn parameters(&self) -> u64 {
+        self.types.values().sum()
+    }
+
+    /// The type that most parameters have.
+    pub fn main_type(&self) -> &str {
+        let main = self.types.iter().max_by_key(|(_, count)| **count);
+        main.map_or("none", |(name, _)| name)
+    }
+}
+
+/// A store that counts weights and keeps none.
+#[derive(Default)]
+struct CountedWeights {
+    types: BTreeMap<String, u64>,
+    cpu_bytes: u64,
+}
+
+impl CountedWeights {
+    fn count(&mut self, dtype: GgmlDType, count: usize) {
+        // candle calls the type Q4K that GGUF calls Q4_K.
+        let name = format!("{dtype:?}");
+        let name = name.strip_suffix('K').map_or(name.clone(), |begin| format!("{begin}_K"));
+        let dense = DENSE.contains(&name.as_str());
+        // A CPU widens dense weights to f32 and keeps quantised ones as they are.
+        let bytes = if dense {
+            count * size_of::<f32>()
+        } else {
+            count / dtype.block_size() * dtype.type_size()
+        };
+        self.cpu_bytes += bytes as u64;
+        *self.types.entry(name).or_default() += count as u64;
+    }
+}
+
+impl WeightStore<Compute> for CountedWeights {
+    fn matrix(&mut self, parts: &[Raw]) -> Result<Weight> {
+        for part in parts {
+            self.count(part.dtype, part.rows * part.cols);
+        }
         Ok(Weight::from_ggml(GgmlDType::F32, &[0; size_of::<f32>()], 1, 1)?)
     }
 
-    fn norm(&mut self, _values: Vec<f32>) -> Result<Tensor> {
+    fn norm(&mut self, values: Vec<f32>) -> Result<Tensor> {
+        self.count(GgmlDType::F32, values.len());
         Ok(Tensor::from_vec(vec![0f32], 1, &Device::Cpu)?)
     }
 
@@ -28,9 +82,9 @@ impl WeightStore<Compute> for NoWeights {
     }
 }
 
-/// The release's configuration, if its files can be loaded. It takes milliseconds and reads headers
-/// only: weights may still be damaged.
-pub fn inspect(source: &ModelSource) -> Result<ModelConfig> {
+/// The release's card, if its files can be loaded. It takes milliseconds and reads headers only:
+/// weights may still be damaged.
+pub fn inspect(source: &ModelSource) -> Result<ModelCard> {
     let sizes = DecoderOptions {
         kind: Kind::F32,
         mode: Mode::Invariant,
@@ -38,6 +92,29 @@ pub fn inspect(source: &ModelSource) -> Result<ModelConfig> {
         max_logits_rows: 1,
         max_context: 1,
     };
-    let decoder = Decoder::load(Compute::new(1), source, &mut NoWeights, Reading::Headers, &sizes)?;
-    Ok(decoder.config)
+    let mut weights = CountedWeights::default();
+    let decoder = Decoder::load(Compute::new(1), source, &mut weights, Reading::Headers, &sizes)?;
+    let CountedWeights { types, cpu_bytes } = weights;
+    let mut config = decoder.config;
+    if types.keys().any(|name| !DENSE.contains(&name.as_str())) {
+        config.kv_kind = Kind::F16;
+    }
+    let architecture = architecture(source)?;
+    Ok(ModelCard { architecture, config, types, cpu_bytes })
+}
+
+/// The architecture's name in the files of a release that can be loaded.
+fn architecture(source: &ModelSource) -> Result<String> {
+    let name = match source.layout() {
+        FileLayout::Gguf(path) => {
+            let file = GgufFile::open(path)?;
+            file.metadata.get("general.architecture").and_then(Value::as_str).map(str::to_owned)
+        }
+        FileLayout::HfFolder(_) => {
+            let config = source.read_needed("config.json")?;
+            let config: serde_json::Value = serde_json::from_slice(&config).unwrap_or_default();
+            config["model_type"].as_str().map(str::to_owned)
+        }
+    };
+    Ok(name.unwrap_or_default())
 }

@@ -4,7 +4,7 @@
 mod inspect;
 mod store;
 
-pub use inspect::inspect;
+pub use inspect::{ModelCard, inspect};
 
 use crate::decoder::{Decoder, DecoderOptions, StepBatch};
 use crate::loader::tensors::Reading;

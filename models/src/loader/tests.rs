@@ -332,5 +332,10 @@ fn headers_tell_what_cannot_be_loaded() {
     let tiny = TinyLlama::default();
     tiny.write_safetensors(folder.path()).unwrap();
     std::fs::write(folder.path().join("config.json"), tiny.hf_config().to_string()).unwrap();
-    crate::inspect(&ModelSource::hf_folder(folder.path().to_owned())).unwrap();
+    let card = crate::inspect(&ModelSource::hf_folder(folder.path().to_owned())).unwrap();
+    let layer = 2 * 64 * (64 + 32) + 3 * 64 * 96 + 2 * 64;
+    let parameters = (crate::testing::vocab_size() * 64 + 2 * layer + 64) as u64;
+    assert_eq!((card.architecture.as_str(), card.parameters()), ("llama", parameters));
+    assert_eq!((card.main_type(), card.cpu_bytes), ("F32", 4 * parameters));
+    assert_eq!((card.config.max_positions, card.config.kv_block_bytes(1)), (2048, 2 * 2 * 32 * 4));
 }

@@ -1,6 +1,6 @@
 //! The files of a release: which ones make a model, their digests, and how they get to their place.
 
-use crate::catalogue::fetch::FetchProgress;
+use crate::catalogue::fetch::{FetchPhase, FetchProgress};
 use crate::catalogue::folder::{ReleaseFolder, is_gguf, sha256};
 use crate::catalogue::{Error, ReleaseFile, Result};
 use std::fs::{self, File};
@@ -102,7 +102,8 @@ pub(super) fn digest(path: &Path, progress: &mut dyn FnMut(FetchProgress)) -> Re
     let mut done = 0;
     let sha256 = sha256(path, |n| {
         done += n;
-        progress(FetchProgress { file: &name, done, total: bytes });
+        let phase = FetchPhase::Check;
+        progress(FetchProgress { file: &name, done, total: bytes, phase });
     })?;
     Ok(ReleaseFile { name, sha256, bytes })
 }

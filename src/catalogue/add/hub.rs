@@ -3,7 +3,7 @@
 use super::files::{self, Preferred};
 use super::{Draft, NO_LICENSE, slug, stem};
 use crate::catalogue::fetch::{
-    self, FetchOptions, FetchProgress, HubTarget, Listing, PartFile, SourceFailure,
+    self, FetchOptions, FetchPhase, FetchProgress, HubTarget, Listing, PartFile, SourceFailure,
 };
 use crate::catalogue::folder::{ReleaseFolder, remove_all, source_of};
 use crate::catalogue::manifest::check_name;
@@ -66,7 +66,8 @@ fn fetch_all(
             // Nothing would tell that what is here is damaged.
             part.restart()?;
         }
-        let mut report = |done, total| progress(FetchProgress { file: path, done, total });
+        let phase = FetchPhase::Transfer;
+        let mut report = |done, total| progress(FetchProgress { file: path, done, total, phase });
         fetch::download(&target.repo, &listing.revision, path, &mut part, options, &mut report)
             .map_err(|failure| match failure {
                 SourceFailure::Here(error) => error,

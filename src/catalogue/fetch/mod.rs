@@ -52,6 +52,17 @@ pub struct FetchProgress<'a> {
     pub file: &'a str,
     pub done: u64,
     pub total: u64,
+    pub phase: FetchPhase,
+}
+
+/// What is done with the file's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FetchPhase {
+    Transfer,
+    /// The transfer of a file of which an earlier one left a part that cannot be gone on with.
+    Anew,
+    /// They are read to see that they are the right ones.
+    Check,
 }
 
 /// One file to fetch, and the folder it goes to.
@@ -60,12 +71,14 @@ struct Want<'a> {
     folder: &'a ReleaseFolder,
     options: &'a FetchOptions,
     progress: &'a mut dyn FnMut(FetchProgress),
+    phase: FetchPhase,
 }
 
 impl Want<'_> {
     fn report(&mut self, done: u64) {
         let ReleaseFile { name, bytes, .. } = self.file;
-        (self.progress)(FetchProgress { file: name, done: done.min(*bytes), total: *bytes });
+        let (done, phase) = (done.min(*bytes), self.phase);
+        (self.progress)(FetchProgress { file: name, done, total: *bytes, phase });
     }
 }
 
@@ -97,23 +110,35 @@ pub(super) fn fetch(
     options: &FetchOptions,
     progress: &mut dyn FnMut(FetchProgress),
 ) -> Result<()> {
-    if folder.verify(manifest).is_ok() {
-        return Ok(());
-    }
     for file in &manifest.files {
-        let here = folder.path().join(&file.name);
-        if here.exists() && sha256(&here, |_| {})? == file.sha256 {
+        let mut want = Want { file, folder, options, progress, phase: FetchPhase::Check };
+        if is_here(&mut want)? {
             continue;
         }
-        let mut want = Want { file, folder, options, progress };
         fetch_file(manifest, &mut want, data)?;
     }
     remove_all(&folder.incoming())
 }
 
+/// Whether the file is at its place and the right one.
+fn is_here(want: &mut Want) -> Result<bool> {
+    let ReleaseFile { name, sha256: digest, bytes } = want.file;
+    let path = want.folder.path().join(name);
+    if path.metadata().map_or(true, |found| found.len() != *bytes) {
+        return Ok(false);
+    }
+    let mut done = 0;
+    let found = sha256(&path, |read| {
+        done += read;
+        want.report(done);
+    })?;
+    Ok(found == *digest)
+}
+
 fn fetch_file(manifest: &Manifest, want: &mut Want, data: &Path) -> Result<()> {
     let mut account = Vec::new();
     for source in &manifest.sources {
+        want.phase = FetchPhase::Transfer;
         want.report(0);
         match from_source(source, want, data) {
             Ok(()) => return Ok(()),

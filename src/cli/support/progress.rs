@@ -1,14 +1,32 @@
 //! Progress of long work on stderr: a bar on a terminal, elsewhere a line for every tenth.
 
-use super::output::note;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::io::IsTerminal;
+use super::output::{note, writes_json_lines};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use std::io::{self, IsTerminal, Write};
+use std::sync::LazyLock;
 use std::time::Duration;
 
 const BYTES: &str = "{msg} [{bar:30}] {percent:>3}% {bytes}/{total_bytes} {bytes_per_sec} {eta}";
 const STEPS: &str = "{msg} [{bar:30}] {percent:>3}% {pos}/{len} {elapsed}";
 /// Before the amount of work is known, and where it never is.
 const WAITING: &str = "{spinner} {msg} {elapsed}";
+
+/// The bars on the terminal. Other lines must not be written while one is drawn.
+static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
+
+/// Standard error for lines that may come while a bar is drawn: the bar goes, the line is written,
+/// the bar comes back below it.
+pub(crate) struct BesideBars;
+
+impl Write for BesideBars {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        BARS.suspend(|| io::stderr().lock().write_all(bytes).map(|()| bytes.len()))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().lock().flush()
+    }
+}
 
 /// The progress of one piece of work.
 pub(crate) struct TaskProgress {
@@ -30,12 +48,11 @@ impl TaskProgress {
     }
 
     fn styled(what: String, measured: &'static str) -> Self {
-        if !std::io::stderr().is_terminal() {
+        if !std::io::stderr().is_terminal() || writes_json_lines() {
             note(&what);
             return Self { what, bar: None, measured, tenths: 0 };
         }
-        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr())
-            .with_message(what.clone());
+        let bar = BARS.add(ProgressBar::no_length().with_message(what.clone()));
         bar.set_style(style(WAITING));
         bar.enable_steady_tick(Duration::from_millis(100));
         Self { what, bar: Some(bar), measured, tenths: 0 }
@@ -56,10 +73,23 @@ impl TaskProgress {
         }
     }
 
+    /// Goes on with another part of the work, under another name and from its beginning.
+    pub(crate) fn phase(&mut self, what: String) {
+        if self.what == what {
+            return;
+        }
+        match &self.bar {
+            Some(bar) => bar.set_message(what.clone()),
+            None => note(&what),
+        }
+        (self.what, self.tenths) = (what, 0);
+    }
+
     /// Removes the bar from the terminal.
     pub(crate) fn clear(self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
+            BARS.remove(bar);
         }
     }
 }
@@ -71,6 +101,16 @@ fn style(template: &str) -> ProgressStyle {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn another_part_of_the_work_begins_again() {
+        let mut progress = TaskProgress::bytes("fetching");
+        progress.at(10, 10);
+        progress.phase("fetching".to_owned());
+        assert!(progress.bar.is_some() || progress.tenths == 10);
+        progress.phase("checking".to_owned());
+        assert_eq!((progress.what.as_str(), progress.tenths), ("checking", 0));
+    }
 
     #[test]
     fn a_line_says_each_thing_once() {
