@@ -152,6 +152,11 @@ impl Metrics {
         self.engine_failures.get_or_create(&[("kind", kind.to_owned())]).inc();
     }
 
+    /// Output tokens of requests that were settled since the start.
+    pub fn generated_tokens(&self) -> u64 {
+        self.generation_tokens.get()
+    }
+
     pub fn tokens(&self, prompt: u32, cached: u32, generated: u32) {
         self.prompt_tokens.inc_by(prompt.into());
         self.cached_tokens.inc_by(cached.into());

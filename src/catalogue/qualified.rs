@@ -38,9 +38,16 @@ pub enum NotQualified {
     )]
     Untrusted { name: String, file: String, why: String },
     #[error(
-        "{name} was qualified with another {part} (then {recorded}, now {present}): run `cresset qualify {name}`"
+        "{name} {outcome} with another {part} (then {recorded}, now {present}): run `cresset qualify {name}`"
     )]
-    Differs { name: String, part: &'static str, recorded: String, present: String },
+    Differs {
+        name: String,
+        /// What the record says of it.
+        outcome: &'static str,
+        part: &'static str,
+        recorded: String,
+        present: String,
+    },
     #[error(
         "{name} did not qualify ({why}): run `cresset qualify {name} --report FILE` and read the report"
     )]
@@ -126,13 +133,16 @@ impl Catalogue {
                 }
                 Some(d) => (d.part, d.recorded, d.present),
             };
-            newest_difference.get_or_insert(difference);
+            let qualified = record.verdict == Verdict::Qualified;
+            let outcome =
+                if qualified { "was qualified" } else { "was checked and did not qualify" };
+            newest_difference.get_or_insert((outcome, difference));
         }
         Err(match (newest_untrusted, newest_difference) {
             (Some((file, why)), _) => NotQualified::Untrusted { name: name(), file, why },
             (None, None) => NotQualified::NoRecord { name: name() },
-            (None, Some((part, recorded, present))) => {
-                NotQualified::Differs { name: name(), part, recorded, present }
+            (None, Some((outcome, (part, recorded, present)))) => {
+                NotQualified::Differs { name: name(), outcome, part, recorded, present }
             }
         })
     }
@@ -312,6 +322,10 @@ mod tests {
             place.save(&record);
             assert!(place.refusal(0).contains(part), "{part}");
         }
+        let mut record = place.record(Verdict::Failed);
+        record.identity.host.hardware.model = "other".into();
+        place.save(&record);
+        assert!(place.refusal(0).contains("did not qualify with another hardware"));
         place.save(&place.record(Verdict::Qualified));
         place.ask(0).unwrap();
     }

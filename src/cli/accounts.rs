@@ -2,10 +2,11 @@
 
 use super::support::context::Context;
 use super::support::output::{CommandResult, Render};
+use super::support::values::AccountArgument;
 use super::support::{listing, text, values};
-use crate::ids::AccountId;
 use crate::server::operator::AdminCommand;
 use clap::Subcommand;
+use serde_json::Value;
 
 const COLUMNS: &[&str] = &[
     "id",
@@ -22,7 +23,7 @@ const COLUMNS: &[&str] = &[
 #[derive(Debug, Subcommand)]
 #[command(after_help = "Examples:
   cresset accounts create --name acme --trial 5_000_000 --reference order-17
-  cresset accounts suspend 0192f0c1-2a7e-7c3d-9a51-3f0e5b1c7d42")]
+  cresset accounts suspend acme                 by id or, where no other has it, by name")]
 pub(super) enum AccountsCommand {
     /// Create an account together with its opening credits, or neither
     Create {
@@ -59,18 +60,21 @@ pub(super) enum AccountsCommand {
     List,
     /// Show one account
     Show {
-        /// The account
-        id: AccountId,
+        /// The account, by id or name
+        #[arg(value_name = "ACCOUNT", value_parser = values::account)]
+        id: AccountArgument,
     },
     /// Refuse the account's credentials and cancel what it runs
     Suspend {
-        /// The account
-        id: AccountId,
+        /// The account, by id or name
+        #[arg(value_name = "ACCOUNT", value_parser = values::account)]
+        id: AccountArgument,
     },
     /// Accept the account's credentials again
     Resume {
-        /// The account
-        id: AccountId,
+        /// The account, by id or name
+        #[arg(value_name = "ACCOUNT", value_parser = values::account)]
+        id: AccountArgument,
     },
 }
 
@@ -78,15 +82,33 @@ pub(super) async fn run(context: &Context, command: AccountsCommand) -> CommandR
     use AccountsCommand as C;
     let (command, render): (_, Render) = match command {
         C::Create { name, plan, trial, premium, reference } => {
-            (AdminCommand::AccountCreate { name, plan, trial, premium, reference }, text::fields)
+            (AdminCommand::AccountCreate { name, plan, trial, premium, reference }, created)
         }
         C::List => {
             return listing::show(context, COLUMNS, |after| AdminCommand::AccountList { after })
                 .await;
         }
-        C::Show { id } => (AdminCommand::AccountShow { id }, text::fields),
-        C::Suspend { id } => (AdminCommand::AccountSuspend { id }, text::fields),
-        C::Resume { id } => (AdminCommand::AccountResume { id }, text::fields),
+        C::Show { id } => {
+            (AdminCommand::AccountShow { id: context.account(id).await? }, text::fields)
+        }
+        C::Suspend { id } => {
+            (AdminCommand::AccountSuspend { id: context.account(id).await? }, text::fields)
+        }
+        C::Resume { id } => {
+            (AdminCommand::AccountResume { id: context.account(id).await? }, text::fields)
+        }
     };
     context.show(command, render).await
+}
+
+/// A second account of one name is allowed, since two customers may have one, and told.
+fn created(document: &Value) -> String {
+    let others = document["same_name"].as_array().map_or(&[][..], Vec::as_slice);
+    let others: Vec<&str> = others.iter().filter_map(Value::as_str).collect();
+    let fields = text::fields(document);
+    if others.is_empty() {
+        return fields;
+    }
+    let all = others.join(", ");
+    format!("{fields}Another account has this name, so commands need their ids: {all}\n")
 }

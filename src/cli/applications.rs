@@ -4,6 +4,7 @@ use super::support::context::Context;
 use super::support::listing::{self, PrintedListing};
 use super::support::output::print;
 use super::support::output::{CommandResult, Render};
+use super::support::values::AccountArgument;
 use super::support::{text, values};
 use crate::ids::{AccountId, ApplicationId, CredentialId};
 use crate::server::operator::AdminCommand;
@@ -17,14 +18,14 @@ const TOKEN_COLUMNS: &[&str] =
 
 #[derive(Debug, Subcommand)]
 #[command(after_help = "Example:
-  cresset applications create --account ID --name phone
+  cresset applications create --account acme --name phone
   cresset applications token --application ID --expires-in 12h")]
 pub(super) enum ApplicationsCommand {
     /// Create an application connection of an account
     Create {
-        /// The account
-        #[arg(long, value_name = "ID")]
-        account: AccountId,
+        /// The account, by id or name
+        #[arg(long, value_name = "ACCOUNT", value_parser = values::account)]
+        account: AccountArgument,
         /// Name of the application
         #[arg(long, value_parser = values::label)]
         name: String,
@@ -32,8 +33,8 @@ pub(super) enum ApplicationsCommand {
     /// List applications with their tokens
     List {
         /// Only this account's
-        #[arg(long, value_name = "ID")]
-        account: Option<AccountId>,
+        #[arg(long, value_name = "ACCOUNT", value_parser = values::account)]
+        account: Option<AccountArgument>,
     },
     /// Issue an access token; its secret is shown this once
     Token {
@@ -55,9 +56,13 @@ pub(super) async fn run(context: &Context, command: ApplicationsCommand) -> Comm
     use ApplicationsCommand as C;
     let (command, render): (_, Render) = match command {
         C::Create { account, name } => {
+            let account = context.account(account).await?;
             (AdminCommand::ApplicationCreate { account, name }, text::fields)
         }
-        C::List { account } => return list(context, account).await,
+        C::List { account: Some(account) } => {
+            return list(context, Some(context.account(account).await?)).await;
+        }
+        C::List { account: None } => return list(context, None).await,
         C::Token { application, expires_in } => {
             let expires_at = expires_in.map(values::from_now);
             (AdminCommand::ApplicationToken { application, expires_at }, text::secret)

@@ -3,6 +3,7 @@
 use super::support::context::Context;
 use super::support::listing::{self, PrintedListing};
 use super::support::output::{CommandResult, Render, print};
+use super::support::values::AccountArgument;
 use super::support::{text, values};
 use crate::ids::AccountId;
 use crate::ledger::Bucket;
@@ -24,14 +25,14 @@ const COLUMNS: &[&str] = &[
 
 #[derive(Debug, Subcommand)]
 #[command(after_help = "Example:
-  cresset credits grant --account ID --bucket premium --units 10_000_000 --reference invoice-17
+  cresset credits grant --account acme --bucket premium --units 10_000_000 --reference invoice-17
 The same grant sent twice is one grant.")]
 pub(super) enum CreditsCommand {
     /// Add credits to an account, once per reference
     Grant {
-        /// The account
-        #[arg(long, value_name = "ID")]
-        account: AccountId,
+        /// The account, by id or name
+        #[arg(long, value_name = "ACCOUNT", value_parser = values::account)]
+        account: AccountArgument,
         /// The kind of credits; trial credits are spent first
         #[arg(long, value_parser = values::named::<Bucket>(&["trial", "premium"]))]
         bucket: Bucket,
@@ -44,15 +45,15 @@ pub(super) enum CreditsCommand {
     },
     /// Show an account's balances
     Show {
-        /// The account
-        #[arg(long, value_name = "ID")]
-        account: AccountId,
+        /// The account, by id or name
+        #[arg(long, value_name = "ACCOUNT", value_parser = values::account)]
+        account: AccountArgument,
     },
     /// List every change to an account's balances, oldest first
     Statement {
-        /// The account
-        #[arg(long, value_name = "ID")]
-        account: AccountId,
+        /// The account, by id or name
+        #[arg(long, value_name = "ACCOUNT", value_parser = values::account)]
+        account: AccountArgument,
         /// List what came after this entry: `next_after` of an earlier list
         #[arg(long, value_name = "SEQUENCE", default_value_t = 0)]
         after: u64,
@@ -66,10 +67,15 @@ pub(super) async fn run(context: &Context, command: CreditsCommand) -> CommandRe
     use CreditsCommand as C;
     let (command, render): (_, Render) = match command {
         C::Grant { account, bucket, units, reference } => {
+            let account = context.account(account).await?;
             (AdminCommand::CreditGrant { account, bucket, units, reference }, granted)
         }
-        C::Show { account } => (AdminCommand::CreditShow { account }, text::fields),
+        C::Show { account } => {
+            let account = context.account(account).await?;
+            (AdminCommand::CreditShow { account }, text::fields)
+        }
         C::Statement { account, after, limit } => {
+            let account = context.account(account).await?;
             return statement(context, account, after, limit.unwrap_or(u64::MAX)).await;
         }
     };

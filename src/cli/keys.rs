@@ -2,8 +2,9 @@
 
 use super::support::context::Context;
 use super::support::output::{CommandResult, Render};
+use super::support::values::AccountArgument;
 use super::support::{listing, text, values};
-use crate::ids::{AccountId, CredentialId};
+use crate::ids::CredentialId;
 use crate::server::operator::AdminCommand;
 use clap::Subcommand;
 use std::time::Duration;
@@ -12,13 +13,13 @@ const COLUMNS: &[&str] = &["id", "label", "hint", "created_at", "expires_at", "r
 
 #[derive(Debug, Subcommand)]
 #[command(after_help = "Example:
-  cresset keys create --account ID --label laptop --expires-in 30d")]
+  cresset keys create --account acme --label laptop --expires-in 30d")]
 pub(super) enum KeysCommand {
     /// Create a key; its secret is shown this once
     Create {
-        /// The account
-        #[arg(long, value_name = "ID")]
-        account: AccountId,
+        /// The account, by id or name
+        #[arg(long, value_name = "ACCOUNT", value_parser = values::account)]
+        account: AccountArgument,
         /// A note that tells the key from others, such as the device it is for
         #[arg(long, value_parser = values::label)]
         label: Option<String>,
@@ -28,9 +29,9 @@ pub(super) enum KeysCommand {
     },
     /// List an account's keys, without their secrets
     List {
-        /// The account
-        #[arg(long, value_name = "ID")]
-        account: AccountId,
+        /// The account, by id or name
+        #[arg(long, value_name = "ACCOUNT", value_parser = values::account)]
+        account: AccountArgument,
     },
     /// Refuse a key from now on and cancel what runs under it
     Revoke {
@@ -44,9 +45,11 @@ pub(super) async fn run(context: &Context, command: KeysCommand) -> CommandResul
     let (command, render): (_, Render) = match command {
         C::Create { account, label, expires_in } => {
             let expires_at = expires_in.map(values::from_now);
+            let account = context.account(account).await?;
             (AdminCommand::KeyCreate { account, label, expires_at }, text::secret)
         }
         C::List { account } => {
+            let account = context.account(account).await?;
             let page = |after| AdminCommand::KeyList { account, after };
             return listing::show(context, COLUMNS, page).await;
         }

@@ -2,6 +2,7 @@
 
 use super::support::context::Context;
 use super::support::output::{CommandResult, Render};
+use super::support::values::AccountArgument;
 use super::support::{listing, text, values};
 use crate::ids::{AccountId, ApplicationId, RequestId};
 use crate::ledger::AttemptState;
@@ -29,9 +30,9 @@ const STATES: &[&str] = &["queued", "running", "completed", "cancelled", "failed
 pub(super) enum RequestsCommand {
     /// List an account's requests, newest last
     List {
-        /// The account
-        #[arg(long, value_name = "ID")]
-        account: AccountId,
+        /// The account, by id or name
+        #[arg(long, value_name = "ACCOUNT", value_parser = values::account)]
+        account: AccountArgument,
         /// Only those in this state
         #[arg(long, value_parser = values::named::<AttemptState>(STATES))]
         state: Option<AttemptState>,
@@ -74,6 +75,7 @@ pub(super) async fn run(context: &Context, command: RequestsCommand) -> CommandR
     use RequestsCommand as C;
     let (command, render): (_, Render) = match command {
         C::List { account, state } => {
+            let account = context.account(account).await?;
             let page = |after: Option<u64>| {
                 let after = after.unwrap_or_default();
                 AdminCommand::RequestList { account, state, after }

@@ -82,10 +82,11 @@ fn screen(document: &Value) -> String {
     let _ = writeln!(out, "memory    {process}; models {models} of {limit}");
     let _ = writeln!(
         out,
-        "requests  {} running, {} waiting, {:.1} tokens/s",
+        "requests  {} running, {} waiting, {:.1} tokens/s; {} tokens since the start",
         number("requests_running"),
         number("requests_waiting"),
-        number("tokens_per_second")
+        number("tokens_per_second"),
+        number("generated_tokens_since_start")
     );
     let ahead = document["clock_ahead_seconds"].as_i64().unwrap_or(0);
     let time = text::utc(document["ledger_time_at"].as_u64().unwrap_or(0));
@@ -111,8 +112,9 @@ fn troubles(document: &Value) -> String {
     let rows = |name: &str| document[name].as_array().map_or(&[][..], Vec::as_slice).iter();
     let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let failed = rows("models").filter(|model| !model["failure"].is_null());
-    let failed = failed
-        .map(|model| format!("{} failed: {}\n", word(&model["name"]), word(&model["failure"])));
+    let failed = failed.map(|model| {
+        format!("{} is not offered: {}\n", word(&model["name"]), word(&model["failure"]))
+    });
     let at = |error: &Value| text::utc(error["at"].as_u64().unwrap_or(0));
     let errors = rows("last_errors")
         .map(|e| format!("{}  {}: {}\n", at(e), word(&e["model"]), word(&e["message"])));

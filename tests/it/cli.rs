@@ -50,7 +50,7 @@ fn exit_codes_tell_failure_from_wrong_usage() {
     check(&[], 2, "Usage");
     check(&["acounts"], 2, "accounts");
     check(&["keys", "create"], 2, "--account");
-    check(&["keys", "create", "--account", "me"], 2, "expected an id such as");
+    check(&["keys", "create", "--account", ""], 2, "expected 1 to 128 characters");
     check(&["accounts", "create", "--name", "two\nlines"], 2, "control character");
     check(&["keys", "create", "--account", NOBODY, "--expires-in", "soon"], 2, "30d");
     let negative = ["accounts", "create", "--name", "acme", "--trial", "-5_000"];
@@ -88,6 +88,7 @@ fn exit_codes_tell_failure_from_wrong_usage() {
         "whole number",
     );
     check(&["accounts", "show", NOBODY], 1, "cresset accounts list");
+    check(&["accounts", "show", "me"], 1, "no account is called \"me\"");
     check(&["keys", "list", "--account", NOBODY], 1, "no such account");
     check(&["keys", "revoke", NOBODY], 1, "no such credential");
     check(&["applications", "token", "--application", NOBODY], 1, "no such application");

@@ -75,6 +75,28 @@ fn steady(value: &Value) -> Value {
 }
 
 #[test]
+fn an_account_goes_by_its_name_while_no_other_has_it() {
+    let folder = Folder::initialised();
+    let create = |trial| folder.json(&["accounts", "create", "--name", "acme", "--trial", trial]);
+    let first = create("5");
+    assert_eq!(first["same_name"], json!([]));
+    assert_eq!(folder.json(&["accounts", "show", "acme"])["id"], first["id"]);
+    let grant = ["credits", "grant", "--account", "acme", "--bucket", "trial", "--units", "7"];
+    folder.json(&[&grant[..], &["--reference", "invoice"]].concat());
+    assert_eq!(folder.json(&["credits", "show", "--account", "acme"])["trialUnits"], "12");
+    for list in ["keys", "applications", "requests"] {
+        folder.json(&[list, "list", "--account", "acme"]);
+    }
+    assert_eq!(create("6")["same_name"], json!([first["id"]]));
+    let said = folder.run(&["accounts", "create", "--name", "acme"]).stdout;
+    assert!(said.contains("Another account has this name"), "{said}");
+    let message = folder.fails(&["accounts", "suspend", "acme"], 1);
+    assert!(message.contains("3 accounts are called"), "{message}");
+    assert!(message.contains(text(&first["id"])), "{message}");
+    assert_eq!(folder.json(&["accounts", "show", text(&first["id"])])["status"], "active");
+}
+
+#[test]
 fn a_running_node_gives_the_same_answers() {
     let folder = Folder::ready();
     let stopped = tour(&folder);

@@ -3,7 +3,9 @@
 
 use super::http::{HttpCall, json};
 use super::output::{CommandError, CommandResult, Output, Render};
-use crate::config::{self, Config, LoadedConfig, Override};
+use super::values::AccountArgument;
+use crate::config::{self, Config, ConfigFile, ConfigSource, LoadedConfig, Override};
+use crate::ids::AccountId;
 use crate::node::{Assembly, NodeError, files, ledger};
 use crate::server::operator::{AdminCommand, AdminError, socket};
 use clap::Args;
@@ -83,6 +85,27 @@ impl Context {
     /// runs.
     pub(crate) async fn admin(&self, command: AdminCommand) -> CommandResult<Value> {
         self.patiently(async || self.try_admin(&command).await).await
+    }
+
+    /// The id of the account that is meant.
+    pub(crate) async fn account(&self, account: AccountArgument) -> CommandResult<AccountId> {
+        let name = match account {
+            AccountArgument::Id(id) => return Ok(id),
+            AccountArgument::Name(name) => name,
+        };
+        let found = self.admin(AdminCommand::AccountFind { name: name.clone() }).await?;
+        let ids: Vec<AccountId> =
+            serde_json::from_value(found["ids"].clone()).map_err(CommandError::new)?;
+        match ids[..] {
+            [id] => Ok(id),
+            [] => Err(CommandError::new(format!("no account is called {name:?}"))
+                .remedy("`cresset accounts list` shows those there are")),
+            _ => {
+                let all = ids.iter().map(AccountId::to_string).collect::<Vec<_>>().join(", ");
+                Err(CommandError::new(format!("{} accounts are called {name:?}", ids.len()))
+                    .remedy(format!("name one by its id: {all}")))
+            }
+        }
     }
 
     /// Runs an operator command and prints its result.

@@ -1,6 +1,7 @@
 //! Parsers for values that people type: amounts, durations, names.
 
 use crate::clock::{Clock, SystemClock, UnixMillis};
+use crate::ids::AccountId;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde::de::DeserializeOwned;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -19,6 +20,21 @@ pub(crate) fn label(text: &str) -> Result<String, String> {
     let expected =
         || format!("expected 1 to {MAX_LABEL} characters, none of them a control character");
     fits.then(|| text.to_owned()).ok_or_else(expected)
+}
+
+/// An account, by its id or by its name where no other has the same.
+#[derive(Clone, Debug)]
+pub(crate) enum AccountArgument {
+    Id(AccountId),
+    Name(String),
+}
+
+/// Texts in the form of ids are ids, never names.
+pub(crate) fn account(text: &str) -> Result<AccountArgument, String> {
+    match text.parse() {
+        Ok(id) => Ok(AccountArgument::Id(id)),
+        Err(_) => label(text).map(AccountArgument::Name),
+    }
 }
 
 /// Checks the report path before the (long) run, so that a bad path does not cost the run.

@@ -42,6 +42,10 @@ impl Operator<'_> {
                 self.create_account(name, plan, [trial, premium], reference).await
             }
             C::AccountList { after } => self.read(lists::accounts(self.store.clone(), after)).await,
+            C::AccountFind { name } => {
+                let found = self.read(lists::accounts_named(self.store.clone(), name)).await?;
+                Ok(json!({ "ids": found }))
+            }
             C::AccountShow { id } => self.show_account(id).await,
             C::AccountSuspend { id } => self.set_status(id, AccountStatus::Suspended).await,
             C::AccountResume { id } => self.set_status(id, AccountStatus::Active).await,
@@ -107,6 +111,7 @@ impl Operator<'_> {
         self.require_plan(&plan)?;
         let opening = BucketAmounts { trial: units(trial)?, premium: units(premium)? };
         let id = reference.as_deref().map_or_else(AccountId::generate, referenced_account);
+        let called = name.clone();
         let create = Command::CreateAccount { id, name, plan, opening };
         let outcome = self.store.submit(create).await.map_err(|error| match (error, reference) {
             (StoreError::Refused(Refusal::IdTaken), Some(reference)) => {
@@ -117,14 +122,19 @@ impl Operator<'_> {
             }
             (error, _) => error.into(),
         })?;
-        Ok(view::merged(self.show_account(id).await?, repeated(&outcome)))
+        let mut others = self.read(lists::accounts_named(self.store.clone(), called)).await?;
+        others.retain(|other| *other != id);
+        let shown = view::merged(self.show_account(id).await?, repeated(&outcome));
+        Ok(view::merged(shown, json!({ "same_name": others })))
     }
 
     fn require_plan(&self, plan: &str) -> Result<()> {
-        if self.config.plans.contains_key(plan) {
+        let of_config = || self.config.plans.keys().cloned().collect();
+        let known = self.live.map_or_else(of_config, |live| live.node.plans.names());
+        if known.iter().any(|name| name == plan) {
             return Ok(());
         }
-        let known = self.config.plans.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+        let known = known.join(", ");
         Err(AdminError::Invalid(format!(
             "no plan {plan:?} in the configuration; there are: {known}"
         )))

@@ -24,6 +24,10 @@ pub enum AdminCommand {
     AccountList {
         after: Option<AccountId>,
     },
+    /// The accounts with this name.
+    AccountFind {
+        name: String,
+    },
     AccountShow {
         id: AccountId,
     },

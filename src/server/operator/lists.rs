@@ -51,6 +51,17 @@ pub(super) async fn accounts(store: Store, after: Option<AccountId>) -> Result {
     Ok(page.view(rows))
 }
 
+/// The accounts with this name, oldest first.
+pub(super) async fn accounts_named(store: Store, name: String) -> Result<Vec<AccountId>> {
+    let (snapshot, mut found, mut after) = (store.read().await?, Vec::new(), None);
+    loop {
+        let rows = snapshot.accounts(after, PAGE_ROWS).await?;
+        let Some(last) = rows.last() else { return Ok(found) };
+        after = Some(last.id);
+        found.extend(rows.iter().filter(|row| row.name == name).map(|row| row.id));
+    }
+}
+
 pub(super) async fn keys(store: Store, of: AccountId, after: Option<CredentialId>) -> Result {
     let snapshot = store.read().await?;
     find_account(&*snapshot, of).await?;

@@ -54,6 +54,7 @@ pub fn of(live: &Live) -> Value {
         "model_memory_limit_bytes": budget,
         "requests_running": stats.iter().map(|engine| engine.running).sum::<usize>(),
         "requests_waiting": stats.iter().map(|engine| engine.waiting).sum::<usize>(),
+        "generated_tokens_since_start": node.metrics.generated_tokens(),
         "tokens_per_second": stats.iter().map(|engine| engine.tokens_per_second).sum::<f64>(),
         "models": models
             .iter()
