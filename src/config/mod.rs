@@ -17,8 +17,8 @@ pub use memory::memory_bytes;
 pub use paths::{cache_dir, client_key, colours_allowed, default_config_file, default_data_dir};
 pub use sections::{
     ClockSettings, CredentialSettings, DeviceSetting, EngineSettings, HttpSettings, HubSettings,
-    ListenSettings, LogFormat, LogSettings, Plan, QualificationSettings, QuickstartSettings,
-    RequestSettings, TemplateSettings,
+    LedgerSettings, ListenSettings, LogFormat, LogSettings, Plan, QualificationSettings,
+    QuickstartSettings, RequestSettings, TemplateSettings,
 };
 
 use schemars::JsonSchema;
@@ -36,6 +36,7 @@ pub struct Config {
     pub engine: EngineSettings = EngineSettings::default(),
     pub http: HttpSettings = HttpSettings::default(),
     pub requests: RequestSettings = RequestSettings::default(),
+    pub ledger: LedgerSettings = LedgerSettings::default(),
     pub clock: ClockSettings = ClockSettings::default(),
     pub template: TemplateSettings = TemplateSettings::default(),
     pub credentials: CredentialSettings = CredentialSettings::default(),

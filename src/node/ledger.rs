@@ -24,6 +24,7 @@ pub fn limits(config: &Config) -> Limits {
         tombstone_ms: requests.tombstone_ms(),
         crash_block_ms: requests.crash_block_ms(),
         min_free_bytes: requests.min_free_mib << 20,
+        audit_rows_per_second: config.ledger.audit_rows_per_second,
         clock: ClockLimits {
             earliest: built_at(),
             max_ahead_ms: config.clock.max_gap_days * 86_400_000,

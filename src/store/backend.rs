@@ -49,7 +49,7 @@ use super::scope::BackupScope;
 use super::stored_body::StoredBody;
 use crate::clock::UnixMillis;
 use crate::ids::{AccountId, ApplicationId, BootId, CredentialId, RequestId};
-use crate::ledger::audit::AuditSource;
+use crate::ledger::audit::{AuditPace, AuditSource, JournalHeads};
 use crate::ledger::state::{Crashes, LedgerState, StateError, StateResult};
 use crate::ledger::{
     Account, Application, Balances, Command, Credential, JournalEntry, RequestKey, RequestRecord,
@@ -129,6 +129,10 @@ pub(super) trait LedgerReader: Send + Sync + 'static {
     /// A consistent reading for an audit. It blocks, and so does everything read from it.
     fn audit_source(&self) -> StoreResult<Box<dyn AuditSource + '_>>;
 
+    /// Copies an old part of the journal that the seal covers to where it never changes again; the
+    /// next sweep makes it count. False when no part is due. It blocks.
+    fn close_journal_part(&self, pace: AuditPace<'_>) -> StoreResult<bool>;
+
     /// Writes a consistent, verified copy of the ledger, and of what else `scope` names, to a new
     /// file `to`. It blocks.
     fn backup(&self, scope: &BackupScope, to: &Path) -> StoreResult;
@@ -155,6 +159,12 @@ pub(super) trait Backend: LedgerReader {
 
     /// Whether the process that used the ledger last did not `close` it.
     fn was_left_open(&self) -> StateResult<bool>;
+
+    /// What audits had found sound when the seal was written last; `None` when there is no seal.
+    fn seal(&self) -> StateResult<Option<Seal>>;
+
+    /// Writes the seal durably, or removes it.
+    fn set_seal(&self, seal: Option<&Seal>) -> StateResult;
 
     /// The latest time stored; 0 in a new ledger.
     fn stored_time(&self) -> StateResult<UnixMillis>;
@@ -189,6 +199,16 @@ pub(super) trait Backend: LedgerReader {
 
     /// Ends the use of the ledger. `clean` records that nothing was left unwritten.
     fn close(&self, boot: BootId, clean: bool) -> StateResult;
+}
+
+/// What audits found sound. A start trusts the journal up to these heads and reads what came after
+/// them; a ledger without a seal is audited as a whole.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Seal {
+    pub heads: JournalHeads,
+    /// The time of the last audit of everything; 0 when one is owed, because the last stop was not
+    /// orderly.
+    pub fully_audited_at: UnixMillis,
 }
 
 /// Why a batch was not committed, or may not have been.

@@ -2,12 +2,15 @@
 //! after the commit is durable. A backend keeps the rows; `backend` states what it promises and
 //! `DESIGN.md` draws the one there is.
 //!
-//! These checks are made. Opening checks every page of both files, always. A node then audits
-//! everything before it listens; a short command does so only when the last stop was not orderly.
-//! While a node runs, new entries are audited every minute and everything every day. After a
-//! failure of the storage the reopened files are checked page by page and new entries are audited.
-//! A backup is audited and sealed before it gets its name; a restore checks seal and rows again
-//! before it replaces anything.
+//! These checks are made. Opening checks every page of the ledger's file, always, and of the other
+//! one when the last stop was not orderly. Audits leave a *seal*: the end of the journal up to
+//! which they found everything sound. A node verifies the seal before it listens and audits what
+//! came after it; a short command does so only when the last stop was not orderly. A ledger without
+//! a seal is audited as a whole. While a node runs, new entries are audited every minute, and
+//! everything in the background every day and after a stop that was not orderly. After a failure of
+//! the storage the reopened files are checked page by page and new entries are audited. A backup is
+//! audited and sealed with a digest before it gets its name; a restore checks that seal and the
+//! rows again before it replaces anything.
 
 mod auditor;
 mod backend;
@@ -109,12 +112,13 @@ pub struct Store {
 struct StoreInner {
     shared: Arc<StoreShared>,
     writer: Option<JoinHandle<()>>,
-    /// Dropped last: closing the files ends an audit that is under way.
-    _auditor: Option<Auditor>,
+    auditor: Option<Auditor>,
 }
 
 impl Drop for StoreInner {
     fn drop(&mut self) {
+        // An audit that is under way ends at once.
+        drop(self.auditor.take());
         self.shared.queue.close();
         // The join cannot fail, because a writer that panics ends the process.
         let _ = self.writer.take().map(JoinHandle::join);
@@ -165,7 +169,8 @@ impl Store {
     ) -> StoreResult<Self> {
         let (shared, writer) = prepare(backend, clock, limits, audit_policy, progress)?;
         let always = audit_policy == AuditPolicy::Always;
-        let auditor = always.then(|| Auditor::start(Arc::clone(&shared)).map_err(unstarted));
+        let rate = limits.audit_rows_per_second;
+        let auditor = always.then(|| Auditor::start(Arc::clone(&shared), rate).map_err(unstarted));
         let auditor = auditor.transpose()?;
         let thread = thread::Builder::new().name("store-writer".into());
         // Without its writer a node could end no attempt any more, whereas a crash is followed by a
@@ -175,7 +180,7 @@ impl Store {
                 .unwrap_or_else(|_| std::process::abort());
         };
         let writer = thread.spawn(run).map_err(unstarted)?;
-        Ok(Self { inner: Arc::new(StoreInner { shared, writer: Some(writer), _auditor: auditor }) })
+        Ok(Self { inner: Arc::new(StoreInner { shared, writer: Some(writer), auditor }) })
     }
 
     /// The id of this start of the node. Every reservation it makes carries it.
@@ -324,13 +329,13 @@ impl Store {
 
 /// A ledger that this process has taken and not opened yet.
 pub struct LockedStore {
-    disk: Box<dyn embedded::Disk>,
+    disk: Arc<dyn embedded::Disk>,
 }
 
 impl LockedStore {
-    /// Opens the ledger, checks every page and every invariant, releases the reservations of
-    /// earlier boots, starts the writer and the background audit. Blocks, for minutes where there
-    /// is much to audit; `progress` says how far it is and can stop it.
+    /// Opens the ledger, checks its pages and what came after its seal, releases the reservations
+    /// of earlier boots, starts the writer and the background audit. Blocks, for minutes where
+    /// there is much to audit; `progress` says how far it is and can stop it.
     pub fn open(
         self,
         clock: Arc<dyn Clock>,
@@ -363,10 +368,12 @@ fn prepare<B: Backend>(
     let crashed = backend.was_left_open()?;
     let reader = Arc::clone(backend);
     let shared = Arc::new(StoreShared::new(reader, clock, limits.min_free_bytes));
+    shared.resume(backend.seal()?, crashed);
     failpoint!("store::opened");
     progress.enter(OpenStep::Audit);
     if (crashed || audit_policy == AuditPolicy::Always)
-        && let Some(violation) = shared.audit(&|row| progress.note(row))?.violations.first()
+        && let Some(violation) =
+            shared.audit_at_start(&|row| progress.note(row))?.violations.first()
     {
         return Err(StoreError::Unusable(format!(
             "the ledger breaks its own rules and is not served: {violation}; `cresset ledger audit` names every \
@@ -374,7 +381,7 @@ fn prepare<B: Backend>(
         )));
     }
     if crashed {
-        tracing::warn!("the last stop was not orderly: the ledger was checked and is intact");
+        tracing::warn!("the last stop was not orderly: what the ledger was doing then is intact");
     }
     progress.enter(OpenStep::Recovery);
     backend.claim(shared.boot)?;

@@ -1,7 +1,7 @@
 //! State that the handles, the writer and the auditor have in common: the backend as they read it,
 //! the queue, and whether the ledger can be reached and trusted.
 
-use super::backend::LedgerReader;
+use super::backend::{LedgerReader, Seal};
 use super::queue::Queue;
 use super::{AuditReport, StoreResult, stats};
 use crate::clock::{Clock, UnixMillis};
@@ -11,7 +11,7 @@ use crate::ledger::audit::{self, AuditPace, AuditSource, JournalHeads};
 use crate::ledger::commands::ReleaseCause;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 const SPACE_LOW: &str = "less space is free where the data folder is than requests.min_free_mib, \
                          and new requests are refused: make room";
@@ -29,8 +29,18 @@ pub(super) struct StoreShared {
     min_free_bytes: u64,
     /// The latest time stored when the ledger was opened, milliseconds since 1970.
     floor: AtomicU64,
+    audited: Mutex<AuditedParts>,
+}
+
+/// What audits found sound.
+#[derive(Clone, Debug, Default)]
+struct AuditedParts {
     /// The heads up to which the journal was found sound; `None` before the first audit.
-    audited: Mutex<Option<JournalHeads>>,
+    heads: Option<JournalHeads>,
+    /// The time of the last audit of everything; `None` before the first one, 0 when one is owed.
+    fully_at: Option<UnixMillis>,
+    /// The seal that is stored.
+    sealed: Option<Seal>,
 }
 
 impl StoreShared {
@@ -71,29 +81,97 @@ impl StoreShared {
         low.then_some(SPACE_LOW)
     }
 
+    /// Goes on from the stored seal. After a stop that was not orderly an audit of everything is
+    /// owed, however often the ledger is opened before one ends.
+    pub(super) fn resume(&self, seal: Option<Seal>, crashed: bool) {
+        let mut audited = self.audited();
+        audited.sealed.clone_from(&seal);
+        if let Some(Seal { heads, fully_audited_at }) = seal {
+            audited.heads = Some(heads);
+            audited.fully_at = Some(if crashed { UnixMillis(0) } else { fully_audited_at });
+        }
+    }
+
+    /// Checks a ledger that was just opened: what came after its seal, or everything when it has
+    /// none.
+    pub(super) fn audit_at_start(&self, pace: AuditPace<'_>) -> StoreResult<AuditReport> {
+        let Some(Seal { heads, .. }) = self.audited().sealed.clone() else {
+            return self.audit(pace);
+        };
+        let source = self.reader.audit_source()?;
+        Ok(self.note(audit::at_start(&*source, heads, pace)?, false))
+    }
+
     /// Checks everything stored; a violation stops admissions.
     pub(super) fn audit(&self, pace: AuditPace<'_>) -> StoreResult<AuditReport> {
-        Ok(self.note(audit::everything(&*self.reader.audit_source()?, pace)?))
+        let source = self.reader.audit_source()?;
+        Ok(self.note(audit::everything(&*source, pace)?, true))
     }
 
     /// Checks what was written after the last audit that found nothing wrong, and everything when
     /// there was none.
-    pub(super) fn audit_news(&self, source: &dyn AuditSource) -> StoreResult<AuditReport> {
-        let audited = self.audited.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        Ok(self.note(match audited {
-            Some(heads) => audit::since(source, heads, &audit::unpaced)?,
-            None => audit::everything(source, &audit::unpaced)?,
-        }))
+    pub(super) fn audit_news(
+        &self,
+        source: &dyn AuditSource,
+        pace: AuditPace<'_>,
+    ) -> StoreResult<AuditReport> {
+        let audited = self.audited().heads.clone();
+        let whole = audited.is_none();
+        let report = match audited {
+            Some(heads) => audit::since(source, heads, pace)?,
+            None => audit::everything(source, pace)?,
+        };
+        Ok(self.note(report, whole))
     }
 
-    /// Records the findings of an audit.
-    fn note(&self, report: AuditReport) -> AuditReport {
+    /// Records the findings of an audit of everything, with `whole`, or of a part.
+    fn note(&self, report: AuditReport, whole: bool) -> AuditReport {
         report.violations.iter().for_each(|violation| self.health.distrust(violation));
         if report.ok {
-            *self.audited.lock().unwrap_or_else(PoisonError::into_inner) =
-                Some(report.heads.clone());
+            let mut audited = self.audited();
+            // An audit of everything takes long, and new entries are audited meanwhile.
+            let before = audited.heads.take().unwrap_or_default();
+            audited.heads = Some(before.later(&report.heads));
+            if whole {
+                audited.fully_at = Some(self.now());
+            }
         }
         report
+    }
+
+    /// Whether everything was not audited for `interval_ms`, or never since a crash.
+    pub(super) fn owes_full_audit(&self, interval_ms: u64) -> bool {
+        let now = self.now();
+        let owed = UnixMillis(0);
+        let due = |at: UnixMillis| at == owed || at > now || now.0 - at.0 >= interval_ms;
+        self.audited().fully_at.is_none_or(due)
+    }
+
+    /// What the ledger's seal should be. A ledger that is not trusted has none, so that its next
+    /// start audits everything.
+    pub(super) fn due_seal(&self) -> Option<Seal> {
+        self.health.trusted().ok()?;
+        let audited = self.audited();
+        let (heads, fully_audited_at) = (audited.heads.clone()?, audited.fully_at?);
+        Some(Seal { heads, fully_audited_at })
+    }
+
+    /// The seal that is stored.
+    pub(super) fn stored_seal(&self) -> Option<Seal> {
+        self.audited().sealed.clone()
+    }
+
+    pub(super) fn note_seal(&self, seal: Option<Seal>) {
+        self.audited().sealed = seal;
+    }
+
+    /// Whether an audit of what is new knows where to begin.
+    pub(super) fn knows_audited_part(&self) -> bool {
+        self.audited().heads.is_some()
+    }
+
+    fn audited(&self) -> MutexGuard<'_, AuditedParts> {
+        self.audited.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn released(&self, cause: ReleaseCause, count: u64) {

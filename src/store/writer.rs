@@ -16,7 +16,7 @@ use crate::clock::UnixMillis;
 use crate::failpoint::failpoint;
 use crate::ids::AttemptId;
 use crate::ledger::apply::{ApplyError, apply};
-use crate::ledger::audit::AuditSource;
+use crate::ledger::audit::{self, AuditSource};
 use crate::ledger::commands::ReleaseCause;
 use crate::ledger::state::{StateError, StateResult};
 use crate::ledger::{Command, FailureCode, Outcome, RequestKey};
@@ -122,6 +122,7 @@ impl<B: Backend> Writer<B> {
                 Taken::Idle => {}
                 Taken::Closed => break,
             }
+            self.drop_seal_of_distrusted();
             self.run_maintenance();
         }
         self.close();
@@ -277,7 +278,8 @@ impl<B: Backend> Writer<B> {
     }
 
     fn reopen(&mut self) -> bool {
-        let check = |source: &dyn AuditSource| self.shared.audit_news(source).map(drop);
+        let check =
+            |source: &dyn AuditSource| self.shared.audit_news(source, &audit::unpaced).map(drop);
         let reopened = panic::catch_unwind(AssertUnwindSafe(|| self.backend.reopen(check)));
         match reopened {
             Ok(Ok(())) => {
@@ -305,13 +307,40 @@ impl<B: Backend> Writer<B> {
         self.next_maintenance = Instant::now() + MAINTENANCE_INTERVAL;
         // Without requests, too, an operator has to learn of it.
         self.look_at_place();
-        match panic::catch_unwind(AssertUnwindSafe(|| self.sweep())) {
+        match panic::catch_unwind(AssertUnwindSafe(|| self.seal().and_then(|()| self.sweep()))) {
             Ok(Ok(true)) => self.next_maintenance = Instant::now(),
             Ok(Ok(false)) => {}
             Ok(Err(StateError::Corrupt(what))) => self.shared.health.distrust(&what),
             Ok(Err(error @ StateError::Io(_))) => self.shared.health.disconnect(&error.to_string()),
             Err(_) => self.shared.health.disconnect("the database panicked"),
         }
+    }
+
+    /// Stores what audits have found sound since the last time.
+    pub(super) fn seal(&self) -> StateResult {
+        let seal = self.shared.due_seal();
+        if seal != self.shared.stored_seal() {
+            self.backend.set_seal(seal.as_ref())?;
+            self.shared.note_seal(seal);
+        }
+        Ok(())
+    }
+
+    /// A violation has to be looked into, so that the next start must find it again: the seal goes
+    /// before the next command, not with the next maintenance.
+    fn drop_seal_of_distrusted(&mut self) {
+        if self.shared.health.trusted().is_err() && self.shared.stored_seal().is_some() {
+            self.next_maintenance = Instant::now();
+        }
+    }
+
+    /// Audits what is new before an orderly stop, so that the next start has little to read.
+    fn seal_at_stop(&self) -> StoreResult {
+        if self.shared.knows_audited_part() && self.shared.health.trusted().is_ok() {
+            let source = self.shared.reader.audit_source()?;
+            self.shared.audit_news(&*source, &audit::unpaced)?;
+        }
+        Ok(self.seal()?)
     }
 
     /// One sweep; true when more is due. It goes by the clock itself: stored time may be ahead of
@@ -326,6 +355,12 @@ impl<B: Backend> Writer<B> {
         let clean = self.pending_ends.is_empty();
         if !clean {
             tracing::error!(count = self.pending_ends.len(), "stopped with commands unwritten");
+        } else if self.shared.health.reachable() {
+            match panic::catch_unwind(AssertUnwindSafe(|| self.seal_at_stop())) {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::warn!(%error, "the ledger could not be sealed"),
+                Err(_) => self.shared.health.disconnect("the database panicked"),
+            }
         }
         if let Err(error) = self.backend.close(self.shared.boot, clean) {
             tracing::error!(%error, "the stop could not be recorded");

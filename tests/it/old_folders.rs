@@ -4,6 +4,7 @@
 
 use crate::process::{Folder, MODEL, Reply, Served};
 use serde_json::{Value, json};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime};
@@ -160,6 +161,42 @@ fn restores(archive: &Path, facts: &Value) {
     assert_eq!(rows["data"].as_array().unwrap().len(), 3, "{rows}");
 }
 
+/// The process is killed at every place of an upgrade in turn: the next start goes on from there,
+/// and the files as they were lie beside the new ones.
+fn upgrades_through_kills(archive: &Path, facts: &Value) {
+    let points = [
+        "store::older_copy_part=3*off->return",
+        "store::older_copy=return",
+        "store::older_copy=return",
+        "store::upgraded=return",
+        "store::bodies_upgraded=return",
+        "store::upgraded=return",
+        "store::opened=return",
+    ];
+    let folder = unpacked(archive);
+    let older = std::fs::read(folder.path().join("ledger.redb")).unwrap();
+    for point in points {
+        let mut command = folder.command(&["accounts", "list", "--json", "--accept-clock"]);
+        let killed = command.env("FAILPOINTS", point).output().unwrap();
+        assert!(!killed.status.success(), "{point} was not reached");
+    }
+    let account = facts["account"].as_str().unwrap();
+    let credits = folder.json(&["credits", "show", "--account", account, "--accept-clock"]);
+    assert_eq!(credits["reservedUnits"], "0");
+    assert_eq!(folder.json(&["ledger", "audit"])["ok"], true);
+    let names = std::fs::read_dir(folder.path()).unwrap();
+    let kept: Vec<PathBuf> = names
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.to_str().unwrap().contains(".redb.schema-"))
+        .collect();
+    assert_eq!(kept.len(), 2, "{kept:?}");
+    for copy in &kept {
+        assert_eq!(std::fs::metadata(copy).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+    let ledger = kept.iter().find(|path| path.to_str().unwrap().contains("ledger")).unwrap();
+    assert_eq!(std::fs::read(ledger).unwrap().len(), older.len());
+}
+
 #[test]
 fn folders_of_every_format_open_and_serve() {
     let mut kept = 0;
@@ -170,6 +207,7 @@ fn folders_of_every_format_open_and_serve() {
             let archive = path.with_extension("tar.gz");
             opens_and_serves(&archive, &facts);
             restores(&archive, &facts);
+            upgrades_through_kills(&archive, &facts);
             kept += 1;
         }
     }

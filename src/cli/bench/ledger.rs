@@ -155,7 +155,8 @@ impl Client {
     }
 
     fn admit(&self) -> Admit {
-        let request = RequestId::generate();
+        // Clients make random ids. Ordered ones would touch fewer pages.
+        let request = RequestId(Uuid::new_v4());
         let mut fingerprint = [0; 32];
         fingerprint[..16].copy_from_slice(request.0.as_bytes());
         Admit {

@@ -90,6 +90,7 @@ pub fn at_start(
 ) -> StateResult<AuditReport> {
     let mut audit = Audit::of(source, sealed, pace);
     audit.count_news()?;
+    audit.check_closed_parts()?;
     audit.check_journal()?;
     audit.check_owners()?;
     Ok(audit.report())
@@ -139,8 +140,13 @@ impl<'s> Audit<'s> {
     }
 
     fn check_everything(&mut self) -> StateResult {
+        self.check_closed_parts()?;
         self.check_journal()?;
         self.check_rows()
+    }
+
+    fn check_closed_parts(&mut self) -> StateResult {
+        self.each(self.source.closed_parts(), |_, ()| Ok(())).map(drop)
     }
 
     /// Expects to read the entries that are new.

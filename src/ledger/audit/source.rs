@@ -76,6 +76,10 @@ pub trait AuditSource {
     /// Sequences of the entries of a chain after which an operator set the time back.
     fn set_back_after(&self, chain: JournalChain) -> StateResult<Vec<u64>>;
 
+    /// Parts of the journal that were closed: one item for each, an `Err` for one that is missing
+    /// or is not what it was. It reads little of them.
+    fn closed_parts(&self) -> RowIter<'_, ()>;
+
     /// Rows of all kinds that an audit of everything reads.
     fn row_count(&self) -> StateResult<u64>;
     /// Rows that only lead to others: one item for each, an `Err` where it leads nowhere.

@@ -92,6 +92,9 @@ impl AuditSource for MemoryState {
     fn set_back_after(&self, _: JournalChain) -> StateResult<Vec<u64>> {
         Ok(Vec::new())
     }
+    fn closed_parts(&self) -> RowIter<'_, ()> {
+        rows(std::iter::empty())
+    }
     fn row_count(&self) -> StateResult<u64> {
         let tables = [
             self.entries.len(),

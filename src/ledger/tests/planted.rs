@@ -339,7 +339,9 @@ fn a_start_checks_accounts_that_stood_still() {
             balances(state).trial.debited = Microcredits::new(95).unwrap();
         }),
         ("in flight", |state| state.accounts.values_mut().next().unwrap().in_flight = 9),
-        ("reserved another sum", |state| drop(state.reservations.remove(&key("a", "q")))),
+        ("reserved another sum", |state| {
+            state.reservations.remove(&key("a", "q"));
+        }),
         ("is not what it was at the audit before", |state| drop(state.entries.pop())),
     ];
     for (expect, plant) in cases {

@@ -2,7 +2,6 @@
 
 use super::bodies;
 use super::codec::StoredField;
-use super::rows::JournalPosition;
 use super::snapshot::EmbeddedSnapshot;
 use super::tables::{self, Definition, ReadOnly, due_key, get, request_key};
 use crate::ids::{AccountId, ApplicationId, CredentialId};
@@ -13,7 +12,6 @@ use crate::ledger::{
 };
 use redb::ReadableTableMetadata;
 use std::iter;
-use std::ops::Bound;
 use uuid::Uuid;
 
 impl EmbeddedSnapshot {
@@ -46,6 +44,21 @@ fn placed<T: StoredField + 'static>(
         };
         right.then_some(row).ok_or_else(misplaced)
     })))
+}
+
+/// The rows of an index by time: an `Err` for each whose subject is not in `subjects`.
+fn leading_to(
+    index: &ReadOnly,
+    subjects: ReadOnly,
+    what: &'static str,
+) -> StateResult<impl Iterator<Item = StateResult<()>> + use<>> {
+    Ok(tables::under::<()>(index, b"")?.map(move |row| {
+        let (due, ()) = row?;
+        let found = subjects.get(tables::due_subject(&due))?.is_some();
+        found.then_some(()).ok_or_else(|| {
+            StateError::Corrupt(format!("the {what} of {} is gone", hex::encode(due)))
+        })
+    }))
 }
 
 impl AuditSource for EmbeddedSnapshot {
@@ -119,27 +132,11 @@ impl AuditSource for EmbeddedSnapshot {
     }
 
     fn heads(&self) -> RowIter<'_, (JournalChain, JournalHead)> {
-        let position: Option<JournalPosition> = self.row(tables::META, tables::PROGRESS)?;
-        let head = position.unwrap_or_default().head;
-        Ok(Box::new(iter::once(Ok((JournalChain::Shared, head)))))
+        Ok(Box::new(iter::once(Ok((JournalChain::Shared, self.head()?)))))
     }
 
     fn entries(&self, after: &JournalHeads) -> RowIter<'_, JournalEntry> {
-        let places = self.table(tables::ENTRIES_BY_ACCOUNT)?;
-        let own_key = |entry: &JournalEntry| entry.sequence.to_be_bytes();
-        let from = after.of(JournalChain::Shared).sequence.to_be_bytes();
-        let rows = tables::range(
-            &self.table(tables::ENTRIES)?,
-            (Bound::Excluded(&from[..]), Bound::Unbounded),
-        )?;
-        Ok(Box::new(rows.map(move |row| {
-            let (key, entry): (Vec<u8>, JournalEntry) = row?;
-            let place = get::<()>(&places, &tables::entry_key(entry.account, entry.sequence))?;
-            let right = own_key(&entry) == *key && place.is_some();
-            right.then_some(entry).ok_or_else(|| {
-                StateError::Corrupt(format!("entry {} is not where it belongs", hex::encode(key)))
-            })
-        })))
+        self.journal_after(after.of(JournalChain::Shared).sequence)
     }
 
     fn set_back_after(&self, _: JournalChain) -> StateResult<Vec<u64>> {
@@ -147,7 +144,7 @@ impl AuditSource for EmbeddedSnapshot {
     }
 
     fn row_count(&self) -> StateResult<u64> {
-        let mut rows = 0;
+        let mut rows = self.head()?.sequence;
         for table in [
             tables::ACCOUNTS,
             tables::BALANCES,
@@ -156,7 +153,6 @@ impl AuditSource for EmbeddedSnapshot {
             tables::RESERVATIONS,
             tables::REQUESTS,
             tables::GRANTS,
-            tables::ENTRIES,
         ] {
             rows += self.table(table)?.len()?;
         }
@@ -171,20 +167,30 @@ impl AuditSource for EmbeddedSnapshot {
     }
 
     fn index_rows(&self) -> RowIter<'_, ()> {
-        let archive = self.archive()?;
-        let index = self.archive_index()?;
-        Ok(Box::new(tables::under::<()>(&index, b"")?.map(move |row| {
-            let (due, ()) = row?;
-            let found = archive.get(tables::due_subject(&due))?.is_some();
-            found.then_some(()).ok_or_else(|| {
-                StateError::Corrupt(format!("the archived request of {} is gone", hex::encode(due)))
-            })
+        let archived = leading_to(&self.archive_index()?, self.archive()?, "archived request")?;
+        let open = |table| tables::open(&self.bodies, table);
+        let answers = leading_to(&open(tables::BODIES_DUE)?, open(tables::BODIES)?, "answer")?;
+        Ok(Box::new(archived.chain(answers)))
+    }
+
+    fn closed_parts(&self) -> RowIter<'_, ()> {
+        let mut end = 0;
+        Ok(Box::new(self.closed_after(0)?.into_iter().map(move |segment| {
+            let follows = segment.first == end + 1;
+            end = segment.last.sequence;
+            if !follows {
+                let what = format!("{segment} does not follow the closed part before it");
+                return Err(StateError::Corrupt(what));
+            }
+            self.segments()?.check(&segment)
         })))
     }
 
     fn recent_balances(&self, account: AccountId) -> StateResult<Option<Balances>> {
-        let last = AuditSource::entry_of(self, account, u64::MAX)?;
-        Ok(Some(last.map_or_else(Balances::default, |last| last.after)))
+        match self.last_of(account, u64::MAX, false)? {
+            Some(last) => Ok(self.journal_entry(last)?.map(|last| last.after)),
+            None => Ok(self.last_closed()?.is_none().then(Balances::default)),
+        }
     }
 
     fn account(&self, id: AccountId) -> StateResult<Option<Account>> {
@@ -223,17 +229,14 @@ impl AuditSource for EmbeddedSnapshot {
     }
 
     fn entry(&self, _: JournalChain, sequence: u64) -> StateResult<Option<JournalEntry>> {
-        self.row(tables::ENTRIES, &sequence.to_be_bytes())
+        self.journal_entry(sequence)
     }
 
     fn entry_of(&self, account: AccountId, until: u64) -> StateResult<Option<JournalEntry>> {
-        let places = self.table(tables::ENTRIES_BY_ACCOUNT)?;
-        let (first, last) = (tables::entry_key(account, 0), tables::entry_key(account, until));
-        let Some(place) = places.range(first.as_slice()..=last.as_slice())?.next_back() else {
-            return Ok(None);
-        };
-        let sequence = place?.0.value().last_chunk().copied().unwrap_or_default();
-        AuditSource::entry(self, JournalChain::Shared, u64::from_be_bytes(sequence))
+        match self.last_of(account, until, true)? {
+            Some(sequence) => self.journal_entry(sequence),
+            None => Ok(None),
+        }
     }
 }
 

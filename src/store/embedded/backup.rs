@@ -12,7 +12,7 @@ use super::schema::{self, SCHEMA};
 use super::seal;
 use super::set_aside;
 use super::snapshot::EmbeddedSnapshot;
-use super::tables::{self, Definition};
+use super::tables::{self, Definition, ReadOnly, Writable};
 use crate::failpoint::failpoint;
 use crate::ids::BootId;
 use crate::ledger::audit;
@@ -23,7 +23,6 @@ use redb::{
     Database, ReadTransaction, ReadableDatabase, ReadableTable, ReadableTableMetadata,
     WriteTransaction,
 };
-use std::fs;
 use std::path::Path;
 
 /// The archive is part of a backup: without it a restored node would run finished requests again.
@@ -41,11 +40,12 @@ pub(super) fn write(snapshot: &EmbeddedSnapshot, scope: &BackupScope, to: &Path)
         )));
     }
     let unfinished = to.with_added_extension("new");
-    remove_leftover(&unfinished)?;
+    disk::remove_leftover(&unfinished)?;
     let node_files = node_files::read(scope)?;
     let database = disk::create(&unfinished)?;
     files::write(&database, |txn| {
         copy_all(&snapshot.ledger, txn, &tables::LEDGER_TABLES)?;
+        join_journal(snapshot, txn)?;
         copy_all(&snapshot.bodies, txn, &ARCHIVE_TABLES)?;
         match scope {
             BackupScope::Ledger => tables::create(txn, &ANSWER_TABLES)?,
@@ -61,6 +61,20 @@ pub(super) fn write(snapshot: &EmbeddedSnapshot, scope: &BackupScope, to: &Path)
     disk::rename(&unfinished, to)
 }
 
+/// Puts the closed parts of the journal back into one, so that a backup is one file.
+fn join_journal(snapshot: &EmbeddedSnapshot, txn: &WriteTransaction) -> StateResult {
+    let mut entries = txn.open_table(tables::ENTRIES)?;
+    let mut places = txn.open_table(tables::ENTRIES_BY_ACCOUNT)?;
+    let mut segments = txn.open_table(tables::SEGMENTS)?;
+    for segment in snapshot.closed_after(0)? {
+        let shelf = snapshot.segments()?;
+        copy_rows(&shelf.entries(&segment)?, &mut entries)?;
+        copy_rows(&shelf.entries_by_account(&segment)?, &mut places)?;
+        segments.remove(segment.first.to_be_bytes().as_slice())?;
+    }
+    Ok(())
+}
+
 /// Replaces a ledger that no process has open by the backup `from`, after checking the backup. The
 /// replaced files are kept beside the new ones, and what was revoked or suspended in them stays so.
 pub(in crate::store) fn restore(
@@ -70,7 +84,7 @@ pub(in crate::store) fn restore(
 ) -> StoreResult<RestoreReport> {
     let folder = LockedFolder::lock(&config.dir)?;
     for file in File::ALL {
-        remove_leftover(&folder.unfinished(file))?;
+        disk::remove_leftover(&folder.unfinished(file))?;
     }
     let ledger = folder.unfinished(File::Ledger);
     let sealed = seal::copy(from, &ledger)?;
@@ -125,6 +139,8 @@ fn split(database: &Database, folder: &LockedFolder, identity: FileIdentity) -> 
         // The copy counts as closed. The next start releases the reservations that were open when
         // the backup was made.
         let mut meta = txn.open_table(tables::META)?;
+        // What is restored was audited as a backup; the ledger made of it is audited anew.
+        meta.remove(tables::SEALED)?;
         let clean_marker = CleanMarker { boot: BootId::generate(), clean: true };
         tables::put(&mut meta, tables::CLEAN_MARKER, &clean_marker)
     })?;
@@ -134,7 +150,7 @@ fn split(database: &Database, folder: &LockedFolder, identity: FileIdentity) -> 
 /// Audits a backup, whose one file holds the tables of both.
 fn prove(database: &Database, shown: &Path) -> StoreResult {
     let begin = || database.begin_read().map_err(StateError::from);
-    let snapshot = EmbeddedSnapshot { ledger: begin()?, bodies: begin()? };
+    let snapshot = EmbeddedSnapshot { ledger: begin()?, bodies: begin()?, segments: None };
     match audit::everything(&snapshot, &audit::unpaced)?.violations.first() {
         None => Ok(()),
         Some(violation) => {
@@ -144,27 +160,17 @@ fn prove(database: &Database, shown: &Path) -> StoreResult {
 }
 
 fn copy_all(from: &ReadTransaction, to: &WriteTransaction, tables: &[Definition]) -> StateResult {
-    tables.iter().try_for_each(|&table| {
-        let source = tables::open(from, table)?;
-        let mut target = to.open_table(table)?;
-        for pair in source.iter()? {
-            let (key, row) = pair?;
-            target.insert(key.value(), row.value())?;
-        }
-        Ok(())
-    })
+    tables
+        .iter()
+        .try_for_each(|&table| copy_rows(&tables::open(from, table)?, &mut to.open_table(table)?))
 }
 
-/// Removes a file that an interrupted run left unfinished.
-fn remove_leftover(path: &Path) -> StoreResult {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(disk::unusable(
-            path,
-            "cannot be removed; remove it by hand, then do it again",
-            &error,
-        )),
-        _ => Ok(()),
+fn copy_rows(source: &ReadOnly, target: &mut Writable<'_>) -> StateResult {
+    for pair in source.iter()? {
+        let (key, row) = pair?;
+        target.insert(key.value(), row.value())?;
     }
+    Ok(())
 }
 
 /// Creates an empty ledger in an existing folder; refuses where there are any files of one.
@@ -182,7 +188,7 @@ pub(in crate::store) fn init(config: &EmbeddedConfig) -> StoreResult {
         (File::Ledger, tables::LEDGER_TABLES.as_slice()),
     ];
     for (file, tables) in contents {
-        remove_leftover(&folder.unfinished(file))?;
+        disk::remove_leftover(&folder.unfinished(file))?;
         let database = disk::create(&folder.unfinished(file))?;
         files::initialise(&database, tables, identity)?;
     }

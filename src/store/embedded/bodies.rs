@@ -30,6 +30,9 @@ pub(super) fn write_all(database: &Database, actions: &[&WriteAction]) -> StateR
         let (mut answers, mut due) = (AnswerTable::open(txn)?, txn.open_table(tables::BODIES_DUE)?);
         bodies.iter().try_for_each(|(key, body)| {
             let key = tables::request_key(key);
+            if let Some(replaced) = answers.get(&key)? {
+                due.remove(due_key(replaced.expires_at, &key).as_slice())?;
+            }
             answers.put(&key, body)?;
             put(&mut due, &due_key(body.expires_at, &key), &())
         })
@@ -158,16 +161,19 @@ pub(super) fn remove_orphans(files: &Files) -> StateResult {
     let mut orphans = Vec::new();
     for row in tables::under::<Reservation>(&reservations, b"")? {
         let (key, _) = row?;
-        if stored.get(key.as_slice())?.is_some() {
-            orphans.push(key);
-        }
+        let body: Option<StoredBody> = get(&stored, &key)?;
+        orphans.extend(body.map(|body| (due_key(body.expires_at, &key), key)));
     }
     if orphans.is_empty() {
         return Ok(());
     }
     super::files::write(&files.bodies, |txn| {
         let mut answers = AnswerTable::open(txn)?;
-        orphans.iter().try_for_each(|key| answers.remove(key))
+        let mut index = txn.open_table(tables::BODIES_DUE)?;
+        orphans.iter().try_for_each(|(due, key)| {
+            index.remove(due.as_slice())?;
+            answers.remove(key)
+        })
     })
 }
 

@@ -1,11 +1,13 @@
 //! The names and places of the two databases. Only this file knows them, and what a file must look
 //! like to be opened.
 
+use super::older_copy;
 use super::rows::FileIdentity;
 use super::schema;
+use super::segments::SEGMENT_ENTRIES;
 use crate::failpoint::failpoint;
 use crate::store::{StoreError, StoreResult};
-use redb::{Builder, Database, DatabaseError};
+use redb::{Builder, Database, DatabaseError, ReadOnlyDatabase};
 use std::collections::HashMap;
 use std::fs::{self, OpenOptions, TryLockError};
 use std::io::{self, Read};
@@ -17,6 +19,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Memory that each database may use for its pages, bytes. The pages of a ledger in daily use fit,
 /// so that most look-ups do not reach the disk.
 const CACHE_BYTES: usize = 128 << 20;
+/// Memory that an open segment may use for its pages, bytes. Segments are read in order.
+const SEGMENT_CACHE_BYTES: usize = 4 << 20;
 /// The first bytes of every redb file.
 const MAGIC: [u8; 9] = *b"redb\x1a\x0a\xa9\x0d\x0a";
 const LOCK: &str = "lock";
@@ -43,14 +47,39 @@ impl File {
 
     /// The file's name until it is complete.
     pub(super) fn unfinished(self) -> String {
-        format!("{}.new", self.name())
+        unfinished(self.name())
     }
+}
+
+/// The name of a file until it is complete.
+fn unfinished(name: &str) -> String {
+    format!("{name}.new")
 }
 
 /// Storage that databases can be opened on; tests supply one that fails on purpose.
 pub(in crate::store) trait Disk: Send + Sync + 'static {
-    /// Opens an existing database after checking every page of it. Never creates one.
-    fn open(&self, file: File) -> StoreResult<Database>;
+    /// Opens an existing database, with `check_pages` after checking every page of it. Never
+    /// creates one.
+    fn open(&self, file: File, check_pages: bool) -> StoreResult<Database>;
+    /// Makes the file of a closed part of the journal, in place of one that was left unfinished. It
+    /// has no name yet.
+    fn create_segment(&self, name: &str) -> StoreResult<Database>;
+    /// Opens one that has no name yet for reading.
+    fn open_unfinished_segment(&self, name: &str) -> StoreResult<ReadOnlyDatabase>;
+    /// Gives a whole one its name, durably.
+    fn finish_segment(&self, name: &str) -> StoreResult;
+    /// Opens one for reading.
+    fn open_segment(&self, name: &str) -> StoreResult<ReadOnlyDatabase>;
+    /// Entries of one closed part of the journal.
+    fn segment_entries(&self) -> u64 {
+        failpoint!("store::segment_entries", |entries: Option<String>| {
+            entries.and_then(|entries| entries.parse().ok()).expect("invariant: a number is given")
+        });
+        SEGMENT_ENTRIES
+    }
+    /// Copies the closed files as they are, for the build that wrote them, before they are brought
+    /// up to another schema. What was copied before stays as it is.
+    fn keep_older(&self, schema: u32) -> StoreResult;
     fn free_bytes(&self) -> io::Result<u64>;
     /// Whether the files are still found under their names.
     fn is_in_place(&self) -> bool {
@@ -121,14 +150,39 @@ impl LockedFolder {
 }
 
 impl Disk for LockedFolder {
-    fn open(&self, file: File) -> StoreResult<Database> {
+    fn open(&self, file: File, check_pages: bool) -> StoreResult<Database> {
         let path = self.path(file);
         check_schema(&path, file)?;
-        let database = open_existing(&path)?;
+        let database = open_with(&path, check_pages)?;
         if let Some(number) = number_at(&path) {
             self.opened().insert(file, number);
         }
         Ok(database)
+    }
+
+    fn keep_older(&self, schema: u32) -> StoreResult {
+        older_copy::keep(self, schema)
+    }
+
+    fn create_segment(&self, name: &str) -> StoreResult<Database> {
+        let path = self.dir.join(unfinished(name));
+        remove_leftover(&path)?;
+        create(&path)
+    }
+
+    fn open_unfinished_segment(&self, name: &str) -> StoreResult<ReadOnlyDatabase> {
+        open_to_read(&self.dir.join(unfinished(name)))
+    }
+
+    fn finish_segment(&self, name: &str) -> StoreResult {
+        let from = self.dir.join(unfinished(name));
+        let synced = fs::File::open(&from).and_then(|file| file.sync_all());
+        synced.map_err(|error| unusable(&from, UNWRITTEN, &error))?;
+        rename(&from, &self.dir.join(name))
+    }
+
+    fn open_segment(&self, name: &str) -> StoreResult<ReadOnlyDatabase> {
+        open_to_read(&self.dir.join(name))
     }
 
     fn is_in_place(&self) -> bool {
@@ -152,15 +206,19 @@ pub(super) fn create_private(path: &Path) -> io::Result<fs::File> {
 pub(super) fn create(path: &Path) -> StoreResult<Database> {
     let fresh = OpenOptions::new().write(true).create_new(true).mode(OWNER_ONLY).open(path);
     fresh.map_err(|error| unusable(path, UNWRITTEN, &error))?;
-    let created = builder().create(path);
+    let created = builder(true).create(path);
     created.map_err(|error| unusable(path, UNWRITTEN, &error))
 }
 
 /// Opens a database file after checking every page of it.
 pub(super) fn open_existing(path: &Path) -> StoreResult<Database> {
+    open_with(path, true)
+}
+
+fn open_with(path: &Path, check_pages: bool) -> StoreResult<Database> {
     check_kind(path)?;
     // The database panics on some damaged files. No part of it outlives the unwinding.
-    let opened = panic::catch_unwind(AssertUnwindSafe(|| builder().open(path)));
+    let opened = panic::catch_unwind(AssertUnwindSafe(|| builder(check_pages).open(path)));
     match opened {
         Ok(Ok(database)) => Ok(database),
         Ok(Err(DatabaseError::DatabaseAlreadyOpen)) => Err(StoreError::Unusable(format!(
@@ -169,6 +227,32 @@ pub(super) fn open_existing(path: &Path) -> StoreResult<Database> {
         ))),
         Ok(Err(error)) => Err(unusable(path, DAMAGED, &error)),
         Err(_) => Err(unusable(path, DAMAGED, &"its pages contradict each other")),
+    }
+}
+
+/// Opens a file that nothing writes to.
+fn open_to_read(path: &Path) -> StoreResult<ReadOnlyDatabase> {
+    let mut builder = Builder::new();
+    builder.set_cache_size(SEGMENT_CACHE_BYTES);
+    let refuse = |why: &dyn std::fmt::Display| {
+        StoreError::Unusable(format!(
+            "cannot be read in {}: {why}; put the file back as it was, or restore a backup",
+            path.parent().unwrap_or(path).display()
+        ))
+    };
+    match panic::catch_unwind(AssertUnwindSafe(|| builder.open_read_only(path))) {
+        Ok(opened) => opened.map_err(|error| refuse(&error)),
+        Err(_) => Err(refuse(&"its pages contradict each other")),
+    }
+}
+
+/// Removes a file that an interrupted run left unfinished.
+pub(super) fn remove_leftover(path: &Path) -> StoreResult {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(unusable(path, "cannot be removed; remove it by hand, then do it again", &error))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -186,14 +270,14 @@ fn check_schema(path: &Path, file: File) -> StoreResult {
 }
 
 const UNLOCKED: &str = "cannot be locked; it must be a folder that this user may write to";
-const UNWRITTEN: &str =
+pub(super) const UNWRITTEN: &str =
     "cannot be created; give it another place, free space there, or change who may write there";
 const UNREAD: &str = "cannot be read; it must be a file that this user may read and write";
 const DAMAGED: &str = "is damaged or cannot be read; keep a copy of it and restore a backup";
 
-pub(super) fn builder() -> Builder {
+pub(super) fn builder(check_pages: bool) -> Builder {
     let mut builder = Builder::new();
-    builder.set_cache_size(CACHE_BYTES).set_check_integrity_on_open(true);
+    builder.set_cache_size(CACHE_BYTES).set_check_integrity_on_open(check_pages);
     builder
 }
 

@@ -1,34 +1,66 @@
-//! The two open databases and the epoch that makes them one ledger.
+//! The open databases and the epoch that makes them one ledger.
 
 use super::disk::{Disk, File};
-use super::rows::{CleanMarker, FileIdentity, JournalPosition};
+use super::rows::{CleanMarker, FileIdentity, JournalPosition, SealedPosition};
 use super::schema;
+use super::segments::SegmentShelf;
 use super::snapshot::EmbeddedSnapshot;
 use super::tables::{self, Definition};
 use crate::clock::UnixMillis;
+use crate::failpoint::failpoint;
 use crate::ids::BootId;
 use crate::ledger::state::StateResult;
 use crate::store::{StoreError, StoreResult};
 use redb::{Database, ReadableDatabase, WriteTransaction};
+use std::sync::Arc;
+
+/// Which pages are checked when a ledger is opened. Those of `ledger.redb` always are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PageCheck {
+    /// Those of `bodies.redb`, too.
+    Everything,
+    /// Those of `bodies.redb` only when the last stop was not orderly: it grows with retention, and
+    /// after an orderly stop nothing was being written to it.
+    AfterCrash,
+}
 
 pub(super) struct Files {
     pub ledger: Database,
     pub bodies: Database,
+    pub segments: Arc<SegmentShelf>,
 }
 
 impl Files {
-    pub(super) fn open(disk: &dyn Disk) -> StoreResult<Self> {
-        let files = Self { ledger: disk.open(File::Ledger)?, bodies: disk.open(File::Bodies)? };
-        let epoch = |database, file| {
-            Ok::<_, StoreError>(schema::identity(database, File::name(file))?.epoch)
+    pub(super) fn open(disk: &Arc<dyn Disk>, pages: PageCheck) -> StoreResult<Self> {
+        let mut files = Self::open_as_they_are(disk, pages)?;
+        let older = schema::identity(&files.ledger, File::Ledger.name())?.schema;
+        if older != schema::SCHEMA {
+            schema::check(older, schema::SCHEMA, File::Ledger.name())?;
+            // The copies are made of closed files.
+            drop(files);
+            disk.keep_older(older)?;
+            files = Self::open_as_they_are(disk, pages)?;
+        }
+        schema::upgrade(&files.bodies, &[File::Bodies], schema::STEPS)?;
+        failpoint!("store::bodies_upgraded");
+        schema::upgrade(&files.ledger, &[File::Ledger], schema::STEPS)?;
+        Ok(files)
+    }
+
+    fn open_as_they_are(disk: &Arc<dyn Disk>, pages: PageCheck) -> StoreResult<Self> {
+        let ledger = disk.open(File::Ledger, true)?;
+        let epoch = schema::identity(&ledger, File::Ledger.name())?.epoch;
+        let check_bodies = match pages {
+            PageCheck::Everything => true,
+            PageCheck::AfterCrash => !clean_marker(&ledger)?.is_some_and(|last| last.clean),
         };
-        if epoch(&files.ledger, File::Ledger)? != epoch(&files.bodies, File::Bodies)? {
+        let segments = Arc::new(SegmentShelf::new(Arc::clone(disk)));
+        let files = Self { ledger, bodies: disk.open(File::Bodies, check_bodies)?, segments };
+        if schema::identity(&files.bodies, File::Bodies.name())?.epoch != epoch {
             return Err(StoreError::Unusable(
                 "ledger.redb and bodies.redb do not belong together: a restore was interrupted; run it again".into(),
             ));
         }
-        schema::upgrade(&files.bodies, &[File::Bodies], schema::STEPS)?;
-        schema::upgrade(&files.ledger, &[File::Ledger], schema::STEPS)?;
         Ok(files)
     }
 
@@ -37,7 +69,7 @@ impl Files {
         // one of the two files.
         let ledger = self.ledger.begin_read()?;
         let bodies = self.bodies.begin_read()?;
-        Ok(EmbeddedSnapshot { ledger, bodies })
+        Ok(EmbeddedSnapshot { ledger, bodies, segments: Some(Arc::clone(&self.segments)) })
     }
 
     pub(super) fn stored_time(&self) -> StateResult<UnixMillis> {
@@ -64,8 +96,22 @@ impl Files {
     }
 
     pub(super) fn clean_marker(&self) -> StateResult<Option<CleanMarker>> {
+        clean_marker(&self.ledger)
+    }
+
+    pub(super) fn seal(&self) -> StateResult<Option<SealedPosition>> {
         let txn = self.ledger.begin_read()?;
-        tables::get(&tables::open(&txn, tables::META)?, tables::CLEAN_MARKER)
+        tables::get(&tables::open(&txn, tables::META)?, tables::SEALED)
+    }
+
+    pub(super) fn set_seal(&self, seal: Option<SealedPosition>) -> StateResult {
+        write(&self.ledger, |txn| {
+            let mut meta = txn.open_table(tables::META)?;
+            match seal {
+                Some(seal) => tables::put(&mut meta, tables::SEALED, &seal),
+                None => Ok(meta.remove(tables::SEALED).map(drop)?),
+            }
+        })
     }
 
     /// Records that the process `boot` uses the ledger or, with `clean`, that it stopped in good
@@ -77,6 +123,11 @@ impl Files {
             tables::put(&mut meta, tables::CLEAN_MARKER, &clean_marker)
         })
     }
+}
+
+fn clean_marker(ledger: &Database) -> StateResult<Option<CleanMarker>> {
+    let txn = ledger.begin_read()?;
+    tables::get(&tables::open(&txn, tables::META)?, tables::CLEAN_MARKER)
 }
 
 /// Gives an empty database its tables and identity.

@@ -6,7 +6,7 @@
 use super::disk::{self, Disk, File, LockedFolder};
 use crate::store::StoreResult;
 use redb::backends::FileBackend;
-use redb::{Database, StorageBackend};
+use redb::{Database, ReadOnlyDatabase, StorageBackend};
 use std::fs::OpenOptions;
 use std::io;
 use std::sync::Arc;
@@ -51,7 +51,7 @@ pub(super) struct MeteredFolder {
 }
 
 impl Disk for MeteredFolder {
-    fn open(&self, file: File) -> StoreResult<Database> {
+    fn open(&self, file: File, check_pages: bool) -> StoreResult<Database> {
         let path = self.folder.path(file);
         let refuse = |why: &dyn std::fmt::Display| disk::unusable(&path, "cannot be opened", why);
         let opened = OpenOptions::new()
@@ -61,7 +61,27 @@ impl Disk for MeteredFolder {
             .map_err(|error| refuse(&error))?;
         let file = FileBackend::new(opened).map_err(|error| refuse(&error))?;
         let metered = MeteredFile { file, meter: Arc::clone(&self.meter) };
-        disk::builder().create_with_backend(metered).map_err(|error| refuse(&error))
+        disk::builder(check_pages).create_with_backend(metered).map_err(|error| refuse(&error))
+    }
+
+    fn keep_older(&self, schema: u32) -> StoreResult {
+        self.folder.keep_older(schema)
+    }
+
+    fn create_segment(&self, name: &str) -> StoreResult<Database> {
+        self.folder.create_segment(name)
+    }
+
+    fn open_unfinished_segment(&self, name: &str) -> StoreResult<ReadOnlyDatabase> {
+        self.folder.open_unfinished_segment(name)
+    }
+
+    fn finish_segment(&self, name: &str) -> StoreResult {
+        self.folder.finish_segment(name)
+    }
+
+    fn open_segment(&self, name: &str) -> StoreResult<ReadOnlyDatabase> {
+        self.folder.open_segment(name)
     }
 
     fn free_bytes(&self) -> io::Result<u64> {

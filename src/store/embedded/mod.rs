@@ -9,12 +9,15 @@ mod carry;
 mod codec;
 mod disk;
 mod files;
+mod journal_view;
 mod metered;
 mod node_files;
+mod older_copy;
 mod retention;
 mod rows;
 mod schema;
 mod seal;
+mod segments;
 mod set_aside;
 mod snapshot;
 mod state;
@@ -22,7 +25,7 @@ mod tables;
 #[cfg(test)]
 mod tests;
 
-use super::backend::{Backend, BatchFailure, LedgerReader, ReadFuture, Snapshot};
+use super::backend::{Backend, BatchFailure, LedgerReader, ReadFuture, Seal, Snapshot};
 use super::limits::Limits;
 use super::queue::WriteAction;
 use super::scope::BackupScope;
@@ -30,16 +33,17 @@ use super::{AuditReport, StoreResult, StoredBody};
 use crate::clock::UnixMillis;
 use crate::failpoint::failpoint;
 use crate::ids::BootId;
-use crate::ledger::audit::{self, AuditSource};
+use crate::ledger::audit::{self, AuditPace, AuditSource, JournalChain};
 use crate::ledger::state::{StateError, StateResult};
 use crate::ledger::{Account, Credential, RequestKey};
 pub(super) use backup::{init, restore};
 pub(super) use disk::Disk;
 use disk::{File, LockedFolder};
-use files::Files;
+use files::{Files, PageCheck};
 use metered::MeteredFolder;
 pub use metered::SyncMeter;
 use redb::ReadableDatabase;
+use rows::SealedPosition;
 use snapshot::{EmbeddedSnapshot, ready};
 use state::WriteState;
 use std::path::{Path, PathBuf};
@@ -60,15 +64,16 @@ pub struct EmbeddedConfig {
 }
 
 pub(super) struct EmbeddedBackend {
-    disk: Box<dyn Disk>,
+    disk: Arc<dyn Disk>,
     /// `None` while a failed storage is being reopened.
     files: RwLock<Option<Files>>,
 }
 
 impl EmbeddedBackend {
-    /// Opens both files, after checking each of their pages.
-    pub(super) fn open_on(disk: Box<dyn Disk>) -> StoreResult<Self> {
-        let files = Files::open(&*disk)?;
+    /// Opens both files, after checking the pages of `ledger.redb` and, after a stop that was not
+    /// orderly, of `bodies.redb`.
+    pub(super) fn open_on(disk: Arc<dyn Disk>) -> StoreResult<Self> {
+        let files = Files::open(&disk, PageCheck::AfterCrash)?;
         Ok(Self { disk, files: RwLock::new(Some(files)) })
     }
 
@@ -112,6 +117,11 @@ impl LedgerReader for EmbeddedBackend {
         Ok(Box::new(self.view()?))
     }
 
+    fn close_journal_part(&self, pace: AuditPace<'_>) -> StoreResult<bool> {
+        let view = self.view()?;
+        view.segments()?.close_one(&view, pace)
+    }
+
     fn backup(&self, scope: &BackupScope, to: &Path) -> StoreResult {
         backup::write(&self.view()?, scope, to)
     }
@@ -131,6 +141,22 @@ impl Backend for EmbeddedBackend {
     fn was_left_open(&self) -> StateResult<bool> {
         let last = self.with_files(Files::clean_marker)?;
         Ok(last.is_some_and(|last| !last.clean))
+    }
+
+    fn seal(&self) -> StateResult<Option<Seal>> {
+        let sealed = self.with_files(Files::seal)?;
+        Ok(sealed.map(|SealedPosition { head, fully_audited_at }| Seal {
+            heads: head.into(),
+            fully_audited_at,
+        }))
+    }
+
+    fn set_seal(&self, seal: Option<&Seal>) -> StateResult {
+        let position = seal.map(|seal| SealedPosition {
+            head: seal.heads.of(JournalChain::Shared),
+            fully_audited_at: seal.fully_audited_at,
+        });
+        self.with_files(|files| files.set_seal(position))
     }
 
     fn stored_time(&self) -> StateResult<UnixMillis> {
@@ -180,7 +206,10 @@ impl Backend for EmbeddedBackend {
 
     fn sweep(&self, now: UnixMillis, limits: &Limits) -> StateResult<bool> {
         match &*self.files() {
-            Some(files) => retention::sweep(files, now, limits),
+            Some(files) => {
+                let more = segments::sweep(files)?;
+                Ok(retention::sweep(files, now, limits)? || more)
+            }
             None => Ok(false),
         }
     }
@@ -196,7 +225,7 @@ impl Backend for EmbeddedBackend {
         failpoint!("store::reopen", |_| Err(super::StoreError::Unavailable(
             "it stays closed".into()
         )));
-        let files = Files::open(&*self.disk)?;
+        let files = Files::open(&self.disk, PageCheck::Everything)?;
         check(&files.snapshot()?)?;
         self.replace_files(Some(files));
         Ok(())
@@ -211,11 +240,11 @@ impl Backend for EmbeddedBackend {
 }
 
 /// Takes the folder for this process.
-pub(super) fn lock(config: &EmbeddedConfig) -> StoreResult<Box<dyn Disk>> {
+pub(super) fn lock(config: &EmbeddedConfig) -> StoreResult<Arc<dyn Disk>> {
     let folder = LockedFolder::lock(&config.dir)?;
     Ok(match &config.meter {
-        None => Box::new(folder),
-        Some(meter) => Box::new(MeteredFolder { folder, meter: Arc::clone(meter) }),
+        None => Arc::new(folder),
+        Some(meter) => Arc::new(MeteredFolder { folder, meter: Arc::clone(meter) }),
     })
 }
 
@@ -224,14 +253,19 @@ pub(super) fn exists(config: &EmbeddedConfig) -> bool {
     config.dir.join(File::Ledger.name()).exists()
 }
 
+fn open_folder(config: &EmbeddedConfig, pages: PageCheck) -> StoreResult<Files> {
+    let folder: Arc<dyn Disk> = Arc::new(LockedFolder::lock(&config.dir)?);
+    Files::open(&folder, pages)
+}
+
 /// The latest time stored in a ledger that no process has open.
 pub(super) fn stored_time(config: &EmbeddedConfig) -> StoreResult<UnixMillis> {
-    let files = Files::open(&LockedFolder::lock(&config.dir)?)?;
+    let files = open_folder(config, PageCheck::AfterCrash)?;
     Ok(files.stored_time()?)
 }
 
 /// Audits a ledger that no process has open.
 pub(super) fn inspect(config: &EmbeddedConfig) -> StoreResult<AuditReport> {
-    let files = Files::open(&LockedFolder::lock(&config.dir)?)?;
+    let files = open_folder(config, PageCheck::Everything)?;
     Ok(audit::everything(&files.snapshot()?, &audit::unpaced)?)
 }

@@ -40,6 +40,14 @@ pub(super) struct JournalPosition {
     pub clock: UnixMillis,
 }
 
+/// The end of the journal up to which audits found everything sound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SealedPosition {
+    pub head: JournalHead,
+    /// The time of the last audit of everything; 0 when one is owed.
+    pub fully_audited_at: UnixMillis,
+}
+
 /// Crashes as schema 1 stored them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TimelessCrashes {
@@ -72,6 +80,7 @@ row!(FileIdentity { schema, epoch });
 row!(CleanMarker { boot, clean });
 row!(JournalHead { sequence, hash });
 row!(JournalPosition { head, clock });
+row!(SealedPosition { head, fully_audited_at });
 
 codes!(AccountStatus { 0 => Active, 1 => Suspended });
 codes!(Bucket { 0 => Trial, 1 => Premium });

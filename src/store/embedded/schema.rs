@@ -6,16 +6,17 @@ use super::disk::File;
 use super::files;
 use super::rows::{FileIdentity, JournalPosition, TimelessCrashes};
 use super::tables;
+use crate::failpoint::failpoint;
 use crate::ledger::state::{Crashes, StateResult};
 use crate::store::{StoreError, StoreResult};
-use redb::{Database, ReadableDatabase, WriteTransaction};
+use redb::{Database, ReadableDatabase, ReadableTable, WriteTransaction};
 
 /// Rewrites one kind of file from one schema to the next.
 pub(super) type SchemaStep = fn(File, &WriteTransaction) -> StateResult;
 
 /// The steps in order: the first one leads from schema 1 to schema 2. A released step never
 /// changes.
-pub(super) const STEPS: &[SchemaStep] = &[time_crashes, sum_answers];
+pub(super) const STEPS: &[SchemaStep] = &[time_crashes, sum_answers, allow_segments];
 
 /// The schema that this build writes.
 pub(super) const SCHEMA: u32 = 1 + STEPS.len() as u32;
@@ -46,6 +47,24 @@ fn sum_answers(file: File, txn: &WriteTransaction) -> StateResult {
     sums.into_iter().try_for_each(|(account, sum)| tables::put(&mut table, &account, &sum))
 }
 
+/// Schema 4 has a table for closed parts of the journal, and an index of answers whose every row
+/// leads to one.
+fn allow_segments(file: File, txn: &WriteTransaction) -> StateResult {
+    if file == File::Ledger {
+        return Ok(txn.open_table(tables::SEGMENTS).map(drop)?);
+    }
+    let bodies = txn.open_table(tables::BODIES)?;
+    let mut index = txn.open_table(tables::BODIES_DUE)?;
+    let mut stale = Vec::new();
+    for row in index.iter()? {
+        let due = row?.0.value().to_vec();
+        if bodies.get(tables::due_subject(&due))?.is_none() {
+            stale.push(due);
+        }
+    }
+    stale.iter().try_for_each(|due| Ok(index.remove(due.as_slice()).map(drop)?))
+}
+
 /// Brings a database, which holds the tables of `contents`, up to the schema after the last of
 /// `steps`. Each step is one transaction together with its number: an interrupted one has not
 /// happened, and the next start goes on from there.
@@ -65,8 +84,11 @@ pub(super) fn upgrade(
         tracing::info!(name, schema, "bringing the ledger up to this build's schema");
         files::write(database, |txn| {
             contents.iter().try_for_each(|&file| step(file, txn))?;
-            files::set_identity(txn, FileIdentity { schema, ..found })
+            files::set_identity(txn, FileIdentity { schema, ..found })?;
+            failpoint!("store::upgraded");
+            Ok(())
         })?;
+        tracing::info!(name, schema, "the ledger has this schema now");
     }
 }
 

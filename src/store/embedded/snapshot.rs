@@ -2,6 +2,7 @@
 
 use super::bodies;
 use super::codec::StoredField;
+use super::segments::SegmentShelf;
 use super::tables::{self, Definition, ReadOnly};
 use crate::ids::{AccountId, ApplicationId, CredentialId, RequestId};
 use crate::ledger::audit::AuditSource;
@@ -15,12 +16,15 @@ use redb::ReadTransaction;
 use std::collections::BTreeMap;
 use std::future;
 use std::ops::Bound;
+use std::sync::Arc;
 use uuid::Uuid;
 
 /// A read transaction of each file.
 pub(super) struct EmbeddedSnapshot {
     pub ledger: ReadTransaction,
     pub bodies: ReadTransaction,
+    /// Closed parts of the journal; a backup has none.
+    pub segments: Option<Arc<SegmentShelf>>,
 }
 
 /// A result that is ready already. A look-up takes a few microseconds, less than handing it to
@@ -156,24 +160,6 @@ impl EmbeddedSnapshot {
         let records = tables::under::<Reservation>(&open, b"")?
             .map(|row| tables::get(&requests, &tables::request_key(&row?.1.key)));
         records.filter_map(Result::transpose).collect()
-    }
-
-    fn entries_of(
-        &self,
-        account: AccountId,
-        after: u64,
-        limit: usize,
-    ) -> StateResult<Vec<JournalEntry>> {
-        let places = self.table(tables::ENTRIES_BY_ACCOUNT)?;
-        let (from, to) = (tables::entry_key(account, after), tables::entry_key(account, u64::MAX));
-        let places =
-            tables::range::<()>(&places, (Bound::Excluded(&from[..]), Bound::Included(&to[..])))?;
-        let entries = self.table(tables::ENTRIES)?;
-        let found = places.take(limit).map(|place| {
-            let (place, ()) = place?;
-            tables::get(&entries, place.get(16..).unwrap_or_default())
-        });
-        found.filter_map(Result::transpose).collect()
     }
 
     /// Recent and archived requests whose keys begin with `prefix`, each once.

@@ -13,12 +13,14 @@ pub(super) type Definition = TableDefinition<'static, &'static [u8], &'static [u
 pub(super) type Writable<'t> = Table<'t, &'static [u8], &'static [u8]>;
 pub(super) type ReadOnly = redb::ReadOnlyTable<&'static [u8], &'static [u8]>;
 
-/// In both files: `identity`; in the ledger also `tenure` (the clean marker), `progress` and
-/// `set_back`.
+/// In both files: `identity`; in the ledger also `tenure` (the clean marker), `progress`, `sealed`
+/// and `set_back`.
 pub(super) const META: Definition = TableDefinition::new("meta");
 pub(super) const IDENTITY: &[u8] = b"identity";
 pub(super) const CLEAN_MARKER: &[u8] = b"tenure";
 pub(super) const PROGRESS: &[u8] = b"progress";
+/// What audits found sound.
+pub(super) const SEALED: &[u8] = b"sealed";
 /// Sequences of the entries after which an operator set the time back.
 pub(super) const SET_BACK: &[u8] = b"set_back";
 
@@ -42,7 +44,10 @@ pub(super) const ENTRIES: Definition = TableDefinition::new("entries");
 /// Account and sequence.
 pub(super) const ENTRIES_BY_ACCOUNT: Definition = TableDefinition::new("entries_by_account");
 
-pub(super) const LEDGER_TABLES: [Definition; 13] = [
+/// First sequence of a closed part of the journal → its last sequence and hash.
+pub(super) const SEGMENTS: Definition = TableDefinition::new("segments");
+
+pub(super) const LEDGER_TABLES: [Definition; 14] = [
     META,
     ACCOUNTS,
     BALANCES,
@@ -56,6 +61,7 @@ pub(super) const LEDGER_TABLES: [Definition; 13] = [
     CRASHES,
     ENTRIES,
     ENTRIES_BY_ACCOUNT,
+    SEGMENTS,
 ];
 
 // Tables of bodies.redb: stored answers and archived requests.

@@ -6,7 +6,7 @@ use crate::clock::UnixMillis;
 use crate::ledger::apply::{ApplyError, apply};
 use crate::ledger::state::LedgerState;
 use crate::ledger::{AttemptState, RequestRecord, audit};
-use crate::store::backend::{Backend, BatchFailure, LedgerTxn};
+use crate::store::backend::{Backend, BatchFailure, LedgerTxn, Seal};
 use crate::store::queue::WriteAction;
 use crate::store::{Limits, StoreError};
 
@@ -25,6 +25,7 @@ pub fn keeps_all<B: Backend, O: Fn() -> B>(make: impl Fn() -> O) {
         time_does_not_go_back::<B>,
         only_reservations_of_the_dead_are_foreign::<B>,
         a_backend_that_was_not_closed_says_so::<B>,
+        a_seal_stays_until_it_is_removed::<B>,
         reopening_keeps_everything_or_stays_closed::<B>,
     ] {
         let open = make();
@@ -225,6 +226,21 @@ fn a_backend_that_was_not_closed_says_so<B: Backend>(open: &dyn Fn() -> B) {
         drop(backend);
         assert_eq!(open().was_left_open().unwrap(), left_open);
     }
+}
+
+fn a_seal_stays_until_it_is_removed<B: Backend>(open: &dyn Fn() -> B) {
+    let (backend, boot) = with_one_reservation(open);
+    assert_eq!(backend.seal().unwrap(), None);
+    let heads =
+        audit::everything(&*backend.audit_source().unwrap(), &audit::unpaced).unwrap().heads;
+    let seal = Seal { heads, fully_audited_at: NOW };
+    backend.set_seal(Some(&seal)).unwrap();
+    backend.close(boot, false).unwrap();
+    drop(backend);
+    let backend = open();
+    assert_eq!(backend.seal().unwrap(), Some(seal));
+    backend.set_seal(None).unwrap();
+    assert_eq!(backend.seal().unwrap(), None);
 }
 
 fn reopening_keeps_everything_or_stays_closed<B: Backend>(open: &dyn Fn() -> B) {

@@ -2,8 +2,17 @@
 //! nothing about them: `cargo test --release --lib store::embedded::tests::bench -- --ignored
 //! --nocapture`. Pairs a second under load: `cresset bench --ledger`.
 
+use super::media::Random;
 use super::*;
-use crate::store::limits::Limits;
+use crate::ledger::audit::unpaced;
+use crate::store::backend::LedgerReader;
+use crate::store::queue::{WriteAction, WriteJob};
+use crate::store::shared::StoreShared;
+use crate::store::stored_body::{StoredBody, StoredContent};
+use crate::store::writer::Writer;
+use crate::store::{AuditPolicy, OpenProgress, prepare};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Measures the writer's own time for a pair, on a disk that costs nothing.
@@ -71,6 +80,191 @@ fn audit_of_a_million_entries() {
         let began = Instant::now();
         drop(open(&fixture.config(), Arc::new(fixture.clock.clone()), Limits::default()).unwrap());
         println!("opening and closing for a {name}: {:.1} s", began.elapsed().as_secs_f64());
+    }
+}
+
+/// Builds the ledger that a node leaves behind after `CRESSET_BENCH_REQUESTS` settled requests
+/// (10 million), 100 000 a day, and measures how it starts. It is kept in the folder
+/// `CRESSET_BENCH_FOLDER`, where one is named; a ledger that lies there already is measured as it
+/// is.
+#[test]
+#[ignore = "a measurement: many minutes, and some 10 GB of disk"]
+fn history_of_ten_million_requests() {
+    let setting = |name| std::env::var(name).ok();
+    let requests =
+        setting("CRESSET_BENCH_REQUESTS").map_or(10_000_000, |text| text.parse().unwrap());
+    let scratch = tempfile::tempdir().unwrap();
+    let folder = setting("CRESSET_BENCH_FOLDER").map_or(scratch.path().into(), PathBuf::from);
+    let config = StoreConfig::folder(&folder);
+    if !Store::exists(&config) {
+        std::fs::create_dir_all(&folder).unwrap();
+        Store::init(&config).unwrap();
+        let began = Instant::now();
+        History::begin(&folder, requests).go_on();
+        println!("built in {:.0} s", began.elapsed().as_secs_f64());
+    }
+    for (name, bytes) in sizes(&folder) {
+        println!("{name}: {:.0} MB", bytes as f64 / 1e6);
+    }
+    let open = |what: &str, folder: &Path| {
+        let began = Instant::now();
+        let clock = Arc::new(crate::clock::SystemClock);
+        let store = Store::open(&StoreConfig::folder(folder), clock, Limits::default()).unwrap();
+        println!("{what}: open after {:.2} s", began.elapsed().as_secs_f64());
+        store
+    };
+    drop(open("after an orderly stop", &folder));
+    forget_pages(&folder);
+    drop(open("after an orderly stop, nothing in memory", &folder));
+    let store = open("after an orderly stop, again", &folder);
+    let killed = tempfile::tempdir_in(&folder).unwrap();
+    for (name, _) in sizes(&folder) {
+        // What a process that is killed now leaves behind.
+        std::fs::copy(folder.join(&name), killed.path().join(&name)).unwrap();
+    }
+    drop(open("after a kill", killed.path()));
+    drop(killed);
+    let began = Instant::now();
+    let report = store.audit().unwrap();
+    assert!(report.ok, "{:?}", report.violations);
+    let spent = began.elapsed().as_secs_f64();
+    println!("audit of everything: {spent:.0} s, {} entries", report.entries);
+}
+
+/// The files of a ledger and their sizes on the disk, bytes.
+fn sizes(folder: &Path) -> Vec<(String, u64)> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let entry = entry.unwrap();
+        let name = entry.file_name().into_string().unwrap();
+        if entry.path().extension().is_some_and(|extension| extension == "redb") {
+            found.push((name, entry.metadata().unwrap().blocks() * 512));
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Takes the files out of the page cache.
+fn forget_pages(folder: &Path) {
+    for (name, _) in sizes(folder) {
+        let file = std::fs::File::open(folder.join(name)).unwrap();
+        file.sync_all().unwrap();
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    }
+}
+
+const DAY_MS: u64 = 24 * 3_600_000;
+const REQUESTS_A_DAY: u64 = 100_000;
+const ACCOUNTS: u128 = 200;
+/// Requests that are admitted, and then settled, in one transaction.
+const TOGETHER: u64 = 1_000;
+
+/// Days of requests, one after the other, with the housekeeping of a node.
+pub struct History {
+    backend: Arc<EmbeddedBackend>,
+    shared: Arc<StoreShared>,
+    writer: Writer<EmbeddedBackend>,
+    clock: TestClock,
+    random: Random,
+    requests: u64,
+}
+
+impl History {
+    /// The last of its days ends now.
+    pub fn begin(folder: &Path, requests: u64) -> Self {
+        let StoreConfig::Embedded(config) = StoreConfig::folder(folder);
+        let backend =
+            Arc::new(EmbeddedBackend::open_on(super::super::lock(&config).unwrap()).unwrap());
+        let now = crate::clock::SystemClock.now().0;
+        let clock = TestClock::at(now - requests.div_ceil(REQUESTS_A_DAY) * DAY_MS);
+        let shown = Arc::new(clock.clone());
+        let (shared, writer) = prepare(
+            &backend,
+            shown,
+            Limits::default(),
+            AuditPolicy::Always,
+            &OpenProgress::default(),
+        )
+        .unwrap();
+        Self { backend, shared, writer, clock, random: Random(1), requests }
+    }
+
+    pub fn go_on(mut self) {
+        self.open_accounts();
+        let mut done = 0;
+        while done < self.requests {
+            let together = TOGETHER.min(self.requests - done);
+            self.serve(together);
+            done += together;
+            self.clock.set(self.clock.now().0 + DAY_MS * together / REQUESTS_A_DAY);
+            if done % (REQUESTS_A_DAY / 4) == 0 {
+                self.keep_house();
+                println!("{done} requests");
+            }
+        }
+        self.keep_house();
+        self.writer.close();
+    }
+
+    fn commit(&mut self, actions: impl Iterator<Item = WriteAction>) {
+        self.writer.commit(actions.map(|action| WriteJob::new(action, None)).collect());
+        assert!(self.shared.health.reachable() && self.shared.health.trusted().is_ok());
+    }
+
+    fn open_accounts(&mut self) {
+        let premium = Microcredits::new(1 << 50).unwrap();
+        let commands = (1..=ACCOUNTS).flat_map(|number| {
+            let (name, plan) = (format!("account {number}"), "default".to_owned());
+            let opening = BucketAmounts { premium, ..BucketAmounts::ZERO };
+            [
+                Command::CreateAccount { id: AccountId(id(number)), name, plan, opening },
+                issue(number, number, None),
+            ]
+        });
+        self.commit(commands.map(WriteAction::from));
+    }
+
+    fn serve(&mut self, requests: u64) {
+        let boot = self.shared.boot;
+        let new: Vec<_> = (0..requests)
+            .map(|_| {
+                let account = 1 + self.random.below(ACCOUNTS as usize) as u128;
+                let request = RequestId(Uuid::new_v4());
+                let key =
+                    RequestKey { account: AccountId(id(account)), application: None, request };
+                let Command::Admit(mut admit) = admit(request.0.as_u128(), 0, boot, 200) else {
+                    unreachable!()
+                };
+                admit.key = key;
+                admit.attempt = AttemptId::generate();
+                admit.credential = CredentialId(id(account));
+                admit
+            })
+            .collect();
+        self.commit(new.iter().map(|admit| Command::Admit(admit.clone()).into()));
+        let expires_at = UnixMillis(self.clock.now().0 + DAY_MS);
+        let usage = Usage { prompt_tokens: 100, cached_tokens: 0, completion_tokens: 100 };
+        self.commit(new.iter().map(|admit| {
+            let (key, attempt) = (admit.key, admit.attempt);
+            let end = SettleEnd::Completed(FinishReason::Stop);
+            let content = StoredContent::Plain(bytes::Bytes::from_static(&[b'a'; 800]));
+            let body = StoredBody { expires_at, content };
+            let command = Command::Settle { key, attempt, usage, end };
+            WriteAction { command, body: Some((key, body)) }
+        }));
+    }
+
+    /// What the writer and the auditor of a node do each minute.
+    fn keep_house(&mut self) {
+        while self.writer.sweep().unwrap() {}
+        let source = self.backend.audit_source().unwrap();
+        assert!(self.shared.audit_news(&*source, &unpaced).unwrap().ok);
+        drop(source);
+        self.writer.seal().unwrap();
+        while self.backend.close_journal_part(&unpaced).unwrap() {
+            while self.writer.sweep().unwrap() {}
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Disks that lose power in the middle of commands, answers and sweeps: no acknowledged command is
 //! lost, and every reservation ends once.
 
+use super::super::segments;
 use super::Now;
 use super::media::{Random, SimulatedDisk};
 use super::*;
@@ -11,7 +12,7 @@ use crate::store::limits::Limits;
 use crate::store::queue::{WriteAction, WriteJob};
 use crate::store::shared::StoreShared;
 use crate::store::writer::Writer;
-use crate::store::{AuditPolicy, StoreResult, prepare};
+use crate::store::{AuditPolicy, AuditReport, OpenProgress, StoreResult, prepare};
 use bytes::Bytes;
 use std::collections::HashMap;
 use tokio::sync::oneshot;
@@ -27,11 +28,11 @@ pub struct Bench {
 
 impl Bench {
     pub fn open(disk: &SimulatedDisk, clock: &TestClock) -> StoreResult<Self> {
-        let backend = Arc::new(EmbeddedBackend::open_on(Box::new(disk.clone()))?);
+        let backend = Arc::new(EmbeddedBackend::open_on(Arc::new(disk.clone()))?);
         let (clock, limits) = (clock.clone(), Limits::default());
         let shown = Arc::new(clock.clone());
         let (shared, writer) =
-            prepare(&backend, shown, limits, AuditPolicy::Always, &Default::default())?;
+            prepare(&backend, shown, limits, AuditPolicy::Always, &OpenProgress::default())?;
         Ok(Self { disk: disk.clone(), clock, backend, shared, writer })
     }
 
@@ -65,6 +66,44 @@ impl Bench {
         while self.writer.sweep().unwrap() {}
     }
 
+    /// Audits what is new and seals it.
+    pub fn seal(&mut self) {
+        let source = self.backend.audit_source().unwrap();
+        assert!(self.shared.audit_news(&*source, &audit::unpaced).unwrap().ok);
+        self.writer.seal().unwrap();
+    }
+
+    /// Moves everything old enough into closed parts of the journal.
+    pub fn close_parts(&mut self) {
+        self.seal();
+        while self.backend.close_journal_part(&audit::unpaced).unwrap() {
+            self.sweep();
+        }
+    }
+
+    /// Registers a part that was closed, and leaves its live rows.
+    pub fn register_part(&self) {
+        assert!(self.backend.with_files(segments::sweep).unwrap());
+    }
+
+    /// `close_parts` on a disk that may fail meanwhile.
+    fn try_to_close_parts(&mut self) {
+        let closed = || {
+            let source = self.backend.audit_source().ok()?;
+            self.shared.audit_news(&*source, &audit::unpaced).ok()?;
+            drop(source);
+            self.writer.seal().ok()?;
+            self.backend.close_journal_part(&audit::unpaced).ok()
+        };
+        if closed() == Some(true) {
+            while let Ok(true) = self.writer.sweep() {}
+        }
+    }
+
+    pub fn report(&self) -> AuditReport {
+        audit::everything(&self.backend.view().unwrap(), &audit::unpaced).unwrap()
+    }
+
     /// Stops in good order and starts again.
     pub fn reopen(self) -> Self {
         let Self { disk, clock, backend, shared, writer } = self;
@@ -85,7 +124,7 @@ impl Bench {
     }
 
     pub fn audit(&self) -> Vec<String> {
-        audit::everything(&self.backend.view().unwrap(), &audit::unpaced).unwrap().violations
+        self.report().violations
     }
 
     pub fn state(&self, request: u128) -> Option<AttemptState> {
@@ -107,7 +146,10 @@ impl Bench {
 }
 
 pub fn opened(balance: u64) -> (SimulatedDisk, TestClock, Bench) {
-    let disk = SimulatedDisk::formatted();
+    opened_on(SimulatedDisk::formatted(), balance)
+}
+
+fn opened_on(disk: SimulatedDisk, balance: u64) -> (SimulatedDisk, TestClock, Bench) {
     let clock = TestClock::at(1_000_000);
     let mut bench = Bench::open(&disk, &clock).unwrap();
     for answer in bench.apply(opening(balance)) {
@@ -156,6 +198,9 @@ impl Known {
                 }
                 _ => {}
             }
+        }
+        if random.below(4) == 0 {
+            bench.try_to_close_parts();
         }
         // The time never advances so far that tombstones are removed.
         if random.below(6) == 0 && now < 25 * 24 * HOUR {
@@ -206,7 +251,8 @@ fn answer(request: u128) -> Bytes {
 fn lose_power_often(seeds: std::ops::Range<u64>, losses: u32) {
     for seed in seeds {
         let mut random = Random(seed);
-        let (disk, clock, mut bench) = opened(1_000_000);
+        let disk = SimulatedDisk::formatted().closing_parts_of(6);
+        let (disk, clock, mut bench) = opened_on(disk, 1_000_000);
         let mut known = Known::default();
         for _ in 0..losses {
             disk.fail_after(random.below(60) as u64);

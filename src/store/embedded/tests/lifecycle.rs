@@ -4,8 +4,8 @@ use super::super::disk;
 use super::super::files;
 use super::*;
 use crate::ledger::{AttemptState, RequestRecord};
-use crate::store::AuditPolicy;
 use crate::store::limits::Limits;
+use crate::store::{AuditPolicy, OpenProgress};
 use std::fs;
 use std::path::Path;
 
@@ -239,9 +239,14 @@ fn a_damaged_row_stops_admissions_but_not_its_neighbours() {
     let StoreConfig::Embedded(config) = fixture.config();
     let backend = Arc::new(EmbeddedBackend::open_on(super::super::lock(&config).unwrap()).unwrap());
     let clock = Arc::new(fixture.clock.clone());
-    let store =
-        Store::start(&backend, clock, Limits::default(), AuditPolicy::Always, &Default::default())
-            .unwrap();
+    let store = Store::start(
+        &backend,
+        clock,
+        Limits::default(),
+        AuditPolicy::Always,
+        &OpenProgress::default(),
+    )
+    .unwrap();
     store.submit_blocking(admit(1, 1, store.boot(), 10)).unwrap();
     store.submit_blocking(admit(2, 2, store.boot(), 10)).unwrap();
     let raw = super::super::tables::request_key(&key(1));

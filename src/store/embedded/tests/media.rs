@@ -3,12 +3,14 @@
 
 use super::super::disk::{Disk, File};
 use super::super::rows::FileIdentity;
+use super::super::segments::SEGMENT_ENTRIES;
 use super::super::tables::{BODIES_TABLES, LEDGER_TABLES};
 use super::super::{EmbeddedBackend, files, schema};
 use super::{TestClock, opening};
-use crate::store::{AuditPolicy, Limits, Store, StoreError, StoreResult};
-use redb::{Builder, Database, StorageBackend};
-use std::collections::HashMap;
+use crate::ledger::state::StateResult;
+use crate::store::{AuditPolicy, Limits, OpenProgress, Store, StoreError, StoreResult};
+use redb::{Builder, Database, ReadOnlyDatabase, StorageBackend, WriteTransaction};
+use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -134,11 +136,13 @@ struct Faults {
     /// Syncs wait as long as this is set.
     slow: bool,
     uncached: bool,
+    segment_entries: Option<u64>,
 }
 
 #[derive(Clone, Debug, Default)]
 pub struct SimulatedDisk {
-    media: Arc<Mutex<HashMap<File, Media>>>,
+    /// By the names of the files.
+    media: Arc<Mutex<BTreeMap<String, Media>>>,
     faults: Arc<Mutex<Faults>>,
     quick: Arc<Condvar>,
 }
@@ -159,14 +163,14 @@ impl SimulatedDisk {
 
     /// A store on this disk, whose account 1 has one key and a premium balance.
     pub fn store(&self, balance: u64) -> Store {
-        let backend = Arc::new(EmbeddedBackend::open_on(Box::new(self.clone())).unwrap());
+        let backend = Arc::new(EmbeddedBackend::open_on(Arc::new(self.clone())).unwrap());
         let clock = Arc::new(TestClock::at(1));
         let store = Store::start(
             &backend,
             clock,
             Limits::default(),
             AuditPolicy::Always,
-            &Default::default(),
+            &OpenProgress::default(),
         )
         .unwrap();
         for command in opening(balance) {
@@ -212,6 +216,12 @@ impl SimulatedDisk {
         self
     }
 
+    /// Lets ledgers opened from now on close parts of the journal that are this long.
+    pub fn closing_parts_of(self, entries: u64) -> Self {
+        self.faults().segment_entries = Some(entries);
+        self
+    }
+
     pub fn set_slow(&self, slow: bool) {
         self.faults().slow = slow;
         self.quick.notify_all();
@@ -222,16 +232,14 @@ impl SimulatedDisk {
         for file in File::ALL {
             let bytes = std::fs::read(dir.join(file.name())).unwrap();
             let media = Media { synced: bytes.clone(), seen: bytes, unsynced: Vec::new() };
-            self.media.lock().unwrap().insert(file, media);
+            self.media.lock().unwrap().insert(file.name().into(), media);
         }
     }
 
     pub fn lose_power(&self, random: &mut Random) {
-        let mut media = self.media.lock().unwrap();
-        for file in File::ALL {
-            media.get_mut(&file).unwrap().lose_power(random);
+        for media in self.media.lock().unwrap().values_mut() {
+            media.lose_power(random);
         }
-        drop(media);
         self.mend();
     }
 
@@ -247,8 +255,53 @@ impl SimulatedDisk {
     }
 
     pub fn database(&self, file: File) -> StoreResult<Database> {
-        self.media.lock().unwrap().entry(file).or_default();
-        let drive = Drive { disk: self.clone(), file };
+        self.database_named(file.name())
+    }
+
+    /// The names of closed parts of the journal.
+    pub fn segments(&self) -> Vec<String> {
+        let media = self.media.lock().unwrap();
+        let names = media.keys().filter(|name| name.starts_with("journal-"));
+        names.filter(|name| !name.contains(".new")).cloned().collect()
+    }
+
+    /// Takes a file away.
+    pub fn remove(&self, name: &str) {
+        self.media.lock().unwrap().remove(name).unwrap();
+    }
+
+    pub fn content(&self, name: &str) -> Vec<u8> {
+        self.media.lock().unwrap()[name].seen.clone()
+    }
+
+    /// Changes the bytes of a file.
+    pub fn spoil(&self, name: &str, spoil: impl FnOnce(&mut Vec<u8>)) {
+        let mut media = self.media.lock().unwrap();
+        let media = media.get_mut(name).unwrap();
+        spoil(&mut media.seen);
+        media.sync();
+    }
+
+    /// Changes rows of a closed file.
+    pub fn change(&self, name: &str, change: impl FnOnce(&WriteTransaction) -> StateResult) {
+        files::write(&self.database_named(name).unwrap(), change).unwrap();
+    }
+
+    fn drive(&self, name: &str) -> Drive {
+        Drive { disk: self.clone(), file: name.into() }
+    }
+
+    fn read_only(&self, name: &str) -> StoreResult<ReadOnlyDatabase> {
+        if !self.media.lock().unwrap().contains_key(name) {
+            return Err(StoreError::Unusable("is missing".into()));
+        }
+        let opened = Builder::new().open_read_only_with_backend(self.drive(name));
+        opened.map_err(|error| StoreError::Unusable(error.to_string()))
+    }
+
+    fn database_named(&self, name: &str) -> StoreResult<Database> {
+        self.media.lock().unwrap().entry(name.into()).or_default();
+        let drive = self.drive(name);
         let mut builder = Builder::new();
         builder.set_check_integrity_on_open(true);
         if self.faults().uncached {
@@ -264,8 +317,41 @@ impl SimulatedDisk {
 }
 
 impl Disk for SimulatedDisk {
-    fn open(&self, file: File) -> StoreResult<Database> {
+    fn open(&self, file: File, _: bool) -> StoreResult<Database> {
         self.database(file)
+    }
+
+    fn keep_older(&self, _: u32) -> StoreResult {
+        Ok(())
+    }
+
+    fn create_segment(&self, name: &str) -> StoreResult<Database> {
+        let unfinished = format!("{name}.new");
+        self.media.lock().unwrap().remove(&unfinished);
+        self.database_named(&unfinished)
+    }
+
+    fn open_unfinished_segment(&self, name: &str) -> StoreResult<ReadOnlyDatabase> {
+        self.read_only(&format!("{name}.new"))
+    }
+
+    /// The new name is durable at once, and what was not synced may still be lost.
+    fn finish_segment(&self, name: &str) -> StoreResult {
+        self.drive(&format!("{name}.new"))
+            .sync_data()
+            .map_err(|error| StoreError::Unavailable(error.to_string()))?;
+        let mut media = self.media.lock().unwrap();
+        let whole = media.remove(&format!("{name}.new")).unwrap();
+        media.insert(name.into(), whole);
+        Ok(())
+    }
+
+    fn open_segment(&self, name: &str) -> StoreResult<ReadOnlyDatabase> {
+        self.read_only(name)
+    }
+
+    fn segment_entries(&self) -> u64 {
+        self.faults().segment_entries.unwrap_or(SEGMENT_ENTRIES)
     }
 
     fn free_bytes(&self) -> io::Result<u64> {
@@ -277,7 +363,7 @@ impl Disk for SimulatedDisk {
 #[derive(Debug)]
 struct Drive {
     disk: SimulatedDisk,
-    file: File,
+    file: String,
 }
 
 impl Drive {

@@ -12,6 +12,8 @@ mod model;
 mod refusals;
 mod restore;
 mod schema;
+mod sealed;
+mod segments;
 mod time;
 
 use super::EmbeddedBackend;

@@ -3,7 +3,9 @@
 
 use super::super::codec::{StoredField, decode, encode};
 use super::super::files::write;
-use super::super::rows::{CleanMarker, FileIdentity, JournalPosition, TimelessCrashes};
+use super::super::rows::{
+    CleanMarker, FileIdentity, JournalPosition, SealedPosition, TimelessCrashes,
+};
 use super::super::schema::{SCHEMA, SchemaStep, identity, upgrade};
 use super::super::tables;
 use super::media::{Random, SimulatedDisk};
@@ -116,13 +118,8 @@ fn each_row(schema: u32, mut row: impl Row) {
     };
     row.row("identity", FileIdentity { schema: 1, epoch: 2 });
     row.row("tenure", CleanMarker { boot: BootId(id(7)), clean: true });
-    row.row(
-        "progress",
-        JournalPosition {
-            head: JournalHead { sequence: 16, hash: [0xab; 16] },
-            clock: UnixMillis(16),
-        },
-    );
+    let head = JournalHead { sequence: 16, hash: [0xab; 16] };
+    row.row("progress", JournalPosition { head, clock: UnixMillis(16) });
     let body = |content| StoredBody { expires_at: UnixMillis(17), content };
     let bytes = bytes::Bytes::from_static(b"answer");
     row.row("body", body(StoredContent::Plain(bytes.clone())));
@@ -162,6 +159,10 @@ fn each_row(schema: u32, mut row: impl Row) {
     row.row("index", ());
     if schema >= 2 {
         row.row("set back", vec![3_u64, 17]);
+    }
+    if schema >= 4 {
+        row.row("sealed", SealedPosition { head, fully_audited_at: UnixMillis(20) });
+        row.row("segment", head);
     }
 }
 
@@ -292,6 +293,127 @@ fn folders_of_every_schema_can_be_used() {
         let database = super::super::disk::open_existing(&dir.path().join("ledger.redb")).unwrap();
         assert_eq!(identity(&database, "ledger").unwrap().schema, SCHEMA);
     }
+}
+
+/// What an index of schema 2 held of answers that are gone is removed, and what leads to one stays.
+#[test]
+fn an_index_of_answers_loses_rows_that_lead_nowhere() {
+    let dir = kept(2);
+    let path = dir.path().join("bodies.redb");
+    let stale = tables::due_key(UnixMillis(u64::MAX), &tables::request_key(&key(77)));
+    let rows = |change: &dyn Fn(&mut tables::Writable<'_>)| {
+        let database = super::super::disk::open_existing(&path).unwrap();
+        let mut count = 0;
+        write(&database, |txn| {
+            let mut index = txn.open_table(tables::BODIES_DUE)?;
+            change(&mut index);
+            count = index.len()?;
+            Ok(())
+        })
+        .unwrap();
+        count
+    };
+    let before = rows(&|index| tables::put(index, &stale, &()).unwrap());
+    assert!(before > 1);
+    let clock = Arc::new(TestClock::at(1_000_000 + 26 * HOUR));
+    let store = Store::open(&StoreConfig::folder(dir.path()), clock, Limits::default()).unwrap();
+    assert_sound(&store);
+    drop(store);
+    assert_eq!(rows(&|_| ()), before - 1);
+}
+
+/// A folder is copied before it is changed, and not at all where there is no room for the copies.
+#[test]
+fn a_folder_keeps_a_copy_of_its_older_schema() {
+    let dir = kept(2);
+    let before = fs::read(dir.path().join("ledger.redb")).unwrap();
+    let clock = || Arc::new(TestClock::at(1_000_000 + 26 * HOUR));
+    let config = StoreConfig::folder(dir.path());
+    drop(Store::open(&config, clock(), Limits::default()).unwrap());
+    let copies = ["ledger.redb.schema-2", "bodies.redb.schema-2"].map(|name| dir.path().join(name));
+    assert_eq!(fs::metadata(&copies[0]).unwrap().len() as usize, before.len());
+    // The copies are a ledger of their own, and opening them does not make another copy of them.
+    let older = tempfile::tempdir().unwrap();
+    for (copy, file) in copies.iter().zip(File::ALL) {
+        fs::copy(copy, older.path().join(file.name())).unwrap();
+    }
+    let store =
+        Store::open(&StoreConfig::folder(older.path()), clock(), Limits::default()).unwrap();
+    assert_eq!(spent(&store), (10, 0));
+    let kept: Vec<_> = copies.iter().map(|copy| fs::read(copy).unwrap()).collect();
+    drop(Store::open(&config, clock(), Limits::default()).unwrap());
+    for (copy, kept) in copies.iter().zip(kept) {
+        assert!(fs::read(copy).unwrap() == kept, "the copy was changed");
+    }
+}
+
+/// Not a test of its own: the one below starts it in a folder with a ledger, and kills it.
+#[test]
+#[ignore = "only does something in a folder with a ledger"]
+fn upgrade_until_killed() {
+    if Path::new("ledger.redb").exists() {
+        let clock = Arc::new(crate::clock::SystemClock);
+        drop(Store::open(&StoreConfig::folder("."), clock, Limits::default()));
+    }
+}
+
+/// Takes a folder of this build back to schema 3.
+fn downgrade(dir: &Path) {
+    let change = |file: File, step: fn(&WriteTransaction) -> Result<(), StateError>| {
+        let path = dir.join(file.name());
+        let database = super::super::disk::open_existing(&path).unwrap();
+        let found = identity(&database, file.name()).unwrap();
+        write(&database, |txn| {
+            step(txn)?;
+            super::super::files::set_identity(txn, FileIdentity { schema: 3, ..found })
+        })
+        .unwrap();
+    };
+    change(File::Bodies, |_| Ok(()));
+    change(File::Ledger, |txn| {
+        txn.open_table(tables::META)?.remove(tables::SEALED)?;
+        txn.delete_table(tables::SEGMENTS).map(drop)?;
+        Ok(())
+    });
+}
+
+/// An upgrade is killed at random times, until one ends.
+#[test]
+#[ignore = "minutes: a ledger of 100 000 requests, upgraded and killed again and again"]
+fn a_hundred_thousand_requests_survive_kills_of_their_upgrade() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = StoreConfig::folder(dir.path());
+    Store::init(&config).unwrap();
+    super::bench::History::begin(dir.path(), 100_000).go_on();
+    let before = Store::inspect(&config).unwrap();
+    downgrade(dir.path());
+    let mut random = Random(4);
+    let name = "store::embedded::tests::schema::upgrade_until_killed";
+    let mut killed = 0;
+    loop {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args([name, "--exact", "--ignored"])
+            .current_dir(dir.path())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        // Later kills come later, so that one upgrade ends.
+        let patience = 5 + random.below(20 + 10 * killed) as u64;
+        std::thread::sleep(std::time::Duration::from_millis(patience));
+        if child.try_wait().unwrap().is_some() {
+            break;
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        killed += 1;
+    }
+    println!("{killed} kills survived");
+    let clock = Arc::new(crate::clock::SystemClock);
+    let store = Store::open(&config, clock, Limits::default()).unwrap();
+    let after = store.audit().unwrap();
+    assert_eq!((after.violations, after.entries), (vec![], before.entries));
+    assert_eq!(after.requests, before.requests);
+    assert!(killed > 3, "the upgrade was hardly killed");
 }
 
 /// Crashes without a time count from the latest time of their ledger.
