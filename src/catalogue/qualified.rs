@@ -7,7 +7,7 @@ use crate::ids::ModelId;
 use crate::ledger::Prices;
 use cresset_models::ModelSource;
 use cresset_qualification::record::POLICY_VERSION;
-use cresset_qualification::{HostIdentity, Record, Verdict, statement};
+use cresset_qualification::{HostIdentity, Record, Suite, Verdict, statement};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -91,12 +91,14 @@ impl Catalogue {
         now: UnixMillis,
     ) -> Result<QualifiedModel, NotQualified> {
         let source = self.source(manifest)?;
-        let record = self.deciding_record(manifest, host, now)?;
+        let fitting = self.fitting_records(manifest, host, now)?;
+        let age_days = |record: &Record| now.seconds().saturating_sub(record.finished_at) / 86_400;
+        let record = deciding(&fitting, |record| age_days(record) <= max_age_days);
         let name = || manifest.name.clone();
         if record.verdict != Verdict::Qualified {
-            return Err(NotQualified::Failed { name: name(), why: reason(&record) });
+            return Err(NotQualified::Failed { name: name(), why: reason(record) });
         }
-        let age_days = now.seconds().saturating_sub(record.finished_at) / 86_400;
+        let age_days = age_days(record);
         if age_days > max_age_days {
             return Err(NotQualified::Expired { name: name(), age_days, max_age_days });
         }
@@ -109,14 +111,16 @@ impl Catalogue {
         })
     }
 
-    fn deciding_record(
+    /// The records that fit release, build, hardware and settings, newest first: at least one.
+    fn fitting_records(
         &self,
         manifest: &Manifest,
         host: &HostIdentity,
         now: UnixMillis,
-    ) -> Result<Record, NotQualified> {
+    ) -> Result<Vec<Record>, NotQualified> {
         let name = || manifest.name.clone();
         let present = self.identity(manifest, host);
+        let mut fitting = Vec::new();
         let (mut newest_difference, mut newest_untrusted) = (None, None);
         for StoredRecord { file, content } in self.stored_records(&manifest.name)? {
             let record = match content.and_then(|record| dated(record, now)) {
@@ -127,7 +131,10 @@ impl Catalogue {
                 }
             };
             let difference = match record.identity.difference(&present) {
-                None if record.policy_version == POLICY_VERSION => return Ok(record),
+                None if record.policy_version == POLICY_VERSION => {
+                    fitting.push(record);
+                    continue;
+                }
                 None => {
                     ("suite policy", record.policy_version.to_string(), POLICY_VERSION.to_string())
                 }
@@ -138,6 +145,9 @@ impl Catalogue {
                 if qualified { "was qualified" } else { "was checked and did not qualify" };
             newest_difference.get_or_insert((outcome, difference));
         }
+        if !fitting.is_empty() {
+            return Ok(fitting);
+        }
         Err(match (newest_untrusted, newest_difference) {
             (Some((file, why)), _) => NotQualified::Untrusted { name: name(), file, why },
             (None, None) => NotQualified::NoRecord { name: name() },
@@ -146,6 +156,15 @@ impl Catalogue {
             }
         })
     }
+}
+
+/// The record that decides, of records that fit, newest first. The newest one does, except that the
+/// quick suite takes nothing away from a full one that came before: its date and limits stand.
+fn deciding(fitting: &[Record], is_fresh: impl Fn(&Record) -> bool) -> &Record {
+    let qualified = fitting.iter().take_while(|record| record.verdict == Verdict::Qualified);
+    let mut full =
+        qualified.filter(|record| record.suite == Suite::Full.name() && is_fresh(record));
+    full.next().unwrap_or(&fitting[0])
 }
 
 /// A file of a release's records: the record, or why it counts for nothing.
@@ -301,6 +320,31 @@ mod tests {
         red.state = CheckState::Failed;
         place.save(&failed);
         assert!(place.refusal(0).contains("failed: stop_string"), "the newest record decides");
+    }
+
+    #[test]
+    fn a_quick_run_takes_nothing_from_a_full_one_and_a_failed_one_everything() {
+        let place = Place::new();
+        let save = |verdict, full: bool, days: u64, tokens: u32| {
+            let mut record = place.record(verdict);
+            record.finished_at += days * DAY;
+            if full {
+                Suite::Full.name().clone_into(&mut record.suite);
+            }
+            record.qualified_context_tokens = tokens;
+            place.save(&record);
+        };
+        let tokens = |days| place.ask(days).unwrap().qualified_context_tokens();
+        save(Verdict::Qualified, false, 0, 100);
+        assert_eq!(tokens(0), 100);
+        save(Verdict::Qualified, true, 1, 400);
+        save(Verdict::Qualified, false, 50, 100);
+        assert_eq!((tokens(50), tokens(91)), (400, 400));
+        assert_eq!(tokens(92), 100, "the full one is too old, and the quick one is not");
+        save(Verdict::Failed, false, 51, 0);
+        assert!(place.refusal(51).contains("failed"));
+        save(Verdict::Qualified, false, 52, 100);
+        assert_eq!(tokens(52), 100, "a full one before a failure counts no more");
     }
 
     #[test]
