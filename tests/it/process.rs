@@ -155,7 +155,7 @@ impl Served {
     /// Returns when the node is ready for requests.
     pub fn start(mut command: Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let log = drain(child.stderr.take().unwrap());
+        let (log, reader) = drain(child.stderr.take().unwrap());
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
         stdout.read_line(&mut line).unwrap();
@@ -170,6 +170,7 @@ impl Served {
             operator: text(&ready["operator"]),
             model: text(&ready["models"][0]["id"]),
             log,
+            reader: Some(reader),
         }
     }
 }
@@ -203,6 +204,7 @@ pub struct Served {
     /// Id of the only model.
     pub model: String,
     log: std::sync::Arc<Mutex<String>>,
+    reader: Option<std::thread::JoinHandle<()>>,
 }
 
 impl Served {
@@ -230,8 +232,13 @@ impl Served {
         self.child.wait().unwrap();
     }
 
+    /// Waits for the process to end. Its log is then whole.
     pub fn wait(&mut self) -> ExitStatus {
-        self.child.wait().unwrap()
+        let status = self.child.wait().unwrap();
+        if let Some(reader) = self.reader.take() {
+            reader.join().unwrap();
+        }
+        status
     }
 
     pub fn log(&self) -> String {
@@ -265,17 +272,19 @@ impl Drop for Served {
 }
 
 /// Keeps reading, so that the child never blocks on a full pipe.
-fn drain(stderr: impl Read + Send + 'static) -> std::sync::Arc<Mutex<String>> {
+fn drain(
+    stderr: impl Read + Send + 'static,
+) -> (std::sync::Arc<Mutex<String>>, std::thread::JoinHandle<()>) {
     let log = std::sync::Arc::new(Mutex::new(String::new()));
     let kept = log.clone();
-    std::thread::spawn(move || {
+    let reader = std::thread::spawn(move || {
         for line in BufReader::new(stderr).lines().map_while(Result::ok) {
             let mut kept = kept.lock().unwrap();
             kept.push_str(&line);
             kept.push('\n');
         }
     });
-    log
+    (log, reader)
 }
 
 /// A whole answer.
