@@ -149,7 +149,9 @@ fn wrong_sums(mut counted: Sums, stored: &ReadOnly) -> StateResult<Vec<String>> 
         let (account, sum) = row?;
         compare(&account, sum, counted.remove(&account).unwrap_or_default());
     }
-    counted.into_iter().for_each(|(account, sum)| compare(&account, 0, sum));
+    for (account, sum) in counted {
+        compare(&account, 0, sum);
+    }
     Ok(wrong)
 }
 

@@ -37,8 +37,13 @@ pub(super) fn keep_file(path: &Path, number: u64) -> StoreResult<Option<PathBuf>
         let kept = inode(name);
         kept.is_some() && kept != inode(path)
     };
-    let name = (number..).map(of).find(|name| !is_taken(name));
-    let name = name.expect("invariant: a folder has fewer files than there are numbers");
+    let mut name = of(number);
+    for next in number + 1.. {
+        if !is_taken(&name) {
+            break;
+        }
+        name = of(next);
+    }
     let linked = link(path, &name).map_err(|error| {
         disk::unusable(path, "cannot be kept aside; free space, then restore again", &error)
     })?;

@@ -238,7 +238,7 @@ async fn the_files_that_a_backup_replaces_are_kept() {
     for (content, number) in [("one", 2), ("two", 3)] {
         fs::write(&path, content).unwrap();
         let report = restore();
-        assert_eq!(report.restored_files, [path.clone()]);
+        assert_eq!(report.restored_files.iter().collect::<Vec<_>>(), [&path]);
         assert_eq!(report.replaced_files.len(), 3);
         assert_eq!(kept(number).as_deref(), Some(content));
     }

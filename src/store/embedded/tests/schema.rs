@@ -469,10 +469,9 @@ fn a_wrong_sum_of_answers_is_a_violation() {
         let database = super::super::disk::open_existing(&dir.path().join("bodies.redb")).unwrap();
         write(&database, |txn| {
             let mut sums = txn.open_table(tables::ANSWER_BYTES)?;
-            match wrong {
-                Some(sum) => tables::put(&mut sums, id(1).as_bytes(), &sum),
-                None => Ok(drop(sums.remove(&id(1).as_bytes()[..])?)),
-            }
+            sums.remove(&id(1).as_bytes()[..])?;
+            let Some(wrong) = wrong else { return Ok(()) };
+            tables::put(&mut sums, id(1).as_bytes(), &wrong)
         })
         .unwrap();
         drop(database);
