@@ -25,7 +25,7 @@ use redb::{
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Entries of one segment. A segment of this many takes about 80 MB.
+/// Entries of one segment. A segment of this many takes 66 MB on the disk.
 pub(super) const SEGMENT_ENTRIES: u64 = 262_144;
 /// Live entries removed in one pass, after their segment was registered.
 const MAX_TRIMMED: usize = 1_000;
