@@ -50,7 +50,9 @@ struct EnvelopeSignature {
 
 /// The name of a key: hex SHA-256 of its 32 public bytes.
 pub fn key_id(key: &VerifyingKey) -> String {
-    Sha256::digest(key.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+    Sha256::digest(key.as_bytes())
+        .iter()
+        .fold(String::new(), |id, byte| id + &format!("{byte:02x}"))
 }
 
 /// The record as a signed statement, JSON.
