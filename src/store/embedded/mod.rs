@@ -118,8 +118,8 @@ impl LedgerReader for EmbeddedBackend {
     }
 
     fn close_journal_part(&self, pace: AuditPace<'_>) -> StoreResult<bool> {
-        let view = self.view()?;
-        view.segments()?.close_one(&view, pace)
+        let shelf = self.with_files(|files| Ok(Arc::clone(&files.segments)))?;
+        shelf.close_one(&|| self.view(), pace)
     }
 
     fn backup(&self, scope: &BackupScope, to: &Path) -> StoreResult {

@@ -29,6 +29,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(super) const SEGMENT_ENTRIES: u64 = 262_144;
 /// Live entries removed in one pass, after their segment was registered.
 const MAX_TRIMMED: usize = 1_000;
+/// Entries copied from one snapshot. Entries never change, and pages that the writer frees cannot be
+/// used again while an older snapshot is held: the live file would grow.
+const VIEW_ENTRIES: u64 = 4_096;
 /// Segments kept open. Statements and audits go through them in order.
 const MAX_OPEN: usize = 4;
 
@@ -119,18 +122,18 @@ impl SegmentShelf {
     /// True when it did; the writer then registers it.
     pub(super) fn close_one(
         &self,
-        view: &EmbeddedSnapshot,
+        views: &dyn Fn() -> StateResult<EmbeddedSnapshot>,
         pace: AuditPace<'_>,
     ) -> StoreResult<bool> {
         if self.finished().is_some() {
             return Ok(false);
         }
-        let Some((before, segment)) = self.next(view)? else {
+        let Some((before, segment)) = self.next(&views()?)? else {
             return Ok(false);
         };
         let name = segment.to_string();
         let database = self.disk.create_segment(&name)?;
-        files::write(&database, |txn| self.fill(view, &segment, txn, pace))?;
+        files::write(&database, |txn| self.fill(views, &segment, txn, pace))?;
         drop(database);
         failpoint!("store::segment_written");
         let copied = self.disk.open_unfinished_segment(&name)?.begin_read();
@@ -159,7 +162,7 @@ impl SegmentShelf {
 
     fn fill(
         &self,
-        view: &EmbeddedSnapshot,
+        views: &dyn Fn() -> StateResult<EmbeddedSnapshot>,
         segment: &Segment,
         txn: &WriteTransaction,
         pace: AuditPace<'_>,
@@ -169,8 +172,11 @@ impl SegmentShelf {
         files::set_identity(txn, FileIdentity { schema: SCHEMA, epoch: 0 })?;
         let mut entries = txn.open_table(tables::ENTRIES)?;
         let mut places = txn.open_table(tables::ENTRIES_BY_ACCOUNT)?;
-        let source = view.table(tables::ENTRIES)?;
+        let mut source = views()?.table(tables::ENTRIES)?;
         for sequence in segment.first..=segment.last.sequence {
+            if sequence % VIEW_ENTRIES == 0 {
+                source = views()?.table(tables::ENTRIES)?;
+            }
             pace(AuditProgress { done: sequence - segment.first, total: self.length })?;
             let key = sequence.to_be_bytes();
             let missing = || StateError::Corrupt(format!("entry {sequence} is not there"));
