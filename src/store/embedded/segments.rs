@@ -29,8 +29,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(super) const SEGMENT_ENTRIES: u64 = 262_144;
 /// Live entries removed in one pass, after their segment was registered.
 const MAX_TRIMMED: usize = 1_000;
-/// Entries copied from one snapshot. Entries never change, and pages that the writer frees cannot be
-/// used again while an older snapshot is held: the live file would grow.
+/// Entries copied from one snapshot. Entries never change, and pages that the writer frees cannot
+/// be used again while an older snapshot is held: the live file would grow.
 const VIEW_ENTRIES: u64 = 4_096;
 /// Segments kept open. Statements and audits go through them in order.
 const MAX_OPEN: usize = 4;
