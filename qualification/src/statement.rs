@@ -50,9 +50,7 @@ struct EnvelopeSignature {
 
 /// The name of a key: hex SHA-256 of its 32 public bytes.
 pub fn key_id(key: &VerifyingKey) -> String {
-    Sha256::digest(key.as_bytes())
-        .iter()
-        .fold(String::new(), |id, byte| id + &format!("{byte:02x}"))
+    hex::encode(Sha256::digest(key.as_bytes()))
 }
 
 /// The record as a signed statement, JSON.

@@ -107,7 +107,7 @@ impl Manifest {
         Self::built_in().remove(0)
     }
 
-    /// What the release promises beside its files: a verdict holds for these terms alone.
+    /// The promises of the release beside its files. A verdict holds for these terms alone.
     pub fn terms(&self) -> Value {
         let mut all = serde_json::to_value(self).expect("a manifest is representable in JSON");
         let terms = ["publisher", "limits", "generation"].map(|name| all[name].take());

@@ -18,6 +18,7 @@ pub mod testing;
 pub use fetch::{FetchOptions, FetchPhase, FetchProgress};
 pub use host_identity::describe_host;
 pub use manifest::{Manifest, ManifestLimits, ReleaseFile, Source, Upstream};
+pub use node_key::NODE_KEY;
 use qualified::StoredRecord;
 pub use qualified::{NotQualified, QualifiedModel};
 

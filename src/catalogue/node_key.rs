@@ -8,8 +8,11 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+/// The key's name in a data folder.
+pub const NODE_KEY: &str = "node.key";
+
 fn path(data: &Path) -> PathBuf {
-    data.join("node.key")
+    data.join(NODE_KEY)
 }
 
 /// The node's key; `None` when it has signed nothing yet.

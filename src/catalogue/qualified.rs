@@ -42,7 +42,7 @@ pub enum NotQualified {
     )]
     Differs {
         name: String,
-        /// What the record says of it.
+        /// The verdict of the record, in words.
         outcome: &'static str,
         part: &'static str,
         recorded: String,
@@ -374,7 +374,7 @@ mod tests {
         place.ask(0).unwrap();
     }
 
-    /// Whoever can write a record's file can still not make it count.
+    /// A user who can write a record's file still cannot make the record count.
     #[test]
     fn only_what_this_node_signed_opens_the_door() {
         let place = Place::new();

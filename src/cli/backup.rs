@@ -21,7 +21,7 @@ Examples:
 #[derive(Args, Debug)]
 #[command(after_help = BACKUP)]
 pub(super) struct BackupArguments {
-    /// Where to write it; what exists is left as it is
+    /// The file to write; a file that exists is left as it is
     file: PathBuf,
 }
 

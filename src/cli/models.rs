@@ -208,7 +208,7 @@ fn with_card(catalogue: &Catalogue, manifest: &Manifest) -> Value {
     document
 }
 
-/// What the release is, from the headers of its files; null where they are not here.
+/// The release's description from the headers of its files; null while they are not here.
 fn card(catalogue: &Catalogue, manifest: &Manifest) -> Value {
     let source = catalogue.source(manifest).ok();
     let Some(card) = source.and_then(|source| node::card(&source).ok()) else { return Value::Null };
@@ -299,27 +299,28 @@ fn record_line(record: &Record) -> Value {
 
 fn show_text(document: &Value) -> String {
     let mut out = String::new();
-    let mut line = |label: &str, value: &Value| {
+    let line = |out: &mut String, label: &str, value: &Value| {
         let _ = writeln!(out, "{label:<18} {}", words(value));
     };
-    line("name", &document["name"]);
-    line("id", &document["id"]);
-    line("release", &document["release_label"]);
-    line("publisher", &document["publisher"]);
-    line("upstream", &document["upstream"]["name"]);
-    line("license", &document["upstream"]["license"]);
-    line("context tokens", &document["limits"]["model_context_tokens"]);
-    line("pulled", &document["pulled"]);
+    line(&mut out, "name", &document["name"]);
+    line(&mut out, "id", &document["id"]);
+    line(&mut out, "release", &document["release_label"]);
+    line(&mut out, "publisher", &document["publisher"]);
+    line(&mut out, "upstream", &document["upstream"]["name"]);
+    line(&mut out, "license", &document["upstream"]["license"]);
+    line(&mut out, "context tokens", &document["limits"]["model_context_tokens"]);
+    line(&mut out, "pulled", &document["pulled"]);
     for file in document["files"].as_array().into_iter().flatten() {
-        line("file", &format!("{} sha256 {}", words(&file["name"]), words(&file["sha256"])).into());
+        line(
+            &mut out,
+            "file",
+            &format!("{} sha256 {}", words(&file["name"]), words(&file["sha256"])).into(),
+        );
     }
     out.push_str(&card_text(&document["card"]));
-    let mut line = |label: &str, value: &Value| {
-        let _ = writeln!(out, "{label:<18} {}", words(value));
-    };
     for record in document["records"].as_array().into_iter().flatten() {
         let [id, suite, verdict] = ["id", "suite", "verdict"].map(|name| words(&record[name]));
-        line("record", &format!("{id} {suite} {verdict}").into());
+        line(&mut out, "record", &format!("{id} {suite} {verdict}").into());
     }
     out
 }

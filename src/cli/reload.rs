@@ -57,7 +57,7 @@ fn screen(answer: &Value) -> String {
     out
 }
 
-/// What a command that changed a model says in the end: whether clients get the model now.
+/// The last line of a command that changed a model. It says whether clients get the model now.
 pub(super) struct ServedNow {
     /// `None` when that cannot be told.
     pub served: Option<bool>,

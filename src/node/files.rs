@@ -2,6 +2,7 @@
 //! qualification proved, and a new machine needs.
 
 use super::NodeError;
+use crate::catalogue::NODE_KEY;
 use crate::store::NodeFile;
 use std::fs;
 use std::io;
@@ -10,14 +11,11 @@ use std::path::{Path, PathBuf};
 /// The configuration's name in a data folder.
 pub const CONFIG: &str = "cresset.toml";
 
-/// The key that signs qualification records, without which they would count for nothing.
-const KEY: &str = "node.key";
-
-/// The configuration in use, the node's key, the manifest of every release, and the records of
-/// qualifications.
+/// The configuration in use, the manifest of every release, the records of qualifications, and the
+/// key that signs them, without which they would count for nothing.
 pub fn to_back_up(data_dir: &Path, config: Option<&Path>) -> Result<Vec<NodeFile>, NodeError> {
     let config = config.map(|path| NodeFile { name: CONFIG.into(), path: path.to_owned() });
-    let mut files: Vec<_> = config.into_iter().chain(own(data_dir, KEY.into())).collect();
+    let mut files: Vec<_> = config.into_iter().chain(own(data_dir, NODE_KEY.into())).collect();
     for release in names(data_dir, Path::new("models"))? {
         files.extend(own(data_dir, release.join("manifest.toml")));
     }

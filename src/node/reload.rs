@@ -117,10 +117,9 @@ impl Reloader {
             }
         };
         let config: &mut Config = &mut self.assembly.config;
-        let (live, others) =
+        let others: Vec<SettingChange>;
+        (report.changed, others) =
             changes(config, &now).into_iter().partition(|change| is_live(&change.key));
-        report.changed = live;
-        let others: Vec<SettingChange> = others;
         report.restart = others.into_iter().map(|change| change.key).collect();
         config.qualification.max_age_days = now.qualification.max_age_days;
         config.plans = now.plans;

@@ -80,8 +80,7 @@ impl AccessLine {
 
     /// The first token of a stream is ready.
     pub(super) fn token(&self) {
-        let passed = self.began.elapsed();
-        self.facts().first_token.get_or_insert(passed);
+        self.facts().first_token.get_or_insert_with(|| self.began.elapsed());
     }
 
     pub(super) fn completed(&self, figures: Option<AnswerFigures>) {

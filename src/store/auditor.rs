@@ -105,18 +105,13 @@ impl AuditTurns {
             return;
         }
         let close = || self.shared.reader.close_journal_part(&|progress| self.go_on(progress));
-        match panic::catch_unwind(AssertUnwindSafe(close)) {
-            Ok(Ok(_)) => {}
-            Ok(Err(_)) if !self.go_on_at(None) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "a part of the journal could not be closed"),
-            Err(_) => self.shared.health.distrust("reading a part of the journal panicked"),
-        }
+        self.outcome("closing a part of the journal", close);
     }
 
     pub(super) fn everything(&self) {
         let began = Instant::now();
         let keep_pace = |progress: AuditProgress| {
-            if !progress.done.is_multiple_of(STRIDE) {
+            if !is_look(progress) {
                 return Ok(());
             }
             // New entries are audited meanwhile.
@@ -130,10 +125,7 @@ impl AuditTurns {
     }
 
     fn go_on(&self, progress: AuditProgress) -> StateResult {
-        match progress.done % STRIDE {
-            0 => self.check_on(Instant::now()),
-            _ => Ok(()),
-        }
+        if is_look(progress) { self.check_on(Instant::now()) } else { Ok(()) }
     }
 
     /// Waits until `at`, and ends the audit when the thread is to end.
@@ -143,17 +135,28 @@ impl AuditTurns {
     }
 
     fn audit(&self, whole: bool, audit: impl FnOnce() -> StoreResult<AuditReport>) {
-        // The database may panic on damaged pages.
-        match panic::catch_unwind(AssertUnwindSafe(audit)) {
-            Ok(Ok(report)) => {
-                let (entries, ok) = (report.entries, report.ok);
-                tracing::debug!(whole, entries, ok, "audited the ledger");
-            }
-            Ok(Err(_)) if !self.go_on_at(None) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "the ledger could not be audited"),
-            Err(_) => self.shared.health.distrust("reading it for the audit panicked"),
+        if let Some(AuditReport { entries, ok, .. }) = self.outcome("auditing it", audit) {
+            tracing::debug!(whole, entries, ok, "audited the ledger");
         }
     }
+
+    /// The result of work on the ledger; `None` after a failure, which is logged, and when the
+    /// thread is to end.
+    fn outcome<T>(&self, doing: &str, work: impl FnOnce() -> StoreResult<T>) -> Option<T> {
+        // The database may panic on damaged pages.
+        match panic::catch_unwind(AssertUnwindSafe(work)) {
+            Ok(Ok(done)) => return Some(done),
+            Ok(Err(_)) if !self.go_on_at(None) => {}
+            Ok(Err(error)) => tracing::warn!(%error, doing, "the ledger could not be read"),
+            Err(_) => self.shared.health.distrust(&format!("{doing} panicked")),
+        }
+        None
+    }
+}
+
+/// Whether it is time to look at the clock and at whether to stop.
+fn is_look(progress: AuditProgress) -> bool {
+    progress.done.is_multiple_of(STRIDE)
 }
 
 /// Lets every other thread go first. On Linux a nice value belongs to a thread; elsewhere it would

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 /// The types of weights that are not quantised.
 const DENSE: [&str; 3] = ["F32", "F16", "BF16"];
 
-/// What the headers of a release tell.
+/// A description of a release, which its headers contain.
 #[derive(Clone, Debug)]
 pub struct ModelCard {
     /// As the files name it.

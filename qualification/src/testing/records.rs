@@ -1,8 +1,9 @@
 //! Records that no suite wrote.
 
 use crate::checks::ALL;
-use crate::identity::ServingSettings;
-use crate::identity::{EngineBuild, Hardware, HostIdentity, Identity, Origin, Release};
+use crate::identity::{
+    EngineBuild, Hardware, HostIdentity, Identity, Origin, Release, ServingSettings,
+};
 use crate::record::{CheckResult, CheckState, POLICY_VERSION, Record, Verdict};
 use std::collections::BTreeMap;
 use uuid::Uuid;

@@ -55,7 +55,7 @@ pub struct FetchProgress<'a> {
     pub phase: FetchPhase,
 }
 
-/// What is done with the file's bytes.
+/// The use that is being made of the file's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FetchPhase {
     Transfer,

@@ -72,7 +72,7 @@ pub fn since(
         audit.step()?;
         audit.attempt(|audit| {
             let Some(row) = audit.source.account(account)? else {
-                return Err(has_no_row(account));
+                return Err(StateError::Corrupt(has_no_row(account)));
             };
             audit.check_account(&row, Some(replayed))
         })?;
@@ -96,8 +96,8 @@ pub fn at_start(
     Ok(audit.report())
 }
 
-fn has_no_row(account: AccountId) -> StateError {
-    StateError::Corrupt(format!("account {account} has entries and no row"))
+fn has_no_row(account: AccountId) -> String {
+    format!("account {account} has entries and no row")
 }
 
 struct Audit<'s> {

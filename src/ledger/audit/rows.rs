@@ -1,6 +1,6 @@
 //! Checks each row against its owner, against itself, and against the journal.
 
-use super::{Audit, Item};
+use super::{Audit, Item, has_no_row};
 use crate::ids::{AccountId, ApplicationId};
 use crate::ledger::amounts::{BucketAmounts, Microcredits};
 use crate::ledger::records::{
@@ -47,7 +47,7 @@ impl Audit<'_> {
             audit.check_account(&account, replayed)
         })?;
         for account in std::mem::take(&mut self.replayed).into_keys() {
-            self.findings.add(format!("account {account} has entries and no row"));
+            self.findings.add(has_no_row(account));
         }
         self.each(source.all_balances(), |audit, (account, _)| {
             let owned = audit.source.account(account)?.is_some();

@@ -36,12 +36,13 @@ pub(super) fn alive() -> Json<Value> {
 async fn readyz(State(live): State<Arc<Live>>) -> Response {
     match status::not_ready_because(&live) {
         None => Json(json!({ "status": "ok" })).into_response(),
-        Some(reason) => {
-            let body = json!({ "status": "unavailable", "message": reason });
-            let status = StatusCode::SERVICE_UNAVAILABLE;
-            (status, [(RETRY_AFTER, "1")], Json(body)).into_response()
-        }
+        reason => unavailable(reason.as_deref()),
     }
+}
+
+pub(super) fn unavailable(reason: Option<&str>) -> Response {
+    let body = json!({ "status": "unavailable", "message": reason });
+    (StatusCode::SERVICE_UNAVAILABLE, [(RETRY_AFTER, "1")], Json(body)).into_response()
 }
 
 /// The public surface as this node is configured.

@@ -8,7 +8,6 @@ use crate::store::OpenProgress;
 use axum::body::to_bytes;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
-use axum::http::header::RETRY_AFTER;
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
@@ -107,26 +106,25 @@ async fn answered(routes: &Router, request: Request) -> Response {
 }
 
 impl StartState {
-    fn refusal(&self) -> String {
-        let doing = self.doing().unwrap_or_default();
-        format!("the node is starting: {doing}")
+    /// Why the node is not ready yet; `None` once the start is over.
+    pub(super) fn not_ready_because(&self) -> Option<String> {
+        self.doing().map(|doing| format!("the node is starting: {doing}"))
     }
 
     fn health(&self, path: &str) -> Response {
         if path == "/healthz" {
             return health::alive().into_response();
         }
-        let body = json!({ "status": "unavailable", "message": self.refusal() });
-        (StatusCode::SERVICE_UNAVAILABLE, [(RETRY_AFTER, "1")], Json(body)).into_response()
+        health::unavailable(self.not_ready_because().as_deref())
     }
 
     /// The status is told; every other command needs the ledger.
     async fn command(&self, request: Request) -> Response {
         let body = to_bytes(request.into_body(), socket::MAX_COMMAND_BYTES).await;
-        match serde_json::from_slice(&body.unwrap_or_default()) {
-            Ok(AdminCommand::Status) => Json(status::starting(self)).into_response(),
-            _ => socket::refused(&AdminError::Starting(self.refusal())),
+        if let Ok(AdminCommand::Status) = serde_json::from_slice(&body.unwrap_or_default()) {
+            return Json(status::starting(self)).into_response();
         }
+        socket::refused(&AdminError::Starting(self.not_ready_because().unwrap_or_default()))
     }
 }
 

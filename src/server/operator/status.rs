@@ -10,8 +10,7 @@ use serde_json::{Value, json};
 
 /// Why new work would be refused now; `None` when the node is ready.
 pub(super) fn not_ready_because(live: &Live) -> Option<String> {
-    let starting = live.start.doing().map(|doing| format!("the node is starting: {doing}"));
-    starting.or_else(|| unavailable_because(&live.node).map(str::to_owned))
+    live.start.not_ready_because().or_else(|| unavailable_because(&live.node).map(str::to_owned))
 }
 
 fn unavailable_because(node: &Services) -> Option<&'static str> {
@@ -68,8 +67,7 @@ pub fn of(live: &Live) -> Value {
 
 /// The same document while the ledger is opened and the models are read.
 pub(super) fn starting(start: &StartState) -> Value {
-    let doing = start.doing().unwrap_or_default();
-    let process = of_process(start, Some(&format!("the node is starting: {doing}")));
+    let process = of_process(start, start.not_ready_because().as_deref());
     view::merged(process, json!({ "models": [] }))
 }
 

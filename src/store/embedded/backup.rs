@@ -3,13 +3,13 @@
 //! gets its name, and a restore checks its seal and audits it again before it replaces anything.
 
 use super::EmbeddedConfig;
+use super::backup_seal;
 use super::carry::{self, ReplacedLedger};
 use super::disk::{self, File, LockedFolder};
 use super::files;
 use super::node_files;
 use super::rows::{CleanMarker, FileIdentity};
 use super::schema::{self, SCHEMA};
-use super::seal;
 use super::set_aside;
 use super::snapshot::EmbeddedSnapshot;
 use super::tables::{self, Definition, ReadOnly, Writable};
@@ -57,7 +57,7 @@ pub(super) fn write(snapshot: &EmbeddedSnapshot, scope: &BackupScope, to: &Path)
     failpoint!("store::copied");
     prove(&disk::open_existing(&unfinished)?, &unfinished)?;
     failpoint!("store::proven");
-    seal::append(&unfinished)?;
+    backup_seal::append(&unfinished)?;
     disk::rename(&unfinished, to)
 }
 
@@ -87,7 +87,7 @@ pub(in crate::store) fn restore(
         disk::remove_leftover(&folder.unfinished(file))?;
     }
     let ledger = folder.unfinished(File::Ledger);
-    let sealed = seal::copy(from, &ledger)?;
+    let sealed = backup_seal::copy(from, &ledger)?;
     let database = disk::open_existing(&ledger)?;
     let node_files = node_files::of(&database)?;
     if node_files.is_some() && !sealed {

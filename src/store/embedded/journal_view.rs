@@ -60,14 +60,14 @@ impl EmbeddedSnapshot {
         until: u64,
         closed: bool,
     ) -> StateResult<Option<u64>> {
-        let segments = self.closed_after(0)?;
-        let end = segments.last().map_or(0, |segment| segment.last.sequence);
+        let end = self.last_closed()?.map_or(0, |segment| segment.last.sequence);
         let live = self.table(tables::ENTRIES_BY_ACCOUNT)?;
-        if let Some(found) = last_place(&live, account, end + 1, until)? {
-            return Ok(Some(found));
+        let found = last_place(&live, account, end + 1, until)?;
+        if found.is_some() || !closed {
+            return Ok(found);
         }
-        let before = segments.iter().rev().filter(|segment| closed && segment.first <= until);
-        for segment in before {
+        let segments = self.closed_after(0)?;
+        for segment in segments.iter().rev().filter(|segment| segment.first <= until) {
             let places = self.segments()?.entries_by_account(segment)?;
             if let Some(found) = last_place(&places, account, segment.first, until)? {
                 return Ok(Some(found));

@@ -4,6 +4,7 @@
 
 mod audit_source;
 mod backup;
+mod backup_seal;
 mod bodies;
 mod carry;
 mod codec;
@@ -16,7 +17,6 @@ mod older_copy;
 mod retention;
 mod rows;
 mod schema;
-mod seal;
 mod segments;
 mod set_aside;
 mod snapshot;

@@ -5,9 +5,8 @@
 use super::disk::{self, Disk, File, LockedFolder};
 use crate::failpoint::failpoint;
 use crate::store::{StoreError, StoreResult};
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// Bytes that stay free beside the copies, for the upgrade itself.
@@ -51,13 +50,7 @@ fn copy(from: &Path, to: &Path) -> StoreResult {
     let failed = |error: io::Error| disk::unusable(to, disk::UNWRITTEN, &error);
     tracing::info!(copy = %to.display(), "keeping a copy of the ledger in its older format");
     let mut source = fs::File::open(from).map_err(failed)?;
-    let mut target = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(disk::OWNER_ONLY)
-        .open(&unfinished)
-        .map_err(failed)?;
+    let mut target = disk::create_private(&unfinished).map_err(failed)?;
     let part = source.metadata().map_err(failed)?.len() / PARTS + 1;
     for done in 1..=PARTS {
         io::copy(&mut source.by_ref().take(part), &mut target).map_err(failed)?;

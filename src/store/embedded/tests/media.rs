@@ -5,10 +5,10 @@ use super::super::disk::{Disk, File};
 use super::super::rows::FileIdentity;
 use super::super::segments::SEGMENT_ENTRIES;
 use super::super::tables::{BODIES_TABLES, LEDGER_TABLES};
-use super::super::{EmbeddedBackend, files, schema};
+use super::super::{files, schema};
 use super::{TestClock, opening};
 use crate::ledger::state::StateResult;
-use crate::store::{AuditPolicy, Limits, OpenProgress, Store, StoreError, StoreResult};
+use crate::store::{Limits, LockedStore, OpenProgress, Store, StoreError, StoreResult};
 use redb::{Builder, Database, ReadOnlyDatabase, StorageBackend, WriteTransaction};
 use std::collections::BTreeMap;
 use std::io;
@@ -163,16 +163,9 @@ impl SimulatedDisk {
 
     /// A store on this disk, whose account 1 has one key and a premium balance.
     pub fn store(&self, balance: u64) -> Store {
-        let backend = Arc::new(EmbeddedBackend::open_on(Arc::new(self.clone())).unwrap());
+        let locked = LockedStore { disk: Arc::new(self.clone()) };
         let clock = Arc::new(TestClock::at(1));
-        let store = Store::start(
-            &backend,
-            clock,
-            Limits::default(),
-            AuditPolicy::Always,
-            &OpenProgress::default(),
-        )
-        .unwrap();
+        let store = locked.open(clock, Limits::default(), &OpenProgress::default()).unwrap();
         for command in opening(balance) {
             store.submit_blocking(command).unwrap();
         }
