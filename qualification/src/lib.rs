@@ -15,6 +15,7 @@
 )]
 
 pub mod checks;
+pub mod envelope;
 pub mod goldens;
 pub mod identity;
 pub mod record;
@@ -30,6 +31,6 @@ pub use goldens::Goldens;
 pub use identity::{
     Difference, EngineBuild, Hardware, HostIdentity, Identity, Origin, Release, ServingSettings,
 };
-pub use record::{CheckResult, CheckState, Record, Verdict};
+pub use record::{CheckResult, CheckState, Record, Series, Verdict};
 pub use subject::{ChatTurn, Finish, Generation, PositionLogprob, Request, Subject, SubjectError};
-pub use suite::{Suite, SuiteProgress, SuiteScope, run};
+pub use suite::{Suite, SuiteEvent, SuiteProgress, SuiteScope, UnfinishedRun, run, run_only};

@@ -47,6 +47,19 @@ pub struct CheckResult {
     /// The value that was required.
     pub gate: String,
     pub seconds: f64,
+    /// Curves behind the measured value.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub series: Vec<Series>,
+}
+
+/// A measured curve, for the report.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Series {
+    pub name: String,
+    /// Names of the two axes, each with its unit.
+    pub axes: [String; 2],
+    /// In ascending order of the first value.
+    pub points: Vec<(f64, f64)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,10 +7,12 @@ use crate::goldens::Goldens;
 use crate::identity::{Identity, Origin};
 use crate::record::{CheckResult, CheckState, POLICY_VERSION, Record, Verdict};
 use crate::subject::{Subject, SubjectError};
+use serde::{Deserialize, Serialize};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use uuid::Uuid;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Suite {
     /// Takes seconds: short reference cases, a bounded context.
     Quick,
@@ -28,7 +30,7 @@ impl Suite {
 }
 
 /// The extent of a suite.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SuiteScope {
     pub suite: Suite,
     /// Longest prompt + output run, tokens.
@@ -61,7 +63,93 @@ pub struct SuiteProgress {
     pub check: &'static str,
 }
 
-/// Runs every check once. A check that cannot finish has failed.
+/// What a run tells while it goes on.
+#[derive(Clone, Copy, Debug)]
+pub enum SuiteEvent<'a> {
+    Begins(SuiteProgress),
+    /// Another check is done; the run up to here.
+    Ended(&'a UnfinishedRun),
+}
+
+/// A run between two checks. A later process may go on from here, unless what is being proven has
+/// changed. The results that it has stand: a check that failed is not run again.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct UnfinishedRun {
+    pub policy_version: u32,
+    pub identity: Identity,
+    pub scope: SuiteScope,
+    /// Unix seconds.
+    pub started_at: u64,
+    /// Results of the first checks.
+    pub checks: Vec<CheckResult>,
+}
+
+impl UnfinishedRun {
+    pub fn begin(identity: Identity, scope: SuiteScope) -> Self {
+        Self {
+            policy_version: POLICY_VERSION,
+            identity,
+            scope,
+            started_at: unix_seconds(),
+            checks: Vec::new(),
+        }
+    }
+
+    /// Whether a run of `identity` to the extent of `scope` may go on from here.
+    pub fn belongs_to(&self, identity: &Identity, scope: SuiteScope) -> bool {
+        let ids = self.checks.iter().map(|check| check.id.as_str());
+        self.policy_version == POLICY_VERSION
+            && self.identity == *identity
+            && self.scope == scope
+            && self.checks.len() <= ALL.len()
+            && ids.eq(ALL.iter().take(self.checks.len()).map(|check| check.id))
+    }
+
+    /// Runs every check that was not run yet. A check that cannot finish has failed.
+    pub fn proceed(
+        mut self,
+        subject: &mut dyn Subject,
+        goldens: Option<&Goldens>,
+        on_event: &mut dyn FnMut(SuiteEvent),
+    ) -> Record {
+        let taken_over = self.checks.len();
+        for (done, check) in ALL.iter().enumerate().skip(taken_over) {
+            on_event(SuiteEvent::Begins(SuiteProgress { done, total: ALL.len(), check: check.id }));
+            let files = &self.identity.release.files;
+            let input = CheckInput { subject, files, goldens, scope: self.scope };
+            self.checks.push(perform(check, input));
+            on_event(SuiteEvent::Ended(&self));
+        }
+        self.finish(taken_over, subject)
+    }
+
+    fn finish(self, taken_over: usize, subject: &dyn Subject) -> Record {
+        let Self { policy_version, identity, scope, started_at, checks } = self;
+        let mut notes = notes(&checks, &identity, scope, subject);
+        if taken_over > 0 {
+            notes.push(format!(
+                "{taken_over} of {} results were taken over from a run that was interrupted.",
+                checks.len()
+            ));
+        }
+        let verdict = Verdict::of(&checks, identity.release.origin);
+        let qualified = if verdict == Verdict::Qualified { scope.context_tokens } else { 0 };
+        Record {
+            id: Uuid::now_v7(),
+            policy_version,
+            suite: scope.suite.name().into(),
+            notes,
+            identity,
+            started_at,
+            finished_at: unix_seconds(),
+            verdict,
+            qualified_context_tokens: qualified,
+            checks,
+        }
+    }
+}
+
+/// Runs every check once, from the first one on.
 pub fn run(
     subject: &mut dyn Subject,
     identity: Identity,
@@ -69,27 +157,34 @@ pub fn run(
     scope: SuiteScope,
     progress: &mut dyn FnMut(SuiteProgress),
 ) -> Record {
-    let started_at = unix_seconds();
-    let mut checks = Vec::with_capacity(ALL.len());
-    for (done, check) in ALL.iter().enumerate() {
-        progress(SuiteProgress { done, total: ALL.len(), check: check.id });
-        let input = CheckInput { subject, files: &identity.release.files, goldens, scope };
-        checks.push(perform(check, input));
+    let run = UnfinishedRun::begin(identity, scope);
+    run.proceed(subject, goldens, &mut |event| {
+        if let SuiteEvent::Begins(at) = event {
+            progress(at);
+        }
+    })
+}
+
+/// Runs the checks with these ids alone, in the order of the suite. They prove nothing by
+/// themselves, so no record is made.
+pub fn run_only(
+    ids: &[String],
+    subject: &mut dyn Subject,
+    identity: &Identity,
+    goldens: Option<&Goldens>,
+    scope: SuiteScope,
+    progress: &mut dyn FnMut(SuiteProgress),
+) -> Vec<CheckResult> {
+    let wanted: Vec<&Check> =
+        ALL.iter().filter(|check| ids.iter().any(|id| id == check.id)).collect();
+    let total = wanted.len();
+    let mut results = Vec::with_capacity(total);
+    for (done, check) in wanted.into_iter().enumerate() {
+        progress(SuiteProgress { done, total, check: check.id });
+        let files = &identity.release.files;
+        results.push(perform(check, CheckInput { subject, files, goldens, scope }));
     }
-    let verdict = Verdict::of(&checks, identity.release.origin);
-    let qualified = if verdict == Verdict::Qualified { scope.context_tokens } else { 0 };
-    Record {
-        id: Uuid::now_v7(),
-        policy_version: POLICY_VERSION,
-        suite: scope.suite.name().into(),
-        notes: notes(&checks, &identity, scope, subject),
-        identity,
-        started_at,
-        finished_at: unix_seconds(),
-        verdict,
-        qualified_context_tokens: qualified,
-        checks,
-    }
+    results
 }
 
 fn perform(check: &Check, mut input: CheckInput) -> CheckResult {
@@ -105,6 +200,7 @@ fn perform(check: &Check, mut input: CheckInput) -> CheckResult {
         value: finding.value,
         gate: finding.gate,
         seconds: began.elapsed().as_secs_f64(),
+        series: finding.series,
     }
 }
 
@@ -211,6 +307,69 @@ mod tests {
         let mut goldens = fake::goldens();
         goldens.cases[0].top2[40][1] = (found ^ 3, 1.0 - 1e-2);
         assert!(red(&goldens, PlantedFault::WrongToken), "a third token is wrong however close");
+    }
+
+    /// The results of the first checks, as another process would find them.
+    fn interrupted_after(checks: usize, subject: &mut dyn Subject) -> UnfinishedRun {
+        let mut found = None;
+        let scope = SuiteScope::new(Suite::Full, 0, subject);
+        let run = UnfinishedRun::begin(identity(Origin::Operator), scope);
+        run.proceed(subject, None, &mut |event| match event {
+            SuiteEvent::Ended(run) if run.checks.len() == checks => found = Some(run.clone()),
+            _ => {}
+        });
+        found.unwrap()
+    }
+
+    #[test]
+    fn an_interrupted_run_goes_on_after_its_last_check() {
+        let run = interrupted_after(7, &mut Fake::default());
+        let mut begun = Vec::new();
+        let record = run.clone().proceed(&mut Fake::default(), None, &mut |event| {
+            if let SuiteEvent::Begins(at) = event {
+                begun.push(at.done);
+            }
+        });
+        assert_eq!(begun, (7..ALL.len()).collect::<Vec<_>>());
+        assert_eq!(record.verdict, Verdict::Qualified);
+        assert_eq!(record.checks[..7], run.checks);
+        assert_eq!(record.started_at, run.started_at);
+        assert!(record.notes.iter().any(|note| note.starts_with("7 of ")), "{:?}", record.notes);
+    }
+
+    #[test]
+    fn a_failed_check_stays_failed_after_an_interruption() {
+        let mut faulty = Faulty::new(Fake::default(), PlantedFault::ByteFlipped);
+        let run = interrupted_after(1, &mut faulty);
+        let record = run.proceed(&mut Fake::default(), None, &mut |_| {});
+        assert_eq!((record.verdict, red(&record)), (Verdict::Failed, vec!["digests"]));
+    }
+
+    #[test]
+    fn an_interrupted_run_belongs_to_what_it_was_run_for() {
+        let run = interrupted_after(2, &mut Fake::default());
+        let (own, scope) = (identity(Origin::Operator), run.scope);
+        assert!(run.belongs_to(&own, scope));
+        let mut other = own.clone();
+        other.host.engine.executable_sha256.push('1');
+        assert!(!run.belongs_to(&other, scope));
+        assert!(!run.belongs_to(&own, SuiteScope { suite: Suite::Quick, ..scope }));
+        assert!(!run.belongs_to(&own, SuiteScope { context_tokens: 1, ..scope }));
+        let mut gap = run.clone();
+        gap.checks.remove(0);
+        assert!(!gap.belongs_to(&own, scope));
+        let old = UnfinishedRun { policy_version: POLICY_VERSION - 1, ..run };
+        assert!(!old.belongs_to(&own, scope));
+    }
+
+    #[test]
+    fn named_checks_run_alone() {
+        let ids = ["usage".to_owned(), "digests".to_owned()];
+        let mut fake = Fake::default();
+        let (own, scope) = (identity(Origin::Operator), SuiteScope::new(Suite::Quick, 600, &fake));
+        let results = run_only(&ids, &mut fake, &own, None, scope, &mut |_| {});
+        let found: Vec<&str> = results.iter().map(|check| check.id.as_str()).collect();
+        assert_eq!(found, ["digests", "usage"]);
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod qualified;
 mod sampling_defaults;
 #[cfg(any(test, feature = "failpoints"))]
 pub mod testing;
+mod unfinished;
 
 pub use fetch::{FetchOptions, FetchPhase, FetchProgress};
 pub use host_identity::describe_host;

@@ -221,7 +221,7 @@ pub(super) fn stored(data: &Path, name: &str) -> Result<Vec<StoredRecord>> {
         .collect()
 }
 
-fn folder_of(data: &Path, name: &str) -> PathBuf {
+pub(super) fn folder_of(data: &Path, name: &str) -> PathBuf {
     data.join("qualification").join(name)
 }
 

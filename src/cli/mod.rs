@@ -36,7 +36,7 @@ const EXAMPLES: &str = "Examples:
 
 Amounts are microcredits; 1 000 000 of them are one credit.
 Every command prints JSON with --json, and works whether or not a node is running on the data folder.
-Exit codes: 0 done, 1 failed, 2 wrong usage.";
+Exit codes: 0 done, 1 failed, 2 wrong usage; `cresset qualify --help` lists its own.";
 
 /// Serve language models on your own hardware, every token accounted for.
 #[derive(Debug, Parser)]

@@ -5,18 +5,29 @@ use super::support::output::{CommandError, CommandResult, note};
 use super::support::progress::TaskProgress;
 use super::support::values;
 use super::{models, reload};
-use crate::catalogue::{Catalogue, Manifest};
+use crate::catalogue::{Catalogue, Manifest, NotQualified};
 use crate::node::Assembly;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use cresset_qualification::{Record, Suite, SuiteProgress, Verdict, report};
+use cresset_qualification::checks::ALL;
+use cresset_qualification::{
+    CheckResult, CheckState, Record, Suite, SuiteProgress, Verdict, report,
+};
 use serde_json::Value;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 #[derive(Args, Debug)]
-#[command(after_help = "Example:
-  cresset qualify smollm2-135m-instruct --suite full --report report.html")]
+#[command(after_help = "Examples:
+  cresset qualify smollm2-135m-instruct --suite full --report report.html
+  cresset qualify smollm2-135m-instruct --show
+  cresset qualify smollm2-135m-instruct --only usage,stop_string
+
+A run that was interrupted goes on after its last check, if release, build, hardware and settings are
+the same; what it found stands, failed checks too.
+Exit codes: 0 qualified, 10 failed, 11 inconclusive, 12 stale (with --show: the record is too old, or of
+another build, hardware, release or setting), 13 bad signature (with --show: the record was not signed
+by this node or was changed), 1 the run or its files could not be used, 2 wrong usage.")]
 pub(super) struct Arguments {
     /// Name or id of a pulled release
     #[arg(value_name = "MODEL")]
@@ -27,6 +38,19 @@ pub(super) struct Arguments {
     /// Write a report: HTML, Markdown or JSON, as the file's extension says
     #[arg(long, value_name = "FILE", value_parser = values::report)]
     report: Option<PathBuf>,
+    /// Go on after the last check of a run that was interrupted [this is the default]
+    #[arg(long, overrides_with = "no_resume")]
+    resume: bool,
+    /// Begin anew, also where a run was interrupted
+    #[arg(long)]
+    no_resume: bool,
+    /// Run these checks alone, and write no record
+    #[arg(long, value_name = "CHECK", value_delimiter = ',', value_parser = check_parser())]
+    #[arg(conflicts_with_all = ["report", "resume", "no_resume"])]
+    only: Vec<String>,
+    /// Run nothing: show the record that decides now, and whether it still counts
+    #[arg(long, conflicts_with_all = ["only", "resume", "no_resume", "suite"])]
+    show: bool,
 }
 
 fn suite_parser() -> impl TypedValueParser<Value = Suite> {
@@ -34,22 +58,163 @@ fn suite_parser() -> impl TypedValueParser<Value = Suite> {
     names.map(|name| if name == "full" { Suite::Full } else { Suite::Quick })
 }
 
-/// A release that does not qualify is printed as a result, and the exit code says that it failed.
+fn check_parser() -> PossibleValuesParser {
+    PossibleValuesParser::new(ALL.iter().map(|check| check.id))
+}
+
+/// A release that does not qualify is printed as a result, and the exit code says so.
 pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResult {
     let manifest = Catalogue::new(&context.data_dir).find(&arguments.release)?;
-    let (id, name) = (manifest.id, manifest.name.clone());
-    let record = qualify(context.assembly()?.clone(), manifest, arguments.suite).await?;
-    if let Some(file) = &arguments.report {
-        write_report(&record, file).map_err(|error| {
-            CommandError::new(format!("the report {}: {error}", file.display()))
-        })?;
+    let assembly = context.assembly()?;
+    if arguments.show {
+        return show(context, &standing(assembly, &manifest)?, arguments.report.as_deref());
     }
+    if !arguments.only.is_empty() {
+        return run_only(context, manifest, arguments.suite, arguments.only).await;
+    }
+    let (id, name) = (manifest.id, manifest.name.clone());
+    if arguments.no_resume {
+        assembly.catalogue().forget_unfinished_run(&name, arguments.suite)?;
+    }
+    let record = qualify(assembly.clone(), manifest, arguments.suite).await?;
+    write_report(&record, arguments.report.as_deref())?;
     let outcome = reload::after_change(context, Some(id), &name).await;
     let mut document = json(&record);
     outcome.add_to(&mut document);
     let text = |_: &Value| format!("{}{}\n", verdict_text(&record), outcome.sentence);
     context.output.result(&document, text)?;
-    if record.verdict == Verdict::Qualified { Ok(()) } else { Err(CommandError::Negative) }
+    exit(ExitReason::of(record.verdict))
+}
+
+/// The reasons that exit codes of this command tell apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ExitReason {
+    Qualified,
+    Failed,
+    Inconclusive,
+    /// The record is of another build, hardware, release, setting or policy, or too old.
+    Stale,
+    BadSignature,
+}
+
+impl ExitReason {
+    fn of(verdict: Verdict) -> Self {
+        match verdict {
+            Verdict::Qualified => Self::Qualified,
+            Verdict::Failed => Self::Failed,
+            Verdict::Inconclusive => Self::Inconclusive,
+        }
+    }
+
+    fn code(self) -> u8 {
+        match self {
+            Self::Qualified => 0,
+            Self::Failed => 10,
+            Self::Inconclusive => 11,
+            Self::Stale => 12,
+            Self::BadSignature => 13,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Qualified => "qualified",
+            Self::Failed => "failed",
+            Self::Inconclusive => "inconclusive",
+            Self::Stale => "stale",
+            Self::BadSignature => "bad_signature",
+        }
+    }
+}
+
+fn exit(reason: ExitReason) -> CommandResult {
+    match reason.code() {
+        0 => Ok(()),
+        code => Err(CommandError::NegativeCode(code)),
+    }
+}
+
+/// What is known of a release without a run.
+struct RecordStanding {
+    release: String,
+    reason: ExitReason,
+    /// Why the release is not served; `None` when it is.
+    why: Option<String>,
+    /// The record that decides; `None` when none of this node fits.
+    record: Option<Record>,
+}
+
+fn standing(assembly: &Assembly, manifest: &Manifest) -> CommandResult<RecordStanding> {
+    let (catalogue, host) = (assembly.catalogue(), assembly.host());
+    let present = catalogue.identity(manifest, &host);
+    let mut records = catalogue.records(&manifest.name)?.into_iter();
+    let fits = |record: &Record| record.identity.difference(&present).is_none();
+    let (reason, why, record) = match assembly.qualified(manifest, &host) {
+        Ok(model) => {
+            let id = model.record_id();
+            (ExitReason::Qualified, None, records.find(|record| record.id.to_string() == id))
+        }
+        Err(why) => {
+            let (reason, record) = match &why {
+                NotQualified::Failed { .. } => {
+                    let record = records.find(|r| fits(r) && r.verdict != Verdict::Qualified);
+                    let verdict = record.as_ref().map_or(Verdict::Failed, |found| found.verdict);
+                    (ExitReason::of(verdict), record)
+                }
+                NotQualified::Differs { .. } => (ExitReason::Stale, records.next()),
+                NotQualified::Expired { .. } => (ExitReason::Stale, records.find(fits)),
+                NotQualified::Untrusted { .. } => (ExitReason::BadSignature, None),
+                _ => return Err(CommandError::new(why)),
+            };
+            (reason, Some(why.to_string()), record)
+        }
+    };
+    Ok(RecordStanding { release: manifest.name.clone(), reason, why, record })
+}
+
+fn show(context: &Context, standing: &RecordStanding, report: Option<&Path>) -> CommandResult {
+    let RecordStanding { release, reason, why, record } = standing;
+    if let Some(record) = record {
+        write_report(record, report)?;
+    }
+    let mut document = record.as_ref().map_or_else(|| serde_json::json!({}), json);
+    document["release"] = release.as_str().into();
+    document["standing"] = reason.name().into();
+    document["why"] = why.as_deref().into();
+    document["qualified"] = (*reason == ExitReason::Qualified).into();
+    context.output.result(&document, |_| {
+        let evidence = record.as_ref().map(verdict_text).unwrap_or_default();
+        let why = why.as_ref().map(|why| format!("{why}\n")).unwrap_or_default();
+        format!("{evidence}{why}standing: {}\n", reason.name().replace('_', " "))
+    })?;
+    exit(*reason)
+}
+
+/// Runs some checks and keeps nothing: a part of a suite proves nothing.
+async fn run_only(
+    context: &Context,
+    manifest: Manifest,
+    suite: Suite,
+    ids: Vec<String>,
+) -> CommandResult {
+    let assembly = context.assembly()?.clone();
+    let blocking = tokio::task::spawn_blocking(move || {
+        let mut progress = TaskProgress::steps(format!("checking {}", manifest.name));
+        let mut on_check = |at: SuiteProgress| progress.at(at.done as u64, at.total as u64);
+        let checks = assembly.run_checks(&manifest, suite, &ids, &mut on_check);
+        progress.clear();
+        checks
+    });
+    let checks = blocking.await.map_err(CommandError::new)??;
+    let document = serde_json::json!({ "checks": checks, "record": null });
+    let text = |_: &Value| format!("{}These checks alone make no record.\n", checks_text(&checks));
+    context.output.result(&document, text)?;
+    let any = |state| checks.iter().any(|check| check.state == state);
+    exit(match (any(CheckState::Failed), any(CheckState::NotRun)) {
+        (true, _) => ExitReason::Failed,
+        (false, true) => ExitReason::Inconclusive,
+        (false, false) => ExitReason::Qualified,
+    })
 }
 
 /// Runs the suite on a thread that may block, and shows its progress.
@@ -93,13 +258,15 @@ pub(super) async fn ensure_qualified(
 }
 
 /// Writes HTML, Markdown or JSON, as the file's extension says.
-fn write_report(record: &Record, file: &Path) -> std::io::Result<()> {
+fn write_report(record: &Record, file: Option<&Path>) -> CommandResult {
+    let Some(file) = file else { return Ok(()) };
     let content = match file.extension().and_then(|ext| ext.to_str()) {
         Some("html" | "htm") => report::html(record),
         Some("json") => format!("{:#}\n", json(record)),
         _ => report::markdown(record),
     };
     std::fs::write(file, content)
+        .map_err(|error| CommandError::new(format!("the report {}: {error}", file.display())))
 }
 
 fn json(record: &Record) -> Value {
@@ -112,17 +279,7 @@ fn json(record: &Record) -> Value {
 /// The verdict with its evidence, one line a check.
 fn verdict_text(record: &Record) -> String {
     let name = &record.identity.release.name;
-    let mut out = String::new();
-    for check in &record.checks {
-        let _ = writeln!(
-            out,
-            "{:<8} {:<22} {:>6.2} s  {}",
-            check.state.words(),
-            check.id,
-            check.seconds,
-            check.value
-        );
-    }
+    let mut out = checks_text(&record.checks);
     for note in &record.notes {
         let _ = writeln!(out, "note: {note}");
     }
@@ -133,6 +290,15 @@ fn verdict_text(record: &Record) -> String {
         record.qualified_context_tokens
     );
     out
+}
+
+/// One line a check.
+fn checks_text(checks: &[CheckResult]) -> String {
+    checks.iter().fold(String::new(), |mut out, check| {
+        let CheckResult { id, state, seconds, value, .. } = check;
+        let _ = writeln!(out, "{:<8} {id:<22} {seconds:>6.2} s  {value}", state.words());
+        out
+    })
 }
 
 #[cfg(test)]
@@ -156,7 +322,7 @@ mod tests {
         assert!(verdict_text(&record).contains("Self-consistency only"));
         let written = |name: &str| {
             let path = data.path().join(name);
-            write_report(&record, &path).unwrap();
+            write_report(&record, Some(&path)).unwrap();
             std::fs::read_to_string(path).unwrap()
         };
         let (html, markdown, document) = (written("r.html"), written("r.md"), written("r.json"));

@@ -360,6 +360,10 @@ pub struct QualificationSettings {
     /// Longest context that the quick suite runs, tokens.
     #[schemars(range(min = 1, max = 1 << 24))]
     pub quick_context_tokens: u32 = 2048,
+    /// Age up to which the results of a qualification that was interrupted are taken over by the
+    /// next run of the same release, build, hardware and settings, hours.
+    #[schemars(range(min = 0, max = 8_760))]
+    pub resume_hours: u64 = 24,
 }
 }
 

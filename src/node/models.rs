@@ -3,10 +3,11 @@
 use super::subject::EngineSubject;
 use super::{Assembly, NodeError, UnqualifiedModel};
 use crate::catalogue::{self, Catalogue, Manifest, NotQualified, QualifiedModel, describe_host};
-use crate::clock::{Clock, SystemClock};
+use crate::clock::{Clock, SystemClock, UnixMillis};
 use crate::failpoint::failpoint;
 use cresset_qualification::{
-    Goldens, HostIdentity, Record, ServingSettings, Suite, SuiteProgress, SuiteScope,
+    CheckResult, Goldens, HostIdentity, Identity, Record, ServingSettings, Suite, SuiteEvent,
+    SuiteProgress, SuiteScope, UnfinishedRun, run_only,
 };
 use std::collections::BTreeMap;
 
@@ -113,8 +114,9 @@ impl Assembly {
         Ok((models, refused))
     }
 
-    /// Loads the release's engine, runs the suite over it and keeps the record. Blocking: never
-    /// call it on an async thread.
+    /// Loads the release's engine, runs the suite over it and keeps the record. A run of the same
+    /// release, build, hardware and settings that was interrupted goes on after its last check.
+    /// Blocking: never call it on an async thread.
     pub fn qualify(
         &self,
         manifest: &Manifest,
@@ -122,22 +124,67 @@ impl Assembly {
         progress: &mut dyn FnMut(SuiteProgress),
     ) -> Result<Record, NodeError> {
         let catalogue = self.catalogue();
+        let mut examined = self.examine(manifest, suite)?;
+        let Examined { identity, scope, goldens, subject } = &mut examined;
+        let now = SystemClock.now();
+        let hours = self.config.qualification.resume_hours;
+        let not_before = UnixMillis(now.0.saturating_sub(hours.saturating_mul(3_600_000)));
+        let kept = catalogue.unfinished_run(identity, *scope, not_before, now);
+        let run = kept.map_err(NodeError::new)?;
+        let run = run.unwrap_or_else(|| UnfinishedRun::begin(identity.clone(), *scope));
+        let record = run.proceed(subject, goldens.as_ref(), &mut |event| match event {
+            SuiteEvent::Begins(at) => progress(at),
+            SuiteEvent::Ended(run) => {
+                // Without it the next run only takes longer.
+                if let Err(why) = catalogue.keep_unfinished_run(run) {
+                    tracing::warn!(%why, "the checks up to here cannot be kept");
+                }
+                failpoint!("qualification::ended");
+            }
+        });
+        subject.engine.shutdown();
+        catalogue.save_record(&record).map_err(NodeError::new)?;
+        catalogue.forget_unfinished_run(&manifest.name, suite).map_err(NodeError::new)?;
+        Ok(record)
+    }
+
+    /// Runs the checks with these ids alone and keeps nothing. Blocking, as `qualify` is.
+    pub fn run_checks(
+        &self,
+        manifest: &Manifest,
+        suite: Suite,
+        ids: &[String],
+        progress: &mut dyn FnMut(SuiteProgress),
+    ) -> Result<Vec<CheckResult>, NodeError> {
+        let mut examined = self.examine(manifest, suite)?;
+        let Examined { identity, scope, goldens, subject } = &mut examined;
+        let results = run_only(ids, subject, identity, goldens.as_ref(), *scope, progress);
+        subject.engine.shutdown();
+        Ok(results)
+    }
+
+    /// Loads the release's engine.
+    fn examine(&self, manifest: &Manifest, suite: Suite) -> Result<Examined, NodeError> {
+        let catalogue = self.catalogue();
         let source = catalogue.source(manifest).map_err(NodeError::new)?;
         let digests = catalogue.digests(manifest).map_err(NodeError::new)?;
         let UnqualifiedModel { text, engine } =
             self.load(&source).map_err(|why| cannot_load(&manifest.name, why))?;
         let identity = catalogue.identity(manifest, &self.host());
         let goldens = Goldens::of_files(&identity.release.files);
-        let mut subject =
-            EngineSubject { engine: engine.clone(), text, digests, tenants: BTreeMap::new() };
+        let subject = EngineSubject { engine, text, digests, tenants: BTreeMap::new() };
         let scope =
             SuiteScope::new(suite, self.config.qualification.quick_context_tokens, &subject);
-        let record =
-            cresset_qualification::run(&mut subject, identity, goldens.as_ref(), scope, progress);
-        engine.shutdown();
-        catalogue.save_record(&record).map_err(NodeError::new)?;
-        Ok(record)
+        Ok(Examined { identity, scope, goldens, subject })
     }
+}
+
+/// A release with its engine, ready for the checks.
+struct Examined {
+    identity: Identity,
+    scope: SuiteScope,
+    goldens: Option<Goldens>,
+    subject: EngineSubject,
 }
 
 pub(super) fn cannot_load(name: &str, why: impl std::fmt::Display) -> NodeError {

@@ -33,6 +33,7 @@ mod openapi;
 mod operator;
 mod prices;
 mod process;
+mod qualify;
 mod races;
 mod raw;
 mod release;

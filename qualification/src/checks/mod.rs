@@ -21,7 +21,7 @@ mod invariance;
 mod text;
 
 use crate::goldens::Goldens;
-use crate::record::CheckState;
+use crate::record::{CheckState, Series};
 use crate::subject::{Generation, Request, Result, Subject};
 use crate::suite::SuiteScope;
 use std::collections::BTreeMap;
@@ -161,12 +161,19 @@ pub(crate) struct CheckFinding {
     pub state: CheckState,
     pub value: String,
     pub gate: String,
+    /// Curves behind the value.
+    pub series: Vec<Series>,
 }
 
 impl CheckFinding {
     pub(crate) fn new(passed: bool, value: impl Into<String>, gate: impl Into<String>) -> Self {
         let state = if passed { CheckState::Passed } else { CheckState::Failed };
-        Self { state, value: value.into(), gate: gate.into() }
+        Self { state, value: value.into(), gate: gate.into(), series: Vec::new() }
+    }
+
+    /// A check that could not run, and why.
+    pub(crate) fn not_run(why: impl Into<String>, gate: impl Into<String>) -> Self {
+        Self { state: CheckState::NotRun, ..Self::new(true, why, gate) }
     }
 
     /// Passed when `wrong` is empty, of `total` cases; otherwise its first three entries are the
@@ -182,11 +189,7 @@ impl CheckFinding {
     }
 
     pub(crate) fn without_goldens() -> Self {
-        Self {
-            state: CheckState::NotRun,
-            value: "no reference outputs for this release".into(),
-            gate: "equal".into(),
-        }
+        Self::not_run("no reference outputs for this release", "equal")
     }
 }
 

@@ -66,6 +66,7 @@ pub fn with(identity: Identity, verdict: Verdict) -> Record {
         value: "v".into(),
         gate: "g".into(),
         seconds: 0.1,
+        series: Vec::new(),
     });
     Record {
         id: Uuid::now_v7(),

@@ -18,6 +18,9 @@ pub(crate) enum CommandError {
     /// node that is not ready).
     #[error("the result is negative")]
     Negative,
+    /// As `Negative`, for a command whose exit codes tell more than one kind of result.
+    #[error("the result is negative")]
+    NegativeCode(u8),
     /// The reader of our output has closed it.
     #[error("the output was closed")]
     OutputClosed,
@@ -79,7 +82,11 @@ impl Output {
         if let CommandError::Said { what, remedy } = failure {
             self.explain(what, remedy.as_deref());
         }
-        ExitCode::from(u8::from(!matches!(failure, CommandError::OutputClosed)))
+        ExitCode::from(match failure {
+            CommandError::OutputClosed => 0,
+            CommandError::NegativeCode(code) => *code,
+            CommandError::Said { .. } | CommandError::Negative => 1,
+        })
     }
 
     fn explain(self, what: &str, remedy: Option<&str>) {

@@ -1,0 +1,153 @@
+//! Qualifications that were interrupted, so that another run goes on after their last check. They
+//! are signed as records are: a result that was not measured here is not taken over.
+
+use super::qualified::folder_of;
+use super::{Catalogue, Error, Result, folder, node_key};
+use crate::clock::UnixMillis;
+use cresset_qualification::envelope::{self, EnvelopeFault};
+use cresset_qualification::{Identity, Suite, SuiteScope, UnfinishedRun};
+use std::fs;
+use std::io::ErrorKind;
+use std::path::PathBuf;
+
+const PAYLOAD_TYPE: &str = "application/vnd.cresset.unfinished-qualification+json";
+
+impl Catalogue {
+    /// The run of this identity to this extent that was interrupted after `not_before`, unless its
+    /// record was written already.
+    pub fn unfinished_run(
+        &self,
+        identity: &Identity,
+        scope: SuiteScope,
+        not_before: UnixMillis,
+        now: UnixMillis,
+    ) -> Result<Option<UnfinishedRun>> {
+        let name = &identity.release.name;
+        let path = self.unfinished_path(name, scope.suite);
+        let stored = match fs::read(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            read => read.map_err(Error::io("read", &path))?,
+        };
+        let Some(key) = node_key::find(&self.data)? else { return Ok(None) };
+        let opened = envelope::open(&stored, PAYLOAD_TYPE, &key.verifying_key());
+        let run: UnfinishedRun = match opened.and_then(|payload| parse(&payload)) {
+            Ok(run) => run,
+            Err(why) => {
+                tracing::warn!(path = %path.display(), %why, "passing over an unfinished run");
+                return Ok(None);
+            }
+        };
+        let in_time = (not_before.seconds()..=now.seconds()).contains(&run.started_at);
+        let written = self.records(name)?.iter().any(|record| {
+            record.suite == scope.suite.name() && record.started_at == run.started_at
+        });
+        Ok(Some(run).filter(|run| in_time && !written && run.belongs_to(identity, scope)))
+    }
+
+    /// Keeps a run in place of what was kept of one before it.
+    pub fn keep_unfinished_run(&self, run: &UnfinishedRun) -> Result<()> {
+        let path = self.unfinished_path(&run.identity.release.name, run.scope.suite);
+        path.parent().map_or(Ok(()), |folder| {
+            fs::create_dir_all(folder).map_err(Error::io("create", folder))
+        })?;
+        let payload = serde_json::to_vec(run).expect("invariant: a run is representable in JSON");
+        let key = node_key::find_or_make(&self.data)?;
+        folder::write_whole(&path, &envelope::seal(PAYLOAD_TYPE, &payload, &key))
+    }
+
+    /// Removes what is kept of a run, because its record is written or the run shall begin anew.
+    pub fn forget_unfinished_run(&self, name: &str, suite: Suite) -> Result<()> {
+        let path = self.unfinished_path(name, suite);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(Error::io("remove", &path)(error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn unfinished_path(&self, name: &str, suite: Suite) -> PathBuf {
+        folder_of(&self.data, name).join(format!("{}.unfinished", suite.name()))
+    }
+}
+
+fn parse(payload: &[u8]) -> Result<UnfinishedRun, EnvelopeFault> {
+    serde_json::from_slice(payload).map_err(|error| EnvelopeFault::Unreadable(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cresset_qualification::Verdict;
+    use cresset_qualification::testing::records;
+
+    /// Seconds.
+    const NOW: u64 = 1_700_000_000;
+
+    fn run() -> UnfinishedRun {
+        let record = records::of(Verdict::Qualified);
+        let scope =
+            SuiteScope { suite: Suite::Quick, context_tokens: 300, golden_prompt_tokens: 80 };
+        let mut run = UnfinishedRun::begin(record.identity, scope);
+        run.started_at = NOW - 100;
+        run.checks = record.checks[..3].to_vec();
+        run
+    }
+
+    fn found(catalogue: &Catalogue, like: &UnfinishedRun) -> Option<UnfinishedRun> {
+        let times = [NOW - 3_600, NOW].map(|seconds| UnixMillis(seconds * 1_000));
+        catalogue.unfinished_run(&like.identity, like.scope, times[0], times[1]).unwrap()
+    }
+
+    #[test]
+    fn a_run_is_kept_until_it_is_forgotten() {
+        let data = tempfile::tempdir().unwrap();
+        let (catalogue, run) = (Catalogue::new(data.path()), run());
+        assert_eq!(found(&catalogue, &run), None);
+        catalogue.keep_unfinished_run(&run).unwrap();
+        assert_eq!(found(&catalogue, &run), Some(run.clone()));
+        assert_eq!(catalogue.records("fake").unwrap(), [], "it is no record");
+        catalogue.forget_unfinished_run("fake", Suite::Quick).unwrap();
+        catalogue.forget_unfinished_run("fake", Suite::Quick).unwrap();
+        assert_eq!(found(&catalogue, &run), None);
+    }
+
+    #[test]
+    fn what_was_not_measured_here_is_not_taken_over() {
+        let data = tempfile::tempdir().unwrap();
+        let (catalogue, run) = (Catalogue::new(data.path()), run());
+        let other = tempfile::tempdir().unwrap();
+        Catalogue::new(other.path()).keep_unfinished_run(&run).unwrap();
+        catalogue.keep_unfinished_run(&run).unwrap();
+        let path = catalogue.unfinished_path("fake", Suite::Quick);
+        let own = fs::read(&path).unwrap();
+        let foreign = fs::read(Catalogue::new(other.path()).unfinished_path("fake", Suite::Quick));
+        let half = own[..own.len() / 2].to_vec();
+        for planted in [foreign.unwrap(), half, serde_json::to_vec(&run).unwrap()] {
+            fs::write(&path, planted).unwrap();
+            assert_eq!(found(&catalogue, &run), None);
+        }
+        fs::write(&path, own).unwrap();
+        let mut elsewhere = run.clone();
+        elsewhere.identity.host.hardware.threads += 1;
+        assert_eq!(found(&catalogue, &elsewhere), None);
+        let mut old = run.clone();
+        old.started_at = NOW - 3_601;
+        catalogue.keep_unfinished_run(&old).unwrap();
+        assert_eq!(found(&catalogue, &old), None, "it is too old");
+        old.started_at = NOW + 1;
+        catalogue.keep_unfinished_run(&old).unwrap();
+        assert_eq!(found(&catalogue, &old), None, "it is dated ahead");
+    }
+
+    #[test]
+    fn a_run_whose_record_is_written_does_not_go_on() {
+        let data = tempfile::tempdir().unwrap();
+        let (catalogue, run) = (Catalogue::new(data.path()), run());
+        catalogue.keep_unfinished_run(&run).unwrap();
+        let mut record = records::of(Verdict::Qualified);
+        record.started_at = run.started_at;
+        catalogue.save_record(&record).unwrap();
+        assert_eq!(found(&catalogue, &run), None);
+    }
+}
