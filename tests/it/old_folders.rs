@@ -57,7 +57,7 @@ fn keep_this_folder() {
     let application = application["id"].as_str().unwrap();
     let token = folder.json(&["applications", "token", "--application", application]);
 
-    let node = folder.serve();
+    let node = folder.serve_failing("store::segment_entries=return(4)");
     let id = || Uuid::new_v4().to_string();
     let done = [false, true].map(|stream| {
         let (id, body) = (id(), body(&node.model, stream, 12, 3));
@@ -70,6 +70,7 @@ fn keep_this_folder() {
     folder.json(&["keys", "revoke", revoked["id"].as_str().unwrap()]);
     let copy = folder.path().join("kept.backup");
     folder.json(&["ledger", "backup", copy.to_str().unwrap()]);
+    closes_a_part(folder.path());
     // This one is running when the process is killed.
     let open = id();
     let mut stream = node.chat(&used.key, &open, &body(&node.model, true, 1_500, 5));
@@ -89,6 +90,23 @@ fn keep_this_folder() {
     let left_out = ["--exclude=./tiny.gguf", "--exclude=./operator.sock"];
     let whole = ["-czf", archive.to_str().unwrap(), "-C", root.to_str().unwrap(), "."];
     tar(&[&left_out[..], &whole].concat());
+}
+
+/// Waits until the node has closed a part of its journal: it looks once a minute.
+fn closes_a_part(folder: &Path) {
+    let is_part = |entry: &std::fs::DirEntry| {
+        let name = entry.file_name().into_string().unwrap();
+        name.starts_with("journal-") && name.ends_with(".redb")
+    };
+    let closed =
+        || std::fs::read_dir(folder).unwrap().any(|entry| is_part(entry.as_ref().unwrap()));
+    for _ in 0..240 {
+        if closed() {
+            return;
+        }
+        std::thread::sleep(Duration::from_secs(1));
+    }
+    panic!("no part of the journal was closed");
 }
 
 /// Unpacks a kept folder.
@@ -118,7 +136,8 @@ fn charged(exchange: &Value) -> u64 {
     rest.split('"').next().unwrap().parse().unwrap()
 }
 
-fn opens_and_serves(archive: &Path, facts: &Value) {
+/// True when the ledger had to be brought up to a newer schema.
+fn opens_and_serves(archive: &Path, facts: &Value) -> bool {
     let text = |name: &str| facts[name].as_str().unwrap();
     let folder = unpacked(archive);
     let age = seconds_now().saturating_sub(facts["made_at"].as_u64().unwrap());
@@ -148,6 +167,16 @@ fn opens_and_serves(archive: &Path, facts: &Value) {
     assert_eq!(reply.status, 200, "{}", reply.body);
     assert!(node.terminate().success());
     assert_eq!(folder.json(&["ledger", "audit"])["ok"], true);
+    !older_copies(folder.path()).is_empty()
+}
+
+/// The ledger's files as they were before an upgrade.
+fn older_copies(folder: &Path) -> Vec<PathBuf> {
+    let names = std::fs::read_dir(folder).unwrap();
+    names
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.to_str().unwrap().contains(".redb.schema-"))
+        .collect()
 }
 
 /// A folder made from the backup that lies in the kept one.
@@ -184,11 +213,7 @@ fn upgrades_through_kills(archive: &Path, facts: &Value) {
     let credits = folder.json(&["credits", "show", "--account", account, "--accept-clock"]);
     assert_eq!(credits["reservedUnits"], "0");
     assert_eq!(folder.json(&["ledger", "audit"])["ok"], true);
-    let names = std::fs::read_dir(folder.path()).unwrap();
-    let kept: Vec<PathBuf> = names
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| path.to_str().unwrap().contains(".redb.schema-"))
-        .collect();
+    let kept = older_copies(folder.path());
     assert_eq!(kept.len(), 2, "{kept:?}");
     for copy in &kept {
         assert_eq!(std::fs::metadata(copy).unwrap().permissions().mode() & 0o777, 0o600);
@@ -199,17 +224,18 @@ fn upgrades_through_kills(archive: &Path, facts: &Value) {
 
 #[test]
 fn folders_of_every_format_open_and_serve() {
-    let mut kept = 0;
+    let mut upgraded = 0;
     for entry in std::fs::read_dir(goldens()).unwrap().map(Result::unwrap) {
         let path = entry.path();
         if path.extension().is_some_and(|extension| extension == "json") {
             let facts = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
             let archive = path.with_extension("tar.gz");
-            opens_and_serves(&archive, &facts);
             restores(&archive, &facts);
-            upgrades_through_kills(&archive, &facts);
-            kept += 1;
+            if opens_and_serves(&archive, &facts) {
+                upgrades_through_kills(&archive, &facts);
+                upgraded += 1;
+            }
         }
     }
-    assert!(kept > 0, "at least one folder is kept");
+    assert!(upgraded > 0, "a folder of an older format is kept");
 }

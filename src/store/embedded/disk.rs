@@ -21,6 +21,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 const CACHE_BYTES: usize = 128 << 20;
 /// Memory that an open segment may use for its pages, bytes. Segments are read in order.
 const SEGMENT_CACHE_BYTES: usize = 4 << 20;
+/// Bytes read at once where a file is read from front to back.
+const READ_BYTES: usize = 1 << 20;
 /// The first bytes of every redb file.
 const MAGIC: [u8; 9] = *b"redb\x1a\x0a\xa9\x0d\x0a";
 const LOCK: &str = "lock";
@@ -217,6 +219,9 @@ pub(super) fn open_existing(path: &Path) -> StoreResult<Database> {
 
 fn open_with(path: &Path, check_pages: bool) -> StoreResult<Database> {
     check_kind(path)?;
+    if check_pages {
+        read_in_order(path)?;
+    }
     // The database panics on some damaged files. No part of it outlives the unwinding.
     let opened = panic::catch_unwind(AssertUnwindSafe(|| builder(check_pages).open(path)));
     match opened {
@@ -226,8 +231,17 @@ fn open_with(path: &Path, check_pages: bool) -> StoreResult<Database> {
             path.display()
         ))),
         Ok(Err(error)) => Err(unusable(path, DAMAGED, &error)),
-        Err(_) => Err(unusable(path, DAMAGED, &"its pages contradict each other")),
+        Err(_) => Err(unusable(path, DAMAGED, &CONTRADICTION)),
     }
+}
+
+/// Brings a file into the page cache. The check of its pages follows the tree, so without this it
+/// would read a cold disk in small pieces from all over the file.
+fn read_in_order(path: &Path) -> StoreResult {
+    let read = fs::File::open(path).and_then(|file| {
+        io::copy(&mut io::BufReader::with_capacity(READ_BYTES, file), &mut io::sink())
+    });
+    read.map(drop).map_err(|error| unusable(path, UNREAD, &error))
 }
 
 /// Opens a file that nothing writes to.
@@ -242,7 +256,7 @@ fn open_to_read(path: &Path) -> StoreResult<ReadOnlyDatabase> {
     };
     match panic::catch_unwind(AssertUnwindSafe(|| builder.open_read_only(path))) {
         Ok(opened) => opened.map_err(|error| refuse(&error)),
-        Err(_) => Err(refuse(&"its pages contradict each other")),
+        Err(_) => Err(refuse(&CONTRADICTION)),
     }
 }
 
@@ -274,6 +288,9 @@ pub(super) const UNWRITTEN: &str =
     "cannot be created; give it another place, free space there, or change who may write there";
 const UNREAD: &str = "cannot be read; it must be a file that this user may read and write";
 const DAMAGED: &str = "is damaged or cannot be read; keep a copy of it and restore a backup";
+
+/// What is told of a file on which the database panics.
+pub(super) const CONTRADICTION: &str = "its pages contradict each other";
 
 pub(super) fn builder(check_pages: bool) -> Builder {
     let mut builder = Builder::new();

@@ -2,7 +2,7 @@
 //! steps that bring older files up to its own.
 
 use super::bodies;
-use super::disk::File;
+use super::disk::{self, File};
 use super::files;
 use super::rows::{FileIdentity, JournalPosition, TimelessCrashes};
 use super::tables;
@@ -10,6 +10,7 @@ use crate::failpoint::failpoint;
 use crate::ledger::state::{Crashes, StateResult};
 use crate::store::{StoreError, StoreResult};
 use redb::{Database, ReadableDatabase, ReadableTable, WriteTransaction};
+use std::panic::{self, AssertUnwindSafe};
 
 /// Rewrites one kind of file from one schema to the next.
 pub(super) type SchemaStep = fn(File, &WriteTransaction) -> StateResult;
@@ -105,9 +106,14 @@ pub(super) fn check(found: u32, known: u32, name: &str) -> StoreResult {
 
 /// The identity that a file records.
 pub(super) fn identity(database: &impl ReadableDatabase, name: &str) -> StoreResult<FileIdentity> {
-    let found = read_identity(database).map_err(|error| {
-        StoreError::Unusable(format!("{name} does not say what it is: {error}; restore a backup"))
-    })?;
+    let damaged = |why: &dyn std::fmt::Display| {
+        StoreError::Unusable(format!("{name} does not say what it is: {why}; restore a backup"))
+    };
+    // The pages of a file are not always checked before this, and the database panics on some
+    // damaged ones.
+    let found = panic::catch_unwind(AssertUnwindSafe(|| read_identity(database)))
+        .map_err(|_| damaged(&disk::CONTRADICTION))?
+        .map_err(|error| damaged(&error))?;
     found.ok_or_else(|| {
         StoreError::Unusable(format!(
             "{name} is a database, but no ledger: check the configured data folder"
