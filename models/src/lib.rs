@@ -41,6 +41,10 @@ pub enum Error {
     /// what to do.
     #[error("{0}")]
     BadFile(String),
+    /// A file of a release is gone or another one than the one that was qualified. The text names
+    /// it and what to do.
+    #[error("{0}")]
+    Changed(String),
     /// The file is sound but asks for something this build does not have.
     #[error("{0}")]
     Unsupported(String),

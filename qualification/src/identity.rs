@@ -19,8 +19,12 @@ pub struct Release {
     pub name: String,
     pub release_id: Uuid,
     pub origin: Origin,
-    /// File name → hex SHA-256.
+    /// File name → hex SHA-256, which publishers state.
     pub files: BTreeMap<String, String>,
+    /// File name → hex BLAKE3 of the same bytes, which every load compares. Empty where the files
+    /// were not read; no part of the comparison of identities.
+    #[serde(default)]
+    pub blake3: BTreeMap<String, String>,
     /// The manifest's limits, sampling defaults, publisher and licence.
     pub terms: Value,
 }

@@ -1,13 +1,13 @@
 //! The qualification record: what was proven, with which evidence, and when.
 
 use crate::checks;
-use crate::identity::{Identity, Origin};
+use crate::identity::{Identity, Origin, Release};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 /// Version of the checks and gates. It is raised when one of them changes meaning; older records
 /// then no longer count.
-pub const POLICY_VERSION: u32 = 2;
+pub const POLICY_VERSION: u32 = 3;
 
 /// A qualification record. It is written once and never changed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -85,6 +85,8 @@ pub enum RecordFault {
     Verdict,
     #[error("it ended before it began")]
     Times,
+    #[error("it does not hold both digests of each file")]
+    Digests,
 }
 
 impl Verdict {
@@ -109,6 +111,10 @@ impl Record {
             && !ids.eq(checks::ALL.iter().map(|check| check.id))
         {
             return Err(RecordFault::Checks);
+        }
+        let Release { files, blake3, .. } = &self.identity.release;
+        if self.policy_version == POLICY_VERSION && !files.keys().eq(blake3.keys()) {
+            return Err(RecordFault::Digests);
         }
         let right = Verdict::of(&self.checks, self.identity.release.origin) == self.verdict;
         if !right || (self.verdict != Verdict::Qualified && self.qualified_context_tokens > 0) {

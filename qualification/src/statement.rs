@@ -41,10 +41,12 @@ pub fn verify(stored: &[u8], key: &VerifyingKey) -> Result<Record, StatementFaul
 }
 
 fn statement(record: &Record) -> Value {
-    let files = record.identity.release.files.iter();
-    let subject: Vec<Value> = files
-        .map(|(name, sha256)| json!({ "name": name, "digest": { "sha256": sha256 } }))
-        .collect();
+    let release = &record.identity.release;
+    let digests = |(name, sha256): (&String, &String)| {
+        let blake3 = release.blake3.get(name);
+        json!({ "name": name, "digest": { "sha256": sha256, "blake3": blake3 } })
+    };
+    let subject: Vec<Value> = release.files.iter().map(digests).collect();
     let named = |state| -> Vec<&str> {
         let checks = record.checks.iter().filter(|check| check.state == state);
         checks.map(|check| check.id.as_str()).collect()
@@ -134,6 +136,7 @@ mod tests {
             |record| record.finished_at += 100_000_000_000,
             |record| record.checks.clear(),
             |record| record.identity.host.engine.executable_sha256 = "0".into(),
+            |record| record.identity.release.blake3.clear(),
             |record| record.id = Uuid::max(),
         ];
         for change in changes {
@@ -161,6 +164,7 @@ mod tests {
             |record| record.checks[0].id = "nothing".into(),
             |record| record.verdict = Verdict::Failed,
             |record| record.started_at = record.finished_at + 1,
+            |record| record.identity.release.blake3.clear(),
         ];
         for change in changes {
             let mut record = records::of(Verdict::Qualified);

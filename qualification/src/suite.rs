@@ -244,7 +244,10 @@ mod tests {
 
     fn identity(origin: Origin) -> Identity {
         let Identity { release, host } = records::of(Verdict::Qualified).identity;
-        Identity { release: Release { origin, files: fake::files(), ..release }, host }
+        Identity {
+            release: Release { origin, files: fake::files(), blake3: fake::files(), ..release },
+            host,
+        }
     }
 
     fn record(subject: &mut dyn Subject, origin: Origin, goldens: Option<&Goldens>) -> Record {

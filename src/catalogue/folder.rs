@@ -6,6 +6,7 @@ use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 pub(super) const MANIFEST: &str = "manifest.toml";
@@ -63,18 +64,53 @@ pub(super) fn remove_all(path: &Path) -> Result<()> {
     }
 }
 
+/// The digests of a release's files by name, in lower-case hex.
+#[derive(Debug)]
+pub struct FileDigests {
+    pub sha256: BTreeMap<String, String>,
+    pub blake3: BTreeMap<String, String>,
+}
+
+/// What the file system tells of a file. Where it has changed the content may have; where it has
+/// not, the content may have changed all the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileStamp {
+    bytes: u64,
+    place: (u64, u64),
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl FileStamp {
+    fn of(found: &fs::Metadata) -> Self {
+        Self {
+            bytes: found.len(),
+            place: (found.dev(), found.ino()),
+            modified: (found.mtime(), found.mtime_nsec()),
+            changed: (found.ctime(), found.ctime_nsec()),
+        }
+    }
+}
+
 /// SHA-256 of a file in lower-case hex. `on_bytes` gets the size of each part that was read.
 pub(super) fn sha256(path: &Path, mut on_bytes: impl FnMut(u64)) -> Result<String> {
-    let mut file = File::open(path).map_err(Error::io("open", path))?;
     let mut hasher = Sha256::new();
+    read(path, |piece| {
+        hasher.update(piece);
+        on_bytes(piece.len() as u64);
+    })?;
+    Ok(hex::encode(hasher.finalize()))
+}
+
+/// Gives a file's bytes to `on_piece`, in order.
+fn read(path: &Path, mut on_piece: impl FnMut(&[u8])) -> Result<()> {
+    let mut file = File::open(path).map_err(Error::io("open", path))?;
     let mut buffer = vec![0; 1 << 20];
     loop {
-        let n = file.read(&mut buffer).map_err(Error::io("read", path))?;
-        if n == 0 {
-            return Ok(hex::encode(hasher.finalize()));
+        match file.read(&mut buffer).map_err(Error::io("read", path))? {
+            0 => return Ok(()),
+            n => on_piece(&buffer[..n]),
         }
-        hasher.update(&buffer[..n]);
-        on_bytes(n as u64);
     }
 }
 
@@ -127,7 +163,8 @@ impl ReleaseFolder {
     }
 
     /// Fails unless every file is here with its size. Digests are checked where the files are read.
-    pub(super) fn check_complete(&self, manifest: &Manifest) -> Result<()> {
+    pub(super) fn check_complete(&self, manifest: &Manifest) -> Result<Vec<FileStamp>> {
+        let mut stamps = Vec::new();
         for file in &manifest.files {
             let path = self.path.join(&file.name);
             let name = || self.name.clone();
@@ -136,41 +173,43 @@ impl ReleaseFolder {
                     return Err(Error::NotPulled { name: name() });
                 }
                 Err(error) => return Err(Error::io("read", &path)(error)),
-                Ok(found) if found.len() == file.bytes => {}
+                Ok(found) if found.len() == file.bytes => stamps.push(FileStamp::of(&found)),
                 Ok(found) => {
                     let (found, expected) = (found.len(), file.bytes);
                     return Err(Error::WrongSize { name: name(), path, found, expected });
                 }
             }
         }
-        Ok(())
+        Ok(stamps)
     }
 
-    /// The files, whose digests every reading compares with the manifest's.
+    /// The files, taken as they are.
     pub(super) fn source(&self, manifest: &Manifest) -> ModelSource {
         let paths: Vec<_> = manifest.files.iter().map(|file| self.path.join(&file.name)).collect();
-        source_of(&paths).with_digests(manifest.digests())
+        source_of(&paths)
     }
 
-    /// Reads every file and checks that it has the manifest's digest.
-    pub(super) fn verify(&self, manifest: &Manifest) -> Result<()> {
+    /// Reads every file once, checks that it has the manifest's SHA-256, and returns both digests
+    /// of the bytes.
+    pub(super) fn verify(&self, manifest: &Manifest) -> Result<FileDigests> {
         self.check_complete(manifest)?;
+        let mut digests = FileDigests { sha256: BTreeMap::new(), blake3: BTreeMap::new() };
         for file in &manifest.files {
             let path = self.path.join(&file.name);
-            let found = sha256(&path, |_| {})?;
+            let (mut sha256, mut blake3) = (Sha256::new(), blake3::Hasher::new());
+            read(&path, |piece| {
+                sha256.update(piece);
+                blake3.update(piece);
+            })?;
+            let found = hex::encode(sha256.finalize());
             if found != file.sha256 {
                 let (name, expected) = (self.name.clone(), file.sha256.clone());
                 return Err(Error::WrongDigest { name, path, found, expected });
             }
+            digests.sha256.insert(file.name.clone(), found);
+            digests.blake3.insert(file.name.clone(), blake3.finalize().to_hex().to_string());
         }
-        Ok(())
-    }
-
-    pub(super) fn digests(&self, manifest: &Manifest) -> Result<BTreeMap<String, String>> {
-        let digest = |file: &super::ReleaseFile| {
-            Ok((file.name.clone(), sha256(&self.path.join(&file.name), |_| {})?))
-        };
-        manifest.files.iter().map(digest).collect()
+        Ok(digests)
     }
 }
 

@@ -17,6 +17,7 @@ pub mod testing;
 mod unfinished;
 
 pub use fetch::{FetchOptions, FetchPhase, FetchProgress};
+pub use folder::{FileDigests, FileStamp};
 pub use host_identity::describe_host;
 pub use manifest::{Manifest, ManifestLimits, ReleaseFile, Source, Upstream};
 pub use node_key::NODE_KEY;
@@ -26,6 +27,7 @@ pub use qualified::{NotQualified, QualifiedModel};
 use cresset_models::ModelSource;
 use cresset_qualification::{HostIdentity, Identity, Record, Release};
 use folder::ReleaseFolder;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, thiserror::Error)]
@@ -158,29 +160,30 @@ impl Catalogue {
         self.folder(&manifest.name).check_complete(manifest).is_ok()
     }
 
-    /// The release's files. They are here with their sizes; every reading of the source compares
-    /// their digests with the manifest's.
+    /// The release's files, which are here with their sizes. Nothing is said of their content.
     pub fn source(&self, manifest: &Manifest) -> Result<ModelSource> {
         let folder = self.folder(&manifest.name);
         folder.check_complete(manifest)?;
         Ok(folder.source(manifest))
     }
 
-    /// Hex SHA-256 of the files by name, computed from the disk now.
-    pub fn digests(
-        &self,
-        manifest: &Manifest,
-    ) -> Result<std::collections::BTreeMap<String, String>> {
-        self.folder(&manifest.name).digests(manifest)
+    /// Reads the files once and returns their digests.
+    ///
+    /// # Errors
+    /// `WrongDigest` when one is not the manifest's.
+    pub fn digests(&self, manifest: &Manifest) -> Result<FileDigests> {
+        self.folder(&manifest.name).verify(manifest)
     }
 
-    /// The identity that a verdict about this release on this host is bound to.
+    /// The identity that a verdict about this release on this host is bound to, before its files
+    /// were read.
     pub fn identity(&self, manifest: &Manifest, host: &HostIdentity) -> Identity {
         let release = Release {
             name: manifest.name.clone(),
             release_id: manifest.release_id,
             origin: manifest.origin(),
             files: manifest.digests(),
+            blake3: BTreeMap::new(),
             terms: manifest.terms(),
         };
         Identity { release, host: host.clone() }

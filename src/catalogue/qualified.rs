@@ -1,7 +1,7 @@
 //! Makes a `QualifiedModel`, the only kind of model that may be served, from a manifest and a
 //! matching record.
 
-use super::{Catalogue, Error, Manifest, Result, folder, node_key};
+use super::{Catalogue, Error, FileStamp, Manifest, Result, folder, node_key};
 use crate::clock::UnixMillis;
 use crate::ids::ModelId;
 use crate::ledger::Prices;
@@ -22,6 +22,8 @@ const CLOCK_SLACK_SECONDS: u64 = 300;
 pub struct QualifiedModel {
     manifest: Manifest,
     source: ModelSource,
+    /// Of the files, in the manifest's order, when the model was made.
+    stamps: Vec<FileStamp>,
     qualified_context_tokens: u32,
     record_id: String,
 }
@@ -58,6 +60,13 @@ pub enum NotQualified {
     Expired { name: String, age_days: u64, max_age_days: u64 },
 }
 
+impl NotQualified {
+    /// Whether a file is another one than the one that was qualified.
+    pub fn is_about_bytes(&self) -> bool {
+        matches!(self, Self::Files(Error::WrongSize { .. } | Error::WrongDigest { .. }))
+    }
+}
+
 impl QualifiedModel {
     pub fn id(&self) -> ModelId {
         self.manifest.id
@@ -65,8 +74,17 @@ impl QualifiedModel {
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
+    /// The files, whose digests every reading compares with those of the record.
     pub fn source(&self) -> &ModelSource {
         &self.source
+    }
+    pub fn stamps(&self) -> &[FileStamp] {
+        &self.stamps
+    }
+    /// The same proof for another manifest of the same terms.
+    #[must_use]
+    pub fn described_by(self, manifest: &Manifest) -> Self {
+        Self { manifest: manifest.clone(), ..self }
     }
     /// Context verified by the qualification run, tokens.
     pub fn qualified_context_tokens(&self) -> u32 {
@@ -90,7 +108,8 @@ impl Catalogue {
         max_age_days: u64,
         now: UnixMillis,
     ) -> Result<QualifiedModel, NotQualified> {
-        let source = self.source(manifest)?;
+        let folder = self.folder(&manifest.name);
+        let stamps = folder.check_complete(manifest)?;
         let fitting = self.fitting_records(manifest, host, now)?;
         let age_days = |record: &Record| now.seconds().saturating_sub(record.finished_at) / 86_400;
         let record = deciding(&fitting, |record| age_days(record) <= max_age_days);
@@ -105,7 +124,8 @@ impl Catalogue {
         let limit = manifest.limits.model_context_tokens;
         Ok(QualifiedModel {
             manifest: manifest.clone(),
-            source,
+            source: folder.source(manifest).with_digests(record.identity.release.blake3.clone()),
+            stamps,
             qualified_context_tokens: record.qualified_context_tokens.min(limit),
             record_id: record.id.to_string(),
         })
@@ -274,7 +294,8 @@ mod tests {
         }
 
         fn record(&self, verdict: Verdict) -> Record {
-            let identity = self.catalogue().identity(&self.manifest, &self.host);
+            let mut identity = self.catalogue().identity(&self.manifest, &self.host);
+            identity.release.blake3 = self.catalogue().digests(&self.manifest).unwrap().blake3;
             records::with(identity, verdict)
         }
 
@@ -358,7 +379,10 @@ mod tests {
             ("another serving setting (then max_rows 9, now max_rows 8)", |r| {
                 r.identity.host.settings.max_rows = 9;
             }),
-            ("another release files", |r| r.identity.release.files.clear()),
+            ("another release files", |r| {
+                r.identity.release.files.clear();
+                r.identity.release.blake3.clear();
+            }),
         ];
         for (part, change) in changes {
             let mut record = place.record(Verdict::Qualified);
@@ -446,7 +470,7 @@ mod tests {
         // A change that keeps the size is found where the file is read.
         fs::write(&file, "WEIGHTS").unwrap();
         let error = place.ask(0).unwrap().source().read("model.safetensors").unwrap_err();
-        assert!(error.to_string().contains("model.safetensors is not the file that was released"));
+        assert!(error.to_string().contains("model.safetensors is not the file that was qualified"));
         fs::write(&file, "weights").unwrap();
         place.ask(0).unwrap().source().read("model.safetensors").unwrap();
     }

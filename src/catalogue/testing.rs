@@ -16,7 +16,8 @@ pub fn qualified(folder: &Path, name: &str, gguf: &[u8], context_tokens: u32) ->
         catalogue.add(&file, Some(name), &|_| Ok(()), &mut |_| {}).expect("the file is a model");
     let host = describe_host(None, 1, records::settings());
     let now = SystemClock.now();
-    let identity = catalogue.identity(&manifest, &host);
+    let mut identity = catalogue.identity(&manifest, &host);
+    identity.release.blake3 = catalogue.digests(&manifest).expect("the files are here").blake3;
     let record = Record {
         started_at: now.seconds(),
         finished_at: now.seconds(),

@@ -357,6 +357,14 @@ pub struct QualificationSettings {
     /// seconds. A model whose record has gone or is too old is not offered until there is one.
     #[schemars(range(min = 1, max = 86_400))]
     pub review_seconds: u64 = 60,
+    /// Between two readings of a loaded model's files, in which their content is compared with the
+    /// record, minutes. A load compares it too, and so does a review that finds a file's size,
+    /// place or times changed.
+    #[schemars(range(min = 1, max = 525_600))]
+    pub recheck_minutes: u64 = 1_440,
+    /// Rate at which files are read for these comparisons, MiB a second.
+    #[schemars(range(min = 1, max = 1 << 20))]
+    pub recheck_mib_per_second: u64 = 256,
     /// Longest context that the quick suite runs, tokens.
     #[schemars(range(min = 1, max = 1 << 24))]
     pub quick_context_tokens: u32 = 2048,

@@ -29,6 +29,12 @@ pub enum EngineError {
     /// run, or the model was not loaded. The text says what to do.
     #[error("{0}")]
     NotLoaded(String),
+    /// A file of a model is gone or another one than the one that was qualified. The text names it.
+    #[error("{0}")]
+    FilesChanged(String),
+    /// What proved the model does not hold any more. The text says why and what to do.
+    #[error("{0}")]
+    Unproven(String),
     /// A panic, with its message. One during a step fails that step's sequences; one anywhere else
     /// ends the engine.
     #[error("a panic: {0}")]
@@ -52,6 +58,8 @@ impl EngineError {
             Self::Sampling(_) => "sampling",
             Self::Compute(_) => "compute",
             Self::NotLoaded(_) => "not_loaded",
+            Self::FilesChanged(_) => "files_changed",
+            Self::Unproven(_) => "unproven",
             Self::Panicked(_) => "panic",
             Self::ShutDown => "shut_down",
             Self::Stopped(reason) => reason.kind(),

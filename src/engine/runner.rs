@@ -63,6 +63,7 @@ fn kind_of(error: &ModelError) -> fn(String) -> EngineError {
             EngineError::OutOfMemory
         }
         ModelError::Kernel(KernelError::DeviceLost { .. }) => EngineError::DeviceLost,
+        ModelError::Changed(_) => EngineError::FilesChanged,
         ModelError::BadFile(_)
         | ModelError::Unsupported(_)
         | ModelError::Io { .. }

@@ -1,7 +1,7 @@
 //! Loads a release: turns its files into a started engine and its text side.
 
 use super::Assembly;
-use crate::catalogue::QualifiedModel;
+use crate::catalogue::{Manifest, QualifiedModel};
 use crate::engine::model_runner::ModelRunner;
 use crate::engine::{EngineError, EngineHandle, EngineOptions};
 use crate::failpoint::failpoint;
@@ -21,7 +21,7 @@ impl Assembly {
     /// Loads a release that may not be qualified. Blocking: it reads and repacks every weight.
     pub fn load(&self, source: &ModelSource) -> Result<UnqualifiedModel, EngineError> {
         let text = text(source, self.template_limits())?;
-        let source = source.clone().with_header(text.header_sha256.clone());
+        let source = source.clone().with_header(text.header_blake3.clone());
         Ok(UnqualifiedModel { engine: self.load_engine(&source)?.engine, text })
     }
 
@@ -32,11 +32,37 @@ impl Assembly {
         qualified: QualifiedModel,
     ) -> Result<ServedModel, EngineError> {
         let text = text(qualified.source(), self.template_limits())?;
-        let source = qualified.source().clone().with_header(text.header_sha256.clone());
+        let (manifest, header) = (qualified.manifest().clone(), text.header_blake3.clone());
         let max_context = self.max_context().unwrap_or(usize::MAX);
         let assembly = self.clone();
-        let load = Arc::new(move || assembly.load_engine(&source));
+        let load = Arc::new(move || assembly.load_proven(&manifest, header.clone()));
         Ok(ServedModel { qualified, text, max_context, load })
+    }
+
+    /// Loads a release if it is qualified at this moment. Its tokenizer was read from the GGUF
+    /// header with that digest.
+    fn load_proven(
+        &self,
+        manifest: &Manifest,
+        header: Option<String>,
+    ) -> Result<LoadedEngine, EngineError> {
+        let proven = self.qualified(manifest, &self.host()).map_err(|why| {
+            let kind = if why.is_about_bytes() {
+                EngineError::FilesChanged
+            } else {
+                EngineError::Unproven
+            };
+            kind(why.to_string())
+        })?;
+        let source = proven.source().clone().with_header(header);
+        self.load_engine(&source).map_err(|error| match error {
+            // Files that cannot be loaded are often other files, which is the better explanation.
+            EngineError::NotLoaded(_) => match source.check(u64::MAX) {
+                Err(cresset_models::Error::Changed(why)) => EngineError::FilesChanged(why),
+                _ => error,
+            },
+            _ => error,
+        })
     }
 
     /// Bytes that a release is expected to take once it is loaded: its weights take about as much

@@ -9,6 +9,7 @@ mod load;
 mod models;
 mod open_files;
 pub mod private_files;
+mod recheck;
 mod reload;
 mod subject;
 
@@ -20,6 +21,8 @@ pub use models::Servable;
 use crate::config::{Config, ConfigSource};
 use std::fmt::Display;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 /// The reason why a node could not be assembled, and what its operator can do about it.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +49,8 @@ pub struct Assembly {
     pub data_dir: PathBuf,
     pub config: Config,
     pub device: ComputeDevice,
+    /// `qualification.max_age_days`, which a running node takes over, for all clones.
+    max_age_days: Arc<AtomicU64>,
     /// Where the configuration came from, if it can be read again.
     pub source: Option<ConfigSource>,
 }
@@ -54,6 +59,7 @@ impl Assembly {
     /// Decides the device. Fails when the configuration names a device that cannot be used.
     pub fn new(data_dir: PathBuf, config: Config) -> Result<Self, NodeError> {
         let device = ComputeDevice::choose(&config.engine.device)?;
-        Ok(Self { data_dir, config, device, source: None })
+        let max_age_days = Arc::new(config.qualification.max_age_days.into());
+        Ok(Self { data_dir, config, device, max_age_days, source: None })
     }
 }

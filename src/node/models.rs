@@ -10,6 +10,7 @@ use cresset_qualification::{
     SuiteProgress, SuiteScope, UnfinishedRun, run_only,
 };
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 
 /// The qualified models of a data folder.
 pub struct Servable {
@@ -62,7 +63,7 @@ impl Assembly {
         manifest: &Manifest,
         host: &HostIdentity,
     ) -> Result<QualifiedModel, NotQualified> {
-        let max_age = self.config.qualification.max_age_days;
+        let max_age = self.max_age_days.load(Ordering::Relaxed);
         self.catalogue().qualified(manifest, host, max_age, SystemClock.now())
     }
 
@@ -166,11 +167,15 @@ impl Assembly {
     /// Loads the release's engine.
     fn examine(&self, manifest: &Manifest, suite: Suite) -> Result<Examined, NodeError> {
         let catalogue = self.catalogue();
-        let source = catalogue.source(manifest).map_err(NodeError::new)?;
         let digests = catalogue.digests(manifest).map_err(NodeError::new)?;
+        let source = catalogue.source(manifest).map_err(NodeError::new)?;
+        // The engine gets the bytes whose SHA-256 was compared, or none.
+        let source = source.with_digests(digests.blake3.clone());
         let UnqualifiedModel { text, engine } =
             self.load(&source).map_err(|why| cannot_load(&manifest.name, why))?;
-        let identity = catalogue.identity(manifest, &self.host());
+        let mut identity = catalogue.identity(manifest, &self.host());
+        identity.release.blake3 = digests.blake3;
+        let digests = digests.sha256;
         let goldens = Goldens::of_files(&identity.release.files);
         let subject = EngineSubject { engine, text, digests, tenants: BTreeMap::new() };
         let scope =

@@ -2,15 +2,18 @@
 //! itself, and wholly when it is asked to: by `cresset reload`, by SIGHUP, or by a command that
 //! changed a model.
 
+use super::recheck::Rechecks;
 use super::{Assembly, NodeError, RunningNode};
 use crate::catalogue::{Catalogue, Error, Manifest, NotQualified, QualifiedModel};
 use crate::config::{Config, SettingChange, changes};
+use crate::ids::ModelId;
 use crate::pool::ServedModel;
 use crate::request::Services;
 use cresset_qualification::HostIdentity;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
@@ -49,6 +52,8 @@ struct ReloadReport {
 enum Standing {
     Qualified(Box<QualifiedModel>),
     Lost(String),
+    /// Its files are not those that were qualified.
+    FilesChanged(String),
     /// It could not be found out, so nothing changes.
     Unknown(String),
 }
@@ -65,10 +70,15 @@ impl Reloader {
         reviews.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // The first one is due at once, and the start has just looked.
         reviews.tick().await;
+        let mut rechecks = Rechecks::new(&self.assembly.config.qualification);
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
-                _ = reviews.tick() => self.review(false, &mut ReloadReport::default()).await,
+                _ = reviews.tick() => {
+                    self.review(false, &mut ReloadReport::default()).await;
+                    rechecks.begin_due(&self.node.pool);
+                }
+                (id, outcome) = rechecks.next() => self.rechecked(id, outcome),
                 Some(caller) = asked.recv() => {
                     let answer = self.reload().await;
                     // A caller that has gone needs no answer.
@@ -122,16 +132,19 @@ impl Reloader {
             changes(config, &now).into_iter().partition(|change| is_live(&change.key));
         report.restart = others.into_iter().map(|change| change.key).collect();
         config.qualification.max_age_days = now.qualification.max_age_days;
+        let days = config.qualification.max_age_days;
+        self.assembly.max_age_days.store(days, Ordering::Relaxed);
         config.plans = now.plans;
         self.node.plans.put_in_force(&config.plans);
     }
 
-    /// Looks at the record and the files of each served model. With `prices`, its manifest is read
-    /// again too.
+    /// Looks at manifest, record and files of each served model. With `prices`, those of the
+    /// manifest hold from now on.
     async fn review(&self, prices: bool, report: &mut ReloadReport) {
         for model in self.node.pool.models() {
-            let (assembly, served) = (self.assembly.clone(), model.qualified.manifest().clone());
-            let look = move || assembly.standing(&served, prices);
+            let (assembly, served) = (self.assembly.clone(), model.qualified.clone());
+            let doubt = self.node.pool.has_other_files(served.id());
+            let look = move || assembly.standing(&served, doubt);
             let standing = tokio::task::spawn_blocking(look)
                 .await
                 .unwrap_or_else(|panic| Standing::Unknown(panic.to_string()));
@@ -149,15 +162,19 @@ impl Reloader {
         let (id, name) = (model.qualified.id(), &model.qualified.manifest().name);
         match standing {
             Standing::Qualified(now) => {
-                if prices {
+                let now = if prices {
                     report.changed.extend(price_change(&model.qualified, &now));
-                    self.node.pool.describe_anew(*now);
-                }
+                    *now
+                } else {
+                    now.described_by(model.qualified.manifest())
+                };
+                self.node.pool.describe_anew(now);
                 if self.node.pool.offer_again(id) {
                     tracing::info!(%name, "a model is offered again: its qualification is here");
                     report.offered.push(name.clone());
                 }
             }
+            Standing::FilesChanged(why) => self.take_away(id, name, why),
             Standing::Lost(why) => {
                 if self.node.pool.withhold(id, why.clone()) {
                     tracing::error!(%name, why, "a model is not offered any more");
@@ -167,6 +184,23 @@ impl Reloader {
                 tracing::warn!(%name, why, "a model could not be looked at");
                 report.problems.push(why);
             }
+        }
+    }
+
+    fn rechecked(&self, id: ModelId, outcome: cresset_models::Result<()>) {
+        let Some(model) = self.node.pool.get(id) else { return };
+        let name = &model.qualified.manifest().name;
+        match outcome {
+            Ok(()) => tracing::debug!(%name, "the files of a model are those that were qualified"),
+            Err(cresset_models::Error::Changed(why)) => self.take_away(id, name, why),
+            Err(why) => tracing::warn!(%name, %why, "the files of a model could not be checked"),
+        }
+    }
+
+    fn take_away(&self, id: ModelId, name: &str, why: String) {
+        if self.node.pool.take_away(id, why.clone()) {
+            let text = "a model is not offered any more and its requests end: its files changed";
+            tracing::error!(%name, why, "{text}");
         }
     }
 
@@ -187,18 +221,30 @@ impl Reloader {
 }
 
 impl Assembly {
-    /// Whether a release that is served is still qualified, by the manifest it is served with or,
-    /// with `reread`, by the one in the data folder.
-    fn standing(&self, served: &Manifest, reread: bool) -> Standing {
-        let manifest = if reread { on_disk(&self.catalogue(), served) } else { Ok(served.clone()) };
+    /// Whether a release that is served is still qualified, by what is in the data folder. Its
+    /// files are read where `doubt` or the file system says that they may be others.
+    fn standing(&self, served: &QualifiedModel, doubt: bool) -> Standing {
+        let manifest = on_disk(&self.catalogue(), served.manifest());
         let host: HostIdentity = self.host();
         match manifest.map(|manifest| self.qualified(&manifest, &host)) {
             Err(standing) => standing,
+            Ok(Ok(model)) if doubt || model.stamps() != served.stamps() => self.checked(model),
             Ok(Ok(model)) => Standing::Qualified(Box::new(model)),
             Ok(Err(NotQualified::Files(why @ Error::Io { .. }))) => {
                 Standing::Unknown(why.to_string())
             }
+            Ok(Err(why)) if why.is_about_bytes() => Standing::FilesChanged(why.to_string()),
             Ok(Err(why)) => Standing::Lost(why.to_string()),
+        }
+    }
+
+    /// Reads all files of a model whose record holds.
+    fn checked(&self, model: QualifiedModel) -> Standing {
+        let pace = self.config.qualification.recheck_mib_per_second << 20;
+        match model.source().check(pace) {
+            Ok(()) => Standing::Qualified(Box::new(model)),
+            Err(cresset_models::Error::Changed(why)) => Standing::FilesChanged(why),
+            Err(why) => Standing::Unknown(why.to_string()),
         }
     }
 }
@@ -212,7 +258,9 @@ fn on_disk(catalogue: &Catalogue, served: &Manifest) -> Result<Manifest, Standin
             let why = format!("{name} has other files now: restart the node to serve them");
             Err(Standing::Lost(why))
         }
-        Err(why @ Error::Unknown { .. }) => Err(Standing::Lost(why.to_string())),
+        Err(why @ (Error::Unknown { .. } | Error::BadRelease { .. })) => {
+            Err(Standing::Lost(why.to_string()))
+        }
         Err(why) => Err(Standing::Unknown(why.to_string())),
     }
 }

@@ -136,6 +136,11 @@ impl Eviction {
         self.fits(id)
     }
 
+    /// Records that a loaded model is being unloaded, whatever still runs on it.
+    pub(super) fn begin_unload(&mut self, id: ModelId) {
+        self.model(id).phase = LoadPhase::Unloading;
+    }
+
     /// Records that the model holds no memory any more.
     pub(super) fn mark_unloaded(&mut self, id: ModelId) {
         self.model(id).phase = LoadPhase::Unloaded;

@@ -15,6 +15,7 @@ mod canary;
 mod eviction;
 mod view;
 mod watchdog;
+mod withheld;
 
 pub use access::SubmittedRequest;
 pub use eviction::{LoadPhase, ModelUsage};
@@ -34,6 +35,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use watchdog::StepWatch;
+use withheld::Withheld;
 
 /// Time before a model whose load or engine failed may be loaded again: long enough that a broken
 /// model does not keep the machine busy with loads. A pinned model, and one whose engine ended by
@@ -69,8 +71,8 @@ struct ModelEntry {
     failure: Option<(Instant, EngineError)>,
     ends: LatestEnds,
     steps: StepWatch,
-    /// Why the model is not offered although it may be loaded: its proof has gone.
-    withheld: Option<String>,
+    /// Why the model is not offered: its proof has gone.
+    withheld: Option<Withheld>,
 }
 
 impl ModelEntry {
@@ -161,25 +163,6 @@ impl ModelPool {
         }
     }
 
-    /// Offers the model to no further request, for this reason. False when it was not offered.
-    pub fn withhold(&self, id: ModelId, why: String) -> bool {
-        let mut state = self.lock();
-        let entry = state.entries.get_mut(&id);
-        entry.is_some_and(|entry| entry.withheld.replace(why).is_none())
-    }
-
-    /// Offers a withheld model again, and loads it where there is room. False when it was offered
-    /// all along.
-    pub fn offer_again(self: &Arc<Self>, id: ModelId) -> bool {
-        let withheld = self.lock().entries.get_mut(&id).and_then(|entry| entry.withheld.take());
-        if withheld.is_some() && self.has_room(id) {
-            let pool = self.clone();
-            // The load logs its failure, and the status shows it.
-            self.runtime.spawn(async move { pool.preload(id).await });
-        }
-        withheld.is_some()
-    }
-
     /// The model with this id if requests may name it.
     pub fn offered(&self, id: ModelId) -> Option<Arc<ServedModel>> {
         let state = self.lock();
@@ -251,6 +234,9 @@ impl ModelPool {
         let state = &mut *guard;
         self.mark_dead(state, id);
         let entry = state.entries.get_mut(&id).ok_or_else(not_served)?;
+        if let Some(Withheld::FilesChanged(why)) = &entry.withheld {
+            return Err(Refused::Dead(EngineError::FilesChanged(why.clone())));
+        }
         if let Some(retry_after) = entry.reload_pause() {
             return Err(Refused::Overloaded { retry_after });
         }
@@ -301,7 +287,7 @@ impl ModelPool {
                 Err(why) => {
                     let kind = why.kind();
                     tracing::error!(%name, kind, %why, "a model could not be loaded");
-                    if state.eviction.get(id).pinned {
+                    if state.entry(id).withheld.is_none() && state.eviction.get(id).pinned {
                         self.retry_load(id);
                     }
                 }
@@ -376,7 +362,7 @@ impl PoolState {
             usage: *self.eviction.get(entry.model.qualified.id()),
             failure: failure
                 .map(|(_, why)| why.to_string())
-                .or_else(|| entry.withheld.clone())
+                .or_else(|| entry.withheld.as_ref().map(|withheld| withheld.why().to_owned()))
                 .or(withdrawn),
         }
     }
@@ -408,7 +394,11 @@ impl PoolState {
         outcome: Result<LoadedEngine, EngineError>,
     ) -> Result<(), EngineError> {
         self.loads += 1;
+        let withheld = self.entry(id).withheld.clone();
         let fitting = outcome.and_then(|LoadedEngine { engine, bytes }| {
+            if let Some(Withheld::FilesChanged(why)) = withheld {
+                return Err(EngineError::FilesChanged(why));
+            }
             if !self.eviction.finish_load(id, bytes) {
                 return Err(too_large(bytes, self.eviction.budget()));
             }
@@ -421,6 +411,9 @@ impl PoolState {
                 Ok(())
             }
             Err(why) => {
+                if let Some(withheld) = Withheld::by_load(&why) {
+                    self.entry(id).withheld = Some(withheld);
+                }
                 self.mark_failed(id, why.clone());
                 Err(why)
             }

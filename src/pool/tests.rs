@@ -3,7 +3,7 @@
 use super::*;
 use crate::catalogue::testing;
 use crate::engine::testing::ScriptedRunner;
-use crate::engine::{EngineOptions, SamplingParams, SequenceEvent};
+use crate::engine::{EngineOptions, SamplingParams, SequenceEvent, StopCause};
 use crate::ids::AccountId;
 use cresset_models::testing::TinyLlama;
 use std::path::Path;
@@ -18,8 +18,12 @@ fn qualified(folder: &Path, seed: u64) -> QualifiedModel {
     testing::qualified(folder, &format!("tiny-{seed}"), &gguf, 64)
 }
 
-#[expect(clippy::unnecessary_wraps, reason = "the pool asks for a function that may fail")]
 fn engine() -> Result<LoadedEngine, EngineError> {
+    engine_with(Duration::ZERO)
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "the pool asks for a function that may fail")]
+fn engine_with(step: Duration) -> Result<LoadedEngine, EngineError> {
     let options = EngineOptions {
         max_batched_tokens: 64,
         max_rows: 4,
@@ -28,7 +32,7 @@ fn engine() -> Result<LoadedEngine, EngineError> {
         num_blocks: 64,
         max_context: 64,
     };
-    let runner = Box::new(ScriptedRunner::repeating(vec![5]));
+    let runner = Box::new(ScriptedRunner::repeating(vec![5]).step_time(step));
     Ok(LoadedEngine { engine: EngineHandle::start(runner, options), bytes: BYTES })
 }
 
@@ -36,7 +40,7 @@ fn engine() -> Result<LoadedEngine, EngineError> {
 fn pool(
     folder: &Path,
     models: u64,
-    load: fn() -> Result<LoadedEngine, EngineError>,
+    load: impl Fn() -> Result<LoadedEngine, EngineError> + Send + Sync + Copy + 'static,
 ) -> (Arc<ModelPool>, Vec<ModelId>) {
     let settings =
         EngineSettings { max_waiting: 1, model_wait_seconds: 60, ..EngineSettings::default() };
@@ -115,4 +119,45 @@ async fn a_full_queue_and_an_unknown_model_are_refused() {
     let refused = pool.submit(ModelId(uuid::Uuid::nil()), request(1)).err();
     assert_eq!(refused, Some(not_served()));
     assert_eq!(completed(events).await, 1);
+}
+
+/// The end of a request.
+async fn end(mut events: Receiver<SequenceEvent>) -> StopCause {
+    loop {
+        if let SequenceEvent::Finished(finished) = events.recv().await.unwrap() {
+            return finished.cause;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_whose_files_changed_fails_what_runs_and_what_waits() {
+    let folder = tempfile::tempdir().unwrap();
+    let (pool, ids) = pool(folder.path(), 2, || engine_with(Duration::from_millis(5)));
+    pool.preload(ids[0]).await.unwrap();
+    let (_running, events) = pool.submit(ids[0], request(60)).unwrap();
+    let (_queued, waiting) = pool.submit(ids[1], request(1)).unwrap();
+    assert!(pool.take_away(ids[1], "another file".into()));
+    assert!(matches!(end(waiting).await, StopCause::Failed(_)));
+    assert!(pool.take_away(ids[0], "another file".into()));
+    assert!(!pool.take_away(ids[0], "another file".into()), "it is known");
+    assert!(matches!(end(events).await, StopCause::Failed(EngineError::Stopped(_))));
+    let changed = || Refused::Dead(EngineError::FilesChanged("another file".into()));
+    assert_eq!(pool.submit(ids[0], request(1)).err(), Some(changed()));
+    assert!(pool.preload(ids[0]).await.is_err() && pool.offered(ids[0]).is_none());
+    assert!(pool.offer_again(ids[0]));
+    let (_again, events) = pool.submit(ids[0], request(1)).unwrap();
+    assert_eq!(completed(events).await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_load_that_finds_no_proof_takes_the_model_off_the_list() {
+    let folder = tempfile::tempdir().unwrap();
+    for error in [EngineError::FilesChanged, EngineError::Unproven] {
+        let (pool, ids) = pool(folder.path(), 1, move || Err(error("why".into())));
+        pool.preload(ids[0]).await.unwrap_err();
+        assert!(pool.offered(ids[0]).is_none());
+        assert_eq!(pool.views()[0].failure.as_deref(), Some("why"));
+        assert!(pool.offer_again(ids[0]) && pool.offered(ids[0]).is_some());
+    }
 }

@@ -101,6 +101,16 @@ async fn check_room(services: &Services, live: &LiveRequest) -> Result<(), Reque
     Err(RequestError::StoredAnswersFull { limit_mib })
 }
 
+/// Whether a failure tells that the model's engine does not work. One that was ended from outside,
+/// or never loaded, tells nothing.
+fn says_of_the_model(failure: &EngineError) -> bool {
+    match failure {
+        EngineError::NotLoaded(_) | EngineError::ShutDown => false,
+        EngineError::Stopped(reason) => says_of_the_model(reason),
+        _ => true,
+    }
+}
+
 /// The end of a generation, as the ledger records it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum RequestEnd {
@@ -264,7 +274,7 @@ impl RunningRequest {
         let answered = match cause {
             _ if cut => true,
             StopCause::EndOfText | StopCause::Length => true,
-            StopCause::Failed(why) if !matches!(why, EngineError::NotLoaded(_)) => false,
+            StopCause::Failed(why) if says_of_the_model(why) => false,
             _ => return,
         };
         self.services.pool.note_end(self.model.qualified.id(), answered);

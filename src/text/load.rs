@@ -22,7 +22,7 @@ impl TextModel {
             FileLayout::Gguf(path) => {
                 let file = GgufFile::open(path).map_err(unreadable)?;
                 let model = Self::from_gguf_metadata(GgufKeys(&file.metadata), limits)?;
-                Ok(Self { header_sha256: Some(file.header_sha256), ..model })
+                Ok(Self { header_blake3: Some(file.header_blake3), ..model })
             }
             FileLayout::HfFolder(folder) => Self::from_hf_folder(source, folder, limits),
         }
@@ -92,7 +92,7 @@ impl TextModel {
             markup,
             markup_ids: markup_ids.into_iter().collect(),
             eos_ids: eos_ids.into_iter().collect(),
-            header_sha256: None,
+            header_blake3: None,
         })
     }
 }

@@ -52,7 +52,7 @@ pub struct TextModel {
     /// Ids that end a generation: the union of generation config, tokenizer and template,
     /// ascending.
     pub eos_ids: Vec<u32>,
-    /// SHA-256 of the GGUF header that this was read from. A load of the weights checks the digest
+    /// BLAKE3 of the GGUF header that this was read from. A load of the weights checks the digest
     /// of the whole file, this one tells that both read the same.
-    pub header_sha256: Option<String>,
+    pub header_blake3: Option<String>,
 }

@@ -40,7 +40,7 @@ fn weights_changed_with_size_and_time_kept_are_refused_by_name() {
     for at in [len - 1, len / 2] {
         tamper(&file, at);
         let serve = folder.run(&["serve", "--listen", "127.0.0.1:0", "--operator", "127.0.0.1:0"]);
-        refused(&serve, &[&name, "SHA-256", "fetch it again"]);
+        refused(&serve, &[&name, "BLAKE3", "fetch it again"]);
         refused(&folder.run(&["qualify", MODEL]), &[&name]);
         tamper(&file, at);
     }

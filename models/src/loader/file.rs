@@ -4,15 +4,15 @@
 
 use super::damaged;
 use crate::{Error, Result};
-use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// Bytes that are read at once where nobody needs them in one piece.
 const PIECE: usize = 1 << 20;
@@ -32,51 +32,45 @@ pub(crate) struct FileReader {
     digest: Option<ExpectedDigest>,
 }
 
-/// The digest that a file must have, and the thread that computes the one it has. Hashing runs
-/// beside the packing of weights, so it costs no time as long as it is the faster of the two.
+/// The BLAKE3 digest that a file must have, and the thread that computes the one it has. Hashing
+/// runs beside the packing of weights, so it costs no time as long as a core is free for it.
 struct ExpectedDigest {
-    sha256: String,
+    blake3: String,
     pieces: SyncSender<Bytes>,
-    thread: JoinHandle<String>,
+    thread: JoinHandle<blake3::Hash>,
 }
 
 impl ExpectedDigest {
-    fn start(sha256: &str) -> std::io::Result<Self> {
+    fn start(blake3: &str) -> std::io::Result<Self> {
         // Without a queue at most two pieces are in memory, however large tensors are: the one that
         // is hashed and the one that is packed.
         let (pieces, received) = sync_channel::<Bytes>(0);
         let hash = move || {
-            let mut hasher = Sha256::new();
+            let mut hasher = blake3::Hasher::new();
             for piece in received {
-                hasher.update(&*piece);
+                hasher.update(&piece);
             }
-            hex(&hasher.finalize())
+            hasher.finalize()
         };
         let thread = std::thread::Builder::new().name("hash".into()).spawn(hash)?;
-        Ok(Self { sha256: sha256.to_owned(), pieces, thread })
+        Ok(Self { blake3: blake3.to_owned(), pieces, thread })
     }
 }
 
-/// A digest in lower-case hexadecimal digits.
-pub(super) fn hex(digest: &[u8]) -> String {
-    use std::fmt::Write;
-    digest.iter().fold(String::new(), |mut text, byte| {
-        write!(text, "{byte:02x}").expect("invariant: a String takes all text");
-        text
-    })
-}
-
 impl FileReader {
-    /// Opens a file. If `sha256` is given, [`Self::finish`] fails unless it is the file's.
-    pub(crate) fn open(path: &Path, sha256: Option<&str>) -> Result<Self> {
+    /// Opens a file. If `blake3` is given, [`Self::finish`] fails unless it is the file's digest.
+    pub(crate) fn open(path: &Path, blake3: Option<&str>) -> Result<Self> {
         let io = |source| Error::Io { path: path.to_owned(), source };
-        let file = File::open(path).map_err(io)?;
+        let file = File::open(path).map_err(|source| match source.kind() {
+            ErrorKind::NotFound if blake3.is_some() => changed(path, "it is gone"),
+            _ => io(source),
+        })?;
         let len = file.metadata().map_err(io)?.len();
         let len = usize::try_from(len).map_err(|_| damaged(path, "it is too long"))?;
         if len == 0 {
             return Err(damaged(path, "it is empty"));
         }
-        let digest = sha256.map(ExpectedDigest::start).transpose().map_err(io)?;
+        let digest = blake3.map(ExpectedDigest::start).transpose().map_err(io)?;
         Ok(Self { path: path.to_owned(), file, len, ahead: Vec::new(), at: 0, digest })
     }
 
@@ -128,6 +122,17 @@ impl FileReader {
         Ok(())
     }
 
+    /// Reads the file to its end, at most `bytes_per_second` of it a second, and compares its
+    /// digest.
+    pub(super) fn check(mut self, bytes_per_second: u64) -> Result<()> {
+        while self.at < self.len {
+            let piece = self.take(PIECE.min(self.len - self.at))?.len();
+            let share = piece as f64 / bytes_per_second.max(1) as f64;
+            std::thread::sleep(Duration::from_secs_f64(share));
+        }
+        self.finish()
+    }
+
     /// Takes what lies before `position` and drops it.
     fn skip_to(&mut self, position: usize) -> Result<()> {
         while self.at < position {
@@ -139,18 +144,21 @@ impl FileReader {
     /// Reads the rest of the file and compares its digest with the expected one.
     pub(crate) fn finish(mut self) -> Result<()> {
         self.skip_to(self.len)?;
-        let Some(ExpectedDigest { sha256, pieces, thread }) = self.digest else { return Ok(()) };
+        let Some(ExpectedDigest { blake3, pieces, thread }) = self.digest else { return Ok(()) };
         drop(pieces);
         let found = thread.join().map_err(|_| damaged(&self.path, "it could not be hashed"))?;
-        if found == sha256 {
+        let found = found.to_hex();
+        if found.as_str() == blake3 {
             return Ok(());
         }
-        Err(Error::BadFile(format!(
-            "{} is not the file that was released: its SHA-256 is {found}, the manifest says \
-             {sha256}; fetch it again",
-            self.path.display()
-        )))
+        let what = format!("its BLAKE3 digest is {found}, that of the qualified file is {blake3}");
+        Err(changed(&self.path, &what))
     }
+}
+
+pub(super) fn changed(path: &Path, what: &str) -> Error {
+    let path = path.display();
+    Error::Changed(format!("{path} is not the file that was qualified: {what}; fetch it again"))
 }
 
 /// The tensors of one file. The file is read in its own order, and a tensor that lies before the

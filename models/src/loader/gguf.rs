@@ -4,11 +4,10 @@ mod cursor;
 #[cfg(test)]
 mod tests;
 
-use super::file::{FileReader, TensorReader, hex};
+use super::file::{FileReader, TensorReader};
 use crate::{Error, Result};
 use candle_core::quantized::GgmlDType;
 use cursor::{Cursor, Parse};
-use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -82,8 +81,8 @@ pub struct TensorInfo {
 pub struct GgufFile {
     pub metadata: BTreeMap<String, Value>,
     pub tensors: BTreeMap<String, TensorInfo>,
-    /// SHA-256 of everything before the tensor data, hexadecimal.
-    pub header_sha256: String,
+    /// BLAKE3 of everything before the tensor data, hexadecimal.
+    pub header_blake3: String,
     path: PathBuf,
 }
 
@@ -102,8 +101,8 @@ impl GgufFile {
                 Error::Unsupported(format!("{}: {what}", path.display()))
             }
         })?;
-        let header_sha256 = hex(&Sha256::digest(file.peek(header.bytes)?));
-        Ok(Self { metadata: header.metadata, tensors: header.tensors, header_sha256, path })
+        let header_blake3 = blake3::hash(file.peek(header.bytes)?).to_hex().to_string();
+        Ok(Self { metadata: header.metadata, tensors: header.tensors, header_blake3, path })
     }
 
     /// A reader of the tensors in the rest of the file.

@@ -53,10 +53,10 @@ pub(crate) fn read<M: OpMemory, T>(
         FileLayout::Gguf(path) => {
             let mut file = source.open(&file_name(path))?;
             let header = GgufFile::read(&mut file)?;
-            let (spec, sha256) = (arch::from_gguf(&header)?, header.header_sha256.clone());
+            let (spec, blake3) = (arch::from_gguf(&header)?, header.header_blake3.clone());
             let built =
                 fill(spec, Container::Gguf(Box::new(header.tensors_in(file)), header), path)?;
-            source.check_header(path, &sha256)?;
+            source.check_header(path, &blake3)?;
             Ok(built)
         }
         FileLayout::HfFolder(folder) => {

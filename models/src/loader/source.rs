@@ -1,7 +1,7 @@
 //! The files of a release: where they are, and which bytes they must have.
 
 use super::damaged;
-use super::file::FileReader;
+use super::file::{FileReader, changed};
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,10 +14,10 @@ const MAX_SMALL_BYTES: usize = 64 << 20;
 #[derive(Clone, Debug)]
 pub struct ModelSource {
     layout: FileLayout,
-    /// Lower-case hexadecimal SHA-256 of each file of the release, by name. Files without a digest
+    /// Lower-case hexadecimal BLAKE3 of each file of the release, by name. Files without a digest
     /// are no part of the release and are not read. `None` takes every file as it is.
     digests: Option<Arc<BTreeMap<String, String>>>,
-    /// SHA-256 of the GGUF header that the model's tokenizer was read from.
+    /// BLAKE3 of the GGUF header that the model's tokenizer was read from.
     header: Option<String>,
 }
 
@@ -85,13 +85,13 @@ impl ModelSource {
 
     /// Opens a file of the release for one reading.
     pub(crate) fn open(&self, name: &str) -> Result<FileReader> {
-        let sha256 = self.digests.as_ref().map(|digests| {
+        let blake3 = self.digests.as_ref().map(|digests| {
             digests.get(name).map(String::as_str).ok_or_else(|| {
                 let path = self.path(name);
                 Error::BadFile(format!("{} is no part of the release", path.display()))
             })
         });
-        FileReader::open(&self.path(name), sha256.transpose()?)
+        FileReader::open(&self.path(name), blake3.transpose()?)
     }
 
     fn has(&self, name: &str) -> bool {
@@ -109,12 +109,22 @@ impl ModelSource {
     /// Fails when the tokenizer was read from another header.
     pub(super) fn check_header(&self, path: &Path, found: &str) -> Result<()> {
         match &self.header {
-            Some(header) if header != found => Err(Error::BadFile(format!(
-                "{} was changed after its tokenizer was read: start the node again",
-                path.display()
-            ))),
+            Some(header) if header != found => {
+                let what = "its header is not the one that the tokenizer was read from";
+                Err(changed(path, what))
+            }
             _ => Ok(()),
         }
+    }
+
+    /// Reads every file of the release, at most `bytes_per_second` a second, and compares its
+    /// digest.
+    ///
+    /// # Errors
+    /// [`Error::Changed`] when a file is gone or another one.
+    pub fn check(&self, bytes_per_second: u64) -> Result<()> {
+        let names = self.digests.iter().flat_map(|digests| digests.keys());
+        names.into_iter().try_for_each(|name| self.open(name)?.check(bytes_per_second))
     }
 
     /// Checks the digests of the files other than those in `read`.

@@ -217,11 +217,10 @@ fn an_index_is_checked() {
 
 /// The digests of all files of a folder.
 fn digests(folder: &Path) -> std::collections::BTreeMap<String, String> {
-    use sha2::Digest;
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
     let digest = |entry: std::fs::DirEntry| {
-        let sha256 = hex::encode(sha2::Sha256::digest(std::fs::read(entry.path()).unwrap()));
-        (entry.file_name().into_string().unwrap(), sha256)
+        let blake3 = blake3::hash(&std::fs::read(entry.path()).unwrap()).to_hex();
+        (entry.file_name().into_string().unwrap(), blake3.to_string())
     };
     entries.map(digest).collect()
 }
@@ -242,10 +241,13 @@ fn check_changes(folder: &Path, source: &ModelSource, changes: &[(&str, usize)])
         let path = folder.join(name);
         let sound = std::fs::read(&path).unwrap();
         flip(&path, if *at == 0 { sound.len() - 1 } else { *at });
-        check(load(source, &options()), &[name, "SHA-256", "fetch it again"]);
+        check(load(source, &options()), &[name, "BLAKE3", "fetch it again"]);
+        let error = source.check(u64::MAX).unwrap_err();
+        assert!(matches!(&error, Error::Changed(why) if why.contains(name)), "{error}");
         std::fs::write(&path, sound).unwrap();
     }
     load(source, &options()).unwrap();
+    source.check(u64::MAX).unwrap();
 }
 
 #[test]
@@ -290,10 +292,10 @@ fn a_header_other_than_the_tokenizers_is_refused() {
     let path = folder.path().join("tiny.gguf");
     TinyLlama::default().write_gguf(&path).unwrap();
     let source = ModelSource::gguf(path.clone()).with_digests(digests(folder.path()));
-    let header = gguf::GgufFile::open(&path).unwrap().header_sha256;
+    let header = gguf::GgufFile::open(&path).unwrap().header_blake3;
     load(&source.clone().with_header(Some(header)), &options()).unwrap();
     let other = source.with_header(Some("0".repeat(64)));
-    check(load(&other, &options()), &["tiny.gguf was changed", "start the node again"]);
+    check(load(&other, &options()), &["tiny.gguf is not the file", "its header"]);
 }
 
 /// A mapped file ended the process here with SIGBUS.

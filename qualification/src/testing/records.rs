@@ -15,6 +15,7 @@ pub fn of(verdict: Verdict) -> Record {
         release_id: Uuid::nil(),
         origin: Origin::Operator,
         files: BTreeMap::from([("weights".to_owned(), "00".to_owned())]),
+        blake3: BTreeMap::from([("weights".to_owned(), "11".to_owned())]),
         terms: serde_json::Value::Null,
     };
     let engine = EngineBuild {

@@ -23,6 +23,7 @@ fn errors_of_models_and_kernels_have_a_kind() {
     check(KernelError::Device { op, detail: text() }.into(), "compute");
     check(candle_core::Error::Msg(text()).into(), "compute");
     check(ModelError::BadFile(text()), "not_loaded");
+    check(ModelError::Changed(text()), "files_changed");
     check(ModelError::Unsupported(text()), "not_loaded");
     check(KernelError::Unsupported { op, detail: text() }.into(), "not_loaded");
     check(KernelError::NoDevice(text()).into(), "not_loaded");

@@ -1,0 +1,102 @@
+//! Models that are not offered because what proved them does not hold any more.
+
+use super::{ModelPool, PoolState};
+use crate::engine::EngineError;
+use crate::ids::ModelId;
+use std::sync::Arc;
+
+/// Why a model is not offered. The texts are for operators.
+#[derive(Clone, Debug)]
+pub(super) enum Withheld {
+    /// Its record is gone or too old, or something that the record names differs. What runs goes
+    /// on: it runs on what was proven.
+    Lapsed(String),
+    /// Its files are not those that were qualified, so it has no engine either.
+    FilesChanged(String),
+}
+
+impl Withheld {
+    pub(super) fn why(&self) -> &str {
+        let (Self::Lapsed(why) | Self::FilesChanged(why)) = self;
+        why
+    }
+
+    /// `None` where a failed load says nothing of the proof.
+    pub(super) fn by_load(failure: &EngineError) -> Option<Self> {
+        match failure {
+            EngineError::FilesChanged(why) => Some(Self::FilesChanged(why.clone())),
+            EngineError::Unproven(why) => Some(Self::Lapsed(why.clone())),
+            _ => None,
+        }
+    }
+}
+
+impl ModelPool {
+    /// Offers the model to no further request, for this reason. False when it was not offered.
+    pub fn withhold(&self, id: ModelId, why: String) -> bool {
+        let mut state = self.lock();
+        let Some(entry) = state.entries.get_mut(&id) else { return false };
+        if entry.withheld.is_some() {
+            return false;
+        }
+        entry.withheld = Some(Withheld::Lapsed(why));
+        true
+    }
+
+    /// Withholds a model whose files have changed: its requests, also those that wait for it, fail,
+    /// and it is unloaded. False when that was known.
+    pub fn take_away(self: &Arc<Self>, id: ModelId, why: String) -> bool {
+        let mut state = self.lock();
+        let known = state.entries.get_mut(&id).is_none_or(|entry| {
+            let before = entry.withheld.replace(Withheld::FilesChanged(why));
+            matches!(before, Some(Withheld::FilesChanged(_)))
+        });
+        if known {
+            return false;
+        }
+        state.end_engine(self, id);
+        drop(state);
+        self.run_actions();
+        true
+    }
+
+    /// Whether the model is withheld because its files have changed.
+    pub fn has_other_files(&self, id: ModelId) -> bool {
+        let state = self.lock();
+        let withheld = state.entries.get(&id).and_then(|entry| entry.withheld.as_ref());
+        matches!(withheld, Some(Withheld::FilesChanged(_)))
+    }
+
+    /// Offers a withheld model again, and loads it where there is room. False when it was offered
+    /// all along.
+    pub fn offer_again(self: &Arc<Self>, id: ModelId) -> bool {
+        let mut state = self.lock();
+        let Some(entry) = state.entries.get_mut(&id) else { return false };
+        let withheld = entry.withheld.take().is_some();
+        if withheld {
+            // A load that failed for the same reason need not be waited for.
+            entry.failure.take_if(|(_, why)| Withheld::by_load(why).is_some());
+        }
+        drop(state);
+        if withheld && self.has_room(id) {
+            let pool = self.clone();
+            // The load logs its failure, and the status shows it.
+            self.runtime.spawn(async move { pool.preload(id).await });
+        }
+        withheld
+    }
+}
+
+impl PoolState {
+    /// Turns the waiting requests away and ends the engine, which fails those that run.
+    fn end_engine(&mut self, pool: &Arc<ModelPool>, id: ModelId) {
+        let entry = self.entry(id);
+        entry.waiters.clear();
+        let engine = entry.engine.take();
+        self.eviction.set_waiting(id, 0);
+        if engine.is_some() {
+            self.eviction.begin_unload(id);
+            pool.clone().unload(id, engine);
+        }
+    }
+}
