@@ -362,8 +362,13 @@ impl<B: Backend> Writer<B> {
                 Err(_) => self.shared.health.disconnect("the database panicked"),
             }
         }
-        if let Err(error) = self.backend.close(self.shared.boot, clean) {
-            tracing::error!(%error, "the stop could not be recorded");
+        let close = || self.backend.close(self.shared.boot, clean);
+        match panic::catch_unwind(AssertUnwindSafe(close)) {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::error!(%error, "the stop could not be recorded"),
+            Err(_) => tracing::error!(
+                "the database panicked while it was closed: the next start checks every page"
+            ),
         }
     }
 }

@@ -114,15 +114,26 @@ impl Files {
         })
     }
 
-    /// Records that the process `boot` uses the ledger or, with `clean`, that it stopped in good
-    /// order.
-    pub(super) fn set_clean_marker(&self, boot: BootId, clean: bool) -> StateResult {
-        let clean_marker = CleanMarker { boot, clean };
-        write(&self.ledger, |txn| {
-            let mut meta = txn.open_table(tables::META)?;
-            tables::put(&mut meta, tables::CLEAN_MARKER, &clean_marker)
-        })
+    /// Records that the process `boot` uses the ledger.
+    pub(super) fn set_in_use(&self, boot: BootId) -> StateResult {
+        set_clean_marker(&self.ledger, CleanMarker { boot, clean: false })
     }
+
+    /// Closes the files and records that the process `boot` stopped in good order. The bodies are
+    /// closed first: that writes to their file, and where the database panics the stop was not
+    /// orderly.
+    pub(super) fn close(self, boot: BootId) -> StateResult {
+        let Self { ledger, bodies, .. } = self;
+        drop(bodies);
+        set_clean_marker(&ledger, CleanMarker { boot, clean: true })
+    }
+}
+
+fn set_clean_marker(ledger: &Database, marker: CleanMarker) -> StateResult {
+    write(ledger, |txn| {
+        let mut meta = txn.open_table(tables::META)?;
+        tables::put(&mut meta, tables::CLEAN_MARKER, &marker)
+    })
 }
 
 fn clean_marker(ledger: &Database) -> StateResult<Option<CleanMarker>> {

@@ -169,7 +169,7 @@ impl Backend for EmbeddedBackend {
 
     fn claim(&self, boot: BootId) -> StateResult {
         self.with_files(|files| {
-            files.set_clean_marker(boot, false)?;
+            files.set_in_use(boot)?;
             failpoint!("store::claimed");
             bodies::remove_orphans(files)
         })
@@ -233,7 +233,7 @@ impl Backend for EmbeddedBackend {
 
     fn close(&self, boot: BootId, clean: bool) -> StateResult {
         match self.replace_files(None).filter(|_| clean) {
-            Some(files) => files.set_clean_marker(boot, true),
+            Some(files) => files.close(boot),
             None => Ok(()),
         }
     }
