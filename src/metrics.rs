@@ -73,7 +73,7 @@ metrics! {
     responses: By<2, Counter> = add("http_responses", "HTTP responses by status and code");
     engine_failures: By<1, Counter> = add("engine_failures",
         "Requests that failed in the engine, by kind: sampling, shape, out_of_memory, \
-         device_lost, integrity, compute, panic, not_loaded, files_changed, unproven, shut_down");
+         device_lost, integrity, compute, panic, not_loaded, files_changed, unproven, wrong_answers, shut_down");
     ready: Gauge = add("ready", "1 while the node can serve, else 0");
 
     // The loaded models' engines, by model.
@@ -100,7 +100,7 @@ metrics! {
     unloads: Counter = add("model_unloads", "Models unloaded to make room");
     model_failures: By<1, Counter> = add("model_failures",
         "Models that could not be loaded or whose engine ended by itself, by kind: \
-         not_loaded, files_changed, unproven, out_of_memory, device_lost, integrity, panic, shape, compute");
+         not_loaded, files_changed, unproven, wrong_answers, out_of_memory, device_lost, integrity, panic, shape, compute");
 
     // The ledger.
     open_reservations: Gauge = add("ledger_open_reservations",

@@ -14,6 +14,7 @@
     )
 )]
 
+pub mod canary;
 pub mod checks;
 pub mod envelope;
 pub mod goldens;
@@ -27,10 +28,11 @@ pub mod suite;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
+pub use canary::CanaryCase;
 pub use goldens::Goldens;
 pub use identity::{
     Difference, EngineBuild, Hardware, HostIdentity, Identity, Origin, Release, ServingSettings,
 };
-pub use record::{CheckResult, CheckState, Record, Series, Verdict};
+pub use record::{CheckResult, CheckState, Grade, Record, Series, Verdict};
 pub use subject::{ChatTurn, Finish, Generation, PositionLogprob, Request, Subject, SubjectError};
 pub use suite::{Suite, SuiteEvent, SuiteProgress, SuiteScope, UnfinishedRun, run, run_only};

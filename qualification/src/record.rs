@@ -1,5 +1,6 @@
 //! The qualification record: what was proven, with which evidence, and when.
 
+use crate::canary::CanaryCase;
 use crate::checks;
 use crate::identity::{Identity, Origin, Release};
 use serde::{Deserialize, Serialize};
@@ -20,11 +21,19 @@ pub struct Record {
     pub started_at: u64,
     pub finished_at: u64,
     pub verdict: Verdict,
+    #[serde(default)]
+    pub grade: Grade,
+    /// The release whose reference outputs the comparison used, if not this one.
+    #[serde(default)]
+    pub like: Option<String>,
     /// Sentences that say what the verdict rests on and what it does not cover.
     pub notes: Vec<String>,
     /// The largest prompt + output that really ran with every check passed; 0 when not qualified.
     pub qualified_context_tokens: u32,
     pub checks: Vec<CheckResult>,
+    /// Positions that every load computes again before the model is served.
+    #[serde(default)]
+    pub canary: Vec<CanaryCase>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,6 +43,41 @@ pub enum Verdict {
     Failed,
     /// No check failed, but a required one could not run. The release is not served.
     Inconclusive,
+}
+
+/// What a release's outputs were compared with, from the strongest proof to the weakest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Grade {
+    /// Reference outputs of the release itself.
+    Reference,
+    /// Reference outputs of a sister release.
+    Like,
+    /// Nothing.
+    #[default]
+    #[serde(rename = "self")]
+    SelfOnly,
+}
+
+impl Grade {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Reference => "reference",
+            Self::Like => "like",
+            Self::SelfOnly => "self",
+        }
+    }
+
+    /// The grade that checks lead to. `like` names the sister release whose outputs they used.
+    pub(crate) fn of(checks: &[CheckResult], like: Option<&str>) -> Self {
+        let mut compared = checks.iter().filter(|check| check.id.ends_with("goldens")).peekable();
+        let all = compared.peek().is_some() && compared.all(|c| c.state != CheckState::NotRun);
+        match like {
+            _ if !all => Self::SelfOnly,
+            None => Self::Reference,
+            Some(_) => Self::Like,
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -83,6 +127,8 @@ pub enum RecordFault {
     Checks,
     #[error("its checks lead to another verdict")]
     Verdict,
+    #[error("its checks lead to another grade")]
+    Grade,
     #[error("it ended before it began")]
     Times,
     #[error("it does not hold both digests of each file")]
@@ -119,6 +165,11 @@ impl Record {
         let right = Verdict::of(&self.checks, self.identity.release.origin) == self.verdict;
         if !right || (self.verdict != Verdict::Qualified && self.qualified_context_tokens > 0) {
             return Err(RecordFault::Verdict);
+        }
+        if self.policy_version == POLICY_VERSION
+            && Grade::of(&self.checks, self.like.as_deref()) != self.grade
+        {
+            return Err(RecordFault::Grade);
         }
         if self.finished_at < self.started_at { Err(RecordFault::Times) } else { Ok(()) }
     }

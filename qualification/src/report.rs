@@ -1,7 +1,7 @@
 //! Writes the record for people: as Markdown, or as one HTML page without any other file.
 
 use crate::identity::Hardware;
-use crate::record::{CheckResult, CheckState, Record, Verdict};
+use crate::record::{CheckResult, CheckState, Grade, Record, Verdict};
 use std::fmt::Write;
 
 impl Verdict {
@@ -29,6 +29,7 @@ fn facts(record: &Record) -> Vec<(&'static str, String)> {
     let (release, host) = (&record.identity.release, &record.identity.host);
     let mut facts = vec![
         ("Verdict", record.verdict.words().to_owned()),
+        ("Grade", grade(record)),
         ("Release", format!("{} ({})", release.name, release.release_id)),
         ("Qualified context", format!("{} tokens", record.qualified_context_tokens)),
         ("Suite", format!("{}, policy {}", record.suite, record.policy_version)),
@@ -48,6 +49,15 @@ fn facts(record: &Record) -> Vec<(&'static str, String)> {
     );
     facts.extend(record.notes.iter().map(|note| ("Note", note.clone())));
     facts
+}
+
+fn grade(record: &Record) -> String {
+    let name = record.grade.name();
+    match (record.grade, &record.like) {
+        (Grade::Reference, _) => format!("{name}: compared with the release's own reference"),
+        (Grade::Like, Some(sister)) => format!("{name}: compared with the reference of {sister}"),
+        _ => format!("{name}: compared with no reference"),
+    }
 }
 
 fn hardware(hardware: &Hardware) -> String {

@@ -74,6 +74,7 @@ fn statement(record: &Record) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::Grade;
     use crate::testing::records;
     use base64::Engine;
     use base64::engine::general_purpose::STANDARD as BASE64;
@@ -92,6 +93,11 @@ mod tests {
             StatementFault::Envelope(fault) => fault,
             StatementFault::Record(fault) => panic!("{fault}"),
         }
+    }
+
+    /// A record without a reference that says it had one.
+    fn self_as_reference(record: Record) -> Record {
+        Record { grade: Grade::Reference, ..records::without_reference(record) }
     }
 
     #[test]
@@ -163,6 +169,8 @@ mod tests {
             |record| record.checks[1] = record.checks[0].clone(),
             |record| record.checks[0].id = "nothing".into(),
             |record| record.verdict = Verdict::Failed,
+            |record| record.grade = Grade::Like,
+            |record| *record = self_as_reference(record.clone()),
             |record| record.started_at = record.finished_at + 1,
             |record| record.identity.release.blake3.clear(),
         ];

@@ -5,7 +5,7 @@
 use crate::checks::{ALL, Check, CheckFinding, CheckInput};
 use crate::goldens::Goldens;
 use crate::identity::{Identity, Origin};
-use crate::record::{CheckResult, CheckState, POLICY_VERSION, Record, Verdict};
+use crate::record::{CheckResult, CheckState, Grade, POLICY_VERSION, Record, Verdict};
 use crate::subject::{Subject, SubjectError};
 use serde::{Deserialize, Serialize};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -143,8 +143,11 @@ impl UnfinishedRun {
             started_at,
             finished_at: unix_seconds(),
             verdict,
+            grade: Grade::of(&checks, None),
+            like: None,
             qualified_context_tokens: qualified,
             checks,
+            canary: Vec::new(),
         }
     }
 }
@@ -286,6 +289,10 @@ mod tests {
 
     #[test]
     fn a_published_release_is_not_proven_without_its_reference() {
+        let graded = record(&mut Fake::default(), Origin::Operator, Some(&fake::goldens()));
+        assert_eq!((graded.grade, graded.check()), (Grade::Reference, Ok(())));
+        let alone = record(&mut Fake::default(), Origin::Operator, None);
+        assert_eq!((alone.grade, alone.check()), (Grade::SelfOnly, Ok(())));
         let verdict = |origin| record(&mut Fake::default(), origin, None).verdict;
         assert_eq!(verdict(Origin::Published), Verdict::Inconclusive);
         assert_eq!(verdict(Origin::Operator), Verdict::Qualified);

@@ -140,6 +140,12 @@ impl Manifest {
         if Self::built_in().iter().any(same) { Origin::Published } else { Origin::Operator }
     }
 
+    /// Whether it comes with the node. Of another one, publisher and upstream are what its file or
+    /// its operator claims.
+    pub fn is_published(&self) -> bool {
+        self.origin() == Origin::Published
+    }
+
     pub fn digests(&self) -> BTreeMap<String, String> {
         self.files.iter().map(|file| (file.name.clone(), file.sha256.clone())).collect()
     }

@@ -4,6 +4,7 @@
 //! In the data folder: `models/NAME/` holds a release's files and its `manifest.toml`;
 //! `qualification/NAME/` its records.
 
+mod acceptance;
 mod add;
 mod fetch;
 mod folder;
@@ -16,13 +17,14 @@ mod sampling_defaults;
 pub mod testing;
 mod unfinished;
 
+pub use acceptance::Acceptance;
 pub use fetch::{FetchOptions, FetchPhase, FetchProgress};
 pub use folder::{FileDigests, FileStamp};
 pub use host_identity::describe_host;
 pub use manifest::{Manifest, ManifestLimits, ReleaseFile, Source, Upstream};
 pub use node_key::NODE_KEY;
 use qualified::StoredRecord;
-pub use qualified::{NotQualified, QualifiedModel};
+pub use qualified::{DoorRules, Evidence, NotQualified, QualifiedModel};
 
 use cresset_models::ModelSource;
 use cresset_qualification::{HostIdentity, Identity, Record, Release};

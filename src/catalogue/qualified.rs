@@ -1,20 +1,21 @@
 //! Makes a `QualifiedModel`, the only kind of model that may be served, from a manifest and a
 //! matching record.
 
-use super::{Catalogue, Error, FileStamp, Manifest, Result, folder, node_key};
+use super::{Acceptance, Catalogue, Error, FileStamp, Manifest, Result, folder, node_key};
 use crate::clock::UnixMillis;
 use crate::ids::ModelId;
 use crate::ledger::Prices;
 use cresset_models::ModelSource;
 use cresset_qualification::record::POLICY_VERSION;
-use cresset_qualification::{HostIdentity, Record, Suite, Verdict, statement};
+use cresset_qualification::statement::key_id;
+use cresset_qualification::{CanaryCase, Grade, HostIdentity, Record, Suite, Verdict, statement};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Records kept per release; saving another one deletes the oldest.
 const KEPT_RECORDS: usize = 16;
 /// Seconds that a record may be ahead of the clock: clocks are set right while a node runs.
-const CLOCK_SLACK_SECONDS: u64 = 300;
+pub(super) const CLOCK_SLACK_SECONDS: u64 = 300;
 
 /// A release that was proven on this hardware with this build. It can only be made from a matching
 /// record.
@@ -25,7 +26,32 @@ pub struct QualifiedModel {
     /// Of the files, in the manifest's order, when the model was made.
     stamps: Vec<FileStamp>,
     qualified_context_tokens: u32,
-    record_id: String,
+    evidence: Evidence,
+    canary: Vec<CanaryCase>,
+}
+
+/// What the proof of a model rests on.
+#[derive(Clone, Debug)]
+pub struct Evidence {
+    pub grade: Grade,
+    /// The sister release whose reference outputs were used.
+    pub like: Option<String>,
+    pub record: String,
+    pub suite: String,
+    /// Unix seconds.
+    pub qualified_at: u64,
+    /// The name of the node's public key: hex SHA-256 of its 32 bytes.
+    pub key: String,
+    /// The operator's acceptance of a model without reference outputs.
+    pub acceptance: Option<Acceptance>,
+}
+
+/// What a node asks of a proof, beside that it holds.
+#[derive(Clone, Copy, Debug)]
+pub struct DoorRules {
+    pub max_age_days: u64,
+    /// The weakest grade that opens.
+    pub require: Grade,
 }
 
 /// Why a release may not be served here. Each message names the command that resolves it.
@@ -58,6 +84,28 @@ pub enum NotQualified {
         "the qualification of {name} is {age_days} days old, over the limit of {max_age_days}: run `cresset qualify {name}`"
     )]
     Expired { name: String, age_days: u64, max_age_days: u64 },
+    #[error(
+        "{name} qualified with the grade {grade}, and qualification.require asks for {required}: lower that setting, or run `cresset qualify {name}` with reference outputs"
+    )]
+    BelowBar { name: String, grade: &'static str, required: &'static str },
+    #[error(
+        "{name} qualified without any reference outputs (grade self), so it is served only once you accept it: run `cresset models accept {name} --reason TEXT`"
+    )]
+    NotAccepted { name: String },
+}
+
+impl DoorRules {
+    fn check(self, name: &str, grade: Grade, accepted: bool) -> Result<(), NotQualified> {
+        let name = name.to_owned();
+        if grade > self.require {
+            let (grade, required) = (grade.name(), self.require.name());
+            return Err(NotQualified::BelowBar { name, grade, required });
+        }
+        if grade == Grade::SelfOnly && !accepted {
+            return Err(NotQualified::NotAccepted { name });
+        }
+        Ok(())
+    }
 }
 
 impl NotQualified {
@@ -91,7 +139,14 @@ impl QualifiedModel {
         self.qualified_context_tokens
     }
     pub fn record_id(&self) -> &str {
-        &self.record_id
+        &self.evidence.record
+    }
+    /// What the model computed when it was qualified.
+    pub fn canary(&self) -> &[CanaryCase] {
+        &self.canary
+    }
+    pub fn evidence(&self) -> &Evidence {
+        &self.evidence
     }
     pub fn prices(&self) -> Prices {
         self.manifest.prices
@@ -105,9 +160,10 @@ impl Catalogue {
         &self,
         manifest: &Manifest,
         host: &HostIdentity,
-        max_age_days: u64,
+        rules: DoorRules,
         now: UnixMillis,
     ) -> Result<QualifiedModel, NotQualified> {
+        let max_age_days = rules.max_age_days;
         let folder = self.folder(&manifest.name);
         let stamps = folder.check_complete(manifest)?;
         let fitting = self.fitting_records(manifest, host, now)?;
@@ -121,13 +177,40 @@ impl Catalogue {
         if age_days > max_age_days {
             return Err(NotQualified::Expired { name: name(), age_days, max_age_days });
         }
+        let evidence = self.evidence(manifest, host, record, rules, now)?;
         let limit = manifest.limits.model_context_tokens;
         Ok(QualifiedModel {
             manifest: manifest.clone(),
             source: folder.source(manifest).with_digests(record.identity.release.blake3.clone()),
             stamps,
             qualified_context_tokens: record.qualified_context_tokens.min(limit),
-            record_id: record.id.to_string(),
+            evidence,
+            canary: record.canary.clone(),
+        })
+    }
+
+    /// What a qualified record proves, if that is enough to be served.
+    fn evidence(
+        &self,
+        manifest: &Manifest,
+        host: &HostIdentity,
+        record: &Record,
+        rules: DoorRules,
+        now: UnixMillis,
+    ) -> Result<Evidence, NotQualified> {
+        let (name, grade) = (manifest.name.clone(), record.grade);
+        let acceptance = self.acceptance(&self.identity(manifest, host), now)?;
+        let acceptance = acceptance.filter(|_| grade == Grade::SelfOnly);
+        rules.check(&name, grade, acceptance.is_some())?;
+        let key = node_key::find(&self.data)?.ok_or(NotQualified::NoRecord { name })?;
+        Ok(Evidence {
+            grade,
+            like: record.like.clone(),
+            record: record.id.to_string(),
+            suite: record.suite.clone(),
+            qualified_at: record.finished_at,
+            key: key_id(&key.verifying_key()),
+            acceptance,
         })
     }
 
@@ -247,13 +330,18 @@ pub(super) fn folder_of(data: &Path, name: &str) -> PathBuf {
 
 /// Newest first: record ids are time-ordered.
 fn record_files(folder: &Path) -> Result<Vec<PathBuf>> {
+    files_ending(folder, "json")
+}
+
+/// The files of a folder whose names end so, the last names first.
+pub(super) fn files_ending(folder: &Path, ending: &str) -> Result<Vec<PathBuf>> {
     if !folder.exists() {
         return Ok(Vec::new());
     }
     let entries = fs::read_dir(folder).map_err(Error::io("list", folder))?;
     let mut paths: Vec<PathBuf> =
         entries.filter_map(|entry| entry.ok().map(|e| e.path())).collect();
-    paths.retain(|path| path.extension().is_some_and(|ext| ext == "json"));
+    paths.retain(|path| path.extension().is_some_and(|ext| ext == ending));
     paths.sort_unstable_by(|a, b| b.cmp(a));
     Ok(paths)
 }
@@ -273,7 +361,10 @@ mod tests {
         data: tempfile::TempDir,
         manifest: Manifest,
         host: HostIdentity,
+        rules: DoorRules,
     }
+
+    const RULES: DoorRules = DoorRules { max_age_days: 90, require: Grade::SelfOnly };
 
     impl Place {
         fn new() -> Self {
@@ -286,7 +377,7 @@ mod tests {
             let manifest = Catalogue::new(data.path())
                 .add(&folder, Some("own"), &|_| Ok(()), &mut |_| {})
                 .unwrap();
-            Self { data, manifest, host: describe_host(None, 2, records::settings()) }
+            Self { data, manifest, host: describe_host(None, 2, records::settings()), rules: RULES }
         }
 
         fn catalogue(&self) -> Catalogue {
@@ -305,7 +396,12 @@ mod tests {
 
         fn ask(&self, days_later: u64) -> Result<QualifiedModel, NotQualified> {
             let now = UnixMillis((FINISHED + days_later * DAY) * 1_000);
-            self.catalogue().qualified(&self.manifest, &self.host, 90, now)
+            self.catalogue().qualified(&self.manifest, &self.host, self.rules, now)
+        }
+
+        fn accept(&self, record: &Record, accepted: bool) {
+            let now = UnixMillis(FINISHED * 1_000);
+            self.catalogue().accept(record, accepted, "tried by hand", now).unwrap();
         }
 
         fn refusal(&self, days_later: u64) -> String {
@@ -434,6 +530,58 @@ mod tests {
         place.ask(0).unwrap();
         fs::remove_file(place.data.path().join("node.key")).unwrap();
         assert!(place.refusal(0).contains("has signed none"));
+    }
+
+    #[test]
+    fn without_a_reference_the_operator_decides() {
+        let mut place = Place::new();
+        let record = records::without_reference(place.record(Verdict::Qualified));
+        place.save(&record);
+        assert!(place.refusal(0).contains("cresset models accept own --reason"));
+        place.accept(&record, true);
+        let model = place.ask(0).unwrap();
+        let Evidence { grade, acceptance, key, .. } = model.evidence();
+        assert_eq!((*grade, key.len()), (Grade::SelfOnly, 64));
+        assert_eq!(acceptance.as_ref().unwrap().reason, "tried by hand");
+        place.accept(&record, false);
+        assert!(place.refusal(0).contains("accept it"), "it was revoked");
+        place.accept(&record, true);
+        place.ask(0).unwrap();
+        for require in [Grade::Like, Grade::Reference] {
+            place.rules.require = require;
+            assert!(place.refusal(0).contains("qualification.require"), "{require:?}");
+        }
+        place.save(&place.record(Verdict::Qualified));
+        place.ask(0).unwrap();
+    }
+
+    #[test]
+    fn an_acceptance_holds_for_its_identity_and_only_if_signed_here() {
+        let mut place = Place::new();
+        let other = Place::new();
+        let record = records::without_reference(place.record(Verdict::Qualified));
+        place.save(&record);
+        other.save(&record);
+        other.accept(&record, true);
+        let folder = |place: &Place| folder_of(place.data.path(), "own");
+        let foreign = files_ending(&folder(&other), "acceptance").unwrap().remove(0);
+        let planted = folder(&place).join("0.acceptance");
+        fs::copy(foreign, &planted).unwrap();
+        assert!(place.refusal(0).contains("accept it"), "it was signed by another node");
+        // A record is signed too, and it is no acceptance.
+        fs::copy(&record_files(&folder(&place)).unwrap()[0], &planted).unwrap();
+        assert!(place.refusal(0).contains("accept it"));
+        place.accept(&record, true);
+        place.ask(0).unwrap();
+        let accepted = files_ending(&folder(&place), "acceptance").unwrap().remove(0);
+        let text = fs::read_to_string(&accepted).unwrap();
+        fs::write(&accepted, text.replacen("\"payload\": \"", "\"payload\": \"e30", 1)).unwrap();
+        assert!(place.refusal(0).contains("accept it"), "it was edited");
+        fs::write(&accepted, text).unwrap();
+        place.ask(0).unwrap();
+        place.host.engine.executable_sha256 = "another build".into();
+        place.save(&records::without_reference(place.record(Verdict::Qualified)));
+        assert!(place.refusal(0).contains("accept it"), "it holds for one build");
     }
 
     #[test]

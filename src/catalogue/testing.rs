@@ -1,9 +1,9 @@
 //! A release that counts as qualified without any check, for tests with scripted engines.
 
-use super::{Catalogue, QualifiedModel, describe_host};
+use super::{Catalogue, DoorRules, QualifiedModel, describe_host};
 use crate::clock::{Clock, SystemClock};
 use cresset_qualification::testing::records;
-use cresset_qualification::{Record, Verdict};
+use cresset_qualification::{Grade, Record, Verdict};
 use std::path::Path;
 
 /// Adds a release of one GGUF file to the folder's catalogue, with a record that says it was
@@ -25,5 +25,6 @@ pub fn qualified(folder: &Path, name: &str, gguf: &[u8], context_tokens: u32) ->
         ..records::with(identity, Verdict::Qualified)
     };
     catalogue.save_record(&record).expect("the record can be saved");
-    catalogue.qualified(&manifest, &host, 90, now).expect("the record is valid")
+    let rules = DoorRules { max_age_days: 90, require: Grade::SelfOnly };
+    catalogue.qualified(&manifest, &host, rules, now).expect("the record is valid")
 }

@@ -9,12 +9,13 @@ use crate::catalogue::{
     self, Catalogue, FetchOptions, FetchPhase, FetchProgress, Manifest, NotQualified,
     QualifiedModel,
 };
+use crate::clock::{Clock, SystemClock};
 use crate::config::HubSettings;
 use crate::ids::ModelId;
 use crate::node::{self, Assembly, inspect};
 use crate::server::operator::AdminCommand;
 use clap::Subcommand;
-use cresset_qualification::Record;
+use cresset_qualification::{Grade, Record};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -23,7 +24,8 @@ use std::path::PathBuf;
 #[command(after_help = "Examples:
   cresset models list
   cresset models pull smollm2-135m-instruct
-  cresset models add --path ./model.gguf --name mine && cresset qualify mine")]
+  cresset models add --path ./model.gguf --name mine && cresset qualify mine
+  cresset models accept mine --reason 'compared by hand on 50 questions'")]
 pub(super) enum ModelsCommand {
     /// List releases: known, pulled, qualified, loaded
     List,
@@ -43,6 +45,19 @@ pub(super) enum ModelsCommand {
         /// Name for the command line [default: from the file's name]
         #[arg(long)]
         name: Option<String>,
+    },
+    /// Have a release served that qualified without any reference outputs
+    Accept {
+        /// The release, by name or id
+        #[arg(value_name = "NAME")]
+        release: String,
+        /// Why it is to be served; kept with the date in a signed statement. It holds for these
+        /// files, this build, hardware and settings
+        #[arg(long, value_name = "TEXT", required_unless_present = "revoke")]
+        reason: Option<String>,
+        /// Have it served no more
+        #[arg(long)]
+        revoke: bool,
     },
     /// Remove a release's files and records
     Remove {
@@ -79,6 +94,11 @@ pub(super) async fn run(context: &Context, command: ModelsCommand) -> CommandRes
             let document = with_card(&catalogue, &added.await?);
             changed(context, document, pulled_text).await
         }
+        ModelsCommand::Accept { release, reason, revoke } => {
+            let reason = reason.unwrap_or_else(|| "revoked".to_owned());
+            let document = accept(context.assembly()?, &release, &reason, !revoke)?;
+            changed(context, document, accepted_text).await
+        }
         ModelsCommand::Remove { release } => {
             changed(context, remove(&catalogue, &release)?, removed_text).await
         }
@@ -113,6 +133,47 @@ fn remove(catalogue: &Catalogue, wanted: &str) -> CommandResult<Value> {
     let found = catalogue.find(wanted).ok();
     let name = catalogue.remove(wanted)?;
     Ok(found.as_ref().map_or_else(|| json!({ "name": name }), summary))
+}
+
+/// Writes down that a release without reference outputs is to be served, or is no more.
+fn accept(assembly: &Assembly, wanted: &str, reason: &str, accepted: bool) -> CommandResult<Value> {
+    let (catalogue, host) = (assembly.catalogue(), assembly.host());
+    let manifest = catalogue.find(wanted)?;
+    let name = &manifest.name;
+    check_acceptable(assembly, &manifest, accepted)?;
+    let present = catalogue.identity(&manifest, &host);
+    let fits = |record: &Record| record.identity.difference(&present).is_none();
+    let record = catalogue.records(name)?.into_iter().find(fits);
+    let record = record.ok_or_else(|| CommandError::new(format!("{name} has no record")))?;
+    let statement = catalogue.accept(&record, accepted, reason, SystemClock.now())?;
+    let mut document = summary(&manifest);
+    document["accepted"] = accepted.into();
+    document["reason"] = statement.reason.into();
+    document["at"] = statement.at.into();
+    document["record_id"] = record.id.to_string().into();
+    Ok(document)
+}
+
+/// Refuses to accept, or to revoke, where that would change nothing.
+fn check_acceptable(assembly: &Assembly, manifest: &Manifest, accepted: bool) -> CommandResult {
+    let name = &manifest.name;
+    match assembly.qualified(manifest, &assembly.host()) {
+        Ok(model) if model.evidence().grade != Grade::SelfOnly => {
+            let grade = model.evidence().grade.name();
+            let what = format!("{name} qualified with the grade {grade} and needs no acceptance");
+            Err(CommandError::new(what))
+        }
+        Err(NotQualified::NotAccepted { .. }) if !accepted => {
+            Err(CommandError::new(format!("{name} is not accepted")))
+        }
+        Ok(_) | Err(NotQualified::NotAccepted { .. }) => Ok(()),
+        Err(why) => Err(CommandError::new(why)),
+    }
+}
+
+fn accepted_text(document: &Value) -> String {
+    let now = if document["accepted"] == true { "is accepted" } else { "is accepted no more" };
+    format!("{} {now}\n", words(&document["name"]))
 }
 
 /// Fetches a release as the configuration says.
@@ -170,6 +231,9 @@ fn row(
     qualification: Result<QualifiedModel, NotQualified>,
     loaded: &[ModelId],
 ) -> Result<Value, catalogue::Error> {
+    let evidence = qualification.as_ref().ok().map(QualifiedModel::evidence);
+    let (grade, acceptance) =
+        (evidence.map(|e| e.grade), evidence.and_then(|e| e.acceptance.clone()));
     let record = match &qualification {
         Ok(model) => catalogue
             .records(&manifest.name)?
@@ -183,6 +247,9 @@ fn row(
     row["qualified_at"] = record.as_ref().map(|record| record.finished_at).into();
     row["qualified_context_tokens"] =
         record.as_ref().map(|record| record.qualified_context_tokens).into();
+    row["grade"] = json!(grade);
+    row["accepted_at"] = json!(acceptance.as_ref().map(|found| found.at));
+    row["accepted_because"] = json!(acceptance.map(|found| found.reason));
     row["record_id"] = record.map(|record| record.id.to_string()).into();
     row["not_qualified_because"] = qualification.err().map(|why| why.to_string()).into();
     row["loaded"] = loaded.contains(&manifest.id).into();
@@ -196,6 +263,7 @@ fn summary(manifest: &Manifest) -> Value {
         "address": manifest.address,
         "publisher": manifest.publisher,
         "license": manifest.upstream.license,
+        "claimed_by_file": !manifest.is_published(),
         "release_id": manifest.release_id,
         "release_label": manifest.release_label,
         "bytes": manifest.bytes(),
@@ -255,6 +323,8 @@ fn list_text(document: &Value) -> String {
         let states = ["pulled", "qualified", "loaded"].into_iter().filter(|key| row[*key] == true);
         let states: Vec<&str> = states.collect();
         let states = if states.is_empty() { "known".to_owned() } else { states.join(", ") };
+        let grade = row["grade"].as_str().map(|grade| format!(", grade {grade}"));
+        let states = states + &grade.unwrap_or_default();
         let mib = row["bytes"].as_u64().unwrap_or_default() >> 20;
         let _ = writeln!(out, "{:<32} {:>7} MiB  {states}", words(&row["name"]), mib);
         if let Some(why) = row["not_qualified_because"].as_str().filter(|_| row["pulled"] == true) {
@@ -283,6 +353,12 @@ fn show(catalogue: &Catalogue, wanted: &str) -> CommandResult<Value> {
     document["pulled"] = catalogue.is_pulled(&manifest).into();
     document["card"] = card(catalogue, &manifest);
     document["records"] = records.into();
+    document["claimed_by_file"] = (!manifest.is_published()).into();
+    let acceptances = catalogue.acceptances(&manifest.name)?;
+    document["acceptances"] = acceptances
+        .iter()
+        .map(|a| json!({ "accepted": a.accepted, "reason": a.reason, "at": a.at }))
+        .collect();
     Ok(document)
 }
 
@@ -291,6 +367,8 @@ fn record_line(record: &Record) -> Value {
         "id": record.id,
         "verdict": record.verdict,
         "suite": record.suite,
+        "grade": record.grade,
+        "like": record.like,
         "finished_at": record.finished_at,
         "qualified_context_tokens": record.qualified_context_tokens,
         "failed": record.failed_checks().map(|check| check.id.as_str()).collect::<Vec<_>>(),
@@ -305,9 +383,16 @@ fn show_text(document: &Value) -> String {
     line(&mut out, "name", &document["name"]);
     line(&mut out, "id", &document["id"]);
     line(&mut out, "release", &document["release_label"]);
-    line(&mut out, "publisher", &document["publisher"]);
-    line(&mut out, "upstream", &document["upstream"]["name"]);
-    line(&mut out, "license", &document["upstream"]["license"]);
+    let claimed = document["claimed_by_file"] == true;
+    let claimed = if claimed { " (claimed by the file)" } else { "" };
+    let parties = [
+        ("publisher", &document["publisher"]),
+        ("upstream", &document["upstream"]["name"]),
+        ("license", &document["upstream"]["license"]),
+    ];
+    for (label, value) in parties {
+        line(&mut out, label, &format!("{}{claimed}", words(value)).into());
+    }
     line(&mut out, "context tokens", &document["limits"]["model_context_tokens"]);
     line(&mut out, "pulled", &document["pulled"]);
     for file in document["files"].as_array().into_iter().flatten() {
@@ -319,8 +404,13 @@ fn show_text(document: &Value) -> String {
     }
     out.push_str(&card_text(&document["card"]));
     for record in document["records"].as_array().into_iter().flatten() {
-        let [id, suite, verdict] = ["id", "suite", "verdict"].map(|name| words(&record[name]));
-        line(&mut out, "record", &format!("{id} {suite} {verdict}").into());
+        let [id, suite, verdict, grade] =
+            ["id", "suite", "verdict", "grade"].map(|name| words(&record[name]));
+        line(&mut out, "record", &format!("{id} {suite} {verdict}, grade {grade}").into());
+    }
+    for statement in document["acceptances"].as_array().into_iter().flatten() {
+        let now = if statement["accepted"] == true { "accepted" } else { "revoked" };
+        line(&mut out, now, &statement["reason"]);
     }
     out
 }

@@ -81,7 +81,13 @@ pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResul
     let outcome = reload::after_change(context, Some(id), &name).await;
     let mut document = json(&record);
     outcome.add_to(&mut document);
-    let text = |_: &Value| format!("{}{}\n", verdict_text(&record), outcome.sentence);
+    let manifest = assembly.catalogue().find(&name)?;
+    let next = match assembly.qualified(&manifest, &assembly.host()) {
+        Err(why @ NotQualified::NotAccepted { .. }) => format!("{why}\n"),
+        _ => String::new(),
+    };
+    document["accepted"] = next.is_empty().into();
+    let text = |_: &Value| format!("{}{}\n{next}", verdict_text(&record), outcome.sentence);
     context.output.result(&document, text)?;
     exit(ExitReason::of(record.verdict))
 }
@@ -162,6 +168,9 @@ fn standing(assembly: &Assembly, manifest: &Manifest) -> CommandResult<RecordSta
                     (ExitReason::of(verdict), record)
                 }
                 NotQualified::Differs { .. } => (ExitReason::Stale, records.next()),
+                NotQualified::NotAccepted { .. } | NotQualified::BelowBar { .. } => {
+                    (ExitReason::Qualified, records.find(fits))
+                }
                 NotQualified::Expired { .. } => (ExitReason::Stale, records.find(fits)),
                 NotQualified::Untrusted { .. } => (ExitReason::BadSignature, None),
                 _ => return Err(CommandError::new(why)),
@@ -241,15 +250,20 @@ pub(super) async fn ensure_qualified(
         models::pull(context, release.to_owned()).await?;
         note(&format!("fetched {release}, its digests are right"));
     }
-    if assembly.qualified(&manifest, &assembly.host()).is_ok() {
-        return Ok(());
+    match assembly.qualified(&manifest, &assembly.host()) {
+        Ok(_) => return Ok(()),
+        Err(why @ (NotQualified::NotAccepted { .. } | NotQualified::BelowBar { .. })) => {
+            return Err(CommandError::new(why));
+        }
+        Err(_) => {}
     }
     let id = manifest.id;
-    let record = qualify(assembly.clone(), manifest, Suite::Quick).await?;
+    let record = qualify(assembly.clone(), manifest.clone(), Suite::Quick).await?;
     note(&format!("{release} is {} on this machine", record.verdict.words()));
     if record.verdict == Verdict::Qualified {
         // A running node serves it from now on, and without one there is nobody to tell.
         reload::after_change(context, Some(id), release).await;
+        assembly.qualified(&manifest, &assembly.host()).map_err(CommandError::new)?;
         return Ok(());
     }
     note(&verdict_text(&record));
@@ -285,8 +299,9 @@ fn verdict_text(record: &Record) -> String {
     }
     let _ = writeln!(
         out,
-        "{name} is {}, {} context tokens",
+        "{name} is {}, grade {}, {} context tokens",
         record.verdict.words(),
+        record.grade.name(),
         record.qualified_context_tokens
     );
     out

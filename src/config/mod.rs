@@ -16,9 +16,9 @@ pub use layers::{
 pub use memory::memory_bytes;
 pub use paths::{cache_dir, client_key, colours_allowed, default_config_file, default_data_dir};
 pub use sections::{
-    ClockSettings, CredentialSettings, DeviceSetting, EngineSettings, HttpSettings, HubSettings,
-    LedgerSettings, ListenSettings, LogFormat, LogSettings, Plan, QualificationSettings,
-    QuickstartSettings, RequestSettings, TemplateSettings,
+    ClockSettings, CredentialSettings, DeviceSetting, EngineSettings, GradeSetting, HttpSettings,
+    HubSettings, LedgerSettings, ListenSettings, LogFormat, LogSettings, Plan,
+    QualificationSettings, QuickstartSettings, RequestSettings, TemplateSettings,
 };
 
 use schemars::JsonSchema;

@@ -90,6 +90,11 @@ pub struct EngineSettings {
     /// Between two such requests of the node's own, and the longest that one may take, seconds.
     #[schemars(range(min = 1, max = 3_600))]
     pub canary_pause_seconds: u64 = 30,
+    /// Longest time for which a loaded model computes its boot canary before it is served, seconds:
+    /// 64 positions whose tokens its qualification recorded. What is not computed by then is not
+    /// compared.
+    #[schemars(range(min = 1, max = 60))]
+    pub boot_canary_seconds: u64 = 5,
     /// Time without a finished step, while requests wait for one, after which the node is not ready
     /// and the model is not offered, seconds; ten times the slowest step seen, where that is
     /// longer. After five times as long the process ends, so that it is started again. Raise it, or
@@ -353,6 +358,10 @@ pub struct QualificationSettings {
     /// Age at which a qualification record stops counting, days.
     #[schemars(range(min = 1, max = 3_650))]
     pub max_age_days: u64 = 90,
+    /// The weakest proof with which a model is served: `reference` is a comparison with its own
+    /// reference outputs, `like` one with those of a sister release, `self` none, and then the
+    /// operator's acceptance.
+    pub require: GradeSetting = GradeSetting::SelfOnly,
     /// Between two looks of a running node at the records and files of the models that it serves,
     /// seconds. A model whose record has gone or is too old is not offered until there is one.
     #[schemars(range(min = 1, max = 86_400))]
@@ -373,6 +382,16 @@ pub struct QualificationSettings {
     #[schemars(range(min = 0, max = 8_760))]
     pub resume_hours: u64 = 24,
 }
+}
+
+/// A grade of qualification, as `qualification.require` names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum GradeSetting {
+    Reference,
+    Like,
+    #[serde(rename = "self")]
+    SelfOnly,
 }
 
 section! {

@@ -35,6 +35,9 @@ pub enum EngineError {
     /// What proved the model does not hold any more. The text says why and what to do.
     #[error("{0}")]
     Unproven(String),
+    /// A loaded model computes other tokens than when it was qualified.
+    #[error("{0}")]
+    WrongAnswers(String),
     /// A panic, with its message. One during a step fails that step's sequences; one anywhere else
     /// ends the engine.
     #[error("a panic: {0}")]
@@ -60,6 +63,7 @@ impl EngineError {
             Self::NotLoaded(_) => "not_loaded",
             Self::FilesChanged(_) => "files_changed",
             Self::Unproven(_) => "unproven",
+            Self::WrongAnswers(_) => "wrong_answers",
             Self::Panicked(_) => "panic",
             Self::ShutDown => "shut_down",
             Self::Stopped(reason) => reason.kind(),

@@ -16,6 +16,7 @@
 
 pub mod batch;
 pub mod block_manager;
+pub mod boot_canary;
 pub mod error;
 pub mod fair_queue;
 pub mod handle;

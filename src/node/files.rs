@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 /// The configuration's name in a data folder.
 pub const CONFIG: &str = "cresset.toml";
 
-/// The configuration in use, the manifest of every release, the records of qualifications, and the
-/// key that signs them, without which they would count for nothing.
+/// The configuration in use, the manifest of every release, the records of qualifications, the
+/// operator's acceptances, and the key that signs them, without which they would count for nothing.
 pub fn to_back_up(data_dir: &Path, config: Option<&Path>) -> Result<Vec<NodeFile>, NodeError> {
     let config = config.map(|path| NodeFile { name: CONFIG.into(), path: path.to_owned() });
     let mut files: Vec<_> = config.into_iter().chain(own(data_dir, NODE_KEY.into())).collect();
@@ -21,7 +21,9 @@ pub fn to_back_up(data_dir: &Path, config: Option<&Path>) -> Result<Vec<NodeFile
     }
     for release in names(data_dir, Path::new("qualification"))? {
         let records = names(data_dir, &release)?.into_iter();
-        let records = records.filter(|name| name.extension().is_some_and(|kind| kind == "json"));
+        let records = records.filter(|name| {
+            name.extension().is_some_and(|kind| kind == "json" || kind == "acceptance")
+        });
         files.extend(records.filter_map(|name| own(data_dir, name)));
     }
     Ok(files)

@@ -2,14 +2,17 @@
 
 use super::Assembly;
 use crate::catalogue::{Manifest, QualifiedModel};
-use crate::engine::model_runner::ModelRunner;
+use crate::engine::boot_canary::{self, KnownAnswer};
+use crate::engine::model_runner::{LoadedInfo, ModelRunner};
 use crate::engine::{EngineError, EngineHandle, EngineOptions};
 use crate::failpoint::failpoint;
 use crate::pool::{LoadedEngine, ServedModel};
 use crate::text::{self, TemplateLimits, TextModel};
 use cresset_kernels::gpu::Gpu;
 use cresset_models::{ModelCard, ModelOptions, ModelSource};
+use cresset_qualification::CanaryCase;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A loaded model that may not be qualified: for qualifying it and for tests, never for serving it.
 pub struct UnqualifiedModel {
@@ -22,7 +25,7 @@ impl Assembly {
     pub fn load(&self, source: &ModelSource) -> Result<UnqualifiedModel, EngineError> {
         let text = text(source, self.template_limits())?;
         let source = source.clone().with_header(text.header_blake3.clone());
-        Ok(UnqualifiedModel { engine: self.load_engine(&source)?.engine, text })
+        Ok(UnqualifiedModel { engine: self.load_engine(&source, &[])?.engine, text })
     }
 
     /// A qualified release for the pool: its text side is loaded now (blocking), its engine on
@@ -46,23 +49,18 @@ impl Assembly {
         manifest: &Manifest,
         header: Option<String>,
     ) -> Result<LoadedEngine, EngineError> {
-        let proven = self.qualified(manifest, &self.host()).map_err(|why| {
-            let kind = if why.is_about_bytes() {
-                EngineError::FilesChanged
-            } else {
-                EngineError::Unproven
-            };
-            kind(why.to_string())
+        let proven = self.qualified(manifest, &self.host()).map_err(|why| match why {
+            _ if why.is_about_bytes() => EngineError::FilesChanged(why.to_string()),
+            _ => EngineError::Unproven(why.to_string()),
         })?;
         let source = proven.source().clone().with_header(header);
-        self.load_engine(&source).map_err(|error| match error {
-            // Files that cannot be loaded are often other files, which is the better explanation.
-            EngineError::NotLoaded(_) => match source.check(u64::MAX) {
-                Err(cresset_models::Error::Changed(why)) => EngineError::FilesChanged(why),
-                _ => error,
-            },
-            _ => error,
-        })
+        let canary = known_answers(proven.canary());
+        if canary.is_empty() {
+            let name = &manifest.name;
+            let what = format!("the record of {name} has no canary: run `cresset qualify {name}`");
+            return Err(EngineError::Unproven(what));
+        }
+        self.load_engine(&source, &canary).map_err(|error| explained(error, &source))
     }
 
     /// Bytes that a release is expected to take once it is loaded: its weights take about as much
@@ -72,28 +70,52 @@ impl Assembly {
         qualified.manifest().bytes() + self.kv_bytes() as u64
     }
 
+    /// The lead, nats, below which two tokens may change places: as the suite has it for the type
+    /// of the activations.
+    fn decisive_margin(&self) -> f32 {
+        if self.host().settings.dtype.starts_with("bf16") { 0.5 } else { 0.03 }
+    }
+
     fn template_limits(&self) -> TemplateLimits {
         let template = &self.config.template;
         let written_bytes = template.max_written_mib << 20;
         TemplateLimits { steps: template.max_steps, written_bytes }
     }
 
-    fn load_engine(&self, source: &ModelSource) -> Result<LoadedEngine, EngineError> {
+    /// Loads the weights, has them compute the canary, and starts the engine.
+    fn load_engine(
+        &self,
+        source: &ModelSource,
+        canary: &[KnownAnswer],
+    ) -> Result<LoadedEngine, EngineError> {
         failpoint!("node::loading");
         let options = self.model_options(self.device.open()?);
-        let (runner, info) = ModelRunner::load(source, &options)?;
+        let (mut runner, info) = ModelRunner::load(source, &options)?;
         let bytes = (info.weight_bytes + options.kv_bytes) as u64;
         let engine = &self.config.engine;
-        let options = EngineOptions {
+        let options = self.engine_options(&info);
+        let patience = Duration::from_secs(engine.boot_canary_seconds);
+        let decisive = self.decisive_margin();
+        boot_canary::compare(&mut runner, &options, canary, decisive, patience)?;
+        let engine = EngineHandle::start(Box::new(runner), options);
+        Ok(LoadedEngine { engine, bytes })
+    }
+
+    /// The limits of an engine. No context is longer than what the cache holds.
+    fn engine_options(&self, info: &LoadedInfo) -> EngineOptions {
+        let engine = &self.config.engine;
+        EngineOptions {
             max_batched_tokens: engine.max_batched_tokens,
             max_rows: engine.max_rows,
             max_waiting: engine.max_waiting,
             block_size: engine.block_size,
             num_blocks: info.num_blocks,
-            max_context: self.max_context().unwrap_or(usize::MAX).min(info.config.max_positions),
-        };
-        let engine = EngineHandle::start(Box::new(runner), options);
-        Ok(LoadedEngine { engine, bytes })
+            max_context: self
+                .max_context()
+                .unwrap_or(usize::MAX)
+                .min(info.config.max_positions)
+                .min(info.num_blocks * engine.block_size),
+        }
     }
 
     fn model_options(&self, gpu: Option<Arc<dyn Gpu>>) -> ModelOptions {
@@ -136,7 +158,85 @@ pub fn card(source: &ModelSource) -> Result<ModelCard, String> {
     cresset_models::inspect(source).map_err(|error| error.to_string())
 }
 
+/// Files that cannot be loaded are often other files, which is the better explanation.
+fn explained(error: EngineError, source: &ModelSource) -> EngineError {
+    if !matches!(error, EngineError::NotLoaded(_)) {
+        return error;
+    }
+    match source.check(u64::MAX) {
+        Err(cresset_models::Error::Changed(why)) => EngineError::FilesChanged(why),
+        _ => error,
+    }
+}
+
+fn known_answers(canary: &[CanaryCase]) -> Vec<KnownAnswer> {
+    let known = |case: &CanaryCase| KnownAnswer {
+        prompt: case.prompt.clone(),
+        tokens: case.tokens.clone(),
+        margins: case.margins.clone(),
+    };
+    canary.iter().map(known).collect()
+}
+
 fn text(source: &ModelSource, limits: TemplateLimits) -> Result<Arc<TextModel>, EngineError> {
     let unusable = |error: text::Error| EngineError::NotLoaded(error.to_string());
     TextModel::load_within(source, limits).map(Arc::new).map_err(unusable)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::{Clock, SystemClock};
+    use crate::config::Config;
+    use cresset_models::loader::gguf::Value;
+    use cresset_models::testing::TinyLlama;
+    use cresset_qualification::{Record, Suite, Verdict};
+
+    /// A tiny model with a context of 8 192 tokens that was qualified and accepted.
+    fn qualified(kv_mib: usize) -> (tempfile::TempDir, Assembly, Manifest, Record) {
+        let (data, mut config) = (tempfile::tempdir().unwrap(), Config::default());
+        (config.engine.kv_mib, config.engine.max_batched_tokens) = (kv_mib, 256);
+        config.qualification.quick_context_tokens = 1 << 20;
+        let mut gguf = TinyLlama::default().gguf();
+        gguf.set("llama.context_length", Value::U32(8192));
+        let file = data.path().join("tiny.gguf");
+        std::fs::write(&file, gguf.to_bytes()).unwrap();
+        let assembly = Assembly::new(data.path().to_owned(), config).unwrap();
+        let catalogue = assembly.catalogue();
+        let manifest = catalogue.add(&file, None, &inspect, &mut |_| {}).unwrap();
+        let record = assembly.qualify(&manifest, Suite::Quick, &mut |_| {}).unwrap();
+        assert_eq!(record.verdict, Verdict::Qualified, "{:?}", record.checks);
+        catalogue.accept(&record, true, "it is a test's", SystemClock.now()).unwrap();
+        (data, assembly, manifest, record)
+    }
+
+    /// It listed 8 192 tokens and refused 700.
+    #[test]
+    fn no_context_is_proven_that_the_cache_cannot_hold() {
+        let (_data, assembly, manifest, record) = qualified(1);
+        let served = assembly.load_proven(&manifest, None).unwrap().engine.options().clone();
+        assert_eq!(served.max_context, served.num_blocks * served.block_size);
+        assert!(served.max_context < 8192, "the cache is small: {served:?}");
+        assert_eq!(record.qualified_context_tokens as usize, served.max_context);
+    }
+
+    #[test]
+    fn a_model_that_computes_other_tokens_than_its_record_says_is_not_served() {
+        let (_data, assembly, manifest, mut record) = qualified(64);
+        assembly.load_proven(&manifest, None).unwrap();
+        let positions = |record: &Record| record.canary.iter().map(|case| case.tokens.len()).sum();
+        let all: usize = positions(&record);
+        assert_eq!(all, 64);
+        let failure = |record: &Record| {
+            assembly.catalogue().save_record(record).unwrap();
+            assembly.load_proven(&manifest, None).err().map(|why| why.kind())
+        };
+        let last = &mut record.canary[3];
+        (last.tokens[9], last.margins[9]) = (last.tokens[9] ^ 1, 1.0);
+        record.id = uuid::Uuid::now_v7();
+        assert_eq!(failure(&record), Some("wrong_answers"));
+        record.canary.clear();
+        record.id = uuid::Uuid::now_v7();
+        assert_eq!(failure(&record), Some("unproven"), "nothing to compare proves nothing");
+    }
 }

@@ -2,12 +2,15 @@
 
 use super::subject::EngineSubject;
 use super::{Assembly, NodeError, UnqualifiedModel};
-use crate::catalogue::{self, Catalogue, Manifest, NotQualified, QualifiedModel, describe_host};
+use crate::catalogue::{
+    self, Catalogue, DoorRules, Manifest, NotQualified, QualifiedModel, describe_host,
+};
 use crate::clock::{Clock, SystemClock, UnixMillis};
+use crate::config::GradeSetting;
 use crate::failpoint::failpoint;
 use cresset_qualification::{
-    CheckResult, Goldens, HostIdentity, Identity, Record, ServingSettings, Suite, SuiteEvent,
-    SuiteProgress, SuiteScope, UnfinishedRun, run_only,
+    CheckResult, Goldens, Grade, HostIdentity, Identity, Record, ServingSettings, Suite,
+    SuiteEvent, SuiteProgress, SuiteScope, UnfinishedRun, Verdict, canary, run_only,
 };
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -63,8 +66,11 @@ impl Assembly {
         manifest: &Manifest,
         host: &HostIdentity,
     ) -> Result<QualifiedModel, NotQualified> {
-        let max_age = self.max_age_days.load(Ordering::Relaxed);
-        self.catalogue().qualified(manifest, host, max_age, SystemClock.now())
+        let rules = DoorRules {
+            max_age_days: self.max_age_days.load(Ordering::Relaxed),
+            require: grade(self.config.qualification.require),
+        };
+        self.catalogue().qualified(manifest, host, rules, SystemClock.now())
     }
 
     /// Every release that is qualified here: first the named ones, in their order. Fails when a
@@ -133,7 +139,7 @@ impl Assembly {
         let kept = catalogue.unfinished_run(identity, *scope, not_before, now);
         let run = kept.map_err(NodeError::new)?;
         let run = run.unwrap_or_else(|| UnfinishedRun::begin(identity.clone(), *scope));
-        let record = run.proceed(subject, goldens.as_ref(), &mut |event| match event {
+        let mut record = run.proceed(subject, goldens.as_ref(), &mut |event| match event {
             SuiteEvent::Begins(at) => progress(at),
             SuiteEvent::Ended(run) => {
                 // Without it the next run only takes longer.
@@ -143,6 +149,11 @@ impl Assembly {
                 failpoint!("qualification::ended");
             }
         });
+        if record.verdict == Verdict::Qualified {
+            record.canary = canary::of(subject, goldens.as_ref()).map_err(|why| {
+                NodeError::new(format!("the boot canary of {} failed: {why}", manifest.name))
+            })?;
+        }
         subject.engine.shutdown();
         catalogue.save_record(&record).map_err(NodeError::new)?;
         catalogue.forget_unfinished_run(&manifest.name, suite).map_err(NodeError::new)?;
@@ -190,6 +201,14 @@ struct Examined {
     scope: SuiteScope,
     goldens: Option<Goldens>,
     subject: EngineSubject,
+}
+
+fn grade(setting: GradeSetting) -> Grade {
+    match setting {
+        GradeSetting::Reference => Grade::Reference,
+        GradeSetting::Like => Grade::Like,
+        GradeSetting::SelfOnly => Grade::SelfOnly,
+    }
 }
 
 pub(super) fn cannot_load(name: &str, why: impl std::fmt::Display) -> NodeError {

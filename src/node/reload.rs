@@ -174,7 +174,7 @@ impl Reloader {
                     report.offered.push(name.clone());
                 }
             }
-            Standing::FilesChanged(why) => self.take_away(id, name, why),
+            Standing::FilesChanged(why) => self.take_away(id, name, &why),
             Standing::Lost(why) => {
                 if self.node.pool.withhold(id, why.clone()) {
                     tracing::error!(%name, why, "a model is not offered any more");
@@ -192,13 +192,13 @@ impl Reloader {
         let name = &model.qualified.manifest().name;
         match outcome {
             Ok(()) => tracing::debug!(%name, "the files of a model are those that were qualified"),
-            Err(cresset_models::Error::Changed(why)) => self.take_away(id, name, why),
+            Err(cresset_models::Error::Changed(why)) => self.take_away(id, name, &why),
             Err(why) => tracing::warn!(%name, %why, "the files of a model could not be checked"),
         }
     }
 
-    fn take_away(&self, id: ModelId, name: &str, why: String) {
-        if self.node.pool.take_away(id, why.clone()) {
+    fn take_away(&self, id: ModelId, name: &str, why: &str) {
+        if self.node.pool.take_away(id, why.to_owned()) {
             let text = "a model is not offered any more and its requests end: its files changed";
             tracing::error!(%name, why, "{text}");
         }

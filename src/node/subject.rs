@@ -224,11 +224,12 @@ impl Collector {
 mod tests {
     use super::*;
     use crate::catalogue::{FetchOptions, Manifest, NotQualified};
+    use crate::clock::{Clock, SystemClock};
     use crate::config::Config;
     use crate::node::{Assembly, UnqualifiedModel};
     use cresset_qualification::checks::ALL;
     use cresset_qualification::testing::planted_faults::{Faulty, planted_for};
-    use cresset_qualification::{CheckState, Record, Suite, SuiteScope, Verdict};
+    use cresset_qualification::{CheckState, Grade, Record, Suite, SuiteScope, Verdict};
     use std::path::Path;
 
     fn assembly(data_dir: &Path, quick_context_tokens: u32) -> Assembly {
@@ -262,6 +263,10 @@ mod tests {
         assert!(matches!(qualified(), Err(NotQualified::NoRecord { .. })));
         let record = qualify(&assembly, &manifest);
         assert_eq!(record.verdict, Verdict::Qualified, "{:?}", record.checks);
+        assert_eq!((record.grade, record.like.as_deref()), (Grade::SelfOnly, None));
+        assert!(matches!(qualified(), Err(NotQualified::NotAccepted { .. })));
+        let now = SystemClock.now();
+        assembly.catalogue().accept(&record, true, "it is a test's", now).unwrap();
         let model = qualified().unwrap();
         assert_eq!(
             (model.qualified_context_tokens(), model.record_id()),

@@ -406,13 +406,19 @@ impl PoolState {
         });
         match fitting {
             Ok(engine) => {
-                let entry = self.entry(id);
+                let (entry, served) = (self.entry(id), engine.options().max_context);
+                if served < entry.model.max_context {
+                    // The cache of this load holds less than the configuration allows.
+                    Arc::make_mut(&mut entry.model).max_context = served;
+                }
                 (entry.engine, entry.failure) = (Some(engine), None);
                 Ok(())
             }
             Err(why) => {
-                if let Some(withheld) = Withheld::by_load(&why) {
-                    self.entry(id).withheld = Some(withheld);
+                let entry = self.entry(id);
+                let record = entry.model.qualified.record_id();
+                if let Some(withheld) = Withheld::by_load(&why, record) {
+                    entry.withheld = Some(withheld);
                 }
                 self.mark_failed(id, why.clone());
                 Err(why)

@@ -161,3 +161,13 @@ async fn a_load_that_finds_no_proof_takes_the_model_off_the_list() {
         assert!(pool.offer_again(ids[0]) && pool.offered(ids[0]).is_some());
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_that_computes_other_tokens_waits_for_another_record() {
+    let folder = tempfile::tempdir().unwrap();
+    let (pool, ids) = pool(folder.path(), 1, || Err(EngineError::WrongAnswers("why".into())));
+    pool.preload(ids[0]).await.unwrap_err();
+    assert!(!pool.offer_again(ids[0]) && pool.offered(ids[0]).is_none());
+    pool.describe_anew(qualified(folder.path(), 0));
+    assert!(pool.offer_again(ids[0]), "it was qualified again");
+}

@@ -13,17 +13,22 @@ pub(super) enum Withheld {
     Lapsed(String),
     /// Its files are not those that were qualified, so it has no engine either.
     FilesChanged(String),
+    /// It did not compute what it computed when this record was made. Another record is needed.
+    WrongAnswers { why: String, record: String },
 }
 
 impl Withheld {
     pub(super) fn why(&self) -> &str {
-        let (Self::Lapsed(why) | Self::FilesChanged(why)) = self;
+        let (Self::Lapsed(why) | Self::FilesChanged(why) | Self::WrongAnswers { why, .. }) = self;
         why
     }
 
     /// `None` where a failed load says nothing of the proof.
-    pub(super) fn by_load(failure: &EngineError) -> Option<Self> {
+    pub(super) fn by_load(failure: &EngineError, record: &str) -> Option<Self> {
         match failure {
+            EngineError::WrongAnswers(why) => {
+                Some(Self::WrongAnswers { why: why.clone(), record: record.to_owned() })
+            }
             EngineError::FilesChanged(why) => Some(Self::FilesChanged(why.clone())),
             EngineError::Unproven(why) => Some(Self::Lapsed(why.clone())),
             _ => None,
@@ -68,14 +73,19 @@ impl ModelPool {
     }
 
     /// Offers a withheld model again, and loads it where there is room. False when it was offered
-    /// all along.
+    /// all along, or computed other tokens than its record says.
     pub fn offer_again(self: &Arc<Self>, id: ModelId) -> bool {
         let mut state = self.lock();
         let Some(entry) = state.entries.get_mut(&id) else { return false };
-        let withheld = entry.withheld.take().is_some();
+        let record = entry.model.qualified.record_id().to_owned();
+        let stays = |withheld: &Withheld| match withheld {
+            Withheld::WrongAnswers { record: of, .. } => *of == record,
+            _ => false,
+        };
+        let withheld = entry.withheld.take_if(|withheld| !stays(withheld)).is_some();
         if withheld {
             // A load that failed for the same reason need not be waited for.
-            entry.failure.take_if(|(_, why)| Withheld::by_load(why).is_some());
+            entry.failure.take_if(|(_, why)| Withheld::by_load(why, &record).is_some());
         }
         drop(state);
         if withheld && self.has_room(id) {

@@ -136,7 +136,7 @@ fn files_that_changed_while_a_model_was_unloaded_are_found_by_its_load() {
     cresset_models::testing::tiny_llama_gguf(&file, 8).unwrap();
     let add = ["models", "add", "--path", file.to_str().unwrap(), "--name", "second"];
     let second = folder.json(&add)["id"].as_str().unwrap().to_owned();
-    folder.json(&["qualify", "second"]);
+    folder.qualify("second");
     // Room for one of the two, and no review before the test has ended.
     let mut command = folder.serve_command(&[]);
     command.env("CRESSET_ENGINE__MEMORY_MIB", "1500");
@@ -169,10 +169,16 @@ fn a_record_or_a_manifest_that_changes_takes_the_model_off_the_list_and_ends_not
     let Customer { key, .. } = folder.customer(1_000_000);
     let node = watchful(&folder);
     let records = folder.path().join("qualification/tiny");
-    let record = fs::read_dir(records).unwrap().next().unwrap().unwrap().path();
+    let files: Vec<PathBuf> =
+        fs::read_dir(records).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let ending = |kind: &str| {
+        files.iter().find(|path| path.extension().is_some_and(|ext| ext == kind)).unwrap()
+    };
+    let (record, acceptance) = (ending("json"), ending("acceptance"));
     let manifest = folder.path().join("models/tiny/manifest.toml");
-    let edits: [(&PathBuf, &str, &str, &str); 3] = [
-        (&record, "\"payload\": \"", "\"payload\": \"e30", "counts for nothing"),
+    let edits: [(&PathBuf, &str, &str, &str); 4] = [
+        (acceptance, "\"payload\": \"", "\"payload\": \"e30", "cresset models accept"),
+        (record, "\"payload\": \"", "\"payload\": \"e30", "counts for nothing"),
         (&manifest, "temperature = 1.0", "temperature = 0.5", "another release terms"),
         (&manifest, "id = ", "? = ", "cannot be read"),
     ];
@@ -193,5 +199,84 @@ fn a_record_or_a_manifest_that_changes_takes_the_model_off_the_list_and_ends_not
         fs::write(path, sound).unwrap();
         eventually("the model is offered again", || listed(&node, &key) == 1);
     }
+    assert!(node.terminate().success());
+}
+
+#[test]
+fn a_model_without_a_reference_is_served_when_the_operator_says_so_and_as_long() {
+    let folder = Folder::initialised();
+    let Customer { key, .. } = folder.customer(1_000_000);
+    let file = folder.path().join("own.gguf");
+    cresset_models::testing::tiny_llama_gguf(&file, 8).unwrap();
+    folder.json(&["models", "add", "--path", file.to_str().unwrap(), "--name", "own"]);
+    let said = folder.run(&["qualify", "own"]).stdout;
+    let last = said.trim_end().lines().last().unwrap();
+    assert!(last.contains("cresset models accept own --reason"), "{said}");
+    assert!(said.contains("own is qualified, grade self"), "{said}");
+    let refused = folder.fails(&["serve", "--listen", "127.0.0.1:0"], 1);
+    assert!(refused.contains("cresset models accept own"), "{refused}");
+    assert_eq!(folder.run(&["models", "accept", "own"]).code, Some(2), "it asks for a reason");
+    let accepted = folder.json(&["models", "accept", "own", "--reason", "tried by hand"]);
+    assert_eq!(
+        (&accepted["accepted"], &accepted["reason"]),
+        (&json!(true), &json!("tried by hand"))
+    );
+    let row = folder.json(&["models", "list"])["models"].clone();
+    let row = row.as_array().unwrap().iter().find(|row| row["name"] == "own").unwrap().clone();
+    assert_eq!((&row["grade"], &row["claimed_by_file"]), (&json!("self"), &json!(true)));
+    assert_eq!(row["accepted_because"], "tried by hand");
+    let node = folder.serve();
+    let model = node.get(&key, "/v1/models").json()["data"][0].clone();
+    let evidence = &model["evidence"];
+    assert_eq!((&evidence["grade"], &evidence["suite"]), (&json!("self"), &json!("quick")));
+    assert_eq!(evidence["record"], row["record_id"]);
+    assert_eq!(evidence["key"].as_str().unwrap().len(), 64);
+    assert_eq!(
+        (&model["attribution"], &model["publisher"]),
+        (&json!("claimed_by_file"), &json!("operator"))
+    );
+    assert_eq!(folder.json(&["status"])["models"][0]["grade"], "self");
+    let revoked = folder.json(&["models", "accept", "own", "--revoke"]);
+    assert_eq!((&revoked["accepted"], &revoked["served"]), (&json!(false), &json!(false)));
+    assert_eq!(listed(&node, &key), 0);
+    assert_eq!(error(&ask(&node, &key, &node.model)), (404, "model_not_found".into()));
+    assert!(folder.fails(&["models", "accept", "own", "--revoke"], 1).contains("not accepted"));
+    let shown = folder.run(&["models", "show", "own"]).stdout;
+    assert!(shown.contains("tried by hand") && shown.contains("claimed by the file"), "{shown}");
+    let again = folder.json(&["models", "accept", "own", "--reason", "once more"]);
+    assert_eq!((&again["served"], listed(&node, &key)), (&json!(true), 1));
+    assert!(node.terminate().success());
+    let mut stricter = folder.serve_command(&[]);
+    stricter.env("CRESSET_QUALIFICATION__REQUIRE", "like");
+    let refused = crate::process::Finished::of(stricter.output().unwrap());
+    assert!(refused.stdout.contains("qualification.require"), "{refused:?}");
+}
+
+#[test]
+fn a_small_cache_shortens_what_is_listed_and_what_is_listed_is_served() {
+    let folder = Folder::ready();
+    let small = [("CRESSET_ENGINE__KV_MIB", "1"), ("CRESSET_ENGINE__MAX_BATCHED_TOKENS", "256")];
+    let run = |arguments: &[&str]| {
+        let mut command = folder.command(arguments);
+        command.envs(small);
+        crate::process::Finished::of(command.output().unwrap())
+    };
+    assert_eq!(run(&["qualify", "tiny"]).code, Some(0));
+    let accept = ["models", "accept", "tiny", "--reason", "it is a test's"];
+    assert_eq!(run(&accept).code, Some(0));
+    let Customer { key, .. } = folder.customer(1_000_000);
+    let mut command = folder.serve_command(&[]);
+    command.envs(small);
+    let node = Served::start(command);
+    let limits = node.get(&key, "/v1/models").json()["data"][0]["limits"].clone();
+    let context = limits["context_tokens"].as_u64().unwrap();
+    assert!(context <= 2048, "{limits}");
+    let prompt = ask(&node, &key, &node.model).json()["usage"]["prompt_tokens"].as_u64().unwrap();
+    let whole = body(&node.model, &json!({ "max_tokens": context - prompt }));
+    let answer = node.chat(&key, &Uuid::new_v4().to_string(), &whole).finish();
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    let over = body(&node.model, &json!({ "max_tokens": context - prompt + 1 }));
+    let refused = node.chat(&key, &Uuid::new_v4().to_string(), &over).finish();
+    assert_eq!(error(&refused), (400, "context_length_exceeded".into()));
     assert!(node.terminate().success());
 }

@@ -129,7 +129,7 @@ fn a_hangup_reads_again_and_ends_nothing() {
     let second = folder.path().join("second.gguf");
     cresset_models::testing::tiny_llama_gguf(&second, 8).unwrap();
     folder.json(&["models", "add", "--path", second.to_str().unwrap(), "--name", "second"]);
-    folder.json(&["qualify", "second"]);
+    folder.qualify("second");
     until(|| models() == 2);
     std::fs::write(folder.path().join("cresset.toml"), "[plans.default]\nburst = 61\n").unwrap();
     node.signal("HUP");

@@ -154,7 +154,7 @@ fn opens_and_serves(archive: &Path, facts: &Value) -> bool {
     let credits = folder.json(&["credits", "show", "--account", text("account")]);
     assert_eq!((&credits["trialUnits"], &credits["reservedUnits"]), (&json!(left), &json!("0")));
 
-    folder.json(&["qualify", MODEL]);
+    folder.qualify(MODEL);
     let node = folder.serve();
     assert_eq!(node.get(text("revoked_key"), "/v1/me").status, 401);
     assert_eq!(node.get(text("suspended_key"), "/v1/me").status, 401);

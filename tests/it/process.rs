@@ -50,8 +50,15 @@ impl Folder {
         let model = folder.path().join("tiny.gguf");
         cresset_models::testing::tiny_llama_gguf(&model, 7).unwrap();
         folder.json(&["models", "add", "--path", model.to_str().unwrap(), "--name", MODEL]);
-        folder.json(&["qualify", MODEL]);
+        folder.qualify(MODEL);
         folder
+    }
+
+    /// Qualifies a model that has no reference outputs, and accepts it. Returns what the second
+    /// command said.
+    pub fn qualify(&self, model: &str) -> Value {
+        assert_eq!(self.json(&["qualify", model])["grade"], "self");
+        self.json(&["models", "accept", model, "--reason", "it is a test's"])
     }
 
     /// A new folder with the same content. No process may be running on this one.

@@ -47,7 +47,7 @@ fn a_model_is_served_when_the_command_says_so() {
     assert!(parameters > 60_000 && card["cpu_weight_bytes"] == 4 * parameters, "{card}");
     assert!(added["served_because"].as_str().unwrap().contains("cresset qualify second"));
     let id = added["id"].as_str().unwrap().to_owned();
-    assert_eq!(folder.json(&["qualify", "second"])["served"], true);
+    assert_eq!(folder.qualify("second")["served"], true);
     assert_eq!(listed(&node, &key).len(), 2);
     assert_eq!(ask(&node, &key, &id, 2).status, 200);
     let removed = folder.json(&["models", "remove", "second"]);

@@ -4,7 +4,7 @@
 use super::completion::UsageObject;
 use super::query::Page;
 use super::schemas::UpstreamSchema;
-use crate::catalogue::Upstream;
+use crate::catalogue::{Evidence, Upstream};
 use crate::clock::UnixMillis;
 use crate::config::Plan;
 use crate::ids::{
@@ -115,6 +115,40 @@ pub struct ModelObject {
     output_modalities: [&'static str; 1],
     limits: ModelLimits,
     pricing: Pricing,
+    evidence: EvidenceObject,
+    /// Who says who made the model: a release that is published with the node, or its file alone.
+    attribution: Attribution,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+enum Attribution {
+    Published,
+    ClaimedByFile,
+}
+
+/// What the model's qualification rests on.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Evidence")]
+struct EvidenceObject {
+    /// What its outputs were compared with: its own reference, that of a sister release, none.
+    #[schemars(extend("enum" = ["reference", "like", "self"]))]
+    grade: &'static str,
+    /// The sister release.
+    like: Option<String>,
+    /// The id of the signed record.
+    record: String,
+    suite: String,
+    qualified_at: u64,
+    /// The node's public key: hex SHA-256 of its bytes.
+    key: String,
+}
+
+impl EvidenceObject {
+    fn of(evidence: &Evidence) -> Self {
+        let Evidence { grade, like, record, suite, qualified_at, key, .. } = evidence.clone();
+        Self { grade: grade.name(), like, record, suite, qualified_at, key }
+    }
 }
 
 /// Tokens.
@@ -162,6 +196,12 @@ impl ModelObject {
                 input: units(manifest.prices.input),
                 cached_input: units(manifest.prices.cached_input),
                 output: units(manifest.prices.output),
+            },
+            evidence: EvidenceObject::of(model.qualified.evidence()),
+            attribution: if manifest.is_published() {
+                Attribution::Published
+            } else {
+                Attribution::ClaimedByFile
             },
         }
     }
