@@ -2,7 +2,7 @@
 //! signed as records are, and each holds for the identity that it names alone: other files, another
 //! build or another setting need another one.
 
-use super::qualified::folder_of;
+use super::records::{files_ending, folder_of};
 use super::{Catalogue, Error, Result, folder, node_key};
 use crate::clock::UnixMillis;
 use cresset_qualification::envelope;
@@ -92,5 +92,5 @@ impl Catalogue {
 
 /// Newest first: ids are time-ordered.
 fn files(place: &Path) -> Result<Vec<PathBuf>> {
-    super::qualified::files_ending(place, ENDING)
+    files_ending(place, ENDING)
 }

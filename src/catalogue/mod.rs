@@ -12,6 +12,7 @@ mod host_identity;
 mod manifest;
 mod node_key;
 mod qualified;
+mod records;
 mod sampling_defaults;
 #[cfg(any(test, feature = "failpoints"))]
 pub mod testing;
@@ -23,12 +24,12 @@ pub use folder::{FileDigests, FileStamp};
 pub use host_identity::describe_host;
 pub use manifest::{Manifest, ManifestLimits, ReleaseFile, Source, Upstream};
 pub use node_key::NODE_KEY;
-use qualified::StoredRecord;
 pub use qualified::{DoorRules, Evidence, NotQualified, QualifiedModel};
 
 use cresset_models::ModelSource;
 use cresset_qualification::{HostIdentity, Identity, Record, Release};
 use folder::ReleaseFolder;
+use records::StoredRecord;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -193,7 +194,7 @@ impl Catalogue {
 
     /// Saves a record and returns its path. The release's newest records are kept beside it.
     pub fn save_record(&self, record: &Record) -> Result<PathBuf> {
-        qualified::save(&self.data, record)
+        records::save(&self.data, record)
     }
 
     /// The records of a release that were signed here, newest first. Others are left out: they
@@ -204,7 +205,7 @@ impl Catalogue {
     }
 
     fn stored_records(&self, name: &str) -> Result<Vec<StoredRecord>> {
-        qualified::stored(&self.data, name)
+        records::stored(&self.data, name)
     }
 
     /// Fetches the files of a known release, or adds a release from a hub repository

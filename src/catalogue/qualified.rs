@@ -1,19 +1,16 @@
 //! Makes a `QualifiedModel`, the only kind of model that may be served, from a manifest and a
 //! matching record.
 
-use super::{Acceptance, Catalogue, Error, FileStamp, Manifest, Result, folder, node_key};
+use super::records::StoredRecord;
+use super::{Acceptance, Catalogue, Error, FileStamp, Manifest, Result, node_key};
 use crate::clock::UnixMillis;
 use crate::ids::ModelId;
 use crate::ledger::Prices;
 use cresset_models::ModelSource;
 use cresset_qualification::record::POLICY_VERSION;
 use cresset_qualification::statement::key_id;
-use cresset_qualification::{CanaryCase, Grade, HostIdentity, Record, Suite, Verdict, statement};
-use std::fs;
-use std::path::{Path, PathBuf};
+use cresset_qualification::{CanaryCase, Grade, HostIdentity, Record, Suite, Verdict};
 
-/// Records kept per release; saving another one deletes the oldest.
-const KEPT_RECORDS: usize = 16;
 /// Seconds that a record may be ahead of the clock: clocks are set right while a node runs.
 pub(super) const CLOCK_SLACK_SECONDS: u64 = 300;
 
@@ -270,12 +267,6 @@ fn deciding(fitting: &[Record], is_fresh: impl Fn(&Record) -> bool) -> &Record {
     full.next().unwrap_or(&fitting[0])
 }
 
-/// A file of a release's records: the record, or why it counts for nothing.
-pub(super) struct StoredRecord {
-    pub file: String,
-    pub content: Result<Record, String>,
-}
-
 /// The record, unless it was made at a time that has not come yet.
 fn dated(record: Record, now: UnixMillis) -> Result<Record, String> {
     if record.finished_at > now.seconds() + CLOCK_SLACK_SECONDS {
@@ -293,65 +284,14 @@ fn reason(record: &Record) -> String {
     }
 }
 
-pub(super) fn save(data: &Path, record: &Record) -> Result<PathBuf> {
-    let folder = folder_of(data, &record.identity.release.name);
-    fs::create_dir_all(&folder).map_err(Error::io("create", &folder))?;
-    let path = folder.join(format!("{}.json", record.id));
-    folder::write_whole(&path, &statement::sign(record, &node_key::find_or_make(data)?))?;
-    for old in record_files(&folder)?.into_iter().skip(KEPT_RECORDS) {
-        fs::remove_file(&old).map_err(Error::io("remove", &old))?;
-    }
-    Ok(path)
-}
-
-/// All records of a release, newest first.
-pub(super) fn stored(data: &Path, name: &str) -> Result<Vec<StoredRecord>> {
-    let key = node_key::find(data)?.map(|key| key.verifying_key());
-    let files = record_files(&folder_of(data, name))?.into_iter();
-    files
-        .map(|path| {
-            let text = fs::read(&path).map_err(Error::io("read", &path))?;
-            let content = match &key {
-                Some(key) => statement::verify(&text, key).map_err(|why| why.to_string()),
-                None => Err("this node has signed none yet".into()),
-            };
-            let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            if let Err(why) = &content {
-                tracing::warn!(path = %path.display(), why, "passing over a qualification record");
-            }
-            Ok(StoredRecord { file, content })
-        })
-        .collect()
-}
-
-pub(super) fn folder_of(data: &Path, name: &str) -> PathBuf {
-    data.join("qualification").join(name)
-}
-
-/// Newest first: record ids are time-ordered.
-fn record_files(folder: &Path) -> Result<Vec<PathBuf>> {
-    files_ending(folder, "json")
-}
-
-/// The files of a folder whose names end so, the last names first.
-pub(super) fn files_ending(folder: &Path, ending: &str) -> Result<Vec<PathBuf>> {
-    if !folder.exists() {
-        return Ok(Vec::new());
-    }
-    let entries = fs::read_dir(folder).map_err(Error::io("list", folder))?;
-    let mut paths: Vec<PathBuf> =
-        entries.filter_map(|entry| entry.ok().map(|e| e.path())).collect();
-    paths.retain(|path| path.extension().is_some_and(|ext| ext == ending));
-    paths.sort_unstable_by(|a, b| b.cmp(a));
-    Ok(paths)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::catalogue::describe_host;
+    use crate::catalogue::records::{files_ending, folder_of, record_files};
     use cresset_qualification::testing::records;
-    use cresset_qualification::{CheckState, Origin};
+    use cresset_qualification::{CheckState, Origin, statement};
+    use std::fs;
 
     const DAY: u64 = 86_400;
     const FINISHED: u64 = 1_700_000_000;
@@ -626,9 +566,9 @@ mod tests {
     #[test]
     fn records_are_bounded_and_unreadable_ones_prove_nothing() {
         let place = Place::new();
-        (0..KEPT_RECORDS + 3).for_each(|_| place.save(&place.record(Verdict::Qualified)));
+        (0..19).for_each(|_| place.save(&place.record(Verdict::Qualified)));
         fs::write(place.data.path().join("qualification/own/zzz.json"), "{").unwrap();
-        assert_eq!(place.catalogue().records("own").unwrap().len(), KEPT_RECORDS);
+        assert_eq!(place.catalogue().records("own").unwrap().len(), 16);
         place.ask(0).unwrap();
     }
 }

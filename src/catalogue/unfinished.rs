@@ -1,7 +1,7 @@
 //! Qualifications that were interrupted, so that another run goes on after their last check. They
 //! are signed as records are: a result that was not measured here is not taken over.
 
-use super::qualified::folder_of;
+use super::records::folder_of;
 use super::{Catalogue, Error, Result, folder, node_key};
 use crate::clock::UnixMillis;
 use cresset_qualification::envelope::{self, EnvelopeFault};
