@@ -96,7 +96,7 @@ fn keep_this_folder() {
 fn closes_a_part(folder: &Path) {
     let is_part = |entry: &std::fs::DirEntry| {
         let name = entry.file_name().into_string().unwrap();
-        name.starts_with("journal-") && name.ends_with(".redb")
+        name.starts_with("journal-") && Path::new(&name).extension().is_some_and(|e| e == "redb")
     };
     let closed =
         || std::fs::read_dir(folder).unwrap().any(|entry| is_part(entry.as_ref().unwrap()));
