@@ -35,7 +35,7 @@ pub enum RestoreScope {
 pub(super) fn is_allowed(name: &Path) -> bool {
     let inside = name.components().all(|part| matches!(part, Component::Normal(_)));
     let kind = name.extension().and_then(|kind| kind.to_str());
-    inside && matches!(kind, Some("toml" | "json" | "key"))
+    inside && matches!(kind, Some("toml" | "json" | "acceptance" | "key"))
 }
 
 #[cfg(test)]
@@ -48,6 +48,7 @@ mod tests {
             ("cresset.toml", true),
             ("models/tiny/manifest.toml", true),
             ("qualification/tiny/1.json", true),
+            ("qualification/tiny/1.acceptance", true),
             ("/etc/cresset.toml", false),
             ("../cresset.toml", false),
             ("models/../../cresset.toml", false),
