@@ -4,6 +4,7 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use ed25519_dalek::{Signature, Signer, SigningKey, VerifyingKey};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -61,6 +62,22 @@ pub fn seal(payload_type: &str, payload: &[u8], key: &SigningKey) -> Vec<u8> {
         }],
     };
     serde_json::to_vec_pretty(&envelope).expect("invariant: an envelope has only string keys")
+}
+
+/// [`seal`] of a value as JSON.
+pub fn seal_json(payload_type: &str, value: &impl Serialize, key: &SigningKey) -> Vec<u8> {
+    let payload = serde_json::to_vec(value).expect("invariant: it is representable in JSON");
+    seal(payload_type, &payload, key)
+}
+
+/// The value that [`seal_json`] signed with this key.
+pub fn open_json<T: DeserializeOwned>(
+    stored: &[u8],
+    payload_type: &str,
+    key: &VerifyingKey,
+) -> Result<T, EnvelopeFault> {
+    let payload = open(stored, payload_type, key)?;
+    serde_json::from_slice(&payload).map_err(EnvelopeFault::unreadable)
 }
 
 /// The payload of a document of this type that this key signed.

@@ -45,7 +45,7 @@ pub enum Verdict {
     Inconclusive,
 }
 
-/// What a release's outputs were compared with, from the strongest proof to the weakest.
+/// The kind of reference that a release's outputs were compared with, the strongest first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Grade {

@@ -63,7 +63,7 @@ pub struct SuiteProgress {
     pub check: &'static str,
 }
 
-/// What a run tells while it goes on.
+/// A report of a run about its progress.
 #[derive(Clone, Copy, Debug)]
 pub enum SuiteEvent<'a> {
     Begins(SuiteProgress),

@@ -44,9 +44,8 @@ impl Catalogue {
         let acceptance = Acceptance { id, identity, accepted, reason, at: now.seconds() };
         let place = folder_of(&self.data, &acceptance.identity.release.name);
         fs::create_dir_all(&place).map_err(Error::io("create", &place))?;
-        let payload = serde_json::to_vec(&acceptance)
-            .expect("invariant: an acceptance is representable in JSON");
-        let sealed = envelope::seal(PAYLOAD_TYPE, &payload, &node_key::find_or_make(&self.data)?);
+        let key = node_key::find_or_make(&self.data)?;
+        let sealed = envelope::seal_json(PAYLOAD_TYPE, &acceptance, &key);
         folder::write_whole(&place.join(format!("{id}.{ENDING}")), &sealed)?;
         for old in files(&place)?.into_iter().skip(KEPT_STATEMENTS) {
             fs::remove_file(&old).map_err(Error::io("remove", &old))?;
@@ -61,15 +60,10 @@ impl Catalogue {
         let mut found = Vec::new();
         for path in files(&folder_of(&self.data, name))? {
             let sealed = fs::read(&path).map_err(Error::io("read", &path))?;
-            let opened = envelope::open(&sealed, PAYLOAD_TYPE, &key.verifying_key())
-                .map_err(|why| why.to_string());
-            let parsed = opened.and_then(|payload| {
-                serde_json::from_slice::<Acceptance>(&payload).map_err(|why| why.to_string())
-            });
-            match parsed {
+            match envelope::open_json(&sealed, PAYLOAD_TYPE, &key.verifying_key()) {
                 Ok(acceptance) => found.push(acceptance),
                 Err(why) => {
-                    tracing::warn!(path = %path.display(), why, "passing over an acceptance");
+                    tracing::warn!(path = %path.display(), %why, "passing over an acceptance");
                 }
             }
         }

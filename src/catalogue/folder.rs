@@ -71,8 +71,8 @@ pub struct FileDigests {
     pub blake3: BTreeMap<String, String>,
 }
 
-/// What the file system tells of a file. Where it has changed the content may have; where it has
-/// not, the content may have changed all the same.
+/// Size, inode and times of a file. The content may have changed where one of them has, and a
+/// forger can change the content without changing them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileStamp {
     bytes: u64,

@@ -20,14 +20,14 @@ pub(super) const CLOCK_SLACK_SECONDS: u64 = 300;
 pub struct QualifiedModel {
     manifest: Manifest,
     source: ModelSource,
-    /// Of the files, in the manifest's order, when the model was made.
+    /// Stamps of the files, in the manifest's order, as they were when this value was made.
     stamps: Vec<FileStamp>,
     qualified_context_tokens: u32,
     evidence: Evidence,
     canary: Vec<CanaryCase>,
 }
 
-/// What the proof of a model rests on.
+/// The record that proves a model, in short, for clients and operators.
 #[derive(Clone, Debug)]
 pub struct Evidence {
     pub grade: Grade,
@@ -43,7 +43,7 @@ pub struct Evidence {
     pub acceptance: Option<Acceptance>,
 }
 
-/// What a node asks of a proof, beside that it holds.
+/// The demands of a node on a record that holds.
 #[derive(Clone, Copy, Debug)]
 pub struct DoorRules {
     pub max_age_days: u64,
@@ -138,7 +138,7 @@ impl QualifiedModel {
     pub fn record_id(&self) -> &str {
         &self.evidence.record
     }
-    /// What the model computed when it was qualified.
+    /// Prompts with the tokens that the model computed for them when it was qualified.
     pub fn canary(&self) -> &[CanaryCase] {
         &self.canary
     }
@@ -186,7 +186,7 @@ impl Catalogue {
         })
     }
 
-    /// What a qualified record proves, if that is enough to be served.
+    /// Summarises a qualified record. Fails when it does not meet the node's demands.
     fn evidence(
         &self,
         manifest: &Manifest,

@@ -4,7 +4,7 @@
 use super::records::folder_of;
 use super::{Catalogue, Error, Result, folder, node_key};
 use crate::clock::UnixMillis;
-use cresset_qualification::envelope::{self, EnvelopeFault};
+use cresset_qualification::envelope;
 use cresset_qualification::{Identity, Suite, SuiteScope, UnfinishedRun};
 use std::fs;
 use std::io::ErrorKind;
@@ -29,8 +29,8 @@ impl Catalogue {
             read => read.map_err(Error::io("read", &path))?,
         };
         let Some(key) = node_key::find(&self.data)? else { return Ok(None) };
-        let opened = envelope::open(&stored, PAYLOAD_TYPE, &key.verifying_key());
-        let run: UnfinishedRun = match opened.and_then(|payload| parse(&payload)) {
+        let opened = envelope::open_json(&stored, PAYLOAD_TYPE, &key.verifying_key());
+        let run: UnfinishedRun = match opened {
             Ok(run) => run,
             Err(why) => {
                 tracing::warn!(path = %path.display(), %why, "passing over an unfinished run");
@@ -50,9 +50,8 @@ impl Catalogue {
         path.parent().map_or(Ok(()), |folder| {
             fs::create_dir_all(folder).map_err(Error::io("create", folder))
         })?;
-        let payload = serde_json::to_vec(run).expect("invariant: a run is representable in JSON");
         let key = node_key::find_or_make(&self.data)?;
-        folder::write_whole(&path, &envelope::seal(PAYLOAD_TYPE, &payload, &key))
+        folder::write_whole(&path, &envelope::seal_json(PAYLOAD_TYPE, run, &key))
     }
 
     /// Removes what is kept of a run, because its record is written or the run shall begin anew.
@@ -69,10 +68,6 @@ impl Catalogue {
     fn unfinished_path(&self, name: &str, suite: Suite) -> PathBuf {
         folder_of(&self.data, name).join(format!("{}.unfinished", suite.name()))
     }
-}
-
-fn parse(payload: &[u8]) -> Result<UnfinishedRun, EnvelopeFault> {
-    serde_json::from_slice(payload).map_err(|error| EnvelopeFault::Unreadable(error.to_string()))
 }
 
 #[cfg(test)]

@@ -5,11 +5,24 @@
 
 use super::error::EngineError;
 use super::runner::{RowResult, Runner, nothing_launched};
+use super::scheduler::EngineOptions;
 use cresset_kernels::sampling::params::{RowSampling, Sampled, TokenLogprobs};
 use cresset_models::ForwardBatch;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// The limits of an engine for tests that need any.
+pub fn small_options() -> EngineOptions {
+    EngineOptions {
+        max_batched_tokens: 64,
+        max_rows: 4,
+        max_waiting: 4,
+        block_size: 16,
+        num_blocks: 64,
+        max_context: 64,
+    }
+}
 
 /// Completes `row` by its pending token, which is one of the `previous` step's results.
 pub fn with_pending(row: &RowSampling, previous: &[RowResult]) -> RowSampling {

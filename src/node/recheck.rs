@@ -65,8 +65,8 @@ mod tests {
     use super::*;
     use crate::catalogue::testing;
     use crate::config::EngineSettings;
-    use crate::engine::testing::ScriptedRunner;
-    use crate::engine::{EngineHandle, EngineOptions};
+    use crate::engine::EngineHandle;
+    use crate::engine::testing::{ScriptedRunner, small_options};
     use crate::pool::{LoadedEngine, ServedModel};
     use crate::text::TextModel;
     use cresset_models::testing::TinyLlama;
@@ -80,16 +80,8 @@ mod tests {
         let qualified = testing::qualified(folder.path(), "tiny", &gguf, 64);
         let text = Arc::new(TextModel::load(qualified.source()).unwrap());
         let load = Arc::new(|| {
-            let options = EngineOptions {
-                max_batched_tokens: 64,
-                max_rows: 4,
-                max_waiting: 4,
-                block_size: 16,
-                num_blocks: 64,
-                max_context: 64,
-            };
             let runner = Box::new(ScriptedRunner::repeating(vec![5]));
-            Ok(LoadedEngine { engine: EngineHandle::start(runner, options), bytes: 0 })
+            Ok(LoadedEngine { engine: EngineHandle::start(runner, small_options()), bytes: 0 })
         });
         let id = qualified.id();
         let pool = ModelPool::new(&EngineSettings::default(), 10);

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::catalogue::testing;
-use crate::engine::testing::ScriptedRunner;
-use crate::engine::{EngineOptions, SamplingParams, SequenceEvent, StopCause};
+use crate::engine::testing::{ScriptedRunner, small_options};
+use crate::engine::{SamplingParams, SequenceEvent, StopCause};
 use crate::ids::AccountId;
 use cresset_models::testing::TinyLlama;
 use std::path::Path;
@@ -24,16 +24,8 @@ fn engine() -> Result<LoadedEngine, EngineError> {
 
 #[expect(clippy::unnecessary_wraps, reason = "the pool asks for a function that may fail")]
 fn engine_with(step: Duration) -> Result<LoadedEngine, EngineError> {
-    let options = EngineOptions {
-        max_batched_tokens: 64,
-        max_rows: 4,
-        max_waiting: 4,
-        block_size: 16,
-        num_blocks: 64,
-        max_context: 64,
-    };
     let runner = Box::new(ScriptedRunner::repeating(vec![5]).step_time(step));
-    Ok(LoadedEngine { engine: EngineHandle::start(runner, options), bytes: BYTES })
+    Ok(LoadedEngine { engine: EngineHandle::start(runner, small_options()), bytes: BYTES })
 }
 
 /// A pool with models that `load` loads; each takes more than half of the budget.
