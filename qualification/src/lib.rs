@@ -18,6 +18,7 @@ pub mod canary;
 pub mod checks;
 pub mod envelope;
 pub mod goldens;
+pub mod http;
 pub mod identity;
 pub mod record;
 pub mod report;
@@ -30,9 +31,13 @@ pub mod testing;
 
 pub use canary::CanaryCase;
 pub use goldens::Goldens;
+pub use http::EndpointReport;
 pub use identity::{
     Difference, EngineBuild, Hardware, HostIdentity, Identity, Origin, Release, ServingSettings,
 };
 pub use record::{CheckResult, CheckState, Grade, Record, Series, Verdict};
-pub use subject::{ChatTurn, Finish, Generation, PositionLogprob, Request, Subject, SubjectError};
+pub use subject::{
+    ApiAnswer, ApiManner, ChatTurn, Finish, Generation, PositionLogprob, Request, Subject,
+    SubjectError,
+};
 pub use suite::{Suite, SuiteEvent, SuiteProgress, SuiteScope, UnfinishedRun, run, run_only};

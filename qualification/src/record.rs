@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 /// Version of the checks and gates. It is raised when one of them changes meaning; older records
 /// then no longer count.
-pub const POLICY_VERSION: u32 = 3;
+pub const POLICY_VERSION: u32 = 4;
 
 /// A qualification record. It is written once and never changed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -34,6 +34,9 @@ pub struct Record {
     /// Positions that every load computes again before the model is served.
     #[serde(default)]
     pub canary: Vec<CanaryCase>,
+    /// What took memory when the checks were done: a part's name and its bytes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub memory: Vec<(String, u64)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,6 +1,7 @@
 //! The subject of a qualification: it tokenises, renders and generates.
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,11 +97,40 @@ pub enum SubjectError {
     /// not have).
     #[error("refused: {0}")]
     Refused(String),
+    /// The subject has no such thing: another endpoint may, and this check says nothing.
+    #[error("{0}")]
+    Unavailable(String),
     #[error("{0}")]
     Failed(String),
 }
 
 pub type Result<T, E = SubjectError> = std::result::Result<T, E>;
+
+/// The answer of a completions surface over HTTP: its status and its whole body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiAnswer {
+    pub status: u16,
+    pub body: Vec<u8>,
+}
+
+/// How a completions surface wants to be asked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ApiManner {
+    /// Another engine computes there, with roundings of its own.
+    pub foreign: bool,
+    /// Members of a body that switch off what the surface adds to a plain greedy request.
+    pub neutral: Value,
+    /// An answer may be told to go on past end-of-text, with `ignore_eos`.
+    pub ignore_eos: bool,
+}
+
+impl ApiManner {
+    /// The manner of this node's own surface.
+    pub fn own() -> Self {
+        let neutral = json!({ "repetition_penalty": 1.0, "top_k": 0, "min_p": 0.0 });
+        Self { foreign: false, neutral, ignore_eos: true }
+    }
+}
 
 /// Something that can be qualified: an engine with a loaded release.
 pub trait Subject {
@@ -124,4 +154,13 @@ pub trait Subject {
     /// Runs all requests at the same time, so that they share steps. Results are in the requests'
     /// order.
     fn generate(&mut self, requests: &[Request]) -> Result<Vec<Generation>>;
+    /// Sends a chat completion's body over HTTP; the subject adds the model. Refusals are answers.
+    fn call_api(&mut self, body: &Value) -> Result<ApiAnswer>;
+    /// What takes memory now: a part's name and its bytes.
+    fn memory(&self) -> Vec<(String, u64)> {
+        Vec::new()
+    }
+    fn api_manner(&self) -> ApiManner {
+        ApiManner::own()
+    }
 }

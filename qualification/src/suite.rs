@@ -148,6 +148,7 @@ impl UnfinishedRun {
             qualified_context_tokens: qualified,
             checks,
             canary: Vec::new(),
+            memory: subject.memory(),
         }
     }
 }
@@ -190,10 +191,11 @@ pub fn run_only(
     results
 }
 
-fn perform(check: &Check, mut input: CheckInput) -> CheckResult {
+pub(crate) fn perform(check: &Check, mut input: CheckInput) -> CheckResult {
     let began = Instant::now();
-    let finding = (check.run)(&mut input).unwrap_or_else(|error: SubjectError| {
-        CheckFinding::new(false, error.to_string(), "an answer")
+    let finding = (check.run)(&mut input).unwrap_or_else(|error| match error {
+        SubjectError::Unavailable(why) => CheckFinding::not_run(why, "an answer"),
+        error => CheckFinding::new(false, error.to_string(), "an answer"),
     });
     CheckResult {
         id: check.id.into(),
@@ -233,7 +235,7 @@ fn notes(
     notes
 }
 
-fn unix_seconds() -> u64 {
+pub(crate) fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 

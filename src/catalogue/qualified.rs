@@ -211,6 +211,28 @@ impl Catalogue {
         })
     }
 
+    /// The release while it is being qualified: for the surface that its checks ask, which no
+    /// client reaches, and for nothing else.
+    pub(crate) fn candidate(&self, manifest: &Manifest, context: usize) -> Result<QualifiedModel> {
+        let folder = self.folder(&manifest.name);
+        Ok(QualifiedModel {
+            manifest: manifest.clone(),
+            stamps: folder.check_complete(manifest)?,
+            source: folder.source(manifest),
+            qualified_context_tokens: u32::try_from(context).unwrap_or(u32::MAX),
+            evidence: Evidence {
+                grade: Grade::SelfOnly,
+                like: None,
+                record: "none: it is being qualified".into(),
+                suite: String::new(),
+                qualified_at: 0,
+                key: String::new(),
+                acceptance: None,
+            },
+            canary: Vec::new(),
+        })
+    }
+
     /// The records that fit release, build, hardware and settings, newest first: at least one.
     fn fitting_records(
         &self,

@@ -1,17 +1,21 @@
 //! `cresset qualify`: proves a release on this machine, and writes the report.
 
+mod compare;
+
 use super::support::context::Context;
 use super::support::output::{CommandError, CommandResult, note};
 use super::support::progress::TaskProgress;
 use super::support::values;
 use super::{models, reload};
 use crate::catalogue::{Catalogue, Manifest, NotQualified};
-use crate::node::Assembly;
+use crate::config;
+use crate::node::{Assembly, Endpoint};
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use cresset_qualification::checks::ALL;
+use cresset_qualification::report::Report;
 use cresset_qualification::{
-    CheckResult, CheckState, Record, Suite, SuiteProgress, Verdict, report,
+    CheckResult, CheckState, EndpointReport, Record, Suite, SuiteProgress, Verdict, report,
 };
 use serde_json::Value;
 use std::fmt::Write;
@@ -22,16 +26,21 @@ use std::path::{Path, PathBuf};
   cresset qualify smollm2-135m-instruct --suite full --report report.html
   cresset qualify smollm2-135m-instruct --show
   cresset qualify smollm2-135m-instruct --only usage,stop_string
+  cresset qualify --compare before.json after.json
+  cresset qualify smollm2-135m-instruct --url http://127.0.0.1:8000/v1 --key-env ENGINE_KEY
 
-A run that was interrupted goes on after its last check, if release, build, hardware and settings are
-the same; what it found stands, failed checks too.
-Exit codes: 0 qualified, 10 failed, 11 inconclusive, 12 stale (with --show: the record is too old, or of
-another build, hardware, release or setting), 13 bad signature (with --show: the record was not signed
-by this node or was changed), 1 the run or its files could not be used, 2 wrong usage.")]
+A run that was interrupted goes on after its last check, if release, build, hardware and settings
+are the same; what it found stands, failed checks too.
+With --url the checks over HTTP alone are run against that endpoint; what it does not offer is not
+run, and no record is made.
+With --compare the exit code is 0 when no check that both ran has another result, and 10 otherwise.
+Exit codes: 0 qualified, 10 failed, 11 inconclusive, 12 stale (with --show: the record is too old,
+or of another build, hardware, release or setting), 13 bad signature (with --show: the record was
+not signed by this node or was changed), 1 the run or its files could not be used, 2 wrong usage.")]
 pub(super) struct Arguments {
-    /// Name or id of a pulled release
-    #[arg(value_name = "MODEL")]
-    release: String,
+    /// Name or id of a pulled release; with --url, of the one that is expected there
+    #[arg(value_name = "MODEL", required_unless_present_any = ["url", "compare"])]
+    release: Option<String>,
     /// Quick takes seconds, full takes minutes and runs the whole context
     #[arg(long, default_value = "quick", value_parser = suite_parser())]
     suite: Suite,
@@ -51,6 +60,19 @@ pub(super) struct Arguments {
     /// Run nothing: show the record that decides now, and whether it still counts
     #[arg(long, conflicts_with_all = ["only", "resume", "no_resume", "suite"])]
     show: bool,
+    /// Check an OpenAI-compatible endpoint instead, such as http://127.0.0.1:8080/v1
+    #[arg(long, value_name = "URL", conflicts_with_all = ["show", "resume", "no_resume"])]
+    url: Option<String>,
+    /// The environment variable that holds the endpoint's key
+    #[arg(long, value_name = "NAME")]
+    key_env: Option<String>,
+    /// The endpoint's name for the model [default: the only one it lists]
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+    /// Show two results side by side: releases, record ids, JSON reports or endpoints' addresses
+    #[arg(long, value_names = ["A", "B"], num_args = 2)]
+    #[arg(conflicts_with_all = ["show", "url", "only", "report", "resume", "no_resume"])]
+    compare: Vec<String>,
 }
 
 fn suite_parser() -> impl TypedValueParser<Value = Suite> {
@@ -64,8 +86,17 @@ fn check_parser() -> PossibleValuesParser {
 
 /// A release that does not qualify is printed as a result, and the exit code says so.
 pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResult {
-    let manifest = Catalogue::new(&context.data_dir).find(&arguments.release)?;
+    if !arguments.compare.is_empty() {
+        return compare::run(context, &arguments.compare, &arguments).await;
+    }
+    let catalogue = Catalogue::new(&context.data_dir);
+    let found = arguments.release.as_ref().map(|name| catalogue.find(name)).transpose()?;
     let assembly = context.assembly()?;
+    let manifest = match (&arguments.url, found) {
+        (Some(url), _) => return check_endpoint(context, url, &arguments).await,
+        (None, Some(manifest)) => manifest,
+        (None, None) => unreachable!("invariant: a release or an address is required"),
+    };
     if arguments.show {
         return show(context, &standing(assembly, &manifest)?, arguments.report.as_deref());
     }
@@ -77,7 +108,7 @@ pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResul
         assembly.catalogue().forget_unfinished_run(&name, arguments.suite)?;
     }
     let record = qualify(assembly.clone(), manifest, arguments.suite).await?;
-    write_report(&record, arguments.report.as_deref())?;
+    write_report(&(&record).into(), || json(&record), arguments.report.as_deref())?;
     let outcome = reload::after_change(context, Some(id), &name).await;
     let mut document = json(&record);
     outcome.add_to(&mut document);
@@ -184,7 +215,7 @@ fn standing(assembly: &Assembly, manifest: &Manifest) -> CommandResult<RecordSta
 fn show(context: &Context, standing: &RecordStanding, report: Option<&Path>) -> CommandResult {
     let RecordStanding { release, reason, why, record } = standing;
     if let Some(record) = record {
-        write_report(record, report)?;
+        write_report(&record.into(), || json(record), report)?;
     }
     let mut document = record.as_ref().map_or_else(|| serde_json::json!({}), json);
     document["release"] = release.as_str().into();
@@ -197,6 +228,54 @@ fn show(context: &Context, standing: &RecordStanding, report: Option<&Path>) -> 
         format!("{evidence}{why}standing: {}\n", reason.name().replace('_', " "))
     })?;
     exit(*reason)
+}
+
+/// Runs the checks over HTTP against an endpoint of anyone's.
+async fn endpoint_report(
+    context: &Context,
+    url: &str,
+    arguments: &Arguments,
+) -> CommandResult<EndpointReport> {
+    let catalogue = Catalogue::new(&context.data_dir);
+    let release = arguments.release.as_ref().map(|name| catalogue.find(name)).transpose()?;
+    let secret = arguments.key_env.as_deref().map(key_from).transpose()?;
+    let endpoint =
+        Endpoint { url: url.to_owned(), secret, model: arguments.model.clone(), release };
+    let (assembly, suite) = (context.assembly()?.clone(), arguments.suite);
+    let only = arguments.only.clone();
+    let blocking = tokio::task::spawn_blocking(move || {
+        let mut progress = TaskProgress::steps(format!("checking {}", endpoint.url));
+        let mut on_check = |at: SuiteProgress| progress.at(at.done as u64, at.total as u64);
+        let report = assembly.check_endpoint(&endpoint, suite, &only, &mut on_check);
+        progress.clear();
+        report
+    });
+    Ok(blocking.await.map_err(CommandError::new)??)
+}
+
+async fn check_endpoint(context: &Context, url: &str, arguments: &Arguments) -> CommandResult {
+    let report = endpoint_report(context, url, arguments).await?;
+    let document =
+        || serde_json::to_value(&report).expect("invariant: a report is representable in JSON");
+    write_report(&(&report).into(), document, arguments.report.as_deref())?;
+    context.output.result(&document(), |_| {
+        let notes = report.notes.iter().map(|note| format!("note: {note}\n"));
+        let told = match report.verdict {
+            Verdict::Qualified => "no check failed",
+            Verdict::Failed => "a check failed",
+            Verdict::Inconclusive => "nothing could be checked",
+        };
+        let notes: String = notes.collect();
+        format!("{}{notes}{}: {told}\n", checks_text(&report.checks), report.url)
+    })?;
+    exit(ExitReason::of(report.verdict))
+}
+
+fn key_from(variable: &str) -> CommandResult<String> {
+    config::key_in(variable).ok_or_else(|| {
+        CommandError::new(format!("the environment variable {variable} holds no key"))
+            .remedy("set it, or name another one with --key-env")
+    })
 }
 
 /// Runs some checks and keeps nothing: a part of a suite proves nothing.
@@ -272,12 +351,16 @@ pub(super) async fn ensure_qualified(
 }
 
 /// Writes HTML, Markdown or JSON, as the file's extension says.
-fn write_report(record: &Record, file: Option<&Path>) -> CommandResult {
+fn write_report(
+    report: &Report,
+    document: impl FnOnce() -> Value,
+    file: Option<&Path>,
+) -> CommandResult {
     let Some(file) = file else { return Ok(()) };
     let content = match file.extension().and_then(|ext| ext.to_str()) {
-        Some("html" | "htm") => report::html(record),
-        Some("json") => format!("{:#}\n", json(record)),
-        _ => report::markdown(record),
+        Some("html" | "htm") => report::html(report),
+        Some("json") => format!("{:#}\n", document()),
+        _ => report::markdown(report),
     };
     std::fs::write(file, content)
         .map_err(|error| CommandError::new(format!("the report {}: {error}", file.display())))
@@ -337,7 +420,7 @@ mod tests {
         assert!(verdict_text(&record).contains("Self-consistency only"));
         let written = |name: &str| {
             let path = data.path().join(name);
-            write_report(&record, Some(&path)).unwrap();
+            write_report(&(&record).into(), || json(&record), Some(&path)).unwrap();
             std::fs::read_to_string(path).unwrap()
         };
         let (html, markdown, document) = (written("r.html"), written("r.md"), written("r.json"));

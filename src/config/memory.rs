@@ -11,6 +11,14 @@ pub fn memory_bytes(figure: &str) -> Option<u64> {
     Some(kibibytes * 1024)
 }
 
+/// The most memory that this process had at once so far, bytes.
+pub fn peak_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let rest = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kibibytes: u64 = rest.trim().trim_end_matches(" kB").parse().ok()?;
+    Some(kibibytes * 1024)
+}
+
 /// The memory that this process may use at most, bytes: the machine's, or the lower limit of its
 /// control group.
 pub(super) fn usable_bytes() -> Option<u64> {

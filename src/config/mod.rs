@@ -13,8 +13,10 @@ pub use layers::{
     ConfigFile, ConfigSource, LoadedConfig, Override, SettingChange, SettingRow, ValueOrigin,
     changes,
 };
-pub use memory::memory_bytes;
-pub use paths::{cache_dir, client_key, colours_allowed, default_config_file, default_data_dir};
+pub use memory::{memory_bytes, peak_bytes};
+pub use paths::{
+    cache_dir, client_key, colours_allowed, default_config_file, default_data_dir, key_in,
+};
 pub use sections::{
     ClockSettings, CredentialSettings, DeviceSetting, EngineSettings, GradeSetting, HttpSettings,
     HubSettings, LedgerSettings, ListenSettings, LogFormat, LogSettings, Plan,

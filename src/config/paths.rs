@@ -34,6 +34,11 @@ pub fn client_key() -> Option<String> {
     std::env::var("CRESSET_KEY").ok().filter(|key| !key.is_empty())
 }
 
+/// The key that a variable holds, whose name the user gave.
+pub fn key_in(variable: &str) -> Option<String> {
+    std::env::var(variable).ok().filter(|key| !key.is_empty())
+}
+
 /// False when the user asked every program for plain text: a `NO_COLOR` that is not empty, or a
 /// dumb terminal.
 pub fn colours_allowed() -> bool {

@@ -381,6 +381,15 @@ pub struct QualificationSettings {
     /// next run of the same release, build, hardware and settings, hours.
     #[schemars(range(min = 0, max = 8_760))]
     pub resume_hours: u64 = 24,
+    /// Most requests that the checks send to one completions surface.
+    #[schemars(range(min = 1, max = 1 << 20))]
+    pub http_max_calls: u64 = 1_000,
+    /// Longest time for one answer of a completions surface, seconds.
+    #[schemars(range(min = 1, max = 86_400))]
+    pub http_answer_seconds: u64 = 300,
+    /// Largest answer of a completions surface that the checks read, MiB.
+    #[schemars(range(min = 1, max = 1 << 10))]
+    pub http_max_answer_mib: u64 = 8,
 }
 }
 

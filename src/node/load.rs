@@ -18,6 +18,8 @@ use std::time::Duration;
 pub struct UnqualifiedModel {
     pub text: Arc<TextModel>,
     pub engine: EngineHandle,
+    /// Memory of its weights and its KV cache.
+    pub bytes: u64,
 }
 
 impl Assembly {
@@ -25,7 +27,8 @@ impl Assembly {
     pub fn load(&self, source: &ModelSource) -> Result<UnqualifiedModel, EngineError> {
         let text = text(source, self.template_limits())?;
         let source = source.clone().with_header(text.header_blake3.clone());
-        Ok(UnqualifiedModel { engine: self.load_engine(&source, &[])?.engine, text })
+        let LoadedEngine { engine, bytes } = self.load_engine(&source, &[])?;
+        Ok(UnqualifiedModel { text, engine, bytes })
     }
 
     /// A qualified release for the pool: its text side is loaded now (blocking), its engine on
@@ -76,7 +79,7 @@ impl Assembly {
         if self.host().settings.dtype.starts_with("bf16") { 0.5 } else { 0.03 }
     }
 
-    fn template_limits(&self) -> TemplateLimits {
+    pub(super) fn template_limits(&self) -> TemplateLimits {
         let template = &self.config.template;
         let written_bytes = template.max_written_mib << 20;
         TemplateLimits { steps: template.max_steps, written_bytes }
@@ -136,7 +139,7 @@ impl Assembly {
     }
 
     /// Bytes of the machine's own memory for one model's KV cache.
-    fn kv_bytes(&self) -> usize {
+    pub(super) fn kv_bytes(&self) -> usize {
         if self.device.properties().is_some() { 0 } else { self.config.engine.kv_mib << 20 }
     }
 
@@ -178,7 +181,10 @@ fn known_answers(canary: &[CanaryCase]) -> Vec<KnownAnswer> {
     canary.iter().map(known).collect()
 }
 
-fn text(source: &ModelSource, limits: TemplateLimits) -> Result<Arc<TextModel>, EngineError> {
+pub(super) fn text(
+    source: &ModelSource,
+    limits: TemplateLimits,
+) -> Result<Arc<TextModel>, EngineError> {
     let unusable = |error: text::Error| EngineError::NotLoaded(error.to_string());
     TextModel::load_within(source, limits).map(Arc::new).map_err(unusable)
 }

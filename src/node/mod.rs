@@ -2,18 +2,22 @@
 //! order. Each part is decided once and handed down.
 
 mod device;
+mod endpoint;
 pub mod files;
+mod http_client;
 mod launch;
 pub mod ledger;
 mod load;
 mod models;
 mod open_files;
 pub mod private_files;
+mod private_surface;
 mod recheck;
 mod reload;
 mod subject;
 
 pub use device::ComputeDevice;
+pub use endpoint::Endpoint;
 pub use launch::{PortFallback, RunningNode, StartEvent};
 pub use load::{UnqualifiedModel, card, inspect};
 pub use models::Servable;

@@ -1,5 +1,6 @@
 //! Finds the releases that may be served here, and qualifies one on this machine.
 
+use super::private_surface::LazySurface;
 use super::subject::EngineSubject;
 use super::{Assembly, NodeError, UnqualifiedModel};
 use crate::catalogue::{
@@ -182,13 +183,20 @@ impl Assembly {
         let source = catalogue.source(manifest).map_err(NodeError::new)?;
         // The engine gets the bytes whose SHA-256 was compared, or none.
         let source = source.with_digests(digests.blake3.clone());
-        let UnqualifiedModel { text, engine } =
+        let UnqualifiedModel { text, engine, bytes } =
             self.load(&source).map_err(|why| cannot_load(&manifest.name, why))?;
         let mut identity = catalogue.identity(manifest, &self.host());
         identity.release.blake3 = digests.blake3;
         let digests = digests.sha256;
         let goldens = Goldens::of_files(&identity.release.files);
-        let subject = EngineSubject { engine, text, digests, tenants: BTreeMap::new() };
+        let surface = LazySurface::new(self.clone(), manifest.clone());
+        let cache = self.kv_bytes() as u64;
+        let memory = vec![
+            ("weights".to_owned(), bytes.saturating_sub(cache)),
+            ("KV cache".to_owned(), cache),
+        ];
+        let tenants = BTreeMap::new();
+        let subject = EngineSubject { engine, text, digests, tenants, surface, memory };
         let scope =
             SuiteScope::new(suite, self.config.qualification.quick_context_tokens, &subject);
         Ok(Examined { identity, scope, goldens, subject })

@@ -1,5 +1,6 @@
 //! Drives the node's own engine for the qualification suite, as a request would.
 
+use super::private_surface::LazySurface;
 use crate::engine::{
     EngineHandle, Finished, GenerateRequest, Refused, SamplingParams, SequenceEvent, SequenceId,
     StopCause, TokenLogprobs,
@@ -9,8 +10,9 @@ use crate::request::transcript::Transcript;
 use crate::text::{self, ChatMessage, TextModel};
 use cresset_qualification::subject::{Result as SubjectResult, TOP_LOGPROBS};
 use cresset_qualification::{
-    ChatTurn, Finish, Generation, PositionLogprob, Request, Subject, SubjectError,
+    ApiAnswer, ChatTurn, Finish, Generation, PositionLogprob, Request, Subject, SubjectError,
 };
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,6 +26,10 @@ pub(super) struct EngineSubject {
     pub digests: BTreeMap<String, String>,
     /// Accounts made up for this run, by the suite's tenant number: each has its own prefix cache.
     pub tenants: BTreeMap<u32, AccountId>,
+    /// What clients of the engine would talk to.
+    pub surface: LazySurface,
+    /// Parts of the loaded engine with their bytes.
+    pub memory: Vec<(String, u64)>,
 }
 
 impl Subject for EngineSubject {
@@ -44,19 +50,19 @@ impl Subject for EngineSubject {
     }
 
     fn encode(&mut self, text: &str, parse_special: bool) -> SubjectResult<Vec<u32>> {
-        self.text.tokenizer.encode(text, parse_special).map_err(explain)
+        encode(&self.text, text, parse_special)
     }
 
     fn decode(&mut self, ids: &[u32], skip_special: bool) -> SubjectResult<String> {
-        self.text.tokenizer.decode(ids, skip_special).map_err(explain)
+        decode(&self.text, ids, skip_special)
     }
 
     fn render(&mut self, messages: &[ChatTurn]) -> SubjectResult<String> {
-        self.text.template.render(&chat(messages), true).map_err(explain)
+        render(&self.text, messages)
     }
 
     fn encode_chat(&mut self, messages: &[ChatTurn]) -> SubjectResult<Vec<u32>> {
-        self.text.encode_chat(&chat(messages)).map_err(explain)
+        encode_chat(&self.text, messages)
     }
 
     fn generate(&mut self, requests: &[Request]) -> SubjectResult<Vec<Generation>> {
@@ -67,6 +73,16 @@ impl Subject for EngineSubject {
             running.push(Collector::new(self, request, id, events));
         }
         running.into_iter().map(Collector::collect).collect()
+    }
+
+    fn memory(&self) -> Vec<(String, u64)> {
+        let peak = crate::config::peak_bytes().map(|bytes| ("peak of the process".into(), bytes));
+        self.memory.iter().cloned().chain(peak).collect()
+    }
+
+    fn call_api(&mut self, body: &Value) -> SubjectResult<ApiAnswer> {
+        let opened = self.surface.client(&self.text, &self.engine);
+        opened.map_err(|why| SubjectError::Failed(why.to_string()))?.complete(body)
     }
 }
 
@@ -113,6 +129,26 @@ impl EngineSubject {
         }
         Err(SubjectError::Failed("the engine was overloaded for a minute".into()))
     }
+}
+
+pub(super) fn encode(
+    model: &TextModel,
+    text: &str,
+    parse_special: bool,
+) -> SubjectResult<Vec<u32>> {
+    model.tokenizer.encode(text, parse_special).map_err(explain)
+}
+
+pub(super) fn decode(model: &TextModel, ids: &[u32], skip_special: bool) -> SubjectResult<String> {
+    model.tokenizer.decode(ids, skip_special).map_err(explain)
+}
+
+pub(super) fn render(model: &TextModel, messages: &[ChatTurn]) -> SubjectResult<String> {
+    model.template.render(&chat(messages), true).map_err(explain)
+}
+
+pub(super) fn encode_chat(model: &TextModel, messages: &[ChatTurn]) -> SubjectResult<Vec<u32>> {
+    model.encode_chat(&chat(messages)).map_err(explain)
 }
 
 fn explain(error: text::Error) -> SubjectError {
@@ -282,14 +318,17 @@ mod tests {
         let assembly = assembly(data.path(), 600);
         let manifest = add_tiny_model(&assembly, "tiny.gguf", 9);
         let catalogue = assembly.catalogue();
-        let UnqualifiedModel { text, engine } =
+        let UnqualifiedModel { text, engine, .. } =
             assembly.load(&catalogue.source(&manifest).unwrap()).unwrap();
         let digests = catalogue.digests(&manifest).unwrap().sha256;
         // The other checks compare with a reference, which a random model does not have.
         for check in ALL.iter().filter(|check| !check.id.ends_with("goldens")) {
             for &fault in planted_for(check.id) {
                 let (engine, text, digests) = (engine.clone(), Arc::clone(&text), digests.clone());
-                let subject = EngineSubject { engine, text, digests, tenants: BTreeMap::new() };
+                let surface = LazySurface::new(assembly.clone(), manifest.clone());
+                let tenants = BTreeMap::new();
+                let memory = Vec::new();
+                let subject = EngineSubject { engine, text, digests, tenants, surface, memory };
                 let mut faulty = Faulty::new(subject, fault);
                 let tokens = assembly.config.qualification.quick_context_tokens;
                 let scope = SuiteScope::new(Suite::Quick, tokens, &faulty);

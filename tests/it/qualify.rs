@@ -1,9 +1,12 @@
 //! `cresset qualify` from outside: its exit codes, and runs that are killed in the middle.
 
-use crate::process::{Finished, Folder, MODEL};
-use serde_json::Value;
+use crate::process::{Customer, Finished, Folder, MODEL, Served, request};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use uuid::Uuid;
 
 /// The suite runs this context here, tokens.
 const CONTEXT: (&str, &str) = ("CRESSET_QUALIFICATION__QUICK_CONTEXT_TOKENS", "128");
@@ -133,4 +136,118 @@ fn checks_by_name_run_alone_and_make_no_record() {
     let without = qualify(&folder, &["--only", "tokenizer_goldens"], &[]);
     assert_eq!(without.code, Some(11), "there are no goldens: {without:?}");
     assert_eq!(qualify(&folder, &["--only", "nothing"], &[]).code, Some(2));
+}
+
+/// An engine of another kind in front of a node: it knows neither the node's headers nor its
+/// extensions, and writes its streams otherwise. `template` stands before a user's words.
+struct OtherEngine {
+    url: String,
+}
+
+impl OtherEngine {
+    fn start(node: &Served, key: &str, template: &'static str) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let (base, model, key) = (node.listen.clone(), node.model.clone(), key.to_owned());
+        // The thread ends with the process.
+        std::thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                serve_one(stream, |body| relay(&base, &model, &key, template, body));
+            }
+        });
+        Self { url }
+    }
+}
+
+/// Reads one request, and writes what `answer` makes of its body: a status and a body.
+fn serve_one(stream: TcpStream, answer: impl FnOnce(Option<Value>) -> (u16, String)) {
+    let mut reader = BufReader::new(stream);
+    let (mut head, mut length) = (String::new(), 0);
+    while !head.ends_with("\r\n\r\n") {
+        let before = head.len();
+        if reader.read_line(&mut head).unwrap_or(0) == 0 {
+            return;
+        }
+        let line = head[before..].to_lowercase();
+        assert!(!line.starts_with("idempotency-key"), "a header of nodes: {line}");
+        length = line.strip_prefix("content-length:").map_or(length, |n| n.trim().parse().unwrap());
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).unwrap();
+    let (status, body) = answer(serde_json::from_slice(&body).ok());
+    let _ = write!(
+        reader.get_mut(),
+        "HTTP/1.1 {status} told\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+}
+
+fn relay(base: &str, model: &str, key: &str, template: &str, body: Option<Value>) -> (u16, String) {
+    let Some(mut body) = body else {
+        return (200, json!({ "object": "list", "data": [{ "id": "other" }] }).to_string());
+    };
+    assert_eq!(body["model"], "other");
+    for name in ["repetition_penalty", "repeat_penalty", "ignore_eos", "top_k"] {
+        if !body[name].is_null() {
+            let error = json!({ "error": { "message": format!("unknown member {name}") } });
+            return (422, error.to_string());
+        }
+    }
+    if body["logprobs"] == true {
+        return (501, json!({ "error": { "message": "no log-probabilities" } }).to_string());
+    }
+    body["model"] = model.into();
+    body["repetition_penalty"] = 1.0.into();
+    for message in body["messages"].as_array_mut().unwrap() {
+        if message["role"] == "user" {
+            message["content"] =
+                format!("{template}{}", message["content"].as_str().unwrap()).into();
+        }
+    }
+    let (id, session) = (Uuid::new_v4(), Uuid::new_v4());
+    let head = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer {key}\r\n\
+         Content-Type: application/json\r\nIdempotency-Key: {id}\r\nX-Service-Session-Id: {session}\r\n"
+    );
+    let answer = request(base, &head, &body.to_string()).finish();
+    (answer.status, answer.body.replace("data: ", "event: chunk\r\ndata:").replace('\n', "\r\n"))
+}
+
+fn check_url(folder: &Folder, url: &str, key: &str, more: &[&str]) -> Finished {
+    let arguments = [&["qualify", MODEL, "--url", url, "--json"], more].concat();
+    let mut command = folder.command(&arguments);
+    Finished::of(command.env("ENDPOINT_KEY", key).output().unwrap())
+}
+
+fn states(document: &Value, state: &str) -> Vec<String> {
+    let checks = document["checks"].as_array().unwrap().iter();
+    let found = checks.filter(|check| check["state"] == state);
+    found.map(|check| check["id"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn an_endpoint_is_checked_over_http() {
+    let folder = Folder::ready();
+    let Customer { key, .. } = folder.customer(1 << 50);
+    let node = folder.serve();
+    let own = check_url(&folder, &node.listen, &key, &["--key-env", "ENDPOINT_KEY"]);
+    assert_eq!(own.code, Some(0), "{own:?}");
+    assert_eq!(states(&own.document(), "not_run"), ["http_goldens"]);
+    let refused = check_url(&folder, &node.listen, "wrong", &["--key-env", "ENDPOINT_KEY"]);
+    assert!(refused.code == Some(1) && refused.stdout.contains("401"), "{refused:?}");
+    let unset = check_url(&folder, &node.listen, &key, &["--key-env", "NO_SUCH_KEY"]);
+    assert!(unset.code == Some(1) && unset.stdout.contains("NO_SUCH_KEY"), "{unset:?}");
+
+    let right = OtherEngine::start(&node, &key, "");
+    let found = check_url(&folder, &right.url, "", &[]);
+    assert_eq!(found.code, Some(0), "no red where nothing is wrong: {found:?}");
+    let document = found.document();
+    assert_eq!(states(&document, "not_run"), ["http_goldens", "http_logprobs"], "{document}");
+
+    let wrong = OtherEngine::start(&node, &key, "[INST] ");
+    let found = check_url(&folder, &wrong.url, "", &["--only", "prompt_tokens"]);
+    assert_eq!(found.code, Some(10), "{found:?}");
+    let check = &found.document()["checks"][0];
+    assert!(check["gate"].as_str().unwrap().contains("template"), "{check}");
+    assert!(node.terminate().success());
 }

@@ -2,14 +2,12 @@
 
 use super::{CheckFinding, CheckInput, identical};
 use crate::goldens::Case;
-use crate::subject::{Finish, Generation, PositionLogprob, Request, Result, SubjectError};
+use crate::subject::{Generation, PositionLogprob, Request, Result, SubjectError};
 
 /// Two logits this close may be ordered either way by a right engine. The stored precisions of the
 /// CPU move the difference of two logits by up to 9.1e-3 against the f32 references (median 1.2e-3
 /// over 232 positions of the default release), and three times that is left as room.
 const DECISIVE_MARGIN: f32 = 0.03;
-/// A bias large enough to raise any id over every other.
-const FORCE: f32 = 1e4;
 
 pub(super) fn logprobs(input: &mut CheckInput) -> Result<CheckFinding> {
     let mut wrong = Vec::new();
@@ -95,123 +93,6 @@ impl Case {
         let second = self.top2.get(at).map(|[_, (id, _)]| *id);
         found.is_some() && found == second && self.margin(at) <= DECISIVE_MARGIN
     }
-}
-
-pub(super) fn length_limit(input: &mut CheckInput) -> Result<CheckFinding> {
-    let prompt = input.prompt("counting")?;
-    let mut wrong = Vec::new();
-    let limits = [1, 2, 7, 17];
-    for limit in limits {
-        let generation = input.one(Request::greedy(0, &prompt, limit))?;
-        if generation.tokens.len() != limit as usize || generation.finish != Finish::Length {
-            wrong.push(format!(
-                "{limit} gave {} tokens, {:?}",
-                generation.tokens.len(),
-                generation.finish
-            ));
-        }
-    }
-    Ok(CheckFinding::from_wrong(
-        &wrong,
-        limits.len(),
-        "exactly max_tokens tokens, finish_reason length",
-    ))
-}
-
-pub(super) fn usage(input: &mut CheckInput) -> Result<CheckFinding> {
-    let mut wrong = Vec::new();
-    let topics = ["money", "a very long walk through the hills of a country that nobody knows"];
-    for topic in topics {
-        let prompt = input.prompt(topic)?;
-        let g = input.one(Request::greedy(0, &prompt, 5))?;
-        if (g.prompt_tokens as usize, g.completion_tokens as usize)
-            != (prompt.len(), g.tokens.len())
-        {
-            wrong.push(format!(
-                "{} + {} counted, {} + {} used",
-                g.prompt_tokens,
-                g.completion_tokens,
-                prompt.len(),
-                g.tokens.len()
-            ));
-        }
-    }
-    Ok(CheckFinding::from_wrong(&wrong, topics.len(), "prompt and completion counts exact"))
-}
-
-pub(super) fn end_of_text(input: &mut CheckInput) -> Result<CheckFinding> {
-    let prompt = input.prompt("the end")?;
-    let ids = input.subject.eos_ids();
-    let mut wrong = Vec::new();
-    for &id in &ids {
-        let request = Request {
-            ignore_eos: false,
-            bias: vec![(id, FORCE)],
-            ..Request::greedy(0, &prompt, 4)
-        };
-        let g = input.one(request)?;
-        if g.tokens != [id] || g.finish != Finish::Stop || !g.text().is_empty() {
-            wrong.push(format!(
-                "id {id}: {} tokens, {:?}, text {:?}",
-                g.tokens.len(),
-                g.finish,
-                g.text()
-            ));
-        }
-    }
-    Ok(CheckFinding::from_wrong(&wrong, ids.len(), "each ends the answer at once, with no text"))
-}
-
-pub(super) fn stop_string(input: &mut CheckInput) -> Result<CheckFinding> {
-    let prompt = input.prompt("gardens")?;
-    let free = input.one(Request::greedy(0, &prompt, 24))?;
-    let text = free.text();
-    let Some(stop) = stop_across_tokens(&free.deltas) else {
-        return Ok(CheckFinding::new(
-            false,
-            format!("no usable text to stop in: {text:?}"),
-            "a text of several tokens",
-        ));
-    };
-    let before = text.split(&stop).next().unwrap_or_default().to_owned();
-    let stopped =
-        input.one(Request { stop: vec![stop.clone()], ..Request::greedy(0, &prompt, 24) })?;
-    let right = stopped.text() == before
-        && stopped.finish == Finish::Stop
-        && free.tokens.starts_with(&stopped.tokens);
-    Ok(CheckFinding::new(
-        right,
-        format!("{stop:?}: {:?}, {:?}", stopped.text(), stopped.finish),
-        format!("{before:?}, Stop"),
-    ))
-}
-
-/// The last character of one piece with the first of the next, from the middle of the answer on.
-fn stop_across_tokens(deltas: &[String]) -> Option<String> {
-    let pieces: Vec<&String> = deltas.iter().filter(|delta| !delta.is_empty()).collect();
-    let pair = pieces.get(pieces.len() / 2..)?.windows(2).next()?;
-    Some(pair[0].chars().last().into_iter().chain(pair[1].chars().next()).collect())
-}
-
-/// Checks a plain answer, and one that is forced into the bytes of multi-byte characters, where
-/// pieces are easily cut.
-pub(super) fn stream_join(input: &mut CheckInput) -> Result<CheckFinding> {
-    let prompt = input.prompt("small pictures")?;
-    let bias =
-        input.subject.encode("😀🚀é漢字", false)?.into_iter().map(|id| (id, FORCE)).collect();
-    let requests = [
-        Request::greedy(0, &prompt, 16),
-        Request::sampled(0, &prompt, 16, 3),
-        Request { bias, ..Request::sampled(0, &prompt, 24, 5) },
-    ];
-    let mut wrong = Vec::new();
-    for (i, g) in input.subject.generate(&requests)?.iter().enumerate() {
-        let whole = input.subject.decode(&g.tokens, true)?;
-        if g.text() != whole {
-            wrong.push(format!("answer {i}: {:?} streamed, {whole:?} whole", g.text()));
-        }
-    }
-    Ok(CheckFinding::from_wrong(&wrong, requests.len(), "joined pieces = decoded whole"))
 }
 
 pub(super) fn seeds(input: &mut CheckInput) -> Result<CheckFinding> {

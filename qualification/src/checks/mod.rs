@@ -21,11 +21,13 @@ mod invariance;
 mod text;
 
 use crate::goldens::Goldens;
+use crate::http;
 use crate::record::{CheckState, Series};
 use crate::subject::{Generation, Request, Result, Subject};
 use crate::suite::SuiteScope;
 use std::collections::BTreeMap;
 
+#[derive(Clone, Copy)]
 pub struct Check {
     pub id: &'static str,
     /// The stage of the plan, `S0` to `S7`; the head of this module says what each proves.
@@ -85,41 +87,23 @@ pub const ALL: &[Check] = &[
         run: generation::greedy_goldens,
     },
     Check {
-        id: "length_limit",
-        stage: "S6",
-        proves: "max_tokens is exact",
-        run: generation::length_limit,
-    },
-    Check {
-        id: "usage",
-        stage: "S6",
-        proves: "the tokens that are billed are the tokens that were used",
-        run: generation::usage,
-    },
-    Check {
-        id: "end_of_text",
-        stage: "S6",
-        proves: "every end-of-text id ends the answer and none shows in it",
-        run: generation::end_of_text,
-    },
-    Check {
-        id: "stop_string",
-        stage: "S6",
-        proves: "a stop string across tokens ends the answer exactly before it",
-        run: generation::stop_string,
-    },
-    Check {
-        id: "stream_join",
-        stage: "S6",
-        proves: "streamed pieces are whole characters and join to the whole answer",
-        run: generation::stream_join,
-    },
-    Check {
         id: "seeds",
         stage: "S6",
         proves: "a seed gives the same answer, alone and among neighbours; another seed another one",
         run: generation::seeds,
     },
+    http::PROMPT_TOKENS,
+    http::HTTP_GOLDENS,
+    http::HTTP_LOGPROBS,
+    http::HTTP_SPECIAL_TEXT,
+    http::LENGTH_LIMIT,
+    http::PROMPT_TOO_LONG,
+    http::USAGE,
+    http::END_OF_TEXT,
+    http::STOP_STRING,
+    http::STREAM_JOIN,
+    http::HTTP_SEEDS,
+    http::PARAMETERS,
     Check {
         id: "batch_invariance",
         stage: "S5",

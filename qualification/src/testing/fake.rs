@@ -1,18 +1,20 @@
 //! A subject that needs no model: bytes are tokens, and the next token is a hash of those before
 //! it.
 
+use super::fake_api::Dialect;
 use crate::goldens::{Case, Goldens, TemplateCase, TokenizerCase};
 use crate::subject::{
-    ChatTurn, Finish, Generation, PositionLogprob, Request, Result, Subject, SubjectError,
-    TOP_LOGPROBS,
+    ApiAnswer, ApiManner, ChatTurn, Finish, Generation, PositionLogprob, Request, Result, Subject,
+    SubjectError, TOP_LOGPROBS,
 };
+use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 const START: u32 = 256;
 const END: u32 = 257;
 const END_OF_TEXT: u32 = 258;
-const VOCABULARY: u32 = 259;
+pub(super) const VOCABULARY: u32 = 259;
 const SPECIALS: [(u32, &str); 3] =
     [(START, "<|start|>"), (END, "<|end|>"), (END_OF_TEXT, "<|endoftext|>")];
 /// Longer than the prompts of all checks that do not examine prefixes.
@@ -21,6 +23,8 @@ const PREFIX: usize = 128;
 #[derive(Default)]
 pub struct Fake {
     prefixes: BTreeSet<(u32, Vec<u32>)>,
+    /// How it answers over HTTP.
+    dialect: Dialect,
 }
 
 pub fn files() -> BTreeMap<String, String> {
@@ -104,7 +108,7 @@ fn logprob(logits: &[f32], chosen: u32) -> PositionLogprob {
 }
 
 /// Returns whole characters as they become certain; `pending` keeps the rest.
-fn certain(pending: &mut Vec<u8>) -> String {
+pub(super) fn certain(pending: &mut Vec<u8>) -> String {
     let mut text = String::new();
     while let Err(error) = std::str::from_utf8(pending) {
         let (valid, invalid) = (error.valid_up_to(), error.error_len());
@@ -118,7 +122,7 @@ fn certain(pending: &mut Vec<u8>) -> String {
     text + &String::from_utf8(std::mem::take(pending)).unwrap()
 }
 
-fn token_bytes(id: u32, skip_special: bool) -> Vec<u8> {
+pub(super) fn token_bytes(id: u32, skip_special: bool) -> Vec<u8> {
     let special = SPECIALS.iter().find(|(special, _)| *special == id);
     match special {
         Some(_) if skip_special => Vec::new(),
@@ -128,13 +132,21 @@ fn token_bytes(id: u32, skip_special: bool) -> Vec<u8> {
 }
 
 impl Fake {
+    pub(crate) fn speaking(dialect: Dialect) -> Self {
+        Self { dialect, ..Self::default() }
+    }
+
+    pub(super) fn dialect(&self) -> Dialect {
+        self.dialect
+    }
+
     fn cached(&mut self, request: &Request) -> u32 {
         let Some(prefix) = request.prompt.get(..PREFIX) else { return 0 };
         let known = !self.prefixes.insert((request.tenant, prefix.to_vec()));
         if known { PREFIX as u32 } else { 0 }
     }
 
-    fn one(&mut self, request: &Request) -> Result<Generation> {
+    pub(super) fn one(&mut self, request: &Request) -> Result<Generation> {
         if request.prompt.len() + 1 > self.context_tokens() as usize {
             return Err(SubjectError::Refused("the prompt is longer than the context".into()));
         }
@@ -230,5 +242,13 @@ impl Subject for Fake {
 
     fn generate(&mut self, requests: &[Request]) -> Result<Vec<Generation>> {
         requests.iter().map(|request| self.one(request)).collect()
+    }
+
+    fn call_api(&mut self, body: &Value) -> Result<ApiAnswer> {
+        self.answer(body)
+    }
+
+    fn api_manner(&self) -> ApiManner {
+        self.dialect.manner()
     }
 }

@@ -1,7 +1,10 @@
 //! Subjects for tests: one that needs no model, and one that adds a planted fault to another; and
 //! records that no suite wrote.
 
+mod api_faults;
 #[cfg(test)]
 pub(crate) mod fake;
+#[cfg(test)]
+pub(crate) mod fake_api;
 pub mod planted_faults;
 pub mod records;

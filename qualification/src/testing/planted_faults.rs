@@ -1,7 +1,11 @@
 //! Planted faults: a subject that is right except for one defect that other systems have had. A
 //! suite that passes in spite of one proves nothing.
 
-use crate::subject::{ChatTurn, Generation, PositionLogprob, Request, Result, Subject};
+use super::api_faults;
+use crate::subject::{
+    ApiAnswer, ApiManner, ChatTurn, Generation, PositionLogprob, Request, Result, Subject,
+};
+use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -44,6 +48,26 @@ pub enum PlantedFault {
     CutAtEdge,
     /// A long prompt loses its first half.
     LongPromptCut,
+    /// Over HTTP, two tokens too many are counted in each prompt.
+    PromptMiscounted,
+    /// Over HTTP, the late part of an answer is another text.
+    WrongText,
+    /// Over HTTP, log-probabilities are shifted.
+    ApiLogitsShifted,
+    /// Over HTTP, log-probabilities depend on the temperature.
+    LogprobsAfterTemperature,
+    /// Over HTTP, special tokens are parsed out of a user's text.
+    ApiSpecialParsed,
+    /// Over HTTP, a prompt over the context is cut and answered.
+    PromptCut,
+    /// Over HTTP, sampling ignores the request's seed.
+    ApiSeedIgnored,
+    /// Over HTTP, temperatures above 1 count as 0.
+    HighTemperatureIgnored,
+    /// Over HTTP, one sampling parameter has no effect.
+    TopPIgnored,
+    BiasIgnored,
+    PenaltyIgnored,
 }
 
 /// The faults that a check must find. Every other check must pass in spite of each of them.
@@ -65,6 +89,13 @@ pub fn planted_for(check_id: &str) -> &'static [PlantedFault] {
         "end_of_text" => &[Fault::EndIgnored],
         "stop_string" => &[Fault::StopDropped],
         "stream_join" => &[Fault::HalfCharacter],
+        "prompt_tokens" => &[Fault::PromptMiscounted],
+        "http_goldens" => &[Fault::WrongText],
+        "http_logprobs" => &[Fault::ApiLogitsShifted, Fault::LogprobsAfterTemperature],
+        "http_special_text" => &[Fault::ApiSpecialParsed],
+        "prompt_too_long" => &[Fault::PromptCut],
+        "http_seeds" => &[Fault::ApiSeedIgnored],
+        "parameters" => &[Fault::HighTemperatureIgnored, Fault::TopPIgnored, Fault::PenaltyIgnored],
         "seeds" => &[Fault::SeedIgnored, Fault::SeedShared],
         "batch_invariance" => &[Fault::BatchDependent],
         "prefix_reuse" => &[Fault::PrefixDiffers, Fault::PrefixForgotten, Fault::PrefixLeaks],
@@ -100,9 +131,6 @@ impl<S: Subject> Faulty<S> {
         let context = self.inner.context_tokens() as usize;
         let length = request.prompt.len();
         match self.fault {
-            PlantedFault::OneTokenMore if request.max_tokens < 8 => spoiled.max_tokens += 1,
-            PlantedFault::EndIgnored => spoiled.ignore_eos = true,
-            PlantedFault::StopDropped => spoiled.stop.clear(),
             PlantedFault::SeedIgnored => spoiled.seed = self.calls,
             PlantedFault::SeedShared => spoiled.seed = 1,
             PlantedFault::CutAtEdge if length > context => spoiled.prompt.truncate(context / 2),
@@ -114,12 +142,7 @@ impl<S: Subject> Faulty<S> {
         spoiled
     }
 
-    fn spoil_generation(
-        &mut self,
-        request: &Request,
-        rows: usize,
-        g: &mut Generation,
-    ) -> Result<()> {
+    fn spoil_generation(&mut self, request: &Request, rows: usize, g: &mut Generation) {
         let seen_before = !self.seen.insert(request.prompt.clone());
         match self.fault {
             PlantedFault::LogitsShifted => g.logprobs.iter_mut().for_each(shift),
@@ -132,21 +155,12 @@ impl<S: Subject> Faulty<S> {
             PlantedFault::WrongToken => {
                 g.tokens.iter_mut().skip(LATE).take(1).for_each(|token| *token ^= 1);
             }
-            PlantedFault::UsageOffByOne => g.completion_tokens += 1,
-            PlantedFault::HalfCharacter if request.stop.is_empty() => {
-                g.deltas = self.one_by_one(&g.tokens)?;
-            }
             PlantedFault::BatchDependent if rows >= 8 => last_bit(g),
             PlantedFault::PrefixDiffers if g.cached_tokens >= LONG_PREFIX => last_bit(g),
             PlantedFault::PrefixForgotten => g.cached_tokens = 0,
             PlantedFault::PrefixLeaks if seen_before => g.cached_tokens = g.cached_tokens.max(1),
             _ => {}
         }
-        Ok(())
-    }
-
-    fn one_by_one(&mut self, tokens: &[u32]) -> Result<Vec<String>> {
-        tokens.iter().map(|token| self.inner.decode(&[*token], true)).collect()
     }
 }
 
@@ -217,8 +231,21 @@ impl<S: Subject> Subject for Faulty<S> {
             requests.iter().map(|request| self.spoil_request(request)).collect();
         let mut generations = self.inner.generate(&spoiled)?;
         for (request, generation) in requests.iter().zip(&mut generations) {
-            self.spoil_generation(request, requests.len(), generation)?;
+            self.spoil_generation(request, requests.len(), generation);
         }
         Ok(generations)
+    }
+
+    fn call_api(&mut self, body: &Value) -> Result<ApiAnswer> {
+        self.calls += 1;
+        let mut spoiled = body.clone();
+        api_faults::spoil_call(self.fault, self.calls, &mut spoiled);
+        let mut answer = self.inner.call_api(&spoiled)?;
+        api_faults::spoil_answer(self.fault, body, &mut answer);
+        Ok(answer)
+    }
+
+    fn api_manner(&self) -> ApiManner {
+        self.inner.api_manner()
     }
 }

@@ -84,6 +84,7 @@ pub fn with(identity: Identity, verdict: Verdict) -> Record {
         qualified_context_tokens: if verdict == Verdict::Qualified { 300 } else { 0 },
         checks,
         canary: Vec::new(),
+        memory: Vec::new(),
     }
 }
 

@@ -1,0 +1,65 @@
+//! The faults that each check must find, in words. The tests of this crate and of the node plant
+//! them.
+
+/// A check's id with a sentence for each of its planted faults.
+const FAULTS: &[(&str, &[&str])] = &[
+    ("digests", &["one byte of a file is not the release's"]),
+    ("tokenizer_round_trip", &["a token of text outside ASCII is lost"]),
+    ("tokenizer_goldens", &["the tokenizer adds a special token"]),
+    ("special_text", &["special tokens are parsed out of a user's text"]),
+    ("template_render", &["the first message is left out"]),
+    ("template_goldens", &["another release's template"]),
+    ("logprobs", &["logits are shifted", "a logit is not a number"]),
+    ("greedy_goldens", &["a late token is wrong"]),
+    ("seeds", &["the seed is ignored", "all rows share one seed"]),
+    ("prompt_tokens", &["a prompt has tokens too many"]),
+    ("http_goldens", &["the late part of an answer is another text"]),
+    ("http_logprobs", &["log-probabilities are shifted", "they depend on the temperature"]),
+    ("http_special_text", &["special tokens are parsed out of a user's text"]),
+    ("length_limit", &["one token more than max_tokens"]),
+    ("prompt_too_long", &["a prompt over the context is cut and answered"]),
+    ("usage", &["one completion token too many is counted"]),
+    ("end_of_text", &["an end-of-text id does not end the answer"]),
+    ("stop_string", &["stop strings are ignored"]),
+    ("stream_join", &["each token is decoded by itself"]),
+    ("http_seeds", &["the seed is ignored"]),
+    (
+        "parameters",
+        &[
+            "temperatures above 1 count as 0",
+            "top_p has no effect",
+            "presence_penalty has no effect",
+        ],
+    ),
+    ("batch_invariance", &["the last bit depends on the number of rows"]),
+    (
+        "prefix_reuse",
+        &[
+            "a hit on a long prefix changes the last bit",
+            "no prefix is found again",
+            "prefixes are found across accounts",
+        ],
+    ),
+    ("context_edge", &["a prompt over the context is cut and answered"]),
+    ("context_length", &["a long prompt loses its first half"]),
+];
+
+/// The faults of the check with this id; none for a check of another build.
+pub(super) fn of(check: &str) -> &'static [&'static str] {
+    FAULTS.iter().find(|(id, _)| *id == check).map_or(&[], |(_, faults)| faults)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checks::ALL;
+    use crate::testing::planted_faults::planted_for;
+
+    #[test]
+    fn every_planted_fault_is_told() {
+        for check in ALL {
+            assert_eq!(of(check.id).len(), planted_for(check.id).len(), "{}", check.id);
+        }
+        assert_eq!(FAULTS.len(), ALL.len());
+    }
+}

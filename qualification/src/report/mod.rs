@@ -1,0 +1,180 @@
+//! Writes results for people: as Markdown, or as one HTML page without any other file.
+
+mod faults;
+mod figures;
+mod html;
+
+pub use html::html;
+
+use crate::http::EndpointReport;
+use crate::identity::Hardware;
+use crate::record::{CheckResult, CheckState, Grade, Record, Verdict};
+use std::fmt::Write;
+
+impl Verdict {
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Qualified => "qualified",
+            Self::Failed => "NOT qualified",
+            Self::Inconclusive => "inconclusive, so not qualified",
+        }
+    }
+}
+
+impl CheckState {
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Passed => "passed",
+            Self::Failed => "FAILED",
+            Self::NotRun => "not run",
+        }
+    }
+}
+
+/// What a report shows.
+pub struct Report<'a> {
+    pub title: String,
+    pub verdict: Verdict,
+    /// Facts about the verdict as pairs of label and value.
+    pub facts: Vec<(&'static str, String)>,
+    pub checks: &'a [CheckResult],
+    /// The command that runs everything again.
+    pub command: String,
+    /// What the proof rests on, where that is told.
+    pub grade: Option<String>,
+    /// Bytes in use by parts of the engine.
+    pub memory: Vec<(String, u64)>,
+}
+
+impl Report<'_> {
+    /// The command that runs one check again.
+    pub(crate) fn reproduce(&self, check: &CheckResult) -> String {
+        format!("{} --only {}", self.command, check.id)
+    }
+}
+
+impl<'a> From<&'a Record> for Report<'a> {
+    fn from(record: &'a Record) -> Self {
+        let name = &record.identity.release.name;
+        let command = format!("cresset qualify {name} --suite {}", record.suite);
+        Self {
+            title: format!("Qualification of {name}"),
+            verdict: record.verdict,
+            facts: facts(record, &command),
+            checks: &record.checks,
+            command,
+            grade: Some(grade(record)),
+            memory: record.memory.clone(),
+        }
+    }
+}
+
+impl<'a> From<&'a EndpointReport> for Report<'a> {
+    fn from(report: &'a EndpointReport) -> Self {
+        let release = report.release.as_deref().map(|name| format!(" {name}"));
+        let command = format!(
+            "cresset qualify{} --url {} --model {} --suite {}",
+            release.as_deref().unwrap_or_default(),
+            report.url,
+            report.model,
+            report.suite
+        );
+        let mut facts = vec![
+            ("Endpoint", report.url.clone()),
+            ("Model", report.model.clone()),
+            ("Compared with", report.release.clone().unwrap_or_else(|| "no release".into())),
+            ("Suite", format!("{}, policy {}", report.suite, report.policy_version)),
+            ("Finished", format!("{} (Unix seconds)", report.finished_at)),
+            ("Reproduce", command.clone()),
+        ];
+        facts.extend(report.notes.iter().map(|note| ("Note", note.clone())));
+        let title = format!("Checks of {}", report.url);
+        Self {
+            title,
+            verdict: report.verdict,
+            facts,
+            checks: &report.checks,
+            command,
+            grade: None,
+            memory: Vec::new(),
+        }
+    }
+}
+
+fn facts(record: &Record, command: &str) -> Vec<(&'static str, String)> {
+    let (release, host) = (&record.identity.release, &record.identity.host);
+    let mut facts = vec![
+        ("Release", format!("{} ({})", release.name, release.release_id)),
+        ("Qualified context", format!("{} tokens", record.qualified_context_tokens)),
+        ("Suite", format!("{}, policy {}", record.suite, record.policy_version)),
+        (
+            "Engine",
+            format!("{}, executable sha256 {}", host.engine.version, host.engine.executable_sha256),
+        ),
+        ("Hardware", hardware(&host.hardware)),
+        ("Features", host.hardware.features.join(" ")),
+        ("Settings", settings(record)),
+        ("Record", record.id.to_string()),
+        ("Finished", format!("{} (Unix seconds)", record.finished_at)),
+        ("Reproduce", command.to_owned()),
+    ];
+    facts.extend(
+        release.files.iter().map(|(name, digest)| ("File", format!("{name}, sha256 {digest}"))),
+    );
+    facts.extend(record.notes.iter().map(|note| ("Note", note.clone())));
+    facts
+}
+
+fn grade(record: &Record) -> String {
+    let name = record.grade.name();
+    match (record.grade, &record.like) {
+        (Grade::Reference, _) => format!("{name}: compared with the release's own reference"),
+        (Grade::Like, Some(sister)) => format!("{name}: compared with the reference of {sister}"),
+        _ => format!("{name}: compared with no reference"),
+    }
+}
+
+fn hardware(hardware: &Hardware) -> String {
+    let Hardware { kind, vendor, model, threads, .. } = hardware;
+    let units = if kind == "cpu" { "threads" } else { "multiprocessors" };
+    format!("{vendor} {model}, {threads} {units}")
+}
+
+fn settings(record: &Record) -> String {
+    let s = &record.identity.host.settings;
+    let weights = if s.dequantise { "dequantised" } else { "as stored" };
+    format!(
+        "weights {weights}, activations {}, KV {}, blocks of {}, {} tokens and {} rows a step",
+        s.dtype, s.kv_dtype, s.block_size, s.max_batched_tokens, s.max_rows
+    )
+}
+
+const COLUMNS: [&str; 7] =
+    ["Stage", "Check", "Result", "Measured", "Required", "Proves", "Reproduce"];
+
+pub fn markdown(report: &Report) -> String {
+    let mut out = format!("# {}\n\n**{}**\n\n", report.title, report.verdict.words());
+    for (label, value) in &report.facts {
+        let _ = writeln!(out, "- **{label}**: {value}");
+    }
+    let row = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+    let head = [COLUMNS.map(str::to_owned), COLUMNS.map(|_| "---".to_owned())];
+    let _ = write!(out, "\n{}", head.map(|cells| row(&cells)).concat());
+    for check in report.checks {
+        let cells = [
+            check.stage.clone(),
+            check.id.clone(),
+            check.state.words().to_owned(),
+            check.value.clone(),
+            check.gate.clone(),
+            check.proves.clone(),
+            format!("`{}`", report.reproduce(check)),
+        ];
+        out.push_str(&row(&cells.map(|cell| cell.replace('|', "\\|").replace('\n', " "))));
+    }
+    out
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}

@@ -1,0 +1,200 @@
+//! The completions surface for the checks of a qualification: the router, ledger, pool and request
+//! path that clients get, in front of the engine that is being qualified. It listens on loopback
+//! with a key of its own and a ledger that is thrown away.
+
+use super::http_client::{CompletionsClient, HttpBounds};
+use super::{Assembly, NodeError, open_files};
+use crate::catalogue::Manifest;
+use crate::clock::SystemClock;
+use crate::config::{Config, Plan};
+use crate::engine::EngineHandle;
+use crate::pool::{LoadedEngine, ServedModel};
+use crate::request::Services;
+use crate::server;
+use crate::server::operator::{AdminCommand, Operator};
+use crate::store::{Limits, Store, StoreConfig};
+use crate::text::TextModel;
+use cresset_qualification::ApiManner;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tokio::net::TcpListener;
+use tokio::runtime::{Builder, Runtime};
+use tokio_util::sync::CancellationToken;
+
+/// Plenty for every request that the checks send.
+const CREDITS: u64 = 1 << 50;
+
+/// Opens the surface when a check asks it for the first time.
+pub(super) struct LazySurface {
+    assembly: Assembly,
+    manifest: Manifest,
+    open: Option<PrivateSurface>,
+}
+
+impl LazySurface {
+    pub(super) fn new(assembly: Assembly, manifest: Manifest) -> Self {
+        Self { assembly, manifest, open: None }
+    }
+
+    pub(super) fn client(
+        &mut self,
+        text: &Arc<TextModel>,
+        engine: &EngineHandle,
+    ) -> Result<&mut CompletionsClient, NodeError> {
+        if self.open.is_none() {
+            let (text, engine) = (text.clone(), engine.clone());
+            let surface = PrivateSurface::open(&self.assembly, &self.manifest, text, engine)?;
+            self.open = Some(surface);
+        }
+        let surface = self.open.as_mut().expect("invariant: it was opened above");
+        Ok(&mut surface.client)
+    }
+}
+
+struct PrivateSurface {
+    client: CompletionsClient,
+    stop: CancellationToken,
+    /// Taken when the surface is closed.
+    runtime: Option<Runtime>,
+    folder: PathBuf,
+}
+
+impl PrivateSurface {
+    /// Opens the surface over a loaded engine. Blocking.
+    fn open(
+        assembly: &Assembly,
+        manifest: &Manifest,
+        text: Arc<TextModel>,
+        engine: EngineHandle,
+    ) -> Result<Self, NodeError> {
+        let records = assembly.data_dir.join("qualification").join(&manifest.name);
+        let folder = throw_away_folder(&records)?;
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let runtime = runtime.map_err(NodeError::new)?;
+        let stop = CancellationToken::new();
+        let bounds = HttpBounds::of(&assembly.config);
+        let client = CompletionsClient::new("", None, bounds);
+        let mut surface = Self { client, stop, runtime: Some(runtime), folder };
+        surface.start(assembly, manifest, text, engine)?;
+        Ok(surface)
+    }
+
+    fn start(
+        &mut self,
+        assembly: &Assembly,
+        manifest: &Manifest,
+        text: Arc<TextModel>,
+        engine: EngineHandle,
+    ) -> Result<(), NodeError> {
+        let context = engine.options().max_context;
+        let candidate = assembly.catalogue().candidate(manifest, context);
+        let model = ServedModel {
+            qualified: candidate.map_err(NodeError::new)?,
+            text,
+            max_context: context,
+            load: Arc::new(move || Ok(LoadedEngine { engine: engine.clone(), bytes: 0 })),
+        };
+        let id = model.qualified.id();
+        let config = unbounded(&assembly.config);
+        let opening = serve(config, self.folder.clone(), model, self.stop.clone());
+        let runtime = self.runtime.as_ref().expect("invariant: closed only when dropped");
+        let (address, key) = runtime.block_on(opening)?;
+        let bounds = HttpBounds::of(&assembly.config);
+        self.client = CompletionsClient::new(&format!("http://{address}/v1"), Some(key), bounds);
+        self.client.model = id.to_string();
+        self.client.is_node = true;
+        self.client.manner = ApiManner::own();
+        Ok(())
+    }
+}
+
+/// Serves the model over a new ledger in `folder`. Returns the address, and a key.
+async fn serve(
+    config: Config,
+    folder: PathBuf,
+    model: ServedModel,
+    stop: CancellationToken,
+) -> Result<(SocketAddr, String), NodeError> {
+    let ledger = StoreConfig::folder(folder);
+    Store::init(&ledger).map_err(NodeError::new)?;
+    let store = Store::open(&ledger, Arc::new(SystemClock), Limits::default());
+    let store = store.map_err(NodeError::new)?;
+    let node = Services::new(config, store, Arc::new(SystemClock));
+    let id = model.qualified.id();
+    node.pool.offer(model, 0, true).map_err(NodeError::new)?;
+    node.pool.preload(id).await.map_err(NodeError::new)?;
+    let key = customer(&node).await?;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(NodeError::new)?;
+    let address = listener.local_addr().map_err(NodeError::new)?;
+    let [limits, _] = open_files::limited(&node.config.http);
+    let routes = server::router(node);
+    tokio::spawn(async move { server::serve(listener, routes, &limits, stop).await });
+    Ok((address, key))
+}
+
+impl Drop for PrivateSurface {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+        // What is left goes with the next qualification of this release.
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+impl HttpBounds {
+    pub(super) fn of(config: &Config) -> Self {
+        let settings = &config.qualification;
+        Self {
+            calls: settings.http_max_calls,
+            answer_bytes: settings.http_max_answer_mib << 20,
+            answer_time: std::time::Duration::from_secs(settings.http_answer_seconds),
+        }
+    }
+}
+
+/// The node's settings with one plan that bounds nothing.
+fn unbounded(config: &Config) -> Config {
+    let plan = Plan { requests_per_minute: 1 << 24, burst: 1 << 24, ..Plan::default() };
+    let mut config = Config { plans: [("default".to_owned(), plan)].into(), ..config.clone() };
+    config.requests.min_free_mib = 0;
+    config
+}
+
+/// A new folder beside the records. Those of runs that were killed are removed: no process has
+/// their ledgers open.
+fn throw_away_folder(records: &Path) -> Result<PathBuf, NodeError> {
+    const PREFIX: &str = "http-";
+    let unmade = |error| NodeError::new(format!("cannot work in {}: {error}", records.display()));
+    std::fs::create_dir_all(records).map_err(unmade)?;
+    for entry in std::fs::read_dir(records).map_err(unmade)?.flatten() {
+        let old = entry.file_name().to_string_lossy().starts_with(PREFIX);
+        let unused = || Store::lock(&StoreConfig::folder(entry.path())).is_ok();
+        if old && unused() {
+            std::fs::remove_dir_all(entry.path()).map_err(unmade)?;
+        }
+    }
+    let folder = records.join(format!("{PREFIX}{}", uuid::Uuid::now_v7()));
+    std::fs::create_dir(&folder).map_err(unmade)?;
+    Ok(folder)
+}
+
+/// Makes an account with credits, and returns a key for it.
+async fn customer(node: &Services) -> Result<String, NodeError> {
+    let operator = Operator { store: &node.store, config: &node.config, live: None };
+    let run = async |command| operator.execute(command).await.map_err(NodeError::new);
+    let account = AdminCommand::AccountCreate {
+        name: "qualification".into(),
+        plan: None,
+        trial: CREDITS,
+        premium: 0,
+        reference: None,
+    };
+    let account = run(account).await?["id"].as_str().and_then(|id| id.parse().ok());
+    let account = account.ok_or_else(|| NodeError::new("an account was made without an id"))?;
+    let key = run(AdminCommand::KeyCreate { account, label: None, expires_at: None }).await?;
+    let secret = key["secret"].as_str();
+    secret.map(str::to_owned).ok_or_else(|| NodeError::new("a key was made without a secret"))
+}
