@@ -1,6 +1,6 @@
 //! Turns model files and token ids into tokens: loading (GGUF, safetensors), one file per
 //! architecture, the decoder (`decoder` and `blocks`, written once), and its two implementations:
-//! `cpu` and `cuda`.
+//! `cpu` and `cuda`. `witness` is candle-transformers' model of the same file, to compare with.
 
 #![cfg_attr(
     test,
@@ -18,6 +18,7 @@ pub mod config;
 pub mod cpu;
 pub mod cuda;
 pub mod decoder;
+pub mod goldens;
 pub mod kv_cache;
 pub mod loader;
 pub mod options;
@@ -25,6 +26,7 @@ pub mod options;
 pub mod testing;
 #[cfg(test)]
 mod tests;
+pub mod witness;
 
 pub use batch::ForwardBatch;
 pub use config::ModelConfig;

@@ -85,7 +85,7 @@ pub fn rows(logits: &Tensor) -> Vec<Vec<f32>> {
 }
 
 /// Returns the logits of a whole prompt in chunks, alone in blocks 3, 5, 7, ….
-fn alone(model: &mut CpuModel, prompt: &[u32], chunk: usize) -> Vec<Vec<f32>> {
+pub fn alone(model: &mut CpuModel, prompt: &[u32], chunk: usize) -> Vec<Vec<f32>> {
     let blocks: Vec<u32> = (1..19).map(|i| i * 2 + 1).collect();
     let mut out = Vec::new();
     for (i, part) in prompt.chunks(chunk).enumerate() {

@@ -20,6 +20,7 @@ pub mod envelope;
 pub mod goldens;
 pub mod http;
 pub mod identity;
+pub(crate) mod policy;
 pub mod record;
 pub mod report;
 pub mod statement;

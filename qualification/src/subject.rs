@@ -88,6 +88,73 @@ impl Generation {
     }
 }
 
+/// The way by which a given text is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScorePath {
+    /// As a prompt, in chunks.
+    Prefill,
+    /// Token by token after the beginnings of the text, several of them side by side.
+    Decode,
+}
+
+/// How exactly the subject computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Precision {
+    /// f32 throughout.
+    Exact,
+    /// f32 with activations of sixteen bits at quantised weights, and K and V in f16.
+    Stored,
+    /// bf16 on a device.
+    Bf16,
+}
+
+/// What a second implementation of the same model says of a text.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Witnessed {
+    /// There is none, for this reason.
+    Absent(String),
+    Scores {
+        /// Which implementation, in what precision.
+        by: String,
+        rows: Vec<WitnessRow>,
+    },
+}
+
+/// The distribution of the token that follows a position.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WitnessRow {
+    pub position: usize,
+    /// The two most likely tokens with their log-probabilities.
+    pub top: [(u32, f32); 2],
+    /// Log-probabilities of the ids that were asked for, in their order.
+    pub wanted: Vec<f32>,
+}
+
+/// How far the kernels are from a stored reference.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KernelDistance {
+    pub name: String,
+    /// Largest difference of a log-probability among the 20 most likely; 0 of a single product.
+    pub most: f64,
+    /// Squares of the differences relative to those of the values.
+    pub relative: f64,
+    /// Whether activations are rounded on the way.
+    pub rounded: bool,
+}
+
+/// What the values of a tensor are like, as its file stores them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WeightStats {
+    /// As the file names it.
+    pub name: String,
+    /// Whether no value is infinite or none at all.
+    pub finite: bool,
+    /// Root of the mean of the squares.
+    pub rms: f64,
+    /// Largest absolute value.
+    pub max: f32,
+}
+
 /// Alternatives that every generation reports per position.
 pub const TOP_LOGPROBS: u8 = 20;
 
@@ -132,6 +199,11 @@ impl ApiManner {
     }
 }
 
+/// What a subject says of the files of a release that is loaded elsewhere.
+fn elsewhere<T>() -> Result<T> {
+    Err(SubjectError::Unavailable("the release is loaded elsewhere".into()))
+}
+
 /// Something that can be qualified: an engine with a loaded release.
 pub trait Subject {
     /// File name → hex SHA-256, read from the files that were loaded.
@@ -145,15 +217,57 @@ pub trait Subject {
     fn markup_ids(&self) -> Vec<u32> {
         self.eos_ids()
     }
+    /// Ids of all control tokens of the vocabulary.
+    fn control_ids(&self) -> Vec<u32> {
+        self.markup_ids()
+    }
+    /// Ids that the release's files declare to end an answer, read apart from `eos_ids`.
+    fn declared_ends(&mut self) -> Result<Vec<u32>> {
+        elsewhere()
+    }
+    /// Weights of the model; 0 where that is not known.
+    fn parameters(&self) -> u64 {
+        0
+    }
+    /// Every tensor of the release, in the order of its file.
+    fn weights(&mut self) -> Result<Vec<WeightStats>> {
+        elsewhere()
+    }
+    /// Compares the kernels with stored references, once with one thread and once with all. `None`
+    /// where they do not run on a CPU.
+    fn kernels(&mut self) -> Result<Option<Vec<KernelDistance>>> {
+        elsewhere()
+    }
     /// Token ids of `text`. With `parse_special`, the text of special tokens becomes their ids.
     fn encode(&mut self, text: &str, parse_special: bool) -> Result<Vec<u32>>;
     fn decode(&mut self, ids: &[u32], skip_special: bool) -> Result<String>;
     /// The conversation as the template writes it, with a generation prompt.
     fn render(&mut self, messages: &[ChatTurn]) -> Result<String>;
+    /// The conversation as the template writes it, without a generation prompt.
+    fn render_history(&mut self, _messages: &[ChatTurn]) -> Result<String> {
+        elsewhere()
+    }
     fn encode_chat(&mut self, messages: &[ChatTurn]) -> Result<Vec<u32>>;
     /// Runs all requests at the same time, so that they share steps. Results are in the requests'
     /// order.
     fn generate(&mut self, requests: &[Request]) -> Result<Vec<Generation>>;
+    /// For each token of `ids` but the last, the log-probability of the token that follows it in
+    /// the text, with the most likely alternatives. `None` where the path computes none.
+    fn score(
+        &mut self,
+        _tenant: u32,
+        _ids: &[u32],
+        _path: ScorePath,
+    ) -> Result<Vec<Option<PositionLogprob>>> {
+        elsewhere()
+    }
+    fn precision(&self) -> Precision {
+        Precision::Stored
+    }
+    /// What a second implementation says of the same text; `wanted` are ids by position.
+    fn witness(&mut self, _ids: &[u32], _wanted: &[Vec<u32>]) -> Result<Witnessed> {
+        elsewhere()
+    }
     /// Sends a chat completion's body over HTTP; the subject adds the model. Refusals are answers.
     fn call_api(&mut self, body: &Value) -> Result<ApiAnswer>;
     /// What takes memory now: a part's name and its bytes.

@@ -5,7 +5,7 @@
 use crate::checks::{ALL, Check, CheckFinding, CheckInput};
 use crate::goldens::Goldens;
 use crate::identity::{Identity, Origin};
-use crate::record::{CheckResult, CheckState, Grade, POLICY_VERSION, Record, Verdict};
+use crate::record::{CheckResult, Grade, POLICY_VERSION, Record, Verdict, lacks_reference};
 use crate::subject::{Subject, SubjectError};
 use serde::{Deserialize, Serialize};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -37,6 +37,10 @@ pub struct SuiteScope {
     pub context_tokens: u32,
     /// Reference cases with longer prompts are left out.
     pub golden_prompt_tokens: u32,
+    /// Positions that are compared with a second implementation.
+    pub witness_tokens: u32,
+    /// Tokens that are read of each plain text.
+    pub text_tokens: u32,
 }
 
 impl SuiteScope {
@@ -49,8 +53,16 @@ impl SuiteScope {
                 suite,
                 context_tokens: served.min(quick_context_tokens),
                 golden_prompt_tokens: 80.min(served),
+                witness_tokens: 512,
+                text_tokens: 128,
             },
-            Suite::Full => Self { suite, context_tokens: served, golden_prompt_tokens: served },
+            Suite::Full => Self {
+                suite,
+                context_tokens: served,
+                golden_prompt_tokens: served,
+                witness_tokens: 2560,
+                text_tokens: 1024,
+            },
         }
     }
 }
@@ -216,7 +228,7 @@ fn notes(
     subject: &dyn Subject,
 ) -> Vec<String> {
     let mut notes = Vec::new();
-    if checks.iter().any(|check| check.state == CheckState::NotRun) {
+    if checks.iter().any(lacks_reference) {
         notes.push(match identity.release.origin {
             Origin::Operator => {
                 "Self-consistency only: there are no reference outputs for this release.".into()
@@ -243,6 +255,7 @@ pub(crate) fn unix_seconds() -> u64 {
 mod tests {
     use super::*;
     use crate::identity::Release;
+    use crate::record::CheckState;
     use crate::testing::fake::{self, Fake};
     use crate::testing::planted_faults::{Faulty, PlantedFault, planted_for};
     use crate::testing::records;

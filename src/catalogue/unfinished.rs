@@ -81,8 +81,13 @@ mod tests {
 
     fn run() -> UnfinishedRun {
         let record = records::of(Verdict::Qualified);
-        let scope =
-            SuiteScope { suite: Suite::Quick, context_tokens: 300, golden_prompt_tokens: 80 };
+        let scope = SuiteScope {
+            suite: Suite::Quick,
+            context_tokens: 300,
+            golden_prompt_tokens: 80,
+            witness_tokens: 512,
+            text_tokens: 128,
+        };
         let mut run = UnfinishedRun::begin(record.identity, scope);
         run.started_at = NOW - 100;
         run.checks = record.checks[..3].to_vec();

@@ -374,6 +374,10 @@ pub struct QualificationSettings {
     /// Rate at which files are read for these comparisons, MiB a second.
     #[schemars(range(min = 1, max = 1 << 20))]
     pub recheck_mib_per_second: u64 = 256,
+    /// Most memory that the weights of a second implementation may take in f32, MiB. It is loaded
+    /// for one check beside the model that is qualified; a larger model is not compared with it.
+    #[schemars(range(min = 0, max = 1 << 24))]
+    pub witness_memory_mib: usize = 8192,
     /// Longest context that the quick suite runs, tokens.
     #[schemars(range(min = 1, max = 1 << 24))]
     pub quick_context_tokens: u32 = 2048,

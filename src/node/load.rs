@@ -1,9 +1,11 @@
 //! Loads a release: turns its files into a started engine and its text side.
 
 use super::Assembly;
+use super::scoring::{Scoring, ScoringRunner};
 use crate::catalogue::{Manifest, QualifiedModel};
 use crate::engine::boot_canary::{self, KnownAnswer};
 use crate::engine::model_runner::{LoadedInfo, ModelRunner};
+use crate::engine::runner::Runner;
 use crate::engine::{EngineError, EngineHandle, EngineOptions};
 use crate::failpoint::failpoint;
 use crate::pool::{LoadedEngine, ServedModel};
@@ -15,11 +17,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// A loaded model that may not be qualified: for qualifying it and for tests, never for serving it.
+#[derive(Clone)]
 pub struct UnqualifiedModel {
     pub text: Arc<TextModel>,
     pub engine: EngineHandle,
     /// Memory of its weights and its KV cache.
     pub bytes: u64,
+    pub(super) source: ModelSource,
+    pub(super) scoring: Scoring,
 }
 
 impl Assembly {
@@ -27,8 +32,9 @@ impl Assembly {
     pub fn load(&self, source: &ModelSource) -> Result<UnqualifiedModel, EngineError> {
         let text = text(source, self.template_limits())?;
         let source = source.clone().with_header(text.header_blake3.clone());
-        let LoadedEngine { engine, bytes } = self.load_engine(&source, &[])?;
-        Ok(UnqualifiedModel { text, engine, bytes })
+        let scoring = Scoring::default();
+        let LoadedEngine { engine, bytes } = self.load_engine(&source, &[], Some(&scoring))?;
+        Ok(UnqualifiedModel { text, engine, bytes, source, scoring })
     }
 
     /// A qualified release for the pool: its text side is loaded now (blocking), its engine on
@@ -63,7 +69,7 @@ impl Assembly {
             let what = format!("the record of {name} has no canary: run `cresset qualify {name}`");
             return Err(EngineError::Unproven(what));
         }
-        self.load_engine(&source, &canary).map_err(|error| explained(error, &source))
+        self.load_engine(&source, &canary, None).map_err(|error| explained(error, &source))
     }
 
     /// Bytes that a release is expected to take once it is loaded: its weights take about as much
@@ -85,14 +91,17 @@ impl Assembly {
         TemplateLimits { steps: template.max_steps, written_bytes }
     }
 
-    /// Loads the weights, has them compute the canary, and starts the engine.
+    /// Loads the weights, has them compute the canary, and starts the engine. With `scoring`, the
+    /// engine can score given texts.
     fn load_engine(
         &self,
         source: &ModelSource,
         canary: &[KnownAnswer],
+        scoring: Option<&Scoring>,
     ) -> Result<LoadedEngine, EngineError> {
         failpoint!("node::loading");
         let options = self.model_options(self.device.open()?);
+        let on_gpu = options.gpu.is_some();
         let (mut runner, info) = ModelRunner::load(source, &options)?;
         let bytes = (info.weight_bytes + options.kv_bytes) as u64;
         let engine = &self.config.engine;
@@ -100,7 +109,9 @@ impl Assembly {
         let patience = Duration::from_secs(engine.boot_canary_seconds);
         let decisive = self.decisive_margin();
         boot_canary::compare(&mut runner, &options, canary, decisive, patience)?;
-        let engine = EngineHandle::start(Box::new(runner), options);
+        let most_rows = if on_gpu { options.max_rows } else { usize::MAX };
+        let runner = scored(Box::new(runner), scoring, most_rows);
+        let engine = EngineHandle::start(runner, options);
         Ok(LoadedEngine { engine, bytes })
     }
 
@@ -146,6 +157,14 @@ impl Assembly {
     /// `None` stands for the model's own limit, which the configuration writes as 0.
     fn max_context(&self) -> Option<usize> {
         Some(self.config.engine.max_context).filter(|limit| *limit > 0)
+    }
+}
+
+/// The runner, able to score given texts where that is asked for.
+fn scored(runner: Box<dyn Runner>, scoring: Option<&Scoring>, most_rows: usize) -> Box<dyn Runner> {
+    match scoring {
+        Some(scoring) => Box::new(ScoringRunner::new(runner, scoring.clone(), most_rows)),
+        None => runner,
     }
 }
 

@@ -14,6 +14,7 @@ pub mod private_files;
 mod private_surface;
 mod recheck;
 mod reload;
+mod scoring;
 mod subject;
 
 pub use device::ComputeDevice;

@@ -1,8 +1,7 @@
 //! Finds the releases that may be served here, and qualifies one on this machine.
 
-use super::private_surface::LazySurface;
 use super::subject::EngineSubject;
-use super::{Assembly, NodeError, UnqualifiedModel};
+use super::{Assembly, NodeError};
 use crate::catalogue::{
     self, Catalogue, DoorRules, Manifest, NotQualified, QualifiedModel, describe_host,
 };
@@ -13,7 +12,6 @@ use cresset_qualification::{
     CheckResult, Goldens, Grade, HostIdentity, Identity, Record, ServingSettings, Suite,
     SuiteEvent, SuiteProgress, SuiteScope, UnfinishedRun, Verdict, canary, run_only,
 };
-use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
 /// The qualified models of a data folder.
@@ -183,20 +181,12 @@ impl Assembly {
         let source = catalogue.source(manifest).map_err(NodeError::new)?;
         // The engine gets the bytes whose SHA-256 was compared, or none.
         let source = source.with_digests(digests.blake3.clone());
-        let UnqualifiedModel { text, engine, bytes } =
-            self.load(&source).map_err(|why| cannot_load(&manifest.name, why))?;
+        let model = self.load(&source).map_err(|why| cannot_load(&manifest.name, why))?;
         let mut identity = catalogue.identity(manifest, &self.host());
         identity.release.blake3 = digests.blake3;
         let digests = digests.sha256;
         let goldens = Goldens::of_files(&identity.release.files);
-        let surface = LazySurface::new(self.clone(), manifest.clone());
-        let cache = self.kv_bytes() as u64;
-        let memory = vec![
-            ("weights".to_owned(), bytes.saturating_sub(cache)),
-            ("KV cache".to_owned(), cache),
-        ];
-        let tenants = BTreeMap::new();
-        let subject = EngineSubject { engine, text, digests, tenants, surface, memory };
+        let subject = EngineSubject::new(self, manifest, model, digests).map_err(NodeError::new)?;
         let scope =
             SuiteScope::new(suite, self.config.qualification.quick_context_tokens, &subject);
         Ok(Examined { identity, scope, goldens, subject })

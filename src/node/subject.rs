@@ -1,6 +1,9 @@
 //! Drives the node's own engine for the qualification suite, as a request would.
 
 use super::private_surface::LazySurface;
+use super::scoring::Scoring;
+use super::{Assembly, UnqualifiedModel};
+use crate::catalogue::Manifest;
 use crate::engine::{
     EngineHandle, Finished, GenerateRequest, Refused, SamplingParams, SequenceEvent, SequenceId,
     StopCause, TokenLogprobs,
@@ -8,12 +11,20 @@ use crate::engine::{
 use crate::ids::AccountId;
 use crate::request::transcript::Transcript;
 use crate::text::{self, ChatMessage, TextModel};
-use cresset_qualification::subject::{Result as SubjectResult, TOP_LOGPROBS};
+use cresset_models::goldens::{KernelError, KernelScratch, kernel_errors};
+use cresset_models::witness::{self, Absence, TensorStats, Witness};
+use cresset_models::{ModelCard, ModelSource};
+use cresset_qualification::subject::{
+    KernelDistance, Precision, Result as SubjectResult, ScorePath, TOP_LOGPROBS, WeightStats,
+    WitnessRow, Witnessed,
+};
 use cresset_qualification::{
-    ApiAnswer, ChatTurn, Finish, Generation, PositionLogprob, Request, Subject, SubjectError,
+    ApiAnswer, ChatTurn, Finish, Generation, PositionLogprob, Request, ServingSettings, Subject,
+    SubjectError,
 };
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc::Receiver;
@@ -25,11 +36,20 @@ pub(super) struct EngineSubject {
     /// Digests of the release's files, by name.
     pub digests: BTreeMap<String, String>,
     /// Accounts made up for this run, by the suite's tenant number: each has its own prefix cache.
-    pub tenants: BTreeMap<u32, AccountId>,
+    tenants: BTreeMap<u32, AccountId>,
+    scoring: Scoring,
+    precision: Precision,
+    card: ModelCard,
+    source: ModelSource,
+    /// Most bytes that the weights of a second implementation may take.
+    witness_bytes: u64,
+    /// Threads that compute, if the model is on the CPU.
+    cpu_threads: Option<usize>,
+    data_dir: PathBuf,
     /// What clients of the engine would talk to.
-    pub surface: LazySurface,
+    surface: LazySurface,
     /// Parts of the loaded engine with their bytes.
-    pub memory: Vec<(String, u64)>,
+    memory: Vec<(String, u64)>,
 }
 
 impl Subject for EngineSubject {
@@ -49,6 +69,41 @@ impl Subject for EngineSubject {
         self.text.markup_ids.clone()
     }
 
+    fn control_ids(&self) -> Vec<u32> {
+        let specials = self.text.tokenizer.specials().iter();
+        specials.filter(|token| token.special).map(|token| token.id).collect()
+    }
+
+    fn declared_ends(&mut self) -> SubjectResult<Vec<u32>> {
+        witness::declared_ends(&self.source).map_err(broken)
+    }
+
+    fn parameters(&self) -> u64 {
+        self.card.parameters()
+    }
+
+    fn kernels(&mut self) -> SubjectResult<Option<Vec<KernelDistance>>> {
+        let Some(all_threads) = self.cpu_threads else { return Ok(None) };
+        let scratch = KernelScratch::within(&self.data_dir).map_err(broken)?;
+        let mut found = Vec::new();
+        for threads in [1, all_threads] {
+            let errors = kernel_errors(threads, &scratch.0).map_err(broken)?;
+            found.extend(errors.into_iter().map(
+                |KernelError { name, most, relative, rounded }| {
+                    let name = format!("{name} in {threads} threads");
+                    KernelDistance { name, most, relative, rounded }
+                },
+            ));
+        }
+        Ok(Some(found))
+    }
+
+    fn weights(&mut self) -> SubjectResult<Vec<WeightStats>> {
+        let all = witness::tensor_stats(&self.source).map_err(broken)?;
+        let stats = |TensorStats { name, finite, rms, max }| WeightStats { name, finite, rms, max };
+        Ok(all.into_iter().map(stats).collect())
+    }
+
     fn encode(&mut self, text: &str, parse_special: bool) -> SubjectResult<Vec<u32>> {
         encode(&self.text, text, parse_special)
     }
@@ -59,6 +114,10 @@ impl Subject for EngineSubject {
 
     fn render(&mut self, messages: &[ChatTurn]) -> SubjectResult<String> {
         render(&self.text, messages)
+    }
+
+    fn render_history(&mut self, messages: &[ChatTurn]) -> SubjectResult<String> {
+        self.text.template.render(&chat(messages), false).map_err(explain)
     }
 
     fn encode_chat(&mut self, messages: &[ChatTurn]) -> SubjectResult<Vec<u32>> {
@@ -75,6 +134,44 @@ impl Subject for EngineSubject {
         running.into_iter().map(Collector::collect).collect()
     }
 
+    fn score(
+        &mut self,
+        tenant: u32,
+        ids: &[u32],
+        path: ScorePath,
+    ) -> SubjectResult<Vec<Option<PositionLogprob>>> {
+        let requests = match path {
+            ScorePath::Prefill => vec![Request::greedy(tenant, ids, 1)],
+            ScorePath::Decode => decoded_spans(tenant, ids),
+        };
+        self.scoring.begin(ids, path);
+        let generated = self.generate(&requests);
+        let mut found = self.scoring.end();
+        generated?;
+        let logprob = |l: TokenLogprobs| PositionLogprob { chosen: l.chosen, top: l.top };
+        Ok((1..ids.len()).map(|next| found.remove(&(next - 1)).map(logprob)).collect())
+    }
+
+    fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    fn witness(&mut self, ids: &[u32], wanted: &[Vec<u32>]) -> SubjectResult<Witnessed> {
+        let text = &ids[..wanted.len()];
+        let mut witness = match Witness::load(&self.source, text.len(), self.witness_bytes) {
+            Ok(witness) => witness,
+            Err(Absence::Unknown(why)) => return Ok(Witnessed::Absent(why)),
+            Err(Absence::Failed(error)) => return Err(broken(error)),
+        };
+        let mut rows = Vec::new();
+        let mut row = |position: usize, logits: &[f32]| {
+            rows.push(witness_row(position, logits, &wanted[position]));
+        };
+        witness.logits(text, &mut row).map_err(broken)?;
+        let by = format!("candle's {} in f32, {} MiB", witness.name, witness.bytes >> 20);
+        Ok(Witnessed::Scores { by, rows })
+    }
+
     fn memory(&self) -> Vec<(String, u64)> {
         let peak = crate::config::peak_bytes().map(|bytes| ("peak of the process".into(), bytes));
         self.memory.iter().cloned().chain(peak).collect()
@@ -86,7 +183,86 @@ impl Subject for EngineSubject {
     }
 }
 
+fn precision(settings: &ServingSettings, card: &ModelCard) -> Precision {
+    if settings.dtype.starts_with("bf16") {
+        Precision::Bf16
+    } else if settings.dequantise || card.is_dense() {
+        Precision::Exact
+    } else {
+        Precision::Stored
+    }
+}
+
+/// Generations that together produce every token of a text, side by side.
+fn decoded_spans(tenant: u32, ids: &[u32]) -> Vec<Request> {
+    const SPANS: usize = 8;
+    // No span begins where a block of the cache does.
+    const OFFSET: usize = 5;
+    let last = ids.len() - 1;
+    let starts: Vec<usize> = (0..SPANS).map(|span| span * last / SPANS + OFFSET).collect();
+    let ends = starts.iter().skip(1).copied().chain([last]);
+    let spans = starts.iter().zip(ends).filter(|(start, end)| *start < end);
+    let span = |(start, end): (&usize, usize)| {
+        Request::greedy(tenant, &ids[..=*start], (end - start) as u32)
+    };
+    spans.map(span).collect()
+}
+
+fn witness_row(position: usize, logits: &[f32], wanted: &[u32]) -> WitnessRow {
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|logit| f64::from(logit - largest).exp()).sum();
+    let logprob = |id: u32| {
+        let logit = logits.get(id as usize).copied().unwrap_or(f32::NAN);
+        (f64::from(logit - largest) - sum.ln()) as f32
+    };
+    let mut top = [(0, f32::NEG_INFINITY); 2];
+    for (id, logit) in logits.iter().enumerate() {
+        if *logit > top[0].1 {
+            top = [(id as u32, *logit), top[0]];
+        } else if *logit > top[1].1 {
+            top[1] = (id as u32, *logit);
+        }
+    }
+    WitnessRow {
+        position,
+        top: top.map(|(id, _)| (id, logprob(id))),
+        wanted: wanted.iter().map(|id| logprob(*id)).collect(),
+    }
+}
+
 impl EngineSubject {
+    /// Fails when the headers of the release cannot be read.
+    pub(super) fn new(
+        assembly: &Assembly,
+        manifest: &Manifest,
+        model: UnqualifiedModel,
+        digests: BTreeMap<String, String>,
+    ) -> Result<Self, String> {
+        let UnqualifiedModel { text, engine, bytes, source, scoring } = model;
+        let cache = assembly.kv_bytes() as u64;
+        let (settings, card) = (assembly.host().settings, super::card(&source)?);
+        let precision = precision(&settings, &card);
+        let witness_bytes = (assembly.config.qualification.witness_memory_mib as u64) << 20;
+        Ok(Self {
+            engine,
+            text,
+            digests,
+            tenants: BTreeMap::new(),
+            scoring,
+            precision,
+            card,
+            source,
+            witness_bytes,
+            cpu_threads: assembly.device.properties().is_none().then(|| assembly.config.threads()),
+            data_dir: assembly.data_dir.clone(),
+            surface: LazySurface::new(assembly.clone(), manifest.clone()),
+            memory: vec![
+                ("weights".to_owned(), bytes.saturating_sub(cache)),
+                ("KV cache".to_owned(), cache),
+            ],
+        })
+    }
+
     fn generate_request(&mut self, request: &Request) -> GenerateRequest {
         let account = *self.tenants.entry(request.tenant).or_insert_with(AccountId::generate);
         GenerateRequest {
@@ -149,6 +325,11 @@ pub(super) fn render(model: &TextModel, messages: &[ChatTurn]) -> SubjectResult<
 
 pub(super) fn encode_chat(model: &TextModel, messages: &[ChatTurn]) -> SubjectResult<Vec<u32>> {
     model.encode_chat(&chat(messages)).map_err(explain)
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "for `map_err`")]
+fn broken(error: cresset_models::Error) -> SubjectError {
+    SubjectError::Failed(error.to_string())
 }
 
 fn explain(error: text::Error) -> SubjectError {
@@ -262,7 +443,7 @@ mod tests {
     use crate::catalogue::{FetchOptions, Manifest, NotQualified};
     use crate::clock::{Clock, SystemClock};
     use crate::config::Config;
-    use crate::node::{Assembly, UnqualifiedModel};
+    use crate::node::Assembly;
     use cresset_qualification::checks::ALL;
     use cresset_qualification::testing::planted_faults::{Faulty, planted_for};
     use cresset_qualification::{CheckState, Grade, Record, Suite, SuiteScope, Verdict};
@@ -318,17 +499,16 @@ mod tests {
         let assembly = assembly(data.path(), 600);
         let manifest = add_tiny_model(&assembly, "tiny.gguf", 9);
         let catalogue = assembly.catalogue();
-        let UnqualifiedModel { text, engine, .. } =
-            assembly.load(&catalogue.source(&manifest).unwrap()).unwrap();
+        let model = assembly.load(&catalogue.source(&manifest).unwrap()).unwrap();
         let digests = catalogue.digests(&manifest).unwrap().sha256;
-        // The other checks compare with a reference, which a random model does not have.
-        for check in ALL.iter().filter(|check| !check.id.ends_with("goldens")) {
+        // The other checks compare with a reference, or with what models learn; a random model has
+        // neither.
+        let learned = ["plain_text", "answers_end"];
+        let own = |id: &str| !id.ends_with("goldens") && !learned.contains(&id);
+        for check in ALL.iter().filter(|check| own(check.id)) {
             for &fault in planted_for(check.id) {
-                let (engine, text, digests) = (engine.clone(), Arc::clone(&text), digests.clone());
-                let surface = LazySurface::new(assembly.clone(), manifest.clone());
-                let tenants = BTreeMap::new();
-                let memory = Vec::new();
-                let subject = EngineSubject { engine, text, digests, tenants, surface, memory };
+                let (model, digests) = (model.clone(), digests.clone());
+                let subject = EngineSubject::new(&assembly, &manifest, model, digests).unwrap();
                 let mut faulty = Faulty::new(subject, fault);
                 let tokens = assembly.config.qualification.quick_context_tokens;
                 let scope = SuiteScope::new(Suite::Quick, tokens, &faulty);

@@ -33,6 +33,11 @@ impl ModelCard {
         self.types.values().sum()
     }
 
+    /// Whether no weight is quantised.
+    pub fn is_dense(&self) -> bool {
+        self.types.keys().all(|name| DENSE.contains(&name.as_str()))
+    }
+
     /// The type that most parameters have.
     pub fn main_type(&self) -> &str {
         let main = self.types.iter().max_by_key(|(_, count)| **count);

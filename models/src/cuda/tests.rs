@@ -2,9 +2,10 @@
 //! step.
 
 use super::*;
+use crate::goldens::{blocks, goldens, logits};
 use crate::loader::store::{Raw, WeightStore};
 use crate::testing::{TinyLlama, vocab_size};
-use crate::tests::goldens::{Case, goldens, stored};
+use crate::tests::goldens::Case;
 use crate::tests::{Span, assert_close, batch, rows, tokens};
 use candle_core::quantized::GgmlDType;
 use cresset_kernels::gpu::{Buffer, Emulator, device_or_emulator};
@@ -115,7 +116,7 @@ fn check_family(case: &Case, want: &[Vec<f32>]) {
 
 #[test]
 fn every_family_equals_transformers() {
-    let logits = stored("architectures.safetensors");
+    let logits = logits();
     for case in &goldens().cases {
         check_family(case, &rows(&logits[&case.name]));
     }
@@ -123,7 +124,7 @@ fn every_family_equals_transformers() {
 
 #[test]
 fn every_format_of_the_files_is_widened() {
-    let blocks = stored("blocks.safetensors");
+    let blocks = blocks();
     let options = options(Kind::Bf16);
     for (name, dtype) in [
         ("Q4_0", GgmlDType::Q4_0),

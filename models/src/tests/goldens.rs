@@ -4,85 +4,18 @@
 
 use super::*;
 use crate::arch;
+use crate::goldens::{FORMATS, blocks, kernel_errors, logits};
 use crate::loader::gguf::Value;
 use crate::loader::names;
 use crate::testing::{GgufWriter, interleaved};
-use candle_core::quantized::GgmlDType;
 use candle_transformers::models::{gemma2, gemma3, mistral, qwen2, qwen3};
 use cresset_kernels::linear::Weight;
-use half::{bf16, f16};
-use safetensors::tensor::{Dtype, TensorView};
-use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, HashMap};
 
-const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/goldens");
-
-#[derive(Deserialize)]
-pub struct Goldens {
-    pub cases: Vec<Case>,
-}
-
-#[derive(Deserialize)]
-pub struct Case {
-    pub name: String,
-    /// Type of the stored weights.
-    dtype: GoldenType,
-    pub config: serde_json::Value,
-    /// The same config in the layout of earlier versions.
-    older_config: serde_json::Value,
-    tensors: BTreeMap<String, Vec<usize>>,
-    pub tokens: Vec<u32>,
-    /// The GGUF file's metadata, if it can hold all of the config.
-    gguf: Option<Converted>,
-}
-
-#[derive(Clone, Copy, Deserialize)]
-enum GoldenType {
-    F32,
-    F16,
-    BF16,
-}
-
-#[derive(Deserialize)]
-struct Converted {
-    metadata: BTreeMap<String, serde_json::Value>,
-    /// Tensors that the checkpoint does not have.
-    extra: BTreeMap<String, Vec<f32>>,
-    /// First eight bytes of the SHA-256 of each tensor.
-    digests: BTreeMap<String, String>,
-}
-
-/// Uniform in [-1, 1): SplitMix64 seeded by the FNV-1a hash of the name, 24 bits of each.
-fn random(name: &str, count: usize) -> impl Iterator<Item = f32> {
-    let fnv = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
-    let seed = name.bytes().fold(0xcbf2_9ce4_8422_2325, fnv);
-    (1..=count as u64).map(move |i| {
-        let mut mixed = seed.wrapping_add(i.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((mixed ^ (mixed >> 31)) >> 40) as f32 / (1 << 23) as f32 - 1.0
-    })
-}
+pub use crate::goldens::{ConvertedModel, GoldenModel as Case, goldens};
 
 impl Case {
-    fn kind(&self) -> &str {
-        self.config["model_type"].as_str().unwrap()
-    }
-
-    fn weights(&self, name: &str, shape: &[usize]) -> Vec<f32> {
-        let (scale, shift) = match shape {
-            [_, cols] if name.ends_with("_proj.weight") => (2.5 / (*cols as f32).sqrt(), 0.0),
-            _ if name.ends_with("norm.weight") => {
-                (0.2, if self.kind().starts_with("gemma") { 0.0 } else { 1.0 })
-            }
-            _ => (0.5, 0.0),
-        };
-        random(name, shape.iter().product())
-            .map(|x| self.dtype.rounded(x * scale + shift))
-            .collect()
-    }
-
     fn folder(&self, config: &serde_json::Value) -> CpuModel {
         self.in_folder(config, |source| self.load(source))
     }
@@ -94,23 +27,15 @@ impl Case {
         load: impl FnOnce(&ModelSource) -> T,
     ) -> T {
         let folder = tempfile::tempdir().unwrap();
-        let bytes = |(name, shape): (&String, &Vec<usize>)| {
-            let data: Vec<u8> =
-                self.weights(name, shape).into_iter().flat_map(|x| self.dtype.bytes(x)).collect();
-            (name.clone(), shape.clone(), data)
-        };
-        let tensors: Vec<_> = self.tensors.iter().map(bytes).collect();
-        let view = |(name, shape, data)| {
-            (name, TensorView::new(self.dtype.stored(), Vec::clone(shape), data).unwrap())
-        };
-        let views = tensors.iter().map(|(name, shape, data)| view((name, shape, data)));
-        safetensors::serialize_to_file(views, None, &folder.path().join("model.safetensors"))
-            .unwrap();
-        std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+        self.write(folder.path(), config).unwrap();
         load(&ModelSource::hf_folder(folder.path().to_owned()))
     }
 
-    fn gguf(&self, converted: &Converted) -> CpuModel {
+    fn gguf(&self, converted: &ConvertedModel) -> CpuModel {
+        self.load(&ModelSource::gguf(self.gguf_file(converted).path().to_owned()))
+    }
+
+    pub fn gguf_file(&self, converted: &ConvertedModel) -> tempfile::NamedTempFile {
         let mut writer = GgufWriter::default();
         writer
             .metadata
@@ -143,7 +68,7 @@ impl Case {
         assert_eq!(digests.collect::<BTreeMap<_, _>>(), converted.digests, "{}", self.name);
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), writer.to_bytes()).unwrap();
-        self.load(&ModelSource::gguf(file.path().to_owned()))
+        file
     }
 
     /// The longest context is the prompt's length, so LongRoPE chooses as for one pass over it.
@@ -159,32 +84,6 @@ impl Case {
     }
 }
 
-impl GoldenType {
-    fn rounded(self, x: f32) -> f32 {
-        match self {
-            Self::F32 => x,
-            Self::F16 => f16::from_f32(x).to_f32(),
-            Self::BF16 => bf16::from_f32(x).to_f32(),
-        }
-    }
-
-    fn bytes(self, x: f32) -> Vec<u8> {
-        match self {
-            Self::F32 => x.to_le_bytes().to_vec(),
-            Self::F16 => f16::from_f32(x).to_le_bytes().to_vec(),
-            Self::BF16 => bf16::from_f32(x).to_le_bytes().to_vec(),
-        }
-    }
-
-    fn stored(self) -> Dtype {
-        match self {
-            Self::F32 => Dtype::F32,
-            Self::F16 => Dtype::F16,
-            Self::BF16 => Dtype::BF16,
-        }
-    }
-}
-
 fn metadata(value: &serde_json::Value) -> Value {
     match value {
         serde_json::Value::String(text) => Value::String(text.clone()),
@@ -195,18 +94,10 @@ fn metadata(value: &serde_json::Value) -> Value {
     }
 }
 
-pub fn stored(file: &str) -> HashMap<String, Tensor> {
-    candle_core::safetensors::load(format!("{FOLDER}/{file}"), &Device::Cpu).unwrap()
-}
-
-pub fn goldens() -> Goldens {
-    serde_json::from_slice(&std::fs::read(format!("{FOLDER}/architectures.json")).unwrap()).unwrap()
-}
-
 #[test]
 fn every_family_equals_transformers() {
     let goldens = goldens();
-    let logits = stored("architectures.safetensors");
+    let logits = logits();
     assert_eq!(goldens.cases.len(), logits.len());
     for case in &goldens.cases {
         let want = rows(&logits[&case.name]);
@@ -222,7 +113,7 @@ fn every_family_equals_transformers() {
 #[test]
 fn listed_sliding_layers_are_obeyed() {
     let mut case = goldens().cases.into_iter().find(|case| case.name == "gemma3").unwrap();
-    let want = rows(&stored("architectures.safetensors")["gemma3"]);
+    let want = rows(&logits()["gemma3"]);
     let mut converted = case.gguf.take().unwrap();
     let mut with = |full: usize| {
         let list: Vec<bool> = (0..7).map(|layer| layer != full).collect();
@@ -297,21 +188,8 @@ fn candles_models_agree() {
 
 #[test]
 fn every_block_format_decodes_to_the_reference_values() {
-    let blocks = stored("blocks.safetensors");
-    for (name, dtype) in [
-        ("Q4_0", GgmlDType::Q4_0),
-        ("Q4_1", GgmlDType::Q4_1),
-        ("Q5_0", GgmlDType::Q5_0),
-        ("Q5_1", GgmlDType::Q5_1),
-        ("Q8_0", GgmlDType::Q8_0),
-        ("Q2_K", GgmlDType::Q2K),
-        ("Q3_K", GgmlDType::Q3K),
-        ("Q4_K", GgmlDType::Q4K),
-        ("Q5_K", GgmlDType::Q5K),
-        ("Q6_K", GgmlDType::Q6K),
-        ("F16", GgmlDType::F16),
-        ("BF16", GgmlDType::BF16),
-    ] {
+    let blocks = blocks();
+    for (name, dtype) in FORMATS {
         let raw = blocks[&format!("{name}.raw")].flatten_all().unwrap().to_vec1::<u8>().unwrap();
         let want = rows(&blocks[&format!("{name}.values")]);
         let weight = Weight::from_ggml(dtype, &raw, want.len(), want[0].len()).unwrap();
@@ -319,6 +197,20 @@ fn every_block_format_decodes_to_the_reference_values() {
             let mut got = vec![0.0; want.len()];
             weight.row_f32(row, &mut got);
             assert_eq!(&got, want, "{name}, row {row}");
+        }
+    }
+}
+
+/// The check of a machine's kernels, as qualification runs it.
+#[test]
+fn the_kernels_of_this_machine_are_close() {
+    let scratch = tempfile::tempdir().unwrap();
+    for threads in [1, 3] {
+        let errors = kernel_errors(threads, scratch.path()).unwrap();
+        assert_eq!(errors.len(), 3 * goldens().cases.len() + FORMATS.len());
+        for error in errors {
+            assert!(error.most < 1e-3, "{error:?}");
+            assert!(error.relative < if error.rounded { 1e-8 } else { 1e-9 }, "{error:?}");
         }
     }
 }

@@ -7,8 +7,8 @@
 //! | S0 | identity: the files are the release's |
 //! | S1 | tokenizer: text and ids are the reference's |
 //! | S2 | template: prompts are the reference's |
-//! | S3 | logic of the architecture in f32; the tests of the crate `models` prove it |
-//! | S4 | precision against f32 over many tokens; no check measures it |
+//! | S3 | logic of the architectures in f32, on this machine's kernels |
+//! | S4 | precision against f32 over many tokens |
 //! | S5 | invariance: an answer does not depend on how it is computed |
 //! | S6 | generation: tokens, text, log-probabilities and counts are right |
 //! | S7 | context: the promised length really runs |
@@ -18,7 +18,12 @@
 mod context;
 mod generation;
 mod invariance;
+mod kernels;
+mod language;
+mod structure;
 mod text;
+mod texts;
+mod witness;
 
 use crate::goldens::Goldens;
 use crate::http;
@@ -45,6 +50,12 @@ pub const ALL: &[Check] = &[
         run: text::digests,
     },
     Check {
+        id: "weights",
+        stage: "S0",
+        proves: "no weight is broken, and each tensor has the scale of its kind",
+        run: structure::weights,
+    },
+    Check {
         id: "tokenizer_round_trip",
         stage: "S1",
         proves: "text survives encoding and decoding in every script",
@@ -63,6 +74,12 @@ pub const ALL: &[Check] = &[
         run: text::special_text,
     },
     Check {
+        id: "special_tokens",
+        stage: "S1",
+        proves: "each special token that the template writes is one token",
+        run: structure::special_tokens,
+    },
+    Check {
         id: "template_render",
         stage: "S2",
         proves: "every message reaches the prompt, once and in order",
@@ -75,6 +92,36 @@ pub const ALL: &[Check] = &[
         run: text::template_goldens,
     },
     Check {
+        id: "turns",
+        stage: "S2",
+        proves: "each turn extends the one before, and an answer is asked for",
+        run: structure::turns,
+    },
+    Check {
+        id: "end_of_turn",
+        stage: "S2",
+        proves: "what the files declare and the template writes behind an answer ends it",
+        run: structure::end_of_turn,
+    },
+    Check {
+        id: "kernels",
+        stage: "S3",
+        proves: "this machine's kernels compute what independent implementations do, in any number of threads",
+        run: kernels::kernels,
+    },
+    Check {
+        id: "plain_text",
+        stage: "S4",
+        proves: "the model reads ordinary text as well as its size lets expect",
+        run: language::plain_text,
+    },
+    Check {
+        id: "witness",
+        stage: "S4",
+        proves: "a second implementation computes the same from the same file, prefilled and decoded",
+        run: witness::witness,
+    },
+    Check {
         id: "logprobs",
         stage: "S6",
         proves: "logits are finite and log-probabilities a distribution led by the greedy choice",
@@ -85,6 +132,12 @@ pub const ALL: &[Check] = &[
         stage: "S6",
         proves: "greedy tokens equal the f32 reference's, wherever its margin is decisive",
         run: generation::greedy_goldens,
+    },
+    Check {
+        id: "answers_end",
+        stage: "S6",
+        proves: "questions of one word are answered, and the answers end",
+        run: structure::answers_end,
     },
     Check {
         id: "seeds",

@@ -2,6 +2,7 @@
 
 use super::{CheckFinding, CheckInput};
 use crate::subject::{ChatTurn, Result, SubjectError};
+use std::collections::BTreeMap;
 
 /// Texts in composed form only, because some tokenizers normalise to it.
 const TEXTS: &[&str] = &[
@@ -64,26 +65,35 @@ pub(super) fn tokenizer_goldens(input: &mut CheckInput) -> Result<CheckFinding> 
     Ok(CheckFinding::from_wrong(&wrong, goldens.tokenizer.len(), "ids equal the reference's"))
 }
 
-/// The content of a hostile message must not add a single id of the markup to the prompt.
+/// The content of a hostile message must not add a single control token to the prompt.
 pub(super) fn special_text(input: &mut CheckInput) -> Result<CheckFinding> {
-    let ids = input.subject.markup_ids();
+    let mut ids = [input.subject.markup_ids(), input.subject.control_ids()].concat();
+    ids.sort_unstable();
+    ids.dedup();
     let mut wrong = Vec::new();
+    let harmless = counts(input, "plain words")?;
+    let mut hostile = String::from("plain");
     for id in &ids {
         let text = input.subject.decode(&[*id], false)?;
-        let harmless = count(input, *id, "plain words")?;
-        if text.is_empty() || count(input, *id, &format!("plain {text} words"))? != harmless {
-            wrong.push(format!("{text:?} (id {id})"));
+        if text.is_empty() {
+            wrong.push(format!("id {id} has no text"));
         }
+        hostile = format!("{hostile} {text} words");
     }
-    if input.subject.eos_ids().is_empty() {
-        wrong.push("the release has no end-of-text id".into());
+    let found = counts(input, &hostile)?;
+    for id in ids.iter().filter(|id| found.get(id) != harmless.get(id)) {
+        wrong.push(format!("{:?} (id {id})", input.subject.decode(&[*id], false)?));
     }
-    Ok(CheckFinding::from_wrong(&wrong, ids.len(), "no special id from a message's text"))
+    Ok(CheckFinding::from_wrong(&wrong, ids.len(), "no control token from a message's text"))
 }
 
-fn count(input: &mut CheckInput, id: u32, content: &str) -> Result<usize> {
-    let prompt = input.subject.encode_chat(&[ChatTurn::new("user", content)])?;
-    Ok(prompt.iter().filter(|&&token| token == id).count())
+/// How often each id is in the prompt of a message.
+fn counts(input: &mut CheckInput, content: &str) -> Result<BTreeMap<u32, usize>> {
+    let mut counts = BTreeMap::new();
+    for id in input.subject.encode_chat(&[ChatTurn::new("user", content)])? {
+        *counts.entry(id).or_default() += 1;
+    }
+    Ok(counts)
 }
 
 /// A refused role is a right answer, because some templates have no system role. Dropping the

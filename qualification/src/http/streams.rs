@@ -12,11 +12,16 @@ fn streamed(body: &Value) -> Value {
 pub(crate) fn stop_string(input: &mut CheckInput) -> Result<CheckFinding> {
     let messages = question("gardens");
     let long = input.long(24);
-    let text = input.steady(&messages, &long)?.text;
+    let Reply { text, finish, .. } = input.steady(&messages, &long)?;
     let pieces = input.ask_for("stream", &messages, streamed(&long))?.pieces;
     let Some(stop) = across_pieces(&pieces) else {
+        const GATE: &str = "a text of several tokens";
         let why = format!("no usable text to stop in: {text:?}");
-        return Ok(CheckFinding::new(false, why, "a text of several tokens"));
+        // A short answer that ended by itself is no fault of the endpoint.
+        return Ok(match finish.as_deref() {
+            Some("stop") => CheckFinding::not_run(why, GATE),
+            _ => CheckFinding::new(false, why, GATE),
+        });
     };
     let before = text.split(&stop).next().unwrap_or_default().to_owned();
     let body = with(long, json!({ "stop": [stop] }));

@@ -4,13 +4,28 @@
 /// A check's id with a sentence for each of its planted faults.
 const FAULTS: &[(&str, &[&str])] = &[
     ("digests", &["one byte of a file is not the release's"]),
+    (
+        "weights",
+        &[
+            "one flipped bit in the exponent of a block's scale",
+            "all values of one tensor are zero",
+            "one weight is not a number",
+        ],
+    ),
     ("tokenizer_round_trip", &["a token of text outside ASCII is lost"]),
     ("tokenizer_goldens", &["the tokenizer adds a special token"]),
     ("special_text", &["special tokens are parsed out of a user's text"]),
+    ("special_tokens", &["the text of a special token is split into ordinary ones"]),
     ("template_render", &["the first message is left out"]),
     ("template_goldens", &["another release's template"]),
+    ("turns", &["the template never asks for an answer", "a later turn changes the first one"]),
+    ("end_of_turn", &["the id that the template puts behind an answer does not end it"]),
+    ("kernels", &["a kernel sums one value in a thousand twice"]),
+    ("plain_text", &["the model has lost what it had learned"]),
+    ("witness", &["logits are a tenth too large", "one wrong position where decoding begins"]),
     ("logprobs", &["logits are shifted", "a logit is not a number"]),
     ("greedy_goldens", &["a late token is wrong"]),
+    ("answers_end", &["answers go on for ever"]),
     ("seeds", &["the seed is ignored", "all rows share one seed"]),
     ("prompt_tokens", &["a prompt has tokens too many"]),
     ("http_goldens", &["the late part of an answer is another text"]),

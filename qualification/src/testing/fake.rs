@@ -4,8 +4,9 @@
 use super::fake_api::Dialect;
 use crate::goldens::{Case, Goldens, TemplateCase, TokenizerCase};
 use crate::subject::{
-    ApiAnswer, ApiManner, ChatTurn, Finish, Generation, PositionLogprob, Request, Result, Subject,
-    SubjectError, TOP_LOGPROBS,
+    ApiAnswer, ApiManner, ChatTurn, Finish, Generation, KernelDistance, PositionLogprob, Precision,
+    Request, Result, ScorePath, Subject, SubjectError, TOP_LOGPROBS, WeightStats, WitnessRow,
+    Witnessed,
 };
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,9 +35,15 @@ pub fn files() -> BTreeMap<String, String> {
 /// The outputs of a reference implementation: those of the fake itself without a fault.
 pub fn goldens() -> Goldens {
     let mut fake = Fake::default();
-    let messages = vec![ChatTurn::new("user", "hello")];
-    let prompt_ids = fake.encode_chat(&messages).unwrap();
-    let generation = fake.generate(&[Request::greedy(0, &prompt_ids, 64)]).unwrap().remove(0);
+    // Its answer does not end by itself, so that all of it is compared.
+    let case = |number: u32| {
+        let messages = vec![ChatTurn::new("user", &format!("hello {number}"))];
+        let prompt_ids = fake.encode_chat(&messages).unwrap();
+        let generation = fake.generate(&[Request::greedy(0, &prompt_ids, 64)]).unwrap().remove(0);
+        let goes_on = !generation.tokens.contains(&END);
+        goes_on.then_some((messages, prompt_ids, generation))
+    };
+    let (messages, prompt_ids, generation) = (0..).find_map(case).unwrap();
     let top2 = generation.tokens.iter().map(|token| [(*token, 1.0), (0, 0.0)]).collect();
     let case = Case {
         id: "hello".into(),
@@ -72,13 +79,19 @@ fn unit(value: impl Hash) -> f64 {
     (hash(value) >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// Letters and blanks are likely, everything else is not.
+/// Letters and blanks are likely, everything else is not; after some of the beginnings, an answer
+/// ends.
 fn logits(before: &[u32], bias: &[(u32, f32)]) -> Vec<f32> {
-    let tail = &before[before.len().saturating_sub(12)..];
+    const ENDS: f64 = 1.0 / 16.0;
+    let tail = &before[before.len().saturating_sub(24)..];
     let likely = |id: u32| (97..123).contains(&id) || id == 32;
+    let mixed = hash(tail);
     let mut logits: Vec<f32> = (0..VOCABULARY)
-        .map(|id| unit((tail, id)) as f32 * 6.0 - if likely(id) { 0.0 } else { 12.0 })
+        .map(|id| unit((mixed, id)) as f32 * 6.0 - if likely(id) { 0.0 } else { 12.0 })
         .collect();
+    if unit((tail, "end")) < ENDS {
+        logits[END as usize] += 24.0;
+    }
     for (id, by) in bias {
         logits[*id as usize] += by;
     }
@@ -200,6 +213,34 @@ impl Subject for Fake {
         vec![END, END_OF_TEXT]
     }
 
+    fn control_ids(&self) -> Vec<u32> {
+        SPECIALS.map(|(id, _)| id).to_vec()
+    }
+
+    fn declared_ends(&mut self) -> Result<Vec<u32>> {
+        Ok(vec![END_OF_TEXT])
+    }
+
+    fn parameters(&self) -> u64 {
+        100_000_000
+    }
+
+    fn kernels(&mut self) -> Result<Option<Vec<KernelDistance>>> {
+        let exact =
+            KernelDistance { name: "fake".into(), most: 0.0, relative: 0.0, rounded: false };
+        Ok(Some(vec![exact]))
+    }
+
+    fn weights(&mut self) -> Result<Vec<WeightStats>> {
+        let tensor = |layer: u8| WeightStats {
+            name: format!("blk.{layer}.attn_q.weight"),
+            finite: true,
+            rms: 0.1 + 0.01 * f64::from(layer),
+            max: 1.0 + 0.1 * f32::from(layer),
+        };
+        Ok((0..6).map(tensor).collect())
+    }
+
     fn encode(&mut self, text: &str, parse_special: bool) -> Result<Vec<u32>> {
         let (mut ids, mut rest) = (Vec::new(), text);
         while let Some(character) = rest.chars().next() {
@@ -223,8 +264,12 @@ impl Subject for Fake {
     }
 
     fn render(&mut self, messages: &[ChatTurn]) -> Result<String> {
+        Ok(self.render_history(messages)? + "<|start|>assistant\n")
+    }
+
+    fn render_history(&mut self, messages: &[ChatTurn]) -> Result<String> {
         let turns = messages.iter().map(|m| format!("<|start|>{}\n{}<|end|>\n", m.role, m.content));
-        Ok(turns.collect::<String>() + "<|start|>assistant\n")
+        Ok(turns.collect())
     }
 
     fn encode_chat(&mut self, messages: &[ChatTurn]) -> Result<Vec<u32>> {
@@ -242,6 +287,39 @@ impl Subject for Fake {
 
     fn generate(&mut self, requests: &[Request]) -> Result<Vec<Generation>> {
         requests.iter().map(|request| self.one(request)).collect()
+    }
+
+    fn score(
+        &mut self,
+        _tenant: u32,
+        ids: &[u32],
+        _path: ScorePath,
+    ) -> Result<Vec<Option<PositionLogprob>>> {
+        // The fake knows every text by heart: each next token is likely.
+        let score = |(at, pair): (usize, &[u32])| {
+            let told = logprob(&logits(&ids[..=at], &[]), pair[1]);
+            Some(PositionLogprob { chosen: told.chosen.max(-1.0), ..told })
+        };
+        Ok(ids.windows(2).enumerate().map(score).collect())
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::Exact
+    }
+
+    /// The fake itself, summed in another order.
+    fn witness(&mut self, ids: &[u32], wanted: &[Vec<u32>]) -> Result<Witnessed> {
+        let row = |(position, wanted): (usize, &Vec<u32>)| {
+            let logits = logits(&ids[..=position], &[]);
+            let sum: f64 = logits.iter().rev().map(|l| f64::from(*l).exp()).sum();
+            let logprob = |id: u32| (f64::from(logits[id as usize]) - sum.ln()) as f32;
+            let mut order: Vec<u32> = (0..VOCABULARY).collect();
+            order.sort_by(|a, b| logits[*b as usize].total_cmp(&logits[*a as usize]));
+            let top = [0, 1].map(|at| (order[at], logprob(order[at])));
+            WitnessRow { position, top, wanted: wanted.iter().map(|id| logprob(*id)).collect() }
+        };
+        let rows = wanted.iter().enumerate().map(row).collect();
+        Ok(Witnessed::Scores { by: "the fake in another order".into(), rows })
     }
 
     fn call_api(&mut self, body: &Value) -> Result<ApiAnswer> {

@@ -3,7 +3,8 @@
 
 use super::api_faults;
 use crate::subject::{
-    ApiAnswer, ApiManner, ChatTurn, Generation, PositionLogprob, Request, Result, Subject,
+    ApiAnswer, ApiManner, ChatTurn, Generation, KernelDistance, PositionLogprob, Precision,
+    Request, Result, ScorePath, Subject, WeightStats, Witnessed,
 };
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,16 +13,40 @@ use std::collections::{BTreeMap, BTreeSet};
 pub enum PlantedFault {
     /// One byte of a file is not the release's.
     ByteFlipped,
+    /// The top bit of the exponent of a block's scale is flipped.
+    ScaleBitFlipped,
+    /// All values of one tensor are zero.
+    TensorZeroed,
+    /// One weight is not a number.
+    WeightNotANumber,
     /// The last token of text outside ASCII is lost.
     LossyEncoding,
-    /// The tokenizer adds a special token of its own.
+    /// The tokenizer adds a special token of its own to plain text.
     SpecialAdded,
     /// Special tokens are parsed out of a user's text.
     SpecialTextParsed,
-    /// The first message of a conversation is left out of the prompt.
+    /// A kernel sums one value in a thousand twice.
+    KernelOff,
+    /// The text of a special token is split into ordinary ones.
+    SpecialTokenSplit,
+    /// The template never asks for an answer.
+    NoGenerationPrompt,
+    /// A later turn changes the first one.
+    TurnsRewritten,
+    /// The id that the template puts behind an answer does not end it.
+    EndForgotten,
+    /// The model has lost what it had learned.
+    WeightsShuffled,
+    /// Answers go on for ever.
+    NeverEnds,
+    /// A system message is left out of the prompt.
     MessageDropped,
     /// The template of another release, with one blank more.
     SisterTemplate,
+    /// Logits a tenth too large, prefilled and decoded.
+    ScaledHead,
+    /// One wrong position where decoding begins.
+    SeamSlip,
     LogitsShifted,
     NotANumber,
     /// A late wrong token, as an error in long-range attention gives.
@@ -77,11 +102,19 @@ pub fn planted_for(check_id: &str) -> &'static [PlantedFault] {
     use PlantedFault as Fault;
     match check_id {
         "digests" => &[Fault::ByteFlipped],
+        "weights" => &[Fault::ScaleBitFlipped, Fault::TensorZeroed, Fault::WeightNotANumber],
         "tokenizer_round_trip" => &[Fault::LossyEncoding],
         "tokenizer_goldens" => &[Fault::SpecialAdded],
         "special_text" => &[Fault::SpecialTextParsed],
+        "special_tokens" => &[Fault::SpecialTokenSplit],
+        "turns" => &[Fault::NoGenerationPrompt, Fault::TurnsRewritten],
+        "end_of_turn" => &[Fault::EndForgotten],
+        "kernels" => &[Fault::KernelOff],
+        "plain_text" => &[Fault::WeightsShuffled],
+        "answers_end" => &[Fault::NeverEnds],
         "template_render" => &[Fault::MessageDropped],
         "template_goldens" => &[Fault::SisterTemplate],
+        "witness" => &[Fault::ScaledHead, Fault::SeamSlip],
         "logprobs" => &[Fault::LogitsShifted, Fault::NotANumber],
         "greedy_goldens" => &[Fault::WrongToken],
         "length_limit" => &[Fault::OneTokenMore],
@@ -131,6 +164,7 @@ impl<S: Subject> Faulty<S> {
         let context = self.inner.context_tokens() as usize;
         let length = request.prompt.len();
         match self.fault {
+            PlantedFault::NeverEnds if request.bias.is_empty() => spoiled.ignore_eos = true,
             PlantedFault::SeedIgnored => spoiled.seed = self.calls,
             PlantedFault::SeedShared => spoiled.seed = 1,
             PlantedFault::CutAtEdge if length > context => spoiled.prompt.truncate(context / 2),
@@ -170,6 +204,15 @@ fn shift(logprob: &mut PositionLogprob) {
     logprob.top.iter_mut().for_each(|(_, p)| *p += BY);
 }
 
+/// The effect of logits that are a tenth too large on the tokens that are told.
+fn scale_head(logprob: &mut PositionLogprob) {
+    const BY: f32 = 1.1;
+    let all = logprob.top.iter().map(|(_, p)| f64::from(p * BY).exp());
+    let sum = (all.sum::<f64>().ln() as f32).max(0.0);
+    logprob.chosen = logprob.chosen * BY - sum;
+    logprob.top.iter_mut().for_each(|(_, p)| *p = *p * BY - sum);
+}
+
 fn last_bit(g: &mut Generation) {
     if let Some(last) = g.logprobs.last_mut() {
         last.chosen = last.chosen.next_down();
@@ -190,14 +233,61 @@ impl<S: Subject> Subject for Faulty<S> {
     }
 
     fn eos_ids(&self) -> Vec<u32> {
-        self.inner.eos_ids()
+        let mut ids = self.inner.eos_ids();
+        if self.fault == PlantedFault::EndForgotten {
+            ids.remove(0);
+        }
+        ids
+    }
+
+    fn markup_ids(&self) -> Vec<u32> {
+        self.inner.markup_ids()
+    }
+
+    fn control_ids(&self) -> Vec<u32> {
+        self.inner.control_ids()
+    }
+
+    fn declared_ends(&mut self) -> Result<Vec<u32>> {
+        self.inner.declared_ends()
+    }
+
+    fn parameters(&self) -> u64 {
+        self.inner.parameters()
+    }
+
+    fn kernels(&mut self) -> Result<Option<Vec<KernelDistance>>> {
+        let mut found = self.inner.kernels()?;
+        if self.fault == PlantedFault::KernelOff {
+            found.iter_mut().flatten().for_each(|kernel| kernel.relative += 1e-6);
+        }
+        Ok(found)
+    }
+
+    fn weights(&mut self) -> Result<Vec<WeightStats>> {
+        let mut weights = self.inner.weights()?;
+        let last = weights.last_mut().expect("invariant: a model has tensors");
+        match self.fault {
+            // A block of 32 values is 2^16 times as large, in a tensor of two million.
+            PlantedFault::ScaleBitFlipped => {
+                last.rms *= 256.0;
+                last.max *= 65536.0;
+            }
+            PlantedFault::TensorZeroed => (last.rms, last.max) = (0.0, 0.0),
+            PlantedFault::WeightNotANumber => last.finite = false,
+            _ => {}
+        }
+        Ok(weights)
     }
 
     fn encode(&mut self, text: &str, parse_special: bool) -> Result<Vec<u32>> {
         let mut ids = self.inner.encode(text, parse_special)?;
         match self.fault {
+            PlantedFault::SpecialTokenSplit if parse_special && ids.len() == 1 => {
+                ids = self.inner.encode(text, false)?;
+            }
             PlantedFault::LossyEncoding if !text.is_ascii() => drop(ids.pop()),
-            PlantedFault::SpecialAdded => {
+            PlantedFault::SpecialAdded if !parse_special => {
                 ids.splice(..0, self.inner.eos_ids().pop()).for_each(drop);
             }
             _ => {}
@@ -211,10 +301,22 @@ impl<S: Subject> Subject for Faulty<S> {
 
     fn render(&mut self, messages: &[ChatTurn]) -> Result<String> {
         match self.fault {
-            PlantedFault::MessageDropped if messages.len() > 1 => self.inner.render(&messages[1..]),
+            PlantedFault::MessageDropped if messages[0].role == "system" => {
+                self.inner.render(&messages[1..])
+            }
+            PlantedFault::NoGenerationPrompt => self.inner.render_history(messages),
+            PlantedFault::TurnsRewritten if messages.len() > 1 => {
+                Ok(format!("new {}", self.inner.render(messages)?))
+            }
             PlantedFault::SisterTemplate => Ok(self.inner.render(messages)? + " "),
             _ => self.inner.render(messages),
         }
+    }
+
+    fn render_history(&mut self, messages: &[ChatTurn]) -> Result<String> {
+        let history = self.inner.render_history(messages)?;
+        let rewritten = self.fault == PlantedFault::TurnsRewritten && messages.len() > 1;
+        Ok(if rewritten { format!("new {history}") } else { history })
     }
 
     fn encode_chat(&mut self, messages: &[ChatTurn]) -> Result<Vec<u32>> {
@@ -234,6 +336,34 @@ impl<S: Subject> Subject for Faulty<S> {
             self.spoil_generation(request, requests.len(), generation);
         }
         Ok(generations)
+    }
+
+    fn score(
+        &mut self,
+        tenant: u32,
+        ids: &[u32],
+        path: ScorePath,
+    ) -> Result<Vec<Option<PositionLogprob>>> {
+        let mut scores = self.inner.score(tenant, ids, path)?;
+        match self.fault {
+            PlantedFault::WeightsShuffled => {
+                scores.iter_mut().flatten().for_each(|score| score.chosen = -10.0);
+            }
+            PlantedFault::ScaledHead => scores.iter_mut().flatten().for_each(scale_head),
+            PlantedFault::SeamSlip if path == ScorePath::Decode => {
+                scores.iter_mut().flatten().take(1).for_each(scale_head);
+            }
+            _ => {}
+        }
+        Ok(scores)
+    }
+
+    fn precision(&self) -> Precision {
+        self.inner.precision()
+    }
+
+    fn witness(&mut self, ids: &[u32], wanted: &[Vec<u32>]) -> Result<Witnessed> {
+        self.inner.witness(ids, wanted)
     }
 
     fn call_api(&mut self, body: &Value) -> Result<ApiAnswer> {
