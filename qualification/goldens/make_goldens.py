@@ -1,320 +1,224 @@
-"""Makes the goldens of SmolLM2-135M-Instruct (GGUF, Q4_1).
+"""Makes the goldens of a dense release: NAME.goldens and, as its quick part, NAME.quick.goldens.
 
-They are tokenizer and template cases, and greedy continuations with margins.
-
-    python make_goldens.py MODEL.gguf OUT_FOLDER
+    python make_goldens.py MODEL.gguf|HF_FOLDER OUT_FOLDER [--name NAME] [--tokenizer FOLDER]
+        [--positions 16384] [--by TEXT]
 
 Reference: Hugging Face transformers in f32 with eager attention on the CPU, over the weights of the
-GGUF file dequantised to f32. Two witnesses have to agree or nothing is written: the tokenizer
-against a plain byte-pair merger written here, the weights against transformers' own GGUF loader.
+file dequantised to f32. A second witness, llama.cpp in f32, has to agree with its tokenizer and its
+numbers, or nothing is written. README.md says what an archive holds.
 """
 
-import hashlib
-import json
+import argparse
+import datetime
+import gc
+import importlib.metadata
+import os
 import pathlib
-import platform
 import sys
+import tempfile
+import time
 
-import gguf
+os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
+
 import numpy
-import regex
-import tokenizers
 import torch
 import transformers
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-import cases
+import archive
+import documents as texts
+import text
+from reference import Reference, check_weights, greedy_case, likelihoods, most_likely
+from source import Refused, open_source
+from vocabulary import load_tokenizer
+from witness import Witness, widened
 
-SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 GREEDY_TOKENS = 64
-FUZZED_STRINGS = 20_000
-FUZZ_SEED = 1729
-CONTROL = 3
-GPT2 = regex.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
+# Mean divergence of the second witness from the reference, in nat.
+MOST_KL = 1e-6
+WHOLE_BYTES, QUICK_BYTES = 15_000_000, 1_000_000
+PACKAGES = ["torch", "transformers", "tokenizers", "gguf", "numpy", "llama-cpp-python"]
 
 
-class Source:
-    """The GGUF file: metadata, and tensors in f32 under Hugging Face's names and layout."""
+class Steps:
+    """Progress: one line for each step, with the seconds that it took."""
 
-    def __init__(self, path):
-        self.reader = gguf.GGUFReader(path)
+    def __init__(self):
+        self.begin = self.last = time.monotonic()
 
-    def __getitem__(self, key):
-        return self.reader.fields[key].contents()
-
-    def config(self):
-        return transformers.LlamaConfig(
-            vocab_size=self["llama.vocab_size"],
-            hidden_size=self["llama.embedding_length"],
-            intermediate_size=self["llama.feed_forward_length"],
-            num_hidden_layers=self["llama.block_count"],
-            num_attention_heads=self["llama.attention.head_count"],
-            num_key_value_heads=self["llama.attention.head_count_kv"],
-            max_position_embeddings=self["llama.context_length"],
-            rms_norm_eps=self["llama.attention.layer_norm_rms_epsilon"],
-            rope_parameters={"rope_type": "default", "rope_theta": self["llama.rope.freq_base"]},
-            bos_token_id=self["tokenizer.ggml.bos_token_id"],
-            eos_token_id=self["tokenizer.ggml.eos_token_id"],
-            tie_word_embeddings=True,
-            attn_implementation="eager",
-        )
-
-    def state(self, config):
-        names = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
-        parts = {
-            "attn_norm": "input_layernorm",
-            "attn_q": "self_attn.q_proj",
-            "attn_k": "self_attn.k_proj",
-            "attn_v": "self_attn.v_proj",
-            "attn_output": "self_attn.o_proj",
-            "ffn_norm": "post_attention_layernorm",
-            "ffn_gate": "mlp.gate_proj",
-            "ffn_up": "mlp.up_proj",
-            "ffn_down": "mlp.down_proj",
-        }
-        names |= {
-            f"blk.{n}.{short}": f"model.layers.{n}.{long}"
-            for n in range(config.num_hidden_layers)
-            for short, long in parts.items()
-        }
-        heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
-        state = {}
-        for tensor in self.reader.tensors:
-            stem = tensor.name.removesuffix(".weight")
-            weight = gguf.dequantize(tensor.data, tensor.tensor_type).astype(numpy.float32)
-            if count := heads.get(stem.split(".")[-1]):
-                weight = halves_apart(weight, count)
-            state[names[stem] + ".weight"] = torch.from_numpy(weight.copy())
-        return state
+    def done(self, step, what):
+        now = time.monotonic()
+        print(f"{step}: {what} ({now - self.last:.0f} s)", flush=True)
+        self.last = now
 
 
-def halves_apart(weight, heads):
-    """GGUF interleaves the two halves of every rotary pair in Q and K; Hugging Face keeps them apart."""
-    rows, columns = weight.shape
-    return (
-        weight.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+def arguments():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("model", type=pathlib.Path, help="a GGUF file, or a folder")
+    parser.add_argument("out", type=pathlib.Path, help="the folder of the archives")
+    parser.add_argument("--name", help="of the archives; without it that of the file")
+    parser.add_argument("--tokenizer", type=pathlib.Path, help="folder of a tokenizer.json")
+    parser.add_argument("--positions", type=int, default=16_384, help="rows of the six domains")
+    parser.add_argument("--by", default="unnamed", help="who makes them")
+    return parser.parse_args()
 
 
-def load_model(source, path):
-    config = source.config()
-    model = transformers.LlamaForCausalLM(config)
-    missing, unexpected = model.load_state_dict(source.state(config), strict=False)
-    assert set(missing) <= {"lm_head.weight"} and not unexpected, (missing, unexpected)
-    model.tie_weights()
-    model = model.eval()
-    witness = transformers.AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
-    ids = torch.tensor([[1, 9690, 198, 2683, 359, 253, 5356]])
-    difference = (logits(model, ids)[0] - logits(witness, ids)[0]).abs().max().item()
-    assert difference < 1e-4, f"transformers' GGUF loader disagrees: {difference}"
-    return model, difference
-
-
-def logits(model, ids, cache=None):
-    with torch.inference_mode():
-        return (
-            model(ids, past_key_values=cache, use_cache=cache is not None).logits.float().squeeze(0)
-        )
-
-
-def load_tokenizer(source):
-    """SmolLM2's published pipeline: single digits, then GPT-2's pattern and byte alphabet."""
-    vocabulary = {token: at for at, token in enumerate(source["tokenizer.ggml.tokens"])}
-    merges = [tuple(merge.split(" ")) for merge in source["tokenizer.ggml.merges"]]
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    kinds = zip(source["tokenizer.ggml.tokens"], source["tokenizer.ggml.token_type"])
-    tokenizer.add_special_tokens(
-        [
-            AddedToken(token, special=True, normalized=False)
-            for token, kind in kinds
-            if kind == CONTROL
-        ]
-    )
-    named = {
-        name: source["tokenizer.ggml.tokens"][source[f"tokenizer.ggml.{key}_token_id"]]
-        for name, key in [
-            ("bos_token", "bos"),
-            ("eos_token", "eos"),
-            ("unk_token", "unknown"),
-            ("pad_token", "padding"),
-        ]
-    }
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, chat_template=source["tokenizer.chat_template"], **named
-    )
-
-
-class PlainMerger:
-    """Byte-pair encoding as its definition says: the lowest-ranked pair is merged until none is left."""
-
-    def __init__(self, source):
-        self.ids = {token: at for at, token in enumerate(source["tokenizer.ggml.tokens"])}
-        self.ranks = {
-            tuple(merge.split(" ")): rank
-            for rank, merge in enumerate(source["tokenizer.ggml.merges"])
-        }
-        printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-        others = [byte for byte in range(256) if byte not in printable]
-        self.alphabet = {byte: chr(byte) for byte in printable} | {
-            byte: chr(256 + n) for n, byte in enumerate(others)
-        }
-
-    def encode(self, text):
-        words = [word for run in regex.findall(r"\p{N}|\P{N}+", text) for word in GPT2.findall(run)]
-        return [
-            id
-            for word in words
-            for id in self.merge([self.alphabet[byte] for byte in word.encode()])
-        ]
-
-    def merge(self, symbols):
-        while pairs := [
-            (self.ranks[pair], at)
-            for at, pair in enumerate(zip(symbols, symbols[1:]))
-            if pair in self.ranks
-        ]:
-            _, at = min(pairs)
-            symbols[at : at + 2] = ["".join(symbols[at : at + 2])]
-        # Symbols that the vocabulary lacks are left out, as in the reference.
-        return [self.ids[symbol] for symbol in symbols if symbol in self.ids]
-
-
-def tokenizer_cases(tokenizer, source):
-    witness = PlainMerger(source)
+def rows_of(model, documents, ids=None):
+    """The most likely tokens of every row, or the log-probabilities of given ids."""
     found = []
-    for text in cases.strings():
-        special = tokenizer.encode(text, add_special_tokens=False)
-        plain = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
-        assert plain == witness.encode(text), f"the witness disagrees on {text!r}"
-        case = {
-            "text": text,
-            "ids": plain,
-            "decoded": tokenizer.decode(plain, clean_up_tokenization_spaces=False),
-        }
-        found.append(case | ({"special_ids": special} if special != plain else {}))
-    return found
+    for n, document in enumerate(documents):
+        scored = model.scored(document.ids, document.positions)
+        if ids is None:
+            found.append(most_likely(scored))
+        else:
+            here = slice(document.first_row, document.first_row + len(document.positions))
+            found.append(likelihoods(scored, ids[here]))
+        print(f"rows: document {n + 1} of {len(documents)}", flush=True)
+    if ids is None:
+        return [numpy.concatenate(part) for part in zip(*found)]
+    return numpy.concatenate(found)
 
 
-def fuzz(tokenizer):
-    """Digest over the ids of many strings: SHA-256 of each string's number of ids and ids, as little-endian 32-bit words."""
-    digest, tokens = hashlib.sha256(), 0
-    for text in cases.fuzzed_strings(FUZZED_STRINGS, FUZZ_SEED):
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        digest.update(numpy.array([len(ids), *ids], dtype="<u4").tobytes())
-        tokens += len(ids)
-    return {
-        "strings": FUZZED_STRINGS,
-        "seed": FUZZ_SEED,
-        "ranges": cases.RANGES,
-        "pieces": cases.PIECES,
-        "tokens": tokens,
-        "sha256": digest.hexdigest(),
-    }
+def written_documents(reference, source, tokenizer, ends, positions):
+    head, context = text.begin(source, tokenizer), source.context()
+    found = texts.domain_documents(reference, tokenizer, head, ends, positions, context)
+    found.append(texts.long_document(tokenizer, head, found, context))
+    return texts.numbered(found)
 
 
-def template_cases(tokenizer):
-    def case(messages, generate):
-        render = lambda tokenize: tokenizer.apply_chat_template(
-            messages, add_generation_prompt=generate, tokenize=tokenize, return_dict=False
+def second(witness, documents, top_ids, top_logprobs):
+    """How far the second witness is over every row; too far is a refusal."""
+    theirs = rows_of(witness, documents, top_ids)
+    kl, deltas = archive.distances(top_logprobs, theirs)
+    if not kl.mean() <= MOST_KL:
+        worst = {}
+        for document in documents:
+            here = slice(document.first_row, document.first_row + len(document.positions))
+            worst.setdefault(document.domain, []).append(kl[here].mean())
+        parts = ", ".join(f"{name} {numpy.mean(part):.1e}" for name, part in worst.items())
+        raise Refused(
+            f"transformers and llama.cpp disagree: mean KL {kl.mean():.1e} over {len(kl)} "
+            f"positions, {MOST_KL:.0e} is allowed ({parts}): one of them reads this release "
+            "wrongly, so use versions that agree on it"
         )
-        return {
-            "messages": messages,
-            "add_generation_prompt": generate,
-            "prompt": render(False),
-            "ids": render(True),
-        }
-
-    return [
-        case(messages, generate)
-        for messages in cases.template_conversations()
-        for generate in (True, False)
-    ]
+    return {"second_mean_kl": float(kl.mean()), "second_most": float(deltas.max())}
 
 
-def greedy_case(model, tokenizer, name, messages):
-    """64 greedy tokens, past the end of the answer, with the two highest logits at every step."""
-    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    prompt_ids = tokenizer.encode(prompt, add_special_tokens=False)
-    cache, ids, tokens, top2 = transformers.DynamicCache(config=model.config), prompt_ids, [], []
-    for _ in range(GREEDY_TOKENS):
-        values, best = logits(model, torch.tensor([ids]), cache)[-1].topk(2)
-        tokens.append(best[0].item())
-        top2.append(
-            [
-                [best[0].item(), round(values[0].item(), 5)],
-                [best[1].item(), round(values[1].item(), 5)],
-            ]
-        )
-        ids = [tokens[-1]]
-    eos = tokenizer.eos_token_id
-    case = {
-        "id": name,
-        "messages": messages,
-        "prompt": prompt,
-        "prompt_ids": prompt_ids,
-        "greedy_ids": tokens,
-        "top2": top2,
-    }
-    print(name, len(prompt_ids), repr(tokenizer.decode(tokens))[:90], flush=True)
-    return case | {
-        "eos_at": tokens.index(eos) if eos in tokens else None,
-        "min_margin": round(min(a[1] - b[1] for a, b in top2), 5),
-    }
+def quick_noise(source, documents, top_ids, top_logprobs):
+    """How far transformers in bf16 is from the reference over the rows of the quick part."""
+    quick = [document.quick() for document in documents if document.quick_rows]
+    rows = archive.described(quick)[1]
+    model, theirs = Reference(source, torch.bfloat16), []
+    for document in quick:
+        here = slice(document.first_row, document.first_row + document.quick_rows)
+        theirs.append(likelihoods(model.scored(document.ids, document.positions), top_ids[here]))
+    return archive.noise(top_logprobs[rows], numpy.concatenate(theirs))
 
 
-def write(path, value):
-    path.write_text(json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n")
-    print(path, path.stat().st_size, "bytes")
-
-
-def made_with():
+def made(options):
+    versions = {name: importlib.metadata.version(name) for name in PACKAGES}
     return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "tokenizers": tokenizers.__version__,
-        "gguf": "0.19.0",
-        "numpy": numpy.__version__,
+        "by": options.by,
+        "at": datetime.date.today().isoformat(),
+        "reference": f"transformers {versions['transformers']}, f32, eager attention, CPU",
+        "second": f"llama.cpp of llama-cpp-python {versions['llama-cpp-python']}, f32",
+        "packages": versions,
     }
 
 
-def main(model_path, out):
-    assert (
-        hashlib.sha256(model_path.read_bytes()).hexdigest() == SHA256
-    ), "not the file these goldens are about"
+def texts_of(source, tokenizer, wide, steps):
+    """Everything that needs no numbers: ends, tokenizer cases, template cases."""
+    witness = Witness(wide)
+    strings, differing = text.tokenizer_cases(tokenizer, witness)
+    witness.close()
+    steps.done("tokenizer", f"{len(strings)} strings, {differing} left out")
+    templates = text.template_cases(tokenizer)
+    steps.done("template", f"{len(templates)} renderings")
+    ends = text.ends(source, tokenizer)
+    return {"ends": ends, "tokenizer": strings, "template": templates}
+
+
+def numbers_of(source, tokenizer, wide, ends, options, steps):
+    """Greedy cases and documents with their rows, noise and second witness."""
+    reference = Reference(source)
+    tensors = check_weights(source, reference.model)
+    steps.done("reference", f"loaded, {tensors} tensors compared")
+    documents = written_documents(reference, source, tokenizer, ends, options.positions)
+    steps.done("documents", f"{len(documents)}, {sum(len(d.ids) for d in documents)} tokens")
+    top_ids, top_logprobs = rows_of(reference, documents)
+    steps.done("distributions", f"{len(top_ids)} positions")
+    prompts = text.prompts(source, tokenizer)
+    greedy = []
+    for prompt in prompts:
+        greedy.append(greedy_case(reference, prompt, GREEDY_TOKENS))
+        print(f"greedy: case {len(greedy)} of {len(prompts)}", flush=True)
+    steps.done("greedy", f"{len(greedy)} cases of {GREEDY_TOKENS} tokens")
+    del reference
+    gc.collect()
+    witness = Witness(wide)
+    agreement = second(witness, documents, top_ids, top_logprobs)
+    witness.close()
+    steps.done("second witness", f"mean KL {agreement['second_mean_kl']:.1e} over {len(top_ids)}")
+    noise = quick_noise(source, documents, top_ids, top_logprobs)
+    steps.done("noise of bf16", f"mean KL {noise['mean_kl']:.1e} over {noise['positions']}")
+    about = {"noise": {"bf16": noise}, "cases": greedy}
+    return about, agreement, (documents, top_ids, top_logprobs)
+
+
+def make(options):
+    steps = Steps()
+    source = open_source(options.model, options.tokenizer)
+    name = options.name or source.name
+    steps.done("source", f"{source.file}, {source.architecture}, SHA-256 {source.weights_sha256}")
+    tokenizer = load_tokenizer(source)
+    options.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=options.out) as folder:
+        wide = widened(source, tokenizer, pathlib.Path(folder) / "f32.gguf")
+        steps.done("f32 file", f"{wide.stat().st_size} bytes")
+        spoken = texts_of(source, tokenizer, wide, steps)
+        found, agreement, (documents, *top) = numbers_of(
+            source, tokenizer, wide, spoken["ends"], options, steps
+        )
+    release = {
+        "name": name,
+        "file": source.file,
+        "weights_sha256": source.weights_sha256,
+        "parameters": source.parameters(),
+    }
+    about = {"release": release, "made": made(options) | agreement} | spoken | found
+    quick = [document.quick() for document in documents if document.quick_rows]
+    for suffix, listed, most in (
+        (".quick.goldens", quick, QUICK_BYTES),
+        (".goldens", documents, WHOLE_BYTES),
+    ):
+        path = options.out / f"{name}{suffix}"
+        size, rows = archive.write(path, about, listed, *top, most)
+        steps.done("written", f"{path}, {size} bytes, {rows} positions")
+    print(f"done in {steps.last - steps.begin:.0f} s", flush=True)
+
+
+def main():
+    options = arguments()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)
-    source = Source(model_path)
-    tokenizer = load_tokenizer(source)
-    about = {"model": "SmolLM2-135M-Instruct.Q4_1.gguf", "sha256": SHA256, "made_with": made_with()}
-    write(
-        out / "smollm2-135m-instruct.text.json",
-        about
-        | {
-            "tokenizer": tokenizer_cases(tokenizer, source),
-            "fuzz": fuzz(tokenizer),
-            "template": template_cases(tokenizer),
-        },
-    )
-    model, difference = load_model(source, model_path)
-    greedy = [
-        greedy_case(model, tokenizer, name, messages) for name, messages in cases.CONVERSATIONS
-    ]
-    about |= {
-        "reference": "dequantised to f32, eager attention, CPU",
-        "loader_witness_max_abs_difference": difference,
-    }
-    write(out / "smollm2-135m-instruct.greedy.json", about | {"cases": greedy})
+    try:
+        make(options)
+    except Refused as refusal:
+        print(refusal, file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"{error}: make room there, or name another folder", file=sys.stderr)
+        return 1
+    except (MemoryError, RuntimeError) as error:
+        if "memory" not in str(error).lower() + type(error).__name__.lower():
+            raise
+        print("there is not enough memory: use a larger machine", file=sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))
+    sys.exit(main())
