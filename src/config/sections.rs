@@ -301,6 +301,10 @@ pub struct LedgerSettings {
     /// 100 000 requests each has about ten million rows besides its older journal.
     #[schemars(range(min = 1_000, max = 1 << 30))]
     pub audit_rows_per_second: u64 = 50_000,
+    /// Memory that each of the ledger's two files may use for pages that were read or wait to be
+    /// written, MiB. The kernel caches the files besides.
+    #[schemars(range(min = 1, max = 65_536))]
+    pub cache_mib: u32 = 8,
 }
 }
 

@@ -102,7 +102,7 @@ impl Assembly {
         let listen = &self.config.listen;
         let public = bind(listen.public, "--listen", fallback, watcher).await?;
         let operator = bind(listen.operator, "--operator", fallback, watcher).await?;
-        let locked = ledger::lock(&self.data_dir)?;
+        let locked = ledger::lock(&self.data_dir, &self.config)?;
         let address = public.local_addr().map_err(NodeError::new)?;
         let starting = StartingNode::open(&self.config, &self.data_dir, address, operator)?;
         watcher(StartEvent::Doing("opening the ledger".into()));

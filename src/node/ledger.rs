@@ -34,10 +34,15 @@ pub fn limits(config: &Config) -> Limits {
     }
 }
 
+/// The place of a data folder's ledger, as the configuration sets it.
+pub fn place(data_dir: &Path, config: &Config) -> StoreConfig {
+    StoreConfig::folder(data_dir).with_cache_mib(config.ledger.cache_mib)
+}
+
 /// Takes the ledger for a node. Fails when there is none, or when another process has it open.
-pub(super) fn lock(data_dir: &Path) -> Result<LockedStore, NodeError> {
+pub(super) fn lock(data_dir: &Path, config: &Config) -> Result<LockedStore, NodeError> {
     require(data_dir)?;
-    Store::lock(&StoreConfig::folder(data_dir)).map_err(|error| match error {
+    Store::lock(&place(data_dir, config)).map_err(|error| match error {
         error @ StoreError::InUse(_) => NodeError::new(error).remedy(
             "a node runs there already (`cresset status`); stop it, or give another --data-dir",
         ),
@@ -124,8 +129,8 @@ pub async fn execute(
     command: AdminCommand,
 ) -> Result<Option<Value>, NodeError> {
     require(data_dir)?;
-    match Store::open_briefly(&StoreConfig::folder(data_dir), Arc::new(SystemClock), limits(config))
-    {
+    let place = place(data_dir, config);
+    match Store::open_briefly(&place, Arc::new(SystemClock), limits(config)) {
         Ok(store) => {
             let operator = Operator { store: &store, config, live: None };
             operator.execute(command).await.map(Some).map_err(NodeError::new)

@@ -2,15 +2,15 @@
 //! after the commit is durable. A backend keeps the rows; `backend` states what it promises and
 //! `DESIGN.md` draws the one there is.
 //!
-//! These checks are made. Opening checks every page of the ledger's file, always, and of the other
-//! one when the last stop was not orderly. Audits leave a *seal*: the end of the journal up to
-//! which they found everything sound. A node verifies the seal before it listens and audits what
-//! came after it; a short command does so only when the last stop was not orderly. A ledger without
-//! a seal is audited as a whole. While a node runs, new entries are audited every minute, and
-//! everything in the background every day and after a stop that was not orderly. After a failure of
-//! the storage the reopened files are checked page by page and new entries are audited. A backup is
-//! audited and sealed with a digest before it gets its name; a restore checks that seal and the
-//! rows again before it replaces anything.
+//! These checks are made. Opening checks every page of the ledger's own file; the rows of the other
+//! one are read by the audit of everything, and whoever reads a damaged one before is told. Audits
+//! leave a *seal*: the end of the journal up to which they found everything sound. A node verifies
+//! the seal before it listens and audits what came after it; a short command does so only when the
+//! last stop was not orderly. A ledger without a seal is audited as a whole. While a node runs, new
+//! entries are audited every minute, and everything in the background every day and after a stop
+//! that was not orderly. After a failure of the storage the reopened files are checked page by page
+//! and new entries are audited. A backup is audited and sealed with a digest before it gets its
+//! name; a restore checks that seal and the rows again before it replaces anything.
 
 mod auditor;
 mod backend;
@@ -98,7 +98,13 @@ pub enum StoreConfig {
 impl StoreConfig {
     /// An embedded ledger in this folder.
     pub fn folder(dir: impl Into<PathBuf>) -> Self {
-        Self::Embedded(EmbeddedConfig { dir: dir.into(), meter: None })
+        Self::Embedded(EmbeddedConfig::new(dir))
+    }
+
+    /// The same place, where each of the ledger's files uses this much memory for its pages.
+    pub fn with_cache_mib(self, mib: u32) -> Self {
+        let Self::Embedded(config) = self;
+        Self::Embedded(EmbeddedConfig { cache_bytes: (mib as usize) << 20, ..config })
     }
 }
 
@@ -167,7 +173,8 @@ impl Store {
         audit_policy: AuditPolicy,
         progress: &OpenProgress,
     ) -> StoreResult<Self> {
-        let (shared, writer) = prepare(backend, clock, limits, audit_policy, progress)?;
+        let prepare = || prepare(backend, clock, limits, audit_policy, progress);
+        let (shared, writer) = unless_contradictory(prepare)?;
         let always = audit_policy == AuditPolicy::Always;
         let rate = limits.audit_rows_per_second;
         let auditor = always.then(|| Auditor::start(Arc::clone(&shared), rate).map_err(unstarted));
@@ -399,6 +406,14 @@ fn prepare<B: Backend>(
 fn check_readable() -> StoreResult {
     failpoint!("store::read", |_| Err(StoreError::Unavailable("a read failed".into())));
     Ok(())
+}
+
+/// What `open` returns. The database panics on some damaged pages.
+fn unless_contradictory<T>(open: impl FnOnce() -> StoreResult<T>) -> StoreResult<T> {
+    panic::catch_unwind(AssertUnwindSafe(open)).unwrap_or_else(|_| {
+        let why = "the pages of the ledger's files contradict each other: keep a copy of them and restore a backup";
+        Err(StoreError::Unusable(why.into()))
+    })
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "the shape that map_err asks for")]

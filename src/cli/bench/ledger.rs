@@ -13,6 +13,7 @@ use crate::clock::SystemClock;
 use crate::ids::{AccountId, AttemptId, CredentialId, ModelId, RequestId, SessionId};
 use crate::ledger::commands::SettleEnd;
 use crate::ledger::{Admit, Command, FinishReason, Microcredits, Prices, RequestKey, Usage};
+use crate::node::ledger;
 use crate::server::operator::{AdminCommand, Operator};
 use crate::store::{EmbeddedConfig, Limits, Store, StoreConfig, StoreResult, SyncMeter};
 use serde_json::{Value, json};
@@ -35,8 +36,8 @@ pub(super) async fn run(context: &Context, arguments: &Arguments) -> CommandResu
         ScratchFolder::in_folder(arguments.folder.as_deref().unwrap_or(&context.data_dir))?;
     let alone = probe(&scratch.0)?;
     let meter = SyncMeter::new(Duration::from_millis(arguments.simulate_fsync_ms));
-    let (dir, metered) = (scratch.0.clone(), Some(Arc::clone(&meter)));
-    let config = StoreConfig::Embedded(EmbeddedConfig { dir, meter: metered });
+    let StoreConfig::Embedded(place) = ledger::place(&scratch.0, &context.config);
+    let config = StoreConfig::Embedded(EmbeddedConfig { meter: Some(meter.clone()), ..place });
     Store::init(&config).map_err(CommandError::new)?;
     let store = Store::open(&config, Arc::new(SystemClock), Limits::default())
         .map_err(CommandError::new)?;

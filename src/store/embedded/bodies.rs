@@ -26,7 +26,7 @@ pub(super) fn write_all(database: &Database, actions: &[&WriteAction]) -> StateR
     if bodies.is_empty() {
         return Ok(());
     }
-    super::files::write(database, |txn| {
+    super::files::write_bodies(database, |txn| {
         let (mut answers, mut due) = (AnswerTable::open(txn)?, txn.open_table(tables::BODIES_DUE)?);
         bodies.iter().try_for_each(|(key, body)| {
             let key = tables::request_key(key);
@@ -58,7 +58,7 @@ impl<'t> AnswerTable<'t> {
     }
 
     /// Stores an answer in place of an earlier one of the same request.
-    fn put(&mut self, key: &[u8], body: &StoredBody) -> StateResult {
+    pub(super) fn put(&mut self, key: &[u8], body: &StoredBody) -> StateResult {
         let before = self.size(key)?;
         put(&mut self.bodies, key, body)?;
         let size = self.size(key)?;
@@ -169,7 +169,7 @@ pub(super) fn remove_orphans(files: &Files) -> StateResult {
     if orphans.is_empty() {
         return Ok(());
     }
-    super::files::write(&files.bodies, |txn| {
+    super::files::write_bodies(&files.bodies, |txn| {
         let mut answers = AnswerTable::open(txn)?;
         let mut index = txn.open_table(tables::BODIES_DUE)?;
         orphans.iter().try_for_each(|(due, key)| {

@@ -16,11 +16,13 @@ use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Memory that each database may use for its pages, bytes. The pages of a ledger in daily use fit,
-/// so that most look-ups do not reach the disk.
-const CACHE_BYTES: usize = 128 << 20;
-/// Memory that an open segment may use for its pages, bytes. Segments are read in order.
-const SEGMENT_CACHE_BYTES: usize = 4 << 20;
+/// Memory that each of the ledger's two databases may use for its pages, bytes, unless the operator
+/// says otherwise. What is not there is nearly always in the page cache of the kernel.
+pub(in crate::store) const CACHE_BYTES: usize = 8 << 20;
+/// The same for a file that is written or checked as a whole, such as a backup.
+const WHOLE_CACHE_BYTES: usize = 128 << 20;
+/// The same for an open segment. Its inner pages fit.
+const SEGMENT_CACHE_BYTES: usize = 2 << 20;
 /// Bytes read at once where a file is read from front to back.
 const READ_BYTES: usize = 1 << 20;
 /// The first bytes of every redb file.
@@ -103,6 +105,8 @@ fn number_at(path: &Path) -> Option<FileNumber> {
 /// A locked folder of the file system.
 pub(super) struct LockedFolder {
     dir: PathBuf,
+    /// Memory that each of the two databases may use for its pages, bytes.
+    pub(super) cache_bytes: usize,
     /// The lock is held until this is dropped with the last handle of the store.
     lock: fs::File,
     /// The databases as they were when they were opened, to notice that one was replaced.
@@ -121,7 +125,10 @@ impl LockedFolder {
             .open(&path);
         let lock = opened.map_err(|error| unusable(dir, UNLOCKED, &error))?;
         match lock.try_lock() {
-            Ok(()) => Ok(Self { dir: dir.to_owned(), lock, opened: Mutex::default() }),
+            Ok(()) => {
+                let (dir, cache_bytes) = (dir.to_owned(), CACHE_BYTES);
+                Ok(Self { dir, cache_bytes, lock, opened: Mutex::default() })
+            }
             Err(TryLockError::WouldBlock) => {
                 Err(StoreError::InUse(format!("{} is in use by another process", dir.display())))
             }
@@ -155,7 +162,7 @@ impl Disk for LockedFolder {
     fn open(&self, file: File, check_pages: bool) -> StoreResult<Database> {
         let path = self.path(file);
         check_schema(&path, file)?;
-        let database = open_with(&path, check_pages)?;
+        let database = open_with(&path, check_pages, self.cache_bytes)?;
         if let Some(number) = number_at(&path) {
             self.opened().insert(file, number);
         }
@@ -208,23 +215,23 @@ pub(super) fn create_private(path: &Path) -> io::Result<fs::File> {
 pub(super) fn create(path: &Path) -> StoreResult<Database> {
     let fresh = OpenOptions::new().write(true).create_new(true).mode(OWNER_ONLY).open(path);
     fresh.map_err(|error| unusable(path, UNWRITTEN, &error))?;
-    let created = builder(true).create(path);
+    let created = builder(true, WHOLE_CACHE_BYTES).create(path);
     created.map_err(|error| unusable(path, UNWRITTEN, &error))
 }
 
 /// Opens a database file after checking every page of it.
 pub(super) fn open_existing(path: &Path) -> StoreResult<Database> {
-    open_with(path, true)
+    open_with(path, true, WHOLE_CACHE_BYTES)
 }
 
-fn open_with(path: &Path, check_pages: bool) -> StoreResult<Database> {
+fn open_with(path: &Path, check_pages: bool, cache_bytes: usize) -> StoreResult<Database> {
     check_kind(path)?;
     if check_pages {
         read_in_order(path)?;
     }
     // The database panics on some damaged files. No part of it outlives the unwinding.
-    let opened = panic::catch_unwind(AssertUnwindSafe(|| builder(check_pages).open(path)));
-    match opened {
+    let open = || builder(check_pages, cache_bytes).open(path);
+    match panic::catch_unwind(AssertUnwindSafe(open)) {
         Ok(Ok(database)) => Ok(database),
         Ok(Err(DatabaseError::DatabaseAlreadyOpen)) => Err(StoreError::Unusable(format!(
             "{} is open in another process: stop that one",
@@ -292,9 +299,9 @@ const DAMAGED: &str = "is damaged or cannot be read; keep a copy of it and resto
 /// What is told of a file on which the database panics.
 pub(super) const CONTRADICTION: &str = "its pages contradict each other";
 
-pub(super) fn builder(check_pages: bool) -> Builder {
+pub(super) fn builder(check_pages: bool, cache_bytes: usize) -> Builder {
     let mut builder = Builder::new();
-    builder.set_cache_size(CACHE_BYTES).set_check_integrity_on_open(check_pages);
+    builder.set_cache_size(cache_bytes).set_check_integrity_on_open(check_pages);
     builder
 }
 

@@ -14,14 +14,14 @@ use crate::store::{StoreError, StoreResult};
 use redb::{Database, ReadableDatabase, WriteTransaction};
 use std::sync::Arc;
 
-/// Which pages are checked when a ledger is opened. Those of `ledger.redb` always are.
+/// Which pages are checked when a ledger is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PageCheck {
-    /// Those of `bodies.redb`, too.
+    /// Those of both files.
     Everything,
-    /// Those of `bodies.redb` only when the last stop was not orderly: it grows with retention, and
-    /// after an orderly stop nothing was being written to it.
-    AfterCrash,
+    /// Those of `ledger.redb`. The other file grows with retention, each of its commits is whole
+    /// whatever happens after it, and the audit of everything reads its rows.
+    Ledger,
 }
 
 pub(super) struct Files {
@@ -50,12 +50,9 @@ impl Files {
     fn open_as_they_are(disk: &Arc<dyn Disk>, pages: PageCheck) -> StoreResult<Self> {
         let ledger = disk.open(File::Ledger, true)?;
         let epoch = schema::identity(&ledger, File::Ledger.name())?.epoch;
-        let check_bodies = match pages {
-            PageCheck::Everything => true,
-            PageCheck::AfterCrash => !clean_marker(&ledger)?.is_some_and(|last| last.clean),
-        };
+        let bodies = disk.open(File::Bodies, pages == PageCheck::Everything)?;
         let segments = Arc::new(SegmentShelf::new(Arc::clone(disk)));
-        let files = Self { ledger, bodies: disk.open(File::Bodies, check_bodies)?, segments };
+        let files = Self { ledger, bodies, segments };
         if schema::identity(&files.bodies, File::Bodies.name())?.epoch != epoch {
             return Err(StoreError::Unusable(
                 "ledger.redb and bodies.redb do not belong together: a restore was interrupted; run it again".into(),
@@ -96,7 +93,8 @@ impl Files {
     }
 
     pub(super) fn clean_marker(&self) -> StateResult<Option<CleanMarker>> {
-        clean_marker(&self.ledger)
+        let txn = self.ledger.begin_read()?;
+        tables::get(&tables::open(&txn, tables::META)?, tables::CLEAN_MARKER)
     }
 
     pub(super) fn seal(&self) -> StateResult<Option<SealedPosition>> {
@@ -136,11 +134,6 @@ fn set_clean_marker(ledger: &Database, marker: CleanMarker) -> StateResult {
     })
 }
 
-fn clean_marker(ledger: &Database) -> StateResult<Option<CleanMarker>> {
-    let txn = ledger.begin_read()?;
-    tables::get(&tables::open(&txn, tables::META)?, tables::CLEAN_MARKER)
-}
-
 /// Gives an empty database its tables and identity.
 pub(super) fn initialise(
     database: &Database,
@@ -163,7 +156,30 @@ pub(super) fn write(
     database: &Database,
     change: impl FnOnce(&WriteTransaction) -> StateResult,
 ) -> StateResult {
-    let txn = database.begin_write()?;
+    finish(database.begin_write()?, change)
+}
+
+/// `write` for `bodies.redb`.
+pub(super) fn write_bodies(
+    bodies: &Database,
+    change: impl FnOnce(&WriteTransaction) -> StateResult,
+) -> StateResult {
+    finish(begin_bodies(bodies)?, change)
+}
+
+/// Begins a transaction on `bodies.redb`. With it the commit stores which pages are in use, and is
+/// made in two phases: after a kill the file is open at once, where the database would otherwise
+/// read all of it. That costs one more sync a commit.
+pub(super) fn begin_bodies(bodies: &Database) -> StateResult<WriteTransaction> {
+    let mut txn = bodies.begin_write()?;
+    txn.set_quick_repair(true);
+    Ok(txn)
+}
+
+fn finish(
+    txn: WriteTransaction,
+    change: impl FnOnce(&WriteTransaction) -> StateResult,
+) -> StateResult {
     change(&txn)?;
     Ok(txn.commit()?)
 }

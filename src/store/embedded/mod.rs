@@ -59,8 +59,16 @@ const MIN_REOPEN_BYTES: u64 = 16 << 20;
 pub struct EmbeddedConfig {
     /// The folder of both files.
     pub dir: PathBuf,
+    /// Memory that each of the files may use for its pages, bytes.
+    pub cache_bytes: usize,
     /// Records the time of each sync; for measurements.
     pub meter: Option<Arc<SyncMeter>>,
+}
+
+impl EmbeddedConfig {
+    pub fn new(dir: impl Into<PathBuf>) -> Self {
+        Self { dir: dir.into(), cache_bytes: disk::CACHE_BYTES, meter: None }
+    }
 }
 
 pub(super) struct EmbeddedBackend {
@@ -70,10 +78,9 @@ pub(super) struct EmbeddedBackend {
 }
 
 impl EmbeddedBackend {
-    /// Opens both files, after checking the pages of `ledger.redb` and, after a stop that was not
-    /// orderly, of `bodies.redb`.
+    /// Opens both files, after checking the pages of `ledger.redb`.
     pub(super) fn open_on(disk: Arc<dyn Disk>) -> StoreResult<Self> {
-        let files = Files::open(&disk, PageCheck::AfterCrash)?;
+        let files = Files::open(&disk, PageCheck::Ledger)?;
         Ok(Self { disk, files: RwLock::new(Some(files)) })
     }
 
@@ -99,18 +106,18 @@ impl EmbeddedBackend {
 
 impl LedgerReader for EmbeddedBackend {
     fn snapshot(&self) -> ReadFuture<'_, Box<dyn Snapshot>> {
-        ready(self.view().map(|view| Box::new(view) as Box<dyn Snapshot>))
+        ready(|| self.view().map(|view| Box::new(view) as Box<dyn Snapshot>))
     }
 
     fn credential_and_account(
         &self,
         digest: &[u8; 32],
     ) -> ReadFuture<'_, Option<(Credential, Account)>> {
-        ready(self.view().and_then(|view| view.credential_and_account(digest)))
+        ready(|| self.view()?.credential_and_account(digest))
     }
 
     fn body(&self, key: &RequestKey, now: UnixMillis) -> ReadFuture<'_, Option<StoredBody>> {
-        ready(self.with_files(|files| bodies::read(files, key, now)))
+        ready(|| self.with_files(|files| bodies::read(files, key, now)))
     }
 
     fn audit_source(&self) -> StoreResult<Box<dyn AuditSource + '_>> {
@@ -241,7 +248,8 @@ impl Backend for EmbeddedBackend {
 
 /// Takes the folder for this process.
 pub(super) fn lock(config: &EmbeddedConfig) -> StoreResult<Arc<dyn Disk>> {
-    let folder = LockedFolder::lock(&config.dir)?;
+    let mut folder = LockedFolder::lock(&config.dir)?;
+    folder.cache_bytes = config.cache_bytes;
     Ok(match &config.meter {
         None => Arc::new(folder),
         Some(meter) => Arc::new(MeteredFolder { folder, meter: Arc::clone(meter) }),
@@ -260,7 +268,7 @@ fn open_folder(config: &EmbeddedConfig, pages: PageCheck) -> StoreResult<Files> 
 
 /// The latest time stored in a ledger that no process has open.
 pub(super) fn stored_time(config: &EmbeddedConfig) -> StoreResult<UnixMillis> {
-    let files = open_folder(config, PageCheck::AfterCrash)?;
+    let files = open_folder(config, PageCheck::Ledger)?;
     Ok(files.stored_time()?)
 }
 

@@ -28,7 +28,7 @@ pub(super) fn sweep(files: &Files, now: UnixMillis, limits: &Limits) -> StateRes
     };
     // The copy is durable before the original goes: a crash in between leaves both, and the next
     // pass ends it.
-    let txn = files.bodies.begin_write()?;
+    let txn = files::begin_bodies(&files.bodies)?;
     let purged = purge(&txn)?;
     archive(&txn, &ended)?;
     if purged > 0 || !ended.is_empty() {

@@ -2,11 +2,12 @@
 
 use super::bodies;
 use super::codec::StoredField;
+use super::disk::CONTRADICTION;
 use super::segments::SegmentShelf;
 use super::tables::{self, Definition, ReadOnly};
 use crate::ids::{AccountId, ApplicationId, CredentialId, RequestId};
 use crate::ledger::audit::AuditSource;
-use crate::ledger::state::{Crashes, Reservation, StateResult};
+use crate::ledger::state::{Crashes, Reservation, StateError, StateResult};
 use crate::ledger::{
     Account, Application, Balances, Credential, JournalEntry, RequestKey, RequestRecord,
 };
@@ -16,6 +17,7 @@ use redb::ReadTransaction;
 use std::collections::BTreeMap;
 use std::future;
 use std::ops::Bound;
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use uuid::Uuid;
 
@@ -29,25 +31,28 @@ pub(super) struct EmbeddedSnapshot {
 
 /// A result that is ready already. A look-up takes a few microseconds, less than handing it to
 /// another thread would, so it runs on the caller's thread.
-pub(super) fn ready<'a, T: Send + 'a>(result: StateResult<T>) -> ReadFuture<'a, T> {
+pub(super) fn ready<'a, T: Send + 'a>(read: impl FnOnce() -> StateResult<T>) -> ReadFuture<'a, T> {
+    // The database panics on some damaged pages.
+    let result = panic::catch_unwind(AssertUnwindSafe(read))
+        .unwrap_or_else(|_| Err(StateError::Corrupt(CONTRADICTION.into())));
     Box::pin(future::ready(result.map_err(StoreError::from)))
 }
 
 impl Snapshot for EmbeddedSnapshot {
     fn account(&self, id: AccountId) -> ReadFuture<'_, Option<Account>> {
-        ready(AuditSource::account(self, id))
+        ready(|| AuditSource::account(self, id))
     }
 
     fn accounts(&self, after: Option<AccountId>, limit: usize) -> ReadFuture<'_, Vec<Account>> {
-        ready(self.rows_after(tables::ACCOUNTS, after.map(|id| id.0), limit))
+        ready(|| self.rows_after(tables::ACCOUNTS, after.map(|id| id.0), limit))
     }
 
     fn balances(&self, id: AccountId) -> ReadFuture<'_, Balances> {
-        ready(AuditSource::balances(self, id))
+        ready(|| AuditSource::balances(self, id))
     }
 
     fn credential(&self, id: CredentialId) -> ReadFuture<'_, Option<Credential>> {
-        ready(self.row(tables::CREDENTIALS, id.0.as_bytes()))
+        ready(|| self.row(tables::CREDENTIALS, id.0.as_bytes()))
     }
 
     fn credentials(
@@ -55,11 +60,11 @@ impl Snapshot for EmbeddedSnapshot {
         after: Option<CredentialId>,
         limit: usize,
     ) -> ReadFuture<'_, Vec<Credential>> {
-        ready(self.rows_after(tables::CREDENTIALS, after.map(|id| id.0), limit))
+        ready(|| self.rows_after(tables::CREDENTIALS, after.map(|id| id.0), limit))
     }
 
     fn application(&self, id: ApplicationId) -> ReadFuture<'_, Option<Application>> {
-        ready(AuditSource::application(self, id))
+        ready(|| AuditSource::application(self, id))
     }
 
     fn applications(
@@ -67,11 +72,11 @@ impl Snapshot for EmbeddedSnapshot {
         after: Option<ApplicationId>,
         limit: usize,
     ) -> ReadFuture<'_, Vec<Application>> {
-        ready(self.rows_after(tables::APPLICATIONS, after.map(|id| id.0), limit))
+        ready(|| self.rows_after(tables::APPLICATIONS, after.map(|id| id.0), limit))
     }
 
     fn request(&self, key: &RequestKey) -> ReadFuture<'_, Option<RequestRecord>> {
-        ready(AuditSource::request(self, key))
+        ready(|| AuditSource::request(self, key))
     }
 
     fn requests_by_id(
@@ -79,11 +84,11 @@ impl Snapshot for EmbeddedSnapshot {
         account: AccountId,
         request: RequestId,
     ) -> ReadFuture<'_, Vec<RequestRecord>> {
-        ready(self.requests_under(&tables::request_prefix(account, request)))
+        ready(|| self.requests_under(&tables::request_prefix(account, request)))
     }
 
     fn live_requests(&self) -> ReadFuture<'_, Vec<RequestRecord>> {
-        ready(self.reserved_requests())
+        ready(|| self.reserved_requests())
     }
 
     fn crashes(
@@ -91,7 +96,7 @@ impl Snapshot for EmbeddedSnapshot {
         account: AccountId,
         fingerprint: &[u8; 32],
     ) -> ReadFuture<'_, Option<Crashes>> {
-        ready(self.row(tables::CRASHES, &tables::crash_key(account, fingerprint)))
+        ready(|| self.row(tables::CRASHES, &tables::crash_key(account, fingerprint)))
     }
 
     fn entries(
@@ -100,12 +105,11 @@ impl Snapshot for EmbeddedSnapshot {
         after: u64,
         limit: usize,
     ) -> ReadFuture<'_, Vec<JournalEntry>> {
-        ready(self.entries_of(account, after, limit))
+        ready(|| self.entries_of(account, after, limit))
     }
 
     fn answer_bytes(&self, account: AccountId) -> ReadFuture<'_, u64> {
-        let sums = tables::open(&self.bodies, tables::ANSWER_BYTES);
-        ready(sums.and_then(|sums| bodies::bytes_of(&sums, account)))
+        ready(|| bodies::bytes_of(&tables::open(&self.bodies, tables::ANSWER_BYTES)?, account))
     }
 }
 

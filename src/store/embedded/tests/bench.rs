@@ -2,6 +2,7 @@
 //! nothing about them: `cargo test --release --lib store::embedded::tests::bench -- --ignored
 //! --nocapture`. Pairs a second under load: `cresset bench --ledger`.
 
+use super::kill::run_and_kill;
 use super::media::Random;
 use super::*;
 use crate::ledger::audit::unpaced;
@@ -106,29 +107,29 @@ fn history_of_ten_million_requests() {
     for (name, bytes) in sizes(&folder) {
         println!("{name}: {:.0} MB", bytes as f64 / 1e6);
     }
-    let open = |what: &str, folder: &Path| {
-        let began = Instant::now();
-        let clock = Arc::new(crate::clock::SystemClock);
-        let store = Store::open(&StoreConfig::folder(folder), clock, Limits::default()).unwrap();
-        println!("{what}: open after {:.2} s", began.elapsed().as_secs_f64());
-        store
-    };
     drop(open("after an orderly stop", &folder));
     forget_pages(&folder);
     drop(open("after an orderly stop, nothing in memory", &folder));
-    let store = open("after an orderly stop, again", &folder);
-    let killed = tempfile::tempdir_in(&folder).unwrap();
-    for (name, _) in sizes(&folder) {
-        // What a process that is killed now leaves behind.
-        std::fs::copy(folder.join(&name), killed.path().join(&name)).unwrap();
-    }
-    drop(open("after a kill", killed.path()));
-    drop(killed);
+    drop(open("after an orderly stop, again", &folder));
+    run_and_kill(&folder, KILLED_AFTER);
+    drop(open("after a kill", &folder));
+    run_and_kill(&folder, KILLED_AFTER);
+    forget_pages(&folder);
+    let store = open("after a kill, nothing in memory", &folder);
     let began = Instant::now();
     let report = store.audit().unwrap();
     assert!(report.ok, "{:?}", report.violations);
     let spent = began.elapsed().as_secs_f64();
     println!("audit of everything: {spent:.0} s, {} entries", report.entries);
+}
+
+/// Opens a ledger and says how long that took.
+fn open(after: &str, folder: &Path) -> Store {
+    let began = Instant::now();
+    let clock = Arc::new(crate::clock::SystemClock);
+    let store = Store::open(&StoreConfig::folder(folder), clock, Limits::default()).unwrap();
+    println!("{after}: open after {:.2} s", began.elapsed().as_secs_f64());
+    store
 }
 
 /// The files of a ledger and their sizes on the disk, bytes.
@@ -154,6 +155,8 @@ fn forget_pages(folder: &Path) {
     }
 }
 
+/// Settled requests with answers before a process is killed.
+const KILLED_AFTER: usize = 1_000;
 const DAY_MS: u64 = 24 * 3_600_000;
 const REQUESTS_A_DAY: u64 = 100_000;
 const ACCOUNTS: u128 = 200;

@@ -190,23 +190,45 @@ fn a_slow_disk_bounds_what_waits() {
     assert_sound(&store);
 }
 
-/// Flips bits at the given places of either file while it is closed: each flip is found, or changes
-/// nothing.
-fn flip(places: impl Fn(&[u8]) -> Vec<(usize, u8)>) {
+/// A ledger whose request 1 was settled and has an answer, after an orderly stop.
+fn answered() -> (Fixture, bytes::Bytes) {
     let fixture = Fixture::new(100);
     let store = fixture.open();
     store.submit_blocking(admit(1, 1, store.boot(), 10)).unwrap();
     let body = bytes::Bytes::from_static(b"the answer");
-    tokio::runtime::Builder::new_current_thread()
-        .build()
-        .unwrap()
-        .block_on(store.put_body(key(1), body.clone(), UnixMillis(2_000_000)))
-        .unwrap();
+    keep_answer(&store, 1, &body);
     store.submit_blocking(settle(1, 1, 7)).unwrap();
     drop(store);
-    let sound = image(&fixture);
+    (fixture, body)
+}
+
+/// Flips bits at the given places of either file after an orderly stop: each flip is found, or
+/// changes nothing.
+fn flip(places: impl Fn(&[u8]) -> Vec<(usize, u8)>) {
+    let (fixture, body) = answered();
+    flip_in(&image(&fixture), &File::ALL, &body, places);
+}
+
+/// Flips bits in the file of answers after a kill: nothing else was checked before the start.
+fn flip_after_kill(places: impl Fn(&[u8]) -> Vec<(usize, u8)>) {
+    let (fixture, body) = answered();
+    let store = fixture.open();
+    keep_answer(&store, 2, &bytes::Bytes::from_static(b"another answer"));
+    let killed = image(&fixture);
+    drop(store);
+    flip_in(&killed, &[File::Bodies], &body, places);
+}
+
+/// Flips bits of these files of a ledger and opens it each time.
+fn flip_in(
+    sound: &Fixture,
+    files: &[File],
+    body: &bytes::Bytes,
+    places: impl Fn(&[u8]) -> Vec<(usize, u8)>,
+) {
+    let fixture = image(sound);
     let mut refused = 0;
-    for file in File::ALL {
+    for &file in files {
         let bytes = fs::read(sound.dir.path().join(file.name())).unwrap();
         for (place, bit) in places(&bytes) {
             for restored in File::ALL {
@@ -229,10 +251,10 @@ fn flip(places: impl Fn(&[u8]) -> Vec<(usize, u8)>) {
                     let read = || (store.body(&key(1)).now(), store.audit());
                     match panic::catch_unwind(AssertUnwindSafe(read)) {
                         Ok((Ok(found), Ok(report))) if report.ok => {
-                            assert_eq!(found, Some(body.clone()), "{file:?} {place}");
+                            assert_eq!(found.as_ref(), Some(body), "{file:?} {place}");
                             assert!(store.healthy());
                         }
-                        Ok((Ok(Some(found)), _)) => assert_eq!(found, body, "{file:?} {place}"),
+                        Ok((Ok(Some(found)), _)) => assert_eq!(&found, body, "{file:?} {place}"),
                         _ => refused += usize::from(file == File::Bodies),
                     }
                 }
@@ -244,27 +266,34 @@ fn flip(places: impl Fn(&[u8]) -> Vec<(usize, u8)>) {
     assert!(refused > 0, "no flip was ever noticed");
 }
 
+/// Some places and bits. Half of them hit what looks like content: most of a small file is filler.
+fn some(bytes: &[u8]) -> Vec<(usize, u8)> {
+    let mut random = Random(1);
+    let mut place = |round| loop {
+        let place = random.below(bytes.len());
+        if round % 2 == 0 || !matches!(bytes[place], 0 | 255) {
+            break (place, 1 << random.below(8));
+        }
+    };
+    (0..40).map(&mut place).collect()
+}
+
+/// Every page and every byte of content.
+fn all(bytes: &[u8]) -> Vec<(usize, u8)> {
+    let told = |(place, byte): (usize, &u8)| place % 512 == 0 || !matches!(byte, 0 | 255);
+    let places = bytes.iter().enumerate().filter(|&place| told(place));
+    places.map(|(place, _)| (place, 1 << (place % 8))).collect()
+}
+
 #[test]
 fn a_flipped_bit_is_noticed_or_harmless() {
-    flip(|bytes| {
-        let mut random = Random(1);
-        let mut place = |round| loop {
-            let place = random.below(bytes.len());
-            // Half of the flips hit what looks like content: most of a small file is filler.
-            if round % 2 == 0 || !matches!(bytes[place], 0 | 255) {
-                break (place, 1 << random.below(8));
-            }
-        };
-        (0..40).map(&mut place).collect()
-    });
+    flip(some);
+    flip_after_kill(some);
 }
 
 #[test]
 #[ignore = "many minutes: every page and every byte of content of both files"]
 fn every_flipped_byte_is_noticed_or_harmless() {
-    flip(|bytes| {
-        let told = |(place, byte): (usize, &u8)| place % 512 == 0 || !matches!(byte, 0 | 255);
-        let places = bytes.iter().enumerate().filter(|&place| told(place));
-        places.map(|(place, _)| (place, 1 << (place % 8))).collect()
-    });
+    flip(all);
+    flip_after_kill(all);
 }

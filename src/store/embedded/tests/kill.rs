@@ -44,13 +44,20 @@ fn load(store: &Store) {
         // The reservation stays open, so the next start has to release it.
         return;
     }
-    store.submit_blocking(settle(request, request, charge)).unwrap();
+    let answer = (key(request), body_of(answer_to(request), u64::MAX));
+    let settled = store.submit_with(settle(request, request, charge), Some(answer));
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(settled).unwrap();
     println!("{ACKNOWLEDGED}{request}");
+}
+
+fn answer_to(request: u128) -> bytes::Bytes {
+    format!("the answer to {request}").into()
 }
 
 /// Starts a process under load, waits for `wait` acknowledgements and kills it. Returns every
 /// request that it acknowledged.
-fn run_and_kill(dir: &Path, wait: usize) -> Vec<u128> {
+pub fn run_and_kill(dir: &Path, wait: usize) -> Vec<u128> {
     let name = "store::embedded::tests::kill::load_until_killed";
     let mut child = process::Command::new(std::env::current_exe().unwrap())
         .args([name, "--exact", "--ignored", "--nocapture"])
@@ -83,6 +90,8 @@ fn kill_often(rounds: usize) {
                 read.request(&key(request)).now().unwrap().expect("an acknowledged request");
             assert_eq!(record.latest().state, AttemptState::Completed);
             assert_eq!(u128::from(record.latest().charged.total().get()), request % 10);
+            let answer = store.body(&key(request)).now().unwrap();
+            assert_eq!(answer, Some(answer_to(request)), "round {round}");
         }
         assert_eq!(read.live_requests().now().unwrap(), [], "round {round}");
         let (_, reserved) = spent(&store);

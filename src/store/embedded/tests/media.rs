@@ -293,10 +293,14 @@ impl SimulatedDisk {
     }
 
     fn database_named(&self, name: &str) -> StoreResult<Database> {
+        self.database_with(name, true)
+    }
+
+    fn database_with(&self, name: &str, check_pages: bool) -> StoreResult<Database> {
         self.media.lock().unwrap().entry(name.into()).or_default();
         let drive = self.drive(name);
         let mut builder = Builder::new();
-        builder.set_check_integrity_on_open(true);
+        builder.set_check_integrity_on_open(check_pages);
         if self.faults().uncached {
             builder.set_cache_size(0);
         }
@@ -310,8 +314,8 @@ impl SimulatedDisk {
 }
 
 impl Disk for SimulatedDisk {
-    fn open(&self, file: File, _: bool) -> StoreResult<Database> {
-        self.database(file)
+    fn open(&self, file: File, check_pages: bool) -> StoreResult<Database> {
+        self.database_with(file.name(), check_pages)
     }
 
     fn keep_older(&self, _: u32) -> StoreResult {

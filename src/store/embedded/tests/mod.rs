@@ -14,6 +14,7 @@ mod restore;
 mod schema;
 mod sealed;
 mod segments;
+mod starts;
 mod time;
 
 use super::EmbeddedBackend;
@@ -106,6 +107,13 @@ fn image(of: &Fixture) -> Fixture {
     }
     let clock = of.clock.clone();
     Fixture { dir, clock }
+}
+
+/// Stores an answer until the time 2 000 000 whose settlement never comes.
+fn keep_answer(store: &Store, request: u128, answer: &bytes::Bytes) {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let kept = store.put_body(key(request), answer.clone(), UnixMillis(2_000_000));
+    runtime.block_on(kept).unwrap();
 }
 
 /// Premium units of account 1: debited, reserved.
