@@ -31,7 +31,7 @@ pub mod suite;
 pub mod testing;
 
 pub use canary::CanaryCase;
-pub use goldens::Goldens;
+pub use goldens::{Goldens, GoldensFault, GoldensOrigin};
 pub use http::EndpointReport;
 pub use identity::{
     Difference, EngineBuild, Hardware, HostIdentity, Identity, Origin, Release, ServingSettings,

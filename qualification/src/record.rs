@@ -2,6 +2,7 @@
 
 use crate::canary::CanaryCase;
 use crate::checks;
+use crate::goldens::GoldensOrigin;
 use crate::identity::{Identity, Origin, Release};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -26,6 +27,9 @@ pub struct Record {
     /// The release whose reference outputs the comparison used, if not this one.
     #[serde(default)]
     pub like: Option<String>,
+    /// The reference outputs that the comparison used.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub goldens: Option<GoldensOrigin>,
     /// Sentences that say what the verdict rests on and what it does not cover.
     pub notes: Vec<String>,
     /// The largest prompt + output that really ran with every check passed; 0 when not qualified.

@@ -229,6 +229,11 @@ pub trait Subject {
     fn parameters(&self) -> u64 {
         0
     }
+    /// The hyper-parameters in the header of the release's GGUF file, by their keys there; none for
+    /// files of another format.
+    fn hyper_parameters(&mut self) -> Result<BTreeMap<String, Value>> {
+        elsewhere()
+    }
     /// Every tensor of the release, in the order of its file.
     fn weights(&mut self) -> Result<Vec<WeightStats>> {
         elsewhere()

@@ -8,6 +8,7 @@ mod acceptance;
 mod add;
 mod fetch;
 mod folder;
+mod goldens;
 mod host_identity;
 mod manifest;
 mod node_key;
@@ -76,6 +77,13 @@ pub enum Error {
     BadNodeKey { path: PathBuf },
     #[error("{path}: {why}")]
     NotAModel { path: PathBuf, why: String },
+    #[error("{path} cannot be used as goldens: {why}")]
+    BadGoldens { path: PathBuf, why: String },
+    #[error(
+        "there are no goldens of {release:?}. Known are those of: {known}. `cresset goldens import \
+         FILE` adds others"
+    )]
+    NoGoldens { release: String, known: String },
     #[error("{0}. Nothing was added")]
     CannotRun(String),
     #[error("{0}")]

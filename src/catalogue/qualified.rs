@@ -253,13 +253,16 @@ impl Catalogue {
                 }
             };
             let difference = match record.identity.difference(&present) {
-                None if record.policy_version == POLICY_VERSION => {
-                    fitting.push(record);
-                    continue;
-                }
-                None => {
+                None if record.policy_version != POLICY_VERSION => {
                     ("suite policy", record.policy_version.to_string(), POLICY_VERSION.to_string())
                 }
+                None => match self.lost_goldens(&record) {
+                    None => {
+                        fitting.push(record);
+                        continue;
+                    }
+                    Some((recorded, present)) => ("reference", recorded, present),
+                },
                 Some(d) => (d.part, d.recorded, d.present),
             };
             let qualified = record.verdict == Verdict::Qualified;
@@ -312,7 +315,8 @@ mod tests {
     use crate::catalogue::describe_host;
     use crate::catalogue::records::{files_ending, folder_of, record_files};
     use cresset_qualification::testing::records;
-    use cresset_qualification::{CheckState, Origin, statement};
+    use cresset_qualification::{CheckState, GoldensOrigin, Origin, statement};
+    use sha2::{Digest, Sha256};
     use std::fs;
 
     const DAY: u64 = 86_400;
@@ -566,6 +570,24 @@ mod tests {
         place.save(&place.record(Verdict::Qualified));
         place.manifest.prices.revision += 1;
         place.ask(0).unwrap();
+    }
+
+    #[test]
+    fn a_record_holds_while_the_goldens_that_it_rests_on_are_here() {
+        let place = Place::new();
+        let mut record = place.record(Verdict::Qualified);
+        let sha256 = hex::encode(Sha256::digest("goldens"));
+        record.goldens = Some(GoldensOrigin { sha256: sha256.clone(), ..GoldensOrigin::default() });
+        place.save(&record);
+        assert!(place.refusal(0).contains("another reference"), "{}", place.refusal(0));
+        let folder = place.data.path().join("goldens");
+        fs::create_dir(&folder).unwrap();
+        let archive = folder.join(format!("{sha256}.goldens"));
+        fs::write(&archive, "goldens").unwrap();
+        place.accept(&record, true);
+        assert!(place.ask(0).is_ok());
+        fs::write(&archive, "Goldens").unwrap();
+        assert!(place.refusal(0).contains("another reference"), "{}", place.refusal(0));
     }
 
     #[test]

@@ -4,8 +4,8 @@
 use super::records::folder_of;
 use super::{Catalogue, Error, Result, folder, node_key};
 use crate::clock::UnixMillis;
-use cresset_qualification::envelope;
-use cresset_qualification::{Identity, Suite, SuiteScope, UnfinishedRun};
+use cresset_qualification::envelope::{self, EnvelopeFault};
+use cresset_qualification::{Suite, UnfinishedRun};
 use std::fs;
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -13,35 +13,36 @@ use std::path::PathBuf;
 const PAYLOAD_TYPE: &str = "application/vnd.cresset.unfinished-qualification+json";
 
 impl Catalogue {
-    /// The run of this identity to this extent that was interrupted after `not_before`, unless its
-    /// record was written already.
+    /// The run that was interrupted after `not_before` and can go on as `begun` would, or `begun`.
+    /// A run whose record was written already is over.
     pub fn unfinished_run(
         &self,
-        identity: &Identity,
-        scope: SuiteScope,
+        begun: UnfinishedRun,
         not_before: UnixMillis,
         now: UnixMillis,
-    ) -> Result<Option<UnfinishedRun>> {
-        let name = &identity.release.name;
-        let path = self.unfinished_path(name, scope.suite);
+    ) -> Result<UnfinishedRun> {
+        let (name, suite) = (&begun.identity.release.name, begun.scope.suite);
+        let Some(run) = self.kept_run(name, suite)? else { return Ok(begun) };
+        let in_time = (not_before.seconds()..=now.seconds()).contains(&run.started_at);
+        let written = self
+            .records(name)?
+            .iter()
+            .any(|record| record.suite == suite.name() && record.started_at == run.started_at);
+        Ok(if in_time && !written && run.goes_on(&begun) { run } else { begun })
+    }
+
+    fn kept_run(&self, name: &str, suite: Suite) -> Result<Option<UnfinishedRun>> {
+        let path = self.unfinished_path(name, suite);
         let stored = match fs::read(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             read => read.map_err(Error::io("read", &path))?,
         };
         let Some(key) = node_key::find(&self.data)? else { return Ok(None) };
         let opened = envelope::open_json(&stored, PAYLOAD_TYPE, &key.verifying_key());
-        let run: UnfinishedRun = match opened {
-            Ok(run) => run,
-            Err(why) => {
-                tracing::warn!(path = %path.display(), %why, "passing over an unfinished run");
-                return Ok(None);
-            }
+        let pass_over = |why: &EnvelopeFault| {
+            tracing::warn!(path = %path.display(), %why, "passing over an unfinished run");
         };
-        let in_time = (not_before.seconds()..=now.seconds()).contains(&run.started_at);
-        let written = self.records(name)?.iter().any(|record| {
-            record.suite == scope.suite.name() && record.started_at == run.started_at
-        });
-        Ok(Some(run).filter(|run| in_time && !written && run.belongs_to(identity, scope)))
+        Ok(opened.inspect_err(pass_over).ok())
     }
 
     /// Keeps a run in place of what was kept of one before it.
@@ -73,8 +74,8 @@ impl Catalogue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cresset_qualification::Verdict;
     use cresset_qualification::testing::records;
+    use cresset_qualification::{SuiteScope, Verdict};
 
     /// Seconds.
     const NOW: u64 = 1_700_000_000;
@@ -87,8 +88,9 @@ mod tests {
             golden_prompt_tokens: 80,
             witness_tokens: 512,
             text_tokens: 128,
+            document_tokens: 128,
         };
-        let mut run = UnfinishedRun::begin(record.identity, scope);
+        let mut run = UnfinishedRun::begin(record.identity, scope, None);
         run.started_at = NOW - 100;
         run.checks = record.checks[..3].to_vec();
         run
@@ -96,7 +98,9 @@ mod tests {
 
     fn found(catalogue: &Catalogue, like: &UnfinishedRun) -> Option<UnfinishedRun> {
         let times = [NOW - 3_600, NOW].map(|seconds| UnixMillis(seconds * 1_000));
-        catalogue.unfinished_run(&like.identity, like.scope, times[0], times[1]).unwrap()
+        let begun = UnfinishedRun { started_at: NOW, checks: Vec::new(), ..like.clone() };
+        let run = catalogue.unfinished_run(begun.clone(), times[0], times[1]).unwrap();
+        Some(run).filter(|run| *run != begun)
     }
 
     #[test]

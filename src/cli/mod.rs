@@ -8,6 +8,7 @@ mod chat;
 mod config;
 mod credits;
 mod doctor;
+mod goldens;
 mod init;
 mod keys;
 mod ledger;
@@ -99,6 +100,9 @@ enum CliCommand {
     Models(models::ModelsCommand),
     /// Prove a release on this machine: only qualified releases are served
     Qualify(qualify::Arguments),
+    /// Make, import and list reference outputs that releases are compared with
+    #[command(subcommand)]
+    Goldens(goldens::GoldensCommand),
     /// Show, check and describe the configuration
     #[command(subcommand)]
     Config(config::ConfigCommand),
@@ -183,6 +187,7 @@ async fn dispatch(globals: Globals, command: CliCommand) -> CommandResult {
         CliCommand::Ledger(command) => ledger::run(&context, command).await,
         CliCommand::Models(command) => models::run(&context, command).await,
         CliCommand::Qualify(arguments) => qualify::run(&context, arguments).await,
+        CliCommand::Goldens(command) => goldens::run(&context, command).await,
         CliCommand::Relay(arguments) => relay::run(&context, arguments).await,
         CliCommand::Config(_) | CliCommand::Doctor | CliCommand::Completions { .. } => {
             unreachable!("invariant: handled before a context is loaded")

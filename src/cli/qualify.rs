@@ -26,6 +26,7 @@ use std::path::{Path, PathBuf};
   cresset qualify smollm2-135m-instruct --suite full --report report.html
   cresset qualify smollm2-135m-instruct --show
   cresset qualify smollm2-135m-instruct --only usage,stop_string
+  cresset qualify my-tuned-smollm2 --like smollm2-135m-instruct
   cresset qualify --compare before.json after.json
   cresset qualify smollm2-135m-instruct --url http://127.0.0.1:8000/v1 --key-env ENGINE_KEY
 
@@ -47,6 +48,9 @@ pub(super) struct Arguments {
     /// Write a report: HTML, Markdown or JSON, as the file's extension says
     #[arg(long, value_name = "FILE", value_parser = values::report)]
     report: Option<PathBuf>,
+    /// Compare with the goldens of this sister release: of another quantisation or tuning
+    #[arg(long, value_name = "RELEASE", conflicts_with_all = ["show", "url", "compare"])]
+    like: Option<String>,
     /// Go on after the last check of a run that was interrupted [this is the default]
     #[arg(long, overrides_with = "no_resume")]
     resume: bool,
@@ -101,13 +105,14 @@ pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResul
         return show(context, &standing(assembly, &manifest)?, arguments.report.as_deref());
     }
     if !arguments.only.is_empty() {
-        return run_only(context, manifest, arguments.suite, arguments.only).await;
+        return run_only(context, manifest, arguments).await;
     }
     let (id, name) = (manifest.id, manifest.name.clone());
     if arguments.no_resume {
         assembly.catalogue().forget_unfinished_run(&name, arguments.suite)?;
     }
-    let record = qualify(assembly.clone(), manifest, arguments.suite).await?;
+    let (suite, like) = (arguments.suite, arguments.like);
+    let record = qualify(assembly.clone(), manifest, suite, like).await?;
     write_report(&(&record).into(), || json(&record), arguments.report.as_deref())?;
     let outcome = reload::after_change(context, Some(id), &name).await;
     let mut document = json(&record);
@@ -279,17 +284,13 @@ fn key_from(variable: &str) -> CommandResult<String> {
 }
 
 /// Runs some checks and keeps nothing: a part of a suite proves nothing.
-async fn run_only(
-    context: &Context,
-    manifest: Manifest,
-    suite: Suite,
-    ids: Vec<String>,
-) -> CommandResult {
+async fn run_only(context: &Context, manifest: Manifest, arguments: Arguments) -> CommandResult {
+    let Arguments { suite, only: ids, like, .. } = arguments;
     let assembly = context.assembly()?.clone();
     let blocking = tokio::task::spawn_blocking(move || {
         let mut progress = TaskProgress::steps(format!("checking {}", manifest.name));
         let mut on_check = |at: SuiteProgress| progress.at(at.done as u64, at.total as u64);
-        let checks = assembly.run_checks(&manifest, suite, &ids, &mut on_check);
+        let checks = assembly.run_checks(&manifest, suite, like.as_deref(), &ids, &mut on_check);
         progress.clear();
         checks
     });
@@ -306,11 +307,16 @@ async fn run_only(
 }
 
 /// Runs the suite on a thread that may block, and shows its progress.
-async fn qualify(assembly: Assembly, manifest: Manifest, suite: Suite) -> CommandResult<Record> {
+async fn qualify(
+    assembly: Assembly,
+    manifest: Manifest,
+    suite: Suite,
+    like: Option<String>,
+) -> CommandResult<Record> {
     let blocking = tokio::task::spawn_blocking(move || {
         let mut progress = TaskProgress::steps(format!("qualifying {}", manifest.name));
         let mut on_check = |at: SuiteProgress| progress.at(at.done as u64, at.total as u64);
-        let record = assembly.qualify(&manifest, suite, &mut on_check);
+        let record = assembly.qualify(&manifest, suite, like.as_deref(), &mut on_check);
         progress.clear();
         record
     });
@@ -337,7 +343,7 @@ pub(super) async fn ensure_qualified(
         Err(_) => {}
     }
     let id = manifest.id;
-    let record = qualify(assembly.clone(), manifest.clone(), Suite::Quick).await?;
+    let record = qualify(assembly.clone(), manifest.clone(), Suite::Quick, None).await?;
     note(&format!("{release} is {} on this machine", record.verdict.words()));
     if record.verdict == Verdict::Qualified {
         // A running node serves it from now on, and without one there is nobody to tell.
@@ -416,7 +422,7 @@ mod tests {
             .catalogue()
             .add(&file, Some("tiny"), &crate::node::inspect, &mut |_| {})
             .unwrap();
-        let record = assembly.qualify(&manifest, Suite::Quick, &mut |_| {}).unwrap();
+        let record = assembly.qualify(&manifest, Suite::Quick, None, &mut |_| {}).unwrap();
         assert!(verdict_text(&record).contains("Self-consistency only"));
         let written = |name: &str| {
             let path = data.path().join(name);

@@ -6,8 +6,8 @@ use crate::catalogue::Manifest;
 use crate::text::TextModel;
 use cresset_qualification::subject::Result as SubjectResult;
 use cresset_qualification::{
-    ApiAnswer, ApiManner, ChatTurn, EndpointReport, Generation, Goldens, Request, Subject,
-    SubjectError, Suite, SuiteProgress, SuiteScope,
+    ApiAnswer, ApiManner, ChatTurn, EndpointReport, Generation, Request, Subject, SubjectError,
+    Suite, SuiteProgress, SuiteScope,
 };
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -55,7 +55,9 @@ impl Assembly {
                 )),
             }
         }
-        let goldens = endpoint.release.as_ref().and_then(|r| Goldens::of_files(&r.digests()));
+        let catalogue = self.catalogue();
+        let goldens = endpoint.release.as_ref().map(|release| catalogue.goldens_of(release));
+        let goldens = goldens.transpose().map_err(NodeError::new)?.flatten();
         let limit = endpoint.release.as_ref().map(|r| r.limits.model_context_tokens);
         let model = client.model.clone();
         let mut subject =

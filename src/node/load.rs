@@ -229,7 +229,7 @@ mod tests {
         let assembly = Assembly::new(data.path().to_owned(), config).unwrap();
         let catalogue = assembly.catalogue();
         let manifest = catalogue.add(&file, None, &inspect, &mut |_| {}).unwrap();
-        let record = assembly.qualify(&manifest, Suite::Quick, &mut |_| {}).unwrap();
+        let record = assembly.qualify(&manifest, Suite::Quick, None, &mut |_| {}).unwrap();
         assert_eq!(record.verdict, Verdict::Qualified, "{:?}", record.checks);
         catalogue.accept(&record, true, "it is a test's", SystemClock.now()).unwrap();
         (data, assembly, manifest, record)

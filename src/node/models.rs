@@ -8,6 +8,7 @@ use crate::catalogue::{
 use crate::clock::{Clock, SystemClock, UnixMillis};
 use crate::config::GradeSetting;
 use crate::failpoint::failpoint;
+use cresset_kernels::instruction_set;
 use cresset_qualification::{
     CheckResult, Goldens, Grade, HostIdentity, Identity, Record, ServingSettings, Suite,
     SuiteEvent, SuiteProgress, SuiteScope, UnfinishedRun, Verdict, canary, run_only,
@@ -37,6 +38,7 @@ impl Assembly {
             dtype: dtype.into(),
             kv_dtype: kv_dtype.into(),
             dequantise: engine.dequantise,
+            instruction_set: if on_device { String::new() } else { instruction_set().into() },
             block_size: engine.block_size,
             max_batched_tokens: engine.max_batched_tokens,
             max_rows: engine.max_rows,
@@ -127,17 +129,17 @@ impl Assembly {
         &self,
         manifest: &Manifest,
         suite: Suite,
+        like: Option<&str>,
         progress: &mut dyn FnMut(SuiteProgress),
     ) -> Result<Record, NodeError> {
         let catalogue = self.catalogue();
-        let mut examined = self.examine(manifest, suite)?;
+        let mut examined = self.examine(manifest, suite, like)?;
         let Examined { identity, scope, goldens, subject } = &mut examined;
         let now = SystemClock.now();
         let hours = self.config.qualification.resume_hours;
         let not_before = UnixMillis(now.0.saturating_sub(hours.saturating_mul(3_600_000)));
-        let kept = catalogue.unfinished_run(identity, *scope, not_before, now);
-        let run = kept.map_err(NodeError::new)?;
-        let run = run.unwrap_or_else(|| UnfinishedRun::begin(identity.clone(), *scope));
+        let begun = UnfinishedRun::begin(identity.clone(), *scope, goldens.as_ref());
+        let run = catalogue.unfinished_run(begun, not_before, now).map_err(NodeError::new)?;
         let mut record = run.proceed(subject, goldens.as_ref(), &mut |event| match event {
             SuiteEvent::Begins(at) => progress(at),
             SuiteEvent::Ended(run) => {
@@ -149,7 +151,8 @@ impl Assembly {
             }
         });
         if record.verdict == Verdict::Qualified {
-            record.canary = canary::of(subject, goldens.as_ref()).map_err(|why| {
+            let own = goldens.as_ref().filter(|_| record.like.is_none());
+            record.canary = canary::of(subject, own).map_err(|why| {
                 NodeError::new(format!("the boot canary of {} failed: {why}", manifest.name))
             })?;
         }
@@ -164,19 +167,30 @@ impl Assembly {
         &self,
         manifest: &Manifest,
         suite: Suite,
+        like: Option<&str>,
         ids: &[String],
         progress: &mut dyn FnMut(SuiteProgress),
     ) -> Result<Vec<CheckResult>, NodeError> {
-        let mut examined = self.examine(manifest, suite)?;
+        let mut examined = self.examine(manifest, suite, like)?;
         let Examined { identity, scope, goldens, subject } = &mut examined;
         let results = run_only(ids, subject, identity, goldens.as_ref(), *scope, progress);
         subject.engine.shutdown();
         Ok(results)
     }
 
-    /// Loads the release's engine.
-    fn examine(&self, manifest: &Manifest, suite: Suite) -> Result<Examined, NodeError> {
+    /// Loads the release's engine. `like` names a sister release whose goldens are used.
+    fn examine(
+        &self,
+        manifest: &Manifest,
+        suite: Suite,
+        like: Option<&str>,
+    ) -> Result<Examined, NodeError> {
         let catalogue = self.catalogue();
+        let goldens = match like {
+            Some(release) => catalogue.goldens_named(release).map(Some),
+            None => catalogue.goldens_of(manifest),
+        };
+        let goldens = goldens.map_err(NodeError::new)?;
         let digests = catalogue.digests(manifest).map_err(NodeError::new)?;
         let source = catalogue.source(manifest).map_err(NodeError::new)?;
         // The engine gets the bytes whose SHA-256 was compared, or none.
@@ -185,7 +199,6 @@ impl Assembly {
         let mut identity = catalogue.identity(manifest, &self.host());
         identity.release.blake3 = digests.blake3;
         let digests = digests.sha256;
-        let goldens = Goldens::of_files(&identity.release.files);
         let subject = EngineSubject::new(self, manifest, model, digests).map_err(NodeError::new)?;
         let scope =
             SuiteScope::new(suite, self.config.qualification.quick_context_tokens, &subject);

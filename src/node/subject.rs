@@ -78,6 +78,10 @@ impl Subject for EngineSubject {
         witness::declared_ends(&self.source).map_err(broken)
     }
 
+    fn hyper_parameters(&mut self) -> SubjectResult<BTreeMap<String, Value>> {
+        witness::hyper_parameters(&self.source).map_err(broken)
+    }
+
     fn parameters(&self) -> u64 {
         self.card.parameters()
     }
@@ -464,7 +468,7 @@ mod tests {
     }
 
     fn qualify(assembly: &Assembly, manifest: &Manifest) -> Record {
-        assembly.qualify(manifest, Suite::Quick, &mut |_| {}).unwrap()
+        assembly.qualify(manifest, Suite::Quick, None, &mut |_| {}).unwrap()
     }
 
     #[test]

@@ -5,6 +5,7 @@ use super::{WitnessResult, unknown};
 use crate::{FileLayout, ModelSource};
 use candle_core::quantized::gguf_file::{Content, Value as GgufValue};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
@@ -78,6 +79,41 @@ pub fn declared_ends(source: &ModelSource) -> crate::Result<Vec<u32>> {
         FileLayout::HfFolder(folder) => ends_in_folder(folder),
     };
     read.map_err(Into::into)
+}
+
+/// The scalars in the header of a GGUF file that shape the model: the architecture and its values,
+/// by their keys. Empty for other files.
+pub fn hyper_parameters(source: &ModelSource) -> crate::Result<BTreeMap<String, Value>> {
+    let FileLayout::Gguf(path) = source.layout() else { return Ok(BTreeMap::new()) };
+    Ok(scalars_in_gguf(path)?)
+}
+
+fn scalars_in_gguf(path: &Path) -> WitnessResult<BTreeMap<String, Value>> {
+    const ARCHITECTURE: &str = "general.architecture";
+    let (content, _) = open(path)?;
+    let Some(GgufValue::String(architecture)) = content.metadata.get(ARCHITECTURE) else {
+        return unknown(format!("its metadata has no {ARCHITECTURE}"));
+    };
+    let own = format!("{architecture}.");
+    let ours =
+        content.metadata.iter().filter(|(key, _)| *key == ARCHITECTURE || key.starts_with(&own));
+    Ok(ours.filter_map(|(key, value)| Some((key.clone(), scalar(value)?))).collect())
+}
+
+/// `None` for an array.
+fn scalar(value: &GgufValue) -> Option<Value> {
+    Some(match value {
+        GgufValue::F32(value) => f64::from(*value).into(),
+        GgufValue::F64(value) => (*value).into(),
+        GgufValue::Bool(value) => (*value).into(),
+        GgufValue::String(text) => text.as_str().into(),
+        GgufValue::I8(value) => (*value).into(),
+        GgufValue::I16(value) => (*value).into(),
+        GgufValue::I32(value) => (*value).into(),
+        GgufValue::I64(value) => (*value).into(),
+        GgufValue::Array(_) => return None,
+        _ => value.to_u64().ok()?.into(),
+    })
 }
 
 fn ends_in_gguf(path: &Path) -> WitnessResult<Vec<u32>> {

@@ -12,7 +12,7 @@ mod files;
 #[cfg(test)]
 mod tests;
 
-pub use facts::declared_ends;
+pub use facts::{declared_ends, hyper_parameters};
 pub use files::{TensorStats, tensor_stats};
 
 use crate::{Error, ModelSource};

@@ -16,10 +16,12 @@
 //! S6 runs before S5, because equal answers mean little until they are right.
 
 mod context;
+mod distance;
 mod generation;
 mod invariance;
 mod kernels;
 mod language;
+mod reference;
 mod structure;
 mod text;
 mod texts;
@@ -54,6 +56,12 @@ pub const ALL: &[Check] = &[
         stage: "S0",
         proves: "no weight is broken, and each tensor has the scale of its kind",
         run: structure::weights,
+    },
+    Check {
+        id: "hyper_parameters",
+        stage: "S0",
+        proves: "the files declare the shape, rotation and context of the reference's release",
+        run: reference::hyper_parameters,
     },
     Check {
         id: "tokenizer_round_trip",
@@ -120,6 +128,12 @@ pub const ALL: &[Check] = &[
         stage: "S4",
         proves: "a second implementation computes the same from the same file, prefilled and decoded",
         run: witness::witness,
+    },
+    Check {
+        id: "distributions",
+        stage: "S4",
+        proves: "log-probabilities are the f32 reference's, in every kind of text and at every depth",
+        run: reference::distributions,
     },
     Check {
         id: "logprobs",

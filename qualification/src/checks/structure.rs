@@ -28,15 +28,18 @@ pub(super) fn weights(input: &mut CheckInput) -> Result<CheckFinding> {
         }
         wrong.extend(complaint(tensor, found, bounds));
     }
-    let gate = format!(
-        "finite; within 2^{} in scale and 2^{} in the largest value of the same tensor in other \
-         layers; without such, largest value ≤ 2^{} times the scale",
-        bounds.scale.value, bounds.peak.value, bounds.crest.value
-    );
-    let mut finding = CheckFinding::from_wrong(&wrong, stats.len(), &gate);
+    let mut finding = CheckFinding::from_wrong(&wrong, stats.len(), &weights_gate(bounds));
     let [scale, peak, crest] = farthest;
     finding.value = format!("{}; farthest 2^{scale:.1}, 2^{peak:.1}, 2^{crest:.1}", finding.value);
     Ok(finding)
+}
+
+fn weights_gate(bounds: &WeightBounds) -> String {
+    format!(
+        "finite; within 2^{} in scale and 2^{} in the largest value of the same tensor in other \
+         layers; without such, largest value ≤ 2^{} times the scale",
+        bounds.scale.value, bounds.peak.value, bounds.crest.value
+    )
 }
 
 /// What is wrong with a tensor that is so far from others.
@@ -138,22 +141,30 @@ fn wrong_turns(render: &mut dyn FnMut(&[ChatTurn], bool) -> Result<String>) -> R
         }
         // An answer is asked for after a user's turn.
         if count % 2 == 1 {
-            let prompt = render(&all[..count], true)?;
-            let answered = [&all[..count], &[ChatTurn::new("assistant", ANSWER)]].concat();
-            let answered = without_thoughts(&render(&answered, false)?);
-            let behind = answered.strip_prefix(prompt.trim_end()).unwrap_or_default();
-            let follows = behind.trim_start().starts_with(ANSWER);
-            match prompt.strip_prefix(&history) {
-                Some("") if !follows => {
-                    wrong.push(format!("no answer is asked for after turn {count}"));
-                }
-                Some(_) => {}
-                None => wrong.push(format!("asking for an answer changes turn {count}")),
-            }
+            wrong.extend(wrong_prompt(render, &all[..count], &history)?);
         }
         before = history;
     }
     Ok(wrong)
+}
+
+/// What is wrong with the prompt for an answer to turns with this history.
+fn wrong_prompt(
+    render: &mut dyn FnMut(&[ChatTurn], bool) -> Result<String>,
+    turns: &[ChatTurn],
+    history: &str,
+) -> Result<Option<String>> {
+    let prompt = render(turns, true)?;
+    let answered = [turns, &[ChatTurn::new("assistant", ANSWER)]].concat();
+    let answered = without_thoughts(&render(&answered, false)?);
+    let behind = answered.strip_prefix(prompt.trim_end()).unwrap_or_default();
+    Ok(match prompt.strip_prefix(history) {
+        Some("") if !behind.trim_start().starts_with(ANSWER) => {
+            Some(format!("no answer is asked for after turn {}", turns.len()))
+        }
+        Some(_) => None,
+        None => Some(format!("asking for an answer changes turn {}", turns.len())),
+    })
 }
 
 /// The text without what stands from `<think>` to `</think>` and the space behind it.
@@ -180,6 +191,10 @@ pub(super) fn end_of_turn(input: &mut CheckInput) -> Result<CheckFinding> {
     }
     if let Some(id) = behind_an_answer(input, &control)?.filter(|id| !ends.contains(id)) {
         wrong.push(format!("the template ends an answer with id {id}, which ends nothing"));
+    }
+    let expected = input.goldens.map_or(&[][..], |goldens| &goldens.ends);
+    for id in expected.iter().filter(|id| !ends.contains(id)) {
+        wrong.push(format!("the reference ends answers with id {id}, which ends nothing"));
     }
     for id in ends.iter().filter(|id| !control.contains(id)) {
         wrong.push(format!("id {id} ends answers and is an ordinary token"));

@@ -2,7 +2,8 @@
 //! ask the node's own surface and any other endpoint that speaks OpenAI's dialect.
 //!
 //! What a foreign endpoint does not offer is `not_run`. Its arithmetic is not this engine's either,
-//! so its greedy text may differ where the reference's lead is below `FOREIGN_MARGIN`.
+//! so its greedy text may differ where the reference leads by less than `margin.foreign` in
+//! `policy.toml`.
 
 mod client;
 mod endpoint_report;
@@ -16,12 +17,6 @@ mod tests;
 use crate::checks::Check;
 
 pub use endpoint_report::EndpointReport;
-
-/// Lead of the reference's choice, in nat, below which a foreign engine may choose another token:
-/// quantised products and 16-bit sums of other engines move logits by a few tenths.
-pub(crate) const FOREIGN_MARGIN: f32 = 0.5;
-/// The same for this node's own engine, as for its tokens.
-pub(crate) const OWN_MARGIN: f32 = 0.03;
 
 pub(crate) const PROMPT_TOKENS: Check = Check {
     id: "prompt_tokens",

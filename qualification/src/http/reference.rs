@@ -1,7 +1,6 @@
 //! Checks that compare with the reference: prompts by their length, texts, log-probabilities.
 
 use super::client::{Reply, ReplyToken, question, with};
-use super::{FOREIGN_MARGIN, OWN_MARGIN};
 use crate::checks::{CheckFinding, CheckInput};
 use crate::goldens::Case;
 use crate::subject::{ChatTurn, Result, SubjectError};
@@ -22,10 +21,6 @@ const MARKUP: [&str; 7] = [
     "<end_of_turn>",
     "</s>",
 ];
-
-fn margin(input: &CheckInput) -> f32 {
-    if input.subject.api_manner().foreign { FOREIGN_MARGIN } else { OWN_MARGIN }
-}
 
 pub(crate) fn prompt_tokens(input: &mut CheckInput) -> Result<CheckFinding> {
     let cases = prompts(input)?;
@@ -77,7 +72,7 @@ pub(crate) fn greedy_text(input: &mut CheckInput) -> Result<CheckFinding> {
     }
     let gate = format!(
         "different only where the reference's second choice is ≤ {} nat behind",
-        margin(input)
+        input.decisive_margin()
     );
     let mut finding = CheckFinding::from_wrong(&wrong, total, &gate);
     if wrong.is_empty() && equal < total {
@@ -124,7 +119,7 @@ impl<'a> Comparison<'a> {
         for _ in 0..=CONTINUATIONS {
             let Some(at) = self.difference(given, &reply) else { return Ok(ComparedText::Equal) };
             let lead = self.case.margin(at);
-            if lead > margin(input) {
+            if lead > input.decisive_margin() {
                 let id = &self.case.id;
                 let why = format!("{id} at token {at}, where the reference leads by {lead:.2} nat");
                 return Ok(ComparedText::Wrong(why));

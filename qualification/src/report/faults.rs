@@ -23,6 +23,8 @@ const FAULTS: &[(&str, &[&str])] = &[
     ("kernels", &["a kernel sums one value in a thousand twice"]),
     ("plain_text", &["the model has lost what it had learned"]),
     ("witness", &["logits are a tenth too large", "one wrong position where decoding begins"]),
+    ("hyper_parameters", &["the header declares another base of the rotation"]),
+    ("distributions", &["the file's output head is a tenth too large, for every reader"]),
     ("logprobs", &["logits are shifted", "a logit is not a number"]),
     ("greedy_goldens", &["a late token is wrong"]),
     ("answers_end", &["answers go on for ever"]),

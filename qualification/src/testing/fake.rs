@@ -2,7 +2,9 @@
 //! it.
 
 use super::fake_api::Dialect;
-use crate::goldens::{Case, Goldens, TemplateCase, TokenizerCase};
+use crate::goldens::{
+    Case, Document, DocumentRow, Goldens, GoldensOrigin, TemplateCase, TokenizerCase,
+};
 use crate::subject::{
     ApiAnswer, ApiManner, ChatTurn, Finish, Generation, KernelDistance, PositionLogprob, Precision,
     Request, Result, ScorePath, Subject, SubjectError, TOP_LOGPROBS, WeightStats, WitnessRow,
@@ -54,7 +56,11 @@ pub fn goldens() -> Goldens {
     };
     let text = "about";
     Goldens {
+        origin: GoldensOrigin { release: "fake".into(), ..GoldensOrigin::default() },
         weights_sha256: "a".repeat(64),
+        parameters: fake.hyper_parameters().unwrap(),
+        ends: fake.eos_ids(),
+        documents: vec![document(&fake.encode(DOCUMENT, false).unwrap())],
         cases: vec![case],
         tokenizer: vec![TokenizerCase {
             text: text.into(),
@@ -67,6 +73,18 @@ pub fn goldens() -> Goldens {
             add_generation_prompt: true,
         }],
     }
+}
+
+const DOCUMENT: &str = "The reference's distributions are known at each position of this text.";
+
+fn document(ids: &[u32]) -> Document {
+    let row = |position: usize| {
+        let mut top = logprobs(&logits(&ids[..=position], &[]));
+        top.truncate(64);
+        DocumentRow { position, top }
+    };
+    let rows = (0..ids.len() - 1).map(row).collect();
+    Document { domain: "prose".into(), ids: ids.to_vec(), rows }
 }
 
 fn hash(value: impl Hash) -> u64 {
@@ -107,17 +125,20 @@ fn choose(logits: &[f32], request: &Request, position: usize) -> u32 {
     (0..logits.len()).max_by(|&a, &b| score(a).total_cmp(&score(b))).unwrap() as u32
 }
 
-fn logprob(logits: &[f32], chosen: u32) -> PositionLogprob {
+/// Log-probabilities of the whole vocabulary, most likely first.
+fn logprobs(logits: &[f32]) -> Vec<(u32, f32)> {
     let sum: f64 = logits.iter().map(|l| f64::from(*l).exp()).sum();
-    let mut all: Vec<(u32, f32)> = logits
-        .iter()
-        .enumerate()
-        .map(|(id, l)| (id as u32, (f64::from(*l) - sum.ln()) as f32))
-        .collect();
-    let own = all[chosen as usize].1;
+    let of = |(id, l): (usize, &f32)| (id as u32, (f64::from(*l) - sum.ln()) as f32);
+    let mut all: Vec<(u32, f32)> = logits.iter().enumerate().map(of).collect();
     all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-    all.truncate(TOP_LOGPROBS.into());
-    PositionLogprob { chosen: own, top: all }
+    all
+}
+
+fn logprob(logits: &[f32], chosen: u32) -> PositionLogprob {
+    let mut top = logprobs(logits);
+    let own = top.iter().find(|(id, _)| *id == chosen).map_or(f32::NEG_INFINITY, |(_, p)| *p);
+    top.truncate(TOP_LOGPROBS.into());
+    PositionLogprob { chosen: own, top }
 }
 
 /// Returns whole characters as they become certain; `pending` keeps the rest.
@@ -219,6 +240,10 @@ impl Subject for Fake {
 
     fn declared_ends(&mut self) -> Result<Vec<u32>> {
         Ok(vec![END_OF_TEXT])
+    }
+
+    fn hyper_parameters(&mut self) -> Result<BTreeMap<String, Value>> {
+        Ok(BTreeMap::from([("fake.rope.freq_base".to_owned(), 10_000.0.into())]))
     }
 
     fn parameters(&self) -> u64 {

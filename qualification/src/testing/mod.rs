@@ -2,6 +2,7 @@
 //! records that no suite wrote.
 
 mod api_faults;
+pub mod archives;
 #[cfg(test)]
 pub(crate) mod fake;
 #[cfg(test)]

@@ -4,7 +4,7 @@
 use super::api_faults;
 use crate::subject::{
     ApiAnswer, ApiManner, ChatTurn, Generation, KernelDistance, PositionLogprob, Precision,
-    Request, Result, ScorePath, Subject, WeightStats, Witnessed,
+    Request, Result, ScorePath, Subject, WeightStats, WitnessRow, Witnessed,
 };
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,6 +45,10 @@ pub enum PlantedFault {
     SisterTemplate,
     /// Logits a tenth too large, prefilled and decoded.
     ScaledHead,
+    /// The same by a file that the second implementation reads too.
+    HeadScaledInFile,
+    /// The header declares another base of the rotation.
+    BaseDeclared,
     /// One wrong position where decoding begins.
     SeamSlip,
     LogitsShifted,
@@ -115,6 +119,8 @@ pub fn planted_for(check_id: &str) -> &'static [PlantedFault] {
         "template_render" => &[Fault::MessageDropped],
         "template_goldens" => &[Fault::SisterTemplate],
         "witness" => &[Fault::ScaledHead, Fault::SeamSlip],
+        "hyper_parameters" => &[Fault::BaseDeclared],
+        "distributions" => &[Fault::HeadScaledInFile],
         "logprobs" => &[Fault::LogitsShifted, Fault::NotANumber],
         "greedy_goldens" => &[Fault::WrongToken],
         "length_limit" => &[Fault::OneTokenMore],
@@ -206,11 +212,17 @@ fn shift(logprob: &mut PositionLogprob) {
 
 /// The effect of logits that are a tenth too large on the tokens that are told.
 fn scale_head(logprob: &mut PositionLogprob) {
-    const BY: f32 = 1.1;
-    let all = logprob.top.iter().map(|(_, p)| f64::from(p * BY).exp());
-    let sum = (all.sum::<f64>().ln() as f32).max(0.0);
-    logprob.chosen = logprob.chosen * BY - sum;
-    logprob.top.iter_mut().for_each(|(_, p)| *p = *p * BY - sum);
+    let sum = sum_of_scaled(logprob.top.iter().map(|(_, p)| p));
+    logprob.chosen = logprob.chosen * SCALED - sum;
+    logprob.top.iter_mut().for_each(|(_, p)| *p = *p * SCALED - sum);
+}
+
+const SCALED: f32 = 1.1;
+
+/// The logarithm of the sum of what log-probabilities are after they were scaled.
+fn sum_of_scaled<'a>(logprobs: impl Iterator<Item = &'a f32>) -> f32 {
+    let all = logprobs.map(|p| f64::from(p * SCALED).exp());
+    (all.sum::<f64>().ln() as f32).max(0.0)
 }
 
 fn last_bit(g: &mut Generation) {
@@ -250,6 +262,14 @@ impl<S: Subject> Subject for Faulty<S> {
 
     fn declared_ends(&mut self) -> Result<Vec<u32>> {
         self.inner.declared_ends()
+    }
+
+    fn hyper_parameters(&mut self) -> Result<BTreeMap<String, Value>> {
+        let mut found = self.inner.hyper_parameters()?;
+        if self.fault == PlantedFault::BaseDeclared {
+            found.values_mut().for_each(|value| *value = 100_000.0.into());
+        }
+        Ok(found)
     }
 
     fn parameters(&self) -> u64 {
@@ -349,7 +369,9 @@ impl<S: Subject> Subject for Faulty<S> {
             PlantedFault::WeightsShuffled => {
                 scores.iter_mut().flatten().for_each(|score| score.chosen = -10.0);
             }
-            PlantedFault::ScaledHead => scores.iter_mut().flatten().for_each(scale_head),
+            PlantedFault::ScaledHead | PlantedFault::HeadScaledInFile => {
+                scores.iter_mut().flatten().for_each(scale_head);
+            }
             PlantedFault::SeamSlip if path == ScorePath::Decode => {
                 scores.iter_mut().flatten().take(1).for_each(scale_head);
             }
@@ -363,7 +385,17 @@ impl<S: Subject> Subject for Faulty<S> {
     }
 
     fn witness(&mut self, ids: &[u32], wanted: &[Vec<u32>]) -> Result<Witnessed> {
-        self.inner.witness(ids, wanted)
+        let mut witnessed = self.inner.witness(ids, wanted)?;
+        if let (PlantedFault::HeadScaledInFile, Witnessed::Scores { rows, .. }) =
+            (self.fault, &mut witnessed)
+        {
+            for WitnessRow { wanted, top, .. } in rows {
+                let sum = sum_of_scaled(wanted.iter());
+                let of_top = top.iter_mut().map(|(_, p)| p);
+                wanted.iter_mut().chain(of_top).for_each(|p| *p = *p * SCALED - sum);
+            }
+        }
+        Ok(witnessed)
     }
 
     fn call_api(&mut self, body: &Value) -> Result<ApiAnswer> {
