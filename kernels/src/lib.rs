@@ -35,6 +35,7 @@ mod testing;
 
 pub use compute::Compute;
 pub use operand::{DeviceOps, OpMemory};
+pub use simd::{InstructionSetError, instruction_set, use_instruction_set};
 
 use activation::{Gated, SoftCap};
 use attention::Attention;

@@ -76,6 +76,9 @@ pub struct ServingSettings {
     pub dtype: String,
     pub kv_dtype: String,
     pub dequantise: bool,
+    /// Vector instructions of the CPU's kernels; empty on a device.
+    #[serde(default)]
+    pub instruction_set: String,
     pub block_size: usize,
     pub max_batched_tokens: usize,
     pub max_rows: usize,

@@ -108,6 +108,7 @@ mod tests {
             dtype: "bf16".into(),
             kv_dtype: "bf16".into(),
             dequantise: false,
+            instruction_set: "avx2".into(),
             block_size: 16,
             max_batched_tokens: 512,
             max_rows: 256,

@@ -6,7 +6,7 @@ use super::support::text;
 use crate::catalogue::QualifiedModel;
 use crate::clock::{UnixMillis, shown_now};
 use crate::config::{Config, memory_bytes};
-use crate::node::{self, ComputeDevice, private_files};
+use crate::node::{self, ComputeDevice, instruction_set, private_files};
 use crate::server::operator::AdminCommand;
 use crate::store::{Store, StoreConfig};
 use serde::Serialize;
@@ -88,8 +88,9 @@ async fn examine(globals: &Globals) -> CommandResult<Vec<Finding>> {
 
 fn processor() -> Finding {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let detail = format!("{} with {cores} cores, {}", std::env::consts::ARCH, vector_unit());
-    if vector_unit() == SCALAR {
+    let instructions = instruction_set();
+    let detail = format!("{} with {cores} cores, {instructions}", std::env::consts::ARCH);
+    if instructions == "portable" {
         return Finding::warning(
             "processor",
             detail,
@@ -97,24 +98,6 @@ fn processor() -> Finding {
         );
     }
     Finding::good("processor", detail)
-}
-
-const SCALAR: &str = "no vector unit that this build uses";
-
-#[cfg(target_arch = "x86_64")]
-fn vector_unit() -> &'static str {
-    if is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vnni") {
-        "AVX-512"
-    } else if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-        "AVX2"
-    } else {
-        SCALAR
-    }
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn vector_unit() -> &'static str {
-    SCALAR
 }
 
 fn memory() -> Finding {

@@ -19,8 +19,8 @@ pub use paths::{
 };
 pub use sections::{
     ClockSettings, CredentialSettings, DeviceSetting, EngineSettings, GradeSetting, HttpSettings,
-    HubSettings, LedgerSettings, ListenSettings, LogFormat, LogSettings, Plan,
-    QualificationSettings, QuickstartSettings, RequestSettings, TemplateSettings,
+    HubSettings, InstructionSetSetting, LedgerSettings, ListenSettings, LogFormat, LogSettings,
+    Plan, QualificationSettings, QuickstartSettings, RequestSettings, TemplateSettings,
 };
 
 use schemars::JsonSchema;

@@ -59,6 +59,10 @@ pub struct EngineSettings {
     /// Compute threads on the CPU. 0 uses every core.
     #[schemars(range(min = 0, max = 1_024))]
     pub threads: usize = 0,
+    /// Vector instructions of the CPU's kernels: `auto` takes the fastest that the machine has.
+    /// Answers of one set may differ from another's in the last digits of log-probabilities, so
+    /// each is qualified for itself.
+    pub instruction_set: InstructionSetSetting = InstructionSetSetting::Auto,
     /// Memory for the key-value cache of each loaded model on the CPU, MiB. On a GPU,
     /// `gpu_memory_share` decides it.
     #[schemars(range(min = 1, max = 1 << 24))]
@@ -399,6 +403,28 @@ pub struct QualificationSettings {
     #[schemars(range(min = 1, max = 1 << 10))]
     pub http_max_answer_mib: u64 = 8,
 }
+}
+
+/// Instructions that a processor may lack, as `engine.instruction_set` names them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum InstructionSetSetting {
+    Auto,
+    Avx512,
+    Avx2,
+    Portable,
+}
+
+impl InstructionSetSetting {
+    /// The set that is asked for; `None` leaves the choice to the machine.
+    pub fn wanted(self) -> Option<&'static str> {
+        match self {
+            Self::Auto => None,
+            Self::Avx512 => Some("avx512"),
+            Self::Avx2 => Some("avx2"),
+            Self::Portable => Some("portable"),
+        }
+    }
 }
 
 /// A grade of qualification, as `qualification.require` names it.

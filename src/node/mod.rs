@@ -23,7 +23,10 @@ pub use launch::{PortFallback, RunningNode, StartEvent};
 pub use load::{UnqualifiedModel, card, inspect};
 pub use models::Servable;
 
+pub use cresset_kernels::instruction_set;
+
 use crate::config::{Config, ConfigSource};
+use cresset_kernels::use_instruction_set;
 use std::fmt::Display;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -64,6 +67,9 @@ impl Assembly {
     /// Decides the device. Fails when the configuration names a device that cannot be used.
     pub fn new(data_dir: PathBuf, config: Config) -> Result<Self, NodeError> {
         let device = ComputeDevice::choose(&config.engine.device)?;
+        config.engine.instruction_set.wanted().map_or(Ok(()), use_instruction_set).map_err(
+            |why| NodeError::new(why).remedy("set engine.instruction_set to one of these, or auto"),
+        )?;
         let max_age_days = Arc::new(config.qualification.max_age_days.into());
         Ok(Self { data_dir, config, device, max_age_days, source: None })
     }

@@ -251,3 +251,19 @@ fn an_endpoint_is_checked_over_http() {
     assert!(check["gate"].as_str().unwrap().contains("template"), "{check}");
     assert!(node.terminate().success());
 }
+
+#[test]
+fn each_instruction_set_is_qualified_for_itself() {
+    let folder = Folder::ready();
+    let variable = ("CRESSET_ENGINE__INSTRUCTION_SET", "portable");
+    let shown = qualify(&folder, &["--show"], &[variable]);
+    assert_eq!(shown.code, Some(12), "{shown:?}");
+    assert!(shown.document()["why"].as_str().unwrap().contains("serving setting"), "{shown:?}");
+    let checked = qualify(&folder, &["--only", "kernels,witness,greedy_goldens"], &[variable]);
+    let document = checked.document();
+    for check in document["checks"].as_array().unwrap() {
+        assert_ne!(check["state"], "failed", "{check}");
+    }
+    let unknown = qualify(&folder, &["--show"], &[("CRESSET_ENGINE__INSTRUCTION_SET", "sse9")]);
+    assert_eq!(unknown.code, Some(1), "{unknown:?}");
+}

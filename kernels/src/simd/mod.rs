@@ -16,6 +16,8 @@ pub(crate) use avx2::Avx2;
 pub(crate) use avx512::Avx512;
 pub(crate) use portable::Portable;
 
+use std::sync::OnceLock;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Isa {
     /// AVX-512 with the byte and VNNI instructions, which all but the oldest such machines have.
@@ -50,10 +52,52 @@ impl Isa {
         .filter_map(|(isa, runs)| runs.then_some(isa))
     }
 
-    /// The fastest instruction set that this machine has.
+    /// The instruction set of this process: the fastest that this machine has, unless
+    /// [`use_instruction_set`] chose another.
     pub(crate) fn best() -> Self {
-        Self::available().next().unwrap_or(Self::Portable)
+        *CHOSEN.get_or_init(|| Self::available().next().unwrap_or(Self::Portable))
     }
+
+    fn name(self) -> &'static str {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => "avx2",
+            Self::Portable => "portable",
+        }
+    }
+}
+
+static CHOSEN: OnceLock<Isa> = OnceLock::new();
+
+/// The instruction set that the kernels of this process use: `avx512` (with the byte and VNNI
+/// instructions), `avx2` (with FMA and F16C) or `portable`.
+pub fn instruction_set() -> &'static str {
+    Isa::best().name()
+}
+
+/// Has the kernels of this process use the instruction set of this name.
+///
+/// # Errors
+/// When the machine does not have it, or a kernel of this process already runs on another one.
+pub fn use_instruction_set(name: &str) -> Result<(), InstructionSetError> {
+    let wanted = Isa::available().find(|isa| isa.name() == name).ok_or_else(|| {
+        let has = Isa::available().map(Isa::name).collect::<Vec<_>>().join(", ");
+        InstructionSetError::Absent { wanted: name.to_owned(), has }
+    })?;
+    match *CHOSEN.get_or_init(|| wanted) {
+        chosen if chosen == wanted => Ok(()),
+        chosen => Err(InstructionSetError::Chosen(chosen.name())),
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum InstructionSetError {
+    #[error("this machine has no instruction set {wanted}, it has: {has}")]
+    Absent { wanted: String, has: String },
+    #[error("the kernels of this process already run on {0}")]
+    Chosen(&'static str),
 }
 
 pub(crate) const LANES: usize = 16;
