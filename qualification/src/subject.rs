@@ -28,11 +28,19 @@ pub struct Request {
     pub prompt: Vec<u32>,
     pub max_tokens: u32,
     pub temperature: f32,
+    /// 0 is off.
+    pub top_k: u32,
+    /// 1 is off.
+    pub top_p: f32,
+    /// 0 is off.
+    pub min_p: f32,
     pub seed: u64,
     pub stop: Vec<String>,
     pub ignore_eos: bool,
     /// Pairs of an id and a value that is added to its logit.
     pub bias: Vec<(u32, f32)>,
+    /// The asker goes away after so many tokens.
+    pub leaves_after: Option<u32>,
 }
 
 impl Request {
@@ -42,10 +50,14 @@ impl Request {
             prompt: prompt.to_vec(),
             max_tokens,
             temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
             seed: 0,
             stop: Vec::new(),
             ignore_eos: true,
             bias: Vec::new(),
+            leaves_after: None,
         }
     }
 
@@ -268,6 +280,10 @@ pub trait Subject {
     }
     fn precision(&self) -> Precision {
         Precision::Stored
+    }
+    /// Whether an answer is the same to the last bit however it is computed.
+    fn is_deterministic(&self) -> bool {
+        true
     }
     /// What a second implementation says of the same text; `wanted` are ids by position.
     fn witness(&mut self, _ids: &[u32], _wanted: &[Vec<u32>]) -> Result<Witnessed> {

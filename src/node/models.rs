@@ -49,6 +49,11 @@ impl Assembly {
         describe_host(self.device.properties(), self.config.threads(), settings)
     }
 
+    /// Whether an answer is the same to the last bit however it is computed.
+    pub(super) fn is_deterministic(&self) -> bool {
+        self.device.properties().is_none() || self.config.engine.deterministic
+    }
+
     /// Types of the activations, and of keys and values in the cache.
     fn dtypes(&self) -> (&'static str, &'static str) {
         let engine = &self.config.engine;

@@ -39,6 +39,7 @@ pub(super) struct EngineSubject {
     tenants: BTreeMap<u32, AccountId>,
     scoring: Scoring,
     precision: Precision,
+    is_deterministic: bool,
     card: ModelCard,
     source: ModelSource,
     /// Most bytes that the weights of a second implementation may take.
@@ -160,6 +161,10 @@ impl Subject for EngineSubject {
         self.precision
     }
 
+    fn is_deterministic(&self) -> bool {
+        self.is_deterministic
+    }
+
     fn witness(&mut self, ids: &[u32], wanted: &[Vec<u32>]) -> SubjectResult<Witnessed> {
         let text = &ids[..wanted.len()];
         let mut witness = match Witness::load(&self.source, text.len(), self.witness_bytes) {
@@ -254,6 +259,7 @@ impl EngineSubject {
             tenants: BTreeMap::new(),
             scoring,
             precision,
+            is_deterministic: assembly.is_deterministic(),
             card,
             source,
             witness_bytes,
@@ -276,6 +282,9 @@ impl EngineSubject {
             prompt: Arc::new(request.prompt.clone()),
             sampling: SamplingParams {
                 temperature: request.temperature,
+                top_k: request.top_k,
+                top_p: request.top_p,
+                min_p: request.min_p,
                 seed: request.seed,
                 logit_bias: request.bias.as_slice().into(),
                 logprobs: Some(TOP_LOGPROBS),
@@ -360,6 +369,7 @@ struct Collector {
     id: SequenceId,
     events: Receiver<SequenceEvent>,
     transcript: Transcript,
+    leaves_after: Option<u32>,
     tokens: Vec<u32>,
     logprobs: Vec<PositionLogprob>,
     deltas: Vec<String>,
@@ -379,6 +389,7 @@ impl Collector {
             id,
             events,
             transcript: Transcript::new(text, eos_ids, stops, false),
+            leaves_after: request.leaves_after,
             tokens: Vec::new(),
             logprobs: Vec::new(),
             deltas: Vec::new(),
@@ -408,7 +419,8 @@ impl Collector {
         self.tokens.push(id);
         self.logprobs.push(PositionLogprob { chosen: logprobs.chosen, top: logprobs.top });
         self.deltas.extend(self.transcript.push(id, None).map(|delta| delta.text));
-        if self.transcript.stopped {
+        let left = self.leaves_after.is_some_and(|tokens| self.tokens.len() >= tokens as usize);
+        if self.transcript.stopped || left {
             self.engine.stop(self.id);
         }
         Ok(())
@@ -418,7 +430,7 @@ impl Collector {
         self.deltas.extend(self.transcript.finish().map(|delta| delta.text));
         let stopped = self.transcript.stopped;
         let finish = match &finished.cause {
-            _ if stopped => Finish::Stop,
+            _ if stopped || self.leaves_after.is_some() => Finish::Stop,
             StopCause::EndOfText => Finish::Stop,
             StopCause::Length => Finish::Length,
             other => {

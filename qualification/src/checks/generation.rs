@@ -1,8 +1,8 @@
 //! Checks of generated output: tokens, text, log-probabilities, counts.
 
-use super::{CheckFinding, CheckInput, identical};
+use super::{CheckFinding, CheckInput};
 use crate::goldens::Case;
-use crate::subject::{Generation, PositionLogprob, Request, Result, SubjectError};
+use crate::subject::{PositionLogprob, Request, Result, SubjectError};
 
 pub(super) fn logprobs(input: &mut CheckInput) -> Result<CheckFinding> {
     let mut wrong = Vec::new();
@@ -90,14 +90,10 @@ pub(super) fn seeds(input: &mut CheckInput) -> Result<CheckFinding> {
     let crowd: Vec<Request> = (7..12).map(|seed| Request::sampled(0, &prompt, 16, seed)).collect();
     let crowd = input.subject.generate(&crowd)?;
     let lead = crowd.first().ok_or_else(|| SubjectError::Failed("no answers".into()))?;
-    let different = |g: &Generation| g.tokens != first.tokens;
-    let right =
-        identical(&first, &again) && identical(&first, lead) && crowd[1..].iter().any(different);
+    let (again, among) = (input.same(&first, &again), input.same(&first, lead));
+    let others = crowd[1..].iter().any(|other| other.tokens != first.tokens);
     let told = format!(
-        "repeated equal: {}, among neighbours equal: {}, other seeds differ: {}",
-        identical(&first, &again),
-        identical(&first, lead),
-        crowd[1..].iter().any(different)
+        "repeated equal: {again}, among neighbours equal: {among}, other seeds differ: {others}"
     );
-    Ok(CheckFinding::new(right, told, "all true"))
+    Ok(CheckFinding::new(again && among && others, told, "all true"))
 }

@@ -22,6 +22,7 @@ mod invariance;
 mod kernels;
 mod language;
 mod reference;
+mod sampler;
 mod structure;
 mod text;
 mod texts;
@@ -159,6 +160,12 @@ pub const ALL: &[Check] = &[
         proves: "a seed gives the same answer, alone and among neighbours; another seed another one",
         run: generation::seeds,
     },
+    Check {
+        id: "sampler_law",
+        stage: "S6",
+        proves: "tokens are drawn with the probabilities that the sampling parameters promise",
+        run: sampler::sampler_law,
+    },
     http::PROMPT_TOKENS,
     http::HTTP_GOLDENS,
     http::HTTP_LOGPROBS,
@@ -176,6 +183,18 @@ pub const ALL: &[Check] = &[
         stage: "S5",
         proves: "an answer does not depend on what else is in the batch, to the last bit",
         run: invariance::batch,
+    },
+    Check {
+        id: "prompt_cuts",
+        stage: "S5",
+        proves: "an answer does not depend on where its prompt is cut",
+        run: invariance::cuts,
+    },
+    Check {
+        id: "cancelled_neighbour",
+        stage: "S5",
+        proves: "an answer does not change when others are cancelled beside it",
+        run: invariance::left,
     },
     Check {
         id: "prefix_reuse",
@@ -255,13 +274,4 @@ impl CheckInput<'_> {
         let question = format!("Tell me something about {topic}.");
         self.subject.encode_chat(&[crate::subject::ChatTurn::new("user", &question)])
     }
-}
-
-/// Whether two generations are equal to the last bit, in tokens and every log-probability.
-pub(crate) fn identical(a: &Generation, b: &Generation) -> bool {
-    let bits = |g: &Generation| -> Vec<(u32, Vec<(u32, u32)>)> {
-        let top = |t: &[(u32, f32)]| t.iter().map(|(id, p)| (*id, p.to_bits())).collect();
-        g.logprobs.iter().map(|l| (l.chosen.to_bits(), top(&l.top))).collect()
-    };
-    a.tokens == b.tokens && bits(a) == bits(b)
 }

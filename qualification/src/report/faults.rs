@@ -48,11 +48,14 @@ const FAULTS: &[(&str, &[&str])] = &[
             "presence_penalty has no effect",
         ],
     ),
+    ("sampler_law", &["one token more than top_k is drawn", "temperatures above 1 count as 1"]),
+    ("prompt_cuts", &["a prompt of several chunks is computed otherwise beside others"]),
+    ("cancelled_neighbour", &["what is left of a cancelled request changes its neighbours"]),
     ("batch_invariance", &["the last bit depends on the number of rows"]),
     (
         "prefix_reuse",
         &[
-            "a hit on a long prefix changes the last bit",
+            "a hit on a prefix changes the last bit",
             "no prefix is found again",
             "prefixes are found across accounts",
         ],

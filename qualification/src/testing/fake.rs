@@ -122,7 +122,30 @@ fn choose(logits: &[f32], request: &Request, position: usize) -> u32 {
         t => -f64::from(t) * (-unit((request.seed, position, id)).max(1e-300).ln()).ln(),
     };
     let score = |id: usize| f64::from(logits[id]) + gumbel(id);
-    (0..logits.len()).max_by(|&a, &b| score(a).total_cmp(&score(b))).unwrap() as u32
+    let left = truncated(logits, request);
+    left.into_iter().max_by(|&a, &b| score(a).total_cmp(&score(b))).unwrap() as u32
+}
+
+/// The ids that top-k, top-p and min-p leave, most likely first.
+fn truncated(logits: &[f32], request: &Request) -> Vec<usize> {
+    let mut ids: Vec<usize> = (0..logits.len()).collect();
+    if request.temperature <= 0.0 {
+        return ids;
+    }
+    ids.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
+    let scaled = |id: usize| f64::from((logits[id] - logits[ids[0]]) / request.temperature).exp();
+    let weights: Vec<f64> = ids.iter().map(|id| scaled(*id)).collect();
+    let most = if request.top_k == 0 { ids.len() } else { request.top_k as usize };
+    let whole: f64 = weights.iter().take(most).sum();
+    let mut before = 0.0;
+    let kept = weights.iter().take(most).take_while(|weight| {
+        let in_time = before < whole * f64::from(request.top_p);
+        before += **weight;
+        in_time && **weight >= f64::from(request.min_p)
+    });
+    let kept = kept.count();
+    ids.truncate(kept.max(1));
+    ids
 }
 
 /// Log-probabilities of the whole vocabulary, most likely first.
@@ -187,7 +210,7 @@ impl Fake {
         let cached_tokens = self.cached(request);
         let (mut sequence, mut pending) = (request.prompt.clone(), Vec::new());
         let (mut deltas, mut logprobs, mut finish) = (Vec::new(), Vec::new(), Finish::Length);
-        for _ in 0..request.max_tokens {
+        for _ in 0..request.leaves_after.unwrap_or(u32::MAX).min(request.max_tokens) {
             let logits = logits(&sequence, &request.bias);
             let token = choose(&logits, request, sequence.len());
             sequence.push(token);

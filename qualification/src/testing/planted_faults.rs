@@ -65,9 +65,17 @@ pub enum PlantedFault {
     SeedIgnored,
     /// All requests share one seed.
     SeedShared,
+    /// One token more than `top_k` may be drawn.
+    TopKOffByOne,
+    /// Temperatures above 1 count as 1.
+    TemperatureCapped,
+    /// Beside others, a prompt of more than one chunk is computed otherwise.
+    ChunkSlip,
+    /// What is left of a request whose asker went away changes its neighbours.
+    NeighbourLeft,
     /// The last bit of a log-probability depends on the number of rows.
     BatchDependent,
-    /// A hit on a long prefix changes the last bit.
+    /// A hit on a prefix changes the last bit.
     PrefixDiffers,
     /// No prefix is ever found again.
     PrefixForgotten,
@@ -99,7 +107,7 @@ pub enum PlantedFault {
     PenaltyIgnored,
 }
 
-/// The faults that a check must find. Every other check must pass in spite of each of them.
+/// The faults that a check must find, whether others find them too or not.
 ///
 /// # Panics When the check has no fault, because it would prove nothing.
 pub fn planted_for(check_id: &str) -> &'static [PlantedFault] {
@@ -136,7 +144,10 @@ pub fn planted_for(check_id: &str) -> &'static [PlantedFault] {
         "http_seeds" => &[Fault::ApiSeedIgnored],
         "parameters" => &[Fault::HighTemperatureIgnored, Fault::TopPIgnored, Fault::PenaltyIgnored],
         "seeds" => &[Fault::SeedIgnored, Fault::SeedShared],
+        "sampler_law" => &[Fault::TopKOffByOne, Fault::TemperatureCapped],
         "batch_invariance" => &[Fault::BatchDependent],
+        "prompt_cuts" => &[Fault::ChunkSlip],
+        "cancelled_neighbour" => &[Fault::NeighbourLeft],
         "prefix_reuse" => &[Fault::PrefixDiffers, Fault::PrefixForgotten, Fault::PrefixLeaks],
         "context_edge" => &[Fault::CutAtEdge],
         "context_length" => &[Fault::LongPromptCut],
@@ -146,11 +157,8 @@ pub fn planted_for(check_id: &str) -> &'static [PlantedFault] {
 
 /// Prompts from this length on are long for [`PlantedFault::LongPromptCut`], tokens.
 const LONG: usize = 512;
-/// From this number of cached tokens on, a prefix is long: checks of other things share fewer.
-const LONG_PREFIX: u32 = 112;
-/// The position of [`PlantedFault::WrongToken`]: only the comparison with the reference looks this
-/// far.
-const LATE: usize = 40;
+/// Longer prompts are computed in more than one piece, for [`PlantedFault::ChunkSlip`], tokens.
+const CHUNK: usize = 64;
 
 /// A subject with one fault.
 pub struct Faulty<S> {
@@ -171,6 +179,10 @@ impl<S: Subject> Faulty<S> {
         let length = request.prompt.len();
         match self.fault {
             PlantedFault::NeverEnds if request.bias.is_empty() => spoiled.ignore_eos = true,
+            PlantedFault::TopKOffByOne if request.top_k > 0 => spoiled.top_k += 1,
+            PlantedFault::TemperatureCapped => {
+                spoiled.temperature = request.temperature.min(1.0);
+            }
             PlantedFault::SeedIgnored => spoiled.seed = self.calls,
             PlantedFault::SeedShared => spoiled.seed = 1,
             PlantedFault::CutAtEdge if length > context => spoiled.prompt.truncate(context / 2),
@@ -192,11 +204,14 @@ impl<S: Subject> Faulty<S> {
                     .filter_map(|l| l.top.get_mut(1))
                     .for_each(|second| second.1 = f32::NAN);
             }
-            PlantedFault::WrongToken => {
-                g.tokens.iter_mut().skip(LATE).take(1).for_each(|token| *token ^= 1);
+            // A short answer is the rest of one that went on after a place like this.
+            PlantedFault::WrongToken if g.tokens.len() > 32 => {
+                let late = g.tokens.len() * 5 / 8;
+                g.tokens.iter_mut().skip(late).take(1).for_each(|token| *token ^= 1);
             }
-            PlantedFault::BatchDependent if rows >= 8 => last_bit(g),
-            PlantedFault::PrefixDiffers if g.cached_tokens >= LONG_PREFIX => last_bit(g),
+            PlantedFault::BatchDependent if rows > 1 => last_bit(g),
+            PlantedFault::ChunkSlip if rows > 1 && request.prompt.len() > CHUNK => last_bit(g),
+            PlantedFault::PrefixDiffers if g.cached_tokens > 0 => last_bit(g),
             PlantedFault::PrefixForgotten => g.cached_tokens = 0,
             PlantedFault::PrefixLeaks if seen_before => g.cached_tokens = g.cached_tokens.max(1),
             _ => {}
@@ -354,6 +369,11 @@ impl<S: Subject> Subject for Faulty<S> {
         let mut generations = self.inner.generate(&spoiled)?;
         for (request, generation) in requests.iter().zip(&mut generations) {
             self.spoil_generation(request, requests.len(), generation);
+        }
+        if self.fault == PlantedFault::NeighbourLeft
+            && requests.iter().any(|request| request.leaves_after.is_some())
+        {
+            generations.iter_mut().for_each(last_bit);
         }
         Ok(generations)
     }
