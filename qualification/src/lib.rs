@@ -23,6 +23,7 @@ pub mod identity;
 pub(crate) mod policy;
 pub mod record;
 pub mod report;
+pub mod speed;
 pub mod statement;
 pub mod subject;
 pub mod suite;

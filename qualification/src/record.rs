@@ -38,6 +38,9 @@ pub struct Record {
     /// Positions that every load computes again before the model is served.
     #[serde(default)]
     pub canary: Vec<CanaryCase>,
+    /// Tokens a second by what was computed; the full suite measures them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub speed: Vec<(String, f64)>,
     /// What took memory when the checks were done: a part's name and its bytes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory: Vec<(String, u64)>,

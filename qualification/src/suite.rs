@@ -173,6 +173,7 @@ impl UnfinishedRun {
             qualified_context_tokens: qualified,
             checks,
             canary: Vec::new(),
+            speed: Vec::new(),
             memory: subject.memory(),
         }
     }

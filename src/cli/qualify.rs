@@ -5,7 +5,7 @@ mod compare;
 use super::support::context::Context;
 use super::support::output::{CommandError, CommandResult, note};
 use super::support::progress::TaskProgress;
-use super::support::values;
+use super::support::{text, values};
 use super::{models, reload};
 use crate::catalogue::{Catalogue, Manifest, NotQualified};
 use crate::config;
@@ -17,7 +17,7 @@ use cresset_qualification::report::Report;
 use cresset_qualification::{
     CheckResult, CheckState, EndpointReport, Record, Suite, SuiteProgress, Verdict, report,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -27,6 +27,7 @@ use std::path::{Path, PathBuf};
   cresset qualify smollm2-135m-instruct --show
   cresset qualify smollm2-135m-instruct --only usage,stop_string
   cresset qualify my-tuned-smollm2 --like smollm2-135m-instruct
+  cresset qualify --all --suite full
   cresset qualify --compare before.json after.json
   cresset qualify smollm2-135m-instruct --url http://127.0.0.1:8000/v1 --key-env ENGINE_KEY
 
@@ -40,8 +41,12 @@ or of another build, hardware, release or setting), 13 bad signature (with --sho
 not signed by this node or was changed), 1 the run or its files could not be used, 2 wrong usage.")]
 pub(super) struct Arguments {
     /// Name or id of a pulled release; with --url, of the one that is expected there
-    #[arg(value_name = "MODEL", required_unless_present_any = ["url", "compare"])]
+    #[arg(value_name = "MODEL", required_unless_present_any = ["url", "compare", "all"])]
     release: Option<String>,
+    /// Prove every release whose files are here, each as it was proven before: after an upgrade,
+    /// with the new executable while the old one still serves
+    #[arg(long, conflicts_with_all = ["release", "show", "url", "compare", "only", "report", "like"])]
+    all: bool,
     /// Quick takes seconds, full takes minutes and runs the whole context
     #[arg(long, default_value = "quick", value_parser = suite_parser())]
     suite: Suite,
@@ -93,6 +98,9 @@ pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResul
     if !arguments.compare.is_empty() {
         return compare::run(context, &arguments.compare, &arguments).await;
     }
+    if arguments.all {
+        return qualify_all(context, &arguments).await;
+    }
     let catalogue = Catalogue::new(&context.data_dir);
     let found = arguments.release.as_ref().map(|name| catalogue.find(name)).transpose()?;
     let assembly = context.assembly()?;
@@ -113,9 +121,9 @@ pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResul
     }
     let (suite, like) = (arguments.suite, arguments.like);
     let record = qualify(assembly.clone(), manifest, suite, like).await?;
-    write_report(&(&record).into(), || json(&record), arguments.report.as_deref())?;
+    write_report(&(&record).into(), || document(&record), arguments.report.as_deref())?;
     let outcome = reload::after_change(context, Some(id), &name).await;
-    let mut document = json(&record);
+    let mut document = document(&record);
     outcome.add_to(&mut document);
     let manifest = assembly.catalogue().find(&name)?;
     let next = match assembly.qualified(&manifest, &assembly.host()) {
@@ -128,12 +136,42 @@ pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResul
     exit(ExitReason::of(record.verdict))
 }
 
+/// Qualifies each release, with the sister release that its newest record was compared with. The
+/// exit code is that of the worst verdict.
+async fn qualify_all(context: &Context, arguments: &Arguments) -> CommandResult {
+    let assembly = context.assembly()?;
+    let catalogue = assembly.catalogue();
+    let all = catalogue.manifests()?;
+    let (mut rows, mut worst) = (Vec::new(), ExitReason::Qualified);
+    for manifest in all.into_iter().filter(|manifest| catalogue.is_pulled(manifest)) {
+        let (id, name) = (manifest.id, manifest.name.clone());
+        if arguments.no_resume {
+            catalogue.forget_unfinished_run(&name, arguments.suite)?;
+        }
+        let like = catalogue.records(&name)?.into_iter().next().and_then(|record| record.like);
+        let record = qualify(assembly.clone(), manifest, arguments.suite, like).await?;
+        let outcome = reload::after_change(context, Some(id), &name).await;
+        note(&format!("{name} is {}. {}", record.verdict.words(), outcome.sentence));
+        let reason = ExitReason::of(record.verdict);
+        worst = worst.max(reason);
+        let mut row = document(&record);
+        outcome.add_to(&mut row);
+        rows.push(row);
+    }
+    context.output.result(&json!({ "data": rows }), |shown| {
+        let columns =
+            ["identity.release.name", "verdict", "grade", "qualified_context_tokens", "suite"];
+        text::table(shown, &columns)
+    })?;
+    exit(worst)
+}
+
 /// The reasons that exit codes of this command tell apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum ExitReason {
     Qualified,
-    Failed,
     Inconclusive,
+    Failed,
     /// The record is of another build, hardware, release, setting or policy, or too old.
     Stale,
     BadSignature,
@@ -220,9 +258,9 @@ fn standing(assembly: &Assembly, manifest: &Manifest) -> CommandResult<RecordSta
 fn show(context: &Context, standing: &RecordStanding, report: Option<&Path>) -> CommandResult {
     let RecordStanding { release, reason, why, record } = standing;
     if let Some(record) = record {
-        write_report(&record.into(), || json(record), report)?;
+        write_report(&record.into(), || document(record), report)?;
     }
-    let mut document = record.as_ref().map_or_else(|| serde_json::json!({}), json);
+    let mut document = record.as_ref().map_or_else(|| serde_json::json!({}), document);
     document["release"] = release.as_str().into();
     document["standing"] = reason.name().into();
     document["why"] = why.as_deref().into();
@@ -372,7 +410,7 @@ fn write_report(
         .map_err(|error| CommandError::new(format!("the report {}: {error}", file.display())))
 }
 
-fn json(record: &Record) -> Value {
+fn document(record: &Record) -> Value {
     let mut document =
         serde_json::to_value(record).expect("invariant: a record is representable in JSON");
     document["qualified"] = (record.verdict == Verdict::Qualified).into();
@@ -426,7 +464,7 @@ mod tests {
         assert!(verdict_text(&record).contains("Self-consistency only"));
         let written = |name: &str| {
             let path = data.path().join(name);
-            write_report(&(&record).into(), || json(&record), Some(&path)).unwrap();
+            write_report(&(&record).into(), || document(&record), Some(&path)).unwrap();
             std::fs::read_to_string(path).unwrap()
         };
         let (html, markdown, document) = (written("r.html"), written("r.md"), written("r.json"));

@@ -11,7 +11,7 @@ use crate::failpoint::failpoint;
 use cresset_kernels::instruction_set;
 use cresset_qualification::{
     CheckResult, Goldens, Grade, HostIdentity, Identity, Record, ServingSettings, Suite,
-    SuiteEvent, SuiteProgress, SuiteScope, UnfinishedRun, Verdict, canary, run_only,
+    SuiteEvent, SuiteProgress, SuiteScope, UnfinishedRun, Verdict, canary, run_only, speed,
 };
 use std::sync::atomic::Ordering;
 
@@ -160,6 +160,9 @@ impl Assembly {
             record.canary = canary::of(subject, own).map_err(|why| {
                 NodeError::new(format!("the boot canary of {} failed: {why}", manifest.name))
             })?;
+            if suite == Suite::Full {
+                record.speed = speed::of(subject).map_err(NodeError::new)?;
+            }
         }
         subject.engine.shutdown();
         catalogue.save_record(&record).map_err(NodeError::new)?;

@@ -6,6 +6,7 @@ mod html;
 
 pub use html::html;
 
+use crate::goldens::GoldensOrigin;
 use crate::http::EndpointReport;
 use crate::identity::Hardware;
 use crate::record::{CheckResult, CheckState, Grade, Record, Verdict};
@@ -56,7 +57,9 @@ impl Report<'_> {
 impl<'a> From<&'a Record> for Report<'a> {
     fn from(record: &'a Record) -> Self {
         let name = &record.identity.release.name;
-        let command = format!("cresset qualify {name} --suite {}", record.suite);
+        let like = record.like.as_ref().map(|sister| format!(" --like {sister}"));
+        let like = like.unwrap_or_default();
+        let command = format!("cresset qualify {name} --suite {}{like}", record.suite);
         Self {
             title: format!("Qualification of {name}"),
             verdict: record.verdict,
@@ -118,11 +121,19 @@ fn facts(record: &Record, command: &str) -> Vec<(&'static str, String)> {
         ("Finished", format!("{} (Unix seconds)", record.finished_at)),
         ("Reproduce", command.to_owned()),
     ];
+    facts.extend(record.goldens.as_ref().map(|goldens| ("Reference", reference(goldens))));
+    let speed = |(what, rate): &(String, f64)| ("Speed", format!("{what}: {rate:.0} tokens/s"));
+    facts.extend(record.speed.iter().map(speed));
     facts.extend(
         release.files.iter().map(|(name, digest)| ("File", format!("{name}, sha256 {digest}"))),
     );
     facts.extend(record.notes.iter().map(|note| ("Note", note.clone())));
     facts
+}
+
+fn reference(goldens: &GoldensOrigin) -> String {
+    let GoldensOrigin { release, sha256, made_by, made_at, positions, .. } = goldens;
+    format!("of {release}, {positions} positions, made by {made_by} on {made_at}, sha256 {sha256}")
 }
 
 fn grade(record: &Record) -> String {

@@ -82,6 +82,7 @@ pub fn with(identity: Identity, verdict: Verdict) -> Record {
         grade: Grade::of(&checks, None),
         like: None,
         goldens: None,
+        speed: Vec::new(),
         notes: Vec::new(),
         qualified_context_tokens: if verdict == Verdict::Qualified { 300 } else { 0 },
         checks,
