@@ -241,8 +241,7 @@ pub trait Subject {
     fn parameters(&self) -> u64 {
         0
     }
-    /// The hyper-parameters in the header of the release's GGUF file, by their keys there; none for
-    /// files of another format.
+    /// The hyper-parameters that the release's files declare, by their keys there.
     fn hyper_parameters(&mut self) -> Result<BTreeMap<String, Value>> {
         elsewhere()
     }

@@ -462,9 +462,7 @@ mod tests {
     use crate::node::Assembly;
     use cresset_qualification::checks::ALL;
     use cresset_qualification::testing::planted_faults::{Faulty, planted_for};
-    use cresset_qualification::{
-        CheckState, Grade, Record, Suite, SuiteScope, Verdict, run_only,
-    };
+    use cresset_qualification::{CheckState, Grade, Record, Suite, SuiteScope, Verdict, run_only};
     use std::path::Path;
 
     fn assembly(data_dir: &Path, quick_context_tokens: u32) -> Assembly {

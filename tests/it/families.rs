@@ -86,6 +86,6 @@ fn gemma_equals_the_reference() {
 }
 
 fn golden(kind: &str) -> Value {
-    let path = format!("{}/qualification/goldens/{GEMMA}.{kind}.json", env!("CARGO_MANIFEST_DIR"));
+    let path = format!("{}/tests/it/goldens/{GEMMA}.{kind}.json", env!("CARGO_MANIFEST_DIR"));
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }

@@ -152,24 +152,25 @@ fn the_default_release_qualifies() {
     }
 }
 
-/// Adds the default release with `value` in the place of what stands so many bytes behind a key of
-/// its header.
-fn add_altered(folder: &Folder, name: &str, key: &str, behind: usize, value: &[u8]) {
+/// Adds a copy of the default release to the folder after a change of its bytes.
+fn add_altered(folder: &Folder, name: &str, change: impl FnOnce(&mut [u8])) {
     let mut content = std::fs::read(default_gguf()).unwrap();
-    let key = key.as_bytes();
-    let at = content.windows(key.len()).position(|bytes| bytes == key).unwrap();
-    let place = at + key.len() + behind;
-    content[place..place + value.len()].copy_from_slice(value);
+    change(&mut content);
     let file = folder.path().join(format!("{name}.gguf"));
     std::fs::write(&file, content).unwrap();
     folder.json(&["models", "add", "--path", file.to_str().unwrap(), "--name", name]);
 }
 
-/// The checks that failed when the release was compared with the default one.
+/// Where a text of the header begins.
+fn place(content: &[u8], text: &str) -> usize {
+    content.windows(text.len()).position(|bytes| bytes == text.as_bytes()).unwrap()
+}
+
+/// The checks that fail when the release is compared with the default one.
 fn red_beside_the_default(folder: &Folder, name: &str) -> Vec<String> {
     let checks = "tokenizer_goldens,hyper_parameters,distributions,greedy_goldens";
-    let document = folder.run(&["qualify", name, "--like", NAME, "--only", checks, "--json"]);
-    let document = document.document();
+    let finished = folder.run(&["qualify", name, "--like", NAME, "--only", checks, "--json"]);
+    let document = finished.document();
     let checks = document["checks"].as_array().unwrap();
     assert!(checks.iter().all(|check| check["state"] != "not_run"), "{document}");
     let failed = checks.iter().filter(|check| check["state"] == "failed");
@@ -179,12 +180,23 @@ fn red_beside_the_default(folder: &Folder, name: &str) -> Vec<String> {
 #[test]
 fn the_reference_of_a_sister_tells_a_changed_model_from_a_renamed_one() {
     let folder = Folder::initialised();
-    // Behind a key stand four bytes of its type, before a text also eight of its length.
-    add_altered(&folder, "renamed", "general.name", 12, b"Z");
+    add_altered(&folder, "renamed", |content| {
+        // Behind a key stand four bytes of its type, before a text also eight of its length.
+        let at = place(content, "general.name") + "general.name".len() + 12;
+        content[at] = b'Z';
+    });
     assert_eq!(red_beside_the_default(&folder, "renamed"), [""; 0]);
-    add_altered(&folder, "turned", "llama.rope.freq_base", 4, &1e6f32.to_le_bytes());
+    add_altered(&folder, "turned", |content| {
+        let at = place(content, "llama.rope.freq_base") + "llama.rope.freq_base".len() + 4;
+        content[at..at + 4].copy_from_slice(&1e6f32.to_le_bytes());
+    });
     let red = red_beside_the_default(&folder, "turned");
-    assert!(red.starts_with(&["hyper_parameters".into(), "distributions".into()]), "{red:?}");
+    assert!(red.contains(&"hyper_parameters".to_owned()), "{red:?}");
+    add_altered(&folder, "swapped", |content| {
+        let [a, b] = ["blk.3.attn_q", "blk.7.attn_q"].map(|name| place(content, name));
+        (content[a + 4], content[b + 4]) = (b'7', b'3');
+    });
+    assert_eq!(red_beside_the_default(&folder, "swapped")[0], "distributions");
     let unknown = folder.run(&["qualify", "renamed", "--like", "nobody"]);
     assert!(unknown.stderr.contains("there are no goldens of \"nobody\""), "{unknown:?}");
 }

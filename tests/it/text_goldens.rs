@@ -8,16 +8,10 @@ use sha2::{Digest, Sha256};
 use std::sync::LazyLock;
 
 pub static GOLDEN: LazyLock<Value> = LazyLock::new(|| {
-    serde_json::from_str(include_str!(
-        "../../qualification/goldens/smollm2-135m-instruct.text.json"
-    ))
-    .unwrap()
+    serde_json::from_str(include_str!("goldens/smollm2-135m-instruct.text.json")).unwrap()
 });
 static GREEDY: LazyLock<Value> = LazyLock::new(|| {
-    serde_json::from_str(include_str!(
-        "../../qualification/goldens/smollm2-135m-instruct.greedy.json"
-    ))
-    .unwrap()
+    serde_json::from_str(include_str!("goldens/smollm2-135m-instruct.greedy.json")).unwrap()
 });
 static MODEL: LazyLock<TextModel> =
     LazyLock::new(|| TextModel::load(&ModelSource::gguf(super::release::default_gguf())).unwrap());

@@ -81,15 +81,29 @@ pub fn declared_ends(source: &ModelSource) -> crate::Result<Vec<u32>> {
     read.map_err(Into::into)
 }
 
-/// The scalars in the header of a GGUF file that shape the model: the architecture and its values,
-/// by their keys. Empty for other files.
+const ARCHITECTURE: &str = "general.architecture";
+
+/// The scalars that shape the model: of a GGUF file's header the architecture and its values, of a
+/// folder's `config.json` all, behind the model's type.
 pub fn hyper_parameters(source: &ModelSource) -> crate::Result<BTreeMap<String, Value>> {
-    let FileLayout::Gguf(path) = source.layout() else { return Ok(BTreeMap::new()) };
-    Ok(scalars_in_gguf(path)?)
+    let read = match source.layout() {
+        FileLayout::Gguf(path) => scalars_in_gguf(path),
+        FileLayout::HfFolder(folder) => scalars_in_config(folder),
+    };
+    read.map_err(Into::into)
+}
+
+fn scalars_in_config(folder: &Path) -> WitnessResult<BTreeMap<String, Value>> {
+    let config: Value =
+        serde_json::from_slice(&std::fs::read(folder.join("config.json"))?).unwrap_or_default();
+    let kind = config["model_type"].as_str().unwrap_or_default();
+    let scalar = |value: &Value| value.is_number() || value.is_boolean() || value.is_string();
+    let all = config.as_object().into_iter().flatten().filter(|(_, value)| scalar(value));
+    let named = all.map(|(key, value)| (format!("{kind}.{key}"), value.clone()));
+    Ok(named.chain([(ARCHITECTURE.to_owned(), kind.into())]).collect())
 }
 
 fn scalars_in_gguf(path: &Path) -> WitnessResult<BTreeMap<String, Value>> {
-    const ARCHITECTURE: &str = "general.architecture";
     let (content, _) = open(path)?;
     let Some(GgufValue::String(architecture)) = content.metadata.get(ARCHITECTURE) else {
         return unknown(format!("its metadata has no {ARCHITECTURE}"));

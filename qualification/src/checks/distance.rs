@@ -5,8 +5,10 @@ use crate::goldens::Goldens;
 use crate::policy::{PrecisionBounds, policy};
 use crate::subject::{PositionLogprob, Precision};
 
-/// A larger lead of their first choice over their second must not be lost: log-probability.
+/// A larger lead of their first choice over their second must not be lost, log-probability, except
+/// at one position of so many.
 const DECISIVE_TOP: f32 = 0.5;
+const TURNED_ONE_OF: usize = 2_000;
 /// Below this mass, what the most likely tokens leave is rounding.
 const LEAST_MASS: f64 = 1e-6;
 
@@ -72,7 +74,7 @@ impl Distance {
     /// A value that is not a number is beyond every bound.
     pub(super) fn is_within(&self, bounds: &PrecisionBounds) -> bool {
         let [_, p999, most] = self.quantiles();
-        self.turned == 0
+        self.turned <= self.positions / TURNED_ONE_OF
             && self.mean_kl() <= bounds.mean_kl.value
             && p999 <= bounds.p999.value
             && most <= bounds.most.value
@@ -96,7 +98,7 @@ impl PrecisionBounds {
     pub(super) fn gate(&self) -> String {
         format!(
             "mean KL ≤ {:.0e}, |Δ log-probability| of the top 20: p99.9 ≤ {}, most ≤ {}; the same \
-             first choice where it leads by {DECISIVE_TOP}",
+             first choice where it leads by {DECISIVE_TOP}, but for one of {TURNED_ONE_OF}",
             self.mean_kl.value, self.p999.value, self.most.value
         )
     }

@@ -60,7 +60,7 @@ pub(super) fn greedy_goldens(input: &mut CheckInput) -> Result<CheckFinding> {
             // Both may be right there, and a sister may prefer any token.
             let second = like || found.copied() == case.second(at);
             if found.is_some() && second && lead <= margin {
-                undecided.push((case, at + 1));
+                undecided.extend((at + 1 < case.greedy_ids.len()).then_some((case, at + 1)));
             } else {
                 wrong.push(format!("{} at token {at}, lead {lead}", case.id));
             }

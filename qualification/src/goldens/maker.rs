@@ -11,6 +11,7 @@ pub const MAKER: &[(&str, &str)] = files![
     "goldens/archive.py",
     "goldens/cases.py",
     "goldens/documents.py",
+    "goldens/folder_gguf.py",
     "goldens/make_goldens.py",
     "goldens/reference.py",
     "goldens/requirements-witness.txt",

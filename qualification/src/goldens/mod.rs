@@ -18,7 +18,7 @@ const EMBEDDED: &[&[u8]] = &[
     include_bytes!("../../goldens/qwen2.5-coder-1.5b-instruct.quick.goldens"),
 ];
 /// SHA-256 of the whole archives that come with the source.
-const WHOLE: &[&str] = &[];
+const WHOLE: &[&str] = &["eb5c81c2f949a7e2a077d2a1672c987da0d631542882aaee19434686282f3edc"];
 
 /// What a reference says of a release.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,7 +26,7 @@ pub struct Goldens {
     pub origin: GoldensOrigin,
     /// Hex SHA-256 of the weights that the goldens were made from.
     pub weights_sha256: String,
-    /// The hyper-parameters in the header of the release's GGUF file; empty where it has none.
+    /// The hyper-parameters that the release's files declare, by their keys there.
     pub parameters: BTreeMap<String, Value>,
     /// Ids that end an answer.
     pub ends: Vec<u32>,

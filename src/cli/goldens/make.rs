@@ -97,6 +97,8 @@ fn install(place: &Path, venv: &Path, python: &Path) -> CommandResult {
     for name in REQUIREMENTS {
         let mut pip = Command::new(&own);
         pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "-r"]).arg(place.join(name));
+        // llama.cpp is compiled here; what reads images is left out.
+        pip.env("CMAKE_ARGS", "-DLLAVA_BUILD=OFF");
         follow(&mut pip, failed)?;
     }
     follow(Command::new(&own).arg(place.join("goldens/stub_cuda.py")), failed)
