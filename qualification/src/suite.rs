@@ -57,7 +57,7 @@ impl SuiteScope {
                 golden_prompt_tokens: 80.min(served),
                 witness_tokens: 512,
                 text_tokens: 128,
-                document_tokens: 128,
+                document_tokens: 96,
             },
             Suite::Full => Self {
                 suite,

@@ -204,7 +204,7 @@ fn precision(settings: &ServingSettings, card: &ModelCard) -> Precision {
 
 /// Generations that together produce every token of a text, side by side.
 fn decoded_spans(tenant: u32, ids: &[u32]) -> Vec<Request> {
-    const SPANS: usize = 8;
+    const SPANS: usize = 16;
     // No span begins where a block of the cache does.
     const OFFSET: usize = 5;
     let last = ids.len() - 1;

@@ -7,9 +7,12 @@ use serde_json::{Value, json};
 
 /// An id that is text in every vocabulary with more than a thousand tokens.
 const ANY_ID: u32 = 1_000;
+/// Tokens of answers that are compared as they are, and of those in which words come again.
+const ANSWER: u32 = 8;
+const REPEATED: u32 = 24;
 
 fn sampled(input: &CheckInput, temperature: f64, seed: u64) -> Value {
-    with(input.long(16), json!({ "temperature": temperature, "seed": seed }))
+    with(input.long(ANSWER), json!({ "temperature": temperature, "seed": seed }))
 }
 
 /// A foreign engine that has the prompt in its cache may round otherwise and so, now and then, draw
@@ -78,7 +81,7 @@ const TOPICS: [&str; 3] = ["gardens", "the sea", "old songs and who sang them"];
 /// At 0 a seed changes nothing; at 2 it changes at least one of three answers.
 fn temperature(input: &mut CheckInput) -> Result<Effect> {
     let messages = question(TOPICS[0]);
-    let cold = input.steady(&messages, &input.long(16))?.text;
+    let cold = input.steady(&messages, &input.long(ANSWER))?.text;
     let body = sampled(input, 0.0, 5);
     if input.ask_for("seed", &messages, body)?.text != cold {
         return Ok(Effect::Wrong("at 0 the answer is not the greedy one".into()));
@@ -103,7 +106,7 @@ fn top_p(input: &mut CheckInput) -> Result<Effect> {
             Err(SubjectError::Refused(_)) if foreign => return Ok(Effect::NotTaken),
             reply => reply?.text,
         };
-        let greedy = input.ask(&messages, input.long(16))?.text;
+        let greedy = input.ask(&messages, input.long(ANSWER))?.text;
         total += 1;
         equal += usize::from(narrow == greedy);
     }
@@ -141,9 +144,9 @@ fn is_repeated(text: &str, times: usize) -> bool {
 fn penalty(input: &mut CheckInput, name: &str) -> Result<Effect> {
     for topic in TOPICS {
         let messages = [ChatTurn::new("user", &format!("Say it again and again: {topic}."))];
-        let body = with(input.long(40), json!({ name: 2.0 }));
+        let body = with(input.long(REPEATED), json!({ name: 2.0 }));
         let changed: Reply = input.ask_for(name, &messages, body)?;
-        if changed.text != input.ask(&messages, input.long(40))?.text {
+        if changed.text != input.ask(&messages, input.long(REPEATED))?.text {
             return Ok(Effect::Right);
         }
     }
