@@ -13,6 +13,7 @@ mod host_identity;
 mod manifest;
 mod node_key;
 mod qualified;
+mod receipts;
 mod records;
 mod sampling_defaults;
 #[cfg(any(test, feature = "failpoints"))]
@@ -24,8 +25,9 @@ pub use fetch::{FetchOptions, FetchPhase, FetchProgress};
 pub use folder::{FileDigests, FileStamp};
 pub use host_identity::describe_host;
 pub use manifest::{Manifest, ManifestLimits, ReleaseFile, Source, Upstream};
-pub use node_key::NODE_KEY;
+pub use node_key::{NODE_KEY, NODE_KEYS};
 pub use qualified::{DoorRules, Evidence, NotQualified, QualifiedModel};
+pub use receipts::{NodePublicKey, ReceiptSigner, claimed};
 
 use cresset_models::ModelSource;
 use cresset_qualification::{HostIdentity, Identity, Record, Release};
@@ -75,6 +77,11 @@ pub enum Error {
          every model again"
     )]
     BadNodeKey { path: PathBuf },
+    #[error(
+        "{path} is no list of public keys: it holds 64 hex digits on each line. Put the original \
+         back, or remove it: receipts of keys that were replaced then count for nothing here"
+    )]
+    BadKeyList { path: PathBuf },
     #[error("{path}: {why}")]
     NotAModel { path: PathBuf, why: String },
     #[error("{path} cannot be used as goldens: {why}")]

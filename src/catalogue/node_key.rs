@@ -1,8 +1,8 @@
-//! The key with which a node signs its qualification records, so that only records that were made
-//! here count here.
+//! The key with which a node signs its qualification records and receipts, so that only what was
+//! signed here counts here, and the public halves of those that it had before.
 
-use super::{Error, Result};
-use ed25519_dalek::SigningKey;
+use super::{Error, Result, folder};
+use ed25519_dalek::{SigningKey, VerifyingKey};
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 
 /// The key's name in a data folder.
 pub const NODE_KEY: &str = "node.key";
+/// The name of the list of public keys: one in hex on each line, the oldest first.
+pub const NODE_KEYS: &str = "node.keys";
 
 fn path(data: &Path) -> PathBuf {
     data.join(NODE_KEY)
@@ -27,11 +29,47 @@ pub(super) fn find(data: &Path) -> Result<Option<SigningKey>> {
     Ok(Some(SigningKey::from_bytes(&secret)))
 }
 
-/// The node's key, which is made if there is none.
+/// The node's key, which is made if there is none. Nothing is signed with a key before it is
+/// listed.
 pub(super) fn find_or_make(data: &Path) -> Result<SigningKey> {
-    if let Some(key) = find(data)? {
-        return Ok(key);
+    let key = match find(data)? {
+        Some(key) => key,
+        None => make_one(data)?,
+    };
+    let (mut keys, own) = (read_list(data)?, key.verifying_key());
+    if !keys.contains(&own) {
+        keys.push(own);
+        let lines: String = keys.iter().map(|key| hex::encode(key.as_bytes()) + "\n").collect();
+        folder::write_whole(&data.join(NODE_KEYS), lines.as_bytes())?;
     }
+    Ok(key)
+}
+
+/// The public keys that this node has signed with, the present one last.
+pub(super) fn listed(data: &Path) -> Result<Vec<VerifyingKey>> {
+    let mut keys = read_list(data)?;
+    if let Some(own) = find(data)?.map(|key| key.verifying_key()) {
+        keys.retain(|key| *key != own);
+        keys.push(own);
+    }
+    Ok(keys)
+}
+
+fn read_list(data: &Path) -> Result<Vec<VerifyingKey>> {
+    let path = data.join(NODE_KEYS);
+    let text = match fs::read_to_string(&path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        read => read.map_err(Error::io("read", &path))?,
+    };
+    let parse = |line: &str| {
+        let mut bytes = [0; 32];
+        hex::decode_to_slice(line, &mut bytes).ok()?;
+        VerifyingKey::from_bytes(&bytes).ok()
+    };
+    text.lines().map(parse).collect::<Option<_>>().ok_or(Error::BadKeyList { path })
+}
+
+fn make_one(data: &Path) -> Result<SigningKey> {
     let path = path(data);
     match make(&path) {
         // Another process made one in the meantime.
@@ -71,7 +109,7 @@ mod tests {
         assert_eq!(mode & 0o777, 0o600);
         assert_eq!(find_or_make(data.path()).unwrap().to_bytes(), made.to_bytes());
         assert_eq!(make(&path(data.path())).unwrap_err().kind(), ErrorKind::AlreadyExists);
-        assert_eq!(fs::read_dir(data.path()).unwrap().count(), 1, "nothing else is left");
+        assert_eq!(fs::read_dir(data.path()).unwrap().count(), 2, "it, its list and nothing else");
         let other = tempfile::tempdir().unwrap();
         assert_ne!(find_or_make(other.path()).unwrap().to_bytes(), made.to_bytes());
         fs::write(path(data.path()), "short").unwrap();

@@ -2,10 +2,10 @@
 //! matching record.
 
 use super::records::StoredRecord;
-use super::{Acceptance, Catalogue, Error, FileStamp, Manifest, Result, node_key};
+use super::{Acceptance, Catalogue, Error, FileStamp, Manifest, Result, node_key, receipts};
 use crate::clock::UnixMillis;
 use crate::ids::ModelId;
-use crate::ledger::Prices;
+use crate::ledger::{Prices, ReceiptProof};
 use cresset_models::ModelSource;
 use cresset_qualification::record::POLICY_VERSION;
 use cresset_qualification::statement::key_id;
@@ -24,6 +24,8 @@ pub struct QualifiedModel {
     stamps: Vec<FileStamp>,
     qualified_context_tokens: u32,
     evidence: Evidence,
+    /// None while it is being qualified.
+    receipt_proof: Option<ReceiptProof>,
     canary: Vec<CanaryCase>,
 }
 
@@ -145,6 +147,10 @@ impl QualifiedModel {
     pub fn evidence(&self) -> &Evidence {
         &self.evidence
     }
+    /// What the receipts of its answers tell of it; they have none while it is being qualified.
+    pub fn receipt_proof(&self) -> Option<&ReceiptProof> {
+        self.receipt_proof.as_ref()
+    }
     pub fn prices(&self) -> Prices {
         self.manifest.prices
     }
@@ -182,6 +188,7 @@ impl Catalogue {
             stamps,
             qualified_context_tokens: record.qualified_context_tokens.min(limit),
             evidence,
+            receipt_proof: receipts::proof(record),
             canary: record.canary.clone(),
         })
     }
@@ -229,6 +236,7 @@ impl Catalogue {
                 key: String::new(),
                 acceptance: None,
             },
+            receipt_proof: None,
             canary: Vec::new(),
         })
     }

@@ -15,6 +15,7 @@ mod ledger;
 mod models;
 mod qualify;
 mod quickstart;
+mod receipts;
 mod relay;
 mod reload;
 mod requests;
@@ -88,6 +89,9 @@ enum CliCommand {
     /// List, show, cancel and unblock requests
     #[command(subcommand)]
     Requests(requests::RequestsCommand),
+    /// Check receipts of completed requests
+    #[command(subcommand)]
+    Receipts(receipts::ReceiptsCommand),
     /// Copy everything of this node but its weights to one file, also while it runs
     Backup(backup::BackupArguments),
     /// Put a node's backup in place; no node may run on the data folder
@@ -182,6 +186,7 @@ async fn dispatch(globals: Globals, command: CliCommand) -> CommandResult {
         CliCommand::Applications(command) => applications::run(&context, command).await,
         CliCommand::Credits(command) => credits::run(&context, command).await,
         CliCommand::Requests(command) => requests::run(&context, command).await,
+        CliCommand::Receipts(command) => receipts::run(&context, command).await,
         CliCommand::Backup(arguments) => backup::backup(&context, &globals, &arguments).await,
         CliCommand::Restore(arguments) => backup::restore(&context, &arguments).await,
         CliCommand::Ledger(command) => ledger::run(&context, command).await,

@@ -3,6 +3,7 @@
 use super::support::context::Context;
 use super::support::output::{CommandError, CommandResult, Style, print, style};
 use super::support::{shutdown, text};
+use crate::catalogue::{Catalogue, NodePublicKey};
 use crate::server::operator::{AdminCommand, status};
 use clap::Args;
 use serde_json::Value;
@@ -45,9 +46,18 @@ pub(super) async fn run(context: &Context, arguments: &Arguments) -> CommandResu
     if arguments.ready && document["ready"] != true { Err(CommandError::Negative) } else { Ok(()) }
 }
 
-/// The status of the node; one that says so when no node runs or there is no data folder.
+/// The status of the node; one that says so when no node runs or there is no data folder. The keys
+/// are read from the folder: they sign receipts and qualification records.
 async fn ask(context: &Context) -> CommandResult<Value> {
-    Ok(context.ask_node(&AdminCommand::Status).await?.unwrap_or_else(status::stopped))
+    let mut found = context.ask_node(&AdminCommand::Status).await?.unwrap_or_else(status::stopped);
+    let keys = Catalogue::new(&context.data_dir).keys().unwrap_or_else(|error| {
+        tracing::warn!("{error}");
+        Vec::new()
+    });
+    let mut keys: Vec<String> = keys.iter().map(NodePublicKey::id).collect();
+    found["key"] = keys.pop().into();
+    found["earlier_keys"] = keys.into();
+    Ok(found)
 }
 
 async fn watch(context: &Context) -> CommandResult {
@@ -67,6 +77,12 @@ async fn watch(context: &Context) -> CommandResult {
 
 fn screen(document: &Value) -> String {
     let mut out = readiness(document);
+    if let Some(key) = document["key"].as_str() {
+        let _ = writeln!(out, "key       {key}");
+    }
+    for earlier in document["earlier_keys"].as_array().into_iter().flatten() {
+        let _ = writeln!(out, "earlier   {}", earlier.as_str().unwrap_or("-"));
+    }
     if document["running"] != true {
         return out + "start it with `cresset serve`\n";
     }

@@ -10,6 +10,7 @@ pub mod commands;
 pub mod idempotency;
 pub mod invariants;
 pub mod journal;
+mod receipt_facts;
 pub mod records;
 mod resolution;
 pub mod secret;
@@ -20,6 +21,7 @@ pub(crate) mod tests;
 pub use amounts::{BucketAmounts, Microcredits, Prices, Usage};
 pub use commands::{Admit, Command, Outcome, Refusal};
 pub use idempotency::Seen;
+pub use receipt_facts::{AskedGeneration, ReceiptFacts, ReceiptProof, SamplingValue, Sha256Bytes};
 pub use records::{
     Account, AccountStatus, Application, Attempt, AttemptState, Balance, Balances, Bucket,
     Credential, CredentialKind, FailureCode, FinishReason, JournalEntry, RequestKey, RequestRecord,

@@ -116,7 +116,8 @@ impl Assembly {
         let refused = servable.refused.iter().map(|why| format!("not served: {why}"));
         let device = self.device.sentence().map(|place| format!("models run {place}"));
         refused.chain(device).for_each(|text| watcher(StartEvent::Note(text)));
-        let node = Services::new(self.config.clone(), store, Arc::new(SystemClock));
+        let catalogue = self.catalogue();
+        let node = Services::new(self.config.clone(), store, Arc::new(SystemClock), catalogue);
         let mut running = starting.assembled(node);
         let node = running.live.node.clone();
         let offered = self.offer(&node, servable.models, pinned.len(), watcher).await?;

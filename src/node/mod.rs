@@ -14,6 +14,7 @@ pub mod private_files;
 mod private_surface;
 mod recheck;
 mod reload;
+mod rerun;
 mod scoring;
 mod subject;
 
@@ -22,6 +23,7 @@ pub use endpoint::Endpoint;
 pub use launch::{PortFallback, RunningNode, StartEvent};
 pub use load::{UnqualifiedModel, card, inspect};
 pub use models::Servable;
+pub use rerun::RerunOutcome;
 
 pub use cresset_kernels::instruction_set;
 

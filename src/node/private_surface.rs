@@ -4,7 +4,7 @@
 
 use super::http_client::{CompletionsClient, HttpBounds};
 use super::{Assembly, NodeError, open_files};
-use crate::catalogue::Manifest;
+use crate::catalogue::{Catalogue, Manifest};
 use crate::clock::SystemClock;
 use crate::config::{Config, Plan};
 use crate::engine::EngineHandle;
@@ -116,11 +116,12 @@ async fn serve(
     model: ServedModel,
     stop: CancellationToken,
 ) -> Result<(SocketAddr, String), NodeError> {
-    let ledger = StoreConfig::folder(folder);
+    let ledger = StoreConfig::folder(&folder);
     Store::init(&ledger).map_err(NodeError::new)?;
     let store = Store::open(&ledger, Arc::new(SystemClock), Limits::default());
     let store = store.map_err(NodeError::new)?;
-    let node = Services::new(config, store, Arc::new(SystemClock));
+    let catalogue = Catalogue::new(&folder);
+    let node = Services::new(config, store, Arc::new(SystemClock), catalogue);
     let id = model.qualified.id();
     node.pool.offer(model, 0, true).map_err(NodeError::new)?;
     node.pool.preload(id).await.map_err(NodeError::new)?;

@@ -21,12 +21,13 @@ use crate::failpoint::failpoint;
 use crate::ids::{ModelId, RequestId};
 use crate::ledger::commands::{ReleaseCause, SettleEnd};
 use crate::ledger::{
-    Command, FailureCode, FinishReason, Microcredits, Outcome, Refusal, RequestKey, RequestRecord,
-    Usage,
+    AskedGeneration, Command, FailureCode, FinishReason, Microcredits, Outcome, ReceiptFacts,
+    Refusal, RequestKey, RequestRecord, Usage,
 };
 use crate::pool::{ServedModel, SubmittedRequest};
 use crate::store::{StoreError, StoredBody};
 use bytes::Bytes;
+use sha2::{Digest, Sha256};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
@@ -129,6 +130,7 @@ struct RunningRequest {
     model: Arc<ServedModel>,
     events: mpsc::Receiver<SequenceEvent>,
     record: RequestRecord,
+    asked: AskedGeneration,
     transcript: Transcript,
     render: fn(&CompleteAnswer) -> Bytes,
     expires_at: Option<UnixMillis>,
@@ -147,7 +149,7 @@ impl RunningRequest {
         record: RequestRecord,
         began: Instant,
     ) -> Self {
-        let RequestPlan { live, model, generate, stop, render, expires_at, .. } = plan;
+        let RequestPlan { live, model, generate, asked, stop, render, expires_at, .. } = plan;
         let scored = generate.sampling.logprobs.is_some();
         Self {
             services,
@@ -156,6 +158,7 @@ impl RunningRequest {
             model,
             events,
             record,
+            asked,
             render,
             expires_at,
             started: None,
@@ -331,7 +334,8 @@ impl RunningRequest {
         let scores = self.transcript.take_pending();
         let body = (self.render)(&self.answer(reason, usage, charged));
         let end = SettleEnd::Completed(reason);
-        let settled = self.settle(usage, end, Some(body.clone())).await?;
+        let stored = Some((body.clone(), self.receipt()));
+        let settled = self.settle(usage, end, stored).await?;
         failpoint!("lifecycle::settled");
         let booked = settled.latest().charged;
         if booked.checked_total() != Some(charged) {
@@ -360,6 +364,16 @@ impl RunningRequest {
         }
     }
 
+    /// What the answer's receipt is made from; `None` for a model that is being qualified.
+    fn receipt(&self) -> Option<ReceiptFacts> {
+        Some(ReceiptFacts {
+            proof: self.model.qualified.receipt_proof()?.clone(),
+            asked: self.asked.clone(),
+            answer_tokens: self.transcript.token_digest(),
+            answer_text: Sha256::digest(&self.transcript.text).into(),
+        })
+    }
+
     /// Replaces a body that tells a wrong charge by an empty one, which has expired already. The
     /// settlement that goes with it is a repetition, which changes nothing.
     async fn withhold(&self, usage: Usage, end: SettleEnd) -> Result<(), StoreError> {
@@ -368,18 +382,20 @@ impl RunningRequest {
     }
 
     /// Settles the attempt and stores the rendered body of its answer, if there is one, for
-    /// replays. The body is durable before the settlement.
+    /// replays, with what its receipt is made from. The body is durable before the settlement.
     async fn settle(
         &self,
         usage: Usage,
         end: SettleEnd,
-        body: Option<Bytes>,
+        body: Option<(Bytes, Option<ReceiptFacts>)>,
     ) -> Result<RequestRecord, StoreError> {
         let (now, retention) =
             (self.services.clock.now(), self.services.config.requests.replay_ms());
         let expires_at = UnixMillis(now.0.saturating_add(retention));
         let body = match body {
-            Some(content) => Some(StoredBody::of(content, expires_at).await),
+            Some((content, receipt)) => {
+                Some(StoredBody::of(content, expires_at).await.with_receipt(receipt))
+            }
             None => None,
         };
         let settled = self.resolve(self.settlement(usage, end), body).await?;
@@ -507,6 +523,14 @@ mod tests {
             model,
             events: mpsc::channel(1).1,
             record,
+            asked: AskedGeneration {
+                prompt: [0; 32],
+                seed: 0,
+                sampling: Vec::new(),
+                max_tokens: 1,
+                min_tokens: 0,
+                ignore_eos: false,
+            },
             render: |answer| answer.charged.to_string().into(),
             expires_at: None,
             started: None,

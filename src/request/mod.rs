@@ -19,6 +19,7 @@ pub mod recent_errors;
 mod services;
 #[cfg(test)]
 mod tests;
+pub mod token_digest;
 pub mod transcript;
 
 pub use error::RequestError;

@@ -7,11 +7,16 @@ use super::error::RequestError;
 use super::lifecycle::CompleteAnswer;
 use super::live::LiveRequest;
 use super::services::Services;
+use super::token_digest::TokenDigest;
 use crate::clock::UnixMillis;
 use crate::config::Plan;
-use crate::engine::{GenerateRequest, SAMPLING_NUMBERS, SamplingParams};
+use crate::engine::{
+    GenerateRequest, NumberField, SAMPLING_NUMBERS, SamplingNumber, SamplingParams,
+};
 use crate::ids::{AttemptId, ModelId, RequestId, SessionId};
-use crate::ledger::{Account, Admit, Credential, RequestKey};
+use crate::ledger::{
+    Account, Admit, AskedGeneration, Credential, RequestKey, SamplingValue, Sha256Bytes,
+};
 use crate::pool::ServedModel;
 use crate::text::{self, ChatMessage, Unwanted};
 use bytes::Bytes;
@@ -24,8 +29,9 @@ use std::time::{Duration, Instant};
 const DEFAULT_MAX_TOKENS: u32 = 512;
 
 // What an answer takes where it is stored, bytes, rounded up from what was measured: 700 for an
-// answer without text, 4 for a token of text, and 14 for each token whose log-probability is told.
-const ANSWER_BYTES: u64 = 1_024;
+// answer without text and 500 for its receipt, 4 for a token of text, and 14 for each token whose
+// log-probability is told.
+const ANSWER_BYTES: u64 = 1_536;
 const TOKEN_BYTES: u64 = 8;
 const CANDIDATE_BYTES: u64 = 24;
 
@@ -110,6 +116,8 @@ pub(super) struct RequestPlan {
     pub model: Arc<ServedModel>,
     pub admit: Admit,
     pub generate: GenerateRequest,
+    /// For the receipt.
+    pub asked: AskedGeneration,
     pub stop: Vec<String>,
     pub render: fn(&CompleteAnswer) -> Bytes,
     /// The request stops when its credential expires, as if the credential had been revoked.
@@ -180,7 +188,7 @@ pub(super) async fn prepare(
     let time = Duration::from_secs(services.config.requests.deadline_seconds);
     let deadline = Instant::now() + time;
     let encoding = tokio::time::timeout_at(deadline.into(), encode(&model, &input.messages));
-    let prompt = encoding.await.map_err(|_| RequestError::DeadlineExceeded)??;
+    let (prompt, digest) = encoding.await.map_err(|_| RequestError::DeadlineExceeded)??;
     let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
     let max_tokens = output_tokens(input.max_tokens, prompt_tokens, &limits)?;
     input.check_min_tokens(max_tokens)?;
@@ -202,9 +210,11 @@ pub(super) async fn prepare(
     };
     let bytes = answer_bytes(max_tokens, input.sampling.logprobs);
     let credential = admit.credential;
+    let generate = generation(request, &model, &plan, prompt, max_tokens, deadline)?;
     Ok(RequestPlan {
         live: Arc::new(LiveRequest::new(*key, *fingerprint, credential, input.stream, bytes)),
-        generate: generation(request, &model, &plan, prompt, max_tokens, deadline)?,
+        asked: asked(&generate, digest, input.ignore_eos),
+        generate,
         model,
         admit,
         stop: input.stop.clone(),
@@ -244,20 +254,47 @@ fn generation(
     })
 }
 
+/// What a receipt tells of the generation. The prompt's digest is `prompt`.
+fn asked(generate: &GenerateRequest, prompt: Sha256Bytes, ignore_eos: bool) -> AskedGeneration {
+    let params = &generate.sampling;
+    let value = |number: &SamplingNumber| SamplingValue::new(number.name, shown(number, params));
+    AskedGeneration {
+        prompt,
+        seed: params.seed,
+        sampling: SAMPLING_NUMBERS.iter().map(value).collect(),
+        max_tokens: generate.max_tokens,
+        min_tokens: generate.min_tokens,
+        ignore_eos,
+    }
+}
+
+/// The number with the digits that a client would write: 0.7 and not the double next to 0.7 as f32.
+fn shown(number: &SamplingNumber, params: &SamplingParams) -> f64 {
+    let exact = number.get(params);
+    match number.field {
+        NumberField::Count(_) => exact,
+        _ => (exact as f32).to_string().parse().unwrap_or(exact),
+    }
+}
+
 /// Long conversations take milliseconds to tokenise, so this never runs on a thread that serves
 /// connections. It ends early when the caller's future is dropped: its client went away, or the
 /// request's time is up.
 async fn encode(
     model: &ServedModel,
     messages: &[ChatMessage],
-) -> Result<Arc<Vec<u32>>, RequestError> {
+) -> Result<(Arc<Vec<u32>>, Sha256Bytes), RequestError> {
     let (text, messages) = (model.text.clone(), messages.to_vec());
     let unwanted = UnwantedOnDrop(Unwanted::default());
     let seen = unwanted.0.clone();
-    let encode = move || text.encode_chat_until(&messages, &seen);
+    let encode = move || -> text::Result<_> {
+        let ids = text.encode_chat_until(&messages, &seen)?;
+        let digest = TokenDigest::of(&ids);
+        Ok((Arc::new(ids), digest))
+    };
     let encoded = tokio::task::spawn_blocking(encode).await;
     match encoded {
-        Ok(Ok(prompt)) => Ok(Arc::new(prompt)),
+        Ok(Ok(prompt)) => Ok(prompt),
         Ok(Err(error @ text::Error::TemplateRefused(_))) => {
             Err(RequestError::TemplateRefused(error.to_string()))
         }

@@ -5,6 +5,7 @@ use super::live::{LiveRequests, StopRequest};
 use super::plan::allows;
 use super::plans::Plans;
 use super::recent_errors::RecentErrors;
+use crate::catalogue::Catalogue;
 use crate::clock::Clock;
 use crate::config::{Config, Plan};
 use crate::engine::EngineHandle;
@@ -22,6 +23,8 @@ pub struct Services {
     pub config: Config,
     pub store: Store,
     pub clock: Arc<dyn Clock>,
+    /// Of the data folder, whose key signs receipts.
+    pub catalogue: Catalogue,
     pub metrics: Metrics,
     pub pool: Arc<ModelPool>,
     pub live: LiveRequests,
@@ -34,13 +37,19 @@ pub struct Services {
 }
 
 impl Services {
-    pub fn new(config: Config, store: Store, clock: Arc<dyn Clock>) -> Arc<Self> {
+    pub fn new(
+        config: Config,
+        store: Store,
+        clock: Arc<dyn Clock>,
+        catalogue: Catalogue,
+    ) -> Arc<Self> {
         Arc::new(Self {
             pool: ModelPool::new(&config.engine, config.model_bytes()),
             plans: Plans::new(&config.plans),
             config,
             store,
             clock,
+            catalogue,
             metrics: Metrics::default(),
             live: LiveRequests::default(),
             recent_errors: RecentErrors::default(),

@@ -3,7 +3,7 @@
 use super::guard::ReservationGuard;
 use super::live::{Admission, LiveRequest};
 use super::*;
-use crate::catalogue::testing;
+use crate::catalogue::{Catalogue, testing};
 use crate::clock::{SystemClock, UnixMillis};
 use crate::config::Config;
 use crate::engine::EngineError;
@@ -36,7 +36,8 @@ impl Setup {
         let config = StoreConfig::folder(folder.path());
         Store::init(&config).unwrap();
         let store = Store::open(&config, Arc::new(SystemClock), Limits::default()).unwrap();
-        let services = Services::new(Config::default(), store, Arc::new(SystemClock));
+        let catalogue = Catalogue::new(folder.path());
+        let services = Services::new(Config::default(), store, Arc::new(SystemClock), catalogue);
         let (account, now) = (AccountId::generate(), UnixMillis(0));
         let credential = Credential {
             id: CredentialId::generate(),

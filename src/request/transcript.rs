@@ -1,7 +1,9 @@
 //! Turns tokens into the answer that a client reads: whole characters, without stop strings, with
 //! the tokens' log-probabilities.
 
+use super::token_digest::TokenDigest;
 use crate::engine::TokenLogprobs;
+use crate::ledger::Sha256Bytes;
 use crate::text::{Detokenizer, StopMatcher, TextModel};
 use std::sync::Arc;
 
@@ -37,6 +39,7 @@ pub struct Transcript {
     pub text: String,
     /// Tokens seen, including the one that completed a stop string and none after it.
     pub tokens: u32,
+    digest: TokenDigest,
     /// A stop string was completed.
     pub stopped: bool,
     /// Scores of everything shown so far, if they were asked for.
@@ -59,6 +62,7 @@ impl Transcript {
             stops: StopMatcher::new(stops),
             text: String::new(),
             tokens: 0,
+            digest: TokenDigest::default(),
             stopped: false,
             scores: scored.then(Vec::new),
             pending: Vec::new(),
@@ -71,6 +75,7 @@ impl Transcript {
             return None;
         }
         self.tokens += 1;
+        self.digest.push(id);
         if self.eos_ids.contains(&id) {
             return None;
         }
@@ -101,6 +106,11 @@ impl Transcript {
         let pending = std::mem::take(&mut self.pending);
         scores.extend_from_slice(&pending);
         (!pending.is_empty()).then_some(pending)
+    }
+
+    /// The digest of the tokens that were counted.
+    pub fn token_digest(&self) -> Sha256Bytes {
+        self.digest.value()
     }
 
     /// Scores of the whole answer.

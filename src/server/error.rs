@@ -53,6 +53,8 @@ pub enum ApiError {
         "The request was answered, but its answer is no longer kept, and its id stays taken for some time longer. Use a new Idempotency-Key to run it again."
     )]
     RequestResultExpired,
+    #[error("This request has no receipt: {why}.")]
+    NoReceipt { why: &'static str },
     #[error("The body is larger than {limit} bytes.")]
     RequestTooLarge { limit: usize },
     #[error(
@@ -134,6 +136,11 @@ const RATE: &str = "rate_limit_error";
 const CONFLICT: &str = "conflict_error";
 const SOON: Duration = Duration::from_secs(1);
 const LATER: Duration = Duration::from_secs(5);
+/// Why a request that was cancelled or failed has no receipt.
+pub(super) const NOT_COMPLETED: &str =
+    "it did not complete; the request itself says how it ended and what was charged";
+/// Why a request has none that a build before receipts completed.
+pub(super) const BEFORE_RECEIPTS: &str = "it was made before receipts were kept";
 /// Clients ignore longer times.
 const LATEST: Duration = Duration::from_mins(1);
 
@@ -169,6 +176,7 @@ impl ApiError {
             Self::RequestCancelled,
             Self::RequestInProgress,
             Self::RequestResultExpired,
+            Self::NoReceipt { why: NOT_COMPLETED },
             Self::RequestTooLarge { limit },
             Self::HeadTooLarge {
                 bytes: HttpSettings::default().max_header_bytes,
@@ -215,6 +223,7 @@ impl ApiError {
                 retriable(S::CONFLICT, "request_in_progress", CONFLICT, SOON)
             }
             Self::RequestResultExpired => row(S::GONE, "request_result_expired", INVALID),
+            Self::NoReceipt { .. } => row(S::NOT_FOUND, "receipt_not_found", INVALID),
             Self::RequestTooLarge { .. } => row(S::PAYLOAD_TOO_LARGE, "request_too_large", INVALID),
             Self::HeadTooLarge { .. } => {
                 row(S::REQUEST_HEADER_FIELDS_TOO_LARGE, "invalid_request", INVALID)
@@ -450,6 +459,8 @@ mod tests {
         check(E::RequestCancelled, 409, "request_cancelled", "false", None);
         check(E::RequestInProgress, 409, "request_in_progress", "true", Some("1"));
         check(E::RequestResultExpired, 410, "request_result_expired", "false", None);
+        let why = NOT_COMPLETED;
+        check(E::NoReceipt { why }, 404, "receipt_not_found", "false", None);
         check(E::RequestTooLarge { limit: 9 }, 413, "request_too_large", "false", None);
         check(E::HeadTooLarge { bytes: 9, headers: 9 }, 431, "invalid_request", "false", None);
         check(E::HeadTimeout, 408, "invalid_request", "false", None);

@@ -29,14 +29,18 @@ use axum::routing::{get, post};
 use handlers::{chat, credits, me, models, requests};
 use std::sync::Arc;
 
+/// The path of completion requests, which is a part of their fingerprints.
+pub const COMPLETIONS: &str = "/v1/chat/completions";
+
 /// The public surface. Unknown paths and methods are answered behind the credential check as well.
 pub fn router(services: Arc<Services>) -> Router {
     let plain = Router::new()
         .route("/v1/me", get(me::show))
         .route("/v1/models/{id}", get(models::show))
         .route("/v1/credits", get(credits::show))
-        .route("/v1/chat/completions", post(chat::create))
+        .route(COMPLETIONS, post(chat::create))
         .route("/v1/requests/{id}", get(requests::show).delete(requests::cancel))
+        .route("/v1/requests/{id}/receipt", get(requests::receipt))
         .layer(from_fn(wire::query::refuse_any));
     let routes = Router::new()
         .route("/v1/models", get(models::list))

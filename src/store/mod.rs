@@ -277,11 +277,16 @@ impl Store {
 
     /// The stored answer of a request; `None` when there is none or it has expired.
     pub async fn body(&self, key: &RequestKey) -> StoreResult<Option<bytes::Bytes>> {
-        let shared = &self.inner.shared;
-        match shared.reader.body(key, shared.clock.now()).await? {
+        match self.stored_body(key).await? {
             Some(body) => body.answer().await.map(Some),
             None => Ok(None),
         }
+    }
+
+    /// `body` as it is stored, with what its receipt is made from.
+    pub async fn stored_body(&self, key: &RequestKey) -> StoreResult<Option<StoredBody>> {
+        let shared = &self.inner.shared;
+        shared.reader.body(key, shared.clock.now()).await
     }
 
     /// Checks every invariant over everything stored. A violation stops admissions until a person

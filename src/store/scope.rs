@@ -35,7 +35,7 @@ pub enum RestoreScope {
 pub(super) fn is_allowed(name: &Path) -> bool {
     let inside = name.components().all(|part| matches!(part, Component::Normal(_)));
     let kind = name.extension().and_then(|kind| kind.to_str());
-    inside && matches!(kind, Some("toml" | "json" | "acceptance" | "key"))
+    inside && matches!(kind, Some("toml" | "json" | "acceptance" | "key" | "keys"))
 }
 
 #[cfg(test)]
@@ -56,6 +56,7 @@ mod tests {
             ("ledger.redb", false),
             ("lock", false),
             ("node.key", true),
+            ("node.keys", true),
             ("operator.sock", false),
             ("", false),
         ];

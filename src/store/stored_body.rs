@@ -3,11 +3,13 @@
 //! than a fifth of the room.
 
 use crate::clock::UnixMillis;
+use crate::ledger::ReceiptFacts;
 use crate::store::{StoreError, StoreResult};
 use bytes::Bytes;
 use miniz_oxide::deflate::compress_to_vec;
 use miniz_oxide::inflate::decompress_to_vec_with_limit;
 use std::panic;
+use std::sync::Arc;
 use tokio::task::spawn_blocking;
 
 /// Shorter answers are stored as they are: setting up the compressor, which takes about 30 µs,
@@ -25,6 +27,8 @@ const LEVEL: u8 = 3;
 pub struct StoredBody {
     pub expires_at: UnixMillis,
     pub(super) content: StoredContent,
+    /// What its receipt is made from. Answers of builds before receipts have none.
+    pub receipt: Option<Arc<ReceiptFacts>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +42,13 @@ impl StoredBody {
     pub async fn of(content: Bytes, expires_at: UnixMillis) -> Self {
         let size = content.len();
         let content = off_worker(size, move || StoredContent::of(content)).await;
-        Self { expires_at, content }
+        Self { expires_at, content, receipt: None }
+    }
+
+    /// The same answer with what its receipt is made from.
+    #[must_use]
+    pub fn with_receipt(self, receipt: Option<ReceiptFacts>) -> Self {
+        Self { receipt: receipt.map(Arc::new), ..self }
     }
 
     /// The answer, byte for byte as it was when it was stored.

@@ -37,6 +37,7 @@ mod process;
 mod qualify;
 mod races;
 mod raw;
+mod receipts;
 mod release;
 mod reload;
 mod secrecy;

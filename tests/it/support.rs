@@ -2,7 +2,7 @@
 //! engine that follows a script.
 
 use bytes::Bytes;
-use cresset::catalogue::{QualifiedModel, testing};
+use cresset::catalogue::{Catalogue, QualifiedModel, testing};
 use cresset::clock::{Clock, SystemClock, UnixMillis};
 use cresset::config::Config;
 use cresset::engine::testing::ScriptedRunner;
@@ -146,7 +146,8 @@ impl World {
         std::fs::create_dir(&ledger).unwrap();
         Store::init(&StoreConfig::folder(&ledger)).unwrap();
         let store = open(&ledger);
-        let node = Services::new(setup.config.clone(), store, Arc::new(SystemClock));
+        let catalogue = Catalogue::new(folder.path());
+        let node = Services::new(setup.config.clone(), store, Arc::new(SystemClock), catalogue);
         for seed in 0..setup.models {
             load(&node, &setup, folder.path(), seed as u64).await;
         }

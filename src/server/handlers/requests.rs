@@ -1,15 +1,20 @@
-//! `GET` and `DELETE /v1/requests/{id}`: shows a request, and cancels it.
+//! `GET` and `DELETE /v1/requests/{id}`: shows a request, and cancels it; `GET …/receipt` shows the
+//! receipt of one that completed.
 
+use crate::catalogue::Catalogue;
 use crate::ids::RequestId;
-use crate::ledger::RequestRecord;
+use crate::ledger::{AttemptState, ReceiptFacts, RequestRecord};
 use crate::request::{self, Caller, Services};
-use crate::server::error::ApiError;
+use crate::server::error::{ApiError, BEFORE_RECEIPTS, NOT_COMPLETED};
 use crate::server::wire::objects::RequestObject;
 use crate::server::wire::query::PathId;
+use crate::server::wire::receipt::ReceiptStatement;
 use axum::Json;
 use axum::extract::{Extension, State};
-use axum::http::StatusCode;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use std::sync::Arc;
+use tokio::task::spawn_blocking;
 
 pub async fn show(
     State(services): State<Arc<Services>>,
@@ -31,6 +36,45 @@ pub async fn cancel(
     let ended = record.latest().state.is_terminal();
     let status = if ended { StatusCode::OK } else { StatusCode::ACCEPTED };
     Ok((status, Json(RequestObject::of(&record))))
+}
+
+/// The receipt is signed when it is asked for. All that it tells was stored with the answer, so it
+/// is the same each time under one key, and goes when the answer does.
+pub async fn receipt(
+    State(services): State<Arc<Services>>,
+    Extension(caller): Extension<Arc<Caller>>,
+    PathId(id): PathId,
+) -> Result<Response, ApiError> {
+    let record = find(&services, &caller, RequestId(id)).await?;
+    match record.latest().state {
+        AttemptState::Queued | AttemptState::Running => return Err(ApiError::RequestInProgress),
+        AttemptState::Cancelled | AttemptState::Failed => {
+            return Err(ApiError::NoReceipt { why: NOT_COMPLETED });
+        }
+        AttemptState::Completed => {}
+    }
+    let stored = services.store.stored_body(&record.key).await?;
+    let facts = stored.ok_or(ApiError::RequestResultExpired)?.receipt;
+    let facts = facts.ok_or(ApiError::NoReceipt { why: BEFORE_RECEIPTS })?;
+    let catalogue = services.catalogue.clone();
+    let signing = spawn_blocking(move || signed(&catalogue, &record, &facts));
+    let signed = signing.await.unwrap_or_else(|error| Err(error.to_string()));
+    let sealed = signed.map_err(|error| {
+        tracing::error!(%error, request_id = %id, "a receipt could not be signed");
+        ApiError::ControlPlaneUnavailable
+    })?;
+    Ok(([(header::CONTENT_TYPE, "application/json")], sealed).into_response())
+}
+
+/// The receipt of a completed request, signed with the present key. It reads files.
+fn signed(
+    catalogue: &Catalogue,
+    record: &RequestRecord,
+    facts: &ReceiptFacts,
+) -> Result<Vec<u8>, String> {
+    let signer = catalogue.receipt_signer().map_err(|error| error.to_string())?;
+    let statement = ReceiptStatement::of(record, facts, signer.key());
+    Ok(signer.seal(&statement.ok_or("it completed without a usage")?))
 }
 
 /// An application sees its own requests; an account key sees all of the account's, its own first,

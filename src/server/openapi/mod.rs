@@ -10,6 +10,7 @@ use crate::server::wire::chat_schema::{self, CompletionBody, UUID};
 use crate::server::wire::completion::{Chunk, Completion};
 use crate::server::wire::objects::{CreditBalance, Me, ModelObject, ModelPage, RequestObject};
 use crate::server::wire::query::Page;
+use crate::server::wire::receipt::ReceiptEnvelope;
 use answers::{Answers, header_ref};
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use serde_json::{Map, Value, json};
@@ -98,14 +99,46 @@ fn paths(config: &Config, schemas: &mut SchemaGenerator, body: &Value) -> Value 
                     .refusals(&[ApiError::RequestNotFound]),
             },
         },
+        "/v1/requests/{requestId}/receipt": { "get": receipt(&mut answers) },
+    })
+}
+
+fn receipt(answers: &mut Answers) -> Value {
+    let refusals: Vec<ApiError> = ApiError::each()
+        .into_iter()
+        .filter(|error| {
+            matches!(
+                error,
+                ApiError::RequestNotFound
+                    | ApiError::NoReceipt { .. }
+                    | ApiError::RequestInProgress
+                    | ApiError::RequestResultExpired
+            )
+        })
+        .collect();
+    json!({
+        "operationId": "showReceipt",
+        "summary": "The signed receipt of a completed request",
+        "description": "It tells by digests which prompt was answered with what, by which model and build, and what was \
+                        charged. It is kept as long as the answer.",
+        "parameters": [parameter("requestId")],
+        "responses": answers.object::<ReceiptEnvelope>("The receipt", 200).refusals(&refusals),
     })
 }
 
 fn completion(config: &Config, answers: &mut Answers, body: &Value) -> Value {
     // Every error of the table is described here, unless it belongs to other paths alone.
-    let elsewhere = [ApiError::RequestNotFound, ApiError::NotFound, ApiError::MethodNotAllowed];
+    let elsewhere = |error: &ApiError| {
+        matches!(
+            error,
+            ApiError::RequestNotFound
+                | ApiError::NoReceipt { .. }
+                | ApiError::NotFound
+                | ApiError::MethodNotAllowed
+        )
+    };
     let refusals: Vec<ApiError> =
-        ApiError::each().into_iter().filter(|error| !elsewhere.contains(error)).collect();
+        ApiError::each().into_iter().filter(|error| !elsewhere(error)).collect();
     let stream = "Server-sent events. Each is one line `data: {json}`, a ChatCompletionChunk, with a blank line after it. The last \
                   is `data: [DONE]`. Before it there may be one whose JSON is an error's body. Lines that begin with a colon \
                   keep the connection alive.";
@@ -114,7 +147,7 @@ fn completion(config: &Config, answers: &mut Answers, body: &Value) -> Value {
         .object::<Completion>("The answer; with `stream`, the answer as events", 200)
         .with_content("text/event-stream", &json!({ "type": "string", "description": stream }))
         .with_headers(&also)
-        .with_links(&json!({ "show": link("showRequest"), "cancel": link("cancelRequest") }))
+        .with_links(&json!({ "show": link("showRequest"), "cancel": link("cancelRequest"), "receipt": link("showReceipt") }))
         .refusals(&refusals);
     json!({
         "operationId": "createChatCompletion",

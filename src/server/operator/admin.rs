@@ -2,7 +2,7 @@
 
 use super::command::{AdminCommand, AdminError, RequestScope};
 use super::lists::{self, find_account};
-use super::{Live, LongCommands, status, view};
+use super::{Live, LongCommands, receipt_check, status, view};
 use crate::clock::UnixMillis;
 use crate::config::Config;
 use crate::ids::{AccountId, ApplicationId, CredentialId, RequestId};
@@ -77,6 +77,11 @@ impl Operator<'_> {
             C::RequestShow { request, scope } => self.show_request(request, scope).await,
             C::RequestUnblock { request, scope } => self.unblock(request, scope).await,
             C::RequestCancel { request, scope } => self.cancel(request, scope).await,
+            C::ReceiptCheck { receipt } => {
+                // Boxed, because it is far larger than the other commands.
+                let check = Box::pin(receipt_check::check(self.store.clone(), receipt));
+                self.read(check).await
+            }
             C::Reload => self.reload().await,
             C::LedgerAudit => self.audit().await,
             C::LedgerBackup { to } => self.backup(BackupScope::Ledger, to).await,

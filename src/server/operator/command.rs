@@ -4,6 +4,7 @@
 use crate::clock::UnixMillis;
 use crate::ids::{AccountId, ApplicationId, CredentialId, RequestId};
 use crate::ledger::{AttemptState, Bucket, Refusal};
+use crate::server::wire::receipt::ReceiptStatement;
 use crate::store::{NodeFile, StoreError};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -94,6 +95,10 @@ pub enum AdminCommand {
     RequestUnblock {
         request: RequestId,
         scope: RequestScope,
+    },
+    /// The answer names what the ledger has otherwise.
+    ReceiptCheck {
+        receipt: Box<ReceiptStatement>,
     },
     /// The answer tells what the node took over, and what it serves now.
     Reload,

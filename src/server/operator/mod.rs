@@ -7,6 +7,7 @@ mod health;
 mod lists;
 mod long_commands;
 pub mod metrics;
+mod receipt_check;
 pub mod socket;
 mod start;
 pub mod status;

@@ -11,6 +11,7 @@ pub mod json;
 pub mod messages;
 pub mod objects;
 pub mod query;
+pub mod receipt;
 mod schemas;
 #[cfg(test)]
 mod tests;

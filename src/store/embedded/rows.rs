@@ -9,11 +9,13 @@ use crate::ids::{
 use crate::ledger::records::EntryKind;
 use crate::ledger::state::{Crashes, Granted, JournalHead, Reservation};
 use crate::ledger::{
-    Account, AccountStatus, Application, Attempt, AttemptState, Balance, Balances, Bucket,
-    BucketAmounts, Credential, CredentialKind, FailureCode, FinishReason, JournalEntry,
-    Microcredits, Prices, RequestKey, RequestRecord, Usage,
+    Account, AccountStatus, Application, AskedGeneration, Attempt, AttemptState, Balance, Balances,
+    Bucket, BucketAmounts, Credential, CredentialKind, FailureCode, FinishReason, JournalEntry,
+    Microcredits, Prices, ReceiptFacts, ReceiptProof, RequestKey, RequestRecord, SamplingValue,
+    Usage,
 };
 use crate::store::stored_body::{StoredBody, StoredContent};
+use std::sync::Arc;
 
 /// The identity of a file. It is the same in both files of a ledger, so that two that do not belong
 /// together are noticed.
@@ -140,9 +142,14 @@ row!(Crashes { count, boot, at });
 row!(TimelessCrashes { count, boot });
 row!(JournalEntry { sequence, at, account, kind, amount, after, hash });
 
-/// Version 1 had the answer as it is.
+row!(ReceiptProof { record, grade, like, release, files, version, executable, lockfile });
+row!(SamplingValue { name, bits });
+row!(AskedGeneration { prompt, seed, sampling, max_tokens, min_tokens, ignore_eos });
+row!(ReceiptFacts { proof, asked, answer_tokens, answer_text });
+
+/// Version 1 had the answer as it is, version 2 nothing of its receipt.
 impl StoredField for StoredBody {
-    const VERSION: u8 = 2;
+    const VERSION: u8 = 3;
 
     fn write(&self, out: &mut Vec<u8>) {
         let (plain_bytes, bytes) = match &self.content {
@@ -152,22 +159,34 @@ impl StoredField for StoredBody {
         self.expires_at.write(out);
         plain_bytes.write(out);
         bytes.write(out);
+        self.receipt.write(out);
     }
     fn read(input: &mut Reader<'_>) -> Result<Self, Malformed> {
-        let (expires_at, plain_bytes) = (StoredField::read(input)?, StoredField::read(input)?);
+        let body = Self::read_earlier(2, input)?;
+        Ok(Self { receipt: StoredField::read(input)?, ..body })
+    }
+    fn read_earlier(version: u8, input: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let expires_at = StoredField::read(input)?;
+        let plain_bytes = match version {
+            1 => None,
+            2 => StoredField::read(input)?,
+            _ => return Err(Malformed("unknown row version")),
+        };
         let bytes = StoredField::read(input)?;
         let content = match plain_bytes {
             None => StoredContent::Plain(bytes),
             Some(plain_bytes) => StoredContent::Deflated { plain_bytes, bytes },
         };
-        Ok(Self { expires_at, content })
+        Ok(Self { expires_at, content, receipt: None })
     }
-    fn read_earlier(version: u8, input: &mut Reader<'_>) -> Result<Self, Malformed> {
-        if version != 1 {
-            return Err(Malformed("unknown row version"));
-        }
-        let expires_at = StoredField::read(input)?;
-        Ok(Self { expires_at, content: StoredContent::Plain(StoredField::read(input)?) })
+}
+
+impl<T: StoredField> StoredField for Arc<T> {
+    fn write(&self, out: &mut Vec<u8>) {
+        self.as_ref().write(out);
+    }
+    fn read(input: &mut Reader<'_>) -> Result<Self, Malformed> {
+        T::read(input).map(Self::new)
     }
 }
 

@@ -89,7 +89,8 @@ pub fn admit(request: u128, attempt: u128, boot: BootId, cost: u32) -> Command {
 
 /// An answer as it is stored until `expires_at`.
 pub fn body_of(answer: bytes::Bytes, expires_at: u64) -> StoredBody {
-    StoredBody { expires_at: UnixMillis(expires_at), content: StoredContent::of(answer) }
+    let content = StoredContent::of(answer);
+    StoredBody { expires_at: UnixMillis(expires_at), content, receipt: None }
 }
 
 pub fn start(request: u128, attempt: u128) -> Command {

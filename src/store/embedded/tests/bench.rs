@@ -252,7 +252,7 @@ impl History {
             let (key, attempt) = (admit.key, admit.attempt);
             let end = SettleEnd::Completed(FinishReason::Stop);
             let content = StoredContent::Plain(bytes::Bytes::from_static(&[b'a'; 800]));
-            let body = StoredBody { expires_at, content };
+            let body = StoredBody { expires_at, content, receipt: None };
             let command = Command::Settle { key, attempt, usage, end };
             WriteAction { command, body: Some((key, body)) }
         }));

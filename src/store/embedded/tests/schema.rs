@@ -13,8 +13,8 @@ use super::*;
 use crate::ledger::records::EntryKind;
 use crate::ledger::state::{Crashes, Granted, JournalHead, Reservation, StateError};
 use crate::ledger::{
-    Account, AccountStatus, Application, Attempt, AttemptState, Balance, Balances, BucketAmounts,
-    JournalEntry, RequestRecord,
+    Account, AccountStatus, Application, AskedGeneration, Attempt, AttemptState, Balance, Balances,
+    BucketAmounts, JournalEntry, ReceiptFacts, ReceiptProof, RequestRecord, SamplingValue,
 };
 use crate::store::stored_body::{StoredBody, StoredContent};
 use redb::{ReadableDatabase, ReadableTable, ReadableTableMetadata, WriteTransaction};
@@ -97,6 +97,30 @@ fn credential(application: Option<u128>) -> Credential {
     Credential { expires_at: Some(UnixMillis(13)), revoked_at: Some(UnixMillis(14)), ..credential }
 }
 
+fn receipted() -> StoredBody {
+    let proof = ReceiptProof {
+        record: id(21),
+        grade: "like".into(),
+        like: Some("sister".into()),
+        release: id(22),
+        files: vec![[23; 32], [24; 32]],
+        version: "0.1.0".into(),
+        executable: [25; 32],
+        lockfile: [26; 32],
+    };
+    let asked = AskedGeneration {
+        prompt: [27; 32],
+        seed: 28,
+        sampling: vec![SamplingValue::new("temperature", 0.5)],
+        max_tokens: 29,
+        min_tokens: 30,
+        ignore_eos: true,
+    };
+    let receipt = ReceiptFacts { proof, asked, answer_tokens: [31; 32], answer_text: [32; 32] };
+    let content = StoredContent::Plain(bytes::Bytes::from_static(b"answer"));
+    StoredBody { expires_at: UnixMillis(17), content, receipt: None }.with_receipt(Some(receipt))
+}
+
 /// Calls back with a row of every kind that `schema` has, one for each way in which it can be laid
 /// out.
 fn each_row(schema: u32, mut row: impl Row) {
@@ -120,12 +144,15 @@ fn each_row(schema: u32, mut row: impl Row) {
     row.row("tenure", CleanMarker { boot: BootId(id(7)), clean: true });
     let head = JournalHead { sequence: 16, hash: [0xab; 16] };
     row.row("progress", JournalPosition { head, clock: UnixMillis(16) });
-    let body = |content| StoredBody { expires_at: UnixMillis(17), content };
+    let body = |content| StoredBody { expires_at: UnixMillis(17), content, receipt: None };
     let bytes = bytes::Bytes::from_static(b"answer");
     row.row("body", body(StoredContent::Plain(bytes.clone())));
     if schema >= 3 {
         row.row("body compressed", body(StoredContent::Deflated { plain_bytes: 1_024, bytes }));
         row.row("sum", 18_u64);
+    }
+    if schema >= 5 {
+        row.row("body with receipt", receipted());
     }
     row.row("account", account(AccountStatus::Active));
     row.row("account suspended", account(AccountStatus::Suspended));

@@ -1,0 +1,202 @@
+//! Computes the answer of a receipt again, with the release and the parameters that the receipt
+//! names, and compares the tokens.
+
+use super::models::cannot_load;
+use super::{Assembly, NodeError, UnqualifiedModel};
+use crate::catalogue::Manifest;
+use crate::engine::{
+    EngineHandle, GenerateRequest, SAMPLING_NUMBERS, SamplingParams, SequenceEvent, StopCause,
+};
+use crate::ids::AccountId;
+use crate::request::GenerationInput;
+use crate::request::token_digest::TokenDigest;
+use crate::request::transcript::Transcript;
+use crate::server::COMPLETIONS;
+use crate::server::wire::chat_request::ChatRequest;
+use crate::server::wire::json::{JsonTree, fingerprint};
+use crate::server::wire::receipt::{ReceiptPredicate, ReceiptStatement};
+use crate::text::TextModel;
+use std::sync::Arc;
+
+/// What computing an answer again has shown.
+#[derive(Debug)]
+pub struct RerunOutcome {
+    /// The name of the release here.
+    pub release: String,
+    /// Tokens of the answer that was computed now.
+    pub tokens: u32,
+    /// Whether they are those of the receipt.
+    pub equal: bool,
+    /// What is not as it was, or is not known, and may change an answer.
+    pub differs: Vec<String>,
+}
+
+/// A computed answer.
+struct ComputedAnswer {
+    tokens: u32,
+    digest: String,
+}
+
+impl Assembly {
+    /// Computes the receipt's answer again from the body that the client sent. Blocking: it loads
+    /// the release's weights.
+    pub fn rerun(
+        &self,
+        receipt: &ReceiptStatement,
+        body: &[u8],
+    ) -> Result<RerunOutcome, NodeError> {
+        let said = &receipt.predicate;
+        let input = same_input(said, body)?;
+        let manifest = self.release_of(said)?;
+        let UnqualifiedModel { text, engine, .. } = self.load_release(&manifest)?;
+        let prompt = text.encode_chat(&input.messages).map_err(NodeError::new)?;
+        if hex::encode(TokenDigest::of(&prompt)) != said.prompt.tokens_sha256 {
+            return Err(NodeError::new(
+                "this build makes other prompt tokens of the body than the receipt tells: its template or tokenizer differ",
+            )
+            .remedy("use the build that the receipt names"));
+        }
+        let answer = generate(&engine, &text, &request(said, &input, &text, prompt)?, &input.stop);
+        engine.shutdown();
+        let ComputedAnswer { tokens, digest } = answer?;
+        let equal = digest == said.answer.tokens_sha256;
+        let differs = self.what_differs(said, &manifest);
+        Ok(RerunOutcome { release: manifest.name, tokens, equal, differs })
+    }
+
+    /// Loads a release whose files are read and compared with its manifest first.
+    fn load_release(&self, manifest: &Manifest) -> Result<UnqualifiedModel, NodeError> {
+        let catalogue = self.catalogue();
+        let digests = catalogue.digests(manifest).map_err(NodeError::new)?;
+        let source = catalogue.source(manifest).map_err(NodeError::new)?;
+        let source = source.with_digests(digests.blake3);
+        self.load(&source).map_err(|why| cannot_load(&manifest.name, why))
+    }
+
+    /// The release here whose files have the digests of the receipt.
+    fn release_of(&self, said: &ReceiptPredicate) -> Result<Manifest, NodeError> {
+        let all = self.catalogue().manifests().map_err(NodeError::new)?;
+        let wanted = &said.release.files_sha256;
+        let found = all.into_iter().find(|manifest| manifest.digests().values().eq(wanted));
+        found.ok_or_else(|| {
+            let id = said.release.id;
+            NodeError::new(format!("no release here has the files of the receipt's, {id}"))
+                .remedy("fetch it with `cresset models pull` or add it with `cresset models add`")
+        })
+    }
+
+    /// What may have changed an answer since the receipt's was made.
+    fn what_differs(&self, said: &ReceiptPredicate, manifest: &Manifest) -> Vec<String> {
+        let mut found = Vec::new();
+        let host = self.host();
+        if host.engine.executable_sha256 != said.build.executable_sha256 {
+            found.push(format!("this is another build than the receipt's {}", said.build.version));
+        }
+        found.extend(self.what_differs_from_record(said, manifest));
+        let engine = &self.config.engine;
+        if self.device.properties().is_some() && !engine.deterministic {
+            found.push(
+                "a GPU without engine.deterministic may choose another of two tokens that are nearly equally likely"
+                    .into(),
+            );
+        }
+        found
+    }
+
+    /// Hardware and settings are not in a receipt; they stand in the record that it names.
+    fn what_differs_from_record(
+        &self,
+        said: &ReceiptPredicate,
+        manifest: &Manifest,
+    ) -> Option<String> {
+        let catalogue = self.catalogue();
+        let records = catalogue.records(&manifest.name).unwrap_or_default();
+        let Some(record) = records.iter().find(|record| record.id == said.verdict.record) else {
+            let unknown =
+                "the hardware and the settings of the receipt's answer are not known here";
+            return Some(unknown.into());
+        };
+        let difference = record.identity.difference(&catalogue.identity(manifest, &self.host()));
+        difference.map(|d| format!("the {} was {} and is {}", d.part, d.recorded, d.present))
+    }
+}
+
+/// The request's input, if the body is that of the receipt's request.
+fn same_input(said: &ReceiptPredicate, body: &[u8]) -> Result<GenerationInput, NodeError> {
+    let tree = JsonTree::parse(body).map_err(NodeError::new)?;
+    let found = fingerprint("POST", COMPLETIONS, said.request.session_id, &tree);
+    if hex::encode(found) != said.request.fingerprint {
+        return Err(NodeError::new(
+            "this body is not the one of the receipt's request: its fingerprint differs",
+        )
+        .remedy("give the JSON that the client sent, with every member and value as it was"));
+    }
+    Ok(ChatRequest::parse(&tree).map_err(NodeError::new)?.input)
+}
+
+/// The generation that the receipt tells of.
+fn request(
+    said: &ReceiptPredicate,
+    input: &GenerationInput,
+    text: &TextModel,
+    prompt: Vec<u32>,
+) -> Result<GenerateRequest, NodeError> {
+    let eos_ids: &[u32] = if said.sampling.ignore_eos { &[] } else { &text.eos_ids };
+    Ok(GenerateRequest {
+        account: AccountId::generate(),
+        application: None,
+        priority: 0,
+        prompt: Arc::new(prompt),
+        sampling: sampling(said, input)?,
+        max_tokens: said.sampling.max_tokens,
+        min_tokens: said.sampling.min_tokens,
+        eos_ids: eos_ids.into(),
+        deadline: None,
+    })
+}
+
+fn sampling(said: &ReceiptPredicate, input: &GenerationInput) -> Result<SamplingParams, NodeError> {
+    let seed = said.sampling.engine_seed();
+    let seed = seed.ok_or_else(|| NodeError::new("the receipt's seed is no number"))?;
+    let logit_bias = input.sampling.logit_bias.as_slice().into();
+    let mut sampling = SamplingParams { seed, logit_bias, ..SamplingParams::default() };
+    for (name, value) in &said.sampling.numbers {
+        let number = SAMPLING_NUMBERS.iter().find(|number| number.name == name);
+        let number = number.ok_or_else(|| {
+            NodeError::new(format!("this build does not know the receipt's parameter {name}"))
+        })?;
+        number.set(&mut sampling, *value);
+    }
+    Ok(sampling)
+}
+
+fn generate(
+    engine: &EngineHandle,
+    text: &Arc<TextModel>,
+    request: &GenerateRequest,
+    stops: &[String],
+) -> Result<ComputedAnswer, NodeError> {
+    let (id, mut events) = engine.submit(request.clone()).map_err(NodeError::new)?;
+    let eos_ids = request.eos_ids.clone();
+    let mut transcript = Transcript::new(text.clone(), eos_ids, stops.to_vec(), false);
+    let cause = loop {
+        match events.blocking_recv() {
+            Some(SequenceEvent::Started) => {}
+            Some(SequenceEvent::Token { id: token, .. }) => {
+                transcript.push(token, None);
+                if transcript.stopped {
+                    engine.stop(id);
+                }
+            }
+            Some(SequenceEvent::Finished(finished)) => break finished.cause,
+            None => return Err(NodeError::new("the engine ended without finishing the answer")),
+        }
+    };
+    match cause {
+        StopCause::EndOfText | StopCause::Length => {}
+        _ if transcript.stopped => {}
+        other => return Err(NodeError::new(format!("the generation ended with {other:?}"))),
+    }
+    let digest = hex::encode(transcript.token_digest());
+    Ok(ComputedAnswer { tokens: transcript.tokens, digest })
+}
