@@ -18,6 +18,7 @@ mod quickstart;
 mod receipts;
 mod relay;
 mod reload;
+mod requalify;
 mod requests;
 mod serve;
 mod status;
@@ -153,6 +154,9 @@ fn run(cli: Cli) -> CommandResult {
         return completions(Output { json: cli.globals.json }, shell);
     }
     let Cli { globals, command } = cli;
+    if let CliCommand::Qualify(arguments) = &command {
+        arguments.lower_priority();
+    }
     let runtime = tokio::runtime::Runtime::new()?;
     let result = runtime.block_on(dispatch(globals, command));
     // A blocking task may still be tokenising or loading after an interrupt; it is not waited for.

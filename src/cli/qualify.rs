@@ -62,6 +62,9 @@ pub(super) struct Arguments {
     /// Begin anew, also where a run was interrupted
     #[arg(long)]
     no_resume: bool,
+    /// Run behind everything else on this machine
+    #[arg(long)]
+    low_priority: bool,
     /// Run these checks alone, and write no record
     #[arg(long, value_name = "CHECK", value_delimiter = ',', value_parser = check_parser())]
     #[arg(conflicts_with_all = ["report", "resume", "no_resume"])]
@@ -82,6 +85,19 @@ pub(super) struct Arguments {
     #[arg(long, value_names = ["A", "B"], num_args = 2)]
     #[arg(conflicts_with_all = ["show", "url", "only", "report", "resume", "no_resume"])]
     compare: Vec<String>,
+}
+
+impl Arguments {
+    /// Gives this process the lowest priority, if that was asked for. It must have one thread,
+    /// whose priority later ones inherit.
+    pub(super) fn lower_priority(&self) {
+        const LOWEST: i32 = 19;
+        if self.low_priority
+            && let Err(error) = rustix::process::nice(LOWEST)
+        {
+            note(&format!("it runs at the usual priority: {error}"));
+        }
+    }
 }
 
 fn suite_parser() -> impl TypedValueParser<Value = Suite> {
@@ -120,7 +136,7 @@ pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResul
         assembly.catalogue().forget_unfinished_run(&name, arguments.suite)?;
     }
     let (suite, like) = (arguments.suite, arguments.like);
-    let record = qualify(assembly.clone(), manifest, suite, like).await?;
+    let record = run_suite(assembly.clone(), manifest, suite, like).await?;
     write_report(&(&record).into(), || document(&record), arguments.report.as_deref())?;
     let outcome = reload::after_change(context, Some(id), &name).await;
     let mut document = document(&record);
@@ -148,8 +164,8 @@ async fn qualify_all(context: &Context, arguments: &Arguments) -> CommandResult 
         if arguments.no_resume {
             catalogue.forget_unfinished_run(&name, arguments.suite)?;
         }
-        let like = catalogue.records(&name)?.into_iter().next().and_then(|record| record.like);
-        let record = qualify(assembly.clone(), manifest, arguments.suite, like).await?;
+        let like = former_sister(&catalogue, &name)?;
+        let record = run_suite(assembly.clone(), manifest, arguments.suite, like).await?;
         let outcome = reload::after_change(context, Some(id), &name).await;
         note(&format!("{name} is {}. {}", record.verdict.words(), outcome.sentence));
         let reason = ExitReason::of(record.verdict);
@@ -164,6 +180,11 @@ async fn qualify_all(context: &Context, arguments: &Arguments) -> CommandResult 
         text::table(shown, &columns)
     })?;
     exit(worst)
+}
+
+/// The sister release that the release's newest record was compared with.
+pub(super) fn former_sister(catalogue: &Catalogue, name: &str) -> CommandResult<Option<String>> {
+    Ok(catalogue.records(name)?.into_iter().next().and_then(|record| record.like))
 }
 
 /// The reasons that exit codes of this command tell apart.
@@ -345,7 +366,7 @@ async fn run_only(context: &Context, manifest: Manifest, arguments: Arguments) -
 }
 
 /// Runs the suite on a thread that may block, and shows its progress.
-async fn qualify(
+pub(super) async fn run_suite(
     assembly: Assembly,
     manifest: Manifest,
     suite: Suite,
@@ -381,7 +402,7 @@ pub(super) async fn ensure_qualified(
         Err(_) => {}
     }
     let id = manifest.id;
-    let record = qualify(assembly.clone(), manifest.clone(), Suite::Quick, None).await?;
+    let record = run_suite(assembly.clone(), manifest.clone(), Suite::Quick, None).await?;
     note(&format!("{release} is {} on this machine", record.verdict.words()));
     if record.verdict == Verdict::Qualified {
         // A running node serves it from now on, and without one there is nobody to tell.

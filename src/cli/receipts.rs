@@ -144,17 +144,7 @@ fn read(path: &Path) -> CommandResult<Vec<u8>> {
 fn told(document: &Value) -> String {
     let said = &document["statement"]["predicate"];
     let word = |value: &Value| value.as_str().map_or_else(|| value.to_string(), text::plain);
-    let journal = match &document["journal"] {
-        Value::Null => "not compared: this is not the node that signed it".to_owned(),
-        found => {
-            let rest = if found["row_kept"] == true {
-                ", usage, fingerprint and charge agree"
-            } else {
-                ": its charge agrees, the rest is no longer kept"
-            };
-            format!("entry {}{rest}", found["entry"]["sequence"])
-        }
-    };
+    let journal = told_of_journal(&document["journal"]);
     let rerun = match &document["rerun"] {
         Value::Null => "not asked for (--rerun)".to_owned(),
         found => format!("{} tokens, all the same", found["tokens"]),
@@ -171,4 +161,18 @@ fn told(document: &Value) -> String {
         usage["completion_tokens"],
         word(&said["charge"]["chargedUnits"]),
     )
+}
+
+fn told_of_journal(journal: &Value) -> String {
+    match journal {
+        Value::Null => "not compared: this is not the node that signed it".to_owned(),
+        found => {
+            let rest = if found["row_kept"] == true {
+                ", usage, fingerprint and charge agree"
+            } else {
+                ": its charge agrees, the rest is no longer kept"
+            };
+            format!("entry {}{rest}", found["entry"]["sequence"])
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! `cresset serve`: runs the node until a signal ends it. SIGHUP reads again what may change while
 //! it runs.
 
+use super::requalify;
 use super::support::context::Context;
 use super::support::output::{CommandResult, note};
 use super::support::{node_client, shutdown, values};
@@ -16,11 +17,17 @@ use tokio::signal::unix::{SignalKind, signal};
   cresset serve                                        every qualified model of the data folder
   cresset serve --model smollm2-135m-instruct          this one stays loaded, others come and go
   cresset serve --listen 127.0.0.1:0
+  cresset serve --requalify                            after an upgrade of the program or its settings
 Models are loaded when a request names them, and the least recently used one makes room (engine.memory_mib).
 Health, readiness and `cresset status` answer from the first moment and say what the start is doing.
 SIGTERM or Ctrl-C drains: nothing new is taken, running requests finish. A second one ends at once,
 and so does the first before the node is ready.
-SIGHUP takes over what changed, as `cresset reload` does, and logs it.")]
+SIGHUP takes over what changed, as `cresset reload` does, and logs it.
+With --requalify the quick suite comes before the start, for each release whose record is of another build,
+hardware or setting, or too old: the node then serves with its limits. The full suite runs beside the node, at the
+lowest priority and with the model in memory a second time, for each release that is served by a quick record; when
+it has passed the node serves with its limits. It ends with the node, and goes on the next time. No client sees a
+lower limit if the new program runs `cresset qualify NAME --suite full` while the old node still serves.")]
 pub(super) struct Arguments {
     /// Load this model, by name or id, at the start and keep it loaded; may be given more than once
     /// [default: at the start as many of the qualified models as fit; none of them is kept loaded]
@@ -33,6 +40,9 @@ pub(super) struct Arguments {
     /// Address of the operator surface: health, readiness, metrics
     #[arg(long, value_name = "ADDR", value_parser = values::listen_address)]
     operator: Option<SocketAddr>,
+    /// Prove again what an upgrade has made stale: quick before the start, full while it serves
+    #[arg(long)]
+    requalify: bool,
 }
 
 impl Arguments {
@@ -51,6 +61,16 @@ impl Arguments {
 pub(super) async fn run(context: Context, arguments: Arguments) -> CommandResult {
     let shutdown = shutdown::on_signal()?;
     let mut hangup = signal(SignalKind::hangup())?;
+    if arguments.requalify {
+        let quick = requalify::quick(context.assembly()?);
+        tokio::select! {
+            done = quick => done?,
+            () = shutdown.cancelled() => {
+                note("stopped before it was ready");
+                return Ok(());
+            }
+        }
+    }
     let starting = node_client::start(context.assembly()?, PortFallback::None, &arguments.model);
     let running = tokio::select! {
         started = starting => started?,
@@ -66,6 +86,7 @@ pub(super) async fn run(context: Context, arguments: Arguments) -> CommandResult
         "models": running.models(),
     });
     context.output.line(&ready, format!("listening on {}", running.public_url()))?;
+    let full = arguments.requalify.then(|| requalify::full(&context)).transpose()?;
     loop {
         tokio::select! {
             () = shutdown.cancelled() => break,
@@ -73,6 +94,9 @@ pub(super) async fn run(context: Context, arguments: Arguments) -> CommandResult
         }
     }
     note("draining: nothing new is taken; a second signal ends at once");
+    if let Some(full) = full {
+        full.end().await;
+    }
     running.drain().await;
     Ok(())
 }

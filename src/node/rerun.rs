@@ -192,10 +192,13 @@ fn generate(
             None => return Err(NodeError::new("the engine ended without finishing the answer")),
         }
     };
-    match cause {
-        StopCause::EndOfText | StopCause::Length => {}
-        _ if transcript.stopped => {}
-        other => return Err(NodeError::new(format!("the generation ended with {other:?}"))),
+    computed(&cause, &transcript)
+}
+
+fn computed(cause: &StopCause, transcript: &Transcript) -> Result<ComputedAnswer, NodeError> {
+    let ended = matches!(cause, StopCause::EndOfText | StopCause::Length);
+    if !(ended || transcript.stopped) {
+        return Err(NodeError::new(format!("the generation ended with {cause:?}")));
     }
     let digest = hex::encode(transcript.token_digest());
     Ok(ComputedAnswer { tokens: transcript.tokens, digest })

@@ -1,6 +1,6 @@
 //! `cresset qualify` from outside: its exit codes, and runs that are killed in the middle.
 
-use crate::process::{Customer, Finished, Folder, MODEL, Served, request};
+use crate::process::{Customer, Finished, Folder, MODEL, Served, eventually, request};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -266,4 +266,63 @@ fn each_instruction_set_is_qualified_for_itself() {
     }
     let unknown = qualify(&folder, &["--show"], &[("CRESSET_ENGINE__INSTRUCTION_SET", "sse9")]);
     assert_eq!(unknown.code, Some(1), "{unknown:?}");
+}
+
+/// The priorities of all threads of the full suites that run on a folder.
+fn suites_beside(folder: &Folder) -> Vec<String> {
+    let data = folder.path().to_str().unwrap();
+    let mut found = Vec::new();
+    for process in std::fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path()) {
+        let command = std::fs::read_to_string(process.join("cmdline")).unwrap_or_default();
+        if !(command.contains(data) && command.contains("--low-priority")) {
+            continue;
+        }
+        for thread in std::fs::read_dir(process.join("task")).into_iter().flatten().flatten() {
+            let line = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+            // The name of the thread may have spaces; the priority is the 17th field after it.
+            let fields = line.rsplit_once(") ").map(|(_, fields)| fields.split(' ').nth(16));
+            found.extend(fields.flatten().map(str::to_owned));
+        }
+    }
+    found
+}
+
+/// Another setting makes a record stale, as another build does.
+#[test]
+fn an_upgraded_node_serves_by_the_quick_suite_while_the_full_one_runs() {
+    let folder = Folder::ready();
+    let Customer { key, .. } = folder.customer(1_000_000);
+    let upgraded = |arguments: &[&str]| {
+        let mut command = folder.command(arguments);
+        command.env(CONTEXT.0, CONTEXT.1).env("CRESSET_ENGINE__MAX_ROWS", "7");
+        command
+    };
+    let refused = |arguments: &[&str]| {
+        let finished = Finished::of(upgraded(arguments).output().unwrap());
+        assert_eq!(finished.code, Some(1), "{finished:?}");
+        finished.document()["error"]["message"].as_str().unwrap().to_owned()
+    };
+    let serve = ["serve", "--json", "--listen", "127.0.0.1:0", "--operator", "127.0.0.1:0"];
+    assert!(refused(&serve).contains("another serving setting"));
+    let requalify = [&serve[..], &["--requalify"]].concat();
+    // One without reference outputs needs its operator anew.
+    assert!(refused(&requalify).contains("models accept"));
+    let accept = ["models", "accept", MODEL, "--reason", "it is a test's"];
+    assert!(upgraded(&accept).output().unwrap().status.success());
+
+    let node = Served::start(upgraded(&requalify));
+    let model = &node.get(&key, "/v1/models").json()["data"][0];
+    let proof = (&model["evidence"]["suite"], &model["limits"]["qualified_context_tokens"]);
+    assert_eq!(proof, (&json!("quick"), &json!(128)));
+    eventually("the full suite has ended a check", || {
+        files(&folder, "unfinished").iter().any(|path| path.ends_with("full.unfinished"))
+    });
+    let priorities = suites_beside(&folder);
+    assert!(!priorities.is_empty() && priorities.iter().all(|nice| nice == "19"), "{priorities:?}");
+    let body = json!({ "model": node.model, "max_tokens": 2,
+                       "messages": [{ "role": "user", "content": "go on" }] });
+    let reply = node.chat(&key, &Uuid::new_v4().to_string(), &body).finish();
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    assert!(node.terminate().success());
+    assert_eq!(suites_beside(&folder), [""; 0], "it ends with the node");
 }

@@ -81,6 +81,14 @@ impl Context {
         Ok(self.assembly.get_or_init(|| assembly))
     }
 
+    /// The configuration file that was named, by a flag or the environment.
+    pub(crate) fn named_config(&self) -> Option<&Path> {
+        match &self.source.as_ref()?.file {
+            ConfigFile::Named(path) => Some(path),
+            ConfigFile::IfThere(_) => None,
+        }
+    }
+
     /// Runs an operator command in the node that owns the folder, or on the store when no node
     /// runs.
     pub(crate) async fn admin(&self, command: AdminCommand) -> CommandResult<Value> {

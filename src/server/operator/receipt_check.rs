@@ -92,18 +92,7 @@ async fn settlement_of(
 fn differences(receipt: &ReceiptStatement, kept: &Kept) -> Vec<String> {
     let said = &receipt.predicate;
     let mut found = Vec::new();
-    match &kept.entry {
-        None => found.push("the journal has no charge of this attempt".to_owned()),
-        Some(entry) => {
-            let (booked, charged) = (entry.amount.checked_total(), said.charge.charged_units);
-            if booked != Some(charged) {
-                let booked = booked.map_or_else(|| "?".into(), |units| units.to_string());
-                found.push(format!(
-                    "the journal charged {booked} microcredits, and the receipt says {charged}"
-                ));
-            }
-        }
-    }
+    found.extend(difference_of_entry(said, kept.entry.as_ref()));
     if let Some(row) = &kept.row {
         found.extend(differences_of_row(said, row));
         let key = NodePublicKey::parse(&said.key.ed25519);
@@ -114,6 +103,17 @@ fn differences(receipt: &ReceiptStatement, kept: &Kept) -> Vec<String> {
         }
     }
     found
+}
+
+fn difference_of_entry(said: &ReceiptPredicate, entry: Option<&JournalEntry>) -> Option<String> {
+    let Some(entry) = entry else {
+        return Some("the journal has no charge of this attempt".into());
+    };
+    let (booked, charged) = (entry.amount.checked_total(), said.charge.charged_units);
+    (booked != Some(charged)).then(|| {
+        let booked = booked.map_or_else(|| "?".into(), |units| units.to_string());
+        format!("the journal charged {booked} microcredits, and the receipt says {charged}")
+    })
 }
 
 fn differences_of_row(said: &ReceiptPredicate, row: &RequestRecord) -> Vec<String> {

@@ -7,8 +7,8 @@ use crate::catalogue::NodePublicKey;
 use crate::clock::UnixMillis;
 use crate::ids::{AttemptId, ModelId, RequestId, SessionId};
 use crate::ledger::{
-    AskedGeneration, FinishReason, Microcredits, Prices, ReceiptFacts, ReceiptProof, RequestRecord,
-    Usage,
+    AskedGeneration, Attempt, FinishReason, Microcredits, Prices, ReceiptFacts, ReceiptProof,
+    RequestRecord, Usage,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -174,38 +174,21 @@ impl ReceiptStatement {
     pub fn of(record: &RequestRecord, facts: &ReceiptFacts, key: NodePublicKey) -> Option<Self> {
         let attempt = record.latest();
         let usage = attempt.usage.filter(|_| attempt.finish_reason.is_some())?;
-        let text_sha256 = hex::encode(facts.answer_text);
-        let digest = SubjectDigest { sha256: text_sha256.clone() };
+        let digest = SubjectDigest { sha256: hex::encode(facts.answer_text) };
         Some(Self {
             statement_type: STATEMENT_TYPE.into(),
             subject: [ReceiptSubject { name: "answer".into(), digest }],
             predicate_type: PREDICATE_TYPE.into(),
             predicate: ReceiptPredicate {
-                request: ReceiptRequest {
-                    id: record.key.request,
-                    attempt_id: attempt.id,
-                    session_id: record.session,
-                    model: record.model,
-                    fingerprint: hex::encode(record.fingerprint),
-                    created_at: attempt.created_at.seconds(),
-                    finished_at: attempt.finished_at.map(UnixMillis::seconds),
-                },
+                request: ReceiptRequest::of(record),
                 release: ReceiptRelease::of(&facts.proof),
                 verdict: ReceiptVerdict::of(&facts.proof),
                 build: ReceiptBuild::of(&facts.proof),
                 sampling: ReceiptSampling::of(&facts.asked),
                 prompt: ReceiptPrompt { tokens_sha256: hex::encode(facts.asked.prompt) },
-                answer: ReceiptAnswer {
-                    tokens_sha256: hex::encode(facts.answer_tokens),
-                    text_sha256,
-                    finish_reason: attempt.finish_reason,
-                },
+                answer: ReceiptAnswer::of(attempt, facts),
                 usage: usage.into(),
-                charge: ReceiptCharge {
-                    unit: "microcredit".into(),
-                    charged_units: attempt.charged.checked_total().unwrap_or(Microcredits::MAX),
-                    prices: ReceiptPrices::of(attempt.prices),
-                },
+                charge: ReceiptCharge::of(attempt),
                 key: ReceiptKey { id: key.id(), ed25519: key.bytes() },
             },
         })
@@ -230,6 +213,41 @@ impl ReceiptStatement {
             let cost = cost.map_or("more than any amount".into(), |cost| cost.to_string());
             format!("its usage costs {cost} microcredits at its prices, and it says {charged}")
         })
+    }
+}
+
+impl ReceiptRequest {
+    fn of(record: &RequestRecord) -> Self {
+        let attempt = record.latest();
+        Self {
+            id: record.key.request,
+            attempt_id: attempt.id,
+            session_id: record.session,
+            model: record.model,
+            fingerprint: hex::encode(record.fingerprint),
+            created_at: attempt.created_at.seconds(),
+            finished_at: attempt.finished_at.map(UnixMillis::seconds),
+        }
+    }
+}
+
+impl ReceiptAnswer {
+    fn of(attempt: &Attempt, facts: &ReceiptFacts) -> Self {
+        Self {
+            tokens_sha256: hex::encode(facts.answer_tokens),
+            text_sha256: hex::encode(facts.answer_text),
+            finish_reason: attempt.finish_reason,
+        }
+    }
+}
+
+impl ReceiptCharge {
+    fn of(attempt: &Attempt) -> Self {
+        Self {
+            unit: "microcredit".into(),
+            charged_units: attempt.charged.checked_total().unwrap_or(Microcredits::MAX),
+            prices: ReceiptPrices::of(attempt.prices),
+        }
     }
 }
 
@@ -300,7 +318,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::catalogue::Catalogue;
     use crate::ids::{AccountId, BootId, CredentialId};
-    use crate::ledger::{Attempt, AttemptState, BucketAmounts, RequestKey, SamplingValue};
+    use crate::ledger::{AttemptState, BucketAmounts, RequestKey, SamplingValue};
 
     /// A completed request of 10 + 5 tokens that cost 20 microcredits, and what was stored of it.
     pub(crate) fn completed() -> (RequestRecord, ReceiptFacts) {
