@@ -54,7 +54,9 @@ fn shown(value: Option<&Value>) -> String {
 pub(super) fn distributions(input: &mut CheckInput) -> Result<CheckFinding> {
     let parts = parts(input)?;
     let mut all = Distance::default();
-    parts.iter().for_each(|part| all.merge(&part.distance));
+    for part in &parts {
+        all.merge(&part.distance);
+    }
     let (bounds, like) = (input.precision_bounds(), &policy().like.mean_kl);
     let mean = if input.is_like() { like.value } else { bounds.mean_kl.value };
     let gate = if input.is_like() { format!("mean KL ≤ {mean}") } else { bounds.gate() };
@@ -63,8 +65,8 @@ pub(super) fn distributions(input: &mut CheckInput) -> Result<CheckFinding> {
         return Ok(CheckFinding::not_run("the reference holds no distributions", gate));
     }
     // A value that is not a number is within no bound.
-    let far = parts.iter().filter(|part| !(part.distance.mean_kl() <= PART * mean));
-    let far: Vec<String> = far.map(Part::to_string).collect();
+    let near = |part: &&Part| part.distance.mean_kl() <= PART * mean;
+    let far: Vec<String> = parts.iter().filter(|part| !near(part)).map(Part::to_string).collect();
     let near = if input.is_like() { all.mean_kl() <= mean } else { all.is_within(bounds) };
     let value = [vec![all.to_string()], far.clone()].concat().join("; ");
     let finding = CheckFinding::new(near && far.is_empty(), value, gate);

@@ -77,7 +77,7 @@ pub(super) fn read(archive: &[u8]) -> Result<Goldens, GoldensFault> {
     let about = describe(header.metadata().as_ref().and_then(|all| all.get("goldens")))?;
     let numbers = Numbers::read(&SafeTensors::deserialize(&unpacked).map_err(container)?)?;
     let documents: Vec<Document> =
-        about.documents.into_iter().map(|one| numbers.document(one)).collect::<Result<_, _>>()?;
+        about.documents.iter().map(|one| numbers.document(one)).collect::<Result<_, _>>()?;
     let DescribedRelease { name, weights_sha256, parameters } = about.release;
     Ok(Goldens {
         origin: GoldensOrigin {
@@ -156,8 +156,8 @@ impl Numbers {
         Ok(Self { ids: ids("ids")?, top_ids: ids("top_ids")?, top_logprobs: logprobs.collect() })
     }
 
-    fn document(&self, one: DescribedDocument) -> Result<Document, GoldensFault> {
-        self.within_bounds(&one).ok_or_else(|| {
+    fn document(&self, one: &DescribedDocument) -> Result<Document, GoldensFault> {
+        self.within_bounds(one).ok_or_else(|| {
             GoldensFault::Content(format!("the document {:?} is outside its numbers", one.domain))
         })
     }

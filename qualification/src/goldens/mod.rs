@@ -111,7 +111,7 @@ impl Goldens {
     pub fn read(bytes: &[u8]) -> Result<Self, GoldensFault> {
         let mut goldens = archive::read(bytes)?;
         if WHOLE.contains(&goldens.origin.sha256.as_str()) {
-            goldens.origin.made_by = OWN.to_owned();
+            OWN.clone_into(&mut goldens.origin.made_by);
         }
         Ok(goldens)
     }
@@ -126,7 +126,7 @@ impl Goldens {
         EMBEDDED.iter().map(|bytes| {
             let mut goldens = archive::read(bytes).expect("invariant: built-in goldens are valid");
             goldens.origin.built_in = true;
-            goldens.origin.made_by = OWN.to_owned();
+            OWN.clone_into(&mut goldens.origin.made_by);
             goldens
         })
     }

@@ -65,15 +65,15 @@ pub fn archive(about: &Value, ids: &[u32], top_ids: &[u32], top_logprobs: &[f32]
     let rows = top_ids.len() / 64;
     let logprobs: Vec<u32> = top_logprobs.iter().map(|p| p.to_bits()).collect();
     let (ids, top_ids, logprobs) = ((ids.len(), words(ids)), words(top_ids), words(&logprobs));
-    let view = |dtype, shape, bytes| TensorView::new(dtype, shape, bytes).unwrap();
+    let view = |dtype, shape, bytes| TensorView::new(dtype, shape, bytes).expect("the shape fits");
     let tensors = [
         ("ids", view(Dtype::U32, vec![ids.0], &ids.1)),
         ("top_ids", view(Dtype::U32, vec![rows, 64], &top_ids)),
         ("top_logprobs", view(Dtype::F32, vec![rows, 64], &logprobs)),
     ];
     let metadata = HashMap::from([("goldens".to_owned(), about.to_string())]);
-    let plain = serialize(tensors, Some(metadata)).unwrap();
+    let plain = serialize(tensors, Some(metadata)).expect("its names are unique");
     let mut packed = GzEncoder::new(Vec::new(), Compression::best());
-    packed.write_all(&plain).unwrap();
-    packed.finish().unwrap()
+    packed.write_all(&plain).expect("memory takes all");
+    packed.finish().expect("memory takes all")
 }

@@ -282,7 +282,9 @@ impl<S: Subject> Subject for Faulty<S> {
     fn hyper_parameters(&mut self) -> Result<BTreeMap<String, Value>> {
         let mut found = self.inner.hyper_parameters()?;
         if self.fault == PlantedFault::BaseDeclared {
-            found.values_mut().for_each(|value| *value = 100_000.0.into());
+            for value in found.values_mut() {
+                *value = 100_000.0.into();
+            }
         }
         Ok(found)
     }
