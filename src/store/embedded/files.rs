@@ -20,8 +20,10 @@ pub(super) enum PageCheck {
     /// Those of both files.
     Everything,
     /// Those of `ledger.redb`. The other file grows with retention, each of its commits is whole
-    /// whatever happens after it, and the audit of everything reads its rows.
-    Ledger,
+    /// whatever happens after it, and the audit of everything reads its rows. Its pages are checked
+    /// when a process ended out of order although such an audit was owed already: damage of them
+    /// may be what ends each process.
+    LedgerUnlessDoubted,
 }
 
 pub(super) struct Files {
@@ -50,7 +52,8 @@ impl Files {
     fn open_as_they_are(disk: &Arc<dyn Disk>, pages: PageCheck) -> StoreResult<Self> {
         let ledger = disk.open(File::Ledger, true)?;
         let epoch = schema::identity(&ledger, File::Ledger.name())?.epoch;
-        let bodies = disk.open(File::Bodies, pages == PageCheck::Everything)?;
+        let doubted = pages == PageCheck::Everything || may_end_each_process(&ledger)?;
+        let bodies = disk.open(File::Bodies, doubted)?;
         let segments = Arc::new(SegmentShelf::new(Arc::clone(disk)));
         let files = Self { ledger, bodies, segments };
         if schema::identity(&files.bodies, File::Bodies.name())?.epoch != epoch {
@@ -92,14 +95,13 @@ impl Files {
         })
     }
 
-    pub(super) fn clean_marker(&self) -> StateResult<Option<CleanMarker>> {
-        let txn = self.ledger.begin_read()?;
-        tables::get(&tables::open(&txn, tables::META)?, tables::CLEAN_MARKER)
+    /// Whether the last process that used the ledger did not stop in good order.
+    pub(super) fn was_left_open(&self) -> StateResult<bool> {
+        was_left_open(&self.ledger)
     }
 
     pub(super) fn seal(&self) -> StateResult<Option<SealedPosition>> {
-        let txn = self.ledger.begin_read()?;
-        tables::get(&tables::open(&txn, tables::META)?, tables::SEALED)
+        seal(&self.ledger)
     }
 
     pub(super) fn set_seal(&self, seal: Option<SealedPosition>) -> StateResult {
@@ -125,6 +127,24 @@ impl Files {
         drop(bodies);
         set_clean_marker(&ledger, CleanMarker { boot, clean: true })
     }
+}
+
+fn was_left_open(ledger: &Database) -> StateResult<bool> {
+    let txn = ledger.begin_read()?;
+    let last: Option<CleanMarker> =
+        tables::get(&tables::open(&txn, tables::META)?, tables::CLEAN_MARKER)?;
+    Ok(last.is_some_and(|last| !last.clean))
+}
+
+fn seal(ledger: &Database) -> StateResult<Option<SealedPosition>> {
+    let txn = ledger.begin_read()?;
+    tables::get(&tables::open(&txn, tables::META)?, tables::SEALED)
+}
+
+/// Whether the last process ended out of order while an audit of everything was owed.
+fn may_end_each_process(ledger: &Database) -> StateResult<bool> {
+    let owed = |seal: SealedPosition| seal.fully_audited_at == UnixMillis(0);
+    Ok(was_left_open(ledger)? && seal(ledger)?.is_none_or(owed))
 }
 
 fn set_clean_marker(ledger: &Database, marker: CleanMarker) -> StateResult {

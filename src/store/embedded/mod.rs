@@ -78,9 +78,10 @@ pub(super) struct EmbeddedBackend {
 }
 
 impl EmbeddedBackend {
-    /// Opens both files, after checking the pages of `ledger.redb`.
+    /// Opens both files, after checking the pages of `ledger.redb`, and of `bodies.redb` where the
+    /// damage of them may be what ended the last processes.
     pub(super) fn open_on(disk: Arc<dyn Disk>) -> StoreResult<Self> {
-        let files = Files::open(&disk, PageCheck::Ledger)?;
+        let files = Files::open(&disk, PageCheck::LedgerUnlessDoubted)?;
         Ok(Self { disk, files: RwLock::new(Some(files)) })
     }
 
@@ -146,8 +147,7 @@ impl Backend for EmbeddedBackend {
     type Txn<'t> = WriteState<'t>;
 
     fn was_left_open(&self) -> StateResult<bool> {
-        let last = self.with_files(Files::clean_marker)?;
-        Ok(last.is_some_and(|last| !last.clean))
+        self.with_files(Files::was_left_open)
     }
 
     fn seal(&self) -> StateResult<Option<Seal>> {
@@ -268,7 +268,7 @@ fn open_folder(config: &EmbeddedConfig, pages: PageCheck) -> StoreResult<Files> 
 
 /// The latest time stored in a ledger that no process has open.
 pub(super) fn stored_time(config: &EmbeddedConfig) -> StoreResult<UnixMillis> {
-    let files = open_folder(config, PageCheck::Ledger)?;
+    let files = open_folder(config, PageCheck::LedgerUnlessDoubted)?;
     Ok(files.stored_time()?)
 }
 

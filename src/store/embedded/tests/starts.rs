@@ -69,6 +69,7 @@ fn damaged(answers: &[Bytes; 2]) -> Fixture {
     let store = fixture.open();
     store.submit_blocking(admit(3, 3, store.boot(), 10)).unwrap();
     keep_answer(&store, 3, &Bytes::from_static(b"the last"));
+    store.submit_blocking(settle(3, 3, 1)).unwrap();
     let killed = image(&fixture);
     let path = killed.dir.path().join(File::Bodies.name());
     let mut bytes = fs::read(&path).unwrap();
@@ -99,6 +100,18 @@ fn a_damaged_answer_is_told_after_a_kill() {
     assert!(matches!(refused, Err(StoreError::Unavailable(_))), "{refused:?}");
     drop(store);
     assert!(unusable(killed.try_open()).contains("breaks its own rules"));
+}
+
+/// Damage that ends the process would be told by none, so the second start after a kill looks for it
+/// in every page. An audit of everything that ended in between would have found it.
+#[test]
+fn a_damaged_answer_is_told_after_two_kills_in_a_row() {
+    let answers = [b'x', b'y'].map(|letter| Bytes::from(vec![letter; 900]));
+    let killed = damaged(&answers);
+    let store = killed.open();
+    let killed_again = image(&killed);
+    drop(store);
+    assert!(unusable(killed_again.try_open()).contains("bodies.redb"));
 }
 
 /// Where nothing bounds it, a list of many rows would fill the memory with the pages it read.
