@@ -396,12 +396,8 @@ fn prepare<B: Backend>(
         tracing::warn!("the last stop was not orderly: what the ledger was doing then is intact");
     }
     progress.enter(OpenStep::Recovery);
-    let mut writer = Writer::new(Arc::clone(backend), Arc::clone(&shared), limits);
-    if crashed {
-        // The next start has to know that an audit of everything is owed, also after a crash.
-        writer.seal()?;
-    }
     backend.claim(shared.boot)?;
+    let mut writer = Writer::new(Arc::clone(backend), Arc::clone(&shared), limits);
     writer.recover()?;
     // After the recovery no attempt is open, so none ends before it began.
     if limits.clock.accepted {

@@ -1,11 +1,12 @@
 //! The open databases and the epoch that makes them one ledger.
 
+use super::codec::StoredField;
 use super::disk::{Disk, File};
 use super::rows::{CleanMarker, FileIdentity, JournalPosition, SealedPosition};
 use super::schema;
 use super::segments::SegmentShelf;
 use super::snapshot::EmbeddedSnapshot;
-use super::tables::{self, Definition};
+use super::tables::{self, Definition, Writable};
 use crate::clock::UnixMillis;
 use crate::failpoint::failpoint;
 use crate::ids::BootId;
@@ -21,8 +22,8 @@ pub(super) enum PageCheck {
     Everything,
     /// Those of `ledger.redb`. The other file grows with retention, each of its commits is whole
     /// whatever happens after it, and the audit of everything reads its rows. Its pages are checked
-    /// when a process ended out of order although such an audit was owed already: damage of them
-    /// may be what ends each process.
+    /// by every second start after a stop that was not orderly: damage of them may be what ends
+    /// each process.
     LedgerUnlessDoubted,
 }
 
@@ -52,8 +53,9 @@ impl Files {
     fn open_as_they_are(disk: &Arc<dyn Disk>, pages: PageCheck) -> StoreResult<Self> {
         let ledger = disk.open(File::Ledger, true)?;
         let epoch = schema::identity(&ledger, File::Ledger.name())?.epoch;
-        let doubted = pages == PageCheck::Everything || may_end_each_process(&ledger)?;
-        let bodies = disk.open(File::Bodies, doubted)?;
+        let check_bodies = pages == PageCheck::Everything
+            || (was_left_open(&ledger)? && meta::<BootId>(&ledger, tables::UNCHECKED)?.is_some());
+        let bodies = disk.open(File::Bodies, check_bodies)?;
         let segments = Arc::new(SegmentShelf::new(Arc::clone(disk)));
         let files = Self { ledger, bodies, segments };
         if schema::identity(&files.bodies, File::Bodies.name())?.epoch != epoch {
@@ -73,8 +75,7 @@ impl Files {
     }
 
     pub(super) fn stored_time(&self) -> StateResult<UnixMillis> {
-        let txn = self.ledger.begin_read()?;
-        let position = tables::get(&tables::open(&txn, tables::META)?, tables::PROGRESS)?;
+        let position = meta(&self.ledger, tables::PROGRESS)?;
         Ok(position.map_or(UnixMillis::default(), |position: JournalPosition| position.clock))
     }
 
@@ -101,7 +102,7 @@ impl Files {
     }
 
     pub(super) fn seal(&self) -> StateResult<Option<SealedPosition>> {
-        seal(&self.ledger)
+        meta(&self.ledger, tables::SEALED)
     }
 
     pub(super) fn set_seal(&self, seal: Option<SealedPosition>) -> StateResult {
@@ -114,9 +115,13 @@ impl Files {
         })
     }
 
-    /// Records that the process `boot` uses the ledger.
+    /// Records that the process `boot` uses the ledger, and whether this start checked every page.
     pub(super) fn set_in_use(&self, boot: BootId) -> StateResult {
-        set_clean_marker(&self.ledger, CleanMarker { boot, clean: false })
+        let doubted = self.was_left_open()?;
+        set_clean_marker(&self.ledger, CleanMarker { boot, clean: false }, |meta| {
+            let known = meta.remove(tables::UNCHECKED)?.is_some();
+            if doubted && !known { tables::put(meta, tables::UNCHECKED, &boot) } else { Ok(()) }
+        })
     }
 
     /// Closes the files and records that the process `boot` stopped in good order. The bodies are
@@ -125,31 +130,28 @@ impl Files {
     pub(super) fn close(self, boot: BootId) -> StateResult {
         let Self { ledger, bodies, .. } = self;
         drop(bodies);
-        set_clean_marker(&ledger, CleanMarker { boot, clean: true })
+        set_clean_marker(&ledger, CleanMarker { boot, clean: true }, |_| Ok(()))
     }
 }
 
 fn was_left_open(ledger: &Database) -> StateResult<bool> {
-    let txn = ledger.begin_read()?;
-    let last: Option<CleanMarker> =
-        tables::get(&tables::open(&txn, tables::META)?, tables::CLEAN_MARKER)?;
+    let last: Option<CleanMarker> = meta(ledger, tables::CLEAN_MARKER)?;
     Ok(last.is_some_and(|last| !last.clean))
 }
 
-fn seal(ledger: &Database) -> StateResult<Option<SealedPosition>> {
+fn meta<T: StoredField>(ledger: &Database, key: &[u8]) -> StateResult<Option<T>> {
     let txn = ledger.begin_read()?;
-    tables::get(&tables::open(&txn, tables::META)?, tables::SEALED)
+    tables::get(&tables::open(&txn, tables::META)?, key)
 }
 
-/// Whether the last process ended out of order while an audit of everything was owed.
-fn may_end_each_process(ledger: &Database) -> StateResult<bool> {
-    let owed = |seal: SealedPosition| seal.fully_audited_at == UnixMillis(0);
-    Ok(was_left_open(ledger)? && seal(ledger)?.is_none_or(owed))
-}
-
-fn set_clean_marker(ledger: &Database, marker: CleanMarker) -> StateResult {
+fn set_clean_marker(
+    ledger: &Database,
+    marker: CleanMarker,
+    with: impl FnOnce(&mut Writable<'_>) -> StateResult,
+) -> StateResult {
     write(ledger, |txn| {
         let mut meta = txn.open_table(tables::META)?;
+        with(&mut meta)?;
         tables::put(&mut meta, tables::CLEAN_MARKER, &marker)
     })
 }

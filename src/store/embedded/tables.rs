@@ -13,8 +13,8 @@ pub(super) type Definition = TableDefinition<'static, &'static [u8], &'static [u
 pub(super) type Writable<'t> = Table<'t, &'static [u8], &'static [u8]>;
 pub(super) type ReadOnly = redb::ReadOnlyTable<&'static [u8], &'static [u8]>;
 
-/// In both files: `identity`; in the ledger also `tenure` (the clean marker), `progress`, `sealed`
-/// and `set_back`.
+/// In both files: `identity`; in the ledger also `tenure` (the clean marker), `progress`, `sealed`,
+/// `set_back` and `unchecked`.
 pub(super) const META: Definition = TableDefinition::new("meta");
 pub(super) const IDENTITY: &[u8] = b"identity";
 pub(super) const CLEAN_MARKER: &[u8] = b"tenure";
@@ -23,6 +23,8 @@ pub(super) const PROGRESS: &[u8] = b"progress";
 pub(super) const SEALED: &[u8] = b"sealed";
 /// Sequences of the entries after which an operator set the time back.
 pub(super) const SET_BACK: &[u8] = b"set_back";
+/// The boot that used the files after a stop that was not orderly without a check of every page.
+pub(super) const UNCHECKED: &[u8] = b"unchecked";
 
 // Tables of ledger.redb: money, and requests that are live or recent.
 pub(super) const ACCOUNTS: Definition = TableDefinition::new("accounts");

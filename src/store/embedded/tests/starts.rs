@@ -102,8 +102,8 @@ fn a_damaged_answer_is_told_after_a_kill() {
     assert!(unusable(killed.try_open()).contains("breaks its own rules"));
 }
 
-/// Damage that ends the process would be told by none, so the second start after a kill looks for it
-/// in every page. An audit of everything that ended in between would have found it.
+/// Damage that ends the process would be told by none, so the second start in a row after a kill
+/// looks for it in every page.
 #[test]
 fn a_damaged_answer_is_told_after_two_kills_in_a_row() {
     let answers = [b'x', b'y'].map(|letter| Bytes::from(vec![letter; 900]));
