@@ -487,5 +487,7 @@ pub struct Plan {
     pub priority: u8 = 0,
     /// Models (by name or id) the plan may use. Absent: all.
     pub models: Option<Vec<String>> = None,
+    /// Whether answers may be kept to a JSON schema, a regular expression, a choice or a grammar.
+    pub structured_output: bool = true,
 }
 }

@@ -119,6 +119,7 @@ fn request(answer: &KnownAnswer) -> GenerateRequest {
         max_tokens: answer.tokens.len() as u32 + 1,
         min_tokens: 0,
         eos_ids: [].into(),
+        grammar: None,
         deadline: None,
     }
 }

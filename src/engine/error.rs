@@ -21,6 +21,10 @@ pub enum EngineError {
     /// One row has no next token. Its sequence fails and no other.
     #[error("{0}")]
     Sampling(String),
+    /// The grammar of one row's answer cannot be followed any further. Its sequence fails and no
+    /// other; the model is not at fault.
+    #[error("{0}")]
+    Grammar(String),
     /// The device or a library refused a computation. The step's sequences fail and the engine goes
     /// on if the runner can recover.
     #[error("{0}")]
@@ -59,6 +63,7 @@ impl EngineError {
             Self::DeviceLost(_) => "device_lost",
             Self::Integrity(_) => "integrity",
             Self::Sampling(_) => "sampling",
+            Self::Grammar(_) => "grammar",
             Self::Compute(_) => "compute",
             Self::NotLoaded(_) => "not_loaded",
             Self::FilesChanged(_) => "files_changed",

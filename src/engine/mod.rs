@@ -10,15 +10,16 @@
 //! computes the last one, whose sampled tokens are fed back on the device. The end of a sequence is
 //! therefore found one step late. The extra token is dropped: it is neither sent nor counted.
 //!
-//! `sequence`, `block_manager`, `scheduler`, `fair_queue`, `queue_limits`,
-//! `rate` and `error` are pure: no tensors, no tasks, and time is an argument. `batch` turns a
-//! scheduled step into the model's input; `model_runner` computes it.
+//! `sequence`, `block_manager`, `scheduler`, `fair_queue`, `queue_limits`, `grammar`, `rate` and
+//! `error` are pure: no tensors, no tasks, and time is an argument. `batch` turns a scheduled step
+//! into the model's input; `model_runner` computes it.
 
 pub mod batch;
 pub mod block_manager;
 pub mod boot_canary;
 pub mod error;
 pub mod fair_queue;
+pub mod grammar;
 pub mod handle;
 mod inbox;
 pub mod model_runner;
@@ -38,6 +39,7 @@ pub use cresset_kernels::sampling::params::{
     NumberField, RowSampling, SAMPLING_NUMBERS, SamplingNumber, SamplingParams, TokenLogprobs,
 };
 pub use error::EngineError;
+pub use grammar::{AllowedTokens, GrammarMatcher, TokenGrammar};
 pub use handle::{
     EngineHandle, EngineOptions, EngineStats, Finished, GenerateRequest, Refused, SequenceEvent,
     SequenceId, StopCause,

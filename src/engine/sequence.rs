@@ -2,6 +2,7 @@
 
 use super::block_manager::{BlockOwner, BlockTable};
 use super::error::EngineError;
+use super::grammar::{GrammarPlace, TokenGrammar};
 use crate::ids::{AccountId, ApplicationId};
 use cresset_kernels::sampling::params::{RowSampling, SamplingParams};
 use std::sync::Arc;
@@ -32,6 +33,8 @@ pub struct GenerateRequest {
     /// Ids that end the generation (empty when end-of-text is ignored). The ending token counts as
     /// produced but is not text.
     pub eos_ids: Arc<[u32]>,
+    /// What the answer keeps to.
+    pub grammar: Option<Arc<dyn TokenGrammar>>,
     /// The sequence ends before the first step that would begin after this.
     pub deadline: Option<Instant>,
 }
@@ -109,6 +112,7 @@ pub struct Sequence {
     /// Index of the sequence's latest result among the results of that result's step.
     latest_result: u32,
     sampling: Arc<SamplingParams>,
+    grammar: Option<GrammarPlace>,
     /// Tokens found in the prefix cache at the first start; `None` until then.
     cached_tokens: Option<usize>,
     /// Most prompt tokens that were ever computed or found in the cache. A preemption does not
@@ -130,6 +134,7 @@ impl Sequence {
             pending_tokens: 0,
             latest_result: 0,
             sampling: Arc::new(request.sampling.clone()),
+            grammar: request.grammar.as_deref().map(GrammarPlace::begin),
             cached_tokens: None,
             prompt_tokens: 0,
             request,
@@ -207,7 +212,8 @@ impl Sequence {
         } else if self.remaining(max_context) == 0 {
             Some(StopCause::Length)
         } else {
-            None
+            let advanced = self.grammar.as_mut().map(|grammar| grammar.advance(token));
+            advanced?.err().map(|why| StopCause::Failed(EngineError::Grammar(why)))
         }
     }
 
@@ -229,6 +235,7 @@ impl Sequence {
             pending,
             prompt_len: self.prompt_len,
             banned: if may_end { Arc::default() } else { Arc::clone(&self.request.eos_ids) },
+            allowed: self.grammar.as_ref().map(|grammar| Arc::clone(&grammar.allowed)),
         }
     }
 

@@ -73,6 +73,18 @@ struct Launched {
     done: Instant,
 }
 
+/// The token, or one of those that the row's format allows instead. Which one changes with the
+/// seed and the position.
+fn allowed_or(token: u32, row: &RowSampling) -> u32 {
+    let Some(mask) = &row.allowed else { return token };
+    let holds =
+        |id: &u32| mask.get(*id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1);
+    let allowed: Vec<u32> = (0..mask.len() as u32 * 32).filter(holds).collect();
+    let place =
+        row.params.seed.wrapping_add(row.position() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    if holds(&token) { token } else { allowed[(place >> 33) as usize % allowed.len()] }
+}
+
 impl ScriptedRunner {
     /// Makes a runner whose `script` gives a row's next token; it may look at the row's tokens.
     pub fn new(script: impl FnMut(&RowSampling) -> u32 + Send + 'static) -> Self {
@@ -127,7 +139,7 @@ impl ScriptedRunner {
 
     fn sample(&mut self, row: &RowSampling) -> Sampled {
         let row = with_pending(row, &self.previous);
-        let token = (self.script)(&row);
+        let token = allowed_or((self.script)(&row), &row);
         let certain = |top: u8| TokenLogprobs {
             chosen: 0.0,
             top: vec![(token, 0.0); usize::from(top.min(1))],

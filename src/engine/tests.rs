@@ -36,6 +36,7 @@ pub fn request(prompt: impl IntoIterator<Item = u32>, max_tokens: u32) -> Genera
         max_tokens,
         min_tokens: 0,
         eos_ids: Arc::default(),
+        grammar: None,
         deadline: None,
     }
 }

@@ -48,7 +48,8 @@ impl Assembly {
         let max_context = self.max_context().unwrap_or(usize::MAX);
         let assembly = self.clone();
         let load = Arc::new(move || assembly.load_proven(&manifest, header.clone()));
-        Ok(ServedModel { qualified, text, max_context, load })
+        let keeps_formats = self.keeps_formats();
+        Ok(ServedModel { qualified, text, max_context, keeps_formats, load })
     }
 
     /// Loads a release if it is qualified at this moment. Its tokenizer was read from the GGUF

@@ -54,6 +54,11 @@ impl Assembly {
         self.device.properties().is_none() || self.config.engine.deterministic
     }
 
+    /// Whether answers can be kept to formats, which the sampler of a device does not do.
+    pub(super) fn keeps_formats(&self) -> bool {
+        self.device.properties().is_none()
+    }
+
     /// Types of the activations, and of keys and values in the cache.
     fn dtypes(&self) -> (&'static str, &'static str) {
         let engine = &self.config.engine;

@@ -93,6 +93,7 @@ impl PrivateSurface {
             qualified: candidate.map_err(NodeError::new)?,
             text,
             max_context: context,
+            keeps_formats: assembly.keeps_formats(),
             load: Arc::new(move || Ok(LoadedEngine { engine: engine.clone(), bytes: 0 })),
         };
         let id = model.qualified.id();

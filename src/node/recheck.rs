@@ -85,7 +85,12 @@ mod tests {
         });
         let id = qualified.id();
         let pool = ModelPool::new(&EngineSettings::default(), 10);
-        pool.offer(ServedModel { qualified, text, max_context: 64, load }, 0, false).unwrap();
+        pool.offer(
+            ServedModel { qualified, text, max_context: 64, keeps_formats: true, load },
+            0,
+            false,
+        )
+        .unwrap();
         let settings = QualificationSettings::default();
         let mut rechecks = Rechecks::new(&settings);
         rechecks.every = Duration::ZERO;

@@ -142,6 +142,7 @@ fn request(
     prompt: Vec<u32>,
 ) -> Result<GenerateRequest, NodeError> {
     let eos_ids: &[u32] = if said.sampling.ignore_eos { &[] } else { &text.eos_ids };
+    let grammar = input.format.as_ref().map(|asked| asked.compile(text));
     Ok(GenerateRequest {
         account: AccountId::generate(),
         application: None,
@@ -151,6 +152,7 @@ fn request(
         max_tokens: said.sampling.max_tokens,
         min_tokens: said.sampling.min_tokens,
         eos_ids: eos_ids.into(),
+        grammar: grammar.transpose().map_err(NodeError::new)?,
         deadline: None,
     })
 }

@@ -293,6 +293,7 @@ impl EngineSubject {
             max_tokens: request.max_tokens,
             min_tokens: 0,
             eos_ids: self.ending(request).into(),
+            grammar: None,
             deadline: None,
         }
     }

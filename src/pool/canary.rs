@@ -103,6 +103,7 @@ fn canary(model: &ServedModel, patience: Duration) -> GenerateRequest {
         max_tokens: 1,
         min_tokens: 0,
         eos_ids: Arc::from([]),
+        grammar: None,
         deadline: Some(Instant::now() + patience),
     }
 }

@@ -60,6 +60,8 @@ pub struct ServedModel {
     pub text: Arc<TextModel>,
     /// Longest prompt plus output that the configuration allows, tokens.
     pub max_context: usize,
+    /// Whether answers can be kept to formats, which the sampler of a device does not do.
+    pub keeps_formats: bool,
     pub load: EngineLoader,
 }
 

@@ -41,7 +41,13 @@ fn pool(
         let qualified = qualified(folder, seed);
         let (id, text) = (qualified.id(), TextModel::load(qualified.source()).unwrap());
         let load = Arc::new(load);
-        let model = ServedModel { qualified, text: Arc::new(text), max_context: 64, load };
+        let model = ServedModel {
+            qualified,
+            text: Arc::new(text),
+            max_context: 64,
+            keeps_formats: true,
+            load,
+        };
         pool.offer(model, BYTES, false).unwrap();
         id
     };
@@ -59,6 +65,7 @@ fn request(max_tokens: u32) -> GenerateRequest {
         max_tokens,
         min_tokens: 0,
         eos_ids: [].into(),
+        grammar: None,
         deadline: None,
     }
 }

@@ -31,6 +31,9 @@ pub enum RequestError {
     /// The model's chat template refuses the conversation; the text says why.
     #[error("{0}")]
     TemplateRefused(String),
+    /// The answer cannot be kept to the format that this field asks for.
+    #[error("{field} {why}")]
+    FormatRefused { field: &'static str, why: String },
     /// The engine's whole KV cache is too small for prompt and output.
     #[error("prompt and output together never fit the engine")]
     NeverFits,

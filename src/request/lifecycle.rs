@@ -106,7 +106,7 @@ async fn check_room(services: &Services, live: &LiveRequest) -> Result<(), Reque
 /// or never loaded, tells nothing.
 fn says_of_the_model(failure: &EngineError) -> bool {
     match failure {
-        EngineError::NotLoaded(_) | EngineError::ShutDown => false,
+        EngineError::NotLoaded(_) | EngineError::ShutDown | EngineError::Grammar(_) => false,
         EngineError::Stopped(reason) => says_of_the_model(reason),
         _ => true,
     }

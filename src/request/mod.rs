@@ -10,6 +10,7 @@
 
 mod error;
 mod find;
+mod format;
 mod guard;
 mod lifecycle;
 pub mod live;
@@ -24,6 +25,7 @@ pub mod transcript;
 
 pub use error::RequestError;
 pub use find::{AnswerSource, find_or_start};
+pub use format::{AnswerFormat, AskedFormat, keeps_formats};
 pub use lifecycle::CompleteAnswer;
 pub use live::{AnswerFigures, Delta, Subscription};
 pub use plan::{Caller, GenerationInput, IncomingRequest, SamplingOverrides, TokenLimits};

@@ -4,6 +4,7 @@
 #![expect(clippy::disallowed_methods, reason = "a request has a deadline from now on")]
 
 use super::error::RequestError;
+use super::format::{self, AskedFormat};
 use super::lifecycle::CompleteAnswer;
 use super::live::LiveRequest;
 use super::services::Services;
@@ -11,7 +12,7 @@ use super::token_digest::TokenDigest;
 use crate::clock::UnixMillis;
 use crate::config::Plan;
 use crate::engine::{
-    GenerateRequest, NumberField, SAMPLING_NUMBERS, SamplingNumber, SamplingParams,
+    GenerateRequest, NumberField, SAMPLING_NUMBERS, SamplingNumber, SamplingParams, TokenGrammar,
 };
 use crate::ids::{AttemptId, ModelId, RequestId, SessionId};
 use crate::ledger::{
@@ -73,6 +74,8 @@ pub struct GenerationInput {
     pub ignore_eos: bool,
     pub stop: Vec<String>,
     pub sampling: SamplingOverrides,
+    /// What the answer keeps to.
+    pub format: Option<AskedFormat>,
 }
 
 impl GenerationInput {
@@ -185,11 +188,12 @@ pub(super) async fn prepare(
     if input.sampling.logit_bias.iter().any(|(id, _)| *id as usize >= vocabulary) {
         return Err(RequestError::UnknownToken { vocabulary });
     }
+    format::check(input, &model, &plan)?;
     let time = Duration::from_secs(services.config.requests.deadline_seconds);
     let deadline = Instant::now() + time;
-    let encoding = tokio::time::timeout_at(deadline.into(), encode(&model, &input.messages));
-    let (prompt, digest) = encoding.await.map_err(|_| RequestError::DeadlineExceeded)??;
-    let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+    let encoding = tokio::time::timeout_at(deadline.into(), encode(&model, input));
+    let encoded = encoding.await.map_err(|_| RequestError::DeadlineExceeded)??;
+    let prompt_tokens = u32::try_from(encoded.prompt.len()).unwrap_or(u32::MAX);
     let max_tokens = output_tokens(input.max_tokens, prompt_tokens, &limits)?;
     input.check_min_tokens(max_tokens)?;
     let admit = Admit {
@@ -210,7 +214,8 @@ pub(super) async fn prepare(
     };
     let bytes = answer_bytes(max_tokens, input.sampling.logprobs);
     let credential = admit.credential;
-    let generate = generation(request, &model, &plan, prompt, max_tokens, deadline)?;
+    let digest = encoded.digest;
+    let generate = generation(request, &model, &plan, encoded, max_tokens, deadline)?;
     Ok(RequestPlan {
         live: Arc::new(LiveRequest::new(*key, *fingerprint, credential, input.stream, bytes)),
         asked: asked(&generate, digest, input.ignore_eos),
@@ -234,7 +239,7 @@ fn generation(
     request: &IncomingRequest,
     model: &ServedModel,
     plan: &Plan,
-    prompt: Arc<Vec<u32>>,
+    encoded: EncodedRequest,
     max_tokens: u32,
     deadline: Instant,
 ) -> Result<GenerateRequest, RequestError> {
@@ -245,11 +250,12 @@ fn generation(
         account: request.key.account,
         application: request.key.application,
         priority: plan.priority,
-        prompt,
+        prompt: encoded.prompt,
         sampling: input.sampling.resolve(&model.qualified.manifest().generation, fresh_seed),
         max_tokens,
         min_tokens: input.min_tokens,
         eos_ids: eos_ids.into(),
+        grammar: encoded.grammar,
         deadline: Some(deadline),
     })
 }
@@ -277,30 +283,34 @@ fn shown(number: &SamplingNumber, params: &SamplingParams) -> f64 {
     }
 }
 
-/// Long conversations take milliseconds to tokenise, so this never runs on a thread that serves
-/// connections. It ends early when the caller's future is dropped: its client went away, or the
-/// request's time is up.
+/// What the engine needs of a request's texts.
+struct EncodedRequest {
+    prompt: Arc<Vec<u32>>,
+    digest: Sha256Bytes,
+    grammar: Option<Arc<dyn TokenGrammar>>,
+}
+
+/// Long conversations take milliseconds to tokenise and formats tenths of a second to compile, so
+/// this never runs on a thread that serves connections. It ends early when the caller's future is
+/// dropped: its client went away, or the request's time is up.
 async fn encode(
     model: &ServedModel,
-    messages: &[ChatMessage],
-) -> Result<(Arc<Vec<u32>>, Sha256Bytes), RequestError> {
-    let (text, messages) = (model.text.clone(), messages.to_vec());
+    input: &GenerationInput,
+) -> Result<EncodedRequest, RequestError> {
+    let (text, messages, format) =
+        (model.text.clone(), input.messages.clone(), input.format.clone());
     let unwanted = UnwantedOnDrop(Unwanted::default());
     let seen = unwanted.0.clone();
-    let encode = move || -> text::Result<_> {
-        let ids = text.encode_chat_until(&messages, &seen)?;
-        let digest = TokenDigest::of(&ids);
-        Ok((Arc::new(ids), digest))
+    let encode = move || {
+        let ids = text.encode_chat_until(&messages, &seen).map_err(|error| match error {
+            text::Error::TemplateRefused(_) => RequestError::TemplateRefused(error.to_string()),
+            error => not_encoded(&error),
+        })?;
+        let grammar = format.map(|asked| asked.compile(&text)).transpose()?;
+        Ok(EncodedRequest { digest: TokenDigest::of(&ids), prompt: Arc::new(ids), grammar })
     };
     let encoded = tokio::task::spawn_blocking(encode).await;
-    match encoded {
-        Ok(Ok(prompt)) => Ok(prompt),
-        Ok(Err(error @ text::Error::TemplateRefused(_))) => {
-            Err(RequestError::TemplateRefused(error.to_string()))
-        }
-        Ok(Err(error)) => Err(not_encoded(&error)),
-        Err(panicked) => Err(not_encoded(&panicked)),
-    }
+    encoded.unwrap_or_else(|panicked| Err(not_encoded(&panicked)))
 }
 
 /// Ends the encoding of a prompt when nobody waits for it any more.

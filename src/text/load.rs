@@ -93,6 +93,7 @@ impl TextModel {
             markup_ids: markup_ids.into_iter().collect(),
             eos_ids: eos_ids.into_iter().collect(),
             header_blake3: None,
+            grammars: std::sync::OnceLock::new(),
         })
     }
 }

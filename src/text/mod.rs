@@ -7,6 +7,7 @@ pub mod detokenizer;
 #[cfg(test)]
 mod fuzz;
 mod gguf;
+pub mod grammar;
 mod jinja;
 mod load;
 mod pre_tokenizer;
@@ -22,6 +23,7 @@ pub mod tokenizer;
 pub use bounded::{TemplateLimits, Unwanted};
 pub use chat_template::{ChatMessage, ChatTemplate};
 pub use detokenizer::Detokenizer;
+pub use grammar::{AnswerFormat, CompiledGrammar, FormatRefused, GrammarCursor};
 pub use stop::StopMatcher;
 pub use tokenizer::Tokenizer;
 
@@ -55,4 +57,5 @@ pub struct TextModel {
     /// BLAKE3 of the GGUF header that this was read from. A load of the weights checks the digest
     /// of the whole file, this one tells that both read the same.
     pub header_blake3: Option<String>,
+    grammars: grammar::GrammarsOnce,
 }

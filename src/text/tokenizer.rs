@@ -126,6 +126,11 @@ impl Tokenizer {
         self.source.token_to_id(token)
     }
 
+    /// Whether the token was added to the vocabulary, as marks of a conversation are.
+    pub fn is_added(&self, id: u32) -> bool {
+        self.source.get_added_vocabulary().get_added_tokens_decoder().contains_key(&id)
+    }
+
     pub fn specials(&self) -> &SpecialTokens {
         &self.specials
     }

@@ -39,6 +39,7 @@ fn decoding() -> Scheduler {
             max_tokens: 3_000,
             min_tokens: 0,
             eos_ids: [0].into(),
+            grammar: None,
             deadline: None,
             priority: 0,
         };

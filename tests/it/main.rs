@@ -20,6 +20,7 @@ mod crash_points;
 mod door;
 mod edge;
 mod families;
+mod formats;
 
 mod hostile;
 mod idempotency;

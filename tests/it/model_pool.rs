@@ -76,7 +76,13 @@ fn offer(world: &World, seed: u64, kind: Kind) -> String {
             bytes: kind.mib * MIB,
         })
     };
-    let model = ServedModel { qualified, text, max_context: 1024, load: Arc::new(load) };
+    let model = ServedModel {
+        qualified,
+        text,
+        max_context: 1024,
+        keeps_formats: true,
+        load: Arc::new(load),
+    };
     world.node.pool.offer(model, kind.mib * MIB, false).unwrap();
     id
 }
@@ -219,7 +225,7 @@ async fn a_model_that_can_never_fit_is_not_offered() {
     let qualified = qualified(world.folder.path(), 11);
     let text = Arc::new(TextModel::load(qualified.source()).unwrap());
     let load = Arc::new(|| Err(EngineError::NotLoaded("it is never loaded".into())));
-    let model = ServedModel { qualified, text, max_context: 1024, load };
+    let model = ServedModel { qualified, text, max_context: 1024, keeps_formats: true, load };
     let why = world.node.pool.offer(model, 11 * MIB, false).unwrap_err();
     assert_eq!(why.kind(), "out_of_memory");
     let why = why.to_string();

@@ -91,6 +91,7 @@ fn greedy(
         max_tokens,
         min_tokens: 0,
         eos_ids: [].into(),
+        grammar: None,
         deadline: None,
     };
     engine.submit(request).unwrap().1

@@ -51,7 +51,13 @@ fn offer(world: &World, seed: u64) -> String {
         };
         Ok(LoadedEngine { engine: EngineHandle::start(Box::new(runner), options), bytes: 6 << 20 })
     };
-    let model = ServedModel { qualified, text, max_context: 256, load: Arc::new(load) };
+    let model = ServedModel {
+        qualified,
+        text,
+        max_context: 256,
+        keeps_formats: true,
+        load: Arc::new(load),
+    };
     world.node.pool.offer(model, 6 << 20, false).unwrap();
     id
 }
@@ -197,6 +203,7 @@ async fn submit(world: &World, models: &[String], draw: u64) {
         max_tokens: 1 + draw as u32 / 90 % 120,
         min_tokens: 0,
         eos_ids: Arc::default(),
+        grammar: None,
         deadline: None,
     };
     let id = models[usize::from(draw.is_multiple_of(200))].parse().unwrap();

@@ -436,7 +436,9 @@ async fn load(node: &Services, setup: &Setup, folder: &std::path::Path, seed: u6
         Ok(LoadedEngine { engine, bytes: 0 })
     });
     // A model of 0 bytes fits any budget.
-    node.pool.offer(ServedModel { qualified, text, max_context, load }, 0, true).unwrap();
+    node.pool
+        .offer(ServedModel { qualified, text, max_context, keeps_formats: true, load }, 0, true)
+        .unwrap();
     node.pool.preload(id).await.unwrap();
 }
 

@@ -2,9 +2,9 @@
 //! Gumbel-max on a counter-based generator keyed by (seed, position), so that a row's result
 //! depends on nothing else.
 //!
-//! The order is fixed: repetition penalty, frequency and presence penalties, bias, bans,
-//! temperature, top-k, top-p over what top-k left, min-p against the most likely token. Equal
-//! values rank by id, the lower first. Nothing sorts the vocabulary.
+//! The order is fixed: the tokens that are allowed, repetition penalty, frequency and presence
+//! penalties, bias, bans, temperature, top-k, top-p over what top-k left, min-p against the most
+//! likely token. Equal values rank by id, the lower first. Nothing sorts the vocabulary.
 //!
 //! A draw can be repeated from the request's seed and the number of tokens before it: the token is
 //! the one with the largest `(logit - largest) / temperature + noise` among those left, in f32 up
@@ -87,8 +87,10 @@ impl Sampler {
             return Err(not_finite(logits));
         }
         let params = &row.params;
-        let plain =
-            !params.has_penalties() && params.logit_bias.is_empty() && row.banned.is_empty();
+        let plain = !params.has_penalties()
+            && params.logit_bias.is_empty()
+            && row.banned.is_empty()
+            && row.allowed.is_none();
         let token = if plain {
             self.race.choose(logits, max, row)?
         } else {
@@ -100,11 +102,14 @@ impl Sampler {
         Ok(Sampled { token, logprobs })
     }
 
-    /// Sets `adjusted` to the logits with penalties, bias and bans; a banned token's is minus
-    /// infinity.
+    /// Sets `adjusted` to the logits with penalties, bias and bans; that of a token which is banned
+    /// or not allowed is minus infinity.
     fn adjust(&mut self, logits: &[f32], row: &RowSampling) -> Result<(), SampleError> {
         self.adjusted.clear();
-        self.adjusted.extend_from_slice(logits);
+        match &row.allowed {
+            Some(allowed) => take_allowed(logits, allowed, &mut self.adjusted),
+            None => self.adjusted.extend_from_slice(logits),
+        }
         if row.params.has_penalties() {
             self.penalise(row);
         }
@@ -141,6 +146,19 @@ impl Sampler {
         }
         for &token in row.tokens.iter().filter(in_vocabulary) {
             self.counts[token as usize] = 0;
+        }
+    }
+}
+
+/// Sets `taken` to the logits of the `allowed` tokens, with minus infinity for all others.
+fn take_allowed(logits: &[f32], allowed: &[u32], taken: &mut Vec<f32>) {
+    taken.resize(logits.len(), f32::NEG_INFINITY);
+    for ((taken, logits), &word) in taken.chunks_mut(32).zip(logits.chunks(32)).zip(allowed) {
+        if word == u32::MAX {
+            taken.copy_from_slice(logits);
+        } else if word != 0 {
+            let each = taken.iter_mut().zip(logits).enumerate();
+            each.filter(|(bit, _)| word >> bit & 1 == 1).for_each(|(_, (to, from))| *to = *from);
         }
     }
 }

@@ -157,6 +157,9 @@ pub struct RowSampling {
     pub prompt_len: usize,
     /// Ids that must not be chosen (end-of-text before `min_tokens`).
     pub banned: Arc<[u32]>,
+    /// The only ids that may be chosen, as bits: id `i` is bit `i % 32` of word `i / 32`, and ids
+    /// beyond the last word may not. `None` allows all.
+    pub allowed: Option<Arc<[u32]>>,
 }
 
 impl RowSampling {
@@ -196,6 +199,9 @@ pub enum SampleError {
     UnknownToken { token: u32, vocab_size: usize },
     #[error("every token is banned; lower min_tokens")]
     NothingLeft,
+    /// The device's sampler draws from all tokens.
+    #[error("a device cannot keep an answer to a format; run the model on the CPU for that")]
+    MaskOnDevice,
     /// The row's task did not run.
     #[error("the row was not sampled")]
     NotRun,

@@ -27,6 +27,7 @@ fn request(prompt: usize, max_tokens: u32) -> GenerateRequest {
         max_tokens,
         min_tokens: 0,
         eos_ids: Arc::default(),
+        grammar: None,
         deadline: None,
     }
 }

@@ -55,6 +55,7 @@ impl Bench {
             max_tokens: max[1..].parse().unwrap(),
             min_tokens: 0,
             eos_ids: value("eos").into_iter().collect(),
+            grammar: None,
             deadline: value("by").map(|s| self.began + Duration::from_secs(s.into())),
         };
         self.scheduler.add(self::id(id), request);

@@ -80,8 +80,14 @@ fn a_row_of_49_152_logits() {
         change(&mut params);
         let tokens = Arc::new((0..700).collect::<Vec<u32>>());
         let params = Arc::new(params);
-        let mut row =
-            RowSampling { params, tokens, pending: None, prompt_len: 500, banned: Arc::default() };
+        let mut row = RowSampling {
+            params,
+            tokens,
+            pending: None,
+            prompt_len: 500,
+            banned: Arc::default(),
+            allowed: None,
+        };
         let (mut sampler, mut times) = (Sampler::default(), Vec::new());
         for seed in 0..200 {
             Arc::make_mut(&mut row.params).seed = seed;

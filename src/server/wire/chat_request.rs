@@ -1,6 +1,7 @@
 //! Reads the body of `POST /v1/chat/completions`: fields that have an effect, fields that are
 //! accepted without one, and refusals of all others.
 
+use super::answer_format;
 use super::fields::{JsonField, refuse_rest};
 use super::json::JsonTree;
 use super::messages;
@@ -66,6 +67,7 @@ impl ChatRequest {
             "stream_options" => self.stream_options(field)?,
             "logprobs" => self.logprobs = field.bool()?,
             "top_logprobs" => self.top_logprobs = Some(field.integer(0..=20)? as u8),
+            name if answer_format::FIELDS.contains(&name) => self.format(name, field)?,
             "seed" => sampling.seed = Some(field.integer(i64::MIN..=i64::MAX)? as u64),
             "logit_bias" => sampling.logit_bias = logit_bias(field)?,
             _ => {
@@ -100,20 +102,20 @@ impl ChatRequest {
                     "can only be [\"text\"]",
                 )?;
             }
-            "response_format" => {
-                let mut members = field.members()?;
-                let kind = members.remove("type");
-                only(
-                    field,
-                    kind.is_some_and(|k| k.text(MAX_LABEL) == Ok("text")),
-                    "can only be of type text",
-                )?;
-                refuse_rest(&members)?;
-            }
             _ => return Ok(false),
         }
         self.ignored.push(name.to_owned());
         Ok(true)
+    }
+
+    fn format(&mut self, name: &str, field: &JsonField) -> Result<(), ApiError> {
+        let Some(format) = answer_format::parse(name, field, &mut self.ignored)? else {
+            self.ignored.push(name.to_owned());
+            return Ok(());
+        };
+        only(field, self.input.format.is_none(), "is the second format of this request; send one")?;
+        self.input.format = Some(format);
+        Ok(())
     }
 
     fn stream_options(&mut self, field: &JsonField) -> Result<(), ApiError> {
@@ -149,6 +151,14 @@ impl ChatRequest {
         input.max_tokens = input.max_tokens.or(self.max_completion_tokens);
         if let Some(max_tokens) = input.max_tokens {
             input.check_min_tokens(max_tokens)?;
+        }
+        let (format, endless) = (&input.format, input.ignore_eos || input.min_tokens > 0);
+        if let Some(asked) = format.as_ref().filter(|_| endless) {
+            let why = format!(
+                "{} decides where the answer ends: leave out ignore_eos and min_tokens.",
+                asked.field
+            );
+            return Err(ApiError::invalid(asked.field, why));
         }
         if self.top_logprobs.is_some() && !self.logprobs {
             return Err(ApiError::invalid("top_logprobs", "top_logprobs needs logprobs: true."));

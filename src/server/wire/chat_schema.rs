@@ -4,6 +4,7 @@
 //! `null` means absent, under any name: every optional member may be null, and so may unknown
 //! members.
 
+use super::answer_format;
 use super::chat_request as body;
 use super::messages;
 use crate::engine::{NumberField, SAMPLING_NUMBERS, SamplingNumber};
@@ -110,8 +111,21 @@ pub struct CompletionBody {
     /// Has no effect.
     #[schemars(length(max = 1))]
     modalities: Option<Vec<Text>>,
-    /// Has no effect.
+    /// What the answer keeps to. One request has one format.
     response_format: Option<ResponseFormat>,
+    /// The same in vLLM's words.
+    structured_outputs: Option<StructuredOutputs>,
+    /// The same as `structured_outputs.json`.
+    guided_json: Option<SchemaText>,
+    /// The same as `structured_outputs.regex`.
+    #[schemars(length(min = 1, max = answer_format::MAX_FORMAT))]
+    guided_regex: Option<String>,
+    /// The same as `structured_outputs.choice`.
+    #[schemars(length(min = 1, max = answer_format::MAX_CHOICES))]
+    guided_choice: Option<Vec<String>>,
+    /// The same as `structured_outputs.grammar`.
+    #[schemars(length(min = 1, max = answer_format::MAX_FORMAT))]
+    guided_grammar: Option<String>,
 }
 
 /// The members that `SAMPLING_NUMBERS` lists.
@@ -179,8 +193,45 @@ struct StopText(#[schemars(length(min = 1, max = body::MAX_STOP_CHARACTERS))] St
 #[derive(JsonSchema)]
 #[schemars(inline)]
 struct ResponseFormat {
-    r#type: Text,
+    #[schemars(extend("enum" = ["text", "json_object", "json_schema"]))]
+    r#type: String,
+    json_schema: Option<DescribedSchema>,
 }
+
+#[expect(dead_code, reason = "only its schema is used")]
+#[derive(JsonSchema)]
+#[schemars(inline)]
+struct DescribedSchema {
+    name: Option<String>,
+    description: Option<String>,
+    /// A JSON schema. One that cannot be kept to is refused.
+    schema: Value,
+    /// Every object must require all its properties and allow no others.
+    strict: Option<bool>,
+}
+
+/// One of these.
+#[expect(dead_code, reason = "only its schema is used")]
+#[derive(JsonSchema)]
+#[schemars(inline)]
+struct StructuredOutputs {
+    json: Option<SchemaText>,
+    /// A regular expression that matches the whole answer.
+    #[schemars(length(min = 1, max = answer_format::MAX_FORMAT))]
+    regex: Option<String>,
+    /// The answer is one of these texts.
+    #[schemars(length(min = 1, max = answer_format::MAX_CHOICES))]
+    choice: Option<Vec<String>>,
+    /// A grammar in Lark syntax.
+    #[schemars(length(min = 1, max = answer_format::MAX_FORMAT))]
+    grammar: Option<String>,
+}
+
+/// A JSON schema, or its text.
+#[expect(dead_code, reason = "only its schema is used")]
+#[derive(JsonSchema)]
+#[schemars(inline)]
+struct SchemaText(Value);
 
 /// The one word `text`.
 struct Text;

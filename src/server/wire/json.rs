@@ -1,7 +1,7 @@
 //! Request bodies as strictly read JSON, and the fingerprint that tells equal requests from others.
 //!
 //! Two texts that differ only in white space, in the order of keys or in how a character is escaped
-//! become the same tree; all other texts stay different. Numbers keep their literal token.
+//! become equal trees; all other texts stay different. Numbers keep their literal token.
 
 use crate::config::HttpSettings;
 use crate::ids::SessionId;
@@ -11,6 +11,7 @@ use axum::extract::Request;
 use axum::http::{HeaderMap, header};
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
+use indexmap::IndexMap;
 use serde::de::{MapAccess, Visitor};
 use serde::ser::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -36,8 +37,8 @@ pub enum JsonError {
     TooDeep,
 }
 
-/// A JSON value in its canonical form: keys sorted by their UTF-8 bytes, escapes decoded, numbers
-/// as written.
+/// A JSON value: escapes decoded, numbers as written. It is serialised in its canonical form, with
+/// keys sorted by their UTF-8 bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum JsonTree {
@@ -48,7 +49,8 @@ pub enum JsonTree {
     Number(String),
     String(String),
     Array(Vec<JsonTree>),
-    Object(BTreeMap<String, JsonTree>),
+    #[serde(serialize_with = "sorted")]
+    Object(IndexMap<String, JsonTree>),
 }
 
 impl JsonTree {
@@ -68,6 +70,23 @@ impl JsonTree {
     /// The canonical text: no white space, the shortest escapes.
     pub fn canonical(&self) -> String {
         serde_json::to_string(self).expect("invariant: a tree has only string keys")
+    }
+
+    /// The text with the members of objects in the order in which they came.
+    pub fn in_order(&self) -> String {
+        let joined = |parts: Vec<String>| parts.join(",");
+        match self {
+            Self::Array(items) => {
+                format!("[{}]", joined(items.iter().map(Self::in_order).collect()))
+            }
+            Self::Object(members) => {
+                let member = |(key, value): (&String, &Self)| {
+                    format!("{}:{}", serde_json::Value::from(key.as_str()), value.in_order())
+                };
+                format!("{{{}}}", joined(members.iter().map(member).collect()))
+            }
+            leaf => leaf.canonical(),
+        }
     }
 }
 
@@ -152,7 +171,7 @@ fn deeper(depth: usize) -> Result<usize, JsonError> {
 }
 
 fn read_object(text: &str, depth: usize) -> Result<JsonTree, JsonError> {
-    let mut object = BTreeMap::new();
+    let mut object = IndexMap::new();
     for (key, raw) in parse::<RawMembers>(text)?.0 {
         if object.insert(key, read(raw, depth)?).is_some() {
             return Err(JsonError::DuplicateKey);
@@ -196,6 +215,13 @@ impl<'de> Visitor<'de> for RawMembersVisitor {
         }
         Ok(RawMembers(members))
     }
+}
+
+fn sorted<S: Serializer>(
+    members: &IndexMap<String, JsonTree>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    members.iter().collect::<BTreeMap<_, _>>().serialize(serializer)
 }
 
 /// Writes a number as its literal token.

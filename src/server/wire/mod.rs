@@ -1,5 +1,6 @@
 //! The shapes of queries, bodies and objects on the wire. Only this module knows field names.
 
+mod answer_format;
 pub mod chat_request;
 pub mod chat_schema;
 pub mod completion;
@@ -8,6 +9,7 @@ pub mod fields;
 #[cfg(test)]
 mod fuzz;
 pub mod json;
+mod json_schema;
 pub mod messages;
 pub mod objects;
 pub mod query;

@@ -15,7 +15,7 @@ use crate::ledger::{
     CredentialKind, FailureCode, Microcredits, RequestRecord,
 };
 use crate::pool::ServedModel;
-use crate::request::TokenLimits;
+use crate::request::{TokenLimits, keeps_formats};
 use schemars::JsonSchema;
 use serde::Serialize;
 use uuid::Uuid;
@@ -116,6 +116,10 @@ pub struct ModelObject {
     limits: ModelLimits,
     pricing: Pricing,
     evidence: EvidenceObject,
+    /// What requests may ask of the model beyond text. `json_schema`: answers that keep to a
+    /// format.
+    #[schemars(extend("items" = { "enum": ["json_schema"] }))]
+    capabilities: Vec<&'static str>,
     /// Who says who made the model: a release that is published with the node, or its file alone.
     attribution: Attribution,
 }
@@ -198,6 +202,7 @@ impl ModelObject {
                 output: units(manifest.prices.output),
             },
             evidence: EvidenceObject::of(model.qualified.evidence()),
+            capabilities: keeps_formats(model, plan).then_some("json_schema").into_iter().collect(),
             attribution: if manifest.is_published() {
                 Attribution::Published
             } else {

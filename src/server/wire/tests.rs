@@ -136,7 +136,7 @@ fn parameters_out_of_bounds() {
         ("service_tier", vec!["\"flex\""]),
         ("tool_choice", vec!["\"required\"", "{}"]),
         ("modalities", vec!["[\"audio\"]", "[\"text\",\"audio\"]"]),
-        ("response_format", vec!["{\"type\":\"json_object\"}", "{}"]),
+        ("response_format", vec!["\"json_object\"", "[]"]),
         ("functions", vec!["[{\"name\":\"f\"}]"]),
         ("cache_salt", vec!["\"x\""]),
         ("cache_namespace", vec!["\"x\""]),

@@ -24,6 +24,7 @@ pub fn request(prompt: Vec<u32>, max_tokens: usize) -> GenerateRequest {
         max_tokens: max_tokens as u32,
         min_tokens: 0,
         eos_ids: Arc::default(),
+        grammar: None,
         deadline: None,
     }
 }

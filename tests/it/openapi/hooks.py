@@ -11,6 +11,15 @@ import schemathesis
 
 COMPLETIONS = "/v1/chat/completions"
 WHOLE = {"max_tokens", "max_completion_tokens", "min_tokens", "n", "seed", "top_k", "top_logprobs"}
+# Which texts are formats is more than JSON Schema can say: the first that is asked for becomes a sound one.
+FORMATS = {
+    "response_format": {"type": "json_object"},
+    "structured_outputs": {"choice": ["yes", "no"]},
+    "guided_json": {"type": "integer"},
+    "guided_regex": "[a-z]+",
+    "guided_choice": ["left", "right"],
+    "guided_grammar": 'start: "x"+',
+}
 MOST_TOKENS = 6
 MOST_CHARACTERS = 300
 
@@ -63,6 +72,10 @@ def soften(body):
         body["logit_bias"] = {
             str(int(token) % 100): bias for token, bias in body["logit_bias"].items()
         }
+    asked = [name for name in FORMATS if body.pop(name, None) is not None]
+    if asked:
+        body[asked[0]] = FORMATS[asked[0]]
+        body["ignore_eos"] = body["min_tokens"] = None
     room = [MOST_CHARACTERS]
     for message in body["messages"]:
         # The template of the small model cannot render tool calls.

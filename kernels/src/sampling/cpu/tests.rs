@@ -19,6 +19,7 @@ fn row(params: SamplingParams, prompt: &[u32], output: &[u32], banned: &[u32]) -
         pending: None,
         prompt_len: prompt.len(),
         banned: banned.into(),
+        allowed: None,
     }
 }
 
@@ -259,6 +260,37 @@ fn the_most_likely_are_ordered_by_value_then_id() {
     check(&[1.0, 3.0, 2.0, 3.0], 9, &[1, 3, 2, 0]);
     check(&[0.0, 0.0, 0.0], 2, &[0, 1]);
     check(&[1e-9, 30.0, 2e-9, -90.0], 3, &[1, 2, 0]);
+}
+
+/// Tokens that are not allowed are as if they were not there, whatever else shapes the row.
+#[test]
+fn only_allowed_tokens_are_drawn() {
+    let vocab_size = 1_000;
+    let logits = wide_logits(vocab_size, 3);
+    let is_allowed = |id: u32| id % 7 == 3 || (64..96).contains(&id);
+    let mut allowed = vec![0u32; 31];
+    for id in (0..31 * 32).filter(|id| is_allowed(*id)) {
+        allowed[id as usize / 32] |= 1 << (id % 32);
+    }
+    let params = |temperature, seed| SamplingParams {
+        temperature,
+        seed,
+        top_p: 0.9,
+        frequency_penalty: 0.5,
+        logit_bias: [(5, 100.0)].into(),
+        ..SamplingParams::default()
+    };
+    let mut sampler = Sampler::default();
+    for seed in 0..200 {
+        let mut row = row(params(if seed == 0 { 0.0 } else { 1.5 }, seed), &[3], &[10, 10], &[]);
+        row.allowed = Some(allowed.clone().into());
+        let token = sampler.sample(&logits, &row).unwrap().token;
+        // The mask has no word for the last ids of the vocabulary.
+        assert!(is_allowed(token) && token < 31 * 32, "{token}");
+    }
+    let mut none = row(params(1.0, 0), &[3], &[], &[]);
+    none.allowed = Some(Arc::from([]));
+    assert_eq!(sampler.sample(&logits, &none), Err(SampleError::NothingLeft));
 }
 
 #[test]

@@ -1,0 +1,247 @@
+//! Formats that an answer keeps to, compiled into grammars over the release's own tokens by the
+//! crate llguidance. A format is honoured as it was given or refused before anything runs; it is
+//! never loosened.
+
+use super::{TextModel, Tokenizer};
+use llguidance::api::{ParserLimits, TopLevelGrammar};
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::toktrie::{
+    ApproximateTokEnv, InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie,
+};
+use llguidance::{Matcher, ParserFactory};
+use serde_json::{Value, json};
+use std::collections::VecDeque;
+use std::fmt::Write as _;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+/// What an answer keeps to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AnswerFormat {
+    /// A JSON value that this schema allows; its members in the order in which the answer has them.
+    Schema(String),
+    /// A text that this regular expression matches as a whole.
+    Regex(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+    /// A text of this grammar, in the Lark syntax that llguidance documents.
+    Lark(String),
+}
+
+/// Why a format is not honoured, in words that a client may see.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct FormatRefused(pub String);
+
+/// White space between the parts of JSON. Where nothing bounds it, small models write it without
+/// end.
+const WHITE_SPACE: &str = r"[ \n\r\t]{1,32}";
+/// Grammars that are kept compiled, and bytes of their formats together.
+const KEPT: usize = 64;
+const KEPT_BYTES: usize = 4 << 20;
+/// States of a grammar's lexer, 1 to 2 KiB each.
+const LEXER_STATES: usize = 16_384;
+/// Work of one answer's lexer: for all its masks together, and for each of its tokens. The library
+/// does 14 000 units a millisecond, and a token of an ordinary schema takes a hundredth of that.
+const ANSWER_WORK: u64 = 1_400_000;
+const TOKEN_WORK: u64 = 28_000;
+
+/// The formats of one release. It is made at the first request that asks for one, because it takes
+/// tenths of a second and tens of megabytes.
+pub struct Grammars {
+    factory: ParserFactory,
+    /// The latest used last.
+    kept: Mutex<VecDeque<(AnswerFormat, Arc<CompiledGrammar>)>>,
+}
+
+/// A format that is ready for any number of answers.
+pub struct CompiledGrammar {
+    matcher: Matcher,
+    first: Arc<[u32]>,
+}
+
+/// One answer's place in its grammar.
+pub struct GrammarCursor {
+    matcher: Matcher,
+    work: u64,
+    allowance: u64,
+}
+
+impl TextModel {
+    /// The grammar of a format. Blocking: it may take tenths of a second. The first call for a
+    /// release, and calls for other formats meanwhile, wait for one another, so that formats never
+    /// take more than one thread.
+    pub fn compile(&self, format: &AnswerFormat) -> Result<Arc<CompiledGrammar>, FormatRefused> {
+        let grammars = self.grammars.get_or_init(|| {
+            Grammars::new(self).map_err(|why| {
+                tracing::error!(%why, "no format can be honoured for this tokenizer");
+            })
+        });
+        let unusable = || FormatRefused("is not available for this model".into());
+        grammars.as_ref().map_err(|()| unusable())?.compile(format)
+    }
+}
+
+impl Grammars {
+    fn new(text: &TextModel) -> Result<Self, String> {
+        let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie(text)));
+        let slices = SlicedBiasComputer::json_slices();
+        let factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices);
+        let mut factory = factory.map_err(|why| why.to_string())?;
+        factory.quiet();
+        *factory.limits_mut() = ParserLimits {
+            max_lexer_states: LEXER_STATES,
+            verbose_errors: false,
+            ..ParserLimits::default()
+        };
+        Ok(Self { factory, kept: Mutex::default() })
+    }
+
+    fn compile(&self, format: &AnswerFormat) -> Result<Arc<CompiledGrammar>, FormatRefused> {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = kept.iter().position(|(known, _)| known == format);
+        let entry = match found.and_then(|at| kept.remove(at)) {
+            Some(entry) => entry,
+            None => (format.clone(), Arc::new(self.compile_anew(format)?)),
+        };
+        let grammar = entry.1.clone();
+        kept.push_back(entry);
+        while kept.len() > KEPT
+            || kept.iter().map(|(format, _)| format.bytes()).sum::<usize>() > KEPT_BYTES
+        {
+            kept.pop_front();
+        }
+        Ok(grammar)
+    }
+
+    /// Compiles a format and computes what may come first: some grammars only fail there.
+    fn compile_anew(&self, format: &AnswerFormat) -> Result<CompiledGrammar, FormatRefused> {
+        let parser = self.factory.create_parser(format.grammar()?);
+        let mut matcher = Matcher::new(parser);
+        let first =
+            matcher.compute_mask_or_eos().map_err(|why| format.refusal(&why.to_string()))?;
+        Ok(CompiledGrammar { matcher, first: first.as_slice().into() })
+    }
+}
+
+/// The tokens' bytes as the library wants them. What no answer may contain as text is marked as
+/// special.
+fn trie(text: &TextModel) -> TokTrie {
+    let vocabulary = text.tokenizer.vocab_size() as u32;
+    let words: Vec<Vec<u8>> = (0..vocabulary).map(|id| word(&text.tokenizer, id)).collect();
+    let info = TokRxInfo::new(vocabulary, text.eos_ids[0]);
+    TokTrie::from(&info, &words).with_eos_tokens(&text.eos_ids)
+}
+
+/// Added tokens mark the parts of a conversation, whether or not their file calls them special.
+fn word(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
+    let bytes = tokenizer.token_bytes(id, false);
+    let marks = tokenizer.is_added(id) && !bytes.trim_ascii().is_empty();
+    if marks { [&[TokTrie::SPECIAL_TOKEN_MARKER], &bytes[..]].concat() } else { bytes }
+}
+
+impl AnswerFormat {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Schema(text) | Self::Regex(text) | Self::Lark(text) => text.len(),
+            Self::Choice(texts) => texts.iter().map(String::len).sum(),
+        }
+    }
+
+    fn grammar(&self) -> Result<TopLevelGrammar, FormatRefused> {
+        Ok(match self {
+            Self::Schema(schema) => TopLevelGrammar::from_json_schema(bounded(schema)?),
+            Self::Regex(expression) => TopLevelGrammar::from_regex(expression),
+            Self::Choice(texts) => TopLevelGrammar::from_lark(one_of(texts)),
+            Self::Lark(grammar) => TopLevelGrammar::from_lark(grammar.clone()),
+        })
+    }
+
+    /// The library's reason, where its words are about the format; others name its own parts.
+    fn refusal(&self, why: &str) -> FormatRefused {
+        let line = why.lines().next().unwrap_or_default().trim();
+        let known =
+            ["Unimplemented keys", "Unknown format", "Unsatisfiable schema", "Unknown property"];
+        let shown = match self {
+            Self::Schema(_) => known.iter().any(|start| line.starts_with(start)),
+            Self::Regex(_) | Self::Lark(_) => !line.is_empty() && !line.contains("panic"),
+            Self::Choice(_) => false,
+        };
+        let text = if shown { line } else { "it is too complex, or uses what is not supported" };
+        FormatRefused(format!("cannot be kept to: {}", text.trim_end_matches('.')))
+    }
+}
+
+/// The schema, with white space bounded. A schema that is `true` or `false` has no place for that.
+fn bounded(schema: &str) -> Result<Value, FormatRefused> {
+    let schema = serde_json::from_str(schema);
+    let mut schema: Value = schema.map_err(|_| FormatRefused("must be a JSON schema".into()))?;
+    if schema == Value::Bool(true) {
+        schema = json!({});
+    }
+    if let Some(members) = schema.as_object_mut() {
+        members.insert("x-guidance".into(), json!({ "whitespace_pattern": WHITE_SPACE }));
+    }
+    Ok(schema)
+}
+
+/// A grammar of these texts alone.
+fn one_of(texts: &[String]) -> String {
+    let mut grammar = "start: ".to_owned();
+    for (index, text) in texts.iter().enumerate() {
+        let separator = if index > 0 { " | " } else { "" };
+        let _ = write!(grammar, "{separator}{}", Value::from(text.as_str()));
+    }
+    grammar
+}
+
+impl CompiledGrammar {
+    /// The tokens that may come first, as bits: id `i` is bit `i % 32` of word `i / 32`.
+    pub fn first(&self) -> &Arc<[u32]> {
+        &self.first
+    }
+
+    /// The start of an answer of its own, which shares nothing that grows with others.
+    pub fn cursor(&self) -> GrammarCursor {
+        GrammarCursor { matcher: self.matcher.deep_clone(), work: 0, allowance: ANSWER_WORK }
+    }
+}
+
+impl std::fmt::Debug for CompiledGrammar {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CompiledGrammar").finish_non_exhaustive()
+    }
+}
+
+impl GrammarCursor {
+    /// Takes the next token and returns those that may follow. An error says why the answer cannot
+    /// go on: the grammar has grown beyond its bounds, or its masks cost too much.
+    pub fn follow(&mut self, token: u32) -> Result<Arc<[u32]>, String> {
+        let mask = self.step(token).map_err(|why| {
+            let why: String = why.chars().take(MOST_OF_A_REASON).collect();
+            format!("the grammar of an answer failed: {why}")
+        })?;
+        self.allowance += TOKEN_WORK;
+        if self.work > self.allowance {
+            return Err("the masks of an answer's grammar cost more than they may".into());
+        }
+        Ok(mask.as_slice().into())
+    }
+
+    fn step(&mut self, token: u32) -> Result<SimpleVob, String> {
+        let told = |why: &dyn std::fmt::Display| why.to_string();
+        self.matcher.consume_token(token).map_err(|why| told(&why))?;
+        let mask = self.matcher.compute_mask_or_eos().map_err(|why| told(&why))?;
+        let stats = self.matcher.last_step_stats().map_err(|why| told(&why))?;
+        self.work += stats.lexer_cost;
+        Ok(mask)
+    }
+}
+
+/// Characters that are told of the library's reason.
+const MOST_OF_A_REASON: usize = 200;
+
+/// Where a release's formats are kept, once they are made.
+pub(super) type GrammarsOnce = OnceLock<Result<Grammars, ()>>;
+
+#[cfg(test)]
+mod tests;

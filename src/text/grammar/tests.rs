@@ -1,0 +1,152 @@
+//! Random walks through grammars: whatever is allowed leads to an answer that the format's own
+//! validator accepts, or to one that can still become it.
+
+use super::*;
+use crate::text::testing::{byte_level, text_model};
+
+const SCHEMA: &str = r#"{"type":"object","properties":{"b":{"type":"integer","minimum":-5,"maximum":12},
+    "a":{"enum":["x","<tool>"]},"c":{"type":"array","items":{"type":"boolean"},"maxItems":2}},
+    "required":["b","a"],"additionalProperties":false}"#;
+
+fn allowed(mask: &[u32]) -> Vec<u32> {
+    (0..mask.len() as u32 * 32).filter(|id| mask[*id as usize / 32] >> (id % 32) & 1 == 1).collect()
+}
+
+/// A sequence of numbers that looks random.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, count: usize) -> usize {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % count
+    }
+}
+
+/// Walks until the answer ends, at most `most` tokens. `None`: it was cut off.
+fn walk(text: &TextModel, grammar: &CompiledGrammar, seed: u64, most: usize) -> Option<String> {
+    let (mut cursor, mut mask, mut ids) = (grammar.cursor(), grammar.first().clone(), Vec::new());
+    let mut dice = Dice(seed);
+    for _ in 0..most {
+        let allowed = allowed(&mask);
+        assert!(!allowed.is_empty(), "nothing may follow {:?}", text.tokenizer.decode(&ids, false));
+        // Long texts are cut short: half of the time an end is taken where it is allowed.
+        let end = allowed.iter().find(|id| text.eos_ids.contains(id));
+        if end.is_some() && dice.below(2) == 0 || allowed.iter().all(|id| text.eos_ids.contains(id))
+        {
+            return Some(text.tokenizer.decode(&ids, false).unwrap());
+        }
+        let others: Vec<u32> =
+            allowed.into_iter().filter(|id| !text.eos_ids.contains(id)).collect();
+        let id = others[dice.below(others.len())];
+        ids.push(id);
+        mask = cursor.follow(id).unwrap();
+    }
+    None
+}
+
+fn answers(format: &AnswerFormat, most: usize) -> Vec<String> {
+    let text = text_model(&byte_level());
+    let grammar = text.compile(format).unwrap();
+    let answers: Vec<String> =
+        (0..60).filter_map(|seed| walk(&text, &grammar, seed, most)).collect();
+    assert!(answers.len() > 5, "only {} answers of {format:?} came to an end", answers.len());
+    answers
+}
+
+#[test]
+fn answers_are_what_the_schema_allows() {
+    for answer in answers(&AnswerFormat::Schema(SCHEMA.into()), 400) {
+        let value: Value = serde_json::from_str(&answer).unwrap();
+        let members: Vec<&String> = value.as_object().unwrap().keys().collect();
+        assert!(["b", "a"] == members[..2], "members keep the schema's order: {answer}");
+        assert!((-5..=12).contains(&value["b"].as_i64().unwrap()), "{answer}");
+        assert!(["x", "<tool>"].contains(&value["a"].as_str().unwrap()), "{answer}");
+        let items = value.get("c").map_or(0, |items| items.as_array().unwrap().len());
+        assert!(items <= 2 && members.len() <= 3, "{answer}");
+    }
+}
+
+#[test]
+fn other_formats_are_kept_to() {
+    let texts = ["yes", "no \"way\"", "yes, but"].map(String::from);
+    for answer in answers(&AnswerFormat::Choice(texts.to_vec()), 40) {
+        assert!(texts.contains(&answer), "{answer}");
+    }
+    for answer in answers(&AnswerFormat::Regex("[0-9]{3}-(a|b)+".into()), 40) {
+        let (number, letters) = answer.split_once('-').unwrap();
+        assert!(number.len() == 3 && number.bytes().all(|b| b.is_ascii_digit()), "{answer}");
+        assert!(!letters.is_empty() && letters.bytes().all(|b| b == b'a' || b == b'b'), "{answer}");
+    }
+    for answer in answers(&AnswerFormat::Lark("start: \"(\" start \")\" | \"x\"".into()), 60) {
+        let depth = answer.find('x').unwrap();
+        assert_eq!(answer, format!("{}x{}", "(".repeat(depth), ")".repeat(depth)));
+    }
+    for answer in answers(&AnswerFormat::Schema(r#"{"type":"object"}"#.into()), 400) {
+        assert!(serde_json::from_str::<Value>(&answer).unwrap().is_object(), "{answer}");
+    }
+}
+
+/// The mark `<tool>` is one token. As text of an answer it comes from others, and the answer ends
+/// with a token that ends answers, not in the middle.
+#[test]
+fn marks_are_never_text() {
+    let text = text_model(&byte_level());
+    let tool = text.tokenizer.token_to_id("<tool>").unwrap();
+    let grammar = text.compile(&AnswerFormat::Choice(vec!["<tool>".into()])).unwrap();
+    let (mut cursor, mut mask, mut ids) = (grammar.cursor(), grammar.first().clone(), Vec::new());
+    while !allowed(&mask).iter().all(|id| text.eos_ids.contains(id)) {
+        let may = allowed(&mask);
+        assert!(!may.contains(&tool) && !may.iter().any(|id| text.eos_ids.contains(id)), "{may:?}");
+        ids.push(may[0]);
+        mask = cursor.follow(may[0]).unwrap();
+    }
+    assert_eq!(text.tokenizer.decode(&ids, false).unwrap(), "<tool>");
+}
+
+#[test]
+fn what_cannot_be_kept_to_is_refused() {
+    let text = text_model(&byte_level());
+    let refused = |format: AnswerFormat| text.compile(&format).unwrap_err().0;
+    let schema = |schema: &str| refused(AnswerFormat::Schema(schema.into()));
+    for (given, expect) in [
+        (r##"{"$ref":"#"}"##, "cannot be kept to"),
+        (r#"{"$ref":"http://localhost/schema"}"#, "cannot be kept to"),
+        (r#"{"type":"array","uniqueItems":true}"#, "uniqueItems"),
+        (r#"{"if":{},"then":false}"#, "cannot be kept to"),
+        (r#"{"type":"string","format":"telephone"}"#, "telephone"),
+        (r#"{"type":"integer","minimum":2,"maximum":1}"#, "cannot be kept to"),
+        ("false", "cannot be kept to"),
+    ] {
+        let why = schema(given);
+        assert!(why.contains(expect), "{given}: {why}");
+    }
+    assert!(refused(AnswerFormat::Regex("(".into())).contains("cannot be kept to"));
+    assert!(refused(AnswerFormat::Lark("begin: \"x\"".into())).contains("cannot be kept to"));
+}
+
+/// An expression of 56 bytes whose lexer grows without end. The answer fails, and nothing else.
+#[test]
+fn a_grammar_that_grows_fails_alone() {
+    let text = text_model(&byte_level());
+    let hostile = AnswerFormat::Regex("(.*a.{200}){5}.*b.{300}c".into());
+    let Ok(grammar) = text.compile(&hostile) else { return };
+    let (mut cursor, mut dice) = (grammar.cursor(), Dice(1));
+    let letters = ["a", "b", "c"].map(|letter| text.tokenizer.token_to_id(letter).unwrap());
+    let failed = (0..20_000).find_map(|_| cursor.follow(letters[dice.below(3)]).err());
+    assert!(failed.is_some(), "the grammar never failed");
+    let sound = text.compile(&hostile).unwrap();
+    assert!(walk(&text, &sound, 1, 5).is_none());
+}
+
+#[test]
+fn a_compiled_format_is_kept() {
+    let text = text_model(&byte_level());
+    let choice = |number: usize| AnswerFormat::Choice(vec![number.to_string()]);
+    let first = text.compile(&choice(0)).unwrap();
+    assert!(Arc::ptr_eq(&first, &text.compile(&choice(0)).unwrap()));
+    for number in 1..=KEPT {
+        text.compile(&choice(number)).unwrap();
+    }
+    assert!(!Arc::ptr_eq(&first, &text.compile(&choice(0)).unwrap()));
+}

@@ -1,0 +1,209 @@
+//! Answers that keep to a format: honoured as it was given, charged and replayed as any answer, or
+//! refused before anything is reserved. The scripted engine takes any token that the format allows.
+
+use super::support::World;
+use cresset::config::Plan;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+fn schema() -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            "b": { "type": "integer", "minimum": 0, "maximum": 99 },
+            "a": { "enum": ["left", "right"] },
+        },
+        "required": ["b", "a"],
+        "additionalProperties": false,
+    })
+}
+
+/// A body whose other members are `more`.
+fn asking(world: &World, more: &Value) -> Value {
+    let mut body =
+        json!({ "messages": [{ "role": "user", "content": "hello" }], "max_tokens": 200 });
+    let members = body.as_object_mut().unwrap();
+    members.extend(more.as_object().unwrap().clone());
+    world.ask(body)
+}
+
+fn is_of_schema(text: &str) -> bool {
+    let value: Value = serde_json::from_str(text).unwrap();
+    let names: Vec<&String> = value.as_object().unwrap().keys().collect();
+    names == ["b", "a"]
+        && value["b"].as_i64().is_some_and(|number| (0..=99).contains(&number))
+        && value["a"].as_str().is_some_and(|word| ["left", "right"].contains(&word))
+}
+
+type Holds = fn(&str) -> bool;
+
+/// Every spelling of every kind of format, with what holds of its answers.
+fn formats() -> Vec<(Value, Holds)> {
+    let of = |kind: Value| json!({ "response_format": kind });
+    let named = |schema: Value| json!({ "name": "reply", "schema": schema, "strict": true });
+    let is_number: Holds = |text| text.len() == 3 && text.bytes().all(|b| b.is_ascii_digit());
+    let is_word: Holds = |text| ["yes", "no"].contains(&text);
+    let is_nested: Holds = |text| text.matches('(').count() == text.matches(')').count();
+    vec![
+        (of(json!({ "type": "json_schema", "json_schema": named(schema()) })), is_of_schema),
+        (json!({ "structured_outputs": { "json": schema() } }), is_of_schema),
+        (json!({ "guided_json": schema().to_string() }), is_of_schema),
+        (json!({ "structured_outputs": { "regex": "[0-9]{3}" } }), is_number),
+        (json!({ "guided_regex": "[0-9]{3}" }), is_number),
+        (json!({ "structured_outputs": { "choice": ["yes", "no"] } }), is_word),
+        (json!({ "guided_choice": ["yes", "no"] }), is_word),
+        (
+            json!({ "structured_outputs": { "grammar": "start: \"(\" start \")\" | \"x\"" } }),
+            is_nested,
+        ),
+        (json!({ "guided_grammar": "start: \"(\" start \")\" | \"x\"" }), is_nested),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_keep_to_their_format_and_are_replayed_for_nothing() {
+    let world = World::new().await;
+    for (seed, (format, holds)) in (1..).zip(formats()) {
+        let mut body = asking(&world, &format);
+        body["seed"] = json!(seed);
+        let id = Uuid::new_v4();
+        let answer = world.post(id, &body).await;
+        assert_eq!(answer.status, 200, "{format}: {}", answer.text());
+        let json = answer.json();
+        let choice = &json["choices"][0];
+        let text = choice["message"]["content"].as_str().unwrap();
+        if choice["finish_reason"] == "stop" {
+            assert!(holds(text), "{format}: {text}");
+        }
+        assert_eq!(answer.header("x-ignored-params"), "");
+        let again = world.post(id, &body).await;
+        assert_eq!((again.header("idempotent-replayed"), &again.body), ("true", &answer.body));
+        let streamed = asking(&world, &json!({ "stream": true, "seed": seed }));
+        let mut streamed = streamed;
+        streamed.as_object_mut().unwrap().extend(format.as_object().unwrap().clone());
+        let events = world.post(Uuid::new_v4(), &streamed).await.events();
+        let piece = |event: &String| -> Option<String> {
+            let event: Value = serde_json::from_str(event).ok()?;
+            Some(event["choices"][0]["delta"]["content"].as_str()?.to_owned())
+        };
+        assert_eq!(events.iter().filter_map(piece).collect::<String>(), text, "{format}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_json_object_is_one_when_it_ends() {
+    let world = World::new().await;
+    let mut ended = 0;
+    for seed in 0..20 {
+        let body = json!({ "response_format": { "type": "json_object" }, "seed": seed });
+        let answer = world.post(Uuid::new_v4(), &asking(&world, &body)).await.json();
+        let choice = &answer["choices"][0];
+        if choice["finish_reason"] == "stop" {
+            let text = choice["message"]["content"].as_str().unwrap();
+            assert!(serde_json::from_str::<Value>(text).unwrap().is_object(), "{text}");
+            ended += 1;
+        }
+    }
+    assert!(ended > 0, "no answer came to its end");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cut_answer_says_so() {
+    let world = World::new().await;
+    let body = json!({ "guided_regex": "a{100}", "max_tokens": 7 });
+    let answer = world.post(Uuid::new_v4(), &asking(&world, &body)).await.json();
+    assert_eq!(answer["choices"][0]["finish_reason"], "length");
+    assert_eq!(answer["usage"]["completion_tokens"], 7);
+}
+
+/// Fields and values that are refused, each with the parameter that the refusal names.
+fn refusals() -> Vec<(Value, &'static str)> {
+    let of = |schema: Value| json!({ "guided_json": schema });
+    let strict = |schema: Value| {
+        let schema = json!({ "schema": schema, "strict": true });
+        json!({ "response_format": { "type": "json_schema", "json_schema": schema } })
+    };
+    let open = json!({ "type": "object", "properties": { "a": {} }, "required": ["a"] });
+    let partial =
+        json!({ "type": "object", "properties": { "a": {} }, "additionalProperties": false });
+    let path = "response_format.json_schema.schema";
+    vec![
+        (json!({ "response_format": { "type": "xml" } }), "response_format.type"),
+        (json!({ "response_format": { "type": "json_schema" } }), "response_format.json_schema"),
+        (of(json!({ "type": "string", "minLenght": 3 })), "guided_json.minLenght"),
+        (of(json!({ "items": { "nullable": true } })), "guided_json.items.nullable"),
+        (of(json!({ "x-guidance": { "lenient": true } })), "guided_json.x-guidance"),
+        (of(json!({ "type": "array", "uniqueItems": true })), "guided_json"),
+        (of(json!({ "$ref": "#" })), "guided_json"),
+        (of(json!({ "$ref": "http://127.0.0.1:1/schema" })), "guided_json"),
+        (of(json!([])), "guided_json"),
+        (of(json!("{")), "guided_json"),
+        (strict(open), path),
+        (strict(partial), path),
+        (json!({ "guided_regex": "(" }), "guided_regex"),
+        (json!({ "guided_regex": "" }), "guided_regex"),
+        (json!({ "guided_choice": [] }), "guided_choice"),
+        (json!({ "guided_grammar": "root ::= \"x\"" }), "guided_grammar"),
+        (json!({ "structured_outputs": {} }), "structured_outputs"),
+        (json!({ "structured_outputs": { "json": {}, "regex": "a" } }), "structured_outputs"),
+        (
+            json!({ "structured_outputs": { "structural_tag": {} } }),
+            "structured_outputs.structural_tag",
+        ),
+        (json!({ "guided_regex": "a", "guided_choice": ["a"] }), "guided_regex"),
+        (json!({ "guided_regex": "a", "ignore_eos": true }), "guided_regex"),
+        (json!({ "guided_regex": "a", "min_tokens": 2 }), "guided_regex"),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_honoured_is_refused_before_anything_is_reserved() {
+    let world = World::new().await;
+    for (format, param) in refusals() {
+        let id = Uuid::new_v4();
+        let answer = world.post(id, &asking(&world, &format)).await;
+        assert_eq!(answer.error(), (400, "invalid_request".into()), "{format}");
+        assert_eq!(answer.json()["error"]["param"], param, "{format}: {}", answer.text());
+        assert_eq!(world.get(&format!("/v1/requests/{id}")).await.status, 404, "{format}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_keyword_without_effect_is_named() {
+    let world = World::new().await;
+    let format = json!({ "guided_json": { "enum": [1], "example": 1, "title": "One" } });
+    let answer = world.post(Uuid::new_v4(), &asking(&world, &format)).await;
+    assert_eq!((answer.status, answer.header("x-ignored-params")), (200, "guided_json.example"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plan_may_leave_formats_out() {
+    let world = World::new().await;
+    assert_eq!(
+        world.get("/v1/models").await.json()["data"][0]["capabilities"],
+        json!(["json_schema"])
+    );
+    let without = |plan: &mut Plan| plan.structured_output = false;
+    let world = World::with(|setup| without(setup.config.plans.get_mut("default").unwrap())).await;
+    assert_eq!(world.get("/v1/models").await.json()["data"][0]["capabilities"], json!([]));
+    let refused =
+        world.post(Uuid::new_v4(), &asking(&world, &json!({ "guided_regex": "a" }))).await;
+    assert_eq!(refused.json()["error"]["param"], "guided_regex");
+    assert!(refused.text().contains("plan"), "{}", refused.text());
+}
+
+/// A grammar that grows beyond its bounds ends its own request, uncharged. The model is not at
+/// fault, however many such requests there are.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_grammar_that_fails_costs_nothing_and_harms_nobody() {
+    let world = World::with(|setup| setup.reply = "a").await;
+    let hostile = json!({ "guided_regex": "(.*a.{200}){5}.*b.{300}c", "max_tokens": 1000 });
+    for _ in 0..8 {
+        let id = Uuid::new_v4();
+        let answer = world.post(id, &asking(&world, &hostile)).await;
+        assert_eq!(answer.error(), (500, "generation_failed".into()), "{}", answer.text());
+        assert_eq!(world.request(id).await["chargedUnits"], "0");
+    }
+    let answer = world.post(Uuid::new_v4(), &asking(&world, &json!({}))).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+}
