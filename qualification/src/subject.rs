@@ -211,6 +211,17 @@ impl ApiManner {
     }
 }
 
+/// What an engine has room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineRoom {
+    /// Tokens of a block of the KV cache.
+    pub block_tokens: usize,
+    /// Blocks of the KV cache.
+    pub blocks: usize,
+    /// Most sequences that run at the same time.
+    pub rows: usize,
+}
+
 /// What a subject says of the files of a release that is loaded elsewhere.
 fn elsewhere<T>() -> Result<T> {
     Err(SubjectError::Unavailable("the release is loaded elsewhere".into()))
@@ -275,6 +286,19 @@ pub trait Subject {
         _ids: &[u32],
         _path: ScorePath,
     ) -> Result<Vec<Option<PositionLogprob>>> {
+        elsewhere()
+    }
+    /// `None` where the engine is elsewhere.
+    fn room(&self) -> Option<EngineRoom> {
+        None
+    }
+    /// How often a sequence lost its blocks to another one and had to be computed again.
+    fn preemptions(&self) -> u64 {
+        0
+    }
+    /// Ends the engine and starts it anew from the release's files, with its whole cache or with
+    /// so many blocks of it.
+    fn restart(&mut self, _blocks: Option<usize>) -> Result<()> {
         elsewhere()
     }
     fn precision(&self) -> Precision {

@@ -33,8 +33,20 @@ impl Assembly {
         let text = text(source, self.template_limits())?;
         let source = source.clone().with_header(text.header_blake3.clone());
         let scoring = Scoring::default();
-        let LoadedEngine { engine, bytes } = self.load_engine(&source, &[], Some(&scoring))?;
+        let checked = Checked { scoring: &scoring, blocks: usize::MAX };
+        let LoadedEngine { engine, bytes } = self.load_engine(&source, &[], Some(checked))?;
         Ok(UnqualifiedModel { text, engine, bytes, source, scoring })
+    }
+
+    /// Loads the engine of a release for its checks once more, with so many blocks of its cache.
+    pub(super) fn load_again(
+        &self,
+        source: &ModelSource,
+        scoring: &Scoring,
+        blocks: usize,
+    ) -> Result<EngineHandle, EngineError> {
+        let checked = Checked { scoring, blocks };
+        Ok(self.load_engine(source, &[], Some(checked))?.engine)
     }
 
     /// A qualified release for the pool: its text side is loaded now (blocking), its engine on
@@ -92,13 +104,12 @@ impl Assembly {
         TemplateLimits { steps: template.max_steps, written_bytes }
     }
 
-    /// Loads the weights, has them compute the canary, and starts the engine. With `scoring`, the
-    /// engine can score given texts.
+    /// Loads the weights, has them compute the canary, and starts the engine.
     fn load_engine(
         &self,
         source: &ModelSource,
         canary: &[KnownAnswer],
-        scoring: Option<&Scoring>,
+        checked: Option<Checked>,
     ) -> Result<LoadedEngine, EngineError> {
         failpoint!("node::loading");
         let options = self.model_options(self.device.open()?);
@@ -106,30 +117,34 @@ impl Assembly {
         let (mut runner, info) = ModelRunner::load(source, &options)?;
         let bytes = (info.weight_bytes + options.kv_bytes) as u64;
         let engine = &self.config.engine;
-        let options = self.engine_options(&info);
+        let blocks = checked.as_ref().map_or(usize::MAX, |checked| checked.blocks);
+        let options = self.engine_options(&info, blocks);
         let patience = Duration::from_secs(engine.boot_canary_seconds);
         let decisive = self.decisive_margin();
         boot_canary::compare(&mut runner, &options, canary, decisive, patience)?;
         let most_rows = if on_gpu { options.max_rows } else { usize::MAX };
+        let scoring = checked.map(|checked| checked.scoring);
         let runner = scored(Box::new(runner), scoring, most_rows);
         let engine = EngineHandle::start(runner, options);
         Ok(LoadedEngine { engine, bytes })
     }
 
-    /// The limits of an engine. No context is longer than what the cache holds.
-    fn engine_options(&self, info: &LoadedInfo) -> EngineOptions {
+    /// The limits of an engine that uses at most so many blocks of its cache. No context is longer
+    /// than what they hold.
+    fn engine_options(&self, info: &LoadedInfo, blocks: usize) -> EngineOptions {
         let engine = &self.config.engine;
+        let num_blocks = info.num_blocks.min(blocks);
         EngineOptions {
             max_batched_tokens: engine.max_batched_tokens,
             max_rows: engine.max_rows,
             max_waiting: engine.max_waiting,
             block_size: engine.block_size,
-            num_blocks: info.num_blocks,
+            num_blocks,
             max_context: self
                 .max_context()
                 .unwrap_or(usize::MAX)
                 .min(info.config.max_positions)
-                .min(info.num_blocks * engine.block_size),
+                .min(num_blocks * engine.block_size),
         }
     }
 
@@ -159,6 +174,14 @@ impl Assembly {
     fn max_context(&self) -> Option<usize> {
         Some(self.config.engine.max_context).filter(|limit| *limit > 0)
     }
+}
+
+/// An engine whose model is being checked.
+struct Checked<'a> {
+    /// How given texts are scored.
+    scoring: &'a Scoring,
+    /// Most blocks of the cache that are used.
+    blocks: usize,
 }
 
 /// The runner, able to score given texts where that is asked for.

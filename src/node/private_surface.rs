@@ -50,6 +50,11 @@ impl LazySurface {
         let surface = self.open.as_mut().expect("invariant: it was opened above");
         Ok(&mut surface.client)
     }
+
+    /// Closes the surface, because its engine ends. The next request opens another one.
+    pub(super) fn close(&mut self) {
+        self.open = None;
+    }
 }
 
 struct PrivateSurface {

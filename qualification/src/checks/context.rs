@@ -8,7 +8,7 @@ const OUTPUT: u32 = 8;
 
 pub(super) fn edge(input: &mut CheckInput) -> Result<CheckFinding> {
     let over = input.subject.context_tokens() as usize + 1;
-    let prompt = filled(input, over)?;
+    let prompt = input.varied_text(over, "lamp")?;
     let told = match input.one(Request::greedy(LONG, &prompt, 1)) {
         Err(SubjectError::Refused(_)) => return Ok(CheckFinding::new(true, "refused", "refused")),
         Err(error) => return Err(error),
@@ -20,7 +20,7 @@ pub(super) fn edge(input: &mut CheckInput) -> Result<CheckFinding> {
 /// Prompt and output fill the scope's context to the last token.
 pub(super) fn length(input: &mut CheckInput) -> Result<CheckFinding> {
     let context = input.scope.context_tokens;
-    let prompt = filled(input, context.saturating_sub(OUTPUT) as usize)?;
+    let prompt = input.varied_text(context.saturating_sub(OUTPUT) as usize, "lamp")?;
     let g = input.one(Request::greedy(LONG, &prompt, OUTPUT))?;
     let finite = g.logprobs.iter().all(|l| l.chosen.is_finite());
     let used = g.prompt_tokens + g.tokens.len() as u32;
@@ -29,22 +29,4 @@ pub(super) fn length(input: &mut CheckInput) -> Result<CheckFinding> {
         format!("{used} tokens, finite: {finite}"),
         format!("{context} tokens, finite"),
     ))
-}
-
-/// Exactly `length` tokens of varied text.
-fn filled(input: &mut CheckInput, length: usize) -> Result<Vec<u32>> {
-    let mut ids = Vec::new();
-    for n in 0.. {
-        if ids.len() >= length {
-            break;
-        }
-        let sentence = format!(
-            " Note {n}: the keeper of lamp {} writes down the weather at hour {}.",
-            n * 7 % 101,
-            n % 24
-        );
-        ids.extend(input.subject.encode(&sentence, false)?);
-    }
-    ids.truncate(length);
-    Ok(ids)
 }

@@ -137,7 +137,7 @@ impl CheckInput<'_> {
     }
 
     /// How equal two answers to one request must be, in words.
-    fn sameness(&self) -> &'static str {
+    pub(super) fn sameness(&self) -> &'static str {
         if self.subject.is_deterministic() {
             "equal to the last bit"
         } else {

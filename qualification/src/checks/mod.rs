@@ -21,6 +21,7 @@ mod generation;
 mod invariance;
 mod kernels;
 mod language;
+mod lost_blocks;
 mod reference;
 mod sampler;
 mod structure;
@@ -203,6 +204,24 @@ pub const ALL: &[Check] = &[
         run: invariance::prefix,
     },
     Check {
+        id: "evicted_prefix",
+        stage: "S5",
+        proves: "what is left of an evicted prefix is found again, and nothing else is",
+        run: lost_blocks::evicted,
+    },
+    Check {
+        id: "preemption",
+        stage: "S5",
+        proves: "an answer does not change when its blocks are taken once or twice on the way",
+        run: lost_blocks::preempted,
+    },
+    Check {
+        id: "restart",
+        stage: "S5",
+        proves: "an engine that was started anew answers as before, from an empty cache",
+        run: lost_blocks::restarted,
+    },
+    Check {
         id: "context_edge",
         stage: "S7",
         proves: "a prompt over the context is refused, never cut",
@@ -273,5 +292,23 @@ impl CheckInput<'_> {
     pub(crate) fn prompt(&mut self, topic: &str) -> Result<Vec<u32>> {
         let question = format!("Tell me something about {topic}.");
         self.subject.encode_chat(&[crate::subject::ChatTurn::new("user", &question)])
+    }
+
+    /// Exactly `length` tokens of varied text about `what`.
+    pub(crate) fn varied_text(&mut self, length: usize, what: &str) -> Result<Vec<u32>> {
+        let mut ids = Vec::new();
+        for n in 0.. {
+            if ids.len() >= length {
+                break;
+            }
+            let sentence = format!(
+                " Note {n}: the keeper of {what} {} writes down the weather at hour {}.",
+                n * 7 % 101,
+                n % 24
+            );
+            ids.extend(self.subject.encode(&sentence, false)?);
+        }
+        ids.truncate(length);
+        Ok(ids)
     }
 }

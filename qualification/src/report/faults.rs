@@ -60,6 +60,21 @@ const FAULTS: &[(&str, &[&str])] = &[
             "prefixes are found across accounts",
         ],
     ),
+    (
+        "evicted_prefix",
+        &[
+            "an evicted prefix is computed from what took its place",
+            "nothing of an evicted prefix is found again",
+        ],
+    ),
+    (
+        "preemption",
+        &["a request whose blocks were taken goes on otherwise", "one goes on otherwise twice"],
+    ),
+    (
+        "restart",
+        &["an engine that was started anew answers otherwise", "it finds the prefixes of before"],
+    ),
     ("context_edge", &["a prompt over the context is cut and answered"]),
     ("context_length", &["a long prompt loses its first half"]),
 ];

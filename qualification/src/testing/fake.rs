@@ -6,12 +6,12 @@ use crate::goldens::{
     Case, Document, DocumentRow, Goldens, GoldensOrigin, TemplateCase, TokenizerCase,
 };
 use crate::subject::{
-    ApiAnswer, ApiManner, ChatTurn, Finish, Generation, KernelDistance, PositionLogprob, Precision,
-    Request, Result, ScorePath, Subject, SubjectError, TOP_LOGPROBS, WeightStats, WitnessRow,
-    Witnessed,
+    ApiAnswer, ApiManner, ChatTurn, EngineRoom, Finish, Generation, KernelDistance,
+    PositionLogprob, Precision, Request, Result, ScorePath, Subject, SubjectError, TOP_LOGPROBS,
+    WeightStats, WitnessRow, Witnessed,
 };
 use serde_json::Value;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 const START: u32 = 256;
@@ -20,14 +20,21 @@ const END_OF_TEXT: u32 = 258;
 pub(super) const VOCABULARY: u32 = 259;
 const SPECIALS: [(u32, &str); 3] =
     [(START, "<|start|>"), (END, "<|end|>"), (END_OF_TEXT, "<|endoftext|>")];
-/// Longer than the prompts of all checks that do not examine prefixes.
-const PREFIX: usize = 128;
+const ROOM: EngineRoom = EngineRoom { block_tokens: 16, blocks: 512, rows: 64 };
 
-#[derive(Default)]
 pub struct Fake {
-    prefixes: BTreeSet<(u32, Vec<u32>)>,
+    room: EngineRoom,
+    /// Hashes of the beginnings that are in the cache, one for each block, the oldest first.
+    kept: Vec<u64>,
+    preemptions: u64,
     /// How it answers over HTTP.
     dialect: Dialect,
+}
+
+impl Default for Fake {
+    fn default() -> Self {
+        Self { room: ROOM, kept: Vec::new(), preemptions: 0, dialect: Dialect::default() }
+    }
 }
 
 pub fn files() -> BTreeMap<String, String> {
@@ -197,10 +204,49 @@ impl Fake {
         self.dialect
     }
 
+    /// Tokens that are found in the cache. Afterwards the request's own are in it, and what was
+    /// there longest made room for them.
     fn cached(&mut self, request: &Request) -> u32 {
-        let Some(prefix) = request.prompt.get(..PREFIX) else { return 0 };
-        let known = !self.prefixes.insert((request.tenant, prefix.to_vec()));
-        if known { PREFIX as u32 } else { 0 }
+        let EngineRoom { block_tokens, blocks, .. } = self.room;
+        let ends = (1..=request.prompt.len().saturating_sub(1) / block_tokens).rev();
+        let own = ends.map(|block| hash((request.tenant, &request.prompt[..block * block_tokens])));
+        let own: Vec<u64> = own.collect();
+        let found = own.iter().rev().take_while(|one| self.kept.contains(one)).count();
+        self.kept.retain(|one| !own.contains(one));
+        let needed = (request.prompt.len() + request.max_tokens as usize).div_ceil(block_tokens);
+        let over = (self.kept.len() + needed).saturating_sub(blocks);
+        self.kept.drain(..over.min(self.kept.len()));
+        self.kept.extend(own);
+        (found * block_tokens) as u32
+    }
+
+    /// How often the requests take blocks from each other: all of them grow by a token at a time,
+    /// and the last one waits when there is no room.
+    fn count_preemptions(&mut self, requests: &[Request]) {
+        let blocks = |tokens: usize| tokens.div_ceil(self.room.block_tokens);
+        let size = |request: &Request| {
+            let length = request.prompt.len();
+            (length, length + request.max_tokens as usize)
+        };
+        let (mut waiting, mut running): (Vec<_>, Vec<(usize, usize)>) =
+            (requests.iter().rev().map(size).collect(), Vec::new());
+        while !(waiting.is_empty() && running.is_empty()) {
+            let used = |all: &[(usize, usize)]| all.iter().map(|one| blocks(one.0)).sum::<usize>();
+            while waiting.last().is_some_and(|next| {
+                used(&running) + running.len() + blocks(next.0) <= self.room.blocks
+            }) {
+                running.extend(waiting.pop());
+            }
+            running.iter_mut().for_each(|one| one.0 += 1);
+            running.retain(|one| one.0 < one.1);
+            while running.len() > 1 && used(&running) > self.room.blocks {
+                waiting.extend(running.pop());
+                self.preemptions += 1;
+            }
+            if running.is_empty() {
+                waiting.pop();
+            }
+        }
     }
 
     pub(super) fn one(&mut self, request: &Request) -> Result<Generation> {
@@ -334,7 +380,22 @@ impl Subject for Fake {
     }
 
     fn generate(&mut self, requests: &[Request]) -> Result<Vec<Generation>> {
+        self.count_preemptions(requests);
         requests.iter().map(|request| self.one(request)).collect()
+    }
+
+    fn room(&self) -> Option<EngineRoom> {
+        Some(self.room)
+    }
+
+    fn preemptions(&self) -> u64 {
+        self.preemptions
+    }
+
+    fn restart(&mut self, blocks: Option<usize>) -> Result<()> {
+        self.room.blocks = blocks.unwrap_or(ROOM.blocks);
+        self.kept.clear();
+        Ok(())
     }
 
     fn score(

@@ -3,8 +3,8 @@
 
 use super::api_faults;
 use crate::subject::{
-    ApiAnswer, ApiManner, ChatTurn, Generation, KernelDistance, PositionLogprob, Precision,
-    Request, Result, ScorePath, Subject, WeightStats, WitnessRow, Witnessed,
+    ApiAnswer, ApiManner, ChatTurn, EngineRoom, Generation, KernelDistance, PositionLogprob,
+    Precision, Request, Result, ScorePath, Subject, WeightStats, WitnessRow, Witnessed,
 };
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -81,6 +81,18 @@ pub enum PlantedFault {
     PrefixForgotten,
     /// Prefixes are found again across accounts.
     PrefixLeaks,
+    /// An evicted prefix is computed from what took its place.
+    EvictedReused,
+    /// Once something was evicted, nothing of its prefix is found again.
+    EvictedForgotten,
+    /// A request whose blocks were taken goes on in another way.
+    ResumedOtherwise,
+    /// The same from the second time on.
+    ResumedAgainOtherwise,
+    /// An engine that was started anew computes another last bit.
+    RestartDiffers,
+    /// An engine that was started anew finds the prefixes of the one before.
+    RestartFinds,
     /// A prompt over the context is cut and answered.
     CutAtEdge,
     /// A long prompt loses its first half.
@@ -149,6 +161,9 @@ pub fn planted_for(check_id: &str) -> &'static [PlantedFault] {
         "prompt_cuts" => &[Fault::ChunkSlip],
         "cancelled_neighbour" => &[Fault::NeighbourLeft],
         "prefix_reuse" => &[Fault::PrefixDiffers, Fault::PrefixForgotten, Fault::PrefixLeaks],
+        "evicted_prefix" => &[Fault::EvictedReused, Fault::EvictedForgotten],
+        "preemption" => &[Fault::ResumedOtherwise, Fault::ResumedAgainOtherwise],
+        "restart" => &[Fault::RestartDiffers, Fault::RestartFinds],
         "context_edge" => &[Fault::CutAtEdge],
         "context_length" => &[Fault::LongPromptCut],
         other => panic!("no fault is planted for the check {other}"),
@@ -165,12 +180,19 @@ pub struct Faulty<S> {
     inner: S,
     fault: PlantedFault,
     seen: BTreeSet<Vec<u32>>,
+    /// Tokens that each prompt of a tenant found in the cache at most, of this engine.
+    found: BTreeMap<(u32, Vec<u32>), u32>,
+    /// What tenants asked the engine before.
+    asked_before: BTreeSet<(u32, Vec<u32>)>,
     calls: u64,
+    /// How often the engine was started anew with its whole cache.
+    restarts: u32,
 }
 
 impl<S: Subject> Faulty<S> {
     pub fn new(inner: S, fault: PlantedFault) -> Self {
-        Self { inner, fault, seen: BTreeSet::new(), calls: 0 }
+        let (seen, found, asked_before) = (BTreeSet::new(), BTreeMap::new(), BTreeSet::new());
+        Self { inner, fault, seen, found, asked_before, calls: 0, restarts: 0 }
     }
 
     fn spoil_request(&mut self, request: &Request) -> Request {
@@ -214,6 +236,24 @@ impl<S: Subject> Faulty<S> {
             PlantedFault::PrefixDiffers if g.cached_tokens > 0 => last_bit(g),
             PlantedFault::PrefixForgotten => g.cached_tokens = 0,
             PlantedFault::PrefixLeaks if seen_before => g.cached_tokens = g.cached_tokens.max(1),
+            PlantedFault::RestartDiffers => (0..self.restarts).for_each(|_| last_bit(g)),
+            _ => {}
+        }
+        self.spoil_cached(request, g);
+    }
+
+    /// Spoils what comes from the cache, or no longer does.
+    fn spoil_cached(&mut self, request: &Request, g: &mut Generation) {
+        let key = (request.tenant, request.prompt.clone());
+        let most = self.found.get(&key).copied();
+        let evicted = most.is_some_and(|most| g.cached_tokens < most);
+        self.found.insert(key.clone(), g.cached_tokens.max(most.unwrap_or(0)));
+        match self.fault {
+            PlantedFault::EvictedReused if evicted => last_bit(g),
+            PlantedFault::EvictedForgotten if evicted => g.cached_tokens = 0,
+            PlantedFault::RestartFinds if self.asked_before.contains(&key) => {
+                g.cached_tokens = g.cached_tokens.max(1);
+            }
             _ => {}
         }
     }
@@ -368,7 +408,9 @@ impl<S: Subject> Subject for Faulty<S> {
         self.calls += 1;
         let spoiled: Vec<Request> =
             requests.iter().map(|request| self.spoil_request(request)).collect();
+        let before = self.inner.preemptions();
         let mut generations = self.inner.generate(&spoiled)?;
+        let preempted = self.inner.preemptions() - before;
         for (request, generation) in requests.iter().zip(&mut generations) {
             self.spoil_generation(request, requests.len(), generation);
         }
@@ -376,6 +418,14 @@ impl<S: Subject> Subject for Faulty<S> {
             && requests.iter().any(|request| request.leaves_after.is_some())
         {
             generations.iter_mut().for_each(last_bit);
+        }
+        let enough = match self.fault {
+            PlantedFault::ResumedOtherwise => 1,
+            PlantedFault::ResumedAgainOtherwise => 2,
+            _ => u64::MAX,
+        };
+        if preempted >= enough {
+            generations.last_mut().into_iter().for_each(last_bit);
         }
         Ok(generations)
     }
@@ -400,6 +450,20 @@ impl<S: Subject> Subject for Faulty<S> {
             _ => {}
         }
         Ok(scores)
+    }
+
+    fn room(&self) -> Option<EngineRoom> {
+        self.inner.room()
+    }
+
+    fn preemptions(&self) -> u64 {
+        self.inner.preemptions()
+    }
+
+    fn restart(&mut self, blocks: Option<usize>) -> Result<()> {
+        self.asked_before = std::mem::take(&mut self.found).into_keys().collect();
+        self.restarts += u32::from(blocks.is_none());
+        self.inner.restart(blocks)
     }
 
     fn precision(&self) -> Precision {
