@@ -32,6 +32,7 @@ pub(crate) struct Policy {
     pub witness: WitnessTiers,
     pub like: LikeBounds,
     pub margin: MarginBounds,
+    pub soak: SoakBounds,
 }
 
 /// A number that a check compares with.
@@ -88,6 +89,12 @@ pub(crate) struct MarginBounds {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
+pub(crate) struct SoakBounds {
+    pub leak: Threshold,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct WitnessTiers {
     pub exact: PrecisionBounds,
     pub stored: PrecisionBounds,
@@ -119,6 +126,7 @@ mod tests {
     const VERSIONS: &[(u32, &str)] = &[
         (4, "b5b599a11cb569009a1424422b96aa6afd185504f78fb91b2458a0dc9a74137e"),
         (5, "b5b599a11cb569009a1424422b96aa6afd185504f78fb91b2458a0dc9a74137e"),
+        (6, "85e0c03dde7047ba187e770c1ff69afb44b8ccb38382d68f0dc063f56f986154"),
     ];
 
     /// Every threshold, by its name with those of the tables around it.

@@ -296,6 +296,14 @@ pub trait Subject {
     fn preemptions(&self) -> u64 {
         0
     }
+    /// Blocks of the KV cache that requests hold, once nothing runs any more.
+    fn blocks_used(&mut self) -> usize {
+        0
+    }
+    /// Memory of the process that the engine runs in, bytes.
+    fn resident_bytes(&self) -> Option<u64> {
+        None
+    }
     /// Ends the engine and starts it anew from the release's files, with its whole cache or with
     /// so many blocks of it.
     fn restart(&mut self, _blocks: Option<usize>) -> Result<()> {

@@ -43,6 +43,8 @@ pub struct SuiteScope {
     pub text_tokens: u32,
     /// Tokens that are read of each document of the goldens.
     pub document_tokens: u32,
+    /// How long memory is watched under load.
+    pub soak_seconds: u32,
 }
 
 impl SuiteScope {
@@ -58,6 +60,7 @@ impl SuiteScope {
                 witness_tokens: 512,
                 text_tokens: 128,
                 document_tokens: 96,
+                soak_seconds: 0,
             },
             Suite::Full => Self {
                 suite,
@@ -66,6 +69,7 @@ impl SuiteScope {
                 witness_tokens: 2560,
                 text_tokens: 1024,
                 document_tokens: served,
+                soak_seconds: 120,
             },
         }
     }
@@ -290,8 +294,13 @@ mod tests {
     }
 
     fn record(subject: &mut dyn Subject, origin: Origin, goldens: Option<&Goldens>) -> Record {
-        let scope = SuiteScope::new(Suite::Full, 0, subject);
+        let scope = scope(subject);
         run(subject, identity(origin), goldens, scope, &mut |_| {})
+    }
+
+    /// The full suite with the shortest soak.
+    fn scope(subject: &dyn Subject) -> SuiteScope {
+        SuiteScope { soak_seconds: 0, ..SuiteScope::new(Suite::Full, 0, subject) }
     }
 
     fn red(record: &Record) -> Vec<&str> {
@@ -316,10 +325,22 @@ mod tests {
                 let compares = ["hyper_parameters", "distributions"].contains(&check.id);
                 let compares = compares || check.id.ends_with("goldens");
                 let goldens = compares.then_some(&goldens);
-                let record =
-                    record(&mut Faulty::new(Fake::default(), fault), Origin::Operator, goldens);
-                assert!(red(&record).contains(&check.id), "{fault:?}: {:?}", red(&record));
-                assert_eq!(record.verdict, Verdict::Failed);
+                let mut faulty = Faulty::new(Fake::default(), fault);
+                let (ids, scope) = ([check.id.to_owned()], scope(&faulty));
+                let own = identity(Origin::Operator);
+                let results = run_only(&ids, &mut faulty, &own, goldens, scope, &mut |_| {});
+                assert_eq!(results[0].state, CheckState::Failed, "{fault:?}: {results:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_lost_block_is_found_by_its_check_alone() {
+        for check in ["evicted_prefix", "preemption", "restart", "full_cache", "soak"] {
+            for &fault in planted_for(check) {
+                let mut faulty = Faulty::new(Fake::default(), fault);
+                let record = record(&mut faulty, Origin::Operator, None);
+                assert_eq!((red(&record), record.verdict), (vec![check], Verdict::Failed));
                 assert_eq!(record.qualified_context_tokens, 0);
             }
         }
@@ -360,7 +381,7 @@ mod tests {
     /// The results of the first checks, as another process would find them.
     fn interrupted_after(checks: usize, subject: &mut dyn Subject) -> UnfinishedRun {
         let mut found = None;
-        let scope = SuiteScope::new(Suite::Full, 0, subject);
+        let scope = scope(subject);
         let run = UnfinishedRun::begin(identity(Origin::Operator), scope, None);
         run.proceed(subject, None, &mut |event| match event {
             SuiteEvent::Ended(run) if run.checks.len() == checks => found = Some(run.clone()),

@@ -89,6 +89,7 @@ mod tests {
             witness_tokens: 512,
             text_tokens: 128,
             document_tokens: 128,
+            soak_seconds: 120,
         };
         let mut run = UnfinishedRun::begin(record.identity, scope, None);
         run.started_at = NOW - 100;

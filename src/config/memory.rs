@@ -13,8 +13,18 @@ pub fn memory_bytes(figure: &str) -> Option<u64> {
 
 /// The most memory that this process had at once so far, bytes.
 pub fn peak_bytes() -> Option<u64> {
+    own("VmHWM:")
+}
+
+/// The memory that this process has now, bytes.
+pub fn resident_bytes() -> Option<u64> {
+    own("VmRSS:")
+}
+
+/// A figure of this process' memory, bytes.
+fn own(figure: &str) -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let rest = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let rest = status.lines().find_map(|line| line.strip_prefix(figure))?;
     let kibibytes: u64 = rest.trim().trim_end_matches(" kB").parse().ok()?;
     Some(kibibytes * 1024)
 }

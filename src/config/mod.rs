@@ -13,7 +13,7 @@ pub use layers::{
     ConfigFile, ConfigSource, LoadedConfig, Override, SettingChange, SettingRow, ValueOrigin,
     changes,
 };
-pub use memory::{memory_bytes, peak_bytes};
+pub use memory::{memory_bytes, peak_bytes, resident_bytes};
 pub use paths::{
     cache_dir, client_key, colours_allowed, default_config_file, default_data_dir, key_in,
 };

@@ -168,6 +168,22 @@ impl Subject for EngineSubject {
         self.preemptions + self.engine.stats().preemptions
     }
 
+    fn blocks_used(&mut self) -> usize {
+        const TRIES: usize = 100;
+        // The numbers are those after the engine's last step, which may still be ending.
+        for _ in 0..TRIES {
+            if self.engine.stats().blocks_used == 0 {
+                return 0;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        self.engine.stats().blocks_used
+    }
+
+    fn resident_bytes(&self) -> Option<u64> {
+        crate::config::resident_bytes()
+    }
+
     fn restart(&mut self, blocks: Option<usize>) -> SubjectResult<()> {
         self.surface.close();
         self.preemptions = self.preemptions();
@@ -326,21 +342,24 @@ impl EngineSubject {
         if request.ignore_eos { &[] } else { &self.text.eos_ids }
     }
 
-    /// Tries again while the engine is full, because it may serve other requests meanwhile.
+    /// Tries again while the engine is full, for as long as it computes.
     fn submit(
         &self,
         request: &GenerateRequest,
     ) -> SubjectResult<(SequenceId, Receiver<SequenceEvent>)> {
         const TRIES: usize = 600;
-        for _ in 0..TRIES {
+        let (mut steps, mut idle) = (0, 0);
+        while idle < TRIES {
             match self.engine.submit(request.clone()) {
                 Ok(running) => return Ok(running),
                 Err(Refused::Overloaded { .. }) => std::thread::sleep(Duration::from_millis(100)),
                 Err(Refused::TooLarge(why)) => return Err(SubjectError::Refused(why)),
                 Err(refused) => return Err(SubjectError::Failed(refused.to_string())),
             }
+            let now = self.engine.stats().steps;
+            (steps, idle) = (now, if now == steps { idle + 1 } else { 0 });
         }
-        Err(SubjectError::Failed("the engine was overloaded for a minute".into()))
+        Err(SubjectError::Failed("the engine was overloaded and made no step for a minute".into()))
     }
 }
 
@@ -551,7 +570,8 @@ mod tests {
                 let (model, digests) = (assembly.load(&source).unwrap(), digests.clone());
                 let subject = EngineSubject::new(&assembly, &manifest, model, digests).unwrap();
                 let mut faulty = Faulty::new(subject, fault);
-                let scope = SuiteScope::new(Suite::Full, 0, &faulty);
+                let scope =
+                    SuiteScope { soak_seconds: 0, ..SuiteScope::new(Suite::Full, 0, &faulty) };
                 let ids = [check.id.to_owned()];
                 let results = run_only(&ids, &mut faulty, &identity, None, scope, &mut |_| {});
                 assert_eq!(results[0].state, CheckState::Failed, "{fault:?}: {results:?}");

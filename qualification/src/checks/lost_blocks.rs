@@ -3,7 +3,7 @@
 //! the full suite runs them.
 
 use super::{CheckFinding, CheckInput};
-use crate::subject::{Generation, Request, Result, SubjectError};
+use crate::subject::{EngineRoom, Generation, Request, Result, SubjectError};
 
 /// Tenants that no other check uses.
 const EVICTED: u32 = 16;
@@ -135,10 +135,7 @@ pub(super) fn restarted(input: &mut CheckInput) -> Result<CheckFinding> {
 
 /// Tokens of a block, if the suite runs these checks and the engine has room for them.
 fn block_tokens(input: &CheckInput, blocks: usize) -> Result<usize, &'static str> {
-    if !input.is_full() {
-        return Err("the full suite runs it");
-    }
-    let room = input.subject.room().ok_or("the release is loaded elsewhere")?;
+    let room = input.suite_room()?;
     let fits = room.rows >= TWICE.answers.len()
         && room.blocks >= blocks
         && input.subject.context_tokens() as usize >= blocks * room.block_tokens;
@@ -146,9 +143,17 @@ fn block_tokens(input: &CheckInput, blocks: usize) -> Result<usize, &'static str
 }
 
 impl CheckInput<'_> {
+    /// The engine's room, if the suite runs what takes long.
+    pub(super) fn suite_room(&self) -> Result<EngineRoom, &'static str> {
+        if !self.is_full() {
+            return Err("the full suite runs it");
+        }
+        self.subject.room().ok_or("the release is loaded elsewhere")
+    }
+
     /// Asks an engine that was started anew with a cache of so many blocks, and starts it with its
     /// whole cache afterwards.
-    fn with_blocks<T>(
+    pub(super) fn with_blocks<T>(
         &mut self,
         blocks: usize,
         ask: impl FnOnce(&mut Self) -> Result<T>,

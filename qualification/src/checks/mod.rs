@@ -12,15 +12,19 @@
 //! | S5 | invariance: an answer does not depend on how it is computed |
 //! | S6 | generation: tokens, text, log-probabilities and counts are right |
 //! | S7 | context: the promised length really runs |
+//! | S8 | capacity: the cache holds what it promises |
+//! | S10 | endurance: memory stays where it is |
 //!
 //! S6 runs before S5, because equal answers mean little until they are right.
 
+mod capacity;
 mod context;
 mod distance;
 mod generation;
 mod invariance;
 mod kernels;
 mod language;
+mod long_context;
 mod lost_blocks;
 mod reference;
 mod sampler;
@@ -39,7 +43,7 @@ use std::collections::BTreeMap;
 #[derive(Clone, Copy)]
 pub struct Check {
     pub id: &'static str,
-    /// The stage of the plan, `S0` to `S7`; the head of this module says what each proves.
+    /// The stage of the plan, `S0` to `S10`; the head of this module says what each proves.
     pub stage: &'static str,
     pub proves: &'static str,
     pub(crate) run: fn(&mut CheckInput) -> Result<CheckFinding>,
@@ -232,6 +236,24 @@ pub const ALL: &[Check] = &[
         stage: "S7",
         proves: "the qualified context really runs, with every prompt token counted",
         run: context::length,
+    },
+    Check {
+        id: "long_context",
+        stage: "S7",
+        proves: "a long text is read as exactly at its end as at its beginning, and recalled",
+        run: long_context::recall,
+    },
+    Check {
+        id: "full_cache",
+        stage: "S8",
+        proves: "as many sequences of the whole context run as the cache holds, and more wait",
+        run: capacity::full_cache,
+    },
+    Check {
+        id: "soak",
+        stage: "S10",
+        proves: "under mixed load memory stays where it is, and every block comes back",
+        run: capacity::soak,
     },
 ];
 

@@ -77,6 +77,18 @@ const FAULTS: &[(&str, &[&str])] = &[
     ),
     ("context_edge", &["a prompt over the context is cut and answered"]),
     ("context_length", &["a long prompt loses its first half"]),
+    (
+        "long_context",
+        &[
+            "logits are too large in the last eighth of the context",
+            "what was said early is not recalled behind the middle of the context",
+        ],
+    ),
+    (
+        "full_cache",
+        &["a full cache refuses what would only have to wait", "it changes the answer that waited"],
+    ),
+    ("soak", &["each request leaves a KiB behind", "blocks of cancelled requests never come back"]),
 ];
 
 /// The faults of the check with this id; none for a check of another build.

@@ -237,7 +237,9 @@ impl Fake {
             }) {
                 running.extend(waiting.pop());
             }
-            running.iter_mut().for_each(|one| one.0 += 1);
+            for one in &mut running {
+                one.0 += 1;
+            }
             running.retain(|one| one.0 < one.1);
             while running.len() > 1 && used(&running) > self.room.blocks {
                 waiting.extend(running.pop());
@@ -390,6 +392,10 @@ impl Subject for Fake {
 
     fn preemptions(&self) -> u64 {
         self.preemptions
+    }
+
+    fn resident_bytes(&self) -> Option<u64> {
+        Some(100 << 20)
     }
 
     fn restart(&mut self, blocks: Option<usize>) -> Result<()> {

@@ -4,7 +4,8 @@
 use super::api_faults;
 use crate::subject::{
     ApiAnswer, ApiManner, ChatTurn, EngineRoom, Generation, KernelDistance, PositionLogprob,
-    Precision, Request, Result, ScorePath, Subject, WeightStats, WitnessRow, Witnessed,
+    Precision, Request, Result, ScorePath, Subject, SubjectError, WeightStats, WitnessRow,
+    Witnessed,
 };
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -97,6 +98,18 @@ pub enum PlantedFault {
     CutAtEdge,
     /// A long prompt loses its first half.
     LongPromptCut,
+    /// Logits are too large in the last eighth of the context.
+    LateDrift,
+    /// Behind the middle of the context, what follows is no longer recalled.
+    EarlyTextForgotten,
+    /// A full cache refuses what would only have to wait.
+    FullRefuses,
+    /// A full cache changes the answer that had to wait.
+    FullDiffers,
+    /// Each request leaves a KiB of memory behind.
+    MemoryLeaks,
+    /// The blocks of requests whose askers went away never come back.
+    BlocksLost,
     /// Over HTTP, two tokens too many are counted in each prompt.
     PromptMiscounted,
     /// Over HTTP, the late part of an answer is another text.
@@ -166,6 +179,9 @@ pub fn planted_for(check_id: &str) -> &'static [PlantedFault] {
         "restart" => &[Fault::RestartDiffers, Fault::RestartFinds],
         "context_edge" => &[Fault::CutAtEdge],
         "context_length" => &[Fault::LongPromptCut],
+        "long_context" => &[Fault::LateDrift, Fault::EarlyTextForgotten],
+        "full_cache" => &[Fault::FullRefuses, Fault::FullDiffers],
+        "soak" => &[Fault::MemoryLeaks, Fault::BlocksLost],
         other => panic!("no fault is planted for the check {other}"),
     }
 }
@@ -185,6 +201,9 @@ pub struct Faulty<S> {
     /// What tenants asked the engine before.
     asked_before: BTreeSet<(u32, Vec<u32>)>,
     calls: u64,
+    requests: u64,
+    /// How many of the requests were left by their askers.
+    left: usize,
     /// How often the engine was started anew with its whole cache.
     restarts: u32,
 }
@@ -192,7 +211,17 @@ pub struct Faulty<S> {
 impl<S: Subject> Faulty<S> {
     pub fn new(inner: S, fault: PlantedFault) -> Self {
         let (seen, found, asked_before) = (BTreeSet::new(), BTreeMap::new(), BTreeSet::new());
-        Self { inner, fault, seen, found, asked_before, calls: 0, restarts: 0 }
+        Self {
+            inner,
+            fault,
+            seen,
+            found,
+            asked_before,
+            calls: 0,
+            requests: 0,
+            left: 0,
+            restarts: 0,
+        }
     }
 
     fn spoil_request(&mut self, request: &Request) -> Request {
@@ -242,6 +271,15 @@ impl<S: Subject> Faulty<S> {
         self.spoil_cached(request, g);
     }
 
+    /// Whether the requests fill the context each, and the cache together.
+    fn fill_the_cache(&self, requests: &[Request]) -> bool {
+        let context = self.inner.context_tokens() as usize;
+        let tokens = |request: &Request| request.prompt.len() + request.max_tokens as usize;
+        let room = self.inner.room().map_or(usize::MAX, |room| room.blocks * room.block_tokens);
+        requests.iter().all(|request| tokens(request) == context)
+            && requests.iter().map(tokens).sum::<usize>() > room
+    }
+
     /// Spoils what comes from the cache, or no longer does.
     fn spoil_cached(&mut self, request: &Request, g: &mut Generation) {
         let key = (request.tenant, request.prompt.clone());
@@ -278,6 +316,13 @@ const SCALED: f32 = 1.1;
 fn sum_of_scaled<'a>(logprobs: impl Iterator<Item = &'a f32>) -> f32 {
     let all = logprobs.map(|p| f64::from(p * SCALED).exp());
     (all.sum::<f64>().ln() as f32).max(0.0)
+}
+
+/// Makes a token the least likely one of those that are told.
+fn forget(token: u32, score: &mut Option<PositionLogprob>) {
+    let Some(PositionLogprob { top, .. }) = score else { return };
+    let least = top.last().map_or(0.0, |(_, p)| *p);
+    top.iter_mut().filter(|(id, _)| *id == token).for_each(|(_, p)| *p = least);
 }
 
 fn last_bit(g: &mut Generation) {
@@ -406,6 +451,12 @@ impl<S: Subject> Subject for Faulty<S> {
 
     fn generate(&mut self, requests: &[Request]) -> Result<Vec<Generation>> {
         self.calls += 1;
+        self.requests += requests.len() as u64;
+        self.left += requests.iter().filter(|request| request.leaves_after.is_some()).count();
+        let fills = self.fill_the_cache(requests);
+        if self.fault == PlantedFault::FullRefuses && fills {
+            return Err(SubjectError::Refused("the cache is full".into()));
+        }
         let spoiled: Vec<Request> =
             requests.iter().map(|request| self.spoil_request(request)).collect();
         let before = self.inner.preemptions();
@@ -422,6 +473,7 @@ impl<S: Subject> Subject for Faulty<S> {
         let enough = match self.fault {
             PlantedFault::ResumedOtherwise => 1,
             PlantedFault::ResumedAgainOtherwise => 2,
+            PlantedFault::FullDiffers if fills => 0,
             _ => u64::MAX,
         };
         if preempted >= enough {
@@ -447,6 +499,15 @@ impl<S: Subject> Subject for Faulty<S> {
             PlantedFault::SeamSlip if path == ScorePath::Decode => {
                 scores.iter_mut().flatten().take(1).for_each(scale_head);
             }
+            PlantedFault::LateDrift => {
+                let late = self.inner.context_tokens() as usize * 7 / 8;
+                scores.iter_mut().skip(late).flatten().for_each(scale_head);
+            }
+            PlantedFault::EarlyTextForgotten => {
+                let half = self.inner.context_tokens() as usize / 2;
+                let next = ids.iter().skip(1).zip(&mut scores).skip(half);
+                next.for_each(|(next, score)| forget(*next, score));
+            }
             _ => {}
         }
         Ok(scores)
@@ -458,6 +519,17 @@ impl<S: Subject> Subject for Faulty<S> {
 
     fn preemptions(&self) -> u64 {
         self.inner.preemptions()
+    }
+
+    fn blocks_used(&mut self) -> usize {
+        let lost = if self.fault == PlantedFault::BlocksLost { self.left } else { 0 };
+        self.inner.blocks_used() + lost
+    }
+
+    fn resident_bytes(&self) -> Option<u64> {
+        let leaks = self.fault == PlantedFault::MemoryLeaks;
+        let leaked = if leaks { self.requests << 10 } else { 0 };
+        self.inner.resident_bytes().map(|bytes| bytes + leaked)
     }
 
     fn restart(&mut self, blocks: Option<usize>) -> Result<()> {

@@ -2,6 +2,7 @@
 
 use super::{Live, StartState, view};
 use crate::clock::shown_now;
+use crate::config::resident_bytes;
 use crate::engine::{EngineHandle, EngineStats};
 use crate::pool::ModelView;
 use crate::request::Services;
@@ -121,12 +122,4 @@ fn of_model(view: &ModelView, stats: &EngineStats) -> Value {
         "requests_held": view.usage.waiting,
     });
     view::merged(state, json!(stats))
-}
-
-/// Memory of this process, bytes, if the platform tells.
-fn resident_bytes() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    let kibibytes: u64 = line.trim().trim_end_matches(" kB").parse().ok()?;
-    Some(kibibytes * 1024)
 }
