@@ -59,7 +59,7 @@ def arguments():
     parser.add_argument("out", type=pathlib.Path, help="the folder of the archives")
     parser.add_argument("--name", help="of the archives; without it that of the file")
     parser.add_argument("--tokenizer", type=pathlib.Path, help="folder of a tokenizer.json")
-    parser.add_argument("--positions", type=int, default=16_384, help="rows of the six domains")
+    parser.add_argument("--positions", type=int, default=texts.POSITIONS, help="rows of the domains")
     parser.add_argument("--by", default="unnamed", help="who makes them")
     return parser.parse_args()
 
@@ -83,7 +83,8 @@ def rows_of(model, documents, ids=None):
 def written_documents(reference, source, tokenizer, ends, positions):
     head, context = text.begin(source, tokenizer), source.context()
     found = texts.domain_documents(reference, tokenizer, head, ends, positions, context)
-    found.append(texts.long_document(tokenizer, head, found, context))
+    length = texts.long_length(context, positions)
+    found.append(texts.long_document(tokenizer, head, found, length))
     return texts.numbered(found)
 
 

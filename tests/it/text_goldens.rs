@@ -183,3 +183,29 @@ fn a_quarter_megabyte_of_anything_is_tokenised() {
         assert!(decoded.contains(&text), "{unit:?}");
     }
 }
+
+/// The maker's length of the long document, with the packages left out that only computing needs.
+#[test]
+fn fewer_positions_make_a_shorter_long_document() {
+    const SCRIPT: &str = "
+import sys, types
+for name in ('torch', 'cases', 'source', 'text'):
+    sys.modules[name] = types.ModuleType(name)
+sys.modules['source'].Refused = Exception
+sys.modules['text'].encode = lambda tokenizer, text, special: list(range(len(text)))
+sys.modules['cases'].report = lambda lines: ' ' * 400_000
+import documents
+for context, positions in ((8192, 16384), (8192, 4096), (65536, 65536), (8192, 384), (100, 384)):
+    length = documents.long_length(context, positions)
+    prose = documents.Document('prose', [1, 2], range(1))
+    made = documents.long_document(None, [1], [prose], length)
+    print(len(made.ids), len(made.positions))
+";
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/qualification/goldens");
+    let mut python = std::process::Command::new("python3");
+    let made = python.env("PYTHONDONTWRITEBYTECODE", "1").env("PYTHONPATH", folder);
+    let made = made.args(["-c", SCRIPT]).output().unwrap();
+    let told = String::from_utf8(made.stdout).unwrap();
+    let errors = String::from_utf8_lossy(&made.stderr);
+    assert_eq!(told, "8192 127\n2048 31\n32768 511\n192 2\n100 1\n", "{errors}");
+}
