@@ -226,7 +226,7 @@ fn forward(
             pending: None,
             prompt_len: position as usize + 1,
             banned: Arc::default(),
-            allowed: None,
+            grammar: None,
         };
         model.launch(&batch, &positions.map(row).collect::<Vec<_>>())?;
         for sampled in model.collect()? {

@@ -37,9 +37,10 @@ mod tests;
 
 pub use cresset_kernels::sampling::params::{
     NumberField, RowSampling, SAMPLING_NUMBERS, SamplingNumber, SamplingParams, TokenLogprobs,
+    TokenMask,
 };
 pub use error::EngineError;
-pub use grammar::{AllowedTokens, GrammarMatcher, TokenGrammar};
+pub use grammar::TokenGrammar;
 pub use handle::{
     EngineHandle, EngineOptions, EngineStats, Finished, GenerateRequest, Refused, SequenceEvent,
     SequenceId, StopCause,

@@ -46,7 +46,10 @@ impl From<ModelError> for EngineError {
 
 impl From<SampleError> for EngineError {
     fn from(error: SampleError) -> Self {
-        Self::Sampling(error.to_string())
+        match error {
+            SampleError::Grammar(why) => Self::Grammar(why),
+            error => Self::Sampling(error.to_string()),
+        }
     }
 }
 

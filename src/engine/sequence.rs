@@ -2,9 +2,9 @@
 
 use super::block_manager::{BlockOwner, BlockTable};
 use super::error::EngineError;
-use super::grammar::{GrammarPlace, TokenGrammar};
+use super::grammar::TokenGrammar;
 use crate::ids::{AccountId, ApplicationId};
-use cresset_kernels::sampling::params::{RowSampling, SamplingParams};
+use cresset_kernels::sampling::params::{RowSampling, SamplingParams, TokenMask};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -112,7 +112,7 @@ pub struct Sequence {
     /// Index of the sequence's latest result among the results of that result's step.
     latest_result: u32,
     sampling: Arc<SamplingParams>,
-    grammar: Option<GrammarPlace>,
+    grammar: Option<Arc<dyn TokenMask>>,
     /// Tokens found in the prefix cache at the first start; `None` until then.
     cached_tokens: Option<usize>,
     /// Most prompt tokens that were ever computed or found in the cache. A preemption does not
@@ -134,7 +134,7 @@ impl Sequence {
             pending_tokens: 0,
             latest_result: 0,
             sampling: Arc::new(request.sampling.clone()),
-            grammar: request.grammar.as_deref().map(GrammarPlace::begin),
+            grammar: request.grammar.as_ref().map(|grammar| grammar.begin()),
             cached_tokens: None,
             prompt_tokens: 0,
             request,
@@ -212,8 +212,7 @@ impl Sequence {
         } else if self.remaining(max_context) == 0 {
             Some(StopCause::Length)
         } else {
-            let advanced = self.grammar.as_mut().map(|grammar| grammar.advance(token));
-            advanced?.err().map(|why| StopCause::Failed(EngineError::Grammar(why)))
+            None
         }
     }
 
@@ -235,7 +234,7 @@ impl Sequence {
             pending,
             prompt_len: self.prompt_len,
             banned: if may_end { Arc::default() } else { Arc::clone(&self.request.eos_ids) },
-            allowed: self.grammar.as_ref().map(|grammar| Arc::clone(&grammar.allowed)),
+            grammar: self.grammar.clone(),
         }
     }
 

@@ -73,16 +73,18 @@ struct Launched {
     done: Instant,
 }
 
-/// The token, or one of those that the row's format allows instead. Which one changes with the
+/// The token, or one of those that the row's grammar allows instead. Which one changes with the
 /// seed and the position.
-fn allowed_or(token: u32, row: &RowSampling) -> u32 {
-    let Some(mask) = &row.allowed else { return token };
+fn allowed_or(token: u32, row: &RowSampling) -> Result<u32, EngineError> {
+    let Some(grammar) = &row.grammar else { return Ok(token) };
+    let mask =
+        grammar.allowed_after(&row.tokens[row.prompt_len..]).map_err(EngineError::Grammar)?;
     let holds =
         |id: &u32| mask.get(*id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1);
     let allowed: Vec<u32> = (0..mask.len() as u32 * 32).filter(holds).collect();
     let place =
         row.params.seed.wrapping_add(row.position() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    if holds(&token) { token } else { allowed[(place >> 33) as usize % allowed.len()] }
+    Ok(if holds(&token) { token } else { allowed[(place >> 33) as usize % allowed.len()] })
 }
 
 impl ScriptedRunner {
@@ -137,14 +139,14 @@ impl ScriptedRunner {
         self.error.clone().unwrap_or_else(|| kind(text))
     }
 
-    fn sample(&mut self, row: &RowSampling) -> Sampled {
+    fn sample(&mut self, row: &RowSampling) -> RowResult {
         let row = with_pending(row, &self.previous);
-        let token = allowed_or((self.script)(&row), &row);
+        let token = allowed_or((self.script)(&row), &row)?;
         let certain = |top: u8| TokenLogprobs {
             chosen: 0.0,
             top: vec![(token, 0.0); usize::from(top.min(1))],
         };
-        Sampled { token, logprobs: row.params.logprobs.map(certain) }
+        Ok(Sampled { token, logprobs: row.params.logprobs.map(certain) })
     }
 }
 
@@ -166,7 +168,7 @@ impl Runner for ScriptedRunner {
             self.launched.pop_front().ok_or_else(nothing_launched)?;
         std::thread::sleep(done.saturating_duration_since(Instant::now()));
         self.previous = match self.failures.get(&step) {
-            None => rows.iter().map(|row| Ok(self.sample(row))).collect(),
+            None => rows.iter().map(|row| self.sample(row)).collect(),
             Some(ScriptedFailure::Rows) => {
                 let text = format!("scripted failure in step {step}");
                 vec![Err(self.failure(EngineError::Sampling, text)); rows.len()]

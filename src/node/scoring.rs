@@ -113,7 +113,7 @@ impl ScoredText {
             pending: None,
             prompt_len: position + 1,
             banned: Arc::default(),
-            allowed: None,
+            grammar: None,
         };
         asked.map_or_else(row, |asked| RowSampling { params: params.clone(), ..asked })
     }

@@ -3,9 +3,9 @@
 use super::error::RequestError;
 use super::plan::GenerationInput;
 use crate::config::Plan;
-use crate::engine::{AllowedTokens, GrammarMatcher, TokenGrammar};
+use crate::engine::{TokenGrammar, TokenMask};
 use crate::pool::ServedModel;
-use crate::text::{CompiledGrammar, FormatRefused, GrammarCursor, TextModel};
+use crate::text::{CompiledGrammar, FormatRefused, GrammarPlace, TextModel};
 use std::sync::Arc;
 
 pub use crate::text::AnswerFormat;
@@ -52,13 +52,13 @@ pub(super) fn check(
 }
 
 impl TokenGrammar for CompiledGrammar {
-    fn begin(&self) -> (Box<dyn GrammarMatcher>, AllowedTokens) {
-        (Box::new(self.cursor()), self.first().clone())
+    fn begin(&self) -> Arc<dyn TokenMask> {
+        Arc::new(self.start())
     }
 }
 
-impl GrammarMatcher for GrammarCursor {
-    fn advance(&mut self, token: u32) -> Result<AllowedTokens, String> {
-        self.follow(token)
+impl TokenMask for GrammarPlace {
+    fn allowed_after(&self, output: &[u32]) -> Result<Arc<[u32]>, String> {
+        self.allowed_after(output)
     }
 }

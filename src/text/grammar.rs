@@ -60,10 +60,14 @@ pub struct CompiledGrammar {
 }
 
 /// One answer's place in its grammar.
-pub struct GrammarCursor {
+pub struct GrammarPlace(Mutex<Cursor>);
+
+struct Cursor {
     matcher: Matcher,
+    /// How many of the answer's tokens the matcher has taken.
+    taken: usize,
+    allowed: Arc<[u32]>,
     work: u64,
-    allowance: u64,
 }
 
 impl TextModel {
@@ -195,14 +199,10 @@ fn one_of(texts: &[String]) -> String {
 }
 
 impl CompiledGrammar {
-    /// The tokens that may come first, as bits: id `i` is bit `i % 32` of word `i / 32`.
-    pub fn first(&self) -> &Arc<[u32]> {
-        &self.first
-    }
-
     /// The start of an answer of its own, which shares nothing that grows with others.
-    pub fn cursor(&self) -> GrammarCursor {
-        GrammarCursor { matcher: self.matcher.deep_clone(), work: 0, allowance: ANSWER_WORK }
+    pub fn start(&self) -> GrammarPlace {
+        let (matcher, allowed) = (self.matcher.deep_clone(), self.first.clone());
+        GrammarPlace(Mutex::new(Cursor { matcher, taken: 0, allowed, work: 0 }))
     }
 }
 
@@ -212,28 +212,41 @@ impl std::fmt::Debug for CompiledGrammar {
     }
 }
 
-impl GrammarCursor {
-    /// Takes the next token and returns those that may follow. An error says why the answer cannot
-    /// go on: the grammar has grown beyond its bounds, or its masks cost too much.
-    pub fn follow(&mut self, token: u32) -> Result<Arc<[u32]>, String> {
-        let mask = self.step(token).map_err(|why| {
-            let why: String = why.chars().take(MOST_OF_A_REASON).collect();
-            format!("the grammar of an answer failed: {why}")
-        })?;
-        self.allowance += TOKEN_WORK;
-        if self.work > self.allowance {
-            return Err("the masks of an answer's grammar cost more than they may".into());
-        }
-        Ok(mask.as_slice().into())
+impl std::fmt::Debug for GrammarPlace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GrammarPlace").finish_non_exhaustive()
     }
+}
 
-    fn step(&mut self, token: u32) -> Result<SimpleVob, String> {
+impl GrammarPlace {
+    /// The tokens that may follow the answer's tokens so far, which only grow from call to call, as
+    /// bits: id `i` is bit `i % 32` of word `i / 32`. An error says why the answer cannot go on:
+    /// the grammar has grown beyond its bounds, or its masks cost too much.
+    pub fn allowed_after(&self, answer: &[u32]) -> Result<Arc<[u32]>, String> {
+        let mut cursor = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = answer.get(cursor.taken..).ok_or("an answer became shorter")?;
+        if !new.is_empty() {
+            cursor.advance(new).map_err(|why| {
+                let why: String = why.chars().take(MOST_OF_A_REASON).collect();
+                format!("the grammar of an answer failed: {why}")
+            })?;
+        }
+        Ok(cursor.allowed.clone())
+    }
+}
+
+impl Cursor {
+    fn advance(&mut self, new: &[u32]) -> Result<(), String> {
         let told = |why: &dyn std::fmt::Display| why.to_string();
-        self.matcher.consume_token(token).map_err(|why| told(&why))?;
-        let mask = self.matcher.compute_mask_or_eos().map_err(|why| told(&why))?;
-        let stats = self.matcher.last_step_stats().map_err(|why| told(&why))?;
-        self.work += stats.lexer_cost;
-        Ok(mask)
+        self.matcher.consume_tokens(new).map_err(|why| told(&why))?;
+        let mask: SimpleVob = self.matcher.compute_mask_or_eos().map_err(|why| told(&why))?;
+        self.taken += new.len();
+        self.allowed = mask.as_slice().into();
+        self.work += self.matcher.last_step_stats().map_err(|why| told(&why))?.lexer_cost;
+        if self.work > ANSWER_WORK + TOKEN_WORK * self.taken as u64 {
+            return Err("its masks cost more than they may".into());
+        }
+        Ok(())
     }
 }
 

@@ -23,7 +23,7 @@ pub mod tokenizer;
 pub use bounded::{TemplateLimits, Unwanted};
 pub use chat_template::{ChatMessage, ChatTemplate};
 pub use detokenizer::Detokenizer;
-pub use grammar::{AnswerFormat, CompiledGrammar, FormatRefused, GrammarCursor};
+pub use grammar::{AnswerFormat, CompiledGrammar, FormatRefused, GrammarPlace};
 pub use stop::StopMatcher;
 pub use tokenizer::Tokenizer;
 

@@ -207,3 +207,118 @@ async fn a_grammar_that_fails_costs_nothing_and_harms_nobody() {
     let answer = world.post(Uuid::new_v4(), &asking(&world, &json!({}))).await;
     assert_eq!(answer.status, 200, "{}", answer.text());
 }
+
+/// A schema that nobody wrote by hand. Its texts are short, so that random answers come to an end.
+fn random_schema(dice: &mut impl FnMut(usize) -> usize, depth: usize) -> Value {
+    let kinds = if depth == 0 { 7 } else { 10 };
+    match dice(kinds) {
+        0 => json!({ "type": "integer", "minimum": -(dice(40) as i64), "maximum": dice(900) }),
+        1 => json!({ "type": "number", "minimum": 0, "exclusiveMaximum": dice(50) + 1 }),
+        2 => json!({ "type": ["boolean", "null"] }),
+        3 => json!({ "enum": ["a", "b\n\"c\"", dice(100), null, [1, { "k": true }]] }),
+        4 => json!({ "type": "string", "minLength": dice(3), "maxLength": 3 + dice(5) }),
+        5 => json!({ "type": "string", "pattern": "^[a-c]{1,4}(-[0-9]{2})?$" }),
+        6 => {
+            let format = ["date", "uuid", "ipv4"][dice(3)];
+            json!({ "type": "string", "format": format })
+        }
+        7 => json!({ "anyOf": [random_schema(dice, 0), { "const": "other" }] }),
+        8 => {
+            let most = 1 + dice(3);
+            let (items, least) = (random_schema(dice, depth - 1), dice(most));
+            json!({ "type": "array", "items": items, "minItems": least, "maxItems": most })
+        }
+        _ => {
+            let names = ["z", "name", "0", "ä b", "last"];
+            let members: Vec<&str> = names.into_iter().filter(|_| dice(2) == 0).collect();
+            let properties: serde_json::Map<String, Value> = members
+                .iter()
+                .map(|name| ((*name).to_owned(), random_schema(dice, depth - 1)))
+                .collect();
+            let required: Vec<&str> = members.into_iter().filter(|_| dice(3) > 0).collect();
+            json!({
+                "type": "object",
+                "properties": properties,
+                "required": required,
+                "additionalProperties": false,
+            })
+        }
+    }
+}
+
+/// Exits with 0 when every line's answer is valid by its schema; tells those that are not.
+const VALIDATE: &str = "
+import json, sys, jsonschema_rs
+bad = 0
+for line in sys.stdin:
+    schema, answer = json.loads(line)
+    validator = jsonschema_rs.Draft202012Validator(schema, validate_formats=True)
+    if not validator.is_valid(json.loads(answer)):
+        bad += 1
+        print(line)
+sys.exit(bad > 0)
+";
+
+/// Random answers to random schemas, judged by a validator that shares nothing with the masks.
+/// Returns how many were judged, and how many were cut off.
+async fn judge(schemas: usize, answers: u64) -> (usize, usize) {
+    let pins = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/openapi");
+    let (python, installed) =
+        super::clients::python("schemathesis", &pins.join("requirements.txt"));
+    if let Err(why) = installed {
+        eprintln!(
+            "\n!!! SKIPPED: jsonschema-rs could not be installed, nothing was judged: {why}\n"
+        );
+        return (usize::MAX, 0);
+    }
+    let world = World::new().await;
+    let mut state = 7_u64;
+    let mut dice = |count: usize| {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % count
+    };
+    let (mut lines, mut cut) = (Vec::new(), 0);
+    for _ in 0..schemas {
+        let schema = random_schema(&mut dice, 3);
+        for seed in 0..answers {
+            let more = json!({ "guided_json": schema, "seed": seed, "max_tokens": 1_000 });
+            let answer = world.post(Uuid::new_v4(), &asking(&world, &more)).await;
+            assert_eq!(answer.status, 200, "{schema}: {}", answer.text());
+            let answer = answer.json();
+            let choice = &answer["choices"][0];
+            match choice["finish_reason"].as_str().unwrap() {
+                "stop" => lines.push(json!([schema, choice["message"]["content"]]).to_string()),
+                _ => cut += 1,
+            }
+        }
+    }
+    let mut child = std::process::Command::new(python)
+        .args(["-c", VALIDATE])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let input = lines.join("\n");
+    let mut stdin = child.stdin.take().unwrap();
+    let writing =
+        std::thread::spawn(move || std::io::Write::write_all(&mut stdin, input.as_bytes()));
+    let output = child.wait_with_output().unwrap();
+    writing.join().unwrap().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    (lines.len(), cut)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn random_answers_are_valid_by_another_validator() {
+    let (judged, cut) = judge(30, 3).await;
+    assert!(judged > 60, "{judged} judged, {cut} cut off");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "minutes: many more schemas"]
+async fn ten_thousand_answers_are_valid_by_another_validator() {
+    let (judged, cut) = judge(200, 50).await;
+    println!("{judged} judged, {cut} cut off");
+    assert!(judged > 9_000, "{judged} judged, {cut} cut off");
+}

@@ -90,7 +90,7 @@ impl Sampler {
         let plain = !params.has_penalties()
             && params.logit_bias.is_empty()
             && row.banned.is_empty()
-            && row.allowed.is_none();
+            && row.grammar.is_none();
         let token = if plain {
             self.race.choose(logits, max, row)?
         } else {
@@ -106,8 +106,12 @@ impl Sampler {
     /// or not allowed is minus infinity.
     fn adjust(&mut self, logits: &[f32], row: &RowSampling) -> Result<(), SampleError> {
         self.adjusted.clear();
-        match &row.allowed {
-            Some(allowed) => take_allowed(logits, allowed, &mut self.adjusted),
+        match &row.grammar {
+            Some(grammar) => {
+                let allowed = grammar.allowed_after(&row.tokens[row.prompt_len..]);
+                let allowed = allowed.map_err(SampleError::Grammar)?;
+                take_allowed(logits, &allowed, &mut self.adjusted);
+            }
             None => self.adjusted.extend_from_slice(logits),
         }
         if row.params.has_penalties() {

@@ -25,8 +25,8 @@ pub struct Special {
 
 impl DeviceRow {
     pub fn new(row: &RowSampling, vocab_size: usize) -> Result<Self, SampleError> {
-        if row.allowed.is_some() {
-            return Err(SampleError::MaskOnDevice);
+        if row.grammar.is_some() {
+            return Err(SampleError::GrammarOnDevice);
         }
         let (position, prompt_len) = (row.position() as u32, row.prompt_len as u32);
         let specials = specials(row, vocab_size)?;

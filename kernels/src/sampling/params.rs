@@ -157,9 +157,17 @@ pub struct RowSampling {
     pub prompt_len: usize,
     /// Ids that must not be chosen (end-of-text before `min_tokens`).
     pub banned: Arc<[u32]>,
-    /// The only ids that may be chosen, as bits: id `i` is bit `i % 32` of word `i / 32`, and ids
-    /// beyond the last word may not. `None` allows all.
-    pub allowed: Option<Arc<[u32]>>,
+    /// Tells the only ids that may be chosen. `None` allows all.
+    pub grammar: Option<Arc<dyn TokenMask>>,
+}
+
+/// The grammar that a sequence's output keeps to. It is asked where rows are sampled, so that the
+/// threads of a step share the work.
+pub trait TokenMask: std::fmt::Debug + Send + Sync {
+    /// The ids that may follow `output`, which only grows from call to call, as bits: id `i` is bit
+    /// `i % 32` of word `i / 32`, and ids beyond the last word may not. An error says why the
+    /// grammar cannot be followed any further.
+    fn allowed_after(&self, output: &[u32]) -> Result<Arc<[u32]>, String>;
 }
 
 impl RowSampling {
@@ -199,9 +207,12 @@ pub enum SampleError {
     UnknownToken { token: u32, vocab_size: usize },
     #[error("every token is banned; lower min_tokens")]
     NothingLeft,
+    /// The grammar cannot be followed any further. The model is not at fault.
+    #[error("{0}")]
+    Grammar(String),
     /// The device's sampler draws from all tokens.
     #[error("a device cannot keep an answer to a format; run the model on the CPU for that")]
-    MaskOnDevice,
+    GrammarOnDevice,
     /// The row's task did not run.
     #[error("the row was not sampled")]
     NotRun,

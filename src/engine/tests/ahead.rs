@@ -67,7 +67,7 @@ fn a_pending_token_is_one_of_the_previous_results() {
         pending: Some(1),
         prompt_len: 2,
         banned: Arc::default(),
-        allowed: None,
+        grammar: None,
     };
     let previous = [9, 4].map(|token| Ok(Sampled { token, logprobs: None }));
     let found = with_pending(&before, &previous);

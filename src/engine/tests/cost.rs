@@ -86,7 +86,7 @@ fn a_row_of_49_152_logits() {
             pending: None,
             prompt_len: 500,
             banned: Arc::default(),
-            allowed: None,
+            grammar: None,
         };
         let (mut sampler, mut times) = (Sampler::default(), Vec::new());
         for seed in 0..200 {

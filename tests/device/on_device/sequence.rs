@@ -59,7 +59,7 @@ pub fn greedy(rows: usize, logprobs: Option<u8>) -> Vec<RowSampling> {
         pending: None,
         prompt_len: 0,
         banned: Arc::default(),
-        allowed: None,
+        grammar: None,
     };
     vec![row; rows]
 }

@@ -2,6 +2,7 @@
 //! versions of itself.
 
 use super::*;
+use crate::sampling::params::TokenMask;
 use crate::sampling::{gumbel_noise, philox4x32};
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ fn row(params: SamplingParams, prompt: &[u32], output: &[u32], banned: &[u32]) -
         pending: None,
         prompt_len: prompt.len(),
         banned: banned.into(),
-        allowed: None,
+        grammar: None,
     }
 }
 
@@ -262,6 +263,16 @@ fn the_most_likely_are_ordered_by_value_then_id() {
     check(&[1e-9, 30.0, 2e-9, -90.0], 3, &[1, 2, 0]);
 }
 
+/// Allows the same tokens everywhere.
+#[derive(Debug)]
+struct Always(Vec<u32>);
+
+impl TokenMask for Always {
+    fn allowed_after(&self, output: &[u32]) -> Result<Arc<[u32]>, String> {
+        if output == [9] { Err("it ends".into()) } else { Ok(self.0.as_slice().into()) }
+    }
+}
+
 /// Tokens that are not allowed are as if they were not there, whatever else shapes the row.
 #[test]
 fn only_allowed_tokens_are_drawn() {
@@ -283,14 +294,16 @@ fn only_allowed_tokens_are_drawn() {
     let mut sampler = Sampler::default();
     for seed in 0..200 {
         let mut row = row(params(if seed == 0 { 0.0 } else { 1.5 }, seed), &[3], &[10, 10], &[]);
-        row.allowed = Some(allowed.clone().into());
+        row.grammar = Some(Arc::new(Always(allowed.clone())));
         let token = sampler.sample(&logits, &row).unwrap().token;
         // The mask has no word for the last ids of the vocabulary.
         assert!(is_allowed(token) && token < 31 * 32, "{token}");
     }
     let mut none = row(params(1.0, 0), &[3], &[], &[]);
-    none.allowed = Some(Arc::from([]));
+    none.grammar = Some(Arc::new(Always(Vec::new())));
     assert_eq!(sampler.sample(&logits, &none), Err(SampleError::NothingLeft));
+    none.tokens = Arc::new(vec![3, 9]);
+    assert_eq!(sampler.sample(&logits, &none), Err(SampleError::Grammar("it ends".into())));
 }
 
 #[test]

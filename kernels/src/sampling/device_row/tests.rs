@@ -60,7 +60,7 @@ fn row(vocab_size: usize, dice: &mut Dice) -> RowSampling {
         prompt_len: prompt.len(),
         tokens: Arc::new([prompt, output].concat()),
         banned: if dice.below(4) == 0 { dice.ids(3, vocab_size + 1).into() } else { [].into() },
-        allowed: None,
+        grammar: None,
     }
 }
 
