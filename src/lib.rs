@@ -19,6 +19,7 @@ pub mod clock;
 pub mod config;
 pub mod engine;
 mod failpoint;
+pub mod gateway;
 pub mod ids;
 pub mod ledger;
 pub mod metrics;

@@ -376,10 +376,49 @@ fn relay_adds_what_tools_cannot_say() {
 }
 
 #[test]
-fn relay_stays_on_this_machine_unless_told() {
-    let message = Folder::empty()
-        .fails(&["relay", "--listen", "0.0.0.0:0", "--upstream", "http://127.0.0.1:1"], 1);
-    assert!(message.contains("--allow-remote"), "{message}");
+fn relay_lends_its_key_to_this_machine_alone() {
+    let folder = Folder::empty();
+    let key = folder.path().join("relay.key");
+    std::fs::write(&key, "cresset_key_x").unwrap();
+    let relay = ["relay", "--listen", "0.0.0.0:0", "--upstream", "http://127.0.0.1:1"];
+    let message = folder.fails(&[&relay[..], &["--key-file", key.to_str().unwrap()]].concat(), 1);
+    assert!(message.contains("listen on 127.0.0.1"), "{message}");
+}
+
+#[test]
+fn relay_knows_models_by_name() {
+    let folder = Folder::ready();
+    let customer = folder.customer(100_000_000);
+    let node = folder.serve();
+    let arguments = ["relay", "--json", "--listen", "127.0.0.1:0", "--upstream", &node.listen];
+    let mut relay = folder.command(&arguments).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(relay.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let ready: Value = serde_json::from_str(&line).unwrap();
+    let base = ready["listen"].as_str().unwrap();
+    let head = |line: &str| {
+        let key = &customer.key;
+        format!("{line} HTTP/1.1\r\nContent-Type: application/json\r\nx-api-key: {key}\r\n")
+    };
+    let list = request(base, &head("GET /v1/models"), "").finish();
+    let name = list.json()["data"][0]["id"].clone();
+    let ask = |model: &Value, stream: bool| {
+        let messages = json!([{ "role": "developer", "content": "hello" }]);
+        let body =
+            json!({ "model": model, "messages": messages, "max_tokens": 3, "stream": stream });
+        request(base, &head("POST /v1/chat/completions"), &body.to_string()).finish()
+    };
+    let (plain, stream, unknown) =
+        (ask(&name, false), ask(&name, true), ask(&json!("nobody"), false));
+    let without = request(base, "GET /v1/models HTTP/1.1\r\n", "").finish();
+    relay.kill().unwrap();
+    relay.wait().unwrap();
+    assert_ne!(name, node.model.as_str(), "{list:?}");
+    assert_eq!((plain.status, &plain.json()["model"]), (200, &name), "{plain:?}");
+    assert!(stream.body.contains(&format!("\"model\":{name}")), "{stream:?}");
+    assert!(!stream.body.contains(node.model.as_str()), "{stream:?}");
+    assert_eq!((unknown.status, without.status), (404, 401), "{unknown:?}");
+    assert!(unknown.body.contains(name.as_str().unwrap()), "{unknown:?}");
 }
 
 #[test]

@@ -53,6 +53,7 @@ const MODULES: Rows = &[
             "text",
         ],
     ),
+    ("gateway", &["server"]),
     (
         "node",
         &[
@@ -79,6 +80,7 @@ const MODULES: Rows = &[
             "clock",
             "config",
             "failpoint",
+            "gateway",
             "ids",
             "ledger",
             "models",

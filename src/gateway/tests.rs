@@ -1,4 +1,4 @@
-//! The relay between a client that speaks in bytes and a node that notes the keys it is given.
+//! The gateway between a client that speaks in bytes and a node that notes the keys it is given.
 
 use super::*;
 use http_body_util::{StreamBody, combinators::BoxBody};
@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 
-const SAME: &str = r#"{"model":"m"}"#;
+const SAME: &str = r#"{"model":"00000000-0000-4000-8000-000000000001"}"#;
 const COUNT: &str = "x-stainless-retry-count: 1\r\n";
 
 type Pieces = mpsc::Receiver<Option<&'static str>>;
@@ -74,7 +74,7 @@ type Pen = mpsc::Sender<Option<&'static str>>;
 
 struct Running {
     node: Arc<Node>,
-    relay: SocketAddr,
+    gateway: SocketAddr,
 }
 
 impl Running {
@@ -82,15 +82,14 @@ impl Running {
         let node = Node::start().await;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let relay =
-            Relay { upstream: format!("http://{}", node.address).parse().unwrap(), ..relay() };
-        tokio::spawn(serve(listener, Arc::new(relay), CancellationToken::new()));
-        Self { node, relay: address }
+        let gateway = Arc::new(gateway(&format!("http://{}", node.address)));
+        tokio::spawn(serve(listener, gateway, CancellationToken::new()));
+        Self { node, gateway: address }
     }
 
     /// Sends a request on a connection of its own.
     async fn send(&self, lines: &str, body: &str) -> TcpStream {
-        let mut stream = TcpStream::connect(self.relay).await.unwrap();
+        let mut stream = TcpStream::connect(self.gateway).await.unwrap();
         let length = body.len();
         let text = format!(
             "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
@@ -139,20 +138,22 @@ async fn whole(mut stream: TcpStream) -> String {
     text
 }
 
-fn relay() -> Relay {
-    let arguments = Arguments {
-        listen: "127.0.0.1:0".parse().unwrap(),
-        upstream: Uri::from_static("http://node:1"),
-        key_file: None,
-        session: Some(Uuid::from_u128(7)),
-        allow_remote: false,
-        host: vec!["relay.home".into()],
-    };
-    let listen = arguments.listen;
-    Relay {
-        credential: Some(HeaderValue::from_static("Bearer own")),
-        ..Relay::new(&arguments, listen).unwrap()
+fn settings(upstream: &str) -> GatewaySettings {
+    GatewaySettings {
+        upstream: upstream.parse().unwrap(),
+        key: Some("own\n".into()),
+        session: Uuid::from_u128(7),
+        hosts: vec!["relay.home".into()],
+        origins: vec!["http://page.example".into()],
     }
+}
+
+fn loopback() -> SocketAddr {
+    "127.0.0.1:0".parse().unwrap()
+}
+
+fn gateway(upstream: &str) -> Gateway {
+    Gateway::new(settings(upstream), loopback()).unwrap()
 }
 
 #[tokio::test]
@@ -195,7 +196,7 @@ async fn a_retry_while_the_first_runs_attaches_to_it() {
 async fn other_input_is_another_call() {
     let running = Running::start().await;
     drop(running.begin("", SAME).await);
-    running.ask("", r#"{"model":"n"}"#).await;
+    running.ask("", r#"{"model":"00000000-0000-4000-8000-000000000002"}"#).await;
     let session = "x-service-session-id: 11111111-1111-4111-8111-111111111111\r\n";
     running.ask(&format!("{session}{COUNT}"), SAME).await;
     assert_eq!(running.calls(), [0, 1, 2]);
@@ -243,13 +244,12 @@ async fn an_error_that_leaves_the_call_open_leaves_its_key() {
 async fn a_node_that_breaks_off_is_not_to_be_asked_again_by_itself() {
     let closing = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let running = Running::start().await;
-    let upstream = format!("http://{}", closing.local_addr().unwrap()).parse().unwrap();
-    let relay = Relay { upstream, ..relay() };
+    let gateway = Arc::new(gateway(&format!("http://{}", closing.local_addr().unwrap())));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let running = Running { relay: listener.local_addr().unwrap(), ..running };
-    tokio::spawn(serve(listener, Arc::new(relay), CancellationToken::new()));
+    let running = Running { gateway: listener.local_addr().unwrap(), ..running };
+    tokio::spawn(serve(listener, gateway, CancellationToken::new()));
     let breaking = tokio::spawn(async move {
-        for _ in 0..SENDS {
+        for _ in 0..upstream::SENDS {
             let (mut stream, _) = closing.accept().await.unwrap();
             let _ = stream.read(&mut [0; 16]).await;
         }
@@ -265,7 +265,7 @@ async fn a_node_that_breaks_off_is_not_to_be_asked_again_by_itself() {
 async fn foreign_names_and_pages_never_reach_the_node() {
     let running = Running::start().await;
     let check = async |lines: &str, expect: &str| {
-        let mut stream = TcpStream::connect(running.relay).await.unwrap();
+        let mut stream = TcpStream::connect(running.gateway).await.unwrap();
         let text = format!(
             "POST /v1/chat/completions HTTP/1.1\r\n{lines}Connection: close\r\n\
                             Content-Length: 0\r\n\r\n"
@@ -290,7 +290,7 @@ fn completed(given: &[(&'static str, &'static str)]) -> HeaderMap {
         (HeaderName::from_static(name), HeaderValue::from_static(value))
     };
     let mut headers: HeaderMap = given.iter().map(pair).collect();
-    relay().complete(&mut headers);
+    gateway("http://node:1").complete(&mut headers).unwrap();
     headers
 }
 
@@ -318,6 +318,69 @@ async fn a_key_of_the_clients_own_is_kept() {
 
 #[test]
 fn paths_and_queries_are_kept() {
-    let target = relay().target(&Uri::from_static("/v1/models?limit=1")).unwrap();
+    let target =
+        gateway("http://node:1").node.target(&Uri::from_static("/v1/models?limit=1")).unwrap();
     assert_eq!(target, "http://node:1/v1/models?limit=1");
+}
+
+#[test]
+fn a_key_is_for_loopback_alone() {
+    let check = |listen: &str, key: Option<&str>, expect: bool| {
+        let key = key.map(str::to_owned);
+        let settings = GatewaySettings { key, ..settings("http://node:1") };
+        let made = Gateway::new(settings, listen.parse().unwrap());
+        assert_eq!(made.is_ok(), expect, "{listen}");
+    };
+    check("0.0.0.0:80", Some("own"), false);
+    check("10.0.0.7:80", Some("own"), false);
+    check("10.0.0.7:80", None, true);
+    check("[::ffff:127.0.0.1]:80", Some("own"), true);
+    for upstream in ["https://node", "http://node/v1", "node:80"] {
+        assert!(Gateway::new(settings(upstream), loopback()).is_err(), "{upstream}");
+    }
+}
+
+#[test]
+fn each_call_carries_its_own_credential() {
+    let check = |given: &[(&'static str, &'static str)], expect: Option<&str>| {
+        let own = GatewaySettings { key: None, ..settings("http://node:1") };
+        let pair = |&(name, value): &(&'static str, &'static str)| {
+            (HeaderName::from_static(name), HeaderValue::from_static(value))
+        };
+        let mut headers: HeaderMap = given.iter().map(pair).collect();
+        Gateway::new(own, loopback()).unwrap().complete(&mut headers).unwrap();
+        assert_eq!(headers.get(AUTHORIZATION).map(|value| value.to_str().unwrap()), expect);
+        assert!(!headers.contains_key(API_KEY));
+    };
+    check(&[], None);
+    check(&[("x-api-key", "theirs")], Some("Bearer theirs"));
+    check(&[("x-api-key", "theirs"), ("authorization", "Bearer one")], Some("Bearer one"));
+}
+
+#[tokio::test]
+async fn pages_of_named_origins_may_ask_and_read() {
+    let running = Running::start().await;
+    let ask = async |lines: &str| {
+        let mut stream = TcpStream::connect(running.gateway).await.unwrap();
+        let text = format!("{lines}Connection: close\r\nContent-Length: 0\r\n\r\n");
+        stream.write_all(text.as_bytes()).await.unwrap();
+        whole(stream).await
+    };
+    let question = "OPTIONS /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n\
+                    Access-Control-Request-Method: POST\r\n\
+                    Access-Control-Request-Headers: authorization\r\n";
+    let answer = ask(&format!("{question}Origin: http://page.example\r\n")).await;
+    assert!(answer.starts_with("HTTP/1.1 204"), "{answer}");
+    for line in ["allow-origin: http://page.example", "allow-headers: authorization"] {
+        assert!(answer.contains(&format!("access-control-{line}\r\n")), "{answer}");
+    }
+    let answer = ask(&format!("{question}Origin: http://page.example.evil\r\n")).await;
+    assert!(answer.starts_with("HTTP/1.1 403") && !answer.contains("allow-origin"), "{answer}");
+    let post = "POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nSec-Fetch-Site: cross-site\r\n";
+    let answer = ask(&format!("{post}Origin: http://page.example\r\n")).await;
+    assert!(answer.starts_with("HTTP/1.1 404") && answer.contains("allow-origin"), "{answer}");
+    assert!(answer.contains("text only"), "{answer}");
+    let foreign = post.replace("localhost", "evil.example");
+    let answer = ask(&format!("{foreign}Origin: http://page.example\r\n")).await;
+    assert!(answer.starts_with("HTTP/1.1 403"), "the name is foreign: {answer}");
 }

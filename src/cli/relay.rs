@@ -1,0 +1,72 @@
+//! `cresset relay`: a gateway of its own, for clients on this machine or near the node that send no
+//! headers of theirs, know models by name, or speak in other services' spellings.
+
+use super::support::context::Context;
+use super::support::output::{CommandError, CommandResult};
+use super::support::{shutdown, values};
+use crate::gateway::{self, Gateway, GatewaySettings};
+use clap::Args;
+use hyper::Uri;
+use serde_json::json;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tokio::net::TcpListener;
+use uuid::Uuid;
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example:
+  cresset relay --upstream http://127.0.0.1:8080 --key-file quickstart.key
+Then give the tool http://127.0.0.1:11435/v1 as its base address.")]
+pub(super) struct Arguments {
+    /// Address to listen on; a port alone means this machine alone
+    #[arg(
+        long,
+        value_name = "ADDR",
+        default_value = "127.0.0.1:11435",
+        value_parser = values::listen_address
+    )]
+    listen: SocketAddr,
+    /// The node, as http://host:port
+    #[arg(long, value_name = "URL")]
+    upstream: Uri,
+    /// File with the key to send in place of the client's; only on a loopback address
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
+    /// Session for requests that name none [default: a fresh one for this run]
+    #[arg(long, value_name = "UUID")]
+    session: Option<Uuid>,
+    /// Name besides localhost under which clients address the relay, such as host.docker.internal;
+    /// may be repeated
+    #[arg(long, value_name = "NAME")]
+    host: Vec<String>,
+    /// Origin of a web page that may use the relay, such as http://localhost:3000; may be repeated
+    #[arg(long, value_name = "URL")]
+    origin: Vec<String>,
+}
+
+pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResult {
+    let listener = TcpListener::bind(arguments.listen).await.map_err(|error| {
+        CommandError::new(format!("cannot listen on {}: {error}", arguments.listen))
+    })?;
+    let (listen, upstream) = (listener.local_addr()?, arguments.upstream.clone());
+    let session = arguments.session.unwrap_or_else(Uuid::new_v4);
+    let settings = GatewaySettings {
+        upstream: arguments.upstream,
+        key: arguments.key_file.as_deref().map(key).transpose()?,
+        session,
+        hosts: arguments.host,
+        origins: arguments.origin,
+    };
+    let gateway = Arc::new(Gateway::new(settings, listen).map_err(CommandError::new)?);
+    let address = format!("http://{listen}");
+    let ready = json!({ "event": "ready", "listen": address, "session": session });
+    context.output.line(&ready, format!("relaying {address} to {upstream}"))?;
+    Ok(gateway::serve(listener, gateway, shutdown::on_signal()?).await?)
+}
+
+fn key(file: &Path) -> CommandResult<String> {
+    std::fs::read_to_string(file).map_err(|error| {
+        CommandError::new(format!("{}: {error}", file.display())).remedy("check --key-file")
+    })
+}

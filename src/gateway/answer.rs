@@ -1,0 +1,195 @@
+//! Answers on their way to the client: the node's, watched until they have been sent, and the
+//! gateway's own refusals.
+
+use super::calls::Exchange;
+use bytes::Bytes;
+use http_body_util::{Either, Full};
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+use hyper::header::{CONTENT_LENGTH, HeaderValue};
+use hyper::http::response::Parts;
+use hyper::{Response, StatusCode};
+use serde_json::json;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+const SHOULD_RETRY: &str = "x-should-retry";
+/// The last event of a stream. Clients close the connection when they have seen it, without waiting
+/// for the end of the body.
+const DONE: &[u8] = b"data: [DONE]\n\n";
+
+pub(super) type GatewayBody = Either<Box<WatchedAnswer>, Full<Bytes>>;
+
+/// The node's answer, as part of a call if the gateway gave it its key.
+pub(super) fn passed_on(
+    response: Response<Incoming>,
+    exchange: Option<Exchange>,
+    renaming: Option<Renaming>,
+) -> Response<GatewayBody> {
+    // The node says so on errors after which the call is still open, such as one that finds the
+    // node full.
+    let open = response.headers().get(SHOULD_RETRY).is_some_and(|retry| retry == "true");
+    let mut response = response.map(|body| {
+        let ended = false;
+        let tail = Vec::new();
+        let mut watched = WatchedAnswer { body, exchange, open, tail, renaming, ended };
+        watched.note_end();
+        Either::Left(Box::new(watched))
+    });
+    if matches!(response.body(), Either::Left(watched) if watched.renaming.is_some()) {
+        response.headers_mut().remove(CONTENT_LENGTH);
+    }
+    response
+}
+
+/// An answer that is known whole.
+pub(super) fn whole(head: Parts, body: Bytes) -> Response<GatewayBody> {
+    Response::from_parts(head, Either::Right(Full::new(body)))
+}
+
+/// Puts the name that the client used in place of the model's id.
+#[derive(Debug)]
+pub(super) struct Renaming {
+    id: String,
+    name: String,
+    /// Bytes of a line whose end has not come.
+    line: Vec<u8>,
+}
+
+impl Renaming {
+    pub(super) fn new(id: &str, name: &str) -> Self {
+        // Inside a JSON string no quotation mark stands without a backslash before it, so these
+        // bytes are a member wherever they are found, and never part of an answer's text.
+        let member = |value: &str| format!("\"model\":{}", json!(value));
+        Self { id: member(id), name: member(name), line: Vec::new() }
+    }
+
+    /// The lines that `data` ends, renamed; all that is left if it is the `last`.
+    fn take(&mut self, data: &[u8], last: bool) -> Bytes {
+        let ends = data.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+        let (ended, begun) = data.split_at(if last { data.len() } else { ends });
+        if ended.is_empty() && !last {
+            self.line.extend_from_slice(begun);
+            return Bytes::new();
+        }
+        let mut lines = std::mem::replace(&mut self.line, begun.to_vec());
+        lines.extend_from_slice(ended);
+        match String::from_utf8(lines) {
+            Ok(text) => text.replace(&self.id, &self.name).into(),
+            Err(error) => error.into_bytes().into(),
+        }
+    }
+}
+
+/// A body that tells its call when all of it has been sent.
+#[derive(Debug)]
+pub(super) struct WatchedAnswer {
+    body: Incoming,
+    exchange: Option<Exchange>,
+    /// The answer does not end the call.
+    open: bool,
+    /// The last bytes sent, as many as `DONE` has at most.
+    tail: Vec<u8>,
+    renaming: Option<Renaming>,
+    /// The node's body has ended, and all of it has been given on.
+    ended: bool,
+}
+
+impl WatchedAnswer {
+    fn note(&mut self, data: &[u8]) {
+        self.tail.extend_from_slice(&data[data.len().saturating_sub(DONE.len())..]);
+        self.tail.drain(..self.tail.len().saturating_sub(DONE.len()));
+        self.note_end();
+    }
+
+    fn note_end(&mut self) {
+        if self.body.is_end_stream() || self.tail == DONE {
+            self.ended();
+        }
+    }
+
+    fn ended(&mut self) {
+        if let Some(exchange) = &mut self.exchange {
+            exchange.answered = !self.open;
+        }
+    }
+}
+
+impl Body for WatchedAnswer {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        loop {
+            if self.ended {
+                return Poll::Ready(None);
+            }
+            let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+            match &frame {
+                None => self.ended(),
+                Some(Ok(frame)) => self.note(frame.data_ref().map_or(&[], |data| data)),
+                Some(Err(_)) => {}
+            }
+            let Some(renaming) = &mut self.renaming else {
+                return Poll::Ready(frame);
+            };
+            let renamed = match &frame {
+                Some(Err(_)) => return Poll::Ready(frame),
+                Some(Ok(frame)) => renaming.take(frame.data_ref().map_or(&[], |data| data), false),
+                None => renaming.take(&[], true),
+            };
+            self.ended = frame.is_none();
+            if !renamed.is_empty() {
+                return Poll::Ready(Some(Ok(Frame::data(renamed))));
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.ended || (self.renaming.is_none() && self.body.is_end_stream())
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.renaming {
+            Some(_) => SizeHint::default(),
+            None => self.body.size_hint(),
+        }
+    }
+}
+
+/// The gateway's own error answer, in the form of the node's errors.
+pub(super) fn refuse(
+    status: StatusCode,
+    message: &str,
+    should_retry: bool,
+) -> Response<GatewayBody> {
+    let body =
+        json!({ "error": { "code": "gateway", "message": message, "type": "server_error" } });
+    let mut response = Response::new(Either::Right(Full::new(body.to_string().into())));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert("content-type", HeaderValue::from_static("application/json"));
+    let should_retry = if should_retry { "true" } else { "false" };
+    headers.insert(SHOULD_RETRY, HeaderValue::from_static(should_retry));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_takes_the_ids_place_however_the_bytes_arrive() {
+        let text = "data: {\"model\":\"id-1\",\"content\":\"\\\"model\\\":\\\"id-1\\\"\"}\n\nend";
+        let expect = text.replacen("id-1", "small \\\"1\\\"", 1);
+        for size in 1..=text.len() {
+            let mut renaming = Renaming::new("id-1", "small \"1\"");
+            let pieces = text.as_bytes().chunks(size).map(|piece| renaming.take(piece, false));
+            let mut all: Vec<u8> = pieces.collect::<Vec<_>>().concat();
+            all.extend_from_slice(&renaming.take(&[], true));
+            assert_eq!(String::from_utf8(all).unwrap(), expect, "{size}");
+        }
+    }
+}

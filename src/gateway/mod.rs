@@ -1,0 +1,311 @@
+//! The gateway: what stands between a node and clients that do not know its ways. It adds a session
+//! and an `Idempotency-Key` per call, which it keeps over its own retries and the client's, knows
+//! models by name, and turns the spellings of other services into the node's. Each call carries a
+//! credential of its own, which the node judges.
+
+mod answer;
+mod calls;
+mod chat;
+mod json_members;
+mod model_names;
+mod origins;
+#[cfg(test)]
+mod tests;
+mod upstream;
+
+use crate::server::own_names::OwnNames;
+use answer::{GatewayBody, Renaming, refuse};
+use bytes::Bytes;
+use calls::{Calls, Exchange};
+use http_body_util::{BodyExt, Limited};
+use hyper::body::Incoming;
+use hyper::header::{
+    AUTHORIZATION, CONNECTION, CONTENT_LENGTH, HOST, HeaderMap, HeaderName, HeaderValue,
+    TRANSFER_ENCODING,
+};
+use hyper::http::request::Parts;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode, Uri};
+use hyper_util::rt::TokioIo;
+use json_members::{JsonMembers, raw};
+use sha2::{Digest, Sha256};
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
+use upstream::NodeConnections;
+use uuid::Uuid;
+
+/// Largest body taken from a client, bytes. The node's own limit is lower by default.
+const MAX_BODY: usize = 64 << 20;
+/// Time in which the end of a broken connection is noticed, although the client's next one came
+/// first. Only a request that equals one under way waits for it.
+const NOTICE: Duration = Duration::from_millis(20);
+const CHAT: &str = "/v1/chat/completions";
+const MODELS: &str = "/v1/models";
+/// Paths of other services for what no model here does, by their beginnings.
+const NOT_TEXT: [&str; 3] = ["/v1/embeddings", "/v1/images", "/v1/audio"];
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+const SESSION: HeaderName = HeaderName::from_static("x-service-session-id");
+/// The header in which some clients send their key.
+const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+/// The header in which tools send a request id of their own.
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// The header in which OpenAI's clients count the retries of a call.
+const RETRY_COUNT: &str = "x-stainless-retry-count";
+/// Headers in which chat programs send the id of their conversation. The first one that holds a
+/// UUID is used.
+const FOREIGN_SESSIONS: [&str; 4] =
+    ["x-openwebui-chat-id", "x-session-id", "x-correlation-id", "x-session-affinity"];
+
+/// How a gateway runs.
+#[derive(Debug)]
+pub struct GatewaySettings {
+    /// The node: `http`, a host and a port.
+    pub upstream: Uri,
+    /// Sent in place of the client's credential. Only for a gateway on a loopback address.
+    pub key: Option<String>,
+    /// Session for requests that name none.
+    pub session: Uuid,
+    /// Names besides localhost under which clients address the gateway.
+    pub hosts: Vec<String>,
+    /// Origins of web pages that may use the gateway, such as `http://localhost:3000`.
+    pub origins: Vec<String>,
+}
+
+/// Answers on `listener` until `shutdown`.
+pub async fn serve(
+    listener: TcpListener,
+    gateway: Arc<Gateway>,
+    shutdown: CancellationToken,
+) -> std::io::Result<()> {
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => {
+                tokio::spawn(connection(gateway.clone(), accepted?.0));
+            }
+            () = shutdown.cancelled() => return Ok(()),
+        }
+    }
+}
+
+async fn connection(gateway: Arc<Gateway>, stream: TcpStream) {
+    let _ = stream.set_nodelay(true);
+    let service = service_fn(move |request| {
+        let gateway = gateway.clone();
+        async move { Ok::<_, Infallible>(gateway.answer(request).await) }
+    });
+    if let Err(error) = hyper::server::conn::http1::Builder::new()
+        .serve_connection(TokioIo::new(stream), service)
+        .await
+    {
+        tracing::debug!(%error, "a client's connection ended badly");
+    }
+}
+
+#[derive(Debug)]
+pub struct Gateway {
+    node: NodeConnections,
+    /// `Bearer …`, sent in place of the client's; `None` passes the client's on.
+    credential: Option<HeaderValue>,
+    session: Uuid,
+    names: OwnNames,
+    origins: Vec<String>,
+    calls: Arc<Calls>,
+}
+
+impl Gateway {
+    /// A gateway that listens on `listen`. The error is a sentence that says what to change.
+    pub fn new(settings: GatewaySettings, listen: SocketAddr) -> Result<Self, String> {
+        if settings.key.is_some() && !listen.ip().to_canonical().is_loopback() {
+            return Err(format!(
+                "{listen} can be reached from other machines, which could spend the key's \
+                 credits: listen on 127.0.0.1, or give no key, so that each client sends its own"
+            ));
+        }
+        let credential = settings.key.map(|key| bearer(key.trim())).transpose()?;
+        Ok(Self {
+            node: NodeConnections::new(settings.upstream)?,
+            credential,
+            session: settings.session,
+            names: OwnNames::new(listen, &settings.hosts),
+            origins: settings.origins,
+            calls: Arc::default(),
+        })
+    }
+
+    async fn answer(&self, request: Request<Incoming>) -> Response<GatewayBody> {
+        let (mut head, body) = request.into_parts();
+        let Some(origin) = origins::take_allowed(&mut head.headers, &self.origins) else {
+            return self.admit(head, body, false).await;
+        };
+        let mut answer = self.admit(head, body, true).await;
+        origins::let_read(&mut answer, origin);
+        answer
+    }
+
+    /// Answers what is addressed to the gateway; `is_page` if a page that may use it asks.
+    async fn admit(&self, head: Parts, body: Incoming, is_page: bool) -> Response<GatewayBody> {
+        if let Some(why) = self.names.refusal(&head.uri, &head.headers) {
+            return refuse(StatusCode::FORBIDDEN, why, false);
+        }
+        if is_page && origins::is_question(&head) {
+            return origins::permission(&head);
+        }
+        let Ok(body) = Limited::new(body, MAX_BODY).collect().await else {
+            let why = "the request's body broke off or is too large";
+            return refuse(StatusCode::PAYLOAD_TOO_LARGE, why, false);
+        };
+        self.pass(head, body.to_bytes()).await.unwrap_or_else(|refusal| *refusal)
+    }
+
+    async fn pass(&self, mut head: Parts, body: Bytes) -> Result<Response<GatewayBody>, Refusal> {
+        self.complete(&mut head.headers)?;
+        let path = head.uri.path();
+        if NOT_TEXT.iter().any(|beginning| path.starts_with(beginning)) {
+            let why = "models here generate text only: turn embeddings, images and audio off in \
+                       the client, or send them to another service";
+            return Err(refuse(StatusCode::NOT_FOUND, why, false).into());
+        }
+        if path == MODELS && head.method == Method::GET {
+            return self.list(&head).await;
+        }
+        let (body, renaming) = match path == CHAT && head.method == Method::POST {
+            true => self.translate(&mut head, body).await?,
+            false => (body, None),
+        };
+        let exchange = self.exchange(&head, &body).await;
+        if let Some(exchange) = &exchange {
+            head.headers.insert(IDEMPOTENCY_KEY, header(exchange.key));
+        }
+        let answer = self.node.send(&head, &body).await?;
+        Ok(answer::passed_on(answer, exchange, renaming))
+    }
+
+    /// The node's list of models, with names in place of ids.
+    async fn list(&self, head: &Parts) -> Result<Response<GatewayBody>, Refusal> {
+        let names = self.node.model_names(head).await?;
+        let answer = self.node.send(head, &Bytes::new()).await?;
+        let (mut head, body) = upstream::collected(answer).await?.into_parts();
+        let Ok(mut page) = serde_json::from_slice(&body) else {
+            return Ok(answer::whole(head, body));
+        };
+        names.rename(&mut page);
+        head.headers.remove(CONTENT_LENGTH);
+        Ok(answer::whole(head, page.to_string().into()))
+    }
+
+    /// A chat request in the node's form, and how its answer names the model. A body that is no
+    /// object goes on as it is: the node says what is wrong with it.
+    async fn translate(
+        &self,
+        head: &mut Parts,
+        body: Bytes,
+    ) -> Result<(Bytes, Option<Renaming>), Refusal> {
+        let Ok(mut request) = serde_json::from_slice::<JsonMembers>(&body) else {
+            return Ok((body, None));
+        };
+        chat::translate(&mut request)
+            .map_err(|why| refuse(StatusCode::BAD_REQUEST, &why, false))?;
+        let renaming = match request.text("model").filter(|name| Uuid::parse_str(name).is_err()) {
+            Some(name) => self.name_to_id(head, &mut request, &name).await?,
+            None => None,
+        };
+        head.headers.remove(CONTENT_LENGTH);
+        let text = serde_json::to_vec(&request).expect("invariant: members are JSON");
+        Ok((text.into(), renaming))
+    }
+
+    /// Puts the id of the model `name` into the request. A name that the node does not list stays:
+    /// the node answers as it does for any unknown model.
+    async fn name_to_id(
+        &self,
+        head: &Parts,
+        request: &mut JsonMembers,
+        name: &str,
+    ) -> Result<Option<Renaming>, Refusal> {
+        let names = self.node.model_names(head).await?;
+        let Some(id) = names.id(name) else {
+            let why = format!("the model is not known; this key can use: {names}");
+            return Err(refuse(StatusCode::NOT_FOUND, &why, false).into());
+        };
+        request.set("model", raw(&id));
+        Ok(Some(Renaming::new(id, name)))
+    }
+
+    /// The call that a completion request belongs to. `None` for what costs nothing, and for
+    /// requests whose client names the key itself.
+    async fn exchange(&self, head: &Parts, body: &Bytes) -> Option<Exchange> {
+        if head.method != Method::POST || head.headers.contains_key(IDEMPOTENCY_KEY) {
+            return None;
+        }
+        let input = input_digest(head, body);
+        let is_retry = retry_count(&head.headers) > 0;
+        if !is_retry && self.calls.is_under_way(&input) {
+            tokio::time::sleep(NOTICE).await;
+        }
+        let fresh = uuid_in(&head.headers, REQUEST_ID.as_str()).unwrap_or_else(Uuid::new_v4);
+        #[expect(clippy::disallowed_methods, reason = "calls are forgotten by age")]
+        let now = Instant::now();
+        Some(self.calls.join(input, is_retry, fresh, now))
+    }
+
+    /// Adds the session and the credential, and removes what belongs to the client's connection.
+    fn complete(&self, headers: &mut HeaderMap) -> Result<(), Refusal> {
+        for hop in [CONNECTION, HOST, TRANSFER_ENCODING] {
+            headers.remove(hop);
+        }
+        if !headers.contains_key(SESSION) {
+            let foreign = FOREIGN_SESSIONS.iter().find_map(|name| uuid_in(headers, name));
+            headers.insert(SESSION, header(foreign.unwrap_or(self.session)));
+        }
+        let api_key = headers.remove(API_KEY);
+        if let Some(credential) = &self.credential {
+            headers.insert(AUTHORIZATION, credential.clone());
+        } else if let Some(key) = api_key.filter(|_| !headers.contains_key(AUTHORIZATION)) {
+            let credential = key.to_str().map_err(|_| ()).and_then(|k| bearer(k).map_err(|_| ()));
+            let why = "x-api-key holds characters that no key has";
+            let refused = |()| refuse(StatusCode::UNAUTHORIZED, why, false);
+            headers.insert(AUTHORIZATION, credential.map_err(refused)?);
+        }
+        Ok(())
+    }
+}
+
+/// An answer of the gateway's own that ends a request.
+type Refusal = Box<Response<GatewayBody>>;
+
+/// The `Authorization` header made of `key`.
+fn bearer(key: &str) -> Result<HeaderValue, String> {
+    let value = HeaderValue::from_str(&format!("Bearer {key}"));
+    let mut value = value.map_err(|_| "the key holds characters that no key has".to_owned())?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+/// Requests are equal if path, session, credential and body are.
+fn input_digest(head: &Parts, body: &Bytes) -> calls::InputDigest {
+    let path = head.uri.path_and_query().map_or("", |path| path.as_str());
+    let header = |name| head.headers.get(name).map_or(&[][..], HeaderValue::as_bytes);
+    let mut digest = Sha256::new();
+    for part in [path.as_bytes(), header(SESSION), header(AUTHORIZATION), body] {
+        digest.update((part.len() as u64).to_le_bytes());
+        digest.update(part);
+    }
+    digest.finalize().into()
+}
+
+fn retry_count(headers: &HeaderMap) -> u32 {
+    let count = headers.get(RETRY_COUNT).and_then(|count| count.to_str().ok());
+    count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
+}
+
+fn uuid_in(headers: &HeaderMap, name: &str) -> Option<Uuid> {
+    headers.get(name)?.to_str().ok()?.parse().ok().filter(|id: &Uuid| !id.is_nil())
+}
+
+fn header(id: Uuid) -> HeaderValue {
+    HeaderValue::from_str(&id.hyphenated().to_string()).expect("invariant: a UUID is ASCII")
+}

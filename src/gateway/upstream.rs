@@ -1,0 +1,115 @@
+//! Connections to the node, and what the gateway itself asks it.
+
+use super::answer::refuse;
+use super::model_names::ModelNames;
+use super::{IDEMPOTENCY_KEY, MODELS, Refusal};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::header::{ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
+use hyper::http::request::Parts;
+use hyper::{Method, Request, Response, StatusCode, Uri};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use serde_json::Value;
+
+/// Times that one request is sent when its connection breaks before an answer begins. Sending it
+/// again is safe because it carries the same idempotency key.
+pub(super) const SENDS: u32 = 3;
+/// Models on a page: the most that the node gives.
+const PAGE: u32 = 100;
+
+#[derive(Debug)]
+pub(super) struct NodeConnections {
+    client: Client<HttpConnector, Full<Bytes>>,
+    address: Uri,
+}
+
+impl NodeConnections {
+    pub(super) fn new(address: Uri) -> Result<Self, String> {
+        let is_plain = address.scheme_str() == Some("http") && address.authority().is_some();
+        if !is_plain || address.path_and_query().is_some_and(|path| path != "/") {
+            return Err(format!("{address}: an address like http://host:port is needed, no path"));
+        }
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        Ok(Self { client: Client::builder(TokioExecutor::new()).build(connector), address })
+    }
+
+    pub(super) async fn send(
+        &self,
+        head: &Parts,
+        body: &Bytes,
+    ) -> Result<Response<Incoming>, Refusal> {
+        let Ok(uri) = self.target(&head.uri) else {
+            let why = "the request's path cannot be passed on";
+            return Err(refuse(StatusCode::BAD_REQUEST, why, false).into());
+        };
+        let mut may_have_arrived = false;
+        for send in 1..=SENDS {
+            let mut request = Request::new(Full::new(body.clone()));
+            (*request.method_mut(), *request.uri_mut(), *request.headers_mut()) =
+                (head.method.clone(), uri.clone(), head.headers.clone());
+            match self.client.request(request).await {
+                Ok(response) => return Ok(response),
+                Err(error) => {
+                    may_have_arrived |= !error.is_connect();
+                    tracing::warn!(%error, send, "the node did not answer");
+                }
+            }
+        }
+        let why = "the node cannot be reached: see whether it runs";
+        Err(refuse(StatusCode::BAD_GATEWAY, why, !may_have_arrived).into())
+    }
+
+    /// The models that the credential of a request can use. They are asked for each time, because
+    /// credentials, plans and models change.
+    pub(super) async fn model_names(&self, of: &Parts) -> Result<ModelNames, Refusal> {
+        let mut names = ModelNames::default();
+        let mut path = format!("{MODELS}?limit={PAGE}");
+        loop {
+            let answer = collected(self.send(&question(of, &path), &Bytes::new()).await?).await?;
+            let page: Value = serde_json::from_slice(answer.body()).unwrap_or_default();
+            if names.add_page(&page).is_none() {
+                let (head, body) = answer.into_parts();
+                return Err(super::answer::whole(head, body).into());
+            }
+            match page["next_after"].as_str() {
+                Some(after) => path = format!("{MODELS}?limit={PAGE}&after={after}"),
+                None => return Ok(names),
+            }
+        }
+    }
+
+    pub(super) fn target(&self, asked: &Uri) -> Result<Uri, hyper::http::Error> {
+        let path = asked.path_and_query().map_or("/", |path| path.as_str());
+        let authority = self.address.authority().map_or("", |authority| authority.as_str());
+        Uri::builder().scheme("http").authority(authority).path_and_query(path).build()
+    }
+}
+
+/// A question of the gateway's own, under the credential of the request `of`.
+fn question(of: &Parts, path: &str) -> Parts {
+    let (mut head, ()) = Request::new(()).into_parts();
+    head.method = Method::GET;
+    head.uri = Uri::try_from(path).unwrap_or_else(|_| Uri::from_static(MODELS));
+    head.headers = of.headers.clone();
+    for name in [CONTENT_LENGTH, CONTENT_TYPE, ACCEPT_ENCODING, IDEMPOTENCY_KEY] {
+        head.headers.remove(name);
+    }
+    head
+}
+
+/// The whole answer of the node.
+pub(super) async fn collected(answer: Response<Incoming>) -> Result<Response<Bytes>, Refusal> {
+    let (head, body) = answer.into_parts();
+    match body.collect().await {
+        Ok(body) => Ok(Response::from_parts(head, body.to_bytes())),
+        Err(error) => {
+            tracing::warn!(%error, "the node's answer broke off");
+            let why = "the node's answer broke off";
+            Err(refuse(StatusCode::BAD_GATEWAY, why, true).into())
+        }
+    }
+}
