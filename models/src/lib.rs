@@ -22,6 +22,7 @@ pub mod goldens;
 pub mod kv_cache;
 pub mod loader;
 pub mod options;
+pub mod planted;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! `cresset qualify`: proves a release on this machine, and writes the report.
 
 mod compare;
+#[cfg(feature = "self-test")]
+mod self_test;
 
 use super::support::context::Context;
 use super::support::output::{CommandError, CommandResult, note};
@@ -85,6 +87,12 @@ pub(super) struct Arguments {
     #[arg(long, value_names = ["A", "B"], num_args = 2)]
     #[arg(conflicts_with_all = ["show", "url", "only", "report", "resume", "no_resume"])]
     compare: Vec<String>,
+    /// Plant faults in a copy of the release, in its engine and in front of its surface, and tell
+    /// whether the check that has to name each of them does
+    #[cfg(feature = "self-test")]
+    #[arg(long)]
+    #[arg(conflicts_with_all = ["all", "show", "url", "compare", "only", "like", "suite"])]
+    self_test: bool,
 }
 
 impl Arguments {
@@ -127,6 +135,10 @@ pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResul
     };
     if arguments.show {
         return show(context, &standing(assembly, &manifest)?, arguments.report.as_deref());
+    }
+    #[cfg(feature = "self-test")]
+    if arguments.self_test {
+        return self_test::run(context, manifest, arguments.report.as_deref()).await;
     }
     if !arguments.only.is_empty() {
         return run_only(context, manifest, arguments).await;

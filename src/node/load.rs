@@ -30,9 +30,16 @@ pub struct UnqualifiedModel {
 impl Assembly {
     /// Loads a release that may not be qualified. Blocking: it reads and repacks every weight.
     pub fn load(&self, source: &ModelSource) -> Result<UnqualifiedModel, EngineError> {
+        self.load_with(source, Scoring::default())
+    }
+
+    pub(super) fn load_with(
+        &self,
+        source: &ModelSource,
+        scoring: Scoring,
+    ) -> Result<UnqualifiedModel, EngineError> {
         let text = text(source, self.template_limits())?;
         let source = source.clone().with_header(text.header_blake3.clone());
-        let scoring = Scoring::default();
         let checked = Checked { scoring: &scoring, blocks: usize::MAX };
         let LoadedEngine { engine, bytes } = self.load_engine(&source, &[], Some(checked))?;
         Ok(UnqualifiedModel { text, engine, bytes, source, scoring })
@@ -124,7 +131,7 @@ impl Assembly {
         boot_canary::compare(&mut runner, &options, canary, decisive, patience)?;
         let most_rows = if on_gpu { options.max_rows } else { usize::MAX };
         let scoring = checked.map(|checked| checked.scoring);
-        let runner = scored(Box::new(runner), scoring, most_rows);
+        let runner = scored(Box::new(runner), scoring, most_rows, options.block_size);
         let engine = EngineHandle::start(runner, options);
         Ok(LoadedEngine { engine, bytes })
     }
@@ -185,11 +192,15 @@ struct Checked<'a> {
 }
 
 /// The runner, able to score given texts where that is asked for.
-fn scored(runner: Box<dyn Runner>, scoring: Option<&Scoring>, most_rows: usize) -> Box<dyn Runner> {
-    match scoring {
-        Some(scoring) => Box::new(ScoringRunner::new(runner, scoring.clone(), most_rows)),
-        None => runner,
-    }
+fn scored(
+    runner: Box<dyn Runner>,
+    scoring: Option<&Scoring>,
+    most_rows: usize,
+    block_size: usize,
+) -> Box<dyn Runner> {
+    let Some(scoring) = scoring else { return runner };
+    let runner = scoring.spoiled(runner, block_size);
+    Box::new(ScoringRunner::new(runner, scoring.clone(), most_rows))
 }
 
 /// Refuses what this build cannot serve. It reads headers, tokenizer and template, no weights.

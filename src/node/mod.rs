@@ -16,6 +16,8 @@ mod recheck;
 mod reload;
 mod rerun;
 mod scoring;
+#[cfg(feature = "self-test")]
+mod self_test;
 mod subject;
 
 pub use device::ComputeDevice;
@@ -24,6 +26,8 @@ pub use launch::{PortFallback, RunningNode, StartEvent};
 pub use load::{UnqualifiedModel, card, inspect};
 pub use models::Servable;
 pub use rerun::RerunOutcome;
+#[cfg(feature = "self-test")]
+pub use self_test::SelfTestLine;
 
 pub use cresset_kernels::instruction_set;
 

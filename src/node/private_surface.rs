@@ -3,6 +3,8 @@
 //! with a key of its own and a ledger that is thrown away.
 
 use super::http_client::{CompletionsClient, HttpBounds};
+#[cfg(feature = "self-test")]
+use super::self_test::SpoiledExchange;
 use super::{Assembly, NodeError, open_files};
 use crate::catalogue::{Catalogue, Manifest};
 use crate::clock::SystemClock;
@@ -30,11 +32,20 @@ pub(super) struct LazySurface {
     assembly: Assembly,
     manifest: Manifest,
     open: Option<PrivateSurface>,
+    /// A fault that is planted between the socket and the router.
+    #[cfg(feature = "self-test")]
+    pub(super) fault: Option<cresset_qualification::testing::planted_faults::PlantedFault>,
 }
 
 impl LazySurface {
     pub(super) fn new(assembly: Assembly, manifest: Manifest) -> Self {
-        Self { assembly, manifest, open: None }
+        Self {
+            assembly,
+            manifest,
+            open: None,
+            #[cfg(feature = "self-test")]
+            fault: None,
+        }
     }
 
     pub(super) fn client(
@@ -44,7 +55,12 @@ impl LazySurface {
     ) -> Result<&mut CompletionsClient, NodeError> {
         if self.open.is_none() {
             let (text, engine) = (text.clone(), engine.clone());
-            let surface = PrivateSurface::open(&self.assembly, &self.manifest, text, engine)?;
+            let spoil = Spoiled {
+                #[cfg(feature = "self-test")]
+                change: self.fault.map(|fault| Arc::new(SpoiledExchange(fault)) as _),
+            };
+            let (assembly, manifest) = (&self.assembly, &self.manifest);
+            let surface = PrivateSurface::open(assembly, manifest, text, engine, spoil)?;
             self.open = Some(surface);
         }
         let surface = self.open.as_mut().expect("invariant: it was opened above");
@@ -55,6 +71,12 @@ impl LazySurface {
     pub(super) fn close(&mut self) {
         self.open = None;
     }
+}
+
+/// A fault in front of the routes, in builds that may plant one.
+struct Spoiled {
+    #[cfg(feature = "self-test")]
+    change: Option<Arc<dyn server::ChangedExchange>>,
 }
 
 struct PrivateSurface {
@@ -72,6 +94,7 @@ impl PrivateSurface {
         manifest: &Manifest,
         text: Arc<TextModel>,
         engine: EngineHandle,
+        spoil: Spoiled,
     ) -> Result<Self, NodeError> {
         let records = assembly.data_dir.join("qualification").join(&manifest.name);
         let folder = throw_away_folder(&records)?;
@@ -81,7 +104,7 @@ impl PrivateSurface {
         let bounds = HttpBounds::of(&assembly.config);
         let client = CompletionsClient::new("", None, bounds);
         let mut surface = Self { client, stop, runtime: Some(runtime), folder };
-        surface.start(assembly, manifest, text, engine)?;
+        surface.start(assembly, manifest, text, engine, spoil)?;
         Ok(surface)
     }
 
@@ -91,6 +114,7 @@ impl PrivateSurface {
         manifest: &Manifest,
         text: Arc<TextModel>,
         engine: EngineHandle,
+        spoil: Spoiled,
     ) -> Result<(), NodeError> {
         let context = engine.options().max_context;
         let candidate = assembly.catalogue().candidate(manifest, context);
@@ -103,7 +127,7 @@ impl PrivateSurface {
         };
         let id = model.qualified.id();
         let config = unbounded(&assembly.config);
-        let opening = serve(config, self.folder.clone(), model, self.stop.clone());
+        let opening = serve(config, self.folder.clone(), model, self.stop.clone(), spoil);
         let runtime = self.runtime.as_ref().expect("invariant: closed only when dropped");
         let (address, key) = runtime.block_on(opening)?;
         let bounds = HttpBounds::of(&assembly.config);
@@ -121,6 +145,7 @@ async fn serve(
     folder: PathBuf,
     model: ServedModel,
     stop: CancellationToken,
+    spoil: Spoiled,
 ) -> Result<(SocketAddr, String), NodeError> {
     let ledger = StoreConfig::folder(&folder);
     Store::init(&ledger).map_err(NodeError::new)?;
@@ -135,7 +160,10 @@ async fn serve(
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(NodeError::new)?;
     let address = listener.local_addr().map_err(NodeError::new)?;
     let [limits, _] = open_files::limited(&node.config.http);
-    let routes = server::router(node);
+    #[cfg(feature = "self-test")]
+    let routes = server::changed(server::router(node), spoil.change);
+    #[cfg(not(feature = "self-test"))]
+    let (Spoiled {}, routes) = (spoil, server::router(node));
     tokio::spawn(async move { server::serve(listener, routes, &limits, stop).await });
     Ok((address, key))
 }

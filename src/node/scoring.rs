@@ -3,6 +3,8 @@
 //! rows too, and biases each row towards the text's next token, so scheduler, cache, kernels and
 //! sampler are those that serve. Only a qualification has such a runner.
 
+#[cfg(feature = "self-test")]
+use super::self_test::{EngineFault, FaultyRunner};
 use crate::engine::runner::{RowResult, Runner};
 use crate::engine::{EngineError, RowSampling, SamplingParams, TokenLogprobs};
 use cresset_models::ForwardBatch;
@@ -17,6 +19,9 @@ const FORCE: f32 = 1e4;
 #[derive(Clone, Default)]
 pub(super) struct Scoring {
     text: Arc<Mutex<Option<ScoredText>>>,
+    /// A fault that is planted in the engine.
+    #[cfg(feature = "self-test")]
+    pub(super) fault: Option<EngineFault>,
 }
 
 struct ScoredText {
@@ -27,6 +32,26 @@ struct ScoredText {
 }
 
 impl Scoring {
+    #[cfg(feature = "self-test")]
+    pub(super) fn with_fault(fault: Option<EngineFault>) -> Self {
+        Self { fault, ..Self::default() }
+    }
+
+    /// The runner with the planted fault, if there is one.
+    #[cfg(feature = "self-test")]
+    pub(super) fn spoiled(&self, runner: Box<dyn Runner>, block_size: usize) -> Box<dyn Runner> {
+        match self.fault {
+            Some(fault) => Box::new(FaultyRunner::new(runner, fault, block_size)),
+            None => runner,
+        }
+    }
+
+    #[cfg(not(feature = "self-test"))]
+    #[expect(clippy::unused_self, reason = "a build for the self-test has faults")]
+    pub(super) fn spoiled(&self, runner: Box<dyn Runner>, _: usize) -> Box<dyn Runner> {
+        runner
+    }
+
     fn lock(&self) -> MutexGuard<'_, Option<ScoredText>> {
         self.text.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -49,7 +49,7 @@ pub(super) struct EngineSubject {
     /// Preemptions of the engines before this one.
     preemptions: u64,
     /// What clients of the engine would talk to.
-    surface: LazySurface,
+    pub(super) surface: LazySurface,
     /// Parts of the loaded engine with their bytes.
     memory: Vec<(String, u64)>,
 }
@@ -313,7 +313,8 @@ impl EngineSubject {
     }
 
     fn generate_request(&mut self, request: &Request) -> GenerateRequest {
-        let account = *self.tenants.entry(request.tenant).or_insert_with(AccountId::generate);
+        let tenant = self.own_tenant(request.tenant);
+        let account = *self.tenants.entry(tenant).or_insert_with(AccountId::generate);
         GenerateRequest {
             account,
             application: None,
@@ -335,6 +336,19 @@ impl EngineSubject {
             grammar: None,
             deadline: None,
         }
+    }
+
+    /// The tenant that the engine is told: all are one where that fault is planted.
+    #[cfg(feature = "self-test")]
+    fn own_tenant(&self, tenant: u32) -> u32 {
+        let ignored = self.scoring.fault == Some(super::self_test::EngineFault::AccountIgnored);
+        if ignored { 0 } else { tenant }
+    }
+
+    #[cfg(not(feature = "self-test"))]
+    #[expect(clippy::unused_self, reason = "a build for the self-test has faults")]
+    fn own_tenant(&self, tenant: u32) -> u32 {
+        tenant
     }
 
     /// Token ids that end the answer and are not part of its text.

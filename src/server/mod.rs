@@ -20,6 +20,8 @@ pub mod transport;
 pub mod wire;
 
 pub use error::ApiError;
+#[cfg(feature = "self-test")]
+pub use transport::changed_exchange::{ChangedExchange, changed};
 pub use transport::listener::serve;
 
 use crate::request::Services;

@@ -4,6 +4,7 @@ use crate::Result;
 use crate::config::ModelConfig;
 use crate::decoder::rope::RopeBuffers;
 use crate::decoder::{Activations, LayerLoader, LayerStep, Stream};
+use crate::planted::{OpFault, argument};
 use cresset_kernels::Ops;
 use cresset_kernels::attention::{AttentionArgs, AttentionShape};
 use cresset_kernels::rope::{QkNorm, RopeArgs};
@@ -107,8 +108,10 @@ impl<O: Ops> SelfAttention<O> {
             kv_heads,
             head_dim,
             block_size: s.kv.block_size,
-            scale: s.config.attention_scale,
-            window: self.window,
+            scale: argument(OpFault::AttentionScale, s.config.attention_scale, |scale| {
+                scale * 1.02
+            }),
+            window: argument(OpFault::AttentionWindow, self.window, |_| Some(s.config.head_dim)),
             softcap: s.config.attention_softcap,
         };
         Ok(s.ops.attend(&AttentionArgs {

@@ -2,6 +2,7 @@
 
 use crate::Result;
 use crate::decoder::{Activations, LayerLoader, LayerStep, Stream};
+use crate::planted::{OpFault, argument};
 use cresset_kernels::Ops;
 use cresset_kernels::activation::{Activation, GatedArgs};
 
@@ -47,7 +48,8 @@ impl<O: Ops> Mlp<O> {
     pub fn forward<'a>(&'a self, s: &LayerStep<'a, O>, x: &mut Stream<'a, O>) -> Result<()> {
         let gate_up = self.projected.first(x.rows());
         s.linear(&self.gate_up, self.gate_up_bias.as_ref(), x.normed(), gate_up)?;
-        let (activation, width) = (self.activation, self.activated.width);
+        let activation = argument(OpFault::Activation, self.activation, |_| Activation::GeluTanh);
+        let width = self.activated.width;
         let out = self.activated.first(x.rows());
         s.ops.gated(&GatedArgs { activation, gate_up, width, out })?;
         s.linear(&self.down, self.down_bias.as_ref(), out, x.sublayer_out())

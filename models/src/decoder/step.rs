@@ -1,5 +1,6 @@
 //! The data of one step that layers read, and the activations they share.
 
+use crate::planted::{OpFault, argument};
 use crate::{KvCache, ModelConfig, Result};
 use cresset_kernels::Ops;
 use cresset_kernels::embedding::{DeviceTokens, SelectRowsArgs};
@@ -117,7 +118,8 @@ impl<'a, O: Ops> LayerStep<'a, O> {
         weight: &'a O::Buffer,
         out: O::View<'a>,
     ) -> Result<()> {
-        let (weight, eps) = (O::view(weight), self.config.rms_norm_eps);
+        let eps = argument(OpFault::Epsilon, self.config.rms_norm_eps, |eps| eps * 1e3);
+        let weight = O::view(weight);
         Ok(self.ops.norm(&NormArgs { x, delta, weight, eps, out })?)
     }
 

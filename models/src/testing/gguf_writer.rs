@@ -1,7 +1,8 @@
 //! Writes GGUF version 3.
 
-use crate::loader::gguf::Value;
+use crate::loader::gguf::{GgufFile, TensorInfo, Value};
 use candle_core::quantized::GgmlDType;
+use std::path::Path;
 
 const ALIGNMENT: usize = 32;
 
@@ -13,6 +14,28 @@ pub struct GgufWriter {
 }
 
 impl GgufWriter {
+    /// A whole file, to be changed before it is written again.
+    pub fn read(path: &Path) -> crate::Result<Self> {
+        let header = GgufFile::open(path)?;
+        let io = |source| crate::Error::Io { path: path.to_owned(), source };
+        let bytes = std::fs::read(path).map_err(io)?;
+        let tensor = |(name, info): (String, TensorInfo)| {
+            (name, info.shape, info.dtype, bytes[info.range].to_vec())
+        };
+        let tensors = header.tensors.into_iter().map(tensor).collect();
+        Ok(Self { metadata: header.metadata.into_iter().collect(), tensors })
+    }
+
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        self.metadata.iter().find(|(name, _)| name == key).map(|(_, value)| value)
+    }
+
+    /// The raw blocks of a tensor.
+    pub fn data(&mut self, name: &str) -> Option<&mut Vec<u8>> {
+        let found = self.tensors.iter_mut().find(|(own, ..)| own == name);
+        found.map(|(.., data)| data)
+    }
+
     /// Replaces the value of a key.
     pub fn set(&mut self, key: &str, value: Value) {
         self.metadata.retain(|(name, _)| name != key);

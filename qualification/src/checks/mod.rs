@@ -33,6 +33,9 @@ mod text;
 mod texts;
 mod witness;
 
+#[cfg(any(test, feature = "testing"))]
+pub(crate) use texts::PLAIN_TEXTS;
+
 use crate::goldens::Goldens;
 use crate::http;
 use crate::record::{CheckState, Series};

@@ -3,14 +3,14 @@
 
 use crate::policy::{LanguageBounds, Threshold};
 
-pub(super) struct OwnText {
+pub(crate) struct OwnText {
     pub name: &'static str,
     pub text: &'static str,
     /// The loss of a model of average strength with 1e8 parameters, nat per token.
     pub average: fn(&LanguageBounds) -> &Threshold,
 }
 
-pub(super) const PLAIN_TEXTS: &[OwnText] = &[
+pub(crate) const PLAIN_TEXTS: &[OwnText] = &[
     OwnText {
         name: "prose",
         text: include_str!("../../texts/prose.md"),

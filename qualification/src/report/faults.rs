@@ -92,7 +92,7 @@ const FAULTS: &[(&str, &[&str])] = &[
 ];
 
 /// The faults of the check with this id; none for a check of another build.
-pub(super) fn of(check: &str) -> &'static [&'static str] {
+pub fn of(check: &str) -> &'static [&'static str] {
     FAULTS.iter().find(|(id, _)| *id == check).map_or(&[], |(_, faults)| faults)
 }
 

@@ -4,6 +4,7 @@ mod faults;
 mod figures;
 mod html;
 
+pub use faults::of as planted;
 pub use html::html;
 
 use crate::goldens::GoldensOrigin;

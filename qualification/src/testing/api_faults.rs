@@ -9,7 +9,7 @@ use serde_json::Value;
 const LATE: usize = 40;
 
 /// Spoils a request on its way.
-pub(super) fn spoil_call(fault: PlantedFault, calls: u64, body: &mut Value) {
+pub fn spoil_call(fault: PlantedFault, calls: u64, body: &mut Value) {
     match fault {
         PlantedFault::OneTokenMore => {
             body["max_tokens"] = (body["max_tokens"].as_u64().unwrap_or(0) + 1).into();
@@ -44,7 +44,7 @@ fn cut(body: &mut Value) {
 }
 
 /// Spoils an answer to `body`.
-pub(super) fn spoil_answer(fault: PlantedFault, body: &Value, answer: &mut ApiAnswer) {
+pub fn spoil_answer(fault: PlantedFault, body: &Value, answer: &mut ApiAnswer) {
     let hot = body["temperature"].as_f64().is_some_and(|temperature| temperature > 0.0);
     let stops = !body["stop"].is_null();
     let marked = body["messages"].to_string().contains("<|");

