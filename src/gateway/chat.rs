@@ -5,8 +5,8 @@
 use super::json_members::{JsonMembers, raw};
 use serde_json::value::RawValue;
 
-/// Members that name a cache or ask for what is the case anyway.
-const LEFT_OUT: [&str; 1] = ["prompt_cache_key"];
+/// Names a cache, which the node's clients may not choose. Some clients send it always.
+const CACHE_KEY: &str = "prompt_cache_key";
 /// Members of earlier answers that clients send back. They are left out where they say nothing.
 const OF_ANSWERS: [&str; 6] =
     ["annotations", "audio", "function_call", "reasoning", "reasoning_content", "refusal"];
@@ -24,9 +24,8 @@ pub(super) fn translate(request: &mut JsonMembers) -> Result<(), String> {
             return Err(format!("{name} is not supported: turn {what} off in the client."));
         }
     }
-    let dropped = |name: &str| {
-        LEFT_OUT.contains(&name) || THINKING.iter().any(|(thinking, _)| *thinking == name)
-    };
+    let dropped =
+        |name: &str| name == CACHE_KEY || THINKING.iter().any(|(thinking, _)| *thinking == name);
     request.0.retain(|(name, _)| !dropped(name));
     for (_, messages) in request.0.iter_mut().filter(|(name, _)| name == "messages") {
         // Whatever is no list of messages is refused by the node.
@@ -43,7 +42,7 @@ fn message(message: &mut JsonMembers) {
         |name: &str, value: &RawValue| OF_ANSWERS.contains(&name) && EMPTY.contains(&value.get());
     message.0.retain(|(name, value)| !says_nothing(name, value));
     if message.text("role").as_deref() == Some("developer") {
-        message.set("role", raw(&"system"));
+        message.set("role", "system");
     }
 }
 

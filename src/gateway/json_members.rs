@@ -16,9 +16,9 @@ impl JsonMembers {
         serde_json::from_str(value.get()).ok()
     }
 
-    pub(super) fn set(&mut self, name: &str, value: Box<RawValue>) {
+    pub(super) fn set(&mut self, name: &str, value: &str) {
         for (_, old) in self.0.iter_mut().filter(|(own, _)| own == name) {
-            old.clone_from(&value);
+            *old = raw(&value);
         }
     }
 }

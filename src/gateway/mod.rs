@@ -27,7 +27,7 @@ use hyper::http::request::Parts;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
-use json_members::{JsonMembers, raw};
+use json_members::JsonMembers;
 use sha2::{Digest, Sha256};
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -172,9 +172,10 @@ impl Gateway {
         if path == MODELS && head.method == Method::GET {
             return self.list(&head).await;
         }
-        let (body, renaming) = match path == CHAT && head.method == Method::POST {
-            true => self.translate(&mut head, body).await?,
-            false => (body, None),
+        let (body, renaming) = if path == CHAT && head.method == Method::POST {
+            self.translate(&mut head, body).await?
+        } else {
+            (body, None)
         };
         let exchange = self.exchange(&head, &body).await;
         if let Some(exchange) = &exchange {
@@ -231,7 +232,7 @@ impl Gateway {
             let why = format!("the model is not known; this key can use: {names}");
             return Err(refuse(StatusCode::NOT_FOUND, &why, false).into());
         };
-        request.set("model", raw(&id));
+        request.set("model", id);
         Ok(Some(Renaming::new(id, name)))
     }
 

@@ -251,7 +251,7 @@ fn followed<'a>(tree: &'a Tree, mention: &Mention) -> Option<&'a Source> {
 const NAMED_ONLY_IN: [(&str, &[&str]); 8] = [
     ("redb", &["src/store/"]),
     ("axum", &["src/server/"]),
-    ("hyper", &["src/server/transport/", "src/cli/"]),
+    ("hyper", &["src/server/transport/", "src/gateway/", "src/cli/"]),
     ("std::env::var", ENVIRONMENT),
     ("std::env::vars", ENVIRONMENT),
     ("std::env::var_os", ENVIRONMENT),
