@@ -161,7 +161,11 @@ impl Gateway {
         self.pass(head, body.to_bytes()).await.unwrap_or_else(|refusal| *refusal)
     }
 
-    async fn pass(&self, mut head: Parts, body: Bytes) -> Result<Response<GatewayBody>, Refusal> {
+    async fn pass(
+        &self,
+        mut head: Parts,
+        body: Bytes,
+    ) -> Result<Response<GatewayBody>, GatewayRefusal> {
         self.complete(&mut head.headers)?;
         let path = head.uri.path();
         if NOT_TEXT.iter().any(|beginning| path.starts_with(beginning)) {
@@ -186,7 +190,7 @@ impl Gateway {
     }
 
     /// The node's list of models, with names in place of ids.
-    async fn list(&self, head: &Parts) -> Result<Response<GatewayBody>, Refusal> {
+    async fn list(&self, head: &Parts) -> Result<Response<GatewayBody>, GatewayRefusal> {
         let names = self.node.model_names(head).await?;
         let answer = self.node.send(head, &Bytes::new()).await?;
         let (mut head, body) = upstream::collected(answer).await?.into_parts();
@@ -204,7 +208,7 @@ impl Gateway {
         &self,
         head: &mut Parts,
         body: Bytes,
-    ) -> Result<(Bytes, Option<Renaming>), Refusal> {
+    ) -> Result<(Bytes, Option<Renaming>), GatewayRefusal> {
         let Ok(mut request) = serde_json::from_slice::<JsonMembers>(&body) else {
             return Ok((body, None));
         };
@@ -226,7 +230,7 @@ impl Gateway {
         head: &Parts,
         request: &mut JsonMembers,
         name: &str,
-    ) -> Result<Option<Renaming>, Refusal> {
+    ) -> Result<Option<Renaming>, GatewayRefusal> {
         let names = self.node.model_names(head).await?;
         let Some(id) = names.id(name) else {
             let why = format!("the model is not known; this key can use: {names}");
@@ -254,7 +258,7 @@ impl Gateway {
     }
 
     /// Adds the session and the credential, and removes what belongs to the client's connection.
-    fn complete(&self, headers: &mut HeaderMap) -> Result<(), Refusal> {
+    fn complete(&self, headers: &mut HeaderMap) -> Result<(), GatewayRefusal> {
         for hop in [CONNECTION, HOST, TRANSFER_ENCODING] {
             headers.remove(hop);
         }
@@ -276,7 +280,7 @@ impl Gateway {
 }
 
 /// An answer of the gateway's own that ends a request.
-type Refusal = Box<Response<GatewayBody>>;
+type GatewayRefusal = Box<Response<GatewayBody>>;
 
 /// The `Authorization` header made of `key`.
 fn bearer(key: &str) -> Result<HeaderValue, String> {

@@ -2,7 +2,7 @@
 
 use super::answer::refuse;
 use super::model_names::ModelNames;
-use super::{IDEMPOTENCY_KEY, MODELS, Refusal};
+use super::{GatewayRefusal, IDEMPOTENCY_KEY, MODELS};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -41,7 +41,7 @@ impl NodeConnections {
         &self,
         head: &Parts,
         body: &Bytes,
-    ) -> Result<Response<Incoming>, Refusal> {
+    ) -> Result<Response<Incoming>, GatewayRefusal> {
         let Ok(uri) = self.target(&head.uri) else {
             let why = "the request's path cannot be passed on";
             return Err(refuse(StatusCode::BAD_REQUEST, why, false).into());
@@ -65,7 +65,7 @@ impl NodeConnections {
 
     /// The models that the credential of a request can use. They are asked for each time, because
     /// credentials, plans and models change.
-    pub(super) async fn model_names(&self, of: &Parts) -> Result<ModelNames, Refusal> {
+    pub(super) async fn model_names(&self, of: &Parts) -> Result<ModelNames, GatewayRefusal> {
         let mut names = ModelNames::default();
         let mut path = format!("{MODELS}?limit={PAGE}");
         loop {
@@ -102,7 +102,9 @@ fn question(of: &Parts, path: &str) -> Parts {
 }
 
 /// The whole answer of the node.
-pub(super) async fn collected(answer: Response<Incoming>) -> Result<Response<Bytes>, Refusal> {
+pub(super) async fn collected(
+    answer: Response<Incoming>,
+) -> Result<Response<Bytes>, GatewayRefusal> {
     let (head, body) = answer.into_parts();
     match body.collect().await {
         Ok(body) => Ok(Response::from_parts(head, body.to_bytes())),

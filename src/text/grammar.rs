@@ -60,9 +60,9 @@ pub struct CompiledGrammar {
 }
 
 /// One answer's place in its grammar.
-pub struct GrammarPlace(Mutex<Cursor>);
+pub struct GrammarPlace(Mutex<GrammarCursor>);
 
-struct Cursor {
+struct GrammarCursor {
     matcher: Matcher,
     /// How many of the answer's tokens the matcher has taken.
     taken: usize,
@@ -202,7 +202,7 @@ impl CompiledGrammar {
     /// The start of an answer of its own, which shares nothing that grows with others.
     pub fn start(&self) -> GrammarPlace {
         let (matcher, allowed) = (self.matcher.deep_clone(), self.first.clone());
-        GrammarPlace(Mutex::new(Cursor { matcher, taken: 0, allowed, work: 0 }))
+        GrammarPlace(Mutex::new(GrammarCursor { matcher, taken: 0, allowed, work: 0 }))
     }
 }
 
@@ -235,7 +235,7 @@ impl GrammarPlace {
     }
 }
 
-impl Cursor {
+impl GrammarCursor {
     fn advance(&mut self, new: &[u32]) -> Result<(), String> {
         let told = |why: &dyn std::fmt::Display| why.to_string();
         self.matcher.consume_tokens(new).map_err(|why| told(&why))?;
