@@ -59,7 +59,9 @@ def arguments():
     parser.add_argument("out", type=pathlib.Path, help="the folder of the archives")
     parser.add_argument("--name", help="of the archives; without it that of the file")
     parser.add_argument("--tokenizer", type=pathlib.Path, help="folder of a tokenizer.json")
-    parser.add_argument("--positions", type=int, default=texts.POSITIONS, help="rows of the domains")
+    parser.add_argument(
+        "--positions", type=int, default=texts.POSITIONS, help="rows of the domains"
+    )
     parser.add_argument("--by", default="unnamed", help="who makes them")
     return parser.parse_args()
 
