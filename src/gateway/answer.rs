@@ -165,8 +165,8 @@ pub(super) fn refuse(
     message: &str,
     should_retry: bool,
 ) -> Response<GatewayBody> {
-    let body =
-        json!({ "error": { "code": "gateway", "message": message, "type": "server_error" } });
+    let kind = if status.is_client_error() { "invalid_request_error" } else { "server_error" };
+    let body = json!({ "error": { "code": "gateway", "message": message, "type": kind } });
     let mut response = Response::new(Either::Right(Full::new(body.to_string().into())));
     *response.status_mut() = status;
     let headers = response.headers_mut();

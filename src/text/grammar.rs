@@ -12,7 +12,7 @@ use llguidance::{Matcher, ParserFactory};
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::fmt::Write as _;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// What an answer keeps to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,6 +49,8 @@ const TOKEN_WORK: u64 = 28_000;
 /// tenths of a second and tens of megabytes.
 pub struct Grammars {
     factory: ParserFactory,
+    /// Held while a format is compiled, so that formats never take more than one thread.
+    compiling: Mutex<()>,
     /// The latest used last.
     kept: Mutex<VecDeque<(AnswerFormat, Arc<CompiledGrammar>)>>,
 }
@@ -71,9 +73,8 @@ struct GrammarCursor {
 }
 
 impl TextModel {
-    /// The grammar of a format. Blocking: it may take tenths of a second. The first call for a
-    /// release, and calls for other formats meanwhile, wait for one another, so that formats never
-    /// take more than one thread.
+    /// The grammar of a format. Blocking: a format that is not kept takes up to tenths of a second,
+    /// and waits for others that are being compiled.
     pub fn compile(&self, format: &AnswerFormat) -> Result<Arc<CompiledGrammar>, FormatRefused> {
         let grammars = self.grammars.get_or_init(|| {
             Grammars::new(self).map_err(|why| {
@@ -97,24 +98,44 @@ impl Grammars {
             verbose_errors: false,
             ..ParserLimits::default()
         };
-        Ok(Self { factory, kept: Mutex::default() })
+        Ok(Self { factory, compiling: Mutex::default(), kept: Mutex::default() })
     }
 
     fn compile(&self, format: &AnswerFormat) -> Result<Arc<CompiledGrammar>, FormatRefused> {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = kept.iter().position(|(known, _)| known == format);
-        let entry = match found.and_then(|at| kept.remove(at)) {
-            Some(entry) => entry,
-            None => (format.clone(), Arc::new(self.compile_anew(format)?)),
-        };
+        if let Some(grammar) = self.find(format) {
+            return Ok(grammar);
+        }
+        let _alone = self.compiling.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(grammar) = self.find(format) {
+            return Ok(grammar);
+        }
+        let grammar = Arc::new(self.compile_anew(format)?);
+        self.keep(format.clone(), grammar.clone());
+        Ok(grammar)
+    }
+
+    fn kept(&self) -> MutexGuard<'_, VecDeque<(AnswerFormat, Arc<CompiledGrammar>)>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn find(&self, format: &AnswerFormat) -> Option<Arc<CompiledGrammar>> {
+        let mut kept = self.kept();
+        let at = kept.iter().position(|(known, _)| known == format)?;
+        let entry = kept.remove(at)?;
         let grammar = entry.1.clone();
         kept.push_back(entry);
-        while kept.len() > KEPT
-            || kept.iter().map(|(format, _)| format.bytes()).sum::<usize>() > KEPT_BYTES
-        {
+        Some(grammar)
+    }
+
+    fn keep(&self, format: AnswerFormat, grammar: Arc<CompiledGrammar>) {
+        let mut kept = self.kept();
+        kept.push_back((format, grammar));
+        let bytes = |kept: &VecDeque<_>| -> usize {
+            kept.iter().map(|(format, _): &(AnswerFormat, _)| format.bytes()).sum()
+        };
+        while kept.len() > KEPT || bytes(&kept) > KEPT_BYTES {
             kept.pop_front();
         }
-        Ok(grammar)
     }
 
     /// Compiles a format and computes what may come first: some grammars only fail there.
