@@ -211,7 +211,7 @@ impl ApiManner {
     }
 }
 
-/// What an engine has room for.
+/// The sizes of an engine: its blocks, and how many sequences run at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineRoom {
     /// Tokens of a block of the KV cache.

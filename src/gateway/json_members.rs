@@ -1,13 +1,11 @@
 //! A JSON object as the text of its members, so that one member can be changed and all others stay
 //! as the client wrote them: in their order, with their digits, and twice where they came twice.
 
-use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use crate::server::wire::json::RawMembers;
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::value::RawValue;
-use std::fmt;
 
-#[derive(Debug)]
-pub(super) struct JsonMembers(pub Vec<(String, Box<RawValue>)>);
+pub(super) type JsonMembers = RawMembers<Box<RawValue>>;
 
 impl JsonMembers {
     /// The value of the member `name` if it is a string.
@@ -26,30 +24,6 @@ impl JsonMembers {
 /// `value` as JSON text.
 pub(super) fn raw(value: &impl Serialize) -> Box<RawValue> {
     serde_json::value::to_raw_value(value).expect("invariant: strings and members are JSON")
-}
-
-impl<'de> Deserialize<'de> for JsonMembers {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(MembersVisitor)
-    }
-}
-
-struct MembersVisitor;
-
-impl<'de> Visitor<'de> for MembersVisitor {
-    type Value = JsonMembers;
-
-    fn expecting(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
-        formatter.write_str("an object")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<JsonMembers, A::Error> {
-        let mut members = Vec::new();
-        while let Some(member) = map.next_entry()? {
-            members.push(member);
-        }
-        Ok(JsonMembers(members))
-    }
 }
 
 impl Serialize for JsonMembers {

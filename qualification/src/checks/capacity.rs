@@ -99,7 +99,7 @@ pub(super) fn soak(input: &mut CheckInput) -> Result<CheckFinding> {
     Ok(CheckFinding { series: vec![soaked.curve()], ..CheckFinding::new(passed, value, gate) })
 }
 
-/// What a soak has shown.
+/// The figures that a soak measured.
 #[derive(Default)]
 struct Soaked {
     requests: u32,

@@ -11,7 +11,7 @@ use std::collections::{BTreeSet, VecDeque};
 const READ: u32 = 18;
 /// The eighths of the context at whose end is asked for what was noted before.
 const REACHES: [usize; 5] = [1, 2, 4, 6, 8];
-/// Where each note stands between the beginning and the question, eighths.
+/// The places of the notes between the beginning and the question, in eighths of the way.
 const DEPTHS: [usize; 3] = [0, 4, 7];
 /// Longest text: the second implementation's attention needs memory for it, tokens.
 const LONGEST: usize = 32_768;

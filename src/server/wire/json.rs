@@ -19,6 +19,7 @@ use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::marker::PhantomData;
 use std::time::Duration;
 
 /// Arrays and objects that may be open at once.
@@ -172,7 +173,7 @@ fn deeper(depth: usize) -> Result<usize, JsonError> {
 
 fn read_object(text: &str, depth: usize) -> Result<JsonTree, JsonError> {
     let mut object = IndexMap::new();
-    for (key, raw) in parse::<RawMembers>(text)?.0 {
+    for (key, raw) in parse::<RawMembers<&RawValue>>(text)?.0 {
         if object.insert(key, read(raw, depth)?).is_some() {
             return Err(JsonError::DuplicateKey);
         }
@@ -191,18 +192,19 @@ fn parse<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, JsonError> {
 }
 
 /// An object's members in their order: a map type would drop the first of two equal keys unseen.
-struct RawMembers<'a>(Vec<(String, &'a RawValue)>);
+#[derive(Debug)]
+pub struct RawMembers<V>(pub Vec<(String, V)>);
 
-impl<'de: 'a, 'a> Deserialize<'de> for RawMembers<'a> {
+impl<'de, V: Deserialize<'de>> Deserialize<'de> for RawMembers<V> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(RawMembersVisitor)
+        deserializer.deserialize_map(RawMembersVisitor(PhantomData))
     }
 }
 
-struct RawMembersVisitor;
+struct RawMembersVisitor<V>(PhantomData<V>);
 
-impl<'de> Visitor<'de> for RawMembersVisitor {
-    type Value = RawMembers<'de>;
+impl<'de, V: Deserialize<'de>> Visitor<'de> for RawMembersVisitor<V> {
+    type Value = RawMembers<V>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object")
