@@ -184,9 +184,14 @@ impl AnswerFormat {
     /// The library's reason, where its words are about the format; others name its own parts.
     fn refusal(&self, why: &str) -> FormatRefused {
         let line = why.lines().next().unwrap_or_default().trim();
-        let known =
-            ["Unimplemented keys", "Unknown format", "Unsatisfiable schema", "Unknown property"];
+        let known = ["Unimplemented", "Unknown", "Unsatisfiable", "min/maxProperties", "circular"];
         let shown = match self {
+            Self::Schema(_) if line.starts_with("oneOf") => {
+                return FormatRefused(ONE_OF.into());
+            }
+            Self::Schema(_) if line.starts_with("regex") => {
+                return FormatRefused("has a pattern that is no expression known here".into());
+            }
             Self::Schema(_) => known.iter().any(|start| line.starts_with(start)),
             Self::Regex(_) | Self::Lark(_) => !line.is_empty() && !line.contains("panic"),
             Self::Choice(_) => false,
@@ -203,10 +208,33 @@ fn bounded(schema: &str) -> Result<Value, FormatRefused> {
     if schema == Value::Bool(true) {
         schema = json!({});
     }
+    name_no_draft(&mut schema);
     if let Some(members) = schema.as_object_mut() {
         members.insert("x-guidance".into(), json!({ "whitespace_pattern": WHITE_SPACE }));
     }
     Ok(schema)
+}
+
+/// Removes the names of drafts: the compiler ignores rules that are younger than the draft named,
+/// and reads older spellings in any. Values that are no schemas are left as they are.
+fn name_no_draft(schema: &mut Value) {
+    match schema {
+        Value::Array(items) => items.iter_mut().for_each(name_no_draft),
+        Value::Object(members) => {
+            members.retain(|name, value| name != "$schema" || !value.is_string());
+            for (keyword, value) in members {
+                match (keyword.as_str(), value) {
+                    ("const" | "enum", _) => {}
+                    (
+                        "properties" | "patternProperties" | "$defs" | "definitions",
+                        Value::Object(named),
+                    ) => named.values_mut().for_each(name_no_draft),
+                    (_, value) => name_no_draft(value),
+                }
+            }
+        }
+        _ => {}
+    }
 }
 
 /// A grammar of these texts alone.
@@ -273,6 +301,9 @@ impl GrammarCursor {
 
 /// Characters that are told of the library's reason.
 const MOST_OF_A_REASON: usize = 200;
+
+const ONE_OF: &str = "has a oneOf whose schemas may hold at once, which cannot be kept to: \
+    use anyOf";
 
 /// Where a release's formats are kept, once they are made.
 pub(super) type GrammarsOnce = OnceLock<Result<Grammars, ()>>;

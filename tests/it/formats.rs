@@ -116,6 +116,8 @@ async fn a_cut_answer_says_so() {
     assert_eq!(answer["usage"]["completion_tokens"], 7);
 }
 
+const OLD_DRAFT: &str = "http://json-schema.org/draft-04/schema#";
+
 /// Fields and values that are refused, each with the parameter that the refusal names.
 fn refusals() -> Vec<(Value, &'static str)> {
     let of = |schema: Value| json!({ "guided_json": schema });
@@ -133,7 +135,12 @@ fn refusals() -> Vec<(Value, &'static str)> {
         (of(json!({ "type": "string", "minLenght": 3 })), "guided_json.minLenght"),
         (of(json!({ "items": { "nullable": true } })), "guided_json.items.nullable"),
         (of(json!({ "x-guidance": { "lenient": true } })), "guided_json.x-guidance"),
-        (of(json!({ "type": "array", "uniqueItems": true })), "guided_json"),
+        (of(json!({ "type": "array", "uniqueItems": true })), "guided_json.uniqueItems"),
+        (of(json!({ "$schema": OLD_DRAFT, "not": {} })), "guided_json.not"),
+        (of(json!({ "dependencies": {} })), "guided_json.dependencies"),
+        (of(json!({ "items": { "requierd": [] } })), "guided_json.items.requierd"),
+        (of(json!({ "oneOf": [{ "minimum": 1 }, { "maximum": 9 }] })), "guided_json"),
+        (of(json!({ "prefixItems": [true], "additionalItems": false })), "guided_json.prefixItems"),
         (of(json!({ "$ref": "#" })), "guided_json"),
         (of(json!({ "$ref": "http://127.0.0.1:1/schema" })), "guided_json"),
         (of(json!([])), "guided_json"),

@@ -4,12 +4,14 @@
 use super::fields::JsonField;
 use super::json::JsonTree;
 use crate::server::error::ApiError;
+use std::collections::BTreeMap;
 
 /// Members of all `properties` of a schema together. Three times as many, all optional, were seen
 /// to take half a second to compile.
 const MAX_PROPERTIES: usize = 1_000;
 /// Keywords that only describe, or that name the schema.
-const ANNOTATIONS: [&str; 13] = [
+const ANNOTATIONS: [&str; 14] = [
+    "$anchor",
     "$comment",
     "$id",
     "$schema",
@@ -25,44 +27,23 @@ const ANNOTATIONS: [&str; 13] = [
     "id",
 ];
 /// Keywords whose value is a schema.
-const SCHEMA: [&str; 11] = [
-    "additionalProperties",
-    "additionalItems",
-    "contains",
-    "else",
-    "if",
-    "items",
-    "not",
-    "propertyNames",
-    "then",
-    "unevaluatedItems",
-    "unevaluatedProperties",
-];
+const SCHEMA: [&str; 3] = ["additionalProperties", "additionalItems", "items"];
 /// Keywords whose value is an array of schemas.
 const SCHEMAS: [&str; 5] = ["allOf", "anyOf", "oneOf", "prefixItems", "items"];
 /// Keywords whose value is an object of named schemas.
-const NAMED_SCHEMAS: [&str; 5] =
-    ["$defs", "definitions", "dependentSchemas", "patternProperties", "properties"];
-/// All other keywords: their value is no schema.
-const VALUES: [&str; 27] = [
-    "$anchor",
-    "$dynamicAnchor",
-    "$dynamicRef",
+const NAMED_SCHEMAS: [&str; 4] = ["$defs", "definitions", "patternProperties", "properties"];
+/// All other rules that answers are kept to: their value is no schema.
+const VALUES: [&str; 18] = [
     "$ref",
-    "$vocabulary",
     "const",
-    "dependencies",
-    "dependentRequired",
     "enum",
     "exclusiveMaximum",
     "exclusiveMinimum",
     "format",
-    "maxContains",
     "maxItems",
     "maxLength",
     "maxProperties",
     "maximum",
-    "minContains",
     "minItems",
     "minLength",
     "minProperties",
@@ -71,12 +52,41 @@ const VALUES: [&str; 27] = [
     "pattern",
     "required",
     "type",
+];
+/// Rules of any draft that answers cannot be kept to. The compiler refuses some of them, and
+/// ignores those that the draft named by the schema does not have.
+const NOT_KEPT: [&str; 24] = [
+    "$dynamicAnchor",
+    "$dynamicRef",
+    "$recursiveAnchor",
+    "$recursiveRef",
+    "$vocabulary",
+    "contains",
+    "dependencies",
+    "dependentRequired",
+    "dependentSchemas",
+    "disallow",
+    "divisibleBy",
+    "else",
+    "extends",
+    "if",
+    "maxContains",
+    "minContains",
+    "not",
+    "nullable",
+    "propertyNames",
+    "then",
+    "unevaluatedItems",
+    "unevaluatedProperties",
     "uniqueItems",
+    "x-guidance",
 ];
 /// Shorter keywords are near to too many words that are none.
 const SHORTEST_TYPO: usize = 6;
-/// Changed, missing or added letters that still count as a misspelt keyword.
-const TYPO: usize = 2;
+/// Changed, missing or added letters that still count as a misspelt keyword, and letters of the
+/// keyword from which on one more counts.
+const TYPO: usize = 1;
+const LONG_KEYWORD: usize = 9;
 
 /// Refuses a schema with rules that would not be kept, and appends the paths of keywords without
 /// an effect to `ignored`. `strict`: as OpenAI defines it, every object names all its properties,
@@ -101,7 +111,9 @@ impl SchemaWalk<'_> {
         if let JsonTree::Bool(_) = field.value {
             return Ok(());
         }
-        for (keyword, value) in field.all_members()? {
+        let members = field.all_members()?;
+        tuples(&members)?;
+        for (keyword, value) in members {
             self.keyword(keyword, &value)?;
         }
         if self.strict { strict_object(field) } else { Ok(()) }
@@ -133,8 +145,8 @@ impl SchemaWalk<'_> {
     }
 
     fn unknown(&mut self, keyword: &str, value: &JsonField) -> Result<(), ApiError> {
-        if ["x-guidance", "nullable"].contains(&keyword) {
-            return Err(value.refuse("is not supported in a schema"));
+        if NOT_KEPT.contains(&keyword) {
+            return Err(value.refuse("is a rule that answers cannot be kept to: leave it out"));
         }
         if let Some(meant) = meant_by(keyword) {
             return Err(value.refuse(&format!("is no keyword of JSON Schema; {meant} is")));
@@ -144,14 +156,28 @@ impl SchemaWalk<'_> {
     }
 }
 
-/// The rule that a misspelt keyword stands for.
+/// The rule that a misspelt keyword stands for. A word that begins with no letter is meant as it
+/// is: so are keywords of other tools named, or put out of use.
 fn meant_by(keyword: &str) -> Option<&'static str> {
-    let rules = [&VALUES[..], &SCHEMA, &SCHEMAS, &NAMED_SCHEMAS].concat();
+    let rules = [&VALUES[..], &SCHEMA, &SCHEMAS, &NAMED_SCHEMAS, &NOT_KEPT].concat();
     let near = |rule: &&str| {
+        let typo = TYPO + usize::from(rule.len() >= LONG_KEYWORD);
         rule.len() >= SHORTEST_TYPO
-            && strsim::osa_distance(&rule.to_lowercase(), &keyword.to_lowercase()) <= TYPO
+            && strsim::osa_distance(&rule.to_lowercase(), &keyword.to_lowercase()) <= typo
     };
-    rules.into_iter().find(near)
+    rules.into_iter().find(near).filter(|_| !keyword.starts_with(['_', '$']))
+}
+
+/// Refuses two spellings of a tuple in one schema: the compiler takes one and ignores the other.
+fn tuples(members: &BTreeMap<&str, JsonField>) -> Result<(), ApiError> {
+    let Some(new) = members.get("prefixItems") else { return Ok(()) };
+    let items = members.get("items").map(|items| items.value);
+    let mixed =
+        members.contains_key("additionalItems") || matches!(items, Some(JsonTree::Array(_)));
+    if mixed {
+        return Err(new.refuse("goes with items that are a schema, and without additionalItems"));
+    }
+    Ok(())
 }
 
 fn strict_object(field: &JsonField) -> Result<(), ApiError> {

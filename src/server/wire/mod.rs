@@ -12,6 +12,8 @@ pub mod json;
 mod json_schema;
 pub mod messages;
 pub mod objects;
+#[cfg(test)]
+mod published_schemas;
 pub mod query;
 pub mod receipt;
 mod schemas;

@@ -67,6 +67,21 @@ fn answers_are_what_the_schema_allows() {
 }
 
 #[test]
+fn a_rule_younger_than_the_draft_is_kept() {
+    let old = r#""$schema":"http://json-schema.org/draft-04/schema#""#;
+    let answers = |schema: String| answers(&AnswerFormat::Schema(schema), 60);
+    for answer in answers(format!(r#"{{{old},"const":5}}"#)) {
+        assert_eq!(answer, "5");
+    }
+    let pair = format!(
+        r#"{{"type":"array","prefixItems":[{{{old},"const":1}}],"minItems":1,"items":false}}"#
+    );
+    for answer in answers(pair) {
+        assert_eq!(serde_json::from_str::<Value>(&answer).unwrap(), json!([1]));
+    }
+}
+
+#[test]
 fn other_formats_are_kept_to() {
     let texts = ["yes", "no \"way\"", "yes, but"].map(String::from);
     for answer in answers(&AnswerFormat::Choice(texts.to_vec()), 40) {
