@@ -64,6 +64,18 @@ pub(super) enum AccountsCommand {
         #[arg(value_name = "ACCOUNT", value_parser = values::account)]
         id: AccountArgument,
     },
+    /// Give an account another name or another plan
+    Change {
+        /// The account, by id or name
+        #[arg(value_name = "ACCOUNT", value_parser = values::account)]
+        id: AccountArgument,
+        /// Its new name
+        #[arg(long, value_parser = values::label, required_unless_present = "plan")]
+        name: Option<String>,
+        /// Its new plan, one of the configuration; it counts from the next request on
+        #[arg(long)]
+        plan: Option<String>,
+    },
     /// Refuse the account's credentials and cancel what it runs
     Suspend {
         /// The account, by id or name
@@ -90,6 +102,10 @@ pub(super) async fn run(context: &Context, command: AccountsCommand) -> CommandR
         }
         C::Show { id } => {
             (AdminCommand::AccountShow { id: context.account(id).await? }, text::fields)
+        }
+        C::Change { id, name, plan } => {
+            let id = context.account(id).await?;
+            (AdminCommand::AccountChange { id, name, plan }, text::fields)
         }
         C::Suspend { id } => {
             (AdminCommand::AccountSuspend { id: context.account(id).await? }, text::fields)

@@ -1,4 +1,4 @@
-//! `cresset credits`: grants, balances and statements.
+//! `cresset credits`: grants, debits, balances and statements.
 
 use super::support::context::Context;
 use super::support::listing::{self, PrintedListing};
@@ -26,7 +26,8 @@ const COLUMNS: &[&str] = &[
 #[derive(Debug, Subcommand)]
 #[command(after_help = "Example:
   cresset credits grant --account acme --bucket premium --units 10_000_000 --reference invoice-17
-The same grant sent twice is one grant.")]
+  cresset credits debit --account acme --bucket premium --units 2_000_000 --reference chargeback-3
+The same grant or debit sent twice is one.")]
 pub(super) enum CreditsCommand {
     /// Add credits to an account, once per reference
     Grant {
@@ -40,6 +41,21 @@ pub(super) enum CreditsCommand {
         #[arg(long, allow_hyphen_values = true, value_parser = values::units)]
         units: u64,
         /// The reason for the grant, such as an invoice or a ticket number
+        #[arg(long, value_name = "TEXT", value_parser = values::label)]
+        reference: String,
+    },
+    /// Take credits from an account, once per reference; what is reserved stays
+    Debit {
+        /// The account, by id or name
+        #[arg(long, value_name = "ACCOUNT", value_parser = values::account)]
+        account: AccountArgument,
+        /// The kind of credits
+        #[arg(long, value_parser = values::named::<Bucket>(&["trial", "premium"]))]
+        bucket: Bucket,
+        /// Microcredits
+        #[arg(long, allow_hyphen_values = true, value_parser = values::units)]
+        units: u64,
+        /// The reason for the debit, such as a payment that was called back
         #[arg(long, value_name = "TEXT", value_parser = values::label)]
         reference: String,
     },
@@ -68,7 +84,11 @@ pub(super) async fn run(context: &Context, command: CreditsCommand) -> CommandRe
     let (command, render): (_, Render) = match command {
         C::Grant { account, bucket, units, reference } => {
             let account = context.account(account).await?;
-            (AdminCommand::CreditGrant { account, bucket, units, reference }, granted)
+            (AdminCommand::CreditGrant { account, bucket, units, reference }, adjusted)
+        }
+        C::Debit { account, bucket, units, reference } => {
+            let account = context.account(account).await?;
+            (AdminCommand::CreditDebit { account, bucket, units, reference }, adjusted)
         }
         C::Show { account } => {
             let account = context.account(account).await?;
@@ -82,8 +102,8 @@ pub(super) async fn run(context: &Context, command: CreditsCommand) -> CommandRe
     context.show(command, render).await
 }
 
-fn granted(document: &Value) -> String {
-    let repeat = "This grant was made before under the same reference; nothing was added.\n";
+fn adjusted(document: &Value) -> String {
+    let repeat = "This was done before under the same reference; nothing was changed.\n";
     let said = if document["repeated"] == true { repeat } else { "" };
     format!("{}{said}", text::fields(document))
 }

@@ -33,6 +33,17 @@ pub(super) enum KeysCommand {
         #[arg(long, value_name = "ACCOUNT", value_parser = values::account)]
         account: AccountArgument,
     },
+    /// Make a key in place of another, which goes on working for a while
+    Rotate {
+        /// The key to replace, by the id that `keys list` shows
+        id: CredentialId,
+        /// Time for which the old key still works, such as 1h
+        #[arg(long, value_name = "TIME", default_value = "24h", value_parser = values::duration)]
+        grace: Duration,
+        /// Time until the new key stops working, such as 30d [default: never]
+        #[arg(long, value_name = "TIME", value_parser = values::duration)]
+        expires_in: Option<Duration>,
+    },
     /// Refuse a key from now on and cancel what runs under it
     Revoke {
         /// The key, by the id that `keys list` shows
@@ -52,6 +63,11 @@ pub(super) async fn run(context: &Context, command: KeysCommand) -> CommandResul
             let account = context.account(account).await?;
             let page = |after| AdminCommand::KeyList { account, after };
             return listing::show(context, COLUMNS, page).await;
+        }
+        C::Rotate { id, grace, expires_in } => {
+            let (old_until, expires_at) =
+                (values::from_now(grace), expires_in.map(values::from_now));
+            (AdminCommand::KeyRotate { id, old_until, expires_at }, text::secret)
         }
         C::Revoke { id } => (AdminCommand::KeyRevoke { id }, text::fields),
     };

@@ -9,7 +9,7 @@ use super::records::{
     Account, AccountStatus, Application, Balances, Bucket, Credential, CredentialKind, EntryKind,
     RequestKey,
 };
-use super::state::{Granted, LedgerState, StateError};
+use super::state::{Adjustment, LedgerState, StateError};
 use super::{admission, journal, resolution};
 use crate::clock::UnixMillis;
 use crate::ids::{AccountId, CredentialId};
@@ -38,6 +38,9 @@ pub fn apply(state: &mut impl LedgerState, command: &Command, now: UnixMillis) -
         Command::CreateAccount { id, name, plan, opening } => {
             create_account(state, *id, name, plan, *opening, now)
         }
+        Command::ChangeAccount { id, name, plan } => {
+            change_account(state, *id, name.as_deref(), plan.as_deref())
+        }
         Command::SetAccountStatus { id, status } => set_account_status(state, *id, *status),
         Command::CreateApplication { id, account, name } => {
             let application =
@@ -46,9 +49,13 @@ pub fn apply(state: &mut impl LedgerState, command: &Command, now: UnixMillis) -
         }
         Command::IssueCredential { credential } => issue_credential(state, credential, now),
         Command::RevokeCredential { id } => revoke_credential(state, *id, now),
+        Command::ExpireCredential { id, at } => expire_credential(state, *id, *at),
         Command::Grant { account, bucket, units, reference } => {
-            let granted = Granted { bucket: *bucket, units: *units };
-            grant(state, *account, granted, reference, now)
+            adjust(state, *account, Adjustment::grant(*bucket, *units), reference, now)
+        }
+        Command::Debit { account, bucket, units, reference } => {
+            let debit = Adjustment { bucket: *bucket, units: *units, is_debit: true };
+            adjust(state, *account, debit, reference, now)
         }
         Command::Admit(admit) => admission::admit(state, admit, now),
         Command::Start { key, attempt } => resolution::start(state, key, *attempt, now),
@@ -77,8 +84,8 @@ fn create_account(
     now: UnixMillis,
 ) -> ApplyResult {
     let grants = [
-        ("opening trial balance", Granted { bucket: Bucket::Trial, units: opening.trial }),
-        ("opening premium balance", Granted { bucket: Bucket::Premium, units: opening.premium }),
+        ("opening trial balance", Adjustment::grant(Bucket::Trial, opening.trial)),
+        ("opening premium balance", Adjustment::grant(Bucket::Premium, opening.premium)),
     ];
     let grants = grants.map(|(reference, granted)| {
         (reference, Some(granted).filter(|granted| granted.units > Microcredits::ZERO))
@@ -86,7 +93,7 @@ fn create_account(
     if let Some(account) = state.account(id)? {
         let mut same = account.name == name && account.plan == plan;
         for (reference, granted) in grants {
-            same &= state.granted(id, reference)? == granted;
+            same &= state.adjustment(id, reference)? == granted;
         }
         return repeat_or_taken(same);
     }
@@ -101,9 +108,22 @@ fn create_account(
     })?;
     for (reference, granted) in grants {
         if let Some(granted) = granted {
-            grant(state, id, granted, reference, now)?;
+            adjust(state, id, granted, reference, now)?;
         }
     }
+    Ok(Outcome::Done)
+}
+
+fn change_account(
+    state: &mut impl LedgerState,
+    id: AccountId,
+    name: Option<&str>,
+    plan: Option<&str>,
+) -> ApplyResult {
+    let mut account = account(state, id)?;
+    account.name = name.map_or(account.name, str::to_owned);
+    account.plan = plan.map_or(account.plan, str::to_owned);
+    state.put_account(&account)?;
     Ok(Outcome::Done)
 }
 
@@ -171,24 +191,36 @@ fn revoke_credential(
     Ok(Outcome::Done)
 }
 
-fn grant(
+fn expire_credential(
+    state: &mut impl LedgerState,
+    id: CredentialId,
+    at: UnixMillis,
+) -> ApplyResult {
+    let credential = state.credential(id)?.ok_or(Refusal::CredentialNotFound)?;
+    if credential.expires_at.is_none_or(|end| at < end) {
+        state.put_credential(&Credential { expires_at: Some(at), ..credential })?;
+    }
+    Ok(Outcome::Done)
+}
+
+fn adjust(
     state: &mut impl LedgerState,
     id: AccountId,
-    granted: Granted,
+    adjustment: Adjustment,
     reference: &str,
     now: UnixMillis,
 ) -> ApplyResult {
     account(state, id)?;
-    if let Some(known) = state.granted(id, reference)? {
-        let repeat = known == granted;
+    if let Some(known) = state.adjustment(id, reference)? {
+        let repeat = known == adjustment;
         return repeat.then_some(Outcome::Repeated).ok_or(Refusal::ReferenceReused.into());
     }
     let before = state.balances(id)?;
-    let amount = granted.bucket_amounts();
-    let after = before.credit(amount).ok_or(Refusal::AmountOverflow)?;
+    let amount = adjustment.bucket_amounts();
+    let after = adjustment.applied_to(&before).ok_or_else(|| adjustment.refusal(&before))?;
     invariants::check_balances(id, &after)?;
-    state.put_granted(id, reference, granted)?;
-    let kind = EntryKind::Grant { reference: reference.to_owned() };
+    state.put_adjustment(id, reference, adjustment)?;
+    let kind = adjustment.entry(reference.to_owned());
     journal::post(state, now, id, kind, amount, after)?;
     Ok(Outcome::Done)
 }
@@ -213,8 +245,41 @@ fn repeat_or_taken(repeat: bool) -> ApplyResult {
     repeat.then_some(Outcome::Repeated).ok_or(Refusal::IdTaken.into())
 }
 
-impl Granted {
-    /// Returns the grant as an amount over both buckets.
+impl Adjustment {
+    fn grant(bucket: Bucket, units: Microcredits) -> Self {
+        Self { bucket, units, is_debit: false }
+    }
+
+    /// The balances after it. `None`: a grant passes the largest amount, or a debit takes more than
+    /// is not reserved.
+    pub(super) fn applied_to(&self, before: &Balances) -> Option<Balances> {
+        let amount = self.bucket_amounts();
+        if !self.is_debit {
+            return before.credit(amount);
+        }
+        before.available().checked_sub(amount)?;
+        before.resolve(BucketAmounts::ZERO, amount)
+    }
+
+    fn refusal(&self, before: &Balances) -> Refusal {
+        let free = before.available();
+        let available = match self.bucket {
+            Bucket::Trial => free.trial,
+            Bucket::Premium => free.premium,
+        };
+        if self.is_debit {
+            Refusal::DebitTooLarge { needed: self.units, available }
+        } else {
+            Refusal::AmountOverflow
+        }
+    }
+
+    /// The kind of its entry in the journal.
+    pub(super) fn entry(&self, reference: String) -> EntryKind {
+        if self.is_debit { EntryKind::Debit { reference } } else { EntryKind::Grant { reference } }
+    }
+
+    /// Returns it as an amount over both buckets.
     pub(super) fn bucket_amounts(&self) -> super::BucketAmounts {
         let zero = Microcredits::ZERO;
         let (trial, premium) = match self.bucket {

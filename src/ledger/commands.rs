@@ -4,6 +4,7 @@ use super::amounts::{BucketAmounts, Microcredits, Prices, Usage};
 use super::records::{
     AccountStatus, Bucket, Credential, FailureCode, FinishReason, RequestKey, RequestRecord,
 };
+use crate::clock::UnixMillis;
 use crate::ids::{AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, SessionId};
 
 #[derive(Clone, Debug)]
@@ -15,6 +16,12 @@ pub enum Command {
         name: String,
         plan: String,
         opening: BucketAmounts,
+    },
+    /// Gives the account another name, another plan, or both.
+    ChangeAccount {
+        id: AccountId,
+        name: Option<String>,
+        plan: Option<String>,
     },
     SetAccountStatus {
         id: AccountId,
@@ -32,9 +39,21 @@ pub enum Command {
     RevokeCredential {
         id: CredentialId,
     },
+    /// Lets the credential end at this time, if it does not end earlier.
+    ExpireCredential {
+        id: CredentialId,
+        at: UnixMillis,
+    },
     /// Idempotent by (account, reference): the same grant twice is one grant; another amount under
     /// a used reference is refused.
     Grant {
+        account: AccountId,
+        bucket: Bucket,
+        units: Microcredits,
+        reference: String,
+    },
+    /// Takes from what is not reserved. Idempotent as a grant; a reference serves one of either.
+    Debit {
         account: AccountId,
         bucket: Bucket,
         units: Microcredits,
@@ -167,8 +186,10 @@ pub enum Refusal {
         "a balance of {available} covers a reservation of {needed} microcredits only once open reservations settle"
     )]
     CreditsReserved { needed: Microcredits, available: Microcredits },
-    #[error("the reference was used with another amount")]
+    #[error("the reference was used for another grant or debit")]
     ReferenceReused,
+    #[error("{available} microcredits of this kind are not reserved, too few for {needed}")]
+    DebitTooLarge { needed: Microcredits, available: Microcredits },
     #[error("the amount would pass the largest representable balance")]
     AmountOverflow,
 }

@@ -53,15 +53,18 @@ pub fn chain(previous: &JournalHead, entry: &JournalEntry) -> [u8; 16] {
 
 fn feed_kind(hasher: &mut Sha256, kind: &EntryKind) {
     match kind {
-        EntryKind::Grant { reference } => {
-            hasher.update([0]);
-            hasher.update((reference.len() as u64).to_be_bytes());
-            hasher.update(reference.as_bytes());
-        }
+        EntryKind::Grant { reference } => feed_reference(hasher, 0, reference),
+        EntryKind::Debit { reference } => feed_reference(hasher, 4, reference),
         EntryKind::Reserve { key, attempt } => feed_attempt(hasher, 1, key, *attempt),
         EntryKind::Settle { key, attempt } => feed_attempt(hasher, 2, key, *attempt),
         EntryKind::Release { key, attempt } => feed_attempt(hasher, 3, key, *attempt),
     }
+}
+
+fn feed_reference(hasher: &mut Sha256, tag: u8, reference: &str) {
+    hasher.update([tag]);
+    hasher.update((reference.len() as u64).to_be_bytes());
+    hasher.update(reference.as_bytes());
 }
 
 fn feed_attempt(hasher: &mut Sha256, tag: u8, key: &RequestKey, attempt: AttemptId) {

@@ -332,6 +332,10 @@ pub enum EntryKind {
     Grant {
         reference: String,
     },
+    /// An operator took `amount`.
+    Debit {
+        reference: String,
+    },
     Reserve {
         key: RequestKey,
         attempt: AttemptId,

@@ -53,11 +53,13 @@ impl Crashes {
     }
 }
 
-/// The grant that a reference was used for.
+/// The grant or debit of an operator that a reference was used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Granted {
+pub struct Adjustment {
     pub bucket: Bucket,
     pub units: Microcredits,
+    /// Taken from the balance instead of added to it.
+    pub is_debit: bool,
 }
 
 /// The result of reading or writing rows.
@@ -76,9 +78,13 @@ pub trait LedgerState {
     fn credential(&self, id: CredentialId) -> StateResult<Option<Credential>>;
     fn credential_by_digest(&self, digest: &[u8; 32]) -> StateResult<Option<Credential>>;
     fn put_credential(&mut self, credential: &Credential) -> StateResult;
-    fn granted(&self, account: AccountId, reference: &str) -> StateResult<Option<Granted>>;
-    fn put_granted(&mut self, account: AccountId, reference: &str, granted: Granted)
-    -> StateResult;
+    fn adjustment(&self, account: AccountId, reference: &str) -> StateResult<Option<Adjustment>>;
+    fn put_adjustment(
+        &mut self,
+        account: AccountId,
+        reference: &str,
+        row: Adjustment,
+    ) -> StateResult;
     fn request(&self, key: &RequestKey) -> StateResult<Option<RequestRecord>>;
     /// A request past retention: it is still known and never run again.
     fn archived(&self, key: &RequestKey) -> StateResult<Option<RequestRecord>>;

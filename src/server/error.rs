@@ -401,9 +401,10 @@ impl From<Refusal> for ApiError {
                 Self::CreditsReserved { needed, available }
             }
             // No public request sends a command that can be refused in this way.
-            Refusal::IdTaken | Refusal::ReferenceReused | Refusal::AmountOverflow => {
-                Self::ControlPlaneUnavailable
-            }
+            Refusal::IdTaken
+            | Refusal::ReferenceReused
+            | Refusal::DebitTooLarge { .. }
+            | Refusal::AmountOverflow => Self::ControlPlaneUnavailable,
         }
     }
 }

@@ -200,7 +200,10 @@ impl<B: Backend> Writer<B> {
     fn permit(&mut self, command: &Command) -> Result<(), String> {
         if matches!(
             command,
-            Command::Admit(_) | Command::Grant { .. } | Command::CreateAccount { .. }
+            Command::Admit(_)
+                | Command::Grant { .. }
+                | Command::Debit { .. }
+                | Command::CreateAccount { .. }
         ) {
             self.shared.health.trusted()?;
         }

@@ -21,6 +21,7 @@ fn tour(folder: &Folder) -> Vec<Value> {
         run("applications token --application ID --expires-in 12h", text(&application["id"]));
     let grant = format!("credits grant --account {id} --bucket premium --units 100 --reference");
     let grant: Vec<&str> = grant.split(' ').chain(["invoice 1"]).collect();
+    let debit = ["credits", "debit", "--account", &id, "--bucket", "premium"];
     let copy = folder.path().join("copy.ledger");
     let mut documents = vec![
         account,
@@ -36,6 +37,8 @@ fn tour(folder: &Folder) -> Vec<Value> {
             &["accounts", "show", &id],
             &["accounts", "suspend", &id],
             &["accounts", "resume", &id],
+            &["accounts", "change", &id, "--name", "acme & co"],
+            &[&debit[..], &["--units", "5", "--reference", "called back"]].concat(),
             &["keys", "list", "--account", &id],
             &["keys", "revoke", text(&key["id"])],
             &["applications", "list"],
@@ -129,7 +132,7 @@ fn documents_have_the_promised_fields() {
     assert_eq!(grant["premiumUnits"], "107");
     assert_eq!((&grant["repeated"], &again["repeated"]), (&json!(false), &json!(true)));
     assert_eq!(grant["premiumUnits"], again["premiumUnits"], "the same grant twice is one grant");
-    let audit = &documents[19];
+    let audit = &documents[21];
     assert_eq!((&audit["ok"], &audit["violations"]), (&json!(true), &json!([])));
     assert!(audit["checked"]["entries"].as_u64().unwrap() >= 3);
 }
@@ -171,6 +174,56 @@ fn a_reference_buys_one_grant() {
     assert_eq!(run("6"), Some(1), "another amount under a used reference");
     assert_eq!(run("0"), Some(1), "nothing to grant");
     assert_eq!(folder.json(&["credits", "show", "--account", &account])["trialUnits"], "6");
+}
+
+#[test]
+fn a_debit_takes_what_is_free_once() {
+    let folder = Folder::initialised();
+    let Customer { account, .. } = folder.customer(10);
+    let debit = |units: &str| {
+        let debit = ["credits", "debit", "--account", &account, "--bucket", "trial"];
+        folder.run(&[&debit[..], &["--units", units, "--reference", "called back"]].concat())
+    };
+    let too_much = debit("12");
+    assert_eq!(too_much.code, Some(1));
+    assert!(too_much.stderr.contains("10 microcredits of this kind"), "{}", too_much.stderr);
+    assert_eq!(debit("4").code, Some(0));
+    assert!(debit("4").stdout.contains("nothing was changed"));
+    assert_eq!(debit("5").code, Some(1), "another amount under a used reference");
+    assert_eq!(folder.json(&["credits", "show", "--account", &account])["trialUnits"], "6");
+    let statement = folder.run(&["credits", "statement", "--account", &account]).stdout;
+    assert!(statement.contains("debit") && statement.contains("called back"), "{statement}");
+    assert_eq!(folder.json(&["ledger", "audit"])["ok"], true);
+}
+
+#[test]
+fn an_account_gets_another_name_and_plan() {
+    let folder = Folder::initialised();
+    let Customer { account, .. } = folder.customer(1);
+    folder.fails(&["accounts", "change", &account], 2);
+    assert!(folder.fails(&["accounts", "change", &account, "--plan", "gold"], 1).contains("gold"));
+    let changed = ["accounts", "change", &account, "--name", "Acme & Co", "--plan", "default"];
+    assert_eq!(folder.json(&changed)["name"], "Acme & Co");
+    assert_eq!(folder.json(&["accounts", "show", "Acme & Co"])["id"], account);
+}
+
+#[test]
+fn a_key_is_replaced_while_the_old_one_still_works() {
+    let folder = Folder::ready();
+    let Customer { key, key_id: id, .. } = folder.customer(1);
+    let new = folder.json(&["keys", "rotate", &id, "--grace", "1h"]);
+    assert_eq!(new["replaces"], id);
+    let node = folder.serve();
+    for key in [key.as_str(), new["secret"].as_str().unwrap()] {
+        assert_eq!(node.get(key, "/v1/me").status, 200);
+    }
+    let soon = folder.json(&["keys", "rotate", &id, "--grace", "1s"]);
+    assert!(soon["replaced_until"].as_u64() < new["replaced_until"].as_u64());
+    eventually("the old key has ended", || node.get(&key, "/v1/me").status == 401);
+    let later = folder.json(&["keys", "rotate", &id, "--grace", "1h"]);
+    assert_eq!(later["replaced_until"], soon["replaced_until"], "an end is never put off");
+    folder.json(&["keys", "revoke", &id]);
+    assert!(folder.fails(&["keys", "rotate", &id], 1).contains("keys create"));
 }
 
 #[test]
@@ -262,7 +315,7 @@ fn an_account_is_created_once_a_reference() {
     let grant = ["credits", "grant", "--account", text(&first["id"]), "--bucket", "trial"];
     let grant = [&grant[..], &["--units", "3", "--reference", "later"]].concat();
     assert_eq!(folder.json(&grant)["repeated"], false);
-    assert!(folder.run(&grant).stdout.contains("made before under the same reference"));
+    assert!(folder.run(&grant).stdout.contains("nothing was changed"));
     assert_eq!(folder.json(&grant)["trialUnits"], "8");
 }
 

@@ -208,11 +208,11 @@ fn describe_surplus(item: &Item, surplus: i64) -> String {
             format!("attempt {attempt} of {key} is not in the journal")
         }
         Item::Attempt(key, attempt) => format!("attempt {attempt} of {key} is reserved twice"),
-        Item::Grant(account, reference) if surplus < 0 => {
-            format!("grant {reference:?} of account {account} is not in the journal")
+        Item::Adjustment(account, reference) if surplus < 0 => {
+            format!("grant or debit {reference:?} of account {account} is not in the journal")
         }
-        Item::Grant(account, reference) => {
-            format!("grant {reference:?} of account {account} is journalled twice")
+        Item::Adjustment(account, reference) => {
+            format!("grant or debit {reference:?} of account {account} is journalled twice")
         }
     }
 }

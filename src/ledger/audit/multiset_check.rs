@@ -20,7 +20,7 @@ const MAX_SUSPECTS: usize = 64;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Item {
     Attempt(RequestKey, AttemptId),
-    Grant(AccountId, String),
+    Adjustment(AccountId, String),
 }
 
 pub(super) struct MultisetCheck {

@@ -66,7 +66,9 @@ impl Audit<'_> {
         // one finding.
         self.replayed.insert(entry.account, entry.after);
         let after = match &entry.kind {
-            EntryKind::Grant { reference } => self.check_grant(entry, reference, &before)?,
+            EntryKind::Grant { reference } | EntryKind::Debit { reference } => {
+                self.check_adjustment(entry, reference, &before)?
+            }
             EntryKind::Reserve { key, attempt } => {
                 self.check_reserve(entry, key, *attempt, &before)
             }
@@ -98,19 +100,24 @@ impl Audit<'_> {
         Ok(last.map_or_else(Balances::default, |last| last.after))
     }
 
-    fn check_grant(
+    fn check_adjustment(
         &mut self,
         entry: &JournalEntry,
         reference: &str,
         before: &Balances,
     ) -> StateResult<Option<Balances>> {
-        let granted = self.source.granted(entry.account, reference)?;
-        let same = granted.is_some_and(|granted| granted.bucket_amounts() == entry.amount);
-        self.require(same, || format!("entry {} and its grant disagree", entry.sequence));
-        if granted.is_some() {
-            self.multiset_check.journalled(Item::Grant(entry.account, reference.to_owned()));
+        let stored = self.source.adjustment(entry.account, reference)?;
+        let same = stored.is_some_and(|row| {
+            row.bucket_amounts() == entry.amount && row.entry(reference.to_owned()) == entry.kind
+        });
+        self.require(same, || format!("entry {} and its grant or debit disagree", entry.sequence));
+        if stored.is_some() {
+            self.multiset_check.journalled(Item::Adjustment(entry.account, reference.to_owned()));
         }
-        Ok(before.credit(entry.amount))
+        Ok(match entry.kind {
+            EntryKind::Debit { .. } => before.resolve(BucketAmounts::ZERO, entry.amount),
+            _ => before.credit(entry.amount),
+        })
     }
 
     fn check_reserve(

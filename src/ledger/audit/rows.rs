@@ -27,7 +27,7 @@ impl Audit<'_> {
             audit.check_request(&record)
         })?;
         self.each(source.grants(), |audit, (account, reference, _)| {
-            audit.multiset_check.stored(Item::Grant(account, reference));
+            audit.multiset_check.stored(Item::Adjustment(account, reference));
             Ok(())
         })?;
         self.each(source.index_rows(), |_, ()| Ok(()))?;

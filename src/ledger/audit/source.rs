@@ -4,7 +4,7 @@ use crate::ids::{AccountId, ApplicationId};
 use crate::ledger::records::{
     Account, Application, Balances, Credential, JournalEntry, RequestKey, RequestRecord,
 };
-use crate::ledger::state::{Granted, JournalHead, Reservation, StateError, StateResult};
+use crate::ledger::state::{Adjustment, JournalHead, Reservation, StateError, StateResult};
 use std::collections::HashMap;
 
 /// Rows one by one. A row that is damaged or stored under a wrong key is an `Err` item of its own.
@@ -61,7 +61,7 @@ pub trait AuditSource {
     fn all_balances(&self) -> RowIter<'_, (AccountId, Balances)>;
     fn applications(&self) -> RowIter<'_, Application>;
     fn credentials(&self) -> RowIter<'_, Credential>;
-    fn grants(&self) -> RowIter<'_, (AccountId, String, Granted)>;
+    fn grants(&self) -> RowIter<'_, (AccountId, String, Adjustment)>;
     /// Recent and archived requests, each once.
     fn requests(&self) -> RowIter<'_, RequestRecord>;
     fn reservations(&self) -> RowIter<'_, Reservation>;
@@ -92,7 +92,7 @@ pub trait AuditSource {
     fn balances(&self, id: AccountId) -> StateResult<Balances>;
     fn application(&self, id: ApplicationId) -> StateResult<Option<Application>>;
     fn credential_by_digest(&self, digest: &[u8; 32]) -> StateResult<Option<Credential>>;
-    fn granted(&self, account: AccountId, reference: &str) -> StateResult<Option<Granted>>;
+    fn adjustment(&self, account: AccountId, reference: &str) -> StateResult<Option<Adjustment>>;
     fn request(&self, key: &RequestKey) -> StateResult<Option<RequestRecord>>;
     fn reservation(&self, key: &RequestKey) -> StateResult<Option<Reservation>>;
     fn entry(&self, chain: JournalChain, sequence: u64) -> StateResult<Option<JournalEntry>>;

@@ -6,7 +6,9 @@ use crate::ledger::audit::{self, AuditSource, JournalChain, JournalHeads, RowIte
 use crate::ledger::records::{
     Account, Application, Balances, Credential, JournalEntry, RequestKey, RequestRecord,
 };
-use crate::ledger::state::{Crashes, Granted, JournalHead, LedgerState, Reservation, StateResult};
+use crate::ledger::state::{
+    Adjustment, Crashes, JournalHead, LedgerState, Reservation, StateResult,
+};
 use std::collections::{BTreeMap, HashMap};
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -15,7 +17,7 @@ pub(crate) struct MemoryState {
     pub balances: BTreeMap<AccountId, Balances>,
     pub applications: BTreeMap<ApplicationId, Application>,
     pub credentials: BTreeMap<CredentialId, Credential>,
-    pub granted: BTreeMap<(AccountId, String), Granted>,
+    pub granted: BTreeMap<(AccountId, String), Adjustment>,
     pub requests: BTreeMap<RequestKey, RequestRecord>,
     pub archived: BTreeMap<RequestKey, RequestRecord>,
     pub reservations: BTreeMap<RequestKey, Reservation>,
@@ -49,7 +51,7 @@ impl AuditSource for MemoryState {
     fn credentials(&self) -> RowIter<'_, Credential> {
         rows(self.credentials.values().cloned())
     }
-    fn grants(&self) -> RowIter<'_, (AccountId, String, Granted)> {
+    fn grants(&self) -> RowIter<'_, (AccountId, String, Adjustment)> {
         rows(
             self.granted
                 .iter()
@@ -133,8 +135,8 @@ impl AuditSource for MemoryState {
     fn credential_by_digest(&self, digest: &[u8; 32]) -> StateResult<Option<Credential>> {
         LedgerState::credential_by_digest(self, digest)
     }
-    fn granted(&self, account: AccountId, reference: &str) -> StateResult<Option<Granted>> {
-        LedgerState::granted(self, account, reference)
+    fn adjustment(&self, account: AccountId, reference: &str) -> StateResult<Option<Adjustment>> {
+        LedgerState::adjustment(self, account, reference)
     }
     fn request(&self, key: &RequestKey) -> StateResult<Option<RequestRecord>> {
         Ok(self.requests.get(key).or_else(|| self.archived.get(key)).cloned())
@@ -186,14 +188,14 @@ impl LedgerState for MemoryState {
         self.credentials.insert(credential.id, credential.clone());
         Ok(())
     }
-    fn granted(&self, account: AccountId, reference: &str) -> StateResult<Option<Granted>> {
+    fn adjustment(&self, account: AccountId, reference: &str) -> StateResult<Option<Adjustment>> {
         Ok(self.granted.get(&(account, reference.to_owned())).copied())
     }
-    fn put_granted(
+    fn put_adjustment(
         &mut self,
         account: AccountId,
         reference: &str,
-        granted: Granted,
+        granted: Adjustment,
     ) -> StateResult {
         self.granted.insert((account, reference.to_owned()), granted);
         Ok(())

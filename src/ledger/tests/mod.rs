@@ -147,6 +147,21 @@ impl World {
                 units: units(amount),
                 reference: reference.into(),
             },
+            ["debit", account, bucket, amount, reference] => Command::Debit {
+                account: AccountId(uuid(account)),
+                bucket: if bucket == "trial" { Bucket::Trial } else { Bucket::Premium },
+                units: units(amount),
+                reference: reference.into(),
+            },
+            ["change", id, name, plan] => Command::ChangeAccount {
+                id: AccountId(uuid(id)),
+                name: (name != "-").then(|| name.into()),
+                plan: (plan != "-").then(|| plan.into()),
+            },
+            ["expire", id, at] => Command::ExpireCredential {
+                id: CredentialId(uuid(id)),
+                at: UnixMillis(at.parse().unwrap()),
+            },
             _ => self.request_command(words),
         }
     }

@@ -127,7 +127,7 @@ fn wrong_balances_and_grants_are_found() {
     find("in flight", |state| {
         state.accounts.values_mut().next().unwrap().in_flight = 1;
     });
-    find("its grant disagree", |state| {
+    find("its grant or debit disagree", |state| {
         state.granted.values_mut().next().unwrap().units = Microcredits::new(1).unwrap();
     });
     find("is not in the journal", |state| {
@@ -224,7 +224,13 @@ fn a_journal_that_says_things_twice_is_found() {
             before.credit(amount)
         });
     });
-    find("and its grant disagree", |state| {
+    find("and its grant or debit disagree", |state| {
+        let amount = state.granted[&(AccountId(uuid("a")), "t".to_owned())].bucket_amounts();
+        post(state, EntryKind::Debit { reference: "t".into() }, amount, |before| {
+            before.resolve(BucketAmounts::ZERO, amount)
+        });
+    });
+    find("and its grant or debit disagree", |state| {
         let amount = state.granted[&(AccountId(uuid("a")), "t".to_owned())].bucket_amounts();
         post(state, EntryKind::Grant { reference: "forged".into() }, amount, |before| {
             before.credit(amount)

@@ -244,6 +244,39 @@ fn a_repeated_command_changes_nothing() {
 }
 
 #[test]
+fn a_debit_takes_what_is_not_reserved_once() {
+    check(
+        "balance a                   -> 100-0-0 100-0-0 in flight 0
+         debit a trial 30 back       -> done
+         debit a trial 30 back       -> repeated
+         debit a trial 31 back       -> refused ReferenceReused
+         grant a trial 30 back       -> refused ReferenceReused
+         debit a trial 100 t         -> refused ReferenceReused
+         admit a r 1 k 20 20         -> admitted #1 queued 40+0
+         debit a trial 31 more       -> refused DebitTooLarge { needed: Microcredits(31), available: Microcredits(30) }
+         debit a trial 30 more       -> done
+         debit a premium 101 more2   -> refused DebitTooLarge { needed: Microcredits(101), available: Microcredits(100) }
+         debit none trial 1 x        -> refused AccountNotFound
+         settle a r 1 20 0 20 stop   -> #1 completed 40+0
+         balance a                   -> 100-100-0 100-0-0 in flight 0",
+    );
+}
+
+#[test]
+fn an_account_may_change_its_name_and_its_plan() {
+    check(
+        "change a other -            -> done
+         account a                   -> refused IdTaken
+         change a a basic            -> done
+         account a                   -> repeated
+         change none x -             -> refused AccountNotFound
+         expire k 1                  -> done
+         admit a r 1 k 1 1           -> refused CredentialInvalid
+         expire none 1               -> refused CredentialNotFound",
+    );
+}
+
+#[test]
 fn an_account_comes_with_its_opening_balances_or_not_at_all() {
     check(
         "account b basic 5 7                       -> done

@@ -7,8 +7,8 @@ use crate::clock::UnixMillis;
 use crate::config::Config;
 use crate::ids::{AccountId, ApplicationId, CredentialId, RequestId};
 use crate::ledger::{
-    AccountStatus, Bucket, BucketAmounts, Command, Credential, CredentialKind, Microcredits,
-    Outcome, Refusal, RequestRecord, secret,
+    AccountStatus, BucketAmounts, Command, Credential, CredentialKind, Microcredits, Outcome,
+    Refusal, RequestRecord, secret,
 };
 use crate::request;
 use crate::store::{BackupScope, Store, StoreError};
@@ -47,10 +47,14 @@ impl Operator<'_> {
                 Ok(json!({ "ids": found }))
             }
             C::AccountShow { id } => self.show_account(id).await,
+            C::AccountChange { id, name, plan } => self.change_account(id, name, plan).await,
             C::AccountSuspend { id } => self.set_status(id, AccountStatus::Suspended).await,
             C::AccountResume { id } => self.set_status(id, AccountStatus::Active).await,
             C::KeyCreate { account, label, expires_at } => {
                 self.issue(CredentialKind::ApiKey, account, None, label, expires_at).await
+            }
+            C::KeyRotate { id, old_until, expires_at } => {
+                self.rotate(id, old_until, expires_at).await
             }
             C::KeyList { account, after } => {
                 self.read(lists::keys(self.store.clone(), account, after)).await
@@ -64,8 +68,15 @@ impl Operator<'_> {
                 self.issue_token(application, expires_at).await
             }
             C::TokenRevoke { id } => self.revoke(id, CredentialKind::AccessToken).await,
-            C::CreditGrant { account, bucket, units, reference } => {
-                self.grant(account, bucket, units, &reference).await
+            C::CreditGrant { account, bucket, units: amount, reference } => {
+                let units = adjusted(amount, &reference)?;
+                let grant = Command::Grant { account, bucket, units, reference: reference.clone() };
+                self.adjust(account, grant, view::adjustment(bucket, units, &reference)).await
+            }
+            C::CreditDebit { account, bucket, units: amount, reference } => {
+                let units = adjusted(amount, &reference)?;
+                let debit = Command::Debit { account, bucket, units, reference: reference.clone() };
+                self.adjust(account, debit, view::adjustment(bucket, units, &reference)).await
             }
             C::CreditShow { account } => self.show_credits(account).await,
             C::CreditStatement { account, after, limit } => {
@@ -152,6 +163,18 @@ impl Operator<'_> {
         Ok(view::merged(view::account(&account, snapshot.balances(id).await?), stored))
     }
 
+    /// A new plan counts from the account's next request on.
+    async fn change_account(
+        &self,
+        id: AccountId,
+        name: Option<String>,
+        plan: Option<String>,
+    ) -> Result {
+        plan.as_deref().map_or(Ok(()), |plan| self.require_plan(plan))?;
+        self.store.submit(Command::ChangeAccount { id, name, plan }).await?;
+        self.show_account(id).await
+    }
+
     async fn set_status(&self, id: AccountId, status: AccountStatus) -> Result {
         self.store.submit(Command::SetAccountStatus { id, status }).await?;
         if let (Some(live), AccountStatus::Suspended) = (self.live, status) {
@@ -207,6 +230,27 @@ impl Operator<'_> {
         Ok(view::merged(json!({ "id": id, "secret": minted }), self.show_credential(id).await?))
     }
 
+    /// The new key is made first, so that a stop between the two leaves the account with a key.
+    async fn rotate(
+        &self,
+        id: CredentialId,
+        old_until: UnixMillis,
+        expires_at: Option<UnixMillis>,
+    ) -> Result {
+        let old = self.store.read().await?.credential(id).await?;
+        let old = old.filter(|credential| credential.kind == CredentialKind::ApiKey);
+        let old = old.ok_or(Refusal::CredentialNotFound)?;
+        if old.revoked_at.is_some() {
+            let text = format!("key {id} is revoked: make a new one with `cresset keys create`");
+            return Err(AdminError::Refused(text));
+        }
+        let new = self.issue(old.kind, old.account, None, old.label, expires_at).await?;
+        self.store.submit(Command::ExpireCredential { id, at: old_until }).await?;
+        let shown = self.show_credential(id).await?;
+        let old = json!({ "replaces": id, "replaced_until": shown["expires_at"] });
+        Ok(view::merged(new, old))
+    }
+
     async fn show_credential(&self, id: CredentialId) -> Result {
         let found = self.store.read().await?.credential(id).await?;
         Ok(view::credential(&found.ok_or(Refusal::CredentialNotFound)?))
@@ -235,26 +279,9 @@ impl Operator<'_> {
 
     // --- credits
 
-    async fn grant(
-        &self,
-        account: AccountId,
-        bucket: Bucket,
-        amount: u64,
-        reference: &str,
-    ) -> Result {
-        let amount = units(amount)?;
-        if amount.get() == 0 || reference.trim().is_empty() {
-            return Err(AdminError::Invalid(
-                "a grant needs at least one unit and a reference that is not empty".into(),
-            ));
-        }
-        let grant =
-            Command::Grant { account, bucket, units: amount, reference: reference.to_owned() };
-        let outcome = self.store.submit(grant).await?;
-        let snapshot = self.store.read().await?;
-        let found = find_account(&*snapshot, account).await?;
-        let balances = snapshot.balances(account).await?;
-        let shown = view::grant(&found, bucket, amount, reference, balances);
+    async fn adjust(&self, account: AccountId, command: Command, shown: Value) -> Result {
+        let outcome = self.store.submit(command).await?;
+        let shown = view::merged(shown, self.show_credits(account).await?);
         Ok(view::merged(shown, repeated(&outcome)))
     }
 
@@ -352,6 +379,15 @@ fn referenced_account(reference: &str) -> AccountId {
 /// Tells a command that was done before from one that is done now.
 fn repeated(outcome: &Outcome) -> Value {
     json!({ "repeated": matches!(outcome, Outcome::Repeated) })
+}
+
+/// The amount of a grant or debit.
+fn adjusted(amount: u64, reference: &str) -> Result<Microcredits> {
+    if amount == 0 || reference.trim().is_empty() {
+        let text = "an amount of at least one unit and a reference that is not empty are needed";
+        return Err(AdminError::Invalid(text.into()));
+    }
+    units(amount)
 }
 
 fn units(amount: u64) -> Result<Microcredits> {

@@ -32,6 +32,11 @@ pub enum AdminCommand {
     AccountShow {
         id: AccountId,
     },
+    AccountChange {
+        id: AccountId,
+        name: Option<String>,
+        plan: Option<String>,
+    },
     AccountSuspend {
         id: AccountId,
     },
@@ -41,6 +46,13 @@ pub enum AdminCommand {
     KeyCreate {
         account: AccountId,
         label: Option<String>,
+        expires_at: Option<UnixMillis>,
+    },
+    /// Makes another key of the same account and label. The old one ends at `old_until`, if not
+    /// earlier.
+    KeyRotate {
+        id: CredentialId,
+        old_until: UnixMillis,
         expires_at: Option<UnixMillis>,
     },
     KeyList {
@@ -66,6 +78,12 @@ pub enum AdminCommand {
         id: CredentialId,
     },
     CreditGrant {
+        account: AccountId,
+        bucket: Bucket,
+        units: u64,
+        reference: String,
+    },
+    CreditDebit {
         account: AccountId,
         bucket: Bucket,
         units: u64,
@@ -162,14 +180,17 @@ impl From<Refusal> for AdminError {
                 "`cresset requests list --account ID` shows those there are"
             }
             Refusal::ReferenceReused => {
-                "a grant is made once per reference: choose another --reference"
+                "each grant or debit has a reference of its own: choose another --reference"
             }
+            Refusal::DebitTooLarge { .. } => "take less, or wait until running requests have ended",
             Refusal::AmountOverflow => "grant a smaller amount",
             _ => return Self::Refused(refusal.to_string()),
         };
         let text = format!("{refusal}: {hint}");
         match refusal {
-            Refusal::ReferenceReused | Refusal::AmountOverflow => Self::Refused(text),
+            Refusal::ReferenceReused | Refusal::DebitTooLarge { .. } | Refusal::AmountOverflow => {
+                Self::Refused(text)
+            }
             _ => Self::NotFound(text),
         }
     }

@@ -138,21 +138,15 @@ fn cause(kind: &EntryKind) -> Value {
     };
     match kind {
         EntryKind::Grant { reference } => json!({ "kind": "grant", "reference": reference }),
+        EntryKind::Debit { reference } => json!({ "kind": "debit", "reference": reference }),
         EntryKind::Reserve { key, attempt } => of_attempt("reserve", key, attempt),
         EntryKind::Settle { key, attempt } => of_attempt("settle", key, attempt),
         EntryKind::Release { key, attempt } => of_attempt("release", key, attempt),
     }
 }
 
-pub fn grant(
-    account: &Account,
-    bucket: Bucket,
-    units: Microcredits,
-    reference: &str,
-    balances: Balances,
-) -> Value {
-    let head = json!({ "bucket": bucket, "units": units, "reference": reference });
-    merged(head, credits(account, balances))
+pub fn adjustment(bucket: Bucket, units: Microcredits, reference: &str) -> Value {
+    json!({ "bucket": bucket, "units": units, "reference": reference })
 }
 
 fn split(split: BucketAmounts) -> Value {

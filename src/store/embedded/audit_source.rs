@@ -6,7 +6,7 @@ use super::snapshot::EmbeddedSnapshot;
 use super::tables::{self, Definition, ReadOnly, due_key, get, request_key};
 use crate::ids::{AccountId, ApplicationId, CredentialId};
 use crate::ledger::audit::{self, AuditSource, JournalChain, JournalHeads, RowIter};
-use crate::ledger::state::{Granted, JournalHead, Reservation, StateError, StateResult};
+use crate::ledger::state::{Adjustment, JournalHead, Reservation, StateError, StateResult};
 use crate::ledger::{
     Account, Application, Balances, Credential, JournalEntry, RequestKey, RequestRecord,
 };
@@ -79,7 +79,7 @@ impl AuditSource for EmbeddedSnapshot {
         self.placed(tables::CREDENTIALS, |row: &Credential| row.id.0.into_bytes().to_vec())
     }
 
-    fn grants(&self) -> RowIter<'_, (AccountId, String, Granted)> {
+    fn grants(&self) -> RowIter<'_, (AccountId, String, Adjustment)> {
         let rows = tables::under(&self.table(tables::GRANTS)?, b"")?;
         Ok(Box::new(rows.map(|row| {
             row.map(|(key, granted)| {
@@ -212,7 +212,7 @@ impl AuditSource for EmbeddedSnapshot {
         self.row(tables::CREDENTIALS, id.0.as_bytes())
     }
 
-    fn granted(&self, account: AccountId, reference: &str) -> StateResult<Option<Granted>> {
+    fn adjustment(&self, account: AccountId, reference: &str) -> StateResult<Option<Adjustment>> {
         self.row(tables::GRANTS, &tables::grant_key(account, reference))
     }
 

@@ -7,7 +7,7 @@ use crate::ids::{
     AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId,
 };
 use crate::ledger::records::EntryKind;
-use crate::ledger::state::{Crashes, Granted, JournalHead, Reservation};
+use crate::ledger::state::{Adjustment, Crashes, JournalHead, Reservation};
 use crate::ledger::{
     Account, AccountStatus, Application, AskedGeneration, Attempt, AttemptState, Balance, Balances,
     Bucket, BucketAmounts, Credential, CredentialKind, FailureCode, FinishReason, JournalEntry,
@@ -48,6 +48,13 @@ pub(super) struct SealedPosition {
     pub head: JournalHead,
     /// The time of the last audit of everything; 0 when one is owed.
     pub fully_audited_at: UnixMillis,
+}
+
+/// A grant as schemas 1 to 5 stored it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct GrantAlone {
+    pub bucket: Bucket,
+    pub units: Microcredits,
 }
 
 /// Crashes as schema 1 stored them.
@@ -117,7 +124,8 @@ row!(Credential {
     expires_at,
     revoked_at
 });
-row!(Granted { bucket, units });
+row!(Adjustment { bucket, units, is_debit });
+row!(GrantAlone { bucket, units });
 row!(RequestKey { account, application, request });
 row!(Attempt {
     id,
@@ -220,6 +228,10 @@ impl StoredField for EntryKind {
                 out.push(0);
                 return reference.write(out);
             }
+            Self::Debit { reference } => {
+                out.push(4);
+                return reference.write(out);
+            }
             Self::Reserve { key, attempt } => (1, key, attempt),
             Self::Settle { key, attempt } => (2, key, attempt),
             Self::Release { key, attempt } => (3, key, attempt),
@@ -230,9 +242,13 @@ impl StoredField for EntryKind {
     }
     fn read(input: &mut Reader<'_>) -> Result<Self, Malformed> {
         let code = u8::read(input)?;
-        if code == 0 {
+        if code == 0 || code == 4 {
             let reference = StoredField::read(input)?;
-            return Ok(Self::Grant { reference });
+            return Ok(if code == 0 {
+                Self::Grant { reference }
+            } else {
+                Self::Debit { reference }
+            });
         }
         let (key, attempt) = (StoredField::read(input)?, StoredField::read(input)?);
         match code {

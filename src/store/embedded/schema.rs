@@ -4,10 +4,10 @@
 use super::bodies;
 use super::disk::{self, File};
 use super::files;
-use super::rows::{FileIdentity, JournalPosition, TimelessCrashes};
+use super::rows::{FileIdentity, GrantAlone, JournalPosition, TimelessCrashes};
 use super::tables;
 use crate::failpoint::failpoint;
-use crate::ledger::state::{Crashes, StateResult};
+use crate::ledger::state::{Adjustment, Crashes, StateResult};
 use crate::store::{StoreError, StoreResult};
 use redb::{Database, ReadableDatabase, ReadableTable, WriteTransaction};
 use std::panic::{self, AssertUnwindSafe};
@@ -18,7 +18,7 @@ pub(super) type SchemaStep = fn(File, &WriteTransaction) -> StateResult;
 /// The steps in order: the first one leads from schema 1 to schema 2. A released step never
 /// changes.
 pub(super) const STEPS: &[SchemaStep] =
-    &[time_crashes, sum_answers, allow_segments, allow_receipts];
+    &[time_crashes, sum_answers, allow_segments, allow_receipts, allow_debits];
 
 /// The schema that this build writes.
 pub(super) const SCHEMA: u32 = 1 + STEPS.len() as u32;
@@ -72,6 +72,19 @@ fn allow_segments(file: File, txn: &WriteTransaction) -> StateResult {
 #[expect(clippy::unnecessary_wraps, reason = "every step has this signature")]
 fn allow_receipts(_: File, _: &WriteTransaction) -> StateResult {
     Ok(())
+}
+
+/// Schema 6 has debits, in the journal and among the references, which say now what they were used
+/// for.
+fn allow_debits(file: File, txn: &WriteTransaction) -> StateResult {
+    if file != File::Ledger {
+        return Ok(());
+    }
+    let mut table = txn.open_table(tables::GRANTS)?;
+    let rows: Vec<_> = tables::rows::<GrantAlone>(&table)?.collect::<StateResult<_>>()?;
+    rows.into_iter().try_for_each(|(key, GrantAlone { bucket, units })| {
+        tables::put(&mut table, &key, &Adjustment { bucket, units, is_debit: false })
+    })
 }
 
 /// Brings a database, which holds the tables of `contents`, up to the schema after the last of

@@ -5,7 +5,9 @@ use super::rows::JournalPosition;
 use super::tables::{self, ReadOnly, Writable, get, put};
 use crate::clock::UnixMillis;
 use crate::ids::{AccountId, ApplicationId, BootId, CredentialId};
-use crate::ledger::state::{Crashes, Granted, JournalHead, LedgerState, Reservation, StateResult};
+use crate::ledger::state::{
+    Adjustment, Crashes, JournalHead, LedgerState, Reservation, StateResult,
+};
 use crate::ledger::{
     Account, Application, Balances, Command, Credential, JournalEntry, RequestKey, RequestRecord,
 };
@@ -146,15 +148,15 @@ impl LedgerState for WriteState<'_> {
         put(&mut self.credentials, key, credential)
     }
 
-    fn granted(&self, account: AccountId, reference: &str) -> StateResult<Option<Granted>> {
+    fn adjustment(&self, account: AccountId, reference: &str) -> StateResult<Option<Adjustment>> {
         get(&self.grants, &tables::grant_key(account, reference))
     }
 
-    fn put_granted(
+    fn put_adjustment(
         &mut self,
         account: AccountId,
         reference: &str,
-        granted: Granted,
+        granted: Adjustment,
     ) -> StateResult {
         self.changed = true;
         let key = tables::grant_key(account, reference);

@@ -33,7 +33,7 @@ pub(super) const APPLICATIONS: Definition = TableDefinition::new("applications")
 pub(super) const CREDENTIALS: Definition = TableDefinition::new("credentials");
 /// Digest of a secret → credential id.
 pub(super) const DIGESTS: Definition = TableDefinition::new("digests");
-/// Account and reference → what was granted.
+/// Account and reference → what was granted or debited.
 pub(super) const GRANTS: Definition = TableDefinition::new("grants");
 pub(super) const REQUESTS: Definition = TableDefinition::new("requests");
 /// The times at which requests ended, each with its request key, for the move into the archive.

@@ -85,15 +85,16 @@ fn audit_of_a_million_entries() {
 }
 
 /// Builds the ledger that a node leaves behind after `CRESSET_BENCH_REQUESTS` settled requests
-/// (10 million), 100 000 a day, and measures how it starts. It is kept in the folder
-/// `CRESSET_BENCH_FOLDER`, where one is named; a ledger that lies there already is measured as it
-/// is.
+/// (10 million) of `CRESSET_BENCH_ACCOUNTS` accounts (200), 100 000 a day, and measures how it
+/// starts. It is kept in the folder `CRESSET_BENCH_FOLDER`, where one is named; a ledger that lies
+/// there already is measured as it is.
 #[test]
 #[ignore = "a measurement: many minutes, and some 10 GB of disk"]
 fn history_of_ten_million_requests() {
     let setting = |name| std::env::var(name).ok();
-    let requests =
-        setting("CRESSET_BENCH_REQUESTS").map_or(10_000_000, |text| text.parse().unwrap());
+    let number = |name, usual| setting(name).map_or(usual, |text| text.parse().unwrap());
+    let requests = number("CRESSET_BENCH_REQUESTS", 10_000_000);
+    let accounts = number("CRESSET_BENCH_ACCOUNTS", 200);
     let scratch = tempfile::tempdir().unwrap();
     let folder = setting("CRESSET_BENCH_FOLDER").map_or(scratch.path().into(), PathBuf::from);
     let config = StoreConfig::folder(&folder);
@@ -101,7 +102,7 @@ fn history_of_ten_million_requests() {
         std::fs::create_dir_all(&folder).unwrap();
         Store::init(&config).unwrap();
         let began = Instant::now();
-        History::begin(&folder, requests).go_on();
+        History::begin(&folder, requests, accounts).go_on();
         println!("built in {:.0} s", began.elapsed().as_secs_f64());
     }
     for (name, bytes) in sizes(&folder) {
@@ -159,7 +160,6 @@ fn forget_pages(folder: &Path) {
 const KILLED_AFTER: usize = 1_000;
 const DAY_MS: u64 = 24 * 3_600_000;
 const REQUESTS_A_DAY: u64 = 100_000;
-const ACCOUNTS: u128 = 200;
 /// Requests that are admitted, and then settled, in one transaction.
 const TOGETHER: u64 = 1_000;
 
@@ -171,11 +171,12 @@ pub struct History {
     clock: TestClock,
     random: Random,
     requests: u64,
+    accounts: u64,
 }
 
 impl History {
     /// The last of its days ends now.
-    pub fn begin(folder: &Path, requests: u64) -> Self {
+    pub fn begin(folder: &Path, requests: u64, accounts: u64) -> Self {
         let StoreConfig::Embedded(config) = StoreConfig::folder(folder);
         let backend =
             Arc::new(EmbeddedBackend::open_on(super::super::lock(&config).unwrap()).unwrap());
@@ -190,7 +191,7 @@ impl History {
             &OpenProgress::default(),
         )
         .unwrap();
-        Self { backend, shared, writer, clock, random: Random(1), requests }
+        Self { backend, shared, writer, clock, random: Random(1), requests, accounts }
     }
 
     pub fn go_on(mut self) {
@@ -217,7 +218,7 @@ impl History {
 
     fn open_accounts(&mut self) {
         let premium = Microcredits::new(1 << 50).unwrap();
-        let commands = (1..=ACCOUNTS).flat_map(|number| {
+        let commands = (1..=u128::from(self.accounts)).flat_map(|number| {
             let (name, plan) = (format!("account {number}"), "default".to_owned());
             let opening = BucketAmounts { premium, ..BucketAmounts::ZERO };
             [
@@ -232,7 +233,7 @@ impl History {
         let boot = self.shared.boot;
         let new: Vec<_> = (0..requests)
             .map(|_| {
-                let account = 1 + self.random.below(ACCOUNTS as usize) as u128;
+                let account = 1 + self.random.below(self.accounts as usize) as u128;
                 let request = RequestId(Uuid::new_v4());
                 let key =
                     RequestKey { account: AccountId(id(account)), application: None, request };

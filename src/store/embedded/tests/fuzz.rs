@@ -2,7 +2,7 @@
 //! are damaged; one flipped bit is always damage.
 
 use super::layout::{entry, record};
-use crate::ledger::state::{Crashes, Granted, Reservation};
+use crate::ledger::state::{Adjustment, Crashes, Reservation};
 use crate::ledger::{Account, Application, Balances, Credential, JournalEntry, RequestRecord};
 use crate::store::StoredBody;
 use crate::store::embedded::codec::{StoredField, decode, encode};
@@ -51,7 +51,7 @@ fn rows() {
         check::<Credential>(&stored);
         check::<Balances>(&stored);
         check::<Reservation>(&stored);
-        check::<Granted>(&stored);
+        check::<Adjustment>(&stored);
         check::<Crashes>(&stored);
         check::<StoredBody>(&stored);
         check::<JournalPosition>(&stored);

@@ -84,6 +84,7 @@ pub(super) fn record() -> impl Strategy<Value = RequestRecord> {
 pub(super) fn entry() -> impl Strategy<Value = JournalEntry> {
     let kind = prop_oneof![
         any::<String>().prop_map(|reference| EntryKind::Grant { reference }),
+        any::<String>().prop_map(|reference| EntryKind::Debit { reference }),
         (request(), attempt()).prop_map(|(key, attempt)| EntryKind::Reserve { key, attempt }),
         (request(), attempt()).prop_map(|(key, attempt)| EntryKind::Settle { key, attempt }),
         (request(), attempt()).prop_map(|(key, attempt)| EntryKind::Release { key, attempt }),

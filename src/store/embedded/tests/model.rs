@@ -125,6 +125,23 @@ fn command() -> impl Strategy<Value = Command> {
                 reference: reference.to_string(),
             }
         ),
+        2 => (account(), units(20), 0..9_u8, any::<bool>()).prop_map(
+            |(account, units, reference, trial)| Command::Debit {
+                account,
+                bucket: if trial { Bucket::Trial } else { Bucket::Premium },
+                units,
+                reference: reference.to_string(),
+            }
+        ),
+        1 => (account(), any::<bool>()).prop_map(|(id, other)| Command::ChangeAccount {
+            id,
+            name: Some(if other { "other" } else { "one" }.into()),
+            plan: None,
+        }),
+        1 => (1..=3_u128, 0..9_000_u64).prop_map(|(number, at)| Command::ExpireCredential {
+            id: CredentialId(id(number)),
+            at: UnixMillis(u64::MAX - at),
+        }),
         1 => (account(), any::<bool>()).prop_map(|(id, active)| Command::SetAccountStatus {
             id,
             status: if active { AccountStatus::Active } else { AccountStatus::Suspended },

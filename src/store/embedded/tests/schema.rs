@@ -4,14 +4,14 @@
 use super::super::codec::{StoredField, decode, encode};
 use super::super::files::write;
 use super::super::rows::{
-    CleanMarker, FileIdentity, JournalPosition, SealedPosition, TimelessCrashes,
+    CleanMarker, FileIdentity, GrantAlone, JournalPosition, SealedPosition, TimelessCrashes,
 };
 use super::super::schema::{SCHEMA, SchemaStep, identity, upgrade};
 use super::super::tables;
 use super::media::{Random, SimulatedDisk};
 use super::*;
 use crate::ledger::records::EntryKind;
-use crate::ledger::state::{Crashes, Granted, JournalHead, Reservation, StateError};
+use crate::ledger::state::{Adjustment, Crashes, JournalHead, Reservation, StateError};
 use crate::ledger::{
     Account, AccountStatus, Application, AskedGeneration, Attempt, AttemptState, Balance, Balances,
     BucketAmounts, JournalEntry, ReceiptFacts, ReceiptProof, RequestRecord, SamplingValue,
@@ -167,7 +167,7 @@ fn each_row(schema: u32, mut row: impl Row) {
     row.row("key", credential(None));
     row.row("token", credential(Some(6)));
     row.row("digest", CredentialId(id(5)));
-    row.row("granted", Granted { bucket: Bucket::Trial, units: units(100) });
+    adjustments(schema, &mut row);
     row.row("request", request(&[Failed, Failed, Completed]));
     for (name, state) in [("queued", Queued), ("running", Running), ("cancelled", Cancelled)] {
         row.row(&format!("request {name}"), request(&[state]));
@@ -191,6 +191,16 @@ fn each_row(schema: u32, mut row: impl Row) {
         row.row("sealed", SealedPosition { head, fully_audited_at: UnixMillis(20) });
         row.row("segment", head);
     }
+}
+
+fn adjustments(schema: u32, row: &mut impl Row) {
+    let (bucket, units) = (Bucket::Trial, units(100));
+    if schema < 6 {
+        return row.row("granted", GrantAlone { bucket, units });
+    }
+    row.row("granted", Adjustment { bucket, units, is_debit: false });
+    row.row("debited", Adjustment { bucket, units, is_debit: true });
+    row.row("entry debit", entry(EntryKind::Debit { reference: "back".into() }));
 }
 
 trait Row {
@@ -272,6 +282,13 @@ fn keep_this_schema() {
     }
     store.submit_blocking(release(2, 12)).unwrap();
     store.submit_blocking(Command::RequestCancel { key: key(3) }).unwrap();
+    let taken = Command::Debit {
+        account: AccountId(id(1)),
+        bucket: Bucket::Premium,
+        units: units(7),
+        reference: "back".into(),
+    };
+    store.submit_blocking(taken).unwrap();
     drop(store);
     let folder = golden(&format!("schema-{SCHEMA}"));
     fs::create_dir(&folder).expect("a schema that was released never changes");
@@ -291,7 +308,8 @@ fn folders_of_every_schema_can_be_used() {
         let store =
             Store::open(&StoreConfig::folder(dir.path()), clock, Limits::default()).unwrap();
         assert_sound(&store);
-        assert_eq!(spent(&store), (10, 0));
+        // From schema 6 on there is a debit, too.
+        assert_eq!(spent(&store), (if schema < 6 { 10 } else { 17 }, 0));
         let state = |request| {
             store
                 .read()
@@ -411,7 +429,7 @@ fn a_hundred_thousand_requests_survive_kills_of_their_upgrade() {
     let dir = tempfile::tempdir().unwrap();
     let config = StoreConfig::folder(dir.path());
     Store::init(&config).unwrap();
-    super::bench::History::begin(dir.path(), 100_000).go_on();
+    super::bench::History::begin(dir.path(), 100_000, 200).go_on();
     let before = Store::inspect(&config).unwrap();
     downgrade(dir.path());
     let mut random = Random(4);
