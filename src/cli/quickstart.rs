@@ -7,13 +7,17 @@ use super::support::local_key::KeyChoice;
 use super::support::output::{CommandResult, Style, note, print, print_generated, style};
 use super::support::{local_key, node_client, shutdown, text};
 use crate::catalogue::Manifest;
-use crate::node::ledger;
+use crate::node::{RunningNode, ledger};
 use crate::store::{Store, StoreConfig};
 use clap::Args;
 use serde_json::{Value, json};
+use std::net::{Ipv4Addr, SocketAddr};
+use tokio::net::TcpListener;
 
 const QUESTION: &str = "What is the capital of France? Answer in one sentence.";
 const MAX_TOKENS: u32 = 128;
+/// The port that `cresset relay` listens on, too.
+const GATEWAY_PORT: u16 = 11_435;
 
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
@@ -30,7 +34,10 @@ pub(super) struct Arguments {
 
 pub(super) async fn run(context: Context, arguments: Arguments) -> CommandResult {
     let shutdown = shutdown::on_signal_or_hangup()?;
-    let client = shutdown::unless_interrupted(&shutdown, prepare(&context)).await?;
+    let mut client = shutdown::unless_interrupted(&shutdown, prepare(&context)).await?;
+    if !arguments.once {
+        open_gateway(&mut client).await?;
+    }
     let asked = shutdown::unless_interrupted(&shutdown, show(&context, &client, &arguments)).await;
     if asked.is_ok() && client.own.is_some() && !arguments.once {
         note("\nserving until Ctrl-C");
@@ -51,6 +58,21 @@ async fn prepare(context: &Context) -> CommandResult<node_client::NodeClient> {
     node_client::open(context, Some(&release), &KeyChoice::Quickstart).await
 }
 
+/// Opens a gateway on the node of this command, with the key that it asks with, unless the
+/// configuration has one.
+async fn open_gateway(client: &mut node_client::NodeClient) -> CommandResult {
+    let Some(node) = client.own.as_mut().filter(|node| node.gateway_url().is_none()) else {
+        return Ok(());
+    };
+    let usual = SocketAddr::from((Ipv4Addr::LOCALHOST, GATEWAY_PORT));
+    let listener = match TcpListener::bind(usual).await {
+        Ok(listener) => listener,
+        Err(_) => TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?,
+    };
+    node.open_gateway(listener, Some(client.api.secret.clone()))?;
+    Ok(())
+}
+
 async fn show(
     context: &Context,
     client: &node_client::NodeClient,
@@ -66,7 +88,9 @@ async fn show(
     }
     let answer = api.ask(&messages, &options, stream).await?;
     let (me, credits) = (api.get("/v1/me").await?, api.get("/v1/credits").await?);
-    let document = summary(context, api, &answer, &me, &credits);
+    let gateway = client.own.as_ref().and_then(RunningNode::gateway_url);
+    let mut document = summary(context, api, &answer, &me, &credits);
+    document["gateway"] = gateway.map(|url| format!("{url}/v1")).into();
     context.output.result(&document, |document| {
         let snippets = snippets(context, api);
         let stops = arguments.once && client.own.is_some();
@@ -108,10 +132,12 @@ fn facts(document: &Value) -> String {
         ("address", document["listen"].as_str().unwrap_or_default().to_owned()),
         ("key", format!("in {}", document["key_file"].as_str().unwrap_or_default())),
     ];
+    let gateway = document["gateway"].as_str();
+    let tools = gateway.map(|url| ("tools", format!("{url}, any key, models by name")));
     let line = |(name, value): &(&str, String)| {
         format!("{}  {value}", style(Style::Dim, &format!("{name:8}")))
     };
-    rows.iter().map(line).collect::<Vec<_>>().join("\n")
+    rows.iter().chain(&tools).map(line).collect::<Vec<_>>().join("\n")
 }
 
 /// Examples that work as pasted: the key is read from its file, and every call makes a new request

@@ -4,15 +4,18 @@
 use super::support::context::Context;
 use super::support::output::{CommandError, CommandResult};
 use super::support::{shutdown, values};
-use crate::gateway::{self, Gateway, GatewaySettings};
+use crate::config::HttpSettings;
+use crate::gateway::{self, Gateway, GatewayOptions};
 use clap::Args;
 use hyper::Uri;
 use serde_json::json;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use tokio::net::TcpListener;
 use uuid::Uuid;
+
+/// Largest body taken from a client, bytes. The node may be another machine's, with other limits.
+const MAX_BODY: usize = 64 << 20;
 
 #[derive(Args, Debug)]
 #[command(after_help = "Example:
@@ -51,18 +54,20 @@ pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResul
     })?;
     let (listen, upstream) = (listener.local_addr()?, arguments.upstream.clone());
     let session = arguments.session.unwrap_or_else(Uuid::new_v4);
-    let settings = GatewaySettings {
+    let options = GatewayOptions {
         upstream: arguments.upstream,
+        http: HttpSettings { max_body_bytes: MAX_BODY, ..context.config.http.clone() },
         key: arguments.key_file.as_deref().map(key).transpose()?,
         session,
         hosts: arguments.host,
         origins: arguments.origin,
     };
-    let gateway = Arc::new(Gateway::new(settings, listen).map_err(CommandError::new)?);
+    let gateway = Gateway::new(options, listen).map_err(CommandError::new)?;
     let address = format!("http://{listen}");
     let ready = json!({ "event": "ready", "listen": address, "session": session });
     context.output.line(&ready, format!("relaying {address} to {upstream}"))?;
-    Ok(gateway::serve(listener, gateway, shutdown::on_signal()?).await?)
+    gateway::serve(listener, gateway, shutdown::on_signal()?).await;
+    Ok(())
 }
 
 fn key(file: &Path) -> CommandResult<String> {

@@ -40,6 +40,10 @@ pub(super) struct Arguments {
     /// Address of the operator surface: health, readiness, metrics
     #[arg(long, value_name = "ADDR", value_parser = values::listen_address)]
     operator: Option<SocketAddr>,
+    /// Address of a gateway, for tools that know no ids and send no headers of theirs [default:
+    /// none]
+    #[arg(long, value_name = "ADDR", value_parser = values::listen_address)]
+    gateway: Option<SocketAddr>,
     /// Prove again what an upgrade has made stale: quick before the start, full while it serves
     #[arg(long)]
     requalify: bool,
@@ -51,10 +55,12 @@ impl Arguments {
         let flag = |key: &str, address: Option<SocketAddr>| {
             address.map(|at| (key.to_owned(), at.to_string()))
         };
-        [flag("listen.public", self.listen), flag("listen.operator", self.operator)]
-            .into_iter()
-            .flatten()
-            .collect()
+        let flags = [
+            flag("listen.public", self.listen),
+            flag("listen.operator", self.operator),
+            flag("gateway.listen", self.gateway),
+        ];
+        flags.into_iter().flatten().collect()
     }
 }
 
@@ -83,9 +89,12 @@ pub(super) async fn run(context: Context, arguments: Arguments) -> CommandResult
         "event": "ready",
         "listen": running.public_url(),
         "operator": running.operator_url(),
+        "gateway": running.gateway_url(),
         "models": running.models(),
     });
-    context.output.line(&ready, format!("listening on {}", running.public_url()))?;
+    let tools = running.gateway_url().map(|url| format!("; for tools: {url}/v1"));
+    let listening = format!("listening on {}{}", running.public_url(), tools.unwrap_or_default());
+    context.output.line(&ready, listening)?;
     let full = arguments.requalify.then(|| requalify::full(&context)).transpose()?;
     loop {
         tokio::select! {

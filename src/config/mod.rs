@@ -18,9 +18,10 @@ pub use paths::{
     cache_dir, client_key, colours_allowed, default_config_file, default_data_dir, key_in,
 };
 pub use sections::{
-    ClockSettings, CredentialSettings, DeviceSetting, EngineSettings, GradeSetting, HttpSettings,
-    HubSettings, InstructionSetSetting, LedgerSettings, ListenSettings, LogFormat, LogSettings,
-    Plan, QualificationSettings, QuickstartSettings, RequestSettings, TemplateSettings,
+    ClockSettings, CredentialSettings, DeviceSetting, EngineSettings, GatewaySettings,
+    GradeSetting, HttpSettings, HubSettings, InstructionSetSetting, LedgerSettings, ListenSettings,
+    LogFormat, LogSettings, Plan, QualificationSettings, QuickstartSettings, RequestSettings,
+    TemplateSettings,
 };
 
 use schemars::JsonSchema;
@@ -37,6 +38,7 @@ pub struct Config {
     pub listen: ListenSettings = ListenSettings::default(),
     pub engine: EngineSettings = EngineSettings::default(),
     pub http: HttpSettings = HttpSettings::default(),
+    pub gateway: GatewaySettings = GatewaySettings::default(),
     pub requests: RequestSettings = RequestSettings::default(),
     pub ledger: LedgerSettings = LedgerSettings::default(),
     pub clock: ClockSettings = ClockSettings::default(),

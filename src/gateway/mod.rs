@@ -13,6 +13,7 @@ mod origins;
 mod tests;
 mod upstream;
 
+use crate::config::HttpSettings;
 use crate::server::own_names::OwnNames;
 use answer::{GatewayBody, Renaming, refuse};
 use bytes::Bytes;
@@ -26,23 +27,26 @@ use hyper::header::{
 use hyper::http::request::Parts;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode, Uri};
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use json_members::JsonMembers;
 use sha2::{Digest, Sha256};
 use std::convert::Infallible;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use upstream::NodeConnections;
 use uuid::Uuid;
 
-/// Largest body taken from a client, bytes. The node's own limit is lower by default.
-const MAX_BODY: usize = 64 << 20;
 /// Time in which the end of a broken connection is noticed, although the client's next one came
 /// first. Only a request that equals one under way waits for it.
 const NOTICE: Duration = Duration::from_millis(20);
+/// Pause after a connection could not be accepted, such as for want of files.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const CHAT: &str = "/v1/chat/completions";
 const MODELS: &str = "/v1/models";
 /// Paths of other services for what no model here does, by their beginnings.
@@ -62,9 +66,12 @@ const FOREIGN_SESSIONS: [&str; 4] =
 
 /// How a gateway runs.
 #[derive(Debug)]
-pub struct GatewaySettings {
+pub struct GatewayOptions {
     /// The node: `http`, a host and a port.
     pub upstream: Uri,
+    /// Its limits: of connections, of the time for a request's head and body, of the body's size,
+    /// and of the time after the end in which answers are sent.
+    pub http: HttpSettings,
     /// Sent in place of the client's credential. Only for a gateway on a loopback address.
     pub key: Option<String>,
     /// Session for requests that name none.
@@ -75,32 +82,70 @@ pub struct GatewaySettings {
     pub origins: Vec<String>,
 }
 
-/// Answers on `listener` until `shutdown`.
-pub async fn serve(
-    listener: TcpListener,
-    gateway: Arc<Gateway>,
-    shutdown: CancellationToken,
-) -> std::io::Result<()> {
+/// The address at which a process reaches its own listener at `public`.
+pub fn reachable(public: SocketAddr) -> Uri {
+    let loopback: IpAddr = match public.ip() {
+        IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+    };
+    let ip = if public.ip().is_unspecified() { loopback } else { public.ip() };
+    let address = SocketAddr::new(ip, public.port());
+    format!("http://{address}").parse().expect("invariant: an address is a URI's host and port")
+}
+
+/// Answers on `listener` until `shutdown`, and then ends answers that are being sent.
+pub async fn serve(listener: TcpListener, gateway: Gateway, shutdown: CancellationToken) {
+    let (gateway, connections) = (Arc::new(gateway), TaskTracker::new());
+    let places = Arc::new(Semaphore::new(gateway.http.max_connections));
+    while let Some((place, stream)) = shutdown.run_until_cancelled(next(&listener, &places)).await {
+        let (gateway, stopped) = (gateway.clone(), shutdown.clone());
+        connections.spawn(async move {
+            connection(gateway, stream, stopped).await;
+            drop(place);
+        });
+    }
+    connections.close();
+    let linger = Duration::from_secs(gateway.http.linger_seconds);
+    let _ = tokio::time::timeout(linger, connections.wait()).await;
+}
+
+/// The next connection, once there is a place for it.
+async fn next(
+    listener: &TcpListener,
+    places: &Arc<Semaphore>,
+) -> (OwnedSemaphorePermit, TcpStream) {
+    let place = places.clone().acquire_owned().await.expect("invariant: it is never closed");
     loop {
-        tokio::select! {
-            accepted = listener.accept() => {
-                tokio::spawn(connection(gateway.clone(), accepted?.0));
+        match listener.accept().await {
+            Ok((stream, _)) => return (place, stream),
+            Err(error) => {
+                tracing::warn!(%error, "a connection was not accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
             }
-            () = shutdown.cancelled() => return Ok(()),
         }
     }
 }
 
-async fn connection(gateway: Arc<Gateway>, stream: TcpStream) {
+async fn connection(gateway: Arc<Gateway>, stream: TcpStream, shutdown: CancellationToken) {
     let _ = stream.set_nodelay(true);
+    let head_time = Duration::from_secs(gateway.http.header_seconds);
     let service = service_fn(move |request| {
         let gateway = gateway.clone();
         async move { Ok::<_, Infallible>(gateway.answer(request).await) }
     });
-    if let Err(error) = hyper::server::conn::http1::Builder::new()
-        .serve_connection(TokioIo::new(stream), service)
-        .await
-    {
+    let served = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(head_time)
+        .serve_connection(TokioIo::new(stream), service);
+    let mut served = pin!(served);
+    let ended = tokio::select! {
+        ended = served.as_mut() => ended,
+        () = shutdown.cancelled() => {
+            served.as_mut().graceful_shutdown();
+            served.await
+        }
+    };
+    if let Err(error) = ended {
         tracing::debug!(%error, "a client's connection ended badly");
     }
 }
@@ -108,6 +153,7 @@ async fn connection(gateway: Arc<Gateway>, stream: TcpStream) {
 #[derive(Debug)]
 pub struct Gateway {
     node: NodeConnections,
+    http: HttpSettings,
     /// `Bearer …`, sent in place of the client's; `None` passes the client's on.
     credential: Option<HeaderValue>,
     session: Uuid,
@@ -118,20 +164,21 @@ pub struct Gateway {
 
 impl Gateway {
     /// A gateway that listens on `listen`. The error is a sentence that says what to change.
-    pub fn new(settings: GatewaySettings, listen: SocketAddr) -> Result<Self, String> {
-        if settings.key.is_some() && !listen.ip().to_canonical().is_loopback() {
+    pub fn new(options: GatewayOptions, listen: SocketAddr) -> Result<Self, String> {
+        if options.key.is_some() && !listen.ip().to_canonical().is_loopback() {
             return Err(format!(
                 "{listen} can be reached from other machines, which could spend the key's \
                  credits: listen on 127.0.0.1, or give no key, so that each client sends its own"
             ));
         }
-        let credential = settings.key.map(|key| bearer(key.trim())).transpose()?;
+        let credential = options.key.map(|key| bearer(key.trim())).transpose()?;
         Ok(Self {
-            node: NodeConnections::new(settings.upstream)?,
+            node: NodeConnections::new(options.upstream)?,
+            http: options.http,
             credential,
-            session: settings.session,
-            names: OwnNames::new(listen, &settings.hosts),
-            origins: settings.origins,
+            session: options.session,
+            names: OwnNames::new(listen, &options.hosts),
+            origins: options.origins,
             calls: Arc::default(),
         })
     }
@@ -154,8 +201,10 @@ impl Gateway {
         if is_page && origins::is_question(&head) {
             return origins::permission(&head);
         }
-        let Ok(body) = Limited::new(body, MAX_BODY).collect().await else {
-            let why = "the request's body broke off or is too large";
+        let time = Duration::from_secs(self.http.body_seconds);
+        let reading = Limited::new(body, self.http.max_body_bytes).collect();
+        let Ok(Ok(body)) = tokio::time::timeout(time, reading).await else {
+            let why = "the request's body broke off, is too large or came too slowly";
             return refuse(StatusCode::PAYLOAD_TOO_LARGE, why, false);
         };
         self.pass(head, body.to_bytes()).await.unwrap_or_else(|refusal| *refusal)

@@ -79,11 +79,16 @@ struct Running {
 
 impl Running {
     async fn start() -> Self {
+        Self::with(HttpSettings::default(), CancellationToken::new()).await
+    }
+
+    async fn with(http: HttpSettings, shutdown: CancellationToken) -> Self {
         let node = Node::start().await;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let gateway = Arc::new(gateway(&format!("http://{}", node.address)));
-        tokio::spawn(serve(listener, gateway, CancellationToken::new()));
+        let options = GatewayOptions { http, ..settings(&format!("http://{}", node.address)) };
+        let gateway = Gateway::new(options, loopback()).unwrap();
+        tokio::spawn(serve(listener, gateway, shutdown));
         Self { node, gateway: address }
     }
 
@@ -138,9 +143,10 @@ async fn whole(mut stream: TcpStream) -> String {
     text
 }
 
-fn settings(upstream: &str) -> GatewaySettings {
-    GatewaySettings {
+fn settings(upstream: &str) -> GatewayOptions {
+    GatewayOptions {
         upstream: upstream.parse().unwrap(),
+        http: HttpSettings::default(),
         key: Some("own\n".into()),
         session: Uuid::from_u128(7),
         hosts: vec!["relay.home".into()],
@@ -166,6 +172,35 @@ async fn equal_requests_that_were_answered_are_calls_of_their_own() {
     let (second, _other) = running.begin("", SAME).await;
     assert_eq!(running.calls(), [0, 1, 2, 3, 4], "two at the same time, too");
     drop((first, second));
+}
+
+#[tokio::test]
+async fn a_client_that_says_nothing_keeps_no_place() {
+    let http = HttpSettings { max_connections: 1, header_seconds: 1, ..HttpSettings::default() };
+    let running = Running::with(http, CancellationToken::new()).await;
+    let silent = TcpStream::connect(running.gateway).await.unwrap();
+    assert!(running.ask("", SAME).await.contains("ok"), "it waited for its place");
+    assert_eq!(whole(silent).await, "", "the first was closed");
+}
+
+#[tokio::test]
+async fn a_body_that_does_not_come_is_refused() {
+    let http = HttpSettings { body_seconds: 1, max_body_bytes: 8, ..HttpSettings::default() };
+    let running = Running::with(http, CancellationToken::new()).await;
+    let slow = running.send("Content-Length: 7\r\nX-", "").await;
+    assert!(whole(slow).await.starts_with("HTTP/1.1 413"));
+    assert!(whole(running.send("", SAME).await).await.starts_with("HTTP/1.1 413"), "too large");
+}
+
+#[tokio::test]
+async fn an_answer_that_is_being_sent_ends_before_the_gateway_does() {
+    let shutdown = CancellationToken::new();
+    let running = Running::with(HttpSettings::default(), shutdown.clone()).await;
+    let (stream, pen) = running.begin("", SAME).await;
+    shutdown.cancel();
+    pen.send(Some("the end")).await.unwrap();
+    drop(pen);
+    assert!(whole(stream).await.contains("the end"));
 }
 
 #[tokio::test]
@@ -244,7 +279,7 @@ async fn an_error_that_leaves_the_call_open_leaves_its_key() {
 async fn a_node_that_breaks_off_is_not_to_be_asked_again_by_itself() {
     let closing = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let running = Running::start().await;
-    let gateway = Arc::new(gateway(&format!("http://{}", closing.local_addr().unwrap())));
+    let gateway = gateway(&format!("http://{}", closing.local_addr().unwrap()));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let running = Running { gateway: listener.local_addr().unwrap(), ..running };
     tokio::spawn(serve(listener, gateway, CancellationToken::new()));
@@ -327,7 +362,7 @@ fn paths_and_queries_are_kept() {
 fn a_key_is_for_loopback_alone() {
     let check = |listen: &str, key: Option<&str>, expect: bool| {
         let key = key.map(str::to_owned);
-        let settings = GatewaySettings { key, ..settings("http://node:1") };
+        let settings = GatewayOptions { key, ..settings("http://node:1") };
         let made = Gateway::new(settings, listen.parse().unwrap());
         assert_eq!(made.is_ok(), expect, "{listen}");
     };
@@ -343,7 +378,7 @@ fn a_key_is_for_loopback_alone() {
 #[test]
 fn each_call_carries_its_own_credential() {
     let check = |given: &[(&'static str, &'static str)], expect: Option<&str>| {
-        let own = GatewaySettings { key: None, ..settings("http://node:1") };
+        let own = GatewayOptions { key: None, ..settings("http://node:1") };
         let pair = |&(name, value): &(&'static str, &'static str)| {
             (HeaderName::from_static(name), HeaderValue::from_static(value))
         };

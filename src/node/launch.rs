@@ -9,6 +9,7 @@ use super::{Assembly, NodeError, ledger, open_files, private_files};
 use crate::catalogue::QualifiedModel;
 use crate::clock::SystemClock;
 use crate::config::Config;
+use crate::gateway::{self, Gateway, GatewayOptions};
 use crate::ids::ModelId;
 use crate::request::Services;
 use crate::server;
@@ -26,6 +27,7 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 /// The reaction to a port in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,11 +99,15 @@ impl Assembly {
     ) -> Result<RunningNode, NodeError> {
         // Both listeners are bound before anything slow starts.
         open_files::raise_limit();
-        let told = [open_files::note(&self.config.http), private_files::make(&self.data_dir)];
+        let told = [open_files::note(&self.config), private_files::make(&self.data_dir)];
         told.into_iter().flatten().for_each(|text| watcher(StartEvent::Note(text)));
         let listen = &self.config.listen;
         let public = bind(listen.public, "--listen", fallback, watcher).await?;
         let operator = bind(listen.operator, "--operator", fallback, watcher).await?;
+        let gateway = match self.config.gateway.listen {
+            Some(at) => Some(bind(at, "--gateway", fallback, watcher).await?),
+            None => None,
+        };
         let locked = ledger::lock(&self.data_dir, &self.config)?;
         let address = public.local_addr().map_err(NodeError::new)?;
         let starting = StartingNode::open(&self.config, &self.data_dir, address, operator)?;
@@ -134,7 +140,18 @@ impl Assembly {
         }
         running.take_over_changes(self.clone());
         running.accept_clients(public);
+        if let Some(listener) = gateway {
+            running.open_gateway(listener, self.gateway_key()?)?;
+        }
         Ok(running)
+    }
+
+    /// The key that the gateway sends for its clients.
+    fn gateway_key(&self) -> Result<Option<String>, NodeError> {
+        let Some(path) = &self.config.gateway.key_file else { return Ok(None) };
+        std::fs::read_to_string(path).map(Some).map_err(|error| {
+            NodeError::new(format!("{}: {error}", path.display())).remedy("check gateway.key_file")
+        })
     }
 
     /// Makes the models known to the node's pool, the first `pinned` ones for good. Other models
@@ -196,7 +213,7 @@ impl StartingNode {
         let start = StartState::new(public, address, StartPhase::Models);
         let routes = OperatorRoutes::new(start.clone());
         let (stop, mut surfaces) = (CancellationToken::new(), JoinSet::new());
-        let [_, limits] = open_files::limited(&config.http);
+        let [_, limits, _] = open_files::limited(config);
         let (listener, stopped) = (routes.listener(config), stop.clone());
         surfaces.spawn(async move { server::serve(operator, listener, &limits, stopped).await });
         let bound = socket::bind(data_dir).map_err(|error| {
@@ -257,11 +274,36 @@ impl RunningNode {
     /// Serves the public surface on `listener`.
     pub fn accept_clients(&mut self, listener: TcpListener) {
         let node = self.live.node.clone();
-        let [limits, _] = open_files::limited(&node.config.http);
+        let [limits, ..] = open_files::limited(&node.config);
         let stopped = self.stop.clone();
         let routes = server::router(node);
         self.surfaces.spawn(async move { server::serve(listener, routes, &limits, stopped).await });
         self.live.start.enter(StartPhase::Serving);
+    }
+
+    /// Serves clients that do not know the node's ways on `listener`. With a `key` they need none
+    /// of their own.
+    pub fn open_gateway(
+        &mut self,
+        listener: TcpListener,
+        key: Option<String>,
+    ) -> Result<SocketAddr, NodeError> {
+        let config = &self.live.node.config;
+        let [.., http] = open_files::limited(config);
+        let listen = listener.local_addr().map_err(NodeError::new)?;
+        let options = GatewayOptions {
+            upstream: gateway::reachable(self.live.start.public),
+            http,
+            key,
+            session: Uuid::new_v4(),
+            hosts: config.gateway.names.clone(),
+            origins: config.gateway.origins.clone(),
+        };
+        let gateway = Gateway::new(options, listen).map_err(NodeError::new)?;
+        let stopped = self.stop.clone();
+        self.surfaces.spawn(async move { gateway::serve(listener, gateway, stopped).await });
+        let _ = self.live.start.gateway.set(listen);
+        Ok(listen)
     }
 
     pub(super) fn reloads(&self) -> &Reloads {
@@ -276,6 +318,11 @@ impl RunningNode {
     /// The address of health, readiness and metrics.
     pub fn operator_url(&self) -> String {
         format!("http://{}", self.live.start.operator)
+    }
+
+    /// The address of the gateway, if the node has one.
+    pub fn gateway_url(&self) -> Option<String> {
+        self.live.start.gateway.get().map(|address| format!("http://{address}"))
     }
 
     /// The status document, as the operator's surfaces show it.

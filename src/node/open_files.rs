@@ -1,6 +1,6 @@
 //! The number of files that the process may have open, and how many of them connections may take.
 
-use crate::config::HttpSettings;
+use crate::config::{Config, HttpSettings};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Many systems let a process have 1 024 files open until it asks for more: fewer than the
@@ -11,25 +11,28 @@ pub(super) fn raise_limit() {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
-/// The settings of the public and of the operator surface, with no more connections than there are
-/// files for.
-pub(super) fn limited(http: &HttpSettings) -> [HttpSettings; 2] {
+/// The settings of the public surface, the operator surface and the gateway, with no more
+/// connections than there are files for.
+pub(super) fn limited(config: &Config) -> [HttpSettings; 3] {
     let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    shared_out(http, usize::try_from(files).unwrap_or(usize::MAX))
+    let gateway = config.gateway.listen.map_or(0, |_| config.gateway.max_connections);
+    shared_out(&config.http, gateway, usize::try_from(files).unwrap_or(usize::MAX))
 }
 
-/// The operator surface may use half of the reserve, which is at most half of all files.
-fn shared_out(http: &HttpSettings, files: usize) -> [HttpSettings; 2] {
+/// The operator surface may use half of the reserve, which is at most half of all files; the
+/// gateway's connections, of three files each, at most half of the rest.
+fn shared_out(http: &HttpSettings, gateway: usize, files: usize) -> [HttpSettings; 3] {
     let reserve = http.reserved_files.min(files / 2);
-    [files - reserve, reserve / 2].map(|most| HttpSettings {
-        max_connections: http.max_connections.min(most).max(1),
-        ..http.clone()
-    })
+    let gateway = gateway.min((files - reserve) / 6);
+    let public = http.max_connections.min(files - reserve - 3 * gateway);
+    [public, http.max_connections.min(reserve / 2), gateway]
+        .map(|most| HttpSettings { max_connections: most.max(1), ..http.clone() })
 }
 
 /// What an operator is told when connections are limited by the system.
-pub(super) fn note(http: &HttpSettings) -> Option<String> {
-    let [public, _] = limited(http);
+pub(super) fn note(config: &Config) -> Option<String> {
+    let http = &config.http;
+    let [public, ..] = limited(config);
     (public.max_connections < http.max_connections).then(|| {
         format!(
             "at most {} connections are accepted, not http.max_connections = {}: the system allows \
@@ -45,18 +48,20 @@ mod tests {
 
     #[test]
     fn connections_leave_files_for_everything_else() {
-        let check = |max_connections: usize, files: usize, expect: [usize; 2]| {
+        let check = |max_connections: usize, gateway: usize, files: usize, expect: [usize; 3]| {
             let http = HttpSettings { max_connections, ..HttpSettings::default() };
-            let shared = shared_out(&http, files).map(|settings| settings.max_connections);
+            let shared = shared_out(&http, gateway, files).map(|settings| settings.max_connections);
             assert_eq!(shared, expect, "{max_connections} of {files}");
         };
-        check(4_096, 1 << 20, [4_096, 64]);
-        check(4_096, 4_224, [4_096, 64]);
-        check(4_096, 1_024, [896, 64]);
-        check(4_096, 256, [128, 64]);
-        check(4_096, 100, [50, 25]);
-        check(10, 256, [10, 10]);
-        check(4_096, 0, [1, 1]);
-        check(4_096, usize::MAX, [4_096, 64]);
+        check(4_096, 0, 1 << 20, [4_096, 64, 1]);
+        check(4_096, 256, 1 << 20, [4_096, 64, 256]);
+        check(4_096, 0, 4_224, [4_096, 64, 1]);
+        check(4_096, 256, 4_224, [3_328, 64, 256]);
+        check(4_096, 0, 1_024, [896, 64, 1]);
+        check(4_096, 256, 1_024, [449, 64, 149]);
+        check(4_096, 0, 100, [50, 25, 1]);
+        check(10, 0, 256, [10, 10, 1]);
+        check(4_096, 256, 0, [1, 1, 1]);
+        check(4_096, 0, usize::MAX, [4_096, 64, 1]);
     }
 }

@@ -159,7 +159,7 @@ async fn serve(
     let key = customer(&node).await?;
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(NodeError::new)?;
     let address = listener.local_addr().map_err(NodeError::new)?;
-    let [limits, _] = open_files::limited(&node.config.http);
+    let [limits, ..] = open_files::limited(&node.config);
     #[cfg(feature = "self-test")]
     let routes = server::changed(server::router(node), spoil.change);
     #[cfg(not(feature = "self-test"))]

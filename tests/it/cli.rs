@@ -1,11 +1,12 @@
 //! The command line from outside: its documents, exit codes and error messages.
 
-use crate::process::{Finished, Folder, eventually, request};
+use crate::process::{Finished, Folder, Served, eventually, get, request};
 use crate::release::with_release;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 const NOBODY: &str = "0192f0c1-2a7e-7c3d-9a51-3f0e5b1c7d42";
@@ -373,6 +374,46 @@ fn relay_adds_what_tools_cannot_say() {
     let rows = requests["data"].as_array().unwrap();
     assert_eq!(rows.len(), 2);
     assert!(rows.iter().all(|row| row["session_id"] == ready["session"]), "{rows:?}");
+}
+
+#[test]
+fn a_node_has_a_gateway_of_its_own() {
+    let folder = Folder::ready();
+    let key = folder.customer(1_000_000).key;
+    let file = folder.path().join("gateway.key");
+    std::fs::write(&file, &key).unwrap();
+    let mut command = folder.serve_command(&["--gateway", "127.0.0.1:0"]);
+    command.env("CRESSET_GATEWAY__KEY_FILE", &file);
+    let node = Served::start(command);
+    let status = folder.json(&["status"]);
+    let gateway = status["gateway"].as_str().unwrap();
+    let models = get(gateway, "/v1/models");
+    assert_eq!(models.status, 200, "it needs no credential: {models:?}");
+    let name = &models.json()["data"][0]["id"];
+    assert_ne!(name, node.model.as_str());
+    let body = json!({ "model": name, "max_tokens": 2, "stream": true,
+        "messages": [{ "role": "user", "content": "hello" }] });
+    let head = "POST /v1/chat/completions HTTP/1.1\r\nContent-Type: application/json\r\n";
+    let answer = request(gateway, head, &body.to_string()).finish();
+    assert_eq!(answer.status, 200, "{answer:?}");
+    assert!(answer.body.contains("data: [DONE]"), "{answer:?}");
+    assert!(node.terminate().success(), "a stop closes it too");
+}
+
+#[test]
+fn a_gateway_that_others_reach_has_no_key() {
+    let folder = Folder::ready();
+    let file = folder.path().join("gateway.key");
+    std::fs::write(&file, "cresset_key_none").unwrap();
+    let serve = ["serve", "--listen", "127.0.0.1:0", "--operator", "127.0.0.1:0"];
+    let refused = |listen: &str, file: &Path| {
+        let mut command = folder.command(&[&serve[..], &["--gateway", listen]].concat());
+        let output = command.env("CRESSET_GATEWAY__KEY_FILE", file).output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert!(refused("0.0.0.0:0", &file).contains("spend the key's credits"));
+    assert!(refused("127.0.0.1:0", &file.with_extension("none")).contains("gateway.key_file"));
 }
 
 #[test]

@@ -10,7 +10,8 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 /// Stored rows that are looked at for one page. A page of requests takes about 2.5 MB while it is
-/// made, and a few milliseconds. Each thread that made or sent one keeps about as much for the next.
+/// made, and a few milliseconds. Each thread that made or sent one keeps about as much for the
+/// next.
 pub(super) const PAGE_ROWS: usize = 250;
 
 type Result<T = Value, E = AdminError> = std::result::Result<T, E>;

@@ -32,12 +32,14 @@ pub enum StartPhase {
 pub struct StartState {
     pub public: SocketAddr,
     pub operator: SocketAddr,
+    /// The address of the node's own gateway, once it has one.
+    pub gateway: OnceLock<SocketAddr>,
     phase: Mutex<StartPhase>,
 }
 
 impl StartState {
     pub fn new(public: SocketAddr, operator: SocketAddr, phase: StartPhase) -> Arc<Self> {
-        Arc::new(Self { public, operator, phase: Mutex::new(phase) })
+        Arc::new(Self { public, operator, gateway: OnceLock::new(), phase: Mutex::new(phase) })
     }
 
     pub fn enter(&self, phase: StartPhase) {

@@ -83,6 +83,7 @@ fn of_process(start: &StartState, not_ready_because: Option<&str>) -> Value {
         "pid": std::process::id(),
         "listen": format!("http://{}", start.public),
         "operator": format!("http://{}", start.operator),
+        "gateway": start.gateway.get().map(|address| format!("http://{address}")),
     })
 }
 

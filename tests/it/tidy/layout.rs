@@ -53,7 +53,7 @@ const MODULES: Rows = &[
             "text",
         ],
     ),
-    ("gateway", &["server"]),
+    ("gateway", &["config", "server"]),
     (
         "node",
         &[
@@ -62,6 +62,7 @@ const MODULES: Rows = &[
             "config",
             "engine",
             "failpoint",
+            "gateway",
             "ids",
             "kernels",
             "models",
