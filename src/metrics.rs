@@ -7,10 +7,13 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Metric, Registry};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// One metric for each value of its labels.
 type By<const LABELS: usize, M> = Family<[(&'static str, String); LABELS], M>;
@@ -35,40 +38,51 @@ macro_rules! metrics {
         #[derive(Debug)]
         pub struct Metrics {
             registry: Registry,
+            /// Output tokens of settled requests of all models.
+            generated: Counter,
+            process: ProcessMetrics,
             $($scope $field: $type,)+
         }
 
         impl Default for Metrics {
             fn default() -> Self {
-                let mut registry = Registry::with_prefix("cresset");
-                $(let $field = $register(&mut registry, $($argument),+);)+
-                Self { registry, $($field),+ }
+                let mut registry = Registry::default();
+                let process = ProcessMetrics::of(&mut registry);
+                let own = registry.sub_registry_with_prefix("cresset");
+                $(let $field = $register(own, $($argument),+);)+
+                own.register("build", "The program's version", Info::new([("version", VERSION)]));
+                Self { registry, generated: Counter::default(), process, $($field),+ }
             }
         }
     };
 }
 
 metrics! {
-    pub time_to_first_token: Histogram = histogram("time_to_first_token_seconds",
-        "Seconds from a request's admission to its first output token", &FIRST_TOKEN);
-    pub inter_token_latency: Histogram = histogram("inter_token_latency_seconds",
-        "Seconds between two output tokens of a request", &BETWEEN_TOKENS);
-    pub queue_time: Histogram = histogram("request_queue_time_seconds",
-        "Seconds from a request's admission to its first computed token", &REQUEST);
-    pub request_latency: Histogram = histogram("e2e_request_latency_seconds",
-        "Seconds from a request's admission to its settlement", &REQUEST);
+    // What requests of each model took.
+    time_to_first_token: By<1, Histogram> = histograms("time_to_first_token_seconds",
+        "Seconds from a request's admission to its first output token",
+        || Histogram::new(FIRST_TOKEN));
+    inter_token_latency: By<1, Histogram> = histograms("inter_token_latency_seconds",
+        "Seconds between two output tokens of a request", || Histogram::new(BETWEEN_TOKENS));
+    queue_time: By<1, Histogram> = histograms("request_queue_time_seconds",
+        "Seconds from a request's admission to its first computed token",
+        || Histogram::new(REQUEST));
+    request_latency: By<1, Histogram> = histograms("e2e_request_latency_seconds",
+        "Seconds from a request's admission to its settlement", || Histogram::new(REQUEST));
+    charged_units: By<1, Counter> = add("charged_microcredits",
+        "Microcredits charged at settlements");
+    prompt_tokens: By<1, Counter> = add("prompt_tokens", "Prompt tokens of settled requests");
+    cached_tokens: By<1, Counter> = add("prompt_tokens_cached",
+        "Prompt tokens of settled requests that the prefix cache served");
+    generation_tokens: By<1, Counter> = add("generation_tokens",
+        "Output tokens of settled requests");
+
     pub commit_time: Histogram = histogram("ledger_commit_seconds",
         "Seconds until a durable ledger command was acknowledged", &COMMIT);
     pub replays: Counter = add("idempotent_replays", "Requests answered with a stored answer");
     pub attaches: Counter = add("idempotent_attaches", "Requests that joined a running one");
     pub answers_full: Counter = add("stored_answers_full",
         "Requests refused because their account's stored answers reach their limit");
-    pub charged_units: Counter = add("charged_microcredits",
-        "Microcredits charged at settlements");
-    prompt_tokens: Counter = add("prompt_tokens", "Prompt tokens of settled requests");
-    cached_tokens: Counter = add("prompt_tokens_cached",
-        "Prompt tokens of settled requests that the prefix cache served");
-    generation_tokens: Counter = add("generation_tokens", "Output tokens of settled requests");
     requests: By<1, Counter> = add("requests", "Requests when they end, by how they ended");
     responses: By<2, Counter> = add("http_responses", "HTTP responses by status and code");
     engine_failures: By<1, Counter> = add("engine_failures",
@@ -121,6 +135,11 @@ fn add<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, help: &
     metric
 }
 
+/// `add` under the names that exporters of all programs use.
+fn of_process<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, help: &str) -> M {
+    add(registry, name, help)
+}
+
 /// Sets counters to totals that are counted elsewhere.
 fn tell_totals(family: &By<1, Counter>, label: &'static str, totals: &BTreeMap<&'static str, u64>) {
     for (value, count) in totals {
@@ -129,13 +148,109 @@ fn tell_totals(family: &By<1, Counter>, label: &'static str, totals: &BTreeMap<&
     }
 }
 
+/// A histogram for each value of a label.
+fn histograms(
+    registry: &mut Registry,
+    name: &str,
+    help: &str,
+    new: fn() -> Histogram,
+) -> By<1, Histogram> {
+    let metric = Family::new_with_constructor(new);
+    registry.register(name, help, metric.clone());
+    metric
+}
+
 fn histogram(registry: &mut Registry, name: &str, help: &str, buckets: &[f64]) -> Histogram {
     let metric = Histogram::new(buckets.iter().copied());
     registry.register(name, help, metric.clone());
     metric
 }
 
+/// What requests of one model took. A request finds them once, not for each of its tokens.
+#[derive(Clone, Debug)]
+pub struct ModelMetrics {
+    pub time_to_first_token: Histogram,
+    pub inter_token_latency: Histogram,
+    pub queue_time: Histogram,
+    pub request_latency: Histogram,
+    pub charged_units: Counter,
+    prompt_tokens: Counter,
+    cached_tokens: Counter,
+    generation_tokens: Counter,
+    generated: Counter,
+}
+
+impl ModelMetrics {
+    pub fn tokens(&self, prompt: u32, cached: u32, generated: u32) {
+        self.prompt_tokens.inc_by(prompt.into());
+        self.cached_tokens.inc_by(cached.into());
+        self.generation_tokens.inc_by(generated.into());
+        self.generated.inc_by(generated.into());
+    }
+}
+
+/// What the process takes of the machine.
+#[derive(Debug)]
+struct ProcessMetrics {
+    resident: Gauge,
+    open_files: Gauge,
+    processor: Counter<f64, AtomicU64>,
+    started: Gauge,
+}
+
+impl ProcessMetrics {
+    fn of(registry: &mut Registry) -> Self {
+        let all = registry.sub_registry_with_prefix("process");
+        Self {
+            resident: of_process(all, "resident_memory_bytes", "Memory of the process now, bytes"),
+            open_files: of_process(all, "open_fds", "Files and connections that are open now"),
+            processor: of_process(all, "cpu_seconds", "Processor time used so far, seconds"),
+            started: of_process(
+                all,
+                "start_time_seconds",
+                "Unix time at which the process started",
+            ),
+        }
+    }
+}
+
+/// The process at a scrape.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ProcessSample {
+    pub resident_bytes: u64,
+    pub open_files: usize,
+    pub processor: Duration,
+}
+
 impl Metrics {
+    /// The metrics of requests of a model.
+    pub fn of_model(&self, model: &str) -> ModelMetrics {
+        let label = &[("model", model.to_owned())];
+        ModelMetrics {
+            time_to_first_token: self.time_to_first_token.get_or_create_owned(label),
+            inter_token_latency: self.inter_token_latency.get_or_create_owned(label),
+            queue_time: self.queue_time.get_or_create_owned(label),
+            request_latency: self.request_latency.get_or_create_owned(label),
+            charged_units: self.charged_units.get_or_create_owned(label),
+            prompt_tokens: self.prompt_tokens.get_or_create_owned(label),
+            cached_tokens: self.cached_tokens.get_or_create_owned(label),
+            generation_tokens: self.generation_tokens.get_or_create_owned(label),
+            generated: self.generated.clone(),
+        }
+    }
+
+    pub fn sample_process(&self, sample: ProcessSample) {
+        self.process.resident.set(sample.resident_bytes as i64);
+        self.process.open_files.set(sample.open_files as i64);
+        let seconds = sample.processor.as_secs_f64();
+        self.process.processor.inner().store(seconds.to_bits(), Ordering::Relaxed);
+    }
+
+    /// `at` is Unix time, seconds.
+    pub fn started_at(&self, at: u64) {
+        self.process.started.set(at as i64);
+    }
+
     pub fn http_response(&self, status: u16, code: &'static str) {
         self.responses
             .get_or_create(&[("status", status.to_string()), ("code", code.to_owned())])
@@ -154,13 +269,7 @@ impl Metrics {
 
     /// Output tokens of requests that were settled since the start.
     pub fn generated_tokens(&self) -> u64 {
-        self.generation_tokens.get()
-    }
-
-    pub fn tokens(&self, prompt: u32, cached: u32, generated: u32) {
-        self.prompt_tokens.inc_by(prompt.into());
-        self.cached_tokens.inc_by(cached.into());
-        self.generation_tokens.inc_by(generated.into());
+        self.generated.get()
     }
 
     /// Sets the metrics of a model's engine to its state at a scrape.
@@ -232,8 +341,11 @@ mod tests {
         metrics.request_ended("completed");
         metrics.engine_failed("device_lost");
         metrics.sample_model_failures(&BTreeMap::from([("out_of_memory", 2)]));
-        metrics.tokens(5, 2, 3);
-        metrics.time_to_first_token.observe(0.02);
+        let of_model = metrics.of_model("m");
+        of_model.tokens(5, 2, 3);
+        of_model.time_to_first_token.observe(0.02);
+        let processor = Duration::from_millis(2_500);
+        metrics.sample_process(ProcessSample { open_files: 9, processor, ..Default::default() });
         metrics.sample_node(3, true, false);
         metrics.sample_ledger(0, Duration::from_millis(1_500), &BTreeMap::from([("draining", 2)]));
         let stats =
@@ -245,8 +357,11 @@ mod tests {
             "cresset_requests_total{end=\"completed\"} 1",
             "cresset_engine_failures_total{kind=\"device_lost\"} 1",
             "cresset_model_failures_total{kind=\"out_of_memory\"} 2",
-            "cresset_prompt_tokens_total 5",
-            "cresset_generation_tokens_total 3",
+            "cresset_prompt_tokens_total{model=\"m\"} 5",
+            "cresset_generation_tokens_total{model=\"m\"} 3",
+            "process_open_fds 9",
+            "process_cpu_seconds_total 2.5",
+            concat!("cresset_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1"),
             "cresset_kv_cache_usage_ratio{model=\"m\"} 0.25",
             "cresset_ledger_open_reservations 3",
             "cresset_ledger_audit_ok 1",
@@ -254,7 +369,7 @@ mod tests {
             "cresset_ledger_oldest_reservation_seconds 1.5",
             "cresset_ledger_releases_total{cause=\"draining\"} 2",
             "cresset_ready 0",
-            "cresset_time_to_first_token_seconds_count 1",
+            "cresset_time_to_first_token_seconds_count{model=\"m\"} 1",
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
         }

@@ -24,6 +24,7 @@ use crate::ledger::{
     AskedGeneration, Command, FailureCode, FinishReason, Microcredits, Outcome, ReceiptFacts,
     Refusal, RequestKey, RequestRecord, Usage,
 };
+use crate::metrics::ModelMetrics;
 use crate::pool::{ServedModel, SubmittedRequest};
 use crate::store::{StoreError, StoredBody};
 use bytes::Bytes;
@@ -128,6 +129,7 @@ struct RunningRequest {
     services: Arc<Services>,
     live: Arc<LiveRequest>,
     model: Arc<ServedModel>,
+    metrics: ModelMetrics,
     events: mpsc::Receiver<SequenceEvent>,
     record: RequestRecord,
     asked: AskedGeneration,
@@ -151,7 +153,9 @@ impl RunningRequest {
     ) -> Self {
         let RequestPlan { live, model, generate, asked, stop, render, expires_at, .. } = plan;
         let scored = generate.sampling.logprobs.is_some();
+        let metrics = services.metrics.of_model(&model.qualified.manifest().name);
         Self {
+            metrics,
             services,
             live,
             transcript: Transcript::new(model.text.clone(), generate.eos_ids, stop, scored),
@@ -227,7 +231,7 @@ impl RunningRequest {
     /// Tells the ledger that the attempt runs. The command is not awaited here, so that no token
     /// waits for it.
     fn start(&mut self) {
-        self.services.metrics.queue_time.observe(self.began.elapsed().as_secs_f64());
+        self.metrics.queue_time.observe(self.began.elapsed().as_secs_f64());
         let services = self.services.clone();
         let (key, attempt) = (self.live.key, self.record.latest().id);
         self.started = Some(tokio::spawn(async move {
@@ -238,7 +242,7 @@ impl RunningRequest {
     }
 
     fn observe_token(&mut self) {
-        let (now, metrics) = (Instant::now(), &self.services.metrics);
+        let (now, metrics) = (Instant::now(), &self.metrics);
         match self.last_token.replace(now) {
             None => {
                 let passed = now - self.began;
@@ -400,8 +404,8 @@ impl RunningRequest {
         };
         let settled = self.resolve(self.settlement(usage, end), body).await?;
         let Usage { prompt_tokens, cached_tokens, completion_tokens } = usage;
-        self.services.metrics.tokens(prompt_tokens, cached_tokens, completion_tokens);
-        self.services.metrics.charged_units.inc_by(settled.latest().charged.total().get());
+        self.metrics.tokens(prompt_tokens, cached_tokens, completion_tokens);
+        self.metrics.charged_units.inc_by(settled.latest().charged.total().get());
         Ok(settled)
     }
 
@@ -442,7 +446,7 @@ impl RunningRequest {
     }
 
     fn count(&self, end: RequestEnd) {
-        self.services.metrics.request_latency.observe(self.began.elapsed().as_secs_f64());
+        self.metrics.request_latency.observe(self.began.elapsed().as_secs_f64());
         self.services.metrics.request_ended(match end {
             RequestEnd::Completed(..) => "completed",
             RequestEnd::Cancelled(_) | RequestEnd::CancelledInQueue => "cancelled",
@@ -517,6 +521,7 @@ mod tests {
         let mut record = ledger.request(&request.key).await.unwrap().unwrap();
         record.attempts[0].prices = prices;
         let running = RunningRequest {
+            metrics: services.metrics.of_model("tiny"),
             services: services.clone(),
             live: live.clone(),
             transcript: Transcript::new(model.text.clone(), [].into(), Vec::new(), false),

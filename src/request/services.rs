@@ -43,6 +43,8 @@ impl Services {
         clock: Arc<dyn Clock>,
         catalogue: Catalogue,
     ) -> Arc<Self> {
+        let metrics = Metrics::default();
+        metrics.started_at(clock.now().seconds());
         Arc::new(Self {
             pool: ModelPool::new(&config.engine, config.model_bytes()),
             plans: Plans::new(&config.plans),
@@ -50,7 +52,7 @@ impl Services {
             store,
             clock,
             catalogue,
-            metrics: Metrics::default(),
+            metrics,
             live: LiveRequests::default(),
             recent_errors: RecentErrors::default(),
             tasks: TaskTracker::new(),

@@ -335,7 +335,7 @@ async fn metrics_tell_what_happened() {
         "cresset_ledger_open_reservations 0",
         "cresset_ledger_audit_ok 1",
         "cresset_ready 1",
-        "cresset_time_to_first_token_seconds_count 1",
+        "cresset_time_to_first_token_seconds_count{model=\"tiny-0\"} 1",
     ] {
         assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
     }

@@ -1,7 +1,10 @@
 //! The node's metrics, sampled when they are asked for.
 
+use crate::config::resident_bytes;
 use crate::engine::EngineHandle;
+use crate::metrics::ProcessSample;
 use crate::request::Services;
+use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 
 /// The text that a scrape gets.
@@ -20,5 +23,16 @@ pub async fn text(services: &Services) -> String {
     metrics.sample_node(live.len(), store.healthy(), services.is_ready());
     let oldest = Duration::from_millis(ledger.oldest_reservation_ms);
     metrics.sample_ledger(ledger.violations, oldest, &ledger.releases);
+    metrics.sample_process(process());
     metrics.text()
+}
+
+/// What the system tells of this process; zero where it tells nothing.
+fn process() -> ProcessSample {
+    let used = clock_gettime(ClockId::ProcessCPUTime);
+    ProcessSample {
+        resident_bytes: resident_bytes().unwrap_or_default(),
+        open_files: std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count),
+        processor: Duration::try_from(used).unwrap_or_default(),
+    }
 }

@@ -209,7 +209,7 @@ pub fn metrics(tree: &Tree) -> Vec<Offence> {
     };
     let mut found = Vec::new();
     for (name, help) in registered(file) {
-        let full = format!("`cresset_{name}`");
+        let full = format!("`{name}`");
         if help.trim().is_empty() {
             found.push(offence(&name, format!("{full} has no help text")));
         }
@@ -220,16 +220,22 @@ pub fn metrics(tree: &Tree) -> Vec<Offence> {
     found
 }
 
-/// Name and help of each metric: the first two literals of a call that takes the registry.
+/// Full name and help of each metric: the first two literals of a call that takes the registry.
 fn registered(file: &Source) -> Vec<(String, String)> {
     let mut found = Vec::new();
-    for call in ["add(", "histogram(", "register("] {
+    for (call, prefix) in [
+        ("add(", "cresset"),
+        ("histogram(", "cresset"),
+        ("histograms(", "cresset"),
+        ("register(", "cresset"),
+        ("of_process(", "process"),
+    ] {
         for (at, _) in file.production.match_indices(call) {
             let open = at + call.len() - 1;
             let end = matching(&file.production, open);
             let literals: Vec<&str> = file.text[open..end].split('"').skip(1).step_by(2).collect();
             if let [name, rest @ ..] = &literals[..] {
-                found.push(((*name).to_owned(), rest.first().unwrap_or(&"").to_string()));
+                found.push((format!("{prefix}_{name}"), rest.first().unwrap_or(&"").to_string()));
             }
         }
     }
