@@ -173,6 +173,7 @@ async fn dispatch(globals: Globals, command: CliCommand) -> CommandResult {
     }
     let (flags, attended) = match &command {
         CliCommand::Serve(arguments) => (arguments.overrides(), false),
+        CliCommand::Relay(_) => (Vec::new(), false),
         _ => (Vec::new(), true),
     };
     let context = Context::load(&globals, &flags, attended)?;

@@ -2,6 +2,7 @@
 //! gateway's own refusals.
 
 use super::calls::Exchange;
+use super::log_line::GatewayLine;
 use bytes::Bytes;
 use http_body_util::{Either, Full};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
@@ -11,8 +12,11 @@ use hyper::{Response, StatusCode};
 use serde_json::json;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use uuid::Uuid;
 
 const SHOULD_RETRY: &str = "x-should-retry";
+/// Bytes of an answer's end that are kept. Its usage and its last event are among them.
+const TAIL: usize = 1_024;
 /// The last event of a stream. Clients close the connection when they have seen it, without waiting
 /// for the end of the body.
 const DONE: &[u8] = b"data: [DONE]\n\n";
@@ -31,7 +35,8 @@ pub(super) fn passed_on(
     let mut response = response.map(|body| {
         let ended = false;
         let tail = Vec::new();
-        let mut watched = WatchedAnswer { body, exchange, open, tail, renaming, ended };
+        let line = None;
+        let mut watched = WatchedAnswer { body, exchange, open, tail, renaming, ended, line };
         watched.note_end();
         Either::Left(Box::new(watched))
     });
@@ -39,6 +44,18 @@ pub(super) fn passed_on(
         response.headers_mut().remove(CONTENT_LENGTH);
     }
     response
+}
+
+/// Lets `line` be written when the answer has been sent.
+pub(super) fn logged(
+    mut answer: Response<GatewayBody>,
+    mut line: GatewayLine,
+) -> Response<GatewayBody> {
+    line.answered(&answer);
+    if let Either::Left(watched) = answer.body_mut() {
+        watched.line = Some(line);
+    }
+    answer
 }
 
 /// An answer that is known whole.
@@ -87,22 +104,31 @@ pub(super) struct WatchedAnswer {
     exchange: Option<Exchange>,
     /// The answer does not end the call.
     open: bool,
-    /// The last bytes sent, as many as `DONE` has at most.
+    /// The last bytes of the node's body.
     tail: Vec<u8>,
     renaming: Option<Renaming>,
     /// The node's body has ended, and all of it has been given on.
     ended: bool,
+    line: Option<GatewayLine>,
+}
+
+impl Drop for WatchedAnswer {
+    fn drop(&mut self) {
+        if let Some(line) = &mut self.line {
+            line.count_tokens(&self.tail);
+        }
+    }
 }
 
 impl WatchedAnswer {
     fn note(&mut self, data: &[u8]) {
-        self.tail.extend_from_slice(&data[data.len().saturating_sub(DONE.len())..]);
-        self.tail.drain(..self.tail.len().saturating_sub(DONE.len()));
+        self.tail.extend_from_slice(&data[data.len().saturating_sub(TAIL)..]);
+        self.tail.drain(..self.tail.len().saturating_sub(TAIL));
         self.note_end();
     }
 
     fn note_end(&mut self) {
-        if self.body.is_end_stream() || self.tail == DONE {
+        if self.body.is_end_stream() || self.tail.ends_with(DONE) {
             self.ended();
         }
     }
@@ -166,10 +192,13 @@ pub(super) fn refuse(
     should_retry: bool,
 ) -> Response<GatewayBody> {
     let kind = if status.is_client_error() { "invalid_request_error" } else { "server_error" };
-    let body = json!({ "error": { "code": "gateway", "message": message, "type": kind } });
+    let id = Uuid::new_v4();
+    let error = json!({ "code": "gateway", "message": message, "type": kind, "request_id": id });
+    let body = json!({ "error": error });
     let mut response = Response::new(Either::Right(Full::new(body.to_string().into())));
     *response.status_mut() = status;
     let headers = response.headers_mut();
+    headers.insert(super::REQUEST_ID, super::header(id));
     headers.insert("content-type", HeaderValue::from_static("application/json"));
     let should_retry = if should_retry { "true" } else { "false" };
     headers.insert(SHOULD_RETRY, HeaderValue::from_static(should_retry));

@@ -7,6 +7,7 @@ mod answer;
 mod calls;
 mod chat;
 mod json_members;
+mod log_line;
 mod model_names;
 mod origins;
 #[cfg(test)]
@@ -29,6 +30,9 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode, Uri};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use json_members::JsonMembers;
+use log_line::GatewayLine;
+use model_names::ModelNames;
+use percent_encoding::percent_decode_str;
 use sha2::{Digest, Sha256};
 use std::convert::Infallible;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -49,6 +53,8 @@ const NOTICE: Duration = Duration::from_millis(20);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const CHAT: &str = "/v1/chat/completions";
 const MODELS: &str = "/v1/models";
+/// What the path of one model begins with.
+const MODEL: &str = "/v1/models/";
 /// Paths of other services for what no model here does, by their beginnings.
 const NOT_TEXT: [&str; 3] = ["/v1/embeddings", "/v1/images", "/v1/audio"];
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -185,16 +191,23 @@ impl Gateway {
 
     async fn answer(&self, request: Request<Incoming>) -> Response<GatewayBody> {
         let (mut head, body) = request.into_parts();
-        let Some(origin) = origins::take_allowed(&mut head.headers, &self.origins) else {
-            return self.admit(head, body, false).await;
-        };
-        let mut answer = self.admit(head, body, true).await;
-        origins::let_read(&mut answer, origin);
-        answer
+        let mut line = GatewayLine::begin(&head);
+        let origin = origins::take_allowed(&mut head.headers, &self.origins);
+        let mut answer = self.admit(head, body, origin.is_some(), &mut line).await;
+        if let Some(origin) = origin {
+            origins::let_read(&mut answer, origin);
+        }
+        answer::logged(answer, line)
     }
 
     /// Answers what is addressed to the gateway; `is_page` if a page that may use it asks.
-    async fn admit(&self, head: Parts, body: Incoming, is_page: bool) -> Response<GatewayBody> {
+    async fn admit(
+        &self,
+        head: Parts,
+        body: Incoming,
+        is_page: bool,
+        line: &mut GatewayLine,
+    ) -> Response<GatewayBody> {
         if let Some(why) = self.names.refusal(&head.uri, &head.headers) {
             return refuse(StatusCode::FORBIDDEN, why, false);
         }
@@ -207,13 +220,14 @@ impl Gateway {
             let why = "the request's body broke off, is too large or came too slowly";
             return refuse(StatusCode::PAYLOAD_TOO_LARGE, why, false);
         };
-        self.pass(head, body.to_bytes()).await.unwrap_or_else(|refusal| *refusal)
+        self.pass(head, body.to_bytes(), line).await.unwrap_or_else(|refusal| *refusal)
     }
 
     async fn pass(
         &self,
         mut head: Parts,
         body: Bytes,
+        line: &mut GatewayLine,
     ) -> Result<Response<GatewayBody>, GatewayRefusal> {
         self.complete(&mut head.headers)?;
         let path = head.uri.path();
@@ -225,8 +239,11 @@ impl Gateway {
         if path == MODELS && head.method == Method::GET {
             return self.list(&head).await;
         }
+        if let Some(name) = asked_model(&head) {
+            return self.show(head, name, line).await;
+        }
         let (body, renaming) = if path == CHAT && head.method == Method::POST {
-            self.translate(&mut head, body).await?
+            self.translate(&mut head, body, line).await?
         } else {
             (body, None)
         };
@@ -251,42 +268,67 @@ impl Gateway {
         Ok(answer::whole(head, page.to_string().into()))
     }
 
+    /// The node's description of the model `name`, with the name in place of the id.
+    async fn show(
+        &self,
+        mut head: Parts,
+        name: String,
+        line: &mut GatewayLine,
+    ) -> Result<Response<GatewayBody>, GatewayRefusal> {
+        let names = self.node.model_names(&head).await?;
+        let id = known_id(&names, &name)?;
+        let path = format!("{MODEL}{id}");
+        let why = "the node lists an id that cannot stand in a path";
+        head.uri = path.parse().map_err(|_| refuse(StatusCode::BAD_GATEWAY, why, false))?;
+        let answer = self.node.send(&head, &Bytes::new()).await?;
+        let (mut head, body) = upstream::collected(answer).await?.into_parts();
+        let Ok(mut model) = serde_json::from_slice::<JsonMembers>(&body) else {
+            return Ok(answer::whole(head, body));
+        };
+        model.set("id", &name);
+        line.model = Some(name);
+        head.headers.remove(CONTENT_LENGTH);
+        let text = serde_json::to_vec(&model).expect("invariant: members are JSON");
+        Ok(answer::whole(head, text.into()))
+    }
+
     /// A chat request in the node's form, and how its answer names the model. A body that is no
     /// object goes on as it is: the node says what is wrong with it.
     async fn translate(
         &self,
         head: &mut Parts,
         body: Bytes,
+        line: &mut GatewayLine,
     ) -> Result<(Bytes, Option<Renaming>), GatewayRefusal> {
         let Ok(mut request) = serde_json::from_slice::<JsonMembers>(&body) else {
             return Ok((body, None));
         };
         chat::translate(&mut request)
             .map_err(|why| refuse(StatusCode::BAD_REQUEST, &why, false))?;
-        let renaming = match request.text("model").filter(|name| Uuid::parse_str(name).is_err()) {
-            Some(name) => self.name_to_id(head, &mut request, &name).await?,
-            None => None,
+        let model = request.text("model");
+        let renaming = match &model {
+            Some(name) if Uuid::parse_str(name).is_err() => {
+                Some(self.name_to_id(head, &mut request, name).await?)
+            }
+            _ => None,
         };
+        line.model = model;
         head.headers.remove(CONTENT_LENGTH);
         let text = serde_json::to_vec(&request).expect("invariant: members are JSON");
         Ok((text.into(), renaming))
     }
 
-    /// Puts the id of the model `name` into the request. A name that the node does not list stays:
-    /// the node answers as it does for any unknown model.
+    /// Puts the id of the model `name` into the request.
     async fn name_to_id(
         &self,
         head: &Parts,
         request: &mut JsonMembers,
         name: &str,
-    ) -> Result<Option<Renaming>, GatewayRefusal> {
+    ) -> Result<Renaming, GatewayRefusal> {
         let names = self.node.model_names(head).await?;
-        let Some(id) = names.id(name) else {
-            let why = format!("the model is not known; this key can use: {names}");
-            return Err(refuse(StatusCode::NOT_FOUND, &why, false).into());
-        };
+        let id = known_id(&names, name)?;
         request.set("model", id);
-        Ok(Some(Renaming::new(id, name)))
+        Ok(Renaming::new(id, name))
     }
 
     /// The call that a completion request belongs to. `None` for what costs nothing, and for
@@ -330,6 +372,19 @@ impl Gateway {
 
 /// An answer of the gateway's own that ends a request.
 type GatewayRefusal = Box<Response<GatewayBody>>;
+
+/// The name by which a request asks for one model. An id is no name: the node knows it.
+fn asked_model(head: &Parts) -> Option<String> {
+    let name = head.uri.path().strip_prefix(MODEL).filter(|_| head.method == Method::GET)?;
+    let name = percent_decode_str(name).decode_utf8().ok()?;
+    Uuid::parse_str(&name).is_err().then(|| name.into_owned())
+}
+
+/// The id of the model `name`, or a refusal that lists the names.
+fn known_id<'a>(names: &'a ModelNames, name: &str) -> Result<&'a str, GatewayRefusal> {
+    let why = || format!("the model is not known; this key can use: {names}");
+    names.id(name).ok_or_else(|| refuse(StatusCode::NOT_FOUND, &why(), false).into())
+}
 
 /// The `Authorization` header made of `key`.
 fn bearer(key: &str) -> Result<HeaderValue, String> {

@@ -57,7 +57,7 @@ impl AccessLine {
     pub(super) fn begin(method: &Method, uri: &Uri, request_id: Uuid) -> Arc<Self> {
         Arc::new(Self {
             began: Instant::now(),
-            method: METHODS.into_iter().find(|known| known == method),
+            method: known_method(method),
             route: route(uri.path()),
             request_id,
             facts: Mutex::default(),
@@ -151,8 +151,13 @@ impl Drop for AccessLine {
     }
 }
 
+/// The method if it is none that a client made up.
+pub fn known_method(method: &Method) -> Option<Method> {
+    METHODS.into_iter().find(|known| known == method)
+}
+
 /// The path without what a client chose in it.
-fn route(path: &str) -> &'static str {
+pub fn route(path: &str) -> &'static str {
     let whole = ROUTES.into_iter().find(|route| *route == path);
     let with_id = ROUTES_WITH_ID.into_iter().find(|(begin, _)| path.starts_with(begin));
     whole.or(with_id.map(|(_, route)| route)).unwrap_or("other")

@@ -6,7 +6,7 @@
 //! type, JSON, idempotency, model, limits, concurrency and credits. A request without a valid
 //! credential learns nothing else, not even whether its path exists.
 
-mod access_log;
+pub mod access_log;
 pub mod auth;
 pub mod error;
 pub mod finish_response;

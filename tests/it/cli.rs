@@ -432,7 +432,13 @@ fn relay_knows_models_by_name() {
     let customer = folder.customer(100_000_000);
     let node = folder.serve();
     let arguments = ["relay", "--json", "--listen", "127.0.0.1:0", "--upstream", &node.listen];
-    let mut relay = folder.command(&arguments).stdout(Stdio::piped()).spawn().unwrap();
+    let log = folder.path().join("relay.log");
+    let mut relay = folder
+        .command(&arguments)
+        .stdout(Stdio::piped())
+        .stderr(std::fs::File::create(&log).unwrap())
+        .spawn()
+        .unwrap();
     let mut line = String::new();
     BufReader::new(relay.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let ready: Value = serde_json::from_str(&line).unwrap();
@@ -452,6 +458,15 @@ fn relay_knows_models_by_name() {
     let (plain, stream, unknown) =
         (ask(&name, false), ask(&name, true), ask(&json!("nobody"), false));
     let without = request(base, "GET /v1/models HTTP/1.1\r\n", "").finish();
+    let show = |name: &str| request(base, &head(&format!("GET /v1/models/{name}")), "").finish();
+    let escaped = name.as_str().unwrap().replace('-', "%2D");
+    let (shown, by_id, nobody) = (show(&escaped), show(&node.model), show("nobody"));
+    eventually("each request has its line in the log", || {
+        let log = std::fs::read_to_string(&log).unwrap();
+        let of_chat = log.lines().filter(|line| line.contains("route=\"/v1/chat/completions\""));
+        let counted = of_chat.filter(|line| line.contains(" completion_tokens=3 "));
+        counted.filter(|line| line.contains(&format!("model={name}"))).count() == 2
+    });
     relay.kill().unwrap();
     relay.wait().unwrap();
     assert_ne!(name, node.model.as_str(), "{list:?}");
@@ -459,6 +474,11 @@ fn relay_knows_models_by_name() {
     assert!(stream.body.contains(&format!("\"model\":{name}")), "{stream:?}");
     assert!(!stream.body.contains(node.model.as_str()), "{stream:?}");
     assert_eq!((unknown.status, without.status), (404, 401), "{unknown:?}");
+    assert_eq!((shown.status, &shown.json()["id"]), (200, &name), "{shown:?}");
+    assert_eq!(by_id.json()["id"], node.model.as_str(), "{by_id:?}");
+    assert_eq!(nobody.status, 404, "{nobody:?}");
+    let id = nobody.json()["error"]["request_id"].as_str().unwrap().to_owned();
+    assert_eq!(nobody.headers["x-request-id"], id, "{nobody:?}");
     assert!(unknown.body.contains(name.as_str().unwrap()), "{unknown:?}");
 }
 

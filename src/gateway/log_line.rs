@@ -1,0 +1,98 @@
+//! One line of the log for each request, written when its answer was sent or its client has gone.
+//! It names paths, models and figures, and nothing else that a client chose.
+
+#![expect(clippy::disallowed_methods, reason = "the log tells how long an answer took")]
+
+use crate::server::access_log;
+use hyper::http::request::Parts;
+use hyper::{Method, Response};
+use std::time::Instant;
+
+/// The line of one request; it is written when it is dropped.
+#[derive(Debug)]
+pub(super) struct GatewayLine {
+    began: Instant,
+    method: Option<Method>,
+    route: &'static str,
+    /// The model's name or id, once it is known to be one.
+    pub model: Option<String>,
+    /// Absent when the client went away before there was one.
+    status: Option<u16>,
+    request_id: Option<String>,
+    pub prompt_tokens: Option<u64>,
+    pub completion_tokens: Option<u64>,
+}
+
+impl GatewayLine {
+    pub(super) fn begin(head: &Parts) -> Self {
+        Self {
+            began: Instant::now(),
+            method: access_log::known_method(&head.method),
+            route: access_log::route(head.uri.path()),
+            model: None,
+            status: None,
+            request_id: None,
+            prompt_tokens: None,
+            completion_tokens: None,
+        }
+    }
+
+    /// Notes the head of the answer. The id is the node's, or that of the gateway's own refusal.
+    pub(super) fn answered<B>(&mut self, answer: &Response<B>) {
+        self.status = Some(answer.status().as_u16());
+        let id = answer.headers().get(super::REQUEST_ID).and_then(|id| id.to_str().ok());
+        self.request_id = id.map(str::to_owned);
+    }
+
+    /// Takes the counts of tokens from the end of an answer.
+    pub(super) fn count_tokens(&mut self, tail: &[u8]) {
+        let tail = String::from_utf8_lossy(tail);
+        self.prompt_tokens = number(&tail, "\"prompt_tokens\":");
+        self.completion_tokens = number(&tail, "\"completion_tokens\":");
+    }
+}
+
+/// The number that the last `member` has. Inside a JSON string no quotation mark stands without a
+/// backslash before it, so what is found is a member, and never part of an answer's text.
+fn number(tail: &str, member: &str) -> Option<u64> {
+    let (_, after) = tail.rsplit_once(member)?;
+    let end = after.find(|digit: char| !digit.is_ascii_digit())?;
+    after[..end].parse().ok()
+}
+
+impl Drop for GatewayLine {
+    fn drop(&mut self) {
+        let Self { route, status, prompt_tokens, completion_tokens, .. } = *self;
+        let method = self.method.as_ref().map(Method::as_str);
+        let (model, request_id) = (self.model.as_deref(), self.request_id.as_deref());
+        let milliseconds = self.began.elapsed().as_millis() as u64;
+        tracing::info!(
+            method,
+            route,
+            status,
+            request_id,
+            model,
+            prompt_tokens,
+            completion_tokens,
+            milliseconds,
+            "passed on"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_counted_from_the_last_usage() {
+        let check = |tail: &str, expect: Option<u64>| {
+            assert_eq!(number(tail, "\"completion_tokens\":"), expect, "{tail}");
+        };
+        check(r#"{"usage":{"completion_tokens":12,"total_tokens":20}}"#, Some(12));
+        check(r#"{"text":"\"completion_tokens\":9,"}"#, None);
+        check(r#"{"usage":{"completion_tokens":1},"u":{"completion_tokens":2}}"#, Some(2));
+        check(r#"{"usage":{"completion_tokens":1"#, None);
+        check(r#"data: {"usage":null}"#, None);
+    }
+}
