@@ -1,16 +1,23 @@
 //! Commands that may read much of the ledger.
 
 use super::command::AdminError;
-use std::sync::Arc;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::mpsc::{self, SyncSender};
+use std::sync::{Arc, PoisonError};
 use tokio::runtime::Handle;
-use tokio::sync::Mutex;
-use tokio::task::spawn_blocking;
+use tokio::sync::{Mutex, oneshot};
 
-/// The turn of the one command that may read much of the ledger. Such commands run on a thread that
-/// may wait, so that no request waits for them, and one after the other, so that they take one core
-/// and the memory of one.
+type Work = Box<dyn FnOnce() + Send>;
+
+/// The turn of the one command that may read much of the ledger. Such commands run on a thread of
+/// their own, so that no request waits for them, and one after the other, so that they take one
+/// core and the memory of one. It is the same thread each time: memory that a thread gave back is
+/// kept for that thread, and many threads would keep many times as much.
 #[derive(Clone, Debug, Default)]
-pub struct LongCommands(Arc<Mutex<()>>);
+pub struct LongCommands {
+    turn: Arc<Mutex<()>>,
+    thread: Arc<std::sync::Mutex<Option<SyncSender<Work>>>>,
+}
 
 impl LongCommands {
     /// Runs `work` when its turn comes. Its turn ends with the work, even if nobody waits for the
@@ -19,12 +26,33 @@ impl LongCommands {
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, AdminError> {
-        let turn = self.0.clone().lock_owned().await;
-        let done = spawn_blocking(move || {
+        let turn = self.turn.clone().lock_owned().await;
+        let (answer, told) = oneshot::channel();
+        let work = move || {
             let _turn = turn;
-            work()
-        });
-        done.await.map_err(|error| AdminError::Unavailable(error.to_string()))
+            let _ = answer.send(work());
+        };
+        let failed = |why: &dyn std::fmt::Display| AdminError::Unavailable(why.to_string());
+        self.hand_over(Box::new(work)).map_err(|why| failed(&why))?;
+        told.await.map_err(|_| failed(&"the command panicked: see the node's log"))
+    }
+
+    /// Gives work to the thread, which is started for the first.
+    fn hand_over(&self, work: Work) -> std::io::Result<()> {
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if thread.is_none() {
+            let (sender, all) = mpsc::sync_channel::<Work>(1);
+            std::thread::Builder::new().name("long-commands".into()).spawn(move || {
+                for work in all {
+                    // Its caller is told, because the answer is dropped with it.
+                    let _ = panic::catch_unwind(AssertUnwindSafe(work));
+                }
+            })?;
+            *thread = Some(sender);
+        }
+        let sender = thread.as_ref().expect("invariant: it was started");
+        sender.send(work).expect("invariant: the thread ends with the last sender");
+        Ok(())
     }
 
     /// `run` for reads, whose answers come as futures.
@@ -71,5 +99,16 @@ mod tests {
         assert!(futures_util::poll!(second.as_mut()).is_pending());
         go_on.send(()).unwrap();
         assert!(!second.await.unwrap(), "the second ran beside the first");
+    }
+
+    #[tokio::test]
+    async fn a_command_that_panics_is_told_and_the_next_one_runs() {
+        let commands = LongCommands::default();
+        let name = || std::thread::current().id();
+        let [first, second] = [commands.run(name).await, commands.run(name).await];
+        assert_eq!(first.unwrap(), second.unwrap(), "one thread does both");
+        let panicked = commands.run(|| panic!("planted")).await;
+        assert!(matches!(panicked, Err(AdminError::Unavailable(_))));
+        assert_eq!(commands.run(|| 7).await.unwrap(), 7);
     }
 }
