@@ -7,7 +7,7 @@
 pub enum OpFault {
     /// Attention weighs a fiftieth too sharply.
     AttentionScale,
-    /// Attention sees the half of what stands before a token.
+    /// A token sees as many before it as a head has dimensions, and no more.
     AttentionWindow,
     /// The norms' epsilon is a thousand times as large.
     Epsilon,

@@ -154,11 +154,14 @@ fn over_http(input: &mut CheckInput, round: usize) -> Result<u32> {
 
 impl Soaked {
     /// Bytes a request, with what they may be off by. The first third is left out.
+    /// `None` without figures.
     fn slope(&self) -> Option<(f64, f64)> {
         let late = &self.memory[self.memory.len() / 3..];
+        let stretch =
+            |n: usize| &late[n * late.len() / STRETCHES..(n + 1) * late.len() / STRETCHES];
         let points: Vec<(f64, f64)> =
-            late.chunks(late.len().div_ceil(STRETCHES).max(1)).map(middle).collect();
-        (points.len() >= STRETCHES - 1).then(|| fitted(&points))
+            (0..STRETCHES).map(stretch).filter(|part| !part.is_empty()).map(middle).collect();
+        (points.len() == STRETCHES).then(|| fitted(&points))
     }
 
     fn curve(&self) -> Series {
@@ -208,6 +211,14 @@ mod tests {
         assert!(slope(|_| 0.0) <= 0.0);
         assert!(slope(|n| if n > 60 { 1e6 } else { 0.0 }) <= 0.0, "an arena grew once");
         assert!(slope(|n| n as f64 * 8.0 * 4096.0) > 1024.0);
+    }
+
+    #[test]
+    fn the_fewest_rounds_have_a_slope() {
+        for rounds in LEAST_ROUNDS..200 {
+            let memory = (0..rounds).map(|n| (n as f64, 1e8)).collect();
+            assert!(Soaked { memory, ..Soaked::default() }.slope().is_some(), "{rounds}");
+        }
     }
 
     #[test]

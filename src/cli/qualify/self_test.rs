@@ -24,14 +24,20 @@ pub(super) async fn run(
     let document = json!({ "data": lines });
     let checks: Vec<CheckResult> = lines.iter().map(as_check).collect();
     write_report(&page(&name, &checks), || document.clone(), report)?;
-    let columns = ["place", "fault", "check", "right"];
+    let columns = ["place", "fault", "found_by", "right"];
     context.output.result(&document, |shown| text::table(shown, &columns))?;
     exit(ExitReason::of(verdict(&checks)))
 }
 
 fn told(line: &SelfTestLine) -> String {
-    let found = if line.right { "as it should be" } else { "NOT FOUND" };
-    format!("{}: {} ({}): {found}", line.place, line.fault, line.check)
+    let found = match (&line.found_by, line.right) {
+        (Some(finder), true) => format!("found by {finder}"),
+        (None, true) => "harmless, and nothing was found".to_owned(),
+        (Some(finder), false) => format!("HARMLESS, BUT FOUND BY {finder}"),
+        (None, false) if line.check.is_empty() => "HARMLESS, BUT A CHECK NO LONGER PASSES".into(),
+        (None, false) => format!("NOT FOUND by {}", line.check),
+    };
+    format!("{}: {}: {found}", line.place, line.fault)
 }
 
 fn as_check(line: &SelfTestLine) -> CheckResult {

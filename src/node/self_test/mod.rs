@@ -36,7 +36,10 @@ pub struct SelfTestLine {
     pub fault: String,
     /// The check that has to find it; of a harmless change, none.
     pub check: String,
-    /// Whether it was found, or nothing was found of a harmless change.
+    /// What found it: that check, or `the loader`, which served nothing of the file.
+    pub found_by: Option<String>,
+    /// Whether it was found; of a harmless change, whether every check that passes for the healthy
+    /// release passes for it, too.
     pub right: bool,
     /// What the check measured, or why the file was refused.
     pub told: String,
@@ -132,6 +135,8 @@ struct FaultBench<'a> {
     altered: PathBuf,
     digests: BTreeMap<String, String>,
     goldens: Goldens,
+    /// Those of the checks of harmless changes that pass for the healthy release.
+    passed: Vec<String>,
 }
 
 impl<'a> FaultBench<'a> {
@@ -145,9 +150,16 @@ impl<'a> FaultBench<'a> {
         let mut subject = load(assembly, manifest, &healthy, None)
             .map_err(|why| cannot_load(&manifest.name, why))?;
         let weights = digests.values().next().map_or("", String::as_str);
-        let goldens = own_goldens::of(&mut subject, weights).map_err(NodeError::new);
+        let goldens = own_goldens::of(&mut subject, weights).map_err(NodeError::new)?;
+        let passed = Vec::new();
+        let mut bench = Self { assembly, manifest, healthy, altered, digests, goldens, passed };
+        bench.passed = passed_of(&bench.results(&mut subject, &all_of_harmless(), true));
         subject.engine.shutdown();
-        Ok(Self { assembly, manifest, healthy, altered, digests, goldens: goldens? })
+        if bench.passed.is_empty() {
+            let name = &manifest.name;
+            return Err(NodeError::new(format!("{name} itself passes no check")));
+        }
+        Ok(bench)
     }
 
     fn run(&mut self, on_line: &mut dyn FnMut(SelfTestLine)) -> Result<(), NodeError> {
@@ -180,7 +192,14 @@ impl<'a> FaultBench<'a> {
         drop(file);
         Ok(Some(match load(self.assembly, self.manifest, &self.altered, None) {
             Ok(subject) => self.judged(subject, "file", fault.what, fault.check),
-            Err(why) => line("file", fault.what, fault.check, !fault.check.is_empty(), why),
+            Err(told) => SelfTestLine {
+                place: "file",
+                fault: fault.what.to_owned(),
+                check: fault.check.to_owned(),
+                found_by: Some("the loader".to_owned()),
+                right: !fault.check.is_empty(),
+                told,
+            },
         }))
     }
 
@@ -192,16 +211,20 @@ impl<'a> FaultBench<'a> {
         what: &str,
         check: &str,
     ) -> SelfTestLine {
-        let ids: Vec<String> = if check.is_empty() {
-            HARMLESS_CHECKS.iter().map(|id| (*id).to_owned()).collect()
-        } else {
-            vec![check.to_owned()]
-        };
+        let is_harmless = check.is_empty();
+        let ids = if is_harmless { all_of_harmless() } else { vec![check.to_owned()] };
         let results = self.results(&mut subject, &ids, check == "digests");
         subject.engine.shutdown();
         let red = results.iter().find(|result| result.state == CheckState::Failed);
-        let told = red.or(results.first()).map_or_else(String::new, |one| one.value.clone());
-        line(place, what, check, red.is_some() != check.is_empty(), told)
+        let passed = passed_of(&results);
+        let right = if is_harmless { passed == self.passed } else { red.is_some() };
+        let told = match red.or(results.first().filter(|_| !is_harmless)) {
+            Some(result) => result.value.clone(),
+            None => format!("{} of {} checks passed as before", passed.len(), self.passed.len()),
+        };
+        let (fault, check) = (what.to_owned(), check.to_owned());
+        let found_by = red.map(|result| result.id.clone());
+        SelfTestLine { place, fault, check, found_by, right, told }
     }
 
     fn results(
@@ -243,15 +266,13 @@ const HARMLESS_CHECKS: &[&str] = &[
     "greedy_goldens",
 ];
 
-fn line(
-    place: &'static str,
-    fault: &str,
-    check: &str,
-    right: bool,
-    told: impl Into<String>,
-) -> SelfTestLine {
-    let (fault, check) = (fault.to_owned(), check.to_owned());
-    SelfTestLine { place, fault, check, right, told: told.into() }
+fn all_of_harmless() -> Vec<String> {
+    HARMLESS_CHECKS.iter().map(|id| (*id).to_owned()).collect()
+}
+
+fn passed_of(results: &[CheckResult]) -> Vec<String> {
+    let passed = results.iter().filter(|result| result.state == CheckState::Passed);
+    passed.map(|result| result.id.clone()).collect()
 }
 
 fn digests(file: &Path) -> Result<BTreeMap<String, String>, NodeError> {
