@@ -418,7 +418,11 @@ fn downgrade(dir: &Path) {
     change(File::Ledger, |txn| {
         txn.open_table(tables::META)?.remove(tables::SEALED)?;
         txn.delete_table(tables::SEGMENTS).map(drop)?;
-        Ok(())
+        let mut grants = txn.open_table(tables::GRANTS)?;
+        let rows: Vec<_> = tables::rows::<Adjustment>(&grants)?.collect::<Result<_, _>>()?;
+        rows.into_iter().try_for_each(|(key, Adjustment { bucket, units, .. })| {
+            tables::put(&mut grants, &key, &GrantAlone { bucket, units })
+        })
     });
 }
 
