@@ -438,7 +438,7 @@ fn a_hundred_thousand_requests_survive_kills_of_their_upgrade() {
     downgrade(dir.path());
     let mut random = Random(4);
     let name = "store::embedded::tests::schema::upgrade_until_killed";
-    let mut killed = 0;
+    let (mut killed, mut longest) = (0, 20);
     loop {
         let mut child = std::process::Command::new(std::env::current_exe().unwrap())
             .args([name, "--exact", "--ignored"])
@@ -446,8 +446,9 @@ fn a_hundred_thousand_requests_survive_kills_of_their_upgrade() {
             .stdout(std::process::Stdio::null())
             .spawn()
             .unwrap();
-        // Later kills come later, so that one upgrade ends.
-        let patience = 5 + random.below(20 + 10 * killed) as u64;
+        // Later kills come later, so that one upgrade ends, also on a busy machine.
+        let patience = 5 + random.below(longest) as u64;
+        longest += longest / 4;
         std::thread::sleep(std::time::Duration::from_millis(patience));
         if child.try_wait().unwrap().is_some() {
             break;
