@@ -15,8 +15,14 @@ pub(super) fn raise_limit() {
 /// connections than there are files for.
 pub(super) fn limited(config: &Config) -> [HttpSettings; 3] {
     let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    let gateway = config.gateway.listen.map_or(0, |_| config.gateway.max_connections);
-    shared_out(&config.http, gateway, usize::try_from(files).unwrap_or(usize::MAX))
+    let files = usize::try_from(files).unwrap_or(usize::MAX);
+    let shared = |gateway| shared_out(&config.http, gateway, files);
+    let [mut public, operator, gateway] = shared(config.gateway.max_connections);
+    // `quickstart` may open a gateway that the configuration does not have.
+    if config.gateway.listen.is_none() {
+        [public, ..] = shared(0);
+    }
+    [public, operator, gateway]
 }
 
 /// The operator surface may use half of the reserve, which is at most half of all files; the
@@ -45,6 +51,12 @@ pub(super) fn note(config: &Config) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_gateway_that_is_opened_later_has_its_connections() {
+        let [public, _, gateway] = limited(&Config::default());
+        assert!(gateway.max_connections > 1 && public.max_connections > gateway.max_connections);
+    }
 
     #[test]
     fn connections_leave_files_for_everything_else() {
