@@ -58,7 +58,7 @@ macro_rules! metrics {
 }
 
 metrics! {
-    // What requests of each model took.
+    // Times, tokens and charges of requests, by model.
     time_to_first_token: By<1, Histogram> = histograms("time_to_first_token_seconds",
         "Seconds from a request's admission to its first output token",
         || Histogram::new(FIRST_TOKEN));
@@ -166,7 +166,7 @@ fn histogram(registry: &mut Registry, name: &str, help: &str, buckets: &[f64]) -
     metric
 }
 
-/// What requests of one model took. A request finds them once, not for each of its tokens.
+/// The metrics of one model's requests. A request finds them once, not for each of its tokens.
 #[derive(Clone, Debug)]
 pub struct ModelMetrics {
     pub time_to_first_token: Histogram,
@@ -189,7 +189,7 @@ impl ModelMetrics {
     }
 }
 
-/// What the process takes of the machine.
+/// Memory, files and processor time of the process.
 #[derive(Debug)]
 struct ProcessMetrics {
     resident: Gauge,

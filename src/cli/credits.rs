@@ -8,7 +8,7 @@ use super::support::{text, values};
 use crate::ids::AccountId;
 use crate::ledger::Bucket;
 use crate::server::operator::AdminCommand;
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 use serde_json::Value;
 use std::cell::Cell;
 
@@ -30,35 +30,9 @@ const COLUMNS: &[&str] = &[
 The same grant or debit sent twice is one.")]
 pub(super) enum CreditsCommand {
     /// Add credits to an account, once per reference
-    Grant {
-        /// The account, by id or name
-        #[arg(long, value_name = "ACCOUNT", value_parser = values::account)]
-        account: AccountArgument,
-        /// The kind of credits; trial credits are spent first
-        #[arg(long, value_parser = values::named::<Bucket>(&["trial", "premium"]))]
-        bucket: Bucket,
-        /// Microcredits
-        #[arg(long, allow_hyphen_values = true, value_parser = values::units)]
-        units: u64,
-        /// The reason for the grant, such as an invoice or a ticket number
-        #[arg(long, value_name = "TEXT", value_parser = values::label)]
-        reference: String,
-    },
+    Grant(AdjustmentArguments),
     /// Take credits from an account, once per reference; what is reserved stays
-    Debit {
-        /// The account, by id or name
-        #[arg(long, value_name = "ACCOUNT", value_parser = values::account)]
-        account: AccountArgument,
-        /// The kind of credits
-        #[arg(long, value_parser = values::named::<Bucket>(&["trial", "premium"]))]
-        bucket: Bucket,
-        /// Microcredits
-        #[arg(long, allow_hyphen_values = true, value_parser = values::units)]
-        units: u64,
-        /// The reason for the debit, such as a payment that was called back
-        #[arg(long, value_name = "TEXT", value_parser = values::label)]
-        reference: String,
-    },
+    Debit(AdjustmentArguments),
     /// Show an account's balances
     Show {
         /// The account, by id or name
@@ -79,14 +53,30 @@ pub(super) enum CreditsCommand {
     },
 }
 
+#[derive(Args, Debug)]
+pub(super) struct AdjustmentArguments {
+    /// The account, by id or name
+    #[arg(long, value_name = "ACCOUNT", value_parser = values::account)]
+    account: AccountArgument,
+    /// The kind of credits; trial credits are spent first
+    #[arg(long, value_parser = values::named::<Bucket>(&["trial", "premium"]))]
+    bucket: Bucket,
+    /// Microcredits
+    #[arg(long, allow_hyphen_values = true, value_parser = values::units)]
+    units: u64,
+    /// The reason, such as an invoice, a ticket or a payment that was called back
+    #[arg(long, value_name = "TEXT", value_parser = values::label)]
+    reference: String,
+}
+
 pub(super) async fn run(context: &Context, command: CreditsCommand) -> CommandResult {
     use CreditsCommand as C;
     let (command, render): (_, Render) = match command {
-        C::Grant { account, bucket, units, reference } => {
+        C::Grant(AdjustmentArguments { account, bucket, units, reference }) => {
             let account = context.account(account).await?;
             (AdminCommand::CreditGrant { account, bucket, units, reference }, adjusted)
         }
-        C::Debit { account, bucket, units, reference } => {
+        C::Debit(AdjustmentArguments { account, bucket, units, reference }) => {
             let account = context.account(account).await?;
             (AdminCommand::CreditDebit { account, bucket, units, reference }, adjusted)
         }

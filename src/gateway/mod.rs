@@ -53,7 +53,7 @@ const NOTICE: Duration = Duration::from_millis(20);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const CHAT: &str = "/v1/chat/completions";
 const MODELS: &str = "/v1/models";
-/// What the path of one model begins with.
+/// The beginning of the path of one model.
 const MODEL: &str = "/v1/models/";
 /// Paths of other services for what no model here does, by their beginnings.
 const NOT_TEXT: [&str; 3] = ["/v1/embeddings", "/v1/images", "/v1/audio"];

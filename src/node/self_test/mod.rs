@@ -36,7 +36,7 @@ pub struct SelfTestLine {
     pub fault: String,
     /// The check that has to find it; of a harmless change, none.
     pub check: String,
-    /// What found it: that check, or `the loader`, which served nothing of the file.
+    /// The check that found it, or `the loader`, if it refused the file.
     pub found_by: Option<String>,
     /// Whether it was found; of a harmless change, whether every check that passes for the healthy
     /// release passes for it, too.

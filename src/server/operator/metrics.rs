@@ -27,7 +27,7 @@ pub async fn text(services: &Services) -> String {
     metrics.text()
 }
 
-/// What the system tells of this process; zero where it tells nothing.
+/// The figures that the system has of this process; zero where it has none.
 fn process() -> ProcessSample {
     let used = clock_gettime(ClockId::ProcessCPUTime);
     ProcessSample {

@@ -129,7 +129,7 @@ impl Findings {
     }
 }
 
-/// What a request with this schema asks for, or why it is refused.
+/// The format that a request with this schema asks for, or the reason why it is refused.
 fn format_of(schema: &Value) -> Result<AnswerFormat, String> {
     let body = json!({ "model": uuid::Uuid::nil(), "guided_json": schema,
         "messages": [{ "role": "user", "content": "hi" }] });
