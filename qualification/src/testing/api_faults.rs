@@ -4,9 +4,8 @@ use super::planted_faults::PlantedFault;
 use crate::subject::ApiAnswer;
 use serde_json::Value;
 
-/// Characters of an answer after which [`PlantedFault::WrongText`] begins: longer than the answers
-/// that are compared with each other.
-const LATE: usize = 40;
+/// Characters of a message that [`PlantedFault::PromptCut`] leaves.
+const MOST_CHARACTERS: usize = 1_000;
 
 /// Spoils a request on its way.
 pub fn spoil_call(fault: PlantedFault, calls: u64, body: &mut Value) {
@@ -34,12 +33,11 @@ fn drop_member(body: &mut Value, name: &str) {
     }
 }
 
-/// Keeps the beginning of messages that are as long as a context.
+/// Cuts messages, as a proxy with a bound of its own does.
 fn cut(body: &mut Value) {
     for message in body["messages"].as_array_mut().into_iter().flatten() {
-        if let Some(text) = message["content"].as_str().filter(|text| text.len() > 1_500) {
-            message["content"] = text.chars().take(100).collect::<String>().into();
-        }
+        let text = message["content"].as_str().unwrap_or_default();
+        message["content"] = text.chars().take(MOST_CHARACTERS).collect::<String>().into();
     }
 }
 
@@ -102,7 +100,8 @@ fn halve(document: &mut Value) {
 fn change_late(document: &mut Value) {
     let Some(content) = document.pointer_mut("/choices/0/message/content") else { return };
     if let Some(text) = content.as_str() {
-        let late = |(at, c): (usize, char)| if at < LATE { c } else { c.to_ascii_uppercase() };
+        let half = text.chars().count() / 2;
+        let late = |(at, c): (usize, char)| if at < half { c } else { c.to_ascii_uppercase() };
         *content = text.chars().enumerate().map(late).collect::<String>().into();
     }
 }

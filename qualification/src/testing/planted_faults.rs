@@ -9,6 +9,7 @@ use crate::subject::{
 };
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::OnceLock;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PlantedFault {
@@ -186,11 +187,6 @@ pub fn planted_for(check_id: &str) -> &'static [PlantedFault] {
     }
 }
 
-/// Prompts from this length on are long for [`PlantedFault::LongPromptCut`], tokens.
-const LONG: usize = 512;
-/// Longer prompts are computed in more than one piece, for [`PlantedFault::ChunkSlip`], tokens.
-const CHUNK: usize = 64;
-
 /// A subject with one fault.
 pub struct Faulty<S> {
     inner: S,
@@ -206,6 +202,10 @@ pub struct Faulty<S> {
     left: usize,
     /// How often the engine was started anew with its whole cache.
     restarts: u32,
+    /// Tokens of the longest answer so far.
+    longest: usize,
+    /// Bytes of memory at the first reading.
+    first_resident: OnceLock<u64>,
 }
 
 impl<S: Subject> Faulty<S> {
@@ -221,6 +221,8 @@ impl<S: Subject> Faulty<S> {
             requests: 0,
             left: 0,
             restarts: 0,
+            longest: 0,
+            first_resident: OnceLock::new(),
         }
     }
 
@@ -237,7 +239,7 @@ impl<S: Subject> Faulty<S> {
             PlantedFault::SeedIgnored => spoiled.seed = self.calls,
             PlantedFault::SeedShared => spoiled.seed = 1,
             PlantedFault::CutAtEdge if length > context => spoiled.prompt.truncate(context / 2),
-            PlantedFault::LongPromptCut if (LONG..=context).contains(&length) => {
+            PlantedFault::LongPromptCut if (context / 3..=context).contains(&length) => {
                 drop(spoiled.prompt.drain(..length / 2));
             }
             _ => {}
@@ -247,6 +249,7 @@ impl<S: Subject> Faulty<S> {
 
     fn spoil_generation(&mut self, request: &Request, rows: usize, g: &mut Generation) {
         let seen_before = !self.seen.insert(request.prompt.clone());
+        self.longest = self.longest.max(g.tokens.len());
         match self.fault {
             PlantedFault::LogitsShifted => g.logprobs.iter_mut().for_each(shift),
             PlantedFault::NotANumber => {
@@ -255,13 +258,15 @@ impl<S: Subject> Faulty<S> {
                     .filter_map(|l| l.top.get_mut(1))
                     .for_each(|second| second.1 = f32::NAN);
             }
-            // A short answer is the rest of one that went on after a place like this.
-            PlantedFault::WrongToken if g.tokens.len() > 32 => {
+            // The rest of an answer, from behind its wrong token, is right.
+            PlantedFault::WrongToken if 2 * g.tokens.len() > self.longest => {
                 let late = g.tokens.len() * 5 / 8;
                 g.tokens.iter_mut().skip(late).take(1).for_each(|token| *token ^= 1);
             }
             PlantedFault::BatchDependent if rows > 1 => last_bit(g),
-            PlantedFault::ChunkSlip if rows > 1 && request.prompt.len() > CHUNK => last_bit(g),
+            PlantedFault::ChunkSlip if rows > 1 && request.prompt.len() > self.piece() => {
+                last_bit(g)
+            }
             PlantedFault::PrefixDiffers if g.cached_tokens > 0 => last_bit(g),
             PlantedFault::PrefixForgotten => g.cached_tokens = 0,
             PlantedFault::PrefixLeaks if seen_before => g.cached_tokens = g.cached_tokens.max(1),
@@ -269,6 +274,11 @@ impl<S: Subject> Faulty<S> {
             _ => {}
         }
         self.spoil_cached(request, g);
+    }
+
+    /// Tokens of a prompt that are computed at once, as far as it is known: a few blocks.
+    fn piece(&self) -> usize {
+        self.inner.room().map_or(100, |room| 3 * room.block_tokens)
     }
 
     /// Whether the requests fill the context each, and the cache together.
@@ -526,10 +536,14 @@ impl<S: Subject> Subject for Faulty<S> {
         self.inner.blocks_used() + lost
     }
 
+    /// The leak grows from the first reading on. What else a process does, such as other tests that
+    /// give memory back, would hide it.
     fn resident_bytes(&self) -> Option<u64> {
-        let leaks = self.fault == PlantedFault::MemoryLeaks;
-        let leaked = if leaks { self.requests << 10 } else { 0 };
-        self.inner.resident_bytes().map(|bytes| bytes + leaked)
+        let now = self.inner.resident_bytes()?;
+        if self.fault != PlantedFault::MemoryLeaks {
+            return Some(now);
+        }
+        Some(self.first_resident.get_or_init(|| now) + (self.requests << 10))
     }
 
     fn restart(&mut self, blocks: Option<usize>) -> Result<()> {
