@@ -6,6 +6,7 @@ mod backup;
 mod bench;
 mod chat;
 mod config;
+mod connect;
 mod credits;
 mod doctor;
 mod goldens;
@@ -113,6 +114,8 @@ enum CliCommand {
     Config(config::ConfigCommand),
     /// Give header-less tools a loopback address that adds the required headers
     Relay(relay::Arguments),
+    /// Print what a tool has to be told so that it asks the node
+    Connect(connect::Arguments),
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -199,6 +202,7 @@ async fn dispatch(globals: Globals, command: CliCommand) -> CommandResult {
         CliCommand::Qualify(arguments) => qualify::run(&context, arguments).await,
         CliCommand::Goldens(command) => goldens::run(&context, command).await,
         CliCommand::Relay(arguments) => relay::run(&context, arguments).await,
+        CliCommand::Connect(arguments) => connect::run(&context, arguments).await,
         CliCommand::Config(_) | CliCommand::Doctor | CliCommand::Completions { .. } => {
             unreachable!("invariant: handled before a context is loaded")
         }

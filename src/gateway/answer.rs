@@ -2,14 +2,16 @@
 //! gateway's own refusals.
 
 use super::calls::Exchange;
+use super::dialects::{self, AnswerWriter, ApiDialect, TranslatedStream};
 use super::log_line::GatewayLine;
+use super::upstream;
 use bytes::Bytes;
-use http_body_util::{Either, Full};
+use http_body_util::{BodyExt, Either, Full};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
-use hyper::header::{CONTENT_LENGTH, HeaderValue};
+use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
 use hyper::http::response::Parts;
 use hyper::{Response, StatusCode};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use uuid::Uuid;
@@ -23,11 +25,21 @@ const DONE: &[u8] = b"data: [DONE]\n\n";
 
 pub(super) type GatewayBody = Either<Box<WatchedAnswer>, Full<Bytes>>;
 
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+
 /// The node's answer, as part of a call if the gateway gave it its key.
 pub(super) fn passed_on(
     response: Response<Incoming>,
     exchange: Option<Exchange>,
-    renaming: Option<Renaming>,
+    rewriting: Option<Rewriting>,
+) -> Response<GatewayBody> {
+    watched(response.map(Either::Left), exchange, rewriting)
+}
+
+fn watched(
+    response: Response<Either<Incoming, Full<Bytes>>>,
+    exchange: Option<Exchange>,
+    rewriting: Option<Rewriting>,
 ) -> Response<GatewayBody> {
     // The node says so on errors after which the call is still open, such as one that finds the
     // node full.
@@ -36,13 +48,80 @@ pub(super) fn passed_on(
         let ended = false;
         let tail = Vec::new();
         let line = None;
-        let mut watched = WatchedAnswer { body, exchange, open, tail, renaming, ended, line };
+        let mut watched = WatchedAnswer { body, exchange, open, tail, rewriting, ended, line };
         watched.note_end();
         Either::Left(Box::new(watched))
     });
-    if matches!(response.body(), Either::Left(watched) if watched.renaming.is_some()) {
+    if matches!(response.body(), Either::Left(watched) if watched.rewriting.is_some()) {
         response.headers_mut().remove(CONTENT_LENGTH);
     }
+    response
+}
+
+/// The node's stream as a stream of the dialect of `stream`.
+pub(super) fn translated(
+    mut response: Response<Incoming>,
+    exchange: Option<Exchange>,
+    stream: TranslatedStream,
+) -> Response<GatewayBody> {
+    let content_type = HeaderValue::from_static(stream.content_type());
+    response.headers_mut().insert(CONTENT_TYPE, content_type);
+    passed_on(response, exchange, Some(Rewriting::Dialect(Box::new(stream))))
+}
+
+/// The node's stream as one object, which `writer` makes.
+pub(super) async fn assembled(
+    response: Response<Incoming>,
+    exchange: Option<Exchange>,
+    writer: Box<dyn AnswerWriter>,
+    model: String,
+    line: &mut GatewayLine,
+) -> Result<Response<GatewayBody>, super::GatewayRefusal> {
+    let (mut head, stream) = upstream::collected(response).await?.into_parts();
+    line.count_tokens(&stream);
+    let (status, text) = match dialects::whole(writer, model, &stream) {
+        Ok(answer) => (StatusCode::OK, answer),
+        Err(error) => {
+            head.headers.insert(SHOULD_RETRY, HeaderValue::from_static("false"));
+            let late = error.code == "deadline_exceeded";
+            let failed = StatusCode::INTERNAL_SERVER_ERROR;
+            let status = if late { StatusCode::GATEWAY_TIMEOUT } else { failed };
+            (status, json!({ "error": error }))
+        }
+    };
+    head.status = status;
+    head.headers.insert(CONTENT_TYPE, JSON);
+    let body = Full::new(text.to_string().into());
+    Ok(watched(Response::from_parts(head, Either::Right(body)), exchange, None))
+}
+
+/// The answer in the dialect's own form if it is an error.
+pub(super) async fn restyled(
+    dialect: ApiDialect,
+    answer: Response<GatewayBody>,
+) -> Response<GatewayBody> {
+    if answer.status().is_success() {
+        return answer;
+    }
+    let (mut head, body) = answer.into_parts();
+    let body = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+    let error = dialects::UpstreamError::of_answer(&body);
+    let (status, text) = dialect.refusal(head.status, &error);
+    head.status = status;
+    head.headers.remove(CONTENT_LENGTH);
+    head.headers.insert(CONTENT_TYPE, JSON);
+    whole(head, text.to_string().into())
+}
+
+/// A line of text that the gateway answers by itself.
+pub(super) fn plain(text: &'static str) -> Response<GatewayBody> {
+    Response::new(Either::Right(Full::new(Bytes::from_static(text.as_bytes()))))
+}
+
+/// An answer that the gateway gives by itself.
+pub(super) fn known(answer: &Value) -> Response<GatewayBody> {
+    let mut response = Response::new(Either::Right(Full::new(answer.to_string().into())));
+    response.headers_mut().insert(CONTENT_TYPE, JSON);
     response
 }
 
@@ -61,6 +140,23 @@ pub(super) fn logged(
 /// An answer that is known whole.
 pub(super) fn whole(head: Parts, body: Bytes) -> Response<GatewayBody> {
     Response::from_parts(head, Either::Right(Full::new(body)))
+}
+
+/// How the node's bytes change on their way.
+#[derive(Debug)]
+pub(super) enum Rewriting {
+    Name(Renaming),
+    Dialect(Box<TranslatedStream>),
+}
+
+impl Rewriting {
+    /// What becomes of `data`, and of all that was held back if it is the `last`.
+    fn take(&mut self, data: &[u8], last: bool) -> Bytes {
+        match self {
+            Self::Name(renaming) => renaming.take(data, last),
+            Self::Dialect(stream) => stream.take(data),
+        }
+    }
 }
 
 /// Puts the name that the client used in place of the model's id.
@@ -100,13 +196,13 @@ impl Renaming {
 /// A body that tells its call when all of it has been sent.
 #[derive(Debug)]
 pub(super) struct WatchedAnswer {
-    body: Incoming,
+    body: Either<Incoming, Full<Bytes>>,
     exchange: Option<Exchange>,
     /// The answer does not end the call.
     open: bool,
     /// The last bytes of the node's body.
     tail: Vec<u8>,
-    renaming: Option<Renaming>,
+    rewriting: Option<Rewriting>,
     /// The node's body has ended, and all of it has been given on.
     ended: bool,
     line: Option<GatewayLine>,
@@ -142,12 +238,12 @@ impl WatchedAnswer {
 
 impl Body for WatchedAnswer {
     type Data = Bytes;
-    type Error = hyper::Error;
+    type Error = Box<dyn std::error::Error + Send + Sync>;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         loop {
             if self.ended {
                 return Poll::Ready(None);
@@ -158,27 +254,27 @@ impl Body for WatchedAnswer {
                 Some(Ok(frame)) => self.note(frame.data_ref().map_or(&[], |data| data)),
                 Some(Err(_)) => {}
             }
-            let Some(renaming) = &mut self.renaming else {
+            let Some(rewriting) = &mut self.rewriting else {
                 return Poll::Ready(frame);
             };
-            let renamed = match &frame {
+            let rewritten = match &frame {
                 Some(Err(_)) => return Poll::Ready(frame),
-                Some(Ok(frame)) => renaming.take(frame.data_ref().map_or(&[], |data| data), false),
-                None => renaming.take(&[], true),
+                Some(Ok(frame)) => rewriting.take(frame.data_ref().map_or(&[], |data| data), false),
+                None => rewriting.take(&[], true),
             };
             self.ended = frame.is_none();
-            if !renamed.is_empty() {
-                return Poll::Ready(Some(Ok(Frame::data(renamed))));
+            if !rewritten.is_empty() {
+                return Poll::Ready(Some(Ok(Frame::data(rewritten))));
             }
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.ended || (self.renaming.is_none() && self.body.is_end_stream())
+        self.ended || (self.rewriting.is_none() && self.body.is_end_stream())
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.renaming {
+        match &self.rewriting {
             Some(_) => SizeHint::default(),
             None => self.body.size_hint(),
         }
@@ -199,7 +295,7 @@ pub(super) fn refuse(
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(super::REQUEST_ID, super::header(id));
-    headers.insert("content-type", HeaderValue::from_static("application/json"));
+    headers.insert(CONTENT_TYPE, JSON);
     let should_retry = if should_retry { "true" } else { "false" };
     headers.insert(SHOULD_RETRY, HeaderValue::from_static(should_retry));
     response

@@ -8,6 +8,24 @@ use hyper::http::request::Parts;
 use hyper::{Method, Response};
 use std::time::Instant;
 
+/// Paths of other services that are logged as they are.
+const ROUTES: [&str; 8] = [
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/api/chat",
+    "/api/generate",
+    "/api/tags",
+    "/api/show",
+    "/api/version",
+];
+
+/// The path as it is logged.
+fn route(path: &str) -> &'static str {
+    let own = ROUTES.into_iter().find(|route| *route == path);
+    own.unwrap_or_else(|| access_log::route(path))
+}
+
 /// The line of one request; it is written when it is dropped.
 #[derive(Debug)]
 pub(super) struct GatewayLine {
@@ -28,7 +46,7 @@ impl GatewayLine {
         Self {
             began: Instant::now(),
             method: access_log::known_method(&head.method),
-            route: access_log::route(head.uri.path()),
+            route: route(head.uri.path()),
             model: None,
             status: None,
             request_id: None,
@@ -47,8 +65,9 @@ impl GatewayLine {
     /// Takes the counts of tokens from the end of an answer.
     pub(super) fn count_tokens(&mut self, tail: &[u8]) {
         let tail = String::from_utf8_lossy(tail);
-        self.prompt_tokens = number(&tail, "\"prompt_tokens\":");
-        self.completion_tokens = number(&tail, "\"completion_tokens\":");
+        let count = |member, before: Option<u64>| number(&tail, member).or(before);
+        self.prompt_tokens = count("\"prompt_tokens\":", self.prompt_tokens);
+        self.completion_tokens = count("\"completion_tokens\":", self.completion_tokens);
     }
 }
 
@@ -66,17 +85,26 @@ impl Drop for GatewayLine {
         let method = self.method.as_ref().map(Method::as_str);
         let (model, request_id) = (self.model.as_deref(), self.request_id.as_deref());
         let milliseconds = self.began.elapsed().as_millis() as u64;
-        tracing::info!(
-            method,
-            route,
-            status,
-            request_id,
-            model,
-            prompt_tokens,
-            completion_tokens,
-            milliseconds,
-            "passed on"
-        );
+        macro_rules! line {
+            ($level:ident) => {
+                tracing::$level!(
+                    method,
+                    route,
+                    status,
+                    request_id,
+                    model,
+                    prompt_tokens,
+                    completion_tokens,
+                    milliseconds,
+                    "passed on"
+                )
+            };
+        }
+        if method == Some("GET") && status.is_some_and(|status| status < 400) {
+            line!(debug);
+        } else {
+            line!(info);
+        }
     }
 }
 

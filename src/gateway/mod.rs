@@ -6,6 +6,8 @@
 mod answer;
 mod calls;
 mod chat;
+mod dialects;
+mod discovery;
 mod json_members;
 mod log_line;
 mod model_names;
@@ -16,14 +18,15 @@ mod upstream;
 
 use crate::config::HttpSettings;
 use crate::server::own_names::OwnNames;
-use answer::{GatewayBody, Renaming, refuse};
+use answer::{GatewayBody, Renaming, Rewriting, refuse};
 use bytes::Bytes;
 use calls::{Calls, Exchange};
+use dialects::{ApiDialect, Asked, Question, TranslatedStream};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::header::{
-    AUTHORIZATION, CONNECTION, CONTENT_LENGTH, HOST, HeaderMap, HeaderName, HeaderValue,
-    TRANSFER_ENCODING,
+    AUTHORIZATION, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderName,
+    HeaderValue, TRANSFER_ENCODING,
 };
 use hyper::http::request::Parts;
 use hyper::service::service_fn;
@@ -33,6 +36,7 @@ use json_members::JsonMembers;
 use log_line::GatewayLine;
 use model_names::ModelNames;
 use percent_encoding::percent_decode_str;
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::convert::Infallible;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -56,7 +60,7 @@ const MODELS: &str = "/v1/models";
 /// The beginning of the path of one model.
 const MODEL: &str = "/v1/models/";
 /// Paths of other services for what no model here does, by their beginnings.
-const NOT_TEXT: [&str; 3] = ["/v1/embeddings", "/v1/images", "/v1/audio"];
+const NOT_TEXT: [&str; 4] = ["/v1/embeddings", "/v1/images", "/v1/audio", "/api/embed"];
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const SESSION: HeaderName = HeaderName::from_static("x-service-session-id");
 /// The header in which some clients send their key.
@@ -193,7 +197,11 @@ impl Gateway {
         let (mut head, body) = request.into_parts();
         let mut line = GatewayLine::begin(&head);
         let origin = origins::take_allowed(&mut head.headers, &self.origins);
+        let dialect = ApiDialect::of_errors(&head);
         let mut answer = self.admit(head, body, origin.is_some(), &mut line).await;
+        if let Some(dialect) = dialect {
+            answer = answer::restyled(dialect, answer).await;
+        }
         if let Some(origin) = origin {
             origins::let_read(&mut answer, origin);
         }
@@ -220,7 +228,43 @@ impl Gateway {
             let why = "the request's body broke off, is too large or came too slowly";
             return refuse(StatusCode::PAYLOAD_TOO_LARGE, why, false);
         };
-        self.pass(head, body.to_bytes(), line).await.unwrap_or_else(|refusal| *refusal)
+        let answer = match ApiDialect::of(&head) {
+            Some(dialect) => self.converse(dialect, head, &body.to_bytes(), line).await,
+            None => self.pass(head, body.to_bytes(), line).await,
+        };
+        answer.unwrap_or_else(|refusal| *refusal)
+    }
+
+    /// Answers a request in another service's way of asking.
+    async fn converse(
+        &self,
+        dialect: ApiDialect,
+        mut head: Parts,
+        body: &Bytes,
+        line: &mut GatewayLine,
+    ) -> Result<Response<GatewayBody>, GatewayRefusal> {
+        self.complete(&mut head.headers)?;
+        let asked = dialect.read(body);
+        let asked = asked.map_err(|why| refuse(StatusCode::BAD_REQUEST, &why, false))?;
+        let Question { mut chat, writer, is_streamed } = match asked {
+            Asked::Question(question) => question,
+            Asked::Known(answer) => return Ok(answer::known(&answer)),
+        };
+        head.uri = Uri::from_static(CHAT);
+        head.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        chat.add("stream", &true);
+        let model = chat.text("model").unwrap_or_default();
+        let (body, _) = self.translate(&mut head, chat, line).await?;
+        let exchange = self.exchange(&mut head, &body).await;
+        let answer = self.node.send(&head, &body).await?;
+        if !answer.status().is_success() {
+            return Ok(answer::passed_on(answer, exchange, None));
+        }
+        if is_streamed {
+            let stream = TranslatedStream::new(writer, model);
+            return Ok(answer::translated(answer, exchange, stream));
+        }
+        answer::assembled(answer, exchange, writer, model, line).await
     }
 
     async fn pass(
@@ -236,34 +280,37 @@ impl Gateway {
                        the client, or send them to another service";
             return Err(refuse(StatusCode::NOT_FOUND, why, false).into());
         }
+        if let Some(answer) = self.discover(&head, &body).await? {
+            return Ok(answer);
+        }
         if path == MODELS && head.method == Method::GET {
             return self.list(&head).await;
         }
         if let Some(name) = asked_model(&head) {
             return self.show(head, name, line).await;
         }
-        let (body, renaming) = if path == CHAT && head.method == Method::POST {
-            self.translate(&mut head, body, line).await?
-        } else {
-            (body, None)
+        let is_chat = path == CHAT && head.method == Method::POST;
+        // A body that is no object goes on as it is: the node says what is wrong with it.
+        let (body, renaming) = match serde_json::from_slice(&body) {
+            Ok(request) if is_chat => self.translate(&mut head, request, line).await?,
+            _ => (body, None),
         };
-        let exchange = self.exchange(&head, &body).await;
-        if let Some(exchange) = &exchange {
-            head.headers.insert(IDEMPOTENCY_KEY, header(exchange.key));
-        }
+        let exchange = self.exchange(&mut head, &body).await;
         let answer = self.node.send(&head, &body).await?;
-        Ok(answer::passed_on(answer, exchange, renaming))
+        Ok(answer::passed_on(answer, exchange, renaming.map(Rewriting::Name)))
     }
 
     /// The node's list of models, with names in place of ids.
     async fn list(&self, head: &Parts) -> Result<Response<GatewayBody>, GatewayRefusal> {
-        let names = self.node.model_names(head).await?;
+        let names = self.model_names(head).await?;
         let answer = self.node.send(head, &Bytes::new()).await?;
         let (mut head, body) = upstream::collected(answer).await?.into_parts();
-        let Ok(mut page) = serde_json::from_slice(&body) else {
+        let Ok(mut page) = serde_json::from_slice::<Value>(&body) else {
             return Ok(answer::whole(head, body));
         };
-        names.rename(&mut page);
+        if let Value::Array(models) = &mut page["data"] {
+            names.rename(models);
+        }
         head.headers.remove(CONTENT_LENGTH);
         Ok(answer::whole(head, page.to_string().into()))
     }
@@ -275,7 +322,7 @@ impl Gateway {
         name: String,
         line: &mut GatewayLine,
     ) -> Result<Response<GatewayBody>, GatewayRefusal> {
-        let names = self.node.model_names(&head).await?;
+        let names = self.model_names(&head).await?;
         let id = known_id(&names, &name)?;
         let path = format!("{MODEL}{id}");
         let why = "the node lists an id that cannot stand in a path";
@@ -292,17 +339,17 @@ impl Gateway {
         Ok(answer::whole(head, text.into()))
     }
 
-    /// A chat request in the node's form, and how its answer names the model. A body that is no
-    /// object goes on as it is: the node says what is wrong with it.
+    async fn model_names(&self, head: &Parts) -> Result<ModelNames, GatewayRefusal> {
+        Ok(ModelNames::of(&self.node.models(head).await?))
+    }
+
+    /// A chat request in the node's form, and how its answer names the model.
     async fn translate(
         &self,
         head: &mut Parts,
-        body: Bytes,
+        mut request: JsonMembers,
         line: &mut GatewayLine,
     ) -> Result<(Bytes, Option<Renaming>), GatewayRefusal> {
-        let Ok(mut request) = serde_json::from_slice::<JsonMembers>(&body) else {
-            return Ok((body, None));
-        };
         chat::translate(&mut request)
             .map_err(|why| refuse(StatusCode::BAD_REQUEST, &why, false))?;
         let model = request.text("model");
@@ -325,15 +372,15 @@ impl Gateway {
         request: &mut JsonMembers,
         name: &str,
     ) -> Result<Renaming, GatewayRefusal> {
-        let names = self.node.model_names(head).await?;
+        let names = self.model_names(head).await?;
         let id = known_id(&names, name)?;
         request.set("model", id);
         Ok(Renaming::new(id, name))
     }
 
-    /// The call that a completion request belongs to. `None` for what costs nothing, and for
-    /// requests whose client names the key itself.
-    async fn exchange(&self, head: &Parts, body: &Bytes) -> Option<Exchange> {
+    /// The call that a completion request belongs to, whose key goes into the head. `None` for what
+    /// costs nothing, and for requests whose client names the key itself.
+    async fn exchange(&self, head: &mut Parts, body: &Bytes) -> Option<Exchange> {
         if head.method != Method::POST || head.headers.contains_key(IDEMPOTENCY_KEY) {
             return None;
         }
@@ -345,7 +392,9 @@ impl Gateway {
         let fresh = uuid_in(&head.headers, REQUEST_ID.as_str()).unwrap_or_else(Uuid::new_v4);
         #[expect(clippy::disallowed_methods, reason = "calls are forgotten by age")]
         let now = Instant::now();
-        Some(self.calls.join(input, is_retry, fresh, now))
+        let exchange = self.calls.join(input, is_retry, fresh, now);
+        head.headers.insert(IDEMPOTENCY_KEY, header(exchange.key));
+        Some(exchange)
     }
 
     /// Adds the session and the credential, and removes what belongs to the client's connection.

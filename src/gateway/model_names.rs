@@ -4,6 +4,9 @@
 use serde_json::Value;
 use std::fmt;
 
+/// What Ollama's clients add to a name without a tag.
+const LATEST: &str = ":latest";
+
 /// The models that one credential can use.
 #[derive(Debug, Default)]
 pub(super) struct ModelNames(Vec<NamedModel>);
@@ -16,28 +19,29 @@ struct NamedModel {
 }
 
 impl ModelNames {
-    /// Adds the models of a page; `None` if it is no page of models.
-    pub(super) fn add_page(&mut self, page: &Value) -> Option<()> {
-        for model in page["data"].as_array()? {
-            self.0.push(NamedModel {
+    /// The names of the node's models, as it describes them.
+    pub(super) fn of(models: &[Value]) -> Self {
+        let named = models.iter().filter_map(|model| {
+            Some(NamedModel {
                 id: model["id"].as_str()?.to_owned(),
                 address: model["address"].as_str().map(str::to_owned),
                 label: model["release_label"].as_str()?.to_owned(),
-            });
-        }
-        Some(())
+            })
+        });
+        Self(named.collect())
     }
 
     /// The id of the model that `name` means: the one with this address, or else the only one with
-    /// this label.
+    /// this label. Ollama's clients add `:latest` to a name.
     pub(super) fn id(&self, name: &str) -> Option<&str> {
         let by_address = self.only(|model| model.address.as_deref() == Some(name));
-        by_address.or_else(|| self.only(|model| model.label == name))
+        let known = by_address.or_else(|| self.only(|model| model.label == name));
+        known.or_else(|| self.id(name.strip_suffix(LATEST)?))
     }
 
-    /// Puts names in place of the ids of a page, where a name means that model alone.
-    pub(super) fn rename(&self, page: &mut Value) {
-        for model in page["data"].as_array_mut().into_iter().flatten() {
+    /// Puts names in place of ids, where a name means that model alone.
+    pub(super) fn rename(&self, models: &mut [Value]) {
+        for model in models {
             let name = model["address"].as_str().or(model["release_label"].as_str());
             let is_own = |name: &&str| self.id(name) == model["id"].as_str();
             if let Some(name) = name.filter(is_own).map(str::to_owned) {
@@ -68,24 +72,26 @@ mod tests {
     #[test]
     fn a_name_means_one_model_or_none() {
         let model = |id: &str, address: Option<&str>, label: &str| json!({ "id": id, "address": address, "release_label": label });
-        let mut page = json!({ "data": [
+        let mut models = [
             model("1", Some("small"), "Small, 8 bits"),
             model("2", None, "own"),
             model("3", None, "twin"),
             model("4", None, "twin"),
             model("5", None, "small"),
-        ] });
-        let mut names = ModelNames::default();
-        names.add_page(&page).unwrap();
+            json!({ "error": {} }),
+        ];
+        let names = ModelNames::of(&models);
         let check = |name: &str, expect: Option<&str>| assert_eq!(names.id(name), expect, "{name}");
         check("small", Some("1"));
         check("Small, 8 bits", Some("1"));
         check("own", Some("2"));
         check("twin", None);
         check("SMALL", None);
-        names.rename(&mut page);
-        let ids: Vec<_> = page["data"].as_array().unwrap().iter().map(|m| &m["id"]).collect();
-        assert_eq!(ids, ["small", "own", "3", "4", "5"]);
-        assert!(names.add_page(&json!({ "error": {} })).is_none());
+        check("small:latest", Some("1"));
+        check("twin:latest", None);
+        check(":latest", None);
+        names.rename(&mut models[..5]);
+        let ids = models[..5].iter().map(|model| &model["id"]);
+        assert!(ids.eq(["small", "own", "3", "4", "5"]));
     }
 }

@@ -1,7 +1,6 @@
 //! Connections to the node, and what the gateway itself asks it.
 
 use super::answer::refuse;
-use super::model_names::ModelNames;
 use super::{GatewayRefusal, IDEMPOTENCY_KEY, MODELS};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -63,21 +62,22 @@ impl NodeConnections {
         Err(refuse(StatusCode::BAD_GATEWAY, why, !may_have_arrived).into())
     }
 
-    /// The models that the credential of a request can use. They are asked for each time, because
-    /// credentials, plans and models change.
-    pub(super) async fn model_names(&self, of: &Parts) -> Result<ModelNames, GatewayRefusal> {
-        let mut names = ModelNames::default();
+    /// The models that the credential of a request can use, as the node describes them. They are
+    /// asked for each time, because credentials, plans and models change.
+    pub(super) async fn models(&self, of: &Parts) -> Result<Vec<Value>, GatewayRefusal> {
+        let mut models = Vec::new();
         let mut path = format!("{MODELS}?limit={PAGE}");
         loop {
             let answer = collected(self.send(&question(of, &path), &Bytes::new()).await?).await?;
-            let page: Value = serde_json::from_slice(answer.body()).unwrap_or_default();
-            if names.add_page(&page).is_none() {
+            let mut page: Value = serde_json::from_slice(answer.body()).unwrap_or_default();
+            let Value::Array(data) = page["data"].take() else {
                 let (head, body) = answer.into_parts();
                 return Err(super::answer::whole(head, body).into());
-            }
+            };
+            models.extend(data);
             match page["next_after"].as_str() {
                 Some(after) => path = format!("{MODELS}?limit={PAGE}&after={after}"),
-                None => return Ok(names),
+                None => return Ok(models),
             }
         }
     }

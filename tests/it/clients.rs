@@ -59,16 +59,22 @@ pub fn python(name: &str, pins: &Path) -> (PathBuf, Result<(), String>) {
     (python, installed)
 }
 
-/// Runs the client as a customer of a ready node.
-fn check(what: &str, installed: Result<(), String>, client: impl FnOnce(&str, &str) -> Output) {
+/// Runs the client as a customer of a ready node. It is given the node's address, its gateway's,
+/// and its key.
+fn check(
+    what: &str,
+    installed: Result<(), String>,
+    client: impl FnOnce(&str, &str, &str) -> Output,
+) {
     if let Err(why) = installed {
         eprintln!("\n!!! SKIPPED: {what} could not be installed and was NOT tested: {why}\n");
         return;
     }
     let folder = Folder::ready();
     let customer = folder.customer(100_000_000);
-    let node = folder.serve();
-    let output = client(&node.listen, &customer.key);
+    let node = folder.serve_with(&["--gateway", "127.0.0.1:0"]);
+    let gateway = folder.json(&["status"])["gateway"].as_str().unwrap().to_owned();
+    let output = client(&node.listen, &gateway, &customer.key);
     let said = format!(
         "{}{}",
         String::from_utf8_lossy(&output.stdout),
@@ -81,10 +87,22 @@ fn check(what: &str, installed: Result<(), String>, client: impl FnOnce(&str, &s
 #[test]
 fn openai_for_python() {
     let (python, installed) = python("python", &scripts().join("requirements.txt"));
-    check("openai for Python", installed, |base, key| {
+    check("openai for Python", installed, |base, _, key| {
         Command::new(&python)
             .arg(scripts().join("openai_python.py"))
             .args([base, key])
+            .output()
+            .unwrap()
+    });
+}
+
+#[test]
+fn other_services_clients_through_the_gateway() {
+    let (python, installed) = python("python", &scripts().join("requirements.txt"));
+    check("Python clients of other services", installed, |_, gateway, key| {
+        Command::new(&python)
+            .arg(scripts().join("dialects.py"))
+            .args([gateway, key])
             .output()
             .unwrap()
     });
@@ -102,7 +120,7 @@ fn openai_for_javascript() {
                 .current_dir(&folder),
         )
     });
-    check("openai for JavaScript", installed, |base, key| {
+    check("openai for JavaScript", installed, |base, _, key| {
         // Node.js looks for packages beside the script, so the script is copied to them.
         let script = folder.join("openai_node.mjs");
         std::fs::copy(scripts().join("openai_node.mjs"), &script).unwrap();

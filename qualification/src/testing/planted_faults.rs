@@ -265,7 +265,7 @@ impl<S: Subject> Faulty<S> {
             }
             PlantedFault::BatchDependent if rows > 1 => last_bit(g),
             PlantedFault::ChunkSlip if rows > 1 && request.prompt.len() > self.piece() => {
-                last_bit(g)
+                last_bit(g);
             }
             PlantedFault::PrefixDiffers if g.cached_tokens > 0 => last_bit(g),
             PlantedFault::PrefixForgotten => g.cached_tokens = 0,

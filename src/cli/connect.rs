@@ -1,0 +1,141 @@
+//! `cresset connect`: what a tool has to be told so that it asks a node through its gateway.
+
+use super::support::context::Context;
+use super::support::http::{HttpCall, json};
+use super::support::output::{CommandError, CommandResult};
+use clap::Args;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+const TOOLS: &str = include_str!("connect/tools.toml");
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example:
+  cresset connect openai-python
+Without a tool, the tools that are known are listed.")]
+pub(super) struct Arguments {
+    /// The tool
+    tool: Option<String>,
+    /// The gateway, as http://host:port: that of `cresset quickstart`, `serve --gateway` or `relay`
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:11435")]
+    gateway: String,
+    /// The model's name [default: the first that the gateway lists]
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+    /// What stands for the key. A gateway with a key of its own takes any text
+    #[arg(long, value_name = "TEXT", default_value = "any")]
+    key: String,
+}
+
+/// The tools that are known, in the order of the file.
+#[derive(Deserialize)]
+struct ToolList {
+    tool: Vec<Tool>,
+}
+
+#[derive(Deserialize)]
+struct Tool {
+    name: String,
+    /// The interface that it uses.
+    api: String,
+    text: String,
+}
+
+impl Tool {
+    /// What the tool has to be told.
+    fn told(&self, root: &str, key: &str, model: &str) -> String {
+        let base = format!("{root}/v1");
+        let places = [("BASE", base.as_str()), ("ROOT", root), ("KEY", key), ("MODEL", model)];
+        let mut told = self.text.trim().to_owned();
+        for (place, value) in places {
+            told = replaced(&told, place, value);
+        }
+        told
+    }
+}
+
+/// `text` with `value` for the word `place`; a longer word such as `API_KEY` stays.
+fn replaced(text: &str, place: &str, value: &str) -> String {
+    let mut told = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find(place) {
+        let (before, after) = (&rest[..at], &rest[at + place.len()..]);
+        let goes_on = |letter: char| letter.is_ascii_uppercase() || letter == '_';
+        let is_word = !before.ends_with(goes_on) && !after.starts_with(goes_on);
+        told.push_str(before);
+        told.push_str(if is_word { value } else { place });
+        rest = after;
+    }
+    told + rest
+}
+
+fn tools() -> Vec<Tool> {
+    let list: ToolList =
+        toml::from_str(TOOLS).expect("invariant: the built-in file is read by a test");
+    list.tool
+}
+
+pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResult {
+    let tools = tools();
+    let Some(name) = &arguments.tool else {
+        let rows = tools.iter().map(|tool| json!({ "tool": tool.name, "api": tool.api }));
+        let document = json!({ "tools": rows.collect::<Vec<_>>() });
+        return context.output.result(&document, |_| listed(&tools));
+    };
+    let Some(tool) = tools.iter().find(|tool| tool.name == *name) else {
+        let names: Vec<_> = tools.iter().map(|tool| tool.name.as_str()).collect();
+        let what = format!("{name} is not among the tools that are known: {}", names.join(", "));
+        let remedy = "a tool that speaks OpenAI's interface takes the address as base URL, and a \
+                      model's name";
+        return Err(CommandError::new(what).remedy(remedy));
+    };
+    let root = arguments.gateway.trim_end_matches('/').trim_end_matches("/v1");
+    let model = match arguments.model {
+        Some(model) => model,
+        None => first_model(root, &arguments.key).await?,
+    };
+    let text = tool.told(root, &arguments.key, &model);
+    let document = json!({ "tool": tool.name, "api": tool.api, "model": model, "text": text });
+    context.output.result(&document, |_| text.clone())
+}
+
+fn listed(tools: &[Tool]) -> String {
+    let rows = tools.iter().map(|tool| format!("{:18}{}", tool.name, tool.api));
+    rows.collect::<Vec<_>>().join("\n")
+}
+
+/// The first model that the gateway lists for this key.
+async fn first_model(root: &str, key: &str) -> CommandResult<String> {
+    let remedy = "name the model with --model, or start a gateway: `cresset serve --gateway \
+                  127.0.0.1:11435`";
+    let call = HttpCall::get("/v1/models").bearer(key);
+    let answer = call.send(root).await.map_err(|error| error.remedy(remedy))?;
+    let (_, page): (_, Value) = json(answer).await?;
+    let name = page["data"][0]["id"].as_str().map(str::to_owned);
+    name.ok_or_else(|| CommandError::new(format!("{root} lists no model")).remedy(remedy))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_tool_is_told_the_address() {
+        let tools = tools();
+        for tool in &tools {
+            let told = tool.told("http://127.0.0.1:1", "secret", "small");
+            assert!(told.contains("http://127.0.0.1:1"), "{told}");
+            for place in ["BASE", "ROOT", "MODEL", "KEY"] {
+                assert_eq!(replaced(&told, place, ""), told, "{}: {place} is left", tool.name);
+            }
+        }
+        let names: BTreeSet<_> = tools.iter().map(|tool| &tool.name).collect();
+        assert_eq!(names.len(), tools.len(), "each has a name of its own");
+    }
+
+    #[test]
+    fn only_whole_words_are_replaced() {
+        assert_eq!(replaced("KEY=KEY API_KEY KEYS \"KEY\"", "KEY", "k"), "k=k API_KEY KEYS \"k\"");
+    }
+}

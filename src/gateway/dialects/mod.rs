@@ -1,0 +1,153 @@
+//! Other services' ways of asking for text. Each is translated to one chat request of the node and
+//! its answer back.
+//!
+//! The node is always asked for a stream, whatever the client wants: whether an answer streams is
+//! part of what an idempotency key is bound to, and clients whose stream broke ask again without
+//! one. What no model here does is refused; what has no effect is left out; members that are not
+//! known go on as they are, and the node refuses them by name.
+
+mod anthropic;
+mod completions;
+pub(super) mod model_lists;
+mod node_events;
+mod ollama;
+mod responses;
+mod translated;
+
+use super::discovery::ANTHROPIC;
+use super::json_members::JsonMembers;
+use hyper::http::request::Parts;
+use hyper::{Method, StatusCode};
+use node_events::AnswerEnd;
+pub(super) use node_events::UpstreamError;
+use serde_json::{Value, json};
+use std::fmt::Debug;
+pub(super) use translated::{TranslatedStream, whole};
+
+/// Why tools are refused by every dialect.
+const NO_TOOLS: &str = "are not supported by the models here: turn tools off in the client";
+/// Why pictures and files are refused by every dialect.
+const TEXT_ONLY: &str = "Models here read text only: leave images and files out.";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ApiDialect {
+    Completions,
+    Responses,
+    Anthropic,
+    OllamaChat,
+    OllamaGenerate,
+}
+
+/// What a client asked, in the node's terms.
+pub(super) enum Asked {
+    Question(Question),
+    /// The gateway answers by itself: nothing is to be generated.
+    Known(Value),
+}
+
+pub(super) struct Question {
+    /// Members of the node's chat request.
+    pub chat: JsonMembers,
+    pub writer: Box<dyn AnswerWriter>,
+    pub is_streamed: bool,
+}
+
+/// What every part of an answer says of the whole.
+#[derive(Clone, Debug, Default)]
+pub(super) struct AnswerHead {
+    /// The node's id of the request.
+    pub id: String,
+    /// Unix seconds.
+    pub created: i64,
+    /// As the client named it.
+    pub model: String,
+}
+
+/// Writes the node's answer in one dialect. A stream is written event by event; the whole answer
+/// at once.
+pub(super) trait AnswerWriter: Debug + Send {
+    fn content_type(&self) -> &'static str {
+        "text/event-stream"
+    }
+    /// Written before the first text.
+    fn begin(&mut self, _head: &AnswerHead, _out: &mut String) {}
+    fn text(&mut self, head: &AnswerHead, text: &str, out: &mut String);
+    fn end(&mut self, head: &AnswerHead, end: &AnswerEnd, out: &mut String);
+    /// Written when a stream that has begun fails.
+    fn fail(&mut self, head: &AnswerHead, error: &UpstreamError, out: &mut String);
+    /// Written when nothing has come for a while.
+    fn keep_alive(&mut self, out: &mut String) {
+        out.push_str(": keep-alive\n\n");
+    }
+    fn whole(&mut self, head: &AnswerHead, text: &str, end: &AnswerEnd) -> Value;
+}
+
+impl ApiDialect {
+    /// The dialect of a request with this method and path.
+    pub(super) fn of(head: &Parts) -> Option<Self> {
+        if head.method != Method::POST {
+            return None;
+        }
+        Some(match head.uri.path() {
+            "/v1/completions" => Self::Completions,
+            "/v1/responses" => Self::Responses,
+            "/v1/messages" => Self::Anthropic,
+            "/api/chat" => Self::OllamaChat,
+            "/api/generate" => Self::OllamaGenerate,
+            _ => return None,
+        })
+    }
+
+    /// The dialect in which a request's errors are answered, if it is not the node's own.
+    pub(super) fn of_errors(head: &Parts) -> Option<Self> {
+        let path = head.uri.path();
+        if path.starts_with("/api/") {
+            return Some(Self::OllamaChat);
+        }
+        let is_anthropic =
+            path.starts_with("/v1/messages") || head.headers.contains_key(&ANTHROPIC);
+        if is_anthropic { Some(Self::Anthropic) } else { Self::of(head) }
+    }
+
+    /// Reads a request's body; the error is a sentence for the client.
+    pub(super) fn read(self, body: &[u8]) -> Result<Asked, String> {
+        let body = serde_json::from_slice(body);
+        let asked: JsonMembers = body.map_err(|_| "The body must be a JSON object.".to_owned())?;
+        match self {
+            Self::Completions => completions::read(asked).map(Asked::Question),
+            Self::Responses => responses::read(asked).map(Asked::Question),
+            Self::Anthropic => anthropic::read(asked).map(Asked::Question),
+            Self::OllamaChat => ollama::read_chat(asked),
+            Self::OllamaGenerate => ollama::read_generate(asked),
+        }
+    }
+
+    /// An error answer of the node or of the gateway in this dialect.
+    pub(super) fn refusal(self, status: StatusCode, error: &UpstreamError) -> (StatusCode, Value) {
+        match self {
+            Self::Completions | Self::Responses => (status, json!({ "error": error })),
+            Self::Anthropic => anthropic::refusal(status, error),
+            Self::OllamaChat | Self::OllamaGenerate => (status, ollama::refusal(error)),
+        }
+    }
+}
+
+/// Adds one server-sent event, with a name where the dialect has names.
+fn event(out: &mut String, name: Option<&str>, data: &Value) {
+    if let Some(name) = name {
+        out.push_str("event: ");
+        out.push_str(name);
+        out.push('\n');
+    }
+    out.push_str("data: ");
+    out.push_str(&data.to_string());
+    out.push_str("\n\n");
+}
+
+/// A message of the node's chat request.
+fn message(role: &str, content: impl Into<Value>) -> Value {
+    json!({ "role": role, "content": content.into() })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,220 @@
+//! Ollama's `POST /api/chat` and `/api/generate`: lines of JSON, streamed unless `stream` is false.
+
+#![expect(clippy::disallowed_methods, reason = "answers tell how long they took")]
+
+use super::{
+    AnswerEnd, AnswerHead, AnswerWriter, Asked, JsonMembers, NO_TOOLS, Question, TEXT_ONLY,
+    UpstreamError, message,
+};
+use chrono::{DateTime, SecondsFormat, Utc};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use std::time::Instant;
+
+/// Members and options that say how Ollama runs a model, not what it answers.
+const HARMLESS: [&str; 13] = [
+    "keep_alive",
+    "num_ctx",
+    "num_gpu",
+    "main_gpu",
+    "num_thread",
+    "num_batch",
+    "num_keep",
+    "numa",
+    "use_mmap",
+    "use_mlock",
+    "low_vram",
+    "repeat_last_n",
+    "vocab_only",
+];
+/// Options whose value here means that they are off.
+const OFF: [(&str, f64); 3] = [("mirostat", 0.0), ("tfs_z", 1.0), ("typical_p", 1.0)];
+/// Names of options in the node's terms.
+const RENAMED: [(&str, &str); 2] =
+    [("repeat_penalty", "repetition_penalty"), ("num_predict", "max_tokens")];
+/// Options that the node calls the same.
+const SAME: [&str; 8] = [
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "seed",
+    "stop",
+    "presence_penalty",
+    "frequency_penalty",
+];
+
+#[derive(Deserialize)]
+struct OllamaTurn {
+    role: String,
+    #[serde(default)]
+    content: String,
+    #[serde(default)]
+    images: Option<Vec<Value>>,
+    #[serde(default)]
+    tool_calls: Option<Vec<Value>>,
+}
+
+pub(super) fn read_chat(mut asked: JsonMembers) -> Result<Asked, String> {
+    asked.take_empty("tools", NO_TOOLS)?;
+    let must = "a list of messages with role and content";
+    let turns: Vec<OllamaTurn> = asked.take("messages", must)?.unwrap_or_default();
+    let mut messages = Vec::with_capacity(turns.len());
+    for turn in turns {
+        if turn.images.is_some_and(|images| !images.is_empty()) {
+            return Err(TEXT_ONLY.into());
+        }
+        if turn.tool_calls.is_some_and(|calls| !calls.is_empty()) {
+            return Err(format!("tool_calls {NO_TOOLS}."));
+        }
+        messages.push(message(&turn.role, turn.content));
+    }
+    question(asked, &messages, OllamaWriter::new(true))
+}
+
+pub(super) fn read_generate(mut asked: JsonMembers) -> Result<Asked, String> {
+    asked.take_empty("images", "are not supported: models here read text only")?;
+    asked.take_empty("suffix", "is not supported: models here only continue a text")?;
+    asked.take_empty("context", "is not supported: send the conversation to /api/chat")?;
+    asked.take_empty("template", "cannot be chosen: each model has its own")?;
+    asked.take_empty("raw", "is not supported: models here answer in their chat template")?;
+    let texts: [String; 2] = [
+        asked.take("system", "a text")?.unwrap_or_default(),
+        asked.take("prompt", "a text")?.unwrap_or_default(),
+    ];
+    let turns = ["system", "user"].into_iter().zip(texts).filter(|(_, text)| !text.is_empty());
+    let messages: Vec<Value> = turns.map(|(role, text)| message(role, text)).collect();
+    let has_prompt = messages.last().is_some_and(|last| last["role"] == "user");
+    question(asked, if has_prompt { &messages } else { &[] }, OllamaWriter::new(false))
+}
+
+/// A request without a text only wants the model to be loaded, which the node sees to by itself.
+fn question(
+    mut asked: JsonMembers,
+    messages: &[Value],
+    mut writer: OllamaWriter,
+) -> Result<Asked, String> {
+    asked.leave_out(&HARMLESS);
+    asked.take_empty("think", "is not supported: turn thinking off in the client")?;
+    let format: Value = asked.take("format", "\"json\" or a schema")?.unwrap_or_default();
+    options(&mut asked)?;
+    let is_streamed = asked.take("stream", "true or false")?.unwrap_or(true);
+    if messages.is_empty() {
+        let model = asked.text("model").unwrap_or_default();
+        let head = AnswerHead { model, created: Utc::now().timestamp(), ..AnswerHead::default() };
+        let mut loaded = writer.line(&head, "", true);
+        loaded["done_reason"] = "load".into();
+        return Ok(Asked::Known(loaded));
+    }
+    match &format {
+        Value::Null => {}
+        Value::String(name) if name.is_empty() => {}
+        Value::String(_) => asked.add("response_format", &json!({ "type": "json_object" })),
+        schema => asked.add("structured_outputs", &json!({ "json": schema })),
+    }
+    asked.add("messages", &messages);
+    Ok(Asked::Question(Question { chat: asked, writer: Box::new(writer), is_streamed }))
+}
+
+/// Makes `options` members of the request.
+fn options(asked: &mut JsonMembers) -> Result<(), String> {
+    let options: Map<String, Value> = asked.take("options", "an object")?.unwrap_or_default();
+    for (name, value) in options {
+        if value.is_null() || HARMLESS.contains(&name.as_str()) {
+            continue;
+        }
+        if OFF.contains(&(name.as_str(), value.as_f64().unwrap_or(f64::NAN))) {
+            continue;
+        }
+        let renamed = RENAMED.iter().find(|(own, _)| *own == name).map(|(_, other)| *other);
+        let same = SAME.contains(&name.as_str()).then_some(name.as_str());
+        let Some(known) = renamed.or(same) else {
+            return Err(format!("options.{name} is not supported: leave it out."));
+        };
+        // A negative number of tokens means as many as there is room for.
+        if !(name == "num_predict" && value.as_i64().is_some_and(|count| count < 0)) {
+            asked.add(known, &value);
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn refusal(error: &UpstreamError) -> Value {
+    json!({ "error": error.message })
+}
+
+/// Writes the lines of `/api/chat`, or those of `/api/generate`.
+#[derive(Debug)]
+struct OllamaWriter {
+    is_chat: bool,
+    began: Instant,
+    first_text: Option<Instant>,
+}
+
+impl OllamaWriter {
+    fn new(is_chat: bool) -> Self {
+        Self { is_chat, began: Instant::now(), first_text: None }
+    }
+
+    fn line(&mut self, head: &AnswerHead, text: &str, done: bool) -> Value {
+        let created = DateTime::<Utc>::from_timestamp(head.created, 0).unwrap_or_default();
+        let created = created.to_rfc3339_opts(SecondsFormat::Secs, true);
+        let mut line = json!({ "model": head.model, "created_at": created, "done": done });
+        if self.is_chat {
+            line["message"] = message("assistant", text);
+        } else {
+            line["response"] = text.into();
+        }
+        line
+    }
+
+    /// The last line. Times are in nanoseconds.
+    fn last(&mut self, head: &AnswerHead, text: &str, end: &AnswerEnd) -> Value {
+        let mut line = self.line(head, text, true);
+        let first_text = self.first_text.unwrap_or(self.began);
+        line["done_reason"] = end.finish_reason.as_str().into();
+        line["total_duration"] = nanoseconds(self.began);
+        line["load_duration"] = 0.into();
+        line["prompt_eval_count"] = end.prompt_tokens.into();
+        line["prompt_eval_duration"] = ((first_text - self.began).as_nanos() as u64).into();
+        line["eval_count"] = end.completion_tokens.into();
+        line["eval_duration"] = nanoseconds(first_text);
+        line["credits"] = end.credits.clone();
+        line
+    }
+}
+
+fn nanoseconds(since: Instant) -> Value {
+    (since.elapsed().as_nanos() as u64).into()
+}
+
+fn push_line(out: &mut String, line: &Value) {
+    out.push_str(&line.to_string());
+    out.push('\n');
+}
+
+impl AnswerWriter for OllamaWriter {
+    fn content_type(&self) -> &'static str {
+        "application/x-ndjson"
+    }
+
+    fn text(&mut self, head: &AnswerHead, text: &str, out: &mut String) {
+        self.first_text.get_or_insert_with(Instant::now);
+        push_line(out, &self.line(head, text, false));
+    }
+
+    fn end(&mut self, head: &AnswerHead, end: &AnswerEnd, out: &mut String) {
+        push_line(out, &self.last(head, "", end));
+    }
+
+    fn fail(&mut self, _: &AnswerHead, error: &UpstreamError, out: &mut String) {
+        push_line(out, &refusal(error));
+    }
+
+    /// Clients read every line as JSON, so there is nothing that could be sent.
+    fn keep_alive(&mut self, _: &mut String) {}
+
+    fn whole(&mut self, head: &AnswerHead, text: &str, end: &AnswerEnd) -> Value {
+        self.last(head, text, end)
+    }
+}

@@ -1,0 +1,367 @@
+//! Every dialect's requests and answers, as their clients send and read them.
+
+use super::*;
+use ApiDialect::{Anthropic, Completions, OllamaChat, OllamaGenerate, Responses};
+
+const MODEL: &str = "small";
+
+/// The chat request that `body` becomes, or the sentence that refuses it.
+fn read(dialect: ApiDialect, body: &Value) -> Result<(Value, bool), String> {
+    match dialect.read(body.to_string().as_bytes())? {
+        Asked::Question(question) => {
+            Ok((serde_json::to_value(&question.chat).unwrap(), question.is_streamed))
+        }
+        Asked::Known(answer) => Ok((answer, false)),
+    }
+}
+
+/// Members of the two objects are compared without their order.
+fn check(dialect: ApiDialect, body: &Value, mut expect: Value) {
+    let (mut chat, _) = read(dialect, body).unwrap();
+    for object in [&mut chat, &mut expect] {
+        object.sort_all_objects();
+    }
+    assert_eq!(chat, expect, "{dialect:?} {body}");
+}
+
+#[test]
+fn a_request_becomes_the_nodes_own() {
+    let user = |text: &str| json!({ "role": "user", "content": text });
+    let system = |text: &str| json!({ "role": "system", "content": text });
+    let text = |text: &str| json!({ "type": "text", "text": text });
+    check(
+        Completions,
+        &json!({ "model": MODEL, "prompt": ["Hi"], "echo": false, "best_of": 1, "suffix": null,
+                "temperature": 0.5, "stop": "x", "n": 1, "user": "u" }),
+        json!({ "model": MODEL, "messages": [user("Hi")], "max_tokens": 16, "temperature": 0.5,
+                "stop": "x", "n": 1, "user": "u" }),
+    );
+    check(
+        Anthropic,
+        &json!({ "model": MODEL, "max_tokens": 9, "top_k": 3, "stop_sequences": ["x"], "tools": [],
+                "metadata": { "user_id": "u" }, "thinking": { "type": "disabled" },
+                "system": [{ "type": "text", "text": "Be brief.", "cache_control": {} }],
+                "messages": [user("Hi"), { "role": "assistant", "content": [
+                    { "type": "thinking", "thinking": "…", "signature": "" }, text("Yes?")] },
+                    user("Go on.")] }),
+        json!({ "model": MODEL, "max_tokens": 9, "top_k": 3, "stop": ["x"], "messages": [
+                { "role": "system", "content": [text("Be brief.")] }, user("Hi"),
+                { "role": "assistant", "content": [text("Yes?")] }, user("Go on.")] }),
+    );
+    let schema = json!({ "type": "object", "properties": { "a": { "type": "integer" } } });
+    check(
+        Anthropic,
+        &json!({ "model": MODEL, "max_tokens": 9, "messages": [user("Hi")],
+                "output_config": { "format": { "type": "json_schema", "schema": schema } } }),
+        json!({ "model": MODEL, "max_tokens": 9, "messages": [user("Hi")],
+                "structured_outputs": { "json": schema } }),
+    );
+    check(
+        OllamaChat,
+        &json!({ "model": MODEL, "messages": [user("Hi")], "keep_alive": "5m", "format": schema,
+                "think": false, "options": { "num_ctx": 4096, "num_predict": 7, "mirostat": 0,
+                "repeat_penalty": 1.1, "temperature": 0, "seed": 5 } }),
+        json!({ "model": MODEL, "messages": [user("Hi")], "structured_outputs": { "json": schema },
+                "max_tokens": 7, "repetition_penalty": 1.1, "temperature": 0, "seed": 5 }),
+    );
+    check(
+        OllamaGenerate,
+        &json!({ "model": MODEL, "system": "Be brief.", "prompt": "Hi", "format": "json",
+                "options": { "num_predict": -1 } }),
+        json!({ "model": MODEL, "messages": [system("Be brief."), user("Hi")],
+                "response_format": { "type": "json_object" } }),
+    );
+    let part = |kind: &str, text: &str| json!({ "type": kind, "text": text });
+    check(
+        Responses,
+        &json!({ "model": MODEL, "instructions": "A", "max_output_tokens": 5, "store": false,
+                "include": [], "prompt_cache_key": "k", "reasoning": { "effort": null },
+                "text": { "format": { "type": "json_schema", "name": "n", "schema": schema,
+                "strict": true } }, "truncation": "disabled", "input": [
+                { "role": "developer", "content": [part("input_text", "B")] },
+                { "type": "reasoning", "summary": [] },
+                { "type": "message", "role": "assistant", "content": [part("output_text", "C")] },
+                user("Hi")] }),
+        json!({ "model": MODEL, "max_tokens": 5, "messages": [system("A\n\nB"),
+                { "role": "assistant", "content": [text("C")] }, user("Hi")],
+                "response_format": { "type": "json_schema",
+                "json_schema": { "name": "n", "schema": schema, "strict": true } } }),
+    );
+}
+
+#[test]
+fn streams_are_asked_for_as_in_each_dialect() {
+    for (dialect, body, expect) in [
+        (Completions, json!({ "prompt": "Hi" }), false),
+        (Responses, json!({ "input": "Hi", "stream": true }), true),
+        (OllamaChat, json!({ "messages": [{ "role": "user", "content": "Hi" }] }), true),
+        (OllamaGenerate, json!({ "prompt": "Hi", "stream": false }), false),
+    ] {
+        assert_eq!(read(dialect, &body).unwrap().1, expect, "{dialect:?}");
+    }
+}
+
+#[test]
+fn what_no_model_here_does_is_refused_with_a_way_out() {
+    let image = json!([{ "role": "user", "content": [{ "type": "image", "source": {} }] }]);
+    let tool = json!([{ "name": "f" }]);
+    for (dialect, body, expect) in [
+        (Completions, json!({}), "prompt is required"),
+        (Completions, json!({ "prompt": ["a", "b"] }), "one text"),
+        (Completions, json!({ "prompt": [1, 2] }), "one text"),
+        (Completions, json!({ "prompt": "a", "echo": true }), "echo"),
+        (Completions, json!({ "prompt": "a", "suffix": "b" }), "suffix"),
+        (Completions, json!({ "prompt": "a", "best_of": 2 }), "best_of"),
+        (Completions, json!({ "prompt": "a", "logprobs": 1 }), "logprobs"),
+        (Anthropic, json!({ "messages": image }), "text only"),
+        (Anthropic, json!({ "messages": [], "tools": tool }), "turn tools off"),
+        (Anthropic, json!({ "messages": [], "thinking": { "type": "enabled" } }), "thinking"),
+        (Anthropic, json!({ "messages": [], "output_config": { "effort": "low" } }), "effort"),
+        (Anthropic, json!({ "messages": [], "output_config": { "other": 1 } }), "other"),
+        (Anthropic, json!({}), "messages is required"),
+        (OllamaChat, json!({ "messages": [], "tools": tool }), "turn tools off"),
+        (OllamaChat, json!({ "messages": [{ "role": "user", "images": ["x"] }] }), "text only"),
+        (OllamaChat, json!({ "messages": [], "think": true }), "thinking"),
+        (OllamaChat, json!({ "messages": [], "options": { "mirostat": 1 } }), "mirostat"),
+        (OllamaChat, json!({ "messages": [], "options": { "new": 1 } }), "options.new"),
+        (OllamaGenerate, json!({ "prompt": "a", "raw": true }), "raw"),
+        (OllamaGenerate, json!({ "prompt": "a", "context": [1] }), "/api/chat"),
+        (OllamaGenerate, json!({ "prompt": "a", "suffix": "b" }), "suffix"),
+        (Responses, json!({}), "input is required"),
+        (Responses, json!({ "input": "a", "store": true }), "store"),
+        (Responses, json!({ "input": "a", "previous_response_id": "r" }), "whole conversation"),
+        (Responses, json!({ "input": "a", "background": true }), "background"),
+        (Responses, json!({ "input": "a", "tools": tool }), "turn tools off"),
+        (Responses, json!({ "input": "a", "truncation": "auto" }), "truncation"),
+        (Responses, json!({ "input": "a", "text": { "verbosity": "low" } }), "verbosity"),
+        (Responses, json!({ "input": [{ "type": "item_reference" }] }), "item_reference"),
+        (Responses, json!({ "input": [{ "type": "function_call" }] }), "turn tools off"),
+        (Responses, json!([]), "JSON object"),
+    ] {
+        let why = read(dialect, &body).expect_err("it is refused");
+        assert!(why.contains(expect), "{dialect:?} {body}: {why}");
+    }
+}
+
+#[test]
+fn twice_the_same_member_is_refused() {
+    for (dialect, body) in [
+        (Completions, r#"{"prompt":"a","prompt":"b"}"#),
+        (Responses, r#"{"input":"a","input":"b"}"#),
+        (Anthropic, r#"{"messages":[],"messages":[]}"#),
+        (OllamaChat, r#"{"messages":[],"stream":true,"stream":false}"#),
+    ] {
+        let refusal = dialect.read(body.as_bytes()).err();
+        assert!(refusal.is_some_and(|why| why.contains("twice")), "{body}");
+    }
+}
+
+#[test]
+fn a_request_without_a_text_costs_nothing() {
+    for (dialect, body) in [
+        (OllamaChat, json!({ "model": MODEL, "messages": [] })),
+        (OllamaGenerate, json!({ "model": MODEL, "keep_alive": 0 })),
+        (OllamaGenerate, json!({ "model": MODEL, "system": "s" })),
+    ] {
+        let (answer, _) = read(dialect, &body).unwrap();
+        assert_eq!([&answer["done_reason"], &answer["model"]], ["load", MODEL], "{body}");
+    }
+}
+
+const BEGIN: &str = r#"data: {"id":"r1","created":1790000000,"choices":[{"delta":{"role":"assistant","content":""},"finish_reason":null}]}"#;
+const DELTAS: [&str; 2] = [
+    r#"data: {"id":"r1","created":1790000000,"choices":[{"delta":{"content":"Grün"},"finish_reason":null}]}"#,
+    r#"data: {"id":"r1","created":1790000000,"choices":[{"delta":{"content":" \"x\""},"finish_reason":null}]}"#,
+];
+const USAGE: &str = r#""usage":{"prompt_tokens":9,"completion_tokens":2,"total_tokens":11,"prompt_tokens_details":{"cached_tokens":4}},"credits":{"unit":"microcredit","chargedUnits":"5"}"#;
+
+/// The node's stream of two texts, with this end.
+fn node_stream(end: &str) -> String {
+    let [first, second] = DELTAS;
+    format!("{BEGIN}\n\n{first}\n\n: keep-alive\n\n{second}\n\n{end}\n\ndata: [DONE]\n\n")
+}
+
+fn finished(reason: &str) -> String {
+    node_stream(&format!(
+        r#"data: {{"id":"r1","created":1790000000,"choices":[{{"delta":{{}},"finish_reason":"{reason}"}}],{USAGE}}}"#
+    ))
+}
+
+fn failed() -> String {
+    node_stream(
+        r#"data: {"error":{"code":"generation_failed","message":"It failed.","type":"server_error","request_id":"r1"}}"#,
+    )
+}
+
+fn writer(dialect: ApiDialect) -> Box<dyn AnswerWriter> {
+    let body = json!({ "prompt": "Hi", "input": "Hi", "messages": [message("user", "Hi")] });
+    let wanted = |name: &str| match dialect {
+        Completions | OllamaGenerate => name == "prompt",
+        Responses => name == "input",
+        Anthropic | OllamaChat => name == "messages",
+    };
+    let mut own = body;
+    own.as_object_mut().unwrap().retain(|name, _| wanted(name));
+    match dialect.read(own.to_string().as_bytes()) {
+        Ok(Asked::Question(question)) => question.writer,
+        _ => panic!("{dialect:?}"),
+    }
+}
+
+/// The node's stream in the dialect, given in pieces of `size` bytes.
+fn translated(dialect: ApiDialect, node: &str, size: usize) -> String {
+    let mut stream = TranslatedStream::new(writer(dialect), MODEL.to_owned());
+    let pieces = node.as_bytes().chunks(size).map(|piece| stream.take(piece));
+    String::from_utf8(pieces.collect::<Vec<_>>().concat()).unwrap()
+}
+
+/// The events or lines of a stream, without comments and without times.
+fn events(text: &str) -> Vec<Value> {
+    let data = text.lines().map(|line| line.strip_prefix("data: ").unwrap_or(line));
+    let mut events: Vec<Value> = data.filter_map(|line| serde_json::from_str(line).ok()).collect();
+    for event in &mut events {
+        for time in ["total_duration", "prompt_eval_duration", "eval_duration"] {
+            event.as_object_mut().unwrap().shift_remove(time);
+        }
+    }
+    events
+}
+
+/// The texts of a stream, in order, and its events' types where it names them.
+fn texts_and_types(dialect: ApiDialect, node: &str) -> (String, String) {
+    let events = events(&translated(dialect, node, node.len()));
+    let text = |event: &Value| {
+        let places = [
+            &event["choices"][0]["text"],
+            &event["delta"]["text"],
+            &event["delta"],
+            &event["message"]["content"],
+            &event["response"],
+        ];
+        places.iter().find_map(|place| place.as_str()).unwrap_or_default().to_owned()
+    };
+    let kinds = events.iter().filter_map(|event| event["type"].as_str());
+    (events.iter().map(text).collect(), kinds.collect::<Vec<_>>().join(" "))
+}
+
+#[test]
+fn a_stream_holds_the_nodes_text_however_its_bytes_arrive() {
+    let node = finished("stop");
+    for dialect in [Completions, Responses, Anthropic, OllamaChat, OllamaGenerate] {
+        let whole = events(&translated(dialect, &node, node.len()));
+        for size in 1..node.len() {
+            assert_eq!(events(&translated(dialect, &node, size)), whole, "{dialect:?} {size}");
+        }
+        assert_eq!(texts_and_types(dialect, &node).0, "Grün \"x\"", "{dialect:?}");
+    }
+}
+
+#[test]
+fn events_come_in_the_order_that_clients_expect() {
+    let (stop, length, failure) = (finished("stop"), finished("length"), failed());
+    for (dialect, node, expect) in [
+        (
+            Anthropic,
+            &stop,
+            "message_start content_block_start content_block_delta ping content_block_delta \
+             content_block_stop message_delta message_stop",
+        ),
+        (
+            Anthropic,
+            &failure,
+            "message_start content_block_start content_block_delta ping content_block_delta error",
+        ),
+        (
+            Responses,
+            &stop,
+            "response.created response.in_progress response.output_item.added \
+             response.content_part.added response.output_text.delta response.output_text.delta \
+             response.output_text.done response.content_part.done response.output_item.done \
+             response.completed",
+        ),
+        (
+            Responses,
+            &failure,
+            "response.created response.in_progress response.output_item.added \
+             response.content_part.added response.output_text.delta response.output_text.delta \
+             response.failed",
+        ),
+    ] {
+        assert_eq!(texts_and_types(dialect, node).1, expect, "{dialect:?}");
+    }
+    let last = |dialect, node: &String| events(&translated(dialect, node, 64)).pop().unwrap();
+    let numbers = events(&translated(Responses, &stop, 64));
+    assert!(numbers.iter().enumerate().all(|(n, event)| event["sequence_number"] == n));
+    let cut = last(Responses, &length)["response"].clone();
+    assert_eq!(cut["incomplete_details"]["reason"], "max_output_tokens");
+    assert_eq!(last(Responses, &stop)["response"]["status"], "completed");
+    assert_eq!(last(OllamaChat, &failure), json!({ "error": "It failed." }));
+    assert_eq!(last(OllamaGenerate, &length)["done_reason"], "length");
+    assert_eq!(last(Completions, &failure)["error"]["code"], "generation_failed");
+}
+
+#[test]
+fn lines_of_ollama_hold_nothing_but_json() {
+    let text = translated(OllamaChat, &finished("stop"), 50);
+    assert!(text.lines().all(|line| serde_json::from_str::<Value>(line).is_ok()), "{text}");
+}
+
+#[test]
+fn a_whole_answer_tells_text_end_and_cost() {
+    let expect = |dialect, expect: Value, pointer: &str| {
+        let answer = whole(writer(dialect), MODEL.into(), finished("length").as_bytes()).unwrap();
+        assert_eq!(answer.pointer(pointer), Some(&expect), "{dialect:?} {answer}");
+        let credits = answer.pointer("/credits/chargedUnits");
+        assert_eq!(credits, Some(&"5".into()), "{dialect:?}");
+        assert_eq!(answer["model"], MODEL);
+    };
+    let text = "Grün \"x\"";
+    expect(Completions, text.into(), "/choices/0/text");
+    expect(Completions, "length".into(), "/choices/0/finish_reason");
+    expect(Completions, 11.into(), "/usage/total_tokens");
+    expect(Responses, text.into(), "/output/0/content/0/text");
+    expect(Responses, "incomplete".into(), "/status");
+    expect(Responses, 4.into(), "/usage/input_tokens_details/cached_tokens");
+    expect(Anthropic, text.into(), "/content/0/text");
+    expect(Anthropic, "max_tokens".into(), "/stop_reason");
+    expect(Anthropic, json!(5), "/usage/input_tokens");
+    expect(OllamaChat, text.into(), "/message/content");
+    expect(OllamaGenerate, text.into(), "/response");
+    expect(OllamaGenerate, 2.into(), "/eval_count");
+    for dialect in [Completions, Responses, Anthropic, OllamaChat] {
+        let error = whole(writer(dialect), MODEL.into(), failed().as_bytes()).unwrap_err();
+        assert_eq!(error.code, "generation_failed");
+    }
+}
+
+#[test]
+fn errors_have_each_dialects_shape() {
+    let body = r#"{"error":{"code":"insufficient_credits","message":"Too few.","type":"x","param":null,"request_id":"r1"}}"#;
+    let error = UpstreamError::of_answer(body.as_bytes());
+    let refusal = |dialect: ApiDialect, status: u16| {
+        let (status, body) = dialect.refusal(StatusCode::from_u16(status).unwrap(), &error);
+        (status.as_u16(), body)
+    };
+    let own: Value = serde_json::from_str(body).unwrap();
+    assert_eq!(refusal(Completions, 402), (402, own));
+    assert_eq!(refusal(OllamaChat, 402), (402, json!({ "error": "Too few." })));
+    for (status, expect, kind) in [
+        (400, 400, "invalid_request_error"),
+        (401, 401, "authentication_error"),
+        (402, 402, "billing_error"),
+        (403, 403, "permission_error"),
+        (404, 404, "not_found_error"),
+        (413, 413, "request_too_large"),
+        (422, 422, "invalid_request_error"),
+        (429, 429, "rate_limit_error"),
+        (500, 500, "api_error"),
+        (503, 529, "overloaded_error"),
+        (504, 504, "timeout_error"),
+    ] {
+        let (status, body) = refusal(Anthropic, status);
+        assert_eq!((status, body["error"]["type"].as_str()), (expect, Some(kind)));
+        assert_eq!([&body["error"]["message"], &body["request_id"]], ["Too few.", "r1"]);
+    }
+    let unknown = UpstreamError::of_answer(b"<html>");
+    assert!(!unknown.message.is_empty());
+}

@@ -1,0 +1,70 @@
+//! The node's stream, written again in a dialect: piece by piece, or whole.
+
+use super::node_events::{NodeEvent, NodeEvents};
+use super::{AnswerHead, AnswerWriter, UpstreamError};
+use bytes::Bytes;
+use serde_json::Value;
+
+#[derive(Debug)]
+pub(crate) struct TranslatedStream {
+    events: NodeEvents,
+    head: AnswerHead,
+    writer: Box<dyn AnswerWriter>,
+    has_begun: bool,
+}
+
+impl TranslatedStream {
+    /// A stream about `model`, as the client named it.
+    pub(crate) fn new(writer: Box<dyn AnswerWriter>, model: String) -> Self {
+        let head = AnswerHead { model, ..AnswerHead::default() };
+        Self { events: NodeEvents::default(), head, writer, has_begun: false }
+    }
+
+    pub(crate) fn content_type(&self) -> &'static str {
+        self.writer.content_type()
+    }
+
+    /// What the node's next bytes are in the dialect.
+    pub(crate) fn take(&mut self, data: &[u8]) -> Bytes {
+        let mut out = String::new();
+        for event in self.events.take(data, &mut self.head) {
+            self.write(&event, &mut out);
+        }
+        out.into()
+    }
+
+    fn write(&mut self, event: &NodeEvent, out: &mut String) {
+        let Self { head, writer, has_begun, .. } = self;
+        if matches!(event, NodeEvent::KeepAlive) {
+            return writer.keep_alive(out);
+        }
+        if !std::mem::replace(has_begun, true) {
+            writer.begin(head, out);
+        }
+        match event {
+            NodeEvent::Text(text) if !text.is_empty() => writer.text(head, text, out),
+            NodeEvent::End(end) => writer.end(head, end, out),
+            NodeEvent::Failure(error) => writer.fail(head, error, out),
+            NodeEvent::KeepAlive | NodeEvent::Text(_) => {}
+        }
+    }
+}
+
+/// The answer in the node's whole `stream` as one object.
+pub(crate) fn whole(
+    mut writer: Box<dyn AnswerWriter>,
+    model: String,
+    stream: &[u8],
+) -> Result<Value, Box<UpstreamError>> {
+    let mut head = AnswerHead { model, ..AnswerHead::default() };
+    let mut text = String::new();
+    for event in NodeEvents::default().take(stream, &mut head) {
+        match event {
+            NodeEvent::Text(delta) => text.push_str(&delta),
+            NodeEvent::End(end) => return Ok(writer.whole(&head, &text, &end)),
+            NodeEvent::Failure(error) => return Err(error.into()),
+            NodeEvent::KeepAlive => {}
+        }
+    }
+    Err(UpstreamError::of_answer(&[]).into())
+}
